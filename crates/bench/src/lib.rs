@@ -1,0 +1,1 @@
+//! How speed is measured: shapes, protocol, roofline, report.

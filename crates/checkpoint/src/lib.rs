@@ -1,0 +1,1 @@
+//! Checkpoints of quantized models: safetensors and GGUF files, producer conventions, validation, writing.

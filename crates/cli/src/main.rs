@@ -1,0 +1,2 @@
+//! The dualgemm command.
+fn main() {}

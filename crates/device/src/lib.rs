@@ -1,0 +1,1 @@
+//! What a GPU, real or simulated, must offer a host program.

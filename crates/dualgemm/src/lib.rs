@@ -1,0 +1,1 @@
+//! Fused NVFP4 gated-MLP kernels: plan, prepack, run.

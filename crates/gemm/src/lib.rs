@@ -1,0 +1,1 @@
+//! The dual GEMM problem as values: description, operands, epilogue expression and the f64 reference.

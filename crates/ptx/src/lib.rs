@@ -1,0 +1,1 @@
+//! PTX as a typed Rust program: instruction tables, builder, printer, parser.

@@ -1,0 +1,1 @@
+//! Shapes, seeded inputs, tolerances and comparisons shared by the tests.
