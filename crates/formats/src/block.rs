@@ -1,0 +1,76 @@
+//! Block formats: how many elements share a scale, and what kind of scale.
+
+use crate::scalar::{e4m3, ue8m0};
+
+/// A 4-bit block format. Both hold e2m1 codes; they differ in block length and scale type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BlockFormat {
+    /// 16 elements, one e4m3 scale, one f32 scale per tensor (NVIDIA).
+    Nvfp4,
+    /// 32 elements, one ue8m0 scale (OCP MX).
+    Mxfp4,
+}
+
+impl BlockFormat {
+    /// Every block format.
+    pub const ALL: [Self; 2] = [Self::Nvfp4, Self::Mxfp4];
+
+    /// Elements of K that share a scale.
+    pub const fn block_len(self) -> usize {
+        match self {
+            Self::Nvfp4 => 16,
+            Self::Mxfp4 => 32,
+        }
+    }
+
+    /// Value of a scale byte; NaN for the format's NaN bytes.
+    pub const fn decode_scale(self, byte: u8) -> f32 {
+        match self {
+            Self::Nvfp4 => e4m3::decode(byte),
+            Self::Mxfp4 => ue8m0::decode(byte),
+        }
+    }
+
+    /// Says why a scale byte is no scale, if it is none: NaN, or a sign bit where there can be none.
+    pub const fn scale_fault(self, byte: u8) -> Option<&'static str> {
+        match (self, byte) {
+            (Self::Nvfp4, 0x7F | 0xFF) | (Self::Mxfp4, 0xFF) => Some("NaN"),
+            (Self::Nvfp4, 0x80..) => Some("negative"),
+            _ => None,
+        }
+    }
+
+    /// The scale bytes that [`scale_fault`](Self::scale_fault) lets pass, for messages.
+    pub const fn valid_scales(self) -> &'static str {
+        match self {
+            Self::Nvfp4 => "0x00..=0x7e",
+            Self::Mxfp4 => "0x00..=0xfe",
+        }
+    }
+}
+
+impl std::fmt::Display for BlockFormat {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Nvfp4 => "nvfp4",
+            Self::Mxfp4 => "mxfp4",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scale_faults_are_exactly_nan_and_negative() {
+        for byte in 0..=255u8 {
+            let value = BlockFormat::Nvfp4.decode_scale(byte);
+            let fault = value.is_nan() || value.is_sign_negative();
+            assert_eq!(BlockFormat::Nvfp4.scale_fault(byte).is_some(), fault, "{byte:#04x}");
+            let value = BlockFormat::Mxfp4.decode_scale(byte);
+            assert_eq!(BlockFormat::Mxfp4.scale_fault(byte).is_some(), value.is_nan(), "{byte:#04x}");
+        }
+    }
+}

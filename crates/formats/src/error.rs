@@ -1,0 +1,113 @@
+//! What can be wrong with quantized data.
+
+use crate::{BlockFormat, ScaleLayout};
+
+/// A rule of the format that some data breaks. Every message names the tensor, the rule and the value found.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Error {
+    /// K does not hold a whole number of blocks.
+    #[error("{tensor}: K = {k} is not a positive multiple of {}, the {format} block length", format.block_len())]
+    KNotWholeBlocks {
+        /// Tensor at fault.
+        tensor: String,
+        /// Its format.
+        format: BlockFormat,
+        /// K found, in elements.
+        k: usize,
+    },
+    /// A matrix without rows.
+    #[error("{tensor}: has 0 rows; at least 1 is needed")]
+    NoRows {
+        /// Tensor at fault.
+        tensor: String,
+    },
+    /// The code buffer does not hold what rows, K and stride ask for.
+    #[error(
+        "{tensor}: codes hold {found} bytes; [{rows}, {k}] with a row stride of {row_stride} bytes needs {needed}"
+    )]
+    CodesLen {
+        /// Tensor at fault.
+        tensor: String,
+        /// Rows.
+        rows: usize,
+        /// Elements per row.
+        k: usize,
+        /// Bytes from row to row.
+        row_stride: usize,
+        /// Bytes found.
+        found: usize,
+        /// Bytes needed.
+        needed: usize,
+    },
+    /// The scale buffer has the wrong size for its layout.
+    #[error(
+        "{tensor}: scales hold {found} bytes; {rows} rows of {blocks} blocks in {layout} layout need {needed}"
+    )]
+    ScalesLen {
+        /// Tensor at fault.
+        tensor: String,
+        /// Rows.
+        rows: usize,
+        /// Blocks per row.
+        blocks: usize,
+        /// Scale layout.
+        layout: ScaleLayout,
+        /// Bytes found.
+        found: usize,
+        /// Bytes needed.
+        needed: usize,
+    },
+    /// A scale byte that no healthy producer writes.
+    #[error("{tensor}: block scale {byte:#04x} at row {row}, block {block} is {what}; valid are {valid}")]
+    ScaleByte {
+        /// Tensor at fault.
+        tensor: String,
+        /// Row of the block.
+        row: usize,
+        /// Index of the block along K.
+        block: usize,
+        /// The byte found.
+        byte: u8,
+        /// What is wrong with it.
+        what: &'static str,
+        /// What would be right.
+        valid: &'static str,
+    },
+    /// A tensor scale that cannot be a scale.
+    #[error("{tensor}: tensor scale {value} is not a positive finite number")]
+    GlobalScale {
+        /// Tensor at fault.
+        tensor: String,
+        /// Value found.
+        value: f32,
+    },
+    /// A float matrix whose buffer does not fit its shape.
+    #[error(
+        "{tensor}: holds {found} elements; [{rows}, {cols}] with a row stride of {row_stride} needs {needed}"
+    )]
+    MatrixLen {
+        /// Tensor at fault.
+        tensor: String,
+        /// Rows.
+        rows: usize,
+        /// Columns.
+        cols: usize,
+        /// Elements from row to row.
+        row_stride: usize,
+        /// Elements found.
+        found: usize,
+        /// Elements needed.
+        needed: usize,
+    },
+    /// Sizes whose product does not fit the address space.
+    #[error("{tensor}: {rows} rows of {row_stride} do not fit the address space")]
+    TooLarge {
+        /// Tensor at fault.
+        tensor: String,
+        /// Rows.
+        rows: usize,
+        /// Row stride.
+        row_stride: usize,
+    },
+}

@@ -1,0 +1,533 @@
+//! Matrices: quantized ones with their scales, and plain float ones. Both borrow or own their bytes.
+
+use std::borrow::Cow;
+
+use half::{bf16, f16};
+
+use crate::scalar::e2m1;
+use crate::{BlockFormat, Error, ScaleLayout};
+
+/// How a file stored a tensor's scale. Producers disagree on multiplier and divisor; inside it is always the
+/// multiplier, and this remembers the value the file held so that writing it back loses nothing.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GlobalScaleSource {
+    /// The multiplier itself (ModelOpt, torchao, GGUF, ComfyUI).
+    Multiplier,
+    /// Its reciprocal, as held (compressed-tensors).
+    Divisor(f32),
+    /// Nothing: the scale is 1 (mxfp4, GGUF without `.scale`).
+    Absent,
+}
+
+/// The f32 scale of a whole tensor: `value = code · block_scale · global_scale`.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct GlobalScale {
+    multiplier: f32,
+    source: GlobalScaleSource,
+}
+
+impl GlobalScale {
+    /// The scale of a tensor that has none: 1.
+    pub const ONE: Self = Self { multiplier: 1.0, source: GlobalScaleSource::Absent };
+
+    /// From the multiplier.
+    pub const fn multiplier(multiplier: f32) -> Self {
+        Self { multiplier, source: GlobalScaleSource::Multiplier }
+    }
+
+    /// From the reciprocal of the multiplier, as compressed-tensors stores it.
+    pub const fn divisor(divisor: f32) -> Self {
+        Self { multiplier: 1.0 / divisor, source: GlobalScaleSource::Divisor(divisor) }
+    }
+
+    /// The multiplier, rounded to f32 where the file held a divisor.
+    pub const fn value(self) -> f32 {
+        self.multiplier
+    }
+
+    /// The multiplier without the rounding of a reciprocal to f32.
+    pub fn exact(self) -> f64 {
+        match self.source {
+            GlobalScaleSource::Divisor(d) => 1.0 / f64::from(d),
+            GlobalScaleSource::Multiplier | GlobalScaleSource::Absent => f64::from(self.multiplier),
+        }
+    }
+
+    /// What the file held.
+    pub const fn source(self) -> GlobalScaleSource {
+        self.source
+    }
+
+    /// The number as the file held it.
+    pub const fn held(self) -> f32 {
+        match self.source {
+            GlobalScaleSource::Divisor(d) => d,
+            GlobalScaleSource::Multiplier | GlobalScaleSource::Absent => self.multiplier,
+        }
+    }
+
+    fn is_valid(self) -> bool {
+        // A huge or subnormal divisor is finite while its reciprocal is not a usable multiplier.
+        [self.held(), self.multiplier].iter().all(|x| x.is_finite() && *x > 0.0)
+    }
+}
+
+/// A `[rows, k]` matrix of 4-bit codes with a scale per block of K and one per tensor.
+///
+/// Codes are row-major, two per byte, the even element in the low nibble; rows may be farther apart than
+/// `k / 2` bytes (a view into a wider matrix). Scales follow a [`ScaleLayout`]. Sizes are checked once, here;
+/// scale *values* are checked by [`check_scales`](Self::check_scales), because a reader may want to list faults.
+#[derive(Debug, Clone, PartialEq)]
+pub struct QuantizedMatrix<'a> {
+    name: String,
+    format: BlockFormat,
+    rows: usize,
+    k: usize,
+    row_stride: usize,
+    codes: Cow<'a, [u8]>,
+    scales: Cow<'a, [u8]>,
+    scale_layout: ScaleLayout,
+    global_scale: GlobalScale,
+}
+
+impl<'a> QuantizedMatrix<'a> {
+    /// A dense matrix: `codes` is `[rows, k / 2]` bytes. `name` is what error messages call the tensor.
+    ///
+    /// # Errors
+    /// If K is not a whole number of blocks, a buffer has the wrong size, or the tensor scale is not a positive
+    /// finite number.
+    #[expect(clippy::too_many_arguments, reason = "the eight facts that make a quantized tensor")]
+    pub fn new(
+        name: impl Into<String>,
+        format: BlockFormat,
+        rows: usize,
+        k: usize,
+        codes: impl Into<Cow<'a, [u8]>>,
+        scales: impl Into<Cow<'a, [u8]>>,
+        scale_layout: ScaleLayout,
+        global_scale: GlobalScale,
+    ) -> Result<Self, Error> {
+        let codes = codes.into();
+        let this = Self::strided(name, format, rows, k, k / 2, codes, scales, scale_layout, global_scale)?;
+        if this.codes.len() != rows * (k / 2) {
+            return Err(this.codes_len(rows * (k / 2)));
+        }
+        Ok(this)
+    }
+
+    /// A view whose rows lie `row_stride` bytes apart; bytes between rows are never read.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), except that `codes` may be longer than needed.
+    #[expect(clippy::too_many_arguments, reason = "the nine facts that make a view of a quantized tensor")]
+    pub fn strided(
+        name: impl Into<String>,
+        format: BlockFormat,
+        rows: usize,
+        k: usize,
+        row_stride: usize,
+        codes: impl Into<Cow<'a, [u8]>>,
+        scales: impl Into<Cow<'a, [u8]>>,
+        scale_layout: ScaleLayout,
+        global_scale: GlobalScale,
+    ) -> Result<Self, Error> {
+        let (name, codes, scales) = (name.into(), codes.into(), scales.into());
+        if rows == 0 {
+            return Err(Error::NoRows { tensor: name });
+        }
+        if k == 0 || k % format.block_len() != 0 {
+            return Err(Error::KNotWholeBlocks { tensor: name, format, k });
+        }
+        let blocks = k / format.block_len();
+        let too_large = || Error::TooLarge { tensor: name.clone(), rows, row_stride };
+        let needed =
+            (rows - 1).checked_mul(row_stride).and_then(|n| n.checked_add(k / 2)).ok_or_else(too_large)?;
+        let scales_needed = scale_layout.checked_len(rows, blocks).ok_or_else(too_large)?;
+        let this = Self { name, format, rows, k, row_stride, codes, scales, scale_layout, global_scale };
+        if this.codes.len() < needed || row_stride < k / 2 {
+            return Err(this.codes_len(needed));
+        }
+        if this.scales.len() != scales_needed {
+            return Err(Error::ScalesLen {
+                tensor: this.name,
+                rows,
+                blocks,
+                layout: scale_layout,
+                found: this.scales.len(),
+                needed: scales_needed,
+            });
+        }
+        if !global_scale.is_valid() {
+            return Err(Error::GlobalScale { tensor: this.name, value: global_scale.held() });
+        }
+        Ok(this)
+    }
+
+    fn codes_len(&self, needed: usize) -> Error {
+        Error::CodesLen {
+            tensor: self.name.clone(),
+            rows: self.rows,
+            k: self.k,
+            row_stride: self.row_stride,
+            found: self.codes.len(),
+            needed,
+        }
+    }
+
+    /// What error messages call this tensor.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Block format.
+    pub fn format(&self) -> BlockFormat {
+        self.format
+    }
+
+    /// Rows: M of an activation, N of a weight.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Elements per row.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// Blocks, and so scales, per row.
+    pub fn blocks(&self) -> usize {
+        self.k / self.format.block_len()
+    }
+
+    /// The `k / 2` code bytes of a row.
+    #[inline]
+    pub fn row_codes(&self, row: usize) -> &[u8] {
+        let start = row * self.row_stride;
+        &self.codes[start..start + self.k / 2]
+    }
+
+    /// All code bytes as held, rows [`row_stride`](Self::row_stride) apart.
+    pub fn codes(&self) -> &[u8] {
+        &self.codes
+    }
+
+    /// Bytes from one row of codes to the next.
+    pub fn row_stride(&self) -> usize {
+        self.row_stride
+    }
+
+    /// All scale bytes as held, in [`scale_layout`](Self::scale_layout) order.
+    pub fn scales(&self) -> &[u8] {
+        &self.scales
+    }
+
+    /// Order of the scale bytes.
+    pub fn scale_layout(&self) -> ScaleLayout {
+        self.scale_layout
+    }
+
+    /// The scale of the whole tensor.
+    pub fn global_scale(&self) -> GlobalScale {
+        self.global_scale
+    }
+
+    /// The code of an element.
+    #[inline]
+    pub fn code(&self, row: usize, k: usize) -> u8 {
+        let (even, odd) = e2m1::unpack(self.row_codes(row)[k / 2]);
+        if k % 2 == 0 { even } else { odd }
+    }
+
+    /// The scale byte of a block.
+    #[inline]
+    pub fn scale_byte(&self, row: usize, block: usize) -> u8 {
+        self.scales[self.scale_layout.offset(row, block, self.blocks())]
+    }
+
+    /// The value of an element in f64, exact but for the last product with the tensor scale.
+    pub fn value(&self, row: usize, k: usize) -> f64 {
+        let scale = self.format.decode_scale(self.scale_byte(row, k / self.format.block_len()));
+        f64::from(e2m1::decode(self.code(row, k))) * f64::from(scale) * self.global_scale.exact()
+    }
+
+    /// Checks every scale byte; padding is not looked at.
+    ///
+    /// # Errors
+    /// Names the first NaN or negative scale.
+    pub fn check_scales(&self) -> Result<(), Error> {
+        for row in 0..self.rows {
+            for block in 0..self.blocks() {
+                let byte = self.scale_byte(row, block);
+                if let Some(what) = self.format.scale_fault(byte) {
+                    return Err(Error::ScaleByte {
+                        tensor: self.name.clone(),
+                        row,
+                        block,
+                        byte,
+                        what,
+                        valid: self.format.valid_scales(),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The same matrix with its scales in another layout.
+    pub fn with_scale_layout(mut self, layout: ScaleLayout) -> Self {
+        if layout != self.scale_layout {
+            let scales = self.scale_layout.convert(&self.scales, layout, self.rows, self.blocks());
+            self.scales = Cow::Owned(scales);
+            self.scale_layout = layout;
+        }
+        self
+    }
+
+    /// The same matrix under another name.
+    pub fn with_name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// The same matrix, owning its bytes.
+    pub fn into_owned(self) -> QuantizedMatrix<'static> {
+        QuantizedMatrix {
+            name: self.name,
+            format: self.format,
+            rows: self.rows,
+            k: self.k,
+            row_stride: self.row_stride,
+            codes: Cow::Owned(self.codes.into_owned()),
+            scales: Cow::Owned(self.scales.into_owned()),
+            scale_layout: self.scale_layout,
+            global_scale: self.global_scale,
+        }
+    }
+}
+
+/// A row-major `[rows, cols]` matrix of floats whose rows may lie farther apart than `cols`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Matrix<'a, T: Clone> {
+    rows: usize,
+    cols: usize,
+    row_stride: usize,
+    data: Cow<'a, [T]>,
+}
+
+impl<'a, T: Clone> Matrix<'a, T> {
+    /// A dense matrix of exactly `rows · cols` elements. `name` is what the error calls it.
+    ///
+    /// # Errors
+    /// If the buffer does not hold exactly that many elements, or there is no row.
+    pub fn new(name: &str, rows: usize, cols: usize, data: impl Into<Cow<'a, [T]>>) -> Result<Self, Error> {
+        let this = Self::strided(name, rows, cols, cols, data)?;
+        if this.data.len() != rows * cols {
+            return Err(this.len_error(name, rows * cols));
+        }
+        Ok(this)
+    }
+
+    /// A view whose rows lie `row_stride` elements apart; elements between rows are never read.
+    ///
+    /// # Errors
+    /// If the buffer is too short, rows overlap, or there is no row.
+    pub fn strided(
+        name: &str,
+        rows: usize,
+        cols: usize,
+        row_stride: usize,
+        data: impl Into<Cow<'a, [T]>>,
+    ) -> Result<Self, Error> {
+        if rows == 0 {
+            return Err(Error::NoRows { tensor: name.into() });
+        }
+        let this = Self { rows, cols, row_stride, data: data.into() };
+        let needed = (rows - 1)
+            .checked_mul(row_stride)
+            .and_then(|n| n.checked_add(cols))
+            .ok_or_else(|| Error::TooLarge { tensor: name.into(), rows, row_stride })?;
+        if this.data.len() < needed || row_stride < cols {
+            return Err(this.len_error(name, needed));
+        }
+        Ok(this)
+    }
+
+    fn len_error(&self, name: &str, needed: usize) -> Error {
+        Error::MatrixLen {
+            tensor: name.into(),
+            rows: self.rows,
+            cols: self.cols,
+            row_stride: self.row_stride,
+            found: self.data.len(),
+            needed,
+        }
+    }
+
+    /// Rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Elements per row.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// One row.
+    #[inline]
+    pub fn row(&self, row: usize) -> &[T] {
+        let start = row * self.row_stride;
+        &self.data[start..start + self.cols]
+    }
+
+    /// The same matrix, owning its elements.
+    pub fn into_owned(self) -> Matrix<'static, T> {
+        Matrix {
+            rows: self.rows,
+            cols: self.cols,
+            row_stride: self.row_stride,
+            data: Cow::Owned(self.data.into_owned()),
+        }
+    }
+}
+
+/// A matrix of one of the float types that activations come in.
+#[derive(Debug, Clone, PartialEq)]
+pub enum FloatMatrix<'a> {
+    /// 32-bit.
+    F32(Matrix<'a, f32>),
+    /// IEEE half.
+    F16(Matrix<'a, f16>),
+    /// bfloat16.
+    Bf16(Matrix<'a, bf16>),
+}
+
+impl FloatMatrix<'_> {
+    /// Rows.
+    pub fn rows(&self) -> usize {
+        match self {
+            Self::F32(m) => m.rows(),
+            Self::F16(m) => m.rows(),
+            Self::Bf16(m) => m.rows(),
+        }
+    }
+
+    /// Elements per row.
+    pub fn cols(&self) -> usize {
+        match self {
+            Self::F32(m) => m.cols(),
+            Self::F16(m) => m.cols(),
+            Self::Bf16(m) => m.cols(),
+        }
+    }
+
+    /// The value of an element, exact in f32 for every type.
+    #[inline]
+    pub fn value(&self, row: usize, col: usize) -> f32 {
+        match self {
+            Self::F32(m) => m.row(row)[col],
+            Self::F16(m) => m.row(row)[col].to_f32(),
+            Self::Bf16(m) => m.row(row)[col].to_f32(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matrix(
+        k: usize,
+        codes: Vec<u8>,
+        scales: Vec<u8>,
+        global: GlobalScale,
+    ) -> Result<QuantizedMatrix<'static>, Error> {
+        QuantizedMatrix::new("w", BlockFormat::Nvfp4, 2, k, codes, scales, ScaleLayout::Linear, global)
+    }
+
+    #[test]
+    fn value_is_code_times_both_scales() {
+        let mut codes = vec![0; 16];
+        codes[8] = e2m1::pack(7, 9);
+        let m = matrix(16, codes, vec![0x38, 0x40], GlobalScale::divisor(4.0)).unwrap();
+        assert_eq!([m.value(1, 0), m.value(1, 1), m.value(0, 5)], [3.0, -0.25, 0.0]);
+    }
+
+    #[test]
+    fn sizes_are_checked_and_errors_say_what_would_fit() {
+        let one = GlobalScale::ONE;
+        let message = |r: Result<QuantizedMatrix<'_>, Error>| r.unwrap_err().to_string();
+        assert_eq!(
+            message(matrix(24, vec![0; 24], vec![0; 2], one)),
+            "w: K = 24 is not a positive multiple of 16, the nvfp4 block length"
+        );
+        assert_eq!(
+            message(matrix(32, vec![0; 31], vec![0; 4], one)),
+            "w: codes hold 31 bytes; [2, 32] with a row stride of 16 bytes needs 32"
+        );
+        assert_eq!(
+            message(matrix(32, vec![0; 32], vec![0; 3], one)),
+            "w: scales hold 3 bytes; 2 rows of 2 blocks in linear layout need 4"
+        );
+        for bad in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+            assert!(matrix(32, vec![0; 32], vec![0; 4], GlobalScale::multiplier(bad)).is_err());
+            assert!(matrix(32, vec![0; 32], vec![0; 4], GlobalScale::divisor(bad)).is_err());
+        }
+    }
+
+    #[test]
+    fn overflowing_sizes_are_refused() {
+        let r = QuantizedMatrix::new(
+            "w",
+            BlockFormat::Nvfp4,
+            usize::MAX / 8,
+            16,
+            vec![],
+            vec![],
+            ScaleLayout::Linear,
+            GlobalScale::ONE,
+        );
+        assert!(matches!(r, Err(Error::CodesLen { .. } | Error::TooLarge { .. })));
+        let r = Matrix::<f32>::strided("a", usize::MAX, 4, 1 << 40, vec![]);
+        assert!(matches!(r, Err(Error::TooLarge { .. })));
+    }
+
+    #[test]
+    fn views_skip_the_bytes_between_rows() {
+        let mut codes = vec![0xEE; 8 + 4 + 8];
+        codes[..8].fill(0x11);
+        codes[12..].fill(0x22);
+        let m = QuantizedMatrix::strided(
+            "a",
+            BlockFormat::Nvfp4,
+            2,
+            16,
+            12,
+            codes,
+            vec![0x38; 2],
+            ScaleLayout::Linear,
+            GlobalScale::ONE,
+        )
+        .unwrap();
+        assert!((0..16).all(|k| m.value(0, k) == 0.5 && m.value(1, k) == 1.0));
+    }
+
+    #[test]
+    fn bad_scale_bytes_are_named() {
+        let m = matrix(32, vec![0; 32], vec![0x38, 0x38, 0x38, 0x7F], GlobalScale::ONE).unwrap();
+        assert_eq!(
+            m.check_scales().unwrap_err().to_string(),
+            "w: block scale 0x7f at row 1, block 1 is NaN; valid are 0x00..=0x7e"
+        );
+    }
+
+    #[test]
+    fn relayout_keeps_every_value() {
+        let scales: Vec<u8> = (0..10).map(|i| 0x30 + i).collect();
+        let m = matrix(80, (0..80).collect(), scales, GlobalScale::ONE).unwrap();
+        let swizzled = m.clone().with_scale_layout(ScaleLayout::Sf128x4);
+        assert!((0..80).all(|k| m.value(1, k) == swizzled.value(1, k)));
+        assert_eq!(swizzled.with_scale_layout(ScaleLayout::Linear), m);
+    }
+}
