@@ -1,1 +1,101 @@
-//! What a GPU, real or simulated, must offer a host program.
+//! What a GPU, real or simulated, must offer a host program: memory, modules, launches.
+//!
+//! A host program written against [`Device`] runs unchanged on the simulator and on a card. The trait takes PTX
+//! *text*, so that what is simulated is what ships. Calls take `&self`: a device is shared, like a driver
+//! context. Work is ordered: a copy after a launch sees the launch's results. A launch may return before the
+//! kernel ends, and then its failure is reported by a later call, at the latest by [`Device::synchronize`].
+//!
+//! ```
+//! use dualgemm_device::{Args, Device, Error, LaunchSpec};
+//!
+//! /// Runs `kernel(x, n)` over `x` on any device.
+//! fn apply(device: &dyn Device, ptx: &str, kernel: &str, x: &mut [u8]) -> Result<(), Error> {
+//!     let module = device.load(ptx)?;
+//!     let kernel = device.function(module, kernel)?;
+//!     let buffer = device.alloc(x.len())?;
+//!     device.copy_to(buffer, x)?;
+//!     let args = Args::new().ptr(buffer).u32(x.len() as u32);
+//!     device.launch(&LaunchSpec::new(kernel, [1, 1, 1], [128, 1, 1]).args(args))?;
+//!     device.copy_from(x, buffer)?;
+//!     device.free(buffer)
+//! }
+//! ```
+
+mod args;
+mod error;
+mod info;
+mod launch;
+mod ptr;
+
+pub use args::{Arg, Args};
+pub use error::Error;
+pub use info::{Arch, DeviceInfo};
+pub use launch::LaunchSpec;
+pub use ptr::{DevicePtr, FunctionId, ModuleId};
+
+/// A GPU, or something that behaves like one.
+pub trait Device {
+    /// What the device is.
+    fn info(&self) -> &DeviceInfo;
+
+    /// Reserves `bytes` of global memory, aligned to 256 bytes, with undefined contents.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    fn alloc(&self, bytes: usize) -> Result<DevicePtr, Error>;
+
+    /// Gives back what [`alloc`](Device::alloc) returned.
+    ///
+    /// # Errors
+    /// [`Error::BadPointer`] if `ptr` is not the start of a live allocation.
+    fn free(&self, ptr: DevicePtr) -> Result<(), Error>;
+
+    /// Copies `src` to device memory at `dst`.
+    ///
+    /// # Errors
+    /// [`Error::BadPointer`] if the range is not inside one allocation; the failure of an earlier launch.
+    fn copy_to(&self, dst: DevicePtr, src: &[u8]) -> Result<(), Error>;
+
+    /// Copies device memory at `src` into `dst`.
+    ///
+    /// # Errors
+    /// As [`copy_to`](Device::copy_to).
+    fn copy_from(&self, dst: &mut [u8], src: DevicePtr) -> Result<(), Error>;
+
+    /// Sets `bytes` bytes at `dst` to `value`.
+    ///
+    /// # Errors
+    /// As [`copy_to`](Device::copy_to).
+    fn memset(&self, dst: DevicePtr, value: u8, bytes: usize) -> Result<(), Error>;
+
+    /// Compiles PTX text.
+    ///
+    /// # Errors
+    /// [`Error::Load`] with the line and the reason.
+    fn load(&self, ptx: &str) -> Result<ModuleId, Error>;
+
+    /// The kernel called `name` of a module.
+    ///
+    /// # Errors
+    /// [`Error::NoFunction`], naming the kernels there are.
+    fn function(&self, module: ModuleId, name: &str) -> Result<FunctionId, Error>;
+
+    /// The address and size in bytes of a module's `.global` variable.
+    ///
+    /// # Errors
+    /// [`Error::NoSymbol`].
+    fn symbol(&self, module: ModuleId, name: &str) -> Result<(DevicePtr, usize), Error>;
+
+    /// Starts a kernel.
+    ///
+    /// # Errors
+    /// [`Error::Launch`] if the configuration or the arguments do not fit the kernel, [`Error::Kernel`] if
+    /// the kernel failed and the device knows it already.
+    fn launch(&self, spec: &LaunchSpec) -> Result<(), Error>;
+
+    /// Waits for all launches.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if one failed.
+    fn synchronize(&self) -> Result<(), Error>;
+}

@@ -1,0 +1,37 @@
+//! Names for things that live on a device.
+
+use std::fmt;
+
+/// An address in a device's global memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DevicePtr(pub u64);
+
+impl DevicePtr {
+    /// The null address, which no allocation has.
+    pub const NULL: DevicePtr = DevicePtr(0);
+
+    /// The address `bytes` further on.
+    #[must_use]
+    pub const fn offset(self, bytes: u64) -> DevicePtr {
+        DevicePtr(self.0.wrapping_add(bytes))
+    }
+}
+
+impl fmt::Display for DevicePtr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+/// A module loaded on one device; meaningless on another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ModuleId(pub u64);
+
+/// A kernel of a module loaded on one device; meaningless on another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct FunctionId {
+    /// The module it belongs to.
+    pub module: ModuleId,
+    /// Its position among the module's kernels.
+    pub index: u32,
+}
