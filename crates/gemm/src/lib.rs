@@ -1,1 +1,25 @@
-//! The dual GEMM problem as values: description, operands, epilogue expression and the f64 reference.
+//! The dual GEMM problem as values: `C = act(A · B1ᵀ, A · B2ᵀ)`.
+//!
+//! In reading order:
+//!
+//! | module | what |
+//! |---|---|
+//! | [`mod@reference`] | the operation in f64, the definition everything is tested against |
+//! | [`operands`] | [`AOperand`], [`GateUp`], [`OutputMut`]: the tensors of one call |
+//! | [`epilogue`] | [`Expr`], [`Activation`], [`Epilogue`]: what happens between accumulator and store |
+//! | [`desc`] | [`DualGemmDesc`]: shapes and formats, known before any tensor is |
+//! | [`compare`] | [`Comparison`]: how far a result is from the reference |
+
+pub mod compare;
+pub mod desc;
+pub mod epilogue;
+pub mod error;
+pub mod operands;
+pub mod reference;
+
+pub use compare::Comparison;
+pub use desc::{AFormat, DualGemmDesc, OutFormat, OutScale, QuantizeA};
+pub use epilogue::{Activation, Epilogue, Expr, Op, Program, Slot};
+pub use error::Error;
+pub use operands::{AOperand, GateUp, OutputMut};
+pub use reference::reference;

@@ -1,0 +1,322 @@
+//! The problem before any tensor exists: shapes, formats, epilogue.
+
+use dualgemm_formats::{BlockFormat, ScaleLayout};
+
+use crate::{AOperand, Epilogue, Error, GateUp};
+
+/// Element format of A.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AFormat {
+    /// 32-bit float.
+    F32,
+    /// IEEE half.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// Quantized, 16-element blocks.
+    Nvfp4,
+    /// Quantized, 32-element blocks.
+    Mxfp4,
+}
+
+impl AFormat {
+    /// The block format, if this is a quantized one.
+    pub const fn block_format(self) -> Option<BlockFormat> {
+        match self {
+            Self::Nvfp4 => Some(BlockFormat::Nvfp4),
+            Self::Mxfp4 => Some(BlockFormat::Mxfp4),
+            Self::F32 | Self::F16 | Self::Bf16 => None,
+        }
+    }
+
+    /// The format of an operand.
+    pub fn of(a: &AOperand<'_>) -> Self {
+        use dualgemm_formats::FloatMatrix;
+        match a {
+            AOperand::Float(FloatMatrix::F32(_)) => Self::F32,
+            AOperand::Float(FloatMatrix::F16(_)) => Self::F16,
+            AOperand::Float(FloatMatrix::Bf16(_)) => Self::Bf16,
+            AOperand::Quantized(a) => match a.format() {
+                BlockFormat::Nvfp4 => Self::Nvfp4,
+                BlockFormat::Mxfp4 => Self::Mxfp4,
+            },
+        }
+    }
+
+    /// Bits that an element takes, its share of the block scale included.
+    pub const fn bits_per_element(self) -> f64 {
+        match self {
+            Self::F32 => 32.0,
+            Self::F16 | Self::Bf16 => 16.0,
+            Self::Nvfp4 => 4.5,
+            Self::Mxfp4 => 4.25,
+        }
+    }
+}
+
+/// Whether a float A is quantized to nvfp4 on the way in.
+#[derive(Debug, Clone, Copy, PartialEq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum QuantizeA {
+    /// Used as it is (W4A16).
+    #[default]
+    No,
+    /// With this tensor scale, the checkpoint's `input_scale` (a multiplier).
+    Static(f32),
+    /// With a tensor scale from the largest magnitude in A.
+    Dynamic,
+}
+
+/// The tensor scale of a re-quantized C.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OutScale {
+    /// This multiplier, the down projection's `input_scale`.
+    Static(f32),
+    /// From the largest magnitude in C, which takes a second pass over C.
+    Dynamic,
+}
+
+/// Element format of C.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OutFormat {
+    /// 32-bit float.
+    F32,
+    /// IEEE half.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// Quantized for the down projection; N must be a multiple of 16.
+    Nvfp4 {
+        /// Order of the scale bytes.
+        scale_layout: ScaleLayout,
+        /// The tensor scale.
+        global_scale: OutScale,
+    },
+}
+
+impl OutFormat {
+    /// Bits that an element takes, its share of the block scale included.
+    pub const fn bits_per_element(self) -> f64 {
+        match self {
+            Self::F32 => 32.0,
+            Self::F16 | Self::Bf16 => 16.0,
+            Self::Nvfp4 { .. } => 4.5,
+        }
+    }
+}
+
+impl std::fmt::Display for AFormat {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::Nvfp4 => "nvfp4",
+            Self::Mxfp4 => "mxfp4",
+        })
+    }
+}
+
+impl std::fmt::Display for OutFormat {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::F32 => f.write_str("f32"),
+            Self::F16 => f.write_str("f16"),
+            Self::Bf16 => f.write_str("bf16"),
+            Self::Nvfp4 { scale_layout, .. } => write!(f, "nvfp4({scale_layout})"),
+        }
+    }
+}
+
+/// `C[m,n] = act(A·B1ᵀ, A·B2ᵀ)` with A `[m,k]` and B1, B2 `[n,k]`, `batch` times over.
+///
+/// A grouped (mixture of experts) problem has the same description: `m` counts the rows of all experts, and
+/// the row ranges come with the call.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct DualGemmDesc {
+    /// Rows of A and C (tokens); of one batch entry.
+    pub m: usize,
+    /// Features: rows of B1 and of B2, columns of C.
+    pub n: usize,
+    /// Elements that are summed.
+    pub k: usize,
+    /// Independent problems of this shape (L).
+    pub batch: usize,
+    /// Format of A.
+    pub a: AFormat,
+    /// Whether a float A is quantized on the way in.
+    pub quantize_a: QuantizeA,
+    /// Format of B1 and B2.
+    pub b: BlockFormat,
+    /// Format of C.
+    pub out: OutFormat,
+    /// Between accumulator and store.
+    pub epilogue: Epilogue,
+}
+
+impl DualGemmDesc {
+    /// A single problem with f32 output and the SiLU epilogue.
+    pub fn new(m: usize, n: usize, k: usize, a: AFormat, b: BlockFormat) -> Self {
+        let (quantize_a, out, epilogue) = (QuantizeA::No, OutFormat::F32, Epilogue::default());
+        Self { m, n, k, batch: 1, a, quantize_a, b, out, epilogue }
+    }
+
+    /// The format that A is multiplied in: nvfp4 where a float A is quantized on the way in.
+    pub fn a_compute(&self) -> AFormat {
+        match self.quantize_a {
+            QuantizeA::No => self.a,
+            QuantizeA::Static(_) | QuantizeA::Dynamic => AFormat::Nvfp4,
+        }
+    }
+
+    /// Checks the shape rules.
+    ///
+    /// # Errors
+    /// Names the dimension, the rule and the value.
+    pub fn check(&self) -> Result<(), Error> {
+        for (name, value) in [("M", self.m), ("N", self.n), ("K", self.k), ("batch", self.batch)] {
+            if value == 0 {
+                return Err(Error::ZeroDim { dim: name });
+            }
+        }
+        for (tensor, format) in [("A", self.a_compute().block_format()), ("B", Some(self.b))] {
+            if let Some(format) = format.filter(|f| self.k % f.block_len() != 0) {
+                return Err(Error::KNotWholeBlocks { tensor, format, k: self.k });
+            }
+        }
+        if self.quantize_a != QuantizeA::No && self.a.block_format().is_some() {
+            return Err(Error::AlreadyQuantized { a: self.a });
+        }
+        if let QuantizeA::Static(scale) = self.quantize_a {
+            check_scale("A", scale)?;
+        }
+        if let OutFormat::Nvfp4 { global_scale, .. } = self.out {
+            if self.n % BlockFormat::Nvfp4.block_len() != 0 {
+                return Err(Error::NNotWholeBlocks { n: self.n });
+            }
+            if let OutScale::Static(scale) = global_scale {
+                check_scale("C", scale)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that one batch entry's tensors fit this description. A may have any number of rows up to `m`.
+    ///
+    /// # Errors
+    /// Names the tensor and what the description wants.
+    pub fn check_operands(&self, a: &AOperand<'_>, weights: &GateUp<'_>) -> Result<(), Error> {
+        self.check()?;
+        weights.check()?;
+        let found = AFormat::of(a);
+        if found != self.a || a.k() != self.k || a.rows() > self.m {
+            return Err(Error::Operand {
+                tensor: "A".into(),
+                found: format!("{found} [{}, {}]", a.rows(), a.k()),
+                expected: format!("{} [{}, {}]", self.a, self.m, self.k),
+            });
+        }
+        if (weights.gate.format(), weights.n(), weights.k()) != (self.b, self.n, self.k) {
+            let gate = &weights.gate;
+            return Err(Error::Operand {
+                tensor: gate.name().into(),
+                found: format!("{} [{}, {}]", gate.format(), gate.rows(), gate.k()),
+                expected: format!("{} [{}, {}]", self.b, self.n, self.k),
+            });
+        }
+        Ok(())
+    }
+
+    /// Multiplications and additions of both products, all batch entries: `4·m·n·k·batch`.
+    pub fn flops(&self) -> f64 {
+        4.0 * self.m as f64 * self.n as f64 * self.k as f64 * self.batch as f64
+    }
+
+    /// Bytes that must move if every operand is read once and C written once.
+    pub fn bytes(&self) -> f64 {
+        let (m, n, k) = (self.m as f64, self.n as f64, self.k as f64);
+        let b_bits = match self.b {
+            BlockFormat::Nvfp4 => AFormat::Nvfp4,
+            BlockFormat::Mxfp4 => AFormat::Mxfp4,
+        }
+        .bits_per_element();
+        let bits =
+            m * k * self.a.bits_per_element() + 2.0 * n * k * b_bits + m * n * self.out.bits_per_element();
+        bits / 8.0 * self.batch as f64
+    }
+}
+
+fn check_scale(tensor: &str, value: f32) -> Result<(), Error> {
+    if value.is_finite() && value > 0.0 && (1.0 / value).is_finite() {
+        return Ok(());
+    }
+    Err(dualgemm_formats::Error::GlobalScale { tensor: tensor.into(), value }.into())
+}
+
+impl std::fmt::Display for DualGemmDesc {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { m, n, k, batch, a, b, out, epilogue, .. } = self;
+        write!(f, "C[{m},{n}] {out} = {}(A[{m},{k}] {a}", epilogue.activation)?;
+        match self.quantize_a {
+            QuantizeA::No => {}
+            QuantizeA::Static(scale) => write!(f, "→nvfp4(scale={scale:e})")?,
+            QuantizeA::Dynamic => f.write_str("→nvfp4(dynamic)")?,
+        }
+        write!(f, " · B1,B2[{n},{k}]ᵀ {b})")?;
+        if *batch > 1 {
+            write!(f, " × {batch}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_m_and_n_whole_blocks_of_k() {
+        let desc = |m, n, k, b| DualGemmDesc::new(m, n, k, AFormat::Nvfp4, b).check();
+        for mn in [1, 2, 127, 128, 129, 464] {
+            assert_eq!(desc(mn, mn, 464, BlockFormat::Nvfp4), Ok(()));
+        }
+        let message = |r: Result<(), Error>| r.unwrap_err().to_string();
+        assert_eq!(message(desc(0, 1, 16, BlockFormat::Nvfp4)), "M is 0; it must be at least 1");
+        assert_eq!(
+            message(desc(1, 1, 24, BlockFormat::Nvfp4)),
+            "K = 24 is not a multiple of 16, the block length of A in nvfp4"
+        );
+        assert_eq!(
+            message(desc(1, 1, 48, BlockFormat::Mxfp4)),
+            "K = 48 is not a multiple of 32, the block length of B in mxfp4"
+        );
+    }
+
+    #[test]
+    fn nvfp4_output_needs_whole_blocks_of_n_and_a_scale() {
+        let mut desc = DualGemmDesc::new(4, 24, 32, AFormat::Bf16, BlockFormat::Nvfp4);
+        desc.out =
+            OutFormat::Nvfp4 { scale_layout: ScaleLayout::Linear, global_scale: OutScale::Static(f32::NAN) };
+        assert_eq!(desc.check(), Err(Error::NNotWholeBlocks { n: 24 }));
+        desc.n = 32;
+        assert!(desc.check().unwrap_err().to_string().starts_with("C: tensor scale NaN"));
+    }
+
+    #[test]
+    fn bytes_and_flops_of_the_first_ranked_shape() {
+        let desc = DualGemmDesc::new(256, 4096, 7168, AFormat::Nvfp4, BlockFormat::Nvfp4);
+        assert_eq!(desc.flops(), 4.0 * 256.0 * 4096.0 * 7168.0);
+        let weights = 2.0 * 4096.0 * 7168.0 * 0.5625;
+        assert_eq!(desc.bytes(), weights + 256.0 * 7168.0 * 0.5625 + 256.0 * 4096.0 * 4.0);
+    }
+
+    #[test]
+    fn survives_json() {
+        let desc = DualGemmDesc::new(1, 2, 16, AFormat::F16, BlockFormat::Nvfp4);
+        let text = serde_json::to_string(&desc).unwrap();
+        assert_eq!(serde_json::from_str::<DualGemmDesc>(&text).unwrap(), desc);
+    }
+}

@@ -1,0 +1,326 @@
+//! What happens between accumulator and store, written once for every target.
+//!
+//! An activation is an [`Expr`] over the two scaled products. [`Expr::compile`] turns it into a [`Program`], a
+//! list of operations without repeats, which the CPU kernels evaluate over vectors and GPU generators turn into
+//! instructions. To add an activation, add a variant to [`Activation`] and its line in [`Activation::expr`].
+
+use std::ops::{Add, Mul, Sub};
+
+/// An expression over the gate product and the up product, both scaled and biased.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Expr {
+    /// The gate product.
+    Gate,
+    /// The up product.
+    Up,
+    /// A constant.
+    Const(f32),
+    /// Sum.
+    Add(Box<Expr>, Box<Expr>),
+    /// Difference.
+    Sub(Box<Expr>, Box<Expr>),
+    /// Product.
+    Mul(Box<Expr>, Box<Expr>),
+    /// Smaller of two, NaN if either is.
+    Min(Box<Expr>, Box<Expr>),
+    /// Larger of two, NaN if either is.
+    Max(Box<Expr>, Box<Expr>),
+    /// `1 / (1 + e^-x)`.
+    Sigmoid(Box<Expr>),
+    /// Hyperbolic tangent.
+    Tanh(Box<Expr>),
+}
+
+impl Expr {
+    /// The smaller of this and a constant.
+    pub fn min(self, limit: f32) -> Self {
+        Self::Min(self.into(), Self::Const(limit).into())
+    }
+
+    /// The larger of this and a constant.
+    pub fn max(self, limit: f32) -> Self {
+        Self::Max(self.into(), Self::Const(limit).into())
+    }
+
+    /// This, limited to `-limit ..= limit`.
+    pub fn clamp(self, limit: f32) -> Self {
+        self.min(limit).max(-limit)
+    }
+
+    /// The logistic function of this.
+    pub fn sigmoid(self) -> Self {
+        Self::Sigmoid(self.into())
+    }
+
+    /// The hyperbolic tangent of this.
+    pub fn tanh(self) -> Self {
+        Self::Tanh(self.into())
+    }
+
+    /// The expression as a list of operations, every common part computed once.
+    pub fn compile(&self) -> Program {
+        let mut program = Program { ops: Vec::new() };
+        program.push(self);
+        program
+    }
+}
+
+impl From<f32> for Expr {
+    fn from(x: f32) -> Self {
+        Self::Const(x)
+    }
+}
+
+macro_rules! binary_operator {
+    ($($op:ident $method:ident),*) => {$(
+        impl<R: Into<Expr>> $op<R> for Expr {
+            type Output = Expr;
+            fn $method(self, right: R) -> Expr {
+                Expr::$op(self.into(), right.into().into())
+            }
+        }
+    )*};
+}
+binary_operator!(Add add, Sub sub, Mul mul);
+
+/// Index of an earlier operation of a [`Program`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Slot(pub u8);
+
+/// One operation on earlier results.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Op {
+    /// The gate product.
+    Gate,
+    /// The up product.
+    Up,
+    /// A constant.
+    Const(f32),
+    /// Sum.
+    Add(Slot, Slot),
+    /// Difference.
+    Sub(Slot, Slot),
+    /// Product.
+    Mul(Slot, Slot),
+    /// Smaller of two, NaN if either is.
+    Min(Slot, Slot),
+    /// Larger of two, NaN if either is.
+    Max(Slot, Slot),
+    /// `1 / (1 + e^-x)`.
+    Sigmoid(Slot),
+    /// Hyperbolic tangent.
+    Tanh(Slot),
+}
+
+/// A compiled expression: operations in order, the last one is the result.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Program {
+    ops: Vec<Op>,
+}
+
+impl Program {
+    /// The operations; each refers only to earlier ones.
+    pub fn ops(&self) -> &[Op] {
+        &self.ops
+    }
+
+    fn push(&mut self, expr: &Expr) -> Slot {
+        let op = match expr {
+            Expr::Gate => Op::Gate,
+            Expr::Up => Op::Up,
+            Expr::Const(c) => Op::Const(*c),
+            Expr::Add(l, r) => Op::Add(self.push(l), self.push(r)),
+            Expr::Sub(l, r) => Op::Sub(self.push(l), self.push(r)),
+            Expr::Mul(l, r) => Op::Mul(self.push(l), self.push(r)),
+            Expr::Min(l, r) => Op::Min(self.push(l), self.push(r)),
+            Expr::Max(l, r) => Op::Max(self.push(l), self.push(r)),
+            Expr::Sigmoid(x) => Op::Sigmoid(self.push(x)),
+            Expr::Tanh(x) => Op::Tanh(self.push(x)),
+        };
+        let index = self.ops.iter().position(|&known| known == op).unwrap_or_else(|| {
+            self.ops.push(op);
+            self.ops.len() - 1
+        });
+        Slot(u8::try_from(index).expect("an epilogue has at most 256 operations"))
+    }
+
+    /// The value in f64, for the reference.
+    pub fn eval_f64(&self, gate: f64, up: f64) -> f64 {
+        let mut values: Vec<f64> = Vec::with_capacity(self.ops.len());
+        for op in &self.ops {
+            let at = |slot: Slot| values[slot.0 as usize];
+            let pick = |l: Slot, r: Slot, smaller: bool| match (at(l), at(r)) {
+                (l, r) if l.is_nan() || r.is_nan() => f64::NAN,
+                (l, r) if (l < r) == smaller => l,
+                (_, r) => r,
+            };
+            values.push(match *op {
+                Op::Gate => gate,
+                Op::Up => up,
+                Op::Const(c) => f64::from(c),
+                Op::Add(l, r) => at(l) + at(r),
+                Op::Sub(l, r) => at(l) - at(r),
+                Op::Mul(l, r) => at(l) * at(r),
+                Op::Min(l, r) => pick(l, r, true),
+                Op::Max(l, r) => pick(l, r, false),
+                Op::Sigmoid(x) => 1.0 / (1.0 + (-at(x)).exp()),
+                Op::Tanh(x) => at(x).tanh(),
+            });
+        }
+        values[values.len() - 1]
+    }
+}
+
+/// The activation functions found in real gated MLPs.
+#[derive(Debug, Clone, Copy, PartialEq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activation {
+    /// `gate · sigmoid(gate) · up`: Llama, Qwen, Mistral and most others.
+    #[default]
+    Silu,
+    /// silu with the gate limited from above and up limited on both sides (DeepSeek-V4 `swiglu_limit`).
+    ClampedSilu {
+        /// The limit.
+        limit: f32,
+    },
+    /// `(up + beta) · gate · sigmoid(alpha · gate)` with both limited (gpt-oss: 1.702, 1, 7).
+    SwigluOai {
+        /// Slope inside the sigmoid.
+        alpha: f32,
+        /// Added to up.
+        beta: f32,
+        /// Gate is limited from above, up on both sides.
+        limit: f32,
+    },
+    /// `gelu(gate) · up`, gelu by its tanh approximation (Gemma).
+    GeluTanh,
+    /// `relu(gate)² · up`.
+    Relu2,
+    /// `gate · up`.
+    Identity,
+}
+
+impl Activation {
+    /// gpt-oss's constants.
+    pub const SWIGLU_OAI: Self = Self::SwigluOai { alpha: 1.702, beta: 1.0, limit: 7.0 };
+
+    /// One of each, for tests and listings.
+    pub const EXAMPLES: [Self; 6] = [
+        Self::Silu,
+        Self::ClampedSilu { limit: 7.0 },
+        Self::SWIGLU_OAI,
+        Self::GeluTanh,
+        Self::Relu2,
+        Self::Identity,
+    ];
+
+    /// The function as an expression over the gate and the up product.
+    pub fn expr(self) -> Expr {
+        use Expr::{Gate, Up};
+        match self {
+            Self::Silu => Gate * Gate.sigmoid() * Up,
+            Self::ClampedSilu { limit } => {
+                let gate = Gate.min(limit);
+                gate.clone() * gate.sigmoid() * Up.clamp(limit)
+            }
+            Self::SwigluOai { alpha, beta, limit } => {
+                let gate = Gate.min(limit);
+                gate.clone() * (gate * alpha).sigmoid() * (Up.clamp(limit) + beta)
+            }
+            Self::GeluTanh => {
+                // √(2/π)
+                let inner = (Gate + Gate * Gate * Gate * 0.044715) * 0.797_884_6;
+                Gate * 0.5 * (inner.tanh() + 1.0) * Up
+            }
+            Self::Relu2 => {
+                let gate = Gate.max(0.0);
+                gate.clone() * gate * Up
+            }
+            Self::Identity => Gate * Up,
+        }
+    }
+
+    /// The function, compiled.
+    pub fn program(self) -> Program {
+        self.expr().compile()
+    }
+}
+
+impl std::fmt::Display for Activation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Silu => f.write_str("silu"),
+            Self::ClampedSilu { limit } => write!(f, "clamped_silu(limit={limit})"),
+            Self::SwigluOai { alpha, beta, limit } => {
+                write!(f, "swigluoai(alpha={alpha}, beta={beta}, limit={limit})")
+            }
+            Self::GeluTanh => f.write_str("gelu_tanh"),
+            Self::Relu2 => f.write_str("relu2"),
+            Self::Identity => f.write_str("identity"),
+        }
+    }
+}
+
+/// All of the epilogue but the tensors: factors, rounding, activation.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+pub struct Epilogue {
+    /// The function of the two products.
+    pub activation: Activation,
+    /// Multiplies the gate product, beside the tensor scales.
+    pub alpha_gate: f32,
+    /// Multiplies the up product, beside the tensor scales.
+    pub alpha_up: f32,
+    /// Round both products to bf16 before the activation, as unfused bf16 pipelines do. Off by default: it is
+    /// visible in the result.
+    pub round_gate_up_to_bf16: bool,
+}
+
+impl Default for Epilogue {
+    fn default() -> Self {
+        Self { activation: Activation::Silu, alpha_gate: 1.0, alpha_up: 1.0, round_gate_up_to_bf16: false }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn eval(activation: Activation, gate: f64, up: f64) -> f64 {
+        activation.program().eval_f64(gate, up)
+    }
+
+    #[test]
+    fn every_activation_is_its_closed_form() {
+        let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+        for gate in [-50.0, -7.5, -1.0, -0.0, 0.3, 2.0, 50.0] {
+            for up in [-50.0, -0.5, 0.0, 3.0, 50.0] {
+                let (low, mid) = (f64::min(gate, 7.0), f64::clamp(up, -7.0, 7.0));
+                assert_eq!(eval(Activation::Silu, gate, up), gate * sigmoid(gate) * up);
+                assert_eq!(eval(Activation::ClampedSilu { limit: 7.0 }, gate, up), low * sigmoid(low) * mid);
+                let oai = (mid + 1.0) * low * sigmoid(f64::from(1.702f32) * low);
+                assert!((eval(Activation::SWIGLU_OAI, gate, up) - oai).abs() <= 1e-12 * oai.abs());
+                let inner = (2.0 / std::f64::consts::PI).sqrt() * (gate + 0.044715 * gate.powi(3));
+                let gelu = 0.5 * gate * (1.0 + inner.tanh()) * up;
+                assert!((eval(Activation::GeluTanh, gate, up) - gelu).abs() <= 1e-6 * gelu.abs() + 1e-12);
+                assert_eq!(eval(Activation::Relu2, gate, up), gate.max(0.0).powi(2) * up);
+                assert_eq!(eval(Activation::Identity, gate, up), gate * up);
+            }
+        }
+    }
+
+    #[test]
+    fn nan_is_never_hidden_by_a_clamp() {
+        for activation in Activation::EXAMPLES {
+            assert!(eval(activation, f64::NAN, 1.0).is_nan(), "{activation}: gate");
+            assert!(eval(activation, 1.0, f64::NAN).is_nan(), "{activation}: up");
+        }
+    }
+
+    #[test]
+    fn common_parts_are_computed_once() {
+        let ops = Activation::ClampedSilu { limit: 7.0 }.program().ops().to_vec();
+        assert_eq!(ops.iter().filter(|op| matches!(op, Op::Min(..))).count(), 2, "{ops:?}");
+        assert_eq!(ops.iter().filter(|op| matches!(op, Op::Gate)).count(), 1);
+    }
+}

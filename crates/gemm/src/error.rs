@@ -1,0 +1,78 @@
+//! What can be wrong with a problem or its operands.
+
+use dualgemm_formats::BlockFormat;
+
+use crate::AFormat;
+
+/// A rule of the operation that a description or an operand breaks.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Error {
+    /// A dimension without extent.
+    #[error("{dim} is 0; it must be at least 1")]
+    ZeroDim {
+        /// M, N, K or batch.
+        dim: &'static str,
+    },
+    /// K does not hold a whole number of blocks.
+    #[error("K = {k} is not a multiple of {}, the block length of {tensor} in {format}", format.block_len())]
+    KNotWholeBlocks {
+        /// A or B.
+        tensor: &'static str,
+        /// Its format.
+        format: BlockFormat,
+        /// K found.
+        k: usize,
+    },
+    /// N does not hold a whole number of blocks of a re-quantized C.
+    #[error("N = {n} is not a multiple of 16, which nvfp4 output needs")]
+    NNotWholeBlocks {
+        /// N found.
+        n: usize,
+    },
+    /// Asked to quantize what is quantized already.
+    #[error("A is {a} already; only f32, f16 or bf16 can be quantized on the way in")]
+    AlreadyQuantized {
+        /// Format of A.
+        a: AFormat,
+    },
+    /// The two halves of the weights do not belong together.
+    #[error("gate and up must have one format and shape, but {gate} and {up}")]
+    HalvesDiffer {
+        /// What gate is.
+        gate: String,
+        /// What up is.
+        up: String,
+    },
+    /// A bias of the wrong length.
+    #[error("{tensor}: its bias has {found} values; N = {n} are needed")]
+    BiasLen {
+        /// The weight it belongs to.
+        tensor: String,
+        /// Values found.
+        found: usize,
+        /// Values needed.
+        n: usize,
+    },
+    /// An operand that the description does not describe.
+    #[error("{tensor} is {found}; the problem asks for {expected}")]
+    Operand {
+        /// The operand.
+        tensor: String,
+        /// What it is.
+        found: String,
+        /// What the description wants.
+        expected: String,
+    },
+    /// Two results of different size cannot be compared.
+    #[error("cannot compare {found} values with {expected} reference values")]
+    CompareLen {
+        /// Values found.
+        found: usize,
+        /// Values of the reference.
+        expected: usize,
+    },
+    /// Wrong bytes.
+    #[error(transparent)]
+    Format(#[from] dualgemm_formats::Error),
+}
