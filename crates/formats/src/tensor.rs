@@ -136,7 +136,7 @@ impl<'a> QuantizedMatrix<'a> {
         if rows == 0 {
             return Err(Error::NoRows { tensor: name });
         }
-        if k == 0 || k % format.block_len() != 0 {
+        if k == 0 || !k.is_multiple_of(format.block_len()) {
             return Err(Error::KNotWholeBlocks { tensor: name, format, k });
         }
         let blocks = k / format.block_len();
@@ -236,7 +236,7 @@ impl<'a> QuantizedMatrix<'a> {
     #[inline]
     pub fn code(&self, row: usize, k: usize) -> u8 {
         let (even, odd) = e2m1::unpack(self.row_codes(row)[k / 2]);
-        if k % 2 == 0 { even } else { odd }
+        if k.is_multiple_of(2) { even } else { odd }
     }
 
     /// The scale byte of a block.

@@ -183,7 +183,7 @@ impl DualGemmDesc {
             }
         }
         for (tensor, format) in [("A", self.a_compute().block_format()), ("B", Some(self.b))] {
-            if let Some(format) = format.filter(|f| self.k % f.block_len() != 0) {
+            if let Some(format) = format.filter(|f| !self.k.is_multiple_of(f.block_len())) {
                 return Err(Error::KNotWholeBlocks { tensor, format, k: self.k });
             }
         }
@@ -194,7 +194,7 @@ impl DualGemmDesc {
             check_scale("A", scale)?;
         }
         if let OutFormat::Nvfp4 { global_scale, .. } = self.out {
-            if self.n % BlockFormat::Nvfp4.block_len() != 0 {
+            if !self.n.is_multiple_of(BlockFormat::Nvfp4.block_len()) {
                 return Err(Error::NNotWholeBlocks { n: self.n });
             }
             if let OutScale::Static(scale) = global_scale {
