@@ -1,0 +1,415 @@
+//! Arithmetic on f32, f16 and bf16, correctly rounded in every mode.
+//!
+//! Flow: `exec/arith` calls one function per lane with register bits. PTX ISA 9.7.3 (f32), 9.7.4 (f16, bf16),
+//! 9.7.5 (mixed precision: widen the narrow operand with [`widen`], then use the f32 function).
+//!
+//! Method: operands are exact in `f64`, and so are products of two of them (at most 48 significant bits). A sum
+//! or quotient is computed in `f64` *rounded to odd*: truncated, with the last bit set if anything was lost,
+//! which an exact error term (two-sum, or the remainder from a fused multiply-add) tells. 53 bits rounded to odd
+//! round to 24 or fewer bits, in any direction, as the exact value would (Boldo and Melquiond, 2008): there is
+//! no double rounding.
+
+use super::{Clamp, F32, Format, Round};
+
+/// The modifiers of an arithmetic instruction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Mode {
+    /// `.rn .rz .rm .rp`.
+    pub round: Round,
+    /// `.ftz`: subnormal operands and results become zeros of the same sign. A result is judged after rounding.
+    pub ftz: bool,
+    /// `.sat`: the result is limited to [0, 1], NaN becomes +0.
+    pub sat: bool,
+    /// `.relu`: a negative result becomes +0 (f16 and bf16 `fma`).
+    pub relu: bool,
+}
+
+impl Mode {
+    const PLAIN: Mode = Mode { round: Round::NearestEven, ftz: false, sat: false, relu: false };
+}
+
+/// `a + b` (PTX ISA 9.7.3.3, 9.7.4.1). Operands and result are register bits of `format`.
+#[inline]
+pub fn add(format: Format, a: u32, b: u32, mode: Mode) -> u32 {
+    if format == F32 && mode == Mode::PLAIN {
+        return canonical(f32::from_bits(a) + f32::from_bits(b));
+    }
+    let (a, b) = (operand(format, a, mode), operand(format, b, mode));
+    result(format, add_to_odd(a, b, mode.round), mode)
+}
+
+/// `a - b` (PTX ISA 9.7.3.4, 9.7.4.2).
+#[inline]
+pub fn sub(format: Format, a: u32, b: u32, mode: Mode) -> u32 {
+    add(format, a, b ^ 1 << (format.width() - 1), mode)
+}
+
+/// `a * b` (PTX ISA 9.7.3.5, 9.7.4.3).
+#[inline]
+pub fn mul(format: Format, a: u32, b: u32, mode: Mode) -> u32 {
+    if format == F32 && mode == Mode::PLAIN {
+        return canonical(f32::from_bits(a) * f32::from_bits(b));
+    }
+    result(format, operand(format, a, mode) * operand(format, b, mode), mode)
+}
+
+/// `a * b + c` with one rounding (PTX ISA 9.7.3.6, 9.7.4.4).
+#[inline]
+pub fn fma(format: Format, a: u32, b: u32, c: u32, mode: Mode) -> u32 {
+    let product = operand(format, a, mode) * operand(format, b, mode);
+    result(format, add_to_odd(product, operand(format, c, mode), mode.round), mode)
+}
+
+/// `a / b`, correctly rounded (PTX ISA 9.7.3.8, `div.rnd.f32`).
+pub fn div(a: u32, b: u32, mode: Mode) -> u32 {
+    let (a, b) = (operand(F32, a, mode), operand(F32, b, mode));
+    let quotient = a / b;
+    // The remainder of a rounded quotient is exact.
+    let remainder = (-quotient).mul_add(b, a);
+    result(F32, to_odd(quotient, remainder * b.signum()), mode)
+}
+
+/// `1 / a`, correctly rounded (PTX ISA 9.7.3.13, `rcp.rnd.f32`).
+pub fn rcp(a: u32, mode: Mode) -> u32 {
+    div(1f32.to_bits(), a, mode)
+}
+
+/// The square root of `a`, correctly rounded (PTX ISA 9.7.3.15, `sqrt.rnd.f32`).
+pub fn sqrt(a: u32, mode: Mode) -> u32 {
+    let a = operand(F32, a, mode);
+    let root = a.sqrt();
+    result(F32, to_odd(root, (-root).mul_add(root, a)), mode)
+}
+
+/// Modifiers of `min` and `max` (PTX ISA 9.7.3.11, 9.7.3.12, 9.7.4.7, 9.7.4.8).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MinMax {
+    /// `max` rather than `min`.
+    pub max: bool,
+    /// `.NaN`: a NaN operand makes the result NaN; else the other operand is the result.
+    pub nan: bool,
+    /// `.abs`: compare and return magnitudes.
+    pub abs: bool,
+    /// `.xorsign` (with `.abs`): the result takes the XOR of the operands' signs.
+    pub xorsign: bool,
+    /// `.ftz`.
+    pub ftz: bool,
+}
+
+/// The minimum or maximum of two operands, -0 below +0; a NaN result is the canonical one. Any format, f64
+/// included. Three operands: apply twice (`.xorsign` is not allowed there).
+#[inline]
+pub fn min_max(format: Format, a: u64, b: u64, m: MinMax) -> u64 {
+    let sign = 1u64 << (format.width() - 1);
+    let prepare = |bits: u64| {
+        let bits = if m.ftz { format.flush(bits) } else { bits };
+        if m.abs { bits & !sign } else { bits }
+    };
+    let (x, y) = (prepare(a), prepare(b));
+    let (fx, fy) = (format.decode(x), format.decode(y));
+    let d = match (fx.is_nan(), fy.is_nan()) {
+        (true, true) => return format.nan,
+        (true, false) | (false, true) if m.nan => return format.nan,
+        (true, false) => y,
+        (false, true) => x,
+        // Equal values differ at most in the sign of zero.
+        _ if fx == fy => {
+            if m.max {
+                x & y
+            } else {
+                x | y
+            }
+        }
+        _ if (fx > fy) == m.max => x,
+        _ => y,
+    };
+    if m.xorsign { d & !sign | (a ^ b) & sign } else { d }
+}
+
+/// `|a|` (PTX ISA 9.7.3.9, 9.7.4.6), on bits; `ftz` flushes first.
+#[inline]
+pub fn abs(format: Format, a: u64, ftz: bool) -> u64 {
+    let a = if ftz { format.flush(a) } else { a };
+    a & !(1 << (format.width() - 1))
+}
+
+/// `-a` (PTX ISA 9.7.3.10, 9.7.4.5), on bits; `ftz` flushes first.
+#[inline]
+pub fn neg(format: Format, a: u64, ftz: bool) -> u64 {
+    let a = if ftz { format.flush(a) } else { a };
+    a ^ 1 << (format.width() - 1)
+}
+
+/// The f32 with the value of `bits` (PTX ISA 9.7.5: "convert(a)"; `cvt.f32.f16`). NaN becomes the canonical one.
+#[inline]
+pub fn widen(format: Format, bits: u32) -> u32 {
+    canonical(format.decode(bits as u64) as f32)
+}
+
+/// A floating-point comparison operator (PTX ISA 9.3.1.2): ordered, unordered (`*u`), or a NaN test.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Compare {
+    /// Equal.
+    Eq,
+    /// Not equal.
+    Ne,
+    /// Less.
+    Lt,
+    /// Less or equal.
+    Le,
+    /// Greater.
+    Gt,
+    /// Greater or equal.
+    Ge,
+    /// Equal or unordered.
+    Equ,
+    /// Not equal or unordered.
+    Neu,
+    /// Less or unordered.
+    Ltu,
+    /// Less, equal or unordered.
+    Leu,
+    /// Greater or unordered.
+    Gtu,
+    /// Greater, equal or unordered.
+    Geu,
+    /// Neither operand is NaN.
+    Num,
+    /// At least one operand is NaN.
+    Nan,
+}
+
+/// Compares two values (PTX ISA 9.3.1.2, tables 23 to 25). Decode, and flush for `.ftz`, before.
+#[inline]
+pub fn compare(op: Compare, a: f64, b: f64) -> bool {
+    let nan = a.is_nan() || b.is_nan();
+    match op {
+        Compare::Eq => a == b,
+        Compare::Ne => !nan && a != b,
+        Compare::Lt => a < b,
+        Compare::Le => a <= b,
+        Compare::Gt => a > b,
+        Compare::Ge => a >= b,
+        Compare::Equ => nan || a == b,
+        Compare::Neu => a != b,
+        Compare::Ltu => nan || a < b,
+        Compare::Leu => nan || a <= b,
+        Compare::Gtu => nan || a > b,
+        Compare::Geu => nan || a >= b,
+        Compare::Num => !nan,
+        Compare::Nan => nan,
+    }
+}
+
+#[inline]
+fn canonical(x: f32) -> u32 {
+    if x.is_nan() { F32.nan as u32 } else { x.to_bits() }
+}
+
+#[inline]
+fn operand(format: Format, bits: u32, mode: Mode) -> f64 {
+    let bits = bits as u64;
+    format.decode(if mode.ftz { format.flush(bits) } else { bits })
+}
+
+#[inline]
+fn result(format: Format, x: f64, mode: Mode) -> u32 {
+    let bits = if format == F32 && mode.round == Round::NearestEven && !mode.sat && !mode.relu {
+        canonical(x as f32) as u64
+    } else {
+        format.encode(x, mode.round, Clamp { sat: mode.sat, relu: mode.relu, satfinite: false })
+    };
+    (if mode.ftz { format.flush(bits) } else { bits }) as u32
+}
+
+/// `a + b` rounded to odd. An exact zero of operands of different signs is -0 in direction `.rm`, else +0.
+#[inline]
+fn add_to_odd(a: f64, b: f64, round: Round) -> f64 {
+    let sum = a + b;
+    if sum == 0.0 && round == Round::Down && (a.is_sign_negative() || b.is_sign_negative()) {
+        return -0.0;
+    }
+    let from_b = sum - a;
+    to_odd(sum, (a - (sum - from_b)) + (b - from_b))
+}
+
+/// `nearest + error` rounded to odd, where `nearest` is that value rounded to nearest; only the sign of `error`
+/// matters.
+#[inline]
+fn to_odd(nearest: f64, error: f64) -> f64 {
+    let bits = nearest.to_bits();
+    if !nearest.is_finite() || error == 0.0 || error.is_nan() || bits & 1 != 0 {
+        return nearest;
+    }
+    let outward = (error > 0.0) == (nearest > 0.0);
+    f64::from_bits(if outward { bits + 1 } else { bits - 1 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::f64_ops::exact_sum;
+    use super::super::{BF16, F16};
+    use super::*;
+    use proptest::prelude::*;
+
+    const ROUNDS: [Round; 4] = [Round::NearestEven, Round::Zero, Round::Down, Round::Up];
+
+    fn bits(x: f32) -> u32 {
+        x.to_bits()
+    }
+
+    #[test]
+    fn zeros_cancel_with_the_sign_of_the_direction_exact() {
+        for round in ROUNDS {
+            let mode = Mode { round, ..Mode::default() };
+            let zero = if round == Round::Down { bits(-0.0) } else { 0 };
+            assert_eq!(add(F32, bits(1.5), bits(-1.5), mode), zero, "{round:?}");
+            assert_eq!(sub(F32, bits(0.0), bits(0.0), mode), zero);
+            assert_eq!(fma(F32, bits(2.0), bits(3.0), bits(-6.0), mode), zero);
+            assert_eq!(add(F32, bits(-0.0), bits(-0.0), mode), bits(-0.0));
+            assert_eq!(add(F32, 0, 0, mode), 0);
+        }
+    }
+
+    #[test]
+    fn nan_results_are_canonical_and_sat_makes_them_zero_exact() {
+        let (inf, nan) = (f32::INFINITY, 0xffc0_1234);
+        let plain = Mode::default();
+        assert_eq!(add(F32, nan, bits(1.0), plain), 0x7fff_ffff);
+        assert_eq!(sub(F32, bits(inf), bits(inf), plain), 0x7fff_ffff);
+        assert_eq!(mul(F32, 0, bits(inf), plain), 0x7fff_ffff);
+        assert_eq!(div(0, 0, plain), 0x7fff_ffff);
+        assert_eq!(sqrt(bits(-1.0), plain), 0x7fff_ffff);
+        assert_eq!(rcp(bits(-0.0), plain), bits(-inf));
+        assert_eq!(add(F16, 0x7e00, 0, plain), 0x7fff);
+        assert_eq!(fma(BF16, 0xffff, 0, 0, plain), 0x7fff);
+        let sat = Mode { sat: true, ..plain };
+        assert_eq!(add(F32, nan, bits(1.0), sat), 0);
+        assert_eq!(add(F32, bits(0.75), bits(0.75), sat), bits(1.0));
+        assert_eq!(mul(F32, bits(-0.75), bits(0.75), sat), 0);
+        let relu = Mode { relu: true, ..plain };
+        assert_eq!(fma(F16, 0xbc00, 0x3c00, 0, relu), 0);
+        assert_eq!(fma(F16, 0x7e00, 0x3c00, 0, relu), 0x7fff);
+    }
+
+    #[test]
+    fn ftz_flushes_operands_and_results_exact() {
+        let ftz = Mode { ftz: true, ..Mode::default() };
+        let tiny = f32::from_bits(1);
+        assert_eq!(add(F32, bits(-tiny), bits(-0.0), ftz), bits(-0.0));
+        assert_eq!(mul(F32, bits(-f32::MIN_POSITIVE), bits(0.5), ftz), bits(-0.0));
+        assert_eq!(mul(F32, bits(-f32::MIN_POSITIVE), bits(0.5), Mode::default()), 0x8040_0000);
+        assert_eq!(div(bits(1.0), bits(tiny), ftz), bits(f32::INFINITY));
+        assert_eq!(sqrt(bits(tiny), ftz), 0);
+    }
+
+    #[test]
+    fn min_and_max_follow_the_isa_pseudo_code_exact() {
+        let m = MinMax { max: true, ..MinMax::default() };
+        let f = |x: f32| x.to_bits() as u64;
+        let nan = f(f32::NAN);
+        assert_eq!(min_max(F32, f(0.0), f(-0.0), m), f(0.0));
+        assert_eq!(min_max(F32, f(-0.0), f(0.0), MinMax { max: false, ..m }), f(-0.0));
+        assert_eq!(min_max(F32, nan, f(-1.0), m), f(-1.0));
+        assert_eq!(min_max(F32, nan, nan, m), 0x7fff_ffff);
+        assert_eq!(min_max(F32, nan, f(1.0), MinMax { nan: true, ..m }), 0x7fff_ffff);
+        assert_eq!(min_max(F32, f(-3.0), f(2.0), MinMax { abs: true, ..m }), f(3.0));
+        assert_eq!(min_max(F32, f(-3.0), f(2.0), MinMax { abs: true, xorsign: true, ..m }), f(-3.0));
+        assert_eq!(min_max(F32, 0x8000_0001, f(-1.0), MinMax { ftz: true, ..m }), f(-0.0));
+        assert_eq!(min_max(F16, 0x3c00, 0xc000, m), 0x3c00);
+        assert_eq!(abs(F16, 0xc000, false), 0x4000);
+        assert_eq!(neg(F32, 0x0000_0001, true), 0x8000_0000);
+    }
+
+    #[test]
+    fn unordered_comparisons_are_true_for_nan_exact() {
+        use Compare::*;
+        for (op, less, equal, nan) in [
+            (Eq, false, true, false),
+            (Ne, true, false, false),
+            (Lt, true, false, false),
+            (Le, true, true, false),
+            (Gt, false, false, false),
+            (Ge, false, true, false),
+            (Equ, false, true, true),
+            (Neu, true, false, true),
+            (Ltu, true, false, true),
+            (Leu, true, true, true),
+            (Gtu, false, false, true),
+            (Geu, false, true, true),
+            (Num, true, true, false),
+            (Nan, false, false, true),
+        ] {
+            assert_eq!(compare(op, 1.0, 2.0), less, "{op:?}");
+            assert_eq!(compare(op, 2.0, 2.0), equal, "{op:?}");
+            assert_eq!(compare(op, f64::NAN, 2.0), nan, "{op:?}");
+        }
+    }
+
+    /// Operands whose exponents lie close enough for rounding to be interesting, specials now and then.
+    fn operand_bits() -> impl Strategy<Value = u32> {
+        prop_oneof![
+            1 => any::<u32>(),
+            6 => (any::<u32>(), 90u32..165).prop_map(|(m, e)| m & 0x807f_ffff | e << 23),
+            2 => (any::<u32>(), 100u32..150, 0u32..24).prop_map(|(m, e, z)| (m & 0x807f_ffff | e << 23) >> z << z),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(30_000))]
+
+        #[test]
+        fn f32_nearest_is_the_languages_arithmetic_exact(a in operand_bits(), b in operand_bits(), c in operand_bits()) {
+            let (x, y, z) = (f32::from_bits(a), f32::from_bits(b), f32::from_bits(c));
+            let plain = Mode::default();
+            prop_assert_eq!(add(F32, a, b, plain), canonical(x + y));
+            prop_assert_eq!(sub(F32, a, b, plain), canonical(x - y));
+            prop_assert_eq!(mul(F32, a, b, plain), canonical(x * y));
+            prop_assert_eq!(fma(F32, a, b, c, plain), canonical(x.mul_add(y, z)));
+            prop_assert_eq!(div(a, b, plain), canonical(x / y));
+            prop_assert_eq!(sqrt(a, plain), canonical(x.sqrt()));
+        }
+
+        #[test]
+        fn every_direction_agrees_with_wide_integers_exact(a in operand_bits(), b in operand_bits(), c in operand_bits(),
+                                                           round in prop::sample::select(&ROUNDS[..])) {
+            let mode = Mode { round, ..Mode::default() };
+            for format in [F32, F16, BF16] {
+                let narrow = |x: u32| match format.width() {
+                    32 => x,
+                    // The top half keeps an f32's exponent for bf16; f16 takes any 16 bits.
+                    _ => x >> 16,
+                };
+                let (a, b, c) = (narrow(a), narrow(b), narrow(c));
+                let (x, y, z) = (operand(format, a, mode), operand(format, b, mode), operand(format, c, mode));
+                prop_assume!(x.is_finite() && y.is_finite() && z.is_finite());
+                let expect = |terms: &[(f64, f64)]| exact_sum(format, terms, round) as u32;
+                prop_assert_eq!(add(format, a, b, mode), expect(&[(x, 1.0), (y, 1.0)]));
+                prop_assert_eq!(mul(format, a, b, mode), expect(&[(x, y)]));
+                prop_assert_eq!(fma(format, a, b, c, mode), expect(&[(x, y), (z, 1.0)]));
+            }
+        }
+
+        #[test]
+        fn directed_quotients_and_roots_bracket_the_exact_one(a in operand_bits(), b in operand_bits()) {
+            let (x, y) = (f32::from_bits(a), f32::from_bits(b));
+            prop_assume!(x.is_finite() && y.is_finite() && y != 0.0 && x != 0.0);
+            let value = |bits: u32| f32::from_bits(bits) as f64;
+            let mode = |round| Mode { round, ..Mode::default() };
+            let (down, up) = (div(a, b, mode(Round::Down)), div(a, b, mode(Round::Up)));
+            // down <= x / y <= up, by exact products in f64.
+            let (x, y) = (x as f64, y as f64);
+            let (x, y) = if y < 0.0 { (-x, -y) } else { (x, y) };
+            if value(down).is_finite() && value(up).is_finite() {
+                prop_assert!(value(down) * y <= x && x <= value(up) * y);
+                prop_assert!(down == up || f32::from_bits(down).next_up() == f32::from_bits(up));
+            }
+            let zero = div(a, b, mode(Round::Zero));
+            prop_assert_eq!(zero, if x < 0.0 { up } else { down });
+            let root = |round| sqrt(a & 0x7fff_ffff, mode(round));
+            let (down, up) = (root(Round::Down), root(Round::Up));
+            prop_assert!(value(down) * value(down) <= x.abs() && x.abs() <= value(up) * value(up));
+            prop_assert!(up - down <= 1);
+        }
+    }
+}
