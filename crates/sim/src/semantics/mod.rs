@@ -5,3 +5,7 @@
 //! that text leaves open is said where it is decided.
 
 pub mod float;
+pub mod fragment;
+pub mod misuse;
+
+pub use misuse::Misuse;

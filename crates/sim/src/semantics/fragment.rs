@@ -1,0 +1,248 @@
+//! Which matrix element each register of each lane holds, for warp and warpgroup matrix instructions.
+//!
+//! Flow: `exec/mma` and `exec/wgmma` gather operands into matrices with these and scatter the result. All are
+//! index functions `(lane, element) -> (row, column)`; `element` counts a lane's elements from the low bits of
+//! its first register up.
+//!
+//! The dozen tables of PTX ISA 9.7.14.5 are one rule. Eight groups of four lanes (`g = lane / 4`,
+//! `q = lane % 4`) cover eight rows (A, C) or columns (B); a lane's registers are 32 bits wide and lie along k.
+
+use super::misuse::{Misuse, require};
+
+/// Elements a lane holds of a `rows` by `cols` operand spread over a warp.
+#[inline]
+pub const fn elements_per_lane(rows: u32, cols: u32) -> u32 {
+    rows * cols / 32
+}
+
+/// Elements of `bits` width in one register. f64 takes a 64-bit register each.
+#[inline]
+const fn per_register(bits: u32) -> u32 {
+    if bits >= 32 { 1 } else { 32 / bits }
+}
+
+/// `(row, k)` of element `i` of A of `mma.sync.mMnNkK`, with `m` 8 or 16 and elements of `bits` width in their
+/// registers (4 for s4 and packed e2m1, 8 also for the narrow types of kind::f8f6f4, 64 for f64).
+/// PTX ISA 9.7.14.5.2 to 9.7.14.5.11. With 16 rows the registers alternate between row `g` and row `g + 8`.
+#[inline]
+pub const fn mma_a(bits: u32, m: u32, lane: u32, i: u32) -> (u32, u32) {
+    let (group, quad) = (lane / 4, lane % 4);
+    let per = per_register(bits);
+    let (register, e) = (i / per, i % per);
+    let (half, step) = if m == 16 { (register % 2, register / 2) } else { (0, register) };
+    (group + 8 * half, per * (quad + 4 * step) + e)
+}
+
+/// `(k, n)` of element `i` of B of `mma.sync.mMn8kK`. PTX ISA 9.7.14.5.2 to 9.7.14.5.11.
+#[inline]
+pub const fn mma_b(bits: u32, lane: u32, i: u32) -> (u32, u32) {
+    let per = per_register(bits);
+    let (register, e) = (i / per, i % per);
+    (per * (lane % 4 + 4 * register) + e, lane / 4)
+}
+
+/// `(row, column)` of element `i` of C or D of `mma.sync.mMn8kK`, any type. PTX ISA 9.7.14.5.
+#[inline]
+pub const fn mma_c(lane: u32, i: u32) -> (u32, u32) {
+    (lane / 4 + 8 * (i / 2), 2 * (lane % 4) + i % 2)
+}
+
+/// `(row, k)` of element `i` of A in registers of `wgmma.m64nNkK`, for `warp` 0..4 of the warpgroup.
+/// PTX ISA 9.7.15.5.1.1: four `mma.m16n8kK` fragments, one per warp.
+#[inline]
+pub const fn wgmma_a(bits: u32, warp: u32, lane: u32, i: u32) -> (u32, u32) {
+    let (row, k) = mma_a(bits, 16, lane, i);
+    (16 * warp + row, k)
+}
+
+/// `(row, column)` of element `i` (0..N/2) of D of `wgmma.m64nNkK`, for `warp` 0..4 of the warpgroup. f32 and s32:
+/// one register each; f16: two to a register, the lower column in the low half. PTX ISA 9.7.15.5.1.1.
+#[inline]
+pub const fn wgmma_d(warp: u32, lane: u32, i: u32) -> (u32, u32) {
+    let (row, col) = mma_c(lane, i % 4);
+    (16 * warp + row, 8 * (i / 4) + col)
+}
+
+/// `(row, column)` within its 8x8 matrix of half `half` (0 low, 1 high) of a lane's register, for
+/// `ldmatrix` and `stmatrix` `.m8n8.b16` (PTX ISA 9.7.14.5.15, 9.7.14.5.16). Row `r` of matrix `j` (register `j`)
+/// is the 16 bytes at the address that lane `8 * j + r` gives, the same for `.x1 .x2 .x4`.
+#[inline]
+pub const fn matrix_b16(trans: bool, lane: u32, half: u32) -> (u32, u32) {
+    let (row, col) = (lane / 4, 2 * (lane % 4) + half);
+    if trans { (col, row) } else { (row, col) }
+}
+
+/// `(lane, half)` of the source register that half `half` of lane `lane` takes in
+/// `movmatrix.m8n8.trans.b16` (PTX ISA 9.7.14.5.17).
+#[inline]
+pub const fn movmatrix_source(lane: u32, half: u32) -> (u32, u32) {
+    let (row, col) = matrix_b16(true, lane, half);
+    (4 * row + col / 2, col % 2)
+}
+
+/// The lane whose scale register serves row `row` (0..16) of A in `mma.sync … block_scale`, for `thread_id` 0
+/// or 1: of the lane pair it selects in each quad, the even lane serves row `g`, the odd one row `g + 8`.
+/// PTX ISA 9.7.14.3, figure 43.
+#[inline]
+pub const fn scale_a_lane(row: u32, thread_id: u32) -> u32 {
+    4 * (row % 8) + 2 * thread_id + row / 8
+}
+
+/// The lane whose scale register serves column `n` (0..8) of B, for `thread_id` 0..4. PTX ISA 9.7.14.3, figure 44.
+#[inline]
+pub const fn scale_b_lane(n: u32, thread_id: u32) -> u32 {
+    4 * n + thread_id
+}
+
+/// The byte of the scale register that holds the scale of k-block `block`, for `scale_vec::{vec}X` with `vec` 1,
+/// 2 or 4. PTX ISA 9.7.14.3, table 37.
+///
+/// # Errors
+/// A `byte_id` the table does not allow.
+#[inline]
+pub fn scale_byte(vec: u32, byte_id: u32, block: u32) -> Result<u32, Misuse> {
+    let what = "mma block_scale";
+    let found = byte_id as u64;
+    match vec {
+        1 => require(byte_id < 4, what, "byte-id", found, "scale_vec::1X takes 0 to 3")?,
+        2 => require(byte_id == 0 || byte_id == 2, what, "byte-id", found, "scale_vec::2X takes 0 or 2")?,
+        _ => require(byte_id == 0, what, "byte-id", found, "scale_vec::4X takes 0")?,
+    }
+    Ok(byte_id + block)
+}
+
+/// Checks the thread selectors of `mma.sync … block_scale`. PTX ISA 9.7.14.3, table 37.
+///
+/// # Errors
+/// `thread-id-a` above 1 or `thread-id-b` above 3.
+pub fn check_thread_ids(a: u32, b: u32) -> Result<(), Misuse> {
+    let what = "mma block_scale";
+    require(a < 2, what, "thread-id-a", a as u64, "it selects a lane pair, 0 or 1")?;
+    require(b < 4, what, "thread-id-b", b as u64, "it selects a lane of the quad, 0 to 3")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// Every element of the matrix is held exactly once.
+    fn covers(rows: u32, cols: u32, lanes: u32, place: impl Fn(u32, u32) -> (u32, u32)) {
+        let mut seen = BTreeSet::new();
+        for lane in 0..lanes {
+            for i in 0..rows * cols / lanes {
+                let (row, col) = place(lane, i);
+                assert!(row < rows && col < cols, "lane {lane} element {i} at {row},{col}");
+                assert!(seen.insert((row, col)), "lane {lane} element {i} repeats {row},{col}");
+            }
+        }
+        assert_eq!(seen.len() as u32, rows * cols);
+    }
+
+    #[test]
+    fn fragments_hold_each_element_once() {
+        for (bits, ks) in
+            [(16, &[8, 16][..]), (32, &[4, 8]), (8, &[16, 32]), (4, &[32, 64]), (64, &[4, 8, 16])]
+        {
+            for &k in ks {
+                covers(16, k, 32, |lane, i| mma_a(bits, 16, lane, i));
+                covers(k, 8, 32, |lane, i| mma_b(bits, lane, i));
+            }
+        }
+        for (bits, k) in [(64, 4), (8, 16), (4, 32)] {
+            covers(8, k, 32, |lane, i| mma_a(bits, 8, lane, i));
+        }
+        covers(16, 8, 32, mma_c);
+        covers(8, 8, 32, mma_c);
+        for bits in [8, 16, 32] {
+            covers(64, 256 / bits, 128, |t, i| wgmma_a(bits, t / 32, t % 32, i));
+        }
+        for n in (8..=256).step_by(8) {
+            covers(64, n, 128, |t, i| wgmma_d(t / 32, t % 32, i));
+        }
+        assert_eq!(elements_per_lane(16, 64), 32);
+    }
+
+    #[test]
+    fn multiplicands_are_where_the_isa_formulas_put_them_exact() {
+        // Each row: shape, and the ISA's formula for (row, column) in terms of group, quad and i.
+        for lane in 0..32 {
+            let (g, q) = (lane / 4, lane % 4);
+            for i in 0..8 {
+                // 9.7.14.5.8, m16n8k16, f16 and bf16.
+                let row = if i < 2 || (4..6).contains(&i) { g } else { g + 8 };
+                let col = q * 2 + (i & 1) + if i < 4 { 0 } else { 8 };
+                assert_eq!(mma_a(16, 16, lane, i), (row, col));
+                // 9.7.14.5.9, m16n8k16, 8-bit.
+                assert_eq!(mma_a(8, 16, lane, i), (if i < 4 { g } else { g + 8 }, q * 4 + (i & 3)));
+                // 9.7.14.5.8, m16n8k16, f64.
+                let (row, col) = if i % 2 == 0 { (g, i * 2 + q) } else { (g + 8, i * 2 - 2 + q) };
+                assert_eq!(mma_a(64, 16, lane, i), (row, col));
+                // 9.7.14.5.10, m16n8k32, 8-bit B.
+                let k = q * 4 + (i & 3) + if i < 4 { 0 } else { 16 };
+                assert_eq!(mma_b(8, lane, i), (k, g));
+            }
+            for i in 0..4 {
+                // 9.7.14.5.7, m16n8k8: f16, then tf32.
+                assert_eq!(mma_a(16, 16, lane, i), (if i < 2 { g } else { g + 8 }, q * 2 + (i & 1)));
+                let (row, col) = (if i % 2 == 0 { g } else { g + 8 }, if i < 2 { q } else { q + 4 });
+                assert_eq!(mma_a(32, 16, lane, i), (row, col));
+                // 9.7.14.5.8, B: f16, then f64.
+                assert_eq!(mma_b(16, lane, i), (q * 2 + (i & 1) + if i < 2 { 0 } else { 8 }, g));
+                assert_eq!(mma_b(64, lane, i), (q + i * 4, g));
+                assert_eq!(mma_c(lane, i), (if i < 2 { g } else { g + 8 }, q * 2 + (i & 1)));
+            }
+            for i in 0..16 {
+                // 9.7.14.5.10, m16n8k32: 8-bit A, then 4-bit A.
+                let row = if i < 4 || (8..12).contains(&i) { g } else { g + 8 };
+                let col = q * 4 + (i & 3) + if i < 8 { 0 } else { 16 };
+                assert_eq!(mma_a(8, 16, lane, i), (row, col));
+                assert_eq!(mma_a(4, 16, lane, i), (if i < 8 { g } else { g + 8 }, q * 8 + (i & 7)));
+                // 9.7.14.5.11, m16n8k64, B.
+                assert_eq!(mma_b(4, lane, i), (q * 8 + (i & 7) + if i < 8 { 0 } else { 32 }, g));
+            }
+            for i in 0..32 {
+                // 9.7.14.5.11, m16n8k64, A.
+                let row = if i < 8 || (16..24).contains(&i) { g } else { g + 8 };
+                assert_eq!(mma_a(4, 16, lane, i), (row, q * 8 + (i & 7) + if i < 16 { 0 } else { 32 }));
+            }
+            assert_eq!(mma_a(64, 8, lane, 0), (g, q));
+        }
+        assert_eq!(wgmma_d(2, 13, 27), (32 + 3 + 8, 8 * 6 + 2 + 1));
+    }
+
+    #[test]
+    fn transposed_ldmatrix_is_movmatrix_of_the_plain_one() {
+        for lane in 0..32 {
+            for half in 0..2 {
+                let (source_lane, source_half) = movmatrix_source(lane, half);
+                assert_eq!(matrix_b16(true, lane, half), matrix_b16(false, source_lane, source_half));
+                assert_eq!(matrix_b16(false, lane, half), mma_b_transposed(lane, half));
+            }
+        }
+        covers(8, 8, 32, |lane, half| matrix_b16(true, lane, half));
+
+        // An untransposed n-major tile loads as the B fragment of m16n8k8.
+        fn mma_b_transposed(lane: u32, half: u32) -> (u32, u32) {
+            let (k, n) = mma_b(16, lane, half);
+            (n, k)
+        }
+    }
+
+    #[test]
+    fn scale_selectors_pick_the_lanes_of_the_figures() {
+        assert_eq!(
+            (scale_a_lane(0, 0), scale_a_lane(8, 0), scale_a_lane(3, 1), scale_a_lane(11, 1)),
+            (0, 1, 14, 15)
+        );
+        assert_eq!((scale_b_lane(0, 3), scale_b_lane(7, 0)), (3, 28));
+        assert_eq!(scale_byte(4, 0, 3), Ok(3));
+        assert_eq!(scale_byte(2, 2, 1), Ok(3));
+        assert_eq!(scale_byte(1, 3, 0), Ok(3));
+        let message = scale_byte(2, 1, 0).unwrap_err().to_string();
+        assert_eq!(message, "mma block_scale: byte-id is 0x1, but scale_vec::2X takes 0 or 2");
+        assert!(scale_byte(4, 2, 0).is_err() && scale_byte(1, 4, 0).is_err());
+        assert!(check_thread_ids(1, 3).is_ok());
+        assert!(check_thread_ids(2, 0).is_err() && check_thread_ids(0, 4).is_err());
+    }
+}
