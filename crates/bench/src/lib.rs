@@ -1,1 +1,20 @@
-//! How speed is measured: shapes, protocol, roofline, report.
+//! How speed is measured: shapes, inputs, protocol, roofline, report.
+//!
+//! In the order data flows: [`shapes`] or the [`challenge`] name the problems, [`inputs`] makes seeded operands,
+//! [`protocol`] holds the only stopwatch, [`roofline`] says what the machine allows, [`report`] and [`plot`] show
+//! both. Nothing here knows a kernel: callers hand over closures.
+
+pub mod challenge;
+pub mod error;
+pub mod inputs;
+pub mod plot;
+pub mod protocol;
+pub mod report;
+pub mod roofline;
+pub mod shapes;
+
+pub use error::Error;
+pub use protocol::{Protocol, Timing};
+pub use report::{Report, Row};
+pub use roofline::{Bound, Roofline};
+pub use shapes::{SHAPE_SETS, Shape, ShapeSet};

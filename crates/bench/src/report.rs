@@ -1,0 +1,283 @@
+//! Measurements as a table for people, JSON and CSV for scripts.
+
+use std::fmt::Write as _;
+
+use dualgemm_gemm::DualGemmDesc;
+
+use crate::{Bound, Roofline, Timing};
+
+/// One measured problem.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Row {
+    /// Machine or card.
+    pub device: String,
+    /// Driver version, empty on a CPU.
+    pub driver: String,
+    /// Version of the program that measured.
+    pub commit: String,
+    /// Rows of A.
+    pub m: usize,
+    /// Features.
+    pub n: usize,
+    /// Summed elements.
+    pub k: usize,
+    /// Format of A as given.
+    pub a_format: String,
+    /// Format of C.
+    pub out_dtype: String,
+    /// How the operation was put together.
+    pub strategy: String,
+    /// Kernel that ran.
+    pub kernel: String,
+    /// Threads, 0 where that means nothing.
+    pub threads: usize,
+    /// Median and spread.
+    #[serde(flatten)]
+    pub timing: Timing,
+    /// The time no kernel can beat, µs.
+    pub floor_us: f64,
+    /// `floor_us / median_us`.
+    pub roofline_fraction: f64,
+    /// What sets the floor.
+    pub bound: Bound,
+    /// Arithmetic rate reached, GFLOP/s.
+    pub gflops: f64,
+    /// Memory rate reached if every operand moved once, GB/s.
+    pub gbps: f64,
+    /// Arithmetic intensity, FLOP per byte.
+    pub flops_per_byte: f64,
+    /// Relative L2 error against the f64 reference on sampled rows; none where it was not checked.
+    pub rel_l2: Option<f64>,
+}
+
+/// Who and what was measured, the part of a [`Row`] that does not follow from the problem and its time.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Subject {
+    /// Machine or card.
+    pub device: String,
+    /// Driver version, empty on a CPU.
+    pub driver: String,
+    /// Version of the program that measured.
+    pub commit: String,
+    /// How the operation was put together.
+    pub strategy: String,
+    /// Kernel that ran.
+    pub kernel: String,
+    /// Threads, 0 where that means nothing.
+    pub threads: usize,
+}
+
+impl Row {
+    /// Derives rates, floor and bound from a problem and its time.
+    pub fn new(
+        subject: Subject,
+        desc: &DualGemmDesc,
+        roofline: &Roofline,
+        timing: Timing,
+        rel_l2: Option<f64>,
+    ) -> Self {
+        let Subject { device, driver, commit, strategy, kernel, threads } = subject;
+        let floor_us = roofline.floor_us(desc);
+        Self {
+            device,
+            driver,
+            commit,
+            m: desc.m,
+            n: desc.n,
+            k: desc.k,
+            a_format: desc.a.to_string(),
+            out_dtype: desc.out.to_string(),
+            strategy,
+            kernel,
+            threads,
+            timing,
+            floor_us,
+            roofline_fraction: floor_us / timing.median_us,
+            bound: roofline.bound(desc),
+            gflops: desc.flops() / timing.median_us * 1e-3,
+            gbps: desc.bytes() / timing.median_us * 1e-3,
+            flops_per_byte: desc.flops() / desc.bytes(),
+            rel_l2,
+        }
+    }
+}
+
+/// Measurements of one machine, with the roofline they were compared to.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Report {
+    /// Measured rates of the machine, one per kind of arithmetic that occurs.
+    pub rooflines: Vec<NamedRoofline>,
+    /// The measurements.
+    pub rows: Vec<Row>,
+}
+
+/// A roofline and what arithmetic it is for.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct NamedRoofline {
+    /// Kind of arithmetic, such as `int8` or `f32`.
+    pub name: String,
+    /// The rates.
+    #[serde(flatten)]
+    pub roofline: Roofline,
+}
+
+const CSV_HEADER: &str = "device,driver,commit,m,n,k,a_format,out_dtype,strategy,kernel,threads,median_us,p10_us,p90_us,floor_us,roofline_fraction,bound,gflops,gbps,rel_l2";
+
+impl Report {
+    /// A table for a terminal.
+    pub fn to_table(&self) -> String {
+        let header = [
+            "m",
+            "n",
+            "k",
+            "a",
+            "out",
+            "strategy",
+            "kernel",
+            "median µs",
+            "p10",
+            "p90",
+            "floor µs",
+            "of roof",
+            "bound",
+            "GFLOP/s",
+            "GB/s",
+            "rel L2",
+        ];
+        let cells = self.rows.iter().map(|r| {
+            [
+                r.m.to_string(),
+                r.n.to_string(),
+                r.k.to_string(),
+                r.a_format.clone(),
+                r.out_dtype.clone(),
+                r.strategy.clone(),
+                r.kernel.clone(),
+                format!("{:.1}", r.timing.median_us),
+                format!("{:.1}", r.timing.p10_us),
+                format!("{:.1}", r.timing.p90_us),
+                format!("{:.1}", r.floor_us),
+                format!("{:.0} %", r.roofline_fraction * 100.0),
+                r.bound.to_string(),
+                format!("{:.1}", r.gflops),
+                format!("{:.1}", r.gbps),
+                r.rel_l2.map_or("-".into(), |e| format!("{e:.1e}")),
+            ]
+        });
+        let lines: Vec<[String; 16]> = std::iter::once(header.map(String::from)).chain(cells).collect();
+        let widths: Vec<usize> =
+            (0..16).map(|c| lines.iter().map(|line| line[c].chars().count()).max().unwrap_or(0)).collect();
+        let mut out = String::new();
+        for line in &lines {
+            for (cell, width) in line.iter().zip(&widths) {
+                let _ = write!(out, "{cell:>width$}  ");
+            }
+            out.truncate(out.trim_end().len());
+            out.push('\n');
+        }
+        out
+    }
+
+    /// One line per measurement, comma-separated, with a header.
+    pub fn to_csv(&self) -> String {
+        let mut out = format!("{CSV_HEADER}\n");
+        for r in &self.rows {
+            let t = r.timing;
+            let names = [&r.device, &r.driver, &r.commit].map(|s| csv_field(s)).join(",");
+            let labels = [&r.a_format, &r.out_dtype, &r.strategy, &r.kernel].map(|s| csv_field(s)).join(",");
+            let _ = writeln!(
+                out,
+                "{names},{},{},{},{labels},{},{:.3},{:.3},{:.3},{:.3},{:.4},{},{:.2},{:.2},{}",
+                r.m,
+                r.n,
+                r.k,
+                r.threads,
+                t.median_us,
+                t.p10_us,
+                t.p90_us,
+                r.floor_us,
+                r.roofline_fraction,
+                r.bound,
+                r.gflops,
+                r.gbps,
+                r.rel_l2.map_or(String::new(), |e| format!("{e:e}"))
+            );
+        }
+        out
+    }
+}
+
+/// Quotes a field that would otherwise break its line (RFC 4180).
+fn csv_field(text: &str) -> String {
+    if text.contains([',', '"', '\n', '\r']) {
+        format!("\"{}\"", text.replace('"', "\"\""))
+    } else {
+        text.to_string()
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use dualgemm_formats::BlockFormat;
+    use dualgemm_gemm::AFormat;
+
+    pub(crate) fn report() -> Report {
+        let roofline = Roofline { flops_per_s: 400e9, bytes_per_s: 40e9 };
+        let row = |m| {
+            let desc = DualGemmDesc::new(m, 4096, 7168, AFormat::Nvfp4, BlockFormat::Nvfp4);
+            let median_us = roofline.floor_us(&desc) * 2.0;
+            let timing = Timing { median_us, p10_us: median_us, p90_us: median_us, runs: 3 };
+            let subject = Subject {
+                device: "a \"quoted\", CPU".into(),
+                driver: String::new(),
+                commit: "1.0".into(),
+                strategy: "fused".into(),
+                kernel: "k".into(),
+                threads: 2,
+            };
+            Row::new(subject, &desc, &roofline, timing, Some(1e-7))
+        };
+        Report {
+            rooflines: vec![NamedRoofline { name: "int8".into(), roofline }],
+            rows: vec![row(1), row(64), row(256)],
+        }
+    }
+
+    #[test]
+    fn rates_follow_from_time() {
+        let row = &report().rows[2];
+        assert!((row.roofline_fraction - 0.5).abs() < 1e-12);
+        assert!((row.gflops - 200.0).abs() < 1e-9, "{}", row.gflops);
+    }
+
+    #[test]
+    fn csv_has_a_field_per_header_and_quotes_names() {
+        let csv = report().to_csv();
+        let lines: Vec<&str> = csv.lines().collect();
+        assert_eq!(lines.len(), 4);
+        assert!(lines[1].starts_with("\"a \"\"quoted\"\", CPU\",,1.0,1,4096,7168,nvfp4,f32,fused,k,2,"));
+        // The quoted name holds one comma.
+        assert_eq!(lines[1].matches(',').count(), CSV_HEADER.matches(',').count() + 1);
+    }
+
+    #[test]
+    fn the_table_is_aligned() {
+        let table = report().to_table();
+        let widths: Vec<usize> = table.lines().map(|line| line.chars().count()).collect();
+        assert_eq!(widths.len(), 4);
+        assert!(widths.windows(2).all(|w| w[0] == w[1]), "{table}");
+    }
+
+    #[test]
+    fn json_is_flat_and_snake_case() {
+        let json = serde_json::to_value(report()).unwrap();
+        for key in
+            ["device", "kernel", "median_us", "p10_us", "floor_us", "roofline_fraction", "rel_l2", "bound"]
+        {
+            assert!(json["rows"][0].get(key).is_some(), "{key}");
+        }
+        assert_eq!(json["rows"][0]["bound"], "memory");
+        assert_eq!(json["rooflines"][0]["flops_per_s"], 400e9);
+    }
+}
