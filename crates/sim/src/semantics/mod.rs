@@ -4,8 +4,11 @@
 //! section of the PTX ISA (9.1, <https://docs.nvidia.com/cuda/parallel-thread-execution/>) it implements; what
 //! that text leaves open is said where it is decided.
 
+pub mod element;
 pub mod float;
 pub mod fragment;
 pub mod misuse;
+pub mod smem_desc;
+pub mod swizzle;
 
 pub use misuse::Misuse;

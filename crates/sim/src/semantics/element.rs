@@ -1,0 +1,126 @@
+//! The element types of matrix multiplicands and how each is stored.
+//!
+//! Flow: `exec/{mma,wgmma,tcgen05}` decodes operands once per instruction with [`Element::decode`] into slices
+//! of f32 (every one of these types is exact in f32) and hands them to `semantics::dot`.
+//! PTX ISA 5.2.3, 9.7.14.2, 9.7.16.2.1.
+
+use super::float::{BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, Format, TF32, decode_ue8m0};
+
+/// The type of an element of A or B.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Element {
+    /// `.f16`.
+    F16,
+    /// `.bf16`.
+    Bf16,
+    /// `.tf32`: 32 bits, the low 13 ignored.
+    Tf32,
+    /// `.e4m3`.
+    E4m3,
+    /// `.e5m2`.
+    E5m2,
+    /// `.e2m3`, six bits.
+    E2m3,
+    /// `.e3m2`, six bits.
+    E3m2,
+    /// `.e2m1`, four bits.
+    E2m1,
+    /// `.s8`.
+    S8,
+    /// `.u8`.
+    U8,
+    /// `.s4`.
+    S4,
+    /// `.u4`.
+    U4,
+}
+
+impl Element {
+    /// Bits of one element.
+    #[inline]
+    pub const fn bits(self) -> u32 {
+        match self {
+            Element::Tf32 => 32,
+            Element::F16 | Element::Bf16 => 16,
+            Element::E4m3 | Element::E5m2 | Element::S8 | Element::U8 => 8,
+            Element::E2m3 | Element::E3m2 => 6,
+            Element::E2m1 | Element::S4 | Element::U4 => 4,
+        }
+    }
+
+    /// The floating-point format, or `None` for an integer type.
+    #[inline]
+    pub const fn format(self) -> Option<Format> {
+        match self {
+            Element::F16 => Some(F16),
+            Element::Bf16 => Some(BF16),
+            Element::Tf32 => Some(TF32),
+            Element::E4m3 => Some(E4M3),
+            Element::E5m2 => Some(E5M2),
+            Element::E2m3 => Some(E2M3),
+            Element::E3m2 => Some(E3M2),
+            Element::E2m1 => Some(E2M1),
+            Element::S8 | Element::U8 | Element::S4 | Element::U4 => None,
+        }
+    }
+
+    /// The value of a code, exact; bits above [`bits`](Self::bits) are ignored. Integers give their value.
+    #[inline]
+    pub fn decode(self, code: u32) -> f32 {
+        match (self, self.format()) {
+            (_, Some(format)) => format.decode(code as u64) as f32,
+            (Element::S8, _) => code as i8 as f32,
+            (Element::S4, _) => ((code << 28) as i32 >> 28) as f32,
+            (Element::U4, _) => (code & 0xf) as f32,
+            _ => (code & 0xff) as f32,
+        }
+    }
+}
+
+/// The type of a block scale (PTX ISA 9.7.14.3, 9.7.16.10.7).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Scale {
+    /// `.ue4m3`: the non-negative half of e4m3; bit 7 must be zero and is ignored.
+    Ue4m3,
+    /// `.ue8m0`: a power of two.
+    Ue8m0,
+}
+
+impl Scale {
+    /// The multiplier a code stands for, exact; NaN for the NaN code.
+    #[inline]
+    pub fn decode(self, code: u8) -> f32 {
+        match self {
+            Scale::Ue4m3 => E4M3.decode(code as u64 & 0x7f) as f32,
+            Scale::Ue8m0 => decode_ue8m0(code) as f32,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_decodes_to_its_value_in_f32_exact() {
+        for element in [Element::E4m3, Element::E5m2, Element::E2m3, Element::E3m2, Element::E2m1] {
+            for code in 0..1u32 << element.bits() {
+                let (wide, narrow) = (element.format().unwrap().decode(code as u64), element.decode(code));
+                assert!(narrow as f64 == wide || wide.is_nan() && narrow.is_nan());
+            }
+        }
+        for code in 0..=0xffu32 {
+            assert_eq!(Element::S8.decode(code), f32::from(code as i8));
+            assert_eq!(Element::U8.decode(code | 0x100), code as f32);
+            assert_eq!(Element::U4.decode(code), (code % 16) as f32);
+            let signed = if code % 16 < 8 { code as i32 % 16 } else { code as i32 % 16 - 16 };
+            assert_eq!(Element::S4.decode(code), signed as f32);
+        }
+        assert_eq!(Element::Tf32.decode(0x3f80_1fff), 1.0);
+        assert_eq!(Element::Bf16.decode(0x3f81), 1.0078125);
+        assert_eq!(Element::F16.decode(1), 2f32.powi(-24));
+        assert_eq!(Scale::Ue4m3.decode(0xfe), 448.0);
+        assert!(Scale::Ue4m3.decode(0x7f).is_nan());
+        assert_eq!(Scale::Ue8m0.decode(0), 2f32.powi(-127));
+    }
+}
