@@ -1,0 +1,65 @@
+//! What can go wrong before a kernel runs. Nothing can while it does.
+
+use crate::Isa;
+
+/// A rule that a plan, packed weights or a call breaks.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Error {
+    /// A name that is no instruction set.
+    #[error("there is no instruction set {name:?}; known are {}", Isa::ALL.map(Isa::name).join(", "))]
+    UnknownIsa {
+        /// The name found.
+        name: String,
+    },
+    /// An instruction set that this machine lacks.
+    #[error("this machine has no {isa}; its best is {best}")]
+    IsaUnavailable {
+        /// The instruction set asked for.
+        isa: Isa,
+        /// What could be asked for.
+        best: Isa,
+    },
+    /// A serialized pack that is not one.
+    #[error("packed weights: {what} is {found}; {expected} is needed")]
+    PackedBytes {
+        /// Which part.
+        what: &'static str,
+        /// What it is.
+        found: String,
+        /// What it has to be.
+        expected: String,
+    },
+    /// Row ranges of experts that do not fit A.
+    #[error(
+        "group {group}: rows {start}..{end} do not fit; they must follow row {previous_end} and end by {rows}"
+    )]
+    GroupRows {
+        /// Index of the group.
+        group: usize,
+        /// First row.
+        start: usize,
+        /// One past the last row.
+        end: usize,
+        /// Where the group before ends.
+        previous_end: usize,
+        /// Rows of A.
+        rows: usize,
+    },
+    /// Something handed to a plan that was made for something else.
+    #[error("{what} is {found}; the plan was made for {expected}")]
+    NotPlanned {
+        /// Which argument.
+        what: &'static str,
+        /// What it is.
+        found: String,
+        /// What it has to be.
+        expected: String,
+    },
+    /// A problem that breaks a rule of the operation.
+    #[error(transparent)]
+    Problem(#[from] dualgemm_gemm::Error),
+    /// Wrong bytes.
+    #[error(transparent)]
+    Format(#[from] dualgemm_formats::Error),
+}

@@ -1,0 +1,332 @@
+//! Weights prepacked for the CPU kernels: done once, then read by every instruction set and by W4A4 and W4A16 alike.
+//!
+//! A *panel* is 16 gate features and the same 16 up features over all of K. It is one contiguous stream of
+//! *chunks*, one per 16 elements of K, so that a product of few rows reads memory in order:
+//!
+//! ```text
+//! panel p = features 16p .. 16p+16           chunk c = elements 16c .. 16c+16 of K, 288 bytes
+//!
+//! byte 0    gate codes, line 0   64 bytes    byte 4f+j of line l: element 8l+j of feature f in the low nibble,
+//!      64   gate codes, line 1   64                               element 8l+4+j in the high nibble
+//!      128  up codes, lines 0, 1 128         so that one mask (one shift and mask) of a line leaves four
+//!      256  gate scales          16          consecutive elements per feature in one 32-bit lane: the operand
+//!      272  up scales            16          of `vpmaddubsw` and `vpdpbusd`
+//! ```
+//!
+//! That is 4.5 bits per weight, as nvfp4 itself. An mxfp4 block is two chunks that repeat its scale. Features that
+//! fill the last panel have zero codes and zero scales.
+
+use std::borrow::Cow;
+
+use dualgemm_formats::{BlockFormat, GlobalScale, GlobalScaleSource, QuantizedMatrix};
+use dualgemm_gemm::GateUp;
+
+use crate::Error;
+use crate::aligned::Aligned;
+use crate::threads::{self, SharedSlice};
+
+/// Gate features (and up features) of a panel.
+pub const PANEL: usize = 16;
+/// Elements of K in a chunk.
+pub const CHUNK_K: usize = 16;
+/// Bytes of a chunk.
+pub const CHUNK: usize = 288;
+/// Offset of the up codes in a chunk; gate codes come first.
+pub const UP_CODES: usize = 128;
+/// Offset of the 16 gate scales in a chunk; the 16 up scales follow.
+pub const SCALES: usize = 256;
+
+/// A pair of weight matrices in kernel order, with what the epilogue needs to know about them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PackedGateUp {
+    format: BlockFormat,
+    n: usize,
+    k: usize,
+    global_scales: [GlobalScale; 2],
+    biases: [Option<Vec<f32>>; 2],
+    panels: Aligned<u8>,
+}
+
+impl PackedGateUp {
+    /// Packs a pair of weights, on all threads of the current rayon pool.
+    ///
+    /// # Errors
+    /// If the halves do not belong together or a block scale is NaN or negative.
+    pub fn pack(weights: &GateUp<'_>) -> Result<Self, Error> {
+        weights.check()?;
+        let bias = |bias: &Option<Cow<'_, [f32]>>| bias.as_ref().map(|b| b.to_vec());
+        let mut this = Self {
+            format: weights.gate.format(),
+            n: weights.n(),
+            k: weights.k(),
+            global_scales: [weights.gate.global_scale(), weights.up.global_scale()],
+            biases: [bias(&weights.gate_bias), bias(&weights.up_bias)],
+            panels: Aligned::zeroed(weights.n().div_ceil(PANEL) * (weights.k() / CHUNK_K) * CHUNK),
+        };
+        let (panels, len) = (this.panels(), this.panel_len());
+        let shared = SharedSlice::new(&mut this.panels);
+        threads::for_each(
+            rayon::current_num_threads(),
+            panels,
+            |_| (),
+            |(), panel| {
+                // SAFETY: each panel is claimed once and panels do not overlap.
+                let out = unsafe { shared.part(panel * len, len) };
+                for (half, matrix) in [&weights.gate, &weights.up].into_iter().enumerate() {
+                    pack_half(matrix, panel * PANEL, half, out);
+                }
+            },
+        );
+        Ok(this)
+    }
+
+    /// Block format of the codes.
+    pub fn format(&self) -> BlockFormat {
+        self.format
+    }
+
+    /// Features of each half.
+    pub fn n(&self) -> usize {
+        self.n
+    }
+
+    /// Elements per feature.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// Panels of 16 features, the last one filled up with zeros.
+    pub fn panels(&self) -> usize {
+        self.n.div_ceil(PANEL)
+    }
+
+    /// Chunks of 16 elements in a panel.
+    pub fn chunks(&self) -> usize {
+        self.k / CHUNK_K
+    }
+
+    /// The bytes of a panel: [`chunks`](Self::chunks) times [`CHUNK`].
+    ///
+    /// # Panics
+    /// If there is no such panel.
+    pub fn panel(&self, panel: usize) -> &[u8] {
+        &self.panels[panel * self.panel_len()..][..self.panel_len()]
+    }
+
+    /// Bytes that a product reads: codes and scales of all panels.
+    pub fn bytes(&self) -> usize {
+        self.panels.len()
+    }
+
+    /// Tensor scales of gate and of up.
+    pub fn global_scales(&self) -> [GlobalScale; 2] {
+        self.global_scales
+    }
+
+    /// Biases of gate and of up, [`n`](Self::n) values each.
+    pub fn biases(&self) -> [Option<&[f32]>; 2] {
+        [self.biases[0].as_deref(), self.biases[1].as_deref()]
+    }
+
+    fn panel_len(&self) -> usize {
+        self.chunks() * CHUNK
+    }
+
+    /// The pack as bytes to keep in a cache file: header, panels, biases, all little-endian.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(Header::LEN + self.panels.len() + 8 * self.n);
+        let header = Header {
+            format: self.format,
+            n: self.n,
+            k: self.k,
+            global_scales: self.global_scales,
+            has_bias: [self.biases[0].is_some(), self.biases[1].is_some()],
+        };
+        header.write(&mut out);
+        out.extend_from_slice(&self.panels);
+        for value in self.biases.iter().flatten().flatten() {
+            out.extend_from_slice(&value.to_le_bytes());
+        }
+        let digest = digest(&out);
+        out[Header::DIGEST..][..8].copy_from_slice(&digest.to_le_bytes());
+        out
+    }
+
+    /// A pack from the bytes that [`to_bytes`](Self::to_bytes) gave.
+    ///
+    /// # Errors
+    /// If they are something else, of another version, truncated, too long or altered.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, Error> {
+        let header = Header::read(bytes)?;
+        let fault = |what, found: String, expected: String| Error::PackedBytes { what, found, expected };
+        let panels_len = header.n.div_ceil(PANEL).checked_mul(header.k / CHUNK_K * CHUNK);
+        let biases = header.has_bias.iter().filter(|&&has| has).count();
+        let len = panels_len
+            .and_then(|len| len.checked_add(biases.checked_mul(header.n)?.checked_mul(4)?))
+            .and_then(|len| len.checked_add(Header::LEN))
+            .ok_or_else(|| {
+                fault("size", format!("[{}, {}]", header.n, header.k), "an addressable size".into())
+            })?;
+        if bytes.len() != len {
+            return Err(fault("length", format!("{} bytes", bytes.len()), format!("{len} bytes")));
+        }
+        let (held, computed) = (u64_at(bytes, Header::DIGEST), digest(bytes));
+        if held != computed {
+            return Err(fault("digest", format!("{held:#018x}"), format!("{computed:#018x}")));
+        }
+        let mut panels = Aligned::zeroed(panels_len.unwrap_or(0));
+        let (body, mut tail) = bytes[Header::LEN..].split_at(panels.len());
+        panels.copy_from_slice(body);
+        let mut take_bias = |has: bool| {
+            has.then(|| {
+                let (bias, rest) = tail.split_at(4 * header.n);
+                tail = rest;
+                bias.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+            })
+        };
+        let biases = [take_bias(header.has_bias[0]), take_bias(header.has_bias[1])];
+        let Header { format, n, k, global_scales, .. } = header;
+        Ok(Self { format, n, k, global_scales, biases, panels })
+    }
+}
+
+/// Packs up to 16 features from `first` on into one half of a panel.
+fn pack_half(matrix: &QuantizedMatrix<'_>, first: usize, half: usize, panel: &mut [u8]) {
+    let blocks_per_chunk = matrix.format().block_len() / CHUNK_K;
+    for feature in 0..PANEL.min(matrix.rows() - first) {
+        let codes = matrix.row_codes(first + feature);
+        for (c, chunk) in panel.chunks_exact_mut(CHUNK).enumerate() {
+            for line in 0..2 {
+                let source = &codes[8 * c + 4 * line..][..4];
+                let to = half * UP_CODES + 64 * line + 4 * feature;
+                for (pair, byte) in chunk[to..to + 4].chunks_exact_mut(2).enumerate() {
+                    // Elements 2·pair and 2·pair + 1 of both quads; a source byte holds two neighbours.
+                    let (low, high) = (source[pair], source[2 + pair]);
+                    byte[0] = low & 15 | high << 4;
+                    byte[1] = low >> 4 | high & 0xF0;
+                }
+            }
+            chunk[SCALES + PANEL * half + feature] = matrix.scale_byte(first + feature, c / blocks_per_chunk);
+        }
+    }
+}
+
+/// The fixed part of a serialized pack, in file order.
+struct Header {
+    format: BlockFormat,
+    n: usize,
+    k: usize,
+    global_scales: [GlobalScale; 2],
+    has_bias: [bool; 2],
+}
+
+impl Header {
+    const MAGIC: [u8; 8] = *b"dgemmcpu";
+    /// Counts changes of the layout of chunks or of this header.
+    const VERSION: u32 = 1;
+    const DIGEST: usize = 48;
+    const LEN: usize = 64;
+
+    fn write(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&Self::MAGIC);
+        out.extend_from_slice(&Self::VERSION.to_le_bytes());
+        let source = |scale: GlobalScale| match scale.source() {
+            GlobalScaleSource::Multiplier => 0,
+            GlobalScaleSource::Divisor(_) => 1,
+            GlobalScaleSource::Absent => 2,
+        };
+        let format = match self.format {
+            BlockFormat::Nvfp4 => 0,
+            BlockFormat::Mxfp4 => 1,
+        };
+        let has_bias = u8::from(self.has_bias[0]) | u8::from(self.has_bias[1]) << 1;
+        out.extend_from_slice(&[
+            format,
+            source(self.global_scales[0]),
+            source(self.global_scales[1]),
+            has_bias,
+        ]);
+        out.extend_from_slice(&(self.n as u64).to_le_bytes());
+        out.extend_from_slice(&(self.k as u64).to_le_bytes());
+        for scale in self.global_scales {
+            out.extend_from_slice(&scale.held().to_le_bytes());
+        }
+        out.resize(Self::LEN, 0);
+    }
+
+    fn read(bytes: &[u8]) -> Result<Self, Error> {
+        let fault = |what, found: String, expected: String| Error::PackedBytes { what, found, expected };
+        if bytes.len() < Self::LEN {
+            return Err(fault("length", format!("{} bytes", bytes.len()), format!("at least {}", Self::LEN)));
+        }
+        if bytes[..8] != Self::MAGIC {
+            let found = format!("{:?}", bytes[..8].escape_ascii().to_string());
+            return Err(fault("magic", found, format!("{:?}", Self::MAGIC.escape_ascii().to_string())));
+        }
+        let version = u32_at(bytes, 8);
+        if version != Self::VERSION {
+            return Err(fault("version", version.to_string(), Self::VERSION.to_string()));
+        }
+        let format = match bytes[12] {
+            0 => BlockFormat::Nvfp4,
+            1 => BlockFormat::Mxfp4,
+            other => return Err(fault("format", other.to_string(), "0 (nvfp4) or 1 (mxfp4)".into())),
+        };
+        let scale = |half: usize| {
+            let held = f32::from_bits(u32_at(bytes, 32 + 4 * half));
+            let scale = match bytes[13 + half] {
+                0 => GlobalScale::multiplier(held),
+                1 => GlobalScale::divisor(held),
+                2 => GlobalScale::ONE,
+                other => return Err(fault("scale source", other.to_string(), "0, 1 or 2".into())),
+            };
+            let usable = scale.held().to_bits() == held.to_bits()
+                && [held, scale.value()].iter().all(|x| x.is_finite() && *x > 0.0);
+            if usable {
+                Ok(scale)
+            } else {
+                Err(fault("tensor scale", held.to_string(), "positive, finite".into()))
+            }
+        };
+        let size = |what, at| {
+            let value = u64_at(bytes, at);
+            usize::try_from(value).map_err(|_| fault(what, value.to_string(), "an addressable size".into()))
+        };
+        let header = Self {
+            format,
+            n: size("N", 16)?,
+            k: size("K", 24)?,
+            global_scales: [scale(0)?, scale(1)?],
+            has_bias: [bytes[15] & 1 != 0, bytes[15] & 2 != 0],
+        };
+        if header.n == 0 || header.k == 0 || !header.k.is_multiple_of(format.block_len()) {
+            let expected = format!("at least 1, by a multiple of {}", format.block_len());
+            return Err(fault("shape", format!("[{}, {}]", header.n, header.k), expected));
+        }
+        if bytes[15] > 3 || bytes[40..Self::DIGEST].iter().chain(&bytes[56..Self::LEN]).any(|&b| b != 0) {
+            return Err(fault("a reserved byte", "set".into(), "0".into()));
+        }
+        Ok(header)
+    }
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]))
+}
+
+/// FNV-1a over 64-bit words, the digest's own bytes left out. Guards against damage, not against malice.
+fn digest(bytes: &[u8]) -> u64 {
+    let mut hash = 0xCBF2_9CE4_8422_2325u64;
+    let mut feed = |word: u64| hash = (hash ^ word).wrapping_mul(0x0100_0000_01B3).rotate_left(29);
+    for part in [&bytes[..Header::DIGEST], &bytes[Header::LEN..]] {
+        let words = part.chunks_exact(8);
+        let rest = words.remainder();
+        words.for_each(|word| feed(u64_at(word, 0)));
+        rest.iter().for_each(|&byte| feed(byte.into()));
+    }
+    hash
+}

@@ -1,0 +1,105 @@
+//! Work shared among threads: numbered items, claimed in order, by whichever thread is free.
+//!
+//! An item's result depends on the item alone, so results do not depend on how many threads there are or which of
+//! them does what. Nothing here allocates.
+
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
+
+/// Calls `body` once for each of `0..items`, on up to `threads` threads of the current rayon pool.
+///
+/// Every participant gets a worker number below `threads`, no two at once the same, and a state from
+/// `state(worker)` that it keeps.
+pub(crate) fn for_each<S>(
+    threads: usize,
+    items: usize,
+    state: impl Fn(usize) -> S + Sync,
+    body: impl Fn(&mut S, usize) + Sync,
+) {
+    let next = AtomicUsize::new(0);
+    let work = |worker| {
+        let mut item = next.fetch_add(1, Ordering::Relaxed);
+        if item < items {
+            let mut state = state(worker);
+            while item < items {
+                body(&mut state, item);
+                item = next.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    };
+    match threads.min(items) {
+        0 | 1 => work(0),
+        workers => (0..workers).into_par_iter().with_max_len(1).for_each(work),
+    }
+}
+
+/// A mutable slice of which threads write disjoint parts.
+#[derive(Debug)]
+pub(crate) struct SharedSlice<'a, T> {
+    start: *mut T,
+    len: usize,
+    slice: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: access goes through `part`, whose callers promise that parts do not overlap; that is as sending each
+// part, a `&mut [T]`, to one thread.
+unsafe impl<T: Send> Sync for SharedSlice<'_, T> {}
+// SAFETY: it is a `&mut [T]` in another form.
+unsafe impl<T: Send> Send for SharedSlice<'_, T> {}
+
+impl<'a, T> SharedSlice<'a, T> {
+    /// Takes over the slice for as long as it is borrowed.
+    pub(crate) fn new(slice: &'a mut [T]) -> Self {
+        Self { start: slice.as_mut_ptr(), len: slice.len(), slice: PhantomData }
+    }
+
+    /// `len` elements from `start`.
+    ///
+    /// # Safety
+    /// No other part that is in use may overlap this one.
+    ///
+    /// # Panics
+    /// If the part exceeds the slice.
+    #[expect(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
+    pub(crate) unsafe fn part(&self, start: usize, len: usize) -> &'a mut [T] {
+        assert!(start <= self.len && len <= self.len - start, "part {start}+{len} of {}", self.len);
+        // SAFETY: inside the slice by the assertion, which is borrowed for `'a`; not aliased by the caller's
+        // promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_item_is_done_once_whatever_the_thread_count() {
+        for threads in [1, 2, 3, 8] {
+            for items in [0, 1, 2, 7, 1000] {
+                let mut counts = vec![0u32; items];
+                let shared = SharedSlice::new(&mut counts);
+                // SAFETY: items are claimed once each, so parts do not overlap.
+                for_each(threads, items, |_| (), |(), item| unsafe { shared.part(item, 1)[0] += 1 });
+                assert!(counts.iter().all(|&count| count == 1), "{threads} threads, {items} items");
+            }
+        }
+    }
+
+    #[test]
+    fn worker_numbers_are_below_the_thread_count_and_unique() {
+        let seen: Vec<AtomicUsize> = (0..3).map(|_| AtomicUsize::new(0)).collect();
+        for_each(3, 100, |worker| seen[worker].fetch_add(1, Ordering::Relaxed), |_, _| ());
+        assert!(seen.iter().all(|count| count.load(Ordering::Relaxed) <= 1));
+    }
+
+    #[test]
+    #[should_panic(expected = "part 2+3 of 4")]
+    fn a_part_beyond_the_slice_is_refused() {
+        let mut data = [0; 4];
+        // SAFETY: the only part.
+        unsafe { SharedSlice::new(&mut data).part(2, 3) };
+    }
+}

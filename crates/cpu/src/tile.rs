@@ -1,0 +1,57 @@
+//! The border between a kernel and what follows it: a tile of f32 sums, handed over while it is in the cache.
+//!
+//! ```text
+//! [`TileKernel::multiply`]  →  sums[rows][32]  →  [`TileSink::store`]
+//!  W4A4 or W4A16               16 gate, 16 up      scale, bias, activation, convert or re-quantize, write
+//! ```
+//!
+//! A tile covers up to [`MAX_TILE_ROWS`] rows and the 16 features of one packed panel: a row of a tile is one
+//! block of a re-quantized C.
+
+use crate::pack::{PANEL, PackedGateUp};
+
+/// Most rows that a tile may have.
+pub const MAX_TILE_ROWS: usize = 64;
+
+/// f32 sums per row of a tile: 16 gate features, then the same 16 up features.
+pub const TILE_COLS: usize = 2 * PANEL;
+
+/// Consecutive rows of A (and C) that are multiplied with the same weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowTile {
+    /// Index of the group (expert or batch entry) whose weights the rows belong to.
+    pub group: usize,
+    /// First row in A and in C.
+    pub first_row: usize,
+    /// Rows, 1 to [`MAX_TILE_ROWS`].
+    pub rows: usize,
+}
+
+/// Sums of one tile.
+#[derive(Debug)]
+pub struct Tile<'a> {
+    /// Which rows, and of which group.
+    pub rows: RowTile,
+    /// First feature, a multiple of 16.
+    pub first_col: usize,
+    /// Features that exist, 1 to 16; sums beyond them are 0.
+    pub cols: usize,
+    /// `[rows][32]` sums on a cache line each: 16 gate, 16 up. The sink may overwrite them.
+    pub sums: &'a mut [f32],
+}
+
+/// Computes tiles.
+pub trait TileKernel: Sync {
+    /// Overwrites `sums`, `[rows][32]`, with the products of the rows and of one panel of `weights`, in units of
+    /// [`sum_unit`](Self::sum_unit), tensor scales left out.
+    fn multiply(&self, rows: &RowTile, weights: &PackedGateUp, panel: usize, sums: &mut [f32]);
+
+    /// What a sum of 1 stands for: a power of two. Sinks multiply it into their alpha, without loss.
+    fn sum_unit(&self, weights: &PackedGateUp) -> f32;
+}
+
+/// Consumes tiles, from several threads at once and in any order; every element of C once.
+pub trait TileSink: Sync {
+    /// Finishes and writes one tile.
+    fn store(&self, tile: &mut Tile<'_>);
+}
