@@ -7,6 +7,8 @@
 pub mod element;
 pub mod float;
 pub mod fragment;
+pub mod instr_desc;
+pub mod mbarrier;
 pub mod misuse;
 pub mod smem_desc;
 pub mod swizzle;
