@@ -1,0 +1,169 @@
+//! Modules made from PTX text, and the kernels in them.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+
+use cudarc::driver::sys::{self, CUfunction_attribute, CUjit_option, CUresult};
+use dualgemm_device::{Error, LaunchSpec};
+
+use crate::driver::check;
+
+/// Bytes of message that the driver's assembler may write.
+const LOG_BYTES: usize = 16 << 10;
+
+/// A loaded module and the kernels looked up in it so far.
+#[derive(Debug)]
+pub(crate) struct Module {
+    handle: sys::CUmodule,
+    functions: Vec<(String, sys::CUfunction)>,
+}
+
+// SAFETY: driver handles are plain numbers; the driver itself is thread-safe.
+unsafe impl Send for Module {}
+
+impl Module {
+    /// Assembles PTX for the current context's device.
+    pub(crate) fn load(ptx: &str) -> Result<Self, Error> {
+        let text = CString::new(ptx).map_err(|e| {
+            Error::Load(format!("the text has a NUL byte at offset {}; PTX is plain text", e.nul_position()))
+        })?;
+        let mut log = vec![0u8; LOG_BYTES];
+        let mut options =
+            [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+        let mut values = [log.as_mut_ptr().cast::<c_void>(), LOG_BYTES as *mut c_void];
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the text is NUL-terminated; both option arrays have the length given; the log buffer is as long
+        // as its size option says and outlives the call.
+        let result = unsafe {
+            sys::cuModuleLoadDataEx(
+                &mut handle,
+                text.as_ptr().cast(),
+                options.len() as u32,
+                options.as_mut_ptr(),
+                values.as_mut_ptr(),
+            )
+        };
+        if result == CUresult::CUDA_SUCCESS {
+            return Ok(Self { handle, functions: Vec::new() });
+        }
+        let said = CStr::from_bytes_until_nul(&log).map(CStr::to_string_lossy).unwrap_or_default();
+        let why = check("cuModuleLoadDataEx", result).expect_err("not a success").to_string();
+        let target = ptx.lines().find(|l| l.trim_start().starts_with(".target")).unwrap_or("no .target line");
+        Err(Error::Load(format!("{why} ({}): {}", target.trim(), said.trim())))
+    }
+
+    /// Position of a kernel among those looked up.
+    pub(crate) fn function(&mut self, name: &str) -> Result<u32, Error> {
+        if let Some(index) = self.functions.iter().position(|(known, _)| known == name) {
+            return Ok(index as u32);
+        }
+        let no_function = |available: String| Error::NoFunction { name: name.into(), available };
+        let c_name = CString::new(name).map_err(|_| no_function(String::new()))?;
+        let mut function = std::ptr::null_mut();
+        // SAFETY: the module is loaded, the name NUL-terminated, the result outlives the call.
+        let result = unsafe { sys::cuModuleGetFunction(&mut function, self.handle, c_name.as_ptr()) };
+        if result == CUresult::CUDA_ERROR_NOT_FOUND {
+            return Err(no_function(self.kernel_names()?.join(", ")));
+        }
+        check("cuModuleGetFunction", result)?;
+        self.functions.push((name.into(), function));
+        Ok(self.functions.len() as u32 - 1)
+    }
+
+    /// The kernel at a position that [`function`](Self::function) gave out.
+    pub(crate) fn get(&self, index: u32) -> Option<(&str, sys::CUfunction)> {
+        self.functions.get(index as usize).map(|(name, function)| (name.as_str(), *function))
+    }
+
+    fn kernel_names(&self) -> Result<Vec<String>, Error> {
+        let mut count = 0;
+        // SAFETY: the module is loaded, the result outlives the call.
+        check("cuModuleGetFunctionCount", unsafe { sys::cuModuleGetFunctionCount(&mut count, self.handle) })?;
+        let mut functions = vec![std::ptr::null_mut(); count as usize];
+        // SAFETY: the array holds `count` handles.
+        let result = unsafe { sys::cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, self.handle) };
+        check("cuModuleEnumerateFunctions", result)?;
+        functions
+            .into_iter()
+            .map(|function| {
+                let mut name: *const c_char = std::ptr::null();
+                // SAFETY: the handle came from the driver; the name lives as long as the module.
+                check("cuFuncGetName", unsafe { sys::cuFuncGetName(&mut name, function) })?;
+                // SAFETY: the driver returns a NUL-terminated name.
+                Ok(unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned())
+            })
+            .collect()
+    }
+
+    /// Address and size of a global variable.
+    pub(crate) fn symbol(&self, name: &str) -> Result<(sys::CUdeviceptr, usize), Error> {
+        let no_symbol = || Error::NoSymbol {
+            name: name.into(),
+            available: "the driver does not list them; see the .global lines of the PTX".into(),
+        };
+        let c_name = CString::new(name).map_err(|_| no_symbol())?;
+        let (mut address, mut bytes) = (0, 0);
+        // SAFETY: the module is loaded, the name NUL-terminated, the results outlive the call.
+        let result =
+            unsafe { sys::cuModuleGetGlobal_v2(&mut address, &mut bytes, self.handle, c_name.as_ptr()) };
+        if result == CUresult::CUDA_ERROR_NOT_FOUND {
+            return Err(no_symbol());
+        }
+        check("cuModuleGetGlobal", result).map(|()| (address, bytes))
+    }
+
+    /// Gives the module back to the driver, whose context must be current.
+    pub(crate) fn unload(self) {
+        // SAFETY: loaded once, unloaded once. A failure here (a dead context) leaves nothing to do.
+        let _ = unsafe { sys::cuModuleUnload(self.handle) };
+    }
+}
+
+/// Checks the arguments of a launch against what the kernel declares.
+pub(crate) fn check_arguments(
+    kernel: &str,
+    function: sys::CUfunction,
+    spec: &LaunchSpec,
+) -> Result<(), Error> {
+    let launch_error = |reason: String| Error::Launch { kernel: kernel.into(), reason };
+    let arguments = spec.args.as_slice();
+    for (index, argument) in arguments.iter().enumerate() {
+        let (mut offset, mut size) = (0, 0);
+        // SAFETY: the handle came from the driver, the results outlive the call.
+        match unsafe { sys::cuFuncGetParamInfo(function, index, &mut offset, &mut size) } {
+            CUresult::CUDA_SUCCESS if size == argument.bytes().len() => {}
+            CUresult::CUDA_SUCCESS => {
+                let (kind, bytes) = (argument.kind(), argument.bytes().len());
+                return Err(launch_error(format!(
+                    "argument {index} is a {kind} of {bytes} bytes; the parameter has {size}"
+                )));
+            }
+            CUresult::CUDA_ERROR_INVALID_VALUE => {
+                return Err(launch_error(format!(
+                    "{} arguments were given; the kernel has {index} parameters",
+                    arguments.len()
+                )));
+            }
+            other => return check("cuFuncGetParamInfo", other),
+        }
+    }
+    let (mut offset, mut size) = (0, 0);
+    // SAFETY: as above.
+    let beyond = unsafe { sys::cuFuncGetParamInfo(function, arguments.len(), &mut offset, &mut size) };
+    if beyond == CUresult::CUDA_SUCCESS {
+        return Err(launch_error(format!(
+            "{} arguments were given; the kernel has more parameters",
+            arguments.len()
+        )));
+    }
+    Ok(())
+}
+
+/// Lets a kernel use as much dynamic shared memory as the launch asks for (above 48 KiB it must be asked for).
+pub(crate) fn allow_shared(function: sys::CUfunction, bytes: u32) -> Result<(), Error> {
+    if bytes <= 48 << 10 {
+        return Ok(());
+    }
+    let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    // SAFETY: the handle came from the driver.
+    check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(function, attribute, bytes as i32) })
+}
