@@ -7,15 +7,27 @@
 //! | [`isa`] | [`Isa`]: which kernels this machine can run |
 //! | [`pack`] | [`PackedGateUp`]: weights in kernel order, packed once |
 //! | [`tile`] | [`Tile`], [`TileKernel`], [`TileSink`]: sums of up to 64 rows by 16 features, between kernel and epilogue |
+//! | [`plan`] | [`CpuPlan`]: kernel, tile and threads for a problem |
+//! | [`workspace`] | [`Workspace`]: the buffers of a plan, and the runs that use them |
+//! | [`epilogue`] | [`TileEpilogue`]: from sums to values of C |
 
 mod aligned;
+pub mod epilogue;
 pub mod error;
 pub mod isa;
 pub mod pack;
+pub mod plan;
+mod schedule;
 mod threads;
 pub mod tile;
+mod vmath;
+mod w4a4;
+pub mod workspace;
 
+pub use epilogue::TileEpilogue;
 pub use error::Error;
 pub use isa::Isa;
 pub use pack::PackedGateUp;
+pub use plan::{CpuOptions, CpuPlan};
 pub use tile::{RowTile, Tile, TileKernel, TileSink};
+pub use workspace::{Group, Workspace};

@@ -1,0 +1,325 @@
+//! From the sums of a tile to values of C: scale, bias, optional rounding to bf16, activation.
+//!
+//! A [`Program`] is evaluated operation by operation over 64 elements at a time (4 rows of 16 features), so that
+//! reading it costs nothing beside computing it. The order of roundings, each to f32 and the same on every ISA:
+//!
+//! ```text
+//! gate = sum · alpha_gate (+ bias)     alpha_gate = Epilogue::alpha_gate · tensor scales · unit of the sums,
+//! up   = sum · alpha_up   (+ bias)                  computed in f64 and rounded once
+//! both to bf16, if asked
+//! C    = the program, one rounding per operation (sigmoid and tanh: see `vmath`)
+//! ```
+//!
+//! Values that are not numbers: NaN in gate or up gives NaN, always the one with bits 0x7FC00000. A gate of -∞
+//! gives NaN under silu, because -∞ · 0 is none; that is also what f64 gives.
+
+use dualgemm_gemm::{Epilogue, Op, Program};
+
+use crate::pack::{PANEL, PackedGateUp};
+use crate::tile::{MAX_TILE_ROWS, TILE_COLS, Tile};
+use crate::vmath::{self, Vectorized};
+use crate::{Error, Isa};
+
+/// Values of C of one tile, 16 per row.
+pub(crate) type Values = [[f32; PANEL]; MAX_TILE_ROWS];
+
+/// Rows that are evaluated together.
+const ROWS: usize = 4;
+/// Elements that are evaluated together.
+const LANES: usize = ROWS * PANEL;
+/// Operations whose results fit the stack; programs with more allocate for each tile. No activation has more.
+const STACK_OPS: usize = 32;
+
+/// An [`Epilogue`] ready to be applied to tiles.
+#[derive(Debug, Clone)]
+pub struct TileEpilogue {
+    isa: Isa,
+    program: Program,
+    alpha: [f64; 2],
+    round_to_bf16: bool,
+}
+
+impl TileEpilogue {
+    /// Compiles an epilogue for an instruction set.
+    ///
+    /// # Errors
+    /// If this machine lacks `isa`.
+    pub fn new(epilogue: &Epilogue, isa: Isa) -> Result<Self, Error> {
+        Ok(Self {
+            isa: isa.require()?,
+            program: epilogue.activation.program(),
+            alpha: [epilogue.alpha_gate.into(), epilogue.alpha_up.into()],
+            round_to_bf16: epilogue.round_gate_up_to_bf16,
+        })
+    }
+
+    /// Values of C from the sums of a tile. `sum_scale` is what a sum of 1 stands for, the tensor scales of
+    /// `weights` left out: the tensor scale of A times the unit of the sums. Rows past those of the tile are left
+    /// as they are; features past its `cols` get some value.
+    pub(crate) fn apply(&self, tile: &Tile<'_>, weights: &PackedGateUp, sum_scale: f64, values: &mut Values) {
+        let bias = weights.biases().map(|bias| {
+            bias.map(|bias| {
+                let mut padded = [0.0; PANEL];
+                padded[..tile.cols].copy_from_slice(&bias[tile.first_col..][..tile.cols]);
+                padded
+            })
+        });
+        let scales = weights.global_scales();
+        let alpha = [0, 1].map(|half| (self.alpha[half] * scales[half].exact() * sum_scale) as f32);
+        let sums = tile.sums.as_chunks::<TILE_COLS>().0;
+        let values = &mut values[..tile.rows.rows];
+        let work = Apply { epilogue: self, alpha, bias, sums: &sums[..values.len()], values };
+        // SAFETY: `new` required that the machine has the instruction set.
+        unsafe { vmath::dispatch(self.isa, work) }
+    }
+}
+
+/// The work of [`TileEpilogue::apply`] as something to compile per instruction set.
+struct Apply<'a> {
+    epilogue: &'a TileEpilogue,
+    alpha: [f32; 2],
+    bias: [Option<[f32; PANEL]>; 2],
+    sums: &'a [[f32; TILE_COLS]],
+    values: &'a mut [[f32; PANEL]],
+}
+
+impl Vectorized for Apply<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { epilogue, alpha, bias, sums, values } = self;
+        let ops = epilogue.program.ops();
+        let (mut stack, mut heap) = ([[0.0; LANES]; STACK_OPS], Vec::new());
+        let slots = if ops.len() <= STACK_OPS {
+            &mut stack[..ops.len()]
+        } else {
+            heap.resize(ops.len(), [0.0; LANES]);
+            &mut heap[..]
+        };
+        for (sums, values) in sums.chunks(ROWS).zip(values.chunks_mut(ROWS)) {
+            let round = epilogue.round_to_bf16;
+            let gate = product(sums, 0, alpha[0], &bias[0], round);
+            let up = product(sums, PANEL, alpha[1], &bias[1], round);
+            evaluate(ops, &gate, &up, slots);
+            for (row, values) in values.iter_mut().enumerate() {
+                let result = &slots[ops.len() - 1][row * PANEL..][..PANEL];
+                for (value, &result) in values.iter_mut().zip(result) {
+                    *value = vmath::canonical(result);
+                }
+            }
+        }
+    }
+}
+
+/// Gate or up, which starts at column `first`, of a few rows.
+#[inline(always)]
+fn product(
+    sums: &[[f32; TILE_COLS]],
+    first: usize,
+    alpha: f32,
+    bias: &Option<[f32; PANEL]>,
+    round_to_bf16: bool,
+) -> [f32; LANES] {
+    let mut product = [0.0; LANES];
+    for (product, sums) in product.chunks_exact_mut(PANEL).zip(sums) {
+        for (product, &sum) in product.iter_mut().zip(&sums[first..][..PANEL]) {
+            *product = sum * alpha;
+        }
+        if let Some(bias) = bias {
+            for (product, bias) in product.iter_mut().zip(bias) {
+                *product += bias;
+            }
+        }
+    }
+    if round_to_bf16 {
+        for product in &mut product {
+            *product = vmath::round_to_bf16(*product);
+        }
+    }
+    product
+}
+
+/// Runs the operations; each leaves its result in the slot of its index.
+#[inline(always)]
+fn evaluate(ops: &[Op], gate: &[f32; LANES], up: &[f32; LANES], slots: &mut [[f32; LANES]]) {
+    for (index, op) in ops.iter().enumerate() {
+        let (earlier, rest) = slots.split_at_mut(index);
+        let out = &mut rest[0];
+        let at = |slot: dualgemm_gemm::Slot| &earlier[slot.0 as usize];
+        match *op {
+            Op::Gate => *out = *gate,
+            Op::Up => *out = *up,
+            Op::Const(c) => *out = [c; LANES],
+            Op::Add(l, r) => map2(out, at(l), at(r), |l, r| l + r),
+            Op::Sub(l, r) => map2(out, at(l), at(r), |l, r| l - r),
+            Op::Mul(l, r) => map2(out, at(l), at(r), |l, r| l * r),
+            Op::Min(l, r) => map2(out, at(l), at(r), vmath::min),
+            Op::Max(l, r) => map2(out, at(l), at(r), vmath::max),
+            Op::Sigmoid(x) => map(out, at(x), vmath::sigmoid),
+            Op::Tanh(x) => map(out, at(x), vmath::tanh),
+        }
+    }
+}
+
+#[inline(always)]
+fn map(out: &mut [f32; LANES], x: &[f32; LANES], f: impl Fn(f32) -> f32) {
+    for i in 0..LANES {
+        out[i] = f(x[i]);
+    }
+}
+
+#[inline(always)]
+fn map2(out: &mut [f32; LANES], l: &[f32; LANES], r: &[f32; LANES], f: impl Fn(f32, f32) -> f32) {
+    for i in 0..LANES {
+        out[i] = f(l[i], r[i]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tile::RowTile;
+    use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout};
+    use dualgemm_gemm::{Activation, GateUp};
+    use half::bf16;
+    use std::borrow::Cow;
+
+    /// Weights of `n` features, all zero: only their tensor scales and biases matter here.
+    fn weights(n: usize, scales: [GlobalScale; 2], bias: Option<[Vec<f32>; 2]>) -> PackedGateUp {
+        let half = |name: &str, scale| {
+            let (codes, block_scales) = (vec![0; n * 8], vec![0; n]);
+            let format = BlockFormat::Nvfp4;
+            QuantizedMatrix::new(name, format, n, 16, codes, block_scales, ScaleLayout::Linear, scale).unwrap()
+        };
+        let mut pair = GateUp::new(half("gate", scales[0]), half("up", scales[1]));
+        if let Some([gate, up]) = bias {
+            (pair.gate_bias, pair.up_bias) = (Some(Cow::Owned(gate)), Some(Cow::Owned(up)));
+        }
+        PackedGateUp::pack(&pair).unwrap()
+    }
+
+    fn apply(isa: Isa, epilogue: &Epilogue, weights: &PackedGateUp, sums: &[f32], cols: usize) -> Vec<[f32; 16]> {
+        let rows = sums.len() / TILE_COLS;
+        let mut sums = sums.to_vec();
+        let rows_of = RowTile { group: 0, first_row: 0, rows };
+        let tile = Tile { rows: rows_of, first_col: 0, cols, sums: &mut sums };
+        let mut values = [[0.0; 16]; MAX_TILE_ROWS];
+        TileEpilogue::new(epilogue, isa).unwrap().apply(&tile, weights, 0.25, &mut values);
+        values[..rows].to_vec()
+    }
+
+    /// Sums from -12 to 12 in an order without structure, a few special ones among them.
+    fn sums(rows: usize) -> Vec<f32> {
+        let mut state = 7u32;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 24) as f32 * 24.0 - 12.0
+        };
+        (0..rows * TILE_COLS).map(|_| next()).collect()
+    }
+
+    #[test]
+    fn every_activation_is_close_to_f64() {
+        let scales = [GlobalScale::multiplier(3.0), GlobalScale::divisor(0.7)];
+        let bias: [Vec<f32>; 2] = [(0..16).map(|i| i as f32 / 8.0).collect(), vec![-0.5; 16]];
+        let sums = sums(7);
+        for activation in Activation::EXAMPLES {
+            for bias in [None, Some(bias.clone())] {
+                let epilogue = Epilogue { activation, alpha_gate: 0.5, alpha_up: -2.0, ..Epilogue::default() };
+                let weights = weights(16, scales, bias.clone());
+                let got = apply(Isa::best(), &epilogue, &weights, &sums, 16);
+                for (row, sums) in got.iter().zip(sums.chunks_exact(TILE_COLS)) {
+                    for (i, &value) in row.iter().enumerate() {
+                        let bias = |half: usize| bias.as_ref().map_or(0.0, |b| f64::from(b[half][i]));
+                        let gate = f64::from(sums[i]) * 0.25 * 0.5 * scales[0].exact() + bias(0);
+                        let up = f64::from(sums[16 + i]) * 0.25 * -2.0 * scales[1].exact() + bias(1);
+                        let want = activation.program().eval_f64(gate, up);
+                        // gelu's tanh + 1 cancels for negative gates, a clamp shifts nothing: both are absolute
+                        // errors of a few 2⁻²⁴ of the factors.
+                        let scale = want.abs() + (gate.abs() + 1.0) * (up.abs() + 1.0) * 0.5;
+                        assert!((f64::from(value) - want).abs() <= scale * 1e-6, "{activation}: {value} {want}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn silu_is_within_a_few_units_in_the_last_place() {
+        let weights = weights(16, [GlobalScale::ONE; 2], None);
+        let sums = sums(64);
+        let got = apply(Isa::best(), &Epilogue::default(), &weights, &sums, 16);
+        for (row, sums) in got.iter().zip(sums.chunks_exact(TILE_COLS)) {
+            for (i, &value) in row.iter().enumerate() {
+                let (gate, up) = (f64::from(sums[i]) * 0.25, f64::from(sums[16 + i]) * 0.25);
+                let want = gate / (1.0 + (-gate).exp()) * up;
+                assert!((f64::from(value) - want).abs() <= want.abs() * 2f64.powi(-24) * 6.0, "{value} {want}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_isa_gives_the_same_bits_exact() {
+        let mut sums = sums(11);
+        let specials = [0.0, -0.0, f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e-44, -400.0, 1e38];
+        for (i, special) in specials.into_iter().enumerate() {
+            (sums[3 * i], sums[40 + 5 * i]) = (special, special);
+        }
+        let bias = [vec![0.25; 13], vec![1e-3; 13]];
+        let weights = weights(13, [GlobalScale::multiplier(1.1), GlobalScale::multiplier(0.9)], Some(bias));
+        for activation in Activation::EXAMPLES {
+            for round_gate_up_to_bf16 in [false, true] {
+                let epilogue = Epilogue { activation, round_gate_up_to_bf16, ..Epilogue::default() };
+                let bits = |isa| {
+                    let values = apply(isa, &epilogue, &weights, &sums, 13);
+                    values.iter().flat_map(|row| row[..13].iter().map(|x| x.to_bits())).collect::<Vec<_>>()
+                };
+                let portable = bits(Isa::Portable);
+                for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+                    assert_eq!(bits(isa), portable, "{isa} {activation}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rounding_to_bf16_happens_before_the_activation_exact() {
+        let weights = weights(16, [GlobalScale::ONE; 2], None);
+        let epilogue =
+            Epilogue { activation: Activation::Identity, round_gate_up_to_bf16: true, ..Epilogue::default() };
+        let sums = sums(1);
+        let got = apply(Isa::best(), &epilogue, &weights, &sums, 16);
+        for i in 0..16 {
+            let round = |x: f32| bf16::from_f32(x * 0.25).to_f32();
+            assert_eq!(got[0][i], round(sums[i]) * round(sums[16 + i]));
+        }
+    }
+
+    #[test]
+    fn nan_and_infinity_propagate() {
+        let weights = weights(16, [GlobalScale::ONE; 2], None);
+        let mut sums = vec![1.0; TILE_COLS];
+        (sums[0], sums[17], sums[2], sums[3]) = (f32::NAN, f32::NAN, f32::INFINITY, f32::NEG_INFINITY);
+        let got = apply(Isa::best(), &Epilogue::default(), &weights, &sums, 16);
+        assert!(got[0][0].is_nan() && got[0][1].is_nan());
+        assert_eq!(got[0][2], f32::INFINITY);
+        assert!(got[0][3].is_nan(), "-inf times a sigmoid of 0");
+    }
+
+    #[test]
+    fn huge_sums_under_small_tensor_scales_stay_finite() {
+        let scale = GlobalScale::multiplier(1e-5);
+        let weights = weights(16, [scale, scale], None);
+        let sums = vec![6.0 * 448.0 * 16384.0; TILE_COLS];
+        let got = apply(Isa::best(), &Epilogue::default(), &weights, &sums, 16);
+        assert!(half::f16::from_f32(got[0][0]).is_finite(), "{}", got[0][0]);
+    }
+
+    #[test]
+    fn no_activation_needs_the_heap() {
+        for activation in Activation::EXAMPLES {
+            assert!(activation.program().ops().len() <= STACK_OPS, "{activation}");
+        }
+    }
+}
