@@ -10,7 +10,9 @@ pub mod fragment;
 pub mod instr_desc;
 pub mod mbarrier;
 pub mod misuse;
+pub mod reduce;
 pub mod smem_desc;
 pub mod swizzle;
+pub mod tma;
 
 pub use misuse::Misuse;

@@ -1,0 +1,164 @@
+//! Read-modify-write operations on one element of memory: `red`, `atom`, and the reductions of bulk copies.
+//!
+//! Flow: `exec/{ld_st,tma}` reads the old bits, calls [`Reduction::apply`], writes the new ones. PTX ISA 9.7.13.3
+//! (`atom`), 9.7.13.4 (`red`), 9.7.9.25.6.2 (`cp.reduce.async.bulk`), 9.7.9.27.1.3 (`cp.reduce.async.bulk.tensor`).
+
+use super::float::arith::{self, MinMax, Mode};
+use super::float::int::IntType;
+use super::float::{BF16, F16, F32, Format, Round, f64_ops};
+use super::misuse::Misuse;
+
+/// A reduction operator. `exch` and `cas` are not reductions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Reduction {
+    /// `.add`; integers wrap, floats round to nearest.
+    Add,
+    /// `.min`.
+    Min,
+    /// `.max`.
+    Max,
+    /// `.inc`: up to the operand, then zero.
+    Inc,
+    /// `.dec`: down to zero, then, as from beyond the operand, the operand.
+    Dec,
+    /// `.and`.
+    And,
+    /// `.or`.
+    Or,
+    /// `.xor`.
+    Xor,
+}
+
+/// The element type of a reduction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ReduceType {
+    /// `.u32`.
+    U32,
+    /// `.s32`.
+    S32,
+    /// `.u64`.
+    U64,
+    /// `.s64`.
+    S64,
+    /// `.b32`.
+    B32,
+    /// `.b64`.
+    B64,
+    /// `.f16`.
+    F16,
+    /// `.bf16`.
+    Bf16,
+    /// `.f32`.
+    F32,
+    /// `.f64`.
+    F64,
+}
+
+impl ReduceType {
+    /// Bits of an element.
+    pub const fn bits(self) -> u32 {
+        match self {
+            ReduceType::F16 | ReduceType::Bf16 => 16,
+            ReduceType::U32 | ReduceType::S32 | ReduceType::B32 | ReduceType::F32 => 32,
+            ReduceType::U64 | ReduceType::S64 | ReduceType::B64 | ReduceType::F64 => 64,
+        }
+    }
+}
+
+impl Reduction {
+    /// The new bits of an element that held `old`. With `flush`, f32 subnormals are flushed, as `atom.add.f32` does in
+    /// global memory but not in shared memory (PTX ISA 9.7.13.3).
+    ///
+    /// # Errors
+    /// An operator that the type does not have.
+    pub fn apply(self, ty: ReduceType, old: u64, operand: u64, flush: bool) -> Result<u64, Misuse> {
+        use Reduction::*;
+        let minmax = MinMax { max: self == Max, ..MinMax::default() };
+        let value = match (ty, self) {
+            (ReduceType::B32 | ReduceType::B64, And) => old & operand,
+            (ReduceType::B32 | ReduceType::B64, Or) => old | operand,
+            (ReduceType::B32 | ReduceType::B64, Xor) => old ^ operand,
+            (ReduceType::U32, Inc) if old >= operand => 0,
+            (ReduceType::U32, Inc) => old + 1,
+            (ReduceType::U32, Dec) if old == 0 || old > operand => operand,
+            (ReduceType::U32, Dec) => old - 1,
+            (ReduceType::F16, Min | Max) => arith::min_max(F16, old, operand, minmax),
+            (ReduceType::Bf16, Min | Max) => arith::min_max(BF16, old, operand, minmax),
+            (ReduceType::F16, Add) => float_add(F16, old, operand, false),
+            (ReduceType::Bf16, Add) => float_add(BF16, old, operand, false),
+            (ReduceType::F32, Add) => float_add(F32, old, operand, flush),
+            (ReduceType::F64, Add) => f64_ops::add(old, operand, Round::NearestEven),
+            (ReduceType::U32, _) => return int(IntType { bits: 32, signed: false }, self, old, operand),
+            (ReduceType::S32, _) => return int(IntType { bits: 32, signed: true }, self, old, operand),
+            (ReduceType::U64, _) => return int(IntType { bits: 64, signed: false }, self, old, operand),
+            (ReduceType::S64, _) => return int(IntType { bits: 64, signed: true }, self, old, operand),
+            _ => return Err(unsupported(self)),
+        };
+        Ok(value)
+    }
+}
+
+fn float_add(format: Format, old: u64, operand: u64, ftz: bool) -> u64 {
+    arith::add(format, old as u32, operand as u32, Mode { ftz, ..Mode::default() }) as u64
+}
+
+fn int(ty: IntType, op: Reduction, old: u64, operand: u64) -> Result<u64, Misuse> {
+    let (x, y) = (ty.value(old), ty.value(operand));
+    match op {
+        Reduction::Add => Ok(ty.bits_of(x + y)),
+        Reduction::Min => Ok(ty.bits_of(x.min(y))),
+        Reduction::Max => Ok(ty.bits_of(x.max(y))),
+        _ => Err(unsupported(op)),
+    }
+}
+
+fn unsupported(op: Reduction) -> Misuse {
+    let rule = "integers take add, min and max, u32 also inc and dec; f16 and bf16 add, min and max; f32 and f64 \
+                add; b32 and b64 and, or and xor";
+    Misuse::Field { what: "reduction", field: "operator", found: op as u64, rule }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Misuse, ReduceType, Reduction};
+    use ReduceType::*;
+    use Reduction::*;
+
+    #[test]
+    fn each_operator_does_what_its_name_says_exact() {
+        let f = |x: f32| x.to_bits() as u64;
+        for (op, ty, old, operand, new) in [
+            (Add, U32, u32::MAX as u64, 2, 1),
+            (Add, S64, u64::MAX, 1, 0),
+            (Add, F32, f(1.5), f(2.25), f(3.75)),
+            (Add, F64, 1.5f64.to_bits(), 0.25f64.to_bits(), 1.75f64.to_bits()),
+            (Add, F16, 0x3c00, 0x3c00, 0x4000),
+            (Add, Bf16, 0x3f80, 0x3f80, 0x4000),
+            (Min, S32, 0xffff_ffff, 0, 0xffff_ffff),
+            (Min, U32, 0xffff_ffff, 7, 7),
+            (Max, U64, u64::MAX, 1, u64::MAX),
+            (Max, S64, u64::MAX, 1, 1),
+            (Max, F16, 0x7e00, 0xbc00, 0xbc00),
+            (Min, Bf16, 0, 0x8000, 0x8000),
+            (Inc, U32, 3, 3, 0),
+            (Inc, U32, 2, 3, 3),
+            (Dec, U32, 0, 9, 9),
+            (Dec, U32, 10, 9, 9),
+            (Dec, U32, 5, 9, 4),
+            (And, B32, 0b1100, 0b1010, 0b1000),
+            (Or, B64, 0b1100, 0b1010, 0b1110),
+            (Xor, B64, 0b1100, 0b1010, 0b0110),
+        ] {
+            assert_eq!(op.apply(ty, old, operand, false), Ok(new), "{op:?} {ty:?}");
+        }
+        assert_eq!(Add.apply(F32, 1, 1, false), Ok(2));
+        assert_eq!(Add.apply(F32, 1, 1, true), Ok(0));
+    }
+
+    #[test]
+    fn operators_a_type_lacks_are_refused() {
+        for (op, ty) in [(Inc, S32), (And, U32), (Add, B32), (Min, F32), (Xor, F16), (Max, F64)] {
+            assert!(matches!(op.apply(ty, 0, 0, false), Err(Misuse::Field { .. })), "{op:?} {ty:?}");
+        }
+    }
+}

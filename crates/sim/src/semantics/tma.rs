@@ -1,0 +1,516 @@
+//! Tiled tensor copies: which bytes of global memory a box covers and where each lies in shared memory.
+//!
+//! Flow: `exec/tma` decodes the tensor map into a [`TiledTensor`], [`check`](TiledTensor::check)s it once, then
+//! walks [`pieces`](TiledTensor::pieces) for a load, store or reduction; multicast and completion are its own. PTX ISA
+//! 5.5.3 (tiled mode), 5.5.7 (swizzling), 9.7.9.27.1; the rules of the map are those of `cuTensorMapEncodeTiled`.
+//!
+//! The box is packed densely in shared memory, dimension 0 fastest, then the swizzle XORs the absolute address.
+//! Modelled: tiled mode, no interleave, zero fill, every swizzle. im2col and gather4/scatter4 are not.
+
+use super::misuse::{Misuse, require};
+use super::swizzle::Swizzle;
+
+/// `CUtensorMapDataType`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum TensorType {
+    /// `UINT8`.
+    U8,
+    /// `UINT16`.
+    U16,
+    /// `UINT32`.
+    U32,
+    /// `INT32`.
+    S32,
+    /// `UINT64`.
+    U64,
+    /// `INT64`.
+    S64,
+    /// `FLOAT16`.
+    F16,
+    /// `FLOAT32`.
+    F32,
+    /// `FLOAT64`.
+    F64,
+    /// `BFLOAT16`.
+    Bf16,
+    /// `FLOAT32_FTZ`.
+    F32Ftz,
+    /// `TFLOAT32`.
+    Tf32,
+    /// `TFLOAT32_FTZ`.
+    Tf32Ftz,
+    /// `16U4_ALIGN8B`: 4-bit elements, dense on both sides.
+    U4Align8,
+    /// `16U4_ALIGN16B`: 16 4-bit elements, padded to 16 bytes in shared memory.
+    U4Align16,
+    /// `16U6_ALIGN16B`: 16 6-bit elements, padded to 16 bytes in shared memory.
+    U6Align16,
+}
+
+impl TensorType {
+    /// Bits of one element in global memory.
+    pub const fn bits(self) -> u64 {
+        match self {
+            TensorType::U4Align8 | TensorType::U4Align16 => 4,
+            TensorType::U6Align16 => 6,
+            TensorType::U8 => 8,
+            TensorType::U16 | TensorType::F16 | TensorType::Bf16 => 16,
+            TensorType::U64 | TensorType::S64 | TensorType::F64 => 64,
+            _ => 32,
+        }
+    }
+}
+
+/// What fills elements outside the tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Fill {
+    /// Zeros.
+    Zero,
+    /// The special NaN of `NAN_REQUEST_ZERO_FMA`.
+    Nan,
+}
+
+/// A tensor map in tiled mode without interleave. Arrays have one entry per dimension, innermost first; those
+/// beyond `rank` are ignored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TiledTensor {
+    /// Element type.
+    pub ty: TensorType,
+    /// Number of dimensions, 1 to 5.
+    pub rank: usize,
+    /// Address of element 0.
+    pub base: u64,
+    /// Size of each dimension, in elements.
+    pub dims: [u64; 5],
+    /// Distance between neighbours in each dimension, in bytes; that of dimension 0 is ignored (dense).
+    pub strides: [u64; 5],
+    /// Size of the box, in elements of the tensor.
+    pub box_dims: [u32; 5],
+    /// Traversal stride; that of dimension 0 is ignored (1).
+    pub element_strides: [u32; 5],
+    /// Swizzling mode.
+    pub swizzle: Swizzle,
+    /// Fill outside the tensor.
+    pub fill: Fill,
+}
+
+/// Which way a tensor copy goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// Global to shared memory.
+    Load,
+    /// Shared to global memory, copy or reduction.
+    Store,
+}
+
+/// Consecutive bytes that are consecutive on both sides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// Address in shared memory, swizzled.
+    pub smem: u32,
+    /// Address in global memory; `None` outside the tensor, where a load writes zeros and a store nothing.
+    pub global: Option<u64>,
+    /// Length.
+    pub bytes: u32,
+}
+
+const WHAT: &str = "tensor map";
+
+impl TiledTensor {
+    /// Checks the map against the rules of `cuTensorMapEncodeTiled`.
+    ///
+    /// # Errors
+    /// A field out of its range or misaligned; padded sub-byte types, rounding and flushing types, NaN fill, and a
+    /// swizzled box narrower than the swizzle span (not modelled).
+    pub fn check(&self) -> Result<(), Misuse> {
+        let field = |holds, field, found: u64, rule| require(holds, WHAT, field, found, rule);
+        field((1..=5).contains(&self.rank), "rank", self.rank as u64, "it is 1 to 5")?;
+        field(self.base.is_multiple_of(16), "global address", self.base, "it is a multiple of 16")?;
+        for d in 0..self.rank {
+            let (dim, stride, side, step) =
+                (self.dims[d], self.strides[d], self.box_dims[d], self.element_strides[d]);
+            field((1..=1 << 32).contains(&dim), "globalDim", dim, "it is 1 to 2^32")?;
+            field((1..=256).contains(&side), "boxDim", side as u64, "it is 1 to 256")?;
+            if d > 0 {
+                let valid = stride.is_multiple_of(16) && stride < 1 << 40;
+                field(valid, "globalStrides", stride, "it is a multiple of 16 below 2^40")?;
+                field((1..=8).contains(&step), "elementStrides", step as u64, "it is 1 to 8")?;
+            }
+        }
+        let row_bits = self.box_dims[0] as u64 * self.ty.bits();
+        field(row_bits.is_multiple_of(128), "inner box bytes", row_bits / 8, "they are a multiple of 16")?;
+        if self.ty == TensorType::U4Align8 {
+            field(
+                self.dims[0].is_multiple_of(2),
+                "globalDim[0]",
+                self.dims[0],
+                "4-bit types need an even one",
+            )?;
+        }
+        let not_modelled = |field, found, rule| Err(Misuse::NotModelled { what: WHAT, field, found, rule });
+        if matches!(
+            self.ty,
+            TensorType::U4Align16
+                | TensorType::U6Align16
+                | TensorType::F32Ftz
+                | TensorType::Tf32
+                | TensorType::Tf32Ftz
+        ) {
+            return not_modelled(
+                "data type",
+                self.ty as u64,
+                "types copied bit for bit: 0 to 9 and 16U4_ALIGN8B",
+            );
+        }
+        if self.fill == Fill::Nan {
+            return not_modelled("out-of-bound fill", 1, "zero fill");
+        }
+        if self.swizzle != Swizzle::None {
+            let (row, span) = (row_bits / 8, self.swizzle.span() as u64);
+            field(row <= span, "inner box bytes", row, "a swizzled box is at most the swizzle span wide")?;
+            if row < span {
+                return not_modelled(
+                    "inner box bytes",
+                    row,
+                    "swizzled boxes exactly as wide as the swizzle span",
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Elements of the box along each dimension: `boxDim / elementStride`, rounded up.
+    fn counts(&self) -> [u32; 5] {
+        let mut counts = [1; 5];
+        for (d, count) in counts.iter_mut().enumerate().take(self.rank) {
+            let step = if d == 0 { 1 } else { self.element_strides[d] };
+            *count = self.box_dims[d].div_ceil(step);
+        }
+        counts
+    }
+
+    /// Bytes of one row of the box in shared memory.
+    fn row_bytes(&self) -> u32 {
+        (self.box_dims[0] as u64 * self.ty.bits() / 8) as u32
+    }
+
+    /// Bytes of the box in shared memory, which is also what a load adds to the barrier's completed bytes, elements
+    /// outside the tensor included (PTX ISA 9.7.9.25.5.2).
+    pub fn box_bytes(&self) -> u32 {
+        self.counts()[1..].iter().product::<u32>() * self.row_bytes()
+    }
+
+    /// Checks operands of one copy and walks it in order of the box: `coordinates` start the box, innermost first,
+    /// and `smem` is the destination or source in the shared window.
+    ///
+    /// # Errors
+    /// A misaligned shared address; for stores, a negative coordinate; a 4-bit coordinate between bytes.
+    pub fn pieces(&self, coordinates: &[i32], smem: u32, direction: Direction) -> Result<Pieces<'_>, Misuse> {
+        let what = "cp.async.bulk.tensor";
+        let given = coordinates.len();
+        require(
+            given == self.rank,
+            what,
+            "coordinates",
+            given as u64,
+            "they are as many as the map's dimensions",
+        )?;
+        // 128 bytes is the rule of the CUDA programming guide; atoms of 32 and 64 bytes are within it.
+        require(
+            smem.is_multiple_of(128),
+            what,
+            "shared memory address",
+            smem as u64,
+            "it is a multiple of 128",
+        )?;
+        if direction == Direction::Store {
+            for &c in coordinates {
+                require(
+                    c >= 0,
+                    what,
+                    "coordinate",
+                    c as u32 as u64,
+                    "a store's box starts at coordinates >= 0",
+                )?;
+            }
+        }
+        if self.ty.bits() == 4 {
+            let c = coordinates[0];
+            require(
+                c % 2 == 0,
+                what,
+                "coordinate 0",
+                c as u32 as u64,
+                "4-bit elements are addressed in pairs",
+            )?;
+        }
+        let mut start = [0; 5];
+        for (s, &c) in start.iter_mut().zip(coordinates) {
+            *s = c as i64;
+        }
+        let unit = if self.swizzle == Swizzle::B128Atom32Flip8 { 8 } else { self.swizzle.atom() };
+        let unit = if self.swizzle == Swizzle::None { self.row_bytes() } else { unit };
+        Ok(Pieces {
+            tensor: self,
+            start,
+            counts: self.counts(),
+            smem,
+            unit,
+            index: [0; 5],
+            row: 0,
+            at: 0,
+            done: false,
+        })
+    }
+
+    /// The byte range of dimension 0 that lies inside the tensor, relative to the row's first byte.
+    fn row_window(&self, start: i64) -> (i64, i64) {
+        let bits = self.ty.bits() as i64;
+        let first = -start * bits / 8;
+        (first, first + self.dims[0] as i64 * bits / 8)
+    }
+}
+
+/// Iterator over the [`Piece`]s of a box: see [`TiledTensor::pieces`].
+#[derive(Debug, Clone)]
+pub struct Pieces<'a> {
+    tensor: &'a TiledTensor,
+    start: [i64; 5],
+    counts: [u32; 5],
+    smem: u32,
+    /// Bytes that stay together in shared memory.
+    unit: u32,
+    /// Position in dimensions 1 and up.
+    index: [u32; 5],
+    /// Rows walked.
+    row: u32,
+    /// Byte within the row.
+    at: u32,
+    done: bool,
+}
+
+impl Pieces<'_> {
+    /// The address of the row's first byte, and whether its outer coordinates are inside the tensor.
+    fn row_start(&self) -> (i64, bool) {
+        let t = self.tensor;
+        let mut address = t.base as i64 + self.start[0] * t.ty.bits() as i64 / 8;
+        let mut inside = true;
+        for d in 1..t.rank {
+            let c = self.start[d] + self.index[d] as i64 * t.element_strides[d] as i64;
+            inside &= c >= 0 && c < t.dims[d] as i64;
+            address = address.wrapping_add(c.wrapping_mul(t.strides[d] as i64));
+        }
+        (address, inside)
+    }
+
+    fn next_row(&mut self) {
+        self.at = 0;
+        self.row += 1;
+        for d in 1..self.tensor.rank {
+            self.index[d] += 1;
+            if self.index[d] < self.counts[d] {
+                return;
+            }
+            self.index[d] = 0;
+        }
+        self.done = true;
+    }
+}
+
+impl Iterator for Pieces<'_> {
+    type Item = Piece;
+
+    fn next(&mut self) -> Option<Piece> {
+        if self.done {
+            return None;
+        }
+        let row_bytes = self.tensor.row_bytes();
+        let (row_start, outer_inside) = self.row_start();
+        let (first, end) = self.tensor.row_window(self.start[0]);
+        let at = self.at as i64;
+        let mut limit = (self.at / self.unit + 1) * self.unit;
+        limit = limit.min(row_bytes);
+        // A piece is all inside or all outside: it ends where the tensor begins or ends.
+        let inside = outer_inside && at >= first && at < end;
+        for edge in [first, end] {
+            if outer_inside && edge > at && edge < limit as i64 {
+                limit = edge as u32;
+            }
+        }
+        let linear = self.smem + self.row * row_bytes + self.at;
+        let piece = Piece {
+            smem: self.tensor.swizzle.apply(linear),
+            global: inside.then(|| (row_start + at) as u64),
+            bytes: limit - self.at,
+        };
+        self.at = limit;
+        if limit == row_bytes {
+            self.next_row();
+        }
+        Some(piece)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn matrix(
+        ty: TensorType,
+        dims: [u64; 2],
+        pitch: u64,
+        box_dims: [u32; 2],
+        swizzle: Swizzle,
+    ) -> TiledTensor {
+        TiledTensor {
+            ty,
+            rank: 2,
+            base: 0x1_0000,
+            dims: [dims[0], dims[1], 0, 0, 0],
+            strides: [0, pitch, 0, 0, 0],
+            box_dims: [box_dims[0], box_dims[1], 0, 0, 0],
+            element_strides: [1, 1, 0, 0, 0],
+            swizzle,
+            fill: Fill::Zero,
+        }
+    }
+
+    /// Loads by the definition, one byte at a time: shared byte address to global byte address.
+    fn by_definition(t: &TiledTensor, start: &[i64], smem: u32) -> Vec<(u32, Option<u64>)> {
+        let element = (t.ty.bits() / 8).max(1);
+        let per_byte = if t.ty.bits() == 4 { 2 } else { 1 };
+        let counts = t.counts();
+        let mut out = Vec::new();
+        let mut linear = smem;
+        for i4 in 0..counts[4] as i64 {
+            for i3 in 0..counts[3] as i64 {
+                for i2 in 0..counts[2] as i64 {
+                    for i1 in 0..counts[1] as i64 {
+                        for i0 in 0..(counts[0] / per_byte) as i64 {
+                            let index = [i0 * per_byte as i64, i1, i2, i3, i4];
+                            let at: Vec<i64> = (0..t.rank)
+                                .map(|d| {
+                                    start[d] + index[d] * if d == 0 { 1 } else { t.element_strides[d] as i64 }
+                                })
+                                .collect();
+                            let inside = (0..t.rank).all(|d| at[d] >= 0 && at[d] < t.dims[d] as i64);
+                            let offset: i64 = at[0] / per_byte as i64 * element as i64
+                                + (1..t.rank).map(|d| at[d] * t.strides[d] as i64).sum::<i64>();
+                            for byte in 0..element {
+                                let global = inside.then(|| (t.base as i64 + offset) as u64 + byte);
+                                out.push((t.swizzle.apply(linear), global));
+                                linear += 1;
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        out
+    }
+
+    fn walked(t: &TiledTensor, start: &[i32], smem: u32) -> Vec<(u32, Option<u64>)> {
+        t.pieces(start, smem, Direction::Load)
+            .unwrap()
+            .flat_map(|p| (0..p.bytes).map(move |b| (p.smem + b, p.global.map(|g| g + b as u64))))
+            .collect()
+    }
+
+    #[test]
+    fn a_whole_tile_of_nvfp4_is_one_run_per_row() {
+        let t = matrix(TensorType::U8, [128, 300], 128, [128, 128], Swizzle::None);
+        t.check().unwrap();
+        let pieces: Vec<Piece> = t.pieces(&[0, 256], 0x400, Direction::Load).unwrap().collect();
+        assert_eq!(pieces.len(), 128);
+        assert_eq!(pieces[1], Piece { smem: 0x480, global: Some(0x1_0000 + 257 * 128), bytes: 128 });
+        assert!(pieces[43].global.is_some() && pieces[44].global.is_none());
+        assert_eq!(t.box_bytes(), 128 * 128);
+    }
+
+    #[test]
+    fn swizzled_rows_move_by_chunks_exact() {
+        let t = matrix(TensorType::F16, [64, 64], 128, [64, 8], Swizzle::B128);
+        let pieces: Vec<Piece> = t.pieces(&[0, 0], 0x400, Direction::Load).unwrap().collect();
+        assert_eq!(pieces.len(), 64);
+        // Row 3, chunk 5 lies at chunk 5 ^ 3.
+        assert_eq!(
+            pieces[29],
+            Piece { smem: 0x400 + 3 * 128 + 6 * 16, global: Some(0x1_0000 + 3 * 128 + 80), bytes: 16 }
+        );
+    }
+
+    #[test]
+    fn both_four_bit_types_name_the_same_bytes() {
+        let nibbles = matrix(TensorType::U4Align8, [256, 40], 128, [256, 16], Swizzle::B128);
+        let bytes = matrix(TensorType::U8, [128, 40], 128, [128, 16], Swizzle::B128);
+        nibbles.check().unwrap();
+        assert_eq!(walked(&nibbles, &[-64, 32], 0), walked(&bytes, &[-32, 32], 0));
+        assert!(nibbles.pieces(&[1, 0], 0, Direction::Load).is_err());
+    }
+
+    #[test]
+    fn malformed_maps_and_operands_name_the_field() {
+        let good = matrix(TensorType::F16, [64, 64], 128, [64, 8], Swizzle::B128);
+        good.check().unwrap();
+        let fails = |t: TiledTensor, text: &str| {
+            let message = t.check().unwrap_err().to_string();
+            assert!(message.contains(text), "{message}");
+        };
+        fails(TiledTensor { rank: 0, ..good }, "tensor map: rank is 0x0, but it is 1 to 5");
+        fails(TiledTensor { base: 8, ..good }, "global address");
+        fails(TiledTensor { dims: [0; 5], ..good }, "globalDim");
+        fails(TiledTensor { strides: [0, 24, 0, 0, 0], ..good }, "globalStrides is 0x18");
+        fails(TiledTensor { box_dims: [64, 257, 0, 0, 0], ..good }, "boxDim is 0x101");
+        fails(TiledTensor { box_dims: [4, 1, 0, 0, 0], ..good }, "inner box bytes is 0x8");
+        fails(TiledTensor { box_dims: [128, 1, 0, 0, 0], ..good }, "at most the swizzle span");
+        fails(TiledTensor { box_dims: [32, 1, 0, 0, 0], ..good }, "does not model");
+        fails(TiledTensor { element_strides: [1, 9, 0, 0, 0], ..good }, "elementStrides");
+        fails(TiledTensor { fill: Fill::Nan, ..good }, "out-of-bound fill");
+        fails(TiledTensor { ty: TensorType::Tf32, box_dims: [32, 8, 0, 0, 0], ..good }, "data type 0xb");
+        let odd = matrix(TensorType::U4Align8, [255, 4], 128, [256, 4], Swizzle::None);
+        fails(odd, "globalDim[0]");
+        let operand = |r: Result<Pieces<'_>, Misuse>, text: &str| {
+            let message = r.unwrap_err().to_string();
+            assert!(message.contains(text), "{message}");
+        };
+        operand(good.pieces(&[0], 0, Direction::Load), "coordinates is 0x1");
+        operand(good.pieces(&[0, 0], 64, Direction::Load), "shared memory address is 0x40");
+        operand(good.pieces(&[0, -1], 0, Direction::Store), "coordinate is 0xffffffff");
+        assert!(good.pieces(&[-8, -1], 0, Direction::Load).is_ok());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(400))]
+
+        #[test]
+        fn walks_are_the_definition_exact(
+            rank in 1usize..=5,
+            dims in prop::array::uniform5(1u64..9),
+            sides in prop::array::uniform5(1u32..6),
+            steps in prop::array::uniform5(1u32..4),
+            start in prop::array::uniform5(-6i32..9),
+            kind in 0usize..4,
+            width in 0usize..4,
+        ) {
+            // Dimension 0 spans the swizzle, or a few chunks without one.
+            let swizzles = [Swizzle::None, Swizzle::B32, Swizzle::B128, Swizzle::B128Atom32Flip8];
+            let types = [TensorType::U8, TensorType::F16, TensorType::F32, TensorType::U64];
+            let (swizzle, ty) = (swizzles[kind], types[width]);
+            let bytes = (ty.bits() / 8) as u32;
+            let row = if swizzle == Swizzle::None { 48 } else { swizzle.span() };
+            let mut t = TiledTensor {
+                ty, rank, base: 1 << 20, dims, strides: [0, 256, 1024, 4096, 16384],
+                box_dims: sides, element_strides: steps, swizzle, fill: Fill::Zero,
+            };
+            t.box_dims[0] = row / bytes;
+            t.dims[0] = dims[0] * 5;
+            t.check().unwrap();
+            let wide: Vec<i64> = start.iter().map(|&c| c as i64).collect();
+            let expected = by_definition(&t, &wide, 0x400);
+            prop_assert_eq!(t.box_bytes() as usize, expected.len());
+            prop_assert_eq!(walked(&t, &start[..rank], 0x400), expected);
+        }
+    }
+}
