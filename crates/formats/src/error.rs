@@ -110,4 +110,107 @@ pub enum Error {
         /// Row stride.
         row_stride: usize,
     },
+    /// K that GGUF's larger blocks cannot hold.
+    #[error("{tensor}: K = {k} is not a positive multiple of 64, the GGUF nvfp4 block length")]
+    KNotGgufBlocks {
+        /// Tensor at fault.
+        tensor: String,
+        /// K found, in elements.
+        k: usize,
+    },
+    /// GGUF tensor data of the wrong size.
+    #[error("{tensor}: GGUF data holds {found} bytes; [{rows}, {k}] in blocks of 64 elements needs {needed}")]
+    GgufLen {
+        /// Tensor at fault.
+        tensor: String,
+        /// Rows.
+        rows: usize,
+        /// Elements per row.
+        k: usize,
+        /// Bytes found.
+        found: usize,
+        /// Bytes needed.
+        needed: usize,
+    },
+    /// Sizes that a six-dimensional scale view cannot have.
+    #[error(
+        "{tensor}: {batch} × {rows} rows of {blocks} blocks make no scale view; each must be at least 1 and the bytes fit the address space"
+    )]
+    GpuModeShape {
+        /// Tensor at fault.
+        tensor: String,
+        /// Rows.
+        rows: usize,
+        /// Blocks per row.
+        blocks: usize,
+        /// Batch entries.
+        batch: usize,
+    },
+    /// A batch of scales of the wrong size.
+    #[error("{tensor}: scales hold {found} bytes; {batch} × {rows} rows of {blocks} blocks need {needed}")]
+    GpuModeLen {
+        /// Tensor at fault.
+        tensor: String,
+        /// Rows.
+        rows: usize,
+        /// Blocks per row.
+        blocks: usize,
+        /// Batch entries.
+        batch: usize,
+        /// Bytes found.
+        found: usize,
+        /// Bytes needed.
+        needed: usize,
+    },
+    /// An mxfp4 matrix whose scales span more than nvfp4's.
+    #[error(
+        "{tensor}: the scale 2^{exponent} at row {row}, block {block} is more than 2^17 below the largest, 2^{largest}; nvfp4 cannot hold both"
+    )]
+    Mxfp4Range {
+        /// Tensor at fault.
+        tensor: String,
+        /// Row of the block.
+        row: usize,
+        /// Index of the block along K.
+        block: usize,
+        /// Exponent of its scale.
+        exponent: i32,
+        /// Largest exponent in the matrix.
+        largest: i32,
+    },
+    /// A rank outside its group.
+    #[error("{tensor}: rank {rank} of {ranks} does not exist; ranks count from 0")]
+    ShardRank {
+        /// Tensor at fault.
+        tensor: String,
+        /// Rank asked for.
+        rank: usize,
+        /// Ranks in all.
+        ranks: usize,
+    },
+    /// Rows that do not divide evenly.
+    #[error("{tensor}: {rows} rows cannot be split evenly over {ranks} ranks")]
+    ShardRows {
+        /// Tensor at fault.
+        tensor: String,
+        /// Rows.
+        rows: usize,
+        /// Ranks.
+        ranks: usize,
+    },
+    /// A split along K that would cut a block.
+    #[error(
+        "{tensor}: K = {k} cannot be split over {ranks} ranks: its {} {format} blocks of {} are not a multiple of {ranks}",
+        k / format.block_len(), format.block_len()
+    )]
+    ShardSplitsBlock {
+        /// Tensor at fault.
+        tensor: String,
+        /// K, in elements.
+        k: usize,
+        /// Ranks.
+        ranks: usize,
+        /// Block format.
+        format: BlockFormat,
+    },
 }

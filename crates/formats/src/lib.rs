@@ -8,17 +8,26 @@
 //! | [`block`] | which elements share a scale: [`BlockFormat`] |
 //! | [`scale_layout`] | where the scale of row `r`, block `c` lies: [`ScaleLayout`] |
 //! | [`tensor`] | [`QuantizedMatrix`], [`GlobalScale`], [`Matrix`] |
+//! | [`mod@quantize`] | floats to nvfp4 and mxfp4, bit for bit as each producer does it |
+//! | `shard` | parts of a matrix: [`QuantizedMatrix::shard_rows`], [`QuantizedMatrix::shard_k`] |
+//! | [`gguf`] | GGUF's `block_nvfp4`, which orders codes its own way |
+//! | [`gpumode`] | the six-dimensional scale view of the GPU MODE challenge |
 //!
 //! Vocabulary: a *code* is one 4-bit e2m1 number, a *block* the elements that share one scale (16 in
 //! nvfp4, 32 in mxfp4), the *global scale* the f32 multiplier of a whole tensor.
 
 pub mod block;
 pub mod error;
+pub mod gguf;
+pub mod gpumode;
+pub mod quantize;
 pub mod scalar;
 pub mod scale_layout;
+mod shard;
 pub mod tensor;
 
 pub use block::BlockFormat;
 pub use error::Error;
+pub use quantize::{Producer, QuantizeReport, Quantizer, Search, quantize};
 pub use scale_layout::ScaleLayout;
-pub use tensor::{FloatMatrix, GlobalScale, GlobalScaleSource, Matrix, QuantizedMatrix};
+pub use tensor::{FloatMatrix, FloatType, GlobalScale, GlobalScaleSource, Matrix, QuantizedMatrix};

@@ -381,6 +381,11 @@ impl<'a, T: Clone> Matrix<'a, T> {
         &self.data[start..start + self.cols]
     }
 
+    /// All elements in order, if there are none between rows.
+    pub fn as_dense(&self) -> Option<&[T]> {
+        (self.row_stride == self.cols).then(|| &self.data[..self.rows * self.cols])
+    }
+
     /// The same matrix, owning its elements.
     pub fn into_owned(self) -> Matrix<'static, T> {
         Matrix {
@@ -388,6 +393,32 @@ impl<'a, T: Clone> Matrix<'a, T> {
             cols: self.cols,
             row_stride: self.row_stride,
             data: Cow::Owned(self.data.into_owned()),
+        }
+    }
+}
+
+/// Element type of a [`FloatMatrix`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FloatType {
+    /// 32-bit.
+    F32,
+    /// IEEE half.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+impl FloatType {
+    /// Every float type.
+    pub const ALL: [Self; 3] = [Self::F32, Self::F16, Self::Bf16];
+
+    /// The nearest number of this type, ties to even.
+    pub fn round(self, x: f32) -> f32 {
+        match self {
+            Self::F32 => x,
+            Self::F16 => f16::from_f32(x).to_f32(),
+            Self::Bf16 => bf16::from_f32(x).to_f32(),
         }
     }
 }
@@ -404,6 +435,15 @@ pub enum FloatMatrix<'a> {
 }
 
 impl FloatMatrix<'_> {
+    /// Type of the elements.
+    pub fn float_type(&self) -> FloatType {
+        match self {
+            Self::F32(_) => FloatType::F32,
+            Self::F16(_) => FloatType::F16,
+            Self::Bf16(_) => FloatType::Bf16,
+        }
+    }
+
     /// Rows.
     pub fn rows(&self) -> usize {
         match self {

@@ -23,10 +23,7 @@ pub fn decode(code: u8) -> f32 {
 /// This is PTX `cvt.rn.satfinite.e2m1x2.f32`, and so what torchao and Transformer Engine write.
 #[inline]
 pub fn encode(x: f32) -> u8 {
-    if x.is_nan() {
-        return 7;
-    }
-    encode_magnitude(x.abs()) | ((x.to_bits() >> 31) as u8) << 3
+    encode_magnitude(x.abs()) | u8::from(x.is_sign_negative() & !x.is_nan()) << 3
 }
 
 /// Code 0..=7 nearest to a magnitude, ties to the even code. NaN gives 7.
@@ -49,6 +46,12 @@ pub fn unpack(byte: u8) -> (u8, u8) {
 #[inline]
 pub fn pack(even: u8, odd: u8) -> u8 {
     (even & 15) | odd << 4
+}
+
+/// Code bytes with the nibbles of each exchanged. Some producers put the even element into the high nibble
+/// (`hi-lo` order); nothing in the bytes tells, so it takes the caller's word.
+pub fn swap_nibbles(codes: &[u8]) -> Vec<u8> {
+    codes.iter().map(|byte| byte.rotate_left(4)).collect()
 }
 
 #[cfg(test)]
@@ -87,7 +90,7 @@ mod tests {
     #[test]
     fn saturates_and_takes_nan_to_six() {
         assert_eq!([encode(1e30), encode(f32::INFINITY), encode(f32::NEG_INFINITY)], [7, 7, 15]);
-        assert_eq!(encode(f32::NAN), 7);
+        assert_eq!([encode(f32::NAN), encode(-f32::NAN)], [7, 7]);
     }
 
     #[test]
@@ -95,6 +98,7 @@ mod tests {
         for byte in 0..=255u8 {
             let (even, odd) = unpack(byte);
             assert_eq!(pack(even, odd), byte);
+            assert_eq!(swap_nibbles(&[byte]), [pack(odd, even)]);
         }
     }
 }

@@ -1,0 +1,332 @@
+//! Floats to nvfp4, bit for bit as each producer does it, or with better block scales.
+//!
+//! All producers share one shape: a global scale from the tensor's largest magnitude (*amax*), a scale byte per
+//! block of 16 from the block's amax, a code per element. They differ in every rounding on the way; each has
+//! one file, named after it, that holds its `Rule` and its source. Flow of [`quantize`]:
+//!
+//! ```text
+//! Producer::amax ─► Producer::global_scale ─► Quantizer::new ─► Quantizer::rows ─► QuantizedMatrix
+//! ```
+//!
+//! The steps are public: rows are independent of each other, so callers may spread both passes over threads.
+//! Dynamic activation quantization (a global scale from the activation itself) is [`quantize`]; with a
+//! checkpoint's static `input_scale` it is [`quantize_with`].
+//!
+//! What is not a number: an element that is NaN gets +6 (0 in ggml) and does not count in its block's amax;
+//! infinity saturates. No scale byte is ever NaN or negative, no global scale zero, infinite or NaN.
+//! [`QuantizeReport::non_finite`] tells how many elements such repairs concern.
+
+mod compressed_tensors;
+mod ggml;
+mod modelopt;
+pub mod mxfp4;
+mod report;
+mod rule;
+mod search;
+mod te;
+mod torchao;
+
+use std::ops::Range;
+
+use half::slice::HalfFloatSliceExt;
+
+pub use report::{QuantizeReport, relative_l2};
+use rule::{Block, Rule, amax_bits, block_amax, pack};
+
+use crate::scalar::e4m3;
+use crate::{BlockFormat, Error, FloatMatrix, FloatType, GlobalScale, QuantizedMatrix, ScaleLayout};
+
+/// Whose arithmetic to follow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Producer {
+    /// NVIDIA ModelOpt 0.47.
+    #[serde(rename = "modelopt")]
+    ModelOpt,
+    /// compressed-tensors 0.20 and llm-compressor, CPU path.
+    CompressedTensors,
+    /// torchao 0.18.
+    Torchao,
+    /// Transformer Engine, which is FlashInfer with fast math off.
+    Te,
+    /// ggml's CPU reference, without a global scale.
+    Ggml,
+}
+
+impl Producer {
+    /// Every producer.
+    pub const ALL: [Self; 5] = [Self::ModelOpt, Self::CompressedTensors, Self::Torchao, Self::Te, Self::Ggml];
+
+    /// The name that commands and files use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ModelOpt => "modelopt",
+            Self::CompressedTensors => "compressed-tensors",
+            Self::Torchao => "torchao",
+            Self::Te => "te",
+            Self::Ggml => "ggml",
+        }
+    }
+
+    /// Largest magnitude of some rows, as this producer finds it: NaN if an element is NaN, except that
+    /// Transformer Engine and ggml do not count NaN.
+    ///
+    /// # Panics
+    /// If `rows` reaches past the matrix.
+    pub fn amax(self, x: &FloatMatrix<'_>, rows: Range<usize>) -> f32 {
+        let mut bits = 0;
+        for_each_block(x, rows.clone(), |_, _, block| bits = amax_bits(block).max(bits));
+        let mut amax = f32::from_bits(bits);
+        if amax.is_nan() && matches!(self, Self::Te | Self::Ggml) {
+            amax = 0.0;
+            for_each_block(x, rows, |_, _, block| amax = block_amax(block).max(amax));
+        }
+        amax
+    }
+
+    /// The global scale this producer gives tensors of type `ty` whose largest magnitude is `amax`: a divisor
+    /// for compressed-tensors and Transformer Engine, 1 for ggml, else a multiplier. For the members of a fused
+    /// group (gate and up, q, k and v) pass the largest amax of the group.
+    pub fn global_scale(self, amax: f32, ty: FloatType) -> GlobalScale {
+        self.global_scale_to(amax, e4m3::MAX, ty)
+    }
+
+    /// As [`global_scale`](Self::global_scale), with `scale_max` for the block scale of the largest element.
+    fn global_scale_to(self, amax: f32, scale_max: f32, ty: FloatType) -> GlobalScale {
+        let rule = match self {
+            Self::ModelOpt => modelopt::ModelOpt::global_scale,
+            Self::CompressedTensors => compressed_tensors::CompressedTensors::global_scale,
+            Self::Torchao => torchao::Torchao::global_scale,
+            Self::Te => te::Te::global_scale,
+            Self::Ggml => ggml::Ggml::global_scale,
+        };
+        rule(amax, scale_max, ty)
+    }
+}
+
+impl std::fmt::Display for Producer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// How a block's scale is chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Search {
+    /// As the producer does: the block's largest magnitude becomes 6.
+    #[default]
+    Plain,
+    /// The scale of least squared error among all that e4m3 has. [`quantize`] also tries a global scale that
+    /// leaves headroom, so that the block of the largest element has a choice too.
+    Mse,
+}
+
+/// Largest block scales that [`Search::Mse`] tries: the producers' 448, and 256, which leaves the block of the
+/// largest element room for 6/4 of its plain scale ("four over six").
+const MSE_SCALE_MAX: [f32; 2] = [e4m3::MAX, 256.0];
+
+/// A producer's rule with its global scale fixed: what quantizes blocks and rows.
+#[derive(Debug, Clone, Copy)]
+pub struct Quantizer {
+    rule: AnyRule,
+    search: Search,
+    global_scale: GlobalScale,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum AnyRule {
+    ModelOpt(modelopt::ModelOpt),
+    CompressedTensors(compressed_tensors::CompressedTensors),
+    Torchao(torchao::Torchao),
+    Te(te::Te),
+    Ggml(ggml::Ggml),
+}
+
+impl Quantizer {
+    /// For tensors of type `ty` with this global scale, which must be positive and finite. Producers that use a
+    /// divisor take the held one, or the reciprocal of a multiplier.
+    pub fn new(producer: Producer, global_scale: GlobalScale, ty: FloatType, search: Search) -> Self {
+        let rule = match producer {
+            Producer::ModelOpt => AnyRule::ModelOpt(Rule::new(global_scale, ty)),
+            Producer::CompressedTensors => AnyRule::CompressedTensors(Rule::new(global_scale, ty)),
+            Producer::Torchao => AnyRule::Torchao(Rule::new(global_scale, ty)),
+            Producer::Te => AnyRule::Te(Rule::new(global_scale, ty)),
+            Producer::Ggml => AnyRule::Ggml(Rule::new(global_scale, ty)),
+        };
+        Self { rule, search, global_scale }
+    }
+
+    /// The global scale in use.
+    pub fn global_scale(&self) -> GlobalScale {
+        self.global_scale
+    }
+
+    /// One block: its code bytes (even element in the low nibble, for ggml too) and its scale byte.
+    #[inline]
+    pub fn block(&self, x: &[f32; 16]) -> ([u8; 8], u8) {
+        match &self.rule {
+            AnyRule::ModelOpt(rule) => self.block_by(rule, x),
+            AnyRule::CompressedTensors(rule) => self.block_by(rule, x),
+            AnyRule::Torchao(rule) => self.block_by(rule, x),
+            AnyRule::Te(rule) => self.block_by(rule, x),
+            AnyRule::Ggml(rule) => self.block_by(rule, x),
+        }
+    }
+
+    #[inline]
+    fn block_by(&self, rule: &impl Rule, x: &Block) -> ([u8; 8], u8) {
+        let scale = rule.scale(block_amax(x));
+        let scale = match self.search {
+            Search::Plain => scale,
+            Search::Mse => search::best_scale(x, self.global_scale.value(), scale),
+        };
+        (pack(rule.codes(x, scale)), scale)
+    }
+
+    /// Some rows: fills `codes` with `rows.len() · k / 2` bytes and `scales`, in linear layout, with
+    /// `rows.len() · k / 16`.
+    ///
+    /// # Panics
+    /// If a buffer has another size, K is not a multiple of 16, or `rows` reaches past the matrix.
+    pub fn rows(&self, x: &FloatMatrix<'_>, rows: Range<usize>, codes: &mut [u8], scales: &mut [u8]) {
+        let (first, blocks) = (rows.start, x.cols() / 16);
+        assert_eq!(x.cols() % 16, 0, "K is not a multiple of 16");
+        assert_eq!(codes.len(), rows.len() * blocks * 8, "code buffer does not fit the rows");
+        assert_eq!(scales.len(), rows.len() * blocks, "scale buffer does not fit the rows");
+        let codes = codes.as_chunks_mut::<8>().0;
+        for_each_block(x, rows, |row, block, x| {
+            let at = (row - first) * blocks + block;
+            (codes[at], scales[at]) = self.block(x);
+        });
+    }
+
+    /// A whole matrix, on this thread.
+    ///
+    /// # Errors
+    /// If K is not a multiple of 16; the message calls the tensor `name`.
+    pub fn matrix(&self, name: &str, x: &FloatMatrix<'_>) -> Result<QuantizedMatrix<'static>, Error> {
+        let (rows, k, format) = (x.rows(), x.cols(), BlockFormat::Nvfp4);
+        if k % 16 != 0 {
+            return Err(Error::KNotWholeBlocks { tensor: name.into(), format, k });
+        }
+        let (mut codes, mut scales) = (vec![0; rows * (k / 2)], vec![0; rows * (k / 16)]);
+        self.rows(x, 0..rows, &mut codes, &mut scales);
+        QuantizedMatrix::new(name, format, rows, k, codes, scales, ScaleLayout::Linear, self.global_scale)
+    }
+}
+
+/// Quantizes a matrix with a global scale of its own. Scales come in linear layout.
+///
+/// # Errors
+/// If K is not a multiple of 16.
+pub fn quantize(
+    name: &str,
+    x: &FloatMatrix<'_>,
+    producer: Producer,
+    search: Search,
+) -> Result<QuantizedMatrix<'static>, Error> {
+    let mut group = quantize_group(&[(name, x)], producer, search)?;
+    Ok(group.remove(0))
+}
+
+/// Quantizes named matrices with one global scale for all, that of the largest amax among them: gate and up, or
+/// q, k and v, which kernels read as one matrix.
+///
+/// # Errors
+/// If a K is not a multiple of 16.
+pub fn quantize_group(
+    group: &[(&str, &FloatMatrix<'_>)],
+    producer: Producer,
+    search: Search,
+) -> Result<Vec<QuantizedMatrix<'static>>, Error> {
+    let amax = |x: &FloatMatrix<'_>| producer.amax(x, 0..x.rows());
+    // As bits, in which NaN is the largest magnitude.
+    let largest = group.iter().map(|(_, x)| (amax(x), x.float_type())).max_by_key(|(amax, _)| amax.to_bits());
+    let Some((amax, ty)) = largest else { return Ok(vec![]) };
+    let with = |scale_max| {
+        let global_scale = producer.global_scale_to(amax, scale_max, ty);
+        group.iter().map(|(name, x)| quantize_with(name, x, producer, search, global_scale)).collect()
+    };
+    match search {
+        Search::Plain => with(e4m3::MAX),
+        Search::Mse => {
+            let [mut best, other] = MSE_SCALE_MAX.map(with);
+            let squared_error = |quantized: &Vec<QuantizedMatrix<'_>>| -> f64 {
+                group.iter().zip(quantized).map(|((_, x), q)| report::squared_error(q, x).error).sum()
+            };
+            if let (Ok(a), Ok(b)) = (&best, &other)
+                && squared_error(b) < squared_error(a)
+            {
+                best = other;
+            }
+            best
+        }
+    }
+}
+
+/// Quantizes a matrix with a given global scale, such as the static `input_scale` of an activation. Elements too
+/// large for it saturate.
+///
+/// # Errors
+/// If K is not a multiple of 16 or the global scale is not a positive finite number.
+pub fn quantize_with(
+    name: &str,
+    x: &FloatMatrix<'_>,
+    producer: Producer,
+    search: Search,
+    global_scale: GlobalScale,
+) -> Result<QuantizedMatrix<'static>, Error> {
+    Quantizer::new(producer, global_scale, x.float_type(), search).matrix(name, x)
+}
+
+/// [`quantize`] together with its error, and with that of [`Search::Plain`] beside it.
+///
+/// # Errors
+/// If K is not a multiple of 16.
+pub fn quantize_reported(
+    name: &str,
+    x: &FloatMatrix<'_>,
+    producer: Producer,
+    search: Search,
+) -> Result<(QuantizedMatrix<'static>, QuantizeReport), Error> {
+    let quantized = quantize(name, x, producer, search)?;
+    let report = match search {
+        Search::Plain => QuantizeReport::new(x, &quantized, &quantized),
+        Search::Mse => QuantizeReport::new(x, &quantized, &quantize(name, x, producer, Search::Plain)?),
+    };
+    Ok((quantized, report))
+}
+
+/// One block by the rule of Transformer Engine, with the divisor `gs` = 2688 / amax: eight code bytes and the
+/// scale byte. This is what kernels that write nvfp4 outputs do.
+#[inline]
+pub fn te_block(x: &[f32; 16], gs: f32) -> ([u8; 8], u8) {
+    let rule = te::Te::new(GlobalScale::divisor(gs), FloatType::F32);
+    let scale = rule.scale(block_amax(x));
+    (pack(rule.codes(x, scale)), scale)
+}
+
+/// Calls `f(row, block, elements)` for every whole block of 16 of some rows, widened to f32.
+fn for_each_block(x: &FloatMatrix<'_>, rows: Range<usize>, mut f: impl FnMut(usize, usize, &Block)) {
+    let mut wide = [0.0; 16];
+    for row in rows {
+        match x {
+            FloatMatrix::F32(m) => {
+                m.row(row).as_chunks().0.iter().enumerate().for_each(|(i, block)| f(row, i, block));
+            }
+            FloatMatrix::F16(m) => {
+                for (i, block) in m.row(row).as_chunks::<16>().0.iter().enumerate() {
+                    block.convert_to_f32_slice(&mut wide);
+                    f(row, i, &wide);
+                }
+            }
+            FloatMatrix::Bf16(m) => {
+                for (i, block) in m.row(row).as_chunks::<16>().0.iter().enumerate() {
+                    block.convert_to_f32_slice(&mut wide);
+                    f(row, i, &wide);
+                }
+            }
+        }
+    }
+}
