@@ -218,6 +218,17 @@ impl Quantizer {
 
 /// Quantizes a matrix with a global scale of its own. Scales come in linear layout.
 ///
+/// ```
+/// use dualgemm_formats::{FloatMatrix, Matrix, Producer, Search, quantize};
+///
+/// let weights: Vec<f32> = (0..32).map(|i| i as f32 / 31.0 - 0.5).collect();
+/// let x = FloatMatrix::F32(Matrix::new("w", 2, 16, weights)?);
+/// let q = quantize("w", &x, Producer::ModelOpt, Search::Plain)?;
+/// assert_eq!(q.global_scale().value(), 0.5 / 2688.0);
+/// assert!((q.value(1, 15) - 0.5).abs() < 1e-6);
+/// # Ok::<(), dualgemm_formats::Error>(())
+/// ```
+///
 /// # Errors
 /// If K is not a multiple of 16.
 pub fn quantize(
