@@ -108,18 +108,6 @@ impl Inputs {
     }
 }
 
-/// The float types that A may have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FloatType {
-    /// 32-bit.
-    F32,
-    /// IEEE half.
-    F16,
-    /// bfloat16.
-    Bf16,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,0 +1,9 @@
+//! GPU kernels as Rust programs.
+//!
+//! One folder per architecture. What a kernel reads is fixed before the kernel is: the weight pack
+//! ([`sm90a::pack`]) is part of its interface, tested on its own.
+
+pub mod error;
+pub mod sm90a;
+
+pub use error::Error;

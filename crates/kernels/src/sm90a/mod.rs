@@ -1,0 +1,4 @@
+//! Hopper (sm_90a): no FP4 units, so weights are widened exactly to f16 in registers and multiplied by `wgmma`.
+
+pub mod decode;
+pub mod pack;

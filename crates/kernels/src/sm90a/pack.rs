@@ -1,0 +1,211 @@
+//! The weight pack: gate and up interleaved into the register fragments of `wgmma.m64nNk16`.
+//!
+//! A *chunk* is 64 weight rows × 64 K in 2304 contiguous bytes, loaded by one bulk copy. Its rows are 32 features:
+//! each warp owns a slab of 16 rows, the first eight the gate rows and the last eight the up rows of the same eight
+//! features. In the accumulator of `wgmma` a thread holds rows `g` and `g + 8`: gate and up of one feature, for the
+//! same tokens, so the activation needs no exchange between threads.
+//!
+//! ```text
+//! chunk (tile t, kb): features 32t .. 32t+32, k 64kb .. 64kb+64, at byte (t · ⌈K/64⌉ + kb) · 2304
+//!   0 .. 2048    codes: 16 B per (warp w, lane l) at (32w + l) · 16; word j is k16 step j; g = l/4, q = l%4:
+//!                  field 0: gate row 8w+g, k = 16j + 2q (+1 in the high half)     field 2: the same, k + 8
+//!                  field 1: up   row 8w+g, k = 16j + 2q (+1 in the high half)     field 3: the same, k + 8
+//!   2048 .. 2304 scales: 8 B per (w, g) at 2048 + (8w + g) · 8; word p holds k16 blocks 2p and 2p+1, gate and up
+//! ```
+//!
+//! Field and scale encodings: [`decode`](super::decode). Features and K beyond the matrix are zero codes with zero
+//! scales, which add exact zeros. 2304 bytes for 4096 weights: 4.5 bits each, as in the checkpoint.
+//!
+//! Fragment layout: PTX ISA, "Register fragments for wgmma.mma_async.m64nNk16".
+
+use dualgemm_formats::{BlockFormat, QuantizedMatrix};
+use dualgemm_gemm::GateUp;
+use rayon::prelude::*;
+
+use super::decode::{encode_lane, encode_scale, encode_scales};
+use crate::Error;
+
+/// Features of a chunk: 64 weight rows, half of them gate, half up.
+pub const CHUNK_FEATURES: usize = 32;
+/// K elements of a chunk.
+pub const CHUNK_K: usize = 64;
+/// Bytes of a chunk.
+pub const CHUNK_BYTES: usize = CODE_BYTES + SCALE_BYTES;
+/// Bytes of a chunk's codes.
+pub const CODE_BYTES: usize = 2048;
+/// Bytes of a chunk's scales.
+pub const SCALE_BYTES: usize = 256;
+
+/// Packed weights, ready to be copied to a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pack {
+    n: usize,
+    k: usize,
+    bytes: Vec<u8>,
+}
+
+impl Pack {
+    /// Packs a pair of nvfp4 matrices.
+    ///
+    /// # Errors
+    /// If the halves do not belong together, are not nvfp4, or hold a NaN or negative scale.
+    pub fn new(weights: &GateUp<'_>) -> Result<Self, Error> {
+        weights.check()?;
+        if weights.gate.format() != BlockFormat::Nvfp4 {
+            return Err(Error::PackFormat {
+                tensor: weights.gate.name().into(),
+                format: weights.gate.format(),
+            });
+        }
+        let (n, k) = (weights.n(), weights.k());
+        let k_chunks = k.div_ceil(CHUNK_K);
+        let mut bytes = vec![0; n.div_ceil(CHUNK_FEATURES) * k_chunks * CHUNK_BYTES];
+        bytes.par_chunks_exact_mut(CHUNK_BYTES).enumerate().for_each(|(index, chunk)| {
+            let (codes, scales) = chunk.split_at_mut(CODE_BYTES);
+            let origin = Origin { feature: index / k_chunks * CHUNK_FEATURES, k: index % k_chunks * CHUNK_K };
+            pack_codes(weights, origin, codes);
+            pack_scales(weights, origin, scales);
+        });
+        Ok(Self { n, k, bytes })
+    }
+
+    /// Features (N) before padding.
+    pub fn n(&self) -> usize {
+        self.n
+    }
+
+    /// K before padding.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// The chunks, those of one feature tile along K first.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// First feature and first K of a chunk.
+#[derive(Clone, Copy)]
+struct Origin {
+    feature: usize,
+    k: usize,
+}
+
+fn pack_codes(weights: &GateUp<'_>, origin: Origin, out: &mut [u8]) {
+    let code = |half: &QuantizedMatrix<'_>, feature: usize, k: usize| {
+        if feature < half.rows() && k < half.k() { half.code(feature, k) } else { 0 }
+    };
+    for (index, word) in out.chunks_exact_mut(4).enumerate() {
+        let (lane, step) = (index / 4 % 32, index % 4);
+        let feature = origin.feature + index / 128 * 8 + lane / 4;
+        let lane_of = |k: usize| {
+            let at = |half, k| code(half, feature, k);
+            encode_lane([
+                at(&weights.gate, k),
+                at(&weights.up, k),
+                at(&weights.gate, k + 8),
+                at(&weights.up, k + 8),
+            ])
+        };
+        let k = origin.k + 16 * step + 2 * (lane % 4);
+        let packed = u32::from(lane_of(k)) | u32::from(lane_of(k + 1)) << 16;
+        word.copy_from_slice(&packed.to_le_bytes());
+    }
+}
+
+fn pack_scales(weights: &GateUp<'_>, origin: Origin, out: &mut [u8]) {
+    let scale = |half: &QuantizedMatrix<'_>, feature: usize, block: usize| {
+        if feature < half.rows() && block < half.blocks() {
+            encode_scale(half.scale_byte(feature, block))
+                .expect("`GateUp::check` refused scales without encoding")
+        } else {
+            0
+        }
+    };
+    for (index, word) in out.chunks_exact_mut(4).enumerate() {
+        let feature = origin.feature + index / 2;
+        let block = origin.k / 16 + index % 2 * 2;
+        let pair = |block| [scale(&weights.gate, feature, block), scale(&weights.up, feature, block)];
+        word.copy_from_slice(&encode_scales(pair(block), pair(block + 1)).to_le_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::decode::{WEIGHT_FACTOR, decode_scales, decode_word};
+    use super::*;
+    use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
+    use dualgemm_formats::GlobalScale;
+    use half::f16;
+
+    fn weights(n: usize, k: usize) -> GateUp<'static> {
+        let mut inputs = Inputs::seeded(42);
+        let mut half = |name| {
+            let sets = (CodeSet::Full, ScaleSet::Full);
+            inputs.quantized(name, BlockFormat::Nvfp4, (n, k), sets, GlobalScale::ONE).unwrap()
+        };
+        GateUp::new(half("gate"), half("up"))
+    }
+
+    /// Decodes a pack the way the kernel does and puts every fragment element where `wgmma` defines it to be:
+    /// A row `16w + g + 8(r & 1)`, column `16j + 2q + e + 8(r >> 1)` for register r, half e.
+    fn unpack(pack: &Pack) -> (Vec<f64>, Vec<f64>) {
+        let mut halves = [vec![f64::NAN; pack.n() * pack.k()], vec![f64::NAN; pack.n() * pack.k()]];
+        let word = |at: usize| u32::from_le_bytes(pack.bytes()[at..at + 4].try_into().unwrap());
+        let half = |register: u32, e: usize| f16::from_bits((register >> (16 * e)) as u16);
+        let k_chunks = pack.k().div_ceil(64);
+        for index in 0..pack.bytes().len() / CHUNK_BYTES {
+            let base = index * CHUNK_BYTES;
+            for (w, lane, j) in (0..4).flat_map(|w| (0..32).flat_map(move |l| (0..4).map(move |j| (w, l, j))))
+            {
+                let (g, q) = (lane / 4, lane % 4);
+                let registers = decode_word(word(base + (w * 32 + lane) * 16 + j * 4));
+                let scales = decode_scales(word(base + CODE_BYTES + (w * 8 + g) * 8 + j / 2 * 4))[j % 2];
+                for (r, e) in (0..4).flat_map(|r| (0..2).map(move |e| (r, e))) {
+                    let (row, column) = (16 * w + g + 8 * (r & 1), 16 * j + 2 * q + e + 8 * (r >> 1));
+                    let value = f16::from_f64(half(registers[r], e).to_f64() * half(scales, r & 1).to_f64());
+                    let feature = index / k_chunks * 32 + row / 16 * 8 + row % 8;
+                    let k = index % k_chunks * 64 + column;
+                    let value = value.to_f64() * f64::from(WEIGHT_FACTOR);
+                    if feature < pack.n() && k < pack.k() {
+                        halves[row % 16 / 8][feature * pack.k() + k] = value;
+                    } else {
+                        assert_eq!(value, 0.0, "padding must add nothing");
+                    }
+                }
+            }
+        }
+        let [gate, up] = halves;
+        (gate, up)
+    }
+
+    #[test]
+    fn the_kernels_view_of_a_pack_is_the_checkpoints_view_of_the_weights() {
+        for (n, k) in [(32, 64), (1, 16), (33, 80), (96, 464)] {
+            let weights = weights(n, k);
+            let (gate, up) = unpack(&Pack::new(&weights).unwrap());
+            for (index, (gate, up)) in gate.into_iter().zip(up).enumerate() {
+                let (row, k) = (index / k, index % k);
+                assert_eq!(gate, weights.gate.value(row, k), "gate {row} {k}");
+                assert_eq!(up, weights.up.value(row, k), "up {row} {k}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_pack_takes_four_and_a_half_bits_per_weight() {
+        let pack = Pack::new(&weights(64, 128)).unwrap();
+        assert_eq!(pack.bytes().len() * 16, 2 * 64 * 128 * 9);
+    }
+
+    #[test]
+    fn mxfp4_and_bad_scales_are_refused_by_name() {
+        let mut inputs = Inputs::seeded(1);
+        let sets = (CodeSet::Full, ScaleSet::Full);
+        let mut half =
+            |name| inputs.quantized(name, BlockFormat::Mxfp4, (8, 32), sets, GlobalScale::ONE).unwrap();
+        let message = Pack::new(&GateUp::new(half("gate"), half("up"))).unwrap_err().to_string();
+        assert_eq!(message, "gate is mxfp4; the sm_90a pack holds nvfp4");
+    }
+}
