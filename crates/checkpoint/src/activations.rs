@@ -1,0 +1,182 @@
+//! Operands and results of the product: one float tensor `[M, K]`, or the three tensors of an nvfp4 one.
+//!
+//! | tensor | type | shape |
+//! |---|---|---|
+//! | `a_packed` | U8 | `[M, K / 2]` |
+//! | `a_scale` | F8_E4M3 | `[M, K / 16]`, or flat in the order that the metadata entry `scale_layout` names |
+//! | `a_scale_2` | F32 | `[1]`, multiplier |
+//!
+//! A result is `c`, or `c_packed`, `c_scale`, `c_scale_2`.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use bytemuck::{NoUninit, cast_slice};
+use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
+
+use crate::error::list;
+use crate::safetensors::write_to;
+use crate::{Dtype, Error, TensorFiles, TensorOut};
+
+const VALID: &str =
+    "one F32, F16 or BF16 tensor [M, K], or a_packed U8 [M, K/2], a_scale F8_E4M3 [M, K/16] and a_scale_2 F32 [1]";
+/// A result can be the next product's operand.
+const PREFIXES: [&str; 2] = ["a", "c"];
+const LAYOUT_KEY: &str = "scale_layout";
+
+/// A matrix of activations, as stored.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Activations<'a> {
+    /// f32, f16 or bf16.
+    Float(FloatMatrix<'a>),
+    /// nvfp4.
+    Quantized(QuantizedMatrix<'a>),
+}
+
+impl<'a> Activations<'a> {
+    /// Finds the operand of a file: the tensor named, or the nvfp4 triple if there is one, or the only tensor.
+    ///
+    /// # Errors
+    /// If there is no such tensor, there are several and none is named, or one has the wrong type or shape.
+    pub fn read(files: &'a TensorFiles, tensor: Option<&str>) -> Result<Self, Error> {
+        let fault = |found| Error::Activations { file: files.root().into(), found, valid: VALID };
+        if let Some(name) = tensor {
+            let view = files
+                .get(name)
+                .ok_or_else(|| fault(format!("no tensor `{name}` among {}", list(files.tensors().map(|t| t.name)))))?;
+            return view.float_matrix().map(Self::Float);
+        }
+        if let Some(prefix) = PREFIXES.iter().find(|p| files.get(&format!("{p}_packed")).is_some()) {
+            return Self::read_triple(files, prefix);
+        }
+        let mut tensors = files.tensors();
+        match (tensors.next(), tensors.next()) {
+            (Some(view), None) => view.float_matrix().map(Self::Float),
+            (None, _) => Err(fault("no tensor".into())),
+            _ => Err(fault(format!("several tensors ({})", list(files.tensors().map(|t| t.name))))),
+        }
+    }
+
+    fn read_triple(files: &'a TensorFiles, prefix: &str) -> Result<Self, Error> {
+        let get = |name: String| {
+            files.get(&name).ok_or_else(|| Error::Activations {
+                file: files.root().into(),
+                found: format!("`{prefix}_packed` without `{name}`"),
+                valid: VALID,
+            })
+        };
+        let codes = get(format!("{prefix}_packed"))?;
+        let scales = get(format!("{prefix}_scale"))?;
+        let global = get(format!("{prefix}_scale_2"))?;
+        if codes.dtype != Dtype::U8 {
+            return Err(codes.dtype_error("packed activations", "U8"));
+        }
+        if !matches!(scales.dtype, Dtype::F8E4m3 | Dtype::U8) {
+            return Err(scales.dtype_error("nvfp4 block scales", "F8_E4M3 or U8"));
+        }
+        let &[rows, row_bytes] = codes.shape else {
+            return Err(codes.shape_error("packed activations", "[M, K / 2]".into()));
+        };
+        let k = row_bytes.saturating_mul(2);
+        let flat = || -> Result<ScaleLayout, Error> {
+            let name = files.metadata().get(LAYOUT_KEY).map(String::as_str);
+            let layout = ScaleLayout::ALL.into_iter().find(|l| Some(l.to_string().as_str()) == name);
+            layout.ok_or_else(|| {
+                let valid = format!("[{rows}, {}], or flat with `{LAYOUT_KEY}` in the metadata", k / 16);
+                scales.shape_error("block scales", valid)
+            })
+        };
+        let layout = match *scales.shape {
+            [r, c] if r == rows && c == k / 16 => ScaleLayout::Linear,
+            [_] => flat()?,
+            _ => return Err(scales.shape_error("block scales", format!("[{rows}, {}]", k / 16))),
+        };
+        let held = match (global.dtype, global.elements()) {
+            (Dtype::F32, 1) => global.to_f32("a tensor scale")?[0],
+            (Dtype::F32, _) => return Err(global.shape_error("a tensor scale", "[1]".into())),
+            _ => return Err(global.dtype_error("a tensor scale", "F32")),
+        };
+        QuantizedMatrix::new(
+            codes.name,
+            BlockFormat::Nvfp4,
+            rows,
+            k,
+            codes.bytes,
+            scales.bytes,
+            layout,
+            GlobalScale::multiplier(held),
+        )
+        .and_then(|m| m.check_scales().map(|()| m))
+        .map(Self::Quantized)
+        .map_err(|source| Error::Format { file: files.root().into(), source })
+    }
+
+    /// Rows: M.
+    pub fn rows(&self) -> usize {
+        match self {
+            Self::Float(m) => m.rows(),
+            Self::Quantized(m) => m.rows(),
+        }
+    }
+
+    /// Elements per row: K.
+    pub fn k(&self) -> usize {
+        match self {
+            Self::Float(m) => m.cols(),
+            Self::Quantized(m) => m.k(),
+        }
+    }
+
+    /// Writes a safetensors file with tensor `name`, or with `name_packed`, `name_scale` and `name_scale_2`.
+    ///
+    /// # Errors
+    /// If an mxfp4 matrix is given, which has no such triple, or the system refuses; nothing is left behind.
+    pub fn write(&self, path: &Path, name: &str) -> Result<(), Error> {
+        let mut metadata = BTreeMap::new();
+        let tensors = match self {
+            Self::Float(FloatMatrix::F32(m)) => vec![float_out(name, Dtype::F32, m)],
+            Self::Float(FloatMatrix::F16(m)) => vec![float_out(name, Dtype::F16, m)],
+            Self::Float(FloatMatrix::Bf16(m)) => vec![float_out(name, Dtype::Bf16, m)],
+            Self::Quantized(m) if m.format() == BlockFormat::Nvfp4 => {
+                let shape = match m.scale_layout() {
+                    ScaleLayout::Linear => vec![m.rows(), m.blocks()],
+                    layout => {
+                        metadata.insert(LAYOUT_KEY.into(), layout.to_string());
+                        vec![m.scales().len()]
+                    }
+                };
+                vec![
+                    TensorOut::new(format!("{name}_packed"), Dtype::U8, [m.rows(), m.k() / 2], dense_codes(m)),
+                    TensorOut::new(format!("{name}_scale"), Dtype::F8E4m3, shape, m.scales()),
+                    TensorOut::scalar(format!("{name}_scale_2"), &[1], m.global_scale().value()),
+                ]
+            }
+            Self::Quantized(m) => {
+                return Err(Error::Unsupported {
+                    module: m.name().into(),
+                    found: format!("writing {} activations", m.format()),
+                    supported: "nvfp4, f32, f16 and bf16 are",
+                });
+            }
+        };
+        write_to(path, &tensors, &metadata)
+    }
+}
+
+fn float_out<'m, T: Clone + NoUninit>(name: &str, dtype: Dtype, m: &'m Matrix<'_, T>) -> TensorOut<'m> {
+    let bytes = match m.as_dense() {
+        Some(all) => Cow::Borrowed(cast_slice(all)),
+        None => (0..m.rows()).flat_map(|r| cast_slice::<T, u8>(m.row(r))).copied().collect(),
+    };
+    TensorOut::new(name, dtype, [m.rows(), m.cols()], bytes)
+}
+
+/// Code bytes without gaps between rows.
+pub(crate) fn dense_codes<'m>(m: &'m QuantizedMatrix<'_>) -> Cow<'m, [u8]> {
+    let row_bytes = m.k() / 2;
+    if m.row_stride() == row_bytes {
+        return Cow::Borrowed(&m.codes()[..m.rows() * row_bytes]);
+    }
+    (0..m.rows()).flat_map(|r| m.row_codes(r)).copied().collect()
+}

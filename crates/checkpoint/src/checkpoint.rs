@@ -1,0 +1,656 @@
+//! A checkpoint opened under one convention: layers, their gated MLPs and experts as quantized matrices that
+//! borrow the mapped files.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use dualgemm_formats::{GlobalScale, QuantizedMatrix, ScaleLayout};
+
+use crate::convention::{Convention, Evidence, Role};
+use crate::error::list;
+use crate::gate_up::{GateUpOrder, Half};
+use crate::module::{Mlp, MlpKind, Module, ModuleIndex, Place, Projection};
+use crate::packed::{Packed, Stored};
+use crate::scheme::{Input, Scheme, Schemes, Weights};
+use crate::{Dtype, Error, TensorFiles, TensorView};
+
+/// Which nibble of a byte holds the even element.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NibbleOrder {
+    /// The low one: every producer but the next.
+    #[default]
+    LoHi,
+    /// The high one: some Black Forest Labs FLUX.2 files.
+    HiLo,
+}
+
+/// What to do with a stored activation scale that is zero, negative, infinite or NaN, as calibration leaves it
+/// for modules that saw no or only zero activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BadInputScale {
+    /// Refuse the module's activation scale.
+    #[default]
+    Refuse,
+    /// Use 1.
+    One,
+}
+
+/// What a file cannot say about itself.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct OpenOptions {
+    /// Name of the [convention](crate::convention::CONVENTIONS); by default what the files declare.
+    pub convention: Option<String>,
+    /// Nibble order of packed codes; GGUF has its own, which this leaves alone.
+    pub nibble_order: NibbleOrder,
+    /// Order of fused gate/up tensors. Needed where a file has one, except in GGUF, which defines it.
+    pub gate_up_order: Option<GateUpOrder>,
+    /// Order of stored block scales, where it is not the convention's.
+    pub scale_layout: Option<ScaleLayout>,
+    /// Only MLPs whose name starts with this, where several parts of a model number their layers.
+    pub within: Option<String>,
+    /// Policy for unusable activation scales.
+    pub bad_input_scale: BadInputScale,
+}
+
+/// A checkpoint. Matrices taken from it borrow its mapped files and cannot outlive it:
+///
+/// ```compile_fail,E0505
+/// # use dualgemm_checkpoint::{Checkpoint, Error, OpenOptions};
+/// # fn main() -> Result<(), Error> {
+/// let checkpoint = Checkpoint::open("model".as_ref(), &OpenOptions::default())?;
+/// let mlp = checkpoint.gate_up(0)?;
+/// drop(checkpoint); // error: the matrices still borrow it
+/// println!("{}", mlp.gate.rows());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Checkpoint {
+    files: TensorFiles,
+    convention: &'static Convention,
+    schemes: Schemes,
+    index: ModuleIndex,
+    options: OpenOptions,
+}
+
+/// Gate and up of a layer or expert, each with scales of its own.
+#[derive(Debug, Clone)]
+pub struct GateUp<'a> {
+    /// `[n, k]`: the projection that goes through the activation.
+    pub gate: QuantizedMatrix<'a>,
+    /// `[n, k]`: the projection that multiplies it.
+    pub up: QuantizedMatrix<'a>,
+    /// Biases of gate and up, `n` each.
+    pub bias: Option<(Vec<f32>, Vec<f32>)>,
+    input: Result<Option<(GlobalScale, GlobalScale)>, Error>,
+}
+
+impl GateUp<'_> {
+    /// Tensor scales of the activations, as gate and as up were calibrated; `None` if the checkpoint has none
+    /// (weights only).
+    ///
+    /// # Errors
+    /// If the checkpoint declares them and one is missing or unusable. The weights can be used regardless.
+    pub fn input_scales(&self) -> Result<Option<(GlobalScale, GlobalScale)>, Error> {
+        self.input.clone()
+    }
+}
+
+/// One quantized linear layer.
+#[derive(Debug, Clone)]
+pub struct Linear<'a> {
+    /// `[out, in]`.
+    pub weight: QuantizedMatrix<'a>,
+    /// `out` values.
+    pub bias: Option<Vec<f32>>,
+    input: Result<Option<GlobalScale>, Error>,
+}
+
+impl Linear<'_> {
+    /// Tensor scale of the activations; `None` if the checkpoint has none (weights only).
+    ///
+    /// # Errors
+    /// If the checkpoint declares one and it is missing or unusable. The weight can be used regardless.
+    pub fn input_scale(&self) -> Result<Option<GlobalScale>, Error> {
+        self.input.clone()
+    }
+}
+
+/// One gated MLP of a layer.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct MlpInfo {
+    /// Layer number.
+    pub layer: usize,
+    /// What its modules' names have in common.
+    pub path: String,
+    /// Dense, shared or routed.
+    pub kind: MlpKind,
+    /// Number of routed experts; 0 for others.
+    pub experts: usize,
+    /// Whether gate and up are one tensor.
+    pub fused: bool,
+    /// Whether its weights are 4-bit.
+    pub quantized: bool,
+}
+
+impl Checkpoint {
+    /// Opens a directory, a `.safetensors` file, a `.safetensors.index.json` file or a `.gguf` file. Headers are
+    /// read and checked, tensor data is mapped.
+    ///
+    /// # Errors
+    /// As [`TensorFiles::open`]; if the convention is neither declared nor named; if the configuration is
+    /// unusable.
+    pub fn open(path: &Path, options: &OpenOptions) -> Result<Self, Error> {
+        Self::from_files(TensorFiles::open(path)?, options)
+    }
+
+    /// As [`open`](Self::open), for files that are open already.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn from_files(files: TensorFiles, options: &OpenOptions) -> Result<Self, Error> {
+        let (convention, schemes) = {
+            let evidence = Evidence::new(&files)?;
+            let convention = match &options.convention {
+                Some(name) => Convention::named(name)?,
+                None => Convention::detect(&evidence)?,
+            };
+            (convention, (convention.schemes)(&evidence)?)
+        };
+        let index = ModuleIndex::new(&files, convention, options.within.as_deref());
+        Ok(Self { files, convention, schemes, index, options: options.clone() })
+    }
+
+    /// The files.
+    pub fn files(&self) -> &TensorFiles {
+        &self.files
+    }
+
+    /// The convention in force.
+    pub fn convention(&self) -> &'static Convention {
+        self.convention
+    }
+
+    pub(crate) fn index(&self) -> &ModuleIndex {
+        &self.index
+    }
+
+    pub(crate) fn scheme(&self, module: &str) -> &Scheme {
+        self.schemes.of(module)
+    }
+
+    /// Every gated MLP, in layer order.
+    pub fn mlps(&self) -> Vec<MlpInfo> {
+        let info = |mlp: &Mlp| MlpInfo {
+            layer: mlp.layer,
+            path: mlp.path.clone(),
+            kind: mlp.kind,
+            experts: if mlp.kind == MlpKind::Experts { self.expert_ids(mlp).len() } else { 0 },
+            fused: mlp.is_fused(),
+            quantized: self.is_quantized(mlp),
+        };
+        self.index.mlps.iter().map(info).collect()
+    }
+
+    /// Numbers of the layers with a gated MLP, ascending.
+    pub fn layers(&self) -> Vec<usize> {
+        let layers: BTreeSet<usize> = self.index.mlps.iter().map(|m| m.layer).collect();
+        layers.into_iter().collect()
+    }
+
+    fn is_quantized(&self, mlp: &Mlp) -> bool {
+        mlp.modules().any(|m| self.weight(m).is_some_and(|w| is_packed(w.dtype)))
+    }
+
+    fn weight(&self, module: &str) -> Option<TensorView<'_>> {
+        self.tensor(self.index.modules.get(module)?, Role::Weight)
+    }
+
+    fn tensor(&self, module: &Module, role: Role) -> Option<TensorView<'_>> {
+        self.files.get(module.get(role)?)
+    }
+
+    fn mlp(&self, layer: usize, kind: MlpKind) -> Result<&Mlp, Error> {
+        let file = || self.files.root().to_path_buf();
+        let all: Vec<&Mlp> = self.index.mlps.iter().filter(|m| m.layer == layer).collect();
+        if all.is_empty() {
+            let layers = self.layers();
+            let exist = match layers.as_slice() {
+                [] => format!("no layer (tensors: {})", self.files.names()),
+                [one] => format!("layer {one}"),
+                [first, .., last] if layers.len() == last - first + 1 => format!("layers {first} to {last}"),
+                several => format!("layers {}", list(several)),
+            };
+            return Err(Error::NoLayer { file: file(), layer, exist });
+        }
+        let of_kind: Vec<&Mlp> = all.iter().copied().filter(|m| m.kind == kind).collect();
+        match of_kind.as_slice() {
+            [mlp] => Ok(mlp),
+            [] => Err(Error::LayerKind {
+                file: file(),
+                layer,
+                found: list(all.iter().map(|m| format!("{} `{}`", m.kind, m.path))),
+                valid: format!("there is no {kind} in it"),
+            }),
+            several => {
+                // Where a vision tower kept its floats there is one answer.
+                let quantized: Vec<&Mlp> = several.iter().copied().filter(|m| self.is_quantized(m)).collect();
+                if let [mlp] = quantized.as_slice() {
+                    return Ok(mlp);
+                }
+                Err(Error::LayerKind {
+                    file: file(),
+                    layer,
+                    found: format!("several: {}", list(several.iter().map(|m| format!("`{}`", m.path)))),
+                    valid: "say within which of these names to look".into(),
+                })
+            }
+        }
+    }
+
+    /// Gate and up of a layer's dense MLP.
+    ///
+    /// # Errors
+    /// If there is no such layer, it holds experts only, or a tensor is missing, not quantized or breaks a rule.
+    pub fn gate_up(&self, layer: usize) -> Result<GateUp<'_>, Error> {
+        self.gate_up_of(self.mlp(layer, MlpKind::Dense)?, None)
+    }
+
+    /// The down projection of a layer's dense MLP.
+    ///
+    /// # Errors
+    /// As [`gate_up`](Self::gate_up).
+    pub fn down(&self, layer: usize) -> Result<Linear<'_>, Error> {
+        self.down_of(self.mlp(layer, MlpKind::Dense)?, None)
+    }
+
+    /// Gate and up of a layer's shared expert.
+    ///
+    /// # Errors
+    /// As [`gate_up`](Self::gate_up).
+    pub fn shared_gate_up(&self, layer: usize) -> Result<GateUp<'_>, Error> {
+        self.gate_up_of(self.mlp(layer, MlpKind::Shared)?, None)
+    }
+
+    /// The down projection of a layer's shared expert.
+    ///
+    /// # Errors
+    /// As [`gate_up`](Self::gate_up).
+    pub fn shared_down(&self, layer: usize) -> Result<Linear<'_>, Error> {
+        self.down_of(self.mlp(layer, MlpKind::Shared)?, None)
+    }
+
+    /// The routed experts of a layer, whether each has tensors of its own or all share one.
+    ///
+    /// # Errors
+    /// If there is no such layer or it has no experts.
+    pub fn experts(&self, layer: usize) -> Result<Experts<'_>, Error> {
+        let mlp = self.mlp(layer, MlpKind::Experts)?;
+        Ok(Experts { checkpoint: self, mlp, ids: self.expert_ids(mlp) })
+    }
+
+    pub(crate) fn expert_ids(&self, mlp: &Mlp) -> Vec<usize> {
+        let own = mlp.experts();
+        if !own.is_empty() {
+            return own;
+        }
+        let weight = mlp
+            .module(None, Projection::Gate)
+            .or_else(|| mlp.module(None, Projection::GateUp))
+            .and_then(|m| self.weight(m));
+        match weight.map(|w| w.shape) {
+            Some(&[count, _, _]) => (0..count).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    pub(crate) fn gate_up_of(&self, mlp: &Mlp, expert: Option<usize>) -> Result<GateUp<'_>, Error> {
+        let own = expert.filter(|_| !mlp.experts().is_empty());
+        let fused = mlp.module(own, Projection::GateUp);
+        let (gate, up, bias, input) = match fused {
+            Some(module) => {
+                let stored = self.stored(module)?;
+                let order = self.options.gate_up_order.or(self.convention.fused_order).ok_or_else(|| {
+                    Error::FusedOrder { tensor: stored.weight_name().into(), valid: GateUpOrder::names() }
+                })?;
+                let both = self.packed(&stored, module, expert)?;
+                let bias = self.bias(module, &stored, expert)?.map(|bias| {
+                    let n = stored.rows / 2;
+                    let half = |half| (0..n).map(|r| bias[order.fused_row(half, r, n)]).collect();
+                    (half(Half::Gate), half(Half::Up))
+                });
+                let input = self.input_scale(module, &stored, expert).map(|scale| scale.map(|s| (s, s)));
+                (both.half(order, Half::Gate)?, both.half(order, Half::Up)?, bias, input)
+            }
+            None => {
+                let module = |projection| {
+                    mlp.module(own, projection).ok_or_else(|| self.missing_module(mlp, own, projection))
+                };
+                let (gate_module, up_module) = (module(Projection::Gate)?, module(Projection::Up)?);
+                let (gate, up) = (self.stored(gate_module)?, self.stored(up_module)?);
+                let bias = match (self.bias(gate_module, &gate, expert)?, self.bias(up_module, &up, expert)?) {
+                    (Some(gate), Some(up)) => Some((gate, up)),
+                    (None, None) => None,
+                    (gate, _) => {
+                        let module = if gate.is_some() { up_module } else { gate_module };
+                        return Err(self.missing(module, Role::Bias, "its sibling has one; it"));
+                    }
+                };
+                let input = self.input_scale(gate_module, &gate, expert).and_then(|gate_scale| {
+                    match (gate_scale, self.input_scale(up_module, &up, expert)?) {
+                        (Some(gate), Some(up)) => Ok(Some((gate, up))),
+                        (None, None) => Ok(None),
+                        (Some(_), None) => Err(self.missing(up_module, Role::InputScale, up_module)),
+                        (None, Some(_)) => Err(self.missing(gate_module, Role::InputScale, gate_module)),
+                    }
+                });
+                (
+                    self.packed(&gate, gate_module, expert)?,
+                    self.packed(&up, up_module, expert)?,
+                    bias,
+                    input,
+                )
+            }
+        };
+        let (gate, up) = (gate.matrix(self.files.root())?, up.matrix(self.files.root())?);
+        let shape = |m: &QuantizedMatrix<'_>| format!("{} [{}, {}]", m.format(), m.rows(), m.k());
+        if shape(&gate) != shape(&up) {
+            return Err(Error::HalvesDiffer {
+                gate_shape: shape(&gate),
+                up_shape: shape(&up),
+                gate: gate.name().into(),
+                up: up.name().into(),
+            });
+        }
+        Ok(GateUp { gate, up, bias, input })
+    }
+
+    pub(crate) fn down_of(&self, mlp: &Mlp, expert: Option<usize>) -> Result<Linear<'_>, Error> {
+        let own = expert.filter(|_| !mlp.experts().is_empty());
+        let module = mlp
+            .module(own, Projection::Down)
+            .ok_or_else(|| self.missing_module(mlp, own, Projection::Down))?;
+        self.linear_of(module, expert)
+    }
+
+    /// A quantized module by name, for example an attention projection.
+    ///
+    /// # Errors
+    /// If there is no such module, it is not quantized, or a tensor is missing or breaks a rule.
+    pub fn linear(&self, module: &str) -> Result<Linear<'_>, Error> {
+        self.linear_of(module, None)
+    }
+
+    fn linear_of(&self, module: &str, expert: Option<usize>) -> Result<Linear<'_>, Error> {
+        let stored = self.stored(module)?;
+        let weight = self.packed(&stored, module, expert)?.matrix(self.files.root())?;
+        let bias = self.bias(module, &stored, expert)?;
+        let input = self.input_scale(module, &stored, expert);
+        Ok(Linear { weight, bias, input })
+    }
+
+    fn missing_module(&self, mlp: &Mlp, expert: Option<usize>, projection: Projection) -> Error {
+        let known = mlp.modules().next().unwrap_or(&mlp.path).to_owned();
+        let what = match projection {
+            Projection::Gate => "the gate projection",
+            Projection::Up => "the up projection",
+            Projection::GateUp => "the gate and up projection",
+            Projection::Down => "the down projection",
+        };
+        let of = expert.map_or(String::new(), |e| format!(" of expert {e}"));
+        Error::MissingTensor {
+            file: self.files.root().into(),
+            tensor: format!("{what}{of} beside `{known}`"),
+            needed_by: format!("`{}`", mlp.path),
+            convention: self.convention.name,
+        }
+    }
+
+    fn missing(&self, module: &str, role: Role, needed_by: &str) -> Error {
+        let weight = self.index.modules.get(module).and_then(|m| m.get(Role::Weight));
+        Error::MissingTensor {
+            file: self.files.root().into(),
+            tensor: self.convention.tensor_name(module, weight, role),
+            needed_by: needed_by.into(),
+            convention: self.convention.name,
+        }
+    }
+
+    /// Finds a module's weight and block scales and understands their shapes.
+    pub(crate) fn stored(&self, name: &str) -> Result<Stored<'_>, Error> {
+        let Some(module) = self.index.modules.get(name) else {
+            return Err(self.missing(name, Role::Weight, name));
+        };
+        let weight =
+            self.tensor(module, Role::Weight).ok_or_else(|| self.missing(name, Role::Weight, name))?;
+        let scheme = self.schemes.of(name);
+        let not_quantized = |why| Error::NotQuantized { module: name.into(), why };
+        let format = match &scheme.weights {
+            Weights::ByType => {
+                return Stored::gguf(weight.clone())
+                    .ok_or_else(|| not_quantized(format!("its type is {} {:?}", weight.dtype, weight.shape)));
+            }
+            Weights::Float(why) if is_packed(weight.dtype) => {
+                return Err(not_quantized(format!("{why}, yet `{}` is {}", weight.name, weight.dtype)));
+            }
+            Weights::Float(why) => return Err(not_quantized(why.clone())),
+            Weights::Other(what) => return Err(not_quantized(what.clone())),
+            Weights::Blocks(format) => *format,
+        };
+        if !is_packed(weight.dtype) {
+            return Err(not_quantized(format!("`{}` is {}", weight.name, weight.dtype)));
+        }
+        if let Some(transform) = module.get(Role::Transform) {
+            return Err(Error::Unsupported {
+                module: name.into(),
+                found: format!("`{transform}`, which changes what the weights mean,"),
+                supported: "plain block-scaled weights are",
+            });
+        }
+        let scales = self
+            .tensor(module, Role::BlockScale)
+            .ok_or_else(|| self.missing(name, Role::BlockScale, name))?;
+        let layout = self.options.scale_layout.unwrap_or(scheme.scale_layout);
+        let swap = self.options.nibble_order == NibbleOrder::HiLo;
+        let stored = Stored::new(weight, scales, format, layout, swap)?;
+        self.check_hidden_size(name, &stored)?;
+        Ok(stored)
+    }
+
+    /// A 3-D parameter whose K is not the model's hidden size has its dimensions in an order that is not known.
+    fn check_hidden_size(&self, name: &str, stored: &Stored<'_>) -> Result<(), Error> {
+        let hidden = self.files.config().and_then(|json| {
+            let at = |path| json.value.pointer(path).and_then(serde_json::Value::as_u64);
+            at("/hidden_size").or_else(|| at("/text_config/hidden_size"))
+        });
+        let (Some(hidden), Some(place), Some(_)) = (hidden, Place::parse(name), stored.experts) else {
+            return Ok(());
+        };
+        let (found, what) = match place.projection {
+            Projection::Down => (stored.rows, "rows"),
+            Projection::Gate | Projection::Up | Projection::GateUp => (stored.k, "K"),
+        };
+        if found as u64 == hidden {
+            return Ok(());
+        }
+        Err(Error::Shape {
+            tensor: stored.weight_name().into(),
+            what: "a projection of this model",
+            found: vec![stored.experts.unwrap_or(1), stored.rows, stored.k],
+            valid: format!("{what} = {hidden}, the hidden_size of config.json"),
+        })
+    }
+
+    fn check_expert(&self, stored: &Stored<'_>, expert: Option<usize>) -> Result<(), Error> {
+        let exist = match (stored.experts, expert) {
+            (None, _) => return Ok(()),
+            (Some(count), Some(e)) if e < count => return Ok(()),
+            (Some(count), _) => format!("{count} in one tensor, counted from 0"),
+        };
+        let expert = expert.unwrap_or(stored.experts.unwrap_or(0));
+        Err(Error::NoExpert { path: stored.weight_name().into(), expert, exist })
+    }
+
+    pub(crate) fn packed<'s>(
+        &'s self,
+        stored: &Stored<'s>,
+        module: &str,
+        expert: Option<usize>,
+    ) -> Result<Packed<'s>, Error> {
+        self.check_expert(stored, expert)?;
+        Ok(stored.packed(expert, self.tensor_scale(module, stored, expert)?))
+    }
+
+    /// The number in a scale tensor that belongs to an expert, or to all.
+    fn scale_value(
+        view: &TensorView<'_>,
+        experts: Option<usize>,
+        expert: Option<usize>,
+        what: &'static str,
+    ) -> Result<f32, Error> {
+        if view.dtype != Dtype::F32 {
+            return Err(view.dtype_error(what, "F32"));
+        }
+        let values = view.to_f32(what)?;
+        match (values.as_slice(), experts, expert) {
+            (&[one], _, _) => Ok(one),
+            (all, Some(count), Some(e)) if all.len() == count && e < count => Ok(all[e]),
+            _ => {
+                let per_expert = experts.map_or(String::new(), |count| format!(" or {count}, one per expert"));
+                Err(view.shape_error(what, format!("one value{per_expert}")))
+            }
+        }
+    }
+
+    fn tensor_scale(
+        &self,
+        name: &str,
+        stored: &Stored<'_>,
+        expert: Option<usize>,
+    ) -> Result<GlobalScale, Error> {
+        const WHAT: &str = "a tensor scale";
+        let view = self.index.modules.get(name).and_then(|m| self.tensor(m, Role::TensorScale));
+        let Some(view) = view else {
+            let needed =
+                self.convention.needs_tensor_scale && stored.format == dualgemm_formats::BlockFormat::Nvfp4;
+            return if needed {
+                let needed_by = stored.name(expert);
+                Err(self.missing(name, Role::TensorScale, &needed_by))
+            } else {
+                Ok(GlobalScale::ONE)
+            };
+        };
+        let value = Self::scale_value(&view, stored.experts, expert, WHAT)?;
+        let scale = self.convention.sense.scale(value);
+        if !is_usable(scale) {
+            return Err(Error::ScaleValue { tensor: view.name.into(), what: WHAT, value });
+        }
+        Ok(scale)
+    }
+
+    pub(crate) fn input_scale(
+        &self,
+        name: &str,
+        stored: &Stored<'_>,
+        expert: Option<usize>,
+    ) -> Result<Option<GlobalScale>, Error> {
+        const WHAT: &str = "an activation scale";
+        let input = self.schemes.of(name).input;
+        let view = self.index.modules.get(name).and_then(|m| self.tensor(m, Role::InputScale));
+        let view = match (view, input) {
+            (_, Input::Ignored) | (None, Input::Optional) => return Ok(None),
+            (None, Input::Required) => {
+                let needed_by = stored.name(expert);
+                return Err(self.missing(name, Role::InputScale, &needed_by));
+            }
+            (Some(view), _) => view,
+        };
+        let value = Self::scale_value(&view, stored.experts, expert, WHAT)?;
+        let scale = self.convention.sense.scale(value);
+        match (is_usable(scale), self.options.bad_input_scale) {
+            (true, _) => Ok(Some(scale)),
+            (false, BadInputScale::One) => Ok(Some(GlobalScale::ONE)),
+            (false, BadInputScale::Refuse) => {
+                Err(Error::ScaleValue { tensor: view.name.into(), what: WHAT, value })
+            }
+        }
+    }
+
+    fn bias(
+        &self,
+        name: &str,
+        stored: &Stored<'_>,
+        expert: Option<usize>,
+    ) -> Result<Option<Vec<f32>>, Error> {
+        const WHAT: &str = "a bias";
+        let view = self.index.modules.get(name).and_then(|m| self.tensor(m, Role::Bias));
+        let Some(view) = view else { return Ok(None) };
+        let values = view.to_f32(WHAT)?;
+        match (stored.experts, expert) {
+            (None, _) if values.len() == stored.rows => Ok(Some(values)),
+            (Some(count), Some(e)) if e < count && values.len() == count * stored.rows => {
+                Ok(Some(values[e * stored.rows..(e + 1) * stored.rows].to_vec()))
+            }
+            (experts, _) => {
+                let lead = experts.map_or(String::new(), |e| format!("{e}, "));
+                Err(view.shape_error(WHAT, format!("[{lead}{}]", stored.rows)))
+            }
+        }
+    }
+}
+
+/// Whether a storage type can hold 4-bit blocks.
+pub(crate) fn is_packed(dtype: Dtype) -> bool {
+    match dtype {
+        Dtype::U8 | Dtype::F4 => true,
+        Dtype::Ggml(t) => matches!(t.id, Dtype::GGML_NVFP4 | Dtype::GGML_MXFP4),
+        _ => false,
+    }
+}
+
+/// Whether both the number in the file and the multiplier it means can scale anything.
+fn is_usable(scale: GlobalScale) -> bool {
+    [scale.held(), scale.value()].iter().all(|x| x.is_finite() && *x > 0.0)
+}
+
+/// The routed experts of one layer.
+#[derive(Debug)]
+pub struct Experts<'a> {
+    checkpoint: &'a Checkpoint,
+    mlp: &'a Mlp,
+    ids: Vec<usize>,
+}
+
+impl<'a> Experts<'a> {
+    /// Numbers of the experts, ascending. A file that holds a part of a model may have gaps.
+    pub fn ids(&self) -> &[usize] {
+        &self.ids
+    }
+
+    fn check(&self, expert: usize) -> Result<(), Error> {
+        if self.ids.binary_search(&expert).is_ok() {
+            return Ok(());
+        }
+        Err(Error::NoExpert { path: self.mlp.path.clone(), expert, exist: list(&self.ids) })
+    }
+
+    /// Gate and up of an expert.
+    ///
+    /// # Errors
+    /// If there is no such expert, or a tensor is missing, not quantized or breaks a rule.
+    pub fn gate_up(&self, expert: usize) -> Result<GateUp<'a>, Error> {
+        self.check(expert)?;
+        self.checkpoint.gate_up_of(self.mlp, Some(expert))
+    }
+
+    /// The down projection of an expert.
+    ///
+    /// # Errors
+    /// As [`gate_up`](Self::gate_up).
+    pub fn down(&self, expert: usize) -> Result<Linear<'a>, Error> {
+        self.check(expert)?;
+        self.checkpoint.down_of(self.mlp, Some(expert))
+    }
+}

@@ -1,0 +1,81 @@
+//! ComfyUI: ModelOpt's names with block scales stored in 128x4 order.
+//!
+//! Layers are declared one by one: a `X.comfy_quant` tensor of JSON bytes, `{"format": "nvfp4"}`, or
+//! `_quantization_metadata` in the file metadata, `{"layers": {"X": {"format": "nvfp4"}}}` or one `format` for
+//! all. Some Black Forest Labs files have the nibbles of each byte swapped as well; nothing in the file says
+//! so, which is why that is an explicit option.
+//!
+//! Source: `comfy/{ops,quant_ops}.py` of <https://github.com/comfyanonymous/ComfyUI>; layout:
+//! <https://github.com/utensils/mold/issues/1318>
+
+use dualgemm_formats::{BlockFormat, ScaleLayout};
+use serde_json::Value;
+
+use super::modelopt::SUFFIXES;
+use super::{Convention, Evidence, ScaleSense, config_error};
+use crate::Error;
+use crate::scheme::{Input, Pattern, Scheme, Schemes};
+
+/// ComfyUI's convention.
+pub const CONVENTION: Convention = Convention {
+    name: "comfyui",
+    doc: "ComfyUI: ModelOpt's names, block scales in 128x4 order on disk",
+    sense: ScaleSense::Multiplier,
+    needs_tensor_scale: true,
+    fused_order: None,
+    suffixes: SUFFIXES,
+    detect,
+    schemes,
+};
+
+const METADATA: &str = "_quantization_metadata";
+const MARKER: &str = ".comfy_quant";
+
+fn detect(evidence: &Evidence<'_>) -> Option<String> {
+    if evidence.metadata(METADATA).is_some() {
+        return Some(format!("`{METADATA}` in the file metadata"));
+    }
+    evidence.files.tensors().find(|t| t.name.ends_with(MARKER)).map(|t| format!("tensor `{}`", t.name))
+}
+
+fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
+    let file = evidence.files.root();
+    let not_json = |key: &str, e: serde_json::Error| Error::Config {
+        file: file.into(),
+        key: key.into(),
+        found: format!("not JSON ({e})"),
+        valid: r#"{"format": "nvfp4"}"#.into(),
+    };
+    let mut rules = Vec::new();
+    let mut otherwise = Scheme::float("not declared in the file metadata");
+    for t in evidence.files.tensors() {
+        if let Some(module) = t.name.strip_suffix(MARKER) {
+            let value: Value = serde_json::from_slice(t.bytes).map_err(|e| not_json(t.name, e))?;
+            rules.push((Pattern::Under(module.into()), scheme(&value)));
+        }
+    }
+    if let Some(text) = evidence.metadata(METADATA) {
+        let value: Value = serde_json::from_str(text).map_err(|e| not_json(METADATA, e))?;
+        match &value["layers"] {
+            Value::Object(layers) => rules
+                .extend(layers.iter().map(|(name, layer)| (Pattern::Under(name.clone()), scheme(layer)))),
+            Value::Null if value.get("format").is_some() => otherwise = scheme(&value),
+            other => return Err(config_error(file, format!("{METADATA}.layers"), other, "an object of layers")),
+        }
+    } else if rules.is_empty() {
+        // Named by the caller for a file without declarations.
+        otherwise = nvfp4();
+    }
+    Ok(Schemes::new(rules, otherwise))
+}
+
+fn nvfp4() -> Scheme {
+    Scheme { scale_layout: ScaleLayout::Sf128x4, ..Scheme::blocks(BlockFormat::Nvfp4, Input::Optional) }
+}
+
+fn scheme(layer: &Value) -> Scheme {
+    match layer["format"].as_str() {
+        Some("nvfp4") => nvfp4(),
+        _ => Scheme::other(format!("format {}", layer["format"])),
+    }
+}

@@ -1,0 +1,123 @@
+//! compressed-tensors and llm-compressor: `X.weight_packed` U8, `X.weight_scale`, `X.weight_global_scale` F32
+//! divisor, `X.input_global_scale` F32 divisor.
+//!
+//! `config.json` holds groups of targets, each with its own format. A module takes the first target that matches
+//! its name; the class `Linear` is looked at only after every name and pattern, as the loaders of this format
+//! do. `nvfp4-pack-quantized` has blocks of 16, `mxfp4-pack-quantized` blocks of 32 with ue8m0 scales and no
+//! tensor scale.
+//!
+//! Source: `src/compressed_tensors/compressors/nvfp4` and `quantization/quant_scheme.py` of
+//! <https://github.com/vllm-project/compressed-tensors>
+
+use std::path::Path;
+
+use dualgemm_formats::BlockFormat;
+use serde_json::Value;
+
+use super::modelopt::strings;
+use super::{Convention, Evidence, Role, ScaleSense, config_error};
+use crate::Error;
+use crate::scheme::{Input, Pattern, Scheme, Schemes};
+
+/// The compressed-tensors convention.
+pub const CONVENTION: Convention = Convention {
+    name: "compressed-tensors",
+    doc: "llm-compressor: weight_packed, weight_scale, weight_global_scale and input_global_scale, tensor scales as divisors",
+    sense: ScaleSense::Divisor,
+    needs_tensor_scale: true,
+    fused_order: None,
+    suffixes: &[
+        (".weight_global_scale", Role::TensorScale),
+        (".weight_scale", Role::BlockScale),
+        (".input_global_scale", Role::InputScale),
+        (".weight_packed", Role::Weight),
+        (".weight_zero_point", Role::Transform),
+        (".bias", Role::Bias),
+        (".weight", Role::Weight),
+        ("_weight_global_scale", Role::TensorScale),
+        ("_weight_scale", Role::BlockScale),
+        ("_input_global_scale", Role::InputScale),
+        ("_weight_packed", Role::Weight),
+        ("_bias", Role::Bias),
+    ],
+    detect: |evidence| evidence.method_is("compressed-tensors"),
+    schemes,
+};
+
+/// `format` of the whole file or of a group, and the block format it means.
+const FORMATS: &[(&str, Option<BlockFormat>)] = &[
+    ("nvfp4-pack-quantized", Some(BlockFormat::Nvfp4)),
+    ("mxfp4-pack-quantized", Some(BlockFormat::Mxfp4)),
+    ("mixed-precision", None),
+    ("float-quantized", None),
+    ("mxfp8-quantized", None),
+    ("int-quantized", None),
+    ("naive-quantized", None),
+    ("pack-quantized", None),
+    ("dense", None),
+];
+
+fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
+    let Some((file, config)) = evidence.config().filter(|(_, c)| c.get("config_groups").is_some()) else {
+        return Ok(Schemes::new(Vec::new(), Scheme::blocks(BlockFormat::Nvfp4, Input::Optional)));
+    };
+    let groups = &config["config_groups"];
+    let groups = groups
+        .as_object()
+        .ok_or_else(|| config_error(file, "config_groups", groups, "an object of groups"))?;
+    let mut rules = Vec::new();
+    for name in strings(config, "ignore", file)? {
+        let scheme = Scheme::float(format!("`{name}` in `ignore`"));
+        rules.push((Pattern::target(name, file, "ignore")?, scheme));
+    }
+    let mut classes = Vec::new();
+    for (name, group) in groups {
+        let key = format!("config_groups.{name}");
+        let scheme = group_scheme(group, config.get("format"), file, &key)?;
+        let targets = strings(group, "targets", file)?;
+        if targets.is_empty() {
+            let found = group.get("targets").unwrap_or(&Value::Null);
+            return Err(config_error(file, format!("{key}.targets"), found, "at least one target"));
+        }
+        for target in targets {
+            let pattern = Pattern::target(target, file, &format!("{key}.targets"))?;
+            let rules = if matches!(pattern, Pattern::Linear) { &mut classes } else { &mut rules };
+            rules.push((pattern, scheme.clone()));
+        }
+    }
+    rules.append(&mut classes);
+    Ok(Schemes::new(rules, Scheme::float("no target of `config_groups` matches it")))
+}
+
+fn group_scheme(group: &Value, format: Option<&Value>, file: &Path, key: &str) -> Result<Scheme, Error> {
+    let weights = &group["weights"];
+    let format = group.get("format").filter(|f| !f.is_null()).or(format.filter(|f| !f.is_null()));
+    let declared = match format {
+        None => None,
+        Some(f) => match FORMATS.iter().find(|(name, _)| f.as_str() == Some(name)) {
+            Some((_, declared)) => *declared,
+            None => {
+                let valid = crate::error::list(FORMATS.iter().map(|(name, _)| name));
+                return Err(config_error(file, format!("{key}.format"), f, valid));
+            }
+        },
+    };
+    let four_bit_float = |args: &Value| args["num_bits"] == 4 && args["type"] == "float";
+    if !four_bit_float(weights) {
+        if weights.is_null() || declared.is_some() {
+            let valid = "num_bits 4 and type float";
+            return Err(config_error(file, format!("{key}.weights"), weights, valid));
+        }
+        return Ok(Scheme::other(format!("{} bits of type {}", weights["num_bits"], weights["type"])));
+    }
+    let size = &weights["group_size"];
+    let found = BlockFormat::ALL.into_iter().find(|f| size.as_u64() == Some(f.block_len() as u64));
+    let block = found.filter(|&f| declared.is_none_or(|d| d == f)).ok_or_else(|| {
+        let valid = declared.map_or("16 (nvfp4) or 32 (mxfp4)".to_string(), |d| d.block_len().to_string());
+        config_error(file, format!("{key}.weights.group_size"), size, valid)
+    })?;
+    // `dynamic: "local"` keeps a tensor scale in the file; `true` computes it for each input.
+    let input = &group["input_activations"];
+    let stored = four_bit_float(input) && input["dynamic"] != true && block == BlockFormat::Nvfp4;
+    Ok(Scheme::blocks(block, if stored { Input::Required } else { Input::Ignored }))
+}

@@ -1,0 +1,211 @@
+//! Conventions: what each producer calls its tensors, which way round it stores scales, and what its
+//! configuration says. Only here are scales inverted and names given meaning.
+//!
+//! A checkpoint's convention is declared by its `config.json`, `hf_quant_config.json`, file metadata or file
+//! type, or named by the caller. It is never guessed from tensor names and never taken from `recipe.yaml`.
+
+pub mod comfyui;
+pub mod compressed_tensors;
+pub mod gguf;
+pub mod modelopt;
+pub mod torchao;
+
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+
+use dualgemm_formats::GlobalScale;
+use serde_json::Value;
+
+use crate::error::list;
+use crate::scheme::Schemes;
+use crate::{Error, GateUpOrder, TensorFiles};
+
+/// What a tensor is to its module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Role {
+    Weight,
+    BlockScale,
+    TensorScale,
+    InputScale,
+    Bias,
+    /// Something that changes the weights' meaning and is not handled.
+    Transform,
+}
+
+/// Which way round a producer stores tensor scales.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ScaleSense {
+    /// `value = code · block scale · scale`.
+    Multiplier,
+    /// `value = code · block scale / scale`.
+    Divisor,
+}
+
+impl ScaleSense {
+    pub(crate) fn scale(self, held: f32) -> GlobalScale {
+        match self {
+            Self::Multiplier => GlobalScale::multiplier(held),
+            Self::Divisor => GlobalScale::divisor(held),
+        }
+    }
+}
+
+/// One producer's convention.
+#[derive(Debug)]
+pub struct Convention {
+    /// Name, as given on a command line.
+    pub name: &'static str,
+    /// What it is and who writes it.
+    pub doc: &'static str,
+    /// Which way round tensor scales are stored.
+    pub sense: ScaleSense,
+    /// Whether an nvfp4 weight without a tensor scale is a fault; without one the scale is 1.
+    pub(crate) needs_tensor_scale: bool,
+    /// Order of a fused gate/up tensor where the format itself fixes it.
+    pub(crate) fused_order: Option<GateUpOrder>,
+    /// Endings of tensor names; those that start with `_` or are empty belong to parameters without a `.weight`.
+    pub(crate) suffixes: &'static [(&'static str, Role)],
+    /// Says what declares this convention, if anything does.
+    pub(crate) detect: fn(&Evidence<'_>) -> Option<String>,
+    pub(crate) schemes: fn(&Evidence<'_>) -> Result<Schemes, Error>,
+}
+
+/// Every convention, in the order in which they are listed to people.
+pub const CONVENTIONS: &[&Convention] = &[
+    &modelopt::CONVENTION,
+    &compressed_tensors::CONVENTION,
+    &torchao::CONVENTION,
+    &gguf::CONVENTION,
+    &comfyui::CONVENTION,
+];
+
+impl Convention {
+    /// The convention of that name.
+    ///
+    /// # Errors
+    /// Lists the valid names.
+    pub fn named(name: &str) -> Result<&'static Self, Error> {
+        CONVENTIONS.iter().copied().find(|c| c.name == name).ok_or_else(|| Error::Name {
+            what: "convention",
+            found: name.into(),
+            valid: names(),
+        })
+    }
+
+    /// Splits a tensor name into module and role.
+    pub(crate) fn split<'n>(&self, tensor: &'n str) -> Option<(&'n str, Role)> {
+        self.suffixes.iter().find_map(|&(suffix, role)| {
+            let module = tensor.strip_suffix(suffix).filter(|m| !m.is_empty())?;
+            (suffix.starts_with('.') || crate::module::ends_in_projection(module)).then_some((module, role))
+        })
+    }
+
+    /// The name a tensor of that role would have.
+    pub(crate) fn tensor_name(&self, module: &str, weight: Option<&str>, role: Role) -> String {
+        // Parameters without `.weight` take the endings without a dot.
+        let dotted = weight != Some(module);
+        let suffix = self.suffixes.iter().find(|(s, r)| *r == role && s.starts_with('.') == dotted);
+        format!("{module}{}", suffix.map_or("", |(s, _)| s))
+    }
+
+    /// The convention that the files declare.
+    ///
+    /// # Errors
+    /// If nothing declares one, or several things declare different ones.
+    pub(crate) fn detect(evidence: &Evidence<'_>) -> Result<&'static Self, Error> {
+        let found: Vec<(&'static Self, String)> =
+            CONVENTIONS.iter().filter_map(|&c| (c.detect)(evidence).map(|why| (c, why))).collect();
+        let fault = |found| {
+            Err(Error::Convention { file: evidence.files.root().into(), found, valid: names() })
+        };
+        match found.as_slice() {
+            [(convention, _)] => Ok(convention),
+            [] => match evidence.method() {
+                Some((file, method)) => fault(format!(
+                    "{} declares quant_method {method}, which is none of the conventions",
+                    file.display()
+                )),
+                None => fault(format!(
+                    "no config.json, hf_quant_config.json or file metadata declares how it is quantized{}",
+                    hint(evidence.files)
+                )),
+            },
+            several => {
+                let all = list(several.iter().map(|(c, why)| format!("{} ({why})", c.name)));
+                fault(format!("declares several conventions: {all}"))
+            }
+        }
+    }
+}
+
+fn names() -> String {
+    list(CONVENTIONS.iter().map(|c| c.name))
+}
+
+/// What the tensor names look like: a hint for a person, never a decision.
+fn hint(files: &TensorFiles) -> String {
+    let distinctive =
+        [("modelopt", ".weight_scale_2"), ("compressed-tensors", ".weight_packed"), ("torchao", "._weight_qdata")];
+    let found = distinctive
+        .iter()
+        .find_map(|(name, suffix)| files.tensors().find(|t| t.name.ends_with(suffix)).map(|t| (name, t.name)));
+    found.map_or(String::new(), |(name, tensor)| format!(" (`{tensor}` looks like {name})"))
+}
+
+/// Everything that may declare a convention.
+pub(crate) struct Evidence<'a> {
+    pub(crate) files: &'a TensorFiles,
+    /// `quantization_config` of `config.json`, or of the file metadata of a lone file.
+    config: Option<(PathBuf, Cow<'a, Value>)>,
+}
+
+/// Key of the file metadata that carries a `quantization_config` in a file that stands alone.
+pub(crate) const METADATA_CONFIG: &str = "quantization_config";
+
+impl<'a> Evidence<'a> {
+    pub(crate) fn new(files: &'a TensorFiles) -> Result<Self, Error> {
+        let mut config = None;
+        // A file that describes itself is not described by what happens to lie beside it.
+        if let Some(text) = files.metadata().get(METADATA_CONFIG) {
+            let value: Value = serde_json::from_str(text).map_err(|e| Error::Config {
+                file: files.root().into(),
+                key: format!("__metadata__.{METADATA_CONFIG}"),
+                found: format!("not JSON ({e})"),
+                valid: "a JSON object".into(),
+            })?;
+            config = Some((files.root().to_path_buf(), Cow::Owned(value)));
+        } else if let Some(json) = files.config() {
+            let at = |v: &'a Value| v.get("quantization_config").filter(|q| !q.is_null());
+            let found = at(&json.value).or_else(|| json.value.get("text_config").and_then(at));
+            config = found.map(|value| (json.path.clone(), Cow::Borrowed(value)));
+        }
+        Ok(Self { files, config })
+    }
+
+    /// The quantization configuration and the file it is in.
+    pub(crate) fn config(&self) -> Option<(&Path, &Value)> {
+        self.config.as_ref().map(|(path, value)| (path.as_path(), value.as_ref()))
+    }
+
+    /// `quant_method` of the configuration.
+    pub(crate) fn method(&self) -> Option<(&Path, &Value)> {
+        let (path, config) = self.config()?;
+        config.get("quant_method").map(|m| (path, m))
+    }
+
+    /// Says where the configuration names this method, if it does.
+    pub(crate) fn method_is(&self, method: &str) -> Option<String> {
+        let (path, value) = self.method()?;
+        (value.as_str() == Some(method)).then(|| format!("quant_method in {}", path.display()))
+    }
+
+    /// An entry of the safetensors metadata.
+    pub(crate) fn metadata(&self, key: &str) -> Option<&'a str> {
+        self.files.metadata().get(key).map(String::as_str)
+    }
+}
+
+/// A configuration value that cannot be used.
+pub(crate) fn config_error(file: &Path, key: impl Into<String>, found: &Value, valid: impl Into<String>) -> Error {
+    Error::Config { file: file.into(), key: key.into(), found: found.to_string(), valid: valid.into() }
+}

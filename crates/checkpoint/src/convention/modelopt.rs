@@ -1,0 +1,137 @@
+//! NVIDIA ModelOpt: `X.weight` U8, `X.weight_scale` F8_E4M3, `X.weight_scale_2` F32 multiplier,
+//! `X.input_scale` F32 multiplier.
+//!
+//! Experts that stay one parameter are `X` itself, with `X_weight_scale` and so on. The algorithm is in
+//! `hf_quant_config.json` (`quantization.quant_algo`) and in `config.json` (`quantization_config.quant_algo`);
+//! `MIXED_PRECISION` names one per module.
+//!
+//! Source: `modelopt/torch/export/{quant_utils,convert_hf_config}.py` of
+//! <https://github.com/NVIDIA/Model-Optimizer>
+
+use std::path::Path;
+
+use dualgemm_formats::BlockFormat;
+use serde_json::Value;
+
+use super::{Convention, Evidence, Role, ScaleSense, config_error};
+use crate::Error;
+use crate::scheme::{Input, Pattern, Scheme, Schemes};
+
+/// ModelOpt's convention.
+pub const CONVENTION: Convention = Convention {
+    name: "modelopt",
+    doc: "NVIDIA ModelOpt: weight, weight_scale, weight_scale_2 and input_scale, tensor scales as multipliers",
+    sense: ScaleSense::Multiplier,
+    needs_tensor_scale: true,
+    fused_order: None,
+    suffixes: SUFFIXES,
+    detect,
+    schemes,
+};
+
+/// Endings of ModelOpt's tensor names, which ComfyUI shares.
+pub(super) const SUFFIXES: &[(&str, Role)] = &[
+    (".weight_scale_2", Role::TensorScale),
+    (".weight_scale", Role::BlockScale),
+    (".input_scale", Role::InputScale),
+    (".pre_quant_scale", Role::Transform),
+    (".svdquant_lora_a", Role::Transform),
+    (".svdquant_lora_b", Role::Transform),
+    (".bias", Role::Bias),
+    (".weight", Role::Weight),
+    ("_weight_scale_2", Role::TensorScale),
+    ("_weight_scale", Role::BlockScale),
+    ("_input_scale", Role::InputScale),
+    ("_pre_quant_scale", Role::Transform),
+    ("_bias", Role::Bias),
+    ("", Role::Weight),
+];
+
+/// What each `quant_algo` makes of weights and activations. W4A8 activations are fp8: their `input_scale` is
+/// not one of nvfp4 and is left alone.
+const ALGORITHMS: &[(&str, Option<(BlockFormat, Input)>)] = &[
+    ("NVFP4", Some((BlockFormat::Nvfp4, Input::Required))),
+    ("W4A16_NVFP4", Some((BlockFormat::Nvfp4, Input::Ignored))),
+    ("NVFP4_AWQ", Some((BlockFormat::Nvfp4, Input::Required))),
+    ("NVFP4_SVD", Some((BlockFormat::Nvfp4, Input::Required))),
+    ("W4A8_NVFP4_FP8", Some((BlockFormat::Nvfp4, Input::Ignored))),
+    ("W4A8_MXFP4_FP8", Some((BlockFormat::Mxfp4, Input::Ignored))),
+    ("MXFP4", Some((BlockFormat::Mxfp4, Input::Ignored))),
+    ("MXFP8", None),
+    ("FP8", None),
+    ("FP8_PER_CHANNEL_PER_TOKEN", None),
+    ("FP8_PB_WO", None),
+    ("INT4_AWQ", None),
+    ("W4A8_AWQ", None),
+    ("INT8_SQ", None),
+];
+const MIXED: &str = "MIXED_PRECISION";
+
+fn detect(evidence: &Evidence<'_>) -> Option<String> {
+    if let Some(why) = evidence.method_is("modelopt").or_else(|| evidence.method_is("modelopt_fp4")) {
+        return Some(why);
+    }
+    // Exports before `quantization_config` existed declare themselves in this file alone.
+    let json = evidence.files.hf_quant_config()?;
+    let quantized = json.value.pointer("/quantization/quant_algo").is_some_and(|a| !a.is_null());
+    (quantized && evidence.method().is_none()).then(|| format!("quant_algo in {}", json.path.display()))
+}
+
+fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
+    let legacy = evidence.files.hf_quant_config();
+    let legacy = legacy.and_then(|j| Some((j.path.as_path(), j.value.get("quantization")?)));
+    let has_algo = |c: &(&Path, &Value)| c.1.get("quant_algo").is_some_and(|a| !a.is_null());
+    let Some((file, config)) = evidence.config().filter(has_algo).or(legacy.filter(has_algo)) else {
+        // Named by the caller for a lone file: the names say the rest.
+        return Ok(Schemes::new(Vec::new(), Scheme::blocks(BlockFormat::Nvfp4, Input::Optional)));
+    };
+    let mut rules = Vec::new();
+    for key in ["ignore", "exclude_modules"] {
+        for name in strings(config, key, file)? {
+            rules.push((Pattern::Glob(name.into()), Scheme::float(format!("`{name}` in `{key}`"))));
+        }
+    }
+    let algo = &config["quant_algo"];
+    if algo.as_str() != Some(MIXED) {
+        let otherwise = algorithm(algo, config.get("group_size"), file, "quant_algo")?;
+        return Ok(Schemes::new(rules, otherwise));
+    }
+    let layers = config.get("quantized_layers").unwrap_or(&Value::Null);
+    let layers = layers.as_object().ok_or_else(|| {
+        config_error(file, "quantized_layers", layers, "an object of module name to quant_algo")
+    })?;
+    let mut layers: Vec<_> = layers.iter().collect();
+    // The most specific name first: `…mlp.experts` and `…mlp.experts.3.up_proj` may both be there.
+    layers.sort_by_key(|(name, _)| std::cmp::Reverse(name.len()));
+    for (name, layer) in layers {
+        let key = format!("quantized_layers.{name}.quant_algo");
+        let algo = layer.get("quant_algo").unwrap_or(&Value::Null);
+        let scheme = algorithm(algo, layer.get("group_size"), file, &key)?;
+        rules.push((Pattern::Glob(name.clone()), scheme));
+    }
+    Ok(Schemes::new(rules, Scheme::float("not in `quantized_layers`")))
+}
+
+fn algorithm(algo: &Value, group_size: Option<&Value>, file: &Path, key: &str) -> Result<Scheme, Error> {
+    let known = ALGORITHMS.iter().find(|(name, _)| algo.as_str() == Some(name)).ok_or_else(|| {
+        config_error(file, key, algo, crate::error::list(ALGORITHMS.iter().map(|(name, _)| name)))
+    })?;
+    let Some((format, input)) = known.1 else {
+        return Ok(Scheme::other(format!("quant_algo {}", known.0)));
+    };
+    if let Some(size) = group_size.filter(|s| !s.is_null() && s.as_u64() != Some(format.block_len() as u64)) {
+        let key = key.replace("quant_algo", "group_size");
+        return Err(config_error(file, key, size, format!("{} for {format}", format.block_len())));
+    }
+    Ok(Scheme::blocks(format, input))
+}
+
+/// A list of strings; absent and null are empty.
+pub(super) fn strings<'v>(config: &'v Value, key: &str, file: &Path) -> Result<Vec<&'v str>, Error> {
+    let value = match config.get(key) {
+        None | Some(Value::Null) => return Ok(Vec::new()),
+        Some(value) => value,
+    };
+    let strings = value.as_array().and_then(|a| a.iter().map(Value::as_str).collect());
+    strings.ok_or_else(|| config_error(file, key, value, "a list of strings"))
+}

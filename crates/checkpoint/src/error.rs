@@ -1,0 +1,314 @@
+//! What can be wrong with a checkpoint. Every message names the file or tensor, the rule, the value found and
+//! what would be valid.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// A fault of a file, a configuration or a tensor.
+#[non_exhaustive]
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Error {
+    /// The operating system refused.
+    #[error("{}: cannot {action}: {source}", file.display())]
+    Io {
+        /// File at fault.
+        file: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// The system's reason.
+        source: Arc<std::io::Error>,
+    },
+    /// A safetensors header, a GGUF header or a shard index breaks a rule of its format.
+    #[error("{}: header rule `{rule}`: found {found}; valid is {valid}", file.display())]
+    Header {
+        /// File at fault.
+        file: PathBuf,
+        /// Name of the rule.
+        rule: &'static str,
+        /// What the file holds.
+        found: String,
+        /// What it should hold.
+        valid: String,
+    },
+    /// A path that is none of the readable kinds.
+    #[error("{}: {found}; valid are {valid}", file.display())]
+    Path {
+        /// Path at fault.
+        file: PathBuf,
+        /// What is there.
+        found: String,
+        /// What can be opened or written.
+        valid: &'static str,
+    },
+    /// A JSON configuration holds something unusable.
+    #[error("{}: {key} is {found}; valid is {valid}", file.display())]
+    Config {
+        /// File at fault.
+        file: PathBuf,
+        /// Where in the file.
+        key: String,
+        /// Value found.
+        found: String,
+        /// What would be valid.
+        valid: String,
+    },
+    /// Nothing in the checkpoint says which convention its tensors follow, or more than one thing does.
+    #[error("{}: {found}; name the convention explicitly, one of {valid}", file.display())]
+    Convention {
+        /// Checkpoint.
+        file: PathBuf,
+        /// What was found instead of one declaration.
+        found: String,
+        /// Names of the conventions.
+        valid: String,
+    },
+    /// A tensor that must be there is not.
+    #[error("{tensor}: is missing from {}; {needed_by} needs it ({convention} convention)", file.display())]
+    MissingTensor {
+        /// Checkpoint.
+        file: PathBuf,
+        /// Name of the tensor.
+        tensor: String,
+        /// What needs it.
+        needed_by: String,
+        /// Convention that gives the name.
+        convention: &'static str,
+    },
+    /// A tensor has a storage type that cannot hold what its name says.
+    #[error("{tensor}: stored as {found}; {what} must be {valid}")]
+    Dtype {
+        /// Tensor at fault.
+        tensor: String,
+        /// What the tensor is for.
+        what: &'static str,
+        /// Storage type found.
+        found: String,
+        /// Types that would do.
+        valid: &'static str,
+    },
+    /// A tensor has the wrong shape.
+    #[error("{tensor}: shape {found:?} cannot be {what}; valid is {valid}")]
+    Shape {
+        /// Tensor at fault.
+        tensor: String,
+        /// What the tensor is for.
+        what: &'static str,
+        /// Shape found.
+        found: Vec<usize>,
+        /// What would be valid.
+        valid: String,
+    },
+    /// A tensor breaks a rule of its block format.
+    #[error("{}: {source}", file.display())]
+    Format {
+        /// Checkpoint.
+        file: PathBuf,
+        /// The rule.
+        source: dualgemm_formats::Error,
+    },
+    /// A scale of a tensor or of its activations is no scale.
+    #[error("{tensor}: holds {value}; {what} must be a positive finite number")]
+    ScaleValue {
+        /// Tensor at fault.
+        tensor: String,
+        /// What the tensor is for.
+        what: &'static str,
+        /// Value found.
+        value: f32,
+    },
+    /// There is no such layer.
+    #[error("{}: no gated MLP in layer {layer}; there is one in {exist}", file.display())]
+    NoLayer {
+        /// Checkpoint.
+        file: PathBuf,
+        /// Layer asked for.
+        layer: usize,
+        /// Layers that exist.
+        exist: String,
+    },
+    /// The layer exists but not in the form asked for.
+    #[error("{}: layer {layer} holds {found}; {valid}", file.display())]
+    LayerKind {
+        /// Checkpoint.
+        file: PathBuf,
+        /// Layer asked for.
+        layer: usize,
+        /// What the layer holds.
+        found: String,
+        /// What can be asked for instead.
+        valid: String,
+    },
+    /// There is no such expert.
+    #[error("{path}: no expert {expert}; there are {exist}")]
+    NoExpert {
+        /// Path of the experts.
+        path: String,
+        /// Expert asked for.
+        expert: usize,
+        /// Experts that exist.
+        exist: String,
+    },
+    /// Gate and up are one tensor and nothing says in which order.
+    #[error("{tensor}: holds gate and up in one tensor; name their order explicitly, one of {valid}")]
+    FusedOrder {
+        /// The fused tensor.
+        tensor: String,
+        /// Spellings of the orders.
+        valid: String,
+    },
+    /// A fused tensor whose rows do not fit the order named for it.
+    #[error("{tensor}: has {rows} rows; order {order} needs a positive multiple of {multiple}")]
+    FusedRows {
+        /// The fused tensor.
+        tensor: String,
+        /// Order named.
+        order: &'static str,
+        /// Rows found.
+        rows: usize,
+        /// What the rows must be a multiple of.
+        multiple: usize,
+    },
+    /// Something named in a text that has no such name.
+    #[error("{what} `{found}` is unknown; valid are {valid}")]
+    Name {
+        /// What the name is for.
+        what: &'static str,
+        /// Name found.
+        found: String,
+        /// Valid names.
+        valid: String,
+    },
+    /// A module that is not quantized where a quantized one is needed.
+    #[error("{module}: is not quantized: {why}; a 4-bit weight (nvfp4 or mxfp4) is needed")]
+    NotQuantized {
+        /// Module at fault.
+        module: String,
+        /// What the checkpoint says.
+        why: String,
+    },
+    /// Gate and up do not belong together.
+    #[error("{gate} is {gate_shape} and {up} is {up_shape}; gate and up must have one shape")]
+    HalvesDiffer {
+        /// Name of the gate tensor.
+        gate: String,
+        /// Its shape and kind.
+        gate_shape: String,
+        /// Name of the up tensor.
+        up: String,
+        /// Its shape and kind.
+        up_shape: String,
+    },
+    /// Valid data of a kind that this crate does not handle.
+    #[error("{module}: {found} is not supported; {supported}")]
+    Unsupported {
+        /// Module or file.
+        module: String,
+        /// What it is.
+        found: String,
+        /// What is supported.
+        supported: &'static str,
+    },
+    /// A file of activations without exactly one readable operand.
+    #[error("{}: {found}; valid is {valid}", file.display())]
+    Activations {
+        /// File at fault.
+        file: PathBuf,
+        /// What it holds.
+        found: String,
+        /// What it should hold.
+        valid: &'static str,
+    },
+}
+
+impl Error {
+    pub(crate) fn io(file: impl Into<PathBuf>, action: &'static str, source: std::io::Error) -> Self {
+        Self::Io { file: file.into(), action, source: Arc::new(source) }
+    }
+
+    pub(crate) fn header(
+        file: impl Into<PathBuf>,
+        rule: &'static str,
+        found: impl Into<String>,
+        valid: impl Into<String>,
+    ) -> Self {
+        Self::Header { file: file.into(), rule, found: found.into(), valid: valid.into() }
+    }
+
+    /// The validation rule ([`RULES`](crate::validate::RULES)) that this fault breaks.
+    pub fn rule(&self) -> &'static str {
+        match self {
+            Self::Io { .. } | Self::Path { .. } => "readable",
+            Self::Header { .. } => "header",
+            Self::Config { .. } => "config",
+            Self::Convention { .. } | Self::Name { .. } => "convention",
+            Self::MissingTensor { .. } => "missing-tensor",
+            Self::Dtype { .. } => "storage-type",
+            Self::Shape { .. } => "shape",
+            Self::Format { source, .. } => match source {
+                dualgemm_formats::Error::ScaleByte { .. } => "scale-byte",
+                dualgemm_formats::Error::GlobalScale { .. } => "tensor-scale",
+                _ => "shape",
+            },
+            Self::ScaleValue { .. } => "tensor-scale",
+            Self::NoLayer { .. }
+            | Self::LayerKind { .. }
+            | Self::NoExpert { .. }
+            | Self::HalvesDiffer { .. } => "layers",
+            Self::FusedOrder { .. } | Self::FusedRows { .. } => "fused-order",
+            Self::NotQuantized { .. } | Self::Unsupported { .. } => "unsupported",
+            Self::Activations { .. } => "activations",
+        }
+    }
+}
+
+impl Error {
+    /// The tensor, module or file at fault, and the value found there.
+    pub fn subject(&self) -> (String, String) {
+        let path = |file: &PathBuf| file.display().to_string();
+        match self {
+            Self::Io { file, source, .. } => (path(file), source.to_string()),
+            Self::Header { file, found, .. }
+            | Self::Path { file, found, .. }
+            | Self::Convention { file, found, .. }
+            | Self::LayerKind { file, found, .. }
+            | Self::Activations { file, found, .. } => (path(file), found.clone()),
+            Self::Config { file, key, found, .. } => (format!("{}: {key}", file.display()), found.clone()),
+            Self::MissingTensor { tensor, .. } => (tensor.clone(), "missing".into()),
+            Self::Dtype { tensor, found, .. } => (tensor.clone(), found.clone()),
+            Self::Shape { tensor, found, .. } => (tensor.clone(), format!("{found:?}")),
+            Self::Format { file, source } => (path(file), source.to_string()),
+            Self::ScaleValue { tensor, value, .. } => (tensor.clone(), value.to_string()),
+            Self::NoLayer { file, layer, .. } => (path(file), layer.to_string()),
+            Self::NoExpert { path, expert, .. } => (path.clone(), expert.to_string()),
+            Self::FusedOrder { tensor, .. } => (tensor.clone(), "no order".into()),
+            Self::FusedRows { tensor, rows, .. } => (tensor.clone(), format!("{rows} rows")),
+            Self::Name { what, found, .. } => ((*what).into(), found.clone()),
+            Self::NotQuantized { module, why } => (module.clone(), why.clone()),
+            Self::HalvesDiffer { gate, gate_shape, up_shape, .. } => {
+                (gate.clone(), format!("{gate_shape} and {up_shape}"))
+            }
+            Self::Unsupported { module, found, .. } => (module.clone(), found.clone()),
+        }
+    }
+}
+
+/// Joins names for a message, shortening long lists.
+pub(crate) fn list<T: std::fmt::Display>(items: impl IntoIterator<Item = T>) -> String {
+    const SHOWN: usize = 12;
+    let mut out = String::new();
+    let mut count = 0;
+    for item in items {
+        count += 1;
+        if count <= SHOWN {
+            if count > 1 {
+                out.push_str(", ");
+            }
+            out.push_str(&item.to_string());
+        }
+    }
+    match count {
+        0 => "none".into(),
+        _ if count > SHOWN => format!("{out} and {} more", count - SHOWN),
+        _ => out,
+    }
+}

@@ -1,0 +1,275 @@
+//! The files of a checkpoint as one set of named tensors: a directory, a shard index, one safetensors file or
+//! one GGUF file. No convention is known here.
+//!
+//! A shard index maps every tensor name to a file; gate and up, and each one's scales, may lie in different
+//! files, so tensors are looked up over the whole set and never per file.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::error::list;
+use crate::gguf::{Gguf, GgufValue};
+use crate::mapped::MappedFile;
+use crate::safetensors::Header;
+use crate::{Dtype, Error, TensorView};
+
+const INDEX: &str = "model.safetensors.index.json";
+const OPENABLE: &str = "a directory with safetensors files, a .safetensors file, a .safetensors.index.json file or a .gguf file";
+
+#[derive(Debug)]
+struct Entry {
+    file: usize,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    range: Range<usize>,
+}
+
+/// A JSON file beside the tensors.
+#[derive(Debug, Clone)]
+pub struct JsonFile {
+    /// Where it lies.
+    pub path: PathBuf,
+    /// What it holds; an object.
+    pub value: Value,
+}
+
+/// All tensors of a checkpoint, mapped, not read.
+#[derive(Debug)]
+pub struct TensorFiles {
+    root: PathBuf,
+    files: Vec<MappedFile>,
+    tensors: BTreeMap<String, Entry>,
+    metadata: BTreeMap<String, String>,
+    gguf: Option<Vec<(String, GgufValue)>>,
+    config: Option<JsonFile>,
+    hf_quant_config: Option<JsonFile>,
+}
+
+impl TensorFiles {
+    /// Opens a directory, a `.safetensors` file, a `.safetensors.index.json` file or a `.gguf` file and checks
+    /// every header. Tensor data is mapped and not touched.
+    ///
+    /// # Errors
+    /// If there is nothing of these kinds, a header or the index breaks a rule, or a file cannot be read.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let mut this = Self {
+            root: path.into(),
+            files: Vec::new(),
+            tensors: BTreeMap::new(),
+            metadata: BTreeMap::new(),
+            gguf: None,
+            config: None,
+            hf_quant_config: None,
+        };
+        let meta = std::fs::metadata(path).map_err(|e| Error::io(path, "open", e))?;
+        let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+        let configs = if meta.is_dir() {
+            this.open_dir(path)?;
+            path
+        } else {
+            if name.ends_with(".gguf") {
+                this.add_gguf(path)?;
+                return Ok(this);
+            } else if name.ends_with(".safetensors") {
+                this.add_safetensors(path)?;
+            } else if name.ends_with(".index.json") {
+                this.open_index(path)?;
+            } else {
+                return Err(Error::Path {
+                    file: path.into(),
+                    found: "has an unknown ending".into(),
+                    valid: OPENABLE,
+                });
+            }
+            path.parent().unwrap_or(Path::new(""))
+        };
+        this.config = read_json(&configs.join("config.json"))?;
+        this.hf_quant_config = read_json(&configs.join("hf_quant_config.json"))?;
+        Ok(this)
+    }
+
+    fn open_dir(&mut self, dir: &Path) -> Result<(), Error> {
+        let index = dir.join(INDEX);
+        if index.exists() {
+            return self.open_index(&index);
+        }
+        let io = |e| Error::io(dir, "list", e);
+        let mut files = Vec::new();
+        for entry in std::fs::read_dir(dir).map_err(io)? {
+            let path = entry.map_err(io)?.path();
+            // Names that start with a dot are outputs still being written.
+            let hidden =
+                path.file_name().is_none_or(|n| n.as_encoded_bytes().first().is_some_and(|&b| b == b'.'));
+            if !hidden && path.extension().is_some_and(|e| e == "safetensors") {
+                files.push(path);
+            }
+        }
+        if files.is_empty() {
+            let found = "holds no safetensors file".into();
+            return Err(Error::Path { file: dir.into(), found, valid: OPENABLE });
+        }
+        files.sort();
+        files.iter().try_for_each(|f| self.add_safetensors(f))
+    }
+
+    fn open_index(&mut self, index: &Path) -> Result<(), Error> {
+        let fault = |rule, found: String, valid: &str| Error::header(index, rule, found, valid);
+        let json = read_json(index)?.ok_or_else(|| {
+            Error::io(index, "open", std::io::Error::from(std::io::ErrorKind::NotFound))
+        })?;
+        let map = json.value.get("weight_map").and_then(Value::as_object).ok_or_else(|| {
+            fault("weight-map", "no object `weight_map`".into(), "an object of tensor name to file name")
+        })?;
+        let mut want: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        for (tensor, shard) in map {
+            let shard = shard.as_str().filter(|s| is_plain_file_name(s)).ok_or_else(|| {
+                fault(
+                    "shard-name",
+                    format!("{shard} for tensor `{tensor}`"),
+                    "the name of a file beside the index",
+                )
+            })?;
+            want.entry(shard).or_default().insert(tensor);
+        }
+        if want.is_empty() {
+            return Err(fault("weight-map", "an empty `weight_map`".into(), "at least one tensor"));
+        }
+        for (shard, names) in want {
+            self.add_safetensors(&index.with_file_name(shard))?;
+            let file = self.files.len() - 1;
+            if let Some(name) =
+                names.iter().find(|name| self.tensors.get(**name).is_none_or(|e| e.file != file))
+            {
+                return Err(fault(
+                    "weight-map",
+                    format!("tensor `{name}` in {shard}, which does not hold it"),
+                    "the file that holds each tensor",
+                ));
+            }
+        }
+        if let Some(name) = self.tensors.keys().find(|name| !map.contains_key(*name)) {
+            return Err(fault(
+                "weight-map",
+                format!("no entry for tensor `{name}`"),
+                "an entry for each tensor of the shards",
+            ));
+        }
+        Ok(())
+    }
+
+    fn add_safetensors(&mut self, path: &Path) -> Result<(), Error> {
+        let mapped = MappedFile::open(path)?;
+        let header = Header::parse(mapped.bytes(), path)?;
+        let file = self.files.len();
+        for t in header.tensors {
+            let entry = Entry { file, dtype: t.dtype, shape: t.shape, range: t.range };
+            if let Some(other) = self.tensors.get(&t.name) {
+                return Err(Error::header(
+                    path,
+                    "duplicate",
+                    format!("tensor `{}`, which {} holds too", t.name, self.files[other.file].path().display()),
+                    "each tensor in one file",
+                ));
+            }
+            self.tensors.insert(t.name, entry);
+        }
+        self.metadata.extend(header.metadata);
+        self.files.push(mapped);
+        Ok(())
+    }
+
+    fn add_gguf(&mut self, path: &Path) -> Result<(), Error> {
+        let mapped = MappedFile::open(path)?;
+        let gguf = Gguf::parse(mapped.bytes(), path)?;
+        for t in gguf.tensors {
+            self.tensors.insert(t.name, Entry { file: 0, dtype: t.dtype, shape: t.shape, range: t.range });
+        }
+        self.gguf = Some(gguf.metadata);
+        self.files.push(mapped);
+        Ok(())
+    }
+
+    /// The path that was opened.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The files that hold the tensors.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(MappedFile::path)
+    }
+
+    /// Bytes of all files together.
+    pub fn total_bytes(&self) -> usize {
+        self.files.iter().map(|f| f.bytes().len()).sum()
+    }
+
+    /// The tensor of that name.
+    pub fn get(&self, name: &str) -> Option<TensorView<'_>> {
+        let (name, entry) = self.tensors.get_key_value(name)?;
+        Some(self.view(name, entry))
+    }
+
+    fn view<'s>(&'s self, name: &'s str, entry: &'s Entry) -> TensorView<'s> {
+        let bytes = &self.files[entry.file].bytes()[entry.range.clone()];
+        TensorView { name, dtype: entry.dtype, shape: &entry.shape, bytes }
+    }
+
+    /// Every tensor, by name.
+    pub fn tensors(&self) -> impl Iterator<Item = TensorView<'_>> {
+        self.tensors.iter().map(|(name, entry)| self.view(name, entry))
+    }
+
+    /// `__metadata__` of the safetensors files, all together.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    /// Metadata of a GGUF file; `None` for other files.
+    pub fn gguf_metadata(&self) -> Option<&[(String, GgufValue)]> {
+        self.gguf.as_deref()
+    }
+
+    /// `config.json` beside the tensors.
+    pub fn config(&self) -> Option<&JsonFile> {
+        self.config.as_ref()
+    }
+
+    /// `hf_quant_config.json` beside the tensors.
+    pub fn hf_quant_config(&self) -> Option<&JsonFile> {
+        self.hf_quant_config.as_ref()
+    }
+
+    /// Names of the tensors, for messages.
+    pub(crate) fn names(&self) -> String {
+        list(self.tensors.keys())
+    }
+}
+
+/// A shard must lie beside its index: a path in an index could point anywhere.
+fn is_plain_file_name(name: &str) -> bool {
+    Path::new(name).file_name().is_some_and(|n| n == name) && name.ends_with(".safetensors")
+}
+
+/// Reads a JSON object; `None` if there is no such file.
+fn read_json(path: &Path) -> Result<Option<JsonFile>, Error> {
+    let text = match std::fs::read(path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(Error::io(path, "read", e)),
+    };
+    let fault = |found: String| Error::Config {
+        file: path.into(),
+        key: "the file".into(),
+        found,
+        valid: "a JSON object".into(),
+    };
+    let value: Value = serde_json::from_slice(&text).map_err(|e| fault(format!("not JSON ({e})")))?;
+    if !value.is_object() {
+        return Err(fault("not an object".into()));
+    }
+    Ok(Some(JsonFile { path: path.into(), value }))
+}

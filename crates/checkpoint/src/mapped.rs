@@ -1,0 +1,43 @@
+//! A file mapped read-only into memory: opening one reads nothing, pages come in as they are touched.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+
+use crate::Error;
+
+/// A mapped file. An empty file has no mapping and reads as no bytes.
+#[derive(Debug)]
+pub(crate) struct MappedFile {
+    path: PathBuf,
+    map: Option<Mmap>,
+}
+
+impl MappedFile {
+    pub(crate) fn open(path: &Path) -> Result<Self, Error> {
+        let io = |action, e| Error::io(path, action, e);
+        let file = File::open(path).map_err(|e| io("open", e))?;
+        let meta = file.metadata().map_err(|e| io("read the size", e))?;
+        if !meta.is_file() {
+            return Err(Error::Path {
+                file: path.into(),
+                found: "is not a regular file".into(),
+                valid: "regular files, which can be mapped",
+            });
+        }
+        // SAFETY: the mapping is read-only and private to this value. Nothing in this program writes the
+        // file: outputs are written under a temporary name and renamed, which leaves mapped files untouched.
+        // Another process truncating the file in place would raise SIGBUS, as for every mapped file.
+        let map = (meta.len() > 0).then(|| unsafe { Mmap::map(&file) }).transpose();
+        Ok(Self { path: path.into(), map: map.map_err(|e| io("map", e))? })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.map.as_deref().unwrap_or_default()
+    }
+}

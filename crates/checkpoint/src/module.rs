@@ -1,0 +1,256 @@
+//! From tensor names to modules, and from modules to the gated MLPs of a model's layers.
+//!
+//! | naming style | example |
+//! |---|---|
+//! | Hugging Face | `model.layers.I.mlp.{gate,up,down,gate_up}_proj` |
+//! | Mixtral | `model.layers.I.block_sparse_moe.experts.E.{w1,w3,w2}` |
+//! | Llama | `layers.I.feed_forward.{w1,w3,w2}` |
+//! | GGUF | `blk.I.ffn_{gate,up,down,gate_up}`, `…_exps`, `…_shexp` |
+
+use std::collections::BTreeMap;
+
+use crate::TensorFiles;
+use crate::convention::{Convention, Role};
+
+/// What a module is in a gated MLP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Projection {
+    Gate,
+    Up,
+    GateUp,
+    Down,
+}
+
+/// Which of a layer's MLPs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MlpKind {
+    /// The layer's one MLP.
+    Dense,
+    /// The expert that every token goes through.
+    Shared,
+    /// The routed experts.
+    Experts,
+}
+
+impl std::fmt::Display for MlpKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Dense => "dense MLP",
+            Self::Shared => "shared expert",
+            Self::Experts => "experts",
+        })
+    }
+}
+
+use MlpKind::{Dense, Experts, Shared};
+use Projection::{Down, Gate, GateUp, Up};
+
+/// Last part of a module name, what it is, and the kind of MLP where the name says it.
+const PROJECTIONS: &[(&str, Projection, Option<MlpKind>)] = &[
+    ("gate_proj", Gate, None),
+    ("up_proj", Up, None),
+    ("down_proj", Down, None),
+    ("gate_up_proj", GateUp, None),
+    ("w1", Gate, None),
+    ("w3", Up, None),
+    ("w2", Down, None),
+    ("w13", GateUp, None),
+    ("ffn_gate", Gate, None),
+    ("ffn_up", Up, None),
+    ("ffn_down", Down, None),
+    ("ffn_gate_up", GateUp, None),
+    ("ffn_gate_exps", Gate, Some(Experts)),
+    ("ffn_up_exps", Up, Some(Experts)),
+    ("ffn_down_exps", Down, Some(Experts)),
+    ("ffn_gate_up_exps", GateUp, Some(Experts)),
+    ("ffn_gate_shexp", Gate, Some(Shared)),
+    ("ffn_up_shexp", Up, Some(Shared)),
+    ("ffn_down_shexp", Down, Some(Shared)),
+];
+
+fn last_part(module: &str) -> &str {
+    module.rsplit('.').next().unwrap_or(module)
+}
+
+/// Whether the last part of a name is one of a gated MLP's projections.
+pub(crate) fn ends_in_projection(module: &str) -> bool {
+    PROJECTIONS.iter().any(|(name, ..)| *name == last_part(module))
+}
+
+/// Where a module stands in a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// The MLP's name: what its modules have in common, without an expert's number.
+    pub(crate) path: String,
+    pub(crate) layer: usize,
+    pub(crate) kind: MlpKind,
+    /// Number of the expert where each has modules of its own; `None` also for experts in one tensor.
+    pub(crate) expert: Option<usize>,
+    pub(crate) projection: Projection,
+}
+
+impl Place {
+    /// Reads a module name. A name without a number is of layer 0: a file that holds one MLP.
+    pub(crate) fn parse(module: &str) -> Option<Self> {
+        let (parent, last) = module.rsplit_once('.').unwrap_or(("", module));
+        let &(_, projection, fixed) = PROJECTIONS.iter().find(|(name, ..)| *name == last)?;
+        let parts: Vec<&str> = parent.split('.').filter(|p| !p.is_empty()).collect();
+        let number = |i: usize| parts.get(i).and_then(|p| p.parse::<usize>().ok());
+        let experts = parts.iter().position(|p| matches!(*p, "experts" | "local_experts"));
+        let expert_at = experts.map(|i| i + 1).filter(|&i| number(i).is_some());
+        let layer_at = (0..parts.len()).find(|&i| number(i).is_some() && Some(i) != expert_at);
+        let kind = fixed.unwrap_or(if experts.is_some() {
+            Experts
+        } else if parts.iter().any(|p| p.starts_with("shared_expert")) {
+            Shared
+        } else {
+            Dense
+        });
+        let path: Vec<&str> =
+            parts.iter().enumerate().filter(|(i, _)| Some(*i) != expert_at).map(|(_, p)| *p).collect();
+        Some(Self {
+            path: path.join("."),
+            layer: layer_at.and_then(number).unwrap_or(0),
+            kind,
+            expert: expert_at.and_then(number),
+            projection,
+        })
+    }
+}
+
+/// The tensors of one module, by role.
+#[derive(Debug, Default)]
+pub(crate) struct Module {
+    tensors: BTreeMap<Role, String>,
+}
+
+impl Module {
+    pub(crate) fn get(&self, role: Role) -> Option<&str> {
+        self.tensors.get(&role).map(String::as_str)
+    }
+}
+
+/// The modules of one MLP.
+#[derive(Debug, Clone)]
+pub(crate) struct Mlp {
+    pub(crate) path: String,
+    pub(crate) layer: usize,
+    pub(crate) kind: MlpKind,
+    modules: BTreeMap<(Option<usize>, Projection), String>,
+}
+
+impl Mlp {
+    /// The module of an expert (`None`: of the MLP itself, or of all experts in one tensor).
+    pub(crate) fn module(&self, expert: Option<usize>, projection: Projection) -> Option<&str> {
+        self.modules.get(&(expert, projection)).map(String::as_str)
+    }
+
+    /// Numbers of the experts that have modules of their own.
+    pub(crate) fn experts(&self) -> Vec<usize> {
+        let mut experts: Vec<usize> = self.modules.keys().filter_map(|(e, _)| *e).collect();
+        experts.dedup();
+        experts
+    }
+
+    /// Whether gate and up are one tensor.
+    pub(crate) fn is_fused(&self) -> bool {
+        self.modules.keys().any(|(_, p)| *p == GateUp)
+    }
+
+    pub(crate) fn modules(&self) -> impl Iterator<Item = &str> {
+        self.modules.values().map(String::as_str)
+    }
+}
+
+/// Modules by name, and the MLPs they form by layer.
+#[derive(Debug)]
+pub(crate) struct ModuleIndex {
+    pub(crate) modules: BTreeMap<String, Module>,
+    pub(crate) mlps: Vec<Mlp>,
+    /// Tensors that belong to no module of the convention.
+    pub(crate) others: Vec<String>,
+}
+
+impl ModuleIndex {
+    /// Groups tensor names. With `within`, only MLPs whose name starts with it are listed.
+    pub(crate) fn new(files: &TensorFiles, convention: &Convention, within: Option<&str>) -> Self {
+        let mut modules: BTreeMap<String, Module> = BTreeMap::new();
+        let mut others = Vec::new();
+        for t in files.tensors() {
+            match convention.split(t.name) {
+                Some((module, role)) => {
+                    let tensors = &mut modules.entry(module.into()).or_default().tensors;
+                    // `weight_packed` and a float `weight` side by side: the packed one is the weight.
+                    if let Some(first) = tensors.insert(role, t.name.into()) {
+                        others.push(if first.len() > t.name.len() {
+                            tensors.insert(role, first);
+                            t.name.into()
+                        } else {
+                            first
+                        });
+                    }
+                }
+                None => others.push(t.name.into()),
+            }
+        }
+        let mut mlps: BTreeMap<(usize, String, MlpKind), Mlp> = BTreeMap::new();
+        for (name, module) in &modules {
+            let Some(place) = Place::parse(name).filter(|_| module.get(Role::Weight).is_some()) else {
+                continue;
+            };
+            if within.is_some_and(|w| !name.starts_with(w)) {
+                continue;
+            }
+            mlps.entry((place.layer, place.path.clone(), place.kind))
+                .or_insert_with(|| Mlp {
+                    path: place.path,
+                    layer: place.layer,
+                    kind: place.kind,
+                    modules: BTreeMap::new(),
+                })
+                .modules
+                .insert((place.expert, place.projection), name.clone());
+        }
+        // A gated MLP has a gate: an MLP with `up_proj` and `down_proj` alone is not one.
+        let gated = |m: &Mlp| m.modules.keys().any(|(_, p)| matches!(p, Gate | GateUp));
+        Self { modules, mlps: mlps.into_values().filter(gated).collect(), others }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_every_style_are_placed() {
+        let place = |name| {
+            let p = Place::parse(name).unwrap();
+            (p.path, p.layer, p.kind, p.expert, p.projection)
+        };
+        for (name, path, layer, kind, expert, projection) in [
+            ("model.layers.3.mlp.gate_proj", "model.layers.3.mlp", 3, Dense, None, Gate),
+            ("layers.7.feed_forward.w2", "layers.7.feed_forward", 7, Dense, None, Down),
+            (
+                "model.layers.1.block_sparse_moe.experts.12.w3",
+                "model.layers.1.block_sparse_moe.experts",
+                1,
+                Experts,
+                Some(12),
+                Up,
+            ),
+            ("model.layers.2.mlp.experts.gate_up_proj", "model.layers.2.mlp.experts", 2, Experts, None, GateUp),
+            ("model.layers.2.mlp.shared_experts.up_proj", "model.layers.2.mlp.shared_experts", 2, Shared, None, Up),
+            ("blk.5.ffn_gate", "blk.5", 5, Dense, None, Gate),
+            ("blk.5.ffn_gate_exps", "blk.5", 5, Experts, None, Gate),
+            ("blk.5.ffn_down_shexp", "blk.5", 5, Shared, None, Down),
+            ("experts.4.w1", "experts", 0, Experts, Some(4), Gate),
+            ("gate_proj", "", 0, Dense, None, Gate),
+        ] {
+            assert_eq!(place(name), (path.into(), layer, kind, expert, projection), "{name}");
+        }
+        for name in ["model.layers.0.mlp.gate", "model.norm", "lm_head", "model.layers.0.self_attn.q_proj", ""] {
+            assert_eq!(Place::parse(name), None, "{name}");
+        }
+    }
+}

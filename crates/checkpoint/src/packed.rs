@@ -1,0 +1,317 @@
+//! The tensors of one quantized module, their shapes understood, and the matrices cut from them.
+//!
+//! Stored shapes, `E` only for experts in one tensor:
+//!
+//! ```text
+//! codes U8 [E, rows, k / 2], F4 [E, rows, k]    scales [E, rows, k / block]    the usual case
+//! codes U8 [E, k / 2, rows]                     scales [E, k / block, rows]    transposed back after packing
+//! codes U8 [rows, k / 2]                        scales, any shape of the padded size, in 128x4 order
+//! GGUF blocks [E, rows, k]                      scales inside
+//! ```
+//!
+//! The two orders of a 3-D tensor cannot be confused: codes and scales share their row count, and it is the
+//! same dimension of both.
+
+use std::borrow::Cow;
+use std::path::Path;
+
+use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout, gguf};
+
+use crate::gate_up::{GateUpOrder, Half};
+use crate::gguf::mxfp4;
+use crate::{Dtype, Error, TensorView};
+
+/// Where a module's scales are.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Arrangement {
+    /// Row-major scales `[rows, blocks]`, or one of the padded layouts, per expert.
+    Rows(ScaleLayout),
+    /// Codes `[k / 2, rows]` and scales `[blocks, rows]`.
+    Transposed,
+    /// Inside GGUF blocks.
+    Gguf,
+}
+
+/// A quantized weight as stored: one matrix, or one for each expert.
+#[derive(Debug, Clone)]
+pub(crate) struct Stored<'a> {
+    weight: TensorView<'a>,
+    scales: Option<TensorView<'a>>,
+    pub(crate) format: BlockFormat,
+    pub(crate) experts: Option<usize>,
+    pub(crate) rows: usize,
+    pub(crate) k: usize,
+    arrangement: Arrangement,
+    swap_nibbles: bool,
+}
+
+impl<'a> Stored<'a> {
+    /// A weight in GGUF blocks.
+    pub(crate) fn gguf(weight: TensorView<'a>) -> Option<Self> {
+        let format = match weight.dtype.ggml_id() {
+            Some(Dtype::GGML_NVFP4) => BlockFormat::Nvfp4,
+            Some(Dtype::GGML_MXFP4) => BlockFormat::Mxfp4,
+            _ => return None,
+        };
+        let (experts, rows, k) = match *weight.shape {
+            [rows, k] => (None, rows, k),
+            [experts, rows, k] => (Some(experts), rows, k),
+            _ => return None,
+        };
+        Some(Self {
+            weight,
+            scales: None,
+            format,
+            experts,
+            rows,
+            k,
+            arrangement: Arrangement::Gguf,
+            swap_nibbles: false,
+        })
+    }
+
+    /// A weight as codes and block scales. `layout` is the convention's or the caller's.
+    pub(crate) fn new(
+        weight: TensorView<'a>,
+        scales: TensorView<'a>,
+        format: BlockFormat,
+        layout: ScaleLayout,
+        swap_nibbles: bool,
+    ) -> Result<Self, Error> {
+        let fits = match format {
+            BlockFormat::Nvfp4 => matches!(scales.dtype, Dtype::F8E4m3 | Dtype::U8),
+            BlockFormat::Mxfp4 => matches!(scales.dtype, Dtype::F8E8m0 | Dtype::U8),
+        };
+        if !fits {
+            return Err(match format {
+                BlockFormat::Nvfp4 => scales.dtype_error("nvfp4 block scales", "F8_E4M3 or U8"),
+                BlockFormat::Mxfp4 => scales.dtype_error("mxfp4 block scales", "F8_E8M0 or U8"),
+            });
+        }
+        let codes_per_unit = match weight.dtype {
+            Dtype::U8 => 2,
+            Dtype::F4 => 1,
+            _ => return Err(weight.dtype_error("packed 4-bit codes", "U8 or F4")),
+        };
+        let (experts, outer, inner) = match *weight.shape {
+            [outer, inner] => (None, outer, inner),
+            [experts, outer, inner] => (Some(experts), outer, inner),
+            _ => {
+                let valid = "[rows, k / 2] or [experts, rows, k / 2]";
+                return Err(weight.shape_error("packed 4-bit codes", valid.into()));
+            }
+        };
+        let block = format.block_len();
+        let mut this = Self { weight, scales: None, format, experts, rows: outer, k: 0, arrangement: Arrangement::Transposed, swap_nibbles };
+        let per_expert = match (experts, scales.shape) {
+            (Some(e), [first, rest @ ..]) if *first == e && !rest.is_empty() => Some(rest),
+            (None, all) => Some(all),
+            _ => None,
+        };
+        let transposed = experts.is_some()
+            && this.weight.dtype == Dtype::U8
+            && matches!(per_expert, Some(&[blocks, rows]) if rows == inner && blocks * block == outer * 2);
+        (this.rows, this.k) = if transposed { (inner, outer * 2) } else { (outer, inner * codes_per_unit) };
+        if this.k == 0 || this.k % block != 0 || this.rows == 0 || experts == Some(0) {
+            return Err(this.weight.shape_error(
+                "a quantized weight",
+                format!("at least one row and K a positive multiple of {block} ({format}); K is {}", this.k),
+            ));
+        }
+        if !transposed {
+            this.arrangement = Arrangement::Rows(this.scale_layout(&scales, per_expert, layout)?);
+        }
+        this.scales = Some(scales);
+        Ok(this)
+    }
+
+    /// Decides the layout of stored scales, or refuses their shape.
+    fn scale_layout(
+        &self,
+        scales: &TensorView<'_>,
+        per_expert: Option<&[usize]>,
+        layout: ScaleLayout,
+    ) -> Result<ScaleLayout, Error> {
+        let (rows, blocks) = (self.rows, self.k / self.format.block_len());
+        let bytes = |layout: ScaleLayout| {
+            layout.checked_len(rows, blocks).and_then(|n| n.checked_mul(self.experts.unwrap_or(1)))
+        };
+        // A flat byte scale comes from an operator that writes the order its kernel reads.
+        let flat = scales.dtype == Dtype::U8 && per_expert.is_some_and(|s| s.len() == 1);
+        let layout = if flat && layout == ScaleLayout::Linear {
+            ScaleLayout::Sf128x4
+        } else {
+            layout
+        };
+        let fits = match layout {
+            ScaleLayout::Linear => per_expert == Some(&[rows, blocks]),
+            ScaleLayout::Sf128x4 | ScaleLayout::Sf8x4 => bytes(layout) == Some(scales.bytes.len()),
+        };
+        if fits {
+            return Ok(layout);
+        }
+        let other = ScaleLayout::ALL
+            .into_iter()
+            .find(|&other| other != layout && bytes(other) == Some(scales.bytes.len()))
+            .map_or(String::new(), |other| format!("; the size is that of {other} order, which can be named explicitly"));
+        let lead = self.experts.map_or(String::new(), |e| format!("{e}, "));
+        Err(scales.shape_error(
+            "block scales",
+            format!(
+                "[{lead}{rows}, {blocks}] for `{}` of {rows} rows and K = {} in {layout} order, {} bytes{other}",
+                self.weight.name,
+                self.k,
+                bytes(layout).map_or("too many".into(), |n| n.to_string()),
+            ),
+        ))
+    }
+
+    /// What error messages call the matrix of an expert.
+    pub(crate) fn name(&self, expert: Option<usize>) -> String {
+        match expert.filter(|_| self.experts.is_some()) {
+            Some(e) => format!("{} [expert {e}]", self.weight.name),
+            None => self.weight.name.into(),
+        }
+    }
+
+    /// Name of the stored weight.
+    pub(crate) fn weight_name(&self) -> &'a str {
+        self.weight.name
+    }
+
+    /// The part of a tensor that belongs to an expert.
+    fn part(&self, bytes: &'a [u8], expert: Option<usize>) -> &'a [u8] {
+        match (self.experts, expert) {
+            (Some(count), Some(e)) => {
+                let len = bytes.len() / count;
+                &bytes[e * len..(e + 1) * len]
+            }
+            _ => bytes,
+        }
+    }
+
+    /// The matrix, or that of an expert, whose number is below [`experts`](Self::experts).
+    pub(crate) fn packed(&self, expert: Option<usize>, global: GlobalScale) -> Packed<'a> {
+        let (rows, k, block) = (self.rows, self.k, self.format.block_len());
+        let codes = self.part(self.weight.bytes, expert);
+        let scales = self.part(self.scales.as_ref().map_or(&[][..], |s| s.bytes), expert);
+        let (mut codes, scales, layout): (Cow<'_, _>, Cow<'_, _>, _) = match self.arrangement {
+            Arrangement::Rows(layout) => (codes.into(), scales.into(), layout),
+            Arrangement::Transposed => (
+                transpose(codes, k / 2, rows).into(),
+                transpose(scales, k / block, rows).into(),
+                ScaleLayout::Linear,
+            ),
+            Arrangement::Gguf => {
+                let (codes, scales) = match self.format {
+                    BlockFormat::Nvfp4 => {
+                        let (mut c, mut s) = (vec![0; rows * (k / 2)], vec![0; rows * (k / block)]);
+                        gguf::unpack_row(codes, &mut c, &mut s);
+                        (c, s)
+                    }
+                    BlockFormat::Mxfp4 => mxfp4::unpack(codes),
+                };
+                (codes.into(), scales.into(), ScaleLayout::Linear)
+            }
+        };
+        if self.swap_nibbles {
+            codes.to_mut().iter_mut().for_each(|b| *b = b.rotate_left(4));
+        }
+        Packed { name: self.name(expert), format: self.format, rows, k, codes, scales, layout, global }
+    }
+}
+
+fn transpose(bytes: &[u8], rows: usize, cols: usize) -> Vec<u8> {
+    let mut out = vec![0; bytes.len()];
+    for (r, row) in bytes.chunks_exact(cols).enumerate() {
+        for (c, &b) in row.iter().enumerate() {
+            out[c * rows + r] = b;
+        }
+    }
+    out
+}
+
+/// One matrix, dense, before it becomes a [`QuantizedMatrix`].
+#[derive(Debug, Clone)]
+pub(crate) struct Packed<'a> {
+    pub(crate) name: String,
+    format: BlockFormat,
+    rows: usize,
+    k: usize,
+    codes: Cow<'a, [u8]>,
+    scales: Cow<'a, [u8]>,
+    layout: ScaleLayout,
+    global: GlobalScale,
+}
+
+/// A part of bytes, borrowed if they are.
+fn slice<'a>(bytes: &Cow<'a, [u8]>, start: usize, len: usize) -> Cow<'a, [u8]> {
+    match bytes {
+        Cow::Borrowed(b) => Cow::Borrowed(&b[start..start + len]),
+        Cow::Owned(b) => Cow::Owned(b[start..start + len].to_vec()),
+    }
+}
+
+impl<'a> Packed<'a> {
+    pub(crate) fn matrix(self, file: &Path) -> Result<QuantizedMatrix<'a>, Error> {
+        QuantizedMatrix::new(
+            self.name,
+            self.format,
+            self.rows,
+            self.k,
+            self.codes,
+            self.scales,
+            self.layout,
+            self.global,
+        )
+        .map_err(|source| Error::Format { file: file.into(), source })
+    }
+
+    /// Gate or up of a fused matrix. Halves that lie in one piece are views; other orders copy rows.
+    pub(crate) fn half(&self, order: GateUpOrder, half: Half) -> Result<Self, Error> {
+        let multiple = order.row_multiple();
+        if self.rows == 0 || self.rows % multiple != 0 {
+            return Err(Error::FusedRows {
+                tensor: self.name.clone(),
+                order: order.name(),
+                rows: self.rows,
+                multiple,
+            });
+        }
+        let (n, row_bytes, blocks) = (self.rows / 2, self.k / 2, self.k / self.format.block_len());
+        let contiguous = order.contiguous(half, n);
+        let codes = match contiguous {
+            Some(first) => slice(&self.codes, first * row_bytes, n * row_bytes),
+            None => {
+                let mut out = Vec::with_capacity(n * row_bytes);
+                for row in 0..n {
+                    let at = order.fused_row(half, row, n) * row_bytes;
+                    out.extend_from_slice(&self.codes[at..at + row_bytes]);
+                }
+                out.into()
+            }
+        };
+        // A run of rows is a run of scale bytes where it is made of whole atoms.
+        let atom_rows = match self.layout {
+            ScaleLayout::Linear => 1,
+            ScaleLayout::Sf128x4 => 128,
+            ScaleLayout::Sf8x4 => 8,
+        };
+        let (scales, layout) = match contiguous.filter(|_| n % atom_rows == 0) {
+            Some(first) => {
+                let start = self.layout.offset(first, 0, blocks);
+                (slice(&self.scales, start, self.layout.len(n, blocks)), self.layout)
+            }
+            None => {
+                let mut out = Vec::with_capacity(n * blocks);
+                for row in 0..n {
+                    let fused = order.fused_row(half, row, n);
+                    out.extend((0..blocks).map(|b| self.scales[self.layout.offset(fused, b, blocks)]));
+                }
+                (out.into(), ScaleLayout::Linear)
+            }
+        };
+        let name = format!("{} ({})", self.name, if half == Half::Gate { "gate" } else { "up" });
+        Ok(Self { name, rows: n, codes, scales, layout, ..*self })
+    }
+}

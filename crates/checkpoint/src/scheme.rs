@@ -1,0 +1,185 @@
+//! Which format a configuration promises for which module: ordered rules, first match wins.
+
+use std::path::Path;
+
+use dualgemm_formats::{BlockFormat, ScaleLayout};
+use fancy_regex::Regex;
+
+use crate::Error;
+
+/// What the weights of a module are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Weights {
+    /// 4-bit blocks.
+    Blocks(BlockFormat),
+    /// Left in float; says which part of the configuration decided so.
+    Float(String),
+    /// Quantized in a way that is not a 4-bit block format.
+    Other(String),
+    /// The storage type of the tensor says it (GGUF).
+    ByType,
+}
+
+/// Whether a module stores the tensor scale of its activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Input {
+    /// Activations are nvfp4 with a stored scale; without it the file is faulty.
+    Required,
+    /// Used if it is there.
+    Optional,
+    /// Activations are not nvfp4: a scale that is there means something else.
+    Ignored,
+}
+
+/// Format of one module.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Scheme {
+    pub(crate) weights: Weights,
+    pub(crate) input: Input,
+    pub(crate) scale_layout: ScaleLayout,
+}
+
+impl Scheme {
+    pub(crate) fn blocks(format: BlockFormat, input: Input) -> Self {
+        Self { weights: Weights::Blocks(format), input, scale_layout: ScaleLayout::Linear }
+    }
+
+    pub(crate) fn float(why: impl Into<String>) -> Self {
+        Self { weights: Weights::Float(why.into()), input: Input::Ignored, scale_layout: ScaleLayout::Linear }
+    }
+
+    pub(crate) fn other(what: impl Into<String>) -> Self {
+        Self { weights: Weights::Other(what.into()), input: Input::Ignored, scale_layout: ScaleLayout::Linear }
+    }
+
+    pub(crate) fn by_type() -> Self {
+        Self { weights: Weights::ByType, input: Input::Optional, scale_layout: ScaleLayout::Linear }
+    }
+}
+
+/// Which modules a rule is for.
+#[derive(Debug)]
+pub(crate) enum Pattern {
+    /// That module and everything below it.
+    Under(String),
+    /// Shell wildcards `*` and `?`, against the module or one above it (ModelOpt).
+    Glob(String),
+    /// Python's `re.match`: a regular expression anchored at the start only (compressed-tensors `re:`).
+    Regex(Box<Regex>),
+    /// Every linear layer.
+    Linear,
+}
+
+impl Pattern {
+    /// A compressed-tensors target: `re:…`, a module name, or the class `Linear`.
+    pub(crate) fn target(target: &str, file: &Path, key: &str) -> Result<Self, Error> {
+        if let Some(pattern) = target.strip_prefix("re:") {
+            let regex = Regex::new(&format!("^(?:{pattern})")).map_err(|e| Error::Config {
+                file: file.into(),
+                key: key.into(),
+                found: format!("`{target}` ({e})"),
+                valid: "`re:` and a regular expression".into(),
+            })?;
+            return Ok(Self::Regex(Box::new(regex)));
+        }
+        Ok(if target == "Linear" { Self::Linear } else { Self::Under(target.into()) })
+    }
+
+    fn matches(&self, module: &str) -> bool {
+        match self {
+            Self::Under(name) => {
+                module.strip_prefix(name.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+            }
+            Self::Glob(glob) => ancestors(module).any(|m| glob_matches(glob, m)),
+            // A pattern that backtracks without end counts as no match; the limit is the library's.
+            Self::Regex(regex) => regex.is_match(module).unwrap_or(false),
+            Self::Linear => true,
+        }
+    }
+}
+
+/// The module, then every module above it.
+fn ancestors(module: &str) -> impl Iterator<Item = &str> {
+    std::iter::successors(Some(module), |m| m.rfind('.').map(|dot| &m[..dot]))
+}
+
+fn glob_matches(glob: &str, text: &str) -> bool {
+    let (glob, text) = (glob.as_bytes(), text.as_bytes());
+    let (mut g, mut t, mut star) = (0, 0, None);
+    while t < text.len() {
+        match glob.get(g) {
+            Some(b'*') => {
+                star = Some((g, t));
+                g += 1;
+            }
+            Some(&c) if c == b'?' || c == text[t] => {
+                g += 1;
+                t += 1;
+            }
+            // Give the last star one more byte.
+            _ => match star {
+                Some((at, taken)) => {
+                    star = Some((at, taken + 1));
+                    g = at + 1;
+                    t = taken + 1;
+                }
+                None => return false,
+            },
+        }
+    }
+    glob[g..].iter().all(|&c| c == b'*')
+}
+
+/// Rules in order of precedence, and what holds where none matches.
+#[derive(Debug)]
+pub(crate) struct Schemes {
+    rules: Vec<(Pattern, Scheme)>,
+    otherwise: Scheme,
+}
+
+impl Schemes {
+    pub(crate) fn new(rules: Vec<(Pattern, Scheme)>, otherwise: Scheme) -> Self {
+        Self { rules, otherwise }
+    }
+
+    pub(crate) fn of(&self, module: &str) -> &Scheme {
+        self.rules.iter().find(|(p, _)| p.matches(module)).map_or(&self.otherwise, |(_, scheme)| scheme)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn globs_match_like_fnmatch() {
+        for (glob, text, expected) in [
+            ("lm_head", "lm_head", true),
+            ("model.layers.0*", "model.layers.0.mlp", true),
+            ("model.layers.0*", "model.layers.10", false),
+            ("*self_attn*", "model.layers.3.self_attn.q_proj", true),
+            ("*.mlp.g?te", "a.mlp.gate", true),
+            ("*.mlp.gate", "a.mlp.gate_proj", false),
+            ("a*b*c", "aXbYbZc", true),
+            ("a*b*c", "aXbYbZ", false),
+            ("", "", true),
+            ("*", "", true),
+        ] {
+            assert_eq!(glob_matches(glob, text), expected, "{glob} {text}");
+        }
+    }
+
+    #[test]
+    fn regex_targets_are_anchored_at_the_start_only() {
+        let p = |t| Pattern::target(t, Path::new("config.json"), "targets").unwrap();
+        assert!(p(r"re:model\.layers\.1").matches("model.layers.12.mlp"));
+        assert!(!p("re:layers").matches("model.layers.1"));
+        assert!(p(r"re:.*\.down_proj$").matches("model.layers.1.mlp.down_proj"));
+        assert!(p(r"re:^(?!.*attn).*proj").matches("model.layers.1.mlp.up_proj"), "lookahead");
+        assert!(!p(r"re:^(?!.*attn).*proj").matches("model.layers.1.self_attn.q_proj"));
+        assert!(p("model.layers.1").matches("model.layers.1.mlp"));
+        assert!(!p("model.layers.1").matches("model.layers.12"));
+        let e = Pattern::target("re:(", Path::new("config.json"), "group_0.targets").unwrap_err();
+        assert!(e.to_string().starts_with("config.json: group_0.targets is `re:(` ("), "{e}");
+    }
+}

@@ -1,0 +1,229 @@
+//! Checks a checkpoint against every rule and lists what it finds, instead of stopping at the first fault.
+
+mod rules;
+mod scale_order;
+
+use std::path::Path;
+
+use dualgemm_formats::{GlobalScale, GlobalScaleSource, QuantizedMatrix, ScaleLayout};
+
+pub use rules::{RULES, Rule, Severity};
+
+use crate::convention::{Role, ScaleSense};
+use crate::module::{MlpKind, Place, Projection};
+use crate::scheme::Weights;
+use crate::{Checkpoint, Error, OpenOptions};
+
+/// A broken rule: which, where, and what was found there.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct Finding {
+    /// The rule.
+    pub rule: &'static Rule,
+    /// Tensor, module or file at fault.
+    pub tensor: String,
+    /// Value found.
+    pub value: String,
+    /// All of it in one line.
+    pub message: String,
+}
+
+impl Finding {
+    fn new(rule: &str, tensor: impl Into<String>, value: impl Into<String>, message: String) -> Self {
+        Self { rule: Rule::named(rule), tensor: tensor.into(), value: value.into(), message }
+    }
+}
+
+impl From<&Error> for Finding {
+    fn from(e: &Error) -> Self {
+        let (tensor, value) = e.subject();
+        Self::new(e.rule(), tensor, value, e.to_string())
+    }
+}
+
+/// Opens and checks a checkpoint. A file that cannot be opened is one finding.
+pub fn validate(path: &Path, options: &OpenOptions) -> Vec<Finding> {
+    match Checkpoint::open(path, options) {
+        Ok(checkpoint) => checkpoint.validate(),
+        Err(e) => vec![Finding::from(&e)],
+    }
+}
+
+impl Checkpoint {
+    /// Checks every quantized module and every gated MLP; reads all scales and no codes.
+    pub fn validate(&self) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        self.check_configs(&mut findings);
+        if self.layers().is_empty() {
+            let message = format!("{}: no gated MLP among the tensors", self.files().root().display());
+            findings.push(Finding::new("layers", self.files().root().display().to_string(), "none", message));
+        }
+        for name in self.index().modules.keys() {
+            self.check_module(name, &mut findings);
+        }
+        for mlp in &self.index().mlps {
+            let experts: Vec<Option<usize>> = match mlp.kind {
+                MlpKind::Experts => self.expert_ids(mlp).into_iter().map(Some).collect(),
+                MlpKind::Dense | MlpKind::Shared => vec![None],
+            };
+            for expert in experts {
+                self.check_pair(mlp, expert, &mut findings);
+            }
+        }
+        findings
+    }
+
+    fn check_configs(&self, findings: &mut Vec<Finding>) {
+        let algo = |json: Option<&crate::JsonFile>, path| {
+            json.and_then(|j| j.value.pointer(path)).filter(|v| !v.is_null()).cloned()
+        };
+        let new = algo(self.files().config(), "/quantization_config/quant_algo");
+        let old = algo(self.files().hf_quant_config(), "/quantization/quant_algo");
+        if let (Some(new), Some(old)) = (new, old) {
+            if new != old {
+                let file = self.files().root().display().to_string();
+                let message = format!("{file}: config.json says quant_algo {new}, hf_quant_config.json {old}");
+                findings.push(Finding::new("config-agrees", file, old.to_string(), message));
+            }
+        }
+    }
+
+    fn check_module(&self, name: &str, findings: &mut Vec<Finding>) {
+        let module = &self.index().modules[name];
+        let has_scales = module.get(Role::BlockScale).is_some() || module.get(Role::TensorScale).is_some();
+        let is_mlp = Place::parse(name).is_some();
+        let declared = matches!(self.scheme(name).weights, Weights::Blocks(_)) && is_mlp;
+        let packed = self.is_packed_module(name);
+        // Floats that nobody declared otherwise, norms and embeddings among them, break no rule here.
+        if !(packed || (declared && has_scales)) {
+            return;
+        }
+        if matches!(self.scheme(name).weights, Weights::Other(_)) {
+            return;
+        }
+        let stored = match self.stored(name) {
+            Ok(stored) => stored,
+            Err(e) => return findings.push(Finding::from(&e)),
+        };
+        let experts: Vec<Option<usize>> = match stored.experts {
+            Some(count) => (0..count).map(Some).collect(),
+            None => vec![None],
+        };
+        for expert in experts {
+            let matrix = self.packed(&stored, name, expert).and_then(|p| p.matrix(self.files().root()));
+            match matrix {
+                Ok(matrix) => self.check_matrix(&matrix, findings),
+                Err(e) => findings.push(Finding::from(&e)),
+            }
+            if let Err(e) = self.input_scale(name, &stored, expert) {
+                let mut finding = Finding::from(&e);
+                let of_expert = Place::parse(name).is_some_and(|p| p.kind == MlpKind::Experts);
+                if of_expert {
+                    finding.rule = Rule::named("uncalibrated");
+                }
+                findings.push(finding);
+            }
+        }
+    }
+
+    fn check_matrix(&self, m: &QuantizedMatrix<'_>, findings: &mut Vec<Finding>) {
+        let mut push = |rule, value: String, message: String| {
+            findings.push(Finding::new(rule, m.name(), value, format!("{}: {message}", m.name())));
+        };
+        let faulty = (0..m.rows())
+            .flat_map(|r| (0..m.blocks()).map(move |b| m.scale_byte(r, b)))
+            .filter(|&b| m.format().scale_fault(b).is_some())
+            .count();
+        if let Err(first) = m.check_scales() {
+            let first = first.to_string();
+            let first = first.strip_prefix(m.name()).and_then(|m| m.strip_prefix(": ")).unwrap_or(&first);
+            push("scale-byte", format!("{faulty} bytes"), format!("{first} ({faulty} such bytes)"));
+        } else if let Some(better) = scale_order::better_layout(m) {
+            push(
+                "scale-order",
+                m.scale_layout().to_string(),
+                format!("block scales look like {better} order but are read as {}", m.scale_layout()),
+            );
+        }
+        let padding = nonzero_padding(m);
+        if padding > 0 {
+            push(
+                "scale-padding",
+                format!("{padding} bytes"),
+                format!("{padding} padding bytes of its {} scales are not zero", m.scale_layout()),
+            );
+        }
+        let scale = m.global_scale();
+        let (sense, wrong) = match scale.source() {
+            GlobalScaleSource::Multiplier => (ScaleSense::Multiplier, scale.held() >= 1.0),
+            GlobalScaleSource::Divisor(d) => (ScaleSense::Divisor, d <= 1.0),
+            GlobalScaleSource::Absent => return,
+        };
+        if wrong {
+            let (what, usual) = match sense {
+                ScaleSense::Multiplier => ("multiplier", "below 1"),
+                ScaleSense::Divisor => ("divisor", "above 1"),
+            };
+            push(
+                "tensor-scale-sense",
+                scale.held().to_string(),
+                format!("tensor scale {} as a {what}, which is {usual} unless |w| exceeds 2688", scale.held()),
+            );
+        }
+    }
+
+    fn check_pair(&self, mlp: &crate::module::Mlp, expert: Option<usize>, findings: &mut Vec<Finding>) {
+        let own = expert.filter(|_| !mlp.experts().is_empty());
+        let gate = mlp.module(own, Projection::Gate);
+        let fused = mlp.module(own, Projection::GateUp);
+        let Some(module) = gate.or(fused).filter(|m| self.is_packed_module(m)) else { return };
+        let both = match self.gate_up_of(mlp, expert) {
+            Ok(both) => both,
+            Err(e) => {
+                // What concerns one module has been found there.
+                let finding = Finding::from(&e);
+                if !findings.iter().any(|f| f.message == finding.message) {
+                    findings.push(finding);
+                }
+                return;
+            }
+        };
+        let mut compare = |rule, what: &str, gate: GlobalScale, up: GlobalScale| {
+            if gate.value() != up.value() {
+                let ratio = (gate.exact() / up.exact()).max(up.exact() / gate.exact());
+                let of = expert.map_or(String::new(), |e| format!(" of expert {e}"));
+                findings.push(Finding::new(
+                    rule,
+                    module,
+                    format!("{} and {}", gate.held(), up.held()),
+                    format!(
+                        "{module}: {what} of gate and up{of} differ, {} and {} (x{ratio:.4}); both are kept",
+                        gate.held(),
+                        up.held()
+                    ),
+                ));
+            }
+        };
+        compare("halves-tensor-scale", "tensor scales", both.gate.global_scale(), both.up.global_scale());
+        if let Ok(Some((gate, up))) = both.input_scales() {
+            compare("halves-input-scale", "activation scales", gate, up);
+        }
+    }
+
+    fn is_packed_module(&self, name: &str) -> bool {
+        let weight = self.index().modules.get(name).and_then(|m| m.get(Role::Weight));
+        weight.and_then(|w| self.files().get(w)).is_some_and(|w| crate::checkpoint::is_packed(w.dtype))
+    }
+}
+
+/// Padding bytes that are not zero.
+fn nonzero_padding(m: &QuantizedMatrix<'_>) -> usize {
+    if m.scale_layout() == ScaleLayout::Linear {
+        return 0;
+    }
+    let all = m.scales().iter().filter(|&&b| b != 0).count();
+    let real = (0..m.rows())
+        .flat_map(|r| (0..m.blocks()).map(move |b| m.scale_byte(r, b)))
+        .filter(|&b| b != 0)
+        .count();
+    all - real
+}

@@ -1,0 +1,74 @@
+//! Every rule a checkpoint is checked against, as a list.
+
+/// How bad a broken rule is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// Results are as computed, but something may not be as meant.
+    Warning,
+    /// The tensor cannot be used, or gives wrong results.
+    Error,
+}
+
+/// One rule.
+#[derive(Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Rule {
+    /// Name.
+    pub id: &'static str,
+    /// What must hold.
+    pub doc: &'static str,
+    /// What breaking it means.
+    pub severity: Severity,
+}
+
+const fn error(id: &'static str, doc: &'static str) -> Rule {
+    Rule { id, doc, severity: Severity::Error }
+}
+
+const fn warning(id: &'static str, doc: &'static str) -> Rule {
+    Rule { id, doc, severity: Severity::Warning }
+}
+
+/// Every rule, in the order in which a file meets them.
+pub const RULES: &[Rule] = &[
+    error("readable", "the path is a checkpoint and its files can be read"),
+    error("header", "headers and shard indices are whole and tell the truth about the file"),
+    error("config", "config.json, hf_quant_config.json and file metadata hold known values; group_size fits the format"),
+    error("convention", "exactly one known convention is declared or named"),
+    warning("config-agrees", "config.json and hf_quant_config.json name the same algorithm"),
+    error("layers", "gate, up and down of an MLP belong together and can be found"),
+    error("missing-tensor", "every quantized weight has its block scales, tensor scale and declared activation scale"),
+    error("storage-type", "codes are U8 or F4, scales F8_E4M3, F8_E8M0, U8 or F32"),
+    error("shape", "scales fit their codes: K / 16 (nvfp4) or K / 32 (mxfp4) columns, or the padded size of their layout"),
+    error("fused-order", "a fused gate/up tensor comes with an order that its rows fit"),
+    error("unsupported", "a module declared as 4-bit blocks is one, and nothing else changes its meaning"),
+    error("scale-byte", "no block scale is NaN or negative"),
+    warning("scale-padding", "padding of 128x4 and 8x4 scales is zero"),
+    warning("scale-order", "block scales vary by row as weights do; more so in another order means a wrong layout"),
+    error("tensor-scale", "tensor scales and activation scales are positive and finite"),
+    warning("tensor-scale-sense", "a multiplier is below 1 and a divisor above 1, or the convention is the wrong way round"),
+    error("uncalibrated", "every expert's activation scale was calibrated: present, positive and finite"),
+    warning("halves-tensor-scale", "gate and up share a tensor scale, which consumers that fuse them assume"),
+    warning("halves-input-scale", "gate and up share an activation scale: their input is the same"),
+    error("activations", "an activation file holds one float tensor or one nvfp4 triple"),
+];
+
+impl Rule {
+    /// The rule of that name. Rules are named in this crate only, and a test walks all names.
+    pub(crate) fn named(id: &str) -> &'static Self {
+        RULES.iter().find(|r| r.id == id).unwrap_or(&RULES[0])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_distinct() {
+        for (i, rule) in RULES.iter().enumerate() {
+            assert!(RULES[..i].iter().all(|r| r.id != rule.id), "{}", rule.id);
+            assert_eq!(Rule::named(rule.id), rule);
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! From an open checkpoint to a model that any convention can be written from: fused tensors split, experts
+//! in one tensor taken apart, names in Hugging Face's style.
+
+use std::collections::BTreeSet;
+
+use super::{LinearOut, Model};
+use crate::checkpoint::is_packed;
+use crate::convention::Role;
+use crate::module::{Mlp, MlpKind, Projection};
+use crate::scheme::Weights;
+use crate::{Checkpoint, Error, TensorOut};
+
+/// Endings of tensors that only describe a convention's own files.
+const MARKERS: &[&str] = &[".comfy_quant"];
+
+impl Checkpoint {
+    /// Everything in the checkpoint, ready to be written in another convention. Of a GGUF file, whose other
+    /// names and orders belong to llama.cpp, only the gated MLPs.
+    ///
+    /// # Errors
+    /// If a quantized module cannot be read, or is quantized in a way that is not a 4-bit block format.
+    pub fn export(&self) -> Result<Model<'_>, Error> {
+        let is_gguf = self.files().gguf_metadata().is_some();
+        let mut model = Model {
+            config: self.files().config().map(|json| json.value.clone()),
+            ..Model::default()
+        };
+        let mut done = BTreeSet::new();
+        for mlp in &self.index().mlps {
+            if mlp.modules().any(|m| self.is_quantized_module(m)) {
+                self.export_mlp(mlp, is_gguf, &mut model)?;
+                done.extend(mlp.modules().filter(|m| self.is_quantized_module(m)));
+            }
+        }
+        for (name, module) in &self.index().modules {
+            let quantized = self.is_quantized_module(name);
+            if let (false, Weights::Other(what)) = (is_gguf, &self.scheme(name).weights) {
+                if quantized || module.get(Role::BlockScale).is_some() {
+                    return Err(Error::NotQuantized { module: name.clone(), why: what.clone() });
+                }
+            }
+            if quantized && !done.contains(name.as_str()) && !is_gguf {
+                let linear = self.linear(name)?;
+                let input_scale = linear.input_scale()?;
+                model.linears.push(LinearOut {
+                    module: name.clone(),
+                    weight: linear.weight,
+                    input_scale,
+                    bias: None,
+                });
+            }
+            for role in [Role::Weight, Role::BlockScale, Role::TensorScale, Role::InputScale, Role::Bias] {
+                let Some(tensor) = module.get(role) else { continue };
+                let written = done.contains(name.as_str()) || (quantized && role != Role::Bias);
+                if is_gguf && !done.contains(name.as_str()) {
+                    model.skipped.push(tensor.into());
+                } else if !written {
+                    model.others.extend(self.files().get(tensor).as_ref().map(TensorOut::from));
+                }
+            }
+        }
+        for tensor in &self.index().others {
+            if is_gguf {
+                model.skipped.push(tensor.clone());
+            } else if !MARKERS.iter().any(|m| tensor.ends_with(m)) {
+                model.others.extend(self.files().get(tensor).as_ref().map(TensorOut::from));
+            }
+        }
+        Ok(model)
+    }
+
+    fn is_quantized_module(&self, name: &str) -> bool {
+        let weight = self.index().modules.get(name).and_then(|m| m.get(Role::Weight));
+        let weight = weight.and_then(|w| self.files().get(w));
+        weight.is_some_and(|w| is_packed(w.dtype))
+    }
+
+    fn export_mlp<'s>(&'s self, mlp: &'s Mlp, is_gguf: bool, model: &mut Model<'s>) -> Result<(), Error> {
+        let path = match (is_gguf, mlp.kind) {
+            (false, _) => mlp.path.clone(),
+            (true, MlpKind::Dense) => format!("model.layers.{}.mlp", mlp.layer),
+            (true, MlpKind::Shared) => format!("model.layers.{}.mlp.shared_expert", mlp.layer),
+            (true, MlpKind::Experts) => format!("model.layers.{}.mlp.experts", mlp.layer),
+        };
+        let experts: Vec<Option<usize>> = match mlp.kind {
+            MlpKind::Experts => self.expert_ids(mlp).into_iter().map(Some).collect(),
+            MlpKind::Dense | MlpKind::Shared => vec![None],
+        };
+        let has_own = !mlp.experts().is_empty();
+        for expert in experts {
+            let own = expert.filter(|_| has_own);
+            let name = |projection, fallback: &str| match mlp.module(own, projection) {
+                Some(name) if !is_gguf && own == expert => name.to_owned(),
+                _ => match expert {
+                    Some(e) => format!("{path}.{e}.{fallback}"),
+                    None => format!("{path}.{fallback}"),
+                },
+            };
+            let packed =
+                |p| mlp.module(own, p).is_some_and(|module| self.is_quantized_module(module));
+            let mut push = |module, weight, input_scale, bias| {
+                model.linears.push(LinearOut { module, weight, input_scale, bias });
+            };
+            if packed(Projection::GateUp) || (packed(Projection::Gate) && packed(Projection::Up)) {
+                let both = self.gate_up_of(mlp, expert)?;
+                let inputs = both.input_scales()?;
+                let (gate_bias, up_bias) = both.bias.unzip();
+                push(name(Projection::Gate, "gate_proj"), both.gate, inputs.map(|i| i.0), gate_bias);
+                push(name(Projection::Up, "up_proj"), both.up, inputs.map(|i| i.1), up_bias);
+            }
+            if packed(Projection::Down) {
+                let down = self.down_of(mlp, expert)?;
+                let input_scale = down.input_scale()?;
+                push(name(Projection::Down, "down_proj"), down.weight, input_scale, down.bias);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,139 @@
+//! The gated MLPs of a model as a GGUF file.
+//!
+//! Other tensors are left out and reported: llama.cpp stores attention in an order of its own for each
+//! architecture, which renaming would get wrong.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use dualgemm_formats::{BlockFormat, GlobalScaleSource, gguf as nvfp4};
+
+use super::{LinearOut, Model, WriteReport};
+use crate::error::list;
+use crate::gguf::{GgufValue, mxfp4, write_to};
+use crate::module::{MlpKind, Place, Projection};
+use crate::{Dtype, Error, TensorOut};
+
+fn stem(place: &Place) -> String {
+    let projection = match place.projection {
+        Projection::Gate => "ffn_gate",
+        Projection::Up => "ffn_up",
+        Projection::GateUp => "ffn_gate_up",
+        Projection::Down => "ffn_down",
+    };
+    let kind = match place.kind {
+        MlpKind::Dense => "",
+        MlpKind::Shared => "_shexp",
+        MlpKind::Experts => "_exps",
+    };
+    format!("blk.{}.{projection}{kind}", place.layer)
+}
+
+pub(super) fn write(path: &Path, model: &Model<'_>) -> Result<WriteReport, Error> {
+    let mut skipped = model.skipped.clone();
+    skipped.extend(model.others.iter().map(|t| t.name.clone()));
+    // Experts of one projection become one tensor.
+    let mut groups: BTreeMap<(usize, String), Vec<(Option<usize>, &LinearOut<'_>)>> = BTreeMap::new();
+    for linear in &model.linears {
+        match Place::parse(&linear.module) {
+            Some(place) => {
+                groups.entry((place.layer, stem(&place))).or_default().push((place.expert, linear));
+            }
+            None => skipped.push(linear.module.clone()),
+        }
+    }
+    let mut tensors = Vec::new();
+    for ((_, stem), group) in &mut groups {
+        group.sort_by_key(|(expert, _)| *expert);
+        push_group(&mut tensors, stem, group, path)?;
+    }
+    let metadata = metadata(model, &groups);
+    write_to(path, &metadata, &tensors)?;
+    Ok(WriteReport { files: vec![path.into()], tensors: tensors.len(), skipped })
+}
+
+fn push_group(
+    tensors: &mut Vec<TensorOut<'_>>,
+    stem: &str,
+    group: &[(Option<usize>, &LinearOut<'_>)],
+    path: &Path,
+) -> Result<(), Error> {
+    let first = &group[0].1.weight;
+    let experts = group[0].0.is_some();
+    let same = group.iter().enumerate().all(|(i, (expert, l))| {
+        let w = &l.weight;
+        *expert == experts.then_some(i)
+            && (w.format(), w.rows(), w.k()) == (first.format(), first.rows(), first.k())
+    });
+    if !same {
+        return Err(Error::Unsupported {
+            module: format!("{}: {stem}", path.display()),
+            found: format!("the set {}", list(group.iter().map(|(_, l)| &l.module))),
+            supported: "one module, or experts numbered from 0 without gaps and all of one shape and format, are",
+        });
+    }
+    let (dtype, mut bytes) = match first.format() {
+        BlockFormat::Nvfp4 => (Dtype::GGML_NVFP4, Vec::new()),
+        BlockFormat::Mxfp4 => (Dtype::GGML_MXFP4, Vec::new()),
+    };
+    for (_, linear) in group {
+        match first.format() {
+            BlockFormat::Nvfp4 => {
+                let packed = nvfp4::from_matrix(&linear.weight);
+                bytes.append(&mut packed.map_err(|source| Error::Format { file: path.into(), source })?);
+            }
+            BlockFormat::Mxfp4 => bytes.append(&mut mxfp4::pack(&linear.weight)),
+        }
+    }
+    let lead = if experts { vec![group.len()] } else { Vec::new() };
+    let with = |rest: &[usize]| [lead.as_slice(), rest].concat();
+    let dtype = Dtype::from_ggml(dtype).ok_or_else(|| Error::Unsupported {
+        module: stem.into(),
+        found: format!("GGUF type {dtype}"),
+        supported: "the types of the type table are",
+    })?;
+    tensors.push(TensorOut::new(format!("{stem}.weight"), dtype, with(&[first.rows(), first.k()]), bytes));
+
+    let mut floats = |name: &str, shape: Vec<usize>, values: Vec<f32>| {
+        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        tensors.push(TensorOut::new(format!("{stem}.{name}"), Dtype::F32, shape, bytes));
+    };
+    let scales: Vec<_> = group.iter().map(|(_, l)| l.weight.global_scale()).collect();
+    if scales.iter().any(|s| s.source() != GlobalScaleSource::Absent) {
+        floats("scale", vec![group.len()], scales.iter().map(|s| s.value()).collect());
+    }
+    let inputs: Option<Vec<f32>> = group.iter().map(|(_, l)| l.input_scale.map(|s| s.value())).collect();
+    if let Some(inputs) = inputs {
+        floats("input_scale", vec![group.len()], inputs);
+    }
+    let biases: Option<Vec<f32>> =
+        group.iter().map(|(_, l)| l.bias.clone()).collect::<Option<Vec<_>>>().map(|b| b.concat());
+    if let Some(biases) = biases {
+        floats("bias", with(&[first.rows()]), biases);
+    }
+    Ok(())
+}
+
+fn metadata(
+    model: &Model<'_>,
+    groups: &BTreeMap<(usize, String), Vec<(Option<usize>, &LinearOut<'_>)>>,
+) -> Vec<(String, GgufValue)> {
+    let config = model.config.as_ref();
+    let architecture = config.and_then(|c| c["model_type"].as_str()).unwrap_or("llama").to_owned();
+    let count = |n: usize| GgufValue::U32(u32::try_from(n).unwrap_or(u32::MAX));
+    let mut out = vec![
+        ("general.architecture".into(), GgufValue::String(architecture.clone())),
+        ("general.quantization_version".into(), GgufValue::U32(2)),
+    ];
+    let mut add = |key: &str, n: Option<usize>| {
+        if let Some(n) = n {
+            out.push((format!("{architecture}.{key}"), count(n)));
+        }
+    };
+    let gate = groups.iter().find(|((_, stem), _)| stem.contains("ffn_gate")).map(|(_, g)| g);
+    add("block_count", groups.keys().map(|(layer, _)| layer + 1).max());
+    add("embedding_length", gate.map(|g| g[0].1.weight.k()));
+    add("feed_forward_length", gate.map(|g| g[0].1.weight.rows()));
+    add("expert_count", gate.filter(|g| g[0].0.is_some()).map(Vec::len));
+    out
+}

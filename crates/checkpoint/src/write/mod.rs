@@ -1,0 +1,228 @@
+//! Writing checkpoints: ModelOpt, compressed-tensors, GGUF, with their configuration files.
+//!
+//! Everything is written under a temporary name, synced and renamed; an error leaves nothing behind. A tensor
+//! scale that a file held in the target's own sense is written back bit for bit; otherwise its reciprocal is.
+
+pub mod atomic;
+
+mod compressed_tensors;
+mod export;
+mod gguf;
+mod modelopt;
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use dualgemm_formats::{GlobalScale, GlobalScaleSource, QuantizedMatrix, ScaleLayout};
+use serde_json::{Value, json};
+
+use crate::activations::dense_codes;
+use crate::convention::METADATA_CONFIG;
+use crate::error::list;
+use crate::safetensors::write_to;
+use crate::{Dtype, Error, TensorOut};
+
+/// One quantized linear layer to write.
+#[derive(Debug, Clone)]
+pub struct LinearOut<'a> {
+    /// Name of the module, as in `model.layers.0.mlp.gate_proj`.
+    pub module: String,
+    /// `[out, in]`.
+    pub weight: QuantizedMatrix<'a>,
+    /// Tensor scale of the activations.
+    pub input_scale: Option<GlobalScale>,
+    /// `out` values, where the bias is not among the other tensors.
+    pub bias: Option<Vec<f32>>,
+}
+
+/// What is written: quantized layers, everything else, and the model's configuration.
+#[derive(Debug, Clone, Default)]
+pub struct Model<'a> {
+    /// Quantized layers.
+    pub linears: Vec<LinearOut<'a>>,
+    /// Tensors that are written as they are.
+    pub others: Vec<TensorOut<'a>>,
+    /// `config.json`, whose `quantization_config` is replaced.
+    pub config: Option<Value>,
+    /// Names of tensors of the source that this model leaves out.
+    pub skipped: Vec<String>,
+}
+
+/// A convention that can be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Output {
+    /// A directory with `config.json` and `hf_quant_config.json`, or one `.safetensors` file.
+    Modelopt,
+    /// A directory with `config.json`, or one `.safetensors` file.
+    CompressedTensors,
+    /// One `.gguf` file with the gated MLPs.
+    Gguf,
+}
+
+impl Output {
+    /// Every output.
+    pub const ALL: [Self; 3] = [Self::Modelopt, Self::CompressedTensors, Self::Gguf];
+
+    /// Name of the convention.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Modelopt => "modelopt",
+            Self::CompressedTensors => "compressed-tensors",
+            Self::Gguf => "gguf",
+        }
+    }
+}
+
+impl FromStr for Output {
+    type Err = Error;
+
+    fn from_str(s: &str) -> Result<Self, Error> {
+        Self::ALL.into_iter().find(|o| o.name() == s).ok_or_else(|| Error::Name {
+            what: "output convention",
+            found: s.into(),
+            valid: list(Self::ALL.map(Self::name)),
+        })
+    }
+}
+
+/// What was written.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct WriteReport {
+    /// Files, under their final names.
+    pub files: Vec<PathBuf>,
+    /// Number of tensors.
+    pub tensors: usize,
+    /// Names of tensors that the output cannot hold and that were left out.
+    pub skipped: Vec<String>,
+}
+
+/// Writes a model. A path that ends in `.safetensors` becomes one file that carries its configuration in its
+/// metadata; any other path becomes a directory, which must be new or empty. GGUF takes a `.gguf` path.
+///
+/// # Errors
+/// If the convention cannot hold the model, the path does not fit it, or the system refuses. Nothing is left
+/// behind then.
+pub fn write(path: &Path, output: Output, model: &Model<'_>) -> Result<WriteReport, Error> {
+    let mut seen = BTreeSet::new();
+    if let Some(twice) = model.linears.iter().find(|l| !seen.insert(&l.module)) {
+        return Err(Error::header(path, "writable", format!("module `{}` twice", twice.module), "distinct names"));
+    }
+    let ends_in = |ending| path.extension().is_some_and(|e| e == ending);
+    let wrong_ending = |found, valid| Err(Error::Path { file: path.into(), found, valid });
+    match output {
+        Output::Gguf if ends_in("gguf") => gguf::write(path, model),
+        Output::Gguf => wrong_ending("does not end in .gguf".into(), "a .gguf file for GGUF output"),
+        Output::Modelopt | Output::CompressedTensors if ends_in("gguf") => {
+            wrong_ending(
+                format!("ends in .gguf, which {} cannot be", output.name()),
+                "a directory or a .safetensors file",
+            )
+        }
+        Output::Modelopt => write_hf(path, model, modelopt::describe(model, path)?),
+        Output::CompressedTensors => write_hf(path, model, compressed_tensors::describe(model)?),
+    }
+}
+
+/// What a safetensors convention makes of a model.
+struct Described<'a> {
+    tensors: Vec<TensorOut<'a>>,
+    quantization_config: Value,
+    /// Further JSON files beside `config.json`.
+    files: Vec<(&'static str, Value)>,
+}
+
+fn write_hf<'m>(
+    path: &Path,
+    model: &'m Model<'_>,
+    mut described: Described<'m>,
+) -> Result<WriteReport, Error> {
+    described.tensors.extend(model.others.iter().cloned());
+    let mut metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
+    let tensors = described.tensors.len();
+    let mut files = Vec::new();
+    if path.extension().is_some_and(|e| e == "safetensors") {
+        metadata.insert(METADATA_CONFIG.into(), described.quantization_config.to_string());
+        write_to(path, &described.tensors, &metadata)?;
+        files.push(path.to_path_buf());
+    } else {
+        let mut config = model.config.clone().unwrap_or_else(|| json!({}));
+        config["quantization_config"] = described.quantization_config;
+        described.files.insert(0, ("config.json", config));
+        let out = atomic::AtomicDir::create(path)?;
+        write_to(&out.dir().join("model.safetensors"), &described.tensors, &metadata)?;
+        files.push(path.join("model.safetensors"));
+        for (name, value) in &described.files {
+            let mut file = atomic::AtomicFile::create(&out.dir().join(name))?;
+            let text = format!("{value:#}\n");
+            std::io::Write::write_all(&mut file, text.as_bytes())
+                .map_err(|e| Error::io(path.join(name), "write", e))?;
+            file.commit()?;
+            files.push(path.join(name));
+        }
+        out.commit()?;
+    }
+    Ok(WriteReport { files, tensors, skipped: model.skipped.clone() })
+}
+
+/// Codes and block scales, which all safetensors conventions store alike.
+fn push_weight<'m>(
+    out: &mut Vec<TensorOut<'m>>,
+    linear: &'m LinearOut<'_>,
+    codes: &str,
+    scale_dtype: Dtype,
+) {
+    let m = &linear.weight;
+    out.push(TensorOut::new(
+        format!("{}{codes}", linear.module),
+        Dtype::U8,
+        [m.rows(), m.k() / 2],
+        dense_codes(m),
+    ));
+    out.push(TensorOut::new(
+        format!("{}.weight_scale", linear.module),
+        scale_dtype,
+        [m.rows(), m.blocks()],
+        linear_scales(m),
+    ));
+    if let Some(bias) = &linear.bias {
+        let bytes: Vec<u8> = bias.iter().flat_map(|x| x.to_le_bytes()).collect();
+        out.push(TensorOut::new(format!("{}.bias", linear.module), Dtype::F32, [bias.len()], bytes));
+    }
+}
+
+fn linear_scales<'m>(m: &'m QuantizedMatrix<'_>) -> Cow<'m, [u8]> {
+    match m.scale_layout() {
+        ScaleLayout::Linear => Cow::Borrowed(m.scales()),
+        layout => layout.convert(m.scales(), ScaleLayout::Linear, m.rows(), m.blocks()).into(),
+    }
+}
+
+/// A scale as a divisor: the file's own number where it held one.
+fn divisor(scale: GlobalScale, tensor: &str) -> Result<f32, Error> {
+    let value = match scale.source() {
+        GlobalScaleSource::Divisor(held) => held,
+        GlobalScaleSource::Multiplier | GlobalScaleSource::Absent => 1.0 / scale.value(),
+    };
+    if value.is_finite() && value > 0.0 {
+        return Ok(value);
+    }
+    Err(Error::ScaleValue { tensor: tensor.into(), what: "the reciprocal of a tensor scale", value: scale.value() })
+}
+
+/// Names of the linear layers that stay in float: two-dimensional weights, and the output head, which may be
+/// tied to the embedding and so have no tensor of its own.
+fn float_modules(model: &Model<'_>) -> Vec<String> {
+    let mut names: BTreeSet<String> = model
+        .others
+        .iter()
+        .filter(|t| t.shape.len() == 2 && t.dtype.is_float())
+        .filter_map(|t| t.name.strip_suffix(".weight").map(str::to_owned))
+        .collect();
+    if !model.linears.iter().any(|l| l.module == "lm_head") {
+        names.insert("lm_head".into());
+    }
+    names.into_iter().collect()
+}

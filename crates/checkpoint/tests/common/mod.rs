@@ -1,0 +1,230 @@
+//! Synthetic checkpoints for the tests: tensors with reproducible bytes, written as a producer would.
+
+#![allow(dead_code, reason = "every test binary uses its own part")]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use dualgemm_checkpoint::safetensors::serialize;
+use dualgemm_checkpoint::{Checkpoint, Dtype, Error, OpenOptions, TensorOut};
+use dualgemm_formats::{QuantizedMatrix, ScaleLayout};
+use serde_json::{Value, json};
+
+/// The real checkpoints.
+pub fn testdata(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/smollm2-135m-layer14").join(name)
+}
+
+/// Reproducible bytes (an xorshift generator).
+pub struct Bytes(u64);
+
+impl Bytes {
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    pub fn codes(&mut self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| (self.next() >> 24) as u8).collect()
+    }
+
+    /// Healthy scale bytes of both formats.
+    pub fn scales(&mut self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| 0x28 + (self.next() >> 24) as u8 % 0x30).collect()
+    }
+}
+
+/// A weight as bytes: dense codes and linear scales.
+#[derive(Clone)]
+pub struct Weight {
+    pub rows: usize,
+    pub k: usize,
+    pub block: usize,
+    pub codes: Vec<u8>,
+    pub scales: Vec<u8>,
+}
+
+impl Weight {
+    pub fn new(seed: u64, rows: usize, k: usize) -> Self {
+        Self::with_block(seed, rows, k, 16)
+    }
+
+    pub fn with_block(seed: u64, rows: usize, k: usize, block: usize) -> Self {
+        let mut b = Bytes::new(seed);
+        Self { rows, k, block, codes: b.codes(rows * k / 2), scales: b.scales(rows * k / block) }
+    }
+
+    pub fn swizzled(&self) -> Vec<u8> {
+        ScaleLayout::Linear.convert(&self.scales, ScaleLayout::Sf128x4, self.rows, self.k / self.block)
+    }
+
+    /// Rows picked from this weight.
+    pub fn rows_at(&self, rows: impl IntoIterator<Item = usize>) -> Self {
+        let (cb, sb) = (self.k / 2, self.k / self.block);
+        let rows: Vec<usize> = rows.into_iter().collect();
+        let pick =
+            |all: &[u8], len: usize| rows.iter().flat_map(|r| all[r * len..(r + 1) * len].to_vec()).collect();
+        Self { rows: rows.len(), codes: pick(&self.codes, cb), scales: pick(&self.scales, sb), ..self.clone() }
+    }
+
+    pub fn stacked(&self, below: &Self) -> Self {
+        let mut out = self.clone();
+        out.rows += below.rows;
+        out.codes.extend(&below.codes);
+        out.scales.extend(&below.scales);
+        out
+    }
+
+    /// That a matrix read from a file holds exactly these codes and scales.
+    #[track_caller]
+    pub fn assert_is(&self, m: &QuantizedMatrix<'_>) {
+        assert_eq!((m.rows(), m.k()), (self.rows, self.k), "{}", m.name());
+        let codes: Vec<u8> = (0..m.rows()).flat_map(|r| m.row_codes(r).to_vec()).collect();
+        assert!(codes == self.codes, "codes of {} differ", m.name());
+        let scales: Vec<u8> = (0..m.rows())
+            .flat_map(|r| (0..m.blocks()).map(move |b| m.scale_byte(r, b)))
+            .collect();
+        assert!(scales == self.scales, "scales of {} differ", m.name());
+    }
+}
+
+/// A checkpoint directory in the making.
+#[derive(Default)]
+pub struct Fixture {
+    pub tensors: Vec<TensorOut<'static>>,
+    pub metadata: BTreeMap<String, String>,
+    pub config: Option<Value>,
+    pub hf_quant_config: Option<Value>,
+}
+
+impl Fixture {
+    pub fn add(&mut self, name: &str, dtype: Dtype, shape: &[usize], bytes: Vec<u8>) -> &mut Self {
+        self.tensors.push(TensorOut::new(name, dtype, shape, bytes));
+        self
+    }
+
+    pub fn f32(&mut self, name: &str, shape: &[usize], values: &[f32]) -> &mut Self {
+        self.add(name, Dtype::F32, shape, values.iter().flat_map(|x| x.to_le_bytes()).collect())
+    }
+
+    pub fn remove(&mut self, name: &str) -> &mut Self {
+        let before = self.tensors.len();
+        self.tensors.retain(|t| t.name != name);
+        assert_eq!(self.tensors.len() + 1, before, "{name} was there");
+        self
+    }
+
+    pub fn tensor(&mut self, name: &str) -> &mut TensorOut<'static> {
+        self.tensors.iter_mut().find(|t| t.name == name).unwrap()
+    }
+
+    /// A module in ModelOpt's convention.
+    pub fn modelopt(&mut self, module: &str, w: &Weight, scale: f32, input: Option<f32>) -> &mut Self {
+        self.add(&format!("{module}.weight"), Dtype::U8, &[w.rows, w.k / 2], w.codes.clone());
+        let scales = [w.rows, w.k / w.block];
+        self.add(&format!("{module}.weight_scale"), Dtype::F8E4m3, &scales, w.scales.clone());
+        self.f32(&format!("{module}.weight_scale_2"), &[], &[scale]);
+        if let Some(input) = input {
+            self.f32(&format!("{module}.input_scale"), &[], &[input]);
+        }
+        self
+    }
+
+    /// A module in the compressed-tensors convention.
+    pub fn compressed(&mut self, module: &str, w: &Weight, divisor: f32, input: Option<f32>) -> &mut Self {
+        self.add(&format!("{module}.weight_packed"), Dtype::U8, &[w.rows, w.k / 2], w.codes.clone());
+        let (dtype, shape) = (if w.block == 16 { Dtype::F8E4m3 } else { Dtype::U8 }, [w.rows, w.k / w.block]);
+        self.add(&format!("{module}.weight_scale"), dtype, &shape, w.scales.clone());
+        if w.block == 16 {
+            self.f32(&format!("{module}.weight_global_scale"), &[1], &[divisor]);
+        }
+        if let Some(input) = input {
+            self.f32(&format!("{module}.input_global_scale"), &[1], &[input]);
+        }
+        self
+    }
+
+    /// Writes the directory.
+    pub fn write(&self, dir: &Path) {
+        std::fs::write(dir.join("model.safetensors"), serialize(&self.tensors, &self.metadata).unwrap()).unwrap();
+        self.write_configs(dir);
+    }
+
+    pub fn write_configs(&self, dir: &Path) {
+        for (name, value) in [("config.json", &self.config), ("hf_quant_config.json", &self.hf_quant_config)] {
+            if let Some(value) = value {
+                std::fs::write(dir.join(name), value.to_string()).unwrap();
+            }
+        }
+    }
+
+    /// Writes the tensors into shards by name, with an index.
+    pub fn write_sharded(&self, dir: &Path, shard: impl Fn(&str) -> usize) {
+        let mut shards: BTreeMap<usize, Vec<TensorOut<'_>>> = BTreeMap::new();
+        let mut map = serde_json::Map::new();
+        for t in &self.tensors {
+            let s = shard(&t.name);
+            shards.entry(s).or_default().push(t.clone());
+            map.insert(t.name.clone(), json!(shard_name(s)));
+        }
+        for (s, tensors) in &shards {
+            let bytes = serialize(tensors, &self.metadata).unwrap();
+            std::fs::write(dir.join(shard_name(*s)), bytes).unwrap();
+        }
+        let index = json!({ "metadata": { "total_size": 0 }, "weight_map": map });
+        std::fs::write(dir.join("model.safetensors.index.json"), index.to_string()).unwrap();
+        self.write_configs(dir);
+    }
+
+    /// Writes into a new temporary directory and opens it.
+    pub fn open(&self, options: &OpenOptions) -> Result<Checkpoint, Error> {
+        let dir = tempfile::tempdir().unwrap();
+        self.write(dir.path());
+        // Mapped files outlive their names.
+        Checkpoint::open(dir.path(), options)
+    }
+}
+
+pub fn shard_name(shard: usize) -> String {
+    format!("model-{shard:05}.safetensors")
+}
+
+pub fn modelopt_config(algo: &str) -> Value {
+    json!({ "quantization_config": { "quant_method": "modelopt", "quant_algo": algo, "ignore": ["lm_head"] } })
+}
+
+/// A compressed-tensors configuration with these groups: (targets, group size, activations).
+pub fn compressed_config(groups: &[(&[&str], u64, Value)]) -> Value {
+    let groups: serde_json::Map<String, Value> = groups
+        .iter()
+        .enumerate()
+        .map(|(i, (targets, size, input))| {
+            let weights = json!({ "num_bits": 4, "type": "float", "group_size": size });
+            (format!("group_{i}"), json!({ "targets": targets, "weights": weights, "input_activations": input }))
+        })
+        .collect();
+    json!({ "quantization_config": {
+        "quant_method": "compressed-tensors", "format": null, "ignore": ["lm_head"], "config_groups": groups } })
+}
+
+pub fn local_activations() -> Value {
+    json!({ "num_bits": 4, "type": "float", "group_size": 16, "dynamic": "local" })
+}
+
+/// Messages with the temporary directory's name taken out.
+pub fn message(e: &Error) -> String {
+    let text = e.to_string();
+    match (text.find("/tmp/"), text.find(".tmp")) {
+        (Some(start), Some(tmp)) if start < tmp => {
+            let end = text[tmp..].find([':', '/', ' ']).map_or(text.len(), |i| tmp + i);
+            format!("{}DIR{}", &text[..start], &text[end..])
+        }
+        _ => text,
+    }
+}

@@ -1,0 +1,148 @@
+//! The real checkpoints: layer 14 of SmolLM2-135M in every convention.
+
+mod common;
+
+use common::testdata;
+use dualgemm_checkpoint::{Activations, Checkpoint, OpenOptions, validate};
+use dualgemm_formats::{FloatMatrix, GlobalScaleSource, QuantizedMatrix};
+
+fn open(name: &str) -> Checkpoint {
+    Checkpoint::open(&testdata(name), &OpenOptions::default()).unwrap()
+}
+
+fn assert_same_bytes(a: &QuantizedMatrix<'_>, b: &QuantizedMatrix<'_>) {
+    assert_eq!((a.rows(), a.k()), (b.rows(), b.k()));
+    for row in 0..a.rows() {
+        assert_eq!(a.row_codes(row), b.row_codes(row), "{} row {row}", a.name());
+        for block in 0..a.blocks() {
+            assert_eq!(a.scale_byte(row, block), b.scale_byte(row, block), "{} row {row}", a.name());
+        }
+    }
+}
+
+#[test]
+fn every_checkpoint_opens_with_its_own_convention() {
+    for (name, convention, input) in [
+        ("modelopt-nvfp4", "modelopt", true),
+        ("compressed-tensors-nvfp4", "compressed-tensors", true),
+        ("compressed-tensors-nvfp4a16", "compressed-tensors", false),
+        ("mlp-nvfp4.gguf", "gguf", false),
+    ] {
+        let c = open(name);
+        assert_eq!(c.convention().name, convention);
+        assert_eq!(c.layers(), [0]);
+        let mlp = c.gate_up(0).unwrap();
+        assert_eq!((mlp.gate.rows(), mlp.gate.k(), mlp.up.rows(), mlp.up.k()), (1536, 576, 1536, 576));
+        assert!(mlp.bias.is_none());
+        assert_eq!(mlp.input_scales().unwrap().is_some(), input, "{name}");
+        let down = c.down(0).unwrap();
+        assert_eq!((down.weight.rows(), down.weight.k()), (576, 1536));
+        assert_eq!(down.input_scale().unwrap().is_some(), input, "{name}");
+        let info = c.mlps();
+        assert_eq!((info.len(), info[0].quantized, info[0].fused), (1, true, false));
+    }
+}
+
+#[test]
+fn modelopt_and_gguf_hold_the_same_numbers_exact() {
+    let (a, b) = (open("modelopt-nvfp4"), open("mlp-nvfp4.gguf"));
+    let (x, y) = (a.gate_up(0).unwrap(), b.gate_up(0).unwrap());
+    for (x, y) in [(&x.gate, &y.gate), (&x.up, &y.up), (&a.down(0).unwrap().weight, &b.down(0).unwrap().weight)] {
+        assert_same_bytes(x, y);
+        assert_eq!(x.global_scale(), y.global_scale());
+    }
+}
+
+#[test]
+fn conventions_agree_with_the_unquantized_weights_close() {
+    let files = dualgemm_checkpoint::TensorFiles::open(&testdata("mlp-bf16.safetensors")).unwrap();
+    let float = |name: &str| {
+        let view = files.get(&format!("model.layers.14.mlp.{name}.weight")).unwrap();
+        view.float_matrix().unwrap()
+    };
+    let rel = |m: &QuantizedMatrix<'_>, f: &FloatMatrix<'_>| {
+        let (mut err, mut sum) = (0.0, 0.0);
+        for r in 0..m.rows() {
+            for k in 0..m.k() {
+                let x = f64::from(f.value(r, k));
+                err += (m.value(r, k) - x).powi(2);
+                sum += x * x;
+            }
+        }
+        (err / sum).sqrt()
+    };
+    for name in ["modelopt-nvfp4", "compressed-tensors-nvfp4", "compressed-tensors-nvfp4a16"] {
+        let c = open(name);
+        let mlp = c.gate_up(0).unwrap();
+        for (m, f) in [(&mlp.gate, "gate_proj"), (&mlp.up, "up_proj"), (&c.down(0).unwrap().weight, "down_proj")] {
+            let e = rel(m, &float(f));
+            // A wrong layout gives about 0.57, a wrong nibble order about 1.
+            assert!((0.05..0.12).contains(&e), "{name} {f}: {e}");
+        }
+    }
+}
+
+#[test]
+fn scales_keep_the_file_s_own_number() {
+    let c = open("compressed-tensors-nvfp4");
+    let mlp = c.gate_up(0).unwrap();
+    let held = c.files().get("model.layers.0.mlp.gate_proj.weight_global_scale").unwrap();
+    let held = held.to_f32("scale").unwrap()[0];
+    assert_eq!(mlp.gate.global_scale().source(), GlobalScaleSource::Divisor(held));
+    let (gate, up) = mlp.input_scales().unwrap().unwrap();
+    assert!(gate.value() < 1.0 && gate.value() == up.value());
+    let m = open("modelopt-nvfp4");
+    assert_eq!(m.gate_up(0).unwrap().gate.global_scale().source(), GlobalScaleSource::Multiplier);
+}
+
+#[test]
+fn matrices_borrow_the_mapped_file() {
+    let c = open("modelopt-nvfp4");
+    let view = c.files().get("model.layers.0.mlp.gate_proj.weight").unwrap();
+    let scales = c.files().get("model.layers.0.mlp.gate_proj.weight_scale").unwrap();
+    let mlp = c.gate_up(0).unwrap();
+    assert_eq!(mlp.gate.codes().as_ptr(), view.bytes.as_ptr());
+    assert_eq!(mlp.gate.scales().as_ptr(), scales.bytes.as_ptr());
+}
+
+#[test]
+fn real_checkpoints_break_no_rule() {
+    for name in ["modelopt-nvfp4", "compressed-tensors-nvfp4", "compressed-tensors-nvfp4a16", "mlp-nvfp4.gguf"] {
+        let findings = validate(&testdata(name), &OpenOptions::default());
+        let messages: Vec<_> = findings.iter().map(|f| f.message.as_str()).collect();
+        assert!(messages.is_empty(), "{name}: {messages:#?}");
+    }
+}
+
+#[test]
+fn a_missing_layer_says_which_exist() {
+    let e = open("modelopt-nvfp4").gate_up(14).unwrap_err().to_string();
+    assert!(e.ends_with("modelopt-nvfp4: no gated MLP in layer 14; there is one in layer 0"), "{e}");
+}
+
+#[test]
+fn float_checkpoints_are_not_taken_for_quantized_ones() {
+    let path = testdata("mlp-bf16.safetensors");
+    let e = Checkpoint::open(&path, &OpenOptions::default()).unwrap_err().to_string();
+    assert!(e.contains("declares how it is quantized; name the convention explicitly, one of modelopt,"), "{e}");
+    let options = OpenOptions { convention: Some("modelopt".into()), ..Default::default() };
+    let c = Checkpoint::open(&path, &options).unwrap();
+    assert_eq!(
+        c.gate_up(14).unwrap_err().to_string(),
+        "model.layers.14.mlp.gate_proj: is not quantized: `model.layers.14.mlp.gate_proj.weight` is BF16; \
+         a 4-bit weight (nvfp4 or mxfp4) is needed"
+    );
+}
+
+#[test]
+fn activations_are_found_in_float_files_and_triples() {
+    let files = dualgemm_checkpoint::TensorFiles::open(&testdata("hidden-states-f32.safetensors")).unwrap();
+    let a = Activations::read(&files, None).unwrap();
+    assert_eq!((a.rows(), a.k()), (64, 576));
+    assert!(matches!(a, Activations::Float(FloatMatrix::F32(_))));
+    let files = dualgemm_checkpoint::TensorFiles::open(&testdata("expected-modelopt-nvfp4.safetensors")).unwrap();
+    let Activations::Quantized(q) = Activations::read(&files, None).unwrap() else { panic!("the triple") };
+    assert_eq!((q.rows(), q.k()), (64, 576));
+    let c = Activations::read(&files, Some("c_w4a4")).unwrap();
+    assert_eq!((c.rows(), c.k()), (64, 1536));
+}
