@@ -6,12 +6,16 @@
 
 pub mod ast;
 pub mod error;
+pub mod isa;
+pub mod legal;
 pub mod name;
 pub mod parse;
 pub mod print;
+pub mod target;
 pub mod types;
 
 pub use ast::Module;
 pub use error::Error;
 pub use name::Name;
+pub use target::{Target, Targets};
 pub use types::{Space, Type};

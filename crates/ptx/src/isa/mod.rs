@@ -1,0 +1,192 @@
+//! The instruction table: one [`Row`] per instruction form, from which everything else is derived.
+//!
+//! A row says how the form is written (see `grammar`), since which PTX version and on which targets it
+//! exists, and where the specification describes it. From the table come the legality check
+//! ([`crate::legal`]), the sample instructions that assembler and conformance tests run
+//! ([`Row::samples`]), and the list in the documentation. One file per family; the simulator executes each
+//! family in a file of the same name.
+//!
+//! Minimum versions and targets are those that ptxas 13.0 enforces where it and the specification differ.
+
+pub(crate) mod grammar;
+mod matching;
+mod sample;
+
+use crate::ast::{Instruction, Version};
+use crate::target::Targets;
+use grammar::Pattern;
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
+pub(crate) use matching::{Fit, Scope, fit};
+pub use sample::Sample;
+
+macro_rules! rows {
+    ($family:ident; $($name:ident $since:literal $targets:ident $section:literal $form:literal;)*) => {
+        /// The rows of this family.
+        pub(super) const ROWS: &[super::Row] = &[$(super::Row {
+            name: stringify!($name),
+            family: super::Family::$family,
+            form: $form,
+            since: crate::ast::Version::of(stringify!($since)),
+            targets: crate::target::Targets::$targets,
+            section: $section,
+        },)*];
+    };
+}
+
+mod arith;
+mod control;
+mod cvt;
+mod ld_st;
+mod mbarrier;
+mod mma;
+mod tcgen05;
+mod tma;
+mod wgmma;
+
+/// Instructions that belong together; also the name of a file here and in the simulator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Family {
+    /// Integer and floating-point arithmetic, comparison, logic.
+    Arith,
+    /// Conversions.
+    Cvt,
+    /// Moves, loads, stores, atomics.
+    LdSt,
+    /// Barriers in shared memory and fences.
+    Mbarrier,
+    /// Bulk copies.
+    Tma,
+    /// Warp-level matrix instructions.
+    Mma,
+    /// Warpgroup matrix instructions of sm_90a.
+    Wgmma,
+    /// Tensor memory and its matrix instructions.
+    Tcgen05,
+    /// Branches, barriers, lane communication.
+    Control,
+}
+
+impl Family {
+    /// Every family, in the order of the table.
+    pub const ALL: [Family; 9] = [
+        Family::Arith,
+        Family::Cvt,
+        Family::LdSt,
+        Family::Mbarrier,
+        Family::Tma,
+        Family::Mma,
+        Family::Wgmma,
+        Family::Tcgen05,
+        Family::Control,
+    ];
+
+    /// The stem of its file.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Family::Arith => "arith",
+            Family::Cvt => "cvt",
+            Family::LdSt => "ld_st",
+            Family::Mbarrier => "mbarrier",
+            Family::Tma => "tma",
+            Family::Mma => "mma",
+            Family::Wgmma => "wgmma",
+            Family::Tcgen05 => "tcgen05",
+            Family::Control => "control",
+        }
+    }
+
+    /// Its rows.
+    pub const fn rows(self) -> &'static [Row] {
+        match self {
+            Family::Arith => arith::ROWS,
+            Family::Cvt => cvt::ROWS,
+            Family::LdSt => ld_st::ROWS,
+            Family::Mbarrier => mbarrier::ROWS,
+            Family::Tma => tma::ROWS,
+            Family::Mma => mma::ROWS,
+            Family::Wgmma => wgmma::ROWS,
+            Family::Tcgen05 => tcgen05::ROWS,
+            Family::Control => control::ROWS,
+        }
+    }
+}
+
+/// One instruction form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Row {
+    /// Its name, unique in the table: `ld_v4`, `wgmma_f16_rs`.
+    pub name: &'static str,
+    /// The family it belongs to.
+    pub family: Family,
+    /// How it is written, in the notation `isa/grammar.rs` explains.
+    pub form: &'static str,
+    /// The first PTX ISA version that has it. A target has a first version of its own.
+    pub since: Version,
+    /// The targets that have it.
+    pub targets: Targets,
+    /// Anchor of its description in the PTX ISA.
+    pub section: &'static str,
+}
+
+impl Row {
+    /// Where the PTX ISA describes it.
+    pub fn url(&self) -> String {
+        format!("https://docs.nvidia.com/cuda/parallel-thread-execution/#{}", self.section)
+    }
+}
+
+/// Every row of the table, family by family.
+pub fn rows() -> impl Iterator<Item = &'static Row> {
+    Family::ALL.into_iter().flat_map(|family| family.rows())
+}
+
+/// The row called `name`.
+pub fn row(name: &str) -> Option<&'static Row> {
+    rows().find(|row| row.name == name)
+}
+
+/// The rows that `instruction` has the opcode of, whatever its operands. More than one if forms differ only
+/// in their operands.
+pub fn find(instruction: &Instruction) -> Vec<&'static Row> {
+    let opcode = OPCODES.get(&*instruction.root).map(Vec::as_slice).unwrap_or_default();
+    opcode
+        .iter()
+        .filter(|(_, pattern)| !matching::opcode(pattern, &instruction.modifiers).is_empty())
+        .map(|(row, _)| *row)
+        .collect()
+}
+
+/// The table by opcode root, with forms read.
+pub(crate) static OPCODES: LazyLock<HashMap<String, Vec<(&'static Row, Pattern)>>> = LazyLock::new(|| {
+    let mut map: HashMap<String, Vec<(&'static Row, Pattern)>> = HashMap::new();
+    for row in rows() {
+        // `every_form_is_well_written` reads the whole table, so none is skipped here.
+        if let Ok(pattern) = grammar::parse(row.form) {
+            map.entry(pattern.root.clone()).or_default().push((row, pattern));
+        }
+    }
+    map
+});
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_form_is_well_written() {
+        for row in rows() {
+            if let Err(mistake) = grammar::parse(row.form) {
+                panic!("{}: {mistake} in {}", row.name, row.form);
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let names: HashSet<&str> = rows().map(|row| row.name).collect();
+        assert_eq!(names.len(), rows().count());
+    }
+}

@@ -1,0 +1,406 @@
+//! Sample instructions of every row, for the tests that assemble or execute the table.
+
+use super::Row;
+use super::grammar::{Allowed, Part, Piece, Presence, Slot, parse};
+use super::matching::Letters;
+use crate::ast::{
+    Address, AddressBase, Directive, Function, FunctionKind, Immediate, Instruction, Item, Line, Linkage,
+    Module, Operand, Prototype, RegDecl, Statement, Variable, Version,
+};
+use crate::name::Name;
+use crate::target::Target;
+use crate::types::{Space, Type};
+
+/// Up to this many combinations of modifiers a row is enumerated in full; beyond, one modifier at a time.
+const FULL: usize = 256;
+
+/// One instruction of a row, with registers of [`Row::sample_module`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sample {
+    /// The row it is of.
+    pub row: &'static Row,
+    /// The instruction.
+    pub instruction: Instruction,
+}
+
+impl Row {
+    /// Instructions that together use every modifier of the row, and every combination if these are few.
+    pub fn samples(&'static self) -> Vec<Sample> {
+        let Ok(pattern) = parse(self.form) else { return Vec::new() };
+        let (mut full, mut one) = (Vec::new(), Vec::new());
+        expand(&pattern.parts, &mut full, FULL);
+        let spelled = match full.len() {
+            n if n <= FULL => &full,
+            _ => {
+                one_at_a_time(&pattern.parts, &mut one);
+                &one
+            }
+        };
+        let mut samples = Vec::new();
+        for (modifiers, letters) in spelled {
+            let optional = pattern.slots.iter().filter(|(p, _)| *p == Presence::May).count();
+            for extra in 0..=optional {
+                let mut numbers = Numbering::default();
+                let mut operands = Vec::new();
+                let mut optional_used = 0;
+                for (presence, slot) in &pattern.slots {
+                    let wanted = match presence {
+                        Presence::Always => true,
+                        Presence::If(flag) => letters.present.contains(flag),
+                        Presence::May => {
+                            optional_used += 1;
+                            optional_used <= extra
+                        }
+                    };
+                    if wanted {
+                        operands.push(numbers.operand(slot, letters));
+                    }
+                }
+                samples.push(Sample {
+                    row: self,
+                    instruction: Instruction {
+                        line: Line::default(),
+                        guard: None,
+                        root: Name::from(pattern.root.as_str()),
+                        modifiers: modifiers.iter().map(|m| Name::from(m.as_str())).collect(),
+                        operands,
+                    },
+                });
+            }
+        }
+        samples
+    }
+
+    /// A module for `target` that contains `samples`, with all they refer to declared: it assembles if and
+    /// only if the target has the instructions. One kernel per sample when a kernel may not mix them.
+    pub fn sample_module(samples: &[Sample], target: Target, version: Version) -> Module {
+        let mut items = vec![Item::Variable(Variable {
+            linkage: Linkage::Extern,
+            dims: vec![None],
+            ..variable(Space::Shared, Some(1024), Type::B8, "smem")
+        })];
+        for (name, returns, params) in CALLEES {
+            items.push(Item::Function(Function {
+                line: Line::default(),
+                linkage: Linkage::Internal,
+                kind: FunctionKind::Device,
+                attribute: None,
+                returns: parameter(returns, "result"),
+                name: name.into(),
+                params: parameter(params, "argument"),
+                directives: Vec::new(),
+                body: Some(vec![plain("ret", Vec::new())]),
+            }));
+        }
+        // ptxas wants one cta_group per kernel.
+        let pair = |s: &Sample| s.instruction.has("cta_group::2") as usize;
+        for (suffix, group) in [("one", 0), ("pair", 1)] {
+            let body: Vec<Statement> = samples
+                .iter()
+                .filter(|s| pair(s) == group)
+                .map(|s| Statement::Instruction(s.instruction.clone()))
+                .collect();
+            if !body.is_empty() {
+                items.push(Item::Function(kernel(&format!("kernel_{suffix}"), body)));
+            }
+        }
+        Module {
+            header: Vec::new(),
+            version,
+            target: vec![target.as_str().into()],
+            address_size: Some(64),
+            items,
+        }
+    }
+}
+
+fn variable(space: Space, align: Option<u32>, ty: Type, name: &str) -> Variable {
+    Variable {
+        line: Line::default(),
+        linkage: Linkage::Internal,
+        space,
+        attribute: None,
+        align,
+        vector: None,
+        ty,
+        pointer: None,
+        name: name.into(),
+        dims: Vec::new(),
+        init: None,
+    }
+}
+
+/// What the call rows call: name, whether it returns, whether it takes something.
+const CALLEES: [(&str, bool, bool); 4] = [
+    ("procedure", false, false),
+    ("consumer", false, true),
+    ("source", true, false),
+    ("function", true, true),
+];
+
+const RESULT: &str = "result_0";
+const ARGUMENT: &str = "argument_0";
+
+/// One 32-bit parameter, or none.
+fn parameter(present: bool, name: &str) -> Vec<Variable> {
+    present.then(|| variable(Space::Param, None, Type::B32, name)).into_iter().collect()
+}
+
+fn plain(root: &str, operands: Vec<Operand>) -> Statement {
+    Statement::Instruction(Instruction {
+        line: Line::default(),
+        guard: None,
+        root: root.into(),
+        modifiers: Vec::new(),
+        operands,
+    })
+}
+
+/// Every register a sample may name, by type.
+const POOLS: [(Type, &str, u32); 8] = [
+    (Type::Pred, "%p", 8),
+    (Type::B8, "%rc", 16),
+    (Type::B16, "%rs", 32),
+    (Type::B32, "%r", 400),
+    (Type::B64, "%rd", 32),
+    (Type::B128, "%rq", 4),
+    (Type::F32, "%f", 300),
+    (Type::F64, "%fd", 16),
+];
+
+fn kernel(name: &str, samples: Vec<Statement>) -> Function {
+    let mut body: Vec<Statement> = POOLS
+        .iter()
+        .map(|(ty, prefix, count)| {
+            let names = vec![((*prefix).into(), Some(*count))];
+            Statement::Reg(RegDecl { line: Line::default(), vector: None, ty: *ty, names })
+        })
+        .collect();
+    body.push(Statement::Variable(variable(Space::Param, None, Type::B32, ARGUMENT)));
+    body.push(Statement::Variable(variable(Space::Param, None, Type::B32, RESULT)));
+    body.push(Statement::Variable(Variable {
+        dims: vec![Some(64)],
+        ..variable(Space::Local, Some(16), Type::B8, "scratch")
+    }));
+    body.push(Statement::Label(Line::default(), "start".into()));
+    for sample in &samples {
+        match sample {
+            Statement::Instruction(i) if i.root == "brx" => {
+                body.push(Statement::BranchTargets("targets".into(), vec!["start".into(), "end".into()]));
+                break;
+            }
+            Statement::Instruction(i) if i.root == "call" => {
+                body.push(Statement::CallPrototype(Prototype {
+                    name: "prototype".into(),
+                    returns: parameter(true, "_"),
+                    params: parameter(true, "_"),
+                    noreturn: false,
+                }));
+                break;
+            }
+            _ => {}
+        }
+    }
+    body.extend(samples);
+    body.push(Statement::Label(Line::default(), "end".into()));
+    body.push(plain("ret", Vec::new()));
+    Function {
+        line: Line::default(),
+        linkage: Linkage::Visible,
+        kind: FunctionKind::Entry,
+        attribute: None,
+        returns: Vec::new(),
+        name: name.into(),
+        params: vec![Variable {
+            dims: vec![Some(128)],
+            ..variable(Space::Param, Some(64), Type::B8, "parameter")
+        }],
+        directives: vec![
+            Directive::Numeric("reqntid".into(), vec![128, 1, 1]),
+            Directive::Numeric("minnctapersm".into(), vec![1]),
+        ],
+        body: Some(body),
+    }
+}
+
+type Spelled = (Vec<String>, Letters);
+
+/// Every combination, or more than `limit` of them if there are more.
+fn expand(parts: &[Part], out: &mut Vec<Spelled>, limit: usize) {
+    *out = vec![(Vec::new(), Letters::default())];
+    for part in parts {
+        let mut next = Vec::new();
+        for (modifiers, letters) in out.iter() {
+            match part {
+                Part::Modifier(pieces) => {
+                    for (text, letters) in spellings(pieces, letters) {
+                        let mut modifiers = modifiers.clone();
+                        modifiers.push(text);
+                        next.push((modifiers, letters));
+                    }
+                }
+                Part::Optional(flag, inner) => {
+                    next.push((modifiers.clone(), letters.clone()));
+                    let mut options = Vec::new();
+                    expand(inner, &mut options, limit);
+                    for (more, inner) in options {
+                        let mut modifiers = modifiers.clone();
+                        modifiers.extend(more);
+                        let mut letters = letters.clone();
+                        letters.bound.extend(inner.bound);
+                        letters.present.extend(inner.present);
+                        letters.present.extend(flag);
+                        next.push((modifiers, letters));
+                    }
+                }
+            }
+        }
+        *out = next;
+        if out.len() > limit {
+            return;
+        }
+    }
+}
+
+fn spellings(pieces: &[Piece], letters: &Letters) -> Vec<(String, Letters)> {
+    let mut list = vec![(String::new(), letters.clone())];
+    for piece in pieces {
+        let mut next = Vec::new();
+        for (text, letters) in &list {
+            match piece {
+                Piece::Text(more) => next.push((format!("{text}{more}"), letters.clone())),
+                Piece::Again(letter) => {
+                    next.push((
+                        format!("{text}{}", letters.get(*letter).unwrap_or_default()),
+                        letters.clone(),
+                    ));
+                }
+                Piece::Choice(letter, options) => {
+                    for option in options {
+                        let mut letters = letters.clone();
+                        if let Some(letter) = letter {
+                            letters.bound.push((*letter, option.clone()));
+                        }
+                        next.push((format!("{text}{option}"), letters));
+                    }
+                }
+            }
+        }
+        list = next;
+    }
+    list
+}
+
+/// The first spelling with every option absent, and each single departure from it.
+fn one_at_a_time(parts: &[Part], out: &mut Vec<Spelled>) {
+    for varied in 0..parts.len() {
+        let mut list = vec![(Vec::new(), Letters::default())];
+        for (i, part) in parts.iter().enumerate() {
+            let mut next = Vec::new();
+            for (modifiers, letters) in &list {
+                let mut options = Vec::new();
+                match part {
+                    Part::Modifier(pieces) => {
+                        let all = spellings(pieces, letters);
+                        options.extend(all.into_iter().map(|(text, letters)| (vec![text], letters)));
+                    }
+                    Part::Optional(..) => {
+                        expand(std::slice::from_ref(part), &mut options, usize::MAX);
+                        for (_, inner) in &mut options {
+                            inner.bound.splice(0..0, letters.bound.iter().cloned());
+                            inner.present.extend(letters.present.iter().copied());
+                        }
+                    }
+                }
+                let take = if i == varied { options.len() } else { 1 };
+                for (more, letters) in options.into_iter().take(take) {
+                    let mut modifiers: Vec<String> = modifiers.clone();
+                    modifiers.extend(more);
+                    next.push((modifiers, letters));
+                }
+            }
+            list = next;
+        }
+        for spelled in list {
+            if !out.contains(&spelled) {
+                out.push(spelled);
+            }
+        }
+    }
+}
+
+/// Hands out distinct registers within one instruction.
+#[derive(Default)]
+struct Numbering {
+    used: [u32; POOLS.len()],
+}
+
+impl Numbering {
+    fn register(&mut self, ty: Type) -> Name {
+        let pool = POOLS
+            .iter()
+            .position(|(t, ..)| {
+                *t == ty
+                    || ty.bits() == t.bits()
+                        && !matches!(t, Type::F32 | Type::F64)
+                        && ty != Type::F32
+                        && ty != Type::F64
+            })
+            .unwrap_or(0);
+        let (_, prefix, count) = POOLS[pool];
+        let n = self.used[pool] % count;
+        self.used[pool] += 1;
+        format!("{prefix}{n}").into()
+    }
+
+    fn operand(&mut self, slot: &Slot, letters: &Letters) -> Operand {
+        match slot {
+            Slot::Value(value) => {
+                let ty = letters.ty(&value.ty).or(letters.ty("T")).unwrap_or(Type::B32);
+                // Narrow integers live in wider registers.
+                let ty = if value.wider && ty.bits() == 8 { Type::B16 } else { ty };
+                Operand::Ident(self.register(ty))
+            }
+            Slot::Number { allowed, .. } => Operand::Imm(Immediate::Int(match allowed {
+                Allowed::Any => 0,
+                Allowed::Range(from, _) => *from,
+                Allowed::OneOf(list) => list[0],
+            })),
+            Slot::Address { space, .. } => {
+                let base = match letters.space(space) {
+                    "param" => "parameter".into(),
+                    "param_out" => ARGUMENT.into(),
+                    "map" => return Operand::Ident(self.register(Type::B64)),
+                    "shared" | "shared::cta" | "shared::cluster" | "tmem" => self.register(Type::B32),
+                    "local" => "scratch".into(),
+                    _ => self.register(Type::B64),
+                };
+                Operand::Address(Address { base: AddressBase::Ident(base), offset: 0, unified: false })
+            }
+            Slot::List(slots) => Operand::List(
+                slots
+                    .iter()
+                    .map(|slot| match self.operand(slot, letters) {
+                        Operand::Address(Address { base: AddressBase::Ident(name), .. }) => {
+                            Operand::Ident(name)
+                        }
+                        other => other,
+                    })
+                    .collect(),
+            ),
+            Slot::Vector(slots) => Operand::Vector(slots.iter().map(|s| self.operand(s, letters)).collect()),
+            Slot::Repeat(slot, count) => {
+                Operand::Vector((0..letters.count(count)).map(|_| self.operand(slot, letters)).collect())
+            }
+            Slot::Pair { first, second, .. } => {
+                Operand::Pair(Box::new(self.operand(first, letters)), Box::new(self.operand(second, letters)))
+            }
+            Slot::Label(name) => Operand::Ident(if name == "targets" { "targets" } else { "end" }.into()),
+            Slot::Symbol(name) => Operand::Ident(name.as_str().into()),
+            Slot::Group(name) => {
+                Operand::Group(vec![Operand::Ident(if name == "returns" { RESULT } else { ARGUMENT }.into())])
+            }
+            Slot::Sink => Operand::Sink,
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! Is a module legal on the target it names? Every instruction must be a row of the table that the target and
+//! the PTX version have, with operands the form allows.
+//!
+//! The builder runs this on what it built; it also judges modules that were read from text. It knows only
+//! what the table knows: an instruction missing there is reported as unknown, not as wrong.
+
+use crate::ast::{Function, Instruction, Line, Module, RegDecl, Statement, Version};
+use crate::isa::{self, Fit, Row, Scope};
+use crate::target::{Target, Targets};
+use crate::types::Type;
+use std::collections::HashMap;
+use thiserror::Error;
+
+/// One thing that is not legal. `line` is 0 in a module that was built, not read.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum Illegal {
+    /// `.target` is not one this crate knows.
+    #[error("target {found} is not known; known are {known}", known = Targets::ALL)]
+    UnknownTarget {
+        /// The name in the module.
+        found: String,
+    },
+    /// The module's PTX version does not have its target yet.
+    #[error("target {target} needs PTX {needs}, the module is written for PTX {found}")]
+    TargetVersion {
+        /// The module's target.
+        target: Target,
+        /// The first version that has it.
+        needs: Version,
+        /// The module's version.
+        found: Version,
+    },
+    /// No row of the table has this opcode.
+    #[error("{function}, line {line}: `{instruction}`: no such instruction is known{forms}")]
+    UnknownInstruction {
+        /// The kernel or function.
+        function: String,
+        /// Line in the text.
+        line: u32,
+        /// The instruction as printed.
+        instruction: String,
+        /// The forms with the same first word, as an end of the sentence.
+        forms: String,
+    },
+    /// The target lacks the instruction.
+    #[error("{function}, line {line}: `{instruction}` does not exist on {target}; {row} needs {needs}")]
+    Target {
+        /// The kernel or function.
+        function: String,
+        /// Line in the text.
+        line: u32,
+        /// The instruction as printed.
+        instruction: String,
+        /// The module's target.
+        target: Target,
+        /// The table row the instruction is of.
+        row: &'static str,
+        /// The targets that have it.
+        needs: Targets,
+    },
+    /// The PTX version lacks the instruction.
+    #[error(
+        "{function}, line {line}: `{instruction}` does not exist in PTX {found}; {row} needs PTX {needs}"
+    )]
+    InstructionVersion {
+        /// The kernel or function.
+        function: String,
+        /// Line in the text.
+        line: u32,
+        /// The instruction as printed.
+        instruction: String,
+        /// The module's version.
+        found: Version,
+        /// The table row the instruction is of.
+        row: &'static str,
+        /// The first version that has it.
+        needs: Version,
+    },
+    /// An operand is not what the form takes.
+    #[error("{function}, line {line}: `{instruction}`: operand {index} must be {expected} ({row})")]
+    Operand {
+        /// The kernel or function.
+        function: String,
+        /// Line in the text.
+        line: u32,
+        /// The instruction as printed.
+        instruction: String,
+        /// Which operand, from 1.
+        index: usize,
+        /// What the form takes there.
+        expected: String,
+        /// The table row the instruction is of.
+        row: &'static str,
+    },
+    /// The guard is no predicate register.
+    #[error("{function}, line {line}: `{instruction}`: the guard {register} is not a predicate register")]
+    Guard {
+        /// The kernel or function.
+        function: String,
+        /// Line in the text.
+        line: u32,
+        /// The instruction as printed.
+        instruction: String,
+        /// The guard's name.
+        register: String,
+    },
+}
+
+/// Everything in `module` that its target or version does not have, in text order. Empty: legal.
+pub fn check(module: &Module) -> Vec<Illegal> {
+    let name = module.target.first().map_or("", |t| t.as_str());
+    let Some(target) = Target::from_name(name) else {
+        return vec![Illegal::UnknownTarget { found: name.into() }];
+    };
+    let mut out = Vec::new();
+    if module.version < target.since() {
+        out.push(Illegal::TargetVersion { target, needs: target.since(), found: module.version });
+    }
+    for function in module.functions() {
+        let mut registers = Registers::default();
+        for param in function.params.iter().chain(&function.returns) {
+            // Device functions may take registers.
+            if param.space == crate::types::Space::Reg {
+                registers.declare(&param.name, None, param.ty);
+            }
+        }
+        let context = Context { function, target, version: module.version };
+        context.body(function.body.as_deref().unwrap_or_default(), &mut registers, &mut out);
+    }
+    out
+}
+
+/// The registers visible at a statement.
+#[derive(Default, Clone)]
+struct Registers {
+    single: HashMap<String, Type>,
+    /// `r<10>`: prefix to type and count.
+    ranges: HashMap<String, (Type, u32)>,
+}
+
+impl Registers {
+    fn declare(&mut self, name: &str, count: Option<u32>, ty: Type) {
+        match count {
+            None => self.single.insert(name.to_string(), ty).map(drop),
+            Some(n) => self.ranges.insert(name.to_string(), (ty, n)).map(drop),
+        };
+    }
+
+    fn declare_all(&mut self, reg: &RegDecl) {
+        for (name, count) in &reg.names {
+            self.declare(name, *count, reg.ty);
+            // Components of a vector register.
+            if reg.vector.is_some() {
+                for component in ["x", "y", "z", "w"] {
+                    self.declare(&format!("{name}.{component}"), None, reg.ty);
+                }
+            }
+        }
+    }
+}
+
+impl Scope for Registers {
+    fn register(&self, name: &str) -> Option<Type> {
+        if let Some(ty) = self.single.get(name) {
+            return Some(*ty);
+        }
+        let prefix = name.trim_end_matches(|c: char| c.is_ascii_digit());
+        // `r1<10>` declares r10 to r19: the prefix may itself end in digits.
+        (prefix.len()..name.len()).find_map(|cut| {
+            let (ty, count) = self.ranges.get(&name[..cut])?;
+            let digits = &name[cut..];
+            let number: u32 = digits.parse().ok()?;
+            (number < *count && (digits.len() == 1 || !digits.starts_with('0'))).then_some(*ty)
+        })
+    }
+}
+
+struct Context<'a> {
+    function: &'a Function,
+    target: Target,
+    version: Version,
+}
+
+impl Context<'_> {
+    fn body(&self, list: &[Statement], registers: &mut Registers, out: &mut Vec<Illegal>) {
+        for statement in list {
+            match statement {
+                Statement::Reg(reg) => registers.declare_all(reg),
+                Statement::Block(inner) => self.body(inner, &mut registers.clone(), out),
+                Statement::Instruction(instruction) => out.extend(self.instruction(instruction, registers)),
+                _ => {}
+            }
+        }
+    }
+
+    fn instruction(&self, instruction: &Instruction, registers: &Registers) -> Option<Illegal> {
+        let function = self.function.name.to_string();
+        let Line(line) = instruction.line;
+        if let Some(guard) = &instruction.guard
+            && registers.register(&guard.register) != Some(Type::Pred)
+        {
+            let register = guard.register.to_string();
+            return Some(Illegal::Guard { function, line, instruction: instruction.to_string(), register });
+        }
+        let candidates = isa::OPCODES.get(&*instruction.root).map(Vec::as_slice).unwrap_or_default();
+        let fits: Vec<(&Row, Fit)> = candidates
+            .iter()
+            .filter_map(|(row, pattern)| Some((*row, isa::fit(pattern, instruction, registers)?)))
+            .collect();
+        let right: Vec<&Row> = fits.iter().filter(|(_, fit)| *fit == Fit::Yes).map(|(row, _)| *row).collect();
+        let has = |row: &Row| row.targets.contains(self.target);
+        if right.iter().any(|row| has(row) && row.since <= self.version) {
+            return None;
+        }
+        let text = instruction.to_string();
+        // The closest miss: too old a version, the wrong target, a wrong operand, in this order.
+        if let Some(row) = right.iter().filter(|row| has(row)).min_by_key(|row| row.since) {
+            let (row, needs) = (row.name, row.since);
+            return Some(Illegal::InstructionVersion {
+                function,
+                line,
+                instruction: text,
+                found: self.version,
+                row,
+                needs,
+            });
+        }
+        if let Some(row) = right.first() {
+            let needs = right.iter().fold(row.targets, |all, row| all.with(row.targets));
+            let (target, row) = (self.target, row.name);
+            return Some(Illegal::Target { function, line, instruction: text, target, row, needs });
+        }
+        // Among equals the first row of the table: `max_by_key` takes the last.
+        let furthest = fits.iter().rev().filter_map(|(row, fit)| match fit {
+            Fit::No(index, expected) => Some((*index, row.name, expected)),
+            Fit::Yes => None,
+        });
+        if let Some((index, row, expected)) = furthest.max_by_key(|(index, ..)| *index) {
+            let expected = expected.clone();
+            return Some(Illegal::Operand {
+                function,
+                line,
+                instruction: text,
+                index: index + 1,
+                expected,
+                row,
+            });
+        }
+        // The forms that share most of the modifiers.
+        let mut near: Vec<&Row> = candidates.iter().map(|(row, _)| *row).collect();
+        let shared =
+            |row: &Row| instruction.modifiers.iter().filter(|m| row.form.contains(m.as_str())).count();
+        near.sort_by_key(|row| std::cmp::Reverse(shared(row)));
+        let forms: Vec<&str> = near.iter().take(2).map(|row| row.form).collect();
+        let forms = match forms.len() {
+            0 => String::new(),
+            _ => format!("; the nearest forms are: {}", forms.join("; ")),
+        };
+        Some(Illegal::UnknownInstruction { function, line, instruction: text, forms })
+    }
+}
