@@ -1,7 +1,7 @@
 //! Seeded operands. The same seed gives the same bytes on every machine and in every release.
 
 use dualgemm_formats::{
-    BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout, scalar::e4m3,
+    BlockFormat, FloatMatrix, FloatType, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout, scalar::e4m3,
 };
 use half::{bf16, f16};
 use rand::{RngCore, SeedableRng};
