@@ -1,1 +1,65 @@
-//! Fused NVFP4 gated-MLP kernels: plan, prepack, run.
+#![doc = include_str!("../../../README.md")]
+//!
+//! # The crate
+//!
+//! In the order that data takes: [`checkpoint`] reads weights and activations, [`gemm`] describes the problem,
+//! [`DualGemm::plan`] chooses how to compute it, [`Plan::prepack`] brings the weights into kernel order once,
+//! [`Plan::run`] multiplies. [`check`] compares a result with the f64 reference.
+
+pub mod check;
+pub mod error;
+pub mod plan;
+
+pub use dualgemm_checkpoint as checkpoint;
+pub use dualgemm_cpu as cpu;
+pub use dualgemm_formats as formats;
+pub use dualgemm_gemm as gemm;
+
+pub use error::Error;
+pub use plan::{DualGemm, PackedWeights, Plan, Rows, Target, Workspace};
+
+use dualgemm_checkpoint::Activations;
+use dualgemm_formats::quantize::quantize_with;
+use dualgemm_formats::{GlobalScale, Producer, Search};
+use dualgemm_gemm::{AOperand, GateUp, QuantizeA};
+
+/// Weights of a checkpoint as the operand of a product.
+pub fn weights(gate_up: checkpoint::GateUp<'_>) -> GateUp<'_> {
+    let (gate_bias, up_bias) = gate_up.bias.unzip();
+    GateUp {
+        gate: gate_up.gate,
+        up: gate_up.up,
+        gate_bias: gate_bias.map(Into::into),
+        up_bias: up_bias.map(Into::into),
+    }
+}
+
+/// Activations of a file as the operand of a product.
+pub fn operand(activations: Activations<'_>) -> AOperand<'_> {
+    match activations {
+        Activations::Float(a) => AOperand::Float(a),
+        Activations::Quantized(a) => AOperand::Quantized(a),
+    }
+}
+
+/// A as the product sees it: quantized, where it is quantized on the way in, by the rule that kernels follow (that
+/// of Transformer Engine).
+///
+/// # Errors
+/// If K is not a multiple of 16, or A is quantized already.
+pub fn quantize_a<'a>(a: &AOperand<'a>, how: QuantizeA) -> Result<AOperand<'a>, Error> {
+    let float = match (a, how) {
+        (_, QuantizeA::No) => return Ok(a.clone()),
+        (AOperand::Float(float), _) => float,
+        (AOperand::Quantized(_), _) => {
+            return Err(gemm::Error::AlreadyQuantized { a: gemm::AFormat::of(a) }.into());
+        }
+    };
+    let quantized = match how {
+        QuantizeA::Static(scale) => {
+            quantize_with("A", float, Producer::Te, Search::Plain, GlobalScale::multiplier(scale))?
+        }
+        QuantizeA::Dynamic | QuantizeA::No => formats::quantize("A", float, Producer::Te, Search::Plain)?,
+    };
+    Ok(AOperand::Quantized(quantized))
+}

@@ -1,0 +1,249 @@
+//! A: read from a file or generated, then brought into the format that was asked for.
+
+use anyhow::{Context as _, bail};
+use dualgemm::checkpoint::{Activations, TensorFiles};
+use dualgemm::formats::{FloatMatrix, FloatType, Matrix};
+use dualgemm::gemm::{AFormat, AOperand, QuantizeA};
+use dualgemm_bench::inputs::Inputs;
+use half::{bf16, f16};
+
+use crate::args::{AFormatArg, ActivationArgs, QuantizeArg};
+
+/// Rows of a generated A.
+const DEFAULT_M: usize = 64;
+/// Seed of a generated A.
+const DEFAULT_SEED: u64 = 0;
+
+/// A ready to be multiplied.
+#[derive(Debug)]
+pub struct Activation<'a> {
+    /// The operand.
+    pub a: AOperand<'a>,
+    /// Whether the operation quantizes it.
+    pub quantize: QuantizeA,
+    /// Where it comes from and what was done to it, for people.
+    pub origin: String,
+}
+
+/// The files that A comes from, kept open while A is in use.
+#[derive(Debug)]
+pub struct Source {
+    files: Option<TensorFiles>,
+}
+
+impl Source {
+    /// Opens `--input`, if there is one.
+    pub fn open(args: &ActivationArgs) -> anyhow::Result<Self> {
+        Ok(Self { files: args.input.as_deref().map(TensorFiles::open).transpose()? })
+    }
+
+    /// A for a layer whose weights have this K. `input_scale` is asked for the checkpoint's scale where A is to be
+    /// quantized.
+    pub fn activation(
+        &self,
+        args: &ActivationArgs,
+        k: usize,
+        input_scale: impl FnOnce() -> anyhow::Result<Option<f32>>,
+    ) -> anyhow::Result<Activation<'_>> {
+        let (a, from) = match &self.files {
+            Some(files) => {
+                let a = dualgemm::operand(Activations::read(files, args.input_tensor.as_deref())?);
+                if a.k() != k {
+                    let (file, m, found) = (files.root().display(), a.rows(), a.k());
+                    bail!("{file}: A is [{m}, {found}]; the weights of the layer need [M, {k}]");
+                }
+                (a, files.root().display().to_string())
+            }
+            None => {
+                let seed = args.seed.unwrap_or(DEFAULT_SEED);
+                (generate(args, k)?, format!("generated with seed {seed}"))
+            }
+        };
+        let shape = format!("{from} [{}, {k}]", a.rows());
+        let quantizes =
+            args.a_format == Some(AFormatArg::Nvfp4) || args.quantize == Some(QuantizeArg::Static);
+        let dynamic = args.quantize == Some(QuantizeArg::Dynamic);
+        let is_float = matches!(a, AOperand::Float(_));
+        prepare(a, shape, args, if is_float && quantizes && !dynamic { input_scale()? } else { None })
+    }
+}
+
+/// Normally distributed numbers, bf16 unless another float format is asked for.
+fn generate(args: &ActivationArgs, k: usize) -> anyhow::Result<AOperand<'static>> {
+    let (m, seed) = (args.m.unwrap_or(DEFAULT_M), args.seed.unwrap_or(DEFAULT_SEED));
+    if m == 0 {
+        bail!("--m: is 0; at least one row is needed");
+    }
+    m.checked_mul(k).filter(|&n| n <= isize::MAX as usize / 8).with_context(|| {
+        format!("--m: {m} rows of {k} do not fit the address space; fewer rows are needed")
+    })?;
+    let dtype = match args.a_format {
+        Some(AFormatArg::F32) => FloatType::F32,
+        Some(AFormatArg::F16) => FloatType::F16,
+        Some(AFormatArg::Bf16 | AFormatArg::Nvfp4) | None => FloatType::Bf16,
+    };
+    Ok(AOperand::Float(Inputs::seeded(seed).floats("generated A", dtype, m, k)?))
+}
+
+/// Rounds or marks for quantization what `--a-format` and `--quantize` ask for. `input_scale` is the checkpoint's.
+fn prepare<'a>(
+    a: AOperand<'a>,
+    from: String,
+    args: &ActivationArgs,
+    input_scale: Option<f32>,
+) -> anyhow::Result<Activation<'a>> {
+    let held = AFormat::of(&a);
+    let float = match a {
+        AOperand::Quantized(_) => {
+            if args.quantize.is_some() {
+                bail!("{from}: is {held} already; --quantize is for float activations");
+            }
+            return match args.a_format {
+                None | Some(AFormatArg::Nvfp4) => {
+                    Ok(Activation { a, quantize: QuantizeA::No, origin: format!("{from}, {held}") })
+                }
+                Some(other) => {
+                    bail!("{from}: is {held}; --a-format {} needs float activations", spelling(other))
+                }
+            };
+        }
+        AOperand::Float(float) => float,
+    };
+    let wants_nvfp4 = args.a_format == Some(AFormatArg::Nvfp4) || args.quantize.is_some();
+    if !wants_nvfp4 {
+        let (float, done) = round(float, args.a_format)?;
+        let origin = format!("{from}, {}", done.unwrap_or_else(|| held.to_string()));
+        return Ok(Activation { a: AOperand::Float(float), quantize: QuantizeA::No, origin });
+    }
+    // `--a-format bf16 --quantize dynamic` rounds first and quantizes then.
+    let round_to = args.a_format.filter(|&f| f != AFormatArg::Nvfp4);
+    let (float, done) = round(float, round_to)?;
+    let rounded = done.unwrap_or_else(|| held.to_string());
+    let (quantize, how) = match (args.quantize, input_scale) {
+        (Some(QuantizeArg::Dynamic), _) => (QuantizeA::Dynamic, "its own scale (dynamic)".to_string()),
+        (None, None) => {
+            (QuantizeA::Dynamic, "its own scale (dynamic: the checkpoint has no input scale)".to_string())
+        }
+        (Some(QuantizeArg::Static), None) => {
+            bail!("--quantize static: the checkpoint has no input scale for this layer; dynamic is possible")
+        }
+        (Some(QuantizeArg::Static) | None, Some(scale)) => {
+            (QuantizeA::Static(scale), format!("the checkpoint's input scale {scale:e} (static)"))
+        }
+    };
+    let origin = format!("{from}, {rounded}, quantized to nvfp4 with {how}");
+    Ok(Activation { a: AOperand::Float(float), quantize, origin })
+}
+
+fn spelling(format: AFormatArg) -> &'static str {
+    match format {
+        AFormatArg::F32 => "f32",
+        AFormatArg::Bf16 => "bf16",
+        AFormatArg::F16 => "f16",
+        AFormatArg::Nvfp4 => "nvfp4",
+    }
+}
+
+/// The matrix in another float type; says what was done if anything was.
+fn round(
+    float: FloatMatrix<'_>,
+    to: Option<AFormatArg>,
+) -> anyhow::Result<(FloatMatrix<'_>, Option<String>)> {
+    let (rows, cols) = (float.rows(), float.cols());
+    let values = || {
+        (0..rows).flat_map(|row| {
+            (0..cols).map({
+                let float = &float;
+                move |col| float.value(row, col)
+            })
+        })
+    };
+    let from = AFormat::of(&AOperand::Float(float.clone()));
+    let (converted, done) = match (to, from) {
+        (None | Some(AFormatArg::Nvfp4), _)
+        | (Some(AFormatArg::F32), AFormat::F32)
+        | (Some(AFormatArg::F16), AFormat::F16)
+        | (Some(AFormatArg::Bf16), AFormat::Bf16) => return Ok((float, None)),
+        (Some(AFormatArg::F32), _) => {
+            let widened: Vec<f32> = values().collect();
+            (FloatMatrix::F32(Matrix::new("A", rows, cols, widened)?), format!("{from} widened to f32"))
+        }
+        (Some(AFormatArg::F16), _) => {
+            let narrow: Vec<f16> = values().map(f16::from_f32).collect();
+            (FloatMatrix::F16(Matrix::new("A", rows, cols, narrow)?), format!("{from} rounded to f16"))
+        }
+        (Some(AFormatArg::Bf16), _) => {
+            let narrow: Vec<bf16> = values().map(bf16::from_f32).collect();
+            (FloatMatrix::Bf16(Matrix::new("A", rows, cols, narrow)?), format!("{from} rounded to bf16"))
+        }
+    };
+    Ok((converted, Some(done)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(a_format: Option<AFormatArg>, quantize: Option<QuantizeArg>) -> ActivationArgs {
+        ActivationArgs { input: None, input_tensor: None, a_format, quantize, m: None, seed: None }
+    }
+
+    fn f32_row() -> AOperand<'static> {
+        let values: Vec<f32> = (0..16).map(|i| 1.0 + i as f32 * 1e-4).collect();
+        AOperand::Float(FloatMatrix::F32(Matrix::new("A", 1, 16, values).unwrap()))
+    }
+
+    fn prepared(
+        a_format: Option<AFormatArg>,
+        quantize: Option<QuantizeArg>,
+        scale: Option<f32>,
+    ) -> Activation<'static> {
+        prepare(f32_row(), "x".into(), &args(a_format, quantize), scale).unwrap()
+    }
+
+    #[test]
+    fn floats_stay_as_they_are_unless_asked() {
+        let a = prepared(None, None, Some(0.5));
+        assert_eq!((a.a, a.quantize, a.origin.as_str()), (f32_row(), QuantizeA::No, "x, f32"));
+    }
+
+    #[test]
+    fn rounding_is_to_the_nearest_value() {
+        let a = prepared(Some(AFormatArg::Bf16), None, None);
+        assert_eq!(AFormat::of(&a.a), AFormat::Bf16);
+        assert_eq!(a.a.value(0, 15), f64::from(bf16::from_f32(1.0015).to_f32()));
+        assert_eq!(a.origin, "x, f32 rounded to bf16");
+    }
+
+    #[test]
+    fn nvfp4_takes_the_checkpoints_scale_and_says_so_or_falls_back_to_its_own() {
+        let of = |a: Activation<'_>| (AFormat::of(&a.a), a.quantize);
+        let nvfp4 = Some(AFormatArg::Nvfp4);
+        assert_eq!(of(prepared(nvfp4, None, Some(0.5))), (AFormat::F32, QuantizeA::Static(0.5)));
+        assert_eq!(of(prepared(nvfp4, None, None)), (AFormat::F32, QuantizeA::Dynamic));
+        assert_eq!(
+            of(prepared(nvfp4, Some(QuantizeArg::Dynamic), Some(0.5))),
+            (AFormat::F32, QuantizeA::Dynamic)
+        );
+        let bf16 = Some(AFormatArg::Bf16);
+        assert_eq!(
+            of(prepared(bf16, Some(QuantizeArg::Static), Some(0.5))),
+            (AFormat::Bf16, QuantizeA::Static(0.5))
+        );
+        let error =
+            prepare(f32_row(), "x".into(), &args(nvfp4, Some(QuantizeArg::Static)), None).unwrap_err();
+        assert!(error.to_string().contains("no input scale"), "{error}");
+    }
+
+    #[test]
+    fn generated_rows_follow_the_seed() {
+        let make = |seed, m| {
+            let args = ActivationArgs { m: Some(m), seed: Some(seed), ..args(None, None) };
+            generate(&args, 32)
+        };
+        assert_eq!(make(1, 3).unwrap(), make(1, 3).unwrap());
+        assert_ne!(make(1, 3).unwrap(), make(2, 3).unwrap());
+        assert_eq!(make(1, 0).unwrap_err().to_string(), "--m: is 0; at least one row is needed");
+        assert!(make(1, usize::MAX).is_err());
+    }
+}

@@ -1,0 +1,253 @@
+//! Arguments shared by subcommands, and the list of subcommands. Each subcommand's own arguments stand in its file.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use dualgemm::checkpoint::GateUpOrder;
+use dualgemm::formats::ScaleLayout;
+use dualgemm::gemm::Activation;
+
+use crate::command::{completions, convert, doctor, inspect, quantize, validate, verify};
+
+/// NVFP4 gated-MLP products C = act(A·B1ᵀ, A·B2ᵀ) on real checkpoints.
+#[derive(Debug, Parser)]
+#[command(name = "dualgemm", version, max_term_width = 110, after_help = EXIT_CODES)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+    /// Print one JSON document on stdout instead of text.
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Log to stderr: -v info, -vv debug, -vvv trace. DUALGEMM_LOG refines it per module.
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 done; 1 the thing checked is wrong; 2 bad input or usage; 3 not supported on \
+                          this machine or in this build.";
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// List the gated MLPs of a checkpoint with their scales.
+    Inspect(inspect::InspectArgs),
+    /// Check a checkpoint against every rule; exit code 1 if there are errors.
+    Validate(validate::ValidateArgs),
+    /// Quantize every 2-D float tensor of a safetensors file as a producer would.
+    Quantize(quantize::QuantizeArgs),
+    /// Convert a checkpoint between ModelOpt, compressed-tensors and GGUF.
+    Convert(convert::ConvertArgs),
+    /// Compare a result with the f64 reference or with another result; exit code 1 if they differ.
+    Verify(verify::VerifyArgs),
+    /// Say what this machine has, which kernel would run on it for each format, and why.
+    Doctor(doctor::DoctorArgs),
+    /// Print a completion script for a shell.
+    Completions(completions::CompletionsArgs),
+}
+
+/// How to read a checkpoint that does not describe itself fully.
+#[derive(Debug, Args)]
+pub struct ReadArgs {
+    /// Convention of names and scales: modelopt, compressed-tensors, torchao, gguf or comfyui. Without it, the one
+    /// that the configuration or the file's metadata declares.
+    #[arg(long, value_name = "NAME")]
+    pub convention: Option<String>,
+    /// Order of the rows of a fused gate/up tensor: gate-up, up-gate, up-gate-64, up-gate-32, gate-up-rows,
+    /// up-gate-rows or trtllm-gen. It is never guessed.
+    #[arg(long, value_name = "ORDER")]
+    pub gate_up_order: Option<GateUpOrder>,
+    /// Which nibble of a byte holds the even element along K.
+    #[arg(long, value_enum, value_name = "ORDER", default_value_t = NibbleOrderArg::LoHi)]
+    pub nibble_order: NibbleOrderArg,
+    /// Order of the stored block scales, where it is not the convention's.
+    #[arg(long, value_enum, value_name = "LAYOUT")]
+    pub scale_layout: Option<ScaleLayoutArg>,
+    /// Look only at MLPs whose name starts with this, where several parts of a model number their layers.
+    #[arg(long, value_name = "PREFIX")]
+    pub within: Option<String>,
+    /// Use 1 for activation scales that are zero, infinite or NaN, as calibration leaves them for modules that saw
+    /// no activations, instead of refusing them.
+    #[arg(long)]
+    pub unusable_input_scale_is_one: bool,
+}
+
+/// Which MLP of a checkpoint.
+#[derive(Debug, Args)]
+pub struct LayerArgs {
+    /// Layer of the checkpoint; may be left out where there is only one.
+    #[arg(long, value_name = "I")]
+    pub layer: Option<usize>,
+    /// Expert of a mixture-of-experts layer.
+    #[arg(long, value_name = "E")]
+    pub expert: Option<usize>,
+    /// The expert that every token goes through.
+    #[arg(long, conflicts_with = "expert")]
+    pub shared_expert: bool,
+    #[command(flatten)]
+    pub read: ReadArgs,
+}
+
+/// What A is.
+#[derive(Debug, Args)]
+pub struct ActivationArgs {
+    /// Safetensors file with A: one float tensor [M,K], or the triple a_packed, a_scale, a_scale_2. Without it, A is
+    /// generated: normally distributed numbers, see --m and --seed.
+    #[arg(long, value_name = "FILE")]
+    pub input: Option<PathBuf>,
+    /// Which tensor of the file is A, where there are several.
+    #[arg(long, value_name = "NAME", requires = "input")]
+    pub input_tensor: Option<String>,
+    /// Format that A is used in. Floats are rounded to a narrower format and quantized to nvfp4; without this, A is
+    /// used as the file holds it (bf16 where it is generated).
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub a_format: Option<AFormatArg>,
+    /// Tensor scale by which a float A is quantized to nvfp4: the checkpoint's input scale, or A's own. Without
+    /// this, --a-format nvfp4 takes the checkpoint's where there is one.
+    #[arg(long, value_enum, value_name = "SCALE")]
+    pub quantize: Option<QuantizeArg>,
+    /// Rows of a generated A [default: 64].
+    #[arg(long, value_name = "M", conflicts_with = "input")]
+    pub m: Option<usize>,
+    /// Seed of a generated A [default: 0].
+    #[arg(long, conflicts_with = "input")]
+    pub seed: Option<u64>,
+}
+
+/// What happens between the products and C.
+#[derive(Debug, Args)]
+pub struct EpilogueArgs {
+    /// Activation: silu, clamped-silu[:LIMIT], swigluoai[:ALPHA,BETA,LIMIT], gelu-tanh, relu2 or identity. Without it,
+    /// the one the checkpoint names, or silu.
+    #[arg(long, value_name = "NAME", value_parser = parse_activation)]
+    pub activation: Option<Activation>,
+    /// Round both products to bf16 before the activation, as unfused bf16 pipelines do.
+    #[arg(long)]
+    pub round_gate_up_to_bf16: bool,
+}
+
+/// Spellings of the formats of A.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum AFormatArg {
+    /// 32-bit float.
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// IEEE half.
+    F16,
+    /// 4-bit codes, a scale per 16 and one per tensor.
+    Nvfp4,
+}
+
+/// Spellings of the formats of C.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OutFormatArg {
+    /// 32-bit float.
+    F32,
+    /// IEEE half.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// Quantized as the A operand of the down projection.
+    Nvfp4,
+}
+
+/// Where the tensor scale of a quantized A comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum QuantizeArg {
+    /// The checkpoint's input scale.
+    Static,
+    /// The largest magnitude in A.
+    Dynamic,
+}
+
+/// Orders of block scales in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ScaleLayoutArg {
+    /// Row-major, no padding.
+    Linear,
+    /// Tiles of 128 rows by 4 blocks, as cuBLAS and CUTLASS read them.
+    #[value(name = "128x4")]
+    Sf128x4,
+    /// Tiles of 8 rows by 4 blocks (TensorRT-LLM, small M).
+    #[value(name = "8x4")]
+    Sf8x4,
+}
+
+impl From<ScaleLayoutArg> for ScaleLayout {
+    fn from(layout: ScaleLayoutArg) -> Self {
+        match layout {
+            ScaleLayoutArg::Linear => Self::Linear,
+            ScaleLayoutArg::Sf128x4 => Self::Sf128x4,
+            ScaleLayoutArg::Sf8x4 => Self::Sf8x4,
+        }
+    }
+}
+
+/// Order of the two codes in a byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum NibbleOrderArg {
+    /// Even element in the low nibble, as nearly every producer writes it.
+    LoHi,
+    /// Even element in the high nibble (some FLUX.2 files).
+    HiLo,
+}
+
+/// Devices that a run can be sent to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum DeviceArg {
+    /// This machine's processor.
+    #[default]
+    Cpu,
+}
+
+fn parse_activation(text: &str) -> Result<Activation, String> {
+    let (name, numbers) = text.split_once(':').unwrap_or((text, ""));
+    let numbers = numbers
+        .split(',')
+        .filter(|n| !n.is_empty())
+        .map(|n| {
+            n.parse::<f32>().ok().filter(|n| n.is_finite()).ok_or(format!("{n:?} is not a finite number"))
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    match (name, numbers.as_slice()) {
+        ("silu", []) => Ok(Activation::Silu),
+        ("clamped-silu", []) => Ok(Activation::ClampedSilu { limit: 7.0 }),
+        ("clamped-silu", &[limit]) if limit > 0.0 => Ok(Activation::ClampedSilu { limit }),
+        ("swigluoai", []) => Ok(Activation::SWIGLU_OAI),
+        ("swigluoai", &[alpha, beta, limit]) if limit > 0.0 => Ok(Activation::SwigluOai { alpha, beta, limit }),
+        ("gelu-tanh", []) => Ok(Activation::GeluTanh),
+        ("relu2", []) => Ok(Activation::Relu2),
+        ("identity", []) => Ok(Activation::Identity),
+        _ => Err("valid are silu, clamped-silu[:LIMIT], swigluoai[:ALPHA,BETA,LIMIT], gelu-tanh, relu2, identity, \
+                  with positive limits"
+            .into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_argument_definitions_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn activations_parse_with_and_without_their_numbers() {
+        let parse = parse_activation;
+        assert_eq!(parse("silu"), Ok(Activation::Silu));
+        assert_eq!(parse("clamped-silu:10"), Ok(Activation::ClampedSilu { limit: 10.0 }));
+        assert_eq!(parse("swigluoai"), Ok(Activation::SWIGLU_OAI));
+        assert_eq!(
+            parse("swigluoai:1.5,0,3"),
+            Ok(Activation::SwigluOai { alpha: 1.5, beta: 0.0, limit: 3.0 })
+        );
+        for bad in ["swish", "silu:1", "clamped-silu:-1", "clamped-silu:nan", "swigluoai:1", "clamped-silu:x"]
+        {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! `convert IN OUT --to CONVENTION`: a checkpoint in another convention, no code or block scale changed.
+//!
+//! A tensor scale stays bit for bit where both conventions store it the same way round; otherwise its reciprocal is
+//! written, which is within one unit in the last place of f32.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use clap::Args;
+use dualgemm::checkpoint::write::{self, WriteReport};
+use serde::Serialize;
+
+use super::Verdict;
+use crate::args::ReadArgs;
+use crate::layer;
+use crate::report::Output;
+
+/// Arguments of `convert`.
+#[derive(Debug, Args)]
+pub struct ConvertArgs {
+    /// Directory, .safetensors, .safetensors.index.json or .gguf file.
+    #[arg(value_name = "IN")]
+    pub input: PathBuf,
+    /// What to write: a new directory or a .safetensors file, a .gguf file for gguf.
+    #[arg(value_name = "OUT")]
+    pub out: PathBuf,
+    /// Convention to write: modelopt, compressed-tensors or gguf.
+    #[arg(long, value_name = "CONVENTION")]
+    pub to: write::Output,
+    #[command(flatten)]
+    pub read: ReadArgs,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    input: PathBuf,
+    from: &'static str,
+    to: write::Output,
+    linears: usize,
+    #[serde(flatten)]
+    written: WriteReport,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { from, to, linears, written, .. } = self;
+        let files: Vec<String> = written.files.iter().map(|file| file.display().to_string()).collect();
+        write!(f, "{}: {from} to {}, {linears} quantized layers, ", self.input.display(), to.name())?;
+        write!(f, "{} tensors in {}", written.tensors, files.join(", "))?;
+        match written.skipped.as_slice() {
+            [] => Ok(()),
+            skipped => write!(f, "\nleft out, as {} cannot hold them: {}", to.name(), skipped.join(", ")),
+        }
+    }
+}
+
+/// Converts.
+pub fn run(args: &ConvertArgs, output: &Output) -> anyhow::Result<Verdict> {
+    let checkpoint = layer::open(&args.input, &args.read)?;
+    let model = checkpoint.export()?;
+    let written = write::write(&args.out, args.to, &model)?;
+    output.emit(&Report {
+        input: args.input.clone(),
+        from: checkpoint.convention().name,
+        to: args.to,
+        linears: model.linears.len(),
+        written,
+    })?;
+    Ok(Verdict::Right)
+}

@@ -1,0 +1,122 @@
+//! `doctor`: what this machine has, which kernel would run for each format, and why not another.
+
+use std::fmt;
+
+use clap::Args;
+use dualgemm::cpu::{CpuOptions, Isa};
+use dualgemm::formats::BlockFormat;
+use dualgemm::gemm::{AFormat, DualGemmDesc};
+use dualgemm::{DualGemm, Target};
+use serde::Serialize;
+
+use super::Verdict;
+use crate::machine::Machine;
+use crate::report::{Bytes, Output, Table};
+
+/// Rows whose kernels are listed: one token, a small batch, many.
+const ROWS: [usize; 3] = [1, 16, 512];
+/// Features and K of the problem that is planned; kernels do not depend on them.
+const FEATURES_AND_K: (usize, usize) = (4096, 4096);
+
+/// Arguments of `doctor`.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    version: &'static str,
+    #[serde(flatten)]
+    machine: Machine,
+    devices: Vec<Device>,
+    instruction_sets: Vec<IsaReport>,
+    kernels: Vec<Kernel>,
+}
+
+/// Something that can compute.
+#[derive(Debug, Serialize)]
+struct Device {
+    name: &'static str,
+    available: bool,
+    why: String,
+}
+
+#[derive(Debug, Serialize)]
+struct IsaReport {
+    isa: Isa,
+    available: bool,
+    chosen: bool,
+    why: String,
+}
+
+#[derive(Debug, Serialize)]
+struct Kernel {
+    a_format: AFormat,
+    m: usize,
+    kernel: String,
+    threads: usize,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Machine { cpu_model, arch, threads, memory_bytes, memory_available_bytes } = &self.machine;
+        writeln!(f, "dualgemm {}", self.version)?;
+        writeln!(f, "  processor  {cpu_model} ({arch}), {threads} threads")?;
+        let size = |bytes: &Option<u64>| bytes.map_or("unknown".into(), |b| Bytes(b).to_string());
+        writeln!(f, "  memory     {}, {} available", size(memory_bytes), size(memory_available_bytes))?;
+        let mark = |yes: bool| if yes { "yes" } else { "no" }.to_string();
+        let mut table = Table::new(&["device", "usable", "why"]);
+        for d in &self.devices {
+            table.row([d.name.into(), mark(d.available), d.why.clone()]);
+        }
+        write!(f, "\n{table}")?;
+        let mut table = Table::new(&["instruction set", "usable", "why"]);
+        for i in &self.instruction_sets {
+            table.row([i.isa.to_string(), mark(i.available), i.why.clone()]);
+        }
+        write!(f, "\n{table}")?;
+        let mut table = Table::new(&["A", "M", "kernel", "threads"]);
+        for k in &self.kernels {
+            table.row([k.a_format.to_string(), k.m.to_string(), k.kernel.clone(), k.threads.to_string()]);
+        }
+        write!(f, "\n{table}")
+    }
+}
+
+/// Looks around.
+pub fn run(_: &DoctorArgs, output: &Output) -> anyhow::Result<Verdict> {
+    let chosen = Isa::detect()?;
+    let forced = std::env::var_os(Isa::ENV).is_some();
+    let instruction_sets = Isa::ALL
+        .into_iter()
+        .rev()
+        .map(|isa| IsaReport {
+            isa,
+            available: isa.available(),
+            chosen: isa == chosen,
+            why: match (isa == chosen, isa.available()) {
+                (true, _) if forced => format!("chosen: {} asks for it", Isa::ENV),
+                (true, _) => "chosen: the best one that this processor has".into(),
+                (false, true) if isa > chosen => format!("passed over: {} asks for {chosen}", Isa::ENV),
+                (false, true) => format!("{chosen} is faster; --isa {isa} forces it"),
+                (false, false) => "this processor lacks it".into(),
+            },
+        })
+        .collect();
+    let mut kernels = Vec::new();
+    for a_format in [AFormat::Nvfp4, AFormat::Mxfp4, AFormat::F32, AFormat::F16, AFormat::Bf16] {
+        for m in ROWS {
+            let (n, k) = FEATURES_AND_K;
+            let desc = DualGemmDesc::new(m, n, k, a_format, BlockFormat::Nvfp4);
+            let plan = DualGemm::plan(&desc, &Target::Cpu(CpuOptions::default()))?;
+            kernels.push(Kernel { a_format, m, kernel: plan.kernel().into(), threads: plan.threads() });
+        }
+    }
+    output.emit(&Report {
+        version: env!("CARGO_PKG_VERSION"),
+        machine: Machine::detect(),
+        devices: vec![Device { name: "cpu", available: true, why: "always there".into() }],
+        instruction_sets,
+        kernels,
+    })?;
+    Ok(Verdict::Right)
+}

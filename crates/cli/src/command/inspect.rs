@@ -1,0 +1,230 @@
+//! `inspect CHECKPOINT`: its gated MLPs, convention and scales, gate and up side by side.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use clap::Args;
+use dualgemm::checkpoint::{Checkpoint, Error, GateUp, MlpInfo, MlpKind};
+use dualgemm::formats::QuantizedMatrix;
+use serde::Serialize;
+
+use super::Verdict;
+use crate::args::ReadArgs;
+use crate::layer;
+use crate::report::{Bytes, Output, Table};
+
+/// Arguments of `inspect`.
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// Directory, .safetensors, .safetensors.index.json or .gguf file.
+    pub checkpoint: PathBuf,
+    #[command(flatten)]
+    pub read: ReadArgs,
+    /// List every tensor too.
+    #[arg(long)]
+    pub tensors: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    checkpoint: PathBuf,
+    convention: &'static str,
+    files: Vec<PathBuf>,
+    bytes: usize,
+    mlps: Vec<MlpReport>,
+    /// Experts (and MLPs without experts) whose gate and up have different tensor scales. A consumer that fuses
+    /// both into one matrix with one scale computes them wrongly.
+    halves_differ: Vec<String>,
+    tensor_count: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tensors: Option<Vec<TensorReport>>,
+}
+
+#[derive(Debug, Serialize)]
+struct MlpReport {
+    #[serde(flatten)]
+    info: MlpInfo,
+    entries: Vec<Entry>,
+}
+
+/// Gate and up of one MLP or expert.
+#[derive(Debug, Serialize)]
+struct Entry {
+    name: String,
+    expert: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pair: Option<Pair>,
+    /// Why the pair cannot be used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fault: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Pair {
+    gate: HalfReport,
+    up: HalfReport,
+    /// Larger tensor scale over smaller one; 1 where both are the same.
+    tensor_scale_ratio: f64,
+    bias: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    input_scale_fault: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct HalfReport {
+    tensor: String,
+    format: String,
+    n: usize,
+    k: usize,
+    /// The multiplier.
+    tensor_scale: f32,
+    /// The number in the file.
+    tensor_scale_held: f32,
+    input_scale: Option<f32>,
+}
+
+#[derive(Debug, Serialize)]
+struct TensorReport {
+    name: String,
+    dtype: String,
+    shape: Vec<usize>,
+}
+
+impl Pair {
+    fn of(gate_up: &GateUp<'_>) -> Self {
+        let (scales, input_scale_fault) = match gate_up.input_scales() {
+            Ok(scales) => (scales, None),
+            Err(error) => (None, Some(error.to_string())),
+        };
+        let half = |m: &QuantizedMatrix<'_>, input_scale| HalfReport {
+            tensor: m.name().into(),
+            format: m.format().to_string(),
+            n: m.rows(),
+            k: m.k(),
+            tensor_scale: m.global_scale().value(),
+            tensor_scale_held: m.global_scale().held(),
+            input_scale,
+        };
+        let gate = half(&gate_up.gate, scales.map(|(gate, _)| gate.value()));
+        let up = half(&gate_up.up, scales.map(|(_, up)| up.value()));
+        let ratio = gate_up.gate.global_scale().exact() / gate_up.up.global_scale().exact();
+        Self {
+            gate,
+            up,
+            tensor_scale_ratio: ratio.max(1.0 / ratio),
+            bias: gate_up.bias.is_some(),
+            input_scale_fault,
+        }
+    }
+}
+
+fn entries(checkpoint: &Checkpoint, info: &MlpInfo) -> Vec<Entry> {
+    let entry = |expert: Option<usize>, found: Result<GateUp<'_>, Error>| {
+        let name = expert.map_or(info.path.clone(), |e| format!("{}[{e}]", info.path));
+        let (pair, fault) = match found {
+            Ok(gate_up) => (Some(Pair::of(&gate_up)), None),
+            Err(error) => (None, Some(error.to_string())),
+        };
+        Entry { name, expert, pair, fault }
+    };
+    match info.kind {
+        MlpKind::Dense => vec![entry(None, checkpoint.gate_up(info.layer))],
+        MlpKind::Shared => vec![entry(None, checkpoint.shared_gate_up(info.layer))],
+        MlpKind::Experts => match checkpoint.experts(info.layer) {
+            Ok(experts) => experts.ids().iter().map(|&e| entry(Some(e), experts.gate_up(e))).collect(),
+            Err(error) => vec![entry(None, Err(error))],
+        },
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (count, bytes) = (self.tensor_count, Bytes(self.bytes as u64));
+        writeln!(f, "{}: {}, {count} tensors, {bytes}", self.checkpoint.display(), self.convention)?;
+        let mut table = Table::new(&[
+            "layer",
+            "MLP",
+            "kind",
+            "weights",
+            "gate scale",
+            "up scale",
+            "ratio",
+            "input scales",
+        ]);
+        for mlp in &self.mlps {
+            for entry in &mlp.entries {
+                let mut row = vec![mlp.info.layer.to_string(), entry.name.clone(), mlp.info.kind.to_string()];
+                match (&entry.pair, &entry.fault) {
+                    (Some(p), _) => row.extend([
+                        format!("{} [{}, {}]", p.gate.format, p.gate.n, p.gate.k),
+                        format!("{:e}", p.gate.tensor_scale),
+                        format!("{:e}", p.up.tensor_scale),
+                        format!("{:.4}", p.tensor_scale_ratio),
+                        match (p.gate.input_scale, p.up.input_scale, &p.input_scale_fault) {
+                            (_, _, Some(fault)) => fault.clone(),
+                            (Some(gate), Some(up), _) => format!("{gate:e}, {up:e}"),
+                            _ => "none".into(),
+                        },
+                    ]),
+                    (None, fault) => row.push(fault.clone().unwrap_or_default()),
+                }
+                table.row(row);
+            }
+        }
+        write!(f, "{table}")?;
+        if let Some(tensors) = &self.tensors {
+            let mut table = Table::new(&["tensor", "type", "shape"]);
+            for t in tensors {
+                table.row([t.name.clone(), t.dtype.clone(), format!("{:?}", t.shape)]);
+            }
+            write!(f, "{table}")?;
+        }
+        match self.halves_differ.as_slice() {
+            [] => write!(f, "gate and up have the same tensor scale everywhere"),
+            some => write!(
+                f,
+                "gate and up have different tensor scales in {} of them: {}",
+                some.len(),
+                some.join(", ")
+            ),
+        }
+    }
+}
+
+/// Lists.
+pub fn run(args: &InspectArgs, output: &Output) -> anyhow::Result<Verdict> {
+    let checkpoint = layer::open(&args.checkpoint, &args.read)?;
+    let infos = checkpoint.mlps();
+    let bar = output.progress("inspect", infos.len());
+    let mlps: Vec<MlpReport> = infos
+        .into_iter()
+        .map(|info| {
+            bar.inc(1);
+            MlpReport { entries: entries(&checkpoint, &info), info }
+        })
+        .collect();
+    bar.finish_and_clear();
+    let differ = |entry: &&Entry| entry.pair.as_ref().is_some_and(|p| p.tensor_scale_ratio != 1.0);
+    let halves_differ =
+        mlps.iter().flat_map(|mlp| &mlp.entries).filter(differ).map(|entry| entry.name.clone()).collect();
+    let files = checkpoint.files();
+    let tensors = args.tensors.then(|| {
+        let report = |t: dualgemm::checkpoint::TensorView<'_>| TensorReport {
+            name: t.name.into(),
+            dtype: t.dtype.to_string(),
+            shape: t.shape.into(),
+        };
+        files.tensors().map(report).collect()
+    });
+    output.emit(&Report {
+        checkpoint: args.checkpoint.clone(),
+        convention: checkpoint.convention().name,
+        files: files.paths().map(Into::into).collect(),
+        bytes: files.total_bytes(),
+        mlps,
+        halves_differ,
+        tensor_count: files.tensors().count(),
+        tensors,
+    })?;
+    Ok(Verdict::Right)
+}

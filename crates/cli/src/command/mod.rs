@@ -1,0 +1,40 @@
+//! The subcommands, one file each: arguments, a report that is both JSON and text, and the function between.
+
+pub mod completions;
+pub mod convert;
+pub mod doctor;
+pub mod inspect;
+pub mod quantize;
+pub mod validate;
+pub mod verify;
+
+use crate::args::Command;
+use crate::report::Output;
+
+/// What a command found about the thing it was asked to check; commands that check nothing are `Right`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// As it should be.
+    Right,
+    /// Not as it should be; the report says how.
+    Wrong,
+}
+
+impl From<bool> for Verdict {
+    fn from(right: bool) -> Self {
+        if right { Self::Right } else { Self::Wrong }
+    }
+}
+
+/// Runs a subcommand.
+pub fn run(command: Command, output: &Output) -> anyhow::Result<Verdict> {
+    match command {
+        Command::Inspect(args) => inspect::run(&args, output),
+        Command::Validate(args) => validate::run(&args, output),
+        Command::Quantize(args) => quantize::run(&args, output),
+        Command::Convert(args) => convert::run(&args, output),
+        Command::Verify(args) => verify::run(&args, output),
+        Command::Doctor(args) => doctor::run(&args, output),
+        Command::Completions(args) => completions::run(&args, output),
+    }
+}

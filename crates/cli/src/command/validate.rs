@@ -1,0 +1,87 @@
+//! `validate CHECKPOINT`: every rule that the checkpoint breaks. Exit code 1 if one of them is an error.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use clap::Args;
+use dualgemm::checkpoint::Error;
+use dualgemm::checkpoint::validate::{Finding, RULES, Severity};
+use serde::Serialize;
+
+use super::Verdict;
+use crate::args::ReadArgs;
+use crate::layer;
+use crate::report::{Output, Table};
+
+/// Arguments of `validate`.
+#[derive(Debug, Args)]
+pub struct ValidateArgs {
+    /// Directory, .safetensors, .safetensors.index.json or .gguf file.
+    #[arg(required_unless_present = "rules")]
+    pub checkpoint: Option<PathBuf>,
+    #[command(flatten)]
+    pub read: ReadArgs,
+    /// List the rules instead.
+    #[arg(long, conflicts_with = "checkpoint")]
+    pub rules: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    checkpoint: PathBuf,
+    valid: bool,
+    errors: usize,
+    warnings: usize,
+    findings: Vec<Finding>,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for finding in &self.findings {
+            writeln!(f, "{} {}: {}", severity(finding.rule.severity), finding.rule.id, finding.message)?;
+        }
+        let verdict = if self.valid { "valid" } else { "INVALID" };
+        let (errors, warnings) = (self.errors, self.warnings);
+        write!(f, "{}: {verdict}, {errors} errors, {warnings} warnings", self.checkpoint.display())
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct RuleList {
+    rules: &'static [dualgemm::checkpoint::validate::Rule],
+}
+
+impl fmt::Display for RuleList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut table = Table::new(&["rule", "severity", "what must hold"]);
+        for rule in self.rules {
+            table.row([rule.id.into(), severity(rule.severity).into(), rule.doc.into()]);
+        }
+        write!(f, "{table}")
+    }
+}
+
+fn severity(severity: Severity) -> &'static str {
+    match severity {
+        Severity::Error => "error",
+        Severity::Warning => "warning",
+    }
+}
+
+/// Checks.
+pub fn run(args: &ValidateArgs, output: &Output) -> anyhow::Result<Verdict> {
+    let Some(path) = &args.checkpoint else {
+        output.emit(&RuleList { rules: RULES })?;
+        return Ok(Verdict::Right);
+    };
+    let findings = match layer::open(path, &args.read) {
+        Ok(checkpoint) => checkpoint.validate(),
+        // No such file, or a name that no convention knows: there is nothing to find faults in.
+        Err(error @ (Error::Io { .. } | Error::Path { .. } | Error::Name { .. })) => return Err(error.into()),
+        Err(error) => vec![Finding::from(&error)],
+    };
+    let count = |severity| findings.iter().filter(|f| f.rule.severity == severity).count();
+    let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
+    output.emit(&Report { checkpoint: path.clone(), valid: errors == 0, errors, warnings, findings })?;
+    Ok((errors == 0).into())
+}

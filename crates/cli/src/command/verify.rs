@@ -1,0 +1,160 @@
+//! `verify RESULT`: a result file against the f64 reference of a checkpoint's layer, or against another result.
+//!
+//! The verdict rests on relative L2 and cosine, because elementwise tolerances hide wrong results behind large
+//! ones. A wrong result is compared with what known mistakes would give, and those that fit are named.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use anyhow::bail;
+use clap::Args;
+use dualgemm::check::{RowSample, reference_rows};
+use dualgemm::checkpoint::TensorFiles;
+use dualgemm::gemm::{AFormat, Comparison};
+use serde::Serialize;
+
+use super::Verdict;
+use crate::activation::{Activation, Source};
+use crate::args::{ActivationArgs, EpilogueArgs, LayerArgs};
+use crate::diagnosis::{Problem, diagnose};
+use crate::layer::{self, Layer};
+use crate::report::Output;
+use crate::result::ResultMatrix;
+use crate::tolerance::{Tolerance, Worst};
+
+/// Arguments of `verify`.
+#[derive(Debug, Args)]
+pub struct VerifyArgs {
+    /// Safetensors file with C: tensor `c` [M,N], or c_packed, c_scale and c_scale_2.
+    pub result: PathBuf,
+    /// Which tensor of the file is C, where it is not called `c`.
+    #[arg(long, value_name = "NAME")]
+    pub tensor: Option<String>,
+    #[command(flatten)]
+    pub against: Against,
+    #[command(flatten)]
+    pub layer: LayerArgs,
+    #[command(flatten)]
+    pub activations: ActivationArgs,
+    #[command(flatten)]
+    pub epilogue: EpilogueArgs,
+    /// Largest relative L2 error allowed; by default 1e-5 for f32, 1e-3 for f16, 5e-3 for bf16, 0.15 for nvfp4.
+    #[arg(long, value_name = "X", value_parser = positive)]
+    pub max_rel_l2: Option<f64>,
+    /// Least cosine allowed; by default 1 - X², X being the relative L2 error allowed.
+    #[arg(long, value_name = "Y")]
+    pub min_cosine: Option<f64>,
+}
+
+/// What C is compared with.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct Against {
+    /// Safetensors file with another C.
+    #[arg(long, value_name = "FILE")]
+    pub reference: Option<PathBuf>,
+    /// Checkpoint that C was computed from; --layer, --input and so on say how, as for run.
+    #[arg(long, value_name = "CHECKPOINT")]
+    pub checkpoint: Option<PathBuf>,
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    text.parse()
+        .ok()
+        .filter(|x: &f64| x.is_finite() && *x > 0.0)
+        .ok_or_else(|| "a positive number is needed".into())
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    result: PathBuf,
+    against: String,
+    m: usize,
+    n: usize,
+    out_dtype: AFormat,
+    #[serde(flatten)]
+    comparison: Comparison,
+    tolerance: Tolerance,
+    right: bool,
+    /// Known mistakes under which the result would be right.
+    explanations: Vec<&'static str>,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { m, n, out_dtype, comparison: c, .. } = self;
+        writeln!(f, "{}: {out_dtype} [{m}, {n}], against {}", self.result.display(), self.against)?;
+        writeln!(f, "  relative L2  {:.3e}", c.rel_l2)?;
+        writeln!(f, "  cosine       {:.12}", c.cosine)?;
+        let step = if *out_dtype == AFormat::Nvfp4 { "steps of the e2m1 grid" } else { "ulp" };
+        writeln!(
+            f,
+            "  max          {} {step}, {} of {} elements over 1",
+            c.max_ulp, c.over_1_ulp, c.elements
+        )?;
+        writeln!(f, "  worst        {}", Worst(&c.worst))?;
+        for explanation in &self.explanations {
+            writeln!(f, "  explanation  it would be right if {explanation}")?;
+        }
+        write!(f, "  {}: {}", if self.right { "right" } else { "WRONG" }, self.tolerance)
+    }
+}
+
+/// Compares.
+pub fn run(args: &VerifyArgs, output: &Output) -> anyhow::Result<Verdict> {
+    let files = TensorFiles::open(&args.result)?;
+    let result = ResultMatrix::find(&files, args.tensor.as_deref())?;
+    let (m, n) = result.shape();
+    let mut tolerance = args.max_rel_l2.map_or(Tolerance::of(result.format()), Tolerance::from_rel_l2);
+    tolerance.min_cosine = args.min_cosine.unwrap_or(tolerance.min_cosine);
+    let sample = RowSample::all(m);
+    let finish = |against, want: &[f64], explain: &dyn Fn() -> Vec<&'static str>| {
+        let comparison = result.compare(want, &sample)?;
+        let right = tolerance.holds(&comparison);
+        output.emit(&Report {
+            result: args.result.clone(),
+            against,
+            m,
+            n,
+            out_dtype: result.format(),
+            comparison,
+            tolerance,
+            right,
+            explanations: if right { Vec::new() } else { explain() },
+        })?;
+        Ok(right.into())
+    };
+    let same_shape = |what: &str, found: (usize, usize)| {
+        if found != (m, n) {
+            bail!("{}: C is [{m}, {n}]; {what} is [{}, {}]", args.result.display(), found.0, found.1);
+        }
+        Ok(())
+    };
+    match (&args.against.reference, &args.against.checkpoint) {
+        (Some(path), _) => {
+            let files = TensorFiles::open(path)?;
+            let reference = ResultMatrix::find(&files, args.tensor.as_deref())?;
+            same_shape("the reference", reference.shape())?;
+            finish(path.display().to_string(), &reference.to_f64(), &Vec::new)
+        }
+        (None, Some(path)) => {
+            let checkpoint = layer::open(path, &args.layer.read)?;
+            let layer = Layer::of(&checkpoint, &args.layer)?;
+            let (epilogue, _) = layer::epilogue(&checkpoint, &args.epilogue)?;
+            let (n, k) = (layer.weights.n(), layer.weights.k());
+            let source = Source::open(&args.activations)?;
+            let input_scale = || Ok(layer.input_scale()?);
+            let Activation { a, quantize, origin } = source.activation(&args.activations, k, input_scale)?;
+            let a = dualgemm::quantize_a(&a, quantize)?;
+            same_shape("the product", (a.rows(), n))?;
+            let bar = output.progress("reference", n);
+            let want = reference_rows(&epilogue, &a, &sample, &layer.weights, &|done| bar.inc(done as u64))?;
+            bar.finish_and_clear();
+            let against =
+                format!("the f64 reference of layer {} of {}, A {origin}", layer.number, path.display());
+            let problem = Problem { a, weights: layer.weights.clone(), epilogue };
+            finish(against, &want, &|| diagnose(&problem, &result, tolerance.max_rel_l2))
+        }
+        (None, None) => bail!("--checkpoint or --reference: one of them is needed"),
+    }
+}

@@ -1,0 +1,102 @@
+//! Failures as one line and an exit code.
+
+use std::any::Any;
+
+/// The thing checked is wrong; the report says how.
+pub const CHECK_FAILED: u8 = 1;
+/// Bad input or usage.
+pub const USAGE: u8 = 2;
+/// The input is fine, but this build or machine cannot do what was asked.
+pub const UNSUPPORTED: u8 = 3;
+/// A bug in dualgemm.
+pub const PANIC: u8 = 101;
+
+/// What this build or machine cannot do.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}; {instead}")]
+pub struct Unsupported {
+    /// What was asked for and why it is not to be had.
+    pub what: String,
+    /// What would work.
+    pub instead: String,
+}
+
+/// The exit code of an error that ended a command.
+pub fn exit_code(error: &anyhow::Error) -> u8 {
+    if error.chain().any(|cause| cause.is::<Unsupported>()) { UNSUPPORTED } else { USAGE }
+}
+
+/// An error and its causes on one line, `where: what: what would be valid`.
+pub fn line(error: &anyhow::Error) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    for cause in error.chain() {
+        let text = one_line(&cause.to_string());
+        // Transparent wrappers and sources that their parent has quoted already say nothing new.
+        if !parts.iter().any(|part| part.contains(&text)) {
+            parts.push(text);
+        }
+    }
+    parts.join(": ")
+}
+
+/// clap's report of wrong usage on one line, its hints kept and its usage block dropped.
+pub fn usage_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let lines = text
+        .lines()
+        .map(str::trim)
+        .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
+        .filter(|line| !line.is_empty());
+    let line = lines.collect::<Vec<_>>().join(" ");
+    let line = line.strip_prefix("error: ").unwrap_or(&line);
+    format!("{}; see dualgemm --help", line.trim_end_matches('.'))
+}
+
+/// A panic on one line.
+pub fn panic_line(payload: &(dyn Any + Send)) -> String {
+    let text = payload
+        .downcast_ref::<&str>()
+        .map(ToString::to_string)
+        .or_else(|| payload.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "no message".into());
+    format!("internal fault: {}: this is a bug in dualgemm, please report it", one_line(&text))
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context as _;
+
+    #[test]
+    fn causes_are_joined_and_said_once() {
+        let error =
+            Err::<(), _>(std::io::Error::other("disk on\nfire")).context("a.safetensors").unwrap_err();
+        assert_eq!(line(&error), "a.safetensors: disk on fire");
+        let error = Err::<(), _>(std::io::Error::other("disk on fire"))
+            .context("a.safetensors: disk on fire")
+            .unwrap_err();
+        assert_eq!(line(&error), "a.safetensors: disk on fire");
+        assert_eq!(exit_code(&error), USAGE);
+    }
+
+    #[test]
+    fn unsupported_has_its_own_exit_code_under_any_context() {
+        let error =
+            anyhow::Error::new(Unsupported { what: "no such device".into(), instead: "use cpu".into() });
+        assert_eq!(exit_code(&error), UNSUPPORTED);
+        assert_eq!(exit_code(&error.context("run")), UNSUPPORTED);
+    }
+
+    #[test]
+    fn a_panic_is_one_line() {
+        let payload: Box<dyn Any + Send> = Box::new(String::from("index out\nof bounds"));
+        assert_eq!(
+            panic_line(payload.as_ref()),
+            "internal fault: index out of bounds: this is a bug in dualgemm, please report it"
+        );
+    }
+}

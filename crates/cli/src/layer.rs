@@ -1,0 +1,139 @@
+//! One MLP of a checkpoint, as the arguments name it.
+
+use std::path::Path;
+
+use anyhow::{Context as _, bail};
+use dualgemm::checkpoint::{BadInputScale, Checkpoint, Error, Linear, NibbleOrder, OpenOptions};
+use dualgemm::formats::GlobalScale;
+use dualgemm::gemm::{Activation, Epilogue, GateUp};
+use serde_json::Value;
+
+use crate::args::{EpilogueArgs, LayerArgs, NibbleOrderArg, ReadArgs};
+
+/// Opens a checkpoint as the arguments say it is to be read.
+pub fn open(path: &Path, args: &ReadArgs) -> Result<Checkpoint, Error> {
+    let options = OpenOptions {
+        convention: args.convention.clone(),
+        nibble_order: match args.nibble_order {
+            NibbleOrderArg::LoHi => NibbleOrder::LoHi,
+            NibbleOrderArg::HiLo => NibbleOrder::HiLo,
+        },
+        gate_up_order: args.gate_up_order,
+        scale_layout: args.scale_layout.map(Into::into),
+        within: args.within.clone(),
+        bad_input_scale: match args.unusable_input_scale_is_one {
+            true => BadInputScale::One,
+            false => BadInputScale::Refuse,
+        },
+    };
+    Checkpoint::open(path, &options)
+}
+
+/// Gate and up of a layer, with the scales of their activations.
+#[derive(Debug)]
+pub struct Layer<'c> {
+    /// Number of the layer.
+    pub number: usize,
+    /// Gate and up.
+    pub weights: GateUp<'c>,
+    input_scales: Result<Option<(GlobalScale, GlobalScale)>, Error>,
+    down: Result<Linear<'c>, Error>,
+}
+
+impl<'c> Layer<'c> {
+    /// The MLP that the arguments name.
+    pub fn of(checkpoint: &'c Checkpoint, args: &LayerArgs) -> anyhow::Result<Self> {
+        let number = match (args.layer, checkpoint.layers().as_slice()) {
+            (Some(layer), _) => layer,
+            (None, &[only]) => only,
+            (None, []) => bail!("{}: has no gated MLP; see inspect", checkpoint.files().root().display()),
+            (None, layers) => bail!("--layer: is needed; {} layers have a gated MLP", layers.len()),
+        };
+        let (gate_up, down) = match (args.expert, args.shared_expert) {
+            (None, false) => (checkpoint.gate_up(number)?, checkpoint.down(number)),
+            (None, true) => (checkpoint.shared_gate_up(number)?, checkpoint.shared_down(number)),
+            (Some(expert), _) => {
+                let experts = checkpoint.experts(number)?;
+                (experts.gate_up(expert)?, experts.down(expert))
+            }
+        };
+        let input_scales = gate_up.input_scales();
+        Ok(Self { number, weights: dualgemm::weights(gate_up), input_scales, down })
+    }
+
+    /// The scale by which A is quantized, a multiplier. Gate and up read the same A: where they were calibrated
+    /// differently it is the larger one, under which neither saturates.
+    pub fn input_scale(&self) -> Result<Option<f32>, Error> {
+        let scales = self.input_scales.clone()?;
+        Ok(scales.map(|(gate, up)| gate.value().max(up.value())))
+    }
+
+    /// The scale by which the down projection expects C to be quantized, a multiplier.
+    pub fn output_scale(&self) -> Result<Option<f32>, Error> {
+        let down = self.down.as_ref().map_err(Clone::clone)?;
+        Ok(down.input_scale()?.map(GlobalScale::value))
+    }
+}
+
+/// The epilogue that the arguments ask for, or that the checkpoint's configuration names, and where it comes from.
+pub fn epilogue(checkpoint: &Checkpoint, args: &EpilogueArgs) -> anyhow::Result<(Epilogue, &'static str)> {
+    let (activation, from) = match args.activation {
+        Some(activation) => (activation, "as asked"),
+        None => match checkpoint.files().config() {
+            Some(config) => {
+                let named =
+                    named_activation(&config.value).with_context(|| format!("{}", config.path.display()))?;
+                named.map_or((Activation::Silu, "by default"), |activation| (activation, "from config.json"))
+            }
+            None => (Activation::Silu, "by default"),
+        },
+    };
+    let round_gate_up_to_bf16 = args.round_gate_up_to_bf16;
+    Ok((Epilogue { activation, round_gate_up_to_bf16, ..Epilogue::default() }, from))
+}
+
+/// What a `config.json` says about the activation of its MLPs, if anything.
+fn named_activation(config: &Value) -> anyhow::Result<Option<Activation>> {
+    let text = config.get("text_config").unwrap_or(&Value::Null);
+    let field = |key: &str| text.get(key).or_else(|| config.get(key)).filter(|v| !v.is_null());
+    let limit = field("swiglu_limit").and_then(Value::as_f64).map(|limit| limit as f32);
+    let Some(name) = field("hidden_act").or_else(|| field("hidden_activation")) else { return Ok(None) };
+    let oai = field("model_type").and_then(Value::as_str) == Some("gpt_oss");
+    Ok(Some(match (name.as_str(), limit) {
+        (Some("silu" | "swish"), _) if oai => {
+            let limit = limit.unwrap_or(7.0);
+            Activation::SwigluOai { alpha: 1.702, beta: 1.0, limit }
+        }
+        (Some("silu" | "swish"), Some(limit)) => Activation::ClampedSilu { limit },
+        (Some("silu" | "swish"), None) => Activation::Silu,
+        (Some("gelu_pytorch_tanh" | "gelu_new"), _) => Activation::GeluTanh,
+        (Some("relu2"), _) => Activation::Relu2,
+        _ => bail!("hidden_act is {name}, which is not implemented; --activation overrides it"),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn activations_are_read_from_the_configuration() {
+        let named = |config| named_activation(&config).unwrap();
+        assert_eq!(named(json!({ "hidden_act": "silu" })), Some(Activation::Silu));
+        assert_eq!(
+            named(json!({ "text_config": { "hidden_activation": "gelu_pytorch_tanh" } })),
+            Some(Activation::GeluTanh)
+        );
+        assert_eq!(
+            named(json!({ "model_type": "gpt_oss", "hidden_act": "silu", "swiglu_limit": 7.0 })),
+            Some(Activation::SWIGLU_OAI)
+        );
+        assert_eq!(
+            named(json!({ "hidden_act": "silu", "swiglu_limit": 10.0 })),
+            Some(Activation::ClampedSilu { limit: 10.0 })
+        );
+        assert_eq!(named(json!({ "hidden_size": 576 })), None);
+        assert!(named_activation(&json!({ "hidden_act": "gelu" })).is_err());
+    }
+}

@@ -1,0 +1,68 @@
+//! What the operating system says about this machine. Linux files, read where they exist; elsewhere unknown.
+
+use std::fs;
+
+use serde::Serialize;
+
+/// Processor and memory.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Machine {
+    /// Processor model, `unknown` where the system does not say.
+    pub cpu_model: String,
+    /// Architecture that this program was built for.
+    pub arch: &'static str,
+    /// Threads that can run at once, as this process is allowed.
+    pub threads: usize,
+    /// Memory installed, bytes.
+    pub memory_bytes: Option<u64>,
+    /// Memory that can be had now without swapping, bytes.
+    pub memory_available_bytes: Option<u64>,
+}
+
+impl Machine {
+    /// Asks the system.
+    pub fn detect() -> Self {
+        let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        Self {
+            cpu_model: fs::read_to_string("/proc/cpuinfo")
+                .ok()
+                .and_then(|text| field(&text, "model name"))
+                .unwrap_or_else(|| "unknown".into()),
+            arch: std::env::consts::ARCH,
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            memory_bytes: kilobytes(&meminfo, "MemTotal"),
+            memory_available_bytes: kilobytes(&meminfo, "MemAvailable"),
+        }
+    }
+}
+
+/// The largest amount of memory that this process has held at once, bytes.
+pub fn peak_rss() -> Option<u64> {
+    kilobytes(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM")
+}
+
+/// The value of the first `key : value` line.
+fn field(text: &str, key: &str) -> Option<String> {
+    let value = |line: &str| {
+        let (name, value) = line.split_once(':')?;
+        (name.trim() == key).then(|| value.trim().to_string())
+    };
+    text.lines().find_map(value)
+}
+
+fn kilobytes(text: &str, key: &str) -> Option<u64> {
+    field(text, key)?.strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn proc_files_are_read_as_written() {
+        let text = "MemTotal:       24602956 kB\nMemFree: x kB\nmodel name\t: AMD EPYC\n";
+        assert_eq!(kilobytes(text, "MemTotal"), Some(24602956 * 1024));
+        assert_eq!([kilobytes(text, "MemFree"), kilobytes(text, "Swap")], [None, None]);
+        assert_eq!(field(text, "model name").as_deref(), Some("AMD EPYC"));
+    }
+}

@@ -1,0 +1,158 @@
+//! The only place that writes to stdout: a report as text for people or as one JSON document.
+//!
+//! A report is a value that is both `Serialize` and `Display`, so both outputs say the same.
+
+use std::borrow::Cow;
+use std::fmt::{self, Display};
+use std::io::{self, IsTerminal as _, Write as _};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+/// Where reports, failures and progress go.
+#[derive(Debug, Clone, Copy)]
+pub struct Output {
+    json: bool,
+}
+
+impl Output {
+    /// JSON or text.
+    pub fn new(json: bool) -> Self {
+        Self { json }
+    }
+
+    /// Writes the report, the one thing a command puts on stdout.
+    pub fn emit<R: Serialize + Display>(&self, report: &R) -> anyhow::Result<()> {
+        let text = if self.json { serde_json::to_string_pretty(report)? } else { report.to_string() };
+        let mut stdout = io::stdout().lock();
+        writeln!(stdout, "{}", text.trim_end())?;
+        Ok(stdout.flush()?)
+    }
+
+    /// Says on one line of stderr what went wrong; with `--json`, stdout gets it as a document too.
+    pub fn fail(&self, message: &str, code: u8) -> ExitCode {
+        // Nothing is left to be done about a closed stderr or stdout.
+        let _ = writeln!(io::stderr(), "error: {message}");
+        if self.json {
+            let document = serde_json::json!({ "error": message, "exit_code": code });
+            let _ = writeln!(io::stdout(), "{document:#}");
+        }
+        ExitCode::from(code)
+    }
+
+    /// A progress bar over `len` steps on stderr; invisible where stderr is no terminal.
+    pub fn progress(&self, what: &'static str, len: usize) -> ProgressBar {
+        if !io::stderr().is_terminal() {
+            return ProgressBar::hidden();
+        }
+        let style = ProgressStyle::with_template("{msg:>12} {bar:40} {pos}/{len} {eta}");
+        let bar = ProgressBar::new(len as u64).with_message(what);
+        match style {
+            Ok(style) => bar.with_style(style),
+            Err(_) => bar,
+        }
+    }
+}
+
+/// Whether an error only says that nobody reads our stdout any more.
+pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// Rows of text in aligned columns, the first line a heading.
+#[derive(Debug, Default)]
+pub struct Table {
+    rows: Vec<Vec<Cow<'static, str>>>,
+}
+
+impl Table {
+    /// A table under these headings.
+    pub fn new(headings: &[&'static str]) -> Self {
+        Self { rows: vec![headings.iter().map(|&h| Cow::Borrowed(h)).collect()] }
+    }
+
+    /// Adds a line.
+    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        self.rows.push(cells.into_iter().map(Cow::Owned).collect());
+    }
+}
+
+impl Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let width = |column: usize| {
+            self.rows
+                .iter()
+                .filter_map(|row| row.get(column))
+                .map(|cell| cell.chars().count())
+                .max()
+                .unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..columns).map(width).collect();
+        for row in &self.rows {
+            let mut line = String::new();
+            for (cell, width) in row.iter().zip(&widths) {
+                line += &format!("  {cell:<width$}");
+            }
+            writeln!(f, "{}", line.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+/// A time in the unit that reads best.
+pub struct Time(pub Duration);
+
+impl Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let us = self.0.as_secs_f64() * 1e6;
+        match us {
+            _ if us < 1e3 => write!(f, "{us:.1} µs"),
+            _ if us < 1e6 => write!(f, "{:.3} ms", us / 1e3),
+            _ => write!(f, "{:.3} s", us / 1e6),
+        }
+    }
+}
+
+/// A size in the binary unit that reads best.
+pub struct Bytes(pub u64);
+
+impl Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+        let mut value = self.0 as f64;
+        let mut unit = 0;
+        while value >= 1024.0 && unit + 1 < UNITS.len() {
+            value /= 1024.0;
+            unit += 1;
+        }
+        match unit {
+            0 => write!(f, "{} B", self.0),
+            _ => write!(f, "{value:.1} {}", UNITS[unit]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_align_and_lines_do_not_trail_blanks() {
+        let mut table = Table::new(&["tensor", "shape"]);
+        table.row(["a".into(), "[1, 2]".into()]);
+        table.row(["longer name".into(), String::new()]);
+        assert_eq!(table.to_string(), "  tensor       shape\n  a            [1, 2]\n  longer name\n");
+    }
+
+    #[test]
+    fn times_and_sizes_pick_their_unit() {
+        assert_eq!(Time(Duration::from_nanos(1500)).to_string(), "1.5 µs");
+        assert_eq!(Time(Duration::from_micros(1500)).to_string(), "1.500 ms");
+        assert_eq!(Time(Duration::from_millis(1500)).to_string(), "1.500 s");
+        assert_eq!([Bytes(1023).to_string(), Bytes(1536).to_string()], ["1023 B", "1.5 KiB"]);
+        assert_eq!(Bytes(3 << 30).to_string(), "3.0 GiB");
+    }
+}

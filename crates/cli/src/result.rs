@@ -1,0 +1,197 @@
+//! C as a matrix in one of the output formats: read from a result file, written to one, compared with f64 values.
+//!
+//! A float C is tensor `c` [M,N]; an nvfp4 one is the triple `c_packed` (U8 [M,N/2]), `c_scale` (F8_E4M3 [M,N/16])
+//! and `c_scale_2` (F32 [1], multiplier).
+
+use std::path::Path;
+
+use dualgemm::check::RowSample;
+use dualgemm::checkpoint::{Activations, TensorFiles};
+use dualgemm::formats::scalar::e2m1;
+use dualgemm::formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
+use dualgemm::gemm::{AFormat, AOperand, Comparison, DualGemmDesc, OutFormat, OutputMut};
+use half::{bf16, f16};
+
+/// C, `[m, n]`, in the form in which A of the next layer would be given.
+#[derive(Debug)]
+pub struct ResultMatrix<'a>(AOperand<'a>);
+
+impl<'a> ResultMatrix<'a> {
+    /// Finds C in a file: the tensor named, or `c`, or the triple, or the only tensor there is.
+    pub fn find(files: &'a TensorFiles, tensor: Option<&str>) -> anyhow::Result<Self> {
+        let tensor = tensor.or_else(|| files.get("c").map(|c| c.name));
+        Ok(Self(dualgemm::operand(Activations::read(files, tensor)?)))
+    }
+
+    /// Rows and columns.
+    pub fn shape(&self) -> (usize, usize) {
+        (self.0.rows(), self.0.k())
+    }
+
+    /// Format of the elements.
+    pub fn format(&self) -> AFormat {
+        AFormat::of(&self.0)
+    }
+
+    /// All values as f64.
+    pub fn to_f64(&self) -> Vec<f64> {
+        let (m, n) = self.shape();
+        (0..m).flat_map(|row| (0..n).map(move |col| self.0.value(row, col))).collect()
+    }
+
+    /// Compares the sampled rows with the reference of those rows.
+    pub fn compare(&self, want: &[f64], sample: &RowSample) -> anyhow::Result<Comparison> {
+        fn pick<T: Copy>(m: &Matrix<'_, T>, sample: &RowSample) -> Vec<T> {
+            sample.rows().iter().flat_map(|&row| m.row(row)).copied().collect()
+        }
+        let cols = self.0.k();
+        let mut found = match &self.0 {
+            AOperand::Float(FloatMatrix::F32(m)) => Comparison::new(&pick(m, sample), want, cols)?,
+            AOperand::Float(FloatMatrix::F16(m)) => Comparison::new(&pick(m, sample), want, cols)?,
+            AOperand::Float(FloatMatrix::Bf16(m)) => Comparison::new(&pick(m, sample), want, cols)?,
+            AOperand::Quantized(m) => compare_codes(m, want, sample)?,
+        };
+        // The row within the sample is of no use to anybody.
+        found.worst.row = sample.rows()[found.worst.row];
+        Ok(found)
+    }
+}
+
+/// An nvfp4 result: relative L2 and cosine of its values; units in the last place are steps of the e2m1 grid under
+/// the scales that the result itself chose, and bits are codes.
+fn compare_codes(m: &QuantizedMatrix<'_>, want: &[f64], sample: &RowSample) -> anyhow::Result<Comparison> {
+    let (cols, rows) = (m.k(), sample.rows());
+    let values: Vec<f32> =
+        rows.iter().flat_map(|&row| (0..cols).map(move |col| m.value(row, col) as f32)).collect();
+    let mut found = Comparison::new(&values, want, cols)?;
+    (found.max_ulp, found.over_1_ulp) = (0, 0);
+    let position = |code: u8| if code & 8 == 0 { i64::from(code) } else { -i64::from(code & 7) };
+    let rounded = |row: usize, col: usize, value: f64| {
+        let scale = m.format().decode_scale(m.scale_byte(row, col / m.format().block_len()));
+        let scale = f64::from(scale) * m.global_scale().exact();
+        e2m1::encode(if scale == 0.0 { 0.0 } else { (value / scale) as f32 })
+    };
+    for (at, &value) in want.iter().enumerate() {
+        let (row, col) = (rows[at / cols], at % cols);
+        let steps = position(m.code(row, col)).abs_diff(position(rounded(row, col, value)));
+        found.max_ulp = found.max_ulp.max(steps);
+        found.over_1_ulp += usize::from(steps > 1);
+    }
+    let (row, col) = (rows[found.worst.row], found.worst.col);
+    found.worst.got_bits = m.code(row, col).into();
+    found.worst.want_bits = rounded(row, col, found.worst.want).into();
+    Ok(found)
+}
+
+/// C being computed and once computed, in memory of its own.
+#[derive(Debug)]
+pub enum OwnedResult {
+    /// `m · n` values.
+    F32(Vec<f32>),
+    /// `m · n` values.
+    F16(Vec<f16>),
+    /// `m · n` values.
+    Bf16(Vec<bf16>),
+    /// `m · n / 2` bytes of codes with their scales.
+    Nvfp4 {
+        /// Even feature in the low nibble.
+        codes: Vec<u8>,
+        /// Scale bytes, padding included.
+        scales: Vec<u8>,
+        /// Their order.
+        layout: ScaleLayout,
+        /// Tensor scale, a multiplier.
+        global_scale: f32,
+    },
+}
+
+impl OwnedResult {
+    /// Room for C of a problem, zeroed.
+    pub fn zeroed(desc: &DualGemmDesc) -> Self {
+        let elements = desc.m * desc.n;
+        match desc.out {
+            OutFormat::F32 => Self::F32(vec![0.0; elements]),
+            OutFormat::F16 => Self::F16(vec![f16::ZERO; elements]),
+            OutFormat::Bf16 => Self::Bf16(vec![bf16::ZERO; elements]),
+            OutFormat::Nvfp4 { scale_layout: layout, .. } => {
+                let scales = vec![0; layout.len(desc.m, desc.n / BlockFormat::Nvfp4.block_len())];
+                Self::Nvfp4 { codes: vec![0; elements / 2], scales, layout, global_scale: 1.0 }
+            }
+        }
+    }
+
+    /// Where a run writes. The tensor scale of an nvfp4 C is what the run returns.
+    pub fn as_output(&mut self) -> OutputMut<'_> {
+        match self {
+            Self::F32(c) => OutputMut::F32(c),
+            Self::F16(c) => OutputMut::F16(c),
+            Self::Bf16(c) => OutputMut::Bf16(c),
+            Self::Nvfp4 { codes, scales, .. } => OutputMut::Nvfp4 { codes, scales },
+        }
+    }
+
+    /// The same as a matrix.
+    pub fn as_matrix(&self, m: usize, n: usize) -> anyhow::Result<ResultMatrix<'_>> {
+        Ok(ResultMatrix(match self {
+            Self::F32(c) => AOperand::Float(FloatMatrix::F32(Matrix::new("c", m, n, c)?)),
+            Self::F16(c) => AOperand::Float(FloatMatrix::F16(Matrix::new("c", m, n, c)?)),
+            Self::Bf16(c) => AOperand::Float(FloatMatrix::Bf16(Matrix::new("c", m, n, c)?)),
+            Self::Nvfp4 { codes, scales, layout, global_scale } => AOperand::Quantized(QuantizedMatrix::new(
+                "c",
+                BlockFormat::Nvfp4,
+                m,
+                n,
+                codes,
+                scales,
+                *layout,
+                GlobalScale::multiplier(*global_scale),
+            )?),
+        }))
+    }
+
+    /// Writes the result file, under a temporary name until it is whole.
+    pub fn write(&self, path: &Path, m: usize, n: usize) -> anyhow::Result<()> {
+        let c = match self.as_matrix(m, n)?.0 {
+            AOperand::Float(c) => Activations::Float(c),
+            AOperand::Quantized(c) => Activations::Quantized(c),
+        };
+        Ok(c.write(path, "c")?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nvfp4_results_count_steps_of_their_own_grid() {
+        let result = OwnedResult::Nvfp4 {
+            codes: vec![0x72; 16],
+            scales: vec![0x38, 0x40],
+            layout: ScaleLayout::Linear,
+            global_scale: 0.5,
+        };
+        let matrix = result.as_matrix(2, 16).unwrap();
+        let mut want = matrix.to_f64();
+        let same = matrix.compare(&want, &RowSample::all(2)).unwrap();
+        assert_eq!((same.max_ulp, same.rel_l2), (0, 0.0));
+        // Code 2 stands for 1 · 1 · ½; 1.9 · ½ is nearest to 2 · ½, two codes on.
+        want[0] = 0.95;
+        let off = matrix.compare(&want, &RowSample::all(2)).unwrap();
+        assert_eq!((off.max_ulp, off.over_1_ulp), (2, 1));
+        assert_eq!((off.worst.row, off.worst.col), (0, 0));
+        assert_eq!((off.worst.got_bits, off.worst.want_bits), (2, 4));
+    }
+
+    #[test]
+    fn the_worst_element_is_named_by_its_row_in_the_whole_result() {
+        let mut c = vec![1.0f32; 40];
+        c[39] = 2.0;
+        let result = OwnedResult::F32(c);
+        for sample in [RowSample::spread(10, 3), RowSample::all(10)] {
+            let want = vec![1.0; sample.rows().len() * 4];
+            let found = result.as_matrix(10, 4).unwrap().compare(&want, &sample).unwrap();
+            assert_eq!((found.worst.row, found.worst.col), (9, 3));
+        }
+    }
+}

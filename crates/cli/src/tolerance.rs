@@ -1,0 +1,69 @@
+//! How far a result may be from the reference, by the format it is stored in.
+
+use std::fmt;
+
+use dualgemm::gemm::{AFormat, Comparison, compare};
+use serde::Serialize;
+
+/// Limits on relative L2 error and cosine.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Tolerance {
+    /// Largest relative L2 error.
+    pub max_rel_l2: f64,
+    /// Least cosine.
+    pub min_cosine: f64,
+}
+
+impl Tolerance {
+    /// What rounding to the format and f32 accumulation over any real K leave room for: a right result lies well
+    /// below, one with a wrong scale anywhere well above. nvfp4 itself loses about 0.095 on real data.
+    pub fn of(format: AFormat) -> Self {
+        let max_rel_l2 = match format {
+            AFormat::F32 => 1e-5,
+            AFormat::F16 => 1e-3,
+            AFormat::Bf16 => 5e-3,
+            AFormat::Nvfp4 | AFormat::Mxfp4 => 0.15,
+        };
+        Self::from_rel_l2(max_rel_l2)
+    }
+
+    /// A relative L2 limit with the cosine that goes with it.
+    pub fn from_rel_l2(max_rel_l2: f64) -> Self {
+        // An error of relative length ε turns a vector by at most asin ε.
+        Self { max_rel_l2, min_cosine: 1.0 - max_rel_l2 * max_rel_l2 }
+    }
+
+    /// Whether a comparison is within both limits; NaN is not.
+    pub fn holds(&self, found: &Comparison) -> bool {
+        found.rel_l2 <= self.max_rel_l2 && found.cosine >= self.min_cosine
+    }
+}
+
+impl fmt::Display for Tolerance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "allowed are relative L2 ≤ {:e} and cosine ≥ {}", self.max_rel_l2, self.min_cosine)
+    }
+}
+
+/// The worst element as text, with both bit patterns.
+pub struct Worst<'a>(pub &'a compare::Worst);
+
+impl fmt::Display for Worst<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let compare::Worst { row, col, got, want, got_bits, want_bits } = self.0;
+        write!(f, "C[{row},{col}] is {got:e} ({got_bits:#x}), the reference {want:e} ({want_bits:#x})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn not_a_number_never_holds() {
+        let nan = Comparison::new(&[f32::NAN, 1.0], &[1.0, 1.0], 2).unwrap();
+        assert!(!Tolerance::of(AFormat::Nvfp4).holds(&nan));
+        let same = Comparison::new(&[2.0f32, 1.0], &[2.0, 1.0], 2).unwrap();
+        assert!(Tolerance::of(AFormat::F32).holds(&same));
+    }
+}

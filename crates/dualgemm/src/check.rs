@@ -1,0 +1,255 @@
+//! A result against the f64 reference, for problems of real size.
+//!
+//! [`reference()`](dualgemm_gemm::reference()) decodes whole weight matrices to f64, 14 times their size. Here it is
+//! called on slices of the features, in parallel, and on a sample of the rows where all would take too long.
+
+use std::ops::Range;
+
+use dualgemm_formats::{FloatMatrix, Matrix, QuantizedMatrix, ScaleLayout};
+use dualgemm_gemm::{AOperand, Epilogue, GateUp, reference};
+use rayon::prelude::*;
+
+use crate::Error;
+
+/// Features that one call of the reference decodes: few enough to stay in a cache, enough to pay for decoding A.
+const FEATURES_PER_SLICE: usize = 64;
+
+/// Which rows of C are compared.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RowSample {
+    rows: Vec<usize>,
+    of: usize,
+}
+
+impl RowSample {
+    /// Every one of `m` rows.
+    pub fn all(m: usize) -> Self {
+        Self { rows: (0..m).collect(), of: m }
+    }
+
+    /// `count` of `m` rows, evenly spread, the first and the last among them where `count` is at least 2.
+    pub fn spread(m: usize, count: usize) -> Self {
+        if count >= m {
+            return Self::all(m);
+        }
+        let count = count.max(1);
+        let step = |i: usize| if count == 1 { 0 } else { i * (m - 1) / (count - 1) };
+        Self { rows: (0..count).map(step).collect(), of: m }
+    }
+
+    /// As many rows as take about `budget` multiplications of the reference, at least `least`.
+    pub fn within(m: usize, n: usize, k: usize, budget: f64, least: usize) -> Self {
+        let per_row = 2.0 * n as f64 * k as f64;
+        Self::spread(m, ((budget / per_row) as usize).max(least))
+    }
+
+    /// The rows, ascending.
+    pub fn rows(&self) -> &[usize] {
+        &self.rows
+    }
+
+    /// Whether no row is left out.
+    pub fn is_all(&self) -> bool {
+        self.rows.len() == self.of
+    }
+
+    /// The sampled rows of a row-major matrix of `cols` columns.
+    ///
+    /// # Panics
+    /// If `values` is shorter than the matrix the sample was made for.
+    pub fn pick<T: Copy>(&self, values: &[T], cols: usize) -> Vec<T> {
+        self.rows.iter().flat_map(|row| &values[row * cols..(row + 1) * cols]).copied().collect()
+    }
+}
+
+impl std::fmt::Display for RowSample {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match (self.is_all(), self.of) {
+            (true, 1) => f.write_str("the one row"),
+            (true, of) => write!(f, "all {of} rows"),
+            (false, of) => write!(f, "{} of {of} rows", self.rows.len()),
+        }
+    }
+}
+
+/// C in f64 for the sampled rows: `sample.rows().len() · n` values, row-major. `progress` is told how many
+/// features have been done since it was last called.
+///
+/// # Errors
+/// If gate and up do not belong together, or K of A is another.
+pub fn reference_rows(
+    epilogue: &Epilogue,
+    a: &AOperand<'_>,
+    sample: &RowSample,
+    weights: &GateUp<'_>,
+    progress: &(dyn Fn(usize) + Sync),
+) -> Result<Vec<f64>, Error> {
+    weights.check()?;
+    if a.k() != weights.k() {
+        return Err(Error::Gemm(dualgemm_gemm::Error::Operand {
+            tensor: "A".into(),
+            found: format!("[{}, {}]", a.rows(), a.k()),
+            expected: format!("K = {}, as {} has", weights.k(), weights.gate.name()),
+        }));
+    }
+    let (a, n) = (select_rows(a, sample.rows())?, weights.n());
+    let slices: Vec<Range<usize>> =
+        (0..n).step_by(FEATURES_PER_SLICE).map(|n0| n0..n.min(n0 + FEATURES_PER_SLICE)).collect();
+    let parts = slices
+        .par_iter()
+        .map(|slice| {
+            let part = reference(epilogue, &a, 0..a.rows(), &features(weights, slice.clone())?);
+            progress(slice.len());
+            Ok(part)
+        })
+        .collect::<Result<Vec<_>, Error>>()?;
+    let mut c = Vec::with_capacity(a.rows() * n);
+    for row in 0..a.rows() {
+        for (slice, part) in slices.iter().zip(&parts) {
+            c.extend_from_slice(&part[row * slice.len()..(row + 1) * slice.len()]);
+        }
+    }
+    Ok(c)
+}
+
+/// Some rows of A, copied.
+///
+/// # Errors
+/// If `rows` is empty.
+///
+/// # Panics
+/// If a row exceeds A.
+pub fn select_rows(a: &AOperand<'_>, rows: &[usize]) -> Result<AOperand<'static>, Error> {
+    fn pick<T: Copy>(m: &Matrix<'_, T>, rows: &[usize]) -> Result<Matrix<'static, T>, Error> {
+        let data: Vec<T> = rows.iter().flat_map(|&row| m.row(row)).copied().collect();
+        Ok(Matrix::new("A", rows.len(), m.cols(), data)?)
+    }
+    Ok(match a {
+        AOperand::Float(FloatMatrix::F32(m)) => AOperand::Float(FloatMatrix::F32(pick(m, rows)?)),
+        AOperand::Float(FloatMatrix::F16(m)) => AOperand::Float(FloatMatrix::F16(pick(m, rows)?)),
+        AOperand::Float(FloatMatrix::Bf16(m)) => AOperand::Float(FloatMatrix::Bf16(pick(m, rows)?)),
+        AOperand::Quantized(m) => {
+            let codes: Vec<u8> = rows.iter().flat_map(|&row| m.row_codes(row)).copied().collect();
+            let scales: Vec<u8> =
+                rows.iter().flat_map(|&row| (0..m.blocks()).map(move |b| m.scale_byte(row, b))).collect();
+            AOperand::Quantized(QuantizedMatrix::new(
+                m.name(),
+                m.format(),
+                rows.len(),
+                m.k(),
+                codes,
+                scales,
+                ScaleLayout::Linear,
+                m.global_scale(),
+            )?)
+        }
+    })
+}
+
+/// A range of the features of both halves; codes are borrowed.
+fn features<'w>(weights: &'w GateUp<'_>, range: Range<usize>) -> Result<GateUp<'w>, Error> {
+    let half = |m: &'w QuantizedMatrix<'_>| -> Result<QuantizedMatrix<'w>, Error> {
+        let scales: Vec<u8> =
+            range.clone().flat_map(|row| (0..m.blocks()).map(move |b| m.scale_byte(row, b))).collect();
+        let stride = m.row_stride();
+        let codes = &m.codes()[range.start * stride..(range.end - 1) * stride + m.k() / 2];
+        Ok(QuantizedMatrix::strided(
+            m.name(),
+            m.format(),
+            range.len(),
+            m.k(),
+            stride,
+            codes,
+            scales,
+            ScaleLayout::Linear,
+            m.global_scale(),
+        )?)
+    };
+    let bias = |bias: &'w Option<std::borrow::Cow<'_, [f32]>>| bias.as_ref().map(|b| b[range.clone()].into());
+    Ok(GateUp {
+        gate: half(&weights.gate)?,
+        up: half(&weights.up)?,
+        gate_bias: bias(&weights.gate_bias),
+        up_bias: bias(&weights.up_bias),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dualgemm_formats::{BlockFormat, GlobalScale};
+
+    fn quantized(
+        name: &str,
+        rows: usize,
+        k: usize,
+        layout: ScaleLayout,
+        seed: usize,
+    ) -> QuantizedMatrix<'static> {
+        let codes: Vec<u8> = (0..rows * k / 2).map(|i| (i * 37 + seed * 11 + i / 7) as u8).collect();
+        let scales: Vec<u8> = (0..rows * k / 16).map(|i| 0x20 + ((i * 5 + seed) % 64) as u8).collect();
+        QuantizedMatrix::new(
+            name,
+            BlockFormat::Nvfp4,
+            rows,
+            k,
+            codes,
+            scales,
+            ScaleLayout::Linear,
+            GlobalScale::divisor(96.0 + seed as f32),
+        )
+        .unwrap()
+        .with_scale_layout(layout)
+    }
+
+    #[test]
+    fn slices_and_samples_give_the_same_values_as_the_plain_reference_exact() {
+        let bias = |seed: usize| Some((0..150).map(|n| (n * seed) as f32 / 16.0).collect::<Vec<_>>().into());
+        let weights = GateUp {
+            gate_bias: bias(3),
+            up_bias: bias(5),
+            ..GateUp::new(
+                quantized("gate", 150, 48, ScaleLayout::Sf128x4, 1),
+                quantized("up", 150, 48, ScaleLayout::Linear, 2),
+            )
+        };
+        let float: Vec<f32> = (0..7 * 48).map(|i| (i % 23) as f32 / 8.0 - 1.0).collect();
+        let operands = [
+            AOperand::Quantized(quantized("a", 7, 48, ScaleLayout::Sf8x4, 3)),
+            AOperand::Float(FloatMatrix::F32(Matrix::new("a", 7, 48, float).unwrap())),
+        ];
+        let epilogue = Epilogue { alpha_gate: 0.5, ..Epilogue::default() };
+        for a in operands {
+            let whole = reference(&epilogue, &a, 0..7, &weights);
+            for sample in [RowSample::all(7), RowSample::spread(7, 3), RowSample::spread(7, 1)] {
+                let done = std::sync::atomic::AtomicUsize::new(0);
+                let tick = |n| drop(done.fetch_add(n, std::sync::atomic::Ordering::Relaxed));
+                let got = reference_rows(&epilogue, &a, &sample, &weights, &tick).unwrap();
+                assert_eq!(got, sample.pick(&whole, 150));
+                assert_eq!(done.into_inner(), 150);
+            }
+        }
+    }
+
+    #[test]
+    fn samples_hold_both_ends_and_say_what_they_are() {
+        assert_eq!(RowSample::spread(100, 4).rows(), [0, 33, 66, 99]);
+        assert_eq!(RowSample::spread(100, 4).to_string(), "4 of 100 rows");
+        assert_eq!(RowSample::spread(3, 4), RowSample::all(3));
+        assert_eq!(RowSample::all(3).to_string(), "all 3 rows");
+        assert_eq!(RowSample::within(8192, 14336, 4096, 1e9, 4).rows().len(), 8);
+        assert_eq!(RowSample::within(8192, 14336, 4096, 1.0, 4).rows().len(), 4);
+    }
+
+    #[test]
+    fn another_k_is_refused() {
+        let weights = GateUp::new(
+            quantized("gate", 2, 32, ScaleLayout::Linear, 1),
+            quantized("up", 2, 32, ScaleLayout::Linear, 2),
+        );
+        let a = AOperand::Quantized(quantized("a", 1, 16, ScaleLayout::Linear, 3));
+        let error =
+            reference_rows(&Epilogue::default(), &a, &RowSample::all(1), &weights, &|_| ()).unwrap_err();
+        assert_eq!(error.to_string(), "A is [1, 16]; the problem asks for K = 32, as gate has");
+    }
+}
