@@ -18,4 +18,7 @@ pub enum Error {
         /// What would be valid there.
         expected: String,
     },
+    /// A layout cannot exist.
+    #[error(transparent)]
+    Layout(#[from] crate::layout::LayoutError),
 }

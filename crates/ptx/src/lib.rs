@@ -7,6 +7,7 @@
 pub mod ast;
 pub mod error;
 pub mod isa;
+pub mod layout;
 pub mod legal;
 pub mod name;
 pub mod parse;

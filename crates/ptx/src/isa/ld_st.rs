@@ -82,9 +82,13 @@ rows! { LdSt;
     discard 7.4 ALL "data-movement-and-conversion-instructions-discard" "discard.global.L2  [a:global], n:#128";
 
     // Asynchronous copies of 4 to 16 bytes.
-    cp_async_ca 7.0 ALL "data-movement-and-conversion-instructions-cp-async" "cp.async.ca.<shared|shared::cta>.global{.L2::<64B|128B|256B>}  [d:shared], [a:global], n:#4|8|16, ?src:u32";
-    cp_async_cg 7.0 ALL "data-movement-and-conversion-instructions-cp-async" "cp.async.cg.<shared|shared::cta>.global{.L2::<64B|128B|256B>}  [d:shared], [a:global], n:#16, ?src:u32";
-    cp_async_hint 7.4 ALL "data-movement-and-conversion-instructions-cp-async" "cp.async.cg.<shared|shared::cta>.global.L2::cache_hint{.L2::<64B|128B|256B>}  [d:shared], [a:global], n:#16, policy:b64";
+    cp_async_ca 7.0 ALL "data-movement-and-conversion-instructions-cp-async" "cp.async.ca.shared.global  [d:shared], [a:global], n:#4|8|16, ?src:u32";
+    cp_async_ca_window 7.8 ALL "data-movement-and-conversion-instructions-cp-async" "cp.async.ca.shared::cta.global  [d:shared], [a:global], n:#4|8|16, ?src:u32";
+    cp_async_ca_prefetch 7.8 ALL "data-movement-and-conversion-instructions-cp-async" "cp.async.ca.<shared|shared::cta>.global.L2::<64B|128B|256B>  [d:shared], [a:global], n:#4|8|16, ?src:u32";
+    cp_async_cg 7.0 ALL "data-movement-and-conversion-instructions-cp-async" "cp.async.cg.shared.global  [d:shared], [a:global], n:#16, ?src:u32";
+    cp_async_cg_window 7.8 ALL "data-movement-and-conversion-instructions-cp-async" "cp.async.cg.shared::cta.global  [d:shared], [a:global], n:#16, ?src:u32";
+    cp_async_cg_prefetch 7.8 ALL "data-movement-and-conversion-instructions-cp-async" "cp.async.cg.<shared|shared::cta>.global.L2::<64B|128B|256B>  [d:shared], [a:global], n:#16, ?src:u32";
+    cp_async_hint 7.8 ALL "data-movement-and-conversion-instructions-cp-async" "cp.async.cg.<shared|shared::cta>.global.L2::cache_hint{.L2::<64B|128B|256B>}  [d:shared], [a:global], n:#16, policy:b64";
     cp_async_commit 7.0 ALL "data-movement-and-conversion-instructions-cp-async-commit-group" "cp.async.commit_group";
     cp_async_wait 7.0 ALL "data-movement-and-conversion-instructions-cp-async-wait-group" "cp.async.wait_group  n:#";
     cp_async_wait_all 7.0 ALL "data-movement-and-conversion-instructions-cp-async-wait-group" "cp.async.wait_all";

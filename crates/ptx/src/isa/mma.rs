@@ -17,7 +17,7 @@ rows! { Mma;
     mma_f8 8.4 SM89_UP "warp-level-matrix-instructions-mma" "mma.sync.aligned.m16n8k32.row.col.f32.<e4m3|e5m2>.<e4m3|e5m2>.f32  {d:f32*4}, {a:b32!*4}, {b:b32!*2}, {c:f32*4}";
     mma_f8_half 8.7 SM89_UP "warp-level-matrix-instructions-mma" "mma.sync.aligned.m16n8k32.row.col.f16.<e4m3|e5m2>.<e4m3|e5m2>.f16  {d:b32*2}, {a:b32!*4}, {b:b32!*2}, {c:b32*2}";
     mma_f8_k16 8.7 SM89_UP "warp-level-matrix-instructions-mma" "mma.sync.aligned.m16n8k16.row.col.f32.<e4m3|e5m2>.<e4m3|e5m2>.f32  {d:f32*4}, {a:b32!*2}, {b:b32!*1}, {c:f32*4}";
-    mma_kind_f8 8.7 BLACKWELL "warp-level-matrix-instructions-mma" "mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.<e4m3|e5m2>.<e4m3|e5m2>.f32  {d:f32*4}, {a:b32!*4}, {b:b32!*2}, {c:f32*4}";
+    mma_kind_f8 8.6 BLACKWELL "warp-level-matrix-instructions-mma" "mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.<e4m3|e5m2>.<e4m3|e5m2>.f32  {d:f32*4}, {a:b32!*4}, {b:b32!*2}, {c:f32*4}";
     mma_kind_f8_f6f4 8.7 SM120 "warp-level-matrix-instructions-mma" "mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.<e4m3|e5m2>.<e3m2|e2m3|e2m1>.f32  {d:f32*4}, {a:b32!*4}, {b:b32!*2}, {c:f32*4}";
     mma_kind_f6f4 8.7 SM120 "warp-level-matrix-instructions-mma" "mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.<e3m2|e2m3|e2m1>.<e4m3|e5m2|e3m2|e2m3|e2m1>.f32  {d:f32*4}, {a:b32!*4}, {b:b32!*2}, {c:f32*4}";
     mma_kind_f8_half 8.7 BLACKWELL "warp-level-matrix-instructions-mma" "mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f16.<e4m3|e5m2>.<e4m3|e5m2>.f16  {d:b32*2}, {a:b32!*4}, {b:b32!*2}, {c:b32*2}";

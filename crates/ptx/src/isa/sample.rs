@@ -169,8 +169,12 @@ const POOLS: [(Type, &str, u32); 8] = [
 ];
 
 fn kernel(name: &str, samples: Vec<Statement>) -> Function {
+    // 128-bit registers are younger than most instructions: declared only where used.
+    let wide = |s: &Statement| matches!(s, Statement::Instruction(i) if i.to_string().contains("%rq"));
+    let wide = samples.iter().any(wide);
     let mut body: Vec<Statement> = POOLS
         .iter()
+        .filter(|(ty, ..)| *ty != Type::B128 || wide)
         .map(|(ty, prefix, count)| {
             let names = vec![((*prefix).into(), Some(*count))];
             Statement::Reg(RegDecl { line: Line::default(), vector: None, ty: *ty, names })
