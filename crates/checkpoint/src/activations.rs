@@ -19,8 +19,7 @@ use crate::error::list;
 use crate::safetensors::write_to;
 use crate::{Dtype, Error, TensorFiles, TensorOut};
 
-const VALID: &str =
-    "one F32, F16 or BF16 tensor [M, K], or a_packed U8 [M, K/2], a_scale F8_E4M3 [M, K/16] and a_scale_2 F32 [1]";
+const VALID: &str = "one F32, F16 or BF16 tensor [M, K], or a_packed U8 [M, K/2], a_scale F8_E4M3 [M, K/16] and a_scale_2 F32 [1]";
 /// A result can be the next product's operand.
 const PREFIXES: [&str; 2] = ["a", "c"];
 const LAYOUT_KEY: &str = "scale_layout";
@@ -42,9 +41,9 @@ impl<'a> Activations<'a> {
     pub fn read(files: &'a TensorFiles, tensor: Option<&str>) -> Result<Self, Error> {
         let fault = |found| Error::Activations { file: files.root().into(), found, valid: VALID };
         if let Some(name) = tensor {
-            let view = files
-                .get(name)
-                .ok_or_else(|| fault(format!("no tensor `{name}` among {}", list(files.tensors().map(|t| t.name)))))?;
+            let view = files.get(name).ok_or_else(|| {
+                fault(format!("no tensor `{name}` among {}", list(files.tensors().map(|t| t.name))))
+            })?;
             return view.float_matrix().map(Self::Float);
         }
         if let Some(prefix) = PREFIXES.iter().find(|p| files.get(&format!("{p}_packed")).is_some()) {
@@ -147,7 +146,12 @@ impl<'a> Activations<'a> {
                     }
                 };
                 vec![
-                    TensorOut::new(format!("{name}_packed"), Dtype::U8, [m.rows(), m.k() / 2], dense_codes(m)),
+                    TensorOut::new(
+                        format!("{name}_packed"),
+                        Dtype::U8,
+                        [m.rows(), m.k() / 2],
+                        dense_codes(m),
+                    ),
                     TensorOut::new(format!("{name}_scale"), Dtype::F8E4m3, shape, m.scales()),
                     TensorOut::scalar(format!("{name}_scale_2"), &[1], m.global_scale().value()),
                 ]

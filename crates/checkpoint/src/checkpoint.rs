@@ -330,7 +330,8 @@ impl Checkpoint {
                 };
                 let (gate_module, up_module) = (module(Projection::Gate)?, module(Projection::Up)?);
                 let (gate, up) = (self.stored(gate_module)?, self.stored(up_module)?);
-                let bias = match (self.bias(gate_module, &gate, expert)?, self.bias(up_module, &up, expert)?) {
+                let bias = match (self.bias(gate_module, &gate, expert)?, self.bias(up_module, &up, expert)?)
+                {
                     (Some(gate), Some(up)) => Some((gate, up)),
                     (None, None) => None,
                     (gate, _) => {
@@ -346,12 +347,7 @@ impl Checkpoint {
                         (None, Some(_)) => Err(self.missing(gate_module, Role::InputScale, gate_module)),
                     }
                 });
-                (
-                    self.packed(&gate, gate_module, expert)?,
-                    self.packed(&up, up_module, expert)?,
-                    bias,
-                    input,
-                )
+                (self.packed(&gate, gate_module, expert)?, self.packed(&up, up_module, expert)?, bias, input)
             }
         };
         let (gate, up) = (gate.matrix(self.files.root())?, up.matrix(self.files.root())?);
@@ -429,8 +425,9 @@ impl Checkpoint {
         let not_quantized = |why| Error::NotQuantized { module: name.into(), why };
         let format = match &scheme.weights {
             Weights::ByType => {
-                return Stored::gguf(weight.clone())
-                    .ok_or_else(|| not_quantized(format!("its type is {} {:?}", weight.dtype, weight.shape)));
+                return Stored::gguf(weight.clone()).ok_or_else(|| {
+                    not_quantized(format!("its type is {} {:?}", weight.dtype, weight.shape))
+                });
             }
             Weights::Float(why) if is_packed(weight.dtype) => {
                 return Err(not_quantized(format!("{why}, yet `{}` is {}", weight.name, weight.dtype)));
@@ -518,7 +515,8 @@ impl Checkpoint {
             (&[one], _, _) => Ok(one),
             (all, Some(count), Some(e)) if all.len() == count && e < count => Ok(all[e]),
             _ => {
-                let per_expert = experts.map_or(String::new(), |count| format!(" or {count}, one per expert"));
+                let per_expert =
+                    experts.map_or(String::new(), |count| format!(" or {count}, one per expert"));
                 Err(view.shape_error(what, format!("one value{per_expert}")))
             }
         }

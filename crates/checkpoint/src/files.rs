@@ -17,7 +17,8 @@ use crate::safetensors::Header;
 use crate::{Dtype, Error, TensorView};
 
 const INDEX: &str = "model.safetensors.index.json";
-const OPENABLE: &str = "a directory with safetensors files, a .safetensors file, a .safetensors.index.json file or a .gguf file";
+const OPENABLE: &str =
+    "a directory with safetensors files, a .safetensors file, a .safetensors.index.json file or a .gguf file";
 
 #[derive(Debug)]
 struct Entry {
@@ -117,9 +118,8 @@ impl TensorFiles {
 
     fn open_index(&mut self, index: &Path) -> Result<(), Error> {
         let fault = |rule, found: String, valid: &str| Error::header(index, rule, found, valid);
-        let json = read_json(index)?.ok_or_else(|| {
-            Error::io(index, "open", std::io::Error::from(std::io::ErrorKind::NotFound))
-        })?;
+        let json = read_json(index)?
+            .ok_or_else(|| Error::io(index, "open", std::io::Error::from(std::io::ErrorKind::NotFound)))?;
         let map = json.value.get("weight_map").and_then(Value::as_object).ok_or_else(|| {
             fault("weight-map", "no object `weight_map`".into(), "an object of tensor name to file name")
         })?;
@@ -170,7 +170,11 @@ impl TensorFiles {
                 return Err(Error::header(
                     path,
                     "duplicate",
-                    format!("tensor `{}`, which {} holds too", t.name, self.files[other.file].path().display()),
+                    format!(
+                        "tensor `{}`, which {} holds too",
+                        t.name,
+                        self.files[other.file].path().display()
+                    ),
                     "each tensor in one file",
                 ));
             }

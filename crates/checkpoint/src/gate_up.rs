@@ -141,7 +141,10 @@ mod tests {
                 let mut seen = vec![false; 2 * n];
                 for half in [Half::Gate, Half::Up] {
                     for row in 0..n {
-                        assert!(!std::mem::replace(&mut seen[order.fused_row(half, row, n)], true), "{order}");
+                        assert!(
+                            !std::mem::replace(&mut seen[order.fused_row(half, row, n)], true),
+                            "{order}"
+                        );
                     }
                 }
             }

@@ -196,9 +196,9 @@ impl ModuleIndex {
         }
         let mut mlps: BTreeMap<(usize, String, MlpKind), Mlp> = BTreeMap::new();
         for (name, module) in &modules {
-            let Some(place) = Place::parse(name).filter(|_| module.get(Role::Weight).is_some()) else {
-                continue;
-            };
+            // Scales without a weight still say that there was to be one.
+            let has_weight = module.get(Role::Weight).or(module.get(Role::BlockScale)).is_some();
+            let Some(place) = Place::parse(name).filter(|_| has_weight) else { continue };
             if within.is_some_and(|w| !name.starts_with(w)) {
                 continue;
             }
@@ -239,8 +239,22 @@ mod tests {
                 Some(12),
                 Up,
             ),
-            ("model.layers.2.mlp.experts.gate_up_proj", "model.layers.2.mlp.experts", 2, Experts, None, GateUp),
-            ("model.layers.2.mlp.shared_experts.up_proj", "model.layers.2.mlp.shared_experts", 2, Shared, None, Up),
+            (
+                "model.layers.2.mlp.experts.gate_up_proj",
+                "model.layers.2.mlp.experts",
+                2,
+                Experts,
+                None,
+                GateUp,
+            ),
+            (
+                "model.layers.2.mlp.shared_experts.up_proj",
+                "model.layers.2.mlp.shared_experts",
+                2,
+                Shared,
+                None,
+                Up,
+            ),
             ("blk.5.ffn_gate", "blk.5", 5, Dense, None, Gate),
             ("blk.5.ffn_gate_exps", "blk.5", 5, Experts, None, Gate),
             ("blk.5.ffn_down_shexp", "blk.5", 5, Shared, None, Down),
@@ -249,7 +263,9 @@ mod tests {
         ] {
             assert_eq!(place(name), (path.into(), layer, kind, expert, projection), "{name}");
         }
-        for name in ["model.layers.0.mlp.gate", "model.norm", "lm_head", "model.layers.0.self_attn.q_proj", ""] {
+        for name in
+            ["model.layers.0.mlp.gate", "model.norm", "lm_head", "model.layers.0.self_attn.q_proj", ""]
+        {
             assert_eq!(Place::parse(name), None, "{name}");
         }
     }

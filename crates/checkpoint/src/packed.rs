@@ -102,7 +102,16 @@ impl<'a> Stored<'a> {
             }
         };
         let block = format.block_len();
-        let mut this = Self { weight, scales: None, format, experts, rows: outer, k: 0, arrangement: Arrangement::Transposed, swap_nibbles };
+        let mut this = Self {
+            weight,
+            scales: None,
+            format,
+            experts,
+            rows: outer,
+            k: 0,
+            arrangement: Arrangement::Transposed,
+            swap_nibbles,
+        };
         let per_expert = match (experts, scales.shape) {
             (Some(e), [first, rest @ ..]) if *first == e && !rest.is_empty() => Some(rest),
             (None, all) => Some(all),
@@ -138,11 +147,7 @@ impl<'a> Stored<'a> {
         };
         // A flat byte scale comes from an operator that writes the order its kernel reads.
         let flat = scales.dtype == Dtype::U8 && per_expert.is_some_and(|s| s.len() == 1);
-        let layout = if flat && layout == ScaleLayout::Linear {
-            ScaleLayout::Sf128x4
-        } else {
-            layout
-        };
+        let layout = if flat && layout == ScaleLayout::Linear { ScaleLayout::Sf128x4 } else { layout };
         let fits = match layout {
             ScaleLayout::Linear => per_expert == Some(&[rows, blocks]),
             ScaleLayout::Sf128x4 | ScaleLayout::Sf8x4 => bytes(layout) == Some(scales.bytes.len()),
@@ -153,7 +158,9 @@ impl<'a> Stored<'a> {
         let other = ScaleLayout::ALL
             .into_iter()
             .find(|&other| other != layout && bytes(other) == Some(scales.bytes.len()))
-            .map_or(String::new(), |other| format!("; the size is that of {other} order, which can be named explicitly"));
+            .map_or(String::new(), |other| {
+                format!("; the size is that of {other} order, which can be named explicitly")
+            });
         let lead = self.experts.map_or(String::new(), |e| format!("{e}, "));
         Err(scales.shape_error(
             "block scales",

@@ -49,7 +49,11 @@ impl Scheme {
     }
 
     pub(crate) fn other(what: impl Into<String>) -> Self {
-        Self { weights: Weights::Other(what.into()), input: Input::Ignored, scale_layout: ScaleLayout::Linear }
+        Self {
+            weights: Weights::Other(what.into()),
+            input: Input::Ignored,
+            scale_layout: ScaleLayout::Linear,
+        }
     }
 
     pub(crate) fn by_type() -> Self {
@@ -87,9 +91,9 @@ impl Pattern {
 
     fn matches(&self, module: &str) -> bool {
         match self {
-            Self::Under(name) => {
-                module.strip_prefix(name.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-            }
+            Self::Under(name) => module
+                .strip_prefix(name.as_str())
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('.')),
             Self::Glob(glob) => ancestors(module).any(|m| glob_matches(glob, m)),
             // A pattern that backtracks without end counts as no match; the limit is the library's.
             Self::Regex(regex) => regex.is_match(module).unwrap_or(false),

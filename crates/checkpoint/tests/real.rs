@@ -47,7 +47,9 @@ fn every_checkpoint_opens_with_its_own_convention() {
 fn modelopt_and_gguf_hold_the_same_numbers_exact() {
     let (a, b) = (open("modelopt-nvfp4"), open("mlp-nvfp4.gguf"));
     let (x, y) = (a.gate_up(0).unwrap(), b.gate_up(0).unwrap());
-    for (x, y) in [(&x.gate, &y.gate), (&x.up, &y.up), (&a.down(0).unwrap().weight, &b.down(0).unwrap().weight)] {
+    for (x, y) in
+        [(&x.gate, &y.gate), (&x.up, &y.up), (&a.down(0).unwrap().weight, &b.down(0).unwrap().weight)]
+    {
         assert_same_bytes(x, y);
         assert_eq!(x.global_scale(), y.global_scale());
     }
@@ -74,7 +76,9 @@ fn conventions_agree_with_the_unquantized_weights_close() {
     for name in ["modelopt-nvfp4", "compressed-tensors-nvfp4", "compressed-tensors-nvfp4a16"] {
         let c = open(name);
         let mlp = c.gate_up(0).unwrap();
-        for (m, f) in [(&mlp.gate, "gate_proj"), (&mlp.up, "up_proj"), (&c.down(0).unwrap().weight, "down_proj")] {
+        for (m, f) in
+            [(&mlp.gate, "gate_proj"), (&mlp.up, "up_proj"), (&c.down(0).unwrap().weight, "down_proj")]
+        {
             let e = rel(m, &float(f));
             // A wrong layout gives about 0.57, a wrong nibble order about 1.
             assert!((0.05..0.12).contains(&e), "{name} {f}: {e}");
@@ -107,7 +111,9 @@ fn matrices_borrow_the_mapped_file() {
 
 #[test]
 fn real_checkpoints_break_no_rule() {
-    for name in ["modelopt-nvfp4", "compressed-tensors-nvfp4", "compressed-tensors-nvfp4a16", "mlp-nvfp4.gguf"] {
+    for name in
+        ["modelopt-nvfp4", "compressed-tensors-nvfp4", "compressed-tensors-nvfp4a16", "mlp-nvfp4.gguf"]
+    {
         let findings = validate(&testdata(name), &OpenOptions::default());
         let messages: Vec<_> = findings.iter().map(|f| f.message.as_str()).collect();
         assert!(messages.is_empty(), "{name}: {messages:#?}");
@@ -124,7 +130,10 @@ fn a_missing_layer_says_which_exist() {
 fn float_checkpoints_are_not_taken_for_quantized_ones() {
     let path = testdata("mlp-bf16.safetensors");
     let e = Checkpoint::open(&path, &OpenOptions::default()).unwrap_err().to_string();
-    assert!(e.contains("declares how it is quantized; name the convention explicitly, one of modelopt,"), "{e}");
+    assert!(
+        e.contains("declares how it is quantized; name the convention explicitly, one of modelopt,"),
+        "{e}"
+    );
     let options = OpenOptions { convention: Some("modelopt".into()), ..Default::default() };
     let c = Checkpoint::open(&path, &options).unwrap();
     assert_eq!(
@@ -140,7 +149,8 @@ fn activations_are_found_in_float_files_and_triples() {
     let a = Activations::read(&files, None).unwrap();
     assert_eq!((a.rows(), a.k()), (64, 576));
     assert!(matches!(a, Activations::Float(FloatMatrix::F32(_))));
-    let files = dualgemm_checkpoint::TensorFiles::open(&testdata("expected-modelopt-nvfp4.safetensors")).unwrap();
+    let files =
+        dualgemm_checkpoint::TensorFiles::open(&testdata("expected-modelopt-nvfp4.safetensors")).unwrap();
     let Activations::Quantized(q) = Activations::read(&files, None).unwrap() else { panic!("the triple") };
     assert_eq!((q.rows(), q.k()), (64, 576));
     let c = Activations::read(&files, Some("c_w4a4")).unwrap();

@@ -57,10 +57,13 @@ fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
     if let Some(text) = evidence.metadata(METADATA) {
         let value: Value = serde_json::from_str(text).map_err(|e| not_json(METADATA, e))?;
         match &value["layers"] {
-            Value::Object(layers) => rules
-                .extend(layers.iter().map(|(name, layer)| (Pattern::Under(name.clone()), scheme(layer)))),
+            Value::Object(layers) => {
+                rules.extend(layers.iter().map(|(name, layer)| (Pattern::Under(name.clone()), scheme(layer))))
+            }
             Value::Null if value.get("format").is_some() => otherwise = scheme(&value),
-            other => return Err(config_error(file, format!("{METADATA}.layers"), other, "an object of layers")),
+            other => {
+                return Err(config_error(file, format!("{METADATA}.layers"), other, "an object of layers"));
+            }
         }
     } else if rules.is_empty() {
         // Named by the caller for a file without declarations.

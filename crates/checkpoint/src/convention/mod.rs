@@ -115,9 +115,8 @@ impl Convention {
     pub(crate) fn detect(evidence: &Evidence<'_>) -> Result<&'static Self, Error> {
         let found: Vec<(&'static Self, String)> =
             CONVENTIONS.iter().filter_map(|&c| (c.detect)(evidence).map(|why| (c, why))).collect();
-        let fault = |found| {
-            Err(Error::Convention { file: evidence.files.root().into(), found, valid: names() })
-        };
+        let fault =
+            |found| Err(Error::Convention { file: evidence.files.root().into(), found, valid: names() });
         match found.as_slice() {
             [(convention, _)] => Ok(convention),
             [] => match evidence.method() {
@@ -144,11 +143,14 @@ fn names() -> String {
 
 /// What the tensor names look like: a hint for a person, never a decision.
 fn hint(files: &TensorFiles) -> String {
-    let distinctive =
-        [("modelopt", ".weight_scale_2"), ("compressed-tensors", ".weight_packed"), ("torchao", "._weight_qdata")];
-    let found = distinctive
-        .iter()
-        .find_map(|(name, suffix)| files.tensors().find(|t| t.name.ends_with(suffix)).map(|t| (name, t.name)));
+    let distinctive = [
+        ("modelopt", ".weight_scale_2"),
+        ("compressed-tensors", ".weight_packed"),
+        ("torchao", "._weight_qdata"),
+    ];
+    let found = distinctive.iter().find_map(|(name, suffix)| {
+        files.tensors().find(|t| t.name.ends_with(suffix)).map(|t| (name, t.name))
+    });
     found.map_or(String::new(), |(name, tensor)| format!(" (`{tensor}` looks like {name})"))
 }
 
@@ -206,6 +208,11 @@ impl<'a> Evidence<'a> {
 }
 
 /// A configuration value that cannot be used.
-pub(crate) fn config_error(file: &Path, key: impl Into<String>, found: &Value, valid: impl Into<String>) -> Error {
+pub(crate) fn config_error(
+    file: &Path,
+    key: impl Into<String>,
+    found: &Value,
+    valid: impl Into<String>,
+) -> Error {
     Error::Config { file: file.into(), key: key.into(), found: found.to_string(), valid: valid.into() }
 }

@@ -150,7 +150,8 @@ impl Reader<'_> {
     fn take(&mut self, len: usize, what: &str) -> Result<&[u8], Error> {
         if len > self.left() {
             let found = format!("{what} of {len} bytes at byte {}", self.at);
-            return Err(self.fault("truncated", found, format!("inside the {} bytes", self.bytes.len())));
+            let valid = format!("at most {} bytes, up to the end of the file", self.left());
+            return Err(self.fault("truncated", found, valid));
         }
         let start = self.at;
         self.at += len;
@@ -175,7 +176,11 @@ impl Reader<'_> {
     fn check_count(&self, count: u64, min_len: usize, what: &str) -> Result<(), Error> {
         let most = (self.left() / min_len) as u64;
         if count > most {
-            return Err(self.fault("count", format!("{count} {what}"), format!("at most {most} in this file")));
+            return Err(self.fault(
+                "count",
+                format!("{count} {what}"),
+                format!("at most {most} in this file"),
+            ));
         }
         Ok(())
     }
@@ -270,7 +275,11 @@ impl Reader<'_> {
         let id = self.u32("a tensor type")?;
         let offset = self.u64("a tensor offset")?;
         let dtype = Dtype::from_ggml(id).ok_or_else(|| {
-            self.fault("type", format!("{id} for tensor `{name}`"), "a ggml type up to 40 that is not removed")
+            self.fault(
+                "type",
+                format!("{id} for tensor `{name}`"),
+                "a ggml type up to 40 that is not removed",
+            )
         })?;
         let shape: Option<Vec<usize>> = dims.iter().rev().map(|&d| d.try_into().ok()).collect();
         let len = shape.as_ref().and_then(|shape| {

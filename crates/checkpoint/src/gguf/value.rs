@@ -43,8 +43,8 @@ impl GgufValue {
     pub const ARRAY: u32 = 9;
     /// Names of the types by number.
     pub const TYPES: [&'static str; 13] = [
-        "uint8", "int8", "uint16", "int16", "uint32", "int32", "float32", "bool", "string", "array", "uint64",
-        "int64", "float64",
+        "uint8", "int8", "uint16", "int16", "uint32", "int32", "float32", "bool", "string", "array",
+        "uint64", "int64", "float64",
     ];
 
     /// Fewest bytes that a value of that type takes in a file; `None` for an unknown type.

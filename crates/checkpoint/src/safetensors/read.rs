@@ -15,6 +15,8 @@ const MAX_HEADER: u64 = 100_000_000;
 /// Bytes of the length in front of the header.
 const PREFIX: usize = 8;
 const METADATA: &str = "__metadata__";
+const VALID_JSON: &str =
+    "an object of distinct names to {dtype, shape, data_offsets}, and of __metadata__ to strings";
 
 /// One tensor of a header.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,22 +48,24 @@ impl Header {
     /// `offsets`, `contiguous`, `exact-length`.
     pub fn parse(bytes: &[u8], file: &Path) -> Result<Self, Error> {
         let fault = |rule, found: String, valid: String| Error::header(file, rule, found, valid);
-        let prefix: [u8; PREFIX] =
-            bytes.get(..PREFIX).and_then(|b| b.try_into().ok()).ok_or_else(|| {
-                fault("length-prefix", format!("a file of {} bytes", bytes.len()), "at least 8 bytes".into())
-            })?;
+        let prefix: [u8; PREFIX] = bytes.get(..PREFIX).and_then(|b| b.try_into().ok()).ok_or_else(|| {
+            fault("length-prefix", format!("a file of {} bytes", bytes.len()), "at least 8 bytes".into())
+        })?;
         let len = u64::from_le_bytes(prefix);
         let room = (bytes.len() - PREFIX) as u64;
         if len < 2 || len > room.min(MAX_HEADER) {
             return Err(fault(
                 "header-length",
                 format!("a length of {len}"),
-                format!("2 to {} bytes in a file of {}", room.min(MAX_HEADER), bytes.len()),
+                match room.min(MAX_HEADER) {
+                    0..2 => "at least 2, in a file that has them".into(),
+                    most => format!("2 to {most} in a file of {} bytes", bytes.len()),
+                },
             ));
         }
         let data_start = PREFIX + len as usize;
         let raw: RawHeader = serde_json::from_slice(&bytes[PREFIX..data_start])
-            .map_err(|e| fault("json", e.to_string(), "one object of distinct tensor names".into()))?;
+            .map_err(|e| fault("json", e.to_string(), VALID_JSON.into()))?;
         let data_len = bytes.len() - data_start;
 
         let mut spans = Vec::with_capacity(raw.tensors.len());

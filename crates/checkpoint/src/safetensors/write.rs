@@ -34,11 +34,8 @@ fn plan<'t, 'a>(
         let elements = t.shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
         let len = elements.and_then(|n| t.dtype.byte_len(n));
         let storable = t.dtype.rank() != usize::MAX && len == Some(t.bytes.len());
-        let entry = Entry {
-            dtype: t.dtype.name(),
-            shape: &t.shape,
-            data_offsets: (offset, offset + t.bytes.len()),
-        };
+        let entry =
+            Entry { dtype: t.dtype.name(), shape: &t.shape, data_offsets: (offset, offset + t.bytes.len()) };
         if !storable || header.insert(t.name.clone(), serde_json::json!(entry)).is_some() {
             return Err(Error::header(
                 file,
@@ -60,10 +57,7 @@ fn plan<'t, 'a>(
 ///
 /// # Errors
 /// If a tensor's bytes do not fit its shape, its type is not a safetensors type, or a name occurs twice.
-pub fn serialize(
-    tensors: &[TensorOut<'_>],
-    metadata: &BTreeMap<String, String>,
-) -> Result<Vec<u8>, Error> {
+pub fn serialize(tensors: &[TensorOut<'_>], metadata: &BTreeMap<String, String>) -> Result<Vec<u8>, Error> {
     let (mut bytes, order) = plan(tensors, metadata, Path::new("(memory)"))?;
     for t in order {
         bytes.extend_from_slice(&t.bytes);

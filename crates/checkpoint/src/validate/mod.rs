@@ -81,7 +81,8 @@ impl Checkpoint {
         if let (Some(new), Some(old)) = (new, old) {
             if new != old {
                 let file = self.files().root().display().to_string();
-                let message = format!("{file}: config.json says quant_algo {new}, hf_quant_config.json {old}");
+                let message =
+                    format!("{file}: config.json says quant_algo {new}, hf_quant_config.json {old}");
                 findings.push(Finding::new("config-agrees", file, old.to_string(), message));
             }
         }
@@ -166,7 +167,10 @@ impl Checkpoint {
             push(
                 "tensor-scale-sense",
                 scale.held().to_string(),
-                format!("tensor scale {} as a {what}, which is {usual} unless |w| exceeds 2688", scale.held()),
+                format!(
+                    "tensor scale {} as a {what}, which is {usual} unless |w| exceeds 2688",
+                    scale.held()
+                ),
             );
         }
     }

@@ -1,6 +1,5 @@
 //! A model in the compressed-tensors convention.
 
-
 use dualgemm_formats::BlockFormat;
 use serde_json::{Map, Value, json};
 

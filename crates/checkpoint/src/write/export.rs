@@ -21,10 +21,8 @@ impl Checkpoint {
     /// If a quantized module cannot be read, or is quantized in a way that is not a 4-bit block format.
     pub fn export(&self) -> Result<Model<'_>, Error> {
         let is_gguf = self.files().gguf_metadata().is_some();
-        let mut model = Model {
-            config: self.files().config().map(|json| json.value.clone()),
-            ..Model::default()
-        };
+        let mut model =
+            Model { config: self.files().config().map(|json| json.value.clone()), ..Model::default() };
         let mut done = BTreeSet::new();
         for mlp in &self.index().mlps {
             if mlp.modules().any(|m| self.is_quantized_module(m)) {
@@ -96,8 +94,7 @@ impl Checkpoint {
                     None => format!("{path}.{fallback}"),
                 },
             };
-            let packed =
-                |p| mlp.module(own, p).is_some_and(|module| self.is_quantized_module(module));
+            let packed = |p| mlp.module(own, p).is_some_and(|module| self.is_quantized_module(module));
             let mut push = |module, weight, input_scale, bias| {
                 model.linears.push(LinearOut { module, weight, input_scale, bias });
             };

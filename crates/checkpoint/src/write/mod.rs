@@ -108,19 +108,22 @@ pub struct WriteReport {
 pub fn write(path: &Path, output: Output, model: &Model<'_>) -> Result<WriteReport, Error> {
     let mut seen = BTreeSet::new();
     if let Some(twice) = model.linears.iter().find(|l| !seen.insert(&l.module)) {
-        return Err(Error::header(path, "writable", format!("module `{}` twice", twice.module), "distinct names"));
+        return Err(Error::header(
+            path,
+            "writable",
+            format!("module `{}` twice", twice.module),
+            "distinct names",
+        ));
     }
     let ends_in = |ending| path.extension().is_some_and(|e| e == ending);
     let wrong_ending = |found, valid| Err(Error::Path { file: path.into(), found, valid });
     match output {
         Output::Gguf if ends_in("gguf") => gguf::write(path, model),
         Output::Gguf => wrong_ending("does not end in .gguf".into(), "a .gguf file for GGUF output"),
-        Output::Modelopt | Output::CompressedTensors if ends_in("gguf") => {
-            wrong_ending(
-                format!("ends in .gguf, which {} cannot be", output.name()),
-                "a directory or a .safetensors file",
-            )
-        }
+        Output::Modelopt | Output::CompressedTensors if ends_in("gguf") => wrong_ending(
+            format!("ends in .gguf, which {} cannot be", output.name()),
+            "a directory or a .safetensors file",
+        ),
         Output::Modelopt => write_hf(path, model, modelopt::describe(model, path)?),
         Output::CompressedTensors => write_hf(path, model, compressed_tensors::describe(model)?),
     }
@@ -168,12 +171,7 @@ fn write_hf<'m>(
 }
 
 /// Codes and block scales, which all safetensors conventions store alike.
-fn push_weight<'m>(
-    out: &mut Vec<TensorOut<'m>>,
-    linear: &'m LinearOut<'_>,
-    codes: &str,
-    scale_dtype: Dtype,
-) {
+fn push_weight<'m>(out: &mut Vec<TensorOut<'m>>, linear: &'m LinearOut<'_>, codes: &str, scale_dtype: Dtype) {
     let m = &linear.weight;
     out.push(TensorOut::new(
         format!("{}{codes}", linear.module),
@@ -209,7 +207,11 @@ fn divisor(scale: GlobalScale, tensor: &str) -> Result<f32, Error> {
     if value.is_finite() && value > 0.0 {
         return Ok(value);
     }
-    Err(Error::ScaleValue { tensor: tensor.into(), what: "the reciprocal of a tensor scale", value: scale.value() })
+    Err(Error::ScaleValue {
+        tensor: tensor.into(),
+        what: "the reciprocal of a tensor scale",
+        value: scale.value(),
+    })
 }
 
 /// Names of the linear layers that stay in float: two-dimensional weights, and the output head, which may be

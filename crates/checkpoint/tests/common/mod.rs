@@ -70,7 +70,12 @@ impl Weight {
         let rows: Vec<usize> = rows.into_iter().collect();
         let pick =
             |all: &[u8], len: usize| rows.iter().flat_map(|r| all[r * len..(r + 1) * len].to_vec()).collect();
-        Self { rows: rows.len(), codes: pick(&self.codes, cb), scales: pick(&self.scales, sb), ..self.clone() }
+        Self {
+            rows: rows.len(),
+            codes: pick(&self.codes, cb),
+            scales: pick(&self.scales, sb),
+            ..self.clone()
+        }
     }
 
     pub fn stacked(&self, below: &Self) -> Self {
@@ -87,9 +92,8 @@ impl Weight {
         assert_eq!((m.rows(), m.k()), (self.rows, self.k), "{}", m.name());
         let codes: Vec<u8> = (0..m.rows()).flat_map(|r| m.row_codes(r).to_vec()).collect();
         assert!(codes == self.codes, "codes of {} differ", m.name());
-        let scales: Vec<u8> = (0..m.rows())
-            .flat_map(|r| (0..m.blocks()).map(move |b| m.scale_byte(r, b)))
-            .collect();
+        let scales: Vec<u8> =
+            (0..m.rows()).flat_map(|r| (0..m.blocks()).map(move |b| m.scale_byte(r, b))).collect();
         assert!(scales == self.scales, "scales of {} differ", m.name());
     }
 }
@@ -152,12 +156,14 @@ impl Fixture {
 
     /// Writes the directory.
     pub fn write(&self, dir: &Path) {
-        std::fs::write(dir.join("model.safetensors"), serialize(&self.tensors, &self.metadata).unwrap()).unwrap();
+        std::fs::write(dir.join("model.safetensors"), serialize(&self.tensors, &self.metadata).unwrap())
+            .unwrap();
         self.write_configs(dir);
     }
 
     pub fn write_configs(&self, dir: &Path) {
-        for (name, value) in [("config.json", &self.config), ("hf_quant_config.json", &self.hf_quant_config)] {
+        for (name, value) in [("config.json", &self.config), ("hf_quant_config.json", &self.hf_quant_config)]
+        {
             if let Some(value) = value {
                 std::fs::write(dir.join(name), value.to_string()).unwrap();
             }
@@ -206,7 +212,10 @@ pub fn compressed_config(groups: &[(&[&str], u64, Value)]) -> Value {
         .enumerate()
         .map(|(i, (targets, size, input))| {
             let weights = json!({ "num_bits": 4, "type": "float", "group_size": size });
-            (format!("group_{i}"), json!({ "targets": targets, "weights": weights, "input_activations": input }))
+            (
+                format!("group_{i}"),
+                json!({ "targets": targets, "weights": weights, "input_activations": input }),
+            )
         })
         .collect();
     json!({ "quantization_config": {
@@ -220,11 +229,9 @@ pub fn local_activations() -> Value {
 /// Messages with the temporary directory's name taken out.
 pub fn message(e: &Error) -> String {
     let text = e.to_string();
-    match (text.find("/tmp/"), text.find(".tmp")) {
-        (Some(start), Some(tmp)) if start < tmp => {
-            let end = text[tmp..].find([':', '/', ' ']).map_or(text.len(), |i| tmp + i);
-            format!("{}DIR{}", &text[..start], &text[end..])
-        }
-        _ => text,
-    }
+    let temp = format!("{}/", std::env::temp_dir().display());
+    let Some(start) = text.find(&temp) else { return text };
+    let end = text[start + temp.len()..].find([':', ';', '/', ' ']);
+    let end = end.map_or(text.len(), |i| start + temp.len() + i);
+    format!("{}DIR{}", &text[..start], &text[end..])
 }

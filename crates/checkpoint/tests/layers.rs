@@ -1,0 +1,337 @@
+//! Finding gate and up: shards, experts, fused orders, naming styles, several stacks of layers.
+
+mod common;
+
+use common::{Fixture, Weight, message, modelopt_config};
+use dualgemm_checkpoint::{Checkpoint, Dtype, Error, GateUpOrder, Half, MlpKind, OpenOptions};
+use serde_json::json;
+
+fn w4a16() -> Fixture {
+    Fixture { config: Some(modelopt_config("W4A16_NVFP4")), ..Fixture::default() }
+}
+
+fn defaults() -> OpenOptions {
+    OpenOptions::default()
+}
+
+fn with_order(order: GateUpOrder) -> OpenOptions {
+    OpenOptions { gate_up_order: Some(order), ..defaults() }
+}
+
+#[test]
+fn gate_and_up_and_their_scales_may_lie_in_different_shards() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut f = w4a16();
+    for e in 0..3 {
+        for (i, p) in ["w1", "w3", "w2"].iter().enumerate() {
+            let w = Weight::new(10 * e + i as u64, 64, 64);
+            f.modelopt(&format!("model.layers.5.block_sparse_moe.experts.{e}.{p}"), &w, 1e-3, None);
+        }
+    }
+    // Every tensor of a module in another shard than its neighbours.
+    f.write_sharded(dir.path(), |name| match name {
+        _ if name.ends_with("weight_scale_2") => 2,
+        _ if name.ends_with("weight_scale") => usize::from(name.contains("w1")),
+        _ => usize::from(name.contains("w3")),
+    });
+    for path in [dir.path().to_path_buf(), dir.path().join("model.safetensors.index.json")] {
+        let c = Checkpoint::open(&path, &defaults()).unwrap();
+        assert_eq!(c.layers(), [5]);
+        let experts = c.experts(5).unwrap();
+        assert_eq!(experts.ids(), [0, 1, 2]);
+        for e in 0..3 {
+            let mlp = experts.gate_up(e).unwrap();
+            Weight::new(10 * e as u64, 64, 64).assert_is(&mlp.gate);
+            Weight::new(10 * e as u64 + 1, 64, 64).assert_is(&mlp.up);
+            Weight::new(10 * e as u64 + 2, 64, 64).assert_is(&experts.down(e).unwrap().weight);
+        }
+        let e = experts.gate_up(3).unwrap_err().to_string();
+        assert_eq!(e, "model.layers.5.block_sparse_moe.experts: no expert 3; there are 0, 1, 2");
+        let e = message(&c.gate_up(5).unwrap_err());
+        assert!(
+            e.ends_with(
+                "layer 5 holds experts `model.layers.5.block_sparse_moe.experts`; there is no dense MLP in it"
+            ),
+            "{e}"
+        );
+    }
+}
+
+#[test]
+fn a_missing_expert_tensor_names_the_expert() {
+    let mut f = w4a16();
+    for p in ["gate_proj", "up_proj", "down_proj"] {
+        f.modelopt(&format!("model.layers.0.mlp.experts.7.{p}"), &Weight::new(1, 64, 64), 1e-3, None);
+    }
+    f.remove("model.layers.0.mlp.experts.7.up_proj.weight_scale_2");
+    let c = f.open(&defaults()).unwrap();
+    let e = message(&c.experts(0).unwrap().gate_up(7).unwrap_err());
+    assert!(
+        e.starts_with("model.layers.0.mlp.experts.7.up_proj.weight_scale_2: is missing from DIR;"),
+        "{e}"
+    );
+}
+
+/// Gate and up arranged in an order, by the order's own index function, which has drawings of its own.
+fn fuse(order: GateUpOrder, gate: &Weight, up: &Weight) -> Weight {
+    let n = gate.rows;
+    let both = gate.stacked(up);
+    let mut source = vec![usize::MAX; 2 * n];
+    for row in 0..n {
+        source[order.fused_row(Half::Gate, row, n)] = row;
+        source[order.fused_row(Half::Up, row, n)] = n + row;
+    }
+    both.rows_at(source)
+}
+
+#[test]
+fn fused_orders_are_undone_and_a_wrong_one_changes_the_result() {
+    let (gate, up) = (Weight::new(1, 192, 64), Weight::new(2, 192, 64));
+    for order in GateUpOrder::ALL {
+        let fused = fuse(order, &gate, &up);
+        for swizzled in [false, true] {
+            let mut f = w4a16();
+            let name = "model.layers.0.mlp.gate_up_proj";
+            f.modelopt(name, &fused, 1e-3, None);
+            f.f32(&format!("{name}.bias"), &[384], &(0..384).map(|i| i as f32).collect::<Vec<_>>());
+            if swizzled {
+                let scale = f.tensor(&format!("{name}.weight_scale"));
+                let bytes = fused.swizzled();
+                (scale.dtype, scale.shape, scale.bytes) = (Dtype::U8, vec![bytes.len()], bytes.into());
+            }
+            let c = f.open(&with_order(order)).unwrap();
+            let mlp = c.gate_up(0).unwrap();
+            gate.assert_is(&mlp.gate);
+            up.assert_is(&mlp.up);
+            let (gate_bias, up_bias) = mlp.bias.unwrap();
+            for row in 0..192 {
+                assert_eq!(gate_bias[row] as usize, order.fused_row(Half::Gate, row, 192));
+                assert_eq!(up_bias[row] as usize, order.fused_row(Half::Up, row, 192));
+            }
+            for wrong in GateUpOrder::ALL.into_iter().filter(|&o| o != order) {
+                let c = f.open(&with_order(wrong)).unwrap();
+                let read = c.gate_up(0).unwrap();
+                let same = (0..192).all(|r| read.gate.row_codes(r) == &gate.codes[r * 32..(r + 1) * 32]);
+                assert!(!same, "{order} read as {wrong}");
+            }
+        }
+    }
+}
+
+#[test]
+fn halves_are_views_and_other_orders_copies() {
+    let (gate, up) = (Weight::new(1, 128, 64), Weight::new(2, 128, 64));
+    for (order, borrowed) in
+        [(GateUpOrder::GateUp, true), (GateUpOrder::UpGate, true), (GateUpOrder::GateUpRows, false)]
+    {
+        let mut f = w4a16();
+        f.modelopt("model.layers.0.mlp.gate_up_proj", &fuse(order, &gate, &up), 1e-3, None);
+        let c = f.open(&with_order(order)).unwrap();
+        let file = c.files().get("model.layers.0.mlp.gate_up_proj.weight").unwrap().bytes.as_ptr_range();
+        let mlp = c.gate_up(0).unwrap();
+        assert_eq!(file.contains(&mlp.up.codes().as_ptr()), borrowed, "{order}");
+    }
+}
+
+#[test]
+fn a_fused_tensor_needs_an_order_that_fits() {
+    let mut f = w4a16();
+    f.modelopt("model.layers.0.mlp.gate_up_proj", &Weight::new(1, 96, 64), 1e-3, None);
+    let e = f.open(&defaults()).unwrap().gate_up(0).unwrap_err().to_string();
+    assert_eq!(
+        e,
+        "model.layers.0.mlp.gate_up_proj.weight: holds gate and up in one tensor; name their order explicitly, one of \
+         gate-up, up-gate, up-gate-64, up-gate-32, gate-up-rows, up-gate-rows, trtllm-gen"
+    );
+    let e = f.open(&with_order(GateUpOrder::UpGate64)).unwrap().gate_up(0).unwrap_err().to_string();
+    assert_eq!(
+        e,
+        "model.layers.0.mlp.gate_up_proj.weight: has 96 rows; order up-gate-64 needs a positive multiple of 128"
+    );
+}
+
+/// Three experts in one parameter, with names without `.weight`.
+fn stacked(weights: &[Weight], transposed: bool) -> Fixture {
+    let mut f = w4a16();
+    let (rows, k) = (weights[0].rows, weights[0].k);
+    let lay = |bytes: &[u8], cols: usize| -> Vec<u8> {
+        if !transposed {
+            return bytes.to_vec();
+        }
+        (0..cols).flat_map(|c| (0..rows).map(move |r| bytes[r * cols + c])).collect()
+    };
+    let shape = |cols: usize| if transposed { [3, cols, rows] } else { [3, rows, cols] };
+    let name = "model.layers.0.mlp.experts.gate_up_proj";
+    let codes = weights.iter().flat_map(|w| lay(&w.codes, k / 2)).collect();
+    let scales = weights.iter().flat_map(|w| lay(&w.scales, k / 16)).collect();
+    f.add(name, Dtype::U8, &shape(k / 2), codes);
+    f.add(&format!("{name}_weight_scale"), Dtype::F8E4m3, &shape(k / 16), scales);
+    f.f32(&format!("{name}_weight_scale_2"), &[3, 1, 1], &[0.001, 0.002, 0.003]);
+    f.f32(&format!("{name}_bias"), &[3, rows], &(0..3 * rows).map(|i| i as f32).collect::<Vec<_>>());
+    f
+}
+
+#[test]
+fn experts_in_one_tensor_are_read_in_both_dimension_orders() {
+    let weights: Vec<Weight> = (0..3).map(|e| Weight::new(40 + e, 96, 64)).collect();
+    for transposed in [false, true] {
+        let mut f = stacked(&weights, transposed);
+        f.config.as_mut().unwrap()["hidden_size"] = json!(64);
+        let c = f.open(&with_order(GateUpOrder::GateUpRows)).unwrap();
+        let experts = c.experts(0).unwrap();
+        assert_eq!(experts.ids(), [0, 1, 2]);
+        assert_eq!(c.mlps()[0].experts, 3);
+        for (e, w) in weights.iter().enumerate() {
+            let mlp = experts.gate_up(e).unwrap();
+            w.rows_at((0..48).map(|r| 2 * r)).assert_is(&mlp.gate);
+            w.rows_at((0..48).map(|r| 2 * r + 1)).assert_is(&mlp.up);
+            assert_eq!(mlp.up.global_scale().value(), [0.001, 0.002, 0.003][e]);
+            assert_eq!(mlp.bias.unwrap().1[1], (e * 96 + 3) as f32);
+        }
+        assert!(matches!(experts.gate_up(3), Err(Error::NoExpert { .. })));
+    }
+}
+
+#[test]
+fn a_stacked_tensor_that_contradicts_the_config_is_refused() {
+    let mut f = stacked(&(0..3).map(|e| Weight::new(e, 96, 64)).collect::<Vec<_>>(), true);
+    f.config.as_mut().unwrap()["hidden_size"] = json!(96);
+    let c = f.open(&with_order(GateUpOrder::GateUp)).unwrap();
+    let e = c.experts(0).unwrap().gate_up(0).unwrap_err().to_string();
+    assert_eq!(
+        e,
+        "model.layers.0.mlp.experts.gate_up_proj: shape [3, 96, 64] cannot be a projection of this model; valid is \
+         K = 96, the hidden_size of config.json"
+    );
+}
+
+#[test]
+fn stacked_scales_that_fit_neither_order_are_refused() {
+    let mut f = stacked(&(0..3).map(|e| Weight::new(e, 96, 64)).collect::<Vec<_>>(), false);
+    let t = f.tensor("model.layers.0.mlp.experts.gate_up_proj_weight_scale");
+    t.shape = vec![3, 4, 96];
+    let c = f.open(&with_order(GateUpOrder::GateUp)).unwrap();
+    let e = c.experts(0).unwrap().gate_up(0).unwrap_err().to_string();
+    assert!(e.contains("shape [3, 4, 96] cannot be block scales; valid is [3, 96, 4] for"), "{e}");
+}
+
+#[test]
+fn shared_and_routed_experts_and_dense_layers_are_told_apart() {
+    let mut f = w4a16();
+    let mlp = |f: &mut Fixture, path: &str, seed| {
+        for (i, p) in ["gate_proj", "up_proj", "down_proj"].iter().enumerate() {
+            f.modelopt(&format!("{path}.{p}"), &Weight::new(seed + i as u64, 64, 64), 1e-3, None);
+        }
+    };
+    mlp(&mut f, "model.layers.0.mlp", 1);
+    mlp(&mut f, "model.layers.1.mlp.experts.0", 11);
+    mlp(&mut f, "model.layers.1.mlp.shared_experts", 21);
+    f.add("model.layers.1.mlp.gate.weight", Dtype::Bf16, &[1, 64], vec![0; 128]);
+    let c = f.open(&defaults()).unwrap();
+    assert_eq!(c.layers(), [0, 1]);
+    let kinds: Vec<_> = c.mlps().iter().map(|m| (m.layer, m.kind)).collect();
+    assert_eq!(kinds, [(0, MlpKind::Dense), (1, MlpKind::Experts), (1, MlpKind::Shared)]);
+    Weight::new(1, 64, 64).assert_is(&c.gate_up(0).unwrap().gate);
+    Weight::new(11, 64, 64).assert_is(&c.experts(1).unwrap().gate_up(0).unwrap().gate);
+    Weight::new(22, 64, 64).assert_is(&c.shared_gate_up(1).unwrap().up);
+    Weight::new(23, 64, 64).assert_is(&c.shared_down(1).unwrap().weight);
+    assert!(matches!(c.experts(0), Err(Error::LayerKind { .. })));
+    assert!(message(&c.gate_up(7).unwrap_err()).ends_with("there is one in layers 0 to 1"));
+}
+
+#[test]
+fn two_stacks_of_layers_need_a_name() {
+    let mut f = w4a16();
+    for (stack, seed) in [("model.layers", 1), ("mtp.layers", 11)] {
+        for (i, p) in ["gate_proj", "up_proj"].iter().enumerate() {
+            f.modelopt(&format!("{stack}.0.mlp.{p}"), &Weight::new(seed + i as u64, 64, 64), 1e-3, None);
+        }
+    }
+    let e = message(&f.open(&defaults()).unwrap().gate_up(0).unwrap_err());
+    assert!(
+        e.ends_with("layer 0 holds several: `model.layers.0.mlp`, `mtp.layers.0.mlp`; say within which of these names to look")
+            || e.ends_with("layer 0 holds several: `mtp.layers.0.mlp`, `model.layers.0.mlp`; say within which of these names to look"),
+        "{e}"
+    );
+    let c = f.open(&OpenOptions { within: Some("mtp.".into()), ..defaults() }).unwrap();
+    Weight::new(11, 64, 64).assert_is(&c.gate_up(0).unwrap().gate);
+    // A vision tower in floats is no second answer.
+    let mut f = w4a16();
+    for (i, p) in ["gate_proj", "up_proj"].iter().enumerate() {
+        f.modelopt(&format!("model.layers.0.mlp.{p}"), &Weight::new(1 + i as u64, 64, 64), 1e-3, None);
+        f.add(&format!("visual.blocks.0.mlp.{p}.weight"), Dtype::Bf16, &[2, 2], vec![0; 8]);
+    }
+    Weight::new(1, 64, 64).assert_is(&f.open(&defaults()).unwrap().gate_up(0).unwrap().gate);
+}
+
+#[test]
+fn gate_and_up_keep_their_own_tensor_scales() {
+    for ratio in [1.2547f32, 2.14, 10.0] {
+        let mut f = w4a16();
+        f.modelopt("model.layers.0.mlp.gate_proj", &Weight::new(1, 64, 64), 3.85e-5, None);
+        f.modelopt("model.layers.0.mlp.up_proj", &Weight::new(2, 64, 64), 3.85e-5 * ratio, None);
+        let c = f.open(&defaults()).unwrap();
+        let mlp = c.gate_up(0).unwrap();
+        assert_eq!(
+            [mlp.gate.global_scale().value(), mlp.up.global_scale().value()],
+            [3.85e-5, 3.85e-5 * ratio]
+        );
+    }
+}
+
+#[test]
+fn indices_that_lie_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut f = w4a16();
+    for p in ["gate_proj", "up_proj"] {
+        f.modelopt(&format!("model.layers.0.mlp.{p}"), &Weight::new(1, 64, 64), 1e-3, None);
+    }
+    f.write_sharded(dir.path(), |name| usize::from(name.contains("up_proj")));
+    let index = dir.path().join("model.safetensors.index.json");
+    let honest: serde_json::Value = serde_json::from_slice(&std::fs::read(&index).unwrap()).unwrap();
+    let error = |change: &dyn Fn(&mut serde_json::Value)| {
+        let mut json = honest.clone();
+        change(&mut json);
+        std::fs::write(&index, json.to_string()).unwrap();
+        message(&Checkpoint::open(dir.path(), &defaults()).unwrap_err())
+    };
+    let up = "model.layers.0.mlp.up_proj.weight";
+    assert_eq!(
+        error(&|j| j["weight_map"][up] = json!("model-00000.safetensors")),
+        format!(
+            "DIR/model.safetensors.index.json: header rule `weight-map`: found tensor `{up}` in \
+             model-00000.safetensors, which does not hold it; valid is the file that holds each tensor"
+        )
+    );
+    assert!(
+        error(&|j| drop(j["weight_map"].as_object_mut().unwrap().remove(up)))
+            .contains(&format!("no entry for tensor `{up}`"))
+    );
+    assert!(
+        error(&|j| j["weight_map"][up] = json!("../secret.safetensors"))
+            .contains("rule `shard-name`: found \"../secret.safetensors\"")
+    );
+    assert!(error(&|j| j["weight_map"][up] = json!("/etc/passwd")).contains("rule `shard-name`"));
+    assert!(error(&|j| j["weight_map"][up] = json!(3)).contains("rule `shard-name`: found 3 for tensor"));
+    assert!(error(&|j| j["weight_map"] = json!({})).contains("an empty `weight_map`"));
+    assert!(error(&|j| j["weight_map"] = json!([])).contains("no object `weight_map`"));
+    assert!(
+        error(&|j| j["weight_map"][up] = json!("model-00009.safetensors"))
+            .contains("model-00009.safetensors: cannot open: No such file")
+    );
+}
+
+#[test]
+fn paths_that_are_no_checkpoint_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = |path: &std::path::Path| message(&Checkpoint::open(path, &defaults()).unwrap_err());
+    assert!(open(dir.path()).starts_with("DIR: holds no safetensors file; valid are a directory with"));
+    assert!(open(&dir.path().join("none")).starts_with("DIR/none: cannot open: No such file"));
+    std::fs::write(dir.path().join("model.bin"), b"x").unwrap();
+    assert!(
+        open(&dir.path().join("model.bin")).starts_with("DIR/model.bin: has an unknown ending; valid are")
+    );
+    std::fs::write(dir.path().join("config.json"), b"[1]").unwrap();
+    std::fs::write(dir.path().join("m.safetensors"), b"").unwrap();
+    assert!(open(dir.path()).contains("rule `length-prefix`: found a file of 0 bytes"));
+}

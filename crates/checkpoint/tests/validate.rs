@@ -1,0 +1,251 @@
+//! Every rule finds what it is for, names it, and nothing else.
+
+mod common;
+
+use common::{Fixture, Weight, compressed_config, local_activations, modelopt_config, testdata};
+use dualgemm_checkpoint::validate::{Finding, RULES, Severity};
+use dualgemm_checkpoint::{Checkpoint, Dtype, OpenOptions, TensorFiles, validate};
+use dualgemm_formats::ScaleLayout;
+use serde_json::{Value, json};
+
+const GATE: &str = "model.layers.0.mlp.gate_proj";
+
+fn healthy() -> Fixture {
+    let mut f = Fixture { config: Some(modelopt_config("NVFP4")), ..Fixture::default() };
+    for (i, p) in ["gate_proj", "up_proj", "down_proj"].iter().enumerate() {
+        f.modelopt(&format!("model.layers.0.mlp.{p}"), &Weight::new(i as u64, 64, 64), 1e-3, Some(0.5));
+    }
+    f
+}
+
+fn compressed() -> Fixture {
+    let groups: [(&[&str], u64, Value); 1] = [(&["Linear"], 16, local_activations())];
+    let mut f = Fixture { config: Some(compressed_config(&groups)), ..Fixture::default() };
+    for (i, p) in ["gate_proj", "up_proj", "down_proj"].iter().enumerate() {
+        f.compressed(&format!("model.layers.0.mlp.{p}"), &Weight::new(i as u64, 64, 64), 1000.0, Some(8.0));
+    }
+    f
+}
+
+fn findings(f: &Fixture) -> Vec<Finding> {
+    let dir = tempfile::tempdir().unwrap();
+    f.write(dir.path());
+    validate(dir.path(), &OpenOptions::default())
+}
+
+#[track_caller]
+fn assert_finds(f: &Fixture, expected: &[(&str, &str, &str)]) {
+    let found = findings(f);
+    let got: Vec<_> = found.iter().map(|f| (f.rule.id, f.tensor.as_str(), f.value.as_str())).collect();
+    assert_eq!(got, expected, "{found:#?}");
+    for finding in &found {
+        assert!(!finding.message.is_empty());
+    }
+}
+
+#[test]
+fn healthy_checkpoints_have_no_findings() {
+    assert_finds(&healthy(), &[]);
+    assert_finds(&compressed(), &[]);
+}
+
+#[test]
+fn scale_bytes_are_found_with_their_place_and_number() {
+    let weight = format!("{GATE}.weight");
+    for (byte, what) in [(0x7F, "NaN"), (0xFF, "NaN"), (0x80, "negative"), (0xB8, "negative")] {
+        let mut f = healthy();
+        let bytes = f.tensor(&format!("{GATE}.weight_scale")).bytes.to_mut();
+        (bytes[5], bytes[9]) = (byte, byte);
+        assert_finds(&f, &[("scale-byte", &weight, "2 bytes")]);
+        assert_eq!(
+            findings(&f)[0].message,
+            format!(
+                "{weight}: block scale {byte:#04x} at row 1, block 1 is {what}; valid are 0x00..=0x7e (2 such bytes)"
+            )
+        );
+    }
+}
+
+#[test]
+fn tensor_scales_that_are_none_or_inverted_are_found() {
+    let name = format!("{GATE}.weight_scale_2");
+    for bad in [0.0f32, -1.0, f32::NAN, f32::INFINITY] {
+        let mut f = healthy();
+        f.tensor(&name).bytes = bad.to_le_bytes().to_vec().into();
+        assert_finds(&f, &[("tensor-scale", &name, &bad.to_string())]);
+    }
+    let mut f = healthy();
+    for p in ["gate_proj", "up_proj", "down_proj"] {
+        f.tensor(&format!("model.layers.0.mlp.{p}.weight_scale_2")).bytes =
+            1000f32.to_le_bytes().to_vec().into();
+    }
+    let found = findings(&f);
+    assert_eq!(found.len(), 3);
+    assert!(found.iter().all(|f| f.rule.id == "tensor-scale-sense" && f.rule.severity == Severity::Warning));
+    let mut f = compressed();
+    for p in ["gate_proj", "up_proj"] {
+        let t = f.tensor(&format!("model.layers.0.mlp.{p}.weight_global_scale"));
+        t.bytes = 0.001f32.to_le_bytes().to_vec().into();
+    }
+    let found = findings(&f);
+    assert_eq!(found.len(), 2);
+    assert_eq!(
+        found[0].message,
+        format!(
+            "{GATE}.weight_packed: tensor scale 0.001 as a divisor, which is above 1 unless |w| exceeds 2688"
+        )
+    );
+}
+
+#[test]
+fn halves_that_differ_are_found_with_their_ratio() {
+    let mut f = healthy();
+    f.tensor(&format!("{GATE}.weight_scale_2")).bytes = 3.85e-5f32.to_le_bytes().to_vec().into();
+    f.tensor("model.layers.0.mlp.up_proj.weight_scale_2").bytes = 4.83e-5f32.to_le_bytes().to_vec().into();
+    f.tensor("model.layers.0.mlp.up_proj.input_scale").bytes = 0.25f32.to_le_bytes().to_vec().into();
+    assert_finds(
+        &f,
+        &[
+            ("halves-tensor-scale", GATE, "0.0000385 and 0.0000483"),
+            ("halves-input-scale", GATE, "0.5 and 0.25"),
+        ],
+    );
+    assert_eq!(
+        findings(&f)[0].message,
+        format!(
+            "{GATE}: tensor scales of gate and up differ, 0.0000385 and 0.0000483 (x1.2545); both are kept"
+        )
+    );
+}
+
+#[test]
+fn missing_tensors_are_found_once_each() {
+    for tensor in ["weight_scale", "weight_scale_2", "input_scale"] {
+        let mut f = healthy();
+        f.remove(&format!("{GATE}.{tensor}"));
+        assert_finds(&f, &[("missing-tensor", &format!("{GATE}.{tensor}"), "missing")]);
+    }
+    let mut f = healthy();
+    f.remove(&format!("{GATE}.weight"));
+    assert_finds(&f, &[("missing-tensor", &format!("{GATE}.weight"), "missing")]);
+}
+
+#[test]
+fn uncalibrated_experts_are_listed() {
+    let mut f = Fixture { config: Some(modelopt_config("NVFP4")), ..Fixture::default() };
+    for e in 0..3 {
+        for p in ["gate_proj", "up_proj", "down_proj"] {
+            f.modelopt(
+                &format!("model.layers.0.mlp.experts.{e}.{p}"),
+                &Weight::new(e, 64, 64),
+                1e-3,
+                Some(0.5),
+            );
+        }
+    }
+    let scale = |e: usize, p: &str| format!("model.layers.0.mlp.experts.{e}.{p}.input_scale");
+    f.tensor(&scale(1, "down_proj")).bytes = f32::INFINITY.to_le_bytes().to_vec().into();
+    f.tensor(&scale(2, "gate_proj")).bytes = 0f32.to_le_bytes().to_vec().into();
+    f.remove(&scale(2, "up_proj"));
+    assert_finds(
+        &f,
+        &[
+            ("uncalibrated", &scale(1, "down_proj"), "inf"),
+            ("uncalibrated", &scale(2, "gate_proj"), "0"),
+            ("uncalibrated", &scale(2, "up_proj"), "missing"),
+        ],
+    );
+}
+
+#[test]
+fn shapes_types_and_layers_are_found() {
+    let mut f = healthy();
+    let t = f.tensor(&format!("{GATE}.weight_scale"));
+    (t.shape, t.bytes) = (vec![64, 5], vec![0x38; 320].into());
+    assert_finds(&f, &[("shape", &format!("{GATE}.weight_scale"), "[64, 5]")]);
+    let mut f = healthy();
+    f.tensor(&format!("{GATE}.weight_scale")).dtype = Dtype::F8E5m2;
+    assert_finds(&f, &[("storage-type", &format!("{GATE}.weight_scale"), "F8_E5M2")]);
+    let mut f = healthy();
+    f.tensors.retain(|t| !t.name.contains("up_proj"));
+    assert_eq!(findings(&f)[0].rule.id, "missing-tensor");
+    let mut f = healthy();
+    f.tensors.retain(|t| !t.name.contains("gate_proj"));
+    assert_eq!(findings(&f)[0].rule.id, "layers");
+    let mut f = healthy();
+    f.tensors.retain(|t| t.name.contains("down_proj"));
+    f.modelopt("model.layers.0.mlp.gate_up_proj", &Weight::new(1, 64, 64), 1e-3, Some(0.5));
+    assert_finds(&f, &[("fused-order", "model.layers.0.mlp.gate_up_proj.weight", "no order")]);
+    let mut f = healthy();
+    f.f32(&format!("{GATE}.pre_quant_scale"), &[64], &[1.0; 64]);
+    assert_eq!(findings(&f)[0].rule.id, "unsupported");
+}
+
+#[test]
+fn files_that_do_not_open_are_one_finding() {
+    let mut f = healthy();
+    f.config = Some(json!({ "quantization_config": { "quant_method": "awq" } }));
+    assert_eq!(findings(&f)[0].rule.id, "convention");
+    f.config = Some(modelopt_config("NVFP5"));
+    assert_eq!(findings(&f)[0].rule.id, "config");
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(validate(&dir.path().join("none"), &OpenOptions::default())[0].rule.id, "readable");
+    std::fs::write(dir.path().join("m.safetensors"), [0; 20]).unwrap();
+    assert_eq!(validate(dir.path(), &OpenOptions::default())[0].rule.id, "header");
+    let mut f = healthy();
+    f.hf_quant_config = Some(json!({ "quantization": { "quant_algo": "FP8" } }));
+    let found = findings(&f);
+    assert_eq!((found.len(), found[0].rule.id, found[0].value.as_str()), (1, "config-agrees", "\"FP8\""));
+}
+
+#[test]
+fn padding_that_is_not_zero_is_found() {
+    let mut f = Fixture::default();
+    f.metadata.insert("_quantization_metadata".into(), r#"{"format": "nvfp4"}"#.into());
+    for p in ["gate_proj", "up_proj"] {
+        let w = Weight::new(1, 100, 64);
+        let m = format!("model.layers.0.mlp.{p}");
+        f.modelopt(&m, &w, 1e-3, None);
+        let t = f.tensor(&format!("{m}.weight_scale"));
+        (t.shape, t.bytes) = (vec![128, 4], w.swizzled().into());
+    }
+    assert_finds(&f, &[]);
+    // Row 127 is padding.
+    let at = ScaleLayout::Sf128x4.offset(127, 0, 4);
+    f.tensor(&format!("{GATE}.weight_scale")).bytes.to_mut()[at] = 0x7F;
+    assert_finds(&f, &[("scale-padding", &format!("{GATE}.weight"), "1 bytes")]);
+}
+
+/// Real weights under a convention with the other scale order: the heuristic speaks, and only then.
+#[test]
+fn real_scales_in_the_wrong_order_are_noticed_in_both_directions() {
+    let files = TensorFiles::open(&testdata("modelopt-nvfp4")).unwrap();
+    for swizzle_on_disk in [false, true] {
+        let mut f = Fixture { config: Some(modelopt_config("NVFP4")), ..Fixture::default() };
+        for t in files.tensors().filter(|t| t.name.contains("gate_proj") || t.name.contains("up_proj")) {
+            let bytes = if swizzle_on_disk && t.name.ends_with("weight_scale") {
+                ScaleLayout::Linear.convert(t.bytes, ScaleLayout::Sf128x4, t.shape[0], t.shape[1])
+            } else {
+                t.bytes.to_vec()
+            };
+            f.add(t.name, t.dtype, t.shape, bytes);
+        }
+        for (read_as, wrong) in
+            [(ScaleLayout::Linear, swizzle_on_disk), (ScaleLayout::Sf128x4, !swizzle_on_disk)]
+        {
+            let options = OpenOptions { scale_layout: Some(read_as), ..OpenOptions::default() };
+            let found: Checkpoint = f.open(&options).unwrap();
+            let found: Vec<_> = found.validate().iter().map(|f| f.rule.id).collect();
+            let expected: &[&str] = if wrong { &["scale-order", "scale-order"] } else { &[] };
+            assert_eq!(found, expected, "on disk swizzled: {swizzle_on_disk}, read as {read_as}");
+        }
+    }
+}
+
+#[test]
+fn every_rule_has_a_text_and_a_severity() {
+    for rule in RULES {
+        assert!(rule.doc.len() > 20, "{}", rule.id);
+    }
+    assert_eq!(RULES.iter().filter(|r| r.severity == Severity::Warning).count(), 6);
+}

@@ -1,0 +1,359 @@
+//! Written checkpoints, read back.
+
+mod common;
+
+use std::collections::BTreeSet;
+
+use common::{Fixture, Weight, compressed_config, message, modelopt_config, testdata};
+use dualgemm_checkpoint::write::{LinearOut, Model, Output, WriteReport, write};
+use dualgemm_checkpoint::{Checkpoint, Dtype, GateUpOrder, OpenOptions, TensorFiles, validate};
+use dualgemm_formats::{BlockFormat, GlobalScale, GlobalScaleSource, QuantizedMatrix, ScaleLayout};
+use serde_json::{Value, json};
+
+fn defaults() -> OpenOptions {
+    OpenOptions::default()
+}
+
+fn convert(c: &Checkpoint, to: &std::path::Path, output: Output) -> (Checkpoint, WriteReport) {
+    let report = write(to, output, &c.export().unwrap()).unwrap();
+    for file in &report.files {
+        assert!(file.exists(), "{}", file.display());
+    }
+    (Checkpoint::open(to, &defaults()).unwrap(), report)
+}
+
+fn bytes(files: &TensorFiles, name: &str) -> Vec<u8> {
+    files.get(name).unwrap_or_else(|| panic!("{name}")).bytes.to_vec()
+}
+
+fn names(files: &TensorFiles) -> BTreeSet<String> {
+    files.tensors().map(|t| t.name.to_string()).collect()
+}
+
+fn assert_same_layer(a: &Checkpoint, b: &Checkpoint) {
+    let (x, y) = (a.gate_up(0).unwrap(), b.gate_up(0).unwrap());
+    for (x, y) in
+        [(&x.gate, &y.gate), (&x.up, &y.up), (&a.down(0).unwrap().weight, &b.down(0).unwrap().weight)]
+    {
+        assert_eq!((x.rows(), x.k(), x.format()), (y.rows(), y.k(), y.format()));
+        for row in 0..x.rows() {
+            assert_eq!(x.row_codes(row), y.row_codes(row));
+            assert!((0..x.blocks()).all(|b| x.scale_byte(row, b) == y.scale_byte(row, b)));
+        }
+    }
+}
+
+#[test]
+fn the_same_convention_gives_the_same_tensors_exact() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, output) in [
+        ("modelopt-nvfp4", Output::Modelopt),
+        ("compressed-tensors-nvfp4", Output::CompressedTensors),
+        ("compressed-tensors-nvfp4a16", Output::CompressedTensors),
+    ] {
+        let a = Checkpoint::open(&testdata(name), &defaults()).unwrap();
+        let (b, report) = convert(&a, &dir.path().join(name), output);
+        assert_eq!(names(a.files()), names(b.files()));
+        assert_eq!(report.tensors, a.files().tensors().count());
+        assert!(report.skipped.is_empty());
+        for t in a.files().tensors() {
+            let back = b.files().get(t.name).unwrap();
+            assert_eq!((t.dtype, t.shape), (back.dtype, back.shape), "{}", t.name);
+            assert!(t.bytes == back.bytes, "{}", t.name);
+        }
+        // Configurations say the same, apart from versions and observers.
+        let config = |c: &Checkpoint| c.files().config().unwrap().value.clone();
+        assert_eq!(config(&a)["hidden_size"], config(&b)["hidden_size"]);
+        let q = |c: &Checkpoint, path| {
+            config(c)["quantization_config"].pointer(path).cloned().unwrap_or(Value::Null)
+        };
+        for path in [
+            "/quant_method",
+            "/quant_algo",
+            "/format",
+            "/config_groups/group_0/targets",
+            "/config_groups/group_0/weights/group_size",
+            "/config_groups/group_0/input_activations/dynamic",
+        ] {
+            assert_eq!(q(&a, path), q(&b, path), "{path}");
+        }
+        assert!(validate(&dir.path().join(name), &defaults()).is_empty());
+    }
+}
+
+#[test]
+fn modelopt_to_compressed_tensors_and_back_keeps_every_weight() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = Checkpoint::open(&testdata("modelopt-nvfp4"), &defaults()).unwrap();
+    let (ct, _) = convert(&a, &dir.path().join("ct"), Output::CompressedTensors);
+    assert_eq!(ct.convention().name, "compressed-tensors");
+    let (back, _) = convert(&ct, &dir.path().join("back"), Output::Modelopt);
+    assert_eq!(names(a.files()), names(back.files()));
+    for t in a.files().tensors() {
+        if t.name.ends_with("weight_scale_2") || t.name.ends_with("input_scale") {
+            // The file in between holds a reciprocal: it comes back within one unit in the last place.
+            let bits = |b: &[u8]| i64::from(u32::from_le_bytes(b.try_into().unwrap()));
+            let back = bytes(back.files(), t.name);
+            assert!((bits(t.bytes) - bits(&back)).abs() <= 1, "{}", t.name);
+        } else {
+            assert!(t.bytes == bytes(back.files(), t.name), "{}", t.name);
+        }
+    }
+    assert_same_layer(&a, &back);
+}
+
+#[test]
+fn powers_of_two_survive_the_reciprocal_exact() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut f = Fixture { config: Some(modelopt_config("NVFP4")), ..Fixture::default() };
+    for (i, p) in ["gate_proj", "up_proj", "down_proj"].iter().enumerate() {
+        let scale = 2f32.powi(-8 - i as i32);
+        f.modelopt(&format!("model.layers.0.mlp.{p}"), &Weight::new(i as u64, 64, 64), scale, Some(0.25));
+    }
+    let a = f.open(&defaults()).unwrap();
+    let (ct, _) = convert(&a, &dir.path().join("ct"), Output::CompressedTensors);
+    let (x, y) = (a.gate_up(0).unwrap(), ct.gate_up(0).unwrap());
+    assert_eq!(y.gate.global_scale().source(), GlobalScaleSource::Divisor(256.0));
+    for row in 0..64 {
+        assert!((0..64).all(
+            |k| x.gate.value(row, k) == y.gate.value(row, k) && x.up.value(row, k) == y.up.value(row, k)
+        ));
+    }
+    let (back, _) = convert(&ct, &dir.path().join("back"), Output::Modelopt);
+    for t in a.files().tensors() {
+        assert!(t.bytes == bytes(back.files(), t.name), "{}", t.name);
+    }
+}
+
+#[test]
+fn gguf_holds_the_gated_mlps_and_reports_the_rest() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = Checkpoint::open(&testdata("modelopt-nvfp4"), &defaults()).unwrap();
+    let path = dir.path().join("m.gguf");
+    let (g, report) = convert(&a, &path, Output::Gguf);
+    assert_same_layer(&a, &g);
+    assert_eq!(g.gate_up(0).unwrap().gate.global_scale(), a.gate_up(0).unwrap().gate.global_scale());
+    assert!(g.gate_up(0).unwrap().input_scales().unwrap().is_some());
+    assert!(report.skipped.iter().any(|n| n == "model.layers.0.self_attn.q_proj"));
+    assert!(report.skipped.iter().any(|n| n == "model.embed_tokens.weight"));
+    // The producer's own GGUF has the same bytes.
+    let theirs = Checkpoint::open(&testdata("mlp-nvfp4.gguf"), &defaults()).unwrap();
+    for t in theirs.files().tensors() {
+        assert!(t.bytes == bytes(g.files(), t.name), "{}", t.name);
+    }
+    // And back into a directory of Hugging Face names.
+    let (back, _) = convert(&g, &dir.path().join("hf"), Output::Modelopt);
+    assert_same_layer(&a, &back);
+    let name = "model.layers.0.mlp.up_proj.weight_scale_2";
+    assert_eq!(bytes(a.files(), name), bytes(back.files(), name));
+}
+
+#[test]
+fn a_lone_file_carries_its_configuration() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = Checkpoint::open(&testdata("compressed-tensors-nvfp4"), &defaults()).unwrap();
+    for output in [Output::Modelopt, Output::CompressedTensors] {
+        let path = dir.path().join(format!("{}.safetensors", output.name()));
+        let (b, report) = convert(&a, &path, output);
+        assert_eq!(report.files, [path]);
+        assert_eq!(b.convention().name, output.name());
+        assert_same_layer(&a, &b);
+        assert!(b.gate_up(0).unwrap().input_scales().unwrap().is_some());
+    }
+}
+
+#[test]
+fn fused_and_stacked_experts_are_taken_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut f = Fixture { config: Some(modelopt_config("W4A16_NVFP4")), ..Fixture::default() };
+    let weights: Vec<Weight> = (0..2).map(|e| Weight::new(e, 96, 64)).collect();
+    let downs: Vec<Weight> = (0..2).map(|e| Weight::new(20 + e, 64, 48)).collect();
+    let name = "model.layers.3.mlp.experts";
+    for (p, w) in [("gate_up_proj", &weights), ("down_proj", &downs)] {
+        let (rows, k) = (w[0].rows, w[0].k);
+        let all = |f: fn(&Weight) -> &Vec<u8>| w.iter().flat_map(|w| f(w).clone()).collect::<Vec<u8>>();
+        f.add(&format!("{name}.{p}"), Dtype::U8, &[2, rows, k / 2], all(|w| &w.codes));
+        f.add(&format!("{name}.{p}_weight_scale"), Dtype::F8E4m3, &[2, rows, k / 16], all(|w| &w.scales));
+        f.f32(&format!("{name}.{p}_weight_scale_2"), &[2], &[0.001, 0.002]);
+    }
+    f.f32(&format!("{name}.gate_up_proj_bias"), &[2, 96], &(0..192).map(|i| i as f32).collect::<Vec<_>>());
+    let options = OpenOptions { gate_up_order: Some(GateUpOrder::UpGate), ..defaults() };
+    let a = f.open(&options).unwrap();
+    for output in [Output::Modelopt, Output::CompressedTensors] {
+        let (b, _) = convert(&a, &dir.path().join(output.name()), output);
+        let (x, y) = (a.experts(3).unwrap(), b.experts(3).unwrap());
+        assert_eq!(y.ids(), [0, 1]);
+        assert!(b.files().get(&format!("{name}.1.gate_proj.weight_scale")).is_some());
+        for e in 0..2 {
+            weights[e].rows_at(0..48).assert_is(&y.gate_up(e).unwrap().up);
+            weights[e].rows_at(48..96).assert_is(&y.gate_up(e).unwrap().gate);
+            downs[e].assert_is(&y.down(e).unwrap().weight);
+            assert_eq!(x.gate_up(e).unwrap().bias, y.gate_up(e).unwrap().bias);
+        }
+    }
+}
+
+#[test]
+fn experts_become_one_gguf_tensor_and_come_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut f = Fixture { config: Some(modelopt_config("NVFP4")), ..Fixture::default() };
+    for e in 0..3u64 {
+        for (i, p) in ["w1", "w3", "w2"].iter().enumerate() {
+            let m = format!("model.layers.2.block_sparse_moe.experts.{e}.{p}");
+            f.modelopt(&m, &Weight::new(10 * e + i as u64, 64, 64), 0.001 * (e + 1) as f32, Some(0.5));
+        }
+    }
+    let a = f.open(&defaults()).unwrap();
+    let path = dir.path().join("m.gguf");
+    let (g, _) = convert(&a, &path, Output::Gguf);
+    assert_eq!(g.files().get("blk.2.ffn_gate_exps.weight").unwrap().shape, [3, 64, 64]);
+    let (hf, _) = convert(&g, &dir.path().join("hf"), Output::CompressedTensors);
+    for c in [&g, &hf] {
+        let experts = c.experts(2).unwrap();
+        for e in 0..3 {
+            let mlp = experts.gate_up(e).unwrap();
+            Weight::new(10 * e as u64, 64, 64).assert_is(&mlp.gate);
+            Weight::new(10 * e as u64 + 1, 64, 64).assert_is(&mlp.up);
+            Weight::new(10 * e as u64 + 2, 64, 64).assert_is(&experts.down(e).unwrap().weight);
+            let relative = mlp.gate.global_scale().value() / (0.001 * (e + 1) as f32);
+            assert!((relative - 1.0).abs() < 1e-6);
+        }
+    }
+}
+
+#[test]
+fn mxfp4_is_written_where_it_exists() {
+    let dir = tempfile::tempdir().unwrap();
+    let groups: [(&[&str], u64, Value); 1] = [(&["Linear"], 32, Value::Null)];
+    let mut f = Fixture { config: Some(compressed_config(&groups)), ..Fixture::default() };
+    for (i, p) in ["gate_proj", "up_proj", "down_proj"].iter().enumerate() {
+        let w = Weight::with_block(i as u64, 64, 64, 32);
+        f.compressed(&format!("model.layers.0.mlp.{p}"), &w, 0.0, None);
+    }
+    let a = f.open(&defaults()).unwrap();
+    let (ct, _) = convert(&a, &dir.path().join("ct"), Output::CompressedTensors);
+    let (g, _) = convert(&a, &dir.path().join("m.gguf"), Output::Gguf);
+    for c in [&ct, &g] {
+        assert_same_layer(&a, c);
+        assert_eq!(c.gate_up(0).unwrap().gate.format(), BlockFormat::Mxfp4);
+        assert_eq!(c.gate_up(0).unwrap().gate.global_scale(), GlobalScale::ONE);
+    }
+    let e = write(&dir.path().join("mo"), Output::Modelopt, &a.export().unwrap()).unwrap_err().to_string();
+    assert!(e.contains("mxfp4 in ModelOpt's convention is not supported; nvfp4 is"), "{e}");
+    assert!(!dir.path().join("mo").exists());
+}
+
+fn linear(module: &str, seed: u64, input: Option<f32>) -> LinearOut<'static> {
+    let w = Weight::new(seed, 130, 64);
+    let weight = QuantizedMatrix::new(
+        module,
+        BlockFormat::Nvfp4,
+        130,
+        64,
+        w.codes.clone(),
+        w.swizzled(),
+        ScaleLayout::Sf128x4,
+        GlobalScale::multiplier(0.001),
+    );
+    LinearOut {
+        module: module.into(),
+        weight: weight.unwrap(),
+        input_scale: input.map(GlobalScale::multiplier),
+        bias: None,
+    }
+}
+
+#[test]
+fn mixed_activation_scales_are_declared_per_module_and_scales_are_unswizzled() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut model = Model::default();
+    for (i, (p, input)) in
+        [("gate_proj", Some(0.5)), ("up_proj", Some(0.5)), ("down_proj", None)].iter().enumerate()
+    {
+        model.linears.push(linear(&format!("model.layers.0.mlp.{p}"), i as u64, *input));
+    }
+    for output in [Output::Modelopt, Output::CompressedTensors] {
+        let path = dir.path().join(output.name());
+        write(&path, output, &model).unwrap();
+        let c = Checkpoint::open(&path, &defaults()).unwrap();
+        let mlp = c.gate_up(0).unwrap();
+        Weight::new(0, 130, 64).assert_is(&mlp.gate);
+        assert_eq!(mlp.gate.scale_layout(), ScaleLayout::Linear);
+        assert_eq!(mlp.input_scales().unwrap().unwrap().0.value(), 0.5);
+        assert_eq!(c.down(0).unwrap().input_scale().unwrap(), None);
+    }
+}
+
+#[test]
+fn an_error_leaves_nothing_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let left = || dir.path().read_dir().unwrap().map(|e| e.unwrap().file_name()).collect::<Vec<_>>();
+    let mut model = Model::default();
+    model.linears.push(linear("model.layers.0.mlp.gate_proj", 1, None));
+    model.linears.push(linear("model.layers.0.mlp.gate_proj", 2, None));
+    for (output, name) in
+        [(Output::Modelopt, "m"), (Output::CompressedTensors, "m"), (Output::Gguf, "m.gguf")]
+    {
+        let e = message(&write(&dir.path().join(name), output, &model).unwrap_err());
+        assert!(
+            e.contains("found module `model.layers.0.mlp.gate_proj` twice; valid is distinct names"),
+            "{e}"
+        );
+        assert!(left().is_empty(), "{:?}", left());
+    }
+    // K = 64 fits GGUF; these experts leave a gap.
+    model.linears.truncate(1);
+    model.linears.push(linear("model.layers.1.mlp.experts.0.gate_proj", 1, None));
+    model.linears.push(linear("model.layers.1.mlp.experts.2.gate_proj", 1, None));
+    let e = message(&write(&dir.path().join("m.gguf"), Output::Gguf, &model).unwrap_err());
+    assert!(e.contains("experts numbered from 0 without gaps"), "{e}");
+    assert!(left().is_empty());
+    // Wrong endings, occupied directories, missing parents.
+    let error = |path: &std::path::Path, output| message(&write(path, output, &model).unwrap_err());
+    assert!(
+        error(&dir.path().join("m"), Output::Gguf).contains("does not end in .gguf; valid are a .gguf file")
+    );
+    assert!(
+        error(&dir.path().join("m.gguf"), Output::Modelopt)
+            .contains("ends in .gguf, which modelopt cannot be")
+    );
+    assert!(
+        error(&dir.path().join("none/m"), Output::Modelopt)
+            .contains("cannot create a temporary directory beside")
+    );
+    std::fs::create_dir(dir.path().join("full")).unwrap();
+    std::fs::write(dir.path().join("full/a"), b"a").unwrap();
+    assert!(
+        error(&dir.path().join("full"), Output::Modelopt)
+            .contains("exists already; valid are a new or empty")
+    );
+    assert_eq!(left(), ["full"]);
+}
+
+#[test]
+fn a_scale_without_a_reciprocal_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut model = Model::default();
+    let mut l = linear("model.layers.0.mlp.gate_proj", 1, None);
+    l.input_scale = Some(GlobalScale::multiplier(1e-45));
+    model.linears.push(l);
+    let e = write(&dir.path().join("m"), Output::CompressedTensors, &model).unwrap_err().to_string();
+    assert!(e.starts_with("model.layers.0.mlp.gate_proj.input_global_scale: holds"), "{e}");
+}
+
+#[test]
+fn other_quantizations_are_not_converted_silently() {
+    let config = json!({ "quantization_config": { "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
+        "quantized_layers": { "model.layers.0.mlp": { "quant_algo": "W4A16_NVFP4" }, "model.layers.0.attn": { "quant_algo": "FP8" } } } });
+    let mut f = Fixture { config: Some(config), ..Fixture::default() };
+    for p in ["gate_proj", "up_proj"] {
+        f.modelopt(&format!("model.layers.0.mlp.{p}"), &Weight::new(1, 64, 64), 1e-3, None);
+    }
+    f.add("model.layers.0.attn.q.weight", Dtype::F8E4m3, &[4, 4], vec![0; 16]);
+    f.f32("model.layers.0.attn.q.weight_scale", &[], &[1.0]);
+    let e = f.open(&defaults()).unwrap().export().unwrap_err().to_string();
+    assert_eq!(
+        e,
+        "model.layers.0.attn.q: is not quantized: quant_algo FP8; a 4-bit weight (nvfp4 or mxfp4) is needed"
+    );
+}
