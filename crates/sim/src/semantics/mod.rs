@@ -4,6 +4,7 @@
 //! section of the PTX ISA (9.1, <https://docs.nvidia.com/cuda/parallel-thread-execution/>) it implements; what
 //! that text leaves open is said where it is decided.
 
+pub mod approx;
 pub mod dot;
 pub mod element;
 pub mod float;
