@@ -15,6 +15,7 @@ pub mod misuse;
 pub mod reduce;
 pub mod smem_desc;
 pub mod swizzle;
+pub mod tcgen05;
 pub mod tma;
 
 pub use misuse::Misuse;
