@@ -50,6 +50,9 @@ pub enum Error {
         /// "module" or "function".
         what: &'static str,
     },
+    /// A tensor map breaks a rule of `cuTensorMapEncodeTiled`.
+    #[error("cannot encode the tensor map: {0}")]
+    TensorMap(String),
     /// The launch configuration or the arguments do not fit the kernel.
     #[error("cannot launch `{kernel}`: {reason}")]
     Launch {

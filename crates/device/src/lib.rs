@@ -21,6 +21,8 @@
 //! }
 //! ```
 
+use dualgemm_ptx::layout::{TENSOR_MAP_BYTES, TensorMap};
+
 mod args;
 mod error;
 mod info;
@@ -85,6 +87,12 @@ pub trait Device {
     /// # Errors
     /// [`Error::NoSymbol`].
     fn symbol(&self, module: ModuleId, name: &str) -> Result<(DevicePtr, usize), Error>;
+
+    /// Encodes a tensor map for a kernel parameter. The bytes are opaque and hold for this device only.
+    ///
+    /// # Errors
+    /// [`Error::TensorMap`] with the rule that the map breaks.
+    fn tensor_map(&self, map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES], Error>;
 
     /// Starts a kernel.
     ///

@@ -1,3 +1,48 @@
 //! A functional simulator of NVIDIA GPUs that runs PTX text on a CPU and checks it for races and misuse.
+//!
+//! [`Gpu`] implements [`Device`](dualgemm_device::Device): the host code that drives a card drives it unchanged.
+//! A kernel that does something wrong stops with a [`Trap`] that names the kernel, the PTX line, CTA, warp, lane,
+//! address and cause, and for a conflict the other party.
+//!
+//! # How it works, in the order of processing
+//! `decode` turns the syntax tree of `dualgemm-ptx` into a [`program::Kernel`]; `machine` runs grids, clusters,
+//! CTAs and warps; `exec` executes one operation, with the values computed by the pure functions of
+//! [`semantics`]; `memory` holds the state spaces; `check` the bookkeeping of races and unwritten memory.
+//!
+//! # What is assumed
+//! - **Order.** Lanes that execute an instruction together are ordered with what they executed together before,
+//!   as if `__syncwarp` stood between: hardware does so, compilers rely on it. Everything else is ordered only by
+//!   barriers, mbarriers, fences with atomics, and the end of asynchronous operations. A race is a pair of
+//!   accesses that these do not order, found whatever the interleaving was.
+//! - **Asynchronous operations** complete at a later point drawn from the seed, never at issue. `wgmma` of a warp,
+//!   and tensor-core operations of a CTA, complete in order; everything else in any order.
+//! - **Proxies.** A generic write that the async proxy reads or overwrites needs a `fence.proxy.async` between
+//!   them, on either side of the synchronization. `cp.async` (not bulk) goes through the generic proxy.
+//! - **Divergence.** Lanes that part meet again at the immediate post-dominator; the wait there is given up when
+//!   nothing else can go on, so lanes may wait for each other in loops.
+//! - **Clusters on several threads** give results that depend on the seed only: accesses whose order can be
+//!   noticed are carried out in turns.
+//! - **Tensor cores** compute as `semantics::dot` says; approximate functions within PTX's stated error.
+//! - One kernel runs at a time, so `griddepcontrol` has nothing to wait for, and every CTA is launched, so
+//!   `clusterlaunchcontrol.try_cancel` always answers "not cancelled".
+//! - System scope is GPU scope: there is one device.
 
+pub mod check;
+pub mod config;
+pub mod decode;
+pub mod error;
+pub mod exec;
+pub mod gpu;
+pub mod machine;
+pub mod memory;
+pub mod program;
+pub mod report;
 pub mod semantics;
+pub mod tensor_map;
+pub mod trap;
+
+pub use config::{Checks, Config};
+pub use error::Error;
+pub use gpu::{Gpu, Outcome};
+pub use report::Card;
+pub use trap::{Check, Trap};

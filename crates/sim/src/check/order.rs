@@ -1,0 +1,180 @@
+//! Happens-before: who knows what of whom.
+//!
+//! An *actor* is something whose actions are in program order: a converged group of lanes of a warp, or one
+//! asynchronous operation. Each has a clock that advances when it publishes (arrives, releases, issues
+//! asynchronous work). A [`View`] says, for every actor of the cluster, up to which of its clock values this
+//! party has synchronized: an access `(actor, clock)` happened before iff `clock <= view.seen[actor]`.
+//! `fenced` is the same for generic-proxy writes that a `fence.proxy.async` has made visible to the async proxy
+//! anywhere along the way (PTX ISA "Memory Consistency Model", proxy-preserved base causality order).
+//!
+//! Assumption, stated in the crate documentation: lanes that execute an instruction together are ordered with
+//! what they executed together before, as if `__syncwarp` stood between.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Actors of one warp: groups that diverged. More than this many at once share the last one.
+pub const GROUPS_PER_WARP: usize = 4;
+/// Asynchronous operations of one CTA that are told apart.
+pub const ENGINES_PER_CTA: usize = 64;
+
+/// Index of an actor in its cluster.
+pub type Actor = u16;
+
+/// Which CTA and warp an actor belongs to.
+#[derive(Debug, Clone)]
+pub struct Places {
+    /// CTAs by rank.
+    pub ctas: Vec<[u32; 3]>,
+    /// Warps of a CTA.
+    pub warps: usize,
+}
+
+impl Places {
+    /// Actors that are groups of lanes; those of asynchronous operations follow.
+    pub fn group_actors(&self) -> usize {
+        self.ctas.len() * self.warps * GROUPS_PER_WARP
+    }
+
+    /// The CTA and warp of an actor; no warp for an asynchronous operation.
+    pub fn of(&self, actor: Actor) -> ([u32; 3], Option<u32>) {
+        let (actor, groups) = (actor as usize, self.group_actors());
+        if actor < groups {
+            let warp = actor / GROUPS_PER_WARP;
+            (self.ctas[warp / self.warps], Some((warp % self.warps) as u32))
+        } else {
+            let cta = (actor - groups) / ENGINES_PER_CTA;
+            (self.ctas[cta.min(self.ctas.len() - 1)], None)
+        }
+    }
+}
+
+/// What one party knows: see the module documentation.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct View {
+    seen: Vec<u32>,
+    fenced: Vec<u32>,
+    /// What is known of other clusters, through global memory.
+    foreign: Option<Arc<Foreign>>,
+}
+
+/// Knowledge about other clusters: what their actors had published.
+pub type Foreign = BTreeMap<u32, Vec<u32>>;
+
+fn join(into: &mut Vec<u32>, from: &[u32]) {
+    if into.len() < from.len() {
+        into.resize(from.len(), 0);
+    }
+    for (a, &b) in into.iter_mut().zip(from) {
+        *a = (*a).max(b);
+    }
+}
+
+fn set(v: &mut Vec<u32>, actor: Actor, clock: u32) {
+    let i = actor as usize;
+    if v.len() <= i {
+        v.resize(i + 1, 0);
+    }
+    v[i] = v[i].max(clock);
+}
+
+impl View {
+    /// Whether the action `(actor, clock)` of this cluster happened before.
+    #[inline]
+    pub fn knows(&self, actor: Actor, clock: u32) -> bool {
+        self.seen.get(actor as usize).is_some_and(|&c| clock <= c)
+    }
+
+    /// Whether that generic-proxy write is visible to the async proxy.
+    #[inline]
+    pub fn knows_fenced(&self, actor: Actor, clock: u32) -> bool {
+        self.fenced.get(actor as usize).is_some_and(|&c| clock <= c)
+    }
+
+    /// Whether an action of another cluster happened before.
+    pub fn knows_foreign(&self, cluster: u32, actor: Actor, clock: u32) -> bool {
+        self.foreign
+            .as_ref()
+            .and_then(|f| f.get(&cluster))
+            .and_then(|seen| seen.get(actor as usize))
+            .is_some_and(|&c| clock <= c)
+    }
+
+    /// Learns one action.
+    pub fn learn(&mut self, actor: Actor, clock: u32) {
+        set(&mut self.seen, actor, clock);
+    }
+
+    /// Learns everything another party of the same cluster knew.
+    pub fn join(&mut self, other: &View) {
+        join(&mut self.seen, &other.seen);
+        join(&mut self.fenced, &other.fenced);
+        if let Some(theirs) = &other.foreign {
+            match &mut self.foreign {
+                None => self.foreign = Some(theirs.clone()),
+                Some(mine) if Arc::ptr_eq(mine, theirs) => {}
+                Some(mine) => {
+                    let mine = Arc::make_mut(mine);
+                    for (cluster, seen) in theirs.iter() {
+                        join(mine.entry(*cluster).or_default(), seen);
+                    }
+                }
+            }
+        }
+    }
+
+    /// `fence.proxy.async`: every generic write known now becomes visible to the async proxy.
+    pub fn fence_proxy(&mut self) {
+        let seen = std::mem::take(&mut self.seen);
+        join(&mut self.fenced, &seen);
+        self.seen = seen;
+    }
+
+    /// This knowledge as a party of cluster `to` receives it from cluster `from`.
+    pub fn exported(&self, from: u32, to: u32) -> View {
+        if from == to {
+            return self.clone();
+        }
+        let mut foreign = self.foreign.as_deref().cloned().unwrap_or_default();
+        let own = foreign.remove(&to);
+        foreign.insert(from, self.seen.clone());
+        View { seen: own.unwrap_or_default(), foreign: Some(Arc::new(foreign)), ..View::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn knowledge_travels_by_join_exact() {
+        let mut a = View::default();
+        a.learn(3, 7);
+        let mut b = View::default();
+        assert!(!b.knows(3, 7));
+        b.join(&a);
+        assert!(b.knows(3, 7) && b.knows(3, 6) && !b.knows(3, 8) && !b.knows(2, 1));
+    }
+
+    #[test]
+    fn a_proxy_fence_covers_what_is_known_then_exact() {
+        let mut a = View::default();
+        a.learn(1, 4);
+        a.fence_proxy();
+        a.learn(1, 5);
+        assert!(a.knows_fenced(1, 4) && !a.knows_fenced(1, 5));
+        let mut b = View::default();
+        b.join(&a);
+        assert!(b.knows_fenced(1, 4) && !b.knows_fenced(1, 5));
+    }
+
+    #[test]
+    fn knowledge_of_other_clusters_keeps_its_cluster_exact() {
+        let mut a = View::default();
+        a.learn(1, 4);
+        let b = a.exported(0, 9);
+        assert!(!b.knows(1, 4) && b.knows_foreign(0, 1, 4) && !b.knows_foreign(2, 1, 4));
+        let back = b.exported(9, 0);
+        assert!(back.knows(1, 4) && !back.knows_foreign(0, 1, 4));
+    }
+}

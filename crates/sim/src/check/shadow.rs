@@ -1,0 +1,387 @@
+//! Shadow memory: for every 32-bit word, who wrote it last and who read it since.
+//!
+//! Words share *states*: a state is interned, a word holds its number, and an access maps old number to new
+//! number. A tile that one instruction fills moves from one state to one other, so the map is computed once and
+//! the rest is comparing and storing a `u32`. Bytes of a word with different histories split it into four states.
+//!
+//! Reads are kept until something ordered after them reads or writes (as in FastTrack, Flanagan and Freund 2009);
+//! strong writes (atomics, volatile) that are not ordered with each other are kept together.
+
+use super::order::{Actor, View};
+use smallvec::SmallVec;
+use std::collections::HashMap;
+
+/// One access as the shadow remembers it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Access {
+    /// Who.
+    pub actor: Actor,
+    /// Its clock then.
+    pub clock: u32,
+    /// Its instruction.
+    pub pc: u32,
+    /// What.
+    pub kind: Kind,
+}
+
+/// What kind of access.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Kind {
+    /// Whether it writes.
+    pub write: bool,
+    /// Atomic, volatile or relaxed: does not race with another strong access.
+    pub strong: bool,
+    /// Through the async proxy.
+    pub proxy: bool,
+}
+
+impl Kind {
+    /// A plain load.
+    pub const READ: Kind = Kind { write: false, strong: false, proxy: false };
+    /// A plain store.
+    pub const WRITE: Kind = Kind { write: true, strong: false, proxy: false };
+    /// A read by an async engine.
+    pub const PROXY_READ: Kind = Kind { write: false, strong: false, proxy: true };
+    /// A write by an async engine.
+    pub const PROXY_WRITE: Kind = Kind { write: true, strong: false, proxy: true };
+
+    /// The same access, strong or not.
+    #[must_use]
+    pub const fn strong(self, strong: bool) -> Kind {
+        Kind { strong, ..self }
+    }
+
+    /// "write", "atomic access", ...
+    pub const fn noun(self) -> &'static str {
+        match (self.write, self.strong, self.proxy) {
+            (true, false, false) => "write",
+            (false, false, false) => "read",
+            (true, true, false) => "strong write",
+            (false, true, false) => "strong read",
+            (true, _, true) => "async write",
+            (false, _, true) => "async read",
+        }
+    }
+}
+
+/// Why an access is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Conflict {
+    /// Not ordered with this one.
+    Race(Access),
+    /// Ordered, but by no proxy fence.
+    Unfenced(Access),
+    /// Nothing wrote the byte.
+    Uninit,
+}
+
+/// Number of an interned state.
+pub type StateId = u32;
+/// The state of a word that nothing wrote.
+pub const FRESH: StateId = 0;
+/// The state of a word that the host, or something long before, wrote.
+pub const WRITTEN: StateId = 1;
+
+type List = SmallVec<[Access; 2]>;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+struct Cell {
+    written: bool,
+    writes: List,
+    reads: List,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum State {
+    Whole(Cell),
+    Split([StateId; 4]),
+}
+
+/// Which conflicts to look for.
+#[derive(Debug, Clone, Copy)]
+pub struct Look {
+    /// Races and missing fences.
+    pub race: bool,
+    /// Unwritten bytes.
+    pub uninit: bool,
+}
+
+/// All states in use by the words of one cluster.
+#[derive(Debug)]
+pub struct States {
+    states: Vec<State>,
+    ids: HashMap<State, StateId>,
+}
+
+impl Default for States {
+    fn default() -> States {
+        let mut states = States { states: Vec::new(), ids: HashMap::new() };
+        states.intern(State::Whole(Cell::default()));
+        states.intern(State::Whole(Cell { written: true, ..Cell::default() }));
+        states
+    }
+}
+
+/// Readers or strong writers kept per word; more than this many unordered ones are not all needed to find a race.
+const KEPT: usize = 16;
+
+impl States {
+    fn intern(&mut self, state: State) -> StateId {
+        if let Some(&id) = self.ids.get(&state) {
+            return id;
+        }
+        let id = self.states.len() as StateId;
+        self.states.push(state.clone());
+        self.ids.insert(state, id);
+        id
+    }
+
+    /// How many states exist; a caller compacts when it grows large.
+    pub fn len(&self) -> usize {
+        self.states.len()
+    }
+
+    /// Always false: two states exist from the start.
+    pub fn is_empty(&self) -> bool {
+        self.states.is_empty()
+    }
+
+    /// Drops every state that no word holds. `words` visits all words of all shadows.
+    pub fn compact<'a>(&mut self, words: impl Iterator<Item = &'a mut Vec<StateId>>) {
+        let old = std::mem::take(self);
+        let mut map: HashMap<StateId, StateId> = HashMap::new();
+        for word in words.flat_map(|w| w.iter_mut()) {
+            *word = match map.get(word) {
+                Some(&id) => id,
+                None => {
+                    let state = match &old.states[*word as usize] {
+                        State::Split(parts) => {
+                            State::Split(parts.map(|p| self.intern(old.states[p as usize].clone())))
+                        }
+                        whole => whole.clone(),
+                    };
+                    let id = self.intern(state);
+                    map.insert(*word, id);
+                    id
+                }
+            };
+        }
+    }
+
+    /// The states of the four bytes of a word.
+    fn parts(&self, id: StateId) -> [StateId; 4] {
+        match &self.states[id as usize] {
+            State::Whole(_) => [id; 4],
+            State::Split(parts) => *parts,
+        }
+    }
+
+    fn cell(&self, id: StateId) -> &Cell {
+        match &self.states[id as usize] {
+            State::Whole(cell) => cell,
+            // `Split` holds whole states only.
+            State::Split(parts) => self.cell(parts[0]),
+        }
+    }
+
+    fn step_cell(&mut self, id: StateId, a: Access, view: &View, look: Look) -> Result<StateId, Conflict> {
+        let cell = self.cell(id);
+        if look.uninit && !a.kind.write && !cell.written {
+            return Err(Conflict::Uninit);
+        }
+        if !look.race {
+            return Ok(if a.kind.write { WRITTEN } else { id });
+        }
+        let ordered = |b: &Access| b.actor == a.actor || view.knows(b.actor, b.clock);
+        for w in &cell.writes {
+            if !ordered(w) && !(a.kind.strong && w.kind.strong) {
+                return Err(Conflict::Race(*w));
+            }
+            if a.kind.proxy && !w.kind.proxy && !view.knows_fenced(w.actor, w.clock) {
+                return Err(Conflict::Unfenced(*w));
+            }
+        }
+        let keep =
+            |list: &List| -> List { list.iter().filter(|b| !ordered(b)).copied().take(KEPT - 1).collect() };
+        let new = if a.kind.write {
+            for r in &cell.reads {
+                if !ordered(r) && !(a.kind.strong && r.kind.strong) {
+                    return Err(Conflict::Race(*r));
+                }
+            }
+            let mut writes = keep(&cell.writes);
+            writes.push(a);
+            Cell { written: true, writes, reads: keep(&cell.reads) }
+        } else {
+            let mut reads = keep(&cell.reads);
+            reads.push(a);
+            Cell { written: cell.written, writes: cell.writes.clone(), reads }
+        };
+        Ok(self.intern(State::Whole(new)))
+    }
+
+    fn step(
+        &mut self,
+        id: StateId,
+        mask: u8,
+        a: Access,
+        view: &View,
+        look: Look,
+    ) -> Result<StateId, Conflict> {
+        if mask == 0xf && matches!(self.states[id as usize], State::Whole(_)) {
+            return self.step_cell(id, a, view, look);
+        }
+        let mut parts = self.parts(id);
+        for (i, part) in parts.iter_mut().enumerate() {
+            if mask >> i & 1 != 0 {
+                *part = self.step_cell(*part, a, view, look)?;
+            }
+        }
+        Ok(if parts.iter().all(|&p| p == parts[0]) { parts[0] } else { self.intern(State::Split(parts)) })
+    }
+
+    /// Applies an access to `len` bytes at byte `start` of `words`. On a conflict returns the byte and the cause.
+    pub fn access(
+        &mut self,
+        words: &mut [StateId],
+        start: usize,
+        len: usize,
+        a: Access,
+        view: &View,
+        look: Look,
+    ) -> Result<(), (usize, Conflict)> {
+        if len == 0 {
+            return Ok(());
+        }
+        let (first, last) = (start / 4, (start + len - 1) / 4);
+        let mut memo = (StateId::MAX, 0u8, 0);
+        for i in first..=last {
+            let low = start.saturating_sub(i * 4).min(4);
+            let high = (start + len - i * 4).min(4);
+            let mask = (0xfu8 << low) & (0xf >> (4 - high));
+            let old = words[i];
+            if memo.0 != old || memo.1 != mask {
+                let new =
+                    self.step(old, mask, a, view, look).map_err(|c| (self.blame(old, i, mask, c), c))?;
+                memo = (old, mask, new);
+            }
+            words[i] = memo.2;
+        }
+        Ok(())
+    }
+
+    /// The first byte of word `i` that shows conflict `c`.
+    fn blame(&self, id: StateId, i: usize, mask: u8, c: Conflict) -> usize {
+        let shows = |cell: &Cell| match c {
+            Conflict::Uninit => !cell.written,
+            Conflict::Race(b) | Conflict::Unfenced(b) => cell.writes.contains(&b) || cell.reads.contains(&b),
+        };
+        let parts = self.parts(id);
+        let byte = (0..4).find(|&b| mask >> b & 1 != 0 && shows(self.cell(parts[b])));
+        i * 4 + byte.unwrap_or(0)
+    }
+
+    /// Whether every one of the `len` bytes at `start` has been written.
+    pub fn written(&self, words: &[StateId], start: usize, len: usize) -> bool {
+        (start..start + len).all(|b| self.cell(self.parts(words[b / 4])[b % 4]).written)
+    }
+
+    /// For every state, whether it remembers a write.
+    pub fn writers(&self) -> Vec<bool> {
+        let whole = |id: StateId| !self.cell(id).writes.is_empty();
+        (0..self.states.len() as StateId).map(|id| self.parts(id).into_iter().any(whole)).collect()
+    }
+
+    /// The accesses remembered for the four bytes of a word: `(byte mask, access)`, writes before reads.
+    pub fn remembered(&self, id: StateId) -> Vec<(u8, Access)> {
+        let mut out: Vec<(u8, Access)> = Vec::new();
+        for (b, part) in self.parts(id).into_iter().enumerate() {
+            let cell = self.cell(part);
+            for a in cell.writes.iter().chain(&cell.reads) {
+                match out.iter_mut().find(|(_, x)| x == a) {
+                    Some((mask, _)) => *mask |= 1 << b,
+                    None => out.push((1 << b, *a)),
+                }
+            }
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOOK: Look = Look { race: true, uninit: true };
+
+    fn by(actor: Actor, clock: u32, kind: Kind) -> Access {
+        Access { actor, clock, pc: actor as u32 * 100 + clock, kind }
+    }
+
+    fn run(steps: &[(usize, usize, Access, &View)]) -> Result<(), (usize, Conflict)> {
+        let mut states = States::default();
+        let mut words = vec![FRESH; 8];
+        steps.iter().try_for_each(|&(s, n, a, v)| states.access(&mut words, s, n, a, v, LOOK))
+    }
+
+    #[test]
+    fn unordered_write_and_read_conflict_exact() {
+        let none = View::default();
+        let w = by(0, 1, Kind::WRITE);
+        let r = by(1, 1, Kind::READ);
+        assert_eq!(run(&[(0, 4, w, &none), (0, 4, r, &none)]), Err((0, Conflict::Race(w))));
+        let mut knows = View::default();
+        knows.learn(0, 1);
+        assert_eq!(run(&[(0, 4, w, &none), (0, 4, r, &knows)]), Ok(()));
+        // The reader is not known to the next writer.
+        let w2 = by(2, 1, Kind::WRITE);
+        assert_eq!(
+            run(&[(0, 4, w, &none), (0, 4, r, &knows), (0, 4, w2, &knows)]),
+            Err((0, Conflict::Race(r)))
+        );
+    }
+
+    #[test]
+    fn bytes_of_a_word_are_told_apart_exact() {
+        let none = View::default();
+        let (a, b) = (by(0, 1, Kind::WRITE), by(1, 1, Kind::WRITE));
+        assert_eq!(run(&[(4, 1, a, &none), (5, 1, b, &none)]), Ok(()));
+        assert_eq!(run(&[(4, 2, a, &none), (5, 1, b, &none)]), Err((5, Conflict::Race(a))));
+        let r = by(1, 2, Kind::READ);
+        assert_eq!(run(&[(5, 1, b, &none), (5, 2, r, &none)]), Err((6, Conflict::Uninit)));
+    }
+
+    #[test]
+    fn strong_accesses_do_not_race_with_each_other_exact() {
+        let none = View::default();
+        let s = |actor| by(actor, 1, Kind::WRITE.strong(true));
+        assert_eq!(run(&[(0, 4, s(0), &none), (0, 4, s(1), &none), (0, 4, s(2), &none)]), Ok(()));
+        let r = by(3, 1, Kind::READ);
+        assert_eq!(run(&[(0, 4, s(0), &none), (0, 4, r, &none)]), Err((0, Conflict::Race(s(0)))));
+    }
+
+    #[test]
+    fn async_access_needs_the_proxy_fence_exact() {
+        let mut view = View::default();
+        let w = by(0, 1, Kind::WRITE);
+        view.learn(0, 1);
+        let r = by(1, 1, Kind::PROXY_READ);
+        assert_eq!(run(&[(0, 16, w, &view), (0, 16, r, &view)]), Err((0, Conflict::Unfenced(w))));
+        view.fence_proxy();
+        assert_eq!(run(&[(0, 16, w, &view), (0, 16, r, &view)]), Ok(()));
+    }
+
+    #[test]
+    fn compaction_keeps_what_words_hold_exact() {
+        let none = View::default();
+        let mut states = States::default();
+        let mut words = vec![FRESH; 4];
+        for clock in 1..100 {
+            states.access(&mut words, 0, 3, by(0, clock, Kind::WRITE), &none, LOOK).unwrap();
+        }
+        let before = states.remembered(words[0]);
+        states.compact(std::iter::once(&mut words));
+        assert!(states.len() < 8);
+        assert_eq!(states.remembered(words[0]), before);
+    }
+}

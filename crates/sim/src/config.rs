@@ -1,0 +1,80 @@
+//! How a simulation is run: which card, which checks, which interleaving.
+
+use crate::trap::Check;
+
+/// The checks that are on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Checks {
+    /// Data races and missing proxy fences, found by happens-before over every barrier, mbarrier, fence and
+    /// atomic.
+    pub race: bool,
+    /// Reads of shared or tensor memory and registers that nothing wrote.
+    pub uninit: bool,
+    /// Leaks and pending work at exit: tensor memory, bulk groups, `setmaxnreg` balance.
+    pub exit: bool,
+}
+
+impl Checks {
+    /// Every check.
+    pub const ALL: Checks = Checks { race: true, uninit: true, exit: true };
+    /// Only what no execution could continue from (bounds, alignment, deadlock, illegal operands, traps).
+    pub const NONE: Checks = Checks { race: false, uninit: false, exit: false };
+
+    /// Whether a fault of this kind is reported.
+    pub const fn reports(self, check: Check) -> bool {
+        match check {
+            Check::Race | Check::Proxy => self.race,
+            Check::Uninit => self.uninit,
+            Check::Pending | Check::Registers => self.exit,
+            _ => true,
+        }
+    }
+}
+
+/// Settings of a [`Gpu`](crate::Gpu).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// Decides every scheduling choice and every delay. Equal seeds give equal runs on any machine.
+    pub seed: u64,
+    /// The checks that are on; all by default.
+    pub checks: Checks,
+    /// The card whose limits hold and which `info` describes.
+    pub card: crate::report::Card,
+    /// A warp that executes more instructions than this is taken to hang.
+    pub max_instructions: u64,
+    /// CTAs that are in progress at once at most (a multiple of the cluster size is used). More are admitted
+    /// only when these cannot go on without them, up to what the card holds.
+    pub resident_ctas: u32,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            seed: 0,
+            checks: Checks::ALL,
+            card: crate::report::Card::H100,
+            max_instructions: 1 << 32,
+            resident_ctas: 16,
+        }
+    }
+}
+
+impl Config {
+    /// The same settings with another interleaving.
+    #[must_use]
+    pub fn seed(self, seed: u64) -> Config {
+        Config { seed, ..self }
+    }
+
+    /// The same settings on another card.
+    #[must_use]
+    pub fn card(self, card: crate::report::Card) -> Config {
+        Config { card, ..self }
+    }
+
+    /// The same settings with other checks.
+    #[must_use]
+    pub fn checks(self, checks: Checks) -> Config {
+        Config { checks, ..self }
+    }
+}

@@ -1,0 +1,106 @@
+//! `atom` and `red`. PTX ISA 9.7.13.3, 9.7.13.4.
+
+use super::operand::{Addr, Ordering};
+use super::{Ins, Op, Result};
+use crate::program::{Dst, Src};
+use crate::semantics::reduce::{ReduceType, Reduction};
+use dualgemm_ptx::Type;
+
+/// What happens to an element.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Modify {
+    /// A reduction.
+    Reduce(Reduction, ReduceType),
+    /// `.exch`
+    Exchange,
+    /// `.cas`
+    CompareSwap,
+}
+
+/// A decoded operation.
+#[derive(Debug, Clone)]
+pub struct Atomic {
+    /// What happens.
+    pub modify: Modify,
+    /// Where.
+    pub address: Addr,
+    /// Bytes of an element as it is modified: 2, 4, 8 or 16.
+    pub bytes: u32,
+    /// Elements of `bytes` in one register, for the packed types.
+    pub per_register: u32,
+    /// Old values; empty for `red`.
+    pub d: Vec<Dst>,
+    /// Operands, one per register.
+    pub s: Vec<Src>,
+    /// New value of `.cas`.
+    pub swap: Option<Src>,
+    /// Ordering.
+    pub order: Ordering,
+}
+
+/// The type and packing of a reduction on `ty`.
+pub fn reduce_type(ty: Type) -> Option<(ReduceType, u32)> {
+    Some(match ty {
+        Type::U32 => (ReduceType::U32, 1),
+        Type::S32 => (ReduceType::S32, 1),
+        Type::U64 => (ReduceType::U64, 1),
+        Type::S64 => (ReduceType::S64, 1),
+        Type::B32 => (ReduceType::B32, 1),
+        Type::B64 => (ReduceType::B64, 1),
+        Type::F16 => (ReduceType::F16, 1),
+        Type::F16x2 => (ReduceType::F16, 2),
+        Type::Bf16 => (ReduceType::Bf16, 1),
+        Type::Bf16x2 => (ReduceType::Bf16, 2),
+        Type::F32 => (ReduceType::F32, 1),
+        Type::F64 => (ReduceType::F64, 1),
+        _ => return None,
+    })
+}
+
+/// The reduction operator among the modifiers.
+pub fn operator(i: &mut Ins<'_>) -> Option<Reduction> {
+    i.one_of(&[
+        ("add", Reduction::Add),
+        ("min", Reduction::Min),
+        ("max", Reduction::Max),
+        ("inc", Reduction::Inc),
+        ("dec", Reduction::Dec),
+        ("and", Reduction::And),
+        ("or", Reduction::Or),
+        ("xor", Reduction::Xor),
+    ])
+}
+
+/// Decodes an instruction of this family.
+///
+/// # Errors
+/// What is not known about it.
+pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
+    let mut order = i.ordering();
+    order.strong = true;
+    i.cache_hints();
+    i.ignore(&["noftz"]);
+    let space = i.space();
+    i.ignore(&["v2", "v4", "v8"]);
+    let cas = i.has("cas");
+    let exchange = i.has("exch");
+    let reduction = operator(i);
+    let ty = i.ty()?;
+    i.finish()?;
+    let (modify, bytes, per_register) = match (reduction, cas, exchange) {
+        (Some(op), false, false) => match reduce_type(ty) {
+            Some((element, n)) => (Modify::Reduce(op, element), element.bits() / 8, n),
+            None => return i.error(format!("no reduction on .{ty}")),
+        },
+        (None, true, false) => (Modify::CompareSwap, ty.bytes(), 1),
+        (None, false, true) => (Modify::Exchange, ty.bytes(), 1),
+        _ => return i.error("needs one operation: .add .min .max .inc .dec .and .or .xor .exch or .cas"),
+    };
+    let red = i.ast.root == "red";
+    let at = usize::from(!red);
+    let d = if red { Vec::new() } else { i.dsts(0)? };
+    let address = i.addr(at, space)?;
+    let s = i.srcs(at + 1, ty)?;
+    let swap = if cas { Some(i.src(at + 2, ty)?) } else { None };
+    Ok(Op::Atomic(Atomic { modify, address, bytes, per_register, d, s, swap, order }))
+}

@@ -1,0 +1,141 @@
+//! Fences and barriers of threads. PTX ISA 9.7.13.1 (`bar`), 9.7.13.2 (`barrier.cluster`), 9.7.13.5 (`fence`).
+
+use super::operand::Scope;
+use super::{Ins, Op, Result};
+use crate::program::{Dst, Src};
+use dualgemm_ptx::Type;
+
+/// A decoded fence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fence {
+    /// Orders memory accesses: `fence.acq_rel`, `fence.sc`, `membar`; `acquire` and `release` halves.
+    Memory {
+        /// Scope.
+        scope: Scope,
+        /// Acquires.
+        acquire: bool,
+        /// Releases.
+        release: bool,
+    },
+    /// `fence.proxy.async`: generic writes become visible to the async proxy.
+    Async,
+    /// A fence between proxies that are one here.
+    Nothing,
+}
+
+/// What a CTA barrier does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// `sync`
+    Sync,
+    /// `arrive`
+    Arrive,
+    /// `red.popc`
+    Popc,
+    /// `red.and`
+    And,
+    /// `red.or`
+    Or,
+}
+
+/// A decoded barrier.
+#[derive(Debug, Clone)]
+pub enum Barrier {
+    /// `bar`, `barrier.cta`.
+    Cta {
+        /// What it does.
+        kind: Kind,
+        /// Whether the warp executes it as one.
+        aligned: bool,
+        /// Barrier number.
+        id: Src,
+        /// Threads that take part; all if absent.
+        count: Option<Src>,
+        /// Result and predicate of `red`.
+        vote: Option<(Dst, Src)>,
+    },
+    /// `bar.warp.sync`
+    Warp(Src),
+    /// `barrier.cluster.arrive`; whether aligned, whether it releases.
+    ClusterArrive(bool, bool),
+    /// `barrier.cluster.wait`; whether aligned, whether it acquires.
+    ClusterWait(bool, bool),
+}
+
+/// `fence`, `membar`
+///
+/// # Errors
+/// What is not known about it.
+pub fn fence(i: &mut Ins<'_>) -> Result<Op> {
+    let proxy = i.ast.modifiers.iter().any(|m| m.starts_with("proxy"));
+    if proxy {
+        let asynchronous = i.ast.modifiers.iter().any(|m| m.starts_with("async"));
+        let alias = i.has("alias");
+        // What follows names the spaces and directions of the fence; all of them are fenced here.
+        let tensormap = i.ast.modifiers.iter().any(|m| m.starts_with("tensormap"));
+        if !(asynchronous || alias || tensormap) {
+            return i.error("needs a proxy: .alias, .async or .tensormap::generic");
+        }
+        return Ok(Op::Fence(if asynchronous { Fence::Async } else { Fence::Nothing }));
+    }
+    // Restricted to mbarrier.init or to one space: a fence of everything is at least as strong.
+    i.ignore(&["mbarrier_init"]);
+    i.ignore_if(|m| m.starts_with("sync_restrict"));
+    let acquire = i.has("acquire");
+    let release = i.has("release");
+    i.ignore(&["acq_rel", "sc"]);
+    let scope = i.one_of(&[
+        ("cta", Scope::Cta),
+        ("cluster", Scope::Cluster),
+        ("gl", Scope::Gpu),
+        ("gpu", Scope::Gpu),
+        ("sys", Scope::Gpu),
+    ]);
+    i.finish()?;
+    let Some(scope) = scope else { return i.error("needs a scope: .cta .cluster .gpu or .sys") };
+    let both = acquire == release;
+    Ok(Op::Fence(Fence::Memory { scope, acquire: both || acquire, release: both || release }))
+}
+
+/// `bar`, `barrier`
+///
+/// # Errors
+/// What is not known about it.
+pub fn barrier(i: &mut Ins<'_>) -> Result<Op> {
+    let short = i.ast.root == "bar";
+    if i.has("warp") {
+        i.ignore(&["sync"]);
+        i.finish()?;
+        return Ok(Op::Barrier(Barrier::Warp(i.src(0, Type::B32)?)));
+    }
+    let cluster = i.has("cluster");
+    i.ignore(&["cta"]);
+    let aligned = i.has("aligned") || short;
+    if cluster {
+        let relaxed = i.has("relaxed");
+        i.ignore(&["release", "acquire"]);
+        let op = match i.need("an operation", &[("arrive", true), ("wait", false)])? {
+            true => Barrier::ClusterArrive(aligned, !relaxed),
+            false => Barrier::ClusterWait(aligned, !relaxed),
+        };
+        i.finish()?;
+        return Ok(Op::Barrier(op));
+    }
+    let kind = if i.has("red") {
+        i.ignore(&["u32", "pred"]);
+        i.need("an operation", &[("popc", Kind::Popc), ("and", Kind::And), ("or", Kind::Or)])?
+    } else {
+        i.need("an operation", &[("sync", Kind::Sync), ("arrive", Kind::Arrive)])?
+    };
+    i.finish()?;
+    let red = !matches!(kind, Kind::Sync | Kind::Arrive);
+    let at = usize::from(red);
+    let id = i.src(at, Type::U32)?;
+    let have = i.count() - at - usize::from(red);
+    let count = if have > 1 { Some(i.src(at + 1, Type::U32)?) } else { None };
+    let vote = if red { Some((i.dst(0)?, i.predicate(i.count() - 1)?)) } else { None };
+    if kind == Kind::Arrive && count.is_none() {
+        return i.error("arrive needs a thread count");
+    }
+    Ok(Op::Barrier(Barrier::Cta { kind, aligned, id, count, vote }))
+}

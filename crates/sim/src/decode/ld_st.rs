@@ -1,0 +1,102 @@
+//! Loads and stores. PTX ISA 9.7.9.8 (`ld`) to 9.7.9.12 (`st`), 9.7.14.5.15 (`ldmatrix`) and its kin.
+
+use super::operand::{Addr, Ordering};
+use super::{Ins, Op, Result};
+use crate::memory::Space;
+use crate::program::{Dst, Reg, Src};
+use dualgemm_ptx::Type;
+
+/// A decoded load or store.
+#[derive(Debug, Clone)]
+pub enum Memory {
+    /// `ld`: one element per result, extended to the register as its type says.
+    Load(Addr, Type, Vec<Dst>, Ordering),
+    /// `st`
+    Store(Addr, Type, Vec<Src>, Ordering),
+}
+
+/// A decoded warp-wide matrix move; matrices of 8 x 8 16-bit elements.
+#[derive(Debug, Clone)]
+pub enum Matrix {
+    /// `ldmatrix`; `true`: `.trans`.
+    Load(Addr, Vec<Dst>, bool),
+    /// `stmatrix`
+    Store(Addr, Vec<Src>, bool),
+    /// `movmatrix.trans`
+    Transpose(Dst, Src),
+}
+
+fn vector(i: &mut Ins<'_>) -> usize {
+    i.one_of(&[("v2", 2), ("v4", 4), ("v8", 8)]).unwrap_or(1)
+}
+
+fn common(i: &mut Ins<'_>) -> Result<(Space, Type, usize, Ordering)> {
+    let ordering = i.ordering();
+    i.cache_hints();
+    let space = i.space();
+    let n = vector(i);
+    let ty = i.ty()?;
+    i.finish()?;
+    if u64::from(ty.bytes()) * n as u64 > 32 {
+        return i.error("an access has at most 32 bytes");
+    }
+    Ok((space, ty, n, ordering))
+}
+
+/// `ld`
+///
+/// # Errors
+/// What is not known about it.
+pub fn load(i: &mut Ins<'_>) -> Result<Op> {
+    let (space, ty, n, ordering) = common(i)?;
+    let d = i.dsts(0)?;
+    if d.len() != n {
+        return i.error(format!("has {} results, needs {n}", d.len()));
+    }
+    Ok(Op::Memory(Memory::Load(i.addr(1, space)?, ty, d, ordering)))
+}
+
+/// `st`
+///
+/// # Errors
+/// What is not known about it.
+pub fn store(i: &mut Ins<'_>) -> Result<Op> {
+    let (space, ty, n, ordering) = common(i)?;
+    let s = i.srcs(1, ty)?;
+    if s.len() != n {
+        return i.error(format!("has {} values, needs {n}", s.len()));
+    }
+    Ok(Op::Memory(Memory::Store(i.addr(0, space)?, ty, s, ordering)))
+}
+
+/// `ldmatrix`, `stmatrix`, `movmatrix`
+///
+/// # Errors
+/// What is not known about it.
+pub fn matrix(i: &mut Ins<'_>) -> Result<Op> {
+    i.ignore(&["sync", "aligned", "b16"]);
+    if !i.has("m8n8") {
+        return i.error("only .m8n8 with .b16 is executed");
+    }
+    let trans = i.has("trans");
+    let n = i.one_of(&[("x1", 1), ("x2", 2), ("x4", 4)]).unwrap_or(1);
+    let space = match i.space() {
+        Space::Generic => Space::Generic,
+        _ => Space::SharedCta,
+    };
+    i.finish()?;
+    let op = match i.ast.root.as_str() {
+        "movmatrix" => Matrix::Transpose(i.dst(0)?, i.src(1, Type::B32)?),
+        "ldmatrix" => Matrix::Load(i.addr(1, space)?, i.dsts(0)?, trans),
+        _ => Matrix::Store(i.addr(0, space)?, i.srcs(1, Type::B32)?, trans),
+    };
+    let (found, narrow) = match &op {
+        Matrix::Load(_, d, _) => (d.len(), d.iter().all(|d| matches!(d, Dst::Reg(Reg::R32(_)) | Dst::Sink))),
+        Matrix::Store(_, s, _) => (s.len(), true),
+        Matrix::Transpose(..) => (n, true),
+    };
+    if found != n || !narrow {
+        return i.error(format!("needs {n} registers of 32 bits"));
+    }
+    Ok(Op::Matrix(op))
+}

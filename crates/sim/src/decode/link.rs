@@ -1,0 +1,413 @@
+//! Laying out a kernel: registers, variables, and the functions it calls.
+//!
+//! Every function the kernel reaches gets registers, local memory and parameters of its own in the kernel, in
+//! order of first mention. A call graph with a cycle (recursion) is refused.
+
+use super::Result;
+use super::operand::{Names, Symbol};
+use crate::error::Error;
+use crate::memory::{SHARED_RESERVED, Space};
+use crate::program::{Callee, Inst, Kernel, Param, Reg, flow};
+use crate::semantics::dot::Generation;
+use crate::trap::Site;
+use dualgemm_ptx::ast::{
+    Address, AddressBase, Function, Init, Instruction, Module, Operand, RegDecl, Statement, Variable,
+};
+use dualgemm_ptx::{Name, Space as VarSpace, Type};
+use std::collections::{BTreeSet, HashMap};
+
+/// Where a module's global and constant variables lie.
+pub type Symbols = HashMap<Name, (Space, u64)>;
+
+/// Decodes a kernel of a module whose variables lie at `symbols`.
+///
+/// # Errors
+/// The first thing that cannot be decoded.
+pub fn kernel(
+    module: &Module,
+    entry: &Function,
+    symbols: &Symbols,
+    generation: Generation,
+) -> Result<Kernel> {
+    let mut linker = Linker {
+        kernel: Kernel::new(entry.name.to_string(), generation),
+        names: Names::default(),
+        opcodes: HashMap::new(),
+        line: entry.line.0,
+    };
+    let reached = reach(module, entry)?;
+    linker.names.push();
+    for (name, (space, at)) in symbols {
+        linker.names.declare(name.clone(), Symbol::Memory(*space, *at));
+    }
+    for f in module.functions().filter(|f| f.body.is_none()) {
+        linker.names.declare(f.name.clone(), Symbol::Extern(f.name.clone()));
+    }
+    for (i, f) in reached.iter().enumerate() {
+        linker.names.declare(f.name.clone(), Symbol::Function(i as u32));
+    }
+    linker.shared(module, entry, &reached)?;
+    linker.names.push();
+    linker.parameters(entry)?;
+    linker.function(entry)?;
+    linker.names.pop();
+    for f in &reached {
+        linker.names.push();
+        linker.device_function(f)?;
+        linker.names.pop();
+    }
+    // Entries are known only now: calls were decoded by index.
+    linker.directives(entry);
+    Ok(linker.kernel)
+}
+
+/// Names that a function body mentions.
+fn mentioned(f: &Function) -> BTreeSet<Name> {
+    fn walk(operand: &Operand, out: &mut BTreeSet<Name>) {
+        match operand {
+            Operand::Ident(n) | Operand::Offset(n, _) => {
+                out.insert(n.clone());
+            }
+            Operand::Address(Address { base: AddressBase::Ident(n), .. }) => {
+                out.insert(n.clone());
+            }
+            Operand::Vector(l) | Operand::List(l) | Operand::Group(l) => l.iter().for_each(|o| walk(o, out)),
+            Operand::Pair(a, b) => {
+                walk(a, out);
+                walk(b, out);
+            }
+            _ => {}
+        }
+    }
+    let mut out = BTreeSet::new();
+    f.instructions().flat_map(|i| &i.operands).for_each(|o| walk(o, &mut out));
+    out
+}
+
+/// Device functions that `entry` reaches, in order of discovery.
+fn reach<'m>(module: &'m Module, entry: &'m Function) -> Result<Vec<&'m Function>> {
+    fn visit<'m>(
+        module: &'m Module,
+        f: &'m Function,
+        path: &mut Vec<Name>,
+        out: &mut Vec<&'m Function>,
+    ) -> Result<()> {
+        let names = mentioned(f);
+        for callee in module.functions().filter(|c| c.body.is_some() && names.contains(&c.name)) {
+            if path.contains(&callee.name) {
+                return Err(Error::Declaration {
+                    line: callee.line.0,
+                    name: callee.name.to_string(),
+                    reason: "it calls itself, directly or not: the simulator runs no recursion".into(),
+                });
+            }
+            if !out.iter().any(|o| o.name == callee.name) {
+                out.push(callee);
+            }
+            path.push(callee.name.clone());
+            visit(module, callee, path, out)?;
+            path.pop();
+        }
+        Ok(())
+    }
+    let mut out = Vec::new();
+    visit(module, entry, &mut vec![entry.name.clone()], &mut out)?;
+    Ok(out)
+}
+
+struct Linker {
+    kernel: Kernel,
+    names: Names,
+    opcodes: HashMap<String, u16>,
+    line: u32,
+}
+
+fn align(at: u32, to: u32) -> u32 {
+    at.next_multiple_of(to.max(1))
+}
+
+impl Linker {
+    fn size(&self, v: &Variable) -> Result<u32> {
+        match v.bytes() {
+            Some(n) if n <= u64::from(u32::MAX) => Ok(n as u32),
+            _ => Err(Error::Declaration {
+                line: v.line.0,
+                name: v.name.to_string(),
+                reason: "its size is not known, or not below 4 GiB".into(),
+            }),
+        }
+    }
+
+    /// Lays out static shared variables that are used, then the start of dynamic shared memory.
+    fn shared(&mut self, module: &Module, entry: &Function, reached: &[&Function]) -> Result<()> {
+        let mut used = mentioned(entry);
+        for f in reached {
+            used.extend(mentioned(f));
+        }
+        let is_shared = |v: &&Variable| v.space == VarSpace::Shared && used.contains(&v.name);
+        let (dynamic, fixed): (Vec<_>, Vec<_>) =
+            module.variables().filter(is_shared).partition(|v| v.bytes().is_none_or(|n| n == 0));
+        for v in fixed {
+            self.shared_variable(v)?;
+        }
+        for f in std::iter::once(&entry).chain(reached) {
+            self.shared_in(f.body.as_deref().unwrap_or_default())?;
+        }
+        let to = dynamic.iter().map(|v| v.alignment()).max().unwrap_or(16).max(16);
+        self.kernel.dynamic_offset = align(self.kernel.static_shared, to);
+        for v in dynamic {
+            self.names.declare(v.name.clone(), Symbol::Shared(SHARED_RESERVED + self.kernel.dynamic_offset));
+        }
+        Ok(())
+    }
+
+    /// Shared variables declared inside functions are static as well; their names are declared again in scope.
+    fn shared_in(&mut self, body: &[Statement]) -> Result<()> {
+        for s in body {
+            match s {
+                Statement::Variable(v) if v.space == VarSpace::Shared => self.shared_variable(v)?,
+                Statement::Block(inner) => self.shared_in(inner)?,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn shared_variable(&mut self, v: &Variable) -> Result<()> {
+        let bytes = self.size(v)?;
+        let at = align(self.kernel.static_shared, v.alignment());
+        self.kernel.static_shared = at + bytes;
+        self.kernel.shared_variables.push((v.name.to_string(), at, bytes));
+        self.names.declare(v.name.clone(), Symbol::Shared(SHARED_RESERVED + at));
+        Ok(())
+    }
+
+    fn parameters(&mut self, entry: &Function) -> Result<()> {
+        for v in &entry.params {
+            let bytes = self.size(v)?;
+            let offset = align(self.kernel.param_bytes, v.alignment());
+            self.kernel.param_bytes = offset + bytes;
+            self.kernel.params.push(Param { name: v.name.to_string(), offset, bytes });
+            self.names.declare(v.name.clone(), Symbol::Memory(Space::Param, offset.into()));
+        }
+        Ok(())
+    }
+
+    fn func_param(&mut self, v: &Variable) -> Result<(u32, u32)> {
+        let bytes = self.size(v)?;
+        let at = align(self.kernel.func_param_bytes, v.alignment());
+        self.kernel.func_param_bytes = at + bytes;
+        self.names.declare(v.name.clone(), Symbol::Memory(Space::FuncParam, at.into()));
+        Ok((at, bytes))
+    }
+
+    fn device_function(&mut self, f: &Function) -> Result<()> {
+        let mut callee = Callee { entry: self.kernel.code.len() as u32, ..Callee::default() };
+        for (list, out) in [(&f.params, &mut callee.params), (&f.returns, &mut callee.returns)] {
+            for v in list {
+                if v.space == VarSpace::Reg {
+                    return Err(Error::Declaration {
+                        line: v.line.0,
+                        name: v.name.to_string(),
+                        reason: "parameters in registers are not executed: use .param".into(),
+                    });
+                }
+                out.push(self.func_param(v)?);
+            }
+        }
+        self.kernel.callees.push(callee);
+        self.function(f)
+    }
+
+    fn function(&mut self, f: &Function) -> Result<()> {
+        let start = self.kernel.code.len();
+        self.block(f.body.as_deref().unwrap_or_default())?;
+        // Falling off the end returns.
+        self.line = f.line.0;
+        let ret = Instruction {
+            line: f.line,
+            guard: None,
+            root: Name::from("ret"),
+            modifiers: Vec::new(),
+            operands: Vec::new(),
+        };
+        self.instruction(&ret)?;
+        flow::reconverge(&mut self.kernel.code, start);
+        Ok(())
+    }
+
+    /// Declares what a block declares, then decodes its instructions.
+    fn block(&mut self, body: &[Statement]) -> Result<()> {
+        self.names.push();
+        let mut pc = self.kernel.code.len() as u32;
+        for s in body {
+            match s {
+                Statement::Label(_, name) => self.names.declare(name.clone(), Symbol::Label(pc)),
+                Statement::Instruction(_) => pc += 1,
+                Statement::Block(inner) => pc += count(inner),
+                Statement::Reg(decl) => self.registers(decl),
+                Statement::Variable(v) => self.variable(v)?,
+                Statement::BranchTargets(name, list) => {
+                    self.names.declare(name.clone(), Symbol::Targets(list.clone()));
+                }
+                Statement::Comment(_)
+                | Statement::Pragma(_)
+                | Statement::CallTargets(..)
+                | Statement::CallPrototype(_) => {}
+            }
+        }
+        for s in body {
+            match s {
+                Statement::Instruction(i) => self.instruction(i)?,
+                Statement::Block(inner) => self.block(inner)?,
+                _ => {}
+            }
+        }
+        self.names.pop();
+        Ok(())
+    }
+
+    fn registers(&mut self, decl: &RegDecl) {
+        for (name, count) in &decl.names {
+            match (count, decl.vector) {
+                (Some(n), _) => (0..*n).for_each(|i| self.register(format!("{name}{i}"), decl.ty)),
+                (None, Some(n)) => ["x", "y", "z", "w"]
+                    .iter()
+                    .take(n.into())
+                    .for_each(|c| self.register(format!("{name}.{c}"), decl.ty)),
+                (None, None) => self.register(name.to_string(), decl.ty),
+            }
+        }
+    }
+
+    fn register(&mut self, name: String, ty: Type) {
+        let rows = &mut self.kernel.rows;
+        let (reg, file, n) = match ty.bits() {
+            1 => (Reg::Pred(rows[2]), 2, 1),
+            64 => (Reg::R64(rows[1]), 1, 1),
+            128 => (Reg::R128(rows[1]), 1, 2),
+            _ => (Reg::R32(rows[0]), 0, 1),
+        };
+        rows[file] += n;
+        self.kernel.names[file].extend(std::iter::repeat_n(name.clone(), n as usize));
+        self.names.declare(Name::from(name), Symbol::Reg(reg));
+    }
+
+    fn variable(&mut self, v: &Variable) -> Result<()> {
+        match v.space {
+            VarSpace::Shared => {
+                let found = self.kernel.shared_variables.iter().find(|(n, ..)| v.name == n.as_str());
+                let at = found.map_or(0, |(_, at, _)| *at);
+                self.names.declare(v.name.clone(), Symbol::Shared(SHARED_RESERVED + at));
+                Ok(())
+            }
+            VarSpace::Local => {
+                let bytes = self.size(v)?;
+                let at = align(self.kernel.local_bytes, v.alignment());
+                self.kernel.local_bytes = at + bytes;
+                self.names.declare(v.name.clone(), Symbol::Memory(Space::Local, at.into()));
+                Ok(())
+            }
+            VarSpace::Param => self.func_param(v).map(|_| ()),
+            other => Err(Error::Declaration {
+                line: v.line.0,
+                name: v.name.to_string(),
+                reason: format!("a .{other} variable belongs at module scope"),
+            }),
+        }
+    }
+
+    fn instruction(&mut self, ast: &Instruction) -> Result<()> {
+        let op = super::instruction(ast, &self.names)?;
+        let guard = match &ast.guard {
+            None => None,
+            Some(g) => match self.names.get(&g.register) {
+                Some(Symbol::Reg(Reg::Pred(i))) => Some((*i, g.negated)),
+                _ => {
+                    return Err(Error::Undeclared { line: ast.line.0, name: g.register.to_string() });
+                }
+            },
+        };
+        let opcode = ast.opcode();
+        let next = self.kernel.opcodes.len() as u16;
+        let opcode = *self.opcodes.entry(opcode).or_insert_with_key(|name| {
+            self.kernel.opcodes.push(name.clone());
+            next
+        });
+        self.kernel.code.push(Inst { op, guard, reconverge: u32::MAX, opcode });
+        self.kernel.sites.push(Site { line: ast.line.0, text: text(ast) });
+        Ok(())
+    }
+
+    fn directives(&mut self, entry: &Function) {
+        let three = |name: &str| {
+            entry.directive(name).filter(|v| !v.is_empty()).map(|v| {
+                let at = |i: usize| v.get(i).map_or(1, |n| *n as u32);
+                [at(0), at(1), at(2)]
+            })
+        };
+        let one = |name: &str| entry.directive(name).and_then(|v| v.first()).map(|n| *n as u32);
+        self.kernel.reqntid = three("reqntid");
+        self.kernel.maxntid = three("maxntid");
+        self.kernel.cluster = three("reqnctapercluster");
+        self.kernel.maxnreg = one("maxnreg");
+        self.kernel.minnctapersm = one("minnctapersm");
+    }
+}
+
+/// An instruction on one line; long operand lists are cut.
+fn text(ast: &Instruction) -> String {
+    let full = ast.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+    match full.char_indices().nth(140) {
+        Some((at, _)) => format!("{}...", &full[..at]),
+        None => full,
+    }
+}
+
+fn count(body: &[Statement]) -> u32 {
+    body.iter()
+        .map(|s| match s {
+            Statement::Instruction(_) => 1,
+            Statement::Block(inner) => count(inner),
+            _ => 0,
+        })
+        .sum()
+}
+
+/// The bytes a module variable starts with. `symbols` gives the addresses that initializers mention.
+///
+/// # Errors
+/// An initializer that does not fit its variable.
+pub fn initial_bytes(v: &Variable, symbols: &Symbols) -> Result<Vec<u8>> {
+    let error = |reason: String| Error::Declaration { line: v.line.0, name: v.name.to_string(), reason };
+    let total = v.bytes().ok_or_else(|| error("its size is not known".into()))? as usize;
+    let mut bytes = Vec::with_capacity(total);
+    if let Some(init) = &v.init {
+        fill(init, v.ty, symbols, &mut bytes).map_err(error)?;
+    }
+    if bytes.len() > total {
+        return Err(error(format!("its initializer has {} bytes, the variable {total}", bytes.len())));
+    }
+    bytes.resize(total, 0);
+    Ok(bytes)
+}
+
+fn fill(init: &Init, ty: Type, symbols: &Symbols, out: &mut Vec<u8>) -> std::result::Result<(), String> {
+    let width = ty.bytes() as usize;
+    let mut put = |value: u64| out.extend_from_slice(&value.to_le_bytes()[..width.min(8)]);
+    match init {
+        Init::Value(imm) => put(super::operand::immediate(*imm, ty)),
+        Init::Symbol(name, offset) | Init::Generic(name, offset) => {
+            let (space, at) = symbols.get(name).ok_or_else(|| format!("`{name}` is not a variable"))?;
+            let at = at.wrapping_add(*offset as u64);
+            let generic = matches!(init, Init::Generic(..));
+            put(if generic { crate::memory::to_generic(*space, at) } else { at });
+        }
+        Init::List(list) => {
+            for item in list {
+                fill(item, ty, symbols, out)?;
+            }
+        }
+    }
+    Ok(())
+}

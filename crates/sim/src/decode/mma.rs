@@ -1,0 +1,169 @@
+//! `mma.sync`. PTX ISA 9.7.14.
+
+use super::{Ins, Op, Result};
+use crate::program::{Reg, Src};
+use crate::semantics::element::{Element, Scale};
+use crate::semantics::instr_desc::Accumulator;
+use dualgemm_ptx::Type;
+use dualgemm_ptx::ast::Operand;
+
+/// The elements that are multiplied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Floats of the tensor-core types.
+    Float(Accumulator),
+    /// Integers; `true`: `.satfinite`.
+    Int(bool),
+    /// f64
+    Double,
+}
+
+/// Block scales of A or of B.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ScaleOperand {
+    /// Register of scales.
+    pub data: Src,
+    /// Byte selector.
+    pub byte: Src,
+    /// Lane selector.
+    pub thread: Src,
+}
+
+/// A decoded `mma.sync`.
+#[derive(Debug, Clone)]
+pub struct Mma {
+    /// M, N, K.
+    pub shape: [u32; 3],
+    /// Accumulation.
+    pub kind: Kind,
+    /// Types of A and B.
+    pub elements: [Element; 2],
+    /// Bits an element takes in a register.
+    pub container: u32,
+    /// Result.
+    pub d: Vec<Reg>,
+    /// Operands.
+    pub a: Vec<Reg>,
+    /// Operands.
+    pub b: Vec<Reg>,
+    /// Addend.
+    pub c: Vec<Src>,
+    /// Scales: type, `scale_vec::NX`, of A and of B.
+    pub scale: Option<(Scale, u32, [ScaleOperand; 2])>,
+}
+
+/// A tensor-core element type by its PTX name.
+pub fn element(name: &str) -> Option<Element> {
+    Some(match name {
+        "f16" => Element::F16,
+        "bf16" => Element::Bf16,
+        "tf32" => Element::Tf32,
+        "e4m3" => Element::E4m3,
+        "e5m2" => Element::E5m2,
+        "e2m3" => Element::E2m3,
+        "e3m2" => Element::E3m2,
+        "e2m1" => Element::E2m1,
+        "s8" => Element::S8,
+        "u8" => Element::U8,
+        "s4" => Element::S4,
+        "u4" => Element::U4,
+        _ => return None,
+    })
+}
+
+fn shape(name: &str) -> Option<[u32; 3]> {
+    let (m, rest) = name.strip_prefix('m')?.split_once('n')?;
+    let (n, k) = rest.split_once('k')?;
+    Some([m.parse().ok()?, n.parse().ok()?, k.parse().ok()?])
+}
+
+/// The shape among the modifiers, e.g. `m16n8k16`.
+///
+/// # Errors
+/// There is none.
+pub fn shape_of(i: &mut Ins<'_>) -> Result<[u32; 3]> {
+    match i.parse_all(shape)[..] {
+        [s] => Ok(s),
+        _ => i.error("needs a shape such as .m16n8k16"),
+    }
+}
+
+/// Decodes an `mma.sync`.
+///
+/// # Errors
+/// What is not known about it.
+pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
+    i.ignore(&["sync", "aligned", "row", "col"]);
+    if i.ast.modifiers.iter().filter(|m| *m == "row" || *m == "col").map(|m| m.as_str()).collect::<Vec<_>>()
+        != ["row", "col"]
+    {
+        return i.error("only A by rows and B by columns (.row.col) is executed");
+    }
+    let sat = i.has("satfinite");
+    let shape = shape_of(i)?;
+    let block = i.has("block_scale");
+    let vec = i.one_of(&[("scale_vec::1X", 1), ("scale_vec::2X", 2), ("scale_vec::4X", 4)]);
+    let kind =
+        i.one_of(&[("kind::f8f6f4", 1), ("kind::mxf8f6f4", 1), ("kind::mxf4", 2), ("kind::mxf4nvf4", 2)]);
+    let scale = i.one_of(&[("ue8m0", Scale::Ue8m0), ("ue4m3", Scale::Ue4m3)]);
+    let names: Vec<&str> = i.ast.modifiers.iter().map(|m| m.as_str()).collect();
+    let types: Vec<&str> =
+        names.into_iter().filter(|m| element(m).is_some() || matches!(*m, "f32" | "f64" | "s32")).collect();
+    i.ignore_if(|m| element(m).is_some() || matches!(m, "f32" | "f64" | "s32"));
+    i.finish()?;
+    let [d, a, b, c] = types[..] else { return i.error("needs the types of D, A, B and C") };
+    if d != c {
+        return i.error("D and C have the same type");
+    }
+    let (mma_kind, elements) = match (d, element(a), element(b)) {
+        ("f64", ..) => (Kind::Double, [Element::F16; 2]),
+        ("s32", Some(a), Some(b)) => (Kind::Int(sat), [a, b]),
+        ("f32", Some(a), Some(b)) => (Kind::Float(Accumulator::F32), [a, b]),
+        ("f16", Some(a), Some(b)) => (Kind::Float(Accumulator::F16), [a, b]),
+        _ => return i.error(format!("no product of .{a} and .{b} into .{d}")),
+    };
+    // kind::f8f6f4 holds every element in a byte.
+    let container = match (kind, mma_kind) {
+        (Some(1), _) => 8,
+        (_, Kind::Double) => 64,
+        _ => elements[0].bits(),
+    };
+    let regs = |i: &Ins<'_>, at: usize| i.regs(at);
+    let (rd, ra, rb) = (regs(i, 0)?, regs(i, 1)?, regs(i, 2)?);
+    let c_type = if d == "f64" { Type::F64 } else { Type::F32 };
+    let rc = i.srcs(3, c_type)?;
+    let [m, n, k] = shape;
+    let wide = if d == "f64" { 64 } else { 32 };
+    let per = |count: u32, bits: u32| (count / 32 * bits / wide).max(1) as usize;
+    let d_bits = match d {
+        "f16" => 16,
+        "f64" => 64,
+        _ => 32,
+    };
+    let want = [per(m * n, d_bits), per(m * k, container), per(n * k, container), per(m * n, d_bits)];
+    let found = [rd.len(), ra.len(), rb.len(), rc.len()];
+    if n != 8 || !matches!(m, 8 | 16) || want != found {
+        return i.error(format!("registers of D, A, B, C are {found:?}, the shape needs {want:?}"));
+    }
+    let wrong = |r: &Reg| r.bits() != wide;
+    if rd.iter().chain(&ra).chain(&rb).any(wrong) {
+        return i.error(format!("operands are registers of {wide} bits"));
+    }
+    let scale = match (block, scale) {
+        (true, Some(ty)) => {
+            let operand = |i: &Ins<'_>, at: usize| -> Result<ScaleOperand> {
+                let Operand::Vector(ids) = i.operand(at + 1)? else { return i.error("needs {byte, thread}") };
+                let [byte, thread] = &ids[..] else { return i.error("needs {byte, thread}") };
+                Ok(ScaleOperand {
+                    data: i.src(at, Type::B32)?,
+                    byte: i.value(byte, Type::U16)?,
+                    thread: i.value(thread, Type::U16)?,
+                })
+            };
+            Some((ty, vec.unwrap_or(1), [operand(i, 4)?, operand(i, 6)?]))
+        }
+        (false, None) => None,
+        _ => return i.error("block_scale and a scale type go together"),
+    };
+    Ok(Op::Mma(Mma { shape, kind: mma_kind, elements, container, d: rd, a: ra, b: rb, c: rc, scale }))
+}

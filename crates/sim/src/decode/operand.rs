@@ -1,0 +1,344 @@
+//! Operands: names to registers, symbols to addresses, numbers to bits.
+
+use super::{Ins, Result};
+use crate::error::Error;
+use crate::memory::Space;
+use crate::program::{Dst, Reg, Special, Src};
+use dualgemm_ptx::ast::{AddressBase, Immediate, Operand};
+use dualgemm_ptx::{Name, Type};
+use std::collections::HashMap;
+
+/// What a name stands for.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Symbol {
+    /// A register.
+    Reg(Reg),
+    /// A label: its instruction.
+    Label(u32),
+    /// A shared variable: its offset in the address space.
+    Shared(u32),
+    /// A variable of another space: its address there.
+    Memory(Space, u64),
+    /// A device function: its index among the kernel's callees.
+    Function(u32),
+    /// A function outside the module.
+    Extern(Name),
+    /// The labels of `.branchtargets`.
+    Targets(Vec<Name>),
+}
+
+/// The scopes around an instruction, innermost last.
+#[derive(Debug, Default)]
+pub struct Names(Vec<HashMap<Name, Symbol>>);
+
+impl Names {
+    /// Opens a scope.
+    pub fn push(&mut self) {
+        self.0.push(HashMap::new());
+    }
+
+    /// Closes the innermost scope.
+    pub fn pop(&mut self) {
+        self.0.pop();
+    }
+
+    /// Declares a name in the innermost scope.
+    pub fn declare(&mut self, name: Name, symbol: Symbol) {
+        if let Some(scope) = self.0.last_mut() {
+            scope.insert(name, symbol);
+        }
+    }
+
+    /// What a name means here.
+    pub fn get(&self, name: &str) -> Option<&Symbol> {
+        self.0.iter().rev().find_map(|scope| scope.get(name))
+    }
+}
+
+/// A memory operand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Addr {
+    /// Register, symbol or number.
+    pub base: Src,
+    /// Bytes added.
+    pub offset: i64,
+    /// Where it points.
+    pub space: Space,
+}
+
+fn special(name: &str) -> Option<Special> {
+    let (base, component) = match name.rsplit_once('.') {
+        Some((base, "x")) => (base, 0),
+        Some((base, "y")) => (base, 1),
+        Some((base, "z")) => (base, 2),
+        Some((_, "w")) => return Some(Special::Zero),
+        _ => (name, 0),
+    };
+    Some(match base {
+        "%tid" => Special::Tid(component),
+        "%ntid" => Special::Ntid(component),
+        "%ctaid" => Special::Ctaid(component),
+        "%nctaid" => Special::Nctaid(component),
+        "%clusterid" => Special::Clusterid(component),
+        "%nclusterid" => Special::Nclusterid(component),
+        "%cluster_ctaid" => Special::ClusterCtaid(component),
+        "%cluster_nctaid" => Special::ClusterNctaid(component),
+        "%cluster_ctarank" => Special::ClusterCtarank,
+        "%cluster_nctarank" => Special::ClusterNctarank,
+        "%is_explicit_cluster" => Special::IsExplicitCluster,
+        "%laneid" => Special::Laneid,
+        "%warpid" => Special::Warpid,
+        "%nwarpid" => Special::Nwarpid,
+        "%smid" => Special::Smid,
+        "%nsmid" => Special::Nsmid,
+        "%gridid" => Special::Gridid,
+        "%lanemask_eq" => Special::LanemaskEq,
+        "%lanemask_le" => Special::LanemaskLe,
+        "%lanemask_lt" => Special::LanemaskLt,
+        "%lanemask_ge" => Special::LanemaskGe,
+        "%lanemask_gt" => Special::LanemaskGt,
+        "%clock" => Special::Clock,
+        "%clock_hi" => Special::ClockHi,
+        "%clock64" => Special::Clock64,
+        "%globaltimer" => Special::Globaltimer,
+        "%globaltimer_lo" => Special::GlobaltimerLo,
+        "%globaltimer_hi" => Special::GlobaltimerHi,
+        "%dynamic_smem_size" => Special::DynamicSmemSize,
+        "%total_smem_size" | "%aggr_smem_size" => Special::TotalSmemSize,
+        "%current_graph_exec" => Special::Zero,
+        _ if base.starts_with("%envreg") || base.starts_with("%pm") => Special::Zero,
+        _ => return None,
+    })
+}
+
+/// The bits of a number as a value of `ty`.
+pub fn immediate(imm: Immediate, ty: Type) -> u64 {
+    let bits = match (imm, ty) {
+        (Immediate::F64(bits), Type::F32 | Type::B32) => (f64::from_bits(bits) as f32).to_bits().into(),
+        (Immediate::F32(bits), Type::F64) => f64::from(f32::from_bits(bits)).to_bits(),
+        (other, _) => other.bits(),
+    };
+    match ty.bits() {
+        1 => u64::from(bits != 0),
+        n if n < 64 => bits & ((1 << n) - 1),
+        _ => bits,
+    }
+}
+
+impl Ins<'_> {
+    fn undeclared<T>(&self, name: &str) -> Result<T> {
+        Err(Error::Undeclared { line: self.ast.line.0, name: name.into() })
+    }
+
+    /// Operand `i`.
+    pub fn operand(&self, i: usize) -> Result<&Operand> {
+        match self.ast.operands.get(i) {
+            Some(operand) => Ok(operand),
+            None => self.error(format!("has {} operands; number {} is missing", self.count(), i + 1)),
+        }
+    }
+
+    /// A name as a value.
+    fn named(&self, name: &Name, offset: i64, ty: Type) -> Result<Src> {
+        match self.names.get(name) {
+            Some(Symbol::Reg(reg)) => Ok(Src::Reg(*reg)),
+            Some(Symbol::Shared(at)) => Ok(Src::Shared(at.wrapping_add(offset as u32))),
+            Some(Symbol::Memory(_, at)) => Ok(Src::Imm(at.wrapping_add(offset as u64))),
+            Some(_) => self.error(format!("`{name}` is not a value that a register can hold here")),
+            None => match special(name) {
+                Some(s) => Ok(Src::Special(s)),
+                None if &**name == "WARP_SZ" => Ok(Src::Imm(immediate(Immediate::Int(32), ty))),
+                None => self.undeclared(name),
+            },
+        }
+    }
+
+    /// An operand as a value of `ty`.
+    pub fn value(&self, operand: &Operand, ty: Type) -> Result<Src> {
+        match operand {
+            Operand::Ident(name) => self.named(name, 0, ty),
+            Operand::Offset(name, offset) => self.named(name, *offset, ty),
+            Operand::Imm(imm) => Ok(Src::Imm(immediate(*imm, ty))),
+            Operand::Not(name) => match self.names.get(name) {
+                Some(Symbol::Reg(Reg::Pred(i))) => Ok(Src::NotPred(*i)),
+                Some(_) => self.error(format!("`!{name}` needs a predicate")),
+                None => self.undeclared(name),
+            },
+            _ => self.error(format!("operand {operand:?} is not a value")),
+        }
+    }
+
+    /// Operand `i` as a value of `ty`.
+    pub fn src(&self, i: usize, ty: Type) -> Result<Src> {
+        self.value(self.operand(i)?, ty)
+    }
+
+    /// An operand as a place for a result.
+    pub fn result(&self, operand: &Operand) -> Result<Dst> {
+        match operand {
+            Operand::Sink => Ok(Dst::Sink),
+            Operand::Ident(name) => match self.names.get(name) {
+                Some(Symbol::Reg(reg)) => Ok(Dst::Reg(*reg)),
+                Some(_) => self.error(format!("`{name}` is not a register")),
+                None => self.undeclared(name),
+            },
+            _ => self.error(format!("operand {operand:?} cannot take a result")),
+        }
+    }
+
+    /// Operand `i` as a place for a result.
+    pub fn dst(&self, i: usize) -> Result<Dst> {
+        self.result(self.operand(i)?)
+    }
+
+    /// Operand `i` as a register.
+    pub fn reg(&self, operand: &Operand) -> Result<Reg> {
+        match self.result(operand)? {
+            Dst::Reg(reg) => Ok(reg),
+            Dst::Sink => self.error("`_` is not allowed here"),
+        }
+    }
+
+    /// The elements of a vector operand; a single operand counts as a vector of one.
+    pub fn elements(operand: &Operand) -> &[Operand] {
+        match operand {
+            Operand::Vector(list) | Operand::Group(list) => list,
+            other => std::slice::from_ref(other),
+        }
+    }
+
+    /// Operand `i` as a vector of values.
+    pub fn srcs(&self, i: usize, ty: Type) -> Result<Vec<Src>> {
+        Ins::elements(self.operand(i)?).iter().map(|o| self.value(o, ty)).collect()
+    }
+
+    /// Operand `i` as a vector of results.
+    pub fn dsts(&self, i: usize) -> Result<Vec<Dst>> {
+        Ins::elements(self.operand(i)?).iter().map(|o| self.result(o)).collect()
+    }
+
+    /// Operand `i` as a vector of registers.
+    pub fn regs(&self, i: usize) -> Result<Vec<Reg>> {
+        Ins::elements(self.operand(i)?).iter().map(|o| self.reg(o)).collect()
+    }
+
+    /// Operand `i` as a predicate source.
+    pub fn predicate(&self, i: usize) -> Result<Src> {
+        self.src(i, Type::Pred)
+    }
+
+    /// An address operand that points into `space`.
+    pub fn address(&self, operand: &Operand, space: Space) -> Result<Addr> {
+        let (base, offset) = match operand {
+            Operand::Address(a) => (&a.base, a.offset),
+            Operand::List(list) if !list.is_empty() => return self.address(&list[0], space),
+            Operand::Ident(name) => (&AddressBase::Ident(name.clone()), 0),
+            Operand::Offset(name, offset) => (&AddressBase::Ident(name.clone()), *offset),
+            Operand::Imm(imm) => (&AddressBase::Absolute(imm.bits()), 0),
+            _ => return self.error(format!("operand {operand:?} is not an address")),
+        };
+        let name = match base {
+            AddressBase::Absolute(at) => return Ok(Addr { base: Src::Imm(*at), offset, space }),
+            AddressBase::Ident(name) => name,
+        };
+        Ok(match self.names.get(name) {
+            Some(Symbol::Reg(reg)) => Addr { base: Src::Reg(*reg), offset, space },
+            Some(Symbol::Shared(at)) if space == Space::Generic => {
+                return self.error(format!(
+                    "`{name}` (at {at:#x}) is a shared variable, but the access is generic: use .shared or cvta"
+                ));
+            }
+            Some(Symbol::Shared(at)) => Addr { base: Src::Shared(*at), offset, space },
+            Some(Symbol::Memory(own, at)) => {
+                let compatible = space == *own
+                    || space == Space::Param && *own == Space::FuncParam
+                    || space == Space::Generic && *own == Space::Global;
+                if !compatible {
+                    return self.error(format!("`{name}` is a {own} variable, but the access is {space}"));
+                }
+                Addr { base: Src::Imm(*at), offset, space: *own }
+            }
+            Some(_) => return self.error(format!("`{name}` is not an address")),
+            None => return self.undeclared(name),
+        })
+    }
+
+    /// Operand `i` as an address in `space`.
+    pub fn addr(&self, i: usize, space: Space) -> Result<Addr> {
+        self.address(self.operand(i)?, space)
+    }
+
+    /// The label an operand names.
+    pub fn label(&self, name: &Name) -> Result<u32> {
+        match self.names.get(name) {
+            Some(Symbol::Label(pc)) => Ok(*pc),
+            Some(_) => self.error(format!("`{name}` is not a label")),
+            None => self.undeclared(name),
+        }
+    }
+
+    /// The space among the modifiers; generic if there is none.
+    pub fn space(&mut self) -> Space {
+        self.one_of(&[
+            ("global", Space::Global),
+            ("shared::cluster", Space::SharedCluster),
+            ("shared::cta", Space::SharedCta),
+            ("shared", Space::SharedCta),
+            ("local", Space::Local),
+            ("const", Space::Const),
+            ("param::entry", Space::Param),
+            ("param::func", Space::Param),
+            ("param", Space::Param),
+        ])
+        .unwrap_or(Space::Generic)
+    }
+
+    /// Marks cache and eviction hints as understood.
+    pub fn cache_hints(&mut self) {
+        self.ignore(&["ca", "cg", "cs", "cv", "wb", "wt", "lu", "nc", "unified"]);
+        self.ignore_if(|m| m.starts_with("L1::") || m.starts_with("L2::") || m.starts_with("level::"));
+    }
+
+    /// Ordering modifiers: whether the access is strong, acquires, releases, and how far it is visible.
+    pub fn ordering(&mut self) -> Ordering {
+        let volatile = self.has("volatile");
+        let mmio = self.has("mmio");
+        let relaxed = self.has("relaxed");
+        let acq_rel = self.has("acq_rel");
+        let acquire = self.has("acquire") | acq_rel;
+        let release = self.has("release") | acq_rel;
+        let weak = self.has("weak");
+        let scope = self.one_of(&[
+            ("cta", Scope::Cta),
+            ("cluster", Scope::Cluster),
+            ("gpu", Scope::Gpu),
+            ("sys", Scope::Gpu),
+        ]);
+        let strong = !weak && (volatile || relaxed || acquire || release || mmio);
+        Ordering { strong, acquire, release, scope: scope.unwrap_or(Scope::Gpu) }
+    }
+}
+
+/// How far synchronization reaches. System scope is as GPU scope here: there is one device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Scope {
+    /// `.cta`
+    Cta,
+    /// `.cluster`
+    Cluster,
+    /// `.gpu` and `.sys`
+    Gpu,
+}
+
+/// Ordering of a memory access.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ordering {
+    /// Takes part in synchronization.
+    pub strong: bool,
+    /// `.acquire`
+    pub acquire: bool,
+    /// `.release`
+    pub release: bool,
+    /// Scope.
+    pub scope: Scope,
+}

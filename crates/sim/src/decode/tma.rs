@@ -1,0 +1,103 @@
+//! Copies through a tensor map. PTX ISA 9.7.9.27.
+
+use super::atomic::{operator, reduce_type};
+use super::copy::Reduce;
+use super::operand::Addr;
+use super::{Ins, Op, Result};
+use crate::memory::Space;
+use crate::program::Src;
+use dualgemm_ptx::Type;
+use dualgemm_ptx::ast::Operand;
+
+/// A decoded tensor copy.
+#[derive(Debug, Clone)]
+pub enum Tensor {
+    /// Global to shared memory.
+    Load {
+        /// Destination.
+        to: Addr,
+        /// Generic address of the map.
+        map: Addr,
+        /// Coordinates, innermost first.
+        coordinates: Vec<Src>,
+        /// Barrier that counts the bytes.
+        barrier: Addr,
+        /// CTAs that receive the box.
+        multicast: Option<Src>,
+        /// `.cta_group::2`: the barrier may be the other one's of the pair.
+        pair: bool,
+    },
+    /// Shared to global memory.
+    Store {
+        /// Source.
+        from: Addr,
+        /// Generic address of the map.
+        map: Addr,
+        /// Coordinates, innermost first.
+        coordinates: Vec<Src>,
+        /// Reduction.
+        reduce: Option<Reduce>,
+    },
+}
+
+/// Decodes a tensor copy or prefetch.
+///
+/// # Errors
+/// What is not known about it.
+pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
+    if i.has("prefetch") {
+        return Ok(Op::Nop);
+    }
+    let reducing = i.ast.modifiers.first().is_some_and(|m| m == "reduce");
+    i.ignore(&["async", "reduce", "bulk", "tensor", "tile"]);
+    i.cache_hints();
+    let rank = i.need("a number of dimensions", &[("1d", 1), ("2d", 2), ("3d", 3), ("4d", 4), ("5d", 5)])?;
+    let multicast = i.has("multicast::cluster");
+    let pair = i.has("cta_group::2");
+    i.ignore(&["cta_group::1"]);
+    let load = i.has("mbarrier::complete_tx::bytes");
+    let store = i.has("bulk_group");
+    let spaces = i.parse_all(|m| match m {
+        "global" => Some(Space::Global),
+        "shared::cluster" => Some(Space::SharedCluster),
+        "shared::cta" => Some(Space::SharedCta),
+        _ => None,
+    });
+    // The map has its element type; a reduction names only its operator, with the type in the map.
+    let reduce = if reducing { operator(i) } else { None };
+    i.finish()?;
+    let coordinates = |i: &Ins<'_>, at: usize| -> Result<(Addr, Vec<Src>)> {
+        let Operand::List(list) = i.operand(at)? else { return i.error("needs [map, {coordinates}]") };
+        let map = i.address(&list[0], Space::Generic)?;
+        let c = match list.get(1) {
+            Some(c) => Ins::elements(c).iter().map(|c| i.value(c, Type::S32)).collect::<Result<Vec<_>>>()?,
+            None => Vec::new(),
+        };
+        if c.len() != rank {
+            return i.error(format!("has {} coordinates for {rank} dimensions", c.len()));
+        }
+        Ok((map, c))
+    };
+    match (load, store, spaces.first()) {
+        (true, false, Some(&to)) if to != Space::Global => {
+            let (map, c) = coordinates(i, 1)?;
+            let multicast = if multicast { Some(i.src(3, Type::B16)?) } else { None };
+            let (to, barrier) = (i.addr(0, to)?, i.addr(2, Space::SharedCluster)?);
+            Ok(Op::Tensor(Tensor::Load { to, map, coordinates: c, barrier, multicast, pair }))
+        }
+        (false, true, Some(Space::Global)) => {
+            let (map, c) = coordinates(i, 0)?;
+            // The element type is known when the map is read; U32 stands in until then.
+            let reduce = match reduce {
+                Some(op) => reduce_type(Type::U32).map(|(ty, n)| (op, ty, n)),
+                None if reducing => return i.error("needs a reduction"),
+                None => None,
+            };
+            let from = i.addr(1, Space::SharedCta)?;
+            Ok(Op::Tensor(Tensor::Store { from, map, coordinates: c, reduce }))
+        }
+        _ => i.error(
+            "needs .shared.global with .mbarrier::complete_tx::bytes, or .global.shared with .bulk_group",
+        ),
+    }
+}

@@ -1,0 +1,155 @@
+//! `wgmma`. PTX ISA 9.7.15.
+
+use super::mma::{element, shape_of};
+use super::{Ins, Op, Result};
+use crate::program::{Reg, Src};
+use crate::semantics::element::Element;
+use crate::semantics::instr_desc::Accumulator;
+use crate::semantics::smem_desc::Major;
+use dualgemm_ptx::Type;
+use dualgemm_ptx::ast::Operand;
+
+/// Where A comes from.
+#[derive(Debug, Clone)]
+pub enum A {
+    /// Shared memory.
+    Descriptor(Src, Major),
+    /// Four registers.
+    Registers(Vec<Reg>),
+}
+
+/// A decoded `wgmma.mma_async`.
+#[derive(Debug, Clone)]
+pub struct Multiply {
+    /// Columns of D.
+    pub n: u32,
+    /// Depth.
+    pub k: u32,
+    /// Accumulation; `None`: s32.
+    pub accumulator: Option<Accumulator>,
+    /// Types of A and B.
+    pub elements: [Element; 2],
+    /// `.satfinite` of integers.
+    pub saturate: bool,
+    /// Accumulator registers.
+    pub d: Vec<Reg>,
+    /// A.
+    pub a: A,
+    /// Descriptor of B.
+    pub b: Src,
+    /// Which dimension of B is contiguous.
+    pub b_major: Major,
+    /// Whether D is added.
+    pub scale_d: Src,
+    /// Signs of A and B.
+    pub negate: [bool; 2],
+}
+
+/// A decoded operation.
+#[derive(Debug, Clone)]
+pub enum Wgmma {
+    /// `fence`
+    Fence,
+    /// `commit_group`
+    Commit,
+    /// `wait_group n`
+    Wait(u32),
+    /// `mma_async`
+    Multiply(Box<Multiply>),
+}
+
+/// Decodes an instruction of this family.
+///
+/// # Errors
+/// What is not known about it.
+pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
+    i.ignore(&["sync", "aligned"]);
+    let op = if i.has("fence") {
+        Wgmma::Fence
+    } else if i.has("commit_group") {
+        Wgmma::Commit
+    } else if i.has("wait_group") {
+        Wgmma::Wait(super::copy::constant(i, 0)?)
+    } else if i.has("sp") {
+        return i.error("sparse matrices are not executed");
+    } else {
+        i.need("an operation", &[("mma_async", ())])?;
+        Wgmma::Multiply(Box::new(multiply(i)?))
+    };
+    i.finish()?;
+    Ok(Op::Wgmma(op))
+}
+
+fn sign(i: &Ins<'_>, at: usize) -> Result<bool> {
+    match i.src(at, Type::S32)? {
+        Src::Imm(1) => Ok(false),
+        Src::Imm(n) if n == u64::from(u32::MAX) => Ok(true),
+        _ => i.error("the sign of a matrix is 1 or -1"),
+    }
+}
+
+fn major(i: &Ins<'_>, at: usize) -> Result<Major> {
+    match i.src(at, Type::S32)? {
+        Src::Imm(0) => Ok(Major::K),
+        Src::Imm(1) => Ok(Major::Mn),
+        _ => i.error("transposition is 0 or 1"),
+    }
+}
+
+fn multiply(i: &mut Ins<'_>) -> Result<Multiply> {
+    let saturate = i.has("satfinite");
+    let [m, n, k] = shape_of(i)?;
+    let known = |m: &str| element(m).is_some() || matches!(m, "f32" | "s32");
+    let types: Vec<&str> = i.ast.modifiers.iter().map(|m| m.as_str()).filter(|m| known(m)).collect();
+    i.ignore_if(known);
+    let [d, a, b] = types[..] else { return i.error("needs the types of D, A and B") };
+    let (accumulator, elements) = match (d, element(a), element(b)) {
+        ("f32", Some(a), Some(b)) => (Some(Accumulator::F32), [a, b]),
+        ("f16", Some(a), Some(b)) => (Some(Accumulator::F16), [a, b]),
+        ("s32", Some(a), Some(b)) => (None, [a, b]),
+        _ => return i.error(format!("no product of .{a} and .{b} into .{d}")),
+    };
+    if m != 64 || k * elements[0].bits() != 256 || n % 8 != 0 || !(8..=256).contains(&n) {
+        return i.error(format!("shape m{m}n{n}k{k}: M is 64, N a multiple of 8 up to 256, K 256 bits"));
+    }
+    let regs = i.regs(0)?;
+    let want = if accumulator == Some(Accumulator::F16) { n / 4 } else { n / 2 } as usize;
+    if regs.len() != want {
+        return i.error(format!("has {} accumulator registers, needs {want}", regs.len()));
+    }
+    let integer = accumulator.is_none();
+    let in_registers = matches!(i.operand(1)?, Operand::Vector(_));
+    let half = elements[0].bits() == 16;
+    let negate = if integer { [false; 2] } else { [sign(i, 4)?, sign(i, 5)?] };
+    let transposed = half && i.count() > 6;
+    let (a, b_major) = if in_registers {
+        let a = i.regs(1)?;
+        if a.len() != 4 {
+            return i.error("A in registers takes four");
+        }
+        (A::Registers(a), if transposed { major(i, 6)? } else { Major::K })
+    } else {
+        let (ta, tb) = if transposed { (major(i, 6)?, major(i, 7)?) } else { (Major::K, Major::K) };
+        (A::Descriptor(i.src(1, Type::B64)?, ta), tb)
+    };
+    let registers = match &a {
+        A::Registers(a) => a.as_slice(),
+        A::Descriptor(..) => &[],
+    };
+    if regs.iter().chain(registers).any(|r| r.bits() != 32) {
+        return i.error("matrix registers have 32 bits");
+    }
+    Ok(Multiply {
+        n,
+        k,
+        accumulator,
+        elements,
+        saturate,
+        d: regs,
+        a,
+        b: i.src(2, Type::B64)?,
+        b_major,
+        scale_d: i.src(3, Type::Pred)?,
+        negate,
+    })
+}

@@ -1,0 +1,502 @@
+//! Memory accesses: from an address to bytes, through every check.
+//!
+//! Threads and asynchronous operations come in through the same two functions, [`Cluster::touch_shared`] and
+//! [`Cluster::touch_global`], which check bounds and ask the shadow memory; nothing reads or writes these
+//! memories around them.
+
+use super::Cx;
+use crate::check::order::View;
+use crate::check::pages::PAGE;
+use crate::check::shadow::{Access, Conflict, Kind, Look};
+use crate::decode::operand::{Addr, Ordering, Scope};
+use crate::machine::cluster::Cluster;
+use crate::machine::engine::Agent;
+use crate::memory::{self, Place, SHARED_RESERVED, Space, outside, place};
+use crate::trap::{Check, Fault, Party};
+use std::sync::Arc;
+
+/// Who accesses.
+#[derive(Debug, Clone, Copy)]
+pub struct Who<'v> {
+    /// Actor.
+    pub actor: u16,
+    /// Its clock.
+    pub clock: u32,
+    /// Its instruction.
+    pub pc: u32,
+    /// What it knows.
+    pub view: &'v View,
+}
+
+impl Agent {
+    /// The agent as the one who accesses.
+    pub fn who(&self) -> Who<'_> {
+        Who { actor: self.actor, clock: self.clock, pc: self.pc, view: &self.view }
+    }
+}
+
+/// What a strong write has published at an address.
+#[derive(Debug, Clone)]
+pub struct Release {
+    /// Cluster of the writer.
+    pub cluster: u32,
+    /// Its CTA (rank).
+    pub cta: u32,
+    /// How far it reaches.
+    pub scope: Scope,
+    /// What a reader learns.
+    pub view: Arc<View>,
+}
+
+impl<'a> Cluster<'a> {
+    fn look(&self) -> Look {
+        let checks = self.launch.config.checks;
+        Look { race: checks.race, uninit: checks.uninit }
+    }
+
+    /// Checks an access to the shared memory of a CTA of the cluster and remembers it.
+    ///
+    /// # Errors
+    /// Bounds, races, missing fences, unwritten bytes, overwritten mbarriers.
+    pub fn touch_shared(
+        &mut self,
+        rank: u32,
+        offset: u32,
+        len: u32,
+        kind: Kind,
+        who: Who<'_>,
+    ) -> Result<(), Fault> {
+        let size = self.ctas.len() as u32;
+        let at = Place::Shared { rank, offset };
+        let Some(cta) = self.ctas.get_mut(rank as usize) else {
+            return Err(outside(at, len.into(), &format!("a cluster of {size} CTAs, each with memory"), 0));
+        };
+        cta.shared
+            .slice(rank, offset, len as usize)
+            .map_err(|f| f.at(self.launch.describe_shared(rank, offset)))?;
+        if cta.live_threads == 0 {
+            return Err(Fault::new(
+                Check::Pending,
+                format!("{} of the shared memory of a CTA that has exited", kind.noun()),
+            )
+            .at(self.launch.describe_shared(rank, offset))
+            .help("keep the CTA alive, for example with a cluster barrier at the end"));
+        }
+        if kind.write {
+            self.counters.shared_written += u64::from(len);
+            self.progress += 1;
+            if let Some(b) = cta.mbarrier_in(offset, len) {
+                let pc = cta.mbarriers[&b].init_pc;
+                return Err(Fault::new(
+                    Check::Mbarrier,
+                    format!("{} of {len} bytes over the live mbarrier at {b:#x}", kind.noun()),
+                )
+                .at(self.launch.describe_shared(rank, offset))
+                .party(Party { role: "mbarrier.init".into(), pc: Some(pc), cta: Some(cta.id), warp: None })
+                .help("invalidate it with mbarrier.inval before its memory is used again"));
+            }
+        } else {
+            self.counters.shared_read += u64::from(len);
+        }
+        let look = self.look();
+        let access = Access { actor: who.actor, clock: who.clock, pc: who.pc, kind };
+        let cta = &mut self.ctas[rank as usize];
+        let result =
+            self.states.access(&mut cta.shared.shadow, offset as usize, len as usize, access, who.view, look);
+        result.map_err(|(byte, c)| {
+            self.conflict(c, kind, len, "shared", |l| l.describe_shared(rank, byte as u32))
+        })
+    }
+
+    /// Checks an access to global memory and remembers it.
+    ///
+    /// # Errors
+    /// Bounds, races, missing fences.
+    pub fn touch_global(&mut self, address: u64, len: u64, kind: Kind, who: Who<'_>) -> Result<(), Fault> {
+        if let Err(why) = self.launch.global.find(address, len) {
+            let verb = if kind.write { "write" } else { "read" };
+            return Err(Fault::new(Check::Bounds, format!("{verb} of {len} bytes of global memory: {why}"))
+                .at(Place::Global(address)));
+        }
+        if kind.write {
+            self.counters.global_written += len;
+            self.progress += 1;
+        } else {
+            self.counters.global_read += len;
+        }
+        let look = Look { uninit: false, ..self.look() };
+        if !look.race {
+            return Ok(());
+        }
+        let access = Access { actor: who.actor, clock: who.clock, pc: who.pc, kind };
+        let mut at = address;
+        let end = address + len;
+        while at < end {
+            let (page, start) = (at / PAGE, at % PAGE);
+            let n = (end - at).min(PAGE - start);
+            let words = self.pages.page(page);
+            if let Err((byte, c)) =
+                self.states.access(words, start as usize, n as usize, access, who.view, look)
+            {
+                let at = page * PAGE + byte as u64;
+                return Err(self.conflict(c, kind, len as u32, "global", |_| Place::Global(at).to_string()));
+            }
+            at += n;
+        }
+        Ok(())
+    }
+
+    fn conflict(
+        &self,
+        conflict: Conflict,
+        kind: Kind,
+        len: u32,
+        space: &str,
+        at: impl Fn(&crate::machine::grid::Launch<'_>) -> String,
+    ) -> Fault {
+        let other = |a: Access| {
+            let (cta, warp) = self.places.of(a.actor);
+            Party { role: format!("earlier {}", a.kind.noun()), pc: Some(a.pc), cta: Some(cta), warp }
+        };
+        let noun = kind.noun();
+        let fault = match conflict {
+            Conflict::Race(a) => Fault::new(
+                Check::Race,
+                format!("{noun} of {len} bytes of {space} memory is not ordered with an earlier {}", a.kind.noun()),
+            )
+            .party(other(a))
+            .help(match (kind.proxy, a.kind.proxy) {
+                (_, true) => "wait for the asynchronous operation: on its mbarrier, or for its group",
+                (true, false) => "synchronize with that thread before starting the asynchronous operation",
+                _ => "order them with a barrier, an mbarrier, or a release and an acquire",
+            }),
+            Conflict::Unfenced(a) => Fault::new(
+                Check::Proxy,
+                format!(
+                    "{noun} of {len} bytes of {space} memory may not see an earlier {} through the generic proxy",
+                    a.kind.noun()
+                ),
+            )
+            .party(other(a))
+            .help("put fence.proxy.async after the write, before the synchronization that orders the two"),
+            Conflict::Uninit => {
+                Fault::new(Check::Uninit, format!("{noun} of {len} bytes of {space} memory that nothing wrote"))
+            }
+        };
+        fault.at(at(self.launch))
+    }
+
+    /// Reads shared memory for an asynchronous operation.
+    ///
+    /// # Errors
+    /// As [`touch_shared`](Cluster::touch_shared).
+    pub fn async_read_shared(
+        &mut self,
+        rank: u32,
+        offset: u32,
+        out: &mut [u8],
+        agent: &Agent,
+    ) -> Result<(), Fault> {
+        self.touch_shared(rank, offset, out.len() as u32, Kind::PROXY_READ, agent.who())?;
+        out.copy_from_slice(self.ctas[rank as usize].shared.slice(rank, offset, out.len())?);
+        Ok(())
+    }
+
+    /// Writes shared memory for an asynchronous operation.
+    ///
+    /// # Errors
+    /// As [`touch_shared`](Cluster::touch_shared).
+    pub fn async_write_shared(
+        &mut self,
+        rank: u32,
+        offset: u32,
+        src: &[u8],
+        agent: &Agent,
+    ) -> Result<(), Fault> {
+        self.touch_shared(rank, offset, src.len() as u32, Kind::PROXY_WRITE, agent.who())?;
+        self.ctas[rank as usize].shared.slice_mut(rank, offset, src.len())?.copy_from_slice(src);
+        Ok(())
+    }
+
+    /// Reads global memory for an asynchronous operation.
+    ///
+    /// # Errors
+    /// As [`touch_global`](Cluster::touch_global).
+    pub fn async_read_global(&mut self, address: u64, out: &mut [u8], agent: &Agent) -> Result<(), Fault> {
+        self.touch_global(address, out.len() as u64, Kind::PROXY_READ, agent.who())?;
+        self.launch.global.read(address, out)
+    }
+
+    /// Writes global memory for an asynchronous operation.
+    ///
+    /// # Errors
+    /// As [`touch_global`](Cluster::touch_global).
+    pub fn async_write_global(&mut self, address: u64, src: &[u8], agent: &Agent) -> Result<(), Fault> {
+        self.touch_global(address, src.len() as u64, Kind::PROXY_WRITE, agent.who())?;
+        self.launch.global.write(address, src)
+    }
+}
+
+impl crate::machine::grid::Launch<'_> {
+    /// A shared address as the kernel's author knows it.
+    pub fn describe_shared(&self, rank: u32, offset: u32) -> String {
+        let mut text = if self.clustered {
+            format!("shared {offset:#x} of cluster rank {rank}")
+        } else {
+            format!("shared {offset:#x}")
+        };
+        let at = offset.wrapping_sub(SHARED_RESERVED);
+        let variable =
+            self.kernel.shared_variables.iter().find(|(_, start, n)| (*start..start + n).contains(&at));
+        let dynamic = self.kernel.dynamic_offset;
+        if let Some((name, start, _)) = variable {
+            text += &format!(" (`{name}` + {})", at - start);
+        } else if at >= dynamic && at < dynamic + self.dynamic_shared {
+            text += &format!(" (dynamic shared memory + {})", at - dynamic);
+        }
+        text
+    }
+}
+
+impl Cx<'_, '_> {
+    /// The group as the one who accesses.
+    fn who(&self) -> (u16, u32, Arc<View>) {
+        (self.g.actor, self.g.clock, self.g.view.clone())
+    }
+
+    /// Address of every lane.
+    pub fn addresses(&mut self, a: &Addr) -> [u64; 32] {
+        let base = self.w.regs.r64(a.base, self.m);
+        let narrow = matches!(a.space, Space::SharedCta | Space::SharedCluster);
+        base.map(|b| {
+            let sum = b.wrapping_add(a.offset as u64);
+            if narrow { sum & u64::from(u32::MAX) } else { sum }
+        })
+    }
+
+    /// A place that `space` may name from this CTA.
+    fn allowed(&self, space: Space, address: u64, lane: usize) -> Result<Place, Fault> {
+        let p = place(space, address);
+        if let Place::Shared { rank, .. } = p
+            && space == Space::SharedCta
+            && rank as usize != self.cta
+        {
+            return Err(Fault::new(
+                Check::Bounds,
+                format!(
+                    "a .shared::cta access with an address of cluster rank {rank}, from rank {}",
+                    self.cta
+                ),
+            )
+            .at(p)
+            .lane(lane as u32)
+            .help("use .shared::cluster for the memory of another CTA"));
+        }
+        Ok(p)
+    }
+
+    /// Reads bytes for one lane.
+    ///
+    /// # Errors
+    /// Everything that can be wrong with a read.
+    pub fn read_lane(
+        &mut self,
+        space: Space,
+        address: u64,
+        lane: usize,
+        kind: Kind,
+        out: &mut [u8],
+    ) -> Result<(), Fault> {
+        let at = self.allowed(space, address, lane)?;
+        let n = out.len();
+        let (actor, clock, view) = self.who();
+        let who = Who { actor, clock, pc: self.pc, view: &view };
+        let inside = |memory: &[u8], offset: u64, what: &str, out: &mut [u8]| {
+            let end = offset.checked_add(n as u64).filter(|e| *e <= memory.len() as u64);
+            match end {
+                Some(end) => {
+                    out.copy_from_slice(&memory[offset as usize..end as usize]);
+                    Ok(())
+                }
+                None => Err(outside(at, n as u64, what, memory.len() as u64)),
+            }
+        };
+        let launch = self.cl.launch;
+        match at {
+            Place::Global(a) => {
+                self.cl.touch_global(a, n as u64, kind, who)?;
+                launch.global.read(a, out)
+            }
+            Place::Shared { rank, offset } => {
+                self.cl.touch_shared(rank, offset, n as u32, kind, who)?;
+                out.copy_from_slice(self.cl.ctas[rank as usize].shared.slice(rank, offset, n)?);
+                Ok(())
+            }
+            Place::Local(o) => {
+                out.copy_from_slice(self.w.local.slice(lane, o, n, at)?);
+                Ok(())
+            }
+            Place::FuncParam(o) => {
+                out.copy_from_slice(self.w.func_params.slice(lane, o, n, at)?);
+                Ok(())
+            }
+            Place::Const(o) => inside(launch.constant, o, "constant memory", out),
+            Place::Param(o) => inside(launch.params, o, "the kernel's parameters", out),
+        }
+        .map_err(|f| f.lane(lane as u32))
+    }
+
+    /// Writes bytes for one lane.
+    ///
+    /// # Errors
+    /// Everything that can be wrong with a write.
+    pub fn write_lane(
+        &mut self,
+        space: Space,
+        address: u64,
+        lane: usize,
+        kind: Kind,
+        src: &[u8],
+    ) -> Result<(), Fault> {
+        let at = self.allowed(space, address, lane)?;
+        let n = src.len();
+        let (actor, clock, view) = self.who();
+        let who = Who { actor, clock, pc: self.pc, view: &view };
+        match at {
+            Place::Global(a) => {
+                self.cl.touch_global(a, n as u64, kind, who)?;
+                self.cl.launch.global.write(a, src)
+            }
+            Place::Shared { rank, offset } => {
+                self.cl.touch_shared(rank, offset, n as u32, kind, who)?;
+                self.cl.ctas[rank as usize].shared.slice_mut(rank, offset, n)?.copy_from_slice(src);
+                Ok(())
+            }
+            Place::Local(o) => {
+                self.w.local.slice(lane, o, n, at)?.copy_from_slice(src);
+                Ok(())
+            }
+            Place::FuncParam(o) => {
+                self.w.func_params.slice(lane, o, n, at)?.copy_from_slice(src);
+                Ok(())
+            }
+            Place::Const(_) | Place::Param(_) => {
+                Err(Fault::new(Check::Bounds, "a write to read-only memory").at(at))
+            }
+        }
+        .map_err(|f| f.lane(lane as u32))
+    }
+
+    /// Checks that an address is a multiple of the access size.
+    ///
+    /// # Errors
+    /// An alignment fault.
+    pub fn aligned_to(&self, space: Space, address: u64, bytes: u64, lane: usize) -> Result<(), Fault> {
+        if address.is_multiple_of(bytes) {
+            return Ok(());
+        }
+        Err(memory::misaligned(place(space, address), bytes).lane(lane as u32))
+    }
+
+    /// Whether any active lane's address is in global memory.
+    pub fn any_global(&self, space: Space, addresses: &[u64; 32]) -> bool {
+        match space {
+            Space::Global => true,
+            Space::Generic => {
+                super::lanes(self.m).any(|l| matches!(place(space, addresses[l]), Place::Global(_)))
+            }
+            _ => false,
+        }
+    }
+
+    /// What a strong write passes on: everything for a release, what the last fence covered otherwise.
+    fn publishes(&mut self, order: Ordering) -> Option<(Scope, Arc<View>)> {
+        if order.release { Some((order.scope, self.g.publish())) } else { self.g.fenced.clone() }
+    }
+
+    /// Publishes what a strong write at these places carries. A plain store starts a new release sequence, a
+    /// read-modify-write goes on with the old one.
+    pub fn release_at(&mut self, places: &[Place], order: Ordering, modify: bool) {
+        if !self.cl.launch.config.checks.race {
+            return;
+        }
+        let view = self.publishes(order);
+        let release = view.map(|(scope, view)| Release {
+            cluster: self.cl.index,
+            cta: self.cta as u32,
+            scope: scope.min(order.scope),
+            view,
+        });
+        for p in places {
+            let update = |list: &mut Vec<Release>| {
+                if !modify {
+                    list.clear();
+                }
+                if let Some(release) = &release {
+                    match list.iter_mut().find(|r| {
+                        (r.cluster, r.cta, r.scope) == (release.cluster, release.cta, release.scope)
+                    }) {
+                        Some(old) => Arc::make_mut(&mut old.view).join(&release.view),
+                        None => list.push(release.clone()),
+                    }
+                }
+            };
+            match *p {
+                Place::Shared { rank, offset } => {
+                    update(self.cl.shared_releases.entry((rank, offset)).or_default());
+                }
+                Place::Global(a) => {
+                    if let Ok(mut map) = self.cl.launch.releases.lock() {
+                        update(map.entry(a).or_default());
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Learns what the values that a strong read returned carry: now for an acquire, at the next fence otherwise.
+    pub fn acquire_at(&mut self, places: &[Place], order: Ordering) {
+        if !self.cl.launch.config.checks.race {
+            return;
+        }
+        let (cluster, cta) = (self.cl.index, self.cta as u32);
+        let mut learned: Vec<View> = Vec::new();
+        let mut take = |list: &[Release]| {
+            for r in list {
+                let needed = match (r.cluster == cluster, r.cta == cta) {
+                    (true, true) => Scope::Cta,
+                    (true, false) => Scope::Cluster,
+                    _ => Scope::Gpu,
+                };
+                if r.scope >= needed && order.scope >= needed {
+                    learned.push(r.view.exported(r.cluster, cluster));
+                }
+            }
+        };
+        for p in places {
+            match *p {
+                Place::Shared { rank, offset } => {
+                    if let Some(list) = self.cl.shared_releases.get(&(rank, offset)) {
+                        take(list);
+                    }
+                }
+                Place::Global(a) => {
+                    if let Ok(map) = self.cl.launch.releases.lock()
+                        && let Some(list) = map.get(&a)
+                    {
+                        take(list);
+                    }
+                }
+                _ => {}
+            }
+        }
+        for view in learned {
+            if order.acquire {
+                self.g.join(&view);
+            } else {
+                Arc::make_mut(self.g.observed.get_or_insert_default()).join(&view);
+            }
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! `cvt`, `mov`, and the instructions that change what an address means.
+
+use super::{Cx, Result, lanes};
+use crate::decode::convert::{Convert, Number};
+use crate::machine::step::Flow;
+use crate::memory::{self, RANK_SHIFT, SHARED_WINDOW, Space, in_space};
+use crate::program::{Dst, Src};
+use crate::semantics::float::int::{self, IntRound, IntType};
+use crate::semantics::float::{
+    Clamp, F32, F64, Format, Round, decode_ue8m0, encode_stochastic, encode_ue8m0,
+};
+use crate::trap::{Check, Fault};
+
+/// A decoded number: what `cvt` reads.
+fn read(from: Number, ftz: bool, bits: u64) -> f64 {
+    match from {
+        Number::Float(f) => f.decode(if ftz && f == F32 { f.flush(bits) } else { bits }),
+        Number::Ue8m0 => decode_ue8m0(bits as u8),
+        Number::Int(ty) => ty.value(bits) as f64,
+    }
+}
+
+fn write(to: Number, x: f64, round: Round, clamp: Clamp) -> u64 {
+    match to {
+        Number::Float(f) => f.encode(x, round, clamp),
+        Number::Ue8m0 => encode_ue8m0(x, round, clamp.satfinite).into(),
+        // Integers are converted by `one`; packed conversions have none.
+        Number::Int(ty) => ty.bits_of(x as i128),
+    }
+}
+
+/// The conversion of one number.
+#[derive(Clone, Copy)]
+struct How {
+    to: Number,
+    from: Number,
+    round: Round,
+    integral: Option<IntRound>,
+    clamp: Clamp,
+    ftz: bool,
+}
+
+fn one(h: How, bits: u64) -> u64 {
+    match (h.to, h.from) {
+        (Number::Int(to), Number::Int(from)) => int::int_to_int(bits, from, to, h.clamp.sat),
+        (Number::Int(to), Number::Float(f)) => {
+            let x = read(h.from, h.ftz, bits);
+            int::float_to_int(x, f == F64, to, h.integral.unwrap_or(IntRound::Zero))
+        }
+        (Number::Float(f), Number::Int(from)) => int::int_to_float(from.value(bits), f, h.round, h.clamp.sat),
+        (Number::Float(to), Number::Float(from)) => {
+            // Between equal types without rounding the bits stay, NaN payloads too.
+            if to == from && h.integral.is_none() && h.clamp == Clamp::default() {
+                return if h.ftz && to == F32 { to.flush(bits) } else { bits };
+            }
+            let x = read(h.from, h.ftz, bits);
+            let x = match h.integral {
+                Some(round) if to == from => int::round_to_integral(x, round),
+                _ => x,
+            };
+            let r = to.encode(x, h.round, h.clamp);
+            if h.ftz && to == F32 { to.flush(r) } else { r }
+        }
+        (to, from) => write(to, read(from, h.ftz, bits), h.round, h.clamp),
+    }
+}
+
+/// Executes an operation of this family.
+///
+/// # Errors
+/// A `mapa` rank outside the cluster.
+pub fn execute(op: &Convert, cx: &mut Cx<'_, '_>) -> Result {
+    let m = cx.m;
+    match op {
+        Convert::Move(d, s) => cx.w.regs.copy(*d, *s, m),
+        Convert::Pack(d, s, bits) => pack(cx, *d, s, *bits),
+        Convert::Unpack(d, s, bits) => unpack(cx, d, *s, *bits),
+        Convert::One { to, from, round, integral, clamp, ftz, extend, d, s } => {
+            let h =
+                How { to: *to, from: *from, round: *round, integral: *integral, clamp: *clamp, ftz: *ftz };
+            let v = cx.w.regs.r64(*s, m);
+            let widen = |r: u64| match to {
+                // A result narrower than its register is extended as its type says.
+                Number::Int(ty) if ty.signed && ty.bits < *extend => {
+                    IntType { bits: *extend, signed: true }.bits_of(ty.value(r))
+                }
+                _ => r,
+            };
+            let r = std::array::from_fn(|i| if m >> i & 1 != 0 { widen(one(h, v[i])) } else { 0 });
+            cx.w.regs.w64(*d, m, &r);
+        }
+        Convert::Many { to, from, step, round, clamp, ftz, d, s } => {
+            let mut r = [0u64; 32];
+            for (k, s) in s.iter().enumerate() {
+                let v = cx.w.regs.r64(*s, m);
+                for i in lanes(m) {
+                    let e = write(*to, read(*from, *ftz, v[i]), *round, *clamp);
+                    r[i] |= (e & ((1 << step) - 1)) << (k as u32 * step);
+                }
+            }
+            cx.w.regs.w64(*d, m, &r);
+        }
+        Convert::Packed { to, from, width, step, n, round, clamp, d, s } => {
+            let v = cx.w.regs.r64(*s, m);
+            let convert = |bits: u64| {
+                (0..*n).fold(0, |out, k| {
+                    let e = bits >> (k * width) & ((1 << width) - 1);
+                    out | write(*to, read(*from, false, e), *round, *clamp) << (k * step)
+                })
+            };
+            cx.w.regs.w64(*d, m, &v.map(convert));
+        }
+        Convert::Stochastic { to, step, clamp, d, s, random } => {
+            stochastic(cx, *to, *step, *clamp, *d, s, *random)?
+        }
+        Convert::PackInt { to, d, s, below } => {
+            let (a, b) = (cx.w.regs.r32(s[0], m), cx.w.regs.r32(s[1], m));
+            let c = below.map(|c| cx.w.regs.r32(c, m));
+            let sat = |v: u32| to.bits_of(i128::from(v as i32).clamp(to.min(), to.max()));
+            let r = std::array::from_fn(|i| {
+                let pair = sat(a[i]) << to.bits | sat(b[i]);
+                c.map_or(pair, |c| u64::from(c[i]) << (2 * to.bits) | pair) & u64::from(u32::MAX)
+            });
+            cx.w.regs.w64(*d, m, &r);
+        }
+        Convert::Address(space, to, d, s) => {
+            let v = cx.w.regs.r64(*s, m);
+            let f =
+                |a: u64| if *to { memory::from_generic(*space, a) } else { memory::to_generic(*space, a) };
+            cx.w.regs.w64(*d, m, &v.map(f));
+        }
+        Convert::IsSpace(space, d, s) => {
+            let v = cx.w.regs.r64(*s, m);
+            let rank = cx.w.regs.ids.rank;
+            let p = (0..32).fold(0, |p, i| p | u32::from(in_space(*space, v[i], rank)) << i);
+            cx.w.regs.wpred(*d, m, p);
+        }
+        Convert::Map(generic, d, a, rank) => {
+            let (a, rank) = (cx.w.regs.r64(*a, m), cx.w.regs.r32(*rank, m));
+            let size = cx.cl.ctas.len() as u32;
+            if let Some(l) = lanes(m).find(|&l| rank[l] >= size) {
+                return Err(Fault::new(
+                    Check::Bounds,
+                    format!("mapa to rank {} of a cluster of {size} CTAs", rank[l]),
+                )
+                .lane(l as u32));
+            }
+            let low = (1 << RANK_SHIFT) - 1;
+            let base = if *generic { SHARED_WINDOW } else { 0 };
+            let r = std::array::from_fn(|i| base | a[i] & low | u64::from(rank[i]) << RANK_SHIFT);
+            cx.w.regs.w64(*d, m, &r);
+        }
+        Convert::Rank(generic, d, a) => {
+            let a = cx.w.regs.r64(*a, m);
+            let r = a.map(|a| {
+                let a = if *generic { memory::from_generic(Space::SharedCluster, a) } else { a };
+                a as u32 >> RANK_SHIFT
+            });
+            cx.w.regs.w32(*d, m, &r);
+        }
+    }
+    Ok(Flow::Next)
+}
+
+fn pack(cx: &mut Cx<'_, '_>, d: Dst, s: &[Src], bits: u32) {
+    // Undefined elements make an undefined register, not a fault: compilers pack them freely.
+    let m = cx.m;
+    let unwritten = s.iter().fold(0, |u, s| u | cx.w.regs.unwritten(*s));
+    let known = m & !unwritten;
+    let mut r = [0u128; 32];
+    for (k, s) in s.iter().enumerate() {
+        let v = cx.w.regs.r64(*s, known);
+        let keep = u64::MAX >> (64 - bits);
+        for (r, v) in r.iter_mut().zip(v) {
+            *r |= u128::from(v & keep) << (k as u32 * bits);
+        }
+    }
+    cx.w.regs.w128(d, m, &r);
+    cx.w.regs.forget(d, m & unwritten);
+}
+
+fn unpack(cx: &mut Cx<'_, '_>, d: &[Dst], s: Src, bits: u32) {
+    let m = cx.m;
+    let unwritten = cx.w.regs.unwritten(s);
+    let v = cx.w.regs.r128(s, m & !unwritten);
+    let keep = u64::MAX >> (64 - bits);
+    for (k, d) in d.iter().enumerate() {
+        let part = v.map(|v| (v >> (k as u32 * bits)) as u64 & keep);
+        cx.w.regs.w64(*d, m, &part);
+        cx.w.regs.forget(*d, m & unwritten);
+    }
+}
+
+fn stochastic(
+    cx: &mut Cx<'_, '_>,
+    to: Format,
+    step: u32,
+    clamp: Clamp,
+    d: Dst,
+    s: &[Src],
+    random: Src,
+) -> Result<()> {
+    if step != 16 {
+        return Err(Fault::new(Check::Illegal, "cvt.rs to 8 bits and less is not executed"));
+    }
+    let m = cx.m;
+    let random = cx.w.regs.r32(random, m);
+    let mut r = [0u64; 32];
+    for (k, s) in s.iter().enumerate() {
+        let v = cx.w.regs.r32(*s, m);
+        for i in lanes(m) {
+            // The lower place takes the low half of the random bits.
+            let bits = random[i] >> (16 * k);
+            r[i] |= encode_stochastic(to, f32::from_bits(v[i]), bits, clamp) << (16 * k);
+        }
+    }
+    cx.w.regs.w64(d, m, &r);
+    Ok(())
+}

@@ -1,0 +1,422 @@
+//! Asynchronous copies without a tensor map.
+
+use super::access::Who;
+use super::mbarrier::locate;
+use super::{Cx, Result, lanes};
+use crate::check::shadow::Kind;
+use crate::decode::copy::{Bulk, BulkCopy, Completion, CpAsync, Reduce};
+use crate::decode::operand::Addr;
+use crate::machine::cluster::Cluster;
+use crate::machine::engine::{Agent, Job};
+use crate::machine::groups::{OpId, OpState};
+use crate::machine::step::Flow;
+use crate::machine::warp::{GroupKind, Wait};
+use crate::memory::{Place, place};
+use crate::program::Src;
+use crate::trap::{Check, Fault};
+use dualgemm_ptx::Type;
+use std::sync::Arc;
+
+impl Cluster<'_> {
+    /// Registers an operation that threads can wait for in a group.
+    pub fn start_op(&mut self, agent: &Agent) -> OpId {
+        self.next_op += 1;
+        let state = OpState {
+            read: false,
+            done: false,
+            pc: agent.pc,
+            owner: (agent.cta, agent.warp),
+            view: Arc::new(agent.outcome()),
+        };
+        self.ops.insert(self.next_op, state);
+        self.next_op
+    }
+
+    /// Notes how far an operation has come.
+    pub fn finish_op(&mut self, op: OpId, done: bool) {
+        if let Some(state) = self.ops.get_mut(&op) {
+            state.read = true;
+            state.done |= done;
+        }
+    }
+
+    /// Runs a job now if this cluster may change global memory in order, else at its turn.
+    pub fn in_order(&mut self, agent: Agent, job: Job) -> Result<()> {
+        if self.may_touch_global() {
+            return job(self);
+        }
+        self.ordered.push((agent, job));
+        Ok(())
+    }
+
+    /// Reads any memory for an asynchronous operation.
+    fn async_read(&mut self, at: Place, out: &mut [u8], agent: &Agent) -> Result<()> {
+        match at {
+            Place::Global(a) => self.async_read_global(a, out, agent),
+            Place::Shared { rank, offset } => self.async_read_shared(rank, offset, out, agent),
+            other => {
+                Err(Fault::new(Check::Illegal, "a bulk copy is between global and shared memory").at(other))
+            }
+        }
+    }
+
+    /// Writes any memory for an asynchronous operation, reducing if asked; only bytes of `mask` (one bit for
+    /// each of 16 bytes).
+    fn async_write(
+        &mut self,
+        at: Place,
+        src: &[u8],
+        reduce: Option<Reduce>,
+        mask: u16,
+        agent: &Agent,
+    ) -> Result<()> {
+        let merged = match (reduce, mask) {
+            (None, u16::MAX) => None,
+            _ => {
+                let mut old = vec![0; src.len()];
+                match at {
+                    Place::Global(a) => {
+                        let n = src.len() as u64;
+                        let who = agent.who();
+                        self.touch_global(a, n, Kind::PROXY_WRITE.strong(true), who)?;
+                        self.launch.global.read(a, &mut old)?;
+                    }
+                    other => self.async_read(other, &mut old, agent)?,
+                }
+                for (k, (o, s)) in old.iter_mut().zip(src).enumerate() {
+                    if reduce.is_none() && mask >> (k % 16) & 1 != 0 {
+                        *o = *s;
+                    }
+                }
+                if let Some(reduce) = reduce {
+                    apply(reduce, &mut old, src, matches!(at, Place::Global(_)))?;
+                }
+                Some(old)
+            }
+        };
+        let strong = reduce.is_some();
+        let bytes = merged.as_deref().unwrap_or(src);
+        match at {
+            Place::Global(a) if strong => self.launch.global.write(a, bytes),
+            Place::Global(a) => self.async_write_global(a, bytes, agent),
+            Place::Shared { rank, offset } => self.async_write_shared(rank, offset, bytes, agent),
+            other => {
+                Err(Fault::new(Check::Illegal, "a bulk copy is between global and shared memory").at(other))
+            }
+        }
+    }
+}
+
+/// Reduces elements of `src` into `old`.
+pub fn apply(reduce: Reduce, old: &mut [u8], src: &[u8], global: bool) -> Result<()> {
+    let (op, ty, _) = reduce;
+    let n = ty.bits() as usize / 8;
+    for (o, s) in old.chunks_exact_mut(n).zip(src.chunks_exact(n)) {
+        let value = |b: &[u8]| {
+            let mut x = [0; 8];
+            x[..n].copy_from_slice(b);
+            u64::from_le_bytes(x)
+        };
+        let new = op.apply(ty, value(o), value(s), global)?;
+        o.copy_from_slice(&new.to_le_bytes()[..n]);
+    }
+    Ok(())
+}
+
+impl Cx<'_, '_> {
+    /// Waits until at most `n` groups of a kind are unfinished, then learns what the finished ones did.
+    pub(super) fn wait_groups(&mut self, kind: GroupKind, n: u32) -> Result {
+        let read = kind == GroupKind::BulkRead;
+        let must = self.w.async_groups.must_finish(kind, self.m, n);
+        let pending = |op: &OpId| self.cl.ops.get(op).is_some_and(|s| !(s.done || read && s.read));
+        if must.iter().any(pending) {
+            return Ok(Flow::Wait(Wait::Groups { kind, n }));
+        }
+        let mut gone = Vec::new();
+        for op in must {
+            if let Some(state) = self.cl.ops.get(&op) {
+                let view = state.view.clone();
+                if state.done {
+                    gone.push(op);
+                }
+                self.g.join(&view);
+            }
+        }
+        for op in &gone {
+            self.cl.ops.remove(op);
+        }
+        let ops = &self.cl.ops;
+        self.w.async_groups.retire(kind, |op| !ops.contains_key(&op));
+        Ok(Flow::Next)
+    }
+
+    /// An agent for one more operation of this group.
+    pub(super) fn agent(&mut self) -> Agent {
+        self.cl.agent(self.cta, self.w, self.g)
+    }
+}
+
+/// Executes a `cp.async`.
+///
+/// # Errors
+/// Misaligned addresses; a source size beyond the copy size.
+pub fn cp_async(op: &CpAsync, cx: &mut Cx<'_, '_>) -> Result {
+    match op {
+        CpAsync::Commit => {
+            cx.w.async_groups.commit(GroupKind::CpAsync, cx.m);
+            Ok(Flow::Next)
+        }
+        CpAsync::Wait(n) => cx.wait_groups(GroupKind::CpAsync, *n),
+        CpAsync::WaitAll => {
+            cx.w.async_groups.commit(GroupKind::CpAsync, cx.m);
+            cx.wait_groups(GroupKind::CpAsync, 0)
+        }
+        CpAsync::Copy { to, from, bytes, source, ignore } => {
+            let (dst, src) = (cx.addresses(to), cx.addresses(from));
+            let m = cx.m;
+            let sizes = source.map(|s| cx.w.regs.r32(s, m));
+            let ignore = ignore.map_or(0, |p| cx.w.regs.pred(p, m));
+            if cx.w.regs.bad.is_some() {
+                return Ok(Flow::Next);
+            }
+            let mut copies = Vec::new();
+            for l in lanes(m) {
+                let mut n = sizes.map_or(*bytes, |s| s[l]);
+                if n > *bytes {
+                    let text = format!("cp.async of {bytes} bytes with a source size of {n}");
+                    return Err(Fault::new(Check::Illegal, text).lane(l as u32));
+                }
+                if ignore >> l & 1 != 0 {
+                    n = 0;
+                }
+                cx.aligned_to(to.space, dst[l], (*bytes).into(), l)?;
+                cx.aligned_to(from.space, src[l], (*bytes).into(), l)?;
+                copies.push((l, place(to.space, dst[l]), src[l], n as usize));
+            }
+            let agent = cx.agent();
+            let op = cx.cl.start_op(&agent);
+            cx.w.async_groups.start(GroupKind::CpAsync, m, op);
+            let (total, me) = (*bytes as usize, agent.clone());
+            let job = move |cl: &mut Cluster<'_>| {
+                for (l, to, from, n) in copies {
+                    copy_small(cl, &me, to, from, n, total).map_err(|f| f.lane(l as u32))?;
+                }
+                cl.finish_op(op, true);
+                Ok(())
+            };
+            let due = cx.cl.due();
+            cx.cl.engine.push(due, agent, Box::new(job));
+            Ok(Flow::Next)
+        }
+    }
+}
+
+/// `cp.async` goes through the generic proxy, so it owes and is owed no proxy fence.
+fn copy_small(cl: &mut Cluster<'_>, me: &Agent, to: Place, from: u64, n: usize, total: usize) -> Result<()> {
+    let mut buffer = [0u8; 16];
+    let who: Who<'_> = me.who();
+    if n != 0 {
+        cl.touch_global(from, n as u64, Kind::READ, who)?;
+        cl.launch.global.read(from, &mut buffer[..n])?;
+    }
+    let Place::Shared { rank, offset } = to else {
+        return Err(Fault::new(Check::Illegal, "cp.async writes shared memory").at(to));
+    };
+    cl.touch_shared(rank, offset, total as u32, Kind::WRITE, who)?;
+    cl.ctas[rank as usize].shared.slice_mut(rank, offset, total)?.copy_from_slice(&buffer[..total]);
+    Ok(())
+}
+
+/// Executes a bulk operation.
+///
+/// # Errors
+/// Misaligned addresses and sizes, addresses of other spaces.
+pub fn bulk(op: &Bulk, cx: &mut Cx<'_, '_>) -> Result {
+    match op {
+        Bulk::Commit => {
+            cx.w.async_groups.commit(GroupKind::Bulk, cx.m);
+            Ok(Flow::Next)
+        }
+        Bulk::Wait(n, read) => cx.wait_groups(if *read { GroupKind::BulkRead } else { GroupKind::Bulk }, *n),
+        Bulk::Copy(op) => copy(cx, op),
+        Bulk::Store { to, ty, s, barrier, reduce } => store(cx, to, *ty, s, barrier, *reduce),
+        Bulk::Fill(a, size) => {
+            let (addresses, size) = (cx.addresses(a), cx.w.regs.r64(*size, cx.m));
+            for l in lanes(cx.m) {
+                cx.aligned_to(a.space, addresses[l], 8, l)?;
+                cx.write_lane(a.space, addresses[l], l, Kind::WRITE, &vec![0; size[l] as usize])?;
+            }
+            Ok(Flow::Next)
+        }
+        Bulk::TryCancel(response, barrier, all) => try_cancel(cx, response, barrier, *all),
+    }
+}
+
+/// Ranks of the CTAs that a multicast mask names.
+///
+/// # Errors
+/// A rank outside the cluster.
+pub fn destinations(cl: &Cluster<'_>, mask: u64) -> std::result::Result<Vec<u32>, Fault> {
+    let size = cl.ctas.len() as u32;
+    let mask = mask & 0xffff;
+    if mask == 0 || mask >> size != 0 {
+        return Err(Fault::new(
+            Check::Illegal,
+            format!("multicast mask {mask:#06x} in a cluster of {size} CTAs: each bit names a rank"),
+        ));
+    }
+    Ok((0..size).filter(|r| mask >> r & 1 != 0).collect())
+}
+
+fn copy(cx: &mut Cx<'_, '_>, op: &BulkCopy) -> Result {
+    let BulkCopy { to, from, size, completion, multicast, reduce, bytes: mask } = *op;
+    let m = cx.m;
+    let (dst, src) = (cx.addresses(&to), cx.addresses(&from));
+    let size = cx.w.regs.r32(size, m);
+    let barriers = match completion {
+        Completion::Mbarrier(a) => Some((a.space, cx.addresses(&a))),
+        Completion::Group => None,
+    };
+    let multicast = multicast.map(|s| cx.w.regs.r64(s, m));
+    let mask = mask.map(|s| cx.w.regs.r32(s, m));
+    if cx.w.regs.bad.is_some() {
+        return Ok(Flow::Next);
+    }
+    for l in lanes(m) {
+        let n = size[l];
+        if n == 0 || n % 16 != 0 {
+            let text = format!("a bulk copy of {n} bytes: the size is a multiple of 16, not 0");
+            return Err(Fault::new(Check::Align, text).lane(l as u32));
+        }
+        cx.aligned_to(to.space, dst[l], 16, l)?;
+        cx.aligned_to(from.space, src[l], 16, l)?;
+        let (to, from) = (place(to.space, dst[l]), place(from.space, src[l]));
+        let ranks = match &multicast {
+            Some(mask) => Some(destinations(cx.cl, mask[l])?),
+            None => None,
+        };
+        let targets: Vec<Place> = match (&ranks, to) {
+            (Some(ranks), Place::Shared { offset, .. }) => {
+                ranks.iter().map(|&rank| Place::Shared { rank, offset }).collect()
+            }
+            _ => vec![to],
+        };
+        let signal = match &barriers {
+            Some((space, a)) => Some(locate(*space, a[l]).map_err(|f| f.lane(l as u32))?),
+            None => None,
+        };
+        if let (Some((rank, _)), Place::Shared { rank: to, .. }, None) = (signal, to, &ranks)
+            && rank != to
+        {
+            let text = format!(
+                "the destination is in rank {to}, its mbarrier in rank {rank}: they must be in one CTA"
+            );
+            return Err(Fault::new(Check::Mbarrier, text).lane(l as u32));
+        }
+        let agent = cx.agent();
+        let op = match signal {
+            Some(_) => None,
+            None => {
+                let op = cx.cl.start_op(&agent);
+                cx.w.async_groups.start(GroupKind::Bulk, 1 << l, op);
+                Some(op)
+            }
+        };
+        let mask = mask.map_or(u16::MAX, |m| m[l] as u16);
+        let me = agent.clone();
+        let job = move |cl: &mut Cluster<'_>| {
+            let mut data = vec![0; n as usize];
+            cl.async_read(from, &mut data, &me)?;
+            if let Some(op) = op {
+                cl.finish_op(op, false);
+            }
+            let agent = me.clone();
+            let write = move |cl: &mut Cluster<'_>| {
+                for at in targets {
+                    cl.async_write(at, &data, reduce, mask, &me)?;
+                    if let (Some((_, offset)), Place::Shared { rank, .. }) = (signal, at) {
+                        cl.complete_tx(rank, offset, n, &me)?;
+                    }
+                }
+                if let Some(op) = op {
+                    cl.finish_op(op, true);
+                }
+                Ok(())
+            };
+            let due = cl.due();
+            let ordered = reduce.is_some() && matches!(to, Place::Global(_));
+            let again = agent.clone();
+            let job: Job = if ordered {
+                Box::new(move |cl: &mut Cluster<'_>| cl.in_order(again, Box::new(write)))
+            } else {
+                Box::new(write)
+            };
+            cl.engine.push(due, agent, job);
+            Ok(())
+        };
+        let due = cx.cl.due();
+        cx.cl.engine.push(due, agent, Box::new(job));
+    }
+    Ok(Flow::Next)
+}
+
+/// `st.async`, `red.async`: values are taken now, arrive later, and count on the barrier of the destination.
+fn store(
+    cx: &mut Cx<'_, '_>,
+    to: &Addr,
+    ty: Type,
+    s: &[Src],
+    barrier: &Addr,
+    reduce: Option<Reduce>,
+) -> Result {
+    let m = cx.m;
+    let (dst, barriers) = (cx.addresses(to), cx.addresses(barrier));
+    let values: Vec<_> = s.iter().map(|s| cx.w.regs.r64(*s, m)).collect();
+    if cx.w.regs.bad.is_some() {
+        return Ok(Flow::Next);
+    }
+    let width = ty.bytes() as usize;
+    let mut work = Vec::new();
+    for l in lanes(m) {
+        let total = width * values.len();
+        cx.aligned_to(to.space, dst[l], total as u64, l)?;
+        let signal = locate(barrier.space, barriers[l]).map_err(|f| f.lane(l as u32))?;
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v[l].to_le_bytes()[..width].to_vec()).collect();
+        work.push((l, place(to.space, dst[l]), signal, bytes));
+    }
+    let agent = cx.agent();
+    let me = agent.clone();
+    let job = move |cl: &mut Cluster<'_>| {
+        for (l, at, (rank, offset), bytes) in work {
+            cl.async_write(at, &bytes, reduce, u16::MAX, &me).map_err(|f| f.lane(l as u32))?;
+            cl.complete_tx(rank, offset, bytes.len() as u32, &me).map_err(|f| f.lane(l as u32))?;
+        }
+        Ok(())
+    };
+    let due = cx.cl.due();
+    cx.cl.engine.push(due, agent, Box::new(job));
+    Ok(Flow::Next)
+}
+
+/// Every CTA is launched, so no launch can be cancelled: the response says so.
+fn try_cancel(cx: &mut Cx<'_, '_>, response: &Addr, barrier: &Addr, all: bool) -> Result {
+    let (to, barriers) = (cx.addresses(response), cx.addresses(barrier));
+    for l in lanes(cx.m) {
+        cx.aligned_to(response.space, to[l], 16, l)?;
+        let (rank, offset) = locate(barrier.space, barriers[l]).map_err(|f| f.lane(l as u32))?;
+        let Place::Shared { offset: at, .. } = place(response.space, to[l]) else { continue };
+        let ranks = if all { (0..cx.cl.ctas.len() as u32).collect() } else { vec![rank] };
+        let agent = cx.agent();
+        let me = agent.clone();
+        let job = move |cl: &mut Cluster<'_>| {
+            for rank in ranks {
+                cl.async_write_shared(rank, at, &[0; 16], &me)?;
+                cl.complete_tx(rank, offset, 16, &me)?;
+            }
+            Ok(())
+        };
+        let due = cx.cl.due();
+        cx.cl.engine.push(due, agent, Box::new(job));
+    }
+    Ok(Flow::Next)
+}

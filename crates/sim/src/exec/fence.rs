@@ -1,0 +1,183 @@
+//! Fences, named barriers of a CTA, the cluster barrier, and `__syncwarp`.
+
+use super::{Cx, Result};
+use crate::decode::fence::{Barrier, Fence, Kind};
+use crate::machine::step::Flow;
+use crate::machine::warp::Wait;
+use crate::program::{Dst, Src};
+use crate::trap::{Check, Fault, Party};
+
+/// Executes a fence.
+///
+/// # Errors
+/// None of its own.
+pub fn fence(op: &Fence, cx: &mut Cx<'_, '_>) -> Result {
+    match op {
+        Fence::Memory { scope, acquire, release } => {
+            if *acquire && let Some(view) = cx.g.observed.take() {
+                cx.g.join(&view);
+            }
+            if *release {
+                cx.g.fenced = Some((*scope, cx.g.publish()));
+            }
+        }
+        Fence::Async => cx.g.fence_proxy(),
+        Fence::Nothing => {}
+    }
+    Ok(Flow::Next)
+}
+
+/// Executes a barrier.
+///
+/// # Errors
+/// A barrier number or count that is not valid, or does not agree with the other threads.
+pub fn barrier(op: &Barrier, cx: &mut Cx<'_, '_>) -> Result {
+    match op {
+        Barrier::Warp(mask) => {
+            let members = cx.uniform(*mask, "the member mask")? as u32;
+            if let Some(flow) = cx.gather(members) {
+                return Ok(flow);
+            }
+            Ok(Flow::Next)
+        }
+        Barrier::Cta { kind, aligned, id, count, vote } => cta(cx, *kind, *aligned, *id, *count, *vote),
+        Barrier::ClusterArrive(aligned, release) => cluster_arrive(cx, *aligned, *release),
+        Barrier::ClusterWait(aligned, acquire) => cluster_wait(cx, *aligned, *acquire),
+    }
+}
+
+fn cta(
+    cx: &mut Cx<'_, '_>,
+    kind: Kind,
+    aligned: bool,
+    id: Src,
+    count: Option<Src>,
+    vote: Option<(Dst, Src)>,
+) -> Result {
+    if aligned
+        && cx.g.arrived.is_none()
+        && let Some(flow) = cx.aligned()
+    {
+        return Ok(flow);
+    }
+    let id = cx.uniform(id, "the barrier number")?;
+    let fault = |text: String| Err(Fault::new(Check::Barrier, text));
+    if id > 15 {
+        return fault(format!("barrier {id}: a CTA has barriers 0 to 15"));
+    }
+    let count = match count {
+        Some(c) => {
+            let c = cx.uniform(c, "the thread count")? as u32;
+            if c == 0 || c % 32 != 0 {
+                return fault(format!("barrier {id} with {c} threads: the count is a multiple of 32, not 0"));
+            }
+            Some(c)
+        }
+        None => None,
+    };
+    let cta = cx.cta;
+    let live = cx.cl.ctas[cta].live_threads;
+    if let Some(generation) = cx.g.arrived {
+        let b = &cx.cl.ctas[cta].barriers[id as usize];
+        if b.generation == generation {
+            return Ok(Flow::Wait(Wait::Named { id: id as u32, generation }));
+        }
+        let (done, result) = (b.done.clone(), b.result);
+        cx.g.arrived = None;
+        cx.g.join(&done);
+        if let Some((d, _)) = vote {
+            let (votes, of) = result;
+            match kind {
+                Kind::Popc => cx.w.regs.w32(d, cx.m, &[votes; 32]),
+                Kind::And => cx.w.regs.wpred(d, cx.m, if votes == of { u32::MAX } else { 0 }),
+                _ => cx.w.regs.wpred(d, cx.m, if votes != 0 { u32::MAX } else { 0 }),
+            }
+        }
+        return Ok(Flow::Next);
+    }
+    // An aligned barrier counts whole warps, exited lanes included; without a count only live threads matter.
+    let mine = if aligned && count.is_some() { 32 } else { cx.m.count_ones() };
+    let votes = vote.map_or(0, |(_, p)| (cx.w.regs.pred(p, cx.m) & cx.m).count_ones());
+    let view = cx.g.publish();
+    let pc = cx.pc;
+    let b = &mut cx.cl.ctas[cta].barriers[id as usize];
+    if b.arrived == 0 {
+        b.first_pc = pc;
+        b.expected = count;
+    } else if b.expected != count {
+        let name = |c: Option<u32>| c.map_or("all threads".to_string(), |c| format!("{c} threads"));
+        let (theirs, ours) = (name(b.expected), name(count));
+        let first = b.first_pc;
+        return Err(Fault::new(
+            Check::Barrier,
+            format!("barrier {id} is for {ours} here, but an earlier arrival of this round said {theirs}"),
+        )
+        .party(Party { role: "first arrival".into(), pc: Some(first), cta: None, warp: None }));
+    }
+    b.arrived += mine;
+    b.votes += votes;
+    b.current.join(&view);
+    let generation = b.generation;
+    let needed = b.expected.unwrap_or(live);
+    if b.arrived > needed {
+        let arrived = b.arrived;
+        return fault(format!("barrier {id}: {arrived} threads have arrived where {needed} are expected"));
+    }
+    if b.arrived == needed {
+        b.complete();
+    }
+    cx.cl.progress += 1;
+    if kind == Kind::Arrive {
+        return Ok(Flow::Next);
+    }
+    cx.g.arrived = Some(generation);
+    if cx.cl.ctas[cta].barriers[id as usize].generation != generation {
+        // The last to arrive goes on at once, through the code above.
+        return Ok(Flow::Wait(Wait::No));
+    }
+    cx.cl.ctas[cta].barriers[id as usize].waiting += mine;
+    Ok(Flow::Wait(Wait::Named { id: id as u32, generation }))
+}
+
+fn cluster_arrive(cx: &mut Cx<'_, '_>, aligned: bool, release: bool) -> Result {
+    if aligned && let Some(flow) = cx.aligned() {
+        return Ok(flow);
+    }
+    if cx.g.cluster_arrived.is_some() {
+        return Err(Fault::new(
+            Check::Barrier,
+            "barrier.cluster.arrive twice without barrier.cluster.wait in between",
+        ));
+    }
+    let view = cx.g.publish();
+    let live = cx.cl.live_threads();
+    let b = &mut cx.cl.barrier;
+    if release {
+        b.current.join(&view);
+    }
+    cx.g.cluster_arrived = Some(b.generation);
+    b.arrived += cx.m.count_ones();
+    if b.arrived >= live {
+        b.complete();
+    }
+    cx.cl.progress += 1;
+    Ok(Flow::Next)
+}
+
+fn cluster_wait(cx: &mut Cx<'_, '_>, aligned: bool, acquire: bool) -> Result {
+    if aligned && let Some(flow) = cx.aligned() {
+        return Ok(flow);
+    }
+    let Some(generation) = cx.g.cluster_arrived else {
+        return Err(Fault::new(Check::Barrier, "barrier.cluster.wait without barrier.cluster.arrive before"));
+    };
+    if cx.cl.barrier.generation == generation {
+        return Ok(Flow::Wait(Wait::Cluster(generation)));
+    }
+    cx.g.cluster_arrived = None;
+    if acquire {
+        let done = cx.cl.barrier.done.clone();
+        cx.g.join(&done);
+    }
+    Ok(Flow::Next)
+}

@@ -1,0 +1,259 @@
+//! Loads and stores.
+
+use super::{Cx, Result, lanes};
+use crate::check::shadow::Kind;
+use crate::decode::ld_st::{Matrix, Memory};
+use crate::decode::operand::{Addr, Ordering};
+use crate::machine::step::Flow;
+use crate::machine::warp::Wait;
+use crate::memory::{Place, place};
+use crate::program::{Dst, Reg, Src};
+use crate::semantics::fragment::{matrix_b16, movmatrix_source};
+use crate::trap::{Check, Fault};
+use dualgemm_ptx::Type;
+
+impl Cx<'_, '_> {
+    /// For a strong access: whether it must wait, for its turn at global memory, or because it polls in vain.
+    pub(super) fn hold(&mut self, a: &Addr, addresses: &[u64; 32], polls: bool) -> Option<Flow> {
+        let global = self.any_global(a.space, addresses);
+        if global && !self.cl.may_touch_global() {
+            return Some(Flow::Wait(Wait::Grid));
+        }
+        let here = (self.pc, self.cl.progress);
+        if polls && !(global && !self.cl.launch.solo) {
+            if self.g.polled == Some(here) && !self.g.forced {
+                return Some(Flow::Wait(Wait::Poll(here.1)));
+            }
+            self.g.polled = Some(here);
+        }
+        None
+    }
+
+    pub(super) fn places(&self, a: &Addr, addresses: &[u64; 32]) -> Vec<Place> {
+        lanes(self.m).map(|l| place(a.space, addresses[l])).collect()
+    }
+}
+
+/// Executes a load or store.
+///
+/// # Errors
+/// Everything that can be wrong with one.
+pub fn execute(op: &Memory, cx: &mut Cx<'_, '_>) -> Result {
+    match op {
+        Memory::Load(a, ty, d, order) => load(cx, a, *ty, d, *order),
+        Memory::Store(a, ty, s, order) => store(cx, a, *ty, s, *order),
+    }
+}
+
+fn load(cx: &mut Cx<'_, '_>, a: &Addr, ty: Type, d: &[Dst], order: Ordering) -> Result {
+    let addresses = cx.addresses(a);
+    if cx.w.regs.bad.is_some() {
+        return Ok(Flow::Next);
+    }
+    if order.strong
+        && let Some(flow) = cx.hold(a, &addresses, true)
+    {
+        return Ok(flow);
+    }
+    let width = ty.bytes() as usize;
+    let total = width * d.len();
+    let kind = Kind::READ.strong(order.strong);
+    let mut bytes = [[0u8; 32]; 32];
+    for l in lanes(cx.m) {
+        cx.aligned_to(a.space, addresses[l], total as u64, l)?;
+        cx.read_lane(a.space, addresses[l], l, kind, &mut bytes[l][..total])?;
+    }
+    for (k, d) in d.iter().enumerate() {
+        let at = k * width;
+        match (d, width) {
+            (Dst::Reg(Reg::R32(_)), 4) => {
+                let v = std::array::from_fn(|l| {
+                    let b = &bytes[l][at..];
+                    u32::from_le_bytes([b[0], b[1], b[2], b[3]])
+                });
+                cx.w.regs.w32(*d, cx.m, &v);
+            }
+            (_, 16) => {
+                let v = std::array::from_fn(|l| {
+                    let mut b = [0; 16];
+                    b.copy_from_slice(&bytes[l][at..at + 16]);
+                    u128::from_le_bytes(b)
+                });
+                cx.w.regs.w128(*d, cx.m, &v);
+            }
+            _ => {
+                let v: [u64; 32] = std::array::from_fn(|l| {
+                    let mut b = [0; 8];
+                    b[..width].copy_from_slice(&bytes[l][at..at + width]);
+                    let v = u64::from_le_bytes(b);
+                    let unused = 64 - 8 * width as u32;
+                    if ty.is_signed() { ((v << unused) as i64 >> unused) as u64 } else { v }
+                });
+                cx.w.regs.w64(*d, cx.m, &v);
+            }
+        }
+    }
+    if order.strong {
+        let places = cx.places(a, &addresses);
+        cx.acquire_at(&places, order);
+        return Ok(Flow::Yield);
+    }
+    Ok(Flow::Next)
+}
+
+fn store(cx: &mut Cx<'_, '_>, a: &Addr, ty: Type, s: &[Src], order: Ordering) -> Result {
+    let addresses = cx.addresses(a);
+    if order.strong
+        && let Some(flow) = cx.hold(a, &addresses, false)
+    {
+        return Ok(flow);
+    }
+    let width = ty.bytes() as usize;
+    let total = width * s.len();
+    let mut bytes = [[0u8; 32]; 32];
+    for (k, s) in s.iter().enumerate() {
+        let at = k * width;
+        if width == 16 {
+            let v = cx.w.regs.r128(*s, cx.m);
+            for l in lanes(cx.m) {
+                bytes[l][at..at + 16].copy_from_slice(&v[l].to_le_bytes());
+            }
+        } else {
+            let v = cx.w.regs.r64(*s, cx.m);
+            for l in lanes(cx.m) {
+                bytes[l][at..at + width].copy_from_slice(&v[l].to_le_bytes()[..width]);
+            }
+        }
+    }
+    if cx.w.regs.bad.is_some() {
+        // The dispatch loop reports it; memory stays as it is.
+        return Ok(Flow::Next);
+    }
+    if order.strong {
+        let places = cx.places(a, &addresses);
+        cx.release_at(&places, order, false);
+    }
+    let kind = Kind::WRITE.strong(order.strong);
+    for l in lanes(cx.m) {
+        cx.aligned_to(a.space, addresses[l], total as u64, l)?;
+        cx.write_lane(a.space, addresses[l], l, kind, &bytes[l][..total])?;
+    }
+    if !order.strong {
+        same_address(cx, a, &addresses, &bytes, total)?;
+    }
+    Ok(if order.strong { Flow::Yield } else { Flow::Next })
+}
+
+/// Lanes of one instruction that store different values to one address: which one stays is undefined.
+fn same_address(
+    cx: &Cx<'_, '_>,
+    a: &Addr,
+    addresses: &[u64; 32],
+    bytes: &[[u8; 32]; 32],
+    total: usize,
+) -> Result<()> {
+    let private = matches!(a.space, crate::memory::Space::Local | crate::memory::Space::FuncParam);
+    if private || !cx.cl.launch.config.checks.race {
+        return Ok(());
+    }
+    let mut order: Vec<usize> = lanes(cx.m).collect();
+    if order.windows(2).all(|p| addresses[p[0]] < addresses[p[1]]) {
+        return Ok(());
+    }
+    order.sort_by_key(|&l| (addresses[l], l));
+    for p in order.windows(2) {
+        let (x, y) = (p[0], p[1]);
+        let local = matches!(place(a.space, addresses[x]), Place::Local(_));
+        if addresses[x] == addresses[y] && bytes[x][..total] != bytes[y][..total] && !local {
+            return Err(Fault::new(
+                Check::Race,
+                format!("lanes {x} and {y} store different values to one address in one instruction"),
+            )
+            .lane(y as u32)
+            .at(place(a.space, addresses[x])));
+        }
+    }
+    Ok(())
+}
+
+/// Executes a warp-wide matrix move.
+///
+/// # Errors
+/// Everything that can be wrong with an access.
+pub fn matrix(op: &Matrix, cx: &mut Cx<'_, '_>) -> Result {
+    if let Some(flow) = cx.aligned() {
+        return Ok(flow);
+    }
+    let m = cx.m;
+    match op {
+        Matrix::Load(a, d, trans) => {
+            let rows = rows(cx, a, d.len(), |cx, address, l| {
+                let mut row = [0u8; 16];
+                cx.read_lane(a.space, address, l, Kind::READ, &mut row)?;
+                Ok(row)
+            })?;
+            for (k, d) in d.iter().enumerate() {
+                let element = |l: u32, half: u32| {
+                    let (r, c) = matrix_b16(*trans, l, half);
+                    let (row, at) = (&rows[8 * k + r as usize], 2 * c as usize);
+                    u32::from(u16::from_le_bytes([row[at], row[at + 1]]))
+                };
+                let v = std::array::from_fn(|l| element(l as u32, 0) | element(l as u32, 1) << 16);
+                cx.w.regs.w32(*d, m, &v);
+            }
+        }
+        Matrix::Store(a, s, trans) => {
+            let mut out = vec![[0u8; 16]; 8 * s.len()];
+            for (k, s) in s.iter().enumerate() {
+                let v = cx.w.regs.r32(*s, m);
+                for (l, v) in v.into_iter().enumerate() {
+                    for e in 0..2 {
+                        let (r, c) = matrix_b16(*trans, l as u32, e);
+                        let (half, at) = ((v >> (16 * e)) as u16, 2 * c as usize);
+                        out[8 * k + r as usize][at..at + 2].copy_from_slice(&half.to_le_bytes());
+                    }
+                }
+            }
+            if cx.w.regs.bad.is_some() {
+                return Ok(Flow::Next);
+            }
+            rows(cx, a, s.len(), |cx, address, l| {
+                cx.write_lane(a.space, address, l, Kind::WRITE, &out[l])?;
+                Ok([0; 16])
+            })?;
+        }
+        Matrix::Transpose(d, s) => {
+            let v = cx.w.regs.r32(*s, m);
+            let element = |l: u32, half: u32| {
+                let (lane, from) = movmatrix_source(l, half);
+                v[lane as usize] >> (16 * from) & 0xffff
+            };
+            let r = std::array::from_fn(|l| element(l as u32, 0) | element(l as u32, 1) << 16);
+            cx.w.regs.w32(*d, m, &r);
+        }
+    }
+    Ok(Flow::Next)
+}
+
+/// Visits the 16-byte rows of `n` matrices: lane `8 k + r` gives the address of row `r` of matrix `k`.
+fn rows(
+    cx: &mut Cx<'_, '_>,
+    a: &Addr,
+    n: usize,
+    mut visit: impl FnMut(&mut Cx<'_, '_>, u64, usize) -> Result<[u8; 16]>,
+) -> Result<Vec<[u8; 16]>> {
+    let all = cx.m;
+    // Only the lanes that give addresses need to have one.
+    cx.m = if n == 4 { all } else { all & ((1 << (8 * n)) - 1) };
+    let addresses = cx.addresses(a);
+    cx.m = all;
+    let mut out = Vec::with_capacity(8 * n);
+    if cx.w.regs.bad.is_some() {
+        return Ok(vec![[0; 16]; 8 * n]);
+    }
+    for (l, &address) in addresses.iter().enumerate().take(8 * n) {
+        cx.aligned_to(a.space, address, 16, l)?;
+        out.push(visit(cx, address, l)?);
+    }
+    Ok(out)
+}

@@ -1,0 +1,346 @@
+//! mbarriers: counts in `semantics::mbarrier`, knowledge and waiting here.
+
+use super::{Cx, Result, lanes};
+use crate::check::shadow::Kind;
+use crate::decode::mbarrier::{Arrive, Mbar};
+use crate::decode::operand::{Addr, Ordering};
+use crate::machine::cluster::Cluster;
+use crate::machine::cta::MbarrierObject;
+use crate::machine::engine::Agent;
+use crate::machine::step::Flow;
+use crate::machine::warp::{GroupKind, Wait};
+use crate::memory::{Place, Space, misaligned, place};
+use crate::program::{Dst, Src};
+use crate::semantics::Misuse;
+use crate::semantics::mbarrier::{Mbarrier, Outcome};
+use crate::trap::{Check, Fault, Party};
+use std::sync::Arc;
+
+impl Cluster<'_> {
+    /// The mbarrier at an offset of a CTA.
+    ///
+    /// # Errors
+    /// There is none, or its initialization is not ordered before.
+    pub fn mbarrier(
+        &mut self,
+        rank: u32,
+        offset: u32,
+        knows: impl Fn(u16, u32) -> bool,
+    ) -> std::result::Result<&mut MbarrierObject, Fault> {
+        let at = self.launch.describe_shared(rank, offset);
+        let size = self.ctas.len();
+        let race = self.launch.config.checks.race;
+        let Some(cta) = self.ctas.get_mut(rank as usize) else {
+            return Err(Fault::new(
+                Check::Bounds,
+                format!("an mbarrier of rank {rank} in a cluster of {size}"),
+            ));
+        };
+        let id = cta.id;
+        match cta.mbarriers.get_mut(&offset) {
+            None => {
+                Err(Fault::new(Check::Mbarrier, "there is no mbarrier here: nothing has initialized one")
+                    .at(at)
+                    .help("mbarrier.init by one thread, then a barrier, before the first use"))
+            }
+            Some(b) if race && !knows(b.init.0, b.init.1) => {
+                let party =
+                    Party { role: "mbarrier.init".into(), pc: Some(b.init_pc), cta: Some(id), warp: None };
+                Err(Fault::new(Check::Race, "use of an mbarrier is not ordered after its initialization")
+                    .at(at)
+                    .party(party)
+                    .help("synchronize after mbarrier.init: a CTA barrier, or fence.mbarrier_init and a cluster barrier"))
+            }
+            Some(b) => Ok(b),
+        }
+    }
+
+    /// Bytes of an asynchronous copy have arrived: `complete_tx` on a barrier.
+    ///
+    /// # Errors
+    /// As [`mbarrier`](Cluster::mbarrier); a transaction count out of range.
+    pub fn complete_tx(&mut self, rank: u32, offset: u32, bytes: u32, agent: &Agent) -> Result<()> {
+        let view = agent.outcome();
+        let at = self.launch.describe_shared(rank, offset);
+        let b = self.mbarrier(rank, offset, |a, c| agent.view.knows(a, c))?;
+        b.current.join(&view);
+        let out = b.state.complete_tx(bytes).map_err(|m| Fault::from(m).at(at))?;
+        b.advance(out.barrier, out.completed);
+        self.progress += 1;
+        Ok(())
+    }
+
+    /// An asynchronous operation arrives at a barrier.
+    ///
+    /// # Errors
+    /// As [`mbarrier`](Cluster::mbarrier); an arrival too many.
+    pub fn async_arrive(&mut self, rank: u32, offset: u32, agent: &Agent) -> Result<()> {
+        let view = agent.outcome();
+        let at = self.launch.describe_shared(rank, offset);
+        let b = self.mbarrier(rank, offset, |a, c| agent.view.knows(a, c))?;
+        b.current.join(&view);
+        let out = b.state.arrive(1).map_err(|m| Fault::from(m).at(at))?;
+        b.advance(out.barrier, out.completed);
+        self.progress += 1;
+        Ok(())
+    }
+}
+
+/// The CTA and offset of an mbarrier operand.
+///
+/// # Errors
+/// An address that is not in shared memory, or misaligned.
+pub fn locate(space: Space, address: u64) -> std::result::Result<(u32, u32), Fault> {
+    match place(space, address) {
+        Place::Shared { rank, offset } if offset % 8 == 0 => Ok((rank, offset)),
+        p @ Place::Shared { .. } => Err(misaligned(p, 8)),
+        p => Err(Fault::new(Check::Mbarrier, "an mbarrier lies in shared memory").at(p)),
+    }
+}
+
+impl Cx<'_, '_> {
+    fn knows(&self) -> impl Fn(u16, u32) -> bool + use<> {
+        let (actor, view) = (self.g.actor, self.g.view.clone());
+        move |a, c| a == actor || view.knows(a, c)
+    }
+
+    fn barrier_at(&mut self, space: Space, address: u64, lane: usize) -> Result<(u32, u32)> {
+        let at = locate(space, address).map_err(|f| f.lane(lane as u32))?;
+        if space == Space::SharedCta && at.0 as usize != self.cta {
+            return Err(Fault::new(Check::Bounds, "a .shared::cta operation on another CTA's mbarrier")
+                .lane(lane as u32)
+                .help("use .shared::cluster"));
+        }
+        Ok(at)
+    }
+}
+
+/// Executes an operation of this family.
+///
+/// # Errors
+/// Every misuse of a barrier.
+pub fn execute(op: &Mbar, cx: &mut Cx<'_, '_>) -> Result {
+    match op {
+        Mbar::Init(a, count) => init(cx, a, *count),
+        Mbar::Inval(a) => {
+            let addresses = cx.addresses(a);
+            for l in lanes(cx.m) {
+                let (rank, offset) = cx.barrier_at(a.space, addresses[l], l)?;
+                let knows = cx.knows();
+                cx.cl.mbarrier(rank, offset, knows).map_err(|f| f.lane(l as u32))?;
+                cx.cl.ctas[rank as usize].mbarriers.remove(&offset);
+                cx.cl.progress += 1;
+            }
+            Ok(Flow::Next)
+        }
+        Mbar::Expect(a, n) => change(cx, a, *n, None, |b, n| b.expect_tx(n)),
+        Mbar::Complete(a, n) => change(cx, a, *n, None, |b, n| b.complete_tx(n)),
+        Mbar::Arrive(arrive) => execute_arrive(cx, arrive),
+        Mbar::Wait { d, address, phase, parity, blocks, order } => {
+            wait(cx, *d, address, *phase, *parity, *blocks, *order)
+        }
+        Mbar::PendingCount(d, s) => {
+            let v = cx.w.regs.r64(*s, cx.m);
+            cx.w.regs.w32(*d, cx.m, &v.map(Mbarrier::pending_count));
+            Ok(Flow::Next)
+        }
+        Mbar::CopyArrive(a, noinc) => copy_arrive(cx, a, *noinc),
+    }
+}
+
+fn init(cx: &mut Cx<'_, '_>, a: &Addr, count: Src) -> Result {
+    let addresses = cx.addresses(a);
+    let counts = cx.w.regs.r32(count, cx.m);
+    for l in lanes(cx.m) {
+        let (rank, offset) = cx.barrier_at(a.space, addresses[l], l)?;
+        if let Some(old) = cx.cl.ctas[rank as usize].mbarriers.get(&offset) {
+            let pc = old.init_pc;
+            let state = old.state;
+            return Err(Fault::new(
+                Check::Mbarrier,
+                format!(
+                    "mbarrier.init over a live mbarrier: phase {}, {} of {} arrivals pending",
+                    state.phase, state.pending, state.expected
+                ),
+            )
+            .lane(l as u32)
+            .at(cx.cl.launch.describe_shared(rank, offset))
+            .party(Party { role: "mbarrier.init".into(), pc: Some(pc), cta: None, warp: None })
+            .help("mbarrier.inval first"));
+        }
+        let state = Mbarrier::init(counts[l]).map_err(|m| Fault::from(m).lane(l as u32))?;
+        cx.write_lane(a.space, addresses[l], l, Kind::WRITE, &state.to_bits().to_le_bytes())?;
+        let object = MbarrierObject {
+            state,
+            init_pc: cx.pc,
+            init: (cx.g.actor, cx.g.clock),
+            current: Default::default(),
+            done: Arc::default(),
+        };
+        cx.cl.ctas[rank as usize].mbarriers.insert(offset, object);
+    }
+    Ok(Flow::Next)
+}
+
+/// Applies `f` for every lane; with an ordering the group's knowledge goes to the waiters.
+fn change(
+    cx: &mut Cx<'_, '_>,
+    a: &Addr,
+    operand: Src,
+    publish: Option<Dst>,
+    f: impl Fn(Mbarrier, u32) -> std::result::Result<Outcome, Misuse>,
+) -> Result {
+    let addresses = cx.addresses(a);
+    let n = cx.w.regs.r32(operand, cx.m);
+    if cx.w.regs.bad.is_some() {
+        return Ok(Flow::Next);
+    }
+    let knows = cx.knows();
+    let view = publish.map(|_| cx.g.publish());
+    let mut states = [0; 32];
+    for l in lanes(cx.m) {
+        let (rank, offset) = cx.barrier_at(a.space, addresses[l], l)?;
+        let at = cx.cl.launch.describe_shared(rank, offset);
+        let b = cx.cl.mbarrier(rank, offset, &knows).map_err(|f| f.lane(l as u32))?;
+        states[l] = b.state.state();
+        if let Some(view) = &view {
+            b.current.join(view);
+        }
+        let out = f(b.state, n[l]).map_err(|m| Fault::from(m).lane(l as u32).at(at))?;
+        b.advance(out.barrier, out.completed);
+    }
+    cx.cl.progress += 1;
+    if let Some(d) = publish {
+        cx.w.regs.w64(d, cx.m, &states);
+    }
+    Ok(Flow::Next)
+}
+
+fn execute_arrive(cx: &mut Cx<'_, '_>, op: &Arrive) -> Result {
+    let (operand, drop) = (op.expect.unwrap_or(op.count), op.drop);
+    let expect = op.expect.is_some();
+    // A relaxed arrival passes on nothing but the order of the barrier itself.
+    let publish = if op.order.release || op.state != Dst::Sink { Some(op.state) } else { None };
+    change(cx, &op.address, operand, publish, move |b, n| match (expect, drop) {
+        (false, false) => b.arrive(n),
+        (false, true) => b.arrive_drop(n),
+        (true, false) => b.arrive_expect_tx(n),
+        (true, true) => b.arrive_drop_expect_tx(n),
+    })
+}
+
+/// One in this many waits answers "not yet" at first, as hardware may.
+const SPURIOUS: u64 = 16;
+
+fn wait(
+    cx: &mut Cx<'_, '_>,
+    d: Dst,
+    a: &Addr,
+    phase: Src,
+    parity: bool,
+    blocks: bool,
+    order: Ordering,
+) -> Result {
+    let addresses = cx.addresses(a);
+    let phases = cx.w.regs.r64(phase, cx.m);
+    if cx.w.regs.bad.is_some() {
+        return Ok(Flow::Next);
+    }
+    let knows = cx.knows();
+    let mut done = 0;
+    let mut views = Vec::new();
+    let mut first = None;
+    let mut same = true;
+    for l in lanes(cx.m) {
+        let (rank, offset) = cx.barrier_at(a.space, addresses[l], l)?;
+        let this = (rank, offset, phases[l]);
+        match first {
+            None => first = Some(this),
+            Some(f) if f == this => {
+                done |= (done >> cx.first_lane() & 1) << l;
+                continue;
+            }
+            Some(_) => same = false,
+        }
+        let b = cx.cl.mbarrier(rank, offset, &knows).map_err(|f| f.lane(l as u32))?;
+        let complete =
+            if parity { b.state.test_parity(phases[l] as u32 & 1) } else { b.state.test_state(phases[l]) };
+        if complete {
+            done |= 1 << l;
+            views.push(b.done.clone());
+        }
+    }
+    let progress = cx.cl.progress;
+    if done == 0 && !cx.g.forced {
+        let again = cx.g.polled == Some((cx.pc, progress));
+        let spurious = blocks && !again && cx.cl.rng.below(SPURIOUS) == 0;
+        if !spurious && (blocks || again) {
+            let wait = match first {
+                Some((rank, offset, phase)) if same && parity => {
+                    Wait::Mbarrier { rank, offset, parity: phase as u32 & 1 }
+                }
+                _ => Wait::Poll(progress),
+            };
+            return Ok(Flow::Wait(wait));
+        }
+        cx.g.polled = Some((cx.pc, progress));
+    }
+    for view in views {
+        if order.acquire {
+            cx.g.join(&view);
+        } else {
+            Arc::make_mut(cx.g.observed.get_or_insert_default()).join(&view);
+        }
+    }
+    cx.w.regs.wpred(d, cx.m, done);
+    Ok(Flow::Yield)
+}
+
+/// `cp.async.mbarrier.arrive`: arrives once for each lane when its earlier `cp.async` are complete.
+fn copy_arrive(cx: &mut Cx<'_, '_>, a: &Addr, noinc: bool) -> Result {
+    let addresses = cx.addresses(a);
+    let knows = cx.knows();
+    let mut targets = Vec::new();
+    for l in lanes(cx.m) {
+        let (rank, offset) = cx.barrier_at(a.space, addresses[l], l)?;
+        let b = cx.cl.mbarrier(rank, offset, &knows).map_err(|f| f.lane(l as u32))?;
+        if !noinc {
+            b.state = b.state.increment_pending().map_err(|m| Fault::from(m).lane(l as u32))?;
+        }
+        targets.push((rank, offset));
+    }
+    let before = cx.w.async_groups.all(GroupKind::CpAsync, cx.m);
+    let agent = cx.cl.agent(cx.cta, cx.w, cx.g);
+    let due = cx.cl.due();
+    cx.cl.arrive_after(before, targets, agent, due);
+    Ok(Flow::Next)
+}
+
+impl Cluster<'_> {
+    /// Arrives at `targets` once every operation of `before` is complete, looking again every few instructions.
+    fn arrive_after(&mut self, before: Vec<u64>, targets: Vec<(u32, u32)>, agent: Agent, due: u64) {
+        let me = agent.clone();
+        let job = move |cl: &mut Cluster<'_>| {
+            let mut me = me;
+            let left: Vec<u64> =
+                before.into_iter().filter(|op| cl.ops.get(op).is_some_and(|s| !s.done)).collect();
+            if !left.is_empty() {
+                cl.progress -= 1;
+                let due = cl.due();
+                cl.arrive_after(left, targets, me, due);
+                return Ok(());
+            }
+            // Earlier copies are part of what the arrival carries.
+            let known: Vec<_> = cl
+                .ops
+                .values()
+                .filter(|s| s.done && s.owner == (me.cta, me.warp))
+                .map(|s| s.view.clone())
+                .collect();
+            let view = Arc::make_mut(&mut me.view);
+            known.iter().for_each(|v| view.join(v));
+            targets.into_iter().try_for_each(|(rank, offset)| cl.async_arrive(rank, offset, &me))
+        };
+        self.engine.push(due, agent, Box::new(job));
+    }
+}

@@ -1,0 +1,169 @@
+//! What each decoded operation does to the machine, one file per family.
+
+pub mod access;
+pub mod arith;
+pub mod atomic;
+pub mod control;
+pub mod convert;
+pub mod copy;
+pub mod fence;
+pub mod float;
+pub mod ld_st;
+pub mod mbarrier;
+pub mod mma;
+pub mod operand;
+pub mod tcgen05;
+pub mod tma;
+pub mod vote;
+pub mod wgmma;
+
+use crate::decode::Op;
+use crate::machine::cluster::Cluster;
+use crate::machine::step::Flow;
+use crate::machine::warp::{Group, Wait, Warp};
+use crate::program::{Reg, Src};
+use crate::semantics::Misuse;
+use crate::trap::{Check, Fault};
+
+/// What an instruction works on.
+pub struct Cx<'c, 'a> {
+    /// The cluster.
+    pub cl: &'c mut Cluster<'a>,
+    /// The warp.
+    pub w: &'c mut Warp,
+    /// The group of lanes.
+    pub g: &'c mut Group,
+    /// Rank of its CTA.
+    pub cta: usize,
+    /// Lanes whose guard is true.
+    pub m: u32,
+    /// Its position.
+    pub pc: u32,
+}
+
+/// Result of executing an instruction.
+pub type Result<T = Flow> = std::result::Result<T, Fault>;
+
+impl From<Misuse> for Fault {
+    fn from(misuse: Misuse) -> Fault {
+        let check = match misuse {
+            Misuse::BarrierCount { .. }
+            | Misuse::BarrierOverrun { .. }
+            | Misuse::BarrierTxRange { .. }
+            | Misuse::BarrierInvalid { .. } => Check::Mbarrier,
+            _ => Check::Illegal,
+        };
+        Fault::new(check, misuse.to_string())
+    }
+}
+
+/// The set lanes of a mask.
+pub fn lanes(mask: u32) -> impl Iterator<Item = usize> {
+    (0..32).filter(move |i| mask >> i & 1 != 0)
+}
+
+impl Cx<'_, '_> {
+    /// Brings lanes together for an instruction that `members` execute as one. `Some` while some are missing.
+    pub fn gather(&mut self, members: u32) -> Option<Flow> {
+        let wanted = members & self.w.live;
+        if wanted & !self.g.mask == 0 {
+            return None;
+        }
+        let group = std::mem::replace(self.g, placeholder());
+        match self.w.gather(group, members) {
+            Ok(group) => {
+                *self.g = group;
+                self.m |= wanted;
+                None
+            }
+            Err(group) => {
+                *self.g = group;
+                Some(Flow::Wait(Wait::Lanes(members)))
+            }
+        }
+    }
+
+    /// As [`gather`](Cx::gather) for an `.aligned` instruction: all lanes of the warp.
+    pub fn aligned(&mut self) -> Option<Flow> {
+        self.gather(u32::MAX)
+    }
+
+    /// The value that all active lanes have in common.
+    ///
+    /// # Errors
+    /// A fault that names the lanes that differ.
+    pub fn uniform(&mut self, s: Src, what: &str) -> Result<u64> {
+        let v = self.w.regs.r64(s, self.m);
+        let first = self.m.trailing_zeros() as usize;
+        let value = v[first.min(31)];
+        match lanes(self.m).find(|&l| v[l] != value) {
+            None => Ok(value),
+            Some(l) => Err(Fault::new(
+                Check::Illegal,
+                format!(
+                    "{what} must be the same in all lanes: {value:#x} in lane {first}, {:#x} in lane {l}",
+                    v[l]
+                ),
+            )),
+        }
+    }
+
+    /// Registers of matrix operands are 32 bits wide; decode has checked it.
+    pub fn row(&self, r: Reg) -> [u32; 32] {
+        self.w.regs.row32(r)
+    }
+
+    /// The first active lane.
+    pub fn first_lane(&self) -> u32 {
+        self.m.trailing_zeros().min(31)
+    }
+}
+
+/// Stands in a group's place while the group itself is being merged.
+fn placeholder() -> Group {
+    Group {
+        pc: 0,
+        mask: 0,
+        scope: 0,
+        slot: 0,
+        actor: 0,
+        clock: 0,
+        view: Default::default(),
+        observed: None,
+        fenced: None,
+        wait: Wait::No,
+        forced: false,
+        arrived: None,
+        cluster_arrived: None,
+        polled: None,
+        tensor_stale: false,
+    }
+}
+
+/// Executes one operation for the active lanes.
+///
+/// # Errors
+/// The rule that was broken.
+pub fn execute(op: &Op, cx: &mut Cx<'_, '_>) -> Result {
+    match op {
+        Op::Nop => Ok(Flow::Next),
+        Op::Branch(target) => Ok(Flow::Branch(*target)),
+        Op::Control(op) => control::execute(op, cx),
+        Op::Arith(op) => arith::execute(op, cx),
+        Op::Float(op) => float::execute(op, cx),
+        Op::Convert(op) => convert::execute(op, cx),
+        Op::Memory(op) => ld_st::execute(op, cx),
+        Op::Matrix(op) => ld_st::matrix(op, cx),
+        Op::Atomic(op) => atomic::execute(op, cx),
+        Op::Fence(op) => fence::fence(op, cx),
+        Op::Barrier(op) => fence::barrier(op, cx),
+        Op::Vote(op) => vote::execute(op, cx),
+        Op::Mbarrier(op) => mbarrier::execute(op, cx),
+        Op::CpAsync(op) => copy::cp_async(op, cx),
+        Op::Bulk(op) => copy::bulk(op, cx),
+        Op::Tensor(op) => tma::execute(op, cx),
+        Op::Mma(op) => mma::execute(op, cx),
+        Op::Wgmma(op) => wgmma::execute(op, cx),
+        Op::Tcgen05(op) => tcgen05::execute(op, cx),
+    }
+}

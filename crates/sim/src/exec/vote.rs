@@ -1,0 +1,150 @@
+//! Data exchange within a warp. Every operation first brings the lanes of its member mask together.
+
+use super::{Cx, Result, lanes};
+use crate::decode::vote::{Ballot, Redux, Shuffle, Vote};
+use crate::machine::step::Flow;
+use crate::program::Src;
+use crate::semantics::float::{F32, arith};
+use crate::trap::{Check, Fault};
+
+/// Brings the members together; a fault if a lane executes it without being a member.
+fn members(cx: &mut Cx<'_, '_>, mask: Src) -> Result<std::result::Result<u32, Flow>> {
+    let mask = cx.uniform(mask, "the member mask")? as u32;
+    if cx.m & !mask != 0 {
+        return Err(Fault::new(
+            Check::Barrier,
+            format!("lanes {:#010x} execute a warp-synchronous instruction for members {mask:#010x}", cx.m),
+        ));
+    }
+    Ok(match cx.gather(mask) {
+        Some(flow) => Err(flow),
+        None => Ok(mask & cx.w.live),
+    })
+}
+
+/// Executes an operation of this family.
+///
+/// # Errors
+/// A member mask that differs between lanes, or lacks an executing lane.
+pub fn execute(op: &Vote, cx: &mut Cx<'_, '_>) -> Result {
+    let mask = match op {
+        Vote::Shuffle(.., s) => Some(s[3]),
+        Vote::Ballot(.., mask) | Vote::Match(.., mask) | Vote::Redux(.., mask) | Vote::Elect(.., mask) => {
+            Some(*mask)
+        }
+        Vote::Active(_) => None,
+    };
+    let all = match mask {
+        Some(mask) => match members(cx, mask)? {
+            Ok(all) => all,
+            Err(flow) => return Ok(flow),
+        },
+        None => cx.m,
+    };
+    let m = cx.m;
+    match op {
+        Vote::Shuffle(mode, d, p, s) => {
+            let unwritten = cx.w.regs.unwritten(s[0]);
+            let a = cx.w.regs.peek32(s[0]);
+            let (b, c) = (cx.w.regs.r32(s[1], m), cx.w.regs.r32(s[2], m));
+            let mut out = [0; 32];
+            let (mut valid, mut undefined) = (0u32, 0u32);
+            for l in lanes(m) {
+                let (from, ok) = shuffle(*mode, l as u32, b[l], c[l]);
+                // A lane that does not take part, or has exited, gives an undefined value.
+                if all >> from & 1 == 0 || unwritten >> from & 1 != 0 {
+                    undefined |= 1 << l;
+                }
+                out[l] = a[from as usize];
+                valid |= u32::from(ok) << l;
+            }
+            cx.w.regs.w32(*d, m, &out);
+            cx.w.regs.forget(*d, undefined);
+            cx.w.regs.wpred(*p, m, valid);
+        }
+        Vote::Ballot(mode, d, p, _) => {
+            let p = cx.w.regs.pred(*p, m) & all;
+            let r = match mode {
+                Ballot::Ballot => {
+                    cx.w.regs.w32(*d, m, &[p; 32]);
+                    return Ok(Flow::Next);
+                }
+                Ballot::All => p == all,
+                Ballot::Any => p != 0,
+                Ballot::Uniform => p == 0 || p == all,
+            };
+            cx.w.regs.wpred(*d, m, if r { u32::MAX } else { 0 });
+        }
+        Vote::Match(every, d, p, a, _) => {
+            let a = cx.w.regs.r64(*a, m);
+            let same = |l: usize| lanes(all).filter(|&k| a[k] == a[l]).fold(0u32, |s, k| s | 1 << k);
+            let mut out = [0; 32];
+            let mut uniform = 0;
+            for l in lanes(m) {
+                let s = same(l);
+                uniform |= u32::from(s == all) << l;
+                out[l] = if *every && s != all { 0 } else { s };
+            }
+            cx.w.regs.w32(*d, m, &out);
+            cx.w.regs.wpred(*p, m, uniform);
+        }
+        Vote::Redux(op, d, a, _) => {
+            let a = cx.w.regs.r32(*a, m);
+            let r = lanes(all).map(|l| a[l]).reduce(|x, y| match op {
+                Redux::Add => x.wrapping_add(y),
+                Redux::Min(false) => x.min(y),
+                Redux::Max(false) => x.max(y),
+                Redux::Min(true) => (x as i32).min(y as i32) as u32,
+                Redux::Max(true) => (x as i32).max(y as i32) as u32,
+                Redux::And => x & y,
+                Redux::Or => x | y,
+                Redux::Xor => x ^ y,
+                Redux::Float(how) => arith::min_max(F32, x.into(), y.into(), *how) as u32,
+            });
+            cx.w.regs.w32(*d, m, &[r.unwrap_or(0); 32]);
+        }
+        Vote::Elect(d, p, _) => {
+            // Which lane leads is unspecified; the lowest, always.
+            let leader = all.trailing_zeros().min(31);
+            cx.w.regs.w32(*d, m, &[leader; 32]);
+            cx.w.regs.wpred(*p, m, 1 << leader);
+        }
+        Vote::Active(d) => cx.w.regs.w32(*d, m, &[m; 32]),
+    }
+    Ok(Flow::Next)
+}
+
+/// The lane `shfl` reads from, and whether it is in range (PTX ISA 9.7.9.6).
+fn shuffle(mode: Shuffle, lane: u32, b: u32, c: u32) -> (u32, bool) {
+    let (b, clamp, segment) = (b & 31, c & 31, c >> 8 & 31);
+    let max = (lane & segment) | (clamp & !segment);
+    let min = lane & segment;
+    let (from, ok) = match mode {
+        Shuffle::Up => (lane.wrapping_sub(b), lane as i32 - b as i32 >= max as i32),
+        Shuffle::Down => (lane + b, lane + b <= max),
+        Shuffle::Butterfly => (lane ^ b, lane ^ b <= max),
+        Shuffle::Index => {
+            let j = min | (b & !segment);
+            (j, j <= max)
+        }
+    };
+    if ok { (from, true) } else { (lane, false) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shuffles_stay_in_their_segment_exact() {
+        // Width 8: c = (32 - 8) << 8 | 31 for idx, down and bfly; clamp 0 for up.
+        let c = 24 << 8 | 31;
+        assert_eq!(shuffle(Shuffle::Index, 10, 3, c), (11, true));
+        assert_eq!(shuffle(Shuffle::Down, 13, 3, c), (13, false));
+        assert_eq!(shuffle(Shuffle::Down, 12, 3, c), (15, true));
+        assert_eq!(shuffle(Shuffle::Up, 9, 3, 24 << 8), (9, false));
+        assert_eq!(shuffle(Shuffle::Up, 12, 3, 24 << 8), (9, true));
+        assert_eq!(shuffle(Shuffle::Butterfly, 9, 4, c), (13, true));
+        assert_eq!(shuffle(Shuffle::Index, 20, 0, 31), (0, true));
+    }
+}

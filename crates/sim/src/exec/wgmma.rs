@@ -1,0 +1,244 @@
+//! `wgmma`: each warp of a warpgroup computes its 16 rows of the 64, later than it issues them.
+
+use super::mma::{Decoder, width};
+use super::operand::Matrix;
+use super::{Cx, Result};
+use crate::decode::wgmma::{A, Multiply, Wgmma};
+use crate::machine::cluster::Cluster;
+use crate::machine::regs::{FULL, Lock};
+use crate::machine::step::Flow;
+use crate::machine::warp::{GroupKind, Warp};
+use crate::program::{Reg, Src};
+use crate::semantics::dot::{Family, Generation, Model, Shape, multiply, multiply_i32};
+use crate::semantics::float::F16;
+use crate::semantics::fragment::{wgmma_a, wgmma_d};
+use crate::semantics::instr_desc::Accumulator;
+use crate::semantics::smem_desc::SmemDesc;
+use crate::trap::{Check, Fault, Party};
+
+/// Executes an operation of this family.
+///
+/// # Errors
+/// Bad descriptors, missing fences, registers in flight.
+pub fn execute(op: &Wgmma, cx: &mut Cx<'_, '_>) -> Result {
+    if let Some(flow) = cx.aligned() {
+        return Ok(flow);
+    }
+    match op {
+        Wgmma::Fence => {
+            cx.w.regs.fence();
+            cx.w.wgmma.fenced = true;
+            Ok(Flow::Next)
+        }
+        Wgmma::Commit => {
+            cx.w.async_groups.commit(GroupKind::Wgmma, cx.m);
+            Ok(Flow::Next)
+        }
+        Wgmma::Wait(n) => {
+            let waited = cx.w.async_groups.must_finish(GroupKind::Wgmma, cx.m, *n);
+            let flow = cx.wait_groups(GroupKind::Wgmma, *n)?;
+            if flow == Flow::Next {
+                release(cx.w, &waited);
+            }
+            Ok(flow)
+        }
+        Wgmma::Multiply(op) => issue(op, cx),
+    }
+}
+
+/// Gives registers of finished operations back to the program.
+fn release(w: &mut Warp, finished: &[u64]) {
+    let held = std::mem::take(&mut w.wgmma.held);
+    let (gone, stay): (Vec<_>, Vec<_>) = held.into_iter().partition(|h| finished.contains(&h.0));
+    for (_, reg, ..) in gone {
+        let lock = stay.iter().filter(|h| h.1 == reg).map(|h| if h.2 { Lock::Target } else { Lock::Source });
+        let lock = lock.fold(Lock::Free, |a, b| if a == Lock::Target { a } else { b });
+        w.regs.lock(reg, lock);
+    }
+    w.wgmma.held = stay;
+}
+
+fn name(cx: &Cx<'_, '_>, reg: Reg) -> String {
+    let names = &cx.cl.launch.kernel.names[0];
+    match reg {
+        Reg::R32(i) => names.get(i as usize).cloned().unwrap_or_default(),
+        _ => String::new(),
+    }
+}
+
+fn issue(op: &Multiply, cx: &mut Cx<'_, '_>) -> Result {
+    let scale_d = match cx.w.regs.pred(op.scale_d, FULL) {
+        0 => false,
+        FULL => true,
+        _ => return Err(Fault::new(Check::Illegal, "scale-d must be the same in all lanes")),
+    };
+    let a = match op.a {
+        A::Descriptor(s, _) => Some(cx.uniform(s, "the descriptor of A")?),
+        A::Registers(_) => None,
+    };
+    let b = cx.uniform(op.b, "the descriptor of B")?;
+    if cx.w.regs.bad.is_some() {
+        return Ok(Flow::Next);
+    }
+    let a_desc = match a {
+        Some(bits) => Some(SmemDesc::decode_wgmma(bits)?),
+        None => None,
+    };
+    let b_desc = SmemDesc::decode_wgmma(b)?;
+    if !cx.w.wgmma.fenced {
+        return Err(Fault::new(Check::Wgmma, "wgmma.mma_async before any wgmma.fence")
+            .help("execute wgmma.fence.sync.aligned before the first wgmma.mma_async"));
+    }
+    let a_regs: &[Reg] = match &op.a {
+        A::Registers(regs) => regs,
+        A::Descriptor(..) => &[],
+    };
+    for (reg, is_d) in op.d.iter().map(|r| (*r, true)).chain(a_regs.iter().map(|r| (*r, false))) {
+        if cx.w.regs.written_since_fence(reg) {
+            let text = format!("register {} was written after the last wgmma.fence", name(cx, reg));
+            return Err(Fault::new(Check::Wgmma, text)
+                .help("execute wgmma.fence.sync.aligned between writing registers and wgmma.mma_async"));
+        }
+        let used = !is_d || scale_d;
+        let lock = cx.w.regs.lock_of(reg);
+        let in_flight = if is_d { lock == Lock::Source } else { lock == Lock::Target };
+        if in_flight {
+            let holder = cx.w.wgmma.held.iter().find(|h| h.1 == reg).map(|h| h.3);
+            let text = format!("register {} is used by another wgmma.mma_async in flight", name(cx, reg));
+            return Err(Fault::new(Check::Wgmma, text)
+                .party(Party { role: "in flight".into(), pc: holder, cta: None, warp: None })
+                .help("wait for the group with wgmma.wait_group first"));
+        }
+        let unwritten = cx.w.regs.unwritten(Src::Reg(reg));
+        if used && lock == Lock::Free && unwritten != 0 && cx.cl.launch.config.checks.uninit {
+            let text = format!("register {} is read before anything wrote it", name(cx, reg));
+            return Err(Fault::new(Check::Uninit, text).lane(unwritten.trailing_zeros()));
+        }
+    }
+    let agent = cx.agent();
+    let id = cx.cl.start_op(&agent);
+    cx.w.async_groups.start(GroupKind::Wgmma, cx.m, id);
+    for (regs, target) in [(op.d.as_slice(), true), (a_regs, false)] {
+        for &reg in regs {
+            cx.w.wgmma.held.push((id, reg, target, cx.pc));
+            if target || cx.w.regs.lock_of(reg) == Lock::Free {
+                cx.w.regs.lock(reg, if target { Lock::Target } else { Lock::Source });
+            }
+        }
+    }
+    let ops = 2 * 16 * u64::from(op.n) * u64::from(op.k);
+    cx.cl.counters.tensor(width(op.elements[0]), ops);
+    // Matrix operations of a warp complete in order.
+    let due = cx.cl.due().max(cx.w.wgmma.busy_until + 1);
+    cx.w.wgmma.busy_until = due;
+    let (op, me, at) = (op.clone(), agent.clone(), (cx.cta, cx.w.index as usize));
+    let job = move |cl: &mut Cluster<'_>| {
+        let a = match (&op.a, a_desc) {
+            (A::Descriptor(_, major), Some(desc)) => {
+                let matrix =
+                    Matrix { rank: me.cta, desc, major: *major, element: op.elements[0], padded: false };
+                Some(matrix.read(cl, 16 * (me.warp % 4), 16, op.k, &me)?)
+            }
+            _ => None,
+        };
+        let matrix =
+            Matrix { rank: me.cta, desc: b_desc, major: op.b_major, element: op.elements[1], padded: false };
+        let b = matrix.read(cl, 0, op.n, op.k, &me)?;
+        let generation = cl.launch.kernel.generation;
+        if let Some(w) = cl.warps[at.0][at.1].as_mut() {
+            compute(&op, w, generation, a, b, scale_d);
+        }
+        cl.finish_op(id, true);
+        Ok(())
+    };
+    cx.cl.engine.push(due, agent, Box::new(job));
+    Ok(Flow::Next)
+}
+
+fn compute(
+    op: &Multiply,
+    w: &mut Warp,
+    generation: Generation,
+    a: Option<Vec<f32>>,
+    mut b: Vec<f32>,
+    scale_d: bool,
+) {
+    let (n, k) = (op.n as usize, op.k as usize);
+    let shape = Shape { m: 16, n, k };
+    let mut a = a.unwrap_or_else(|| registers(op, w));
+    for (negate, matrix) in op.negate.iter().zip([&mut a, &mut b]) {
+        if *negate {
+            matrix.iter_mut().for_each(|x| *x = -*x);
+        }
+    }
+    // Rows of this warp only: the fragment functions count rows from the warp's first.
+    let place = |l: usize, i: u32| {
+        let (row, col) = wgmma_d(0, l as u32, i);
+        row as usize * n + col as usize
+    };
+    let half = op.accumulator == Some(Accumulator::F16);
+    let per_lane = op.n / 2;
+    let rows: Vec<[u32; 32]> = op.d.iter().map(|r| w.regs.row32(*r)).collect();
+    let mut out = vec![[0u32; 32]; op.d.len()];
+    if op.accumulator.is_none() {
+        let mut c = vec![0i32; 16 * n];
+        if scale_d {
+            for l in 0..32 {
+                (0..per_lane).for_each(|i| c[place(l, i)] = rows[i as usize][l] as i32);
+            }
+        }
+        multiply_i32(shape, &a, &b, &mut c, op.saturate);
+        for l in 0..32 {
+            (0..per_lane).for_each(|i| out[i as usize][l] = c[place(l, i)] as u32);
+        }
+    } else {
+        let mut c = vec![0f32; 16 * n];
+        if scale_d {
+            for l in 0..32 {
+                for i in 0..per_lane {
+                    c[place(l, i)] = if half {
+                        F16.decode(u64::from(rows[i as usize / 2][l] >> (16 * (i % 2)) & 0xffff)) as f32
+                    } else {
+                        f32::from_bits(rows[i as usize][l])
+                    };
+                }
+            }
+        }
+        let accumulator = op.accumulator.unwrap_or(Accumulator::F32);
+        let model = Model::new(generation, Family::Wgmma, op.elements[0], accumulator, k);
+        multiply(&model, shape, &a, &b, &mut c);
+        for l in 0..32 {
+            for i in 0..per_lane {
+                let x = c[place(l, i)];
+                if half {
+                    let bits = F16.encode(x.into(), Default::default(), Default::default()) as u32;
+                    out[i as usize / 2][l] |= bits << (16 * (i % 2));
+                } else {
+                    out[i as usize][l] = x.to_bits();
+                }
+            }
+        }
+    }
+    for (r, v) in op.d.iter().zip(&out) {
+        w.regs.set_row32(*r, v);
+    }
+}
+
+/// A from registers, rows of this warp.
+fn registers(op: &Multiply, w: &Warp) -> Vec<f32> {
+    let A::Registers(regs) = &op.a else { return Vec::new() };
+    let bits = op.elements[0].bits();
+    let decoder = Decoder::new(op.elements[0]);
+    let per = 32 / bits;
+    let mask = if bits == 32 { u32::MAX } else { (1 << bits) - 1 };
+    let mut a = vec![0.0; 16 * op.k as usize];
+    for (r, reg) in regs.iter().enumerate() {
+        for (l, word) in w.regs.row32(*reg).into_iter().enumerate() {
+            for e in 0..per {
+                let (row, k) = wgmma_a(bits, 0, l as u32, r as u32 * per + e);
+                a[(row * op.k + k) as usize] = decoder.get(word >> (e * bits) & mask);
+            }
+        }
+    }
+    a
+}

@@ -1,0 +1,102 @@
+//! A CTA: its shared and tensor memory, its barriers, its place in the grid.
+
+use crate::check::order::View;
+use crate::memory::shared::Shared;
+use crate::memory::tmem::Tmem;
+use crate::semantics::mbarrier::Mbarrier;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A named barrier (PTX ISA `barrier.cta`).
+#[derive(Debug, Default)]
+pub struct NamedBarrier {
+    /// Completed rounds.
+    pub generation: u64,
+    /// Threads that have arrived in this round.
+    pub arrived: u32,
+    /// Threads this round needs, once the first has said so; `None`: all that live.
+    pub expected: Option<u32>,
+    /// Instruction of the first arrival of this round.
+    pub first_pc: u32,
+    /// Predicate results gathered for `barrier.red`: number of true ones.
+    pub votes: u32,
+    /// Votes of the last completed round, and how many took part.
+    pub result: (u32, u32),
+    /// Threads that wait (`sync`), for messages and leaks.
+    pub waiting: u32,
+    /// What those who arrived in this round knew.
+    pub current: View,
+    /// What waiters of completed rounds learn.
+    pub done: Arc<View>,
+}
+
+impl NamedBarrier {
+    /// Ends the round.
+    pub fn complete(&mut self) {
+        self.generation += 1;
+        self.result = (self.votes, self.arrived);
+        self.arrived = 0;
+        self.expected = None;
+        self.votes = 0;
+        self.waiting = 0;
+        let current = std::mem::take(&mut self.current);
+        Arc::make_mut(&mut self.done).join(&current);
+    }
+}
+
+/// An mbarrier object: the counts, and the knowledge that its phases carry.
+#[derive(Debug)]
+pub struct MbarrierObject {
+    /// The counts.
+    pub state: Mbarrier,
+    /// Instruction that initialized it.
+    pub init_pc: u32,
+    /// Actor and clock of the initialization.
+    pub init: (u16, u32),
+    /// What those who arrived in this phase knew.
+    pub current: View,
+    /// What waiters of completed phases learn.
+    pub done: Arc<View>,
+}
+
+impl MbarrierObject {
+    /// Takes over a new state; a completed phase hands its knowledge to waiters.
+    pub fn advance(&mut self, state: Mbarrier, completed: bool) {
+        self.state = state;
+        if completed {
+            let current = std::mem::take(&mut self.current);
+            Arc::make_mut(&mut self.done).join(&current);
+        }
+    }
+}
+
+/// A CTA.
+#[derive(Debug)]
+pub struct Cta {
+    /// Place in the grid.
+    pub id: [u32; 3],
+    /// Rank in the cluster.
+    pub rank: u32,
+    /// Shared memory.
+    pub shared: Shared,
+    /// Tensor memory.
+    pub tmem: Tmem,
+    /// The 16 named barriers.
+    pub barriers: [NamedBarrier; 16],
+    /// Live mbarrier objects by offset.
+    pub mbarriers: BTreeMap<u32, MbarrierObject>,
+    /// Threads that have not exited.
+    pub live_threads: u32,
+    /// Registers that `setmaxnreg.dec` has given back and `.inc` may take.
+    pub spare_registers: i64,
+    /// When the newest tensor-core operation of the CTA completes; later ones complete later.
+    pub tensor_busy_until: u64,
+}
+
+impl Cta {
+    /// The mbarrier that overlaps `len` bytes at `offset`.
+    pub fn mbarrier_in(&self, offset: u32, len: u32) -> Option<u32> {
+        let first = offset.saturating_sub(7);
+        self.mbarriers.range(first..offset + len).next().map(|(&o, _)| o)
+    }
+}

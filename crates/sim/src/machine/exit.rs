@@ -1,0 +1,94 @@
+//! What must be true when threads, warps and CTAs exit.
+
+use super::cluster::Cluster;
+use super::warp::{GroupKind, Warp};
+use crate::trap::{Check, Fault, Party};
+
+impl Cluster<'_> {
+    /// Threads of a CTA have exited: barriers that waited for them go on.
+    pub(super) fn threads_exit(&mut self, cta: usize, count: u32) {
+        let c = &mut self.ctas[cta];
+        c.live_threads -= count;
+        for b in &mut c.barriers {
+            if b.expected.is_none() && b.arrived != 0 && b.arrived >= c.live_threads {
+                b.complete();
+            }
+        }
+        let live = self.live_threads();
+        if self.barrier.arrived != 0 && self.barrier.arrived >= live {
+            self.barrier.complete();
+        }
+    }
+
+    /// Checks a warp whose last lane has exited.
+    pub(super) fn warp_exits(&mut self, w: &mut Warp) -> Result<(), Fault> {
+        if !self.launch.config.checks.exit {
+            return Ok(());
+        }
+        let kinds = [
+            (GroupKind::Bulk, "cp.async.bulk reads shared memory"),
+            (GroupKind::CpAsync, "cp.async writes shared memory"),
+            (GroupKind::Wgmma, "wgmma.mma_async computes"),
+            (GroupKind::TmemLoad, "tcgen05.ld reads tensor memory"),
+            (GroupKind::TmemStore, "tcgen05.st writes tensor memory"),
+        ];
+        for (kind, what) in kinds {
+            for op in w.async_groups.all(kind, u32::MAX) {
+                let done = self.ops.get(&op).is_none_or(|s| s.done || kind == GroupKind::Bulk && s.read);
+                if !done {
+                    let pc = self.ops.get(&op).map(|s| s.pc);
+                    return Err(Fault::new(Check::Pending, format!("the warp exits while its {what}"))
+                        .party(Party { role: "in flight".into(), pc, cta: None, warp: None })
+                        .help("wait for the group before the end of the kernel"));
+                }
+                self.ops.remove(&op);
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks a CTA whose last thread has exited.
+    pub(super) fn cta_exits(&mut self, cta: usize) -> Result<(), Fault> {
+        let checks = self.launch.config.checks;
+        let c = &self.ctas[cta];
+        if c.tmem.in_use() {
+            return Err(Fault::new(
+                Check::Tmem,
+                format!("the CTA exits with tensor memory allocated: {}", c.tmem.describe()),
+            )
+            .help("tcgen05.dealloc every allocation before the end of the kernel"));
+        }
+        if !checks.exit {
+            return Ok(());
+        }
+        if let Some(agent) = self.engine.pending_of(cta as u32) {
+            return Err(Fault::new(
+                Check::Pending,
+                "the CTA exits while an asynchronous operation is in flight",
+            )
+            .party(Party {
+                role: "in flight".into(),
+                pc: Some(agent.pc),
+                cta: Some(c.id),
+                warp: Some(agent.warp),
+            })
+            .help("wait for it on its mbarrier, or for its group, before the end of the kernel"));
+        }
+        let counts: Vec<_> = self.warps[cta].iter().flatten().map(|w| w.maxnreg).collect();
+        for (group, counts) in counts.chunks(4).enumerate() {
+            if counts.iter().any(|c| *c != counts[0]) {
+                let list: Vec<_> =
+                    counts.iter().map(|c| c.map_or("unchanged".into(), |n| n.to_string())).collect();
+                return Err(Fault::new(
+                    Check::Registers,
+                    format!(
+                        "setmaxnreg left the warps of warpgroup {group} with {} registers",
+                        list.join(", ")
+                    ),
+                )
+                .help("all four warps of a warpgroup execute the same setmaxnreg"));
+            }
+        }
+        Ok(())
+    }
+}

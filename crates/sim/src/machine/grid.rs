@@ -1,0 +1,155 @@
+//! A grid: clusters run on several threads, with results that depend on the seed only.
+//!
+//! Clusters run in rounds. Within a round each runs by itself, in parallel; plain accesses to global memory take
+//! effect at once, which a kernel without data races cannot notice. Accesses whose order can be noticed
+//! (atomics, reductions, volatile, relaxed, acquire and release accesses) wait for the end of the round, where
+//! clusters take turns in order of their index. So no result depends on how fast a host thread was.
+
+use super::cluster::{Cluster, Status};
+use crate::check::cross;
+use crate::config::Config;
+use crate::exec::access::Release;
+use crate::memory::global::Global;
+use crate::program::Kernel;
+use crate::report::Counters;
+use crate::trap::{Check, Fault, Trap};
+use rayon::prelude::*;
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+/// Everything that is fixed during a launch.
+pub struct Launch<'a> {
+    /// The kernel.
+    pub kernel: &'a Kernel,
+    /// Bytes of its parameters.
+    pub params: &'a [u8],
+    /// CTAs.
+    pub grid: [u32; 3],
+    /// Threads of a CTA.
+    pub block: [u32; 3],
+    /// CTAs of a cluster.
+    pub cluster: [u32; 3],
+    /// Whether the launch asked for clusters.
+    pub clustered: bool,
+    /// Dynamic shared memory, bytes.
+    pub dynamic_shared: u32,
+    /// Global memory.
+    pub global: &'a Global,
+    /// Constant memory.
+    pub constant: &'a [u8],
+    /// Settings.
+    pub config: &'a Config,
+    /// The grid is a single cluster: nothing else can notice the order of its accesses.
+    pub solo: bool,
+    /// What strong writes to global memory have published, by address. Used only by the cluster whose turn it
+    /// is, so the lock is never contended.
+    pub releases: Mutex<BTreeMap<u64, Vec<Release>>>,
+}
+
+/// Instructions a cluster may execute in one round.
+const ROUND: u64 = 20_000;
+/// Rounds without any progress after which the grid is taken to be stuck.
+const PATIENCE: u32 = 64;
+
+/// Runs a grid to its end. Returns what was counted and printed.
+///
+/// # Errors
+/// The first trap, in order of clusters.
+pub fn run(launch: &Launch<'_>) -> Result<(Counters, String), Box<Trap>> {
+    let size: u32 = launch.cluster.iter().product();
+    let total = launch.grid.iter().product::<u32>() / size;
+    let capacity = (launch.resident_limit() / size).max(1);
+    let mut limit = (launch.config.resident_ctas / size).clamp(1, capacity);
+    let mut next = 0;
+    let mut resident: Vec<Cluster<'_>> = Vec::new();
+    let mut counters = Counters::default();
+    let mut output = String::new();
+    let mut finished = cross::Finished::default();
+    let mut idle = 0;
+    let mut last_progress = 0;
+    while next < total || !resident.is_empty() {
+        while next < total && (resident.len() as u32) < limit {
+            resident.push(Cluster::new(launch, next));
+            next += 1;
+        }
+        let statuses: Vec<_> = resident.par_iter_mut().map(|c| c.run(ROUND)).collect();
+        let mut polling = true;
+        let mut keep = Vec::with_capacity(resident.len());
+        for (mut cluster, status) in resident.drain(..).zip(statuses) {
+            match status? {
+                Status::Done => {
+                    counters.add(&cluster.counters);
+                    output.push_str(&cluster.output);
+                    if launch.config.checks.race {
+                        finished.add(cluster);
+                    }
+                    polling = false;
+                    continue;
+                }
+                // Whatever this cluster waits for is its own business: nobody else can help.
+                Status::Stuck => return Err(Box::new(cluster.deadlock())),
+                Status::Running => polling = false,
+                Status::NeedsTurn => {}
+            }
+            cluster.take_turn()?;
+            keep.push(cluster);
+        }
+        resident = keep;
+        let progress = resident.iter().map(|c| c.progress).sum::<u64>();
+        idle = if polling && progress == last_progress { idle + 1 } else { 0 };
+        last_progress = progress;
+        if idle > PATIENCE {
+            // They poll global memory, perhaps for clusters that have not started: the card would hold more.
+            if next == total || limit == capacity {
+                return Err(Box::new(resident[0].deadlock()));
+            }
+            limit = (limit * 2).min(capacity);
+            idle = 0;
+        }
+    }
+    finished.check(launch)?;
+    Ok((counters, output))
+}
+
+impl<'a> Launch<'a> {
+    /// CTAs the card holds at once.
+    fn resident_limit(&self) -> u32 {
+        let card = self.config.card.data();
+        let shared = self.kernel.dynamic_offset + self.dynamic_shared + crate::memory::SHARED_RESERVED;
+        let threads = self.block.iter().product::<u32>().max(1);
+        let per_sm = (card.shared_per_sm / shared).min(2048 / threads).clamp(1, 32);
+        per_sm * card.sm_count
+    }
+
+    /// Registers of a thread at entry, if ptxas knows them: from `.maxnreg`, or from `.minnctapersm` with the
+    /// number of threads (then it takes what the file holds, in steps of 8, for threads rounded up to warpgroups).
+    pub fn entry_registers(&self) -> Option<u32> {
+        let kernel = self.kernel;
+        let threads =
+            kernel.reqntid.or(kernel.maxntid).map(|t| t.iter().product::<u32>().next_multiple_of(128));
+        match (kernel.maxnreg, threads, kernel.minnctapersm) {
+            (Some(n), ..) => Some(n),
+            (None, Some(threads), Some(ctas)) => Some((65536 / (threads * ctas) / 8 * 8).min(256)),
+            _ => None,
+        }
+    }
+
+    /// A trap of the launch as a whole.
+    pub fn trap(&self, check: Check, message: String) -> Trap {
+        let fault = Fault::new(check, message);
+        Trap {
+            kernel: self.kernel.name.clone(),
+            site: None,
+            asynchronous: false,
+            cta: None,
+            cluster_rank: None,
+            warp: None,
+            lane: None,
+            check: fault.check,
+            message: fault.message,
+            address: None,
+            others: Vec::new(),
+            help: None,
+        }
+    }
+}

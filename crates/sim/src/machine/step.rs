@@ -1,0 +1,265 @@
+//! Executing instructions: the dispatch loop. It applies guards, moves program counters, keeps lanes together,
+//! and turns faults into traps. What an instruction does is in `exec`.
+
+use super::cluster::Cluster;
+use super::engine::Agent;
+use super::regs::BadReg;
+use super::warp::{Group, ScopeKind, Wait, Warp};
+use crate::decode::Op;
+use crate::exec::{self, Cx};
+use crate::program::{Reg, Src};
+use crate::trap::{Check, Fault, Trap, TrapParty};
+use std::sync::Arc;
+
+/// What the group does after an instruction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Flow {
+    /// Goes on with the next instruction.
+    Next,
+    /// Goes on with the next instruction, but lets others run first.
+    Yield,
+    /// The active lanes go to this instruction, the others on.
+    Branch(u32),
+    /// These active lanes go to this instruction; the other active lanes execute the instruction again.
+    Some(u32, u32),
+    /// The active lanes call a function.
+    Call(u32),
+    /// The active lanes return from the function, or exit.
+    Return,
+    /// The active lanes exit.
+    Exit,
+    /// Executes this instruction again later.
+    Wait(Wait),
+}
+
+impl<'a> Cluster<'a> {
+    /// Runs up to `count` instructions of a group.
+    pub(super) fn slice(
+        &mut self,
+        cta: usize,
+        warp: usize,
+        group: usize,
+        count: u64,
+    ) -> Result<(), Box<Trap>> {
+        let Some(mut w) = self.warps[cta][warp].take() else { return Ok(()) };
+        let mut g = w.groups.swap_remove(group);
+        g.wait = Wait::No;
+        let was_live = w.live;
+        let result = self.slice_group(cta, &mut w, &mut Some(g), count);
+        let gone = (was_live & !w.live).count_ones();
+        let exited = w.done();
+        let result = result.and_then(|()| {
+            if exited {
+                self.warp_exits(&mut w)
+                    .map_err(|f| Box::new(self.trap(f, Some((cta, &w, None)), None, false)))
+            } else {
+                Ok(())
+            }
+        });
+        self.warps[cta][warp] = Some(w);
+        if gone != 0 {
+            self.threads_exit(cta, gone);
+            if self.ctas[cta].live_threads == 0 {
+                result?;
+                return self.cta_exits(cta).map_err(|f| Box::new(self.trap(f, None, Some(cta), false)));
+            }
+        }
+        result
+    }
+
+    fn slice_group(
+        &mut self,
+        cta: usize,
+        w: &mut Warp,
+        slot: &mut Option<Group>,
+        count: u64,
+    ) -> Result<(), Box<Trap>> {
+        let code = &self.launch.kernel.code;
+        let limit = self.launch.config.max_instructions;
+        for _ in 0..count {
+            let Some(mut g) = slot.take() else { return Ok(()) };
+            let pc = g.pc;
+            let inst = &code[pc as usize];
+            self.time += 1;
+            w.executed += 1;
+            w.regs.ids.clock = self.time;
+            self.counters.count(w.index, inst.opcode);
+            let mut m = g.mask;
+            if let Some((p, negated)) = inst.guard {
+                let p = w.regs.pred(Src::Reg(Reg::Pred(p)), m);
+                m &= if negated { !p } else { p };
+            }
+            let flow = if m == 0 && !matches!(inst.op, Op::Branch(_)) {
+                Ok(Flow::Next)
+            } else {
+                exec::execute(&inst.op, &mut Cx { cl: self, w, g: &mut g, cta, m, pc })
+            };
+            let flow = match (flow, w.regs.bad.take()) {
+                (Ok(flow), None) => flow,
+                (Err(fault), None) => {
+                    return Err(Box::new(self.trap(fault, Some((cta, w, Some(&g))), None, false)));
+                }
+                // An undefined operand is the cause of whatever else went wrong.
+                (_, Some(bad)) => {
+                    let fault = self.bad_register(bad, w);
+                    return Err(Box::new(self.trap(fault, Some((cta, w, Some(&g))), None, false)));
+                }
+            };
+            if w.executed > limit {
+                let fault = Fault::new(Check::Limit, format!("the warp has executed {limit} instructions"));
+                return Err(Box::new(self.trap(fault, Some((cta, w, Some(&g))), None, false)));
+            }
+            let stop = matches!(flow, Flow::Yield | Flow::Wait(_));
+            let waits = matches!(flow, Flow::Wait(_));
+            if !waits {
+                g.forced = false;
+            }
+            *slot = match flow {
+                Flow::Next | Flow::Yield => Some(Group { pc: pc + 1, ..g }),
+                Flow::Branch(target) if m == g.mask => Some(Group { pc: target, ..g }),
+                Flow::Branch(_) if m == 0 => Some(Group { pc: pc + 1, ..g }),
+                Flow::Branch(target) => w.split(g, m, target, pc + 1, inst.reconverge),
+                Flow::Some(lanes, target) if lanes == g.mask => Some(Group { pc: target, ..g }),
+                // Lanes outside the guard have nothing left to do here; they re-execute and skip.
+                Flow::Some(lanes, target) => w.split(g, lanes, target, pc, inst.reconverge),
+                Flow::Call(_) if m != g.mask => w.split(g, m, pc, pc + 1, pc + 1),
+                Flow::Call(callee) => {
+                    g.scope = w.open_scope(ScopeKind::Call { callee }, pc + 1, g.mask, g.scope);
+                    g.pc = self.launch.kernel.callees[callee as usize].entry;
+                    Some(g)
+                }
+                Flow::Return => match w.enclosing_call(g.scope) {
+                    Some(call) => {
+                        exec::control::return_values(code, &self.launch.kernel.callees, w, call, m);
+                        self.return_lanes(w, g, m, call)
+                    }
+                    None => self.exit_lanes(w, g, m),
+                },
+                Flow::Exit => self.exit_lanes(w, g, m),
+                Flow::Wait(wait) => Some(Group { wait, ..g }),
+            };
+            if let Some(g) = slot.take() {
+                let here = w.scopes[g.scope].pc == g.pc && !waits;
+                *slot = if here { w.settle(g) } else { Some(g) };
+            }
+            if slot.is_none() {
+                // Other lanes of the warp may have become runnable; the scheduler finds them.
+                return Ok(());
+            }
+            if stop {
+                break;
+            }
+        }
+        w.groups.extend(slot.take());
+        Ok(())
+    }
+
+    fn return_lanes(&mut self, w: &mut Warp, g: Group, m: u32, call: usize) -> Option<Group> {
+        let pc = w.scopes[call].pc;
+        let rest = g.mask & !m;
+        if rest != 0 {
+            let mut stay = w.new_group(g.pc + 1, rest, g.scope, g.view.clone());
+            stay.observed = g.observed.clone();
+            stay.fenced = g.fenced.clone();
+            let stay = w.settle(stay);
+            w.groups.extend(stay);
+        }
+        let from = g.scope;
+        let back = Group { pc, mask: m, scope: call, ..g };
+        w.leave_scopes(m, from, Some(call));
+        w.settle(back)
+    }
+
+    fn exit_lanes(&mut self, w: &mut Warp, g: Group, m: u32) -> Option<Group> {
+        self.progress += 1;
+        self.last_view.join(&g.view);
+        let next = g.pc + 1;
+        w.exit(g, m).map(|g| Group { pc: next, ..g })
+    }
+
+    fn bad_register(&self, bad: BadReg, w: &Warp) -> Fault {
+        let names = &self.launch.kernel.names;
+        let name = |r: Reg| {
+            let (file, i) = match r {
+                Reg::R32(i) => (0, i),
+                Reg::R64(i) | Reg::R128(i) => (1, i),
+                Reg::Pred(i) => (2, i),
+            };
+            names[file].get(i as usize).cloned().unwrap_or_else(|| format!("register {i}"))
+        };
+        match bad {
+            BadReg::Unwritten(r, lanes) => {
+                Fault::new(Check::Uninit, format!("register {} is read before anything wrote it", name(r)))
+                    .lane(lanes.trailing_zeros())
+            }
+            BadReg::InFlight(r, write) => {
+                let held = w.wgmma.held.iter().find(|h| h.1 == r);
+                let mut fault = Fault::new(
+                    Check::Wgmma,
+                    format!(
+                        "register {} is {} while wgmma.mma_async uses it",
+                        name(r),
+                        if write { "written" } else { "read" }
+                    ),
+                )
+                .help("wait for the group with wgmma.wait_group first");
+                if let Some(held) = held {
+                    fault = fault.party(crate::trap::Party {
+                        role: "in flight".into(),
+                        pc: Some(held.3),
+                        cta: None,
+                        warp: None,
+                    });
+                }
+                fault
+            }
+        }
+    }
+
+    /// Adds the place to a fault of a running warp (or of a whole CTA).
+    pub fn trap(
+        &self,
+        fault: Fault,
+        at: Option<(usize, &Warp, Option<&Group>)>,
+        cta: Option<usize>,
+        asynchronous: bool,
+    ) -> Trap {
+        let kernel = self.launch.kernel;
+        let site = |pc: u32| kernel.sites.get(pc as usize).cloned();
+        let cta_index = at.map(|(c, _, _)| c).or(cta);
+        let rank = cta_index.filter(|_| self.launch.clustered).map(|c| self.ctas[c].rank);
+        Trap {
+            kernel: kernel.name.clone(),
+            site: at.and_then(|(_, _, g)| g).and_then(|g| site(g.pc)),
+            asynchronous,
+            cta: cta_index.map(|c| self.ctas[c].id),
+            cluster_rank: rank,
+            warp: at.map(|(_, w, _)| w.index),
+            lane: fault.lane,
+            check: fault.check,
+            message: fault.message,
+            address: fault.address,
+            others: fault
+                .others
+                .into_iter()
+                .map(|p| TrapParty { role: p.role, site: p.pc.and_then(site), cta: p.cta, warp: p.warp })
+                .collect(),
+            help: fault.help,
+        }
+    }
+
+    /// Adds the place to a fault of an operation in flight.
+    pub(super) fn trap_async(&self, fault: Fault, agent: &Agent) -> Box<Trap> {
+        let mut trap = self.trap(fault, None, Some(agent.cta as usize), true);
+        trap.site = self.launch.kernel.sites.get(agent.pc as usize).cloned();
+        trap.warp = Some(agent.warp);
+        Box::new(trap)
+    }
+
+    /// An agent that acts for the group from now on.
+    pub fn agent(&mut self, cta: usize, w: &Warp, g: &mut Group) -> Agent {
+        let (actor, clock) = self.engine.actor(cta as u32);
+        let view: Arc<_> = g.publish();
+        Agent { cta: cta as u32, warp: w.index, pc: g.pc, actor, clock, view }
+    }
+}

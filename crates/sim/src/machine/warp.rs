@@ -1,0 +1,564 @@
+//! A warp: 32 lanes, their registers, and the groups they run in.
+//!
+//! Lanes that execute together form a [`Group`] with one program counter. A branch that lanes take differently
+//! splits the group; the parts meet again at the branch's immediate post-dominator, where the early ones wait in
+//! a [`Scope`] (what ptxas does with BSSY and BSYNC). The wait is soft: when nothing else in the cluster can go
+//! on, the waiting lanes are let through, so a lane may wait in a loop for another lane of its warp (the
+//! independent thread scheduling of sm_70 and later).
+
+use super::groups::AsyncGroups;
+use super::regs::Regs;
+use crate::check::order::{Actor, GROUPS_PER_WARP, View};
+use crate::decode::operand::Scope as Reach;
+use crate::memory::local::Local;
+use std::sync::Arc;
+
+/// Why a group does not run. It is tried again when the reason may have gone; the instruction is executed anew
+/// and decides itself whether it can finish.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Wait {
+    /// It can run.
+    #[default]
+    No,
+    /// It polls: try again once anything has happened since this progress count.
+    Poll(u64),
+    /// Named barrier `id` of the CTA, until its generation passes this one.
+    Named {
+        /// Barrier number.
+        id: u32,
+        /// Generation it arrived in.
+        generation: u64,
+    },
+    /// The cluster barrier, until its generation passes this one.
+    Cluster(u64),
+    /// An mbarrier of the CTA with this rank, until the phase with this parity ends.
+    Mbarrier {
+        /// Rank of the CTA that holds it.
+        rank: u32,
+        /// Its offset in shared memory.
+        offset: u32,
+        /// The parity waited for.
+        parity: u32,
+    },
+    /// These lanes of the warp, at this instruction.
+    Lanes(u32),
+    /// All but the newest `n` committed groups of an asynchronous kind.
+    Groups {
+        /// Which kind.
+        kind: GroupKind,
+        /// How many may stay in flight.
+        n: u32,
+    },
+    /// Free tensor memory: try again once anything has happened since this progress count.
+    Tmem(u64),
+    /// Registers another warp must give back first; as `Tmem`.
+    Registers(u64),
+    /// The turn of this cluster to touch global memory in order.
+    Grid,
+}
+
+/// The asynchronous operations that are waited for in groups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum GroupKind {
+    /// `cp.async`
+    CpAsync,
+    /// `cp.async.bulk`, until complete.
+    Bulk,
+    /// `cp.async.bulk`, until the sources have been read.
+    BulkRead,
+    /// `wgmma.mma_async`
+    Wgmma,
+    /// `tcgen05.ld`
+    TmemLoad,
+    /// `tcgen05.st`
+    TmemStore,
+}
+
+/// Lanes that execute together.
+#[derive(Debug, Clone)]
+pub struct Group {
+    /// Next instruction.
+    pub pc: u32,
+    /// Its lanes.
+    pub mask: u32,
+    /// Where it will meet others.
+    pub scope: usize,
+    /// Slot among the warp's actors.
+    pub slot: usize,
+    /// Actor in the cluster.
+    pub actor: Actor,
+    /// Clock of its present actions.
+    pub clock: u32,
+    /// What it knows.
+    pub view: Arc<View>,
+    /// What strong reads have seen but no fence has acquired yet.
+    pub observed: Option<Arc<View>>,
+    /// What it had published at its last fence: strong writes pass it on.
+    pub fenced: Option<(Reach, Arc<View>)>,
+    /// Why it does not run.
+    pub wait: Wait,
+    /// A polling instruction must answer now, even with "not yet".
+    pub forced: bool,
+    /// The barrier it has arrived at and still waits for.
+    pub arrived: Option<u64>,
+    /// Cluster barrier generation it has arrived in.
+    pub cluster_arrived: Option<u64>,
+    /// `(pc, progress)` of its last unsuccessful poll.
+    pub polled: Option<(u32, u64)>,
+    /// It has synchronized since its last `tcgen05.fence::after_thread_sync`.
+    pub tensor_stale: bool,
+}
+
+impl Group {
+    /// Whether an action of this cluster is ordered before the present one.
+    pub fn knows(&self, actor: Actor, clock: u32) -> bool {
+        actor == self.actor || self.view.knows(actor, clock)
+    }
+
+    /// Learns what another party published.
+    pub fn join(&mut self, other: &View) {
+        Arc::make_mut(&mut self.view).join(other);
+        self.tensor_stale = true;
+    }
+
+    /// What others learn from this group now; later actions are not part of it.
+    pub fn publish(&mut self) -> Arc<View> {
+        let mut view = self.view.clone();
+        Arc::make_mut(&mut view).learn(self.actor, self.clock);
+        self.clock += 1;
+        view
+    }
+
+    /// `fence.proxy.async`
+    pub fn fence_proxy(&mut self) {
+        let (actor, clock) = (self.actor, self.clock);
+        let view = Arc::make_mut(&mut self.view);
+        view.learn(actor, clock);
+        view.fence_proxy();
+        self.clock += 1;
+    }
+}
+
+/// What a scope stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ScopeKind {
+    /// The whole kernel.
+    Root,
+    /// Lanes that a branch parted.
+    Branch,
+    /// Lanes inside a device function.
+    Call {
+        /// Index of the function.
+        callee: u32,
+    },
+}
+
+/// A point where lanes meet.
+#[derive(Debug, Clone)]
+pub struct Scope {
+    /// Its kind.
+    pub kind: ScopeKind,
+    /// The instruction where they meet.
+    pub pc: u32,
+    /// Lanes that will come.
+    pub expected: u32,
+    /// Lanes that are there.
+    pub arrived: u32,
+    /// What they know.
+    pub view: Arc<View>,
+    /// `(actor slot)` of the first to arrive.
+    pub slot: Option<usize>,
+    /// The scope around it.
+    pub parent: usize,
+    live: bool,
+}
+
+/// A warp.
+#[derive(Debug)]
+pub struct Warp {
+    /// Position in the CTA.
+    pub index: u32,
+    /// Lanes that have not exited.
+    pub live: u32,
+    /// Its registers.
+    pub regs: Regs,
+    /// Groups that run or wait.
+    pub groups: Vec<Group>,
+    /// All scopes; the first is the root.
+    pub scopes: Vec<Scope>,
+    /// `.local` memory.
+    pub local: Local,
+    /// Parameters of device functions.
+    pub func_params: Local,
+    /// The carry flag of each lane (`add.cc`).
+    pub carry: u32,
+    /// Asynchronous operations its lanes have started, by kind.
+    pub async_groups: AsyncGroups,
+    /// Register count set by `setmaxnreg`.
+    pub maxnreg: Option<u32>,
+    /// Its matrix operations in flight.
+    pub wgmma: super::groups::WgmmaState,
+    /// Instructions executed.
+    pub executed: u64,
+    /// First actor of the warp.
+    pub first_actor: Actor,
+    /// Clock each actor slot has reached.
+    pub slot_clock: [u32; GROUPS_PER_WARP],
+    slot_used: [u32; GROUPS_PER_WARP],
+}
+
+impl Warp {
+    /// A warp about to execute instruction 0 with these lanes.
+    pub fn new(
+        index: u32,
+        lanes: u32,
+        regs: Regs,
+        local: Local,
+        func_params: Local,
+        first_actor: Actor,
+    ) -> Warp {
+        let root = Scope {
+            kind: ScopeKind::Root,
+            pc: u32::MAX,
+            expected: lanes,
+            arrived: 0,
+            view: Arc::default(),
+            slot: None,
+            parent: 0,
+            live: true,
+        };
+        let mut warp = Warp {
+            index,
+            live: lanes,
+            regs,
+            groups: Vec::new(),
+            scopes: vec![root],
+            local,
+            func_params,
+            carry: 0,
+            async_groups: AsyncGroups::default(),
+            maxnreg: None,
+            wgmma: Default::default(),
+            executed: 0,
+            first_actor,
+            slot_clock: [1; GROUPS_PER_WARP],
+            slot_used: [0; GROUPS_PER_WARP],
+        };
+        let group = warp.new_group(0, lanes, 0, Arc::default());
+        warp.groups.push(group);
+        warp
+    }
+
+    /// A group with an actor of its own (the last slot is shared when all are taken).
+    pub fn new_group(&mut self, pc: u32, mask: u32, scope: usize, view: Arc<View>) -> Group {
+        let slot = self.slot_used.iter().position(|&n| n == 0).unwrap_or(GROUPS_PER_WARP - 1);
+        self.slot_used[slot] += 1;
+        self.slot_clock[slot] += 1;
+        Group {
+            pc,
+            mask,
+            scope,
+            slot,
+            actor: self.first_actor + slot as Actor,
+            clock: self.slot_clock[slot],
+            view,
+            observed: None,
+            fenced: None,
+            wait: Wait::No,
+            forced: false,
+            arrived: None,
+            cluster_arrived: None,
+            polled: None,
+            tensor_stale: false,
+        }
+    }
+
+    /// Ends a group; returns everything it knew and did.
+    pub fn retire(&mut self, mut group: Group) -> Arc<View> {
+        self.slot_used[group.slot] -= 1;
+        let view = group.publish();
+        self.slot_clock[group.slot] = self.slot_clock[group.slot].max(group.clock);
+        view
+    }
+
+    /// Opens a scope.
+    pub fn open_scope(&mut self, kind: ScopeKind, pc: u32, expected: u32, parent: usize) -> usize {
+        let scope =
+            Scope { kind, pc, expected, arrived: 0, view: Arc::default(), slot: None, parent, live: true };
+        match self.scopes.iter().position(|s| !s.live) {
+            Some(i) => {
+                self.scopes[i] = scope;
+                i
+            }
+            None => {
+                self.scopes.push(scope);
+                self.scopes.len() - 1
+            }
+        }
+    }
+
+    /// Parts a group at a branch: `taken` lanes go to `target`, the others to `next`. Returns the group to go on
+    /// with, if any lane did not reach the meeting point at once.
+    pub fn split(
+        &mut self,
+        group: Group,
+        taken: u32,
+        target: u32,
+        next: u32,
+        reconverge: u32,
+    ) -> Option<Group> {
+        let scope = &self.scopes[group.scope];
+        let scope = if reconverge == u32::MAX || scope.kind == ScopeKind::Branch && scope.pc == reconverge {
+            group.scope
+        } else {
+            self.open_scope(ScopeKind::Branch, reconverge, group.mask, group.scope)
+        };
+        let (mask, observed, fenced, stale) =
+            (group.mask, group.observed.clone(), group.fenced.clone(), group.tensor_stale);
+        let view = self.retire(group);
+        let mut first = None;
+        for (pc, lanes) in [(next, mask & !taken), (target, taken)] {
+            let mut part = self.new_group(pc, lanes, scope, view.clone());
+            part.observed = observed.clone();
+            part.fenced = fenced.clone();
+            part.tensor_stale = stale;
+            match self.settle(part) {
+                Some(part) if first.is_none() => first = Some(part),
+                Some(part) => self.groups.push(part),
+                None => {}
+            }
+        }
+        first
+    }
+
+    /// Lets a group that stands at its meeting point wait there, or go on if it is the last. Returns it if it
+    /// goes on.
+    pub fn settle(&mut self, mut group: Group) -> Option<Group> {
+        while self.scopes[group.scope].kind != ScopeKind::Root && self.scopes[group.scope].pc == group.pc {
+            let id = group.scope;
+            let mask = group.mask;
+            if self.scopes[id].expected == mask {
+                // All that is expected is this group: it goes on, keeping its actor.
+                group.scope = self.scopes[id].parent;
+                self.scopes[id].live = false;
+                continue;
+            }
+            let view = self.retire(group);
+            let scope = &mut self.scopes[id];
+            scope.arrived |= mask;
+            Arc::make_mut(&mut scope.view).join(&view);
+            if scope.arrived != scope.expected {
+                return None;
+            }
+            group = self.close_scope(id);
+        }
+        Some(group)
+    }
+
+    /// The lanes that met in a scope, as one group in the scope around it.
+    fn close_scope(&mut self, id: usize) -> Group {
+        let scope = &mut self.scopes[id];
+        scope.live = false;
+        let (pc, mask, parent) = (scope.pc, scope.arrived, scope.parent);
+        let view = std::mem::take(&mut scope.view);
+        self.new_group(pc, mask, parent, view)
+    }
+
+    /// Takes lanes out of every scope from `from` up to and without `to`; groups that this completes are made
+    /// runnable.
+    pub fn leave_scopes(&mut self, lanes: u32, from: usize, to: Option<usize>) {
+        let mut id = from;
+        while Some(id) != to {
+            let scope = &mut self.scopes[id];
+            scope.expected &= !lanes;
+            let (parent, kind) = (scope.parent, scope.kind);
+            if kind == ScopeKind::Root {
+                break;
+            }
+            if scope.expected == 0 {
+                scope.live = false;
+            } else if scope.expected == scope.arrived {
+                let group = self.close_scope(id);
+                if let Some(group) = self.settle(group) {
+                    self.groups.push(group);
+                }
+            }
+            id = parent;
+        }
+    }
+
+    /// Lets lanes that wait at a meeting point go on without the others. Returns whether there were any.
+    pub fn release_waiting(&mut self) -> bool {
+        let waiting = (1..self.scopes.len()).find(|&i| {
+            let s = &self.scopes[i];
+            s.live && s.arrived != 0 && s.kind == ScopeKind::Branch
+        });
+        let Some(id) = waiting else { return false };
+        let scope = &mut self.scopes[id];
+        let lanes = std::mem::take(&mut scope.arrived);
+        scope.expected &= !lanes;
+        let (pc, parent) = (scope.pc, scope.parent);
+        let view = std::mem::take(&mut scope.view);
+        let group = self.new_group(pc, lanes, parent, view);
+        if let Some(group) = self.settle(group) {
+            self.groups.push(group);
+        }
+        true
+    }
+
+    /// Ends lanes of a group. Returns what is left of it.
+    pub fn exit(&mut self, mut group: Group, lanes: u32) -> Option<Group> {
+        self.live &= !lanes;
+        let (scope, rest) = (group.scope, group.mask & !lanes);
+        group.mask = rest;
+        if rest == 0 {
+            self.retire(group);
+            self.leave_scopes(lanes, scope, None);
+            return None;
+        }
+        self.leave_scopes(lanes, scope, None);
+        Some(group)
+    }
+
+    /// The innermost call around a scope.
+    pub fn enclosing_call(&self, mut scope: usize) -> Option<usize> {
+        loop {
+            match self.scopes[scope].kind {
+                ScopeKind::Root => return None,
+                ScopeKind::Call { .. } => return Some(scope),
+                ScopeKind::Branch => scope = self.scopes[scope].parent,
+            }
+        }
+    }
+
+    fn ancestors(&self, mut scope: usize) -> Vec<usize> {
+        let mut list = vec![scope];
+        while self.scopes[scope].kind != ScopeKind::Root {
+            scope = self.scopes[scope].parent;
+            list.push(scope);
+        }
+        list
+    }
+
+    /// Tries to bring the live lanes of `members` together at `group`'s instruction, from groups that wait
+    /// there for the same lanes. `Ok` is the merged group; `Err` gives the group back while lanes are missing.
+    pub fn gather(&mut self, mut group: Group, members: u32) -> Result<Group, Group> {
+        let wanted = members & self.live;
+        if wanted & !group.mask == 0 {
+            return Ok(group);
+        }
+        let at_hand = |g: &Group| g.pc == group.pc && g.wait == Wait::Lanes(members);
+        let present = self.groups.iter().filter(|g| at_hand(g)).fold(group.mask, |m, g| m | g.mask);
+        if wanted & !present != 0 {
+            return Err(group);
+        }
+        let mut i = 0;
+        while i < self.groups.len() {
+            if self.groups[i].pc != group.pc || self.groups[i].wait != Wait::Lanes(members) {
+                i += 1;
+                continue;
+            }
+            let other = self.groups.swap_remove(i);
+            let mine = self.ancestors(group.scope);
+            let theirs = self.ancestors(other.scope);
+            let common = *mine.iter().find(|s| theirs.contains(s)).unwrap_or(&0);
+            let (from_mine, from_theirs, lanes) = (group.scope, other.scope, other.mask);
+            self.leave_scopes(group.mask, from_mine, Some(common));
+            self.leave_scopes(lanes, from_theirs, Some(common));
+            let view = self.retire(other);
+            group.join(&view);
+            group.mask |= lanes;
+            group.scope = common;
+            i = 0;
+        }
+        Ok(group)
+    }
+
+    /// Whether every lane has exited.
+    pub fn done(&self) -> bool {
+        self.live == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn warp(lanes: u32) -> Warp {
+        Warp::new(0, lanes, Regs::default(), Local::default(), Local::default(), 0)
+    }
+
+    #[test]
+    fn parted_lanes_meet_at_the_post_dominator_exact() {
+        let mut w = warp(0xff);
+        let g = w.groups.pop().unwrap();
+        let mut a = w.split(g, 0x0f, 10, 1, 20).unwrap();
+        assert_eq!((a.pc, a.mask), (1, 0xf0));
+        a.pc = 20;
+        assert!(w.settle(a).is_none());
+        let mut b = w.groups.pop().unwrap();
+        assert_eq!((b.pc, b.mask), (10, 0x0f));
+        b.pc = 20;
+        let all = w.settle(b).unwrap();
+        assert_eq!((all.pc, all.mask, all.scope), (20, 0xff, 0));
+    }
+
+    #[test]
+    fn lanes_that_exit_are_not_waited_for_exact() {
+        let mut w = warp(0xff);
+        let g = w.groups.pop().unwrap();
+        let mut a = w.split(g, 0x0f, 10, 1, 20).unwrap();
+        a.pc = 20;
+        assert!(w.settle(a).is_none());
+        let b = w.groups.pop().unwrap();
+        assert!(w.exit(b, 0x0f).is_none());
+        let rest = w.groups.pop().unwrap();
+        assert_eq!((rest.pc, rest.mask), (20, 0xf0));
+    }
+
+    #[test]
+    fn a_loop_that_lanes_leave_one_by_one_uses_one_scope_exact() {
+        let mut w = warp(0xf);
+        let mut g = w.groups.pop().unwrap();
+        for lane in 0..3 {
+            g = w.split(g, 1 << lane, 9, 1, 9).unwrap();
+            assert_eq!(w.scopes.iter().filter(|s| s.live).count(), 2);
+        }
+        g.pc = 9;
+        let all = w.settle(g).unwrap();
+        assert_eq!((all.mask, all.scope), (0xf, 0));
+    }
+
+    #[test]
+    fn early_lanes_can_be_let_through_exact() {
+        let mut w = warp(0x3);
+        let g = w.groups.pop().unwrap();
+        let stuck = w.split(g, 0x1, 9, 1, 9).unwrap();
+        assert_eq!(stuck.mask, 0x2);
+        assert!(w.release_waiting());
+        let early = w.groups.pop().unwrap();
+        assert_eq!((early.pc, early.mask, early.scope), (9, 1, 0));
+        assert!(!w.release_waiting());
+        let mut stuck = stuck;
+        stuck.pc = 9;
+        assert_eq!(w.settle(stuck).unwrap().scope, 0);
+    }
+
+    #[test]
+    fn lanes_meet_at_a_warp_synchronous_instruction_exact() {
+        let mut w = warp(0xff);
+        let g = w.groups.pop().unwrap();
+        let mut a = w.split(g, 0x0f, 10, 1, 20).unwrap();
+        a.pc = 15;
+        let mut a = w.gather(a, 0xff).unwrap_err();
+        a.wait = Wait::Lanes(0xff);
+        w.groups.push(a);
+        let at = w.groups.iter().position(|g| g.mask == 0x0f).unwrap();
+        let mut b = w.groups.swap_remove(at);
+        b.pc = 15;
+        let all = w.gather(b, 0xff).unwrap();
+        // Both came from the same branch, whose meeting point is still ahead.
+        assert_eq!((all.mask, all.scope), (0xff, 1));
+        assert!(w.groups.is_empty());
+    }
+}

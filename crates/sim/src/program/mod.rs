@@ -1,0 +1,235 @@
+//! A kernel ready to run: what `decode` makes of the syntax tree.
+//!
+//! Everything a name can mean is resolved once. Registers are rows of the warp's register file, labels are
+//! positions in `code`, variables are offsets or addresses. Device functions that a kernel calls are part of its
+//! code, each with registers and memory of its own, so a call is a jump (recursion is refused at load).
+
+pub mod flow;
+
+use crate::decode::Op;
+use crate::semantics::dot::Generation;
+use crate::trap::Site;
+
+/// A register: a row of 32 lanes in one of three files, or a predicate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Reg {
+    /// 32 bits or less, zero-extended.
+    R32(u32),
+    /// 64 bits.
+    R64(u32),
+    /// 128 bits: this row of the 64-bit file and the next.
+    R128(u32),
+    /// One bit per lane.
+    Pred(u32),
+}
+
+impl Reg {
+    /// Bits a lane holds.
+    pub const fn bits(self) -> u32 {
+        match self {
+            Reg::R32(_) => 32,
+            Reg::R64(_) => 64,
+            Reg::R128(_) => 128,
+            Reg::Pred(_) => 1,
+        }
+    }
+}
+
+/// Where a value comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Src {
+    /// A register.
+    Reg(Reg),
+    /// The complement of a predicate.
+    NotPred(u32),
+    /// A constant, already in the bits of the type it is used as.
+    Imm(u64),
+    /// The address of a shared variable at this offset; the CTA's rank is added when read.
+    Shared(u32),
+    /// A special register.
+    Special(Special),
+}
+
+/// Where a result goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Dst {
+    /// A register.
+    Reg(Reg),
+    /// Nowhere (`_`).
+    Sink,
+}
+
+/// A special register.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Special {
+    /// `%tid`, component 0 to 2.
+    Tid(u8),
+    /// `%ntid`
+    Ntid(u8),
+    /// `%ctaid`
+    Ctaid(u8),
+    /// `%nctaid`
+    Nctaid(u8),
+    /// `%clusterid`
+    Clusterid(u8),
+    /// `%nclusterid`
+    Nclusterid(u8),
+    /// `%cluster_ctaid`
+    ClusterCtaid(u8),
+    /// `%cluster_nctaid`
+    ClusterNctaid(u8),
+    /// `%cluster_ctarank`
+    ClusterCtarank,
+    /// `%cluster_nctarank`
+    ClusterNctarank,
+    /// `%is_explicit_cluster`
+    IsExplicitCluster,
+    /// `%laneid`
+    Laneid,
+    /// `%warpid`
+    Warpid,
+    /// `%nwarpid`
+    Nwarpid,
+    /// `%smid`
+    Smid,
+    /// `%nsmid`
+    Nsmid,
+    /// `%gridid`
+    Gridid,
+    /// `%lanemask_eq`
+    LanemaskEq,
+    /// `%lanemask_le`
+    LanemaskLe,
+    /// `%lanemask_lt`
+    LanemaskLt,
+    /// `%lanemask_ge`
+    LanemaskGe,
+    /// `%lanemask_gt`
+    LanemaskGt,
+    /// `%clock`
+    Clock,
+    /// `%clock_hi`
+    ClockHi,
+    /// `%clock64`
+    Clock64,
+    /// `%globaltimer`
+    Globaltimer,
+    /// `%globaltimer_lo`
+    GlobaltimerLo,
+    /// `%globaltimer_hi`
+    GlobaltimerHi,
+    /// `%dynamic_smem_size`
+    DynamicSmemSize,
+    /// `%total_smem_size`
+    TotalSmemSize,
+    /// Registers that always read as zero here (`%envreg`, `%pm`, ...).
+    Zero,
+}
+
+/// One decoded instruction.
+#[derive(Debug, Clone)]
+pub struct Inst {
+    /// What it does.
+    pub op: Op,
+    /// The guard: predicate row, and whether it is negated.
+    pub guard: Option<(u32, bool)>,
+    /// For a branch: where lanes that part meet again, `u32::MAX` if nowhere.
+    pub reconverge: u32,
+    /// Position of its opcode in [`Kernel::opcodes`].
+    pub opcode: u16,
+}
+
+/// A parameter of a kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Param {
+    /// Its name.
+    pub name: String,
+    /// Its offset among the parameters.
+    pub offset: u32,
+    /// Its size.
+    pub bytes: u32,
+}
+
+/// A device function as a call sees it: where its parameters lie in the thread's parameter memory.
+#[derive(Debug, Clone, Default)]
+pub struct Callee {
+    /// First instruction.
+    pub entry: u32,
+    /// `(offset, bytes)` of every parameter.
+    pub params: Vec<(u32, u32)>,
+    /// `(offset, bytes)` of every return parameter.
+    pub returns: Vec<(u32, u32)>,
+}
+
+/// A kernel with all it calls.
+#[derive(Debug, Clone)]
+pub struct Kernel {
+    /// Its name.
+    pub name: String,
+    /// Its instructions from position 0, then those of the functions it calls.
+    pub code: Vec<Inst>,
+    /// The text of each instruction.
+    pub sites: Vec<Site>,
+    /// Names of the opcodes that occur.
+    pub opcodes: Vec<String>,
+    /// Device functions called.
+    pub callees: Vec<Callee>,
+    /// Its parameters.
+    pub params: Vec<Param>,
+    /// Bytes of all parameters.
+    pub param_bytes: u32,
+    /// Rows of 32-bit, 64-bit and predicate registers.
+    pub rows: [u32; 3],
+    /// Static shared memory, bytes.
+    pub static_shared: u32,
+    /// Offset of dynamic shared memory from the first usable byte, which is `static_shared` aligned.
+    pub dynamic_offset: u32,
+    /// Local memory of a thread, bytes.
+    pub local_bytes: u32,
+    /// Parameter memory of a thread for calls, bytes.
+    pub func_param_bytes: u32,
+    /// `.reqntid`
+    pub reqntid: Option<[u32; 3]>,
+    /// `.maxntid`
+    pub maxntid: Option<[u32; 3]>,
+    /// `.reqnctapercluster`
+    pub cluster: Option<[u32; 3]>,
+    /// `.maxnreg`
+    pub maxnreg: Option<u32>,
+    /// `.minnctapersm`
+    pub minnctapersm: Option<u32>,
+    /// Variables in shared memory `(name, offset from the first usable byte, bytes)`, for messages.
+    pub shared_variables: Vec<(String, u32, u32)>,
+    /// Whose tensor cores the target has.
+    pub generation: Generation,
+    /// Register names by row, for messages: 32-bit, 64-bit, predicates.
+    pub names: [Vec<String>; 3],
+}
+
+impl Kernel {
+    /// A kernel without code.
+    pub fn new(name: String, generation: Generation) -> Kernel {
+        Kernel {
+            name,
+            code: Vec::new(),
+            sites: Vec::new(),
+            opcodes: Vec::new(),
+            callees: Vec::new(),
+            params: Vec::new(),
+            param_bytes: 0,
+            rows: [0; 3],
+            static_shared: 0,
+            dynamic_offset: 0,
+            local_bytes: 0,
+            func_param_bytes: 0,
+            reqntid: None,
+            maxntid: None,
+            cluster: None,
+            maxnreg: None,
+            minnctapersm: None,
+            shared_variables: Vec::new(),
+            generation,
+            names: Default::default(),
+        }
+    }
+}

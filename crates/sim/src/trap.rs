@@ -1,0 +1,238 @@
+//! What the simulator reports when a kernel does something wrong.
+//!
+//! Flow: `exec`, `memory` and `check` return a [`Fault`] (what happened); the dispatch loop adds where it
+//! happened and makes it a [`Trap`]. The text of a trap is part of the crate's contract: tests keep it as golden
+//! files, so messages name things by kernel, PTX line, CTA, warp and lane, never by time or host address.
+
+use std::fmt;
+
+/// The rule that was broken, one per checker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Check {
+    /// Two unordered accesses, at least one of them a write.
+    Race,
+    /// A read of memory or a register that nothing wrote.
+    Uninit,
+    /// An access outside every allocation.
+    Bounds,
+    /// An access that is not aligned to its size.
+    Align,
+    /// Misuse of an mbarrier.
+    Mbarrier,
+    /// Misuse of a CTA, cluster or warp barrier.
+    Barrier,
+    /// Nothing can make progress any more.
+    Deadlock,
+    /// A generic-proxy write that an async-proxy access may not see.
+    Proxy,
+    /// Registers of an unfinished `wgmma` touched.
+    Wgmma,
+    /// Misuse of tensor memory.
+    Tmem,
+    /// `setmaxnreg` values that do not fit.
+    Registers,
+    /// Exit while asynchronous work is pending.
+    Pending,
+    /// An operand value that the instruction does not allow.
+    Illegal,
+    /// `trap`, `brkpt` or a failed device-side assertion.
+    Explicit,
+    /// More instructions than the configured limit.
+    Limit,
+}
+
+impl Check {
+    /// The name used in messages and in `tests/fail/<name>/`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Check::Race => "data race",
+            Check::Uninit => "uninitialized read",
+            Check::Bounds => "out of bounds",
+            Check::Align => "misaligned access",
+            Check::Mbarrier => "mbarrier misuse",
+            Check::Barrier => "barrier misuse",
+            Check::Deadlock => "deadlock",
+            Check::Proxy => "missing proxy fence",
+            Check::Wgmma => "wgmma registers in flight",
+            Check::Tmem => "tensor memory misuse",
+            Check::Registers => "register reallocation",
+            Check::Pending => "exit with pending work",
+            Check::Illegal => "illegal operand",
+            Check::Explicit => "trap",
+            Check::Limit => "instruction limit",
+        }
+    }
+}
+
+/// The other side of a conflict, or one of the parties of a deadlock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Party {
+    /// What it did, e.g. "earlier write".
+    pub role: String,
+    /// Its instruction; `None` if it is no instruction (the host).
+    pub pc: Option<u32>,
+    /// Which CTA of the grid.
+    pub cta: Option<[u32; 3]>,
+    /// Which warp of the CTA.
+    pub warp: Option<u32>,
+}
+
+/// What went wrong, without the place. Made by the code that notices it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    /// The rule.
+    pub check: Check,
+    /// One sentence: the rule, the value found, what would be valid.
+    pub message: String,
+    /// The lane, if it is one lane's doing.
+    pub lane: Option<u32>,
+    /// Address and state space, e.g. `shared 0x410`.
+    pub address: Option<String>,
+    /// The other parties.
+    pub others: Vec<Party>,
+    /// How to mend it.
+    pub help: Option<&'static str>,
+}
+
+impl Fault {
+    /// A fault with a message only.
+    pub fn new(check: Check, message: impl Into<String>) -> Fault {
+        Fault { check, message: message.into(), lane: None, address: None, others: Vec::new(), help: None }
+    }
+
+    /// Names the lane, unless one is named already.
+    #[must_use]
+    pub fn lane(mut self, lane: u32) -> Fault {
+        self.lane.get_or_insert(lane);
+        self
+    }
+
+    /// Names the address, unless one is named already.
+    #[must_use]
+    pub fn at(mut self, address: impl fmt::Display) -> Fault {
+        self.address.get_or_insert_with(|| address.to_string());
+        self
+    }
+
+    /// Adds a party.
+    #[must_use]
+    pub fn party(mut self, party: Party) -> Fault {
+        self.others.push(party);
+        self
+    }
+
+    /// Adds advice.
+    #[must_use]
+    pub fn help(mut self, help: &'static str) -> Fault {
+        self.help = Some(help);
+        self
+    }
+}
+
+/// An instruction as the text has it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Site {
+    /// Line of the PTX text, from 1.
+    pub line: u32,
+    /// The instruction, normalized to one line.
+    pub text: String,
+}
+
+impl fmt::Display for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}: {}", self.line, self.text)
+    }
+}
+
+/// One more party of a trap, with its instruction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TrapParty {
+    /// What it did.
+    pub role: String,
+    /// Its instruction.
+    pub site: Option<Site>,
+    /// Its CTA.
+    pub cta: Option<[u32; 3]>,
+    /// Its warp.
+    pub warp: Option<u32>,
+}
+
+/// A simulated fault with everything known about it. `Display` gives the full message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trap {
+    /// The kernel.
+    pub kernel: String,
+    /// The instruction that was executing.
+    pub site: Option<Site>,
+    /// Whether the instruction had been issued earlier and an async engine was carrying it out.
+    pub asynchronous: bool,
+    /// Its CTA.
+    pub cta: Option<[u32; 3]>,
+    /// Rank of the CTA in its cluster, if the launch has clusters.
+    pub cluster_rank: Option<u32>,
+    /// Its warp.
+    pub warp: Option<u32>,
+    /// Its lane.
+    pub lane: Option<u32>,
+    /// The rule.
+    pub check: Check,
+    /// What happened.
+    pub message: String,
+    /// The address concerned.
+    pub address: Option<String>,
+    /// The other parties.
+    pub others: Vec<TrapParty>,
+    /// How to mend it.
+    pub help: Option<&'static str>,
+}
+
+fn place(f: &mut fmt::Formatter<'_>, cta: Option<[u32; 3]>, warp: Option<u32>) -> fmt::Result {
+    if let Some([x, y, z]) = cta {
+        write!(f, "CTA ({x}, {y}, {z})")?;
+    }
+    if let Some(warp) = warp {
+        write!(f, ", warp {warp}")?;
+    }
+    Ok(())
+}
+
+impl fmt::Display for Trap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.check.name(), self.message)?;
+        write!(f, "\n  kernel: {}", self.kernel)?;
+        if let Some(site) = &self.site {
+            let note = if self.asynchronous { " (carried out asynchronously)" } else { "" };
+            write!(f, "\n  at:     {site}{note}")?;
+        }
+        if self.cta.is_some() {
+            write!(f, "\n  by:     ")?;
+            place(f, self.cta, self.warp)?;
+            if let Some(lane) = self.lane {
+                write!(f, ", lane {lane}")?;
+            }
+            if let Some(rank) = self.cluster_rank {
+                write!(f, " (cluster rank {rank})")?;
+            }
+        }
+        if let Some(address) = &self.address {
+            write!(f, "\n  where:  {address}")?;
+        }
+        for other in &self.others {
+            write!(f, "\n  with:   {}", other.role)?;
+            if other.cta.is_some() {
+                write!(f, " by ")?;
+                place(f, other.cta, other.warp)?;
+            }
+            if let Some(site) = &other.site {
+                write!(f, "\n          {site}")?;
+            }
+        }
+        if let Some(help) = self.help {
+            write!(f, "\n  help:   {help}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Trap {}

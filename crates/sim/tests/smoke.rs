@@ -1,0 +1,72 @@
+//! Whole kernels through the public interface: what a first-time user would try.
+
+use dualgemm_device::{Args, Device, LaunchSpec};
+use dualgemm_sim::{Config, Gpu};
+
+const SAXPY: &str = r"
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry saxpy(.param .u32 n, .param .f32 a, .param .u64 x, .param .u64 y)
+{
+    .reg .pred p;
+    .reg .b32 r<6>;
+    .reg .f32 f<5>;
+    .reg .b64 rd<6>;
+    ld.param.u32 r1, [n];
+    ld.param.f32 f1, [a];
+    ld.param.u64 rd1, [x];
+    ld.param.u64 rd2, [y];
+    mov.u32 r2, %ctaid.x;
+    mov.u32 r3, %ntid.x;
+    mov.u32 r4, %tid.x;
+    mad.lo.s32 r5, r2, r3, r4;
+    setp.ge.u32 p, r5, r1;
+    @p bra DONE;
+    mul.wide.u32 rd3, r5, 4;
+    add.s64 rd4, rd1, rd3;
+    add.s64 rd5, rd2, rd3;
+    ld.global.f32 f2, [rd4];
+    ld.global.f32 f3, [rd5];
+    fma.rn.f32 f4, f1, f2, f3;
+    st.global.f32 [rd5], f4;
+DONE:
+    ret;
+}
+";
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+}
+
+#[test]
+fn saxpy_on_a_grid_with_a_tail_exact() {
+    let gpu = Gpu::new(Config::default());
+    let n = 1000u32;
+    let x: Vec<u8> = (0..n).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    let y: Vec<u8> = (0..n).flat_map(|i| (0.5 * i as f32).to_le_bytes()).collect();
+    let (dx, dy) = (gpu.alloc(x.len()).unwrap(), gpu.alloc(y.len()).unwrap());
+    gpu.copy_to(dx, &x).unwrap();
+    gpu.copy_to(dy, &y).unwrap();
+    let module = gpu.load(SAXPY).unwrap();
+    let f = gpu.function(module, "saxpy").unwrap();
+    let args = Args::new().u32(n).f32(2.0).ptr(dx).ptr(dy);
+    gpu.launch(&LaunchSpec::new(f, [8, 1, 1], [128, 1, 1]).args(args)).unwrap();
+    let mut out = vec![0; y.len()];
+    gpu.copy_from(&mut out, dy).unwrap();
+    for (i, v) in floats(&out).into_iter().enumerate() {
+        assert_eq!(v, 2.5 * i as f32);
+    }
+}
+
+#[test]
+fn a_wrong_argument_is_named_exact() {
+    let gpu = Gpu::new(Config::default());
+    let module = gpu.load(SAXPY).unwrap();
+    let f = gpu.function(module, "saxpy").unwrap();
+    let spec = LaunchSpec::new(f, [1, 1, 1], [32, 1, 1]).args(Args::new().u32(1).f64(2.0).u64(0).u64(0));
+    assert_eq!(
+        gpu.launch(&spec).unwrap_err().to_string(),
+        "cannot launch `saxpy`: argument 1 is a f64 of 8 bytes, parameter `a` has 4"
+    );
+}
