@@ -300,8 +300,8 @@ impl Checkpoint {
             .module(None, Projection::Gate)
             .or_else(|| mlp.module(None, Projection::GateUp))
             .and_then(|m| self.weight(m));
-        match weight.map(|w| w.shape) {
-            Some(&[count, _, _]) => (0..count).collect(),
+        match weight {
+            Some(w) if !w.bytes.is_empty() && w.shape.len() > 2 => (0..w.shape[0]).collect(),
             _ => Vec::new(),
         }
     }
@@ -421,6 +421,10 @@ impl Checkpoint {
         };
         let weight =
             self.tensor(module, Role::Weight).ok_or_else(|| self.missing(name, Role::Weight, name))?;
+        // From here on no dimension is 0, so that each is bounded by the bytes that are there.
+        if weight.bytes.is_empty() {
+            return Err(weight.shape_error("a weight", "at least one row and one column".into()));
+        }
         let scheme = self.schemes.of(name);
         let not_quantized = |why| Error::NotQuantized { module: name.into(), why };
         let format = match &scheme.weights {

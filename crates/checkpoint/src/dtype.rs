@@ -138,11 +138,11 @@ impl Dtype {
     /// Bytes that `elements` elements take; `None` if they are no whole number of bytes or blocks, or overflow.
     pub fn byte_len(self, elements: usize) -> Option<usize> {
         let (unit, bits) = self.unit();
-        if elements % unit != 0 {
+        if !elements.is_multiple_of(unit) {
             return None;
         }
         let bits = (elements / unit).checked_mul(bits)?;
-        (bits % 8 == 0).then_some(bits / 8)
+        bits.is_multiple_of(8).then_some(bits / 8)
     }
 
     /// Elements per stored unit: 1, or the block length of a GGUF type.

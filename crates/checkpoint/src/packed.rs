@@ -4,6 +4,7 @@
 //!
 //! ```text
 //! codes U8 [E, rows, k / 2], F4 [E, rows, k]    scales [E, rows, k / block]    the usual case
+//! codes U8 [E, rows, k / block, block / 2]      scales [E, rows, k / block]    blocks kept apart (gpt-oss)
 //! codes U8 [E, k / 2, rows]                     scales [E, k / block, rows]    transposed back after packing
 //! codes U8 [rows, k / 2]                        scales, any shape of the padded size, in 128x4 order
 //! GGUF blocks [E, rows, k]                      scales inside
@@ -96,8 +97,11 @@ impl<'a> Stored<'a> {
         let (experts, outer, inner) = match *weight.shape {
             [outer, inner] => (None, outer, inner),
             [experts, outer, inner] => (Some(experts), outer, inner),
+            [experts, outer, blocks, bytes] if bytes * 2 == format.block_len() => {
+                (Some(experts), outer, blocks * bytes)
+            }
             _ => {
-                let valid = "[rows, k / 2] or [experts, rows, k / 2]";
+                let valid = "[rows, k / 2], [experts, rows, k / 2] or [experts, rows, blocks, block / 2]";
                 return Err(weight.shape_error("packed 4-bit codes", valid.into()));
             }
         };
@@ -121,7 +125,7 @@ impl<'a> Stored<'a> {
             && this.weight.dtype == Dtype::U8
             && matches!(per_expert, Some(&[blocks, rows]) if rows == inner && blocks * block == outer * 2);
         (this.rows, this.k) = if transposed { (inner, outer * 2) } else { (outer, inner * codes_per_unit) };
-        if this.k == 0 || this.k % block != 0 || this.rows == 0 || experts == Some(0) {
+        if !this.k.is_multiple_of(block) {
             return Err(this.weight.shape_error(
                 "a quantized weight",
                 format!("at least one row and K a positive multiple of {block} ({format}); K is {}", this.k),
@@ -277,7 +281,7 @@ impl<'a> Packed<'a> {
     /// Gate or up of a fused matrix. Halves that lie in one piece are views; other orders copy rows.
     pub(crate) fn half(&self, order: GateUpOrder, half: Half) -> Result<Self, Error> {
         let multiple = order.row_multiple();
-        if self.rows == 0 || self.rows % multiple != 0 {
+        if self.rows == 0 || !self.rows.is_multiple_of(multiple) {
             return Err(Error::FusedRows {
                 tensor: self.name.clone(),
                 order: order.name(),

@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn misaligned_floats_are_read_right() {
-        let mut bytes = vec![0u8; 13];
+        let mut bytes = [0u8; 13];
         bytes[1..5].copy_from_slice(&1.5f32.to_le_bytes());
         bytes[5..9].copy_from_slice(&(-2.0f32).to_le_bytes());
         for start in 0..4 {

@@ -67,6 +67,12 @@ const SAFETENSORS: &[Attack] = &[
     ("length-zero", || st_len(0, b"")),
     ("not-json", || st("hello, world", 0)),
     ("not-utf8", || st_len(8, b"{\"\xff\xfe\":0}")),
+    ("not-utf8-in-a-skipped-value", || {
+        let text = r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4],"x":"?"}}"#;
+        let mut out = st(text, 4);
+        out[8 + text.len() - 4] = 0xFF;
+        out
+    }),
     ("array", || st("[]", 0)),
     ("trailing-garbage-in-header", || st("{} x", 0)),
     ("nested-too-deep", || st(&format!("{{\"a\":{{\"x\":{}{}}}}}", "[".repeat(200), "]".repeat(200)), 0)),

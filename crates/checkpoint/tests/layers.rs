@@ -216,6 +216,47 @@ fn stacked_scales_that_fit_neither_order_are_refused() {
 }
 
 #[test]
+fn gpt_oss_blocks_are_read_with_the_order_its_format_fixes() {
+    let weights: Vec<Weight> = (0..2).map(|e| Weight::with_block(60 + e, 64, 96, 32)).collect();
+    let config = json!({ "hidden_size": 96, "quantization_config": { "quant_method": "mxfp4",
+        "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"] } });
+    let mut f = Fixture { config: Some(config), ..Fixture::default() };
+    let name = "model.layers.4.mlp.experts.gate_up_proj";
+    f.add(
+        &format!("{name}_blocks"),
+        Dtype::U8,
+        &[2, 64, 3, 16],
+        weights.iter().flat_map(|w| w.codes.clone()).collect(),
+    );
+    f.add(
+        &format!("{name}_scales"),
+        Dtype::U8,
+        &[2, 64, 3],
+        weights.iter().flat_map(|w| w.scales.clone()).collect(),
+    );
+    f.add(
+        &format!("{name}_bias"),
+        Dtype::Bf16,
+        &[2, 64],
+        (0..128u16).flat_map(|i| half::bf16::from_f32(f32::from(i)).to_le_bytes()).collect(),
+    );
+    f.add("model.layers.4.mlp.router.weight", Dtype::Bf16, &[2, 4], vec![0; 16]);
+    let c = f.open(&defaults()).unwrap();
+    assert_eq!(c.convention().name, "gpt-oss");
+    let experts = c.experts(4).unwrap();
+    assert_eq!(experts.ids(), [0, 1]);
+    for (e, w) in weights.iter().enumerate() {
+        let mlp = experts.gate_up(e).unwrap();
+        w.rows_at((0..32).map(|r| 2 * r)).assert_is(&mlp.gate);
+        w.rows_at((0..32).map(|r| 2 * r + 1)).assert_is(&mlp.up);
+        let (gate, up) = mlp.bias.clone().unwrap();
+        assert_eq!((gate[1], up[1]), ((e * 64 + 2) as f32, (e * 64 + 3) as f32));
+        assert_eq!(mlp.input_scales().unwrap(), None);
+    }
+    assert!(c.validate().is_empty(), "{:?}", c.validate());
+}
+
+#[test]
 fn shared_and_routed_experts_and_dense_layers_are_told_apart() {
     let mut f = w4a16();
     let mlp = |f: &mut Fixture, path: &str, seed| {

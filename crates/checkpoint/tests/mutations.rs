@@ -1,5 +1,6 @@
 //! A bounded fuzz run without a fuzzer: seeded mutations of the attack corpus and of healthy files. Readers must
-//! return; they must not panic, hang or allocate without bound. What they accept must tell the truth.
+//! return; they must not panic, hang or allocate without bound. What they accept must tell the truth. Then the
+//! same with whole checkpoints, through everything that takes a matrix from one.
 //!
 //! The same two readers are libFuzzer targets in `fuzz/`, for runs without an end.
 
@@ -11,6 +12,8 @@ use std::time::{Duration, Instant};
 use common::Bytes;
 use dualgemm_checkpoint::gguf::Gguf;
 use dualgemm_checkpoint::safetensors::Header;
+use dualgemm_checkpoint::write::{Model, Output, write};
+use dualgemm_checkpoint::{Checkpoint, MlpKind, OpenOptions};
 
 const BUDGET: Duration = Duration::from_secs(2);
 /// Enough for every kind of mutation to meet every file, also on a slow machine.
@@ -63,11 +66,11 @@ fn mutate(bytes: &mut Vec<u8>, other: &[u8], r: &mut Bytes) {
     }
 }
 
-/// Runs `check` on mutated files; it says whether one was accepted.
-fn run(corpus: &[Vec<u8>], seed: u64, check: impl Fn(&[u8]) -> bool) -> usize {
+/// Runs `check` on at least that many mutated files; it says whether one was accepted.
+fn run(corpus: &[Vec<u8>], seed: u64, least: usize, check: impl Fn(&[u8]) -> bool) -> usize {
     let mut r = Bytes::new(seed);
     let (start, mut done, mut accepted) = (Instant::now(), 0, 0);
-    while done < LEAST || start.elapsed() < BUDGET {
+    while done < least || start.elapsed() < BUDGET {
         let pick = |r: &mut Bytes| (r.next() >> 16) as usize % corpus.len();
         // Half of the runs start from the healthy file, whose mutants get deepest.
         let i = if r.next() >> 63 == 0 { corpus.len() - 1 } else { pick(&mut r) };
@@ -90,7 +93,7 @@ fn mutated_safetensors_headers_are_refused_or_true() {
         })
         .collect();
     let healthy = dualgemm_checkpoint::safetensors::serialize(&tensors, &Default::default()).unwrap();
-    let accepted = run(&corpus("safetensors", healthy), 7, |bytes| {
+    let accepted = run(&corpus("safetensors", healthy), 7, LEAST, |bytes| {
         let Ok(header) = Header::parse(bytes, Path::new("x")) else { return false };
         let total: usize = header.tensors.iter().map(|t| t.range.len()).sum();
         let header_len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -123,7 +126,7 @@ fn mutated_gguf_headers_are_refused_or_true() {
         })
         .collect();
     dualgemm_checkpoint::gguf::write_to(&path, &gguf.metadata, &tensors).unwrap();
-    let accepted = run(&corpus("gguf", std::fs::read(&path).unwrap()), 8, |bytes| {
+    let accepted = run(&corpus("gguf", std::fs::read(&path).unwrap()), 8, LEAST, |bytes| {
         let Ok(gguf) = Gguf::parse(bytes, Path::new("x")) else { return false };
         let mut end = 0;
         for t in &gguf.tensors {
@@ -134,4 +137,96 @@ fn mutated_gguf_headers_are_refused_or_true() {
         true
     });
     assert!(accepted > 0, "some mutants, of data bytes, stay healthy");
+}
+
+/// A model with a dense layer, experts and biases, in one file.
+fn small_model() -> Model<'static> {
+    let mut model = Model::default();
+    let mut add = |module: String, seed, rows| {
+        let w = common::Weight::new(seed, rows, 64);
+        let weight = dualgemm_formats::QuantizedMatrix::new(
+            module.as_str(),
+            dualgemm_formats::BlockFormat::Nvfp4,
+            rows,
+            64,
+            w.codes,
+            w.scales,
+            dualgemm_formats::ScaleLayout::Linear,
+            dualgemm_formats::GlobalScale::multiplier(0.001),
+        );
+        model.linears.push(dualgemm_checkpoint::write::LinearOut {
+            module,
+            weight: weight.unwrap(),
+            input_scale: Some(dualgemm_formats::GlobalScale::multiplier(0.5)),
+            bias: Some(vec![1.0; rows]),
+        });
+    };
+    for (i, p) in ["gate_proj", "up_proj", "down_proj"].iter().enumerate() {
+        add(format!("model.layers.0.mlp.{p}"), i as u64, 2);
+        add(format!("model.layers.1.mlp.experts.0.{p}"), 10 + i as u64, 2);
+        add(format!("model.layers.1.mlp.experts.1.{p}"), 20 + i as u64, 2);
+    }
+    model
+}
+
+#[test]
+fn mutated_checkpoints_give_matrices_or_errors() {
+    for (output, ending) in [
+        (Output::Modelopt, "safetensors"),
+        (Output::CompressedTensors, "safetensors"),
+        (Output::Gguf, "gguf"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(format!("m.{ending}"));
+        write(&path, output, &small_model()).unwrap();
+        let mut healthy = vec![std::fs::read(&path).unwrap()];
+        // Also with dimensions swapped about: experts in one tensor, a zero dimension, other ranks.
+        for (from, to) in
+            [("[2,32]", "[0,32]"), ("[2,32]", "[64,]"), ("[2,32]", "[2,1,32]"), ("[2,4]", "[8]")]
+        {
+            let text = healthy[0].clone();
+            let mut at = 0;
+            let mut out = text.clone();
+            while let Some(i) = out[at..].windows(from.len()).position(|w| w == from.as_bytes()) {
+                let to = format!("{to:<width$}", width = from.len());
+                out.splice(at + i..at + i + from.len(), to.bytes());
+                at += i + to.len();
+            }
+            let header = u64::from_le_bytes(text[..8].try_into().unwrap());
+            let longer = out.len() - text.len();
+            if longer > 0 && ending == "safetensors" {
+                out[..8].copy_from_slice(&(header + longer as u64).to_le_bytes());
+            }
+            healthy.push(out);
+        }
+        let options =
+            OpenOptions { gate_up_order: Some("gate-up".parse().unwrap()), ..OpenOptions::default() };
+        let accepted = run(&healthy, 9, 1_000, |bytes| {
+            std::fs::write(&path, bytes).unwrap();
+            let Ok(c) = Checkpoint::open(&path, &options) else { return false };
+            let findings = c.validate();
+            for mlp in c.mlps() {
+                // A file may hold gate and up alone: a missing down projection is no finding.
+                let (read, _down) = match mlp.kind {
+                    MlpKind::Dense => (c.gate_up(mlp.layer).is_ok(), c.down(mlp.layer).is_ok()),
+                    MlpKind::Shared => {
+                        (c.shared_gate_up(mlp.layer).is_ok(), c.shared_down(mlp.layer).is_ok())
+                    }
+                    MlpKind::Experts => c.experts(mlp.layer).map_or((false, false), |experts| {
+                        let all = |f: &dyn Fn(usize) -> bool| experts.ids().iter().all(|&e| f(e));
+                        (all(&|e| experts.gate_up(e).is_ok()), all(&|e| experts.down(e).is_ok()))
+                    }),
+                };
+                assert!(
+                    read || !findings.is_empty(),
+                    "{mlp:?} cannot be read and is no finding: {:?}",
+                    c.export().err()
+                );
+            }
+            let export = c.export();
+            assert!(export.is_ok() || !findings.is_empty(), "{:?}", export.err());
+            true
+        });
+        assert!(accepted > 0, "{}", output.name());
+    }
 }

@@ -7,6 +7,7 @@
 pub mod comfyui;
 pub mod compressed_tensors;
 pub mod gguf;
+pub mod gpt_oss;
 pub mod modelopt;
 pub mod torchao;
 
@@ -77,6 +78,7 @@ pub const CONVENTIONS: &[&Convention] = &[
     &torchao::CONVENTION,
     &gguf::CONVENTION,
     &comfyui::CONVENTION,
+    &gpt_oss::CONVENTION,
 ];
 
 impl Convention {

@@ -44,7 +44,7 @@ impl Header {
     /// Reads and checks the header of a whole file. `file` is what messages call it.
     ///
     /// # Errors
-    /// [`Error::Header`], naming the rule: `length-prefix`, `header-length`, `json`, `dtype`, `shape`,
+    /// [`Error::Header`], naming the rule: `length-prefix`, `header-length`, `utf-8`, `json`, `dtype`, `shape`,
     /// `offsets`, `contiguous`, `exact-length`.
     pub fn parse(bytes: &[u8], file: &Path) -> Result<Self, Error> {
         let fault = |rule, found: String, valid: String| Error::header(file, rule, found, valid);
@@ -64,8 +64,12 @@ impl Header {
             ));
         }
         let data_start = PREFIX + len as usize;
-        let raw: RawHeader = serde_json::from_slice(&bytes[PREFIX..data_start])
-            .map_err(|e| fault("json", e.to_string(), VALID_JSON.into()))?;
+        // The JSON reader does not look into values that it skips.
+        let text = std::str::from_utf8(&bytes[PREFIX..data_start]).map_err(|e| {
+            fault("utf-8", format!("none at byte {} of the header", e.valid_up_to()), "UTF-8 text".into())
+        })?;
+        let raw: RawHeader =
+            serde_json::from_str(text).map_err(|e| fault("json", e.to_string(), VALID_JSON.into()))?;
         let data_len = bytes.len() - data_start;
 
         let mut spans = Vec::with_capacity(raw.tensors.len());
@@ -101,7 +105,7 @@ impl Header {
             let range = data_start + begin as usize..data_start + end as usize;
             spans.push(TensorInfo { name, dtype, shape, range });
         }
-        spans.sort_by(|a, b| (a.range.start, a.range.end).cmp(&(b.range.start, b.range.end)));
+        spans.sort_by_key(|t| (t.range.start, t.range.end));
         let mut next = data_start;
         for t in &spans {
             if t.range.start != next {

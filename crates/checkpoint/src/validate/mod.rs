@@ -78,13 +78,12 @@ impl Checkpoint {
         };
         let new = algo(self.files().config(), "/quantization_config/quant_algo");
         let old = algo(self.files().hf_quant_config(), "/quantization/quant_algo");
-        if let (Some(new), Some(old)) = (new, old) {
-            if new != old {
-                let file = self.files().root().display().to_string();
-                let message =
-                    format!("{file}: config.json says quant_algo {new}, hf_quant_config.json {old}");
-                findings.push(Finding::new("config-agrees", file, old.to_string(), message));
-            }
+        if let (Some(new), Some(old)) = (new, old)
+            && new != old
+        {
+            let file = self.files().root().display().to_string();
+            let message = format!("{file}: config.json says quant_algo {new}, hf_quant_config.json {old}");
+            findings.push(Finding::new("config-agrees", file, old.to_string(), message));
         }
     }
 
@@ -180,16 +179,16 @@ impl Checkpoint {
         let gate = mlp.module(own, Projection::Gate);
         let fused = mlp.module(own, Projection::GateUp);
         let Some(module) = gate.or(fused).filter(|m| self.is_packed_module(m)) else { return };
+        // What concerns one module has been found there already.
+        let add = |findings: &mut Vec<Finding>, e: &Error| {
+            let finding = Finding::from(e);
+            if !findings.iter().any(|f| f.message == finding.message) {
+                findings.push(finding);
+            }
+        };
         let both = match self.gate_up_of(mlp, expert) {
             Ok(both) => both,
-            Err(e) => {
-                // What concerns one module has been found there.
-                let finding = Finding::from(&e);
-                if !findings.iter().any(|f| f.message == finding.message) {
-                    findings.push(finding);
-                }
-                return;
-            }
+            Err(e) => return add(findings, &e),
         };
         let mut compare = |rule, what: &str, gate: GlobalScale, up: GlobalScale| {
             if gate.value() != up.value() {
@@ -208,8 +207,10 @@ impl Checkpoint {
             }
         };
         compare("halves-tensor-scale", "tensor scales", both.gate.global_scale(), both.up.global_scale());
-        if let Ok(Some((gate, up))) = both.input_scales() {
-            compare("halves-input-scale", "activation scales", gate, up);
+        match both.input_scales() {
+            Ok(Some((gate, up))) => compare("halves-input-scale", "activation scales", gate, up),
+            Ok(None) => {}
+            Err(e) => add(findings, &e),
         }
     }
 

@@ -32,10 +32,10 @@ impl Checkpoint {
         }
         for (name, module) in &self.index().modules {
             let quantized = self.is_quantized_module(name);
-            if let (false, Weights::Other(what)) = (is_gguf, &self.scheme(name).weights) {
-                if quantized || module.get(Role::BlockScale).is_some() {
-                    return Err(Error::NotQuantized { module: name.clone(), why: what.clone() });
-                }
+            if let (false, Weights::Other(what)) = (is_gguf, &self.scheme(name).weights)
+                && (quantized || module.get(Role::BlockScale).is_some())
+            {
+                return Err(Error::NotQuantized { module: name.clone(), why: what.clone() });
             }
             if quantized && !done.contains(name.as_str()) && !is_gguf {
                 let linear = self.linear(name)?;

@@ -14,6 +14,9 @@ use crate::gguf::{GgufValue, mxfp4, write_to};
 use crate::module::{MlpKind, Place, Projection};
 use crate::{Dtype, Error, TensorOut};
 
+/// Modules that become one tensor, by expert; keyed by layer and tensor name.
+type Groups<'m, 'a> = BTreeMap<(usize, String), Vec<(Option<usize>, &'m LinearOut<'a>)>>;
+
 fn stem(place: &Place) -> String {
     let projection = match place.projection {
         Projection::Gate => "ffn_gate",
@@ -33,7 +36,7 @@ pub(super) fn write(path: &Path, model: &Model<'_>) -> Result<WriteReport, Error
     let mut skipped = model.skipped.clone();
     skipped.extend(model.others.iter().map(|t| t.name.clone()));
     // Experts of one projection become one tensor.
-    let mut groups: BTreeMap<(usize, String), Vec<(Option<usize>, &LinearOut<'_>)>> = BTreeMap::new();
+    let mut groups = Groups::new();
     for linear in &model.linears {
         match Place::parse(&linear.module) {
             Some(place) => {
@@ -114,10 +117,7 @@ fn push_group(
     Ok(())
 }
 
-fn metadata(
-    model: &Model<'_>,
-    groups: &BTreeMap<(usize, String), Vec<(Option<usize>, &LinearOut<'_>)>>,
-) -> Vec<(String, GgufValue)> {
+fn metadata(model: &Model<'_>, groups: &Groups<'_, '_>) -> Vec<(String, GgufValue)> {
     let config = model.config.as_ref();
     let architecture = config.and_then(|c| c["model_type"].as_str()).unwrap_or("llama").to_owned();
     let count = |n: usize| GgufValue::U32(u32::try_from(n).unwrap_or(u32::MAX));
