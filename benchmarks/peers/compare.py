@@ -1,0 +1,200 @@
+"""Times the CPU peers and dualgemm side by side: round-robin, one process at a time, same operands.
+
+    python3 benchmarks/peers/compare.py [--shapes MxNxK,…] [--peers NAME,…] [--record FILE.csv] [--json]
+
+Every peer is a worker, a process that packs its weights once and then takes turns:
+
+    worker PEER FOLDER M N K COLD_BYTES THREADS
+    its first line of output    {"weights_bytes": …, "sets": …}, after writing C to FOLDER/M/PEER.c
+    a line of input             seconds; the worker runs for at least that long
+    a line of output            [µs, …], one per run; the first run of a turn counts only if it fills the turn
+
+A round gives each peer a turn and dualgemm's kernels one right after it, so a ratio compares neighbours in time. All
+workers but the one whose turn it is are stopped (SIGSTOP): no idle thread pool spins beside it. The columns are
+explained in ../README.md.
+"""
+
+import argparse
+import csv
+import datetime
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import install
+
+if Path(sys.prefix).resolve() != (install.HOME / "venv").resolve():
+    if not install.PYTHON.exists():
+        sys.exit("the peers are not installed: run install.py first")
+    os.execv(install.PYTHON, [install.PYTHON, *sys.argv])
+
+import operands  # noqa: E402  needs numpy, which the venv has
+
+GGML, IK = [install.BIN / "ggml-worker"], [install.BIN / "ik-worker"]
+PYTHON = [install.PYTHON, install.HERE / "python_worker.py"]
+RUST = install.HOME / "target/release"
+OURS = {"dualgemm-w4a4": [RUST / "dualgemm"], "dualgemm-w4a16": [RUST / "dualgemm"]}
+PEERS = {
+    "ggml-nvfp4": GGML,
+    "ggml-f16": GGML,
+    "ik-q4_0_r8": IK,
+    "ik-q4_k_r4-fused": IK,
+    "torch-fbgemm-int8": PYTHON,
+    "onnxruntime-f32": PYTHON,
+    "gemm-f32": [RUST / "gemm_f32"],
+}
+SHAPES = "1x4096x7168,16x4096x7168,64x4096x7168,256x3072x4096,256x4096x7168,512x4096x7168"
+
+
+class Worker:
+    """A peer that has packed its weights and waits, stopped, for its turn."""
+
+    def __init__(self, name, command, folder, shape, cold_bytes, threads):
+        self.name, self.turns = name, []
+        arguments = [*command, name, folder, *shape, cold_bytes, threads]
+        env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        self.process = subprocess.Popen(
+            list(map(str, arguments)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+        )
+
+    def answer(self):
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit(f"{self.name}: ended with {self.process.wait()}")
+        return json.loads(line)
+
+    def ready(self):
+        self.setup = self.answer()
+        self.process.send_signal(signal.SIGSTOP)
+
+    def turn(self, seconds):
+        """Times of this turn, µs."""
+        self.process.send_signal(signal.SIGCONT)
+        self.process.stdin.write(f"{seconds}\n")
+        self.process.stdin.flush()
+        self.turns.append(self.answer())
+        self.process.send_signal(signal.SIGSTOP)
+        return self.turns[-1]
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+
+
+def machine():
+    """Processor, its threads and its last cache."""
+    cpuinfo = Path("/proc/cpuinfo").read_text()
+    field = dict(re.findall(r"^(vendor_id|cpu family|model|model name)\s*: (.*)$", cpuinfo, re.M))
+    model = f"{field['model name']} (family {field['cpu family']}, model {field['model']})"
+    cache = max(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"))
+    size = (cache / "size").read_text().strip()
+    return {"cpu": model, "cpus": os.cpu_count(), "l3_bytes": int(size[:-1]) * {"K": 1 << 10, "M": 1 << 20}[size[-1]]}
+
+
+def take_turns(ours, theirs, options):
+    """Runs all rounds; returns the ratios theirs / ours of each round by pair of names."""
+    ratios = {}
+    for _ in range(options.rounds):
+        for peer in theirs:
+            time = statistics.median(peer.turn(options.seconds))
+            for kernel in ours:
+                ratio = time / statistics.median(kernel.turn(options.seconds))
+                ratios.setdefault((peer.name, kernel.name), []).append(ratio)
+    return ratios
+
+
+def compare(shape, cold, peers, here, options):
+    """Rows of the table for one shape."""
+    m, n, k = shape
+    folder = install.HOME / f"operands/{n}x{k}"
+    operands.make(folder, m, n, k)
+    # Four times the last cache: what a set of weights left there is gone when its next turn comes.
+    cold_bytes = 4 * here["l3_bytes"] if cold else 0
+    workers = [
+        Worker(name, command, folder, shape, cold_bytes, options.threads) for name, command in {**OURS, **peers}.items()
+    ]
+    try:
+        for worker in workers:
+            worker.ready()
+        ratios = take_turns(workers[: len(OURS)], workers[len(OURS) :], options)
+    finally:
+        for worker in workers:
+            worker.end()
+    for worker in workers:
+        times = sorted(time for turn in worker.turns for time in turn)
+        median, p10, p90 = (times[round(q * (len(times) - 1))] for q in (0.5, 0.1, 0.9))
+        row = {"m": m, "n": n, "k": k, "weights": "cold" if cold else "warm", "peer": worker.name}
+        row |= {"median_us": median, "p10_us": p10, "p90_us": p90, "runs": len(times)}
+        row |= {"gflops": 4 * m * n * k / median / 1e3, "weights_mb": worker.setup["weights_bytes"] / 1e6}
+        row["rel_l2"] = operands.relative_error(folder, worker.name, m, n, k)
+        for kernel in OURS:
+            rounds = ratios.get((worker.name, kernel), [])
+            short = kernel.removeprefix("dualgemm-")
+            for key, pick in (f"x_{short}", statistics.median), (f"x_{short}_min", min), (f"x_{short}_max", max):
+                row[key] = pick(rounds) if rounds else None
+        yield row
+
+
+def show(rows):
+    print(
+        f"{'shape':>14} {'weights':7} {'peer':20}{'median ms':>10}{'p10':>9}{'p90':>9}{'GFLOP/s':>9}"
+        f"{'weights MB':>12}{'rel L2':>9}  peer/w4a4 (rounds)     peer/w4a16 (rounds)"
+    )
+    for r in rows:
+        shape = f"{r['m']}x{r['n']}x{r['k']}"
+        ratios = [
+            f"{r[f'x_{s}']:6.2f} ({r[f'x_{s}_min']:.2f} to {r[f'x_{s}_max']:.2f})" if r[f"x_{s}"] else ""
+            for s in ("w4a4", "w4a16")
+        ]
+        ms = [f"{r[key] / 1e3:9.3f}" for key in ("median_us", "p10_us", "p90_us")]
+        print(
+            f"{shape:>14} {r['weights']:7} {r['peer']:20} {''.join(ms)}{r['gflops']:9.1f}{r['weights_mb']:12.1f}"
+            f"{r['rel_l2']:9.1e}  {ratios[0]:22} {ratios[1]}",
+            flush=True,
+        )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shapes", default=SHAPES, help="MxNxK, comma-separated; M = 1 is measured cold and warm")
+    parser.add_argument("--peers", default=",".join(PEERS), help="comma-separated")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.2, help="length of a turn, at least one run")
+    parser.add_argument("--record", type=Path, metavar="FILE.csv", help="append the rows")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
+    options = parser.parse_args()
+    names = options.peers.split(",")
+    if unknown := [name for name in names if name not in PEERS]:
+        parser.error(f"no peer is called {unknown[0]}; there are: {', '.join(PEERS)}")
+    here, rows = machine(), []
+    commit = subprocess.run(["git", "-C", install.HERE, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    about = {"date": datetime.date.today().isoformat(), "commit": commit.stdout.strip(), **here}
+    about["threads"] = options.threads
+    for text in options.shapes.split(","):
+        shape = tuple(map(int, text.split("x")))
+        for cold in (True, False) if shape[0] == 1 else (True,):
+            case = list(compare(shape, cold, {name: PEERS[name] for name in names}, here, options))
+            rows += case
+            if not options.json:
+                show(case)
+    if options.json:
+        json.dump({**about, "rows": rows}, sys.stdout, indent=1)
+        print()
+    if options.record:
+        new = not options.record.exists()
+        with options.record.open("a", newline="") as file:
+            out = csv.writer(file, lineterminator="\n")
+            if new:
+                out.writerow([*about, *rows[0]])
+            for row in rows:
+                cells = ("" if x is None else f"{x:.4g}" if isinstance(x, float) else x for x in row.values())
+                out.writerow([*about.values(), *cells])
+
+
+main()

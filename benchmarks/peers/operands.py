@@ -1,0 +1,72 @@
+"""Operands that every peer gets, and the f64 reference that every result is compared with.
+
+A, B1 and B2 are normally distributed numbers rounded to NVFP4, so that a peer which takes f32, one which takes NVFP4
+and one which quantizes A itself all multiply the same numbers. A keeps a tensor scale, B1 and B2 have 1. Files, in
+one folder per N x K, all little-endian and row-major:
+
+    b1.codes  b2.codes    [N, K/2]   two e2m1 codes a byte, the even element in the low nibble
+    b1.scales b2.scales   [N, K/16]  e4m3
+    b1.f32    b2.f32      [N, K]     the same numbers
+    M/a.f32               [M, K]
+    M/PEER.c              [M, N]     f32, written by each peer
+"""
+
+import numpy as np
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+E4M3 = np.array([2.0**-9 * i for i in range(8)] + [(1 + i % 8 / 8) * 2.0 ** (i // 8 - 7) for i in range(8, 127)])
+E4M3 = E4M3.astype(np.float32)
+REFERENCE_ROWS = 4
+
+
+def nearest(table, x):
+    """Index of the nearest entry of an ascending table."""
+    return np.searchsorted((table[1:] + table[:-1]) / 2, x).astype(np.uint8)
+
+
+def quantize(x, tensor_scale):
+    """Codes, scale bytes and the numbers they stand for."""
+    blocks = x.reshape(len(x), -1, 16)
+    scales = nearest(E4M3, np.abs(blocks).max(axis=2) / np.float32(6 * tensor_scale))
+    step = (E4M3[scales] * np.float32(tensor_scale))[..., None]
+    codes = nearest(E2M1, np.abs(blocks) / step)
+    values = np.copysign(E2M1[codes] * step, blocks).reshape(x.shape)
+    codes |= np.signbit(blocks).astype(np.uint8) << 3
+    codes = codes.reshape(x.shape)
+    return codes[:, ::2] | codes[:, 1::2] << 4, scales, values
+
+
+def write(path, array):
+    part = path.with_suffix(".part")
+    array.tofile(part)
+    part.rename(path)
+
+
+def make(folder, m, n, k):
+    """Writes what is not there yet."""
+    (folder / str(m)).mkdir(parents=True, exist_ok=True)
+    for index, name in enumerate(["b1", "b2"]):
+        if not (folder / f"{name}.f32").exists():
+            x = np.random.default_rng(index).standard_normal((n, k), np.float32)
+            for kind, array in zip(["codes", "scales", "f32"], quantize(x, 1.0), strict=True):
+                write(folder / f"{name}.{kind}", array)
+    if not (folder / f"{m}/a.f32").exists():
+        # Products of this size have unit variance, where silu is neither linear nor zero.
+        x = np.random.default_rng(2).standard_normal((m, k), np.float32) / np.float32(k**0.5)
+        write(folder / f"{m}/a.f32", quantize(x, np.abs(x).max() / (6 * 448))[2])
+
+
+def relative_error(folder, peer, m, n, k):
+    """Relative L2 error of a peer's C against f64, over a few rows from first to last."""
+    rows = np.unique(np.linspace(0, m - 1, REFERENCE_ROWS).astype(int))
+    cached = folder / f"{m}/reference.f64"
+    if not cached.exists():
+        a = np.memmap(folder / f"{m}/a.f32", np.float32, "r", shape=(m, k))[rows].astype(np.float64)
+        gate, up = (
+            np.concatenate([a @ part.astype(np.float64).T for part in np.array_split(weights, 16)], axis=1)
+            for weights in (np.memmap(folder / f"{name}.f32", np.float32, "r", shape=(n, k)) for name in ("b1", "b2"))
+        )
+        write(cached, gate / (1 + np.exp(-gate)) * up)
+    want = np.fromfile(cached).reshape(len(rows), n)
+    got = np.memmap(folder / f"{m}/{peer}.c", np.float32, "r", shape=(m, n))[rows]
+    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
