@@ -211,6 +211,12 @@ impl TensorFiles {
         self.files.iter().map(|f| f.bytes().len()).sum()
     }
 
+    /// Lets go of all pages of the files that are in memory. Nothing read from them changes: what is touched again
+    /// is read again. For callers that copy weights into another form and would otherwise hold them twice.
+    pub fn release_pages(&self) {
+        self.files.iter().for_each(MappedFile::release_pages);
+    }
+
     /// The tensor of that name.
     pub fn get(&self, name: &str) -> Option<TensorView<'_>> {
         let (name, entry) = self.tensors.get_key_value(name)?;

@@ -40,4 +40,14 @@ impl MappedFile {
     pub(crate) fn bytes(&self) -> &[u8] {
         self.map.as_deref().unwrap_or_default()
     }
+
+    /// Lets go of the pages in memory; the next access reads them again.
+    pub(crate) fn release_pages(&self) {
+        #[cfg(unix)]
+        if let Some(map) = &self.map {
+            // SAFETY: pages of a read-only mapping are never dirty, so what is read again is what was there. A
+            // refusal changes nothing.
+            let _ = unsafe { map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+        }
+    }
 }
