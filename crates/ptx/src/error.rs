@@ -21,4 +21,38 @@ pub enum Error {
     /// A layout cannot exist.
     #[error(transparent)]
     Layout(#[from] crate::layout::LayoutError),
+    /// A built module has what its target lacks.
+    #[error("{}", list(.0))]
+    Illegal(Vec<crate::legal::Illegal>),
+    /// The builder was told to write a register of another class than the instruction gives.
+    #[error("kernel {kernel}: {register} is declared .{declared}, the instruction gives .{result}")]
+    Destination {
+        /// The kernel.
+        kernel: String,
+        /// The register given to `to`.
+        register: String,
+        /// Its declared type.
+        declared: crate::Type,
+        /// What the instruction gives.
+        result: crate::Type,
+    },
+    /// The builder was told to write a register by an instruction that gives nothing.
+    #[error(
+        "kernel {kernel}: {register} (.{declared}) cannot be written by {opcode}, which gives no single result"
+    )]
+    NoResult {
+        /// The kernel.
+        kernel: String,
+        /// The register given to `to`.
+        register: String,
+        /// Its declared type.
+        declared: crate::Type,
+        /// The instruction.
+        opcode: String,
+    },
+}
+
+/// One per line.
+fn list(illegal: &[crate::legal::Illegal]) -> String {
+    illegal.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }

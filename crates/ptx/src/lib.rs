@@ -5,6 +5,7 @@
 //! No CUDA toolkit is needed anywhere. Specification: <https://docs.nvidia.com/cuda/parallel-thread-execution/>.
 
 pub mod ast;
+pub mod builder;
 pub mod error;
 pub mod isa;
 pub mod layout;

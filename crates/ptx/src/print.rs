@@ -214,7 +214,14 @@ impl Display for Offset {
 
 fn statements(f: &mut Formatter<'_>, list: &[Statement], depth: usize) -> fmt::Result {
     let indent = INDENT.repeat(depth);
+    let mut blank = false;
     for statement in list {
+        // A blank line sets a comment off from the statements before it.
+        let is_comment = matches!(statement, Statement::Comment(_));
+        if is_comment && blank {
+            f.write_char('\n')?;
+        }
+        blank = !is_comment;
         match statement {
             Statement::Comment(text) => comment(f, &indent, text)?,
             Statement::Block(inner) => {
