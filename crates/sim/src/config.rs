@@ -10,15 +10,18 @@ pub struct Checks {
     pub race: bool,
     /// Reads of shared or tensor memory and registers that nothing wrote.
     pub uninit: bool,
+    /// `tcgen05.fence::after_thread_sync` between a synchronization and accesses to tensor memory. PTX asks for
+    /// it; kernels exist that work without.
+    pub tensor_fence: bool,
     /// Leaks and pending work at exit: tensor memory, bulk groups, `setmaxnreg` balance.
     pub exit: bool,
 }
 
 impl Checks {
     /// Every check.
-    pub const ALL: Checks = Checks { race: true, uninit: true, exit: true };
+    pub const ALL: Checks = Checks { race: true, uninit: true, tensor_fence: true, exit: true };
     /// Only what no execution could continue from (bounds, alignment, deadlock, illegal operands, traps).
-    pub const NONE: Checks = Checks { race: false, uninit: false, exit: false };
+    pub const NONE: Checks = Checks { race: false, uninit: false, tensor_fence: false, exit: false };
 
     /// Whether a fault of this kind is reported.
     pub const fn reports(self, check: Check) -> bool {

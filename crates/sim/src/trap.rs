@@ -26,8 +26,8 @@ pub enum Check {
     Deadlock,
     /// A generic-proxy write that an async-proxy access may not see.
     Proxy,
-    /// Registers of an unfinished `wgmma` touched.
-    Wgmma,
+    /// Registers of an unfinished `wgmma` or `tcgen05.ld` touched, or a missing `wgmma.fence`.
+    InFlight,
     /// Misuse of tensor memory.
     Tmem,
     /// `setmaxnreg` values that do not fit.
@@ -54,7 +54,7 @@ impl Check {
             Check::Barrier => "barrier misuse",
             Check::Deadlock => "deadlock",
             Check::Proxy => "missing proxy fence",
-            Check::Wgmma => "wgmma registers in flight",
+            Check::InFlight => "registers in flight",
             Check::Tmem => "tensor memory misuse",
             Check::Registers => "register reallocation",
             Check::Pending => "exit with pending work",

@@ -58,7 +58,9 @@ impl Problem {
         let code = |i: usize| (hash(i as u64 * 2 + 1) >> 7) as u8;
         let codes = (0..n * k).map(code).collect();
         let scales = (0..2 * n * k / 16).map(|i| (hash(i as u64 * 2) >> 5) as u8 % 0x7f).collect();
-        let a = (0..m * k).map(|i| f16::from_f64(e2m1((hash(i as u64 * 3 + 2) >> 9) as u8 & 15) * 0.25)).collect();
+        let a = (0..m * k)
+            .map(|i| f16::from_f64(e2m1((hash(i as u64 * 3 + 2) >> 9) as u8 & 15) * 0.25))
+            .collect();
         Problem { m, n, k, a, codes, scales }
     }
 
@@ -197,19 +199,22 @@ fn run(config: Config, i: Instance, p: &Problem) -> Vec<f64> {
 
 #[test]
 fn one_cta_per_tile_with_a_tail_close() {
-    let i = Instance { groups: 2, tokens: 128, blocks_per_stage: 2, stages: 4, split: 1, mode: 0, k_groups: 1 };
+    let i =
+        Instance { groups: 2, tokens: 128, blocks_per_stage: 2, stages: 4, split: 1, mode: 0, k_groups: 1 };
     run(Config::default(), i, &Problem::new(200, 128, 1280));
 }
 
 #[test]
 fn cluster_split_k_through_distributed_shared_memory_close() {
-    let i = Instance { groups: 2, tokens: 256, blocks_per_stage: 2, stages: 3, split: 2, mode: 0, k_groups: 1 };
+    let i =
+        Instance { groups: 2, tokens: 256, blocks_per_stage: 2, stages: 3, split: 2, mode: 0, k_groups: 1 };
     run(Config::default(), i, &Problem::new(256, 64, 512));
 }
 
 #[test]
 fn cluster_split_k_by_bulk_copy_to_the_peer_close() {
-    let i = Instance { groups: 2, tokens: 128, blocks_per_stage: 2, stages: 3, split: 2, mode: 256, k_groups: 1 };
+    let i =
+        Instance { groups: 2, tokens: 128, blocks_per_stage: 2, stages: 3, split: 2, mode: 256, k_groups: 1 };
     run(Config::default(), i, &Problem::new(128, 64, 512));
 }
 

@@ -411,7 +411,7 @@ impl Cx<'_, '_> {
 
     /// What a strong write passes on: everything for a release, what the last fence covered otherwise.
     fn publishes(&mut self, order: Ordering) -> Option<(Scope, Arc<View>)> {
-        if order.release { Some((order.scope, self.g.publish())) } else { self.g.fenced.clone() }
+        if order.release { Some((order.scope, self.g.publish())) } else { self.g.carried.fenced.clone() }
     }
 
     /// Publishes what a strong write at these places carries. A plain store starts a new release sequence, a
@@ -495,7 +495,7 @@ impl Cx<'_, '_> {
             if order.acquire {
                 self.g.join(&view);
             } else {
-                Arc::make_mut(self.g.observed.get_or_insert_default()).join(&view);
+                Arc::make_mut(self.g.carried.observed.get_or_insert_default()).join(&view);
             }
         }
     }

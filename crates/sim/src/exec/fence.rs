@@ -14,11 +14,11 @@ use crate::trap::{Check, Fault, Party};
 pub fn fence(op: &Fence, cx: &mut Cx<'_, '_>) -> Result {
     match op {
         Fence::Memory { scope, acquire, release } => {
-            if *acquire && let Some(view) = cx.g.observed.take() {
+            if *acquire && let Some(view) = cx.g.carried.observed.take() {
                 cx.g.join(&view);
             }
             if *release {
-                cx.g.fenced = Some((*scope, cx.g.publish()));
+                cx.g.carried.fenced = Some((*scope, cx.g.publish()));
             }
         }
         Fence::Async => cx.g.fence_proxy(),
@@ -143,7 +143,8 @@ fn cluster_arrive(cx: &mut Cx<'_, '_>, aligned: bool, release: bool) -> Result {
     if aligned && let Some(flow) = cx.aligned() {
         return Ok(flow);
     }
-    if cx.g.cluster_arrived.is_some() {
+    let (arrived, _) = cx.w.cluster_arrived;
+    if arrived & cx.m != 0 {
         return Err(Fault::new(
             Check::Barrier,
             "barrier.cluster.arrive twice without barrier.cluster.wait in between",
@@ -155,7 +156,7 @@ fn cluster_arrive(cx: &mut Cx<'_, '_>, aligned: bool, release: bool) -> Result {
     if release {
         b.current.join(&view);
     }
-    cx.g.cluster_arrived = Some(b.generation);
+    cx.w.cluster_arrived = (arrived | cx.m, b.generation);
     b.arrived += cx.m.count_ones();
     if b.arrived >= live {
         b.complete();
@@ -168,13 +169,14 @@ fn cluster_wait(cx: &mut Cx<'_, '_>, aligned: bool, acquire: bool) -> Result {
     if aligned && let Some(flow) = cx.aligned() {
         return Ok(flow);
     }
-    let Some(generation) = cx.g.cluster_arrived else {
+    let (arrived, generation) = cx.w.cluster_arrived;
+    if cx.m & !arrived != 0 {
         return Err(Fault::new(Check::Barrier, "barrier.cluster.wait without barrier.cluster.arrive before"));
-    };
+    }
     if cx.cl.barrier.generation == generation {
         return Ok(Flow::Wait(Wait::Cluster(generation)));
     }
-    cx.g.cluster_arrived = None;
+    cx.w.cluster_arrived.0 &= !cx.m;
     if acquire {
         let done = cx.cl.barrier.done.clone();
         cx.g.join(&done);

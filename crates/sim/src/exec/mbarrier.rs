@@ -289,7 +289,7 @@ fn wait(
         if order.acquire {
             cx.g.join(&view);
         } else {
-            Arc::make_mut(cx.g.observed.get_or_insert_default()).join(&view);
+            Arc::make_mut(cx.g.carried.observed.get_or_insert_default()).join(&view);
         }
     }
     cx.w.regs.wpred(d, cx.m, done);

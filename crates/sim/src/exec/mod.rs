@@ -129,14 +129,11 @@ fn placeholder() -> Group {
         actor: 0,
         clock: 0,
         view: Default::default(),
-        observed: None,
-        fenced: None,
+        carried: Default::default(),
         wait: Wait::No,
         forced: false,
         arrived: None,
-        cluster_arrived: None,
         polled: None,
-        tensor_stale: false,
     }
 }
 

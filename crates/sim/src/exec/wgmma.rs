@@ -38,24 +38,12 @@ pub fn execute(op: &Wgmma, cx: &mut Cx<'_, '_>) -> Result {
             let waited = cx.w.async_groups.must_finish(GroupKind::Wgmma, cx.m, *n);
             let flow = cx.wait_groups(GroupKind::Wgmma, *n)?;
             if flow == Flow::Next {
-                release(cx.w, &waited);
+                cx.w.release_registers(&waited);
             }
             Ok(flow)
         }
         Wgmma::Multiply(op) => issue(op, cx),
     }
-}
-
-/// Gives registers of finished operations back to the program.
-fn release(w: &mut Warp, finished: &[u64]) {
-    let held = std::mem::take(&mut w.wgmma.held);
-    let (gone, stay): (Vec<_>, Vec<_>) = held.into_iter().partition(|h| finished.contains(&h.0));
-    for (_, reg, ..) in gone {
-        let lock = stay.iter().filter(|h| h.1 == reg).map(|h| if h.2 { Lock::Target } else { Lock::Source });
-        let lock = lock.fold(Lock::Free, |a, b| if a == Lock::Target { a } else { b });
-        w.regs.lock(reg, lock);
-    }
-    w.wgmma.held = stay;
 }
 
 fn name(cx: &Cx<'_, '_>, reg: Reg) -> String {
@@ -86,7 +74,7 @@ fn issue(op: &Multiply, cx: &mut Cx<'_, '_>) -> Result {
     };
     let b_desc = SmemDesc::decode_wgmma(b)?;
     if !cx.w.wgmma.fenced {
-        return Err(Fault::new(Check::Wgmma, "wgmma.mma_async before any wgmma.fence")
+        return Err(Fault::new(Check::InFlight, "wgmma.mma_async before any wgmma.fence")
             .help("execute wgmma.fence.sync.aligned before the first wgmma.mma_async"));
     }
     let a_regs: &[Reg] = match &op.a {
@@ -96,7 +84,7 @@ fn issue(op: &Multiply, cx: &mut Cx<'_, '_>) -> Result {
     for (reg, is_d) in op.d.iter().map(|r| (*r, true)).chain(a_regs.iter().map(|r| (*r, false))) {
         if cx.w.regs.written_since_fence(reg) {
             let text = format!("register {} was written after the last wgmma.fence", name(cx, reg));
-            return Err(Fault::new(Check::Wgmma, text)
+            return Err(Fault::new(Check::InFlight, text)
                 .help("execute wgmma.fence.sync.aligned between writing registers and wgmma.mma_async"));
         }
         let used = !is_d || scale_d;
@@ -105,7 +93,7 @@ fn issue(op: &Multiply, cx: &mut Cx<'_, '_>) -> Result {
         if in_flight {
             let holder = cx.w.wgmma.held.iter().find(|h| h.1 == reg).map(|h| h.3);
             let text = format!("register {} is used by another wgmma.mma_async in flight", name(cx, reg));
-            return Err(Fault::new(Check::Wgmma, text)
+            return Err(Fault::new(Check::InFlight, text)
                 .party(Party { role: "in flight".into(), pc: holder, cta: None, warp: None })
                 .help("wait for the group with wgmma.wait_group first"));
         }

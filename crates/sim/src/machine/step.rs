@@ -46,7 +46,13 @@ impl<'a> Cluster<'a> {
         g.wait = Wait::No;
         let was_live = w.live;
         let result = self.slice_group(cta, &mut w, &mut Some(g), count);
-        let gone = (was_live & !w.live).count_ones();
+        let gone_lanes = was_live & !w.live;
+        let gone = gone_lanes.count_ones();
+        // Lanes that arrived at the cluster barrier and exit without waiting are no longer expected there.
+        if w.cluster_arrived.1 == self.barrier.generation {
+            self.barrier.arrived -= (gone_lanes & w.cluster_arrived.0).count_ones();
+        }
+        w.cluster_arrived.0 &= w.live;
         let exited = w.done();
         let result = result.and_then(|()| {
             if exited {
@@ -159,8 +165,7 @@ impl<'a> Cluster<'a> {
         let rest = g.mask & !m;
         if rest != 0 {
             let mut stay = w.new_group(g.pc + 1, rest, g.scope, g.view.clone());
-            stay.observed = g.observed.clone();
-            stay.fenced = g.fenced.clone();
+            stay.carried = g.carried.clone();
             let stay = w.settle(stay);
             w.groups.extend(stay);
         }
@@ -195,14 +200,14 @@ impl<'a> Cluster<'a> {
             BadReg::InFlight(r, write) => {
                 let held = w.wgmma.held.iter().find(|h| h.1 == r);
                 let mut fault = Fault::new(
-                    Check::Wgmma,
+                    Check::InFlight,
                     format!(
-                        "register {} is {} while wgmma.mma_async uses it",
+                        "register {} is {} while an earlier instruction in flight uses it",
                         name(r),
                         if write { "written" } else { "read" }
                     ),
                 )
-                .help("wait for the group with wgmma.wait_group first");
+                .help("wait for it first: wgmma.wait_group, or tcgen05.wait::ld");
                 if let Some(held) = held {
                     fault = fault.party(crate::trap::Party {
                         role: "in flight".into(),

@@ -6,8 +6,8 @@
 //! on, the waiting lanes are let through, so a lane may wait in a loop for another lane of its warp (the
 //! independent thread scheduling of sm_70 and later).
 
-use super::groups::AsyncGroups;
-use super::regs::Regs;
+use super::groups::{AsyncGroups, OpId};
+use super::regs::{Lock, Regs};
 use crate::check::order::{Actor, GROUPS_PER_WARP, View};
 use crate::decode::operand::Scope as Reach;
 use crate::memory::local::Local;
@@ -74,6 +74,35 @@ pub enum GroupKind {
     TmemStore,
 }
 
+/// Knowledge that is not yet, or no longer, part of what a group has synchronized with.
+#[derive(Debug, Clone, Default)]
+pub struct Carried {
+    /// What strong reads have seen but no fence has acquired yet.
+    pub observed: Option<Arc<View>>,
+    /// What it had published at its last fence, and how far that reaches: strong writes pass it on.
+    pub fenced: Option<(Reach, Arc<View>)>,
+    /// What it knew at its last `tcgen05.fence::after_thread_sync`.
+    pub tensor: Arc<View>,
+}
+
+impl Carried {
+    /// That of lanes which join.
+    fn merge(&mut self, other: &Carried) {
+        Arc::make_mut(&mut self.tensor).join(&other.tensor);
+        if let Some(theirs) = &other.observed {
+            Arc::make_mut(self.observed.get_or_insert_default()).join(theirs);
+        }
+        match (&mut self.fenced, &other.fenced) {
+            (Some((reach, mine)), Some((other, theirs))) => {
+                *reach = (*reach).min(*other);
+                Arc::make_mut(mine).join(theirs);
+            }
+            (mine @ None, theirs) => *mine = theirs.clone(),
+            (Some(_), None) => {}
+        }
+    }
+}
+
 /// Lanes that execute together.
 #[derive(Debug, Clone)]
 pub struct Group {
@@ -91,22 +120,16 @@ pub struct Group {
     pub clock: u32,
     /// What it knows.
     pub view: Arc<View>,
-    /// What strong reads have seen but no fence has acquired yet.
-    pub observed: Option<Arc<View>>,
-    /// What it had published at its last fence: strong writes pass it on.
-    pub fenced: Option<(Reach, Arc<View>)>,
+    /// What its fences deal with.
+    pub carried: Carried,
     /// Why it does not run.
     pub wait: Wait,
     /// A polling instruction must answer now, even with "not yet".
     pub forced: bool,
     /// The barrier it has arrived at and still waits for.
     pub arrived: Option<u64>,
-    /// Cluster barrier generation it has arrived in.
-    pub cluster_arrived: Option<u64>,
     /// `(pc, progress)` of its last unsuccessful poll.
     pub polled: Option<(u32, u64)>,
-    /// It has synchronized since its last `tcgen05.fence::after_thread_sync`.
-    pub tensor_stale: bool,
 }
 
 impl Group {
@@ -118,7 +141,6 @@ impl Group {
     /// Learns what another party published.
     pub fn join(&mut self, other: &View) {
         Arc::make_mut(&mut self.view).join(other);
-        self.tensor_stale = true;
     }
 
     /// What others learn from this group now; later actions are not part of it.
@@ -166,8 +188,8 @@ pub struct Scope {
     pub arrived: u32,
     /// What they know.
     pub view: Arc<View>,
-    /// `(actor slot)` of the first to arrive.
-    pub slot: Option<usize>,
+    /// What their fences deal with.
+    pub carried: Carried,
     /// The scope around it.
     pub parent: usize,
     live: bool,
@@ -196,6 +218,10 @@ pub struct Warp {
     pub async_groups: AsyncGroups,
     /// Register count set by `setmaxnreg`.
     pub maxnreg: Option<u32>,
+    /// Operations it has issued to the tensor core of sm_100: later ones are ordered after them.
+    pub tensor_issued: View,
+    /// Lanes that have arrived at the cluster barrier and not waited yet, and the round they arrived in.
+    pub cluster_arrived: (u32, u64),
     /// Its matrix operations in flight.
     pub wgmma: super::groups::WgmmaState,
     /// Instructions executed.
@@ -223,7 +249,7 @@ impl Warp {
             expected: lanes,
             arrived: 0,
             view: Arc::default(),
-            slot: None,
+            carried: Carried::default(),
             parent: 0,
             live: true,
         };
@@ -238,6 +264,8 @@ impl Warp {
             carry: 0,
             async_groups: AsyncGroups::default(),
             maxnreg: None,
+            tensor_issued: View::default(),
+            cluster_arrived: (0, 0),
             wgmma: Default::default(),
             executed: 0,
             first_actor,
@@ -262,14 +290,11 @@ impl Warp {
             actor: self.first_actor + slot as Actor,
             clock: self.slot_clock[slot],
             view,
-            observed: None,
-            fenced: None,
+            carried: Carried::default(),
             wait: Wait::No,
             forced: false,
             arrived: None,
-            cluster_arrived: None,
             polled: None,
-            tensor_stale: false,
         }
     }
 
@@ -283,8 +308,16 @@ impl Warp {
 
     /// Opens a scope.
     pub fn open_scope(&mut self, kind: ScopeKind, pc: u32, expected: u32, parent: usize) -> usize {
-        let scope =
-            Scope { kind, pc, expected, arrived: 0, view: Arc::default(), slot: None, parent, live: true };
+        let scope = Scope {
+            kind,
+            pc,
+            expected,
+            arrived: 0,
+            view: Arc::default(),
+            carried: Carried::default(),
+            parent,
+            live: true,
+        };
         match self.scopes.iter().position(|s| !s.live) {
             Some(i) => {
                 self.scopes[i] = scope;
@@ -313,15 +346,12 @@ impl Warp {
         } else {
             self.open_scope(ScopeKind::Branch, reconverge, group.mask, group.scope)
         };
-        let (mask, observed, fenced, stale) =
-            (group.mask, group.observed.clone(), group.fenced.clone(), group.tensor_stale);
+        let (mask, carried) = (group.mask, group.carried.clone());
         let view = self.retire(group);
         let mut first = None;
         for (pc, lanes) in [(next, mask & !taken), (target, taken)] {
             let mut part = self.new_group(pc, lanes, scope, view.clone());
-            part.observed = observed.clone();
-            part.fenced = fenced.clone();
-            part.tensor_stale = stale;
+            part.carried = carried.clone();
             match self.settle(part) {
                 Some(part) if first.is_none() => first = Some(part),
                 Some(part) => self.groups.push(part),
@@ -343,10 +373,12 @@ impl Warp {
                 self.scopes[id].live = false;
                 continue;
             }
+            let carried = group.carried.clone();
             let view = self.retire(group);
             let scope = &mut self.scopes[id];
             scope.arrived |= mask;
             Arc::make_mut(&mut scope.view).join(&view);
+            scope.carried.merge(&carried);
             if scope.arrived != scope.expected {
                 return None;
             }
@@ -360,8 +392,8 @@ impl Warp {
         let scope = &mut self.scopes[id];
         scope.live = false;
         let (pc, mask, parent) = (scope.pc, scope.arrived, scope.parent);
-        let view = std::mem::take(&mut scope.view);
-        self.new_group(pc, mask, parent, view)
+        let (view, carried) = (std::mem::take(&mut scope.view), std::mem::take(&mut scope.carried));
+        Group { carried, ..self.new_group(pc, mask, parent, view) }
     }
 
     /// Takes lanes out of every scope from `from` up to and without `to`; groups that this completes are made
@@ -398,8 +430,8 @@ impl Warp {
         let lanes = std::mem::take(&mut scope.arrived);
         scope.expected &= !lanes;
         let (pc, parent) = (scope.pc, scope.parent);
-        let view = std::mem::take(&mut scope.view);
-        let group = self.new_group(pc, lanes, parent, view);
+        let (view, carried) = (std::mem::take(&mut scope.view), std::mem::take(&mut scope.carried));
+        let group = Group { carried, ..self.new_group(pc, lanes, parent, view) };
         if let Some(group) = self.settle(group) {
             self.groups.push(group);
         }
@@ -465,6 +497,7 @@ impl Warp {
             let (from_mine, from_theirs, lanes) = (group.scope, other.scope, other.mask);
             self.leave_scopes(group.mask, from_mine, Some(common));
             self.leave_scopes(lanes, from_theirs, Some(common));
+            group.carried.merge(&other.carried);
             let view = self.retire(other);
             group.join(&view);
             group.mask |= lanes;
@@ -472,6 +505,20 @@ impl Warp {
             i = 0;
         }
         Ok(group)
+    }
+
+    /// Gives registers of finished operations back to the program.
+    pub fn release_registers(&mut self, finished: &[OpId]) {
+        let held = std::mem::take(&mut self.wgmma.held);
+        let (gone, stay): (Vec<_>, Vec<_>) = held.into_iter().partition(|h| finished.contains(&h.0));
+        for (_, reg, ..) in gone {
+            let mut lock = Lock::Free;
+            for h in stay.iter().filter(|h| h.1 == reg) {
+                lock = if h.2 || lock == Lock::Target { Lock::Target } else { Lock::Source };
+            }
+            self.regs.lock(reg, lock);
+        }
+        self.wgmma.held = stay;
     }
 
     /// Whether every lane has exited.

@@ -1,0 +1,231 @@
+//! `tcgen05`: tensor memory and the tensor core of sm_100.
+//!
+//! Operations of a thread on the tensor core (`mma`, `cp`, `commit`) complete in order; `ld` and `st` are
+//! separate and waited for with `tcgen05.wait`. An access to tensor memory that follows a synchronization of
+//! threads must have `tcgen05.fence::after_thread_sync` in between (PTX ISA 9.7.16.6): what a group knew at its
+//! last such fence is what counts for tensor memory, not what it knows now.
+
+mod multiply;
+mod transfer;
+
+use super::mbarrier::locate;
+use super::{Cx, Result};
+use crate::check::order::View;
+use crate::check::shadow::{Access, Conflict, Kind, Look};
+use crate::decode::operand::Addr;
+use crate::decode::tcgen05::Tcgen05;
+use crate::machine::cluster::Cluster;
+use crate::machine::engine::Agent;
+use crate::machine::step::Flow;
+use crate::machine::warp::{GroupKind, Wait};
+use crate::memory::tmem::Tmem;
+use crate::program::Src;
+use crate::semantics::tcgen05::Cell;
+use crate::trap::{Check, Fault, Party};
+use std::sync::Arc;
+
+/// Who accesses tensor memory: `fenced` is what counts, `full` what is known besides.
+#[derive(Clone)]
+pub(super) struct TensorWho {
+    pub actor: u16,
+    pub clock: u32,
+    pub pc: u32,
+    pub fenced: Arc<View>,
+    pub full: Arc<View>,
+}
+
+impl Cluster<'_> {
+    /// Checks an access to `n` cells of a lane and remembers it.
+    fn touch_tmem(&mut self, rank: u32, at: Cell, n: u32, kind: Kind, who: &TensorWho) -> Result<()> {
+        let place = format!(
+            "tensor memory lane {}, columns {}..{} of cluster rank {rank}",
+            at.lane,
+            at.column,
+            at.column + n
+        );
+        self.ctas[rank as usize].tmem.check(at.lane, 1, at.column, n).map_err(|f| f.at(&place))?;
+        let bytes = u64::from(n) * 4;
+        if kind.write {
+            self.counters.tmem_written += bytes;
+            self.progress += 1;
+        } else {
+            self.counters.tmem_read += bytes;
+        }
+        let checks = self.launch.config.checks;
+        let look = Look { race: checks.race, uninit: checks.uninit };
+        let access = Access { actor: who.actor, clock: who.clock, pc: who.pc, kind };
+        let start = Tmem::index(at.lane, at.column) * 4;
+        let shadow = &mut self.ctas[rank as usize].tmem.shadow;
+        let view = if checks.tensor_fence { &who.fenced } else { &who.full };
+        let result = self.states.access(shadow, start, n as usize * 4, access, view, look);
+        let Err((byte, conflict)) = result else { return Ok(()) };
+        let column = byte / 4 % 512;
+        let place = format!("tensor memory lane {}, column {column} of cluster rank {rank}", at.lane);
+        let other = |a: Access| {
+            let (cta, warp) = self.places.of(a.actor);
+            Party { role: format!("earlier {}", a.kind.noun()), pc: Some(a.pc), cta: Some(cta), warp }
+        };
+        let noun = kind.noun();
+        Err(match conflict {
+            Conflict::Uninit => {
+                Fault::new(Check::Uninit, format!("{noun} of tensor memory that nothing wrote"))
+            }
+            Conflict::Race(a) | Conflict::Unfenced(a) if who.full.knows(a.actor, a.clock) => Fault::new(
+                Check::Tmem,
+                format!(
+                    "{noun} of tensor memory is synchronized with an earlier {}, but not fenced",
+                    a.kind.noun()
+                ),
+            )
+            .party(other(a))
+            .help("execute tcgen05.fence::after_thread_sync after the synchronization"),
+            Conflict::Race(a) | Conflict::Unfenced(a) => Fault::new(
+                Check::Race,
+                format!("{noun} of tensor memory is not ordered with an earlier {}", a.kind.noun()),
+            )
+            .party(other(a))
+            .help("order them: tcgen05.commit and its mbarrier after mma, tcgen05.wait after ld and st"),
+        }
+        .at(place))
+    }
+
+    /// When the next tensor-core operation of a CTA completes: after those before it.
+    fn tensor_due(&mut self, cta: usize) -> u64 {
+        let due = self.due().max(self.ctas[cta].tensor_busy_until + 1);
+        self.ctas[cta].tensor_busy_until = due;
+        due
+    }
+}
+
+impl Cx<'_, '_> {
+    /// An agent for a tensor-core operation, and what counts for its accesses to tensor memory. What the same
+    /// warp has issued before is ordered by the pipeline.
+    fn tensor_agent(&mut self) -> (Agent, TensorWho) {
+        let mut agent = self.agent();
+        Arc::make_mut(&mut agent.view).join(&self.w.tensor_issued);
+        let who = self.tensor_who(agent.actor, agent.clock, &agent.view.clone());
+        self.w.tensor_issued.learn(agent.actor, agent.clock);
+        (agent, who)
+    }
+
+    fn tensor_who(&mut self, actor: u16, clock: u32, full: &Arc<View>) -> TensorWho {
+        let mut fenced = self.g.carried.tensor.clone();
+        let view = Arc::make_mut(&mut fenced);
+        view.join(&self.w.tensor_issued);
+        view.learn(self.g.actor, self.g.clock);
+        TensorWho { actor, clock, pc: self.pc, fenced, full: full.clone() }
+    }
+
+    /// A tensor-memory address, the same in all lanes.
+    fn cell(&mut self, a: &Addr) -> Result<Cell> {
+        let base = self.uniform(a.base, "the tensor memory address")?;
+        Ok(Cell::from_address((base as u32).wrapping_add(a.offset as u32)))
+    }
+
+    /// Ranks of the CTAs an operation of this group touches.
+    fn pair(&self, group: u32) -> Result<Vec<u32>> {
+        let rank = self.cta as u32;
+        if group == 1 {
+            return Ok(vec![rank]);
+        }
+        let even = rank & !1;
+        if even as usize + 1 >= self.cl.ctas.len() {
+            return Err(Fault::new(Check::Tmem, "cta_group::2 needs a cluster with an even number of CTAs"));
+        }
+        Ok(vec![even, even + 1])
+    }
+
+    /// Issued by one thread: a fault if several lanes are active.
+    fn single(&self) -> Result<()> {
+        match self.m.count_ones() {
+            1 => Ok(()),
+            n => Err(Fault::new(Check::Illegal, format!("{n} lanes execute it: one thread issues it"))
+                .help("guard it with elect.sync, or a comparison with the lane number")),
+        }
+    }
+}
+
+/// Executes an operation of this family.
+///
+/// # Errors
+/// Every misuse of tensor memory and the tensor core.
+pub fn execute(op: &Tcgen05, cx: &mut Cx<'_, '_>) -> Result {
+    let whole_warp = !matches!(
+        op,
+        Tcgen05::Copy(..)
+            | Tcgen05::Multiply(_)
+            | Tcgen05::Commit(..)
+            | Tcgen05::FenceBefore
+            | Tcgen05::FenceAfter
+    );
+    if whole_warp && let Some(flow) = cx.aligned() {
+        return Ok(flow);
+    }
+    match op {
+        Tcgen05::Alloc(group, to, columns) => alloc(cx, *group, to, *columns),
+        Tcgen05::Dealloc(group, address, columns) => {
+            let columns = cx.uniform(*columns, "the column count")? as u32;
+            let address = Cell::from_address(cx.uniform(*address, "the tensor memory address")? as u32);
+            let tmem = &mut cx.cl.ctas[cx.cta].tmem;
+            tmem.use_group(*group)?;
+            tmem.dealloc(address.column, columns)?;
+            cx.cl.progress += 1;
+            Ok(Flow::Next)
+        }
+        Tcgen05::Relinquish(group) => {
+            let tmem = &mut cx.cl.ctas[cx.cta].tmem;
+            tmem.use_group(*group)?;
+            tmem.relinquish();
+            Ok(Flow::Next)
+        }
+        Tcgen05::Load(access) => transfer::load(access, cx),
+        Tcgen05::Store(access) => transfer::store(access, cx),
+        Tcgen05::WaitLoad => transfer::wait(cx, GroupKind::TmemLoad),
+        Tcgen05::WaitStore => transfer::wait(cx, GroupKind::TmemStore),
+        Tcgen05::Copy(group, shape, to, desc) => transfer::copy(cx, *group, *shape, to, *desc),
+        Tcgen05::Multiply(op) => multiply::issue(op, cx),
+        Tcgen05::Commit(group, barrier, mask) => commit(cx, *group, barrier, *mask),
+        // What is complete is published by any release; the fence adds nothing to that here.
+        Tcgen05::FenceBefore => Ok(Flow::Next),
+        Tcgen05::FenceAfter => {
+            cx.g.carried.tensor = cx.g.view.clone();
+            Ok(Flow::Next)
+        }
+    }
+}
+
+fn alloc(cx: &mut Cx<'_, '_>, group: u32, to: &Addr, columns: Src) -> Result {
+    let columns = cx.uniform(columns, "the column count")? as u32;
+    let to_address = cx.addresses(to)[0];
+    let tmem = &mut cx.cl.ctas[cx.cta].tmem;
+    tmem.use_group(group)?;
+    let Some(column) = tmem.alloc(columns)? else {
+        return Ok(Flow::Wait(Wait::Tmem(cx.cl.progress)));
+    };
+    cx.aligned_to(to.space, to_address, 4, 0)?;
+    cx.write_lane(to.space, to_address, 0, Kind::WRITE, &column.to_le_bytes())?;
+    Ok(Flow::Next)
+}
+
+/// `commit`: arrives when everything this thread has issued to the tensor core is complete.
+fn commit(cx: &mut Cx<'_, '_>, group: u32, barrier: &Addr, mask: Option<Src>) -> Result {
+    cx.single()?;
+    cx.cl.ctas[cx.cta].tmem.use_group(group)?;
+    let lane = cx.first_lane() as usize;
+    let address = cx.addresses(barrier)[lane];
+    let (rank, offset) = locate(barrier.space, address)?;
+    let ranks = match mask {
+        Some(mask) => {
+            let mask = cx.w.regs.r64(mask, cx.m)[lane];
+            super::copy::destinations(cx.cl, mask)?
+        }
+        None => vec![rank],
+    };
+    let (agent, _) = cx.tensor_agent();
+    let due = cx.cl.tensor_due(cx.cta);
+    let me = agent.clone();
+    let job =
+        move |cl: &mut Cluster<'_>| ranks.into_iter().try_for_each(|rank| cl.async_arrive(rank, offset, &me));
+    cx.cl.engine.push(due, agent, Box::new(job));
+    Ok(Flow::Next)
+}

@@ -1,0 +1,274 @@
+//! `tcgen05.mma`.
+
+use super::super::mma::{Decoder, min_exponent, width};
+use super::super::operand::Matrix;
+use super::super::{Cx, Result};
+use super::TensorWho;
+use crate::check::shadow::Kind;
+use crate::decode::tcgen05::{A, Multiply};
+use crate::machine::cluster::Cluster;
+use crate::machine::engine::Agent;
+use crate::machine::step::Flow;
+use crate::semantics::dot::{BlockScales, Family, Model, Shape, multiply, multiply_i32, multiply_scaled};
+use crate::semantics::float::F16;
+use crate::semantics::instr_desc::{Accumulator, InstrDesc, Kind as MmaKind};
+use crate::semantics::smem_desc::{Major, SmemDesc, check_tcgen05_layout};
+use crate::semantics::tcgen05::{Cell, DataPath, operand_rows, scale};
+use crate::trap::{Check, Fault};
+
+/// Everything an operation needs when it is carried out.
+#[derive(Clone)]
+struct Work {
+    op: Multiply,
+    desc: InstrDesc,
+    path: DataPath,
+    ranks: Vec<u32>,
+    d: Cell,
+    a: Place,
+    b: SmemDesc,
+    scales: Option<(Cell, Cell, u32)>,
+    accumulate: bool,
+    disabled: Vec<u32>,
+}
+
+#[derive(Clone, Copy)]
+enum Place {
+    Shared(SmemDesc),
+    Tmem(Cell),
+}
+
+/// Issues a product.
+pub fn issue(op: &Multiply, cx: &mut Cx<'_, '_>) -> Result {
+    cx.single()?;
+    let lane = cx.first_lane() as usize;
+    let idesc = cx.uniform(op.idesc, "the instruction descriptor")? as u32;
+    let desc = InstrDesc::decode(idesc, op.kind, op.group)?;
+    let d = cx.cell(&op.d)?;
+    let path = DataPath::new(desc.m, op.group);
+    path.check_base(d)?;
+    let layout = |cx: &mut Cx<'_, '_>, s, bits, major| -> Result<SmemDesc> {
+        let desc = SmemDesc::decode_tcgen05(cx.uniform(s, "the descriptor")?)?;
+        check_tcgen05_layout(bits, major, desc.swizzle)?;
+        Ok(desc)
+    };
+    let a = match &op.a {
+        A::Descriptor(s) => Place::Shared(layout(cx, *s, desc.a.bits(), desc.a_major)?),
+        A::Tmem(a) => Place::Tmem(cx.cell(a)?),
+    };
+    let b = layout(cx, op.b, desc.b.bits(), desc.b_major)?;
+    let scales = match &op.scales {
+        Some((sa, sb, vec)) => Some((cx.cell(sa)?, cx.cell(sb)?, *vec)),
+        None => None,
+    };
+    let accumulate = cx.w.regs.pred(op.accumulate, cx.m) >> lane & 1 != 0;
+    let mut disabled = Vec::new();
+    for s in &op.disabled {
+        disabled.push(cx.w.regs.r32(*s, cx.m)[lane]);
+    }
+    if cx.w.regs.bad.is_some() {
+        return Ok(Flow::Next);
+    }
+    cx.cl.ctas[cx.cta].tmem.use_group(op.group)?;
+    let ranks = cx.pair(op.group)?;
+    let ops = 2 * u64::from(desc.m) * u64::from(desc.n) * u64::from(desc.k);
+    cx.cl.counters.tensor(width(desc.a), ops);
+    let (agent, who) = cx.tensor_agent();
+    let due = cx.cl.tensor_due(cx.cta);
+    let work = Work { op: op.clone(), desc, path, ranks, d, a, b, scales, accumulate, disabled };
+    let me = agent.clone();
+    let job = move |cl: &mut Cluster<'_>| carry_out(&work, cl, &me, &who);
+    cx.cl.engine.push(due, agent, Box::new(job));
+    Ok(Flow::Next)
+}
+
+fn offset(base: Cell, relative: Cell) -> Cell {
+    Cell { lane: base.lane + relative.lane, column: base.column + relative.column }
+}
+
+fn carry_out(w: &Work, cl: &mut Cluster<'_>, me: &Agent, who: &TensorWho) -> Result<()> {
+    let InstrDesc { m, n, k, .. } = w.desc;
+    let (rows_a, rows_b) = operand_rows(m, n, w.op.group);
+    let padded = matches!(w.op.kind, MmaKind::F8f6f4 | MmaKind::Mxf8f6f4);
+    let mut a = Vec::new();
+    let mut b = Vec::new();
+    for &rank in &w.ranks {
+        match w.a {
+            Place::Shared(desc) => {
+                let matrix = Matrix {
+                    rank,
+                    desc,
+                    major: w.desc.a_major,
+                    element: w.desc.a,
+                    padded: padded && w.desc.a.bits() < 8,
+                };
+                a.extend(matrix.read(cl, 0, rows_a, k, me)?);
+            }
+            Place::Tmem(base) => a.extend(tmem_operand(w, cl, rank, base, rows_a, who)?),
+        }
+        let matrix = Matrix {
+            rank,
+            desc: w.b,
+            major: w.desc.b_major,
+            element: w.desc.b,
+            padded: padded && w.desc.b.bits() < 8,
+        };
+        b.extend(matrix.read(cl, 0, rows_b, k, me)?);
+    }
+    for (negate, matrix) in [(w.desc.negate_a, &mut a), (w.desc.negate_b, &mut b)] {
+        if negate {
+            matrix.iter_mut().for_each(|x| *x = -*x);
+        }
+    }
+    // Every row of D is read and written, wherever its lane is.
+    let columns = w.path.accumulator_columns(n);
+    for &rank in &w.ranks {
+        let index = rank - w.ranks[0];
+        for row in lanes_of(w, index) {
+            let cell = Cell { lane: row, column: w.d.column };
+            if w.accumulate {
+                cl.touch_tmem(rank, cell, columns, Kind::READ, who)?;
+            }
+            cl.touch_tmem(rank, cell, columns, Kind::WRITE, who)?;
+        }
+    }
+    let place = |row: u32, col: u32| {
+        let (cta, cell) = w.path.accumulator(n, row, col);
+        (w.ranks[cta as usize] as usize, offset(w.d, cell))
+    };
+    let shape = Shape { m: m as usize, n: n as usize, k: k as usize };
+    let old: Vec<u32> = (0..m * n)
+        .map(|i| {
+            let (rank, cell) = place(i / n, i % n);
+            if w.accumulate { cl.ctas[rank].tmem.get(cell.lane, cell.column) } else { 0 }
+        })
+        .collect();
+    let generation = cl.launch.kernel.generation;
+    let new: Vec<u32> = if w.desc.d == Accumulator::S32 {
+        let mut c: Vec<i32> = old.iter().map(|&x| x as i32).collect();
+        multiply_i32(shape, &a, &b, &mut c, w.desc.saturate);
+        c.into_iter().map(|x| x as u32).collect()
+    } else {
+        let half = w.desc.d == Accumulator::F16;
+        let factor = 2f32.powi(-(w.op.scale_d as i32));
+        let decode = |x: u32| if half { F16.decode(u64::from(x & 0xffff)) as f32 } else { f32::from_bits(x) };
+        let mut c: Vec<f32> = old.iter().map(|&x| decode(x) * factor).collect();
+        let model = Model::new(generation, Family::Tcgen05, w.desc.a, w.desc.d, shape.k);
+        match w.scales {
+            None => multiply(&model, shape, &a, &b, &mut c),
+            Some((sfa, sfb, vec)) => {
+                let scale_a = scale_factors(w, cl, who, (sfa, true), vec)?;
+                let scale_b = scale_factors(w, cl, who, (sfb, false), vec)?;
+                let ty = w.desc.scale.map_or(-127, min_exponent);
+                let scales = BlockScales { a: &scale_a, b: &scale_b, blocks: vec as usize, min_exponent: ty };
+                multiply_scaled(&model, shape, &a, &b, scales, &mut c);
+            }
+        }
+        let encode = |x: f32| {
+            if half {
+                F16.encode(x.into(), Default::default(), Default::default()) as u32
+            } else {
+                x.to_bits()
+            }
+        };
+        c.into_iter().map(encode).collect()
+    };
+    for (i, value) in new.into_iter().enumerate() {
+        let (row, col) = (i as u32 / n, i as u32 % n);
+        let (rank, cell) = place(row, col);
+        // The mask names lanes of the first CTA, then of the second.
+        let lane = cell.lane as usize + 128 * (rank - w.ranks[0] as usize);
+        let off = w.disabled.get(lane / 32).is_some_and(|mask| mask >> (lane % 32) & 1 != 0);
+        if !off {
+            cl.ctas[rank].tmem.set(cell.lane, cell.column, value);
+        }
+    }
+    Ok(())
+}
+
+/// Lanes of D in one CTA of the group.
+fn lanes_of(w: &Work, cta: u32) -> Vec<u32> {
+    let (m, n) = (w.desc.m, w.desc.n);
+    let mut lanes: Vec<u32> = (0..m)
+        .flat_map(|row| [0, n - 1].map(|col| w.path.accumulator(n, row, col)))
+        .filter(|(c, _)| *c == cta)
+        .map(|(_, cell)| w.d.lane + cell.lane)
+        .collect();
+    lanes.sort_unstable();
+    lanes.dedup();
+    lanes
+}
+
+/// A from tensor memory.
+fn tmem_operand(
+    w: &Work,
+    cl: &mut Cluster<'_>,
+    rank: u32,
+    base: Cell,
+    rows: u32,
+    who: &TensorWho,
+) -> Result<Vec<f32>> {
+    if w.desc.a_major != Major::K {
+        return Err(Fault::new(Check::Illegal, "A in tensor memory is K-major"));
+    }
+    let decoder = Decoder::new(w.desc.a);
+    let bits = w.desc.a.bits();
+    let container = if matches!(w.op.kind, MmaKind::F8f6f4 | MmaKind::Mxf8f6f4) { 8 } else { bits };
+    let first = (rank - w.ranks[0]) * rows;
+    let mut out = Vec::with_capacity((rows * w.desc.k) as usize);
+    for row in 0..rows {
+        let (_, start, _) = w.path.multiplicand(container, first + row, 0);
+        let words = (w.desc.k * container).div_ceil(32);
+        cl.touch_tmem(rank, offset(base, start), words, Kind::READ, who)?;
+        for k in 0..w.desc.k {
+            let (_, cell, shift) = w.path.multiplicand(container, first + row, k);
+            let cell = offset(base, cell);
+            let word = cl.ctas[rank as usize].tmem.get(cell.lane, cell.column);
+            out.push(decoder.get(word >> shift));
+        }
+    }
+    Ok(out)
+}
+
+/// The scales of A (of each CTA's own rows) or of B (of all columns): `[row * blocks + block]`.
+fn scale_factors(
+    w: &Work,
+    cl: &mut Cluster<'_>,
+    who: &TensorWho,
+    (base, of_a): (Cell, bool),
+    vec: u32,
+) -> Result<Vec<f32>> {
+    let (rows_a, _) = operand_rows(w.desc.m, w.desc.n, w.op.group);
+    let (rows, id) = if of_a { (rows_a, w.desc.sfa_id) } else { (w.desc.n, w.desc.sfb_id) };
+    let ranks = if of_a { w.ranks.as_slice() } else { &w.ranks[..1] };
+    let Some(ty) = w.desc.scale else { return Ok(Vec::new()) };
+    let mut out = Vec::new();
+    for &rank in ranks {
+        for row in 0..rows {
+            for block in 0..vec {
+                let (relative, byte) = scale(row, block, id);
+                let cell = offset(base, relative);
+                let mut word = None;
+                for partition in 0..4 {
+                    let cell = Cell { lane: cell.lane % 32 + 32 * partition, ..cell };
+                    if block == 0 {
+                        cl.touch_tmem(rank, cell, 1, Kind::READ, who)?;
+                    }
+                    let found = cl.ctas[rank as usize].tmem.get(cell.lane, cell.column);
+                    let first = *word.get_or_insert(found);
+                    if first != found {
+                        return Err(Fault::new(
+                            Check::Tmem,
+                            format!(
+                                "scale factors at lane {}, column {} differ from those of lane {}: all four 32-lane partitions hold the same",
+                                cell.lane, cell.column, cell.lane % 32
+                            ),
+                        )
+                        .help("copy them with tcgen05.cp.32x128b.warpx4"));
+                    }
+                }
+                out.push(ty.decode((word.unwrap_or(0) >> (8 * byte)) as u8));
+            }
+        }
+    }
+    Ok(out)
+}

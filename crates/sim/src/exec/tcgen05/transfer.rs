@@ -1,0 +1,180 @@
+//! Moving data between registers, shared memory and tensor memory: `tcgen05.ld`, `st`, `cp`.
+
+use super::super::{Cx, Result};
+use super::TensorWho;
+use crate::check::shadow::Kind;
+use crate::decode::operand::Addr;
+use crate::decode::tcgen05::Access;
+use crate::machine::cluster::Cluster;
+use crate::machine::regs::{FULL, Lock};
+use crate::machine::step::Flow;
+use crate::machine::warp::GroupKind;
+use crate::program::Src;
+use crate::semantics::smem_desc::SmemDesc;
+use crate::semantics::tcgen05::{AccessShape, Cell, CopyShape};
+
+fn at(base: Cell, relative: Cell) -> Cell {
+    Cell { lane: base.lane + relative.lane, column: base.column + relative.column }
+}
+
+/// Cells of register `r` of every thread: one, or two for packed halves.
+fn cells(op: &Access, base: Cell, thread: u32, r: u32) -> Vec<Cell> {
+    if op.packed {
+        op.shape.packed_cells(thread, r).map(|c| at(base, c)).to_vec()
+    } else {
+        vec![at(base, op.shape.cell(thread, r))]
+    }
+}
+
+/// Checks all cells of an access.
+fn touch(
+    cl: &mut Cluster<'_>,
+    rank: u32,
+    op: &Access,
+    base: Cell,
+    kind: Kind,
+    who: &TensorWho,
+) -> Result<()> {
+    let n = op.regs.len() as u32;
+    if op.shape == AccessShape::S32x32b && !op.packed {
+        // A thread's cells are one run of columns.
+        return (0..32).try_for_each(|t| cl.touch_tmem(rank, at(base, op.shape.cell(t, 0)), n, kind, who));
+    }
+    for t in 0..32 {
+        for r in 0..n {
+            for c in cells(op, base, t, r) {
+                cl.touch_tmem(rank, c, 1, kind, who)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// `tcgen05.ld`: the registers belong to it until `tcgen05.wait::ld`.
+pub fn load(op: &Access, cx: &mut Cx<'_, '_>) -> Result {
+    let base = cx.cell(&op.address)?;
+    op.shape.check_base(base, cx.w.index)?;
+    // A register that another operation in flight owns cannot be a target.
+    for r in &op.regs {
+        cx.w.regs.w32(crate::program::Dst::Reg(*r), FULL, &[0; 32]);
+    }
+    if cx.w.regs.bad.is_some() {
+        return Ok(Flow::Next);
+    }
+    let agent = cx.agent();
+    let who = cx.tensor_who(agent.actor, agent.clock, &agent.view);
+    let id = cx.cl.start_op(&agent);
+    cx.w.async_groups.start(GroupKind::TmemLoad, cx.m, id);
+    for r in &op.regs {
+        cx.w.regs.lock(*r, Lock::Target);
+        cx.w.wgmma.held.push((id, *r, true, cx.pc));
+    }
+    let (op, rank, warp) = (op.clone(), cx.cta as u32, cx.w.index as usize);
+    let job = move |cl: &mut Cluster<'_>| {
+        touch(cl, rank, &op, base, Kind::READ, &who)?;
+        let tmem = &cl.ctas[rank as usize].tmem;
+        let mut rows = vec![[0u32; 32]; op.regs.len()];
+        for (r, row) in rows.iter_mut().enumerate() {
+            for (t, value) in row.iter_mut().enumerate() {
+                let c = cells(&op, base, t as u32, r as u32);
+                *value = match c[..] {
+                    [low, high] => {
+                        tmem.get(low.lane, low.column) & 0xffff | tmem.get(high.lane, high.column) << 16
+                    }
+                    _ => tmem.get(c[0].lane, c[0].column),
+                };
+            }
+        }
+        if let Some(w) = cl.warps[rank as usize][warp].as_mut() {
+            for (reg, row) in op.regs.iter().zip(&rows) {
+                w.regs.set_row32(*reg, row);
+            }
+        }
+        cl.finish_op(id, true);
+        Ok(())
+    };
+    let due = cx.cl.due();
+    cx.cl.engine.push(due, agent, Box::new(job));
+    Ok(Flow::Next)
+}
+
+/// `tcgen05.st`: values are taken at issue, visible after `tcgen05.wait::st`.
+pub fn store(op: &Access, cx: &mut Cx<'_, '_>) -> Result {
+    let base = cx.cell(&op.address)?;
+    op.shape.check_base(base, cx.w.index)?;
+    let rows: Vec<_> = op.regs.iter().map(|r| cx.w.regs.r32(Src::Reg(*r), FULL)).collect();
+    if cx.w.regs.bad.is_some() {
+        return Ok(Flow::Next);
+    }
+    let agent = cx.agent();
+    let who = cx.tensor_who(agent.actor, agent.clock, &agent.view);
+    let id = cx.cl.start_op(&agent);
+    cx.w.async_groups.start(GroupKind::TmemStore, cx.m, id);
+    let (op, rank) = (op.clone(), cx.cta as u32);
+    let job = move |cl: &mut Cluster<'_>| {
+        touch(cl, rank, &op, base, Kind::WRITE, &who)?;
+        let tmem = &mut cl.ctas[rank as usize].tmem;
+        for (r, row) in rows.iter().enumerate() {
+            for (t, value) in row.iter().enumerate() {
+                let c = cells(&op, base, t as u32, r as u32);
+                match c[..] {
+                    [low, high] => {
+                        tmem.set(low.lane, low.column, value & 0xffff);
+                        tmem.set(high.lane, high.column, value >> 16);
+                    }
+                    _ => tmem.set(c[0].lane, c[0].column, *value),
+                }
+            }
+        }
+        cl.finish_op(id, true);
+        Ok(())
+    };
+    let due = cx.cl.due();
+    cx.cl.engine.push(due, agent, Box::new(job));
+    Ok(Flow::Next)
+}
+
+/// `tcgen05.wait`: everything of this kind is complete.
+pub fn wait(cx: &mut Cx<'_, '_>, kind: GroupKind) -> Result {
+    cx.w.async_groups.commit(kind, cx.m);
+    let finished = cx.w.async_groups.must_finish(kind, cx.m, 0);
+    let flow = cx.wait_groups(kind, 0)?;
+    if flow == Flow::Next {
+        cx.w.release_registers(&finished);
+    }
+    Ok(flow)
+}
+
+/// `tcgen05.cp`: rows of shared memory to lanes of tensor memory.
+pub fn copy(cx: &mut Cx<'_, '_>, group: u32, shape: CopyShape, to: &Addr, desc: Src) -> Result {
+    cx.single()?;
+    let base = cx.cell(to)?;
+    let desc = SmemDesc::decode_tcgen05(cx.uniform(desc, "the descriptor")?)?;
+    cx.cl.ctas[cx.cta].tmem.use_group(group)?;
+    let ranks = cx.pair(group)?;
+    let (agent, who) = cx.tensor_agent();
+    let due = cx.cl.tensor_due(cx.cta);
+    let me = agent.clone();
+    let job = move |cl: &mut Cluster<'_>| {
+        // Each CTA of a pair copies from its own shared to its own tensor memory.
+        for rank in ranks {
+            for row in 0..shape.rows() {
+                for chunk in 0..shape.chunks() {
+                    let mut bytes = [0; 16];
+                    cl.async_read_shared(rank, desc.k_major(row, chunk), &mut bytes, &me)?;
+                    for lane in shape.lanes(row) {
+                        let cell = at(base, Cell { lane, column: 4 * chunk });
+                        cl.touch_tmem(rank, cell, 4, Kind::WRITE, &who)?;
+                        for (i, word) in bytes.chunks_exact(4).enumerate() {
+                            let word = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+                            cl.ctas[rank as usize].tmem.set(cell.lane, cell.column + i as u32, word);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    };
+    cx.cl.engine.push(due, agent, Box::new(job));
+    Ok(Flow::Next)
+}

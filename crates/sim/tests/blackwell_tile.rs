@@ -1,0 +1,113 @@
+//! One NVFP4 tile on sm_100a: TMA, scales to tensor memory by `tcgen05.cp`, four block-scaled `tcgen05.mma`,
+//! commit, load back.
+
+use dualgemm_device::{Args, Device, DevicePtr, LaunchSpec};
+use dualgemm_ptx::layout::{TensorDataType, TensorMap, TensorSwizzle};
+use dualgemm_sim::{Card, Config, Gpu};
+
+const PTX: &str = include_str!("ptx/sm100a_nvfp4_tile.ptx");
+
+fn e2m1(code: u8) -> f64 {
+    let t = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][code as usize & 7];
+    if code & 8 != 0 { -t } else { t }
+}
+
+fn e4m3(b: u8) -> f64 {
+    let (e, m) = (b >> 3 & 15, f64::from(b & 7));
+    if e == 0 { m * 2f64.powi(-9) } else { (1.0 + m / 8.0) * 2f64.powi(i32::from(e) - 7) }
+}
+
+fn bytes(n: usize, seed: u32, limit: u8) -> Vec<u8> {
+    let mut x = seed;
+    (0..n)
+        .map(|_| {
+            x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            ((x >> 16) as u8) % limit
+        })
+        .collect()
+}
+
+/// Place of the scale of row `r`, k-block `j` in the 128x4 layout of 4 blocks.
+fn scale_at(r: usize, j: usize) -> usize {
+    (j / 4) * 512 + (r % 32) * 16 + (r / 32) * 4 + j % 4
+}
+
+fn run(seed: u64, ptx: &str) -> Result<Vec<f32>, String> {
+    let gpu = Gpu::new(Config::default().card(Card::B200).seed(seed));
+    let module = gpu.load(ptx).map_err(|e| e.to_string())?;
+    let f = gpu.function(module, "nvfp4_tile").map_err(|e| e.to_string())?;
+    let upload = |b: &[u8]| {
+        let d = gpu.alloc(b.len()).unwrap();
+        gpu.copy_to(d, b).unwrap();
+        d
+    };
+    let (a, b) = (upload(&bytes(128 * 128, 1, 255)), upload(&bytes(128 * 128, 2, 255)));
+    let (sa, sb) = (upload(&bytes(2048, 3, 0x50)), upload(&bytes(2048, 4, 0x50)));
+    let codes = |p: DevicePtr| {
+        let map =
+            TensorMap::matrix(TensorDataType::U8, p.0, (128, 128), 128, (128, 128), TensorSwizzle::B128);
+        gpu.tensor_map(&map).unwrap()
+    };
+    let scales = |p: DevicePtr| {
+        let map = TensorMap::matrix(TensorDataType::U64, p.0, (1, 256), 2048, (1, 256), TensorSwizzle::None);
+        gpu.tensor_map(&map).unwrap()
+    };
+    let d = gpu.alloc(128 * 32).unwrap();
+    let args = Args::new()
+        .tensor_map(codes(a))
+        .tensor_map(codes(b))
+        .tensor_map(scales(sa))
+        .tensor_map(scales(sb))
+        .ptr(d);
+    let spec = LaunchSpec::new(f, [1, 1, 1], [128, 1, 1]).dynamic_shared(40 << 10).args(args);
+    gpu.launch(&spec).map_err(|e| e.to_string())?;
+    let mut out = vec![0; 128 * 32];
+    gpu.copy_from(&mut out, d).unwrap();
+    Ok(out.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
+}
+
+#[test]
+fn a_block_scaled_tile_close() {
+    let (a, b) = (bytes(128 * 128, 1, 255), bytes(128 * 128, 2, 255));
+    let (sa, sb) = (bytes(2048, 3, 0x50), bytes(2048, 4, 0x50));
+    let value = |codes: &[u8], scales: &[u8], r: usize, k: usize| {
+        e2m1(codes[r * 128 + k / 2] >> (4 * (k & 1)) & 15) * e4m3(scales[scale_at(r, k / 16)])
+    };
+    let got = run(0, PTX).unwrap();
+    for m in 0..128 {
+        for n in 0..8 {
+            let terms = (0..256).map(|k| value(&a, &sa, m, k) * value(&b, &sb, n, k));
+            let (sum, size) = terms.fold((0.0, 0.0), |(s, t), x| (s + x, t + f64::abs(x)));
+            let d = f64::from(got[m * 8 + n]);
+            assert!((d - sum).abs() <= 1e-6 * size, "D[{m}][{n}] is {d}, not {sum}");
+        }
+    }
+}
+
+#[test]
+fn every_interleaving_gives_the_same_tile_exact() {
+    let first = run(0, PTX).unwrap();
+    for seed in 1..8 {
+        assert_eq!(run(seed, PTX).unwrap(), first);
+    }
+}
+
+#[test]
+fn a_missing_commit_is_a_deadlock() {
+    let broken = PTX.replace("tcgen05.commit", "// tcgen05.commit");
+    assert!(run(0, &broken).unwrap_err().starts_with("deadlock: "));
+}
+
+#[test]
+fn a_missing_tensor_fence_is_noticed() {
+    let at = PTX.rfind("tcgen05.fence::after_thread_sync").unwrap();
+    let broken = format!("{}//{}", &PTX[..at], &PTX[at..]);
+    let text = run(0, &broken).unwrap_err();
+    assert!(text.contains("tcgen05.fence::after_thread_sync"), "{text}");
+}
+
+#[test]
+fn a_missing_dealloc_is_a_leak() {
+    let broken = PTX.replace("tcgen05.dealloc", "// tcgen05.dealloc");
+    assert!(run(0, &broken).unwrap_err().contains("exits with tensor memory allocated"));
+}
