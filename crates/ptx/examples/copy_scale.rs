@@ -54,7 +54,8 @@ pub fn copy_scale(target: Target) -> Result<Module, Error> {
     module.finish()
 }
 
-fn main() -> Result<(), Error> {
+/// Prints it for an H100.
+pub fn main() -> Result<(), Error> {
     print!("{}", copy_scale(Target::Sm90a)?);
     Ok(())
 }

@@ -23,29 +23,29 @@ impl<'a> Cursor<'a> {
         Ok(Cursor { source, tokens: tokens(source)?, at: 0, names: Interner::default(), depth: 0 })
     }
 
-    /// The next token that is not a comment. Comments before it are dropped.
-    pub(super) fn peek(&mut self) -> Token<'a> {
-        while self.tokens[self.at].kind == Kind::Comment {
-            self.at += 1;
-        }
-        self.tokens[self.at]
+    /// Index of the next token that is not a comment.
+    fn next(&self) -> usize {
+        // The last token is `End`.
+        self.at + self.tokens[self.at..].iter().take_while(|t| t.kind == Kind::Comment).count()
+    }
+
+    /// The next token that is not a comment.
+    pub(super) fn peek(&self) -> Token<'a> {
+        self.tokens[self.next()]
     }
 
     /// The token after the next one.
-    pub(super) fn peek_second(&mut self) -> Token<'a> {
-        self.peek();
-        let mut at = self.at + 1;
-        while at < self.tokens.len() && self.tokens[at].kind == Kind::Comment {
-            at += 1;
-        }
-        self.tokens[at.min(self.tokens.len() - 1)]
+    pub(super) fn peek_second(&self) -> Token<'a> {
+        let rest = &self.tokens[self.next()..];
+        rest.iter().skip(1).find(|t| t.kind != Kind::Comment).copied().unwrap_or(rest[0])
     }
 
-    /// Takes the next token. The end of the file is never passed.
+    /// Takes the next token and drops the comments before it. The end of the file is never passed.
     pub(super) fn bump(&mut self) -> Token<'a> {
-        let token = self.peek();
+        let at = self.next();
+        let token = self.tokens[at];
         if token.kind != Kind::End {
-            self.at += 1;
+            self.at = at + 1;
         }
         token
     }
@@ -63,12 +63,12 @@ impl<'a> Cursor<'a> {
         lines
     }
 
-    pub(super) fn line(&mut self) -> Line {
+    pub(super) fn line(&self) -> Line {
         Line(self.peek().line)
     }
 
     /// An error at the next token.
-    pub(super) fn error<T>(&mut self, expected: impl Into<String>) -> Result<T, Error> {
+    pub(super) fn error<T>(&self, expected: impl Into<String>) -> Result<T, Error> {
         let token = self.peek();
         Err(self.error_at(token, expected))
     }
@@ -85,7 +85,7 @@ impl<'a> Cursor<'a> {
         Error::Syntax { line, column, found, expected: expected.into() }
     }
 
-    pub(super) fn is(&mut self, c: char) -> bool {
+    pub(super) fn is(&self, c: char) -> bool {
         self.peek().kind == Kind::Punct(c)
     }
 
@@ -93,7 +93,7 @@ impl<'a> Cursor<'a> {
     pub(super) fn accept(&mut self, c: char) -> bool {
         let found = self.is(c);
         if found {
-            self.at += 1;
+            self.bump();
         }
         found
     }
@@ -107,7 +107,7 @@ impl<'a> Cursor<'a> {
         let token = self.peek();
         let found = token.kind == Kind::Dot && token.text == text;
         if found {
-            self.at += 1;
+            self.bump();
         }
         found
     }
@@ -122,7 +122,7 @@ impl<'a> Cursor<'a> {
         if token.kind != Kind::Word {
             return self.error(what);
         }
-        self.at += 1;
+        self.bump();
         Ok(self.name(token.text))
     }
 
@@ -145,7 +145,7 @@ impl<'a> Cursor<'a> {
             if token.kind != Kind::Text {
                 return self.error("a string");
             }
-            self.at += 1;
+            self.bump();
             list.push(token.text.to_string());
             if !self.accept(',') {
                 return Ok(list);
@@ -158,7 +158,7 @@ impl<'a> Cursor<'a> {
         let token = self.peek();
         match (token.kind, Type::from_name(token.text)) {
             (Kind::Dot, Some(ty)) => {
-                self.at += 1;
+                self.bump();
                 Ok(ty)
             }
             _ => self.error("a type such as `.b32`"),
@@ -175,11 +175,11 @@ impl<'a> Cursor<'a> {
         let token = self.peek();
         match (token.kind, parse_number(token.text, false)) {
             (Kind::Number, Some(Immediate::Int(value))) if value >= 0 => {
-                self.at += 1;
+                self.bump();
                 Ok(value as u64)
             }
             (Kind::Number, Some(Immediate::Hex(value))) => {
-                self.at += 1;
+                self.bump();
                 Ok(value)
             }
             _ => self.error(what),
@@ -205,7 +205,7 @@ impl<'a> Cursor<'a> {
         }
         match parse_number(token.text, negative) {
             Some(value) => {
-                self.at += 1;
+                self.bump();
                 Ok(value)
             }
             None => self.error("a number of at most 64 bits, such as 12, 0x1F, 0f3F800000 or 1.5"),
