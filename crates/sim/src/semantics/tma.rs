@@ -4,7 +4,9 @@
 //! walks [`pieces`](TiledTensor::pieces) for a load, store or reduction; multicast and completion are its own. PTX ISA
 //! 5.5.3 (tiled mode), 5.5.7 (swizzling), 9.7.9.27.1; the rules of the map are those of `cuTensorMapEncodeTiled`.
 //!
-//! The box is packed densely in shared memory, dimension 0 fastest, then the swizzle XORs the absolute address.
+//! The box is packed in shared memory, dimension 0 fastest, then the swizzle XORs the absolute address. Rows are dense
+//! without swizzling; with it each takes the whole swizzle span, even if the box is narrower (seen on sm_90; such a load
+//! still completes the bytes of the box only).
 //! Modelled: tiled mode, no interleave, zero fill, every swizzle. im2col and gather4/scatter4 are not.
 
 use super::misuse::{Misuse, require};
@@ -121,8 +123,8 @@ impl TiledTensor {
     /// Checks the map against the rules of `cuTensorMapEncodeTiled`.
     ///
     /// # Errors
-    /// A field out of its range or misaligned; padded sub-byte types, rounding and flushing types, NaN fill, and a
-    /// swizzled box narrower than the swizzle span (not modelled).
+    /// A field out of its range or misaligned; padded sub-byte types, rounding and flushing types, and NaN fill
+    /// (not modelled).
     pub fn check(&self) -> Result<(), Misuse> {
         let field = |holds, field, found: u64, rule| require(holds, WHAT, field, found, rule);
         field((1..=5).contains(&self.rank), "rank", self.rank as u64, "it is 1 to 5")?;
@@ -169,13 +171,6 @@ impl TiledTensor {
         if self.swizzle != Swizzle::None {
             let (row, span) = (row_bits / 8, self.swizzle.span() as u64);
             field(row <= span, "inner box bytes", row, "a swizzled box is at most the swizzle span wide")?;
-            if row < span {
-                return not_modelled(
-                    "inner box bytes",
-                    row,
-                    "swizzled boxes exactly as wide as the swizzle span",
-                );
-            }
         }
         Ok(())
     }
@@ -190,13 +185,21 @@ impl TiledTensor {
         counts
     }
 
-    /// Bytes of one row of the box in shared memory.
+    /// Bytes of one row of the box.
     fn row_bytes(&self) -> u32 {
         (self.box_dims[0] as u64 * self.ty.bits() / 8) as u32
     }
 
-    /// Bytes of the box in shared memory, which is also what a load adds to the barrier's completed bytes, elements
-    /// outside the tensor included (PTX ISA 9.7.9.25.5.2).
+    /// Bytes from one row to the next in shared memory.
+    fn row_pitch(&self) -> u32 {
+        match self.swizzle {
+            Swizzle::None => self.row_bytes(),
+            swizzle => swizzle.span(),
+        }
+    }
+
+    /// Bytes of the box, which is what a load adds to the barrier's completed bytes, elements outside the tensor
+    /// included (PTX ISA 9.7.9.25.5.2).
     pub fn box_bytes(&self) -> u32 {
         self.counts()[1..].iter().product::<u32>() * self.row_bytes()
     }
@@ -338,7 +341,7 @@ impl Iterator for Pieces<'_> {
                 limit = edge as u32;
             }
         }
-        let linear = self.smem + self.row * row_bytes + self.at;
+        let linear = self.smem + self.row * self.tensor.row_pitch() + self.at;
         let piece = Piece {
             smem: self.tensor.swizzle.apply(linear),
             global: inside.then(|| (row_start + at) as u64),
@@ -404,6 +407,7 @@ mod tests {
                                 linear += 1;
                             }
                         }
+                        linear += t.row_pitch() - t.row_bytes();
                     }
                 }
             }
@@ -441,6 +445,28 @@ mod tests {
         );
     }
 
+    /// As an H200 put an 8-row box of 32 bytes: the n-th row's chunks `n0 n1`, in lines of eight 16-byte places.
+    #[test]
+    fn narrow_boxes_lie_as_the_hardware_puts_them_exact() {
+        let place = |swizzle| {
+            let t = matrix(TensorType::U8, [256, 64], 256, [32, 8], swizzle);
+            t.check().unwrap();
+            assert_eq!(t.box_bytes(), 256);
+            let mut lines = vec!["..".to_string(); 64];
+            for p in t.pieces(&[0, 0], 0, Direction::Load).unwrap() {
+                let from = p.global.unwrap() - 0x1_0000;
+                lines[p.smem as usize / 16] = format!("{}{}", from / 256, from % 256 / 16);
+            }
+            lines.chunks(8).map(|line| line.join(" ")).collect::<Vec<_>>()
+        };
+        let lines = place(Swizzle::B64);
+        assert_eq!(lines[..2], ["00 01 .. .. 10 11 .. ..", "21 20 .. .. 31 30 .. .."]);
+        assert_eq!(lines[2..4], [".. .. 40 41 .. .. 50 51", ".. .. 61 60 .. .. 71 70"]);
+        let lines = place(Swizzle::B128);
+        assert_eq!(lines[1..3], ["11 10 .. .. .. .. .. ..", ".. .. 20 21 .. .. .. .."]);
+        assert_eq!(lines[7], ".. .. .. .. .. .. 71 70");
+    }
+
     #[test]
     fn both_four_bit_types_name_the_same_bytes() {
         let nibbles = matrix(TensorType::U4Align8, [256, 40], 128, [256, 16], Swizzle::B128);
@@ -465,7 +491,6 @@ mod tests {
         fails(TiledTensor { box_dims: [64, 257, 0, 0, 0], ..good }, "boxDim is 0x101");
         fails(TiledTensor { box_dims: [4, 1, 0, 0, 0], ..good }, "inner box bytes is 0x8");
         fails(TiledTensor { box_dims: [128, 1, 0, 0, 0], ..good }, "at most the swizzle span");
-        fails(TiledTensor { box_dims: [32, 1, 0, 0, 0], ..good }, "does not model");
         fails(TiledTensor { element_strides: [1, 9, 0, 0, 0], ..good }, "elementStrides");
         fails(TiledTensor { fill: Fill::Nan, ..good }, "out-of-bound fill");
         fails(TiledTensor { ty: TensorType::Tf32, box_dims: [32, 8, 0, 0, 0], ..good }, "data type 0xb");
@@ -493,13 +518,14 @@ mod tests {
             start in prop::array::uniform5(-6i32..9),
             kind in 0usize..4,
             width in 0usize..4,
+            narrower in 1u32..3,
         ) {
             // Dimension 0 spans the swizzle, or a few chunks without one.
             let swizzles = [Swizzle::None, Swizzle::B32, Swizzle::B128, Swizzle::B128Atom32Flip8];
             let types = [TensorType::U8, TensorType::F16, TensorType::F32, TensorType::U64];
             let (swizzle, ty) = (swizzles[kind], types[width]);
             let bytes = (ty.bits() / 8) as u32;
-            let row = if swizzle == Swizzle::None { 48 } else { swizzle.span() };
+            let row = if swizzle == Swizzle::None { 48 } else { swizzle.span() / narrower };
             let mut t = TiledTensor {
                 ty, rank, base: 1 << 20, dims, strides: [0, 256, 1024, 4096, 16384],
                 box_dims: sides, element_strides: steps, swizzle, fill: Fill::Zero,

@@ -145,8 +145,7 @@ impl Panel {
             // What `finish` does for a sum in the range of f32's normal numbers or beyond.
             let cut = f64::from_bits(exact.to_bits() >> dropped << dropped);
             let sum = if model.result == Sum::F16 { finish(exact, Sum::F16) } else { cut as f32 };
-            // -0 + 0 is +0.
-            *c = if largest < ZERO / 2 { *c + 0.0 } else { sum };
+            *c = if largest < ZERO / 2 { addend_alone(*c, model) } else { sum };
         }
     }
 }
@@ -177,6 +176,12 @@ fn truncate(term: f32) -> i32 {
     unsafe { term.to_int_unchecked() }
 }
 
+/// The sum of C and products that are all zero: -0 becomes +0.
+#[inline(always)]
+fn addend_alone(c: f32, model: &Model) -> f32 {
+    if model.result == Sum::F32Short { finish(c as f64, model.result) + 0.0 } else { c + 0.0 }
+}
+
 /// No scale: times one, exponent zero.
 const UNSCALED: (f64, i32) = (1.0, 0);
 
@@ -194,7 +199,7 @@ pub(super) fn one(model: &Model, a: &[f32], b: &[f32], c: f32, (scale, by): (f64
         .filter(|&(&x, &y)| x != 0.0 && y != 0.0)
         .map(|(&x, &y)| exponent(x, model.min_exponent) + exponent(y, model.min_exponent) + by)
         .max();
-    let Some(of_products) = of_products else { return c + 0.0 };
+    let Some(of_products) = of_products else { return addend_alone(c, model) };
     let top = of_products.max(exponent(c, -126));
     let align = power(model.fraction_bits as i32 - top);
     let sum: i64 = products().map(|p| (p * align) as i64).sum::<i64>() + (c as f64 * align) as i64;

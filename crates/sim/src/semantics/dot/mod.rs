@@ -23,7 +23,7 @@
 //! 6. Block-scaled e2m1: each 16 products add exactly, times the exact product of the two scales; these terms (four for
 //!    K = 64) align by the sum of the scales' exponents, with 35 fraction bits.
 //!
-//! Products of a zero operand are left out of the alignment, so C passes through a sum of zeros unchanged.
+//! Products of a zero operand are left out of the alignment, so C passes through a sum of zeros, rounded to the result's format but not aligned.
 
 mod fused;
 mod integer;

@@ -64,6 +64,7 @@ fn fp8_accumulates_in_fourteen_bits_on_hopper_exact() {
     assert_eq!(sum(&hopper, 32, 1.0, &[(P(-6), P(-7))]), 1.0 + P(-13));
     // Thirteen bits of the result, too.
     assert_eq!(sum(&hopper, 32, 0.0, &[(1.0, 1.0), (1.0, 1.0), (P(-6), P(-7))]), 2.0);
+    assert_eq!(sum(&hopper, 32, 1.0 + P(-13) + P(-14), &[]), 1.0 + P(-13), "C alone, too");
     let mma = model(Generation::Hopper, Family::Mma, Element::E4m3, 32);
     assert_eq!((mma.fraction_bits, mma.result), (25, Sum::F32));
     let ada = model(Generation::Ada, Family::Mma, Element::E5m2, 32);

@@ -9,14 +9,15 @@
 //! round to 24 or fewer bits, in any direction, as the exact value would (Boldo and Melquiond, 2008): there is
 //! no double rounding.
 
-use super::{Clamp, F32, Format, Round};
+use super::{BF16, Clamp, F32, F64, Format, Round, exp2};
 
 /// The modifiers of an arithmetic instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Mode {
     /// `.rn .rz .rm .rp`.
     pub round: Round,
-    /// `.ftz`: subnormal operands and results become zeros of the same sign. A result is judged after rounding.
+    /// `.ftz`: subnormal operands and results become zeros of the same sign. A result is
+    /// subnormal if it still is when rounded without a lower end to exponents, as on sm_90.
     pub ftz: bool,
     /// `.sat`: the result is limited to [0, 1], NaN becomes +0.
     pub sat: bool,
@@ -108,6 +109,8 @@ pub fn min_max(format: Format, a: u64, b: u64, m: MinMax) -> u64 {
     let (x, y) = (prepare(a), prepare(b));
     let (fx, fy) = (format.decode(x), format.decode(y));
     let d = match (fx.is_nan(), fy.is_nan()) {
+        // f64 keeps a payload, as arithmetic does.
+        (true, true) if format == F64 => return b | 1 << 51,
         (true, true) => return format.nan,
         (true, false) | (false, true) if m.nan => return format.nan,
         (true, false) => y,
@@ -140,9 +143,13 @@ pub fn neg(format: Format, a: u64, ftz: bool) -> u64 {
     a ^ 1 << (format.width() - 1)
 }
 
-/// The f32 with the value of `bits` (PTX ISA 9.7.5: "convert(a)"; `cvt.f32.f16`). NaN becomes the canonical one.
+/// The f32 with the value of `bits` (PTX ISA 9.7.5: "convert(a)"; `cvt.f32.f16`). NaN becomes the canonical one, except
+/// from bf16, which chips widen by a shift.
 #[inline]
 pub fn widen(format: Format, bits: u32) -> u32 {
+    if format == BF16 {
+        return bits << 16;
+    }
     canonical(format.decode(bits as u64) as f32)
 }
 
@@ -214,12 +221,27 @@ fn operand(format: Format, bits: u32, mode: Mode) -> f64 {
 
 #[inline]
 fn result(format: Format, x: f64, mode: Mode) -> u32 {
-    let bits = if format == F32 && mode.round == Round::NearestEven && !mode.sat && !mode.relu {
-        canonical(x as f32) as u64
-    } else {
-        format.encode(x, mode.round, Clamp { sat: mode.sat, relu: mode.relu, satfinite: false })
-    };
-    (if mode.ftz { format.flush(bits) } else { bits }) as u32
+    if mode.ftz && is_tiny(format, x, mode.round) {
+        return format.encode(if mode.relu || mode.sat { 0.0 } else { x * 0.0 }, Round::Zero, Clamp::default())
+            as u32;
+    }
+    if format == F32 && mode.round == Round::NearestEven && !mode.sat && !mode.relu {
+        return canonical(x as f32);
+    }
+    format.encode(x, mode.round, Clamp { sat: mode.sat, relu: mode.relu, satfinite: false }) as u32
+}
+
+/// Whether `x`, rounded as if exponents had no lower end, is nonzero and below the smallest normal number.
+#[inline]
+fn is_tiny(format: Format, x: f64, round: Round) -> bool {
+    let smallest = exp2(format.min_exponent());
+    if x.abs() >= smallest || x == 0.0 {
+        return false;
+    }
+    // Scaled out of the subnormal range, exactly, and rounded there.
+    let scale = exp2(64);
+    x.abs() < smallest / 2.0
+        || format.decode(format.encode(x * scale, round, Clamp::default())).abs() < smallest * scale
 }
 
 /// `a + b` rounded to odd. An exact zero of operands of different signs is -0 in direction `.rm`, else +0.
@@ -247,8 +269,8 @@ fn to_odd(nearest: f64, error: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::F16;
     use super::super::f64_ops::exact_sum;
-    use super::super::{BF16, F16};
     use super::*;
     use proptest::prelude::*;
 
@@ -299,6 +321,12 @@ mod tests {
         assert_eq!(add(F32, bits(-tiny), bits(-0.0), ftz), bits(-0.0));
         assert_eq!(mul(F32, bits(-f32::MIN_POSITIVE), bits(0.5), ftz), bits(-0.0));
         assert_eq!(mul(F32, bits(-f32::MIN_POSITIVE), bits(0.5), Mode::default()), 0x8040_0000);
+        // 1 - 2^-24 has 24 bits: it is below 1, even if it would round to 1 as a subnormal. 1 - 2^-26 rounds to 1.
+        assert_eq!(mul(F32, bits(f32::MIN_POSITIVE), 0x3f7f_ffff, ftz), 0);
+        assert_eq!(mul(F32, bits(f32::MIN_POSITIVE), 0x3f7f_ffff, Mode::default()), 0x0080_0000);
+        assert_eq!(mul(F32, 0x3f7f_f800, 0x0080_0400, ftz), 0x0080_0000);
+        assert_eq!(mul(F32, 0x3f7f_f800, 0x0080_0400, Mode { round: Round::Zero, ..ftz }), 0);
+        assert_eq!(mul(F32, bits(-f32::MIN_POSITIVE), bits(0.5), Mode { sat: true, ..ftz }), 0);
         assert_eq!(div(bits(1.0), bits(tiny), ftz), bits(f32::INFINITY));
         assert_eq!(sqrt(bits(tiny), ftz), 0);
     }
@@ -317,6 +345,11 @@ mod tests {
         assert_eq!(min_max(F32, f(-3.0), f(2.0), MinMax { abs: true, xorsign: true, ..m }), f(-3.0));
         assert_eq!(min_max(F32, 0x8000_0001, f(-1.0), MinMax { ftz: true, ..m }), f(-0.0));
         assert_eq!(min_max(F16, 0x3c00, 0xc000, m), 0x3c00);
+        assert_eq!(min_max(F64, 0x7ff8_0000_0000_0001, 0xfff0_0000_0000_0002, m), 0xfff8_0000_0000_0002);
+        assert_eq!(
+            (widen(F16, 0xfe01), widen(BF16, 0xffc1), widen(F16, 0x3e00)),
+            (0x7fff_ffff, 0xffc1_0000, 0x3fc0_0000)
+        );
         assert_eq!(abs(F16, 0xc000, false), 0x4000);
         assert_eq!(neg(F32, 0x0000_0001, true), 0x8000_0000);
     }

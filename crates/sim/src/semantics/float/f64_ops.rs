@@ -1,12 +1,14 @@
 //! f64 arithmetic in every rounding mode, on 128-bit integers; nearest is the CPU's own.
 //!
 //! Flow: `exec/arith` for `.f64`. PTX ISA 9.7.3. NaN: the ISA supports payloads without saying which operand's;
-//! the first NaN operand, made quiet, is the result, and an invalid operation makes 0xfff8000000000000.
+//! as observed on sm_90, the result is the NaN operand that comes first in the order b, c, a (for a quotient a, b), made quiet, and an invalid
+//! operation makes 0xfff8000000000000.
 
 use super::{Clamp, F64, Round};
 
 /// `a + b` (PTX ISA 9.7.3.3).
 pub fn add(a: u64, b: u64, round: Round) -> u64 {
+    // Multiplying by one is exact; `b` comes first among NaNs as addend as it does as factor.
     fma(a, 1f64.to_bits(), b, round)
 }
 
@@ -21,7 +23,7 @@ pub fn mul(a: u64, b: u64, round: Round) -> u64 {
     let (x, y) = (f64::from_bits(a), f64::from_bits(b));
     let native = x * y;
     if round == Round::NearestEven || !(native.is_finite() || x.is_finite() && y.is_finite()) {
-        return with_nan(native, &[a, b]);
+        return with_nan(native, &[b, a]);
     }
     Wide::product(x, y).round(round)
 }
@@ -30,7 +32,7 @@ pub fn mul(a: u64, b: u64, round: Round) -> u64 {
 pub fn fma(a: u64, b: u64, c: u64, round: Round) -> u64 {
     let (x, y, z) = (f64::from_bits(a), f64::from_bits(b), f64::from_bits(c));
     if round == Round::NearestEven || !(x.is_finite() && y.is_finite() && z.is_finite()) {
-        return with_nan(x.mul_add(y, z), &[a, b, c]);
+        return with_nan(x.mul_add(y, z), &[b, c, a]);
     }
     let (product, addend) = (Wide::product(x, y), Wide::product(z, 1.0));
     product.add(addend, round).round(round)
@@ -168,6 +170,9 @@ mod tests {
         for round in [Round::NearestEven, Round::Up] {
             assert_eq!(add(payload, 0, round), 0x7ff8_0000_0000_1234);
             assert_eq!(sub(0, payload, round), 0x7ff8_0000_0000_1234);
+            assert_eq!(fma(payload, 1, payload + 1, round), 0x7ff8_0000_0000_1235);
+            assert_eq!(mul(payload, payload + 1, round), 0x7ff8_0000_0000_1235);
+            assert_eq!(fma(payload, payload + 1, payload + 2, round), 0x7ff8_0000_0000_1235);
             assert_eq!(sub(inf, inf, round), F64.nan);
             assert_eq!(mul(inf, 0, round), F64.nan);
             assert_eq!(sqrt((-1f64).to_bits(), round), F64.nan);

@@ -167,6 +167,7 @@ fn specials_follow_the_cvt_text_exact() {
         assert_eq!(F16.encode(x, rn, sat), bits, "{x}");
     }
     assert_eq!(F32.encode(f64::NAN, rn, plain), 0x7fff_ffff);
+    assert_eq!(TF32.encode(f64::NAN, rn, plain), 0x7fff_e000);
     assert_eq!(TF32.encode(1.0 + exp2(-11), Round::NearestAway, plain), 0x3f80_2000);
     assert_eq!(TF32.encode(1.0 + exp2(-11), rn, plain), 0x3f80_0000);
     assert_eq!(TF32.decode(0x3f80_3fff), 1.0 + exp2(-10));
