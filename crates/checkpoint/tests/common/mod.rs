@@ -197,6 +197,64 @@ impl Fixture {
     }
 }
 
+// One dense layer: gate and up [128, 64], down [64, 128].
+
+pub const GATE: &str = "model.layers.0.mlp.gate_proj";
+pub const UP: &str = "model.layers.0.mlp.up_proj";
+pub const DOWN: &str = "model.layers.0.mlp.down_proj";
+
+pub fn gate() -> Weight {
+    Weight::new(1, 128, 64)
+}
+
+pub fn up() -> Weight {
+    Weight::new(2, 128, 64)
+}
+
+pub fn down() -> Weight {
+    Weight::new(3, 64, 128)
+}
+
+pub fn modelopt(config: Value, input: Option<f32>) -> Fixture {
+    let mut f = Fixture { config: Some(config), ..Fixture::default() };
+    f.modelopt(GATE, &gate(), 1e-3, input).modelopt(UP, &up(), 2e-3, input).modelopt(
+        DOWN,
+        &down(),
+        3e-3,
+        input,
+    );
+    f
+}
+
+pub fn compressed(config: Value, input: Option<f32>) -> Fixture {
+    let mut f = Fixture { config: Some(config), ..Fixture::default() };
+    f.compressed(GATE, &gate(), 1000.0, input).compressed(UP, &up(), 500.0, input).compressed(
+        DOWN,
+        &down(),
+        250.0,
+        input,
+    );
+    f
+}
+
+pub fn defaults() -> OpenOptions {
+    OpenOptions::default()
+}
+
+#[track_caller]
+pub fn assert_mlp(c: &Checkpoint, scales: [f32; 2], input: Option<f32>) {
+    let mlp = c.gate_up(0).unwrap();
+    gate().assert_is(&mlp.gate);
+    up().assert_is(&mlp.up);
+    assert_eq!([mlp.gate.global_scale().value(), mlp.up.global_scale().value()], scales);
+    assert_eq!(mlp.input_scales().unwrap().map(|(g, _)| g.value()), input);
+}
+
+#[track_caller]
+pub fn open_error(f: &Fixture) -> String {
+    message(&f.open(&defaults()).unwrap_err())
+}
+
 pub fn shard_name(shard: usize) -> String {
     format!("model-{shard:05}.safetensors")
 }

@@ -1,0 +1,99 @@
+//! GGUF files as llama.cpp writes them.
+
+mod common;
+
+use common::Weight;
+use dualgemm_checkpoint::gguf::{GgufValue, write_to};
+use dualgemm_checkpoint::{Checkpoint, Dtype, GateUpOrder, OpenOptions, TensorOut};
+use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout, gguf};
+
+fn open(tensors: &[TensorOut<'_>], options: &OpenOptions) -> Checkpoint {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    let metadata = [("general.architecture".to_string(), GgufValue::String("llama".into()))];
+    write_to(&path, &metadata, tensors).unwrap();
+    Checkpoint::open(&path, options).unwrap()
+}
+
+fn blocks(w: &Weight) -> Vec<u8> {
+    let (codes, scales, global) = (w.codes.clone(), w.scales.clone(), GlobalScale::ONE);
+    let m = QuantizedMatrix::new(
+        "w",
+        BlockFormat::Nvfp4,
+        w.rows,
+        w.k,
+        codes,
+        scales,
+        ScaleLayout::Linear,
+        global,
+    );
+    gguf::from_matrix(&m.unwrap()).unwrap()
+}
+
+fn weight(name: &str, shape: &[usize], bytes: Vec<u8>) -> TensorOut<'static> {
+    TensorOut::new(name, Dtype::from_ggml(Dtype::GGML_NVFP4).unwrap(), shape, bytes)
+}
+
+fn floats(name: &str, values: &[f32]) -> TensorOut<'static> {
+    let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    TensorOut::new(name, Dtype::F32, [values.len()], bytes)
+}
+
+#[test]
+fn a_missing_scale_is_1_and_a_stored_one_is_applied_once() {
+    let (gate, up) = (Weight::new(1, 8, 64), Weight::new(2, 8, 64));
+    let mut tensors = vec![
+        weight("blk.0.ffn_gate.weight", &[8, 64], blocks(&gate)),
+        weight("blk.0.ffn_up.weight", &[8, 64], blocks(&up)),
+    ];
+    let c = open(&tensors, &OpenOptions::default());
+    let mlp = c.gate_up(0).unwrap();
+    gate.assert_is(&mlp.gate);
+    assert_eq!(mlp.gate.global_scale(), GlobalScale::ONE);
+    assert_eq!(mlp.input_scales().unwrap(), None);
+    let plain = mlp.up.value(3, 5);
+    tensors.push(floats("blk.0.ffn_up.scale", &[0.25]));
+    tensors.push(floats("blk.0.ffn_gate.input_scale", &[0.5]));
+    tensors.push(floats("blk.0.ffn_up.input_scale", &[0.5]));
+    let c = open(&tensors, &OpenOptions::default());
+    let mlp = c.gate_up(0).unwrap();
+    assert_eq!(mlp.up.value(3, 5), plain * 0.25);
+    assert_eq!(mlp.gate.global_scale(), GlobalScale::ONE);
+    assert_eq!(mlp.input_scales().unwrap().unwrap().0.value(), 0.5);
+}
+
+#[test]
+fn fused_experts_are_gate_rows_then_up_rows_unless_named_otherwise() {
+    let weights: Vec<Weight> = (0..2).map(|e| Weight::new(30 + e, 16, 128)).collect();
+    let tensors = [
+        weight("blk.3.ffn_gate_up_exps.weight", &[2, 16, 128], weights.iter().flat_map(blocks).collect()),
+        floats("blk.3.ffn_gate_up_exps.scale", &[0.5, 0.25]),
+        floats("blk.3.ffn_gate_up_exps.bias", &[0.0; 32]),
+    ];
+    let c = open(&tensors, &OpenOptions::default());
+    let experts = c.experts(3).unwrap();
+    for (e, w) in weights.iter().enumerate() {
+        let mlp = experts.gate_up(e).unwrap();
+        w.rows_at(0..8).assert_is(&mlp.gate);
+        w.rows_at(8..16).assert_is(&mlp.up);
+        assert_eq!(mlp.up.global_scale().value(), [0.5, 0.25][e]);
+        assert_eq!(mlp.bias.unwrap().0.len(), 8);
+    }
+    let options = OpenOptions { gate_up_order: Some(GateUpOrder::UpGate), ..OpenOptions::default() };
+    let c = open(&tensors, &options);
+    weights[1].rows_at(0..8).assert_is(&c.experts(3).unwrap().gate_up(1).unwrap().up);
+}
+
+#[test]
+fn other_types_are_named_as_not_quantized() {
+    let q8 = Dtype::from_ggml(8).unwrap();
+    let tensors = [
+        TensorOut::new("blk.0.ffn_gate.weight", q8, [2, 32], vec![0; 68]),
+        TensorOut::new("blk.0.ffn_up.weight", q8, [2, 32], vec![0; 68]),
+    ];
+    let e = open(&tensors, &OpenOptions::default()).gate_up(0).unwrap_err().to_string();
+    assert_eq!(
+        e,
+        "blk.0.ffn_gate: is not quantized: its type is Q8_0 [2, 32]; a 4-bit weight (nvfp4 or mxfp4) is needed"
+    );
+}
