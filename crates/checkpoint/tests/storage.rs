@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use dualgemm_checkpoint::{Dtype, NibbleOrder, OpenOptions};
+use dualgemm_checkpoint::{Checkpoint, Dtype, NibbleOrder, OpenOptions};
 use dualgemm_formats::ScaleLayout;
 use serde_json::{Value, json};
 
