@@ -1,4 +1,4 @@
-//! An opened GPU: memory, modules, launches on its default stream.
+//! An opened GPU: memory, modules, launches on one stream.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -6,9 +6,11 @@ use std::sync::Mutex;
 
 use cudarc::driver::{result, sys};
 use dualgemm_device::{Device, DeviceInfo, DevicePtr, Error, FunctionId, LaunchSpec, ModuleId};
+use dualgemm_ptx::layout::{TENSOR_MAP_BYTES, TensorMap};
 
 use crate::driver::{check, explain, info, init};
 use crate::module::{Module, allow_shared, check_arguments};
+use crate::tensor_map;
 
 /// One NVIDIA GPU, through its primary context. Shareable among threads.
 #[derive(Debug)]
@@ -16,6 +18,7 @@ pub struct Cuda {
     ordinal: i32,
     device: sys::CUdevice,
     context: sys::CUcontext,
+    stream: sys::CUstream,
     info: DeviceInfo,
     state: Mutex<State>,
 }
@@ -58,7 +61,14 @@ impl Cuda {
         // SAFETY: the device exists; the context is released on drop.
         let context = unsafe { result::primary_ctx::retain(device) };
         let context = context.map_err(|e| explain("cuDevicePrimaryCtxRetain", e))?;
-        Ok(Self { ordinal, device, context, info: info(device)?, state: Mutex::default() })
+        let stream = std::ptr::null_mut();
+        let mut this =
+            Self { ordinal, device, context, stream, info: info(device)?, state: Mutex::default() };
+        this.enter()?;
+        // A stream of its own, since the default one cannot be recorded; still ordered with plain copies.
+        this.stream = result::stream::create(result::stream::StreamKind::Default)
+            .map_err(|e| explain("cuStreamCreate", e))?;
+        Ok(this)
     }
 
     /// GPUs of this machine; 0 without a driver.
@@ -82,8 +92,13 @@ impl Cuda {
         check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut version) }).map(|()| version)
     }
 
+    /// The stream that everything is launched on.
+    pub(crate) fn stream(&self) -> sys::CUstream {
+        self.stream
+    }
+
     /// Makes the context this thread's own, which every other call wants.
-    fn enter(&self) -> Result<(), Error> {
+    pub(crate) fn enter(&self) -> Result<(), Error> {
         // SAFETY: the context is retained as long as `self`.
         unsafe { result::ctx::set_current(self.context) }.map_err(|e| explain("cuCtxSetCurrent", e))
     }
@@ -111,6 +126,10 @@ impl Cuda {
 impl Drop for Cuda {
     fn drop(&mut self) {
         if self.enter().is_ok() {
+            if !self.stream.is_null() {
+                // SAFETY: created in `open`, destroyed once; a failure means a dead context, which frees it.
+                let _ = unsafe { result::stream::destroy(self.stream) };
+            }
             let state = std::mem::take(&mut *self.state());
             state.modules.into_values().for_each(Module::unload);
             for (ptr, _) in state.ranges.into_iter().filter(|(_, range)| range.allocated) {
@@ -206,6 +225,10 @@ impl Device for Cuda {
         Ok((DevicePtr(address), bytes))
     }
 
+    fn tensor_map(&self, map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES], Error> {
+        tensor_map::encode(map)
+    }
+
     fn launch(&self, spec: &LaunchSpec) -> Result<(), Error> {
         self.enter()?;
         let (name, function) = {
@@ -240,7 +263,7 @@ impl Device for Cuda {
             blockDimY: spec.block[1],
             blockDimZ: spec.block[2],
             sharedMemBytes: spec.dynamic_shared,
-            hStream: std::ptr::null_mut(),
+            hStream: self.stream,
             attrs: attributes.as_mut_ptr(),
             numAttrs: attributes.len() as u32,
         };

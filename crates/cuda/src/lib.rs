@@ -15,11 +15,15 @@
 //! |---|---|
 //! | `sys`, `result`: the driver's functions | cudarc |
 //! | error texts, attributes | `driver.rs` |
-//! | modules and functions by handle | `module.rs` |
+//! | modules and functions by handle, tensor maps | `module.rs`, `tensor_map.rs` |
+//! | [`Graph`]: recorded launches; the GPU's stopwatch | `timing.rs` |
 //! | [`Cuda`]: memory, launches, [`Device`](dualgemm_device::Device) | `context.rs` |
 
 mod context;
 mod driver;
 mod module;
+mod tensor_map;
+mod timing;
 
 pub use context::Cuda;
+pub use timing::Graph;
