@@ -275,6 +275,18 @@ mod tests {
     }
 
     #[test]
+    fn descriptors_of_the_builder_decode_to_their_shape() {
+        use dualgemm_ptx::layout::BlockScaledDesc;
+        for (m, cta_group) in [(128, 1), (128, 2), (256, 2)] {
+            for n in (16..=256).step_by(16) {
+                let bits = BlockScaledDesc::nvfp4(m, n).encode().unwrap();
+                let desc = InstrDesc::decode(bits, Kind::Mxf4nvf4, cta_group).unwrap();
+                assert_eq!((desc.m, desc.n, desc.scale), (m, n, Some(Scale::Ue4m3)));
+            }
+        }
+    }
+
+    #[test]
     fn every_type_and_flag_of_the_tables_decodes() {
         let shape = 8 << 24 | 16 << 17;
         let decode = |bits, kind| InstrDesc::decode(bits, kind, 1).unwrap();

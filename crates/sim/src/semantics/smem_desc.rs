@@ -211,6 +211,33 @@ mod tests {
         assert!((0..32).all(|row| scales.k_major(row, 0) == 16 * row));
     }
 
+    /// The builder's tiles and descriptors, written apart from this decoder, name the same bytes.
+    #[test]
+    fn descriptors_of_the_builder_mean_the_builders_tiles_exact() {
+        use dualgemm_ptx::layout::{SmemTile, Swizzle};
+        for swizzle in [Swizzle::B32, Swizzle::B64, Swizzle::B128] {
+            for rows in [8, 64, 256] {
+                let tile = SmemTile::new(rows, swizzle.span(), swizzle).unwrap();
+                let start = 0x2000;
+                for step in 0..swizzle.span() / 32 {
+                    let at = SmemTile::address_field(start) + tile.advance_k(32 * step);
+                    let descs = [
+                        SmemDesc::decode_wgmma(tile.wgmma_desc() + at).unwrap(),
+                        SmemDesc::decode_tcgen05(tile.tcgen05_desc() + at).unwrap(),
+                    ];
+                    for desc in descs {
+                        for row in 0..rows {
+                            for chunk in 0..2 {
+                                let byte = 32 * step + 16 * chunk;
+                                assert_eq!(desc.k_major(row, chunk), start + tile.offset(row, byte));
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
     #[test]
     fn malformed_descriptors_name_the_field() {
         let good = 0x4000_4040_0001_0000u64;

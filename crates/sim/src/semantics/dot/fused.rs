@@ -2,6 +2,8 @@
 //!
 //! Two ways through the same arithmetic: whole rows of D side by side in f32 and i32, and one element at a time in f64 and i64 for what does not fit it (wide exponents of bf16 and tf32, infinities and NaNs).
 
+use super::super::float::F32;
+use super::super::float::arith::{self, Mode};
 use super::{Model, Shape, Sum, exponent, finish, not_finite, power};
 
 /// The exponent of zero: far below any other, so that a product with it never is the largest, and far enough from the
@@ -18,6 +20,9 @@ pub fn multiply(model: &Model, shape: Shape, a: &[f32], b: &[f32], c: &mut [f32]
     let Shape { m, n, k } = shape;
     assert!(a.len() == m * k && b.len() == n * k && c.len() == m * n, "operand lengths must match {shape:?}");
     assert!(k.is_multiple_of(model.group), "k = {k} must be a multiple of the group {}", model.group);
+    if model.paired {
+        return multiply_paired(model, shape, a, b, c);
+    }
     let (a_exponents, a_narrow) = exponents(a, model.min_exponent);
     let (b_exponents, b_narrow) = exponents(b, model.min_exponent);
     let fast = a_narrow && b_narrow && model.group <= 32 && model.fraction_bits <= 25;
@@ -37,6 +42,20 @@ pub fn multiply(model: &Model, shape: Shape, a: &[f32], b: &[f32], c: &mut [f32]
                 }
             }
         }
+    }
+}
+
+/// [`multiply`] by rule 7.
+fn multiply_paired(model: &Model, shape: Shape, a: &[f32], b: &[f32], c: &mut [f32]) {
+    let in_order_of_sums = |x: &[f32]| -> Vec<f32> {
+        let half = |x: &[f32], high| x.chunks(2).skip(high).step_by(2).flatten().copied().collect::<Vec<_>>();
+        x.chunks(2 * model.group).flat_map(|x| [half(x, 0), half(x, 1)].concat()).collect()
+    };
+    let mut sums = vec![0.0; c.len()];
+    let model = Model { paired: false, ..*model };
+    multiply(&model, shape, &in_order_of_sums(a), &in_order_of_sums(b), &mut sums);
+    for (c, sum) in c.iter_mut().zip(sums) {
+        *c = f32::from_bits(arith::add(F32, sum.to_bits(), c.to_bits(), Mode::default()));
     }
 }
 

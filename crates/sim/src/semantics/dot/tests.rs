@@ -66,11 +66,27 @@ fn fp8_accumulates_in_fourteen_bits_on_hopper_exact() {
     assert_eq!(sum(&hopper, 32, 0.0, &[(1.0, 1.0), (1.0, 1.0), (P(-6), P(-7))]), 2.0);
     assert_eq!(sum(&hopper, 32, 1.0 + P(-13) + P(-14), &[]), 1.0 + P(-13), "C alone, too");
     let mma = model(Generation::Hopper, Family::Mma, Element::E4m3, 32);
-    assert_eq!((mma.fraction_bits, mma.result), (25, Sum::F32));
+    assert_eq!((mma.fraction_bits, mma.result, mma.group), (25, Sum::F32, 16));
     let ada = model(Generation::Ada, Family::Mma, Element::E5m2, 32);
     assert_eq!((ada.fraction_bits, ada.group, ada.result), (13, 16, Sum::F32Short));
     assert_eq!(model(Generation::Ampere, Family::Mma, Element::Tf32, 8).group, 4);
     assert_eq!(model(Generation::Hopper, Family::Mma, Element::Tf32, 8).group, 8);
+}
+
+#[test]
+fn fp8_mma_on_hopper_sums_pairs_and_adds_c_last_exact() {
+    let mma = model(Generation::Hopper, Family::Mma, Element::E4m3, 32);
+    // 2^-9 * 2^-8 = 2^-17 is far below 2^16: alone in the second sum it meets 2^16 - 2^16 = 0, in the first it is lost.
+    let (big, small) = ((256.0, 256.0), (P(-9), P(-8)));
+    let cancel = |place: usize| {
+        let mut pairs = [(0.0, 0.0); 8];
+        (pairs[0], pairs[1], pairs[place]) = (big, (-256.0, 256.0), small);
+        sum(&mma, 32, 0.0, &pairs)
+    };
+    assert_eq!([cancel(2), cancel(3), cancel(4), cancel(5), cancel(6)], [P(-17), P(-17), 0.0, 0.0, P(-17)]);
+    // C is not truncated in alignment, and rounds to nearest.
+    assert_eq!(sum(&mma, 32, 1.5 * P(-8), &[big]), 65536.0 + P(-7));
+    assert_eq!(sum(&hopper(16), 16, 1.5 * P(-8), &[big]), 65536.0);
 }
 
 #[test]

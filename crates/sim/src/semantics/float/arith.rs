@@ -239,7 +239,7 @@ fn is_tiny(format: Format, x: f64, round: Round) -> bool {
         return false;
     }
     // Scaled out of the subnormal range, exactly, and rounded there.
-    let scale = exp2(64);
+    let scale = 4.0;
     x.abs() < smallest / 2.0
         || format.decode(format.encode(x * scale, round, Clamp::default())).abs() < smallest * scale
 }
@@ -325,6 +325,9 @@ mod tests {
         assert_eq!(mul(F32, bits(f32::MIN_POSITIVE), 0x3f7f_ffff, ftz), 0);
         assert_eq!(mul(F32, bits(f32::MIN_POSITIVE), 0x3f7f_ffff, Mode::default()), 0x0080_0000);
         assert_eq!(mul(F32, 0x3f7f_f800, 0x0080_0400, ftz), 0x0080_0000);
+        assert_eq!(mul(F16, 0x3bff, 0x8400, ftz), 0x8000);
+        assert_eq!(mul(F16, 0x3bfe, 0x0400, ftz), 0);
+        assert_eq!(fma(F16, 0x0401, 0x3bfe, 0x8000, ftz), 0x0400);
         assert_eq!(mul(F32, 0x3f7f_f800, 0x0080_0400, Mode { round: Round::Zero, ..ftz }), 0);
         assert_eq!(mul(F32, bits(-f32::MIN_POSITIVE), bits(0.5), Mode { sat: true, ..ftz }), 0);
         assert_eq!(div(bits(1.0), bits(tiny), ftz), bits(f32::INFINITY));
