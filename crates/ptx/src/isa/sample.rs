@@ -72,7 +72,7 @@ impl Row {
     }
 
     /// A module for `target` that contains `samples`, with all they refer to declared: it assembles if and
-    /// only if the target has the instructions. One kernel per sample when a kernel may not mix them.
+    /// only if the target has the instructions.
     pub fn sample_module(samples: &[Sample], target: Target, version: Version) -> Module {
         let mut items = vec![Item::Variable(Variable {
             linkage: Linkage::Extern,
@@ -92,18 +92,21 @@ impl Row {
                 body: Some(vec![plain("ret", Vec::new())]),
             }));
         }
-        // ptxas wants one cta_group per kernel.
-        let pair = |s: &Sample| s.instruction.has("cta_group::2") as usize;
-        for (suffix, group) in [("one", 0), ("pair", 1)] {
-            let body: Vec<Statement> = samples
-                .iter()
-                .filter(|s| pair(s) == group)
-                .map(|s| Statement::Instruction(s.instruction.clone()))
-                .collect();
-            if !body.is_empty() {
-                items.push(Item::Function(kernel(&format!("kernel_{suffix}"), body)));
+        // A kernel per row keeps register pressure low; ptxas wants one cta_group per kernel.
+        let mut groups: Vec<(String, Vec<Statement>)> = Vec::new();
+        for sample in samples {
+            let pair = if sample.instruction.has("cta_group::2") { "_pair" } else { "" };
+            let name = format!("{}{pair}", sample.row.name);
+            let statement = Statement::Instruction(sample.instruction.clone());
+            match groups.iter_mut().find(|(n, _)| *n == name) {
+                Some((_, body)) => body.push(statement),
+                None => groups.push((name, vec![statement])),
             }
         }
+        items.extend(groups.into_iter().map(|(name, body)| {
+            // `ret`, `trap` and the like are names of instructions.
+            Item::Function(kernel(&format!("kernel_{name}"), body))
+        }));
         Module {
             header: Vec::new(),
             version,
@@ -187,23 +190,17 @@ fn kernel(name: &str, samples: Vec<Statement>) -> Function {
         ..variable(Space::Local, Some(16), Type::B8, "scratch")
     }));
     body.push(Statement::Label(Line::default(), "start".into()));
-    for sample in &samples {
-        match sample {
-            Statement::Instruction(i) if i.root == "brx" => {
-                body.push(Statement::BranchTargets("targets".into(), vec!["start".into(), "end".into()]));
-                break;
-            }
-            Statement::Instruction(i) if i.root == "call" => {
-                body.push(Statement::CallPrototype(Prototype {
-                    name: "prototype".into(),
-                    returns: parameter(true, "_"),
-                    params: parameter(true, "_"),
-                    noreturn: false,
-                }));
-                break;
-            }
-            _ => {}
-        }
+    let uses = |root: &str| samples.iter().any(|s| matches!(s, Statement::Instruction(i) if i.root == root));
+    if uses("brx") {
+        body.push(Statement::BranchTargets("targets".into(), vec!["start".into(), "end".into()]));
+    }
+    if uses("call") {
+        body.push(Statement::CallPrototype(Prototype {
+            name: "prototype".into(),
+            returns: parameter(true, "_"),
+            params: parameter(true, "_"),
+            noreturn: false,
+        }));
     }
     body.extend(samples);
     body.push(Statement::Label(Line::default(), "end".into()));
