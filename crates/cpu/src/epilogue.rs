@@ -53,10 +53,9 @@ impl TileEpilogue {
         })
     }
 
-    /// Values of C from the sums of a tile. `sum_scale` is what a sum of 1 stands for, the tensor scales of
-    /// `weights` left out: the tensor scale of A times the unit of the sums. Rows past those of the tile are left
-    /// as they are; features past its `cols` get some value.
-    pub(crate) fn apply(&self, tile: &Tile<'_>, weights: &PackedGateUp, sum_scale: f64, values: &mut Values) {
+    /// Values of C from the sums of a tile, given the tensor scale of A. Rows past those of the tile are left as
+    /// they are; features past its `cols` get some value.
+    pub(crate) fn apply(&self, tile: &Tile<'_>, weights: &PackedGateUp, a_scale: f64, values: &mut Values) {
         let bias = weights.biases().map(|bias| {
             bias.map(|bias| {
                 let mut padded = [0.0; PANEL];
@@ -65,6 +64,7 @@ impl TileEpilogue {
             })
         });
         let scales = weights.global_scales();
+        let sum_scale = a_scale * f64::from(tile.unit);
         let alpha = [0, 1].map(|half| (self.alpha[half] * scales[half].exact() * sum_scale) as f32);
         let sums = tile.sums.as_chunks::<TILE_COLS>().0;
         let values = &mut values[..tile.rows.rows];
@@ -190,7 +190,8 @@ mod tests {
         let half = |name: &str, scale| {
             let (codes, block_scales) = (vec![0; n * 8], vec![0; n]);
             let format = BlockFormat::Nvfp4;
-            QuantizedMatrix::new(name, format, n, 16, codes, block_scales, ScaleLayout::Linear, scale).unwrap()
+            QuantizedMatrix::new(name, format, n, 16, codes, block_scales, ScaleLayout::Linear, scale)
+                .unwrap()
         };
         let mut pair = GateUp::new(half("gate", scales[0]), half("up", scales[1]));
         if let Some([gate, up]) = bias {
@@ -199,13 +200,19 @@ mod tests {
         PackedGateUp::pack(&pair).unwrap()
     }
 
-    fn apply(isa: Isa, epilogue: &Epilogue, weights: &PackedGateUp, sums: &[f32], cols: usize) -> Vec<[f32; 16]> {
+    fn apply(
+        isa: Isa,
+        epilogue: &Epilogue,
+        weights: &PackedGateUp,
+        sums: &[f32],
+        cols: usize,
+    ) -> Vec<[f32; 16]> {
         let rows = sums.len() / TILE_COLS;
         let mut sums = sums.to_vec();
         let rows_of = RowTile { group: 0, first_row: 0, rows };
-        let tile = Tile { rows: rows_of, first_col: 0, cols, sums: &mut sums };
+        let tile = Tile { rows: rows_of, first_col: 0, cols, unit: 0.25, sums: &mut sums };
         let mut values = [[0.0; 16]; MAX_TILE_ROWS];
-        TileEpilogue::new(epilogue, isa).unwrap().apply(&tile, weights, 0.25, &mut values);
+        TileEpilogue::new(epilogue, isa).unwrap().apply(&tile, weights, 1.0, &mut values);
         values[..rows].to_vec()
     }
 
@@ -226,7 +233,8 @@ mod tests {
         let sums = sums(7);
         for activation in Activation::EXAMPLES {
             for bias in [None, Some(bias.clone())] {
-                let epilogue = Epilogue { activation, alpha_gate: 0.5, alpha_up: -2.0, ..Epilogue::default() };
+                let epilogue =
+                    Epilogue { activation, alpha_gate: 0.5, alpha_up: -2.0, ..Epilogue::default() };
                 let weights = weights(16, scales, bias.clone());
                 let got = apply(Isa::best(), &epilogue, &weights, &sums, 16);
                 for (row, sums) in got.iter().zip(sums.chunks_exact(TILE_COLS)) {
@@ -238,7 +246,10 @@ mod tests {
                         // gelu's tanh + 1 cancels for negative gates, a clamp shifts nothing: both are absolute
                         // errors of a few 2⁻²⁴ of the factors.
                         let scale = want.abs() + (gate.abs() + 1.0) * (up.abs() + 1.0) * 0.5;
-                        assert!((f64::from(value) - want).abs() <= scale * 1e-6, "{activation}: {value} {want}");
+                        assert!(
+                            (f64::from(value) - want).abs() <= scale * 1e-6,
+                            "{activation}: {value} {want}"
+                        );
                     }
                 }
             }
@@ -254,7 +265,10 @@ mod tests {
             for (i, &value) in row.iter().enumerate() {
                 let (gate, up) = (f64::from(sums[i]) * 0.25, f64::from(sums[16 + i]) * 0.25);
                 let want = gate / (1.0 + (-gate).exp()) * up;
-                assert!((f64::from(value) - want).abs() <= want.abs() * 2f64.powi(-24) * 6.0, "{value} {want}");
+                assert!(
+                    (f64::from(value) - want).abs() <= want.abs() * 2f64.powi(-24) * 6.0,
+                    "{value} {want}"
+                );
             }
         }
     }
@@ -262,7 +276,8 @@ mod tests {
     #[test]
     fn every_isa_gives_the_same_bits_exact() {
         let mut sums = sums(11);
-        let specials = [0.0, -0.0, f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e-44, -400.0, 1e38];
+        let specials =
+            [0.0, -0.0, f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e-44, -400.0, 1e38];
         for (i, special) in specials.into_iter().enumerate() {
             (sums[3 * i], sums[40 + 5 * i]) = (special, special);
         }

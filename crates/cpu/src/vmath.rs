@@ -58,8 +58,7 @@ fn exp_neg(y: f32) -> f32 {
     const LN2_HIGH: f32 = 355.0 / 512.0;
     const LN2_LOW: f32 = -2.121_944_4e-4;
     // (e^r - 1 - r) / r² on |r| ≤ ln(2)/2, least largest error, weighted by r².
-    const P: [f32; 6] =
-        [0.5, 0.166_666_66, 0.041_666_295, 0.008_333_498, 0.001_394_475_8, 0.000_197_902_44];
+    const P: [f32; 6] = [0.5, 0.166_666_66, 0.041_666_295, 0.008_333_498, 0.001_394_475_8, 0.000_197_902_44];
     let rounded = y * -std::f32::consts::LOG2_E + ROUND;
     let n = rounded - ROUND;
     let r = (-y - n * LN2_HIGH) - n * LN2_LOW;
@@ -154,7 +153,8 @@ mod tests {
 
     #[test]
     fn sigmoid_is_close_over_the_whole_range() {
-        let worst = sweep(499).map(|x| ulps(sigmoid(x), 1.0 / (1.0 + (-f64::from(x)).exp()))).fold(0.0, f64::max);
+        let worst =
+            sweep(499).map(|x| ulps(sigmoid(x), 1.0 / (1.0 + (-f64::from(x)).exp()))).fold(0.0, f64::max);
         assert!(worst <= 2.5, "{worst} ulp");
     }
 

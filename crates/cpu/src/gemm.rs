@@ -1,0 +1,75 @@
+//! The whole operation: operands in, C out.
+
+use dualgemm_formats::GlobalScale;
+use dualgemm_gemm::{AOperand, OutFormat, OutScale, OutputMut};
+
+use crate::aligned::Aligned;
+use crate::output::{Destination, OutputSink, quantize_deferred};
+use crate::{CpuPlan, Error, Group, TileEpilogue, Workspace};
+
+/// A planned problem with everything that its runs need. Runs allocate nothing.
+#[derive(Debug)]
+pub struct CpuGemm {
+    workspace: Workspace,
+    epilogue: TileEpilogue,
+    /// C in f32, if its tensor scale is to come from its values.
+    deferred: Aligned<f32>,
+}
+
+impl CpuGemm {
+    /// Buffers for runs with up to `max_groups` groups. A dynamic tensor scale of C takes `4 · m · n · batch` bytes
+    /// beyond those of A.
+    ///
+    /// # Errors
+    /// If this machine lacks the plan's instruction set, as a plan from elsewhere may ask for.
+    pub fn new(plan: &CpuPlan, max_groups: usize) -> Result<Self, Error> {
+        let desc = &plan.desc;
+        let values = match desc.out {
+            OutFormat::Nvfp4 { global_scale: OutScale::Dynamic, .. } => plan.rows() * desc.n,
+            _ => 0,
+        };
+        Ok(Self {
+            workspace: Workspace::new(plan, max_groups)?,
+            epilogue: TileEpilogue::new(&desc.epilogue, plan.isa)?,
+            deferred: Aligned::zeroed(values),
+        })
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &CpuPlan {
+        self.workspace.plan()
+    }
+
+    /// Computes the rows of every group into C, `[rows of A, n]`. Rows that belong to no group are left alone; of a
+    /// re-quantized C, their scales and the padding become zero.
+    ///
+    /// Returns the tensor scale of a re-quantized C.
+    ///
+    /// # Errors
+    /// If A, a group or `c` does not fit the plan, or a block scale of A is NaN or negative. Then C is unchanged,
+    /// or its scales are zero.
+    pub fn run(
+        &mut self,
+        a: &AOperand<'_>,
+        groups: &[Group<'_>],
+        c: OutputMut<'_>,
+    ) -> Result<Option<GlobalScale>, Error> {
+        let Self { workspace, epilogue, deferred } = self;
+        let (out, n, threads) =
+            (workspace.plan().desc.out, workspace.plan().desc.n, workspace.plan().threads);
+        if a.rows() > workspace.plan().rows() {
+            return Err(workspace.plan().not_a(a));
+        }
+        let (c, buffers) = Destination::new(out, c, a.rows(), n, deferred)?;
+        let sink = workspace.multiply(a, groups, |a_scale| {
+            Ok(OutputSink { epilogue, groups, a_scale: a_scale.exact(), n, c })
+        })?;
+        Ok(match (sink.c, buffers) {
+            (Destination::Deferred(values, amax), Some(buffers)) => {
+                Some(quantize_deferred(threads, &values, amax.get(), n, groups, &buffers))
+            }
+            (Destination::Nvfp4(_, quantizer), _) => Some(quantizer.global_scale()),
+            _ => None,
+        })
+    }
+}

@@ -1,0 +1,226 @@
+//! From values of C to bytes of C: f32, f16, bf16, or nvfp4 for the down projection.
+//!
+//! Conversions round to nearest, ties to even, once, from f32. Blocks of nvfp4 follow Transformer Engine's rule
+//! ([`Producer::Te`]), which is what GPU kernels that write nvfp4 do. With a dynamic tensor scale C is kept in f32
+//! until its largest magnitude is known, and then quantized in a second pass.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use dualgemm_formats::quantize::Quantizer;
+use dualgemm_formats::{BlockFormat, FloatType, GlobalScale, Producer, ScaleLayout, Search};
+use dualgemm_gemm::{OutFormat, OutScale, OutputMut};
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+
+use crate::Error;
+use crate::epilogue::{TileEpilogue, Values};
+use crate::pack::PANEL;
+use crate::threads::{self, SharedSlice};
+use crate::tile::{MAX_TILE_ROWS, Tile, TileSink};
+use crate::workspace::Group;
+
+/// Finishes tiles and writes them to C, `[rows, n]`.
+#[derive(Debug)]
+pub(crate) struct OutputSink<'a> {
+    /// What happens to the sums.
+    pub(crate) epilogue: &'a TileEpilogue,
+    /// Whose rows are which.
+    pub(crate) groups: &'a [Group<'a>],
+    /// The tensor scale of A.
+    pub(crate) a_scale: f64,
+    /// Columns of C.
+    pub(crate) n: usize,
+    /// Where the values go.
+    pub(crate) c: Destination<'a>,
+}
+
+/// Where values of C go, and as what.
+#[derive(Debug)]
+pub(crate) enum Destination<'a> {
+    F32(SharedSlice<'a, f32>),
+    F16(SharedSlice<'a, f16>),
+    Bf16(SharedSlice<'a, bf16>),
+    Nvfp4(Nvfp4<'a>, Quantizer),
+    /// To a buffer, until the tensor scale is known.
+    Deferred(SharedSlice<'a, f32>, Amax),
+}
+
+/// The buffers of an nvfp4 C.
+#[derive(Debug)]
+pub(crate) struct Nvfp4<'a> {
+    codes: SharedSlice<'a, u8>,
+    scales: SharedSlice<'a, u8>,
+    scale_layout: ScaleLayout,
+}
+
+impl<'a> Destination<'a> {
+    /// The destination for `rows` rows of a C that is planned as `format`. `deferred` holds `rows · n` values if the
+    /// tensor scale is dynamic; then the buffers of C come back as well, for [`quantize_deferred`].
+    ///
+    /// # Errors
+    /// If `out` has another format or size.
+    pub(crate) fn new(
+        format: OutFormat,
+        out: OutputMut<'a>,
+        rows: usize,
+        n: usize,
+        deferred: &'a mut [f32],
+    ) -> Result<(Self, Option<Nvfp4<'a>>), Error> {
+        let values = rows * n;
+        let expected = |bytes: String| format!("{format} of {bytes}");
+        let fault = |found: String, expected: String| Error::NotPlanned { what: "C", found, expected };
+        let check = |name: &str, len: usize| match len == values {
+            true => Ok(()),
+            false => Err(fault(format!("{name} of {len} values"), expected(format!("{rows} × {n} values")))),
+        };
+        Ok(match (format, out) {
+            (OutFormat::F32, OutputMut::F32(c)) => {
+                check("f32", c.len())?;
+                (Self::F32(SharedSlice::new(c)), None)
+            }
+            (OutFormat::F16, OutputMut::F16(c)) => {
+                check("f16", c.len())?;
+                (Self::F16(SharedSlice::new(c)), None)
+            }
+            (OutFormat::Bf16, OutputMut::Bf16(c)) => {
+                check("bf16", c.len())?;
+                (Self::Bf16(SharedSlice::new(c)), None)
+            }
+            (OutFormat::Nvfp4 { scale_layout, global_scale }, OutputMut::Nvfp4 { codes, scales }) => {
+                let scale_bytes = scale_layout.len(rows, n / BlockFormat::Nvfp4.block_len());
+                if (codes.len(), scales.len()) != (values / 2, scale_bytes) {
+                    let found = format!("nvfp4 of {} code and {} scale bytes", codes.len(), scales.len());
+                    let expected = expected(format!("{} code and {scale_bytes} scale bytes", values / 2));
+                    return Err(fault(found, expected));
+                }
+                // Padding has to be zero, and lies anywhere between.
+                scales.fill(0);
+                let (codes, scales) = (SharedSlice::new(codes), SharedSlice::new(scales));
+                let buffers = Nvfp4 { codes, scales, scale_layout };
+                match global_scale {
+                    OutScale::Static(scale) => {
+                        (Self::Nvfp4(buffers, quantizer(GlobalScale::multiplier(scale))), None)
+                    }
+                    OutScale::Dynamic => {
+                        let values = SharedSlice::new(&mut deferred[..values]);
+                        (Self::Deferred(values, Amax::default()), Some(buffers))
+                    }
+                }
+            }
+            (_, out) => {
+                let found = match out {
+                    OutputMut::F32(_) => "f32",
+                    OutputMut::F16(_) => "f16",
+                    OutputMut::Bf16(_) => "bf16",
+                    OutputMut::Nvfp4 { .. } => "nvfp4",
+                };
+                return Err(fault(found.into(), format.to_string()));
+            }
+        })
+    }
+}
+
+impl TileSink for OutputSink<'_> {
+    fn store(&self, tile: &mut Tile<'_>) {
+        let mut values: Values = [[0.0; PANEL]; MAX_TILE_ROWS];
+        self.epilogue.apply(tile, self.groups[tile.rows.group].weights, self.a_scale, &mut values);
+        let values = &values[..tile.rows.rows];
+        if let Destination::Deferred(_, amax) = &self.c {
+            amax.include(values.iter().flat_map(|row| &row[..tile.cols]));
+        }
+        for (row, values) in values.iter().enumerate() {
+            let (row, cols) = (tile.rows.first_row + row, tile.cols);
+            let at = row * self.n + tile.first_col;
+            // SAFETY: every element of C belongs to one tile, and every tile is stored once; a block of 16 columns
+            // has eight code bytes and one scale byte of its own.
+            unsafe {
+                match &self.c {
+                    Destination::F32(c) | Destination::Deferred(c, _) => {
+                        c.part(at, cols).copy_from_slice(&values[..cols]);
+                    }
+                    Destination::F16(c) => c.part(at, cols).convert_from_f32_slice(&values[..cols]),
+                    Destination::Bf16(c) => c.part(at, cols).convert_from_f32_slice(&values[..cols]),
+                    Destination::Nvfp4(buffers, quantizer) => {
+                        buffers.write(quantizer, row, tile.first_col / PANEL, self.n / PANEL, values);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Nvfp4<'_> {
+    /// Quantizes one block.
+    ///
+    /// # Safety
+    /// Nobody else may write this block at the same time.
+    unsafe fn write(
+        &self,
+        quantizer: &Quantizer,
+        row: usize,
+        block: usize,
+        blocks: usize,
+        values: &[f32; PANEL],
+    ) {
+        let (codes, scale) = quantizer.block(values);
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.codes.part((row * blocks + block) * 8, 8).copy_from_slice(&codes);
+            self.scales.part(self.scale_layout.offset(row, block, blocks), 1)[0] = scale;
+        }
+    }
+}
+
+/// The second pass of a dynamic tensor scale: quantizes the rows of `groups` and returns the scale.
+pub(crate) fn quantize_deferred(
+    threads: usize,
+    values: &SharedSlice<'_, f32>,
+    amax: f32,
+    n: usize,
+    groups: &[Group<'_>],
+    to: &Nvfp4<'_>,
+) -> GlobalScale {
+    let scale = Producer::Te.global_scale(amax, FloatType::F32);
+    let quantizer = quantizer(scale);
+    let rows = groups.last().map_or(0, |group| group.first_row + group.rows);
+    threads::for_each(
+        threads,
+        rows,
+        |_| (),
+        |(), row| {
+            // Groups are in order; rows between them belong to nobody.
+            let group = groups.partition_point(|group| group.first_row + group.rows <= row);
+            if groups[group].first_row <= row {
+                // SAFETY: each row is claimed once, here and below.
+                let blocks = unsafe { values.part(row * n, n) }.as_chunks::<PANEL>().0;
+                for (block, values) in blocks.iter().enumerate() {
+                    // SAFETY: as above.
+                    unsafe { to.write(&quantizer, row, block, blocks.len(), values) };
+                }
+            }
+        },
+    );
+    scale
+}
+
+fn quantizer(scale: GlobalScale) -> Quantizer {
+    Quantizer::new(Producer::Te, scale, FloatType::F32, Search::Plain)
+}
+
+/// The largest magnitude that was seen by any thread. NaN does not count.
+#[derive(Debug, Default)]
+pub(crate) struct Amax(AtomicU32);
+
+impl Amax {
+    fn include<'v>(&self, values: impl Iterator<Item = &'v f32>) {
+        // Magnitudes order as their bits do, NaN above infinity.
+        let magnitudes = values.map(|x| x.to_bits() & 0x7FFF_FFFF);
+        let largest = magnitudes.map(|x| if x > 0x7F80_0000 { 0 } else { x }).fold(0, u32::max);
+        self.0.fetch_max(largest, Ordering::Relaxed);
+    }
+
+    /// The largest magnitude, 0 if there was none.
+    pub(crate) fn get(&self) -> f32 {
+        f32::from_bits(self.0.load(Ordering::Relaxed))
+    }
+}

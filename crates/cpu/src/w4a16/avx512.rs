@@ -1,0 +1,144 @@
+//! W4A16 with 512-bit vectors: one register is the table of all 16 code values, indexed by the codes as they lie.
+
+use std::arch::x86_64::*;
+
+use dualgemm_formats::BlockFormat;
+
+use super::kernel;
+use super::vector::{Vector, code_values};
+use crate::pack::{PANEL, SCALES, UP_CODES};
+
+impl Vector for __m512 {
+    const LANES: usize = 16;
+    /// 28 of 32 registers.
+    const ROWS: usize = 14;
+
+    #[inline(always)]
+    unsafe fn weights(chunk: *const u8, column: usize, quad: usize, format: BlockFormat) -> [Self; 4] {
+        const VALUES: [[f32; 16]; 2] = [code_values(BlockFormat::Nvfp4), code_values(BlockFormat::Mxfp4)];
+        // SAFETY: reads one line of the chunk's half.
+        unsafe {
+            let values = Self::load(VALUES[format as usize].as_ptr());
+            let line = _mm512_loadu_si512(chunk.add(column / PANEL * UP_CODES + quad / 2 * 64).cast());
+            // `vpermps` looks at the low four bits of each index.
+            let line = if quad.is_multiple_of(2) { line } else { _mm512_srli_epi32::<4>(line) };
+            [
+                _mm512_permutexvar_ps(line, values),
+                _mm512_permutexvar_ps(_mm512_srli_epi32::<8>(line), values),
+                _mm512_permutexvar_ps(_mm512_srli_epi32::<16>(line), values),
+                _mm512_permutexvar_ps(_mm512_srli_epi32::<24>(line), values),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat) -> Self {
+        // SAFETY: reads 16 of the chunk's 32 scale bytes.
+        unsafe {
+            let bytes = _mm_loadu_si128(chunk.add(SCALES + column).cast());
+            match format {
+                BlockFormat::Nvfp4 => _mm512_cvtph_ps(_mm256_slli_epi16::<7>(_mm256_cvtepu8_epi16(bytes))),
+                BlockFormat::Mxfp4 => {
+                    let bits = _mm512_slli_epi32::<23>(_mm512_cvtepu8_epi32(bytes));
+                    // Byte 0 is 2⁻¹²⁷, a subnormal.
+                    _mm512_castsi512_ps(_mm512_max_epi32(bits, _mm512_set1_epi32(1 << 22)))
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn chain_weights(
+        chunk: *const u8,
+        column: usize,
+        quad: usize,
+        format: BlockFormat,
+    ) -> [[Self; 2]; 2] {
+        // SAFETY: the caller's promises.
+        let [k0, k1, k2, k3] = unsafe { Self::weights(chunk, column, quad, format) };
+        [[k0, k1], [k2, k3]]
+    }
+
+    #[inline(always)]
+    unsafe fn chain_scales(chunk: *const u8, column: usize, format: BlockFormat) -> [Self; 2] {
+        // SAFETY: the caller's promises.
+        [unsafe { Self::scales(chunk, column, format) }; 2]
+    }
+
+    #[inline(always)]
+    unsafe fn chain_activations(a: *const f32, x: usize, y: usize) -> Self {
+        // SAFETY: the caller passes four values.
+        unsafe { Self::splat(a.add(2 * y + x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn join_chains(chains: [Self; 2], to: *mut f32) {
+        // SAFETY: the caller passes room for 16 values.
+        unsafe { Self::store(to, Self::add(chains[0], chains[1])) };
+    }
+
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        // SAFETY: the machine has AVX-512.
+        unsafe { _mm512_setzero_ps() }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(value: *const f32) -> Self {
+        // SAFETY: the caller passes a value.
+        unsafe { _mm512_set1_ps(*value) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: the caller passes 16 values.
+        unsafe { _mm512_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, value: Self) {
+        // SAFETY: the caller passes room for 16 values.
+        unsafe { _mm512_storeu_ps(to, value) };
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: Self, b: Self) -> Self {
+        // SAFETY: the machine has AVX-512.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: Self, b: Self) -> Self {
+        // SAFETY: the machine has AVX-512.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(a: Self, b: Self, c: Self) -> Self {
+        // SAFETY: the machine has AVX-512.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(address: *const u8) {
+        // SAFETY: prefetching reads nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
+    }
+}
+
+/// [`kernel::multiply`] with AVX-512 F, BW and VL.
+///
+/// # Safety
+/// The machine has them; for the rest see there.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
+pub(super) unsafe fn multiply(
+    format: BlockFormat,
+    panel: *const u8,
+    chunks: usize,
+    a: *const f32,
+    rows: usize,
+    sums: *mut f32,
+) {
+    // SAFETY: the caller's promises.
+    unsafe { kernel::multiply::<__m512>(format, panel, chunks, a, rows, sums) }
+}

@@ -1,0 +1,134 @@
+//! W4A16 in plain Rust: loops over eight f32 lanes, which LLVM turns into SSE2, NEON or other vectors.
+//!
+//! Where the target has a fused multiply-add (ARM64, or x86-64 compiled for one), it is used, and the results have
+//! the bits of every other instruction set. Elsewhere it would be a call into the C library for every element, so
+//! products are rounded before they are added; these results differ from the others in the last bits.
+
+use dualgemm_formats::BlockFormat;
+
+use super::kernel;
+use super::vector::{Vector, code_unit, code_values};
+use crate::pack::{PANEL, SCALES, UP_CODES};
+
+/// Whether the target this is compiled for has a fused multiply-add.
+pub(super) const FUSED: bool = cfg!(any(target_feature = "fma", target_arch = "aarch64"));
+
+#[derive(Clone, Copy)]
+pub(super) struct Portable<const FUSED: bool>([f32; 8]);
+
+impl<const FUSED: bool> Vector for Portable<FUSED> {
+    const LANES: usize = 8;
+    const ROWS: usize = 4;
+
+    #[inline(always)]
+    unsafe fn weights(chunk: *const u8, column: usize, quad: usize, format: BlockFormat) -> [Self; 4] {
+        const VALUES: [[f32; 16]; 2] = [code_values(BlockFormat::Nvfp4), code_values(BlockFormat::Mxfp4)];
+        let values = &VALUES[format as usize];
+        let first = column / PANEL * UP_CODES + quad / 2 * 64 + column % PANEL * 4;
+        std::array::from_fn(|k| {
+            Self(std::array::from_fn(|feature| {
+                // SAFETY: inside the chunk's 256 code bytes: 128·half + 64·line + 4·feature + k.
+                let byte = unsafe { *chunk.add(first + 4 * feature + k) };
+                values[usize::from(byte >> (quad % 2 * 4) & 15)]
+            }))
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat) -> Self {
+        Self(std::array::from_fn(|feature| {
+            // SAFETY: inside the chunk's 32 scale bytes.
+            let byte = unsafe { *chunk.add(SCALES + column + feature) };
+            format.decode_scale(byte) / code_unit(format)
+        }))
+    }
+
+    #[inline(always)]
+    unsafe fn chain_weights(
+        chunk: *const u8,
+        column: usize,
+        quad: usize,
+        format: BlockFormat,
+    ) -> [[Self; 2]; 2] {
+        // SAFETY: the caller's promises.
+        let [k0, k1, k2, k3] = unsafe { Self::weights(chunk, column, quad, format) };
+        [[k0, k1], [k2, k3]]
+    }
+
+    #[inline(always)]
+    unsafe fn chain_scales(chunk: *const u8, column: usize, format: BlockFormat) -> [Self; 2] {
+        // SAFETY: the caller's promises.
+        [unsafe { Self::scales(chunk, column, format) }; 2]
+    }
+
+    #[inline(always)]
+    unsafe fn chain_activations(a: *const f32, x: usize, y: usize) -> Self {
+        // SAFETY: the caller passes four values.
+        unsafe { Self::splat(a.add(2 * y + x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn join_chains(chains: [Self; 2], to: *mut f32) {
+        // SAFETY: the caller passes room for eight values.
+        unsafe { Self::store(to, Self::add(chains[0], chains[1])) };
+    }
+
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        Self([0.0; 8])
+    }
+
+    #[inline(always)]
+    unsafe fn splat(value: *const f32) -> Self {
+        // SAFETY: the caller passes a value.
+        Self([unsafe { *value }; 8])
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: the caller passes eight values.
+        Self(unsafe { from.cast::<[f32; 8]>().read_unaligned() })
+    }
+
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, value: Self) {
+        // SAFETY: the caller passes room for eight values.
+        unsafe { to.cast::<[f32; 8]>().write_unaligned(value.0) };
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: Self, b: Self) -> Self {
+        Self(std::array::from_fn(|i| a.0[i] + b.0[i]))
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: Self, b: Self) -> Self {
+        Self(std::array::from_fn(|i| a.0[i] * b.0[i]))
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(a: Self, b: Self, c: Self) -> Self {
+        Self(std::array::from_fn(|i| {
+            if FUSED { a.0[i].mul_add(b.0[i], c.0[i]) } else { a.0[i] * b.0[i] + c.0[i] }
+        }))
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(_address: *const u8) {}
+}
+
+/// [`kernel::multiply`] in plain Rust.
+///
+/// # Safety
+/// See there.
+pub(super) unsafe fn multiply<const FUSED: bool>(
+    format: BlockFormat,
+    panel: *const u8,
+    chunks: usize,
+    a: *const f32,
+    rows: usize,
+    sums: *mut f32,
+) {
+    // SAFETY: the caller's promises.
+    unsafe { kernel::multiply::<Portable<FUSED>>(format, panel, chunks, a, rows, sums) }
+}

@@ -1,0 +1,277 @@
+//! The W4A16 kernels against the documented order of sums in scalar code, and against f64.
+
+use dualgemm_formats::scalar::e2m1;
+use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
+use dualgemm_gemm::GateUp;
+use half::{bf16, f16};
+
+use super::Kernel;
+use super::kernel::{BLOCK_K, NARROW_ROWS};
+use crate::Isa;
+use crate::pack::{PANEL, PackedGateUp};
+use crate::tile::{MAX_TILE_ROWS, RowTile, TILE_COLS, TileKernel};
+
+/// A generator of numbers without structure.
+struct Random(u64);
+
+impl Random {
+    fn bits(&mut self) -> u32 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as u32
+    }
+
+    /// Between -1 and 1.
+    fn float(&mut self) -> f32 {
+        self.bits() as f32 / (1u32 << 30) as f32 - 1.0
+    }
+}
+
+fn half(
+    name: &str,
+    format: BlockFormat,
+    n: usize,
+    k: usize,
+    random: &mut Random,
+) -> QuantizedMatrix<'static> {
+    let codes: Vec<u8> = (0..n * k / 2).map(|_| random.bits() as u8).collect();
+    // Every e4m3 scale, zero and subnormals included; ue8m0 scales around 1.
+    let scale = |bits: u32| match format {
+        BlockFormat::Nvfp4 => (bits % 0x7F) as u8,
+        BlockFormat::Mxfp4 => (107 + bits % 40) as u8,
+    };
+    let scales: Vec<u8> = (0..n * k / format.block_len()).map(|_| scale(random.bits())).collect();
+    QuantizedMatrix::new(name, format, n, k, codes, scales, ScaleLayout::Linear, GlobalScale::ONE).unwrap()
+}
+
+fn weights(format: BlockFormat, n: usize, k: usize, seed: u64) -> GateUp<'static> {
+    let mut random = Random(seed);
+    GateUp::new(half("gate", format, n, k, &mut random), half("up", format, n, k, &mut random))
+}
+
+fn activations(m: usize, k: usize) -> Vec<f32> {
+    let mut random = Random(3);
+    (0..m * k).map(|_| random.float()).collect()
+}
+
+fn f32_matrix(m: usize, k: usize, data: &[f32]) -> FloatMatrix<'_> {
+    FloatMatrix::F32(Matrix::new("a", m, k, data).unwrap())
+}
+
+/// All sums of a kernel, `[m][2][n]`, tile by tile.
+fn sums(kernel: Kernel, a: &FloatMatrix<'_>, tiles: &[RowTile], packed: &PackedGateUp) -> Vec<f32> {
+    let (m, n) = (a.rows(), packed.n());
+    let (mut out, mut buffer) = (vec![0.0; m * 2 * n], vec![f32::NAN; m * a.cols()]);
+    let bound = kernel.prepare(2, a, tiles, &mut buffer);
+    for tile in tiles {
+        for panel in 0..packed.panels() {
+            let mut sums = vec![f32::NAN; tile.rows * TILE_COLS];
+            bound.multiply(tile, packed, panel, &mut sums);
+            for (row, sums) in sums.chunks_exact(TILE_COLS).enumerate() {
+                for (half, sums) in sums.chunks_exact(PANEL).enumerate() {
+                    let cols = PANEL.min(n - panel * PANEL);
+                    let to = ((tile.first_row + row) * 2 + half) * n + panel * PANEL;
+                    out[to..to + cols].copy_from_slice(&sums[..cols]);
+                    assert!(
+                        sums[cols..].iter().all(|&x| x == 0.0 || x.is_nan()),
+                        "features that do not exist"
+                    );
+                }
+            }
+        }
+    }
+    out
+}
+
+/// One tile of all rows.
+fn one_tile(m: usize) -> [RowTile; 1] {
+    [RowTile { group: 0, first_row: 0, rows: m }]
+}
+
+/// The order of sums as the head of `kernel` states it, in scalar code.
+fn scalar_sum(a: &[f32], b: &QuantizedMatrix<'_>, n: usize, narrow: bool) -> f32 {
+    let scale = |k: usize| b.format().decode_scale(b.scale_byte(n, k / b.format().block_len()));
+    let code = |k: usize| e2m1::decode(b.code(n, k));
+    if narrow {
+        let mut totals = [0f32; 2];
+        for first in (0..a.len()).step_by(16) {
+            for (x, total) in totals.iter_mut().enumerate() {
+                let chain = (first..first + 16)
+                    .filter(|k| k % 4 / 2 == x)
+                    .fold(0f32, |s, k| code(k).mul_add(a[k], s));
+                *total = chain.mul_add(scale(first), *total);
+            }
+        }
+        return totals[0] + totals[1];
+    }
+    let blocks = (0..a.len()).step_by(BLOCK_K).map(|first| {
+        let end = a.len().min(first + BLOCK_K);
+        (first..end).fold(0f32, |s, k| a[k].mul_add(code(k) * scale(k), s))
+    });
+    blocks.reduce(|total, chain| total + chain).unwrap()
+}
+
+fn assert_bits(got: &[f32], want: &[f32], what: &str) {
+    for (i, (g, w)) in got.iter().zip(want).enumerate() {
+        assert!(g.to_bits() == w.to_bits() || (g.is_nan() && w.is_nan()), "{what}, element {i}: {g:e} {w:e}");
+    }
+}
+
+#[test]
+fn the_order_of_sums_is_the_documented_one_exact() {
+    let (n, k) = (5, 2 * BLOCK_K + 32);
+    for format in BlockFormat::ALL {
+        let pair = weights(format, n, k, 1);
+        let packed = PackedGateUp::pack(&pair).unwrap();
+        for m in [2, NARROW_ROWS + 1] {
+            let data = activations(m, k);
+            let mut want = vec![];
+            for row in data.chunks_exact(k) {
+                for half in [&pair.gate, &pair.up] {
+                    want.extend((0..n).map(|n| scalar_sum(row, half, n, m <= NARROW_ROWS)));
+                }
+            }
+            let got = sums(Kernel::portable::<true>(), &f32_matrix(m, k, &data), &one_tile(m), &packed);
+            assert_bits(&got, &want, &format!("{format} M={m}"));
+        }
+    }
+}
+
+#[test]
+fn every_isa_gives_the_same_bits_as_portable_exact() {
+    for format in BlockFormat::ALL {
+        for k in [32, 96, BLOCK_K, BLOCK_K + 64] {
+            let packed = PackedGateUp::pack(&weights(format, 19, k, 2)).unwrap();
+            for m in (1..=NARROW_ROWS + 1).chain([13, 14, 15, 29, MAX_TILE_ROWS - 1, MAX_TILE_ROWS]) {
+                let data = activations(m, k);
+                let a = f32_matrix(m, k, &data);
+                let want = sums(Kernel::portable::<true>(), &a, &one_tile(m), &packed);
+                for isa in Isa::ALL.into_iter().filter(|&isa| isa.available() && isa != Isa::Portable) {
+                    let got = sums(Kernel::new(isa).unwrap(), &a, &one_tile(m), &packed);
+                    assert_bits(&got, &want, &format!("{isa} {format} M={m} K={k}"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_isa_is_close_to_f64() {
+    let (n, k) = (21, 3 * BLOCK_K + 16);
+    let pair = weights(BlockFormat::Nvfp4, n, k, 4);
+    let packed = PackedGateUp::pack(&pair).unwrap();
+    let kernels = Isa::ALL.into_iter().filter(|isa| isa.available()).map(|isa| Kernel::new(isa).unwrap());
+    for kernel in kernels.chain([Kernel::portable::<false>()]) {
+        for m in [1, NARROW_ROWS, 17] {
+            let data = activations(m, k);
+            let got = sums(kernel, &f32_matrix(m, k, &data), &one_tile(m), &packed);
+            for (row, a) in data.chunks_exact(k).enumerate() {
+                for (half, b) in [&pair.gate, &pair.up].into_iter().enumerate() {
+                    for n_at in 0..n {
+                        let terms = (0..k).map(|i| f64::from(a[i]) * b.value(n_at, i));
+                        let (want, size) = terms.fold((0.0, 0.0), |(s, t), x| (s + x, t + x.abs()));
+                        // At most BLOCK_K + 4 roundings (two each if unfused) on the way of a term.
+                        let bound = size * 2.0 * (BLOCK_K + 4) as f64 * 2f64.powi(-24);
+                        let sum = f64::from(got[(row * 2 + half) * n + n_at]);
+                        assert!((sum - want).abs() <= bound, "M={m}: {sum} {want}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn f16_and_bf16_activations_are_used_exactly() {
+    let (m, k) = (11, BLOCK_K + 48);
+    let packed = PackedGateUp::pack(&weights(BlockFormat::Nvfp4, 16, k, 5)).unwrap();
+    let kernel = Kernel::new(Isa::best()).unwrap();
+    let data = activations(m, k);
+    for rows in [3, m] {
+        let f16s: Vec<f16> = data[..rows * k].iter().map(|&x| f16::from_f32(x * 1e-3)).collect();
+        let bf16s: Vec<bf16> = data[..rows * k].iter().map(|&x| bf16::from_f32(x * 1e9)).collect();
+        let widened: [Vec<f32>; 2] =
+            [f16s.iter().map(|x| x.to_f32()).collect(), bf16s.iter().map(|x| x.to_f32()).collect()];
+        let narrow = [
+            FloatMatrix::F16(Matrix::new("a", rows, k, f16s).unwrap()),
+            FloatMatrix::Bf16(Matrix::new("a", rows, k, bf16s).unwrap()),
+        ];
+        for (a, widened) in narrow.iter().zip(&widened) {
+            let got = sums(kernel, a, &one_tile(rows), &packed);
+            let want = sums(kernel, &f32_matrix(rows, k, widened), &one_tile(rows), &packed);
+            assert_bits(&got, &want, "widened");
+        }
+    }
+}
+
+#[test]
+fn views_and_several_tiles_give_the_same_bits_exact() {
+    let (m, k, stride) = (31, 64, 64 + 5);
+    let packed = PackedGateUp::pack(&weights(BlockFormat::Nvfp4, 33, k, 6)).unwrap();
+    let data = activations(m, k);
+    let mut padded = vec![f32::NAN; m * stride];
+    for (row, out) in data.chunks_exact(k).zip(padded.chunks_exact_mut(stride)) {
+        out[..k].copy_from_slice(row);
+    }
+    let view = FloatMatrix::F32(Matrix::strided("a", m, k, stride, &padded[..]).unwrap());
+    let kernel = Kernel::new(Isa::best()).unwrap();
+    let want = sums(kernel, &f32_matrix(m, k, &data), &one_tile(m), &packed);
+    let tile = |first_row, rows| RowTile { group: 0, first_row, rows };
+    let got = sums(kernel, &view, &[tile(0, 10), tile(10, 9), tile(19, 12)], &packed);
+    assert_bits(&got, &want, "view");
+}
+
+#[test]
+fn rows_do_not_touch_each_other() {
+    let k = 48;
+    let packed = PackedGateUp::pack(&weights(BlockFormat::Nvfp4, 16, k, 7)).unwrap();
+    let kernel = Kernel::new(Isa::best()).unwrap();
+    for (m, special) in [(3, f32::NAN), (20, f32::INFINITY)] {
+        let mut data = activations(m, k);
+        let clean = sums(kernel, &f32_matrix(m, k, &data), &one_tile(m), &packed);
+        data[k + 5] = special;
+        let got = sums(kernel, &f32_matrix(m, k, &data), &one_tile(m), &packed);
+        for (row, (got, clean)) in got.chunks_exact(32).zip(clean.chunks_exact(32)).enumerate() {
+            match row {
+                // Infinity times a code of zero is NaN.
+                1 => assert!(got.iter().all(|x| !x.is_finite())),
+                _ => assert_bits(got, clean, "another row"),
+            }
+        }
+    }
+}
+
+#[test]
+fn every_code_times_every_scale_is_exact() {
+    let k = 16;
+    let one = |scale: u8| {
+        let codes: Vec<u8> = (0..8).map(|i| e2m1::pack(2 * i, 2 * i + 1)).collect();
+        QuantizedMatrix::new(
+            "w",
+            BlockFormat::Nvfp4,
+            1,
+            k,
+            codes,
+            vec![scale],
+            ScaleLayout::Linear,
+            GlobalScale::ONE,
+        )
+        .unwrap()
+    };
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+        for scale in 0..0x7F {
+            let weight = one(scale);
+            let packed = PackedGateUp::pack(&GateUp::new(weight.clone(), weight.clone())).unwrap();
+            // Row r picks element r.
+            let mut data = vec![0.0; 16 * k];
+            (0..16).for_each(|i| data[i * k + i] = 1.0);
+            for rows in [NARROW_ROWS, 16] {
+                let a = f32_matrix(rows, k, &data[..rows * k]);
+                let got = sums(Kernel::new(isa).unwrap(), &a, &one_tile(rows), &packed);
+                for row in 0..rows {
+                    let want = weight.value(0, row) as f32;
+                    assert_eq!(got[row * 2..row * 2 + 2], [want; 2], "{isa} scale {scale:#04x} code {row}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! The operations that the W4A16 kernels are written in; each instruction set implements them once.
+
+use dualgemm_formats::BlockFormat;
+use dualgemm_formats::scalar::e2m1;
+
+/// What decoded codes are multiplied with, so that scales may lack it: e4m3 becomes f16 by a shift, without its
+/// bias of 2⁸. Moving the factor to the codes keeps small products from underflowing.
+pub(super) const fn code_unit(format: BlockFormat) -> f32 {
+    match format {
+        BlockFormat::Nvfp4 => 256.0,
+        BlockFormat::Mxfp4 => 1.0,
+    }
+}
+
+/// Values of the codes times [`code_unit`].
+pub(super) const fn code_values(format: BlockFormat) -> [f32; 16] {
+    let mut values = [0.0; 16];
+    let mut code = 0;
+    while code < 16 {
+        values[code] = e2m1::VALUES[code] * code_unit(format);
+        code += 1;
+    }
+    values
+}
+
+/// A vector of f32.
+///
+/// Every method is `unsafe` for the same two reasons: the machine must have the instruction set, and pointers must
+/// be valid for what the method says it reads or writes (no alignment is asked for). `column` counts the 16 gate
+/// features, then the 16 up features of a panel, and is a multiple of [`LANES`](Self::LANES).
+pub(super) trait Vector: Copy {
+    /// Elements; divides 16.
+    const LANES: usize;
+    /// Most rows whose sums, for two vectors of features, fit the registers.
+    const ROWS: usize;
+
+    /// Weights of four consecutive k, `4·quad ..`, for `LANES` features, times [`code_unit`]: one vector per k.
+    unsafe fn weights(chunk: *const u8, column: usize, quad: usize, format: BlockFormat) -> [Self; 4];
+
+    /// The scales of the same features, divided by [`code_unit`].
+    unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat) -> Self;
+
+    /// The same weights in whatever order is cheapest to decode: the vectors `[x][y]` together hold, for chain
+    /// x′ = 0 and 1 of every feature, the weight of k = 4·quad + 2·x′ + y. Lanes may mix features and chains, but
+    /// in the same way for both y, and as [`chain_scales`](Self::chain_scales) does.
+    unsafe fn chain_weights(
+        chunk: *const u8,
+        column: usize,
+        quad: usize,
+        format: BlockFormat,
+    ) -> [[Self; 2]; 2];
+
+    /// The scale that belongs to each lane of [`chain_weights`](Self::chain_weights).
+    unsafe fn chain_scales(chunk: *const u8, column: usize, format: BlockFormat) -> [Self; 2];
+
+    /// The activation that belongs to each lane of `chain_weights()[x][y]`. `a` points to the four activations of
+    /// the quad, k in the order 0, 2, 1, 3.
+    unsafe fn chain_activations(a: *const f32, x: usize, y: usize) -> Self;
+
+    /// Writes chain 0 + chain 1 of every feature, `LANES` values by feature.
+    unsafe fn join_chains(chains: [Self; 2], to: *mut f32);
+
+    /// 0 in every lane.
+    unsafe fn zero() -> Self;
+
+    /// The f32 at `value` in every lane.
+    unsafe fn splat(value: *const f32) -> Self;
+
+    /// Reads `LANES` values.
+    unsafe fn load(from: *const f32) -> Self;
+
+    /// Writes `LANES` values.
+    unsafe fn store(to: *mut f32, value: Self);
+
+    /// Sum.
+    unsafe fn add(a: Self, b: Self) -> Self;
+
+    /// Product.
+    unsafe fn mul(a: Self, b: Self) -> Self;
+
+    /// `a · b + c`, rounded once where the machine can.
+    unsafe fn mul_add(a: Self, b: Self, c: Self) -> Self;
+
+    /// Brings the cache line at `address`, which may be any, near.
+    unsafe fn prefetch(address: *const u8);
+}
