@@ -219,10 +219,16 @@ impl fmt::Display for Trap {
             write!(f, "\n  where:  {address}")?;
         }
         for other in &self.others {
-            write!(f, "\n  with:   {}", other.role)?;
-            if other.cta.is_some() {
-                write!(f, " by ")?;
+            write!(f, "\n  with:   ")?;
+            if self.check == Check::Deadlock {
                 place(f, other.cta, other.warp)?;
+                write!(f, " {}", other.role)?;
+            } else {
+                f.write_str(&other.role)?;
+                if other.cta.is_some() {
+                    write!(f, " by ")?;
+                    place(f, other.cta, other.warp)?;
+                }
             }
             if let Some(site) = &other.site {
                 write!(f, "\n          {site}")?;

@@ -167,7 +167,7 @@ impl<'a> Cluster<'a> {
             .party(other(a))
             .help(match (kind.proxy, a.kind.proxy) {
                 (_, true) => "wait for the asynchronous operation: on its mbarrier, or for its group",
-                (true, false) => "synchronize with that thread before starting the asynchronous operation",
+                (true, false) => "start the asynchronous operation after synchronizing with that access, or wait for its completion first",
                 _ => "order them with a barrier, an mbarrier, or a release and an acquire",
             }),
             Conflict::Unfenced(a) => Fault::new(
@@ -307,6 +307,17 @@ impl Cx<'_, '_> {
         kind: Kind,
         out: &mut [u8],
     ) -> Result<(), Fault> {
+        self.read(space, address, lane, kind, out).map_err(|f| f.lane(lane as u32))
+    }
+
+    fn read(
+        &mut self,
+        space: Space,
+        address: u64,
+        lane: usize,
+        kind: Kind,
+        out: &mut [u8],
+    ) -> Result<(), Fault> {
         let at = self.allowed(space, address, lane)?;
         let n = out.len();
         let (actor, clock, view) = self.who();
@@ -343,7 +354,6 @@ impl Cx<'_, '_> {
             Place::Const(o) => inside(launch.constant, o, "constant memory", out),
             Place::Param(o) => inside(launch.params, o, "the kernel's parameters", out),
         }
-        .map_err(|f| f.lane(lane as u32))
     }
 
     /// Writes bytes for one lane.
@@ -351,6 +361,17 @@ impl Cx<'_, '_> {
     /// # Errors
     /// Everything that can be wrong with a write.
     pub fn write_lane(
+        &mut self,
+        space: Space,
+        address: u64,
+        lane: usize,
+        kind: Kind,
+        src: &[u8],
+    ) -> Result<(), Fault> {
+        self.write(space, address, lane, kind, src).map_err(|f| f.lane(lane as u32))
+    }
+
+    fn write(
         &mut self,
         space: Space,
         address: u64,
@@ -384,7 +405,6 @@ impl Cx<'_, '_> {
                 Err(Fault::new(Check::Bounds, "a write to read-only memory").at(at))
             }
         }
-        .map_err(|f| f.lane(lane as u32))
     }
 
     /// Checks that an address is a multiple of the access size.

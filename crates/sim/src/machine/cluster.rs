@@ -380,7 +380,7 @@ impl<'a> Cluster<'a> {
 
     fn describe_wait(&self, cta: usize, warp: &Warp, group: &Group) -> String {
         match &group.wait {
-            Wait::No => "runnable".into(),
+            Wait::No => "spins without effect".into(),
             Wait::Poll(_) => "polls memory".into(),
             Wait::Named { id, .. } => {
                 let b = &self.ctas[cta].barriers[*id as usize];

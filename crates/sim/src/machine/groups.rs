@@ -5,7 +5,7 @@
 //! are unfinished. Lanes of a warp do this together, so a group is kept once with the mask of its lanes.
 
 use super::warp::GroupKind;
-use crate::check::order::View;
+use crate::check::order::{Actor, View};
 use crate::program::Reg;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -24,6 +24,8 @@ pub struct OpState {
     pub pc: u32,
     /// CTA and warp that started it.
     pub owner: (u32, u32),
+    /// Its actor and clock.
+    pub action: (Actor, u32),
     /// What a waiter learns: what the issuer knew, and the operation itself.
     pub view: Arc<View>,
 }

@@ -12,6 +12,7 @@ use crate::machine::warp::GroupKind;
 use crate::program::Src;
 use crate::semantics::smem_desc::SmemDesc;
 use crate::semantics::tcgen05::{AccessShape, Cell, CopyShape};
+use std::sync::Arc;
 
 fn at(base: Cell, relative: Cell) -> Cell {
     Cell { lane: base.lane + relative.lane, column: base.column + relative.column }
@@ -138,9 +139,13 @@ pub fn store(op: &Access, cx: &mut Cx<'_, '_>) -> Result {
 pub fn wait(cx: &mut Cx<'_, '_>, kind: GroupKind) -> Result {
     cx.w.async_groups.commit(kind, cx.m);
     let finished = cx.w.async_groups.must_finish(kind, cx.m, 0);
+    let actions: Vec<_> = finished.iter().filter_map(|op| cx.cl.ops.get(op)).map(|s| s.action).collect();
     let flow = cx.wait_groups(kind, 0)?;
     if flow == Flow::Next {
         cx.w.release_registers(&finished);
+        // Its own completed accesses are ordered for the warp without a fence between threads.
+        let own = Arc::make_mut(&mut cx.g.carried.tensor);
+        actions.into_iter().for_each(|(actor, clock)| own.learn(actor, clock));
     }
     Ok(flow)
 }
