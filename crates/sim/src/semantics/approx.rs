@@ -1,11 +1,12 @@
 //! The approximate functions: `ex2 lg2 rcp rsqrt sqrt sin cos tanh div.approx div.full`.
 //!
-//! Flow: `exec/arith` for the `.approx` and `.full` forms. PTX ISA 9.7.3.8, .13, .15, .16, .18 to .22 and 9.7.4.9, .10.
+//! Flow: `exec/arith` for the `.approx` and `.full` forms. PTX ISA 9.7.3.8, .13, .15, .16, .18 to .22 and
+//! 9.7.4.9, .10.
 //!
-//! The ISA gives corner cases and error bounds, not values, and chips differ. Each function here is the mathematical
-//! one, rounded to nearest (sine and cosine: within 2^-40 before rounding), so it lies within every bound stated;
-//! results are the same on every host, since only additions, multiplications, divisions and square roots are used,
-//! never the host's math library.
+//! The ISA gives corner cases and error bounds, not values, and chips differ. Each function here is the
+//! mathematical one, rounded to nearest (sine and cosine: within 2^-40 before rounding), so it lies within
+//! every bound stated; results are the same on every host, since only additions, multiplications, divisions
+//! and square roots are used, never the host's math library.
 //!
 //! | function | bound of the ISA |
 //! |---|---|
@@ -40,8 +41,8 @@ pub enum Function {
     Tanh,
 }
 
-/// `function.approx{.ftz}` of register bits in `format` (f32; f16 and bf16 for `ex2` and `tanh`). With `ftz`, subnormal
-/// operands and results become zeros of the same sign.
+/// `function.approx{.ftz}` of register bits in `format` (f32; f16 and bf16 for `ex2` and `tanh`). With `ftz`,
+/// subnormal operands and results become zeros of the same sign.
 pub fn approx(function: Function, format: Format, a: u32, ftz: bool) -> u32 {
     let flush = |bits: u64| if ftz { format.flush(bits) } else { bits };
     let x = format.decode(flush(a as u64));
@@ -58,8 +59,9 @@ pub fn approx(function: Function, format: Format, a: u32, ftz: bool) -> u32 {
     flush(format.encode(y, Round::NearestEven, Clamp::default())) as u32
 }
 
-/// `div.approx{.ftz}.f32` and, with `full`, `div.full{.ftz}.f32` (PTX ISA 9.7.3.8). The first multiplies by a reciprocal
-/// that underflows for divisors beyond 2^126: the quotient is then a zero, NaN for an infinite dividend.
+/// `div.approx{.ftz}.f32` and, with `full`, `div.full{.ftz}.f32` (PTX ISA 9.7.3.8). The first multiplies by a
+/// reciprocal that underflows for divisors beyond 2^126: the quotient is then a zero, NaN for an infinite
+/// dividend.
 pub fn div(a: u32, b: u32, full: bool, ftz: bool) -> u32 {
     let flush = |bits: u64| if ftz { F32.flush(bits) } else { bits };
     let (x, y) = (F32.decode(flush(a as u64)), F32.decode(flush(b as u64)));

@@ -55,8 +55,8 @@ pub const fn wgmma_a(bits: u32, warp: u32, lane: u32, i: u32) -> (u32, u32) {
     (16 * warp + row, k)
 }
 
-/// `(row, column)` of element `i` (0..N/2) of D of `wgmma.m64nNkK`, for `warp` 0..4 of the warpgroup. f32 and s32:
-/// one register each; f16: two to a register, the lower column in the low half. PTX ISA 9.7.15.5.1.1.
+/// `(row, column)` of element `i` (0..N/2) of D of `wgmma.m64nNkK`, for `warp` 0..4 of the warpgroup. f32 and
+/// s32: one register each; f16: two to a register, the lower column in the low half. PTX ISA 9.7.15.5.1.1.
 #[inline]
 pub const fn wgmma_d(warp: u32, lane: u32, i: u32) -> (u32, u32) {
     let (row, col) = mma_c(lane, i % 4);
@@ -64,8 +64,8 @@ pub const fn wgmma_d(warp: u32, lane: u32, i: u32) -> (u32, u32) {
 }
 
 /// `(row, column)` within its 8x8 matrix of half `half` (0 low, 1 high) of a lane's register, for
-/// `ldmatrix` and `stmatrix` `.m8n8.b16` (PTX ISA 9.7.14.5.15, 9.7.14.5.16). Row `r` of matrix `j` (register `j`)
-/// is the 16 bytes at the address that lane `8 * j + r` gives, the same for `.x1 .x2 .x4`.
+/// `ldmatrix` and `stmatrix` `.m8n8.b16` (PTX ISA 9.7.14.5.15, 9.7.14.5.16). Row `r` of matrix `j` (register
+/// `j`) is the 16 bytes at the address that lane `8 * j + r` gives, the same for `.x1 .x2 .x4`.
 #[inline]
 pub const fn matrix_b16(trans: bool, lane: u32, half: u32) -> (u32, u32) {
     let (row, col) = (lane / 4, 2 * (lane % 4) + half);
@@ -88,14 +88,15 @@ pub const fn scale_a_lane(row: u32, thread_id: u32) -> u32 {
     4 * (row % 8) + 2 * thread_id + row / 8
 }
 
-/// The lane whose scale register serves column `n` (0..8) of B, for `thread_id` 0..4. PTX ISA 9.7.14.3, figure 44.
+/// The lane whose scale register serves column `n` (0..8) of B, for `thread_id` 0..4. PTX ISA 9.7.14.3,
+/// figure 44.
 #[inline]
 pub const fn scale_b_lane(n: u32, thread_id: u32) -> u32 {
     4 * n + thread_id
 }
 
-/// The byte of the scale register that holds the scale of k-block `block`, for `scale_vec::{vec}X` with `vec` 1,
-/// 2 or 4. PTX ISA 9.7.14.3, table 37.
+/// The byte of the scale register that holds the scale of k-block `block`, for `scale_vec::{vec}X` with `vec`
+/// 1, 2 or 4. PTX ISA 9.7.14.3, table 37.
 ///
 /// # Errors
 /// A `byte_id` the table does not allow.

@@ -16,8 +16,8 @@ pub const MAX_TX: i64 = (1 << 20) - 1;
 /// The contents of an mbarrier object (PTX ISA 9.7.13.15.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mbarrier {
-    /// Phases completed since initialisation; the current phase has this number. Its parity is all a program can
-    /// see, and all that the object's bits keep; the simulator may keep the rest beside them.
+    /// Phases completed since initialisation; the current phase has this number. Its parity is all a program
+    /// can see, and all that the object's bits keep; the simulator may keep the rest beside them.
     pub phase: u64,
     /// Arrivals the current phase still waits for.
     pub pending: u32,
@@ -60,8 +60,8 @@ impl Mbarrier {
     /// The barrier in an object's 64 bits. The phase number is only its parity.
     ///
     /// # Errors
-    /// Bits that [`to_bits`](Self::to_bits) does not make: the object was never initialised, was invalidated, or
-    /// was overwritten.
+    /// Bits that [`to_bits`](Self::to_bits) does not make: the object was never initialised, was invalidated,
+    /// or was overwritten.
     pub fn from_bits(bits: u64) -> Result<Mbarrier, Misuse> {
         let barrier = Mbarrier {
             phase: bits >> 63,
@@ -107,7 +107,8 @@ impl Mbarrier {
         self.take("arrive", count).map(Mbarrier::settle)
     }
 
-    /// `mbarrier.arrive_drop` with `count` (PTX ISA 9.7.13.15.14): arrives, and later phases expect that many less.
+    /// `mbarrier.arrive_drop` with `count` (PTX ISA 9.7.13.15.14): arrives, and later phases expect that many
+    /// less.
     ///
     /// # Errors
     /// As [`arrive`](Self::arrive).
@@ -162,8 +163,8 @@ impl Mbarrier {
         Outcome { barrier, completed }
     }
 
-    /// `mbarrier.{test_wait,try_wait}.parity` (PTX ISA 9.7.13.15.16): whether the phase of that parity is complete,
-    /// that is, is not the current one. A fresh barrier answers `true` for parity 1.
+    /// `mbarrier.{test_wait,try_wait}.parity` (PTX ISA 9.7.13.15.16): whether the phase of that parity is
+    /// complete, that is, is not the current one. A fresh barrier answers `true` for parity 1.
     pub fn test_parity(self, parity: u32) -> bool {
         self.phase & 1 != parity as u64 & 1
     }
@@ -173,8 +174,8 @@ impl Mbarrier {
         self.to_bits()
     }
 
-    /// `mbarrier.{test_wait,try_wait}` with a `state` (PTX ISA 9.7.13.15.16): whether the phase it was taken in is
-    /// complete. States of any but the current and the last phase are undefined to use.
+    /// `mbarrier.{test_wait,try_wait}` with a `state` (PTX ISA 9.7.13.15.16): whether the phase it was taken
+    /// in is complete. States of any but the current and the last phase are undefined to use.
     pub fn test_state(self, state: u64) -> bool {
         state >> 63 != self.phase & 1
     }
@@ -184,8 +185,8 @@ impl Mbarrier {
         (state & 0xf_ffff) as u32
     }
 
-    /// Whether the object can be re-initialised or invalidated without losing anything: no arrival of the current
-    /// phase has happened and no transaction is open.
+    /// Whether the object can be re-initialised or invalidated without losing anything: no arrival of the
+    /// current phase has happened and no transaction is open.
     pub fn is_idle(self) -> bool {
         self.pending == self.expected && self.tx_count == 0
     }

@@ -1,7 +1,8 @@
 //! Read-modify-write operations on one element of memory: `red`, `atom`, and the reductions of bulk copies.
 //!
-//! Flow: `exec/{ld_st,tma}` reads the old bits, calls [`Reduction::apply`], writes the new ones. PTX ISA 9.7.13.3
-//! (`atom`), 9.7.13.4 (`red`), 9.7.9.25.6.2 (`cp.reduce.async.bulk`), 9.7.9.27.1.3 (`cp.reduce.async.bulk.tensor`).
+//! Flow: `exec/{ld_st,tma}` reads the old bits, calls [`Reduction::apply`], writes the new ones. PTX ISA
+//! 9.7.13.3 (`atom`), 9.7.13.4 (`red`), 9.7.9.25.6.2 (`cp.reduce.async.bulk`), 9.7.9.27.1.3
+//! (`cp.reduce.async.bulk.tensor`).
 
 use super::float::arith::{self, MinMax, Mode};
 use super::float::int::IntType;
@@ -66,8 +67,8 @@ impl ReduceType {
 }
 
 impl Reduction {
-    /// The new bits of an element that held `old`. With `flush`, f32 subnormals are flushed, as `atom.add.f32` does in
-    /// global memory but not in shared memory (PTX ISA 9.7.13.3).
+    /// The new bits of an element that held `old`. With `flush`, f32 subnormals are flushed, as
+    /// `atom.add.f32` does in global memory but not in shared memory (PTX ISA 9.7.13.3).
     ///
     /// # Errors
     /// An operator that the type does not have.

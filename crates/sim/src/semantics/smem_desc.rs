@@ -52,8 +52,8 @@ impl SmemDesc {
     /// Decodes a wgmma matrix descriptor (PTX ISA 9.7.15.5.1.2.2).
     ///
     /// # Errors
-    /// Nonzero reserved bits; a start that is not at the beginning of the swizzle pattern's rows; a nonzero base
-    /// offset (not modelled).
+    /// Nonzero reserved bits; a start that is not at the beginning of the swizzle pattern's rows; a nonzero
+    /// base offset (not modelled).
     pub fn decode_wgmma(bits: u64) -> Result<SmemDesc, Misuse> {
         let reserved = bits & 0x3fff_c000_c000_c000 & !(7 << 49);
         require(reserved == 0, WGMMA, "reserved bits", reserved, "bits 14-15, 30-31, 46-48 and 52-61 are 0")?;
@@ -163,8 +163,8 @@ impl SmemDesc {
     }
 }
 
-/// Whether a tcgen05 multiplicand of `bits`-wide elements may have this majorness and swizzle (PTX ISA 9.7.16.10.3,
-/// table 54).
+/// Whether a tcgen05 multiplicand of `bits`-wide elements may have this majorness and swizzle (PTX ISA
+/// 9.7.16.10.3, table 54).
 ///
 /// # Errors
 /// An MN-major 4- or 6-bit matrix, or a swizzle mode its element size excludes.

@@ -1,9 +1,9 @@
 //! Where matrices, scales and register fragments lie in Tensor Memory.
 //!
-//! Flow: `exec/tcgen05` combines these index functions with the base address of an instruction. TMEM is 128 lanes by 512
-//! columns of 32-bit words per CTA; an address is `lane << 16 | column` (PTX ISA 9.7.16.1.1). Cells are relative to the
-//! operand's base address. The ISA draws the layouts as figures; the functions are those figures as CUTLASS's
-//! `copy_traits_sm100.hpp` and `mma_traits_sm100.hpp` express them.
+//! Flow: `exec/tcgen05` combines these index functions with the base address of an instruction. TMEM is 128
+//! lanes by 512 columns of 32-bit words per CTA; an address is `lane << 16 | column` (PTX ISA 9.7.16.1.1).
+//! Cells are relative to the operand's base address. The ISA draws the layouts as figures; the functions are
+//! those figures as CUTLASS's `copy_traits_sm100.hpp` and `mma_traits_sm100.hpp` express them.
 
 use super::misuse::{Misuse, require};
 
@@ -28,8 +28,8 @@ impl Cell {
     }
 }
 
-/// How rows of D (and of A in TMEM) are spread over lanes and CTAs (PTX ISA 9.7.16.10.5). Layouts C (sparse), E and G
-/// (`.ws`) are not modelled.
+/// How rows of D (and of A in TMEM) are spread over lanes and CTAs (PTX ISA 9.7.16.10.5). Layouts C (sparse),
+/// E and G (`.ws`) are not modelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DataPath {
     /// M = 256, `cta_group::2`: each CTA holds half of the rows, one to a lane.
@@ -54,8 +54,8 @@ impl DataPath {
         }
     }
 
-    /// The CTA of the pair (0 even, 1 odd rank; always 0 for `cta_group::1`) and the cell that hold D\[row\]\[col\] of an
-    /// instruction with `n` columns. An element of any type fills one word.
+    /// The CTA of the pair (0 even, 1 odd rank; always 0 for `cta_group::1`) and the cell that hold
+    /// D\[row\]\[col\] of an instruction with `n` columns. An element of any type fills one word.
     #[inline]
     pub const fn accumulator(self, n: u32, row: u32, col: u32) -> (u32, Cell) {
         match self {
@@ -77,9 +77,9 @@ impl DataPath {
         }
     }
 
-    /// The CTA, the cell and the bit within its word of A\[row\]\[k\] in TMEM, for elements of `bits` width (8-bit containers
-    /// for the narrow types of kind::f8f6f4 and mxf8f6f4; PTX ISA 9.7.16.10.4). In layout B each half of the lanes holds a
-    /// copy of the CTA's 64 rows, of which this is the lower.
+    /// The CTA, the cell and the bit within its word of A\[row\]\[k\] in TMEM, for elements of `bits` width
+    /// (8-bit containers for the narrow types of kind::f8f6f4 and mxf8f6f4; PTX ISA 9.7.16.10.4). In layout B
+    /// each half of the lanes holds a copy of the CTA's 64 rows, of which this is the lower.
     #[inline]
     pub const fn multiplicand(self, bits: u32, row: u32, k: u32) -> (u32, Cell, u32) {
         // A row of A lies in the lanes of the same row of D.
@@ -106,13 +106,13 @@ pub const fn operand_rows(m: u32, n: u32, cta_group: u32) -> (u32, u32) {
     (m / cta_group, n / cta_group)
 }
 
-/// The cell, relative to the scales' address and within one 32-lane partition, and the byte of its word, that hold the
-/// scale of K-block `block` for row `row` of A or column `row` of B. `id` is the scale factor id of the instruction
-/// descriptor. PTX ISA 9.7.16.10.7.2 and .3: 32 rows to a column; `scale_vec::1X` one byte at `id`, `2X` two from `id`, `4X`
-/// four.
+/// The cell, relative to the scales' address and within one 32-lane partition, and the byte of its word, that
+/// hold the scale of K-block `block` for row `row` of A or column `row` of B. `id` is the scale factor id of
+/// the instruction descriptor. PTX ISA 9.7.16.10.7.2 and .3: 32 rows to a column; `scale_vec::1X` one byte at
+/// `id`, `2X` two from `id`, `4X` four.
 ///
-/// Every 32-lane partition holds a copy. With `cta_group::2` each CTA's TMEM has the scales of its own rows of A, counted
-/// from 0, and of all columns of B.
+/// Every 32-lane partition holds a copy. With `cta_group::2` each CTA's TMEM has the scales of its own rows
+/// of A, counted from 0, and of all columns of B.
 #[inline]
 pub const fn scale(row: u32, block: u32, id: u32) -> (Cell, u32) {
     (Cell { lane: row % 32, column: row / 32 }, id + block)
@@ -217,8 +217,8 @@ impl AccessShape {
         Cell { lane, column }
     }
 
-    /// The cells of the low and the high half of `register` with `.pack::16b` or `.unpack::16b`: the low 16 bits of two
-    /// neighbouring columns (PTX ISA 9.7.16.8.2).
+    /// The cells of the low and the high half of `register` with `.pack::16b` or `.unpack::16b`: the low 16
+    /// bits of two neighbouring columns (PTX ISA 9.7.16.8.2).
     #[inline]
     pub const fn packed_cells(self, thread: u32, register: u32) -> [Cell; 2] {
         let (Cell { lane, column }, split) = match self {
@@ -232,8 +232,8 @@ impl AccessShape {
         [Cell { lane, column: low }, Cell { lane, column: low + 1 }]
     }
 
-    /// Checks the lane of an access by `warp` (its index in the CTA): each warp of a warpgroup reaches its own 32 lanes (PTX
-    /// ISA 9.7.16.8.1), and a 16-lane shape starts at the first or the middle of them.
+    /// Checks the lane of an access by `warp` (its index in the CTA): each warp of a warpgroup reaches its
+    /// own 32 lanes (PTX ISA 9.7.16.8.1), and a 16-lane shape starts at the first or the middle of them.
     ///
     /// # Errors
     /// A lane outside the warp's chunk or in the midst of it.

@@ -1,15 +1,17 @@
 //! Products of floating-point matrices without block scales.
 //!
-//! Two ways through the same arithmetic: whole rows of D side by side in f32 and i32, and one element at a time in f64 and i64 for what does not fit it (wide exponents of bf16 and tf32, infinities and NaNs).
+//! Two ways through the same arithmetic: whole rows of D side by side in f32 and i32, and one element at a
+//! time in f64 and i64 for what does not fit it (wide exponents of bf16 and tf32, infinities and NaNs).
 
 use super::super::float::F32;
 use super::super::float::arith::{self, Mode};
 use super::{Model, Shape, Sum, exponent, finish, not_finite, power};
 
-/// The exponent of zero: far below any other, so that a product with it never is the largest, and far enough from the
-/// limits of i16 that two of them add.
+/// The exponent of zero: far below any other, so that a product with it never is the largest, and far enough
+/// from the limits of i16 that two of them add.
 const ZERO: i16 = -4000;
-/// Sums of operand exponents between which a product, and a product scaled for alignment, are normal f32 numbers.
+/// Sums of operand exponents between which a product, and a product scaled for alignment, are normal f32
+/// numbers.
 const NARROW: std::ops::RangeInclusive<i16> = -45..=45;
 
 /// D = A·B + C in `c`, as `model` sums. See the [module](super) text for the layouts.
@@ -136,8 +138,8 @@ impl Panel {
             self.top.iter_mut().zip(&mut self.scale).zip(&self.largest).zip(&*c)
         {
             let of_c = ((c.to_bits() >> 23 & 0xff) as i32 - 127).max(-126);
-            // With no product but zeros the sum is `c`, restored below; the bound keeps `scale` a number, and the
-            // sums normal f32 numbers.
+            // With no product but zeros the sum is `c`, restored below; the bound keeps `scale` a number, and
+            // the sums normal f32 numbers.
             *top = of_c.max(largest as i32).max(-90);
             *scale = f32::from_bits(((fraction_bits - *top + 127) as u32) << 23);
         }
@@ -176,8 +178,8 @@ fn row_avx2(panel: &mut Panel, model: &Model, a: &[f32], ea: &[i16], c: &mut [f3
     panel.row_portable(model, a, ea, c);
 }
 
-/// Adds the aligned, truncated products of one `kk`. A sum takes at most 16 of them and C: significands up to 1.875
-/// (8-bit types, K = 32) keep it below 2^30.9, and the 8 of wider types below 2^30.
+/// Adds the aligned, truncated products of one `kk`. A sum takes at most 16 of them and C: significands up to
+/// 1.875 (8-bit types, K = 32) keep it below 2^30.9, and the 8 of wider types below 2^30.
 #[inline(always)]
 fn accumulate(sums: &mut [i32], a: f32, b: &[f32], scale: &[f32]) {
     for ((sum, &b), &scale) in sums.iter_mut().zip(b).zip(scale) {
@@ -190,8 +192,8 @@ fn accumulate(sums: &mut [i32], a: f32, b: &[f32], scale: &[f32]) {
 #[inline(always)]
 fn truncate(term: f32) -> i32 {
     debug_assert!(term.abs() < 134217728.0);
-    // SAFETY: alignment puts the largest exponent among the terms at `fraction_bits` <= 25 and a significand is below
-    // 4, so the magnitude is below 2^27; operands and scale are finite, so it is not NaN.
+    // SAFETY: alignment puts the largest exponent among the terms at `fraction_bits` <= 25 and a significand
+    // is below 4, so the magnitude is below 2^27; operands and scale are finite, so it is not NaN.
     unsafe { term.to_int_unchecked() }
 }
 
@@ -204,8 +206,8 @@ fn addend_alone(c: f32, model: &Model) -> f32 {
 /// No scale: times one, exponent zero.
 const UNSCALED: (f64, i32) = (1.0, 0);
 
-/// One element: the same sum in f64 and i64, for any operands, with products times a power of two given as value and
-/// exponent.
+/// One element: the same sum in f64 and i64, for any operands, with products times a power of two given as
+/// value and exponent.
 pub(super) fn one(model: &Model, a: &[f32], b: &[f32], c: f32, (scale, by): (f64, i32)) -> f32 {
     let products = || a.iter().zip(b).map(|(&x, &y)| x as f64 * y as f64 * scale);
     let plain: f64 = products().sum::<f64>() + c as f64;

@@ -22,8 +22,8 @@ pub fn multiply_i32(shape: Shape, a: &[f32], b: &[f32], c: &mut [i32], saturate:
     }
 }
 
-/// D = A·B + C in f64: fused multiply-adds in order of K, each rounded to nearest (PTX ISA 9.7.14.5.14, `.f64`; the
-/// order is the one found in hardware, arXiv 2511.10909).
+/// D = A·B + C in f64: fused multiply-adds in order of K, each rounded to nearest (PTX ISA 9.7.14.5.14,
+/// `.f64`; the order is the one found in hardware, arXiv 2511.10909).
 ///
 /// # Panics
 /// If a slice does not have the length its layout says.

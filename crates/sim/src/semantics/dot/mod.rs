@@ -8,29 +8,33 @@
 //!
 //! # What is assumed
 //! The ISA promises only exact products and "at least single precision" accumulation in an unspecified order
-//! (PTX ISA 9.7.14.5.14, 9.7.15.5.2, 9.7.16.10). Studies of the hardware agree on more: Fasi, Higham, Mikaitis and
-//! Pranesh (PeerJ CS 7:e330, 2021: V100 to A100), Khattak and Mikaitis (arXiv 2512.07004: to B200), and Xie et
-//! al. (arXiv 2511.10909, "MMA-Sim": Volta to Blackwell, equal to the hardware on a million random cases each):
+//! (PTX ISA 9.7.14.5.14, 9.7.15.5.2, 9.7.16.10). Studies of the hardware agree on more: Fasi, Higham,
+//! Mikaitis and Pranesh (PeerJ CS 7:e330, 2021: V100 to A100), Khattak and Mikaitis (arXiv 2512.07004: to
+//! B200), and Xie et al. (arXiv 2511.10909, "MMA-Sim": Volta to Blackwell, equal to the hardware on a million
+//! random cases each):
 //!
 //! 1. An instruction's K products and the addend form one fused sum (two in sequence on Ampere and Ada).
-//! 2. Each term has the exponent of its operands added, not normalised: a product's significand is in [0, 4). An
-//!    operand's exponent is at least that of its format's smallest normal number, an f32 addend's at least -126.
-//! 3. Every term is aligned to the largest exponent and *truncated* to `fraction_bits` places below it: 24 on Ampere and
-//!    Ada, 25 on Hopper and Blackwell, 13 for e4m3 and e5m2 in Ada `mma` and Hopper `wgmma` (the "14-bit accumulation").
+//! 2. Each term has the exponent of its operands added, not normalised: a product's significand is in [0, 4).
+//!    An operand's exponent is at least that of its format's smallest normal number, an f32 addend's at least
+//!    -126.
+//! 3. Every term is aligned to the largest exponent and *truncated* to `fraction_bits` places below it: 24 on
+//!    Ampere and Ada, 25 on Hopper and Blackwell, 13 for e4m3 and e5m2 in Ada `mma` and Hopper `wgmma` (the
+//!    "14-bit accumulation").
 //! 4. The truncated terms add exactly; the sum is truncated to f32 (13 mantissa bits in the FP8 cases above),
 //!    infinity beyond it, or rounded to nearest f16. A zero sum is +0.
 //! 5. NaN results are 0x7fffffff or f16 0x7fff; an infinite product or addend gives infinity.
-//! 6. Block-scaled e2m1: each 16 products add exactly, times the exact product of the two scales; these terms (four for
-//!    K = 64) align by the sum of the scales' exponents, with 35 fraction bits.
+//! 6. Block-scaled e2m1: each 16 products add exactly, times the exact product of the two scales; these terms
+//!    (four for K = 64) align by the sum of the scales' exponents, with 35 fraction bits.
+//! 7. Hopper `mma` of e4m3 and e5m2 into f32 is two f16 operations: from zero, the products with `k % 4 < 2`
+//!    form one sum, the others the next; then C is added in f32, to nearest.
 //!
-//! 7. Hopper `mma` of e4m3 and e5m2 into f32 is two f16 operations: from zero, the products with `k % 4 < 2` form one sum,
-//!    the others the next; then C is added in f32, to nearest.
+//! Checked bit for bit on an H200, 262144 random and special sums each: `wgmma` f16, bf16, tf32, e4m3, e5m2
+//! into f32, f16 and e4m3 into f16, with operands in every swizzle (K-major f16 and e4m3, MN-major f16 and
+//! bf16); 65536 each: `mma` f16 k8 and k16, bf16 k16, tf32 k4 and k8, e4m3 and e5m2 k32 into f32, f16 k16 into
+//! f16. Ampere, Ada and Blackwell, and rule 6, rest on the papers.
 //!
-//! Checked bit for bit on an H200 with random and special operands: `wgmma` f16, bf16, tf32, e4m3, e5m2 into f32, and f16
-//! and e4m3 into f16 (262144 elements each, all swizzles and both majors); `mma` f16 k8 and k16, bf16, tf32 k4 and k8, e4m3,
-//! e5m2 into f32 and f16 into f16. Ampere, Ada and Blackwell, and rule 6, rest on the papers.
-//!
-//! Products of a zero operand are left out of the alignment, so C passes through a sum of zeros, rounded to the result's format but not aligned.
+//! Products of a zero operand are left out of the alignment, so C passes through a sum of zeros, rounded to
+//! the result's format but not aligned.
 
 mod fused;
 mod integer;
@@ -110,7 +114,8 @@ const F32_SHORT: Format =
     Format { exp_bits: 8, man_bits: 13, pad_bits: 10, specials: Specials::Ieee, nan: 0x7fff_ffff };
 
 impl Model {
-    /// The model of an instruction that multiplies `element`s over `k` (its own K) into an f16 or f32 accumulator.
+    /// The model of an instruction that multiplies `element`s over `k` (its own K) into an f16 or f32
+    /// accumulator.
     pub fn new(
         generation: Generation,
         family: Family,
@@ -146,11 +151,12 @@ impl Model {
         }
     }
 
-    /// The largest error of a chain of instructions over `k` elements against the exact result, as a multiple of
-    /// `|c| + sum |a * b|`, which bounds every term and partial sum.
+    /// The largest error of a chain of instructions over `k` elements against the exact result, as a multiple
+    /// of `|c| + sum |a * b|`, which bounds every term and partial sum.
     ///
-    /// A fused sum of `g` products truncates `g + 1` terms by less than `2^-fraction_bits` of the largest exponent, then
-    /// its result by less than one last place; a factor of 2 covers the growth of partial sums by those errors.
+    /// A fused sum of `g` products truncates `g + 1` terms by less than `2^-fraction_bits` of the largest
+    /// exponent, then its result by less than one last place; a factor of 2 covers the growth of partial sums
+    /// by those errors.
     pub fn tolerance(&self, k: usize) -> f64 {
         let sums = k.div_ceil(self.group) as f64;
         let alignment = (self.group + 1) as f64 * 2f64.powi(-(self.fraction_bits as i32));
@@ -163,8 +169,9 @@ impl Model {
     }
 }
 
-/// D = A·B + C with every product and sum in f64 and one rounding at the end, to nearest: the reference that tests
-/// hold a [`Model`] and a GPU against, within [`Model::tolerance`]. Layouts as in the [module](self) text.
+/// D = A·B + C with every product and sum in f64 and one rounding at the end, to nearest: the reference that
+/// tests hold a [`Model`] and a GPU against, within [`Model::tolerance`]. Layouts as in the [module](self)
+/// text.
 pub fn multiply_exact(shape: Shape, a: &[f32], b: &[f32], c: &mut [f32]) {
     for (row, c_row) in c.chunks_exact_mut(shape.n).enumerate() {
         let a_row = &a[row * shape.k..][..shape.k];

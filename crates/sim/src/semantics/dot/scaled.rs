@@ -21,8 +21,8 @@ pub struct BlockScales<'s> {
     pub min_exponent: i32,
 }
 
-/// D = (A ∘ scales)·(B ∘ scales) + C in `c`, f32. With a single scale per row (`kind::mxf8f6f4`) products sum as `model`
-/// says, in one group; with several (`kind::mxf4`, `mxf4nvf4`, e2m1 elements) by rule 6 of the
+/// D = (A ∘ scales)·(B ∘ scales) + C in `c`, f32. With a single scale per row (`kind::mxf8f6f4`) products sum
+/// as `model` says, in one group; with several (`kind::mxf4`, `mxf4nvf4`, e2m1 elements) by rule 6 of the
 /// [module](super) text.
 ///
 /// # Panics
@@ -90,7 +90,8 @@ fn dot16(a: &[i16], b: &[i16]) -> i32 {
     a[..GROUP].iter().zip(&b[..GROUP]).map(|(&x, &y)| x as i32 * y as i32).sum()
 }
 
-/// One power-of-two scale per row (`scale_vec::1X`): it moves the exponents of a row's products and nothing else.
+/// One power-of-two scale per row (`scale_vec::1X`): it moves the exponents of a row's products and nothing
+/// else.
 fn multiply_one_scale(
     model: &Model,
     shape: Shape,

@@ -76,7 +76,8 @@ fn fp8_accumulates_in_fourteen_bits_on_hopper_exact() {
 #[test]
 fn fp8_mma_on_hopper_sums_pairs_and_adds_c_last_exact() {
     let mma = model(Generation::Hopper, Family::Mma, Element::E4m3, 32);
-    // 2^-9 * 2^-8 = 2^-17 is far below 2^16: alone in the second sum it meets 2^16 - 2^16 = 0, in the first it is lost.
+    // 2^-9 * 2^-8 = 2^-17 is far below 2^16: alone in the second sum it meets 2^16 - 2^16 = 0, in the first
+    // it is lost.
     let (big, small) = ((256.0, 256.0), (P(-9), P(-8)));
     let cancel = |place: usize| {
         let mut pairs = [(0.0, 0.0); 8];
@@ -292,8 +293,8 @@ proptest! {
                 let exact: f64 = (0..64)
                     .map(|k| a[row * 64 + k] as f64 * sa[row * 4 + k / 16] as f64 * b[col * 64 + k] as f64 * sb[col * 4 + k / 16] as f64)
                     .sum();
-                // Terms have at most 12 + 8 bits and the scales' exponents differ by at most 2 * 14: nothing is lost in
-                // alignment but what lies 35 places down.
+                // Terms have at most 12 + 8 bits and the scales' exponents differ by at most 2 * 14: nothing
+                // is lost in alignment but what lies 35 places down.
                 let cut = (exact.abs() * 2f64.powi(-23)).max(2f64.powi(17 - 35) * 4.0);
                 let error = exact - d[row * 8 + col] as f64;
                 prop_assert!(error.abs() <= cut, "{} {}", exact, error);

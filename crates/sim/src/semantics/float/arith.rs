@@ -5,9 +5,9 @@
 //!
 //! Method: operands are exact in `f64`, and so are products of two of them (at most 48 significant bits). A sum
 //! or quotient is computed in `f64` *rounded to odd*: truncated, with the last bit set if anything was lost,
-//! which an exact error term (two-sum, or the remainder from a fused multiply-add) tells. 53 bits rounded to odd
-//! round to 24 or fewer bits, in any direction, as the exact value would (Boldo and Melquiond, 2008): there is
-//! no double rounding.
+//! which an exact error term (two-sum, or the remainder from a fused multiply-add) tells. 53 bits rounded to
+//! odd round to 24 or fewer bits, in any direction, as the exact value would (Boldo and Melquiond, 2008):
+//! there is no double rounding.
 
 use super::{BF16, Clamp, F32, F64, Format, Round, exp2};
 
@@ -143,8 +143,8 @@ pub fn neg(format: Format, a: u64, ftz: bool) -> u64 {
     a ^ 1 << (format.width() - 1)
 }
 
-/// The f32 with the value of `bits` (PTX ISA 9.7.5: "convert(a)"; `cvt.f32.f16`). NaN becomes the canonical one, except
-/// from bf16, which chips widen by a shift.
+/// The f32 with the value of `bits` (PTX ISA 9.7.5: "convert(a)"; `cvt.f32.f16`). NaN becomes the canonical
+/// one, except from bf16, which chips widen by a shift.
 #[inline]
 pub fn widen(format: Format, bits: u32) -> u32 {
     if format == BF16 {
@@ -321,7 +321,8 @@ mod tests {
         assert_eq!(add(F32, bits(-tiny), bits(-0.0), ftz), bits(-0.0));
         assert_eq!(mul(F32, bits(-f32::MIN_POSITIVE), bits(0.5), ftz), bits(-0.0));
         assert_eq!(mul(F32, bits(-f32::MIN_POSITIVE), bits(0.5), Mode::default()), 0x8040_0000);
-        // 1 - 2^-24 has 24 bits: it is below 1, even if it would round to 1 as a subnormal. 1 - 2^-26 rounds to 1.
+        // 1 - 2^-24 has 24 bits: it is below 1, even if it would round to 1 as a subnormal. 1 - 2^-26 rounds
+        // to 1.
         assert_eq!(mul(F32, bits(f32::MIN_POSITIVE), 0x3f7f_ffff, ftz), 0);
         assert_eq!(mul(F32, bits(f32::MIN_POSITIVE), 0x3f7f_ffff, Mode::default()), 0x0080_0000);
         assert_eq!(mul(F32, 0x3f7f_f800, 0x0080_0400, ftz), 0x0080_0000);

@@ -1,8 +1,8 @@
 //! f64 arithmetic in every rounding mode, on 128-bit integers; nearest is the CPU's own.
 //!
 //! Flow: `exec/arith` for `.f64`. PTX ISA 9.7.3. NaN: the ISA supports payloads without saying which operand's;
-//! as observed on sm_90, the result is the NaN operand that comes first in the order b, c, a (for a quotient a, b), made quiet, and an invalid
-//! operation makes 0xfff8000000000000.
+//! as observed on sm_90, the result is the NaN operand that comes first in the order b, c, a (for a quotient
+//! a, b), made quiet, and an invalid operation makes 0xfff8000000000000.
 
 use super::{Clamp, F64, Round};
 

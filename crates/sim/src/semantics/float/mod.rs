@@ -7,7 +7,8 @@ pub mod arith;
 pub mod f64_ops;
 pub mod int;
 
-/// A floating-point rounding modifier (PTX ISA 6.5.2, table 17). `.rs` needs random bits and is not one of them.
+/// A floating-point rounding modifier (PTX ISA 6.5.2, table 17). `.rs` needs random bits and is not one of
+/// them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Round {
     /// `.rn`: to nearest, ties to even.
@@ -210,7 +211,8 @@ impl Format {
             _ => (0, false, true),
         };
         let kept = kept + round.goes_up(neg, kept & 1 != 0, guard, sticky) as u64;
-        // The hidden bit of `kept` adds the last one to the exponent field, and so does a carry out of rounding.
+        // The hidden bit of `kept` adds the last one to the exponent field, and so does a carry out of
+        // rounding.
         let code = (((binade - self.min_exponent()) as u64) << self.man_bits) + kept;
         if code > self.max_finite_code() {
             let to_infinity = match round {
@@ -261,7 +263,8 @@ pub fn decode_ue8m0(code: u8) -> f64 {
     if code == 0xff { f64::NAN } else { exp2(code as i32 - 127) }
 }
 
-/// `x` as `ue8m0`, rounded down (`.rz`) or up (`.rp`) to a power of two (PTX ISA 9.7.9.21, `cvt.frnd3.ue8m0x2`).
+/// `x` as `ue8m0`, rounded down (`.rz`) or up (`.rp`) to a power of two (PTX ISA 9.7.9.21,
+/// `cvt.frnd3.ue8m0x2`).
 ///
 /// The format has no sign: the magnitude is converted. Below 2^-127, zero included, the result is code 0. Above
 /// 2^127 it is 0xfe with `satfinite`, else NaN. Rounding modes other than `.rz` and `.rp` do not exist for this
@@ -286,8 +289,8 @@ pub fn encode_ue8m0(x: f64, round: Round, satfinite: bool) -> u8 {
 /// and the carry rounds the magnitude up (PTX ISA 9.7.9.21, `.rs`, figures 38 and 39).
 ///
 /// `rbits` holds 13 (f16) or 16 (bf16) random bits, the upper ones ignored. Random bits are aligned with the
-/// top of the discarded bits; for a subnormal result more bits are discarded than there are random ones, and the
-/// lower ones cannot carry.
+/// top of the discarded bits; for a subnormal result more bits are discarded than there are random ones, and
+/// the lower ones cannot carry.
 pub fn encode_stochastic(format: Format, x: f32, rbits: u32, clamp: Clamp) -> u64 {
     let bits = x.to_bits();
     let (field, man) = ((bits >> 23 & 0xff) as i32, bits & 0x7f_ffff);

@@ -1,12 +1,13 @@
 //! Tiled tensor copies: which bytes of global memory a box covers and where each lies in shared memory.
 //!
 //! Flow: `exec/tma` decodes the tensor map into a [`TiledTensor`], [`check`](TiledTensor::check)s it once, then
-//! walks [`pieces`](TiledTensor::pieces) for a load, store or reduction; multicast and completion are its own. PTX ISA
-//! 5.5.3 (tiled mode), 5.5.7 (swizzling), 9.7.9.27.1; the rules of the map are those of `cuTensorMapEncodeTiled`.
+//! walks [`pieces`](TiledTensor::pieces) for a load, store or reduction; multicast and completion are its
+//! own. PTX ISA 5.5.3 (tiled mode), 5.5.7 (swizzling), 9.7.9.27.1; the rules of the map are those of
+//! `cuTensorMapEncodeTiled`.
 //!
-//! The box is packed in shared memory, dimension 0 fastest, then the swizzle XORs the absolute address. Rows are dense
-//! without swizzling; with it each takes the whole swizzle span, even if the box is narrower (seen on sm_90; such a load
-//! still completes the bytes of the box only).
+//! The box is packed in shared memory, dimension 0 fastest, then the swizzle XORs the absolute address. Rows
+//! are dense without swizzling; with it each takes the whole swizzle span, even if the box is narrower (seen
+//! on sm_90; such a load still completes the bytes of the box only).
 //! Modelled: tiled mode, no interleave, zero fill, every swizzle. im2col and gather4/scatter4 are not.
 
 use super::misuse::{Misuse, require};
@@ -198,14 +199,14 @@ impl TiledTensor {
         }
     }
 
-    /// Bytes of the box, which is what a load adds to the barrier's completed bytes, elements outside the tensor
-    /// included (PTX ISA 9.7.9.25.5.2).
+    /// Bytes of the box, which is what a load adds to the barrier's completed bytes, elements outside the
+    /// tensor included (PTX ISA 9.7.9.25.5.2).
     pub fn box_bytes(&self) -> u32 {
         self.counts()[1..].iter().product::<u32>() * self.row_bytes()
     }
 
-    /// Checks operands of one copy and walks it in order of the box: `coordinates` start the box, innermost first,
-    /// and `smem` is the destination or source in the shared window.
+    /// Checks operands of one copy and walks it in order of the box: `coordinates` start the box, innermost
+    /// first, and `smem` is the destination or source in the shared window.
     ///
     /// # Errors
     /// A misaligned shared address; for stores, a negative coordinate; a 4-bit coordinate between bytes.
@@ -356,187 +357,4 @@ impl Iterator for Pieces<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn matrix(
-        ty: TensorType,
-        dims: [u64; 2],
-        pitch: u64,
-        box_dims: [u32; 2],
-        swizzle: Swizzle,
-    ) -> TiledTensor {
-        TiledTensor {
-            ty,
-            rank: 2,
-            base: 0x1_0000,
-            dims: [dims[0], dims[1], 0, 0, 0],
-            strides: [0, pitch, 0, 0, 0],
-            box_dims: [box_dims[0], box_dims[1], 0, 0, 0],
-            element_strides: [1, 1, 0, 0, 0],
-            swizzle,
-            fill: Fill::Zero,
-        }
-    }
-
-    /// Loads by the definition, one byte at a time: shared byte address to global byte address.
-    fn by_definition(t: &TiledTensor, start: &[i64], smem: u32) -> Vec<(u32, Option<u64>)> {
-        let element = (t.ty.bits() / 8).max(1);
-        let per_byte = if t.ty.bits() == 4 { 2 } else { 1 };
-        let counts = t.counts();
-        let mut out = Vec::new();
-        let mut linear = smem;
-        for i4 in 0..counts[4] as i64 {
-            for i3 in 0..counts[3] as i64 {
-                for i2 in 0..counts[2] as i64 {
-                    for i1 in 0..counts[1] as i64 {
-                        for i0 in 0..(counts[0] / per_byte) as i64 {
-                            let index = [i0 * per_byte as i64, i1, i2, i3, i4];
-                            let at: Vec<i64> = (0..t.rank)
-                                .map(|d| {
-                                    start[d] + index[d] * if d == 0 { 1 } else { t.element_strides[d] as i64 }
-                                })
-                                .collect();
-                            let inside = (0..t.rank).all(|d| at[d] >= 0 && at[d] < t.dims[d] as i64);
-                            let offset: i64 = at[0] / per_byte as i64 * element as i64
-                                + (1..t.rank).map(|d| at[d] * t.strides[d] as i64).sum::<i64>();
-                            for byte in 0..element {
-                                let global = inside.then(|| (t.base as i64 + offset) as u64 + byte);
-                                out.push((t.swizzle.apply(linear), global));
-                                linear += 1;
-                            }
-                        }
-                        linear += t.row_pitch() - t.row_bytes();
-                    }
-                }
-            }
-        }
-        out
-    }
-
-    fn walked(t: &TiledTensor, start: &[i32], smem: u32) -> Vec<(u32, Option<u64>)> {
-        t.pieces(start, smem, Direction::Load)
-            .unwrap()
-            .flat_map(|p| (0..p.bytes).map(move |b| (p.smem + b, p.global.map(|g| g + b as u64))))
-            .collect()
-    }
-
-    #[test]
-    fn a_whole_tile_of_nvfp4_is_one_run_per_row() {
-        let t = matrix(TensorType::U8, [128, 300], 128, [128, 128], Swizzle::None);
-        t.check().unwrap();
-        let pieces: Vec<Piece> = t.pieces(&[0, 256], 0x400, Direction::Load).unwrap().collect();
-        assert_eq!(pieces.len(), 128);
-        assert_eq!(pieces[1], Piece { smem: 0x480, global: Some(0x1_0000 + 257 * 128), bytes: 128 });
-        assert!(pieces[43].global.is_some() && pieces[44].global.is_none());
-        assert_eq!(t.box_bytes(), 128 * 128);
-    }
-
-    #[test]
-    fn swizzled_rows_move_by_chunks_exact() {
-        let t = matrix(TensorType::F16, [64, 64], 128, [64, 8], Swizzle::B128);
-        let pieces: Vec<Piece> = t.pieces(&[0, 0], 0x400, Direction::Load).unwrap().collect();
-        assert_eq!(pieces.len(), 64);
-        // Row 3, chunk 5 lies at chunk 5 ^ 3.
-        assert_eq!(
-            pieces[29],
-            Piece { smem: 0x400 + 3 * 128 + 6 * 16, global: Some(0x1_0000 + 3 * 128 + 80), bytes: 16 }
-        );
-    }
-
-    /// As an H200 put an 8-row box of 32 bytes: the n-th row's chunks `n0 n1`, in lines of eight 16-byte places.
-    #[test]
-    fn narrow_boxes_lie_as_the_hardware_puts_them_exact() {
-        let place = |swizzle| {
-            let t = matrix(TensorType::U8, [256, 64], 256, [32, 8], swizzle);
-            t.check().unwrap();
-            assert_eq!(t.box_bytes(), 256);
-            let mut lines = vec!["..".to_string(); 64];
-            for p in t.pieces(&[0, 0], 0, Direction::Load).unwrap() {
-                let from = p.global.unwrap() - 0x1_0000;
-                lines[p.smem as usize / 16] = format!("{}{}", from / 256, from % 256 / 16);
-            }
-            lines.chunks(8).map(|line| line.join(" ")).collect::<Vec<_>>()
-        };
-        let lines = place(Swizzle::B64);
-        assert_eq!(lines[..2], ["00 01 .. .. 10 11 .. ..", "21 20 .. .. 31 30 .. .."]);
-        assert_eq!(lines[2..4], [".. .. 40 41 .. .. 50 51", ".. .. 61 60 .. .. 71 70"]);
-        let lines = place(Swizzle::B128);
-        assert_eq!(lines[1..3], ["11 10 .. .. .. .. .. ..", ".. .. 20 21 .. .. .. .."]);
-        assert_eq!(lines[7], ".. .. .. .. .. .. 71 70");
-    }
-
-    #[test]
-    fn both_four_bit_types_name_the_same_bytes() {
-        let nibbles = matrix(TensorType::U4Align8, [256, 40], 128, [256, 16], Swizzle::B128);
-        let bytes = matrix(TensorType::U8, [128, 40], 128, [128, 16], Swizzle::B128);
-        nibbles.check().unwrap();
-        assert_eq!(walked(&nibbles, &[-64, 32], 0), walked(&bytes, &[-32, 32], 0));
-        assert!(nibbles.pieces(&[1, 0], 0, Direction::Load).is_err());
-    }
-
-    #[test]
-    fn malformed_maps_and_operands_name_the_field() {
-        let good = matrix(TensorType::F16, [64, 64], 128, [64, 8], Swizzle::B128);
-        good.check().unwrap();
-        let fails = |t: TiledTensor, text: &str| {
-            let message = t.check().unwrap_err().to_string();
-            assert!(message.contains(text), "{message}");
-        };
-        fails(TiledTensor { rank: 0, ..good }, "tensor map: rank is 0x0, but it is 1 to 5");
-        fails(TiledTensor { base: 8, ..good }, "global address");
-        fails(TiledTensor { dims: [0; 5], ..good }, "globalDim");
-        fails(TiledTensor { strides: [0, 24, 0, 0, 0], ..good }, "globalStrides is 0x18");
-        fails(TiledTensor { box_dims: [64, 257, 0, 0, 0], ..good }, "boxDim is 0x101");
-        fails(TiledTensor { box_dims: [4, 1, 0, 0, 0], ..good }, "inner box bytes is 0x8");
-        fails(TiledTensor { box_dims: [128, 1, 0, 0, 0], ..good }, "at most the swizzle span");
-        fails(TiledTensor { element_strides: [1, 9, 0, 0, 0], ..good }, "elementStrides");
-        fails(TiledTensor { fill: Fill::Nan, ..good }, "out-of-bound fill");
-        fails(TiledTensor { ty: TensorType::Tf32, box_dims: [32, 8, 0, 0, 0], ..good }, "data type 0xb");
-        let odd = matrix(TensorType::U4Align8, [255, 4], 128, [256, 4], Swizzle::None);
-        fails(odd, "globalDim[0]");
-        let operand = |r: Result<Pieces<'_>, Misuse>, text: &str| {
-            let message = r.unwrap_err().to_string();
-            assert!(message.contains(text), "{message}");
-        };
-        operand(good.pieces(&[0], 0, Direction::Load), "coordinates is 0x1");
-        operand(good.pieces(&[0, 0], 64, Direction::Load), "shared memory address is 0x40");
-        operand(good.pieces(&[0, -1], 0, Direction::Store), "coordinate is 0xffffffff");
-        assert!(good.pieces(&[-8, -1], 0, Direction::Load).is_ok());
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(400))]
-
-        #[test]
-        fn walks_are_the_definition_exact(
-            rank in 1usize..=5,
-            dims in prop::array::uniform5(1u64..9),
-            sides in prop::array::uniform5(1u32..6),
-            steps in prop::array::uniform5(1u32..4),
-            start in prop::array::uniform5(-6i32..9),
-            kind in 0usize..4,
-            width in 0usize..4,
-            narrower in 1u32..3,
-        ) {
-            // Dimension 0 spans the swizzle, or a few chunks without one.
-            let swizzles = [Swizzle::None, Swizzle::B32, Swizzle::B128, Swizzle::B128Atom32Flip8];
-            let types = [TensorType::U8, TensorType::F16, TensorType::F32, TensorType::U64];
-            let (swizzle, ty) = (swizzles[kind], types[width]);
-            let bytes = (ty.bits() / 8) as u32;
-            let row = if swizzle == Swizzle::None { 48 } else { swizzle.span() / narrower };
-            let mut t = TiledTensor {
-                ty, rank, base: 1 << 20, dims, strides: [0, 256, 1024, 4096, 16384],
-                box_dims: sides, element_strides: steps, swizzle, fill: Fill::Zero,
-            };
-            t.box_dims[0] = row / bytes;
-            t.dims[0] = dims[0] * 5;
-            t.check().unwrap();
-            let wide: Vec<i64> = start.iter().map(|&c| c as i64).collect();
-            let expected = by_definition(&t, &wide, 0x400);
-            prop_assert_eq!(t.box_bytes() as usize, expected.len());
-            prop_assert_eq!(walked(&t, &start[..rank], 0x400), expected);
-        }
-    }
-}
+mod tests;
