@@ -14,6 +14,24 @@ pub enum Error {
         /// Its format.
         format: BlockFormat,
     },
+    /// A configuration that does not fit the architecture.
+    #[error("{kernel}: {rule}: {value} asked for, {limit} at most")]
+    Unsupported {
+        /// The kernel.
+        kernel: &'static str,
+        /// What is limited.
+        rule: &'static str,
+        /// The value asked for.
+        value: u32,
+        /// The limit.
+        limit: u32,
+    },
+    /// A tile or descriptor that the hardware does not have.
+    #[error(transparent)]
+    Layout(#[from] dualgemm_ptx::layout::LayoutError),
+    /// A kernel that its target cannot run.
+    #[error(transparent)]
+    Ptx(#[from] dualgemm_ptx::Error),
     /// Operands that break a rule of the operation.
     #[error(transparent)]
     Gemm(#[from] dualgemm_gemm::Error),

@@ -4,6 +4,7 @@
 //! ([`sm90a::pack`]) is part of its interface, tested on its own.
 
 pub mod error;
+pub mod parts;
 pub mod sm90a;
 
 pub use error::Error;

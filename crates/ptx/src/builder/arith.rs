@@ -162,6 +162,10 @@ impl Kernel {
         min<T: Ordered>(a, b: T) format!("min.{}", T::TYPE);
         /// The larger one; a NaN loses.
         max<T: Ordered>(a, b: T) format!("max.{}", T::TYPE);
+        /// The smaller one; NaN if either is.
+        min_nan<T: Float>(a, b: T) format!("min.NaN.{}", T::TYPE);
+        /// The larger one; NaN if either is.
+        max_nan<T: Float>(a, b: T) format!("max.NaN.{}", T::TYPE);
         /// The opposite.
         neg<T: Float>(a) format!("neg.{}", T::TYPE);
         /// The magnitude.

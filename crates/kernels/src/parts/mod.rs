@@ -1,0 +1,3 @@
+//! Pieces that kernels of every architecture are made of.
+
+pub mod epilogue;
