@@ -8,10 +8,11 @@ use dualgemm_formats::{GlobalScale, QuantizedMatrix, ScaleLayout};
 
 use crate::convention::{Convention, Evidence, Role};
 use crate::error::list;
-use crate::gate_up::{GateUpOrder, Half};
+use crate::gate_up::GateUpOrder;
 use crate::module::{Mlp, MlpKind, Module, ModuleIndex, Place, Projection};
 use crate::packed::{Packed, Stored};
 use crate::scheme::{Input, Scheme, Schemes, Weights};
+use crate::source::{GateUp, GateUpSource};
 use crate::{Dtype, Error, TensorFiles, TensorView};
 
 /// Which nibble of a byte holds the even element.
@@ -73,29 +74,6 @@ pub struct Checkpoint {
     schemes: Schemes,
     index: ModuleIndex,
     options: OpenOptions,
-}
-
-/// Gate and up of a layer or expert, each with scales of its own.
-#[derive(Debug, Clone)]
-pub struct GateUp<'a> {
-    /// `[n, k]`: the projection that goes through the activation.
-    pub gate: QuantizedMatrix<'a>,
-    /// `[n, k]`: the projection that multiplies it.
-    pub up: QuantizedMatrix<'a>,
-    /// Biases of gate and up, `n` each.
-    pub bias: Option<(Vec<f32>, Vec<f32>)>,
-    input: Result<Option<(GlobalScale, GlobalScale)>, Error>,
-}
-
-impl GateUp<'_> {
-    /// Tensor scales of the activations, as gate and as up were calibrated; `None` if the checkpoint has none
-    /// (weights only).
-    ///
-    /// # Errors
-    /// If the checkpoint declares them and one is missing or unusable. The weights can be used regardless.
-    pub fn input_scales(&self) -> Result<Option<(GlobalScale, GlobalScale)>, Error> {
-        self.input.clone()
-    }
 }
 
 /// One quantized linear layer.
@@ -204,14 +182,6 @@ impl Checkpoint {
         mlp.modules().any(|m| self.weight(m).is_some_and(|w| is_packed(w.dtype)))
     }
 
-    fn weight(&self, module: &str) -> Option<TensorView<'_>> {
-        self.tensor(self.index.modules.get(module)?, Role::Weight)
-    }
-
-    fn tensor(&self, module: &Module, role: Role) -> Option<TensorView<'_>> {
-        self.files.get(module.get(role)?)
-    }
-
     fn mlp(&self, layer: usize, kind: MlpKind) -> Result<&Mlp, Error> {
         let file = || self.files.root().to_path_buf();
         let all: Vec<&Mlp> = self.index.mlps.iter().filter(|m| m.layer == layer).collect();
@@ -258,6 +228,14 @@ impl Checkpoint {
         self.gate_up_of(self.mlp(layer, MlpKind::Dense)?, None)
     }
 
+    /// The same before it is read, to be taken a run of features at a time.
+    ///
+    /// # Errors
+    /// As [`gate_up`](Self::gate_up).
+    pub fn gate_up_source(&self, layer: usize) -> Result<GateUpSource<'_>, Error> {
+        self.source_of(self.mlp(layer, MlpKind::Dense)?, None)
+    }
+
     /// The down projection of a layer's dense MLP.
     ///
     /// # Errors
@@ -272,6 +250,14 @@ impl Checkpoint {
     /// As [`gate_up`](Self::gate_up).
     pub fn shared_gate_up(&self, layer: usize) -> Result<GateUp<'_>, Error> {
         self.gate_up_of(self.mlp(layer, MlpKind::Shared)?, None)
+    }
+
+    /// The same before it is read, to be taken a run of features at a time.
+    ///
+    /// # Errors
+    /// As [`gate_up`](Self::gate_up).
+    pub fn shared_gate_up_source(&self, layer: usize) -> Result<GateUpSource<'_>, Error> {
+        self.source_of(self.mlp(layer, MlpKind::Shared)?, None)
     }
 
     /// The down projection of a layer's shared expert.
@@ -306,63 +292,6 @@ impl Checkpoint {
         }
     }
 
-    pub(crate) fn gate_up_of(&self, mlp: &Mlp, expert: Option<usize>) -> Result<GateUp<'_>, Error> {
-        let own = expert.filter(|_| !mlp.experts().is_empty());
-        let fused = mlp.module(own, Projection::GateUp);
-        let (gate, up, bias, input) = match fused {
-            Some(module) => {
-                let stored = self.stored(module)?;
-                let order = self.options.gate_up_order.or(self.convention.fused_order).ok_or_else(|| {
-                    Error::FusedOrder { tensor: stored.weight_name().into(), valid: GateUpOrder::names() }
-                })?;
-                let both = self.packed(&stored, module, expert)?;
-                let bias = self.bias(module, &stored, expert)?.map(|bias| {
-                    let n = stored.rows / 2;
-                    let half = |half| (0..n).map(|r| bias[order.fused_row(half, r, n)]).collect();
-                    (half(Half::Gate), half(Half::Up))
-                });
-                let input = self.input_scale(module, &stored, expert).map(|scale| scale.map(|s| (s, s)));
-                (both.half(order, Half::Gate)?, both.half(order, Half::Up)?, bias, input)
-            }
-            None => {
-                let module = |projection| {
-                    mlp.module(own, projection).ok_or_else(|| self.missing_module(mlp, own, projection))
-                };
-                let (gate_module, up_module) = (module(Projection::Gate)?, module(Projection::Up)?);
-                let (gate, up) = (self.stored(gate_module)?, self.stored(up_module)?);
-                let bias = match (self.bias(gate_module, &gate, expert)?, self.bias(up_module, &up, expert)?)
-                {
-                    (Some(gate), Some(up)) => Some((gate, up)),
-                    (None, None) => None,
-                    (gate, _) => {
-                        let module = if gate.is_some() { up_module } else { gate_module };
-                        return Err(self.missing(module, Role::Bias, "its sibling has one; it"));
-                    }
-                };
-                let input = self.input_scale(gate_module, &gate, expert).and_then(|gate_scale| {
-                    match (gate_scale, self.input_scale(up_module, &up, expert)?) {
-                        (Some(gate), Some(up)) => Ok(Some((gate, up))),
-                        (None, None) => Ok(None),
-                        (Some(_), None) => Err(self.missing(up_module, Role::InputScale, up_module)),
-                        (None, Some(_)) => Err(self.missing(gate_module, Role::InputScale, gate_module)),
-                    }
-                });
-                (self.packed(&gate, gate_module, expert)?, self.packed(&up, up_module, expert)?, bias, input)
-            }
-        };
-        let (gate, up) = (gate.matrix(self.files.root())?, up.matrix(self.files.root())?);
-        let shape = |m: &QuantizedMatrix<'_>| format!("{} [{}, {}]", m.format(), m.rows(), m.k());
-        if shape(&gate) != shape(&up) {
-            return Err(Error::HalvesDiffer {
-                gate_shape: shape(&gate),
-                up_shape: shape(&up),
-                gate: gate.name().into(),
-                up: up.name().into(),
-            });
-        }
-        Ok(GateUp { gate, up, bias, input })
-    }
-
     pub(crate) fn down_of(&self, mlp: &Mlp, expert: Option<usize>) -> Result<Linear<'_>, Error> {
         let own = expert.filter(|_| !mlp.experts().is_empty());
         let module = mlp
@@ -387,7 +316,15 @@ impl Checkpoint {
         Ok(Linear { weight, bias, input })
     }
 
-    fn missing_module(&self, mlp: &Mlp, expert: Option<usize>, projection: Projection) -> Error {
+    pub(crate) fn weight(&self, module: &str) -> Option<TensorView<'_>> {
+        self.tensor(self.index.modules.get(module)?, Role::Weight)
+    }
+
+    fn tensor(&self, module: &Module, role: Role) -> Option<TensorView<'_>> {
+        self.files.get(module.get(role)?)
+    }
+
+    pub(crate) fn missing_module(&self, mlp: &Mlp, expert: Option<usize>, projection: Projection) -> Error {
         let known = mlp.modules().next().unwrap_or(&mlp.path).to_owned();
         let what = match projection {
             Projection::Gate => "the gate projection",
@@ -404,7 +341,7 @@ impl Checkpoint {
         }
     }
 
-    fn missing(&self, module: &str, role: Role, needed_by: &str) -> Error {
+    pub(crate) fn missing(&self, module: &str, role: Role, needed_by: &str) -> Error {
         let weight = self.index.modules.get(module).and_then(|m| m.get(Role::Weight));
         Error::MissingTensor {
             file: self.files.root().into(),
@@ -500,8 +437,23 @@ impl Checkpoint {
         module: &str,
         expert: Option<usize>,
     ) -> Result<Packed<'s>, Error> {
+        Ok(stored.packed(expert, self.checked_scale(module, stored, expert)?))
+    }
+
+    /// The tensor scale of an expert that exists.
+    pub(crate) fn checked_scale(
+        &self,
+        module: &str,
+        stored: &Stored<'_>,
+        expert: Option<usize>,
+    ) -> Result<GlobalScale, Error> {
         self.check_expert(stored, expert)?;
-        Ok(stored.packed(expert, self.tensor_scale(module, stored, expert)?))
+        self.tensor_scale(module, stored, expert)
+    }
+
+    /// Order of the rows of fused tensors, as the caller or the convention says.
+    pub(crate) fn fused_order(&self) -> Option<GateUpOrder> {
+        self.options.gate_up_order.or(self.convention.fused_order)
     }
 
     /// The number in a scale tensor that belongs to an expert, or to all.
@@ -535,8 +487,7 @@ impl Checkpoint {
         const WHAT: &str = "a tensor scale";
         let view = self.index.modules.get(name).and_then(|m| self.tensor(m, Role::TensorScale));
         let Some(view) = view else {
-            let needed =
-                self.convention.needs_tensor_scale && stored.format == dualgemm_formats::BlockFormat::Nvfp4;
+            let needed = self.convention.needs_tensor_scale && stored.format == dualgemm_formats::BlockFormat::Nvfp4;
             return if needed {
                 let needed_by = stored.name(expert);
                 Err(self.missing(name, Role::TensorScale, &needed_by))
@@ -580,7 +531,7 @@ impl Checkpoint {
         }
     }
 
-    fn bias(
+    pub(crate) fn bias(
         &self,
         name: &str,
         stored: &Stored<'_>,
@@ -645,6 +596,15 @@ impl<'a> Experts<'a> {
     pub fn gate_up(&self, expert: usize) -> Result<GateUp<'a>, Error> {
         self.check(expert)?;
         self.checkpoint.gate_up_of(self.mlp, Some(expert))
+    }
+
+    /// The same before it is read, to be taken a run of features at a time.
+    ///
+    /// # Errors
+    /// As [`gate_up`](Self::gate_up).
+    pub fn gate_up_source(&self, expert: usize) -> Result<GateUpSource<'a>, Error> {
+        self.check(expert)?;
+        self.checkpoint.source_of(self.mlp, Some(expert))
     }
 
     /// The down projection of an expert.

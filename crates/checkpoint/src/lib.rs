@@ -12,6 +12,19 @@
 //! | [`validate`](mod@validate) | every rule, every finding |
 //! | [`Activations`] | operands and results of the product |
 //! | [`write`](mod@write) | ModelOpt, compressed-tensors and GGUF, whole or not at all |
+//!
+//! ```
+//! use dualgemm_checkpoint::{Checkpoint, Error, OpenOptions};
+//!
+//! # fn main() -> Result<(), Error> {
+//! # let path = std::path::Path::new("../../testdata/smollm2-135m-layer14/modelopt-nvfp4");
+//! let checkpoint = Checkpoint::open(path, &OpenOptions::default())?;
+//! let mlp = checkpoint.gate_up(0)?;
+//! assert_eq!((mlp.gate.rows(), mlp.gate.k()), (1536, 576));
+//! assert!(mlp.input_scales()?.is_some());
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod activations;
 pub mod convention;
@@ -29,14 +42,16 @@ mod mapped;
 mod module;
 mod packed;
 mod scheme;
+mod source;
 mod tensor;
 
 pub use activations::Activations;
-pub use checkpoint::{BadInputScale, Checkpoint, Experts, GateUp, Linear, MlpInfo, NibbleOrder, OpenOptions};
+pub use checkpoint::{BadInputScale, Checkpoint, Experts, Linear, MlpInfo, NibbleOrder, OpenOptions};
 pub use dtype::{Dtype, GGML_TYPES, GgmlType};
 pub use error::Error;
 pub use files::{JsonFile, TensorFiles};
 pub use gate_up::{GateUpOrder, Half};
 pub use module::MlpKind;
+pub use source::{GateUp, GateUpSource};
 pub use tensor::{TensorOut, TensorView};
 pub use validate::validate;

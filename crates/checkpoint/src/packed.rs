@@ -14,6 +14,7 @@
 //! same dimension of both.
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::path::Path;
 
 use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout, gguf};
@@ -203,39 +204,101 @@ impl<'a> Stored<'a> {
 
     /// The matrix, or that of an expert, whose number is below [`experts`](Self::experts).
     pub(crate) fn packed(&self, expert: Option<usize>, global: GlobalScale) -> Packed<'a> {
-        let (rows, k, block) = (self.rows, self.k, self.format.block_len());
+        self.packed_rows(expert, global, 0..self.rows)
+    }
+
+    /// Some rows of the matrix. What is not stored as rows is brought into rows for these alone.
+    pub(crate) fn packed_rows(
+        &self,
+        expert: Option<usize>,
+        global: GlobalScale,
+        rows: Range<usize>,
+    ) -> Packed<'a> {
+        let (k, block) = (self.k, self.format.block_len());
         let codes = self.part(self.weight.bytes, expert);
         let scales = self.part(self.scales.as_ref().map_or(&[][..], |s| s.bytes), expert);
-        let (mut codes, scales, layout): (Cow<'_, _>, Cow<'_, _>, _) = match self.arrangement {
-            Arrangement::Rows(layout) => (codes.into(), scales.into(), layout),
-            Arrangement::Transposed => (
-                transpose(codes, k / 2, rows).into(),
-                transpose(scales, k / block, rows).into(),
-                ScaleLayout::Linear,
-            ),
+        let dense = |codes: Cow<'a, [u8]>, scales: Cow<'a, [u8]>, layout, rows| Packed {
+            name: self.name(expert),
+            format: self.format,
+            rows,
+            k,
+            codes,
+            scales,
+            layout,
+            global,
+        };
+        let owned = |codes: Vec<u8>, scales: Vec<u8>| {
+            dense(codes.into(), scales.into(), ScaleLayout::Linear, rows.len())
+        };
+        let mut packed = match self.arrangement {
+            Arrangement::Rows(layout) => {
+                dense(codes.into(), scales.into(), layout, self.rows).rows(rows.clone())
+            }
+            Arrangement::Transposed => {
+                owned(transpose(codes, self.rows, rows.clone()), transpose(scales, self.rows, rows.clone()))
+            }
             Arrangement::Gguf => {
-                let (codes, scales) = match self.format {
+                let row_bytes = codes.len() / self.rows;
+                let codes = &codes[rows.start * row_bytes..rows.end * row_bytes];
+                match self.format {
                     BlockFormat::Nvfp4 => {
-                        let (mut c, mut s) = (vec![0; rows * (k / 2)], vec![0; rows * (k / block)]);
+                        let (mut c, mut s) =
+                            (vec![0; rows.len() * (k / 2)], vec![0; rows.len() * (k / block)]);
                         gguf::unpack_row(codes, &mut c, &mut s);
-                        (c, s)
+                        owned(c, s)
                     }
-                    BlockFormat::Mxfp4 => mxfp4::unpack(codes),
-                };
-                (codes.into(), scales.into(), ScaleLayout::Linear)
+                    BlockFormat::Mxfp4 => {
+                        let (codes, scales) = mxfp4::unpack(codes);
+                        owned(codes, scales)
+                    }
+                }
             }
         };
         if self.swap_nibbles {
-            codes.to_mut().iter_mut().for_each(|b| *b = b.rotate_left(4));
+            packed.codes.to_mut().iter_mut().for_each(|b| *b = b.rotate_left(4));
         }
-        Packed { name: self.name(expert), format: self.format, rows, k, codes, scales, layout, global }
+        packed
+    }
+
+    /// Checks that the rows of a fused weight fit an order.
+    pub(crate) fn check_order(&self, order: GateUpOrder) -> Result<(), Error> {
+        let multiple = order.row_multiple();
+        if self.rows.is_multiple_of(multiple) {
+            return Ok(());
+        }
+        Err(Error::FusedRows { tensor: self.name(None), order: order.name(), rows: self.rows, multiple })
+    }
+
+    /// Some rows of gate or of up of a fused weight in an order that fits it. Halves that lie in one piece are
+    /// views where rows are; other orders copy these rows.
+    pub(crate) fn half_rows(
+        &self,
+        expert: Option<usize>,
+        global: GlobalScale,
+        (order, half): (GateUpOrder, Half),
+        rows: Range<usize>,
+    ) -> Packed<'a> {
+        let mut packed = match order.contiguous(half, self.rows / 2) {
+            Some(first) => self.packed_rows(expert, global, first + rows.start..first + rows.end),
+            None => {
+                // Alternating orders repeat: whole periods of fused rows hold the same run of both halves.
+                let period = order.row_multiple() / 2;
+                let (start, end) = (rows.start / period * period, rows.end.next_multiple_of(period));
+                let both = self.packed_rows(expert, global, 2 * start..2 * end);
+                both.gather(rows.map(|row| order.fused_row(half, row - start, end - start)))
+            }
+        };
+        packed.name += if half == Half::Gate { " (gate)" } else { " (up)" };
+        packed
     }
 }
 
-fn transpose(bytes: &[u8], rows: usize, cols: usize) -> Vec<u8> {
-    let mut out = vec![0; bytes.len()];
-    for (r, row) in bytes.chunks_exact(cols).enumerate() {
-        for (c, &b) in row.iter().enumerate() {
+/// Columns of a row-major matrix of `row_len` bytes per row, each as a row.
+fn transpose(bytes: &[u8], row_len: usize, columns: Range<usize>) -> Vec<u8> {
+    let rows = bytes.len() / row_len;
+    let mut out = vec![0; columns.len() * rows];
+    for (r, row) in bytes.chunks_exact(row_len).enumerate() {
+        for (c, &b) in row[columns.clone()].iter().enumerate() {
             out[c * rows + r] = b;
         }
     }
@@ -278,51 +341,54 @@ impl<'a> Packed<'a> {
         .map_err(|source| Error::Format { file: file.into(), source })
     }
 
-    /// Gate or up of a fused matrix. Halves that lie in one piece are views; other orders copy rows.
-    pub(crate) fn half(&self, order: GateUpOrder, half: Half) -> Result<Self, Error> {
-        let multiple = order.row_multiple();
-        if self.rows == 0 || !self.rows.is_multiple_of(multiple) {
-            return Err(Error::FusedRows {
-                tensor: self.name.clone(),
-                order: order.name(),
-                rows: self.rows,
-                multiple,
-            });
+    /// A run of rows.
+    fn rows(self, rows: Range<usize>) -> Self {
+        if rows == (0..self.rows) {
+            return self;
         }
-        let (n, row_bytes, blocks) = (self.rows / 2, self.k / 2, self.k / self.format.block_len());
-        let contiguous = order.contiguous(half, n);
-        let codes = match contiguous {
-            Some(first) => slice(&self.codes, first * row_bytes, n * row_bytes),
-            None => {
-                let mut out = Vec::with_capacity(n * row_bytes);
-                for row in 0..n {
-                    let at = order.fused_row(half, row, n) * row_bytes;
-                    out.extend_from_slice(&self.codes[at..at + row_bytes]);
-                }
-                out.into()
-            }
-        };
         // A run of rows is a run of scale bytes where it is made of whole atoms.
         let atom_rows = match self.layout {
             ScaleLayout::Linear => 1,
             ScaleLayout::Sf128x4 => 128,
             ScaleLayout::Sf8x4 => 8,
         };
-        let (scales, layout) = match contiguous.filter(|_| n % atom_rows == 0) {
-            Some(first) => {
-                let start = self.layout.offset(first, 0, blocks);
-                (slice(&self.scales, start, self.layout.len(n, blocks)), self.layout)
-            }
-            None => {
-                let mut out = Vec::with_capacity(n * blocks);
-                for row in 0..n {
-                    let fused = order.fused_row(half, row, n);
-                    out.extend((0..blocks).map(|b| self.scales[self.layout.offset(fused, b, blocks)]));
-                }
-                (out.into(), ScaleLayout::Linear)
-            }
+        let whole = |row: usize| row.is_multiple_of(atom_rows);
+        let whole_atoms = whole(rows.start) && (whole(rows.end) || rows.end == self.rows);
+        let (scales, layout) = if whole_atoms {
+            let start = self.layout.offset(rows.start, 0, self.blocks());
+            (slice(&self.scales, start, self.layout.len(rows.len(), self.blocks())), self.layout)
+        } else {
+            (self.gathered_scales(rows.clone()).into(), ScaleLayout::Linear)
         };
-        let name = format!("{} ({})", self.name, if half == Half::Gate { "gate" } else { "up" });
-        Ok(Self { name, rows: n, codes, scales, layout, ..*self })
+        let codes = slice(&self.codes, rows.start * (self.k / 2), rows.len() * (self.k / 2));
+        Self { rows: rows.len(), codes, scales, layout, ..self }
+    }
+
+    /// Some rows, copied.
+    fn gather(self, rows: impl ExactSizeIterator<Item = usize> + Clone) -> Self {
+        let row_bytes = self.k / 2;
+        let codes: Vec<u8> = rows
+            .clone()
+            .flat_map(|row| &self.codes[row * row_bytes..(row + 1) * row_bytes])
+            .copied()
+            .collect();
+        let scales = self.gathered_scales(rows.clone());
+        Self {
+            rows: rows.len(),
+            codes: codes.into(),
+            scales: scales.into(),
+            layout: ScaleLayout::Linear,
+            ..self
+        }
+    }
+
+    fn gathered_scales(&self, rows: impl Iterator<Item = usize>) -> Vec<u8> {
+        let blocks = self.blocks();
+        let at = |row: usize, block| self.scales[self.layout.offset(row, block, blocks)];
+        rows.flat_map(|row| (0..blocks).map(move |block| at(row, block))).collect()
+    }
+
+    fn blocks(&self) -> usize {
+        self.k / self.format.block_len()
     }
 }

@@ -1,0 +1,93 @@
+//! A run of features is the same run of the whole, however the file stores it.
+
+mod common;
+
+use common::*;
+use dualgemm_checkpoint::{
+    Checkpoint, Dtype, GateUp, GateUpOrder, GateUpSource, Half, NibbleOrder, OpenOptions,
+};
+use dualgemm_formats::QuantizedMatrix;
+use serde_json::json;
+
+fn bytes(m: &QuantizedMatrix<'_>, rows: std::ops::Range<usize>) -> (Vec<u8>, Vec<u8>) {
+    let codes = rows.clone().flat_map(|row| m.row_codes(row).to_vec()).collect();
+    (codes, rows.flat_map(|row| (0..m.blocks()).map(move |block| m.scale_byte(row, block))).collect())
+}
+
+/// Runs that start and end at blocks, atoms and periods, and beside them.
+#[track_caller]
+fn assert_runs(source: &GateUpSource<'_>, whole: &GateUp<'_>) {
+    let n = whole.gate.rows();
+    assert_eq!((source.n(), source.k(), source.format()), (n, whole.gate.k(), whole.gate.format()));
+    assert_eq!(format!("{:?}", source.input_scales()), format!("{:?}", whole.input_scales()));
+    for rows in
+        [0..n, 0..1, 7..33, 64..128, 96..n, n - 1..n].into_iter().filter(|r| r.start < r.end && r.end <= n)
+    {
+        let part = source.features(rows.clone()).unwrap();
+        for (part, whole) in [(&part.gate, &whole.gate), (&part.up, &whole.up)] {
+            assert_eq!((part.name(), part.global_scale()), (whole.name(), whole.global_scale()));
+            assert_eq!(bytes(part, 0..rows.len()), bytes(whole, rows.clone()), "{} {rows:?}", whole.name());
+        }
+        let bias = whole.bias.as_ref().map(|(g, u)| (g[rows.clone()].to_vec(), u[rows.clone()].to_vec()));
+        assert_eq!(part.bias, bias);
+    }
+    assert!(source.features(3..3).is_err(), "no features are no matrix");
+}
+
+#[test]
+fn of_every_real_checkpoint() {
+    for name in ["modelopt-nvfp4", "compressed-tensors-nvfp4", "mlp-nvfp4.gguf"] {
+        for nibble_order in [NibbleOrder::LoHi, NibbleOrder::HiLo] {
+            let c = Checkpoint::open(&testdata(name), &OpenOptions { nibble_order, ..defaults() }).unwrap();
+            assert_runs(&c.gate_up_source(0).unwrap(), &c.gate_up(0).unwrap());
+        }
+    }
+}
+
+#[test]
+fn of_fused_tensors_in_every_order_and_scale_layout() {
+    let fused = Weight::new(1, 384, 64);
+    let name = "model.layers.0.mlp.gate_up_proj";
+    for order in GateUpOrder::ALL {
+        for swizzled in [false, true] {
+            let mut f = modelopt(modelopt_config("W4A16_NVFP4"), None);
+            f.tensors.retain(|t| !t.name.contains("gate_proj") && !t.name.contains("up_proj"));
+            f.modelopt(name, &fused, 1e-3, None);
+            f.f32(&format!("{name}.bias"), &[384], &(0..384).map(|i| i as f32).collect::<Vec<_>>());
+            if swizzled {
+                let scale = f.tensor(&format!("{name}.weight_scale"));
+                let bytes = fused.swizzled();
+                (scale.dtype, scale.shape, scale.bytes) = (Dtype::U8, vec![bytes.len()], bytes.into());
+            }
+            let c = f.open(&OpenOptions { gate_up_order: Some(order), ..defaults() }).unwrap();
+            let whole = c.gate_up(0).unwrap();
+            fused.rows_at((0..192).map(|r| order.fused_row(Half::Gate, r, 192))).assert_is(&whole.gate);
+            fused.rows_at((0..192).map(|r| order.fused_row(Half::Up, r, 192))).assert_is(&whole.up);
+            assert_runs(&c.gate_up_source(0).unwrap(), &whole);
+        }
+    }
+}
+
+#[test]
+fn of_transposed_experts_in_one_tensor() {
+    let (experts, rows, k) = (3, 96, 64);
+    let mut b = Bytes::new(9);
+    let mut f = modelopt(modelopt_config("W4A16_NVFP4"), None);
+    f.tensors.clear();
+    f.config.as_mut().unwrap()["hidden_size"] = json!(k);
+    let name = "model.layers.0.mlp.experts.gate_up_proj";
+    f.add(name, Dtype::U8, &[experts, k / 2, rows], b.codes(experts * rows * k / 2));
+    f.add(
+        &format!("{name}_weight_scale"),
+        Dtype::F8E4m3,
+        &[experts, k / 16, rows],
+        b.scales(experts * rows * k / 16),
+    );
+    f.f32(&format!("{name}_weight_scale_2"), &[experts, 1, 1], &[0.001, 0.002, 0.003]);
+    let c = f.open(&OpenOptions { gate_up_order: Some(GateUpOrder::GateUpRows), ..defaults() }).unwrap();
+    let experts = c.experts(0).unwrap();
+    for &e in experts.ids() {
+        assert_runs(&experts.gate_up_source(e).unwrap(), &experts.gate_up(e).unwrap());
+    }
+    assert!(experts.gate_up_source(3).is_err());
+}
