@@ -9,23 +9,30 @@
 //! | [`tile`] | [`Tile`], [`TileKernel`], [`TileSink`]: sums of up to 64 rows by 16 features, between kernel and epilogue |
 //! | [`plan`] | [`CpuPlan`]: kernel, tile and threads for a problem |
 //! | [`workspace`] | [`Workspace`]: the buffers of a plan, and the runs that use them |
+//! | [`limits`] | [`limits::Limits`]: what the machine can do at most, measured |
 //! | [`epilogue`] | [`TileEpilogue`]: from sums to values of C |
+//! | [`gemm`] | [`CpuGemm`]: the whole operation, from operands to C |
 
 mod aligned;
 pub mod epilogue;
 pub mod error;
+pub mod gemm;
 pub mod isa;
+pub mod limits;
+mod output;
 pub mod pack;
 pub mod plan;
 mod schedule;
 mod threads;
 pub mod tile;
 mod vmath;
+mod w4a16;
 mod w4a4;
 pub mod workspace;
 
 pub use epilogue::TileEpilogue;
 pub use error::Error;
+pub use gemm::CpuGemm;
 pub use isa::Isa;
 pub use pack::PackedGateUp;
 pub use plan::{CpuOptions, CpuPlan};

@@ -17,6 +17,7 @@
 //! fill the last panel have zero codes and zero scales.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use dualgemm_formats::{BlockFormat, GlobalScale, GlobalScaleSource, QuantizedMatrix};
 use dualgemm_gemm::GateUp;
@@ -111,6 +112,11 @@ impl PackedGateUp {
     /// If there is no such panel.
     pub fn panel(&self, panel: usize) -> &[u8] {
         &self.panels[panel * self.panel_len()..][..self.panel_len()]
+    }
+
+    /// The bytes of consecutive panels.
+    pub(crate) fn panel_range(&self, panels: Range<usize>) -> &[u8] {
+        &self.panels[panels.start * self.panel_len()..panels.end * self.panel_len()]
     }
 
     /// Bytes that a product reads: codes and scales of all panels.
@@ -329,4 +335,137 @@ fn digest(bytes: &[u8]) -> u64 {
         rest.iter().for_each(|&byte| feed(byte.into()));
     }
     hash
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dualgemm_formats::ScaleLayout;
+    use proptest::prelude::*;
+
+    fn weights(format: BlockFormat, n: usize, k: usize, seed: usize) -> GateUp<'static> {
+        let matrix = |name: &str, seed: usize, global| {
+            let codes: Vec<u8> = (0..n * k / 2).map(|i| (((i + seed) * 2_654_435_761) >> 13) as u8).collect();
+            let scales: Vec<u8> =
+                (0..n * k / format.block_len()).map(|i| ((i + seed) * 37 % 127) as u8).collect();
+            QuantizedMatrix::new(name, format, n, k, codes, scales, ScaleLayout::Linear, global).unwrap()
+        };
+        let mut weights = GateUp::new(
+            matrix("gate", seed, GlobalScale::divisor(3.0)),
+            matrix("up", seed + 1, GlobalScale::multiplier(0.5)),
+        );
+        if seed % 2 == 1 {
+            weights.up_bias = Some((0..n).map(|i| i as f32 - 1.5).collect::<Vec<_>>().into());
+        }
+        weights
+    }
+
+    /// The drawing in the head of this file, as a function.
+    fn byte_of(half: usize, feature: usize, k: usize) -> (usize, u32) {
+        let (line, quad, j) = (k / 8, k / 4 % 2, k % 4);
+        (half * UP_CODES + line * 64 + feature * 4 + j, 4 * quad as u32)
+    }
+
+    #[test]
+    fn every_code_and_scale_is_where_the_layout_says() {
+        for format in BlockFormat::ALL {
+            let (n, k) = (21, 96);
+            let weights = weights(format, n, k, 3);
+            let packed = PackedGateUp::pack(&weights).unwrap();
+            assert_eq!((packed.panels(), packed.chunks(), packed.bytes()), (2, 6, 2 * 6 * 288));
+            for (half, matrix) in [&weights.gate, &weights.up].into_iter().enumerate() {
+                for feature in 0..32 {
+                    for at in 0..k {
+                        let chunk = &packed.panel(feature / 16)[at / 16 * CHUNK..][..CHUNK];
+                        let (byte, shift) = byte_of(half, feature % 16, at % 16);
+                        let code = chunk[byte] >> shift & 15;
+                        let scale = chunk[SCALES + 16 * half + feature % 16];
+                        if feature < n {
+                            assert_eq!(code, matrix.code(feature, at));
+                            assert_eq!(scale, matrix.scale_byte(feature, at / format.block_len()));
+                        } else {
+                            assert_eq!((code, scale), (0, 0), "padding");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_chunk_uses_every_nibble_once() {
+        let mut seen = [0u8; SCALES];
+        for (half, feature, k) in
+            (0..2).flat_map(|h| (0..16).flat_map(move |f| (0..16).map(move |k| (h, f, k))))
+        {
+            let (byte, shift) = byte_of(half, feature, k);
+            assert_eq!(seen[byte] & 15 << shift, 0);
+            seen[byte] |= 15 << shift;
+        }
+        assert!(seen.iter().all(|&byte| byte == 0xFF));
+    }
+
+    #[test]
+    fn bytes_come_back() {
+        for seed in 0..4 {
+            for format in BlockFormat::ALL {
+                let packed = PackedGateUp::pack(&weights(format, 19, 64, seed)).unwrap();
+                assert_eq!(PackedGateUp::from_bytes(&packed.to_bytes()).unwrap(), packed);
+            }
+        }
+    }
+
+    #[test]
+    fn foreign_truncated_and_altered_bytes_are_refused_by_part() {
+        let good = PackedGateUp::pack(&weights(BlockFormat::Nvfp4, 5, 32, 1)).unwrap().to_bytes();
+        let fault = |bytes: &[u8]| match PackedGateUp::from_bytes(bytes) {
+            Err(Error::PackedBytes { what, .. }) => what,
+            other => panic!("accepted: {other:?}"),
+        };
+        let with = |at: usize, value: &[u8]| {
+            let mut bytes = good.clone();
+            bytes[at..at + value.len()].copy_from_slice(value);
+            fault(&bytes)
+        };
+        assert_eq!(
+            [fault(&[]), fault(&good[..good.len() - 1]), fault(&[&good[..], &[0]].concat())],
+            ["length"; 3]
+        );
+        assert_eq!(with(0, b"safetens"), "magic");
+        assert_eq!(with(8, &[2]), "version");
+        assert_eq!(with(12, &[9]), "format");
+        assert_eq!(with(13, &[3]), "scale source");
+        assert_eq!(with(16, &u64::MAX.to_le_bytes()), "size");
+        assert_eq!(with(16, &0u64.to_le_bytes()), "shape");
+        assert_eq!(with(24, &24u64.to_le_bytes()), "shape");
+        assert_eq!(with(24, &16u64.to_le_bytes()), "length");
+        for scale in [0.0, -1.0, f32::NAN, f32::INFINITY, 1e-45] {
+            assert_eq!(with(32, &scale.to_le_bytes()), "tensor scale", "divisor {scale}");
+        }
+        assert_eq!(with(40, &[1]), "a reserved byte");
+        for at in [Header::DIGEST, Header::LEN, Header::LEN + 300, good.len() - 1] {
+            assert_eq!(with(at, &[good[at] ^ 0x10]), "digest", "byte {at}");
+        }
+    }
+
+    #[test]
+    fn weights_that_break_a_rule_are_not_packed() {
+        let mut bad = weights(BlockFormat::Nvfp4, 5, 32, 0);
+        bad.gate_bias = Some(vec![0.0; 4].into());
+        assert_eq!(
+            PackedGateUp::pack(&bad).unwrap_err().to_string(),
+            "gate: its bias has 4 values; N = 5 are needed"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_refused_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), keep in 0usize..64) {
+            let mut bytes = bytes;
+            let good = PackedGateUp::pack(&weights(BlockFormat::Nvfp4, 1, 16, 0)).unwrap().to_bytes();
+            let keep = keep.min(bytes.len());
+            bytes[..keep].copy_from_slice(&good[..keep]);
+            prop_assert!(PackedGateUp::from_bytes(&bytes).is_err());
+        }
+    }
 }

@@ -62,7 +62,6 @@ impl<'a, T> SharedSlice<'a, T> {
     ///
     /// # Panics
     /// If the part exceeds the slice.
-    #[expect(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
     pub(crate) unsafe fn part(&self, start: usize, len: usize) -> &'a mut [T] {
         assert!(start <= self.len && len <= self.len - start, "part {start}+{len} of {}", self.len);
         // SAFETY: inside the slice by the assertion, which is borrowed for `'a`; not aliased by the caller's

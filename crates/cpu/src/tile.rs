@@ -8,6 +8,8 @@
 //! A tile covers up to [`MAX_TILE_ROWS`] rows and the 16 features of one packed panel: a row of a tile is one
 //! block of a re-quantized C.
 
+use std::ops::Range;
+
 use crate::pack::{PANEL, PackedGateUp};
 
 /// Most rows that a tile may have.
@@ -36,6 +38,8 @@ pub struct Tile<'a> {
     pub first_col: usize,
     /// Features that exist, 1 to 16; sums beyond them are 0.
     pub cols: usize,
+    /// What a sum of 1 stands for, tensor scales left out: [`TileKernel::sum_unit`].
+    pub unit: f32,
     /// `[rows][32]` sums on a cache line each: 16 gate, 16 up. The sink may overwrite them.
     pub sums: &'a mut [f32],
 }
@@ -45,6 +49,20 @@ pub trait TileKernel: Sync {
     /// Overwrites `sums`, `[rows][32]`, with the products of the rows and of one panel of `weights`, in units of
     /// [`sum_unit`](Self::sum_unit), tensor scales left out.
     fn multiply(&self, rows: &RowTile, weights: &PackedGateUp, panel: usize, sums: &mut [f32]);
+
+    /// Overwrites `sums`, `[panel][rows][32]`, with the products of several panels. The order in which they are
+    /// computed is the kernel's business; by default one follows the other.
+    fn multiply_panels(
+        &self,
+        rows: &RowTile,
+        weights: &PackedGateUp,
+        panels: Range<usize>,
+        sums: &mut [f32],
+    ) {
+        for (panel, sums) in panels.zip(sums.chunks_exact_mut(rows.rows * TILE_COLS)) {
+            self.multiply(rows, weights, panel, sums);
+        }
+    }
 
     /// What a sum of 1 stands for: a power of two. Sinks multiply it into their alpha, without loss.
     fn sum_unit(&self, weights: &PackedGateUp) -> f32;

@@ -1,0 +1,139 @@
+//! What this machine can do at most, measured: the roofline that products are held against.
+//!
+//! Each figure is the best of many short samples over all threads, since other work on the machine can only lower
+//! it. A figure takes about a quarter of a second.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout};
+use dualgemm_gemm::GateUp;
+
+use crate::aligned::Aligned;
+use crate::pack::{CHUNK_K, PANEL, PackedGateUp};
+use crate::tile::{MAX_TILE_ROWS, RowTile, TILE_COLS, TileKernel};
+use crate::w4a4::{self, Source};
+use crate::{Error, Isa, threads};
+
+/// Rates of one instruction set on this machine.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Limits {
+    /// Instruction set.
+    pub isa: Isa,
+    /// Threads that ran at once.
+    pub threads: usize,
+    /// Bytes read per second from memory that no cache holds.
+    pub dram_read: f64,
+    /// Additions and multiplications per second of byte dot products from registers, accumulated as integers.
+    pub integer_dot: f64,
+    /// The same of the W4A4 kernel, whose block scales cost as many instructions again, from the first-level cache.
+    pub w4a4_tile: f64,
+    /// Additions and multiplications per second of f32 multiply-adds from registers.
+    pub f32_multiply_add: f64,
+}
+
+impl Limits {
+    /// The least time, in seconds, for this many operations at `rate` (one of the fields) and bytes from memory.
+    pub fn floor(&self, flops: f64, rate: f64, bytes: f64) -> f64 {
+        (flops / rate).max(bytes / self.dram_read)
+    }
+}
+
+/// Measures all limits on up to `threads` threads of the current rayon pool.
+///
+/// # Errors
+/// If this machine lacks the instruction set.
+pub fn measure(isa: Isa, threads: usize) -> Result<Limits, Error> {
+    let kernel = w4a4::Kernel::new(isa)?;
+    let threads = threads.max(1);
+    Ok(Limits {
+        isa,
+        threads,
+        dram_read: dram_read(kernel, threads),
+        integer_dot: best(threads, 2.0, || kernel.spin_integer_dots()),
+        w4a4_tile: w4a4_tile(kernel, threads)?,
+        f32_multiply_add: best(threads, 2.0, || kernel.spin_multiply_adds()),
+    })
+}
+
+/// Best rate of `work`, which takes some microseconds and returns how many units of `weight` it did.
+fn best(threads: usize, weight: f64, work: impl Fn() -> usize + Sync) -> f64 {
+    const SAMPLE: Duration = Duration::from_millis(5);
+    let once = || {
+        let start = Instant::now();
+        work();
+        start.elapsed().max(Duration::from_nanos(100))
+    };
+    once();
+    let repeats = (SAMPLE.as_secs_f64() / once().as_secs_f64()).ceil() as usize;
+    let (begin, mut rate) = (Instant::now(), 0f64);
+    while begin.elapsed() < 50 * SAMPLE {
+        let start = Instant::now();
+        let done = std::sync::atomic::AtomicUsize::new(0);
+        // Several items per thread, so that one that is held up does not hold up the others.
+        let item = |(): &mut (), _| {
+            let units: usize = (0..repeats.div_ceil(4)).map(|_| work()).sum();
+            done.fetch_add(units, std::sync::atomic::Ordering::Relaxed);
+        };
+        threads::for_each(threads, 4 * threads, |_| (), item);
+        rate = rate.max(done.into_inner() as f64 * weight / start.elapsed().as_secs_f64());
+    }
+    rate
+}
+
+fn dram_read(kernel: w4a4::Kernel, threads: usize) -> f64 {
+    // Several times the last-level cache of the machines this runs on, and read in order, as weights are.
+    const LEN: usize = (192 << 20) / size_of::<f32>();
+    const PART: usize = (1 << 20) / size_of::<f32>();
+    let memory = Aligned::<f32>::zeroed(LEN);
+    let mut rate = 0f64;
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_millis(200) {
+        let start = Instant::now();
+        let read =
+            |bytes: &mut usize, part: usize| *bytes += kernel.spin_read(&memory[part * PART..][..PART]);
+        threads::for_each(threads, LEN / PART, |_| 0, read);
+        rate = rate.max((LEN * size_of::<f32>()) as f64 / start.elapsed().as_secs_f64());
+    }
+    rate
+}
+
+fn w4a4_tile(kernel: w4a4::Kernel, threads: usize) -> Result<f64, Error> {
+    // 8 KiB of sums, 4.6 KiB of weights, 12 KiB of activations per chunk pair: all in a first-level cache.
+    const K: usize = 8 * CHUNK_K;
+    let matrix = |name: &str, rows: usize| {
+        let (codes, scales) = (vec![0x25; rows * K / 2], vec![0x38; rows * K / CHUNK_K]);
+        let (format, layout) = (BlockFormat::Nvfp4, ScaleLayout::Linear);
+        QuantizedMatrix::new(name, format, rows, K, codes, scales, layout, GlobalScale::ONE)
+    };
+    let weights = PackedGateUp::pack(&GateUp::new(matrix("gate", PANEL)?, matrix("up", PANEL)?))?;
+    let tile = RowTile { group: 0, first_row: 0, rows: MAX_TILE_ROWS };
+    let mut blocks = Aligned::zeroed(MAX_TILE_ROWS * K / CHUNK_K);
+    let a = matrix("a", MAX_TILE_ROWS)?;
+    let bound = kernel.prepare(1, &Source::Quantized(&a), &[tile], &mut blocks);
+    Ok(best(threads, 2.0, || {
+        let mut sums = [0.0; MAX_TILE_ROWS * TILE_COLS];
+        bound.multiply(&tile, &weights, 0, &mut sums);
+        black_box(sums[0]);
+        MAX_TILE_ROWS * TILE_COLS * K
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Orders of magnitude only: any machine that runs this does between 0.1 and 10⁴ of each per nanosecond and
+    /// thread, and the time the figures take is bounded.
+    #[test]
+    fn limits_are_plausible_and_quickly_measured() {
+        let start = Instant::now();
+        let limits = measure(Isa::best(), 1).unwrap();
+        assert!(start.elapsed() < Duration::from_secs(8), "{:?}", start.elapsed());
+        for rate in [limits.dram_read, limits.integer_dot, limits.w4a4_tile, limits.f32_multiply_add] {
+            assert!((1e8..1e13).contains(&rate), "{limits:?}");
+        }
+        assert_eq!(limits.floor(4.0, 2.0, 0.0), 2.0);
+        assert_eq!(limits.floor(0.0, 1.0, limits.dram_read), 1.0);
+    }
+}

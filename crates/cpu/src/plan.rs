@@ -1,0 +1,107 @@
+//! The choice of kernel, tile and threads for a problem: made from its description alone, printable, serializable.
+
+use dualgemm_gemm::{AFormat, AOperand, DualGemmDesc};
+
+use crate::pack::{CHUNK, CHUNK_K, PANEL};
+use crate::tile::MAX_TILE_ROWS;
+use crate::{Error, Isa};
+
+/// What a caller may choose. The default lets the plan choose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CpuOptions {
+    /// Instruction set; by default what [`Isa::detect`] finds.
+    pub isa: Option<Isa>,
+    /// Threads; by default those of the current rayon pool.
+    pub threads: Option<usize>,
+}
+
+/// How a [`DualGemmDesc`] is computed on this CPU.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct CpuPlan {
+    /// The problem.
+    pub desc: DualGemmDesc,
+    /// Instruction set.
+    pub isa: Isa,
+    /// Kernel: instruction set, operand widths, rows and features of a tile.
+    pub kernel: String,
+    /// Rows that are multiplied together.
+    pub tile_rows: usize,
+    /// Features of each half that are multiplied together.
+    pub tile_features: usize,
+    /// Threads that share the work.
+    pub threads: usize,
+    /// Multiplications and additions.
+    pub flops: f64,
+    /// Bytes that have to move at least: A and C once, the packed weights once.
+    pub bytes: f64,
+}
+
+impl CpuPlan {
+    /// Plans a problem.
+    ///
+    /// # Errors
+    /// If the description breaks a rule, or an instruction set is asked for that the machine lacks.
+    pub fn new(desc: &DualGemmDesc, options: CpuOptions) -> Result<Self, Error> {
+        desc.check()?;
+        let isa = options.isa.map_or_else(Isa::detect, Isa::require)?;
+        let threads = options.threads.unwrap_or_else(rayon::current_num_threads).max(1);
+        let tile_rows = desc.m.min(MAX_TILE_ROWS);
+        let operands = if desc.a_compute().block_format().is_some() { "w4a4" } else { "w4a16" };
+        let panels = (desc.n.div_ceil(PANEL) * desc.batch) as f64;
+        let packed = panels * (desc.k / CHUNK_K * CHUNK) as f64;
+        let nominal = DualGemmDesc { n: 0, ..*desc }.bytes();
+        let c = desc.out.bits_per_element() / 8.0 * (desc.m * desc.n * desc.batch) as f64;
+        Ok(Self {
+            desc: *desc,
+            isa,
+            kernel: format!("{isa}-{operands}-{tile_rows}x{PANEL}"),
+            tile_rows,
+            tile_features: PANEL,
+            threads,
+            flops: desc.flops(),
+            bytes: nominal + packed + c,
+        })
+    }
+
+    /// Rows of A over all batch entries.
+    pub(crate) fn rows(&self) -> usize {
+        self.desc.m * self.desc.batch
+    }
+
+    /// Checks what a plan read from a file may break.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.desc.check()?;
+        self.isa.require()?;
+        if !(1..=MAX_TILE_ROWS).contains(&self.tile_rows) || self.threads == 0 {
+            return Err(Error::NotPlanned {
+                what: "a plan",
+                found: format!("for tiles of {} rows and {} threads", self.tile_rows, self.threads),
+                expected: format!("1 to {MAX_TILE_ROWS} rows and at least 1 thread"),
+            });
+        }
+        Ok(())
+    }
+
+    /// The error of an A that the plan is not for.
+    pub(crate) fn not_a(&self, a: &AOperand<'_>) -> Error {
+        Error::NotPlanned {
+            what: "A",
+            found: format!("{} [{}, {}]", AFormat::of(a), a.rows(), a.k()),
+            expected: format!("{} with up to {} rows and K = {}", self.desc.a, self.rows(), self.desc.k),
+        }
+    }
+}
+
+impl std::fmt::Display for CpuPlan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { desc, kernel, threads, flops, bytes, .. } = self;
+        let plural = if *threads == 1 { "" } else { "s" };
+        write!(
+            f,
+            "{desc}\n  {kernel} on {threads} thread{plural}: {:.3} GFLOP, {:.2} MB, {:.0} FLOP/byte",
+            flops / 1e9,
+            bytes / 1e6,
+            flops / bytes
+        )
+    }
+}

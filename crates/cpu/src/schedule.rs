@@ -1,0 +1,95 @@
+//! Which rows and panels are multiplied when, and by whom: the loop around every kernel.
+//!
+//! Tiles in the outer loop, panels in the inner one: a tile's activations stay in the second-level cache while all
+//! weights stream past. A tile and a few panels are one item of work; each output belongs to exactly one item.
+
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use crate::aligned::Aligned;
+use crate::pack::{PANEL, PackedGateUp};
+use crate::threads;
+use crate::tile::{MAX_TILE_ROWS, RowTile, TILE_COLS, Tile, TileKernel, TileSink};
+
+/// Items per thread that leave little idle time at the end.
+const ITEMS_PER_THREAD: usize = 32;
+
+/// Most panels in an item: a long stretch of memory to stream, and sums that leave room in the second-level cache.
+const MAX_PANELS: usize = 8;
+
+/// Room for the sums of one worker's item.
+pub(crate) type TileSums = Mutex<Aligned<f32>>;
+
+/// Sums for each of `workers` workers.
+pub(crate) fn tile_sums(workers: usize) -> Vec<TileSums> {
+    (0..workers).map(|_| Mutex::new(Aligned::zeroed(MAX_PANELS * MAX_TILE_ROWS * TILE_COLS))).collect()
+}
+
+/// Replaces `tiles` by the tiles of row ranges, one range per group: as equal as whole rows allow, none of more
+/// than `most` rows. Groups without rows have no tiles.
+pub(crate) fn cut(groups: impl Iterator<Item = Range<usize>>, most: usize, tiles: &mut Vec<RowTile>) {
+    tiles.clear();
+    for (group, rows) in groups.enumerate() {
+        let count = rows.len().div_ceil(most);
+        for tile in 0..count {
+            let [start, end] = [tile, tile + 1].map(|i| rows.start + rows.len() * i / count);
+            tiles.push(RowTile { group, first_row: start, rows: end - start });
+        }
+    }
+}
+
+/// Multiplies every tile with every panel of its group's weights and hands the sums to the sink.
+pub(crate) fn run<'w>(
+    sums: &[TileSums],
+    tiles: &[RowTile],
+    weights_of: impl Fn(usize) -> &'w PackedGateUp + Sync,
+    kernel: &impl TileKernel,
+    sink: &impl TileSink,
+) {
+    let Some(first) = tiles.first() else { return };
+    let (n, panels) = (weights_of(first.group).n(), weights_of(first.group).panels());
+    let per_item = (tiles.len() * panels / (sums.len() * ITEMS_PER_THREAD)).clamp(1, MAX_PANELS);
+    let items_per_tile = panels.div_ceil(per_item);
+    threads::for_each(
+        sums.len(),
+        tiles.len() * items_per_tile,
+        // A worker's number is its own, so the lock is free; what a panic left in the sums is overwritten.
+        |worker| sums[worker].lock().unwrap_or_else(PoisonError::into_inner),
+        |sums, item| {
+            let rows = tiles[item / items_per_tile];
+            let weights = weights_of(rows.group);
+            let first = item % items_per_tile * per_item;
+            let panels = first..panels.min(first + per_item);
+            let (unit, sums) = (kernel.sum_unit(weights), &mut sums[..panels.len() * rows.rows * TILE_COLS]);
+            kernel.multiply_panels(&rows, weights, panels.clone(), sums);
+            for (panel, sums) in panels.zip(sums.chunks_exact_mut(rows.rows * TILE_COLS)) {
+                let first_col = panel * PANEL;
+                sink.store(&mut Tile { rows, first_col, cols: PANEL.min(n - first_col), unit, sums });
+            }
+        },
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_cover_every_row_once_and_are_even() {
+        for (most, groups) in
+            [(32, vec![0..33, 33..33, 40..41, 41..200]), (1, vec![0..5, 5..5]), (64, vec![0..64, 64..65])]
+        {
+            let mut tiles = vec![RowTile { group: 9, first_row: 9, rows: 9 }];
+            cut(groups.iter().cloned(), most, &mut tiles);
+            let rows = |group: usize| tiles.iter().filter(move |tile| tile.group == group);
+            for (group, range) in groups.iter().enumerate() {
+                let covered: Vec<usize> =
+                    rows(group).flat_map(|t| t.first_row..t.first_row + t.rows).collect();
+                assert_eq!(covered, range.clone().collect::<Vec<_>>());
+                let sizes = rows(group).map(|t| t.rows);
+                assert!(sizes.clone().all(|s| s <= most));
+                assert!(sizes.clone().max().unwrap_or(0) - sizes.min().unwrap_or(0) <= 1);
+            }
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! W4A4 with 256-bit integers: `vpmaddubsw` (AVX2), or `vpdpbusd` where AVX-VNNI adds it.
+
+use std::arch::x86_64::*;
+
+use dualgemm_formats::BlockFormat;
+
+use super::kernel::{self, Task};
+use super::vector::{BIASED, Vector};
+use super::x86::{bias_halves, bias_whole, x86_vector};
+use super::{Functions, spin};
+use crate::pack::{PANEL, SCALES, UP_CODES};
+
+/// Eight features × four weights, from one half of each line of a chunk.
+#[inline(always)]
+unsafe fn weights(chunk: *const u8, column: usize) -> [__m256i; 4] {
+    // SAFETY: reads 32 bytes of each of the half's two lines, inside the chunk.
+    unsafe {
+        let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(BIASED.as_ptr().cast()));
+        let nibble = _mm256_set1_epi8(15);
+        let first = chunk.add(column / PANEL * UP_CODES + column % PANEL * 4);
+        let (line0, line1) = (_mm256_loadu_si256(first.cast()), _mm256_loadu_si256(first.add(64).cast()));
+        let (high0, high1) = (_mm256_srli_epi16::<4>(line0), _mm256_srli_epi16::<4>(line1));
+        [
+            _mm256_shuffle_epi8(table, _mm256_and_si256(line0, nibble)),
+            _mm256_shuffle_epi8(table, _mm256_and_si256(high0, nibble)),
+            _mm256_shuffle_epi8(table, _mm256_and_si256(line1, nibble)),
+            _mm256_shuffle_epi8(table, _mm256_and_si256(high1, nibble)),
+        ]
+    }
+}
+
+/// Eight scales: e4m3 as f16 without its bias (exact for subnormals too), ue8m0 as the exponent of an f32.
+#[inline(always)]
+unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat) -> __m256 {
+    // SAFETY: reads 8 of the chunk's 32 scale bytes.
+    unsafe {
+        let bytes = _mm_loadl_epi64(chunk.add(SCALES + column).cast());
+        match format {
+            BlockFormat::Nvfp4 => _mm256_cvtph_ps(_mm_slli_epi16::<7>(_mm_cvtepu8_epi16(bytes))),
+            BlockFormat::Mxfp4 => {
+                let bits = _mm256_slli_epi32::<23>(_mm256_cvtepu8_epi32(bytes));
+                // Byte 0 is 2⁻¹²⁷, a subnormal.
+                _mm256_castsi256_ps(_mm256_max_epi32(bits, _mm256_set1_epi32(1 << 22)))
+            }
+        }
+    }
+}
+
+/// Sixteen registers are just enough for a row of the wide kernel: eight of weights, two of scales, and the rest in
+/// turn. Left alone, LLVM finishes one vector's sums before the other's, keeps all activations for it and spills
+/// weights: 10 % slower on Zen 3. An empty `asm` block that both sums pass through stops that.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn order(left: &mut __m256i, right: &mut __m256i) {
+    // SAFETY: the block holds a comment and no instruction.
+    unsafe {
+        std::arch::asm!(
+            "/* {0} {1} */",
+            inout(ymm_reg) * left,
+            inout(ymm_reg) * right,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+}
+
+x86_vector! {
+    /// `vpmaddubsw` and i16 sums: two lanes per feature, of at most 4 · 2 · 24 · 12 = 2304 each.
+    Maddubs, MADDUBS, features: "avx2,fma,f16c", lanes: 8, __m256i, __m256;
+    weights: weights, scales: scales, bias_word: bias_halves;
+    broadcast: _mm256_set1_epi32, splat: _mm256_set1_ps;
+    mul: _mm256_mul_ps, mul_add: _mm256_fmadd_ps, load: _mm256_loadu_ps, store: _mm256_storeu_ps;
+    dot: |sums, w, a| _mm256_add_epi16(sums, _mm256_maddubs_epi16(w, a));
+    order: order;
+    floats: |dots| _mm256_cvtepi32_ps(_mm256_madd_epi16(dots, _mm256_set1_epi16(1)));
+}
+
+x86_vector! {
+    /// `vpdpbusd`: i32 sums, one lane per feature.
+    Vnni, VNNI, features: "avx2,fma,f16c,avxvnni", lanes: 8, __m256i, __m256;
+    weights: weights, scales: scales, bias_word: bias_whole;
+    broadcast: _mm256_set1_epi32, splat: _mm256_set1_ps;
+    mul: _mm256_mul_ps, mul_add: _mm256_fmadd_ps, load: _mm256_loadu_ps, store: _mm256_storeu_ps;
+    dot: |sums, w, a| _mm256_dpbusd_avx_epi32(sums, w, a);
+    order: order;
+    floats: |dots| _mm256_cvtepi32_ps(dots);
+}

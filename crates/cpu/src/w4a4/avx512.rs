@@ -1,0 +1,76 @@
+//! W4A4 with 512-bit integers: `vpdpbusd` with VNNI, `vpmaddubsw` without.
+//!
+//! One vector holds the 16 features of half a panel.
+
+use std::arch::x86_64::*;
+
+use dualgemm_formats::BlockFormat;
+
+use super::kernel::{self, Task};
+use super::vector::{BIASED, Vector};
+use super::x86::{bias_halves, bias_whole, x86_vector};
+use super::{Functions, spin};
+use crate::pack::{PANEL, SCALES, UP_CODES};
+
+/// Sixteen features × four weights, from the two lines of one half of a chunk.
+#[inline(always)]
+unsafe fn weights(chunk: *const u8, column: usize) -> [__m512i; 4] {
+    // SAFETY: reads the half's two lines, inside the chunk.
+    unsafe {
+        let table = _mm512_broadcast_i32x4(_mm_loadu_si128(BIASED.as_ptr().cast()));
+        let nibble = _mm512_set1_epi8(15);
+        let first = chunk.add(column / PANEL * UP_CODES);
+        let (line0, line1) = (_mm512_loadu_si512(first.cast()), _mm512_loadu_si512(first.add(64).cast()));
+        let (high0, high1) = (_mm512_srli_epi16::<4>(line0), _mm512_srli_epi16::<4>(line1));
+        [
+            _mm512_shuffle_epi8(table, _mm512_and_si512(line0, nibble)),
+            _mm512_shuffle_epi8(table, _mm512_and_si512(high0, nibble)),
+            _mm512_shuffle_epi8(table, _mm512_and_si512(line1, nibble)),
+            _mm512_shuffle_epi8(table, _mm512_and_si512(high1, nibble)),
+        ]
+    }
+}
+
+/// Sixteen scales: e4m3 as f16 without its bias (exact for subnormals too), ue8m0 as the exponent of an f32.
+#[inline(always)]
+unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat) -> __m512 {
+    // SAFETY: reads 16 of the chunk's 32 scale bytes.
+    unsafe {
+        let bytes = _mm_loadu_si128(chunk.add(SCALES + column).cast());
+        match format {
+            BlockFormat::Nvfp4 => _mm512_cvtph_ps(_mm256_slli_epi16::<7>(_mm256_cvtepu8_epi16(bytes))),
+            BlockFormat::Mxfp4 => {
+                let bits = _mm512_slli_epi32::<23>(_mm512_cvtepu8_epi32(bytes));
+                // Byte 0 is 2⁻¹²⁷, a subnormal.
+                _mm512_castsi512_ps(_mm512_max_epi32(bits, _mm512_set1_epi32(1 << 22)))
+            }
+        }
+    }
+}
+
+/// Thirty-two registers need no care.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn order(_: &mut __m512i, _: &mut __m512i) {}
+
+x86_vector! {
+    /// `vpmaddubsw` and i16 sums: two lanes per feature, of at most 4 · 2 · 24 · 12 = 2304 each.
+    Maddubs, MADDUBS, features: "avx2,fma,f16c,avx512f,avx512bw,avx512vl", lanes: 16, __m512i, __m512;
+    weights: weights, scales: scales, bias_word: bias_halves;
+    broadcast: _mm512_set1_epi32, splat: _mm512_set1_ps;
+    mul: _mm512_mul_ps, mul_add: _mm512_fmadd_ps, load: _mm512_loadu_ps, store: _mm512_storeu_ps;
+    dot: |sums, w, a| _mm512_add_epi16(sums, _mm512_maddubs_epi16(w, a));
+    order: order;
+    floats: |dots| _mm512_cvtepi32_ps(_mm512_madd_epi16(dots, _mm512_set1_epi16(1)));
+}
+
+x86_vector! {
+    /// `vpdpbusd`: i32 sums, one lane per feature.
+    Vnni, VNNI, features: "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni", lanes: 16, __m512i, __m512;
+    weights: weights, scales: scales, bias_word: bias_whole;
+    broadcast: _mm512_set1_epi32, splat: _mm512_set1_ps;
+    mul: _mm512_mul_ps, mul_add: _mm512_fmadd_ps, load: _mm512_loadu_ps, store: _mm512_storeu_ps;
+    dot: |sums, w, a| _mm512_dpbusd_epi32(sums, w, a);
+    order: order;
+    floats: |dots| _mm512_cvtepi32_ps(dots);
+}

@@ -1,0 +1,211 @@
+//! The W4A4 product of a few rows with one packed panel, generic over the instruction set.
+//!
+//! ```text
+//! for each chunk of 16 k:
+//!     decode 16 × 16 weights into registers          nibble → table → byte, once for all rows
+//!     for each row:
+//!         integer dot products over the chunk         exact
+//!         sum += dot as f32 · (scale_a · scale_b)      one rounding
+//! ```
+//!
+//! The order of the f32 sums is fixed: one accumulator per output, chunks in ascending order, from 0. `dot` (12
+//! bits) times the two scales (4 bits each) fits f32, so only the addition rounds, with or without a fused
+//! multiply-add, and every instruction set gives the same bits. (mxfp4 scales whose product leaves the range of f32
+//! are the one exception: then a fused multiply-add may stay finite where a product alone does not.)
+
+use dualgemm_formats::BlockFormat;
+
+use super::activations::Block;
+use super::vector::Vector;
+use crate::pack::{CHUNK, PANEL};
+use crate::tile::TILE_COLS;
+
+/// Panels that [`single`] reads at once: 14 % faster from DRAM than one on a single Zen 3 core.
+pub(super) const STREAMS: usize = 4;
+
+/// How far ahead of use weights are fetched. Zen 3 reads 10 % faster from DRAM with than without; any distance
+/// from 1 to 4 KiB does.
+pub(super) const PREFETCH: usize = 8 * CHUNK;
+
+/// A few rows of A against a stretch of K of some panels.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Task {
+    /// Block format of the weights.
+    pub(super) format: BlockFormat,
+    /// First chunk of the first panel.
+    pub(super) panel: *const u8,
+    /// Bytes from panel to panel.
+    pub(super) panel_stride: usize,
+    /// Panels.
+    pub(super) panels: usize,
+    /// Chunks of each panel.
+    pub(super) chunks: usize,
+    /// Activations, `[chunks][rows]`.
+    pub(super) blocks: *const Block,
+    /// Rows.
+    pub(super) rows: usize,
+    /// What the products are added to, `[panels][rows][32]`.
+    pub(super) sums: *mut f32,
+}
+
+/// Adds the products of a task to its sums.
+///
+/// # Safety
+/// The machine has the instruction set of `V`, and the pointers of the task point to as much as it says.
+#[inline(always)]
+pub(super) unsafe fn multiply<V: Vector>(task: &Task) {
+    let (mut panel, mut sums, mut left) = (task.panel, task.sums, task.panels);
+    while left > 0 {
+        // SAFETY: the caller's promises, for panel after panel.
+        unsafe {
+            let done = match task.rows {
+                1 if left >= STREAMS => single::<V, STREAMS>(task, panel, sums),
+                1 => single::<V, 1>(task, panel, sums),
+                _ => wide::<V>(task, panel, sums),
+            };
+            left -= done;
+            panel = panel.wrapping_add(done * task.panel_stride);
+            sums = sums.add(done * task.rows * TILE_COLS);
+        }
+    }
+}
+
+/// One row: each weight is used as soon as it is decoded. Several panels are read at once, since one stream of
+/// addresses does not keep the memory busy. Returns how many.
+#[inline(always)]
+unsafe fn single<V: Vector, const PANELS: usize>(task: &Task, panel: *const u8, sums: *mut f32) -> usize {
+    const { assert!(TILE_COLS / V::LANES <= 4 && PANEL.is_multiple_of(V::LANES)) };
+    let vectors = TILE_COLS / V::LANES;
+    // SAFETY: all offsets stay inside what the task promises: panel < PANELS, chunk < chunks, column < 32.
+    unsafe {
+        let at = |panel: usize, v: usize| sums.add(panel * TILE_COLS + v * V::LANES);
+        let mut accumulators: [[V::Floats; 4]; PANELS] =
+            std::array::from_fn(|panel| std::array::from_fn(|v| V::load(at(panel, v % vectors))));
+        for c in 0..task.chunks {
+            let block = task.blocks.add(c);
+            for (p, accumulators) in accumulators.iter_mut().enumerate() {
+                let chunk = panel.add(p * task.panel_stride + c * CHUNK);
+                fetch_ahead::<V>(chunk);
+                for (v, accumulator) in accumulators.iter_mut().enumerate().take(vectors) {
+                    let mut dots = V::start(&raw const (*block).bias);
+                    for (q, weights) in V::weights(chunk, v * V::LANES).into_iter().enumerate() {
+                        dots = V::dot(dots, weights, quad::<V>(block, q));
+                    }
+                    let scales = V::scales(chunk, v * V::LANES, task.format);
+                    let scale = V::mul(V::splat(&raw const (*block).scale), scales);
+                    *accumulator = V::mul_add(V::floats(dots), scale, *accumulator);
+                }
+            }
+        }
+        for (panel, accumulators) in accumulators.into_iter().enumerate() {
+            for (v, accumulator) in accumulators.into_iter().enumerate().take(vectors) {
+                V::store(at(panel, v), accumulator);
+            }
+        }
+    }
+    PANELS
+}
+
+/// Four activations of a block.
+#[inline(always)]
+unsafe fn quad<V: Vector>(block: *const Block, quad: usize) -> V::Quad {
+    // SAFETY: the caller passes a block, which has quads 0 to 3.
+    unsafe { V::quad((&raw const (*block).codes).cast::<i8>().add(4 * quad)) }
+}
+
+/// Several rows: the weights of two vectors of features stay in registers while all rows pass; the sums, which one
+/// chunk needs only once, live in the first-level cache. Multiplies one panel, and returns that.
+#[inline(always)]
+unsafe fn wide<V: Vector>(task: &Task, panel: *const u8, sums: *mut f32) -> usize {
+    // SAFETY: all offsets stay inside what the task promises: chunk < chunks, row < rows, column < 32.
+    unsafe {
+        for c in 0..task.chunks {
+            let chunk = panel.add(c * CHUNK);
+            fetch_ahead::<V>(chunk);
+            for column in (0..TILE_COLS).step_by(2 * V::LANES) {
+                let pass = Pass::<V>::new(task.format, chunk, column);
+                let (mut block, mut sums) = (task.blocks.add(c * task.rows), sums.add(column));
+                for _ in 0..task.rows {
+                    pass.row(block, sums);
+                    (block, sums) = (block.add(1), sums.add(TILE_COLS));
+                }
+            }
+        }
+    }
+    1
+}
+
+/// As [`multiply`], for one panel and rows that have any number of blocks in each chunk: those of chunk c and row r
+/// are `starts[c · rows + r] .. starts[c · rows + r + 1]`. W4A16 writes floats as such digits.
+///
+/// # Safety
+/// As for [`multiply`]; `starts` points to `chunks · rows + 1` offsets into the task's blocks, in ascending order.
+#[inline(always)]
+pub(super) unsafe fn multiply_digits<V: Vector>(task: &Task, starts: *const u32) {
+    // SAFETY: all offsets stay inside what the task and `starts` promise.
+    unsafe {
+        for c in 0..task.chunks {
+            let chunk = task.panel.add(c * CHUNK);
+            fetch_ahead::<V>(chunk);
+            for column in (0..TILE_COLS).step_by(2 * V::LANES) {
+                let pass = Pass::<V>::new(task.format, chunk, column);
+                for row in 0..task.rows {
+                    let starts = starts.add(c * task.rows + row);
+                    for block in *starts..*starts.add(1) {
+                        pass.row(task.blocks.add(block as usize), task.sums.add(row * TILE_COLS + column));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Two vectors of features of one chunk, decoded.
+struct Pass<V: Vector> {
+    weights: [[V::Quads; 4]; 2],
+    scales: [V::Floats; 2],
+}
+
+impl<V: Vector> Pass<V> {
+    #[inline(always)]
+    unsafe fn new(format: BlockFormat, chunk: *const u8, column: usize) -> Self {
+        // SAFETY: the caller passes a chunk, and a column at least two vectors before its end.
+        unsafe {
+            Self {
+                weights: [V::weights(chunk, column), V::weights(chunk, column + V::LANES)],
+                scales: [V::scales(chunk, column, format), V::scales(chunk, column + V::LANES, format)],
+            }
+        }
+    }
+
+    /// Adds one row's products to its sums.
+    #[inline(always)]
+    unsafe fn row(&self, block: *const Block, sums: *mut f32) {
+        // SAFETY: the caller passes one block and the row's sums of these features.
+        unsafe {
+            let start = V::start(&raw const (*block).bias);
+            let (mut left, mut right) = (start, start);
+            for q in 0..4 {
+                let quad = quad::<V>(block, q);
+                left = V::dot(left, self.weights[0][q], quad);
+                right = V::dot(right, self.weights[1][q], quad);
+                V::order(&mut left, &mut right);
+            }
+            let scale = V::splat(&raw const (*block).scale);
+            for (v, dots) in [left, right].into_iter().enumerate() {
+                let to = sums.add(v * V::LANES);
+                let sum = V::mul_add(V::floats(dots), V::mul(scale, self.scales[v]), V::load(to));
+                V::store(to, sum);
+            }
+        }
+    }
+}
+
+/// Prefetches the lines of the chunk that lies [`PREFETCH`] bytes on, which may lie past the last panel.
+#[inline(always)]
+unsafe fn fetch_ahead<V: Vector>(chunk: *const u8) {
+    for line in 0..CHUNK.div_ceil(64) {
+        // SAFETY: prefetching reads nothing.
+        unsafe { V::prefetch(chunk.wrapping_add(PREFETCH + 64 * line)) };
+    }
+}

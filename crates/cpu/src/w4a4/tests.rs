@@ -1,0 +1,380 @@
+//! Every instruction set of the machine against a plain model with the same bits, and that against f64.
+
+use std::sync::Mutex;
+
+use dualgemm_formats::quantize::quantize;
+use dualgemm_formats::scalar::e2m1;
+use dualgemm_formats::{
+    BlockFormat, FloatMatrix, GlobalScale, Matrix, Producer, QuantizedMatrix, ScaleLayout, Search,
+};
+use dualgemm_gemm::{AFormat, AOperand, Activation, DualGemmDesc, Epilogue, GateUp, QuantizeA, reference};
+use proptest::prelude::*;
+
+use super::vector::scale_unit;
+use crate::{CpuOptions, CpuPlan, Error, Group, Isa, PackedGateUp, Tile, TileSink, Workspace};
+
+/// Collects sums, `[row][gate features, then up features]`.
+struct Collect {
+    n: usize,
+    sums: Mutex<Vec<f32>>,
+}
+
+impl TileSink for Collect {
+    fn store(&self, tile: &mut Tile<'_>) {
+        let mut sums = self.sums.lock().unwrap();
+        for row in 0..tile.rows.rows {
+            let to = (tile.rows.first_row + row) * 2 * self.n + tile.first_col;
+            let of_row = &tile.sums[32 * row..][..32];
+            sums[to..to + tile.cols].copy_from_slice(&of_row[..tile.cols]);
+            sums[to + self.n..][..tile.cols].copy_from_slice(&of_row[16..][..tile.cols]);
+            assert!(of_row[tile.cols..16].iter().chain(&of_row[16 + tile.cols..]).all(|&sum| sum == 0.0));
+        }
+    }
+}
+
+fn random_bytes(len: usize, seed: u64) -> impl Iterator<Item = u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    (0..len).map(move |_| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as u8
+    })
+}
+
+/// Random codes; block scales from all over the format, subnormals and the largest included.
+fn random(name: &str, format: BlockFormat, rows: usize, k: usize, seed: u64) -> QuantizedMatrix<'static> {
+    let codes: Vec<u8> = random_bytes(rows * k / 2, seed).collect();
+    let scale = |byte: u8| match format {
+        BlockFormat::Nvfp4 => byte % 0x7F,
+        BlockFormat::Mxfp4 => 100 + byte % 40,
+    };
+    let scales: Vec<u8> = random_bytes(rows * k / format.block_len(), seed ^ 77).map(scale).collect();
+    let layout = ScaleLayout::Linear;
+    QuantizedMatrix::new(name, format, rows, k, codes, scales, layout, GlobalScale::ONE).unwrap()
+}
+
+fn weights(format: BlockFormat, n: usize, k: usize, seed: u64) -> GateUp<'static> {
+    GateUp::new(random("gate", format, n, k, seed), random("up", format, n, k, seed + 1))
+}
+
+/// The definition of the bits: chunks of 16 ascending, an exact integer times both scales, one addition each.
+fn model(a: &QuantizedMatrix<'_>, weights: &GateUp<'_>) -> Vec<f32> {
+    let doubled = |m: &QuantizedMatrix<'_>, row, k| i32::from(e2m1::DOUBLED[usize::from(m.code(row, k))]);
+    let scale = |m: &QuantizedMatrix<'_>, row, c: usize| {
+        m.format().decode_scale(m.scale_byte(row, c * 16 / m.format().block_len()))
+    };
+    let mut sums = Vec::new();
+    for row in 0..a.rows() {
+        for b in [&weights.gate, &weights.up] {
+            for feature in 0..b.rows() {
+                let mut sum = 0f32;
+                for c in 0..a.k() / 16 {
+                    let dot: i32 =
+                        (16 * c..16 * c + 16).map(|k| doubled(a, row, k) * doubled(b, feature, k)).sum();
+                    let scales = scale(a, row, c) * (scale(b, feature, c) * scale_unit(b.format()));
+                    sum += dot as f32 * scales;
+                }
+                sums.push(sum);
+            }
+        }
+    }
+    sums
+}
+
+fn run(
+    isa: Isa,
+    threads: usize,
+    desc: &DualGemmDesc,
+    a: &AOperand<'_>,
+    groups: &[Group<'_>],
+) -> Result<Vec<f32>, Error> {
+    let plan = CpuPlan::new(desc, CpuOptions { isa: Some(isa), threads: Some(threads) })?;
+    let mut workspace = Workspace::new(&plan, groups.len())?;
+    let collect = Collect { n: desc.n, sums: Mutex::new(vec![f32::NAN; a.rows() * desc.n * 2]) };
+    let collect = workspace.multiply(a, groups, |_| Ok(collect))?;
+    Ok(collect.sums.into_inner().unwrap())
+}
+
+fn available() -> impl Iterator<Item = Isa> {
+    Isa::ALL.into_iter().filter(|isa| isa.available())
+}
+
+fn desc_of(a: &AOperand<'_>, weights: &GateUp<'_>) -> DualGemmDesc {
+    DualGemmDesc::new(a.rows(), weights.n(), weights.k(), AFormat::of(a), weights.gate.format())
+}
+
+/// Bits of every instruction set, with one thread and several, against the model.
+fn check_exact(a: QuantizedMatrix<'_>, weights: &GateUp<'_>) {
+    let want = model(&a, weights);
+    let packed = PackedGateUp::pack(weights).unwrap();
+    let a = AOperand::Quantized(a);
+    let desc = desc_of(&a, weights);
+    let group = [Group { first_row: 0, rows: a.rows(), weights: &packed }];
+    for isa in available() {
+        for threads in [1, 3] {
+            let got = run(isa, threads, &desc, &a, &group).unwrap();
+            for (index, (got, want)) in got.iter().zip(&want).enumerate() {
+                let (row, column) = (index / (2 * desc.n), index % (2 * desc.n));
+                assert_eq!(
+                    got.to_bits(),
+                    want.to_bits(),
+                    "{isa}, {threads} threads, {desc}: row {row}, column {column}: {got:e}, model {want:e}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn all_shapes_around_the_tile_sizes_exact() {
+    for (m, n, k) in [
+        (1, 1, 16),
+        (1, 33, 464),
+        (2, 16, 32),
+        (3, 17, 48),
+        (5, 31, 16),
+        (17, 15, 80),
+        (63, 16, 112),
+        (64, 48, 16),
+        (65, 20, 144),
+        (130, 5, 64),
+    ] {
+        let seed = (m * 1000 + n * 10 + k) as u64;
+        check_exact(
+            random("a", BlockFormat::Nvfp4, m, k, seed),
+            &weights(BlockFormat::Nvfp4, n, k, seed + 1),
+        );
+    }
+}
+
+#[test]
+fn every_pair_of_block_formats_exact() {
+    for a in BlockFormat::ALL {
+        for b in BlockFormat::ALL {
+            for m in [1, 2, 7] {
+                check_exact(random("a", a, m, 96, 5), &weights(b, 19, 96, 6));
+            }
+        }
+    }
+}
+
+#[test]
+fn stretches_of_k_beyond_the_cache_exact() {
+    // 64 rows keep 128 chunks of 16 in the second-level cache: 2064 elements are one chunk more.
+    check_exact(random("a", BlockFormat::Nvfp4, 64, 2064, 1), &weights(BlockFormat::Nvfp4, 33, 2064, 2));
+}
+
+/// All pairs of codes at all pairs of extreme scales: K = 16 · 16 puts code `i` of A against code `j` of B.
+#[test]
+fn all_code_pairs_at_extreme_scales_exact() {
+    // Smallest subnormal, largest subnormal, smallest normal, 1, 448, and zero.
+    let scales = [0x01, 0x07, 0x08, 0x38, 0x7E, 0x00];
+    let k = 256;
+    let matrix = |name, code: fn(usize) -> u8| {
+        let row: Vec<u8> = (0..k / 2).map(|i| e2m1::pack(code(2 * i), code(2 * i + 1))).collect();
+        let codes: Vec<u8> = scales.iter().flat_map(|_| row.clone()).collect();
+        let scales: Vec<u8> = scales.iter().flat_map(|&scale| [scale; 16]).collect();
+        let (format, layout) = (BlockFormat::Nvfp4, ScaleLayout::Linear);
+        QuantizedMatrix::new(name, format, 6, k, codes, scales, layout, GlobalScale::ONE).unwrap()
+    };
+    let inner = matrix("inner", |i| (i % 16) as u8);
+    let outer = matrix("outer", |i| (i / 16) as u8);
+    check_exact(inner.clone(), &GateUp::new(outer.clone(), inner.clone()));
+    check_exact(outer.clone(), &GateUp::new(inner, outer));
+}
+
+#[test]
+fn largest_dot_products_do_not_overflow() {
+    for (a, b) in [(0x77, 0x77), (0xFF, 0x77), (0x77, 0xFF), (0xFF, 0xFF)] {
+        let matrix = |name, byte: u8, rows| {
+            let (codes, scales) = (vec![byte; rows * 16], vec![0x7E; rows * 2]);
+            let (format, layout) = (BlockFormat::Nvfp4, ScaleLayout::Linear);
+            QuantizedMatrix::new(name, format, rows, 32, codes, scales, layout, GlobalScale::ONE).unwrap()
+        };
+        check_exact(matrix("a", a, 3), &GateUp::new(matrix("gate", b, 16), matrix("up", b ^ 0x88, 16)));
+    }
+}
+
+/// Bytes between rows and in padded scales are never used, whatever they hold.
+#[test]
+fn poisoned_padding_exact() {
+    let (m, n, k) = (5, 21, 80);
+    let plain_a = random("a", BlockFormat::Nvfp4, m, k, 8);
+    let plain = weights(BlockFormat::Nvfp4, n, k, 9);
+    let poison = |matrix: &QuantizedMatrix<'_>, layout: ScaleLayout| {
+        let (rows, blocks, stride) = (matrix.rows(), matrix.blocks(), k / 2 + 3);
+        let mut codes = vec![0x77; stride * rows];
+        let mut scales = vec![0xFF; layout.len(rows, blocks)];
+        for row in 0..rows {
+            codes[row * stride..][..k / 2].copy_from_slice(matrix.row_codes(row));
+            for block in 0..blocks {
+                scales[layout.offset(row, block, blocks)] = matrix.scale_byte(row, block);
+            }
+        }
+        let (name, format) = (matrix.name(), matrix.format());
+        QuantizedMatrix::strided(name, format, rows, k, stride, codes, scales, layout, GlobalScale::ONE)
+            .unwrap()
+    };
+    for layout in ScaleLayout::ALL {
+        let poisoned = GateUp::new(poison(&plain.gate, layout), poison(&plain.up, layout));
+        assert_eq!(model(&plain_a, &plain), model(&poison(&plain_a, layout), &poisoned));
+        check_exact(poison(&plain_a, layout), &poisoned);
+    }
+}
+
+#[test]
+fn groups_use_their_own_rows_and_weights_exact() {
+    let (n, k) = (24, 64);
+    let a = random("a", BlockFormat::Nvfp4, 90, k, 3);
+    let experts: Vec<GateUp<'_>> = (0..4).map(|i| weights(BlockFormat::Nvfp4, n, k, 10 + i)).collect();
+    let packed: Vec<PackedGateUp> = experts.iter().map(|e| PackedGateUp::pack(e).unwrap()).collect();
+    // An empty expert, a gap, one row, and more than a tile.
+    let ranges = [0..2, 2..2, 5..6, 6..90];
+    let groups: Vec<Group<'_>> = ranges
+        .iter()
+        .zip(&packed)
+        .map(|(range, weights)| Group { first_row: range.start, rows: range.len(), weights })
+        .collect();
+    let models: Vec<Vec<f32>> = experts.iter().map(|expert| model(&a, expert)).collect();
+    let operand = AOperand::Quantized(a);
+    let desc = desc_of(&operand, &experts[0]);
+    for isa in available() {
+        let got = run(isa, 2, &desc, &operand, &groups).unwrap();
+        for (row, got) in got.chunks_exact(2 * n).enumerate() {
+            match ranges.iter().position(|range| range.contains(&row)) {
+                Some(group) => assert_eq!(got, &models[group][row * 2 * n..][..2 * n], "{isa}, row {row}"),
+                None => assert!(got.iter().all(|sum| sum.is_nan()), "{isa}: row {row} has no group"),
+            }
+        }
+    }
+}
+
+#[test]
+fn no_rows_at_all_is_fine() {
+    let weights = weights(BlockFormat::Nvfp4, 8, 32, 1);
+    let packed = PackedGateUp::pack(&weights).unwrap();
+    let a = AOperand::Quantized(random("a", BlockFormat::Nvfp4, 4, 32, 2));
+    let empty = Group { first_row: 4, rows: 0, weights: &packed };
+    let sums = run(Isa::best(), 2, &desc_of(&a, &weights), &a, &[empty, empty]).unwrap();
+    assert!(sums.iter().all(|sum| sum.is_nan()));
+}
+
+/// Quantizing on the way in is quantizing beforehand.
+#[test]
+fn float_activations_are_quantized_as_by_the_formats_crate_exact() {
+    let (m, k) = (70, 160);
+    let values: Vec<f32> = random_bytes(m * k, 4)
+        .zip(random_bytes(m * k, 5))
+        .map(|(x, y)| (f32::from(x) - 127.5) * f32::from(y))
+        .collect();
+    let f32s = FloatMatrix::F32(Matrix::new("a", m, k, values.clone()).unwrap());
+    let bf16s: Vec<half::bf16> = values.iter().map(|&x| half::bf16::from_f32(x)).collect();
+    let bf16s = FloatMatrix::Bf16(Matrix::new("a", m, k, bf16s).unwrap());
+    let f16s: Vec<half::f16> = values.iter().map(|&x| half::f16::from_f32(x)).collect();
+    let f16s = FloatMatrix::F16(Matrix::new("a", m, k, f16s).unwrap());
+    let weights = weights(BlockFormat::Nvfp4, 20, k, 6);
+    let packed = PackedGateUp::pack(&weights).unwrap();
+    let group = [Group { first_row: 0, rows: m, weights: &packed }];
+    for a in [f32s, bf16s, f16s] {
+        let quantized = quantize("a", &a, Producer::Te, Search::Plain).unwrap();
+        let scale = quantized.global_scale();
+        let want = model(&quantized, &weights);
+        let a = AOperand::Float(a);
+        for (how, threads) in [(QuantizeA::Dynamic, 2), (QuantizeA::Dynamic, 1)] {
+            let desc = DualGemmDesc { quantize_a: how, ..desc_of(&a, &weights) };
+            assert_eq!(run(Isa::best(), threads, &desc, &a, &group).unwrap(), want);
+            let plan = CpuPlan::new(&desc, CpuOptions::default()).unwrap();
+            let mut found = GlobalScale::ONE;
+            let collect = Collect { n: 20, sums: Mutex::new(vec![0.0; m * 40]) };
+            let make = |scale| {
+                found = scale;
+                Ok(collect)
+            };
+            Workspace::new(&plan, 1).unwrap().multiply(&a, &group, make).unwrap();
+            assert_eq!(found, scale);
+        }
+    }
+}
+
+#[test]
+fn sums_are_close_to_the_reference() {
+    let (m, n, k) = (9, 30, 1024);
+    for format in BlockFormat::ALL {
+        let (a, weights) = (random("a", format, m, k, 20), weights(format, n, k, 21));
+        let packed = PackedGateUp::pack(&weights).unwrap();
+        let a = AOperand::Quantized(a);
+        let group = [Group { first_row: 0, rows: m, weights: &packed }];
+        let sums = run(Isa::best(), 2, &desc_of(&a, &weights), &a, &group).unwrap();
+        let unit = f64::from(0.25 / scale_unit(format));
+        // Gate alone: an up product of zeros with a bias of 1.
+        let epilogue = Epilogue { activation: Activation::Identity, ..Epilogue::default() };
+        let zero = QuantizedMatrix::new(
+            "zero",
+            format,
+            n,
+            k,
+            vec![0; n * k / 2],
+            vec![0; n * k / format.block_len()],
+            ScaleLayout::Linear,
+            GlobalScale::ONE,
+        )
+        .unwrap();
+        for (half, b) in [&weights.gate, &weights.up].into_iter().enumerate() {
+            let mut alone = GateUp::new(b.clone(), zero.clone());
+            alone.up_bias = Some(vec![1.0; n].into());
+            let want = reference(&epilogue, &a, 0..m, &alone);
+            let (mut error, mut norm) = (0.0, 0.0);
+            for (index, want) in want.iter().enumerate() {
+                let got = f64::from(sums[index / n * 2 * n + half * n + index % n]) * unit;
+                error += (got - want).powi(2);
+                norm += want.powi(2);
+            }
+            // 64 additions, each within 2⁻²⁴ of the running sum.
+            assert!(error <= 1e-13 * norm, "{format}: relative L2 {:e}", (error / norm).sqrt());
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_the_plan_is_refused_by_name() {
+    let (gate_up, other) = (weights(BlockFormat::Nvfp4, 8, 32, 1), weights(BlockFormat::Nvfp4, 8, 64, 1));
+    let (packed, other) = (PackedGateUp::pack(&gate_up).unwrap(), PackedGateUp::pack(&other).unwrap());
+    let a = AOperand::Quantized(random("a", BlockFormat::Nvfp4, 4, 32, 2));
+    let desc = desc_of(&a, &gate_up);
+    let message = |a: &AOperand<'_>, groups: &[(usize, usize, &PackedGateUp)]| {
+        let groups: Vec<Group<'_>> =
+            groups.iter().map(|&(first_row, rows, weights)| Group { first_row, rows, weights }).collect();
+        run(Isa::Portable, 1, &desc, a, &groups).unwrap_err().to_string()
+    };
+    assert_eq!(
+        message(&a, &[(0, 4, &other)]),
+        "a pair of weights is nvfp4 [8, 64]; the plan was made for nvfp4 [8, 32]"
+    );
+    assert_eq!(
+        message(&a, &[(0, 2, &packed), (1, 2, &packed)]),
+        "group 1: rows 1..3 do not fit; they must follow row 2 and end by 4"
+    );
+    assert!(message(&a, &[(usize::MAX, 2, &packed)]).starts_with("group 0"));
+    let wide = AOperand::Quantized(random("a", BlockFormat::Nvfp4, 4, 64, 2));
+    assert_eq!(
+        message(&wide, &[(0, 4, &packed)]),
+        "A is nvfp4 [4, 64]; the plan was made for nvfp4 with up to 4 rows and K = 32"
+    );
+    let scales = vec![0x7F; 8];
+    let (format, layout) = (BlockFormat::Nvfp4, ScaleLayout::Linear);
+    let nan =
+        QuantizedMatrix::new("a", format, 4, 32, vec![0; 64], scales, layout, GlobalScale::ONE).unwrap();
+    assert!(
+        message(&AOperand::Quantized(nan), &[(0, 4, &packed)]).starts_with("a: block scale 0x7f at row 0")
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn any_shape_exact(m in 1usize..70, n in 1usize..50, chunks in 1usize..12, seed: u64, formats in 0usize..4) {
+        let (a, b) = (BlockFormat::ALL[formats % 2], BlockFormat::ALL[formats / 2]);
+        let k = 16 * chunks * if formats == 0 { 1 } else { 2 };
+        check_exact(random("a", a, m, k, seed), &weights(b, n, k, seed ^ 5));
+    }
+}

@@ -1,0 +1,91 @@
+//! The operations that the W4A4 kernel is written in; each instruction set implements them once.
+//!
+//! Codes are doubled into integers of at most 12, so that the dot product of a 16-element block is an integer of at
+//! most 16 · 144 = 2304, exact in i16 however it is grouped. Where the hardware multiplies unsigned by signed bytes,
+//! weights carry a bias of +12; the prepared activations bring what takes it off again ([`Vector::bias_word`]).
+
+use dualgemm_formats::BlockFormat;
+use dualgemm_formats::scalar::e2m1::DOUBLED;
+
+/// Added to doubled weights where the hardware wants an unsigned operand.
+pub(super) const BIAS: i8 = 12;
+
+/// Doubled weights plus [`BIAS`] by code, a byte-shuffle table.
+pub(super) const BIASED: [u8; 16] = {
+    let mut table = [0; 16];
+    let mut code = 0;
+    while code < 16 {
+        table[code] = (DOUBLED[code] + BIAS) as u8;
+        code += 1;
+    }
+    table
+};
+
+/// Vectors of `LANES` f32 sums, one per feature, and the integers that lead to them.
+///
+/// Every method is `unsafe` for the same two reasons: the machine must have the instruction set, and pointers must
+/// be valid for what the method says it reads or writes (no alignment is asked for).
+pub(super) trait Vector: Copy {
+    /// Features per vector; divides 16.
+    const LANES: usize;
+    /// Four consecutive weights for each feature.
+    type Quads: Copy;
+    /// One activation quad, for all features.
+    type Quad: Copy;
+    /// Partial dot products.
+    type Sums: Copy;
+    /// f32 by feature.
+    type Floats: Copy;
+
+    /// What the activations of a block store so that [`start`](Self::start) takes the bias off again; `sum` is
+    /// the sum of the block's 16 doubled codes.
+    fn bias_word(sum: i32) -> i32;
+
+    /// The four weight quads of a chunk for the features `column ..`, `column` counting 16 gate features, then
+    /// 16 up features. Reads the chunk's codes.
+    unsafe fn weights(chunk: *const u8, column: usize) -> [Self::Quads; 4];
+
+    /// The scales of the same features, times [`scale_unit`]. Reads the chunk's scales.
+    unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat) -> Self::Floats;
+
+    /// The four doubled codes at `quad`.
+    unsafe fn quad(quad: *const i8) -> Self::Quad;
+
+    /// Sums to start from: [`bias_word`](Self::bias_word), the one that lies at `word`.
+    unsafe fn start(word: *const i32) -> Self::Sums;
+
+    /// `sums` plus the dot products of `quad` with the weights.
+    unsafe fn dot(sums: Self::Sums, weights: Self::Quads, quad: Self::Quad) -> Self::Sums;
+
+    /// Changes no value: keeps the compiler from computing one of these after what follows and the other before.
+    unsafe fn order(left: &mut Self::Sums, right: &mut Self::Sums);
+
+    /// The finished dot products as f32, exact.
+    unsafe fn floats(sums: Self::Sums) -> Self::Floats;
+
+    /// The f32 at `value`, for every feature.
+    unsafe fn splat(value: *const f32) -> Self::Floats;
+
+    /// Product.
+    unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+
+    /// `a · b + c`. Rounded once or twice: it makes no difference, since `a · b` is exact here.
+    unsafe fn mul_add(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
+
+    /// Reads `LANES` values.
+    unsafe fn load(from: *const f32) -> Self::Floats;
+
+    /// Writes `LANES` values.
+    unsafe fn store(to: *mut f32, value: Self::Floats);
+
+    /// Brings the cache line at `address`, which may be any, near.
+    unsafe fn prefetch(address: *const u8);
+}
+
+/// What [`Vector::scales`] multiplies decoded scales with: e4m3 becomes f16 by a shift, without its bias.
+pub(super) const fn scale_unit(format: BlockFormat) -> f32 {
+    match format {
+        BlockFormat::Nvfp4 => 1.0 / 256.0,
+        BlockFormat::Mxfp4 => 1.0,
+    }
+}

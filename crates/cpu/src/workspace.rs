@@ -1,0 +1,174 @@
+//! Memory that a plan's runs need, allocated once, and the runs.
+
+use dualgemm_formats::quantize::Quantizer;
+use dualgemm_formats::{FloatMatrix, GlobalScale, Producer, Search};
+use dualgemm_gemm::{AFormat, AOperand, QuantizeA};
+
+use crate::aligned::Aligned;
+use crate::pack::{CHUNK_K, PackedGateUp};
+use crate::plan::CpuPlan;
+use crate::schedule::{self, TileSums};
+use crate::threads::{self, SharedSlice};
+use crate::tile::{RowTile, TileSink};
+use crate::{Error, w4a4, w4a16};
+
+/// Rows of A that share a pair of weights: an expert of a mixture, or an entry of a batch.
+#[derive(Debug, Clone, Copy)]
+pub struct Group<'a> {
+    /// First row of A, at or after the end of the group before.
+    pub first_row: usize,
+    /// Rows; none is fine.
+    pub rows: usize,
+    /// The weights.
+    pub weights: &'a PackedGateUp,
+}
+
+/// Buffers for the runs of one [`CpuPlan`]. Runs allocate nothing.
+#[derive(Debug)]
+pub struct Workspace {
+    plan: CpuPlan,
+    activations: Activations,
+    sums: Vec<TileSums>,
+    tiles: Vec<RowTile>,
+    max_groups: usize,
+    amax: Vec<f32>,
+}
+
+/// A kernel and the buffer in which it wants A.
+#[derive(Debug)]
+enum Activations {
+    W4a4(w4a4::Kernel, Aligned<w4a4::Block>),
+    W4a16(w4a16::Kernel, Aligned<f32>),
+}
+
+impl Workspace {
+    /// Buffers for calls with up to `max_groups` groups.
+    ///
+    /// # Errors
+    /// If the machine lacks the plan's instruction set, as a plan from elsewhere may ask for.
+    pub fn new(plan: &CpuPlan, max_groups: usize) -> Result<Self, Error> {
+        plan.check()?;
+        let (rows, k) = (plan.rows(), plan.desc.k);
+        let activations = match plan.desc.a_compute().block_format() {
+            Some(_) => Activations::W4a4(w4a4::Kernel::new(plan.isa)?, Aligned::zeroed(rows * (k / CHUNK_K))),
+            None => Activations::W4a16(w4a16::Kernel::new(plan.isa)?, Aligned::zeroed(rows * k)),
+        };
+        Ok(Self {
+            activations,
+            sums: schedule::tile_sums(plan.threads),
+            tiles: Vec::with_capacity(rows.div_ceil(plan.tile_rows) + max_groups),
+            max_groups,
+            amax: vec![0.0; if plan.desc.quantize_a == QuantizeA::Dynamic { rows } else { 0 }],
+            plan: plan.clone(),
+        })
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &CpuPlan {
+        &self.plan
+    }
+
+    /// Multiplies A with each group's weights and hands the sums to the sink that `sink` makes from the tensor
+    /// scale of A, which is 1 where A is not quantized.
+    ///
+    /// # Errors
+    /// If A or a group does not fit the plan, or a block scale of A is NaN or negative.
+    pub fn multiply<S: TileSink>(
+        &mut self,
+        a: &AOperand<'_>,
+        groups: &[Group<'_>],
+        sink: impl FnOnce(GlobalScale) -> Result<S, Error>,
+    ) -> Result<S, Error> {
+        self.check_a(a)?;
+        self.check_groups(a.rows(), groups)?;
+        let threads = self.plan.threads;
+        let ranges = groups.iter().map(|group| group.first_row..group.first_row + group.rows);
+        schedule::cut(ranges, self.plan.tile_rows, &mut self.tiles);
+        let (sums, tiles) = (&self.sums, &self.tiles);
+        let weights_of = |group: usize| groups[group].weights;
+        let quantizer = match a {
+            AOperand::Float(a) => quantizer(self.plan.desc.quantize_a, a, threads, &mut self.amax),
+            AOperand::Quantized(_) => None,
+        };
+        match (&mut self.activations, a) {
+            (Activations::W4a4(kernel, blocks), a) => {
+                let (source, scale) = match (a, &quantizer) {
+                    (AOperand::Quantized(a), _) => {
+                        a.check_scales()?;
+                        (w4a4::Source::Quantized(a), a.global_scale())
+                    }
+                    (AOperand::Float(a), Some(quantizer)) => {
+                        (w4a4::Source::Float(a, quantizer), quantizer.global_scale())
+                    }
+                    (AOperand::Float(_), None) => return Err(self.plan.not_a(a)),
+                };
+                let sink = sink(scale)?;
+                let kernel = kernel.prepare(threads, &source, tiles, blocks);
+                schedule::run(sums, tiles, weights_of, &kernel, &sink);
+                Ok(sink)
+            }
+            (Activations::W4a16(kernel, buffer), AOperand::Float(a)) => {
+                let sink = sink(GlobalScale::ONE)?;
+                let kernel = kernel.prepare(threads, a, tiles, buffer);
+                schedule::run(sums, tiles, weights_of, &kernel, &sink);
+                Ok(sink)
+            }
+            (Activations::W4a16(..), AOperand::Quantized(_)) => Err(self.plan.not_a(a)),
+        }
+    }
+
+    fn check_a(&self, a: &AOperand<'_>) -> Result<(), Error> {
+        let desc = &self.plan.desc;
+        if AFormat::of(a) != desc.a || a.k() != desc.k || a.rows() > self.plan.rows() {
+            return Err(self.plan.not_a(a));
+        }
+        Ok(())
+    }
+
+    fn check_groups(&self, rows: usize, groups: &[Group<'_>]) -> Result<(), Error> {
+        let desc = &self.plan.desc;
+        if groups.len() > self.max_groups {
+            return Err(Error::NotPlanned {
+                what: "the number of groups",
+                found: groups.len().to_string(),
+                expected: format!("up to {}", self.max_groups),
+            });
+        }
+        let mut previous_end = 0;
+        for (index, group) in groups.iter().enumerate() {
+            let (weights, start) = (group.weights, group.first_row);
+            let end = start.saturating_add(group.rows);
+            if start < previous_end || end > rows {
+                return Err(Error::GroupRows { group: index, start, end, previous_end, rows });
+            }
+            previous_end = end;
+            if (weights.format(), weights.n(), weights.k()) != (desc.b, desc.n, desc.k) {
+                return Err(Error::NotPlanned {
+                    what: "a pair of weights",
+                    found: format!("{} [{}, {}]", weights.format(), weights.n(), weights.k()),
+                    expected: format!("{} [{}, {}]", desc.b, desc.n, desc.k),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The rule by which A is quantized on the way in: Transformer Engine's, as GPU kernels do it.
+fn quantizer(how: QuantizeA, a: &FloatMatrix<'_>, threads: usize, amax: &mut [f32]) -> Option<Quantizer> {
+    let scale = match how {
+        QuantizeA::No => return None,
+        QuantizeA::Static(scale) => GlobalScale::multiplier(scale),
+        QuantizeA::Dynamic => {
+            let shared = SharedSlice::new(&mut amax[..a.rows()]);
+            let of_row = |(): &mut (), row: usize| {
+                // SAFETY: each row is claimed once.
+                unsafe { shared.part(row, 1)[0] = Producer::Te.amax(a, row..row + 1) };
+            };
+            threads::for_each(if a.rows() == 1 { 1 } else { threads }, a.rows(), |_| (), of_row);
+            let amax = amax[..a.rows()].iter().fold(0.0, |largest: f32, &of_row| largest.max(of_row));
+            Producer::Te.global_scale(amax, a.float_type())
+        }
+    };
+    Some(Quantizer::new(Producer::Te, scale, a.float_type(), Search::Plain))
+}
