@@ -5,7 +5,8 @@
 //! what the table knows: an instruction missing there is reported as unknown, not as wrong.
 
 use crate::ast::{Function, Instruction, Line, Module, RegDecl, Statement, Version};
-use crate::isa::{self, Fit, Row, Scope};
+use crate::isa::grammar::Pattern;
+use crate::isa::{self, Fit, Letters, Row, Scope};
 use crate::target::{Target, Targets};
 use crate::types::Type;
 use std::collections::HashMap;
@@ -117,6 +118,7 @@ pub fn check(module: &Module) -> Vec<Illegal> {
     if module.version < target.since() {
         out.push(Illegal::TargetVersion { target, needs: target.since(), found: module.version });
     }
+    let mut opcodes = HashMap::new();
     for function in module.functions() {
         let mut registers = Registers::default();
         for param in function.params.iter().chain(&function.returns) {
@@ -125,7 +127,7 @@ pub fn check(module: &Module) -> Vec<Illegal> {
                 registers.declare(&param.name, None, param.ty);
             }
         }
-        let context = Context { function, target, version: module.version };
+        let mut context = Context { function, target, version: module.version, opcodes: &mut opcodes };
         context.body(function.body.as_deref().unwrap_or_default(), &mut registers, &mut out);
     }
     out
@@ -176,14 +178,19 @@ impl Scope for Registers {
     }
 }
 
+/// The forms an opcode belongs to, and how it spells each.
+type Forms = Vec<(&'static Row, &'static Pattern, Vec<Letters>)>;
+
 struct Context<'a> {
     function: &'a Function,
     target: Target,
     version: Version,
+    /// Forms of the opcodes met so far: a module has few opcodes and many instructions.
+    opcodes: &'a mut HashMap<String, Forms>,
 }
 
 impl Context<'_> {
-    fn body(&self, list: &[Statement], registers: &mut Registers, out: &mut Vec<Illegal>) {
+    fn body(&mut self, list: &[Statement], registers: &mut Registers, out: &mut Vec<Illegal>) {
         for statement in list {
             match statement {
                 Statement::Reg(reg) => registers.declare_all(reg),
@@ -194,7 +201,7 @@ impl Context<'_> {
         }
     }
 
-    fn instruction(&self, instruction: &Instruction, registers: &Registers) -> Option<Illegal> {
+    fn instruction(&mut self, instruction: &Instruction, registers: &Registers) -> Option<Illegal> {
         let function = self.function.name.to_string();
         let Line(line) = instruction.line;
         if let Some(guard) = &instruction.guard
@@ -204,9 +211,14 @@ impl Context<'_> {
             return Some(Illegal::Guard { function, line, instruction: instruction.to_string(), register });
         }
         let candidates = isa::OPCODES.get(&*instruction.root).map(Vec::as_slice).unwrap_or_default();
-        let fits: Vec<(&Row, Fit)> = candidates
+        let forms = self.opcodes.entry(instruction.opcode()).or_insert_with(|| {
+            let spelled = |pattern: &Pattern| isa::opcode(pattern, &instruction.modifiers);
+            let all = candidates.iter().map(|(row, pattern)| (*row, pattern, spelled(pattern)));
+            all.filter(|(.., ways)| !ways.is_empty()).collect()
+        });
+        let fits: Vec<(&Row, Fit)> = forms
             .iter()
-            .filter_map(|(row, pattern)| Some((*row, isa::fit(pattern, instruction, registers)?)))
+            .map(|(row, pattern, ways)| (*row, isa::fit(pattern, ways, &instruction.operands, registers)))
             .collect();
         let right: Vec<&Row> = fits.iter().filter(|(_, fit)| *fit == Fit::Yes).map(|(row, _)| *row).collect();
         let has = |row: &Row| row.targets.contains(self.target);

@@ -1,8 +1,7 @@
-//! PTX as a typed Rust program: syntax tree, parser and printer.
+#![doc = include_str!("../README.md")]
 //!
-//! Text and program meet in one value, [`ast::Module`]: [`parse::module`] reads it from PTX that anybody
-//! wrote (nvcc, Triton, CUTLASS), a kernel written in Rust builds it, and [`print::module`] writes it.
-//! No CUDA toolkit is needed anywhere. Specification: <https://docs.nvidia.com/cuda/parallel-thread-execution/>.
+//! Text and program meet in one value, [`ast::Module`]: [`parse::module`] reads it, the [`builder`] makes it,
+//! its `Display` writes it. Specification: <https://docs.nvidia.com/cuda/parallel-thread-execution/>.
 
 pub mod ast;
 pub mod builder;

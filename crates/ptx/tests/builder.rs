@@ -6,7 +6,7 @@ mod kernels;
 
 use dualgemm_ptx::ast::Version;
 use dualgemm_ptx::builder::*;
-use dualgemm_ptx::layout::SmemLayout;
+use dualgemm_ptx::layout::{OperandFormat, SmemLayout};
 use dualgemm_ptx::legal::Illegal;
 use dualgemm_ptx::{Error, Target, parse};
 use std::path::PathBuf;
@@ -302,9 +302,16 @@ fn every_remaining_method_writes_legal_instructions() {
         k.tmem_cp_rows(CtaGroup::Two, tmem, desc);
         k.tmem_shift_down(CtaGroup::Two, tmem);
         let p = k.elect();
-        let mma =
-            Mma { group: CtaGroup::Two, collector: Collector::Fill, d: tmem, a: desc, b: desc, desc: bits };
-        k.tcgen05_mma_half(mma, p);
+        let mma = Mma {
+            group: CtaGroup::Two,
+            collector: Collector::Fill,
+            d: tmem,
+            a: desc.into(),
+            b: desc,
+            desc: bits,
+        };
+        k.tcgen05_mma(mma, OperandFormat::Bf16, p);
+        k.tcgen05_mma(Mma { a: tmem.into(), ..mma }, OperandFormat::E4m3, p);
         let mma = Mma { collector: Collector::LastUse, ..mma };
         k.tcgen05_mma_scaled(mma, ScaleVector::Nvf4Vec4, tmem, tmem, p);
         let mma = Mma { collector: Collector::Use, ..mma };

@@ -104,14 +104,15 @@ impl Kernel {
         self.push("barrier.sync.aligned", vec![number(0)]);
     }
 
-    /// Waits at barrier `id` (0 to 15) until `threads` threads, a multiple of 32, are here.
+    /// Waits at barrier `id` (0 to 15) until `threads` threads, a multiple of 32, are here. Warps come whole and
+    /// converged.
     pub fn bar_sync(&mut self, id: impl Src<U32>, threads: impl Src<U32>) {
-        self.push("barrier.sync", vec![id.operand(), threads.operand()]);
+        self.push("barrier.sync.aligned", vec![id.operand(), threads.operand()]);
     }
 
-    /// Arrives at barrier `id` for which `threads` threads count, without waiting.
+    /// Arrives at barrier `id` for which `threads` threads count, without waiting. Warps come whole and converged.
     pub fn bar_arrive(&mut self, id: impl Src<U32>, threads: impl Src<U32>) {
-        self.push("barrier.arrive", vec![id.operand(), threads.operand()]);
+        self.push("barrier.arrive.aligned", vec![id.operand(), threads.operand()]);
     }
 
     /// Waits until all lanes of the warp are here.

@@ -48,7 +48,7 @@ pub use reg::{
     B8, B16, B32, B64, B128, Bf16, Bf16x2, Cond, F16, F16x2, F32, F32x2, F64, Pred, Reg, RegClass, RegType,
     S16, S32, S64, Src, U16, U32, U64, Value,
 };
-pub use tcgen05::{Collector, CtaGroup, Mma, ScaleVector, TmemShape};
+pub use tcgen05::{Collector, CtaGroup, Mma, MmaA, ScaleVector, TmemShape};
 pub use tma::{TmaOptions, TmaReduce};
 pub use wgmma::{WgmmaA, WgmmaAccumulate, WgmmaFormat};
 

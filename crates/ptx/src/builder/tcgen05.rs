@@ -5,6 +5,7 @@ use super::addr::{Addr, Shared, Tmem};
 use super::reg::*;
 use super::{Kernel, vector};
 use crate::ast::Operand;
+use crate::layout::OperandFormat;
 
 /// Whether one CTA or a pair executes the instruction. A kernel uses one value throughout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,6 +103,27 @@ impl TmemShape {
     }
 }
 
+/// Where A comes from.
+#[derive(Debug, Clone, Copy)]
+pub enum MmaA {
+    /// Shared memory, by descriptor.
+    Desc(Reg<B64>),
+    /// Tensor memory.
+    Tmem(Addr<Tmem>),
+}
+
+impl From<Reg<B64>> for MmaA {
+    fn from(desc: Reg<B64>) -> MmaA {
+        MmaA::Desc(desc)
+    }
+}
+
+impl From<Addr<Tmem>> for MmaA {
+    fn from(tmem: Addr<Tmem>) -> MmaA {
+        MmaA::Tmem(tmem)
+    }
+}
+
 /// What every `tcgen05.mma` needs.
 #[derive(Debug, Clone, Copy)]
 pub struct Mma {
@@ -111,8 +133,8 @@ pub struct Mma {
     pub collector: Collector,
     /// The accumulator.
     pub d: Addr<Tmem>,
-    /// Shared-memory descriptor of A.
-    pub a: Reg<B64>,
+    /// A.
+    pub a: MmaA,
     /// Shared-memory descriptor of B.
     pub b: Reg<B64>,
     /// Instruction descriptor.
@@ -121,7 +143,11 @@ pub struct Mma {
 
 impl Mma {
     fn operands(&self) -> Vec<Operand> {
-        vec![self.d.operand(), self.a.operand(), self.b.operand(), self.desc.operand()]
+        let a = match self.a {
+            MmaA::Desc(desc) => desc.operand(),
+            MmaA::Tmem(tmem) => tmem.operand(),
+        };
+        vec![self.d.operand(), a, self.b.operand(), self.desc.operand()]
     }
 }
 
@@ -189,10 +215,11 @@ impl Kernel {
         self.push(&format!("tcgen05.shift{}.down", group.modifier()), vec![tmem.operand()]);
     }
 
-    /// `D = A B + D`, or `D = A B` where `accumulate` is false: 16-bit operands. `mma.desc` is an
-    /// [`InstrDesc`](crate::layout::InstrDesc). One thread executes it.
-    pub fn tcgen05_mma_half(&mut self, mma: Mma, accumulate: Reg<Pred>) {
-        let opcode = format!("tcgen05.mma{}.kind::f16{}", mma.group.modifier(), mma.collector.modifier());
+    /// `D = A B + D`, or `D = A B` where `accumulate` is false. `mma.desc` is an
+    /// [`InstrDesc`](crate::layout::InstrDesc) with A of this format. One thread executes it.
+    pub fn tcgen05_mma(&mut self, mma: Mma, format: OperandFormat, accumulate: Reg<Pred>) {
+        let (group, collector) = (mma.group.modifier(), mma.collector.modifier());
+        let opcode = format!("tcgen05.mma{group}.kind::{}{collector}", format.kind());
         let mut operands = mma.operands();
         operands.push(accumulate.operand());
         self.push(&opcode, operands);

@@ -1,13 +1,13 @@
 //! Does an instruction have the form of a row?
 
 use super::grammar::{Allowed, Count, Part, Pattern, Piece, Presence, Slot, Value, storage};
-use crate::ast::{AddressBase, Instruction, Operand};
+use crate::ast::{AddressBase, Operand};
 use crate::name::Name;
 use crate::types::Type;
 
 /// What the letters of a form stand for in one instruction: types, counts, and which options are present.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Letters {
+pub(crate) struct Letters {
     pub(super) bound: Vec<(char, String)>,
     pub(super) present: Vec<char>,
 }
@@ -40,7 +40,7 @@ impl Letters {
 }
 
 /// Every way in which `modifiers` spell the opcode of `pattern`.
-pub(super) fn opcode(pattern: &Pattern, modifiers: &[Name]) -> Vec<Letters> {
+pub(crate) fn opcode(pattern: &Pattern, modifiers: &[Name]) -> Vec<Letters> {
     let mut states = vec![(0, Letters::default())];
     parts(&pattern.parts, modifiers, &mut states);
     states.retain(|(used, _)| *used == modifiers.len());
@@ -121,13 +121,13 @@ pub(crate) enum Fit {
     No(usize, String),
 }
 
-/// Checks the operands of `instruction` against `pattern`. `None` if the opcode is another one.
-pub(crate) fn fit(pattern: &Pattern, instruction: &Instruction, scope: &impl Scope) -> Option<Fit> {
-    let mut worst = None;
-    for letters in opcode(pattern, &instruction.modifiers) {
-        match operands(pattern, &letters, &instruction.operands, scope) {
-            Fit::Yes => return Some(Fit::Yes),
-            no => worst = Some(no),
+/// Checks operands against a form whose opcode is spelled in the `ways` that [`opcode`] found.
+pub(crate) fn fit(pattern: &Pattern, ways: &[Letters], list: &[Operand], scope: &impl Scope) -> Fit {
+    let mut worst = Fit::No(0, "another opcode".into());
+    for letters in ways {
+        match operands(pattern, letters, list, scope) {
+            Fit::Yes => return Fit::Yes,
+            no => worst = no,
         }
     }
     worst

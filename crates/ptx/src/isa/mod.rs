@@ -19,7 +19,7 @@ use grammar::Pattern;
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-pub(crate) use matching::{Fit, Scope, fit};
+pub(crate) use matching::{Fit, Letters, Scope, fit, opcode};
 pub use sample::Sample;
 
 macro_rules! rows {
@@ -151,12 +151,28 @@ pub fn row(name: &str) -> Option<&'static Row> {
 /// The rows that `instruction` has the opcode of, whatever its operands. More than one if forms differ only
 /// in their operands.
 pub fn find(instruction: &Instruction) -> Vec<&'static Row> {
-    let opcode = OPCODES.get(&*instruction.root).map(Vec::as_slice).unwrap_or_default();
-    opcode
+    let forms = OPCODES.get(&*instruction.root).map(Vec::as_slice).unwrap_or_default();
+    forms
         .iter()
-        .filter(|(_, pattern)| !matching::opcode(pattern, &instruction.modifiers).is_empty())
+        .filter(|(_, pattern)| !opcode(pattern, &instruction.modifiers).is_empty())
         .map(|(row, _)| *row)
         .collect()
+}
+
+/// The table as Markdown: one section per family, one line per row.
+pub fn markdown() -> String {
+    let mut text = String::new();
+    for family in Family::ALL {
+        text += &format!("## {}\n\n| row | form | PTX | targets |\n|---|---|---|---|\n", family.as_str());
+        for row in family.rows() {
+            // A bar inside a table cell must be escaped.
+            let form = row.form.replace('|', "\\|");
+            let targets = if row.targets == Targets::ALL { "all".into() } else { row.targets.to_string() };
+            text += &format!("| [{}]({}) | `{form}` | {} | {targets} |\n", row.name, row.url(), row.since);
+        }
+        text.push('\n');
+    }
+    text
 }
 
 /// The table by opcode root, with forms read.
@@ -183,6 +199,15 @@ mod tests {
                 panic!("{}: {mistake} in {}", row.name, row.form);
             }
         }
+    }
+
+    #[test]
+    fn markdown_lists_every_row_once() {
+        let text = markdown();
+        assert_eq!(text.matches("](https://docs.nvidia.com/").count(), rows().count());
+        let line = "| [wgmma_fence](https://docs.nvidia.com/cuda/parallel-thread-execution/#asynchronous-warpgroup-\
+                    level-matrix-instructions-wgmma-fence) | `wgmma.fence.sync.aligned` | 8.0 | sm_90a |";
+        assert!(text.lines().any(|l| l == line), "{text}");
     }
 
     #[test]

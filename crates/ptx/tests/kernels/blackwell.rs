@@ -76,7 +76,8 @@ pub fn build(module: &mut Builder) {
                     let [a, b] = [a, b].map(|d| k.add(d.cast::<U64>(), advance).cast());
                     let accumulate =
                         k.compare(Cmp::Ne, desc.cast::<U32>(), if step == 0 { 0x0820_0480u32 } else { 0 });
-                    let mma = Mma { group: GROUP, collector: Collector::Discard, d: tmem, a, b, desc };
+                    let mma =
+                        Mma { group: GROUP, collector: Collector::Discard, d: tmem, a: a.into(), b, desc };
                     let at = 4 * i64::from(step);
                     k.tcgen05_mma_scaled(mma, ScaleVector::Nvf4Block16, sfa.at(at), sfb.at(at), accumulate);
                 }
