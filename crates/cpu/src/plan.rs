@@ -105,3 +105,57 @@ impl std::fmt::Display for CpuPlan {
         )
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Workspace;
+    use dualgemm_formats::BlockFormat;
+
+    fn plan(m: usize, a: AFormat) -> CpuPlan {
+        let desc = DualGemmDesc::new(m, 100, 64, a, BlockFormat::Nvfp4);
+        CpuPlan::new(&desc, CpuOptions { isa: Some(Isa::Portable), threads: Some(2) }).unwrap()
+    }
+
+    #[test]
+    fn prints_what_will_run() {
+        assert_eq!(
+            plan(200, AFormat::Nvfp4).to_string(),
+            "C[200,100] f32 = silu(A[200,64] nvfp4 · B1,B2[100,64]ᵀ nvfp4)\n  portable-w4a4-64x16 on 2 threads: \
+             0.005 GFLOP, 0.10 MB, 54 FLOP/byte"
+        );
+        assert_eq!(plan(3, AFormat::Bf16).kernel, "portable-w4a16-3x16");
+    }
+
+    #[test]
+    fn bytes_count_the_pack_with_its_padding() {
+        // 7 panels of 4 chunks, 3 rows of 64 elements of 4.5 bits, 3 rows of 100 f32.
+        assert_eq!(plan(3, AFormat::Nvfp4).bytes, (7 * 4 * 288 + 3 * 36 + 3 * 100 * 4) as f64);
+        assert_eq!(plan(3, AFormat::Nvfp4).flops, (4 * 3 * 100 * 64) as f64);
+    }
+
+    #[test]
+    fn survives_json_and_is_checked_before_use() {
+        let plan = plan(5, AFormat::Nvfp4);
+        let text = serde_json::to_string(&plan).unwrap();
+        assert_eq!(serde_json::from_str::<CpuPlan>(&text).unwrap(), plan);
+        for (tile_rows, threads) in [(0, 2), (65, 2), (5, 0)] {
+            let bad = CpuPlan { tile_rows, threads, ..plan.clone() };
+            let message = Workspace::new(&bad, 1).unwrap_err().to_string();
+            assert!(message.starts_with(&format!("a plan is for tiles of {tile_rows} rows and {threads}")));
+        }
+        for isa in Isa::ALL.into_iter().filter(|isa| !isa.available()) {
+            assert!(matches!(
+                Workspace::new(&CpuPlan { isa, ..plan.clone() }, 1),
+                Err(Error::IsaUnavailable { .. })
+            ));
+        }
+    }
+
+    #[test]
+    fn broken_rules_are_named_before_anything_is_planned() {
+        let desc = DualGemmDesc::new(1, 1, 24, AFormat::Nvfp4, BlockFormat::Nvfp4);
+        let message = CpuPlan::new(&desc, CpuOptions::default()).unwrap_err().to_string();
+        assert_eq!(message, "K = 24 is not a multiple of 16, the block length of A in nvfp4");
+    }
+}

@@ -248,6 +248,24 @@ fn groups_use_their_own_rows_and_weights_exact() {
     }
 }
 
+/// Batch entries lie one after the other in A, and are groups.
+#[test]
+fn batch_entries_use_their_own_weights_exact() {
+    let (m, n, k) = (3, 18, 48);
+    let a = random("a", BlockFormat::Nvfp4, 3 * m, k, 30);
+    let entries: Vec<GateUp<'_>> = (0..3).map(|i| weights(BlockFormat::Nvfp4, n, k, 40 + i)).collect();
+    let packed: Vec<PackedGateUp> = entries.iter().map(|e| PackedGateUp::pack(e).unwrap()).collect();
+    let groups: Vec<Group<'_>> =
+        packed.iter().enumerate().map(|(l, weights)| Group { first_row: l * m, rows: m, weights }).collect();
+    let models: Vec<Vec<f32>> = entries.iter().map(|entry| model(&a, entry)).collect();
+    let a = AOperand::Quantized(a);
+    let desc = DualGemmDesc { m, batch: 3, ..desc_of(&a, &entries[0]) };
+    let got = run(Isa::best(), 2, &desc, &a, &groups).unwrap();
+    for (row, got) in got.chunks_exact(2 * n).enumerate() {
+        assert_eq!(got, &models[row / m][row * 2 * n..][..2 * n], "row {row}");
+    }
+}
+
 #[test]
 fn no_rows_at_all_is_fine() {
     let weights = weights(BlockFormat::Nvfp4, 8, 32, 1);
