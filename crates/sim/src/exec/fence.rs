@@ -34,11 +34,10 @@ pub fn fence(op: &Fence, cx: &mut Cx<'_, '_>) -> Result {
 pub fn barrier(op: &Barrier, cx: &mut Cx<'_, '_>) -> Result {
     match op {
         Barrier::Warp(mask) => {
-            let members = cx.uniform(*mask, "the member mask")? as u32;
-            if let Some(flow) = cx.gather(members) {
-                return Ok(flow);
-            }
-            Ok(Flow::Next)
+            Ok(match super::vote::members(cx, *mask)? {
+                Ok(_) => Flow::Next,
+                Err(flow) => flow,
+            })
         }
         Barrier::Cta { kind, aligned, id, count, vote } => cta(cx, *kind, *aligned, *id, *count, *vote),
         Barrier::ClusterArrive(aligned, release) => cluster_arrive(cx, *aligned, *release),

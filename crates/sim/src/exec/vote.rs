@@ -7,31 +7,45 @@ use crate::program::Src;
 use crate::semantics::float::{F32, arith};
 use crate::trap::{Check, Fault};
 
-/// Brings the members together; a fault if a lane executes it without being a member.
-fn members(cx: &mut Cx<'_, '_>, mask: Src) -> Result<std::result::Result<u32, Flow>> {
-    let mask = cx.uniform(mask, "the member mask")? as u32;
-    if cx.m & !mask != 0 {
+/// For each executing lane, the live members of its mask, once all of them are here.
+///
+/// Lanes of different masks (tiles of a warp) may execute together; if members of some are missing, lanes with
+/// the first mask go on alone. `Err` is what to do while members are missing.
+///
+/// # Errors
+/// A member mask that lacks an executing lane.
+pub fn members(cx: &mut Cx<'_, '_>, mask: Src) -> Result<std::result::Result<[u32; 32], Flow>> {
+    let masks = cx.w.regs.r32(mask, cx.m);
+    let first = masks[cx.first_lane() as usize];
+    if let Some(l) = lanes(cx.m).find(|&l| masks[l] >> l & 1 == 0) {
         return Err(Fault::new(
             Check::Barrier,
-            format!("lanes {:#010x} execute a warp-synchronous instruction for members {mask:#010x}", cx.m),
-        ));
+            format!("lane {l} executes a warp-synchronous instruction for members {:#010x}", masks[l]),
+        )
+        .lane(l as u32));
     }
-    Ok(match cx.gather(mask) {
+    let same = lanes(cx.m).filter(|&l| masks[l] == first).fold(0, |s, l| s | 1 << l);
+    if same != cx.m {
+        let live = cx.w.live;
+        if lanes(cx.m).any(|l| masks[l] & live & !cx.m != 0) {
+            return Ok(Err(Flow::Some(same, cx.pc)));
+        }
+        return Ok(Ok(masks.map(|m| m & live)));
+    }
+    Ok(match cx.gather(first) {
         Some(flow) => Err(flow),
-        None => Ok(mask & cx.w.live),
+        None => Ok([first & cx.w.live; 32]),
     })
 }
 
 /// Executes an operation of this family.
 ///
 /// # Errors
-/// A member mask that differs between lanes, or lacks an executing lane.
+/// A member mask that lacks an executing lane.
 pub fn execute(op: &Vote, cx: &mut Cx<'_, '_>) -> Result {
     let mask = match op {
         Vote::Shuffle(.., s) => Some(s[3]),
-        Vote::Ballot(.., mask) | Vote::Match(.., mask) | Vote::Redux(.., mask) | Vote::Elect(.., mask) => {
-            Some(*mask)
-        }
+        Vote::Ballot(.., mask) | Vote::Match(.., mask) | Vote::Redux(.., mask) | Vote::Elect(.., mask) => Some(*mask),
         Vote::Active(_) => None,
     };
     let all = match mask {
@@ -39,7 +53,7 @@ pub fn execute(op: &Vote, cx: &mut Cx<'_, '_>) -> Result {
             Ok(all) => all,
             Err(flow) => return Ok(flow),
         },
-        None => cx.m,
+        None => [cx.m; 32],
     };
     let m = cx.m;
     match op {
@@ -52,7 +66,7 @@ pub fn execute(op: &Vote, cx: &mut Cx<'_, '_>) -> Result {
             for l in lanes(m) {
                 let (from, ok) = shuffle(*mode, l as u32, b[l], c[l]);
                 // A lane that does not take part, or has exited, gives an undefined value.
-                if all >> from & 1 == 0 || unwritten >> from & 1 != 0 {
+                if all[l] >> from & 1 == 0 || unwritten >> from & 1 != 0 {
                     undefined |= 1 << l;
                 }
                 out[l] = a[from as usize];
@@ -63,34 +77,37 @@ pub fn execute(op: &Vote, cx: &mut Cx<'_, '_>) -> Result {
             cx.w.regs.wpred(*p, m, valid);
         }
         Vote::Ballot(mode, d, p, _) => {
-            let p = cx.w.regs.pred(*p, m) & all;
-            let r = match mode {
-                Ballot::Ballot => {
-                    cx.w.regs.w32(*d, m, &[p; 32]);
-                    return Ok(Flow::Next);
-                }
-                Ballot::All => p == all,
-                Ballot::Any => p != 0,
-                Ballot::Uniform => p == 0 || p == all,
-            };
-            cx.w.regs.wpred(*d, m, if r { u32::MAX } else { 0 });
+            let p = cx.w.regs.pred(*p, m);
+            if *mode == Ballot::Ballot {
+                cx.w.regs.w32(*d, m, &all.map(|all| p & all));
+                return Ok(Flow::Next);
+            }
+            let r = lanes(m).fold(0, |r, l| {
+                let yes = match mode {
+                    Ballot::All => p & all[l] == all[l],
+                    Ballot::Any => p & all[l] != 0,
+                    _ => p & all[l] == 0 || p & all[l] == all[l],
+                };
+                r | u32::from(yes) << l
+            });
+            cx.w.regs.wpred(*d, m, r);
         }
         Vote::Match(every, d, p, a, _) => {
             let a = cx.w.regs.r64(*a, m);
-            let same = |l: usize| lanes(all).filter(|&k| a[k] == a[l]).fold(0u32, |s, k| s | 1 << k);
+            let same = |l: usize| lanes(all[l]).filter(|&k| a[k] == a[l]).fold(0u32, |s, k| s | 1 << k);
             let mut out = [0; 32];
             let mut uniform = 0;
             for l in lanes(m) {
                 let s = same(l);
-                uniform |= u32::from(s == all) << l;
-                out[l] = if *every && s != all { 0 } else { s };
+                uniform |= u32::from(s == all[l]) << l;
+                out[l] = if *every && s != all[l] { 0 } else { s };
             }
             cx.w.regs.w32(*d, m, &out);
             cx.w.regs.wpred(*p, m, uniform);
         }
         Vote::Redux(op, d, a, _) => {
             let a = cx.w.regs.r32(*a, m);
-            let r = lanes(all).map(|l| a[l]).reduce(|x, y| match op {
+            let combine = |x: u32, y: u32| match op {
                 Redux::Add => x.wrapping_add(y),
                 Redux::Min(false) => x.min(y),
                 Redux::Max(false) => x.max(y),
@@ -100,14 +117,15 @@ pub fn execute(op: &Vote, cx: &mut Cx<'_, '_>) -> Result {
                 Redux::Or => x | y,
                 Redux::Xor => x ^ y,
                 Redux::Float(how) => arith::min_max(F32, x.into(), y.into(), *how) as u32,
-            });
-            cx.w.regs.w32(*d, m, &[r.unwrap_or(0); 32]);
+            };
+            let r = all.map(|all| lanes(all).map(|l| a[l]).reduce(combine).unwrap_or(0));
+            cx.w.regs.w32(*d, m, &r);
         }
         Vote::Elect(d, p, _) => {
             // Which lane leads is unspecified; the lowest, always.
-            let leader = all.trailing_zeros().min(31);
-            cx.w.regs.w32(*d, m, &[leader; 32]);
-            cx.w.regs.wpred(*p, m, 1 << leader);
+            let leader = all.map(|all| all.trailing_zeros().min(31));
+            cx.w.regs.w32(*d, m, &leader);
+            cx.w.regs.wpred(*p, m, lanes(m).fold(0, |p, l| p | 1 << leader[l]));
         }
         Vote::Active(d) => cx.w.regs.w32(*d, m, &[m; 32]),
     }
