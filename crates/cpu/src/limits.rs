@@ -13,7 +13,7 @@ use crate::aligned::Aligned;
 use crate::pack::{CHUNK_K, PANEL, PackedGateUp};
 use crate::tile::{MAX_TILE_ROWS, RowTile, TILE_COLS, TileKernel};
 use crate::w4a4::{self, Source};
-use crate::{Error, Isa, threads};
+use crate::{CpuPlan, Error, Isa, threads};
 
 /// Rates of one instruction set on this machine.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -39,6 +39,9 @@ impl Limits {
     }
 }
 
+/// Several times the last-level cache of the machines that this runs on.
+const BEYOND_CACHES: usize = 192 << 20;
+
 /// Measures all limits on up to `threads` threads of the current rayon pool.
 ///
 /// # Errors
@@ -49,11 +52,28 @@ pub fn measure(isa: Isa, threads: usize) -> Result<Limits, Error> {
     Ok(Limits {
         isa,
         threads,
-        dram_read: dram_read(kernel, threads),
+        dram_read: read_rate(kernel, threads, BEYOND_CACHES),
         integer_dot: best(threads, 2.0, || kernel.spin_integer_dots()),
         w4a4_tile: w4a4_tile(kernel, threads)?,
         f32_multiply_add: best(threads, 2.0, || kernel.spin_multiply_adds()),
     })
+}
+
+/// The two rates that bound repeated runs of one plan, for callers that need no more: operations per second
+/// ([`Limits::w4a4_tile`] where A is multiplied as codes, else [`Limits::f32_multiply_add`]), and bytes per second
+/// from wherever the operands of that plan live when they are used again, a cache or memory. Takes no more memory than
+/// the operands.
+///
+/// # Errors
+/// If this machine lacks the plan's instruction set.
+pub fn of_plan(plan: &CpuPlan) -> Result<(f64, f64), Error> {
+    let kernel = w4a4::Kernel::new(plan.isa)?;
+    let operations = match plan.desc.a_compute().block_format() {
+        Some(_) => w4a4_tile(kernel, plan.threads)?,
+        None => best(plan.threads, 2.0, || kernel.spin_multiply_adds()),
+    };
+    let len = plan.bytes.min(BEYOND_CACHES as f64) as usize;
+    Ok((operations, read_rate(kernel, plan.threads, len)))
 }
 
 /// Best rate of `work`, which takes some microseconds and returns how many units of `weight` it did.
@@ -81,19 +101,20 @@ fn best(threads: usize, weight: f64, work: impl Fn() -> usize + Sync) -> f64 {
     rate
 }
 
-fn dram_read(kernel: w4a4::Kernel, threads: usize) -> f64 {
-    // Several times the last-level cache of the machines this runs on, and read in order, as weights are.
-    const LEN: usize = (192 << 20) / size_of::<f32>();
-    const PART: usize = (1 << 20) / size_of::<f32>();
-    let memory = Aligned::<f32>::zeroed(LEN);
+/// Bytes per second at which `len` bytes (a little more, to fill whole parts) are read again and again.
+fn read_rate(kernel: w4a4::Kernel, threads: usize, len: usize) -> f64 {
+    // Read in order, as weights are. Smaller parts where there is less to share.
+    let part = if len < 16 << 20 { 64 << 10 } else { 1 << 20 } / size_of::<f32>();
+    let parts = len.div_ceil(part * size_of::<f32>()).max(1);
+    let memory = Aligned::<f32>::zeroed(parts * part);
     let mut rate = 0f64;
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_millis(200) {
         let start = Instant::now();
-        let read =
-            |bytes: &mut usize, part: usize| *bytes += kernel.spin_read(&memory[part * PART..][..PART]);
-        threads::for_each(threads, LEN / PART, |_| 0, read);
-        rate = rate.max((LEN * size_of::<f32>()) as f64 / start.elapsed().as_secs_f64());
+        let read = |bytes: &mut usize, at: usize| *bytes += kernel.spin_read(&memory[at * part..][..part]);
+        threads::for_each(threads, parts, |_| 0, read);
+        let bytes = (memory.len() * size_of::<f32>()) as f64;
+        rate = rate.max(bytes / start.elapsed().max(Duration::from_nanos(100)).as_secs_f64());
     }
     rate
 }
@@ -122,6 +143,19 @@ fn w4a4_tile(kernel: w4a4::Kernel, threads: usize) -> Result<f64, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::CpuOptions;
+    use dualgemm_gemm::{AFormat, DualGemmDesc};
+
+    #[test]
+    fn rates_of_a_plan_are_those_of_its_arithmetic() {
+        let rates = |a| {
+            let desc = DualGemmDesc::new(4, 64, 64, a, BlockFormat::Nvfp4);
+            of_plan(&CpuPlan::new(&desc, CpuOptions::default()).unwrap()).unwrap()
+        };
+        for (operations, bytes) in [rates(AFormat::Nvfp4), rates(AFormat::Bf16)] {
+            assert!((1e8..1e13).contains(&operations) && (1e8..1e13).contains(&bytes));
+        }
+    }
 
     /// Orders of magnitude only: any machine that runs this does between 0.1 and 10⁴ of each per nanosecond and
     /// thread, and the time the figures take is bounded.

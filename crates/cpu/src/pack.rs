@@ -55,30 +55,93 @@ impl PackedGateUp {
     /// If the halves do not belong together or a block scale is NaN or negative.
     pub fn pack(weights: &GateUp<'_>) -> Result<Self, Error> {
         weights.check()?;
-        let bias = |bias: &Option<Cow<'_, [f32]>>| bias.as_ref().map(|b| b.to_vec());
-        let mut this = Self {
+        let mut this = Self::like(weights, weights.n());
+        this.pack_run(0, weights);
+        Ok(this)
+    }
+
+    /// Packs `n` features of weights that come as runs of them, in order, so that never more than one run is held
+    /// beside the pack. All runs but the last have a multiple of [`PANEL`] features.
+    ///
+    /// # Errors
+    /// Hands on the errors of the runs. If a run breaks a rule of [`pack`](Self::pack), differs from the first in
+    /// format, K, tensor scales or having biases, or the runs are not `n` features together.
+    pub fn pack_runs<'w, E: From<Error>>(
+        n: usize,
+        runs: impl IntoIterator<Item = Result<GateUp<'w>, E>>,
+    ) -> Result<Self, E> {
+        let (mut this, mut done) = (None::<Self>, 0);
+        for run in runs {
+            let run = run?;
+            run.check().map_err(Error::from)?;
+            let this = this.get_or_insert_with(|| Self::like(&run, n));
+            this.check_run(done, &run)?;
+            this.pack_run(done, &run);
+            done += run.n();
+        }
+        match this {
+            Some(this) if done == n => Ok(this),
+            _ => Err(Error::NotPlanned {
+                what: "a sequence of runs",
+                found: format!("{done} features"),
+                expected: format!("{n} features"),
+            }
+            .into()),
+        }
+    }
+
+    /// An empty pack of `n` features, the rest as `weights` has it.
+    fn like(weights: &GateUp<'_>, n: usize) -> Self {
+        let bias = |bias: &Option<Cow<'_, [f32]>>| bias.as_ref().map(|_| vec![0.0; n]);
+        Self {
             format: weights.gate.format(),
-            n: weights.n(),
+            n,
             k: weights.k(),
             global_scales: [weights.gate.global_scale(), weights.up.global_scale()],
             biases: [bias(&weights.gate_bias), bias(&weights.up_bias)],
-            panels: Aligned::zeroed(weights.n().div_ceil(PANEL) * (weights.k() / CHUNK_K) * CHUNK),
-        };
-        let (panels, len) = (this.panels(), this.panel_len());
-        let shared = SharedSlice::new(&mut this.panels);
+            panels: Aligned::zeroed(n.div_ceil(PANEL) * (weights.k() / CHUNK_K) * CHUNK),
+        }
+    }
+
+    fn check_run(&self, first: usize, run: &GateUp<'_>) -> Result<(), Error> {
+        let scales = [run.gate.global_scale(), run.up.global_scale()];
+        let biases = [run.gate_bias.is_some(), run.up_bias.is_some()];
+        let same = (run.gate.format(), run.k(), scales) == (self.format, self.k, self.global_scales)
+            && biases == self.biases.each_ref().map(Option::is_some);
+        if same && first.is_multiple_of(PANEL) && run.n() <= self.n - first {
+            return Ok(());
+        }
+        Err(Error::NotPlanned {
+            what: "a run of weights",
+            found: format!("{} [{}, {}] from feature {first}", run.gate.format(), run.n(), run.k()),
+            expected: format!(
+                "features of {} [{}, {}], {PANEL} at a time, with the scales and biases of the first run",
+                self.format, self.n, self.k
+            ),
+        })
+    }
+
+    /// Packs features from `first`, which starts a panel, on.
+    fn pack_run(&mut self, first: usize, run: &GateUp<'_>) {
+        for (all, bias) in self.biases.iter_mut().zip([&run.gate_bias, &run.up_bias]) {
+            if let (Some(all), Some(bias)) = (all, bias) {
+                all[first..first + run.n()].copy_from_slice(bias);
+            }
+        }
+        let len = self.panel_len();
+        let shared = SharedSlice::new(&mut self.panels);
         threads::for_each(
             rayon::current_num_threads(),
-            panels,
+            run.n().div_ceil(PANEL),
             |_| (),
             |(), panel| {
                 // SAFETY: each panel is claimed once and panels do not overlap.
-                let out = unsafe { shared.part(panel * len, len) };
-                for (half, matrix) in [&weights.gate, &weights.up].into_iter().enumerate() {
+                let out = unsafe { shared.part((first / PANEL + panel) * len, len) };
+                for (half, matrix) in [&run.gate, &run.up].into_iter().enumerate() {
                     pack_half(matrix, panel * PANEL, half, out);
                 }
             },
         );
-        Ok(this)
     }
 
     /// Block format of the codes.
@@ -445,6 +508,55 @@ mod tests {
         assert_eq!(with(40, &[1]), "a reserved byte");
         for at in [Header::DIGEST, Header::LEN, Header::LEN + 300, good.len() - 1] {
             assert_eq!(with(at, &[good[at] ^ 0x10]), "digest", "byte {at}");
+        }
+    }
+
+    /// Features `range` of weights, biases included.
+    fn run(weights: &GateUp<'_>, range: Range<usize>) -> GateUp<'static> {
+        let half = |m: &QuantizedMatrix<'_>| {
+            let codes: Vec<u8> = range.clone().flat_map(|row| m.row_codes(row).to_vec()).collect();
+            let scale = |row| (0..m.blocks()).map(move |block| m.scale_byte(row, block));
+            let scales: Vec<u8> = range.clone().flat_map(scale).collect();
+            let (format, layout) = (m.format(), ScaleLayout::Linear);
+            QuantizedMatrix::new(
+                m.name(),
+                format,
+                range.len(),
+                m.k(),
+                codes,
+                scales,
+                layout,
+                m.global_scale(),
+            )
+            .unwrap()
+        };
+        let bias = |b: &Option<Cow<'_, [f32]>>| b.as_ref().map(|b| b[range.clone()].to_vec().into());
+        GateUp {
+            gate: half(&weights.gate),
+            up: half(&weights.up),
+            gate_bias: bias(&weights.gate_bias),
+            up_bias: bias(&weights.up_bias),
+        }
+    }
+
+    #[test]
+    fn runs_give_the_same_pack_as_the_whole_exact() {
+        for (format, seed) in [(BlockFormat::Nvfp4, 0), (BlockFormat::Mxfp4, 1)] {
+            let whole = weights(format, 53, 64, seed);
+            let parts = |at: &[usize]| -> Vec<Result<GateUp<'static>, Error>> {
+                at.windows(2).map(|w| Ok(run(&whole, w[0]..w[1]))).collect()
+            };
+            let packed = PackedGateUp::pack(&whole).unwrap();
+            for at in [&[0, 53][..], &[0, 16, 53], &[0, 32, 48, 53]] {
+                assert_eq!(PackedGateUp::pack_runs(53, parts(at)).unwrap(), packed);
+            }
+            for at in [&[0, 17, 53][..], &[0, 16], &[0], &[16, 53]] {
+                assert!(PackedGateUp::pack_runs(53, parts(at)).is_err(), "{at:?}");
+            }
+            assert!(PackedGateUp::pack_runs(52, parts(&[0, 48, 53])).is_err());
+            let mut other = parts(&[0, 32, 53]);
+            other[1] = Ok(run(&weights(format, 53, 64, seed + 1), 32..53));
+            assert!(PackedGateUp::pack_runs(53, other).is_err(), "another bias");
         }
     }
 
