@@ -1,19 +1,22 @@
 //! A checkpoint opened under one convention: layers, their gated MLPs and experts as quantized matrices that
 //! borrow the mapped files.
 
+mod access;
+
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use dualgemm_formats::{GlobalScale, QuantizedMatrix, ScaleLayout};
 
-use crate::convention::{Convention, Evidence, Role};
+pub(crate) use access::is_packed;
+
+use crate::convention::{Convention, Evidence};
 use crate::error::list;
 use crate::gate_up::GateUpOrder;
-use crate::module::{Mlp, MlpKind, Module, ModuleIndex, Place, Projection};
-use crate::packed::{Packed, Stored};
-use crate::scheme::{Input, Scheme, Schemes, Weights};
+use crate::module::{Mlp, MlpKind, ModuleIndex, Projection};
+use crate::scheme::{Scheme, Schemes};
 use crate::source::{GateUp, GateUpSource};
-use crate::{Dtype, Error, TensorFiles, TensorView};
+use crate::{Error, TensorFiles};
 
 /// Which nibble of a byte holds the even element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
@@ -315,257 +318,6 @@ impl Checkpoint {
         let input = self.input_scale(module, &stored, expert);
         Ok(Linear { weight, bias, input })
     }
-
-    pub(crate) fn weight(&self, module: &str) -> Option<TensorView<'_>> {
-        self.tensor(self.index.modules.get(module)?, Role::Weight)
-    }
-
-    fn tensor(&self, module: &Module, role: Role) -> Option<TensorView<'_>> {
-        self.files.get(module.get(role)?)
-    }
-
-    pub(crate) fn missing_module(&self, mlp: &Mlp, expert: Option<usize>, projection: Projection) -> Error {
-        let known = mlp.modules().next().unwrap_or(&mlp.path).to_owned();
-        let what = match projection {
-            Projection::Gate => "the gate projection",
-            Projection::Up => "the up projection",
-            Projection::GateUp => "the gate and up projection",
-            Projection::Down => "the down projection",
-        };
-        let of = expert.map_or(String::new(), |e| format!(" of expert {e}"));
-        Error::MissingTensor {
-            file: self.files.root().into(),
-            tensor: format!("{what}{of} beside `{known}`"),
-            needed_by: format!("`{}`", mlp.path),
-            convention: self.convention.name,
-        }
-    }
-
-    pub(crate) fn missing(&self, module: &str, role: Role, needed_by: &str) -> Error {
-        let weight = self.index.modules.get(module).and_then(|m| m.get(Role::Weight));
-        Error::MissingTensor {
-            file: self.files.root().into(),
-            tensor: self.convention.tensor_name(module, weight, role),
-            needed_by: needed_by.into(),
-            convention: self.convention.name,
-        }
-    }
-
-    /// Finds a module's weight and block scales and understands their shapes.
-    pub(crate) fn stored(&self, name: &str) -> Result<Stored<'_>, Error> {
-        let Some(module) = self.index.modules.get(name) else {
-            return Err(self.missing(name, Role::Weight, name));
-        };
-        let weight =
-            self.tensor(module, Role::Weight).ok_or_else(|| self.missing(name, Role::Weight, name))?;
-        // From here on no dimension is 0, so that each is bounded by the bytes that are there.
-        if weight.bytes.is_empty() {
-            return Err(weight.shape_error("a weight", "at least one row and one column".into()));
-        }
-        let scheme = self.schemes.of(name);
-        let not_quantized = |why| Error::NotQuantized { module: name.into(), why };
-        let format = match &scheme.weights {
-            Weights::ByType => {
-                return Stored::gguf(weight.clone()).ok_or_else(|| {
-                    not_quantized(format!("its type is {} {:?}", weight.dtype, weight.shape))
-                });
-            }
-            Weights::Float(why) if is_packed(weight.dtype) => {
-                return Err(not_quantized(format!("{why}, yet `{}` is {}", weight.name, weight.dtype)));
-            }
-            Weights::Float(why) => return Err(not_quantized(why.clone())),
-            Weights::Other(what) => return Err(not_quantized(what.clone())),
-            Weights::Blocks(format) => *format,
-        };
-        if !is_packed(weight.dtype) {
-            return Err(not_quantized(format!("`{}` is {}", weight.name, weight.dtype)));
-        }
-        if let Some(transform) = module.get(Role::Transform) {
-            return Err(Error::Unsupported {
-                module: name.into(),
-                found: format!("`{transform}`, which changes what the weights mean,"),
-                supported: "plain block-scaled weights are",
-            });
-        }
-        let scales = self
-            .tensor(module, Role::BlockScale)
-            .ok_or_else(|| self.missing(name, Role::BlockScale, name))?;
-        let layout = self.options.scale_layout.unwrap_or(scheme.scale_layout);
-        let swap = self.options.nibble_order == NibbleOrder::HiLo;
-        let stored = Stored::new(weight, scales, format, layout, swap)?;
-        self.check_hidden_size(name, &stored)?;
-        Ok(stored)
-    }
-
-    /// A 3-D parameter whose K is not the model's hidden size has its dimensions in an order that is not known.
-    fn check_hidden_size(&self, name: &str, stored: &Stored<'_>) -> Result<(), Error> {
-        let hidden = self.files.config().and_then(|json| {
-            let at = |path| json.value.pointer(path).and_then(serde_json::Value::as_u64);
-            at("/hidden_size").or_else(|| at("/text_config/hidden_size"))
-        });
-        let (Some(hidden), Some(place), Some(_)) = (hidden, Place::parse(name), stored.experts) else {
-            return Ok(());
-        };
-        let (found, what) = match place.projection {
-            Projection::Down => (stored.rows, "rows"),
-            Projection::Gate | Projection::Up | Projection::GateUp => (stored.k, "K"),
-        };
-        if found as u64 == hidden {
-            return Ok(());
-        }
-        Err(Error::Shape {
-            tensor: stored.weight_name().into(),
-            what: "a projection of this model",
-            found: vec![stored.experts.unwrap_or(1), stored.rows, stored.k],
-            valid: format!("{what} = {hidden}, the hidden_size of config.json"),
-        })
-    }
-
-    fn check_expert(&self, stored: &Stored<'_>, expert: Option<usize>) -> Result<(), Error> {
-        let exist = match (stored.experts, expert) {
-            (None, _) => return Ok(()),
-            (Some(count), Some(e)) if e < count => return Ok(()),
-            (Some(count), _) => format!("{count} in one tensor, counted from 0"),
-        };
-        let expert = expert.unwrap_or(stored.experts.unwrap_or(0));
-        Err(Error::NoExpert { path: stored.weight_name().into(), expert, exist })
-    }
-
-    pub(crate) fn packed<'s>(
-        &'s self,
-        stored: &Stored<'s>,
-        module: &str,
-        expert: Option<usize>,
-    ) -> Result<Packed<'s>, Error> {
-        Ok(stored.packed(expert, self.checked_scale(module, stored, expert)?))
-    }
-
-    /// The tensor scale of an expert that exists.
-    pub(crate) fn checked_scale(
-        &self,
-        module: &str,
-        stored: &Stored<'_>,
-        expert: Option<usize>,
-    ) -> Result<GlobalScale, Error> {
-        self.check_expert(stored, expert)?;
-        self.tensor_scale(module, stored, expert)
-    }
-
-    /// Order of the rows of fused tensors, as the caller or the convention says.
-    pub(crate) fn fused_order(&self) -> Option<GateUpOrder> {
-        self.options.gate_up_order.or(self.convention.fused_order)
-    }
-
-    /// The number in a scale tensor that belongs to an expert, or to all.
-    fn scale_value(
-        view: &TensorView<'_>,
-        experts: Option<usize>,
-        expert: Option<usize>,
-        what: &'static str,
-    ) -> Result<f32, Error> {
-        if view.dtype != Dtype::F32 {
-            return Err(view.dtype_error(what, "F32"));
-        }
-        let values = view.to_f32(what)?;
-        match (values.as_slice(), experts, expert) {
-            (&[one], _, _) => Ok(one),
-            (all, Some(count), Some(e)) if all.len() == count && e < count => Ok(all[e]),
-            _ => {
-                let per_expert =
-                    experts.map_or(String::new(), |count| format!(" or {count}, one per expert"));
-                Err(view.shape_error(what, format!("one value{per_expert}")))
-            }
-        }
-    }
-
-    fn tensor_scale(
-        &self,
-        name: &str,
-        stored: &Stored<'_>,
-        expert: Option<usize>,
-    ) -> Result<GlobalScale, Error> {
-        const WHAT: &str = "a tensor scale";
-        let view = self.index.modules.get(name).and_then(|m| self.tensor(m, Role::TensorScale));
-        let Some(view) = view else {
-            let needed = self.convention.needs_tensor_scale && stored.format == dualgemm_formats::BlockFormat::Nvfp4;
-            return if needed {
-                let needed_by = stored.name(expert);
-                Err(self.missing(name, Role::TensorScale, &needed_by))
-            } else {
-                Ok(GlobalScale::ONE)
-            };
-        };
-        let value = Self::scale_value(&view, stored.experts, expert, WHAT)?;
-        let scale = self.convention.sense.scale(value);
-        if !is_usable(scale) {
-            return Err(Error::ScaleValue { tensor: view.name.into(), what: WHAT, value });
-        }
-        Ok(scale)
-    }
-
-    pub(crate) fn input_scale(
-        &self,
-        name: &str,
-        stored: &Stored<'_>,
-        expert: Option<usize>,
-    ) -> Result<Option<GlobalScale>, Error> {
-        const WHAT: &str = "an activation scale";
-        let input = self.schemes.of(name).input;
-        let view = self.index.modules.get(name).and_then(|m| self.tensor(m, Role::InputScale));
-        let view = match (view, input) {
-            (_, Input::Ignored) | (None, Input::Optional) => return Ok(None),
-            (None, Input::Required) => {
-                let needed_by = stored.name(expert);
-                return Err(self.missing(name, Role::InputScale, &needed_by));
-            }
-            (Some(view), _) => view,
-        };
-        let value = Self::scale_value(&view, stored.experts, expert, WHAT)?;
-        let scale = self.convention.sense.scale(value);
-        match (is_usable(scale), self.options.bad_input_scale) {
-            (true, _) => Ok(Some(scale)),
-            (false, BadInputScale::One) => Ok(Some(GlobalScale::ONE)),
-            (false, BadInputScale::Refuse) => {
-                Err(Error::ScaleValue { tensor: view.name.into(), what: WHAT, value })
-            }
-        }
-    }
-
-    pub(crate) fn bias(
-        &self,
-        name: &str,
-        stored: &Stored<'_>,
-        expert: Option<usize>,
-    ) -> Result<Option<Vec<f32>>, Error> {
-        const WHAT: &str = "a bias";
-        let view = self.index.modules.get(name).and_then(|m| self.tensor(m, Role::Bias));
-        let Some(view) = view else { return Ok(None) };
-        let values = view.to_f32(WHAT)?;
-        match (stored.experts, expert) {
-            (None, _) if values.len() == stored.rows => Ok(Some(values)),
-            (Some(count), Some(e)) if e < count && values.len() == count * stored.rows => {
-                Ok(Some(values[e * stored.rows..(e + 1) * stored.rows].to_vec()))
-            }
-            (experts, _) => {
-                let lead = experts.map_or(String::new(), |e| format!("{e}, "));
-                Err(view.shape_error(WHAT, format!("[{lead}{}]", stored.rows)))
-            }
-        }
-    }
-}
-
-/// Whether a storage type can hold 4-bit blocks.
-pub(crate) fn is_packed(dtype: Dtype) -> bool {
-    match dtype {
-        Dtype::U8 | Dtype::F4 => true,
-        Dtype::Ggml(t) => matches!(t.id, Dtype::GGML_NVFP4 | Dtype::GGML_MXFP4),
-        _ => false,
-    }
-}
-
-/// Whether both the number in the file and the multiplier it means can scale anything.
-fn is_usable(scale: GlobalScale) -> bool {
-    [scale.held(), scale.value()].iter().all(|x| x.is_finite() && *x > 0.0)
 }
 
 /// The routed experts of one layer.

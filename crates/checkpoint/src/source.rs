@@ -140,7 +140,14 @@ impl Checkpoint {
                 (half(Half::Gate), half(Half::Up))
             });
             let input = self.input_scale(module, &both, expert).map(|scale| scale.map(|s| (s, s)));
-            return Ok(GateUpSource { file, weights: Weights::Fused { both, global, order }, expert, n, bias, input });
+            return Ok(GateUpSource {
+                file,
+                weights: Weights::Fused { both, global, order },
+                expert,
+                n,
+                bias,
+                input,
+            });
         }
         let module =
             |projection| mlp.module(own, projection).ok_or_else(|| self.missing_module(mlp, own, projection));
