@@ -6,7 +6,7 @@
 //! ([`Row::samples`]), and the list in the documentation. One file per family; the simulator executes each
 //! family in a file of the same name.
 //!
-//! Targets are those that ptxas 13.0 accepts and refuses. Versions are the specification's, or later where
+//! Targets are those that ptxas 13.0 and 13.5 accept and refuse. Versions are the specification's, or later where
 //! ptxas wants later: it lets some instructions pass in versions older than they are.
 
 pub(crate) mod grammar;
