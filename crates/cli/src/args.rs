@@ -7,11 +7,11 @@ use dualgemm::checkpoint::GateUpOrder;
 use dualgemm::formats::ScaleLayout;
 use dualgemm::gemm::Activation;
 
-use crate::command::{completions, convert, doctor, inspect, quantize, validate, verify};
+use crate::command::{completions, convert, doctor, inspect, quantize, run, validate, verify};
 
 /// NVFP4 gated-MLP products C = act(A·B1ᵀ, A·B2ᵀ) on real checkpoints.
 #[derive(Debug, Parser)]
-#[command(name = "dualgemm", version, max_term_width = 110, after_help = EXIT_CODES)]
+#[command(name = "dualgemm", version, max_term_width = 110, after_help = EXIT_CODES, arg_required_else_help = false)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -30,6 +30,8 @@ const EXIT_CODES: &str = "Exit codes: 0 done; 1 the thing checked is wrong; 2 ba
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Compute a layer of a checkpoint on activations and compare it with the f64 reference.
+    Run(run::RunArgs),
     /// List the gated MLPs of a checkpoint with their scales.
     Inspect(inspect::InspectArgs),
     /// Check a checkpoint against every rule; exit code 1 if there are errors.

@@ -43,7 +43,11 @@ const MISTAKES: &[Mistake] = &[
         name: "block scales are read in the wrong layout (linear for 128x4 or the other way round)",
         make: |p| both(p, other_layout),
     },
-    Mistake { name: "the nibbles of the weights are exchanged", make: |p| both(p, swapped_nibbles) },
+    // Exchanging them in A exchanges the same factors: the sums do not tell which of both was read wrongly.
+    Mistake {
+        name: "the nibbles of the weights, or of A, are exchanged",
+        make: |p| both(p, swapped_nibbles),
+    },
     Mistake {
         name: "the tensor scales of the weights are left out",
         make: |p| both(p, |m| with_scale(m, |_| 1.0)),
@@ -52,7 +56,6 @@ const MISTAKES: &[Mistake] = &[
         name: "the tensor scales of the weights are inverted",
         make: |p| both(p, |m| with_scale(m, |s| 1.0 / s)),
     },
-    Mistake { name: "the nibbles of A are exchanged", make: |p| on_a(p, swapped_nibbles) },
     Mistake { name: "the tensor scale of A is left out", make: |p| on_a(p, |m| with_scale(m, |_| 1.0)) },
     Mistake { name: "the tensor scale of A is inverted", make: |p| on_a(p, |m| with_scale(m, |s| 1.0 / s)) },
     Mistake { name: "block scales of A are read in the wrong layout", make: |p| on_a(p, other_layout) },

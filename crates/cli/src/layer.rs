@@ -1,10 +1,11 @@
 //! One MLP of a checkpoint, as the arguments name it.
 
+use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
-use dualgemm::checkpoint::{BadInputScale, Checkpoint, Error, Linear, NibbleOrder, OpenOptions};
-use dualgemm::formats::GlobalScale;
+use dualgemm::checkpoint::{BadInputScale, Checkpoint, Error, GateUpSource, NibbleOrder, OpenOptions};
+use dualgemm::formats::{BlockFormat, GlobalScale};
 use dualgemm::gemm::{Activation, Epilogue, GateUp};
 use serde_json::Value;
 
@@ -29,15 +30,22 @@ pub fn open(path: &Path, args: &ReadArgs) -> Result<Checkpoint, Error> {
     Checkpoint::open(path, &options)
 }
 
-/// Gate and up of a layer, with the scales of their activations.
+/// Gate and up of a layer, found and not yet read.
 #[derive(Debug)]
 pub struct Layer<'c> {
     /// Number of the layer.
     pub number: usize,
-    /// Gate and up.
-    pub weights: GateUp<'c>,
-    input_scales: Result<Option<(GlobalScale, GlobalScale)>, Error>,
-    down: Result<Linear<'c>, Error>,
+    checkpoint: &'c Checkpoint,
+    which: Which,
+    source: GateUpSource<'c>,
+}
+
+/// Which MLP of a layer.
+#[derive(Debug, Clone, Copy)]
+enum Which {
+    Dense,
+    Shared,
+    Expert(usize),
 }
 
 impl<'c> Layer<'c> {
@@ -46,31 +54,60 @@ impl<'c> Layer<'c> {
         let number = match (args.layer, checkpoint.layers().as_slice()) {
             (Some(layer), _) => layer,
             (None, &[only]) => only,
-            (None, []) => bail!("{}: has no gated MLP; see inspect", checkpoint.files().root().display()),
+            (None, []) => {
+                let within = args.read.within.as_ref();
+                let within = within.map_or(String::new(), |name| format!(" whose name starts with `{name}`"));
+                bail!("{}: has no gated MLP{within}; see inspect", checkpoint.files().root().display())
+            }
             (None, layers) => bail!("--layer: is needed; {} layers have a gated MLP", layers.len()),
         };
-        let (gate_up, down) = match (args.expert, args.shared_expert) {
-            (None, false) => (checkpoint.gate_up(number)?, checkpoint.down(number)),
-            (None, true) => (checkpoint.shared_gate_up(number)?, checkpoint.shared_down(number)),
-            (Some(expert), _) => {
-                let experts = checkpoint.experts(number)?;
-                (experts.gate_up(expert)?, experts.down(expert))
-            }
+        let (which, source) = match (args.expert, args.shared_expert) {
+            (None, false) => (Which::Dense, checkpoint.gate_up_source(number)?),
+            (None, true) => (Which::Shared, checkpoint.shared_gate_up_source(number)?),
+            (Some(expert), _) => (Which::Expert(expert), checkpoint.experts(number)?.gate_up_source(expert)?),
         };
-        let input_scales = gate_up.input_scales();
-        Ok(Self { number, weights: dualgemm::weights(gate_up), input_scales, down })
+        Ok(Self { number, checkpoint, which, source })
+    }
+
+    /// Features (N) of each half.
+    pub fn n(&self) -> usize {
+        self.source.n()
+    }
+
+    /// Elements per feature (K).
+    pub fn k(&self) -> usize {
+        self.source.k()
+    }
+
+    /// Block format of both halves.
+    pub fn format(&self) -> BlockFormat {
+        self.source.format()
+    }
+
+    /// Both halves, read.
+    pub fn weights(&self) -> Result<GateUp<'c>, Error> {
+        self.features(0..self.n())
+    }
+
+    /// Some features of both halves, read.
+    pub fn features(&self, features: Range<usize>) -> Result<GateUp<'c>, Error> {
+        Ok(dualgemm::weights(self.source.features(features)?))
     }
 
     /// The scale by which A is quantized, a multiplier. Gate and up read the same A: where they were calibrated
     /// differently it is the larger one, under which neither saturates.
     pub fn input_scale(&self) -> Result<Option<f32>, Error> {
-        let scales = self.input_scales.clone()?;
+        let scales = self.source.input_scales()?;
         Ok(scales.map(|(gate, up)| gate.value().max(up.value())))
     }
 
     /// The scale by which the down projection expects C to be quantized, a multiplier.
     pub fn output_scale(&self) -> Result<Option<f32>, Error> {
-        let down = self.down.as_ref().map_err(Clone::clone)?;
+        let down = match self.which {
+            Which::Dense => self.checkpoint.down(self.number)?,
+            Which::Shared => self.checkpoint.shared_down(self.number)?,
+            Which::Expert(expert) => self.checkpoint.experts(self.number)?.down(expert)?,
+        };
         Ok(down.input_scale()?.map(GlobalScale::value))
     }
 }

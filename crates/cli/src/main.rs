@@ -9,6 +9,7 @@ mod command;
 mod diagnosis;
 mod failure;
 mod layer;
+mod limits;
 mod machine;
 mod report;
 mod result;

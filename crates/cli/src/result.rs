@@ -120,13 +120,20 @@ impl OwnedResult {
         }
     }
 
-    /// Where a run writes. The tensor scale of an nvfp4 C is what the run returns.
+    /// Where a run writes; the tensor scale of an nvfp4 C is what the run returns.
     pub fn as_output(&mut self) -> OutputMut<'_> {
         match self {
             Self::F32(c) => OutputMut::F32(c),
             Self::F16(c) => OutputMut::F16(c),
             Self::Bf16(c) => OutputMut::Bf16(c),
             Self::Nvfp4 { codes, scales, .. } => OutputMut::Nvfp4 { codes, scales },
+        }
+    }
+
+    /// Takes the tensor scale that a run returns for an nvfp4 C.
+    pub fn set_global_scale(&mut self, scale: Option<f32>) {
+        if let (Self::Nvfp4 { global_scale, .. }, Some(scale)) = (self, scale) {
+            *global_scale = scale;
         }
     }
 

@@ -16,7 +16,7 @@ pub use dualgemm_formats as formats;
 pub use dualgemm_gemm as gemm;
 
 pub use error::Error;
-pub use plan::{DualGemm, PackedWeights, Plan, Rows, Target, Workspace};
+pub use plan::{DualGemm, PackedWeights, Plan, Rows, Runner, Target};
 
 use dualgemm_checkpoint::Activations;
 use dualgemm_formats::quantize::quantize_with;

@@ -5,6 +5,7 @@ pub mod convert;
 pub mod doctor;
 pub mod inspect;
 pub mod quantize;
+pub mod run;
 pub mod validate;
 pub mod verify;
 
@@ -29,6 +30,7 @@ impl From<bool> for Verdict {
 /// Runs a subcommand.
 pub fn run(command: Command, output: &Output) -> anyhow::Result<Verdict> {
     match command {
+        Command::Run(args) => run::run(&args, output),
         Command::Inspect(args) => inspect::run(&args, output),
         Command::Validate(args) => validate::run(&args, output),
         Command::Quantize(args) => quantize::run(&args, output),

@@ -10,7 +10,7 @@ use anyhow::bail;
 use clap::Args;
 use dualgemm::check::{RowSample, reference_rows};
 use dualgemm::checkpoint::TensorFiles;
-use dualgemm::gemm::{AFormat, Comparison};
+use dualgemm::gemm::{AFormat, Comparison, Epilogue};
 use serde::Serialize;
 
 use super::Verdict;
@@ -105,10 +105,13 @@ pub fn run(args: &VerifyArgs, output: &Output) -> anyhow::Result<Verdict> {
     let files = TensorFiles::open(&args.result)?;
     let result = ResultMatrix::find(&files, args.tensor.as_deref())?;
     let (m, n) = result.shape();
-    let mut tolerance = args.max_rel_l2.map_or(Tolerance::of(result.format()), Tolerance::from_rel_l2);
-    tolerance.min_cosine = args.min_cosine.unwrap_or(tolerance.min_cosine);
+    let tolerance = |epilogue: &Epilogue| {
+        let by_default = Tolerance::of(result.format(), epilogue);
+        let tolerance = args.max_rel_l2.map_or(by_default, Tolerance::from_rel_l2);
+        Tolerance { min_cosine: args.min_cosine.unwrap_or(tolerance.min_cosine), ..tolerance }
+    };
     let sample = RowSample::all(m);
-    let finish = |against, want: &[f64], explain: &dyn Fn() -> Vec<&'static str>| {
+    let finish = |against, want: &[f64], tolerance: Tolerance, explain: &dyn Fn() -> Vec<&'static str>| {
         let comparison = result.compare(want, &sample)?;
         let right = tolerance.holds(&comparison);
         output.emit(&Report {
@@ -135,25 +138,32 @@ pub fn run(args: &VerifyArgs, output: &Output) -> anyhow::Result<Verdict> {
             let files = TensorFiles::open(path)?;
             let reference = ResultMatrix::find(&files, args.tensor.as_deref())?;
             same_shape("the reference", reference.shape())?;
-            finish(path.display().to_string(), &reference.to_f64(), &Vec::new)
+            finish(
+                path.display().to_string(),
+                &reference.to_f64(),
+                tolerance(&Epilogue::default()),
+                &Vec::new,
+            )
         }
         (None, Some(path)) => {
             let checkpoint = layer::open(path, &args.layer.read)?;
             let layer = Layer::of(&checkpoint, &args.layer)?;
             let (epilogue, _) = layer::epilogue(&checkpoint, &args.epilogue)?;
-            let (n, k) = (layer.weights.n(), layer.weights.k());
+            let weights = layer.weights()?;
+            let (n, k) = (weights.n(), weights.k());
             let source = Source::open(&args.activations)?;
             let input_scale = || Ok(layer.input_scale()?);
             let Activation { a, quantize, origin } = source.activation(&args.activations, k, input_scale)?;
             let a = dualgemm::quantize_a(&a, quantize)?;
             same_shape("the product", (a.rows(), n))?;
             let bar = output.progress("reference", n);
-            let want = reference_rows(&epilogue, &a, &sample, &layer.weights, &|done| bar.inc(done as u64))?;
+            let want = reference_rows(&epilogue, &a, &sample, &weights, &|done| bar.inc(done as u64))?;
             bar.finish_and_clear();
             let against =
                 format!("the f64 reference of layer {} of {}, A {origin}", layer.number, path.display());
-            let problem = Problem { a, weights: layer.weights.clone(), epilogue };
-            finish(against, &want, &|| diagnose(&problem, &result, tolerance.max_rel_l2))
+            let problem = Problem { a, weights, epilogue };
+            let tolerance = tolerance(&epilogue);
+            finish(against, &want, tolerance, &|| diagnose(&problem, &result, tolerance.max_rel_l2))
         }
         (None, None) => bail!("--checkpoint or --reference: one of them is needed"),
     }

@@ -1,0 +1,339 @@
+//! `bench --shapes NAME,…`: times the kernels on generated operands and holds them against the measured roofline.
+//!
+//! A run is the whole job: A brought into kernel order (or quantized), both products, the epilogue, the store. Weights
+//! are packed beforehand. Cold, the default, several sets of weights take turns, so that they come from memory as in
+//! a real decoder; warm, one set is used again and again.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use clap::{Args, ValueEnum};
+use dualgemm::check::{RowSample, reference_rows};
+use dualgemm::cpu::{CpuOptions, Isa, limits};
+use dualgemm::formats::{BlockFormat, FloatType, GlobalScale};
+use dualgemm::gemm::{AFormat, AOperand, DualGemmDesc, GateUp, OutFormat, OutScale, QuantizeA};
+use dualgemm::{DualGemm, PackedWeights, Plan, Target};
+use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
+use dualgemm_bench::report::{NamedRoofline, Subject};
+use dualgemm_bench::{Protocol, Report, Roofline, Row, SHAPE_SETS, Shape, plot, shapes};
+use serde::Serialize;
+
+use super::Verdict;
+use crate::args::{AFormatArg, DeviceArg, OutFormatArg};
+use crate::machine::Machine;
+use crate::report::Output;
+use crate::result::OwnedResult;
+use crate::tolerance::Tolerance;
+
+/// Weights that take turns when cold: several times the last-level cache of the machines that this runs on.
+const BEYOND_CACHES: usize = 192 << 20;
+/// Multiplications of the reference per shape.
+const REFERENCE_BUDGET: f64 = 4e8;
+/// Seed of the operands.
+const SEED: u64 = 1;
+/// Tensor scale of generated matrices: products then have the size that activations of real models have.
+const TENSOR_SCALE: GlobalScale = GlobalScale::multiplier(1e-2);
+
+/// Arguments of `bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// Shape sets (challenge, decode, prefill, llama) or single shapes as MxNxK, comma-separated.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "challenge")]
+    pub shapes: Vec<String>,
+    /// Formats of A, comma-separated. f32, f16 and bf16 are used as they are.
+    #[arg(long, value_enum, value_name = "FORMATS", value_delimiter = ',', default_value = "nvfp4")]
+    pub a_format: Vec<AFormatArg>,
+    /// Format of C.
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = OutFormatArg::F16)]
+    pub out_dtype: OutFormatArg,
+    /// How the operation is put together. Processors have one way, the fused kernel.
+    #[arg(long, value_enum, default_value_t = StrategyArg::Auto)]
+    pub strategy: StrategyArg,
+    /// Where to compute.
+    #[arg(long, value_enum, default_value_t = DeviceArg::Cpu)]
+    pub device: DeviceArg,
+    /// Whether weights come from memory or from the cache.
+    #[arg(long, value_enum, default_value_t = CacheArg::Cold)]
+    pub cache: CacheArg,
+    /// Instruction set of the kernels: portable, avx2, avxvnni, avx512 or avx512vnni. Without it, the best one here.
+    #[arg(long, value_name = "ISA")]
+    pub isa: Option<Isa>,
+    /// Threads; without it, all there are.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub threads: Option<u16>,
+    /// Time to spend on each measurement, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.5, value_parser = parse_seconds)]
+    pub budget: f64,
+    /// One run of each, to see that everything works.
+    #[arg(long)]
+    pub smoke: bool,
+    /// Do not compare with the f64 reference.
+    #[arg(long)]
+    pub no_check: bool,
+    /// Write the measurements as CSV.
+    #[arg(long, value_name = "FILE")]
+    pub csv: Option<PathBuf>,
+    /// Draw them under the roofline, as .svg or .png.
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
+    /// List the shape sets and end.
+    #[arg(long)]
+    pub list: bool,
+}
+
+/// Spellings of the strategies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum StrategyArg {
+    /// The best for the shape.
+    Auto,
+    /// Every one.
+    All,
+    /// Both products in one pass over A, activation and store in the same kernel.
+    Fused,
+}
+
+/// Where weights come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CacheArg {
+    /// Memory: sets of weights take turns.
+    Cold,
+    /// The cache, as far as they fit.
+    Warm,
+}
+
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "a number of seconds is needed".to_string())?;
+    if (0.0..=600.0).contains(&seconds) { Ok(seconds) } else { Err("valid are 0 to 600 seconds".into()) }
+}
+
+/// The measurements as table and document.
+#[derive(Debug, Serialize)]
+#[serde(transparent)]
+struct Measurements(Report);
+
+impl fmt::Display for Measurements {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let device = self.0.rows.first().map_or("", |row| row.device.as_str());
+        writeln!(f, "{device}")?;
+        for NamedRoofline { name, roofline } in &self.0.rooflines {
+            let (flops, bytes) = (roofline.flops_per_s * 1e-9, roofline.bytes_per_s * 1e-9);
+            writeln!(f, "measured limits, {name}: {flops:.0} GFLOP/s, {bytes:.1} GB/s read")?;
+        }
+        f.write_str(&self.0.to_table())
+    }
+}
+
+/// The shape sets that exist.
+#[derive(Debug, Serialize)]
+struct Sets {
+    shape_sets: Vec<Set>,
+}
+
+#[derive(Debug, Serialize)]
+struct Set {
+    name: &'static str,
+    doc: &'static str,
+    shapes: &'static [Shape],
+}
+
+impl fmt::Display for Sets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for set in &self.shape_sets {
+            let shapes: Vec<String> = set.shapes.iter().map(Shape::to_string).collect();
+            writeln!(f, "{:<10} {}\n           {}", set.name, set.doc, shapes.join(" "))?;
+        }
+        Ok(())
+    }
+}
+
+/// Measures, reports, writes.
+pub fn run(args: &BenchArgs, output: &Output) -> anyhow::Result<Verdict> {
+    if args.list {
+        let set = |set: &dualgemm_bench::ShapeSet| Set { name: set.name, doc: set.doc, shapes: set.shapes };
+        output.emit(&Sets { shape_sets: SHAPE_SETS.iter().map(set).collect() })?;
+        return Ok(Verdict::Right);
+    }
+    let shapes = parse_shapes(&args.shapes)?;
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(args.threads.unwrap_or(0).into()).build();
+    let report = pool.context("--threads: cannot start the threads")?.install(|| measure_all(args, &shapes, output))?;
+    if let Some(path) = &args.csv {
+        write_whole(path, report.to_csv().as_bytes())?;
+    }
+    if let Some(path) = &args.plot {
+        plot::roofline(&report, path)?;
+    }
+    output.emit(&Measurements(report))?;
+    Ok(Verdict::Right)
+}
+
+/// Names of sets and shapes, in the order given.
+fn parse_shapes(names: &[String]) -> anyhow::Result<Vec<Shape>> {
+    let mut shapes = Vec::new();
+    for name in names {
+        match parse_shape(name) {
+            Some(shape) => shapes.push(shape),
+            None => shapes.extend_from_slice(shapes::shape_set(name).context("--shapes")?.shapes),
+        }
+    }
+    Ok(shapes)
+}
+
+fn parse_shape(text: &str) -> Option<Shape> {
+    let mut parts = text.split('x').map(|part| part.parse().ok());
+    let shape = Shape::new(parts.next()??, parts.next()??, parts.next()??);
+    parts.next().is_none().then_some(shape)
+}
+
+fn measure_all(args: &BenchArgs, shapes: &[Shape], output: &Output) -> anyhow::Result<Report> {
+    let DeviceArg::Cpu = args.device;
+    let isa = args.isa.map_or_else(Isa::detect, Ok)?;
+    let limits = limits::measure(isa, rayon::current_num_threads())?;
+    let roofline = |flops_per_s| Roofline { flops_per_s, bytes_per_s: limits.dram_read };
+    let [codes, floats] = [roofline(limits.w4a4_tile), roofline(limits.f32_multiply_add)];
+    let quantized = |a: &AFormatArg| *a == AFormatArg::Nvfp4;
+    let mut rooflines = Vec::new();
+    if args.a_format.iter().any(quantized) {
+        rooflines.push(NamedRoofline { name: format!("{isa} W4A4"), roofline: codes });
+    }
+    if !args.a_format.iter().all(quantized) {
+        rooflines.push(NamedRoofline { name: format!("{isa} f32"), roofline: floats });
+    }
+    let mut rows = Vec::new();
+    let bar = output.progress("bench", shapes.len() * args.a_format.len());
+    for &shape in shapes {
+        // Checked before the operands of a shape are made: those may take gigabytes.
+        let descs = args.a_format.iter().map(|&a| desc(shape, a, args.out_dtype)).collect::<Vec<_>>();
+        descs.iter().try_for_each(DualGemmDesc::check).with_context(|| format!("--shapes {shape}"))?;
+        let operands = Operands::new(shape, args.cache)?;
+        for desc in &descs {
+            let roofline = if desc.a_compute().block_format().is_some() { codes } else { floats };
+            rows.push(operands.measure(args, desc, &roofline)?);
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    Ok(Report { rooflines, rows })
+}
+
+fn desc(Shape { m, n, k }: Shape, a: AFormatArg, out: OutFormatArg) -> DualGemmDesc {
+    let a = match a {
+        AFormatArg::F32 => AFormat::F32,
+        AFormatArg::F16 => AFormat::F16,
+        AFormatArg::Bf16 => AFormat::Bf16,
+        AFormatArg::Nvfp4 => AFormat::Nvfp4,
+    };
+    let out = match out {
+        OutFormatArg::F32 => OutFormat::F32,
+        OutFormatArg::F16 => OutFormat::F16,
+        OutFormatArg::Bf16 => OutFormat::Bf16,
+        OutFormatArg::Nvfp4 => OutFormat::Nvfp4 {
+            scale_layout: dualgemm::formats::ScaleLayout::Linear,
+            global_scale: OutScale::Static(TENSOR_SCALE.value()),
+        },
+    };
+    DualGemmDesc { out, quantize_a: QuantizeA::No, ..DualGemmDesc::new(m, n, k, a, BlockFormat::Nvfp4) }
+}
+
+/// The weights of a shape.
+struct Operands {
+    weights: GateUp<'static>,
+    /// Sets that take turns.
+    sets: usize,
+}
+
+impl Operands {
+    fn new(Shape { n, k, .. }: Shape, cache: CacheArg) -> anyhow::Result<Self> {
+        let mut inputs = Inputs::seeded(SEED);
+        let mut half = |name| {
+            inputs.quantized(name, BlockFormat::Nvfp4, (n, k), (CodeSet::Full, ScaleSet::Unit), TENSOR_SCALE)
+        };
+        let weights = GateUp::new(half("gate")?, half("up")?);
+        let sets = match cache {
+            CacheArg::Cold => BEYOND_CACHES.div_ceil(n * k / 8 * 9).max(1),
+            CacheArg::Warm => 1,
+        };
+        Ok(Self { weights, sets })
+    }
+
+    fn measure(&self, args: &BenchArgs, desc: &DualGemmDesc, roofline: &Roofline) -> anyhow::Result<Row> {
+        let options = CpuOptions { isa: args.isa, threads: None };
+        let plan = DualGemm::plan(desc, &Target::Cpu(options))?;
+        let packed = plan.prepack(&self.weights)?;
+        let sets: Vec<PackedWeights> = (1..self.sets).map(|_| packed.clone()).chain([packed.clone()]).collect();
+        let mut inputs = Inputs::seeded(SEED + 1);
+        let a = match desc.a {
+            AFormat::F32 => AOperand::Float(inputs.floats("A", FloatType::F32, desc.m, desc.k)?),
+            AFormat::F16 => AOperand::Float(inputs.floats("A", FloatType::F16, desc.m, desc.k)?),
+            AFormat::Bf16 => AOperand::Float(inputs.floats("A", FloatType::Bf16, desc.m, desc.k)?),
+            AFormat::Nvfp4 | AFormat::Mxfp4 => {
+                let sets = (CodeSet::Full, ScaleSet::Unit);
+                let shape = (desc.m, desc.k);
+                AOperand::Quantized(inputs.quantized("A", BlockFormat::Nvfp4, shape, sets, TENSOR_SCALE)?)
+            }
+        };
+        let mut c = OwnedResult::zeroed(desc);
+        let mut runner = plan.runner(1)?;
+        let protocol = if args.smoke {
+            Protocol::SMOKE
+        } else {
+            Protocol { budget: Duration::from_secs_f64(args.budget), ..Protocol::default() }
+        };
+        let timing = protocol.measure(|run| -> Result<(), dualgemm::Error> {
+            let scale = runner.run(&a, &sets[run % sets.len()], c.as_output())?;
+            c.set_global_scale(scale);
+            Ok(())
+        })?;
+        let rel_l2 = if args.no_check { None } else { Some(self.check(&plan, &a, &c)?) };
+        let subject = Subject {
+            device: Machine::detect().cpu_model,
+            driver: String::new(),
+            commit: env!("CARGO_PKG_VERSION").into(),
+            strategy: "fused".into(),
+            kernel: plan.kernel().into(),
+            threads: plan.threads(),
+        };
+        Ok(Row::new(subject, desc, roofline, timing, rel_l2))
+    }
+
+    /// The relative L2 error on some rows; a wrong result ends the benchmark.
+    fn check(&self, plan: &Plan, a: &AOperand<'_>, c: &OwnedResult) -> anyhow::Result<f64> {
+        let desc = plan.desc();
+        let sample = RowSample::within(desc.m, desc.n, desc.k, REFERENCE_BUDGET, 1);
+        let want = reference_rows(&desc.epilogue, a, &sample, &self.weights, &|_| {})?;
+        let c = c.as_matrix(desc.m, desc.n)?;
+        let comparison = c.compare(&want, &sample)?;
+        let tolerance = Tolerance::of(c.format(), &desc.epilogue);
+        if !tolerance.holds(&comparison) {
+            bail!(
+                "{} on {}x{}x{} is wrong: relative L2 {:e}; {tolerance}; please report it",
+                plan.kernel(),
+                desc.m,
+                desc.n,
+                desc.k,
+                comparison.rel_l2
+            );
+        }
+        Ok(comparison.rel_l2)
+    }
+}
+
+/// Writes a file under a temporary name until it is whole.
+fn write_whole(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    dualgemm::checkpoint::write::atomic::write(path, bytes).with_context(|| path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_are_sets_or_three_numbers() {
+        let parse = |names: &[&str]| parse_shapes(&names.iter().map(ToString::to_string).collect::<Vec<_>>());
+        assert_eq!(parse(&["1x16x32", "challenge"]).unwrap().len(), 5);
+        for bad in ["1x2", "1x2x3x4", "ax2x3", "", "-1x2x3"] {
+            assert!(parse(&[bad]).is_err(), "{bad}");
+        }
+    }
+}

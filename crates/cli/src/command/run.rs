@@ -1,0 +1,395 @@
+//! `run CHECKPOINT --layer I`: gate and up of a layer on activations, timed and compared with the f64 reference.
+//!
+//! Memory holds the weights once: packing reads them from the mapped file and lets go of its pages on the way, and
+//! the reference maps them again after the packed ones are dropped.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use clap::Args;
+use dualgemm::check::{RowSample, reference_rows};
+use dualgemm::checkpoint::Checkpoint;
+use dualgemm::cpu::{CpuOptions, Isa};
+use dualgemm::formats::QuantizedMatrix;
+use dualgemm::gemm::{AFormat, AOperand, Comparison, DualGemmDesc, GateUp, OutFormat, OutScale};
+use dualgemm::{DualGemm, PackedWeights, Plan, Target};
+use dualgemm_bench::{Bound, Protocol, Timing};
+use serde::Serialize;
+
+use super::Verdict;
+use crate::activation::{Activation, Source};
+use crate::args::{ActivationArgs, DeviceArg, EpilogueArgs, LayerArgs, OutFormatArg, ScaleLayoutArg};
+use crate::layer::{self, Layer};
+use crate::limits::Limits;
+use crate::machine::{self, Machine};
+use crate::report::{Bytes, Output, Time};
+use crate::result::OwnedResult;
+use crate::tolerance::Tolerance;
+
+/// Multiplications of the reference that a run is worth; above that, rows are sampled.
+const REFERENCE_BUDGET: f64 = 2e9;
+/// Rows that are compared however long it takes.
+const LEAST_ROWS: usize = 4;
+/// Bytes of weights that packing reads at a time: little beside the weights of a layer, much beside the cost of
+/// letting go of pages.
+const PACK_BYTES: usize = 4 << 20;
+
+/// Arguments of `run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Directory, .safetensors, .safetensors.index.json or .gguf file.
+    pub checkpoint: PathBuf,
+    #[command(flatten)]
+    pub layer: LayerArgs,
+    #[command(flatten)]
+    pub activations: ActivationArgs,
+    #[command(flatten)]
+    pub epilogue: EpilogueArgs,
+    /// Format of C. nvfp4 re-quantizes C for the down projection, with that one's input scale where there is one.
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = OutFormatArg::F32)]
+    pub out_dtype: OutFormatArg,
+    /// Order of the block scales of an nvfp4 C.
+    #[arg(long, value_enum, value_name = "LAYOUT", default_value_t = ScaleLayoutArg::Linear)]
+    pub out_scale_layout: ScaleLayoutArg,
+    /// Where to compute.
+    #[arg(long, value_enum, default_value_t = DeviceArg::Cpu)]
+    pub device: DeviceArg,
+    /// Instruction set of the kernels: portable, avx2, avxvnni, avx512 or avx512vnni. Without it, the best one here.
+    #[arg(long, value_name = "ISA")]
+    pub isa: Option<Isa>,
+    /// Threads; without it, all there are.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub threads: Option<u16>,
+    /// Timed runs; without it, as many as fit 0.3 s, at least one.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub repeat: Option<u32>,
+    /// Rows to compare with the f64 reference: all, none, or how many. Without it, as many as take a few seconds.
+    #[arg(long, value_name = "ROWS", value_parser = parse_check)]
+    pub check: Option<Check>,
+    /// Do not measure the limits of this machine, which takes half a second.
+    #[arg(long)]
+    pub no_roofline: bool,
+    /// Safetensors file for C: tensor `c`, or c_packed, c_scale and c_scale_2.
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+}
+
+/// How much of C is compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Check {
+    /// Every row.
+    All,
+    /// That many rows, evenly spread; none if 0.
+    Rows(usize),
+}
+
+fn parse_check(text: &str) -> Result<Check, String> {
+    match text {
+        "all" => Ok(Check::All),
+        "none" => Ok(Check::Rows(0)),
+        _ => text.parse().map(Check::Rows).map_err(|_| "valid are all, none or a number of rows".into()),
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    checkpoint: PathBuf,
+    convention: &'static str,
+    layer: usize,
+    expert: Option<usize>,
+    gate: TensorReport,
+    up: TensorReport,
+    /// Where A comes from and what was done to it.
+    a: String,
+    m: usize,
+    n: usize,
+    k: usize,
+    a_format: AFormat,
+    out_dtype: &'static str,
+    activation: dualgemm::gemm::Activation,
+    activation_from: &'static str,
+    device: &'static str,
+    device_name: String,
+    kernel: String,
+    threads: usize,
+    plan: Plan,
+    prepack_us: f64,
+    #[serde(flatten)]
+    timing: Timing,
+    gflops: f64,
+    gbps: f64,
+    #[serde(flatten)]
+    roofline: Option<RooflineReport>,
+    #[serde(flatten)]
+    error: Option<ErrorReport>,
+    output: Option<PathBuf>,
+    peak_rss_bytes: Option<u64>,
+}
+
+#[derive(Debug, Serialize)]
+struct RooflineReport {
+    floor_us: f64,
+    bound: Bound,
+    roofline_fraction: f64,
+    limits: Limits,
+}
+
+impl RooflineReport {
+    fn new(limits: Limits, desc: &DualGemmDesc, timing: &Timing) -> Self {
+        let roofline = limits.roofline();
+        let floor_us = roofline.floor_us(desc);
+        let roofline_fraction = floor_us / timing.median_us;
+        Self { floor_us, bound: roofline.bound(desc), roofline_fraction, limits }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct TensorReport {
+    name: String,
+    format: String,
+    tensor_scale: f32,
+}
+
+#[derive(Debug, Serialize)]
+struct ErrorReport {
+    #[serde(flatten)]
+    comparison: Comparison,
+    rows_compared: usize,
+    #[serde(skip)]
+    sample: RowSample,
+    tolerance: Tolerance,
+    right: bool,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let expert = self.expert.map_or(String::new(), |e| format!(", expert {e}"));
+        writeln!(f, "layer {}{expert} of {} ({})", self.layer, self.checkpoint.display(), self.convention)?;
+        for (half, t) in [("gate", &self.gate), ("up", &self.up)] {
+            writeln!(f, "  {half:<8} {}, {}, tensor scale {:e}", t.name, t.format, t.tensor_scale)?;
+        }
+        writeln!(f, "  A        {}", self.a)?;
+        writeln!(f, "  plan     {}", self.plan.to_string().replace('\n', "\n         "))?;
+        let Timing { median_us, p10_us, p90_us, runs } = self.timing;
+        let time = |us: f64| Time(Duration::from_secs_f64(us * 1e-6));
+        writeln!(
+            f,
+            "  time     {} (median of {runs}, 80 % within {} to {}), {:.1} GFLOP/s, {:.1} GB/s; packing {}",
+            time(median_us),
+            time(p10_us),
+            time(p90_us),
+            self.gflops,
+            self.gbps,
+            time(self.prepack_us),
+        )?;
+        if let Some(r) = &self.roofline {
+            writeln!(
+                f,
+                "  roofline {:.0} % of what {} allows: {} ({}: {})",
+                r.roofline_fraction * 100.0,
+                self.device_name,
+                time(r.floor_us),
+                r.bound,
+                r.limits,
+            )?;
+        }
+        match &self.error {
+            Some(e) => {
+                let c = &e.comparison;
+                writeln!(
+                    f,
+                    "  error    relative L2 {:.3e}, cosine {:.9}, max {} ulp against the f64 reference, {}: {}",
+                    c.rel_l2,
+                    c.cosine,
+                    c.max_ulp,
+                    e.sample,
+                    if e.right { "right" } else { "WRONG" },
+                )?;
+                if !e.right {
+                    writeln!(f, "           {}; worst: {}", e.tolerance, crate::tolerance::Worst(&c.worst))?;
+                }
+            }
+            None => writeln!(f, "  error    not compared")?,
+        }
+        if let Some(path) = &self.output {
+            writeln!(f, "  output   {} [{}, {}] to {}", self.out_dtype, self.m, self.n, path.display())?;
+        }
+        match self.peak_rss_bytes {
+            Some(bytes) => write!(f, "  memory   {} at most", Bytes(bytes)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Names of the formats of C.
+fn out_name(out: OutFormat) -> &'static str {
+    match out {
+        OutFormat::F32 => "f32",
+        OutFormat::F16 => "f16",
+        OutFormat::Bf16 => "bf16",
+        OutFormat::Nvfp4 { .. } => "nvfp4",
+    }
+}
+
+/// What C is stored as; an nvfp4 C takes the down projection's input scale, or one of its own.
+fn out_format(args: &RunArgs, layer: &Layer<'_>) -> anyhow::Result<OutFormat> {
+    Ok(match args.out_dtype {
+        OutFormatArg::F32 => OutFormat::F32,
+        OutFormatArg::F16 => OutFormat::F16,
+        OutFormatArg::Bf16 => OutFormat::Bf16,
+        OutFormatArg::Nvfp4 => OutFormat::Nvfp4 {
+            scale_layout: args.out_scale_layout.into(),
+            global_scale: layer.output_scale()?.map_or(OutScale::Dynamic, OutScale::Static),
+        },
+    })
+}
+
+/// Computes, compares, writes.
+pub fn run(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
+    match args.threads {
+        None => compute(args, output),
+        Some(threads) => {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build();
+            pool.with_context(|| format!("--threads: cannot start {threads} threads"))?
+                .install(|| compute(args, output))
+        }
+    }
+}
+
+fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
+    let DeviceArg::Cpu = args.device;
+    let checkpoint = layer::open(&args.checkpoint, &args.layer.read)?;
+    let layer = Layer::of(&checkpoint, &args.layer)?;
+    let (epilogue, activation_from) = layer::epilogue(&checkpoint, &args.epilogue)?;
+    let (n, k) = (layer.n(), layer.k());
+    let source = Source::open(&args.activations)?;
+    let input_scale = || Ok(layer.input_scale()?);
+    let Activation { a, quantize, origin } = source.activation(&args.activations, k, input_scale)?;
+    let m = a.rows();
+    let desc = DualGemmDesc {
+        quantize_a: quantize,
+        out: out_format(args, &layer)?,
+        epilogue,
+        ..DualGemmDesc::new(m, n, k, AFormat::of(&a), layer.format())
+    };
+    let plan = DualGemm::plan(&desc, &Target::Cpu(CpuOptions { isa: args.isa, threads: None }))?;
+    tracing::info!(%plan, "planned");
+    let limits = if args.no_roofline { None } else { Some(Limits::measure(&plan)?) };
+
+    let begin = Instant::now();
+    let packed = pack(&plan, &checkpoint, &layer, output)?;
+    let prepack_us = begin.elapsed().as_secs_f64() * 1e6;
+    let (c, timing) = multiply(args, &plan, &a, packed)?;
+    if let Some(path) = &args.output {
+        c.write(path, m, n)?;
+    }
+
+    let weights = layer.weights()?;
+    let half = |m: &QuantizedMatrix<'_>| TensorReport {
+        name: m.name().into(),
+        format: format!("{} [{n}, {k}]", m.format()),
+        tensor_scale: m.global_scale().value(),
+    };
+    let sample = match args.check {
+        None => Some(RowSample::within(m, n, k, REFERENCE_BUDGET, LEAST_ROWS)),
+        Some(Check::All) => Some(RowSample::all(m)),
+        Some(Check::Rows(0)) => None,
+        Some(Check::Rows(rows)) => Some(RowSample::spread(m, rows)),
+    };
+    let error = sample.map(|sample| compare(&desc, &a, &weights, &c, sample, output)).transpose()?;
+    let right = error.as_ref().is_none_or(|e| e.right);
+    output.emit(&Report {
+        checkpoint: args.checkpoint.clone(),
+        convention: checkpoint.convention().name,
+        layer: layer.number,
+        expert: args.layer.expert,
+        gate: half(&weights.gate),
+        up: half(&weights.up),
+        a: origin,
+        m,
+        n,
+        k,
+        a_format: desc.a_compute(),
+        out_dtype: out_name(desc.out),
+        activation: epilogue.activation,
+        activation_from,
+        device: "cpu",
+        device_name: Machine::detect().cpu_model,
+        kernel: plan.kernel().into(),
+        threads: plan.threads(),
+        prepack_us,
+        gflops: desc.flops() / timing.median_us * 1e-3,
+        gbps: desc.bytes() / timing.median_us * 1e-3,
+        roofline: limits.map(|limits| RooflineReport::new(limits, &desc, &timing)),
+        timing,
+        plan,
+        error,
+        output: args.output.clone(),
+        peak_rss_bytes: machine::peak_rss(),
+    })?;
+    Ok(right.into())
+}
+
+/// Brings the weights into the order of the kernels, a run of features at a time, and lets go of what was read.
+fn pack(
+    plan: &Plan,
+    checkpoint: &Checkpoint,
+    layer: &Layer<'_>,
+    output: &Output,
+) -> anyhow::Result<PackedWeights> {
+    // Whole panels of the kernels, whole tiles of block scales and whole periods of alternating rows.
+    const MULTIPLE: usize = 128;
+    let (n, bytes_per_feature) = (layer.n(), layer.k() + layer.k() / 8);
+    let run = (PACK_BYTES / bytes_per_feature).max(1).next_multiple_of(MULTIPLE);
+    let bar = output.progress("pack", n);
+    let packed = plan.prepack_runs((0..n).step_by(run).map(|first| {
+        checkpoint.files().release_pages();
+        bar.set_position(first as u64);
+        Ok(layer.features(first..n.min(first + run))?)
+    }))?;
+    bar.finish_and_clear();
+    checkpoint.files().release_pages();
+    Ok(packed)
+}
+
+/// Runs, timed, and drops the weights.
+fn multiply(
+    args: &RunArgs,
+    plan: &Plan,
+    a: &AOperand<'_>,
+    packed: PackedWeights,
+) -> anyhow::Result<(OwnedResult, Timing)> {
+    let mut runner = plan.runner(1)?;
+    let mut c = OwnedResult::zeroed(plan.desc());
+    let protocol = match args.repeat.map(|runs| runs as usize) {
+        Some(runs) => Protocol { warmup: 1, min_runs: runs, max_runs: runs, ..Protocol::default() },
+        None => Protocol { warmup: 1, min_runs: 1, max_runs: 1000, budget: Duration::from_millis(300) },
+    };
+    let timing = protocol.measure(|_| -> Result<(), dualgemm::Error> {
+        let scale = runner.run(a, &packed, c.as_output())?;
+        c.set_global_scale(scale);
+        Ok(())
+    })?;
+    Ok((c, timing))
+}
+
+/// Compares some rows of C with the reference.
+fn compare(
+    desc: &DualGemmDesc,
+    a: &AOperand<'_>,
+    weights: &GateUp<'_>,
+    c: &OwnedResult,
+    sample: RowSample,
+    output: &Output,
+) -> anyhow::Result<ErrorReport> {
+    let bar = output.progress("reference", desc.n);
+    let a = dualgemm::quantize_a(a, desc.quantize_a)?;
+    let want = reference_rows(&desc.epilogue, &a, &sample, weights, &|done| bar.inc(done as u64))?;
+    bar.finish_and_clear();
+    let c = c.as_matrix(desc.m, desc.n)?;
+    let (comparison, tolerance) = (c.compare(&want, &sample)?, Tolerance::of(c.format(), &desc.epilogue));
+    let right = tolerance.holds(&comparison);
+    Ok(ErrorReport { comparison, rows_compared: sample.rows().len(), sample, tolerance, right })
+}

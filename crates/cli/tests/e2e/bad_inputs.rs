@@ -1,0 +1,288 @@
+//! Bad input and wrong usage: one line on stderr that says what, where and what would be valid; exit code 2; no
+//! output file, whole or partial.
+
+use std::path::Path;
+
+use crate::common::{arg, data, dualgemm, extract};
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+
+/// Runs in a fresh directory with `{dir}`, `{ckpt}`, `{hidden}`, `{expected}` and `{bf16}` filled in, and returns
+/// the error line.
+fn error_line(prepare: &dyn Fn(&Path), args: &str, code: i32) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    prepare(dir.path());
+    let before = names(dir.path());
+    let fill = |word: &str| {
+        word.replace("{dir}", arg(dir.path()))
+            .replace("{ckpt}", arg(&data("modelopt-nvfp4")))
+            .replace("{a16}", arg(&data("compressed-tensors-nvfp4a16")))
+            .replace("{gguf}", arg(&data("mlp-nvfp4.gguf")))
+            .replace("{hidden}", arg(&data("hidden-states-f32.safetensors")))
+            .replace("{expected}", arg(&data("expected-modelopt-nvfp4.safetensors")))
+            .replace("{bf16}", arg(&data("mlp-bf16.safetensors")))
+    };
+    let output = dualgemm().args(args.split_whitespace().map(fill)).output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(code), "{args}: {stderr}");
+    assert!(output.stdout.is_empty(), "{args}: wrote to stdout");
+    assert_eq!(stderr.lines().count(), 1, "{args}: {stderr}");
+    assert_eq!(names(dir.path()), before, "{args}: left something behind");
+    stderr.trim_end().replace(arg(dir.path()), "{dir}").replace(arg(&data("")), "")
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let mut names: Vec<String> =
+        std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+fn write(path: &Path, tensors: &[(&str, Dtype, &[usize], &[u8])]) {
+    let views = tensors
+        .iter()
+        .map(|(name, dtype, shape, bytes)| (*name, TensorView::new(*dtype, shape.to_vec(), bytes).unwrap()));
+    safetensors::serialize_to_file(views, None, path).unwrap();
+}
+
+/// Arguments, and the parts of the line, in this order.
+const CASES: &[(&str, &[&str])] = &[
+    // Usage.
+    ("", &["error: 'dualgemm' requires a subcommand"]),
+    ("frobnicate", &["error: unrecognized subcommand 'frobnicate'"]),
+    ("run", &["error: the following required arguments were not provided", "<CHECKPOINT>"]),
+    ("run {ckpt} --layer x", &["'x' for '--layer <I>'", "invalid digit"]),
+    ("run {ckpt} --out-dtype f64", &["'f64' for '--out-dtype", "possible values: f32, f16, bf16, nvfp4"]),
+    ("run {ckpt} --a-format int8", &["'int8' for '--a-format", "possible values: f32, bf16, f16, nvfp4"]),
+    ("run {ckpt} --device tpu", &["'tpu' for '--device", "possible values: cpu"]),
+    ("run {ckpt} --isa sse2", &["'sse2' for '--isa", "known are portable, avx2"]),
+    ("run {ckpt} --threads 0", &["'0' for '--threads", "1..=4096"]),
+    ("run {ckpt} --repeat 0", &["'0' for '--repeat"]),
+    ("run {ckpt} --check some", &["'some' for '--check", "valid are all, none or a number of rows"]),
+    ("run {ckpt} --activation swish", &["'swish' for '--activation", "valid are silu, clamped-silu[:LIMIT]"]),
+    ("run {ckpt} --gate-up-order gateup", &["gate/up order `gateup` is unknown; valid are gate-up, up-gate"]),
+    ("run {ckpt} --nibble-order x", &["'x' for '--nibble-order", "possible values: lo-hi, hi-lo"]),
+    ("run {ckpt} --m 0", &["error: --m: is 0; at least one row is needed"]),
+    ("run {ckpt} --m 999999999999999999", &["error: --m: 999999999999999999 rows of 576 do not fit"]),
+    ("run {ckpt} --m 4 --input {hidden}", &["'--m <M>' cannot be used with '--input <FILE>'"]),
+    ("quantize {bf16} {dir}/o.safetensors", &["required arguments were not provided", "--producer"]),
+    (
+        "quantize {bf16} {dir}/o.safetensors --producer x",
+        &["valid are modelopt, compressed-tensors, torchao, te, ggml"],
+    ),
+    ("quantize {bf16} {dir}/o.safetensors --producer te --search x", &["possible values: mse"]),
+    (
+        "convert {ckpt} {dir}/o --to awq",
+        &["output convention `awq` is unknown; valid are modelopt, compressed-tensors, gguf"],
+    ),
+    (
+        "verify {expected} --tensor c_w4a4",
+        &["required arguments were not provided", "--reference", "--checkpoint"],
+    ),
+    ("verify {expected} --reference {expected} --max-rel-l2 -1", &["error: "]),
+    ("completions tcsh", &["'tcsh' for '<SHELL>'", "possible values: bash"]),
+    // Files that are not there or are something else.
+    ("run {dir}/nothing", &["error: {dir}/nothing: cannot open: No such file"]),
+    ("run {dir}/empty-dir", &["{dir}/empty-dir: holds no safetensors file; valid are"]),
+    ("run {dir}/text.txt", &["{dir}/text.txt: has an unknown ending; valid are"]),
+    ("run {dir}/text.safetensors", &["{dir}/text.safetensors: header rule `"]),
+    ("run {dir}/text.gguf", &["{dir}/text.gguf: header rule `magic`"]),
+    ("run {dir}/empty.safetensors", &["{dir}/empty.safetensors: header rule `"]),
+    ("run {dir}/truncated.safetensors", &["{dir}/truncated.safetensors: header rule `"]),
+    ("run {bf16}", &["declares how it is quantized", "name the convention explicitly, one of modelopt"]),
+    ("run {bf16} --convention modelopt --layer 14", &["is not quantized"]),
+    ("run {ckpt} --convention mlx", &["convention `mlx` is unknown; valid are modelopt"]),
+    ("run {ckpt} --layer 7", &["no gated MLP in layer 7; there is one in layer 0"]),
+    ("run {ckpt} --layer 0 --expert 3", &["layer 0", "there is no experts in it"]),
+    ("run {ckpt} --within vision", &["vision"]),
+    ("inspect {dir}/nothing", &["{dir}/nothing: cannot open"]),
+    ("validate {dir}/nothing", &["{dir}/nothing: cannot open"]),
+    ("validate {dir}/text.txt", &["has an unknown ending"]),
+    ("convert {dir}/nothing {dir}/o --to modelopt", &["{dir}/nothing: cannot open"]),
+    // Activations.
+    ("run {ckpt} --input {dir}/nothing.safetensors --output {dir}/o", &["nothing.safetensors: cannot open"]),
+    (
+        "run {ckpt} --input {bf16} --output {dir}/o",
+        &["several tensors", "valid is one F32, F16 or BF16 tensor [M, K]"],
+    ),
+    ("run {ckpt} --input {bf16} --input-tensor x", &["no tensor `x`"]),
+    (
+        "run {ckpt} --input {dir}/wide.safetensors --output {dir}/o",
+        &["A is [2, 592]; the weights of the layer need [M, 576]"],
+    ),
+    (
+        "run {ckpt} --input {dir}/ints.safetensors --output {dir}/o",
+        &["a: stored as I32; a float matrix must be F32, F16 or BF16"],
+    ),
+    ("run {ckpt} --input {dir}/no-rows.safetensors", &["shape [0, 576]", "at least one row"]),
+    ("run {ckpt} --input {dir}/no-scale.safetensors", &["`a_packed` without `a_scale`"]),
+    (
+        "run {ckpt} --input {dir}/nan-scale.safetensors",
+        &["block scale 0x7f at row 0, block 3 is NaN; valid are 0x00..=0x7e"],
+    ),
+    (
+        "run {ckpt} --input {dir}/negative-scale.safetensors",
+        &["block scale 0x81 at row 0, block 3 is negative"],
+    ),
+    ("run {ckpt} --input {dir}/zero-global.safetensors", &["tensor scale 0 is not a positive finite number"]),
+    ("run {ckpt} --input {expected} --a-format bf16", &["is nvfp4; --a-format bf16 needs float activations"]),
+    (
+        "run {ckpt} --input {expected} --quantize dynamic",
+        &["is nvfp4 already; --quantize is for float activations"],
+    ),
+    (
+        "run {a16} --input {hidden} --quantize static",
+        &["the checkpoint has no input scale for this layer; dynamic is possible"],
+    ),
+    // Outputs.
+    (
+        "run {ckpt} --m 1 --repeat 1 --output {dir}/no/such/c.safetensors",
+        &["{dir}/no/such/c.safetensors: cannot "],
+    ),
+    ("quantize {bf16} {dir}/o.gguf --producer te", &["o.gguf: .gguf is written with --producer ggml only"]),
+    (
+        "quantize {bf16} {dir}/o --producer torchao",
+        &["torchao tensors are written to a .safetensors file only"],
+    ),
+    (
+        "quantize {dir}/odd.safetensors {dir}/o.safetensors --producer te",
+        &["odd.weight: K = 24 is not a positive multiple of 16"],
+    ),
+    (
+        "quantize {dir}/ints.safetensors {dir}/o.safetensors --producer te",
+        &["holds no 2-D float tensor to quantize; F32, F16 or BF16"],
+    ),
+    (
+        "quantize {gguf} {dir}/o.safetensors --producer te",
+        &["is a GGUF file; a safetensors file with float tensors is needed"],
+    ),
+    ("quantize {bf16} {dir}/no/o.safetensors --producer te", &["{dir}/no/o.safetensors: cannot "]),
+    ("convert {ckpt} {dir}/o.gguf --to modelopt", &["o.gguf: ends in .gguf"]),
+    ("convert {ckpt} {dir}/o --to gguf", &["does not end in .gguf"]),
+    ("convert {ckpt} {dir}/full-dir --to modelopt", &["{dir}/full-dir: "]),
+    // Results.
+    (
+        "verify {dir}/wide.safetensors --checkpoint {ckpt} --input {hidden}",
+        &["C is [2, 592]; the product is [64, 1536]"],
+    ),
+    ("verify {dir}/wide.safetensors --reference {hidden}", &["C is [2, 592]; the reference is [64, 576]"]),
+    ("verify {expected} --tensor d --reference {hidden}", &["no tensor `d`"]),
+];
+
+fn prepare(dir: &Path) {
+    std::fs::create_dir(dir.join("empty-dir")).unwrap();
+    std::fs::create_dir(dir.join("full-dir")).unwrap();
+    std::fs::write(dir.join("full-dir/file"), "x").unwrap();
+    for name in ["text.txt", "text.safetensors", "text.gguf"] {
+        std::fs::write(dir.join(name), "these are not the tensors you are looking for").unwrap();
+    }
+    std::fs::write(dir.join("empty.safetensors"), "").unwrap();
+    let whole = std::fs::read(data("modelopt-nvfp4/model.safetensors")).unwrap();
+    std::fs::write(dir.join("truncated.safetensors"), &whole[..whole.len() - 1]).unwrap();
+    write(&dir.join("wide.safetensors"), &[("a", Dtype::F32, &[2, 592], &[0; 4 * 2 * 592])]);
+    write(&dir.join("ints.safetensors"), &[("a", Dtype::I32, &[1, 576], &[0; 4 * 576])]);
+    write(&dir.join("no-rows.safetensors"), &[("a", Dtype::F32, &[0, 576], &[])]);
+    write(&dir.join("odd.safetensors"), &[("odd.weight", Dtype::F32, &[2, 24], &[0; 4 * 48])]);
+    extract(&data("expected-modelopt-nvfp4.safetensors"), &["a_packed"], &dir.join("no-scale.safetensors"));
+    let triple = |name: &str, scale: u8, global: f32| {
+        let mut scales = [0x38; 36];
+        scales[3] = scale;
+        write(
+            &dir.join(name),
+            &[
+                ("a_packed", Dtype::U8, &[1, 288], &[0x22; 288]),
+                ("a_scale", Dtype::F8_E4M3, &[1, 36], &scales),
+                ("a_scale_2", Dtype::F32, &[1], &global.to_le_bytes()),
+            ],
+        );
+    };
+    triple("nan-scale.safetensors", 0x7F, 1.0);
+    triple("negative-scale.safetensors", 0x81, 1.0);
+    triple("zero-global.safetensors", 0x38, 0.0);
+}
+
+#[test]
+fn every_case_is_one_line_with_code_2_and_leaves_nothing() {
+    let mut wrong = Vec::new();
+    for (args, parts) in CASES {
+        let line = error_line(&prepare, args, 2);
+        let mut rest = line.as_str();
+        let found = line.starts_with("error: ")
+            && parts.iter().all(|part| {
+                let at = rest.find(part);
+                rest = at.map_or(rest, |at| &rest[at + part.len()..]);
+                at.is_some()
+            });
+        if !found {
+            wrong.push(format!("dualgemm {args}\n    says   {line}\n    should {parts:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn a_missing_tensor_is_named_with_what_needs_it() {
+    for (missing, needed) in [
+        ("model.layers.0.mlp.up_proj.weight_scale_2", true),
+        ("model.layers.0.mlp.gate_proj.weight_scale", true),
+        ("model.layers.0.mlp.up_proj.weight", true),
+        ("model.layers.0.mlp.gate_proj.input_scale", false),
+    ] {
+        let without = |dir: &Path| {
+            let from = data("modelopt-nvfp4");
+            let bytes = std::fs::read(from.join("model.safetensors")).unwrap();
+            let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+            let kept: Vec<&str> = tensors.names().into_iter().filter(|&name| name != missing).collect();
+            std::fs::create_dir(dir.join("ckpt")).unwrap();
+            extract(&from.join("model.safetensors"), &kept, &dir.join("ckpt/model.safetensors"));
+            std::fs::copy(from.join("config.json"), dir.join("ckpt/config.json")).unwrap();
+        };
+        if needed {
+            let line = error_line(&without, "run {dir}/ckpt --m 1 --output {dir}/c", 2);
+            assert!(line.contains(missing.strip_suffix(".weight").unwrap_or(missing)), "{line}");
+            assert!(line.contains("missing"), "{line}");
+        } else {
+            // Weights alone need no input scale: float activations still work, quantizing by it does not.
+            let dir = tempfile::tempdir().unwrap();
+            without(dir.path());
+            let checkpoint = dir.path().join("ckpt");
+            crate::common::run_json(&[arg(&checkpoint), "--m", "1"], 0);
+            let line = error_line(&without, "run {dir}/ckpt --m 1 --a-format nvfp4 --output {dir}/c", 2);
+            assert!(line.contains(missing), "{line}");
+        }
+    }
+}
+
+#[test]
+fn an_instruction_set_that_is_missing_here_is_refused() {
+    let doctor = crate::common::json(&["doctor"], 0);
+    for isa in doctor["instruction_sets"].as_array().unwrap() {
+        if isa["available"] == false {
+            let name = isa["isa"].as_str().unwrap().replace('_', "");
+            let line = error_line(&|_| (), &format!("run {{ckpt}} --m 1 --isa {name}"), 2);
+            assert!(line.contains(&format!("this machine has no {name}; its best is ")), "{line}");
+        }
+    }
+}
+
+#[test]
+fn a_failed_run_leaves_an_older_result_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("c.safetensors");
+    std::fs::write(&out, "older").unwrap();
+    let (checkpoint, input) = (data("modelopt-nvfp4"), data("mlp-bf16.safetensors"));
+    dualgemm()
+        .args(["run", arg(&checkpoint), "--input", arg(&input), "--output", arg(&out)])
+        .assert()
+        .code(2);
+    assert_eq!(std::fs::read_to_string(&out).unwrap(), "older");
+}
+
+#[test]
+fn with_json_the_error_is_the_one_document() {
+    for args in [&["run", "/nothing"][..], &["run", "--layer"], &["validate", "/nothing"]] {
+        let report = crate::common::json(args, 2);
+        assert_eq!(report["exit_code"], 2);
+        assert!(!report["error"].as_str().unwrap().is_empty());
+    }
+}

@@ -1,0 +1,301 @@
+//! Every subcommand's JSON and text, end to end on the shipped checkpoints.
+
+use std::process::Stdio;
+
+use crate::common::{arg, data, dualgemm, extract, json, rel_l2, run_json, tensor};
+
+const CHECKPOINTS: [(&str, &str); 4] = [
+    ("modelopt-nvfp4", "modelopt"),
+    ("compressed-tensors-nvfp4", "compressed-tensors"),
+    ("compressed-tensors-nvfp4a16", "compressed-tensors"),
+    ("mlp-nvfp4.gguf", "gguf"),
+];
+
+#[test]
+fn run_reports_the_keys_that_scripts_rely_on() {
+    let (checkpoint, hidden) = (data("modelopt-nvfp4"), data("hidden-states-f32.safetensors"));
+    let report = json(&["run", arg(&checkpoint), "--layer", "0", "--input", arg(&hidden)], 0);
+    for key in
+        ["rel_l2", "cosine", "median_us", "floor_us", "roofline_fraction", "gflops", "gbps", "prepack_us"]
+    {
+        assert!(report[key].as_f64().is_some_and(|x| x > 0.0), "{key}: {}", report[key]);
+    }
+    for key in ["kernel", "device", "device_name", "a", "convention", "bound", "a_format", "out_dtype"] {
+        assert!(report[key].as_str().is_some_and(|x| !x.is_empty()), "{key}: {}", report[key]);
+    }
+    for (key, value) in [("m", 64), ("n", 1536), ("k", 576), ("layer", 0), ("rows_compared", 64)] {
+        assert_eq!(report[key], value, "{key}");
+    }
+    assert!(report["max_ulp"].is_u64() && report["runs"].as_u64().unwrap() >= 1);
+    assert_eq!(report["plan"]["desc"]["m"], 64);
+    assert_eq!(report["gate"]["name"], "model.layers.0.mlp.gate_proj.weight");
+    assert_eq!(report["right"], true);
+}
+
+#[test]
+fn run_prints_plan_time_roofline_and_error() {
+    let (checkpoint, hidden) = (data("modelopt-nvfp4"), data("hidden-states-f32.safetensors"));
+    let output = dualgemm()
+        .args(["run", arg(&checkpoint), "--layer", "0", "--input", arg(&hidden)])
+        .assert()
+        .success();
+    let text = String::from_utf8_lossy(&output.get_output().stdout).into_owned();
+    for part in [
+        "C[64,1536] f32 = silu",
+        "GFLOP/s",
+        "roofline",
+        "against the f64 reference, all 64 rows: right",
+        "tensor scale 1.1742001e-3",
+    ] {
+        assert!(text.contains(part), "no {part:?} in\n{text}");
+    }
+    assert!(output.get_output().stderr.is_empty(), "no progress where stderr is no terminal");
+}
+
+#[test]
+fn a_sample_of_rows_says_that_it_is_one() {
+    let checkpoint = data("modelopt-nvfp4");
+    let run = |check: &str| run_json(&[arg(&checkpoint), "--m", "40", "--check", check], 0);
+    assert_eq!(run("3")["rows_compared"], 3);
+    assert_eq!(run("all")["rows_compared"], 40);
+    assert!(run("none").get("rel_l2").is_none());
+}
+
+#[test]
+fn inspect_shows_scales_of_both_halves() {
+    for (name, convention) in CHECKPOINTS {
+        let checkpoint = data(name);
+        let report = json(&["inspect", arg(&checkpoint), "--tensors"], 0);
+        assert_eq!(report["convention"], convention);
+        let pair = &report["mlps"][0]["entries"][0]["pair"];
+        assert_eq!((&pair["gate"]["n"], &pair["gate"]["k"]), (&1536.into(), &576.into()), "{name}");
+        assert_eq!(pair["tensor_scale_ratio"], 1.0);
+        assert_eq!(report["halves_differ"].as_array().unwrap().len(), 0);
+        assert_eq!(
+            report["tensors"].as_array().unwrap().len() as u64,
+            report["tensor_count"].as_u64().unwrap()
+        );
+        dualgemm().args(["inspect", arg(&checkpoint)]).assert().success();
+    }
+}
+
+#[test]
+fn validate_passes_the_shipped_checkpoints_and_fails_a_broken_one() {
+    for (name, _) in CHECKPOINTS {
+        let report = json(&["validate", arg(&data(name))], 0);
+        assert_eq!((&report["valid"], &report["errors"]), (&true.into(), &0.into()), "{name}: {report}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let from = data("modelopt-nvfp4");
+    let bytes = std::fs::read(from.join("model.safetensors")).unwrap();
+    std::fs::write(dir.path().join("model.safetensors"), &bytes[..bytes.len() - 1]).unwrap();
+    std::fs::copy(from.join("config.json"), dir.path().join("config.json")).unwrap();
+    let report = json(&["validate", arg(dir.path())], 1);
+    assert_eq!(report["findings"][0]["rule"]["id"], "header");
+    dualgemm().args(["validate", arg(dir.path())]).assert().code(1);
+    let rules = json(&["validate", "--rules"], 0);
+    assert!(rules["rules"].as_array().unwrap().len() > 10);
+}
+
+#[test]
+fn quantize_reproduces_the_exporters_gate_and_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("q.safetensors");
+    for (producer, exported, suffixes) in [
+        ("modelopt", "modelopt-nvfp4", ["weight", "weight_scale", "weight_scale_2"]),
+        (
+            "compressed-tensors",
+            "compressed-tensors-nvfp4a16",
+            ["weight_packed", "weight_scale", "weight_global_scale"],
+        ),
+    ] {
+        let report = json(
+            &[
+                "quantize",
+                arg(&data("mlp-bf16.safetensors")),
+                arg(&out),
+                "--producer",
+                producer,
+                "--share-gate-up",
+            ],
+            0,
+        );
+        assert_eq!(report["tensors"].as_array().unwrap().len(), 3);
+        let (ours, theirs) =
+            (std::fs::read(&out).unwrap(), std::fs::read(data(exported).join("model.safetensors")).unwrap());
+        let ours = safetensors::SafeTensors::deserialize(&ours).unwrap();
+        let theirs = safetensors::SafeTensors::deserialize(&theirs).unwrap();
+        for half in ["gate_proj", "up_proj"] {
+            for suffix in suffixes {
+                let ours = ours.tensor(&format!("model.layers.14.mlp.{half}.{suffix}")).unwrap();
+                let theirs = theirs.tensor(&format!("model.layers.0.mlp.{half}.{suffix}")).unwrap();
+                assert_eq!((ours.dtype(), ours.shape()), (theirs.dtype(), theirs.shape()), "{half}.{suffix}");
+                assert!(ours.data() == theirs.data(), "{producer} {half}.{suffix}: bytes differ");
+            }
+        }
+    }
+}
+
+#[test]
+fn quantized_files_are_read_back_by_every_producers_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = data("mlp-bf16.safetensors");
+    for producer in ["modelopt", "compressed-tensors", "torchao", "te", "ggml"] {
+        let out = dir.path().join(format!("{producer}.safetensors"));
+        json(&["quantize", arg(&source), arg(&out), "--producer", producer], 0);
+        assert_eq!(json(&["validate", arg(&out)], 0)["errors"], 0, "{producer}");
+        let report = run_json(&[arg(&out), "--layer", "14", "--m", "3"], 0);
+        assert_eq!(report["right"], true, "{producer}");
+    }
+}
+
+#[test]
+fn the_search_is_better_than_every_producer_and_prints_both_errors() {
+    let dir = tempfile::tempdir().unwrap();
+    for producer in ["modelopt", "compressed-tensors", "torchao", "te", "ggml"] {
+        let out = dir.path().join(format!("{producer}.safetensors"));
+        let source = data("mlp-bf16.safetensors");
+        let args = ["quantize", arg(&source), arg(&out), "--producer", producer, "--search", "mse"];
+        let report = json(&args, 0);
+        for t in report["tensors"].as_array().unwrap() {
+            let (plain, found) = (t["rel_l2_plain"].as_f64().unwrap(), t["rel_l2"].as_f64().unwrap());
+            assert!(found < plain && plain < 0.11, "{producer}: {t}");
+        }
+    }
+}
+
+#[test]
+fn quantize_copies_what_is_skipped_and_writes_gguf() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = data("mlp-bf16.safetensors");
+    let out = dir.path().join("q.safetensors");
+    let report =
+        json(&["quantize", arg(&source), arg(&out), "--producer", "modelopt", "--skip", "down_proj"], 0);
+    assert_eq!(report["copied"], serde_json::json!(["model.layers.14.mlp.down_proj.weight"]));
+    let copied = "model.layers.14.mlp.down_proj.weight";
+    assert_eq!(tensor(&out, copied), tensor(&source, copied));
+    let out = dir.path().join("q.gguf");
+    json(&["quantize", arg(&source), arg(&out), "--producer", "ggml"], 0);
+    assert_eq!(&std::fs::read(&out).unwrap()[..4], b"GGUF");
+}
+
+/// Codes and block scales never change. The tensor scale is written in the other sense between ModelOpt and
+/// compressed-tensors, so C may move by the rounding of a reciprocal.
+#[test]
+fn conversions_keep_the_product() {
+    let dir = tempfile::tempdir().unwrap();
+    let input = data("expected-modelopt-nvfp4.safetensors");
+    let c = |checkpoint: &std::path::Path| {
+        let out = dir.path().join("c.safetensors");
+        let args = [arg(checkpoint), "--input", arg(&input), "--output", arg(&out)];
+        run_json(&args, 0);
+        tensor(&out, "c")
+    };
+    for (name, _) in CHECKPOINTS {
+        let original = c(&data(name));
+        for (to, out) in [("modelopt", "m"), ("compressed-tensors", "c.safetensors"), ("gguf", "g.gguf")] {
+            let converted = dir.path().join(format!("{name}-{out}"));
+            let report = json(&["convert", arg(&data(name)), arg(&converted), "--to", to], 0);
+            assert!(report["linears"].as_u64().unwrap() >= 3);
+            let error = rel_l2(&c(&converted), &original);
+            assert!(error <= 3e-7, "{name} to {to}: {error:e}");
+            assert_eq!(json(&["validate", arg(&converted)], 0)["errors"], 0, "{name} to {to}");
+        }
+    }
+}
+
+#[test]
+fn doctor_says_which_kernel_would_run_and_why() {
+    let report = json(&["doctor"], 0);
+    let isas = report["instruction_sets"].as_array().unwrap();
+    assert_eq!(isas.iter().filter(|isa| isa["chosen"] == true).count(), 1);
+    assert!(isas.iter().all(|isa| !isa["why"].as_str().unwrap().is_empty()));
+    let formats: Vec<&str> =
+        report["kernels"].as_array().unwrap().iter().map(|k| k["a_format"].as_str().unwrap()).collect();
+    for format in ["nvfp4", "mxfp4", "f32", "f16", "bf16"] {
+        assert!(formats.contains(&format), "{format}");
+    }
+    let forced = dualgemm().env("DUALGEMM_ISA", "portable").args(["doctor", "--json"]).output().unwrap();
+    let forced: serde_json::Value = serde_json::from_slice(&forced.stdout).unwrap();
+    let chosen =
+        forced["instruction_sets"].as_array().unwrap().iter().find(|isa| isa["chosen"] == true).unwrap();
+    assert_eq!(chosen["isa"], "portable");
+    assert!(chosen["why"].as_str().unwrap().contains("DUALGEMM_ISA"));
+    assert!(
+        forced["kernels"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|k| k["kernel"].as_str().unwrap().starts_with("portable"))
+    );
+}
+
+#[test]
+fn completions_exist_for_every_shell() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let output = dualgemm().args(["completions", shell]).assert().success();
+        let script = String::from_utf8_lossy(&output.get_output().stdout).into_owned();
+        for word in ["dualgemm", "quantize", "gate-up-order"] {
+            assert!(script.contains(word), "{shell} knows no {word}");
+        }
+        assert!(json(&["completions", shell], 0)["script"].as_str().unwrap().contains("dualgemm"));
+    }
+}
+
+#[test]
+fn help_and_version_go_to_stdout() {
+    for args in [&["--help"][..], &["run", "--help"], &["--version"], &["help", "verify"]] {
+        let output = dualgemm().args(args).assert().success();
+        assert!(!output.get_output().stdout.is_empty() && output.get_output().stderr.is_empty());
+    }
+}
+
+#[test]
+fn a_closed_pipe_is_no_failure() {
+    let program = assert_cmd::cargo::cargo_bin("dualgemm");
+    let mut child = std::process::Command::new(program)
+        .args(["completions", "bash"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn activations_of_every_float_type_and_both_triples_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoint = data("modelopt-nvfp4");
+    let triple = dir.path().join("triple.safetensors");
+    extract(&data("expected-modelopt-nvfp4.safetensors"), &["a_packed", "a_scale", "a_scale_2"], &triple);
+    assert_eq!(run_json(&[arg(&checkpoint), "--input", arg(&triple)], 0)["a_format"], "nvfp4");
+    for format in ["f32", "f16", "bf16"] {
+        let args = [arg(&checkpoint), "--m", "2", "--a-format", format];
+        assert_eq!(run_json(&args, 0)["a_format"], format);
+    }
+}
+
+#[test]
+fn activation_functions_are_applied() {
+    let checkpoint = data("modelopt-nvfp4");
+    for (name, kind) in [
+        ("silu", "silu"),
+        ("clamped-silu:0.5", "clamped_silu"),
+        ("swigluoai", "swiglu_oai"),
+        ("gelu-tanh", "gelu_tanh"),
+        ("relu2", "relu2"),
+        ("identity", "identity"),
+    ] {
+        let args = [arg(&checkpoint), "--m", "3", "--activation", name, "--round-gate-up-to-bf16"];
+        let report = run_json(&args, 0);
+        let found = &report["activation"];
+        let found =
+            found.as_str().or_else(|| found.as_object().and_then(|o| o.keys().next()).map(String::as_str));
+        assert_eq!((found, &report["activation_from"]), (Some(kind), &"as asked".into()));
+    }
+    let report = run_json(&[arg(&checkpoint), "--m", "1"], 0);
+    assert_eq!(report["activation_from"], "from config.json");
+}

@@ -1,0 +1,8 @@
+//! The command end to end, as a user or a script calls it.
+
+mod bad_inputs;
+mod commands;
+mod common;
+mod readme;
+mod reproduce;
+mod verify;

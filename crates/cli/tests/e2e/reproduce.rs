@@ -1,0 +1,185 @@
+//! Every checkpoint that the repository ships gives the outputs that numpy computed from its bytes in f64.
+
+use crate::common::{arg, data, extract, json, rel_l2, run_json, tensor};
+use half::f16;
+
+/// Checkpoint, and the file of its expected outputs.
+const CHECKPOINTS: [(&str, &str); 4] = [
+    ("modelopt-nvfp4", "expected-modelopt-nvfp4.safetensors"),
+    ("compressed-tensors-nvfp4", "expected-compressed-tensors-nvfp4.safetensors"),
+    ("compressed-tensors-nvfp4a16", "expected-compressed-tensors-nvfp4a16.safetensors"),
+    ("mlp-nvfp4.gguf", "expected-modelopt-nvfp4.safetensors"),
+];
+
+/// Runs a checkpoint on the real hidden states rounded to bf16 (`c_w4a16`) or on the nvfp4 triple (`c_w4a4`).
+fn reproduce(
+    checkpoint: &str,
+    expected: &str,
+    which: &str,
+    out_dtype: &str,
+) -> (Vec<f64>, Vec<f64>, serde_json::Value) {
+    let dir = tempfile::tempdir().unwrap();
+    let (out, triple) = (dir.path().join("c.safetensors"), dir.path().join("a.safetensors"));
+    extract(&data(expected), &["a_packed", "a_scale", "a_scale_2"], &triple);
+    let (checkpoint, hidden) = (data(checkpoint), data("hidden-states-f32.safetensors"));
+    let mut args = vec![arg(&checkpoint), "--layer", "0", "--out-dtype", out_dtype, "--output", arg(&out)];
+    args.extend(["--device", "cpu"]);
+    match which {
+        "c_w4a16" => args.extend(["--input", arg(&hidden), "--a-format", "bf16"]),
+        _ => args.extend(["--input", arg(&triple)]),
+    }
+    let report = run_json(&args, 0);
+    (tensor(&out, "c"), tensor(&data(expected), which), report)
+}
+
+#[test]
+fn f32_outputs_are_within_1e6_close() {
+    for (checkpoint, expected) in CHECKPOINTS {
+        for which in ["c_w4a16", "c_w4a4"] {
+            let (got, want, report) = reproduce(checkpoint, expected, which, "f32");
+            let error = rel_l2(&got, &want);
+            assert!(error <= 1e-6, "{checkpoint} {which}: {error:e}");
+            let reported = report["rel_l2"].as_f64().unwrap();
+            assert!(reported <= 1e-6, "{checkpoint} {which} reports {reported:e}");
+            assert_eq!(report["rows_compared"], 64);
+        }
+    }
+}
+
+/// Cancellation in a sum leaves an absolute error of the size of its terms' last places, which may be many units in
+/// the last place of a tiny result; there are few such elements and they are counted.
+#[test]
+fn f16_outputs_are_within_one_unit_in_the_last_place() {
+    for (checkpoint, expected) in CHECKPOINTS {
+        for which in ["c_w4a16", "c_w4a4"] {
+            let (got, want, _) = reproduce(checkpoint, expected, which, "f16");
+            let rms = (want.iter().map(|w| w * w).sum::<f64>() / want.len() as f64).sqrt();
+            let mut cancelled = 0;
+            for (i, (&got, &want)) in got.iter().zip(&want).enumerate() {
+                let position = |x: f64| {
+                    let bits = f16::from_f64(x).to_bits();
+                    let magnitude = i32::from(bits & 0x7FFF);
+                    if bits >> 15 == 1 { -magnitude } else { magnitude }
+                };
+                if position(got).abs_diff(position(want)) > 1 {
+                    assert!((got - want).abs() <= 1e-6 * rms, "{checkpoint} {which} [{i}]: {got} for {want}");
+                    cancelled += 1;
+                }
+            }
+            println!(
+                "{checkpoint} {which}: {cancelled} of {} elements over 1 ulp by cancellation",
+                want.len()
+            );
+            assert!(cancelled * 1000 <= want.len(), "{checkpoint} {which}: {cancelled} elements over 1 ulp");
+        }
+    }
+}
+
+#[test]
+fn the_expected_files_are_inputs_as_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("c.safetensors");
+    let (checkpoint, expected) = (data("modelopt-nvfp4"), data("expected-modelopt-nvfp4.safetensors"));
+    run_json(&[arg(&checkpoint), "--layer", "0", "--input", arg(&expected), "--output", arg(&out)], 0);
+    assert!(rel_l2(&tensor(&out, "c"), &tensor(&expected, "c_w4a4")) <= 1e-6);
+}
+
+#[test]
+fn every_isa_gives_the_same_bits_for_w4a4_exact() {
+    let dir = tempfile::tempdir().unwrap();
+    let (checkpoint, expected) = (data("modelopt-nvfp4"), data("expected-modelopt-nvfp4.safetensors"));
+    let doctor = json(&["doctor"], 0);
+    let mut outputs = Vec::new();
+    for isa in doctor["instruction_sets"].as_array().unwrap() {
+        if isa["available"] == true {
+            let isa = isa["isa"].as_str().unwrap().replace('_', "");
+            let out = dir.path().join(format!("{isa}.safetensors"));
+            run_json(&[arg(&checkpoint), "--input", arg(&expected), "--isa", &isa, "--output", arg(&out)], 0);
+            outputs.push(std::fs::read(out).unwrap());
+        }
+    }
+    assert!(outputs.windows(2).all(|pair| pair[0] == pair[1]));
+}
+
+#[test]
+fn the_result_does_not_depend_on_the_number_of_threads_exact() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoint = data("compressed-tensors-nvfp4");
+    let hidden = data("hidden-states-f32.safetensors");
+    let outputs: Vec<Vec<u8>> = ["1", "2", "3"]
+        .iter()
+        .map(|threads| {
+            let out = dir.path().join(threads);
+            run_json(
+                &[arg(&checkpoint), "--input", arg(&hidden), "--threads", threads, "--output", arg(&out)],
+                0,
+            );
+            std::fs::read(out).unwrap()
+        })
+        .collect();
+    assert!(outputs.windows(2).all(|pair| pair[0] == pair[1]));
+}
+
+/// C as nvfp4 is what the quantizer makes of the f32 C: same grid, so at most one step apart where a value lies on
+/// the border between two.
+#[test]
+fn nvfp4_outputs_are_one_step_close_and_feed_the_next_product() {
+    let dir = tempfile::tempdir().unwrap();
+    let (checkpoint, hidden) = (data("modelopt-nvfp4"), data("hidden-states-f32.safetensors"));
+    for layout in ["linear", "128x4"] {
+        let out = dir.path().join(format!("{layout}.safetensors"));
+        let report = run_json(
+            &[
+                arg(&checkpoint),
+                "--input",
+                arg(&hidden),
+                "--out-dtype",
+                "nvfp4",
+                "--out-scale-layout",
+                layout,
+                "--output",
+                arg(&out),
+            ],
+            0,
+        );
+        assert!(report["max_ulp"].as_u64().unwrap() <= 1, "{layout}: {}", report["max_ulp"]);
+        let error = report["rel_l2"].as_f64().unwrap();
+        assert!(error > 0.01 && error < 0.15, "{layout}: {error}");
+        let verified =
+            json(&["verify", arg(&out), "--checkpoint", arg(&checkpoint), "--input", arg(&hidden)], 0);
+        assert_eq!(verified["out_dtype"], "nvfp4");
+        assert_eq!(verified["rel_l2"], report["rel_l2"]);
+    }
+}
+
+#[test]
+fn quantizing_on_the_way_in_says_which_scale_it_takes() {
+    let hidden = data("hidden-states-f32.safetensors");
+    let a = |checkpoint: &str, more: &[&str]| {
+        let checkpoint = data(checkpoint);
+        let mut args = vec![arg(&checkpoint), "--input", arg(&hidden)];
+        args.extend(more);
+        let report = run_json(&args, 0);
+        assert_eq!(report["a_format"], "nvfp4");
+        report["a"].as_str().unwrap().to_string()
+    };
+    let nvfp4 = ["--a-format", "nvfp4"];
+    assert!(a("modelopt-nvfp4", &nvfp4).contains("input scale 1.3950893e-3 (static)"));
+    assert!(a("compressed-tensors-nvfp4a16", &nvfp4).contains("dynamic: the checkpoint has no input scale"));
+    assert!(a("modelopt-nvfp4", &["--quantize", "dynamic"]).contains("its own scale (dynamic)"));
+}
+
+#[test]
+fn a_generated_input_depends_on_its_seed_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoint = data("modelopt-nvfp4");
+    let run = |seed: &str, name: &str| {
+        let out = dir.path().join(name);
+        run_json(&[arg(&checkpoint), "--m", "5", "--seed", seed, "--output", arg(&out)], 0);
+        tensor(&out, "c")
+    };
+    let first = run("7", "a");
+    assert_eq!(first.len(), 5 * 1536);
+    assert_eq!(first, run("7", "b"));
+    assert_ne!(first, run("8", "c"));
+}

@@ -1,0 +1,179 @@
+//! `verify` passes right results, fails wrong ones, and says what is wrong with them.
+
+use std::path::{Path, PathBuf};
+
+use crate::common::{arg, data, dualgemm, json, run_json};
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+
+const EXPECTED: &str = "expected-modelopt-nvfp4.safetensors";
+
+/// A ModelOpt checkpoint in `dir` whose MLP tensors went through `change(name, bytes)`.
+fn changed_checkpoint(dir: &Path, change: impl Fn(&str, &mut Vec<u8>)) -> PathBuf {
+    let from = data("modelopt-nvfp4");
+    let bytes = std::fs::read(from.join("model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let mut changed: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = Vec::new();
+    for (name, view) in tensors.tensors() {
+        let mut data = view.data().to_vec();
+        if name.contains("mlp") {
+            change(&name, &mut data);
+        }
+        changed.push((name, view.dtype(), view.shape().to_vec(), data));
+    }
+    let views = changed.iter().map(|(n, t, s, d)| (n.as_str(), TensorView::new(*t, s.clone(), d).unwrap()));
+    let to = dir.join("checkpoint");
+    std::fs::create_dir(&to).unwrap();
+    safetensors::serialize_to_file(views, None, &to.join("model.safetensors")).unwrap();
+    std::fs::copy(from.join("config.json"), to.join("config.json")).unwrap();
+    to
+}
+
+/// C of a changed checkpoint, verified against the right one.
+fn verify_changed(out_dtype: &str, change: impl Fn(&str, &mut Vec<u8>)) -> serde_json::Value {
+    let dir = tempfile::tempdir().unwrap();
+    let wrong = changed_checkpoint(dir.path(), change);
+    let (out, right, input) = (dir.path().join("c.safetensors"), data("modelopt-nvfp4"), data(EXPECTED));
+    let run = [arg(&wrong), "--input", arg(&input), "--out-dtype", out_dtype, "--output", arg(&out)];
+    run_json(&[&run[..], &["--check", "none"]].concat(), 0);
+    json(&["verify", arg(&out), "--checkpoint", arg(&right), "--layer", "0", "--input", arg(&input)], 1)
+}
+
+#[test]
+fn expected_outputs_verify_against_every_checkpoint() {
+    let hidden = data("hidden-states-f32.safetensors");
+    for (checkpoint, expected) in [
+        ("modelopt-nvfp4", EXPECTED),
+        ("mlp-nvfp4.gguf", EXPECTED),
+        ("compressed-tensors-nvfp4", "expected-compressed-tensors-nvfp4.safetensors"),
+        ("compressed-tensors-nvfp4a16", "expected-compressed-tensors-nvfp4a16.safetensors"),
+    ] {
+        let (checkpoint, expected) = (data(checkpoint), data(expected));
+        let verify = |tensor, more: &[&str]| {
+            let args = [
+                "verify",
+                arg(&expected),
+                "--tensor",
+                tensor,
+                "--checkpoint",
+                arg(&checkpoint),
+                "--layer",
+                "0",
+            ];
+            let report = json(&[&args[..], more].concat(), 0);
+            assert!(report["rel_l2"].as_f64().unwrap() < 1e-7, "{report}");
+            assert!(report["max_ulp"].as_u64().unwrap() <= 1, "{report}");
+            assert_eq!(report["explanations"].as_array().unwrap().len(), 0);
+        };
+        verify("c_w4a16", &["--input", arg(&hidden), "--a-format", "bf16"]);
+        verify("c_w4a4", &["--input", arg(&expected)]);
+    }
+}
+
+#[test]
+fn shuffled_scales_fail_in_every_format_with_the_worst_element_named() {
+    for out_dtype in ["f32", "f16", "bf16", "nvfp4"] {
+        let report = verify_changed(out_dtype, |name, bytes| {
+            if name.ends_with("weight_scale") {
+                bytes.rotate_right(7);
+            }
+        });
+        assert_eq!(report["right"], false);
+        assert!(report["rel_l2"].as_f64().unwrap() > 0.2, "{out_dtype}: {report}");
+        let worst = &report["worst"];
+        assert!(worst["row"].as_u64().unwrap() < 64 && worst["col"].as_u64().unwrap() < 1536);
+        assert_ne!(worst["got_bits"], worst["want_bits"]);
+    }
+}
+
+#[test]
+fn exchanged_gate_and_up_are_recognized() {
+    let dir = tempfile::tempdir().unwrap();
+    let from = data("modelopt-nvfp4");
+    let bytes = std::fs::read(from.join("model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let other = |name: &str| match name {
+        _ if name.contains("gate_proj") => name.replace("gate_proj", "up_proj"),
+        _ => name.replace("up_proj", "gate_proj"),
+    };
+    let report = verify_changed("f32", |name, bytes| {
+        *bytes = tensors.tensor(&other(name)).unwrap().data().to_vec();
+    });
+    assert_eq!(report["explanations"], serde_json::json!(["gate and up are exchanged"]));
+    drop(dir);
+}
+
+#[test]
+fn exchanged_nibbles_are_recognized() {
+    let report = verify_changed("f16", |name, bytes| {
+        if name.ends_with("proj.weight") {
+            bytes.iter_mut().for_each(|byte| *byte = byte.rotate_left(4));
+        }
+    });
+    assert_eq!(
+        report["explanations"],
+        serde_json::json!(["the nibbles of the weights, or of A, are exchanged"])
+    );
+}
+
+/// What reads linear scales as tiles gets about 0.57 relative error in the weights; the right layout none.
+#[test]
+fn scales_read_in_the_wrong_layout_are_recognized() {
+    let tiled = |row: usize, block: usize| {
+        (row / 128 * 9 + block / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4 + block % 4
+    };
+    let report = verify_changed("f32", |name, bytes| {
+        if name.ends_with("weight_scale") && !name.contains("down_proj") {
+            let held = bytes.clone();
+            for row in 0..1536 {
+                for block in 0..36 {
+                    bytes[row * 36 + block] = held[tiled(row, block)];
+                }
+            }
+        }
+    });
+    assert!(report["rel_l2"].as_f64().unwrap() > 0.3, "{report}");
+    let explanations = report["explanations"].as_array().unwrap();
+    assert!(explanations[0].as_str().unwrap().contains("wrong layout"), "{report}");
+}
+
+#[test]
+fn one_scale_for_both_halves_is_recognized() {
+    let dir = tempfile::tempdir().unwrap();
+    let scale = |bytes: &mut Vec<u8>, factor: f32| {
+        let value = f32::from_le_bytes(bytes[..].try_into().unwrap());
+        *bytes = (value * factor).to_le_bytes().to_vec();
+    };
+    let right = changed_checkpoint(dir.path(), |name, bytes| {
+        if name.ends_with("up_proj.weight_scale_2") {
+            scale(bytes, 2.14);
+        }
+    });
+    let (out, input, shared) = (dir.path().join("c.safetensors"), data(EXPECTED), data("modelopt-nvfp4"));
+    run_json(&[arg(&shared), "--input", arg(&input), "--output", arg(&out)], 0);
+    let report = json(&["verify", arg(&out), "--checkpoint", arg(&right), "--input", arg(&input)], 1);
+    assert_eq!(report["explanations"], serde_json::json!(["the tensor scale of gate is used for up too"]));
+}
+
+#[test]
+fn results_are_compared_with_files_too() {
+    let expected = data(EXPECTED);
+    let args = ["verify", arg(&expected), "--tensor", "c_w4a16", "--reference"];
+    let same = json(&[&args[..], &[arg(&expected)]].concat(), 0);
+    assert_eq!((same["rel_l2"].as_f64(), same["max_ulp"].as_u64()), (Some(0.0), Some(0)));
+    let other = data("expected-compressed-tensors-nvfp4.safetensors");
+    json(&[&args[..], &[arg(&other)]].concat(), 1);
+    let loose = ["--max-rel-l2", "0.5", "--min-cosine", "0.5"];
+    json(&[&args[..], &[arg(&other)], &loose[..]].concat(), 0);
+}
+
+#[test]
+fn text_names_the_worst_element_with_both_bit_patterns() {
+    let (expected, other) = (data(EXPECTED), data("expected-compressed-tensors-nvfp4.safetensors"));
+    let args = ["verify", arg(&expected), "--tensor", "c_w4a4", "--reference", arg(&other)];
+    let output = dualgemm().args(args).assert().code(1);
+    let text = String::from_utf8_lossy(&output.get_output().stdout).into_owned();
+    let worst = text.lines().find(|line| line.contains("worst")).unwrap();
+    assert!(worst.contains("C[") && worst.matches("(0x").count() == 2, "{worst}");
+    assert!(text.contains("WRONG: allowed are relative L2 ≤ 1e-5 and cosine ≥ 0.9999999999"), "{text}");
+}
