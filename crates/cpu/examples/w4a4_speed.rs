@@ -1,21 +1,13 @@
-//! Speed of the W4A4 product on this machine: median and best over repeated runs, by shape and thread count.
+//! Speed of the whole W4A4 operation (silu, f32 output) on this machine: median and best over repeated runs, by shape
+//! and thread count, beside the limits of the machine.
 //!
 //! `cargo run --release -p dualgemm-cpu --example w4a4_speed [MxNxK ...]`. Packing is excluded; preparing A is not.
 
 use std::time::Instant;
 
-use dualgemm_cpu::{CpuOptions, CpuPlan, Group, Isa, PackedGateUp, Tile, TileSink, Workspace, limits};
+use dualgemm_cpu::{CpuGemm, CpuOptions, CpuPlan, Group, Isa, PackedGateUp, limits};
 use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout};
-use dualgemm_gemm::{AFormat, AOperand, DualGemmDesc, GateUp};
-
-/// Measures the product alone: sums are dropped.
-struct Drop;
-
-impl TileSink for Drop {
-    fn store(&self, tile: &mut Tile<'_>) {
-        std::hint::black_box(&tile.sums[0]);
-    }
-}
+use dualgemm_gemm::{AFormat, AOperand, DualGemmDesc, GateUp, OutputMut};
 
 fn matrix(name: &str, rows: usize, k: usize, seed: u64) -> QuantizedMatrix<'static> {
     let mut state = seed;
@@ -64,7 +56,8 @@ fn main() {
         for threads in [1, 2] {
             let options = CpuOptions { threads: Some(threads), ..CpuOptions::default() };
             let plan = CpuPlan::new(&desc, options).expect("a healthy problem");
-            let mut workspace = Workspace::new(&plan, 1).expect("an available instruction set");
+            let mut gemm = CpuGemm::new(&plan, 1).expect("an available instruction set");
+            let mut c = vec![0.0; m * n];
             // Fewer rows read weights faster than caches forget them: several copies take turns.
             let copies: Vec<PackedGateUp> =
                 (1..if m <= 4 { 4 } else { 1 }).map(|_| weights.clone()).collect();
@@ -74,7 +67,7 @@ fn main() {
             while times.len() < 5 || (start.elapsed().as_secs_f64() < 0.8 && times.len() < 20000) {
                 let group = [Group { first_row: 0, rows: m, weights: turns.next().expect("endless") }];
                 let t = Instant::now();
-                workspace.multiply(&a, &group, |_| Ok(Drop)).expect("fits the plan");
+                gemm.run(&a, &group, OutputMut::F32(&mut c)).expect("fits the plan");
                 times.push(t.elapsed().as_secs_f64());
             }
             times.sort_by(f64::total_cmp);
