@@ -7,7 +7,7 @@ use dualgemm::checkpoint::GateUpOrder;
 use dualgemm::formats::ScaleLayout;
 use dualgemm::gemm::Activation;
 
-use crate::command::{completions, convert, doctor, inspect, quantize, run, validate, verify};
+use crate::command::{bench, completions, convert, doctor, inspect, quantize, run, validate, verify};
 
 /// NVFP4 gated-MLP products C = act(A·B1ᵀ, A·B2ᵀ) on real checkpoints.
 #[derive(Debug, Parser)]
@@ -42,6 +42,8 @@ pub enum Command {
     Convert(convert::ConvertArgs),
     /// Compare a result with the f64 reference or with another result; exit code 1 if they differ.
     Verify(verify::VerifyArgs),
+    /// Time the kernels on named shapes and hold them against the measured roofline.
+    Bench(bench::BenchArgs),
     /// Say what this machine has, which kernel would run on it for each format, and why.
     Doctor(doctor::DoctorArgs),
     /// Print a completion script for a shell.

@@ -5,12 +5,14 @@
 //! a real decoder; warm, one set is used again and again.
 
 use std::fmt;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
 use dualgemm::check::{RowSample, reference_rows};
+use dualgemm::checkpoint::write::atomic::AtomicFile;
 use dualgemm::cpu::{CpuOptions, Isa, limits};
 use dualgemm::formats::{BlockFormat, FloatType, GlobalScale};
 use dualgemm::gemm::{AFormat, AOperand, DualGemmDesc, GateUp, OutFormat, OutScale, QuantizeA};
@@ -157,7 +159,9 @@ pub fn run(args: &BenchArgs, output: &Output) -> anyhow::Result<Verdict> {
     }
     let shapes = parse_shapes(&args.shapes)?;
     let pool = rayon::ThreadPoolBuilder::new().num_threads(args.threads.unwrap_or(0).into()).build();
-    let report = pool.context("--threads: cannot start the threads")?.install(|| measure_all(args, &shapes, output))?;
+    let report = pool
+        .context("--threads: cannot start the threads")?
+        .install(|| measure_all(args, &shapes, output))?;
     if let Some(path) = &args.csv {
         write_whole(path, report.to_csv().as_bytes())?;
     }
@@ -261,7 +265,9 @@ impl Operands {
         let options = CpuOptions { isa: args.isa, threads: None };
         let plan = DualGemm::plan(desc, &Target::Cpu(options))?;
         let packed = plan.prepack(&self.weights)?;
-        let sets: Vec<PackedWeights> = (1..self.sets).map(|_| packed.clone()).chain([packed.clone()]).collect();
+        let copies = self.sets - 1;
+        let mut sets: Vec<PackedWeights> = vec![packed];
+        sets.extend((0..copies).map(|_| sets[0].clone()).collect::<Vec<_>>());
         let mut inputs = Inputs::seeded(SEED + 1);
         let a = match desc.a {
             AFormat::F32 => AOperand::Float(inputs.floats("A", FloatType::F32, desc.m, desc.k)?),
@@ -321,7 +327,9 @@ impl Operands {
 
 /// Writes a file under a temporary name until it is whole.
 fn write_whole(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    dualgemm::checkpoint::write::atomic::write(path, bytes).with_context(|| path.display().to_string())
+    let mut file = AtomicFile::create(path)?;
+    file.write_all(bytes).with_context(|| path.display().to_string())?;
+    Ok(file.commit()?)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! The subcommands, one file each: arguments, a report that is both JSON and text, and the function between.
 
+pub mod bench;
 pub mod completions;
 pub mod convert;
 pub mod doctor;
@@ -36,6 +37,7 @@ pub fn run(command: Command, output: &Output) -> anyhow::Result<Verdict> {
         Command::Quantize(args) => quantize::run(&args, output),
         Command::Convert(args) => convert::run(&args, output),
         Command::Verify(args) => verify::run(&args, output),
+        Command::Bench(args) => bench::run(&args, output),
         Command::Doctor(args) => doctor::run(&args, output),
         Command::Completions(args) => completions::run(&args, output),
     }
