@@ -38,7 +38,12 @@ import operands  # noqa: E402  needs numpy, which the venv has
 GGML, IK = [install.BIN / "ggml-worker"], [install.BIN / "ik-worker"]
 PYTHON = [install.PYTHON, install.HERE / "python_worker.py"]
 RUST = install.HOME / "target/release"
-OURS = {"dualgemm-w4a4": [RUST / "dualgemm"], "dualgemm-w4a16": [RUST / "dualgemm"]}
+# Worker, and the format of A that the kernel multiplies (of A that arrives as f32, bf16 and f32).
+OURS = {
+    "dualgemm-w4a4": ([RUST / "dualgemm"], "nvfp4"),
+    "dualgemm-w4a16-bf16": ([RUST / "dualgemm"], "bf16"),
+    "dualgemm-w4a16-f32": ([RUST / "dualgemm"], "f32"),
+}
 PEERS = {
     "ggml-nvfp4": GGML,
     "ggml-f16": GGML,
@@ -115,9 +120,8 @@ def compare(shape, cold, peers, here, options):
     operands.make(folder, m, n, k)
     # Four times the last cache: what a set of weights left there is gone when its next turn comes.
     cold_bytes = 4 * here["l3_bytes"] if cold else 0
-    workers = [
-        Worker(name, command, folder, shape, cold_bytes, options.threads) for name, command in {**OURS, **peers}.items()
-    ]
+    commands = {name: command for name, (command, _) in OURS.items()} | peers
+    workers = [Worker(name, command, folder, shape, cold_bytes, options.threads) for name, command in commands.items()]
     try:
         for worker in workers:
             worker.ready()
@@ -131,32 +135,36 @@ def compare(shape, cold, peers, here, options):
         row = {"m": m, "n": n, "k": k, "weights": "cold" if cold else "warm", "peer": worker.name}
         row |= {"median_us": median, "p10_us": p10, "p90_us": p90, "runs": len(times)}
         row |= {"gflops": 4 * m * n * k / median / 1e3, "weights_mb": worker.setup["weights_bytes"] / 1e6}
-        row["rel_l2"] = operands.relative_error(folder, worker.name, m, n, k)
+        _, a_format = OURS.get(worker.name, (None, "f32"))
+        row["rel_l2"] = operands.relative_error(folder, worker.name, "f32", m, n)
+        row["rel_l2_of_kernel"] = operands.relative_error(folder, worker.name, a_format, m, n)
         for kernel in OURS:
             rounds = ratios.get((worker.name, kernel), [])
-            short = kernel.removeprefix("dualgemm-")
-            for key, pick in (f"x_{short}", statistics.median), (f"x_{short}_min", min), (f"x_{short}_max", max):
-                row[key] = pick(rounds) if rounds else None
+            for key, pick in ("", statistics.median), ("_min", min), ("_max", max):
+                row[ratio_key(kernel) + key] = pick(rounds) if rounds else None
         yield row
 
 
+def ratio_key(kernel):
+    return "x_" + kernel.removeprefix("dualgemm-").replace("-", "_")
+
+
 def show(rows):
+    """Prints the rows of one shape."""
+    heads = [f"x {kernel.removeprefix('dualgemm-')}" for kernel in OURS]
     print(
-        f"{'shape':>14} {'weights':7} {'peer':20}{'median ms':>10}{'p10':>9}{'p90':>9}{'GFLOP/s':>9}"
-        f"{'weights MB':>12}{'rel L2':>9}  peer/w4a4 (rounds)     peer/w4a16 (rounds)"
+        f"{'shape':>13} {'weights':7} {'peer':20}{'median ms':>10}{'p10':>9}{'p90':>9}{'GFLOP/s':>8}{'MB':>6}"
+        f"{'rel L2':>8}{'of kernel':>10}" + "".join(f"  {head:22}" for head in heads)
     )
     for r in rows:
-        shape = f"{r['m']}x{r['n']}x{r['k']}"
-        ratios = [
-            f"{r[f'x_{s}']:6.2f} ({r[f'x_{s}_min']:.2f} to {r[f'x_{s}_max']:.2f})" if r[f"x_{s}"] else ""
-            for s in ("w4a4", "w4a16")
-        ]
-        ms = [f"{r[key] / 1e3:9.3f}" for key in ("median_us", "p10_us", "p90_us")]
-        print(
-            f"{shape:>14} {r['weights']:7} {r['peer']:20} {''.join(ms)}{r['gflops']:9.1f}{r['weights_mb']:12.1f}"
-            f"{r['rel_l2']:9.1e}  {ratios[0]:22} {ratios[1]}",
-            flush=True,
-        )
+        ms = f"{r['median_us'] / 1e3:10.3f}{r['p10_us'] / 1e3:9.3f}{r['p90_us'] / 1e3:9.3f}"
+        line = f"{r['m']}x{r['n']}x{r['k']}".rjust(13) + f" {r['weights']:7} {r['peer']:20}{ms}{r['gflops']:8.1f}"
+        line += f"{r['weights_mb']:6.0f}{r['rel_l2']:8.0e}{r['rel_l2_of_kernel']:10.0e}"
+        for key in map(ratio_key, OURS):
+            if r[key]:
+                spread = f"{r[key + '_min']:.2f} to {r[key + '_max']:.2f}"
+                line += f"  {f'{r[key]:.2f} ({spread})':22}"
+        print(line.rstrip(), flush=True)
 
 
 def main():

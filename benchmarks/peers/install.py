@@ -78,8 +78,8 @@ def workers():
 
 def rust():
     """The `gemm` crate's worker and ours."""
-    target = ["--target-dir", HOME / "target"]
-    run("cargo", "build", "--release", "--locked", "--manifest-path", HERE / "rust/Cargo.toml", *target)
+    command = ["cargo", "build", "--release", "--manifest-path", HERE / "rust/Cargo.toml"]
+    run(*command, "--target-dir", HOME / "target")
 
 
 if __name__ == "__main__":

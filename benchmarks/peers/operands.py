@@ -1,8 +1,7 @@
 """Operands that every peer gets, and the f64 reference that every result is compared with.
 
-A, B1 and B2 are normally distributed numbers rounded to NVFP4, so that a peer which takes f32, one which takes NVFP4
-and one which quantizes A itself all multiply the same numbers. A keeps a tensor scale, B1 and B2 have 1. Files, in
-one folder per N x K, all little-endian and row-major:
+A, B1 and B2 are normally distributed; B1 and B2 are rounded to NVFP4 with a tensor scale of 1, A is f32. Files, in one
+folder per N x K, all little-endian and row-major:
 
     b1.codes  b2.codes    [N, K/2]   two e2m1 codes a byte, the even element in the low nibble
     b1.scales b2.scales   [N, K/16]  e4m3
@@ -24,16 +23,27 @@ def nearest(table, x):
     return np.searchsorted((table[1:] + table[:-1]) / 2, x).astype(np.uint8)
 
 
-def quantize(x, tensor_scale):
-    """Codes, scale bytes and the numbers they stand for."""
+def quantize(x, divisor):
+    """Codes, scale bytes and the numbers they stand for, as Transformer Engine rounds (in f32, step by step)."""
+    divisor, one = np.float32(divisor), np.float32(1)
     blocks = x.reshape(len(x), -1, 16)
-    scales = nearest(E4M3, np.abs(blocks).max(axis=2) / np.float32(6 * tensor_scale))
-    step = (E4M3[scales] * np.float32(tensor_scale))[..., None]
-    codes = nearest(E2M1, np.abs(blocks) / step)
+    scales = nearest(E4M3, np.abs(blocks).max(axis=2) * (divisor * (one / 6)))
+    step = (E4M3[scales] * (one / divisor))[..., None]
+    codes = nearest(E2M1, np.abs(blocks) * (one / step))
     values = np.copysign(E2M1[codes] * step, blocks).reshape(x.shape)
     codes |= np.signbit(blocks).astype(np.uint8) << 3
     codes = codes.reshape(x.shape)
     return codes[:, ::2] | codes[:, 1::2] << 4, scales, values
+
+
+def rounded(a, how):
+    """A as a kernel gets it."""
+    if how == "nvfp4":
+        return quantize(a, np.float32(6 * 448) / np.abs(a).max())[2]
+    if how == "bf16":
+        bits = a.view(np.uint32)
+        return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32)
+    return a
 
 
 def write(path, array):
@@ -42,31 +52,35 @@ def write(path, array):
     part.rename(path)
 
 
+def read(path, rows):
+    return np.memmap(path, np.float32, "r").reshape(rows, -1)
+
+
 def make(folder, m, n, k):
     """Writes what is not there yet."""
     (folder / str(m)).mkdir(parents=True, exist_ok=True)
     for index, name in enumerate(["b1", "b2"]):
         if not (folder / f"{name}.f32").exists():
             x = np.random.default_rng(index).standard_normal((n, k), np.float32)
-            for kind, array in zip(["codes", "scales", "f32"], quantize(x, 1.0), strict=True):
+            for kind, array in zip(["codes", "scales", "f32"], quantize(x, 1), strict=True):
                 write(folder / f"{name}.{kind}", array)
     if not (folder / f"{m}/a.f32").exists():
         # Products of this size have unit variance, where silu is neither linear nor zero.
         x = np.random.default_rng(2).standard_normal((m, k), np.float32) / np.float32(k**0.5)
-        write(folder / f"{m}/a.f32", quantize(x, np.abs(x).max() / (6 * 448))[2])
+        write(folder / f"{m}/a.f32", x)
 
 
-def relative_error(folder, peer, m, n, k):
-    """Relative L2 error of a peer's C against f64, over a few rows from first to last."""
+def relative_error(folder, peer, a_format, m, n):
+    """Relative L2 error of a peer's C against f64 with A rounded to `a_format`, over four rows, first to last."""
     rows = np.unique(np.linspace(0, m - 1, REFERENCE_ROWS).astype(int))
-    cached = folder / f"{m}/reference.f64"
+    cached = folder / f"{m}/reference-{a_format}.f64"
     if not cached.exists():
-        a = np.memmap(folder / f"{m}/a.f32", np.float32, "r", shape=(m, k))[rows].astype(np.float64)
+        a = rounded(read(folder / f"{m}/a.f32", m), a_format)[rows].astype(np.float64)
         gate, up = (
             np.concatenate([a @ part.astype(np.float64).T for part in np.array_split(weights, 16)], axis=1)
-            for weights in (np.memmap(folder / f"{name}.f32", np.float32, "r", shape=(n, k)) for name in ("b1", "b2"))
+            for weights in (read(folder / f"{name}.f32", n) for name in ("b1", "b2"))
         )
         write(cached, gate / (1 + np.exp(-gate)) * up)
     want = np.fromfile(cached).reshape(len(rows), n)
-    got = np.memmap(folder / f"{m}/{peer}.c", np.float32, "r", shape=(m, n))[rows]
+    got = read(folder / f"{m}/{peer}.c", m)[rows]
     return float(np.linalg.norm(got - want) / np.linalg.norm(want))
