@@ -100,7 +100,7 @@ impl Problem {
                             | scale(1, 2 * q + 1) << 8
                             | scale(1, 2 * q) << 16
                             | scale(0, 2 * q + 1) << 24;
-                        let v = v << 7 | v >> 25;
+                        let v = v.rotate_left(7);
                         chunk[2048 + ((w * 8 + g) * 2 + q) * 4..][..4].copy_from_slice(&v.to_le_bytes());
                     }
                 }

@@ -30,8 +30,7 @@ impl Host {
 
     fn run(&self, kernel: &str, grid: u32, block: u32, shared: u32, args: Args) {
         let f = self.gpu.function(self.module, kernel).unwrap();
-        let spec =
-            LaunchSpec::new(f, [grid, 1, 1], [block, 1, 1]).dynamic_shared(shared).args(args);
+        let spec = LaunchSpec::new(f, [grid, 1, 1], [block, 1, 1]).dynamic_shared(shared).args(args);
         if let Err(e) = self.gpu.launch(&spec) {
             panic!("{e}");
         }
@@ -164,10 +163,9 @@ fn half_precision_arithmetic_exact() {
     let y: Vec<bf16> = (0..128).map(|i| bf16::from_f32((i as f32 - 50.0) * 0.21)).collect();
     let dx = h.upload(x.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>());
     let dy = h.upload(y.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>());
-    let (hx, by, f) =
-        (h.gpu.alloc(256).unwrap(), h.gpu.alloc(256).unwrap(), h.gpu.alloc(256).unwrap());
+    let (hx, by, f) = (h.gpu.alloc(256).unwrap(), h.gpu.alloc(256).unwrap(), h.gpu.alloc(256).unwrap());
     h.run("halves", 1, 64, 0, Args::new().ptr(dx).ptr(dy).ptr(hx).ptr(by).ptr(f));
-    let got = h.download(by, 128, |b| bf16::from_le_bytes(b));
+    let got = h.download(by, 128, bf16::from_le_bytes);
     for i in 0..128 {
         // Multiplication and addition may be contracted to one fused operation.
         let p = y[i].to_f32() * y[(i + 6) % 128].to_f32();
@@ -179,12 +177,12 @@ fn half_precision_arithmetic_exact() {
     for i in 0..64 {
         assert_eq!(got[i], x[2 * i].to_f32() + y[2 * i + 1].to_f32());
     }
-    let got = h.download(hx, 128, |b| f16::from_le_bytes(b));
+    let got = h.download(hx, 128, f16::from_le_bytes);
     for i in 0..128 {
         let (a, b) = (x[i].to_f32(), x[(i + 2) % 128].to_f32());
         let square = f16::from_f32(a * a).to_f32();
         let fma = f16::from_f32(a * b + square).to_f32();
-        let want = fma + a.min(1.0).max(-4.0).exp2();
+        let want = fma + a.clamp(-4.0, 1.0).exp2();
         assert!((got[i].to_f32() - want).abs() <= 4e-3 * want.abs().max(1.0), "{i}: {} for {want}", got[i]);
     }
 }

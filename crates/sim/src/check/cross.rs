@@ -40,6 +40,20 @@ impl Finished {
         });
     }
 
+    /// Bytes of global memory that any of the clusters touched, in words of 4.
+    pub fn unique_bytes(&self) -> u64 {
+        let mut pages: BTreeMap<u64, Vec<bool>> = BTreeMap::new();
+        for used in &self.0 {
+            for (page, words) in &used.pages {
+                let touched = pages.entry(*page).or_insert_with(|| vec![false; PAGE as usize / 4]);
+                for (i, t) in touched.iter_mut().enumerate() {
+                    *t |= words[i.min(words.len() - 1)] != WRITTEN;
+                }
+            }
+        }
+        pages.values().flatten().filter(|t| **t).count() as u64 * 4
+    }
+
     /// Reports the race at the lowest address, if there is one.
     ///
     /// # Errors

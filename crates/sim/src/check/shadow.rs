@@ -193,8 +193,10 @@ impl States {
             return Ok(if a.kind.write { WRITTEN } else { id });
         }
         let ordered = |b: &Access| b.actor == a.actor || view.knows(b.actor, b.clock);
+        // Strong accesses never race with each other.
+        let races = |b: &Access| !(ordered(b) || a.kind.strong && b.kind.strong);
         for w in &cell.writes {
-            if !ordered(w) && !(a.kind.strong && w.kind.strong) {
+            if races(w) {
                 return Err(Conflict::Race(*w));
             }
             if a.kind.proxy && !w.kind.proxy && !view.knows_fenced(w.actor, w.clock) {
@@ -204,10 +206,8 @@ impl States {
         let keep =
             |list: &List| -> List { list.iter().filter(|b| !ordered(b)).copied().take(KEPT - 1).collect() };
         let new = if a.kind.write {
-            for r in &cell.reads {
-                if !ordered(r) && !(a.kind.strong && r.kind.strong) {
-                    return Err(Conflict::Race(*r));
-                }
+            if let Some(r) = cell.reads.iter().find(|r| races(r)) {
+                return Err(Conflict::Race(*r));
             }
             let mut writes = keep(&cell.writes);
             writes.push(a);
@@ -255,17 +255,17 @@ impl States {
         }
         let (first, last) = (start / 4, (start + len - 1) / 4);
         let mut memo = (StateId::MAX, 0u8, 0);
-        for i in first..=last {
+        for (i, word) in words.iter_mut().enumerate().take(last + 1).skip(first) {
             let low = start.saturating_sub(i * 4).min(4);
             let high = (start + len - i * 4).min(4);
             let mask = (0xfu8 << low) & (0xf >> (4 - high));
-            let old = words[i];
+            let old = *word;
             if memo.0 != old || memo.1 != mask {
                 let new =
                     self.step(old, mask, a, view, look).map_err(|c| (self.blame(old, i, mask, c), c))?;
                 memo = (old, mask, new);
             }
-            words[i] = memo.2;
+            *word = memo.2;
         }
         Ok(())
     }

@@ -9,13 +9,15 @@ use crate::program::{Dst, Src};
 use crate::semantics::float::arith::{Compare, compare};
 use crate::semantics::float::int::IntType;
 use dualgemm_ptx::Type;
+use std::cmp::Ordering;
 
 fn mask(n: u32) -> u64 {
     u64::MAX >> (64 - n)
 }
 
 fn product(part: Part, ty: IntType, a: u64, b: u64) -> u64 {
-    let p = ty.value(a) * ty.value(b);
+    // Of two large unsigned 64-bit numbers the product needs all 128 bits.
+    let p = ty.value(a).wrapping_mul(ty.value(b));
     match part {
         Part::Lo => p as u64 & mask(ty.bits),
         Part::Hi => (p >> ty.bits) as u64 & mask(ty.bits),
@@ -112,7 +114,7 @@ fn permute(mode: Permute, a: u32, b: u32, c: u32) -> u32 {
     let c3 = c & 3;
     let out: [u8; 4] = match mode {
         Permute::Index => std::array::from_fn(|i| pick(c >> (4 * i) & 0xf)),
-        Permute::F4e => std::array::from_fn(|i| pick(c3 + i as u32 & 7)),
+        Permute::F4e => std::array::from_fn(|i| pick((c3 + i as u32) & 7)),
         Permute::B4e => std::array::from_fn(|i| pick(c3.wrapping_sub(i as u32) & 7)),
         Permute::Rc8 => [pick(c3); 4],
         Permute::Ecl => std::array::from_fn(|i| pick((i as u32).max(c3))),
@@ -407,7 +409,7 @@ pub fn execute(op: &Arith, cx: &mut Cx<'_, '_>) -> Result {
             };
             let r: [u32; 32] = if *packed {
                 let [lo, hi] = setp_packed(cx, *c, s).map(adjust);
-                std::array::from_fn(|i| (lo >> i & 1) * half | ((hi >> i & 1) * half) << 16)
+                std::array::from_fn(|i| ((lo >> i & 1) * half) | (((hi >> i & 1) * half) << 16))
             } else {
                 let p = adjust(setp(cx, *c, s, is_wide(*c)));
                 std::array::from_fn(|i| (p >> i & 1) * one)
@@ -418,7 +420,13 @@ pub fn execute(op: &Arith, cx: &mut Cx<'_, '_>) -> Result {
         Arith::SignSelect(ty, d, s, by, float) => {
             let by = cx.w.regs.r32(*by, m);
             // NaN and +0 count as non-negative, -0 too.
-            let p = bits(|i| if *float { !(f32::from_bits(by[i]) < 0.0) } else { by[i] as i32 >= 0 });
+            let p = bits(|i| {
+                if *float {
+                    f32::from_bits(by[i]).partial_cmp(&0.0) != Some(Ordering::Less)
+                } else {
+                    by[i] as i32 >= 0
+                }
+            });
             if ty.bits() == 64 {
                 let (a, b) = (cx.w.regs.r64(s[0], m), cx.w.regs.r64(s[1], m));
                 cx.w.regs.w64(*d, m, &std::array::from_fn(|i| if p >> i & 1 != 0 { a[i] } else { b[i] }));

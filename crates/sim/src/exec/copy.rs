@@ -285,7 +285,7 @@ fn copy(cx: &mut Cx<'_, '_>, op: &BulkCopy) -> Result {
     }
     for l in lanes(m) {
         let n = size[l];
-        if n == 0 || n % 16 != 0 {
+        if n == 0 || !n.is_multiple_of(16) {
             let text = format!("a bulk copy of {n} bytes: the size is a multiple of 16, not 0");
             return Err(Fault::new(Check::Align, text).lane(l as u32));
         }

@@ -33,12 +33,10 @@ pub fn fence(op: &Fence, cx: &mut Cx<'_, '_>) -> Result {
 /// A barrier number or count that is not valid, or does not agree with the other threads.
 pub fn barrier(op: &Barrier, cx: &mut Cx<'_, '_>) -> Result {
     match op {
-        Barrier::Warp(mask) => {
-            Ok(match super::vote::members(cx, *mask)? {
-                Ok(_) => Flow::Next,
-                Err(flow) => flow,
-            })
-        }
+        Barrier::Warp(mask) => Ok(match super::vote::members(cx, *mask)? {
+            Ok(_) => Flow::Next,
+            Err(flow) => flow,
+        }),
         Barrier::Cta { kind, aligned, id, count, vote } => cta(cx, *kind, *aligned, *id, *count, *vote),
         Barrier::ClusterArrive(aligned, release) => cluster_arrive(cx, *aligned, *release),
         Barrier::ClusterWait(aligned, acquire) => cluster_wait(cx, *aligned, *acquire),
@@ -67,7 +65,7 @@ fn cta(
     let count = match count {
         Some(c) => {
             let c = cx.uniform(c, "the thread count")? as u32;
-            if c == 0 || c % 32 != 0 {
+            if c == 0 || !c.is_multiple_of(32) {
                 return fault(format!("barrier {id} with {c} threads: the count is a multiple of 32, not 0"));
             }
             Some(c)

@@ -20,7 +20,7 @@ impl Cx<'_, '_> {
             return Some(Flow::Wait(Wait::Grid));
         }
         let here = (self.pc, self.cl.progress);
-        if polls && !(global && !self.cl.launch.solo) {
+        if polls && (!global || self.cl.launch.solo) {
             if self.g.polled == Some(here) && !self.g.forced {
                 return Some(Flow::Wait(Wait::Poll(here.1)));
             }

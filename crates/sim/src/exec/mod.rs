@@ -69,18 +69,11 @@ impl Cx<'_, '_> {
         if wanted & !self.g.mask == 0 {
             return None;
         }
-        let group = std::mem::replace(self.g, placeholder());
-        match self.w.gather(group, members) {
-            Ok(group) => {
-                *self.g = group;
-                self.m |= wanted;
-                None
-            }
-            Err(group) => {
-                *self.g = group;
-                Some(Flow::Wait(Wait::Lanes(members)))
-            }
+        if self.w.gather(self.g, members) {
+            self.m |= wanted;
+            return None;
         }
+        Some(Flow::Wait(Wait::Lanes(members)))
     }
 
     /// As [`gather`](Cx::gather) for an `.aligned` instruction: all lanes of the warp.
@@ -116,24 +109,6 @@ impl Cx<'_, '_> {
     /// The first active lane.
     pub fn first_lane(&self) -> u32 {
         self.m.trailing_zeros().min(31)
-    }
-}
-
-/// Stands in a group's place while the group itself is being merged.
-fn placeholder() -> Group {
-    Group {
-        pc: 0,
-        mask: 0,
-        scope: 0,
-        slot: 0,
-        actor: 0,
-        clock: 0,
-        view: Default::default(),
-        carried: Default::default(),
-        wait: Wait::No,
-        forced: false,
-        arrived: None,
-        polled: None,
     }
 }
 

@@ -45,7 +45,9 @@ pub fn members(cx: &mut Cx<'_, '_>, mask: Src) -> Result<std::result::Result<[u3
 pub fn execute(op: &Vote, cx: &mut Cx<'_, '_>) -> Result {
     let mask = match op {
         Vote::Shuffle(.., s) => Some(s[3]),
-        Vote::Ballot(.., mask) | Vote::Match(.., mask) | Vote::Redux(.., mask) | Vote::Elect(.., mask) => Some(*mask),
+        Vote::Ballot(.., mask) | Vote::Match(.., mask) | Vote::Redux(.., mask) | Vote::Elect(.., mask) => {
+            Some(*mask)
+        }
         Vote::Active(_) => None,
     };
     let all = match mask {

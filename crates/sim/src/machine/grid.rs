@@ -107,6 +107,7 @@ pub fn run(launch: &Launch<'_>) -> Result<(Counters, String), Box<Trap>> {
             idle = 0;
         }
     }
+    counters.unique_bytes = finished.unique_bytes();
     finished.check(launch)?;
     Ok((counters, output))
 }

@@ -473,16 +473,16 @@ impl Warp {
     }
 
     /// Tries to bring the live lanes of `members` together at `group`'s instruction, from groups that wait
-    /// there for the same lanes. `Ok` is the merged group; `Err` gives the group back while lanes are missing.
-    pub fn gather(&mut self, mut group: Group, members: u32) -> Result<Group, Group> {
+    /// there for the same lanes. True once the group is complete; false, and nothing changed, while lanes are missing.
+    pub fn gather(&mut self, group: &mut Group, members: u32) -> bool {
         let wanted = members & self.live;
         if wanted & !group.mask == 0 {
-            return Ok(group);
+            return true;
         }
         let at_hand = |g: &Group| g.pc == group.pc && g.wait == Wait::Lanes(members);
         let present = self.groups.iter().filter(|g| at_hand(g)).fold(group.mask, |m, g| m | g.mask);
         if wanted & !present != 0 {
-            return Err(group);
+            return false;
         }
         let mut i = 0;
         while i < self.groups.len() {
@@ -504,7 +504,7 @@ impl Warp {
             group.scope = common;
             i = 0;
         }
-        Ok(group)
+        true
     }
 
     /// Gives registers of finished operations back to the program.
@@ -597,13 +597,14 @@ mod tests {
         let g = w.groups.pop().unwrap();
         let mut a = w.split(g, 0x0f, 10, 1, 20).unwrap();
         a.pc = 15;
-        let mut a = w.gather(a, 0xff).unwrap_err();
+        assert!(!w.gather(&mut a, 0xff));
         a.wait = Wait::Lanes(0xff);
         w.groups.push(a);
         let at = w.groups.iter().position(|g| g.mask == 0x0f).unwrap();
         let mut b = w.groups.swap_remove(at);
         b.pc = 15;
-        let all = w.gather(b, 0xff).unwrap();
+        assert!(w.gather(&mut b, 0xff));
+        let all = b;
         // Both came from the same branch, whose meeting point is still ahead.
         assert_eq!((all.mask, all.scope), (0xff, 1));
         assert!(w.groups.is_empty());

@@ -112,6 +112,11 @@ impl Tmem {
         !self.allocated.is_empty()
     }
 
+    /// Columns allocated now.
+    pub fn columns_in_use(&self) -> u32 {
+        self.allocated.iter().map(|a| a.1).sum()
+    }
+
     /// The live allocations, for messages.
     pub fn describe(&self) -> String {
         if self.allocated.is_empty() {

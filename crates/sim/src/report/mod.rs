@@ -1,8 +1,10 @@
 //! What a launch did, and how fast a card could do it at best.
 
 mod card;
+mod estimate;
 
 pub use card::{Card, CardData};
+pub use estimate::{Assembled, Estimate, Report, Role};
 
 /// Inputs of a matrix operation, by the rate they run at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -26,6 +28,11 @@ pub struct Counters {
     pub global_read: u64,
     /// Bytes written to global memory.
     pub global_written: u64,
+    /// Different bytes of global memory touched (in words of 4), if races were looked for: what the memory of a
+    /// card with a large cache moves.
+    pub unique_bytes: u64,
+    /// Most columns of tensor memory allocated at once in one CTA.
+    pub tmem_columns: u32,
     /// Bytes read from shared memory, matrix operands included.
     pub shared_read: u64,
     /// Bytes written to shared memory, copies included.
@@ -73,6 +80,8 @@ impl Counters {
         self.shared_written += other.shared_written;
         self.tmem_read += other.tmem_read;
         self.tmem_written += other.tmem_written;
+        self.unique_bytes += other.unique_bytes;
+        self.tmem_columns = self.tmem_columns.max(other.tmem_columns);
     }
 
     /// Warp instructions in all.

@@ -202,6 +202,8 @@ fn alloc(cx: &mut Cx<'_, '_>, group: u32, to: &Addr, columns: Src) -> Result {
     let Some(column) = tmem.alloc(columns)? else {
         return Ok(Flow::Wait(Wait::Tmem(cx.cl.progress)));
     };
+    let used = tmem.columns_in_use();
+    cx.cl.counters.tmem_columns = cx.cl.counters.tmem_columns.max(used);
     cx.aligned_to(to.space, to_address, 4, 0)?;
     cx.write_lane(to.space, to_address, 0, Kind::WRITE, &column.to_le_bytes())?;
     Ok(Flow::Next)

@@ -1,0 +1,111 @@
+//! Seeds decide the interleaving and nothing else does.
+
+use dualgemm_device::{Args, Device, LaunchSpec};
+use dualgemm_sim::{Checks, Config, Gpu};
+use std::collections::BTreeSet;
+
+/// Loads 128 bytes by bulk copy and stores what it finds; `WAIT` is replaced.
+const LOAD: &str = r"
+.version 8.7 .target sm_90a .address_size 64
+.extern .shared .align 128 .b8 s[];
+.visible .entry k(.param .u64 src, .param .u64 out)
+{
+    .reg .pred p, q;
+    .reg .b32 r<6>;
+    .reg .b64 rd<4>;
+    ld.param.u64 rd0, [src];
+    ld.param.u64 rd1, [out];
+    mov.u32 r0, %tid.x;
+    mov.u32 r1, s;
+    setp.eq.u32 p, r0, 0;
+    @p mbarrier.init.shared::cta.b64 [r1+256], 1;
+    bar.sync 0;
+    @p mbarrier.arrive.expect_tx.shared::cta.b64 _, [r1+256], 128;
+    @p cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [r1], [rd0], 128, [r1+256];
+    WAIT
+    mul.wide.u32 rd2, r0, 4;
+    add.s64 rd1, rd1, rd2;
+    shl.b32 r2, r0, 2;
+    add.u32 r2, r2, r1;
+    mov.u32 r4, 0;
+SPIN:
+    add.u32 r4, r4, 1;
+    setp.lt.u32 q, r4, 60;
+    @q bra SPIN;
+    ld.shared.u32 r3, [r2];
+    st.global.u32 [rd1], r3;
+LAST:
+    mbarrier.try_wait.parity.shared::cta.b64 q, [r1+256], 0;
+    @!q bra LAST;
+    ret;
+}
+";
+
+fn results(ptx: &str, seeds: u64) -> BTreeSet<Vec<u8>> {
+    (0..seeds)
+        .map(|seed| {
+            let gpu = Gpu::new(Config::default().checks(Checks::NONE).seed(seed));
+            let f = gpu.function(gpu.load(ptx).unwrap(), "k").unwrap();
+            let (src, out) = (gpu.alloc(128).unwrap(), gpu.alloc(128).unwrap());
+            gpu.memset(src, 0xab, 128).unwrap();
+            let args = Args::new().ptr(src).ptr(out);
+            gpu.launch(&LaunchSpec::new(f, [1, 1, 1], [32, 1, 1]).dynamic_shared(512).args(args)).unwrap();
+            let mut bytes = vec![0; 128];
+            gpu.copy_from(&mut bytes, out).unwrap();
+            bytes
+        })
+        .collect()
+}
+
+#[test]
+fn a_missing_wait_shows_in_the_result_of_some_seed() {
+    let waits = "W: mbarrier.try_wait.parity.shared::cta.b64 q, [r1+256], 0; @!q bra W;";
+    assert_eq!(results(&LOAD.replace("WAIT", waits), 32).len(), 1);
+    assert!(results(&LOAD.replace("WAIT", ""), 32).len() > 1);
+}
+
+/// Float atomics from many CTAs: the sum depends on their order.
+const SUM: &str = r"
+.version 8.7 .target sm_90a .address_size 64
+.visible .entry k(.param .u64 out)
+{
+    .reg .b32 r<4>;
+    .reg .f32 f<4>;
+    .reg .b64 rd<2>;
+    ld.param.u64 rd0, [out];
+    mov.u32 r0, %tid.x;
+    mov.u32 r1, %ctaid.x;
+    mad.lo.u32 r2, r1, 64, r0;
+    cvt.rn.f32.u32 f0, r2;
+    fma.rn.f32 f1, f0, f0, 0f3DCCCCCD;
+    mul.f32 f1, f1, f1;
+    atom.global.add.f32 f2, [rd0], f1;
+    ret;
+}
+";
+
+fn sum(seed: u64, threads: usize) -> [u8; 4] {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+    pool.install(|| {
+        let gpu = Gpu::new(Config::default().seed(seed));
+        let f = gpu.function(gpu.load(SUM).unwrap(), "k").unwrap();
+        let out = gpu.alloc(4).unwrap();
+        gpu.memset(out, 0, 4).unwrap();
+        gpu.launch(&LaunchSpec::new(f, [50, 1, 1], [64, 1, 1]).args(Args::new().ptr(out))).unwrap();
+        let mut bytes = [0; 4];
+        gpu.copy_from(&mut bytes, out).unwrap();
+        bytes
+    })
+}
+
+#[test]
+fn results_do_not_depend_on_the_number_of_threads_exact() {
+    for seed in 0..3 {
+        let one = sum(seed, 1);
+        for threads in [2, 3, 8] {
+            for _ in 0..3 {
+                assert_eq!(sum(seed, threads), one);
+            }
+        }
+    }
+}
