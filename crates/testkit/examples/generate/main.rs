@@ -1,0 +1,80 @@
+//! Writes the conformance files of `crates/testkit/ptx` from the instruction table:
+//! `cargo run -p dualgemm-testkit --example generate [row…]`.
+//!
+//! Order: a family's module drafts a kernel per row ([`kernel::Kernel`]), the simulator runs it, what it gives
+//! goes into the file as expected. A card certifies that afterwards (`dualgemm conformance`). Nothing is written
+//! for a draft that fails; all failures are listed at the end.
+
+mod kernel;
+mod memory;
+mod registers;
+
+use dualgemm_ptx::isa;
+use dualgemm_sim::report::Card;
+use dualgemm_sim::{Config, Gpu};
+use dualgemm_testkit::conformance::{self, Argument};
+use rayon::prelude::*;
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// A file that lacks what is expected (`= ?`).
+pub struct Draft {
+    family: &'static str,
+    name: String,
+    text: String,
+}
+
+fn drafts() -> Vec<Draft> {
+    let mut list: Vec<Draft> = isa::rows().filter_map(registers::draft).collect();
+    list.extend(isa::rows().filter_map(memory::draft));
+    list
+}
+
+fn main() -> ExitCode {
+    let wanted: Vec<String> = std::env::args().skip(1).collect();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("ptx");
+    let list: Vec<Draft> = drafts().into_iter().filter(|d| wanted.is_empty() || wanted.contains(&d.name)).collect();
+    let failures: Vec<String> = list.par_iter().filter_map(|draft| write(&root, draft).err()).collect();
+    for failure in &failures {
+        println!("{failure}\n");
+    }
+    println!("{} files, {} failures", list.len() - failures.len(), failures.len());
+    if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn write(root: &Path, draft: &Draft) -> Result<(), String> {
+    let file = format!("{}/{}.ptx", draft.family, draft.name);
+    let explain = |e: &dyn std::fmt::Display| format!("{file}: {e}");
+    let case = conformance::load(&file, &draft.text.replace("= ?", "= #0")).map_err(|e| explain(&e))?;
+    let card = match case.target() {
+        t if t.starts_with("sm_12") => Card::RtxPro6000,
+        t if t.starts_with("sm_10") => Card::B200,
+        _ => Card::H100,
+    };
+    let gpu = Gpu::new(Config::default().card(card));
+    let run = std::panic::AssertUnwindSafe(|| conformance::run(&gpu, &case));
+    let outcome = std::panic::catch_unwind(run)
+        .map_err(|_| explain(&"the simulator panicked"))?
+        .map_err(|e| explain(&e))?;
+    let mut text = String::new();
+    let mut pieces = draft.text.split("= ?");
+    text += pieces.next().unwrap_or_default();
+    for ((launch, argument, bytes), piece) in outcome.0.iter().zip(pieces) {
+        let Argument::Buffer(buffer) = &case.launches[*launch].arguments[*argument] else { continue };
+        let width = bytes.len() / buffer.data.count.max(1);
+        text.push('=');
+        if buffer.data.count <= 16 {
+            for element in bytes.chunks_exact(width) {
+                let value = element.iter().rev().fold(0u64, |v, &b| v << 8 | u64::from(b));
+                let _ = write!(text, " {value:0w$x}", w = 2 * width);
+            }
+        } else {
+            let _ = write!(text, " #{:016x}", conformance::hash(bytes));
+        }
+        text += piece;
+    }
+    let path = root.join(&file);
+    std::fs::create_dir_all(root.join(draft.family)).map_err(|e| explain(&e))?;
+    std::fs::write(path, text).map_err(|e| explain(&e))
+}
