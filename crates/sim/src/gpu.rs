@@ -260,6 +260,20 @@ impl Gpu {
     }
 }
 
+/// Runs a host program once for each seed, each time on a fresh GPU, so that asynchronous operations and warps
+/// interleave differently. Returns the results in order of seeds.
+///
+/// # Errors
+/// The first seed whose run fails, with its error.
+pub fn explore<T, E>(
+    config: &Config,
+    seeds: impl IntoIterator<Item = u64>,
+    mut run: impl FnMut(&Gpu) -> Result<T, E>,
+) -> Result<Vec<T>, (u64, E)> {
+    let once = |seed| run(&Gpu::new(config.clone().seed(seed))).map_err(|e| (seed, e));
+    seeds.into_iter().map(once).collect()
+}
+
 impl Device for Gpu {
     fn info(&self) -> &DeviceInfo {
         &self.info

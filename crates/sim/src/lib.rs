@@ -43,6 +43,6 @@ pub mod trap;
 
 pub use config::{Checks, Config};
 pub use error::Error;
-pub use gpu::{Gpu, Outcome};
+pub use gpu::{Gpu, Outcome, explore};
 pub use report::Card;
 pub use trap::{Check, Trap};

@@ -1,7 +1,7 @@
 //! Seeds decide the interleaving and nothing else does.
 
-use dualgemm_device::{Args, Device, LaunchSpec};
-use dualgemm_sim::{Checks, Config, Gpu};
+use dualgemm_device::{Args, Device, Error, LaunchSpec};
+use dualgemm_sim::{Checks, Config, Gpu, explore};
 use std::collections::BTreeSet;
 
 /// Loads 128 bytes by bulk copy and stores what it finds; `WAIT` is replaced.
@@ -42,19 +42,18 @@ LAST:
 ";
 
 fn results(ptx: &str, seeds: u64) -> BTreeSet<Vec<u8>> {
-    (0..seeds)
-        .map(|seed| {
-            let gpu = Gpu::new(Config::default().checks(Checks::NONE).seed(seed));
-            let f = gpu.function(gpu.load(ptx).unwrap(), "k").unwrap();
-            let (src, out) = (gpu.alloc(128).unwrap(), gpu.alloc(128).unwrap());
-            gpu.memset(src, 0xab, 128).unwrap();
-            let args = Args::new().ptr(src).ptr(out);
-            gpu.launch(&LaunchSpec::new(f, [1, 1, 1], [32, 1, 1]).dynamic_shared(512).args(args)).unwrap();
-            let mut bytes = vec![0; 128];
-            gpu.copy_from(&mut bytes, out).unwrap();
-            bytes
-        })
-        .collect()
+    let config = Config::default().checks(Checks::NONE);
+    let run = |gpu: &Gpu| -> Result<Vec<u8>, Error> {
+        let f = gpu.function(gpu.load(ptx)?, "k")?;
+        let (src, out) = (gpu.alloc(128)?, gpu.alloc(128)?);
+        gpu.memset(src, 0xab, 128)?;
+        let args = Args::new().ptr(src).ptr(out);
+        gpu.launch(&LaunchSpec::new(f, [1, 1, 1], [32, 1, 1]).dynamic_shared(512).args(args))?;
+        let mut bytes = vec![0; 128];
+        gpu.copy_from(&mut bytes, out)?;
+        Ok(bytes)
+    };
+    explore(&config, 0..seeds, run).unwrap().into_iter().collect()
 }
 
 #[test]

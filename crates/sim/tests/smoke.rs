@@ -70,3 +70,25 @@ fn a_wrong_argument_is_named_exact() {
         "cannot launch `saxpy`: argument 1 is a f64 of 8 bytes, parameter `a` has 4"
     );
 }
+
+#[test]
+fn a_register_may_have_the_name_of_the_kernel() {
+    let gpu = Gpu::new(Config::default());
+    let text = SAXPY.replace("r5", "saxpy").replace(".reg .b32 r<6>;", ".reg .b32 r<5>, saxpy;");
+    gpu.load(&text).unwrap();
+}
+
+#[test]
+fn an_unknown_instruction_is_named_with_its_line_exact() {
+    let gpu = Gpu::new(Config::default());
+    let text = SAXPY.replace("fma.rn.f32 f4, f1, f2, f3;", "wobble.rn.f32 f4, f1;");
+    assert_eq!(
+        gpu.load(&text).unwrap_err().to_string(),
+        "cannot load the PTX: line 26: `wobble.rn.f32`: the simulator does not know this instruction"
+    );
+    let text = SAXPY.replace("fma.rn.f32", "fma.rn.sideways.f32");
+    assert_eq!(
+        gpu.load(&text).unwrap_err().to_string(),
+        "cannot load the PTX: line 26: `fma.rn.sideways.f32`: the simulator does not know .sideways of this instruction"
+    );
+}

@@ -11,7 +11,8 @@ use crate::program::{Callee, Inst, Kernel, Param, Reg, flow};
 use crate::semantics::dot::Generation;
 use crate::trap::Site;
 use dualgemm_ptx::ast::{
-    Address, AddressBase, Function, Init, Instruction, Module, Operand, RegDecl, Statement, Variable,
+    Address, AddressBase, Function, FunctionKind, Init, Instruction, Module, Operand, RegDecl, Statement,
+    Variable,
 };
 use dualgemm_ptx::{Name, Space as VarSpace, Type};
 use std::collections::{BTreeSet, HashMap};
@@ -92,8 +93,13 @@ fn reach<'m>(module: &'m Module, entry: &'m Function) -> Result<Vec<&'m Function
         path: &mut Vec<Name>,
         out: &mut Vec<&'m Function>,
     ) -> Result<()> {
-        let names = mentioned(f);
-        for callee in module.functions().filter(|c| c.body.is_some() && names.contains(&c.name)) {
+        // Only calls count: a register may have the name of a function.
+        let called = |name: &Name| {
+            let calls = f.instructions().filter(|i| i.root == "call");
+            calls.flat_map(|i| &i.operands).any(|o| matches!(o, Operand::Ident(n) if n == name))
+        };
+        let device = |c: &&Function| c.kind == FunctionKind::Device && c.body.is_some();
+        for callee in module.functions().filter(device).filter(|c| called(&c.name)) {
             if path.contains(&callee.name) {
                 return Err(Error::Declaration {
                     line: callee.line.0,

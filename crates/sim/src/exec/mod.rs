@@ -12,6 +12,7 @@ pub mod ld_st;
 pub mod mbarrier;
 pub mod mma;
 pub mod operand;
+pub mod sync;
 pub mod tcgen05;
 pub mod tma;
 pub mod vote;

@@ -14,7 +14,7 @@ use super::warp::{Group, Wait, Warp};
 use crate::check::order::{Actor, GROUPS_PER_WARP, Places, View};
 use crate::check::pages::Pages;
 use crate::check::shadow::States;
-use crate::exec::access::Release;
+use crate::exec::sync::Release;
 use crate::memory::local::Local;
 use crate::memory::shared::Shared;
 use crate::memory::tmem::Tmem;

@@ -8,7 +8,7 @@
 use super::cluster::{Cluster, Status};
 use crate::check::cross;
 use crate::config::Config;
-use crate::exec::access::Release;
+use crate::exec::sync::Release;
 use crate::memory::global::Global;
 use crate::program::Kernel;
 use crate::report::Counters;
