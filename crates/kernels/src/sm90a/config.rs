@@ -48,6 +48,20 @@ pub struct Layout {
 }
 
 impl Config {
+    /// The configurations worth having: measured best somewhere, each for a range of tokens (see
+    /// `benchmarks/record/`).
+    pub const MENU: [Config; 9] = [
+        Config { row_groups: 1, tokens: 8, blocks_per_stage: 4, stages: 10, k_groups: 4 },
+        Config { row_groups: 1, tokens: 16, blocks_per_stage: 4, stages: 10, k_groups: 4 },
+        Config { row_groups: 1, tokens: 64, blocks_per_stage: 4, stages: 5, k_groups: 4 },
+        Config { row_groups: 4, tokens: 8, blocks_per_stage: 2, stages: 6, k_groups: 1 },
+        Config { row_groups: 4, tokens: 16, blocks_per_stage: 2, stages: 6, k_groups: 1 },
+        Config { row_groups: 4, tokens: 64, blocks_per_stage: 2, stages: 4, k_groups: 1 },
+        Config { row_groups: 2, tokens: 128, blocks_per_stage: 2, stages: 4, k_groups: 1 },
+        Config { row_groups: 3, tokens: 128, blocks_per_stage: 2, stages: 4, k_groups: 1 },
+        Config { row_groups: 2, tokens: 256, blocks_per_stage: 2, stages: 3, k_groups: 1 },
+    ];
+
     /// Threads that multiply.
     pub fn consumer_threads(&self) -> u32 {
         self.row_groups * self.k_groups * 128

@@ -66,11 +66,15 @@ struct Fused<'a> {
     tile: Reg<U32>,
 }
 
-/// Where a role stands in the ring.
+/// Where a role stands in the ring. Offsets run along instead of being multiplied out for every block: the main loop
+/// has few instructions to spare beside decoding.
 #[derive(Clone, Copy)]
 struct Position {
     stage: Reg<U32>,
     phase: Reg<U32>,
+    /// `stage · step`.
+    offset: Reg<U32>,
+    step: u32,
 }
 
 impl<'a> Fused<'a> {
@@ -171,14 +175,20 @@ impl<'a> Fused<'a> {
 
     // ---- the ring ----
 
-    fn start(&self, k: &mut Kernel, phase: u32) -> Position {
-        Position { stage: k.mov::<U32>(0u32), phase: k.mov::<U32>(phase) }
+    fn start(&self, k: &mut Kernel, phase: u32, step: u32) -> Position {
+        Position { stage: k.mov::<U32>(0u32), phase: k.mov::<U32>(phase), offset: k.mov::<U32>(0u32), step }
     }
 
     fn advance(&self, k: &mut Kernel, at: Position) {
         k.to(at.stage).add(at.stage, 1u32);
+        if at.step != 0 {
+            k.to(at.offset).add(at.offset, at.step);
+        }
         let wrapped = k.compare(Cmp::Eq, at.stage, self.config.stages);
         k.when(wrapped).to(at.stage).mov::<U32>(0u32);
+        if at.step != 0 {
+            k.when(wrapped).to(at.offset).mov::<U32>(0u32);
+        }
         k.when(wrapped).to(at.phase).xor(at.phase, 1u32);
     }
 
@@ -192,9 +202,10 @@ impl<'a> Fused<'a> {
         &self,
         k: &mut Kernel,
         name: &str,
+        step: u32,
         load: impl FnOnce(&mut Kernel, Position, Reg<U32>, Reg<U32>),
     ) {
-        let at = self.start(k, 1);
+        let at = self.start(k, 1, step);
         k.for_range(name, 0u32, self.blocks, self.config.blocks_per_stage, |k, block, _| {
             let empty = self.barrier(k, self.layout.empty.offset, at.stage);
             k.mbarrier_wait(empty, at.phase, "empty");
@@ -223,16 +234,17 @@ impl<'a> Fused<'a> {
                 k.offset(weights, byte)
             })
             .collect();
-        let options = TmaOptions { l2: Some(Eviction::First), ..TmaOptions::default() };
-        self.fill_ring(k, "weight_stages", |k, at, block, count| {
+        // Weights that one CTA alone reads leave L2 first; those that other token tiles read too must stay.
+        let l2 = (self.config.k_groups > 1).then_some(Eviction::First);
+        let options = TmaOptions { l2, ..TmaOptions::default() };
+        self.fill_ring(k, "weight_stages", self.layout.weights.stride, |k, at, block, count| {
             let full = self.barrier(k, self.layout.full.offset, at.stage);
             let per_block = self.config.tokens * 128 + self.config.row_groups * CHUNK_BYTES as u32;
             let bytes = k.mul(count, per_block);
             k.mbarrier_arrive_expect_tx(full, bytes);
             let bytes = k.mul(count, CHUNK_BYTES as u32);
             let from = k.mul_wide(block, CHUNK_BYTES as u32);
-            let slot = k.mul(at.stage, self.layout.weights.stride);
-            let slot = k.offset(self.base.at(self.layout.weights.offset), slot.cast());
+            let slot = k.offset(self.base.at(self.layout.weights.offset), at.offset.cast());
             for (group, row) in rows.iter().enumerate() {
                 let from = k.offset(*row, from);
                 let to = slot.at(group as i64 * i64::from(self.config.blocks_per_stage) * CHUNK_BYTES as i64);
@@ -245,11 +257,10 @@ impl<'a> Fused<'a> {
         let map = k.tensor_map_address(&self.map);
         k.prefetch_tensor_map(map);
         k.grid_dependency_wait();
-        let options = TmaOptions { l2: Some(Eviction::Last), ..TmaOptions::default() };
-        self.fill_ring(k, "token_stages", |k, at, block, count| {
+        let options = TmaOptions::default();
+        self.fill_ring(k, "token_stages", self.layout.tokens.stride, |k, at, block, count| {
             let full = self.barrier(k, self.layout.full.offset, at.stage);
-            let slot = k.mul(at.stage, self.layout.tokens.stride);
-            let slot = k.offset(self.base.at(self.layout.tokens.offset), slot.cast());
+            let slot = k.offset(self.base.at(self.layout.tokens.offset), at.offset.cast());
             for b in 0..self.config.blocks_per_stage {
                 let here = k.compare(Cmp::Gt, count, b);
                 k.if_(here, "token_block", |k| {
@@ -290,18 +301,16 @@ impl<'a> Fused<'a> {
         [codes, scales]
     }
 
-    /// Four code words and two scale words of one block.
+    /// Four code words and two scale words of one block of the stage at `at`.
     fn load_block(
         &self,
         k: &mut Kernel,
         lane: [Addr<Shared>; 2],
-        stage: Reg<U32>,
+        at: Reg<U32>,
         block: u32,
         raw: &[Reg<B32>; 6],
     ) {
-        let slot = k.mul(stage, self.layout.weights.stride);
-        let [codes, scales] =
-            lane.map(|address| k.offset(address, slot.cast()).at(block * CHUNK_BYTES as u32));
+        let [codes, scales] = lane.map(|address| k.offset(address, at.cast()).at(block * CHUNK_BYTES as u32));
         let words: [Reg<B32>; 4] = k.ld_vector(codes);
         let pairs: [Reg<B32>; 2] = k.ld_vector(scales);
         for (to, from) in raw.iter().zip(words.into_iter().chain(pairs)) {
@@ -309,25 +318,29 @@ impl<'a> Fused<'a> {
         }
     }
 
-    /// Descriptor of a block of tokens in a stage.
-    fn token_desc(&self, k: &mut Kernel, stage: Reg<U32>, block: impl Src<U32>) -> Reg<B64> {
-        let offset = k.mul(stage, self.layout.tokens.stride);
-        let block = k.mov::<U32>(block.value());
-        let within = k.mul(block, self.config.tokens * 128);
-        let offset = k.add(offset, within);
-        let address = k.offset(self.base.at(self.layout.tokens.offset), offset.cast());
-        let address = k.add(address.base().cast::<U32>(), address.offset() as u32);
+    /// Low word of the descriptor of block 0 of the tokens in stage 0; it alone changes from tile to tile, by bytes
+    /// over 16.
+    fn first_desc(&self, k: &mut Kernel) -> Reg<U32> {
+        let start = self.base.at(self.layout.tokens.offset);
+        let address = k.add(start.base().cast::<U32>(), start.offset() as u32);
         let field = k.shr(address, 4u32);
-        let field = k.convert::<U64, U32>(field);
-        k.or(field.cast::<B64>(), self.layout.token_tile.wgmma_desc())
+        k.or(field.cast::<B32>(), self.layout.token_tile.wgmma_desc() as u32).cast()
     }
 
-    fn multiply_block(&self, k: &mut Kernel, acc: &[Reg<F32>], fragments: &[Reg<B32>; 16], desc: Reg<B64>) {
+    /// Bytes from stage to stage of the tokens, in the unit of descriptors.
+    fn desc_step(&self) -> u32 {
+        self.layout.tokens.stride / 16
+    }
+
+    /// Four `wgmma` on decoded fragments; `low` is the low word of the descriptor of the block's tokens.
+    fn multiply_block(&self, k: &mut Kernel, acc: &[Reg<F32>], fragments: &[Reg<B32>; 16], low: Reg<U32>) {
+        let high = k.mov::<B32>((self.layout.token_tile.wgmma_desc() >> 32) as u32);
         k.wgmma_fence();
         for step in 0..4 {
             let a = std::array::from_fn(|i| fragments[4 * step + i]);
-            let advance = self.layout.token_tile.advance_k(32 * step as u32);
-            let desc = if step == 0 { desc } else { k.add(desc.cast::<U64>(), advance).cast() };
+            let advance = self.layout.token_tile.advance_k(32 * step as u32) as u32;
+            let low = if step == 0 { low } else { k.add(low, advance) };
+            let desc = k.pack_64(low.cast::<B32>(), high);
             k.wgmma(WgmmaFormat::Half(HalfFormat::F16), acc, WgmmaA::Regs(a), desc, true);
         }
         k.wgmma_commit();
@@ -340,15 +353,16 @@ impl<'a> Fused<'a> {
         let lane = self.lane_addresses(k, row_group, warp);
         let raw = array(k);
         let fragments: [[Reg<B32>; 16]; 2] = [array(k), array(k)];
-        let load = self.start(k, 0);
-        let multiply = self.start(k, 0);
-        let release = self.start(k, 0);
+        let load = self.start(k, 0, self.layout.weights.stride);
+        let multiply = self.start(k, 0, self.desc_step());
+        let release = self.start(k, 0, 0);
+        let first_desc = self.first_desc(k);
         let per_stage = self.config.blocks_per_stage;
         let first_lane = k.compare(Cmp::Eq, self.lane, 0u32);
 
         let full = self.barrier(k, self.layout.full.offset, load.stage);
         k.mbarrier_wait(full, load.phase, "full");
-        self.load_block(k, lane, load.stage, 0, &raw);
+        self.load_block(k, lane, load.offset, 0, &raw);
         if per_stage == 1 {
             self.advance(k, load);
         }
@@ -365,7 +379,11 @@ impl<'a> Fused<'a> {
                     k.break_if(this, done);
                 }
                 let (now, next) = (&fragments[b as usize % 2], &fragments[(b as usize + 1) % 2]);
-                let desc = self.token_desc(k, multiply.stage, b % per_stage);
+                let desc = k.add(first_desc, multiply.offset);
+                let desc = match b % per_stage {
+                    0 => desc,
+                    b => k.add(desc, b * self.config.tokens * 8),
+                };
                 self.multiply_block(k, acc, now, desc);
                 if (b + 1) % per_stage == 0 {
                     self.advance(k, multiply);
@@ -377,7 +395,7 @@ impl<'a> Fused<'a> {
                         let full = self.barrier(k, self.layout.full.offset, load.stage);
                         k.mbarrier_wait(full, load.phase, "full");
                     }
-                    self.load_block(k, lane, load.stage, (b + 1) % per_stage, &raw);
+                    self.load_block(k, lane, load.offset, (b + 1) % per_stage, &raw);
                     if (b + 2).is_multiple_of(per_stage) || per_stage == 1 {
                         self.advance(k, load);
                     }
@@ -416,7 +434,11 @@ impl<'a> Fused<'a> {
         let lane = lane.map(|address| k.offset(address, skip.cast()));
         let raw = array(k);
         let fragments = array(k);
-        let at = self.start(k, 0);
+        let at = self.start(k, 0, self.layout.weights.stride);
+        let tokens = self.start(k, 0, self.desc_step());
+        let first_desc = self.first_desc(k);
+        let skipped = k.mul(k_group, self.config.tokens * 8);
+        let group_desc = k.add(first_desc, skipped);
         let first_lane = k.compare(Cmp::Eq, self.lane, 0u32);
         k.for_range("k_stages", 0u32, self.blocks, self.config.blocks_per_stage, |k, start, _| {
             let full = self.barrier(k, self.layout.full.offset, at.stage);
@@ -424,15 +446,16 @@ impl<'a> Fused<'a> {
             let block = k.add(start, k_group);
             let mine = k.compare(Cmp::Lt, block, self.blocks);
             k.if_(mine, "block", |k| {
-                self.load_block(k, lane, at.stage, 0, &raw);
+                self.load_block(k, lane, at.offset, 0, &raw);
                 decode_block(k, &raw, &fragments);
-                let desc = self.token_desc(k, at.stage, k_group);
+                let desc = k.add(group_desc, tokens.offset);
                 self.multiply_block(k, acc, &fragments, desc);
                 k.wgmma_wait(0);
             });
             let empty = self.barrier(k, self.layout.empty.offset, at.stage);
             k.when(first_lane).mbarrier_arrive(empty);
             self.advance(k, at);
+            self.advance(k, tokens);
         });
     }
 
