@@ -1,7 +1,9 @@
-//! W4A4 in plain Rust: loops over eight i16 lanes, which LLVM turns into SSE2, NEON or other vectors.
+//! W4A4 in plain Rust: loops over eight f32 lanes, which LLVM turns into SSE2, NEON or other vectors.
+//!
+//! Dot products of doubled codes are integers below 2²⁴, and so exact in f32. Integers would be narrower, but LLVM
+//! regroups their sums across lanes and ends up with shuffles, ten times slower; float sums it leaves alone.
 
 use dualgemm_formats::BlockFormat;
-use dualgemm_formats::scalar::e2m1::DOUBLED;
 
 use super::vector::{Vector, scale_unit};
 use super::{Functions, kernel, spin};
@@ -11,11 +13,21 @@ use crate::pack::{PANEL, SCALES, UP_CODES};
 #[derive(Clone, Copy)]
 struct Portable;
 
+/// The doubled value of the code in the low four bits, as lanes without tables compute it.
+#[inline(always)]
+fn doubled(code: u32) -> f32 {
+    let above = |x: f32, limit: f32| if x > limit { x - limit } else { 0.0 };
+    let magnitude = (code & 7) as i32 as f32;
+    // 0 to 4 are themselves; 5, 6, 7 are 6, 8, 12.
+    let value = magnitude + above(magnitude, 4.0) + 2.0 * above(magnitude, 6.0);
+    f32::from_bits(value.to_bits() | (code & 8) << 28)
+}
+
 impl Vector for Portable {
     const LANES: usize = 8;
-    type Quads = [[i16; 8]; 4];
-    type Quad = [i16; 4];
-    type Sums = [i16; 8];
+    type Quads = [[f32; 8]; 4];
+    type Quad = [f32; 4];
+    type Sums = [f32; 8];
     type Floats = [f32; 8];
 
     fn bias_word(_sum: i32) -> i32 {
@@ -25,14 +37,13 @@ impl Vector for Portable {
     #[inline(always)]
     unsafe fn weights(chunk: *const u8, column: usize) -> [Self::Quads; 4] {
         let first = column / PANEL * UP_CODES + column % PANEL * 4;
+        let lines = [0, 1].map(|line| -> [u32; 8] {
+            // SAFETY: inside the chunk's 256 code bytes: 128·half + 64·line + 4·feature + k.
+            let bytes = unsafe { chunk.add(first + 64 * line).cast::<[[u8; 4]; 8]>().read_unaligned() };
+            bytes.map(u32::from_le_bytes)
+        });
         std::array::from_fn(|quad| {
-            std::array::from_fn(|k| {
-                std::array::from_fn(|feature| {
-                    // SAFETY: inside the chunk's 256 code bytes: 128·half + 64·line + 4·feature + k.
-                    let byte = unsafe { *chunk.add(first + quad / 2 * 64 + 4 * feature + k) };
-                    i16::from(DOUBLED[usize::from(byte >> (quad % 2 * 4) & 15)])
-                })
-            })
+            std::array::from_fn(|k| lines[quad / 2].map(|line| doubled(line >> (8 * k + quad % 2 * 4))))
         })
     }
 
@@ -46,33 +57,32 @@ impl Vector for Portable {
     }
 
     #[inline(always)]
-    unsafe fn quad(quad: *const i8) -> [i16; 4] {
+    unsafe fn quad(quad: *const i8) -> [f32; 4] {
         // SAFETY: the caller passes four codes.
-        std::array::from_fn(|k| i16::from(unsafe { *quad.add(k) }))
+        std::array::from_fn(|k| f32::from(unsafe { *quad.add(k) }))
     }
 
     #[inline(always)]
-    unsafe fn start(_word: *const i32) -> [i16; 8] {
-        [0; 8]
+    unsafe fn start(_word: *const i32) -> [f32; 8] {
+        [0.0; 8]
     }
 
     #[inline(always)]
-    unsafe fn dot(mut sums: [i16; 8], weights: Self::Quads, quad: [i16; 4]) -> [i16; 8] {
+    unsafe fn dot(mut sums: [f32; 8], weights: Self::Quads, quad: [f32; 4]) -> [f32; 8] {
         for (weights, a) in weights.iter().zip(quad) {
             for (sum, w) in sums.iter_mut().zip(weights) {
-                // At most 2304 in all: wrapping arithmetic, which is what vectors do, never wraps.
-                *sum = sum.wrapping_add(w.wrapping_mul(a));
+                *sum += w * a;
             }
         }
         sums
     }
 
     #[inline(always)]
-    unsafe fn order(_: &mut [i16; 8], _: &mut [i16; 8]) {}
+    unsafe fn order(_: &mut [f32; 8], _: &mut [f32; 8]) {}
 
     #[inline(always)]
-    unsafe fn floats(sums: [i16; 8]) -> [f32; 8] {
-        sums.map(f32::from)
+    unsafe fn floats(sums: [f32; 8]) -> [f32; 8] {
+        sums
     }
 
     #[inline(always)]
@@ -116,3 +126,16 @@ pub(super) const FUNCTIONS: Functions = Functions {
     read: spin::read::<Portable>,
     bias_word: Portable::bias_word,
 };
+
+#[cfg(test)]
+mod tests {
+    use super::doubled;
+    use dualgemm_formats::scalar::e2m1::DOUBLED;
+
+    #[test]
+    fn doubled_codes_are_those_of_the_format_exact() {
+        for code in 0..64 {
+            assert_eq!(doubled(code), f32::from(DOUBLED[code as usize % 16]));
+        }
+    }
+}
