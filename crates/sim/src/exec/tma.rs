@@ -13,7 +13,7 @@ use crate::machine::step::Flow;
 use crate::machine::warp::GroupKind;
 use crate::memory::{Place, place};
 use crate::program::Src;
-use crate::semantics::reduce::ReduceType;
+use crate::semantics::reduce::{ReduceType, Reduction};
 use crate::semantics::tma::{Direction, TensorType, TiledTensor};
 use crate::tensor_map;
 use crate::trap::{Check, Fault};
@@ -113,6 +113,15 @@ fn element(ty: TensorType) -> Option<ReduceType> {
     })
 }
 
+/// The logical operators work on the bits of whole numbers.
+fn operated(op: Reduction, ty: ReduceType) -> ReduceType {
+    match (op, ty) {
+        (Reduction::And | Reduction::Or | Reduction::Xor, ReduceType::U32 | ReduceType::S32) => ReduceType::B32,
+        (Reduction::And | Reduction::Or | Reduction::Xor, ReduceType::U64 | ReduceType::S64) => ReduceType::B64,
+        _ => ty,
+    }
+}
+
 fn store(cx: &mut Cx<'_, '_>, from: &Addr, map: &Addr, c: &[Src], reduce: Option<Reduce>) -> Result {
     let src = cx.addresses(from);
     for (l, tensor, c) in operands(cx, map, c)? {
@@ -121,7 +130,7 @@ fn store(cx: &mut Cx<'_, '_>, from: &Addr, map: &Addr, c: &[Src], reduce: Option
         tensor.pieces(&c, offset, Direction::Store).map_err(|m| lane(m.into()))?;
         let reduce = match reduce {
             Some((op, _, n)) => match element(tensor.ty) {
-                Some(ty) => Some((op, ty, n)),
+                Some(ty) => Some((op, operated(op, ty), n)),
                 None => {
                     let text = format!("no reduction on elements of type {:?}", tensor.ty);
                     return Err(Fault::new(Check::Illegal, text).lane(l as u32));

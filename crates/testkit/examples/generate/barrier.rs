@@ -1,1 +1,162 @@
-//! Stub.
+//! mbarriers: every form, on a barrier of each thread's own, with the phases observed.
+
+use super::Draft;
+use super::kernel::renamed;
+use super::raw::Raw;
+use dualgemm_ptx::ast::{AddressBase, Immediate, Instruction, Operand};
+use dualgemm_ptx::isa::{Family, Row};
+
+/// The files.
+pub fn drafts() -> Vec<Draft> {
+    let rows = Family::Mbarrier.rows().iter().filter(|r| r.name.starts_with("mbarrier"));
+    rows.map(draft).chain([shared_barrier()]).collect()
+}
+
+/// The barrier of 3 phases that all threads of a CTA share.
+fn shared_barrier() -> Draft {
+    Raw::new(
+        "mbarrier",
+        "phases",
+        "mbarrier_init_window mbarrier_arrive_window mbarrier_try_wait_parity mbarrier_inval_window",
+        "block 128",
+        "u32 128",
+    )
+    .body(
+        ".shared .align 8 .b64 full;
+         .shared .align 16 .b32 box[128];
+         mov.u32 %r2, full;
+         mov.u32 %r3, box;
+         mad.lo.u32 %r4, %t, 4, %r3;
+         setp.eq.u32 %p0, %t, 0;
+         @%p0 mbarrier.init.shared::cta.b64 [%r2], 128;
+         bar.sync 0;
+         mov.u32 %r5, 0;
+         mov.u32 %r6, %t;
+         PHASE:
+         st.shared.u32 [%r4], %r6;
+         mbarrier.arrive.shared::cta.b64 %rd1, [%r2];
+         and.b32 %r7, %r5, 1;
+         WAIT:
+         mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r2], %r7;
+         @!%p1 bra WAIT;
+         xor.b32 %r8, %t, 64;
+         mad.lo.u32 %r8, %r8, 4, %r3;
+         ld.shared.u32 %r9, [%r8];
+         mad.lo.u32 %r6, %r6, 5, %r9;
+         bar.sync 0;
+         add.u32 %r5, %r5, 1;
+         setp.lt.u32 %p2, %r5, 3;
+         @%p2 bra PHASE;
+         bar.sync 0;
+         @%p0 mbarrier.inval.shared::cta.b64 [%r2];
+         st.global.u32 [%out], %r6;",
+    )
+    .draft()
+}
+
+fn draft(row: &'static Row) -> Draft {
+    let name = row.name;
+    let remote = name.contains("remote");
+    let mut samples: Vec<Instruction> = row.samples().into_iter().map(|s| s.instruction).collect();
+    if name == "mbarrier_pending_count" {
+        samples.truncate(1);
+    }
+    let (launch, threads) = if remote { ("grid 2 block 32 cluster 2", 64) } else { ("block 32", 32) };
+    let count = samples.len() * 5 * threads;
+    let mut body = String::from(
+        ".shared .align 8 .b64 barriers[32];
+         mov.u32 %r2, barriers;
+         mad.lo.u32 %r3, %t, 8, %r2;
+         cvt.u64.u32 %rd1, %r3;
+         cvta.shared.u64 %rd2, %rd1;\n",
+    );
+    let mut sync = String::new();
+    if remote {
+        body += "mov.u32 %r4, %cluster_ctarank;\nxor.b32 %r4, %r4, 1;\nmapa.shared::cluster.u32 %r5, %r3, %r4;\n";
+        sync += "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n";
+    }
+    for (i, sample) in samples.iter().enumerate() {
+        let expects = name.contains("expect_tx") || name.contains("complete_tx");
+        let waits = name.contains("test_wait") || name.contains("try_wait");
+        let bytes = expects as i64 * 15 + 1;
+        let mut changed = renamed(sample, &mut |_, register| match register {
+            r if r.starts_with("%p") => "%p1".into(),
+            r if r.starts_with("%rd") => "%rd10".into(),
+            _ => "%r9".into(),
+        });
+        for operand in &mut changed.operands {
+            match operand {
+                Operand::Address(address) => {
+                    let generic = !sample.modifiers.iter().any(|m| m.as_str().starts_with("shared"));
+                    let base = if generic { "%rd2" } else if remote { "%r5" } else { "%r3" };
+                    address.base = AddressBase::Ident(base.into());
+                }
+                Operand::Ident(register) if register.as_str() == "%r9" => {
+                    let value = if waits { 0 } else { bytes };
+                    *operand = Operand::Imm(Immediate::Int(value));
+                }
+                _ => {}
+            }
+        }
+        if name == "mbarrier_init" || name == "mbarrier_init_window" {
+            changed.operands[1] = Operand::Imm(Immediate::Int(2));
+        }
+        // A suspend-time hint is a time, not a parity.
+        if waits && changed.operands.len() == 4 {
+            changed.operands[3] = Operand::Imm(Immediate::Int(1000));
+        }
+        if name == "mbarrier_pending_count" {
+            changed.operands[0] = Operand::Ident("%r6".into());
+        }
+        let init = if name.starts_with("mbarrier_init") { String::new() } else { "mbarrier.init.shared.b64 [%r3], 2;\n".into() };
+        body += &format!("// {sample}\n{init}mov.u64 %rd10, 0;\nmov.u32 %r6, 0;\nsetp.ne.u32 %p1, %t, %t;\n");
+        if remote {
+            body += "fence.mbarrier_init.release.cluster;\n";
+        }
+        body += &sync;
+        if name == "mbarrier_complete_tx" {
+            body += "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r3], 16;\n";
+        }
+        if name == "mbarrier_pending_count" || waits {
+            body += "mbarrier.arrive.shared.b64 %rd10, [%r3];\n";
+        }
+        if waits {
+            body += "mbarrier.arrive.shared.b64 _, [%r3];\n";
+        }
+        if name.starts_with("mbarrier_inval") {
+            body += "mbarrier.arrive.shared.b64 _, [%r3];\n";
+            body += &format!("{changed};\nmbarrier.init.shared.b64 [%r3], 2;\n");
+        } else {
+            body += &format!("{changed};\n");
+        }
+        body += &sync;
+        let dest = matches!(sample.operands.first(), Some(Operand::Ident(r)) if r.as_str().starts_with("%rd"));
+        if dest {
+            body += "mbarrier.pending_count.b64 %r6, %rd10;\n";
+        }
+        let at = |k: usize| (i * 5 + k) * threads * 4;
+        let store = |k: usize, p: &str| format!("selp.u32 %r7, 1, 0, {p};\nst.global.u32 [%out+{}], %r7;\n", at(k));
+        body += &format!("st.global.u32 [%out+{}], %r6;\n", at(0));
+        body += &store(1, "%p1");
+        body += &format!("mbarrier.test_wait.parity.shared.b64 %p2, [%r3], 0;\n{}", store(2, "%p2"));
+        // To the end of the first phase, then one arrival of the second.
+        let arrives = name.contains("arrive") || name == "mbarrier_pending_count";
+        let left = match () {
+            () if waits => 0,
+            () if arrives => 1,
+            () => 2,
+        };
+        for _ in 0..left {
+            body += "mbarrier.arrive.shared.b64 _, [%r3];\n";
+        }
+        if expects && name != "mbarrier_complete_tx" {
+            body += "mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%r3], 16;\n";
+        }
+        body += &format!("mbarrier.test_wait.parity.shared.b64 %p2, [%r3], 0;\n{}", store(3, "%p2"));
+        body += "mbarrier.arrive.shared.b64 _, [%r3];\n";
+        body += &format!("mbarrier.test_wait.parity.shared.b64 %p2, [%r3], 1;\n{}", store(4, "%p2"));
+        body += &sync;
+        body += "mbarrier.inval.shared.b64 [%r3];\n";
+    }
+    Raw::new("mbarrier", name, name, launch, &format!("u32 {count}")).body(&body).draft()
+}

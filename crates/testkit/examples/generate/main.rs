@@ -5,9 +5,16 @@
 //! goes into the file as expected. A card certifies that afterwards (`dualgemm conformance`). Nothing is written
 //! for a draft that fails; all failures are listed at the end.
 
+mod asynchronous;
+mod barrier;
+mod control;
 mod kernel;
+mod matrix;
 mod memory;
+mod raw;
 mod registers;
+mod tma;
+mod wgmma;
 
 use dualgemm_ptx::isa;
 use dualgemm_sim::report::Card;
@@ -28,6 +35,12 @@ pub struct Draft {
 fn drafts() -> Vec<Draft> {
     let mut list: Vec<Draft> = isa::rows().filter_map(registers::draft).collect();
     list.extend(isa::rows().filter_map(memory::draft));
+    list.extend(matrix::drafts());
+    list.extend(wgmma::drafts());
+    list.extend(tma::drafts());
+    list.extend(barrier::drafts());
+    list.extend(asynchronous::drafts());
+    list.extend(control::drafts());
     list
 }
 

@@ -24,6 +24,7 @@ use dualgemm_ptx::layout::{Interleave, L2Promotion, OutOfBounds, TensorDataType,
 mod compare;
 pub mod data;
 mod header;
+pub mod report;
 
 pub use compare::{Difference, Tolerance, compare};
 
