@@ -7,7 +7,9 @@ use dualgemm::checkpoint::GateUpOrder;
 use dualgemm::formats::ScaleLayout;
 use dualgemm::gemm::Activation;
 
-use crate::command::{bench, completions, convert, doctor, inspect, quantize, run, validate, verify};
+use crate::command::{
+    bench, completions, convert, doctor, inspect, ptx, quantize, run, sim, validate, verify,
+};
 
 /// NVFP4 gated-MLP products C = act(A·B1ᵀ, A·B2ᵀ) on real checkpoints.
 #[derive(Debug, Parser)]
@@ -44,6 +46,10 @@ pub enum Command {
     Verify(verify::VerifyArgs),
     /// Time the kernels on named shapes and hold them against the measured roofline.
     Bench(bench::BenchArgs),
+    /// Print the PTX of a GPU kernel.
+    Ptx(ptx::PtxArgs),
+    /// Run a GPU kernel in the simulator with every check on; exit code 1 if one fails or C is wrong.
+    Sim(sim::SimArgs),
     /// Say what this machine has, which kernel would run on it for each format, and why.
     Doctor(doctor::DoctorArgs),
     /// Print a completion script for a shell.
@@ -95,7 +101,7 @@ pub struct LayerArgs {
 /// What A is.
 #[derive(Debug, Args)]
 pub struct ActivationArgs {
-    /// Safetensors file with A: one float tensor [M,K], or the triple a_packed, a_scale, a_scale_2. Without it, A is
+    /// Safetensors file with A: one float tensor of M x K, or the triple a_packed, a_scale, a_scale_2. Without it, A is
     /// generated: normally distributed numbers, see --m and --seed.
     #[arg(long, value_name = "FILE")]
     pub input: Option<PathBuf>,
@@ -121,8 +127,8 @@ pub struct ActivationArgs {
 /// What happens between the products and C.
 #[derive(Debug, Args)]
 pub struct EpilogueArgs {
-    /// Activation: silu, clamped-silu[:LIMIT], swigluoai[:ALPHA,BETA,LIMIT], gelu-tanh, relu2 or identity. Without it,
-    /// the one the checkpoint names, or silu.
+    /// Activation: silu, clamped-silu, clamped-silu:LIMIT, swigluoai, swigluoai:ALPHA,BETA,LIMIT, gelu-tanh, relu2 or
+    /// identity. Without it, the one the checkpoint names, or silu.
     #[arg(long, value_name = "NAME", value_parser = parse_activation)]
     pub activation: Option<Activation>,
     /// Round both products to bf16 before the activation, as unfused bf16 pipelines do.
@@ -205,7 +211,8 @@ pub enum DeviceArg {
     Cpu,
 }
 
-fn parse_activation(text: &str) -> Result<Activation, String> {
+/// An activation by name, with its numbers after a colon.
+pub fn parse_activation(text: &str) -> Result<Activation, String> {
     let (name, numbers) = text.split_once(':').unwrap_or((text, ""));
     let numbers = numbers
         .split(',')

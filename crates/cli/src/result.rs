@@ -1,7 +1,7 @@
 //! C as a matrix in one of the output formats: read from a result file, written to one, compared with f64 values.
 //!
-//! A float C is tensor `c` [M,N]; an nvfp4 one is the triple `c_packed` (U8 [M,N/2]), `c_scale` (F8_E4M3 [M,N/16])
-//! and `c_scale_2` (F32 [1], multiplier).
+//! A float C is tensor `c` `[M,N]`; an nvfp4 one is the triple `c_packed` (U8 `[M,N/2]`), `c_scale` (F8_E4M3
+//! `[M,N/16]`) and `c_scale_2` (F32 `[1]`, multiplier).
 
 use std::path::Path;
 

@@ -1,7 +1,7 @@
 //! A result against the f64 reference, for problems of real size.
 //!
 //! [`reference()`](dualgemm_gemm::reference()) decodes whole weight matrices to f64, 14 times their size. Here it is
-//! called on slices of the features, in parallel, and on a sample of the rows where all would take too long.
+//! called on runs of the features, in parallel, and on a sample of the rows where all would take too long.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use rayon::prelude::*;
 use crate::Error;
 
 /// Features that one call of the reference decodes: few enough to stay in a cache, enough to pay for decoding A.
-const FEATURES_PER_SLICE: usize = 64;
+const FEATURES_PER_RUN: usize = 64;
 
 /// Which rows of C are compared.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,28 +85,46 @@ pub fn reference_rows(
     progress: &(dyn Fn(usize) + Sync),
 ) -> Result<Vec<f64>, Error> {
     weights.check()?;
-    if a.k() != weights.k() {
-        return Err(Error::Gemm(dualgemm_gemm::Error::Operand {
-            tensor: "A".into(),
-            found: format!("[{}, {}]", a.rows(), a.k()),
-            expected: format!("K = {}, as {} has", weights.k(), weights.gate.name()),
-        }));
-    }
-    let (a, n) = (select_rows(a, sample.rows())?, weights.n());
-    let slices: Vec<Range<usize>> =
-        (0..n).step_by(FEATURES_PER_SLICE).map(|n0| n0..n.min(n0 + FEATURES_PER_SLICE)).collect();
-    let parts = slices
+    reference_runs(epilogue, a, sample, weights.n(), &|run| features(weights, run), progress)
+}
+
+/// As [`reference_rows`], for weights of `n` features that are read a run at a time: `features` is called once for
+/// each run, from several threads.
+///
+/// # Errors
+/// Hands on the errors of `features`; otherwise as [`reference_rows`].
+pub fn reference_runs<'w>(
+    epilogue: &Epilogue,
+    a: &AOperand<'_>,
+    sample: &RowSample,
+    n: usize,
+    features: &(dyn Fn(Range<usize>) -> Result<GateUp<'w>, Error> + Sync),
+    progress: &(dyn Fn(usize) + Sync),
+) -> Result<Vec<f64>, Error> {
+    let a = select_rows(a, sample.rows())?;
+    let runs: Vec<Range<usize>> =
+        (0..n).step_by(FEATURES_PER_RUN).map(|n0| n0..n.min(n0 + FEATURES_PER_RUN)).collect();
+    let parts = runs
         .par_iter()
-        .map(|slice| {
-            let part = reference(epilogue, &a, 0..a.rows(), &features(weights, slice.clone())?);
-            progress(slice.len());
+        .map(|run| {
+            let weights = features(run.clone())?;
+            weights.check()?;
+            if a.k() != weights.k() {
+                return Err(Error::Gemm(dualgemm_gemm::Error::Operand {
+                    tensor: "A".into(),
+                    found: format!("[{}, {}]", a.rows(), a.k()),
+                    expected: format!("K = {}, as {} has", weights.k(), weights.gate.name()),
+                }));
+            }
+            let part = reference(epilogue, &a, 0..a.rows(), &weights);
+            progress(run.len());
             Ok(part)
         })
         .collect::<Result<Vec<_>, Error>>()?;
     let mut c = Vec::with_capacity(a.rows() * n);
     for row in 0..a.rows() {
-        for (slice, part) in slices.iter().zip(&parts) {
-            c.extend_from_slice(&part[row * slice.len()..(row + 1) * slice.len()]);
+        for (run, part) in runs.iter().zip(&parts) {
+            c.extend_from_slice(&part[row * run.len()..(row + 1) * run.len()]);
         }
     }
     Ok(c)
@@ -203,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_and_samples_give_the_same_values_as_the_plain_reference_exact() {
+    fn runs_and_samples_give_the_same_values_as_the_plain_reference_exact() {
         let bias = |seed: usize| Some((0..150).map(|n| (n * seed) as f32 / 16.0).collect::<Vec<_>>().into());
         let weights = GateUp {
             gate_bias: bias(3),
@@ -223,7 +241,9 @@ mod tests {
             let whole = reference(&epilogue, &a, 0..7, &weights);
             for sample in [RowSample::all(7), RowSample::spread(7, 3), RowSample::spread(7, 1)] {
                 let done = std::sync::atomic::AtomicUsize::new(0);
-                let tick = |n| drop(done.fetch_add(n, std::sync::atomic::Ordering::Relaxed));
+                let tick = |n| {
+                    done.fetch_add(n, std::sync::atomic::Ordering::Relaxed);
+                };
                 let got = reference_rows(&epilogue, &a, &sample, &weights, &tick).unwrap();
                 assert_eq!(got, sample.pick(&whole, 150));
                 assert_eq!(done.into_inner(), 150);

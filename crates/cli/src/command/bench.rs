@@ -184,7 +184,8 @@ fn parse_shapes(names: &[String]) -> anyhow::Result<Vec<Shape>> {
     Ok(shapes)
 }
 
-fn parse_shape(text: &str) -> Option<Shape> {
+/// `MxNxK`.
+pub(super) fn parse_shape(text: &str) -> Option<Shape> {
     let mut parts = text.split('x').map(|part| part.parse().ok());
     let shape = Shape::new(parts.next()??, parts.next()??, parts.next()??);
     parts.next().is_none().then_some(shape)

@@ -5,8 +5,10 @@ pub mod completions;
 pub mod convert;
 pub mod doctor;
 pub mod inspect;
+pub mod ptx;
 pub mod quantize;
 pub mod run;
+pub mod sim;
 pub mod validate;
 pub mod verify;
 
@@ -38,6 +40,8 @@ pub fn run(command: Command, output: &Output) -> anyhow::Result<Verdict> {
         Command::Convert(args) => convert::run(&args, output),
         Command::Verify(args) => verify::run(&args, output),
         Command::Bench(args) => bench::run(&args, output),
+        Command::Ptx(args) => ptx::run(&args, output),
+        Command::Sim(args) => sim::run(&args, output),
         Command::Doctor(args) => doctor::run(&args, output),
         Command::Completions(args) => completions::run(&args, output),
     }

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::Args;
-use dualgemm::check::{RowSample, reference_rows};
+use dualgemm::check::{RowSample, reference_runs};
 use dualgemm::checkpoint::Checkpoint;
 use dualgemm::cpu::{CpuOptions, Isa};
 use dualgemm::formats::QuantizedMatrix;
-use dualgemm::gemm::{AFormat, AOperand, Comparison, DualGemmDesc, GateUp, OutFormat, OutScale};
+use dualgemm::gemm::{AFormat, AOperand, Comparison, DualGemmDesc, OutFormat, OutScale};
 use dualgemm::{DualGemm, PackedWeights, Plan, Target};
 use dualgemm_bench::{Bound, Protocol, Timing};
 use serde::Serialize;
@@ -32,9 +32,9 @@ use crate::tolerance::Tolerance;
 const REFERENCE_BUDGET: f64 = 2e9;
 /// Rows that are compared however long it takes.
 const LEAST_ROWS: usize = 4;
-/// Bytes of weights that packing reads at a time: little beside the weights of a layer, much beside the cost of
-/// letting go of pages.
-const PACK_BYTES: usize = 4 << 20;
+/// Bytes of weights that are read at a time: little beside the weights of a layer, much beside the cost of letting
+/// go of pages.
+const RUN_BYTES: usize = 4 << 20;
 
 /// Arguments of `run`.
 #[derive(Debug, Args)]
@@ -286,7 +286,8 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
         c.write(path, m, n)?;
     }
 
-    let weights = layer.weights()?;
+    // Names and scales are those of any feature; the whole is not read for them.
+    let first = layer.features(0..1)?;
     let half = |m: &QuantizedMatrix<'_>| TensorReport {
         name: m.name().into(),
         format: format!("{} [{n}, {k}]", m.format()),
@@ -298,15 +299,16 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
         Some(Check::Rows(0)) => None,
         Some(Check::Rows(rows)) => Some(RowSample::spread(m, rows)),
     };
-    let error = sample.map(|sample| compare(&desc, &a, &weights, &c, sample, output)).transpose()?;
+    let error =
+        sample.map(|sample| compare(&desc, &a, (&checkpoint, &layer), &c, sample, output)).transpose()?;
     let right = error.as_ref().is_none_or(|e| e.right);
     output.emit(&Report {
         checkpoint: args.checkpoint.clone(),
         convention: checkpoint.convention().name,
         layer: layer.number,
         expert: args.layer.expert,
-        gate: half(&weights.gate),
-        up: half(&weights.up),
+        gate: half(&first.gate),
+        up: half(&first.up),
         a: origin,
         m,
         n,
@@ -332,6 +334,14 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
     Ok(right.into())
 }
 
+/// How many features of gate and up are in memory at a time, twice.
+fn features_per_run(layer: &Layer<'_>) -> usize {
+    // Whole panels of the kernels, whole tiles of block scales and whole periods of alternating rows.
+    const MULTIPLE: usize = 128;
+    let bytes_per_feature = layer.k() + layer.k() / 8;
+    (RUN_BYTES / bytes_per_feature).max(1).next_multiple_of(MULTIPLE)
+}
+
 /// Brings the weights into the order of the kernels, a run of features at a time, and lets go of what was read.
 fn pack(
     plan: &Plan,
@@ -339,10 +349,7 @@ fn pack(
     layer: &Layer<'_>,
     output: &Output,
 ) -> anyhow::Result<PackedWeights> {
-    // Whole panels of the kernels, whole tiles of block scales and whole periods of alternating rows.
-    const MULTIPLE: usize = 128;
-    let (n, bytes_per_feature) = (layer.n(), layer.k() + layer.k() / 8);
-    let run = (PACK_BYTES / bytes_per_feature).max(1).next_multiple_of(MULTIPLE);
+    let (n, run) = (layer.n(), features_per_run(layer));
     let bar = output.progress("pack", n);
     let packed = plan.prepack_runs((0..n).step_by(run).map(|first| {
         checkpoint.files().release_pages();
@@ -379,14 +386,23 @@ fn multiply(
 fn compare(
     desc: &DualGemmDesc,
     a: &AOperand<'_>,
-    weights: &GateUp<'_>,
+    (checkpoint, layer): (&Checkpoint, &Layer<'_>),
     c: &OwnedResult,
     sample: RowSample,
     output: &Output,
 ) -> anyhow::Result<ErrorReport> {
     let bar = output.progress("reference", desc.n);
     let a = dualgemm::quantize_a(a, desc.quantize_a)?;
-    let want = reference_rows(&desc.epilogue, &a, &sample, weights, &|done| bar.inc(done as u64))?;
+    let features = |run| Ok(layer.features(run)?);
+    let run = features_per_run(layer);
+    let progress = |done: usize| {
+        let before = bar.position() as usize;
+        bar.inc(done as u64);
+        if before / run != (before + done) / run {
+            checkpoint.files().release_pages();
+        }
+    };
+    let want = reference_runs(&desc.epilogue, &a, &sample, desc.n, &features, &progress)?;
     bar.finish_and_clear();
     let c = c.as_matrix(desc.m, desc.n)?;
     let (comparison, tolerance) = (c.compare(&want, &sample)?, Tolerance::of(c.format(), &desc.epilogue));

@@ -25,7 +25,7 @@ use crate::tolerance::{Tolerance, Worst};
 /// Arguments of `verify`.
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
-    /// Safetensors file with C: tensor `c` [M,N], or c_packed, c_scale and c_scale_2.
+    /// Safetensors file with C: tensor `c` of M x N, or c_packed, c_scale and c_scale_2.
     pub result: PathBuf,
     /// Which tensor of the file is C, where it is not called `c`.
     #[arg(long, value_name = "NAME")]

@@ -1,0 +1,112 @@
+//! `ptx --kernel NAME --arch ARCH`: the text of a GPU kernel, as a device would get it.
+
+use std::fmt;
+
+use clap::Args;
+use dualgemm::gemm::Activation;
+use dualgemm_kernels::registry::{KERNELS, Kernel};
+use serde::Serialize;
+
+use super::Verdict;
+use crate::args::parse_activation;
+use crate::failure::Unsupported;
+use crate::report::Output;
+
+/// Arguments of `ptx`.
+#[derive(Debug, Args)]
+pub struct PtxArgs {
+    /// Name of the kernel.
+    #[arg(long, value_name = "NAME", required_unless_present = "list")]
+    pub kernel: Option<String>,
+    /// Architecture it is written for, as in .target: sm_90a.
+    #[arg(long, value_name = "ARCH", required_unless_present = "list")]
+    pub arch: Option<String>,
+    /// Tile and pipeline; without it, the first that --list shows.
+    #[arg(long, value_name = "NAME")]
+    pub config: Option<String>,
+    /// Activation: silu, clamped-silu, clamped-silu:LIMIT, swigluoai, swigluoai:ALPHA,BETA,LIMIT, gelu-tanh, relu2 or
+    /// identity.
+    #[arg(long, value_name = "NAME", value_parser = parse_activation, default_value = "silu")]
+    pub activation: Activation,
+    /// For N that is no multiple of 8: rows of C start anywhere.
+    #[arg(long)]
+    pub unaligned: bool,
+    /// List the kernels with their configurations and end.
+    #[arg(long, conflicts_with_all = ["kernel", "arch"])]
+    pub list: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Text {
+    kernel: &'static str,
+    arch: &'static str,
+    config: String,
+    activation: String,
+    ptx: String,
+}
+
+impl fmt::Display for Text {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.ptx)
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Entry {
+    name: &'static str,
+    arch: &'static str,
+    doc: &'static str,
+    configs: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct List {
+    kernels: Vec<Entry>,
+}
+
+impl fmt::Display for List {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for Entry { name, arch, doc, configs } in &self.kernels {
+            writeln!(f, "--kernel {name} --arch {arch}: {doc}")?;
+            configs.iter().try_for_each(|config| writeln!(f, "  --config {config}"))?;
+        }
+        Ok(())
+    }
+}
+
+/// The kernel of that name for that architecture, or an error that lists those there are.
+pub(super) fn find(name: &str, arch: &str) -> Result<&'static Kernel, Unsupported> {
+    KERNELS.iter().find(|k| (k.name, k.arch.as_str()) == (name, arch)).ok_or_else(|| {
+        let there: Vec<String> = KERNELS.iter().map(|k| format!("{} for {}", k.name, k.arch)).collect();
+        Unsupported {
+            what: format!("there is no kernel {name:?} for {arch:?}"),
+            instead: format!("there are: {}", there.join(", ")),
+        }
+    })
+}
+
+/// Prints a kernel.
+pub fn run(args: &PtxArgs, output: &Output) -> anyhow::Result<Verdict> {
+    let (Some(name), Some(arch)) = (&args.kernel, &args.arch) else {
+        let entry = |k: &Kernel| Entry {
+            name: k.name,
+            arch: k.arch.as_str(),
+            doc: k.doc,
+            configs: (k.configs)(),
+        };
+        output.emit(&List { kernels: KERNELS.iter().map(entry).collect() })?;
+        return Ok(Verdict::Right);
+    };
+    let kernel = find(name, arch)?;
+    let first = || (kernel.configs)().into_iter().next().unwrap_or_default();
+    let config = args.config.clone().unwrap_or_else(first);
+    let module = (kernel.generate)(&config, &args.activation.program(), !args.unaligned)?;
+    output.emit(&Text {
+        kernel: kernel.name,
+        arch: kernel.arch.as_str(),
+        config,
+        activation: args.activation.to_string(),
+        ptx: module.to_string(),
+    })?;
+    Ok(Verdict::Right)
+}

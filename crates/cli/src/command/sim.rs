@@ -1,0 +1,215 @@
+//! `sim --arch ARCH --shape MxNxK`: a GPU kernel in the simulator, every check on, against the f64 reference.
+//!
+//! Flow: generated operands → kernel text → [`Gpu`] → C, compared; what the launch did → the least time a card needs.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use anyhow::{anyhow, bail};
+use clap::Args;
+use dualgemm::formats::{BlockFormat, FloatMatrix, FloatType, GlobalScale};
+use dualgemm::gemm::{AFormat, AOperand, Activation, Comparison, DualGemmDesc, Epilogue, GateUp, reference};
+use dualgemm_bench::Shape;
+use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
+use dualgemm_kernels::sm90a::config::Config;
+use dualgemm_kernels::sm90a::host::{Fused, Operands};
+use dualgemm_kernels::sm90a::pack::Pack;
+use dualgemm_sim::report::Report as LaunchReport;
+use dualgemm_sim::{Card, Config as SimConfig, Gpu};
+use serde::Serialize;
+
+use super::bench::parse_shape;
+use super::{Verdict, ptx};
+use crate::args::parse_activation;
+use crate::report::Output;
+use crate::tolerance::{Tolerance, Worst};
+
+/// Tensor scales of the generated weights: different ones, so that a mix-up shows.
+const GATE_SCALE: f32 = 0.011;
+const UP_SCALE: f32 = 0.023;
+
+/// Multiplications of one product that are simulated at most: hours.
+const MOST_WORK: usize = 1 << 34;
+/// Elements of an operand at most.
+const MOST_ELEMENTS: usize = 1 << 28;
+
+/// Arguments of `sim`.
+#[derive(Debug, Args)]
+pub struct SimArgs {
+    /// Architecture whose kernel runs: sm_90a.
+    #[arg(long, value_name = "ARCH")]
+    pub arch: String,
+    /// Tokens, features and K. Simulated time grows with their product.
+    #[arg(long, value_name = "MxNxK", value_parser = shape)]
+    pub shape: Shape,
+    /// Seed of the operands and of the interleaving.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Tile and pipeline, see `ptx --list`; without it, the one whose tile fits M.
+    #[arg(long, value_name = "NAME")]
+    pub config: Option<String>,
+    /// Activation: silu, clamped-silu, clamped-silu:LIMIT, swigluoai, swigluoai:ALPHA,BETA,LIMIT, gelu-tanh, relu2 or
+    /// identity.
+    #[arg(long, value_name = "NAME", value_parser = parse_activation, default_value = "silu")]
+    pub activation: Activation,
+    /// A warp that executes more instructions than this is taken to hang.
+    #[arg(long, value_name = "COUNT")]
+    pub max_instructions: Option<u64>,
+}
+
+fn shape(text: &str) -> Result<Shape, String> {
+    parse_shape(text).ok_or_else(|| "three numbers are needed, such as 64x128x256".into())
+}
+
+/// What a launch did and how fast a card could do it.
+#[derive(Debug, Serialize)]
+struct Launch {
+    ctas: u32,
+    threads: u32,
+    shared_bytes: u32,
+    warp_instructions: u64,
+    tensor_operations: u64,
+    global_bytes_touched: u64,
+    global_bytes_read: u64,
+    global_bytes_written: u64,
+    card: &'static str,
+    bound: &'static str,
+    /// No run can be faster.
+    least_us: f64,
+    /// Time of each resource alone at its peak rate.
+    resources_us: BTreeMap<&'static str, f64>,
+    /// The whole report for people.
+    #[serde(skip)]
+    text: String,
+}
+
+impl Launch {
+    fn new(report: &LaunchReport, card: Card) -> Self {
+        let (estimate, counters) = (report.estimate(card), &report.counters);
+        let (bound, seconds) = estimate.bound();
+        Self {
+            ctas: report.size.0,
+            threads: report.size.1,
+            shared_bytes: report.shared.0 + report.shared.1,
+            warp_instructions: counters.total(),
+            tensor_operations: counters.tensor_ops.iter().sum(),
+            global_bytes_touched: counters.unique_bytes,
+            global_bytes_read: counters.global_read,
+            global_bytes_written: counters.global_written,
+            card: card.data().name,
+            bound,
+            least_us: seconds * 1e6,
+            resources_us: estimate.times.iter().map(|&(what, seconds)| (what, seconds * 1e6)).collect(),
+            text: format!("{report}{estimate}"),
+        }
+    }
+}
+
+/// C against the reference, after a launch that came to its end.
+#[derive(Debug, Serialize)]
+struct Finished {
+    #[serde(flatten)]
+    comparison: Comparison,
+    tolerance: Tolerance,
+    launch: Launch,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    kernel: &'static str,
+    arch: &'static str,
+    config: String,
+    m: usize,
+    n: usize,
+    k: usize,
+    activation: String,
+    seed: u64,
+    right: bool,
+    /// The message of the check that stopped the kernel.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trap: Option<String>,
+    #[serde(flatten)]
+    finished: Option<Finished>,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { config, m, n, k, activation, seed, right, .. } = self;
+        writeln!(f, "{config} {m}x{n}x{k} {activation}, simulated with every check on, seed {seed}")?;
+        if let Some(message) = &self.trap {
+            writeln!(f, "{message}")?;
+        }
+        if let Some(Finished { comparison, tolerance, launch }) = &self.finished {
+            let verdict = if *right { "right" } else { "WRONG" };
+            let Comparison { rel_l2, cosine, max_ulp, .. } = comparison;
+            writeln!(f, "against the f64 reference: {verdict}")?;
+            writeln!(f, "  relative L2 {rel_l2:.3e}, cosine {cosine:.9}, largest distance {max_ulp} ulp")?;
+            if !right {
+                writeln!(f, "  {tolerance}; {}", Worst(&comparison.worst))?;
+            }
+            writeln!(f, "{}", launch.text)?;
+        }
+        Ok(())
+    }
+}
+
+/// Simulates a launch.
+pub fn run(args: &SimArgs, output: &Output) -> anyhow::Result<Verdict> {
+    let kernel = ptx::find("fused", &args.arch)?;
+    let Shape { m, n, k } = args.shape;
+    DualGemmDesc::new(m, n, k, AFormat::F16, BlockFormat::Nvfp4).check()?;
+    let at_most = |limit: usize, factors: &[usize]| {
+        factors.iter().try_fold(1usize, |product, &f| product.checked_mul(f)).is_some_and(|x| x <= limit)
+    };
+    if !at_most(MOST_WORK, &[m, n, k]) || !at_most(MOST_ELEMENTS, &[m.max(n), k]) {
+        bail!("--shape {}: at most 2^34 multiplications of 2^28 elements are simulated", args.shape);
+    }
+    let config = args.config.as_deref().map_or_else(|| Ok(Config::for_tokens(m)), Config::named)?;
+
+    let mut inputs = Inputs::seeded(args.seed);
+    let mut half = |name, scale| {
+        let (sets, scale) = ((CodeSet::Full, ScaleSet::Unit), GlobalScale::multiplier(scale));
+        inputs.quantized(name, BlockFormat::Nvfp4, (n, k), sets, scale)
+    };
+    let weights = GateUp::new(half("gate", GATE_SCALE)?, half("up", UP_SCALE)?);
+    let a = inputs.floats("A", FloatType::F16, m, k)?;
+    let FloatMatrix::F16(rows) = &a else { bail!("generated A is not f16") };
+
+    let mut settings = SimConfig::default().seed(args.seed);
+    settings.max_instructions = args.max_instructions.unwrap_or(settings.max_instructions);
+    let card = settings.card;
+    let gpu = Gpu::new(settings);
+    let fused = Fused::new(&gpu, config, &args.activation.program(), n)?;
+    let operands = Operands::upload(&gpu, rows, &Pack::new(&weights)?)?;
+    let (right, trap, finished) = match fused.launch(&operands) {
+        Ok(()) => {
+            let launched = gpu.take_outcome().ok_or_else(|| anyhow!("the launch left no report"))?;
+            let got = operands.read_c(&gpu)?;
+            let epilogue = Epilogue { activation: args.activation, ..Epilogue::default() };
+            let want = reference(&epilogue, &AOperand::Float(a), 0..m, &weights);
+            let comparison = Comparison::new(&got, &want, n)?;
+            let tolerance = Tolerance::of(AFormat::F16, &epilogue);
+            let launch = Launch::new(&LaunchReport::new(&launched, None), card);
+            (tolerance.holds(&comparison), None, Some(Finished { comparison, tolerance, launch }))
+        }
+        // A trap is a finding about the kernel; anything else is a fault of the call.
+        Err(error) => match gpu.take_trap() {
+            Some(trap) => (false, Some(trap.to_string()), None),
+            None => return Err(error.into()),
+        },
+    };
+    output.emit(&Report {
+        kernel: kernel.name,
+        arch: kernel.arch.as_str(),
+        config: config.name(),
+        m,
+        n,
+        k,
+        activation: args.activation.to_string(),
+        seed: args.seed,
+        right,
+        trap,
+        finished,
+    })?;
+    Ok(right.into())
+}

@@ -1,0 +1,81 @@
+//! GPU kernels without a GPU: their text, and their run in the simulator.
+
+use crate::common::{dualgemm, json};
+
+const SIM: [&str; 5] = ["sim", "--arch", "sm_90a", "--shape", "9x40x336"];
+
+fn stdout(args: &[&str], code: i32) -> String {
+    let output = dualgemm().args(args).output().unwrap();
+    assert_eq!(output.status.code(), Some(code), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn every_listed_configuration_prints_its_text() {
+    let list = json(&["ptx", "--list"], 0);
+    for kernel in list["kernels"].as_array().unwrap() {
+        let (name, arch) = (kernel["name"].as_str().unwrap(), kernel["arch"].as_str().unwrap());
+        for config in kernel["configs"].as_array().unwrap() {
+            let config = config.as_str().unwrap();
+            let text = stdout(&["ptx", "--kernel", name, "--arch", arch, "--config", config], 0);
+            assert!(text.contains(&format!(".target {arch}\n")) && text.contains(config), "{config}");
+        }
+        assert!(stdout(&["ptx", "--list"], 0).contains(&format!("--kernel {name} --arch {arch}")));
+    }
+}
+
+#[test]
+fn the_activation_and_the_alignment_of_n_are_in_the_text() {
+    let text = |more: &[&str]| stdout(&[&["ptx", "--kernel", "fused", "--arch", "sm_90a"], more].concat(), 0);
+    let plain = text(&[]);
+    assert_eq!(plain, text(&["--activation", "silu"]));
+    assert_ne!(plain, text(&["--activation", "relu2"]));
+    assert_ne!(plain, text(&["--unaligned"]));
+}
+
+#[test]
+fn a_simulated_kernel_is_right_and_says_what_bounds_it() {
+    let report = json(&[&SIM[..], &["--seed", "3"]].concat(), 0);
+    assert_eq!((&report["right"], &report["seed"]), (&true.into(), &3.into()));
+    assert!(report["rel_l2"].as_f64().unwrap() < 3e-4 && report.get("trap").is_none());
+    let launch = &report["launch"];
+    // Tiles of 16 tokens and 32 features, K rounded up to 6 blocks of 64.
+    assert_eq!(launch["ctas"], 2);
+    assert_eq!(launch["tensor_operations"], 2 * (2 * 64 * 16 * 384));
+    assert!(launch["least_us"].as_f64().unwrap() > 0.0);
+    assert!(launch["resources_us"].get(launch["bound"].as_str().unwrap()).is_some());
+    let text = stdout(&SIM, 0);
+    for part in ["every check on", "reference: right", "kernel dual_gemm: 2 CTAs of", "H100 SXM5 80GB: at least"] {
+        assert!(text.contains(part), "no {part:?} in\n{text}");
+    }
+}
+
+#[test]
+fn a_trap_is_a_wrong_kernel_and_its_message_is_the_report() {
+    let args = [&SIM[..], &["--max-instructions", "50"]].concat();
+    let report = json(&args, 1);
+    let trap = report["trap"].as_str().unwrap();
+    assert!(trap.starts_with("instruction limit: ") && trap.contains("\n  kernel: dual_gemm\n"), "{trap}");
+    assert_eq!(report["right"], false);
+    assert!(stdout(&args, 1).contains(trap));
+}
+
+#[test]
+fn what_does_not_exist_is_named_with_what_does() {
+    let refused = |args: &[&str], code: i32, parts: [&str; 2]| {
+        let output = dualgemm().args(args).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+        assert!(parts.iter().all(|part| stderr.contains(part)), "{stderr}");
+    };
+    let there = "there are: fused for sm_90a";
+    refused(&["ptx", "--kernel", "fused", "--arch", "sm_70"], 3, ["\"sm_70\"", there]);
+    refused(&["ptx", "--kernel", "fast", "--arch", "sm_90a"], 3, ["\"fast\"", there]);
+    refused(&["sim", "--arch", "sm_120a", "--shape", "1x32x64"], 3, ["\"sm_120a\"", there]);
+    let config = ["--config", "none"];
+    refused(&[&SIM[..], &config].concat(), 2, ["\"none\"", "there are sm90a_fused_"]);
+    refused(&["sim", "--arch", "sm_90a", "--shape", "1x32"], 2, ["1x32", "64x128x256"]);
+    refused(&["sim", "--arch", "sm_90a", "--shape", "1x32x65"], 2, ["K = 65", "16"]);
+    refused(&["sim", "--arch", "sm_90a", "--shape", "1x99999999999x16"], 2, ["--shape", "2^34"]);
+}
