@@ -4,11 +4,12 @@
 use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
 use dualgemm_bench::{Shape, Timing};
 use dualgemm_cuda::Cuda;
-use dualgemm_device::{Args, Device, DevicePtr, Error, LaunchSpec};
+use dualgemm_device::{Device, LaunchSpec};
 use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix};
 use dualgemm_gemm::{AOperand, Activation, Comparison, Epilogue, GateUp, reference};
-use dualgemm_kernels::sm90a::{config::Config, decode::WEIGHT_FACTOR, fused, pack::Pack};
-use dualgemm_ptx::layout::{TensorDataType, TensorMap, TensorSwizzle};
+use dualgemm_kernels::sm90a::config::Config;
+use dualgemm_kernels::sm90a::host::{Fused, Operands};
+use dualgemm_kernels::sm90a::pack::Pack;
 use half::f16;
 
 const fn config(row_groups: u32, tokens: u32, blocks_per_stage: u32, stages: u32, k_groups: u32) -> Config {
@@ -17,12 +18,6 @@ const fn config(row_groups: u32, tokens: u32, blocks_per_stage: u32, stages: u32
 
 /// Weight bytes that must rotate for L2 (50 MB on an H100) to be cold.
 const ROTATE: usize = 220 << 20;
-
-fn upload(gpu: &Cuda, bytes: &[u8]) -> Result<DevicePtr, Error> {
-    let ptr = gpu.alloc(bytes.len())?;
-    gpu.copy_to(ptr, bytes)?;
-    Ok(ptr)
-}
 
 fn measure(gpu: &Cuda, shape: Shape, configs: &[Config]) -> Result<(), Box<dyn std::error::Error>> {
     let Shape { m, n, k } = shape;
@@ -44,48 +39,22 @@ fn measure(gpu: &Cuda, shape: Shape, configs: &[Config]) -> Result<(), Box<dyn s
         .flat_map(|r| (0..k).map(move |c| (r, c)))
         .map(|(r, c)| f16::from_f64(fp4.value(r, c)))
         .collect();
-    let a_bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-    let a = FloatMatrix::F16(Matrix::new("a", m, k, values)?);
+    let rows = Matrix::new("a", m, k, values)?;
     let pack = Pack::new(&weights)?;
     let copies = (ROTATE / pack.bytes().len()).max(2);
-    let mut sets = Vec::new();
-    for _ in 0..copies {
-        sets.push((upload(gpu, &a_bytes)?, upload(gpu, pack.bytes())?, gpu.alloc(m * n * 2)?));
-    }
+    let sets: Vec<Operands> =
+        (0..copies).map(|_| Operands::upload(gpu, &rows, &pack)).collect::<Result<_, _>>()?;
     let sample: Vec<usize> = [0, m / 2, m - 1].into_iter().collect();
-    let a = AOperand::Float(a);
+    let a = AOperand::Float(FloatMatrix::F16(rows));
     let want: Vec<f64> =
         sample.iter().flat_map(|&r| reference(&Epilogue::default(), &a, r..r + 1, &weights)).collect();
-    let alpha = 1e-4f32 * WEIGHT_FACTOR;
     for config in configs {
-        let ptx = fused::generate(config, &Activation::Silu.program(), n % 8 == 0)?.to_string();
-        let module = gpu.load(&ptx)?;
-        let function = gpu.function(module, fused::ENTRY)?;
+        let fused = Fused::new(gpu, *config, &Activation::Silu.program(), n)?;
         for programmatic in [false, true] {
-            let spec = |&(a, pack, c): &(DevicePtr, DevicePtr, DevicePtr)| -> Result<LaunchSpec, Error> {
-                let map = TensorMap::matrix(
-                    TensorDataType::F16,
-                    a.0,
-                    (m as u64, k as u64),
-                    k as u64 * 2,
-                    (config.tokens, 64),
-                    TensorSwizzle::B128,
-                );
-                let args = Args::new()
-                    .tensor_map(gpu.tensor_map(&map)?)
-                    .ptr(pack)
-                    .ptr(c)
-                    .u32(m as u32)
-                    .u32(n as u32)
-                    .u32(k.div_ceil(64) as u32)
-                    .f32(alpha)
-                    .f32(alpha);
-                Ok(LaunchSpec::new(function, [config.grid(m, n), 1, 1], [config.threads(), 1, 1])
-                    .dynamic_shared(config.layout().expect("generated above").smem.bytes())
-                    .programmatic(programmatic)
-                    .args(args))
-            };
-            let specs: Vec<LaunchSpec> = sets.iter().map(spec).collect::<Result<_, _>>()?;
+            let specs: Vec<LaunchSpec> = sets
+                .iter()
+                .map(|set| Ok(fused.spec(set)?.programmatic(programmatic)))
+                .collect::<Result<_, dualgemm_kernels::Error>>()?;
             let per_replay = (2500 / (m * n / 20000 + 12)).clamp(8, 200);
             let graph =
                 gpu.record(|| (0..per_replay).try_for_each(|i| gpu.launch(&specs[i % specs.len()])))?;
@@ -96,13 +65,8 @@ fn measure(gpu: &Cuda, shape: Shape, configs: &[Config]) -> Result<(), Box<dyn s
                 times.push(gpu.time_us(|| graph.replay())? / per_replay as f64);
             }
             let t = Timing::from_times(times);
-            let mut c = vec![0; m * n * 2];
-            gpu.copy_from(&mut c, sets[(per_replay - 1) % sets.len()].2)?;
-            let got: Vec<f16> = sample
-                .iter()
-                .flat_map(|&r| c[r * n * 2..(r + 1) * n * 2].chunks_exact(2))
-                .map(|b| f16::from_le_bytes([b[0], b[1]]))
-                .collect();
+            let c = sets[(per_replay - 1) % sets.len()].read_c(gpu)?;
+            let got: Vec<f16> = sample.iter().flat_map(|&r| &c[r * n..(r + 1) * n]).copied().collect();
             let error = Comparison::new(&got, &want, n)?.rel_l2;
             let tflops = 4e-6 * (m * n * k) as f64 / t.median_us;
             println!(
@@ -116,11 +80,7 @@ fn measure(gpu: &Cuda, shape: Shape, configs: &[Config]) -> Result<(), Box<dyn s
             );
         }
     }
-    for (a, w, c) in sets {
-        gpu.free(a)?;
-        gpu.free(w)?;
-        gpu.free(c)?;
-    }
+    sets.into_iter().try_for_each(|set| set.free(gpu))?;
     Ok(())
 }
 

@@ -14,6 +14,20 @@ pub enum Error {
         /// Its format.
         format: BlockFormat,
     },
+    /// Weights with a bias, which the kernel would not add.
+    #[error("{tensor} has a bias; the sm_90a pack holds none")]
+    PackBias {
+        /// The weight.
+        tensor: String,
+    },
+    /// A name that no configuration has.
+    #[error("no configuration {found:?}; there are {valid}")]
+    NoConfig {
+        /// The name asked for.
+        found: String,
+        /// The names there are, separated by commas.
+        valid: String,
+    },
     /// A configuration that does not fit the architecture.
     #[error("{kernel}: {rule}: {value} asked for, {limit} at most")]
     Unsupported {
@@ -32,6 +46,9 @@ pub enum Error {
     /// A kernel that its target cannot run.
     #[error(transparent)]
     Ptx(#[from] dualgemm_ptx::Error),
+    /// What a device refused, or how a kernel failed on it.
+    #[error(transparent)]
+    Device(#[from] dualgemm_device::Error),
     /// Operands that break a rule of the operation.
     #[error(transparent)]
     Gemm(#[from] dualgemm_gemm::Error),

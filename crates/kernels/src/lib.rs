@@ -1,10 +1,11 @@
 //! GPU kernels as Rust programs.
 //!
 //! One folder per architecture. What a kernel reads is fixed before the kernel is: the weight pack
-//! ([`sm90a::pack`]) is part of its interface, tested on its own.
+//! ([`sm90a::pack`]) is part of its interface, tested on its own. [`registry::KERNELS`] lists them all.
 
 pub mod error;
 pub mod parts;
+pub mod registry;
 pub mod sm90a;
 
 pub use error::Error;

@@ -1,80 +1,44 @@
 //! The fused Hopper kernel in the simulator, all checkers on, against the f64 reference.
 
 use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
-use dualgemm_device::{Args, Device, LaunchSpec};
-use dualgemm_formats::{BlockFormat, FloatMatrix, FloatType, GlobalScale};
+use dualgemm_device::Device;
+use dualgemm_formats::{BlockFormat, FloatMatrix, FloatType, GlobalScale, Matrix};
 use dualgemm_gemm::{AOperand, Activation, Comparison, Epilogue, GateUp, reference};
 use dualgemm_kernels::sm90a::config::Config;
-use dualgemm_kernels::sm90a::decode::WEIGHT_FACTOR;
-use dualgemm_kernels::sm90a::fused;
+use dualgemm_kernels::sm90a::host::{Fused, Operands};
 use dualgemm_kernels::sm90a::pack::Pack;
-use dualgemm_ptx::layout::{TensorDataType, TensorMap, TensorSwizzle};
 use dualgemm_sim::Gpu;
 use half::f16;
 
-/// Runs the kernel on a device and returns C.
-fn run(
-    device: &dyn Device,
-    config: &Config,
-    activation: Activation,
-    a: &FloatMatrix<'_>,
-    weights: &GateUp<'_>,
-) -> Vec<f16> {
-    let (m, n, k) = (a.rows(), weights.n(), weights.k());
-    let FloatMatrix::F16(rows) = a else { panic!("A is f16") };
-    let bytes: Vec<u8> = (0..m).flat_map(|r| rows.row(r)).flat_map(|x| x.to_le_bytes()).collect();
-    let upload = |bytes: &[u8]| {
-        let ptr = device.alloc(bytes.len()).unwrap();
-        device.copy_to(ptr, bytes).unwrap();
-        ptr
-    };
-    let (tokens, pack) = (upload(&bytes), upload(Pack::new(weights).unwrap().bytes()));
-    let out = device.alloc(m * n * 2).unwrap();
-    let map = TensorMap::matrix(
-        TensorDataType::F16,
-        tokens.0,
-        (m as u64, k as u64),
-        k as u64 * 2,
-        (config.tokens, 64),
-        TensorSwizzle::B128,
-    );
-    let ptx = fused::generate(config, &activation.program(), n.is_multiple_of(8)).unwrap().to_string();
-    let module = device.load(&ptx).unwrap();
-    let function = device.function(module, fused::ENTRY).unwrap();
-    let alpha = |half: &dualgemm_formats::QuantizedMatrix<'_>| half.global_scale().value() * WEIGHT_FACTOR;
-    let args = Args::new()
-        .tensor_map(device.tensor_map(&map).unwrap())
-        .ptr(pack)
-        .ptr(out)
-        .u32(m as u32)
-        .u32(n as u32)
-        .u32(k.div_ceil(64) as u32)
-        .f32(alpha(&weights.gate))
-        .f32(alpha(&weights.up));
-    let spec = LaunchSpec::new(function, [config.grid(m, n), 1, 1], [config.threads(), 1, 1])
-        .dynamic_shared(config.layout().unwrap().smem.bytes())
-        .args(args);
-    device.launch(&spec).unwrap();
-    device.synchronize().unwrap_or_else(|e| panic!("{e}"));
-    let mut c = vec![0; m * n * 2];
-    device.copy_from(&mut c, out).unwrap();
-    c.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect()
-}
-
-fn check(config: Config, activation: Activation, (m, n, k): (usize, usize, usize)) {
+fn operands(n: usize, (m, k): (usize, usize)) -> (FloatMatrix<'static>, GateUp<'static>) {
     let mut inputs = Inputs::seeded(7);
     let mut half = |name, scale| {
         let sets = (CodeSet::Full, ScaleSet::Unit);
         inputs.quantized(name, BlockFormat::Nvfp4, (n, k), sets, GlobalScale::multiplier(scale)).unwrap()
     };
     let weights = GateUp::new(half("gate", 0.011), half("up", 0.023));
-    let a = inputs.floats("a", FloatType::F16, m, k).unwrap();
-    let got = run(&Gpu::new(dualgemm_sim::Config::default()), &config, activation, &a, &weights);
+    (inputs.floats("a", FloatType::F16, m, k).unwrap(), weights)
+}
+
+fn f16s<'m>(a: &'m FloatMatrix<'static>) -> &'m Matrix<'static, f16> {
+    let FloatMatrix::F16(a) = a else { panic!("A is f16") };
+    a
+}
+
+fn check(config: Config, activation: Activation, (m, n, k): (usize, usize, usize)) {
+    let (a, weights) = operands(n, (m, k));
+    let gpu = Gpu::new(dualgemm_sim::Config::default());
+    let kernel = Fused::new(&gpu, config, &activation.program(), n).unwrap();
+    let on_device = Operands::upload(&gpu, f16s(&a), &Pack::new(&weights).unwrap()).unwrap();
+    kernel.launch(&on_device).unwrap_or_else(|e| panic!("{e}"));
+    gpu.synchronize().unwrap();
+    let got = on_device.read_c(&gpu).unwrap();
     let epilogue = Epilogue { activation, ..Epilogue::default() };
     let want = reference(&epilogue, &AOperand::Float(a), 0..m, &weights);
     let comparison = Comparison::new(&got, &want, n).unwrap();
     // Rounding to f16 alone is 2.1e-4.
     assert!(comparison.rel_l2 < 3e-4, "{} {m}x{n}x{k}: {comparison:?}", config.name());
+    on_device.free(&gpu).unwrap();
 }
 
 const P: Config = Config { row_groups: 2, tokens: 64, blocks_per_stage: 2, stages: 3, k_groups: 1 };
@@ -102,4 +66,20 @@ fn every_activation_close() {
     for activation in Activation::EXAMPLES {
         check(D, activation, (2, 32, 128));
     }
+}
+
+#[test]
+fn operands_that_do_not_fit_are_refused_by_name() {
+    let gpu = Gpu::new(dualgemm_sim::Config::default());
+    let (a, weights) = operands(32, (2, 64));
+    let (wide, _) = operands(32, (2, 80));
+    let pack = Pack::new(&weights).unwrap();
+    let message = Operands::upload(&gpu, f16s(&wide), &pack).unwrap_err().to_string();
+    assert_eq!(message, "A is [2, 80]; the problem asks for [M, 64], as the weights are");
+    let kernel = Fused::new(&gpu, D, &Activation::Silu.program(), 40).unwrap();
+    let on_device = Operands::upload(&gpu, f16s(&a), &pack).unwrap();
+    let message = kernel.launch(&on_device).unwrap_err().to_string();
+    assert_eq!(message, "gate is [32, 64]; the problem asks for [40, K]: the kernel is for that N");
+    let biased = GateUp { up_bias: Some(vec![0.0; 32].into()), ..weights };
+    assert_eq!(Pack::new(&biased).unwrap_err().to_string(), "up has a bias; the sm_90a pack holds none");
 }

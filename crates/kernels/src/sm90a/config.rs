@@ -62,6 +62,23 @@ impl Config {
         Config { row_groups: 2, tokens: 256, blocks_per_stage: 2, stages: 3, k_groups: 1 },
     ];
 
+    /// The configuration of the menu that [`name`](Self::name) calls so.
+    ///
+    /// # Errors
+    /// If there is none; the error lists the names.
+    pub fn named(name: &str) -> Result<Config, Error> {
+        Self::MENU.into_iter().find(|config| config.name() == name).ok_or_else(|| Error::NoConfig {
+            found: name.into(),
+            valid: Self::MENU.map(|config| config.name()).join(", "),
+        })
+    }
+
+    /// The first configuration of the menu whose tile holds `m` tokens, or the one with the largest tile.
+    pub fn for_tokens(m: usize) -> Config {
+        let [.., largest] = Self::MENU;
+        Self::MENU.into_iter().find(|config| config.tokens as usize >= m).unwrap_or(largest)
+    }
+
     /// Threads that multiply.
     pub fn consumer_threads(&self) -> u32 {
         self.row_groups * self.k_groups * 128

@@ -3,4 +3,5 @@
 pub mod config;
 pub mod decode;
 pub mod fused;
+pub mod host;
 pub mod pack;

@@ -22,7 +22,7 @@ use dualgemm_formats::{BlockFormat, QuantizedMatrix};
 use dualgemm_gemm::GateUp;
 use rayon::prelude::*;
 
-use super::decode::{encode_lane, encode_scale, encode_scales};
+use super::decode::{WEIGHT_FACTOR, encode_lane, encode_scale, encode_scales};
 use crate::Error;
 
 /// Features of a chunk: 64 weight rows, half of them gate, half up.
@@ -37,10 +37,11 @@ pub const CODE_BYTES: usize = 2048;
 pub const SCALE_BYTES: usize = 256;
 
 /// Packed weights, ready to be copied to a device.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Pack {
     n: usize,
     k: usize,
+    alpha: [f32; 2],
     bytes: Vec<u8>,
 }
 
@@ -48,7 +49,7 @@ impl Pack {
     /// Packs a pair of nvfp4 matrices.
     ///
     /// # Errors
-    /// If the halves do not belong together, are not nvfp4, or hold a NaN or negative scale.
+    /// If the halves do not belong together, are not nvfp4, have a bias, or hold a NaN or negative scale.
     pub fn new(weights: &GateUp<'_>) -> Result<Self, Error> {
         weights.check()?;
         if weights.gate.format() != BlockFormat::Nvfp4 {
@@ -56,6 +57,11 @@ impl Pack {
                 tensor: weights.gate.name().into(),
                 format: weights.gate.format(),
             });
+        }
+        for (half, bias) in [(&weights.gate, &weights.gate_bias), (&weights.up, &weights.up_bias)] {
+            if bias.is_some() {
+                return Err(Error::PackBias { tensor: half.name().into() });
+            }
         }
         let (n, k) = (weights.n(), weights.k());
         let k_chunks = k.div_ceil(CHUNK_K);
@@ -66,7 +72,8 @@ impl Pack {
             pack_codes(weights, origin, codes);
             pack_scales(weights, origin, scales);
         });
-        Ok(Self { n, k, bytes })
+        let alpha = [&weights.gate, &weights.up].map(|half| half.global_scale().value() * WEIGHT_FACTOR);
+        Ok(Self { n, k, alpha, bytes })
     }
 
     /// Features (N) before padding.
@@ -77,6 +84,11 @@ impl Pack {
     /// K before padding.
     pub fn k(&self) -> usize {
         self.k
+    }
+
+    /// What the sums of decoded gate and up weights must be multiplied by: tensor scale and [`WEIGHT_FACTOR`].
+    pub fn alpha(&self) -> [f32; 2] {
+        self.alpha
     }
 
     /// The chunks, those of one feature tile along K first.
@@ -133,7 +145,7 @@ fn pack_scales(weights: &GateUp<'_>, origin: Origin, out: &mut [u8]) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::decode::{WEIGHT_FACTOR, decode_scales, decode_word};
+    use super::super::decode::{decode_scales, decode_word};
     use super::*;
     use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
     use dualgemm_formats::GlobalScale;
