@@ -1,8 +1,4 @@
-//! A functional simulator of NVIDIA GPUs that runs PTX text on a CPU and checks it for races and misuse.
-//!
-//! [`Gpu`] implements [`Device`](dualgemm_device::Device): the host code that drives a card drives it unchanged.
-//! A kernel that does something wrong stops with a [`Trap`] that names the kernel, the PTX line, CTA, warp, lane,
-//! address and cause, and for a conflict the other party.
+#![doc = include_str!("../README.md")]
 //!
 //! # How it works, in the order of processing
 //! `decode` turns the syntax tree of `dualgemm-ptx` into a [`program::Kernel`]; `machine` runs grids, clusters,
