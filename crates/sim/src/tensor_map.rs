@@ -1,7 +1,8 @@
 //! Tensor maps: from the record a kernel passes to the plan of a copy.
 //!
 //! A driver's `CUtensorMap` is opaque; here it is the record that [`TensorMap::to_bytes`] writes, so that a
-//! kernel can pass it through parameters, constant or global memory like the real one.
+//! kernel can pass it through parameters, constant or global memory like the real one. Of zeros, `tensormap.replace`
+//! makes the same record: [`replace`].
 
 use crate::semantics::swizzle::Swizzle;
 use crate::semantics::tma::{Fill, TensorType, TiledTensor};
@@ -72,9 +73,144 @@ pub fn decode(bytes: &[u8; 128]) -> Result<TiledTensor, Fault> {
     Ok(t)
 }
 
+/// A field that `tensormap.replace` sets. PTX ISA 9.7.9.28, tables 33 to 37.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Field {
+    /// `.global_address`
+    Address,
+    /// `.rank`: the number of dimensions less one.
+    Rank,
+    /// `.box_dim`
+    BoxDim,
+    /// `.global_dim`
+    Dim,
+    /// `.global_stride`, in bytes.
+    Stride,
+    /// `.element_stride`
+    ElementStride,
+    /// `.elemtype`
+    ElementType,
+    /// `.interleave_layout`
+    Interleave,
+    /// `.swizzle_mode`
+    Swizzle,
+    /// `.fill_mode`
+    Fill,
+}
+
+impl Field {
+    /// The fields by their PTX names.
+    pub const NAMES: &'static [(&'static str, Field)] = &[
+        ("global_address", Field::Address),
+        ("rank", Field::Rank),
+        ("box_dim", Field::BoxDim),
+        ("global_dim", Field::Dim),
+        ("global_stride", Field::Stride),
+        ("element_stride", Field::ElementStride),
+        ("elemtype", Field::ElementType),
+        ("interleave_layout", Field::Interleave),
+        ("swizzle_mode", Field::Swizzle),
+        ("fill_mode", Field::Fill),
+    ];
+
+    /// Values a map has of this field.
+    pub const fn values(self) -> usize {
+        match self {
+            Field::BoxDim | Field::Dim | Field::ElementStride => 5,
+            Field::Stride => 4,
+            _ => 1,
+        }
+    }
+
+    /// Whether the instruction names a dimension.
+    pub const fn per_dimension(self) -> bool {
+        self.values() > 1
+    }
+}
+
+/// Sets one field of a record as `tensormap.replace` does. The record may be incomplete: it is checked when a
+/// copy uses it. What a driver would have to write besides these fields counts as zero.
+///
+/// # Errors
+/// Bytes that are neither a tensor map nor zeros; a value the field cannot hold.
+pub fn replace(bytes: &mut [u8; 128], field: Field, dimension: usize, value: u64) -> Result<(), Fault> {
+    if bytes[..8] == [0; 8] {
+        bytes[..8].copy_from_slice(MAGIC);
+    }
+    if bytes[..8] != *MAGIC {
+        return Err(Fault::new(Check::Illegal, "the address does not hold a tensor map of this device")
+            .help("start from 128 zero bytes, or from a copy of what Device::tensor_map returns"));
+    }
+    let bad = || {
+        let name = Field::NAMES.iter().find(|(_, f)| *f == field).map_or("", |(name, _)| name);
+        Fault::new(Check::Illegal, format!("tensormap.replace .{name}: {value} is not a value of this field"))
+    };
+    let code = |codes: &[u8]| codes.get(value as usize).copied().ok_or_else(bad);
+    // PTX numbers element types in another order than the driver.
+    use TensorDataType::*;
+    let elements = [
+        U8, U16, U32, S32, U64, S64, F16, F32, F32Ftz, F64, Bf16, Tf32, Tf32Ftz, U4Align8, U4Align16, U6Align16,
+    ]
+    .map(|t| t as u8);
+    let (at, len, value) = match field {
+        Field::ElementType => (8, 1, code(&elements)?.into()),
+        Field::Rank => (9, 1, if value < 5 { value + 1 } else { return Err(bad()) }),
+        Field::Interleave => (10, 1, code(&[0, 1, 2])?.into()),
+        Field::Swizzle => (11, 1, code(&[0, 1, 2, 3])?.into()),
+        Field::Fill => (13, 1, code(&[0, 1])?.into()),
+        Field::Address => (16, 8, value),
+        Field::Dim => (24 + 8 * dimension, 8, value & u64::from(u32::MAX)),
+        Field::Stride => (64 + 8 * dimension, 8, value),
+        Field::BoxDim if value <= 256 => (96 + 2 * dimension, 2, value),
+        Field::ElementStride if value <= 8 => (106 + dimension, 1, value),
+        Field::BoxDim | Field::ElementStride => return Err(bad()),
+    };
+    bytes[at..at + len].copy_from_slice(&value.to_le_bytes()[..len]);
+    Ok(())
+}
+
+/// What the record of [`TensorMap::to_bytes`] begins with.
+const MAGIC: &[u8; 8] = b"tensmap1";
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_record_made_field_by_field_is_that_of_the_host_exact() {
+        let map = TensorMap {
+            data_type: TensorDataType::Bf16,
+            address: 0x7000_0000_0100,
+            dims: vec![128, 300, 7],
+            strides: vec![256, 256 * 300],
+            box_dims: vec![64, 256, 1],
+            element_strides: vec![1, 2, 1],
+            interleave: Interleave::None,
+            swizzle: TensorSwizzle::B128,
+            l2_promotion: dualgemm_ptx::layout::L2Promotion::None,
+            out_of_bounds: OutOfBounds::Nan,
+        };
+        let mut bytes = [0; 128];
+        let mut set = |field, i, value| replace(&mut bytes, field, i, value).unwrap();
+        set(Field::Address, 0, map.address);
+        set(Field::Rank, 0, 2);
+        set(Field::ElementType, 0, 10);
+        set(Field::Interleave, 0, 0);
+        set(Field::Swizzle, 0, 3);
+        set(Field::Fill, 0, 1);
+        for i in 0..3 {
+            set(Field::Dim, i, map.dims[i]);
+            set(Field::BoxDim, i, map.box_dims[i].into());
+            set(Field::ElementStride, i, map.element_strides[i].into());
+        }
+        set(Field::Stride, 0, map.strides[0]);
+        set(Field::Stride, 1, map.strides[1]);
+        assert_eq!(bytes, map.to_bytes().unwrap());
+        for (field, value) in [(Field::Rank, 5), (Field::BoxDim, 257), (Field::ElementStride, 9), (Field::Fill, 2)] {
+            assert!(replace(&mut bytes, field, 0, value).is_err(), "{field:?} {value}");
+        }
+        assert!(replace(&mut [1; 128], Field::Rank, 0, 1).is_err());
+    }
 
     #[test]
     fn a_record_becomes_the_plan_it_describes_exact() {

@@ -62,6 +62,16 @@ pub enum Barrier {
     ClusterWait(bool, bool),
 }
 
+fn scope(i: &mut Ins<'_>) -> Option<Scope> {
+    i.one_of(&[
+        ("cta", Scope::Cta),
+        ("cluster", Scope::Cluster),
+        ("gl", Scope::Gpu),
+        ("gpu", Scope::Gpu),
+        ("sys", Scope::Gpu),
+    ])
+}
+
 /// `fence`, `membar`
 ///
 /// # Errors
@@ -76,6 +86,11 @@ pub fn fence(i: &mut Ins<'_>) -> Result<Op> {
         if !(asynchronous || alias || tensormap) {
             return i.error("needs a proxy: .alias, .async or .tensormap::generic");
         }
+        if tensormap && (i.has("acquire") || i.has("release")) {
+            let (acquire, scope) = (i.has("acquire"), scope(i));
+            let Some(scope) = scope else { return i.error("needs a scope: .cta .cluster .gpu or .sys") };
+            return Ok(Op::Fence(Fence::Memory { scope, acquire, release: !acquire }));
+        }
         return Ok(Op::Fence(if asynchronous { Fence::Async } else { Fence::Nothing }));
     }
     // Restricted to mbarrier.init or to one space: a fence of everything is at least as strong.
@@ -84,13 +99,7 @@ pub fn fence(i: &mut Ins<'_>) -> Result<Op> {
     let acquire = i.has("acquire");
     let release = i.has("release");
     i.ignore(&["acq_rel", "sc"]);
-    let scope = i.one_of(&[
-        ("cta", Scope::Cta),
-        ("cluster", Scope::Cluster),
-        ("gl", Scope::Gpu),
-        ("gpu", Scope::Gpu),
-        ("sys", Scope::Gpu),
-    ]);
+    let scope = scope(i);
     i.finish()?;
     let Some(scope) = scope else { return i.error("needs a scope: .cta .cluster .gpu or .sys") };
     let both = acquire == release;

@@ -17,9 +17,11 @@ pub mod mbarrier;
 pub mod mma;
 pub mod operand;
 pub mod tcgen05;
+pub mod tensor_map;
 pub mod tma;
 pub mod vote;
 pub mod wgmma;
+pub mod wmma;
 
 use crate::error::Error;
 use dualgemm_ptx::Type;
@@ -61,8 +63,12 @@ pub enum Op {
     Bulk(copy::Bulk),
     /// `cp.async.bulk.tensor`
     Tensor(tma::Tensor),
+    /// `tensormap`
+    TensorMap(tensor_map::TensorMapOp),
     /// `mma.sync`
     Mma(mma::Mma),
+    /// `wmma`
+    Wmma(wmma::Wmma),
     /// `wgmma`
     Wgmma(wgmma::Wgmma),
     /// `tcgen05`
@@ -222,7 +228,9 @@ pub fn instruction(ast: &Instruction, names: &Names) -> Result<Op> {
         ("cp", "async") => copy::cp_async(i)?,
         ("cp", "reduce") if ast.has("tensor") => tma::decode(i)?,
         ("cp", "reduce") => copy::bulk(i)?,
+        ("tensormap", _) => tensor_map::decode(i)?,
         ("mma", _) => mma::decode(i)?,
+        ("wmma", _) => wmma::decode(i)?,
         ("wgmma", _) => wgmma::decode(i)?,
         ("tcgen05", _) => tcgen05::decode(i)?,
         ("setmaxnreg" | "griddepcontrol" | "nanosleep" | "pmevent" | "clusterlaunchcontrol", _) => {

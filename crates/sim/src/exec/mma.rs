@@ -50,7 +50,7 @@ impl Decoder {
 }
 
 /// Values of a fragment: element `i` of lane `l` goes where `place` says.
-fn gather(
+pub(super) fn gather(
     rows: &[[u32; 32]],
     container: u32,
     element: Element,

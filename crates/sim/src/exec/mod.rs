@@ -14,9 +14,11 @@ pub mod mma;
 pub mod operand;
 pub mod sync;
 pub mod tcgen05;
+pub mod tensor_map;
 pub mod tma;
 pub mod vote;
 pub mod wgmma;
+pub mod wmma;
 
 use crate::decode::Op;
 use crate::machine::cluster::Cluster;
@@ -135,7 +137,9 @@ pub fn execute(op: &Op, cx: &mut Cx<'_, '_>) -> Result {
         Op::CpAsync(op) => copy::cp_async(op, cx),
         Op::Bulk(op) => copy::bulk(op, cx),
         Op::Tensor(op) => tma::execute(op, cx),
+        Op::TensorMap(op) => tensor_map::execute(op, cx),
         Op::Mma(op) => mma::execute(op, cx),
+        Op::Wmma(op) => wmma::execute(op, cx),
         Op::Wgmma(op) => wgmma::execute(op, cx),
         Op::Tcgen05(op) => tcgen05::execute(op, cx),
     }

@@ -1,0 +1,67 @@
+//! Tensor maps that a kernel edits: `tensormap.replace` (PTX ISA 9.7.9.28) and `tensormap.cp_fenceproxy`
+//! (9.7.13.16).
+
+use super::operand::{Addr, Scope};
+use super::{Ins, Op, Result};
+use crate::memory::Space;
+use crate::program::Src;
+use crate::tensor_map::Field;
+use dualgemm_ptx::Type;
+use dualgemm_ptx::ast::Operand;
+
+/// A decoded operation on a tensor map.
+#[derive(Debug, Clone)]
+pub enum TensorMapOp {
+    /// `tensormap.replace`
+    Replace {
+        /// Address of the map.
+        map: Addr,
+        /// What is replaced.
+        field: Field,
+        /// Dimension, for the fields that have one value per dimension.
+        dimension: usize,
+        /// The new value.
+        value: Src,
+    },
+    /// `tensormap.cp_fenceproxy`: a copy of the map from shared to global memory, and a release.
+    Copy {
+        /// Destination.
+        to: Addr,
+        /// Source.
+        from: Addr,
+        /// Scope of the release.
+        scope: Scope,
+    },
+}
+
+/// Decodes `tensormap.replace` and `tensormap.cp_fenceproxy`.
+///
+/// # Errors
+/// What is not known about it.
+pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
+    if i.has("cp_fenceproxy") {
+        i.ignore(&["global", "shared::cta", "tensormap::generic", "release", "sync", "aligned"]);
+        let scopes = [("cta", Scope::Cta), ("cluster", Scope::Cluster), ("gpu", Scope::Gpu), ("sys", Scope::Gpu)];
+        let scope = i.need("a scope", &scopes)?;
+        i.finish()?;
+        if i.src(2, Type::U32)? != Src::Imm(128) {
+            return i.error("a tensor map has 128 bytes");
+        }
+        let (to, from) = (i.addr(0, Space::Global)?, i.addr(1, Space::SharedCta)?);
+        return Ok(Op::TensorMap(TensorMapOp::Copy { to, from, scope }));
+    }
+    i.ignore(&["replace", "tile", "b1024"]);
+    let field = i.need("a field", Field::NAMES)?;
+    let space = i.space();
+    let ty = i.ty()?;
+    i.finish()?;
+    let (dimension, value) = match field.per_dimension() {
+        true => match i.operand(1)? {
+            Operand::Imm(n) if (n.bits() as usize) < field.values() => (n.bits() as usize, 2),
+            other => return i.error(format!("{other:?} is not the number of a dimension")),
+        },
+        false => (0, 1),
+    };
+    let (map, value) = (i.addr(0, space)?, i.src(value, ty)?);
+    Ok(Op::TensorMap(TensorMapOp::Replace { map, field, dimension, value }))
+}
