@@ -9,7 +9,6 @@ use crate::program::{Dst, Src};
 use crate::semantics::float::arith::{Compare, compare};
 use crate::semantics::float::int::IntType;
 use dualgemm_ptx::Type;
-use std::cmp::Ordering;
 
 fn mask(n: u32) -> u64 {
     u64::MAX >> (64 - n)
@@ -159,7 +158,7 @@ fn insert(ty: IntType, a: u64, b: u64, pos: u64, len: u64) -> u64 {
 /// Position of the `offset`-th set bit of `a` from `base` up (or down), as PTX describes it.
 fn find_nth(a: u32, base: u32, offset: i32) -> u32 {
     if offset == 0 {
-        return if a >> (base & 31) & 1 != 0 { base } else { u32::MAX };
+        return if base < 32 && a >> base & 1 != 0 { base } else { u32::MAX };
     }
     let mut pos = base as i64;
     let step = if offset > 0 { 1 } else { -1 };
@@ -197,7 +196,14 @@ fn int3(op: Int3, ty: IntType, a: u64, b: u64, c: u64) -> u64 {
         Int3::Prmt(mode) => permute(mode, a as u32, b as u32, c as u32).into(),
         Int3::Lop3(table) => lop3(table, a as u32, b as u32, c as u32).into(),
         Int3::Fns => find_nth(a as u32, b as u32, c as u32 as i32).into(),
+        Int3::AbsDiff4(add) => abs_diff4(ty.signed, add, a, b, c),
     }
+}
+
+fn abs_diff4(signed: bool, add: bool, a: u64, b: u64, c: u64) -> u64 {
+    let byte = IntType { bits: 8, signed };
+    let difference = |i: u32| (byte.value(a >> (8 * i)) - byte.value(b >> (8 * i))).unsigned_abs() as u64;
+    if add { (0..4).map(difference).sum::<u64>() + c & mask(32) } else { (0..4).map(|i| difference(i) << (8 * i)).sum() }
 }
 
 fn dot(signed: [bool; 2], half: Option<bool>, a: u32, b: u32, c: u32) -> u32 {
@@ -419,10 +425,10 @@ pub fn execute(op: &Arith, cx: &mut Cx<'_, '_>) -> Result {
         Arith::Select(_, d, s, p) => select(cx, *d, s, *p),
         Arith::SignSelect(ty, d, s, by, float) => {
             let by = cx.w.regs.r32(*by, m);
-            // NaN and +0 count as non-negative, -0 too.
+            // -0 counts as non-negative, NaN does not.
             let p = bits(|i| {
                 if *float {
-                    f32::from_bits(by[i]).partial_cmp(&0.0) != Some(Ordering::Less)
+                    f32::from_bits(by[i]) >= 0.0
                 } else {
                     by[i] as i32 >= 0
                 }

@@ -7,7 +7,7 @@ use crate::memory::{self, RANK_SHIFT, SHARED_WINDOW, Space, in_space};
 use crate::program::{Dst, Src};
 use crate::semantics::float::int::{self, IntRound, IntType};
 use crate::semantics::float::{
-    Clamp, F32, F64, Format, Round, decode_ue8m0, encode_stochastic, encode_ue8m0,
+    BF16, Clamp, F16, F32, F64, Format, Round, decode_ue8m0, encode_stochastic, encode_ue8m0,
 };
 use crate::trap::{Check, Fault};
 
@@ -40,6 +40,24 @@ struct How {
     ftz: bool,
 }
 
+/// NaN that a conversion carries along, as an H100 does: binary64 on either side keeps sign and upper payload and
+/// becomes quiet; bfloat16 is widened by a shift, TF32 rounded like a number. Others give the canonical NaN.
+fn nan(from: Format, to: Format, round: Round, bits: u64) -> Option<u64> {
+    if from == BF16 && to == F32 {
+        return Some(bits << 16);
+    }
+    if from == F32 && round == Round::NearestAway {
+        return Some(bits.wrapping_add(0x1000) & 0xffff_e000);
+    }
+    if from != F64 && to != F64 {
+        return None;
+    }
+    let sign = bits >> (from.width() - 1) & 1;
+    let payload = bits << (64 - from.man_bits) >> (64 - to.man_bits);
+    let exponent = (1u64 << to.exp_bits) - 1;
+    Some(sign << (to.width() - 1) | exponent << to.man_bits | 1 << (to.man_bits - 1) | payload)
+}
+
 fn one(h: How, bits: u64) -> u64 {
     match (h.to, h.from) {
         (Number::Int(to), Number::Int(from)) => int::int_to_int(bits, from, to, h.clamp.sat),
@@ -53,7 +71,14 @@ fn one(h: How, bits: u64) -> u64 {
             if to == from && h.integral.is_none() && h.clamp == Clamp::default() {
                 return if h.ftz && to == F32 { to.flush(bits) } else { bits };
             }
-            let x = read(h.from, h.ftz, bits);
+            // Flushing does not reach conversions to binary16, as directed rounding shows on an H100.
+            let x = read(h.from, h.ftz && to != F16, bits);
+            if x.is_nan()
+                && !h.clamp.sat
+                && let Some(nan) = nan(from, to, h.round, bits)
+            {
+                return nan;
+            }
             let x = match h.integral {
                 Some(round) if to == from => int::round_to_integral(x, round),
                 _ => x,
@@ -216,4 +241,25 @@ fn stochastic(
     }
     cx.w.regs.w64(d, m, &r);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tf32_keeps_the_upper_payload_of_nan_exact() {
+        let how = How {
+            to: Number::Float(TF32),
+            from: Number::Float(F32),
+            round: Round::NearestAway,
+            integral: None,
+            clamp: Clamp::default(),
+            ftz: false,
+        };
+        assert_eq!(one(how, 0x7fc1_2345), 0x7fc1_2000);
+        assert_eq!(one(how, 0xffff_ffff), 0xffff_e000);
+        assert_eq!(one(how, 0x3f80_1000), 0x3f80_2000);
+        assert_eq!(one(how, 0x7f80_0000), 0x7f80_0000);
+    }
 }

@@ -87,7 +87,8 @@ fn class(format: Format, class: Class, bits: u64) -> bool {
         Class::Infinite => x.is_infinite(),
         Class::Number => !x.is_nan(),
         Class::Nan => x.is_nan(),
-        Class::Normal => x.is_finite() && x != 0.0 && !subnormal,
+        // Zeros count as normal numbers, by the ISA.
+        Class::Normal => x.is_finite() && !subnormal,
         Class::Subnormal => subnormal,
     }
 }

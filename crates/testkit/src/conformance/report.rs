@@ -58,6 +58,8 @@ pub struct Devices<'a> {
     pub simulator: &'a dyn Fn(Target) -> Box<dyn Device>,
     /// The card, if there is one. A failed kernel ends a CUDA context, so it is opened anew when asked for.
     pub card: Option<&'a dyn Fn() -> std::result::Result<Box<dyn Device>, dualgemm_device::Error>>,
+    /// Only files whose name contains this.
+    pub only: &'a str,
 }
 
 /// Runs every case and gives each result to `each` as it comes.
@@ -73,7 +75,7 @@ pub fn run_all(devices: &Devices<'_>, mut each: impl FnMut(&Case, &Result)) -> s
         None => Ok(None),
     };
     let mut card = open("before the first")?;
-    for case in load_all()? {
+    for case in load_all()?.into_iter().filter(|c| c.file.contains(devices.only)) {
         let target = Target::from_name(case.target()).unwrap_or(Target::Sm90a);
         let simulated = run(&*(devices.simulator)(target), &case);
         let result = match (&simulated, &card) {
@@ -84,11 +86,11 @@ pub fn run_all(devices: &Devices<'_>, mut each: impl FnMut(&Case, &Result)) -> s
             (Ok(sim), Some(device)) if case.runs_on(device.info().arch.major) => on_card(&**device, &case, sim),
             (Ok(_), _) => Result::SimulatorOnly,
         };
+        each(&case, &result);
         if matches!(result, Result::Card(_)) {
             drop(card.take());
             card = open(&case.file)?;
         }
-        each(&case, &result);
     }
     Ok(())
 }

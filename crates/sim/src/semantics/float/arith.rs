@@ -133,14 +133,24 @@ pub fn min_max(format: Format, a: u64, b: u64, m: MinMax) -> u64 {
 #[inline]
 pub fn abs(format: Format, a: u64, ftz: bool) -> u64 {
     let a = if ftz { format.flush(a) } else { a };
-    a & !(1 << (format.width() - 1))
+    nan_of_unary(format, a).unwrap_or(a & !(1 << (format.width() - 1)))
 }
 
 /// `-a` (PTX ISA 9.7.3.10, 9.7.4.5), on bits; `ftz` flushes first.
 #[inline]
 pub fn neg(format: Format, a: u64, ftz: bool) -> u64 {
     let a = if ftz { format.flush(a) } else { a };
-    a ^ 1 << (format.width() - 1)
+    nan_of_unary(format, a).unwrap_or(a ^ 1 << (format.width() - 1))
+}
+
+/// What `abs` and `neg` make of NaN: an H100 gives the canonical one, in binary64 the operand made quiet.
+#[inline]
+fn nan_of_unary(format: Format, a: u64) -> Option<u64> {
+    match format.decode(a).is_nan() {
+        true if format == F64 => Some(a | 1 << 51),
+        true => Some(format.nan),
+        false => None,
+    }
 }
 
 /// The f32 with the value of `bits` (PTX ISA 9.7.5: "convert(a)"; `cvt.f32.f16`). NaN becomes the canonical

@@ -1,0 +1,137 @@
+//! Every conformance file gives in the simulator what it says, and every row of the instruction table has one.
+
+use dualgemm_device::Device;
+use dualgemm_ptx::{Target, isa, parse};
+use dualgemm_sim::report::Card;
+use dualgemm_sim::{Config, Gpu};
+use dualgemm_testkit::conformance::report::{Devices, run_all};
+use dualgemm_testkit::conformance::{data, load, load_all};
+use std::collections::BTreeSet;
+
+/// Rows without a file, and why.
+const WITHOUT: &[(&str, &str)] = &[
+    ("cvt_rs_f8x4_f32", "the simulator does not execute it: which random bits go to which element is not published"),
+    ("cvt_rs_e2m1x4_f32", "as cvt_rs_f8x4_f32"),
+    ("ldmatrix_b8", "the simulator does not execute it; no kernel here uses it"),
+    ("ldmatrix_unpack", "as ldmatrix_b8"),
+    ("stmatrix_b8", "as ldmatrix_b8"),
+    ("call_indirect", "the simulator does not execute it"),
+    ("fence_proxy_tensormap_acquire", "orders accesses to a tensor map in global memory; has no result of its own"),
+    ("tensormap_replace_address", "edits the driver's opaque 128 bytes, whose layout the simulator does not share"),
+    ("tensormap_replace_rank", "as tensormap_replace_address"),
+    ("tensormap_replace_dim", "as tensormap_replace_address"),
+    ("tensormap_replace_stride", "as tensormap_replace_address"),
+    ("tensormap_replace_mode", "as tensormap_replace_address"),
+    ("tensormap_cp_fenceproxy", "as tensormap_replace_address"),
+    ("tensor_load_im2col_3d", "needs a map of cuTensorMapEncodeIm2col, which the host API does not encode"),
+    ("tensor_load_im2col_4d", "as tensor_load_im2col_3d"),
+    ("tensor_load_im2col_5d", "as tensor_load_im2col_3d"),
+    ("tensor_load_pair", "two CTAs of sm_100; executed by the Blackwell kernels of the simulator's tests"),
+    ("tensor_load_pair_first", "as tensor_load_pair"),
+    ("tensor_gather4", "sm_100; needs maps of single rows"),
+    ("tensor_scatter4", "as tensor_gather4"),
+];
+
+/// Rows of tensor memory: no card of that generation has certified anything yet, and the simulator's own tests
+/// (`crates/sim/tests/blackwell_tile.rs` and the tests of `exec::tcgen05`) cover what the sources describe.
+const TENSOR_MEMORY: &str = "tcgen05_";
+
+fn simulator(target: Target) -> Box<dyn Device> {
+    let card = match target {
+        Target::Sm100a | Target::Sm100f | Target::Sm103a => Card::B200,
+        Target::Sm120a | Target::Sm120f | Target::Sm121a => Card::RtxPro6000,
+        _ => Card::H100,
+    };
+    Box::new(Gpu::new(Config::default().card(card)))
+}
+
+#[test]
+fn every_case_gives_in_the_simulator_what_its_file_says_exact() {
+    let mut wrong = Vec::new();
+    let devices = Devices { simulator: &simulator, card: None, only: "" };
+    run_all(&devices, |case, result| {
+        if result.is_failure() {
+            wrong.push(format!("{}: {result}", case.file));
+        }
+    })
+    .unwrap();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_row_has_a_case_or_a_reason() {
+    let covered: BTreeSet<String> = load_all().unwrap().into_iter().flat_map(|c| c.rows).collect();
+    for row in &covered {
+        assert!(isa::row(row).is_some(), "{row} is no row of the table");
+    }
+    for row in isa::rows() {
+        let excused = WITHOUT.iter().any(|(name, _)| *name == row.name) || row.name.starts_with(TENSOR_MEMORY);
+        assert!(covered.contains(row.name) != excused, "{}: a case or a reason, not both", row.name);
+    }
+}
+
+/// A case covers a row only if it executes an instruction of it.
+#[test]
+fn every_case_contains_the_rows_that_it_names() {
+    for case in load_all().unwrap() {
+        let module = parse::module(&case.ptx).unwrap_or_else(|e| panic!("{}: {e}", case.file));
+        let mut found = BTreeSet::new();
+        for item in &module.items {
+            let dualgemm_ptx::ast::Item::Function(f) = item else { continue };
+            collect(f.body.as_deref().unwrap_or_default(), &mut found);
+        }
+        for row in &case.rows {
+            assert!(found.contains(row.as_str()), "{} does not contain {row}", case.file);
+        }
+    }
+}
+
+fn collect(body: &[dualgemm_ptx::ast::Statement], found: &mut BTreeSet<&'static str>) {
+    for statement in body {
+        match statement {
+            dualgemm_ptx::ast::Statement::Instruction(i) => {
+                found.extend(isa::find(i).into_iter().map(|row| row.name));
+            }
+            dualgemm_ptx::ast::Statement::Block(inner) => collect(inner, found),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn a_wrong_expectation_is_noticed() {
+    let case = load_all().unwrap().into_iter().find(|c| c.file == "control/branches.ptx").unwrap();
+    let at = case.ptx.find("= #").unwrap() + 3;
+    let digit = if &case.ptx[at..=at] == "0" { "1" } else { "0" };
+    let mut text = case.ptx.clone();
+    text.replace_range(at..=at, digit);
+    let broken = load(&case.file, &text).unwrap();
+    let outcome = dualgemm_testkit::conformance::run(&*simulator(Target::Sm90a), &broken).unwrap();
+    assert!(!outcome.is_expected(&broken));
+}
+
+#[test]
+fn malformed_heads_are_refused_with_the_line() {
+    for (head, message) in [
+        ("//! launch k\n//! in f33 iota 0 4", "x, line 2: `f33` is no element type"),
+        ("//! launch k\n//! in f32 random 0 4", "x, line 2: `random` is no generator"),
+        ("//! launch k\n//! out u32 4", "x, line 2: `=` and what is expected are missing"),
+        ("//! launch k grid many", "x, line 1: `many` where a number belongs"),
+        ("//! in u32 iota 0 4", "x, line 1: an argument before any `launch`"),
+        (".version 8.0", "x, line 1: no `launch` line before the module"),
+    ] {
+        assert_eq!(load("x", head).unwrap_err().to_string(), message);
+    }
+}
+
+#[test]
+fn generators_cover_what_they_promise_exact() {
+    let data = |ty: &str, generator: &str, seed, count| data::Data { ty: ty.into(), generator: generator.into(), seed, count };
+    let words = |d: data::Data| -> Vec<u16> {
+        d.bytes().chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect()
+    };
+    assert_eq!(words(data("u16", "all16", 0, 65536)), (0..=u16::MAX).collect::<Vec<_>>());
+    let pairs: BTreeSet<(u16, u16)> =
+        words(data("f16", "edges", 0, 256)).into_iter().zip(words(data("f16", "edges", 1, 256))).collect();
+    assert_eq!(pairs.len(), 256);
+}
