@@ -9,9 +9,9 @@ Every peer is a worker, a process that packs its weights once and then takes tur
     a line of input             seconds; the worker runs for at least that long
     a line of output            [µs, …], one per run; the first run of a turn counts only if it fills the turn
 
-A round gives each peer a turn and dualgemm's kernels one right after it, so a ratio compares neighbours in time. All
-workers but the one whose turn it is are stopped (SIGSTOP): no idle thread pool spins beside it. The columns are
-explained in ../README.md.
+In a round each peer has a turn, with turns of dualgemm's kernels before and after it, and a ratio compares a turn with
+those two. All workers but the one whose turn it is are stopped (SIGSTOP): no idle thread pool spins beside it. The
+columns are explained in ../README.md.
 """
 
 import argparse
@@ -78,7 +78,7 @@ class Worker:
         self.process.send_signal(signal.SIGSTOP)
 
     def turn(self, seconds):
-        """Times of this turn, µs."""
+        """Runs for a while; returns the times, µs."""
         self.process.send_signal(signal.SIGCONT)
         self.process.stdin.write(f"{seconds}\n")
         self.process.stdin.flush()
@@ -103,13 +103,18 @@ def machine():
 
 def take_turns(ours, theirs, options):
     """Runs all rounds; returns the ratios theirs / ours of each round by pair of names."""
+
+    def turn(worker):
+        return statistics.median(worker.turn(options.seconds))
+
     ratios = {}
+    before = [turn(kernel) for kernel in ours]
     for _ in range(options.rounds):
         for peer in theirs:
-            time = statistics.median(peer.turn(options.seconds))
-            for kernel in ours:
-                ratio = time / statistics.median(kernel.turn(options.seconds))
-                ratios.setdefault((peer.name, kernel.name), []).append(ratio)
+            time, after = turn(peer), [turn(kernel) for kernel in ours]
+            for kernel, t0, t1 in zip(ours, before, after, strict=True):
+                ratios.setdefault((peer.name, kernel.name), []).append(time / ((t0 + t1) / 2))
+            before = after
     return ratios
 
 
@@ -172,8 +177,8 @@ def main():
     parser.add_argument("--shapes", default=SHAPES, help="MxNxK, comma-separated; M = 1 is measured cold and warm")
     parser.add_argument("--peers", default=",".join(PEERS), help="comma-separated")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.2, help="length of a turn, at least one run")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=0.15, help="length of a turn, at least one run")
     parser.add_argument("--record", type=Path, metavar="FILE.csv", help="append the rows")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
     options = parser.parse_args()
