@@ -8,7 +8,7 @@ use dualgemm::formats::ScaleLayout;
 use dualgemm::gemm::Activation;
 
 use crate::command::{
-    bench, completions, convert, doctor, inspect, ptx, quantize, run, sim, validate, verify,
+    bench, completions, conformance, convert, doctor, inspect, ptx, quantize, run, sim, validate, verify,
 };
 
 /// NVFP4 gated-MLP products C = act(A·B1ᵀ, A·B2ᵀ) on real checkpoints.
@@ -52,6 +52,8 @@ pub enum Command {
     Sim(sim::SimArgs),
     /// Say what this machine has, which kernel would run on it for each format, and why.
     Doctor(doctor::DoctorArgs),
+    /// Run the PTX conformance files in the simulator or on a GPU; exit code 1 if something disagrees.
+    Conformance(conformance::ConformanceArgs),
     /// Print a completion script for a shell.
     Completions(completions::CompletionsArgs),
 }

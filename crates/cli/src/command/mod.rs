@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod completions;
+pub mod conformance;
 pub mod convert;
 pub mod doctor;
 pub mod inspect;
@@ -43,6 +44,7 @@ pub fn run(command: Command, output: &Output) -> anyhow::Result<Verdict> {
         Command::Ptx(args) => ptx::run(&args, output),
         Command::Sim(args) => sim::run(&args, output),
         Command::Doctor(args) => doctor::run(&args, output),
+        Command::Conformance(args) => conformance::run(&args, output),
         Command::Completions(args) => completions::run(&args, output),
     }
 }
