@@ -88,12 +88,8 @@ pub(super) fn find(name: &str, arch: &str) -> Result<&'static Kernel, Unsupporte
 /// Prints a kernel.
 pub fn run(args: &PtxArgs, output: &Output) -> anyhow::Result<Verdict> {
     let (Some(name), Some(arch)) = (&args.kernel, &args.arch) else {
-        let entry = |k: &Kernel| Entry {
-            name: k.name,
-            arch: k.arch.as_str(),
-            doc: k.doc,
-            configs: (k.configs)(),
-        };
+        let entry =
+            |k: &Kernel| Entry { name: k.name, arch: k.arch.as_str(), doc: k.doc, configs: (k.configs)() };
         output.emit(&List { kernels: KERNELS.iter().map(entry).collect() })?;
         return Ok(Verdict::Right);
     };

@@ -26,11 +26,15 @@ fn every_listed_configuration_prints_its_text() {
 
 #[test]
 fn the_activation_and_the_alignment_of_n_are_in_the_text() {
-    let text = |more: &[&str]| stdout(&[&["ptx", "--kernel", "fused", "--arch", "sm_90a"], more].concat(), 0);
+    // One that stores rows of C in whole pieces, if it may.
+    let kernel =
+        ["ptx", "--kernel", "fused", "--arch", "sm_90a", "--config", "sm90a_fused_128x128_b2_s4_kg1"];
+    let text = |more: &[&str]| stdout(&[&kernel[..], more].concat(), 0);
     let plain = text(&[]);
-    assert_eq!(plain, text(&["--activation", "silu"]));
-    assert_ne!(plain, text(&["--activation", "relu2"]));
-    assert_ne!(plain, text(&["--unaligned"]));
+    assert!(plain == text(&["--activation", "silu"]), "silu is the default");
+    assert!(plain != text(&["--activation", "relu2"]), "the activation is part of the kernel");
+    let stores_pieces = |text: &str| text.contains("st.global.v4");
+    assert!(stores_pieces(&plain) && !stores_pieces(&text(&["--unaligned"])));
 }
 
 #[test]
@@ -45,7 +49,9 @@ fn a_simulated_kernel_is_right_and_says_what_bounds_it() {
     assert!(launch["least_us"].as_f64().unwrap() > 0.0);
     assert!(launch["resources_us"].get(launch["bound"].as_str().unwrap()).is_some());
     let text = stdout(&SIM, 0);
-    for part in ["every check on", "reference: right", "kernel dual_gemm: 2 CTAs of", "H100 SXM5 80GB: at least"] {
+    for part in
+        ["every check on", "reference: right", "kernel dual_gemm: 2 CTAs of", "H100 SXM5 80GB: at least"]
+    {
         assert!(text.contains(part), "no {part:?} in\n{text}");
     }
 }
