@@ -210,23 +210,18 @@ impl Gpu {
         {
             return Err(format!("a CTA of {threads} threads: the kernel declares .maxntid {most:?}"));
         }
-        let cluster: u32 = spec.cluster.iter().product();
+        let shape = cluster_of(kernel, spec);
+        let cluster: u32 = shape.iter().product();
         if let Some(want) = kernel.cluster
-            && want != spec.cluster
+            && want != shape
         {
-            return Err(format!(
-                "a cluster of {:?}: the kernel declares .reqnctapercluster {want:?}",
-                spec.cluster
-            ));
+            return Err(format!("a cluster of {shape:?}: the kernel declares .reqnctapercluster {want:?}"));
         }
         if !(1..=16).contains(&cluster) {
             return Err(format!("a cluster of {cluster} CTAs: 1 to 16 are allowed"));
         }
-        if (0..3).any(|i| spec.grid[i] == 0 || !spec.grid[i].is_multiple_of(spec.cluster[i])) {
-            return Err(format!(
-                "a grid of {:?} CTAs is not made of clusters of {:?}",
-                spec.grid, spec.cluster
-            ));
+        if (0..3).any(|i| spec.grid[i] == 0 || !spec.grid[i].is_multiple_of(shape[i])) {
+            return Err(format!("a grid of {:?} CTAs is not made of clusters of {shape:?}", spec.grid));
         }
         let shared = kernel.dynamic_offset + spec.dynamic_shared;
         if shared > self.info.shared_per_cta {
@@ -272,6 +267,11 @@ pub fn explore<T, E>(
 ) -> Result<Vec<T>, (u64, E)> {
     let once = |seed| run(&Gpu::new(config.clone().seed(seed))).map_err(|e| (seed, e));
     seeds.into_iter().map(once).collect()
+}
+
+/// The shape of a cluster: a launch that names none takes the one the kernel declares.
+fn cluster_of(kernel: &Kernel, spec: &LaunchSpec) -> [u32; 3] {
+    if spec.cluster == [1, 1, 1] { kernel.cluster.unwrap_or(spec.cluster) } else { spec.cluster }
 }
 
 impl Device for Gpu {
@@ -344,14 +344,15 @@ impl Device for Gpu {
         self.check_launch(&kernel, spec).map_err(refuse)?;
         let params = Gpu::parameters(&kernel, &spec.args).map_err(refuse)?;
         let mut state = self.state();
-        let clusters = spec.grid.iter().product::<u32>() / spec.cluster.iter().product::<u32>();
-        let clustered = spec.cluster != [1, 1, 1] || kernel.cluster.is_some();
+        let cluster = cluster_of(&kernel, spec);
+        let clusters = spec.grid.iter().product::<u32>() / cluster.iter().product::<u32>();
+        let clustered = cluster != [1, 1, 1] || kernel.cluster.is_some();
         let launch = Launch {
             kernel: &kernel,
             params: &params,
             grid: spec.grid,
             block: spec.block,
-            cluster: spec.cluster,
+            cluster,
             clustered,
             dynamic_shared: spec.dynamic_shared,
             global: &state.global,

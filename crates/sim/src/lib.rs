@@ -9,7 +9,8 @@
 //! - **Order.** Lanes that execute an instruction together are ordered with what they executed together before,
 //!   as if `__syncwarp` stood between: hardware does so, compilers rely on it. Everything else is ordered only by
 //!   barriers, mbarriers, fences with atomics, and the end of asynchronous operations. A race is a pair of
-//!   accesses that these do not order, found whatever the interleaving was.
+//!   accesses that these do not order, found whatever the interleaving was. Writes of one value to one place by
+//!   threads of a cluster are none: compilers make them, and chips give that value.
 //! - **Asynchronous operations** complete at a later point drawn from the seed, never at issue. `wgmma` of a warp,
 //!   and tensor-core operations of a CTA, complete in order; everything else in any order.
 //! - **Proxies.** A generic write that the async proxy reads or overwrites needs a `fence.proxy.async` between
@@ -18,6 +19,8 @@
 //!   nothing else can go on, so lanes may wait for each other in loops.
 //! - **Clusters on several threads** give results that depend on the seed only: accesses whose order can be
 //!   noticed are carried out in turns.
+//! - **`tcgen05.fence`** is demanded where PTX demands it. Triton emits none and relies on the chip: switch
+//!   [`Checks::tensor_fence`] off for its kernels.
 //! - **Tensor cores** compute as `semantics::dot` says; approximate functions within PTX's stated error.
 //! - One kernel runs at a time, so `griddepcontrol` has nothing to wait for, and every CTA is launched, so
 //!   `clusterlaunchcontrol.try_cancel` always answers "not cancelled".

@@ -149,7 +149,8 @@ pub fn replace(bytes: &mut [u8; 128], field: Field, dimension: usize, value: u64
     // PTX numbers element types in another order than the driver.
     use TensorDataType::*;
     let elements = [
-        U8, U16, U32, S32, U64, S64, F16, F32, F32Ftz, F64, Bf16, Tf32, Tf32Ftz, U4Align8, U4Align16, U6Align16,
+        U8, U16, U32, S32, U64, S64, F16, F32, F32Ftz, F64, Bf16, Tf32, Tf32Ftz, U4Align8, U4Align16,
+        U6Align16,
     ]
     .map(|t| t as u8);
     let (at, len, value) = match field {
@@ -206,7 +207,9 @@ mod tests {
         set(Field::Stride, 0, map.strides[0]);
         set(Field::Stride, 1, map.strides[1]);
         assert_eq!(bytes, map.to_bytes().unwrap());
-        for (field, value) in [(Field::Rank, 5), (Field::BoxDim, 257), (Field::ElementStride, 9), (Field::Fill, 2)] {
+        for (field, value) in
+            [(Field::Rank, 5), (Field::BoxDim, 257), (Field::ElementStride, 9), (Field::Fill, 2)]
+        {
             assert!(replace(&mut bytes, field, 0, value).is_err(), "{field:?} {value}");
         }
         assert!(replace(&mut [1; 128], Field::Rank, 0, 1).is_err());

@@ -33,22 +33,30 @@ pub struct Kind {
     pub strong: bool,
     /// Through the async proxy.
     pub proxy: bool,
+    /// A write of the bytes that are there already: does not race with another write.
+    pub same: bool,
 }
 
 impl Kind {
     /// A plain load.
-    pub const READ: Kind = Kind { write: false, strong: false, proxy: false };
+    pub const READ: Kind = Kind { write: false, strong: false, proxy: false, same: false };
     /// A plain store.
-    pub const WRITE: Kind = Kind { write: true, strong: false, proxy: false };
+    pub const WRITE: Kind = Kind { write: true, strong: false, proxy: false, same: false };
     /// A read by an async engine.
-    pub const PROXY_READ: Kind = Kind { write: false, strong: false, proxy: true };
+    pub const PROXY_READ: Kind = Kind { write: false, strong: false, proxy: true, same: false };
     /// A write by an async engine.
-    pub const PROXY_WRITE: Kind = Kind { write: true, strong: false, proxy: true };
+    pub const PROXY_WRITE: Kind = Kind { write: true, strong: false, proxy: true, same: false };
 
     /// The same access, strong or not.
     #[must_use]
     pub const fn strong(self, strong: bool) -> Kind {
         Kind { strong, ..self }
+    }
+
+    /// A write that changes nothing, through the generic proxy.
+    #[must_use]
+    pub const fn same(self) -> Kind {
+        Kind { same: self.write && !self.proxy, ..self }
     }
 
     /// "write", "atomic access", ...
@@ -196,7 +204,7 @@ impl States {
         // Strong accesses never race with each other.
         let races = |b: &Access| !(ordered(b) || a.kind.strong && b.kind.strong);
         for w in &cell.writes {
-            if races(w) {
+            if races(w) && !(a.kind.same && !w.kind.proxy) {
                 return Err(Conflict::Race(*w));
             }
             if a.kind.proxy && !w.kind.proxy && !view.knows_fenced(w.actor, w.clock) {
@@ -210,7 +218,8 @@ impl States {
                 return Err(Conflict::Race(*r));
             }
             let mut writes = keep(&cell.writes);
-            writes.push(a);
+            // What follows must be ordered after this write like after any other.
+            writes.push(Access { kind: Kind { same: false, ..a.kind }, ..a });
             Cell { written: true, writes, reads: keep(&cell.reads) }
         } else {
             let mut reads = keep(&cell.reads);
@@ -322,6 +331,22 @@ mod tests {
         let mut states = States::default();
         let mut words = vec![FRESH; 8];
         steps.iter().try_for_each(|&(s, n, a, v)| states.access(&mut words, s, n, a, v, LOOK))
+    }
+
+    #[test]
+    fn writes_of_the_same_value_are_no_race_but_still_writes_exact() {
+        let none = View::default();
+        let (w, same) = (by(0, 1, Kind::WRITE), by(1, 1, Kind::WRITE.same()));
+        assert_eq!(run(&[(0, 4, w, &none), (0, 4, same, &none)]), Ok(()));
+        let read = by(0, 2, Kind::READ);
+        let found = run(&[(0, 4, w, &none), (0, 4, same, &none), (0, 4, read, &none)]);
+        assert_eq!(found, Err((0, Conflict::Race(by(1, 1, Kind::WRITE)))));
+        let mut knows = View::default();
+        knows.learn(0, 1);
+        let found = run(&[(0, 4, w, &none), (0, 4, by(2, 1, Kind::READ), &knows), (0, 4, same, &none)]);
+        assert_eq!(found, Err((0, Conflict::Race(by(2, 1, Kind::READ)))));
+        let copy = by(2, 1, Kind::PROXY_WRITE);
+        assert!(run(&[(0, 4, copy, &none), (0, 4, same, &none)]).is_err());
     }
 
     #[test]

@@ -121,6 +121,8 @@ pub enum Int3 {
     Lop3(u8),
     /// `fns`
     Fns,
+    /// `vabsdiff4`; `true`: `.add`, of the four differences.
+    AbsDiff4(bool),
 }
 
 /// Modes of `prmt`.
@@ -209,8 +211,8 @@ pub enum Arith {
     Set(Comparison, Type, Dst, [Src; 2], Option<(BoolOp, Src)>, bool),
     /// `selp`
     Select(Type, Dst, [Src; 2], Src),
-    /// `slct`: by the sign of an integer, or of a float.
-    SignSelect(Type, Dst, [Src; 2], Src, bool),
+    /// `slct`: by the sign of an integer, or of a float (`true`), its subnormals flushed (`true`).
+    SignSelect(Type, Dst, [Src; 2], Src, bool, bool),
 }
 
 fn int(ty: Type) -> IntType {
@@ -255,10 +257,11 @@ pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
             Arith::Select(ty, i.dst(0)?, [i.src(1, ty)?, i.src(2, ty)?], i.predicate(3)?)
         }
         "slct" => {
-            i.ignore(&["ftz"]);
+            let ftz = i.has("ftz");
             let types = i.types();
             let [ty, by] = types[..] else { return i.error("needs two types") };
-            Arith::SignSelect(ty, i.dst(0)?, [i.src(1, ty)?, i.src(2, ty)?], i.src(3, by)?, by == Type::F32)
+            let float = by == Type::F32;
+            Arith::SignSelect(ty, i.dst(0)?, [i.src(1, ty)?, i.src(2, ty)?], i.src(3, by)?, float, ftz)
         }
         "lop3" => lop3(i)?,
         "dp4a" | "dp2a" => {
@@ -273,6 +276,17 @@ pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
             let ty = i.ty()?;
             let s = [i.src(1, ty)?, i.src(2, ty)?, i.src(3, Type::U32)?, i.src(4, Type::U32)?];
             Arith::Insert(int(ty), i.dst(0)?, s)
+        }
+        // The SIMD video instruction that still has a counterpart in hardware; nvcc emits no other.
+        "vabsdiff4" => {
+            let add = i.has("add");
+            let types = i.types();
+            let [_, a, b] = types[..] else { return i.error("needs three types") };
+            if a != b {
+                return i.error("is executed for a and b of one type");
+            }
+            let s = [i.src(1, a)?, i.src(2, b)?, i.src(3, Type::B32)?];
+            Arith::Three(Int3::AbsDiff4(add), int(a), i.dst(0)?, s, None)
         }
         "addc" | "subc" | "madc" => carry(i)?,
         "add" | "sub" | "mad" if i.ast.has("cc") => carry(i)?,

@@ -208,7 +208,7 @@ pub fn instruction(ast: &Instruction, names: &Names) -> Result<Op> {
             "add" | "sub" | "mul" | "mad" | "div" | "min" | "max" | "abs" | "neg" | "rem" | "mul24" | "mad24"
             | "addc" | "subc" | "madc" | "sad" | "and" | "or" | "xor" | "not" | "cnot" | "shl" | "shr"
             | "shf" | "lop3" | "prmt" | "bfe" | "bfi" | "bfind" | "brev" | "popc" | "clz" | "fns" | "bmsk"
-            | "szext" | "dp4a" | "dp2a" | "setp" | "set" | "selp" | "slct",
+            | "szext" | "vabsdiff4" | "dp4a" | "dp2a" | "setp" | "set" | "selp" | "slct",
             _,
         ) => arith::decode(i)?,
         ("cvt" | "cvta" | "mov" | "isspacep" | "mapa" | "getctarank", _) => convert::decode(i)?,

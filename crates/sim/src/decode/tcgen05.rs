@@ -191,8 +191,8 @@ fn access(i: &mut Ins<'_>, regs: usize, address: usize, pack: &str) -> Result<Ac
     )?;
     let shape = match shape {
         AccessShape::S16x32bx2 { .. } => {
-            let split = super::copy::constant(i, address + 1 + usize::from(address > regs))?;
-            AccessShape::S16x32bx2 { split }
+            // The distance of the second half stands after the address.
+            AccessShape::S16x32bx2 { split: super::copy::constant(i, address + 1)? }
         }
         other => other,
     };

@@ -372,11 +372,26 @@ impl Cx<'_, '_> {
         let who = Who { actor, clock, pc: self.pc, view: &view };
         match at {
             Place::Global(a) => {
-                self.cl.touch_global(a, n as u64, kind, who)?;
+                // Threads that store one value to one place are common: only differing values are a race.
+                if let Err(fault) = self.cl.touch_global(a, n as u64, kind, who) {
+                    let mut old = [0; 128];
+                    let old = &mut old[..n.min(128)];
+                    if self.cl.launch.global.read(a, old).is_err() || old != src {
+                        return Err(fault);
+                    }
+                    self.cl.touch_global(a, n as u64, kind.same(), who)?;
+                }
                 self.cl.launch.global.write(a, src)
             }
             Place::Shared { rank, offset } => {
-                self.cl.touch_shared(rank, offset, n as u32, kind, who)?;
+                if let Err(fault) = self.cl.touch_shared(rank, offset, n as u32, kind, who) {
+                    let there = self.cl.ctas.get_mut(rank as usize);
+                    let old = there.and_then(|cta| cta.shared.slice(rank, offset, n).ok());
+                    if old.is_none_or(|old| old != src) {
+                        return Err(fault);
+                    }
+                    self.cl.touch_shared(rank, offset, n as u32, kind.same(), who)?;
+                }
                 self.cl.ctas[rank as usize].shared.slice_mut(rank, offset, n)?.copy_from_slice(src);
                 Ok(())
             }

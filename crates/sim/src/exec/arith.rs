@@ -6,6 +6,7 @@ use crate::decode::arith::{Arith, BoolOp, Comparison, Int1, Int2, Int3, Part, Pe
 use crate::machine::regs::FULL;
 use crate::machine::step::Flow;
 use crate::program::{Dst, Src};
+use crate::semantics::float::F32;
 use crate::semantics::float::arith::{Compare, compare};
 use crate::semantics::float::int::IntType;
 use dualgemm_ptx::Type;
@@ -203,7 +204,11 @@ fn int3(op: Int3, ty: IntType, a: u64, b: u64, c: u64) -> u64 {
 fn abs_diff4(signed: bool, add: bool, a: u64, b: u64, c: u64) -> u64 {
     let byte = IntType { bits: 8, signed };
     let difference = |i: u32| (byte.value(a >> (8 * i)) - byte.value(b >> (8 * i))).unsigned_abs() as u64;
-    if add { (0..4).map(difference).sum::<u64>() + c & mask(32) } else { (0..4).map(|i| difference(i) << (8 * i)).sum() }
+    if add {
+        (0..4).map(difference).sum::<u64>() + c & mask(32)
+    } else {
+        (0..4).map(|i| difference(i) << (8 * i)).sum()
+    }
 }
 
 fn dot(signed: [bool; 2], half: Option<bool>, a: u32, b: u32, c: u32) -> u32 {
@@ -423,12 +428,12 @@ pub fn execute(op: &Arith, cx: &mut Cx<'_, '_>) -> Result {
             cx.w.regs.w32(*d, m, &r);
         }
         Arith::Select(_, d, s, p) => select(cx, *d, s, *p),
-        Arith::SignSelect(ty, d, s, by, float) => {
+        Arith::SignSelect(ty, d, s, by, float, ftz) => {
             let by = cx.w.regs.r32(*by, m);
-            // -0 counts as non-negative, NaN does not.
+            // -0 counts as non-negative, so does what is flushed to it; NaN does not.
             let p = bits(|i| {
                 if *float {
-                    f32::from_bits(by[i]) >= 0.0
+                    f32::from_bits(by[i]) >= 0.0 || *ftz && F32.is_subnormal(by[i].into())
                 } else {
                     by[i] as i32 >= 0
                 }

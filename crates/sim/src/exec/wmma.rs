@@ -123,9 +123,8 @@ fn product(
     s: &[Vec<Src>; 3],
 ) -> Vec<[u64; 32]> {
     let shape = Shape { m: m as usize, n: n as usize, k: k as usize };
-    let [a, b, addend] = [0, 1, 2].map(|x: usize| -> Vec<[u64; 32]> {
-        s[x].iter().map(|s| cx.w.regs.r64(*s, FULL)).collect()
-    });
+    let [a, b, addend] = [0, 1, 2]
+        .map(|x: usize| -> Vec<[u64; 32]> { s[x].iter().map(|s| cx.w.regs.r64(*s, FULL)).collect() });
     let bits = ab.bits();
     let at_a = |l: u32, i: u32| {
         let (row, kk) = wmma_a(bits, (m, k), l, i);
@@ -186,8 +185,7 @@ fn product(
             if c == half { F16.decode(bits & 0xffff) as f32 } else { f32::from_bits(bits as u32) };
     }
     let accumulator = if d == half { Accumulator::F16 } else { Accumulator::F32 };
-    let model =
-        Model::new(cx.cl.launch.kernel.generation, Family::Mma, element_type, accumulator, shape.k);
+    let model = Model::new(cx.cl.launch.kernel.generation, Family::Mma, element_type, accumulator, shape.k);
     multiply(&model, shape, &a, &b, &mut sum);
     for (l, i) in places() {
         let x = sum[at(l, i)];

@@ -190,9 +190,10 @@ mod tests {
         for n in (8..=256).step_by(8) {
             covers(64, n, 128, |t, i| wgmma_d(t / 32, t % 32, i));
         }
-        for (bits, m, n, k) in [(16, 16, 16, 16), (16, 32, 8, 16), (16, 8, 32, 16), (8, 16, 16, 16), (8, 32, 8, 16)]
-            .into_iter()
-            .chain([(8, 8, 32, 16), (32, 16, 16, 8), (64, 8, 8, 4)])
+        for (bits, m, n, k) in
+            [(16, 16, 16, 16), (16, 32, 8, 16), (16, 8, 32, 16), (8, 16, 16, 16), (8, 32, 8, 16)]
+                .into_iter()
+                .chain([(8, 8, 32, 16), (32, 16, 16, 8), (64, 8, 8, 4)])
         {
             covers(m, k, 32, |lane, i| wmma_a(bits, (m, k), lane, i));
             covers(k, n, 32, |lane, i| wmma_b(bits, k, lane, i));

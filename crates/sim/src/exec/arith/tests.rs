@@ -68,3 +68,10 @@ fn integer_edges_exact() {
     assert_eq!(dot([true, true], None, 0xff01_ff01, 0x0101_0202, 10), 10 + 2 - 2 + 1 - 1);
     assert_eq!(dot([false, true], Some(true), 0x0002_0003, 0xff02_0000, 0), 6u32.wrapping_sub(2));
 }
+
+#[test]
+fn byte_differences_follow_the_isa_exact() {
+    assert_eq!(abs_diff4(false, false, 0x01ff_0080, 0x0300_007f, 9), 0x02ff_0001);
+    assert_eq!(abs_diff4(true, false, 0x01ff_0080, 0x0300_007f, 9), 0x0201_00ff);
+    assert_eq!(abs_diff4(false, true, 0x01ff_0080, 0x0300_007f, 9), 2 + 255 + 1 + 9);
+}
