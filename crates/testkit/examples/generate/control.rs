@@ -38,7 +38,7 @@ fn branches() -> Raw {
 }
 
 fn divergence() -> Raw {
-    Raw::new("control", "partial_warps", "vote_ballot activemask shfl match_any redux_int bar_warp_sync", "block 64", "u32 256")
+    Raw::new("control", "partial_warps", "vote_ballot shfl match_any redux_int bar_warp_sync", "block 64", "u32 256")
         .body(
             "// Odd lanes and even lanes work apart, with masks that name them.
              and.b32 %r2, %t, 1;

@@ -32,6 +32,10 @@ pub struct Draft {
     text: String,
 }
 
+/// Rows that the simulator does not execute; `tests/conformance.rs` says why.
+const NOT_EXECUTED: &[&str] =
+    &["cvt_rs_f8x4_f32", "cvt_rs_e2m1x4_f32", "ldmatrix_b8", "ldmatrix_unpack", "stmatrix_b8"];
+
 fn drafts() -> Vec<Draft> {
     let mut list: Vec<Draft> = isa::rows().filter_map(registers::draft).collect();
     list.extend(isa::rows().filter_map(memory::draft));
@@ -41,6 +45,7 @@ fn drafts() -> Vec<Draft> {
     list.extend(barrier::drafts());
     list.extend(asynchronous::drafts());
     list.extend(control::drafts());
+    list.retain(|draft| !NOT_EXECUTED.contains(&draft.name.as_str()));
     list
 }
 

@@ -223,11 +223,14 @@ fn maps(d: usize) -> Vec<(Map, Vec<i64>)> {
     let mut push = |ty, size, row: usize, swizzle, fill, steps: Vec<usize>, at: i64| {
         let mut extents: Vec<usize> = extents.clone();
         extents[0] = row / size * steps[0];
+        // A box starts on a whole 16 bytes of the innermost dimension, or the card stops with an illegal instruction.
+        let unit = 16 / size as i64;
         let coordinates = (0..d)
             .map(|i| match at {
                 0 => 0,
-                1 => [3, 1, 1, 1, 1][i],
-                2 => [-3, -2, -1, 1, -1][i],
+                1 => [unit, 1, 1, 1, 1][i],
+                2 => [-unit, -2, -1, 1, -1][i],
+                _ if i == 0 => dims[0] as i64 / unit * unit - unit,
                 _ => dims[i] as i64 - [5, 3, 1, 1, 1][i],
             })
             .collect();
@@ -417,7 +420,7 @@ fn tensor_reduce(op: &'static str) -> Raw {
         _ => &[("u32", "u32", 4), ("u64", "u64", 8)],
     };
     for &(ty, element, size) in types {
-        for (swizzle, at) in [("None", [0, 0]), ("B64", [61, 40])] {
+        for (swizzle, at) in [("None", [0, 0]), ("B64", [64 - 16 / size as i64, 40])] {
             let map = Map {
                 ty,
                 size,
@@ -464,7 +467,7 @@ fn multicast() -> Raw {
          barrier.cluster.wait.aligned;
          mad.lo.u32 %r6, %r4, 1024, %r3;
          shl.b32 %r7, %r4, 3;
-         mov.u32 %r8, 2;
+         mov.u32 %r8, 8;
          @%p0 cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%r6], [%rd1, {{%r8, %r7}}], [%r5], %rs7, %rd31;
          WAIT:
          mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r5], 0;

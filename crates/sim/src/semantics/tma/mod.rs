@@ -209,7 +209,8 @@ impl TiledTensor {
     /// first, and `smem` is the destination or source in the shared window.
     ///
     /// # Errors
-    /// A misaligned shared address; for stores, a negative coordinate; a 4-bit coordinate between bytes.
+    /// A misaligned shared address; a box that does not start on a whole 16 bytes of the innermost dimension, where an
+    /// H100 stops with an illegal instruction; for stores, a negative coordinate.
     pub fn pieces(&self, coordinates: &[i32], smem: u32, direction: Direction) -> Result<Pieces<'_>, Misuse> {
         let what = "cp.async.bulk.tensor";
         let given = coordinates.len();
@@ -228,6 +229,13 @@ impl TiledTensor {
             smem as u64,
             "it is a multiple of 128",
         )?;
+        require(
+            (i64::from(coordinates[0]) * self.ty.bits() as i64) % 128 == 0,
+            what,
+            "innermost coordinate",
+            coordinates[0] as u32 as u64,
+            "the box starts on a multiple of 16 bytes",
+        )?;
         if direction == Direction::Store {
             for &c in coordinates {
                 require(
@@ -238,16 +246,6 @@ impl TiledTensor {
                     "a store's box starts at coordinates >= 0",
                 )?;
             }
-        }
-        if self.ty.bits() == 4 {
-            let c = coordinates[0];
-            require(
-                c % 2 == 0,
-                what,
-                "coordinate 0",
-                c as u32 as u64,
-                "4-bit elements are addressed in pairs",
-            )?;
         }
         let mut start = [0; 5];
         for (s, &c) in start.iter_mut().zip(coordinates) {
