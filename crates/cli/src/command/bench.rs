@@ -35,8 +35,10 @@ const BEYOND_CACHES: usize = 192 << 20;
 const REFERENCE_BUDGET: f64 = 4e8;
 /// Seed of the operands.
 const SEED: u64 = 1;
-/// Tensor scale of generated matrices: products then have the size that activations of real models have.
-const TENSOR_SCALE: GlobalScale = GlobalScale::multiplier(1e-2);
+/// Mean square of a generated nvfp4 value before its tensor scale: 8.56 of the codes, a third of the block scales.
+const MEAN_SQUARE: f32 = 2.85;
+/// Tensor scale of a re-quantized C.
+const OUT_SCALE: f32 = 1e-2;
 
 /// Arguments of `bench`.
 #[derive(Debug, Args)]
@@ -235,7 +237,7 @@ fn desc(Shape { m, n, k }: Shape, a: AFormatArg, out: OutFormatArg) -> DualGemmD
         OutFormatArg::Bf16 => OutFormat::Bf16,
         OutFormatArg::Nvfp4 => OutFormat::Nvfp4 {
             scale_layout: dualgemm::formats::ScaleLayout::Linear,
-            global_scale: OutScale::Static(TENSOR_SCALE.value()),
+            global_scale: OutScale::Static(OUT_SCALE),
         },
     };
     DualGemmDesc { out, quantize_a: QuantizeA::No, ..DualGemmDesc::new(m, n, k, a, BlockFormat::Nvfp4) }
@@ -251,9 +253,10 @@ struct Operands {
 impl Operands {
     fn new(Shape { n, k, .. }: Shape, cache: CacheArg) -> anyhow::Result<Self> {
         let mut inputs = Inputs::seeded(SEED);
-        let mut half = |name| {
-            inputs.quantized(name, BlockFormat::Nvfp4, (n, k), (CodeSet::Full, ScaleSet::Unit), TENSOR_SCALE)
-        };
+        // A has unit variance, so both products have it too: no format of C overflows or loses its small values.
+        let scale = GlobalScale::multiplier((MEAN_SQUARE * k as f32).powf(-0.5));
+        let mut half =
+            |name| inputs.quantized(name, BlockFormat::Nvfp4, (n, k), (CodeSet::Full, ScaleSet::Unit), scale);
         let weights = GateUp::new(half("gate")?, half("up")?);
         let sets = match cache {
             CacheArg::Cold => BEYOND_CACHES.div_ceil(n * k / 8 * 9).max(1),
@@ -277,7 +280,8 @@ impl Operands {
             AFormat::Nvfp4 | AFormat::Mxfp4 => {
                 let sets = (CodeSet::Full, ScaleSet::Unit);
                 let shape = (desc.m, desc.k);
-                AOperand::Quantized(inputs.quantized("A", BlockFormat::Nvfp4, shape, sets, TENSOR_SCALE)?)
+                let scale = GlobalScale::multiplier(MEAN_SQUARE.powf(-0.5));
+                AOperand::Quantized(inputs.quantized("A", BlockFormat::Nvfp4, shape, sets, scale)?)
             }
         };
         let mut c = OwnedResult::zeroed(desc);
