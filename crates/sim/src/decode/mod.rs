@@ -1,4 +1,4 @@
-//! Syntax tree to [`Kernel`]: every name resolved, every modifier parsed, once.
+//! Syntax tree to [`Kernel`](crate::program::Kernel): every name resolved, every modifier parsed, once.
 //!
 //! `link` lays out variables and walks the statements; one file per family of instructions turns an instruction
 //! into an [`Op`]. The families are those of `exec`, where the same file stem executes the operation. A modifier
