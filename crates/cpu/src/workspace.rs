@@ -51,7 +51,10 @@ impl Workspace {
         let (rows, k) = (plan.rows(), plan.desc.k);
         let activations = match plan.desc.a_compute().block_format() {
             Some(_) => Activations::W4a4(w4a4::Kernel::new(plan.isa)?, Aligned::zeroed(rows * (k / CHUNK_K))),
-            None => Activations::W4a16(w4a16::Kernel::new(plan.isa)?, Aligned::zeroed(rows * k)),
+            None => {
+                let kernel = w4a16::Kernel::new(plan.isa, plan.desc.b)?;
+                Activations::W4a16(kernel, Aligned::zeroed(w4a16::buffer_len(rows, k)))
+            }
         };
         Ok(Self {
             activations,
@@ -109,7 +112,7 @@ impl Workspace {
             }
             (Activations::W4a16(kernel, buffer), AOperand::Float(a)) => {
                 let sink = sink(GlobalScale::ONE)?;
-                let kernel = kernel.prepare(threads, a, tiles, buffer);
+                let kernel = kernel.prepare(threads, a, self.plan.rows(), tiles, buffer);
                 schedule::run(sums, tiles, weights_of, &kernel, &sink);
                 Ok(sink)
             }

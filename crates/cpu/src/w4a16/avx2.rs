@@ -4,7 +4,8 @@ use std::arch::x86_64::*;
 
 use dualgemm_formats::BlockFormat;
 
-use super::kernel;
+use super::Functions;
+use super::kernel::{self, Pass, Task};
 use super::vector::{Vector, code_values};
 use crate::pack::{PANEL, SCALES, UP_CODES};
 
@@ -24,9 +25,8 @@ const fn tables(format: BlockFormat) -> [[u8; 16]; 2] {
     [code_bytes(format, 16), code_bytes(format, 24)]
 }
 
-/// Eight features × four k as pairs of bf16, k in the low and k + 1 in the high half of a lane: lanes 0 to 7 of the
-/// first vector hold k = 0, 2, 0, 2, … of features 0, 0, 1, 1, 4, 4, 5, 5; those of the second, of 2, 2, 3, 3, 6, 6,
-/// 7, 7.
+/// Eight features × four k as pairs of bf16, k in the low and k + 1 in the high half of a lane: the lanes of the first
+/// vector hold k = 0, 2, 0, 2, … of features 0, 0, 1, 1, 4, 4, 5, 5; those of the second, of 2, 2, 3, 3, 6, 6, 7, 7.
 #[inline(always)]
 unsafe fn pairs(chunk: *const u8, column: usize, quad: usize, format: BlockFormat) -> [__m256i; 2] {
     const TABLES: [[[u8; 16]; 2]; 2] = [tables(BlockFormat::Nvfp4), tables(BlockFormat::Mxfp4)];
@@ -164,6 +164,17 @@ impl Vector for __m256 {
         unsafe { _mm256_fmadd_ps(a, b, c) }
     }
 
+    #[inline(never)]
+    unsafe fn pass(pass: &Pass) {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn compiled(pass: &Pass) {
+            // SAFETY: the caller's promises.
+            unsafe { kernel::pass::<__m256>(pass) }
+        }
+        // SAFETY: the caller's promises.
+        unsafe { compiled(pass) }
+    }
+
     #[inline(always)]
     unsafe fn prefetch(address: *const u8) {
         // SAFETY: prefetching reads nothing.
@@ -171,19 +182,19 @@ impl Vector for __m256 {
     }
 }
 
-/// [`kernel::multiply`] with AVX2, FMA and F16C.
-///
-/// # Safety
-/// The machine has them; for the rest see there.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn multiply(
-    format: BlockFormat,
-    panel: *const u8,
-    chunks: usize,
-    a: *const f32,
-    rows: usize,
-    sums: *mut f32,
-) {
-    // SAFETY: the caller's promises.
-    unsafe { kernel::multiply::<__m256>(format, panel, chunks, a, rows, sums) }
-}
+/// [`kernel::narrow`] and [`kernel::wide`] with AVX2, FMA and F16C.
+pub(super) const FUNCTIONS: Functions = {
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn narrow(task: &Task) {
+        // SAFETY: the caller's promises.
+        unsafe { kernel::narrow::<__m256>(task) }
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn wide(task: &Task) {
+        // SAFETY: the caller's promises.
+        unsafe { kernel::wide::<__m256>(task) }
+    }
+
+    Functions { narrow, wide, group_rows: <__m256 as Vector>::ROWS }
+};

@@ -4,7 +4,8 @@ use std::arch::x86_64::*;
 
 use dualgemm_formats::BlockFormat;
 
-use super::kernel;
+use super::Functions;
+use super::kernel::{self, Pass, Task};
 use super::vector::{Vector, code_values};
 use crate::pack::{PANEL, SCALES, UP_CODES};
 
@@ -119,6 +120,17 @@ impl Vector for __m512 {
         unsafe { _mm512_fmadd_ps(a, b, c) }
     }
 
+    #[inline(never)]
+    unsafe fn pass(pass: &Pass) {
+        #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
+        unsafe fn compiled(pass: &Pass) {
+            // SAFETY: the caller's promises.
+            unsafe { kernel::pass::<__m512>(pass) }
+        }
+        // SAFETY: the caller's promises.
+        unsafe { compiled(pass) }
+    }
+
     #[inline(always)]
     unsafe fn prefetch(address: *const u8) {
         // SAFETY: prefetching reads nothing.
@@ -126,19 +138,19 @@ impl Vector for __m512 {
     }
 }
 
-/// [`kernel::multiply`] with AVX-512 F, BW and VL.
-///
-/// # Safety
-/// The machine has them; for the rest see there.
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
-pub(super) unsafe fn multiply(
-    format: BlockFormat,
-    panel: *const u8,
-    chunks: usize,
-    a: *const f32,
-    rows: usize,
-    sums: *mut f32,
-) {
-    // SAFETY: the caller's promises.
-    unsafe { kernel::multiply::<__m512>(format, panel, chunks, a, rows, sums) }
-}
+/// [`kernel::narrow`] and [`kernel::wide`] with AVX-512 F, BW and VL.
+pub(super) const FUNCTIONS: Functions = {
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
+    unsafe fn narrow(task: &Task) {
+        // SAFETY: the caller's promises.
+        unsafe { kernel::narrow::<__m512>(task) }
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
+    unsafe fn wide(task: &Task) {
+        // SAFETY: the caller's promises.
+        unsafe { kernel::wide::<__m512>(task) }
+    }
+
+    Functions { narrow, wide, group_rows: <__m512 as Vector>::ROWS }
+};

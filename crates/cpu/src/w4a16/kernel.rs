@@ -1,17 +1,17 @@
 //! The W4A16 product of some rows with one packed panel, generic over the instruction set.
 //!
-//! Two algorithms, chosen by the number of rows alone; either has one order of f32 sums, the same on every
-//! instruction set. All multiply-adds are fused, but for [`portable`](super::portable) on machines without:
+//! Two algorithms, chosen by the number of rows; either has one order of f32 sums, the same on every instruction set.
+//! All multiply-adds are fused, but for [`portable`](super::portable) on machines without:
 //!
 //! ```text
-//! narrow, up to NARROW_ROWS rows: bound by memory and by decoding; weights go from register to register
-//!     per block of 16 k, two chains: chain x sums a[k] · code[k] over k mod 4 = 2x, 2x+1, ascending, from 0
-//!     sum[x] += chain[x] · scale                       blocks ascending, from 0
+//! narrow, up to NARROW_ROWS rows: bound by decoding; weights go from register to register
+//!     per chunk of 16 k, two chains: chain x sums a[k] · code[k] over k mod 4 = 2x, 2x+1, ascending, from 0
+//!     sum[x] += chain[x] · scale                       chunks ascending, from 0
 //!     sum = sum[0] + sum[1]
 //!
 //! wide: bound by multiplication; weights are decoded once per tile into a buffer in the first-level cache
 //!     per BLOCK_K of k, one chain: a[k] · (code[k] · scale), ascending, from 0; code · scale is exact in f32
-//!     sum = chain 0, then += chain                     blocks ascending
+//!     sum = the first chain, then += chain             blocks ascending
 //! ```
 
 use std::mem::MaybeUninit;
@@ -37,64 +37,60 @@ const NARROW_GROUP: usize = 4;
 /// How far ahead of use [`narrow`] fetches weights.
 const PREFETCH: usize = 8 * CHUNK;
 
-/// Elements of A in the order that the kernel reads them.
-///
-/// A tile of up to [`NARROW_ROWS`] rows is `[row][quad][4]`, k of a quad in the order 0, 2, 1, 3. A larger tile is
-/// cut into groups of rows, see [`group_rows`]; each is `[k][row of group]`, groups follow each other.
-pub(super) fn is_narrow(rows: usize) -> bool {
-    rows <= NARROW_ROWS
-}
-
-/// Starts of the row groups of a wide tile, as even as whole rows allow, none of more than `most` rows; group `i`
-/// ends where group `i + 1` starts.
+/// Where a group of rows of a wide tile starts. Groups are as even as whole rows allow, none of more than `most` rows; each ends
+/// where the next one starts.
 pub(super) fn group_start(rows: usize, most: usize, group: usize) -> usize {
     rows * group / rows.div_ceil(most)
 }
 
-/// Sums of `rows` rows: `a` is as [`is_narrow`] says, `sums` becomes `[rows][32]`.
+/// A product of some rows with one panel.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Task {
+    /// Block format of the weights.
+    pub(super) format: BlockFormat,
+    /// The panel.
+    pub(super) panel: *const u8,
+    /// Its chunks.
+    pub(super) chunks: usize,
+    /// `rows · chunks · 16` activations, in an order of each algorithm.
+    pub(super) a: *const f32,
+    /// Rows.
+    pub(super) rows: usize,
+    /// What becomes `[rows][32]` sums.
+    pub(super) sums: *mut f32,
+}
+
+/// Few rows, at most [`NARROW_ROWS`]: each weight is used as soon as it is decoded. Activations are `[row][quad][4]`, k
+/// of a quad in the order 0, 2, 1, 3.
 ///
 /// # Safety
-/// The machine has the instruction set of `V`; `panel` points to `chunks` chunks, `a` to `rows · chunks · 16` values,
-/// `sums` to `rows · 32` values.
+/// The machine has the instruction set of `V`, and the pointers of the task point to as much as it says.
 #[inline(always)]
-pub(super) unsafe fn multiply<V: Vector>(
-    format: BlockFormat,
-    panel: *const u8,
-    chunks: usize,
-    a: *const f32,
-    rows: usize,
-    sums: *mut f32,
-) {
-    // SAFETY: the caller's promises, cut into groups of rows.
-    unsafe {
-        if !is_narrow(rows) {
-            return wide::<V>(format, panel, chunks, a, rows, sums);
-        }
-        for first in (0..rows).step_by(NARROW_GROUP) {
-            let (a, sums) = (a.add(first * chunks * CHUNK_K), sums.add(first * TILE_COLS));
-            match rows - first {
-                1 => narrow::<V, 1>(format, panel, chunks, a, sums),
-                2 => narrow::<V, 2>(format, panel, chunks, a, sums),
-                3 => narrow::<V, 3>(format, panel, chunks, a, sums),
-                _ => narrow::<V, NARROW_GROUP>(format, panel, chunks, a, sums),
+pub(super) unsafe fn narrow<V: Vector>(task: &Task) {
+    for first in (0..task.rows).step_by(NARROW_GROUP) {
+        // SAFETY: the caller's promises, cut into groups of rows.
+        unsafe {
+            let group = Task {
+                a: task.a.add(first * task.chunks * CHUNK_K),
+                sums: task.sums.add(first * TILE_COLS),
+                ..*task
+            };
+            match task.rows - first {
+                1 => narrow_rows::<V, 1>(&group),
+                2 => narrow_rows::<V, 2>(&group),
+                3 => narrow_rows::<V, 3>(&group),
+                _ => narrow_rows::<V, NARROW_GROUP>(&group),
             }
         }
     }
 }
 
-/// Few rows: each weight is used as soon as it is decoded.
-///
-/// Bound by instructions, not by memory: eight features × 16 k take 63 vector operations for one row, 18 more for
-/// each further one.
+/// `ROWS` rows. Bound by instructions, not by memory: eight features × 16 k take 63 vector operations for one row, 18
+/// more for each further one.
 #[inline(always)]
-unsafe fn narrow<V: Vector, const ROWS: usize>(
-    format: BlockFormat,
-    panel: *const u8,
-    chunks: usize,
-    a: *const f32,
-    sums: *mut f32,
-) {
+unsafe fn narrow_rows<V: Vector, const ROWS: usize>(task: &Task) {
     const { assert!(TILE_COLS / V::LANES <= 4) };
+    let Task { format, panel, chunks, a, sums, .. } = *task;
     // SAFETY: all offsets stay inside what the caller promises: chunk < chunks, row < ROWS, column < 32.
     unsafe {
         let mut totals = [[[V::zero(); 2]; 4]; ROWS];
@@ -133,18 +129,16 @@ unsafe fn narrow<V: Vector, const ROWS: usize>(
 #[repr(align(64))]
 struct Decoded(MaybeUninit<[f32; BLOCK_K * MAX_WIDTH]>);
 
-/// Many rows: decodes a block of K into the first-level cache, then passes all rows over it.
+/// Many rows: decodes a block of K into the first-level cache, then passes all rows over it. Activations are `[group
+/// of rows][k][row of group]`, see [`group_start`].
+///
+/// # Safety
+/// The machine has the instruction set of `V`, and the pointers of the task point to as much as it says.
 #[inline(always)]
-unsafe fn wide<V: Vector>(
-    format: BlockFormat,
-    panel: *const u8,
-    chunks: usize,
-    a: *const f32,
-    rows: usize,
-    sums: *mut f32,
-) {
+pub(super) unsafe fn wide<V: Vector>(task: &Task) {
     const { assert!(2 * V::LANES <= MAX_WIDTH) };
     const CHUNKS: usize = BLOCK_K / CHUNK_K;
+    let Task { format, panel, chunks, a, rows, sums } = *task;
     let mut decoded = Decoded(MaybeUninit::uninit());
     let decoded = decoded.0.as_mut_ptr().cast::<f32>();
     let groups = rows.div_ceil(V::ROWS);
@@ -163,9 +157,14 @@ unsafe fn wide<V: Vector>(
                 }
                 for group in 0..groups {
                     let [start, end] = [group, group + 1].map(|g| group_start(rows, V::ROWS, g));
-                    let a = a.add(start * chunks * CHUNK_K + first * CHUNK_K * (end - start));
-                    let sums = sums.add(start * TILE_COLS + column);
-                    pass::<V>(end - start, decoded, count * CHUNK_K, a, sums, first > 0);
+                    V::pass(&Pass {
+                        rows: end - start,
+                        weights: decoded,
+                        k: count * CHUNK_K,
+                        a: a.add(start * chunks * CHUNK_K + first * CHUNK_K * (end - start)),
+                        sums: sums.add(start * TILE_COLS + column),
+                        add: first > 0,
+                    });
                 }
             }
         }
@@ -190,21 +189,37 @@ unsafe fn decode<V: Vector>(format: BlockFormat, chunk: *const u8, column: usize
     }
 }
 
-/// One group of rows, at most `V::ROWS`, over a decoded block of `k` elements.
+/// One group of rows over a decoded block of K.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pass {
+    /// Rows, at most [`Vector::ROWS`].
+    pub(super) rows: usize,
+    /// `[k][2 · LANES]`.
+    pub(super) weights: *const f32,
+    /// Elements of K.
+    pub(super) k: usize,
+    /// `[k][rows]`.
+    pub(super) a: *const f32,
+    /// Two vectors of the first row, 32 values before those of the next one.
+    pub(super) sums: *mut f32,
+    /// Whether to add to the sums or to overwrite them.
+    pub(super) add: bool,
+}
+
+/// Multiplies one group of rows.
+///
+/// Instruction sets compile this as a function of its own: inlined, its accumulators would share the registers with
+/// what decoding keeps there, and some would be spilled (a third of the speed, on Zen 3).
+///
+/// # Safety
+/// The machine has the instruction set of `V`, and the pointers point to as much as they say.
 #[inline(always)]
-unsafe fn pass<V: Vector>(
-    rows: usize,
-    weights: *const f32,
-    k: usize,
-    a: *const f32,
-    sums: *mut f32,
-    add: bool,
-) {
+pub(super) unsafe fn pass<V: Vector>(pass: &Pass) {
     macro_rules! pass_rows {
         ($($rows:literal)*) => {
-            match rows {
+            match pass.rows {
                 // SAFETY: the caller's promises.
-                $($rows if $rows <= V::ROWS => unsafe { pass_rows::<V, $rows>(weights, k, a, sums, add) },)*
+                $($rows if $rows <= V::ROWS => unsafe { pass_rows::<V, $rows>(pass) },)*
                 _ => unreachable!("groups have up to {} rows", V::ROWS),
             }
         };
@@ -214,30 +229,25 @@ unsafe fn pass<V: Vector>(
 
 /// `ROWS` rows × two vectors of features: the accumulators stay in registers over the whole block.
 #[inline(always)]
-unsafe fn pass_rows<V: Vector, const ROWS: usize>(
-    weights: *const f32,
-    k: usize,
-    a: *const f32,
-    sums: *mut f32,
-    add: bool,
-) {
-    // SAFETY: the caller passes `k` rows of weights, `[k][ROWS]` activations, and `ROWS` rows of sums.
+unsafe fn pass_rows<V: Vector, const ROWS: usize>(pass: &Pass) {
+    let (mut weights, mut a) = (pass.weights, pass.a);
+    // SAFETY: the pass has `k` rows of weights, `[k][ROWS]` activations, and `ROWS` rows of sums.
     unsafe {
         let mut accumulators = [[V::zero(); 2]; ROWS];
-        for k in 0..k {
-            let weights = weights.add(k * 2 * V::LANES);
-            let weights = [V::load(weights), V::load(weights.add(V::LANES))];
+        for _ in 0..pass.k {
+            let pair = [V::load(weights), V::load(weights.add(V::LANES))];
             for (row, accumulators) in accumulators.iter_mut().enumerate() {
-                let a = V::splat(a.add(k * ROWS + row));
-                for v in 0..2 {
-                    accumulators[v] = V::mul_add(a, weights[v], accumulators[v]);
+                let a = V::splat(a.add(row));
+                for (accumulator, weights) in accumulators.iter_mut().zip(pair) {
+                    *accumulator = V::mul_add(a, weights, *accumulator);
                 }
             }
+            (weights, a) = (weights.add(2 * V::LANES), a.add(ROWS));
         }
         for (row, accumulators) in accumulators.into_iter().enumerate() {
             for (v, sum) in accumulators.into_iter().enumerate() {
-                let to = sums.add(row * TILE_COLS + v * V::LANES);
-                V::store(to, if add { V::add(V::load(to), sum) } else { sum });
+                let to = pass.sums.add(row * TILE_COLS + v * V::LANES);
+                V::store(to, if pass.add { V::add(V::load(to), sum) } else { sum });
             }
         }
     }

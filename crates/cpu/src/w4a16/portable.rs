@@ -6,7 +6,8 @@
 
 use dualgemm_formats::BlockFormat;
 
-use super::kernel;
+use super::Functions;
+use super::kernel::{self, Pass};
 use super::vector::{Vector, code_unit, code_values};
 use crate::pack::{PANEL, SCALES, UP_CODES};
 
@@ -113,22 +114,18 @@ impl<const FUSED: bool> Vector for Portable<FUSED> {
         }))
     }
 
+    #[inline(never)]
+    unsafe fn pass(pass: &Pass) {
+        // SAFETY: the caller's promises.
+        unsafe { kernel::pass::<Self>(pass) }
+    }
+
     #[inline(always)]
     unsafe fn prefetch(_address: *const u8) {}
 }
 
-/// [`kernel::multiply`] in plain Rust.
-///
-/// # Safety
-/// See there.
-pub(super) unsafe fn multiply<const FUSED: bool>(
-    format: BlockFormat,
-    panel: *const u8,
-    chunks: usize,
-    a: *const f32,
-    rows: usize,
-    sums: *mut f32,
-) {
-    // SAFETY: the caller's promises.
-    unsafe { kernel::multiply::<Portable<FUSED>>(format, panel, chunks, a, rows, sums) }
+/// [`kernel::narrow`] and [`kernel::wide`] in plain Rust.
+pub(super) const fn functions<const FUSED: bool>() -> Functions {
+    let (narrow, wide) = (kernel::narrow::<Portable<FUSED>>, kernel::wide::<Portable<FUSED>>);
+    Functions { narrow, wide, group_rows: Portable::<FUSED>::ROWS }
 }

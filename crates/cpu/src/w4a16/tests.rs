@@ -5,8 +5,8 @@ use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedM
 use dualgemm_gemm::GateUp;
 use half::{bf16, f16};
 
-use super::Kernel;
 use super::kernel::{BLOCK_K, NARROW_ROWS};
+use super::{AS_DIGITS, Kernel, buffer_len};
 use crate::Isa;
 use crate::pack::{PANEL, PackedGateUp};
 use crate::tile::{MAX_TILE_ROWS, RowTile, TILE_COLS, TileKernel};
@@ -60,8 +60,8 @@ fn f32_matrix(m: usize, k: usize, data: &[f32]) -> FloatMatrix<'_> {
 /// All sums of a kernel, `[m][2][n]`, tile by tile.
 fn sums(kernel: Kernel, a: &FloatMatrix<'_>, tiles: &[RowTile], packed: &PackedGateUp) -> Vec<f32> {
     let (m, n) = (a.rows(), packed.n());
-    let (mut out, mut buffer) = (vec![0.0; m * 2 * n], vec![f32::NAN; m * a.cols()]);
-    let bound = kernel.prepare(2, a, tiles, &mut buffer);
+    let (mut out, mut buffer) = (vec![0.0; m * 2 * n], vec![f32::NAN; buffer_len(m, a.cols())]);
+    let bound = kernel.prepare(2, a, m, tiles, &mut buffer);
     for tile in tiles {
         for panel in 0..packed.panels() {
             let mut sums = vec![f32::NAN; tile.rows * TILE_COLS];
@@ -87,17 +87,33 @@ fn one_tile(m: usize) -> [RowTile; 1] {
     [RowTile { group: 0, first_row: 0, rows: m }]
 }
 
-/// The order of sums as the head of `kernel` states it, in scalar code.
-fn scalar_sum(a: &[f32], b: &QuantizedMatrix<'_>, n: usize, narrow: bool) -> f32 {
+/// The order of sums as the heads of `digits` and `kernel` state it, in scalar code.
+fn scalar_sum(a: &[f32], b: &QuantizedMatrix<'_>, n: usize, rows: usize) -> f32 {
     let scale = |k: usize| b.format().decode_scale(b.scale_byte(n, k / b.format().block_len()));
     let code = |k: usize| e2m1::decode(b.code(n, k));
-    if narrow {
+    if rows == 1 {
+        let mut sum = 0f32;
+        for (first, a) in (0..a.len()).step_by(16).zip(a.as_chunks::<16>().0) {
+            // The largest power of two of which all are multiples.
+            let is_unit = |e: &i32| a.iter().all(|&a| (f64::from(a) * 2f64.powi(-e)).fract() == 0.0);
+            let Some(mut exponent) = (-100..40).rev().find(is_unit) else { continue };
+            let mut rest = a.map(|a| (f64::from(a) * 2f64.powi(-exponent)) as i64);
+            while rest.iter().any(|&rest| rest != 0) {
+                let digits = rest.map(|rest| rest as i8);
+                rest = std::array::from_fn(|i| (rest[i] - i64::from(digits[i])) >> 8);
+                let dot: f32 = (0..16).map(|i| f32::from(digits[i]) * code(first + i)).sum();
+                sum += dot * (2f32.powi(exponent) * scale(first));
+                exponent += 8;
+            }
+        }
+        return sum;
+    }
+    if rows <= NARROW_ROWS {
         let mut totals = [0f32; 2];
         for first in (0..a.len()).step_by(16) {
             for (x, total) in totals.iter_mut().enumerate() {
-                let chain = (first..first + 16)
-                    .filter(|k| k % 4 / 2 == x)
-                    .fold(0f32, |s, k| code(k).mul_add(a[k], s));
+                let of_chain = (first..first + 16).filter(|k| k % 4 / 2 == x);
+                let chain = of_chain.fold(0f32, |s, k| code(k).mul_add(a[k], s));
                 *total = chain.mul_add(scale(first), *total);
             }
         }
@@ -110,10 +126,37 @@ fn scalar_sum(a: &[f32], b: &QuantizedMatrix<'_>, n: usize, narrow: bool) -> f32
     blocks.reduce(|total, chain| total + chain).unwrap()
 }
 
+/// Whether a kernel writes these rows as digits.
+fn are_digits(kernel: Kernel, a: &FloatMatrix<'_>) -> bool {
+    let mut buffer = vec![f32::NAN; buffer_len(a.rows(), a.cols())];
+    kernel.prepare(1, a, a.rows(), &one_tile(a.rows()), &mut buffer);
+    buffer[0] == AS_DIGITS
+}
+
+/// The portable kernel, with or without fused multiply-adds.
+fn portable<const FUSED: bool>(format: BlockFormat) -> Kernel {
+    let kernel = Kernel::new(Isa::Portable, format).unwrap();
+    Kernel { functions: super::portable::functions::<FUSED>(), ..kernel }
+}
+
+/// The kernel of an instruction set, with fused multiply-adds.
+fn fused(isa: Isa, format: BlockFormat) -> Kernel {
+    match isa {
+        Isa::Portable => portable::<true>(format),
+        _ => Kernel::new(isa, format).unwrap(),
+    }
+}
+
 fn assert_bits(got: &[f32], want: &[f32], what: &str) {
     for (i, (g, w)) in got.iter().zip(want).enumerate() {
         assert!(g.to_bits() == w.to_bits() || (g.is_nan() && w.is_nan()), "{what}, element {i}: {g:e} {w:e}");
     }
+}
+
+/// bf16 numbers, one row of which is written as digits.
+fn bf16s(m: usize, k: usize) -> FloatMatrix<'static> {
+    let data: Vec<bf16> = activations(m, k).into_iter().map(bf16::from_f32).collect();
+    FloatMatrix::Bf16(Matrix::new("a", m, k, data).unwrap())
 }
 
 #[test]
@@ -122,16 +165,17 @@ fn the_order_of_sums_is_the_documented_one_exact() {
     for format in BlockFormat::ALL {
         let pair = weights(format, n, k, 1);
         let packed = PackedGateUp::pack(&pair).unwrap();
-        for m in [2, NARROW_ROWS + 1] {
-            let data = activations(m, k);
+        for m in [1, 2, NARROW_ROWS, NARROW_ROWS + 1] {
+            let (a, kernel) = (bf16s(m, k), fused(Isa::Portable, format));
+            assert_eq!(are_digits(kernel, &a), m == 1);
             let mut want = vec![];
-            for row in data.chunks_exact(k) {
+            for row in 0..m {
+                let row: Vec<f32> = (0..k).map(|k| a.value(row, k)).collect();
                 for half in [&pair.gate, &pair.up] {
-                    want.extend((0..n).map(|n| scalar_sum(row, half, n, m <= NARROW_ROWS)));
+                    want.extend((0..n).map(|n| scalar_sum(&row, half, n, m)));
                 }
             }
-            let got = sums(Kernel::portable::<true>(), &f32_matrix(m, k, &data), &one_tile(m), &packed);
-            assert_bits(&got, &want, &format!("{format} M={m}"));
+            assert_bits(&sums(kernel, &a, &one_tile(m), &packed), &want, &format!("{format} M={m}"));
         }
     }
 }
@@ -143,36 +187,11 @@ fn every_isa_gives_the_same_bits_as_portable_exact() {
             let packed = PackedGateUp::pack(&weights(format, 19, k, 2)).unwrap();
             for m in (1..=NARROW_ROWS + 1).chain([13, 14, 15, 29, MAX_TILE_ROWS - 1, MAX_TILE_ROWS]) {
                 let data = activations(m, k);
-                let a = f32_matrix(m, k, &data);
-                let want = sums(Kernel::portable::<true>(), &a, &one_tile(m), &packed);
-                for isa in Isa::ALL.into_iter().filter(|&isa| isa.available() && isa != Isa::Portable) {
-                    let got = sums(Kernel::new(isa).unwrap(), &a, &one_tile(m), &packed);
-                    assert_bits(&got, &want, &format!("{isa} {format} M={m} K={k}"));
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn every_isa_is_close_to_f64() {
-    let (n, k) = (21, 3 * BLOCK_K + 16);
-    let pair = weights(BlockFormat::Nvfp4, n, k, 4);
-    let packed = PackedGateUp::pack(&pair).unwrap();
-    let kernels = Isa::ALL.into_iter().filter(|isa| isa.available()).map(|isa| Kernel::new(isa).unwrap());
-    for kernel in kernels.chain([Kernel::portable::<false>()]) {
-        for m in [1, NARROW_ROWS, 17] {
-            let data = activations(m, k);
-            let got = sums(kernel, &f32_matrix(m, k, &data), &one_tile(m), &packed);
-            for (row, a) in data.chunks_exact(k).enumerate() {
-                for (half, b) in [&pair.gate, &pair.up].into_iter().enumerate() {
-                    for n_at in 0..n {
-                        let terms = (0..k).map(|i| f64::from(a[i]) * b.value(n_at, i));
-                        let (want, size) = terms.fold((0.0, 0.0), |(s, t), x| (s + x, t + x.abs()));
-                        // At most BLOCK_K + 4 roundings (two each if unfused) on the way of a term.
-                        let bound = size * 2.0 * (BLOCK_K + 4) as f64 * 2f64.powi(-24);
-                        let sum = f64::from(got[(row * 2 + half) * n + n_at]);
-                        assert!((sum - want).abs() <= bound, "M={m}: {sum} {want}");
+                for a in [f32_matrix(m, k, &data), bf16s(m, k)] {
+                    let want = sums(fused(Isa::Portable, format), &a, &one_tile(m), &packed);
+                    for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+                        let got = sums(fused(isa, format), &a, &one_tile(m), &packed);
+                        assert_bits(&got, &want, &format!("{isa} {format} M={m} K={k}"));
                     }
                 }
             }
@@ -181,10 +200,61 @@ fn every_isa_is_close_to_f64() {
 }
 
 #[test]
+fn as_digits_portable_needs_no_fused_multiply_add_for_the_same_bits_exact() {
+    let format = BlockFormat::Nvfp4;
+    let packed = PackedGateUp::pack(&weights(format, 19, 320, 2)).unwrap();
+    let plain = portable::<false>(format);
+    let want = sums(fused(Isa::best(), format), &bf16s(1, 320), &one_tile(1), &packed);
+    assert_bits(&sums(plain, &bf16s(1, 320), &one_tile(1), &packed), &want, "not fused");
+}
+
+#[test]
+fn every_isa_is_close_to_f64() {
+    let (n, k) = (21, 3 * BLOCK_K + 16);
+    let pair = weights(BlockFormat::Nvfp4, n, k, 4);
+    let packed = PackedGateUp::pack(&pair).unwrap();
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+        for m in [1, NARROW_ROWS, 17] {
+            let data = activations(m, k);
+            for a in [f32_matrix(m, k, &data), bf16s(m, k)] {
+                let got = sums(Kernel::new(isa, BlockFormat::Nvfp4).unwrap(), &a, &one_tile(m), &packed);
+                for row in 0..m {
+                    for (half, b) in [&pair.gate, &pair.up].into_iter().enumerate() {
+                        for n_at in 0..n {
+                            let terms = (0..k).map(|i| f64::from(a.value(row, i)) * b.value(n_at, i));
+                            let (want, size) = terms.fold((0.0, 0.0), |(s, t), x| (s + x, t + x.abs()));
+                            // At most BLOCK_K + 4 roundings (two each if unfused) on the way of a term.
+                            let bound = size * 2.0 * (BLOCK_K + 4) as f64 * 2f64.powi(-24);
+                            let sum = f64::from(got[(row * 2 + half) * n + n_at]);
+                            assert!((sum - want).abs() <= bound, "{isa} M={m}: {sum} {want}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_takes_too_many_digits_is_multiplied_as_floats() {
+    let kernel = Kernel::new(Isa::best(), BlockFormat::Nvfp4).unwrap();
+    assert!(are_digits(kernel, &bf16s(1, 64)), "one row of bf16");
+    assert!(!are_digits(kernel, &bf16s(2, 64)), "two rows");
+    let data: Vec<f32> = (0..64).map(|k| bf16s(1, 64).value(0, k)).collect();
+    assert!(are_digits(kernel, &f32_matrix(1, 64, &data)), "one row of f32 that has few digits");
+    assert!(!are_digits(kernel, &f32_matrix(1, 64, &activations(1, 64))), "one row of f32");
+    for bad in [f32::NAN, f32::INFINITY, 1e30, 1e-35] {
+        let mut data = data.clone();
+        data[20] = bad;
+        assert!(!are_digits(kernel, &f32_matrix(1, 64, &data)), "{bad}");
+    }
+}
+
+#[test]
 fn f16_and_bf16_activations_are_used_exactly() {
     let (m, k) = (11, BLOCK_K + 48);
     let packed = PackedGateUp::pack(&weights(BlockFormat::Nvfp4, 16, k, 5)).unwrap();
-    let kernel = Kernel::new(Isa::best()).unwrap();
+    let kernel = Kernel::new(Isa::best(), BlockFormat::Nvfp4).unwrap();
     let data = activations(m, k);
     for rows in [3, m] {
         let f16s: Vec<f16> = data[..rows * k].iter().map(|&x| f16::from_f32(x * 1e-3)).collect();
@@ -213,7 +283,7 @@ fn views_and_several_tiles_give_the_same_bits_exact() {
         out[..k].copy_from_slice(row);
     }
     let view = FloatMatrix::F32(Matrix::strided("a", m, k, stride, &padded[..]).unwrap());
-    let kernel = Kernel::new(Isa::best()).unwrap();
+    let kernel = Kernel::new(Isa::best(), BlockFormat::Nvfp4).unwrap();
     let want = sums(kernel, &f32_matrix(m, k, &data), &one_tile(m), &packed);
     let tile = |first_row, rows| RowTile { group: 0, first_row, rows };
     let got = sums(kernel, &view, &[tile(0, 10), tile(10, 9), tile(19, 12)], &packed);
@@ -224,7 +294,7 @@ fn views_and_several_tiles_give_the_same_bits_exact() {
 fn rows_do_not_touch_each_other() {
     let k = 48;
     let packed = PackedGateUp::pack(&weights(BlockFormat::Nvfp4, 16, k, 7)).unwrap();
-    let kernel = Kernel::new(Isa::best()).unwrap();
+    let kernel = Kernel::new(Isa::best(), BlockFormat::Nvfp4).unwrap();
     for (m, special) in [(3, f32::NAN), (20, f32::INFINITY)] {
         let mut data = activations(m, k);
         let clean = sums(kernel, &f32_matrix(m, k, &data), &one_tile(m), &packed);
@@ -266,7 +336,7 @@ fn every_code_times_every_scale_is_exact() {
             (0..16).for_each(|i| data[i * k + i] = 1.0);
             for rows in [NARROW_ROWS, 16] {
                 let a = f32_matrix(rows, k, &data[..rows * k]);
-                let got = sums(Kernel::new(isa).unwrap(), &a, &one_tile(rows), &packed);
+                let got = sums(Kernel::new(isa, BlockFormat::Nvfp4).unwrap(), &a, &one_tile(rows), &packed);
                 for row in 0..rows {
                     let want = weight.value(0, row) as f32;
                     assert_eq!(got[row * 2..row * 2 + 2], [want; 2], "{isa} scale {scale:#04x} code {row}");

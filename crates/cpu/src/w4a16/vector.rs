@@ -3,6 +3,8 @@
 use dualgemm_formats::BlockFormat;
 use dualgemm_formats::scalar::e2m1;
 
+use super::kernel::Pass;
+
 /// What decoded codes are multiplied with, so that scales may lack it: e4m3 becomes f16 by a shift, without its
 /// bias of 2⁸. Moving the factor to the codes keeps small products from underflowing.
 pub(super) const fn code_unit(format: BlockFormat) -> f32 {
@@ -80,6 +82,9 @@ pub(super) trait Vector: Copy {
 
     /// `a · b + c`, rounded once where the machine can.
     unsafe fn mul_add(a: Self, b: Self, c: Self) -> Self;
+
+    /// [`kernel::pass`](super::kernel::pass), not inlined.
+    unsafe fn pass(pass: &Pass);
 
     /// Brings the cache line at `address`, which may be any, near.
     unsafe fn prefetch(address: *const u8);

@@ -135,27 +135,38 @@ unsafe fn wide<V: Vector>(task: &Task, panel: *const u8, sums: *mut f32) -> usiz
     1
 }
 
-/// As [`multiply`], for one panel and rows that have any number of blocks in each chunk: those of chunk c and row r
-/// are `starts[c · rows + r] .. starts[c · rows + r + 1]`. W4A16 writes floats as such digits.
+/// As [`multiply`], for one row and one panel, and any number of blocks in each chunk c: those from `starts[c]` to
+/// `starts[c + 1]`. W4A16 writes floats as such digits.
 ///
 /// # Safety
-/// As for [`multiply`]; `starts` points to `chunks · rows + 1` offsets into the task's blocks, in ascending order.
+/// As for [`multiply`]; `starts` points to `chunks + 1` offsets into the task's blocks, in ascending order.
 #[inline(always)]
 pub(super) unsafe fn multiply_digits<V: Vector>(task: &Task, starts: *const u32) {
+    let vectors = TILE_COLS / V::LANES;
     // SAFETY: all offsets stay inside what the task and `starts` promise.
     unsafe {
+        let mut accumulators: [V::Floats; 4] =
+            std::array::from_fn(|v| V::load(task.sums.add(v % vectors * V::LANES)));
         for c in 0..task.chunks {
             let chunk = task.panel.add(c * CHUNK);
             fetch_ahead::<V>(chunk);
-            for column in (0..TILE_COLS).step_by(2 * V::LANES) {
-                let pass = Pass::<V>::new(task.format, chunk, column);
-                for row in 0..task.rows {
-                    let starts = starts.add(c * task.rows + row);
-                    for block in *starts..*starts.add(1) {
-                        pass.row(task.blocks.add(block as usize), task.sums.add(row * TILE_COLS + column));
+            let (start, end) = (*starts.add(c) as usize, *starts.add(c + 1) as usize);
+            for (v, accumulator) in accumulators.iter_mut().enumerate().take(vectors) {
+                let weights = V::weights(chunk, v * V::LANES);
+                let scales = V::scales(chunk, v * V::LANES, task.format);
+                for block in start..end {
+                    let block = task.blocks.add(block);
+                    let mut dots = V::start(&raw const (*block).bias);
+                    for (q, &weights) in weights.iter().enumerate() {
+                        dots = V::dot(dots, weights, quad::<V>(block, q));
                     }
+                    let scale = V::mul(V::splat(&raw const (*block).scale), scales);
+                    *accumulator = V::mul_add(V::floats(dots), scale, *accumulator);
                 }
             }
+        }
+        for (v, accumulator) in accumulators.into_iter().enumerate().take(vectors) {
+            V::store(task.sums.add(v * V::LANES), accumulator);
         }
     }
 }

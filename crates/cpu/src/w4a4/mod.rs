@@ -24,8 +24,8 @@ mod x86;
 
 use std::ops::Range;
 
-use dualgemm_formats::BlockFormat;
 pub(crate) use activations::{Block, Source};
+use dualgemm_formats::BlockFormat;
 use kernel::Task;
 
 use crate::pack::{CHUNK, CHUNK_K, PackedGateUp};
@@ -103,13 +103,16 @@ impl Kernel {
         Block::of_digits(digits, scale, self.functions.bias_word)
     }
 
-    /// Overwrites `sums`, `[rows][32]`, with the products of one panel and rows of several blocks per chunk, in units
-    /// of [`digit_unit`]: those of chunk c and row r are `blocks[starts[c · rows + r] .. starts[c · rows + r + 1]]`.
-    /// They are added in that order, each with one rounding.
+    /// Overwrites `sums`, 32 values, with the products of one panel and one row of any number of blocks per chunk, in
+    /// units of [`digit_unit`]: those of chunk c are `blocks[starts[c] .. starts[c + 1]]`. They are added in that
+    /// order, each with one rounding.
+    ///
+    /// # Safety
+    /// `starts` ascends, up to at most the number of blocks.
     ///
     /// # Panics
-    /// If a slice has another size, or `starts` is not ascending up to the number of blocks.
-    pub(crate) fn multiply_digits(
+    /// If `starts` or `sums` has another size.
+    pub(crate) unsafe fn multiply_digits(
         self,
         weights: &PackedGateUp,
         panel: usize,
@@ -117,9 +120,8 @@ impl Kernel {
         blocks: &[Block],
         sums: &mut [f32],
     ) {
-        let (rows, chunks) = (sums.len() / TILE_COLS, weights.chunks());
-        assert_eq!((starts.len(), sums.len()), (rows * chunks + 1, rows * TILE_COLS), "sizes of a digit product");
-        assert!(starts.is_sorted() && starts[starts.len() - 1] as usize <= blocks.len(), "starts of blocks");
+        let chunks = weights.chunks();
+        assert_eq!((starts.len(), sums.len()), (chunks + 1, TILE_COLS), "sizes of a digit product");
         sums.fill(0.0);
         let task = Task {
             format: weights.format(),
@@ -128,10 +130,11 @@ impl Kernel {
             panels: 1,
             chunks,
             blocks: blocks.as_ptr(),
-            rows,
+            rows: 1,
             sums: sums.as_mut_ptr(),
         };
-        // SAFETY: the machine has the instruction set, or `new` would have failed; sizes were checked just now.
+        // SAFETY: the machine has the instruction set, or `new` would have failed; sizes were checked just now, and
+        // the caller promises the offsets.
         unsafe { (self.functions.multiply_digits)(&task, starts.as_ptr()) };
     }
 
