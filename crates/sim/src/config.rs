@@ -10,8 +10,9 @@ pub struct Checks {
     pub race: bool,
     /// Reads of shared or tensor memory and registers that nothing wrote.
     pub uninit: bool,
-    /// `tcgen05.fence::after_thread_sync` between a synchronization and accesses to tensor memory. PTX asks for
-    /// it; kernels exist that work without.
+    /// `tcgen05.fence::after_thread_sync` between a synchronization and accesses to tensor memory, and
+    /// `tcgen05.wait::ld` between `tcgen05.ld` and uses of its registers. PTX asks for both; chips do without, and
+    /// so does the code that Triton makes.
     pub tensor_fence: bool,
     /// Leaks and pending work at exit: tensor memory, bulk groups, `setmaxnreg` balance.
     pub exit: bool,

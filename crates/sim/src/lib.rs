@@ -19,8 +19,8 @@
 //!   nothing else can go on, so lanes may wait for each other in loops.
 //! - **Clusters on several threads** give results that depend on the seed only: accesses whose order can be
 //!   noticed are carried out in turns.
-//! - **`tcgen05.fence`** is demanded where PTX demands it. Triton emits none and relies on the chip: switch
-//!   [`Checks::tensor_fence`] off for its kernels.
+//! - **`tcgen05.fence` and `tcgen05.wait::ld`** are demanded where PTX demands them. Triton's code relies on the
+//!   chip instead: switch [`Checks::tensor_fence`] off for it.
 //! - **Tensor cores** compute as `semantics::dot` says; approximate functions within PTX's stated error.
 //! - One kernel runs at a time, so `griddepcontrol` has nothing to wait for, and every CTA is launched, so
 //!   `clusterlaunchcontrol.try_cancel` always answers "not cancelled".
