@@ -26,7 +26,11 @@ fn main() -> ExitCode {
     let devices = Devices { simulator: &simulator, card: Some(&card), only: &only };
     let run = run_all(&devices, |case, result| {
         *counts.entry(result.word()).or_insert(0) += 1;
-        println!("{}: {}", case.file, if result.is_failure() { result.to_string() } else { result.word().into() });
+        println!(
+            "{}: {}",
+            case.file,
+            if result.is_failure() { result.to_string() } else { result.word().into() }
+        );
     });
     println!("{counts:?}");
     match run {

@@ -10,14 +10,23 @@ use std::collections::BTreeSet;
 
 /// Rows without a file, and why.
 const WITHOUT: &[(&str, &str)] = &[
-    ("cvt_rs_f8x4_f32", "the simulator does not execute it: which random bits go to which element is not published"),
+    (
+        "cvt_rs_f8x4_f32",
+        "the simulator does not execute it: which random bits go to which element is not published",
+    ),
     ("cvt_rs_e2m1x4_f32", "as cvt_rs_f8x4_f32"),
     ("ldmatrix_b8", "the simulator does not execute it; no kernel here uses it"),
     ("ldmatrix_unpack", "as ldmatrix_b8"),
     ("stmatrix_b8", "as ldmatrix_b8"),
     ("call_indirect", "the simulator does not execute it"),
-    ("fence_proxy_tensormap_acquire", "orders accesses to a tensor map in global memory; has no result of its own"),
-    ("tensormap_replace_address", "edits the driver's opaque 128 bytes, whose layout the simulator does not share"),
+    (
+        "fence_proxy_tensormap_acquire",
+        "orders accesses to a tensor map in global memory; has no result of its own",
+    ),
+    (
+        "tensormap_replace_address",
+        "edits the driver's opaque 128 bytes, whose layout the simulator does not share",
+    ),
     ("tensormap_replace_rank", "as tensormap_replace_address"),
     ("tensormap_replace_dim", "as tensormap_replace_address"),
     ("tensormap_replace_stride", "as tensormap_replace_address"),
@@ -65,7 +74,8 @@ fn every_row_has_a_case_or_a_reason() {
         assert!(isa::row(row).is_some(), "{row} is no row of the table");
     }
     for row in isa::rows() {
-        let excused = WITHOUT.iter().any(|(name, _)| *name == row.name) || row.name.starts_with(TENSOR_MEMORY);
+        let excused =
+            WITHOUT.iter().any(|(name, _)| *name == row.name) || row.name.starts_with(TENSOR_MEMORY);
         assert!(covered.contains(row.name) != excused, "{}: a case or a reason, not both", row.name);
     }
 }
@@ -126,7 +136,12 @@ fn malformed_heads_are_refused_with_the_line() {
 
 #[test]
 fn generators_cover_what_they_promise_exact() {
-    let data = |ty: &str, generator: &str, seed, count| data::Data { ty: ty.into(), generator: generator.into(), seed, count };
+    let data = |ty: &str, generator: &str, seed, count| data::Data {
+        ty: ty.into(),
+        generator: generator.into(),
+        seed,
+        count,
+    };
     let words = |d: data::Data| -> Vec<u16> {
         d.bytes().chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect()
     };

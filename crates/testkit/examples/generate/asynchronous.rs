@@ -115,9 +115,15 @@ fn policies() -> Raw {
             i * 128
         );
     }
-    Raw::new("ld_st", "createpolicy_fractional", "createpolicy_fractional", "block 32", &format!("u32 {}", 32 * count))
-        .arguments(&["in u32 bits 3 32"], ".param .u64 out, .param .u64 given")
-        .body(&body)
+    Raw::new(
+        "ld_st",
+        "createpolicy_fractional",
+        "createpolicy_fractional",
+        "block 32",
+        &format!("u32 {}", 32 * count),
+    )
+    .arguments(&["in u32 bits 3 32"], ".param .u64 out, .param .u64 given")
+    .body(&body)
 }
 
 fn discard() -> Raw {

@@ -72,7 +72,8 @@ fn draft(row: &'static Row) -> Draft {
     );
     let mut sync = String::new();
     if remote {
-        body += "mov.u32 %r4, %cluster_ctarank;\nxor.b32 %r4, %r4, 1;\nmapa.shared::cluster.u32 %r5, %r3, %r4;\n";
+        body +=
+            "mov.u32 %r4, %cluster_ctarank;\nxor.b32 %r4, %r4, 1;\nmapa.shared::cluster.u32 %r5, %r3, %r4;\n";
         sync += "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n";
     }
     for (i, sample) in samples.iter().enumerate() {
@@ -88,7 +89,13 @@ fn draft(row: &'static Row) -> Draft {
             match operand {
                 Operand::Address(address) => {
                     let generic = !sample.modifiers.iter().any(|m| m.as_str().starts_with("shared"));
-                    let base = if generic { "%rd2" } else if remote { "%r5" } else { "%r3" };
+                    let base = if generic {
+                        "%rd2"
+                    } else if remote {
+                        "%r5"
+                    } else {
+                        "%r3"
+                    };
                     address.base = AddressBase::Ident(base.into());
                 }
                 Operand::Ident(register) if register.as_str() == "%r9" => {
@@ -108,7 +115,11 @@ fn draft(row: &'static Row) -> Draft {
         if name == "mbarrier_pending_count" {
             changed.operands[0] = Operand::Ident("%r6".into());
         }
-        let init = if name.starts_with("mbarrier_init") { String::new() } else { "mbarrier.init.shared.b64 [%r3], 2;\n".into() };
+        let init = if name.starts_with("mbarrier_init") {
+            String::new()
+        } else {
+            "mbarrier.init.shared.b64 [%r3], 2;\n".into()
+        };
         body += &format!("// {sample}\n{init}mov.u64 %rd10, 0;\nmov.u32 %r6, 0;\nsetp.ne.u32 %p1, %t, %t;\n");
         if remote {
             body += "fence.mbarrier_init.release.cluster;\n";
@@ -130,12 +141,14 @@ fn draft(row: &'static Row) -> Draft {
             body += &format!("{changed};\n");
         }
         body += &sync;
-        let dest = matches!(sample.operands.first(), Some(Operand::Ident(r)) if r.as_str().starts_with("%rd"));
+        let dest =
+            matches!(sample.operands.first(), Some(Operand::Ident(r)) if r.as_str().starts_with("%rd"));
         if dest {
             body += "mbarrier.pending_count.b64 %r6, %rd10;\n";
         }
         let at = |k: usize| (i * 5 + k) * threads * 4;
-        let store = |k: usize, p: &str| format!("selp.u32 %r7, 1, 0, {p};\nst.global.u32 [%out+{}], %r7;\n", at(k));
+        let store =
+            |k: usize, p: &str| format!("selp.u32 %r7, 1, 0, {p};\nst.global.u32 [%out+{}], %r7;\n", at(k));
         body += &format!("st.global.u32 [%out+{}], %r6;\n", at(0));
         body += &store(1, "%p1");
         body += &format!("mbarrier.test_wait.parity.shared.b64 %p2, [%r3], 0;\n{}", store(2, "%p2"));

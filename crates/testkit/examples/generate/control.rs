@@ -5,7 +5,8 @@ use super::raw::Raw;
 
 /// The files.
 pub fn drafts() -> Vec<Draft> {
-    let mut list = vec![branches(), calls(), exits(), elect(), setmaxnreg(), clusters(), cluster_forms(), divergence()];
+    let mut list =
+        vec![branches(), calls(), exits(), elect(), setmaxnreg(), clusters(), cluster_forms(), divergence()];
     list.extend(barriers());
     list.extend(launch_control());
     list.into_iter().map(Raw::draft).collect()
@@ -38,9 +39,15 @@ fn branches() -> Raw {
 }
 
 fn divergence() -> Raw {
-    Raw::new("control", "partial_warps", "vote_ballot shfl match_any redux_int bar_warp_sync", "block 64", "u32 256")
-        .body(
-            "// Odd lanes and even lanes work apart, with masks that name them.
+    Raw::new(
+        "control",
+        "partial_warps",
+        "vote_ballot shfl match_any redux_int bar_warp_sync",
+        "block 64",
+        "u32 256",
+    )
+    .body(
+        "// Odd lanes and even lanes work apart, with masks that name them.
              and.b32 %r2, %t, 1;
              setp.eq.u32 %p0, %r2, 0;
              mul.lo.u32 %r3, %t, 7;
@@ -64,7 +71,7 @@ fn divergence() -> Raw {
              st.global.u32 [%out+256], %r5;
              st.global.u32 [%out+512], %r6;
              st.global.u32 [%out+768], %r7;",
-        )
+    )
 }
 
 fn calls() -> Raw {
@@ -173,7 +180,7 @@ fn setmaxnreg() -> Raw {
     Raw::new("control", "setmaxnreg", "setmaxnreg", "block 256", "u32 256")
         .directives(".reqntid 256, 1, 1\n.maxnreg 80\n")
         .body(
-        "setp.lt.u32 %p0, %t, 128;
+            "setp.lt.u32 %p0, %t, 128;
          @%p0 bra GIVE;
          setmaxnreg.inc.sync.aligned.u32 120;
          mul.lo.u32 %r2, %t, 3;
@@ -183,7 +190,7 @@ fn setmaxnreg() -> Raw {
          add.u32 %r2, %t, 7;
          STORE:
          st.global.u32 [%out], %r2;",
-    )
+        )
 }
 
 fn clusters() -> Raw {

@@ -176,7 +176,10 @@ impl Kernel {
         *stored += wide;
         let offset = index * threads * (bytes / wide);
         let _ = match name {
-            "p" => writeln!(self.body, "\tselp.u32 %w0, 1, 0, {register};\n\tst.global.u32 [%o{slot}+{offset}], %w0;"),
+            "p" => writeln!(
+                self.body,
+                "\tselp.u32 %w0, 1, 0, {register};\n\tst.global.u32 [%o{slot}+{offset}], %w0;"
+            ),
             "rq" => {
                 let second = offset + threads * 8;
                 writeln!(
@@ -212,7 +215,10 @@ impl Kernel {
             let tail = if within.is_empty() { String::new() } else { format!(" within {within}") };
             let name = self.argument(format!("out {ty} {count} = ?{tail}"), ".u64 @");
             let slot = stored >> 32;
-            let _ = writeln!(pointers, "\tld.param.u64 %o{slot}, [{name}];\n\tmad.wide.u32 %o{slot}, %gid, {size}, %o{slot};");
+            let _ = writeln!(
+                pointers,
+                "\tld.param.u64 %o{slot}, [{name}];\n\tmad.wide.u32 %o{slot}, %gid, {size}, %o{slot};"
+            );
         }
         let mut text = format!("//! row {}\n", self.rows.join(" "));
         let (grid, block) = (self.grid, self.block);

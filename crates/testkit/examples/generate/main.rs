@@ -52,7 +52,8 @@ fn drafts() -> Vec<Draft> {
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("ptx");
-    let list: Vec<Draft> = drafts().into_iter().filter(|d| wanted.is_empty() || wanted.contains(&d.name)).collect();
+    let list: Vec<Draft> =
+        drafts().into_iter().filter(|d| wanted.is_empty() || wanted.contains(&d.name)).collect();
     let failures: Vec<String> = list.par_iter().filter_map(|draft| write(&root, draft).err()).collect();
     for failure in &failures {
         println!("{failure}\n");

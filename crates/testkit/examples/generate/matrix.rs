@@ -10,7 +10,12 @@ use dualgemm_ptx::isa::{Family, Row};
 
 /// The files.
 pub fn drafts() -> Vec<Draft> {
-    Family::Mma.rows().iter().filter(|r| r.name.contains("tmatrix") || r.name.starts_with("ldmatrix")).map(draft).collect()
+    Family::Mma
+        .rows()
+        .iter()
+        .filter(|r| r.name.contains("tmatrix") || r.name.starts_with("ldmatrix"))
+        .map(draft)
+        .collect()
 }
 
 fn draft(row: &'static Row) -> Draft {
@@ -52,7 +57,9 @@ fn draft(row: &'static Row) -> Draft {
         }
         body += fill;
         if store {
-            body += &format!("{changed};\nbar.warp.sync 0xffffffff;\nld.shared.v4.b32 {{%r10, %r11, %r12, %r13}}, [%r3];\n");
+            body += &format!(
+                "{changed};\nbar.warp.sync 0xffffffff;\nld.shared.v4.b32 {{%r10, %r11, %r12, %r13}}, [%r3];\n"
+            );
         } else {
             body += &format!("{changed};\n");
         }

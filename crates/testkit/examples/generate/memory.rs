@@ -12,8 +12,15 @@ use std::fmt::Write as _;
 const THREADS: usize = 64;
 
 /// Rows with their own kernels, or that need more than an address.
-const ELSEWHERE: &[&str] =
-    &["st_async", "st_async_vec", "red_async", "st_param", "cp_async_mbarrier", "cp_async_mbarrier_window", "discard"];
+const ELSEWHERE: &[&str] = &[
+    "st_async",
+    "st_async_vec",
+    "red_async",
+    "st_param",
+    "cp_async_mbarrier",
+    "cp_async_mbarrier_window",
+    "discard",
+];
 
 /// Where the address of an instruction points.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +55,8 @@ pub fn draft(row: &'static Row) -> Option<Draft> {
         return None;
     }
     let list: Vec<Instruction> = row.samples().into_iter().map(|s| s.instruction).collect();
-    if !list.iter().any(|i| i.operands.iter().any(|o| matches!(o, Operand::Address(_)))) || row.name == "mov" {
+    if !list.iter().any(|i| i.operands.iter().any(|o| matches!(o, Operand::Address(_)))) || row.name == "mov"
+    {
         return None;
     }
     let mut kernel = Kernel::new(row, THREADS);

@@ -86,7 +86,8 @@ impl Raw {
             self.version, self.target, self.globals, self.parameters, self.directives
         );
         for line in self.body.lines().map(str::trim).filter(|l| !l.is_empty()) {
-            let tab = if line.ends_with(':') || line.starts_with('{') || line.starts_with('}') { "" } else { "\t" };
+            let tab =
+                if line.ends_with(':') || line.starts_with('{') || line.starts_with('}') { "" } else { "\t" };
             text += &format!("{tab}{line}\n");
         }
         text += "\tret;\n}\n";

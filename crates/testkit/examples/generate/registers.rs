@@ -8,20 +8,61 @@ use std::fmt::Write as _;
 
 /// Rows that write no register and need no address: executed, then the thread's number is stored.
 const SILENT: &[&str] = &[
-    "nanosleep", "membar", "fence", "fence_cluster", "fence_one_way", "fence_proxy_alias", "fence_proxy_async",
-    "fence_mbarrier_init", "fence_proxy_tensormap_release", "fence_acquire_restrict", "fence_release_restrict",
-    "fence_proxy_async_generic_acquire", "fence_proxy_async_generic_release", "bar_warp_sync", "griddepcontrol",
-    "cp_async_commit", "cp_async_wait", "cp_async_wait_all", "bulk_commit", "bulk_wait", "wgmma_fence",
-    "wgmma_commit", "wgmma_wait",
+    "nanosleep",
+    "membar",
+    "fence",
+    "fence_cluster",
+    "fence_one_way",
+    "fence_proxy_alias",
+    "fence_proxy_async",
+    "fence_mbarrier_init",
+    "fence_proxy_tensormap_release",
+    "fence_acquire_restrict",
+    "fence_release_restrict",
+    "fence_proxy_async_generic_acquire",
+    "fence_proxy_async_generic_release",
+    "bar_warp_sync",
+    "griddepcontrol",
+    "cp_async_commit",
+    "cp_async_wait",
+    "cp_async_wait_all",
+    "bulk_commit",
+    "bulk_wait",
+    "wgmma_fence",
+    "wgmma_commit",
+    "wgmma_wait",
 ];
 
 /// Rows of other modules, or whose results depend on where things lie.
 const ELSEWHERE: &[&str] = &[
-    "cvta", "cvta_to", "cvta_param", "cvta_cta", "cvta_cluster", "isspacep", "mapa", "getctarank", "elect",
-    "createpolicy_fractional", "bra", "ret", "exit", "trap", "brkpt", "setmaxnreg", "clc_is_canceled",
-    "clc_first_ctaid", "clc_first_ctaid_dim", "mbarrier_pending_count", "tcgen05_dealloc", "tcgen05_relinquish",
-    "tcgen05_wait", "tcgen05_fence", "barrier_cluster_arrive", "barrier_cluster_arrive_sem",
-    "barrier_cluster_wait", "barrier_cluster_wait_sem",
+    "cvta",
+    "cvta_to",
+    "cvta_param",
+    "cvta_cta",
+    "cvta_cluster",
+    "isspacep",
+    "mapa",
+    "getctarank",
+    "elect",
+    "createpolicy_fractional",
+    "bra",
+    "ret",
+    "exit",
+    "trap",
+    "brkpt",
+    "setmaxnreg",
+    "clc_is_canceled",
+    "clc_first_ctaid",
+    "clc_first_ctaid_dim",
+    "mbarrier_pending_count",
+    "tcgen05_dealloc",
+    "tcgen05_relinquish",
+    "tcgen05_wait",
+    "tcgen05_fence",
+    "barrier_cluster_arrive",
+    "barrier_cluster_arrive_sem",
+    "barrier_cluster_wait",
+    "barrier_cluster_wait_sem",
 ];
 
 /// How far the results of approximate instructions may be apart: ulp and absolute, from the errors the ISA
@@ -45,8 +86,8 @@ fn tolerance(row: &Row) -> &'static str {
 fn threads(row: &Row) -> usize {
     match row.name {
         "cvt_f32_f16" | "cvt_f16x2_f8x2" | "cvt_f32_bf16" | "cvt_f64_float" | "cvt_f16_round"
-        | "cvt_f16x2_e2m1x2" | "cvt_f16x2_f6x2" | "cvt_bf16x2_ue8m0x2" | "ex2_f16" | "ex2_bf16" | "tanh_f16"
-        | "tanh_bf16" | "abs_f16" | "neg_f16" | "abs_bf16" | "neg_bf16" => 65536,
+        | "cvt_f16x2_e2m1x2" | "cvt_f16x2_f6x2" | "cvt_bf16x2_ue8m0x2" | "ex2_f16" | "ex2_bf16"
+        | "tanh_f16" | "tanh_bf16" | "abs_f16" | "neg_f16" | "abs_bf16" | "neg_bf16" => 65536,
         _ if row.family == Family::Cvt && takes_f32(row) => 8192,
         _ if row.family == Family::Mma => 128,
         _ => 512,
@@ -54,9 +95,18 @@ fn threads(row: &Row) -> usize {
 }
 
 fn takes_f32(row: &Row) -> bool {
-    ["cvt_f16_f32", "cvt_bf16_f32", "cvt_x2_f32", "cvt_tf32", "cvt_f8x2_f32", "cvt_e2m1", "cvt_f6x2_f32", "cvt_ue8m0x2_f32"]
-        .iter()
-        .any(|p| row.name.starts_with(p))
+    [
+        "cvt_f16_f32",
+        "cvt_bf16_f32",
+        "cvt_x2_f32",
+        "cvt_tf32",
+        "cvt_f8x2_f32",
+        "cvt_e2m1",
+        "cvt_f6x2_f32",
+        "cvt_ue8m0x2_f32",
+    ]
+    .iter()
+    .any(|p| row.name.starts_with(p))
 }
 
 /// What operand `position` (from 0, the result not counted) of a class reads.
@@ -110,7 +160,8 @@ fn mma_sources(row: &Row, instruction: &Instruction) -> Vec<(Vec<Source>, &'stat
         .iter()
         .map(|m| m.as_str())
         .filter(|m| {
-            ["f32", "f16", "bf16", "tf32", "s8", "u8", "s32", "e4m3", "e5m2", "e2m1", "e3m2", "e2m3"].contains(m)
+            ["f32", "f16", "bf16", "tf32", "s8", "u8", "s32", "e4m3", "e5m2", "e2m1", "e3m2", "e2m3"]
+                .contains(m)
         })
         .collect();
     let [d, a, b, ..] = types[..] else { return Vec::new() };
@@ -141,7 +192,12 @@ fn mma_sources(row: &Row, instruction: &Instruction) -> Vec<(Vec<Source>, &'stat
         (list, within)
     };
     let mut versions = vec![set("small", "small", "small", "")];
-    if row.targets.contains(dualgemm_ptx::Target::Sm90a) && a != "u8" && a != "bf16" && a != "tf32" && d == "f32" {
+    if row.targets.contains(dualgemm_ptx::Target::Sm90a)
+        && a != "u8"
+        && a != "bf16"
+        && a != "tf32"
+        && d == "f32"
+    {
         versions.push(set("tiny", "small", "zero", ""));
     }
     if ["f16", "bf16", "tf32"].contains(&a.as_str()) && d == "f32" {
@@ -183,9 +239,8 @@ fn instructions(row: &'static Row) -> Vec<Instruction> {
         "shfl" => samples
             .flat_map(|s| [0x1f, 0x181f, 0x1007].map(|clamp| number(&number(&s, 3, clamp), 4, 0xffff_ffff)))
             .collect(),
-        "vote_bool" | "vote_ballot" | "match_any" | "match_all" | "redux_int" | "redux_bits" | "redux_f32" => {
-            samples.map(|s| number(&s, 2, 0xffff_ffff)).collect()
-        }
+        "vote_bool" | "vote_ballot" | "match_any" | "match_all" | "redux_int" | "redux_bits"
+        | "redux_f32" => samples.map(|s| number(&s, 2, 0xffff_ffff)).collect(),
         // The simulator executes the forms of 8 bits only.
         "cvt_pack_8" => samples.filter(|s| s.has("u8") || s.has("s8")).collect(),
         "bar_warp_sync" => samples.map(|s| number(&s, 0, 0xffff_ffff)).collect(),

@@ -8,7 +8,8 @@ use dualgemm_ptx::isa;
 
 /// The files.
 pub fn drafts() -> Vec<Draft> {
-    let mut list: Vec<Raw> = ["bulk_load", "bulk_load_cta", "bulk_copy_cluster", "bulk_reduce_cluster"].map(to_shared).into();
+    let mut list: Vec<Raw> =
+        ["bulk_load", "bulk_load_cta", "bulk_copy_cluster", "bulk_reduce_cluster"].map(to_shared).into();
     list.extend(
         ["bulk_store", "bulk_reduce_bits", "bulk_reduce_add", "bulk_reduce_add_half", "bulk_reduce_min_max"]
             .map(to_global),
@@ -81,7 +82,11 @@ fn to_shared(name: &'static str) -> Raw {
     );
     let list = samples(name, &[(0, to), (1, from), (3, bar)], 512);
     let cluster = !cta;
-    let sync = if cluster { "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" } else { "bar.sync 0;" };
+    let sync = if cluster {
+        "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;"
+    } else {
+        "bar.sync 0;"
+    };
     for (i, instruction) in list.iter().enumerate() {
         // One CTA's data for both, or each its own.
         let guard = if instruction.has("multicast::cluster") { "%p2" } else { "%p0" };
@@ -205,7 +210,13 @@ impl Map {
         let (strides, _) = self.strides();
         format!(
             "map {argument} {} dims {} strides {} box {} steps {} swizzle {} fill {}",
-            self.ty, list(&self.dims), list(&strides), list(&self.extents), list(&self.steps), self.swizzle, self.fill
+            self.ty,
+            list(&self.dims),
+            list(&strides),
+            list(&self.extents),
+            list(&self.steps),
+            self.swizzle,
+            self.fill
         )
     }
 
@@ -216,8 +227,10 @@ impl Map {
 
 /// Maps of `d` dimensions with the coordinates of a box inside, before and past the ends.
 fn maps(d: usize) -> Vec<(Map, Vec<i64>)> {
-    let dims = [[70, 0, 0, 0, 0], [70, 50, 0, 0, 0], [72, 9, 7, 0, 0], [40, 6, 5, 4, 0], [24, 5, 4, 3, 3]][d - 1];
-    let extents = [[64, 0, 0, 0, 0], [64, 16, 0, 0, 0], [64, 4, 3, 0, 0], [32, 3, 2, 2, 0], [16, 2, 2, 2, 2]][d - 1];
+    let dims =
+        [[70, 0, 0, 0, 0], [70, 50, 0, 0, 0], [72, 9, 7, 0, 0], [40, 6, 5, 4, 0], [24, 5, 4, 3, 3]][d - 1];
+    let extents =
+        [[64, 0, 0, 0, 0], [64, 16, 0, 0, 0], [64, 4, 3, 0, 0], [32, 3, 2, 2, 0], [16, 2, 2, 2, 2]][d - 1];
     let (dims, extents) = (dims[..d].to_vec(), extents[..d].to_vec());
     let mut list = Vec::new();
     let mut push = |ty, size, row: usize, swizzle, fill, steps: Vec<usize>, at: i64| {
@@ -237,12 +250,23 @@ fn maps(d: usize) -> Vec<(Map, Vec<i64>)> {
         list.push((Map { ty, size, dims: dims.clone(), extents, steps, swizzle, fill }, coordinates));
     };
     let ones = vec![1; d];
-    for (swizzle, row) in [("None", 128), ("None", 32), ("B32", 32), ("B64", 64), ("B128", 128), ("B128", 32)] {
+    for (swizzle, row) in [("None", 128), ("None", 32), ("B32", 32), ("B64", 64), ("B128", 128), ("B128", 32)]
+    {
         for at in 0..4 {
             push("f16", 2, row.min(extents[0] * 2), swizzle, "Zero", ones.clone(), at);
         }
     }
-    for (ty, size) in [("u8", 1), ("u16", 2), ("u32", 4), ("s32", 4), ("u64", 8), ("s64", 8), ("f64", 8), ("bf16", 2), ("f32", 4)] {
+    for (ty, size) in [
+        ("u8", 1),
+        ("u16", 2),
+        ("u32", 4),
+        ("s32", 4),
+        ("u64", 8),
+        ("s64", 8),
+        ("f64", 8),
+        ("bf16", 2),
+        ("f32", 4),
+    ] {
         push(ty, size, 64.min(extents[0] * size), "B64", "Zero", ones.clone(), 2);
     }
     if d > 1 {
@@ -271,7 +295,8 @@ fn coordinates(d: usize) -> (String, String) {
     (registers.join(", "), loads.concat())
 }
 
-const PARAMETERS: &str = ".param .u64 out, .param .u64 given, .param .align 64 .b8 map[128], .param .u32 bytes";
+const PARAMETERS: &str =
+    ".param .u64 out, .param .u64 given, .param .align 64 .b8 map[128], .param .u32 bytes";
 
 fn parameters(d: usize) -> String {
     (0..d).fold(PARAMETERS.to_string(), |p, i| format!("{p}, .param .u32 c{i}"))
@@ -410,12 +435,27 @@ fn tensor_store(d: usize) -> Raw {
 }
 
 fn tensor_reduce(op: &'static str) -> Raw {
-    let body = store_body(2, &format!("cp.reduce.async.bulk.tensor.2d.global.shared::cta.{op}.tile.bulk_group"));
+    let body =
+        store_body(2, &format!("cp.reduce.async.bulk.tensor.2d.global.shared::cta.{op}.tile.bulk_group"));
     let mut raw = Raw::new("tma", &format!("tensor_reduce_{op}"), "tensor_reduce", "", "u32 1").body(&body);
     raw.head.clear();
     let types: &[(&str, &str, usize)] = match op {
-        "add" => &[("u32", "u32", 4), ("s32", "u32", 4), ("u64", "u64", 8), ("f16", "f16", 2), ("bf16", "bf16", 2), ("f32", "f32", 4)],
-        "min" | "max" => &[("u32", "u32", 4), ("s32", "u32", 4), ("u64", "u64", 8), ("s64", "u64", 8), ("f16", "f16", 2), ("bf16", "bf16", 2)],
+        "add" => &[
+            ("u32", "u32", 4),
+            ("s32", "u32", 4),
+            ("u64", "u64", 8),
+            ("f16", "f16", 2),
+            ("bf16", "bf16", 2),
+            ("f32", "f32", 4),
+        ],
+        "min" | "max" => &[
+            ("u32", "u32", 4),
+            ("s32", "u32", 4),
+            ("u64", "u64", 8),
+            ("s64", "u64", 8),
+            ("f16", "f16", 2),
+            ("bf16", "bf16", 2),
+        ],
         "inc" | "dec" => &[("u32", "u32", 4)],
         _ => &[("u32", "u32", 4), ("u64", "u64", 8)],
     };
@@ -483,7 +523,10 @@ fn multicast() -> Raw {
     );
     Raw::new("tma", "tensor_load_multicast", "tensor_load", "grid 2 block 128 cluster 2", "u32 1024")
         .arguments(
-            &["in u16 iota 0 1600", "map 1 f16 dims 80 20 strides 160 box 64 8 steps 1 1 swizzle B128 fill Zero"],
+            &[
+                "in u16 iota 0 1600",
+                "map 1 f16 dims 80 20 strides 160 box 64 8 steps 1 1 swizzle B128 fill Zero",
+            ],
             ".param .u64 out, .param .u64 given, .param .align 64 .b8 map[128]",
         )
         .body(&body)

@@ -17,7 +17,10 @@ const B_BYTES: usize = 32768;
 
 /// The files: one per row and kind of data.
 pub fn drafts() -> Vec<Draft> {
-    let rows = Family::Wgmma.rows().iter().filter(|r| !matches!(r.name, "wgmma_fence" | "wgmma_commit" | "wgmma_wait"));
+    let rows = Family::Wgmma
+        .rows()
+        .iter()
+        .filter(|r| !matches!(r.name, "wgmma_fence" | "wgmma_commit" | "wgmma_wait"));
     let mut list = Vec::new();
     for row in rows {
         list.push(draft(row, row.name, "small", "small", None));
@@ -39,7 +42,8 @@ fn width(instruction: &Instruction) -> usize {
 
 /// Types of A and B: the last two modifiers that are types.
 fn types(instruction: &Instruction) -> (String, String) {
-    let mods: Vec<&str> = instruction.modifiers.iter().map(|m| m.as_str()).filter(|m| *m != "satfinite").collect();
+    let mods: Vec<&str> =
+        instruction.modifiers.iter().map(|m| m.as_str()).filter(|m| *m != "satfinite").collect();
     let [.., a, b] = mods[..] else { return Default::default() };
     (a.into(), b.into())
 }
@@ -64,7 +68,11 @@ fn chosen(row: &'static Row) -> Vec<(Instruction, Swizzle, u8, u8, i64)> {
     for (k, samples) in by_type.into_values().enumerate() {
         let of = |n: usize| samples.iter().find(|i| width(i) == n).cloned();
         for (s, swizzle) in Swizzle::ALL.into_iter().enumerate() {
-            let transposes: &[(u8, u8)] = if row.name.starts_with("wgmma_f16") && s == 3 { &[(0, 0), (0, 1), (1, 0)] } else { &[(0, 0)] };
+            let transposes: &[(u8, u8)] = if row.name.starts_with("wgmma_f16") && s == 3 {
+                &[(0, 0), (0, 1), (1, 0)]
+            } else {
+                &[(0, 0)]
+            };
             for &(ta, tb) in transposes {
                 let n = if kinds > 2 { [8, 24, 32, 64][s] } else { [8, 40, 24, 64][s] };
                 list.extend(of(n).map(|i| (i, swizzle, ta, tb, if s == 1 { -1 } else { 1 })));
@@ -135,7 +143,8 @@ fn draft(row: &'static Row, name: &str, ga: &str, gb: &str, within: Option<&str>
                      add.u32 %r3, %r3, 2048;
                      setp.lt.u32 %p0, %r3, {bytes};
                      @%p0 bra FILL{count}{};\n",
-                    &tile[1..], &tile[1..],
+                    &tile[1..],
+                    &tile[1..],
                 );
             }
             body += "fence.proxy.async.shared::cta;\nbar.sync 0;\n";
@@ -167,7 +176,11 @@ fn draft(row: &'static Row, name: &str, ga: &str, gb: &str, within: Option<&str>
         let float = last_float(instruction);
         let results = if half { width(instruction) / 4 } else { width(instruction) / 2 };
         let prefix = if float { "%f" } else { "%d" };
-        if float { registers.0 = registers.0.max(results) } else { registers.1 = registers.1.max(results) }
+        if float {
+            registers.0 = registers.0.max(results)
+        } else {
+            registers.1 = registers.1.max(results)
+        }
         let mut next = 0;
         let mut changed = renamed(instruction, &mut |at, _| {
             next += 1;
@@ -209,11 +222,7 @@ fn draft(row: &'static Row, name: &str, ga: &str, gb: &str, within: Option<&str>
             offset += 512;
         }
     }
-    let declared = format!(
-        ".reg .f32 %f<{}>;\n.reg .b32 %d<{}>;\n",
-        registers.0.max(1),
-        registers.1.max(1)
-    );
+    let declared = format!(".reg .f32 %f<{}>;\n.reg .b32 %d<{}>;\n", registers.0.max(1), registers.1.max(1));
     let tail = within.map(|w| format!(" within {w}")).unwrap_or_default();
     let ty = if within.is_some() { "f32" } else { "u32" };
     let mut raw = Raw::new("wgmma", name, row.name, "block 128", &format!("{ty} {}", offset / 4));

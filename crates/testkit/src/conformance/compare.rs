@@ -51,7 +51,9 @@ pub fn compare(case: &Case, left: &Outcome, right: &Outcome) -> Vec<Difference> 
         let pairs = a.chunks_exact(width).zip(b.chunks_exact(width)).map(|(a, b)| (bits(a), bits(b)));
         let wrong: Vec<(usize, (u64, u64))> = pairs
             .enumerate()
-            .filter(|(_, (a, b))| a != b && !buffer.tolerance.is_some_and(|t| t.allows(&buffer.data.ty, *a, *b)))
+            .filter(|(_, (a, b))| {
+                a != b && !buffer.tolerance.is_some_and(|t| t.allows(&buffer.data.ty, *a, *b))
+            })
             .collect();
         if let Some(&(first, (l, r))) = wrong.first() {
             differences.push(Difference {

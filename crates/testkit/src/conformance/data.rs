@@ -20,7 +20,10 @@ pub const GENERATORS: &[(&str, &str)] = &[
     ("zero", "zeros"),
     ("iota", "0, 1, 2, …"),
     ("bits", "random bits"),
-    ("edges", "256 elements with every pair of the 16 values where something changes (seed 0 runs fast, 1 slowly), then random bits"),
+    (
+        "edges",
+        "256 elements with every pair of the 16 values where something changes (seed 0 runs fast, 1 slowly), then random bits",
+    ),
     ("nonzero", "as edges, 1 instead of zero"),
     ("shift", "numbers around 0, 8, 16, 32 and 64, and very large ones"),
     ("field", "positions and lengths of bit fields, up to 255"),
@@ -53,22 +56,50 @@ pub fn mix(seed: u64, i: u64) -> u64 {
 }
 
 const INTEGERS: [u64; 16] = [
-    0, 1, 2, 7, 31, 32, 0x7f, 0x80, 0xff, 0x7fff, 0x8000, 0xffff, 0x7fff_ffff, 0x8000_0000, 0x7fff_ffff_ffff_ffff,
+    0,
+    1,
+    2,
+    7,
+    31,
+    32,
+    0x7f,
+    0x80,
+    0xff,
+    0x7fff,
+    0x8000,
+    0xffff,
+    0x7fff_ffff,
+    0x8000_0000,
+    0x7fff_ffff_ffff_ffff,
     u64::MAX,
 ];
 const SHIFTS: [u64; 16] = [0, 1, 4, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 255, 256, 0xffff_ffff];
 const FIELDS: [u64; 16] = [0, 1, 4, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 100, 200, 255];
 const F32: [u32; 16] = [
-    0, 0x8000_0000, 1, 0x807f_ffff, 0x0080_0000, 0x3f80_0000, 0xbf80_0000, 0x3f7f_ffff, 0x3fc0_0000, 0x4b00_0001,
-    0x7f7f_ffff, 0x7f80_0000, 0xff80_0000, 0x7fc0_0000, 0xffa1_2345, 0x4f00_0000,
+    0,
+    0x8000_0000,
+    1,
+    0x807f_ffff,
+    0x0080_0000,
+    0x3f80_0000,
+    0xbf80_0000,
+    0x3f7f_ffff,
+    0x3fc0_0000,
+    0x4b00_0001,
+    0x7f7f_ffff,
+    0x7f80_0000,
+    0xff80_0000,
+    0x7fc0_0000,
+    0xffa1_2345,
+    0x4f00_0000,
 ];
 const F16: [u16; 16] = [
-    0, 0x8000, 1, 0x83ff, 0x0400, 0x3c00, 0xbc00, 0x3bff, 0x3e00, 0x6401, 0x7bff, 0x7c00, 0xfc00, 0x7e00, 0xfd23,
-    0x7800,
+    0, 0x8000, 1, 0x83ff, 0x0400, 0x3c00, 0xbc00, 0x3bff, 0x3e00, 0x6401, 0x7bff, 0x7c00, 0xfc00, 0x7e00,
+    0xfd23, 0x7800,
 ];
 const BF16: [u16; 16] = [
-    0, 0x8000, 1, 0x807f, 0x0080, 0x3f80, 0xbf80, 0x3f7f, 0x3fc0, 0x4301, 0x7f7f, 0x7f80, 0xff80, 0x7fc0, 0xffa1,
-    0x4f00,
+    0, 0x8000, 1, 0x807f, 0x0080, 0x3f80, 0xbf80, 0x3f7f, 0x3fc0, 0x4301, 0x7f7f, 0x7f80, 0xff80, 0x7fc0,
+    0xffa1, 0x4f00,
 ];
 
 impl Data {
@@ -95,7 +126,13 @@ impl Data {
             "iota" => i,
             "bits" => random,
             "field" => FIELDS[self.edge(i)],
-            "shift" => if i < 256 { SHIFTS[self.edge(i)] } else { random % 70 },
+            "shift" => {
+                if i < 256 {
+                    SHIFTS[self.edge(i)]
+                } else {
+                    random % 70
+                }
+            }
             "few" => (random >> 20) % 4,
             "lane" => (random >> 20) % 40,
             "edges" if i < 256 => self.edge_value(self.edge(i)),
@@ -142,8 +179,12 @@ impl Data {
     /// Random numbers of like size more often than random bits give them.
     fn spread(&self, random: u64) -> u64 {
         match self.ty.as_str() {
-            "f32" if random >> 60 < 12 => (random & 0x807f_ffff) | (0x3800_0000 + (random >> 33 & 0x0f80_0000)),
-            "f64" if random >> 60 < 12 => (random & 0x800f_ffff_ffff_ffff) | (1000 + (random >> 53 & 31)) << 52,
+            "f32" if random >> 60 < 12 => {
+                (random & 0x807f_ffff) | (0x3800_0000 + (random >> 33 & 0x0f80_0000))
+            }
+            "f64" if random >> 60 < 12 => {
+                (random & 0x800f_ffff_ffff_ffff) | (1000 + (random >> 53 & 31)) << 52
+            }
             _ => random,
         }
     }
@@ -185,7 +226,10 @@ fn halfway(i: u64, random: u64) -> u32 {
         0 => (f16::from_bits(code).to_f32(), f16::from_bits(next).to_f32()),
         1 => (bf16::from_bits(code).to_f32(), bf16::from_bits(next).to_f32()),
         // e4m3 and e5m2 values are binary16 values with three or two bits of mantissa, within narrower ranges.
-        2 => (f16::from_bits(0x2000 + (code & 0x9f80)).to_f32(), f16::from_bits(0x2000 + (code & 0x9f80) + 0x80).to_f32()),
+        2 => (
+            f16::from_bits(0x2000 + (code & 0x9f80)).to_f32(),
+            f16::from_bits(0x2000 + (code & 0x9f80) + 0x80).to_f32(),
+        ),
         _ => (f16::from_bits(code & 0xff00).to_f32(), f16::from_bits((code & 0xff00) ^ 0x100).to_f32()),
     };
     // Which NaN arithmetic on NaN gives differs between machines.

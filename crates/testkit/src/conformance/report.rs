@@ -66,7 +66,10 @@ pub struct Devices<'a> {
 ///
 /// # Errors
 /// [`Error::Header`] of a file; the card cannot be opened.
-pub fn run_all(devices: &Devices<'_>, mut each: impl FnMut(&Case, &Result)) -> std::result::Result<(), Error> {
+pub fn run_all(
+    devices: &Devices<'_>,
+    mut each: impl FnMut(&Case, &Result),
+) -> std::result::Result<(), Error> {
     let open = |file: &str| match devices.card {
         Some(open) => {
             let device = open().map_err(|source| Error::Device { file: file.into(), launch: 0, source })?;
@@ -83,7 +86,9 @@ pub fn run_all(devices: &Devices<'_>, mut each: impl FnMut(&Case, &Result)) -> s
             (Ok(sim), _) if !sim.is_expected(&case) => {
                 Result::Simulator("the result is not what the file says".into())
             }
-            (Ok(sim), Some(device)) if case.runs_on(device.info().arch.major) => on_card(&**device, &case, sim),
+            (Ok(sim), Some(device)) if case.runs_on(device.info().arch.major) => {
+                on_card(&**device, &case, sim)
+            }
             (Ok(_), _) => Result::SimulatorOnly,
         };
         each(&case, &result);
