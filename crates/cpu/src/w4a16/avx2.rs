@@ -7,7 +7,8 @@ use dualgemm_formats::BlockFormat;
 use super::Functions;
 use super::kernel::{self, Pass, Task};
 use super::vector::{Vector, code_values};
-use crate::pack::{PANEL, SCALES, UP_CODES};
+use crate::pack::{PANEL, UP_CODES};
+use crate::w4a4::avx2;
 
 /// The low or the high bytes (`shift` 16 or 24) of the f32 values of the codes, whose lower half is zero.
 const fn code_bytes(format: BlockFormat, shift: u32) -> [u8; 16] {
@@ -73,18 +74,8 @@ impl Vector for __m256 {
 
     #[inline(always)]
     unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat) -> Self {
-        // SAFETY: reads 8 of the chunk's 32 scale bytes.
-        unsafe {
-            let bytes = _mm_loadl_epi64(chunk.add(SCALES + column).cast());
-            match format {
-                BlockFormat::Nvfp4 => _mm256_cvtph_ps(_mm_slli_epi16::<7>(_mm_cvtepu8_epi16(bytes))),
-                BlockFormat::Mxfp4 => {
-                    let bits = _mm256_slli_epi32::<23>(_mm256_cvtepu8_epi32(bytes));
-                    // Byte 0 is 2⁻¹²⁷, a subnormal.
-                    _mm256_castsi256_ps(_mm256_max_epi32(bits, _mm256_set1_epi32(1 << 22)))
-                }
-            }
-        }
+        // SAFETY: the caller's promises.
+        unsafe { avx2::scales(chunk, column, format) }
     }
 
     #[inline(always)]

@@ -7,7 +7,8 @@ use dualgemm_formats::BlockFormat;
 use super::Functions;
 use super::kernel::{self, Pass, Task};
 use super::vector::{Vector, code_values};
-use crate::pack::{PANEL, SCALES, UP_CODES};
+use crate::pack::{PANEL, UP_CODES};
+use crate::w4a4::avx512;
 
 impl Vector for __m512 {
     const LANES: usize = 16;
@@ -34,18 +35,8 @@ impl Vector for __m512 {
 
     #[inline(always)]
     unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat) -> Self {
-        // SAFETY: reads 16 of the chunk's 32 scale bytes.
-        unsafe {
-            let bytes = _mm_loadu_si128(chunk.add(SCALES + column).cast());
-            match format {
-                BlockFormat::Nvfp4 => _mm512_cvtph_ps(_mm256_slli_epi16::<7>(_mm256_cvtepu8_epi16(bytes))),
-                BlockFormat::Mxfp4 => {
-                    let bits = _mm512_slli_epi32::<23>(_mm512_cvtepu8_epi32(bytes));
-                    // Byte 0 is 2⁻¹²⁷, a subnormal.
-                    _mm512_castsi512_ps(_mm512_max_epi32(bits, _mm512_set1_epi32(1 << 22)))
-                }
-            }
-        }
+        // SAFETY: the caller's promises.
+        unsafe { avx512::scales(chunk, column, format) }
     }
 
     #[inline(always)]

@@ -22,17 +22,14 @@ use super::vector::Vector;
 use crate::pack::{CHUNK, CHUNK_K};
 use crate::tile::TILE_COLS;
 
-/// Rows that [`narrow`] handles.
-pub(super) const NARROW_ROWS: usize = 8;
+/// Rows that [`narrow`] handles: with more, their sums leave the registers of AVX2.
+pub(super) const NARROW_ROWS: usize = 4;
 
 /// Elements of K that [`wide`] decodes at a time: 16 features of them are half a first-level cache of 32 KiB.
 pub(super) const BLOCK_K: usize = 256;
 
 /// Most features that [`wide`] decodes at a time.
 const MAX_WIDTH: usize = 32;
-
-/// Rows that share one decoding in [`narrow`]: with more, their sums leave the registers.
-const NARROW_GROUP: usize = 4;
 
 /// How far ahead of use [`narrow`] fetches weights.
 const PREFETCH: usize = 8 * CHUNK;
@@ -67,20 +64,13 @@ pub(super) struct Task {
 /// The machine has the instruction set of `V`, and the pointers of the task point to as much as it says.
 #[inline(always)]
 pub(super) unsafe fn narrow<V: Vector>(task: &Task) {
-    for first in (0..task.rows).step_by(NARROW_GROUP) {
-        // SAFETY: the caller's promises, cut into groups of rows.
-        unsafe {
-            let group = Task {
-                a: task.a.add(first * task.chunks * CHUNK_K),
-                sums: task.sums.add(first * TILE_COLS),
-                ..*task
-            };
-            match task.rows - first {
-                1 => narrow_rows::<V, 1>(&group),
-                2 => narrow_rows::<V, 2>(&group),
-                3 => narrow_rows::<V, 3>(&group),
-                _ => narrow_rows::<V, NARROW_GROUP>(&group),
-            }
+    // SAFETY: the caller's promises.
+    unsafe {
+        match task.rows {
+            1 => narrow_rows::<V, 1>(task),
+            2 => narrow_rows::<V, 2>(task),
+            3 => narrow_rows::<V, 3>(task),
+            _ => narrow_rows::<V, NARROW_ROWS>(task),
         }
     }
 }

@@ -4,14 +4,12 @@ use dualgemm_formats::BlockFormat;
 use dualgemm_formats::scalar::e2m1;
 
 use super::kernel::Pass;
+use crate::w4a4::scale_unit;
 
-/// What decoded codes are multiplied with, so that scales may lack it: e4m3 becomes f16 by a shift, without its
-/// bias of 2⁸. Moving the factor to the codes keeps small products from underflowing.
+/// What decoded codes are multiplied with, to make up for the [`scale_unit`] of decoded scales: on this side it keeps
+/// small products from underflowing.
 pub(super) const fn code_unit(format: BlockFormat) -> f32 {
-    match format {
-        BlockFormat::Nvfp4 => 256.0,
-        BlockFormat::Mxfp4 => 1.0,
-    }
+    1.0 / scale_unit(format)
 }
 
 /// Values of the codes times [`code_unit`].

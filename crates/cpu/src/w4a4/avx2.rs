@@ -30,8 +30,11 @@ unsafe fn weights(chunk: *const u8, column: usize) -> [__m256i; 4] {
 }
 
 /// Eight scales: e4m3 as f16 without its bias (exact for subnormals too), ue8m0 as the exponent of an f32.
+///
+/// # Safety
+/// The machine has the instruction set, and `chunk` points to a chunk of a panel.
 #[inline(always)]
-unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat) -> __m256 {
+pub(crate) unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat) -> __m256 {
     // SAFETY: reads 8 of the chunk's 32 scale bytes.
     unsafe {
         let bytes = _mm_loadl_epi64(chunk.add(SCALES + column).cast());

@@ -32,8 +32,11 @@ unsafe fn weights(chunk: *const u8, column: usize) -> [__m512i; 4] {
 }
 
 /// Sixteen scales: e4m3 as f16 without its bias (exact for subnormals too), ue8m0 as the exponent of an f32.
+///
+/// # Safety
+/// The machine has the instruction set, and `chunk` points to a chunk of a panel.
 #[inline(always)]
-unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat) -> __m512 {
+pub(crate) unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat) -> __m512 {
     // SAFETY: reads 16 of the chunk's 32 scale bytes.
     unsafe {
         let bytes = _mm_loadu_si128(chunk.add(SCALES + column).cast());

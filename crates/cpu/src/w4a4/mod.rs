@@ -10,9 +10,9 @@
 
 mod activations;
 #[cfg(target_arch = "x86_64")]
-mod avx2;
+pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
-mod avx512;
+pub(crate) mod avx512;
 mod kernel;
 mod portable;
 mod spin;
@@ -27,6 +27,7 @@ use std::ops::Range;
 pub(crate) use activations::{Block, Source};
 use dualgemm_formats::BlockFormat;
 use kernel::Task;
+pub(crate) use vector::scale_unit;
 
 use crate::pack::{CHUNK, CHUNK_K, PackedGateUp};
 use crate::threads::{self, SharedSlice};
@@ -219,11 +220,11 @@ impl TileKernel for Bound<'_> {
 
     fn sum_unit(&self, weights: &PackedGateUp) -> f32 {
         // Both codes are doubled.
-        0.25 / vector::scale_unit(weights.format())
+        0.25 / scale_unit(weights.format())
     }
 }
 
 /// What a sum of [`Kernel::multiply_digits`] of 1 stands for: only the codes of the weights are doubled.
 pub(crate) const fn digit_unit(format: BlockFormat) -> f32 {
-    0.5 / vector::scale_unit(format)
+    0.5 / scale_unit(format)
 }

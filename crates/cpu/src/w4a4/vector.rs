@@ -83,7 +83,7 @@ pub(super) trait Vector: Copy {
 }
 
 /// What [`Vector::scales`] multiplies decoded scales with: e4m3 becomes f16 by a shift, without its bias.
-pub(super) const fn scale_unit(format: BlockFormat) -> f32 {
+pub(crate) const fn scale_unit(format: BlockFormat) -> f32 {
     match format {
         BlockFormat::Nvfp4 => 1.0 / 256.0,
         BlockFormat::Mxfp4 => 1.0,
