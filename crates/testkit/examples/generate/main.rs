@@ -13,6 +13,7 @@ mod matrix;
 mod memory;
 mod raw;
 mod registers;
+mod tensor;
 mod tma;
 mod wgmma;
 

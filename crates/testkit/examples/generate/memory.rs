@@ -224,15 +224,12 @@ fn sample(kernel: &mut Kernel, row: &Row, instruction: &Instruction) {
     }
     if writes {
         // Floating-point atomics start from numbers.
-        match atomic && (ty.starts_with('f') || ty.starts_with("bf") || row.name == "atom_cas") {
-            true => {
-                let source = value(row, ty, 9, 3, true);
-                let words = kernel.load(&source, &[3; 8]);
-                for (i, word) in words.iter().enumerate() {
-                    let _ = writeln!(kernel.body, "\tmov.b32 %u{i}, {word};");
-                }
+        if atomic && (ty.starts_with('f') || ty.starts_with("bf") || row.name == "atom_cas") {
+            let source = value(row, ty, 9, 3, true);
+            let words = kernel.load(&source, &[3; 8]);
+            for (i, word) in words.iter().enumerate() {
+                let _ = writeln!(kernel.body, "\tmov.b32 %u{i}, {word};");
             }
-            false => {}
         }
         reset(kernel, place);
     }
