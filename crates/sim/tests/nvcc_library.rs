@@ -1,6 +1,8 @@
-//! Kernels of CUDA's C++ libraries, compiled by nvcc (`nvcc/library.cu`), against results computed here.
+//! Kernels with CUDA's C++ libraries and inline PTX, compiled by nvcc (`nvcc/library.cu`), against results
+//! computed here.
 
 use dualgemm_device::{Args, Device, DevicePtr, LaunchSpec};
+use dualgemm_ptx::layout::{TensorDataType, TensorMap, TensorSwizzle};
 use dualgemm_sim::{Config, Gpu};
 use half::{bf16, f16};
 
@@ -211,4 +213,66 @@ fn fp8_fragments_converted_by_the_library_exact() {
         let want: f32 = (0..32).map(|k| a[i / 8 * 32 + k] * b[i % 8 * 32 + k]).sum();
         assert_eq!(got, want, "D[{}][{}]", i / 8, i % 8);
     }
+}
+
+#[test]
+fn tiles_by_tma_of_the_library_exact() {
+    let h = Host::new();
+    let x = values(64 * 96, 0);
+    let (dx, out) = (h.ints(&x), h.ints(&vec![0; 64 * 96]));
+    let map = |at: DevicePtr| {
+        let map = TensorMap::matrix(TensorDataType::S32, at.0, (64, 96), 384, (32, 32), TensorSwizzle::None);
+        h.gpu.tensor_map(&map).unwrap()
+    };
+    h.run("tma_tiles", [3, 2], 64, 0, Args::new().tensor_map(map(dx)).tensor_map(map(out)));
+    let want: Vec<i32> = x.iter().map(|v| v * 3 + 1).collect();
+    assert_eq!(h.download(out, 64 * 96, i32::from_le_bytes), want);
+}
+
+#[test]
+fn warpgroups_with_roles_multiply_from_shared_memory_exact() {
+    let h = Host::new();
+    let k = 320;
+    let small = |n: usize, seed| -> Vec<i32> { values(n, seed).iter().map(|v| v % 4).collect() };
+    let (a, b) = (small(128 * k, 1), small(64 * k, 2));
+    let upload = |v: &[i32]| h.upload(v.iter().map(|v| f16::from_f32(*v as f32).to_le_bytes()));
+    let (da, db, dc) = (upload(&a), upload(&b), h.ints(&vec![0; 128 * 64]));
+    let map = |at: DevicePtr, rows: u32| {
+        let size = (u64::from(rows), k as u64);
+        let swizzle = TensorSwizzle::B128;
+        let map = TensorMap::matrix(TensorDataType::F16, at.0, size, 2 * k as u64, (rows, 64), swizzle);
+        h.gpu.tensor_map(&map).unwrap()
+    };
+    let args = Args::new().tensor_map(map(da, 128)).tensor_map(map(db, 64)).ptr(dc).i32(k as i32);
+    h.run("wgmma_ss", [1, 1], 384, 3 * (128 + 64) * 128, args);
+    for (i, got) in h.download(dc, 128 * 64, f32::from_le_bytes).into_iter().enumerate() {
+        let (row, col) = (i / 64, i % 64);
+        let want: i32 = (0..k).map(|kk| a[row * k + kk] * b[col * k + kk]).sum();
+        assert_eq!(got, want as f32, "C[{row}][{col}]");
+    }
+}
+
+#[test]
+fn blocks_take_turns_by_atomic_references_exact() {
+    let h = Host::new();
+    let (value, turn) = (h.ints(&[1]), h.ints(&[0]));
+    h.run("hand_off", [7, 1], 32, 0, Args::new().ptr(value).ptr(turn));
+    let want = (0..7).fold(1, |v, b| v * 3 + b);
+    assert_eq!(h.download(value, 1, i32::from_le_bytes), [want]);
+}
+
+#[test]
+fn atomics_of_every_width_exact() {
+    let h = Host::new();
+    let x: Vec<f32> = values(4 * 96, 0).iter().map(|v| (v % 5) as f32).collect();
+    let dx = h.upload(x.iter().map(|v| v.to_le_bytes()));
+    let (sum, best, pair) = (h.ints(&[0; 2]), h.ints(&[0; 2]), h.ints(&[0]));
+    h.run("mixed", [3, 1], 32, 0, Args::new().ptr(dx).ptr(sum).ptr(best).ptr(pair));
+    assert_eq!(h.download(sum, 1, f64::from_le_bytes), [x.iter().map(|v| f64::from(*v)).sum::<f64>()]);
+    let keys =
+        x.chunks_exact(4).enumerate().map(|(i, v)| u64::from((v[0] * v[0]).to_bits()) << 32 | i as u64);
+    assert_eq!(h.download(best, 1, u64::from_le_bytes), [keys.max().unwrap()]);
+    let of = |at: usize| x.iter().skip(at).step_by(4).sum::<f32>();
+    let pair = h.download(pair, 2, f16::from_le_bytes).into_iter().map(f16::to_f32).collect::<Vec<_>>();
+    assert_eq!(pair, [of(0), of(1)]);
 }

@@ -352,7 +352,10 @@ fn copy(cx: &mut Cx<'_, '_>, op: &BulkCopy) -> Result {
             } else {
                 Box::new(write)
             };
-            cl.engine.push(due, agent, job);
+            match to {
+                Place::Global(_) => cl.engine.push_global(due, agent, job),
+                _ => cl.engine.push(due, agent, job),
+            }
             Ok(())
         };
         let due = cx.cl.due();

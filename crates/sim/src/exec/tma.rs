@@ -116,8 +116,12 @@ fn element(ty: TensorType) -> Option<ReduceType> {
 /// The logical operators work on the bits of whole numbers.
 fn operated(op: Reduction, ty: ReduceType) -> ReduceType {
     match (op, ty) {
-        (Reduction::And | Reduction::Or | Reduction::Xor, ReduceType::U32 | ReduceType::S32) => ReduceType::B32,
-        (Reduction::And | Reduction::Or | Reduction::Xor, ReduceType::U64 | ReduceType::S64) => ReduceType::B64,
+        (Reduction::And | Reduction::Or | Reduction::Xor, ReduceType::U32 | ReduceType::S32) => {
+            ReduceType::B32
+        }
+        (Reduction::And | Reduction::Or | Reduction::Xor, ReduceType::U64 | ReduceType::S64) => {
+            ReduceType::B64
+        }
         _ => ty,
     }
 }
@@ -165,7 +169,7 @@ fn store(cx: &mut Cx<'_, '_>, from: &Addr, map: &Addr, c: &[Src], reduce: Option
             } else {
                 Box::new(write)
             };
-            cl.engine.push(due, agent, job);
+            cl.engine.push_global(due, agent, job);
             Ok(())
         };
         let due = cx.cl.due();

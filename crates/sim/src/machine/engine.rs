@@ -44,6 +44,8 @@ struct Pending {
     due: u64,
     seq: u64,
     agent: Agent,
+    /// Needs nothing of the CTA any more.
+    outlives: bool,
     job: Job,
 }
 
@@ -96,7 +98,13 @@ impl Engine {
     /// Schedules a job.
     pub fn push(&mut self, due: u64, agent: Agent, job: Job) {
         self.seq += 1;
-        self.queue.push(Pending { due, seq: self.seq, agent, job });
+        self.queue.push(Pending { due, seq: self.seq, agent, outlives: false, job });
+    }
+
+    /// Schedules a job that touches global memory only: its CTA may exit before it is done.
+    pub fn push_global(&mut self, due: u64, agent: Agent, job: Job) {
+        self.seq += 1;
+        self.queue.push(Pending { due, seq: self.seq, agent, outlives: true, job });
     }
 
     /// When the next job is due.
@@ -112,9 +120,13 @@ impl Engine {
         self.queue.pop().map(|p| (p.agent, p.job))
     }
 
-    /// Whether a job of this CTA is in flight, and the instruction that started it.
+    /// Whether a job that needs this CTA is in flight, and the instruction that started it.
     pub fn pending_of(&self, cta: u32) -> Option<&Agent> {
-        self.queue.iter().filter(|p| p.agent.cta == cta).min_by_key(|p| p.seq).map(|p| &p.agent)
+        self.queue
+            .iter()
+            .filter(|p| p.agent.cta == cta && !p.outlives)
+            .min_by_key(|p| p.seq)
+            .map(|p| &p.agent)
     }
 
     /// Whether nothing is in flight.

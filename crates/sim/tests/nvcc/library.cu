@@ -1,4 +1,4 @@
-// Kernels that use CUDA's C++ libraries; library.ptx is `nvcc -ptx -arch=sm_90a -O3 -std=c++17` of this.
+// Kernels that use CUDA's C++ libraries or inline PTX; library.ptx is `nvcc -ptx -arch=sm_90a -O3 -std=c++17` of this.
 #include <mma.h>
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
@@ -10,6 +10,8 @@
 #include <cooperative_groups/reduce.h>
 #include <cooperative_groups/scan.h>
 #include <stdint.h>
+#include <cuda.h>
+#include <cuda/atomic>
 namespace cg = cooperative_groups;
 using namespace nvcuda;
 
@@ -145,4 +147,111 @@ extern "C" __global__ void fp8_mma(const float* a, const float* b, float* c) {
   asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
     : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]) : "r"(ra[0]), "r"(ra[1]), "r"(ra[2]), "r"(ra[3]), "r"(rb[0]), "r"(rb[1]), "f"(0.f));
   c[g * 8 + q * 2] = d[0]; c[g * 8 + q * 2 + 1] = d[1]; c[(g + 8) * 8 + q * 2] = d[2]; c[(g + 8) * 8 + q * 2 + 1] = d[3];
+}
+using barrier = cuda::barrier<cuda::thread_scope_block>;
+namespace cde = cuda::device::experimental;
+
+// TMA by cuda::device::experimental: out = 3 * in + 1 over 32 x 32 tiles of a matrix of ints
+extern "C" __global__ void tma_tiles(const __grid_constant__ CUtensorMap in, const __grid_constant__ CUtensorMap out) {
+  __shared__ alignas(128) int tile[32][32];
+#pragma nv_diag_suppress static_var_with_dynamic_init
+  __shared__ barrier bar;
+  if (threadIdx.x == 0) { init(&bar, blockDim.x); cde::fence_proxy_async_shared_cta(); }
+  __syncthreads();
+  barrier::arrival_token token;
+  if (threadIdx.x == 0) {
+    cde::cp_async_bulk_tensor_2d_global_to_shared(&tile, &in, blockIdx.x * 32, blockIdx.y * 32, bar);
+    token = cuda::device::barrier_arrive_tx(bar, 1, sizeof(tile));
+  } else {
+    token = bar.arrive();
+  }
+  bar.wait(std::move(token));
+  for (int i = threadIdx.x; i < 1024; i += blockDim.x) tile[i / 32][i % 32] = tile[i / 32][i % 32] * 3 + 1;
+  cde::fence_proxy_async_shared_cta();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    cde::cp_async_bulk_tensor_2d_shared_to_global(&out, blockIdx.x * 32, blockIdx.y * 32, &tile);
+    cde::cp_async_bulk_commit_group();
+    cde::cp_async_bulk_wait_group_read<0>();
+    (&bar)->~barrier();
+  }
+}
+
+__device__ __forceinline__ uint32_t smem(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ void wait(uint64_t* bar, uint32_t parity) {
+  asm volatile("{\n.reg .pred P1;\nLAB_WAIT:\nmbarrier.try_wait.parity.shared::cta.b64 P1, [%0], %1;\n@P1 bra DONE;\nbra LAB_WAIT;\nDONE:\n}" :: "r"(smem(bar)), "r"(parity) : "memory");
+}
+__device__ __forceinline__ uint64_t desc(const void* p) {
+  // 128-byte swizzle, 1024 bytes between groups of eight rows
+  return (uint64_t)((smem(p) & 0x3ffff) >> 4) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
+// wgmma with both operands in shared memory: a producer warpgroup and two consumer warpgroups, setmaxnreg.
+// C[128][64] = A[128][k] B[64][k]^T, f16 -> f32
+extern "C" __global__ void __launch_bounds__(384) wgmma_ss(const __grid_constant__ CUtensorMap ma, const __grid_constant__ CUtensorMap mb, float* c, int k) {
+  constexpr int S = 3;
+  extern __shared__ __align__(1024) unsigned char raw[];
+  half* sa = (half*)raw; half* sb = sa + S * 128 * 64;
+  __shared__ __align__(8) uint64_t full[S], empty[S];
+  int group = threadIdx.x / 128;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < S; i++) {
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(smem(full + i)));
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], 8;" :: "r"(smem(empty + i)));
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async;" ::: "memory");
+  }
+  __syncthreads();
+  if (group == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < k / 64; i++) {
+        int s = i % S;
+        if (i >= S) wait(empty + s, (i / S - 1) & 1);
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(smem(full + s)), "r"((128 + 64) * 64 * 2) : "memory");
+        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" :: "r"(smem(sa + s * 128 * 64)), "l"(&ma), "r"(smem(full + s)), "r"(i * 64), "r"(0) : "memory");
+        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;" :: "r"(smem(sb + s * 64 * 64)), "l"(&mb), "r"(smem(full + s)), "r"(i * 64), "r"(0), "l"(0x14F0000000000000ull) : "memory");
+      }
+    }
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    float d[32];
+    for (int i = 0; i < 32; i++) d[i] = 0;
+    for (int i = 0; i < k / 64; i++) {
+      int s = i % S;
+      wait(full + s, (i / S) & 1);
+      for (int j = 0; j < 32; j++) asm volatile("" : "+f"(d[j]) :: "memory");
+      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+      uint64_t da = desc(sa + s * 128 * 64 + (group - 1) * 64 * 64), db = desc(sb + s * 64 * 64);
+      for (int kk = 0; kk < 4; kk++)
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+          "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, p, 1, 1, 0, 0;\n}"
+          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+            "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+          : "l"(da + kk * 2), "l"(db + kk * 2), "r"(i + kk));
+      asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+      asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+      for (int j = 0; j < 32; j++) asm volatile("" : "+f"(d[j]) :: "memory");
+      if (threadIdx.x % 32 == 0) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(smem(empty + s)) : "memory");
+    }
+    int t = threadIdx.x % 128, row = (group - 1) * 64 + t / 32 * 16 + t % 32 / 4;
+    for (int j = 0; j < 32; j++) c[(row + 8 * (j / 2 % 2)) * 64 + 8 * (j / 4) + 2 * (t % 4) + j % 2] = d[j];
+  }
+}
+// cuda::atomic_ref and a hand-off between blocks: block b adds its number once block b-1 has added its
+extern "C" __global__ void hand_off(int* value, int* turn) {
+  if (threadIdx.x == 0) {
+    cuda::atomic_ref<int, cuda::thread_scope_device> t(*turn);
+    while (t.load(cuda::memory_order_acquire) != blockIdx.x) __nanosleep(20);
+    *value = *value * 3 + blockIdx.x;
+    t.store(blockIdx.x + 1, cuda::memory_order_release);
+  }
+}
+// block-scan through shared memory with named barriers, vector loads, a 64-bit CAS and double atomics
+extern "C" __global__ void mixed(const float4* x, double* sum, unsigned long long* best, half2* h) {
+  float4 v = x[blockIdx.x * blockDim.x + threadIdx.x];
+  atomicAdd(sum, (double)v.x + v.y + v.z + v.w);
+  unsigned long long key = (unsigned long long)__float_as_uint(v.x * v.x) << 32 | (blockIdx.x * blockDim.x + threadIdx.x), old = *(volatile unsigned long long*)best;
+  while (key > old) { unsigned long long was = atomicCAS(best, old, key); if (was == old) break; old = was; }
+  atomicAdd(h, __floats2half2_rn(v.x, v.y));
 }
