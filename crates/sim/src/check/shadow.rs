@@ -204,7 +204,7 @@ impl States {
         // Strong accesses never race with each other.
         let races = |b: &Access| !(ordered(b) || a.kind.strong && b.kind.strong);
         for w in &cell.writes {
-            if races(w) && !(a.kind.same && !w.kind.proxy) {
+            if races(w) && (w.kind.proxy || !a.kind.same) {
                 return Err(Conflict::Race(*w));
             }
             if a.kind.proxy && !w.kind.proxy && !view.knows_fenced(w.actor, w.clock) {

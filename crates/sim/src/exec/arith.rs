@@ -205,7 +205,7 @@ fn abs_diff4(signed: bool, add: bool, a: u64, b: u64, c: u64) -> u64 {
     let byte = IntType { bits: 8, signed };
     let difference = |i: u32| (byte.value(a >> (8 * i)) - byte.value(b >> (8 * i))).unsigned_abs() as u64;
     if add {
-        (0..4).map(difference).sum::<u64>() + c & mask(32)
+        ((0..4).map(difference).sum::<u64>() + c) & mask(32)
     } else {
         (0..4).map(|i| difference(i) << (8 * i)).sum()
     }
