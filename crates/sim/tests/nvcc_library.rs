@@ -167,10 +167,10 @@ fn byte_and_half_word_arithmetic_exact() {
         let u: i32 = (0..4).map(|k| i32::from(p[k]) * i32::from(q[k])).sum();
         let bytes = |f: fn(u8, u8) -> u8| i32::from_le_bytes(std::array::from_fn(|k| f(p[k], q[k])));
         let max = |s: i32| (a[i] << s >> 16).max(b[i] << s >> 16) & 0xffff;
-        let video = bytes(u8::wrapping_add) ^ (max(0) << 16 | max(16)) ^ bytes(u8::abs_diff);
+        let video = bytes(u8::wrapping_add) ^ ((max(0) << 16) | max(16)) ^ bytes(u8::abs_diff);
         let funnel = (b[i] << 7) | (a[i] as u32 >> 25) as i32;
         let permuted = (a[i] & 0xffff) | b[i] << 16;
-        let high = (i64::from(a[i]) * i64::from(b[i]) >> 32) as i32;
+        let high = ((i64::from(a[i]) * i64::from(b[i])) >> 32) as i32;
         let mixed = permuted.wrapping_add(funnel).wrapping_add(high);
         assert_eq!(got, [s, u, video, mixed], "thread {i}");
     }

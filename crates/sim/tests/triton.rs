@@ -228,7 +228,7 @@ fn gathers_and_atomics_exact() {
     kernel.run([3, 1], Args::new().ptr(dx).ptr(di).ptr(hist).ptr(out).i32(n as i32));
     let mut want = vec![0; 10];
     for i in 0..n {
-        let from = i / 128 * 128 + (i % 128 ^ 5);
+        let from = i / 128 * 128 + ((i % 128) ^ 5);
         want[index[i] as usize] += x.get(from).copied().unwrap_or(0);
     }
     assert_eq!(kernel.download(hist, 10, i32::from_le_bytes), want);
