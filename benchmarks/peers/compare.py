@@ -186,8 +186,7 @@ def main():
     if unknown := [name for name in names if name not in PEERS]:
         parser.error(f"no peer is called {unknown[0]}; there are: {', '.join(PEERS)}")
     here, rows = machine(), []
-    commit = subprocess.run(["git", "-C", install.HERE, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    about = {"date": datetime.date.today().isoformat(), "commit": commit.stdout.strip(), **here}
+    about = {"date": datetime.date.today().isoformat(), "commit": install.COMMIT.read_text().strip(), **here}
     about["threads"] = options.threads
     for text in options.shapes.split(","):
         shape = tuple(map(int, text.split("x")))

@@ -18,6 +18,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 HOME = Path(os.environ.get("DUALGEMM_PEERS") or CACHE / "dualgemm-peers")
 PYTHON = HOME / "venv/bin/python"
 BIN = HOME / "bin"
+COMMIT = HOME / "dualgemm-commit"
 # The sdist carries llama.cpp, and that carries ggml; the wheel on PyPI has no headers.
 GGML_SDIST = "llama-cpp-python==0.3.36"
 LLAMA = "llama_cpp_python-*/vendor/llama.cpp"
@@ -80,6 +81,8 @@ def rust():
     """The `gemm` crate's worker and ours."""
     command = ["cargo", "build", "--release", "--manifest-path", HERE / "rust/Cargo.toml"]
     run(*command, "--target-dir", HOME / "target")
+    commit = subprocess.run(["git", "-C", HERE, "rev-parse", "--short", "HEAD"], capture_output=True, check=False)
+    COMMIT.write_bytes(commit.stdout)
 
 
 if __name__ == "__main__":
