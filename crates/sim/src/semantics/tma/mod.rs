@@ -259,6 +259,7 @@ impl TiledTensor {
             counts: self.counts(),
             smem,
             unit,
+            direction,
             index: [0; 5],
             row: 0,
             at: 0,
@@ -266,11 +267,17 @@ impl TiledTensor {
         })
     }
 
-    /// The byte range of dimension 0 that lies inside the tensor, relative to the row's first byte.
-    fn row_window(&self, start: i64) -> (i64, i64) {
+    /// The byte range of dimension 0 that a copy reads or writes, relative to the row's first byte: what lies inside
+    /// the tensor, and for stores and reductions the whole last 16 bytes of it, as an H100 does.
+    fn row_window(&self, start: i64, direction: Direction) -> (i64, i64) {
         let bits = self.ty.bits() as i64;
         let first = -start * bits / 8;
-        (first, first + self.dims[0] as i64 * bits / 8)
+        let row = self.dims[0] as i64 * bits / 8;
+        let row = match direction {
+            Direction::Load => row,
+            Direction::Store => (row + 15) / 16 * 16,
+        };
+        (first, first + row)
     }
 }
 
@@ -283,6 +290,7 @@ pub struct Pieces<'a> {
     smem: u32,
     /// Bytes that stay together in shared memory.
     unit: u32,
+    direction: Direction,
     /// Position in dimensions 1 and up.
     index: [u32; 5],
     /// Rows walked.
@@ -329,7 +337,7 @@ impl Iterator for Pieces<'_> {
         }
         let row_bytes = self.tensor.row_bytes();
         let (row_start, outer_inside) = self.row_start();
-        let (first, end) = self.tensor.row_window(self.start[0]);
+        let (first, end) = self.tensor.row_window(self.start[0], self.direction);
         let at = self.at as i64;
         let mut limit = (self.at / self.unit + 1) * self.unit;
         limit = limit.min(row_bytes);
