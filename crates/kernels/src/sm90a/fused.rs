@@ -24,7 +24,6 @@ use super::config::{Config, Layout};
 use super::decode::{FIELD_MASK, MAGNITUDE_MASK, SCALE_MASK, SIGN_MASK};
 use super::pack::{CHUNK_BYTES, CHUNK_FEATURES, CODE_BYTES};
 use crate::Error;
-use crate::parts::epilogue;
 
 /// Name of the kernel in its module.
 pub const ENTRY: &str = "dual_gemm";
@@ -45,25 +44,25 @@ pub fn generate(config: &Config, program: &Program, aligned: bool) -> Result<Mod
 }
 
 /// Values that every role reads.
-struct Fused<'a> {
-    config: &'a Config,
+pub(super) struct Fused<'a> {
+    pub(super) config: &'a Config,
     layout: &'a Layout,
-    program: &'a Program,
-    aligned: bool,
+    pub(super) program: &'a Program,
+    pub(super) aligned: bool,
     map: TensorMapParam,
     weights: PointerParam,
-    out: PointerParam,
-    m: Reg<U32>,
-    n: Reg<U32>,
+    pub(super) out: PointerParam,
+    pub(super) m: Reg<U32>,
+    pub(super) n: Reg<U32>,
     /// K blocks of 64.
     blocks: Reg<U32>,
-    alpha: [Param<F32>; 2],
-    base: Addr<Shared>,
+    pub(super) alpha: [Param<F32>; 2],
+    pub(super) base: Addr<Shared>,
     warp: Reg<U32>,
-    lane: Reg<U32>,
+    pub(super) lane: Reg<U32>,
     /// First token and first feature of the tile.
-    token: Reg<U32>,
-    tile: Reg<U32>,
+    pub(super) token: Reg<U32>,
+    pub(super) tile: Reg<U32>,
 }
 
 /// Where a role stands in the ring. Offsets run along instead of being multiplied out for every block: the main loop
@@ -278,7 +277,7 @@ impl<'a> Fused<'a> {
     // ---- consumers ----
 
     /// Warpgroup's row group and K group, warp in the warpgroup.
-    fn place(&self, k: &mut Kernel) -> [Reg<U32>; 3] {
+    pub(super) fn place(&self, k: &mut Kernel) -> [Reg<U32>; 3] {
         let warpgroup = k.shr(self.warp, 2u32);
         let (rows, k_group) = match (self.config.row_groups, self.config.k_groups) {
             (_, 1) => (warpgroup, k.mov::<U32>(0u32)),
@@ -469,148 +468,6 @@ impl<'a> Fused<'a> {
             k.when(first_lane).mbarrier_arrive(empty);
             self.advance(k, multiply);
             decode_block(k, &raw, &fragments);
-        });
-    }
-
-    // ---- epilogue ----
-
-    fn activate(&self, k: &mut Kernel, alpha: [Reg<F32>; 2], gate: Reg<F32>, up: Reg<F32>) -> Reg<F32> {
-        let gate = k.mul(gate, alpha[0]);
-        let up = k.mul(up, alpha[1]);
-        epilogue::evaluate(k, self.program, gate, up)
-    }
-
-    fn alphas(&self, k: &mut Kernel) -> [Reg<F32>; 2] {
-        [k.ld_param(&self.alpha[0]), k.ld_param(&self.alpha[1])]
-    }
-
-    /// Activation in registers, transposition by `stmatrix`, then whole 16-byte pieces of C's rows.
-    fn store_transposed(&self, k: &mut Kernel, acc: &[Reg<F32>]) {
-        let config = self.config;
-        let [row_group, _, warp] = self.place(k);
-        let alpha = self.alphas(k);
-        let column = k.shl(row_group, 5u32);
-        let slab = k.shl(warp, 3u32);
-        let column = k.add(column, slab);
-        let column = k.shl(column, 1u32);
-        // `stmatrix` takes the row address of matrix i from lanes 8i .. 8i+8; a matrix is 8 tokens.
-        let groups: Vec<&[Reg<F32>]> = acc.chunks_exact(4).collect();
-        let at_once = if groups.len().is_multiple_of(4) { 4 } else { 1 };
-        let row = if at_once == 4 { self.lane } else { k.and(self.lane, 7u32) };
-        let row = k.mul(row, config.pitch());
-        let place = k.add(row, column);
-        let place = k.offset(self.base, place.cast());
-        for (index, groups) in groups.chunks(at_once).enumerate() {
-            let halves: Vec<Reg<F16x2>> = groups
-                .iter()
-                .map(|c| {
-                    let [first, second] =
-                        [self.activate(k, alpha, c[0], c[2]), self.activate(k, alpha, c[1], c[3])];
-                    k.f32_to_f16x2(first, second)
-                })
-                .collect();
-            let row = index as u32 * at_once as u32 * 8 * config.pitch();
-            k.stmatrix(true, place.at(row), &halves);
-        }
-        k.bar_sync(1u32, config.consumer_threads());
-
-        let out = k.ld_pointer(&self.out);
-        let pieces = config.features() / 8;
-        let thread = k.special(Special::TidX);
-        let first_feature = k.mul(self.tile, config.features());
-        k.for_range("store", thread, config.tokens * pieces, config.consumer_threads(), |k, i, _| {
-            let (token, piece) = (k.div(i, pieces), k.rem(i, pieces));
-            let from = k.mul(token, config.pitch());
-            let column = k.shl(piece, 4u32);
-            let from = k.add(from, column);
-            let from = k.offset(self.base, from.cast());
-            let feature = k.shl(piece, 3u32);
-            let feature = k.add(first_feature, feature);
-            let token = k.add(self.token, token);
-            let inside = k.compare(Cmp::Lt, token, self.m);
-            let row = k.mul_wide(token, self.n);
-            let at = |k: &mut Kernel, feature: Reg<U32>| {
-                let feature = k.convert::<U64, U32>(feature);
-                let element = k.add(row, feature);
-                let byte = k.shl(element, 1u32);
-                k.offset(out, byte)
-            };
-            if self.aligned {
-                let inside = k.compare_and(Cmp::Lt, feature, self.n, inside);
-                k.if_(inside, "piece", |k| {
-                    let words: [Reg<B32>; 4] = k.ld_vector(from);
-                    let to = at(k, feature);
-                    k.st_vector(to, &words);
-                });
-            } else {
-                for element in 0..8u32 {
-                    let feature = k.add(feature, element);
-                    let inside = k.compare_and(Cmp::Lt, feature, self.n, inside);
-                    k.if_(inside, "element", |k| {
-                        let half: Reg<B16> = k.ld(from.at(element * 2));
-                        let to = at(k, feature);
-                        k.st(to, half);
-                    });
-                }
-            }
-        });
-    }
-
-    /// Adds the K groups' sums in fixed order, so that the result does not depend on timing, then activates and
-    /// stores.
-    fn store_reduced(&self, k: &mut Kernel, acc: &[Reg<F32>]) {
-        let config = self.config;
-        let thread = k.special(Special::TidX);
-        let own = k.shl(thread, 4u32);
-        let own = k.offset(self.base, own.cast());
-        let plane = config.consumer_threads() * 16;
-        for (j, sums) in acc.chunks_exact(4).enumerate() {
-            k.st_vector(own.at(j as u32 * plane), sums);
-        }
-        k.bar_sync(1u32, config.consumer_threads());
-        let alpha = self.alphas(k);
-        let out = k.ld_pointer(&self.out);
-        let threads = config.row_groups * 128;
-        let items = config.tokens / 8 * threads;
-        k.for_range("reduce", thread, items, config.consumer_threads(), |k, i, _| {
-            let (group, peer) = (k.div(i, threads), k.rem(i, threads));
-            let from = k.mul(group, plane);
-            let slot = k.shl(peer, 4u32);
-            let from = k.add(from, slot);
-            let from = k.offset(self.base, from.cast());
-            let mut sums: [Reg<F32>; 4] = k.ld_vector(from);
-            for k_group in 1..config.k_groups {
-                let more: [Reg<F32>; 4] = k.ld_vector(from.at(k_group * threads * 16));
-                sums = std::array::from_fn(|e| k.add(sums[e], more[e]));
-            }
-            k.comment(
-                "Thread `peer` held feature lane/4 of its warp's eight, tokens 2(lane%4) and the next.",
-            );
-            let warp = k.shr(peer, 5u32);
-            let feature = k.shl(warp, 3u32);
-            let lane = k.and(peer, 31u32);
-            let g = k.shr(lane, 2u32);
-            let feature = k.add(feature, g);
-            let first = k.mul(self.tile, config.features());
-            let feature = k.add(feature, first);
-            let token = k.shl(group, 3u32);
-            let q = k.and(lane, 3u32);
-            let pair = k.shl(q, 1u32);
-            let token = k.add(token, pair);
-            let token = k.add(token, self.token);
-            let inside = k.compare(Cmp::Lt, feature, self.n);
-            for e in 0..2 {
-                let value = self.activate(k, alpha, sums[e], sums[e + 2]);
-                let half = k.f32_to_f16(value);
-                let token = k.add(token, e as u32);
-                let inside = k.compare_and(Cmp::Lt, token, self.m, inside);
-                let row = k.mul_wide(token, self.n);
-                let column = k.convert::<U64, U32>(feature);
-                let element = k.add(row, column);
-                let byte = k.shl(element, 1u32);
-                let to = k.offset(out, byte);
-                k.when(inside).st(to, half);
-            }
         });
     }
 }

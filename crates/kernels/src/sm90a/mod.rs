@@ -5,3 +5,4 @@ pub mod decode;
 pub mod fused;
 pub mod host;
 pub mod pack;
+mod store;
