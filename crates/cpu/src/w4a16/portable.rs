@@ -45,36 +45,6 @@ impl<const FUSED: bool> Vector for Portable<FUSED> {
     }
 
     #[inline(always)]
-    unsafe fn chain_weights(
-        chunk: *const u8,
-        column: usize,
-        quad: usize,
-        format: BlockFormat,
-    ) -> [[Self; 2]; 2] {
-        // SAFETY: the caller's promises.
-        let [k0, k1, k2, k3] = unsafe { Self::weights(chunk, column, quad, format) };
-        [[k0, k1], [k2, k3]]
-    }
-
-    #[inline(always)]
-    unsafe fn chain_scales(chunk: *const u8, column: usize, format: BlockFormat) -> [Self; 2] {
-        // SAFETY: the caller's promises.
-        [unsafe { Self::scales(chunk, column, format) }; 2]
-    }
-
-    #[inline(always)]
-    unsafe fn chain_activations(a: *const f32, x: usize, y: usize) -> Self {
-        // SAFETY: the caller passes four values.
-        unsafe { Self::splat(a.add(2 * y + x)) }
-    }
-
-    #[inline(always)]
-    unsafe fn join_chains(chains: [Self; 2], to: *mut f32) {
-        // SAFETY: the caller passes room for eight values.
-        unsafe { Self::store(to, Self::add(chains[0], chains[1])) };
-    }
-
-    #[inline(always)]
     unsafe fn zero() -> Self {
         Self([0.0; 8])
     }

@@ -43,22 +43,42 @@ pub(super) trait Vector: Copy {
     /// The same weights in whatever order is cheapest to decode: the vectors `[x][y]` together hold, for chain
     /// x′ = 0 and 1 of every feature, the weight of k = 4·quad + 2·x′ + y. Lanes may mix features and chains, but
     /// in the same way for both y, and as [`chain_scales`](Self::chain_scales) does.
+    ///
+    /// The order that this and the next three have by default is that of [`weights`](Self::weights): one chain per
+    /// vector, no lanes mixed.
+    #[inline(always)]
     unsafe fn chain_weights(
         chunk: *const u8,
         column: usize,
         quad: usize,
         format: BlockFormat,
-    ) -> [[Self; 2]; 2];
+    ) -> [[Self; 2]; 2] {
+        // SAFETY: the caller's promises.
+        let [k0, k1, k2, k3] = unsafe { Self::weights(chunk, column, quad, format) };
+        [[k0, k1], [k2, k3]]
+    }
 
     /// The scale that belongs to each lane of [`chain_weights`](Self::chain_weights).
-    unsafe fn chain_scales(chunk: *const u8, column: usize, format: BlockFormat) -> [Self; 2];
+    #[inline(always)]
+    unsafe fn chain_scales(chunk: *const u8, column: usize, format: BlockFormat) -> [Self; 2] {
+        // SAFETY: the caller's promises.
+        [unsafe { Self::scales(chunk, column, format) }; 2]
+    }
 
     /// The activation that belongs to each lane of `chain_weights()[x][y]`. `a` points to the four activations of
     /// the quad, k in the order 0, 2, 1, 3.
-    unsafe fn chain_activations(a: *const f32, x: usize, y: usize) -> Self;
+    #[inline(always)]
+    unsafe fn chain_activations(a: *const f32, x: usize, y: usize) -> Self {
+        // SAFETY: the caller passes four values.
+        unsafe { Self::splat(a.add(2 * y + x)) }
+    }
 
     /// Writes chain 0 + chain 1 of every feature, `LANES` values by feature.
-    unsafe fn join_chains(chains: [Self; 2], to: *mut f32);
+    #[inline(always)]
+    unsafe fn join_chains(chains: [Self; 2], to: *mut f32) {
+        // SAFETY: the caller passes room for `LANES` values.
+        unsafe { Self::store(to, Self::add(chains[0], chains[1])) };
+    }
 
     /// 0 in every lane.
     unsafe fn zero() -> Self;
