@@ -16,7 +16,7 @@ use dualgemm::checkpoint::write::atomic::AtomicFile;
 use dualgemm::cpu::{CpuOptions, Isa, limits};
 use dualgemm::formats::{BlockFormat, FloatType, GlobalScale};
 use dualgemm::gemm::{AFormat, AOperand, DualGemmDesc, GateUp, OutFormat, OutScale, QuantizeA};
-use dualgemm::{DualGemm, PackedWeights, Plan, Target};
+use dualgemm::{DualGemm, Plan, Target};
 use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
 use dualgemm_bench::report::{NamedRoofline, Subject};
 use dualgemm_bench::{Protocol, Report, Roofline, Row, SHAPE_SETS, Shape, plot, shapes};
@@ -269,9 +269,7 @@ impl Operands {
         let options = CpuOptions { isa: args.isa, threads: None };
         let plan = DualGemm::plan(desc, &Target::Cpu(options))?;
         let packed = plan.prepack(&self.weights)?;
-        let copies = self.sets - 1;
-        let mut sets: Vec<PackedWeights> = vec![packed];
-        sets.extend((0..copies).map(|_| sets[0].clone()).collect::<Vec<_>>());
+        let sets = vec![packed; self.sets];
         let mut inputs = Inputs::seeded(SEED + 1);
         let a = match desc.a {
             AFormat::F32 => AOperand::Float(inputs.floats("A", FloatType::F32, desc.m, desc.k)?),
