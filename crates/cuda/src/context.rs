@@ -1,317 +1,160 @@
-//! An opened GPU: memory, modules, launches on one stream.
+//! A GPU's primary context, and what lives in it on its own: streams and events.
 
-use std::collections::BTreeMap;
-use std::ffi::c_void;
-use std::sync::Mutex;
+use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
-use dualgemm_device::{Device, DeviceInfo, DevicePtr, Error, FunctionId, LaunchSpec, ModuleId};
-use dualgemm_ptx::layout::{TENSOR_MAP_BYTES, TensorMap};
+use dualgemm_device::{Error, Stream};
 
-use crate::driver::{check, explain, info, init};
-use crate::module::{Module, allow_shared, check_arguments};
-use crate::tensor_map;
+use crate::driver::explain;
 
-/// One NVIDIA GPU, through its primary context. Shareable among threads.
+/// The primary context of a GPU, retained, with a stream of ours. Everything made in it keeps it alive.
 #[derive(Debug)]
-pub struct Cuda {
-    ordinal: i32,
-    device: sys::CUdevice,
-    context: sys::CUcontext,
-    stream: sys::CUstream,
-    info: DeviceInfo,
-    state: Mutex<State>,
+pub(crate) struct Context {
+    pub(crate) device: sys::CUdevice,
+    handle: sys::CUcontext,
+    /// A stream of our own, since the default one cannot be recorded; still ordered with plain copies.
+    own: sys::CUstream,
 }
 
-#[derive(Debug, Default)]
-struct State {
-    modules: BTreeMap<u64, Module>,
-    ranges: BTreeMap<u64, Range>,
-    next_module: u64,
-}
+// SAFETY: driver handles are plain pointers that the driver accepts from any thread.
+unsafe impl Send for Context {}
+// SAFETY: as above; nothing here changes.
+unsafe impl Sync for Context {}
 
-/// Device memory that host copies may touch.
-#[derive(Debug, Clone, Copy)]
-struct Range {
-    bytes: usize,
-    /// Allocated here, so to be freed; otherwise a global variable of a module.
-    allocated: bool,
-}
-
-// SAFETY: the context handle is a plain pointer that the driver accepts from any thread.
-unsafe impl Send for Cuda {}
-// SAFETY: as above; everything of ours that changes is behind a mutex.
-unsafe impl Sync for Cuda {}
-
-impl Cuda {
-    /// Opens the GPU of that number, 0 first.
-    ///
-    /// # Errors
-    /// [`Error::Driver`] if there is no driver, no GPU, or none of that number.
-    pub fn open(ordinal: i32) -> Result<Self, Error> {
-        init()?;
-        let count = result::device::get_count().map_err(|e| explain("cuDeviceGetCount", e))?;
-        if !(0..count).contains(&ordinal) {
-            return Err(Error::Driver {
-                call: "cuDeviceGet",
-                reason: format!("there is no GPU {ordinal}; this machine has {count}"),
-            });
-        }
-        let device = result::device::get(ordinal).map_err(|e| explain("cuDeviceGet", e))?;
+impl Context {
+    pub(crate) fn retain(device: sys::CUdevice) -> Result<Self, Error> {
         // SAFETY: the device exists; the context is released on drop.
-        let context = unsafe { result::primary_ctx::retain(device) };
-        let context = context.map_err(|e| explain("cuDevicePrimaryCtxRetain", e))?;
-        let stream = std::ptr::null_mut();
-        let mut this =
-            Self { ordinal, device, context, stream, info: info(device)?, state: Mutex::default() };
+        let handle = unsafe { result::primary_ctx::retain(device) };
+        let handle = handle.map_err(|e| explain("cuDevicePrimaryCtxRetain", e))?;
+        let mut this = Self { device, handle, own: std::ptr::null_mut() };
         this.enter()?;
-        // A stream of its own, since the default one cannot be recorded; still ordered with plain copies.
-        this.stream = result::stream::create(result::stream::StreamKind::Default)
+        this.own = result::stream::create(result::stream::StreamKind::Default)
             .map_err(|e| explain("cuStreamCreate", e))?;
         Ok(this)
-    }
-
-    /// GPUs of this machine; 0 without a driver.
-    pub fn count() -> usize {
-        init().ok().and_then(|()| result::device::get_count().ok()).map_or(0, |n| n.max(0) as usize)
-    }
-
-    /// The number this GPU was opened by.
-    pub fn ordinal(&self) -> i32 {
-        self.ordinal
-    }
-
-    /// The driver's version as it counts: 13000 is CUDA 13.0.
-    ///
-    /// # Errors
-    /// [`Error::Driver`].
-    pub fn driver_version() -> Result<i32, Error> {
-        init()?;
-        let mut version = 0;
-        // SAFETY: the result outlives the call.
-        check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut version) }).map(|()| version)
-    }
-
-    /// The stream that everything is launched on.
-    pub(crate) fn stream(&self) -> sys::CUstream {
-        self.stream
     }
 
     /// Makes the context this thread's own, which every other call wants.
     pub(crate) fn enter(&self) -> Result<(), Error> {
         // SAFETY: the context is retained as long as `self`.
-        unsafe { result::ctx::set_current(self.context) }.map_err(|e| explain("cuCtxSetCurrent", e))
+        unsafe { result::ctx::set_current(self.handle) }.map_err(|e| explain("cuCtxSetCurrent", e))
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        // Every change of the state is a single insertion or removal, so a panic elsewhere cannot leave it torn.
-        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
-    /// Refuses a range that is not inside one live allocation, which the driver itself would not notice.
-    fn check_range(&self, ptr: DevicePtr, bytes: usize) -> Result<(), Error> {
-        let state = self.state();
-        let bad = |reason: String| Err(Error::BadPointer { ptr, bytes: bytes as u64, reason });
-        let Some((&start, range)) = state.ranges.range(..=ptr.0).next_back() else {
-            return bad("it lies before every allocation".into());
-        };
-        let end = start + range.bytes as u64;
-        if ptr.0.checked_add(bytes as u64).is_none_or(|last| last > end) {
-            return bad(format!("the nearest allocation is {start:#x}..{end:#x}"));
+    /// The driver's handle of a stream.
+    pub(crate) fn stream(&self, stream: Stream) -> sys::CUstream {
+        match stream {
+            Stream::Own => self.own,
+            Stream::Raw(handle) => handle as usize as sys::CUstream,
         }
-        Ok(())
     }
 }
 
-impl Drop for Cuda {
+impl Drop for Context {
     fn drop(&mut self) {
-        if self.enter().is_ok() {
-            if !self.stream.is_null() {
-                // SAFETY: created in `open`, destroyed once; a failure means a dead context, which frees it.
-                let _ = unsafe { result::stream::destroy(self.stream) };
-            }
-            let state = std::mem::take(&mut *self.state());
-            state.modules.into_values().for_each(Module::unload);
-            for (ptr, _) in state.ranges.into_iter().filter(|(_, range)| range.allocated) {
-                // SAFETY: allocated here and not freed; a failure means a dead context, which frees everything.
-                let _ = unsafe { sys::cuMemFree_v2(ptr) };
-            }
+        if !self.own.is_null() && self.enter().is_ok() {
+            // SAFETY: created in `retain`, destroyed once; a failure means a dead context, which frees it.
+            let _ = unsafe { result::stream::destroy(self.own) };
         }
-        // SAFETY: retained once in `open`.
+        // SAFETY: retained once in `retain`.
         let _ = unsafe { result::primary_ctx::release(self.device) };
     }
 }
 
-impl Device for Cuda {
-    fn info(&self) -> &DeviceInfo {
-        &self.info
+/// A stream beside the device's own; see [`Cuda::new_stream`](crate::Cuda::new_stream).
+#[derive(Debug)]
+pub struct OwnedStream {
+    context: Arc<Context>,
+    handle: sys::CUstream,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for OwnedStream {}
+// SAFETY: as for `Context`; the driver orders what several threads enqueue.
+unsafe impl Sync for OwnedStream {}
+
+impl OwnedStream {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Self, Error> {
+        context.enter()?;
+        let handle = result::stream::create(result::stream::StreamKind::NonBlocking)
+            .map_err(|e| explain("cuStreamCreate", e))?;
+        Ok(Self { context: context.clone(), handle })
     }
 
-    fn alloc(&self, bytes: usize) -> Result<DevicePtr, Error> {
-        self.enter()?;
-        // The driver refuses empty allocations.
-        let bytes = bytes.max(1);
-        let mut ptr = 0;
-        // SAFETY: the result outlives the call.
-        let result = unsafe { sys::cuMemAlloc_v2(&mut ptr, bytes) };
-        if result == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-            let (free, _) = result::mem_get_info().map_err(|e| explain("cuMemGetInfo", e))?;
-            return Err(Error::OutOfMemory { requested: bytes as u64, available: free as u64 });
-        }
-        check("cuMemAlloc", result)?;
-        self.state().ranges.insert(ptr, Range { bytes, allocated: true });
-        Ok(DevicePtr(ptr))
-    }
-
-    fn free(&self, ptr: DevicePtr) -> Result<(), Error> {
-        self.enter()?;
-        {
-            let mut state = self.state();
-            if !state.ranges.get(&ptr.0).is_some_and(|range| range.allocated) {
-                let reason = "it is not the start of a live allocation".into();
-                return Err(Error::BadPointer { ptr, bytes: 0, reason });
-            }
-            state.ranges.remove(&ptr.0);
-        }
-        // SAFETY: allocated by us, removed from the list, so freed once.
-        check("cuMemFree", unsafe { sys::cuMemFree_v2(ptr.0) })
-    }
-
-    fn copy_to(&self, dst: DevicePtr, src: &[u8]) -> Result<(), Error> {
-        self.enter()?;
-        self.check_range(dst, src.len())?;
-        // SAFETY: the range lies in one live allocation; `src` holds that many bytes.
-        check("cuMemcpyHtoD", unsafe { sys::cuMemcpyHtoD_v2(dst.0, src.as_ptr().cast(), src.len()) })
-    }
-
-    fn copy_from(&self, dst: &mut [u8], src: DevicePtr) -> Result<(), Error> {
-        self.enter()?;
-        self.check_range(src, dst.len())?;
-        // SAFETY: the range lies in one live allocation; `dst` has room for that many bytes.
-        check("cuMemcpyDtoH", unsafe { sys::cuMemcpyDtoH_v2(dst.as_mut_ptr().cast(), src.0, dst.len()) })
-    }
-
-    fn memset(&self, dst: DevicePtr, value: u8, bytes: usize) -> Result<(), Error> {
-        self.enter()?;
-        self.check_range(dst, bytes)?;
-        // SAFETY: the range lies in one live allocation.
-        check("cuMemsetD8", unsafe { sys::cuMemsetD8_v2(dst.0, value, bytes) })
-    }
-
-    fn load(&self, ptx: &str) -> Result<ModuleId, Error> {
-        self.enter()?;
-        let module = Module::load(ptx)?;
-        let mut state = self.state();
-        let id = state.next_module;
-        state.next_module += 1;
-        state.modules.insert(id, module);
-        Ok(ModuleId(id))
-    }
-
-    fn function(&self, module: ModuleId, name: &str) -> Result<FunctionId, Error> {
-        self.enter()?;
-        let mut state = self.state();
-        let found = state.modules.get_mut(&module.0).ok_or(Error::BadHandle { what: "module" })?;
-        Ok(FunctionId { module, index: found.function(name)? })
-    }
-
-    fn symbol(&self, module: ModuleId, name: &str) -> Result<(DevicePtr, usize), Error> {
-        self.enter()?;
-        let mut state = self.state();
-        let found = state.modules.get(&module.0).ok_or(Error::BadHandle { what: "module" })?;
-        let (address, bytes) = found.symbol(name)?;
-        // Copies to and from it are ranges like any other.
-        state.ranges.insert(address, Range { bytes, allocated: false });
-        Ok((DevicePtr(address), bytes))
-    }
-
-    fn tensor_map(&self, map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES], Error> {
-        tensor_map::encode(map)
-    }
-
-    fn launch(&self, spec: &LaunchSpec) -> Result<(), Error> {
-        self.enter()?;
-        let (name, function) = {
-            let state = self.state();
-            let module = state.modules.get(&spec.function.module.0);
-            let found = module.and_then(|m| m.get(spec.function.index));
-            let (name, function) = found.ok_or(Error::BadHandle { what: "function" })?;
-            (name.to_string(), function)
-        };
-        check_arguments(&name, function, spec)?;
-        allow_shared(function, spec.dynamic_shared)?;
-        let mut attributes = Vec::with_capacity(2);
-        if spec.cluster != [1, 1, 1] {
-            let [x, y, z] = spec.cluster;
-            let dims = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x, y, z };
-            attributes.push(attribute(
-                sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
-                sys::CUlaunchAttributeValue { clusterDim: dims },
-            ));
-        }
-        if spec.programmatic {
-            attributes.push(attribute(
-                sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-                sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
-            ));
-        }
-        let config = sys::CUlaunchConfig {
-            gridDimX: spec.grid[0],
-            gridDimY: spec.grid[1],
-            gridDimZ: spec.grid[2],
-            blockDimX: spec.block[0],
-            blockDimY: spec.block[1],
-            blockDimZ: spec.block[2],
-            sharedMemBytes: spec.dynamic_shared,
-            hStream: self.stream,
-            attrs: attributes.as_mut_ptr(),
-            numAttrs: attributes.len() as u32,
-        };
-        let mut pointers: Vec<*mut c_void> =
-            spec.args.as_slice().iter().map(|arg| arg.bytes().as_ptr().cast_mut().cast()).collect();
-        // SAFETY: the kernel belongs to this context; `check_arguments` made sure of one pointer per parameter to
-        // as many bytes as it has; the driver only reads them, and before it returns.
-        let result =
-            unsafe { sys::cuLaunchKernelEx(&config, function, pointers.as_mut_ptr(), std::ptr::null_mut()) };
-        match result {
-            sys::CUresult::CUDA_ERROR_INVALID_VALUE | sys::CUresult::CUDA_ERROR_INVALID_CLUSTER_SIZE => {
-                Err(Error::Launch {
-                    kernel: name,
-                    reason: format!(
-                        "the driver refuses grid {:?}, block {:?}, cluster {:?}, {} bytes of dynamic shared memory",
-                        spec.grid, spec.block, spec.cluster, spec.dynamic_shared
-                    ),
-                })
-            }
-            other => check("cuLaunchKernelEx", other),
-        }
-    }
-
-    fn synchronize(&self) -> Result<(), Error> {
-        self.enter()?;
-        result::ctx::synchronize().map_err(|e| explain("cuCtxSynchronize", e))
+    /// The stream for launches; it holds as long as `self`.
+    pub fn id(&self) -> Stream {
+        Stream::Raw(self.handle as usize as u64)
     }
 }
 
-fn attribute(id: sys::CUlaunchAttributeID, value: sys::CUlaunchAttributeValue) -> sys::CUlaunchAttribute {
-    sys::CUlaunchAttribute { id, pad: [0; 4], value }
+impl Drop for OwnedStream {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: created in `new`, destroyed once; a failure means a dead context, which frees it.
+            let _ = unsafe { result::stream::destroy(self.handle) };
+        }
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// A point in a stream that other streams can wait for; see [`Cuda::event`](crate::Cuda::event).
+#[derive(Debug)]
+pub struct Event {
+    context: Arc<Context>,
+    handle: sys::CUevent,
+}
 
-    #[test]
-    fn a_machine_without_a_gpu_gets_a_reason() {
-        if Cuda::count() > 0 {
-            let error = Cuda::open(1000).unwrap_err().to_string();
-            assert!(error.contains("there is no GPU 1000"), "{error}");
-            return;
+// SAFETY: as for `Context`.
+unsafe impl Send for Event {}
+// SAFETY: as for `Context`.
+unsafe impl Sync for Event {}
+
+impl Event {
+    pub(crate) fn new(context: &Arc<Context>, flags: sys::CUevent_flags) -> Result<Self, Error> {
+        context.enter()?;
+        let handle = result::event::create(flags).map_err(|e| explain("cuEventCreate", e))?;
+        Ok(Self { context: context.clone(), handle })
+    }
+
+    /// Puts the event after what the stream has been given so far.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn record(&self, stream: Stream) -> Result<(), Error> {
+        self.context.enter()?;
+        // SAFETY: the event is alive; the stream is ours or the caller's, who vouches for it.
+        unsafe { result::event::record(self.handle, self.context.stream(stream)) }
+            .map_err(|e| explain("cuEventRecord", e))
+    }
+
+    /// Makes what the stream is given from now on wait for the event.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn hold(&self, stream: Stream) -> Result<(), Error> {
+        self.context.enter()?;
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: as in `record`.
+        unsafe { result::stream::wait_event(self.context.stream(stream), self.handle, flags) }
+            .map_err(|e| explain("cuStreamWaitEvent", e))
+    }
+
+    /// Waits on the host.
+    pub(crate) fn wait(&self) -> Result<(), Error> {
+        // SAFETY: the event is alive.
+        unsafe { result::event::synchronize(self.handle) }.map_err(|e| explain("cuEventSynchronize", e))
+    }
+
+    /// Microseconds from this event to `end`; both are over.
+    pub(crate) fn us_until(&self, end: &Event) -> Result<f64, Error> {
+        // SAFETY: both events are alive.
+        let ms = unsafe { result::event::elapsed(self.handle, end.handle) };
+        ms.map(|ms| f64::from(ms) * 1e3).map_err(|e| explain("cuEventElapsedTime", e))
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: created in `new`, destroyed once. A failure means a dead context, which frees everything.
+            let _ = unsafe { result::event::destroy(self.handle) };
         }
-        let error = Cuda::open(0).unwrap_err().to_string();
-        assert!(
-            error.contains("driver") || error.contains("no GPU 0") || error.contains("cuInit"),
-            "{error}"
-        );
     }
 }

@@ -15,15 +15,24 @@
 //! |---|---|
 //! | `sys`, `result`: the driver's functions | cudarc |
 //! | error texts, attributes | `driver.rs` |
+//! | the primary context, [`OwnedStream`], [`Event`] | `context.rs` |
 //! | modules and functions by handle, tensor maps | `module.rs`, `tensor_map.rs` |
-//! | [`Graph`]: recorded launches; the GPU's stopwatch | `timing.rs` |
-//! | [`Cuda`]: memory, launches, [`Device`](dualgemm_device::Device) | `context.rs` |
+//! | [`Graph`]: recorded launches; the GPU's stopwatch | `graph.rs` |
+//! | [`Cuda`]: memory, launches, [`Device`](dualgemm_device::Device) | `gpu.rs` |
+//! | [`Blas`]: NVIDIA's library products, as peers to measure against | `cublaslt.rs` |
+//!
+//! The driver keeps what it assembled from PTX on disk (`~/.nv/ComputeCache`), so that only the first program on a
+//! machine that loads a kernel waits for the assembler.
 
 mod context;
+mod cublaslt;
 mod driver;
+mod gpu;
+mod graph;
 mod module;
 mod tensor_map;
-mod timing;
 
-pub use context::Cuda;
-pub use timing::Graph;
+pub use context::{Event, OwnedStream};
+pub use cublaslt::{Blas, Matmul};
+pub use gpu::Cuda;
+pub use graph::Graph;

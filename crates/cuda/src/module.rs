@@ -1,9 +1,10 @@
 //! Modules made from PTX text, and the kernels in them.
 
 use std::ffi::{CStr, CString, c_char, c_void};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::{self, CUfunction_attribute, CUjit_option, CUresult};
-use dualgemm_device::{Error, LaunchSpec};
+use dualgemm_device::{Args, Error};
 
 use crate::driver::check;
 
@@ -14,11 +15,13 @@ const LOG_BYTES: usize = 16 << 10;
 #[derive(Debug)]
 pub(crate) struct Module {
     handle: sys::CUmodule,
-    functions: Vec<(String, sys::CUfunction)>,
+    functions: Vec<Arc<Function>>,
 }
 
 // SAFETY: driver handles are plain numbers; the driver itself is thread-safe.
 unsafe impl Send for Module {}
+// SAFETY: as above; changes need `&mut`.
+unsafe impl Sync for Module {}
 
 impl Module {
     /// Assembles PTX for the current context's device.
@@ -47,13 +50,28 @@ impl Module {
         }
         let said = CStr::from_bytes_until_nul(&log).map(CStr::to_string_lossy).unwrap_or_default();
         let why = check("cuModuleLoadDataEx", result).expect_err("not a success").to_string();
-        let target = ptx.lines().find(|l| l.trim_start().starts_with(".target")).unwrap_or("no .target line");
-        Err(Error::Load(format!("{why} ({}): {}", target.trim(), said.trim())))
+        let line = |key: &str| {
+            ptx.lines()
+                .map(str::trim)
+                .find(|line| line.starts_with(key))
+                .unwrap_or("no such line")
+                .to_string()
+        };
+        let hint = match result {
+            CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => {
+                format!("; the driver is older than this PTX ({}): install a newer one", line(".version"))
+            }
+            CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU | CUresult::CUDA_ERROR_INVALID_PTX => {
+                "; this GPU or this driver lacks something that the kernel is written for".into()
+            }
+            _ => String::new(),
+        };
+        Err(Error::Load(format!("{why} ({}){hint}: {}", line(".target"), said.trim())))
     }
 
     /// Position of a kernel among those looked up.
     pub(crate) fn function(&mut self, name: &str) -> Result<u32, Error> {
-        if let Some(index) = self.functions.iter().position(|(known, _)| known == name) {
+        if let Some(index) = self.functions.iter().position(|known| known.name == name) {
             return Ok(index as u32);
         }
         let no_function = |available: String| Error::NoFunction { name: name.into(), available };
@@ -65,13 +83,13 @@ impl Module {
             return Err(no_function(self.kernel_names()?.join(", ")));
         }
         check("cuModuleGetFunction", result)?;
-        self.functions.push((name.into(), function));
+        self.functions.push(Arc::new(Function::new(name, function)?));
         Ok(self.functions.len() as u32 - 1)
     }
 
     /// The kernel at a position that [`function`](Self::function) gave out.
-    pub(crate) fn get(&self, index: u32) -> Option<(&str, sys::CUfunction)> {
-        self.functions.get(index as usize).map(|(name, function)| (name.as_str(), *function))
+    pub(crate) fn get(&self, index: u32) -> Option<Arc<Function>> {
+        self.functions.get(index as usize).cloned()
     }
 
     fn kernel_names(&self) -> Result<Vec<String>, Error> {
@@ -118,52 +136,77 @@ impl Module {
     }
 }
 
-/// Checks the arguments of a launch against what the kernel declares.
-pub(crate) fn check_arguments(
-    kernel: &str,
-    function: sys::CUfunction,
-    spec: &LaunchSpec,
-) -> Result<(), Error> {
-    let launch_error = |reason: String| Error::Launch { kernel: kernel.into(), reason };
-    let arguments = spec.args.as_slice();
-    for (index, argument) in arguments.iter().enumerate() {
-        let (mut offset, mut size) = (0, 0);
-        // SAFETY: the handle came from the driver, the results outlive the call.
-        match unsafe { sys::cuFuncGetParamInfo(function, index, &mut offset, &mut size) } {
-            CUresult::CUDA_SUCCESS if size == argument.bytes().len() => {}
-            CUresult::CUDA_SUCCESS => {
-                let (kind, bytes) = (argument.kind(), argument.bytes().len());
-                return Err(launch_error(format!(
+/// A kernel, with what launches are checked against: asked of the driver once.
+#[derive(Debug)]
+pub(crate) struct Function {
+    name: String,
+    handle: sys::CUfunction,
+    /// Bytes of each parameter.
+    params: Vec<usize>,
+    /// Dynamic shared memory that launches may ask for so far.
+    shared: Mutex<u32>,
+}
+
+// SAFETY: driver handles are plain numbers; the driver itself is thread-safe.
+unsafe impl Send for Function {}
+// SAFETY: as above; the one thing that changes is behind a mutex.
+unsafe impl Sync for Function {}
+
+impl Function {
+    fn new(name: &str, handle: sys::CUfunction) -> Result<Self, Error> {
+        let mut params = Vec::new();
+        loop {
+            let (mut offset, mut size) = (0, 0);
+            // SAFETY: the handle came from the driver, the results outlive the call.
+            match unsafe { sys::cuFuncGetParamInfo(handle, params.len(), &mut offset, &mut size) } {
+                CUresult::CUDA_SUCCESS => params.push(size),
+                // No such parameter: the one before was the last.
+                CUresult::CUDA_ERROR_INVALID_VALUE => break,
+                other => check("cuFuncGetParamInfo", other)?,
+            }
+        }
+        // What every kernel may have without being asked for.
+        Ok(Self { name: name.into(), handle, params, shared: Mutex::new(48 << 10) })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn handle(&self) -> sys::CUfunction {
+        self.handle
+    }
+
+    /// Checks the arguments of a launch against what the kernel declares.
+    pub(crate) fn check_arguments(&self, args: &Args) -> Result<(), Error> {
+        let error = |reason: String| Error::Launch { kernel: self.name.clone(), reason };
+        if args.len() != self.params.len() {
+            let (given, wanted) = (args.len(), self.params.len());
+            return Err(error(format!("{given} arguments were given; the kernel has {wanted} parameters")));
+        }
+        for (index, (arg, &size)) in args.iter().zip(&self.params).enumerate() {
+            let (kind, bytes) = (arg.kind(), arg.bytes().len());
+            if bytes != size {
+                return Err(error(format!(
                     "argument {index} is a {kind} of {bytes} bytes; the parameter has {size}"
                 )));
             }
-            CUresult::CUDA_ERROR_INVALID_VALUE => {
-                return Err(launch_error(format!(
-                    "{} arguments were given; the kernel has {index} parameters",
-                    arguments.len()
-                )));
-            }
-            other => return check("cuFuncGetParamInfo", other),
         }
+        Ok(())
     }
-    let (mut offset, mut size) = (0, 0);
-    // SAFETY: as above.
-    let beyond = unsafe { sys::cuFuncGetParamInfo(function, arguments.len(), &mut offset, &mut size) };
-    if beyond == CUresult::CUDA_SUCCESS {
-        return Err(launch_error(format!(
-            "{} arguments were given; the kernel has more parameters",
-            arguments.len()
-        )));
-    }
-    Ok(())
-}
 
-/// Lets a kernel use as much dynamic shared memory as the launch asks for (above 48 KiB it must be asked for).
-pub(crate) fn allow_shared(function: sys::CUfunction, bytes: u32) -> Result<(), Error> {
-    if bytes <= 48 << 10 {
-        return Ok(());
+    /// Lets the kernel use as much dynamic shared memory as a launch asks for (above 48 KiB it must be asked for).
+    pub(crate) fn allow_shared(&self, bytes: u32) -> Result<(), Error> {
+        let mut allowed = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        if bytes <= *allowed {
+            return Ok(());
+        }
+        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the handle came from the driver.
+        check("cuFuncSetAttribute", unsafe {
+            sys::cuFuncSetAttribute(self.handle, attribute, bytes as i32)
+        })?;
+        *allowed = bytes;
+        Ok(())
     }
-    let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-    // SAFETY: the handle came from the driver.
-    check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(function, attribute, bytes as i32) })
 }

@@ -3,7 +3,8 @@
 //! A host program written against [`Device`] runs unchanged on the simulator and on a card. The trait takes PTX
 //! *text*, so that what is simulated is what ships. Calls take `&self`: a device is shared, like a driver
 //! context. Work is ordered: a copy after a launch sees the launch's results. A launch may return before the
-//! kernel ends, and then its failure is reported by a later call, at the latest by [`Device::synchronize`].
+//! kernel ends, and then its failure is reported by a later call, at the latest by [`Device::synchronize`]. Launches on
+//! a [`Stream`] of the caller are ordered by that stream alone.
 //!
 //! ```
 //! use dualgemm_device::{Args, Device, Error, LaunchSpec};
@@ -33,10 +34,10 @@ pub use args::{Arg, Args};
 pub use error::Error;
 pub use info::{Arch, DeviceInfo};
 pub use launch::LaunchSpec;
-pub use ptr::{DevicePtr, FunctionId, ModuleId};
+pub use ptr::{DevicePtr, FunctionId, ModuleId, Stream};
 
 /// A GPU, or something that behaves like one.
-pub trait Device {
+pub trait Device: Send + Sync {
     /// What the device is.
     fn info(&self) -> &DeviceInfo;
 
@@ -94,12 +95,20 @@ pub trait Device {
     /// [`Error::TensorMap`] with the rule that the map breaks.
     fn tensor_map(&self, map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES], Error>;
 
-    /// Starts a kernel.
+    /// Starts a kernel on a stream. Allocates nothing and waits for nothing.
     ///
     /// # Errors
     /// [`Error::Launch`] if the configuration or the arguments do not fit the kernel, [`Error::Kernel`] if
     /// the kernel failed and the device knows it already.
-    fn launch(&self, spec: &LaunchSpec) -> Result<(), Error>;
+    fn launch_on(&self, stream: Stream, spec: &LaunchSpec) -> Result<(), Error>;
+
+    /// Starts a kernel on the device's own stream.
+    ///
+    /// # Errors
+    /// As [`launch_on`](Device::launch_on).
+    fn launch(&self, spec: &LaunchSpec) -> Result<(), Error> {
+        self.launch_on(Stream::Own, spec)
+    }
 
     /// Waits for all launches.
     ///

@@ -35,3 +35,14 @@ pub struct FunctionId {
     /// Its position among the module's kernels.
     pub index: u32,
 }
+
+/// A queue of work on a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Stream {
+    /// The device's own.
+    #[default]
+    Own,
+    /// One of the caller's, as the driver calls it (a `CUstream`; 0 is the legacy default stream). It must belong to
+    /// the device's primary context, as every stream of the CUDA runtime and of PyTorch does.
+    Raw(u64),
+}

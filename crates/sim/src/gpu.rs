@@ -10,7 +10,7 @@ use crate::program::Kernel;
 use crate::report::Counters;
 use crate::semantics::dot::Generation;
 use crate::trap::Trap;
-use dualgemm_device::{Args, Device, DeviceInfo, DevicePtr, Error, FunctionId, LaunchSpec, ModuleId};
+use dualgemm_device::{Args, Device, DeviceInfo, DevicePtr, Error, FunctionId, LaunchSpec, ModuleId, Stream};
 use dualgemm_ptx::Space as VarSpace;
 use dualgemm_ptx::ast::Linkage;
 use dualgemm_ptx::layout::{TENSOR_MAP_BYTES, TensorMap};
@@ -234,7 +234,6 @@ impl Gpu {
     }
 
     fn parameters(kernel: &Kernel, args: &Args) -> Result<Vec<u8>, String> {
-        let args = args.as_slice();
         if args.len() != kernel.params.len() {
             return Err(format!("{} arguments for {} parameters", args.len(), kernel.params.len()));
         }
@@ -338,7 +337,8 @@ impl Device for Gpu {
         map.to_bytes().map_err(|e| Error::TensorMap(e.to_string()))
     }
 
-    fn launch(&self, spec: &LaunchSpec) -> Result<(), Error> {
+    /// Every launch ends before this returns, so all streams are one.
+    fn launch_on(&self, _: Stream, spec: &LaunchSpec) -> Result<(), Error> {
         let kernel = self.kernel(spec.function)?;
         let refuse = |reason: String| Error::Launch { kernel: kernel.name.clone(), reason };
         self.check_launch(&kernel, spec).map_err(refuse)?;

@@ -1,0 +1,294 @@
+//! NVIDIA's library products (cuBLASLt), the peer that fused kernels are measured against.
+//!
+//! The library is looked for at run time and only when asked for; nothing else needs it. Only what one plain product
+//! takes is bound here. API: <https://docs.nvidia.com/cuda/cublas/#using-the-cublaslt-api>.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+use dualgemm_device::{DevicePtr, Error, Stream};
+use libloading::Library;
+
+use crate::Cuda;
+
+/// Where the library may be found, newest first; the loader searches its usual places (`LD_LIBRARY_PATH`).
+const NAMES: [&str; 4] = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so", "cublasLt64_13.dll"];
+
+/// `cublasComputeType_t` and `cudaDataType_t` values of the library's headers.
+const COMPUTE_32F: c_int = 68;
+const TYPE_32F: c_int = 0;
+const TYPE_16F: c_int = 2;
+/// `CUBLASLT_MATMUL_DESC_TRANSA`, `CUBLAS_OP_T`, `CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES`.
+const DESC_TRANSA: c_int = 3;
+const OP_T: i32 = 1;
+const PREF_MAX_WORKSPACE_BYTES: c_int = 1;
+
+type Handle = *mut c_void;
+type Status = c_int;
+
+/// `cublasLtMatmulHeuristicResult_t`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+struct Heuristic {
+    algo: [u64; 8],
+    workspace: usize,
+    state: c_int,
+    waves: f32,
+    reserved: [c_int; 4],
+}
+
+/// Declares the functions, their loading and the struct that holds them, from one list.
+macro_rules! functions {
+    ($($field:ident $symbol:literal ($($arg:ty),*) -> $ret:ty;)*) => {
+        struct Functions {
+            $($field: unsafe extern "C" fn($($arg),*) -> $ret,)*
+        }
+
+        impl Functions {
+            fn load(library: &Library) -> Result<Self, libloading::Error> {
+                Ok(Self {
+                    // SAFETY: the signatures are those of cublasLt.h, stable over versions 11 to 13.
+                    $($field: *unsafe { library.get(concat!($symbol, "\0").as_bytes())? },)*
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    create "cublasLtCreate" (*mut Handle) -> Status;
+    destroy "cublasLtDestroy" (Handle) -> Status;
+    version "cublasLtGetVersion" () -> usize;
+    status_name "cublasLtGetStatusName" (Status) -> *const c_char;
+    desc_create "cublasLtMatmulDescCreate" (*mut Handle, c_int, c_int) -> Status;
+    desc_set "cublasLtMatmulDescSetAttribute" (Handle, c_int, *const c_void, usize) -> Status;
+    desc_destroy "cublasLtMatmulDescDestroy" (Handle) -> Status;
+    layout_create "cublasLtMatrixLayoutCreate" (*mut Handle, c_int, u64, u64, i64) -> Status;
+    layout_destroy "cublasLtMatrixLayoutDestroy" (Handle) -> Status;
+    pref_create "cublasLtMatmulPreferenceCreate" (*mut Handle) -> Status;
+    pref_set "cublasLtMatmulPreferenceSetAttribute" (Handle, c_int, *const c_void, usize) -> Status;
+    pref_destroy "cublasLtMatmulPreferenceDestroy" (Handle) -> Status;
+    heuristic "cublasLtMatmulAlgoGetHeuristic"
+        (Handle, Handle, Handle, Handle, Handle, Handle, Handle, c_int, *mut Heuristic, *mut c_int) -> Status;
+    matmul "cublasLtMatmul" (
+        Handle, Handle, *const c_void, *const c_void, Handle, *const c_void, Handle, *const c_void, *const c_void,
+        Handle, *mut c_void, Handle, *const [u64; 8], *mut c_void, usize, *mut c_void
+    ) -> Status;
+}
+
+/// The library, opened for one GPU. Dropped after the products made from it.
+struct Open {
+    cuda: Arc<Cuda>,
+    functions: Functions,
+    handle: Handle,
+    // Unloaded last.
+    _library: Library,
+}
+
+// SAFETY: the library's handle may be used from any thread.
+unsafe impl Send for Open {}
+// SAFETY: as above; products only read it.
+unsafe impl Sync for Open {}
+
+impl Open {
+    fn check(&self, call: &'static str, status: Status) -> Result<(), Error> {
+        check(&self.functions, call, status)
+    }
+}
+
+fn check(functions: &Functions, call: &'static str, status: Status) -> Result<(), Error> {
+    if status == 0 {
+        return Ok(());
+    }
+    // SAFETY: the library returns a constant string for every number.
+    let name = unsafe { CStr::from_ptr((functions.status_name)(status)) };
+    Err(Error::Driver { call, reason: name.to_string_lossy().into_owned() })
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        if self.cuda.enter().is_ok() {
+            // SAFETY: created in `Blas::open`, destroyed once, after every product.
+            let _ = unsafe { (self.functions.destroy)(self.handle) };
+        }
+    }
+}
+
+/// cuBLASLt on one GPU.
+#[derive(Clone)]
+pub struct Blas(Arc<Open>);
+
+impl std::fmt::Debug for Blas {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Blas({})", self.version())
+    }
+}
+
+impl Blas {
+    /// Finds the library and starts it.
+    ///
+    /// # Errors
+    /// [`Error::Driver`], saying where it was looked for.
+    pub fn open(cuda: &Arc<Cuda>) -> Result<Self, Error> {
+        // SAFETY: NVIDIA's library; its initializers do nothing that matters to us.
+        let library = NAMES.iter().find_map(|name| unsafe { Library::new(*name) }.ok());
+        let library = library.ok_or_else(|| Error::Driver {
+            call: "loading cuBLASLt",
+            reason: format!(
+                "none of {} was found; it comes with CUDA and with PyTorch, in a directory to be named in \
+                 LD_LIBRARY_PATH",
+                NAMES.join(", ")
+            ),
+        })?;
+        let functions = Functions::load(&library)
+            .map_err(|e| Error::Driver { call: "loading cuBLASLt", reason: e.to_string() })?;
+        cuda.enter()?;
+        let mut handle = null_mut();
+        // SAFETY: the result outlives the call; the context is current.
+        check(&functions, "cublasLtCreate", unsafe { (functions.create)(&mut handle) })?;
+        Ok(Self(Arc::new(Open { cuda: cuda.clone(), functions, handle, _library: library })))
+    }
+
+    /// The library's version, such as `13.1.0`.
+    pub fn version(&self) -> String {
+        // SAFETY: no arguments.
+        let v = unsafe { (self.0.functions.version)() };
+        // Five digits count 11.x and 12.x, six from 13 on: major · 10⁴, minor · 100, patch.
+        format!("{}.{}.{}", v / 10_000, v / 100 % 100, v % 100)
+    }
+
+    /// The product `C[m,n] = α · A[m,k] · B[n,k]ᵀ`, f16 with f32 sums, by the algorithm that the library thinks
+    /// fastest with `workspace` bytes of scratch.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if the library has no algorithm for it.
+    pub fn matmul(&self, m: usize, n: usize, k: usize, workspace: usize) -> Result<Matmul, Error> {
+        let (f, open) = (&self.0.functions, &self.0);
+        let (mut product, mut pref) = (
+            Matmul {
+                open: open.clone(),
+                desc: null_mut(),
+                layouts: [null_mut(); 3],
+                algo: [0; 8],
+                workspace,
+            },
+            null_mut(),
+        );
+        // SAFETY: every result and attribute outlives its call; handles come from the library. Column-major, the
+        // library computes Cᵀ[n,m] = B · Aᵀ: its first operand is our B, transposed, its second our A.
+        unsafe {
+            open.check(
+                "cublasLtMatmulDescCreate",
+                (f.desc_create)(&mut product.desc, COMPUTE_32F, TYPE_32F),
+            )?;
+            let transpose = OP_T;
+            let transposed = (&raw const transpose).cast();
+            open.check(
+                "cublasLtMatmulDescSetAttribute",
+                (f.desc_set)(product.desc, DESC_TRANSA, transposed, 4),
+            )?;
+            for (layout, (rows, cols)) in product.layouts.iter_mut().zip([(k, n), (k, m), (n, m)]) {
+                let status = (f.layout_create)(layout, TYPE_16F, rows as u64, cols as u64, rows as i64);
+                open.check("cublasLtMatrixLayoutCreate", status)?;
+            }
+            open.check("cublasLtMatmulPreferenceCreate", (f.pref_create)(&mut pref))?;
+            let limit = (&raw const workspace).cast();
+            let set = (f.pref_set)(pref, PREF_MAX_WORKSPACE_BYTES, limit, size_of::<usize>());
+            let [b, a, c] = product.layouts;
+            let (mut found, mut count) = (Heuristic::default(), 0);
+            let status = match set {
+                0 => (f.heuristic)(open.handle, product.desc, b, a, c, c, pref, 1, &mut found, &mut count),
+                failed => failed,
+            };
+            (f.pref_destroy)(pref);
+            open.check("cublasLtMatmulAlgoGetHeuristic", status)?;
+            if count == 0 || found.state != 0 {
+                return Err(Error::Driver {
+                    call: "cublasLtMatmulAlgoGetHeuristic",
+                    reason: format!("no algorithm for {m}x{n}x{k} in f16"),
+                });
+            }
+            product.algo = found.algo;
+        }
+        Ok(product)
+    }
+}
+
+/// One product with its algorithm chosen; see [`Blas::matmul`].
+pub struct Matmul {
+    open: Arc<Open>,
+    desc: Handle,
+    /// Of the library's first and second operand and its result.
+    layouts: [Handle; 3],
+    algo: [u64; 8],
+    workspace: usize,
+}
+
+// SAFETY: descriptors are plain memory that is only read after `Blas::matmul`.
+unsafe impl Send for Matmul {}
+// SAFETY: as above.
+unsafe impl Sync for Matmul {}
+
+impl Matmul {
+    /// Starts it on a stream. `workspace` has the bytes asked for when the product was made.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn launch(
+        &self,
+        stream: Stream,
+        alpha: f32,
+        [a, b, c]: [DevicePtr; 3],
+        workspace: DevicePtr,
+    ) -> Result<(), Error> {
+        let (open, beta) = (&self.open, 0f32);
+        open.cuda.enter()?;
+        let address = |ptr: DevicePtr| ptr.0 as usize as *mut c_void;
+        let [b_layout, a_layout, c_layout] = self.layouts;
+        // SAFETY: descriptors and algorithm belong together and outlive the call, as do the scalars, which are read
+        // before it returns; the caller vouches for the device memory.
+        let status = unsafe {
+            (open.functions.matmul)(
+                open.handle,
+                self.desc,
+                (&raw const alpha).cast(),
+                address(b),
+                b_layout,
+                address(a),
+                a_layout,
+                (&raw const beta).cast(),
+                address(c),
+                c_layout,
+                address(c),
+                c_layout,
+                &self.algo,
+                address(workspace),
+                self.workspace,
+                open.cuda.raw_stream(stream),
+            )
+        };
+        open.check("cublasLtMatmul", status)
+    }
+}
+
+impl Drop for Matmul {
+    fn drop(&mut self) {
+        let f = &self.open.functions;
+        // SAFETY: created in `Blas::matmul`, destroyed once; a null layout was never created.
+        unsafe {
+            self.layouts.into_iter().filter(|layout| !layout.is_null()).for_each(|layout| {
+                (f.layout_destroy)(layout);
+            });
+            if !self.desc.is_null() {
+                (f.desc_destroy)(self.desc);
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Matmul {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Matmul").field("algo", &self.algo).finish_non_exhaustive()
+    }
+}

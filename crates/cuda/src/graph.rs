@@ -1,0 +1,108 @@
+//! Launches recorded once and replayed without the host, and time on the GPU's own clock.
+
+use std::sync::Arc;
+
+use cudarc::driver::{result, sys};
+use dualgemm_device::{Error, Stream};
+
+use crate::Cuda;
+use crate::context::{Context, Event};
+use crate::driver::{check, explain};
+
+/// Launches recorded once; see [`Cuda::record`].
+#[derive(Debug)]
+pub struct Graph {
+    context: Arc<Context>,
+    graph: sys::CUgraph,
+    executable: sys::CUgraphExec,
+}
+
+// SAFETY: driver handles are plain pointers that the driver accepts from any thread.
+unsafe impl Send for Graph {}
+// SAFETY: as above; the driver orders replays of one graph.
+unsafe impl Sync for Graph {}
+
+impl Graph {
+    /// Replays the launches, in order, after everything launched before on the device's own stream.
+    ///
+    /// # Errors
+    /// [`Error::Driver`]; a kernel's failure comes with a later call.
+    pub fn replay(&self) -> Result<(), Error> {
+        self.replay_on(Stream::Own)
+    }
+
+    /// Replays the launches on a stream.
+    ///
+    /// # Errors
+    /// As [`replay`](Self::replay).
+    pub fn replay_on(&self, stream: Stream) -> Result<(), Error> {
+        self.context.enter()?;
+        // SAFETY: the graph lives as long as `self`; the stream is ours or the caller's, who vouches for it.
+        unsafe { result::graph::launch(self.executable, self.context.stream(stream)) }
+            .map_err(|e| explain("cuGraphLaunch", e))
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: made in `record`, destroyed once. A failure means a dead context, which frees everything.
+            let _ = unsafe { result::graph::exec_destroy(self.executable) };
+            // SAFETY: as above.
+            let _ = unsafe { result::graph::destroy(self.graph) };
+        }
+    }
+}
+
+impl Cuda {
+    /// Records what `work` launches on the device's own stream, without running it.
+    ///
+    /// # Errors
+    /// What `work` reports; [`Error::Driver`] if it does what cannot be recorded (allocation, copies, waiting).
+    pub fn record<E: From<Error>>(&self, work: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
+        let context = self.context();
+        context.enter()?;
+        let stream = context.stream(Stream::Own);
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is ours and not being recorded: recording ends below, on every path.
+        unsafe { result::stream::begin_capture(stream, mode) }
+            .map_err(|e| explain("cuStreamBeginCapture", e))?;
+        let done = work();
+        // SAFETY: begun above.
+        let graph = unsafe { result::stream::end_capture(stream) };
+        done?;
+        let graph = graph.map_err(|e| explain("cuStreamEndCapture", e))?;
+        let mut executable = std::ptr::null_mut();
+        // SAFETY: the graph came from the driver; the result outlives the call.
+        let instantiated = unsafe { sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0) };
+        if let Err(error) = check("cuGraphInstantiate", instantiated) {
+            // SAFETY: not used any more.
+            let _ = unsafe { result::graph::destroy(graph) };
+            return Err(error.into());
+        }
+        Ok(Graph { context: context.clone(), graph, executable })
+    }
+
+    /// Microseconds from the start to the end of what `work` launches on the device's own stream, measured by the
+    /// GPU. Waits for it.
+    ///
+    /// # Errors
+    /// What `work` reports; [`Error::Kernel`] if a kernel failed.
+    pub fn time_us<E: From<Error>>(&self, work: impl FnOnce() -> Result<(), E>) -> Result<f64, E> {
+        let event = || Event::new(self.context(), sys::CUevent_flags::CU_EVENT_DEFAULT);
+        let [start, end] = [event()?, event()?];
+        start.record(Stream::Own)?;
+        work()?;
+        end.record(Stream::Own)?;
+        end.wait()?;
+        Ok(start.us_until(&end)?)
+    }
+
+    /// An event that streams can wait for, without a clock.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn event(&self) -> Result<Event, Error> {
+        Event::new(self.context(), sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+    }
+}
