@@ -4,6 +4,7 @@
 //! ([`sm90a::pack`]) is part of its interface, tested on its own. [`registry::KERNELS`] lists them all.
 
 pub mod error;
+pub mod generic;
 pub mod parts;
 pub mod registry;
 pub mod sm90a;

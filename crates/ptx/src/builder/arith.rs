@@ -265,6 +265,11 @@ impl Kernel {
         self.give(&format!("clz.{}", T::BITS), vec![a.operand()])
     }
 
+    /// `1 / a`, correctly rounded.
+    pub fn rcp(&mut self, a: Reg<F32>) -> Reg<F32> {
+        self.give("rcp.rn.f32", vec![a.operand()])
+    }
+
     /// `1 / a`, off by at most 1 ulp; subnormals are flushed.
     pub fn rcp_approx(&mut self, a: Reg<F32>) -> Reg<F32> {
         self.give("rcp.approx.ftz.f32", vec![a.operand()])
@@ -283,6 +288,11 @@ impl Kernel {
     /// `tanh a`, off by at most 2^-11 relative.
     pub fn tanh_approx(&mut self, a: Reg<F32>) -> Reg<F32> {
         self.give("tanh.approx.f32", vec![a.operand()])
+    }
+
+    /// `a / b`, correctly rounded.
+    pub fn div_exact(&mut self, a: impl Src<F32>, b: impl Src<F32>) -> Reg<F32> {
+        self.give("div.rn.f32", vec![a.operand(), b.operand()])
     }
 
     /// `a / b` as `a * (1 / b)`, off by at most 2 ulp for `b` between 2^-126 and 2^126; subnormals are flushed.

@@ -1,0 +1,122 @@
+//! The largest magnitude of a matrix, in parts: each CTA writes one, whatever order they run in. The kernel that needs
+//! it takes the maximum of the parts, so nothing has to be cleared before and the result does not depend on timing.
+
+use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};
+use dualgemm_formats::FloatType;
+use dualgemm_gemm::Error as OperandError;
+use dualgemm_ptx::Target;
+use dualgemm_ptx::ast::Module;
+use dualgemm_ptx::builder::*;
+use dualgemm_ptx::layout::SmemLayout;
+
+use super::quantize::Floats;
+use super::rowwise::WIDTH;
+use super::{load, module, take_turn, target_for, values};
+use crate::Error;
+
+/// Name of the kernel in its module.
+pub const ENTRY: &str = "amax";
+/// Most parts there are: what the workspace must hold, as f32.
+pub const MAX_PARTS: u32 = 512;
+/// Threads of a CTA.
+const THREADS: u32 = 256;
+
+/// Generates the kernel for floats of this type.
+///
+/// # Errors
+/// If the target lacks an instruction.
+pub fn generate(ty: FloatType, target: Target) -> Result<Module, Error> {
+    module(target, &format!("largest magnitudes of {}", values::name(ty)), ENTRY, |k| emit(k, ty, target))
+}
+
+fn emit(k: &mut Kernel, ty: FloatType, target: Target) {
+    k.required_threads(THREADS);
+    let sizes = [k.param::<U32>("units"), k.param::<U32>("units_per_row")];
+    let (start, pitch, parts) = (k.pointer("values"), k.param::<U32>("value_pitch"), k.pointer("parts"));
+    let mut smem = SmemLayout::new();
+    let of_warps = smem.alloc("of_warps", THREADS / 32 * 4, 4);
+    let base = k.shared(&smem);
+    take_turn(k, target);
+    let [units, per_row] = sizes.map(|size| k.ld_param(&size));
+    let (start, pitch) = (k.ld_pointer(&start), k.ld_param(&pitch));
+    let (thread, cta, ctas) =
+        (k.special(Special::TidX), k.special(Special::CtaidX), k.special(Special::NctaidX));
+    let amax = k.mov(0.0f32);
+    let unit = k.mad(cta, THREADS, thread);
+    let step = k.mul(ctas, THREADS);
+    k.loop_("units", |k, this| {
+        let done = k.compare(Cmp::Ge, unit, units);
+        k.break_if(this, done);
+        let (row, unit_of_row) = (k.div(unit, per_row), k.rem(unit, per_row));
+        let row = k.mul_wide(row, pitch);
+        let byte = k.mad_wide(unit_of_row, WIDTH * values::bytes(ty), row);
+        let from = k.offset(start, byte);
+        let loaded = values::load(k, ty, from);
+        let of_these = values::amax(k, &loaded);
+        k.to(amax).max(amax, of_these);
+        k.to(unit).add(unit, step);
+    });
+    for distance in [16u32, 8, 4, 2, 1] {
+        let other = k.shuffle(Shuffle::Xor, amax, distance);
+        k.to(amax).max(amax, other);
+    }
+    let lane = k.and(thread, 31u32);
+    let first_lane = k.compare(Cmp::Eq, lane, 0u32);
+    let warp = k.shr(thread, 5u32);
+    let slot = k.shl(warp, 2u32);
+    let slot = k.offset(base.at(of_warps.offset), slot.cast());
+    k.when(first_lane).st(slot, amax);
+    k.cta_sync();
+    let first = k.compare(Cmp::Eq, thread, 0u32);
+    k.if_(first, "write", |k| {
+        let mut amax = k.mov(0.0f32);
+        for warp in 0..THREADS / 32 {
+            let of_warp: Reg<F32> = k.ld(base.at(of_warps.offset + 4 * warp));
+            amax = k.max(amax, of_warp);
+        }
+        let parts = k.ld_pointer(&parts);
+        let byte = k.mul_wide(cta, 4u32);
+        let to = k.offset(parts, byte);
+        k.st(to, amax);
+    });
+}
+
+/// The kernel, loaded on a device.
+#[derive(Debug, Clone, Copy)]
+pub struct Amax {
+    function: FunctionId,
+    ty: FloatType,
+}
+
+impl Amax {
+    /// Loads the kernel for floats of this type.
+    ///
+    /// # Errors
+    /// If the device refuses the text.
+    pub fn new(device: &dyn Device, ty: FloatType) -> Result<Self, Error> {
+        let function = load(device, &generate(ty, target_for(device.info().arch))?, ENTRY)?;
+        Ok(Self { function, ty })
+    }
+
+    /// How many parts the kernel writes for an `[m, k]` matrix.
+    pub fn parts(m: usize, k: usize) -> u32 {
+        (m * k).div_ceil((WIDTH * THREADS) as usize).min(MAX_PARTS as usize) as u32
+    }
+
+    /// The launch that writes the parts, [`parts`](Self::parts) f32, to `parts`.
+    ///
+    /// # Errors
+    /// If the matrix breaks a rule of [`Floats`], or has more than 2³² times eight elements.
+    pub fn spec(&self, a: &Floats, parts: DevicePtr) -> Result<LaunchSpec, Error> {
+        a.check("A", self.ty)?;
+        let units = a.m * a.k / WIDTH as usize;
+        let Ok(units) = u32::try_from(units) else {
+            let (found, expected) = (format!("[{}, {}]", a.m, a.k), "at most 2^35 elements".into());
+            return Err(OperandError::Operand { tensor: "A".into(), found, expected }.into());
+        };
+        let args =
+            Args::new().u32(units).u32(a.k as u32 / WIDTH).ptr(a.values).u32(a.pitch as u32).ptr(parts);
+        let grid = [Self::parts(a.m, a.k), 1, 1];
+        Ok(LaunchSpec::new(self.function, grid, [THREADS, 1, 1]).dynamic_shared(THREADS / 32 * 4).args(args))
+    }
+}

@@ -1,0 +1,75 @@
+//! nvfp4 weights as floats, tensor scale included: what a library GEMM multiplies. One launch per matrix; the halves of
+//! a `[2N, K]` matrix are two launches on one buffer.
+//!
+//! The value is `code · scale` (exact) times the tensor scale in f32, rounded once more to the output's type.
+
+use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};
+use dualgemm_formats::{FloatType, ScaleLayout};
+use dualgemm_gemm::Activation;
+
+use super::expand::Codes;
+use super::quantize::fits;
+use super::rowwise::{self, Config, Sink, Source};
+use super::{load, target_for, values};
+use crate::Error;
+
+/// The kernel, loaded on a device.
+#[derive(Debug, Clone, Copy)]
+pub struct Dequantize {
+    function: FunctionId,
+    ty: FloatType,
+    config: Config,
+}
+
+impl Dequantize {
+    /// Configurations: every scale layout, to every float type.
+    pub fn configs() -> Vec<Config> {
+        let layouts = ScaleLayout::ALL.into_iter();
+        layouts.flat_map(|layout| FloatType::ALL.map(|ty| Self::config(layout, ty))).collect()
+    }
+
+    fn config(layout: ScaleLayout, ty: FloatType) -> Config {
+        let source = Source::Codes { layout, scaled: true };
+        Config { source, sink: Sink::Float(ty), dynamic: false, aligned: true }
+    }
+
+    /// Loads the kernel for scales in this layout and values of this type.
+    ///
+    /// # Errors
+    /// If the device refuses the text.
+    pub fn new(device: &dyn Device, layout: ScaleLayout, ty: FloatType) -> Result<Self, Error> {
+        let config = Self::config(layout, ty);
+        let module =
+            rowwise::generate(&config, &Activation::Identity.program(), target_for(device.info().arch))?;
+        Ok(Self { function: load(device, &module, rowwise::ENTRY)?, ty, config })
+    }
+
+    /// The launch that writes the values of `weights`, times `tensor_scale`, to `out`, rows `pitch` bytes apart (a
+    /// multiple of 16).
+    ///
+    /// # Errors
+    /// If a stride or an address breaks a rule.
+    pub fn spec(
+        &self,
+        weights: &Codes,
+        tensor_scale: f32,
+        out: DevicePtr,
+        pitch: usize,
+    ) -> Result<LaunchSpec, Error> {
+        weights.check("B")?;
+        fits("B", "address of the values", out.0 as usize, 1, 16)?;
+        let least = weights.k * values::bytes(self.ty) as usize;
+        fits("B", "bytes from row to row of the values", pitch, least, 16)?;
+        let args = Args::new()
+            .u32(weights.m as u32)
+            .u32(weights.k as u32)
+            .ptr(weights.codes)
+            .u32(weights.pitch as u32)
+            .ptr(weights.scales)
+            .f32(tensor_scale)
+            .ptr(out)
+            .u32(pitch as u32);
+        let grid = self.config.grid(weights.m, weights.k);
+        Ok(LaunchSpec::new(self.function, grid, [rowwise::THREADS, 1, 1]).args(args))
+    }
+}

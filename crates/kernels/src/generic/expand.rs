@@ -1,0 +1,94 @@
+//! nvfp4 activations as f16 or bf16: what the fused Hopper kernel multiplies.
+//!
+//! The value is `code · scale`, which both formats hold exactly ([`FACTOR`] is 1); the tensor scale of A joins the
+//! epilogue's alpha. K needs no padding: rows of a multiple of 16 elements are what the TMA unit takes, and it fills
+//! what lies beyond with zeros.
+
+use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};
+use dualgemm_formats::{FloatType, ScaleLayout};
+use dualgemm_gemm::Activation;
+
+use super::quantize::{block_rule, fits};
+use super::rowwise::{self, Config, Sink, Source};
+use super::{load, target_for, values};
+use crate::Error;
+
+/// What an expanded value must be multiplied by to be `code · scale`.
+pub const FACTOR: f32 = 1.0;
+
+/// An nvfp4 matrix in device memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Codes {
+    /// Rows.
+    pub m: usize,
+    /// Elements per row, a multiple of 16.
+    pub k: usize,
+    /// Two per byte, the even element in the low nibble.
+    pub codes: DevicePtr,
+    /// Bytes from row to row of codes, a multiple of 4; `k / 2` if dense.
+    pub pitch: usize,
+    /// Scale bytes in the kernel's layout.
+    pub scales: DevicePtr,
+}
+
+impl Codes {
+    pub(super) fn check(&self, tensor: &str) -> Result<(), Error> {
+        block_rule(tensor, self.m, self.k)?;
+        fits(tensor, "bytes from row to row of codes", self.pitch, self.k / 2, 4)?;
+        fits(tensor, "address of codes", self.codes.0 as usize, 1, 4)
+    }
+}
+
+/// The kernel, loaded on a device.
+#[derive(Debug, Clone, Copy)]
+pub struct Expand {
+    function: FunctionId,
+    ty: FloatType,
+    config: Config,
+}
+
+impl Expand {
+    /// Configurations: every scale layout, to f16 and to bf16.
+    pub fn configs() -> Vec<Config> {
+        let types = [FloatType::F16, FloatType::Bf16];
+        let layouts = ScaleLayout::ALL.into_iter();
+        layouts.flat_map(|layout| types.map(|ty| Self::config(layout, ty))).collect()
+    }
+
+    fn config(layout: ScaleLayout, ty: FloatType) -> Config {
+        let source = Source::Codes { layout, scaled: false };
+        Config { source, sink: Sink::Float(ty), dynamic: false, aligned: true }
+    }
+
+    /// Loads the kernel for scales in this layout and values of this type.
+    ///
+    /// # Errors
+    /// If the device refuses the text.
+    pub fn new(device: &dyn Device, layout: ScaleLayout, ty: FloatType) -> Result<Self, Error> {
+        let config = Self::config(layout, ty);
+        let module =
+            rowwise::generate(&config, &Activation::Identity.program(), target_for(device.info().arch))?;
+        Ok(Self { function: load(device, &module, rowwise::ENTRY)?, ty, config })
+    }
+
+    /// The launch that writes `[m, k]` values to `out`, rows `pitch` bytes apart (a multiple of 16).
+    ///
+    /// # Errors
+    /// If a stride or an address breaks a rule.
+    pub fn spec(&self, a: &Codes, out: DevicePtr, pitch: usize) -> Result<LaunchSpec, Error> {
+        a.check("A")?;
+        fits("A", "address of the expanded values", out.0 as usize, 1, 16)?;
+        let least = a.k * values::bytes(self.ty) as usize;
+        fits("A", "bytes from row to row of the expanded values", pitch, least, 16)?;
+        let args = Args::new()
+            .u32(a.m as u32)
+            .u32(a.k as u32)
+            .ptr(a.codes)
+            .u32(a.pitch as u32)
+            .ptr(a.scales)
+            .ptr(out)
+            .u32(pitch as u32);
+        let grid = self.config.grid(a.m, a.k);
+        Ok(LaunchSpec::new(self.function, grid, [rowwise::THREADS, 1, 1]).args(args))
+    }
+}

@@ -1,0 +1,192 @@
+//! Floats to nvfp4 by Transformer Engine's rule, bit for bit as `dualgemm_formats::Producer::Te` and the CPU kernels do
+//! it, or straight to the f16 or bf16 image of those values, which the fused Hopper kernel multiplies: no codes in
+//! between.
+//!
+//! The tensor scale is the caller's (static), or comes from the largest magnitude: [`Amax`](super::amax::Amax) first,
+//! then this kernel, which takes the maximum of its parts and also writes the scale, a multiplier, as one f32.
+
+use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};
+use dualgemm_formats::{FloatType, GlobalScale, GlobalScaleSource, ScaleLayout};
+use dualgemm_gemm::{Activation, Error as OperandError};
+
+use super::amax::Amax;
+use super::rowwise::{self, Config, Sink, Source};
+use super::{load, target_for, values};
+use crate::Error;
+
+/// A float matrix in device memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Floats {
+    /// Rows.
+    pub m: usize,
+    /// Elements per row, a multiple of 16.
+    pub k: usize,
+    /// The first element, at a multiple of 16 bytes.
+    pub values: DevicePtr,
+    /// Bytes from row to row, a multiple of 16.
+    pub pitch: usize,
+}
+
+impl Floats {
+    pub(super) fn check(&self, tensor: &str, ty: FloatType) -> Result<(), Error> {
+        block_rule(tensor, self.m, self.k)?;
+        fits(tensor, "address", self.values.0 as usize, 1, 16)?;
+        fits(tensor, "bytes from row to row", self.pitch, self.k * values::bytes(ty) as usize, 16)
+    }
+}
+
+/// M fits the grid, and K is whole blocks.
+pub(super) fn block_rule(tensor: &str, m: usize, k: usize) -> Result<(), Error> {
+    if m == 0 || m > i32::MAX as usize || k == 0 || !k.is_multiple_of(16) || k > i32::MAX as usize {
+        let (found, expected) =
+            (format!("[{m}, {k}]"), "at least one row of a multiple of 16 elements, less than 2^31".into());
+        return Err(OperandError::Operand { tensor: tensor.into(), found, expected }.into());
+    }
+    Ok(())
+}
+
+/// A number of bytes is at least `least` and a multiple of `step`. Addresses are checked with a `least` of 1.
+pub(super) fn fits(tensor: &str, what: &str, value: usize, least: usize, step: usize) -> Result<(), Error> {
+    if value < least || !value.is_multiple_of(step) || (least > 1 && value > u32::MAX as usize) {
+        let (found, expected) =
+            (format!("{what}: {value}"), format!("a multiple of {step}, at least {least}"));
+        return Err(OperandError::Operand { tensor: tensor.into(), found, expected }.into());
+    }
+    Ok(())
+}
+
+/// Where quantized values go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Out {
+    /// Dense codes, `[m, k / 2]`, and scales in the kernel's layout, padding included (it is zeroed).
+    Codes {
+        /// Two per byte, the even element in the low nibble; the address is a multiple of 4.
+        codes: DevicePtr,
+        /// `ScaleLayout::len(m, k / 16)` bytes.
+        scales: DevicePtr,
+    },
+    /// `code · scale` as floats.
+    Image {
+        /// The first value, at a multiple of 16 bytes.
+        values: DevicePtr,
+        /// Bytes from row to row, a multiple of 16.
+        pitch: usize,
+    },
+}
+
+/// The tensor scale.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Scale {
+    /// Known beforehand.
+    Static(GlobalScale),
+    /// From the largest magnitude.
+    Dynamic {
+        /// What [`Amax`] wrote.
+        parts: DevicePtr,
+        /// One f32: where the tensor scale (a multiplier) is written.
+        scale: DevicePtr,
+    },
+}
+
+/// `divisor / 6` and `1 / divisor` as Transformer Engine's rule rounds them.
+pub(super) fn static_factors(scale: GlobalScale) -> [f32; 2] {
+    let divisor = match scale.source() {
+        GlobalScaleSource::Divisor(divisor) => divisor,
+        GlobalScaleSource::Multiplier | GlobalScaleSource::Absent => 1.0 / scale.value(),
+    };
+    [divisor * (1.0 / 6.0), 1.0 / divisor]
+}
+
+/// The kernel, loaded on a device.
+#[derive(Debug, Clone, Copy)]
+pub struct Quantize {
+    function: FunctionId,
+    ty: FloatType,
+    config: Config,
+}
+
+impl Quantize {
+    /// Configurations: from every float type, to codes in every scale layout and to both images, with a static and with
+    /// a dynamic scale.
+    pub fn configs() -> Vec<Config> {
+        let sinks = ScaleLayout::ALL.map(Sink::Codes).into_iter();
+        let sinks: Vec<Sink> = sinks.chain([FloatType::F16, FloatType::Bf16].map(Sink::Image)).collect();
+        FloatType::ALL
+            .into_iter()
+            .flat_map(|ty| {
+                sinks
+                    .iter()
+                    .flat_map(move |&sink| [false, true].map(|dynamic| Self::config(ty, sink, dynamic)))
+            })
+            .collect()
+    }
+
+    fn config(ty: FloatType, sink: Sink, dynamic: bool) -> Config {
+        Config { source: Source::Float(ty), sink, dynamic, aligned: true }
+    }
+
+    /// Loads the kernel for floats of type `ty`, a sink ([`Sink::Codes`] or [`Sink::Image`]; to
+    /// [`Sink::Float`] it converts) and a static or a dynamic scale.
+    ///
+    /// # Errors
+    /// If the device refuses the text.
+    pub fn new(device: &dyn Device, ty: FloatType, sink: Sink, dynamic: bool) -> Result<Self, Error> {
+        let config = Self::config(ty, sink, dynamic);
+        let module =
+            rowwise::generate(&config, &Activation::Identity.program(), target_for(device.info().arch))?;
+        Ok(Self { function: load(device, &module, rowwise::ENTRY)?, ty, config })
+    }
+
+    /// The launch on these operands.
+    ///
+    /// # Errors
+    /// If `out` or `scale` is not what the kernel was made for, or a stride or an address breaks a rule.
+    pub fn spec(&self, a: &Floats, out: &Out, scale: &Scale) -> Result<LaunchSpec, Error> {
+        a.check("A", self.ty)?;
+        let args = Args::new().u32(a.m as u32).u32(a.k as u32).ptr(a.values).u32(a.pitch as u32);
+        let args = out_args(&self.config, a.m, a.k, out, scale, args)?;
+        let grid = self.config.grid(a.m, a.k);
+        Ok(LaunchSpec::new(self.function, grid, [rowwise::THREADS, 1, 1]).args(args))
+    }
+}
+
+/// The sink's arguments for an `[m, n]` matrix.
+pub(super) fn out_args(
+    config: &Config,
+    m: usize,
+    n: usize,
+    out: &Out,
+    scale: &Scale,
+    args: Args,
+) -> Result<Args, Error> {
+    let wrong = |found: &str| {
+        let expected = format!("as the kernel {}", config.name());
+        Err(OperandError::Operand { tensor: "output".into(), found: found.into(), expected }.into())
+    };
+    let args = match (config.sink, *out) {
+        (Sink::Codes(_), Out::Codes { codes, scales }) => {
+            block_rule("output", m, n)?;
+            fits("output", "address of codes", codes.0 as usize, 1, 4)?;
+            args.ptr(codes).u32(n as u32 / 2).ptr(scales)
+        }
+        (Sink::Image(ty) | Sink::Float(ty), Out::Image { values, pitch }) => {
+            let size = values::bytes(ty) as usize;
+            let step = if config.aligned { 16 } else { size };
+            fits("output", "address", values.0 as usize, 1, step)?;
+            fits("output", "bytes from row to row", pitch, n * size, step)?;
+            args.ptr(values).u32(pitch as u32)
+        }
+        (_, Out::Codes { .. }) => return wrong("codes"),
+        (_, Out::Image { .. }) => return wrong("floats"),
+    };
+    Ok(match (config.sink, scale, config.dynamic) {
+        (Sink::Float(_), _, _) => args,
+        (_, Scale::Static(scale), false) => {
+            let [sixth, inverse] = static_factors(*scale);
+            args.f32(sixth).f32(inverse)
+        }
+        (_, &Scale::Dynamic { parts, scale }, true) => args.ptr(parts).u32(Amax::parts(m, n)).ptr(scale),
+        (_, Scale::Static(_), true) => return wrong("with a static scale"),
+        (_, Scale::Dynamic { .. }, false) => return wrong("with a dynamic scale"),
+    })
+}

@@ -1,0 +1,412 @@
+//! The one shape of all elementwise kernels: eight neighbouring elements of a row per thread, from a [`Source`] to a
+//! [`Sink`].
+//!
+//! ```text
+//! CTA (row, chunk of 1024 columns), 128 threads
+//!   source   nvfp4 codes and scales · floats · gate and up with an activation       → eight values
+//!   sink     floats · nvfp4 codes and scales · floats that nvfp4 can represent      ← eight values
+//! ```
+//!
+//! A block of 16 is two neighbouring lanes, which exchange their largest magnitude by one shuffle. Reads and writes of
+//! 16-bit floats are 16 bytes per lane and contiguous over the warp.
+//!
+//! Flow: [`expand`](super::expand), [`quantize`](super::quantize), [`silu_mul`](super::silu_mul),
+//! [`dequantize`](super::dequantize) → here → PTX.
+
+use dualgemm_formats::{FloatType, ScaleLayout};
+use dualgemm_gemm::Program;
+use dualgemm_ptx::Target;
+use dualgemm_ptx::ast::Module;
+use dualgemm_ptx::builder::*;
+
+use super::sink::SinkParams;
+use super::{module, take_turn, values};
+use crate::Error;
+use crate::parts::epilogue;
+
+/// Name of the kernel in its module.
+pub const ENTRY: &str = "rowwise";
+/// Threads of a CTA.
+pub const THREADS: u32 = 128;
+/// Elements that a thread takes.
+pub const WIDTH: u32 = 8;
+
+/// Where values come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// nvfp4 with scales in this layout: `code · scale`, times the tensor scale if `scaled`.
+    Codes {
+        /// Order of the scale bytes.
+        layout: ScaleLayout,
+        /// Whether values are multiplied by the tensor scale, which rounds.
+        scaled: bool,
+    },
+    /// Floats.
+    Float(FloatType),
+    /// `act(alpha · gate + bias, alpha · up + bias)` of two float matrices.
+    Gated {
+        /// Type of both.
+        ty: FloatType,
+        /// Whether element 2j of a row is gate j and element 2j + 1 is up j.
+        interleaved: bool,
+        /// Whether both are rounded to bf16 before the activation.
+        round: bool,
+    },
+}
+
+/// Where values go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Sink {
+    /// Floats, rounded to nearest.
+    Float(FloatType),
+    /// nvfp4 with scales in this layout, padding zeroed, by Transformer Engine's rule.
+    Codes(ScaleLayout),
+    /// What [`Sink::Codes`] would write, expanded: `code · scale` as f16 or bf16, exactly.
+    Image(FloatType),
+}
+
+/// One kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Config {
+    /// Where values come from.
+    pub source: Source,
+    /// Where values go.
+    pub sink: Sink,
+    /// Whether the tensor scale of a quantizing sink comes from the largest magnitude, found by [`amax`](super::amax).
+    pub dynamic: bool,
+    /// Whether all rows start at multiples of 16 bytes and hold a multiple of 8 elements.
+    pub aligned: bool,
+}
+
+impl Config {
+    /// A name that tells configurations apart.
+    pub fn name(&self) -> String {
+        let source = match self.source {
+            Source::Codes { layout, scaled } => format!("{layout}{}", if scaled { "_scaled" } else { "" }),
+            Source::Float(ty) => values::name(ty).into(),
+            Source::Gated { ty, interleaved, round } => format!(
+                "{}{}{}",
+                values::name(ty),
+                if interleaved { "_interleaved" } else { "" },
+                if round { "_bf16_sums" } else { "" }
+            ),
+        };
+        let sink = match self.sink {
+            Sink::Float(ty) => values::name(ty).into(),
+            Sink::Codes(layout) => format!("nvfp4_{layout}"),
+            Sink::Image(ty) => format!("image_{}", values::name(ty)),
+        };
+        let scale = if self.dynamic { "_dynamic" } else { "" };
+        format!("{source}_to_{sink}{scale}{}", if self.aligned { "" } else { "_unaligned" })
+    }
+
+    /// Rows and columns of CTAs for an `[m, n]` matrix: whole atoms of scales, whose padding is written too.
+    pub(super) fn grid(&self, m: usize, n: usize) -> [u32; 3] {
+        let (rows, columns) = match self.sink {
+            Sink::Codes(ScaleLayout::Sf128x4) => (m.next_multiple_of(128), n.next_multiple_of(64)),
+            Sink::Codes(ScaleLayout::Sf8x4) => (m.next_multiple_of(8), n.next_multiple_of(64)),
+            _ => (m, n),
+        };
+        [rows as u32, columns.div_ceil((THREADS * WIDTH) as usize) as u32, 1]
+    }
+}
+
+/// Generates the kernel; `program` is the activation of [`Source::Gated`].
+///
+/// Parameters, in order: rows, columns (u32); of the source; of the sink.
+///
+/// ```text
+/// Codes   codes, bytes per row of codes, scales, tensor scale (only if scaled)
+/// Float   values, bytes per row
+/// Gated   gate, up, bytes per row, alpha of gate, alpha of up, scale of A or null, bias of gate or null, of up or null
+/// Float   values, bytes per row
+/// Codes   codes, bytes per row, scales, and as Image
+/// Image   values, bytes per row, and: static divisor / 6 and 1 / divisor (f32) or dynamic amax parts, their number, scale
+/// ```
+///
+/// # Errors
+/// If the target lacks an instruction.
+pub fn generate(config: &Config, program: &Program, target: Target) -> Result<Module, Error> {
+    module(target, &format!("elementwise: {}", config.name()), ENTRY, |k| emit(k, config, program, target))
+}
+
+/// The eight elements of a thread.
+pub(super) struct Place {
+    pub(super) row: Reg<U32>,
+    /// Number of the eight in the row.
+    pub(super) unit: Reg<U32>,
+    /// Elements of the row that are left, from the first of the eight on.
+    pub(super) left: Reg<U32>,
+    /// Columns of the matrix.
+    columns: Reg<U32>,
+    pub(super) inside: Reg<Pred>,
+    pub(super) aligned: bool,
+}
+
+impl Place {
+    /// Address of the thread's first element in a matrix with rows `pitch` bytes apart, `bytes` for eight.
+    pub(super) fn address(
+        &self,
+        k: &mut Kernel,
+        start: Addr<Global>,
+        pitch: Reg<U32>,
+        bytes: u32,
+    ) -> Addr<Global> {
+        let row = k.mul_wide(self.row, pitch);
+        let byte = k.mad_wide(self.unit, bytes, row);
+        k.offset(start, byte)
+    }
+
+    /// Blocks of a row, and the same rounded up to whole atoms of scales.
+    pub(super) fn blocks(&self, k: &mut Kernel) -> [Reg<U32>; 2] {
+        let blocks = k.shr(self.columns, 4u32);
+        let padded = k.add(blocks, 3u32);
+        [blocks, k.and(padded, !3u32)]
+    }
+
+    /// Offset of the scale of the thread's block.
+    pub(super) fn scale_offset(&self, k: &mut Kernel, layout: ScaleLayout) -> Reg<U64> {
+        let block = k.shr(self.unit, 1u32);
+        let [blocks, _] = self.blocks(k);
+        scale_offset(k, layout, self.row, block, blocks)
+    }
+}
+
+/// [`ScaleLayout::offset`] as instructions.
+pub(crate) fn scale_offset(
+    k: &mut Kernel,
+    layout: ScaleLayout,
+    row: Reg<U32>,
+    block: Reg<U32>,
+    blocks: Reg<U32>,
+) -> Reg<U64> {
+    let (rows_log2, atom_bytes, inner) = match layout {
+        ScaleLayout::Linear => {
+            let block = k.convert::<U64, U32>(block);
+            return k.mad_wide(row, blocks, block);
+        }
+        ScaleLayout::Sf128x4 => {
+            let line = k.and(row, 31u32);
+            let line = k.shl(line, 4u32);
+            let quarter = k.bit_field(row, 5u32, 2u32);
+            let quarter = k.shl(quarter, 2u32);
+            (7u32, 512u32, k.add(line, quarter))
+        }
+        ScaleLayout::Sf8x4 => {
+            let line = k.and(row, 7u32);
+            (3, 32, k.shl(line, 2u32))
+        }
+    };
+    let atoms = k.add(blocks, 3u32);
+    let atoms = k.shr(atoms, 2u32);
+    let atom_row = k.shr(row, rows_log2);
+    let atom = k.shr(block, 2u32);
+    let atom = k.convert::<U64, U32>(atom);
+    let atom = k.mad_wide(atom_row, atoms, atom);
+    let byte = k.and(block, 3u32);
+    let byte = k.add(inner, byte);
+    let byte = k.convert::<U64, U32>(byte);
+    k.mad(atom, u64::from(atom_bytes), byte)
+}
+
+fn emit(k: &mut Kernel, config: &Config, program: &Program, target: Target) {
+    k.required_threads(THREADS);
+    let sizes = [k.param::<U32>("rows"), k.param::<U32>("columns")];
+    let source = SourceParams::declare(k, config.source);
+    let sink = SinkParams::declare(k, config);
+    take_turn(k, target);
+    let [rows, columns] = sizes.map(|size| k.ld_param(&size));
+    let row = k.special(Special::CtaidX);
+    let chunk = k.special(Special::CtaidY);
+    let thread = k.special(Special::TidX);
+    let first = k.mul(chunk, THREADS);
+    let unit = k.add(first, thread);
+    let column = k.mul(unit, WIDTH);
+    let inside = k.compare(Cmp::Lt, row, rows);
+    let inside = k.compare_and(Cmp::Lt, column, columns, inside);
+    let left = k.sub(columns, column);
+    let place = Place { row, unit, left, columns, inside, aligned: config.aligned };
+    let taken = source.take(k, &place, program);
+    sink.give(k, &place, taken);
+}
+
+/// Eight values of a thread.
+#[derive(Clone, Copy)]
+pub(super) enum Taken {
+    /// As f16, exact.
+    Pairs([Reg<F16x2>; 4]),
+    Floats([Reg<F32>; 8]),
+}
+
+impl Taken {
+    pub(super) fn floats(self, k: &mut Kernel) -> [Reg<F32>; 8] {
+        match self {
+            Taken::Pairs(pairs) => values::widen_pairs(k, pairs),
+            Taken::Floats(floats) => floats,
+        }
+    }
+}
+
+enum SourceParams {
+    Codes {
+        codes: PointerParam,
+        pitch: Param<U32>,
+        scales: PointerParam,
+        scale: Option<Param<F32>>,
+        layout: ScaleLayout,
+    },
+    Float {
+        values: PointerParam,
+        pitch: Param<U32>,
+        ty: FloatType,
+    },
+    Gated(GatedParams),
+}
+
+struct GatedParams {
+    gate: PointerParam,
+    up: PointerParam,
+    pitch: Param<U32>,
+    alpha: [Param<F32>; 2],
+    a_scale: PointerParam,
+    bias: [PointerParam; 2],
+    ty: FloatType,
+    interleaved: bool,
+    round: bool,
+}
+
+impl SourceParams {
+    fn declare(k: &mut Kernel, source: Source) -> Self {
+        match source {
+            Source::Codes { layout, scaled } => Self::Codes {
+                codes: k.pointer("codes"),
+                pitch: k.param("code_pitch"),
+                scales: k.pointer("scales"),
+                scale: scaled.then(|| k.param("tensor_scale")),
+                layout,
+            },
+            Source::Float(ty) => {
+                Self::Float { values: k.pointer("values"), pitch: k.param("value_pitch"), ty }
+            }
+            Source::Gated { ty, interleaved, round } => Self::Gated(GatedParams {
+                gate: k.pointer("gate"),
+                up: k.pointer("up"),
+                pitch: k.param("gate_up_pitch"),
+                alpha: [k.param("alpha_gate"), k.param("alpha_up")],
+                a_scale: k.pointer("a_scale"),
+                bias: [k.pointer("bias_gate"), k.pointer("bias_up")],
+                ty,
+                interleaved,
+                round,
+            }),
+        }
+    }
+
+    fn take(&self, k: &mut Kernel, place: &Place, program: &Program) -> Taken {
+        match self {
+            Self::Codes { codes, pitch, scales, scale, layout } => {
+                let (codes, pitch) = (k.ld_pointer(codes), k.ld_param(pitch));
+                let scales = k.ld_pointer(scales);
+                let word = k.mov::<B32>(0u32);
+                let byte = k.mov::<U32>(0u32);
+                let from = place.address(k, codes, pitch, WIDTH / 2);
+                let offset = place.scale_offset(k, *layout);
+                let from_scale = k.offset(scales, offset);
+                k.when(place.inside).to(word).ld::<B32, _>(from);
+                k.when(place.inside).to(byte).ld_byte(from_scale);
+                let pairs = values::decode(k, word, byte);
+                match scale {
+                    None => Taken::Pairs(pairs),
+                    Some(scale) => {
+                        let scale = k.ld_param(scale);
+                        let exact = values::widen_pairs(k, pairs);
+                        Taken::Floats(exact.map(|value| k.mul(value, scale)))
+                    }
+                }
+            }
+            Self::Float { values, pitch, ty } => {
+                let (start, pitch) = (k.ld_pointer(values), k.ld_param(pitch));
+                let from = place.address(k, start, pitch, WIDTH * values::bytes(*ty));
+                Taken::Floats(load(k, place, *ty, from))
+            }
+            Self::Gated(params) => Taken::Floats(params.take(k, place, program)),
+        }
+    }
+}
+
+/// Eight values at `from`, 0 outside the matrix.
+fn load(k: &mut Kernel, place: &Place, ty: FloatType, from: Addr<Global>) -> [Reg<F32>; 8] {
+    let taken = std::array::from_fn(|_| k.mov(0.0f32));
+    k.if_(place.inside, "load", |k| {
+        let loaded = match place.aligned {
+            true => values::load(k, ty, from),
+            false => values::load_some(k, ty, from, values::bytes(ty), place.left),
+        };
+        for (to, from) in taken.iter().zip(loaded) {
+            k.assign(*to, from);
+        }
+    });
+    taken
+}
+
+impl GatedParams {
+    fn take(&self, k: &mut Kernel, place: &Place, program: &Program) -> [Reg<F32>; 8] {
+        let (gate, up) = self.load(k, place);
+        let a_scale = k.mov(1.0f32);
+        let from = k.ld_pointer(&self.a_scale);
+        let given = k.compare(Cmp::Ne, from.base(), 0u64);
+        k.when(given).to(a_scale).ld::<F32, _>(from);
+        let column = k.mul_wide(place.unit, WIDTH * 4);
+        let halves = [(gate, 0), (up, 1)].map(|(values, half)| {
+            let alpha = k.ld_param(&self.alpha[half]);
+            let alpha = k.mul(alpha, a_scale);
+            let values = values.map(|value| k.mul(value, alpha));
+            let bias = k.ld_pointer(&self.bias[half]);
+            let given = k.compare(Cmp::Ne, bias.base(), 0u64);
+            k.if_(given, "bias", |k| {
+                let from = k.offset(bias, column);
+                let bias = load(k, place, FloatType::F32, from);
+                for (value, bias) in values.iter().zip(bias) {
+                    k.to(*value).add(*value, bias);
+                }
+            });
+            match self.round {
+                false => values,
+                true => values.map(|value| {
+                    let zero = k.mov(0.0f32);
+                    let pair = k.f32_to_bf16x2(zero, value);
+                    k.from_bits(pair)
+                }),
+            }
+        });
+        std::array::from_fn(|i| epilogue::evaluate(k, program, halves[0][i], halves[1][i]))
+    }
+
+    fn load(&self, k: &mut Kernel, place: &Place) -> ([Reg<F32>; 8], [Reg<F32>; 8]) {
+        let [gate, up] = [k.ld_pointer(&self.gate), k.ld_pointer(&self.up)];
+        let pitch = k.ld_param(&self.pitch);
+        let size = values::bytes(self.ty);
+        let eight = WIDTH * size;
+        if !self.interleaved {
+            let [gate, up] = [gate, up].map(|start| place.address(k, start, pitch, eight));
+            return (load(k, place, self.ty, gate), load(k, place, self.ty, up));
+        }
+        let from = place.address(k, gate, pitch, 2 * eight);
+        if !place.aligned {
+            let halves: [[Reg<F32>; 8]; 2] = [from, from.at(size)].map(|from| {
+                let taken = std::array::from_fn(|_| k.mov(0.0f32));
+                k.if_(place.inside, "load", |k| {
+                    let loaded = values::load_some(k, self.ty, from, 2 * size, place.left);
+                    for (to, from) in taken.iter().zip(loaded) {
+                        k.assign(*to, from);
+                    }
+                });
+                taken
+            });
+            return (halves[0], halves[1]);
+        }
+        let halves = [load(k, place, self.ty, from), load(k, place, self.ty, from.at(eight))];
+        let all: Vec<Reg<F32>> = halves.concat();
+        (std::array::from_fn(|i| all[2 * i]), std::array::from_fn(|i| all[2 * i + 1]))
+    }
+}

@@ -1,0 +1,125 @@
+//! The activation as a kernel of its own: `C = act(alpha_g · gate + bias_g, alpha_u · up + bias_u)` of two products that
+//! another GEMM left in memory.
+
+use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};
+use dualgemm_formats::{FloatType, GlobalScale, ScaleLayout};
+use dualgemm_gemm::{Error as OperandError, Program};
+
+use super::quantize::{Out, Scale, fits, out_args};
+use super::rowwise::{self, Config, Sink, Source};
+use super::{load, target_for, values};
+use crate::Error;
+
+/// Gate and up in device memory, and what multiplies and is added to them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Products {
+    /// Rows.
+    pub m: usize,
+    /// Features.
+    pub n: usize,
+    /// `[m, n]` gate products; gate and up alternating, `[m, 2n]`, if interleaved.
+    pub gate: DevicePtr,
+    /// `[m, n]` up products; not read if interleaved.
+    pub up: DevicePtr,
+    /// Bytes from row to row, the same for both.
+    pub pitch: usize,
+    /// Multiplies gate and up.
+    pub alpha: [f32; 2],
+    /// One f32 that multiplies both as well (a dynamic scale of A), or null.
+    pub a_scale: DevicePtr,
+    /// n f32 that are added to gate and to up after alpha, or null.
+    pub bias: [DevicePtr; 2],
+}
+
+/// The kernel, loaded on a device for one activation.
+#[derive(Debug, Clone, Copy)]
+pub struct SiluMul {
+    function: FunctionId,
+    ty: FloatType,
+    config: Config,
+}
+
+impl SiluMul {
+    /// Configurations: from every float type, separate and interleaved, to every float type and to nvfp4 in every
+    /// scale layout.
+    pub fn configs(aligned: bool) -> Vec<Config> {
+        let sinks = FloatType::ALL.map(Sink::Float).into_iter();
+        let sinks: Vec<Sink> = sinks
+            .chain(ScaleLayout::ALL.map(Sink::Codes))
+            .filter(|sink| fit_alignment(sink, aligned))
+            .collect();
+        FloatType::ALL
+            .into_iter()
+            .flat_map(|ty| [false, true].map(|interleaved| Source::Gated { ty, interleaved, round: false }))
+            .flat_map(|source| {
+                sinks.iter().map(move |&sink| Config { source, sink, dynamic: false, aligned })
+            })
+            .collect()
+    }
+
+    /// Loads the kernel.
+    ///
+    /// `aligned` promises that n is a multiple of 8 and that all addresses and distances of rows are multiples of 16
+    /// bytes (`round` rounds both products to bf16 before the activation). nvfp4 is always aligned.
+    ///
+    /// # Errors
+    /// If the device refuses the text, or nvfp4 is asked for without the promise.
+    pub fn new(
+        device: &dyn Device,
+        (ty, interleaved, round): (FloatType, bool, bool),
+        sink: Sink,
+        program: &Program,
+        aligned: bool,
+    ) -> Result<Self, Error> {
+        if !fit_alignment(&sink, aligned) {
+            let (found, expected) = ("nvfp4 with unaligned rows".into(), "aligned rows for nvfp4".into());
+            return Err(OperandError::Operand { tensor: "output".into(), found, expected }.into());
+        }
+        let source = Source::Gated { ty, interleaved, round };
+        let config = Config { source, sink, dynamic: false, aligned };
+        let module = rowwise::generate(&config, program, target_for(device.info().arch))?;
+        Ok(Self { function: load(device, &module, rowwise::ENTRY)?, ty, config })
+    }
+
+    /// The launch on these operands; `scale` is the tensor scale of nvfp4 output.
+    ///
+    /// # Errors
+    /// If `out` is not what the kernel was made for, or a stride or an address breaks a rule.
+    pub fn spec(&self, products: &Products, out: &Out, scale: GlobalScale) -> Result<LaunchSpec, Error> {
+        let &Products { m, n, gate, up, pitch, alpha, a_scale, bias } = products;
+        let size = values::bytes(self.ty) as usize;
+        let wide = if matches!(self.config.source, Source::Gated { interleaved: true, .. }) { 2 } else { 1 };
+        let step = if self.config.aligned { 16 } else { size };
+        fits("gate", "bytes from row to row", pitch, n * size * wide, step)?;
+        for (tensor, address, step) in [
+            ("gate", gate, step),
+            ("up", up, step),
+            ("gate bias", bias[0], step.max(4)),
+            ("up bias", bias[1], step.max(4)),
+            ("scale of A", a_scale, 4),
+        ] {
+            fits(tensor, "address", address.0 as usize, 0, step)?;
+        }
+        if self.config.aligned && !n.is_multiple_of(8) {
+            fits("gate", "features", n, 2, 8)?;
+        }
+        let args = Args::new()
+            .u32(m as u32)
+            .u32(n as u32)
+            .ptr(gate)
+            .ptr(up)
+            .u32(pitch as u32)
+            .f32(alpha[0])
+            .f32(alpha[1])
+            .ptr(a_scale)
+            .ptr(bias[0])
+            .ptr(bias[1]);
+        let args = out_args(&self.config, m, n, out, &Scale::Static(scale), args)?;
+        let grid = self.config.grid(m, n);
+        Ok(LaunchSpec::new(self.function, grid, [rowwise::THREADS, 1, 1]).args(args))
+    }
+}
+
+fn fit_alignment(sink: &Sink, aligned: bool) -> bool {
+    aligned || matches!(sink, Sink::Float(_))
+}

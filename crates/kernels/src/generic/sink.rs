@@ -1,0 +1,177 @@
+//! Where the eight values of a thread go: floats, nvfp4, or the floats that nvfp4 stands for.
+
+use dualgemm_formats::{FloatType, ScaleLayout};
+use dualgemm_ptx::builder::*;
+
+use super::amax::MAX_PARTS;
+use super::rowwise::{Config, Place, Sink, THREADS, Taken, WIDTH};
+use super::values;
+
+/// Parameters of a sink.
+pub(super) struct SinkParams {
+    out: PointerParam,
+    pitch: Param<U32>,
+    kind: Kind,
+}
+
+enum Kind {
+    Float(FloatType),
+    Codes { layout: ScaleLayout, scales: PointerParam, scale: ScaleParams },
+    Image { ty: FloatType, scale: ScaleParams },
+}
+
+/// The tensor scale of a quantizing sink.
+enum ScaleParams {
+    /// `divisor / 6` and `1 / divisor`.
+    Static([Param<F32>; 2]),
+    /// Largest magnitudes, how many there are, and where the scale goes.
+    Dynamic { parts: PointerParam, count: Param<U32>, scale: PointerParam },
+}
+
+impl SinkParams {
+    pub(super) fn declare(k: &mut Kernel, config: &Config) -> Self {
+        let (out, pitch) = (k.pointer("out"), k.param("out_pitch"));
+        let kind = match config.sink {
+            Sink::Float(ty) => Kind::Float(ty),
+            Sink::Codes(layout) => Kind::Codes {
+                layout,
+                scales: k.pointer("out_scales"),
+                scale: ScaleParams::declare(k, config.dynamic),
+            },
+            Sink::Image(ty) => Kind::Image { ty, scale: ScaleParams::declare(k, config.dynamic) },
+        };
+        Self { out, pitch, kind }
+    }
+
+    pub(super) fn give(&self, k: &mut Kernel, place: &Place, taken: Taken) {
+        let (start, pitch) = (k.ld_pointer(&self.out), k.ld_param(&self.pitch));
+        match &self.kind {
+            Kind::Float(ty) => {
+                let to = place.address(k, start, pitch, WIDTH * values::bytes(*ty));
+                store(k, place, *ty, to, taken);
+            }
+            Kind::Codes { layout, scales, scale } => {
+                let floats = taken.floats(k);
+                let (codes, byte) = scale.quantize(k, place, &floats);
+                let to = place.address(k, start, pitch, WIDTH / 2);
+                k.when(place.inside).st(to, codes);
+                store_scale(k, place, *layout, scales, byte);
+            }
+            Kind::Image { ty, scale } => {
+                let floats = taken.floats(k);
+                let (codes, byte) = scale.quantize(k, place, &floats);
+                let pairs = Taken::Pairs(values::decode(k, codes, byte));
+                let to = place.address(k, start, pitch, WIDTH * values::bytes(*ty));
+                store(k, place, *ty, to, pairs);
+            }
+        }
+    }
+}
+
+fn store(k: &mut Kernel, place: &Place, ty: FloatType, to: Addr<Global>, taken: Taken) {
+    k.if_(place.inside, "store", |k| match (taken, ty, place.aligned) {
+        (Taken::Pairs(pairs), FloatType::F16, true) => k.st_vector(to, &pairs),
+        (taken, _, true) => {
+            let floats = taken.floats(k);
+            values::store(k, ty, to, &floats);
+        }
+        (taken, _, false) => {
+            let floats = taken.floats(k);
+            values::store_some(k, ty, to, &floats, place.left);
+        }
+    });
+}
+
+/// The even lane of a block stores its scale; outside the matrix, where the layout has padding, zero.
+fn store_scale(k: &mut Kernel, place: &Place, layout: ScaleLayout, scales: &PointerParam, byte: Reg<U32>) {
+    let [blocks, padded] = place.blocks(k);
+    let end = if layout == ScaleLayout::Linear { blocks } else { padded };
+    let byte = k.select::<U32>(place.inside, byte, 0u32);
+    let block = k.shr(place.unit, 1u32);
+    let odd = k.and(place.unit, 1u32);
+    let even = k.compare(Cmp::Eq, odd, 0u32);
+    let here = k.compare_and(Cmp::Lt, block, end, even);
+    let offset = place.scale_offset(k, layout);
+    let start = k.ld_pointer(scales);
+    let to = k.offset(start, offset);
+    k.when(here).st_byte(to, byte);
+}
+
+impl ScaleParams {
+    fn declare(k: &mut Kernel, dynamic: bool) -> Self {
+        match dynamic {
+            false => Self::Static([k.param("divisor_sixth"), k.param("divisor_inverse")]),
+            true => Self::Dynamic {
+                parts: k.pointer("amax_parts"),
+                count: k.param("amax_count"),
+                scale: k.pointer("scale"),
+            },
+        }
+    }
+
+    /// Codes and scale byte of the thread's half of a block, by Transformer Engine's rule
+    /// (`dualgemm_formats::Producer::Te`), bit for bit.
+    fn quantize(&self, k: &mut Kernel, place: &Place, values: &[Reg<F32>; 8]) -> (Reg<B32>, Reg<U32>) {
+        let [sixth, inverse] = match self {
+            Self::Static(params) => [k.ld_param(&params[0]), k.ld_param(&params[1])],
+            Self::Dynamic { parts, count, scale } => from_amax(k, place, parts, count, scale),
+        };
+        let own = values::amax(k, values);
+        let other = k.shuffle(Shuffle::Xor, own, 1u32);
+        let amax = k.max(own, other);
+        let scaled = k.mul(amax, sixth);
+        let byte = values::encode_e4m3(k, scaled);
+        let decoded = values::decode_e4m3(k, byte);
+        let divisor = k.mul(decoded, inverse);
+        let factor = k.rcp(divisor);
+        let factor = k.min(factor, f32::MAX);
+        let scaled = values.map(|value| k.mul(value, factor));
+        (values::encode_e2m1(k, &scaled), byte)
+    }
+}
+
+/// `divisor / 6` and `1 / divisor` from the parts of the tensor's largest magnitude. The first thread writes the tensor
+/// scale, a multiplier.
+fn from_amax(
+    k: &mut Kernel,
+    place: &Place,
+    parts: &PointerParam,
+    count: &Param<U32>,
+    scale: &PointerParam,
+) -> [Reg<F32>; 2] {
+    let (parts, count) = (k.ld_pointer(parts), k.ld_param(count));
+    k.comment("Every warp reads all parts, so that no barrier is needed.");
+    let lane = k.special(Special::LaneId);
+    let byte = k.mul_wide(lane, 4u32);
+    let from = k.offset(parts, byte);
+    let mut amax = k.mov(0.0f32);
+    let loaded: Vec<Reg<F32>> = (0..MAX_PARTS / 32)
+        .map(|i| {
+            let part = k.mov(0.0f32);
+            let index = k.add(lane, 32 * i);
+            let here = k.compare(Cmp::Lt, index, count);
+            k.when(here).to(part).ld::<F32, _>(from.at(128 * i));
+            part
+        })
+        .collect();
+    for part in loaded {
+        amax = k.max(amax, part);
+    }
+    for step in [16u32, 8, 4, 2, 1] {
+        let other = k.shuffle(Shuffle::Xor, amax, step);
+        amax = k.max(amax, other);
+    }
+    let divisor = k.div_exact(2688.0f32, amax);
+    let divisor = k.min(divisor, f32::MAX);
+    let least = k.min(amax, divisor);
+    let none = k.compare(Cmp::Eq, least, 0.0f32);
+    let divisor = k.select::<F32>(none, 1.0f32, divisor);
+    let inverse = k.rcp(divisor);
+    let first = k.or(place.row, place.unit);
+    let first = k.compare(Cmp::Eq, first, 0u32);
+    let to = k.ld_pointer(scale);
+    k.when(first).st(to, inverse);
+    [k.mul(divisor, 1.0f32 / 6.0), inverse]
+}
+
+const _: () = assert!(THREADS.is_multiple_of(32) && MAX_PARTS.is_multiple_of(32));

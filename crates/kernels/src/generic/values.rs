@@ -1,0 +1,235 @@
+//! Eight values in registers: from memory, to memory, from e2m1 codes, to e2m1 codes. Integer, f16 and f32 operations
+//! only, so that they exist on every GPU; each is exact or rounds as the scalar functions of `dualgemm-formats` do.
+
+use dualgemm_formats::FloatType;
+use dualgemm_formats::scalar::e2m1;
+use dualgemm_ptx::builder::*;
+
+/// `(a & b) | c` as a truth table of `lop3`.
+const AND_OR: u8 = 0xEA;
+/// 2¹⁴, twice: an e2m1 code placed in a half is `code · 2⁻¹⁴`.
+const CODE_FACTOR: u32 = 0x7400_7400;
+/// 2⁸ as a half: an e4m3 byte placed in a half is `scale · 2⁻⁸`.
+const SCALE_FACTOR: u32 = 0x5C00_5C00;
+
+/// Bytes of one element.
+pub(super) fn bytes(ty: FloatType) -> u32 {
+    match ty {
+        FloatType::F32 => 4,
+        FloatType::F16 | FloatType::Bf16 => 2,
+    }
+}
+
+/// The name of a float type in configurations.
+pub(super) fn name(ty: FloatType) -> &'static str {
+    match ty {
+        FloatType::F32 => "f32",
+        FloatType::F16 => "f16",
+        FloatType::Bf16 => "bf16",
+    }
+}
+
+/// Both elements of a word of 16-bit floats.
+fn widen(k: &mut Kernel, ty: FloatType, word: Reg<B32>) -> [Reg<F32>; 2] {
+    if ty == FloatType::Bf16 {
+        let (low, high) = (k.shl(word, 16u32), k.and(word, 0xFFFF_0000u32));
+        return [k.from_bits(low), k.from_bits(high)];
+    }
+    let (low, high) = k.unpack_32(word);
+    [k.f16_to_f32(low.cast()), k.f16_to_f32(high.cast())]
+}
+
+/// One element.
+fn load_one(k: &mut Kernel, ty: FloatType, from: Addr<Global>) -> Reg<F32> {
+    match ty {
+        FloatType::F32 => k.ld(from),
+        FloatType::F16 => {
+            let half: Reg<F16> = k.ld(from);
+            k.f16_to_f32(half)
+        }
+        FloatType::Bf16 => {
+            let half: Reg<U16> = k.ld(from);
+            let word = k.convert::<U32, U16>(half);
+            let word = k.shl(word, 16u32);
+            k.from_bits(word)
+        }
+    }
+}
+
+/// Eight neighbouring elements at an address that is a multiple of 16.
+pub(super) fn load(k: &mut Kernel, ty: FloatType, from: Addr<Global>) -> [Reg<F32>; 8] {
+    let values: Vec<Reg<F32>> = match ty {
+        FloatType::F32 => {
+            let halves: [[Reg<F32>; 4]; 2] = [k.ld_vector(from), k.ld_vector(from.at(16))];
+            halves.concat()
+        }
+        _ => {
+            let words: [Reg<B32>; 4] = k.ld_vector(from);
+            words.into_iter().flat_map(|word| widen(k, ty, word)).collect()
+        }
+    };
+    std::array::from_fn(|i| values[i])
+}
+
+/// The first `count` of eight neighbouring elements, one by one; the others are 0.
+pub(super) fn load_some(
+    k: &mut Kernel,
+    ty: FloatType,
+    from: Addr<Global>,
+    step: u32,
+    count: Reg<U32>,
+) -> [Reg<F32>; 8] {
+    let values: [Reg<F32>; 8] = std::array::from_fn(|_| k.mov(0.0f32));
+    for (i, value) in values.into_iter().enumerate() {
+        let here = k.compare(Cmp::Gt, count, i as u32);
+        k.if_(here, "element", |k| {
+            let loaded = load_one(k, ty, from.at(i as u32 * step));
+            k.assign(value, loaded);
+        });
+    }
+    values
+}
+
+fn narrow(k: &mut Kernel, ty: FloatType, low: Reg<F32>, high: Reg<F32>) -> Reg<B32> {
+    match ty {
+        FloatType::Bf16 => k.f32_to_bf16x2(low, high).cast(),
+        _ => k.f32_to_f16x2(low, high).cast(),
+    }
+}
+
+/// Stores eight neighbouring elements at an address that is a multiple of 16, rounded to nearest.
+pub(super) fn store(k: &mut Kernel, ty: FloatType, to: Addr<Global>, values: &[Reg<F32>; 8]) {
+    if ty == FloatType::F32 {
+        k.st_vector(to, &values[..4]);
+        k.st_vector(to.at(16), &values[4..]);
+        return;
+    }
+    let words: Vec<Reg<B32>> = values.chunks_exact(2).map(|pair| narrow(k, ty, pair[0], pair[1])).collect();
+    k.st_vector(to, &words);
+}
+
+/// Stores the first `count` of eight neighbouring elements, one by one.
+pub(super) fn store_some(
+    k: &mut Kernel,
+    ty: FloatType,
+    to: Addr<Global>,
+    values: &[Reg<F32>; 8],
+    count: Reg<U32>,
+) {
+    for (i, &value) in values.iter().enumerate() {
+        let to = to.at(i as u32 * bytes(ty));
+        let here = k.compare(Cmp::Gt, count, i as u32);
+        k.if_(here, "element", |k| match ty {
+            FloatType::F32 => k.st(to, value),
+            FloatType::F16 => {
+                let half = k.f32_to_f16(value);
+                k.st(to, half);
+            }
+            FloatType::Bf16 => {
+                let half = k.f32_to_bf16(value);
+                k.st(to, half);
+            }
+        });
+    }
+}
+
+/// `code · scale` of eight codes, even elements in low nibbles, as four pairs of f16: exact, since a product has at
+/// most six significant bits and is a multiple of 2⁻¹⁰.
+pub(super) fn decode(k: &mut Kernel, codes: Reg<B32>, scale: Reg<U32>) -> [Reg<F16x2>; 4] {
+    let shifted = k.shl(scale, 7u32).cast::<B32>();
+    let doubled = k.permute(shifted, shifted, 0x1010u32);
+    let scale = k.mov::<B32>(SCALE_FACTOR);
+    let scale = k.mul(doubled.cast::<F16x2>(), scale.cast::<F16x2>());
+    let factor = k.mov::<B32>(CODE_FACTOR).cast::<F16x2>();
+    let odd = k.shr(codes, 4u32);
+    std::array::from_fn(|pair| {
+        // Even element in bits 3..0, odd one in bits 19..16; the masks drop what lies above them.
+        let p = pair as u32;
+        let both = k.permute(codes, odd, p | p << 4 | (4 + p) << 8 | (4 + p) << 12);
+        let magnitude = k.shl(both, 9u32);
+        let magnitude = k.and(magnitude, 0x0E00_0E00u32);
+        let sign = k.shl(both, 12u32);
+        let half = k.lop3(sign, 0x8000_8000u32, magnitude, AND_OR);
+        let code = k.mul(half.cast::<F16x2>(), factor);
+        k.mul(code, scale)
+    })
+}
+
+/// Pairs of f16 as f32.
+pub(super) fn widen_pairs(k: &mut Kernel, pairs: [Reg<F16x2>; 4]) -> [Reg<F32>; 8] {
+    let values: Vec<Reg<F32>> =
+        pairs.into_iter().flat_map(|pair| widen(k, FloatType::F16, pair.cast())).collect();
+    std::array::from_fn(|i| values[i])
+}
+
+/// The largest magnitude of eight values and 0, NaN not counted.
+pub(super) fn amax(k: &mut Kernel, values: &[Reg<F32>; 8]) -> Reg<F32> {
+    let mut amax = k.mov(0.0f32);
+    for &value in values {
+        let magnitude = k.abs(value);
+        amax = k.max(amax, magnitude);
+    }
+    amax
+}
+
+/// [`e4m3::encode`](dualgemm_formats::scalar::e4m3::encode) of a number that is not negative.
+pub(super) fn encode_e4m3(k: &mut Kernel, x: Reg<F32>) -> Reg<U32> {
+    // Subnormal: whole steps of 2⁻⁹, which is the unit in the last place of 2¹⁴.
+    const STEPS: f32 = 16384.0;
+    let steps = k.add(x, STEPS);
+    let steps = k.to_bits(steps).cast::<U32>();
+    let steps = k.sub(steps, STEPS.to_bits());
+    // Normal: the significand rounded to three bits; exponents count from 2⁻⁷ instead of 2⁻¹²⁷.
+    let rounded = round_significand(k, x, 3);
+    let rounded = k.sub(rounded, 120u32 << 3);
+    let small = k.compare(Cmp::Lt, x, 1.0f32 / 64.0);
+    let byte = k.select::<U32>(small, steps, rounded);
+    k.min(byte, 0x7Eu32)
+}
+
+/// Exponent and the upper `bits` bits of the significand of a number that is not negative, rounded to nearest even.
+fn round_significand(k: &mut Kernel, x: Reg<F32>, bits: u32) -> Reg<U32> {
+    let dropped = 23 - bits;
+    let x = k.to_bits(x).cast::<U32>();
+    let odd = k.bit_field(x, dropped, 1u32);
+    let up = k.add(x, (1u32 << (dropped - 1)) - 1);
+    let up = k.add(up, odd);
+    k.shr(up, dropped)
+}
+
+/// The number of an e4m3 byte that is not negative.
+pub(super) fn decode_e4m3(k: &mut Kernel, byte: Reg<U32>) -> Reg<F32> {
+    let half = k.shl(byte, 7u32);
+    let (half, _) = k.unpack_32(half);
+    let number = k.f16_to_f32(half.cast());
+    k.mul(number, 256.0f32)
+}
+
+/// [`e2m1::encode`] of eight numbers, even elements in low nibbles.
+pub(super) fn encode_e2m1(k: &mut Kernel, values: &[Reg<F32>; 8]) -> Reg<B32> {
+    // Steps of ½ are the unit in the last place of 2²².
+    const STEPS: f32 = 4_194_304.0;
+    let mut word = k.mov::<U32>(0u32);
+    for (i, &value) in values.iter().enumerate() {
+        let bits = k.to_bits(value).cast::<U32>();
+        let magnitude = k.and(bits, 0x7FFF_FFFFu32);
+        // As integers, NaN and infinity are larger than 6 too.
+        let bounded = k.min(magnitude, e2m1::MAX.to_bits());
+        let bounded = k.from_bits(bounded);
+        let steps = k.add(bounded, STEPS);
+        let steps = k.to_bits(steps).cast::<U32>();
+        let steps = k.sub(steps, STEPS.to_bits());
+        let rounded = round_significand(k, bounded, 1);
+        let rounded = k.sub(rounded, 126u32 << 1);
+        let small = k.compare(Cmp::Lt, bounded, 1.0f32);
+        let code = k.select::<U32>(small, steps, rounded);
+        let number = k.compare(Cmp::Le, magnitude, f32::INFINITY.to_bits());
+        let sign = k.shr(bits, 28u32);
+        let sign = k.and(sign, 8u32);
+        let signed = k.or(code, sign);
+        let code = k.select::<U32>(number, signed, code);
+        let placed = if i == 0 { code } else { k.shl(code, 4 * i as u32) };
+        word = k.or(word, placed);
+    }
+    word.cast()
+}

@@ -1,0 +1,77 @@
+//! Operands on a device.
+
+use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
+use dualgemm_device::{Device, DevicePtr, LaunchSpec};
+use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, QuantizedMatrix, ScaleLayout};
+use dualgemm_kernels::generic::expand::Codes;
+use dualgemm_kernels::generic::quantize::Floats;
+use dualgemm_sim::Gpu;
+
+/// A simulated H100 that checks everything.
+pub fn gpu() -> Gpu {
+    Gpu::new(dualgemm_sim::Config::default())
+}
+
+/// Every code and every scale, in this layout.
+pub fn quantized(name: &str, (rows, k): (usize, usize), layout: ScaleLayout) -> QuantizedMatrix<'static> {
+    let sets = (CodeSet::Full, ScaleSet::Full);
+    let matrix = Inputs::seeded(11).quantized(
+        name,
+        BlockFormat::Nvfp4,
+        (rows, k),
+        sets,
+        GlobalScale::multiplier(0.37),
+    );
+    matrix.unwrap().with_scale_layout(layout)
+}
+
+/// Little-endian bytes of a float matrix, dense.
+pub fn bytes_of(matrix: &FloatMatrix<'_>) -> Vec<u8> {
+    let rows = 0..matrix.rows();
+    match matrix {
+        FloatMatrix::F32(m) => rows.flat_map(|r| m.row(r)).flat_map(|x| x.to_le_bytes()).collect(),
+        FloatMatrix::F16(m) => rows.flat_map(|r| m.row(r)).flat_map(|x| x.to_le_bytes()).collect(),
+        FloatMatrix::Bf16(m) => rows.flat_map(|r| m.row(r)).flat_map(|x| x.to_le_bytes()).collect(),
+    }
+}
+
+/// A new allocation with these bytes.
+pub fn upload(gpu: &Gpu, bytes: &[u8]) -> DevicePtr {
+    let ptr = gpu.alloc(bytes.len()).unwrap();
+    gpu.copy_to(ptr, bytes).unwrap();
+    ptr
+}
+
+/// A new allocation filled with a byte that no result has throughout.
+pub fn poisoned(gpu: &Gpu, bytes: usize) -> DevicePtr {
+    let ptr = gpu.alloc(bytes).unwrap();
+    gpu.memset(ptr, 0xA5, bytes).unwrap();
+    ptr
+}
+
+/// A quantized matrix on the device.
+pub fn upload_codes(gpu: &Gpu, matrix: &QuantizedMatrix<'_>) -> Codes {
+    let (m, k) = (matrix.rows(), matrix.k());
+    let (codes, scales) = (upload(gpu, matrix.codes()), upload(gpu, matrix.scales()));
+    Codes { m, k, codes, pitch: matrix.row_stride(), scales }
+}
+
+/// A float matrix on the device.
+pub fn upload_floats(gpu: &Gpu, matrix: &FloatMatrix<'_>) -> Floats {
+    let bytes = bytes_of(matrix);
+    let (m, k) = (matrix.rows(), matrix.cols());
+    Floats { m, k, values: upload(gpu, &bytes), pitch: bytes.len() / m }
+}
+
+/// Runs a launch to its end.
+pub fn run(gpu: &Gpu, spec: &LaunchSpec) {
+    gpu.launch(spec).unwrap_or_else(|e| panic!("{e}"));
+    gpu.synchronize().unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// Bytes at a device address.
+pub fn read(gpu: &Gpu, from: DevicePtr, bytes: usize) -> Vec<u8> {
+    let mut data = vec![0; bytes];
+    gpu.copy_from(&mut data, from).unwrap();
+    data
+}

@@ -1,0 +1,338 @@
+//! The elementwise kernels against the formats crate and f64.
+
+use dualgemm_bench::inputs::Inputs;
+use dualgemm_device::{Device, DevicePtr};
+use dualgemm_formats::quantize::Quantizer;
+use dualgemm_formats::{
+    FloatMatrix, FloatType, GlobalScale, Matrix, Producer, QuantizedMatrix, ScaleLayout, Search,
+    scalar::e2m1, scalar::e4m3,
+};
+use dualgemm_gemm::Activation;
+use dualgemm_kernels::generic::amax::{Amax, MAX_PARTS};
+use dualgemm_kernels::generic::dequantize::Dequantize;
+use dualgemm_kernels::generic::expand::Expand;
+use dualgemm_kernels::generic::quantize::{Floats, Out, Quantize, Scale};
+use dualgemm_kernels::generic::rowwise::Sink;
+use dualgemm_kernels::generic::silu_mul::{Products, SiluMul};
+use dualgemm_sim::Gpu;
+use half::{bf16, f16};
+
+use crate::common::*;
+
+const HALVES: [FloatType; 2] = [FloatType::F16, FloatType::Bf16];
+
+fn size(ty: FloatType) -> usize {
+    if ty == FloatType::F32 { 4 } else { 2 }
+}
+
+fn floats(bytes: &[u8], ty: FloatType) -> Vec<f32> {
+    let half = |b: &[u8]| [b[0], b[1]];
+    bytes
+        .chunks_exact(size(ty))
+        .map(|b| match ty {
+            FloatType::F32 => f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
+            FloatType::F16 => f16::from_le_bytes(half(b)).to_f32(),
+            FloatType::Bf16 => bf16::from_le_bytes(half(b)).to_f32(),
+        })
+        .collect()
+}
+
+/// `code · scale` of every element.
+fn image(matrix: &QuantizedMatrix<'_>) -> Vec<f32> {
+    let (m, k) = (matrix.rows(), matrix.k());
+    let place = (0..m).flat_map(|r| (0..k).map(move |c| (r, c)));
+    place.map(|(r, c)| e2m1::decode(matrix.code(r, c)) * e4m3::decode(matrix.scale_byte(r, c / 16))).collect()
+}
+
+fn same_bits(got: &[f32], want: &[f32], what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    for (i, (got, want)) in got.iter().zip(want).enumerate() {
+        assert_eq!(got.to_bits(), want.to_bits(), "{what}: element {i} is {got}, not {want}");
+    }
+}
+
+#[test]
+fn expansion_holds_every_code_times_every_scale_exact() {
+    let gpu = gpu();
+    // 127 · 16 products in a row of 127 blocks, and a shape with tails.
+    let codes: Vec<u8> =
+        (0..127 * 8).map(|i| e2m1::pack((2 * (i % 8)) as u8, (2 * (i % 8) + 1) as u8)).collect();
+    let all = QuantizedMatrix::new(
+        "all",
+        dualgemm_formats::BlockFormat::Nvfp4,
+        1,
+        127 * 16,
+        codes,
+        (0..127).collect::<Vec<u8>>(),
+        ScaleLayout::Linear,
+        GlobalScale::ONE,
+    );
+    let all = all.unwrap();
+    for layout in ScaleLayout::ALL {
+        for ty in HALVES {
+            let kernel = Expand::new(&gpu, layout, ty).unwrap();
+            for matrix in [all.clone(), quantized("a", (131, 80), ScaleLayout::Linear)] {
+                let matrix = matrix.with_scale_layout(layout);
+                let a = upload_codes(&gpu, &matrix);
+                let out = poisoned(&gpu, a.m * a.k * 2);
+                run(&gpu, &kernel.spec(&a, out, a.k * 2).unwrap());
+                let got = floats(&read(&gpu, out, a.m * a.k * 2), ty);
+                same_bits(&got, &image(&matrix), &format!("{layout} {ty:?}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn dequantization_rounds_the_scaled_value_once_more_exact() {
+    let gpu = gpu();
+    let matrix = quantized("b", (5, 144), ScaleLayout::Sf128x4);
+    let scale = matrix.global_scale().value();
+    let a = upload_codes(&gpu, &matrix);
+    for ty in FloatType::ALL {
+        let kernel = Dequantize::new(&gpu, ScaleLayout::Sf128x4, ty).unwrap();
+        // Rows farther apart than they are long: what lies between stays.
+        let (row, pitch) = (a.k * size(ty), a.k * size(ty) + 16);
+        let out = poisoned(&gpu, a.m * pitch);
+        run(&gpu, &kernel.spec(&a, scale, out, pitch).unwrap());
+        let bytes = read(&gpu, out, a.m * pitch);
+        let got: Vec<f32> = bytes.chunks_exact(pitch).flat_map(|r| floats(&r[..row], ty)).collect();
+        let want: Vec<f32> = image(&matrix).into_iter().map(|x| ty.round(x * scale)).collect();
+        same_bits(&got, &want, &format!("{ty:?}"));
+        assert!(bytes.chunks_exact(pitch).all(|r| r[row..].iter().all(|&b| b == 0xA5)), "{ty:?}");
+    }
+}
+
+/// Activations, and in the first rows what is hard: zeros of both signs, NaN, infinities, ties, subnormals, steps.
+fn hard_floats(ty: FloatType, m: usize, k: usize) -> FloatMatrix<'static> {
+    let hard = [
+        0.0,
+        -0.0,
+        f32::NAN,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        1e-38,
+        -3e-42,
+        6.0,
+        5.0,
+        3.5,
+        2.5,
+        1.75,
+        1.25,
+        0.75,
+        0.25,
+        -0.25,
+        65504.0,
+        -1e-7,
+    ];
+    let base = Inputs::seeded(3).floats("a", FloatType::F32, m, k).unwrap();
+    let value = |r: usize, c: usize| match (r, c / 16) {
+        (0, 0) => 0.0,
+        (0, 1) => f32::NAN,
+        (0, 2) => hard[c % 16 + 2],
+        (0, 3) => hard[5 + c % 13],
+        (1, b) => base.value(r, c) * 2f32.powi(b as i32 * 3 - 20),
+        _ => base.value(r, c),
+    };
+    let values: Vec<f32> =
+        (0..m).flat_map(|r| (0..k).map(move |c| (r, c))).map(|(r, c)| value(r, c)).collect();
+    match ty {
+        FloatType::F32 => FloatMatrix::F32(Matrix::new("a", m, k, values).unwrap()),
+        FloatType::F16 => {
+            let values: Vec<f16> = values.into_iter().map(f16::from_f32).collect();
+            FloatMatrix::F16(Matrix::new("a", m, k, values).unwrap())
+        }
+        FloatType::Bf16 => {
+            let values: Vec<bf16> = values.into_iter().map(bf16::from_f32).collect();
+            FloatMatrix::Bf16(Matrix::new("a", m, k, values).unwrap())
+        }
+    }
+}
+
+fn check_quantized(
+    gpu: &Gpu,
+    a: &FloatMatrix<'_>,
+    layout: ScaleLayout,
+    scale: Scale,
+    want: &QuantizedMatrix<'_>,
+) {
+    let ty = a.float_type();
+    let on_device = upload_floats(gpu, a);
+    let dynamic = matches!(scale, Scale::Dynamic { .. });
+    if let Scale::Dynamic { parts, .. } = scale {
+        run(gpu, &Amax::new(gpu, ty).unwrap().spec(&on_device, parts).unwrap());
+    }
+    let (m, k) = (a.rows(), a.cols());
+    let len = layout.len(m, k / 16);
+    let (codes, scales) = (poisoned(gpu, m * k / 2), poisoned(gpu, len));
+    let kernel = Quantize::new(gpu, ty, Sink::Codes(layout), dynamic).unwrap();
+    run(gpu, &kernel.spec(&on_device, &Out::Codes { codes, scales }, &scale).unwrap());
+    let want = want.clone().with_scale_layout(layout);
+    assert_eq!(read(gpu, scales, len), want.scales(), "{ty:?} {layout}: scales");
+    assert_eq!(read(gpu, codes, m * k / 2), want.codes(), "{ty:?} {layout}: codes");
+
+    for image_ty in HALVES {
+        let values = poisoned(gpu, m * k * 2);
+        let kernel = Quantize::new(gpu, ty, Sink::Image(image_ty), dynamic).unwrap();
+        run(gpu, &kernel.spec(&on_device, &Out::Image { values, pitch: k * 2 }, &scale).unwrap());
+        same_bits(&floats(&read(gpu, values, m * k * 2), image_ty), &image(&want), "image");
+    }
+}
+
+#[test]
+fn static_quantization_is_transformer_engines_exact() {
+    let gpu = gpu();
+    let scales = [GlobalScale::multiplier(0.011), GlobalScale::divisor(3.7), GlobalScale::multiplier(2.5e-4)];
+    for ((ty, layout), scale) in FloatType::ALL.into_iter().zip(ScaleLayout::ALL).zip(scales) {
+        let a = hard_floats(ty, 5, 208);
+        let want = Quantizer::new(Producer::Te, scale, ty, Search::Plain).matrix("a", &a).unwrap();
+        check_quantized(&gpu, &a, layout, Scale::Static(scale), &want);
+    }
+}
+
+#[test]
+fn dynamic_quantization_is_transformer_engines_exact() {
+    let gpu = gpu();
+    for (ty, (m, k)) in FloatType::ALL.into_iter().zip([(3, 80), (40, 1040), (1, 7168)]) {
+        let mut inputs = Inputs::seeded(9);
+        let a = inputs.floats("a", ty, m, k).unwrap();
+        let want = dualgemm_formats::quantize("a", &a, Producer::Te, Search::Plain).unwrap();
+        let (parts, scale) = (poisoned(&gpu, MAX_PARTS as usize * 4), poisoned(&gpu, 4));
+        check_quantized(&gpu, &a, ScaleLayout::Linear, Scale::Dynamic { parts, scale }, &want);
+        let written = read(&gpu, scale, 4);
+        assert_eq!(f32::from_le_bytes(written.try_into().unwrap()), want.global_scale().value(), "{ty:?}");
+    }
+}
+
+#[test]
+fn a_matrix_of_zeros_and_one_with_infinity_have_a_usable_scale_exact() {
+    let gpu = gpu();
+    for values in [vec![0.0f32; 32], vec![f32::INFINITY; 32], vec![f32::NAN; 32]] {
+        let a = FloatMatrix::F32(Matrix::new("a", 1, 32, values).unwrap());
+        let want = dualgemm_formats::quantize("a", &a, Producer::Te, Search::Plain).unwrap();
+        let (parts, scale) = (poisoned(&gpu, MAX_PARTS as usize * 4), poisoned(&gpu, 4));
+        check_quantized(&gpu, &a, ScaleLayout::Linear, Scale::Dynamic { parts, scale }, &want);
+    }
+}
+
+/// `act(gate, up)` of two float matrices in f64, and where they lie on the device.
+struct Gated {
+    products: Products,
+    want: Vec<f64>,
+}
+
+fn gated(
+    gpu: &Gpu,
+    ty: FloatType,
+    (m, n): (usize, usize),
+    interleaved: bool,
+    activation: Activation,
+    biased: bool,
+) -> Gated {
+    let mut inputs = Inputs::seeded(21);
+    let both = inputs.floats("gate and up", ty, m, 2 * n).unwrap();
+    let bias = inputs.floats("bias", FloatType::F32, 2, n).unwrap();
+    let alpha = [0.75, 1.5];
+    let base = upload(gpu, &bytes_of(&both));
+    let bias_rows = bytes_of(&bias);
+    let program = activation.program();
+    let product = |row: usize, feature: usize, half: usize| {
+        let column = if interleaved { 2 * feature + half } else { half * n + feature };
+        let bias = if biased { bias.value(half, feature) } else { 0.0 };
+        f64::from(both.value(row, column)) * f64::from(alpha[half]) * 0.5 + f64::from(bias)
+    };
+    let place = (0..m).flat_map(|r| (0..n).map(move |c| (r, c)));
+    let want = place.map(|(r, c)| program.eval_f64(product(r, c, 0), product(r, c, 1))).collect();
+    let bias = match biased {
+        true => [&bias_rows[..4 * n], &bias_rows[4 * n..]].map(|row| upload(gpu, row)),
+        false => [DevicePtr::NULL; 2],
+    };
+    let products = Products {
+        m,
+        n,
+        gate: base,
+        up: base.offset((n * size(ty)) as u64),
+        pitch: 2 * n * size(ty),
+        alpha,
+        a_scale: upload(gpu, &0.5f32.to_le_bytes()),
+        bias,
+    };
+    Gated { products, want }
+}
+
+#[test]
+fn the_activation_alone_close() {
+    let gpu = gpu();
+    let mut activations = Activation::EXAMPLES.into_iter().cycle();
+    for (ty, out) in FloatType::ALL.into_iter().flat_map(|ty| FloatType::ALL.map(|out| (ty, out))) {
+        for (interleaved, n, aligned) in
+            [(false, 72, true), (true, 40, true), (false, 37, false), (true, 13, false)]
+        {
+            let activation = activations.next().unwrap();
+            let Gated { products, want } = gated(&gpu, ty, (3, n), interleaved, activation, n > 38);
+            let program = activation.program();
+            let kernel =
+                SiluMul::new(&gpu, (ty, interleaved, false), Sink::Float(out), &program, aligned).unwrap();
+            let (pitch, rows) = (n * size(out), 3 * n * size(out));
+            let values = poisoned(&gpu, rows);
+            let to = Out::Image { values, pitch };
+            run(&gpu, &kernel.spec(&products, &to, GlobalScale::ONE).unwrap());
+            let got = floats(&read(&gpu, values, rows), out);
+            let unit = match out {
+                FloatType::F32 => 2e-6,
+                FloatType::F16 => 5e-4,
+                FloatType::Bf16 => 4e-3,
+            };
+            for (got, want) in got.iter().zip(want) {
+                let error = (f64::from(*got) - want).abs();
+                assert!(error <= unit * want.abs() + 1e-6, "{activation} {ty:?} {out:?}: {got}, not {want}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_activation_to_nvfp4_is_its_f32_quantized_exact() {
+    let gpu = gpu();
+    let (m, n, scale) = (3, 80, GlobalScale::multiplier(0.02));
+    for layout in ScaleLayout::ALL {
+        let Gated { products, .. } = gated(&gpu, FloatType::F16, (m, n), false, Activation::Silu, true);
+        let program = Activation::Silu.program();
+        let kernel = |sink| SiluMul::new(&gpu, (FloatType::F16, false, true), sink, &program, true).unwrap();
+        let values = poisoned(&gpu, m * n * 4);
+        let out = Out::Image { values, pitch: n * 4 };
+        run(&gpu, &kernel(Sink::Float(FloatType::F32)).spec(&products, &out, scale).unwrap());
+        let c = floats(&read(&gpu, values, m * n * 4), FloatType::F32);
+        let c = FloatMatrix::F32(Matrix::new("c", m, n, c).unwrap());
+        let want =
+            Quantizer::new(Producer::Te, scale, FloatType::F32, Search::Plain).matrix("c", &c).unwrap();
+        let want = want.with_scale_layout(layout);
+        let (codes, scales) = (poisoned(&gpu, m * n / 2), poisoned(&gpu, want.scales().len()));
+        let out = Out::Codes { codes, scales };
+        run(&gpu, &kernel(Sink::Codes(layout)).spec(&products, &out, scale).unwrap());
+        assert_eq!(read(&gpu, codes, m * n / 2), want.codes());
+        assert_eq!(read(&gpu, scales, want.scales().len()), want.scales());
+    }
+}
+
+#[test]
+fn bad_operands_are_refused_by_name() {
+    let gpu = gpu();
+    let kernel = Quantize::new(&gpu, FloatType::F16, Sink::Image(FloatType::F16), false).unwrap();
+    let values = gpu.alloc(4096).unwrap();
+    let a = Floats { m: 2, k: 32, values, pitch: 64 };
+    let out = Out::Image { values, pitch: 64 };
+    let scale = Scale::Static(GlobalScale::ONE);
+    let refused = |a: &Floats, out: &Out, scale: &Scale| kernel.spec(a, out, scale).unwrap_err().to_string();
+    let message = refused(&Floats { k: 24, ..a }, &out, &scale);
+    assert!(message.contains("A is [2, 24]"), "{message}");
+    let message = refused(&Floats { pitch: 72, ..a }, &out, &scale);
+    assert!(message.contains("bytes from row to row: 72") && message.contains("multiple of 16"), "{message}");
+    let message = refused(&a, &Out::Codes { codes: values, scales: values }, &scale);
+    assert!(
+        message.contains("output is codes; the problem asks for as the kernel f16_to_image_f16"),
+        "{message}"
+    );
+    let message = refused(&a, &out, &Scale::Dynamic { parts: values, scale: values });
+    assert!(message.contains("with a dynamic scale"), "{message}");
+}
