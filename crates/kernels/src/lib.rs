@@ -7,6 +7,7 @@ pub mod error;
 pub mod generic;
 pub mod parts;
 pub mod registry;
+pub mod sm100a;
 pub mod sm90a;
 
 pub use error::Error;

@@ -248,8 +248,9 @@ impl Kernel {
         self.push(&opcode, vec![mbarrier.operand()]);
     }
 
-    /// As [`tcgen05_commit`](Self::tcgen05_commit), at the mbarrier at this offset in every CTA of `mask`.
-    pub fn tcgen05_commit_multicast(&mut self, group: CtaGroup, mbarrier: Addr<Shared>, mask: impl Src<B16>) {
+    /// As [`tcgen05_commit`](Self::tcgen05_commit), at the mbarrier at this offset in every CTA of `mask` (a
+    /// register: ptxas takes no constant here).
+    pub fn tcgen05_commit_multicast(&mut self, group: CtaGroup, mbarrier: Addr<Shared>, mask: Reg<B16>) {
         let opcode = format!(
             "tcgen05.commit{}.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64",
             group.modifier()

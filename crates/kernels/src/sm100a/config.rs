@@ -1,0 +1,314 @@
+//! What may vary of the fused sm_100 kernel, and everything that follows from it: shared memory, tensor memory,
+//! grid. The only place that computes offsets.
+
+use dualgemm_ptx::layout::{SmemLayout, SmemRegion, SmemTile, Swizzle};
+
+use crate::Error;
+
+/// Opt-in shared memory of one CTA on sm_100: 227 KiB.
+const SHARED_LIMIT: u32 = 227 << 10;
+/// Columns of tensor memory.
+const TMEM_COLUMNS: u32 = 512;
+/// K elements of a stage: 128 bytes of codes, the span of the swizzle.
+pub const STAGE_K: u32 = 256;
+/// K elements of one matrix instruction, whose scales are one 512-byte atom per 128 rows.
+pub const STEP_K: u32 = 64;
+/// Matrix instructions per product along a stage.
+pub const STEPS: u32 = STAGE_K / STEP_K;
+/// Rows of a scale atom, and of A's side of one CTA's matrix instruction.
+pub const ATOM_ROWS: u32 = 128;
+/// Bytes of the scales of one atom's rows along a stage.
+pub const ATOM_STAGE_BYTES: u32 = 512 * STEPS;
+/// Columns of tensor memory that the scales of one step of one atom take.
+pub const ATOM_COLUMNS: u32 = 4;
+/// Threads: four warps of producers and issuers, four warps that store.
+pub const THREADS: u32 = 256;
+
+/// Which operand has the 128 rows of the matrix instruction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Rows {
+    /// Tokens: 128 rows of A by `n` features. For many tokens.
+    Tokens,
+    /// Features: 128 rows of gate and of up by `n` tokens. For few tokens, where 128 rows of A would be padding.
+    Features,
+}
+
+/// Tile and pipeline of the fused kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Config {
+    /// What the 128 rows are.
+    pub rows: Rows,
+    /// Columns of each accumulator: features or tokens.
+    pub n: u32,
+    /// CTAs that execute one matrix instruction: 2 share the columns' operand, which halves its traffic.
+    pub cta_group: u32,
+    /// CTAs of a cluster that split K and add their sums in rank order.
+    pub split_k: u32,
+    /// Stages of the ring.
+    pub stages: u32,
+    /// Pairs of accumulators: with 2, storing one tile overlaps multiplying the next.
+    pub accumulators: u32,
+}
+
+/// Memory of a configuration.
+#[derive(Debug, Clone)]
+pub struct Layout {
+    /// Shared memory.
+    pub smem: SmemLayout,
+    /// Stages: `[x][gate][up][scales of x][of gate][of up]` each.
+    pub ring: SmemRegion,
+    /// Offsets in a stage of the codes of x, gate and up.
+    pub codes: [u32; 3],
+    /// Offsets in a stage of the scales of x, gate and up.
+    pub scales: [u32; 3],
+    /// Tiles of codes in shared memory of x, gate and up.
+    pub tiles: [SmemTile; 3],
+    /// Atoms of scales of x, gate and up.
+    pub atoms: [u32; 3],
+    /// "Stage is full" barriers.
+    pub full: SmemRegion,
+    /// "Stage is empty" barriers.
+    pub empty: SmemRegion,
+    /// "Accumulators are complete" barriers.
+    pub done: SmemRegion,
+    /// "Accumulators are stored" barriers.
+    pub stored: SmemRegion,
+    /// Where `tcgen05.alloc` puts its address.
+    pub tmem_address: SmemRegion,
+    /// Columns of the scales of x, gate and up.
+    pub scale_columns: [u32; 3],
+    /// Columns to allocate.
+    pub tmem_columns: u32,
+}
+
+impl Config {
+    /// The configurations worth having, by their estimates (see `docs/kernels/blackwell.md`).
+    pub const MENU: [Config; 9] = [
+        Self::features(8, 4, 5),
+        Self::features(16, 4, 5),
+        Self::features(32, 4, 5),
+        Self::features(64, 4, 4),
+        Self::tokens(64, 1, 5),
+        Self::tokens(128, 1, 4),
+        Self::tokens(64, 2, 7),
+        Self::tokens(96, 2, 5),
+        Self::tokens(128, 2, 5),
+    ];
+
+    const fn features(n: u32, split_k: u32, stages: u32) -> Self {
+        Self { rows: Rows::Features, n, cta_group: 1, split_k, stages, accumulators: 1 }
+    }
+
+    const fn tokens(n: u32, cta_group: u32, stages: u32) -> Self {
+        let accumulators = if n <= 96 { 2 } else { 1 };
+        Self { rows: Rows::Tokens, n, cta_group, split_k: 1, stages, accumulators }
+    }
+
+    /// The configuration of the menu that [`name`](Self::name) calls so.
+    ///
+    /// # Errors
+    /// If there is none; the error lists the names.
+    pub fn named(name: &str) -> Result<Config, Error> {
+        Self::MENU.into_iter().find(|config| config.name() == name).ok_or_else(|| Error::NoConfig {
+            found: name.into(),
+            valid: Self::MENU.map(|config| config.name()).join(", "),
+        })
+    }
+
+    /// A good guess for `m` tokens and `n` features on a card with `sms` multiprocessors: the smallest tile for few
+    /// tokens, else the one with the least time of its waves.
+    pub fn for_shape(m: usize, n: usize, sms: u32) -> Config {
+        let fits = |c: &Config| c.rows == Rows::Features && c.n as usize >= m;
+        if let Some(config) = Self::MENU.into_iter().find(fits) {
+            return config;
+        }
+        // A tile's time is its area over the rate; pairs of CTAs read half the weights, which is worth a tenth.
+        let cost = |c: &Config| {
+            let waves = (self::tiles(c, m, n) * c.cluster()).div_ceil(sms);
+            let area = waves * c.n * ATOM_ROWS;
+            (area * if c.cta_group == 2 { 9 } else { 10 }, waves)
+        };
+        let pair_is_padding = m <= ATOM_ROWS as usize;
+        let candidates = Self::MENU
+            .into_iter()
+            .filter(|c| c.rows == Rows::Tokens && !(pair_is_padding && c.cta_group == 2));
+        candidates.min_by_key(cost).unwrap_or(Self::tokens(64, 1, 5))
+    }
+
+    /// CTAs of a cluster.
+    pub const fn cluster(&self) -> u32 {
+        self.cta_group * self.split_k
+    }
+
+    /// Tokens of a tile, all CTAs of the pair together.
+    pub const fn tile_tokens(&self) -> u32 {
+        match self.rows {
+            Rows::Tokens => ATOM_ROWS * self.cta_group,
+            Rows::Features => self.n,
+        }
+    }
+
+    /// Features of a tile.
+    pub const fn tile_features(&self) -> u32 {
+        match self.rows {
+            Rows::Tokens => self.n,
+            Rows::Features => ATOM_ROWS,
+        }
+    }
+
+    /// Rows of x and of each half of the weights that one CTA keeps in a stage.
+    pub const fn smem_rows(&self) -> [u32; 3] {
+        match self.rows {
+            Rows::Tokens => [ATOM_ROWS, self.n / self.cta_group, self.n / self.cta_group],
+            Rows::Features => [self.n, ATOM_ROWS, ATOM_ROWS],
+        }
+    }
+
+    /// Scale atoms of x and of each half of the weights: a tile of 96 features may touch two.
+    pub const fn atoms(&self) -> [u32; 3] {
+        match self.rows {
+            Rows::Tokens if !ATOM_ROWS.is_multiple_of(self.n) => [1, 2, 2],
+            _ => [1; 3],
+        }
+    }
+
+    /// Bytes that arrive per stage, over all CTAs of the pair.
+    pub fn stage_bytes(&self) -> u32 {
+        let rows: u32 = self.smem_rows().iter().sum();
+        let atoms: u32 = self.atoms().iter().sum();
+        (rows * STAGE_K / 2 + atoms * ATOM_STAGE_BYTES) * self.cta_group
+    }
+
+    /// Shared and tensor memory, or what does not fit.
+    ///
+    /// # Errors
+    /// Names the rule and the value.
+    pub fn layout(&self) -> Result<Layout, Error> {
+        let rule = |rule: &'static str, value: u32, limit: u32| {
+            Err(Error::Unsupported { kernel: "sm100a fused", rule, value, limit })
+        };
+        let (step, most) = match self.rows {
+            Rows::Tokens => (32, 128),
+            Rows::Features => (8, 64),
+        };
+        if self.n == 0 || !self.n.is_multiple_of(step) || self.n > most {
+            return rule("columns of an accumulator, a multiple of 32 features or 8 tokens", self.n, most);
+        }
+        if !matches!(self.cta_group, 1 | 2) || (self.cta_group == 2 && self.rows == Rows::Features) {
+            return rule("CTAs per matrix instruction, 2 with rows of tokens only", self.cta_group, 2);
+        }
+        if !matches!(self.split_k, 1 | 2 | 4) || self.cluster() > 4 || self.split_k * self.accumulators > 4 {
+            return rule("CTAs that split K: 1, 2 or 4, without pairs", self.split_k, 4);
+        }
+        if self.split_k > 1 && (self.cta_group > 1 || self.accumulators > 1) {
+            return rule(
+                "accumulators or CTA pairs beside split K",
+                self.accumulators.max(self.cta_group),
+                1,
+            );
+        }
+        if self.stages < 2 {
+            return rule("stages, from 2", self.stages, 16);
+        }
+        let mut tiles = [SmemTile::new(ATOM_ROWS, STAGE_K / 2, Swizzle::B128)?; 3];
+        for (tile, rows) in tiles.iter_mut().zip(self.smem_rows()) {
+            *tile = SmemTile::new(rows, STAGE_K / 2, Swizzle::B128)?;
+        }
+        let (atoms, mut stage) = (self.atoms(), 0);
+        let mut take = |bytes: u32| {
+            stage += bytes;
+            stage - bytes
+        };
+        let codes = tiles.map(|tile| take(tile.bytes()));
+        let scales = atoms.map(|atoms| take(atoms * ATOM_STAGE_BYTES));
+        let mut smem = SmemLayout::new();
+        let ring = smem.alloc_parts("stages", stage, self.stages, 1024);
+        let exchange = if self.split_k > 1 { 2 * self.n * ATOM_ROWS * 4 } else { 0 };
+        if exchange > smem.bytes() {
+            smem.alloc("sums to exchange", exchange - smem.bytes(), 16);
+        }
+        let (full, empty) = (smem.mbarriers("full", self.stages), smem.mbarriers("empty", self.stages));
+        let done = smem.mbarriers("done", self.accumulators);
+        let stored = smem.mbarriers("stored", self.accumulators);
+        let tmem_address = smem.alloc("tensor memory", 4, 4);
+        if smem.bytes() > SHARED_LIMIT {
+            return rule("bytes of shared memory", smem.bytes(), SHARED_LIMIT);
+        }
+        let mut column = 2 * self.n * self.accumulators;
+        let scale_columns = atoms.map(|atoms| {
+            column += atoms * ATOM_COLUMNS * STEPS;
+            column - atoms * ATOM_COLUMNS * STEPS
+        });
+        if column > TMEM_COLUMNS {
+            return rule("columns of tensor memory", column, TMEM_COLUMNS);
+        }
+        let tmem_columns = column.next_power_of_two().max(32);
+        Ok(Layout {
+            smem,
+            ring,
+            codes,
+            scales,
+            tiles,
+            atoms,
+            full,
+            empty,
+            done,
+            stored,
+            tmem_address,
+            scale_columns,
+            tmem_columns,
+        })
+    }
+
+    /// A name that tells configurations apart.
+    pub fn name(&self) -> String {
+        let Self { n, cta_group, split_k, stages, accumulators, .. } = self;
+        let side = match self.rows {
+            Rows::Tokens => "tokens",
+            Rows::Features => "features",
+        };
+        format!("sm100a_fused_{side}_n{n}_g{cta_group}_k{split_k}_s{stages}_a{accumulators}")
+    }
+}
+
+/// Tiles of a product of `m` tokens and `n` features.
+pub fn tiles(config: &Config, m: usize, n: usize) -> u32 {
+    (m.div_ceil(config.tile_tokens() as usize) * n.div_ceil(config.tile_features() as usize)) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_configuration_of_the_menu_fits() {
+        for config in Config::MENU {
+            let layout = config.layout().unwrap();
+            assert!(layout.smem.bytes() <= SHARED_LIMIT && layout.tmem_columns <= TMEM_COLUMNS);
+            assert_eq!(layout.ring.stride * config.cta_group, config.stage_bytes(), "{}", config.name());
+        }
+    }
+
+    #[test]
+    fn challenge_shapes_fill_one_wave() {
+        for (m, n) in [(256, 4096), (512, 4096), (256, 3072), (512, 3072)] {
+            let config = Config::for_shape(m, n, 148);
+            let ctas = tiles(&config, m, n) * config.cluster();
+            assert!((96..=148).contains(&ctas), "{m}x{n}: {ctas} CTAs of {}", config.name());
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_by_rule() {
+        let message = |config: Config| config.layout().unwrap_err().to_string();
+        let good = Config::tokens(64, 1, 5);
+        assert_eq!(
+            message(Config { n: 40, ..good }),
+            "sm100a fused: columns of an accumulator, a multiple of 32 features or 8 tokens: 40 asked for, 128 at most"
+        );
+        assert_eq!(
+            message(Config { stages: 12, ..good }),
+            "sm100a fused: bytes of shared memory: 467172 asked for, 232448 at most"
+        );
+    }
+}
