@@ -11,8 +11,8 @@
 //!   barriers, mbarriers, fences with atomics, and the end of asynchronous operations. A race is a pair of
 //!   accesses that these do not order, found whatever the interleaving was. Writes of one value to one place by
 //!   threads of a cluster are none: compilers make them, and chips give that value.
-//! - **Asynchronous operations** complete at a later point drawn from the seed, never at issue. `wgmma` of a warp,
-//!   and tensor-core operations of a CTA, complete in order; everything else in any order.
+//! - **Asynchronous operations** complete at a later point drawn from the seed, never at issue. `wgmma` is one
+//!   operation of the four warps of a warpgroup, which have all issued it before it starts. Those of a warpgroup, and tensor-core operations of a CTA, complete in order; everything else in any order.
 //! - **Proxies.** A generic write that the async proxy reads or overwrites needs a `fence.proxy.async` between
 //!   them, on either side of the synchronization. `cp.async` (not bulk) goes through the generic proxy.
 //! - **Divergence.** Lanes that part meet again at the immediate post-dominator; the wait there is given up when

@@ -123,6 +123,15 @@ impl View {
         }
     }
 
+    /// Keeps what another party of the same cluster knows as well.
+    pub fn meet(&mut self, other: &View) {
+        for (mine, theirs) in [(&mut self.seen, &other.seen), (&mut self.fenced, &other.fenced)] {
+            mine.truncate(theirs.len());
+            mine.iter_mut().zip(theirs).for_each(|(a, &b)| *a = (*a).min(b));
+        }
+        self.foreign = None;
+    }
+
     /// `fence.proxy.async`: every generic write known now becomes visible to the async proxy.
     pub fn fence_proxy(&mut self) {
         let seen = std::mem::take(&mut self.seen);
@@ -166,6 +175,17 @@ mod tests {
         let mut b = View::default();
         b.join(&a);
         assert!(b.knows_fenced(1, 4) && !b.knows_fenced(1, 5));
+    }
+
+    #[test]
+    fn a_meeting_leaves_what_both_know_exact() {
+        let (mut a, mut b) = (View::default(), View::default());
+        a.learn(1, 4);
+        a.learn(3, 9);
+        b.learn(1, 6);
+        b.learn(2, 5);
+        a.meet(&b);
+        assert!(a.knows(1, 4) && !a.knows(1, 5) && !a.knows(2, 1) && !a.knows(3, 1));
     }
 
     #[test]

@@ -1,10 +1,13 @@
-//! `wgmma`: each warp of a warpgroup computes its 16 rows of the 64, later than it issues them.
+//! `wgmma`: the four warps of a warpgroup issue an operation one by one; it is carried out as one, later. Each warp
+//! has 16 rows of the 64.
 
 use super::mma::{Decoder, width};
 use super::operand::Matrix;
 use super::{Cx, Result};
 use crate::decode::wgmma::{A, Multiply, Wgmma};
 use crate::machine::cluster::Cluster;
+use crate::machine::engine::Agent;
+use crate::machine::groups::{OpId, Share};
 use crate::machine::regs::{FULL, Lock};
 use crate::machine::step::Flow;
 use crate::machine::warp::{GroupKind, Warp};
@@ -15,6 +18,7 @@ use crate::semantics::fragment::{wgmma_a, wgmma_d};
 use crate::semantics::instr_desc::Accumulator;
 use crate::semantics::smem_desc::SmemDesc;
 use crate::trap::{Check, Fault, Party};
+use std::sync::Arc;
 
 /// Executes an operation of this family.
 ///
@@ -103,9 +107,7 @@ fn issue(op: &Multiply, cx: &mut Cx<'_, '_>) -> Result {
             return Err(Fault::new(Check::Uninit, text).lane(unwritten.trailing_zeros()));
         }
     }
-    let agent = cx.agent();
-    let id = cx.cl.start_op(&agent);
-    cx.w.async_groups.start(GroupKind::Wgmma, cx.m, id);
+    let id = share(op, cx, a_desc, b_desc, scale_d)?;
     for (regs, target) in [(op.d.as_slice(), true), (a_regs, false)] {
         for &reg in regs {
             cx.w.wgmma.held.push((id, reg, target, cx.pc));
@@ -116,31 +118,83 @@ fn issue(op: &Multiply, cx: &mut Cx<'_, '_>) -> Result {
     }
     let ops = 2 * 16 * u64::from(op.n) * u64::from(op.k);
     cx.cl.counters.tensor(width(op.elements[0]), ops);
-    // Matrix operations of a warp complete in order.
-    let due = cx.cl.due().max(cx.w.wgmma.busy_until + 1);
-    cx.w.wgmma.busy_until = due;
-    let (op, me, at) = (op.clone(), agent.clone(), (cx.cta, cx.w.index as usize));
-    let job = move |cl: &mut Cluster<'_>| {
-        let a = match (&op.a, a_desc) {
+    Ok(Flow::Next)
+}
+
+/// Adds this warp's share of an operation of the warpgroup, which starts with the last share.
+fn share(
+    op: &Multiply,
+    cx: &mut Cx<'_, '_>,
+    a: Option<SmemDesc>,
+    b: SmemDesc,
+    scale_d: bool,
+) -> Result<OpId> {
+    let (group, members) = (cx.w.index as usize / 4, cx.cl.warpgroup_members(cx.cta, cx.w.index));
+    let warpgroup = &cx.cl.ctas[cx.cta].warpgroups[group];
+    let at = (cx.w.wgmma.issued - warpgroup.issued) as usize;
+    let first = warpgroup.open.get(at).map(|(b, shares)| (*b, shares[0].agent.clone()));
+    let agent = match first {
+        None => cx.agent(),
+        Some((other, first)) if first.pc != cx.pc || other != b => {
+            let what = if other == b { "another wgmma.mma_async" } else { "another descriptor of B" };
+            return Err(Fault::new(
+                Check::Illegal,
+                format!("warp {} of the warpgroup has {what} here than warp {}", first.warp, cx.w.index),
+            )
+            .party(Party { role: format!("warp {}", first.warp), pc: Some(first.pc), cta: None, warp: None })
+            .help("all four warps of a warpgroup execute the same wgmma.mma_async"));
+        }
+        Some((_, first)) => Agent { warp: cx.w.index, view: cx.g.publish(), ..first },
+    };
+    let id = cx.cl.start_op(&agent);
+    cx.w.async_groups.start(GroupKind::Wgmma, cx.m, id);
+    cx.w.wgmma.issued += 1;
+    let warpgroup = &mut cx.cl.ctas[cx.cta].warpgroups[group];
+    if at == warpgroup.open.len() {
+        warpgroup.open.push_back((b, Vec::new()));
+    }
+    warpgroup.open[at].1.push(Share { agent: agent.clone(), id, a, scale_d });
+    if warpgroup.open[at].1.len() == members
+        && let Some((_, shares)) = warpgroup.open.remove(at)
+    {
+        warpgroup.issued += 1;
+        // Matrix operations of a warpgroup complete in order.
+        let earliest = warpgroup.busy_until + 1;
+        let due = cx.cl.due().max(earliest);
+        cx.cl.ctas[cx.cta].warpgroups[group].busy_until = due;
+        let op = op.clone();
+        cx.cl.engine.push(due, agent, Box::new(move |cl| carry_out(&op, b, shares, cl)));
+    }
+    Ok(id)
+}
+
+/// Computes an operation that all warps of the warpgroup have issued.
+fn carry_out(op: &Multiply, b: SmemDesc, shares: Vec<Share>, cl: &mut Cluster<'_>) -> Result<()> {
+    let Some(last) = shares.last() else { return Ok(()) };
+    let mut all = last.agent.clone();
+    // B is read for all warps: what precedes the operation is what all of them know.
+    shares.iter().for_each(|s| Arc::make_mut(&mut all.view).meet(&s.agent.view));
+    let [a_element, b_element] = op.elements;
+    let b = Matrix { rank: all.cta, desc: b, major: op.b_major, element: b_element, padded: false };
+    let mut b = b.read(cl, 0, op.n, op.k, &all)?;
+    if op.negate[1] {
+        b.iter_mut().for_each(|x| *x = -*x);
+    }
+    let generation = cl.launch.kernel.generation;
+    for Share { agent, id, a, scale_d } in shares {
+        let a = match (&op.a, a) {
             (A::Descriptor(_, major), Some(desc)) => {
-                let matrix =
-                    Matrix { rank: me.cta, desc, major: *major, element: op.elements[0], padded: false };
-                Some(matrix.read(cl, 16 * (me.warp % 4), 16, op.k, &me)?)
+                let a = Matrix { rank: agent.cta, desc, major: *major, element: a_element, padded: false };
+                Some(a.read(cl, 16 * (agent.warp % 4), 16, op.k, &agent)?)
             }
             _ => None,
         };
-        let matrix =
-            Matrix { rank: me.cta, desc: b_desc, major: op.b_major, element: op.elements[1], padded: false };
-        let b = matrix.read(cl, 0, op.n, op.k, &me)?;
-        let generation = cl.launch.kernel.generation;
-        if let Some(w) = cl.warps[at.0][at.1].as_mut() {
-            compute(&op, w, generation, a, b, scale_d);
+        if let Some(w) = cl.warps[agent.cta as usize][agent.warp as usize].as_mut() {
+            compute(op, w, generation, a, &b, scale_d);
         }
         cl.finish_op(id, true);
-        Ok(())
-    };
-    cx.cl.engine.push(due, agent, Box::new(job));
-    Ok(Flow::Next)
+    }
+    Ok(())
 }
 
 fn compute(
@@ -148,16 +202,14 @@ fn compute(
     w: &mut Warp,
     generation: Generation,
     a: Option<Vec<f32>>,
-    mut b: Vec<f32>,
+    b: &[f32],
     scale_d: bool,
 ) {
     let (n, k) = (op.n as usize, op.k as usize);
     let shape = Shape { m: 16, n, k };
     let mut a = a.unwrap_or_else(|| registers(op, w));
-    for (negate, matrix) in op.negate.iter().zip([&mut a, &mut b]) {
-        if *negate {
-            matrix.iter_mut().for_each(|x| *x = -*x);
-        }
+    if op.negate[0] {
+        a.iter_mut().for_each(|x| *x = -*x);
     }
     // Rows of this warp only: the fragment functions count rows from the warp's first.
     let place = |l: usize, i: u32| {
@@ -175,7 +227,7 @@ fn compute(
                 (0..per_lane).for_each(|i| c[place(l, i)] = rows[i as usize][l] as i32);
             }
         }
-        multiply_i32(shape, &a, &b, &mut c, op.saturate);
+        multiply_i32(shape, &a, b, &mut c, op.saturate);
         for l in 0..32 {
             (0..per_lane).for_each(|i| out[i as usize][l] = c[place(l, i)] as u32);
         }
@@ -194,7 +246,7 @@ fn compute(
         }
         let accumulator = op.accumulator.unwrap_or(Accumulator::F32);
         let model = Model::new(generation, Family::Wgmma, op.elements[0], accumulator, k);
-        multiply(&model, shape, &a, &b, &mut c);
+        multiply(&model, shape, &a, b, &mut c);
         for l in 0..32 {
             for i in 0..per_lane {
                 let x = c[place(l, i)];

@@ -10,7 +10,7 @@ use super::grid::Launch;
 use super::groups::{OpId, OpState};
 use super::regs::{Ids, Regs};
 use super::rng::Rng;
-use super::warp::{Group, Wait, Warp};
+use super::warp::{Group, GroupKind, Wait, Warp};
 use crate::check::order::{Actor, GROUPS_PER_WARP, Places, View};
 use crate::check::pages::Pages;
 use crate::check::shadow::States;
@@ -139,6 +139,7 @@ impl<'a> Cluster<'a> {
                 live_threads: threads,
                 spare_registers: 0,
                 tensor_busy_until: 0,
+                warpgroups: (0..warps.div_ceil(4)).map(|_| Default::default()).collect(),
             });
             let make = |w: u32| {
                 let ids = launch.ids(id, rank, w);
@@ -187,6 +188,13 @@ impl<'a> Cluster<'a> {
         self.warps[0].len()
     }
 
+    /// Warps of a warp's warpgroup that have not exited, itself included (it is absent while it executes).
+    pub fn warpgroup_members(&self, cta: usize, warp: u32) -> usize {
+        let first = warp as usize / 4 * 4;
+        let warps = self.warps[cta].iter().enumerate().skip(first).take(4);
+        warps.filter(|(i, w)| *i == warp as usize || w.as_ref().is_some_and(|w| !w.done())).count()
+    }
+
     /// When an operation issued now completes.
     pub fn due(&mut self) -> u64 {
         self.time + 1 + self.rng.below(MAX_DELAY)
@@ -216,7 +224,7 @@ impl<'a> Cluster<'a> {
                 members & warp.live & !present == 0
             }
             Wait::Groups { kind, n } => {
-                let read = *kind == super::warp::GroupKind::BulkRead;
+                let read = *kind == GroupKind::BulkRead;
                 let done = |op: OpId| self.ops.get(&op).is_none_or(|s| s.done || read && s.read);
                 warp.async_groups.must_finish(*kind, group.mask, *n).into_iter().all(done)
             }
@@ -406,6 +414,18 @@ impl<'a> Cluster<'a> {
                 group.mask,
                 members & warp.live & !group.mask
             ),
+            Wait::Groups { kind: GroupKind::Wgmma, .. } => {
+                match self.ctas[cta].warpgroups[warp.index as usize / 4].open.front() {
+                    Some((_, shares)) => {
+                        let members = self.warpgroup_members(cta, warp.index);
+                        format!(
+                            "waits for a wgmma.mma_async that {} of the {members} warps of the warpgroup have executed",
+                            shares.len()
+                        )
+                    }
+                    None => "waits for matrix operations".into(),
+                }
+            }
             Wait::Groups { .. } => "waits for asynchronous operations".into(),
             Wait::Tmem(_) => {
                 format!("waits for free tensor memory; allocated: {}", self.ctas[cta].tmem.describe())

@@ -1,5 +1,6 @@
 //! A CTA: its shared and tensor memory, its barriers, its place in the grid.
 
+use super::groups::Warpgroup;
 use crate::check::order::View;
 use crate::memory::shared::Shared;
 use crate::memory::tmem::Tmem;
@@ -91,6 +92,8 @@ pub struct Cta {
     pub spare_registers: i64,
     /// When the newest tensor-core operation of the CTA completes; later ones complete later.
     pub tensor_busy_until: u64,
+    /// Matrix operations of Hopper's tensor cores, by warpgroup.
+    pub warpgroups: Vec<Warpgroup>,
 }
 
 impl Cta {

@@ -4,9 +4,11 @@
 //! A thread starts operations, closes them into a group with `commit_group`, and waits until at most N groups
 //! are unfinished. Lanes of a warp do this together, so a group is kept once with the mask of its lanes.
 
+use super::engine::Agent;
 use super::warp::GroupKind;
 use crate::check::order::{Actor, View};
 use crate::program::Reg;
+use crate::semantics::smem_desc::SmemDesc;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -120,6 +122,31 @@ pub struct WgmmaState {
     pub fenced: bool,
     /// Registers of operations in flight: `(operation, register, written by it, instruction)`.
     pub held: Vec<(OpId, Reg, bool, u32)>,
+    /// `wgmma.mma_async` executed.
+    pub issued: u64,
+}
+
+/// One warp's share of a matrix operation of its warpgroup.
+#[derive(Debug)]
+pub struct Share {
+    /// The warp, as whom the operation acts for it.
+    pub agent: Agent,
+    /// What the warp waits for.
+    pub id: OpId,
+    /// A in shared memory.
+    pub a: Option<SmemDesc>,
+    /// Whether D is added.
+    pub scale_d: bool,
+}
+
+/// Matrix operations of a warpgroup. Its four warps issue one by one what the tensor core carries out as one
+/// operation; it starts when all have.
+#[derive(Debug, Default)]
+pub struct Warpgroup {
+    /// Operations that some warps have yet to issue, by age: descriptor of B and the shares of the others.
+    pub open: VecDeque<(SmemDesc, Vec<Share>)>,
+    /// Operations before those.
+    pub issued: u64,
     /// When the newest operation completes; later ones complete later.
     pub busy_until: u64,
 }
