@@ -1,15 +1,27 @@
 //! Prints the PTX of a configuration of the fused Hopper kernel:
-//! `cargo run -p dualgemm-kernels --example print_ptx -- ROW_GROUPS TOKENS BLOCKS_PER_STAGE STAGES K_GROUPS`.
+//! `cargo run -p dualgemm-kernels --example print_ptx -- ROW_GROUPS TOKENS BLOCKS_PER_STAGE STAGES K_GROUPS CTAS_PER_SM SCHEDULER`,
+//! the scheduler being grid, persistent or stream-k.
 
 use dualgemm_gemm::Activation;
-use dualgemm_kernels::sm90a::{config::Config, fused};
+use dualgemm_kernels::sm90a::config::Config;
+use dualgemm_kernels::sm90a::fused;
+use dualgemm_kernels::sm90a::variant::{Scheduler, Variant};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let numbers: Vec<u32> = std::env::args().skip(1).map(|n| n.parse()).collect::<Result<_, _>>()?;
-    let [row_groups, tokens, blocks_per_stage, stages, k_groups] = numbers[..] else {
-        return Err("five numbers: row groups, tokens, blocks per stage, stages, K groups".into());
+    let mut args: Vec<String> = std::env::args().skip(1).collect();
+    let scheduler = match args.pop().as_deref() {
+        Some("grid") => Scheduler::Grid,
+        Some("persistent") => Scheduler::Persistent,
+        Some("stream-k") => Scheduler::StreamK,
+        _ => return Err("the last argument is grid, persistent or stream-k".into()),
     };
-    let config = Config { row_groups, tokens, blocks_per_stage, stages, k_groups };
-    print!("{}", fused::generate(&config, &Activation::Silu.program(), true)?);
+    let numbers: Vec<u32> = args.iter().map(|n| n.parse()).collect::<Result<_, _>>()?;
+    let [row_groups, tokens, blocks_per_stage, stages, k_groups, ctas_per_sm] = numbers[..] else {
+        return Err("six numbers: row groups, tokens, blocks per stage, stages, K groups, CTAs per SM".into());
+    };
+    let config = Config::new(row_groups, tokens, blocks_per_stage, stages, k_groups);
+    let config = if ctas_per_sm == 2 { config.two_per_sm() } else { config };
+    let variant = Variant { scheduler, ..Variant::new(Activation::Silu.program()) }.for_weights(4096, 7168);
+    print!("{}", fused::generate(&config, &variant)?);
     Ok(())
 }

@@ -1,5 +1,11 @@
 //! Times the fused Hopper kernel on a real card: cold L2 (weights, A and C rotate beyond it), launches replayed from
-//! a graph. `cargo run --release -p dualgemm-kernels --example sm90a_speed`.
+//! a graph. `cargo run --release -p dualgemm-kernels --example sm90a_speed -- [SHAPE CONFIG...]...`
+//!
+//! A shape is `MxNxK`. A configuration is `ROW_GROUPS,TOKENS,BLOCKS_PER_STAGE,STAGES,K_GROUPS`, with `,2` behind for two
+//! CTAs per multiprocessor, and `:persistent` or `:stream-k` for those schedulers. Without arguments the shapes of
+//! `benchmarks/record/` are measured.
+
+use std::time::Duration;
 
 use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
 use dualgemm_bench::{Shape, Timing};
@@ -8,18 +14,55 @@ use dualgemm_device::{Device, LaunchSpec};
 use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix};
 use dualgemm_gemm::{AOperand, Activation, Comparison, Epilogue, GateUp, reference};
 use dualgemm_kernels::sm90a::config::Config;
-use dualgemm_kernels::sm90a::host::{Fused, Operands};
+use dualgemm_kernels::sm90a::host::Fused;
+use dualgemm_kernels::sm90a::operands::Operands;
 use dualgemm_kernels::sm90a::pack::Pack;
+use dualgemm_kernels::sm90a::variant::{Scheduler, Variant};
 use half::f16;
 
-const fn config(row_groups: u32, tokens: u32, blocks_per_stage: u32, stages: u32, k_groups: u32) -> Config {
-    Config { row_groups, tokens, blocks_per_stage, stages, k_groups }
-}
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+/// What the record measures.
+const RECORD: &str = "
+    256x4096x7168 2,128,2,4,1
+    512x4096x7168 2,256,2,3,1
+    256x3072x4096 2,128,2,4,1
+    512x3072x7168 3,128,2,4,1
+    1x4096x7168 1,8,4,10,4
+    16x4096x7168 1,16,4,10,4
+    64x4096x7168 1,64,4,5,4
+    1x14336x4096 4,8,2,6,1
+    16x14336x4096 4,16,2,6,1
+    64x14336x4096 4,64,2,4,1
+    2048x14336x4096 2,256,2,3,1";
 
 /// Weight bytes that must rotate for L2 (50 MB on an H100) to be cold.
 const ROTATE: usize = 220 << 20;
 
-fn measure(gpu: &Cuda, shape: Shape, configs: &[Config]) -> Result<(), Box<dyn std::error::Error>> {
+fn config(text: &str) -> Option<(Config, Scheduler)> {
+    let (numbers, scheduler) = match text.split_once(':') {
+        None => (text, Scheduler::Grid),
+        Some((numbers, "persistent")) => (numbers, Scheduler::Persistent),
+        Some((numbers, "stream-k")) => (numbers, Scheduler::StreamK),
+        Some(_) => return None,
+    };
+    let numbers: Vec<u32> = numbers.split(',').map(|n| n.parse().ok()).collect::<Option<_>>()?;
+    let (&[rows, tokens, blocks, stages, k_groups], ctas) = numbers.split_first_chunk::<5>()?;
+    let config = Config::new(rows, tokens, blocks, stages, k_groups);
+    match ctas {
+        [] => Some((config, scheduler)),
+        [2] => Some((config.two_per_sm(), scheduler)),
+        _ => None,
+    }
+}
+
+fn shape(text: &str) -> Option<Shape> {
+    let numbers: Vec<usize> = text.split('x').map(|n| n.parse().ok()).collect::<Option<_>>()?;
+    let &[m, n, k] = numbers.as_slice() else { return None };
+    Some(Shape::new(m, n, k))
+}
+
+fn measure(gpu: &Cuda, shape: Shape, configs: &[(Config, Scheduler)]) -> Outcome<()> {
     let Shape { m, n, k } = shape;
     let mut inputs = Inputs::seeded(1);
     let sets = (CodeSet::Full, ScaleSet::Full);
@@ -28,84 +71,100 @@ fn measure(gpu: &Cuda, shape: Shape, configs: &[Config]) -> Result<(), Box<dyn s
     let weights = GateUp::new(half("gate")?, half("up")?);
     // A holds FP4 values: what W4A4 multiplies, and less power than Gaussian data (a power-limited card clocks 6 % lower
     // on those).
-    let fp4 = inputs.quantized(
-        "a",
-        BlockFormat::Nvfp4,
-        (m, k),
-        (CodeSet::Full, ScaleSet::Unit),
-        GlobalScale::ONE,
-    )?;
+    let sets = (CodeSet::Full, ScaleSet::Unit);
+    let fp4 = inputs.quantized("a", BlockFormat::Nvfp4, (m, k), sets, GlobalScale::ONE)?;
     let values: Vec<f16> = (0..m)
         .flat_map(|r| (0..k).map(move |c| (r, c)))
         .map(|(r, c)| f16::from_f64(fp4.value(r, c)))
         .collect();
-    let rows = Matrix::new("a", m, k, values)?;
+    let rows = FloatMatrix::F16(Matrix::new("a", m, k, values)?);
     let pack = Pack::new(&weights)?;
-    let copies = (ROTATE / pack.bytes().len()).max(2);
-    let sets: Vec<Operands> =
-        (0..copies).map(|_| Operands::upload(gpu, &rows, &pack)).collect::<Result<_, _>>()?;
-    let sample: Vec<usize> = [0, m / 2, m - 1].into_iter().collect();
-    let a = AOperand::Float(FloatMatrix::F16(rows));
+    let sample: Vec<usize> = [0, m - 1].into_iter().collect();
+    let a = AOperand::Float(rows.clone());
     let want: Vec<f64> =
         sample.iter().flat_map(|&r| reference(&Epilogue::default(), &a, r..r + 1, &weights)).collect();
-    for config in configs {
-        let fused = Fused::new(gpu, *config, &Activation::Silu.program(), n)?;
+    let copies = (ROTATE / pack.bytes().len()).max(2);
+    let mut shared: Option<Vec<Operands>> = None;
+    for &(config, scheduler) in configs {
+        let variant = Variant { scheduler, ..Variant::new(Activation::Silu.program()) }.for_weights(n, k);
+        let fused = Fused::new(gpu, config, &variant)?;
+        if shared.is_none() {
+            let upload = |_| Operands::upload(gpu, &fused, &rows, &pack);
+            shared = Some((0..copies).map(upload).collect::<Result<_, _>>()?);
+        }
+        let sets = shared.as_deref().unwrap_or_default();
+        let bytes = fused.workspace_bytes();
+        let workspace = gpu.alloc(bytes.max(16))?;
+        gpu.memset(workspace, 0, bytes.max(16))?;
         for programmatic in [false, true] {
             let specs: Vec<LaunchSpec> = sets
                 .iter()
-                .map(|set| Ok(fused.spec(set)?.programmatic(programmatic)))
+                .map(|set| {
+                    let mut args = *set.args();
+                    args.workspace = workspace;
+                    Ok(fused.spec(&args)?.programmatic(programmatic))
+                })
                 .collect::<Result<_, dualgemm_kernels::Error>>()?;
             let per_replay = (2500 / (m * n / 20000 + 12)).clamp(8, 200);
             let graph =
                 gpu.record(|| (0..per_replay).try_for_each(|i| gpu.launch(&specs[i % specs.len()])))?;
             let mut times = Vec::new();
             for _ in 0..9 {
-                std::thread::sleep(std::time::Duration::from_millis(8));
+                std::thread::sleep(Duration::from_millis(8));
                 graph.replay()?;
                 times.push(gpu.time_us(|| graph.replay())? / per_replay as f64);
             }
             let t = Timing::from_times(times);
-            let c = sets[(per_replay - 1) % sets.len()].read_c(gpu)?;
-            let got: Vec<f16> = sample.iter().flat_map(|&r| &c[r * n..(r + 1) * n]).copied().collect();
-            let error = Comparison::new(&got, &want, n)?.rel_l2;
-            let tflops = 4e-6 * (m * n * k) as f64 / t.median_us;
+            let mut worst = 0.0f64;
+            for set in sets {
+                let c = set.read_values(gpu)?;
+                let got: Vec<f16> =
+                    sample.iter().flat_map(|&r| &c[r * n..(r + 1) * n]).map(|&x| f16::from_f32(x)).collect();
+                worst = worst.max(Comparison::new(&got, &want, n)?.rel_l2);
+            }
             println!(
-                "{shape:>16} {:<34} {} {:8.2} us ({:.2} .. {:.2})  {tflops:6.1} TFLOP/s  {:7.1} GB/s  rel {error:.2e}",
-                config.name(),
+                "{shape:>16} {:<40} {} {:8.2} us ({:.2} .. {:.2}) {:6.1} TFLOP/s {:7.1} GB/s  rel {worst:.2e}",
+                format!("{}{}", config.name(), suffix(scheduler)),
                 if programmatic { "pdl  " } else { "plain" },
                 t.median_us,
                 t.p10_us,
                 t.p90_us,
+                4e-6 * (m * n * k) as f64 / t.median_us,
                 pack.bytes().len() as f64 / t.median_us * 1e-3,
             );
         }
+        gpu.free(workspace)?;
     }
-    sets.into_iter().try_for_each(|set| set.free(gpu))?;
+    shared.into_iter().flatten().try_for_each(|set| set.free(gpu))?;
     Ok(())
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn suffix(scheduler: Scheduler) -> &'static str {
+    match scheduler {
+        Scheduler::Grid => "",
+        Scheduler::Persistent => " persistent",
+        Scheduler::StreamK => " stream-k",
+    }
+}
+
+fn main() -> Outcome<()> {
     let gpu = Cuda::open(0)?;
     println!("{} ({}), driver {}", gpu.info().name, gpu.info().arch, Cuda::driver_version()?);
-    let shape = Shape::new;
-    measure(&gpu, shape(256, 4096, 7168), &[config(2, 128, 2, 4, 1), config(2, 128, 1, 8, 1)])?;
-    measure(&gpu, shape(512, 4096, 7168), &[config(2, 256, 2, 3, 1)])?;
-    measure(&gpu, shape(256, 3072, 4096), &[config(2, 128, 2, 4, 1), config(3, 64, 4, 3, 1)])?;
-    measure(&gpu, shape(512, 3072, 7168), &[config(3, 128, 2, 4, 1)])?;
-    for m in [1, 16, 64] {
-        let tokens = m.max(8) as u32;
-        let stages = if m == 64 { 5 } else { 10 };
-        measure(&gpu, shape(m, 4096, 7168), &[config(1, tokens, 4, stages, 4)])?;
-        measure(
-            &gpu,
-            shape(m, 14336, 4096),
-            &[
-                config(1, tokens, 4, stages, 4),
-                config(4, tokens, 2, 6 - 2 * (m as u32 / 64), 1),
-                config(2, tokens, 2, 8 - 3 * (m as u32 / 64), 1),
-            ],
-        )?;
+    let mut words: Vec<String> = std::env::args().skip(1).collect();
+    if words.is_empty() {
+        words = RECORD.split_whitespace().map(Into::into).collect();
     }
-    measure(&gpu, shape(2048, 14336, 4096), &[config(2, 256, 2, 3, 1)])?;
+    let mut words = words.iter().peekable();
+    while let Some(word) = words.next() {
+        let shape = shape(word).ok_or_else(|| format!("{word:?} is no shape MxNxK"))?;
+        let mut configs = Vec::new();
+        while let Some(config) = words.peek().and_then(|word| config(word)) {
+            configs.push(config);
+            words.next();
+        }
+        if let Err(error) = measure(&gpu, shape, &configs) {
+            println!("{shape}: {error}");
+        }
+    }
     Ok(())
 }

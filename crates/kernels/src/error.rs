@@ -1,24 +1,18 @@
 //! What a kernel cannot take.
 
-use dualgemm_formats::BlockFormat;
-
 /// A problem or an operand that a kernel cannot take.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Error {
-    /// Weights in a format the pack does not hold.
-    #[error("{tensor} is {format}; the sm_90a pack holds nvfp4")]
-    PackFormat {
+    /// mxfp4 weights whose scales the pack cannot hold exactly.
+    #[error("{tensor}: its mxfp4 scales span {found} octaves; the sm_90a pack holds at most {most}")]
+    PackRange {
         /// The weight.
         tensor: String,
-        /// Its format.
-        format: BlockFormat,
-    },
-    /// Weights with a bias, which the kernel would not add.
-    #[error("{tensor} has a bias; the sm_90a pack holds none")]
-    PackBias {
-        /// The weight.
-        tensor: String,
+        /// Octaves between the smallest and the largest scale.
+        found: u8,
+        /// Octaves possible.
+        most: u8,
     },
     /// A name that no configuration has.
     #[error("no configuration {found:?}; there are {valid}")]
@@ -39,6 +33,14 @@ pub enum Error {
         value: u32,
         /// The limit.
         limit: u32,
+    },
+    /// Features of a kernel that exclude each other.
+    #[error("{kernel}: {rule}")]
+    Combination {
+        /// The kernel.
+        kernel: &'static str,
+        /// The rule that is broken.
+        rule: &'static str,
     },
     /// A tile or descriptor that the hardware does not have.
     #[error(transparent)]

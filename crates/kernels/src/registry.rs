@@ -5,7 +5,7 @@ use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::Module;
 
 use crate::Error;
-use crate::sm90a::{config::Config, fused};
+use crate::sm90a::{config::Config, fused, variant::Variant};
 
 /// A kernel that can be generated.
 #[derive(Debug, Clone, Copy)]
@@ -29,10 +29,13 @@ pub struct Kernel {
 /// Every kernel.
 pub const KERNELS: &[Kernel] = &[Kernel {
     name: "fused",
-    doc: "C = act(A B1^T, A B2^T): nvfp4 weights widened to f16 in registers, f16 A and C",
+    doc: "C = act(A B1^T, A B2^T): 4-bit weights widened to f16 in registers, f16 A and C",
     arch: Target::Sm90a,
     configs: || Config::MENU.map(|config| config.name()).into(),
-    generate: |config, program, aligned| fused::generate(&Config::named(config)?, program, aligned),
+    generate: |config, program, aligned| {
+        let variant = Variant { aligned, whole_blocks: true, ..Variant::new(program.clone()) };
+        fused::generate(&Config::named(config)?, &variant)
+    },
 }];
 
 #[cfg(test)]

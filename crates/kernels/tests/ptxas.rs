@@ -5,7 +5,7 @@
 use std::process::Command;
 
 use dualgemm_gemm::Activation;
-use dualgemm_kernels::sm90a::{config::Config, fused};
+use dualgemm_kernels::sm90a::{config::Config, fused, variant::Variant};
 
 /// C7508: `setmaxnreg` ignored. C7510 and its relatives: `wgmma` serialized.
 const REFUSALS: [&str; 5] = ["C7508", "C7510", "C7512", "C7514", "C7515"];
@@ -16,7 +16,8 @@ fn every_configuration_assembles_without_spills() {
     let ptxas = std::env::var_os("PTXAS").unwrap_or_else(|| "ptxas".into());
     let dir = tempfile::tempdir().unwrap();
     for config in Config::MENU {
-        let ptx = fused::generate(&config, &Activation::Silu.program(), true).unwrap().to_string();
+        let variant = Variant::new(Activation::Silu.program()).for_weights(4096, 7168);
+        let ptx = fused::generate(&config, &variant).unwrap().to_string();
         let (input, output) = (dir.path().join("k.ptx"), dir.path().join("k.cubin"));
         std::fs::write(&input, ptx).unwrap();
         let run = Command::new(&ptxas)

@@ -7,15 +7,18 @@ use std::fmt;
 
 use anyhow::{anyhow, bail};
 use clap::Args;
-use dualgemm::formats::{BlockFormat, FloatMatrix, FloatType, GlobalScale};
+use dualgemm::formats::{BlockFormat, FloatType, GlobalScale};
 use dualgemm::gemm::{AFormat, AOperand, Activation, Comparison, DualGemmDesc, Epilogue, GateUp, reference};
 use dualgemm_bench::Shape;
 use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
 use dualgemm_kernels::sm90a::config::Config;
-use dualgemm_kernels::sm90a::host::{Fused, Operands};
+use dualgemm_kernels::sm90a::host::Fused;
+use dualgemm_kernels::sm90a::operands::Operands;
 use dualgemm_kernels::sm90a::pack::Pack;
+use dualgemm_kernels::sm90a::variant::Variant;
 use dualgemm_sim::report::Report as LaunchReport;
 use dualgemm_sim::{Card, Config as SimConfig, Gpu};
+use half::f16;
 use serde::Serialize;
 
 use super::bench::parse_shape;
@@ -173,18 +176,17 @@ pub fn run(args: &SimArgs, output: &Output) -> anyhow::Result<Verdict> {
     };
     let weights = GateUp::new(half("gate", GATE_SCALE)?, half("up", UP_SCALE)?);
     let a = inputs.floats("A", FloatType::F16, m, k)?;
-    let FloatMatrix::F16(rows) = &a else { bail!("generated A is not f16") };
 
     let mut settings = SimConfig::default().seed(args.seed);
     settings.max_instructions = args.max_instructions.unwrap_or(settings.max_instructions);
     let card = settings.card;
     let gpu = Gpu::new(settings);
-    let fused = Fused::new(&gpu, config, &args.activation.program(), n)?;
-    let operands = Operands::upload(&gpu, rows, &Pack::new(&weights)?)?;
-    let (right, trap, finished) = match fused.launch(&operands) {
+    let fused = Fused::new(&gpu, config, &Variant::new(args.activation.program()).for_weights(n, k))?;
+    let operands = Operands::upload(&gpu, &fused, &a, &Pack::new(&weights)?)?;
+    let (right, trap, finished) = match fused.launch(operands.args()) {
         Ok(()) => {
             let launched = gpu.take_outcome().ok_or_else(|| anyhow!("the launch left no report"))?;
-            let got = operands.read_c(&gpu)?;
+            let got: Vec<f16> = operands.read_values(&gpu)?.into_iter().map(f16::from_f32).collect();
             let epilogue = Epilogue { activation: args.activation, ..Epilogue::default() };
             let want = reference(&epilogue, &AOperand::Float(a), 0..m, &weights);
             let comparison = Comparison::new(&got, &want, n)?;

@@ -4,12 +4,18 @@
 use dualgemm_ptx::layout::{SmemLayout, SmemRegion, SmemTile, Swizzle};
 
 use super::pack::{CHUNK_BYTES, CHUNK_FEATURES};
+use super::variant::{Out, Scheduler, Variant};
 use crate::Error;
 
 /// Opt-in shared memory of one CTA on sm_90: 227 KiB.
 const SHARED_LIMIT: u32 = 227 << 10;
+/// Shared memory of one multiprocessor, and what the driver keeps of it for each CTA.
+const SHARED_OF_SM: u32 = 228 << 10;
+const SHARED_RESERVED: u32 = 1 << 10;
 /// Registers of one multiprocessor.
 const REGISTERS: u32 = 64 << 10;
+/// Registers a thread is given at most here: `setmaxnreg` takes multiples of 8 up to 256, and no kernel has more use.
+const MOST_REGISTERS: u32 = 232;
 
 /// Tile and pipeline of the fused kernel.
 ///
@@ -28,6 +34,11 @@ pub struct Config {
     pub stages: u32,
     /// Warpgroups that share a row tile and split K.
     pub k_groups: u32,
+    /// CTAs that fit on a multiprocessor. With two, the next kernel's weights stream in while this one ends.
+    pub ctas_per_sm: u32,
+    /// The next kernel may start when the last weights have been asked for, instead of at once: then its CTAs do not
+    /// take bandwidth from this one's.
+    pub late_trigger: bool,
 }
 
 /// Shared memory of a configuration.
@@ -35,6 +46,8 @@ pub struct Config {
 pub struct Layout {
     /// All of it.
     pub smem: SmemLayout,
+    /// Where the epilogue may write: the ring, if no other tile's operands are in it.
+    pub epilogue: u32,
     /// Token tiles, `[stages][blocks_per_stage][tokens][64]` f16, rows of 128 bytes, swizzled.
     pub tokens: SmemRegion,
     /// Weight chunks, `[stages][row_groups][blocks_per_stage]`.
@@ -48,18 +61,34 @@ pub struct Layout {
 }
 
 impl Config {
+    /// One CTA per multiprocessor, trigger at once.
+    pub const fn new(
+        row_groups: u32,
+        tokens: u32,
+        blocks_per_stage: u32,
+        stages: u32,
+        k_groups: u32,
+    ) -> Self {
+        Self { row_groups, tokens, blocks_per_stage, stages, k_groups, ctas_per_sm: 1, late_trigger: false }
+    }
+
+    /// Two CTAs per multiprocessor, the next kernel's beside the end of this one's.
+    pub const fn two_per_sm(self) -> Self {
+        Self { ctas_per_sm: 2, late_trigger: true, ..self }
+    }
+
     /// The configurations worth having: measured best somewhere, each for a range of tokens (see
     /// `benchmarks/record/`).
     pub const MENU: [Config; 9] = [
-        Config { row_groups: 1, tokens: 8, blocks_per_stage: 4, stages: 10, k_groups: 4 },
-        Config { row_groups: 1, tokens: 16, blocks_per_stage: 4, stages: 10, k_groups: 4 },
-        Config { row_groups: 1, tokens: 64, blocks_per_stage: 4, stages: 5, k_groups: 4 },
-        Config { row_groups: 4, tokens: 8, blocks_per_stage: 2, stages: 6, k_groups: 1 },
-        Config { row_groups: 4, tokens: 16, blocks_per_stage: 2, stages: 6, k_groups: 1 },
-        Config { row_groups: 4, tokens: 64, blocks_per_stage: 2, stages: 4, k_groups: 1 },
-        Config { row_groups: 2, tokens: 128, blocks_per_stage: 2, stages: 4, k_groups: 1 },
-        Config { row_groups: 3, tokens: 128, blocks_per_stage: 2, stages: 4, k_groups: 1 },
-        Config { row_groups: 2, tokens: 256, blocks_per_stage: 2, stages: 3, k_groups: 1 },
+        Config::new(1, 8, 4, 10, 4),
+        Config::new(1, 16, 4, 10, 4),
+        Config::new(1, 64, 4, 5, 4),
+        Config::new(4, 8, 2, 6, 1),
+        Config::new(4, 16, 2, 6, 1),
+        Config::new(4, 64, 2, 4, 1),
+        Config::new(2, 128, 2, 4, 1),
+        Config::new(3, 128, 2, 4, 1),
+        Config::new(2, 256, 2, 3, 1),
     ];
 
     /// The configuration of the menu that [`name`](Self::name) calls so.
@@ -94,17 +123,20 @@ impl Config {
         self.row_groups * CHUNK_FEATURES as u32
     }
 
+    /// Warpgroups that multiply.
+    fn consumers(&self) -> u32 {
+        self.row_groups * self.k_groups
+    }
+
     /// Registers of a producer thread and of a consumer thread after `setmaxnreg`.
     ///
     /// Measured limits: a 24-register producer spills, and the sum over all warps must fit what the CTA got at
     /// entry (registers at entry × threads), or the kernel hangs.
     pub fn registers(&self) -> (u32, u32) {
-        match self.row_groups * self.k_groups {
-            1 | 2 => (40, 232),
-            3 => (40, 152),
-            _ if self.k_groups > 1 => (32, 112),
-            _ => (40, 104),
-        }
+        let at_entry = (REGISTERS / self.ctas_per_sm.max(1) / self.threads() / 8 * 8).min(MOST_REGISTERS);
+        let producer = if self.k_groups > 1 || self.ctas_per_sm > 1 { 32 } else { 40 };
+        let left = at_entry * (self.consumers() + 1) - producer;
+        (producer, (left / self.consumers().max(1) / 8 * 8).min(MOST_REGISTERS))
     }
 
     /// Bytes of tokens in a stage.
@@ -119,33 +151,46 @@ impl Config {
 
     /// Bytes from one token's staged output row to the next: 16 more than its features take, which spreads the
     /// rows over the banks.
-    pub fn pitch(&self) -> u32 {
-        self.features() * 2 + 16
+    pub(super) fn pitch(&self, out: Out) -> u32 {
+        self.features() * out.staged_bytes() + 16
     }
 
-    /// Bytes that the epilogue needs where the ring was: sums of the K groups, or the staged output tile.
-    fn epilogue_bytes(&self) -> u32 {
-        match self.k_groups {
-            1 => self.tokens * self.pitch(),
-            _ => self.consumer_threads() * self.tokens * 2,
-        }
+    /// Bytes of the K groups' sums that the epilogue adds up.
+    pub(super) fn sum_bytes(&self) -> u32 {
+        if self.k_groups > 1 { self.consumer_threads() * self.tokens * 2 } else { 0 }
+    }
+
+    /// Bytes that the epilogue needs: sums of the K groups, and the staged output tile.
+    fn epilogue_bytes(&self, out: Out) -> u32 {
+        let direct = self.k_groups > 1 && !matches!(out, Out::Nvfp4 { .. });
+        self.sum_bytes() + if direct { 0 } else { self.tokens * self.pitch(out) }
+    }
+
+    /// Bytes of a tile's sums, all K groups added up.
+    pub(super) fn tile_bytes(&self) -> usize {
+        self.row_groups as usize * 64 * self.tokens as usize * 4
     }
 
     /// Shared memory, or what does not fit.
     ///
     /// # Errors
     /// Names the rule and the value.
-    pub fn layout(&self) -> Result<Layout, Error> {
+    pub fn layout(&self, variant: &Variant) -> Result<Layout, Error> {
+        variant.check(self)?;
         let rule = |rule: &'static str, value: u32, limit: u32| {
             Err(Error::Unsupported { kernel: "sm90a fused", rule, value, limit })
         };
-        if !(1..=4).contains(&(self.row_groups * self.k_groups)) {
-            return rule("warpgroups that multiply, from 1", self.row_groups * self.k_groups, 4);
+        if !(1..=4).contains(&self.consumers()) {
+            return rule("warpgroups that multiply, from 1", self.consumers(), 4);
+        }
+        if !(1..=2).contains(&self.ctas_per_sm) || self.consumers() + self.ctas_per_sm < 3 {
+            return rule("CTAs per multiprocessor, from 1, or 2 of one warpgroup", self.ctas_per_sm, 2);
         }
         if self.k_groups > 1 && self.blocks_per_stage != self.k_groups {
             return rule("K blocks per stage equal K groups", self.blocks_per_stage, self.k_groups);
         }
-        let largest = if self.row_groups * self.k_groups <= 2 { 256 } else { 128 };
+        // 32 registers of fragments, and about 40 of everything else.
+        let largest = (self.registers().1.saturating_sub(72) * 2).clamp(16, 256);
         if self.tokens == 0 || !self.tokens.is_multiple_of(8) || self.tokens > largest {
             return rule(
                 "tokens of the tile, a multiple of 8 whose sums fit the registers",
@@ -160,31 +205,42 @@ impl Config {
         let mut smem = SmemLayout::new();
         let tokens = smem.alloc_parts("tokens", self.token_bytes(), self.stages, 1024);
         let weights = smem.alloc_parts("weights", self.weight_bytes(), self.stages, 128);
-        let ring = smem.bytes();
-        if self.epilogue_bytes() > ring {
-            smem.alloc("epilogue", self.epilogue_bytes() - ring, 16);
-        }
+        let (ring, epilogue_bytes) = (smem.bytes(), self.epilogue_bytes(variant.out));
+        let epilogue = match variant.scheduler {
+            Scheduler::Grid => {
+                if epilogue_bytes > ring {
+                    smem.alloc("epilogue", epilogue_bytes - ring, 16);
+                }
+                0
+            }
+            Scheduler::Persistent | Scheduler::StreamK => smem.alloc("epilogue", epilogue_bytes, 16).offset,
+        };
         let (full, empty) = (smem.mbarriers("full", self.stages), smem.mbarriers("empty", self.stages));
-        if smem.bytes() > SHARED_LIMIT {
-            return rule("bytes of shared memory", smem.bytes(), SHARED_LIMIT);
+        let limit = SHARED_LIMIT.min(SHARED_OF_SM / self.ctas_per_sm - SHARED_RESERVED);
+        if smem.bytes() > limit {
+            return rule("bytes of shared memory", smem.bytes(), limit);
         }
-        let (producer, consumer) = self.registers();
-        let registers = producer * 128 + consumer * self.consumer_threads();
-        if registers > REGISTERS {
-            return rule("registers of a CTA", registers, REGISTERS);
-        }
-        Ok(Layout { smem, tokens, weights, full, empty, token_tile })
+        Ok(Layout { smem, epilogue, tokens, weights, full, empty, token_tile })
     }
 
-    /// CTAs for `m` tokens and `n` features: token tiles run fastest, so that CTAs that run together read the same
-    /// weights.
-    pub fn grid(&self, m: usize, n: usize) -> u32 {
-        (m.div_ceil(self.tokens as usize) * n.div_ceil(self.features() as usize)) as u32
+    /// Tiles along the tokens and along the features.
+    pub fn tiles(&self, m: usize, n: usize) -> [u32; 2] {
+        [m.div_ceil(self.tokens as usize) as u32, n.div_ceil(self.features() as usize) as u32]
+    }
+
+    /// Token tiles that run through all features before the next ones begin: 2048 tokens, whose part of A stays in L2.
+    pub(super) fn panel(&self) -> u32 {
+        (2048 / self.tokens).max(1)
     }
 
     /// A name that tells configurations apart.
     pub fn name(&self) -> String {
-        let Self { row_groups, tokens, blocks_per_stage, stages, k_groups } = self;
-        format!("sm90a_fused_{}x{tokens}_b{blocks_per_stage}_s{stages}_kg{k_groups}", row_groups * 64)
+        let Self { row_groups, tokens, blocks_per_stage, stages, k_groups, ctas_per_sm, late_trigger } = self;
+        let ctas = if *ctas_per_sm > 1 { format!("_c{ctas_per_sm}") } else { String::new() };
+        let late = if *late_trigger { "_late" } else { "" };
+        format!(
+            "sm90a_fused_{}x{tokens}_b{blocks_per_stage}_s{stages}_kg{k_groups}{ctas}{late}",
+            row_groups * 64
+        )
     }
 }

@@ -14,6 +14,10 @@
 //! every non-negative e4m3 value fits. Both factors are exact, and so is their product: `code · scale · 2⁻⁷` has at
 //! most six significant bits. [`WEIGHT_FACTOR`] goes into the epilogue's alpha.
 //!
+//! For bf16 the same word serves: a field goes to bits 15 and 8..6, where it is `code · 2⁻¹²⁶`, and the scale byte to
+//! bits 11..4 below a constant exponent, where it is the scale times 2¹¹⁹. The product is `code · scale · 2⁻⁷` again. Only
+//! a scale of zero has no such form; the packer gives its block zero codes.
+//!
 //! The functions here are the specification: the packer writes what they read, the kernel generator emits the same
 //! operations, and the tests walk all 16 × 127 pairs.
 
@@ -31,6 +35,13 @@ pub const MAGNITUDE_MASK: u32 = 0x0E00_0E00;
 pub const SIGN_MASK: u32 = 0x8000_8000;
 /// Two scales as halves.
 pub const SCALE_MASK: u32 = 0x7F80_7F80;
+
+/// Magnitude of a field where bf16 has it, in both 16-bit lanes.
+pub const BF16_MAGNITUDE_MASK: u32 = 0x01C0_01C0;
+/// The scale byte where bf16 has it.
+pub const BF16_SCALE_MASK: u32 = 0x0FF0_0FF0;
+/// The upper three exponent bits of every scale in bf16.
+pub const BF16_SCALE_BASE: u32 = 0x7000_7000;
 
 /// Position of the lowest magnitude bit and of the sign bit of field 0..=3 in a 16-bit lane.
 const FIELDS: [(u32, u32); 4] = [(9, 15), (6, 12), (3, 14), (0, 13)];
@@ -50,6 +61,16 @@ pub fn decode_word(word: u32) -> [u32; 4] {
         word << 3 & FIELD_MASK,
         (word << 6 & MAGNITUDE_MASK) | (word << 1 & SIGN_MASK),
         (word << 9 & MAGNITUDE_MASK) | (word << 2 & SIGN_MASK),
+    ]
+}
+
+/// As [`decode_word`], each register two bf16 `code · 2⁻¹²⁶`.
+pub fn decode_word_bf16(word: u32) -> [u32; 4] {
+    [
+        (word >> 3 & BF16_MAGNITUDE_MASK) | (word & SIGN_MASK),
+        (word & BF16_MAGNITUDE_MASK) | (word << 3 & SIGN_MASK),
+        (word << 3 & BF16_MAGNITUDE_MASK) | (word << 1 & SIGN_MASK),
+        (word << 6 & BF16_MAGNITUDE_MASK) | (word << 2 & SIGN_MASK),
     ]
 }
 
@@ -74,10 +95,16 @@ pub fn decode_scales(word: u32) -> [u32; 2] {
     [word & SCALE_MASK, word.rotate_left(8) & SCALE_MASK]
 }
 
+/// As [`decode_scales`], as bf16 `scale · 2¹¹⁹`; a zero is 2⁹⁷.
+pub fn decode_scales_bf16(word: u32) -> [u32; 2] {
+    [word >> 3, word.rotate_left(5)].map(|word| (word & BF16_SCALE_MASK) | BF16_SCALE_BASE)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use dualgemm_formats::scalar::e2m1;
+    use half::bf16;
 
     fn halves(register: u32) -> [f16; 2] {
         [f16::from_bits(register as u16), f16::from_bits((register >> 16) as u16)]
@@ -128,6 +155,31 @@ mod tests {
                     exact,
                     "code {code}, scale {byte:#04x}"
                 );
+            }
+        }
+    }
+
+    #[test]
+    fn code_times_scale_is_exact_in_bf16_for_all_pairs_and_places() {
+        for byte in 1..e4m3::NAN {
+            let encoded = encode_scale(byte).unwrap();
+            let words =
+                [encode_scales([encoded, 0xA5], [0x5A, 0xFF]), encode_scales([0xFF, 0], [encoded, 0x77])];
+            for (place, word) in words.into_iter().enumerate() {
+                let scale = bf16::from_bits(decode_scales_bf16(word)[place] as u16);
+                for (field, code) in (0..4).flat_map(|field| (0..16u8).map(move |code| (field, code))) {
+                    let mut codes = [!code; 4];
+                    codes[field] = code;
+                    let word = u32::from(encode_lane(codes)) | u32::from(encode_lane([code ^ 5; 4])) << 16;
+                    let raw = bf16::from_bits(decode_word_bf16(word)[field] as u16);
+                    let product = bf16::from_f64(raw.to_f64() * scale.to_f64());
+                    let exact = f64::from(e2m1::decode(code)) * f64::from(e4m3::decode(byte));
+                    assert_eq!(
+                        product.to_f64() * f64::from(WEIGHT_FACTOR),
+                        exact,
+                        "{code} {byte:#04x} {field}"
+                    );
+                }
             }
         }
     }

@@ -1,140 +1,342 @@
 //! The host side of the fused Hopper kernel, the same on a simulated and on a real device.
 //!
-//! Flow: A and a [`Pack`] → [`Operands`] on the device; [`Config`] → [`Fused`] → launch → C.
+//! [`Variant`] and [`Config`] → [`Fused`], loaded once; [`FusedArgs`], plain device addresses → [`LaunchSpec`]. Making a
+//! launch allocates no device memory and waits for nothing, so it can be recorded. [`operands`](super::operands) uploads
+//! what tests and benchmarks launch on.
 
 use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};
-use dualgemm_formats::Matrix;
-use dualgemm_gemm::{Error as OperandError, Program};
-use dualgemm_ptx::layout::{TensorDataType, TensorMap, TensorSwizzle};
-use half::f16;
+use dualgemm_formats::GlobalScale;
+use dualgemm_gemm::Error as OperandError;
+use dualgemm_ptx::layout::{Interleave, L2Promotion, OutOfBounds, TensorMap, TensorSwizzle};
 
 use super::config::Config;
+use super::exchange::FLAG_BYTES;
 use super::fused;
-use super::pack::{CHUNK_K, Pack};
+use super::pack::CHUNK_K;
+use super::variant::{Out, Scheduler, Variant};
 use crate::Error;
 
-/// A, packed weights and room for C in device memory.
-#[derive(Debug)]
-pub struct Operands {
-    m: usize,
-    n: usize,
-    k: usize,
-    alpha: [f32; 2],
-    a: DevicePtr,
-    pack: DevicePtr,
-    c: DevicePtr,
+/// CTAs along the second and the third dimension of a grid.
+const GRID_LIMIT: u32 = 65535;
+
+/// The operands of one launch, as device addresses. Those that the variant does not use are not looked at.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct FusedArgs {
+    /// A, `[m, k]` in the variant's type, rows `lda` elements apart, on a multiple of 16 bytes.
+    pub a: DevicePtr,
+    /// Elements from one row of A to the next, a multiple of 8; at least `k`.
+    pub lda: usize,
+    /// Bytes of a [`Pack`](super::pack::Pack), on a multiple of 16.
+    pub pack: DevicePtr,
+    /// C, `[m, n]`; for nvfp4 its codes, `[m, n / 2]` bytes.
+    pub c: DevicePtr,
+    /// Scale bytes of an nvfp4 C.
+    pub c_scales: DevicePtr,
+    /// Tensor scale of an nvfp4 C, a multiplier.
+    pub c_scale: f32,
+    /// Rows of A; of all groups together.
+    pub m: usize,
+    /// Features.
+    pub n: usize,
+    /// Elements that are summed, a multiple of 16.
+    pub k: usize,
+    /// What the sums of gate and up are multiplied by: [`Pack::alpha`](super::pack::Pack::alpha) times whatever belongs to
+    /// A and the epilogue. Of grouped problems each has its own, in [`GroupArgs`].
+    pub alpha: [f32; 2],
+    /// Biases of gate and up, `[n]` f32; grouped `[groups, n]`.
+    pub bias: [DevicePtr; 2],
+    /// One f32 that both products are multiplied by.
+    pub a_scale: DevicePtr,
+    /// The groups of a grouped problem.
+    pub groups: Option<GroupArgs>,
+    /// [`Fused::workspace_bytes`] bytes, zero before the first launch; launches that may run at once need their own.
+    pub workspace: DevicePtr,
 }
 
-fn upload(device: &dyn Device, bytes: &[u8]) -> Result<DevicePtr, Error> {
-    let ptr = device.alloc(bytes.len())?;
-    device.copy_to(ptr, bytes)?;
-    Ok(ptr)
+/// The groups of a grouped problem: experts, or entries of a batch.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GroupArgs {
+    /// How many.
+    pub count: usize,
+    /// `count + 1` ascending u32: group g has rows `rows[g] .. rows[g + 1]` of A and C. Read by the kernel, so that the
+    /// kernel before may write it.
+    pub rows: DevicePtr,
+    /// Bytes from the pack of one group to that of the next, a multiple of 16.
+    pub pack_stride: usize,
+    /// `[count][2]` f32: each group's [`FusedArgs::alpha`].
+    pub alphas: DevicePtr,
 }
 
-impl Operands {
-    /// Copies A, `[m, k]`, and the weights to the device.
-    ///
-    /// # Errors
-    /// If A and the weights differ in K, or the device has no room.
-    pub fn upload(device: &dyn Device, a: &Matrix<'_, f16>, pack: &Pack) -> Result<Self, Error> {
-        let (m, n, k) = (a.rows(), pack.n(), pack.k());
-        if a.cols() != k {
-            let (found, expected) = (format!("[{m}, {}]", a.cols()), format!("[M, {k}], as the weights are"));
-            return Err(OperandError::Operand { tensor: "A".into(), found, expected }.into());
-        }
-        let rows: Vec<u8> = (0..m).flat_map(|r| a.row(r)).flat_map(|x| x.to_le_bytes()).collect();
-        Ok(Self {
+impl FusedArgs {
+    /// One problem of dense f16 or bf16 matrices, without bias.
+    pub fn new(
+        a: DevicePtr,
+        pack: DevicePtr,
+        c: DevicePtr,
+        (m, n, k): (usize, usize, usize),
+        alpha: [f32; 2],
+    ) -> Self {
+        let none = DevicePtr::NULL;
+        Self {
+            a,
+            lda: k,
+            pack,
+            c,
+            c_scales: none,
+            c_scale: 1.0,
             m,
             n,
             k,
-            alpha: pack.alpha(),
-            a: upload(device, &rows)?,
-            pack: upload(device, pack.bytes())?,
-            c: device.alloc(m * n * size_of::<f16>())?,
-        })
-    }
-
-    /// C, `[m, n]` row-major, after the launches before.
-    ///
-    /// # Errors
-    /// The failure of an earlier launch.
-    pub fn read_c(&self, device: &dyn Device) -> Result<Vec<f16>, Error> {
-        let mut c = vec![0; self.m * self.n * size_of::<f16>()];
-        device.copy_from(&mut c, self.c)?;
-        Ok(c.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect())
-    }
-
-    /// Gives the memory back.
-    ///
-    /// # Errors
-    /// If the operands belong to another device.
-    pub fn free(self, device: &dyn Device) -> Result<(), Error> {
-        for ptr in [self.a, self.pack, self.c] {
-            device.free(ptr)?;
+            alpha,
+            bias: [none; 2],
+            a_scale: none,
+            groups: None,
+            workspace: none,
         }
-        Ok(())
     }
 }
 
-/// The fused kernel, loaded on a device for one N and one activation.
-#[derive(Clone, Copy)]
+/// The fused kernel, loaded on a device.
+#[derive(Clone)]
 pub struct Fused<'d> {
     device: &'d dyn Device,
     config: Config,
+    variant: Variant,
     function: FunctionId,
-    n: usize,
     shared: u32,
 }
 
+impl std::fmt::Debug for Fused<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.config.name(), self.variant.name())
+    }
+}
+
+fn refuse(tensor: &str, found: impl std::fmt::Display, expected: &str) -> Error {
+    let (found, expected) = (found.to_string(), expected.to_string());
+    OperandError::Operand { tensor: tensor.into(), found, expected }.into()
+}
+
+fn check_address(tensor: &str, ptr: DevicePtr, align: u64) -> Result<(), Error> {
+    if ptr == DevicePtr::NULL || !ptr.0.is_multiple_of(align) {
+        return Err(refuse(
+            tensor,
+            format!("at {ptr}"),
+            &format!("device memory on a multiple of {align} bytes"),
+        ));
+    }
+    Ok(())
+}
+
 impl<'d> Fused<'d> {
-    /// Generates and loads the kernel for `n` features.
+    /// Generates and loads the kernel.
     ///
     /// # Errors
-    /// If the configuration does not fit, or the device refuses the text.
-    pub fn new(device: &'d dyn Device, config: Config, program: &Program, n: usize) -> Result<Self, Error> {
-        // Rows of C start at multiples of 16 bytes if N is a multiple of 8.
-        let ptx = fused::generate(&config, program, n.is_multiple_of(8))?.to_string();
+    /// If the configuration does not fit, the variant contradicts itself, or the device refuses the text.
+    pub fn new(device: &'d dyn Device, config: Config, variant: &Variant) -> Result<Self, Error> {
+        let ptx = fused::generate(&config, variant)?.to_string();
         let function = device.function(device.load(&ptx)?, fused::ENTRY)?;
-        Ok(Self { device, config, function, n, shared: config.layout()?.smem.bytes() })
+        let shared = config.layout(variant)?.smem.bytes();
+        Ok(Self { device, config, variant: variant.clone(), function, shared })
     }
 
-    /// The launch on these operands; it can be repeated and recorded.
+    /// Tile and pipeline.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// What it computes.
+    pub fn variant(&self) -> &Variant {
+        &self.variant
+    }
+
+    /// CTAs that the card holds at once.
+    fn resident(&self) -> u32 {
+        self.device.info().sm_count * self.config.ctas_per_sm
+    }
+
+    /// Bytes of [`FusedArgs::workspace`]; 0 for all schedulers but stream-K.
+    pub fn workspace_bytes(&self) -> usize {
+        match self.variant.scheduler {
+            Scheduler::Grid | Scheduler::Persistent => 0,
+            Scheduler::StreamK => FLAG_BYTES as usize + self.resident() as usize * self.config.tile_bytes(),
+        }
+    }
+
+    fn check(&self, args: &FusedArgs) -> Result<(), Error> {
+        let FusedArgs { m, n, k, lda, .. } = *args;
+        for (dim, value) in [("M", m), ("N", n), ("K", k)] {
+            if value == 0 {
+                return Err(OperandError::ZeroDim { dim }.into());
+            }
+            if value > i32::MAX as usize {
+                return Err(refuse(dim, value, "at most 2147483647"));
+            }
+        }
+        if !k.is_multiple_of(16) {
+            return Err(refuse("K", k, "a multiple of 16"));
+        }
+        let piece = self.variant.out.piece() as usize;
+        if self.variant.aligned && !n.is_multiple_of(piece) {
+            return Err(refuse("N", n, &format!("a multiple of {piece}, which the kernel was made for")));
+        }
+        if self.variant.whole_blocks && !k.is_multiple_of(CHUNK_K) {
+            return Err(refuse("K", k, &format!("a multiple of {CHUNK_K}, which the kernel was made for")));
+        }
+        if lda < k || !lda.is_multiple_of(8) {
+            return Err(refuse("A's row stride", lda, &format!("a multiple of 8 elements, at least {k}")));
+        }
+        check_address("A", args.a, 16)?;
+        check_address("pack", args.pack, 16)?;
+        check_address(
+            "C",
+            args.c,
+            if self.variant.aligned { 16 } else { self.variant.out.staged_bytes().into() },
+        )?;
+        if let Out::Nvfp4 { .. } = self.variant.out {
+            check_address("C's scales", args.c_scales, 1)?;
+            if !(args.c_scale.is_finite() && args.c_scale > 0.0 && (1.0 / args.c_scale).is_finite()) {
+                return Err(refuse(
+                    "C's tensor scale",
+                    args.c_scale,
+                    "a positive number with a finite reciprocal",
+                ));
+            }
+        }
+        if self.variant.bias {
+            check_address("gate bias", args.bias[0], 4)?;
+            check_address("up bias", args.bias[1], 4)?;
+        }
+        if self.variant.a_scale {
+            check_address("A's scale", args.a_scale, 4)?;
+        }
+        if self.variant.scheduler == Scheduler::StreamK {
+            check_address("workspace", args.workspace, 16)?;
+            if self.resident() > FLAG_BYTES / 4 {
+                let (rule, limit) = ("CTAs that share tiles", FLAG_BYTES / 4);
+                return Err(Error::Unsupported {
+                    kernel: "sm90a fused",
+                    rule,
+                    value: self.resident(),
+                    limit,
+                });
+            }
+        }
+        match (&args.groups, self.variant.grouped) {
+            (Some(groups), true) => {
+                check_address("group rows", groups.rows, 4)?;
+                check_address("alphas", groups.alphas, 8)?;
+                if groups.count == 0
+                    || groups.count > i32::MAX as usize
+                    || !groups.pack_stride.is_multiple_of(16)
+                {
+                    let found = format!("{} packs {} bytes apart", groups.count, groups.pack_stride);
+                    return Err(refuse("groups", found, "at least one, a multiple of 16 bytes apart"));
+                }
+                Ok(())
+            }
+            (None, false) => Ok(()),
+            (Some(_), false) => Err(refuse("A", "grouped", "one problem, which the kernel was made for")),
+            (None, true) => Err(refuse("A", "one problem", "groups, which the kernel was made for")),
+        }
+    }
+
+    /// CTAs of a launch, in x, y, z.
+    fn grid(&self, args: &FusedArgs) -> Result<[u32; 3], Error> {
+        let [token_tiles, feature_tiles] = self.config.tiles(args.m, args.n);
+        // Of ragged groups each adds one tile at most.
+        let ragged = args.groups.map_or(0, |groups| groups.count.min(args.m) as u64);
+        let tiles = match ragged {
+            0 => u64::from(token_tiles) * u64::from(feature_tiles),
+            _ => (args.m as u64 / u64::from(self.config.tokens) + ragged) * u64::from(feature_tiles),
+        };
+        let rule = |rule, value: u64, limit: u32| {
+            let value = u32::try_from(value).unwrap_or(u32::MAX);
+            Err(Error::Unsupported { kernel: "sm90a fused", rule, value, limit })
+        };
+        let stages = args.k.div_ceil(CHUNK_K).div_ceil(self.config.blocks_per_stage as usize) as u64;
+        if tiles * stages > i32::MAX as u64 {
+            return rule("stages of all tiles", tiles * stages, i32::MAX as u32);
+        }
+        let resident = u64::from(self.resident());
+        Ok(match self.variant.scheduler {
+            Scheduler::Grid if self.variant.grouped => [tiles as u32, 1, 1],
+            Scheduler::Grid => {
+                let panels = token_tiles.div_ceil(self.config.panel());
+                if feature_tiles.max(panels) > GRID_LIMIT {
+                    return rule("tiles along the features", feature_tiles.max(panels).into(), GRID_LIMIT);
+                }
+                [token_tiles.min(self.config.panel()), feature_tiles, panels]
+            }
+            Scheduler::Persistent => [tiles.min(resident) as u32, 1, 1],
+            Scheduler::StreamK => [(tiles * stages).min(resident) as u32, 1, 1],
+        })
+    }
+
+    fn tensor_map(&self, args: &FusedArgs) -> TensorMap {
+        let (m, k, stride) = (args.m as u64, args.k as u64, args.lda as u64 * 2);
+        let (data_type, swizzle) = (self.variant.compute.tensor_type(), TensorSwizzle::B128);
+        let box_rows = self.config.tokens;
+        if !self.variant.whole_blocks {
+            let tile = (box_rows, CHUNK_K as u32);
+            return TensorMap::matrix(data_type, args.a.0, (m, k), stride, tile, swizzle);
+        }
+        // Blocks of 64 columns as a dimension of their own: a box of several leaves them one after another.
+        TensorMap {
+            data_type,
+            address: args.a.0,
+            dims: vec![CHUNK_K as u64, m, k / CHUNK_K as u64],
+            strides: vec![stride, CHUNK_K as u64 * 2],
+            box_dims: vec![CHUNK_K as u32, box_rows, self.config.blocks_per_stage],
+            element_strides: vec![1; 3],
+            interleave: Interleave::None,
+            swizzle,
+            l2_promotion: L2Promotion::B256,
+            out_of_bounds: OutOfBounds::Zero,
+        }
+    }
+
+    /// The launch on these operands; it can be repeated and recorded. With [`LaunchSpec::programmatic`] it may start
+    /// before the launch ahead of it has ended: it reads weights and biases at once, everything else after that end.
     ///
     /// # Errors
-    /// If the operands have another N, or A cannot be described to the TMA unit.
-    pub fn spec(&self, operands: &Operands) -> Result<LaunchSpec, Error> {
-        let &Operands { m, n, k, alpha, a, pack, c } = operands;
-        if n != self.n {
-            let (found, expected) =
-                (format!("[{n}, {k}]"), format!("[{}, K]: the kernel is for that N", self.n));
-            return Err(OperandError::Operand { tensor: "gate".into(), found, expected }.into());
+    /// Names the operand, what it is and what it must be.
+    pub fn spec(&self, args: &FusedArgs) -> Result<LaunchSpec, Error> {
+        self.check(args)?;
+        let grid = self.grid(args)?;
+        let map = self.device.tensor_map(&self.tensor_map(args))?;
+        let sizes = [args.m, args.n, args.k.div_ceil(CHUNK_K)].map(|size| size as u32);
+        let mut list = Args::new().tensor_map(map).ptr(args.pack).ptr(args.c);
+        list = sizes.into_iter().fold(list, Args::u32);
+        list = match &args.groups {
+            None => list.f32(args.alpha[0]).f32(args.alpha[1]),
+            Some(groups) => list.ptr(groups.alphas),
+        };
+        if self.variant.bias {
+            list = list.ptr(args.bias[0]).ptr(args.bias[1]);
         }
-        let map = TensorMap::matrix(
-            TensorDataType::F16,
-            a.0,
-            (m as u64, k as u64),
-            k as u64 * 2,
-            (self.config.tokens, CHUNK_K as u32),
-            TensorSwizzle::B128,
-        );
-        let args = Args::new()
-            .tensor_map(self.device.tensor_map(&map)?)
-            .ptr(pack)
-            .ptr(c)
-            .u32(m as u32)
-            .u32(n as u32)
-            .u32(k.div_ceil(CHUNK_K) as u32)
-            .f32(alpha[0])
-            .f32(alpha[1]);
-        let (grid, block) = ([self.config.grid(m, n), 1, 1], [self.config.threads(), 1, 1]);
-        Ok(LaunchSpec::new(self.function, grid, block).dynamic_shared(self.shared).args(args))
+        if self.variant.a_scale {
+            list = list.ptr(args.a_scale);
+        }
+        if let Out::Nvfp4 { .. } = self.variant.out {
+            let divisor = 1.0 / GlobalScale::multiplier(args.c_scale).value();
+            list = list.ptr(args.c_scales).f32(divisor * (1.0 / 6.0)).f32(1.0 / divisor);
+        }
+        if let Some(groups) = &args.groups {
+            list = list.ptr(groups.rows).u32(groups.count as u32).u64(groups.pack_stride as u64);
+        }
+        if self.variant.scheduler == Scheduler::StreamK {
+            list = list.ptr(args.workspace);
+        }
+        let block = [self.config.threads(), 1, 1];
+        Ok(LaunchSpec::new(self.function, grid, block).dynamic_shared(self.shared).args(list))
     }
 
     /// Starts the kernel.
     ///
     /// # Errors
     /// As [`spec`](Self::spec), and what the device says of the launch.
-    pub fn launch(&self, operands: &Operands) -> Result<(), Error> {
-        Ok(self.device.launch(&self.spec(operands)?)?)
+    pub fn launch(&self, args: &FusedArgs) -> Result<(), Error> {
+        Ok(self.device.launch(&self.spec(args)?)?)
     }
 }

@@ -14,7 +14,11 @@
 //! ```
 //!
 //! Field and scale encodings: [`decode`](super::decode). Features and K beyond the matrix are zero codes with zero
-//! scales, which add exact zeros. 2304 bytes for 4096 weights: 4.5 bits each, as in the checkpoint.
+//! scales, which add exact zeros; so are blocks whose scale is zero, which bf16 decoding asks for. 2304 bytes for 4096
+//! weights: 4.5 bits each, as in an nvfp4 checkpoint.
+//!
+//! mxfp4 has the same codes, a scale for 32 elements, and powers of two as scales. They are stored twice, relative to the
+//! largest one of the matrix; 25 octaves have an exact product.
 //!
 //! Fragment layout: PTX ISA, "Register fragments for wgmma.mma_async.m64nNk16".
 
@@ -42,38 +46,34 @@ pub struct Pack {
     n: usize,
     k: usize,
     alpha: [f32; 2],
+    bias: Option<[Vec<f32>; 2]>,
     bytes: Vec<u8>,
 }
 
 impl Pack {
-    /// Packs a pair of nvfp4 matrices.
+    /// Packs a pair of matrices in nvfp4 or mxfp4.
     ///
     /// # Errors
-    /// If the halves do not belong together, are not nvfp4, have a bias, or hold a NaN or negative scale.
+    /// If the halves do not belong together, hold a NaN or negative scale, or mxfp4 scales too far apart.
     pub fn new(weights: &GateUp<'_>) -> Result<Self, Error> {
         weights.check()?;
-        if weights.gate.format() != BlockFormat::Nvfp4 {
-            return Err(Error::PackFormat {
-                tensor: weights.gate.name().into(),
-                format: weights.gate.format(),
-            });
-        }
-        for (half, bias) in [(&weights.gate, &weights.gate_bias), (&weights.up, &weights.up_bias)] {
-            if bias.is_some() {
-                return Err(Error::PackBias { tensor: half.name().into() });
-            }
-        }
         let (n, k) = (weights.n(), weights.k());
+        let halves = [Half::new(&weights.gate)?, Half::new(&weights.up)?];
         let k_chunks = k.div_ceil(CHUNK_K);
         let mut bytes = vec![0; n.div_ceil(CHUNK_FEATURES) * k_chunks * CHUNK_BYTES];
         bytes.par_chunks_exact_mut(CHUNK_BYTES).enumerate().for_each(|(index, chunk)| {
             let (codes, scales) = chunk.split_at_mut(CODE_BYTES);
             let origin = Origin { feature: index / k_chunks * CHUNK_FEATURES, k: index % k_chunks * CHUNK_K };
-            pack_codes(weights, origin, codes);
-            pack_scales(weights, origin, scales);
+            pack_codes(&halves, origin, codes);
+            pack_scales(&halves, origin, scales);
         });
-        let alpha = [&weights.gate, &weights.up].map(|half| half.global_scale().value() * WEIGHT_FACTOR);
-        Ok(Self { n, k, alpha, bytes })
+        let alpha = [0, 1].map(|half| halves[half].factor);
+        let biases = [&weights.gate_bias, &weights.up_bias];
+        let bias = biases
+            .iter()
+            .any(|bias| bias.is_some())
+            .then(|| biases.map(|bias| bias.as_ref().map_or_else(|| vec![0.0; n], |bias| bias.to_vec())));
+        Ok(Self { n, k, alpha, bias, bytes })
     }
 
     /// Features (N) before padding.
@@ -86,9 +86,15 @@ impl Pack {
         self.k
     }
 
-    /// What the sums of decoded gate and up weights must be multiplied by: tensor scale and [`WEIGHT_FACTOR`].
+    /// What the sums of decoded gate and up weights must be multiplied by: tensor scale and, for nvfp4,
+    /// [`WEIGHT_FACTOR`].
     pub fn alpha(&self) -> [f32; 2] {
         self.alpha
+    }
+
+    /// Biases of gate and up, `[n]` each, if either has one.
+    pub fn bias(&self) -> Option<[&[f32]; 2]> {
+        self.bias.as_ref().map(|[gate, up]| [gate.as_slice(), up.as_slice()])
     }
 
     /// The chunks, those of one feature tile along K first.
@@ -104,20 +110,80 @@ struct Origin {
     k: usize,
 }
 
-fn pack_codes(weights: &GateUp<'_>, origin: Origin, out: &mut [u8]) {
-    let code = |half: &QuantizedMatrix<'_>, feature: usize, k: usize| {
-        if feature < half.rows() && k < half.k() { half.code(feature, k) } else { 0 }
-    };
+/// One of the two matrices, and how its scales become bytes.
+struct Half<'a> {
+    matrix: &'a QuantizedMatrix<'a>,
+    /// mxfp4: exponent byte of the largest scale.
+    largest: u8,
+    factor: f32,
+}
+
+/// Halves of two from the largest mxfp4 scale down whose product with every code is an exact half: the largest scale is
+/// 2¹⁵, and 1.5 · 2⁻⁹ · 2⁻¹⁴ is the smallest product.
+const OCTAVES: u8 = 24;
+
+impl<'a> Half<'a> {
+    fn new(matrix: &'a QuantizedMatrix<'a>) -> Result<Self, Error> {
+        let global = matrix.global_scale().value();
+        if matrix.format() == BlockFormat::Nvfp4 {
+            return Ok(Self { matrix, largest: 0, factor: global * WEIGHT_FACTOR });
+        }
+        let len = matrix.format().block_len();
+        let zero = |row, block| (0..len).all(|i| matrix.code(row, block * len + i) & 7 == 0);
+        let range = (0..matrix.rows())
+            .into_par_iter()
+            .flat_map_iter(|row| (0..matrix.blocks()).map(move |block| (row, block)))
+            .filter(|&(row, block)| !zero(row, block))
+            .map(|(row, block)| matrix.scale_byte(row, block))
+            .fold(|| (u8::MAX, 0), |(low, high), byte| (byte.min(low), byte.max(high)))
+            .reduce(|| (u8::MAX, 0), |a, b| (a.0.min(b.0), a.1.max(b.1)));
+        let (smallest, largest) = if range.0 > range.1 { (127, 127) } else { range };
+        if largest - smallest > OCTAVES {
+            let (tensor, found, most) = (matrix.name().into(), largest - smallest, OCTAVES);
+            return Err(Error::PackRange { tensor, found, most });
+        }
+        // The largest scale is stored as 2¹⁵, and codes are decoded as code · 2⁻¹⁴.
+        let factor = global * 2f32.powi(i32::from(largest) - 127 - 15 + 14);
+        Ok(Self { matrix, largest, factor })
+    }
+
+    /// The scale of k16 block `block` of a row as the pack has it; 0 beyond the matrix.
+    fn scale(&self, row: usize, block: usize) -> u8 {
+        let block = block * 16 / self.matrix.format().block_len();
+        if row >= self.matrix.rows() || block >= self.matrix.blocks() {
+            return 0;
+        }
+        let byte = self.matrix.scale_byte(row, block);
+        match self.matrix.format() {
+            BlockFormat::Nvfp4 => {
+                encode_scale(byte).expect("`GateUp::check` refused scales without encoding")
+            }
+            // Blocks below the range have zero codes only.
+            BlockFormat::Mxfp4 => ((u16::from(byte) + 30).saturating_sub(self.largest.into()) << 3) as u8,
+        }
+    }
+
+    /// A code; 0 beyond the matrix and in blocks whose scale is zero.
+    fn code(&self, row: usize, k: usize) -> u8 {
+        if row < self.matrix.rows() && k < self.matrix.k() && self.scale(row, k / 16) != 0 {
+            self.matrix.code(row, k)
+        } else {
+            0
+        }
+    }
+}
+
+fn pack_codes(halves: &[Half<'_>; 2], origin: Origin, out: &mut [u8]) {
+    let [gate, up] = halves;
     for (index, word) in out.chunks_exact_mut(4).enumerate() {
         let (lane, step) = (index / 4 % 32, index % 4);
         let feature = origin.feature + index / 128 * 8 + lane / 4;
         let lane_of = |k: usize| {
-            let at = |half, k| code(half, feature, k);
             encode_lane([
-                at(&weights.gate, k),
-                at(&weights.up, k),
-                at(&weights.gate, k + 8),
-                at(&weights.up, k + 8),
+                gate.code(feature, k),
+                up.code(feature, k),
+                gate.code(feature, k + 8),
+                up.code(feature, k + 8),
             ])
         };
         let k = origin.k + 16 * step + 2 * (lane % 4);
@@ -126,19 +192,11 @@ fn pack_codes(weights: &GateUp<'_>, origin: Origin, out: &mut [u8]) {
     }
 }
 
-fn pack_scales(weights: &GateUp<'_>, origin: Origin, out: &mut [u8]) {
-    let scale = |half: &QuantizedMatrix<'_>, feature: usize, block: usize| {
-        if feature < half.rows() && block < half.blocks() {
-            encode_scale(half.scale_byte(feature, block))
-                .expect("`GateUp::check` refused scales without encoding")
-        } else {
-            0
-        }
-    };
+fn pack_scales(halves: &[Half<'_>; 2], origin: Origin, out: &mut [u8]) {
     for (index, word) in out.chunks_exact_mut(4).enumerate() {
         let feature = origin.feature + index / 2;
         let block = origin.k / 16 + index % 2 * 2;
-        let pair = |block| [scale(&weights.gate, feature, block), scale(&weights.up, feature, block)];
+        let pair = |block| [halves[0].scale(feature, block), halves[1].scale(feature, block)];
         word.copy_from_slice(&encode_scales(pair(block), pair(block + 1)).to_le_bytes());
     }
 }
@@ -148,7 +206,7 @@ mod tests {
     use super::super::decode::{decode_scales, decode_word};
     use super::*;
     use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
-    use dualgemm_formats::GlobalScale;
+    use dualgemm_formats::{GlobalScale, ScaleLayout};
     use half::f16;
 
     fn weights(n: usize, k: usize) -> GateUp<'static> {
@@ -211,13 +269,33 @@ mod tests {
         assert_eq!(pack.bytes().len() * 16, 2 * 64 * 128 * 9);
     }
 
+    fn mxfp4(name: &str, scales: [u8; 2]) -> QuantizedMatrix<'static> {
+        let codes: Vec<u8> = (0..32u8).map(|i| i.wrapping_mul(0x1D) ^ 0x50).collect();
+        let scales = scales.to_vec();
+        let (format, layout) = (BlockFormat::Mxfp4, ScaleLayout::Linear);
+        QuantizedMatrix::new(name, format, 1, 64, codes, scales, layout, GlobalScale::ONE).unwrap()
+    }
+
     #[test]
-    fn mxfp4_and_bad_scales_are_refused_by_name() {
-        let mut inputs = Inputs::seeded(1);
-        let sets = (CodeSet::Full, ScaleSet::Full);
-        let mut half =
-            |name| inputs.quantized(name, BlockFormat::Mxfp4, (8, 32), sets, GlobalScale::ONE).unwrap();
-        let message = Pack::new(&GateUp::new(half("gate"), half("up"))).unwrap_err().to_string();
-        assert_eq!(message, "gate is mxfp4; the sm_90a pack holds nvfp4");
+    fn mxfp4_is_exact_over_25_octaves_and_refused_beyond() {
+        let weights = GateUp::new(mxfp4("gate", [127, 103]), mxfp4("up", [90, 114]));
+        let pack = Pack::new(&weights).unwrap();
+        let (gate, up) = unpack(&pack);
+        for (k, (gate, up)) in gate.into_iter().zip(up).enumerate() {
+            let factor = |half: usize| f64::from(pack.alpha()[half] / WEIGHT_FACTOR);
+            assert_eq!(gate * factor(0), weights.gate.value(0, k), "gate {k}");
+            assert_eq!(up * factor(1), weights.up.value(0, k), "up {k}");
+        }
+        let far = GateUp::new(mxfp4("gate", [127, 102]), mxfp4("up", [127, 127]));
+        let message = Pack::new(&far).unwrap_err().to_string();
+        assert_eq!(message, "gate: its mxfp4 scales span 25 octaves; the sm_90a pack holds at most 24");
+    }
+
+    #[test]
+    fn one_bias_makes_two() {
+        let biased = GateUp { up_bias: Some(vec![1.0, 2.0].into()), ..weights(2, 16) };
+        let pack = Pack::new(&biased).unwrap();
+        assert_eq!(pack.bias(), Some([&[0.0, 0.0][..], &[1.0, 2.0]]));
+        assert_eq!(Pack::new(&weights(2, 16)).unwrap().bias(), None);
     }
 }

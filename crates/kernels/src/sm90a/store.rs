@@ -1,148 +1,364 @@
-//! The end of the fused kernel: sums in registers become rows of C. Two ways, by how the sums are spread over threads.
+//! The end of a tile: sums in registers become rows of C. Two ways, by how the sums are spread over threads.
 
 use dualgemm_ptx::builder::*;
 
-use super::fused::Fused;
+use super::fused::{Alpha, Fused};
+use super::schedule::Tile;
+use super::variant::Out;
 use crate::parts::epilogue;
 
+/// What the products of one feature are multiplied by, and what is added.
+struct Factors {
+    alpha: [Reg<F32>; 2],
+    bias: Option<[Reg<F32>; 2]>,
+}
+
 impl Fused<'_> {
-    fn activate(&self, k: &mut Kernel, alpha: [Reg<F32>; 2], gate: Reg<F32>, up: Reg<F32>) -> Reg<F32> {
-        let gate = k.mul(gate, alpha[0]);
-        let up = k.mul(up, alpha[1]);
-        epilogue::evaluate(k, self.program, gate, up)
+    /// Everything after the main loop of a tile.
+    pub(super) fn finish(&self, k: &mut Kernel, tile: Tile, acc: &[Reg<F32>]) {
+        if self.config.k_groups > 1 {
+            return self.store_reduced(k, tile, acc);
+        }
+        let Some(part) = tile.part else { return self.store_transposed(k, tile, acc) };
+        let thread = k.special(Special::TidX);
+        k.if_else(
+            part.head,
+            "finish",
+            |k| {
+                k.if_(!part.tail, "others", |k| {
+                    self.await_parts(k, part);
+                    self.for_each_part(k, part, |k, slot| {
+                        let from = self.part_of_thread(k, slot, thread);
+                        for (j, sums) in acc.chunks_exact(4).enumerate() {
+                            let more: [Reg<F32>; 4] = k.ld_vector(from.at(j as u32 * self.plane()));
+                            sums.iter().zip(more).for_each(|(sum, more)| {
+                                k.to(*sum).add(*sum, more);
+                            });
+                        }
+                    });
+                });
+                self.store_transposed(k, tile, acc);
+            },
+            |k| {
+                let slot = self.own_slot(k);
+                let to = self.part_of_thread(k, slot, thread);
+                for (j, sums) in acc.chunks_exact(4).enumerate() {
+                    k.st_vector(to.at(j as u32 * self.plane()), sums);
+                }
+                self.publish_part(k);
+            },
+        );
     }
 
-    fn alphas(&self, k: &mut Kernel) -> [Reg<F32>; 2] {
-        [k.ld_param(&self.alpha[0]), k.ld_param(&self.alpha[1])]
+    /// What one feature, given by its place in the tile, is multiplied by. Features beyond the last have no bias.
+    fn factors(&self, k: &mut Kernel, tile: Tile, feature: Reg<U32>) -> Factors {
+        let mut alpha = match &self.alpha {
+            Alpha::Values(alpha) => [k.ld_param(&alpha[0]), k.ld_param(&alpha[1])],
+            Alpha::Table(table) => {
+                let table = k.ld_pointer(table);
+                let bytes = k.mov::<U64>(8u64);
+                let at = self.of_group(k, table, tile, bytes);
+                k.ld_vector(at)
+            }
+        };
+        if let Some(scale) = &self.a_scale {
+            let scale = k.ld_pointer(scale);
+            let scale: Reg<F32> = k.ld(scale);
+            alpha = alpha.map(|alpha| k.mul(alpha, scale));
+        }
+        let bias = self.bias.as_ref().map(|halves| {
+            let first = k.mul(tile.features, self.config.features());
+            let feature = k.add(first, feature);
+            let inside = k.compare(Cmp::Lt, feature, self.n);
+            let byte = k.mul_wide(feature, 4u32);
+            let row_bytes = k.mul_wide(self.n, 4u32);
+            [&halves[0], &halves[1]].map(|half| {
+                let bias = k.mov(0.0f32);
+                let table = k.ld_pointer(half);
+                let table = self.of_group(k, table, tile, row_bytes);
+                let at = k.offset(table, byte);
+                k.when(inside).to(bias).ld::<F32, _>(at);
+                bias
+            })
+        });
+        Factors { alpha, bias }
     }
 
-    /// Activation in registers, transposition by `stmatrix`, then whole 16-byte pieces of C's rows.
-    pub(super) fn store_transposed(&self, k: &mut Kernel, acc: &[Reg<F32>]) {
-        let config = self.config;
+    fn activate(&self, k: &mut Kernel, factors: &Factors, gate: Reg<F32>, up: Reg<F32>) -> Reg<F32> {
+        let mut products = [gate, up];
+        for (half, product) in products.iter_mut().enumerate() {
+            *product = match &factors.bias {
+                None => k.mul(*product, factors.alpha[half]),
+                Some(bias) => k.fma(*product, factors.alpha[half], bias[half]),
+            };
+            if self.variant.round_gate_up_to_bf16 {
+                let rounded = k.f32_to_bf16(*product);
+                *product = k.bf16_to_f32(rounded);
+            }
+        }
+        epilogue::evaluate(k, &self.variant.program, products[0], products[1])
+    }
+
+    /// Two neighbouring 16-bit elements of C.
+    fn pair(&self, k: &mut Kernel, low: Reg<F32>, high: Reg<F32>) -> Reg<B32> {
+        match self.variant.out {
+            Out::Bf16 => k.f32_to_bf16x2(low, high).cast(),
+            Out::F16 | Out::F32 | Out::Nvfp4 { .. } => k.f32_to_f16x2(low, high).cast(),
+        }
+    }
+
+    // ---- sums of one warpgroup: staged, then whole pieces of C's rows ----
+
+    fn store_transposed(&self, k: &mut Kernel, tile: Tile, acc: &[Reg<F32>]) {
         let [row_group, _, warp] = self.place(k);
-        let alpha = self.alphas(k);
         let column = k.shl(row_group, 5u32);
         let slab = k.shl(warp, 3u32);
         let column = k.add(column, slab);
+        let g = k.shr(self.lane, 2u32);
+        let feature = k.add(column, g);
+        let factors = self.factors(k, tile, feature);
+        match self.variant.out {
+            Out::F16 | Out::Bf16 => self.stage_halves(k, &factors, column, acc),
+            Out::F32 | Out::Nvfp4 { .. } => {
+                for (group, sums) in acc.chunks_exact(4).enumerate() {
+                    let group = k.mov::<U32>(group as u32);
+                    self.stage_floats(k, &factors, (group, feature), [sums[0], sums[1], sums[2], sums[3]], 0);
+                }
+            }
+        }
+        k.bar_sync(1u32, self.config.consumer_threads());
+        self.copy_out(k, tile, 0);
+    }
+
+    /// Transposes 16-bit elements by `stmatrix` to rows of tokens. `column` is the warp's first feature.
+    fn stage_halves(&self, k: &mut Kernel, factors: &Factors, column: Reg<U32>, acc: &[Reg<F32>]) {
+        let pitch = self.config.pitch(self.variant.out);
         let column = k.shl(column, 1u32);
         // `stmatrix` takes the row address of matrix i from lanes 8i .. 8i+8; a matrix is 8 tokens.
         let groups: Vec<&[Reg<F32>]> = acc.chunks_exact(4).collect();
         let at_once = if groups.len().is_multiple_of(4) { 4 } else { 1 };
         let row = if at_once == 4 { self.lane } else { k.and(self.lane, 7u32) };
-        let row = k.mul(row, config.pitch());
+        let row = k.mul(row, pitch);
         let place = k.add(row, column);
-        let place = k.offset(self.base, place.cast());
+        let place = k.offset(self.shared(self.layout.epilogue), place.cast());
         for (index, groups) in groups.chunks(at_once).enumerate() {
-            let halves: Vec<Reg<F16x2>> = groups
+            let halves: Vec<Reg<B32>> = groups
                 .iter()
                 .map(|c| {
-                    let [first, second] =
-                        [self.activate(k, alpha, c[0], c[2]), self.activate(k, alpha, c[1], c[3])];
-                    k.f32_to_f16x2(first, second)
+                    let first = self.activate(k, factors, c[0], c[2]);
+                    let second = self.activate(k, factors, c[1], c[3]);
+                    self.pair(k, first, second)
                 })
                 .collect();
-            let row = index as u32 * at_once as u32 * 8 * config.pitch();
+            let row = index as u32 * at_once as u32 * 8 * pitch;
             k.stmatrix(true, place.at(row), &halves);
         }
-        k.bar_sync(1u32, config.consumer_threads());
+    }
 
+    /// Stages elements as f32: those of two tokens of group `group` of eight, of one feature.
+    fn stage_floats(
+        &self,
+        k: &mut Kernel,
+        factors: &Factors,
+        (group, feature): (Reg<U32>, Reg<U32>),
+        sums: [Reg<F32>; 4],
+        stage: u32,
+    ) {
+        let pitch = self.config.pitch(self.variant.out);
+        let token = self.token_of(k, group);
+        let row = k.mul(token, pitch);
+        let column = k.shl(feature, 2u32);
+        let place = k.add(row, column);
+        let place = k.offset(self.shared(self.layout.epilogue + stage), place.cast());
+        for e in 0..2 {
+            let value = self.activate(k, factors, sums[e], sums[e + 2]);
+            k.st(place.at(e as u32 * pitch), value);
+        }
+    }
+
+    /// First of the two tokens of a group of eight whose sums a lane holds.
+    fn token_of(&self, k: &mut Kernel, group: Reg<U32>) -> Reg<U32> {
+        let q = k.and(self.lane, 3u32);
+        let pair = k.shl(q, 1u32);
+        let token = k.shl(group, 3u32);
+        k.add(token, pair)
+    }
+
+    /// Address of an element of C's row-major matrix of `bytes`-byte elements.
+    fn element(&self, k: &mut Kernel, row: Reg<U32>, feature: Reg<U32>, bytes: u32) -> Addr<Global> {
         let out = k.ld_pointer(&self.out);
-        let pieces = config.features() / 8;
+        let start = k.mul_wide(row, self.n);
+        let feature = k.convert::<U64, U32>(feature);
+        let element = k.add(start, feature);
+        let byte = k.shl(element, bytes.ilog2());
+        k.offset(out, byte)
+    }
+
+    /// Staged rows to C, a piece at a time.
+    fn copy_out(&self, k: &mut Kernel, tile: Tile, stage: u32) {
+        let (config, out) = (self.config, self.variant.out);
+        let piece_features = out.piece();
+        let (pieces, bytes) = (config.features() / piece_features, out.staged_bytes());
+        let stage = self.shared(self.layout.epilogue + stage);
         let thread = k.special(Special::TidX);
-        let first_feature = k.mul(self.tile, config.features());
+        let first_feature = k.mul(tile.features, config.features());
         k.for_range("store", thread, config.tokens * pieces, config.consumer_threads(), |k, i, _| {
             let (token, piece) = (k.div(i, pieces), k.rem(i, pieces));
-            let from = k.mul(token, config.pitch());
-            let column = k.shl(piece, 4u32);
-            let from = k.add(from, column);
-            let from = k.offset(self.base, from.cast());
-            let feature = k.shl(piece, 3u32);
-            let feature = k.add(first_feature, feature);
-            let token = k.add(self.token, token);
-            let inside = k.compare(Cmp::Lt, token, self.m);
-            let row = k.mul_wide(token, self.n);
-            let at = |k: &mut Kernel, feature: Reg<U32>| {
-                let feature = k.convert::<U64, U32>(feature);
-                let element = k.add(row, feature);
-                let byte = k.shl(element, 1u32);
-                k.offset(out, byte)
-            };
-            if self.aligned {
-                let inside = k.compare_and(Cmp::Lt, feature, self.n, inside);
-                k.if_(inside, "piece", |k| {
-                    let words: [Reg<B32>; 4] = k.ld_vector(from);
-                    let to = at(k, feature);
-                    k.st_vector(to, &words);
-                });
-            } else {
-                for element in 0..8u32 {
-                    let feature = k.add(feature, element);
+            let from = k.mul(token, config.pitch(out));
+            let from = k.mad(piece, piece_features * bytes, from);
+            let from = k.offset(stage, from.cast());
+            let feature = k.mad(piece, piece_features, first_feature);
+            let row = k.add(tile.token, token);
+            let inside = k.compare(Cmp::Lt, row, tile.token_end);
+            match out {
+                _ if self.variant.aligned => {
                     let inside = k.compare_and(Cmp::Lt, feature, self.n, inside);
-                    k.if_(inside, "element", |k| {
-                        let half: Reg<B16> = k.ld(from.at(element * 2));
-                        let to = at(k, feature);
-                        k.st(to, half);
+                    k.if_(inside, "piece", |k| {
+                        let words: [Reg<B32>; 4] = k.ld_vector(from);
+                        let to = self.element(k, row, feature, bytes);
+                        k.st_vector(to, &words);
                     });
+                }
+                _ => {
+                    for element in 0..piece_features {
+                        let feature = k.add(feature, element);
+                        let inside = k.compare_and(Cmp::Lt, feature, self.n, inside);
+                        k.if_(inside, "element", |k| {
+                            let to = self.element(k, row, feature, bytes);
+                            let from = from.at(element * bytes);
+                            match bytes {
+                                2 => {
+                                    let half: Reg<B16> = k.ld(from);
+                                    k.st(to, half);
+                                }
+                                _ => {
+                                    let word: Reg<B32> = k.ld(from);
+                                    k.st(to, word);
+                                }
+                            }
+                        });
+                    }
                 }
             }
         });
     }
 
+    // ---- sums of several K groups ----
+
     /// Adds the K groups' sums in fixed order, so that the result does not depend on timing, then activates and
     /// stores.
-    pub(super) fn store_reduced(&self, k: &mut Kernel, acc: &[Reg<F32>]) {
+    fn store_reduced(&self, k: &mut Kernel, tile: Tile, acc: &[Reg<F32>]) {
         let config = self.config;
         let thread = k.special(Special::TidX);
+        let sums_at = self.shared(self.layout.epilogue);
         let own = k.shl(thread, 4u32);
-        let own = k.offset(self.base, own.cast());
+        let own = k.offset(sums_at, own.cast());
         let plane = config.consumer_threads() * 16;
         for (j, sums) in acc.chunks_exact(4).enumerate() {
             k.st_vector(own.at(j as u32 * plane), sums);
         }
+        if let Some(part) = tile.part {
+            let shared = k.compare_and(Cmp::Eq, thread, 0u32, part.head);
+            k.if_(shared, "others", |k| self.spin_for_parts(k, part));
+        }
         k.bar_sync(1u32, config.consumer_threads());
-        let alpha = self.alphas(k);
-        let out = k.ld_pointer(&self.out);
         let threads = config.row_groups * 128;
-        let items = config.tokens / 8 * threads;
-        k.for_range("reduce", thread, items, config.consumer_threads(), |k, i, _| {
-            let (group, peer) = (k.div(i, threads), k.rem(i, threads));
-            let from = k.mul(group, plane);
-            let slot = k.shl(peer, 4u32);
-            let from = k.add(from, slot);
-            let from = k.offset(self.base, from.cast());
+        let (peer, k_group) = match config.row_groups {
+            1 => (k.and(thread, 127u32), k.shr(thread, 7u32)),
+            _ => (k.rem(thread, threads), k.div(thread, threads)),
+        };
+        k.comment("Thread `peer` held feature lane/4 of its warp's eight, tokens 2(lane%4) and the next.");
+        let warp = k.shr(peer, 5u32);
+        let feature = k.shl(warp, 3u32);
+        let g = k.shr(self.lane, 2u32);
+        let feature = k.add(feature, g);
+        let factors = self.factors(k, tile, feature);
+        let slot = k.shl(peer, 4u32);
+        let from = k.offset(sums_at, slot.cast());
+        let store = |k: &mut Kernel, group: Reg<U32>, sums: [Reg<F32>; 4]| match self.variant.out {
+            Out::Nvfp4 { .. } => {
+                self.stage_floats(k, &factors, (group, feature), sums, config.sum_bytes());
+            }
+            _ => self.store_direct(k, tile, &factors, (group, feature), sums),
+        };
+        k.for_range("reduce", k_group, config.tokens / 8, config.k_groups, |k, group, _| {
+            let at = k.mul(group, plane);
+            let from = k.offset(from, at.cast());
             let mut sums: [Reg<F32>; 4] = k.ld_vector(from);
             for k_group in 1..config.k_groups {
                 let more: [Reg<F32>; 4] = k.ld_vector(from.at(k_group * threads * 16));
                 sums = std::array::from_fn(|e| k.add(sums[e], more[e]));
             }
-            k.comment(
-                "Thread `peer` held feature lane/4 of its warp's eight, tokens 2(lane%4) and the next.",
+            let Some(part) = tile.part else { return store(k, group, sums) };
+            k.if_else(
+                part.head,
+                "finish",
+                |k| {
+                    self.for_each_part(k, part, |k, slot| {
+                        let from = self.part_of_thread(k, slot, peer);
+                        let skip = k.mul_wide(group, self.plane());
+                        let from = k.offset(from, skip);
+                        let more: [Reg<F32>; 4] = k.ld_vector(from);
+                        sums.iter().zip(more).for_each(|(sum, more)| {
+                            k.to(*sum).add(*sum, more);
+                        });
+                    });
+                    store(k, group, sums);
+                },
+                |k| {
+                    let slot = self.own_slot(k);
+                    let to = self.part_of_thread(k, slot, peer);
+                    let skip = k.mul_wide(group, self.plane());
+                    let to = k.offset(to, skip);
+                    k.st_vector(to, &sums);
+                },
             );
-            let warp = k.shr(peer, 5u32);
-            let feature = k.shl(warp, 3u32);
-            let lane = k.and(peer, 31u32);
-            let g = k.shr(lane, 2u32);
-            let feature = k.add(feature, g);
-            let first = k.mul(self.tile, config.features());
-            let feature = k.add(feature, first);
-            let token = k.shl(group, 3u32);
-            let q = k.and(lane, 3u32);
-            let pair = k.shl(q, 1u32);
-            let token = k.add(token, pair);
-            let token = k.add(token, self.token);
-            let inside = k.compare(Cmp::Lt, feature, self.n);
-            for e in 0..2 {
-                let value = self.activate(k, alpha, sums[e], sums[e + 2]);
-                let half = k.f32_to_f16(value);
-                let token = k.add(token, e as u32);
-                let inside = k.compare_and(Cmp::Lt, token, self.m, inside);
-                let row = k.mul_wide(token, self.n);
-                let column = k.convert::<U64, U32>(feature);
-                let element = k.add(row, column);
-                let byte = k.shl(element, 1u32);
-                let to = k.offset(out, byte);
-                k.when(inside).st(to, half);
-            }
         });
+        if let Some(part) = tile.part {
+            k.if_(!part.head, "publish", |k| self.publish_part(k));
+        }
+        if matches!(self.variant.out, Out::Nvfp4 { .. }) {
+            let body = |k: &mut Kernel| {
+                k.bar_sync(1u32, config.consumer_threads());
+                self.copy_out(k, tile, config.sum_bytes());
+            };
+            match tile.part {
+                None => body(k),
+                Some(part) => k.if_(part.head, "copy_out", body),
+            }
+        }
+    }
+
+    /// Stores the elements of two tokens of one feature.
+    fn store_direct(
+        &self,
+        k: &mut Kernel,
+        tile: Tile,
+        factors: &Factors,
+        (group, feature): (Reg<U32>, Reg<U32>),
+        sums: [Reg<F32>; 4],
+    ) {
+        let first = k.mul(tile.features, self.config.features());
+        let feature = k.add(feature, first);
+        let inside = k.compare(Cmp::Lt, feature, self.n);
+        let token = self.token_of(k, group);
+        let row = k.add(token, tile.token);
+        for e in 0..2 {
+            let value = self.activate(k, factors, sums[e], sums[e + 2]);
+            let row = k.add(row, e as u32);
+            let inside = k.compare_and(Cmp::Lt, row, tile.token_end, inside);
+            let to = self.element(k, row, feature, self.variant.out.staged_bytes());
+            match self.variant.out {
+                Out::F32 | Out::Nvfp4 { .. } => k.when(inside).st(to, value),
+                Out::F16 => {
+                    let half = k.f32_to_f16(value);
+                    k.when(inside).st(to, half);
+                }
+                Out::Bf16 => {
+                    let half = k.f32_to_bf16(value);
+                    k.when(inside).st(to, half);
+                }
+            }
+        }
     }
 }

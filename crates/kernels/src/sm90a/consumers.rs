@@ -1,0 +1,312 @@
+//! The warpgroups that decode and multiply.
+
+use dualgemm_ptx::builder::*;
+
+use super::decode::{
+    BF16_MAGNITUDE_MASK, BF16_SCALE_BASE, BF16_SCALE_MASK, FIELD_MASK, MAGNITUDE_MASK, SCALE_MASK, SIGN_MASK,
+};
+use super::fused::{Fused, Position};
+use super::pack::{CHUNK_BYTES, CODE_BYTES};
+use super::schedule::Tile;
+use super::variant::Compute;
+
+/// `(a & b) | c` as a truth table of `lop3`.
+const AND_OR: u8 = 0xEA;
+
+/// What a consumer keeps from tile to tile.
+pub(super) struct Consumer {
+    /// Row group and K group of the warpgroup, warp in the warpgroup.
+    k_group: Reg<U32>,
+    /// Addresses of this lane's codes and scales of its first block in stage 0.
+    codes: [Addr<Shared>; 2],
+    /// Low word of the descriptor of the tokens of its first block in stage 0.
+    desc: Reg<U32>,
+    /// Stage to load next, to multiply next, to release next.
+    load: Position,
+    multiply: Position,
+    release: Position,
+    raw: [Reg<B32>; 6],
+    fragments: [[Reg<B32>; 16]; 2],
+    first_lane: Reg<Pred>,
+}
+
+impl Fused<'_> {
+    /// Warpgroup's row group and K group, warp in the warpgroup.
+    pub(super) fn place(&self, k: &mut Kernel) -> [Reg<U32>; 3] {
+        let warpgroup = k.shr(self.warp, 2u32);
+        let (rows, k_group) = match (self.config.row_groups, self.config.k_groups) {
+            (_, 1) => (warpgroup, k.mov::<U32>(0u32)),
+            (1, _) => (k.mov::<U32>(0u32), warpgroup),
+            (groups, _) => (k.rem(warpgroup, groups), k.div(warpgroup, groups)),
+        };
+        [rows, k_group, k.and(self.warp, 3u32)]
+    }
+
+    pub(super) fn consumer(&self, k: &mut Kernel) -> Consumer {
+        let [row_group, k_group, warp] = self.place(k);
+        let group = k.mul(row_group, self.config.blocks_per_stage * CHUNK_BYTES as u32);
+        let group = k.mad(k_group, CHUNK_BYTES as u32, group);
+        let start = k.offset(self.shared(self.layout.weights.offset), group.cast());
+        let thread = k.shl(warp, 5u32);
+        let thread = k.add(thread, self.lane);
+        let codes = k.shl(thread, 4u32);
+        let codes = k.offset(start, codes.cast());
+        let row = k.shr(thread, 2u32);
+        let scales = k.shl(row, 3u32);
+        let scales = k.offset(start.at(CODE_BYTES as i64), scales.cast());
+        let first = self.first_desc(k);
+        Consumer {
+            k_group,
+            codes: [codes, scales],
+            desc: k.mad(k_group, self.config.tokens * 8, first),
+            load: self.start(k, 0, self.layout.weights.stride),
+            multiply: self.start(k, 0, self.layout.tokens.stride / 16),
+            release: self.start(k, 0, 0),
+            raw: array(k),
+            fragments: [array(k), array(k)],
+            first_lane: k.compare(Cmp::Eq, self.lane, 0u32),
+        }
+    }
+
+    /// Low word of the descriptor of block 0 of the tokens in stage 0; it alone changes from tile to tile, by bytes
+    /// over 16.
+    fn first_desc(&self, k: &mut Kernel) -> Reg<U32> {
+        let start = self.shared(self.layout.tokens.offset);
+        let address = k.add(start.base().cast::<U32>(), start.offset() as u32);
+        let field = k.shr(address, 4u32);
+        k.or(field.cast::<B32>(), self.layout.token_tile.wgmma_desc() as u32).cast()
+    }
+
+    /// Four code words and two scale words of block `block` of the stage that is loaded next.
+    fn load_block(&self, k: &mut Kernel, consumer: &Consumer, block: u32) {
+        let at = consumer.load.offset;
+        let [codes, scales] =
+            consumer.codes.map(|address| k.offset(address, at.cast()).at(block * CHUNK_BYTES as u32));
+        let words: [Reg<B32>; 4] = k.ld_vector(codes);
+        let pairs: [Reg<B32>; 2] = k.ld_vector(scales);
+        for (to, from) in consumer.raw.iter().zip(words.into_iter().chain(pairs)) {
+            k.assign(*to, from);
+        }
+    }
+
+    fn wait_full(&self, k: &mut Kernel, consumer: &Consumer) {
+        let full = self.barrier(k, self.layout.full.offset, consumer.load.stage);
+        k.mbarrier_wait(full, consumer.load.phase, "full");
+    }
+
+    /// Four `wgmma` on decoded fragments; `low` is the low word of the descriptor of the block's tokens.
+    fn multiply_block(&self, k: &mut Kernel, acc: &[Reg<F32>], fragments: &[Reg<B32>; 16], low: Reg<U32>) {
+        let high = k.mov::<B32>((self.layout.token_tile.wgmma_desc() >> 32) as u32);
+        k.wgmma_fence();
+        for step in 0..4 {
+            let a = std::array::from_fn(|i| fragments[4 * step + i]);
+            let advance = self.layout.token_tile.advance_k(32 * step as u32) as u32;
+            let low = if step == 0 { low } else { k.add(low, advance) };
+            let desc = k.pack_64(low.cast::<B32>(), high);
+            let format = WgmmaFormat::Half(self.variant.compute.format());
+            k.wgmma(format, acc, WgmmaA::Regs(a), desc, true);
+        }
+        k.wgmma_commit();
+    }
+
+    /// All K blocks of a tile that are this warpgroup's. Fragments are double-buffered: while the tensor core
+    /// multiplies block b from one set, the other set's multiplication (b − 1) ends and block b + 1 is decoded.
+    ///
+    /// With K groups a warpgroup takes one block of every stage, else all of them.
+    pub(super) fn multiply(&self, k: &mut Kernel, consumer: &Consumer, tile: Tile, acc: &[Reg<F32>]) {
+        let count = tile.block_count(k, self.blocks);
+        let k_groups = self.config.k_groups;
+        let per_stage = if k_groups > 1 { 1 } else { self.config.blocks_per_stage };
+        let mine = match k_groups {
+            1 => count,
+            _ => {
+                let up = k.add(count, k_groups - 1);
+                let up = k.sub(up, consumer.k_group);
+                k.div(up, k_groups)
+            }
+        };
+        if self.many_tiles() {
+            for sum in acc {
+                k.assign(*sum, 0.0f32);
+            }
+        }
+        let any = k.compare(Cmp::Gt, mine, 0u32);
+        match k_groups {
+            1 => self.multiply_blocks(k, consumer, per_stage, mine, acc),
+            _ => k.if_(any, "some_blocks", |k| self.multiply_blocks(k, consumer, per_stage, mine, acc)),
+        }
+        if !self.many_tiles() {
+            return;
+        }
+        if k_groups == 1 {
+            k.comment("The last stage, whole or not, is done with.");
+            let ragged = k.rem(count, per_stage);
+            let ragged = k.compare(Cmp::Ne, ragged, 0u32);
+            k.if_(ragged, "ragged", |k| {
+                self.advance(k, consumer.load);
+                self.advance(k, consumer.multiply);
+            });
+            self.release(k, consumer);
+        } else {
+            k.if_(any, "last_release", |k| self.release(k, consumer));
+            k.comment("A last stage that holds no block of this K group.");
+            let up = k.add(count, k_groups - 1);
+            let stages = k.div(up, k_groups);
+            let skipped = k.compare(Cmp::Lt, mine, stages);
+            k.if_(skipped, "skip", |k| {
+                self.wait_full(k, consumer);
+                self.release(k, consumer);
+                self.advance(k, consumer.load);
+                self.advance(k, consumer.multiply);
+            });
+        }
+    }
+
+    fn multiply_blocks(
+        &self,
+        k: &mut Kernel,
+        consumer: &Consumer,
+        per_stage: u32,
+        blocks: Reg<U32>,
+        acc: &[Reg<F32>],
+    ) {
+        let Consumer { load, multiply, fragments, .. } = consumer;
+        self.wait_full(k, consumer);
+        self.load_block(k, consumer, 0);
+        if per_stage == 1 {
+            self.advance(k, *load);
+        }
+        self.decode_block(k, &consumer.raw, &fragments[0]);
+
+        // The loop body covers an even number of blocks (fragment sets alternate) and whole stages (the position
+        // inside a stage is then known when the text is written).
+        let unrolled = if per_stage.is_multiple_of(2) { per_stage } else { 2 * per_stage };
+        k.for_range("k_blocks", 0u32, blocks, unrolled, |k, start, this| {
+            for b in 0..unrolled {
+                let block = k.add(start, b);
+                if b > 0 {
+                    let done = k.compare(Cmp::Ge, block, blocks);
+                    k.break_if(this, done);
+                }
+                let (now, next) = (&fragments[b as usize % 2], &fragments[(b as usize + 1) % 2]);
+                let desc = k.add(consumer.desc, multiply.offset);
+                let desc = match b % per_stage {
+                    0 => desc,
+                    b => k.add(desc, b * self.config.tokens * 8),
+                };
+                self.multiply_block(k, acc, now, desc);
+                if (b + 1) % per_stage == 0 {
+                    self.advance(k, *multiply);
+                }
+                let block = k.add(block, 1u32);
+                let more = k.compare(Cmp::Lt, block, blocks);
+                k.if_(more, "load", |k| {
+                    if (b + 1) % per_stage == 0 {
+                        self.wait_full(k, consumer);
+                    }
+                    self.load_block(k, consumer, (b + 1) % per_stage);
+                    if (b + 2).is_multiple_of(per_stage) {
+                        self.advance(k, *load);
+                    }
+                });
+                k.comment("The previous block is multiplied: its fragments are free, and so is its stage if it was the last.");
+                k.wgmma_wait(1);
+                if b % per_stage == 0 {
+                    match b {
+                        0 => {
+                            let previous = k.compare(Cmp::Ne, start, 0u32);
+                            k.if_(previous, "release", |k| self.release(k, consumer));
+                        }
+                        _ => self.release(k, consumer),
+                    }
+                }
+                self.decode_block(k, &consumer.raw, next);
+            }
+        });
+        k.wgmma_wait(0);
+    }
+
+    /// Tells the producers that this warp is done with a stage.
+    fn release(&self, k: &mut Kernel, consumer: &Consumer) {
+        let empty = self.barrier(k, self.layout.empty.offset, consumer.release.stage);
+        k.when(consumer.first_lane).mbarrier_arrive(empty);
+        self.advance(k, consumer.release);
+    }
+
+    // ---- decoding: the operations of `decode.rs` ----
+
+    /// 16 fragment registers of one block from four code words and two scale words.
+    fn decode_block(&self, k: &mut Kernel, raw: &[Reg<B32>; 6], fragments: &[Reg<B32>; 16]) {
+        for pair in 0..2 {
+            let scales = raw[4 + pair];
+            for half in 0..2 {
+                let step = 2 * pair + half;
+                let to = &fragments[4 * step..4 * step + 4];
+                match self.variant.compute {
+                    Compute::F16 => {
+                        let word = if half == 0 { scales } else { k.funnel_left(scales, scales, 8u32) };
+                        let scale = k.and(word, SCALE_MASK);
+                        let fields = fields_f16(k, raw[step]);
+                        scale_fields::<F16x2>(k, fields, scale, to);
+                    }
+                    Compute::Bf16 => {
+                        let word = match half {
+                            0 => k.shr(scales.cast::<U32>(), 3u32).cast(),
+                            _ => k.funnel_left(scales, scales, 5u32),
+                        };
+                        let base = k.mov::<B32>(BF16_SCALE_BASE);
+                        let scale = k.lop3(word, BF16_SCALE_MASK, base, AND_OR);
+                        let fields = fields_bf16(k, raw[step]);
+                        scale_fields::<Bf16x2>(k, fields, scale, to);
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn array<const N: usize>(k: &mut Kernel) -> [Reg<B32>; N] {
+    std::array::from_fn(|_| k.mov::<B32>(0u32))
+}
+
+/// Sign and magnitude of a field, each shifted left on its own.
+fn field(k: &mut Kernel, word: Reg<B32>, shifted: Reg<B32>, mask: u32, sign: u32) -> Reg<B32> {
+    let signs = if sign == 0 { word } else { k.shl(word, sign) };
+    let signs = k.and(signs, SIGN_MASK);
+    k.lop3(shifted, mask, signs, AND_OR)
+}
+
+fn fields_f16(k: &mut Kernel, word: Reg<B32>) -> [Reg<B32>; 4] {
+    let first = k.and(word, FIELD_MASK);
+    let second = k.shl(word, 3u32);
+    let second = k.and(second, FIELD_MASK);
+    let split = [(6u32, 1u32), (9, 2)].map(|(magnitude, sign)| {
+        let shifted = k.shl(word, magnitude);
+        field(k, word, shifted, MAGNITUDE_MASK, sign)
+    });
+    [first, second, split[0], split[1]]
+}
+
+fn fields_bf16(k: &mut Kernel, word: Reg<B32>) -> [Reg<B32>; 4] {
+    let first = k.shr(word.cast::<U32>(), 3u32).cast();
+    let first = field(k, word, first, BF16_MAGNITUDE_MASK, 0);
+    let second = field(k, word, word, BF16_MAGNITUDE_MASK, 3);
+    let split = [(3u32, 1u32), (6, 2)].map(|(magnitude, sign)| {
+        let shifted = k.shl(word, magnitude);
+        field(k, word, shifted, BF16_MAGNITUDE_MASK, sign)
+    });
+    [first, second, split[0], split[1]]
+}
+
+/// Multiplies the fields by the scales of their rows: gate for even ones, up for odd ones.
+fn scale_fields<T>(k: &mut Kernel, fields: [Reg<B32>; 4], scale: Reg<B32>, to: &[Reg<B32>])
+where
+    T: Number + RegType<Class = <B32 as RegType>::Class>,
+{
+    let (gate, up) = k.unpack_32(scale);
+    let scales = [k.pack_32(gate, gate), k.pack_32(up, up)];
+    for (i, field) in fields.into_iter().enumerate() {
+        let product = k.mul(field.cast::<T>(), scales[i % 2].cast::<T>());
+        k.assign(to[i], product.cast::<B32>());
+    }
+}

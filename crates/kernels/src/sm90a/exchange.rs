@@ -1,0 +1,125 @@
+//! Sums of tiles that several CTAs share (stream-K): everyone but the owner of the tile's first block writes its sums to
+//! the workspace and raises a flag; the owner adds them in the order of K, so that the bits do not depend on timing.
+//!
+//! ```text
+//! workspace: [flags: one word per CTA, 4096 bytes] [sums of CTA 0: (groups of 8 tokens, threads, 4) f32] [CTA 1] …
+//! ```
+//!
+//! A CTA has at most one part that is not a tile's first: the one it begins with. So its slot is its own, and the owner,
+//! for whom the tile is the last one, rarely waits. Flags return to zero, ready for the next launch; with programmatic
+//! dependent launch that one reads tokens only after this one has ended, and writes sums only after that.
+
+use dualgemm_ptx::builder::*;
+
+use super::fused::Fused;
+use super::schedule::Part;
+
+/// Bytes of flags at the start of the workspace.
+pub(super) const FLAG_BYTES: u32 = 4096;
+
+impl Fused<'_> {
+    fn workspace(&self, k: &mut Kernel) -> Addr<Global> {
+        let workspace = self.workspace.as_ref().map(|workspace| k.ld_pointer(workspace));
+        workspace.unwrap_or_else(|| k.ld_pointer(&self.out))
+    }
+
+    fn flag(&self, k: &mut Kernel, cta: Reg<U32>) -> Addr<Global> {
+        let workspace = self.workspace(k);
+        let byte = k.mul_wide(cta, 4u32);
+        k.offset(workspace, byte)
+    }
+
+    fn slot(&self, k: &mut Kernel, cta: Reg<U32>) -> Addr<Global> {
+        let workspace = self.workspace(k);
+        let byte = k.mul_wide(cta, self.config.tile_bytes() as u32);
+        k.offset(workspace, byte).at(FLAG_BYTES)
+    }
+
+    /// Where this CTA's sums go.
+    pub(super) fn own_slot(&self, k: &mut Kernel) -> Addr<Global> {
+        let cta = k.special(Special::CtaidX);
+        self.slot(k, cta)
+    }
+
+    /// Place of the first four sums of thread `thread`, those of the first eight tokens; those of the next eight follow
+    /// [`plane`](Self::plane) bytes later.
+    pub(super) fn part_of_thread(
+        &self,
+        k: &mut Kernel,
+        slot: Addr<Global>,
+        thread: Reg<U32>,
+    ) -> Addr<Global> {
+        let byte = k.mul_wide(thread, 16u32);
+        k.offset(slot, byte)
+    }
+
+    /// Bytes of the sums of all threads for eight tokens.
+    pub(super) fn plane(&self) -> u32 {
+        self.config.row_groups * 128 * 16
+    }
+
+    /// All threads have written their sums: raises this CTA's flag.
+    pub(super) fn publish_part(&self, k: &mut Kernel) {
+        k.bar_sync(1u32, self.config.consumer_threads());
+        let thread = k.special(Special::TidX);
+        let first = k.compare(Cmp::Eq, thread, 0u32);
+        k.if_(first, "raise", |k| {
+            let cta = k.special(Special::CtaidX);
+            let flag = self.flag(k, cta);
+            let one = k.mov::<U32>(1u32);
+            k.st_release(Scope::Gpu, flag, one);
+        });
+    }
+
+    /// Runs `body` for the slot of every other CTA that has a part of this tile, in the order of K.
+    pub(super) fn for_each_part(
+        &self,
+        k: &mut Kernel,
+        part: Part,
+        body: impl FnOnce(&mut Kernel, Addr<Global>),
+    ) {
+        self.for_each_other(k, part, "add_parts", |k, cta| {
+            let slot = self.slot(k, cta);
+            body(k, slot);
+        });
+    }
+
+    fn for_each_other(
+        &self,
+        k: &mut Kernel,
+        part: Part,
+        name: &str,
+        body: impl FnOnce(&mut Kernel, Reg<U32>),
+    ) {
+        let own = k.special(Special::CtaidX);
+        let cta = k.add(own, 1u32);
+        k.loop_(name, |k, this| {
+            let start = part.shares.start(k, cta);
+            let done = k.compare(Cmp::Ge, start, part.tile_end);
+            k.break_if(this, done);
+            body(k, cta);
+            k.to(cta).add(cta, 1u32);
+        });
+    }
+
+    /// One thread waits until all other parts of the tile are there, and lowers their flags.
+    pub(super) fn spin_for_parts(&self, k: &mut Kernel, part: Part) {
+        self.for_each_other(k, part, "await_parts", |k, cta| {
+            let flag = self.flag(k, cta);
+            k.do_while("await_flag", |k| {
+                let value: Reg<U32> = k.ld_acquire(Scope::Gpu, flag);
+                k.compare(Cmp::Eq, value, 0u32)
+            });
+            let zero = k.mov::<U32>(0u32);
+            k.st_release(Scope::Gpu, flag, zero);
+        });
+    }
+
+    /// All consumers wait until all other parts of the tile are there.
+    pub(super) fn await_parts(&self, k: &mut Kernel, part: Part) {
+        let thread = k.special(Special::TidX);
+        let first = k.compare(Cmp::Eq, thread, 0u32);
+        k.if_(first, "first_thread", |k| self.spin_for_parts(k, part));
+        k.bar_sync(1u32, self.config.consumer_threads());
+    }
+}

@@ -1,0 +1,258 @@
+//! Which tile a CTA works on: one for each CTA, every so-many-th, or an equal share of all K blocks; and which group's
+//! rows a tile of a grouped problem has.
+
+use dualgemm_ptx::builder::*;
+
+use super::fused::{Fused, Groups};
+use super::variant::Scheduler;
+
+/// A tile, or the part of its K blocks that one CTA takes.
+#[derive(Clone, Copy)]
+pub(super) struct Tile {
+    /// First row of A and C, and the end of the rows that may be written.
+    pub(super) token: Reg<U32>,
+    pub(super) token_end: Reg<U32>,
+    /// Tile along the features.
+    pub(super) features: Reg<U32>,
+    /// The group whose rows these are.
+    pub(super) group: Option<Reg<U32>>,
+    /// The part of K, if it is not all of it.
+    pub(super) part: Option<Part>,
+}
+
+/// A CTA's part of a tile's K blocks.
+#[derive(Clone, Copy)]
+pub(super) struct Part {
+    first_block: Reg<U32>,
+    end_block: Reg<U32>,
+    /// The part begins, or ends, where the tile does.
+    pub(super) head: Reg<Pred>,
+    pub(super) tail: Reg<Pred>,
+    /// Unit of work at which the tile ends.
+    pub(super) tile_end: Reg<U32>,
+    pub(super) shares: Shares,
+}
+
+impl Tile {
+    /// First K block, and the end.
+    pub(super) fn block_range(&self, k: &mut Kernel, blocks: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
+        match self.part {
+            None => (k.mov::<U32>(0u32), blocks),
+            Some(part) => (part.first_block, part.end_block),
+        }
+    }
+
+    /// How many K blocks.
+    pub(super) fn block_count(&self, k: &mut Kernel, blocks: Reg<U32>) -> Reg<U32> {
+        match self.part {
+            None => blocks,
+            Some(part) => k.sub(part.end_block, part.first_block),
+        }
+    }
+}
+
+/// How the units of work of stream-K, a stage's K blocks of one tile each, are shared: CTA i begins at
+/// `i · each + min(i, longer)`.
+#[derive(Clone, Copy)]
+pub(super) struct Shares {
+    each: Reg<U32>,
+    longer: Reg<U32>,
+    /// Stages of one tile.
+    stages: Reg<U32>,
+}
+
+impl Shares {
+    /// First unit of CTA `cta`.
+    pub(super) fn start(&self, k: &mut Kernel, cta: Reg<U32>) -> Reg<U32> {
+        let early = k.min(cta, self.longer);
+        k.mad(cta, self.each, early)
+    }
+}
+
+impl Fused<'_> {
+    /// Runs `body` for the tiles of this CTA: once with `tile` if there is one.
+    pub(super) fn for_each_tile(
+        &self,
+        k: &mut Kernel,
+        tile: Option<Tile>,
+        body: impl FnOnce(&mut Kernel, Tile),
+    ) {
+        match (tile, self.variant.scheduler) {
+            (Some(tile), _) => body(k, tile),
+            (None, Scheduler::StreamK) => self.for_each_share(k, body),
+            (None, Scheduler::Grid | Scheduler::Persistent) => self.for_each_strided(k, body),
+        }
+    }
+
+    /// Tiles along the tokens and along the features, of the whole problem without groups.
+    fn tile_counts(&self, k: &mut Kernel) -> [Reg<U32>; 2] {
+        [(self.m, self.config.tokens), (self.n, self.config.features())].map(|(size, tile)| {
+            let up = k.add(size, tile - 1);
+            k.div(up, tile)
+        })
+    }
+
+    /// The only tile of a CTA. Without groups the grid is (token tiles of a panel, feature tiles, panels), which needs
+    /// no division; with groups it is as long as the worst case, and CTAs beyond the last tile end here.
+    pub(super) fn grid_tile(&self, k: &mut Kernel) -> Tile {
+        let x = k.special(Special::CtaidX);
+        if let Some(groups) = &self.groups {
+            let (tile, found) = self.find_group(k, groups, x);
+            k.unless(found).exit();
+            return tile;
+        }
+        k.comment("Token tiles run fastest: CTAs that run together read the same weights.");
+        let (features, panel) = (k.special(Special::CtaidY), k.special(Special::CtaidZ));
+        let token = k.mad(panel, self.config.panel(), x);
+        let token = k.mul(token, self.config.tokens);
+        k.comment("The last panel may be narrower.");
+        let beyond = k.compare(Cmp::Ge, token, self.m);
+        k.when(beyond).exit();
+        Tile { token, token_end: self.m, features, group: None, part: None }
+    }
+
+    /// Every so-many-th tile.
+    fn for_each_strided(&self, k: &mut Kernel, body: impl FnOnce(&mut Kernel, Tile)) {
+        let index = k.special(Special::CtaidX);
+        let index = k.mov(index);
+        let step = k.special(Special::NctaidX);
+        let counts = self.groups.is_none().then(|| self.tile_counts(k));
+        k.loop_("tiles", |k, this| {
+            let tile = match (&self.groups, counts) {
+                (Some(groups), _) => {
+                    let (tile, found) = self.find_group(k, groups, index);
+                    k.break_if(this, !found);
+                    tile
+                }
+                (None, Some(counts)) => {
+                    let tiles = k.mul(counts[0], counts[1]);
+                    let done = k.compare(Cmp::Ge, index, tiles);
+                    k.break_if(this, done);
+                    self.tile_at(k, counts, index)
+                }
+                (None, None) => return,
+            };
+            body(k, tile);
+            k.to(index).add(index, step);
+        });
+    }
+
+    /// Tile `index` in the order of the grid: panels of token tiles, in each all feature tiles, token tiles fastest.
+    fn tile_at(&self, k: &mut Kernel, [token_tiles, feature_tiles]: [Reg<U32>; 2], index: Reg<U32>) -> Tile {
+        let panel_tiles = k.mul(feature_tiles, self.config.panel());
+        let panel = k.div(index, panel_tiles);
+        let inside = k.rem(index, panel_tiles);
+        let first = k.mul(panel, self.config.panel());
+        let left = k.sub(token_tiles, first);
+        let width = k.min(left, self.config.panel());
+        let features = k.div(inside, width);
+        let token = k.rem(inside, width);
+        let token = k.add(token, first);
+        let token = k.mul(token, self.config.tokens);
+        Tile { token, token_end: self.m, features, group: None, part: None }
+    }
+
+    /// How stream-K shares the work.
+    fn shares(&self, k: &mut Kernel) -> Shares {
+        let [token_tiles, feature_tiles] = self.tile_counts(k);
+        let up = k.add(self.blocks, self.config.blocks_per_stage - 1);
+        let stages = k.div(up, self.config.blocks_per_stage);
+        let tiles = k.mul(token_tiles, feature_tiles);
+        let units = k.mul(tiles, stages);
+        let ctas = k.special(Special::NctaidX);
+        Shares { each: k.div(units, ctas), longer: k.rem(units, ctas), stages }
+    }
+
+    /// This CTA's share of the K blocks of all tiles: the end of one tile, whole ones, the beginning of another.
+    fn for_each_share(&self, k: &mut Kernel, body: impl FnOnce(&mut Kernel, Tile)) {
+        let shares = self.shares(k);
+        let counts = self.tile_counts(k);
+        let cta = k.special(Special::CtaidX);
+        let unit = shares.start(k, cta);
+        let next = k.add(cta, 1u32);
+        let end = shares.start(k, next);
+        k.loop_("shares", |k, this| {
+            let done = k.compare(Cmp::Ge, unit, end);
+            k.break_if(this, done);
+            let index = k.div(unit, shares.stages);
+            let tile_start = k.mul(index, shares.stages);
+            let tile_end = k.add(tile_start, shares.stages);
+            let part_end = k.min(tile_end, end);
+            let head = k.compare(Cmp::Eq, unit, tile_start);
+            let tail = k.compare(Cmp::Eq, part_end, tile_end);
+            let [first_block, end_block] = [unit, part_end].map(|at| {
+                let stage = k.sub(at, tile_start);
+                k.mul(stage, self.config.blocks_per_stage)
+            });
+            let end_block = k.min(end_block, self.blocks);
+            let part = Some(Part { first_block, end_block, head, tail, tile_end, shares });
+            let tile = Tile { part, ..self.tile_at(k, counts, index) };
+            body(k, tile);
+            k.to(unit).mov(part_end);
+        });
+    }
+
+    /// Tile `index` of a grouped problem, and whether there is one. All lanes of the warp are here: each looks at one
+    /// group, 32 at a time.
+    fn find_group(&self, k: &mut Kernel, groups: &Groups, index: Reg<U32>) -> (Tile, Reg<Pred>) {
+        let offsets = k.ld_pointer(&groups.offsets);
+        let count = k.ld_param(&groups.count);
+        let [_, feature_tiles] = self.tile_counts(k);
+        let zero = |k: &mut Kernel| k.mov::<U32>(0u32);
+        let [group, token, token_end, local, tiles_before] = std::array::from_fn(|_| zero(k));
+        let token_tiles = k.mov::<U32>(1u32);
+        let found = k.mov::<U32>(0u32);
+        k.for_range("groups", 0u32, count, 32, |k, first, this| {
+            let mine = k.add(first, self.lane);
+            let [start, end] = [zero(k), zero(k)];
+            let exists = k.compare(Cmp::Lt, mine, count);
+            k.if_(exists, "group", |k| {
+                let at = k.mul_wide(mine, 4u32);
+                let at = k.offset(offsets, at);
+                let (low, high): (Reg<U32>, Reg<U32>) = (k.ld(at), k.ld(at.at(4)));
+                k.assign(start, low);
+                k.assign(end, high);
+            });
+            let rows = k.sub(end, start);
+            let up = k.add(rows, self.config.tokens - 1);
+            let width = k.div(up, self.config.tokens);
+            let own = k.mul(width, feature_tiles);
+            k.comment("Tiles up to and with this lane's group.");
+            let sum = k.mov(own);
+            for distance in [1u32, 2, 4, 8, 16] {
+                let lower = k.shuffle(Shuffle::Up, sum, distance);
+                let add = k.compare(Cmp::Ge, self.lane, distance);
+                k.when(add).to(sum).add(sum, lower);
+            }
+            let sum = k.add(sum, tiles_before);
+            let beyond = k.compare(Cmp::Gt, sum, index);
+            let lanes = k.ballot(beyond);
+            let any = k.compare(Cmp::Ne, lanes.cast::<U32>(), 0u32);
+            k.if_(any, "found", |k| {
+                let complement = k.not(lanes).cast::<U32>();
+                let negative = k.add(complement, 1u32);
+                let lowest = k.and(lanes.cast::<U32>(), negative);
+                let zeros = k.leading_zeros(lowest);
+                let lane = k.mov::<U32>(31u32);
+                let lane = k.sub(lane, zeros);
+                let before = k.sub(sum, own);
+                for (to, from) in
+                    [(group, mine), (token, start), (token_end, end), (token_tiles, width), (local, before)]
+                {
+                    let value = k.shuffle(Shuffle::Index, from, lane);
+                    k.assign(to, value);
+                }
+                k.to(local).sub(index, local);
+                k.assign(found, 1u32);
+            });
+            k.break_if(this, any);
+            let all = k.shuffle(Shuffle::Index, sum, 31u32);
+            k.assign(tiles_before, all);
+        });
+        let features = k.div(local, token_tiles);
+        let inside = k.rem(local, token_tiles);
+        let token = k.mad(inside, self.config.tokens, token);
+        let found = k.compare(Cmp::Ne, found, 0u32);
+        (Tile { token, token_end, features, group: Some(group), part: None }, found)
+    }
+}

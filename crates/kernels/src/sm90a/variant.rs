@@ -1,0 +1,185 @@
+//! What a fused kernel computes, as a plain value: formats, activation, bias, where its problem sizes come from. What
+//! it computes it *with* is a [`Config`](super::config::Config).
+
+use dualgemm_formats::ScaleLayout;
+use dualgemm_gemm::Program;
+use dualgemm_ptx::builder::HalfFormat;
+use dualgemm_ptx::layout::TensorDataType;
+
+use super::config::Config;
+use super::pack::CHUNK_K;
+use crate::Error;
+
+/// The 16-bit type that is multiplied: A's. Weights are widened to it, exactly.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Compute {
+    /// Binary16.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+impl Compute {
+    /// As `wgmma` calls it.
+    pub(super) fn format(self) -> HalfFormat {
+        match self {
+            Self::F16 => HalfFormat::F16,
+            Self::Bf16 => HalfFormat::Bf16,
+        }
+    }
+
+    /// As a tensor map calls it.
+    pub(super) fn tensor_type(self) -> TensorDataType {
+        match self {
+            Self::F16 => TensorDataType::F16,
+            Self::Bf16 => TensorDataType::Bf16,
+        }
+    }
+}
+
+/// Element format of C.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Out {
+    /// Binary16, `[m, n]`.
+    F16,
+    /// bfloat16, `[m, n]`.
+    Bf16,
+    /// Binary32, `[m, n]`.
+    F32,
+    /// Codes `[m, n / 2]` and e4m3 block scales, with a static tensor scale, by Transformer Engine's rule.
+    Nvfp4 {
+        /// Order of the scale bytes. Padding is not written: zero it once.
+        scale_layout: ScaleLayout,
+    },
+}
+
+impl Out {
+    /// Features of C in 16 bytes, or in one block of nvfp4: what one thread stores at once.
+    pub(super) fn piece(self) -> u32 {
+        match self {
+            Self::F16 | Self::Bf16 => 8,
+            Self::F32 => 4,
+            Self::Nvfp4 { .. } => 16,
+        }
+    }
+
+    /// Bytes of an element in the staged tile.
+    pub(super) fn staged_bytes(self) -> u32 {
+        match self {
+            Self::F16 | Self::Bf16 => 2,
+            Self::F32 | Self::Nvfp4 { .. } => 4,
+        }
+    }
+}
+
+/// How tiles are handed to CTAs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Scheduler {
+    /// One tile for each CTA.
+    Grid,
+    /// As many CTAs as the card holds; each takes every so-many-th tile and loads the next one's operands while it
+    /// stores.
+    Persistent,
+    /// As many CTAs as the card holds; each takes an equal share of all K blocks. A tile that two or more share is
+    /// finished by the one that has its first block, which adds the others' sums in order: the same bits every time.
+    StreamK,
+}
+
+/// What the kernel computes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Variant {
+    /// Type of A and of the multiplication.
+    pub compute: Compute,
+    /// Format of C.
+    pub out: Out,
+    /// The activation.
+    pub program: Program,
+    /// Adds a bias to both products.
+    pub bias: bool,
+    /// Multiplies both products by an f32 in device memory: a tensor scale of A that was found there.
+    pub a_scale: bool,
+    /// Rounds both products to bf16 before the activation.
+    pub round_gate_up_to_bf16: bool,
+    /// How tiles are handed out.
+    pub scheduler: Scheduler,
+    /// Several problems of one N and K behind each other along M, each with its own weights: their first rows are in
+    /// device memory.
+    pub grouped: bool,
+    /// Promises that rows of C start at multiples of 16 bytes.
+    pub aligned: bool,
+    /// Promises that K is a multiple of 64: one instruction then loads the tokens of a whole stage.
+    pub whole_blocks: bool,
+}
+
+impl Variant {
+    /// f16 in and out, one problem, nothing added, one tile for each CTA.
+    pub fn new(program: Program) -> Self {
+        Self {
+            compute: Compute::F16,
+            out: Out::F16,
+            program,
+            bias: false,
+            a_scale: false,
+            round_gate_up_to_bf16: false,
+            scheduler: Scheduler::Grid,
+            grouped: false,
+            aligned: false,
+            whole_blocks: false,
+        }
+    }
+
+    /// The same for `n` features of `k` elements: sets [`aligned`](Self::aligned) and
+    /// [`whole_blocks`](Self::whole_blocks).
+    #[must_use]
+    pub fn for_weights(self, n: usize, k: usize) -> Self {
+        let aligned = n.is_multiple_of(self.out.piece() as usize);
+        Self { aligned, whole_blocks: k.is_multiple_of(CHUNK_K), ..self }
+    }
+
+    /// Checks what does not go together.
+    ///
+    /// # Errors
+    /// Names the rule.
+    pub fn check(&self, config: &Config) -> Result<(), Error> {
+        let rule = |rule| Err(Error::Combination { kernel: "sm90a fused", rule });
+        if self.grouped && self.scheduler == Scheduler::StreamK {
+            return rule("grouped problems run on the grid or persistent scheduler");
+        }
+        if matches!(self.out, Out::Nvfp4 { .. }) {
+            return rule("no nvfp4 output");
+        }
+        if self.scheduler != Scheduler::Grid && config.late_trigger {
+            return rule("a late trigger is for one tile per CTA, the grid scheduler");
+        }
+        Ok(())
+    }
+
+    /// A name that tells variants of one configuration apart, the activation left out.
+    pub fn name(&self) -> String {
+        let compute = match self.compute {
+            Compute::F16 => "f16",
+            Compute::Bf16 => "bf16",
+        };
+        let out = match self.out {
+            Out::F16 => "f16".into(),
+            Out::Bf16 => "bf16".into(),
+            Out::F32 => "f32".into(),
+            Out::Nvfp4 { scale_layout } => format!("nvfp4({scale_layout})"),
+        };
+        let scheduler = match self.scheduler {
+            Scheduler::Grid => "",
+            Scheduler::Persistent => " persistent",
+            Scheduler::StreamK => " stream-k",
+        };
+        let flag = |on: bool, name: &'static str| if on { name } else { "" };
+        format!(
+            "{compute} to {out}{scheduler}{}{}{}{}{}{}",
+            flag(self.bias, " bias"),
+            flag(self.a_scale, " a_scale"),
+            flag(self.round_gate_up_to_bf16, " rounded"),
+            flag(self.grouped, " grouped"),
+            flag(!self.aligned, " unaligned"),
+            flag(!self.whole_blocks, " ragged k"),
+        )
+    }
+}
