@@ -5,6 +5,7 @@ use super::{Ins, Op, Result};
 use crate::memory::Space;
 use crate::program::{Reg, Src};
 use crate::semantics::instr_desc::Kind;
+use crate::semantics::narrow::Narrow;
 use crate::semantics::tcgen05::{AccessShape, CopyShape};
 use dualgemm_ptx::Type;
 use dualgemm_ptx::ast::Operand;
@@ -73,8 +74,10 @@ pub enum Tcgen05 {
     WaitLoad,
     /// `wait::st`
     WaitStore,
-    /// `cp`: shared memory to tensor memory.
-    Copy(u32, CopyShape, Addr, Src),
+    /// `cp`: shared memory to tensor memory, with the source format of elements that are widened to bytes.
+    Copy(u32, CopyShape, Option<Narrow>, Addr, Src),
+    /// `shift`: rows of tensor memory move down by one.
+    Shift(u32, Addr),
     /// `mma`
     Multiply(Box<Multiply>),
     /// `commit`: barrier, CTAs.
@@ -147,7 +150,15 @@ pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
                 (4, Some(2)) => CopyShape::S32x128bWarpx4,
                 _ => return i.error("this shape and warp multicast do not go together"),
             };
-            Tcgen05::Copy(group(i)?, shape, tmem(i, 0)?, i.src(1, Type::B64)?)
+            let narrow = i.one_of(&[("b4x16_p64", Narrow::B4), ("b6x16_p32", Narrow::B6)]);
+            if narrow.is_some() != i.has("b8x16") {
+                return i.error("a source format and .b8x16 go together");
+            }
+            Tcgen05::Copy(group(i)?, shape, narrow, tmem(i, 0)?, i.src(1, Type::B64)?)
+        }
+        "shift" => {
+            i.ignore(&["shift", "down"]);
+            Tcgen05::Shift(group(i)?, tmem(i, 0)?)
         }
         "mma" => Tcgen05::Multiply(Box::new(multiply(i)?)),
         "commit" => {

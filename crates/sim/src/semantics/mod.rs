@@ -12,6 +12,7 @@ pub mod fragment;
 pub mod instr_desc;
 pub mod mbarrier;
 pub mod misuse;
+pub mod narrow;
 pub mod reduce;
 pub mod smem_desc;
 pub mod swizzle;

@@ -79,12 +79,22 @@ impl DataPath {
 
     /// The CTA, the cell and the bit within its word of A\[row\]\[k\] in TMEM, for elements of `bits` width
     /// (8-bit containers for the narrow types of kind::f8f6f4 and mxf8f6f4; PTX ISA 9.7.16.10.4). In layout B
-    /// each half of the lanes holds a copy of the CTA's 64 rows, of which this is the lower.
+    /// each half of the lanes holds a copy of the CTA's 64 rows, of which this is the lower
+    /// ([`copies`](Self::copies)).
     #[inline]
     pub const fn multiplicand(self, bits: u32, row: u32, k: u32) -> (u32, Cell, u32) {
         // A row of A lies in the lanes of the same row of D.
         let (cta, Cell { lane, .. }) = self.accumulator(2, row, 0);
         (cta, Cell { lane, column: k * bits / 32 }, k * bits % 32)
+    }
+
+    /// Lanes from one copy of a row of A in TMEM to the next, as many as there are: the datapaths of each half of
+    /// layout B read their own (CUTLASS `TmemAllocMode::Duplicated`).
+    pub const fn copies(self) -> &'static [u32] {
+        match self {
+            DataPath::B => &[0, 64],
+            _ => &[0],
+        }
     }
 
     /// Checks the lane of an accumulator's base address (PTX ISA 9.7.16.10.5, "datapath lane alignment").
@@ -111,8 +121,8 @@ pub const fn operand_rows(m: u32, n: u32, cta_group: u32) -> (u32, u32) {
 /// the instruction descriptor. PTX ISA 9.7.16.10.7.2 and .3: 32 rows to a column; `scale_vec::1X` one byte at
 /// `id`, `2X` two from `id`, `4X` four.
 ///
-/// Every 32-lane partition holds a copy. With `cta_group::2` each CTA's TMEM has the scales of its own rows
-/// of A, counted from 0, and of all columns of B.
+/// Every 32-lane partition holds a copy (of B in layout B: [`scale_b_half`]). With `cta_group::2` each CTA's TMEM has
+/// the scales of its own rows of A, counted from 0, and of all columns of B.
 #[inline]
 pub const fn scale(row: u32, block: u32, id: u32) -> (Cell, u32) {
     (Cell { lane: row % 32, column: row / 32 }, id + block)
@@ -122,6 +132,23 @@ pub const fn scale(row: u32, block: u32, id: u32) -> (Cell, u32) {
 pub const fn scale_columns(rows: u32) -> u32 {
     rows.div_ceil(32)
 }
+
+/// The half of the lanes whose datapaths use the scale of column `col` of B: `None` if all do. In layout B lanes 0 to
+/// 63 make the left half of D and need the scales of its columns only, lanes 64 to 127 those of the right half, each
+/// counted from 0 (CUTLASS `mma_traits_sm100_frag.hpp`, `ScaleFactorDuplicated2by2`).
+pub const fn scale_b_half(path: DataPath, n: u32, col: u32) -> Option<u32> {
+    match path {
+        DataPath::B => Some(col / (n / 2)),
+        _ => None,
+    }
+}
+
+/// Lanes that `tcgen05.shift` moves: those of one warp.
+pub const SHIFT_LANES: u32 = 32;
+/// Columns that `tcgen05.shift` moves: 32 bytes. PTX ISA 9.7.16.9.3: "downwards across all the rows, except the
+/// last". That a row takes its successor follows from `tcgen05.cp.4x256b`, which exists to refresh the last lanes
+/// afterwards (CUTLASS `copy_traits_sm100.hpp`).
+pub const SHIFT_COLUMNS: u32 = 8;
 
 /// Shape and multicast of `tcgen05.cp` (PTX ISA 9.7.16.9.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

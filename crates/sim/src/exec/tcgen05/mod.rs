@@ -1,9 +1,10 @@
 //! `tcgen05`: tensor memory and the tensor core of sm_100.
 //!
-//! Operations of a thread on the tensor core (`mma`, `cp`, `commit`) complete in order; `ld` and `st` are
-//! separate and waited for with `tcgen05.wait`. An access to tensor memory that follows a synchronization of
-//! threads must have `tcgen05.fence::after_thread_sync` in between (PTX ISA 9.7.16.6): what a group knew at its
-//! last such fence is what counts for tensor memory, not what it knows now.
+//! Operations of a thread on the tensor core (`mma`, `cp`, `shift`, `commit`) complete in order; `ld` and `st` are
+//! separate and waited for with `tcgen05.wait`. Between threads, a release and an acquire order accesses to tensor
+//! memory like all others (PTX ISA 9.7.16.6.3: the standard mechanisms apply as well). `tcgen05.fence` does two things
+//! more: after a relaxed wait, `after_thread_sync` orders what the wait has seen, and operations that are not complete
+//! but lie before a `before_thread_sync` are ordered before those of the same pipeline behind an `after_thread_sync`.
 
 mod multiply;
 mod transfer;
@@ -24,7 +25,7 @@ use crate::semantics::tcgen05::Cell;
 use crate::trap::{Check, Fault, Party};
 use std::sync::Arc;
 
-/// Who accesses tensor memory: `fenced` is what counts, `full` what is known besides.
+/// Who accesses tensor memory: `fenced` is what counts, `full` what relaxed waits have seen besides.
 #[derive(Clone)]
 pub(super) struct TensorWho {
     pub actor: u16,
@@ -73,7 +74,7 @@ impl Cluster<'_> {
             Conflict::Race(a) | Conflict::Unfenced(a) if who.full.knows(a.actor, a.clock) => Fault::new(
                 Check::Tmem,
                 format!(
-                    "{noun} of tensor memory is synchronized with an earlier {}, but not fenced",
+                    "{noun} of tensor memory is synchronized with an earlier {} by a relaxed wait, but not fenced",
                     a.kind.noun()
                 ),
             )
@@ -99,21 +100,28 @@ impl Cluster<'_> {
 
 impl Cx<'_, '_> {
     /// An agent for a tensor-core operation, and what counts for its accesses to tensor memory. What the same
-    /// warp has issued before is ordered by the pipeline.
+    /// warp has issued before is ordered by the pipeline, and so is what others passed on.
     fn tensor_agent(&mut self) -> (Agent, TensorWho) {
         let mut agent = self.agent();
         Arc::make_mut(&mut agent.view).join(&self.w.tensor_issued);
-        let who = self.tensor_who(agent.actor, agent.clock, &agent.view.clone());
+        let who = self.tensor_who(&agent, true);
         self.w.tensor_issued.learn(agent.actor, agent.clock);
         (agent, who)
     }
 
-    fn tensor_who(&mut self, actor: u16, clock: u32, full: &Arc<View>) -> TensorWho {
-        let mut fenced = self.g.carried.tensor.clone();
+    fn tensor_who(&mut self, agent: &Agent, pipelined: bool) -> TensorWho {
+        let mut fenced = agent.view.clone();
         let view = Arc::make_mut(&mut fenced);
-        view.join(&self.w.tensor_issued);
-        view.learn(self.g.actor, self.g.clock);
-        TensorWho { actor, clock, pc: self.pc, fenced, full: full.clone() }
+        let mut fence = self.g.carried.tensor.clone();
+        if pipelined {
+            Arc::make_mut(&mut fence).in_pipeline();
+        }
+        view.join(&fence);
+        let mut full = fenced.clone();
+        if let Some(observed) = &self.g.carried.observed {
+            Arc::make_mut(&mut full).join(observed);
+        }
+        TensorWho { actor: agent.actor, clock: agent.clock, pc: self.pc, fenced, full }
     }
 
     /// A tensor-memory address, the same in all lanes.
@@ -153,6 +161,7 @@ pub fn execute(op: &Tcgen05, cx: &mut Cx<'_, '_>) -> Result {
     let whole_warp = !matches!(
         op,
         Tcgen05::Copy(..)
+            | Tcgen05::Shift(..)
             | Tcgen05::Multiply(_)
             | Tcgen05::Commit(..)
             | Tcgen05::FenceBefore
@@ -182,13 +191,19 @@ pub fn execute(op: &Tcgen05, cx: &mut Cx<'_, '_>) -> Result {
         Tcgen05::Store(access) => transfer::store(access, cx),
         Tcgen05::WaitLoad => transfer::wait(cx, GroupKind::TmemLoad),
         Tcgen05::WaitStore => transfer::wait(cx, GroupKind::TmemStore),
-        Tcgen05::Copy(group, shape, to, desc) => transfer::copy(cx, *group, *shape, to, *desc),
+        Tcgen05::Copy(group, shape, narrow, to, desc) => {
+            transfer::copy(cx, *group, (*shape, *narrow), to, *desc)
+        }
+        Tcgen05::Shift(group, at) => transfer::shift(cx, *group, at),
         Tcgen05::Multiply(op) => multiply::issue(op, cx),
         Tcgen05::Commit(group, barrier, mask) => commit(cx, *group, barrier, *mask),
-        // What is complete is published by any release; the fence adds nothing to that here.
-        Tcgen05::FenceBefore => Ok(Flow::Next),
+        Tcgen05::FenceBefore => {
+            Arc::make_mut(&mut cx.g.view).pipe(&cx.w.tensor_issued);
+            Ok(Flow::Next)
+        }
         Tcgen05::FenceAfter => {
-            cx.g.carried.tensor = cx.g.view.clone();
+            let carried = &mut cx.g.carried;
+            Arc::make_mut(&mut carried.tensor).after_fence(&cx.g.view, carried.observed.as_deref());
             Ok(Flow::Next)
         }
     }

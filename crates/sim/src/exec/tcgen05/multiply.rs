@@ -13,7 +13,7 @@ use crate::semantics::dot::{BlockScales, Family, Model, Shape, multiply, multipl
 use crate::semantics::float::F16;
 use crate::semantics::instr_desc::{Accumulator, InstrDesc, Kind as MmaKind};
 use crate::semantics::smem_desc::{Major, SmemDesc, check_tcgen05_layout};
-use crate::semantics::tcgen05::{Cell, DataPath, operand_rows, scale};
+use crate::semantics::tcgen05::{Cell, DataPath, operand_rows, scale, scale_b_half};
 use crate::trap::{Check, Fault};
 
 /// Everything an operation needs when it is carried out.
@@ -213,23 +213,38 @@ fn tmem_operand(
     let decoder = Decoder::new(w.desc.a);
     let bits = w.desc.a.bits();
     let container = if matches!(w.op.kind, MmaKind::F8f6f4 | MmaKind::Mxf8f6f4) { 8 } else { bits };
+    // Narrow elements lie in the middle of their byte, where `tcgen05.cp` puts them.
+    let within = (container - bits) / 2;
     let first = (rank - w.ranks[0]) * rows;
+    let words = (w.desc.k * container).div_ceil(32);
     let mut out = Vec::with_capacity((rows * w.desc.k) as usize);
     for row in 0..rows {
         let (_, start, _) = w.path.multiplicand(container, first + row, 0);
-        let words = (w.desc.k * container).div_ceil(32);
-        cl.touch_tmem(rank, offset(base, start), words, Kind::READ, who)?;
+        let start = offset(base, start);
+        for copy in w.path.copies() {
+            let cell = Cell { lane: start.lane + copy, ..start };
+            cl.touch_tmem(rank, cell, words, Kind::READ, who)?;
+            let tmem = &cl.ctas[rank as usize].tmem;
+            let other = |c: &u32| tmem.get(start.lane, *c) != tmem.get(cell.lane, *c);
+            if let Some(column) = (start.column..start.column + words).find(other) {
+                let text = format!(
+                    "A at lane {}, column {column} differs from its copy at lane {}: with M = 128 and cta_group::2 lanes 64 to 127 hold what lanes 0 to 63 hold",
+                    start.lane, cell.lane
+                );
+                return Err(Fault::new(Check::Tmem, text));
+            }
+        }
         for k in 0..w.desc.k {
             let (_, cell, shift) = w.path.multiplicand(container, first + row, k);
             let cell = offset(base, cell);
             let word = cl.ctas[rank as usize].tmem.get(cell.lane, cell.column);
-            out.push(decoder.get(word >> shift));
+            out.push(decoder.get(word >> (shift + within)));
         }
     }
     Ok(out)
 }
 
-/// The scales of A (of each CTA's own rows) or of B (of all columns): `[row * blocks + block]`.
+/// The scales of A (of each CTA's own rows) or of B (of all columns, in each CTA): `[row * blocks + block]`.
 fn scale_factors(
     w: &Work,
     cl: &mut Cluster<'_>,
@@ -239,36 +254,65 @@ fn scale_factors(
 ) -> Result<Vec<f32>> {
     let (rows_a, _) = operand_rows(w.desc.m, w.desc.n, w.op.group);
     let (rows, id) = if of_a { (rows_a, w.desc.sfa_id) } else { (w.desc.n, w.desc.sfb_id) };
-    let ranks = if of_a { w.ranks.as_slice() } else { &w.ranks[..1] };
     let Some(ty) = w.desc.scale else { return Ok(Vec::new()) };
     let mut out = Vec::new();
-    for &rank in ranks {
+    for &rank in &w.ranks {
         for row in 0..rows {
+            // Which 32-lane partitions hold it, and its number there.
+            let half = if of_a { None } else { scale_b_half(w.path, w.desc.n, row) };
+            let (partitions, number) = match half {
+                Some(half) => (2 * half..2 * half + 2, row % (w.desc.n / 2)),
+                None => (0..4, row),
+            };
+            let (relative, _) = scale(number, 0, id);
+            let cell = offset(base, relative);
+            let word = replicated(cl, rank, cell, partitions, who)?;
             for block in 0..vec {
-                let (relative, byte) = scale(row, block, id);
-                let cell = offset(base, relative);
-                let mut word = None;
-                for partition in 0..4 {
-                    let cell = Cell { lane: cell.lane % 32 + 32 * partition, ..cell };
-                    if block == 0 {
-                        cl.touch_tmem(rank, cell, 1, Kind::READ, who)?;
-                    }
-                    let found = cl.ctas[rank as usize].tmem.get(cell.lane, cell.column);
-                    let first = *word.get_or_insert(found);
-                    if first != found {
-                        return Err(Fault::new(
-                            Check::Tmem,
-                            format!(
-                                "scale factors at lane {}, column {} differ from those of lane {}: all four 32-lane partitions hold the same",
-                                cell.lane, cell.column, cell.lane % 32
-                            ),
-                        )
-                        .help("copy them with tcgen05.cp.32x128b.warpx4"));
-                    }
-                }
-                out.push(ty.decode((word.unwrap_or(0) >> (8 * byte)) as u8));
+                let (_, byte) = scale(number, block, id);
+                out.push(ty.decode((word >> (8 * byte)) as u8));
             }
         }
     }
+    // Each CTA of a pair multiplies with the scales of B in its own tensor memory.
+    if !of_a && w.ranks.len() == 2 {
+        let second = out.split_off(out.len() / 2);
+        let same = |i: &usize| out[*i].to_bits() != second[*i].to_bits();
+        if let Some(i) = (0..out.len()).find(same) {
+            let column = i as u32 / vec;
+            return Err(Fault::new(
+                Check::Tmem,
+                format!("the scale factors of column {column} of B differ between the CTAs of the pair"),
+            )
+            .help("each CTA holds the scales of all columns of B"));
+        }
+    }
     Ok(out)
+}
+
+/// A word of scale factors that the 32-lane `partitions` hold alike.
+fn replicated(
+    cl: &mut Cluster<'_>,
+    rank: u32,
+    cell: Cell,
+    partitions: std::ops::Range<u32>,
+    who: &TensorWho,
+) -> Result<u32> {
+    let mut word = None;
+    for partition in partitions {
+        let cell = Cell { lane: cell.lane % 32 + 32 * partition, ..cell };
+        cl.touch_tmem(rank, cell, 1, Kind::READ, who)?;
+        let found = cl.ctas[rank as usize].tmem.get(cell.lane, cell.column);
+        let (first, lane) = *word.get_or_insert((found, cell.lane));
+        if first != found {
+            return Err(Fault::new(
+                Check::Tmem,
+                format!(
+                    "scale factors at lane {}, column {} differ from those of lane {lane}: all 32-lane partitions that use them hold the same",
+                    cell.lane, cell.column
+                ),
+            )
+            .help("copy them with tcgen05.cp.32x128b.warpx4"));
+        }
+    }
+    Ok(word.map_or(0, |(word, _)| word))
 }

@@ -10,9 +10,10 @@ use crate::machine::regs::{FULL, Lock};
 use crate::machine::step::Flow;
 use crate::machine::warp::GroupKind;
 use crate::program::Src;
+use crate::semantics::misuse::require;
+use crate::semantics::narrow::Narrow;
 use crate::semantics::smem_desc::SmemDesc;
-use crate::semantics::tcgen05::{AccessShape, Cell, CopyShape};
-use std::sync::Arc;
+use crate::semantics::tcgen05::{AccessShape, Cell, CopyShape, SHIFT_COLUMNS, SHIFT_LANES};
 
 fn at(base: Cell, relative: Cell) -> Cell {
     Cell { lane: base.lane + relative.lane, column: base.column + relative.column }
@@ -63,7 +64,7 @@ pub fn load(op: &Access, cx: &mut Cx<'_, '_>) -> Result {
         return Ok(Flow::Next);
     }
     let agent = cx.agent();
-    let who = cx.tensor_who(agent.actor, agent.clock, &agent.view);
+    let who = cx.tensor_who(&agent, false);
     let id = cx.cl.start_op(&agent);
     cx.w.async_groups.start(GroupKind::TmemLoad, cx.m, id);
     if !cx.cl.launch.config.checks.tensor_fence {
@@ -124,7 +125,7 @@ pub fn store(op: &Access, cx: &mut Cx<'_, '_>) -> Result {
         return Ok(Flow::Next);
     }
     let agent = cx.agent();
-    let who = cx.tensor_who(agent.actor, agent.clock, &agent.view);
+    let who = cx.tensor_who(&agent, false);
     let id = cx.cl.start_op(&agent);
     cx.w.async_groups.start(GroupKind::TmemStore, cx.m, id);
     let (op, rank) = (op.clone(), cx.cta as u32);
@@ -155,19 +156,21 @@ pub fn store(op: &Access, cx: &mut Cx<'_, '_>) -> Result {
 pub fn wait(cx: &mut Cx<'_, '_>, kind: GroupKind) -> Result {
     cx.w.async_groups.commit(kind, cx.m);
     let finished = cx.w.async_groups.must_finish(kind, cx.m, 0);
-    let actions: Vec<_> = finished.iter().filter_map(|op| cx.cl.ops.get(op)).map(|s| s.action).collect();
     let flow = cx.wait_groups(kind, 0)?;
     if flow == Flow::Next {
         cx.w.release_registers(&finished);
-        // Its own completed accesses are ordered for the warp without a fence between threads.
-        let own = Arc::make_mut(&mut cx.g.carried.tensor);
-        actions.into_iter().for_each(|(actor, clock)| own.learn(actor, clock));
     }
     Ok(flow)
 }
 
 /// `tcgen05.cp`: rows of shared memory to lanes of tensor memory.
-pub fn copy(cx: &mut Cx<'_, '_>, group: u32, shape: CopyShape, to: &Addr, desc: Src) -> Result {
+pub fn copy(
+    cx: &mut Cx<'_, '_>,
+    group: u32,
+    (shape, narrow): (CopyShape, Option<Narrow>),
+    to: &Addr,
+    desc: Src,
+) -> Result {
     cx.single()?;
     let base = cx.cell(to)?;
     let desc = SmemDesc::decode_tcgen05(cx.uniform(desc, "the descriptor")?)?;
@@ -182,7 +185,11 @@ pub fn copy(cx: &mut Cx<'_, '_>, group: u32, shape: CopyShape, to: &Addr, desc: 
             for row in 0..shape.rows() {
                 for chunk in 0..shape.chunks() {
                     let mut bytes = [0; 16];
-                    cl.async_read_shared(rank, desc.k_major(row, chunk), &mut bytes, &me)?;
+                    let source = &mut bytes[..narrow.map_or(16, Narrow::packed_bytes)];
+                    cl.async_read_shared(rank, desc.k_major(row, chunk), source, &me)?;
+                    if let Some(narrow) = narrow {
+                        bytes = narrow.widen(bytes, narrow.tensor_shift());
+                    }
                     for lane in shape.lanes(row) {
                         let cell = at(base, Cell { lane, column: 4 * chunk });
                         cl.touch_tmem(rank, cell, 4, Kind::WRITE, &who)?;
@@ -191,6 +198,35 @@ pub fn copy(cx: &mut Cx<'_, '_>, group: u32, shape: CopyShape, to: &Addr, desc: 
                             cl.ctas[rank as usize].tmem.set(cell.lane, cell.column + i as u32, word);
                         }
                     }
+                }
+            }
+        }
+        Ok(())
+    };
+    cx.cl.engine.push(due, agent, Box::new(job));
+    Ok(Flow::Next)
+}
+
+/// `tcgen05.shift`: each row of 32 lanes takes the 32 bytes of the row after it; the last keeps its own.
+pub fn shift(cx: &mut Cx<'_, '_>, group: u32, at: &Addr) -> Result {
+    cx.single()?;
+    let base = cx.cell(at)?;
+    let aligned = base.lane.is_multiple_of(SHIFT_LANES);
+    require(aligned, "tcgen05.shift", "lane of the address", base.lane as u64, "it is a multiple of 32")?;
+    cx.cl.ctas[cx.cta].tmem.use_group(group)?;
+    let ranks = cx.pair(group)?;
+    let (agent, who) = cx.tensor_agent();
+    let due = cx.cl.tensor_due(cx.cta);
+    let job = move |cl: &mut Cluster<'_>| {
+        for rank in ranks {
+            let cell = |row: u32| Cell { lane: base.lane + row, column: base.column };
+            for row in 0..SHIFT_LANES - 1 {
+                cl.touch_tmem(rank, cell(row + 1), SHIFT_COLUMNS, Kind::READ, &who)?;
+                cl.touch_tmem(rank, cell(row), SHIFT_COLUMNS, Kind::WRITE, &who)?;
+                let tmem = &mut cl.ctas[rank as usize].tmem;
+                for column in base.column..base.column + SHIFT_COLUMNS {
+                    let next = tmem.get(base.lane + row + 1, column);
+                    tmem.set(base.lane + row, column, next);
                 }
             }
         }

@@ -1,0 +1,58 @@
+//! Elements of 4 and 6 bits that are packed in memory and lie one to a byte where they are used.
+//!
+//! Flow: `exec/tcgen05` (`tcgen05.cp` with decompression) and `exec/ld_st` (`ldmatrix` with `.b8x16`) widen chunks of
+//! 16 bytes; `exec/tcgen05/multiply` finds the element in its byte. PTX ISA 9.7.16.9.1 and 9.7.14.5.15. Which bits
+//! of the byte an element takes is drawn only; CUTLASS names them: the middle ones in tensor memory (`00xxxx00`,
+//! `0xxxxxx0`, `tcgen05/cp_narrow_a_to_tmem_mma.py`), the low ones after `ldmatrix` (`mma_traits_sm120.hpp`).
+
+/// A source format: 16 elements, then padding up to 16 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Narrow {
+    /// `.b4x16_p64`
+    B4,
+    /// `.b6x16_p32`
+    B6,
+}
+
+impl Narrow {
+    /// Bits of an element.
+    pub const fn bits(self) -> u32 {
+        match self {
+            Narrow::B4 => 4,
+            Narrow::B6 => 6,
+        }
+    }
+
+    /// Bytes of a chunk that hold elements; the padding after them is not read.
+    pub const fn packed_bytes(self) -> usize {
+        2 * self.bits() as usize
+    }
+
+    /// The lowest bit an element takes of its byte in tensor memory.
+    pub const fn tensor_shift(self) -> u32 {
+        (8 - self.bits()) / 2
+    }
+
+    /// The 16 elements of `chunk`, each in its byte from bit `shift` on, zeros around it.
+    pub fn widen(self, chunk: [u8; 16], shift: u32) -> [u8; 16] {
+        let packed = u128::from_le_bytes(chunk);
+        let mask = (1 << self.bits()) - 1;
+        std::array::from_fn(|i| ((packed >> (i as u32 * self.bits())) as u8 & mask) << shift)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elements_widen_in_order_exact() {
+        let mut chunk = [0xff; 16];
+        chunk[..3].copy_from_slice(&[0x21, 0x43, 0x65]);
+        assert_eq!(Narrow::B4.widen(chunk, 2)[..6], [1, 2, 3, 4, 5, 6].map(|v| v << 2));
+        // 0x654321 in groups of six bits.
+        assert_eq!(Narrow::B6.widen(chunk, 0)[..4], [0x21, 0x0c, 0x14, 0x19]);
+        assert_eq!((Narrow::B4.packed_bytes(), Narrow::B6.packed_bytes()), (8, 12));
+        assert_eq!((Narrow::B4.tensor_shift(), Narrow::B6.tensor_shift()), (2, 1));
+    }
+}
