@@ -92,6 +92,8 @@ impl Targets {
     pub const SM100: Targets = Targets::of(&[Target::Sm100a, Target::Sm100f, Target::Sm103a]);
     /// The data-centre family as architecture-specific targets: sm_100a, sm_103a.
     pub const SM100_ARCH: Targets = Targets::of(&[Target::Sm100a, Target::Sm103a]);
+    /// sm_100a alone.
+    pub const SM100A: Targets = Targets::of(&[Target::Sm100a]);
     /// sm_90a and the data-centre Blackwell family.
     pub const SM90A_SM100: Targets = Targets::SM100.with(Targets::SM90A);
     /// The GeForce family: sm_120a, sm_120f, sm_121a.

@@ -26,6 +26,10 @@ rows! { Tcgen05;
     tcgen05_mma_ss_masked 8.6 SM100 "tcgen05-instructions-tcgen05-mma" "tcgen05.mma.cta_group::<G=1|2>.kind::<f16|tf32|f8f6f4>{.collector::a::<fill|use|lastuse|discard>}  [d:tmem], a:b64!, b:b64!, i:b32!, {mask:b32!*G*4}, p:pred!";
     tcgen05_mma_ts_masked 8.6 SM100 "tcgen05-instructions-tcgen05-mma" "tcgen05.mma.cta_group::<G=1|2>.kind::<f16|tf32|f8f6f4>{.collector::a::<fill|use|lastuse|discard>}  [d:tmem], [a:tmem], b:b64!, i:b32!, {mask:b32!*G*4}, p:pred!";
     tcgen05_mma_scaled_d 8.6 SM100 "tcgen05-instructions-tcgen05-mma" "tcgen05.mma.cta_group::<1|2>.kind::<f16|tf32>{.collector::a::<fill|use|lastuse|discard>}  [d:tmem], a:b64!, b:b64!, i:b32!, p:pred!, scale:#0..15";
+    tcgen05_mma_i8 8.6 SM100A "tcgen05-instructions-tcgen05-mma" "tcgen05.mma.cta_group::<1|2>.kind::i8{.collector::a::<fill|use|lastuse|discard>}  [d:tmem], a:b64!, b:b64!, i:b32!, p:pred!";
+    tcgen05_mma_i8_ts 8.6 SM100A "tcgen05-instructions-tcgen05-mma" "tcgen05.mma.cta_group::<1|2>.kind::i8{.collector::a::<fill|use|lastuse|discard>}  [d:tmem], [a:tmem], b:b64!, i:b32!, p:pred!";
+    tcgen05_mma_i8_masked 8.6 SM100A "tcgen05-instructions-tcgen05-mma" "tcgen05.mma.cta_group::<G=1|2>.kind::i8{.collector::a::<fill|use|lastuse|discard>}  [d:tmem], a:b64!, b:b64!, i:b32!, {mask:b32!*G*4}, p:pred!";
+    tcgen05_mma_i8_ts_masked 8.6 SM100A "tcgen05-instructions-tcgen05-mma" "tcgen05.mma.cta_group::<G=1|2>.kind::i8{.collector::a::<fill|use|lastuse|discard>}  [d:tmem], [a:tmem], b:b64!, i:b32!, {mask:b32!*G*4}, p:pred!";
     tcgen05_mma_mxf8f6f4 8.8 SM100 "tcgen05-instructions-tcgen05-mma" "tcgen05.mma.cta_group::<1|2>.kind::mxf8f6f4.block_scale{.collector::a::<fill|use|lastuse|discard>}  [d:tmem], a:b64!, b:b64!, i:b32!, [sa:tmem], [sb:tmem], p:pred!";
     tcgen05_mma_mxf8f6f4_1x 8.6 SM100_ARCH "tcgen05-instructions-tcgen05-mma" "tcgen05.mma.cta_group::<1|2>.kind::mxf8f6f4.block_scale.scale_vec::1X{.collector::a::<fill|use|lastuse|discard>}  [d:tmem], a:b64!, b:b64!, i:b32!, [sa:tmem], [sb:tmem], p:pred!";
     tcgen05_mma_mxf4 8.8 SM100 "tcgen05-instructions-tcgen05-mma" "tcgen05.mma.cta_group::<1|2>.kind::mxf4.block_scale{.collector::a::<fill|use|lastuse|discard>}  [d:tmem], a:b64!, b:b64!, i:b32!, [sa:tmem], [sb:tmem], p:pred!";
@@ -36,4 +40,5 @@ rows! { Tcgen05;
     tcgen05_mma_block16 8.8 SM100 "tcgen05-instructions-tcgen05-mma" "tcgen05.mma.cta_group::<1|2>.kind::mxf4nvf4.block_scale.block16{.collector::a::<fill|use|lastuse|discard>}  [d:tmem], a:b64!, b:b64!, i:b32!, [sa:tmem], [sb:tmem], p:pred!";
     tcgen05_mma_block16_ts 8.8 SM100 "tcgen05-instructions-tcgen05-mma" "tcgen05.mma.cta_group::<1|2>.kind::mxf4nvf4.block_scale.block16{.collector::a::<fill|use|lastuse|discard>}  [d:tmem], [a:tmem], b:b64!, i:b32!, [sa:tmem], [sb:tmem], p:pred!";
     tcgen05_mma_block32 8.8 SM100 "tcgen05-instructions-tcgen05-mma" "tcgen05.mma.cta_group::<1|2>.kind::<mxf8f6f4|mxf4|mxf4nvf4>.block_scale.block32{.collector::a::<fill|use|lastuse|discard>}  [d:tmem], a:b64!, b:b64!, i:b32!, [sa:tmem], [sb:tmem], p:pred!";
+    tcgen05_mma_block32_ts 8.8 SM100 "tcgen05-instructions-tcgen05-mma" "tcgen05.mma.cta_group::<1|2>.kind::<mxf8f6f4|mxf4|mxf4nvf4>.block_scale.block32{.collector::a::<fill|use|lastuse|discard>}  [d:tmem], [a:tmem], b:b64!, i:b32!, [sa:tmem], [sb:tmem], p:pred!";
 }

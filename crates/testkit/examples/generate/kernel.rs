@@ -240,7 +240,7 @@ impl Kernel {
         text += "\tmov.u32 %w0, %ctaid.x;\n\tmov.u32 %w1, %ntid.x;\n\tmov.u32 %gid, %tid.x;\n\tmad.lo.u32 %gid, %w0, %w1, %gid;\n";
         let _ = write!(text, "{pointers}{}{}", self.setup, self.body);
         text += "\tret;\n}\n";
-        Draft { family: self.family, name: self.rows[0].clone(), text }
+        Draft { family: self.family, name: self.rows[0].clone(), text, expected: Vec::new() }
     }
 }
 

@@ -2,8 +2,9 @@
 //! `cargo run -p dualgemm-testkit --example generate [row…]`.
 //!
 //! Order: a family's module drafts a kernel per row ([`kernel::Kernel`]), the simulator runs it, what it gives
-//! goes into the file as expected. A card certifies that afterwards (`dualgemm conformance`). Nothing is written
-//! for a draft that fails; all failures are listed at the end.
+//! goes into the file as expected. A card certifies that afterwards (`dualgemm conformance`). Drafts for chips that
+//! are not at hand bring what is expected along, computed without the simulator: it must agree. Nothing is written for
+//! a draft that fails; all failures are listed at the end.
 
 mod asynchronous;
 mod barrier;
@@ -13,6 +14,7 @@ mod matrix;
 mod memory;
 mod raw;
 mod registers;
+mod tcgen05;
 mod tensor;
 mod tma;
 mod wgmma;
@@ -31,6 +33,8 @@ pub struct Draft {
     family: &'static str,
     name: String,
     text: String,
+    /// What the outputs hold in order, where that is known without the simulator.
+    expected: Vec<Vec<u8>>,
 }
 
 /// Rows that the simulator does not execute; `tests/conformance.rs` says why.
@@ -46,6 +50,7 @@ fn drafts() -> Vec<Draft> {
     list.extend(barrier::drafts());
     list.extend(asynchronous::drafts());
     list.extend(control::drafts());
+    list.extend(tcgen05::drafts());
     list.retain(|draft| !NOT_EXECUTED.contains(&draft.name.as_str()));
     list
 }
@@ -77,6 +82,12 @@ fn write(root: &Path, draft: &Draft) -> Result<(), String> {
     let outcome = std::panic::catch_unwind(run)
         .map_err(|_| explain(&"the simulator panicked"))?
         .map_err(|e| explain(&e))?;
+    for (number, want) in draft.expected.iter().enumerate() {
+        let (launch, _, found) = outcome.0.get(number).ok_or_else(|| explain(&"an output is missing"))?;
+        if let Some(difference) = difference(found, want) {
+            return Err(explain(&format!("launch {launch}: {difference}")));
+        }
+    }
     let mut text = String::new();
     let mut pieces = draft.text.split("= ?");
     text += pieces.next().unwrap_or_default();
@@ -97,4 +108,19 @@ fn write(root: &Path, draft: &Draft) -> Result<(), String> {
     let path = root.join(&file);
     std::fs::create_dir_all(root.join(draft.family)).map_err(|e| explain(&e))?;
     std::fs::write(path, text).map_err(|e| explain(&e))
+}
+
+/// Where the simulator and what is known differ, in words.
+fn difference(found: &[u8], want: &[u8]) -> Option<String> {
+    let words = |bytes: &[u8]| -> Vec<u32> {
+        bytes.chunks(4).map(|w| w.iter().rev().fold(0, |v, &b| v << 8 | u32::from(b))).collect()
+    };
+    let (found, want) = (words(found), words(want));
+    if found.len() != want.len() {
+        return Some(format!("{} words where {} are expected", found.len(), want.len()));
+    }
+    let wrong: Vec<usize> = (0..found.len()).filter(|&i| found[i] != want[i]).collect();
+    let first = *wrong.first()?;
+    let (count, of) = (wrong.len(), found.len());
+    Some(format!("{count} of {of} words differ, first [{first}]: {:#x}, {:#x} expected", found[first], want[first]))
 }

@@ -91,7 +91,7 @@ impl Raw {
             text += &format!("{tab}{line}\n");
         }
         text += "\tret;\n}\n";
-        Draft { family: self.family, name: self.name, text }
+        Draft { family: self.family, name: self.name, text, expected: Vec::new() }
     }
 }
 

@@ -33,6 +33,7 @@ pub const GENERATORS: &[(&str, &str)] = &[
     ("tiny", "subnormal numbers"),
     ("unit", "-3.2 to 3.2"),
     ("all16", "every 16-bit pattern in order"),
+    ("scale", "scale factors from 1 to below 2"),
     ("halfway", "binary32 numbers at, beside and between the values of 16-bit and 8-bit formats"),
 ];
 
@@ -151,6 +152,11 @@ impl Data {
             },
             "unit" => self.real((random >> 11) as f64 / (1u64 << 53) as f64 * 6.4 - 3.2),
             "all16" => i & 0xffff,
+            "scale" => match self.ty.as_str() {
+                "e4m3" => 0x38 | random >> 20 & 7,
+                "ue8m0" => 127,
+                _ => self.real(1.0 + (random >> 20 & 7) as f64 / 8.0),
+            },
             "halfway" => u64::from(halfway(i, random)),
             _ => 0,
         }
