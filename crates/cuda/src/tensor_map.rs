@@ -61,25 +61,56 @@ pub(crate) fn encode(map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES], Error> {
         Nan CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA,
     });
     let mut encoded = sys::CUtensorMap { opaque: [0; TENSOR_MAP_BYTES / 8] };
-    // SAFETY: `validate` made sure that each array has as many entries as the rank (strides one fewer); they and
-    // the result outlive the call; the address is only stored.
-    let result = unsafe {
-        sys::cuTensorMapEncodeTiled(
-            &mut encoded,
-            data_type,
-            map.rank() as u32,
-            map.address as *mut _,
-            map.dims.as_ptr(),
-            map.strides.as_ptr(),
-            map.box_dims.as_ptr(),
-            map.element_strides.as_ptr(),
-            interleave,
-            swizzle,
-            l2,
-            fill,
-        )
-    };
-    check("cuTensorMapEncodeTiled", result)?;
+    let rank = map.rank() as u32;
+    let (dims, strides, steps) = (map.dims.as_ptr(), map.strides.as_ptr(), map.element_strides.as_ptr());
+    let address = map.address as *mut _;
+    match &map.im2col {
+        None => {
+            // SAFETY: `validate` made sure that each array has as many entries as the rank (strides one fewer); they
+            // and the result outlive the call; the address is only stored.
+            let result = unsafe {
+                sys::cuTensorMapEncodeTiled(
+                    &mut encoded,
+                    data_type,
+                    rank,
+                    address,
+                    dims,
+                    strides,
+                    map.box_dims.as_ptr(),
+                    steps,
+                    interleave,
+                    swizzle,
+                    l2,
+                    fill,
+                )
+            };
+            check("cuTensorMapEncodeTiled", result)?;
+        }
+        Some(corners) => {
+            // SAFETY: as above; the corners have two entries fewer than the rank and the box has two, which
+            // `validate` checked as well.
+            let result = unsafe {
+                sys::cuTensorMapEncodeIm2col(
+                    &mut encoded,
+                    data_type,
+                    rank,
+                    address,
+                    dims,
+                    strides,
+                    corners.lower.as_ptr(),
+                    corners.upper.as_ptr(),
+                    map.box_dims[0],
+                    map.box_dims[1],
+                    steps,
+                    interleave,
+                    swizzle,
+                    l2,
+                    fill,
+                )
+            };
+            check("cuTensorMapEncodeIm2col", result)?;
+        }
+    }
     let mut bytes = [0; TENSOR_MAP_BYTES];
     for (part, word) in bytes.chunks_exact_mut(8).zip(encoded.opaque) {
         part.copy_from_slice(&word.to_ne_bytes());

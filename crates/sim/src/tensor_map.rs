@@ -5,7 +5,7 @@
 //! makes the same record: [`replace`].
 
 use crate::semantics::swizzle::Swizzle;
-use crate::semantics::tma::{Fill, TensorType, TiledTensor};
+use crate::semantics::tma::{Bounds, Fill, TensorType, TiledTensor};
 use crate::trap::{Check, Fault};
 use dualgemm_ptx::layout::{Interleave, OutOfBounds, TensorDataType, TensorMap, TensorSwizzle};
 
@@ -64,11 +64,18 @@ pub fn decode(bytes: &[u8; 128]) -> Result<TiledTensor, Fault> {
         element_strides: [1; 5],
         swizzle: swizzle(map.swizzle),
         fill: if map.out_of_bounds == OutOfBounds::Nan { Fill::Nan } else { Fill::Zero },
+        bounds: None,
     };
     t.dims[..map.rank()].copy_from_slice(&map.dims);
     t.strides[1..map.rank()].copy_from_slice(&map.strides);
-    t.box_dims[..map.rank()].copy_from_slice(&map.box_dims);
+    t.box_dims[..map.box_dims.len()].copy_from_slice(&map.box_dims);
     t.element_strides[..map.rank()].copy_from_slice(&map.element_strides);
+    if let Some(corners) = &map.im2col {
+        let (mut lower, mut upper) = ([0; 3], [0; 3]);
+        lower[..corners.lower.len()].copy_from_slice(&corners.lower);
+        upper[..corners.upper.len()].copy_from_slice(&corners.upper);
+        t.bounds = Some(Bounds { lower, upper });
+    }
     t.check()?;
     Ok(t)
 }
@@ -190,6 +197,7 @@ mod tests {
             swizzle: TensorSwizzle::B128,
             l2_promotion: dualgemm_ptx::layout::L2Promotion::None,
             out_of_bounds: OutOfBounds::Nan,
+            im2col: None,
         };
         let mut bytes = [0; 128];
         let mut set = |field, i, value| replace(&mut bytes, field, i, value).unwrap();

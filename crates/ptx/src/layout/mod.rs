@@ -1,12 +1,14 @@
 //! Where data lies, as values that the kernel, the host and the simulator share: tiles in shared memory,
 //! the descriptors that name them to the tensor cores, tensor maps. Nothing here emits instructions.
 
+mod im2col;
 mod instr_desc;
 mod smem;
 mod swizzle;
 mod tensor_map;
 mod tile;
 
+pub use im2col::Im2col;
 pub use instr_desc::{BlockScaledDesc, InstrDesc, MxFormat, OperandFormat, ResultFormat, ScaleFormat};
 pub use smem::{SmemLayout, SmemRegion};
 pub use swizzle::Swizzle;

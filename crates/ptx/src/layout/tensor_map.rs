@@ -4,7 +4,7 @@
 //! [`TensorMap::to_bytes`] writes. Rules: the comment of that function in `cuda.h`
 //! <https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TENSOR__MEMORY.html>.
 
-use super::{LayoutError, Swizzle, require};
+use super::{Im2col, LayoutError, Swizzle, require};
 
 /// Size of a tensor map in bytes. A kernel parameter that holds one is aligned to 64.
 pub const TENSOR_MAP_BYTES: usize = 128;
@@ -150,7 +150,7 @@ pub struct TensorMap {
     pub dims: Vec<u64>,
     /// Bytes from one element to the next of dimensions 1 and up; one fewer than `dims`.
     pub strides: Vec<u64>,
-    /// Elements the box spans in each dimension.
+    /// Elements the box spans in each dimension; in im2col mode channels per pixel and pixels per column.
     pub box_dims: Vec<u32>,
     /// Step in each dimension; 1 takes every element.
     pub element_strides: Vec<u32>,
@@ -162,6 +162,8 @@ pub struct TensorMap {
     pub l2_promotion: L2Promotion,
     /// What elements outside read as.
     pub out_of_bounds: OutOfBounds,
+    /// The bounding box of im2col mode; `None` in tiled mode.
+    pub im2col: Option<Im2col>,
 }
 
 impl TensorMap {
@@ -186,6 +188,7 @@ impl TensorMap {
             swizzle: swizzle.into(),
             l2_promotion: L2Promotion::B256,
             out_of_bounds: OutOfBounds::Zero,
+            im2col: None,
         }
     }
 
@@ -202,13 +205,16 @@ impl TensorMap {
     /// Bytes the box fills in shared memory, which is what an mbarrier counts, elements outside the tensor
     /// included.
     pub fn box_bytes(&self) -> u64 {
-        let elements: u64 = (0..self.rank()).map(|i| u64::from(self.box_elements(i))).product();
+        let elements: u64 = match self.im2col {
+            Some(_) => self.box_dims.iter().map(|n| u64::from(*n)).product(),
+            None => (0..self.rank()).map(|i| u64::from(self.box_elements(i))).product(),
+        };
         // Padded types: 16 elements take 16 bytes.
         let bits = if self.data_type.is_padded() { 8 } else { self.data_type.bits() };
         elements * u64::from(bits) / 8
     }
 
-    /// Checks every rule of `cuTensorMapEncodeTiled`.
+    /// Checks every rule of `cuTensorMapEncodeTiled`, or of `cuTensorMapEncodeIm2col`.
     ///
     /// # Errors
     /// The first rule that is broken, with the value found.
@@ -225,7 +231,7 @@ impl TensorMap {
         )?;
         let counts = [
             ("strides", self.strides.len() + 1),
-            ("box dimensions", self.box_dims.len()),
+            ("box dimensions", if self.im2col.is_some() { rank } else { self.box_dims.len() }),
             ("element strides", self.element_strides.len()),
         ];
         for (what, found) in counts {
@@ -271,7 +277,11 @@ impl TensorMap {
             let rule = "a multiple of 32 needed for padded types and 32-byte interleave";
             require(!wide || stride.is_multiple_of(32), what(), stride, rule)?;
         }
-        for (i, &extent) in self.box_dims.iter().enumerate() {
+        if let Some(im2col) = &self.im2col {
+            im2col.validate(rank, &self.box_dims)?;
+        }
+        let tiled = self.box_dims.iter().enumerate().filter(|_| self.im2col.is_none());
+        for (i, &extent) in tiled {
             require((1..=256).contains(&extent), format!("box dimension {i}"), extent, "1 to 256 possible")?;
         }
         for (i, &step) in self.element_strides.iter().enumerate() {
@@ -323,8 +333,8 @@ impl TensorMap {
     }
 
     /// The simulator's record of the arguments, in little-endian order: "tensmap1", five enumerations and the
-    /// rank (1 byte each), 2 bytes of zero, address (8), dims (5 x 8), strides (4 x 8), box (5 x 2), element
-    /// strides (5 x 1), zeros.
+    /// rank (1 byte each), whether im2col and a zero (1 each), address (8), dims (5 x 8), strides (4 x 8), box
+    /// (5 x 2), element strides (5 x 1), a zero, lower and upper corner (3 x 2 each), zeros.
     ///
     /// # Errors
     /// As [`validate`](Self::validate).
@@ -353,6 +363,11 @@ impl TensorMap {
         for (i, step) in self.element_strides.iter().enumerate() {
             bytes[106 + i] = *step as u8;
         }
+        if let Some(im2col) = &self.im2col {
+            bytes[14] = 1;
+            bytes[112..118].copy_from_slice(&Im2col::to_bytes(&im2col.lower));
+            bytes[118..124].copy_from_slice(&Im2col::to_bytes(&im2col.upper));
+        }
         Ok(bytes)
     }
 
@@ -375,6 +390,8 @@ impl TensorMap {
         };
         let rank = bytes[9] as usize;
         require((1..=5).contains(&rank), "tensor map rank", rank, "1 to 5 possible")?;
+        let corners = |at: usize| Im2col::from_bytes(&bytes[at..at + 6], rank.saturating_sub(2));
+        let im2col = (bytes[14] != 0).then(|| Im2col { lower: corners(112), upper: corners(118) });
         let map = TensorMap {
             data_type: TensorDataType::from_code(bytes[8]).ok_or_else(|| code(8, "tensor map data type"))?,
             interleave: Interleave::from_code(bytes[10]).ok_or_else(|| code(10, "tensor map interleave"))?,
@@ -385,10 +402,11 @@ impl TensorMap {
             address: u64_at(16),
             dims: (0..rank).map(|i| u64_at(24 + 8 * i)).collect(),
             strides: (0..rank - 1).map(|i| u64_at(64 + 8 * i)).collect(),
-            box_dims: (0..rank)
+            box_dims: (0..if im2col.is_some() { 2 } else { rank })
                 .map(|i| u32::from(u16::from_le_bytes([bytes[96 + 2 * i], bytes[97 + 2 * i]])))
                 .collect(),
             element_strides: (0..rank).map(|i| u32::from(bytes[106 + i])).collect(),
+            im2col,
         };
         map.validate()?;
         Ok(map)

@@ -9,6 +9,17 @@ use crate::program::Src;
 use dualgemm_ptx::Type;
 use dualgemm_ptx::ast::Operand;
 
+/// What a copy moves.
+#[derive(Debug, Clone)]
+pub enum Mode {
+    /// A box.
+    Tile,
+    /// Four rows of a matrix.
+    Rows,
+    /// A column of pixels, with the offsets of each dimension of space.
+    Im2col(Vec<Src>),
+}
+
 /// A decoded tensor copy.
 #[derive(Debug, Clone)]
 pub enum Tensor {
@@ -18,6 +29,8 @@ pub enum Tensor {
         to: Addr,
         /// Generic address of the map.
         map: Addr,
+        /// What is moved.
+        mode: Mode,
         /// Coordinates, innermost first.
         coordinates: Vec<Src>,
         /// Barrier that counts the bytes.
@@ -33,6 +46,8 @@ pub enum Tensor {
         from: Addr,
         /// Generic address of the map.
         map: Addr,
+        /// What is moved.
+        mode: Mode,
         /// Coordinates, innermost first.
         coordinates: Vec<Src>,
         /// Reduction.
@@ -52,6 +67,8 @@ pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     i.ignore(&["async", "reduce", "bulk", "tensor", "tile"]);
     i.cache_hints();
     let rank = i.need("a number of dimensions", &[("1d", 1), ("2d", 2), ("3d", 3), ("4d", 4), ("5d", 5)])?;
+    let rows = i.has("tile::gather4") || i.has("tile::scatter4");
+    let im2col = i.has("im2col");
     let multicast = i.has("multicast::cluster");
     let pair = i.has("cta_group::2");
     i.ignore(&["cta_group::1"]);
@@ -73,17 +90,30 @@ pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
             Some(c) => Ins::elements(c).iter().map(|c| i.value(c, Type::S32)).collect::<Result<Vec<_>>>()?,
             None => Vec::new(),
         };
-        if c.len() != rank {
-            return i.error(format!("has {} coordinates for {rank} dimensions", c.len()));
+        let want = if rows { 5 } else { rank };
+        if c.len() != want {
+            return i.error(format!("has {} coordinates, needs {want}", c.len()));
         }
         Ok((map, c))
     };
     match (load, store, spaces.first()) {
         (true, false, Some(&to)) if to != Space::Global => {
             let (map, c) = coordinates(i, 1)?;
-            let multicast = if multicast { Some(i.src(3, Type::B16)?) } else { None };
+            let mode = match (rows, im2col) {
+                (true, _) => Mode::Rows,
+                (_, true) => {
+                    let offsets = i.srcs(3, Type::U16)?;
+                    if offsets.len() + 2 != rank {
+                        return i.error(format!("has {} offsets for {rank} dimensions", offsets.len()));
+                    }
+                    Mode::Im2col(offsets)
+                }
+                _ => Mode::Tile,
+            };
+            let mask = if im2col { 4 } else { 3 };
+            let multicast = if multicast { Some(i.src(mask, Type::B16)?) } else { None };
             let (to, barrier) = (i.addr(0, to)?, i.addr(2, Space::SharedCluster)?);
-            Ok(Op::Tensor(Tensor::Load { to, map, coordinates: c, barrier, multicast, pair }))
+            Ok(Op::Tensor(Tensor::Load { to, map, mode, coordinates: c, barrier, multicast, pair }))
         }
         (false, true, Some(Space::Global)) => {
             let (map, c) = coordinates(i, 0)?;
@@ -94,7 +124,8 @@ pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
                 None => None,
             };
             let from = i.addr(1, Space::SharedCta)?;
-            Ok(Op::Tensor(Tensor::Store { from, map, coordinates: c, reduce }))
+            let mode = if rows { Mode::Rows } else { Mode::Tile };
+            Ok(Op::Tensor(Tensor::Store { from, map, mode, coordinates: c, reduce }))
         }
         _ => i.error(
             "needs .shared.global with .mbarrier::complete_tx::bytes, or .global.shared with .bulk_group",

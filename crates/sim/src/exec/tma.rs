@@ -6,7 +6,7 @@ use super::{Cx, Result, lanes};
 use crate::check::shadow::Kind;
 use crate::decode::copy::Reduce;
 use crate::decode::operand::Addr;
-use crate::decode::tma::Tensor;
+use crate::decode::tma::{Mode, Tensor};
 use crate::machine::cluster::Cluster;
 use crate::machine::engine::{Agent, Job};
 use crate::machine::step::Flow;
@@ -14,7 +14,8 @@ use crate::machine::warp::GroupKind;
 use crate::memory::{Place, place};
 use crate::program::Src;
 use crate::semantics::reduce::{ReduceType, Reduction};
-use crate::semantics::tma::{Direction, TensorType, TiledTensor};
+use crate::semantics::misuse::Misuse;
+use crate::semantics::tma::{Direction, Piece, TensorType, TiledTensor};
 use crate::tensor_map;
 use crate::trap::{Check, Fault};
 
@@ -25,14 +26,59 @@ use crate::trap::{Check, Fault};
 pub fn execute(op: &Tensor, cx: &mut Cx<'_, '_>) -> Result {
     match op {
         Tensor::Load { .. } => load(op, cx),
-        Tensor::Store { from, map, coordinates, reduce } => store(cx, from, map, coordinates, *reduce),
+        Tensor::Store { from, map, mode, coordinates, reduce } => {
+            store(cx, from, (map, mode), coordinates, *reduce)
+        }
     }
 }
 
-/// The map and the coordinates of every active lane.
-fn operands(cx: &mut Cx<'_, '_>, map: &Addr, c: &[Src]) -> Result<Vec<(usize, TiledTensor, Vec<i32>)>> {
+/// What one lane moves.
+#[derive(Clone)]
+struct Transfer {
+    tensor: TiledTensor,
+    coordinates: Vec<i32>,
+    mode: Moved,
+}
+
+#[derive(Clone)]
+enum Moved {
+    Tile,
+    Rows,
+    Im2col(Vec<u32>),
+}
+
+impl Transfer {
+    /// Where each part comes from and goes to.
+    fn pieces(&self, smem: u32, direction: Direction) -> std::result::Result<Vec<Piece>, Misuse> {
+        let Transfer { tensor, coordinates, mode } = self;
+        match mode {
+            Moved::Tile => tensor.pieces(coordinates, smem, direction).map(Iterator::collect),
+            Moved::Rows => tensor.scattered(coordinates[0], &coordinates[1..], smem, direction),
+            Moved::Im2col(offsets) => tensor.columns(coordinates, offsets, smem),
+        }
+    }
+
+    /// Bytes that a load completes.
+    fn bytes(&self) -> u32 {
+        match self.mode {
+            Moved::Rows => self.tensor.scattered_bytes(self.coordinates.len() - 1),
+            _ => self.tensor.box_bytes(),
+        }
+    }
+}
+
+/// What every active lane moves.
+fn operands(
+    cx: &mut Cx<'_, '_>,
+    (map, mode): (&Addr, &Mode),
+    c: &[Src],
+) -> Result<Vec<(usize, Transfer)>> {
     let maps = cx.addresses(map);
     let values: Vec<_> = c.iter().map(|c| cx.w.regs.r32(*c, cx.m)).collect();
+    let offsets: Vec<_> = match mode {
+        Mode::Im2col(offsets) => offsets.iter().map(|o| cx.w.regs.r32(*o, cx.m)).collect(),
+        _ => Vec::new(),
+    };
     if cx.w.regs.bad.is_some() {
         return Ok(Vec::new());
     }
@@ -43,20 +89,28 @@ fn operands(cx: &mut Cx<'_, '_>, map: &Addr, c: &[Src]) -> Result<Vec<(usize, Ti
         cx.read_lane(map.space, maps[l], l, Kind::READ, &mut bytes)?;
         let at = place(map.space, maps[l]);
         let tensor = tensor_map::decode(&bytes).map_err(|f| f.lane(l as u32).at(at))?;
-        if tensor.rank != c.len() {
-            let text = format!("a {}-dimensional copy with a map of {} dimensions", c.len(), tensor.rank);
+        let dimensions = if matches!(mode, Mode::Rows) { 2 } else { c.len() };
+        if tensor.rank != dimensions {
+            let text = format!("a {dimensions}-dimensional copy with a map of {} dimensions", tensor.rank);
             return Err(Fault::new(Check::Illegal, text).lane(l as u32));
         }
-        out.push((l, tensor, values.iter().map(|v| v[l] as i32).collect()));
+        let mode = match mode {
+            Mode::Tile => Moved::Tile,
+            Mode::Rows => Moved::Rows,
+            Mode::Im2col(_) => Moved::Im2col(offsets.iter().map(|o| o[l] & 0xffff).collect()),
+        };
+        out.push((l, Transfer { tensor, coordinates: values.iter().map(|v| v[l] as i32).collect(), mode }));
     }
     Ok(out)
 }
 
 fn load(op: &Tensor, cx: &mut Cx<'_, '_>) -> Result {
-    let Tensor::Load { to, map, coordinates, barrier, multicast, pair } = op else { return Ok(Flow::Next) };
+    let Tensor::Load { to, map, mode, coordinates, barrier, multicast, pair } = op else {
+        return Ok(Flow::Next);
+    };
     let (dst, barriers) = (cx.addresses(to), cx.addresses(barrier));
     let multicast = multicast.map(|s| cx.w.regs.r64(s, cx.m));
-    for (l, tensor, c) in operands(cx, map, coordinates)? {
+    for (l, transfer) in operands(cx, (map, mode), coordinates)? {
         let lane = |f: Fault| f.lane(l as u32);
         let Place::Shared { rank, offset } = place(to.space, dst[l]) else { continue };
         let (signal_rank, signal) = locate(barrier.space, barriers[l]).map_err(lane)?;
@@ -73,12 +127,12 @@ fn load(op: &Tensor, cx: &mut Cx<'_, '_>) -> Result {
             return Err(Fault::new(Check::Mbarrier, text).lane(l as u32));
         }
         // The plan is checked now, so that a bad destination is reported at the instruction.
-        tensor.pieces(&c, offset, Direction::Load).map_err(|m| lane(m.into()))?;
+        transfer.pieces(offset, Direction::Load).map_err(|m| lane(m.into()))?;
         let agent = cx.agent();
         let me = agent.clone();
         let job = move |cl: &mut Cluster<'_>| {
             let mut buffer = Vec::new();
-            for piece in tensor.pieces(&c, offset, Direction::Load)? {
+            for piece in transfer.pieces(offset, Direction::Load)? {
                 buffer.clear();
                 buffer.resize(piece.bytes as usize, 0);
                 if let Some(from) = piece.global {
@@ -89,7 +143,7 @@ fn load(op: &Tensor, cx: &mut Cx<'_, '_>) -> Result {
                 }
             }
             for (_, rank) in targets {
-                cl.complete_tx(rank, signal, tensor.box_bytes(), &me)?;
+                cl.complete_tx(rank, signal, transfer.bytes(), &me)?;
             }
             Ok(())
         };
@@ -126,17 +180,23 @@ fn operated(op: Reduction, ty: ReduceType) -> ReduceType {
     }
 }
 
-fn store(cx: &mut Cx<'_, '_>, from: &Addr, map: &Addr, c: &[Src], reduce: Option<Reduce>) -> Result {
+fn store(
+    cx: &mut Cx<'_, '_>,
+    from: &Addr,
+    what: (&Addr, &Mode),
+    c: &[Src],
+    reduce: Option<Reduce>,
+) -> Result {
     let src = cx.addresses(from);
-    for (l, tensor, c) in operands(cx, map, c)? {
+    for (l, transfer) in operands(cx, what, c)? {
         let lane = |f: Fault| f.lane(l as u32);
         let Place::Shared { rank, offset } = place(from.space, src[l]) else { continue };
-        tensor.pieces(&c, offset, Direction::Store).map_err(|m| lane(m.into()))?;
+        transfer.pieces(offset, Direction::Store).map_err(|m| lane(m.into()))?;
         let reduce = match reduce {
-            Some((op, _, n)) => match element(tensor.ty) {
+            Some((op, _, n)) => match element(transfer.tensor.ty) {
                 Some(ty) => Some((op, operated(op, ty), n)),
                 None => {
-                    let text = format!("no reduction on elements of type {:?}", tensor.ty);
+                    let text = format!("no reduction on elements of type {:?}", transfer.tensor.ty);
                     return Err(Fault::new(Check::Illegal, text).lane(l as u32));
                 }
             },
@@ -148,7 +208,7 @@ fn store(cx: &mut Cx<'_, '_>, from: &Addr, map: &Addr, c: &[Src], reduce: Option
         let me = agent.clone();
         let job = move |cl: &mut Cluster<'_>| {
             let mut pieces = Vec::new();
-            for piece in tensor.pieces(&c, offset, Direction::Store)? {
+            for piece in transfer.pieces(offset, Direction::Store)? {
                 let mut bytes = vec![0; piece.bytes as usize];
                 cl.async_read_shared(rank, piece.smem, &mut bytes, &me)?;
                 pieces.extend(piece.global.map(|at| (at, bytes)));

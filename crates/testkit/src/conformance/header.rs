@@ -2,7 +2,7 @@
 
 use super::data::{Data, GENERATORS, size};
 use super::{Argument, Buffer, Case, Error, Expected, Launch, Tolerance, tensor_map};
-use dualgemm_ptx::layout::{OutOfBounds, TensorDataType, TensorMap, TensorSwizzle};
+use dualgemm_ptx::layout::{Im2col, OutOfBounds, TensorDataType, TensorMap, TensorSwizzle};
 use std::str::{FromStr, SplitWhitespace};
 
 /// Reads the head of `ptx`.
@@ -116,7 +116,12 @@ fn map(words: &mut SplitWhitespace<'_>) -> Result<Argument, String> {
     let data_type = named(TensorDataType::ALL, ty)?;
     let mut map = tensor_map(data_type, TensorSwizzle::None, OutOfBounds::Zero);
     let mut key = "";
+    let mut corners = Im2col { lower: Vec::new(), upper: Vec::new() };
     for word in words {
+        if let (true, Ok(at)) = (matches!(key, "lower" | "upper"), word.parse::<i32>()) {
+            if key == "lower" { corners.lower.push(at) } else { corners.upper.push(at) }
+            continue;
+        }
         match (key, word.parse::<u64>()) {
             ("dims", Ok(n)) => map.dims.push(n),
             ("strides", Ok(n)) => map.strides.push(n),
@@ -139,7 +144,10 @@ fn map(words: &mut SplitWhitespace<'_>) -> Result<Argument, String> {
     if map.element_strides.is_empty() {
         map.element_strides = vec![1; map.dims.len()];
     }
-    let _: &TensorMap = &map;
+    if !corners.lower.is_empty() {
+        map.im2col = Some(corners);
+    }
+    let map: TensorMap = map;
     Ok(Argument::Map { buffer, map })
 }
 

@@ -12,6 +12,7 @@
 //! //! bytes u32 iota 0 32                      an array passed by value
 //! //! u32 7                                    a number
 //! //! map 1 f16 dims 64 64 strides 128 box 64 8 steps 1 1 swizzle B128 fill Zero   tensor map of argument 1
+//! //! map 1 f16 dims 8 9 9 strides 16 144 box 8 32 steps 1 1 1 lower -1 upper -1   the same in im2col mode
 //! ```
 //!
 //! What is expected is written as elements in hexadecimal (up to 16), or as the 64-bit FNV-1a hash of the bytes.
@@ -265,5 +266,6 @@ fn tensor_map(data_type: TensorDataType, swizzle: TensorSwizzle, out_of_bounds: 
         swizzle,
         l2_promotion: L2Promotion::None,
         out_of_bounds,
+        im2col: None,
     }
 }

@@ -8,10 +8,14 @@
 //! The box is packed in shared memory, dimension 0 fastest, then the swizzle XORs the absolute address. Rows
 //! are dense without swizzling; with it each takes the whole swizzle span, even if the box is narrower (seen
 //! on sm_90; such a load still completes the bytes of the box only).
-//! Modelled: tiled mode, no interleave, zero fill, every swizzle. im2col and gather4/scatter4 are not.
+//! [`rows`] has the modes that move a list of rows instead of a box: gather4, scatter4 and im2col.
+//! Modelled: no interleave, zero fill, every swizzle.
+
+mod rows;
 
 use super::misuse::{Misuse, require};
 use super::swizzle::Swizzle;
+pub use rows::Bounds;
 
 /// `CUtensorMapDataType`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -74,8 +78,8 @@ pub enum Fill {
     Nan,
 }
 
-/// A tensor map in tiled mode without interleave. Arrays have one entry per dimension, innermost first; those
-/// beyond `rank` are ignored.
+/// A tensor map without interleave. Arrays have one entry per dimension, innermost first; those beyond `rank` are
+/// ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TiledTensor {
     /// Element type.
@@ -88,7 +92,7 @@ pub struct TiledTensor {
     pub dims: [u64; 5],
     /// Distance between neighbours in each dimension, in bytes; that of dimension 0 is ignored (dense).
     pub strides: [u64; 5],
-    /// Size of the box, in elements of the tensor.
+    /// Size of the box, in elements of the tensor; in im2col mode channels and pixels.
     pub box_dims: [u32; 5],
     /// Traversal stride; that of dimension 0 is ignored (1).
     pub element_strides: [u32; 5],
@@ -96,6 +100,8 @@ pub struct TiledTensor {
     pub swizzle: Swizzle,
     /// Fill outside the tensor.
     pub fill: Fill,
+    /// The bounding box of im2col mode; `None` in tiled mode.
+    pub bounds: Option<Bounds>,
 }
 
 /// Which way a tensor copy goes.
@@ -119,6 +125,18 @@ pub struct Piece {
 }
 
 const WHAT: &str = "tensor map";
+const WHAT_COPY: &str = "cp.async.bulk.tensor";
+
+/// What the rows of a copy have in common.
+#[derive(Debug, Clone, Copy)]
+struct Walk {
+    /// Innermost coordinate.
+    first: i64,
+    smem: u32,
+    /// Bytes that stay together in shared memory.
+    unit: u32,
+    direction: Direction,
+}
 
 impl TiledTensor {
     /// Checks the map against the rules of `cuTensorMapEncodeTiled`.
@@ -134,7 +152,8 @@ impl TiledTensor {
             let (dim, stride, side, step) =
                 (self.dims[d], self.strides[d], self.box_dims[d], self.element_strides[d]);
             field((1..=1 << 32).contains(&dim), "globalDim", dim, "it is 1 to 2^32")?;
-            field((1..=256).contains(&side), "boxDim", side as u64, "it is 1 to 256")?;
+            let most = if self.bounds.is_some() { 1024 } else { 256 };
+            field((1..=most).contains(&side), "boxDim", side as u64, "it is 1 to 256, of pixels 1024")?;
             if d > 0 {
                 let valid = stride.is_multiple_of(16) && stride < 1 << 40;
                 field(valid, "globalStrides", stride, "it is a multiple of 16 below 2^40")?;
@@ -180,7 +199,8 @@ impl TiledTensor {
     fn counts(&self) -> [u32; 5] {
         let mut counts = [1; 5];
         for (d, count) in counts.iter_mut().enumerate().take(self.rank) {
-            let step = if d == 0 { 1 } else { self.element_strides[d] };
+            // Pixels are counted as they are taken.
+            let step = if d == 0 || self.bounds.is_some() { 1 } else { self.element_strides[d] };
             *count = self.box_dims[d].div_ceil(step);
         }
         counts
@@ -212,35 +232,21 @@ impl TiledTensor {
     /// A misaligned shared address; a box that does not start on a whole 16 bytes of the innermost dimension, where an
     /// H100 stops with an illegal instruction; for stores, a negative coordinate.
     pub fn pieces(&self, coordinates: &[i32], smem: u32, direction: Direction) -> Result<Pieces<'_>, Misuse> {
-        let what = "cp.async.bulk.tensor";
         let given = coordinates.len();
         require(
             given == self.rank,
-            what,
+            WHAT_COPY,
             "coordinates",
             given as u64,
             "they are as many as the map's dimensions",
         )?;
-        // 128 bytes is the rule of the CUDA programming guide; atoms of 32 and 64 bytes are within it.
-        require(
-            smem.is_multiple_of(128),
-            what,
-            "shared memory address",
-            smem as u64,
-            "it is a multiple of 128",
-        )?;
-        require(
-            (i64::from(coordinates[0]) * self.ty.bits() as i64) % 128 == 0,
-            what,
-            "innermost coordinate",
-            coordinates[0] as u32 as u64,
-            "the box starts on a multiple of 16 bytes",
-        )?;
+        self.check_mode(false)?;
+        let walk = self.walk(coordinates[0], smem, direction)?;
         if direction == Direction::Store {
             for &c in coordinates {
                 require(
                     c >= 0,
-                    what,
+                    WHAT_COPY,
                     "coordinate",
                     c as u32 as u64,
                     "a store's box starts at coordinates >= 0",
@@ -251,20 +257,64 @@ impl TiledTensor {
         for (s, &c) in start.iter_mut().zip(coordinates) {
             *s = c as i64;
         }
-        let unit = if self.swizzle == Swizzle::B128Atom32Flip8 { 8 } else { self.swizzle.atom() };
-        let unit = if self.swizzle == Swizzle::None { self.row_bytes() } else { unit };
         Ok(Pieces {
             tensor: self,
             start,
             counts: self.counts(),
-            smem,
-            unit,
-            direction,
+            walk,
             index: [0; 5],
             row: 0,
             at: 0,
             done: false,
         })
+    }
+
+    /// A copy says im2col if and only if its map does.
+    fn check_mode(&self, im2col: bool) -> Result<(), Misuse> {
+        let found = u64::from(self.bounds.is_some());
+        require(self.bounds.is_some() == im2col, WHAT, "mode", found, "that of the copy: 0 tiled, 1 im2col")
+    }
+
+    /// What all rows of a copy have in common.
+    fn walk(&self, first: i32, smem: u32, direction: Direction) -> Result<Walk, Misuse> {
+        // 128 bytes is the rule of the CUDA programming guide; atoms of 32 and 64 bytes are within it.
+        require(
+            smem.is_multiple_of(128),
+            WHAT_COPY,
+            "shared memory address",
+            smem as u64,
+            "it is a multiple of 128",
+        )?;
+        require(
+            (i64::from(first) * self.ty.bits() as i64) % 128 == 0,
+            WHAT_COPY,
+            "innermost coordinate",
+            first as u32 as u64,
+            "the box starts on a multiple of 16 bytes",
+        )?;
+        let unit = if self.swizzle == Swizzle::B128Atom32Flip8 { 8 } else { self.swizzle.atom() };
+        let unit = if self.swizzle == Swizzle::None { self.row_bytes() } else { unit };
+        Ok(Walk { first: first.into(), smem, unit, direction })
+    }
+
+    /// The piece of row `row` of the box that begins at its byte `at`. The row's first byte is at `row_start` of
+    /// global memory; all of it is outside unless `inside`.
+    fn piece(&self, walk: &Walk, row: u32, (row_start, inside): (i64, bool), at: u32) -> Piece {
+        let (first, end) = self.row_window(walk.first, walk.direction);
+        let mut limit = ((at / walk.unit + 1) * walk.unit).min(self.row_bytes());
+        // A piece is all inside or all outside: it ends where the tensor begins or ends.
+        for edge in [first, end] {
+            if inside && edge > at as i64 && edge < limit as i64 {
+                limit = edge as u32;
+            }
+        }
+        let inside = inside && at as i64 >= first && (at as i64) < end;
+        let linear = walk.smem + row * self.row_pitch() + at;
+        Piece {
+            smem: self.swizzle.apply(linear),
+            global: inside.then(|| (row_start + at as i64) as u64),
+            bytes: limit - at,
+        }
     }
 
     /// The byte range of dimension 0 that a copy reads or writes, relative to the row's first byte: what lies inside
@@ -287,10 +337,7 @@ pub struct Pieces<'a> {
     tensor: &'a TiledTensor,
     start: [i64; 5],
     counts: [u32; 5],
-    smem: u32,
-    /// Bytes that stay together in shared memory.
-    unit: u32,
-    direction: Direction,
+    walk: Walk,
     /// Position in dimensions 1 and up.
     index: [u32; 5],
     /// Rows walked.
@@ -335,27 +382,9 @@ impl Iterator for Pieces<'_> {
         if self.done {
             return None;
         }
-        let row_bytes = self.tensor.row_bytes();
-        let (row_start, outer_inside) = self.row_start();
-        let (first, end) = self.tensor.row_window(self.start[0], self.direction);
-        let at = self.at as i64;
-        let mut limit = (self.at / self.unit + 1) * self.unit;
-        limit = limit.min(row_bytes);
-        // A piece is all inside or all outside: it ends where the tensor begins or ends.
-        let inside = outer_inside && at >= first && at < end;
-        for edge in [first, end] {
-            if outer_inside && edge > at && edge < limit as i64 {
-                limit = edge as u32;
-            }
-        }
-        let linear = self.smem + self.row * self.tensor.row_pitch() + self.at;
-        let piece = Piece {
-            smem: self.tensor.swizzle.apply(linear),
-            global: inside.then(|| (row_start + at) as u64),
-            bytes: limit - self.at,
-        };
-        self.at = limit;
-        if limit == row_bytes {
+        let piece = self.tensor.piece(&self.walk, self.row, self.row_start(), self.at);
+        self.at += piece.bytes;
+        if self.at == self.tensor.row_bytes() {
             self.next_row();
         }
         Some(piece)

@@ -14,6 +14,7 @@ fn matrix(ty: TensorType, dims: [u64; 2], pitch: u64, box_dims: [u32; 2], swizzl
         element_strides: [1, 1, 0, 0, 0],
         swizzle,
         fill: Fill::Zero,
+        bounds: None,
     }
 }
 
