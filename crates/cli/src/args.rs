@@ -96,6 +96,7 @@ pub struct LayerArgs {
     /// The expert that every token goes through.
     #[arg(long, conflicts_with = "expert")]
     pub shared_expert: bool,
+    /// How to read the checkpoint.
     #[command(flatten)]
     pub read: ReadArgs,
 }

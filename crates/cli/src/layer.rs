@@ -4,12 +4,19 @@ use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
-use dualgemm::checkpoint::{BadInputScale, Checkpoint, Error, GateUpSource, NibbleOrder, OpenOptions};
-use dualgemm::formats::{BlockFormat, GlobalScale};
+use dualgemm::checkpoint::{
+    BadInputScale, Checkpoint, Error, GateUpSource, Linear, NibbleOrder, OpenOptions,
+};
+use dualgemm::formats::{self, BlockFormat, GlobalScale};
 use dualgemm::gemm::{Activation, Epilogue, GateUp};
+use dualgemm::{PackedWeights, Plan};
 use serde_json::Value;
 
 use crate::args::{EpilogueArgs, LayerArgs, NibbleOrderArg, ReadArgs};
+
+/// Bytes of weights that are read at a time: little beside the weights of a layer, much beside the cost of letting
+/// go of pages.
+const RUN_BYTES: usize = 4 << 20;
 
 /// Opens a checkpoint as the arguments say it is to be read.
 pub fn open(path: &Path, args: &ReadArgs) -> Result<Checkpoint, Error> {
@@ -101,14 +108,63 @@ impl<'c> Layer<'c> {
         Ok(scales.map(|(gate, up)| gate.value().max(up.value())))
     }
 
+    /// The down projection that follows.
+    pub fn down(&self) -> Result<Linear<'c>, Error> {
+        match self.which {
+            Which::Dense => self.checkpoint.down(self.number),
+            Which::Shared => self.checkpoint.shared_down(self.number),
+            Which::Expert(expert) => self.checkpoint.experts(self.number)?.down(expert),
+        }
+    }
+
     /// The scale by which the down projection expects C to be quantized, a multiplier.
     pub fn output_scale(&self) -> Result<Option<f32>, Error> {
-        let down = match self.which {
-            Which::Dense => self.checkpoint.down(self.number)?,
-            Which::Shared => self.checkpoint.shared_down(self.number)?,
-            Which::Expert(expert) => self.checkpoint.experts(self.number)?.down(expert)?,
-        };
-        Ok(down.input_scale()?.map(GlobalScale::value))
+        Ok(self.down()?.input_scale()?.map(GlobalScale::value))
+    }
+
+    /// The features of one rank of a tensor-parallel group. They are columns of the down projection, whose blocks are
+    /// never split.
+    pub fn shard(&self, rank: usize, ranks: usize) -> Result<Range<usize>, formats::Error> {
+        let (n, tensor) = (self.n(), || format!("the down projection of layer {}", self.number));
+        if rank >= ranks {
+            return Err(formats::Error::ShardRank { tensor: tensor(), rank, ranks });
+        }
+        if ranks > 1 && !n.is_multiple_of(ranks * self.format().block_len()) {
+            return Err(formats::Error::ShardSplitsBlock {
+                tensor: tensor(),
+                k: n,
+                ranks,
+                format: self.format(),
+            });
+        }
+        let features = n / ranks;
+        Ok(rank * features..(rank + 1) * features)
+    }
+
+    /// How many features of gate and up [`prepack`](Self::prepack) and the reference hold in memory at a time.
+    pub fn features_per_run(&self) -> usize {
+        // Whole panels of the kernels, whole tiles of block scales and whole periods of alternating rows.
+        const MULTIPLE: usize = 128;
+        let bytes_per_feature = self.k() + self.k() / 8;
+        (RUN_BYTES / bytes_per_feature).max(1).next_multiple_of(MULTIPLE)
+    }
+
+    /// Brings some features into the order of the kernels, a run of them at a time, and lets go of what was read.
+    /// `progress` is told how many are done.
+    pub fn prepack(
+        &self,
+        plan: &Plan,
+        features: Range<usize>,
+        progress: impl Fn(usize),
+    ) -> Result<PackedWeights, dualgemm::Error> {
+        let (run, end) = (self.features_per_run(), features.end);
+        let packed = plan.prepack_runs(features.clone().step_by(run).map(|first| {
+            self.checkpoint.files().release_pages();
+            progress(first - features.start);
+            Ok(self.features(first..end.min(first + run))?)
+        }))?;
+        self.checkpoint.files().release_pages();
+        Ok(packed)
     }
 }
 

@@ -6,26 +6,43 @@ use std::borrow::Cow;
 use std::fmt::{self, Display};
 use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 /// Where reports, failures and progress go.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub struct Output {
     json: bool,
+    /// Takes the report instead of stdout.
+    document: Option<Mutex<String>>,
 }
 
 impl Output {
-    /// JSON or text.
+    /// JSON or text on stdout.
     pub fn new(json: bool) -> Self {
-        Self { json }
+        Self { json, document: None }
+    }
+
+    /// JSON, kept for [`into_document`](Self::into_document).
+    pub fn document() -> Self {
+        Self { json: true, document: Some(Mutex::default()) }
+    }
+
+    /// The report, if it was kept.
+    pub fn into_document(self) -> String {
+        self.document.map_or_else(String::new, |d| d.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Writes the report, the one thing a command puts on stdout.
     pub fn emit<R: Serialize + Display>(&self, report: &R) -> anyhow::Result<()> {
         let text = if self.json { serde_json::to_string_pretty(report)? } else { report.to_string() };
+        if let Some(document) = &self.document {
+            *document.lock().unwrap_or_else(PoisonError::into_inner) = text;
+            return Ok(());
+        }
         let mut stdout = io::stdout().lock();
         writeln!(stdout, "{}", text.trim_end())?;
         Ok(stdout.flush()?)
@@ -44,7 +61,7 @@ impl Output {
 
     /// A progress bar over `len` steps on stderr; invisible where stderr is no terminal.
     pub fn progress(&self, what: &'static str, len: usize) -> ProgressBar {
-        if !io::stderr().is_terminal() {
+        if self.document.is_some() || !io::stderr().is_terminal() {
             return ProgressBar::hidden();
         }
         let style = ProgressStyle::with_template("{msg:>12} {bar:40} {pos}/{len} {eta}");

@@ -32,9 +32,6 @@ use crate::tolerance::Tolerance;
 const REFERENCE_BUDGET: f64 = 2e9;
 /// Rows that are compared however long it takes.
 const LEAST_ROWS: usize = 4;
-/// Bytes of weights that are read at a time: little beside the weights of a layer, much beside the cost of letting
-/// go of pages.
-const RUN_BYTES: usize = 4 << 20;
 
 /// Arguments of `run`.
 #[derive(Debug, Args)]
@@ -279,7 +276,9 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
     let limits = if args.no_roofline { None } else { Some(Limits::measure(&plan)?) };
 
     let begin = Instant::now();
-    let packed = pack(&plan, &checkpoint, &layer, output)?;
+    let bar = output.progress("pack", n);
+    let packed = layer.prepack(&plan, 0..n, |done| bar.set_position(done as u64))?;
+    bar.finish_and_clear();
     let prepack_us = begin.elapsed().as_secs_f64() * 1e6;
     let (c, timing) = multiply(args, &plan, &a, packed)?;
     if let Some(path) = &args.output {
@@ -334,33 +333,6 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
     Ok(right.into())
 }
 
-/// How many features of gate and up are in memory at a time, twice.
-fn features_per_run(layer: &Layer<'_>) -> usize {
-    // Whole panels of the kernels, whole tiles of block scales and whole periods of alternating rows.
-    const MULTIPLE: usize = 128;
-    let bytes_per_feature = layer.k() + layer.k() / 8;
-    (RUN_BYTES / bytes_per_feature).max(1).next_multiple_of(MULTIPLE)
-}
-
-/// Brings the weights into the order of the kernels, a run of features at a time, and lets go of what was read.
-fn pack(
-    plan: &Plan,
-    checkpoint: &Checkpoint,
-    layer: &Layer<'_>,
-    output: &Output,
-) -> anyhow::Result<PackedWeights> {
-    let (n, run) = (layer.n(), features_per_run(layer));
-    let bar = output.progress("pack", n);
-    let packed = plan.prepack_runs((0..n).step_by(run).map(|first| {
-        checkpoint.files().release_pages();
-        bar.set_position(first as u64);
-        Ok(layer.features(first..n.min(first + run))?)
-    }))?;
-    bar.finish_and_clear();
-    checkpoint.files().release_pages();
-    Ok(packed)
-}
-
 /// Runs, timed, and drops the weights.
 fn multiply(
     args: &RunArgs,
@@ -394,7 +366,7 @@ fn compare(
     let bar = output.progress("reference", desc.n);
     let a = dualgemm::quantize_a(a, desc.quantize_a)?;
     let features = |run| Ok(layer.features(run)?);
-    let run = features_per_run(layer);
+    let run = layer.features_per_run();
     let progress = |done: usize| {
         let before = bar.position() as usize;
         bar.inc(done as u64);

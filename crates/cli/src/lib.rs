@@ -1,0 +1,119 @@
+//! The `dualgemm` command: reads arguments, runs one subcommand, turns its outcome into an exit code. The Python
+//! package runs the same subcommands through [`document`].
+//!
+//! Flow: [`args`] → one file of `command` → `report`. Exit codes: 0 done, 1 the thing checked is wrong, 2 bad
+//! input or usage, 3 not supported here. Diagnostics are one line on stderr; stdout holds only the report.
+
+pub mod args;
+pub mod layer;
+
+mod activation;
+mod command;
+mod diagnosis;
+mod failure;
+mod limits;
+mod machine;
+mod report;
+mod result;
+mod tolerance;
+
+use std::ffi::OsString;
+use std::panic::{self, AssertUnwindSafe};
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use crate::args::Cli;
+use crate::command::Verdict;
+use crate::report::Output;
+
+pub use crate::failure::Unsupported;
+
+/// Runs the command that this process was started with.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        // Help and version are no failures: clap prints them on stdout.
+        Err(error) if !error.use_stderr() => {
+            return error.print().map_or(ExitCode::from(2), |()| ExitCode::SUCCESS);
+        }
+        Err(error) => {
+            let output = Output::new(std::env::args_os().any(|arg| arg == "--json"));
+            return output.fail(&failure::usage_line(&error), failure::USAGE);
+        }
+    };
+    init_tracing(cli.verbose);
+    let output = Output::new(cli.json);
+    // The hook keeps the backtrace off the terminal; the message goes out as one line like any other.
+    panic::set_hook(Box::new(|_| ()));
+    match panic::catch_unwind(AssertUnwindSafe(|| command::run(cli.command, &output))) {
+        Ok(Ok(Verdict::Right)) => ExitCode::SUCCESS,
+        Ok(Ok(Verdict::Wrong)) => ExitCode::from(failure::CHECK_FAILED),
+        Ok(Err(error)) if report::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Ok(Err(error)) => output.fail(&failure::line(&error), failure::exit_code(&error)),
+        Err(payload) => output.fail(&failure::panic_line(payload.as_ref()), failure::PANIC),
+    }
+}
+
+/// What a subcommand reports.
+#[derive(Debug)]
+pub struct Document {
+    /// The report, as `--json` prints it.
+    pub json: String,
+    /// Whether the thing checked is as it should be; true for subcommands that check nothing.
+    pub right: bool,
+}
+
+/// Why a subcommand has no report.
+#[derive(Debug)]
+pub struct Failure {
+    /// The line that the command prints.
+    pub line: String,
+    /// What went wrong; `None` if the arguments could not be read.
+    pub error: Option<anyhow::Error>,
+}
+
+/// Runs a subcommand, given as the arguments after the program's name, and returns its report instead of printing
+/// it.
+///
+/// # Errors
+/// If the command would end with an exit code above 1.
+pub fn document(args: impl IntoIterator<Item = OsString>) -> Result<Document, Failure> {
+    let cli = Cli::try_parse_from(std::iter::once("dualgemm".into()).chain(args))
+        .map_err(|error| Failure { line: failure::usage_line(&error), error: None })?;
+    let output = Output::document();
+    let verdict = command::run(cli.command, &output)
+        .map_err(|error| Failure { line: failure::line(&error), error: Some(error) })?;
+    Ok(Document { json: output.into_document(), right: verdict == Verdict::Right })
+}
+
+fn init_tracing(verbose: u8) {
+    let level = match verbose {
+        0 => return,
+        1 => "info",
+        2 => "debug",
+        _ => "trace",
+    };
+    let filter = tracing_subscriber::EnvFilter::try_from_env("DUALGEMM_LOG").unwrap_or_else(|_| level.into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_returned_as_the_document_that_json_prints() {
+        let run = |args: &[&str]| document(args.iter().map(OsString::from));
+        let list = run(&["bench", "--list"]).unwrap();
+        assert!(
+            list.right && list.json.starts_with('{') && list.json.contains("\"challenge\""),
+            "{}",
+            list.json
+        );
+        let failure = run(&["inspect", "no-such-file.gguf"]).unwrap_err();
+        assert!(failure.line.contains("no-such-file.gguf") && failure.error.is_some(), "{}", failure.line);
+        let failure = run(&["inspect", "--no-such-option"]).unwrap_err();
+        assert!(failure.line.contains("--no-such-option") && failure.error.is_none(), "{}", failure.line);
+    }
+}
