@@ -1,0 +1,97 @@
+"""Which library an array belongs to, and new arrays of that library. Nothing is imported that is not loaded yet."""
+
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .errors import OperandError
+
+_FLOATS = ("float32", "float16", "bfloat16")
+
+
+class Quantized(NamedTuple):
+    """A matrix of 4-bit codes: ``value = code * scale * global_scale``.
+
+    ``codes`` is ``[rows, k / 2]``, the even element in the low nibble: uint8 or torch.float4_e2m1fn_x2. ``scales`` has
+    one byte per block, ``[rows, k / 16]`` (nvfp4: float8_e4m3fn or uint8) or ``[rows, k / 32]`` (mxfp4: float8_e8m0fnu or
+    uint8), or any shape in another ``scale_layout``: ``"128x4"`` as cuBLAS and CUTLASS read them, ``"8x4"``.
+    ``global_scale`` is the multiplier of the whole tensor; compressed-tensors stores its reciprocal.
+    """
+
+    codes: Any
+    scales: Any
+    global_scale: float = 1.0
+    scale_layout: str = "linear"
+    format: str = "nvfp4"
+
+    @property
+    def shape(self):
+        """``(rows, k)``."""
+        rows, row_bytes = self.codes.shape
+        return rows, 2 * row_bytes
+
+
+def torch_of(array):
+    """The torch module if ``array`` is one of its tensors, else None."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and isinstance(array, torch.Tensor) else None
+
+
+def first_array(a):
+    """The array that decides of which library and on which device a result is."""
+    return a[0] if isinstance(a, tuple) else a
+
+
+def dtype_name(dtype):
+    """``"float32"``, ``"bfloat16"``, …, of a dtype of any library or its name."""
+    if isinstance(dtype, str):
+        return dtype
+    if isinstance(dtype, type):
+        return np.dtype(dtype).name
+    return getattr(dtype, "name", None) or str(dtype).rsplit(".", 1)[-1]
+
+
+def float_of(a):
+    """The name of the float type of A; float32 for what has none, codes among them."""
+    name = "float32" if isinstance(a, tuple) else dtype_name(a.dtype)
+    return name if name in _FLOATS else "float32"
+
+
+def float_name(dtype, default):
+    """The name of a float type that results can have."""
+    name = default if dtype is None else dtype_name(dtype)
+    if name not in _FLOATS:
+        raise OperandError(f"out_dtype is {name}; valid are {', '.join(_FLOATS)} and nvfp4")
+    return name
+
+
+def numpy_dtype(name):
+    """A numpy dtype by name; those that numpy lacks come from ml_dtypes."""
+    if name in ("bfloat16", "float8_e4m3fn", "float8_e8m0fnu"):
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise OperandError(f"{name} arrays of numpy need the package ml_dtypes") from None
+        return np.dtype(getattr(ml_dtypes, name))
+    return np.dtype(name)
+
+
+def empty_like(array, shape, name):
+    """A new array of the library and on the device of ``array``."""
+    torch = torch_of(array)
+    if torch is not None:
+        return torch.empty(shape, dtype=getattr(torch, name), device=array.device)
+    return np.empty(shape, numpy_dtype(name))
+
+
+def as_scales(scales, format):
+    """Bytes of scales in the type that says what they are, where the library has it."""
+    name = "float8_e4m3fn" if format == "nvfp4" else "float8_e8m0fnu"
+    torch = torch_of(scales)
+    if torch is not None:
+        return scales.view(getattr(torch, name)) if hasattr(torch, name) else scales
+    try:
+        return scales.view(numpy_dtype(name))
+    except OperandError:
+        return scales

@@ -1,0 +1,136 @@
+"""The operation and the conversions around it."""
+
+import numpy as np
+
+from . import _dualgemm
+from ._arrays import Quantized, as_scales, dtype_name, empty_like, first_array, float_name, float_of, torch_of
+from .errors import OperandError
+
+Weights = _dualgemm.Weights
+
+
+def swiglu(
+    a,
+    w,
+    out=None,
+    stream=None,
+    *,
+    out_dtype=None,
+    quantize_a=None,
+    activation=None,
+    round_gate_up_to_bf16=False,
+    out_scale=None,
+    out_scale_layout="linear",
+):
+    """``C = SiLU(A·B1ᵀ) ∘ (A·B2ᵀ)``, or with the activation that the checkpoint names.
+
+    ``a`` is ``[..., K]`` in float32, float16 or bfloat16, or a :class:`Quantized` ``[M, K]``; ``w`` are :class:`Weights`.
+    C is ``[..., N]`` in ``out`` if given, else in a new array of A's library in ``out_dtype``: by default the type of
+    A, float32 where A is quantized. ``out_dtype="nvfp4"`` re-quantizes C for the down projection, with ``out_scale``
+    as tensor scale or, without it, one from C, and returns a :class:`Quantized`.
+
+    ``quantize_a`` makes A nvfp4 first (W4A4): ``"static"`` with the checkpoint's input scale, ``"dynamic"`` with one
+    from A, or a number. ``activation`` overrides that of the weights: silu, clamped-silu[:LIMIT],
+    swigluoai[:ALPHA,BETA,LIMIT], gelu-tanh, relu2 or identity. ``stream`` is for CUDA arrays.
+
+    The GIL is released; any number of threads may use the same weights.
+    """
+    if not isinstance(w, Weights):
+        raise TypeError(f"w is a {type(w).__name__}; dualgemm.Weights are needed")
+    torch = torch_of(a)
+    if torch is not None and (torch.compiler.is_compiling() or a.requires_grad):
+        # torch.compile sees one opaque operator, and autograd says that it has no derivative.
+        if out is not None or dtype_name(out_dtype or a.dtype) == "nvfp4":
+            raise OperandError("out and nvfp4 results are not available where torch compiles or differentiates")
+        from . import _torch
+
+        return _torch.swiglu(a, w, out_dtype, quantize_a, activation, round_gate_up_to_bf16)
+    if stream is not None and torch is None and not hasattr(first_array(a), "__cuda_array_interface__"):
+        raise OperandError("stream is for CUDA arrays; a is on the processor")
+    if out_dtype is not None and dtype_name(out_dtype) == "nvfp4":
+        return _to_nvfp4(a, w, out, quantize_a, activation, round_gate_up_to_bf16, out_scale, out_scale_layout)
+    n, k = w.shape
+    if isinstance(a, tuple):
+        rows, lead = first_array(a).shape[0], None
+    else:
+        a, lead = _rows(a, k)
+        rows = a.shape[0]
+    if out is None:
+        flat = empty_like(first_array(a), (rows, n), float_name(out_dtype, float_of(a)))
+        out = flat if lead is None else flat.reshape((*lead, n))
+    else:
+        if out_dtype is not None and dtype_name(out_dtype) != dtype_name(out.dtype):
+            raise OperandError(f"out is {dtype_name(out.dtype)}; out_dtype asks for {dtype_name(out_dtype)}")
+        flat = _flat_out(out, lead, n)
+    if rows:
+        w._run(a, flat, quantize_a, activation, round_gate_up_to_bf16)
+    return out
+
+
+def _rows(a, k):
+    """``a`` as ``[M, K]`` and its leading dimensions, None if it had the two already."""
+    if not hasattr(a, "dtype"):
+        a = np.asarray(memoryview(a))
+    if len(a.shape) == 2:
+        return a, None
+    if len(a.shape) == 0 or a.shape[-1] != k:
+        raise OperandError(f"a: shape {list(a.shape)}; [..., {k}] is needed")
+    return a.reshape((-1, k)), tuple(a.shape[:-1])
+
+
+def _flat_out(out, lead, n):
+    if lead is None:
+        return out
+    if tuple(out.shape) != (*lead, n):
+        raise OperandError(f"out: shape {list(out.shape)}; {[*lead, n]} is needed")
+    # A copy instead of a view would swallow the result.
+    torch = torch_of(out)
+    if torch is not None:
+        return out.view((-1, n))
+    flat = out.view()
+    flat.shape = (-1, n)
+    return flat
+
+
+def _to_nvfp4(a, w, out, quantize_a, activation, round_gate_up_to_bf16, out_scale, out_scale_layout):
+    n, k = w.shape
+    if out is not None:
+        raise OperandError("out is for float results; nvfp4 results are new arrays")
+    if n % 16:
+        raise OperandError(f"N = {n} is not a multiple of 16, which nvfp4 output needs")
+    if not isinstance(a, tuple):
+        a, _ = _rows(a, k)
+    like = first_array(a)
+    rows = like.shape[0]
+    codes = empty_like(like, (rows, n // 2), "uint8")
+    length = _dualgemm.scales_len(rows, n, "nvfp4", out_scale_layout)
+    shape = (rows, n // 16) if out_scale_layout == "linear" else (length,)
+    scales = empty_like(like, shape, "uint8")
+    destination = (codes, scales, out_scale_layout, out_scale)
+    scale = w._run(a, destination, quantize_a, activation, round_gate_up_to_bf16)
+    return Quantized(codes, as_scales(scales, "nvfp4"), scale, out_scale_layout)
+
+
+def quantize(
+    x, *, format="nvfp4", producer="modelopt", search="plain", global_scale=None, scale_layout="linear"
+):
+    """Quantizes a float matrix ``[rows, k]``, bit for bit as ``producer`` does: modelopt, compressed-tensors, torchao, te
+    (Transformer Engine) or ggml. ``search="mse"`` chooses the block scales of least squared error instead.
+    ``global_scale`` is a multiplier; without it the producer's rule makes one. Returns a :class:`Quantized`."""
+    rows, k = x.shape
+    block = 16 if format == "nvfp4" else 32
+    length = _dualgemm.scales_len(rows, k, format, scale_layout)
+    codes = empty_like(x, (rows, k // 2), "uint8")
+    shape = (rows, k // block) if scale_layout == "linear" else (length,)
+    scales = empty_like(x, shape, "uint8")
+    scale = _dualgemm.quantize(x, codes, scales, format, producer, search, global_scale, scale_layout)
+    return Quantized(codes, as_scales(scales, format), scale, scale_layout, format)
+
+
+def dequantize(q, dtype=None, *, out=None):
+    """The float values of a :class:`Quantized`, ``[rows, k]``, in ``dtype`` (float32 by default)."""
+    q = Quantized(*q)
+    if out is None:
+        out = empty_like(q.codes, q.shape, float_name(dtype, "float32"))
+    _dualgemm.dequantize(q, out)
+    return out

@@ -1,0 +1,88 @@
+"""Functions over the subcommands of the ``dualgemm`` command: the same arguments, the same reports."""
+
+import json
+import os
+
+from . import _dualgemm
+
+
+class Report(dict):
+    """The ``--json`` document of a subcommand. ``right`` is False where the thing checked is wrong."""
+
+    def __init__(self, document, right=True, rows=None):
+        super().__init__(document)
+        self.right = right
+        self._rows = rows
+
+    def to_pandas(self):
+        """The rows of the report as a DataFrame; pandas is needed."""
+        import pandas
+
+        if self._rows is None:
+            return pandas.json_normalize([self])
+        return pandas.json_normalize(self._rows(self))
+
+
+def _run(command, *positional, rows=None, **options):
+    args = [command]
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        if value is None or value is False:
+            continue
+        if value is True:
+            args.append(flag)
+        else:
+            if isinstance(value, (list, tuple)):
+                value = ",".join(map(str, value))
+            args.append(f"{flag}={os.fspath(value) if isinstance(value, os.PathLike) else value}")
+    args += ["--", *(os.fspath(p) for p in positional)] if positional else []
+    document, right = _dualgemm.command(args)
+    return Report(json.loads(document), right, rows)
+
+
+def inspect(checkpoint, *, tensors=False, **reading):
+    """The gated MLPs of a checkpoint with the scales of gate and up side by side, as ``dualgemm inspect``.
+
+    ``reading`` says how to read what does not describe itself: convention, gate_up_order, nibble_order, scale_layout,
+    within, unusable_input_scale_is_one.
+    """
+
+    def rows(report):
+        return [{**{k: v for k, v in mlp.items() if k != "entries"}, **e} for mlp in report["mlps"] for e in mlp["entries"]]
+
+    return _run("inspect", checkpoint, rows=rows, tensors=tensors, **reading)
+
+
+def validate(checkpoint, **reading):
+    """Every rule that a checkpoint breaks, as ``dualgemm validate``; ``report.right`` is False if one is an error."""
+    return _run("validate", checkpoint, rows=lambda report: report["findings"], **reading)
+
+
+def run(checkpoint, layer=None, **options):
+    """Computes a layer, times it and compares it with the f64 reference, as ``dualgemm run``; options are those of the
+    command with underscores, such as ``a_format="nvfp4"``, ``threads=4``, ``no_roofline=True``."""
+    return _run("run", checkpoint, layer=layer, **options)
+
+
+def bench(shapes="challenge", **options):
+    """Times the kernels on sets of shapes or shapes such as ``"16x4096x7168"``, as ``dualgemm bench``; options are
+    those of the command with underscores, such as ``a_format="bf16"``, ``budget=0.2``, ``cache="warm"``.
+
+    With ``peers=True`` the Triton kernels of ``dualgemm.peers`` are timed beside on the CUDA device, where Triton and
+    one are there; their rows come last.
+    """
+    peers = options.pop("peers", False)
+    report = _run("bench", rows=lambda report: report["rows"], shapes=shapes, **options)
+    if peers:
+        from . import peers as triton_peers
+
+        report["rows"] += triton_peers.measure([(row["m"], row["n"], row["k"]) for row in report["rows"]])
+    return report
+
+
+def simulate(arch, shape, **options):
+    """Runs the GPU kernel of an architecture in the simulator with every check on, as ``dualgemm sim``: ``arch`` such as
+    ``"sm_90a"``, ``shape`` ``(m, n, k)``. ``report.right`` is False if a check fails or C is wrong."""
+    if not isinstance(shape, str):
+        shape = "x".join(map(str, shape))
+    return _run("sim", arch=arch, shape=shape, **options)

@@ -1,0 +1,66 @@
+"""The operator ``torch.ops.dualgemm.swiglu``: opaque to torch.compile, with a fake implementation for its shapes."""
+
+import weakref
+
+import torch
+
+from ._ops import swiglu as _direct
+
+# An operator takes tensors and numbers; weights are named by a number while they live.
+_WEIGHTS = weakref.WeakValueDictionary()
+
+
+def handle(w):
+    """The number by which the operator knows weights. It stays theirs for as long as somebody keeps them."""
+    _WEIGHTS[id(w)] = w
+    return id(w)
+
+
+@torch.library.custom_op("dualgemm::swiglu", mutates_args=())
+def _swiglu(
+    a: torch.Tensor,
+    weights: int,
+    n: int,
+    out_dtype: torch.dtype,
+    quantize_a: str,
+    activation: str,
+    round_gate_up_to_bf16: bool,
+) -> torch.Tensor:
+    return _direct(
+        a.detach(),
+        _WEIGHTS[weights],
+        out_dtype=out_dtype,
+        quantize_a=_quantize_a(quantize_a),
+        activation=activation or None,
+        round_gate_up_to_bf16=round_gate_up_to_bf16,
+    )
+
+
+@_swiglu.register_fake
+def _(a, weights, n, out_dtype, quantize_a, activation, round_gate_up_to_bf16):
+    return a.new_empty((*a.shape[:-1], n), dtype=out_dtype)
+
+
+def _quantize_a(text):
+    if text == "":
+        return None
+    return text if text in ("static", "dynamic") else float(text)
+
+
+def quantize_a_text(how):
+    """``quantize_a`` as the operator takes it."""
+    return "" if how is None else how if isinstance(how, str) else repr(float(how))
+
+
+def swiglu(a, w, out_dtype=None, quantize_a=None, activation=None, round_gate_up_to_bf16=False):
+    """``dualgemm.swiglu`` through the operator."""
+    out_dtype = getattr(torch, out_dtype) if isinstance(out_dtype, str) else out_dtype
+    return torch.ops.dualgemm.swiglu(
+        a,
+        handle(w),
+        w.shape[0],
+        out_dtype or a.dtype,
+        quantize_a_text(quantize_a),
+        activation or "",
+        round_gate_up_to_bf16,
+    )

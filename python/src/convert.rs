@@ -1,0 +1,136 @@
+//! Floats to codes and back, and the down projection of a checkpoint as floats.
+
+use std::path::PathBuf;
+
+use dualgemm::formats::quantize::mxfp4::quantize_mxfp4;
+use dualgemm::formats::quantize::quantize_with;
+use dualgemm::formats::{self, BlockFormat, Producer, QuantizedMatrix, Search};
+use half::{bf16, f16};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+use rayon::prelude::*;
+
+use crate::array::{Array, Dtype};
+use crate::error::{Kind, facade};
+use crate::operand::{Quantized, floats, format, layout};
+use crate::pool;
+use crate::weights::{LayerOptions, bytes_mut, multiplier};
+
+/// Quantizes a matrix into arrays of codes and scales and returns the tensor scale, a multiplier.
+#[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "what a quantizer can be told")]
+pub fn quantize(
+    py: Python<'_>,
+    x: &Bound<'_, PyAny>,
+    codes: &Bound<'_, PyAny>,
+    scales: &Bound<'_, PyAny>,
+    format_name: &str,
+    producer: &str,
+    search: &str,
+    global_scale: Option<f32>,
+    scale_layout: &str,
+) -> PyResult<f32> {
+    let (format, layout) = (format(format_name)?, layout(scale_layout)?);
+    let producer = Producer::ALL.into_iter().find(|p| p.name() == producer).ok_or_else(|| {
+        let valid = Producer::ALL.map(Producer::name).join(", ");
+        Kind::Argument.raise(format!("producer `{producer}` is unknown; valid are {valid}"))
+    })?;
+    let search = match search {
+        "plain" => Search::Plain,
+        "mse" => Search::Mse,
+        other => {
+            return Err(Kind::Argument.raise(format!("search `{other}` is unknown; valid are plain, mse")));
+        }
+    };
+    let source = Array::on_cpu("x", x)?;
+    let matrix = floats("x", &source)?;
+    let quantized = pool::run(py, || -> Result<QuantizedMatrix<'static>, formats::Error> {
+        let quantized = match (format, multiplier(global_scale)) {
+            (BlockFormat::Mxfp4, _) => quantize_mxfp4("x", &matrix),
+            (BlockFormat::Nvfp4, None) => formats::quantize("x", &matrix, producer, search),
+            (BlockFormat::Nvfp4, Some(scale)) => quantize_with("x", &matrix, producer, search, scale),
+        };
+        Ok(quantized?.with_scale_layout(layout))
+    })?
+    .map_err(facade)?;
+    for (name, to, from) in [("codes", codes, quantized.codes()), ("scales", scales, quantized.scales())] {
+        let mut to = Array::on_cpu(name, to)?;
+        let to = bytes_mut(name, &mut to)?;
+        if to.len() != from.len() {
+            return Err(Kind::Operand.raise(format!(
+                "{name}: holds {} bytes; {} are needed",
+                to.len(),
+                from.len()
+            )));
+        }
+        to.copy_from_slice(from);
+    }
+    Ok(quantized.global_scale().value())
+}
+
+/// Bytes of the scales of a matrix.
+#[pyfunction]
+pub fn scales_len(rows: usize, k: usize, format_name: &str, scale_layout: &str) -> PyResult<usize> {
+    let blocks = k / format(format_name)?.block_len();
+    layout(scale_layout)?
+        .checked_len(rows, blocks)
+        .ok_or_else(|| Kind::Operand.raise(format!("scales of [{rows}, {k}] do not fit the address space")))
+}
+
+/// Decodes a quantized matrix into an array of floats.
+#[pyfunction]
+pub fn dequantize(py: Python<'_>, q: &Bound<'_, PyTuple>, out: &Bound<'_, PyAny>) -> PyResult<()> {
+    let source = Quantized::of("q", q)?;
+    let matrix = source.matrix("q")?;
+    matrix.check_scales().map_err(facade)?;
+    decode(py, &matrix, out)
+}
+
+/// Decodes the columns of the down projection that belong to a rank into an array `[K, N / world]` of floats.
+#[pyfunction]
+#[pyo3(signature = (out, path, layer = None, **keywords))]
+pub fn down(
+    py: Python<'_>,
+    out: &Bound<'_, PyAny>,
+    path: PathBuf,
+    layer: Option<usize>,
+    keywords: Option<&Bound<'_, PyDict>>,
+) -> PyResult<()> {
+    let options = LayerOptions::of(layer, keywords)?;
+    let (rank, world) = options.rank();
+    let matrix = options.with_layer(py, &path, |layer, _, _| {
+        let linear = layer.down()?;
+        Ok(linear.weight.shard_k(rank, world)?.into_owned())
+    })?;
+    decode(py, &matrix, out)
+}
+
+fn decode(py: Python<'_>, matrix: &QuantizedMatrix<'_>, out: &Bound<'_, PyAny>) -> PyResult<()> {
+    let mut to = Array::on_cpu("out", out)?;
+    let (rows, k) = (matrix.rows(), matrix.k());
+    if to.shape != [rows, k] {
+        return Err(Kind::Operand.raise(format!("out: shape {:?}; {:?} is needed", to.shape, [rows, k])));
+    }
+    match to.dtype {
+        Dtype::F32 => rows_into(py, matrix, to.as_mut_slice::<f32>("out")?, |x| x as f32),
+        Dtype::F16 => rows_into(py, matrix, to.as_mut_slice("out")?, f16::from_f64),
+        Dtype::Bf16 => rows_into(py, matrix, to.as_mut_slice("out")?, bf16::from_f64),
+        other => {
+            let message = format!("out: is {other}; float32, float16 or bfloat16 is needed");
+            Err(Kind::Operand.raise(message))
+        }
+    }
+}
+
+fn rows_into<T: Send>(
+    py: Python<'_>,
+    matrix: &QuantizedMatrix<'_>,
+    out: &mut [T],
+    round: impl Fn(f64) -> T + Sync,
+) -> PyResult<()> {
+    pool::run(py, || {
+        out.par_chunks_mut(matrix.k()).enumerate().for_each(|(row, out)| {
+            out.iter_mut().enumerate().for_each(|(k, x)| *x = round(matrix.value(row, k)));
+        });
+    })
+}

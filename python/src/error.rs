@@ -1,0 +1,107 @@
+//! From errors of the crates to the exception classes of `dualgemm.errors`, with the messages of the command.
+
+use dualgemm::{checkpoint, cpu, formats, gemm};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyType;
+
+/// The exception classes, by what is at fault.
+#[derive(Debug, Clone, Copy)]
+pub enum Kind {
+    /// A file, its names or its contents.
+    Checkpoint,
+    /// A file that the system would not open.
+    File,
+    /// An array or a number that breaks a rule of its format or of the operation.
+    Operand,
+    /// Something that this build or machine cannot do.
+    Unsupported,
+    /// An argument that cannot be read.
+    Argument,
+}
+
+impl Kind {
+    fn class(self) -> &'static str {
+        match self {
+            Self::Checkpoint => "CheckpointError",
+            Self::File => "CheckpointFileError",
+            Self::Operand => "OperandError",
+            Self::Unsupported => "UnsupportedError",
+            Self::Argument => "ArgumentError",
+        }
+    }
+
+    fn of(error: &(dyn std::error::Error + 'static)) -> Option<Self> {
+        if let Some(error) = error.downcast_ref::<dualgemm::Error>() {
+            return Some(Self::of_facade(error));
+        }
+        if let Some(error) = error.downcast_ref::<checkpoint::Error>() {
+            return Some(Self::of_checkpoint(error));
+        }
+        if let Some(error) = error.downcast_ref::<cpu::Error>() {
+            return Some(Self::of_cpu(error));
+        }
+        if error.is::<dualgemm_cli::Unsupported>() {
+            return Some(Self::Unsupported);
+        }
+        (error.is::<gemm::Error>() || error.is::<formats::Error>()).then_some(Self::Operand)
+    }
+
+    fn of_facade(error: &dualgemm::Error) -> Self {
+        match error {
+            dualgemm::Error::Checkpoint(error) => Self::of_checkpoint(error),
+            dualgemm::Error::Cpu(error) => Self::of_cpu(error),
+            _ => Self::Operand,
+        }
+    }
+
+    fn of_checkpoint(error: &checkpoint::Error) -> Self {
+        match error {
+            checkpoint::Error::Io { .. } | checkpoint::Error::Path { .. } => Self::File,
+            checkpoint::Error::Unsupported { .. } => Self::Unsupported,
+            _ => Self::Checkpoint,
+        }
+    }
+
+    fn of_cpu(error: &cpu::Error) -> Self {
+        match error {
+            cpu::Error::UnknownIsa { .. } | cpu::Error::IsaUnavailable { .. } => Self::Unsupported,
+            _ => Self::Operand,
+        }
+    }
+
+    /// An exception of this class.
+    pub fn raise(self, message: impl Into<String>) -> PyErr {
+        let message = message.into();
+        Python::attach(|py| match classes(py, self) {
+            Ok(class) => PyErr::from_type(class.clone(), message),
+            Err(error) => error,
+        })
+    }
+}
+
+/// The class, imported once.
+fn classes<'py>(py: Python<'py>, kind: Kind) -> PyResult<&'py Bound<'py, PyType>> {
+    static CLASSES: [PyOnceLock<Py<PyType>>; 5] = [const { PyOnceLock::new() }; 5];
+    CLASSES[kind as usize].import(py, "dualgemm.errors", kind.class())
+}
+
+/// The exception of an error of the facade.
+pub fn facade(error: impl Into<dualgemm::Error>) -> PyErr {
+    let error = error.into();
+    Kind::of_facade(&error).raise(error.to_string())
+}
+
+/// The exception of a subcommand's failure.
+pub fn failure(failure: &dualgemm_cli::Failure) -> PyErr {
+    kind_of(failure.error.as_ref()).raise(&failure.line)
+}
+
+/// The exception of an error of the command's own code.
+pub fn command(error: &anyhow::Error) -> PyErr {
+    kind_of(Some(error)).raise(format!("{error:#}"))
+}
+
+fn kind_of(error: Option<&anyhow::Error>) -> Kind {
+    error.and_then(|error| error.chain().find_map(Kind::of)).unwrap_or(Kind::Argument)
+}

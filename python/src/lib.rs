@@ -1,0 +1,35 @@
+//! The extension module `dualgemm._dualgemm`: views of Python arrays in, facade calls with the GIL released, results
+//! into arrays that the Python side allocated.
+//!
+//! Flow: [`array`] (who owns memory, where, of which type and strides) → [`operand`] (matrices that borrow it) →
+//! [`weights`], [`convert`], [`challenge`] (the operations) → the facade. [`tools`] hands whole subcommands of the
+//! command over. Nothing here allocates a Python array and nothing imports a framework.
+
+mod array;
+mod challenge;
+mod convert;
+mod error;
+mod operand;
+mod pool;
+mod tools;
+mod weights;
+
+use pyo3::prelude::*;
+
+/// The compiled half of `dualgemm`; the functions that users call are in the package.
+#[pymodule(gil_used = true)]
+fn _dualgemm(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<weights::Weights>()?;
+    module.add_function(wrap_pyfunction!(convert::quantize, module)?)?;
+    module.add_function(wrap_pyfunction!(convert::dequantize, module)?)?;
+    module.add_function(wrap_pyfunction!(convert::scales_len, module)?)?;
+    module.add_function(wrap_pyfunction!(convert::down, module)?)?;
+    module.add_function(wrap_pyfunction!(challenge::challenge_operands, module)?)?;
+    module.add_function(wrap_pyfunction!(challenge::challenge_scales, module)?)?;
+    module.add_function(wrap_pyfunction!(challenge::reference, module)?)?;
+    module.add_function(wrap_pyfunction!(tools::command, module)?)?;
+    module.add_function(wrap_pyfunction!(pool::set_num_threads, module)?)?;
+    module.add_function(wrap_pyfunction!(pool::get_num_threads, module)?)?;
+    Ok(())
+}

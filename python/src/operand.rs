@@ -1,0 +1,165 @@
+//! Arrays as matrices of the facade: borrowed where rows lie as it needs them, copied where they do not.
+
+use std::borrow::Cow;
+
+use dualgemm::formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
+use dualgemm::gemm::AOperand;
+use half::{bf16, f16};
+use pyo3::prelude::*;
+
+use crate::array::{Array, Dtype};
+use crate::error::{Kind, facade};
+
+/// The arrays of an operand, which it borrows.
+pub enum Source<'py> {
+    /// f32, f16 or bf16.
+    Float(Array<'py>),
+    /// Codes, scales and what belongs to them.
+    Quantized(Quantized<'py>),
+}
+
+/// Codes, block scales, tensor scale (a multiplier), order of the block scales: a `dualgemm.Quantized`.
+pub struct Quantized<'py> {
+    codes: Array<'py>,
+    scales: Array<'py>,
+    global_scale: f32,
+    layout: ScaleLayout,
+    format: BlockFormat,
+}
+
+impl<'py> Source<'py> {
+    /// An array, or the tuple of a `dualgemm.Quantized`.
+    pub fn of(name: &str, object: &Bound<'py, PyAny>) -> PyResult<Self> {
+        match object.is_instance_of::<pyo3::types::PyTuple>() {
+            true => Ok(Self::Quantized(Quantized::of(name, object)?)),
+            false => Ok(Self::Float(Array::on_cpu(name, object)?)),
+        }
+    }
+
+    /// The matrix.
+    pub fn operand(&self, name: &str) -> PyResult<AOperand<'_>> {
+        match self {
+            Self::Float(array) => Ok(AOperand::Float(floats(name, array)?)),
+            Self::Quantized(quantized) => Ok(AOperand::Quantized(quantized.matrix(name)?)),
+        }
+    }
+
+    /// Bytes of memory that are read.
+    pub fn extents(&self) -> Vec<std::ops::Range<usize>> {
+        match self {
+            Self::Float(array) => vec![array.extent()],
+            Self::Quantized(q) => vec![q.codes.extent(), q.scales.extent()],
+        }
+    }
+}
+
+impl<'py> Quantized<'py> {
+    /// `(codes, scales, global_scale, scale_layout, format)`; the last two may be missing.
+    pub fn of(name: &str, object: &Bound<'py, PyAny>) -> PyResult<Self> {
+        let len = object.len()?;
+        if !(3..=5).contains(&len) {
+            return Err(Kind::Operand.raise(format!(
+                "{name}: a tuple of {len}; codes, scales, global_scale, and optionally scale_layout and format, are needed"
+            )));
+        }
+        let text = |at: usize, default: &str| -> PyResult<String> {
+            if at < len { object.get_item(at)?.extract() } else { Ok(default.into()) }
+        };
+        let codes = Array::on_cpu(&format!("{name} codes"), &object.get_item(0)?)?;
+        let scales = Array::on_cpu(&format!("{name} scales"), &object.get_item(1)?)?;
+        let this = Self {
+            global_scale: object.get_item(2)?.extract::<f64>()? as f32,
+            layout: layout(&text(3, "linear")?)?,
+            format: format(&text(4, "nvfp4")?)?,
+            codes,
+            scales,
+        };
+        this.check_types(name)?;
+        Ok(this)
+    }
+
+    fn check_types(&self, name: &str) -> PyResult<()> {
+        if !matches!(self.codes.dtype, Dtype::Byte | Dtype::F4x2) {
+            let found = self.codes.dtype;
+            let message = format!("{name}: codes are {found}; uint8 or float4_e2m1fn_x2 is needed");
+            return Err(Kind::Operand.raise(message));
+        }
+        match (self.format, self.scales.dtype) {
+            (_, Dtype::Byte) | (BlockFormat::Nvfp4, Dtype::E4m3) | (BlockFormat::Mxfp4, Dtype::Ue8m0) => {
+                Ok(())
+            }
+            (format, found) => {
+                let valid = match format {
+                    BlockFormat::Nvfp4 => "float8_e4m3fn",
+                    BlockFormat::Mxfp4 => "float8_e8m0fnu",
+                };
+                let message = format!("{name}: scales are {found}; uint8 or {valid} is needed for {format}");
+                Err(Kind::Operand.raise(message))
+            }
+        }
+    }
+
+    /// The matrix, `[rows, k]`.
+    pub fn matrix(&self, name: &str) -> PyResult<QuantizedMatrix<'_>> {
+        let (rows, row_bytes) = self.codes.matrix(name)?;
+        let (codes, stride) = match self.codes.as_rows::<u8>() {
+            Some((codes, stride)) => (Cow::Borrowed(codes), stride),
+            None => (Cow::Owned(self.codes.gather()), row_bytes),
+        };
+        let scales =
+            self.scales.as_slice::<u8>().map_or_else(|| Cow::Owned(self.scales.gather()), Cow::Borrowed);
+        QuantizedMatrix::strided(
+            name,
+            self.format,
+            rows,
+            row_bytes * 2,
+            stride,
+            codes,
+            scales,
+            self.layout,
+            GlobalScale::multiplier(self.global_scale),
+        )
+        .map_err(facade)
+    }
+}
+
+/// A float array as a matrix.
+pub fn floats<'a>(name: &str, array: &'a Array<'_>) -> PyResult<FloatMatrix<'a>> {
+    fn matrix<'a, T: Copy>(name: &str, array: &'a Array<'_>) -> PyResult<Matrix<'a, T>> {
+        let (rows, cols) = array.matrix(name)?;
+        match array.as_rows::<T>() {
+            Some((data, stride)) => Matrix::strided(name, rows, cols, stride, data),
+            None => Matrix::new(name, rows, cols, array.gather::<T>()),
+        }
+        .map_err(facade)
+    }
+    Ok(match array.dtype {
+        Dtype::F32 => FloatMatrix::F32(matrix(name, array)?),
+        Dtype::F16 => FloatMatrix::F16(matrix::<f16>(name, array)?),
+        Dtype::Bf16 => FloatMatrix::Bf16(matrix::<bf16>(name, array)?),
+        other => {
+            let hint = match other {
+                Dtype::F64 => "round it to one of them first",
+                _ => "codes come as a dualgemm.Quantized with their scales",
+            };
+            let message = format!("{name}: is {other}; float32, float16 or bfloat16 is needed; {hint}");
+            return Err(Kind::Operand.raise(message));
+        }
+    })
+}
+
+/// An order of block scales by name.
+pub fn layout(name: &str) -> PyResult<ScaleLayout> {
+    ScaleLayout::ALL.into_iter().find(|known| known.to_string() == name).ok_or_else(|| {
+        let valid = ScaleLayout::ALL.map(|known| known.to_string()).join(", ");
+        Kind::Argument.raise(format!("scale layout `{name}` is unknown; valid are {valid}"))
+    })
+}
+
+/// A block format by name.
+pub fn format(name: &str) -> PyResult<BlockFormat> {
+    BlockFormat::ALL.into_iter().find(|known| known.to_string() == name).ok_or_else(|| {
+        let valid = BlockFormat::ALL.map(|known| known.to_string()).join(", ");
+        Kind::Argument.raise(format!("format `{name}` is unknown; valid are {valid}"))
+    })
+}

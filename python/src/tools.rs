@@ -1,0 +1,14 @@
+//! Whole subcommands of the command, for the functions that have one: inspect, validate, bench, simulate.
+
+use std::ffi::OsString;
+
+use pyo3::prelude::*;
+
+use crate::{error, pool};
+
+/// Runs a subcommand and returns its `--json` document and whether the thing checked is as it should be.
+#[pyfunction]
+pub fn command(py: Python<'_>, args: Vec<OsString>) -> PyResult<(String, bool)> {
+    let document = pool::run(py, || dualgemm_cli::document(args))?;
+    document.map(|d| (d.json, d.right)).map_err(|failure| error::failure(&failure))
+}

@@ -1,0 +1,175 @@
+"""Every fault is an exception of a class that says whose fault it is, with the command's message."""
+
+import pathlib
+import shutil
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import dualgemm
+from dualgemm import OperandError, Quantized, Weights
+
+N, K = 32, 64
+
+
+@pytest.fixture(scope="module")
+def weights():
+    gate, up = (dualgemm.quantize(np.ones((N, K), np.float32) * i) for i in (1, 2))
+    return Weights.from_tensors(gate=gate, up=up)
+
+
+def a(rows=2, k=K, dtype=np.float32):
+    return np.ones((rows, k), dtype)
+
+
+def test_classes_have_the_bases_that_python_users_catch():
+    assert issubclass(dualgemm.CheckpointFileError, (dualgemm.CheckpointError, OSError))
+    for name in ("CheckpointError", "OperandError", "ArgumentError"):
+        assert issubclass(getattr(dualgemm, name), ValueError)
+    assert issubclass(dualgemm.UnsupportedError, NotImplementedError)
+    for name in dualgemm.__all__:
+        item = getattr(dualgemm, name)
+        if isinstance(item, type) and issubclass(item, Exception):
+            assert issubclass(item, dualgemm.Error)
+
+
+@pytest.mark.parametrize(
+    "make,message",
+    [
+        (lambda: a(k=80), r"A is f32 \[2, 80\]; .*K = 64"),
+        (lambda: a(dtype=np.float64), "a: is float64; .*round it"),
+        (lambda: a(dtype=np.int32), "a: its type is int32"),
+        (lambda: a(dtype=np.complex64), "a: its type is complex64"),
+        (lambda: a(dtype=">f4"), "a: its type is >f4"),
+        (lambda: a(dtype=ml_dtypes.float8_e4m3fn), "a: is float8_e4m3fn; .*with their scales"),
+        (lambda: np.float32(1), r"\[\.\.\., 64\] is needed"),
+        (lambda: (a(), a()), "a: a tuple of 2"),
+        (lambda: Quantized(np.zeros((2, 32), np.float32), np.zeros((2, 4), np.uint8)), "codes are float32"),
+        (lambda: Quantized(np.zeros((2, 32), np.uint8), a(2, 4)), "scales are float32; uint8 or float8_e4m3fn"),
+        (lambda: Quantized(np.zeros((2, 32), np.uint8), np.zeros((2, 3), np.uint8)), "scales hold 6 bytes; .* 8"),
+        (lambda: Quantized(np.zeros((2, 7), np.uint8), np.zeros((2, 1), np.uint8)), "K = 14 is not a positive"),
+        (lambda: Quantized(np.zeros((2, 32), np.uint8), np.full((2, 4), 0x7F, np.uint8)), "NaN"),
+        (lambda: Quantized(np.zeros((2, 32), np.uint8), np.full((2, 4), 0x80, np.uint8)), "negative"),
+        (lambda: Quantized(np.zeros((2, 32), np.uint8), np.zeros((2, 4), np.uint8), float("nan")), "tensor scale NaN"),
+        (lambda: Quantized(np.zeros((2, 32), np.uint8), np.zeros((2, 4), np.uint8), -1.0), "tensor scale -1"),
+        (lambda: Quantized(np.zeros(32, np.uint8), np.zeros((2, 4), np.uint8)), "a matrix is needed"),
+        (lambda: Quantized(np.zeros((2, 32), ml_dtypes.float4_e2m1fn), a(2, 2)), "one code per byte"),
+    ],
+)
+def test_wrong_operands(weights, make, message):
+    with pytest.raises(OperandError, match=message):
+        dualgemm.swiglu(make(), weights)
+
+
+def test_wrong_outputs(weights):
+    for out, message in [
+        (np.empty((2, N + 1), np.float32), r"shape \[2, 33\]; \[2, 32\]"),
+        (np.empty((2, N), np.int16), "int16"),
+        (np.empty((2, N), np.float64), "out: is float64"),
+        (np.empty((N, 2), np.float32).T, "not contiguous"),
+        (np.empty((2, 2 * N), np.float32)[:, ::2], "not contiguous"),
+        (np.broadcast_to(np.float32(0), (2, N)), "read-only"),
+    ]:
+        with pytest.raises(OperandError, match=message):
+            dualgemm.swiglu(a(), weights, out=out)
+    with pytest.raises(OperandError, match="out_dtype asks for float16"):
+        dualgemm.swiglu(a(), weights, out=np.empty((2, N), np.float32), out_dtype="float16")
+    with pytest.raises(OperandError, match="valid are float32, float16, bfloat16 and nvfp4"):
+        dualgemm.swiglu(a(), weights, out_dtype="int8")
+
+
+def test_results_in_place_are_refused(weights):
+    memory = np.ones(4 * K, np.float32)
+    with pytest.raises(OperandError, match="shares memory with a"):
+        dualgemm.swiglu(memory[: 2 * K].reshape(2, K), weights, out=memory[K : K + 2 * N].reshape(2, N))
+
+
+def test_wrong_names(weights):
+    for options, message in [
+        ({"activation": "swish"}, "activation `swish` is unknown; valid are silu"),
+        ({"quantize_a": "sometimes"}, "quantize_a `sometimes` is unknown"),
+        ({"out_dtype": "nvfp4", "out_scale_layout": "4x4"}, "scale layout `4x4` is unknown; valid are linear"),
+    ]:
+        with pytest.raises(dualgemm.ArgumentError, match=message):
+            dualgemm.swiglu(a(), weights, **options)
+    with pytest.raises(OperandError, match="has no input scale"):
+        dualgemm.swiglu(a(), weights, quantize_a="static")
+    with pytest.raises(OperandError, match="stream is for CUDA arrays"):
+        dualgemm.swiglu(a(), weights, stream=0)
+    with pytest.raises(dualgemm.ArgumentError, match="producer `nvidia` is unknown"):
+        dualgemm.quantize(a(), producer="nvidia")
+    with pytest.raises(dualgemm.ArgumentError, match="search `best` is unknown"):
+        dualgemm.quantize(a(), search="best")
+    for bad in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(OperandError, match="tensor scale"):
+            dualgemm.swiglu(a(), weights, quantize_a=bad)
+
+
+def test_what_is_no_array_is_a_type_error(weights):
+    for thing in ("text", 3, None, [[1.0]]):
+        with pytest.raises(TypeError):
+            dualgemm.swiglu(thing, weights)
+    with pytest.raises(TypeError):
+        dualgemm.swiglu(a(), "weights")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'lyer'"):
+        Weights.from_checkpoint("x", lyer=1)
+
+
+class OnCuda:
+    shape, dtype = (2, K), np.dtype(np.float32)
+    __cuda_array_interface__ = {"shape": (2, K), "typestr": "<f4", "data": (4096, False), "version": 3}
+
+
+def test_cuda_arrays_without_a_device_path_say_so(weights):
+    with pytest.raises(dualgemm.UnsupportedError, match="a is on a CUDA device"):
+        dualgemm.swiglu(OnCuda(), weights, out=np.empty((2, N), np.float32))
+
+
+def test_halves_that_differ_are_refused():
+    gate = dualgemm.quantize(np.ones((N, K), np.float32))
+    up = dualgemm.quantize(np.ones((N + 16, K), np.float32))
+    with pytest.raises(OperandError, match=r"gate and up must have one format and shape"):
+        Weights.from_tensors(gate=gate, up=up)
+    with pytest.raises(dualgemm.CheckpointError, match="has 17 rows; order gate-up needs"):
+        odd = dualgemm.quantize(np.ones((17, K), np.float32))
+        Weights.from_fused(odd, order="gate-up")
+    with pytest.raises(dualgemm.ArgumentError, match="gate/up order `gateup` is unknown"):
+        Weights.from_fused(gate, order="gateup")
+
+
+def test_missing_and_foreign_files(tmp_path):
+    with pytest.raises(dualgemm.CheckpointFileError, match="no-such"):
+        Weights.from_checkpoint(tmp_path / "no-such")
+    with pytest.raises(OSError):
+        Weights.from_checkpoint(str(tmp_path / "no-such"))
+    text = tmp_path / "model.txt"
+    text.write_text("hello")
+    with pytest.raises(dualgemm.CheckpointFileError, match="unknown ending"):
+        Weights.from_checkpoint(text)
+    broken = tmp_path / "model.safetensors"
+    broken.write_bytes(b"\xff" * 64)
+    with pytest.raises(dualgemm.CheckpointError, match="header rule"):
+        Weights.from_checkpoint(broken)
+
+
+def test_faults_of_a_checkpoint_name_the_tensor(layer14, tmp_path):
+    path = layer14 / "modelopt-nvfp4"
+    with pytest.raises(dualgemm.CheckpointError, match="no gated MLP in layer 7; there is one in layer 0"):
+        Weights.from_checkpoint(path, 7)
+    with pytest.raises(dualgemm.CheckpointError, match="convention `gptq` is unknown"):
+        Weights.from_checkpoint(path, convention="gptq")
+    copy = tmp_path / "copy"
+    shutil.copytree(path, copy)
+    file = copy / "model.safetensors"
+    data = file.read_bytes().replace(b"gate_proj.weight_scale_2", b"gate_proj.weight_scaleX2")
+    file.write_bytes(data)
+    with pytest.raises(dualgemm.CheckpointError, match=r"gate_proj.weight_scale_2: is missing"):
+        Weights.from_checkpoint(copy)
+
+
+def test_errors_are_those_of_the_command(layer14):
+    with pytest.raises(dualgemm.ArgumentError, match="unexpected argument '--no-such'"):
+        dualgemm.bench(no_such=True)
+    with pytest.raises(dualgemm.CheckpointFileError):
+        dualgemm.inspect(pathlib.Path("no-such-file.gguf"))

@@ -1,0 +1,54 @@
+"""The functions that are subcommands of the command."""
+
+import pytest
+
+import dualgemm
+
+
+def test_inspect_and_validate(layer14):
+    path = layer14 / "modelopt-nvfp4"
+    report = dualgemm.inspect(path, tensors=True)
+    assert report.right and report["convention"] == "modelopt"
+    (entry,) = report["mlps"][0]["entries"]
+    assert (entry["pair"]["gate"]["n"], entry["pair"]["gate"]["k"]) == (1536, 576)
+    assert report["tensor_count"] == len(report["tensors"])
+    report = dualgemm.validate(str(path))
+    assert report.right and report["valid"] and report["errors"] == 0
+
+
+def test_an_invalid_checkpoint_is_a_report_not_an_exception(tmp_path):
+    broken = tmp_path / "model.safetensors"
+    broken.write_bytes(b"\xff" * 64)
+    report = dualgemm.validate(broken)
+    assert not report.right and report["findings"]
+
+
+def test_run_compares_with_the_reference(layer14):
+    report = dualgemm.run(
+        layer14 / "modelopt-nvfp4",
+        0,
+        input=layer14 / "hidden-states-f32.safetensors",
+        check="all",
+        repeat=1,
+        no_roofline=True,
+    )
+    assert report.right and report["rel_l2"] < 1e-5 and report["rows_compared"] == 64
+
+
+def test_bench_rows_become_a_table():
+    report = dualgemm.bench(["1x64x64", "4x64x64"], a_format=["nvfp4", "bf16"], smoke=True, cache="warm")
+    assert [(r["m"], r["a_format"]) for r in report["rows"]] == [
+        (1, "nvfp4"),
+        (1, "bf16"),
+        (4, "nvfp4"),
+        (4, "bf16"),
+    ]
+    assert all(r["rel_l2"] < 1e-3 for r in report["rows"])
+    pandas = pytest.importorskip("pandas")
+    table = report.to_pandas()
+    assert isinstance(table, pandas.DataFrame) and len(table) == 4
+
+
+def test_simulate_runs_the_hopper_kernel():
+    report = dualgemm.simulate("sm_90a", (16, 64, 64))
+    assert report.right and report["arch"] == "sm_90a" and report["rel_l2"] < 1e-3

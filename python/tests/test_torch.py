@@ -1,0 +1,164 @@
+"""Torch tensors, the operator, the module and the patching of a model. Skipped, visibly, where torch is missing."""
+
+import copy
+
+import numpy as np
+import pytest
+from conftest import rel_l2, tensors
+
+import dualgemm
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+nn = pytest.importorskip("dualgemm.nn")
+
+from dualgemm import gpumode  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def path(layer14):
+    return layer14 / "modelopt-nvfp4"
+
+
+@pytest.fixture(scope="module")
+def weights(path):
+    return dualgemm.Weights.from_checkpoint(path)
+
+
+@pytest.fixture(scope="module")
+def x(hidden):
+    return torch.from_numpy(hidden.astype(np.float32)).bfloat16()
+
+
+def bits(t):
+    return t.view(torch.int16).numpy()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_tensors_equal_arrays_exact(weights, x, dtype, layer14):
+    a = x.to(dtype)
+    c = dualgemm.swiglu(a, weights)
+    assert c.dtype == dtype and c.shape == (64, 1536)
+    wide = torch.zeros(64, 600, dtype=dtype)
+    wide[:, 8:584] = a
+    for view in (wide[:, 8:584], a.t().contiguous().t()):
+        assert torch.equal(dualgemm.swiglu(view, weights), c)
+    assert torch.equal(dualgemm.swiglu(a.reshape(4, 16, 576), weights).reshape(64, 1536), c)
+    out = torch.empty(4, 16, 1536, dtype=dtype)
+    assert dualgemm.swiglu(a.reshape(4, 16, 576), weights, out=out) is out
+    assert torch.equal(out.reshape(64, 1536), c)
+    want = tensors(layer14 / "expected-modelopt-nvfp4.safetensors")["c_w4a16"]
+    assert rel_l2(c.float().numpy(), want) < 5e-3
+
+
+def test_quantized_tensors_of_torchs_own_types_exact(weights, x):
+    q = dualgemm.quantize(x)
+    assert q.scales.dtype == torch.float8_e4m3fn
+    c = dualgemm.swiglu(q, weights)
+    assert c.dtype == torch.float32
+    packed = q._replace(codes=q.codes.view(torch.float4_e2m1fn_x2))
+    assert torch.equal(dualgemm.swiglu(packed, weights), c)
+    assert rel_l2(dualgemm.dequantize(packed, torch.float32), x.float()) < 0.12
+    from_numpy = dualgemm.swiglu(q._replace(codes=q.codes.numpy(), scales=q.scales.view(torch.uint8).numpy()), weights)
+    np.testing.assert_array_equal(c.numpy(), from_numpy)
+    again = dualgemm.swiglu(x, weights, out_dtype="nvfp4")
+    assert again.codes.dtype == torch.uint8 and again.scales.dtype == torch.float8_e4m3fn
+
+
+def test_devices_without_memory_are_refused(weights):
+    with pytest.raises(dualgemm.UnsupportedError, match="device meta"):
+        dualgemm.swiglu(torch.empty(2, 576, device="meta"), weights)
+
+
+def test_the_operator_passes_torchs_own_checks(weights, x):
+    from dualgemm import _torch
+
+    args = (x[:4], _torch.handle(weights), 1536, torch.bfloat16, "static", "", False)
+    torch.library.opcheck(torch.ops.dualgemm.swiglu, args)
+    assert torch.equal(torch.ops.dualgemm.swiglu(*args), dualgemm.swiglu(x[:4], weights, quantize_a="static"))
+
+
+def test_a_gradient_is_refused_where_it_is_asked_for(weights, x):
+    a = x[:2].clone().requires_grad_()
+    c = dualgemm.swiglu(a, weights)
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        c.float().sum().backward()
+
+
+def test_the_module_compiles_in_one_graph_exact(path, x):
+    module = nn.NVFP4GatedMLP.from_checkpoint(path, 0)
+    want = module(x)
+    assert want.shape == (64, 576) and want.dtype == torch.bfloat16
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        assert torch.equal(compiled(x), want)
+        # Another number of rows: the fake implementation gives the shapes.
+        assert torch.equal(compiled(x[:7]), module(x[:7]))
+
+
+def test_copies_share_the_weights_exact(path, x):
+    module = nn.NVFP4GatedMLP.from_checkpoint(path, 0)
+    copied = copy.deepcopy(module)
+    assert copied.weights is module.weights and copied.down_proj is not module.down_proj
+    assert torch.equal(copied(x), module(x))
+    assert "2 x [1536, 576] nvfp4" in repr(module)
+
+
+class Mlp(torch.nn.Module):
+    """As in transformers' models."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate_proj = torch.nn.Linear(576, 1536, bias=False)
+        self.up_proj = torch.nn.Linear(576, 1536, bias=False)
+        self.down_proj = torch.nn.Linear(1536, 576, bias=False)
+
+    def forward(self, x):
+        return self.down_proj(torch.nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+def model():
+    layer = torch.nn.Module()
+    layer.mlp = Mlp()
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleList([layer])
+    return model.bfloat16()
+
+
+@pytest.mark.parametrize("down", ["keep", "checkpoint"])
+def test_a_models_mlps_are_replaced_close(layer14, path, x, down):
+    names = ("gate_proj", "up_proj", "down_proj")
+    real = tensors(layer14 / "mlp-bf16.safetensors")
+    m = model()
+    for name in names:
+        (key,) = [k for k in real if name in k]
+        value = torch.from_numpy(real[key].astype(np.float32))
+        getattr(m.layers[0].mlp, name).weight.data = value.bfloat16()
+    with torch.no_grad():
+        before = m.layers[0].mlp(x)
+        assert nn.patch_mlp(m, path, down=down) == ["layers.0.mlp"]
+        after = m.layers[0].mlp(x)
+    assert isinstance(m.layers[0].mlp, nn.NVFP4GatedMLP)
+    # Four bits cost this much; a wrong scale or order costs far more.
+    assert 0.01 < rel_l2(after.float(), before.float()) < 0.25
+
+
+def test_a_model_that_does_not_fit_is_left_as_it_was(path):
+    with pytest.raises(dualgemm.OperandError, match="no module has gate_proj"):
+        nn.patch_mlp(torch.nn.Linear(2, 2), path)
+    m = model()
+    m.layers[0].mlp.down_proj = torch.nn.Linear(64, 576)
+    old = m.layers[0].mlp
+    with pytest.raises(dualgemm.OperandError, match=r"down_proj: is \[576, 64\]"):
+        nn.patch_mlp(m, path)
+    assert m.layers[0].mlp is old
+
+
+def test_the_task_on_torch_tensors():
+    data = gpumode.generate_input(64, 32, 128, 2, device="cpu")
+    assert data[0].dtype == torch.float4_e2m1fn_x2 and data[3].dtype == torch.float8_e4m3fn
+    c = gpumode.custom_kernel(data)
+    assert c is data[9] and gpumode.check_implementation(data, c) == (True, "")
+    arrays = gpumode.generate_input(64, 32, 128, 2, device="numpy")
+    for t, a in zip(data[3:9], arrays[3:9]):
+        assert tuple(t.shape) == a.shape
+        np.testing.assert_array_equal(t.view(torch.uint8).numpy(), a.view(np.uint8))
