@@ -4,10 +4,12 @@
 //! ([`sm90a::pack`]) is part of its interface, tested on its own. [`registry::KERNELS`] lists them all.
 
 pub mod error;
+pub mod fp8;
 pub mod generic;
 pub mod parts;
 pub mod registry;
 pub mod sm100a;
+pub mod sm80;
 pub mod sm90a;
 
 pub use error::Error;

@@ -11,8 +11,11 @@
 pub mod amax;
 pub mod dequantize;
 pub mod expand;
+pub mod finish;
+pub(crate) mod fragments;
 pub mod pack;
 pub mod quantize;
+pub(crate) mod ring;
 pub mod rowwise;
 pub mod silu_mul;
 mod sink;

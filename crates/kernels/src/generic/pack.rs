@@ -38,7 +38,7 @@ pub fn generate(layout: ScaleLayout, target: Target) -> Result<Module, Error> {
 
 fn emit(k: &mut Kernel, layout: ScaleLayout, target: Target) {
     k.required_threads(THREADS);
-    let [gate, up] = [k.pointer("gate_codes"), k.pointer("up_codes")];
+    let codes = [k.pointer("gate_codes"), k.pointer("up_codes")];
     let pitch = k.param::<U32>("code_pitch");
     let scales = [k.pointer("gate_scales"), k.pointer("up_scales")];
     let sizes = [k.param::<U32>("features"), k.param::<U32>("blocks")];
@@ -67,12 +67,19 @@ fn emit(k: &mut Kernel, layout: ScaleLayout, target: Target) {
     let pitch = k.ld_param(&pitch);
     let start = k.mul_wide(feature, pitch);
     let byte = k.mad_wide(block, 8u32, start);
-    let [gate, up] = [gate, up].map(|codes| {
-        let start = k.ld_pointer(&codes);
+    k.comment("Blocks whose scale is zero get zero codes, as the host gives them.");
+    let scale_at = scale_offset(k, layout, feature, block, blocks);
+    let [gate, up] = [0, 1].map(|half| {
+        let start = k.ld_pointer(&scales[half]);
+        let from = k.offset(start, scale_at);
+        let scale = k.mov::<U32>(0u32);
+        k.when(inside).to(scale).ld_byte(from);
+        let counts = k.compare_and(Cmp::Ne, scale, 0u32, inside);
+        let start = k.ld_pointer(&codes[half]);
         let from = k.offset(start, byte);
         let words: [Reg<B32>; 2] = std::array::from_fn(|_| k.mov(0u32));
         for (i, word) in words.into_iter().enumerate() {
-            k.when(inside).to(word).ld::<B32, _>(from.at(4 * i as u32));
+            k.when(counts).to(word).ld::<B32, _>(from.at(4 * i as u32));
         }
         words
     });
@@ -94,7 +101,7 @@ fn emit(k: &mut Kernel, layout: ScaleLayout, target: Target) {
         let pair = k.and(thread, 1u32);
         let pair = k.shl(pair, 1u32);
         let block = k.add(first_block, pair);
-        let starts = scales.map(|scales| k.ld_pointer(&scales));
+        let starts = [0, 1].map(|half| k.ld_pointer(&scales[half]));
         let encoded = [0u32, 1].map(|which| {
             let block = k.add(block, which);
             let inside = k.compare(Cmp::Lt, feature, features);

@@ -36,7 +36,7 @@ impl Floats {
 }
 
 /// M fits the grid, and K is whole blocks.
-pub(super) fn block_rule(tensor: &str, m: usize, k: usize) -> Result<(), Error> {
+pub(crate) fn block_rule(tensor: &str, m: usize, k: usize) -> Result<(), Error> {
     if m == 0 || m > i32::MAX as usize || k == 0 || !k.is_multiple_of(16) || k > i32::MAX as usize {
         let (found, expected) =
             (format!("[{m}, {k}]"), "at least one row of a multiple of 16 elements, less than 2^31".into());
@@ -46,7 +46,7 @@ pub(super) fn block_rule(tensor: &str, m: usize, k: usize) -> Result<(), Error> 
 }
 
 /// A number of bytes is at least `least` and a multiple of `step`. Addresses are checked with a `least` of 1.
-pub(super) fn fits(tensor: &str, what: &str, value: usize, least: usize, step: usize) -> Result<(), Error> {
+pub(crate) fn fits(tensor: &str, what: &str, value: usize, least: usize, step: usize) -> Result<(), Error> {
     if value < least || !value.is_multiple_of(step) || (least > 1 && value > u32::MAX as usize) {
         let (found, expected) =
             (format!("{what}: {value}"), format!("a multiple of {step}, at least {least}"));

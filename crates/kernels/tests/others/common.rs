@@ -5,11 +5,14 @@ use dualgemm_device::{Device, DevicePtr, LaunchSpec};
 use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, QuantizedMatrix, ScaleLayout};
 use dualgemm_kernels::generic::expand::Codes;
 use dualgemm_kernels::generic::quantize::Floats;
-use dualgemm_sim::Gpu;
 
-/// A simulated H100 that checks everything.
-pub fn gpu() -> Gpu {
-    Gpu::new(dualgemm_sim::Config::default())
+/// A simulated H100 that checks everything; the first GPU of this machine if the variable DUALGEMM_TEST_DEVICE is
+/// `cuda`.
+pub fn gpu() -> &'static dyn Device {
+    match std::env::var("DUALGEMM_TEST_DEVICE").as_deref() {
+        Ok("cuda") => Box::leak(Box::new(dualgemm_cuda::Cuda::open(0).unwrap())),
+        _ => Box::leak(Box::new(dualgemm_sim::Gpu::new(dualgemm_sim::Config::default()))),
+    }
 }
 
 /// Every code and every scale, in this layout.
@@ -36,41 +39,41 @@ pub fn bytes_of(matrix: &FloatMatrix<'_>) -> Vec<u8> {
 }
 
 /// A new allocation with these bytes.
-pub fn upload(gpu: &Gpu, bytes: &[u8]) -> DevicePtr {
+pub fn upload(gpu: &dyn Device, bytes: &[u8]) -> DevicePtr {
     let ptr = gpu.alloc(bytes.len()).unwrap();
     gpu.copy_to(ptr, bytes).unwrap();
     ptr
 }
 
 /// A new allocation filled with a byte that no result has throughout.
-pub fn poisoned(gpu: &Gpu, bytes: usize) -> DevicePtr {
+pub fn poisoned(gpu: &dyn Device, bytes: usize) -> DevicePtr {
     let ptr = gpu.alloc(bytes).unwrap();
     gpu.memset(ptr, 0xA5, bytes).unwrap();
     ptr
 }
 
 /// A quantized matrix on the device.
-pub fn upload_codes(gpu: &Gpu, matrix: &QuantizedMatrix<'_>) -> Codes {
+pub fn upload_codes(gpu: &dyn Device, matrix: &QuantizedMatrix<'_>) -> Codes {
     let (m, k) = (matrix.rows(), matrix.k());
     let (codes, scales) = (upload(gpu, matrix.codes()), upload(gpu, matrix.scales()));
     Codes { m, k, codes, pitch: matrix.row_stride(), scales }
 }
 
 /// A float matrix on the device.
-pub fn upload_floats(gpu: &Gpu, matrix: &FloatMatrix<'_>) -> Floats {
+pub fn upload_floats(gpu: &dyn Device, matrix: &FloatMatrix<'_>) -> Floats {
     let bytes = bytes_of(matrix);
     let (m, k) = (matrix.rows(), matrix.cols());
     Floats { m, k, values: upload(gpu, &bytes), pitch: bytes.len() / m }
 }
 
 /// Runs a launch to its end.
-pub fn run(gpu: &Gpu, spec: &LaunchSpec) {
+pub fn run(gpu: &dyn Device, spec: &LaunchSpec) {
     gpu.launch(spec).unwrap_or_else(|e| panic!("{e}"));
     gpu.synchronize().unwrap_or_else(|e| panic!("{e}"));
 }
 
 /// Bytes at a device address.
-pub fn read(gpu: &Gpu, from: DevicePtr, bytes: usize) -> Vec<u8> {
+pub fn read(gpu: &dyn Device, from: DevicePtr, bytes: usize) -> Vec<u8> {
     let mut data = vec![0; bytes];
     gpu.copy_from(&mut data, from).unwrap();
     data

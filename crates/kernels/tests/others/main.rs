@@ -1,5 +1,8 @@
-//! All kernels but the fused Hopper kernel, in the simulator with all checkers on.
+//! All kernels but the fused Hopper and Blackwell ones, in the simulator with all checkers on; on a GPU with
+//! `DUALGEMM_TEST_DEVICE=cuda`.
 
 mod common;
+mod fp8;
 mod pack;
 mod rowwise;
+mod sm80;

@@ -11,14 +11,14 @@ use crate::common::*;
 fn the_gpus_pack_has_the_hosts_bytes_exact() {
     let gpu = gpu();
     for layout in ScaleLayout::ALL {
-        let kernel = GpuPack::new(&gpu, layout).unwrap();
+        let kernel = GpuPack::new(gpu, layout).unwrap();
         for (n, k) in [(32, 64), (1, 16), (33, 80), (70, 208)] {
             let weights = GateUp::new(quantized("gate", (n, k), layout), quantized("up", (n, k), layout));
-            let [gate, up] = [&weights.gate, &weights.up].map(|half| upload_codes(&gpu, half));
-            let out = poisoned(&gpu, GpuPack::bytes(n, k));
-            run(&gpu, &kernel.spec(&gate, &up, out).unwrap());
+            let [gate, up] = [&weights.gate, &weights.up].map(|half| upload_codes(gpu, half));
+            let out = poisoned(gpu, GpuPack::bytes(n, k));
+            run(gpu, &kernel.spec(&gate, &up, out).unwrap());
             let want = Pack::new(&weights).unwrap();
-            assert!(read(&gpu, out, GpuPack::bytes(n, k)) == want.bytes(), "{layout} [{n}, {k}]");
+            assert!(read(gpu, out, GpuPack::bytes(n, k)) == want.bytes(), "{layout} [{n}, {k}]");
         }
     }
 }
@@ -26,9 +26,9 @@ fn the_gpus_pack_has_the_hosts_bytes_exact() {
 #[test]
 fn halves_that_differ_are_refused() {
     let gpu = gpu();
-    let kernel = GpuPack::new(&gpu, ScaleLayout::Linear).unwrap();
-    let gate = upload_codes(&gpu, &quantized("gate", (32, 64), ScaleLayout::Linear));
-    let up = upload_codes(&gpu, &quantized("up", (32, 128), ScaleLayout::Linear));
+    let kernel = GpuPack::new(gpu, ScaleLayout::Linear).unwrap();
+    let gate = upload_codes(gpu, &quantized("gate", (32, 64), ScaleLayout::Linear));
+    let up = upload_codes(gpu, &quantized("up", (32, 128), ScaleLayout::Linear));
     let message = kernel.spec(&gate, &up, gate.codes).unwrap_err().to_string();
     assert!(message.contains("gate is [32, 64], rows of 32 bytes"), "{message}");
 }

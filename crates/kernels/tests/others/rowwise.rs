@@ -14,7 +14,6 @@ use dualgemm_kernels::generic::expand::Expand;
 use dualgemm_kernels::generic::quantize::{Floats, Out, Quantize, Scale};
 use dualgemm_kernels::generic::rowwise::Sink;
 use dualgemm_kernels::generic::silu_mul::{Products, SiluMul};
-use dualgemm_sim::Gpu;
 use half::{bf16, f16};
 
 use crate::common::*;
@@ -70,13 +69,13 @@ fn expansion_holds_every_code_times_every_scale_exact() {
     let all = all.unwrap();
     for layout in ScaleLayout::ALL {
         for ty in HALVES {
-            let kernel = Expand::new(&gpu, layout, ty).unwrap();
+            let kernel = Expand::new(gpu, layout, ty).unwrap();
             for matrix in [all.clone(), quantized("a", (131, 80), ScaleLayout::Linear)] {
                 let matrix = matrix.with_scale_layout(layout);
-                let a = upload_codes(&gpu, &matrix);
-                let out = poisoned(&gpu, a.m * a.k * 2);
-                run(&gpu, &kernel.spec(&a, out, a.k * 2).unwrap());
-                let got = floats(&read(&gpu, out, a.m * a.k * 2), ty);
+                let a = upload_codes(gpu, &matrix);
+                let out = poisoned(gpu, a.m * a.k * 2);
+                run(gpu, &kernel.spec(&a, out, a.k * 2).unwrap());
+                let got = floats(&read(gpu, out, a.m * a.k * 2), ty);
                 same_bits(&got, &image(&matrix), &format!("{layout} {ty:?}"));
             }
         }
@@ -88,14 +87,14 @@ fn dequantization_rounds_the_scaled_value_once_more_exact() {
     let gpu = gpu();
     let matrix = quantized("b", (5, 144), ScaleLayout::Sf128x4);
     let scale = matrix.global_scale().value();
-    let a = upload_codes(&gpu, &matrix);
+    let a = upload_codes(gpu, &matrix);
     for ty in FloatType::ALL {
-        let kernel = Dequantize::new(&gpu, ScaleLayout::Sf128x4, ty).unwrap();
+        let kernel = Dequantize::new(gpu, ScaleLayout::Sf128x4, ty).unwrap();
         // Rows farther apart than they are long: what lies between stays.
         let (row, pitch) = (a.k * size(ty), a.k * size(ty) + 16);
-        let out = poisoned(&gpu, a.m * pitch);
-        run(&gpu, &kernel.spec(&a, scale, out, pitch).unwrap());
-        let bytes = read(&gpu, out, a.m * pitch);
+        let out = poisoned(gpu, a.m * pitch);
+        run(gpu, &kernel.spec(&a, scale, out, pitch).unwrap());
+        let bytes = read(gpu, out, a.m * pitch);
         let got: Vec<f32> = bytes.chunks_exact(pitch).flat_map(|r| floats(&r[..row], ty)).collect();
         let want: Vec<f32> = image(&matrix).into_iter().map(|x| ty.round(x * scale)).collect();
         same_bits(&got, &want, &format!("{ty:?}"));
@@ -150,7 +149,7 @@ fn hard_floats(ty: FloatType, m: usize, k: usize) -> FloatMatrix<'static> {
 }
 
 fn check_quantized(
-    gpu: &Gpu,
+    gpu: &dyn Device,
     a: &FloatMatrix<'_>,
     layout: ScaleLayout,
     scale: Scale,
@@ -186,7 +185,7 @@ fn static_quantization_is_transformer_engines_exact() {
     for ((ty, layout), scale) in FloatType::ALL.into_iter().zip(ScaleLayout::ALL).zip(scales) {
         let a = hard_floats(ty, 5, 208);
         let want = Quantizer::new(Producer::Te, scale, ty, Search::Plain).matrix("a", &a).unwrap();
-        check_quantized(&gpu, &a, layout, Scale::Static(scale), &want);
+        check_quantized(gpu, &a, layout, Scale::Static(scale), &want);
     }
 }
 
@@ -197,9 +196,9 @@ fn dynamic_quantization_is_transformer_engines_exact() {
         let mut inputs = Inputs::seeded(9);
         let a = inputs.floats("a", ty, m, k).unwrap();
         let want = dualgemm_formats::quantize("a", &a, Producer::Te, Search::Plain).unwrap();
-        let (parts, scale) = (poisoned(&gpu, MAX_PARTS as usize * 4), poisoned(&gpu, 4));
-        check_quantized(&gpu, &a, ScaleLayout::Linear, Scale::Dynamic { parts, scale }, &want);
-        let written = read(&gpu, scale, 4);
+        let (parts, scale) = (poisoned(gpu, MAX_PARTS as usize * 4), poisoned(gpu, 4));
+        check_quantized(gpu, &a, ScaleLayout::Linear, Scale::Dynamic { parts, scale }, &want);
+        let written = read(gpu, scale, 4);
         assert_eq!(f32::from_le_bytes(written.try_into().unwrap()), want.global_scale().value(), "{ty:?}");
     }
 }
@@ -210,8 +209,8 @@ fn a_matrix_of_zeros_and_one_with_infinity_have_a_usable_scale_exact() {
     for values in [vec![0.0f32; 32], vec![f32::INFINITY; 32], vec![f32::NAN; 32]] {
         let a = FloatMatrix::F32(Matrix::new("a", 1, 32, values).unwrap());
         let want = dualgemm_formats::quantize("a", &a, Producer::Te, Search::Plain).unwrap();
-        let (parts, scale) = (poisoned(&gpu, MAX_PARTS as usize * 4), poisoned(&gpu, 4));
-        check_quantized(&gpu, &a, ScaleLayout::Linear, Scale::Dynamic { parts, scale }, &want);
+        let (parts, scale) = (poisoned(gpu, MAX_PARTS as usize * 4), poisoned(gpu, 4));
+        check_quantized(gpu, &a, ScaleLayout::Linear, Scale::Dynamic { parts, scale }, &want);
     }
 }
 
@@ -222,7 +221,7 @@ struct Gated {
 }
 
 fn gated(
-    gpu: &Gpu,
+    gpu: &dyn Device,
     ty: FloatType,
     (m, n): (usize, usize),
     interleaved: bool,
@@ -269,15 +268,15 @@ fn the_activation_alone_close() {
             [(false, 72, true), (true, 40, true), (false, 37, false), (true, 13, false)]
         {
             let activation = activations.next().unwrap();
-            let Gated { products, want } = gated(&gpu, ty, (3, n), interleaved, activation, n > 38);
+            let Gated { products, want } = gated(gpu, ty, (3, n), interleaved, activation, n > 38);
             let program = activation.program();
             let kernel =
-                SiluMul::new(&gpu, (ty, interleaved, false), Sink::Float(out), &program, aligned).unwrap();
+                SiluMul::new(gpu, (ty, interleaved, false), Sink::Float(out), &program, aligned).unwrap();
             let (pitch, rows) = (n * size(out), 3 * n * size(out));
-            let values = poisoned(&gpu, rows);
+            let values = poisoned(gpu, rows);
             let to = Out::Image { values, pitch };
-            run(&gpu, &kernel.spec(&products, &to, GlobalScale::ONE).unwrap());
-            let got = floats(&read(&gpu, values, rows), out);
+            run(gpu, &kernel.spec(&products, &to, GlobalScale::ONE).unwrap());
+            let got = floats(&read(gpu, values, rows), out);
             let unit = match out {
                 FloatType::F32 => 2e-6,
                 FloatType::F16 => 5e-4,
@@ -296,29 +295,29 @@ fn the_activation_to_nvfp4_is_its_f32_quantized_exact() {
     let gpu = gpu();
     let (m, n, scale) = (3, 80, GlobalScale::multiplier(0.02));
     for layout in ScaleLayout::ALL {
-        let Gated { products, .. } = gated(&gpu, FloatType::F16, (m, n), false, Activation::Silu, true);
+        let Gated { products, .. } = gated(gpu, FloatType::F16, (m, n), false, Activation::Silu, true);
         let program = Activation::Silu.program();
-        let kernel = |sink| SiluMul::new(&gpu, (FloatType::F16, false, true), sink, &program, true).unwrap();
-        let values = poisoned(&gpu, m * n * 4);
+        let kernel = |sink| SiluMul::new(gpu, (FloatType::F16, false, true), sink, &program, true).unwrap();
+        let values = poisoned(gpu, m * n * 4);
         let out = Out::Image { values, pitch: n * 4 };
-        run(&gpu, &kernel(Sink::Float(FloatType::F32)).spec(&products, &out, scale).unwrap());
-        let c = floats(&read(&gpu, values, m * n * 4), FloatType::F32);
+        run(gpu, &kernel(Sink::Float(FloatType::F32)).spec(&products, &out, scale).unwrap());
+        let c = floats(&read(gpu, values, m * n * 4), FloatType::F32);
         let c = FloatMatrix::F32(Matrix::new("c", m, n, c).unwrap());
         let want =
             Quantizer::new(Producer::Te, scale, FloatType::F32, Search::Plain).matrix("c", &c).unwrap();
         let want = want.with_scale_layout(layout);
-        let (codes, scales) = (poisoned(&gpu, m * n / 2), poisoned(&gpu, want.scales().len()));
+        let (codes, scales) = (poisoned(gpu, m * n / 2), poisoned(gpu, want.scales().len()));
         let out = Out::Codes { codes, scales };
-        run(&gpu, &kernel(Sink::Codes(layout)).spec(&products, &out, scale).unwrap());
-        assert_eq!(read(&gpu, codes, m * n / 2), want.codes());
-        assert_eq!(read(&gpu, scales, want.scales().len()), want.scales());
+        run(gpu, &kernel(Sink::Codes(layout)).spec(&products, &out, scale).unwrap());
+        assert_eq!(read(gpu, codes, m * n / 2), want.codes());
+        assert_eq!(read(gpu, scales, want.scales().len()), want.scales());
     }
 }
 
 #[test]
 fn bad_operands_are_refused_by_name() {
     let gpu = gpu();
-    let kernel = Quantize::new(&gpu, FloatType::F16, Sink::Image(FloatType::F16), false).unwrap();
+    let kernel = Quantize::new(gpu, FloatType::F16, Sink::Image(FloatType::F16), false).unwrap();
     let values = gpu.alloc(4096).unwrap();
     let a = Floats { m: 2, k: 32, values, pitch: 64 };
     let out = Out::Image { values, pitch: 64 };

@@ -1,0 +1,417 @@
+//! Runs the kernels beside the fused Hopper kernel on a real card at real sizes, checks them against the host, and
+//! times them: launches replayed from a graph, operands rotating beyond L2, with and without programmatic dependent
+//! launch. `cargo run --release -p dualgemm-kernels --example gpu_check [NAME…]` runs those whose name contains one of
+//! the words. Small shapes with all their tails are what `tests/others` runs, with `DUALGEMM_TEST_DEVICE=cuda`.
+
+use dualgemm_bench::Timing;
+use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
+use dualgemm_cuda::Cuda;
+use dualgemm_device::{Device, DevicePtr, LaunchSpec};
+use dualgemm_formats::quantize::Quantizer;
+use dualgemm_formats::scalar::{e2m1, e4m3};
+use dualgemm_formats::{
+    BlockFormat, FloatMatrix, FloatType, GlobalScale, Producer, QuantizedMatrix, ScaleLayout, Search,
+};
+use dualgemm_gemm::{AOperand, Activation, Comparison, Epilogue, GateUp, reference};
+use dualgemm_kernels::generic::amax::{Amax, MAX_PARTS};
+use dualgemm_kernels::generic::dequantize::Dequantize;
+use dualgemm_kernels::generic::expand::{Codes, Expand};
+use dualgemm_kernels::generic::finish::Output;
+use dualgemm_kernels::generic::pack::GpuPack;
+use dualgemm_kernels::generic::quantize::{Floats, Out, Quantize, Scale};
+use dualgemm_kernels::generic::rowwise::Sink;
+use dualgemm_kernels::generic::silu_mul::{Products, SiluMul};
+use dualgemm_kernels::sm90a::pack::Pack;
+use dualgemm_kernels::{fp8, sm80};
+use dualgemm_ptx::builder::HalfFormat;
+use half::f16;
+
+type Failure = Box<dyn std::error::Error>;
+
+/// Bytes that must rotate for L2 (50 MB on an H100) to be cold.
+const ROTATE: usize = 160 << 20;
+
+/// The card, and what is to be run.
+struct Check {
+    gpu: Cuda,
+    words: Vec<String>,
+    failures: Vec<String>,
+}
+
+impl Check {
+    fn upload(&self, bytes: &[u8]) -> Result<DevicePtr, Failure> {
+        let ptr = self.gpu.alloc(bytes.len())?;
+        self.gpu.copy_to(ptr, bytes)?;
+        Ok(ptr)
+    }
+
+    fn read(&self, from: DevicePtr, bytes: usize) -> Result<Vec<u8>, Failure> {
+        let mut data = vec![0; bytes];
+        self.gpu.copy_from(&mut data, from)?;
+        Ok(data)
+    }
+
+    fn wants(&self, name: &str) -> bool {
+        self.words.is_empty() || self.words.iter().any(|word| name.contains(word.as_str()))
+    }
+
+    /// One kernel: `sets` makes the launches on as many copies of the operands as rotate, `verify` says how wrong the
+    /// first copy's result is (0 is equal) and how wrong it may be.
+    fn kernel(
+        &mut self,
+        name: &str,
+        (bytes, flops): (usize, f64),
+        mut set: impl FnMut(&Self) -> Result<(Vec<LaunchSpec>, Vec<DevicePtr>), Failure>,
+        verify: impl FnOnce(&Self, &[DevicePtr]) -> Result<(f64, f64), Failure>,
+    ) -> Result<(), Failure> {
+        if !self.wants(name) {
+            return Ok(());
+        }
+        let copies = (ROTATE / bytes.max(1)).clamp(2, 48);
+        let sets = (0..copies).map(|_| set(self)).collect::<Result<Vec<_>, _>>()?;
+        for spec in &sets[0].0 {
+            self.gpu.launch(spec)?;
+        }
+        self.gpu.synchronize()?;
+        let (error, bound) = verify(self, &sets[0].1)?;
+        let verdict = if error <= bound { "PASS" } else { "FAIL" };
+        if error > bound {
+            self.failures.push(name.into());
+        }
+        let mut times = Vec::new();
+        for programmatic in [false, true] {
+            let specs: Vec<LaunchSpec> = sets
+                .iter()
+                .flat_map(|(specs, _)| specs)
+                .map(|spec| spec.clone().programmatic(programmatic))
+                .collect();
+            let rounds = (400 / copies).clamp(1, 40);
+            let graph = self
+                .gpu
+                .record(|| (0..rounds).flat_map(|_| &specs).try_for_each(|spec| self.gpu.launch(spec)))?;
+            graph.replay()?;
+            let mut runs = Vec::new();
+            for _ in 0..7 {
+                let time: Result<f64, dualgemm_device::Error> = self.gpu.time_us(|| graph.replay());
+                runs.push(time? / (rounds * copies) as f64);
+            }
+            times.push(Timing::from_times(runs).median_us);
+        }
+        let [cold, dependent] = [times[0], times[1]];
+        println!(
+            "{verdict} {name:<58} {cold:9.2} us  pdl {dependent:9.2} us  {:7.0} GB/s  {:6.1} TFLOP/s  error {error:.1e}",
+            bytes as f64 / dependent * 1e-3,
+            flops / dependent * 1e-6,
+        );
+        for ptr in sets.into_iter().flat_map(|(_, pointers)| pointers) {
+            self.gpu.free(ptr)?;
+        }
+        Ok(())
+    }
+}
+
+fn quantized(name: &str, (rows, k): (usize, usize), scales: ScaleSet) -> QuantizedMatrix<'static> {
+    let sets = (CodeSet::Full, scales);
+    let scale = GlobalScale::multiplier(0.01);
+    Inputs::seeded(5).quantized(name, BlockFormat::Nvfp4, (rows, k), sets, scale).expect("a valid shape")
+}
+
+fn image(matrix: &QuantizedMatrix<'_>) -> impl Iterator<Item = f32> {
+    let place = (0..matrix.rows()).flat_map(|r| (0..matrix.k()).map(move |c| (r, c)));
+    place.map(|(r, c)| e2m1::decode(matrix.code(r, c)) * e4m3::decode(matrix.scale_byte(r, c / 16)))
+}
+
+fn f16_bytes(values: impl Iterator<Item = f32>) -> Vec<u8> {
+    values.flat_map(|x| f16::from_f32(x).to_le_bytes()).collect()
+}
+
+/// Bytes that differ, as a number.
+fn different(got: &[u8], want: &[u8]) -> f64 {
+    got.iter().zip(want).filter(|(got, want)| got != want).count() as f64
+        + got.len().abs_diff(want.len()) as f64
+}
+
+fn rows_of(matrix: &FloatMatrix<'_>) -> Vec<u8> {
+    let FloatMatrix::F16(m) = matrix else { return Vec::new() };
+    (0..m.rows()).flat_map(|r| m.row(r)).flat_map(|x| x.to_le_bytes()).collect()
+}
+
+fn elementwise(check: &mut Check) -> Result<(), Failure> {
+    for (m, k) in [(1, 7168), (16, 7168), (64, 7168), (256, 7168), (512, 7168), (2048, 4096)] {
+        for layout in [ScaleLayout::Linear, ScaleLayout::Sf128x4] {
+            let a = quantized("a", (m, k), ScaleSet::Full).with_scale_layout(layout);
+            let kernel = Expand::new(&check.gpu, layout, FloatType::F16)?;
+            check.kernel(
+                &format!("expand {layout} to f16, {m}x{k}"),
+                (m * k * 41 / 16, 0.0),
+                |check| {
+                    let (codes, scales) = (check.upload(a.codes())?, check.upload(a.scales())?);
+                    let out = check.gpu.alloc(m * k * 2)?;
+                    let spec = kernel.spec(&Codes { m, k, codes, pitch: k / 2, scales }, out, 2 * k)?;
+                    Ok((vec![spec], vec![out, codes, scales]))
+                },
+                |check, ptrs| Ok((different(&check.read(ptrs[0], m * k * 2)?, &f16_bytes(image(&a))), 0.0)),
+            )?;
+        }
+    }
+    for (m, k) in [(1, 7168), (64, 7168), (256, 7168), (2048, 4096)] {
+        let a = Inputs::seeded(3).floats("a", FloatType::F16, m, k)?;
+        let rows = rows_of(&a);
+        let scale = GlobalScale::multiplier(0.002);
+        let fixed = Quantizer::new(Producer::Te, scale, FloatType::F16, Search::Plain).matrix("a", &a)?;
+        let dynamic = dualgemm_formats::quantize("a", &a, Producer::Te, Search::Plain)?;
+        let amax = Amax::new(&check.gpu, FloatType::F16)?;
+        for (sink, name) in
+            [(Sink::Codes(ScaleLayout::Linear), "nvfp4"), (Sink::Image(FloatType::F16), "f16 image")]
+        {
+            for is_dynamic in [false, true] {
+                let kernel = Quantize::new(&check.gpu, FloatType::F16, sink, is_dynamic)?;
+                let how = if is_dynamic { "dynamic (two launches)" } else { "static" };
+                let want = if is_dynamic { &dynamic } else { &fixed };
+                let codes = matches!(sink, Sink::Codes(_));
+                let bytes =
+                    m * k * 2 * if is_dynamic { 2 } else { 1 } + m * k * if codes { 9 } else { 32 } / 16;
+                check.kernel(
+                    &format!("quantize f16 to {name}, {how}, {m}x{k}"),
+                    (bytes, 0.0),
+                    |check| {
+                        let values = check.upload(&rows)?;
+                        let (out, scales) = (check.gpu.alloc(m * k * 2)?, check.gpu.alloc(m * k / 16)?);
+                        let (parts, scale_out) =
+                            (check.gpu.alloc(4 * MAX_PARTS as usize)?, check.gpu.alloc(4)?);
+                        let a = Floats { m, k, values, pitch: 2 * k };
+                        let to = match codes {
+                            true => Out::Codes { codes: out, scales },
+                            false => Out::Image { values: out, pitch: 2 * k },
+                        };
+                        let with = match is_dynamic {
+                            true => Scale::Dynamic { parts, scale: scale_out },
+                            false => Scale::Static(scale),
+                        };
+                        let mut specs = Vec::new();
+                        if is_dynamic {
+                            specs.push(amax.spec(&a, parts)?);
+                        }
+                        specs.push(kernel.spec(&a, &to, &with)?);
+                        Ok((specs, vec![out, scales, values, parts, scale_out]))
+                    },
+                    |check, ptrs| {
+                        let error = match codes {
+                            true => {
+                                different(&check.read(ptrs[0], m * k / 2)?, want.codes())
+                                    + different(&check.read(ptrs[1], m * k / 16)?, want.scales())
+                            }
+                            false => different(&check.read(ptrs[0], m * k * 2)?, &f16_bytes(image(want))),
+                        };
+                        Ok((error, 0.0))
+                    },
+                )?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn activation_and_weights(check: &mut Check) -> Result<(), Failure> {
+    let program = Activation::Silu.program();
+    for (m, n) in [(1, 4096), (256, 4096), (512, 3072), (2048, 14336)] {
+        let both = Inputs::seeded(4).floats("gate and up", FloatType::F16, m, 2 * n)?;
+        let rows = rows_of(&both);
+        let kernel = SiluMul::new(
+            &check.gpu,
+            (FloatType::F16, false, false),
+            Sink::Float(FloatType::F16),
+            &program,
+            true,
+        )?;
+        check.kernel(
+            &format!("silu_mul f16 to f16, {m}x{n}"),
+            (m * n * 6, 0.0),
+            |check| {
+                let gate = check.upload(&rows)?;
+                let out = check.gpu.alloc(m * n * 2)?;
+                let products = Products {
+                    m,
+                    n,
+                    gate,
+                    up: gate.offset(2 * n as u64),
+                    pitch: 4 * n,
+                    alpha: [1.0; 2],
+                    a_scale: DevicePtr::NULL,
+                    bias: [DevicePtr::NULL; 2],
+                };
+                let to = Out::Image { values: out, pitch: 2 * n };
+                Ok((vec![kernel.spec(&products, &to, GlobalScale::ONE)?], vec![out, gate]))
+            },
+            |check, ptrs| {
+                let got = halves(&check.read(ptrs[0], m * n * 2)?);
+                let place = (0..m).flat_map(|r| (0..n).map(move |c| (r, c)));
+                let want: Vec<f64> = place
+                    .map(|(r, c)| program.eval_f64(both.value(r, c).into(), both.value(r, n + c).into()))
+                    .collect();
+                Ok((Comparison::new(&got, &want, n)?.rel_l2, 3e-4))
+            },
+        )?;
+    }
+    let (n, k) = (4096, 7168);
+    let weights =
+        GateUp::new(quantized("gate", (n, k), ScaleSet::Full), quantized("up", (n, k), ScaleSet::Full));
+    let gate = &weights.gate;
+    let kernel = Dequantize::new(&check.gpu, ScaleLayout::Linear, FloatType::F16)?;
+    check.kernel(
+        &format!("dequantize linear to f16, {n}x{k}"),
+        (n * k * 41 / 16, 0.0),
+        |check| {
+            let (codes, scales) = (check.upload(gate.codes())?, check.upload(gate.scales())?);
+            let out = check.gpu.alloc(n * k * 2)?;
+            let spec = kernel.spec(&Codes { m: n, k, codes, pitch: k / 2, scales }, 0.01, out, 2 * k)?;
+            Ok((vec![spec], vec![out, codes, scales]))
+        },
+        |check, ptrs| {
+            let want = f16_bytes(image(gate).map(|x| x * 0.01));
+            Ok((different(&check.read(ptrs[0], n * k * 2)?, &want), 0.0))
+        },
+    )?;
+    let kernel = GpuPack::new(&check.gpu, ScaleLayout::Linear)?;
+    let want = Pack::new(&weights)?;
+    check.kernel(
+        &format!("pack for sm_90a, gate and up of {n}x{k}"),
+        (2 * want.bytes().len(), 0.0),
+        |check| {
+            let mut ptrs = vec![check.gpu.alloc(want.bytes().len())?];
+            let halves = [&weights.gate, &weights.up].map(|half| -> Result<Codes, Failure> {
+                let (codes, scales) = (check.upload(half.codes())?, check.upload(half.scales())?);
+                ptrs.extend([codes, scales]);
+                Ok(Codes { m: n, k, codes, pitch: k / 2, scales })
+            });
+            let [gate, up] = halves;
+            Ok((vec![kernel.spec(&gate?, &up?, ptrs[0])?], ptrs))
+        },
+        |check, ptrs| Ok((different(&check.read(ptrs[0], want.bytes().len())?, want.bytes()), 0.0)),
+    )
+}
+
+fn halves(bytes: &[u8]) -> Vec<f16> {
+    bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect()
+}
+
+/// Relative error of two rows of C.
+fn gemm_error(check: &Check, c: DevicePtr, a: &AOperand<'_>, weights: &GateUp<'_>) -> Result<f64, Failure> {
+    let (m, n) = (a.rows(), weights.n());
+    let got = halves(&check.read(c, m * n * 2)?);
+    let mut worst = 0f64;
+    for row in [0, m - 1] {
+        let want = reference(&Epilogue::default(), a, row..row + 1, weights);
+        worst = worst.max(Comparison::new(&got[row * n..][..n], &want, n)?.rel_l2);
+    }
+    Ok(worst)
+}
+
+fn gemms(check: &mut Check) -> Result<(), Failure> {
+    let program = Activation::Silu.program();
+    for (m, n, k) in
+        [(1, 4096, 7168), (16, 4096, 7168), (64, 4096, 7168), (256, 4096, 7168), (512, 3072, 7168)]
+    {
+        let flops = 4.0 * (m * n * k) as f64;
+        let weights =
+            GateUp::new(quantized("gate", (n, k), ScaleSet::Unit), quantized("up", (n, k), ScaleSet::Unit));
+        let a = Inputs::seeded(8).floats("a", FloatType::F16, m, k)?;
+        let rows = rows_of(&a);
+        let a = AOperand::Float(a);
+        let pack = Pack::new(&weights)?;
+        for config in sm80::config::Config::MENU {
+            if (config.tokens as usize) < m.min(64) || config.tokens as usize > 2 * m.max(8) {
+                continue;
+            }
+            let variant =
+                sm80::fused::Variant { compute: HalfFormat::F16, out: FloatType::F16, aligned: true };
+            let kernel = sm80::host::Fused::new(&check.gpu, config, &variant, &program)?;
+            check.kernel(
+                &format!("{} {m}x{n}x{k}", config.name()),
+                (pack.bytes().len() + 2 * m * (k + n), flops),
+                |check| {
+                    let (c, a, weights) =
+                        (check.gpu.alloc(m * n * 2)?, check.upload(&rows)?, check.upload(pack.bytes())?);
+                    let output = Output::new(c, pack.alpha());
+                    let args = sm80::host::FusedArgs { size: (m, n, k), a, a_pitch: 2 * k, weights, output };
+                    Ok((vec![kernel.spec(&args)?], vec![c, a, weights]))
+                },
+                |check, ptrs| Ok((gemm_error(check, ptrs[0], &a, &weights)?, 3e-4)),
+            )?;
+        }
+        fp8_gemms(check, (m, n, k), &a)?;
+    }
+    Ok(())
+}
+
+fn fp8_gemms(check: &mut Check, (m, n, k): (usize, usize, usize), a: &AOperand<'_>) -> Result<(), Failure> {
+    const FEATURES: usize = 64;
+    let program = Activation::Silu.program();
+    let alpha = [0.02, 0.02];
+    let codes: Vec<u8> = (0..m)
+        .flat_map(|row| (0..k).map(move |column| (row, column)))
+        .map(|(row, column)| e4m3::encode(a.value(row, column) as f32))
+        .collect();
+    let mut inputs = Inputs::seeded(12);
+    let mut matrix = |name| -> Result<Vec<u8>, Failure> {
+        let values = inputs.floats(name, FloatType::F32, n, k)?;
+        let FloatMatrix::F32(values) = values else { return Ok(Vec::new()) };
+        Ok((0..n).flat_map(|row| values.row(row)).map(|&x| e4m3::encode(x)).collect())
+    };
+    let (gate, up) = (matrix("gate")?, matrix("up")?);
+    let dot = |row: usize, weights: &[u8], feature: usize| -> f64 {
+        let pairs = codes[row * k..][..k].iter().zip(&weights[feature * k..][..k]);
+        pairs.map(|(&x, &w)| f64::from(e4m3::decode(x)) * f64::from(e4m3::decode(w))).sum()
+    };
+    for config in fp8::config::Config::MENU {
+        if (config.tokens as usize) < m.min(64) || config.tokens as usize > 2 * m.max(8) {
+            continue;
+        }
+        let kernel = fp8::host::Fused::new(&check.gpu, config, FloatType::F16, &program, true)?;
+        check.kernel(
+            &format!("{} {m}x{n}x{k}", config.name()),
+            (2 * n * k + m * (k + 2 * n), 4.0 * (m * n * k) as f64),
+            |check| {
+                let c = check.gpu.alloc(m * n * 2)?;
+                let (a, gate, up) = (check.upload(&codes)?, check.upload(&gate)?, check.upload(&up)?);
+                let output = Output::new(c, alpha);
+                let row_scales = DevicePtr::NULL;
+                let args = fp8::host::FusedArgs { size: (m, n, k), a, row_scales, gate, up, output };
+                Ok((vec![kernel.spec(&check.gpu, &args)?], vec![c, a, gate, up]))
+            },
+            |check, ptrs| {
+                let c = halves(&check.read(ptrs[0], m * n * 2)?);
+                let mut worst = 0f64;
+                for row in [0, m - 1] {
+                    let features = n - FEATURES..n;
+                    let product = |weights: &[u8], half: usize, feature| {
+                        dot(row, weights, feature) * f64::from(alpha[half])
+                    };
+                    let want: Vec<f64> = features
+                        .clone()
+                        .map(|feature| program.eval_f64(product(&gate, 0, feature), product(&up, 1, feature)))
+                        .collect();
+                    let got = &c[row * n + features.start..row * n + features.end];
+                    worst = worst.max(Comparison::new(got, &want, FEATURES)?.rel_l2);
+                }
+                // Hopper keeps about 14 bits of the sums.
+                Ok((worst, 2e-2))
+            },
+        )?;
+    }
+    Ok(())
+}
+
+fn main() -> Result<(), Failure> {
+    let gpu = Cuda::open(0)?;
+    println!("{} ({}), driver {}", gpu.info().name, gpu.info().arch, Cuda::driver_version()?);
+    let mut check = Check { gpu, words: std::env::args().skip(1).collect(), failures: Vec::new() };
+    elementwise(&mut check)?;
+    activation_and_weights(&mut check)?;
+    gemms(&mut check)?;
+    match check.failures.len() {
+        0 => println!("all PASS"),
+        n => println!("{n} FAIL: {}", check.failures.join("; ")),
+    }
+    Ok(())
+}

@@ -1,0 +1,128 @@
+//! Tiles of the e4m3 kernel and the shared memory that follows from them.
+
+use dualgemm_formats::FloatType;
+use dualgemm_ptx::layout::{SmemLayout, SmemRegion, SmemTile, Swizzle};
+
+use crate::Error;
+use crate::generic::finish;
+
+/// Opt-in shared memory of one CTA on sm_90: 227 KiB.
+const SHARED_LIMIT: u32 = 227 << 10;
+/// Features of a warpgroup: the M of `wgmma`.
+pub const GROUP_FEATURES: u32 = 64;
+/// K elements of a stage, a byte each: the span of the 128-byte swizzle.
+pub const STAGE_K: u32 = 128;
+
+/// A tile and its pipeline. A CTA computes `64 · row_groups` features for `tokens` tokens; a warpgroup has the sums of
+/// gate and of up of its 64 features.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Config {
+    /// Warpgroups that multiply.
+    pub row_groups: u32,
+    /// Tokens of the tile: the N of `wgmma`.
+    pub tokens: u32,
+    /// Stages of 128 K.
+    pub stages: u32,
+}
+
+/// Shared memory of a configuration.
+#[derive(Debug, Clone)]
+pub struct Layout {
+    /// All of it.
+    pub smem: SmemLayout,
+    /// Tokens, `[stages][tokens][128]`.
+    pub tokens: SmemRegion,
+    /// Gate and up rows, `[stages][2][features][128]`.
+    pub weights: SmemRegion,
+    /// "Stage is full" barriers.
+    pub full: SmemRegion,
+    /// "Stage is empty" barriers.
+    pub empty: SmemRegion,
+    /// 64 rows of weights, or the tokens.
+    pub tile: SmemTile,
+}
+
+impl Config {
+    /// From few tokens to many.
+    pub const MENU: [Config; 5] = [
+        Config { row_groups: 1, tokens: 16, stages: 10 },
+        Config { row_groups: 1, tokens: 64, stages: 8 },
+        Config { row_groups: 1, tokens: 128, stages: 6 },
+        Config { row_groups: 2, tokens: 64, stages: 5 },
+        Config { row_groups: 2, tokens: 128, stages: 4 },
+    ];
+
+    /// The configuration of the menu that [`name`](Self::name) calls so.
+    ///
+    /// # Errors
+    /// If there is none; the error lists the names.
+    pub fn named(name: &str) -> Result<Config, Error> {
+        Self::MENU.into_iter().find(|config| config.name() == name).ok_or_else(|| Error::NoConfig {
+            found: name.into(),
+            valid: Self::MENU.map(|config| config.name()).join(", "),
+        })
+    }
+
+    /// Threads that multiply.
+    pub fn consumer_threads(&self) -> u32 {
+        self.row_groups * 128
+    }
+
+    /// Threads of a CTA: consumers, a warp that loads weights and one that loads tokens.
+    pub fn threads(&self) -> u32 {
+        self.consumer_threads() + 64
+    }
+
+    /// Features of the tile.
+    pub fn features(&self) -> u32 {
+        self.row_groups * GROUP_FEATURES
+    }
+
+    /// Bytes of a stage.
+    pub fn stage_bytes(&self) -> u32 {
+        (self.tokens + 2 * self.features()) * STAGE_K
+    }
+
+    /// Shared memory for output of this type, or what does not fit.
+    ///
+    /// # Errors
+    /// Names the rule and the value.
+    pub fn layout(&self, out: FloatType) -> Result<Layout, Error> {
+        let rule = |rule: &'static str, value: u32, limit: u32| {
+            Err(Error::Unsupported { kernel: "sm90a fp8", rule, value, limit })
+        };
+        if !(1..=2).contains(&self.row_groups) {
+            return rule("warpgroups that multiply, from 1", self.row_groups, 2);
+        }
+        if self.tokens == 0 || !self.tokens.is_multiple_of(8) || self.tokens > 128 {
+            return rule("tokens of the tile, a multiple of 8", self.tokens, 128);
+        }
+        if self.stages < 2 {
+            return rule("stages, from 2", self.stages, 16);
+        }
+        let mut smem = SmemLayout::new();
+        let tokens = smem.alloc_parts("tokens", self.tokens * STAGE_K, self.stages, 1024);
+        let weights = smem.alloc_parts("weights", 2 * self.features() * STAGE_K, self.stages, 1024);
+        let staged = self.tokens * finish::pitch(out, self.features());
+        if staged > smem.bytes() {
+            smem.alloc("staged", staged - smem.bytes(), 16);
+        }
+        let (full, empty) = (smem.mbarriers("full", self.stages), smem.mbarriers("empty", self.stages));
+        if smem.bytes() > SHARED_LIMIT {
+            return rule("bytes of shared memory", smem.bytes(), SHARED_LIMIT);
+        }
+        let tile = SmemTile::new(GROUP_FEATURES, STAGE_K, Swizzle::B128)?;
+        Ok(Layout { smem, tokens, weights, full, empty, tile })
+    }
+
+    /// CTAs for `m` tokens and `n` features: token tiles run fastest.
+    pub fn grid(&self, m: usize, n: usize) -> [u32; 3] {
+        [m.div_ceil(self.tokens as usize) as u32, n.div_ceil(self.features() as usize) as u32, 1]
+    }
+
+    /// A name that tells configurations apart.
+    pub fn name(&self) -> String {
+        let Self { row_groups, tokens, stages } = self;
+        format!("sm90a_fp8_{}x{tokens}_s{stages}", row_groups * GROUP_FEATURES)
+    }
+}

@@ -1,0 +1,195 @@
+//! The end of the fused GEMMs beside the Hopper kernel: scaling, bias, activation, and a staged tile to rows of C.
+
+use dualgemm_device::{Args, DevicePtr};
+use dualgemm_formats::FloatType;
+use dualgemm_gemm::Program;
+use dualgemm_ptx::builder::*;
+
+use super::quantize::fits;
+use super::values;
+use crate::Error;
+use crate::parts::epilogue;
+
+/// C and what makes it from the sums; what the host gives to every fused GEMM.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Output {
+    /// `[m, n]`, dense, in the kernel's type; the address is a multiple of 16.
+    pub c: DevicePtr,
+    /// Multiply the sums of gate and of up.
+    pub alpha: [f32; 2],
+    /// One f32 that multiplies both as well (a dynamic scale of A), or null.
+    pub a_scale: DevicePtr,
+    /// n f32 that are added to gate and to up after alpha, or null.
+    pub bias: [DevicePtr; 2],
+}
+
+impl Output {
+    /// Without a scale in device memory and without bias.
+    pub fn new(c: DevicePtr, alpha: [f32; 2]) -> Self {
+        Self { c, alpha, a_scale: DevicePtr::NULL, bias: [DevicePtr::NULL; 2] }
+    }
+
+    /// The arguments that [`Finish::declare`] declares.
+    pub(crate) fn args(&self, args: Args) -> Result<Args, Error> {
+        fits("C", "address", self.c.0 as usize, 1, 16)?;
+        for ptr in [self.a_scale, self.bias[0], self.bias[1]] {
+            fits("epilogue", "address of floats", ptr.0 as usize, 0, 4)?;
+        }
+        let args = args.ptr(self.c).f32(self.alpha[0]).f32(self.alpha[1]);
+        Ok(args.ptr(self.a_scale).ptr(self.bias[0]).ptr(self.bias[1]))
+    }
+}
+
+/// The end of a kernel.
+pub(crate) struct Finish<'a> {
+    ty: FloatType,
+    /// Rows of C start at multiples of 16 bytes.
+    aligned: bool,
+    program: &'a Program,
+    out: PointerParam,
+    alpha: [Param<F32>; 2],
+    a_scale: PointerParam,
+    bias: [PointerParam; 2],
+}
+
+/// What the products of one feature are multiplied by, and what is added.
+pub(crate) struct Factors {
+    alpha: [Reg<F32>; 2],
+    bias: [Reg<F32>; 2],
+}
+
+/// A tile of C in shared memory and its place in C.
+pub(crate) struct Staged {
+    /// First element; rows are [`pitch`] bytes apart.
+    pub(crate) start: Addr<Shared>,
+    /// Tokens and features of the tile, and threads that copy it.
+    pub(crate) tokens: u32,
+    pub(crate) features: u32,
+    pub(crate) threads: u32,
+    /// First token and first feature.
+    pub(crate) token: Reg<U32>,
+    pub(crate) feature: Reg<U32>,
+    /// Rows and columns of C.
+    pub(crate) m: Reg<U32>,
+    pub(crate) n: Reg<U32>,
+}
+
+/// Bytes from row to row of a staged tile: 16 more than its features take, which spreads the rows over the banks.
+pub(crate) fn pitch(ty: FloatType, features: u32) -> u32 {
+    features * values::bytes(ty) + 16
+}
+
+impl<'a> Finish<'a> {
+    pub(crate) fn declare(k: &mut Kernel, ty: FloatType, aligned: bool, program: &'a Program) -> Self {
+        Self {
+            ty,
+            aligned,
+            program,
+            out: k.pointer("out"),
+            alpha: [k.param("alpha_gate"), k.param("alpha_up")],
+            a_scale: k.pointer("a_scale"),
+            bias: [k.pointer("bias_gate"), k.pointer("bias_up")],
+        }
+    }
+
+    /// Factors of a feature; `n` is their number.
+    pub(crate) fn factors(&self, k: &mut Kernel, feature: Reg<U32>, n: Reg<U32>) -> Factors {
+        let scale = k.mov(1.0f32);
+        let from = k.ld_pointer(&self.a_scale);
+        let given = k.compare(Cmp::Ne, from.base(), 0u64);
+        k.when(given).to(scale).ld::<F32, _>(from);
+        let alpha = [0, 1].map(|half| {
+            let alpha = k.ld_param(&self.alpha[half]);
+            k.mul(alpha, scale)
+        });
+        let inside = k.compare(Cmp::Lt, feature, n);
+        let byte = k.mul_wide(feature, 4u32);
+        let bias = [0, 1].map(|half| {
+            let bias = k.mov(0.0f32);
+            let table = k.ld_pointer(&self.bias[half]);
+            let given = k.compare_and(Cmp::Ne, table.base(), 0u64, inside);
+            let from = k.offset(table, byte);
+            k.when(given).to(bias).ld::<F32, _>(from);
+            bias
+        });
+        Factors { alpha, bias }
+    }
+
+    /// The element of C.
+    pub(crate) fn activate(&self, k: &mut Kernel, factors: &Factors, sums: [Reg<F32>; 2]) -> Reg<F32> {
+        let [gate, up] = [0, 1].map(|half| k.fma(sums[half], factors.alpha[half], factors.bias[half]));
+        epilogue::evaluate(k, self.program, gate, up)
+    }
+
+    /// Rounds an element and stores it in the staged tile.
+    pub(crate) fn stage(&self, k: &mut Kernel, to: Addr<Shared>, value: Reg<F32>) {
+        match self.ty {
+            FloatType::F32 => k.st(to, value),
+            FloatType::F16 => {
+                let half = k.f32_to_f16(value);
+                k.st(to, half);
+            }
+            FloatType::Bf16 => {
+                let half = k.f32_to_bf16(value);
+                k.st(to, half);
+            }
+        }
+    }
+
+    /// Address of an element of the staged tile.
+    pub(crate) fn place(
+        &self,
+        k: &mut Kernel,
+        staged: &Staged,
+        token: Reg<U32>,
+        feature: Reg<U32>,
+    ) -> Addr<Shared> {
+        let row = k.mul(token, pitch(self.ty, staged.features));
+        let byte = k.mad(feature, values::bytes(self.ty), row);
+        k.offset(staged.start, byte.cast())
+    }
+
+    /// The staged tile to C, 16 bytes at a time. A barrier comes before.
+    pub(crate) fn copy_out(&self, k: &mut Kernel, staged: &Staged) {
+        let size = values::bytes(self.ty);
+        let per_piece = 16 / size;
+        let pieces = staged.features / per_piece;
+        let out = k.ld_pointer(&self.out);
+        let thread = k.special(Special::TidX);
+        k.for_range("store", thread, staged.tokens * pieces, staged.threads, |k, i, _| {
+            let (token, piece) = (k.div(i, pieces), k.rem(i, pieces));
+            let in_tile = k.mul(piece, per_piece);
+            let from = self.place(k, staged, token, in_tile);
+            let row = k.add(staged.token, token);
+            let feature = k.add(staged.feature, in_tile);
+            let inside = k.compare(Cmp::Lt, row, staged.m);
+            let start = k.mul_wide(row, staged.n);
+            let first = k.convert::<U64, U32>(feature);
+            let element = k.add(start, first);
+            let byte = k.mul(element, u64::from(size));
+            let to = k.offset(out, byte);
+            if self.aligned {
+                let inside = k.compare_and(Cmp::Lt, feature, staged.n, inside);
+                k.if_(inside, "piece", |k| {
+                    let words: [Reg<B32>; 4] = k.ld_vector(from);
+                    k.st_vector(to, &words);
+                });
+                return;
+            }
+            for element in 0..per_piece {
+                let feature = k.add(feature, element);
+                let inside = k.compare_and(Cmp::Lt, feature, staged.n, inside);
+                k.if_(inside, "element", |k| {
+                    let (from, to) = (from.at(element * size), to.at(element * size));
+                    if size == 2 {
+                        let half: Reg<B16> = k.ld(from);
+                        k.st(to, half);
+                    } else {
+                        let word: Reg<B32> = k.ld(from);
+                        k.st(to, word);
+                    }
+                });
+            }
+        });
+    }
+}

@@ -1,0 +1,138 @@
+//! Tiles of the fused kernel for sm_80, and the shared memory that follows from them.
+
+use dualgemm_formats::FloatType;
+use dualgemm_ptx::layout::{SmemLayout, SmemRegion};
+
+use crate::Error;
+use crate::generic::finish;
+use crate::sm90a::pack::{CHUNK_BYTES, CHUNK_FEATURES};
+
+/// Shared memory of one CTA on sm_89, the least of all: 99 KiB.
+const SHARED_LIMIT: u32 = 99 << 10;
+
+/// A tile and its pipeline.
+///
+/// A CTA computes `32 · chunks` features for `tokens` tokens. A warp takes `4 · chunks / row_warps` slabs of 16 weight
+/// rows and `tokens / token_warps` tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Config {
+    /// Chunks of 64 weight rows.
+    pub chunks: u32,
+    /// Warps side by side along the rows.
+    pub row_warps: u32,
+    /// Warps side by side along the tokens.
+    pub token_warps: u32,
+    /// Tokens of the tile.
+    pub tokens: u32,
+    /// Stages of 64 K.
+    pub stages: u32,
+}
+
+/// Shared memory of a configuration.
+#[derive(Debug, Clone)]
+pub struct Layout {
+    /// All of it.
+    pub smem: SmemLayout,
+    /// Tokens, `[stages][tokens][64]`, rows of 128 bytes whose 16-byte pieces are exchanged by the row's low bits.
+    pub tokens: SmemRegion,
+    /// Weight chunks, `[stages][chunks]`.
+    pub weights: SmemRegion,
+}
+
+impl Config {
+    /// From few tokens to many.
+    pub const MENU: [Config; 5] = [
+        Config { chunks: 1, row_warps: 4, token_warps: 1, tokens: 8, stages: 8 },
+        Config { chunks: 1, row_warps: 4, token_warps: 1, tokens: 16, stages: 8 },
+        Config { chunks: 1, row_warps: 4, token_warps: 1, tokens: 32, stages: 6 },
+        Config { chunks: 2, row_warps: 4, token_warps: 1, tokens: 64, stages: 4 },
+        Config { chunks: 2, row_warps: 4, token_warps: 2, tokens: 128, stages: 4 },
+    ];
+
+    /// The configuration of the menu that [`name`](Self::name) calls so.
+    ///
+    /// # Errors
+    /// If there is none; the error lists the names.
+    pub fn named(name: &str) -> Result<Config, Error> {
+        Self::MENU.into_iter().find(|config| config.name() == name).ok_or_else(|| Error::NoConfig {
+            found: name.into(),
+            valid: Self::MENU.map(|config| config.name()).join(", "),
+        })
+    }
+
+    /// The first configuration of the menu whose tile holds `m` tokens, or the one with the largest tile.
+    pub fn for_tokens(m: usize) -> Config {
+        let [.., largest] = Self::MENU;
+        Self::MENU.into_iter().find(|config| config.tokens as usize >= m).unwrap_or(largest)
+    }
+
+    /// Threads of a CTA.
+    pub fn threads(&self) -> u32 {
+        self.row_warps * self.token_warps * 32
+    }
+
+    /// Features of the tile.
+    pub fn features(&self) -> u32 {
+        self.chunks * CHUNK_FEATURES as u32
+    }
+
+    /// Slabs of 16 weight rows of a warp.
+    pub fn slabs(&self) -> u32 {
+        4 * self.chunks / self.row_warps
+    }
+
+    /// Tokens of a warp.
+    pub fn warp_tokens(&self) -> u32 {
+        self.tokens / self.token_warps
+    }
+
+    /// Shared memory for output of this type, or what does not fit.
+    ///
+    /// # Errors
+    /// Names the rule and the value.
+    pub fn layout(&self, out: FloatType) -> Result<Layout, Error> {
+        let rule = |rule: &'static str, value: u32, limit: u32| {
+            Err(Error::Unsupported { kernel: "sm80 fused", rule, value, limit })
+        };
+        if !(1..=8).contains(&(self.row_warps * self.token_warps)) {
+            return rule("warps, from 1", self.row_warps * self.token_warps, 8);
+        }
+        if !(4 * self.chunks).is_multiple_of(self.row_warps) || self.slabs() == 0 {
+            return rule(
+                "slabs are shared evenly by the warps along the rows",
+                self.row_warps,
+                4 * self.chunks,
+            );
+        }
+        let sums = self.slabs() * self.warp_tokens() / 2;
+        if !self.tokens.is_multiple_of(8 * self.token_warps) || self.tokens == 0 || sums > 64 {
+            return rule("sums of a thread, from whole groups of 8 tokens", sums, 64);
+        }
+        if self.stages < 2 {
+            return rule("stages, from 2", self.stages, 16);
+        }
+        let mut smem = SmemLayout::new();
+        let tokens = smem.alloc_parts("tokens", self.tokens * 128, self.stages, 128);
+        let weights = smem.alloc_parts("weights", self.chunks * CHUNK_BYTES as u32, self.stages, 128);
+        let staged = self.tokens * finish::pitch(out, self.features());
+        if staged > smem.bytes() {
+            smem.alloc("staged", staged - smem.bytes(), 16);
+        }
+        if smem.bytes() > SHARED_LIMIT {
+            return rule("bytes of shared memory", smem.bytes(), SHARED_LIMIT);
+        }
+        Ok(Layout { smem, tokens, weights })
+    }
+
+    /// CTAs for `m` tokens and `n` features: token tiles run fastest, so that CTAs that run together read the same
+    /// weights.
+    pub fn grid(&self, m: usize, n: usize) -> [u32; 3] {
+        [m.div_ceil(self.tokens as usize) as u32, n.div_ceil(self.features() as usize) as u32, 1]
+    }
+
+    /// A name that tells configurations apart.
+    pub fn name(&self) -> String {
+        let Self { chunks, row_warps, token_warps, tokens, stages } = self;
+        format!("sm80_fused_{}x{tokens}_w{row_warps}x{token_warps}_s{stages}", chunks * 64)
+    }
+}

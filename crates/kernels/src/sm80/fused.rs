@@ -1,0 +1,382 @@
+//! The fused dual GEMM by `mma.sync`: weights decoded in registers, tokens by `ldmatrix`.
+//!
+//! ```text
+//! all threads   cp.async of stage b + stages − 1   ‖   multiply stage b
+//!   per K block of 64 and warp: codes and scales of its slabs → 16 fragment registers each
+//!                               ldmatrix of eight tokens × 64 K → four mma.m16n8k16 per slab
+//! epilogue      activation in registers, staged in shared memory, 16-byte stores
+//! ```
+//!
+//! Rows of a slab are eight gate rows and the eight up rows of the same features, so a thread's sums 0 and 1 are gate, 2
+//! and 3 up, of one feature and two tokens.
+//!
+//! Flow: [`Config`] → here → PTX. Spec: PTX ISA, "Matrix Fragments for mma.m16n8k16".
+
+use dualgemm_formats::FloatType;
+use dualgemm_gemm::Program;
+use dualgemm_ptx::Target;
+use dualgemm_ptx::ast::Module;
+use dualgemm_ptx::builder::*;
+
+use super::config::{Config, Layout};
+use crate::Error;
+use crate::generic::finish::{self, Finish, Staged};
+use crate::generic::fragments::decode_step;
+use crate::generic::{module, take_turn};
+use crate::sm90a::pack::{CHUNK_BYTES, CHUNK_FEATURES, CODE_BYTES};
+
+/// Name of the kernel in its module.
+pub const ENTRY: &str = "dual_gemm";
+/// Bytes of a row of a token tile: 64 elements of 16 bits.
+const ROW: u32 = 128;
+
+/// What the kernel computes, beside its tile.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Variant {
+    /// Type of A and of the multiplication.
+    pub compute: HalfFormat,
+    /// Type of C.
+    pub out: FloatType,
+    /// Whether rows of C start at multiples of 16 bytes.
+    pub aligned: bool,
+}
+
+/// Generates the kernel.
+///
+/// # Errors
+/// If the configuration does not fit.
+pub fn generate(
+    config: &Config,
+    variant: &Variant,
+    program: &Program,
+    target: Target,
+) -> Result<Module, Error> {
+    let layout = config.layout(variant.out)?;
+    let about = format!("C = act(A B1^T, A B2^T), 4-bit weights, mma.sync: {}", config.name());
+    module(target, &about, ENTRY, |k| {
+        Fused::new(k, config, &layout, variant, program, target).emit(k);
+    })
+}
+
+struct Fused<'a> {
+    config: &'a Config,
+    layout: &'a Layout,
+    variant: &'a Variant,
+    finish: Finish<'a>,
+    base: Addr<Shared>,
+    thread: Reg<U32>,
+    lane: Reg<U32>,
+    warp: Reg<U32>,
+    /// First token and first feature of the tile.
+    token: Reg<U32>,
+    feature: Reg<U32>,
+    m: Reg<U32>,
+    n: Reg<U32>,
+    k: Reg<U32>,
+    blocks: Reg<U32>,
+    loads: Loads,
+}
+
+/// What a thread copies to shared memory in every stage.
+struct Loads {
+    /// Its first 16 bytes of a row of A, in K block 0, and bytes from there to its next row.
+    a: Addr<Global>,
+    rows_apart: Reg<U64>,
+    /// Where they go, and the column of the first element.
+    to: Reg<U32>,
+    column: Reg<U32>,
+    /// Rows of A from the thread's first one on.
+    rows_left: Reg<U32>,
+    /// Its first 16 bytes of every chunk, in K block 0.
+    chunks: Vec<Addr<Global>>,
+}
+
+impl<'a> Fused<'a> {
+    fn new(
+        k: &mut Kernel,
+        config: &'a Config,
+        layout: &'a Layout,
+        variant: &'a Variant,
+        program: &'a Program,
+        target: Target,
+    ) -> Self {
+        k.required_threads(config.threads());
+        let (a, pitch, weights) = (k.pointer("a"), k.param::<U32>("a_pitch"), k.pointer("weights"));
+        let sizes = [k.param::<U32>("m"), k.param::<U32>("n"), k.param::<U32>("k")];
+        let finish = Finish::declare(k, variant.out, variant.aligned, program);
+        let base = k.shared(&layout.smem);
+        take_turn(k, target);
+        let [m, n, depth] = sizes.map(|size| k.ld_param(&size));
+        let thread = k.special(Special::TidX);
+        let lane = k.and(thread, 31u32);
+        let warp = k.shr(thread, 5u32);
+        let (token_tile, feature_tile) = (k.special(Special::CtaidX), k.special(Special::CtaidY));
+        let token = k.mul(token_tile, config.tokens);
+        let feature = k.mul(feature_tile, config.features());
+        let up = k.add(depth, 63u32);
+        let blocks = k.shr(up, 6u32);
+
+        let (a, pitch) = (k.ld_pointer(&a), k.ld_param(&pitch));
+        let row = k.shr(thread, 3u32);
+        let piece = k.and(thread, 7u32);
+        let first = k.add(token, row);
+        let start = k.mul_wide(first, pitch);
+        let start = k.mad_wide(piece, 16u32, start);
+        let a = k.offset(a, start);
+        let low = k.and(row, 7u32);
+        let swizzled = k.xor(piece, low);
+        let to = k.shl(swizzled, 4u32);
+        let to = k.mad(row, ROW, to);
+        let rows_apart = k.mul_wide(pitch, config.threads() / 8);
+        let rows_left = k.sub(m, first);
+        let rows_left = {
+            let beyond = k.compare(Cmp::Ge, first, m);
+            k.select::<U32>(beyond, 0u32, rows_left)
+        };
+        k.comment("Row tiles beyond the last one read it again; their features are not stored.");
+        let weights = k.ld_pointer(&weights);
+        let up = k.add(n, CHUNK_FEATURES as u32 - 1);
+        let tiles = k.shr(up, CHUNK_FEATURES.ilog2());
+        let last = k.sub(tiles, 1u32);
+        let chunks = (0..config.chunks)
+            .map(|chunk| {
+                let tile = k.mul(feature_tile, config.chunks);
+                let tile = k.add(tile, chunk);
+                let tile = k.min(tile, last);
+                let index = k.mul_wide(tile, blocks);
+                let byte = k.mul(index, CHUNK_BYTES as u64);
+                let byte = k.mad_wide(thread, 16u32, byte);
+                k.offset(weights, byte)
+            })
+            .collect();
+        let column = k.shl(piece, 3u32);
+        let loads = Loads { a, rows_apart, to, column, rows_left, chunks };
+        Self {
+            config,
+            layout,
+            variant,
+            finish,
+            base,
+            thread,
+            lane,
+            warp,
+            token,
+            feature,
+            m,
+            n,
+            k: depth,
+            blocks,
+            loads,
+        }
+    }
+
+    fn emit(&self, k: &mut Kernel) {
+        let config = self.config;
+        let sums = k.zeros((config.slabs() * config.warp_tokens() / 2) as usize);
+        let write = k.mov::<U32>(0u32);
+        for stage in 0..config.stages - 1 {
+            let block = k.mov::<U32>(stage);
+            self.load(k, block, write);
+            self.advance(k, write);
+        }
+        let read = k.mov::<U32>(0u32);
+        let places = self.places(k);
+        k.for_range("k_blocks", 0u32, self.blocks, 1, |k, block, _| {
+            k.cp_async_wait(config.stages - 2);
+            k.comment("The stage has arrived for all threads, and all are done with the one before, which is refilled.");
+            k.cta_sync();
+            let next = k.add(block, config.stages - 1);
+            self.load(k, next, write);
+            self.advance(k, write);
+            self.multiply(k, &places, read, &sums);
+            self.advance(k, read);
+        });
+        k.comment("Copies of stages beyond the last block are empty; the ring becomes the staged tile.");
+        k.cp_async_wait(0);
+        k.cta_sync();
+        self.store(k, &sums);
+    }
+
+    /// The next stage's number.
+    fn advance(&self, k: &mut Kernel, stage: Reg<U32>) {
+        k.to(stage).add(stage, 1u32);
+        let wrapped = k.compare(Cmp::Eq, stage, self.config.stages);
+        k.when(wrapped).to(stage).mov::<U32>(0u32);
+    }
+
+    /// Starts the copies of a K block, if there is one, and closes the group.
+    fn load(&self, k: &mut Kernel, block: Reg<U32>, stage: Reg<U32>) {
+        let config = self.config;
+        let exists = k.compare(Cmp::Lt, block, self.blocks);
+        k.if_(exists, "load", |k| {
+            let column = k.shl(block, 6u32);
+            let column = k.add(column, self.loads.column);
+            let in_row = k.compare(Cmp::Lt, column, self.k);
+            let skip = k.mul_wide(block, ROW);
+            let mut from = k.offset(self.loads.a, skip);
+            let at = k.mul(stage, self.layout.tokens.stride);
+            let at = k.add(at, self.loads.to);
+            let to = k.offset(self.base.at(self.layout.tokens.offset), at.cast());
+            let rows_at_once = config.threads() / 8;
+            for first in (0..config.tokens).step_by(rows_at_once as usize) {
+                if first > 0 {
+                    from = k.offset(from, self.loads.rows_apart);
+                }
+                let inside = k.compare_and(Cmp::Gt, self.loads.rows_left, first, in_row);
+                let bytes = k.select::<U32>(inside, 16u32, 0u32);
+                let to = to.at(first * ROW);
+                if config.tokens - first >= rows_at_once {
+                    k.cp_async_16_partial(to, from, bytes);
+                } else {
+                    let mine = k.compare(Cmp::Lt, self.thread, (config.tokens - first) * 8);
+                    k.when(mine).cp_async_16_partial(to, from, bytes);
+                }
+            }
+            let skip = k.mul_wide(block, CHUNK_BYTES as u32);
+            let at = k.mul(stage, self.layout.weights.stride);
+            let at = k.mad(self.thread, 16u32, at);
+            let to = k.offset(self.base.at(self.layout.weights.offset), at.cast());
+            for (chunk, from) in self.loads.chunks.iter().enumerate() {
+                let from = k.offset(*from, skip);
+                let to = to.at((chunk * CHUNK_BYTES) as u32);
+                let pieces = CHUNK_BYTES as u32 / 16;
+                for first in (0..pieces).step_by(config.threads() as usize) {
+                    let (to, from) = (to.at(first * 16), from.at(first * 16));
+                    if pieces - first >= config.threads() {
+                        k.cp_async_16(to, from);
+                    } else {
+                        let mine = k.compare(Cmp::Lt, self.thread, pieces - first);
+                        k.when(mine).cp_async_16(to, from);
+                    }
+                }
+            }
+        });
+        k.cp_async_commit();
+    }
+
+    /// Warp along the rows and along the tokens.
+    fn warps(&self, k: &mut Kernel) -> [Reg<U32>; 2] {
+        match self.config.token_warps {
+            1 => [self.warp, k.mov::<U32>(0u32)],
+            _ => [k.rem(self.warp, self.config.row_warps), k.div(self.warp, self.config.row_warps)],
+        }
+    }
+
+    /// Where a lane reads in stage 0.
+    fn places(&self, k: &mut Kernel) -> Places {
+        let [row_warp, token_warp] = self.warps(k);
+        let (slabs, g) = (self.config.slabs(), k.shr(self.lane, 2u32));
+        let first = k.mul(row_warp, slabs);
+        let slabs = (0..slabs)
+            .map(|slab| {
+                let slab = k.add(first, slab);
+                let chunk = k.shr(slab, 2u32);
+                let within = k.and(slab, 3u32);
+                let chunk = k.mul(chunk, CHUNK_BYTES as u32);
+                let lane = k.shl(within, 5u32);
+                let lane = k.add(lane, self.lane);
+                let codes = k.mad(lane, 16u32, chunk);
+                let row = k.shl(within, 3u32);
+                let row = k.add(row, g);
+                let scales = k.mad(row, 8u32, chunk);
+                let start = self.base.at(self.layout.weights.offset);
+                let codes = k.offset(start, codes.cast());
+                [codes, k.offset(start.at(CODE_BYTES as i64), scales.cast())]
+            })
+            .collect();
+        k.comment(
+            "`ldmatrix`: lane 8m + i gives row i of matrix m, here eight tokens and the m-th eight of 32 K.",
+        );
+        let row = k.and(self.lane, 7u32);
+        let piece = k.shr(self.lane, 3u32);
+        let piece = k.xor(piece, row);
+        let first = k.mul(token_warp, self.config.warp_tokens());
+        let token = k.add(first, row);
+        let rows = k.mul(token, ROW);
+        let tokens = [0u32, 4].map(|half| {
+            let piece = if half == 0 { piece } else { k.xor(piece, half) };
+            let byte = k.mad(piece, 16u32, rows);
+            k.offset(self.base.at(self.layout.tokens.offset), byte.cast())
+        });
+        Places { slabs, tokens }
+    }
+
+    /// Multiplies the K block in a stage.
+    fn multiply(&self, k: &mut Kernel, places: &Places, stage: Reg<U32>, sums: &[Reg<F32>]) {
+        let weights = k.mul(stage, self.layout.weights.stride);
+        let fragments: Vec<[[Reg<B32>; 4]; 4]> = places
+            .slabs
+            .iter()
+            .map(|slab| {
+                let [codes, scales] = slab.map(|place| k.offset(place, weights.cast()));
+                let words: [Reg<B32>; 4] = k.ld_vector(codes);
+                let pairs: [Reg<B32>; 2] = k.ld_vector(scales);
+                std::array::from_fn(|step| {
+                    decode_step(k, self.variant.compute, words[step], pairs[step / 2], step % 2)
+                })
+            })
+            .collect();
+        let at = k.mul(stage, self.layout.tokens.stride);
+        let tokens = places.tokens.map(|place| k.offset(place, at.cast()));
+        let groups = self.config.warp_tokens() / 8;
+        for group in 0..groups {
+            for (half, place) in tokens.into_iter().enumerate() {
+                let b: [Reg<B32>; 4] = k.ldmatrix(false, place.at(group * 8 * ROW));
+                for (slab, fragments) in fragments.iter().enumerate() {
+                    let first = (slab as u32 * groups + group) as usize * 4;
+                    let acc: [Reg<F32>; 4] = std::array::from_fn(|i| sums[first + i]);
+                    for step in 0..2 {
+                        let b = [b[2 * step], b[2 * step + 1]];
+                        k.mma_half(self.variant.compute, &acc, &fragments[2 * half + step], &b);
+                    }
+                }
+            }
+        }
+    }
+
+    fn store(&self, k: &mut Kernel, sums: &[Reg<F32>]) {
+        let config = self.config;
+        let staged = Staged {
+            start: self.base,
+            tokens: config.tokens,
+            features: config.features(),
+            threads: config.threads(),
+            token: self.token,
+            feature: self.feature,
+            m: self.m,
+            n: self.n,
+        };
+        let [row_warp, token_warp] = self.warps(k);
+        let groups = config.warp_tokens() / 8;
+        let (g, q) = (k.shr(self.lane, 2u32), k.and(self.lane, 3u32));
+        let pair = k.shl(q, 1u32);
+        let token = k.mad(token_warp, config.warp_tokens(), pair);
+        let pitch = finish::pitch(self.variant.out, config.features());
+        for slab in 0..config.slabs() {
+            let index = k.mul(row_warp, config.slabs());
+            let index = k.add(index, slab);
+            let feature = k.mad(index, 8u32, g);
+            let of_c = k.add(self.feature, feature);
+            let factors = self.finish.factors(k, of_c, self.n);
+            let place = self.finish.place(k, &staged, token, feature);
+            for group in 0..groups {
+                let first = (slab * groups + group) as usize * 4;
+                for e in 0..2 {
+                    let value = self.finish.activate(k, &factors, [sums[first + e], sums[first + e + 2]]);
+                    let to = place.at((group * 8 + e as u32) * pitch);
+                    self.finish.stage(k, to, value);
+                }
+            }
+        }
+        k.cta_sync();
+        self.finish.copy_out(k, &staged);
+    }
+}
+
+/// Where a lane reads in stage 0.
+struct Places {
+    /// Codes and scales of each slab.
+    slabs: Vec<[Addr<Shared>; 2]>,
+    /// Tokens, the first and the second 32 K.
+    tokens: [Addr<Shared>; 2],
+}

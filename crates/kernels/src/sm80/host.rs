@@ -1,0 +1,73 @@
+//! The host side of the fused kernel for sm_80.
+
+use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};
+use dualgemm_gemm::Program;
+
+use super::config::Config;
+use super::fused::{self, Variant};
+use crate::Error;
+use crate::generic::finish::Output;
+use crate::generic::quantize::{block_rule, fits};
+use crate::generic::{load, target_for};
+
+/// Operands in device memory.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct FusedArgs {
+    /// Tokens, features, K (a multiple of 16).
+    pub size: (usize, usize, usize),
+    /// A, `[m, k]` in the kernel's 16-bit type.
+    pub a: DevicePtr,
+    /// Bytes from row to row of A, a multiple of 16.
+    pub a_pitch: usize,
+    /// The weight pack, [`sm90a::pack`](crate::sm90a::pack).
+    pub weights: DevicePtr,
+    /// C.
+    pub output: Output,
+}
+
+/// The kernel, loaded on a device for one activation.
+#[derive(Debug, Clone, Copy)]
+pub struct Fused {
+    function: FunctionId,
+    config: Config,
+    shared: u32,
+}
+
+impl Fused {
+    /// Generates and loads the kernel. [`Variant::aligned`] must hold for every N it is launched with.
+    ///
+    /// # Errors
+    /// If the configuration does not fit, or the device refuses the text.
+    pub fn new(
+        device: &dyn Device,
+        config: Config,
+        variant: &Variant,
+        program: &Program,
+    ) -> Result<Self, Error> {
+        let module = fused::generate(&config, variant, program, target_for(device.info().arch))?;
+        let function = load(device, &module, fused::ENTRY)?;
+        Ok(Self { function, config, shared: config.layout(variant.out)?.smem.bytes() })
+    }
+
+    /// The launch on these operands; it can be repeated and recorded.
+    ///
+    /// # Errors
+    /// If a size, a stride or an address breaks a rule.
+    pub fn spec(&self, args: &FusedArgs) -> Result<LaunchSpec, Error> {
+        let (m, n, k) = args.size;
+        block_rule("A", m, k)?;
+        fits("A", "address", args.a.0 as usize, 1, 16)?;
+        fits("A", "bytes from row to row", args.a_pitch, 2 * k, 16)?;
+        fits("weights", "address", args.weights.0 as usize, 1, 16)?;
+        let list = Args::new()
+            .ptr(args.a)
+            .u32(args.a_pitch as u32)
+            .ptr(args.weights)
+            .u32(m as u32)
+            .u32(n as u32)
+            .u32(k as u32);
+        let (grid, block) = (self.config.grid(m, n), [self.config.threads(), 1, 1]);
+        let spec = LaunchSpec::new(self.function, grid, block).dynamic_shared(self.shared);
+        Ok(spec.args(args.output.args(list)?))
+    }
+}

@@ -1,0 +1,111 @@
+//! The fused kernel by `mma.sync` against the f64 reference.
+
+use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
+use dualgemm_formats::{BlockFormat, FloatType, GlobalScale};
+use dualgemm_gemm::{AOperand, Activation, Comparison, Epilogue, GateUp, reference};
+use dualgemm_kernels::generic::finish::Output;
+use dualgemm_kernels::sm80::config::Config;
+use dualgemm_kernels::sm80::fused::Variant;
+use dualgemm_kernels::sm80::host::{Fused, FusedArgs};
+use dualgemm_kernels::sm90a::pack::Pack;
+use dualgemm_ptx::builder::HalfFormat;
+use half::{bf16, f16};
+
+use crate::common::*;
+
+/// Weights whose products with activations of unit variance are of the order of 1.
+pub fn weights((n, k): (usize, usize)) -> GateUp<'static> {
+    let mut inputs = Inputs::seeded(7);
+    let mut half = |name, scale| {
+        let sets = (CodeSet::Full, ScaleSet::Unit);
+        inputs.quantized(name, BlockFormat::Nvfp4, (n, k), sets, GlobalScale::multiplier(scale)).unwrap()
+    };
+    GateUp::new(half("gate", 0.011), half("up", 0.023))
+}
+
+/// Relative error of C's bytes, in the type `out`.
+pub fn error_of(bytes: &[u8], out: FloatType, want: &[f64], n: usize) -> f64 {
+    let half = |b: &[u8]| [b[0], b[1]];
+    match out {
+        FloatType::F32 => {
+            let c: Vec<f32> =
+                bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+            Comparison::new(&c, want, n).unwrap().rel_l2
+        }
+        FloatType::F16 => {
+            let c: Vec<f16> = bytes.chunks_exact(2).map(|b| f16::from_le_bytes(half(b))).collect();
+            Comparison::new(&c, want, n).unwrap().rel_l2
+        }
+        FloatType::Bf16 => {
+            let c: Vec<bf16> = bytes.chunks_exact(2).map(|b| bf16::from_le_bytes(half(b))).collect();
+            Comparison::new(&c, want, n).unwrap().rel_l2
+        }
+    }
+}
+
+/// Most relative error of the type: rounding C alone is 0.7 of it.
+pub fn bound(out: FloatType) -> f64 {
+    match out {
+        FloatType::F32 => 1e-6,
+        FloatType::F16 => 3e-4,
+        FloatType::Bf16 => 2.4e-3,
+    }
+}
+
+fn check(
+    config: Config,
+    (compute, out): (HalfFormat, FloatType),
+    activation: Activation,
+    (m, n, k): (usize, usize, usize),
+    biased: bool,
+) {
+    let gpu = gpu();
+    let mut inputs = Inputs::seeded(5);
+    let ty = if compute == HalfFormat::F16 { FloatType::F16 } else { FloatType::Bf16 };
+    let size = if out == FloatType::F32 { 4 } else { 2 };
+    let a = inputs.floats("a", ty, m, k).unwrap();
+    let mut weights = weights((n, k));
+    let pack = Pack::new(&weights).unwrap();
+    let variant = Variant { compute, out, aligned: (n * size).is_multiple_of(16) };
+    let kernel = Fused::new(gpu, config, &variant, &activation.program()).unwrap();
+    let on_device = upload_floats(gpu, &a);
+    let c = poisoned(gpu, m * n * size);
+    let mut output = Output::new(c, pack.alpha());
+    if biased {
+        let values: [Vec<f32>; 2] = [0.25f32, -0.5].map(|x| (0..n).map(|i| x + i as f32 * 0.01).collect());
+        output.bias = [&values[0], &values[1]]
+            .map(|bias| upload(gpu, &bias.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>()));
+        output.alpha = output.alpha.map(|alpha| alpha * 4.0);
+        output.a_scale = upload(gpu, &0.25f32.to_le_bytes());
+        let [gate, up] = values;
+        (weights.gate_bias, weights.up_bias) = (Some(gate.into()), Some(up.into()));
+    }
+    let args = FusedArgs {
+        size: (m, n, k),
+        a: on_device.values,
+        a_pitch: on_device.pitch,
+        weights: upload(gpu, pack.bytes()),
+        output,
+    };
+    run(gpu, &kernel.spec(&args).unwrap());
+    let epilogue = Epilogue { activation, ..Epilogue::default() };
+    let want = reference(&epilogue, &AOperand::Float(a), 0..m, &weights);
+    let error = error_of(&read(gpu, c, m * n * size), out, &want, n);
+    assert!(error < bound(out), "{} {compute:?} {out:?} {m}x{n}x{k}: {error}", config.name());
+}
+
+#[test]
+fn every_tile_of_the_sm80_kernel_close() {
+    for config in Config::MENU {
+        let tokens = config.tokens as usize;
+        check(config, (HalfFormat::F16, FloatType::F16), Activation::Silu, (tokens, 64, 192), false);
+    }
+}
+
+#[test]
+fn tails_and_types_of_the_sm80_kernel_close() {
+    let [few, .., many] = Config::MENU;
+    check(few, (HalfFormat::F16, FloatType::F32), Activation::GeluTanh, (3, 37, 80), true);
+    check(many, (HalfFormat::Bf16, FloatType::Bf16), Activation::Silu, (131, 40, 144), true);
+    check(Config::MENU[3], (HalfFormat::Bf16, FloatType::F32), Activation::SWIGLU_OAI, (65, 100, 16), true);
+}
