@@ -15,14 +15,32 @@ use crate::Cuda;
 /// Where the library may be found, newest first; the loader searches its usual places (`LD_LIBRARY_PATH`).
 const NAMES: [&str; 4] = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so", "cublasLt64_13.dll"];
 
-/// `cublasComputeType_t` and `cudaDataType_t` values of the library's headers.
+/// `CUBLAS_COMPUTE_32F` and `CUDA_R_32F`.
 const COMPUTE_32F: c_int = 68;
 const TYPE_32F: c_int = 0;
-const TYPE_16F: c_int = 2;
 /// `CUBLASLT_MATMUL_DESC_TRANSA`, `CUBLAS_OP_T`, `CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES`.
 const DESC_TRANSA: c_int = 3;
 const OP_T: i32 = 1;
 const PREF_MAX_WORKSPACE_BYTES: c_int = 1;
+
+/// The 16-bit type of a product's operands and result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HalfType {
+    /// IEEE half.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+impl HalfType {
+    /// `CUDA_R_16F` or `CUDA_R_16BF`.
+    fn code(self) -> c_int {
+        match self {
+            Self::F16 => 2,
+            Self::Bf16 => 14,
+        }
+    }
+}
 
 type Handle = *mut c_void;
 type Status = c_int;
@@ -158,12 +176,17 @@ impl Blas {
         format!("{}.{}.{}", v / 10_000, v / 100 % 100, v % 100)
     }
 
-    /// The product `C[m,n] = α · A[m,k] · B[n,k]ᵀ`, f16 with f32 sums, by the algorithm that the library thinks
-    /// fastest with `workspace` bytes of scratch.
+    /// The product `C[m,n] = α · A[m,k] · B[n,k]ᵀ` of dense rows, with f32 sums, by the algorithm that the library
+    /// thinks fastest with `workspace` bytes of scratch.
     ///
     /// # Errors
     /// [`Error::Driver`] if the library has no algorithm for it.
-    pub fn matmul(&self, m: usize, n: usize, k: usize, workspace: usize) -> Result<Matmul, Error> {
+    pub fn matmul(
+        &self,
+        ty: HalfType,
+        (m, n, k): (usize, usize, usize),
+        workspace: usize,
+    ) -> Result<Matmul, Error> {
         let (f, open) = (&self.0.functions, &self.0);
         let (mut product, mut pref) = (
             Matmul {
@@ -189,7 +212,7 @@ impl Blas {
                 (f.desc_set)(product.desc, DESC_TRANSA, transposed, 4),
             )?;
             for (layout, (rows, cols)) in product.layouts.iter_mut().zip([(k, n), (k, m), (n, m)]) {
-                let status = (f.layout_create)(layout, TYPE_16F, rows as u64, cols as u64, rows as i64);
+                let status = (f.layout_create)(layout, ty.code(), rows as u64, cols as u64, rows as i64);
                 open.check("cublasLtMatrixLayoutCreate", status)?;
             }
             open.check("cublasLtMatmulPreferenceCreate", (f.pref_create)(&mut pref))?;
@@ -206,7 +229,7 @@ impl Blas {
             if count == 0 || found.state != 0 {
                 return Err(Error::Driver {
                     call: "cublasLtMatmulAlgoGetHeuristic",
-                    reason: format!("no algorithm for {m}x{n}x{k} in f16"),
+                    reason: format!("no algorithm for {m}x{n}x{k} in {ty:?}"),
                 });
             }
             product.algo = found.algo;

@@ -33,6 +33,6 @@ mod module;
 mod tensor_map;
 
 pub use context::{Event, OwnedStream};
-pub use cublaslt::{Blas, Matmul};
+pub use cublaslt::{Blas, HalfType, Matmul};
 pub use gpu::Cuda;
 pub use graph::Graph;

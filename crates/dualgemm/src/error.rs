@@ -16,4 +16,32 @@ pub enum Error {
     /// The CPU kernels.
     #[error(transparent)]
     Cpu(#[from] dualgemm_cpu::Error),
+    /// GPUs.
+    #[error(transparent)]
+    Gpu(#[from] dualgemm_plan::Error),
+    /// A name that no device has.
+    #[error("no device is called {found:?}; valid are cpu, {valid}")]
+    NoTarget {
+        /// The name asked for.
+        found: String,
+        /// Forms of names that there are.
+        valid: String,
+    },
+    /// Weights that were packed for another kind of target than the plan's.
+    #[error("these weights were packed for {weights}; the plan is for {plan}")]
+    OtherTarget {
+        /// Where the weights are.
+        weights: &'static str,
+        /// What the plan is for.
+        plan: &'static str,
+    },
+    /// Device memory given to a plan for the processor.
+    #[error("the plan is for the processor, which cannot read device memory")]
+    NotOnGpu,
+    /// Several groups of rows with something that belongs to all of them.
+    #[error("groups of rows run one by one on GPUs, and {what} would differ between them; use a static scale or a float C")]
+    GroupsOnGpu {
+        /// What they would have to share.
+        what: &'static str,
+    },
 }

@@ -8,14 +8,19 @@
 
 pub mod check;
 pub mod error;
+pub mod gpu;
 pub mod plan;
 
 pub use dualgemm_checkpoint as checkpoint;
 pub use dualgemm_cpu as cpu;
+pub use dualgemm_device as device;
 pub use dualgemm_formats as formats;
 pub use dualgemm_gemm as gemm;
+pub use dualgemm_plan::{DeviceA, DeviceC, DeviceCall, DeviceGateUp, GpuOptions};
+pub use dualgemm_plan as strategies;
 
 pub use error::Error;
+pub use gpu::{GpuId, SimArch};
 pub use plan::{DualGemm, PackedWeights, Plan, Rows, Runner, Target};
 
 use dualgemm_checkpoint::Activations;

@@ -1,17 +1,24 @@
-//! Plan, prepack, run: one interface over every target. Today there is one, the CPU.
+//! Plan, prepack, run: one interface over every target: the processor, NVIDIA GPUs, simulated ones.
+
+use std::sync::Arc;
 
 use dualgemm_cpu::{CpuGemm, CpuOptions, CpuPlan, Group, PackedGateUp};
+use dualgemm_device::Stream;
 use dualgemm_formats::BlockFormat;
 use dualgemm_gemm::{AOperand, DualGemmDesc, GateUp, OutputMut};
+use dualgemm_plan::{DeviceCall, DeviceGateUp, DeviceWeights, GpuOptions, GpuPlan};
 
 use crate::Error;
+use crate::gpu::{GpuId, GpuRunner};
 
 /// Where to compute.
 #[non_exhaustive]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
     /// This machine's processor.
     Cpu(CpuOptions),
+    /// A GPU, real or simulated.
+    Gpu(GpuId, GpuOptions),
 }
 
 impl Default for Target {
@@ -21,19 +28,29 @@ impl Default for Target {
     }
 }
 
+impl Target {
+    /// The NVIDIA GPU of that number, with everything chosen for it.
+    pub fn cuda(ordinal: i32) -> Self {
+        Self::Gpu(GpuId::Cuda(ordinal), GpuOptions::default())
+    }
+}
+
 /// The operation: where [`plan`](Self::plan) starts.
 #[derive(Debug, Clone, Copy)]
 pub struct DualGemm;
 
 impl DualGemm {
-    /// Chooses how to compute a problem. Pure: it looks at the description and the target, not at operands, and
-    /// keeps nothing.
+    /// Chooses how to compute a problem: it looks at the description and the target, not at operands.
     ///
     /// # Errors
-    /// If the description breaks a rule, or the target lacks what is asked of it.
+    /// If the description breaks a rule, or the target is not there or lacks what is asked of it.
     pub fn plan(desc: &DualGemmDesc, target: &Target) -> Result<Plan, Error> {
-        let Target::Cpu(options) = target;
-        Ok(Plan::Cpu(CpuPlan::new(desc, *options)?))
+        Ok(match target {
+            Target::Cpu(options) => Plan::Cpu(CpuPlan::new(desc, *options)?),
+            Target::Gpu(id, options) => {
+                Plan::Gpu { gpu: id.clone(), plan: GpuPlan::new(desc, id.open()?, options)? }
+            }
+        })
     }
 }
 
@@ -45,14 +62,50 @@ impl DualGemm {
 pub enum Plan {
     /// On the processor.
     Cpu(CpuPlan),
+    /// On a GPU.
+    Gpu {
+        /// Which.
+        gpu: GpuId,
+        /// How.
+        plan: GpuPlan,
+    },
 }
 
 /// Weights in the order that a target's kernels read them. Plans of any M, activation format and output share them.
 #[non_exhaustive]
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub enum PackedWeights {
     /// For the processor, every instruction set alike.
     Cpu(PackedGateUp),
+    /// In the memory of a GPU. Copies share them.
+    Gpu(Arc<DeviceWeights>),
+}
+
+impl PartialEq for PackedWeights {
+    /// Weights on a GPU are equal if they are the same.
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Cpu(a), Self::Cpu(b)) => a == b,
+            (Self::Gpu(a), Self::Gpu(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        }
+    }
+}
+
+impl PackedWeights {
+    pub(crate) fn on_gpu(&self) -> Result<&Arc<DeviceWeights>, Error> {
+        match self {
+            Self::Gpu(weights) => Ok(weights),
+            Self::Cpu(_) => Err(Error::OtherTarget { weights: "the processor", plan: "a GPU" }),
+        }
+    }
+
+    fn on_cpu(&self) -> Result<&PackedGateUp, Error> {
+        match self {
+            Self::Cpu(weights) => Ok(weights),
+            Self::Gpu(_) => Err(Error::OtherTarget { weights: "a GPU", plan: "the processor" }),
+        }
+    }
 }
 
 /// Rows of A that share a pair of weights: an expert of a mixture, or an entry of a batch.
@@ -66,45 +119,57 @@ pub struct Rows<'a> {
     pub weights: &'a PackedWeights,
 }
 
-/// A plan with the buffers of its runs, which allocate nothing.
+/// A plan with the buffers of its runs, which allocate nothing on a processor's heap or a GPU's memory.
 #[non_exhaustive]
 #[derive(Debug)]
 pub enum Runner {
     /// On the processor.
     Cpu(CpuGemm),
+    /// On a GPU.
+    Gpu(GpuRunner),
 }
 
 impl Plan {
     /// The problem.
     pub fn desc(&self) -> &DualGemmDesc {
-        let Self::Cpu(plan) = self;
-        &plan.desc
+        match self {
+            Self::Cpu(plan) => &plan.desc,
+            Self::Gpu { plan, .. } => &plan.desc,
+        }
     }
 
     /// Name of the kernel.
     pub fn kernel(&self) -> &str {
-        let Self::Cpu(plan) = self;
-        &plan.kernel
+        match self {
+            Self::Cpu(plan) => &plan.kernel,
+            Self::Gpu { plan, .. } => &plan.kernel,
+        }
     }
 
-    /// Threads that share the work.
+    /// Threads of the processor that share the work, 0 if a GPU does it.
     pub fn threads(&self) -> usize {
-        let Self::Cpu(plan) = self;
-        plan.threads
+        match self {
+            Self::Cpu(plan) => plan.threads,
+            Self::Gpu { .. } => 0,
+        }
     }
 
-    /// Brings weights into the order of the kernels. Done once per pair of weights, not per call.
+    /// Brings weights into the order of the kernels, on a GPU also to it. Done once per pair of weights, not per call.
     ///
     /// # Errors
     /// If the halves do not belong together, are not what the plan is for, or a block scale is NaN or negative.
     pub fn prepack(&self, weights: &GateUp<'_>) -> Result<PackedWeights, Error> {
-        let Self::Cpu(_) = self;
         self.check_shape(weights.gate.name(), (weights.gate.format(), weights.n(), weights.k()))?;
-        Ok(PackedWeights::Cpu(PackedGateUp::pack(weights)?))
+        Ok(match self {
+            Self::Cpu(_) => PackedWeights::Cpu(PackedGateUp::pack(weights)?),
+            Self::Gpu { gpu, plan } => {
+                PackedWeights::Gpu(Arc::new(DeviceWeights::upload(gpu.open()?, weights, plan.weight_form()?)?))
+            }
+        })
     }
 
     /// As [`prepack`](Self::prepack), for weights that come as runs of features, in order, of which never more than
-    /// one has to be in memory. All runs but the last have a multiple of 16 features.
+    /// one has to be in memory. All runs but the last have a multiple of 32 features.
     ///
     /// # Errors
     /// Hands on the errors of the runs, otherwise as [`prepack`](Self::prepack).
@@ -112,20 +177,55 @@ impl Plan {
         &self,
         runs: impl IntoIterator<Item = Result<GateUp<'w>, Error>>,
     ) -> Result<PackedWeights, Error> {
-        let Self::Cpu(plan) = self;
-        let packed = PackedGateUp::pack_runs(plan.desc.n, runs)?;
-        self.check_shape("the weights", (packed.format(), packed.n(), packed.k()))?;
-        Ok(PackedWeights::Cpu(packed))
+        match self {
+            Self::Cpu(plan) => {
+                let packed = PackedGateUp::pack_runs(plan.desc.n, runs)?;
+                self.check_shape("the weights", (packed.format(), packed.n(), packed.k()))?;
+                Ok(PackedWeights::Cpu(packed))
+            }
+            Self::Gpu { gpu, plan } => {
+                let &DualGemmDesc { n, k, b, .. } = &plan.desc;
+                // Every run is checked for what a whole pair is, but for its number of features.
+                let runs = runs.into_iter().map(|run| {
+                    let run = run?;
+                    self.check_shape(run.gate.name(), (run.gate.format(), n, run.k()))?;
+                    Ok::<_, Error>(run)
+                });
+                let weights = DeviceWeights::upload_runs(gpu.open()?, n, runs, plan.weight_form()?)?;
+                self.check_shape("the weights", (b, weights.n(), k))?;
+                Ok(PackedWeights::Gpu(Arc::new(weights)))
+            }
+        }
+    }
+
+    /// Packs weights that are in the memory of the plan's GPU already, on it, after what `stream` was given before.
+    /// Waits for it.
+    ///
+    /// # Errors
+    /// If the plan is not for a GPU or does not read packed weights, or an address is misaligned.
+    pub fn prepack_device(&self, weights: &DeviceGateUp<'_>, stream: Stream) -> Result<PackedWeights, Error> {
+        self.check_shape("the weights", (BlockFormat::Nvfp4, weights.n, weights.k))?;
+        match self {
+            Self::Cpu(_) => Err(Error::NotOnGpu),
+            Self::Gpu { gpu, .. } => {
+                Ok(PackedWeights::Gpu(Arc::new(DeviceWeights::pack_on_device(gpu.open()?, weights, stream)?)))
+            }
+        }
     }
 
     /// Measures what this machine can do at most for this plan: multiplications and additions per second, and bytes
     /// per second from where its operands live when they are used again. Takes about half a second.
     ///
     /// # Errors
-    /// If this machine lacks what the plan asks for.
+    /// If this machine lacks what the plan asks for, or is simulated.
     pub fn measure_limits(&self) -> Result<(f64, f64), Error> {
-        let Self::Cpu(plan) = self;
-        Ok(dualgemm_cpu::limits::of_plan(plan)?)
+        match self {
+            Self::Cpu(plan) => Ok(dualgemm_cpu::limits::of_plan(plan)?),
+            Self::Gpu { gpu, .. } => {
+                let limits = dualgemm_plan::measure::limits(gpu.open()?, Default::default())?;
+                Ok((limits.flops_per_s, limits.bytes_per_s))
+            }
+        }
     }
 
     fn check_shape(&self, tensor: &str, found: (BlockFormat, usize, usize)) -> Result<(), Error> {
@@ -144,8 +244,10 @@ impl Plan {
     /// # Errors
     /// If this machine lacks what the plan asks for, as a plan from elsewhere may.
     pub fn runner(&self, max_groups: usize) -> Result<Runner, Error> {
-        let Self::Cpu(plan) = self;
-        Ok(Runner::Cpu(CpuGemm::new(plan, max_groups)?))
+        Ok(match self {
+            Self::Cpu(plan) => Runner::Cpu(CpuGemm::new(plan, max_groups)?),
+            Self::Gpu { gpu, plan } => Runner::Gpu(GpuRunner::new(gpu.open()?, plan)?),
+        })
     }
 
     /// Multiplies all rows of A, up to the M of the plan, with one pair of weights. Allocates buffers; calls in a loop
@@ -176,7 +278,8 @@ impl Plan {
 }
 
 impl Runner {
-    /// Multiplies all rows of A with one pair of weights; see [`Plan::run`].
+    /// Multiplies all rows of A with one pair of weights; see [`Plan::run`]. On a GPU it copies A there, waits, and
+    /// copies C back.
     ///
     /// # Errors
     /// As there.
@@ -186,9 +289,7 @@ impl Runner {
         weights: &PackedWeights,
         c: OutputMut<'_>,
     ) -> Result<Option<f32>, Error> {
-        let (Self::Cpu(gemm), PackedWeights::Cpu(weights)) = (self, weights);
-        let all = Group { first_row: 0, rows: a.rows(), weights };
-        Ok(gemm.run(a, &[all], c)?.map(|scale| scale.value()))
+        self.run_grouped(a, &[Rows { first: 0, count: a.rows(), weights }], c)
     }
 
     /// Multiplies runs of rows, each with weights of its own: the experts of a mixture (rows sorted by expert), or
@@ -204,20 +305,52 @@ impl Runner {
         groups: &[Rows<'_>],
         c: OutputMut<'_>,
     ) -> Result<Option<f32>, Error> {
-        let Self::Cpu(gemm) = self;
-        let mut cpu_groups = Vec::with_capacity(groups.len());
-        for rows in groups {
-            let PackedWeights::Cpu(weights) = rows.weights;
-            cpu_groups.push(Group { first_row: rows.first, rows: rows.count, weights });
+        match self {
+            Self::Cpu(gemm) => {
+                let mut cpu_groups = Vec::with_capacity(groups.len());
+                for rows in groups {
+                    let weights = rows.weights.on_cpu()?;
+                    cpu_groups.push(Group { first_row: rows.first, rows: rows.count, weights });
+                }
+                Ok(gemm.run(a, &cpu_groups, c)?.map(|scale| scale.value()))
+            }
+            Self::Gpu(runner) => runner.run(a, groups, c),
         }
-        Ok(gemm.run(a, &cpu_groups, c)?.map(|scale| scale.value()))
+    }
+
+    /// Prepares for calls with these weights, so that the first one allocates nothing either and can be recorded into
+    /// a graph. On a processor there is nothing to do.
+    ///
+    /// # Errors
+    /// If memory is lacking, or the weights are for another target.
+    pub fn warm(&self, weights: &PackedWeights) -> Result<(), Error> {
+        match self {
+            Self::Cpu(_) => weights.on_cpu().map(drop),
+            Self::Gpu(runner) => runner.warm(weights),
+        }
+    }
+
+    /// Launches one product on operands in device memory, on a stream of the caller's. Allocates nothing, waits for
+    /// nothing, and can be recorded into a graph.
+    ///
+    /// Calls of one runner share scratch memory: they are to be ordered, by being on one stream or by events.
+    ///
+    /// # Errors
+    /// If the plan is not for a GPU, an operand does not fit it, or an address is misaligned.
+    pub fn run_device(&self, call: &DeviceCall, weights: &PackedWeights, stream: Stream) -> Result<(), Error> {
+        match self {
+            Self::Cpu(_) => Err(Error::NotOnGpu),
+            Self::Gpu(runner) => runner.run_device(call, weights, stream),
+        }
     }
 }
 
 impl std::fmt::Display for Plan {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self::Cpu(plan) = self;
-        plan.fmt(f)
+        match self {
+            Self::Cpu(plan) => plan.fmt(f),
+            Self::Gpu { plan, .. } => plan.fmt(f),
+        }
     }
 }
 

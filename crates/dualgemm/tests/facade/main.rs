@@ -1,5 +1,7 @@
 //! Plan, prepack, run through the facade: the real checkpoint, mixtures of experts, and misuse.
 
+mod gpu;
+
 use std::path::{Path, PathBuf};
 
 use dualgemm::check::{RowSample, reference_rows};

@@ -1,0 +1,227 @@
+//! GPUs as targets: which there are, and how a plan for one runs on operands in the host's memory.
+
+use std::collections::BTreeMap;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use dualgemm_device::Stream;
+use dualgemm_gemm::{AOperand, DualGemmDesc, Error as GemmError, OutFormat, OutputMut, QuantizeA};
+use dualgemm_plan::{DeviceCall, Gpu, GpuPlan, Operands, Prepared};
+use dualgemm_sim::Card;
+
+use crate::{Error, PackedWeights, Rows};
+
+/// A GPU by name: `cuda:0` is the first card, `sim:sm_90a` a simulated one.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub enum GpuId {
+    /// The NVIDIA GPU of that number.
+    Cuda(i32),
+    /// A simulated GPU.
+    Sim(SimArch),
+}
+
+/// Architectures that the simulator has a card of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SimArch {
+    /// Hopper (H100).
+    Sm90a,
+    /// Blackwell (B200).
+    Sm100a,
+    /// Blackwell workstation (RTX PRO 6000).
+    Sm120a,
+}
+
+impl SimArch {
+    /// Every one.
+    pub const ALL: [Self; 3] = [Self::Sm90a, Self::Sm100a, Self::Sm120a];
+
+    /// As PTX calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sm90a => "sm_90a",
+            Self::Sm100a => "sm_100a",
+            Self::Sm120a => "sm_120a",
+        }
+    }
+
+    fn card(self) -> Card {
+        match self {
+            Self::Sm90a => Card::H100,
+            Self::Sm100a => Card::B200,
+            Self::Sm120a => Card::RtxPro6000,
+        }
+    }
+}
+
+impl GpuId {
+    /// The GPU, opened the first time and then kept.
+    ///
+    /// # Errors
+    /// If there is no driver or no such card.
+    pub fn open(&self) -> Result<&'static Gpu, Error> {
+        static SIMULATED: Mutex<BTreeMap<SimArch, &'static Gpu>> = Mutex::new(BTreeMap::new());
+        match self {
+            Self::Cuda(ordinal) => Ok(Gpu::cuda(*ordinal).map_err(dualgemm_plan::Error::from)?),
+            Self::Sim(arch) => {
+                let mut open = SIMULATED.lock().unwrap_or_else(PoisonError::into_inner);
+                let config = || dualgemm_sim::Config::default().card(arch.card());
+                Ok(*open.entry(*arch).or_insert_with(|| Gpu::of(Arc::new(dualgemm_sim::Gpu::new(config())))))
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for GpuId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+            Self::Sim(arch) => write!(f, "sim:{}", arch.name()),
+        }
+    }
+}
+
+impl From<GpuId> for String {
+    fn from(id: GpuId) -> Self {
+        id.to_string()
+    }
+}
+
+impl FromStr for GpuId {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let unknown = || {
+            let archs = SimArch::ALL.map(|arch| format!("sim:{}", arch.name())).join(", ");
+            Error::NoTarget { found: text.into(), valid: format!("cuda, cuda:N, {archs}") }
+        };
+        match text.split_once(':').unwrap_or((text, "")) {
+            ("cuda", "") => Ok(Self::Cuda(0)),
+            ("cuda", ordinal) => ordinal.parse().map(Self::Cuda).map_err(|_| unknown()),
+            ("sim", arch) => {
+                SimArch::ALL.into_iter().find(|a| a.name() == arch).map(Self::Sim).ok_or_else(unknown)
+            }
+            _ => Err(unknown()),
+        }
+    }
+}
+
+impl TryFrom<String> for GpuId {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self, Error> {
+        text.parse()
+    }
+}
+
+/// A plan for a GPU with its kernels and its memory.
+#[derive(Debug)]
+pub struct GpuRunner {
+    gpu: &'static Gpu,
+    desc: DualGemmDesc,
+    prepared: Box<dyn Prepared>,
+    /// Room on the device for operands of the host; made when the first come.
+    operands: Option<Operands>,
+}
+
+impl GpuRunner {
+    pub(crate) fn new(gpu: &'static Gpu, plan: &GpuPlan) -> Result<Self, Error> {
+        Ok(Self { gpu, desc: plan.desc, prepared: plan.prepare(gpu)?, operands: None })
+    }
+
+    pub(crate) fn warm(&self, weights: &PackedWeights) -> Result<(), Error> {
+        Ok(self.prepared.warm(weights.on_gpu()?)?)
+    }
+
+    /// Checks that weights and rows are the plan's.
+    fn check(&self, m: usize, weights: &PackedWeights) -> Result<(), Error> {
+        let (weights, desc) = (weights.on_gpu()?, &self.desc);
+        let operand = |tensor: &str, found: String, expected: String| {
+            Err(Error::Gemm(GemmError::Operand { tensor: tensor.into(), found, expected }))
+        };
+        if (weights.n(), weights.k()) != (desc.n, desc.k) {
+            let found = format!("[{}, {}]", weights.n(), weights.k());
+            return operand("the weights", found, format!("[{}, {}]", desc.n, desc.k));
+        }
+        if m == 0 || m > desc.m {
+            return operand("A", format!("[{m}, {}]", desc.k), format!("1 to {} rows", desc.m));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn run_device(
+        &self,
+        call: &DeviceCall,
+        weights: &PackedWeights,
+        stream: Stream,
+    ) -> Result<(), Error> {
+        self.check(call.m, weights)?;
+        Ok(self.prepared.run(call, weights.on_gpu()?, stream)?)
+    }
+
+    pub(crate) fn run(
+        &mut self,
+        a: &AOperand<'_>,
+        groups: &[Rows<'_>],
+        mut c: OutputMut<'_>,
+    ) -> Result<Option<f32>, Error> {
+        let single = matches!(groups, [Rows { first: 0, count, .. }] if *count == a.rows());
+        if !single {
+            self.check_groups(a.rows(), groups)?;
+        }
+        if self.operands.is_none() {
+            self.operands = Some(Operands::new(self.gpu, &self.desc)?);
+        }
+        let Some(operands) = &self.operands else { return Ok(None) };
+        operands.write_a(a)?;
+        let (a_scale, mut scale) = (Operands::a_scale(a), None);
+        for rows in groups.iter().filter(|rows| rows.count > 0) {
+            let call = operands.call_on(rows.first, rows.count, a_scale);
+            self.run_device(&call, rows.weights, Stream::Own)?;
+        }
+        for rows in groups.iter().filter(|rows| rows.count > 0) {
+            scale = operands.read_c(rows.first, rows.count, &mut c)?;
+        }
+        Ok(scale)
+    }
+
+    fn check_groups(&self, m: usize, groups: &[Rows<'_>]) -> Result<(), Error> {
+        let mut end = 0;
+        for rows in groups {
+            if rows.first < end || rows.first + rows.count > m {
+                return Err(Error::Gemm(GemmError::Operand {
+                    tensor: "a group".into(),
+                    found: format!("rows {} to {}", rows.first, rows.first + rows.count),
+                    expected: format!("rows from {end} to {m}, in order"),
+                }));
+            }
+            end = rows.first + rows.count;
+        }
+        let what = match (self.desc.quantize_a, self.desc.out) {
+            (QuantizeA::Dynamic, _) => "a dynamic scale of A",
+            (_, OutFormat::Nvfp4 { .. }) => "an nvfp4 C",
+            _ => return Ok(()),
+        };
+        Err(Error::GroupsOnGpu { what })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpus_are_found_by_the_names_that_they_print() {
+        for id in [GpuId::Cuda(0), GpuId::Cuda(3), GpuId::Sim(SimArch::Sm90a)] {
+            assert_eq!(id.to_string().parse::<GpuId>().unwrap(), id);
+            let text = serde_json::to_string(&id).unwrap();
+            assert_eq!(serde_json::from_str::<GpuId>(&text).unwrap(), id);
+        }
+        assert_eq!("cuda".parse::<GpuId>().unwrap(), GpuId::Cuda(0));
+        for bad in ["", "gpu", "cuda:x", "sim", "sim:sm_10"] {
+            let message = bad.parse::<GpuId>().unwrap_err().to_string();
+            assert!(message.contains("cuda, cuda:N, sim:sm_90a"), "{message}");
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! GPU plans through the facade, on a simulated H100 with every check on: each strategy that needs no library, every
+//! format of A and C, groups, weights that are on the device already, and misuse.
+
+use dualgemm::check::{RowSample, reference_rows};
+use dualgemm::device::{Device as _, DevicePtr, Stream};
+use dualgemm::formats::{
+    BlockFormat, FloatMatrix, FloatType, Matrix, QuantizedMatrix, ScaleLayout, scalar::e2m1,
+};
+use dualgemm::gemm::{
+    AFormat, AOperand, Activation, Comparison, DualGemmDesc, GateUp, OutFormat, OutScale, OutputMut, QuantizeA,
+};
+use dualgemm::strategies::{Buffer, Gpu};
+use dualgemm::{
+    DeviceA, DeviceC, DeviceCall, DeviceGateUp, DualGemm, GpuId, GpuOptions, PackedWeights, Plan, Rows, SimArch,
+    Target,
+};
+use half::{bf16, f16};
+
+use crate::{expert, floats, quantized};
+
+const ID: GpuId = GpuId::Sim(SimArch::Sm90a);
+
+fn gpu() -> &'static Gpu {
+    ID.open().unwrap()
+}
+
+fn plan(desc: &DualGemmDesc, strategy: Option<&str>) -> Plan {
+    let options = GpuOptions { strategy: strategy.map(Into::into), ..GpuOptions::default() };
+    DualGemm::plan(desc, &Target::Gpu(ID, options)).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn desc(m: usize, n: usize, k: usize, a: AFormat, out: OutFormat) -> DualGemmDesc {
+    DualGemmDesc { out, ..DualGemmDesc::new(m, n, k, a, BlockFormat::Nvfp4) }
+}
+
+fn operand(m: usize, k: usize, format: AFormat) -> AOperand<'static> {
+    let FloatMatrix::F32(rows) = floats(m, k, 0.37) else { panic!("floats are f32") };
+    let values = || (0..m).flat_map(|row| rows.row(row).to_vec());
+    match format {
+        AFormat::F32 => AOperand::Float(FloatMatrix::F32(rows.clone())),
+        AFormat::F16 => {
+            let halves = values().map(f16::from_f32).collect::<Vec<_>>();
+            AOperand::Float(FloatMatrix::F16(Matrix::new("x", m, k, halves).unwrap()))
+        }
+        AFormat::Bf16 => {
+            let halves = values().map(bf16::from_f32).collect::<Vec<_>>();
+            AOperand::Float(FloatMatrix::Bf16(Matrix::new("x", m, k, halves).unwrap()))
+        }
+        AFormat::Nvfp4 | AFormat::Mxfp4 => AOperand::Quantized(quantized("a", m, k, 0.37)),
+    }
+}
+
+/// Runs a plan on the host's operands and gives the relative L2 error.
+fn error(plan: &Plan, a: &AOperand<'_>, weights: &GateUp<'_>) -> f64 {
+    let (desc, packed) = (plan.desc(), plan.prepack(weights).unwrap());
+    let (m, n) = (a.rows(), desc.n);
+    let mut runner = plan.runner(1).unwrap();
+    let seen = dualgemm::quantize_a(a, desc.quantize_a).unwrap();
+    let want = reference_rows(&desc.epilogue, &seen, &RowSample::all(m), weights, &|_| ()).unwrap();
+    let comparison = match desc.out {
+        OutFormat::F32 => {
+            let mut c = vec![f32::NAN; m * n];
+            runner.run(a, &packed, OutputMut::F32(&mut c)).unwrap();
+            Comparison::new(&c, &want, n)
+        }
+        OutFormat::F16 => {
+            let mut c = vec![f16::NAN; m * n];
+            runner.run(a, &packed, OutputMut::F16(&mut c)).unwrap();
+            Comparison::new(&c, &want, n)
+        }
+        OutFormat::Bf16 => {
+            let mut c = vec![bf16::NAN; m * n];
+            runner.run(a, &packed, OutputMut::Bf16(&mut c)).unwrap();
+            Comparison::new(&c, &want, n)
+        }
+        OutFormat::Nvfp4 { scale_layout, .. } => {
+            let (mut codes, mut scales) = (vec![0xFF; m * n / 2], vec![0xFF; scale_layout.len(m, n / 16)]);
+            let out = OutputMut::Nvfp4 { codes: &mut codes, scales: &mut scales };
+            let global = runner.run(a, &packed, out).unwrap().expect("nvfp4 has a tensor scale");
+            let global = dualgemm::formats::GlobalScale::multiplier(global);
+            let c = QuantizedMatrix::new("c", BlockFormat::Nvfp4, m, n, codes, scales, scale_layout, global);
+            let c = c.unwrap();
+            assert!((0..m).any(|row| e2m1::decode(c.code(row, 0)) != 0.0), "C is not all zeros");
+            let values: Vec<f32> =
+                (0..m).flat_map(|row| (0..n).map(move |col| (row, col))).map(|(r, x)| c.value(r, x) as f32).collect();
+            Comparison::new(&values, &want, n)
+        }
+    };
+    comparison.unwrap().rel_l2
+}
+
+#[test]
+fn every_strategy_without_a_library_is_right_close() {
+    for strategy in ["fused", "persistent", "stream-k", "decode"] {
+        let desc = desc(9, 72, 208, AFormat::Nvfp4, OutFormat::F16);
+        let found = error(&plan(&desc, Some(strategy)), &operand(9, 208, AFormat::Nvfp4), &expert(72, 208, 0));
+        assert!(found < 4e-4, "{strategy}: {found:e}");
+    }
+}
+
+#[test]
+fn every_format_of_a_and_of_c_is_right_close() {
+    let nvfp4 = |global_scale| OutFormat::Nvfp4 { scale_layout: ScaleLayout::Linear, global_scale };
+    for (a, quantize_a, out, bound) in [
+        (AFormat::F16, QuantizeA::No, OutFormat::F32, 1e-5),
+        (AFormat::Bf16, QuantizeA::No, OutFormat::Bf16, 3e-3),
+        (AFormat::F32, QuantizeA::Static(1e-3), OutFormat::F16, 4e-4),
+        (AFormat::Bf16, QuantizeA::Dynamic, OutFormat::F32, 1e-5),
+        (AFormat::Nvfp4, QuantizeA::No, nvfp4(OutScale::Static(2e-3)), 0.13),
+        (AFormat::F32, QuantizeA::Dynamic, nvfp4(OutScale::Dynamic), 0.13),
+    ] {
+        let desc = DualGemmDesc { quantize_a, ..desc(3, 32, 64, a, out) };
+        let weights = GateUp {
+            gate_bias: Some((0..32).map(|i| i as f32 / 64.0).collect::<Vec<_>>().into()),
+            ..expert(32, 64, 1)
+        };
+        let found = error(&plan(&desc, None), &operand(3, 64, a), &weights);
+        assert!(found < bound, "{desc}: {found:e}");
+    }
+}
+
+#[test]
+fn the_epilogue_is_the_descriptions_close() {
+    let mut desc = desc(2, 32, 64, AFormat::F16, OutFormat::F32);
+    desc.epilogue.activation = Activation::SWIGLU_OAI;
+    (desc.epilogue.alpha_gate, desc.epilogue.alpha_up) = (0.5, -2.0);
+    let found = error(&plan(&desc, None), &operand(2, 64, AFormat::F16), &expert(32, 64, 0));
+    assert!(found < 1e-5, "{found:e}");
+}
+
+/// Experts one after the other, one of them without rows; rows of no expert stay as they were.
+#[test]
+fn grouped_rows_equal_single_products_exact() {
+    let (m, n, k) = (9, 40, 64);
+    let plan = plan(&desc(m, n, k, AFormat::Nvfp4, OutFormat::F32), None);
+    let experts: Vec<PackedWeights> = (0..3).map(|e| plan.prepack(&expert(n, k, e)).unwrap()).collect();
+    let a = operand(m, k, AFormat::Nvfp4);
+    let ranges = [(0, 3), (3, 0), (4, 4)];
+    let groups: Vec<Rows<'_>> =
+        experts.iter().zip(ranges).map(|(weights, (first, count))| Rows { first, count, weights }).collect();
+    let mut c = vec![-1f32; m * n];
+    plan.runner(3).unwrap().run_grouped(&a, &groups, OutputMut::F32(&mut c)).unwrap();
+    let alone: Vec<Vec<f32>> = experts.iter().map(|w| plan.run_to_vec(&a, w).unwrap()).collect();
+    for (row, c) in c.chunks(n).enumerate() {
+        match ranges.iter().position(|&(first, count)| (first..first + count).contains(&row)) {
+            Some(expert) => assert_eq!(c, &alone[expert][row * n..(row + 1) * n], "row {row}"),
+            None => assert!(c.iter().all(|&x| x == -1.0), "row {row} belongs to nobody"),
+        }
+    }
+    let mut runner = plan.runner(3).unwrap();
+    let out_of_order = [groups[2], groups[0]];
+    let message = runner.run_grouped(&a, &out_of_order, OutputMut::F32(&mut vec![0.0; m * n])).unwrap_err();
+    assert!(message.to_string().contains("rows 0 to 3"), "{message}");
+}
+
+/// What an engine does: weights and activations on the device, calls on a stream, nothing copied.
+#[test]
+fn device_operands_give_the_same_bits_as_the_hosts_exact() {
+    let (m, n, k) = (5, 40, 96);
+    let plan = plan(&desc(m, n, k, AFormat::F16, OutFormat::F16), None);
+    let (weights, a) = (expert(n, k, 0), operand(m, k, AFormat::F16));
+    let mut want = vec![f16::ZERO; m * n];
+    plan.run(&a, &plan.prepack(&weights).unwrap(), OutputMut::F16(&mut want)).unwrap();
+
+    let buffers: Vec<[Buffer; 2]> = [&weights.gate, &weights.up]
+        .map(|half| {
+            let codes: Vec<u8> = (0..n).flat_map(|row| half.row_codes(row).to_vec()).collect();
+            let scales: Vec<u8> =
+                (0..n).flat_map(|row| (0..half.blocks()).map(move |b| (row, b))).map(|(r, b)| half.scale_byte(r, b)).collect();
+            [Buffer::of(gpu(), &codes).unwrap(), Buffer::of(gpu(), &scales).unwrap()]
+        })
+        .into();
+    let on_device = DeviceGateUp {
+        n,
+        k,
+        codes: [buffers[0][0].ptr(), buffers[1][0].ptr()],
+        scales: [buffers[0][1].ptr(), buffers[1][1].ptr()],
+        layout: ScaleLayout::Linear,
+        global_scales: [weights.gate.global_scale().value(), weights.up.global_scale().value()],
+        bias: [None, None],
+    };
+    let packed = plan.prepack_device(&on_device, Stream::Own).unwrap();
+    drop(buffers);
+    let AOperand::Float(FloatMatrix::F16(rows)) = &a else { panic!("A is f16") };
+    let bytes: Vec<u8> = (0..m).flat_map(|r| rows.row(r)).flat_map(|x| x.to_le_bytes()).collect();
+    let (values, c) = (Buffer::of(gpu(), &bytes).unwrap(), Buffer::of(gpu(), &vec![0xEE; m * n * 2 + 64]).unwrap());
+    let call = DeviceCall {
+        m,
+        a: DeviceA::Float { values: values.ptr(), pitch: 2 * k },
+        c: DeviceC::Float(c.ptr()),
+    };
+    let runner = plan.runner(1).unwrap();
+    runner.warm(&packed).unwrap();
+    for _ in 0..2 {
+        runner.run_device(&call, &packed, Stream::Own).unwrap();
+    }
+    let mut got = vec![0; c.bytes()];
+    c.read(&mut got).unwrap();
+    let want: Vec<u8> = want.iter().flat_map(|x| x.to_le_bytes()).collect();
+    assert_eq!(got[..m * n * 2], want);
+    assert!(got[m * n * 2..].iter().all(|&b| b == 0xEE), "nothing is written behind C");
+
+    // One row fewer writes one row fewer.
+    gpu().memset(c.ptr(), 0xEE, c.bytes()).unwrap();
+    runner.run_device(&DeviceCall { m: m - 1, ..call }, &packed, Stream::Own).unwrap();
+    c.read(&mut got).unwrap();
+    assert_eq!(got[..(m - 1) * n * 2], want[..(m - 1) * n * 2]);
+    assert!(got[(m - 1) * n * 2..].iter().all(|&b| b == 0xEE));
+
+    let message = |call: DeviceCall| runner.run_device(&call, &packed, Stream::Own).unwrap_err().to_string();
+    let misaligned = DeviceA::Float { values: values.ptr().offset(2), pitch: 2 * k };
+    assert!(message(DeviceCall { a: misaligned, ..call }).starts_with("A is at "));
+    assert!(message(DeviceCall { c: DeviceC::Float(DevicePtr::NULL), ..call }).starts_with("C is at "));
+    assert_eq!(message(DeviceCall { m: 6, ..call }), "A is [6, 96]; the problem asks for 1 to 5 rows");
+    let codes = DeviceA::Nvfp4 { codes: values.ptr(), scales: values.ptr(), global_scale: 1.0 };
+    assert_eq!(message(DeviceCall { a: codes, ..call }), "A is nvfp4; the plan asks for floats");
+}
+
+#[test]
+fn what_a_gpu_cannot_do_is_said() {
+    let f32_a = desc(2, 32, 64, AFormat::F32, OutFormat::F32);
+    let target = |strategy: Option<&str>| {
+        Target::Gpu(ID, GpuOptions { strategy: strategy.map(Into::into), ..GpuOptions::default() })
+    };
+    let message = |desc: &DualGemmDesc, t: &Target| DualGemm::plan(desc, t).unwrap_err().to_string();
+    assert!(message(&f32_a, &target(None)).contains("round it to f16 or bf16"));
+    let f16_a = desc(2, 32, 64, AFormat::F16, OutFormat::F32);
+    assert!(message(&f16_a, &target(Some("quick"))).contains("there are baseline, "));
+    let library = plan(&f16_a, Some("baseline")).runner(1).unwrap_err().to_string();
+    assert!(library.contains("cannot run NVIDIA's libraries"), "{library}");
+    let on_gpu = plan(&f16_a, None);
+    let packed = on_gpu.prepack(&expert(32, 64, 0)).unwrap();
+    let on_cpu = DualGemm::plan(&f16_a, &Target::default()).unwrap();
+    let a = operand(2, 64, AFormat::F16);
+    assert_eq!(
+        on_cpu.run_to_vec(&a, &packed).unwrap_err().to_string(),
+        "these weights were packed for a GPU; the plan is for the processor"
+    );
+    let mut c = vec![f16::ZERO; 2 * 32];
+    let wrong_c = on_gpu.run(&a, &packed, OutputMut::F16(&mut c)).unwrap_err().to_string();
+    assert!(wrong_c.starts_with("C is f16 of 64 values"), "{wrong_c}");
+    assert!(on_gpu.measure_limits().unwrap_err().to_string().contains("has no clock"));
+    assert_eq!(FloatType::ALL.len(), 3, "a new float type needs a row above");
+}
+
+#[test]
+fn gpu_plans_survive_json() {
+    let plan = plan(&desc(2, 32, 64, AFormat::F16, OutFormat::F32), None);
+    let text = serde_json::to_string(&plan).unwrap();
+    assert!(text.contains("\"sim:sm_90a\""), "{text}");
+    assert_eq!(serde_json::from_str::<Plan>(&text).unwrap(), plan);
+}

@@ -1,0 +1,68 @@
+//! One call on device memory: addresses only, so that making one costs nothing.
+
+use dualgemm_device::DevicePtr;
+
+/// A in device memory.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum DeviceA {
+    /// `[m, k]` of the plan's float type.
+    Float {
+        /// The first element, at a multiple of 16 bytes.
+        values: DevicePtr,
+        /// Bytes from row to row, a multiple of 16.
+        pitch: usize,
+    },
+    /// Quantized.
+    Nvfp4 {
+        /// Dense codes, `[m, k / 2]`, at a multiple of 16 bytes.
+        codes: DevicePtr,
+        /// Block scales in the plan's order.
+        scales: DevicePtr,
+        /// The tensor scale, a multiplier.
+        global_scale: f32,
+    },
+}
+
+/// C in device memory.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum DeviceC {
+    /// `[m, n]` of the plan's float type, dense, at a multiple of 16 bytes.
+    Float(DevicePtr),
+    /// Re-quantized.
+    Nvfp4 {
+        /// Dense codes, `[m, n / 2]`, at a multiple of 16 bytes.
+        codes: DevicePtr,
+        /// Block scales in the plan's order, padding included, which the caller zeroes once.
+        scales: DevicePtr,
+        /// Where a dynamic tensor scale (a multiplier) is written, one f32; not used with a static one.
+        global_scale: DevicePtr,
+    },
+}
+
+/// The activations and the result of one call.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DeviceCall {
+    /// Rows, up to the plan's M.
+    pub m: usize,
+    /// A.
+    pub a: DeviceA,
+    /// C.
+    pub c: DeviceC,
+}
+
+impl DeviceCall {
+    /// What tells calls apart whose launches differ.
+    pub(crate) fn key(&self) -> [u64; 8] {
+        let [a, b, c] = match self.a {
+            DeviceA::Float { values, pitch } => [values.0, pitch as u64, 0],
+            DeviceA::Nvfp4 { codes, scales, global_scale } => {
+                [codes.0, scales.0, 1 << 32 | u64::from(global_scale.to_bits())]
+            }
+        };
+        let [d, e, f, g] = match self.c {
+            DeviceC::Float(values) => [values.0, 0, 0, 0],
+            DeviceC::Nvfp4 { codes, scales, global_scale } => [codes.0, scales.0, global_scale.0, 1],
+        };
+        [self.m as u64, a, b, c, d, e, f, g]
+    }
+}

@@ -1,0 +1,95 @@
+//! What can go wrong between a problem and a GPU.
+
+use std::path::PathBuf;
+
+/// A problem, an operand or a machine that a GPU plan cannot take.
+#[non_exhaustive]
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A strategy that does not fit the problem or the machine.
+    #[error("strategy {strategy} cannot take this: {reason}")]
+    Unsupported {
+        /// The strategy.
+        strategy: &'static str,
+        /// The rule, the value found and what would be valid.
+        reason: String,
+    },
+    /// A name that no strategy has.
+    #[error("no strategy is called {found:?}; there are {valid}")]
+    NoStrategy {
+        /// The name asked for.
+        found: String,
+        /// The names there are, separated by commas.
+        valid: String,
+    },
+    /// A kernel configuration that a strategy does not have.
+    #[error("strategy {strategy} has no kernel {found:?}; it has {valid}")]
+    NoKernel {
+        /// The strategy.
+        strategy: &'static str,
+        /// The name asked for.
+        found: String,
+        /// The names there are, separated by commas.
+        valid: String,
+    },
+    /// No strategy takes the problem on this machine.
+    #[error("no GPU strategy can take {problem} on {device}: {reasons}")]
+    NothingFits {
+        /// The problem.
+        problem: String,
+        /// The device.
+        device: String,
+        /// What each strategy says.
+        reasons: String,
+    },
+    /// A device address that is not aligned as kernels need it.
+    #[error("{tensor}: device address {address:#x} is not a multiple of {align} bytes")]
+    Misaligned {
+        /// The tensor.
+        tensor: &'static str,
+        /// Its address.
+        address: u64,
+        /// What it must be a multiple of.
+        align: u64,
+    },
+    /// An operand that is not what the plan was made for.
+    #[error("{tensor} is {found}; the plan asks for {expected}")]
+    Operand {
+        /// The operand.
+        tensor: &'static str,
+        /// What it is.
+        found: String,
+        /// What the plan wants.
+        expected: String,
+    },
+    /// A tuned configuration gave a wrong result and was not taken.
+    #[error("{kernel} is wrong on {problem}: relative L2 error {rel_l2:e}; please report it")]
+    Wrong {
+        /// The strategy and kernel.
+        kernel: String,
+        /// The problem.
+        problem: String,
+        /// Its error against the f64 reference.
+        rel_l2: f64,
+    },
+    /// The file of tuned choices cannot be written.
+    #[error("{}: {reason}", path.display())]
+    Cache {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        reason: String,
+    },
+    /// A kernel that cannot be made or launched.
+    #[error(transparent)]
+    Kernel(#[from] dualgemm_kernels::Error),
+    /// What the device says.
+    #[error(transparent)]
+    Device(#[from] dualgemm_device::Error),
+    /// A problem or its operands.
+    #[error(transparent)]
+    Gemm(#[from] dualgemm_gemm::Error),
+    /// Quantized data.
+    #[error(transparent)]
+    Format(#[from] dualgemm_formats::Error),
+}

@@ -1,0 +1,254 @@
+//! A GPU with what is shared by every plan on it: loaded kernels, NVIDIA's library, memory that frees itself.
+//!
+//! A GPU stays open as long as the process runs, as the driver's contexts do anyway; everything refers to it without
+//! counting.
+
+use std::collections::{BTreeMap, HashMap};
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Instant;
+
+use dualgemm_cuda::{Blas, Cuda};
+use dualgemm_device::{Device, DeviceInfo, DevicePtr, Error, FunctionId, LaunchSpec, ModuleId, Stream};
+use dualgemm_ptx::layout::{TENSOR_MAP_BYTES, TensorMap};
+
+/// A GPU, real or simulated. As a [`Device`] it loads each PTX text once, however often it is asked for.
+pub struct Gpu {
+    device: Arc<dyn Device>,
+    /// The same device, if it is a card: for what only cards have (graphs, events, libraries, a clock).
+    cuda: Option<Arc<Cuda>>,
+    driver: String,
+    modules: Mutex<HashMap<TextKey, ModuleId>>,
+    load_us: AtomicU64,
+    blas: OnceLock<Result<Blas, Error>>,
+}
+
+/// 128 bits of hash and the length: texts that differ have different keys.
+type TextKey = (u64, u64, usize);
+
+fn text_key(ptx: &str) -> TextKey {
+    let hash = |salt: u8| {
+        let mut hasher = DefaultHasher::new();
+        (salt, ptx).hash(&mut hasher);
+        hasher.finish()
+    };
+    (hash(0), hash(1), ptx.len())
+}
+
+impl Gpu {
+    /// The card of that number, opened the first time.
+    ///
+    /// # Errors
+    /// If there is no driver or no such card.
+    pub fn cuda(ordinal: i32) -> Result<&'static Self, Error> {
+        static OPEN: Mutex<BTreeMap<i32, &'static Gpu>> = Mutex::new(BTreeMap::new());
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&gpu) = open.get(&ordinal) {
+            return Ok(gpu);
+        }
+        let cuda = Arc::new(Cuda::open(ordinal)?);
+        let version = Cuda::driver_version()?;
+        let driver = format!("CUDA {}.{}", version / 1000, version % 1000 / 10);
+        let gpu: &'static Self = Box::leak(Box::new(Self::new(cuda.clone(), Some(cuda), driver)));
+        open.insert(ordinal, gpu);
+        Ok(gpu)
+    }
+
+    /// Any other device, such as a simulated one; it stays open, too.
+    pub fn of(device: Arc<dyn Device>) -> &'static Self {
+        Box::leak(Box::new(Self::new(device, None, String::new())))
+    }
+
+    fn new(device: Arc<dyn Device>, cuda: Option<Arc<Cuda>>, driver: String) -> Self {
+        let (modules, load_us, blas) = (Mutex::default(), AtomicU64::new(0), OnceLock::new());
+        Self { device, cuda, driver, modules, load_us, blas }
+    }
+
+    /// The card, if this is one.
+    pub fn card(&self) -> Option<&Arc<Cuda>> {
+        self.cuda.as_ref()
+    }
+
+    /// The driver, such as `CUDA 13.0`; empty for a simulated GPU.
+    pub fn driver(&self) -> &str {
+        &self.driver
+    }
+
+    /// NVIDIA's library, looked for once.
+    ///
+    /// # Errors
+    /// If this is no card or the library is not found.
+    pub fn blas(&self) -> Result<&Blas, Error> {
+        let open = || match &self.cuda {
+            Some(cuda) => Blas::open(cuda),
+            None => Err(Error::Driver {
+                call: "loading cuBLASLt",
+                reason: format!("{} cannot run NVIDIA's libraries", self.device.info().name),
+            }),
+        };
+        self.blas.get_or_init(open).as_ref().map_err(Clone::clone)
+    }
+
+    /// Microseconds spent so far on assembling and loading kernels: what the first use of each costs.
+    pub fn load_us(&self) -> u64 {
+        self.load_us.load(Ordering::Relaxed)
+    }
+}
+
+impl std::fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gpu").field("info", self.device.info()).finish_non_exhaustive()
+    }
+}
+
+impl Device for Gpu {
+    fn info(&self) -> &DeviceInfo {
+        self.device.info()
+    }
+    fn alloc(&self, bytes: usize) -> Result<DevicePtr, Error> {
+        self.device.alloc(bytes)
+    }
+    fn free(&self, ptr: DevicePtr) -> Result<(), Error> {
+        self.device.free(ptr)
+    }
+    fn copy_to(&self, dst: DevicePtr, src: &[u8]) -> Result<(), Error> {
+        self.device.copy_to(dst, src)
+    }
+    fn copy_from(&self, dst: &mut [u8], src: DevicePtr) -> Result<(), Error> {
+        self.device.copy_from(dst, src)
+    }
+    fn memset(&self, dst: DevicePtr, value: u8, bytes: usize) -> Result<(), Error> {
+        self.device.memset(dst, value, bytes)
+    }
+    fn load(&self, ptx: &str) -> Result<ModuleId, Error> {
+        // Held while the text is assembled: a second thread that wants the same text waits for it.
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = text_key(ptx);
+        if let Some(&module) = modules.get(&key) {
+            return Ok(module);
+        }
+        let start = Instant::now();
+        let module = self.device.load(ptx)?;
+        let took = start.elapsed().as_micros() as u64;
+        self.load_us.fetch_add(took, Ordering::Relaxed);
+        tracing::debug!(took_us = took, bytes = ptx.len(), "loaded a kernel");
+        modules.insert(key, module);
+        Ok(module)
+    }
+    fn function(&self, module: ModuleId, name: &str) -> Result<FunctionId, Error> {
+        self.device.function(module, name)
+    }
+    fn symbol(&self, module: ModuleId, name: &str) -> Result<(DevicePtr, usize), Error> {
+        self.device.symbol(module, name)
+    }
+    fn tensor_map(&self, map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES], Error> {
+        self.device.tensor_map(map)
+    }
+    fn launch_on(&self, stream: Stream, spec: &LaunchSpec) -> Result<(), Error> {
+        self.device.launch_on(stream, spec)
+    }
+    fn synchronize(&self) -> Result<(), Error> {
+        self.device.synchronize()
+    }
+}
+
+/// Device memory that is freed with its owner.
+#[derive(Debug)]
+pub struct Buffer {
+    gpu: &'static Gpu,
+    ptr: DevicePtr,
+    bytes: usize,
+}
+
+impl Buffer {
+    /// Memory with undefined contents.
+    ///
+    /// # Errors
+    /// If it does not fit.
+    pub fn new(gpu: &'static Gpu, bytes: usize) -> Result<Self, Error> {
+        Ok(Self { gpu, ptr: gpu.alloc(bytes)?, bytes })
+    }
+
+    /// Memory that holds these bytes.
+    ///
+    /// # Errors
+    /// If it does not fit.
+    pub fn of(gpu: &'static Gpu, bytes: &[u8]) -> Result<Self, Error> {
+        let buffer = Self::new(gpu, bytes.len())?;
+        gpu.copy_to(buffer.ptr, bytes)?;
+        Ok(buffer)
+    }
+
+    /// Memory that holds zeros.
+    ///
+    /// # Errors
+    /// If it does not fit.
+    pub fn zeroed(gpu: &'static Gpu, bytes: usize) -> Result<Self, Error> {
+        let buffer = Self::new(gpu, bytes)?;
+        gpu.memset(buffer.ptr, 0, bytes)?;
+        Ok(buffer)
+    }
+
+    /// Where it starts, at a multiple of 256 bytes.
+    pub fn ptr(&self) -> DevicePtr {
+        self.ptr
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Overwrites its beginning.
+    ///
+    /// # Errors
+    /// If `bytes` are more than it has.
+    pub fn write(&self, bytes: &[u8]) -> Result<(), Error> {
+        self.gpu.copy_to(self.ptr, bytes)
+    }
+
+    /// Its beginning, after every launch on the device's own stream.
+    ///
+    /// # Errors
+    /// If `bytes` are more than it has; the failure of an earlier launch.
+    pub fn read(&self, bytes: &mut [u8]) -> Result<(), Error> {
+        self.gpu.copy_from(bytes, self.ptr)
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // Fails only if a kernel has broken the context, and then everything is gone anyway.
+        let _ = self.gpu.free(self.ptr);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_loaded_once_and_another_one_again() {
+        let gpu = Gpu::of(Arc::new(dualgemm_sim::Gpu::new(dualgemm_sim::Config::default())));
+        let text = |name: &str| {
+            format!(".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry {name}()\n{{\n\tret;\n}}\n")
+        };
+        let first = gpu.load(&text("a")).unwrap();
+        assert_eq!(gpu.load(&text("a")).unwrap(), first);
+        assert_ne!(gpu.load(&text("b")).unwrap(), first);
+    }
+
+    #[test]
+    fn buffers_return_their_memory() {
+        let gpu = Gpu::of(Arc::new(dualgemm_sim::Gpu::new(dualgemm_sim::Config::default())));
+        let buffer = Buffer::of(&gpu, &[1, 2, 3]).unwrap();
+        let mut back = [0; 3];
+        buffer.read(&mut back).unwrap();
+        assert_eq!(back, [1, 2, 3]);
+        let ptr = buffer.ptr();
+        drop(buffer);
+        assert!(gpu.copy_to(ptr, &[0]).is_err(), "freed memory is not written");
+    }
+}

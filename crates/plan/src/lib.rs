@@ -1,0 +1,38 @@
+//! How a dual GEMM runs on a GPU.
+//!
+//! ```text
+//! DualGemmDesc ─► GpuPlan (strategy, kernel) ─► Prepared (kernels loaded, memory taken) ─► run(DeviceCall, DeviceWeights)
+//!                    ▲ choices: shipped table, tuner's file, cost model
+//! ```
+//!
+//! | module | what |
+//! |---|---|
+//! | [`plan`] | [`GpuPlan`]: what is chosen, and why |
+//! | [`strategy`] | the ways to put the operation together, as a list |
+//! | [`weights`], [`call`], [`operands`] | operands in device memory |
+//! | [`gpu`] | a GPU with its loaded kernels; memory that frees itself |
+//! | [`choices`], [`tune`] | what was measured fastest, and measuring it |
+//! | [`measure`] | the stopwatch for cards, and their limits |
+//!
+//! Everything but graphs, second streams, NVIDIA's library and the stopwatch runs on the simulator as it does on a card.
+
+pub mod call;
+pub mod choices;
+pub mod error;
+pub mod gpu;
+pub mod measure;
+mod model;
+pub mod operands;
+pub mod plan;
+mod prologue;
+pub mod strategy;
+pub mod tune;
+pub mod weights;
+
+pub use call::{DeviceA, DeviceC, DeviceCall};
+pub use error::Error;
+pub use gpu::{Buffer, Gpu};
+pub use operands::Operands;
+pub use plan::{ChosenBy, GpuOptions, GpuPlan};
+pub use strategy::{Launches, Prepared, STRATEGIES, Strategy, strategy};
+pub use weights::{DeviceGateUp, DeviceWeights, WeightForm};

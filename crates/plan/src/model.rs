@@ -1,0 +1,135 @@
+//! What a kernel should take, from what it does: enough to leave out configurations that cannot be the best, and to
+//! choose one where nothing was measured.
+//!
+//! Rates are those of Hopper per multiprocessor and clock; constants were fitted to measurements on an H100
+//! (`benchmarks/record/h100-kernel-2026-11-28.csv`), which the model meets within a fifth.
+
+use dualgemm_device::DeviceInfo;
+use dualgemm_gemm::DualGemmDesc;
+use dualgemm_kernels::sm90a::config::Config;
+use dualgemm_kernels::sm90a::variant::Scheduler;
+
+/// Clocks per second under a full matrix load.
+const CLOCK: f64 = 1.62e9;
+/// Multiplications of 16-bit numbers per clock.
+const MULTIPLY: f64 = 2048.0;
+/// Clocks to widen one weight, all four schedulers busy.
+const WIDEN: f64 = 0.021;
+/// Bytes per clock from L2 to shared memory that a multiprocessor gets when all ask.
+const FILL: f64 = 48.0;
+/// Bytes per second from memory to all multiprocessors, and to one.
+const MEMORY: f64 = 3.0e12;
+const MEMORY_OF_ONE: f64 = 32e9;
+/// Start, first loads and last stores of a kernel, µs.
+const ENDS: f64 = 2.0;
+/// The same for every further tile of a multiprocessor: new CTAs, and tiles whose loads overlap the stores before.
+const NEXT_CTA: f64 = 1.0;
+const NEXT_TILE: f64 = 0.3;
+/// Tiles finished by their neighbours, µs.
+const SHARED_TILES: f64 = 2.0;
+
+/// Microseconds of the fused kernel, prologue and all.
+pub(crate) fn fused_us(
+    desc: &DualGemmDesc,
+    info: &DeviceInfo,
+    config: &Config,
+    scheduler: Scheduler,
+) -> f64 {
+    let (m, n, k) = (desc.m as f64, desc.n as f64, desc.k as f64);
+    let (rows, tokens) = (f64::from(config.row_groups * 64), f64::from(config.tokens));
+    let [token_tiles, feature_tiles] = config.tiles(desc.m, desc.n).map(f64::from);
+    let (tiles, blocks) = (token_tiles * feature_tiles, (k / 64.0).ceil());
+    let sms = f64::from(info.sm_count.max(1));
+    // Clocks of a K block of 64 in one tile. Narrow products take as long as 16 columns would.
+    let multiply = rows * 64.0 * tokens.max(16.0) / MULTIPLY;
+    let widen = rows * 64.0 * WIDEN;
+    let fill = (tokens * 128.0 + rows * 36.0) / FILL;
+    // Widening hides behind multiplications but for a part.
+    let block = (multiply + 0.2 * widen).max(widen).max(fill);
+    let waves = match scheduler {
+        Scheduler::Grid | Scheduler::Persistent => (tiles / sms).ceil(),
+        Scheduler::StreamK => tiles / sms,
+    };
+    let compute = waves * blocks * block / CLOCK * 1e6;
+    let busy = match scheduler {
+        Scheduler::StreamK => sms.min(tiles * blocks),
+        Scheduler::Grid | Scheduler::Persistent => sms.min(tiles),
+    };
+    let bytes = n * k * 1.125 + m * k * 2.0 + m * n * desc.out.bits_per_element() / 8.0;
+    let memory = bytes / MEMORY.min(busy * MEMORY_OF_ONE) * 1e6;
+    let more = (waves.ceil() - 1.0).max(0.0);
+    let ends = match scheduler {
+        Scheduler::Grid => ENDS + more * NEXT_CTA,
+        Scheduler::Persistent => ENDS + more * NEXT_TILE,
+        Scheduler::StreamK => ENDS + more * NEXT_TILE + SHARED_TILES,
+    };
+    compute.max(memory) + ends
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dualgemm_device::Arch;
+    use dualgemm_formats::BlockFormat;
+    use dualgemm_gemm::{AFormat, OutFormat};
+
+    fn h100() -> DeviceInfo {
+        DeviceInfo {
+            name: "H100".into(),
+            arch: Arch { major: 9, minor: 0 },
+            sm_count: 132,
+            shared_per_cta: 227 << 10,
+            shared_per_sm: 228 << 10,
+            registers_per_sm: 65536,
+            l2_bytes: 50 << 20,
+            memory_bytes: 80 << 30,
+        }
+    }
+
+    fn best(m: usize, n: usize, k: usize) -> (f64, String) {
+        let desc = DualGemmDesc {
+            out: OutFormat::F16,
+            ..DualGemmDesc::new(m, n, k, AFormat::F16, BlockFormat::Nvfp4)
+        };
+        Config::MENU
+            .into_iter()
+            .map(|config| (fused_us(&desc, &h100(), &config, Scheduler::Grid), config.name()))
+            .min_by(|a, b| a.0.total_cmp(&b.0))
+            .unwrap()
+    }
+
+    /// Measured on an H100: `benchmarks/record/h100-kernel-2026-11-28.csv`.
+    #[test]
+    fn the_best_configuration_is_expected_to_take_what_was_measured_close() {
+        for ((m, n, k), measured) in [
+            ((256, 4096, 7168), 40.0),
+            ((512, 4096, 7168), 70.0),
+            ((256, 3072, 4096), 21.0),
+            ((512, 3072, 7168), 55.5),
+            ((1, 4096, 7168), 14.8),
+            ((16, 4096, 7168), 15.4),
+            ((64, 4096, 7168), 17.8),
+            ((1, 14336, 4096), 24.0),
+            ((2048, 14336, 4096), 595.0),
+        ] {
+            let (expected, name) = best(m, n, k);
+            let ratio: f64 = expected / measured;
+            assert!((0.75..1.3).contains(&ratio), "{m}x{n}x{k}: {expected:.1} of {measured} by {name}");
+        }
+    }
+
+    #[test]
+    fn more_work_never_takes_less_time() {
+        for config in Config::MENU {
+            let time = |m, n, k| {
+                let desc = DualGemmDesc::new(m, n, k, AFormat::F16, BlockFormat::Nvfp4);
+                [Scheduler::Grid, Scheduler::Persistent, Scheduler::StreamK]
+                    .map(|scheduler| fused_us(&desc, &h100(), &config, scheduler))
+            };
+            let small = time(100, 2000, 4096);
+            for bigger in [time(400, 2000, 4096), time(100, 8000, 4096), time(100, 2000, 8192)] {
+                assert!(small.iter().zip(bigger).all(|(a, b)| *a <= b), "{}", config.name());
+            }
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! A and C of one problem in device memory, with copies from and to the host.
+
+use dualgemm_device::Device;
+use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix};
+use dualgemm_gemm::compare::Element;
+use dualgemm_gemm::{AFormat, AOperand, Comparison, DualGemmDesc, OutFormat, OutScale, OutputMut};
+use half::{bf16, f16};
+
+use crate::weights::plain_rows;
+use crate::{Buffer, DeviceA, DeviceC, DeviceCall, Error, Gpu};
+
+/// Room for A and C of up to M rows.
+#[derive(Debug)]
+pub struct Operands {
+    gpu: &'static Gpu,
+    desc: DualGemmDesc,
+    a: Buffer,
+    /// Block scales of a quantized A, row by row.
+    a_scales: Buffer,
+    c: Buffer,
+    /// Block scales of a quantized C, and its tensor scale.
+    c_scales: [Buffer; 2],
+}
+
+fn little_endian<T: Copy, const N: usize>(m: &Matrix<'_, T>, bytes: fn(T) -> [u8; N]) -> Vec<u8> {
+    (0..m.rows()).flat_map(|row| m.row(row)).flat_map(|&x| bytes(x)).collect()
+}
+
+/// Bytes of so many elements.
+fn bytes_of(elements: usize, bits: f64) -> usize {
+    (elements as f64 * bits / 8.0) as usize
+}
+
+impl Operands {
+    /// Takes memory for a problem.
+    ///
+    /// # Errors
+    /// If it does not fit.
+    pub fn new(gpu: &'static Gpu, desc: &DualGemmDesc) -> Result<Self, Error> {
+        let &DualGemmDesc { m, n, k, a, out, .. } = desc;
+        let (a, a_scales) = match a {
+            AFormat::Nvfp4 | AFormat::Mxfp4 => (m * k / 2, m * k / 16),
+            float => (bytes_of(m * k, float.bits_per_element()), 0),
+        };
+        let (c, c_scales) = match out {
+            OutFormat::Nvfp4 { scale_layout, .. } => (m * n / 2, scale_layout.len(m, n / 16)),
+            float => (bytes_of(m * n, float.bits_per_element()), 0),
+        };
+        Ok(Self {
+            gpu,
+            desc: *desc,
+            a: Buffer::new(gpu, a)?,
+            a_scales: Buffer::new(gpu, a_scales)?,
+            c: Buffer::zeroed(gpu, c)?,
+            c_scales: [Buffer::zeroed(gpu, c_scales)?, Buffer::zeroed(gpu, 4)?],
+        })
+    }
+
+    /// Copies A to the device. Quantized, its block scales are then in rows.
+    ///
+    /// # Errors
+    /// If it is not what the problem says.
+    pub fn write_a(&self, a: &AOperand<'_>) -> Result<(), Error> {
+        let (found, desc) = (AFormat::of(a), &self.desc);
+        if found != desc.a || a.k() != desc.k || a.rows() > desc.m {
+            return Err(Error::Operand {
+                tensor: "A",
+                found: format!("{found} [{}, {}]", a.rows(), a.k()),
+                expected: format!("{} [{}, {}]", desc.a, desc.m, desc.k),
+            });
+        }
+        match a {
+            AOperand::Float(FloatMatrix::F32(a)) => self.a.write(&little_endian(a, f32::to_le_bytes))?,
+            AOperand::Float(FloatMatrix::F16(a)) => self.a.write(&little_endian(a, f16::to_le_bytes))?,
+            AOperand::Float(FloatMatrix::Bf16(a)) => self.a.write(&little_endian(a, bf16::to_le_bytes))?,
+            AOperand::Quantized(a) => {
+                a.check_scales()?;
+                let (codes, scales) = plain_rows(a);
+                self.a.write(&codes)?;
+                self.a_scales.write(&scales)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The tensor scale of a quantized A, 1 of another.
+    pub fn a_scale(a: &AOperand<'_>) -> f32 {
+        match a {
+            AOperand::Float(_) => 1.0,
+            AOperand::Quantized(a) => a.global_scale().value(),
+        }
+    }
+
+    /// A call on rows `first .. first + m`, of an A with that tensor scale. With a `first` other than 0, scales are in
+    /// rows.
+    pub fn call_on(&self, first: usize, m: usize, a_scale: f32) -> DeviceCall {
+        let &DualGemmDesc { n, k, a, out, .. } = &self.desc;
+        let a = match a.block_format() {
+            None => {
+                let pitch = bytes_of(k, a.bits_per_element());
+                DeviceA::Float { values: self.a.ptr().offset((first * pitch) as u64), pitch }
+            }
+            Some(_) => DeviceA::Nvfp4 {
+                codes: self.a.ptr().offset((first * k / 2) as u64),
+                scales: self.a_scales.ptr().offset((first * k / 16) as u64),
+                global_scale: a_scale,
+            },
+        };
+        let [scales, global_scale] = &self.c_scales;
+        let c = match out {
+            OutFormat::Nvfp4 { .. } => DeviceC::Nvfp4 {
+                codes: self.c.ptr().offset((first * n / 2) as u64),
+                scales: scales.ptr().offset((first * n / 16) as u64),
+                global_scale: global_scale.ptr(),
+            },
+            float => {
+                DeviceC::Float(self.c.ptr().offset((first * bytes_of(n, float.bits_per_element())) as u64))
+            }
+        };
+        DeviceCall { m, a, c }
+    }
+
+    /// A call on the first m rows, of an A with that tensor scale.
+    pub fn call(&self, m: usize, a_scale: f32) -> DeviceCall {
+        self.call_on(0, m, a_scale)
+    }
+
+    /// The bytes of C (codes, if it is quantized), the bytes of its scales and its tensor scale, after every launch on
+    /// the device's own stream.
+    ///
+    /// # Errors
+    /// The failure of an earlier launch.
+    pub fn read(&self) -> Result<(Vec<u8>, Vec<u8>, f32), Error> {
+        let mut c = vec![0; self.c.bytes()];
+        self.c.read(&mut c)?;
+        let [scales, global] = &self.c_scales;
+        let (mut bytes, mut scale) = (vec![0; scales.bytes()], [0; 4]);
+        scales.read(&mut bytes)?;
+        global.read(&mut scale)?;
+        let scale = match self.desc.out {
+            OutFormat::Nvfp4 { global_scale: OutScale::Static(scale), .. } => scale,
+            _ => f32::from_le_bytes(scale),
+        };
+        Ok((c, bytes, scale))
+    }
+
+    /// Copies rows `first .. first + m` of C to the same rows of the host's C. Returns the tensor scale of a quantized
+    /// one, whose scales are copied whole if all rows are asked for.
+    ///
+    /// # Errors
+    /// If C is not what the problem says; the failure of an earlier launch.
+    pub fn read_c(&self, first: usize, m: usize, c: &mut OutputMut<'_>) -> Result<Option<f32>, Error> {
+        let n = self.desc.n;
+        let (from, to) = (first * n, (first + m) * n);
+        let wrong = |found: String| {
+            Err(Error::Operand { tensor: "C", found, expected: format!("{} of at least {to} values", self.desc.out) })
+        };
+        let bytes = |per: usize| -> Result<Vec<u8>, Error> {
+            let mut bytes = vec![0; m * n * per];
+            self.gpu.copy_from(&mut bytes, self.c.ptr().offset((from * per) as u64))?;
+            Ok(bytes)
+        };
+        match (c, self.desc.out) {
+            (OutputMut::F32(c), OutFormat::F32) if c.len() >= to => {
+                fill(&mut c[from..to], &bytes(4)?, f32::from_le_bytes);
+            }
+            (OutputMut::F16(c), OutFormat::F16) if c.len() >= to => {
+                fill(&mut c[from..to], &bytes(2)?, f16::from_le_bytes);
+            }
+            (OutputMut::Bf16(c), OutFormat::Bf16) if c.len() >= to => {
+                fill(&mut c[from..to], &bytes(2)?, bf16::from_le_bytes);
+            }
+            (OutputMut::Nvfp4 { codes, scales }, OutFormat::Nvfp4 { scale_layout, .. }) => {
+                let len = scale_layout.len(m, n / 16);
+                if codes.len() < to / 2 || first > 0 || scales.len() < len {
+                    return wrong(format!("{} bytes of codes, {} of scales", codes.len(), scales.len()));
+                }
+                self.c.read(&mut codes[..m * n / 2])?;
+                self.c_scales[0].read(&mut scales[..len])?;
+                let mut scale = [0; 4];
+                self.c_scales[1].read(&mut scale)?;
+                return Ok(Some(match self.desc.out {
+                    OutFormat::Nvfp4 { global_scale: OutScale::Static(scale), .. } => scale,
+                    _ => f32::from_le_bytes(scale),
+                }));
+            }
+            (OutputMut::F32(c), _) => return wrong(format!("f32 of {} values", c.len())),
+            (OutputMut::F16(c), _) => return wrong(format!("f16 of {} values", c.len())),
+            (OutputMut::Bf16(c), _) => return wrong(format!("bf16 of {} values", c.len())),
+            (OutputMut::Nvfp4 { .. }, _) => return wrong("nvfp4".into()),
+        }
+        Ok(None)
+    }
+
+    /// The relative L2 error of some rows of C, all M of which were computed.
+    ///
+    /// # Errors
+    /// The failure of an earlier launch.
+    pub fn rel_l2(&self, rows: &[usize], want: &[f64]) -> Result<f64, Error> {
+        let (c, scales, scale) = self.read()?;
+        let (m, n) = (self.desc.m, self.desc.n);
+        let compared = match self.desc.out {
+            OutFormat::F32 => compare(&c, rows, want, n, f32::from_le_bytes),
+            OutFormat::F16 => compare(&c, rows, want, n, f16::from_le_bytes),
+            OutFormat::Bf16 => compare(&c, rows, want, n, bf16::from_le_bytes),
+            OutFormat::Nvfp4 { scale_layout, .. } => {
+                let scale = GlobalScale::multiplier(scale);
+                let c = QuantizedMatrix::new("C", BlockFormat::Nvfp4, m, n, c, scales, scale_layout, scale)?;
+                let value = |&row: &usize| (0..n).map(|col| c.value(row, col) as f32).collect::<Vec<f32>>();
+                Comparison::new(&rows.iter().flat_map(value).collect::<Vec<f32>>(), want, n)
+            }
+        };
+        Ok(compared?.rel_l2)
+    }
+}
+
+fn fill<T, const N: usize>(to: &mut [T], bytes: &[u8], value: fn([u8; N]) -> T) {
+    for (to, &bytes) in to.iter_mut().zip(bytes.as_chunks::<N>().0) {
+        *to = value(bytes);
+    }
+}
+
+fn compare<T: Element, const N: usize>(
+    bytes: &[u8],
+    rows: &[usize],
+    want: &[f64],
+    n: usize,
+    value: fn([u8; N]) -> T,
+) -> Result<Comparison, dualgemm_gemm::Error> {
+    let row = |&row: &usize| bytes[row * n * N..][..n * N].as_chunks::<N>().0.iter().copied().map(value);
+    Comparison::new(&rows.iter().flat_map(row).collect::<Vec<T>>(), want, n)
+}

@@ -1,0 +1,284 @@
+//! How a problem is computed on a GPU, as a value: printable, serializable, free of addresses.
+
+use dualgemm_device::DeviceInfo;
+use dualgemm_formats::ScaleLayout;
+use dualgemm_gemm::DualGemmDesc;
+
+use crate::choices::Choices;
+use crate::strategy::{STRATEGIES, Strategy, strategy};
+use crate::{Error, Gpu, Prepared, WeightForm};
+
+/// What a caller may fix.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuOptions {
+    /// The strategy, by name; without it, the fastest that is known.
+    pub strategy: Option<String>,
+    /// Its kernel, by name; without it, the fastest that is known.
+    pub kernel: Option<String>,
+    /// Order of the block scales of an nvfp4 A.
+    pub a_scale_layout: ScaleLayout,
+}
+
+impl Default for GpuOptions {
+    /// Nothing fixed; scales row by row.
+    fn default() -> Self {
+        Self { strategy: None, kernel: None, a_scale_layout: ScaleLayout::Linear }
+    }
+}
+
+/// Why a plan is what it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ChosenBy {
+    /// The caller named it.
+    Caller,
+    /// It was measured on this machine.
+    Tuned,
+    /// It was measured on a card of this kind, and came with the program.
+    Shipped,
+    /// The cost model expects it to be the fastest.
+    Model,
+}
+
+impl std::fmt::Display for ChosenBy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Caller => "as asked for",
+            Self::Tuned => "measured fastest here",
+            Self::Shipped => "measured fastest on a card of this kind",
+            Self::Model => "expected to be the fastest",
+        })
+    }
+}
+
+/// How a problem is computed on a GPU.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct GpuPlan {
+    /// The problem; M is the most rows that a call may have.
+    pub desc: DualGemmDesc,
+    /// The device that it was made for.
+    pub device: String,
+    /// Name of the strategy.
+    pub strategy: String,
+    /// Name of its kernel.
+    pub kernel: String,
+    /// Why.
+    pub chosen_by: ChosenBy,
+    /// Order of the block scales of an nvfp4 A.
+    pub a_scale_layout: ScaleLayout,
+}
+
+impl GpuPlan {
+    /// Chooses how to compute a problem on a device.
+    ///
+    /// # Errors
+    /// If the description breaks a rule, a name is unknown, or nothing can take it; the reasons.
+    pub fn new(desc: &DualGemmDesc, gpu: &Gpu, options: &GpuOptions) -> Result<Self, Error> {
+        Self::choose(desc, dualgemm_device::Device::info(gpu), &Choices::of(gpu), options)
+    }
+
+    pub(crate) fn choose(
+        desc: &DualGemmDesc,
+        info: &DeviceInfo,
+        choices: &Choices,
+        options: &GpuOptions,
+    ) -> Result<Self, Error> {
+        desc.check()?;
+        let plan = |strategy: &str, kernel: String, chosen_by| Self {
+            desc: *desc,
+            device: info.name.clone(),
+            strategy: strategy.into(),
+            kernel,
+            chosen_by,
+            a_scale_layout: options.a_scale_layout,
+        };
+        let wanted: Vec<&'static dyn Strategy> = match &options.strategy {
+            Some(name) => vec![strategy(name)?],
+            // Those that the cost model knows: the library's are there to be compared with.
+            None => STRATEGIES.iter().copied().filter(|s| s.weight_form() == WeightForm::Packed).collect(),
+        };
+        let mut fitting: Vec<(&'static dyn Strategy, Vec<String>)> = Vec::new();
+        let mut refusals = Vec::new();
+        for s in wanted {
+            match s.kernels(desc, info) {
+                Ok(kernels) => fitting.push((s, kernels)),
+                Err(error) if options.strategy.is_some() => return Err(error),
+                Err(error) => refusals.push(error.to_string()),
+            }
+        }
+        if let (Some(kernel), [(s, kernels)]) = (&options.kernel, fitting.as_slice()) {
+            if !kernels.contains(kernel) {
+                let (found, valid) = (kernel.clone(), kernels.join(", "));
+                return Err(Error::NoKernel { strategy: s.name(), found, valid });
+            }
+            return Ok(plan(s.name(), kernel.clone(), ChosenBy::Caller));
+        }
+        let known = |strategy: &str, kernel: &str| {
+            fitting.iter().any(|(s, kernels)| s.name() == strategy && kernels.iter().any(|k| k == kernel))
+        };
+        if let Some((choice, chosen_by)) = choices.best(desc, &known) {
+            return Ok(plan(&choice.strategy, choice.kernel.clone(), chosen_by));
+        }
+        let expected = fitting
+            .iter()
+            .flat_map(|(s, kernels)| kernels.iter().map(move |kernel| (s, kernel)))
+            .map(|(s, kernel)| (s.estimate_us(desc, info, kernel).unwrap_or(0.0), s, kernel))
+            .min_by(|a, b| a.0.total_cmp(&b.0));
+        match expected {
+            Some((_, s, kernel)) => Ok(plan(s.name(), kernel.clone(), ChosenBy::Model)),
+            None => Err(Error::NothingFits {
+                problem: desc.to_string(),
+                device: info.name.clone(),
+                reasons: refusals.join("; "),
+            }),
+        }
+    }
+
+    /// The strategy.
+    ///
+    /// # Errors
+    /// If a plan from elsewhere names one that this build does not have.
+    pub fn strategy(&self) -> Result<&'static dyn Strategy, Error> {
+        strategy(&self.strategy)
+    }
+
+    /// The order in which weights are read.
+    ///
+    /// # Errors
+    /// As [`strategy`](Self::strategy).
+    pub fn weight_form(&self) -> Result<WeightForm, Error> {
+        Ok(self.strategy()?.weight_form())
+    }
+
+    /// Loads the kernels and takes the memory.
+    ///
+    /// # Errors
+    /// If the machine lacks what the plan asks for.
+    pub fn prepare(&self, gpu: &'static Gpu) -> Result<Box<dyn Prepared>, Error> {
+        // A plan from elsewhere may be for another card.
+        self.strategy()?.kernels(&self.desc, dualgemm_device::Device::info(gpu))?;
+        self.strategy()?.prepare(gpu, self)
+    }
+}
+
+impl std::fmt::Display for GpuPlan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { desc, device, strategy, kernel, chosen_by, .. } = self;
+        write!(f, "{desc}\n{strategy} by {kernel} on {device}, {chosen_by}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::choices::Choice;
+    use dualgemm_device::Arch;
+    use dualgemm_formats::BlockFormat;
+    use dualgemm_gemm::{AFormat, OutFormat, QuantizeA};
+
+    fn card(major: u32, minor: u32) -> DeviceInfo {
+        DeviceInfo {
+            name: "card".into(),
+            arch: Arch { major, minor },
+            sm_count: 132,
+            shared_per_cta: 227 << 10,
+            shared_per_sm: 228 << 10,
+            registers_per_sm: 65536,
+            l2_bytes: 50 << 20,
+            memory_bytes: 80 << 30,
+        }
+    }
+
+    fn desc(m: usize, n: usize, k: usize) -> DualGemmDesc {
+        DualGemmDesc { out: OutFormat::F16, ..DualGemmDesc::new(m, n, k, AFormat::F16, BlockFormat::Nvfp4) }
+    }
+
+    fn choose(desc: &DualGemmDesc, options: &GpuOptions) -> Result<GpuPlan, Error> {
+        GpuPlan::choose(desc, &card(9, 0), &Choices::default(), options)
+    }
+
+    fn named(strategy: &str) -> GpuOptions {
+        GpuOptions { strategy: Some(strategy.into()), ..GpuOptions::default() }
+    }
+
+    #[test]
+    fn every_problem_gets_a_plan_that_its_strategy_knows() {
+        let outs = [OutFormat::F32, OutFormat::F16, OutFormat::Bf16];
+        for m in [1, 7, 64, 127, 129, 700, 5000] {
+            for (n, k) in [(1, 16), (33, 464), (4096, 7168), (14336, 4096)] {
+                for a in [AFormat::F16, AFormat::Bf16, AFormat::Nvfp4] {
+                    for out in outs {
+                        let desc = DualGemmDesc { a, out, ..desc(m, n, k) };
+                        let plan = choose(&desc, &GpuOptions::default()).unwrap();
+                        let kernels = plan.strategy().unwrap().kernels(&desc, &card(9, 0)).unwrap();
+                        assert!(kernels.contains(&plan.kernel), "{plan}");
+                        assert_eq!(plan.chosen_by, ChosenBy::Model);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn few_rows_are_decoded_and_many_take_large_tiles() {
+        let kernel = |m, n, k| choose(&desc(m, n, k), &GpuOptions::default()).unwrap().kernel;
+        assert!(kernel(1, 4096, 7168).contains("x8_"));
+        assert!(kernel(512, 4096, 7168).contains("128x256"));
+        assert!(kernel(8192, 14336, 4096).contains("128x256"));
+    }
+
+    #[test]
+    fn measurements_come_before_expectations_and_only_for_their_problem() {
+        let kernel = choose(&desc(64, 4096, 7168), &named("fused")).unwrap().kernel;
+        let other = choose(&desc(64, 4096, 7168), &named("stream-k")).unwrap().kernel;
+        let choice = |m, strategy: &str, kernel: &String, us| Choice::of(&desc(m, 4096, 7168), strategy, kernel, us);
+        let choices = Choices::tuned(vec![
+            choice(64, "fused", &kernel, 20.0),
+            choice(64, "stream-k", &other, 10.0),
+            choice(64, "fused", &"no such kernel".to_string(), 1.0),
+        ]);
+        let plan = |m, n, options: &GpuOptions| {
+            GpuPlan::choose(&desc(m, n, 7168), &card(9, 0), &choices, options).unwrap()
+        };
+        let all = GpuOptions::default();
+        assert_eq!(plan(64, 4096, &all).strategy, "stream-k", "the fastest that exists");
+        assert_eq!(plan(64, 4096, &all).chosen_by, ChosenBy::Tuned);
+        assert_eq!(plan(64, 4096, &named("fused")).kernel, kernel);
+        assert_eq!(plan(50, 4096, &all).chosen_by, ChosenBy::Tuned, "fewer rows of the same tile");
+        assert_eq!(plan(65, 4096, &all).chosen_by, ChosenBy::Model);
+        assert_eq!(plan(64, 4104, &all).chosen_by, ChosenBy::Model);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_the_reason() {
+        let message = |desc: &DualGemmDesc, options: &GpuOptions| choose(desc, options).unwrap_err().to_string();
+        let f32_a = DualGemmDesc { a: AFormat::F32, ..desc(1, 64, 64) };
+        assert!(message(&f32_a, &GpuOptions::default()).contains("round it to f16 or bf16"));
+        let quantized = DualGemmDesc { quantize_a: QuantizeA::Dynamic, ..f32_a };
+        assert!(choose(&quantized, &GpuOptions::default()).is_ok());
+        assert!(message(&desc(1, 64, 64), &named("fastest")).contains("baseline, "));
+        assert!(message(&desc(500, 64, 64), &named("decode")).contains("M = 500"));
+        let options = GpuOptions { kernel: Some("x".into()), ..named("fused") };
+        assert!(message(&desc(1, 64, 64), &options).starts_with("strategy fused has no kernel \"x\""));
+        let old = GpuPlan::choose(&desc(1, 64, 64), &card(8, 0), &Choices::default(), &GpuOptions::default());
+        assert!(old.unwrap_err().to_string().contains("for sm_90a; this is card, sm_80"));
+    }
+
+    #[test]
+    fn plans_survive_json() {
+        let plan = choose(&desc(3, 64, 64), &GpuOptions::default()).unwrap();
+        let text = serde_json::to_string(&plan).unwrap();
+        assert_eq!(serde_json::from_str::<GpuPlan>(&text).unwrap(), plan);
+    }
+
+    /// A decoder meets a new number of tokens on almost every step.
+    #[test]
+    fn a_thousand_different_shapes_are_planned_in_little_time() {
+        let start = std::time::Instant::now();
+        for m in 1..=1000 {
+            choose(&desc(m, 4096, 7168), &GpuOptions::default()).unwrap();
+        }
+        let each = start.elapsed().as_secs_f64() / 1e3;
+        assert!(each < 2e-3, "{each} s each");
+    }
+}

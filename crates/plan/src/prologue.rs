@@ -1,0 +1,153 @@
+//! From A as it is given to the 16-bit floats that kernels multiply.
+//!
+//! | A | plan | kernels before the product |
+//! |---|---|---|
+//! | f16, bf16 | as it is | none |
+//! | nvfp4 | exact | expand: `code · scale` as f16; the tensor scale joins the epilogue |
+//! | f32, f16, bf16 | quantized with a static scale | quantize, to the same f16 |
+//! | f32, f16, bf16 | quantized with a dynamic scale | amax, then quantize; the scale stays on the device |
+
+use dualgemm_device::{Device, DeviceInfo, DevicePtr, LaunchSpec, Stream};
+use dualgemm_formats::{FloatType, GlobalScale, ScaleLayout};
+use dualgemm_gemm::{AFormat, DualGemmDesc, QuantizeA};
+use dualgemm_kernels::generic::amax::{Amax, MAX_PARTS};
+use dualgemm_kernels::generic::expand::{Codes, Expand};
+use dualgemm_kernels::generic::quantize::{Floats, Out, Quantize, Scale};
+use dualgemm_kernels::generic::rowwise::Sink;
+
+use crate::{Buffer, DeviceA, Error, Gpu};
+
+/// The float type that A is multiplied in: its own if that has 16 bits, otherwise f16, which holds nvfp4 exactly.
+///
+/// # Errors
+/// If A is f32 and not quantized: tensor cores have no f32, and rounding it is the caller's decision.
+pub(crate) fn compute_type(desc: &DualGemmDesc) -> Result<FloatType, String> {
+    match (desc.a_compute(), desc.a) {
+        (AFormat::F16 | AFormat::Nvfp4, _) => Ok(FloatType::F16),
+        (AFormat::Bf16, _) => Ok(FloatType::Bf16),
+        (AFormat::F32, _) => Err("A is f32, which tensor cores do not multiply; round it to f16 or bf16, or quantize \
+                                  it to nvfp4 (on the command line: --a-format)"
+            .into()),
+        (AFormat::Mxfp4, _) => Err("A is mxfp4; GPU kernels take nvfp4, f16 and bf16".into()),
+    }
+}
+
+/// A as kernels multiply it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Image {
+    /// The first element.
+    pub values: DevicePtr,
+    /// Bytes from row to row.
+    pub pitch: usize,
+    /// What products are to be multiplied by.
+    pub scale: f32,
+    /// One f32 that they are to be multiplied by as well, or null.
+    pub device_scale: DevicePtr,
+}
+
+/// Lets a launch overlap the end of the one before, where the card can: every kernel here waits for it itself.
+pub(crate) fn overlapping(info: &DeviceInfo, spec: LaunchSpec) -> LaunchSpec {
+    spec.programmatic(info.arch.major >= 9)
+}
+
+/// The kernels before the product, with their memory.
+#[derive(Debug)]
+pub(crate) struct Prologue {
+    gpu: &'static Gpu,
+    k: usize,
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Direct,
+    Expand { kernel: Expand, image: Buffer },
+    Quantize { kernel: Quantize, image: Buffer, scale: QuantizeScale },
+}
+
+#[derive(Debug)]
+enum QuantizeScale {
+    Static(GlobalScale),
+    /// Parts of the largest magnitude, and the scale.
+    Dynamic {
+        amax: Amax,
+        parts: Buffer,
+        scale: Buffer,
+    },
+}
+
+impl Prologue {
+    pub(crate) fn new(gpu: &'static Gpu, desc: &DualGemmDesc, layout: ScaleLayout) -> Result<Self, Error> {
+        let image = || Buffer::new(gpu, desc.m * desc.k * 2);
+        let quantize = |float: AFormat, dynamic| {
+            let ty = match float {
+                AFormat::F32 => FloatType::F32,
+                AFormat::Bf16 => FloatType::Bf16,
+                _ => FloatType::F16,
+            };
+            Ok::<_, Error>((ty, Quantize::new(gpu, ty, Sink::Image(FloatType::F16), dynamic)?))
+        };
+        let kind = match (desc.quantize_a, desc.a) {
+            (QuantizeA::No, AFormat::Nvfp4) => {
+                Kind::Expand { kernel: Expand::new(gpu, layout, FloatType::F16)?, image: image()? }
+            }
+            (QuantizeA::No, _) => Kind::Direct,
+            (QuantizeA::Static(scale), float) => {
+                let scale = QuantizeScale::Static(GlobalScale::multiplier(scale));
+                Kind::Quantize { kernel: quantize(float, false)?.1, image: image()?, scale }
+            }
+            (QuantizeA::Dynamic, float) => {
+                let (ty, kernel) = quantize(float, true)?;
+                let (amax, parts) = (Amax::new(gpu, ty)?, Buffer::new(gpu, 4 * MAX_PARTS as usize)?);
+                let scale = QuantizeScale::Dynamic { amax, parts, scale: Buffer::new(gpu, 4)? };
+                Kind::Quantize { kernel, image: image()?, scale }
+            }
+        };
+        Ok(Self { gpu, k: desc.k, kind })
+    }
+
+    /// Launches them and says where A is then.
+    pub(crate) fn run(&self, m: usize, a: &DeviceA, stream: Stream) -> Result<Image, Error> {
+        let (k, null) = (self.k, DevicePtr::NULL);
+        let launch = |spec| self.gpu.launch_on(stream, &overlapping(self.gpu.info(), spec));
+        let whole = |image: &Buffer, scale, device_scale| {
+            Ok(Image { values: image.ptr(), pitch: 2 * k, scale, device_scale })
+        };
+        match (&self.kind, *a) {
+            (Kind::Direct, DeviceA::Float { values, pitch }) => {
+                Ok(Image { values, pitch, scale: 1.0, device_scale: null })
+            }
+            (Kind::Expand { kernel, image }, DeviceA::Nvfp4 { codes, scales, global_scale }) => {
+                launch(kernel.spec(&Codes { m, k, codes, pitch: k / 2, scales }, image.ptr(), 2 * k)?)?;
+                whole(image, global_scale, null)
+            }
+            (Kind::Quantize { kernel, image, scale }, DeviceA::Float { values, pitch }) => {
+                let a = Floats { m, k, values, pitch };
+                let out = Out::Image { values: image.ptr(), pitch: 2 * k };
+                match scale {
+                    QuantizeScale::Static(scale) => {
+                        launch(kernel.spec(&a, &out, &Scale::Static(*scale))?)?;
+                        whole(image, scale.value(), null)
+                    }
+                    QuantizeScale::Dynamic { amax, parts, scale } => {
+                        launch(amax.spec(&a, parts.ptr())?)?;
+                        let dynamic = Scale::Dynamic { parts: parts.ptr(), scale: scale.ptr() };
+                        launch(kernel.spec(&a, &out, &dynamic)?)?;
+                        whole(image, 1.0, scale.ptr())
+                    }
+                }
+            }
+            (_, found) => Err(Error::Operand {
+                tensor: "A",
+                found: match found {
+                    DeviceA::Float { .. } => "floats".into(),
+                    DeviceA::Nvfp4 { .. } => "nvfp4".into(),
+                },
+                expected: match self.kind {
+                    Kind::Expand { .. } => "nvfp4".into(),
+                    Kind::Direct | Kind::Quantize { .. } => "floats".into(),
+                },
+            }),
+        }
+    }
+}

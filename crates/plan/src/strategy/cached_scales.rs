@@ -1,0 +1,99 @@
+//! Dequantized weights kept: four times the memory, and only products and activation per call.
+//!
+//! What is kept is found by the identity of the weights ([`DeviceWeights::id`]), which is never given out twice, and not
+//! by their address, which another tensor may have next. It is dropped when the weights are.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use dualgemm_device::{Device, DeviceInfo, DevicePtr, Stream};
+use dualgemm_gemm::DualGemmDesc;
+
+use super::library::{Library, supports};
+use super::{Launches, Prepared, Strategy};
+use crate::{Buffer, DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm};
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct CachedScales;
+
+/// The library with dequantized weights.
+#[derive(Debug)]
+pub(super) struct Cached {
+    pub(super) library: Library,
+    kept: Mutex<HashMap<u64, Kept>>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    of: Weak<DeviceWeights>,
+    dequantized: [Buffer; 2],
+}
+
+impl Cached {
+    pub(super) fn new(gpu: &'static Gpu, plan: &GpuPlan) -> Result<Self, Error> {
+        Ok(Self { library: Library::new(gpu, plan)?, kept: Mutex::default() })
+    }
+
+    /// Both matrices, dequantized now if they have not been. They live as long as the weights.
+    pub(super) fn dequantized(&self, weights: &Arc<DeviceWeights>) -> Result<[DevicePtr; 2], Error> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = kept.get(&weights.id()) {
+            return Ok([known.dequantized[0].ptr(), known.dequantized[1].ptr()]);
+        }
+        kept.retain(|_, kept| kept.of.strong_count() > 0);
+        let dequantized = self.library.room()?;
+        let at = [dequantized[0].ptr(), dequantized[1].ptr()];
+        self.library.dequantize(weights, at, Stream::Own)?;
+        // Other streams do not wait for ours.
+        self.library.gpu.synchronize()?;
+        kept.insert(weights.id(), Kept { of: Arc::downgrade(weights), dequantized });
+        Ok(at)
+    }
+}
+
+impl Strategy for CachedScales {
+    fn name(&self) -> &'static str {
+        "cached-scales"
+    }
+
+    fn doc(&self) -> &'static str {
+        "weights dequantized once and kept as 16 bits, two cuBLASLt products, an activation kernel"
+    }
+
+    fn weight_form(&self) -> WeightForm {
+        WeightForm::Plain
+    }
+
+    fn launches(&self) -> Launches {
+        Launches::Eager
+    }
+
+    fn kernels(&self, desc: &DualGemmDesc, _: &DeviceInfo) -> Result<Vec<String>, Error> {
+        supports(self.name(), desc)?;
+        Ok(vec!["cublaslt".into()])
+    }
+
+    fn estimate_us(&self, _: &DualGemmDesc, _: &DeviceInfo, _: &str) -> Option<f64> {
+        None
+    }
+
+    fn prepare(&self, gpu: &'static Gpu, plan: &GpuPlan) -> Result<Box<dyn Prepared>, Error> {
+        Ok(Box::new(Cached::new(gpu, plan)?))
+    }
+}
+
+impl Prepared for Cached {
+    fn warm(&self, weights: &Arc<DeviceWeights>) -> Result<(), Error> {
+        self.dequantized(weights).map(drop)
+    }
+
+    fn run(&self, call: &DeviceCall, weights: &Arc<DeviceWeights>, stream: Stream) -> Result<(), Error> {
+        let dequantized = self.dequantized(weights)?;
+        let a = self.library.image(call, stream)?;
+        for (half, b) in dequantized.into_iter().enumerate() {
+            self.library.product(half, &a, weights, b, stream)?;
+        }
+        self.library.activate(call, weights, stream)
+    }
+}

@@ -1,0 +1,91 @@
+//! As [`cached_scales`](super::cached_scales), recorded once for each set of operands and then replayed as one call to
+//! the driver.
+//!
+//! A recording holds addresses, so it is found by all addresses of the call and the identity of the weights; contents
+//! are read anew by every replay.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use dualgemm_cuda::{Cuda, Graph};
+use dualgemm_device::{DeviceInfo, Error as DeviceError, Stream};
+use dualgemm_gemm::DualGemmDesc;
+
+use super::cached_scales::Cached;
+use super::library::supports;
+use super::{Launches, Prepared, Strategy};
+use crate::{DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm};
+
+/// Recordings that are kept; one more, and all are dropped.
+const MOST_GRAPHS: usize = 1024;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct CudaGraph;
+
+type Key = (u64, [u64; 8]);
+
+#[derive(Debug)]
+struct Ready {
+    card: Arc<Cuda>,
+    cached: Cached,
+    graphs: Mutex<HashMap<Key, Graph>>,
+}
+
+impl Strategy for CudaGraph {
+    fn name(&self) -> &'static str {
+        "cuda-graph"
+    }
+
+    fn doc(&self) -> &'static str {
+        "cached-scales, recorded and replayed as one launch"
+    }
+
+    fn weight_form(&self) -> WeightForm {
+        WeightForm::Plain
+    }
+
+    /// The replay of its own recording is what is measured.
+    fn launches(&self) -> Launches {
+        Launches::Eager
+    }
+
+    fn kernels(&self, desc: &DualGemmDesc, _: &DeviceInfo) -> Result<Vec<String>, Error> {
+        supports(self.name(), desc)?;
+        Ok(vec!["cublaslt".into()])
+    }
+
+    fn estimate_us(&self, _: &DualGemmDesc, _: &DeviceInfo, _: &str) -> Option<f64> {
+        None
+    }
+
+    fn prepare(&self, gpu: &'static Gpu, plan: &GpuPlan) -> Result<Box<dyn Prepared>, Error> {
+        let card = gpu.card().cloned().ok_or_else(|| DeviceError::Driver {
+            call: "recording a graph",
+            reason: "a simulated GPU records none".into(),
+        })?;
+        Ok(Box::new(Ready { card, cached: Cached::new(gpu, plan)?, graphs: Mutex::default() }))
+    }
+}
+
+impl Prepared for Ready {
+    fn warm(&self, weights: &Arc<DeviceWeights>) -> Result<(), Error> {
+        self.cached.warm(weights)
+    }
+
+    fn run(&self, call: &DeviceCall, weights: &Arc<DeviceWeights>, stream: Stream) -> Result<(), Error> {
+        let key = (weights.id(), call.key());
+        let mut graphs = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(graph) = graphs.get(&key) {
+            return Ok(graph.replay_on(stream)?);
+        }
+        self.cached.warm(weights)?;
+        let graph = self.card.record(|| self.cached.run(call, weights, Stream::Own))?;
+        graph.replay_on(stream)?;
+        if graphs.len() >= MOST_GRAPHS {
+            graphs.clear();
+        }
+        graphs.insert(key, graph);
+        Ok(())
+    }
+}

@@ -1,0 +1,119 @@
+//! The ways in which the operation is put together, each selectable by itself. To add one, write a file and add a row
+//! to [`STRATEGIES`].
+
+pub mod baseline;
+pub mod cached_scales;
+pub mod cuda_graph;
+pub mod fused;
+mod library;
+pub mod parallel_streams;
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use dualgemm_device::{DeviceInfo, Stream};
+use dualgemm_gemm::DualGemmDesc;
+
+use crate::{DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm};
+
+/// How calls reach the card when their speed is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Launches {
+    /// One by one, as an eager program makes them.
+    Eager,
+    /// Recorded beforehand and replayed.
+    Recorded,
+}
+
+/// A way to put the operation together.
+pub trait Strategy: Debug + Sync {
+    /// Its name on the command line.
+    fn name(&self) -> &'static str;
+
+    /// What it does, in one line.
+    fn doc(&self) -> &'static str;
+
+    /// The order in which it reads weights.
+    fn weight_form(&self) -> WeightForm;
+
+    /// How its calls are made when they are measured.
+    fn launches(&self) -> Launches {
+        Launches::Recorded
+    }
+
+    /// Names of the kernels that it could use for the problem, all of which fit; empty if it has but one way.
+    ///
+    /// # Errors
+    /// If it cannot take the problem, or not on this kind of device: the reason.
+    fn kernels(&self, desc: &DualGemmDesc, info: &DeviceInfo) -> Result<Vec<String>, Error>;
+
+    /// What the cost model expects of a kernel, µs; none where it does not model it.
+    fn estimate_us(&self, desc: &DualGemmDesc, info: &DeviceInfo, kernel: &str) -> Option<f64>;
+
+    /// Loads kernels and takes memory.
+    ///
+    /// # Errors
+    /// If the machine lacks what the plan asks for, or memory.
+    fn prepare(&self, gpu: &'static Gpu, plan: &GpuPlan) -> Result<Box<dyn Prepared>, Error>;
+}
+
+/// A strategy with its kernels loaded and its memory taken: calls allocate nothing, wait for nothing and can be
+/// recorded into a graph.
+///
+/// Calls share scratch memory, so they must be ordered: all on one stream, or streams made to wait for each other.
+pub trait Prepared: Debug + Send + Sync {
+    /// What is to be done once for weights before calls with them are recorded. Does nothing the second time.
+    ///
+    /// # Errors
+    /// If memory is lacking.
+    fn warm(&self, weights: &Arc<DeviceWeights>) -> Result<(), Error> {
+        let _ = weights;
+        Ok(())
+    }
+
+    /// One call.
+    ///
+    /// # Errors
+    /// If an operand does not fit or is misaligned; what the device says of a launch.
+    fn run(&self, call: &DeviceCall, weights: &Arc<DeviceWeights>, stream: Stream) -> Result<(), Error>;
+}
+
+/// Every strategy, in the order in which tables show them.
+pub const STRATEGIES: &[&dyn Strategy] = &[
+    &baseline::Baseline,
+    &cached_scales::CachedScales,
+    &parallel_streams::ParallelStreams,
+    &cuda_graph::CudaGraph,
+    &fused::Fused::GRID,
+    &fused::Fused::PERSISTENT,
+    &fused::Fused::STREAM_K,
+    &fused::Fused::DECODE,
+];
+
+/// The strategy of that name.
+///
+/// # Errors
+/// Lists the names there are.
+pub fn strategy(name: &str) -> Result<&'static dyn Strategy, Error> {
+    STRATEGIES.iter().copied().find(|s| s.name() == name).ok_or_else(|| Error::NoStrategy {
+        found: name.into(),
+        valid: STRATEGIES.iter().map(|s| s.name()).collect::<Vec<_>>().join(", "),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn names_are_unique_and_found() {
+        for s in STRATEGIES {
+            assert_eq!(strategy(s.name()).unwrap().name(), s.name());
+            assert!(!s.doc().is_empty());
+        }
+        assert_eq!(STRATEGIES.iter().map(|s| s.name()).collect::<HashSet<_>>().len(), STRATEGIES.len());
+        let message = strategy("fast").unwrap_err().to_string();
+        assert!(message.starts_with("no strategy is called \"fast\"; there are baseline, "), "{message}");
+    }
+}
