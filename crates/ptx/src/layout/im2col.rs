@@ -24,7 +24,12 @@ impl Im2col {
         for (what, corner) in [("lower", &self.lower), ("upper", &self.upper)] {
             let what = format!("{what} corner of the bounding box");
             let found = format!("{} for rank {rank}", corner.len());
-            require(corner.len() == rank - 2, what.clone(), found, "one value per dimension of space needed")?;
+            require(
+                corner.len() == rank - 2,
+                what.clone(),
+                found,
+                "one value per dimension of space needed",
+            )?;
             for &at in corner {
                 let rule = "16, 8 or 5 bits with sign possible for rank 3, 4 or 5";
                 require((-bound..bound).contains(&at), what.clone(), at, rule)?;
@@ -32,7 +37,12 @@ impl Im2col {
         }
         let [channels, pixels] = box_dims else {
             let found = format!("{} dimensions", box_dims.len());
-            return require(false, "box", found, "channels per pixel and pixels per column needed in im2col mode");
+            return require(
+                false,
+                "box",
+                found,
+                "channels per pixel and pixels per column needed in im2col mode",
+            );
         };
         require((1..=256).contains(channels), "channels per pixel", channels, "1 to 256 possible")?;
         require((1..=1024).contains(pixels), "pixels per column", pixels, "1 to 1024 possible")

@@ -4,6 +4,8 @@ use super::operand::{Addr, Ordering};
 use super::{Ins, Op, Result};
 use crate::memory::Space;
 use crate::program::{Dst, Reg, Src};
+use crate::semantics::fragment::MatrixShape;
+use crate::semantics::narrow::Narrow;
 use dualgemm_ptx::Type;
 
 /// A decoded load or store.
@@ -15,14 +17,14 @@ pub enum Memory {
     Store(Addr, Type, Vec<Src>, Ordering),
 }
 
-/// A decoded warp-wide matrix move; matrices of 8 x 8 16-bit elements.
+/// A decoded warp-wide matrix move.
 #[derive(Debug, Clone)]
 pub enum Matrix {
-    /// `ldmatrix`; `true`: `.trans`.
-    Load(Addr, Vec<Dst>, bool),
+    /// `ldmatrix`
+    Load(Addr, Vec<Dst>, MatrixShape),
     /// `stmatrix`
-    Store(Addr, Vec<Src>, bool),
-    /// `movmatrix.trans`
+    Store(Addr, Vec<Src>, MatrixShape),
+    /// `movmatrix.trans`, of 8 x 8 16-bit elements.
     Transpose(Dst, Src),
 }
 
@@ -74,11 +76,18 @@ pub fn store(i: &mut Ins<'_>) -> Result<Op> {
 /// # Errors
 /// What is not known about it.
 pub fn matrix(i: &mut Ins<'_>) -> Result<Op> {
-    i.ignore(&["sync", "aligned", "b16"]);
-    if !i.has("m8n8") {
-        return i.error("only .m8n8 with .b16 is executed");
-    }
+    i.ignore(&["sync", "aligned", "b16", "b8", "b8x16"]);
     let trans = i.has("trans");
+    let load = i.ast.root == "ldmatrix";
+    let shape = i.need("a shape", &[("m8n8", 0), ("m16n16", 1), ("m16n8", 2), ("m8n16", 3)])?;
+    let narrow = i.one_of(&[("b4x16_p64", Narrow::B4), ("b6x16_p32", Narrow::B6)]);
+    let shape = match (shape, trans, narrow) {
+        (0, _, None) => MatrixShape::M8n8(trans),
+        (1, true, None) if load => MatrixShape::M16n16,
+        (2, true, None) if !load => MatrixShape::M16n8,
+        (3, false, Some(narrow)) if load => MatrixShape::M8n16(narrow),
+        _ => return i.error("this shape, transposition and format do not go together here"),
+    };
     let n = i.one_of(&[("x1", 1), ("x2", 2), ("x4", 4)]).unwrap_or(1);
     let space = match i.space() {
         Space::Generic => Space::Generic,
@@ -87,16 +96,17 @@ pub fn matrix(i: &mut Ins<'_>) -> Result<Op> {
     i.finish()?;
     let op = match i.ast.root.as_str() {
         "movmatrix" => Matrix::Transpose(i.dst(0)?, i.src(1, Type::B32)?),
-        "ldmatrix" => Matrix::Load(i.addr(1, space)?, i.dsts(0)?, trans),
-        _ => Matrix::Store(i.addr(0, space)?, i.srcs(1, Type::B32)?, trans),
+        "ldmatrix" => Matrix::Load(i.addr(1, space)?, i.dsts(0)?, shape),
+        _ => Matrix::Store(i.addr(0, space)?, i.srcs(1, Type::B32)?, shape),
     };
     let (found, narrow) = match &op {
         Matrix::Load(_, d, _) => (d.len(), d.iter().all(|d| matches!(d, Dst::Reg(Reg::R32(_)) | Dst::Sink))),
         Matrix::Store(_, s, _) => (s.len(), true),
-        Matrix::Transpose(..) => (n, true),
+        Matrix::Transpose(..) => (n * shape.registers(), true),
     };
-    if found != n || !narrow {
-        return i.error(format!("needs {n} registers of 32 bits"));
+    let want = n * shape.registers();
+    if found != want || !narrow {
+        return i.error(format!("needs {want} registers of 32 bits"));
     }
     Ok(Op::Matrix(op))
 }

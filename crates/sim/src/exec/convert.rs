@@ -2,6 +2,7 @@
 
 use super::{Cx, Result, lanes};
 use crate::decode::convert::{Convert, Number};
+use crate::machine::regs::Regs;
 use crate::machine::step::Flow;
 use crate::memory::{self, RANK_SHIFT, SHARED_WINDOW, Space, in_space};
 use crate::program::{Dst, Src};
@@ -98,8 +99,8 @@ pub fn execute(op: &Convert, cx: &mut Cx<'_, '_>) -> Result {
     let m = cx.m;
     match op {
         Convert::Move(d, s) => cx.w.regs.copy(*d, *s, m),
-        Convert::Pack(d, s, bits) => pack(cx, *d, s, *bits),
-        Convert::Unpack(d, s, bits) => unpack(cx, d, *s, *bits),
+        Convert::Pack(d, s, bits) => cx.w.regs.moving(|regs| pack(regs, m, *d, s, *bits)),
+        Convert::Unpack(d, s, bits) => cx.w.regs.moving(|regs| unpack(regs, m, d, *s, *bits)),
         Convert::One { to, from, round, integral, clamp, ftz, extend, d, s } => {
             let h =
                 How { to: *to, from: *from, round: *round, integral: *integral, clamp: *clamp, ftz: *ftz };
@@ -187,32 +188,45 @@ pub fn execute(op: &Convert, cx: &mut Cx<'_, '_>) -> Result {
     Ok(Flow::Next)
 }
 
-fn pack(cx: &mut Cx<'_, '_>, d: Dst, s: &[Src], bits: u32) {
+fn pack(regs: &mut Regs, m: u32, d: Dst, s: &[Src], bits: u32) {
     // Undefined elements make an undefined register, not a fault: compilers pack them freely.
-    let m = cx.m;
-    let unwritten = s.iter().fold(0, |u, s| u | cx.w.regs.unwritten(*s));
+    let unwritten = s.iter().fold(0, |u, s| u | regs.unwritten(*s));
     let known = m & !unwritten;
     let mut r = [0u128; 32];
     for (k, s) in s.iter().enumerate() {
-        let v = cx.w.regs.r64(*s, known);
+        let v = regs.r64(*s, known);
         let keep = u64::MAX >> (64 - bits);
         for (r, v) in r.iter_mut().zip(v) {
             *r |= u128::from(v & keep) << (k as u32 * bits);
         }
     }
-    cx.w.regs.w128(d, m, &r);
-    cx.w.regs.forget(d, m & unwritten);
+    regs.w128(d, m, &r);
+    regs.forget(d, m & unwritten);
 }
 
-fn unpack(cx: &mut Cx<'_, '_>, d: &[Dst], s: Src, bits: u32) {
-    let m = cx.m;
-    let unwritten = cx.w.regs.unwritten(s);
-    let v = cx.w.regs.r128(s, m & !unwritten);
+fn unpack(regs: &mut Regs, m: u32, d: &[Dst], s: Src, bits: u32) {
+    let unwritten = regs.unwritten(s);
+    let v = regs.r128(s, m & !unwritten);
     let keep = u64::MAX >> (64 - bits);
     for (k, d) in d.iter().enumerate() {
         let part = v.map(|v| (v >> (k as u32 * bits)) as u64 & keep);
-        cx.w.regs.w64(*d, m, &part);
-        cx.w.regs.forget(*d, m & unwritten);
+        regs.w64(*d, m, &part);
+        regs.forget(*d, m & unwritten);
+    }
+}
+
+/// The random bits of place `k` from below, of results `step` bits apart (PTX ISA 9.7.9.21): 16 bits each to two
+/// results of 16 bits; to four of 8 bits the low half for the lower two, the high half for the upper two; to four of 4
+/// bits the low bytes of both halves for the lower two, the high bytes for the upper two. That the byte of the high
+/// half is the more significant one is not published.
+fn random_bits(random: u32, step: u32, k: u32) -> u32 {
+    match step {
+        16 => random >> (16 * k),
+        8 => random >> (16 * (k / 2)),
+        _ => {
+            let bytes = random >> (8 * (k / 2));
+            bytes & 0xff | bytes >> 8 & 0xff00
+        }
     }
 }
 
@@ -225,18 +239,14 @@ fn stochastic(
     s: &[Src],
     random: Src,
 ) -> Result<()> {
-    if step != 16 {
-        return Err(Fault::new(Check::Illegal, "cvt.rs to 8 bits and less is not executed"));
-    }
     let m = cx.m;
     let random = cx.w.regs.r32(random, m);
     let mut r = [0u64; 32];
     for (k, s) in s.iter().enumerate() {
         let v = cx.w.regs.r32(*s, m);
         for i in lanes(m) {
-            // The lower place takes the low half of the random bits.
-            let bits = random[i] >> (16 * k);
-            r[i] |= encode_stochastic(to, f32::from_bits(v[i]), bits, clamp) << (16 * k);
+            let bits = random_bits(random[i], step, k as u32);
+            r[i] |= encode_stochastic(to, f32::from_bits(v[i]), bits, clamp) << (step * k as u32);
         }
     }
     cx.w.regs.w64(d, m, &r);

@@ -8,7 +8,7 @@ use crate::machine::step::Flow;
 use crate::machine::warp::Wait;
 use crate::memory::{Place, place};
 use crate::program::{Dst, Reg, Src};
-use crate::semantics::fragment::{matrix_b16, movmatrix_source};
+use crate::semantics::fragment::{MatrixShape, movmatrix_source};
 use crate::trap::{Check, Fault};
 use dualgemm_ptx::Type;
 
@@ -186,38 +186,46 @@ pub fn matrix(op: &Matrix, cx: &mut Cx<'_, '_>) -> Result {
     }
     let m = cx.m;
     match op {
-        Matrix::Load(a, d, trans) => {
-            let rows = rows(cx, a, d.len(), |cx, address, l| {
+        Matrix::Load(a, d, shape) => {
+            let count = d.len() / shape.registers() * shape.rows();
+            let rows = rows(cx, a, count, |cx, address, l| {
                 let mut row = [0u8; 16];
-                cx.read_lane(a.space, address, l, Kind::READ, &mut row)?;
-                Ok(row)
+                match shape {
+                    MatrixShape::M8n16(narrow) => {
+                        let packed = &mut row[..narrow.packed_bytes()];
+                        cx.read_lane(a.space, address, l, Kind::READ, packed)?;
+                        Ok(narrow.widen(row, 0))
+                    }
+                    _ => cx.read_lane(a.space, address, l, Kind::READ, &mut row).map(|()| row),
+                }
             })?;
             for (k, d) in d.iter().enumerate() {
-                let element = |l: u32, half: u32| {
-                    let (r, c) = matrix_b16(*trans, l, half);
-                    let (row, at) = (&rows[8 * k + r as usize], 2 * c as usize);
-                    u32::from(u16::from_le_bytes([row[at], row[at + 1]]))
-                };
-                let v = std::array::from_fn(|l| element(l as u32, 0) | element(l as u32, 1) << 16);
+                let (matrix, register) = (k / shape.registers(), (k % shape.registers()) as u32);
+                let rows = &rows[matrix * shape.rows()..];
+                let v = std::array::from_fn(|l| {
+                    u32::from_le_bytes(std::array::from_fn(|e| {
+                        let (row, column) = shape.place(l as u32, register, e as u32);
+                        rows[row][column]
+                    }))
+                });
                 cx.w.regs.w32(*d, m, &v);
             }
         }
-        Matrix::Store(a, s, trans) => {
-            let mut out = vec![[0u8; 16]; 8 * s.len()];
+        Matrix::Store(a, s, shape) => {
+            let mut out = vec![[0u8; 16]; shape.rows() * s.len()];
             for (k, s) in s.iter().enumerate() {
                 let v = cx.w.regs.r32(*s, m);
                 for (l, v) in v.into_iter().enumerate() {
-                    for e in 0..2 {
-                        let (r, c) = matrix_b16(*trans, l as u32, e);
-                        let (half, at) = ((v >> (16 * e)) as u16, 2 * c as usize);
-                        out[8 * k + r as usize][at..at + 2].copy_from_slice(&half.to_le_bytes());
+                    for (e, byte) in v.to_le_bytes().into_iter().enumerate() {
+                        let (row, column) = shape.place(l as u32, 0, e as u32);
+                        out[shape.rows() * k + row][column] = byte;
                     }
                 }
             }
             if cx.w.regs.bad.is_some() {
                 return Ok(Flow::Next);
             }
-            rows(cx, a, s.len(), |cx, address, l| {
+            rows(cx, a, out.len(), |cx, address, l| {
                 cx.write_lane(a.space, address, l, Kind::WRITE, &out[l])?;
                 Ok([0; 16])
             })?;
@@ -235,7 +243,7 @@ pub fn matrix(op: &Matrix, cx: &mut Cx<'_, '_>) -> Result {
     Ok(Flow::Next)
 }
 
-/// Visits the 16-byte rows of `n` matrices: lane `8 k + r` gives the address of row `r` of matrix `k`.
+/// Visits `n` rows of 16 bytes, whose addresses the lanes of these numbers give.
 fn rows(
     cx: &mut Cx<'_, '_>,
     a: &Addr,
@@ -244,14 +252,14 @@ fn rows(
 ) -> Result<Vec<[u8; 16]>> {
     let all = cx.m;
     // Only the lanes that give addresses need to have one.
-    cx.m = if n == 4 { all } else { all & ((1 << (8 * n)) - 1) };
+    cx.m = if n == 32 { all } else { all & ((1 << n) - 1) };
     let addresses = cx.addresses(a);
     cx.m = all;
-    let mut out = Vec::with_capacity(8 * n);
+    let mut out = Vec::with_capacity(n);
     if cx.w.regs.bad.is_some() {
-        return Ok(vec![[0; 16]; 8 * n]);
+        return Ok(vec![[0; 16]; n]);
     }
-    for (l, &address) in addresses.iter().enumerate().take(8 * n) {
+    for (l, &address) in addresses.iter().enumerate().take(n) {
         cx.aligned_to(a.space, address, 16, l)?;
         out.push(visit(cx, address, l)?);
     }

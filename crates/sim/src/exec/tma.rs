@@ -13,8 +13,8 @@ use crate::machine::step::Flow;
 use crate::machine::warp::GroupKind;
 use crate::memory::{Place, place};
 use crate::program::Src;
-use crate::semantics::reduce::{ReduceType, Reduction};
 use crate::semantics::misuse::Misuse;
+use crate::semantics::reduce::{ReduceType, Reduction};
 use crate::semantics::tma::{Direction, Piece, TensorType, TiledTensor};
 use crate::tensor_map;
 use crate::trap::{Check, Fault};
@@ -68,11 +68,7 @@ impl Transfer {
 }
 
 /// What every active lane moves.
-fn operands(
-    cx: &mut Cx<'_, '_>,
-    (map, mode): (&Addr, &Mode),
-    c: &[Src],
-) -> Result<Vec<(usize, Transfer)>> {
+fn operands(cx: &mut Cx<'_, '_>, (map, mode): (&Addr, &Mode), c: &[Src]) -> Result<Vec<(usize, Transfer)>> {
     let maps = cx.addresses(map);
     let values: Vec<_> = c.iter().map(|c| cx.w.regs.r32(*c, cx.m)).collect();
     let offsets: Vec<_> = match mode {

@@ -8,6 +8,7 @@
 //! `q = lane % 4`) cover eight rows (A, C) or columns (B); a lane's registers are 32 bits wide and lie along k.
 
 use super::misuse::{Misuse, require};
+use super::narrow::Narrow;
 
 /// Elements a lane holds of a `rows` by `cols` operand spread over a warp.
 #[inline]
@@ -99,6 +100,55 @@ pub const fn wmma_c((m, n): (u32, u32), lane: u32, i: u32) -> (u32, u32) {
 pub const fn matrix_b16(trans: bool, lane: u32, half: u32) -> (u32, u32) {
     let (row, col) = (lane / 4, 2 * (lane % 4) + half);
     if trans { (col, row) } else { (row, col) }
+}
+
+/// What `ldmatrix` and `stmatrix` move: the shape says where each byte of a lane's registers lies in the rows of 16
+/// bytes whose addresses the lanes give. The layouts of bytes are drawn only in the ISA (figures 105, 106 and 108);
+/// these are CUTLASS's (`copy_traits_sm100.hpp`, `LDSM` and `STSM`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MatrixShape {
+    /// `.m8n8.b16`; `true`: `.trans`.
+    M8n8(bool),
+    /// `ldmatrix.m16n16.trans.b8`.
+    M16n16,
+    /// `stmatrix.m16n8.trans.b8`.
+    M16n8,
+    /// `ldmatrix.m8n16.b8x16`: elements of the format, widened to bytes.
+    M8n16(Narrow),
+}
+
+impl MatrixShape {
+    /// Rows of a matrix.
+    pub const fn rows(self) -> usize {
+        match self {
+            MatrixShape::M16n16 => 16,
+            _ => 8,
+        }
+    }
+
+    /// Registers of a matrix.
+    pub const fn registers(self) -> usize {
+        match self {
+            MatrixShape::M16n16 => 2,
+            _ => 1,
+        }
+    }
+
+    /// Row and byte within it of byte `byte` of register `register` of the matrix in `lane`.
+    #[inline]
+    pub const fn place(self, lane: u32, register: u32, byte: u32) -> (usize, usize) {
+        let (group, quad) = (lane / 4, lane % 4);
+        let (row, column) = match self {
+            MatrixShape::M8n8(trans) => {
+                let (row, column) = matrix_b16(trans, lane, byte / 2);
+                (row, 2 * column + byte % 2)
+            }
+            MatrixShape::M16n16 => (4 * quad + byte, group + 8 * register),
+            MatrixShape::M16n8 => (2 * quad + byte % 2, group + 8 * (byte / 2)),
+            MatrixShape::M8n16(_) => (group, 4 * quad + byte),
+        };
+        (row as usize, column as usize)
+    }
 }
 
 /// `(lane, half)` of the source register that half `half` of lane `lane` takes in
@@ -248,6 +298,20 @@ mod tests {
             assert_eq!(mma_a(64, 8, lane, 0), (g, q));
         }
         assert_eq!(wgmma_d(2, 13, 27), (32 + 3 + 8, 8 * 6 + 2 + 1));
+    }
+
+    #[test]
+    fn every_byte_of_a_matrix_has_one_place() {
+        use MatrixShape::*;
+        for shape in [M8n8(false), M8n8(true), M16n16, M16n8, M8n16(Narrow::B4)] {
+            let registers = shape.registers() as u32;
+            let all = (0..32)
+                .flat_map(|l| (0..registers).flat_map(move |r| (0..4).map(move |e| shape.place(l, r, e))));
+            let places: std::collections::BTreeSet<_> = all.collect();
+            assert_eq!(places.len(), shape.rows() * 16, "{shape:?}");
+        }
+        assert_eq!(M16n16.place(5, 1, 2), (6, 9));
+        assert_eq!(M16n8.place(5, 0, 3), (3, 9));
     }
 
     #[test]

@@ -285,12 +285,12 @@ pub fn encode_ue8m0(x: f64, round: Round, satfinite: bool) -> u8 {
     }
 }
 
-/// The 16-bit result of `cvt.rs` from f32 to f16 or bf16: the discarded mantissa bits plus as many random bits,
-/// and the carry rounds the magnitude up (PTX ISA 9.7.9.21, `.rs`, figures 38 and 39).
+/// The result of `cvt.rs` from f32 to a format of 16 bits or less: the discarded mantissa bits plus random bits,
+/// and the carry rounds the magnitude up (PTX ISA 9.7.9.21, `.rs`, figures 38 to 41).
 ///
-/// `rbits` holds 13 (f16) or 16 (bf16) random bits, the upper ones ignored. Random bits are aligned with the
-/// top of the discarded bits; for a subnormal result more bits are discarded than there are random ones, and
-/// the lower ones cannot carry.
+/// `rbits` holds 13 (f16) or 16 (others) random bits, the upper ones ignored. Random bits are aligned with the
+/// top of the discarded bits; where more bits are discarded than there are random ones (formats of 8 bits and less,
+/// subnormal results) the lower ones cannot carry.
 pub fn encode_stochastic(format: Format, x: f32, rbits: u32, clamp: Clamp) -> u64 {
     let bits = x.to_bits();
     let (field, man) = ((bits >> 23 & 0xff) as i32, bits & 0x7f_ffff);
@@ -300,7 +300,7 @@ pub fn encode_stochastic(format: Format, x: f32, rbits: u32, clamp: Clamp) -> u6
     let (sig, exp) = if field == 0 { (man as u64, -149) } else { (man as u64 | 1 << 23, field - 150) };
     let top = 63 - sig.leading_zeros() as i32;
     let drop = (exp + top).max(format.min_exponent()) - format.man_bits as i32 - exp;
-    let width = 23 - format.man_bits as i32;
+    let width = (23 - format.man_bits as i32).min(16);
     let random = rbits as u64 & ((1 << width) - 1);
     let sum = match drop - width {
         0.. if drop < 40 => sig + (random << (drop - width)),
