@@ -9,37 +9,7 @@ use dualgemm_testkit::conformance::{data, load, load_all};
 use std::collections::BTreeSet;
 
 /// Rows without a file, and why.
-const WITHOUT: &[(&str, &str)] = &[
-    (
-        "cvt_rs_f8x4_f32",
-        "the simulator does not execute it: which random bits go to which element is not published",
-    ),
-    ("cvt_rs_e2m1x4_f32", "as cvt_rs_f8x4_f32"),
-    ("ldmatrix_b8", "the simulator does not execute it; no kernel here uses it"),
-    ("ldmatrix_unpack", "as ldmatrix_b8"),
-    ("stmatrix_b8", "as ldmatrix_b8"),
-    ("call_indirect", "the simulator does not execute it"),
-    (
-        "fence_proxy_tensormap_acquire",
-        "orders accesses to a tensor map in global memory; has no result of its own",
-    ),
-    (
-        "tensormap_replace_address",
-        "edits the driver's opaque 128 bytes, whose layout the simulator does not share",
-    ),
-    ("tensormap_replace_rank", "as tensormap_replace_address"),
-    ("tensormap_replace_dim", "as tensormap_replace_address"),
-    ("tensormap_replace_stride", "as tensormap_replace_address"),
-    ("tensormap_replace_mode", "as tensormap_replace_address"),
-    ("tensormap_cp_fenceproxy", "as tensormap_replace_address"),
-    ("tensor_load_im2col_3d", "needs a map of cuTensorMapEncodeIm2col, which the host API does not encode"),
-    ("tensor_load_im2col_4d", "as tensor_load_im2col_3d"),
-    ("tensor_load_im2col_5d", "as tensor_load_im2col_3d"),
-    ("tensor_load_pair", "two CTAs of sm_100; executed by the Blackwell kernels of the simulator's tests"),
-    ("tensor_load_pair_first", "as tensor_load_pair"),
-    ("tensor_gather4", "sm_100; needs maps of single rows"),
-    ("tensor_scatter4", "as tensor_gather4"),
-];
+const WITHOUT: &[(&str, &str)] = &[("call_indirect", "the simulator does not execute it")];
 
 fn simulator(target: Target) -> Box<dyn Device> {
     let card = match target {

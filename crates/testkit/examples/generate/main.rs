@@ -14,9 +14,12 @@ mod matrix;
 mod memory;
 mod raw;
 mod registers;
+mod stochastic;
 mod tcgen05;
 mod tensor;
+mod tensor_map;
 mod tma;
+mod tma_modes;
 mod wgmma;
 
 use dualgemm_ptx::isa;
@@ -37,10 +40,6 @@ pub struct Draft {
     expected: Vec<Vec<u8>>,
 }
 
-/// Rows that the simulator does not execute; `tests/conformance.rs` says why.
-const NOT_EXECUTED: &[&str] =
-    &["cvt_rs_f8x4_f32", "cvt_rs_e2m1x4_f32", "ldmatrix_b8", "ldmatrix_unpack", "stmatrix_b8"];
-
 fn drafts() -> Vec<Draft> {
     let mut list: Vec<Draft> = isa::rows().filter_map(registers::draft).collect();
     list.extend(isa::rows().filter_map(memory::draft));
@@ -51,7 +50,9 @@ fn drafts() -> Vec<Draft> {
     list.extend(asynchronous::drafts());
     list.extend(control::drafts());
     list.extend(tcgen05::drafts());
-    list.retain(|draft| !NOT_EXECUTED.contains(&draft.name.as_str()));
+    list.extend(tma_modes::drafts());
+    list.extend(tensor_map::drafts());
+    list.extend(stochastic::drafts());
     list
 }
 
@@ -122,5 +123,8 @@ fn difference(found: &[u8], want: &[u8]) -> Option<String> {
     let wrong: Vec<usize> = (0..found.len()).filter(|&i| found[i] != want[i]).collect();
     let first = *wrong.first()?;
     let (count, of) = (wrong.len(), found.len());
-    Some(format!("{count} of {of} words differ, first [{first}]: {:#x}, {:#x} expected", found[first], want[first]))
+    Some(format!(
+        "{count} of {of} words differ, first [{first}]: {:#x}, {:#x} expected",
+        found[first], want[first]
+    ))
 }

@@ -25,6 +25,8 @@ pub struct Raw {
     /// What the kernel executes. `%gid` is the thread's number in the grid, `%tid` is in `%t`, `%out` the address
     /// of parameter `out`.
     pub body: String,
+    /// What the outputs hold, where that is known without the simulator.
+    pub expected: Vec<Vec<u8>>,
 }
 
 impl Raw {
@@ -41,12 +43,19 @@ impl Raw {
             parameters: ".param .u64 out".into(),
             directives: "",
             body: String::new(),
+            expected: Vec::new(),
         }
     }
 
     /// With this body.
     pub fn body(mut self, body: &str) -> Raw {
         self.body = body.into();
+        self
+    }
+
+    /// With a known result.
+    pub fn expects(mut self, outputs: Vec<Vec<u8>>) -> Raw {
+        self.expected = outputs;
         self
     }
 
@@ -91,7 +100,7 @@ impl Raw {
             text += &format!("{tab}{line}\n");
         }
         text += "\tret;\n}\n";
-        Draft { family: self.family, name: self.name, text, expected: Vec::new() }
+        Draft { family: self.family, name: self.name, text, expected: self.expected }
     }
 }
 

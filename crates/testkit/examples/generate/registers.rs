@@ -55,6 +55,8 @@ const ELSEWHERE: &[&str] = &[
     "clc_first_ctaid",
     "clc_first_ctaid_dim",
     "mbarrier_pending_count",
+    "cvt_rs_f8x4_f32",
+    "cvt_rs_e2m1x4_f32",
     "tcgen05_dealloc",
     "tcgen05_relinquish",
     "tcgen05_wait",

@@ -1,4 +1,6 @@
-//! Tensors of one to five dimensions and boxes in, before and past them.
+//! Tensors of one to five dimensions and boxes in, before and past them, and what a box looks like in shared memory.
+
+use dualgemm_testkit::conformance::data::Data;
 
 /// A tensor and a box of it.
 pub struct Map {
@@ -115,4 +117,62 @@ pub fn contents(ty: &str) -> (&'static str, &'static str, usize) {
         "u64" | "s64" | "f64" => ("u64", "bits", 8),
         _ => ("u32", "bits", 4),
     }
+}
+
+/// Where byte `address` of a tile on a 1024-byte boundary really lies.
+pub fn swizzled(swizzle: &str, address: usize) -> usize {
+    let rows = match swizzle {
+        "B32" => 1,
+        "B64" => 3,
+        "B128" => 7,
+        _ => 0,
+    };
+    address ^ (address >> 7 & rows) << 4
+}
+
+/// Bytes from one row of a tile to the next.
+pub fn pitch(swizzle: &str, row: usize) -> usize {
+    match swizzle {
+        "B32" => 32,
+        "B64" => 64,
+        "B128" => 128,
+        _ => row,
+    }
+}
+
+/// The bytes of a buffer of `count` elements.
+pub fn bytes(ty: &str, generator: &str, seed: u64, count: usize) -> Vec<u8> {
+    Data { ty: ty.into(), generator: generator.into(), seed, count }.bytes()
+}
+
+/// A box in shared memory: `size` bytes, zero where nothing arrives.
+pub fn boxed(map: &Map, tensor: &[u8], at: &[i64], size: usize) -> Vec<u8> {
+    let d = map.dims.len();
+    let (strides, _) = map.strides();
+    let counts: Vec<usize> =
+        (0..d).map(|i| map.extents[i].div_ceil(if i == 0 { 1 } else { map.steps[i] })).collect();
+    let row = counts[0] * map.size;
+    let mut tile = vec![0; size];
+    let rows: usize = counts[1..].iter().product();
+    for number in 0..rows {
+        let (mut rest, mut from, mut inside) = (number, 0i64, true);
+        for i in 1..d {
+            let position = at[i] + (rest % counts[i] * map.steps[i]) as i64;
+            rest /= counts[i];
+            inside &= (0..map.dims[i] as i64).contains(&position);
+            from += position * strides[i - 1] as i64;
+        }
+        for element in 0..counts[0] {
+            let position = at[0] + element as i64;
+            if !inside || !(0..map.dims[0] as i64).contains(&position) {
+                continue;
+            }
+            let from = (from + position * map.size as i64) as usize;
+            for b in 0..map.size {
+                let to = number * pitch(map.swizzle, row) + element * map.size + b;
+                tile[swizzled(map.swizzle, to)] = tensor[from + b];
+            }
+        }
+    }
+    tile
 }

@@ -44,7 +44,7 @@ fn samples(row: &str, operands: &[(usize, &str)], bytes: i64) -> Vec<Instruction
     samples.into_iter().map(|s| fill(s.instruction)).collect()
 }
 
-const POLICY: &str = "createpolicy.fractional.L2::evict_first.b64 %rd31, 0f3F800000;\nmov.u16 %rs7, 3;\n";
+pub const POLICY: &str = "createpolicy.fractional.L2::evict_first.b64 %rd31, 0f3F800000;\nmov.u16 %rs7, 3;\n";
 
 /// 512 bytes to this CTA's or the other CTA's shared memory.
 fn to_shared(name: &'static str) -> Raw {
@@ -182,7 +182,7 @@ fn prefetch() -> Raw {
         .body(&body)
 }
 
-fn coordinates(d: usize) -> (String, String) {
+pub fn coordinates(d: usize) -> (String, String) {
     let registers: Vec<String> = (0..d).map(|i| format!("%r{}", 40 + i)).collect();
     let loads: Vec<String> = (0..d).map(|i| format!("ld.param.u32 %r{}, [c{i}];\n", 40 + i)).collect();
     (registers.join(", "), loads.concat())
@@ -191,11 +191,11 @@ fn coordinates(d: usize) -> (String, String) {
 const PARAMETERS: &str =
     ".param .u64 out, .param .u64 given, .param .align 64 .b8 map[128], .param .u32 bytes";
 
-fn parameters(d: usize) -> String {
+pub fn parameters(d: usize) -> String {
     (0..d).fold(PARAMETERS.to_string(), |p, i| format!("{p}, .param .u32 c{i}"))
 }
 
-fn coordinate_head(coordinates: &[i64]) -> Vec<String> {
+pub fn coordinate_head(coordinates: &[i64]) -> Vec<String> {
     coordinates.iter().map(|&c| format!("u32 {}", c as i32 as u32)).collect()
 }
 

@@ -119,7 +119,11 @@ fn map(words: &mut SplitWhitespace<'_>) -> Result<Argument, String> {
     let mut corners = Im2col { lower: Vec::new(), upper: Vec::new() };
     for word in words {
         if let (true, Ok(at)) = (matches!(key, "lower" | "upper"), word.parse::<i32>()) {
-            if key == "lower" { corners.lower.push(at) } else { corners.upper.push(at) }
+            if key == "lower" {
+                corners.lower.push(at)
+            } else {
+                corners.upper.push(at)
+            }
             continue;
         }
         match (key, word.parse::<u64>()) {

@@ -1,12 +1,14 @@
 //! tcgen05: every row, with what is expected computed here.
 //!
 //! The card that would certify these files is not at hand, so the simulator is not asked: [`layout`] restates the
-//! layouts as the PTX ISA and CUTLASS draw them, [`multiply`] multiplies with plain loops in binary64 on numbers whose
+//! layouts as the PTX ISA and CUTLASS draw them, [`product`] multiplies with plain loops in binary64 on numbers whose
 //! sums are exact in any order.
 
 mod access;
+mod issue;
 mod layout;
 mod multiply;
+mod product;
 mod transfer;
 
 use super::Draft;
@@ -205,10 +207,5 @@ fn file(
         text += &entry.text();
     }
     let bytes = |words: Vec<u32>| words.iter().flat_map(|w| w.to_le_bytes()).collect();
-    Draft {
-        family: "tcgen05",
-        name: name.into(),
-        text,
-        expected: expected.into_iter().map(bytes).collect(),
-    }
+    Draft { family: "tcgen05", name: name.into(), text, expected: expected.into_iter().map(bytes).collect() }
 }

@@ -49,7 +49,11 @@ fn shared(rank: u32, address: u32) -> u8 {
 fn read_sixteen(first: u32) -> String {
     let mut text = String::new();
     for half in 0..2 {
-        text += &format!("tcgen05.ld.sync.aligned.32x32b.x8.b32 {}, [%tw+{}];\n", registers("v", 8 * half, 8), 8 * half);
+        text += &format!(
+            "tcgen05.ld.sync.aligned.32x32b.x8.b32 {}, [%tw+{}];\n",
+            registers("v", 8 * half, 8),
+            8 * half
+        );
     }
     text += "tcgen05.wait::ld.sync.aligned;\n";
     for at in (0..16).step_by(4) {
@@ -151,7 +155,8 @@ fn copies(name: &str, shapes: &[(&'static str, &'static str)]) -> Draft {
                         let bytes: [u8; 16] = std::array::from_fn(|b| shared(rank, address + b as u32));
                         let bytes = if bits < 8 { decompressed(&bytes, bits) } else { bytes };
                         for (k, word) in bytes.chunks_exact(4).enumerate() {
-                            row[4 + 4 * unit as usize + k] = word.iter().rev().fold(0, |v, &b| v << 8 | u32::from(b));
+                            row[4 + 4 * unit as usize + k] =
+                                word.iter().rev().fold(0, |v, &b| v << 8 | u32::from(b));
                         }
                     }
                 }
@@ -418,7 +423,8 @@ fn allocation() -> Draft {
             handover(group),
             handover(group),
         );
-        let expected: Vec<u32> = (0..128 * group).flat_map(|t| (0..8).map(move |i| t % 128 * 16 + i)).collect();
+        let expected: Vec<u32> =
+            (0..128 * group).flat_map(|t| (0..8).map(move |i| t % 128 * 16 + i)).collect();
         let entry = Entry { bare: true, ..Entry::new(group, "", &body) };
         head.extend([launch(&entry), format!("out u32 {} = ?", expected.len())]);
         entries.push(entry);
