@@ -21,8 +21,9 @@ use dualgemm_kernels::generic::pack::GpuPack;
 use dualgemm_kernels::generic::quantize::{Floats, Out, Quantize, Scale};
 use dualgemm_kernels::generic::rowwise::Sink;
 use dualgemm_kernels::generic::silu_mul::{Products, SiluMul};
+use dualgemm_kernels::sm90a::decode::WEIGHT_FACTOR;
 use dualgemm_kernels::sm90a::pack::Pack;
-use dualgemm_kernels::{fp8, sm80};
+use dualgemm_kernels::{fp8, plain, sm80};
 use dualgemm_ptx::builder::HalfFormat;
 use half::f16;
 
@@ -339,7 +340,65 @@ fn gemms(check: &mut Check) -> Result<(), Failure> {
                 |check, ptrs| Ok((gemm_error(check, ptrs[0], &a, &weights)?, 3e-4)),
             )?;
         }
+        plain_gemms(check, (m, n, k), &rows, &a, &weights)?;
         fp8_gemms(check, (m, n, k), &a)?;
+    }
+    Ok(())
+}
+
+/// The kernel without prepack, with the launch that brings A into its order.
+fn plain_gemms(
+    check: &mut Check,
+    (m, n, k): (usize, usize, usize),
+    rows: &[u8],
+    a: &AOperand<'_>,
+    weights: &GateUp<'_>,
+) -> Result<(), Failure> {
+    let program = Activation::Silu.program();
+    let permute = Quantize::new(&check.gpu, FloatType::F16, Sink::Permuted(FloatType::F16), false)?;
+    let alpha = [&weights.gate, &weights.up].map(|half| half.global_scale().value() * WEIGHT_FACTOR);
+    for config in plain::config::Config::MENU {
+        if (config.tokens as usize) < m.min(64) || config.tokens as usize > 2 * m.max(8) {
+            continue;
+        }
+        let kernel = plain::host::Fused::new(&check.gpu, config, FloatType::F16, &program, true)?;
+        for with_order in [false, true] {
+            let what = if with_order { " with A's order" } else { "" };
+            check.kernel(
+                &format!("{}{what} {m}x{n}x{k}", config.name()),
+                (n * k * 9 / 8 + 2 * m * (k + n), 4.0 * (m * n * k) as f64),
+                |check| {
+                    let (c, values) = (check.gpu.alloc(m * n * 2)?, check.upload(rows)?);
+                    let permuted = check.gpu.alloc(m * k * 2)?;
+                    let mut ptrs = vec![c, values, permuted];
+                    let to = Out::Image { values: permuted, pitch: 2 * k };
+                    let from = Floats { m, k, values, pitch: 2 * k };
+                    let order = permute.spec(&from, &to, &Scale::Static(GlobalScale::ONE))?;
+                    let halves = [&weights.gate, &weights.up].map(|half| -> Result<Codes, Failure> {
+                        let (codes, scales) = (check.upload(half.codes())?, check.upload(half.scales())?);
+                        ptrs.extend([codes, scales]);
+                        Ok(Codes { m: n, k, codes, pitch: k / 2, scales })
+                    });
+                    let [gate, up] = halves;
+                    let weights = [gate?, up?];
+                    let output = Output::new(c, alpha);
+                    let args = plain::host::FusedArgs {
+                        size: (m, n, k),
+                        a: permuted,
+                        a_pitch: 2 * k,
+                        weights,
+                        output,
+                    };
+                    let spec = kernel.spec(&check.gpu, &args)?;
+                    if !with_order {
+                        check.gpu.launch(&order)?;
+                        return Ok((vec![spec], ptrs));
+                    }
+                    Ok((vec![order, spec], ptrs))
+                },
+                |check, ptrs| Ok((gemm_error(check, ptrs[0], a, weights)?, 3e-4)),
+            )?;
+        }
     }
     Ok(())
 }

@@ -7,6 +7,7 @@ pub mod error;
 pub mod fp8;
 pub mod generic;
 pub mod parts;
+pub mod plain;
 pub mod probe;
 pub mod registry;
 pub mod sm100a;

@@ -12,6 +12,7 @@ use super::quantize::{block_rule, fits};
 use super::rowwise::{self, Config, Sink, Source};
 use super::{load, target_for, values};
 use crate::Error;
+use crate::plain::order::SPAN;
 
 /// What an expanded value must be multiplied by to be `code · scale`.
 pub const FACTOR: f32 = 1.0;
@@ -48,16 +49,17 @@ pub struct Expand {
 }
 
 impl Expand {
-    /// Configurations: every scale layout, to f16 and to bf16.
+    /// Configurations: every scale layout, to f16, to bf16, and to f16 in the order of [`plain`](crate::plain).
     pub fn configs() -> Vec<Config> {
-        let types = [FloatType::F16, FloatType::Bf16];
+        let sinks =
+            [Sink::Float(FloatType::F16), Sink::Float(FloatType::Bf16), Sink::Permuted(FloatType::F16)];
         let layouts = ScaleLayout::ALL.into_iter();
-        layouts.flat_map(|layout| types.map(|ty| Self::config(layout, ty))).collect()
+        layouts.flat_map(|layout| sinks.map(|sink| Self::config(layout, sink))).collect()
     }
 
-    fn config(layout: ScaleLayout, ty: FloatType) -> Config {
+    fn config(layout: ScaleLayout, sink: Sink) -> Config {
         let source = Source::Codes { layout, scaled: false };
-        Config { source, sink: Sink::Float(ty), dynamic: false, aligned: true }
+        Config { source, sink, dynamic: false, aligned: true }
     }
 
     /// Loads the kernel for scales in this layout and values of this type.
@@ -65,7 +67,20 @@ impl Expand {
     /// # Errors
     /// If the device refuses the text.
     pub fn new(device: &dyn Device, layout: ScaleLayout, ty: FloatType) -> Result<Self, Error> {
-        let config = Self::config(layout, ty);
+        Self::load(device, layout, Sink::Float(ty), ty)
+    }
+
+    /// Loads the kernel for scales in this layout and f16 in the order that [`plain`](crate::plain) multiplies: rows
+    /// are padded by zeros to [`SPAN`] elements.
+    ///
+    /// # Errors
+    /// If the device refuses the text.
+    pub fn permuted(device: &dyn Device, layout: ScaleLayout) -> Result<Self, Error> {
+        Self::load(device, layout, Sink::Permuted(FloatType::F16), FloatType::F16)
+    }
+
+    fn load(device: &dyn Device, layout: ScaleLayout, sink: Sink, ty: FloatType) -> Result<Self, Error> {
+        let config = Self::config(layout, sink);
         let module =
             rowwise::generate(&config, &Activation::Identity.program(), target_for(device.info().arch))?;
         Ok(Self { function: load(device, &module, rowwise::ENTRY)?, ty, config })
@@ -78,7 +93,11 @@ impl Expand {
     pub fn spec(&self, a: &Codes, out: DevicePtr, pitch: usize) -> Result<LaunchSpec, Error> {
         a.check("A")?;
         fits("A", "address of the expanded values", out.0 as usize, 1, 16)?;
-        let least = a.k * values::bytes(self.ty) as usize;
+        let columns = match self.config.sink {
+            Sink::Permuted(_) => a.k.next_multiple_of(SPAN),
+            _ => a.k,
+        };
+        let least = columns * values::bytes(self.ty) as usize;
         fits("A", "bytes from row to row of the expanded values", pitch, least, 16)?;
         let args = Args::new()
             .u32(a.m as u32)

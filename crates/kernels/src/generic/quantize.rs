@@ -13,6 +13,7 @@ use super::amax::Amax;
 use super::rowwise::{self, Config, Sink, Source};
 use super::{load, target_for, values};
 use crate::Error;
+use crate::plain::order::SPAN;
 
 /// A float matrix in device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,6 +112,8 @@ impl Quantize {
     pub fn configs() -> Vec<Config> {
         let sinks = ScaleLayout::ALL.map(Sink::Codes).into_iter();
         let sinks: Vec<Sink> = sinks.chain([FloatType::F16, FloatType::Bf16].map(Sink::Image)).collect();
+        let converted = [Sink::E4m3, Sink::Permuted(FloatType::F16)].into_iter();
+        let converted = converted.flat_map(|sink| FloatType::ALL.map(|ty| Self::config(ty, sink, false)));
         FloatType::ALL
             .into_iter()
             .flat_map(|ty| {
@@ -118,6 +121,7 @@ impl Quantize {
                     .iter()
                     .flat_map(move |&sink| [false, true].map(|dynamic| Self::config(ty, sink, dynamic)))
             })
+            .chain(converted)
             .collect()
     }
 
@@ -125,8 +129,8 @@ impl Quantize {
         Config { source: Source::Float(ty), sink, dynamic, aligned: true }
     }
 
-    /// Loads the kernel for floats of type `ty`, a sink ([`Sink::Codes`] or [`Sink::Image`]; to
-    /// [`Sink::Float`] it converts) and a static or a dynamic scale.
+    /// Loads the kernel for floats of type `ty`, a sink ([`Sink::Codes`], [`Sink::Image`] or [`Sink::E4m3`]; to
+    /// [`Sink::Float`] and [`Sink::Permuted`] it converts) and a static or a dynamic scale.
     ///
     /// # Errors
     /// If the device refuses the text.
@@ -176,11 +180,24 @@ pub(super) fn out_args(
             fits("output", "bytes from row to row", pitch, n * size, step)?;
             args.ptr(values).u32(pitch as u32)
         }
+        (Sink::Permuted(ty), Out::Image { values, pitch }) => {
+            let least = n.next_multiple_of(SPAN) * values::bytes(ty) as usize;
+            fits("output", "address", values.0 as usize, 1, 16)?;
+            fits("output", "bytes from row to row", pitch, least, 16)?;
+            args.ptr(values).u32(pitch as u32)
+        }
+        (Sink::E4m3, Out::Image { values, pitch }) => {
+            fits("output", "address", values.0 as usize, 1, 8)?;
+            fits("output", "bytes from row to row", pitch, n, 8)?;
+            args.ptr(values).u32(pitch as u32)
+        }
         (_, Out::Codes { .. }) => return wrong("codes"),
         (_, Out::Image { .. }) => return wrong("floats"),
     };
     Ok(match (config.sink, scale, config.dynamic) {
-        (Sink::Float(_), _, _) => args,
+        (Sink::Float(_) | Sink::Permuted(_), _, _) => args,
+        (Sink::E4m3, Scale::Static(scale), _) => args.f32(1.0 / scale.value()),
+        (Sink::E4m3, Scale::Dynamic { .. }, _) => return wrong("with a dynamic scale"),
         (_, Scale::Static(scale), false) => {
             let [sixth, inverse] = static_factors(*scale);
             args.f32(sixth).f32(inverse)

@@ -23,6 +23,7 @@ use super::sink::SinkParams;
 use super::{module, take_turn, values};
 use crate::Error;
 use crate::parts::epilogue;
+use crate::plain::order::SPAN;
 
 /// Name of the kernel in its module.
 pub const ENTRY: &str = "rowwise";
@@ -63,6 +64,10 @@ pub enum Sink {
     Codes(ScaleLayout),
     /// What [`Sink::Codes`] would write, expanded: `code · scale` as f16 or bf16, exactly.
     Image(FloatType),
+    /// Floats in the order of [`plain::order`](crate::plain::order), rows padded by zeros to whole spans of it.
+    Permuted(FloatType),
+    /// e4m3 of the value over the tensor scale, rounded to nearest; beyond 448, and NaN, saturated.
+    E4m3,
 }
 
 /// One kernel.
@@ -95,6 +100,8 @@ impl Config {
             Sink::Float(ty) => values::name(ty).into(),
             Sink::Codes(layout) => format!("nvfp4_{layout}"),
             Sink::Image(ty) => format!("image_{}", values::name(ty)),
+            Sink::Permuted(ty) => format!("permuted_{}", values::name(ty)),
+            Sink::E4m3 => "e4m3".into(),
         };
         let scale = if self.dynamic { "_dynamic" } else { "" };
         format!("{source}_to_{sink}{scale}{}", if self.aligned { "" } else { "_unaligned" })
@@ -105,6 +112,7 @@ impl Config {
         let (rows, columns) = match self.sink {
             Sink::Codes(ScaleLayout::Sf128x4) => (m.next_multiple_of(128), n.next_multiple_of(64)),
             Sink::Codes(ScaleLayout::Sf8x4) => (m.next_multiple_of(8), n.next_multiple_of(64)),
+            Sink::Permuted(_) => (m, n.next_multiple_of(SPAN)),
             _ => (m, n),
         };
         [rows as u32, columns.div_ceil((THREADS * WIDTH) as usize) as u32, 1]
@@ -122,6 +130,8 @@ impl Config {
 /// Float   values, bytes per row
 /// Codes   codes, bytes per row, scales, and as Image
 /// Image   values, bytes per row, and: static divisor / 6 and 1 / divisor (f32) or dynamic amax parts, their number, scale
+/// Permuted  values, bytes per row
+/// E4m3    values, bytes per row, 1 / tensor scale
 /// ```
 ///
 /// # Errors
@@ -138,7 +148,9 @@ pub(super) struct Place {
     /// Elements of the row that are left, from the first of the eight on.
     pub(super) left: Reg<U32>,
     /// Columns of the matrix.
-    columns: Reg<U32>,
+    pub(super) columns: Reg<U32>,
+    /// In a row of the matrix, whatever the column.
+    pub(super) in_rows: Reg<Pred>,
     pub(super) inside: Reg<Pred>,
     pub(super) aligned: bool,
 }
@@ -222,10 +234,10 @@ fn emit(k: &mut Kernel, config: &Config, program: &Program, target: Target) {
     let first = k.mul(chunk, THREADS);
     let unit = k.add(first, thread);
     let column = k.mul(unit, WIDTH);
-    let inside = k.compare(Cmp::Lt, row, rows);
-    let inside = k.compare_and(Cmp::Lt, column, columns, inside);
+    let in_rows = k.compare(Cmp::Lt, row, rows);
+    let inside = k.compare_and(Cmp::Lt, column, columns, in_rows);
     let left = k.sub(columns, column);
-    let place = Place { row, unit, left, columns, inside, aligned: config.aligned };
+    let place = Place { row, unit, left, columns, in_rows, inside, aligned: config.aligned };
     let taken = source.take(k, &place, program);
     sink.give(k, &place, taken);
 }

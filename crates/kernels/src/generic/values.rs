@@ -2,8 +2,10 @@
 //! only, so that they exist on every GPU; each is exact or rounds as the scalar functions of `dualgemm-formats` do.
 
 use dualgemm_formats::FloatType;
-use dualgemm_formats::scalar::e2m1;
 use dualgemm_ptx::builder::*;
+
+use crate::parts::nvfp4::encode_e4m3;
+pub(super) use crate::parts::nvfp4::{amax, encode_e2m1, scale};
 
 /// `(a & b) | c` as a truth table of `lop3`.
 const AND_OR: u8 = 0xEA;
@@ -90,7 +92,8 @@ pub(super) fn load_some(
     values
 }
 
-fn narrow(k: &mut Kernel, ty: FloatType, low: Reg<F32>, high: Reg<F32>) -> Reg<B32> {
+/// Two elements as a word of 16-bit floats.
+pub(super) fn narrow(k: &mut Kernel, ty: FloatType, low: Reg<F32>, high: Reg<F32>) -> Reg<B32> {
     match ty {
         FloatType::Bf16 => k.f32_to_bf16x2(low, high).cast(),
         _ => k.f32_to_f16x2(low, high).cast(),
@@ -162,73 +165,17 @@ pub(super) fn widen_pairs(k: &mut Kernel, pairs: [Reg<F16x2>; 4]) -> [Reg<F32>; 
     std::array::from_fn(|i| values[i])
 }
 
-/// The largest magnitude of eight values and 0, NaN not counted.
-pub(super) fn amax(k: &mut Kernel, values: &[Reg<F32>; 8]) -> Reg<F32> {
-    let mut amax = k.mov(0.0f32);
-    for &value in values {
-        let magnitude = k.abs(value);
-        amax = k.max(amax, magnitude);
-    }
-    amax
-}
-
-/// [`e4m3::encode`](dualgemm_formats::scalar::e4m3::encode) of a number that is not negative.
-pub(super) fn encode_e4m3(k: &mut Kernel, x: Reg<F32>) -> Reg<U32> {
-    // Subnormal: whole steps of 2⁻⁹, which is the unit in the last place of 2¹⁴.
-    const STEPS: f32 = 16384.0;
-    let steps = k.add(x, STEPS);
-    let steps = k.to_bits(steps).cast::<U32>();
-    let steps = k.sub(steps, STEPS.to_bits());
-    // Normal: the significand rounded to three bits; exponents count from 2⁻⁷ instead of 2⁻¹²⁷.
-    let rounded = round_significand(k, x, 3);
-    let rounded = k.sub(rounded, 120u32 << 3);
-    let small = k.compare(Cmp::Lt, x, 1.0f32 / 64.0);
-    let byte = k.select::<U32>(small, steps, rounded);
-    k.min(byte, 0x7Eu32)
-}
-
-/// Exponent and the upper `bits` bits of the significand of a number that is not negative, rounded to nearest even.
-fn round_significand(k: &mut Kernel, x: Reg<F32>, bits: u32) -> Reg<U32> {
-    let dropped = 23 - bits;
-    let x = k.to_bits(x).cast::<U32>();
-    let odd = k.bit_field(x, dropped, 1u32);
-    let up = k.add(x, (1u32 << (dropped - 1)) - 1);
-    let up = k.add(up, odd);
-    k.shr(up, dropped)
-}
-
-/// The number of an e4m3 byte that is not negative.
-pub(super) fn decode_e4m3(k: &mut Kernel, byte: Reg<U32>) -> Reg<F32> {
-    let half = k.shl(byte, 7u32);
-    let (half, _) = k.unpack_32(half);
-    let number = k.f16_to_f32(half.cast());
-    k.mul(number, 256.0f32)
-}
-
-/// [`e2m1::encode`] of eight numbers, even elements in low nibbles.
-pub(super) fn encode_e2m1(k: &mut Kernel, values: &[Reg<F32>; 8]) -> Reg<B32> {
-    // Steps of ½ are the unit in the last place of 2²².
-    const STEPS: f32 = 4_194_304.0;
+/// Four numbers as e4m3, lowest first; beyond 448, and NaN, saturated.
+pub(super) fn encode_e4m3_word(k: &mut Kernel, values: &[Reg<F32>]) -> Reg<B32> {
     let mut word = k.mov::<U32>(0u32);
     for (i, &value) in values.iter().enumerate() {
         let bits = k.to_bits(value).cast::<U32>();
-        let magnitude = k.and(bits, 0x7FFF_FFFFu32);
-        // As integers, NaN and infinity are larger than 6 too.
-        let bounded = k.min(magnitude, e2m1::MAX.to_bits());
-        let bounded = k.from_bits(bounded);
-        let steps = k.add(bounded, STEPS);
-        let steps = k.to_bits(steps).cast::<U32>();
-        let steps = k.sub(steps, STEPS.to_bits());
-        let rounded = round_significand(k, bounded, 1);
-        let rounded = k.sub(rounded, 126u32 << 1);
-        let small = k.compare(Cmp::Lt, bounded, 1.0f32);
-        let code = k.select::<U32>(small, steps, rounded);
-        let number = k.compare(Cmp::Le, magnitude, f32::INFINITY.to_bits());
-        let sign = k.shr(bits, 28u32);
-        let sign = k.and(sign, 8u32);
-        let signed = k.or(code, sign);
-        let code = k.select::<U32>(number, signed, code);
-        let placed = if i == 0 { code } else { k.shl(code, 4 * i as u32) };
+        let sign = k.shr(bits, 24u32);
+        let sign = k.and(sign, 0x80u32);
+        let magnitude = k.abs(value);
+        let byte = encode_e4m3(k, magnitude);
+        let byte = k.or(byte, sign);
+        let placed = if i == 0 { byte } else { k.shl(byte, 8 * i as u32) };
         word = k.or(word, placed);
     }
     word.cast()

@@ -1,3 +1,4 @@
 //! Pieces that kernels of every architecture are made of.
 
 pub mod epilogue;
+pub(crate) mod nvfp4;

@@ -4,5 +4,6 @@
 mod common;
 mod fp8;
 mod pack;
+mod plain;
 mod rowwise;
 mod sm80;

@@ -14,6 +14,7 @@ use dualgemm_kernels::generic::expand::Expand;
 use dualgemm_kernels::generic::quantize::{Floats, Out, Quantize, Scale};
 use dualgemm_kernels::generic::rowwise::Sink;
 use dualgemm_kernels::generic::silu_mul::{Products, SiluMul};
+use dualgemm_kernels::plain::order::{SPAN, column};
 use half::{bf16, f16};
 
 use crate::common::*;
@@ -334,4 +335,49 @@ fn bad_operands_are_refused_by_name() {
     );
     let message = refused(&a, &out, &Scale::Dynamic { parts: values, scale: values });
     assert!(message.contains("with a dynamic scale"), "{message}");
+}
+
+#[test]
+fn the_order_of_the_plain_kernel_and_its_padding_exact() {
+    let gpu = gpu();
+    let matrix = quantized("a", (3, 208), ScaleLayout::Linear);
+    let padded = 208usize.next_multiple_of(SPAN);
+    let want = |value: &dyn Fn(usize, usize) -> f32| -> Vec<f32> {
+        let mut rows = vec![0.0; 3 * padded];
+        for (r, c) in (0..3).flat_map(|r| (0..208).map(move |c| (r, c))) {
+            rows[r * padded + column(c)] = value(r, c);
+        }
+        rows
+    };
+    let out = poisoned(gpu, 3 * padded * 2);
+    let codes = upload_codes(gpu, &matrix);
+    run(gpu, &Expand::permuted(gpu, ScaleLayout::Linear).unwrap().spec(&codes, out, padded * 2).unwrap());
+    let values = image(&matrix);
+    let got = floats(&read(gpu, out, 3 * padded * 2), FloatType::F16);
+    same_bits(&got, &want(&|r, c| values[r * 208 + c]), "codes");
+
+    let a = Inputs::seeded(2).floats("a", FloatType::Bf16, 3, 208).unwrap();
+    let kernel = Quantize::new(gpu, FloatType::Bf16, Sink::Permuted(FloatType::F16), false).unwrap();
+    let to = Out::Image { values: out, pitch: padded * 2 };
+    run(gpu, &kernel.spec(&upload_floats(gpu, &a), &to, &Scale::Static(GlobalScale::ONE)).unwrap());
+    let got = floats(&read(gpu, out, 3 * padded * 2), FloatType::F16);
+    same_bits(&got, &want(&|r, c| FloatType::F16.round(a.value(r, c))), "floats");
+}
+
+#[test]
+fn e4m3_is_the_scaled_value_rounded_exact() {
+    let gpu = gpu();
+    let a = hard_floats(FloatType::F32, 4, 208);
+    let kernel = Quantize::new(gpu, FloatType::F32, Sink::E4m3, false).unwrap();
+    let values = poisoned(gpu, 4 * 208);
+    let scale = GlobalScale::multiplier(0.037);
+    let to = Out::Image { values, pitch: 208 };
+    run(gpu, &kernel.spec(&upload_floats(gpu, &a), &to, &Scale::Static(scale)).unwrap());
+    let inverse = 1.0 / scale.value();
+    for (i, got) in read(gpu, values, 4 * 208).into_iter().enumerate() {
+        let x = a.value(i / 208, i % 208) * inverse;
+        let want = if x.is_nan() { 0x7E } else { e4m3::encode(x) };
+        let got = if x.is_nan() { got & 0x7F } else { got };
+        assert_eq!(got, want, "{x}");
+    }
 }

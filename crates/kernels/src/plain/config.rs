@@ -1,0 +1,148 @@
+//! Tiles of the kernel without prepack, and the shared memory that follows from them.
+
+use dualgemm_formats::{FloatType, ScaleLayout};
+use dualgemm_ptx::layout::{SmemLayout, SmemRegion, SmemTile, Swizzle};
+
+use super::order::SPAN;
+use crate::Error;
+use crate::generic::finish;
+
+/// Opt-in shared memory of one CTA on sm_90: 227 KiB.
+const SHARED_LIMIT: u32 = 227 << 10;
+/// Features of a warpgroup, which multiplies 64 rows: gate and up of each.
+pub const GROUP_FEATURES: u32 = 32;
+/// Bytes of codes of a row in a stage.
+pub const ROW_BYTES: u32 = SPAN as u32 / 2;
+
+/// A tile and its pipeline. A CTA computes `32 · row_groups` features for `tokens` tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Config {
+    /// Warpgroups that multiply.
+    pub row_groups: u32,
+    /// Tokens of the tile: the N of `wgmma`.
+    pub tokens: u32,
+    /// Stages of 128 K.
+    pub stages: u32,
+    /// Order of the scale bytes; linear or 128x4.
+    pub scale_layout: ScaleLayout,
+}
+
+/// Shared memory of a configuration.
+#[derive(Debug, Clone)]
+pub struct Layout {
+    /// All of it.
+    pub smem: SmemLayout,
+    /// Tokens, `[stages][2][tokens][64]` f16 or bf16.
+    pub tokens: SmemRegion,
+    /// Gate and up codes, `[stages][2][features][64 bytes]`.
+    pub codes: SmemRegion,
+    /// "Stage is full" barriers.
+    pub full: SmemRegion,
+    /// "Stage is empty" barriers.
+    pub empty: SmemRegion,
+    /// 64 K of tokens.
+    pub token_tile: SmemTile,
+}
+
+impl Config {
+    /// From few tokens to many, for linear scales.
+    pub const MENU: [Config; 5] = [
+        Config::linear(1, 16, 16),
+        Config::linear(1, 64, 8),
+        Config::linear(1, 128, 6),
+        Config::linear(2, 128, 5),
+        Config::linear(2, 256, 3),
+    ];
+
+    const fn linear(row_groups: u32, tokens: u32, stages: u32) -> Config {
+        Config { row_groups, tokens, stages, scale_layout: ScaleLayout::Linear }
+    }
+
+    /// The menu, for both layouts of scales.
+    pub fn menu() -> impl Iterator<Item = Config> {
+        let layouts = [ScaleLayout::Linear, ScaleLayout::Sf128x4].into_iter();
+        layouts.flat_map(|scale_layout| Self::MENU.map(|config| Config { scale_layout, ..config }))
+    }
+
+    /// The configuration of the menu that [`name`](Self::name) calls so.
+    ///
+    /// # Errors
+    /// If there is none; the error lists the names.
+    pub fn named(name: &str) -> Result<Config, Error> {
+        Self::menu().find(|config| config.name() == name).ok_or_else(|| Error::NoConfig {
+            found: name.into(),
+            valid: Self::menu().map(|config| config.name()).collect::<Vec<_>>().join(", "),
+        })
+    }
+
+    /// Threads that multiply.
+    pub fn consumer_threads(&self) -> u32 {
+        self.row_groups * 128
+    }
+
+    /// Threads of a CTA: consumers, a warp that loads codes and one that loads tokens.
+    pub fn threads(&self) -> u32 {
+        self.consumer_threads() + 64
+    }
+
+    /// Features of the tile.
+    pub fn features(&self) -> u32 {
+        self.row_groups * GROUP_FEATURES
+    }
+
+    /// Bytes of one panel of 64 K of tokens.
+    pub fn panel_bytes(&self) -> u32 {
+        self.tokens * 128
+    }
+
+    /// Bytes of a stage.
+    pub fn stage_bytes(&self) -> u32 {
+        2 * self.panel_bytes() + 2 * self.features() * ROW_BYTES
+    }
+
+    /// Shared memory for output of this type, or what does not fit.
+    ///
+    /// # Errors
+    /// Names the rule and the value.
+    pub fn layout(&self, out: FloatType) -> Result<Layout, Error> {
+        let rule = |rule: &'static str, value: u32, limit: u32| {
+            Err(Error::Unsupported { kernel: "sm90a plain", rule, value, limit })
+        };
+        if !(1..=2).contains(&self.row_groups) {
+            return rule("warpgroups that multiply, from 1", self.row_groups, 2);
+        }
+        if self.tokens == 0 || !self.tokens.is_multiple_of(8) || self.tokens > 256 {
+            return rule("tokens of the tile, a multiple of 8", self.tokens, 256);
+        }
+        if self.stages < 2 {
+            return rule("stages, from 2", self.stages, 16);
+        }
+        if self.scale_layout == ScaleLayout::Sf8x4 {
+            return Err(Error::Combination { kernel: "sm90a plain", rule: "scales are linear or 128x4" });
+        }
+        let token_tile = SmemTile::new(self.tokens, 128, Swizzle::B128)?;
+        let mut smem = SmemLayout::new();
+        let tokens = smem.alloc_parts("tokens", 2 * self.panel_bytes(), self.stages, 1024);
+        let codes = smem.alloc_parts("codes", 2 * self.features() * ROW_BYTES, self.stages, 128);
+        let staged = self.tokens * finish::pitch(out, self.features());
+        if staged > smem.bytes() {
+            smem.alloc("staged", staged - smem.bytes(), 16);
+        }
+        let (full, empty) = (smem.mbarriers("full", self.stages), smem.mbarriers("empty", self.stages));
+        if smem.bytes() > SHARED_LIMIT {
+            return rule("bytes of shared memory", smem.bytes(), SHARED_LIMIT);
+        }
+        Ok(Layout { smem, tokens, codes, full, empty, token_tile })
+    }
+
+    /// CTAs for `m` tokens and `n` features: token tiles run fastest.
+    pub fn grid(&self, m: usize, n: usize) -> [u32; 3] {
+        [m.div_ceil(self.tokens as usize) as u32, n.div_ceil(self.features() as usize) as u32, 1]
+    }
+
+    /// A name that tells configurations apart.
+    pub fn name(&self) -> String {
+        let Self { row_groups, tokens, stages, scale_layout } = self;
+        format!("sm90a_plain_{}x{tokens}_s{stages}_{scale_layout}", row_groups * 64)
+    }
+}

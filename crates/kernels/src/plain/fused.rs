@@ -1,0 +1,396 @@
+//! The fused dual GEMM on a checkpoint's own layout: codes by TMA, scales from global memory into registers.
+//!
+//! ```text
+//! code producer    1 thread   TMA of 64 bytes of each gate and up row                ─┐ full[stage]    ┌─ empty[stage]
+//! token producer   1 thread   TMA of tokens, K in the order of [`order`](super::order) ─┘ → consumers ───┘
+//! consumers        1 or 2 warpgroups: 16 bytes of codes per lane and row, 32 fragment registers, eight wgmma a stage
+//! epilogue         activation in registers, staged in shared memory, 16-byte stores
+//! ```
+//!
+//! As in the prepacked kernel a warp's first eight rows are gate and the other eight up of the same features, so a
+//! thread's sums are gate and up of one feature. A lane needs two scales per row and stage; it loads those of four
+//! stages while it works on the four before.
+//!
+//! Flow: [`Config`] → here → PTX.
+
+use dualgemm_formats::FloatType;
+use dualgemm_gemm::Program;
+use dualgemm_ptx::Target;
+use dualgemm_ptx::ast::Module;
+use dualgemm_ptx::builder::*;
+
+use super::config::{Config, GROUP_FEATURES, Layout, ROW_BYTES};
+use super::order::SPAN;
+use crate::Error;
+use crate::generic::finish::{self, Finish, Staged};
+use crate::generic::module;
+use crate::generic::ring::{Cursor, Ring, low_word};
+use crate::generic::rowwise::scale_offset;
+use crate::sm90a::decode::{MAGNITUDE_MASK, SIGN_MASK};
+
+/// Name of the kernel in its module.
+pub const ENTRY: &str = "dual_gemm";
+/// Stages whose scales are loaded together.
+const SCALE_STAGES: u32 = 4;
+/// `(a & b) | c` as a truth table of `lop3`.
+const AND_OR: u8 = 0xEA;
+/// 2¹⁵, twice: an e4m3 byte placed in a half is `scale · 2⁻⁸`; times this it is `scale · 2⁷`.
+const SCALE_FACTOR: u32 = 0x7800_7800;
+
+/// Generates the kernel with C of type `out`; `aligned` promises that rows of C start at multiples of 16 bytes.
+///
+/// # Errors
+/// If the configuration does not fit.
+pub fn generate(config: &Config, out: FloatType, program: &Program, aligned: bool) -> Result<Module, Error> {
+    let layout = config.layout(out)?;
+    let about =
+        format!("C = act(A B1^T, A B2^T), nvfp4 weights as they lie in a checkpoint: {}", config.name());
+    module(Target::Sm90a, &about, ENTRY, |k| {
+        Fused::new(k, config, &layout, out, program, aligned).emit(k);
+    })
+}
+
+struct Fused<'a> {
+    config: &'a Config,
+    layout: &'a Layout,
+    out: FloatType,
+    finish: Finish<'a>,
+    /// Tensor maps of A, gate codes, up codes.
+    maps: [TensorMapParam; 3],
+    scales: [PointerParam; 2],
+    ring: Ring,
+    base: Addr<Shared>,
+    warp: Reg<U32>,
+    lane: Reg<U32>,
+    first_lane: Reg<Pred>,
+    token: Reg<U32>,
+    feature: Reg<U32>,
+    m: Reg<U32>,
+    n: Reg<U32>,
+    /// Blocks of 16 of a row.
+    scale_blocks: Reg<U32>,
+    /// Stages that K takes.
+    blocks: Reg<U32>,
+}
+
+/// What a consumer lane keeps.
+struct Consumer {
+    /// Its gate and up codes in stage 0.
+    codes: [Addr<Shared>; 2],
+    /// Low word of the descriptor of the tokens in stage 0.
+    tokens: Reg<U32>,
+    /// Feature of its rows.
+    feature: Reg<U32>,
+    /// Lane of the four that share a row.
+    q: Reg<U32>,
+    take: Cursor,
+    release: Cursor,
+    /// Four words of gate and four of up.
+    raw: [Reg<B32>; 8],
+    /// Scales of a stage: two bytes of gate, two of up; of this group of stages and of the next.
+    now: [Reg<B32>; SCALE_STAGES as usize],
+    next: [Reg<B32>; SCALE_STAGES as usize],
+    fragments: [[Reg<B32>; 16]; 2],
+}
+
+impl<'a> Fused<'a> {
+    fn new(
+        k: &mut Kernel,
+        config: &'a Config,
+        layout: &'a Layout,
+        out: FloatType,
+        program: &'a Program,
+        aligned: bool,
+    ) -> Self {
+        k.required_threads(config.threads());
+        k.min_ctas(1);
+        let maps = ["tokens", "gate_codes", "up_codes"].map(|name| k.tensor_map(name));
+        let scales = [k.pointer("gate_scales"), k.pointer("up_scales")];
+        let sizes = [k.param::<U32>("m"), k.param::<U32>("n"), k.param::<U32>("scale_blocks")];
+        let finish = Finish::declare(k, out, aligned, program);
+        let base = k.shared(&layout.smem);
+        let [m, n, scale_blocks] = sizes.map(|size| k.ld_param(&size));
+        let up = k.add(scale_blocks, SPAN as u32 / 16 - 1);
+        let blocks = k.shr(up, (SPAN / 16).ilog2());
+        let warp = k.warp_index();
+        let thread = k.special(Special::TidX);
+        let lane = k.and(thread, 31u32);
+        let first_lane = k.compare(Cmp::Eq, lane, 0u32);
+        let (token, feature) = (k.special(Special::CtaidX), k.special(Special::CtaidY));
+        let token = k.mul(token, config.tokens);
+        let feature = k.mul(feature, config.features());
+        let ring = Ring::new(base, config.stages, &layout.full, &layout.empty);
+        Self {
+            config,
+            layout,
+            out,
+            finish,
+            maps,
+            scales,
+            ring,
+            base,
+            warp,
+            lane,
+            first_lane,
+            token,
+            feature,
+            m,
+            n,
+            scale_blocks,
+            blocks,
+        }
+    }
+
+    fn emit(&self, k: &mut Kernel) {
+        let consumer_warps = self.config.consumer_threads() / 32;
+        self.ring.init(k, 1, consumer_warps);
+        k.launch_dependents();
+        k.role(self.warp, 0..consumer_warps, "consumers", |k| {
+            let sums = k.zeros(self.config.tokens as usize / 2);
+            self.multiply(k, &sums);
+            self.store(k, &sums);
+        });
+        k.role(self.warp, consumer_warps..consumer_warps + 1, "codes", |k| {
+            k.if_(self.first_lane, "issue_codes", |k| self.load_codes(k));
+        });
+        k.role(self.warp, consumer_warps + 1..consumer_warps + 2, "tokens", |k| {
+            k.grid_dependency_wait();
+            k.if_(self.first_lane, "issue_tokens", |k| self.load_tokens(k));
+        });
+    }
+
+    // ---- producers ----
+
+    fn load_codes(&self, k: &mut Kernel) {
+        let maps = [1, 2].map(|map| k.tensor_map_address(&self.maps[map]));
+        let at = self.ring.start(k, true);
+        let bytes = self.config.features() * ROW_BYTES;
+        k.for_range("code_stages", 0u32, self.blocks, 1, |k, block, _| {
+            let full = self.ring.wait_empty(k, at);
+            k.mbarrier_arrive_expect_tx(full, self.config.stage_bytes());
+            let offset = k.mul(at.stage, self.layout.codes.stride);
+            let slot = k.offset(self.base.at(self.layout.codes.offset), offset.cast());
+            let column = k.mul(block, ROW_BYTES);
+            let place = [column.cast::<S32>().into(), self.feature.cast::<S32>().into()];
+            for (half, map) in maps.into_iter().enumerate() {
+                k.tensor_load(slot.at(half as u32 * bytes), map, &place, full, &TmaOptions::default());
+            }
+            self.ring.advance(k, at);
+        });
+    }
+
+    fn load_tokens(&self, k: &mut Kernel) {
+        let map = k.tensor_map_address(&self.maps[0]);
+        let at = self.ring.start(k, true);
+        k.for_range("token_stages", 0u32, self.blocks, 1, |k, block, _| {
+            let full = self.ring.wait_empty(k, at);
+            let offset = k.mul(at.stage, self.layout.tokens.stride);
+            let slot = k.offset(self.base.at(self.layout.tokens.offset), offset.cast());
+            let column = k.mul(block, SPAN as u32);
+            for panel in 0..2u32 {
+                let column = k.add(column, 64 * panel);
+                let place = [column.cast::<S32>().into(), self.token.cast::<S32>().into()];
+                let to = slot.at(panel * self.config.panel_bytes());
+                k.tensor_load(to, map, &place, full, &TmaOptions::default());
+            }
+            self.ring.advance(k, at);
+        });
+    }
+
+    // ---- consumers ----
+
+    /// Feature of this lane's rows in the tile.
+    fn lane_feature(&self, k: &mut Kernel) -> Reg<U32> {
+        let g = k.shr(self.lane, 2u32);
+        k.mad(self.warp, GROUP_FEATURES / 4, g)
+    }
+
+    fn consumer(&self, k: &mut Kernel) -> Consumer {
+        let feature = self.lane_feature(k);
+        let q = k.and(self.lane, 3u32);
+        let piece = k.shl(q, 4u32);
+        let byte = k.mad(feature, ROW_BYTES, piece);
+        let codes = k.offset(self.base.at(self.layout.codes.offset), byte.cast());
+        let up = self.config.features() * ROW_BYTES;
+        let feature = k.add(feature, self.feature);
+        Consumer {
+            codes: [codes, codes.at(up)],
+            tokens: low_word(k, self.base.at(self.layout.tokens.offset), self.layout.token_tile.wgmma_desc()),
+            feature,
+            q,
+            take: self.ring.start(k, false),
+            release: self.ring.start(k, false),
+            raw: array(k),
+            now: array(k),
+            next: array(k),
+            fragments: [array(k), array(k)],
+        }
+    }
+
+    /// Loads the scales of a group of stages, from stage `first` on.
+    fn load_scales(&self, k: &mut Kernel, consumer: &Consumer, first: Reg<U32>) {
+        let starts = [0, 1].map(|half| k.ld_pointer(&self.scales[half]));
+        let pair = k.shl(consumer.q, 1u32);
+        let exists = k.compare(Cmp::Lt, consumer.feature, self.n);
+        for (i, to) in consumer.next.into_iter().enumerate() {
+            let stage = k.add(first, i as u32);
+            let block = k.mad(stage, SPAN as u32 / 16, pair);
+            let inside = k.compare_and(Cmp::Lt, block, self.scale_blocks, exists);
+            let layout = self.config.scale_layout;
+            let offset = scale_offset(k, layout, consumer.feature, block, self.scale_blocks);
+            let halves = starts.map(|start| {
+                let from = k.offset(start, offset);
+                let bytes = k.mov::<U16>(Value::from(0u16));
+                k.when(inside).to(bytes).ld::<U16, _>(from);
+                bytes
+            });
+            let word = k.pack_32(halves[0], halves[1]);
+            k.assign(to, word);
+        }
+    }
+
+    /// Waits for the next stage and loads this lane's codes.
+    fn load_codes_of_lane(&self, k: &mut Kernel, consumer: &Consumer) {
+        self.ring.wait_full(k, consumer.take);
+        let at = k.mul(consumer.take.stage, self.layout.codes.stride);
+        for (half, start) in consumer.codes.into_iter().enumerate() {
+            let from = k.offset(start, at.cast());
+            let words: [Reg<B32>; 4] = k.ld_vector(from);
+            for (i, word) in words.into_iter().enumerate() {
+                k.assign(consumer.raw[4 * half + i], word);
+            }
+        }
+    }
+
+    /// Decodes half a stage, words `2 · half` and the next of gate and up: four k16 steps.
+    fn decode(&self, k: &mut Kernel, consumer: &Consumer, half: u32, scales: Reg<B32>) {
+        let zero = k.mov::<B32>(0u32);
+        let factor = k.mov::<B32>(SCALE_FACTOR).cast::<F16x2>();
+        for row in 0..2u32 {
+            // This half's scale byte of the row, in both halves of a register.
+            let byte = 2 * row + half;
+            let both = k.permute(scales, zero, byte | 4 << 4 | byte << 8 | 4 << 12);
+            let scale = k.shl(both, 7u32);
+            let scale = k.mul(scale.cast::<F16x2>(), factor);
+            for word in 0..2u32 {
+                let pairs = pairs(k, consumer.raw[(4 * row + 2 * half + word) as usize]);
+                for (p, pair) in pairs.into_iter().enumerate() {
+                    // Pair 2s + h is register row + 2h of step 2 · word + s.
+                    let step = 2 * word as usize + p / 2;
+                    let register = row as usize + 2 * (p % 2);
+                    let product = k.mul(pair.cast::<F16x2>(), scale);
+                    k.assign(consumer.fragments[half as usize][4 * step + register], product.cast());
+                }
+            }
+        }
+    }
+
+    /// Four `wgmma` on half a stage.
+    fn multiply_half(&self, k: &mut Kernel, consumer: &Consumer, half: u32, at: Reg<U32>, sums: &[Reg<F32>]) {
+        let high = k.mov::<B32>((self.layout.token_tile.wgmma_desc() >> 32) as u32);
+        k.wgmma_fence();
+        for step in 0..4u32 {
+            let a = std::array::from_fn(|i| consumer.fragments[half as usize][4 * step as usize + i]);
+            let advance = self.layout.token_tile.advance_k(32 * step) as u32;
+            let low = k.add(at, half * self.config.panel_bytes() / 16 + advance);
+            let desc = k.pack_64(low.cast::<B32>(), high);
+            k.wgmma(WgmmaFormat::Half(HalfFormat::F16), sums, WgmmaA::Regs(a), desc, true);
+        }
+        k.wgmma_commit();
+    }
+
+    fn multiply(&self, k: &mut Kernel, sums: &[Reg<F32>]) {
+        let consumer = self.consumer(k);
+        let zero = k.mov::<U32>(0u32);
+        self.load_scales(k, &consumer, zero);
+        self.load_codes_of_lane(k, &consumer);
+        self.decode(k, &consumer, 0, consumer.next[0]);
+        k.for_range("scale_groups", 0u32, self.blocks, SCALE_STAGES, |k, first, this| {
+            for (now, next) in consumer.now.into_iter().zip(consumer.next) {
+                k.assign(now, next);
+            }
+            let after = k.add(first, SCALE_STAGES);
+            self.load_scales(k, &consumer, after);
+            for i in 0..SCALE_STAGES {
+                let stage = k.add(first, i);
+                if i > 0 {
+                    let done = k.compare(Cmp::Ge, stage, self.blocks);
+                    k.break_if(this, done);
+                }
+                self.stage(k, &consumer, stage, i as usize, sums);
+            }
+        });
+        k.wgmma_wait(0);
+    }
+
+    /// One stage; its first half is decoded already, and so is the first half of the next one afterwards.
+    fn stage(&self, k: &mut Kernel, consumer: &Consumer, stage: Reg<U32>, i: usize, sums: &[Reg<F32>]) {
+        let at = k.mad(consumer.take.stage, self.layout.tokens.stride / 16, consumer.tokens);
+        self.multiply_half(k, consumer, 0, at, sums);
+        k.comment("The stage before is multiplied.");
+        k.wgmma_wait(1);
+        let previous = k.compare(Cmp::Ne, stage, 0u32);
+        k.if_(previous, "release", |k| {
+            self.ring.release(k, consumer.release, self.first_lane);
+            self.ring.advance(k, consumer.release);
+        });
+        self.decode(k, consumer, 1, consumer.now[i]);
+        self.multiply_half(k, consumer, 1, at, sums);
+        self.ring.advance(k, consumer.take);
+        let next = k.add(stage, 1u32);
+        let more = k.compare(Cmp::Lt, next, self.blocks);
+        k.if_(more, "load", |k| self.load_codes_of_lane(k, consumer));
+        k.wgmma_wait(1);
+        let scales = *consumer.now.get(i + 1).unwrap_or(&consumer.next[0]);
+        self.decode(k, consumer, 0, scales);
+    }
+
+    fn store(&self, k: &mut Kernel, sums: &[Reg<F32>]) {
+        k.grid_dependency_wait();
+        k.comment("Every warpgroup is done with the ring, which becomes the staged tile.");
+        k.bar_sync(1u32, self.config.consumer_threads());
+        let staged = Staged {
+            start: self.base,
+            tokens: self.config.tokens,
+            features: self.config.features(),
+            threads: self.config.consumer_threads(),
+            token: self.token,
+            feature: self.feature,
+            m: self.m,
+            n: self.n,
+        };
+        let feature = self.lane_feature(k);
+        let q = k.and(self.lane, 3u32);
+        let token = k.shl(q, 1u32);
+        let of_c = k.add(self.feature, feature);
+        let factors = self.finish.factors(k, of_c, self.n);
+        let place = self.finish.place(k, &staged, token, feature);
+        let pitch = finish::pitch(self.out, staged.features);
+        for (j, sums) in sums.chunks_exact(4).enumerate() {
+            for e in 0..2 {
+                let value = self.finish.activate(k, &factors, [sums[e], sums[e + 2]]);
+                self.finish.stage(k, place.at((8 * j + e) as u32 * pitch), value);
+            }
+        }
+        k.bar_sync(1u32, self.config.consumer_threads());
+        self.finish.copy_out(k, &staged);
+    }
+}
+
+fn array<const N: usize>(k: &mut Kernel) -> [Reg<B32>; N] {
+    std::array::from_fn(|_| k.mov::<B32>(0u32))
+}
+
+/// The four pairs of a word of eight codes, as halves `code · 2⁻¹⁴`: nibbles p and p + 4.
+fn pairs(k: &mut Kernel, word: Reg<B32>) -> [Reg<B32>; 4] {
+    std::array::from_fn(|p| {
+        let p = p as u32;
+        let magnitude = match p {
+            3 => k.shr(word.cast::<U32>(), 3u32).cast(),
+            _ => k.shl(word, 9 - 4 * p),
+        };
+        let sign = if p == 3 { word } else { k.shl(word, 12 - 4 * p) };
+        let sign = k.and(sign, SIGN_MASK);
+        k.lop3(magnitude, MAGNITUDE_MASK, sign, AND_OR)
+    })
+}
