@@ -12,15 +12,16 @@
 //!   accesses that these do not order, found whatever the interleaving was. Writes of one value to one place by
 //!   threads of a cluster are none: compilers make them, and chips give that value.
 //! - **Asynchronous operations** complete at a later point drawn from the seed, never at issue. `wgmma` is one
-//!   operation of the four warps of a warpgroup, which have all issued it before it starts. Those of a warpgroup, and tensor-core operations of a CTA, complete in order; everything else in any order.
+//!   operation of the four warps of a warpgroup, which have all issued it before it starts. Those of a warpgroup,
+//!   and tensor-core operations of a CTA, complete in order; everything else in any order.
 //! - **Proxies.** A generic write that the async proxy reads or overwrites needs a `fence.proxy.async` between
 //!   them, on either side of the synchronization. `cp.async` (not bulk) goes through the generic proxy.
 //! - **Divergence.** Lanes that part meet again at the immediate post-dominator; the wait there is given up when
 //!   nothing else can go on, so lanes may wait for each other in loops.
 //! - **Clusters on several threads** give results that depend on the seed only: accesses whose order can be
 //!   noticed are carried out in turns.
-//! - **`tcgen05.fence` and `tcgen05.wait::ld`** are demanded where PTX demands them. Triton's code relies on the
-//!   chip instead: switch [`Checks::tensor_fence`] off for it.
+//! - **`tcgen05`** between threads is ordered by a release and an acquire, as other accesses are; `tcgen05.fence` is
+//!   demanded after relaxed waits and for what is not complete. [`Checks::tensor_wait`] demands `tcgen05.wait::ld`.
 //! - **Tensor cores** compute as `semantics::dot` says; approximate functions within PTX's stated error.
 //! - One kernel runs at a time, so `griddepcontrol` has nothing to wait for, and every CTA is launched, so
 //!   `clusterlaunchcontrol.try_cancel` always answers "not cancelled".

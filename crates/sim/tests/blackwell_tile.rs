@@ -99,10 +99,15 @@ fn a_missing_commit_is_a_deadlock() {
 }
 
 #[test]
-fn a_missing_tensor_fence_is_noticed() {
+fn only_a_relaxed_wait_needs_the_tensor_fence() {
     let at = PTX.rfind("tcgen05.fence::after_thread_sync").unwrap();
-    let broken = format!("{}//{}", &PTX[..at], &PTX[at..]);
-    let text = run(0, &broken).unwrap_err();
+    let acquired = format!("{}//{}", &PTX[..at], &PTX[at..]);
+    let relax = |ptx: &str| ptx.replace("try_wait.parity.shared", "try_wait.parity.relaxed.cluster.shared");
+    let (first, last) = PTX.split_at(PTX.rfind("mbarrier.try_wait").unwrap());
+    let same = run(0, PTX).unwrap();
+    assert_eq!(run(0, &acquired).unwrap(), same);
+    assert_eq!(run(0, &format!("{first}{}", relax(last))).unwrap(), same);
+    let text = run(0, &format!("{first}{}", relax(&acquired[first.len()..]))).unwrap_err();
     assert!(text.contains("tcgen05.fence::after_thread_sync"), "{text}");
 }
 

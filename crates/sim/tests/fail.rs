@@ -5,7 +5,7 @@
 //! `UPDATE_GOLDEN=1 cargo test --test fail` writes the messages anew, to be read before they are committed.
 
 use dualgemm_device::{Args, Device, Error, LaunchSpec};
-use dualgemm_sim::{Card, Config, Gpu};
+use dualgemm_sim::{Card, Checks, Config, Gpu};
 use std::path::{Path, PathBuf};
 
 fn dims(text: &str) -> [u32; 3] {
@@ -24,7 +24,7 @@ fn run(text: &str, seed: u64) -> Result<(), Error> {
         Some("B200") => Card::B200,
         _ => Card::H100,
     };
-    let gpu = Gpu::new(Config::default().card(card).seed(seed));
+    let gpu = Gpu::new(Config::default().card(card).seed(seed).checks(Checks::ALL));
     let module = gpu.load(text)?;
     let f = gpu.function(module, "k")?;
     let mut args = Args::new();

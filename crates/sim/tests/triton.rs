@@ -1,7 +1,7 @@
 //! Kernels that Triton compiled (`triton/kernels.py`), against results computed here.
 
 use dualgemm_device::{Args, Device, DevicePtr, LaunchSpec};
-use dualgemm_sim::{Card, Checks, Config, Gpu};
+use dualgemm_sim::{Card, Config, Gpu};
 use half::{bf16, f16};
 
 /// A loaded kernel and what the first line of its file says of a launch.
@@ -19,9 +19,7 @@ impl Kernel {
             "sm_120a" => Card::RtxPro6000,
             _ => Card::H100,
         };
-        // Triton emits no `tcgen05.fence`.
-        let checks = Checks { tensor_fence: false, ..Checks::ALL };
-        Kernel { gpu: Gpu::new(Config::default().card(card).checks(checks)), ptx }
+        Kernel { gpu: Gpu::new(Config::default().card(card)), ptx }
     }
 
     /// A value of the first line, or 0.

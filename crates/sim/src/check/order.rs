@@ -54,6 +54,8 @@ impl Places {
 pub struct View {
     seen: Vec<u32>,
     fenced: Vec<u32>,
+    /// Operations of tensor cores that need not be complete, but are ordered before what follows on the same core.
+    piped: Vec<u32>,
     /// What is known of other clusters, through global memory.
     foreign: Option<Arc<Foreign>>,
 }
@@ -109,6 +111,7 @@ impl View {
     pub fn join(&mut self, other: &View) {
         join(&mut self.seen, &other.seen);
         join(&mut self.fenced, &other.fenced);
+        join(&mut self.piped, &other.piped);
         if let Some(theirs) = &other.foreign {
             match &mut self.foreign {
                 None => self.foreign = Some(theirs.clone()),
@@ -125,6 +128,7 @@ impl View {
 
     /// Keeps what another party of the same cluster knows as well.
     pub fn meet(&mut self, other: &View) {
+        self.piped.clear();
         for (mine, theirs) in [(&mut self.seen, &other.seen), (&mut self.fenced, &other.fenced)] {
             mine.truncate(theirs.len());
             mine.iter_mut().zip(theirs).for_each(|(a, &b)| *a = (*a).min(b));
@@ -137,6 +141,27 @@ impl View {
         let seen = std::mem::take(&mut self.seen);
         join(&mut self.fenced, &seen);
         self.seen = seen;
+    }
+
+    /// `tcgen05.fence::before_thread_sync`: what was issued to the tensor core is passed on to those who synchronize.
+    pub fn pipe(&mut self, issued: &View) {
+        join(&mut self.piped, &issued.seen);
+    }
+
+    /// `tcgen05.fence::after_thread_sync`: what `observed` synchronized with, and what was passed on to it.
+    pub fn after_fence(&mut self, acquired: &View, observed: Option<&View>) {
+        join(&mut self.piped, &acquired.piped);
+        if let Some(observed) = observed {
+            join(&mut self.seen, &observed.seen);
+            join(&mut self.piped, &observed.piped);
+        }
+    }
+
+    /// Counts operations that were passed on as complete: right for what comes after them in the same pipeline.
+    pub fn in_pipeline(&mut self) {
+        let piped = std::mem::take(&mut self.piped);
+        join(&mut self.seen, &piped);
+        self.piped = piped;
     }
 
     /// This knowledge as a party of cluster `to` receives it from cluster `from`.

@@ -75,6 +75,13 @@ pub enum Op {
     Tcgen05(tcgen05::Tcgen05),
 }
 
+impl Op {
+    /// Whether the operation reads and writes registers of its own lane and does nothing else.
+    pub const fn only_computes(&self) -> bool {
+        matches!(self, Op::Arith(_) | Op::Float(_) | Op::Convert(_))
+    }
+}
+
 /// An instruction being decoded: hands out modifiers and operands, and knows which are left.
 pub struct Ins<'a> {
     /// The instruction.

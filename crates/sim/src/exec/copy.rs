@@ -26,7 +26,6 @@ impl Cluster<'_> {
             done: false,
             pc: agent.pc,
             owner: (agent.cta, agent.warp),
-            action: (agent.actor, agent.clock),
             view: Arc::new(agent.outcome()),
         };
         self.ops.insert(self.next_op, state);

@@ -2,6 +2,7 @@
 
 use super::{Cx, Result};
 use crate::decode::fence::{Barrier, Fence, Kind};
+use crate::decode::operand::Scope;
 use crate::machine::step::Flow;
 use crate::machine::warp::Wait;
 use crate::program::{Dst, Src};
@@ -150,8 +151,11 @@ fn cluster_arrive(cx: &mut Cx<'_, '_>, aligned: bool, release: bool) -> Result {
     let view = cx.g.publish();
     let live = cx.cl.live_threads();
     let b = &mut cx.cl.barrier;
-    if release {
-        b.current.join(&view);
+    match &cx.g.carried.fenced {
+        _ if release => b.current.join(&view),
+        // A relaxed arrival passes on what the last fence covered.
+        Some((scope, fenced)) if *scope >= Scope::Cluster => b.current.join(fenced),
+        _ => {}
     }
     cx.w.cluster_arrived = (arrived | cx.m, b.generation);
     b.arrived += cx.m.count_ones();
@@ -174,9 +178,7 @@ fn cluster_wait(cx: &mut Cx<'_, '_>, aligned: bool, acquire: bool) -> Result {
         return Ok(Flow::Wait(Wait::Cluster(generation)));
     }
     cx.w.cluster_arrived.0 &= !cx.m;
-    if acquire {
-        let done = cx.cl.barrier.done.clone();
-        cx.g.join(&done);
-    }
+    let done = cx.cl.barrier.done.clone();
+    cx.g.learn(&done, acquire);
     Ok(Flow::Next)
 }

@@ -1,6 +1,7 @@
 //! mbarriers: counts in `semantics::mbarrier`, knowledge and waiting here.
 
 use super::{Cx, Result, lanes};
+use crate::check::order::View;
 use crate::check::shadow::Kind;
 use crate::decode::mbarrier::{Arrive, Mbar};
 use crate::decode::operand::{Addr, Ordering};
@@ -133,8 +134,8 @@ pub fn execute(op: &Mbar, cx: &mut Cx<'_, '_>) -> Result {
             }
             Ok(Flow::Next)
         }
-        Mbar::Expect(a, n) => change(cx, a, *n, None, |b, n| b.expect_tx(n)),
-        Mbar::Complete(a, n) => change(cx, a, *n, None, |b, n| b.complete_tx(n)),
+        Mbar::Expect(a, n) => change(cx, a, *n, (Dst::Sink, None), |b, n| b.expect_tx(n)),
+        Mbar::Complete(a, n) => change(cx, a, *n, (Dst::Sink, None), |b, n| b.complete_tx(n)),
         Mbar::Arrive(arrive) => execute_arrive(cx, arrive),
         Mbar::Wait { d, address, phase, parity, blocks, order } => {
             wait(cx, *d, address, *phase, *parity, *blocks, *order)
@@ -182,12 +183,12 @@ fn init(cx: &mut Cx<'_, '_>, a: &Addr, count: Src) -> Result {
     Ok(Flow::Next)
 }
 
-/// Applies `f` for every lane; with an ordering the group's knowledge goes to the waiters.
+/// Applies `f` for every lane; `view` goes to the waiters, the state before it to `to`.
 fn change(
     cx: &mut Cx<'_, '_>,
     a: &Addr,
     operand: Src,
-    publish: Option<Dst>,
+    (to, view): (Dst, Option<Arc<View>>),
     f: impl Fn(Mbarrier, u32) -> std::result::Result<Outcome, Misuse>,
 ) -> Result {
     let addresses = cx.addresses(a);
@@ -196,7 +197,6 @@ fn change(
         return Ok(Flow::Next);
     }
     let knows = cx.knows();
-    let view = publish.map(|_| cx.g.publish());
     let mut states = [0; 32];
     for l in lanes(cx.m) {
         let (rank, offset) = cx.barrier_at(a.space, addresses[l], l)?;
@@ -210,18 +210,20 @@ fn change(
         b.advance(out.barrier, out.completed);
     }
     cx.cl.progress += 1;
-    if let Some(d) = publish {
-        cx.w.regs.w64(d, cx.m, &states);
-    }
+    cx.w.regs.w64(to, cx.m, &states);
     Ok(Flow::Next)
 }
 
 fn execute_arrive(cx: &mut Cx<'_, '_>, op: &Arrive) -> Result {
     let (operand, drop) = (op.expect.unwrap_or(op.count), op.drop);
     let expect = op.expect.is_some();
-    // A relaxed arrival passes on nothing but the order of the barrier itself.
-    let publish = if op.order.release || op.state != Dst::Sink { Some(op.state) } else { None };
-    change(cx, &op.address, operand, publish, move |b, n| match (expect, drop) {
+    // A relaxed arrival passes on what the last fence covered.
+    let view = if op.order.release {
+        Some(cx.g.publish())
+    } else {
+        cx.g.carried.fenced.as_ref().filter(|f| f.0 >= op.order.scope).map(|f| f.1.clone())
+    };
+    change(cx, &op.address, operand, (op.state, view), move |b, n| match (expect, drop) {
         (false, false) => b.arrive(n),
         (false, true) => b.arrive_drop(n),
         (true, false) => b.arrive_expect_tx(n),
@@ -286,11 +288,7 @@ fn wait(
         cx.g.polled = Some((cx.pc, progress));
     }
     for view in views {
-        if order.acquire {
-            cx.g.join(&view);
-        } else {
-            Arc::make_mut(cx.g.carried.observed.get_or_insert_default()).join(&view);
-        }
+        cx.g.learn(&view, order.acquire);
     }
     cx.w.regs.wpred(d, cx.m, done);
     Ok(Flow::Yield)

@@ -107,11 +107,7 @@ impl Cx<'_, '_> {
             }
         }
         for view in learned {
-            if order.acquire {
-                self.g.join(&view);
-            } else {
-                Arc::make_mut(self.g.carried.observed.get_or_insert_default()).join(&view);
-            }
+            self.g.learn(&view, order.acquire);
         }
     }
 }

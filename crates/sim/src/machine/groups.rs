@@ -6,7 +6,7 @@
 
 use super::engine::Agent;
 use super::warp::GroupKind;
-use crate::check::order::{Actor, View};
+use crate::check::order::View;
 use crate::program::Reg;
 use crate::semantics::smem_desc::SmemDesc;
 use std::collections::{HashMap, VecDeque};
@@ -26,8 +26,6 @@ pub struct OpState {
     pub pc: u32,
     /// CTA and warp that started it.
     pub owner: (u32, u32),
-    /// Its actor and clock.
-    pub action: (Actor, u32),
     /// What a waiter learns: what the issuer knew, and the operation itself.
     pub view: Arc<View>,
 }

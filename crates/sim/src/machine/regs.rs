@@ -19,6 +19,8 @@ pub enum Lock {
     Source,
     /// Written by an operation in flight: must not be touched.
     Target,
+    /// Written by a `tcgen05.ld` in flight: may be moved, not used. Compilers put moves before the wait.
+    Loaded,
 }
 
 /// What was wrong with a register access.
@@ -51,6 +53,16 @@ pub struct Regs {
     pub ids: Ids,
     /// The first broken rule of the running instruction.
     pub bad: Option<BadReg>,
+    /// Lanes in which the running instruction has read something unwritten: what it writes there is undefined.
+    undefined: u32,
+    /// Registers the running instruction has made undefined so.
+    tainted: Vec<Reg>,
+    /// The running instruction only moves values.
+    moving: bool,
+    /// A register in flight that it has read.
+    moved_from: Option<Reg>,
+    /// Moves of registers in flight: from, to.
+    moved: Vec<(Reg, Reg)>,
     check_uninit: bool,
     epoch: u32,
 }
@@ -154,6 +166,11 @@ impl Regs {
             meta_pred: vec![0; np],
             ids,
             bad: None,
+            undefined: 0,
+            tainted: Vec::new(),
+            moving: false,
+            moved_from: None,
+            moved: Vec::new(),
             check_uninit,
             epoch: 1,
         }
@@ -161,7 +178,26 @@ impl Regs {
 
     #[cold]
     fn complain(&mut self, bad: BadReg) {
-        self.bad.get_or_insert(bad);
+        match bad {
+            BadReg::Unwritten(_, lanes) => {
+                self.undefined |= lanes;
+                self.bad.get_or_insert(bad);
+            }
+            BadReg::InFlight(..) if matches!(self.bad, Some(BadReg::InFlight(..))) => {}
+            BadReg::InFlight(..) => self.bad = Some(bad),
+        }
+    }
+
+    #[cold]
+    fn taint(&mut self, r: Reg, m: u32) {
+        self.forget(Dst::Reg(r), m & self.undefined);
+        self.tainted.push(r);
+    }
+
+    /// Ends an instruction whose result may be undefined; returns the registers it has made so.
+    pub fn take_tainted(&mut self) -> Vec<Reg> {
+        self.undefined = 0;
+        std::mem::take(&mut self.tainted)
     }
 
     fn meta(&mut self, r: Reg) -> &mut Meta {
@@ -175,8 +211,12 @@ impl Regs {
     #[inline]
     fn may_read(&mut self, r: Reg, m: u32) {
         let meta = *self.meta(r);
-        if meta.lock == Lock::Target {
-            self.complain(BadReg::InFlight(r, false));
+        if matches!(meta.lock, Lock::Target | Lock::Loaded) {
+            if self.moving && meta.lock == Lock::Loaded && m == FULL {
+                self.moved_from = Some(r);
+            } else {
+                self.complain(BadReg::InFlight(r, false));
+            }
         } else if self.check_uninit && m & !meta.written != 0 {
             self.complain(BadReg::Unwritten(r, m & !meta.written));
         }
@@ -190,6 +230,13 @@ impl Regs {
         meta.epoch = epoch;
         if meta.lock != Lock::Free {
             self.complain(BadReg::InFlight(r, true));
+        }
+        if self.undefined != 0 {
+            self.taint(r, m);
+        }
+        if let Some(from) = self.moved_from {
+            self.lock(r, Lock::Loaded);
+            self.moved.push((from, r));
         }
     }
 
@@ -322,15 +369,43 @@ impl Regs {
                 let i = i as usize;
                 self.pred[i] = self.pred[i] & !m | p & m;
                 self.meta_pred[i] |= m;
+                if self.undefined != 0 {
+                    self.taint(Reg::Pred(i as u32), m);
+                }
             }
             Dst::Sink => {}
             other => self.w64(other, m, &std::array::from_fn(|i| u64::from(p >> i & 1))),
         }
     }
 
+    /// Runs what only moves values between registers: those in flight may take part and stay in flight.
+    pub fn moving<T>(&mut self, f: impl FnOnce(&mut Regs) -> T) -> T {
+        self.moving = true;
+        let result = f(self);
+        self.moving = false;
+        self.moved_from = None;
+        result
+    }
+
+    /// Frees the registers that these were moved to.
+    pub fn free_moved(&mut self, mut freed: Vec<Reg>) {
+        for (from, to) in std::mem::take(&mut self.moved) {
+            if freed.contains(&from) {
+                self.lock(to, Lock::Free);
+                freed.push(to);
+            } else {
+                self.moved.push((from, to));
+            }
+        }
+    }
+
     /// Copies a register without reading it: what was unwritten stays so. Compilers move undefined values
     /// about freely; only using one is wrong.
     pub fn copy(&mut self, d: Dst, s: Src, m: u32) {
+        self.moving(|r| r.copy_as_is(d, s, m));
+    }
+
+    fn copy_as_is(&mut self, d: Dst, s: Src, m: u32) {
         let unwritten = self.unwritten(s);
         let check = std::mem::replace(&mut self.check_uninit, false);
         if let Src::Reg(Reg::R128(_)) = s {
@@ -469,6 +544,22 @@ mod tests {
         r.lock(Reg::R32(0), Lock::Target);
         r.r32(Src::Reg(Reg::R32(0)), FULL);
         assert_eq!(r.bad, Some(BadReg::InFlight(Reg::R32(0), false)));
+    }
+
+    #[test]
+    fn a_loaded_register_may_be_moved_but_not_used_exact() {
+        let mut r = regs();
+        let (from, to) = (Reg::R32(0), Reg::R32(1));
+        r.w32(Dst::Reg(from), FULL, &[7; 32]);
+        r.lock(from, Lock::Loaded);
+        r.copy(Dst::Reg(to), Src::Reg(from), FULL);
+        assert_eq!(r.bad, None);
+        r.r32(Src::Reg(to), FULL);
+        assert_eq!(r.bad.take(), Some(BadReg::InFlight(to, false)));
+        r.lock(from, Lock::Free);
+        r.free_moved(vec![from]);
+        assert_eq!(r.r32(Src::Reg(to), FULL), [7; 32]);
+        assert_eq!(r.bad, None);
     }
 
     #[test]

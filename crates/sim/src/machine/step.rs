@@ -105,9 +105,15 @@ impl<'a> Cluster<'a> {
                 (Err(fault), None) => {
                     return Err(Box::new(self.trap(fault, Some((cta, w, Some(&g))), None, false)));
                 }
+                // Compilers compute with undefined values where the result does not matter.
+                (Ok(flow), Some(BadReg::Unwritten(r, lanes))) if inst.op.only_computes() => {
+                    w.note_undefined(r, lanes, pc);
+                    flow
+                }
                 // An undefined operand is the cause of whatever else went wrong.
                 (_, Some(bad)) => {
-                    let fault = self.bad_register(bad, w);
+                    let (fault, at) = self.bad_register(bad, w, pc);
+                    let g = Group { pc: at, ..g };
                     return Err(Box::new(self.trap(fault, Some((cta, w, Some(&g))), None, false)));
                 }
             };
@@ -182,7 +188,8 @@ impl<'a> Cluster<'a> {
         w.exit(g, m).map(|g| Group { pc: next, ..g })
     }
 
-    fn bad_register(&self, bad: BadReg, w: &Warp) -> Fault {
+    /// The fault, and the instruction to blame.
+    fn bad_register(&self, bad: BadReg, w: &Warp, pc: u32) -> (Fault, u32) {
         let names = &self.launch.kernel.names;
         let name = |r: Reg| {
             let (file, i) = match r {
@@ -194,8 +201,9 @@ impl<'a> Cluster<'a> {
         };
         match bad {
             BadReg::Unwritten(r, lanes) => {
-                Fault::new(Check::Uninit, format!("register {} is read before anything wrote it", name(r)))
-                    .lane(lanes.trailing_zeros())
+                let (r, lanes, pc) = w.undefined.get(&r).copied().unwrap_or((r, lanes, pc));
+                let text = format!("register {} is read before anything wrote it", name(r));
+                (Fault::new(Check::Uninit, text).lane(lanes.trailing_zeros()), pc)
             }
             BadReg::InFlight(r, write) => {
                 let held = w.wgmma.held.iter().find(|h| h.1 == r);
@@ -216,7 +224,7 @@ impl<'a> Cluster<'a> {
                         warp: None,
                     });
                 }
-                fault
+                (fault, pc)
             }
         }
     }

@@ -11,6 +11,8 @@ use super::regs::{Lock, Regs};
 use crate::check::order::{Actor, GROUPS_PER_WARP, View};
 use crate::decode::operand::Scope as Reach;
 use crate::memory::local::Local;
+use crate::program::Reg;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Why a group does not run. It is tried again when the reason may have gone; the instruction is executed anew
@@ -81,7 +83,7 @@ pub struct Carried {
     pub observed: Option<Arc<View>>,
     /// What it had published at its last fence, and how far that reaches: strong writes pass it on.
     pub fenced: Option<(Reach, Arc<View>)>,
-    /// What it knew at its last `tcgen05.fence::after_thread_sync`.
+    /// What its last `tcgen05.fence::after_thread_sync` adds to what it knows, for tensor memory.
     pub tensor: Arc<View>,
 }
 
@@ -141,6 +143,15 @@ impl Group {
     /// Learns what another party published.
     pub fn join(&mut self, other: &View) {
         Arc::make_mut(&mut self.view).join(other);
+    }
+
+    /// Learns what a wait or a strong read has seen: now if it acquires, at the next fence if it is relaxed.
+    pub fn learn(&mut self, other: &View, acquire: bool) {
+        if acquire {
+            self.join(other);
+        } else {
+            Arc::make_mut(self.carried.observed.get_or_insert_default()).join(other);
+        }
     }
 
     /// What others learn from this group now; later actions are not part of it.
@@ -224,6 +235,9 @@ pub struct Warp {
     pub cluster_arrived: (u32, u64),
     /// Its matrix operations in flight.
     pub wgmma: super::groups::WgmmaState,
+    /// Where registers got undefined values from: the register that nothing wrote, its lanes, the instruction that
+    /// read it first.
+    pub undefined: HashMap<Reg, (Reg, u32, u32)>,
     /// Instructions executed.
     pub executed: u64,
     /// First actor of the warp.
@@ -267,6 +281,7 @@ impl Warp {
             tensor_issued: View::default(),
             cluster_arrived: (0, 0),
             wgmma: Default::default(),
+            undefined: HashMap::new(),
             executed: 0,
             first_actor,
             slot_clock: [1; GROUPS_PER_WARP],
@@ -511,6 +526,7 @@ impl Warp {
     pub fn release_registers(&mut self, finished: &[OpId]) {
         let held = std::mem::take(&mut self.wgmma.held);
         let (gone, stay): (Vec<_>, Vec<_>) = held.into_iter().partition(|h| finished.contains(&h.0));
+        self.regs.free_moved(gone.iter().map(|h| h.1).collect());
         for (_, reg, ..) in gone {
             let mut lock = Lock::Free;
             for h in stay.iter().filter(|h| h.1 == reg) {
@@ -519,6 +535,14 @@ impl Warp {
             self.regs.lock(reg, lock);
         }
         self.wgmma.held = stay;
+    }
+
+    /// The instruction at `pc` has computed with lanes of a register that nothing wrote: its results are undefined.
+    pub fn note_undefined(&mut self, r: Reg, lanes: u32, pc: u32) {
+        let origin = self.undefined.get(&r).copied().unwrap_or((r, lanes, pc));
+        for result in self.regs.take_tainted() {
+            self.undefined.insert(result, origin);
+        }
     }
 
     /// Whether every lane has exited.

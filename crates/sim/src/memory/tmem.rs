@@ -154,7 +154,7 @@ impl Tmem {
     /// A cell.
     #[inline]
     pub fn get(&self, lane: u32, column: u32) -> u32 {
-        self.words[Tmem::index(lane, column)]
+        self.words.get(Tmem::index(lane, column)).copied().unwrap_or(0)
     }
 
     /// Sets a cell.

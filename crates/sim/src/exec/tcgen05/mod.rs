@@ -57,8 +57,7 @@ impl Cluster<'_> {
         let access = Access { actor: who.actor, clock: who.clock, pc: who.pc, kind };
         let start = Tmem::index(at.lane, at.column) * 4;
         let shadow = &mut self.ctas[rank as usize].tmem.shadow;
-        let view = if checks.tensor_fence { &who.fenced } else { &who.full };
-        let result = self.states.access(shadow, start, n as usize * 4, access, view, look);
+        let result = self.states.access(shadow, start, n as usize * 4, access, &who.fenced, look);
         let Err((byte, conflict)) = result else { return Ok(()) };
         let column = byte / 4 % 512;
         let place = format!("tensor memory lane {}, column {column} of cluster rank {rank}", at.lane);
@@ -104,13 +103,13 @@ impl Cx<'_, '_> {
     fn tensor_agent(&mut self) -> (Agent, TensorWho) {
         let mut agent = self.agent();
         Arc::make_mut(&mut agent.view).join(&self.w.tensor_issued);
-        let who = self.tensor_who(&agent, true);
+        let who = self.tensor_who((agent.actor, agent.clock), &agent.view, true);
         self.w.tensor_issued.learn(agent.actor, agent.clock);
         (agent, who)
     }
 
-    fn tensor_who(&mut self, agent: &Agent, pipelined: bool) -> TensorWho {
-        let mut fenced = agent.view.clone();
+    fn tensor_who(&self, (actor, clock): (u16, u32), view: &Arc<View>, pipelined: bool) -> TensorWho {
+        let mut fenced = view.clone();
         let view = Arc::make_mut(&mut fenced);
         let mut fence = self.g.carried.tensor.clone();
         if pipelined {
@@ -121,7 +120,7 @@ impl Cx<'_, '_> {
         if let Some(observed) = &self.g.carried.observed {
             Arc::make_mut(&mut full).join(observed);
         }
-        TensorWho { actor: agent.actor, clock: agent.clock, pc: self.pc, fenced, full }
+        TensorWho { actor, clock, pc: self.pc, fenced, full }
     }
 
     /// A tensor-memory address, the same in all lanes.

@@ -52,7 +52,8 @@ fn touch(
     Ok(())
 }
 
-/// `tcgen05.ld`: the registers belong to it until `tcgen05.wait::ld`.
+/// `tcgen05.ld`. With [`Checks::tensor_wait`](crate::Checks::tensor_wait) the registers belong to it until
+/// `tcgen05.wait::ld`.
 pub fn load(op: &Access, cx: &mut Cx<'_, '_>) -> Result {
     let base = cx.cell(&op.address)?;
     op.shape.check_base(base, cx.w.index)?;
@@ -63,22 +64,24 @@ pub fn load(op: &Access, cx: &mut Cx<'_, '_>) -> Result {
     if cx.w.regs.bad.is_some() {
         return Ok(Flow::Next);
     }
-    let agent = cx.agent();
-    let who = cx.tensor_who(&agent, false);
-    let id = cx.cl.start_op(&agent);
-    cx.w.async_groups.start(GroupKind::TmemLoad, cx.m, id);
-    if !cx.cl.launch.config.checks.tensor_fence {
-        // As on chips, where a use of the registers waits for them whether or not `tcgen05.wait::ld` stands
-        // before it: compilers move uses up past the wait.
+    if !cx.cl.launch.config.checks.tensor_wait {
+        // As on chips, where a use of the registers waits for them: no later than the read of a thread.
+        let who = cx.tensor_who((cx.g.actor, cx.g.clock), &cx.g.view, false);
         let rows = read(cx.cl, cx.cta as u32, op, base, &who)?;
         for (reg, row) in op.regs.iter().zip(&rows) {
             cx.w.regs.set_row32(*reg, row);
         }
-        cx.cl.finish_op(id, true);
         return Ok(Flow::Next);
     }
-    for r in &op.regs {
-        cx.w.regs.lock(*r, Lock::Target);
+    let agent = cx.agent();
+    let who = cx.tensor_who((agent.actor, agent.clock), &agent.view, false);
+    let id = cx.cl.start_op(&agent);
+    cx.w.async_groups.start(GroupKind::TmemLoad, cx.m, id);
+    // Moves of the registers before the wait take what the load will find, for nothing may write it meanwhile.
+    let rows = values(cx.cl, cx.cta as u32, op, base);
+    for (r, row) in op.regs.iter().zip(&rows) {
+        cx.w.regs.set_row32(*r, row);
+        cx.w.regs.lock(*r, Lock::Loaded);
         cx.w.wgmma.held.push((id, *r, true, cx.pc));
     }
     let (op, rank, warp) = (op.clone(), cx.cta as u32, cx.w.index as usize);
@@ -100,6 +103,10 @@ pub fn load(op: &Access, cx: &mut Cx<'_, '_>) -> Result {
 /// The registers a load fills.
 fn read(cl: &mut Cluster<'_>, rank: u32, op: &Access, base: Cell, who: &TensorWho) -> Result<Vec<[u32; 32]>> {
     touch(cl, rank, op, base, Kind::READ, who)?;
+    Ok(values(cl, rank, op, base))
+}
+
+fn values(cl: &Cluster<'_>, rank: u32, op: &Access, base: Cell) -> Vec<[u32; 32]> {
     let tmem = &cl.ctas[rank as usize].tmem;
     let mut rows = vec![[0u32; 32]; op.regs.len()];
     for (r, row) in rows.iter_mut().enumerate() {
@@ -113,7 +120,7 @@ fn read(cl: &mut Cluster<'_>, rank: u32, op: &Access, base: Cell, who: &TensorWh
             };
         }
     }
-    Ok(rows)
+    rows
 }
 
 /// `tcgen05.st`: values are taken at issue, visible after `tcgen05.wait::st`.
@@ -125,7 +132,7 @@ pub fn store(op: &Access, cx: &mut Cx<'_, '_>) -> Result {
         return Ok(Flow::Next);
     }
     let agent = cx.agent();
-    let who = cx.tensor_who(&agent, false);
+    let who = cx.tensor_who((agent.actor, agent.clock), &agent.view, false);
     let id = cx.cl.start_op(&agent);
     cx.w.async_groups.start(GroupKind::TmemStore, cx.m, id);
     let (op, rank) = (op.clone(), cx.cta as u32);
