@@ -1,9 +1,10 @@
 //! Times the fused Hopper kernel on a real card: cold L2 (weights, A and C rotate beyond it), launches replayed from
 //! a graph. `cargo run --release -p dualgemm-kernels --example sm90a_speed -- [SHAPE CONFIG...]...`
 //!
-//! A shape is `MxNxK`. A configuration is `ROW_GROUPS,TOKENS,BLOCKS_PER_STAGE,STAGES,K_GROUPS`, with `,2` behind for two
-//! CTAs per multiprocessor, and `:persistent` or `:stream-k` for those schedulers. Without arguments the shapes of
-//! `benchmarks/record/` are measured.
+//! A shape is `MxNxK`. A configuration is `ROW_GROUPS,TOKENS,BLOCKS_PER_STAGE,STAGES,K_GROUPS`, and behind it any of
+//! `:persistent`, `:stream-k`, `:split` (two CTAs split K), `:two` (two CTAs per multiprocessor), `:late` (the next kernel
+//! starts late), `:ragged` (as if K were no multiple of 64). Without arguments the shapes of `benchmarks/record/` are
+//! measured.
 
 use std::time::Duration;
 
@@ -39,21 +40,25 @@ const RECORD: &str = "
 /// Weight bytes that must rotate for L2 (50 MB on an H100) to be cold.
 const ROTATE: usize = 220 << 20;
 
-fn config(text: &str) -> Option<(Config, Scheduler)> {
-    let (numbers, scheduler) = match text.split_once(':') {
-        None => (text, Scheduler::Grid),
-        Some((numbers, "persistent")) => (numbers, Scheduler::Persistent),
-        Some((numbers, "stream-k")) => (numbers, Scheduler::StreamK),
-        Some(_) => return None,
-    };
-    let numbers: Vec<u32> = numbers.split(',').map(|n| n.parse().ok()).collect::<Option<_>>()?;
-    let (&[rows, tokens, blocks, stages, k_groups], ctas) = numbers.split_first_chunk::<5>()?;
-    let config = Config::new(rows, tokens, blocks, stages, k_groups);
-    match ctas {
-        [] => Some((config, scheduler)),
-        [2] => Some((config.two_per_sm(), scheduler)),
-        _ => None,
-    }
+/// A configuration, its scheduler, and whether K is treated as ragged.
+type Choice = (Config, Scheduler, bool);
+
+fn config(text: &str) -> Option<Choice> {
+    let mut words = text.split(':');
+    let numbers: Vec<u32> = words.next()?.split(',').map(|n| n.parse().ok()).collect::<Option<_>>()?;
+    let &[rows, tokens, blocks, stages, k_groups] = numbers.as_slice() else { return None };
+    let start = (Config::new(rows, tokens, blocks, stages, k_groups), Scheduler::Grid, false);
+    words.try_fold(start, |(config, scheduler, ragged), word| {
+        Some(match word {
+            "persistent" => (config, Scheduler::Persistent, ragged),
+            "stream-k" => (config, Scheduler::StreamK, ragged),
+            "split" => (config.split_k(), scheduler, ragged),
+            "two" => (config.two_per_sm(), scheduler, ragged),
+            "late" => (config.late(), scheduler, ragged),
+            "ragged" => (config, scheduler, true),
+            _ => return None,
+        })
+    })
 }
 
 fn shape(text: &str) -> Option<Shape> {
@@ -62,7 +67,7 @@ fn shape(text: &str) -> Option<Shape> {
     Some(Shape::new(m, n, k))
 }
 
-fn measure(gpu: &Cuda, shape: Shape, configs: &[(Config, Scheduler)]) -> Outcome<()> {
+fn measure(gpu: &Cuda, shape: Shape, configs: &[Choice]) -> Outcome<()> {
     let Shape { m, n, k } = shape;
     let mut inputs = Inputs::seeded(1);
     let sets = (CodeSet::Full, ScaleSet::Full);
@@ -85,9 +90,16 @@ fn measure(gpu: &Cuda, shape: Shape, configs: &[(Config, Scheduler)]) -> Outcome
         sample.iter().flat_map(|&r| reference(&Epilogue::default(), &a, r..r + 1, &weights)).collect();
     let copies = (ROTATE / pack.bytes().len()).max(2);
     let mut shared: Option<Vec<Operands>> = None;
-    for &(config, scheduler) in configs {
+    for &(config, scheduler, ragged) in configs {
         let variant = Variant { scheduler, ..Variant::new(Activation::Silu.program()) }.for_weights(n, k);
-        let fused = Fused::new(gpu, config, &variant)?;
+        let variant = Variant { whole_blocks: variant.whole_blocks && !ragged, ..variant };
+        let fused = match Fused::new(gpu, config, &variant) {
+            Ok(fused) => fused,
+            Err(error) => {
+                println!("{shape:>16} {}: {error}", config.name());
+                continue;
+            }
+        };
         if shared.is_none() {
             let upload = |_| Operands::upload(gpu, &fused, &rows, &pack);
             shared = Some((0..copies).map(upload).collect::<Result<_, _>>()?);
@@ -124,7 +136,7 @@ fn measure(gpu: &Cuda, shape: Shape, configs: &[(Config, Scheduler)]) -> Outcome
             }
             println!(
                 "{shape:>16} {:<40} {} {:8.2} us ({:.2} .. {:.2}) {:6.1} TFLOP/s {:7.1} GB/s  rel {worst:.2e}",
-                format!("{}{}", config.name(), suffix(scheduler)),
+                format!("{}{}{}", config.name(), suffix(scheduler), if ragged { " ragged" } else { "" }),
                 if programmatic { "pdl  " } else { "plain" },
                 t.median_us,
                 t.p10_us,

@@ -1,11 +1,15 @@
 //! The fused Hopper kernel in the simulator, all checkers on, against the f64 reference.
 
 use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
+use dualgemm_cuda::Cuda;
 use dualgemm_device::Device;
-use dualgemm_formats::{BlockFormat, FloatMatrix, FloatType, GlobalScale};
+use dualgemm_formats::quantize::Quantizer;
+use dualgemm_formats::{
+    BlockFormat, FloatMatrix, FloatType, GlobalScale, Matrix, Producer, ScaleLayout, Search,
+};
 use dualgemm_gemm::{AOperand, Activation, Comparison, Epilogue, GateUp, reference};
 use dualgemm_kernels::sm90a::config::Config;
-use dualgemm_kernels::sm90a::host::Fused;
+use dualgemm_kernels::sm90a::host::{Fused, FusedArgs};
 use dualgemm_kernels::sm90a::operands::Operands;
 use dualgemm_kernels::sm90a::pack::Pack;
 use dualgemm_kernels::sm90a::variant::{Compute, Out, Scheduler, Variant};
@@ -44,30 +48,116 @@ fn bound(out: Out) -> f64 {
     }
 }
 
-fn check_with(config: Config, variant: Variant, activation: Activation, shape: Shape) {
+fn epilogue(variant: &Variant, activation: Activation) -> Epilogue {
+    Epilogue { activation, round_gate_up_to_bf16: variant.round_gate_up_to_bf16, ..Epilogue::default() }
+}
+
+/// Launches several times: each launch leaves the same bits, near the reference, and nothing behind C.
+fn check_on(
+    gpu: &dyn Device,
+    config: Config,
+    variant: Variant,
+    activation: Activation,
+    shape: Shape,
+    launches: usize,
+) {
     let (m, n, k) = shape;
     let variant = variant.for_weights(n, k);
     let (a, weights) = operands(&variant, shape);
-    let gpu = Gpu::new(dualgemm_sim::Config::default());
-    let kernel = Fused::new(&gpu, config, &variant).unwrap();
-    let on_device = Operands::upload(&gpu, &kernel, &a, &Pack::new(&weights).unwrap()).unwrap();
-    let epilogue =
-        Epilogue { activation, round_gate_up_to_bf16: variant.round_gate_up_to_bf16, ..Epilogue::default() };
-    let want = reference(&epilogue, &AOperand::Float(a), 0..m, &weights);
-    // Twice: what a launch leaves behind must not disturb the next one.
-    for _ in 0..if variant.scheduler == Scheduler::StreamK { 2 } else { 1 } {
-        kernel.launch(on_device.args()).unwrap_or_else(|e| panic!("{e}"));
-        gpu.synchronize().unwrap();
-        let got = on_device.read_values(&gpu).unwrap();
+    let kernel = Fused::new(gpu, config, &variant).unwrap();
+    let on_device = Operands::upload(gpu, &kernel, &a, &Pack::new(&weights).unwrap()).unwrap();
+    let want = reference(&epilogue(&variant, activation), &AOperand::Float(a), 0..m, &weights);
+    let mut first = None;
+    for _ in 0..launches {
+        kernel.launch(on_device.args()).unwrap_or_else(|e| panic!("{kernel:?}: {e}"));
+        let bytes = on_device.read_c(gpu).unwrap();
+        let got = on_device.read_values(gpu).unwrap();
         let comparison = Comparison::new(&got, &want, n).unwrap();
         assert!(comparison.rel_l2 < bound(variant.out), "{kernel:?} {m}x{n}x{k}: {comparison:?}");
-        assert!(on_device.guard_is_whole(&gpu).unwrap(), "{kernel:?} {m}x{n}x{k} wrote behind C");
+        assert!(on_device.guard_is_whole(gpu).unwrap(), "{kernel:?} {m}x{n}x{k} wrote behind C");
+        assert!(first.get_or_insert(bytes.clone()) == &bytes, "{kernel:?} {m}x{n}x{k}: other bits");
+        gpu.memset(on_device.args().c, 0xEE, bytes.len()).unwrap();
     }
-    on_device.free(&gpu).unwrap();
+    on_device.free(gpu).unwrap();
 }
 
 fn check(config: Config, variant: Variant, shape: Shape) {
-    check_with(config, variant, Activation::Silu, shape);
+    // Twice with stream-K: what a launch leaves behind must not disturb the next one.
+    let launches = if variant.scheduler == Scheduler::StreamK { 2 } else { 1 };
+    check_on(&simulator(), config, variant, Activation::Silu, shape, launches);
+}
+
+fn simulator() -> Gpu {
+    Gpu::new(dualgemm_sim::Config::default())
+}
+
+/// An nvfp4 C is what the CPU path makes of the same kernel's f32 C.
+fn check_nvfp4(gpu: &dyn Device, config: Config, layout: ScaleLayout, (m, n, k): Shape) {
+    let float = Variant { out: Out::F32, ..silu() }.for_weights(n, k);
+    let (a, weights) = operands(&float, (m, n, k));
+    let pack = Pack::new(&weights).unwrap();
+    let kernel = Fused::new(gpu, config, &float).unwrap();
+    let on_device = Operands::upload(gpu, &kernel, &a, &pack).unwrap();
+    kernel.launch(on_device.args()).unwrap();
+    let values = on_device.read_values(gpu).unwrap();
+    on_device.free(gpu).unwrap();
+    let scale = 0.003;
+    let quantizer =
+        Quantizer::new(Producer::Te, GlobalScale::multiplier(scale), FloatType::F32, Search::Plain);
+    let want = quantizer.matrix("c", &FloatMatrix::F32(Matrix::new("c", m, n, values).unwrap())).unwrap();
+    let want = want.with_scale_layout(layout);
+
+    let variant = Variant { out: Out::Nvfp4 { scale_layout: layout }, ..silu() }.for_weights(n, k);
+    let kernel = Fused::new(gpu, config, &variant).unwrap();
+    let mut on_device = Operands::upload(gpu, &kernel, &a, &pack).unwrap();
+    on_device.args_mut().c_scale = scale;
+    kernel.launch(on_device.args()).unwrap_or_else(|e| panic!("{e}"));
+    assert!(on_device.read_c(gpu).unwrap() == want.codes(), "{kernel:?}: codes");
+    assert!(on_device.read_scales(gpu).unwrap() == want.scales(), "{kernel:?}: scales");
+    assert!(on_device.guard_is_whole(gpu).unwrap());
+    on_device.free(gpu).unwrap();
+}
+
+/// Groups of these sizes, some of them empty, each with weights of its own.
+fn check_groups(gpu: &dyn Device, config: Config, variant: Variant, sizes: &[u32], (n, k): (usize, usize)) {
+    let variant = Variant { grouped: true, ..variant }.for_weights(n, k);
+    let rows: Vec<u32> = std::iter::once(0)
+        .chain(sizes.iter().scan(0, |sum, size| Some(*sum + size).inspect(|s| *sum = *s)))
+        .collect();
+    let m = rows[sizes.len()] as usize;
+    let mut inputs = Inputs::seeded(11);
+    let weights: Vec<GateUp<'_>> = (0..sizes.len())
+        .map(|group| {
+            let mut half = |scale| {
+                let sets = (CodeSet::Full, ScaleSet::Unit);
+                let scale = GlobalScale::multiplier(scale * (group + 1) as f32);
+                inputs.quantized("w", BlockFormat::Nvfp4, (n, k), sets, scale).unwrap()
+            };
+            let mut weights = GateUp::new(half(0.011), half(0.023));
+            if variant.bias {
+                weights.up_bias = Some((0..n).map(|i| group as f32 - i as f32 / 32.0).collect());
+            }
+            weights
+        })
+        .collect();
+    let packs: Vec<Pack> = weights.iter().map(|weights| Pack::new(weights).unwrap()).collect();
+    let a = inputs.floats("a", FloatType::F16, m, k).unwrap();
+    let kernel = Fused::new(gpu, config, &variant).unwrap();
+    let on_device = Operands::upload_groups(gpu, &kernel, &a, &packs, &rows).unwrap();
+    kernel.launch(on_device.args()).unwrap_or_else(|e| panic!("{e}"));
+    let got = on_device.read_values(gpu).unwrap();
+    let a = AOperand::Float(a);
+    let want: Vec<f64> = weights
+        .iter()
+        .zip(rows.windows(2))
+        .flat_map(|(weights, rows)| {
+            reference(&Epilogue::default(), &a, rows[0] as usize..rows[1] as usize, weights)
+        })
+        .collect();
+    let comparison = Comparison::new(&got, &want, n).unwrap();
+    assert!(comparison.rel_l2 < bound(variant.out), "{kernel:?}: {comparison:?}");
+    assert!(on_device.guard_is_whole(gpu).unwrap());
+    on_device.free(gpu).unwrap();
 }
 
 const P: Config = Config::new(2, 64, 2, 3, 1);
@@ -94,7 +184,7 @@ fn k_groups_close() {
 #[test]
 fn every_activation_close() {
     for activation in Activation::EXAMPLES {
-        check_with(D, Variant::new(activation.program()), activation, (2, 32, 128));
+        check_on(&simulator(), D, Variant::new(activation.program()), activation, (2, 32, 128), 1);
     }
 }
 
@@ -132,8 +222,31 @@ fn stream_k_close_and_repeatable() {
 }
 
 #[test]
+fn two_ctas_that_split_k_close() {
+    for (shape, stages) in [((17, 68, 448), 2), ((5, 32, 336), 3), ((3, 32, 64), 2)] {
+        check(Config::new(2, 16, 2, stages, 1).split_k(), silu(), shape);
+    }
+}
+
+#[test]
+fn nvfp4_out_is_the_cpu_paths_exact() {
+    check_nvfp4(&simulator(), Config::new(2, 16, 2, 2, 1), ScaleLayout::Sf128x4, (9, 80, 128));
+    check_nvfp4(&simulator(), D, ScaleLayout::Linear, (9, 48, 256));
+    check_nvfp4(&simulator(), Config::new(2, 16, 2, 2, 1).split_k(), ScaleLayout::Sf8x4, (17, 32, 256));
+}
+
+#[test]
+fn groups_with_empty_ones_and_tails_close() {
+    check_groups(&simulator(), D, silu(), &[0, 9, 0, 1, 8, 0], (40, 256));
+    let many: Vec<u32> = (0..35).map(|group| group % 3).collect();
+    check_groups(&simulator(), D, Variant { bias: true, ..silu() }, &many, (32, 64));
+    let persistent = Variant { scheduler: Scheduler::Persistent, ..silu() };
+    check_groups(&simulator(), Config::new(2, 8, 2, 2, 1), persistent, &[3, 0, 17], (2000, 64));
+}
+
+#[test]
 fn operands_that_do_not_fit_are_refused_by_name() {
-    let gpu = Gpu::new(dualgemm_sim::Config::default());
+    let gpu = simulator();
     let (a, weights) = operands(&silu(), (2, 32, 64));
     let (wide, _) = operands(&silu(), (2, 32, 80));
     let pack = Pack::new(&weights).unwrap();
@@ -142,7 +255,41 @@ fn operands_that_do_not_fit_are_refused_by_name() {
     assert_eq!(message, "A is [2, 80]; the problem asks for [M, 64], as the weights are");
     let on_device = Operands::upload(&gpu, &kernel, &a, &pack).unwrap();
     let args = *on_device.args();
-    let refusal = |args| kernel.launch(&args).unwrap_err().to_string();
-    let message = refusal(dualgemm_kernels::sm90a::host::FusedArgs { n: 36, ..args });
+    let message = kernel.launch(&FusedArgs { n: 36, ..args }).unwrap_err().to_string();
     assert_eq!(message, "N is 36; the problem asks for a multiple of 8, which the kernel was made for");
+    let message = kernel.launch(&FusedArgs { a: args.a.offset(2), ..args }).unwrap_err().to_string();
+    assert!(message.starts_with("A is at 0x") && message.ends_with("on a multiple of 16 bytes"), "{message}");
+    let grouped = Variant { grouped: true, scheduler: Scheduler::StreamK, ..silu() };
+    let message = Fused::new(&gpu, D, &grouped).unwrap_err().to_string();
+    assert_eq!(message, "sm90a fused: grouped problems run on the grid or persistent scheduler");
+}
+
+/// The shapes that a simulator takes too long for, every configuration, on a card.
+#[test]
+#[ignore = "needs sm_90a"]
+fn on_a_card_close_and_repeatable() {
+    let gpu = Cuda::open(0).unwrap();
+    let shapes =
+        [(1, 200, 464), (2, 513, 464), (15, 96, 1024), (16, 257, 464), (17, 1000, 2048), (64, 520, 464)];
+    let tall = [(65, 200, 464), (127, 193, 1024), (129, 513, 464), (255, 1000, 2048)];
+    for config in Config::MENU {
+        for shape in shapes.iter().chain(&tall).filter(|shape| shape.0 <= 3 * config.tokens as usize) {
+            check_on(&gpu, config, silu(), Activation::Silu, *shape, 5);
+        }
+        check_nvfp4(&gpu, config, ScaleLayout::Sf128x4, (130, 1040, 464));
+        let bf16 = Variant { compute: Compute::Bf16, out: Out::F32, bias: true, ..silu() };
+        check_on(&gpu, config, bf16, Activation::SWIGLU_OAI, (33, 130, 1040), 2);
+        if config.k_split == 1 {
+            let sizes = [0, 70, 1, 0, 130, 33, 0];
+            check_groups(&gpu, config, silu(), &sizes, (500, 464));
+        }
+    }
+    for scheduler in [Scheduler::Persistent, Scheduler::StreamK] {
+        for config in [Config::new(1, 8, 4, 8, 4), Config::new(2, 128, 2, 4, 1), Config::new(2, 256, 1, 5, 1)]
+        {
+            for shape in [(1, 4096, 1024), (130, 5000, 464), (255, 513, 7168)] {
+                check_on(&gpu, config, Variant { scheduler, ..silu() }, Activation::Silu, shape, 5);
+            }
+        }
+    }
 }

@@ -6,11 +6,7 @@ use dualgemm_ptx::builder::*;
 
 /// The scale byte of a block whose largest magnitude is `amax`, and the number that its elements are multiplied by before
 /// they are encoded. `sixth` and `inverse` are `divisor / 6` and `1 / divisor` of the tensor scale's divisor.
-pub(crate) fn scale(
-    k: &mut Kernel,
-    amax: Reg<F32>,
-    [sixth, inverse]: [Reg<F32>; 2],
-) -> (Reg<U32>, Reg<F32>) {
+pub(crate) fn scale(k: &mut Kernel, amax: Reg<F32>, [sixth, inverse]: [Reg<F32>; 2]) -> (Reg<U32>, Reg<F32>) {
     let scaled = k.mul(amax, sixth);
     let byte = encode_e4m3(k, scaled);
     let decoded = decode_e4m3(k, byte);

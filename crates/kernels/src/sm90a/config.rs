@@ -34,6 +34,8 @@ pub struct Config {
     pub stages: u32,
     /// Warpgroups that share a row tile and split K.
     pub k_groups: u32,
+    /// CTAs of a cluster that split K between them, 1 or 2: each finishes half of the tokens.
+    pub k_split: u32,
     /// CTAs that fit on a multiprocessor. With two, the next kernel's weights stream in while this one ends.
     pub ctas_per_sm: u32,
     /// The next kernel may start when the last weights have been asked for, instead of at once: then its CTAs do not
@@ -69,12 +71,23 @@ impl Config {
         stages: u32,
         k_groups: u32,
     ) -> Self {
-        Self { row_groups, tokens, blocks_per_stage, stages, k_groups, ctas_per_sm: 1, late_trigger: false }
+        let (k_split, ctas_per_sm, late_trigger) = (1, 1, false);
+        Self { row_groups, tokens, blocks_per_stage, stages, k_groups, k_split, ctas_per_sm, late_trigger }
     }
 
-    /// Two CTAs per multiprocessor, the next kernel's beside the end of this one's.
+    /// Two CTAs per multiprocessor.
     pub const fn two_per_sm(self) -> Self {
-        Self { ctas_per_sm: 2, late_trigger: true, ..self }
+        Self { ctas_per_sm: 2, ..self }
+    }
+
+    /// The next kernel starts when this one has asked for its last weights.
+    pub const fn late(self) -> Self {
+        Self { late_trigger: true, ..self }
+    }
+
+    /// Two CTAs split K.
+    pub const fn split_k(self) -> Self {
+        Self { k_split: 2, ..self }
     }
 
     /// The configurations worth having: measured best somewhere, each for a range of tokens (see
@@ -155,15 +168,20 @@ impl Config {
         self.features() * out.staged_bytes() + 16
     }
 
-    /// Bytes of the K groups' sums that the epilogue adds up.
-    pub(super) fn sum_bytes(&self) -> u32 {
-        if self.k_groups > 1 { self.consumer_threads() * self.tokens * 2 } else { 0 }
+    /// Bytes of the sums of K groups, or of the other CTA of a pair, that the epilogue adds up. The staged output tile
+    /// lies behind them.
+    pub(super) fn exchange_bytes(&self) -> u32 {
+        match (self.k_groups, self.k_split) {
+            (1, 1) => 0,
+            (1, _) => self.consumer_threads() * self.tokens,
+            _ => self.consumer_threads() * self.tokens * 2,
+        }
     }
 
-    /// Bytes that the epilogue needs: sums of the K groups, and the staged output tile.
+    /// Bytes that the epilogue needs.
     fn epilogue_bytes(&self, out: Out) -> u32 {
         let direct = self.k_groups > 1 && !matches!(out, Out::Nvfp4 { .. });
-        self.sum_bytes() + if direct { 0 } else { self.tokens * self.pitch(out) }
+        self.exchange_bytes() + if direct { 0 } else { self.tokens * self.pitch(out) }
     }
 
     /// Bytes of a tile's sums, all K groups added up.
@@ -185,6 +203,12 @@ impl Config {
         }
         if !(1..=2).contains(&self.ctas_per_sm) || self.consumers() + self.ctas_per_sm < 3 {
             return rule("CTAs per multiprocessor, from 1, or 2 of one warpgroup", self.ctas_per_sm, 2);
+        }
+        if !(1..=2).contains(&self.k_split) || (self.k_split > 1 && self.k_groups > 1) {
+            return rule("CTAs that split K, 1 with K groups", self.k_split, 2);
+        }
+        if self.k_split > 1 && !self.tokens.is_multiple_of(16) {
+            return rule("tokens of the tile, a multiple of 16 where two CTAs split K", self.tokens, 256);
         }
         if self.k_groups > 1 && self.blocks_per_stage != self.k_groups {
             return rule("K blocks per stage equal K groups", self.blocks_per_stage, self.k_groups);
@@ -235,11 +259,12 @@ impl Config {
 
     /// A name that tells configurations apart.
     pub fn name(&self) -> String {
-        let Self { row_groups, tokens, blocks_per_stage, stages, k_groups, ctas_per_sm, late_trigger } = self;
-        let ctas = if *ctas_per_sm > 1 { format!("_c{ctas_per_sm}") } else { String::new() };
-        let late = if *late_trigger { "_late" } else { "" };
+        let Self { row_groups, tokens, blocks_per_stage, stages, k_groups, .. } = self;
+        let split = if self.k_split > 1 { "_split2" } else { "" };
+        let ctas = if self.ctas_per_sm > 1 { "_2perSM" } else { "" };
+        let late = if self.late_trigger { "_late" } else { "" };
         format!(
-            "sm90a_fused_{}x{tokens}_b{blocks_per_stage}_s{stages}_kg{k_groups}{ctas}{late}",
+            "sm90a_fused_{}x{tokens}_b{blocks_per_stage}_s{stages}_kg{k_groups}{split}{ctas}{late}",
             row_groups * 64
         )
     }

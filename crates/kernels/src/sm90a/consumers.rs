@@ -131,8 +131,8 @@ impl Fused<'_> {
             }
         }
         let any = k.compare(Cmp::Gt, mine, 0u32);
-        match k_groups {
-            1 => self.multiply_blocks(k, consumer, per_stage, mine, acc),
+        match (k_groups, self.config.k_split) {
+            (1, 1) => self.multiply_blocks(k, consumer, per_stage, mine, acc),
             _ => k.if_(any, "some_blocks", |k| self.multiply_blocks(k, consumer, per_stage, mine, acc)),
         }
         if !self.many_tiles() {

@@ -1,4 +1,9 @@
-//! Sums of tiles that several CTAs share (stream-K): everyone but the owner of the tile's first block writes its sums to
+//! Sums of tiles that several CTAs share.
+//!
+//! A pair that splits K (a cluster of two) exchanges halves through distributed shared memory: each CTA finishes half of
+//! the tokens.
+//!
+//! Stream-K: everyone but the owner of the tile's first block writes its sums to
 //! the workspace and raises a flag; the owner adds them in the order of K, so that the bits do not depend on timing.
 //!
 //! ```text
@@ -12,12 +17,48 @@
 use dualgemm_ptx::builder::*;
 
 use super::fused::Fused;
-use super::schedule::Part;
+use super::schedule::{Part, Tile};
 
 /// Bytes of flags at the start of the workspace.
 pub(super) const FLAG_BYTES: u32 = 4096;
 
 impl Fused<'_> {
+    /// Exchanges half of the sums with the other CTA of the pair: what is left is this CTA's half of the tokens.
+    pub(super) fn exchange_halves(
+        &self,
+        k: &mut Kernel,
+        tile: Tile,
+        acc: &[Reg<F32>],
+    ) -> (Tile, Vec<Reg<F32>>) {
+        let rank = k.special(Special::ClusterCtaRank);
+        let upper = k.compare(Cmp::Eq, rank, 1u32);
+        let (low, high) = acc.split_at(acc.len() / 2);
+        let mut pick = |yes: &[Reg<F32>], no: &[Reg<F32>]| -> Vec<Reg<F32>> {
+            yes.iter().zip(no).map(|(yes, no)| k.select::<F32>(upper, *yes, *no)).collect()
+        };
+        let (kept, sent) = (pick(high, low), pick(low, high));
+        let thread = k.special(Special::TidX);
+        let byte = k.shl(thread, 4u32);
+        let own = k.offset(self.shared(self.layout.epilogue), byte.cast());
+        let other = k.xor(rank, 1u32);
+        let other = k.map_to_rank(own, other);
+        k.comment("The other CTA is done with its ring.");
+        k.cluster_sync();
+        for (j, sums) in sent.chunks_exact(4).enumerate() {
+            k.st_vector(other.at(j as u32 * self.plane()), sums);
+        }
+        k.cluster_sync();
+        for (j, sums) in kept.chunks_exact(4).enumerate() {
+            let more: [Reg<F32>; 4] = k.ld_vector(own.at(j as u32 * self.plane()));
+            sums.iter().zip(more).for_each(|(sum, more)| {
+                k.to(*sum).add(*sum, more);
+            });
+        }
+        let half = k.mul(rank, self.config.tokens / 2);
+        let token = k.add(tile.token, half);
+        (Tile { token, ..tile }, kept)
+    }
+
     fn workspace(&self, k: &mut Kernel) -> Addr<Global> {
         let workspace = self.workspace.as_ref().map(|workspace| k.ld_pointer(workspace));
         workspace.unwrap_or_else(|| k.ld_pointer(&self.out))

@@ -109,6 +109,9 @@ impl<'a> Fused<'a> {
     fn new(k: &mut Kernel, config: &'a Config, variant: &'a Variant, layout: &'a Layout) -> Self {
         k.required_threads(config.threads());
         k.min_ctas(config.ctas_per_sm);
+        if config.k_split > 1 {
+            k.cluster(config.k_split, 1, 1);
+        }
         let map = k.tensor_map("tokens");
         let (weights, out) = (k.pointer("weights"), k.pointer("out"));
         let sizes = [k.param::<U32>("m"), k.param::<U32>("n"), k.param::<U32>("k_blocks")];

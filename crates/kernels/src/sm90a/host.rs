@@ -266,7 +266,7 @@ impl<'d> Fused<'d> {
                 if feature_tiles.max(panels) > GRID_LIMIT {
                     return rule("tiles along the features", feature_tiles.max(panels).into(), GRID_LIMIT);
                 }
-                [token_tiles.min(self.config.panel()), feature_tiles, panels]
+                [token_tiles.min(self.config.panel()) * self.config.k_split, feature_tiles, panels]
             }
             Scheduler::Persistent => [tiles.min(resident) as u32, 1, 1],
             Scheduler::StreamK => [(tiles * stages).min(resident) as u32, 1, 1],
@@ -293,6 +293,7 @@ impl<'d> Fused<'d> {
             swizzle,
             l2_promotion: L2Promotion::B256,
             out_of_bounds: OutOfBounds::Zero,
+            im2col: None,
         }
     }
 
@@ -329,7 +330,8 @@ impl<'d> Fused<'d> {
             list = list.ptr(args.workspace);
         }
         let block = [self.config.threads(), 1, 1];
-        Ok(LaunchSpec::new(self.function, grid, block).dynamic_shared(self.shared).args(list))
+        let spec = LaunchSpec::new(self.function, grid, block).cluster([self.config.k_split, 1, 1]);
+        Ok(spec.dynamic_shared(self.shared).args(list))
     }
 
     /// Starts the kernel.

@@ -1,11 +1,11 @@
 //! A, packed weights and room for C in device memory: what tests and benchmarks launch the kernel on.
 
 use dualgemm_device::{Device, DevicePtr};
-use dualgemm_formats::{FloatMatrix, ScaleLayout};
+use dualgemm_formats::FloatMatrix;
 use dualgemm_gemm::Error as OperandError;
 use half::{bf16, f16};
 
-use super::host::{Fused, FusedArgs};
+use super::host::{Fused, FusedArgs, GroupArgs};
 use super::pack::Pack;
 use super::variant::Out;
 use crate::Error;
@@ -34,42 +34,80 @@ impl Operands {
         a: &FloatMatrix<'_>,
         pack: &Pack,
     ) -> Result<Self, Error> {
+        Self::upload_parts(device, fused, a, std::slice::from_ref(pack))
+    }
+
+    /// As [`upload`](Self::upload), for groups: group g has rows `rows[g] .. rows[g + 1]` of A and the weights
+    /// `packs[g]`.
+    ///
+    /// # Errors
+    /// As [`upload`](Self::upload).
+    pub fn upload_groups(
+        device: &dyn Device,
+        fused: &Fused<'_>,
+        a: &FloatMatrix<'_>,
+        packs: &[Pack],
+        rows: &[u32],
+    ) -> Result<Self, Error> {
+        let mut this = Self::upload_parts(device, fused, a, packs)?;
+        let bytes: Vec<u8> = rows.iter().flat_map(|row| row.to_le_bytes()).collect();
+        let rows = this.alloc(device, &bytes)?;
+        let alphas: Vec<u8> = packs.iter().flat_map(Pack::alpha).flat_map(f32::to_le_bytes).collect();
+        let alphas = this.alloc(device, &alphas)?;
+        let pack_stride = packs.first().map_or(0, |pack| pack.bytes().len());
+        this.args.groups = Some(GroupArgs { count: packs.len(), rows, pack_stride, alphas });
+        Ok(this)
+    }
+
+    fn alloc(&mut self, device: &dyn Device, bytes: &[u8]) -> Result<DevicePtr, Error> {
+        let ptr = device.alloc(bytes.len())?;
+        self.allocations.push(ptr);
+        device.copy_to(ptr, bytes)?;
+        Ok(ptr)
+    }
+
+    fn upload_parts(
+        device: &dyn Device,
+        fused: &Fused<'_>,
+        a: &FloatMatrix<'_>,
+        packs: &[Pack],
+    ) -> Result<Self, Error> {
+        let refuse = |found: String, expected: String| {
+            Err(OperandError::Operand { tensor: "A".into(), found, expected }.into())
+        };
+        let [pack, ..] = packs else { return refuse("without weights".into(), "one pack at least".into()) };
         let (m, n, k) = (a.rows(), pack.n(), pack.k());
         if a.cols() != k {
-            let (found, expected) = (format!("[{m}, {}]", a.cols()), format!("[M, {k}], as the weights are"));
-            return Err(OperandError::Operand { tensor: "A".into(), found, expected }.into());
+            return refuse(format!("[{m}, {}]", a.cols()), format!("[M, {k}], as the weights are"));
         }
         let rows: Vec<u8> = match a {
-            FloatMatrix::F32(_) => {
-                let (found, expected) = ("f32".into(), "f16 or bf16".into());
-                return Err(OperandError::Operand { tensor: "A".into(), found, expected }.into());
-            }
+            FloatMatrix::F32(_) => return refuse("f32".into(), "f16 or bf16".into()),
             FloatMatrix::F16(a) => (0..m).flat_map(|r| a.row(r)).flat_map(|x| x.to_le_bytes()).collect(),
             FloatMatrix::Bf16(a) => (0..m).flat_map(|r| a.row(r)).flat_map(|x| x.to_le_bytes()).collect(),
         };
-        let mut allocations = Vec::new();
-        let mut alloc = |bytes: &[u8]| -> Result<DevicePtr, Error> {
-            let ptr = device.alloc(bytes.len())?;
-            allocations.push(ptr);
-            device.copy_to(ptr, bytes)?;
-            Ok(ptr)
+        let (out, null) = (fused.variant().out, DevicePtr::NULL);
+        let args = FusedArgs::new(null, null, null, (m, n, k), pack.alpha());
+        let mut this = Self { args, out, allocations: Vec::new() };
+        this.args.a = this.alloc(device, &rows)?;
+        this.args.pack = match packs {
+            [pack] => this.alloc(device, pack.bytes())?,
+            _ => this.alloc(device, &packs.iter().flat_map(Pack::bytes).copied().collect::<Vec<u8>>())?,
         };
-        let out = fused.variant().out;
-        let (a, packed) = (alloc(&rows)?, alloc(pack.bytes())?);
-        let c = alloc(&vec![POISON; c_bytes(out, m, n) + GUARD])?;
-        let mut args = FusedArgs::new(a, packed, c, (m, n, k), pack.alpha());
-        if let Some(bias) = pack.bias().filter(|_| fused.variant().bias) {
-            for (to, from) in args.bias.iter_mut().zip(bias) {
-                *to = alloc(&from.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>())?;
+        this.args.c = this.alloc(device, &vec![POISON; c_bytes(out, m, n) + GUARD])?;
+        if fused.variant().bias {
+            for half in 0..2 {
+                let of_pack = |pack: &Pack| pack.bias().map_or_else(|| vec![0.0; n], |b| b[half].to_vec());
+                let bias: Vec<u8> = packs.iter().flat_map(of_pack).flat_map(f32::to_le_bytes).collect();
+                this.args.bias[half] = this.alloc(device, &bias)?;
             }
         }
         if let Out::Nvfp4 { scale_layout } = out {
-            args.c_scales = alloc(&vec![0; scale_layout.len(m, n / 16) + GUARD])?;
+            this.args.c_scales = this.alloc(device, &vec![0; scale_layout.len(m, n / 16)])?;
         }
         if fused.workspace_bytes() > 0 {
-            args.workspace = alloc(&vec![0; fused.workspace_bytes()])?;
+            this.args.workspace = this.alloc(device, &vec![0; fused.workspace_bytes()])?;
         }
-        Ok(Self { args, out, allocations })
+        Ok(this)
     }
 
     /// The operands as the kernel takes them.
@@ -113,7 +151,7 @@ impl Operands {
     /// The failure of an earlier launch.
     pub fn read_scales(&self, device: &dyn Device) -> Result<Vec<u8>, Error> {
         let Out::Nvfp4 { scale_layout } = self.out else { return Ok(Vec::new()) };
-        let mut scales = vec![0; scale_layout_len(scale_layout, &self.args)];
+        let mut scales = vec![0; scale_layout.len(self.args.m, self.args.n / 16)];
         device.copy_from(&mut scales, self.args.c_scales)?;
         Ok(scales)
     }
@@ -136,10 +174,6 @@ impl Operands {
     pub fn free(self, device: &dyn Device) -> Result<(), Error> {
         self.allocations.into_iter().try_for_each(|ptr| Ok(device.free(ptr)?))
     }
-}
-
-fn scale_layout_len(layout: ScaleLayout, args: &FusedArgs) -> usize {
-    layout.len(args.m, args.n / 16)
 }
 
 fn c_bytes(out: Out, m: usize, n: usize) -> usize {

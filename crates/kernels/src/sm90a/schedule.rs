@@ -16,15 +16,15 @@ pub(super) struct Tile {
     pub(super) features: Reg<U32>,
     /// The group whose rows these are.
     pub(super) group: Option<Reg<U32>>,
-    /// The part of K, if it is not all of it.
+    /// First K block and the end, if not all of them.
+    pub(super) blocks: Option<(Reg<U32>, Reg<U32>)>,
+    /// With stream-K, whose part of the tile this is.
     pub(super) part: Option<Part>,
 }
 
-/// A CTA's part of a tile's K blocks.
+/// A CTA's part of a tile of stream-K.
 #[derive(Clone, Copy)]
 pub(super) struct Part {
-    first_block: Reg<U32>,
-    end_block: Reg<U32>,
     /// The part begins, or ends, where the tile does.
     pub(super) head: Reg<Pred>,
     pub(super) tail: Reg<Pred>,
@@ -36,18 +36,12 @@ pub(super) struct Part {
 impl Tile {
     /// First K block, and the end.
     pub(super) fn block_range(&self, k: &mut Kernel, blocks: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
-        match self.part {
-            None => (k.mov::<U32>(0u32), blocks),
-            Some(part) => (part.first_block, part.end_block),
-        }
+        self.blocks.unwrap_or_else(|| (k.mov::<U32>(0u32), blocks))
     }
 
     /// How many K blocks.
     pub(super) fn block_count(&self, k: &mut Kernel, blocks: Reg<U32>) -> Reg<U32> {
-        match self.part {
-            None => blocks,
-            Some(part) => k.sub(part.end_block, part.first_block),
-        }
+        self.blocks.map_or(blocks, |(first, end)| k.sub(end, first))
     }
 }
 
@@ -103,12 +97,27 @@ impl Fused<'_> {
         }
         k.comment("Token tiles run fastest: CTAs that run together read the same weights.");
         let (features, panel) = (k.special(Special::CtaidY), k.special(Special::CtaidZ));
+        let x = if self.config.k_split > 1 { k.shr(x, 1u32) } else { x };
         let token = k.mad(panel, self.config.panel(), x);
         let token = k.mul(token, self.config.tokens);
         k.comment("The last panel may be narrower.");
         let beyond = k.compare(Cmp::Ge, token, self.m);
         k.when(beyond).exit();
-        Tile { token, token_end: self.m, features, group: None, part: None }
+        let blocks = (self.config.k_split > 1).then(|| self.half_of_k(k));
+        Tile { token, token_end: self.m, features, group: None, blocks, part: None }
+    }
+
+    /// The K blocks of this CTA of a pair: half of the stages, the first CTA one more if they are odd.
+    fn half_of_k(&self, k: &mut Kernel) -> (Reg<U32>, Reg<U32>) {
+        let stage = self.config.blocks_per_stage;
+        let up = k.add(self.blocks, 2 * stage - 1);
+        let half = k.div(up, 2 * stage);
+        let half = k.mul(half, stage);
+        let rank = k.special(Special::ClusterCtaRank);
+        let first = k.mul(rank, half);
+        let first = k.min(first, self.blocks);
+        let end = k.add(first, half);
+        (first, k.min(end, self.blocks))
     }
 
     /// Every so-many-th tile.
@@ -149,7 +158,7 @@ impl Fused<'_> {
         let token = k.rem(inside, width);
         let token = k.add(token, first);
         let token = k.mul(token, self.config.tokens);
-        Tile { token, token_end: self.m, features, group: None, part: None }
+        Tile { token, token_end: self.m, features, group: None, blocks: None, part: None }
     }
 
     /// How stream-K shares the work.
@@ -185,8 +194,9 @@ impl Fused<'_> {
                 k.mul(stage, self.config.blocks_per_stage)
             });
             let end_block = k.min(end_block, self.blocks);
-            let part = Some(Part { first_block, end_block, head, tail, tile_end, shares });
-            let tile = Tile { part, ..self.tile_at(k, counts, index) };
+            let part = Some(Part { head, tail, tile_end, shares });
+            let blocks = Some((first_block, end_block));
+            let tile = Tile { blocks, part, ..self.tile_at(k, counts, index) };
             body(k, tile);
             k.to(unit).mov(part_end);
         });
@@ -253,6 +263,6 @@ impl Fused<'_> {
         let inside = k.rem(local, token_tiles);
         let token = k.mad(inside, self.config.tokens, token);
         let found = k.compare(Cmp::Ne, found, 0u32);
-        (Tile { token, token_end, features, group: Some(group), part: None }, found)
+        (Tile { token, token_end, features, group: Some(group), blocks: None, part: None }, found)
     }
 }

@@ -1,11 +1,13 @@
 //! The end of a tile: sums in registers become rows of C. Two ways, by how the sums are spread over threads.
 
+use dualgemm_formats::ScaleLayout;
 use dualgemm_ptx::builder::*;
 
 use super::fused::{Alpha, Fused};
 use super::schedule::Tile;
 use super::variant::Out;
-use crate::parts::epilogue;
+use crate::generic::rowwise::scale_offset;
+use crate::parts::{epilogue, nvfp4};
 
 /// What the products of one feature are multiplied by, and what is added.
 struct Factors {
@@ -18,6 +20,10 @@ impl Fused<'_> {
     pub(super) fn finish(&self, k: &mut Kernel, tile: Tile, acc: &[Reg<F32>]) {
         if self.config.k_groups > 1 {
             return self.store_reduced(k, tile, acc);
+        }
+        if self.config.k_split > 1 {
+            let (tile, acc) = self.exchange_halves(k, tile, acc);
+            return self.store_transposed(k, tile, &acc);
         }
         let Some(part) = tile.part else { return self.store_transposed(k, tile, acc) };
         let thread = k.special(Special::TidX);
@@ -122,12 +128,12 @@ impl Fused<'_> {
             Out::F32 | Out::Nvfp4 { .. } => {
                 for (group, sums) in acc.chunks_exact(4).enumerate() {
                     let group = k.mov::<U32>(group as u32);
-                    self.stage_floats(k, &factors, (group, feature), [sums[0], sums[1], sums[2], sums[3]], 0);
+                    self.stage_floats(k, &factors, (group, feature), [sums[0], sums[1], sums[2], sums[3]]);
                 }
             }
         }
         k.bar_sync(1u32, self.config.consumer_threads());
-        self.copy_out(k, tile, 0);
+        self.copy_out(k, tile, acc.len() as u32 * 2);
     }
 
     /// Transposes 16-bit elements by `stmatrix` to rows of tokens. `column` is the warp's first feature.
@@ -140,7 +146,7 @@ impl Fused<'_> {
         let row = if at_once == 4 { self.lane } else { k.and(self.lane, 7u32) };
         let row = k.mul(row, pitch);
         let place = k.add(row, column);
-        let place = k.offset(self.shared(self.layout.epilogue), place.cast());
+        let place = k.offset(self.staged(), place.cast());
         for (index, groups) in groups.chunks(at_once).enumerate() {
             let halves: Vec<Reg<B32>> = groups
                 .iter()
@@ -162,14 +168,13 @@ impl Fused<'_> {
         factors: &Factors,
         (group, feature): (Reg<U32>, Reg<U32>),
         sums: [Reg<F32>; 4],
-        stage: u32,
     ) {
         let pitch = self.config.pitch(self.variant.out);
         let token = self.token_of(k, group);
         let row = k.mul(token, pitch);
         let column = k.shl(feature, 2u32);
         let place = k.add(row, column);
-        let place = k.offset(self.shared(self.layout.epilogue + stage), place.cast());
+        let place = k.offset(self.staged(), place.cast());
         for e in 0..2 {
             let value = self.activate(k, factors, sums[e], sums[e + 2]);
             k.st(place.at(e as u32 * pitch), value);
@@ -194,15 +199,20 @@ impl Fused<'_> {
         k.offset(out, byte)
     }
 
-    /// Staged rows to C, a piece at a time.
-    fn copy_out(&self, k: &mut Kernel, tile: Tile, stage: u32) {
+    /// Where the tile is staged.
+    fn staged(&self) -> Addr<Shared> {
+        self.shared(self.layout.epilogue + self.config.exchange_bytes())
+    }
+
+    /// Staged rows of `tokens` tokens to C, a piece at a time.
+    fn copy_out(&self, k: &mut Kernel, tile: Tile, tokens: u32) {
         let (config, out) = (self.config, self.variant.out);
         let piece_features = out.piece();
         let (pieces, bytes) = (config.features() / piece_features, out.staged_bytes());
-        let stage = self.shared(self.layout.epilogue + stage);
+        let stage = self.staged();
         let thread = k.special(Special::TidX);
         let first_feature = k.mul(tile.features, config.features());
-        k.for_range("store", thread, config.tokens * pieces, config.consumer_threads(), |k, i, _| {
+        k.for_range("store", thread, tokens * pieces, config.consumer_threads(), |k, i, _| {
             let (token, piece) = (k.div(i, pieces), k.rem(i, pieces));
             let from = k.mul(token, config.pitch(out));
             let from = k.mad(piece, piece_features * bytes, from);
@@ -211,6 +221,10 @@ impl Fused<'_> {
             let row = k.add(tile.token, token);
             let inside = k.compare(Cmp::Lt, row, tile.token_end);
             match out {
+                Out::Nvfp4 { scale_layout } => {
+                    let inside = k.compare_and(Cmp::Lt, feature, self.n, inside);
+                    k.if_(inside, "block", |k| self.store_block(k, from, (row, feature), scale_layout));
+                }
                 _ if self.variant.aligned => {
                     let inside = k.compare_and(Cmp::Lt, feature, self.n, inside);
                     k.if_(inside, "piece", |k| {
@@ -241,6 +255,41 @@ impl Fused<'_> {
                 }
             }
         });
+    }
+
+    /// One block of 16 staged elements as codes and a scale byte, by the rule of the CPU path.
+    fn store_block(
+        &self,
+        k: &mut Kernel,
+        from: Addr<Shared>,
+        (row, feature): (Reg<U32>, Reg<U32>),
+        layout: ScaleLayout,
+    ) {
+        let Some(quantize) = &self.quantize else { return };
+        let factors = [k.ld_param(&quantize.factors[0]), k.ld_param(&quantize.factors[1])];
+        let halves: [[Reg<F32>; 8]; 2] = [0u32, 32].map(|byte| {
+            let quarters: [[Reg<F32>; 4]; 2] = [0u32, 16].map(|more| k.ld_vector(from.at(byte + more)));
+            std::array::from_fn(|i| quarters[i / 4][i % 4])
+        });
+        let [first, second] = [0, 1].map(|half| nvfp4::amax(k, &halves[half]));
+        let amax = k.max(first, second);
+        let (byte, factor) = nvfp4::scale(k, amax, factors);
+        let words = halves.map(|values| {
+            let scaled = values.map(|value| k.mul(value, factor));
+            nvfp4::encode_e2m1(k, &scaled)
+        });
+        let out = k.ld_pointer(&self.out);
+        let start = k.mul_wide(row, self.n);
+        let wide = k.convert::<U64, U32>(feature);
+        let element = k.add(start, wide);
+        let code = k.shr(element, 1u32);
+        let to = k.offset(out, code);
+        k.st_vector(to, &words);
+        let (block, blocks) = (k.shr(feature, 4u32), k.shr(self.n, 4u32));
+        let offset = scale_offset(k, layout, row, block, blocks);
+        let scales = k.ld_pointer(&quantize.scales);
+        let to = k.offset(scales, offset);
+        k.st_byte(to, byte);
     }
 
     // ---- sums of several K groups ----
@@ -277,7 +326,7 @@ impl Fused<'_> {
         let from = k.offset(sums_at, slot.cast());
         let store = |k: &mut Kernel, group: Reg<U32>, sums: [Reg<F32>; 4]| match self.variant.out {
             Out::Nvfp4 { .. } => {
-                self.stage_floats(k, &factors, (group, feature), sums, config.sum_bytes());
+                self.stage_floats(k, &factors, (group, feature), sums);
             }
             _ => self.store_direct(k, tile, &factors, (group, feature), sums),
         };
@@ -320,7 +369,7 @@ impl Fused<'_> {
         if matches!(self.variant.out, Out::Nvfp4 { .. }) {
             let body = |k: &mut Kernel| {
                 k.bar_sync(1u32, config.consumer_threads());
-                self.copy_out(k, tile, config.sum_bytes());
+                self.copy_out(k, tile, config.tokens);
             };
             match tile.part {
                 None => body(k),

@@ -145,8 +145,11 @@ impl Variant {
         if self.grouped && self.scheduler == Scheduler::StreamK {
             return rule("grouped problems run on the grid or persistent scheduler");
         }
-        if matches!(self.out, Out::Nvfp4 { .. }) {
-            return rule("no nvfp4 output");
+        if (self.grouped || self.scheduler != Scheduler::Grid) && config.k_split > 1 {
+            return rule("two CTAs split K of one problem on the grid scheduler");
+        }
+        if matches!(self.out, Out::Nvfp4 { .. }) && !self.aligned {
+            return rule("nvfp4 output takes whole blocks: N is a multiple of 16");
         }
         if self.scheduler != Scheduler::Grid && config.late_trigger {
             return rule("a late trigger is for one tile per CTA, the grid scheduler");
