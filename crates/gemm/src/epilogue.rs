@@ -228,9 +228,9 @@ impl Activation {
                 gate.clone() * (gate * alpha).sigmoid() * (Up.clamp(limit) + beta)
             }
             Self::GeluTanh => {
-                // √(2/π)
-                let inner = (Gate + Gate * Gate * Gate * 0.044715) * 0.797_884_6;
-                Gate * 0.5 * (inner.tanh() + 1.0) * Up
+                // (1 + tanh x) / 2 is sigmoid(2x), which does not cancel for negative x. The factor is 2 · √(2/π).
+                let twice_inner = (Gate + Gate * Gate * Gate * 0.044715) * 1.595_769_2;
+                Gate * twice_inner.sigmoid() * Up
             }
             Self::Relu2 => {
                 let gate = Gate.max(0.0);
@@ -305,6 +305,33 @@ mod tests {
                 assert!((eval(Activation::GeluTanh, gate, up) - gelu).abs() <= 1e-6 * gelu.abs() + 1e-12);
                 assert_eq!(eval(Activation::Relu2, gate, up), gate.max(0.0).powi(2) * up);
                 assert_eq!(eval(Activation::Identity, gate, up), gate * up);
+            }
+        }
+    }
+
+    /// Half the gate times 1 + tanh(√(2/π) · (gate + 0.044715 · gate³)), computed with 60 digits; what f64 may differ by
+    /// comes from the two constants, which are f32.
+    #[test]
+    fn gelu_tanh_keeps_its_digits_for_negative_gates() {
+        const GELU: [(f64, f64); 13] = [
+            (-10.0, -1.204092348209806e-37),
+            (-8.0, -3.1077829375011112e-21),
+            (-6.0, -8.439646700762297e-11),
+            (-5.0, -2.291796196629506e-07),
+            (-4.0, -7.024594819237268e-05),
+            (-3.5, -0.0006161976553736633),
+            (-3.0, -0.003637392081773019),
+            (-2.0, -0.04540230591222498),
+            (-1.0, -0.1588080093917233),
+            (-0.5, -0.15428599017485609),
+            (0.5, 0.34571400982514394),
+            (3.0, 2.996362607918227),
+            (10.0, 10.0),
+        ];
+        for (gate, want) in GELU {
+            for up in [1.0, -3.0] {
+                let got = eval(Activation::GeluTanh, gate, up);
+                assert!((got - want * up).abs() <= 1e-5 * (want * up).abs(), "{gate}: {got:e} for {want:e}");
             }
         }
     }
