@@ -13,10 +13,10 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use crate::Error;
-use crate::epilogue::{TileEpilogue, Values};
+use crate::epilogue::TileEpilogue;
 use crate::pack::PANEL;
 use crate::threads::{self, SharedSlice};
-use crate::tile::{MAX_TILE_ROWS, Tile, TileSink};
+use crate::tile::{TILE_COLS, Tile, TileSink};
 use crate::workspace::Group;
 
 /// Finishes tiles and writes them to C, `[rows, n]`.
@@ -122,13 +122,12 @@ impl<'a> Destination<'a> {
 
 impl TileSink for OutputSink<'_> {
     fn store(&self, tile: &mut Tile<'_>) {
-        let mut values: Values = [[0.0; PANEL]; MAX_TILE_ROWS];
-        self.epilogue.apply(tile, self.groups[tile.rows.group].weights, self.a_scale, &mut values);
-        let values = &values[..tile.rows.rows];
+        self.epilogue.apply(tile, self.groups[tile.rows.group].weights, self.a_scale);
+        let rows = &tile.sums.as_chunks::<TILE_COLS>().0[..tile.rows.rows];
         if let Destination::Deferred(_, amax) = &self.c {
-            amax.include(values.iter().flat_map(|row| &row[..tile.cols]));
+            amax.include(rows.iter().flat_map(|row| &row[..tile.cols]));
         }
-        for (row, values) in values.iter().enumerate() {
+        for (row, values) in rows.iter().enumerate() {
             let (row, cols) = (tile.rows.first_row + row, tile.cols);
             let at = row * self.n + tile.first_col;
             // SAFETY: every element of C belongs to one tile, and every tile is stored once; a block of 16 columns
@@ -141,7 +140,8 @@ impl TileSink for OutputSink<'_> {
                     Destination::F16(c) => c.part(at, cols).convert_from_f32_slice(&values[..cols]),
                     Destination::Bf16(c) => c.part(at, cols).convert_from_f32_slice(&values[..cols]),
                     Destination::Nvfp4(buffers, quantizer) => {
-                        buffers.write(quantizer, row, tile.first_col / PANEL, self.n / PANEL, values);
+                        let block = &values.as_chunks::<PANEL>().0[0];
+                        buffers.write(quantizer, row, tile.first_col / PANEL, self.n / PANEL, block);
                     }
                 }
             }

@@ -1,7 +1,6 @@
 //! Memory that a plan's runs need, allocated once, and the runs.
 
-use dualgemm_formats::quantize::Quantizer;
-use dualgemm_formats::{FloatMatrix, GlobalScale, Producer, Search};
+use dualgemm_formats::{FloatMatrix, GlobalScale, Producer};
 use dualgemm_gemm::{AFormat, AOperand, QuantizeA};
 
 use crate::aligned::Aligned;
@@ -89,21 +88,19 @@ impl Workspace {
         schedule::cut(ranges, self.plan.tile_rows, &mut self.tiles);
         let (sums, tiles) = (&self.sums, &self.tiles);
         let weights_of = |group: usize| groups[group].weights;
-        let quantizer = match a {
-            AOperand::Float(a) => quantizer(self.plan.desc.quantize_a, a, threads, &mut self.amax),
-            AOperand::Quantized(_) => None,
+        let scale = match a {
+            AOperand::Float(a) => global_scale(self.plan.desc.quantize_a, a, threads, &mut self.amax),
+            AOperand::Quantized(a) => Some(a.global_scale()),
         };
         match (&mut self.activations, a) {
             (Activations::W4a4(kernel, blocks), a) => {
-                let (source, scale) = match (a, &quantizer) {
-                    (AOperand::Quantized(a), _) => {
+                let (source, scale) = match (a, scale) {
+                    (AOperand::Quantized(a), Some(scale)) => {
                         a.check_scales()?;
-                        (w4a4::Source::Quantized(a), a.global_scale())
+                        (w4a4::Source::Quantized(a), scale)
                     }
-                    (AOperand::Float(a), Some(quantizer)) => {
-                        (w4a4::Source::Float(a, quantizer), quantizer.global_scale())
-                    }
-                    (AOperand::Float(_), None) => return Err(self.plan.not_a(a)),
+                    (AOperand::Float(a), Some(scale)) => (w4a4::Source::Float(a, scale), scale),
+                    (_, None) => return Err(self.plan.not_a(a)),
                 };
                 let sink = sink(scale)?;
                 let kernel = kernel.prepare(threads, &source, tiles, blocks);
@@ -157,11 +154,16 @@ impl Workspace {
     }
 }
 
-/// The rule by which A is quantized on the way in: Transformer Engine's, as GPU kernels do it.
-fn quantizer(how: QuantizeA, a: &FloatMatrix<'_>, threads: usize, amax: &mut [f32]) -> Option<Quantizer> {
-    let scale = match how {
-        QuantizeA::No => return None,
-        QuantizeA::Static(scale) => GlobalScale::multiplier(scale),
+/// The tensor scale with which A is quantized on the way in, by Transformer Engine's rule as GPU kernels do it.
+fn global_scale(
+    how: QuantizeA,
+    a: &FloatMatrix<'_>,
+    threads: usize,
+    amax: &mut [f32],
+) -> Option<GlobalScale> {
+    match how {
+        QuantizeA::No => None,
+        QuantizeA::Static(scale) => Some(GlobalScale::multiplier(scale)),
         QuantizeA::Dynamic => {
             let shared = SharedSlice::new(&mut amax[..a.rows()]);
             let of_row = |(): &mut (), row: usize| {
@@ -170,8 +172,7 @@ fn quantizer(how: QuantizeA, a: &FloatMatrix<'_>, threads: usize, amax: &mut [f3
             };
             threads::for_each(if a.rows() == 1 { 1 } else { threads }, a.rows(), |_| (), of_row);
             let amax = amax[..a.rows()].iter().fold(0.0, |largest: f32, &of_row| largest.max(of_row));
-            Producer::Te.global_scale(amax, a.float_type())
+            Some(Producer::Te.global_scale(amax, a.float_type()))
         }
-    };
-    Some(Quantizer::new(Producer::Te, scale, a.float_type(), Search::Plain))
+    }
 }

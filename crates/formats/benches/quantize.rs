@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use dualgemm_formats::quantize::{mxfp4, te_block};
-use dualgemm_formats::{FloatMatrix, Matrix, Producer, Search, quantize};
+use dualgemm_formats::{FloatMatrix, GlobalScale, Matrix, Producer, Search, quantize};
 use half::{bf16, f16};
 
 const ROWS: usize = 1024;
@@ -40,7 +40,7 @@ fn main() {
     }
     report("te_block", || {
         for block in x.as_chunks::<16>().0 {
-            black_box(te_block(black_box(block), 1000.0));
+            black_box(te_block(black_box(block), GlobalScale::divisor(1000.0)));
         }
     });
 }

@@ -294,7 +294,10 @@ fn te_block_is_the_te_producer() {
         let gs = 2688.0 / (0.05 + i as f32 * 0.001);
         let q = quantize_with("x", &f32_matrix(16, x), Producer::Te, Search::Plain, GlobalScale::divisor(gs))
             .unwrap();
-        assert_eq!(te_block(x, gs), (q.codes().try_into().unwrap(), q.scale_byte(0, 0)));
+        assert_eq!(
+            te_block(x, GlobalScale::divisor(gs)),
+            (q.codes().try_into().unwrap(), q.scale_byte(0, 0))
+        );
     }
 }
 

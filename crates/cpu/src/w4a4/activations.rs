@@ -7,12 +7,12 @@
 use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
-use dualgemm_formats::quantize::Quantizer;
-use dualgemm_formats::scalar::e2m1::DOUBLED;
+use dualgemm_formats::quantize::te_codes;
 use dualgemm_formats::scalar::e4m3;
-use dualgemm_formats::{FloatMatrix, QuantizedMatrix};
-use half::{bf16, f16};
+use dualgemm_formats::{FloatMatrix, GlobalScale, QuantizedMatrix};
+use half::slice::HalfFloatSliceExt;
 
+use super::vector::Vector;
 use crate::pack::CHUNK_K;
 use crate::tile::RowTile;
 
@@ -24,7 +24,7 @@ pub(crate) struct Block {
     pub(super) codes: [i8; CHUNK_K],
     /// [`Vector::bias_word`](super::vector::Vector::bias_word) of their sum.
     pub(super) bias: i32,
-    /// The block scale.
+    /// The block scale, or the bits of an integer.
     pub(super) scale: f32,
 }
 
@@ -36,25 +36,16 @@ unsafe impl Pod for Block {}
 /// Chunks that are prepared together: their codes are one cache line per row.
 pub(super) const SPAN: usize = 8;
 
-/// Both doubled codes of a byte, the even element first, and their sum.
-const PAIRS: [([i8; 2], i8); 256] = {
-    let mut table = [([0; 2], 0); 256];
-    let mut byte = 0;
-    while byte < 256 {
-        let (even, odd) = (DOUBLED[byte & 15], DOUBLED[byte >> 4]);
-        table[byte] = ([even, odd], even + odd);
-        byte += 1;
-    }
-    table
-};
+/// What an integer scale of 1 stands for, see [`Block::scales_to_integers`].
+pub(super) const INTEGER_UNIT: f32 = -1.0 / 64.0;
 
 /// A, quantized before or to be quantized on the way in.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Source<'a> {
     /// As it came.
     Quantized(&'a QuantizedMatrix<'a>),
-    /// Floats and how to quantize them, to nvfp4.
-    Float(&'a FloatMatrix<'a>, &'a Quantizer),
+    /// Floats to be quantized to nvfp4 by Transformer Engine's rule, with this tensor scale.
+    Float(&'a FloatMatrix<'a>, GlobalScale),
 }
 
 impl Source<'_> {
@@ -74,45 +65,65 @@ impl Source<'_> {
         }
     }
 
-    /// Fills `out`, `[chunks of the span][rows of the tile]`.
-    pub(super) fn prepare(
-        &self,
-        tile: &RowTile,
-        chunks: Range<usize>,
-        bias_word: fn(i32) -> i32,
-        out: &mut [Block],
-    ) {
+    /// Fills `out`, `[chunks of the span][rows of the tile]`. Inlined, so that quantizing uses the vectors of whoever
+    /// calls this.
+    ///
+    /// # Safety
+    /// The machine has the instruction set of `V`.
+    #[inline(always)]
+    pub(super) unsafe fn prepare<V: Vector>(&self, tile: &RowTile, chunks: Range<usize>, out: &mut [Block]) {
+        let block = |codes, scale| {
+            // SAFETY: the caller's promise.
+            let (codes, sum) = unsafe { V::doubled(codes) };
+            Block { codes, bias: V::bias_word(sum), scale }
+        };
         for row in 0..tile.rows {
             let to = out[row..].iter_mut().step_by(tile.rows).zip(chunks.clone());
             match self {
                 Self::Quantized(a) => {
                     let codes = a.row_codes(tile.first_row + row).as_chunks().0;
                     let chunks_per_block = a.format().block_len() / CHUNK_K;
-                    for (block, chunk) in to {
+                    for (out, chunk) in to {
                         let scale = a.scale_byte(tile.first_row + row, chunk / chunks_per_block);
-                        *block = Block::new(&codes[chunk], a.format().decode_scale(scale), bias_word);
+                        *out = block(unpack(&codes[chunk]), a.format().decode_scale(scale));
                     }
                 }
-                Self::Float(a, quantizer) => {
-                    for (block, chunk) in to {
-                        let (codes, scale) = quantizer.block(&widen(a, tile.first_row + row, chunk));
-                        *block = Block::new(&codes, e4m3::decode(scale), bias_word);
+                Self::Float(a, global_scale) => {
+                    let mut wide = [0.0; CHUNK_K];
+                    for (out, chunk) in to {
+                        let values = widen(a, tile.first_row + row, chunk, &mut wide);
+                        let (codes, scale) = te_codes(values, *global_scale);
+                        *out = block(codes, e4m3::decode(scale));
                     }
                 }
             }
+        }
+        // One row goes through registers, where there is less to gain.
+        if V::SCALES_INTEGERS && tile.rows > 1 {
+            out.chunks_exact_mut(tile.rows).for_each(Block::scales_to_integers);
         }
     }
 }
 
 impl Block {
-    fn new(codes: &[u8; CHUNK_K / 2], scale: f32, bias_word: fn(i32) -> i32) -> Self {
-        let (mut doubled, mut sum) = ([0; CHUNK_K], 0);
-        for (pair, &byte) in doubled.as_chunks_mut::<2>().0.iter_mut().zip(codes) {
-            let (values, of_pair) = PAIRS[usize::from(byte)];
-            *pair = values;
-            sum += i32::from(of_pair);
+    /// Turns the scales of a chunk's rows into integers in units of [`INTEGER_UNIT`], one in each half of the word, if
+    /// all are such: from 1/8 on every e4m3 scale is. A chunk whose first scale is 0 is left alone, since a zero would
+    /// not show that it is an integer; the others do by their sign.
+    #[inline(always)]
+    fn scales_to_integers(blocks: &mut [Self]) {
+        let integer = |block: &Self| (block.scale / INTEGER_UNIT) as i16;
+        let exact = |block: &Self| f32::from(integer(block)) * INTEGER_UNIT == block.scale;
+        if blocks[0].scale != 0.0 && blocks.iter().all(exact) {
+            for block in blocks {
+                block.scale = f32::from_bits(u32::from(integer(block) as u16) * 0x1_0001);
+            }
         }
-        Self { codes: doubled, bias: bias_word(sum), scale }
+    }
+
+    /// Whether the scales of this block's chunk are integers; this is the first row's.
+    #[inline(always)]
+    pub(super) fn scale_is_integer(&self) -> bool {
+        self.scale.is_sign_negative()
     }
 
     /// A block of any i8 in place of doubled codes.
@@ -122,11 +133,63 @@ impl Block {
     }
 }
 
+/// The codes of 8 bytes, the even element in the low nibble.
+#[inline(always)]
+fn unpack(bytes: &[u8; CHUNK_K / 2]) -> [u8; CHUNK_K] {
+    let halves = u64::from_le_bytes(*bytes);
+    let [low, high] = [halves as u32, (halves >> 32) as u32].map(|nibbles| {
+        let words = (u64::from(nibbles) | u64::from(nibbles) << 16) & 0x0000_FFFF_0000_FFFF;
+        let bytes = (words | words << 8) & 0x00FF_00FF_00FF_00FF;
+        (bytes | bytes << 4) & 0x0F0F_0F0F_0F0F_0F0F
+    });
+    (u128::from(low) | u128::from(high) << 64).to_le_bytes()
+}
+
 /// 16 elements of a row as f32.
-fn widen(a: &FloatMatrix<'_>, row: usize, chunk: usize) -> [f32; CHUNK_K] {
+#[inline(always)]
+fn widen<'a>(
+    a: &'a FloatMatrix<'_>,
+    row: usize,
+    chunk: usize,
+    wide: &'a mut [f32; CHUNK_K],
+) -> &'a [f32; CHUNK_K] {
     match a {
-        FloatMatrix::F32(a) => a.row(row).as_chunks().0[chunk],
-        FloatMatrix::F16(a) => a.row(row).as_chunks().0[chunk].map(f16::to_f32),
-        FloatMatrix::Bf16(a) => a.row(row).as_chunks().0[chunk].map(bf16::to_f32),
+        FloatMatrix::F32(a) => return &a.row(row).as_chunks().0[chunk],
+        FloatMatrix::F16(a) => a.row(row).as_chunks::<CHUNK_K>().0[chunk].convert_to_f32_slice(wide),
+        FloatMatrix::Bf16(a) => a.row(row).as_chunks::<CHUNK_K>().0[chunk].convert_to_f32_slice(wide),
+    }
+    wide
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dualgemm_formats::scalar::e2m1::pack;
+
+    #[test]
+    fn codes_are_unpacked_in_order_exact() {
+        let codes: [u8; CHUNK_K] = std::array::from_fn(|k| (k as u8 * 7 + 3) % 16);
+        let bytes = std::array::from_fn(|i| pack(codes[2 * i], codes[2 * i + 1]));
+        assert_eq!(unpack(&bytes), codes);
+    }
+
+    /// All 127 scales of nvfp4, each alone and behind one that is an integer.
+    #[test]
+    fn scales_become_integers_where_all_are_exact() {
+        let block = |scale| Block { codes: [0; CHUNK_K], bias: 0, scale };
+        for scale in (0..0x7F).map(e4m3::decode) {
+            let whole = (scale * 64.0).fract() == 0.0;
+            assert!(whole || scale < 0.125, "{scale}");
+            for (scales, integer) in [([scale, scale], whole && scale > 0.0), ([448.0, scale], whole)] {
+                let mut blocks = scales.map(block);
+                Block::scales_to_integers(&mut blocks);
+                assert_eq!(blocks[0].scale_is_integer(), integer, "{scales:?}");
+                for (block, scale) in blocks.iter().zip(scales) {
+                    let halves = [block.scale.to_bits() as i16, (block.scale.to_bits() >> 16) as i16];
+                    let values = halves.map(|half| f32::from(half) * INTEGER_UNIT);
+                    assert_eq!(if integer { values } else { [block.scale; 2] }, [scale; 2]);
+                }
+            }
+        }
     }
 }

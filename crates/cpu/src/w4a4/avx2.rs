@@ -1,14 +1,17 @@
 //! W4A4 with 256-bit integers: `vpmaddubsw` (AVX2), or `vpdpbusd` where AVX-VNNI adds it.
 
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 use dualgemm_formats::BlockFormat;
 
+use super::activations::{Block, Source};
 use super::kernel::{self, Task};
 use super::vector::{BIASED, Vector};
-use super::x86::{bias_halves, bias_whole, x86_vector};
+use super::x86::{self, bias_halves, bias_whole, x86_vector};
 use super::{Functions, spin};
-use crate::pack::{PANEL, SCALES, UP_CODES};
+use crate::pack::{CHUNK_K, PANEL, SCALES, UP_CODES};
+use crate::tile::RowTile;
 
 /// Eight features × four weights, from one half of each line of a chunk.
 #[inline(always)]
@@ -75,6 +78,7 @@ x86_vector! {
     dot: |sums, w, a| _mm256_add_epi16(sums, _mm256_maddubs_epi16(w, a));
     order: order;
     floats: |dots| _mm256_cvtepi32_ps(_mm256_madd_epi16(dots, _mm256_set1_epi16(1)));
+    scaled_floats: true, |dots, scale| _mm256_cvtepi32_ps(_mm256_madd_epi16(dots, scale));
 }
 
 x86_vector! {
@@ -86,4 +90,5 @@ x86_vector! {
     dot: |sums, w, a| _mm256_dpbusd_avx_epi32(sums, w, a);
     order: order;
     floats: |dots| _mm256_cvtepi32_ps(dots);
+    scaled_floats: false, |dots, scale| _mm256_cvtepi32_ps(_mm256_mullo_epi32(dots, _mm256_srai_epi32::<16>(scale)));
 }

@@ -3,14 +3,17 @@
 //! One vector holds the 16 features of half a panel.
 
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 use dualgemm_formats::BlockFormat;
 
+use super::activations::{Block, Source};
 use super::kernel::{self, Task};
 use super::vector::{BIASED, Vector};
-use super::x86::{bias_halves, bias_whole, x86_vector};
+use super::x86::{self, bias_halves, bias_whole, x86_vector};
 use super::{Functions, spin};
-use crate::pack::{PANEL, SCALES, UP_CODES};
+use crate::pack::{CHUNK_K, PANEL, SCALES, UP_CODES};
+use crate::tile::RowTile;
 
 /// Sixteen features × four weights, from the two lines of one half of a chunk.
 #[inline(always)]
@@ -65,6 +68,7 @@ x86_vector! {
     dot: |sums, w, a| _mm512_add_epi16(sums, _mm512_maddubs_epi16(w, a));
     order: order;
     floats: |dots| _mm512_cvtepi32_ps(_mm512_madd_epi16(dots, _mm512_set1_epi16(1)));
+    scaled_floats: true, |dots, scale| _mm512_cvtepi32_ps(_mm512_madd_epi16(dots, scale));
 }
 
 x86_vector! {
@@ -76,4 +80,5 @@ x86_vector! {
     dot: |sums, w, a| _mm512_dpbusd_epi32(sums, w, a);
     order: order;
     floats: |dots| _mm512_cvtepi32_ps(dots);
+    scaled_floats: false, |dots, scale| _mm512_cvtepi32_ps(_mm512_mullo_epi32(dots, _mm512_srai_epi32::<16>(scale)));
 }

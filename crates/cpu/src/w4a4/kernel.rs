@@ -6,6 +6,7 @@
 //!     for each row:
 //!         integer dot products over the chunk         exact
 //!         sum += dot as f32 · (scale_a · scale_b)      one rounding
+//!   or    sum += (dot · scale_a) as f32 · scale_b      the same, if the instruction set multiplies there anyway
 //! ```
 //!
 //! The order of the f32 sums is fixed: one accumulator per output, chunks in ascending order, from 0. `dot` (12
@@ -15,7 +16,7 @@
 
 use dualgemm_formats::BlockFormat;
 
-use super::activations::Block;
+use super::activations::{Block, INTEGER_UNIT};
 use super::vector::Vector;
 use crate::pack::{CHUNK, PANEL};
 use crate::tile::TILE_COLS;
@@ -23,9 +24,10 @@ use crate::tile::TILE_COLS;
 /// Panels that [`single`] reads at once: 14 % faster from DRAM than one on a single Zen 3 core.
 pub(super) const STREAMS: usize = 4;
 
-/// How far ahead of use weights are fetched: one row from DRAM takes 20 % longer without on Zen 3; distances from
-/// 0.5 to 4 KiB are alike.
-pub(super) const PREFETCH: usize = 8 * CHUNK;
+/// How far ahead of use weights are fetched, all streams together: one row from DRAM takes 60 % longer without on
+/// Zen 3. Of four streams, each fetching 2 or 3 chunks ahead is best; 8 chunks ahead, which is more than a core can wait
+/// for at once, takes 6 % longer.
+const PREFETCH: usize = 8 * CHUNK;
 
 /// A few rows of A against a stretch of K of some panels.
 #[derive(Debug, Clone, Copy)]
@@ -54,6 +56,20 @@ pub(super) struct Task {
 /// The machine has the instruction set of `V`, and the pointers of the task point to as much as it says.
 #[inline(always)]
 pub(super) unsafe fn multiply<V: Vector>(task: &Task) {
+    // Loops are compiled for each format, so that they do not ask for it with every vector of scales.
+    let of_format = |format| Task { format, ..*task };
+    // SAFETY: the caller's promises.
+    unsafe {
+        match task.format {
+            BlockFormat::Nvfp4 => multiply_format::<V>(&of_format(BlockFormat::Nvfp4)),
+            BlockFormat::Mxfp4 => multiply_format::<V>(&of_format(BlockFormat::Mxfp4)),
+        }
+    }
+}
+
+/// [`multiply`], where the compiler knows the format.
+#[inline(always)]
+unsafe fn multiply_format<V: Vector>(task: &Task) {
     let (mut panel, mut sums, mut left) = (task.panel, task.sums, task.panels);
     while left > 0 {
         // SAFETY: the caller's promises, for panel after panel.
@@ -85,10 +101,11 @@ unsafe fn single<V: Vector, const PANELS: usize>(task: &Task, panel: *const u8, 
             let block = task.blocks.add(c);
             for (p, accumulators) in accumulators.iter_mut().enumerate() {
                 let chunk = panel.add(p * task.panel_stride + c * CHUNK);
-                fetch_ahead::<V>(chunk);
+                fetch_ahead::<V>(chunk, PREFETCH / PANELS);
                 for (v, accumulator) in accumulators.iter_mut().enumerate().take(vectors) {
                     let mut dots = V::start(&raw const (*block).bias);
-                    for (q, weights) in V::weights(chunk, v * V::LANES).into_iter().enumerate() {
+                    let weights = V::weights(chunk, v * V::LANES);
+                    for (q, &weights) in weights.iter().enumerate() {
                         dots = V::dot(dots, weights, quad::<V>(block, q));
                     }
                     let scales = V::scales(chunk, v * V::LANES, task.format);
@@ -97,8 +114,8 @@ unsafe fn single<V: Vector, const PANELS: usize>(task: &Task, panel: *const u8, 
                 }
             }
         }
-        for (panel, accumulators) in accumulators.into_iter().enumerate() {
-            for (v, accumulator) in accumulators.into_iter().enumerate().take(vectors) {
+        for (panel, accumulators) in accumulators.iter().enumerate() {
+            for (v, &accumulator) in accumulators.iter().enumerate().take(vectors) {
                 V::store(at(panel, v), accumulator);
             }
         }
@@ -120,14 +137,15 @@ unsafe fn wide<V: Vector>(task: &Task, panel: *const u8, sums: *mut f32) -> usiz
     // SAFETY: all offsets stay inside what the task promises: chunk < chunks, row < rows, column < 32.
     unsafe {
         for c in 0..task.chunks {
-            let chunk = panel.add(c * CHUNK);
-            fetch_ahead::<V>(chunk);
+            let (chunk, blocks) = (panel.add(c * CHUNK), task.blocks.add(c * task.rows));
+            fetch_ahead::<V>(chunk, PREFETCH);
+            let integers = V::SCALES_INTEGERS && (*blocks).scale_is_integer();
             for column in (0..TILE_COLS).step_by(2 * V::LANES) {
-                let pass = Pass::<V>::new(task.format, chunk, column);
-                let (mut block, mut sums) = (task.blocks.add(c * task.rows), sums.add(column));
-                for _ in 0..task.rows {
-                    pass.row(block, sums);
-                    (block, sums) = (block.add(1), sums.add(TILE_COLS));
+                let (pass, sums) = (Pass::<V>::new(task.format, chunk, column), sums.add(column));
+                if integers {
+                    pass.scaled_by(INTEGER_UNIT).rows::<true>(task.rows, blocks, sums);
+                } else {
+                    pass.rows::<false>(task.rows, blocks, sums);
                 }
             }
         }
@@ -149,7 +167,7 @@ pub(super) unsafe fn multiply_digits<V: Vector>(task: &Task, starts: *const u32)
             std::array::from_fn(|v| V::load(task.sums.add(v % vectors * V::LANES)));
         for c in 0..task.chunks {
             let chunk = task.panel.add(c * CHUNK);
-            fetch_ahead::<V>(chunk);
+            fetch_ahead::<V>(chunk, PREFETCH);
             let (start, end) = (*starts.add(c) as usize, *starts.add(c + 1) as usize);
             for (v, accumulator) in accumulators.iter_mut().enumerate().take(vectors) {
                 let weights = V::weights(chunk, v * V::LANES);
@@ -189,9 +207,32 @@ impl<V: Vector> Pass<V> {
         }
     }
 
+    /// The same with all scales times `factor`, a power of two.
+    #[inline(always)]
+    unsafe fn scaled_by(self, factor: f32) -> Self {
+        let Self { weights, scales: [left, right] } = self;
+        // SAFETY: the machine has the instructions.
+        unsafe {
+            let factor = V::splat(&factor);
+            Self { weights, scales: [V::mul(left, factor), V::mul(right, factor)] }
+        }
+    }
+
+    /// Adds the products of all rows to their sums. `INTEGERS` says how the blocks hold their scales.
+    #[inline(always)]
+    unsafe fn rows<const INTEGERS: bool>(&self, rows: usize, mut block: *const Block, mut sums: *mut f32) {
+        for _ in 0..rows {
+            // SAFETY: the caller passes the blocks of as many rows, and their sums of these features.
+            unsafe {
+                self.row::<INTEGERS>(block, sums);
+                (block, sums) = (block.add(1), sums.add(TILE_COLS));
+            }
+        }
+    }
+
     /// Adds one row's products to its sums.
     #[inline(always)]
-    unsafe fn row(&self, block: *const Block, sums: *mut f32) {
+    unsafe fn row<const INTEGERS: bool>(&self, block: *const Block, sums: *mut f32) {
         // SAFETY: the caller passes one block and the row's sums of these features.
         unsafe {
             let start = V::start(&raw const (*block).bias);
@@ -202,21 +243,25 @@ impl<V: Vector> Pass<V> {
                 right = V::dot(right, self.weights[1][q], quad);
                 V::order(&mut left, &mut right);
             }
-            let scale = V::splat(&raw const (*block).scale);
+            let scale = &raw const (*block).scale;
             for (v, dots) in [left, right].into_iter().enumerate() {
                 let to = sums.add(v * V::LANES);
-                let sum = V::mul_add(V::floats(dots), V::mul(scale, self.scales[v]), V::load(to));
+                let sum = if INTEGERS {
+                    V::mul_add(V::scaled_floats(dots, scale.cast()), self.scales[v], V::load(to))
+                } else {
+                    V::mul_add(V::floats(dots), V::mul(V::splat(scale), self.scales[v]), V::load(to))
+                };
                 V::store(to, sum);
             }
         }
     }
 }
 
-/// Prefetches the lines of the chunk that lies [`PREFETCH`] bytes on, which may lie past the last panel.
+/// Prefetches the lines of the chunk that lies `distance` bytes on, which may lie past the last panel.
 #[inline(always)]
-unsafe fn fetch_ahead<V: Vector>(chunk: *const u8) {
+unsafe fn fetch_ahead<V: Vector>(chunk: *const u8, distance: usize) {
     for line in 0..CHUNK.div_ceil(64) {
         // SAFETY: prefetching reads nothing.
-        unsafe { V::prefetch(chunk.wrapping_add(PREFETCH + 64 * line)) };
+        unsafe { V::prefetch(chunk.wrapping_add(distance + 64 * line)) };
     }
 }

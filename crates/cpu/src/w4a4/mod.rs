@@ -37,6 +37,8 @@ use crate::{Error, Isa};
 /// What is compiled once per instruction set. All but `bias_word` need a machine that has it.
 #[derive(Debug, Clone, Copy)]
 struct Functions {
+    /// [`Source::prepare`].
+    prepare: unsafe fn(&Source<'_>, &RowTile, Range<usize>, &mut [Block]),
     /// [`kernel::multiply`].
     multiply: unsafe fn(&Task),
     /// [`kernel::multiply_digits`].
@@ -165,7 +167,8 @@ impl Kernel {
                 let start = (tile.first_row - tiles[0].first_row) * chunks + span.start * tile.rows;
                 // SAFETY: each span of each tile is claimed once, and tiles have no row in common.
                 let out = unsafe { shared.part(start, span.len() * tile.rows) };
-                a.prepare(tile, span, self.functions.bias_word, out);
+                // SAFETY: the machine has the instruction set, or `new` would have failed.
+                unsafe { (self.functions.prepare)(a, tile, span, out) };
             },
         );
         Bound { kernel: self, first_row: tiles.first().map_or(0, |tile| tile.first_row), chunks, blocks }

@@ -4,10 +4,11 @@
 //! regroups their sums across lanes and ends up with shuffles, ten times slower; float sums it leaves alone.
 
 use dualgemm_formats::BlockFormat;
+use dualgemm_formats::scalar::e2m1::DOUBLED;
 
 use super::vector::{Vector, scale_unit};
 use super::{Functions, kernel, spin};
-use crate::pack::{PANEL, SCALES, UP_CODES};
+use crate::pack::{CHUNK_K, PANEL, SCALES, UP_CODES};
 
 /// Eight features in arrays.
 #[derive(Clone, Copy)]
@@ -32,6 +33,12 @@ impl Vector for Portable {
 
     fn bias_word(_sum: i32) -> i32 {
         0
+    }
+
+    #[inline(always)]
+    unsafe fn doubled(codes: [u8; CHUNK_K]) -> ([i8; CHUNK_K], i32) {
+        let doubled = codes.map(|code| DOUBLED[usize::from(code & 15)]);
+        (doubled, doubled.iter().map(|&code| i32::from(code)).sum())
     }
 
     #[inline(always)]
@@ -85,6 +92,15 @@ impl Vector for Portable {
         sums
     }
 
+    const SCALES_INTEGERS: bool = false;
+
+    #[inline(always)]
+    unsafe fn scaled_floats(sums: [f32; 8], scale: *const i32) -> [f32; 8] {
+        // SAFETY: the caller passes a word.
+        let scale = f32::from(unsafe { *scale } as i16);
+        sums.map(|sum| sum * scale)
+    }
+
     #[inline(always)]
     unsafe fn splat(value: *const f32) -> [f32; 8] {
         // SAFETY: the caller passes a value.
@@ -119,6 +135,10 @@ impl Vector for Portable {
 
 /// What is compiled for any machine.
 pub(super) const FUNCTIONS: Functions = Functions {
+    prepare: |a, tile, chunks, out| {
+        // SAFETY: any machine has these instructions.
+        unsafe { a.prepare::<Portable>(tile, chunks, out) };
+    },
     multiply: kernel::multiply::<Portable>,
     multiply_digits: kernel::multiply_digits::<Portable>,
     integer_dots: spin::integer_dots::<Portable>,
@@ -129,8 +149,7 @@ pub(super) const FUNCTIONS: Functions = Functions {
 
 #[cfg(test)]
 mod tests {
-    use super::doubled;
-    use dualgemm_formats::scalar::e2m1::DOUBLED;
+    use super::{DOUBLED, doubled};
 
     #[test]
     fn doubled_codes_are_those_of_the_format_exact() {

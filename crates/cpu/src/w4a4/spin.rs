@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 
-use super::kernel::{PREFETCH, STREAMS};
+use super::kernel::STREAMS;
 use super::vector::Vector;
 use crate::pack::CHUNK;
 
@@ -64,8 +64,8 @@ pub(super) unsafe fn multiply_adds<V: Vector>() -> usize {
     }
 }
 
-/// Reads `lines` lines of 64 bytes as floats, in as many streams and fetching as far ahead as the kernel for one
-/// row. Returns the bytes read.
+/// Reads `lines` lines of 64 bytes as floats, in as many streams as the kernel for one row. Fetching is left to the
+/// hardware, which is faster where so little is done with each line (by 5 % on Zen 3). Returns the bytes read.
 ///
 /// # Safety
 /// The machine has the instruction set of `V`; `from` points to as many lines.
@@ -73,14 +73,13 @@ pub(super) unsafe fn multiply_adds<V: Vector>() -> usize {
 pub(super) unsafe fn read<V: Vector>(from: *const f32, lines: usize) -> usize {
     const LINE: usize = 16;
     let stream = lines / STREAMS;
-    // SAFETY: every load stays inside the line; prefetching reads nothing.
+    // SAFETY: every load stays inside the line.
     unsafe {
         let one = V::splat(black_box(&1.0));
         let mut sums = [one; 4];
         for line in 0..stream {
             for at in 0..STREAMS {
                 let line = from.add(LINE * (at * stream + line));
-                V::prefetch(line.wrapping_add(PREFETCH / size_of::<f32>()).cast());
                 for at in (0..LINE).step_by(V::LANES) {
                     let sum = &mut sums[at / V::LANES];
                     *sum = V::mul_add(V::load(line.add(at)), one, *sum);

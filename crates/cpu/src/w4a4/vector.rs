@@ -7,6 +7,8 @@
 use dualgemm_formats::BlockFormat;
 use dualgemm_formats::scalar::e2m1::DOUBLED;
 
+use crate::pack::CHUNK_K;
+
 /// Added to doubled weights where the hardware wants an unsigned operand.
 pub(super) const BIAS: i8 = 12;
 
@@ -41,6 +43,9 @@ pub(super) trait Vector: Copy {
     /// the sum of the block's 16 doubled codes.
     fn bias_word(sum: i32) -> i32;
 
+    /// The doubled values of 16 codes, and their sum.
+    unsafe fn doubled(codes: [u8; CHUNK_K]) -> ([i8; CHUNK_K], i32);
+
     /// The four weight quads of a chunk for the features `column ..`, `column` counting 16 gate features, then
     /// 16 up features. Reads the chunk's codes.
     unsafe fn weights(chunk: *const u8, column: usize) -> [Self::Quads; 4];
@@ -62,6 +67,13 @@ pub(super) trait Vector: Copy {
 
     /// The finished dot products as f32, exact.
     unsafe fn floats(sums: Self::Sums) -> Self::Floats;
+
+    /// Whether [`scaled_floats`](Self::scaled_floats) takes fewer instructions than multiplying floats.
+    const SCALES_INTEGERS: bool;
+
+    /// The finished dot products times an integer below 2¹⁵, as f32. `scale` holds the integer in both halves. Exact,
+    /// since the integer is a block scale, which has at most four bits between its first and last one.
+    unsafe fn scaled_floats(sums: Self::Sums, scale: *const i32) -> Self::Floats;
 
     /// The f32 at `value`, for every feature.
     unsafe fn splat(value: *const f32) -> Self::Floats;

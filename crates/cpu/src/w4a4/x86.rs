@@ -3,7 +3,12 @@
 //!
 //! Reference: Intel Intrinsics Guide, <https://www.intel.com/content/www/us/en/docs/intrinsics-guide/>.
 
+use std::arch::x86_64::*;
+
+use dualgemm_formats::scalar::e2m1;
+
 use super::vector::BIAS;
+use crate::pack::CHUNK_K;
 
 /// −12 · sum, one half of it in each of two i16 lanes. For kernels whose sums are i16.
 pub(super) fn bias_halves(sum: i32) -> i32 {
@@ -14,6 +19,23 @@ pub(super) fn bias_halves(sum: i32) -> i32 {
 /// −12 · sum. For kernels whose sums are i32.
 pub(super) fn bias_whole(sum: i32) -> i32 {
     -i32::from(BIAS) * sum
+}
+
+/// [`Vector::doubled`](super::vector::Vector::doubled) by a byte shuffle.
+///
+/// # Safety
+/// The machine has AVX2.
+#[inline(always)]
+pub(super) unsafe fn doubled(codes: [u8; CHUNK_K]) -> ([i8; CHUNK_K], i32) {
+    // SAFETY: the caller's promise; vectors and arrays have 16 bytes.
+    unsafe {
+        let table = _mm_loadu_si128(e2m1::DOUBLED.as_ptr().cast());
+        let doubled = _mm_shuffle_epi8(table, _mm_loadu_si128(codes.as_ptr().cast()));
+        // Sums of eight unsigned bytes each.
+        let sums = _mm_sad_epu8(_mm_add_epi8(doubled, _mm_set1_epi8(BIAS)), _mm_setzero_si128());
+        let sum = _mm_cvtsi128_si32(sums) + _mm_extract_epi16::<4>(sums);
+        (std::mem::transmute::<__m128i, [i8; CHUNK_K]>(doubled), sum - CHUNK_K as i32 * i32::from(BIAS))
+    }
 }
 
 /// Implements `Vector` for `$name` and defines `$functions`, compiled with `$features`.
@@ -27,6 +49,7 @@ macro_rules! x86_vector {
         dot: |$sums:ident, $w:ident, $a:ident| $dot:expr;
         order: $order:path;
         floats: |$dots:ident| $to_floats:expr;
+        scaled_floats: $scales_integers:literal, |$scaled:ident, $scale:ident| $to_scaled_floats:expr;
     ) => {
         $(#[$doc])*
         #[derive(Clone, Copy)]
@@ -41,6 +64,12 @@ macro_rules! x86_vector {
 
             fn bias_word(sum: i32) -> i32 {
                 $bias_word(sum)
+            }
+
+            #[inline(always)]
+            unsafe fn doubled(codes: [u8; CHUNK_K]) -> ([i8; CHUNK_K], i32) {
+                // SAFETY: the machine has the instructions.
+                unsafe { x86::doubled(codes) }
             }
 
             #[inline(always)]
@@ -85,6 +114,17 @@ macro_rules! x86_vector {
                 unsafe { $to_floats }
             }
 
+            const SCALES_INTEGERS: bool = $scales_integers;
+
+            #[inline(always)]
+            unsafe fn scaled_floats($scaled: $integers, scale: *const i32) -> $floats {
+                // SAFETY: the machine has the instructions, and the caller passes a word.
+                unsafe {
+                    let $scale = $broadcast(*scale);
+                    $to_scaled_floats
+                }
+            }
+
             #[inline(always)]
             unsafe fn splat(value: *const f32) -> $floats {
                 // SAFETY: the caller passes a value.
@@ -125,6 +165,12 @@ macro_rules! x86_vector {
         /// What is compiled with this instruction set.
         pub(super) const $functions: Functions = {
             #[target_feature(enable = $features)]
+            unsafe fn prepare(a: &Source<'_>, tile: &RowTile, chunks: Range<usize>, out: &mut [Block]) {
+                // SAFETY: the caller's promise.
+                unsafe { a.prepare::<$name>(tile, chunks, out) };
+            }
+
+            #[target_feature(enable = $features)]
             unsafe fn multiply(task: &Task) {
                 // SAFETY: the caller's promises.
                 unsafe { kernel::multiply::<$name>(task) }
@@ -155,6 +201,7 @@ macro_rules! x86_vector {
             }
 
             Functions {
+                prepare,
                 multiply,
                 multiply_digits,
                 integer_dots,

@@ -309,13 +309,22 @@ pub fn quantize_reported(
     Ok((quantized, report))
 }
 
-/// One block by the rule of Transformer Engine, with the divisor `gs` = 2688 / amax: eight code bytes and the
-/// scale byte. This is what kernels that write nvfp4 outputs do.
-#[inline]
-pub fn te_block(x: &[f32; 16], gs: f32) -> ([u8; 8], u8) {
-    let rule = te::Te::new(GlobalScale::divisor(gs), FloatType::F32);
+/// One block by the rule of Transformer Engine: eight code bytes and the scale byte. This is what kernels that write
+/// nvfp4 outputs do.
+#[inline(always)]
+pub fn te_block(x: &[f32; 16], global_scale: GlobalScale) -> ([u8; 8], u8) {
+    let (codes, scale) = te_codes(x, global_scale);
+    (pack(codes), scale)
+}
+
+/// As [`te_block`], with one code per byte.
+///
+/// Always inlined, down to the last operation, so that callers compile it for instruction sets of their choice.
+#[inline(always)]
+pub fn te_codes(x: &[f32; 16], global_scale: GlobalScale) -> ([u8; 16], u8) {
+    let rule = te::Te::new(global_scale, FloatType::F32);
     let scale = rule.scale(block_amax(x));
-    (pack(rule.codes(x, scale)), scale)
+    (rule.codes(x, scale), scale)
 }
 
 /// Calls `f(row, block, elements)` for every whole block of 16 of some rows, widened to f32.

@@ -24,6 +24,7 @@ pub(super) trait Rule: Copy {
 }
 
 /// The reciprocal of the multiplier: the number itself where it was held as a divisor.
+#[inline(always)]
 pub(super) fn divisor_of(global: GlobalScale) -> f32 {
     match global.source() {
         GlobalScaleSource::Divisor(d) => d,
@@ -37,6 +38,7 @@ pub(super) fn encode_by_comparison(x: f32) -> u8 {
 }
 
 /// Largest magnitude of a block, NaN not counted. No scale byte may come from a NaN.
+#[inline(always)]
 pub(super) fn block_amax(x: &Block) -> f32 {
     let amax = f32::from_bits(amax_bits(x));
     if amax.is_nan() { x.iter().fold(0.0, |m, v| v.abs().max(m)) } else { amax }
@@ -46,11 +48,13 @@ pub(super) fn block_amax(x: &Block) -> f32 {
 ///
 /// Magnitudes are compared as integers: they order as the numbers do, and an integer maximum needs no care for
 /// NaN and so vectorizes.
+#[inline(always)]
 pub(super) fn amax_bits(x: &Block) -> u32 {
     x.iter().fold(0i32, |m, v| m.max((v.to_bits() & 0x7FFF_FFFF) as i32)) as u32
 }
 
 /// Two codes per byte, the even element in the low nibble.
+#[inline(always)]
 pub(super) fn pack(codes: [u8; 16]) -> [u8; 8] {
     std::array::from_fn(|i| e2m1::pack(codes[2 * i], codes[2 * i + 1]))
 }

@@ -20,16 +20,23 @@ impl Rule for Te {
         GlobalScale::divisor(if amax == 0.0 || divisor == 0.0 { 1.0 } else { divisor })
     }
 
+    #[inline(always)]
     fn new(global: GlobalScale, _: FloatType) -> Self {
         Self { divisor: divisor_of(global) }
     }
 
+    #[inline(always)]
     fn scale(&self, amax: f32) -> u8 {
         e4m3::encode(amax * (self.divisor * (1.0 / e2m1::MAX)))
     }
 
+    #[inline(always)]
     fn codes(&self, x: &Block, scale: u8) -> [u8; 16] {
         let factor = (1.0 / (e4m3::decode(scale) * (1.0 / self.divisor))).min(f32::MAX);
-        x.map(|x| e2m1::encode(x * factor))
+        let mut codes = [0; 16];
+        for (code, x) in codes.iter_mut().zip(x) {
+            *code = e2m1::encode(x * factor);
+        }
+        codes
     }
 }

@@ -21,19 +21,19 @@ pub fn decode(code: u8) -> f32 {
 /// Nearest code, ties to even, magnitudes over 6 to 6, the sign of zero kept, NaN to +6.
 ///
 /// This is PTX `cvt.rn.satfinite.e2m1x2.f32`, and so what torchao and Transformer Engine write.
-#[inline]
+#[inline(always)]
 pub fn encode(x: f32) -> u8 {
-    encode_magnitude(x.abs()) | u8::from(x.is_sign_negative() & !x.is_nan()) << 3
+    encode_magnitude(x.abs()) | if x.is_nan() { 0 } else { (x.to_bits() >> 28 & 8) as u8 }
 }
 
 /// Code 0..=7 nearest to a magnitude, ties to the even code. NaN gives 7.
-#[inline]
+#[inline(always)]
 pub fn encode_magnitude(x: f32) -> u8 {
-    // Midpoints between neighbours; a tie rounds to the even code, so it belongs to the upper one
-    // exactly when that one is even.
-    const BOUNDS: [(f32, bool); 7] =
-        [(0.25, false), (0.75, true), (1.25, false), (1.75, true), (2.5, false), (3.5, true), (5.0, false)];
-    BOUNDS.iter().map(|&(mid, tie_up)| u8::from(!(x < mid || (x == mid && !tie_up)))).sum()
+    // Comparisons with the midpoints between neighbours; a tie belongs to the even code, below or above. Counted in as
+    // many bits as x has, which is how vectors compare.
+    let odd_below = [0.75, 1.75, 3.5].map(|middle| u32::from(x < middle));
+    let even_below = [0.25, 1.25, 2.5, 5.0].map(|middle| u32::from(x <= middle));
+    (7 - odd_below.iter().chain(&even_below).sum::<u32>()) as u8
 }
 
 /// The two codes of a byte: the element with the even index along K is in the low nibble.
@@ -43,7 +43,7 @@ pub fn unpack(byte: u8) -> (u8, u8) {
 }
 
 /// A byte from the codes of an even element and its successor.
-#[inline]
+#[inline(always)]
 pub fn pack(even: u8, odd: u8) -> u8 {
     (even & 15) | odd << 4
 }

@@ -43,7 +43,7 @@ const fn compute(byte: u8) -> f32 {
 /// Nearest byte, ties to even, magnitudes over 448 (infinity too) to 448, NaN to 0x7F with the sign kept.
 ///
 /// This is PTX `cvt.rn.satfinite.e4m3x2.f32`.
-#[inline]
+#[inline(always)]
 pub fn encode(x: f32) -> u8 {
     let sign = ((x.to_bits() >> 31) as u8) << 7;
     let magnitude = x.abs();
