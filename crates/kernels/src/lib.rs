@@ -11,6 +11,7 @@ pub mod plain;
 pub mod probe;
 pub mod registry;
 pub mod sm100a;
+pub mod sm120a;
 pub mod sm80;
 pub mod sm90a;
 

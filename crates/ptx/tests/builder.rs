@@ -318,7 +318,11 @@ fn every_remaining_method_writes_legal_instructions() {
         k.tcgen05_mma_scaled(mma, ScaleVector::Mxf4Block32, tmem, tmem, p);
         let mask = k.mov::<B16>(3u16);
         k.tcgen05_commit_multicast(CtaGroup::Two, barrier, mask);
-        let options = TmaOptions { multicast: Some(3u16.into()), cta_group: Some(CtaGroup::Two), l2: None };
+        let options = TmaOptions {
+            multicast: Some(3u16.into()),
+            cta_group: Some(CtaGroup::Two),
+            ..TmaOptions::default()
+        };
         k.tensor_load(shared, global.base(), &[0.into(), 0.into()], barrier, &options);
         let _ = k.ld_global::<F32, 8>(global, Hint::default());
         k.try_cancel_multicast(shared, barrier);

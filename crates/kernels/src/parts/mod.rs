@@ -2,3 +2,6 @@
 
 pub mod epilogue;
 pub(crate) mod nvfp4;
+pub mod operand;
+pub mod ring;
+pub mod rows;

@@ -1,9 +1,10 @@
 //! What may vary of the fused sm_100 kernel, and everything that follows from it: shared memory, tensor memory,
 //! grid. The only place that computes offsets.
 
-use dualgemm_ptx::layout::{SmemLayout, SmemRegion, SmemTile, Swizzle};
+use dualgemm_ptx::layout::{SmemLayout, SmemRegion, SmemTile};
 
 use crate::Error;
+use crate::parts::operand::{ATOM_ROWS, Boxed, STEP_K};
 
 /// Opt-in shared memory of one CTA on sm_100: 227 KiB.
 const SHARED_LIMIT: u32 = 227 << 10;
@@ -11,14 +12,8 @@ const SHARED_LIMIT: u32 = 227 << 10;
 const TMEM_COLUMNS: u32 = 512;
 /// K elements of a stage: 128 bytes of codes, the span of the swizzle.
 pub const STAGE_K: u32 = 256;
-/// K elements of one matrix instruction, whose scales are one 512-byte atom per 128 rows.
-pub const STEP_K: u32 = 64;
 /// Matrix instructions per product along a stage.
 pub const STEPS: u32 = STAGE_K / STEP_K;
-/// Rows of a scale atom, and of A's side of one CTA's matrix instruction.
-pub const ATOM_ROWS: u32 = 128;
-/// Bytes of the scales of one atom's rows along a stage.
-pub const ATOM_STAGE_BYTES: u32 = 512 * STEPS;
 /// Columns of tensor memory that the scales of one step of one atom take.
 pub const ATOM_COLUMNS: u32 = 4;
 /// Threads: four warps of producers and issuers, four warps that store.
@@ -26,7 +21,7 @@ pub const THREADS: u32 = 256;
 
 /// Which operand has the 128 rows of the matrix instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Rows {
+pub enum Side {
     /// Tokens: 128 rows of A by `n` features. For many tokens.
     Tokens,
     /// Features: 128 rows of gate and of up by `n` tokens. For few tokens, where 128 rows of A would be padding.
@@ -37,7 +32,7 @@ pub enum Rows {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Config {
     /// What the 128 rows are.
-    pub rows: Rows,
+    pub side: Side,
     /// Columns of each accumulator: features or tokens.
     pub n: u32,
     /// CTAs that execute one matrix instruction: 2 share the columns' operand, which halves its traffic.
@@ -63,8 +58,6 @@ pub struct Layout {
     pub scales: [u32; 3],
     /// Tiles of codes in shared memory of x, gate and up.
     pub tiles: [SmemTile; 3],
-    /// Atoms of scales of x, gate and up.
-    pub atoms: [u32; 3],
     /// "Stage is full" barriers.
     pub full: SmemRegion,
     /// "Stage is empty" barriers.
@@ -96,12 +89,12 @@ impl Config {
     ];
 
     const fn features(n: u32, split_k: u32, stages: u32) -> Self {
-        Self { rows: Rows::Features, n, cta_group: 1, split_k, stages, accumulators: 1 }
+        Self { side: Side::Features, n, cta_group: 1, split_k, stages, accumulators: 1 }
     }
 
     const fn tokens(n: u32, cta_group: u32, stages: u32) -> Self {
         let accumulators = if n <= 96 { 2 } else { 1 };
-        Self { rows: Rows::Tokens, n, cta_group, split_k: 1, stages, accumulators }
+        Self { side: Side::Tokens, n, cta_group, split_k: 1, stages, accumulators }
     }
 
     /// The configuration of the menu that [`name`](Self::name) calls so.
@@ -118,7 +111,7 @@ impl Config {
     /// A good guess for `m` tokens and `n` features on a card with `sms` multiprocessors: the smallest tile for few
     /// tokens, else the one with the least time of its waves.
     pub fn for_shape(m: usize, n: usize, sms: u32) -> Config {
-        let fits = |c: &Config| c.rows == Rows::Features && c.n as usize >= m;
+        let fits = |c: &Config| c.side == Side::Features && c.n as usize >= m;
         if let Some(config) = Self::MENU.into_iter().find(fits) {
             return config;
         }
@@ -131,7 +124,7 @@ impl Config {
         let pair_is_padding = m <= ATOM_ROWS as usize;
         let candidates = Self::MENU
             .into_iter()
-            .filter(|c| c.rows == Rows::Tokens && !(pair_is_padding && c.cta_group == 2));
+            .filter(|c| c.side == Side::Tokens && !(pair_is_padding && c.cta_group == 2));
         candidates.min_by_key(cost).unwrap_or(Self::tokens(64, 1, 5))
     }
 
@@ -142,41 +135,36 @@ impl Config {
 
     /// Tokens of a tile, all CTAs of the pair together.
     pub const fn tile_tokens(&self) -> u32 {
-        match self.rows {
-            Rows::Tokens => ATOM_ROWS * self.cta_group,
-            Rows::Features => self.n,
+        match self.side {
+            Side::Tokens => ATOM_ROWS * self.cta_group,
+            Side::Features => self.n,
         }
     }
 
     /// Features of a tile.
     pub const fn tile_features(&self) -> u32 {
-        match self.rows {
-            Rows::Tokens => self.n,
-            Rows::Features => ATOM_ROWS,
+        match self.side {
+            Side::Tokens => self.n,
+            Side::Features => ATOM_ROWS,
         }
     }
 
-    /// Rows of x and of each half of the weights that one CTA keeps in a stage.
-    pub const fn smem_rows(&self) -> [u32; 3] {
-        match self.rows {
-            Rows::Tokens => [ATOM_ROWS, self.n / self.cta_group, self.n / self.cta_group],
-            Rows::Features => [self.n, ATOM_ROWS, ATOM_ROWS],
-        }
-    }
-
-    /// Scale atoms of x and of each half of the weights: a tile of 96 features may touch two.
-    pub const fn atoms(&self) -> [u32; 3] {
-        match self.rows {
-            Rows::Tokens if !ATOM_ROWS.is_multiple_of(self.n) => [1, 2, 2],
-            _ => [1; 3],
+    /// What one CTA keeps of A, gate and up in a stage. A tile of 96 features may touch two atoms of scales.
+    pub fn parts(&self) -> [Boxed; 3] {
+        let part = |rows, atoms| Boxed { rows, atoms, k: STAGE_K };
+        match self.side {
+            Side::Tokens => {
+                let atoms = if ATOM_ROWS.is_multiple_of(self.n) { 1 } else { 2 };
+                let weights = part(self.n / self.cta_group, atoms);
+                [part(ATOM_ROWS, 1), weights, weights]
+            }
+            Side::Features => [part(self.n, 1), part(ATOM_ROWS, 1), part(ATOM_ROWS, 1)],
         }
     }
 
     /// Bytes that arrive per stage, over all CTAs of the pair.
     pub fn stage_bytes(&self) -> u32 {
-        let rows: u32 = self.smem_rows().iter().sum();
-        let atoms: u32 = self.atoms().iter().sum();
-        (rows * STAGE_K / 2 + atoms * ATOM_STAGE_BYTES) * self.cta_group
+        self.parts().iter().map(|part| part.code_bytes() + part.scale_bytes()).sum::<u32>() * self.cta_group
     }
 
     /// Shared and tensor memory, or what does not fit.
@@ -187,14 +175,14 @@ impl Config {
         let rule = |rule: &'static str, value: u32, limit: u32| {
             Err(Error::Unsupported { kernel: "sm100a fused", rule, value, limit })
         };
-        let (step, most) = match self.rows {
-            Rows::Tokens => (32, 128),
-            Rows::Features => (8, 64),
+        let (step, most) = match self.side {
+            Side::Tokens => (32, 128),
+            Side::Features => (8, 64),
         };
         if self.n == 0 || !self.n.is_multiple_of(step) || self.n > most {
             return rule("columns of an accumulator, a multiple of 32 features or 8 tokens", self.n, most);
         }
-        if !matches!(self.cta_group, 1 | 2) || (self.cta_group == 2 && self.rows == Rows::Features) {
+        if !matches!(self.cta_group, 1 | 2) || (self.cta_group == 2 && self.side == Side::Features) {
             return rule("CTAs per matrix instruction, 2 with rows of tokens only", self.cta_group, 2);
         }
         if !matches!(self.split_k, 1 | 2 | 4) || self.cluster() > 4 || self.split_k * self.accumulators > 4 {
@@ -210,17 +198,15 @@ impl Config {
         if self.stages < 2 {
             return rule("stages, from 2", self.stages, 16);
         }
-        let mut tiles = [SmemTile::new(ATOM_ROWS, STAGE_K / 2, Swizzle::B128)?; 3];
-        for (tile, rows) in tiles.iter_mut().zip(self.smem_rows()) {
-            *tile = SmemTile::new(rows, STAGE_K / 2, Swizzle::B128)?;
-        }
-        let (atoms, mut stage) = (self.atoms(), 0);
+        let (parts, mut stage) = (self.parts(), 0);
+        let tile = |part: Boxed| SmemTile::new(part.rows, part.row_bytes(), part.swizzle());
+        let tiles = [tile(parts[0])?, tile(parts[1])?, tile(parts[2])?];
         let mut take = |bytes: u32| {
             stage += bytes;
             stage - bytes
         };
-        let codes = tiles.map(|tile| take(tile.bytes()));
-        let scales = atoms.map(|atoms| take(atoms * ATOM_STAGE_BYTES));
+        let codes = parts.map(|part| take(part.code_bytes()));
+        let scales = parts.map(|part| take(part.scale_bytes()));
         let mut smem = SmemLayout::new();
         let ring = smem.alloc_parts("stages", stage, self.stages, 1024);
         let exchange = if self.split_k > 1 { 2 * self.n * ATOM_ROWS * 4 } else { 0 };
@@ -235,9 +221,9 @@ impl Config {
             return rule("bytes of shared memory", smem.bytes(), SHARED_LIMIT);
         }
         let mut column = 2 * self.n * self.accumulators;
-        let scale_columns = atoms.map(|atoms| {
-            column += atoms * ATOM_COLUMNS * STEPS;
-            column - atoms * ATOM_COLUMNS * STEPS
+        let scale_columns = parts.map(|part| {
+            column += part.atoms * ATOM_COLUMNS * STEPS;
+            column - part.atoms * ATOM_COLUMNS * STEPS
         });
         if column > TMEM_COLUMNS {
             return rule("columns of tensor memory", column, TMEM_COLUMNS);
@@ -249,7 +235,6 @@ impl Config {
             codes,
             scales,
             tiles,
-            atoms,
             full,
             empty,
             done,
@@ -263,9 +248,9 @@ impl Config {
     /// A name that tells configurations apart.
     pub fn name(&self) -> String {
         let Self { n, cta_group, split_k, stages, accumulators, .. } = self;
-        let side = match self.rows {
-            Rows::Tokens => "tokens",
-            Rows::Features => "features",
+        let side = match self.side {
+            Side::Tokens => "tokens",
+            Side::Features => "features",
         };
         format!("sm100a_fused_{side}_n{n}_g{cta_group}_k{split_k}_s{stages}_a{accumulators}")
     }

@@ -25,32 +25,13 @@ use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::{Module, Version};
 use dualgemm_ptx::builder::*;
 
-use super::config::{ATOM_ROWS, Config, Layout, Rows, STAGE_K, STEP_K, THREADS};
+use super::config::{Config, Layout, STAGE_K, Side, THREADS};
 use crate::Error;
+use crate::parts::operand::{ATOM_ROWS, Maps, STEP_K};
+use crate::parts::rows::{Out, Rows};
 
 /// Name of the kernel in its module.
 pub const ENTRY: &str = "dual_gemm";
-
-/// Element type of C.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Out {
-    /// Binary16.
-    F16,
-    /// bfloat16.
-    Bf16,
-    /// Binary32.
-    F32,
-}
-
-impl Out {
-    /// Bytes of an element.
-    pub const fn bytes(self) -> u32 {
-        match self {
-            Out::F16 | Out::Bf16 => 2,
-            Out::F32 => 4,
-        }
-    }
-}
 
 /// Generates the kernel for `target`, sm_100a or sm_103a. `aligned` promises that rows of C start at multiples of 16
 /// bytes.
@@ -76,15 +57,8 @@ pub(super) struct Fused<'a> {
     pub config: &'a Config,
     pub layout: &'a Layout,
     pub program: &'a Program,
-    pub out_type: Out,
-    pub aligned: bool,
-    /// Codes of x, gate and up.
-    pub codes: [TensorMapParam; 3],
-    /// Scales of x, gate and up.
-    pub scales: [TensorMapParam; 3],
-    pub out: PointerParam,
-    pub m: Reg<U32>,
-    pub n: Reg<U32>,
+    pub maps: Maps,
+    pub rows: Rows,
     pub alpha: [Param<F32>; 2],
     pub base: Addr<Shared>,
     /// Stages of this CTA: from `first` below `end`.
@@ -109,7 +83,7 @@ impl<'a> Fused<'a> {
         config: &'a Config,
         layout: &'a Layout,
         program: &'a Program,
-        out_type: Out,
+        out: Out,
         aligned: bool,
     ) -> Self {
         k.required_threads(THREADS);
@@ -118,9 +92,8 @@ impl<'a> Fused<'a> {
         if cluster > 1 {
             k.cluster(cluster, 1, 1);
         }
-        let codes = ["a_codes", "gate_codes", "up_codes"].map(|name| k.tensor_map(name));
-        let scales = ["a_scales", "gate_scales", "up_scales"].map(|name| k.tensor_map(name));
-        let out = k.pointer("out");
+        let maps = Maps::declare(k);
+        let start = k.pointer("out");
         let [m, n, kk] = ["m", "n", "k"].map(|name| k.param::<U32>(name)).map(|param| k.ld_param(&param));
         let alpha = [k.param::<F32>("alpha_gate"), k.param::<F32>("alpha_up")];
         let base = k.shared(&layout.smem);
@@ -162,13 +135,8 @@ impl<'a> Fused<'a> {
             config,
             layout,
             program,
-            out_type,
-            aligned,
-            codes,
-            scales,
-            out,
-            m,
-            n,
+            maps,
+            rows: Rows { out, aligned, start, m, n },
             alpha,
             base,
             first_stage,
@@ -297,6 +265,6 @@ impl<'a> Fused<'a> {
 
     /// Whether the 128 rows of the matrix instruction are tokens.
     pub(super) fn rows_are_tokens(&self) -> bool {
-        self.config.rows == Rows::Tokens
+        self.config.side == Side::Tokens
     }
 }

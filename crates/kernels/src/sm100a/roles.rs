@@ -3,44 +3,13 @@
 use dualgemm_ptx::builder::*;
 use dualgemm_ptx::layout::{BlockScaledDesc, Swizzle, tcgen05_smem_desc};
 
-use super::config::{ATOM_COLUMNS, ATOM_ROWS, ATOM_STAGE_BYTES, STAGE_K, STEPS};
+use super::config::{ATOM_COLUMNS, STEPS};
 use super::fused::Fused;
-
-/// x, gate, up.
-const X: usize = 0;
-const GATE: usize = 1;
-const UP: usize = 2;
-
-/// Where a role stands in a ring of stages or of accumulators.
-#[derive(Clone, Copy)]
-pub(super) struct Position {
-    pub index: Reg<U32>,
-    pub phase: Reg<U32>,
-    count: u32,
-}
-
-impl Position {
-    /// At the start. Who waits for something to become free begins with phase 1, which a fresh barrier lets pass.
-    pub fn start(k: &mut Kernel, phase: u32, count: u32) -> Self {
-        Self { index: k.mov::<U32>(0u32), phase: k.mov::<U32>(phase), count }
-    }
-
-    pub fn advance(self, k: &mut Kernel) {
-        k.to(self.index).add(self.index, 1u32);
-        let wrapped = k.compare(Cmp::Eq, self.index, self.count);
-        k.when(wrapped).to(self.index).mov::<U32>(0u32);
-        k.when(wrapped).to(self.phase).xor(self.phase, 1u32);
-    }
-}
+use crate::parts::operand::{ATOM_BYTES, ATOM_ROWS, Which};
+use crate::parts::ring::Position;
 
 impl Fused<'_> {
-    /// The barrier of a ring that a role stands at.
-    pub(super) fn barrier(&self, k: &mut Kernel, region: u32, at: Position) -> Addr<Shared> {
-        let offset = k.shl(at.index, 3u32);
-        k.offset(self.base.at(region), offset.cast())
-    }
-
-    /// That barrier in the CTA that multiplies.
+    /// A barrier in the CTA that multiplies.
     fn leaders_barrier(&self, k: &mut Kernel, barrier: Addr<Shared>) -> Addr<Shared> {
         if self.config.cta_group == 1 {
             return barrier;
@@ -65,9 +34,9 @@ impl Fused<'_> {
         load: impl FnOnce(&mut Kernel, Reg<U32>, Addr<Shared>, Addr<Shared>),
     ) {
         k.for_range(name, self.first_stage, self.end_stage, 1, |k, stage, _| {
-            let empty = self.barrier(k, self.layout.empty.offset, at);
+            let empty = at.barrier(k, self.base.at(self.layout.empty.offset));
             k.mbarrier_wait(empty, at.phase, "empty");
-            let full = self.barrier(k, self.layout.full.offset, at);
+            let full = at.barrier(k, self.base.at(self.layout.full.offset));
             let offset = k.mul(at.index, self.layout.ring.stride);
             let slot = k.offset(self.base.at(self.layout.ring.offset), offset.cast());
             load(k, stage, slot, full);
@@ -79,32 +48,23 @@ impl Fused<'_> {
     fn load_operand(
         &self,
         k: &mut Kernel,
-        which: usize,
+        which: Which,
         stage: Reg<U32>,
         slot: Addr<Shared>,
         full: Addr<Shared>,
-        (row, atom): (Reg<U32>, Reg<U32>),
+        from: (Reg<U32>, Reg<U32>),
     ) {
         let options = TmaOptions {
             cta_group: (self.config.cta_group == 2).then_some(CtaGroup::Two),
             ..TmaOptions::default()
         };
-        let byte = k.mul(stage, STAGE_K / 2);
-        let codes = k.tensor_map_address(&self.codes[which]);
-        let place = [byte.cast::<S32>().into(), row.cast::<S32>().into()];
-        k.tensor_load(slot.at(self.layout.codes[which]), codes, &place, full, &options);
-        // Scale maps count in 8 bytes.
-        let word = k.mul(stage, ATOM_STAGE_BYTES / 8);
-        let scales = k.tensor_map_address(&self.scales[which]);
-        let place = [word.cast::<S32>().into(), atom.cast::<S32>().into()];
-        k.tensor_load(slot.at(self.layout.scales[which]), scales, &place, full, &options);
+        let to = [self.layout.codes, self.layout.scales].map(|offsets| slot.at(offsets[which as usize]));
+        let part = self.config.parts()[which as usize];
+        self.maps.load(k, (which, part), stage, to, from, full, &options);
     }
 
     pub(super) fn load_weights(&self, k: &mut Kernel) {
-        for map in self.codes[GATE..].iter().chain(&self.scales[GATE..]) {
-            let map = k.tensor_map_address(map);
-            k.prefetch_tensor_map(map);
-        }
+        [Which::Gate, Which::Up].into_iter().for_each(|half| self.maps.prefetch(k, half));
         let at = Position::start(k, 1, self.config.stages);
         self.for_tiles(k, "weight_tiles", |k, _, feature| {
             let atom = k.div(feature, ATOM_ROWS);
@@ -122,7 +82,7 @@ impl Fused<'_> {
                 }
                 k.mbarrier_arrive_expect_tx(full, self.config.stage_bytes());
                 let full = self.leaders_barrier(k, full);
-                for half in [GATE, UP] {
+                for half in [Which::Gate, Which::Up] {
                     self.load_operand(k, half, stage, slot, full, (row, atom));
                 }
             });
@@ -130,10 +90,7 @@ impl Fused<'_> {
     }
 
     pub(super) fn load_a(&self, k: &mut Kernel) {
-        for map in [&self.codes[X], &self.scales[X]] {
-            let map = k.tensor_map_address(map);
-            k.prefetch_tensor_map(map);
-        }
+        self.maps.prefetch(k, Which::A);
         k.grid_dependency_wait();
         let at = Position::start(k, 1, self.config.stages);
         self.for_tiles(k, "a_tiles", |k, token, _| {
@@ -141,7 +98,7 @@ impl Fused<'_> {
             let atom = k.div(row, ATOM_ROWS);
             self.fill_ring(k, "a_stages", at, |k, stage, slot, full| {
                 let full = self.leaders_barrier(k, full);
-                self.load_operand(k, X, stage, slot, full, (row, atom));
+                self.load_operand(k, Which::A, stage, slot, full, (row, atom));
             });
         });
     }
@@ -170,7 +127,7 @@ impl Fused<'_> {
         let sums_at = Position::start(k, 1, config.accumulators);
         let always = k.compare(Cmp::Eq, self.lane, self.lane);
         self.for_tiles(k, "tiles", |k, token, feature| {
-            let stored = self.barrier(k, self.layout.stored.offset, sums_at);
+            let stored = sums_at.barrier(k, self.base.at(self.layout.stored.offset));
             k.mbarrier_wait(stored, sums_at.phase, "stored");
             k.tcgen05_fence_after();
             let pair = k.mul(sums_at.index, 2 * config.n);
@@ -182,7 +139,7 @@ impl Fused<'_> {
             let columns_tmem = Addr::<Tmem>::new(k.add(tmem.base(), inside));
             let before = k.mov::<U32>(0u32);
             k.for_range("stages", self.first_stage, self.end_stage, 1, |k, stage, _| {
-                let full = self.barrier(k, self.layout.full.offset, stage_at);
+                let full = stage_at.barrier(k, self.base.at(self.layout.full.offset));
                 k.mbarrier_wait(full, stage_at.phase, "full");
                 k.tcgen05_fence_after();
                 let offset = k.mul(stage_at.index, self.layout.ring.stride);
@@ -198,11 +155,11 @@ impl Fused<'_> {
                     });
                 }
                 k.assign(before, 1u32);
-                let empty = self.barrier(k, self.layout.empty.offset, stage_at);
+                let empty = stage_at.barrier(k, self.base.at(self.layout.empty.offset));
                 self.commit(k, empty);
                 stage_at.advance(k);
             });
-            let done = self.barrier(k, self.layout.done.offset, sums_at);
+            let done = sums_at.barrier(k, self.base.at(self.layout.done.offset));
             self.commit(k, done);
             sums_at.advance(k);
         });
@@ -229,32 +186,35 @@ impl Fused<'_> {
         sums: Addr<Tmem>,
         accumulate: Reg<Pred>,
     ) {
-        let (config, layout) = (self.config, self.layout);
+        let (config, layout, parts) = (self.config, self.layout, self.config.parts());
         let atom_desc = tcgen05_smem_desc(0, 16, 128, Swizzle::None);
-        let column = |which: usize| layout.scale_columns[which] + step * layout.atoms[which] * ATOM_COLUMNS;
-        for which in [X, GATE, UP] {
-            for atom in 0..layout.atoms[which] {
-                let from = slot.at(layout.scales[which] + atom * ATOM_STAGE_BYTES + step * 512);
-                let from = self.desc(k, from, atom_desc);
+        let column = |which: Which| {
+            layout.scale_columns[which as usize] + step * parts[which as usize].atoms * ATOM_COLUMNS
+        };
+        for which in [Which::A, Which::Gate, Which::Up] {
+            let part = parts[which as usize];
+            for atom in 0..part.atoms {
+                let from = layout.scales[which as usize] + atom * part.atom_bytes() + step * ATOM_BYTES;
+                let from = self.desc(k, slot.at(from), atom_desc);
                 let to = rows_tmem.at(column(which) + atom * ATOM_COLUMNS);
                 k.tmem_cp_scales(self.group(), to, from.cast());
             }
         }
-        let operand = |k: &mut Kernel, which: usize| {
-            let tile = &layout.tiles[which];
-            let start = self.desc(k, slot.at(layout.codes[which]), tile.tcgen05_desc());
+        let operand = |k: &mut Kernel, which: Which| {
+            let tile = &layout.tiles[which as usize];
+            let start = self.desc(k, slot.at(layout.codes[which as usize]), tile.tcgen05_desc());
             k.add(start, tile.advance_k(step * 32)).cast::<B64>()
         };
-        let x = operand(k, X);
+        let x = operand(k, Which::A);
         let rows = ATOM_ROWS * config.cta_group;
         let desc =
             BlockScaledDesc::nvfp4(rows, config.n).encode().expect("`Config::layout` checked the shape");
         let desc = k.mov::<B32>(desc);
-        for (half, which) in [GATE, UP].into_iter().enumerate() {
+        for (half, which) in [Which::Gate, Which::Up].into_iter().enumerate() {
             let weights = operand(k, which);
             let d = sums.at(half as u32 * config.n);
             let group = self.group();
-            let (scales_x, scales_w) = (column(X), column(which));
+            let (scales_x, scales_w) = (column(Which::A), column(which));
             let (mma, sfa, sfb) = if self.rows_are_tokens() {
                 let collector = if half == 0 { Collector::Fill } else { Collector::LastUse };
                 let mma = Mma { group, collector, d, a: x.into(), b: weights, desc };

@@ -2,10 +2,10 @@
 
 use dualgemm_ptx::builder::*;
 
-use super::config::ATOM_ROWS;
-use super::fused::{Fused, Out};
-use super::roles::Position;
+use super::fused::Fused;
 use crate::parts::epilogue;
+use crate::parts::operand::ATOM_ROWS;
+use crate::parts::ring::Position;
 
 /// First token and first feature of a tile.
 #[derive(Clone, Copy)]
@@ -50,7 +50,7 @@ impl Fused<'_> {
         let lanes = self.own_lanes(k, tmem.base());
         let alpha = self.alphas(k);
         self.for_tiles(k, "store_tiles", |k, token, feature| {
-            let done = self.barrier(k, self.layout.done.offset, at);
+            let done = at.barrier(k, self.base.at(self.layout.done.offset));
             k.mbarrier_wait(done, at.phase, "done");
             k.tcgen05_fence_after();
             let pair = k.mul(at.index, 2 * self.config.n);
@@ -63,7 +63,7 @@ impl Fused<'_> {
             }
             k.tcgen05_fence_before();
             k.warp_sync();
-            let stored = self.barrier(k, self.layout.stored.offset, at);
+            let stored = at.barrier(k, self.base.at(self.layout.stored.offset));
             let first_lane = k.compare(Cmp::Eq, self.lane, 0u32);
             match self.config.cta_group {
                 1 => k.when(first_lane).mbarrier_arrive(stored),
@@ -154,64 +154,14 @@ impl Fused<'_> {
         if self.rows_are_tokens() {
             let token = k.add(origin.token, row);
             let feature = k.add(origin.feature, column);
-            self.store_features(k, token, feature, &values);
+            self.rows.store_features(k, token, feature, &values);
         } else {
             let feature = k.add(origin.feature, row);
             let first = k.add(origin.token, column);
             for (i, value) in (0u32..).zip(values) {
                 let token = k.add(first, i);
-                self.store_element(k, token, feature, value);
+                self.rows.store_element(k, token, feature, value);
             }
-        }
-    }
-
-    fn place(&self, k: &mut Kernel, token: Reg<U32>, feature: Reg<U32>) -> Addr<Global> {
-        let out = k.ld_pointer(&self.out);
-        let row = k.mul_wide(token, self.n);
-        let feature = k.convert::<U64, U32>(feature);
-        let element = k.add(row, feature);
-        let byte = k.shl(element, self.out_type.bytes().ilog2());
-        k.offset(out, byte)
-    }
-
-    fn store_element(&self, k: &mut Kernel, token: Reg<U32>, feature: Reg<U32>, value: Reg<F32>) {
-        let inside = k.compare(Cmp::Lt, token, self.m);
-        let inside = k.compare_and(Cmp::Lt, feature, self.n, inside);
-        let to = self.place(k, token, feature);
-        match self.out_type {
-            Out::F16 => {
-                let value = k.f32_to_f16(value);
-                k.when(inside).st(to, value);
-            }
-            Out::Bf16 => {
-                let value = k.f32_to_bf16(value);
-                k.when(inside).st(to, value);
-            }
-            Out::F32 => k.when(inside).st(to, value),
-        }
-    }
-
-    /// Consecutive features of one token, 16 bytes at a time where rows allow it.
-    fn store_features(&self, k: &mut Kernel, token: Reg<U32>, feature: Reg<U32>, values: &[Reg<F32>]) {
-        if !self.aligned {
-            for (i, &value) in (0u32..).zip(values) {
-                let feature = k.add(feature, i);
-                self.store_element(k, token, feature, value);
-            }
-            return;
-        }
-        let words: Vec<Reg<B32>> = match self.out_type {
-            Out::F16 => values.chunks_exact(2).map(|v| k.f32_to_f16x2(v[0], v[1]).cast()).collect(),
-            Out::Bf16 => values.chunks_exact(2).map(|v| k.f32_to_bf16x2(v[0], v[1]).cast()).collect(),
-            Out::F32 => values.iter().map(|&v| k.to_bits(v)).collect(),
-        };
-        let inside = k.compare(Cmp::Lt, token, self.m);
-        let to = self.place(k, token, feature);
-        let per_piece = 16 / self.out_type.bytes();
-        for (i, piece) in (0u32..).zip(words.chunks_exact(4)) {
-            let feature = k.add(feature, i * per_piece);
-            let inside = k.compare_and(Cmp::Lt, feature, self.n, inside);
-            k.when(inside).st_vector(to.at(i * 16), piece);
         }
     }
 }

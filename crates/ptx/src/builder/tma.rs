@@ -16,9 +16,16 @@ pub struct TmaOptions {
     pub l2: Option<Eviction>,
     /// The mbarrier may be in either CTA of the pair (tensor loads on sm_100 only).
     pub cta_group: Option<CtaGroup>,
+    /// Name the destination as the own CTA's (PTX 8.6). For sm_120, which has no clusters, ptxas otherwise adds a stack
+    /// frame.
+    pub own_cta: bool,
 }
 
 impl TmaOptions {
+    fn destination(&self) -> &'static str {
+        if self.own_cta { "shared::cta" } else { "shared::cluster" }
+    }
+
     fn modifiers(&self) -> String {
         let multicast = if self.multicast.is_some() { ".multicast::cluster" } else { "" };
         let group = self.cta_group.map(|g| g.modifier()).unwrap_or_default();
@@ -61,7 +68,8 @@ impl Kernel {
         options: &TmaOptions,
     ) {
         let opcode = format!(
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes{}",
+            "cp.async.bulk.{}.global.mbarrier::complete_tx::bytes{}",
+            options.destination(),
             options.modifiers()
         );
         let mut operands = vec![to.operand(), from.operand(), bytes.operand(), mbarrier.operand()];
@@ -103,8 +111,9 @@ impl Kernel {
         options: &TmaOptions,
     ) {
         let opcode = format!(
-            "cp.async.bulk.tensor.{}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes{}",
+            "cp.async.bulk.tensor.{}d.{}.global.tile.mbarrier::complete_tx::bytes{}",
             coordinates.len(),
+            options.destination(),
             options.modifiers()
         );
         let mut operands = vec![to.operand(), place(map, coordinates), mbarrier.operand()];

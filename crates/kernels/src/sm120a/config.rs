@@ -1,0 +1,218 @@
+//! What may vary of the fused sm_120 kernel, and everything that follows from it. The only place that computes offsets.
+
+use dualgemm_ptx::layout::{SmemLayout, SmemRegion};
+
+use crate::Error;
+use crate::parts::operand::{Boxed, STEP_K};
+
+/// Shared memory of one CTA on sm_120: 99 KiB.
+const SHARED_LIMIT: u32 = 99 << 10;
+/// Features of one matrix instruction: eight rows of gate and eight of up.
+pub const SLAB: u32 = 8;
+/// Tokens that one `ldmatrix.x4` brings: two matrix instructions.
+pub const TOKEN_PAIR: u32 = 16;
+/// Floats between the ends of a row of staged sums and the next row, which spreads rows over the banks.
+const PADDING: u32 = 4;
+
+/// Tile, warps and pipeline of the fused kernel.
+///
+/// The warps that multiply are `feature_warps · token_warps · k_groups`; a warp has `features / feature_warps` features
+/// and `tokens / token_warps` tokens, and takes every `k_groups`-th step of 64 K.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Config {
+    /// Features of the tile, at most those of one atom of scales.
+    pub features: u32,
+    /// Tokens of the tile.
+    pub tokens: u32,
+    /// Warps side by side along the features.
+    pub feature_warps: u32,
+    /// Warps side by side along the tokens.
+    pub token_warps: u32,
+    /// Warps that share a part of the tile and split K.
+    pub k_groups: u32,
+    /// K elements of a stage: 128 or 256.
+    pub stage_k: u32,
+    /// Stages of the ring.
+    pub stages: u32,
+}
+
+/// Shared memory of a configuration.
+#[derive(Debug, Clone)]
+pub struct Layout {
+    /// All of it.
+    pub smem: SmemLayout,
+    /// Stages: `[A][gate][up]` codes, then their scales.
+    pub ring: SmemRegion,
+    /// Offsets in a stage of the codes of A, gate and up.
+    pub codes: [u32; 3],
+    /// Offsets in a stage of the scales of A, gate and up.
+    pub scales: [u32; 3],
+    /// "Stage is full" barriers.
+    pub full: SmemRegion,
+    /// "Stage is empty" barriers.
+    pub empty: SmemRegion,
+}
+
+const fn config(
+    (features, tokens): (u32, u32),
+    (feature_warps, token_warps, k_groups): (u32, u32, u32),
+    (stage_k, stages): (u32, u32),
+) -> Config {
+    Config { features, tokens, feature_warps, token_warps, k_groups, stage_k, stages }
+}
+
+impl Config {
+    /// The configurations worth having, by their estimates (see `docs/kernels/blackwell.md`).
+    pub const MENU: [Config; 4] = [
+        config((32, 16), (2, 1, 4), (256, 5)),
+        config((32, 64), (2, 1, 4), (256, 4)),
+        config((64, 64), (4, 2, 1), (128, 6)),
+        config((64, 128), (4, 2, 1), (128, 5)),
+    ];
+
+    /// The configuration of the menu that [`name`](Self::name) calls so.
+    ///
+    /// # Errors
+    /// If there is none; the error lists the names.
+    pub fn named(name: &str) -> Result<Config, Error> {
+        Self::MENU.into_iter().find(|config| config.name() == name).ok_or_else(|| Error::NoConfig {
+            found: name.into(),
+            valid: Self::MENU.map(|config| config.name()).join(", "),
+        })
+    }
+
+    /// The first configuration of the menu whose tile holds `m` tokens, or the one with the largest tile.
+    pub fn for_tokens(m: usize) -> Config {
+        let [.., largest] = Self::MENU;
+        Self::MENU.into_iter().find(|config| config.tokens as usize >= m).unwrap_or(largest)
+    }
+
+    /// Warps that multiply.
+    pub const fn consumer_warps(&self) -> u32 {
+        self.feature_warps * self.token_warps * self.k_groups
+    }
+
+    /// Threads of a CTA: those that multiply, and two warps that load.
+    pub const fn threads(&self) -> u32 {
+        (self.consumer_warps() + 2) * 32
+    }
+
+    /// Slabs of eight features of a warp.
+    pub const fn slabs(&self) -> u32 {
+        self.features / self.feature_warps / SLAB
+    }
+
+    /// Groups of eight tokens of a warp.
+    pub const fn token_groups(&self) -> u32 {
+        self.tokens / self.token_warps / 8
+    }
+
+    /// Steps of 64 K in a stage.
+    pub const fn steps(&self) -> u32 {
+        self.stage_k / STEP_K
+    }
+
+    /// What a CTA keeps of A, gate and up in a stage.
+    pub const fn parts(&self) -> [Boxed; 3] {
+        let weights = Boxed { rows: self.features, atoms: 1, k: self.stage_k };
+        [Boxed { rows: self.tokens, ..weights }, weights, weights]
+    }
+
+    /// Bytes that arrive per stage.
+    pub fn stage_bytes(&self) -> u32 {
+        self.parts().iter().map(|part| part.code_bytes() + part.scale_bytes()).sum()
+    }
+
+    /// Bytes from one token's staged sums to the next one's.
+    pub const fn pitch(&self) -> u32 {
+        (self.features + PADDING) * 4
+    }
+
+    /// Bytes of the sums of one product and one K group.
+    pub const fn plane(&self) -> u32 {
+        self.tokens * self.pitch()
+    }
+
+    /// Shared memory, or what does not fit.
+    ///
+    /// # Errors
+    /// Names the rule and the value.
+    pub fn layout(&self) -> Result<Layout, Error> {
+        let rule = |rule: &'static str, value: u32, limit: u32| {
+            Err(Error::Unsupported { kernel: "sm120a fused", rule, value, limit })
+        };
+        let warps = self.consumer_warps();
+        if !(1..=14).contains(&warps) {
+            return rule("warps that multiply, from 1", warps, 14);
+        }
+        if !matches!(self.stage_k, 128 | 256) || !self.steps().is_multiple_of(self.k_groups) {
+            return rule("K of a stage, 128 or 256, in whole steps per K group", self.stage_k, 256);
+        }
+        if !self.features.is_multiple_of(16 * self.feature_warps) || !128u32.is_multiple_of(self.features) {
+            return rule("features of the tile, 16 to 128 per row of warps", self.features, 128);
+        }
+        if !self.tokens.is_multiple_of(TOKEN_PAIR * self.token_warps) || !128u32.is_multiple_of(self.tokens) {
+            return rule("tokens of the tile, 16 to 128 per column of warps", self.tokens, 128);
+        }
+        if self.stages < 2 {
+            return rule("stages, from 2", self.stages, 16);
+        }
+        let (parts, mut stage) = (self.parts(), 0);
+        let mut take = |bytes: u32| {
+            stage += bytes;
+            stage - bytes
+        };
+        let codes = parts.map(|part| take(part.code_bytes()));
+        let scales = parts.map(|part| take(part.scale_bytes()));
+        let mut smem = SmemLayout::new();
+        let ring = smem.alloc_parts("stages", stage, self.stages, 1024);
+        let sums = 2 * self.k_groups * self.plane();
+        if sums > smem.bytes() {
+            smem.alloc("sums", sums - smem.bytes(), 16);
+        }
+        let (full, empty) = (smem.mbarriers("full", self.stages), smem.mbarriers("empty", self.stages));
+        if smem.bytes() > SHARED_LIMIT {
+            return rule("bytes of shared memory", smem.bytes(), SHARED_LIMIT);
+        }
+        Ok(Layout { smem, ring, codes, scales, full, empty })
+    }
+
+    /// CTAs for `m` tokens and `n` features.
+    pub fn grid(&self, m: usize, n: usize) -> u32 {
+        (m.div_ceil(self.tokens as usize) * n.div_ceil(self.features as usize)) as u32
+    }
+
+    /// A name that tells configurations apart.
+    pub fn name(&self) -> String {
+        let Self { features, tokens, feature_warps, token_warps, k_groups, stage_k, stages } = self;
+        format!(
+            "sm120a_fused_{features}x{tokens}_w{feature_warps}x{token_warps}x{k_groups}_k{stage_k}_s{stages}"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_configuration_of_the_menu_fits() {
+        for config in Config::MENU {
+            assert!(config.layout().unwrap().smem.bytes() <= SHARED_LIMIT);
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_by_rule() {
+        let [.., good] = Config::MENU;
+        let message = |config: Config| config.layout().unwrap_err().to_string();
+        assert_eq!(
+            message(Config { features: 96, ..good }),
+            "sm120a fused: features of the tile, 16 to 128 per row of warps: 96 asked for, 128 at most"
+        );
+        assert_eq!(
+            message(Config { stages: 9, ..good }),
+            "sm120a fused: bytes of shared memory: 175248 asked for, 101376 at most"
+        );
+    }
+}

@@ -1,0 +1,346 @@
+//! The fused dual GEMM on sm_120a: nvfp4 operands as they lie in a checkpoint, `mma.sync` with block scales.
+//!
+//! ```text
+//! one lane   TMA of gate, up and their scales  ─┐ full[stage]    ┌─ empty[stage]
+//! one lane   TMA of A and its scales            ─┘  → 8 warps ───┘
+//! 8 warps    per step of 64 K: ldmatrix of weights (eight rows of gate, eight of up) and of tokens, scales by
+//!            plain loads, mma.m16n8k64
+//! then       sums through shared memory → activation → C (store.rs)
+//! ```
+//!
+//! The 16 rows of a matrix instruction are eight features of gate and the same of up, so both sums of a feature are in
+//! one thread. Operands are loaded to shared memory as the checkpoint has them, so nothing is packed in advance:
+//! `ldmatrix` puts 16-byte pieces of rows (32 codes) where the instruction wants them.
+//!
+//! Flow: [`Config`] → here → PTX.
+//! Spec: <https://docs.nvidia.com/cuda/parallel-thread-execution/#warp-level-matrix-fragment-mma-16864>.
+
+use dualgemm_gemm::Program;
+use dualgemm_ptx::Target;
+use dualgemm_ptx::ast::{Module, Version};
+use dualgemm_ptx::builder::*;
+use dualgemm_ptx::layout::Swizzle;
+
+use super::config::{Config, Layout, SLAB, TOKEN_PAIR};
+use crate::Error;
+use crate::parts::operand::{ATOM_BYTES, ATOM_ROWS, Maps, Which};
+use crate::parts::ring::Position;
+use crate::parts::rows::{Out, Rows};
+
+/// Name of the kernel in its module.
+pub const ENTRY: &str = "dual_gemm";
+
+/// Generates the kernel for `target`, sm_120a or sm_121a. `aligned` promises that rows of C start at multiples of 16
+/// bytes.
+///
+/// # Errors
+/// If the configuration does not fit, or the target lacks an instruction.
+pub fn generate(
+    config: &Config,
+    program: &Program,
+    out: Out,
+    aligned: bool,
+    target: Target,
+) -> Result<Module, Error> {
+    let layout = config.layout()?;
+    let mut module = Builder::new(target, Version::new(8, 8));
+    module.comment(&format!("C = act(A B1^T, A B2^T), nvfp4 operands, {out:?} C: {}", config.name()));
+    module.kernel(ENTRY, |k| Fused::new(k, config, &layout, program, out, aligned).emit(k));
+    Ok(module.finish()?)
+}
+
+/// Values that every role reads.
+pub(super) struct Fused<'a> {
+    pub config: &'a Config,
+    pub layout: &'a Layout,
+    pub program: &'a Program,
+    maps: Maps,
+    pub rows: Rows,
+    pub alpha: [Param<F32>; 2],
+    pub base: Addr<Shared>,
+    /// Stages and steps of K.
+    stages: Reg<U32>,
+    steps: Reg<U32>,
+    pub warp: Reg<U32>,
+    pub lane: Reg<U32>,
+    /// First token and first feature of the tile.
+    pub token: Reg<U32>,
+    pub feature: Reg<U32>,
+}
+
+/// Where a lane finds its pieces in stage 0.
+struct LaneAddresses {
+    /// Of each step this warp may take: the row of weights of slab 0, and of tokens of group 0.
+    weights: Vec<Addr<Shared>>,
+    tokens: Vec<Addr<Shared>>,
+    /// Scale words of step 0 of slab 0, and of token group 0.
+    weight_scales: Addr<Shared>,
+    token_scales: Addr<Shared>,
+}
+
+impl<'a> Fused<'a> {
+    fn new(
+        k: &mut Kernel,
+        config: &'a Config,
+        layout: &'a Layout,
+        program: &'a Program,
+        out: Out,
+        aligned: bool,
+    ) -> Self {
+        k.required_threads(config.threads());
+        k.min_ctas(1);
+        let maps = Maps::declare(k);
+        let start = k.pointer("out");
+        let [m, n, kk] = ["m", "n", "k"].map(|name| k.param::<U32>(name)).map(|param| k.ld_param(&param));
+        let alpha = [k.param::<F32>("alpha_gate"), k.param::<F32>("alpha_up")];
+        let base = k.shared(&layout.smem);
+        let ceil = |k: &mut Kernel, value: Reg<U32>, by: u32| {
+            let up = k.add(value, by - 1);
+            k.div(up, by)
+        };
+        let (stages, steps) = (ceil(k, kk, config.stage_k), ceil(k, kk, config.stage_k / config.steps()));
+        k.comment("Token tiles run fastest: CTAs that run together read the same weights.");
+        let token_tiles = ceil(k, m, config.tokens);
+        let cta = k.special(Special::CtaidX);
+        let (feature, token) = (k.div(cta, token_tiles), k.rem(cta, token_tiles));
+        let (feature, token) = (k.mul(feature, config.features), k.mul(token, config.tokens));
+        let warp = k.warp_index();
+        let lane = k.special(Special::LaneId);
+        let rows = Rows { out, aligned, start, m, n };
+        Self { config, layout, program, maps, rows, alpha, base, stages, steps, warp, lane, token, feature }
+    }
+
+    fn emit(&self, k: &mut Kernel) {
+        let warps = self.config.consumer_warps();
+        let thread = k.special(Special::TidX);
+        let first = k.compare(Cmp::Eq, thread, 0u32);
+        k.if_(first, "barriers", |k| {
+            for stage in 0..self.config.stages {
+                k.mbarrier_init(self.base.at(self.layout.full.part(stage)), 1u32);
+                k.mbarrier_init(self.base.at(self.layout.empty.part(stage)), warps);
+            }
+            k.fence_mbarrier_init();
+        });
+        k.warp_sync();
+        k.cta_sync();
+        k.launch_dependents();
+        self.one_lane(k, warps, "load weights", |k| self.load_weights(k));
+        self.one_lane(k, warps + 1, "load A", |k| self.load_a(k));
+        let multiplies = k.compare(Cmp::Lt, self.warp, warps);
+        k.if_(multiplies, "multiply", |k| {
+            let sums = self.multiply(k);
+            k.comment("Every warp is done with the ring.");
+            k.bar_sync(1u32, warps * 32);
+            self.stage(k, &sums);
+            k.bar_sync(1u32, warps * 32);
+            self.store(k);
+        });
+    }
+
+    fn one_lane(&self, k: &mut Kernel, warp: u32, name: &str, body: impl FnOnce(&mut Kernel)) {
+        k.role(self.warp, warp..warp + 1, name, |k| {
+            let leader = k.elect();
+            k.if_(leader, name, body);
+        });
+    }
+
+    // ---- producers ----
+
+    fn load(
+        &self,
+        k: &mut Kernel,
+        name: &str,
+        operands: &[Which],
+        from: (Reg<U32>, Reg<U32>),
+        announce: bool,
+        options: &TmaOptions,
+    ) {
+        let at = Position::start(k, 1, self.config.stages);
+        k.for_range(name, 0u32, self.stages, 1, |k, stage, _| {
+            let empty = at.barrier(k, self.base.at(self.layout.empty.offset));
+            k.mbarrier_wait(empty, at.phase, "empty");
+            let full = at.barrier(k, self.base.at(self.layout.full.offset));
+            if announce {
+                k.mbarrier_arrive_expect_tx(full, self.config.stage_bytes());
+            }
+            let offset = k.mul(at.index, self.layout.ring.stride);
+            let slot = k.offset(self.base.at(self.layout.ring.offset), offset.cast());
+            for &which in operands {
+                let to =
+                    [self.layout.codes, self.layout.scales].map(|offset| slot.at(offset[which as usize]));
+                let part = self.config.parts()[which as usize];
+                self.maps.load(k, (which, part), stage, to, from, full, options);
+            }
+            at.advance(k);
+        });
+    }
+
+    fn load_weights(&self, k: &mut Kernel) {
+        let halves = [Which::Gate, Which::Up];
+        halves.into_iter().for_each(|half| self.maps.prefetch(k, half));
+        let atom = k.div(self.feature, ATOM_ROWS);
+        // Weights that one CTA alone reads leave L2 first.
+        let l2 = (self.config.tokens <= 64).then_some(Eviction::First);
+        let options = TmaOptions { l2, own_cta: true, ..TmaOptions::default() };
+        self.load(k, "weight_stages", &halves, (self.feature, atom), true, &options);
+    }
+
+    fn load_a(&self, k: &mut Kernel) {
+        self.maps.prefetch(k, Which::A);
+        k.grid_dependency_wait();
+        let atom = k.div(self.token, ATOM_ROWS);
+        let options = TmaOptions { own_cta: true, ..TmaOptions::default() };
+        self.load(k, "a_stages", &[Which::A], (self.token, atom), false, &options);
+    }
+
+    // ---- consumers ----
+
+    /// Warp along the features, along the tokens, and K group.
+    pub(super) fn place(&self, k: &mut Kernel) -> [Reg<U32>; 3] {
+        let Config { feature_warps, token_warps, .. } = *self.config;
+        let along = k.rem(self.warp, feature_warps);
+        let rest = k.div(self.warp, feature_warps);
+        [along, k.rem(rest, token_warps), k.div(rest, token_warps)]
+    }
+
+    /// A lane's row of a matrix of `ldmatrix`: `row` rows below `start`, at 16-byte piece `piece` (0 or 1) of step
+    /// `step`. Codes lie permuted as the TMA unit left them.
+    fn lane_row(
+        &self,
+        k: &mut Kernel,
+        start: Addr<Shared>,
+        row: Reg<U32>,
+        piece: Reg<U32>,
+        step: u32,
+    ) -> Addr<Shared> {
+        let part = self.config.parts()[0];
+        let offset = k.mul(row, part.row_bytes());
+        // The same permutation as `Swizzle::apply`: bits 4 to 6 change with bits 7 to 9.
+        let bits = k.shr(offset, 3u32);
+        let mask = if part.swizzle() == Swizzle::B128 { 0x70u32 } else { 0x30u32 };
+        let bits = k.and(bits, mask);
+        let byte = k.shl(piece, 4u32);
+        let byte = k.add(byte, step * 32);
+        let byte = k.xor(byte, bits);
+        let offset = k.add(offset, byte);
+        k.offset(start, offset.cast())
+    }
+
+    /// The scale word of step 0 of a row of an operand: rows of an atom lie 32 apart side by side.
+    fn scale_word(&self, k: &mut Kernel, start: Addr<Shared>, row: Reg<U32>) -> Addr<Shared> {
+        let row = k.rem(row, ATOM_ROWS);
+        let line = k.and(row, 31u32);
+        let line = k.shl(line, 4u32);
+        let column = k.shr(row, 5u32);
+        let column = k.shl(column, 2u32);
+        let word = k.add(line, column);
+        k.offset(start, word.cast())
+    }
+
+    fn lane_addresses(&self, k: &mut Kernel, [along, beside, _]: [Reg<U32>; 3]) -> LaneAddresses {
+        let (config, layout) = (self.config, self.layout);
+        let ring = self.base.at(layout.ring.offset);
+        let row = k.and(self.lane, 7u32);
+        let eight = k.shr(self.lane, 3u32);
+        let (low, high) = (k.and(eight, 1u32), k.shr(self.lane, 4u32));
+
+        k.comment("Weights: matrices are gate and up of piece 0, gate and up of piece 1.");
+        let first = k.mul(along, config.slabs() * SLAB);
+        let feature_row = k.add(first, row);
+        let half = k.mul(low, layout.codes[Which::Up as usize] - layout.codes[Which::Gate as usize]);
+        let start = k.offset(ring.at(layout.codes[Which::Gate as usize]), half.cast());
+        let weights =
+            (0..config.steps()).map(|step| self.lane_row(k, start, feature_row, high, step)).collect();
+
+        k.comment("Tokens: matrices are pieces 0 and 1 of eight tokens, then of the next eight.");
+        let first_token = k.mul(beside, config.token_groups() * 8);
+        let group = k.shl(high, 3u32);
+        let token_row = k.add(first_token, row);
+        let token_row = k.add(token_row, group);
+        let start = ring.at(layout.codes[Which::A as usize]);
+        let tokens = (0..config.steps()).map(|step| self.lane_row(k, start, token_row, low, step)).collect();
+
+        k.comment(
+            "Scales: lane 4g gives those of row g, lane 4g + 1 of row g + 8; of B, lane 4g of column g.",
+        );
+        let g = k.shr(self.lane, 2u32);
+        let odd = k.and(self.lane, 1u32);
+        let half = k.mul(odd, layout.scales[Which::Up as usize] - layout.scales[Which::Gate as usize]);
+        let start = k.offset(ring.at(layout.scales[Which::Gate as usize]), half.cast());
+        let feature = k.add(self.feature, first);
+        let feature = k.add(feature, g);
+        let weight_scales = self.scale_word(k, start, feature);
+        let token = k.add(self.token, first_token);
+        let token = k.add(token, g);
+        let token_scales = self.scale_word(k, ring.at(layout.scales[Which::A as usize]), token);
+        LaneAddresses { weights, tokens, weight_scales, token_scales }
+    }
+
+    /// The main loop of a warp: sums `[slab][token group][4]`.
+    fn multiply(&self, k: &mut Kernel) -> Vec<[Reg<F32>; 4]> {
+        let config = self.config;
+        let place = self.place(k);
+        let lane = self.lane_addresses(k, place);
+        let count = config.slabs() * config.token_groups();
+        let sums: Vec<[Reg<F32>; 4]> =
+            (0..count).map(|_| std::array::from_fn(|_| k.mov::<F32>(0.0f32))).collect();
+        let at = Position::start(k, 0, config.stages);
+        let first_lane = k.compare(Cmp::Eq, self.lane, 0u32);
+        k.for_range("stages", 0u32, self.stages, 1, |k, stage, _| {
+            let full = at.barrier(k, self.base.at(self.layout.full.offset));
+            k.mbarrier_wait(full, at.phase, "full");
+            let offset = k.mul(at.index, self.layout.ring.stride);
+            let first = k.mul(stage, config.steps());
+            for step in 0..config.steps() {
+                let number = k.add(first, step);
+                let mut here = k.compare(Cmp::Lt, number, self.steps);
+                if config.k_groups > 1 {
+                    here = k.compare_and(Cmp::Eq, place[2], step % config.k_groups, here);
+                }
+                k.if_(here, "step", |k| self.multiply_step(k, &lane, offset, step, &sums));
+            }
+            k.warp_sync();
+            let empty = at.barrier(k, self.base.at(self.layout.empty.offset));
+            k.when(first_lane).mbarrier_arrive(empty);
+            at.advance(k);
+        });
+        sums
+    }
+
+    fn multiply_step(
+        &self,
+        k: &mut Kernel,
+        lane: &LaneAddresses,
+        offset: Reg<U32>,
+        step: u32,
+        sums: &[[Reg<F32>; 4]],
+    ) {
+        let config = self.config;
+        let row_bytes = config.parts()[0].row_bytes();
+        let select = |register| ScaleSelect { register, byte: 0, thread: 0 };
+        let weights = k.offset(lane.weights[step as usize], offset.cast());
+        let weight_scales = k.offset(lane.weight_scales.at(step * ATOM_BYTES), offset.cast());
+        // Eight rows further is eight lines of 16 bytes further, and four bytes further after 32 rows.
+        let scale_at = |rows: u32| rows % 32 * 16 + rows / 32 * 4;
+        let a: Vec<([Reg<B32>; 4], Reg<B32>)> = (0..config.slabs())
+            .map(|slab| {
+                let rows = slab * SLAB;
+                let fragment = k.ldmatrix::<4>(false, weights.at(rows * row_bytes));
+                (fragment, k.ld(weight_scales.at(scale_at(rows))))
+            })
+            .collect();
+        let tokens = k.offset(lane.tokens[step as usize], offset.cast());
+        let token_scales = k.offset(lane.token_scales.at(step * ATOM_BYTES), offset.cast());
+        for pair in 0..config.token_groups() / 2 {
+            let rows = pair * TOKEN_PAIR;
+            let [b0, b1, b2, b3] = k.ldmatrix::<4>(false, tokens.at(rows * row_bytes));
+            for (half, b) in [(0, [b0, b1]), (1, [b2, b3])] {
+                let scale = k.ld(token_scales.at(scale_at(rows + 8 * half)));
+                for (slab, (a, sfa)) in a.iter().enumerate() {
+                    let sum = &sums[slab * config.token_groups() as usize + (2 * pair + half) as usize];
+                    k.mma_nvfp4(sum, a, &b, select(*sfa), select(scale));
+                }
+            }
+        }
+    }
+}

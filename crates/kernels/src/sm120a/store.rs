@@ -1,0 +1,68 @@
+//! The end of the fused sm_120 kernel: sums in fragments become rows of C, through shared memory.
+
+use dualgemm_ptx::builder::*;
+
+use super::config::SLAB;
+use super::fused::Fused;
+use crate::parts::epilogue;
+
+/// Features that a thread stores at once.
+const PIECE: u32 = 16;
+
+impl Fused<'_> {
+    /// Puts sums where the ring was: `[K group][gate, up][token][feature]` f32.
+    pub(super) fn stage(&self, k: &mut Kernel, sums: &[[Reg<F32>; 4]]) {
+        let config = self.config;
+        let [along, beside, k_group] = self.place(k);
+        let (g, q) = (k.shr(self.lane, 2u32), k.and(self.lane, 3u32));
+        let token = k.mul(beside, config.token_groups() * 8);
+        let pair = k.shl(q, 1u32);
+        let token = k.add(token, pair);
+        let feature = k.mul(along, config.slabs() * SLAB);
+        let feature = k.add(feature, g);
+        let column = k.shl(feature, 2u32);
+        let place = k.mad(token, config.pitch(), column);
+        let place = k.mad(k_group, 2 * config.plane(), place);
+        let place = k.offset(self.base.at(self.layout.ring.offset), place.cast());
+        for (i, sum) in (0u32..).zip(sums) {
+            let (slab, group) = (i / config.token_groups(), i % config.token_groups());
+            let place = place.at(slab * SLAB * 4 + group * 8 * config.pitch());
+            // Rows g are gate and rows g + 8 up; columns are tokens 2q and 2q + 1.
+            for (e, value) in (0u32..).zip(sum) {
+                k.st(place.at(e / 2 * config.plane() + e % 2 * config.pitch()), *value);
+            }
+        }
+    }
+
+    /// Adds the K groups in order, activates and stores.
+    pub(super) fn store(&self, k: &mut Kernel) {
+        let config = self.config;
+        let alpha = [k.ld_param(&self.alpha[0]), k.ld_param(&self.alpha[1])];
+        let pieces = config.features / PIECE;
+        let thread = k.special(Special::TidX);
+        k.for_range("store", thread, config.tokens * pieces, config.consumer_warps() * 32, |k, i, _| {
+            let (token, piece) = (k.div(i, pieces), k.rem(i, pieces));
+            let column = k.mul(piece, PIECE * 4);
+            let from = k.mad(token, config.pitch(), column);
+            let from = k.offset(self.base.at(self.layout.ring.offset), from.cast());
+            let mut values = Vec::with_capacity(PIECE as usize);
+            for quad in 0..PIECE / 4 {
+                let halves = [0, 1].map(|half| {
+                    let from = from.at(half * config.plane() + quad * 16);
+                    let first: [Reg<F32>; 4] = k.ld_vector(from);
+                    (1..config.k_groups).fold(first, |sums, k_group| {
+                        let more: [Reg<F32>; 4] = k.ld_vector(from.at(k_group * 2 * config.plane()));
+                        std::array::from_fn(|e| k.add(sums[e], more[e]))
+                    })
+                });
+                for e in 0..4 {
+                    let [gate, up] = [0, 1].map(|half| k.mul(halves[half][e], alpha[half]));
+                    values.push(epilogue::evaluate(k, self.program, gate, up));
+                }
+            }
+            let token = k.add(self.token, token);
+            let feature = k.mad(piece, PIECE, self.feature);
+            self.rows.store_features(k, token, feature, &values);
+        });
+    }
+}
