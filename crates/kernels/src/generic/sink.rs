@@ -6,6 +6,7 @@ use dualgemm_ptx::builder::*;
 use super::amax::MAX_PARTS;
 use super::rowwise::{Config, Place, Sink, THREADS, Taken, WIDTH};
 use super::values;
+use crate::plain::order::{SPAN, column as column_of};
 
 /// Parameters of a sink.
 pub(super) struct SinkParams {
@@ -18,6 +19,8 @@ enum Kind {
     Float(FloatType),
     Codes { layout: ScaleLayout, scales: PointerParam, scale: ScaleParams },
     Image { ty: FloatType, scale: ScaleParams },
+    Permuted(FloatType),
+    E4m3 { inverse: Param<F32> },
 }
 
 /// The tensor scale of a quantizing sink.
@@ -39,6 +42,8 @@ impl SinkParams {
                 scale: ScaleParams::declare(k, config.dynamic),
             },
             Sink::Image(ty) => Kind::Image { ty, scale: ScaleParams::declare(k, config.dynamic) },
+            Sink::Permuted(ty) => Kind::Permuted(ty),
+            Sink::E4m3 => Kind::E4m3 { inverse: k.param("scale_inverse") },
         };
         Self { out, pitch, kind }
     }
@@ -64,8 +69,57 @@ impl SinkParams {
                 let to = place.address(k, start, pitch, WIDTH * values::bytes(*ty));
                 store(k, place, *ty, to, pairs);
             }
+            Kind::Permuted(ty) => {
+                let floats = taken.floats(k);
+                store_permuted(k, place, *ty, (start, pitch), &floats);
+            }
+            Kind::E4m3 { inverse } => {
+                let inverse = k.ld_param(inverse);
+                let floats = taken.floats(k).map(|value| k.mul(value, inverse));
+                let words = [0, 4].map(|first| values::encode_e4m3_word(k, &floats[first..first + 4]));
+                let to = place.address(k, start, pitch, WIDTH);
+                k.if_(place.inside, "store", |k| k.st_vector(to, &words));
+            }
         }
     }
+}
+
+/// Stores the eight elements of word `unit % 16` of a span as four pairs, 16 bytes apart from each other or more.
+fn store_permuted(
+    k: &mut Kernel,
+    place: &Place,
+    ty: FloatType,
+    (start, pitch): (Addr<Global>, Reg<U32>),
+    floats: &[Reg<F32>; 8],
+) {
+    let size = values::bytes(ty);
+    let up = k.add(place.columns, SPAN as u32 - 1);
+    let spans = k.shr(up, SPAN.ilog2());
+    let end = k.mul(spans, SPAN as u32 / WIDTH);
+    let inside = k.compare_and(Cmp::Lt, place.unit, end, place.in_rows);
+    k.comment("Lane quarter q and word i of the span: two k16 steps from 2i on, columns from 2q on.");
+    let span = k.shr(place.unit, 4u32);
+    let q = k.bit_field(place.unit, 2u32, 2u32);
+    let i = k.and(place.unit, 3u32);
+    let column = k.shl(span, SPAN.ilog2());
+    let column = k.mad(i, 32u32, column);
+    let column = k.mad(q, 2u32, column);
+    let row = k.mul_wide(place.row, pitch);
+    let byte = k.mad_wide(column, size, row);
+    let to = k.offset(start, byte);
+    k.if_(inside, "store", |k| {
+        for p in 0..4usize {
+            let at = column_of(p) as u32 * size;
+            let pair = [floats[p], floats[p + 4]];
+            match ty {
+                FloatType::F32 => k.st_vector(to.at(at), &pair),
+                _ => {
+                    let word = values::narrow(k, ty, pair[0], pair[1]);
+                    k.st(to.at(at), word);
+                }
+            }
+        }
+    });
 }
 
 fn store(k: &mut Kernel, place: &Place, ty: FloatType, to: Addr<Global>, taken: Taken) {
