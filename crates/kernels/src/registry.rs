@@ -1,11 +1,18 @@
 //! Every kernel of this crate, as a list. To add a kernel, add a row.
 
+use dualgemm_formats::{FloatType, ScaleLayout};
 use dualgemm_gemm::Program;
 use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::Module;
+use dualgemm_ptx::builder::HalfFormat;
 
-use crate::Error;
+use crate::generic::dequantize::Dequantize;
+use crate::generic::expand::Expand;
+use crate::generic::quantize::Quantize;
+use crate::generic::silu_mul::SiluMul;
+use crate::generic::{amax, pack, rowwise};
 use crate::sm90a::{config::Config, fused, variant::Variant};
+use crate::{Error, fp8, plain, sm80};
 
 /// A kernel that can be generated.
 #[derive(Debug, Clone, Copy)]
@@ -27,16 +34,120 @@ pub struct Kernel {
 }
 
 /// Every kernel.
-pub const KERNELS: &[Kernel] = &[Kernel {
-    name: "fused",
-    doc: "C = act(A B1^T, A B2^T): 4-bit weights widened to f16 in registers, f16 A and C",
-    arch: Target::Sm90a,
-    configs: || Config::MENU.map(|config| config.name()).into(),
-    generate: |config, program, aligned| {
-        let variant = Variant { aligned, whole_blocks: true, ..Variant::new(program.clone()) };
-        fused::generate(&Config::named(config)?, &variant)
+pub const KERNELS: &[Kernel] = &[
+    Kernel {
+        name: "fused",
+        doc: "C = act(A B1^T, A B2^T): 4-bit weights widened to f16 in registers, f16 A and C",
+        arch: Target::Sm90a,
+        configs: || Config::MENU.map(|config| config.name()).into(),
+        generate: |config, program, aligned| {
+            let variant = Variant { aligned, whole_blocks: true, ..Variant::new(program.clone()) };
+            fused::generate(&Config::named(config)?, &variant)
+        },
     },
-}];
+    Kernel {
+        name: "plain",
+        doc: "the same on weights as a checkpoint has them, without prepack",
+        arch: Target::Sm90a,
+        configs: || plain::config::Config::menu().map(|config| config.name()).collect(),
+        generate: |config, program, aligned| {
+            plain::fused::generate(&plain::config::Config::named(config)?, FloatType::F16, program, aligned)
+        },
+    },
+    Kernel {
+        name: "fp8",
+        doc: "the same on e4m3 operands, f16 C",
+        arch: Target::Sm90a,
+        configs: || fp8::config::Config::MENU.map(|config| config.name()).into(),
+        generate: |config, program, aligned| {
+            fp8::fused::generate(&fp8::config::Config::named(config)?, FloatType::F16, program, aligned)
+        },
+    },
+    Kernel {
+        name: "fused",
+        doc: "the same by mma.sync on the pack of sm_90a, f16 A and C",
+        arch: Target::Sm80,
+        configs: || sm80::config::Config::MENU.map(|config| config.name()).into(),
+        generate: |config, program, aligned| {
+            let variant = sm80::fused::Variant { compute: HalfFormat::F16, out: FloatType::F16, aligned };
+            sm80::fused::generate(&sm80::config::Config::named(config)?, &variant, program, Target::Sm80)
+        },
+    },
+    Kernel {
+        name: "expand",
+        doc: "nvfp4 to code times scale as f16 or bf16, exactly",
+        arch: Target::Sm80,
+        configs: || names(Expand::configs()),
+        generate: |config, program, _| elementwise(config, Expand::configs(), program),
+    },
+    Kernel {
+        name: "quantize",
+        doc: "floats to nvfp4, to the floats that it stands for, or to e4m3",
+        arch: Target::Sm80,
+        configs: || names(Quantize::configs()),
+        generate: |config, program, _| elementwise(config, Quantize::configs(), program),
+    },
+    Kernel {
+        name: "amax",
+        doc: "the largest magnitude of a float matrix, in parts",
+        arch: Target::Sm80,
+        configs: || FloatType::ALL.map(|ty| format!("{ty:?}").to_lowercase()).into(),
+        generate: |config, _, _| {
+            amax::generate(
+                one_of(config, FloatType::ALL, |ty| format!("{ty:?}").to_lowercase())?,
+                Target::Sm80,
+            )
+        },
+    },
+    Kernel {
+        name: "silu_mul",
+        doc: "act(gate, up) of two float matrices",
+        arch: Target::Sm80,
+        configs: || names(SiluMul::configs()),
+        generate: |config, program, _| elementwise(config, SiluMul::configs(), program),
+    },
+    Kernel {
+        name: "dequantize",
+        doc: "nvfp4 to floats, tensor scale included",
+        arch: Target::Sm80,
+        configs: || names(Dequantize::configs()),
+        generate: |config, program, _| elementwise(config, Dequantize::configs(), program),
+    },
+    Kernel {
+        name: "pack",
+        doc: "the weight pack of sm_90a from a checkpoint's layout",
+        arch: Target::Sm80,
+        configs: || ScaleLayout::ALL.map(|layout| layout.to_string()).into(),
+        generate: |config, _, _| {
+            pack::generate(one_of(config, ScaleLayout::ALL, |layout| layout.to_string())?, Target::Sm80)
+        },
+    },
+];
+
+fn names(configs: Vec<rowwise::Config>) -> Vec<String> {
+    configs.iter().map(rowwise::Config::name).collect()
+}
+
+fn elementwise(name: &str, configs: Vec<rowwise::Config>, program: &Program) -> Result<Module, Error> {
+    rowwise::generate(&one_of(name, configs, rowwise::Config::name)?, program, Target::Sm80)
+}
+
+/// The one of `all` that has this name.
+fn one_of<T>(
+    name: &str,
+    all: impl IntoIterator<Item = T>,
+    name_of: impl Fn(&T) -> String,
+) -> Result<T, Error> {
+    let mut names = Vec::new();
+    for one in all {
+        let its = name_of(&one);
+        if its == name {
+            return Ok(one);
+        }
+        names.push(its);
+    }
+    Err(Error::NoConfig { found: name.into(), valid: names.join(", ") })
+}
 
 #[cfg(test)]
 mod tests {

@@ -68,9 +68,15 @@ impl Config {
         self.row_groups * 128
     }
 
-    /// Threads of a CTA: consumers, a warp that loads weights and one that loads tokens.
+    /// Threads of a CTA: consumers, and a warpgroup of which one warp loads weights and one loads tokens.
     pub fn threads(&self) -> u32 {
-        self.consumer_threads() + 64
+        self.consumer_threads() + 128
+    }
+
+    /// Registers of a producer thread and of a consumer thread after `setmaxnreg`, where the equal share at entry is too
+    /// little for consumers.
+    pub fn registers(&self) -> Option<(u32, u32)> {
+        (self.row_groups == 2).then_some((40, 232))
     }
 
     /// Features of the tile.

@@ -107,22 +107,20 @@ pub struct Quantize {
 }
 
 impl Quantize {
-    /// Configurations: from every float type, to codes in every scale layout and to both images, with a static and with
-    /// a dynamic scale.
+    /// Configurations: from every float type to codes with linear scales, to both images, to e4m3 and to the order of
+    /// [`plain`](crate::plain); from f16 to the other scale layouts too; with a static and with a dynamic scale.
     pub fn configs() -> Vec<Config> {
-        let sinks = ScaleLayout::ALL.map(Sink::Codes).into_iter();
-        let sinks: Vec<Sink> = sinks.chain([FloatType::F16, FloatType::Bf16].map(Sink::Image)).collect();
+        let scaled = FloatType::ALL.into_iter().flat_map(|ty| {
+            let layouts = ScaleLayout::ALL.into_iter();
+            let layouts =
+                layouts.filter(move |&layout| ty == FloatType::F16 || layout == ScaleLayout::Linear);
+            let images = [FloatType::F16, FloatType::Bf16].map(Sink::Image);
+            let sinks = layouts.map(Sink::Codes).chain(images);
+            sinks.flat_map(move |sink| [false, true].map(|dynamic| Self::config(ty, sink, dynamic)))
+        });
         let converted = [Sink::E4m3, Sink::Permuted(FloatType::F16)].into_iter();
         let converted = converted.flat_map(|sink| FloatType::ALL.map(|ty| Self::config(ty, sink, false)));
-        FloatType::ALL
-            .into_iter()
-            .flat_map(|ty| {
-                sinks
-                    .iter()
-                    .flat_map(move |&sink| [false, true].map(|dynamic| Self::config(ty, sink, dynamic)))
-            })
-            .chain(converted)
-            .collect()
+        scaled.chain(converted).collect()
     }
 
     fn config(ty: FloatType, sink: Sink, dynamic: bool) -> Config {

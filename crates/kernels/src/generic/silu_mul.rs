@@ -40,19 +40,15 @@ pub struct SiluMul {
 }
 
 impl SiluMul {
-    /// Configurations: from every float type, separate and interleaved, to every float type and to nvfp4 in every
-    /// scale layout.
-    pub fn configs(aligned: bool) -> Vec<Config> {
-        let sinks = FloatType::ALL.map(Sink::Float).into_iter();
-        let sinks: Vec<Sink> = sinks
-            .chain(ScaleLayout::ALL.map(Sink::Codes))
-            .filter(|sink| fit_alignment(sink, aligned))
-            .collect();
+    /// Configurations: from every float type, separate and interleaved, to the same type and to nvfp4 with 128x4 scales.
+    pub fn configs() -> Vec<Config> {
         FloatType::ALL
             .into_iter()
-            .flat_map(|ty| [false, true].map(|interleaved| Source::Gated { ty, interleaved, round: false }))
-            .flat_map(|source| {
-                sinks.iter().map(move |&sink| Config { source, sink, dynamic: false, aligned })
+            .flat_map(|ty| [false, true].map(|interleaved| (ty, interleaved)))
+            .flat_map(|(ty, interleaved)| {
+                let source = Source::Gated { ty, interleaved, round: false };
+                let sinks = [Sink::Float(ty), Sink::Codes(ScaleLayout::Sf128x4)];
+                sinks.map(|sink| Config { source, sink, dynamic: false, aligned: true })
             })
             .collect()
     }

@@ -145,18 +145,32 @@ impl<'a> Fused<'a> {
         let consumer_warps = self.config.consumer_threads() / 32;
         self.ring.init(k, 1, consumer_warps);
         k.launch_dependents();
-        k.role(self.warp, 0..consumer_warps, "consumers", |k| {
-            let sums = k.zeros(self.config.tokens as usize / 2);
-            self.multiply(k, &sums);
-            self.store(k, &sums);
-        });
-        k.role(self.warp, consumer_warps..consumer_warps + 1, "codes", |k| {
-            k.if_(self.first_lane, "issue_codes", |k| self.load_codes(k));
-        });
-        k.role(self.warp, consumer_warps + 1..consumer_warps + 2, "tokens", |k| {
-            k.grid_dependency_wait();
-            k.if_(self.first_lane, "issue_tokens", |k| self.load_tokens(k));
-        });
+        let produces = k.compare(Cmp::Ge, self.warp, consumer_warps);
+        let registers = self.config.registers();
+        k.if_else(
+            produces,
+            "producers",
+            |k| {
+                if let Some((few, _)) = registers {
+                    k.setmaxnreg_dec(few);
+                }
+                k.role(self.warp, consumer_warps..consumer_warps + 1, "codes", |k| {
+                    k.if_(self.first_lane, "issue_codes", |k| self.load_codes(k));
+                });
+                k.role(self.warp, consumer_warps + 1..consumer_warps + 2, "tokens", |k| {
+                    k.grid_dependency_wait();
+                    k.if_(self.first_lane, "issue_tokens", |k| self.load_tokens(k));
+                });
+            },
+            |k| {
+                if let Some((_, many)) = registers {
+                    k.setmaxnreg_inc(many);
+                }
+                let sums = k.zeros(self.config.tokens as usize / 2);
+                self.multiply(k, &sums);
+                self.store(k, &sums);
+            },
+        );
     }
 
     // ---- producers ----
