@@ -1,0 +1,222 @@
+// dualgemm: C = act(A * gate^T, A * up^T) with 4-bit gate and up. Made by cbindgen from crates/capi/src; see
+// crates/capi/tests/header.rs. Link with libdualgemm_c.
+//
+// Every function that can fail returns a dualgemm_status; dualgemm_last_error() then says what is wrong. Handles
+// belong to the caller, who frees each once. Functions may be called from any thread, also with the same handles.
+
+
+#ifndef DUALGEMM_H
+#define DUALGEMM_H
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+// How A is quantized to nvfp4 on the way in: not at all.
+#define DUALGEMM_QUANTIZE_A_NO 0.0
+
+// How A is quantized to nvfp4 on the way in: with a tensor scale from A. Any positive number is the tensor scale.
+#define DUALGEMM_QUANTIZE_A_DYNAMIC -1.0
+
+// What became of a call.
+enum dualgemm_status
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // Done.
+  DUALGEMM_STATUS_OK = 0,
+  // A checkpoint cannot be read, or breaks a rule.
+  DUALGEMM_STATUS_CHECKPOINT = 1,
+  // An operand breaks a rule of its format or does not fit the plan.
+  DUALGEMM_STATUS_OPERAND = 2,
+  // Valid, but not possible with this build or on this machine.
+  DUALGEMM_STATUS_UNSUPPORTED = 3,
+  // An argument that makes no sense, such as a null pointer.
+  DUALGEMM_STATUS_ARGUMENT = 4,
+  // A bug in dualgemm; please report it.
+  DUALGEMM_STATUS_INTERNAL = 5,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum dualgemm_status dualgemm_status;
+#else
+typedef uint32_t dualgemm_status;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// Formats of elements.
+enum dualgemm_format
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // 32-bit float.
+  DUALGEMM_FORMAT_F32 = 0,
+  // IEEE half.
+  DUALGEMM_FORMAT_F16 = 1,
+  // bfloat16.
+  DUALGEMM_FORMAT_BF16 = 2,
+  // 4-bit codes, two per byte, the even element low; an e4m3 scale per 16.
+  DUALGEMM_FORMAT_NVFP4 = 3,
+  // 4-bit codes, two per byte, the even element low; a ue8m0 scale per 32.
+  DUALGEMM_FORMAT_MXFP4 = 4,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum dualgemm_format dualgemm_format;
+#else
+typedef uint32_t dualgemm_format;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// Orders of block scales in memory.
+enum dualgemm_scale_layout
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // Row-major, no padding.
+  DUALGEMM_SCALE_LAYOUT_LINEAR = 0,
+  // Tiles of 128 rows by 4 blocks, as cuBLAS and CUTLASS read them.
+  DUALGEMM_SCALE_LAYOUT_SF128X4 = 1,
+  // Tiles of 8 rows by 4 blocks.
+  DUALGEMM_SCALE_LAYOUT_SF8X4 = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum dualgemm_scale_layout dualgemm_scale_layout;
+#else
+typedef uint32_t dualgemm_scale_layout;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// A problem planned for weights of one shape.
+typedef struct dualgemm_plan dualgemm_plan;
+
+// Gate and up of one gated MLP, packed.
+typedef struct dualgemm_weights dualgemm_weights;
+
+// A problem, known before any tensor is: C `[m, n]` = silu(A · gateᵀ) ∘ (A · upᵀ), A `[m, k]`.
+typedef struct dualgemm_desc {
+  // Rows of A at most.
+  size_t m;
+  // A `dualgemm_format`: that of A.
+  uint32_t a_format;
+  // A `dualgemm_format`: that of C. Nvfp4 re-quantizes C for the down projection.
+  uint32_t c_format;
+  // DUALGEMM_QUANTIZE_A_NO, DUALGEMM_QUANTIZE_A_DYNAMIC, or the tensor scale.
+  float quantize_a;
+  // A `dualgemm_scale_layout`: that of an Nvfp4 C.
+  uint32_t c_scale_layout;
+  // Tensor scale of an Nvfp4 C; 0 for one from C.
+  float c_global_scale;
+} dualgemm_desc;
+
+// A matrix `[rows, k]` in memory that the caller keeps for as long as the call lasts.
+typedef struct dualgemm_matrix {
+  // A `dualgemm_format`.
+  uint32_t format;
+  // Rows: tokens of A, features of gate and up.
+  size_t rows;
+  // Elements per row.
+  size_t k;
+  // Bytes from one row to the next; 0 where rows follow each other without gaps.
+  size_t row_stride;
+  // Elements or codes, aligned as their type is.
+  const void *data;
+  // Block scales of a 4-bit matrix, else null.
+  const uint8_t *scales;
+  // A `dualgemm_scale_layout`.
+  uint32_t scale_layout;
+  // What a 4-bit matrix is multiplied with; the reciprocal of what compressed-tensors stores.
+  float global_scale;
+} dualgemm_matrix;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// Plans a problem for weights of the shape and format of `weights`. The plan does not keep them: it serves every
+// layer of that shape.
+//
+// # Safety
+// `desc` points at a description, `weights` is a handle, `out` can be written.
+dualgemm_status dualgemm_plan_new(const struct dualgemm_desc *desc,
+                                  const struct dualgemm_weights *weights,
+                                  struct dualgemm_plan **out);
+
+// What the plan is, for people. It stays for as long as the plan; null for a plan that is null.
+//
+// # Safety
+// `plan` is a handle or null.
+const char *dualgemm_plan_text(const struct dualgemm_plan *plan);
+
+// Frees a plan; null is fine.
+//
+// # Safety
+// `plan` is a handle that no call uses any more, or null.
+void dualgemm_plan_free(struct dualgemm_plan *plan);
+
+// Computes C of the rows of `a`, up to the `m` of the plan, row-major without gaps into `c`: `rows · n` elements, or
+// `rows · n / 2` bytes of codes.
+//
+// An Nvfp4 C needs `c_scales`, block scales in the layout of the plan with padding, and writes its tensor scale to
+// `c_global_scale`; for others both may be null. `stream` is for CUDA plans and null for the processor.
+//
+// # Safety
+// All pointers that are not null point at what is described above; no operand lies in the memory of C.
+dualgemm_status dualgemm_run(const struct dualgemm_plan *plan,
+                             const struct dualgemm_matrix *a,
+                             const struct dualgemm_weights *weights,
+                             void *c,
+                             uint8_t *c_scales,
+                             float *c_global_scale,
+                             void *stream);
+
+// What the last call of this thread that failed has to say: one line, which stays until another one fails. Never
+// null.
+const char *dualgemm_last_error(void);
+
+// The version of the library, such as "0.1.0".
+const char *dualgemm_version(void);
+
+// Packs gate and up of a layer's dense MLP from a checkpoint: a directory, a .safetensors, a .safetensors.index.json or
+// a .gguf file. Of the features, rank `rank` of `world` gets its share and reads no others; 0 of 1 is all of them.
+//
+// # Safety
+// `path` is a string that ends with a zero; `out` can be written.
+dualgemm_status dualgemm_weights_from_checkpoint(const char *path,
+                                                 size_t layer,
+                                                 size_t rank,
+                                                 size_t world,
+                                                 struct dualgemm_weights **out);
+
+// Packs two 4-bit matrices `[n, k]`: `gate`, whose product goes through the activation, and `up`, whose product
+// multiplies it. Nothing refers to their memory afterwards.
+//
+// # Safety
+// `gate` and `up` describe memory that is there; `out` can be written.
+dualgemm_status dualgemm_weights_from_tensors(const struct dualgemm_matrix *gate,
+                                              const struct dualgemm_matrix *up,
+                                              struct dualgemm_weights **out);
+
+// The shape of each half: `n` features of `k` elements. Either pointer may be null.
+//
+// # Safety
+// `weights` is a handle; `n` and `k` can be written or are null.
+dualgemm_status dualgemm_weights_shape(const struct dualgemm_weights *weights, size_t *n, size_t *k);
+
+// Frees weights; null is fine.
+//
+// # Safety
+// `weights` is a handle that no call uses any more, or null.
+void dualgemm_weights_free(struct dualgemm_weights *weights);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* DUALGEMM_H */

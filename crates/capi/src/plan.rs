@@ -1,0 +1,205 @@
+//! Plan and run.
+
+use std::ffi::{CString, c_char, c_void};
+use std::sync::{Mutex, PoisonError};
+
+use dualgemm::formats::{BlockFormat, ScaleLayout};
+use dualgemm::gemm::{AFormat, DualGemmDesc, OutFormat, OutScale, OutputMut, QuantizeA};
+use dualgemm::{DualGemm, Plan, Runner, Target};
+
+use crate::status::{Failure, dualgemm_status, report};
+use crate::types::{dualgemm_format, dualgemm_matrix, format, layout};
+use crate::weights::{borrow, dualgemm_weights, give};
+
+/// How A is quantized to nvfp4 on the way in: not at all.
+pub const DUALGEMM_QUANTIZE_A_NO: f32 = 0.0;
+/// How A is quantized to nvfp4 on the way in: with a tensor scale from A. Any positive number is the tensor scale.
+pub const DUALGEMM_QUANTIZE_A_DYNAMIC: f32 = -1.0;
+
+/// A problem, known before any tensor is: C `[m, n]` = silu(A · gateᵀ) ∘ (A · upᵀ), A `[m, k]`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct dualgemm_desc {
+    /// Rows of A at most.
+    pub m: usize,
+    /// A `dualgemm_format`: that of A.
+    pub a_format: u32,
+    /// A `dualgemm_format`: that of C. Nvfp4 re-quantizes C for the down projection.
+    pub c_format: u32,
+    /// DUALGEMM_QUANTIZE_A_NO, DUALGEMM_QUANTIZE_A_DYNAMIC, or the tensor scale.
+    pub quantize_a: f32,
+    /// A `dualgemm_scale_layout`: that of an Nvfp4 C.
+    pub c_scale_layout: u32,
+    /// Tensor scale of an Nvfp4 C; 0 for one from C.
+    pub c_global_scale: f32,
+}
+
+/// A problem planned for weights of one shape.
+#[derive(Debug)]
+pub struct dualgemm_plan {
+    plan: Plan,
+    text: CString,
+    /// Buffers of runs that have ended; calls that overlap have one each.
+    runners: Mutex<Vec<Runner>>,
+}
+
+fn out_format(desc: &dualgemm_desc) -> Result<OutFormat, Failure> {
+    Ok(match format(desc.c_format)? {
+        dualgemm_format::F32 => OutFormat::F32,
+        dualgemm_format::F16 => OutFormat::F16,
+        dualgemm_format::Bf16 => OutFormat::Bf16,
+        dualgemm_format::Nvfp4 => OutFormat::Nvfp4 {
+            scale_layout: layout(desc.c_scale_layout)?,
+            global_scale: match desc.c_global_scale {
+                0.0 => OutScale::Dynamic,
+                scale => OutScale::Static(scale),
+            },
+        },
+        dualgemm_format::Mxfp4 => {
+            return Err(Failure::argument("c_format: is Mxfp4; F32, F16, Bf16 or Nvfp4 is needed".into()));
+        }
+    })
+}
+
+/// Plans a problem for weights of the shape and format of `weights`. The plan does not keep them: it serves every
+/// layer of that shape.
+///
+/// # Safety
+/// `desc` points at a description, `weights` is a handle, `out` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dualgemm_plan_new(
+    desc: *const dualgemm_desc,
+    weights: *const dualgemm_weights,
+    out: *mut *mut dualgemm_plan,
+) -> dualgemm_status {
+    report(|| {
+        // SAFETY: the caller vouches for all three.
+        unsafe {
+            let (desc, weights) = (borrow("desc", desc)?, borrow("weights", weights)?);
+            give("out", out, || {
+                let a = match format(desc.a_format)? {
+                    dualgemm_format::F32 => AFormat::F32,
+                    dualgemm_format::F16 => AFormat::F16,
+                    dualgemm_format::Bf16 => AFormat::Bf16,
+                    dualgemm_format::Nvfp4 => AFormat::Nvfp4,
+                    dualgemm_format::Mxfp4 => AFormat::Mxfp4,
+                };
+                let quantize_a = match desc.quantize_a {
+                    DUALGEMM_QUANTIZE_A_NO => QuantizeA::No,
+                    DUALGEMM_QUANTIZE_A_DYNAMIC => QuantizeA::Dynamic,
+                    scale => QuantizeA::Static(scale),
+                };
+                let problem = DualGemmDesc::new(desc.m, weights.n, weights.k, a, weights.format);
+                let problem = DualGemmDesc { quantize_a, out: out_format(desc)?, ..problem };
+                let plan = DualGemm::plan(&problem, &Target::default())?;
+                let text = CString::new(plan.to_string()).unwrap_or_default();
+                Ok(dualgemm_plan { plan, text, runners: Mutex::default() })
+            })
+        }
+    })
+}
+
+/// What the plan is, for people. It stays for as long as the plan; null for a plan that is null.
+///
+/// # Safety
+/// `plan` is a handle or null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dualgemm_plan_text(plan: *const dualgemm_plan) -> *const c_char {
+    // SAFETY: the caller vouches for a pointer that is not null.
+    unsafe { plan.as_ref() }.map_or(std::ptr::null(), |plan| plan.text.as_ptr())
+}
+
+/// Frees a plan; null is fine.
+///
+/// # Safety
+/// `plan` is a handle that no call uses any more, or null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dualgemm_plan_free(plan: *mut dualgemm_plan) {
+    if !plan.is_null() {
+        // SAFETY: it came from a box, and the caller gives it back.
+        drop(unsafe { Box::from_raw(plan) });
+    }
+}
+
+/// Computes C of the rows of `a`, up to the `m` of the plan, row-major without gaps into `c`: `rows · n` elements, or
+/// `rows · n / 2` bytes of codes.
+///
+/// An Nvfp4 C needs `c_scales`, block scales in the layout of the plan with padding, and writes its tensor scale to
+/// `c_global_scale`; for others both may be null. `stream` is for CUDA plans and null for the processor.
+///
+/// # Safety
+/// All pointers that are not null point at what is described above; no operand lies in the memory of C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dualgemm_run(
+    plan: *const dualgemm_plan,
+    a: *const dualgemm_matrix,
+    weights: *const dualgemm_weights,
+    c: *mut c_void,
+    c_scales: *mut u8,
+    c_global_scale: *mut f32,
+    stream: *mut c_void,
+) -> dualgemm_status {
+    report(|| {
+        if !stream.is_null() {
+            return Err(Failure::unsupported(
+                "stream: is for CUDA; the plan is for the processor, null is needed".into(),
+            ));
+        }
+        // SAFETY: the caller vouches for all pointers.
+        unsafe {
+            let (plan, weights) = (borrow("plan", plan)?, borrow("weights", weights)?);
+            let a = borrow("a", a)?.operand("a")?;
+            let desc = plan.plan.desc();
+            let output = output(desc.out, a.rows(), desc.n, c, c_scales)?;
+            let kept = plan.runners.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let mut runner = kept.map_or_else(|| plan.plan.runner(1), Ok)?;
+            let scale = runner.run(&a, &weights.packed, output)?;
+            plan.runners.lock().unwrap_or_else(PoisonError::into_inner).push(runner);
+            if let (Some(scale), Some(to)) = (scale, c_global_scale.as_mut()) {
+                *to = scale;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// The memory of C.
+///
+/// # Safety
+/// Pointers that are not null can be written for as much as rows, n and format say.
+unsafe fn output<'a>(
+    out: OutFormat,
+    rows: usize,
+    n: usize,
+    c: *mut c_void,
+    c_scales: *mut u8,
+) -> Result<OutputMut<'a>, Failure> {
+    /// # Safety
+    /// As above.
+    unsafe fn slice<'a, T>(name: &str, pointer: *mut c_void, len: usize) -> Result<&'a mut [T], Failure> {
+        if pointer.is_null() || !pointer.addr().is_multiple_of(align_of::<T>()) {
+            let align = align_of::<T>();
+            return Err(Failure::argument(format!("{name}: is null or not aligned to {align} bytes")));
+        }
+        // SAFETY: not null and aligned; the rest is the caller's word.
+        Ok(unsafe { std::slice::from_raw_parts_mut(pointer.cast(), len) })
+    }
+    let too_large = || Failure::argument(format!("c: {rows} rows of {n} do not fit the address space"));
+    let len = rows.checked_mul(n).filter(|len| *len <= isize::MAX as usize / 4).ok_or_else(too_large)?;
+    // SAFETY: the caller vouches for the memory.
+    unsafe {
+        Ok(match out {
+            OutFormat::F32 => OutputMut::F32(slice("c", c, len)?),
+            OutFormat::F16 => OutputMut::F16(slice("c", c, len)?),
+            OutFormat::Bf16 => OutputMut::Bf16(slice("c", c, len)?),
+            OutFormat::Nvfp4 { scale_layout, .. } => OutputMut::Nvfp4 {
+                codes: slice("c", c, len / 2)?,
+                scales: slice("c_scales", c_scales.cast(), scales_len(scale_layout, rows, n))?,
+            },
+        })
+    }
+}
+
+fn scales_len(layout: ScaleLayout, rows: usize, n: usize) -> usize {
+    layout.len(rows, n / BlockFormat::Nvfp4.block_len())
+}

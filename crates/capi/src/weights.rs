@@ -1,0 +1,168 @@
+//! Prepack: gate and up in the order of the kernels, from a checkpoint or from memory.
+
+use std::ffi::{CStr, c_char};
+use std::path::Path;
+
+use dualgemm::checkpoint::{Checkpoint, OpenOptions};
+use dualgemm::formats::BlockFormat;
+use dualgemm::gemm::{AFormat, DualGemmDesc, GateUp};
+use dualgemm::{DualGemm, PackedWeights, Target, formats};
+
+use crate::status::{Failure, dualgemm_status, report};
+use crate::types::dualgemm_matrix;
+
+/// Features that are read from a checkpoint at a time.
+const RUN: usize = 1024;
+
+/// Gate and up of one gated MLP, packed.
+#[derive(Debug)]
+pub struct dualgemm_weights {
+    pub(crate) packed: PackedWeights,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    pub(crate) format: BlockFormat,
+}
+
+/// Hands a new object to C.
+///
+/// # Safety
+/// `out` is null or can be written.
+pub(crate) unsafe fn give<T>(
+    name: &str,
+    out: *mut *mut T,
+    make: impl FnOnce() -> Result<T, Failure>,
+) -> Result<(), Failure> {
+    if out.is_null() {
+        return Err(Failure::argument(format!("{name}: is null")));
+    }
+    // SAFETY: not null; the caller vouches for the rest. Null until there is something to give.
+    unsafe { out.write(std::ptr::null_mut()) };
+    let made = Box::into_raw(Box::new(make()?));
+    // SAFETY: as above.
+    unsafe { out.write(made) };
+    Ok(())
+}
+
+/// An object that C holds.
+///
+/// # Safety
+/// `pointer` is null or came from [`give`] and was not freed.
+pub(crate) unsafe fn borrow<'a, T>(name: &str, pointer: *const T) -> Result<&'a T, Failure> {
+    // SAFETY: the caller vouches for a pointer that is not null.
+    unsafe { pointer.as_ref() }.ok_or_else(|| Failure::argument(format!("{name}: is null")))
+}
+
+fn plan(n: usize, k: usize, format: BlockFormat) -> Result<dualgemm::Plan, Failure> {
+    Ok(DualGemm::plan(&DualGemmDesc::new(1, n, k, AFormat::F32, format), &Target::default())?)
+}
+
+/// Packs gate and up of a layer's dense MLP from a checkpoint: a directory, a .safetensors, a .safetensors.index.json or
+/// a .gguf file. Of the features, rank `rank` of `world` gets its share and reads no others; 0 of 1 is all of them.
+///
+/// # Safety
+/// `path` is a string that ends with a zero; `out` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dualgemm_weights_from_checkpoint(
+    path: *const c_char,
+    layer: usize,
+    rank: usize,
+    world: usize,
+    out: *mut *mut dualgemm_weights,
+) -> dualgemm_status {
+    report(|| {
+        if path.is_null() {
+            return Err(Failure::argument("path: is null".into()));
+        }
+        // SAFETY: the caller vouches for the string.
+        let path = unsafe { CStr::from_ptr(path) };
+        let path = path.to_str().map_err(|e| Failure::argument(format!("path: is not UTF-8: {e}")))?;
+        // SAFETY: the caller vouches for `out`.
+        unsafe { give("out", out, || from_checkpoint(Path::new(path), layer, rank, world)) }
+    })
+}
+
+fn from_checkpoint(
+    path: &Path,
+    layer: usize,
+    rank: usize,
+    world: usize,
+) -> Result<dualgemm_weights, Failure> {
+    let checkpoint = Checkpoint::open(path, &OpenOptions::default())?;
+    let source = checkpoint.gate_up_source(layer)?;
+    let (n, k, format) = (source.n(), source.k(), source.format());
+    let tensor = || format!("the down projection of layer {layer}");
+    if rank >= world {
+        return Err(formats::Error::ShardRank { tensor: tensor(), rank, ranks: world }.into());
+    }
+    // The features are columns of the down projection, whose blocks are never split.
+    if world > 1 && !n.is_multiple_of(world * format.block_len()) {
+        return Err(formats::Error::ShardSplitsBlock { tensor: tensor(), k: n, ranks: world, format }.into());
+    }
+    let n = n / world;
+    let (first, end) = (rank * n, (rank + 1) * n);
+    let run = |at: usize| Ok(dualgemm::weights(source.features(at..end.min(at + RUN))?));
+    let packed = plan(n, k, format)?.prepack_runs((first..end).step_by(RUN).map(run))?;
+    Ok(dualgemm_weights { packed, n, k, format })
+}
+
+/// Packs two 4-bit matrices `[n, k]`: `gate`, whose product goes through the activation, and `up`, whose product
+/// multiplies it. Nothing refers to their memory afterwards.
+///
+/// # Safety
+/// `gate` and `up` describe memory that is there; `out` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dualgemm_weights_from_tensors(
+    gate: *const dualgemm_matrix,
+    up: *const dualgemm_matrix,
+    out: *mut *mut dualgemm_weights,
+) -> dualgemm_status {
+    report(|| {
+        // SAFETY: the caller vouches for all three.
+        unsafe {
+            let (gate, up) = (borrow("gate", gate)?, borrow("up", up)?);
+            let weights = GateUp::new(gate.quantized("gate")?, up.quantized("up")?);
+            give("out", out, || {
+                let (n, k, format) = (weights.n(), weights.k(), weights.gate.format());
+                let packed = plan(n, k, format)?.prepack(&weights)?;
+                Ok(dualgemm_weights { packed, n, k, format })
+            })
+        }
+    })
+}
+
+/// The shape of each half: `n` features of `k` elements. Either pointer may be null.
+///
+/// # Safety
+/// `weights` is a handle; `n` and `k` can be written or are null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dualgemm_weights_shape(
+    weights: *const dualgemm_weights,
+    n: *mut usize,
+    k: *mut usize,
+) -> dualgemm_status {
+    report(|| {
+        // SAFETY: the caller vouches for all three.
+        unsafe {
+            let weights = borrow("weights", weights)?;
+            if let Some(n) = n.as_mut() {
+                *n = weights.n;
+            }
+            if let Some(k) = k.as_mut() {
+                *k = weights.k;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Frees weights; null is fine.
+///
+/// # Safety
+/// `weights` is a handle that no call uses any more, or null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dualgemm_weights_free(weights: *mut dualgemm_weights) {
+    if !weights.is_null() {
+        // SAFETY: it came from a box, and the caller gives it back.
+        drop(unsafe { Box::from_raw(weights) });
+    }
+}

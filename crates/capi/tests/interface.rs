@@ -1,0 +1,230 @@
+//! The interface as C calls it: operands from memory, every format of C, and misuse.
+
+use std::ffi::{CStr, c_void};
+use std::ptr::{null, null_mut};
+
+use dualgemm::formats::{FloatMatrix, Matrix, Producer, QuantizedMatrix, ScaleLayout, Search, quantize};
+use dualgemm::gemm::{AFormat, AOperand, DualGemmDesc, GateUp};
+use dualgemm::{DualGemm, Target};
+use dualgemm_c::plan::*;
+use dualgemm_c::status::*;
+use dualgemm_c::types::*;
+use dualgemm_c::weights::*;
+
+const N: usize = 48;
+const K: usize = 64;
+
+fn quantized(name: &str, rows: usize, step: f32) -> QuantizedMatrix<'static> {
+    let values: Vec<f32> = (0..rows * K).map(|i| (i as f32 * step).sin()).collect();
+    let x = FloatMatrix::F32(Matrix::new(name, rows, K, values).unwrap());
+    quantize(name, &x, Producer::ModelOpt, Search::Plain).unwrap()
+}
+
+fn matrix(m: &QuantizedMatrix<'_>) -> dualgemm_matrix {
+    dualgemm_matrix {
+        format: dualgemm_format::Nvfp4 as u32,
+        rows: m.rows(),
+        k: m.k(),
+        row_stride: 0,
+        data: m.codes().as_ptr().cast(),
+        scales: m.scales().as_ptr(),
+        scale_layout: match m.scale_layout() {
+            ScaleLayout::Linear => dualgemm_scale_layout::Linear as u32,
+            ScaleLayout::Sf128x4 => dualgemm_scale_layout::Sf128x4 as u32,
+            ScaleLayout::Sf8x4 => dualgemm_scale_layout::Sf8x4 as u32,
+        },
+        global_scale: m.global_scale().value(),
+    }
+}
+
+fn desc(m: usize) -> dualgemm_desc {
+    dualgemm_desc {
+        m,
+        a_format: dualgemm_format::Nvfp4 as u32,
+        c_format: dualgemm_format::F32 as u32,
+        quantize_a: DUALGEMM_QUANTIZE_A_NO,
+        c_scale_layout: 0,
+        c_global_scale: 0.0,
+    }
+}
+
+fn error() -> String {
+    // SAFETY: never null, ends with a zero.
+    unsafe { CStr::from_ptr(dualgemm_last_error()) }.to_str().unwrap().into()
+}
+
+fn weights(gate: &dualgemm_matrix, up: &dualgemm_matrix) -> *mut dualgemm_weights {
+    let mut out = null_mut();
+    // SAFETY: both describe matrices that are there.
+    let status = unsafe { dualgemm_weights_from_tensors(gate, up, &mut out) };
+    assert_eq!(status, dualgemm_status::Ok, "{}", error());
+    out
+}
+
+fn plan(desc: &dualgemm_desc, weights: *const dualgemm_weights) -> *mut dualgemm_plan {
+    let mut out = null_mut();
+    // SAFETY: valid pointers.
+    let status = unsafe { dualgemm_plan_new(desc, weights, &mut out) };
+    assert_eq!(status, dualgemm_status::Ok, "{}", error());
+    out
+}
+
+/// What the facade computes.
+fn wanted(a: &QuantizedMatrix<'_>, gate: &QuantizedMatrix<'_>, up: &QuantizedMatrix<'_>) -> Vec<f32> {
+    let desc = DualGemmDesc::new(a.rows(), N, K, AFormat::Nvfp4, gate.format());
+    let plan = DualGemm::plan(&desc, &Target::default()).unwrap();
+    let packed = plan.prepack(&GateUp::new(gate.clone(), up.clone())).unwrap();
+    plan.run_to_vec(&AOperand::Quantized(a.clone()), &packed).unwrap()
+}
+
+#[test]
+fn operands_from_memory_in_every_layout_exact() {
+    let (gate, up, a) = (quantized("gate", N, 0.7), quantized("up", N, 1.3), quantized("a", 5, 0.3));
+    let want = wanted(&a, &gate, &up);
+    for layout in ScaleLayout::ALL {
+        let (gate, up, a) = (
+            gate.clone().with_scale_layout(layout),
+            up.clone().with_scale_layout(layout),
+            a.clone().with_scale_layout(layout),
+        );
+        let w = weights(&matrix(&gate), &matrix(&up));
+        let (mut n, mut k) = (0, 0);
+        let p = plan(&desc(9), w);
+        let mut c = vec![0f32; 5 * N];
+        // SAFETY: valid handles and pointers.
+        unsafe {
+            assert_eq!(dualgemm_weights_shape(w, &mut n, &mut k), dualgemm_status::Ok);
+            for _ in 0..2 {
+                c.fill(f32::NAN);
+                let out = c.as_mut_ptr().cast::<c_void>();
+                let status = dualgemm_run(p, &matrix(&a), w, out, null_mut(), null_mut(), null_mut());
+                assert_eq!(status, dualgemm_status::Ok, "{}", error());
+                assert_eq!(c, want);
+            }
+            assert!(CStr::from_ptr(dualgemm_plan_text(p)).to_str().unwrap().contains("silu"));
+            dualgemm_plan_free(p);
+            dualgemm_weights_free(w);
+        }
+        assert_eq!((n, k), (N, K));
+    }
+}
+
+#[test]
+fn a_re_quantized_c_comes_with_its_scales_close() {
+    let (gate, up, a) = (quantized("gate", N, 0.7), quantized("up", N, 1.3), quantized("a", 3, 0.3));
+    let want = wanted(&a, &gate, &up);
+    let w = weights(&matrix(&gate), &matrix(&up));
+    let p = plan(&dualgemm_desc { c_format: dualgemm_format::Nvfp4 as u32, ..desc(3) }, w);
+    let (mut codes, mut scales, mut global) = (vec![0u8; 3 * N / 2], vec![0u8; 3 * N / 16], 0f32);
+    // SAFETY: valid handles and pointers.
+    let status = unsafe {
+        let out = codes.as_mut_ptr().cast();
+        dualgemm_run(p, &matrix(&a), w, out, scales.as_mut_ptr(), &mut global, null_mut())
+    };
+    assert_eq!(status, dualgemm_status::Ok, "{}", error());
+    let c = QuantizedMatrix::new(
+        "c",
+        dualgemm::formats::BlockFormat::Nvfp4,
+        3,
+        N,
+        codes,
+        scales,
+        ScaleLayout::Linear,
+        dualgemm::formats::GlobalScale::multiplier(global),
+    )
+    .unwrap();
+    let (mut off, mut all) = (0.0, 0.0);
+    for (at, &want) in want.iter().enumerate() {
+        off += (c.value(at / N, at % N) - f64::from(want)).powi(2);
+        all += f64::from(want).powi(2);
+    }
+    assert!((off / all).sqrt() < 0.15, "{}", (off / all).sqrt());
+    // SAFETY: given back once.
+    unsafe {
+        dualgemm_plan_free(p);
+        dualgemm_weights_free(w);
+    }
+}
+
+#[test]
+fn misuse_is_a_status_and_a_line() {
+    let (gate, up, a) = (quantized("gate", N, 0.7), quantized("up", N, 1.3), quantized("a", 3, 0.3));
+    let w = weights(&matrix(&gate), &matrix(&up));
+    let p = plan(&desc(3), w);
+    let mut c = vec![0f32; 3 * N];
+    let out = c.as_mut_ptr().cast::<c_void>();
+    let mut none: *mut dualgemm_weights = null_mut();
+    let run = |a: &dualgemm_matrix, c: *mut c_void, stream: *mut c_void| {
+        // SAFETY: valid or null pointers.
+        unsafe { dualgemm_run(p, a, w, c, null_mut(), null_mut(), stream) }
+    };
+    let a = matrix(&a);
+    use dualgemm_status::{Argument, Checkpoint, Operand, Unsupported};
+    let check = |status: dualgemm_status, wanted, text: &str| {
+        assert_eq!(status, wanted, "{text}: {}", error());
+        assert!(error().contains(text), "{text}: {}", error());
+    };
+    // SAFETY: every pointer is null or valid.
+    unsafe {
+        check(run(&a, null_mut(), null_mut()), Argument, "c: is null");
+        check(run(&a, out, out), Unsupported, "stream: is for CUDA");
+        check(run(&dualgemm_matrix { format: 9, ..a }, out, null_mut()), Argument, "format 9 is unknown");
+        check(run(&dualgemm_matrix { data: null(), ..a }, out, null_mut()), Argument, "a data: is null");
+        check(run(&dualgemm_matrix { scales: null(), ..a }, out, null_mut()), Argument, "a scales: is null");
+        check(run(&dualgemm_matrix { scale_layout: 3, ..a }, out, null_mut()), Argument, "scale layout 3");
+        check(run(&dualgemm_matrix { global_scale: -1.0, ..a }, out, null_mut()), Operand, "tensor scale -1");
+        check(run(&dualgemm_matrix { k: 24, ..a }, out, null_mut()), Operand, "K = 24 is not");
+        check(run(&dualgemm_matrix { k: 32, ..a }, out, null_mut()), Operand, "[3, 32]");
+        check(run(&dualgemm_matrix { rows: usize::MAX, ..a }, out, null_mut()), Argument, "address space");
+        check(run(&dualgemm_matrix { rows: 0, ..a }, out, null_mut()), Operand, "has 0 rows");
+        check(dualgemm_weights_from_tensors(null(), null(), &mut none), Argument, "gate: is null");
+        check(dualgemm_weights_from_tensors(&matrix(&gate), &a, &mut none), Operand, "one format and shape");
+        check(dualgemm_weights_from_tensors(&a, &a, null_mut()), Argument, "out: is null");
+        check(dualgemm_weights_from_checkpoint(null(), 0, 0, 1, &mut none), Argument, "path: is null");
+        check(
+            dualgemm_weights_from_checkpoint(c"no.gguf".as_ptr(), 0, 0, 1, &mut none),
+            Checkpoint,
+            "no.gguf",
+        );
+        check(dualgemm_plan_new(&dualgemm_desc { m: 0, ..desc(1) }, w, &mut null_mut()), Operand, "M is 0");
+        check(
+            dualgemm_plan_new(&dualgemm_desc { c_format: 4, ..desc(1) }, w, &mut null_mut()),
+            Argument,
+            "Mxfp4",
+        );
+        check(
+            dualgemm_plan_new(&dualgemm_desc { quantize_a: f32::NAN, ..desc(1) }, w, &mut null_mut()),
+            Operand,
+            "already",
+        );
+    }
+    assert!(none.is_null());
+    // SAFETY: null is fine, and each handle is given back once.
+    unsafe {
+        assert!(dualgemm_plan_text(null()).is_null());
+        dualgemm_plan_free(null_mut());
+        dualgemm_weights_free(null_mut());
+        dualgemm_plan_free(p);
+        dualgemm_weights_free(w);
+    }
+}
+
+#[test]
+fn ranks_read_their_share_and_blocks_are_not_split() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../testdata/smollm2-135m-layer14/modelopt-nvfp4");
+    let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+    let (mut w, mut n) = (null_mut(), 0);
+    // SAFETY: valid pointers; the handle is given back.
+    unsafe {
+        let status = dualgemm_weights_from_checkpoint(path.as_ptr(), 0, 1, 2, &mut w);
+        assert_eq!(status, dualgemm_status::Ok, "{}", error());
+        dualgemm_weights_shape(w, &mut n, null_mut());
+        assert_eq!(n, 768);
+        dualgemm_weights_free(w);
+        let status = dualgemm_weights_from_checkpoint(path.as_ptr(), 0, 0, 5, &mut w);
+        assert_eq!(status, dualgemm_status::Operand);
+        assert!(w.is_null());
+    }
+    assert!(error().contains("K = 1536 cannot be split over 5 ranks"), "{}", error());
+}
