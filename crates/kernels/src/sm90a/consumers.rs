@@ -276,7 +276,8 @@ fn field(k: &mut Kernel, word: Reg<B32>, shifted: Reg<B32>, mask: u32, sign: u32
     k.lop3(shifted, mask, signs, AND_OR)
 }
 
-fn fields_f16(k: &mut Kernel, word: Reg<B32>) -> [Reg<B32>; 4] {
+/// The four fields of each lane of a code word as halves `code · 2⁻¹⁴`.
+pub(crate) fn fields_f16(k: &mut Kernel, word: Reg<B32>) -> [Reg<B32>; 4] {
     let first = k.and(word, FIELD_MASK);
     let second = k.shl(word, 3u32);
     let second = k.and(second, FIELD_MASK);
@@ -287,7 +288,8 @@ fn fields_f16(k: &mut Kernel, word: Reg<B32>) -> [Reg<B32>; 4] {
     [first, second, split[0], split[1]]
 }
 
-fn fields_bf16(k: &mut Kernel, word: Reg<B32>) -> [Reg<B32>; 4] {
+/// The same as bf16 `code · 2⁻¹²⁶`.
+pub(crate) fn fields_bf16(k: &mut Kernel, word: Reg<B32>) -> [Reg<B32>; 4] {
     let first = k.shr(word.cast::<U32>(), 3u32).cast();
     let first = field(k, word, first, BF16_MAGNITUDE_MASK, 0);
     let second = field(k, word, word, BF16_MAGNITUDE_MASK, 3);

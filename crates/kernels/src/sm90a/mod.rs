@@ -6,7 +6,7 @@
 //! and the stores), [`host`] (launching it).
 
 pub mod config;
-mod consumers;
+pub(crate) mod consumers;
 pub mod decode;
 mod exchange;
 pub mod fused;
