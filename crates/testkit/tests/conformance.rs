@@ -6,6 +6,7 @@ use dualgemm_sim::report::Card;
 use dualgemm_sim::{Config, Gpu};
 use dualgemm_testkit::conformance::report::{Devices, run_all};
 use dualgemm_testkit::conformance::{data, load, load_all};
+use rayon::prelude::*;
 use std::collections::BTreeSet;
 
 /// Rows without a file, and why.
@@ -22,15 +23,28 @@ fn simulator(target: Target) -> Box<dyn Device> {
 
 #[test]
 fn every_case_gives_in_the_simulator_what_its_file_says_exact() {
-    let mut wrong = Vec::new();
-    let devices = Devices { simulator: &simulator, card: None, only: "" };
-    run_all(&devices, |case, result| {
-        if result.is_failure() {
-            wrong.push(format!("{}: {result}", case.file));
-        }
-    })
-    .unwrap();
+    let wrong: Vec<String> = load_all()
+        .unwrap()
+        .into_par_iter()
+        .filter_map(|case| {
+            let target = Target::from_name(case.target()).unwrap();
+            match dualgemm_testkit::conformance::run(&*simulator(target), &case) {
+                Ok(outcome) if outcome.is_expected(&case) => None,
+                Ok(_) => Some(format!("{}: the result is not what the file says", case.file)),
+                Err(error) => Some(error.to_string()),
+            }
+        })
+        .collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn a_run_reports_each_case_once() {
+    let mut seen = Vec::new();
+    let devices = Devices { simulator: &simulator, card: None, only: "mma/ldmatrix" };
+    run_all(&devices, |case, result| seen.push((case.file.clone(), result.word()))).unwrap();
+    let names = ["ldmatrix", "ldmatrix_b8", "ldmatrix_unpack", "ldmatrix_window"];
+    assert_eq!(seen, names.map(|n| (format!("mma/{n}.ptx"), "simulator only")));
 }
 
 #[test]

@@ -77,13 +77,15 @@ fn plain_row(name: &'static str) -> Draft {
     let ts = name.contains("_ts");
     let formats: &[Format] = if name.contains("i8") { &INTEGER } else { &PLAIN };
     let mut list = Vec::new();
+    // Masks are about lanes, not types.
+    let turns = if name.ends_with("masked") { 2 } else { 3 };
     for group in [1, 2] {
         for (f, &format) in formats.iter().enumerate() {
             let half_of_d = format.3 == "f16";
             if name.ends_with("scaled_d") && (half_of_d || format.0 == "f8f6f4") {
                 continue;
             }
-            for turn in 0..3 {
+            for turn in 0..turns {
                 let count = list.len() as u32;
                 let shapes: [(u32, u32); 6] = match group {
                     1 => [(64, 8), (128, 16), (64, 48), (128, 32), (128, 128), (64, 64)],
@@ -132,17 +134,24 @@ fn plain_row(name: &'static str) -> Draft {
 /// Kinds with block scales.
 fn scaled_row(name: &'static str, suffix: &'static str, formats: &[Format]) -> Draft {
     let mut list = Vec::new();
+    // All ids of the scales, or all types: not all of both.
+    let turns = if formats.len() > 2 { 2 } else { 4 };
     for group in [1, 2] {
+        let first = list.len() as u32;
         for &format in formats {
-            for turn in 0..4u32 {
+            for turn in 0..turns {
                 let count = list.len() as u32;
-                let (m, n) = match group {
-                    1 => (128, [8, 32, 96, 256][(count % 4) as usize]),
-                    _ => [(256, 16), (128, 64), (256, 256), (128, 256)][(count % 4) as usize],
+                let (m, n) = match (group, (count - first) % 4) {
+                    // The widest, once for each layout of D.
+                    (1, _) if count == 3 => (128, 256),
+                    (2, _) if count - first == 2 => (256, 256),
+                    (2, _) if count - first == 3 => (128, 256),
+                    (1, i) => (128, [8, 32, 96, 16][i as usize]),
+                    (_, i) => [(256, 16), (128, 64), (256, 48), (128, 32)][i as usize],
                 };
                 let id = |step: u32| match format.4 {
-                    1 => (turn + step) % 4,
-                    2 => 2 * ((turn + step) % 2),
+                    1 => (count + turn + step) % 4,
+                    2 => 2 * ((count + turn / 2 + step) % 2),
                     _ => 0,
                 };
                 list.push(Product {
