@@ -1,9 +1,10 @@
 //! How speed is measured: shapes, inputs, protocol, roofline, report.
 //!
 //! In the order data flows: [`shapes`] or the [`challenge`] name the problems, [`inputs`] makes seeded operands,
-//! [`protocol`] holds the only stopwatch, [`roofline`] says what the machine allows, [`report`] and [`plot`] show
+//! [`protocol`] holds the host's stopwatch, [`roofline`] says what the machine allows, [`report`] and [`plot`] show
 //! both. Nothing here knows a kernel: callers hand over closures.
 
+mod cards;
 pub mod challenge;
 pub mod error;
 pub mod inputs;

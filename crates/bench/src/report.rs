@@ -165,17 +165,7 @@ impl Report {
             ]
         });
         let lines: Vec<[String; 16]> = std::iter::once(header.map(String::from)).chain(cells).collect();
-        let widths: Vec<usize> =
-            (0..16).map(|c| lines.iter().map(|line| line[c].chars().count()).max().unwrap_or(0)).collect();
-        let mut out = String::new();
-        for line in &lines {
-            for (cell, width) in line.iter().zip(&widths) {
-                let _ = write!(out, "{cell:>width$}  ");
-            }
-            out.truncate(out.trim_end().len());
-            out.push('\n');
-        }
-        out
+        aligned(&lines)
     }
 
     /// One line per measurement, comma-separated, with a header.
@@ -207,8 +197,23 @@ impl Report {
     }
 }
 
+/// A line per row in columns that are as wide as their widest cell, numbers to the right.
+pub(crate) fn aligned<const N: usize>(lines: &[[String; N]]) -> String {
+    let widths: Vec<usize> =
+        (0..N).map(|c| lines.iter().map(|line| line[c].chars().count()).max().unwrap_or(0)).collect();
+    let mut out = String::new();
+    for line in lines {
+        for (cell, width) in line.iter().zip(&widths) {
+            let _ = write!(out, "{cell:>width$}  ");
+        }
+        out.truncate(out.trim_end().len());
+        out.push('\n');
+    }
+    out
+}
+
 /// Quotes a field that would otherwise break its line (RFC 4180).
-fn csv_field(text: &str) -> String {
+pub(crate) fn csv_field(text: &str) -> String {
     if text.contains([',', '"', '\n', '\r']) {
         format!("\"{}\"", text.replace('"', "\"\""))
     } else {

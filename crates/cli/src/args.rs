@@ -1,14 +1,18 @@
 //! Arguments shared by subcommands, and the list of subcommands. Each subcommand's own arguments stand in its file.
 
+use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use dualgemm::GpuId;
 use dualgemm::checkpoint::GateUpOrder;
 use dualgemm::formats::ScaleLayout;
 use dualgemm::gemm::Activation;
 
 use crate::command::{
-    bench, completions, conformance, convert, doctor, inspect, ptx, quantize, run, sim, validate, verify,
+    bench, completions, conformance, convert, doctor, inspect, ptx, quantize, run, sim, tune, validate,
+    verify,
 };
 
 /// NVFP4 gated-MLP products C = act(A·B1ᵀ, A·B2ᵀ) on real checkpoints.
@@ -46,6 +50,8 @@ pub enum Command {
     Verify(verify::VerifyArgs),
     /// Time the kernels on named shapes and hold them against the measured roofline.
     Bench(bench::BenchArgs),
+    /// Measure the kernels of the strategies on a GPU, and remember the fastest for plans to come.
+    Tune(tune::TuneArgs),
     /// Print the PTX of a GPU kernel.
     Ptx(ptx::PtxArgs),
     /// Run a GPU kernel in the simulator with every check on; exit code 1 if one fails or C is wrong.
@@ -206,12 +212,30 @@ pub enum NibbleOrderArg {
     HiLo,
 }
 
-/// Devices that a run can be sent to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+/// Where to compute.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DeviceArg {
     /// This machine's processor.
-    #[default]
     Cpu,
+    /// A GPU.
+    Gpu(GpuId),
+}
+
+impl FromStr for DeviceArg {
+    type Err = dualgemm::Error;
+
+    fn from_str(text: &str) -> Result<Self, dualgemm::Error> {
+        if text == "cpu" { Ok(Self::Cpu) } else { text.parse().map(Self::Gpu) }
+    }
+}
+
+impl fmt::Display for DeviceArg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Gpu(id) => id.fmt(f),
+        }
+    }
 }
 
 /// An activation by name, with its numbers after a colon.

@@ -4,6 +4,12 @@ use std::fs;
 
 use serde::Serialize;
 
+/// What was built: the commit, if the build was told of it by `DUALGEMM_COMMIT`, otherwise the version.
+pub const COMMIT: &str = match option_env!("DUALGEMM_COMMIT") {
+    Some(commit) => commit,
+    None => env!("CARGO_PKG_VERSION"),
+};
+
 /// Processor and memory.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Machine {

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
+use dualgemm::Plan;
 use dualgemm::gemm::{AFormat, Comparison, Epilogue, compare};
+use dualgemm::strategies::WeightForm;
 use serde::Serialize;
 
 /// Limits on relative L2 error and cosine.
@@ -29,6 +31,16 @@ impl Tolerance {
             AFormat::Nvfp4 | AFormat::Mxfp4 => 0.15,
         };
         Self::from_rel_l2(max_rel_l2)
+    }
+
+    /// The same for a plan, which may round on the way: a library's products are 16 bits before the activation.
+    pub fn of_plan(plan: &Plan, format: AFormat) -> Result<Self, dualgemm::Error> {
+        match plan {
+            Plan::Gpu { plan, .. } if plan.weight_form()? == WeightForm::Plain => {
+                Ok(Self::from_rel_l2(dualgemm::strategies::measure::bound(plan)?))
+            }
+            _ => Ok(Self::of(format, &plan.desc().epilogue)),
+        }
     }
 
     /// A relative L2 limit with the cosine that goes with it.

@@ -39,7 +39,9 @@ pub enum Error {
     #[error("the plan is for the processor, which cannot read device memory")]
     NotOnGpu,
     /// Several groups of rows with something that belongs to all of them.
-    #[error("groups of rows run one by one on GPUs, and {what} would differ between them; use a static scale or a float C")]
+    #[error(
+        "groups of rows run one by one on GPUs, and {what} would differ between them; use a static scale or a float C"
+    )]
     GroupsOnGpu {
         /// What they would have to share.
         what: &'static str,

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use dualgemm_bench::Timing;
 use dualgemm_device::Stream;
 use dualgemm_gemm::{AOperand, DualGemmDesc, Error as GemmError, OutFormat, OutputMut, QuantizeA};
-use dualgemm_plan::{DeviceCall, Gpu, GpuPlan, Operands, Prepared};
+use dualgemm_plan::{DeviceCall, Gpu, GpuPlan, Launches, Operands, Prepared, measure};
 use dualgemm_sim::Card;
 
 use crate::{Error, PackedWeights, Rows};
@@ -121,13 +122,15 @@ pub struct GpuRunner {
     gpu: &'static Gpu,
     desc: DualGemmDesc,
     prepared: Box<dyn Prepared>,
+    launches: Launches,
     /// Room on the device for operands of the host; made when the first come.
     operands: Option<Operands>,
 }
 
 impl GpuRunner {
     pub(crate) fn new(gpu: &'static Gpu, plan: &GpuPlan) -> Result<Self, Error> {
-        Ok(Self { gpu, desc: plan.desc, prepared: plan.prepare(gpu)?, operands: None })
+        let (prepared, launches) = (plan.prepare(gpu)?, plan.strategy()?.launches());
+        Ok(Self { gpu, desc: plan.desc, prepared, launches, operands: None })
     }
 
     pub(crate) fn warm(&self, weights: &PackedWeights) -> Result<(), Error> {
@@ -184,6 +187,19 @@ impl GpuRunner {
             scale = operands.read_c(rows.first, rows.count, &mut c)?;
         }
         Ok(scale)
+    }
+
+    /// The time of a call on the operands of the last run, weights from memory; none if the device has no clock.
+    pub(crate) fn time(&self, a: &AOperand<'_>, weights: &PackedWeights) -> Result<Option<Timing>, Error> {
+        let (Some(card), Some(operands)) = (self.gpu.card(), &self.operands) else { return Ok(None) };
+        let mut sets = vec![weights.on_gpu()?.clone()];
+        for _ in 1..measure::copies(sets[0].bytes()) {
+            sets.push(Arc::new(sets[0].duplicate(self.gpu)?));
+        }
+        sets.iter().try_for_each(|weights| self.prepared.warm(weights))?;
+        let call = operands.call(a.rows(), Operands::a_scale(a));
+        let run = |i: usize| self.prepared.run(&call, &sets[i % sets.len()], Stream::Own);
+        Ok(Some(measure::time(card, self.launches, sets.len(), measure::Protocol::default(), run)?))
     }
 
     fn check_groups(&self, m: usize, groups: &[Rows<'_>]) -> Result<(), Error> {

@@ -16,8 +16,8 @@ pub use dualgemm_cpu as cpu;
 pub use dualgemm_device as device;
 pub use dualgemm_formats as formats;
 pub use dualgemm_gemm as gemm;
-pub use dualgemm_plan::{DeviceA, DeviceC, DeviceCall, DeviceGateUp, GpuOptions};
 pub use dualgemm_plan as strategies;
+pub use dualgemm_plan::{DeviceA, DeviceC, DeviceCall, DeviceGateUp, GpuOptions};
 
 pub use error::Error;
 pub use gpu::{GpuId, SimArch};

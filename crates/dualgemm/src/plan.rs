@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use dualgemm_bench::Timing;
 use dualgemm_cpu::{CpuGemm, CpuOptions, CpuPlan, Group, PackedGateUp};
 use dualgemm_device::Stream;
 use dualgemm_formats::BlockFormat;
@@ -162,9 +163,11 @@ impl Plan {
         self.check_shape(weights.gate.name(), (weights.gate.format(), weights.n(), weights.k()))?;
         Ok(match self {
             Self::Cpu(_) => PackedWeights::Cpu(PackedGateUp::pack(weights)?),
-            Self::Gpu { gpu, plan } => {
-                PackedWeights::Gpu(Arc::new(DeviceWeights::upload(gpu.open()?, weights, plan.weight_form()?)?))
-            }
+            Self::Gpu { gpu, plan } => PackedWeights::Gpu(Arc::new(DeviceWeights::upload(
+                gpu.open()?,
+                weights,
+                plan.weight_form()?,
+            )?)),
         })
     }
 
@@ -330,6 +333,18 @@ impl Runner {
         }
     }
 
+    /// How long a call takes on a GPU by its own clock, with the operands of the last [`run`](Self::run) and weights that
+    /// come from memory. None on a processor, where the clock is the caller's, and on a simulated GPU.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn time(&self, a: &AOperand<'_>, weights: &PackedWeights) -> Result<Option<Timing>, Error> {
+        match self {
+            Self::Cpu(_) => Ok(None),
+            Self::Gpu(runner) => runner.time(a, weights),
+        }
+    }
+
     /// Launches one product on operands in device memory, on a stream of the caller's. Allocates nothing, waits for
     /// nothing, and can be recorded into a graph.
     ///
@@ -337,7 +352,12 @@ impl Runner {
     ///
     /// # Errors
     /// If the plan is not for a GPU, an operand does not fit it, or an address is misaligned.
-    pub fn run_device(&self, call: &DeviceCall, weights: &PackedWeights, stream: Stream) -> Result<(), Error> {
+    pub fn run_device(
+        &self,
+        call: &DeviceCall,
+        weights: &PackedWeights,
+        stream: Stream,
+    ) -> Result<(), Error> {
         match self {
             Self::Cpu(_) => Err(Error::NotOnGpu),
             Self::Gpu(runner) => runner.run_device(call, weights, stream),

@@ -3,8 +3,8 @@
 //! A GPU stays open as long as the process runs, as the driver's contexts do anyway; everything refers to it without
 //! counting.
 
-use std::collections::{BTreeMap, HashMap};
 use std::collections::hash_map::DefaultHasher;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -233,7 +233,9 @@ mod tests {
     fn a_text_is_loaded_once_and_another_one_again() {
         let gpu = Gpu::of(Arc::new(dualgemm_sim::Gpu::new(dualgemm_sim::Config::default())));
         let text = |name: &str| {
-            format!(".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry {name}()\n{{\n\tret;\n}}\n")
+            format!(
+                ".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry {name}()\n{{\n\tret;\n}}\n"
+            )
         };
         let first = gpu.load(&text("a")).unwrap();
         assert_eq!(gpu.load(&text("a")).unwrap(), first);

@@ -77,6 +77,11 @@ pub fn bound(plan: &GpuPlan) -> Result<f64, Error> {
     })
 }
 
+/// How many copies of so many bytes do not stay in a card's cache.
+pub fn copies(bytes: usize) -> usize {
+    ROTATE.div_ceil(bytes.max(1)).clamp(2, 64)
+}
+
 /// A plan's time and error.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Measured {
@@ -104,7 +109,7 @@ impl Sets {
     /// If they do not fit.
     pub fn new(gpu: &'static Gpu, problem: &Problem<'_>, plan: &GpuPlan) -> Result<Self, Error> {
         let first = DeviceWeights::upload(gpu, problem.weights, plan.weight_form()?)?;
-        let copies = ROTATE.div_ceil(first.bytes().max(1)).clamp(2, 64);
+        let copies = copies(first.bytes());
         let mut weights = vec![Arc::new(first)];
         for _ in 1..copies {
             weights.push(Arc::new(weights[0].duplicate(gpu)?));
@@ -243,18 +248,18 @@ pub fn limits(gpu: &'static Gpu, protocol: Protocol) -> Result<CardLimits, Error
 /// Without the library: the fused kernel on a product that it does best.
 fn own_limit(gpu: &'static Gpu, bytes_per_s: f64, protocol: Protocol) -> Result<CardLimits, Error> {
     let (m, n, k) = (8192, 4096, 8192);
-    let desc = DualGemmDesc {
-        out: OutFormat::F16,
-        ..DualGemmDesc::new(m, n, k, AFormat::F16, BlockFormat::Nvfp4)
-    };
+    let desc =
+        DualGemmDesc { out: OutFormat::F16, ..DualGemmDesc::new(m, n, k, AFormat::F16, BlockFormat::Nvfp4) };
     let half = |name: &str, turn: u8| {
-        let codes = (0..n * k / 2).map(|i| (i as u8).wrapping_mul(73).rotate_left(3) ^ turn).collect::<Vec<u8>>();
+        let codes =
+            (0..n * k / 2).map(|i| (i as u8).wrapping_mul(73).rotate_left(3) ^ turn).collect::<Vec<u8>>();
         let scales = vec![0x38u8; n * k / 16];
         let one = GlobalScale::ONE;
         QuantizedMatrix::new(name, BlockFormat::Nvfp4, n, k, codes, scales, ScaleLayout::Linear, one)
     };
     let weights = GateUp::new(half("gate", 0)?, half("up", 0x5A)?);
-    let values = nvfp4_values(m * k).as_chunks().0.iter().map(|&bytes| f16::from_le_bytes(bytes)).collect::<Vec<_>>();
+    let values =
+        nvfp4_values(m * k).as_chunks().0.iter().map(|&bytes| f16::from_le_bytes(bytes)).collect::<Vec<_>>();
     let a = AOperand::Float(FloatMatrix::F16(dualgemm_formats::Matrix::new("A", m, k, values)?));
     let problem = Problem { desc, weights: &weights, a: &a, rows: Vec::new(), want: Vec::new() };
     let plan = GpuPlan::new(&desc, gpu, &crate::GpuOptions::default())?;

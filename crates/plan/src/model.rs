@@ -6,6 +6,7 @@
 
 use dualgemm_device::DeviceInfo;
 use dualgemm_gemm::DualGemmDesc;
+use dualgemm_kernels::sm80::config::Config as Portable;
 use dualgemm_kernels::sm90a::config::Config;
 use dualgemm_kernels::sm90a::variant::Scheduler;
 
@@ -29,12 +30,7 @@ const NEXT_TILE: f64 = 0.3;
 const SHARED_TILES: f64 = 2.0;
 
 /// Microseconds of the fused kernel, prologue and all.
-pub(crate) fn fused_us(
-    desc: &DualGemmDesc,
-    info: &DeviceInfo,
-    config: &Config,
-    scheduler: Scheduler,
-) -> f64 {
+pub(crate) fn fused_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Config, scheduler: Scheduler) -> f64 {
     let (m, n, k) = (desc.m as f64, desc.n as f64, desc.k as f64);
     let (rows, tokens) = (f64::from(config.row_groups * 64), f64::from(config.tokens));
     let [token_tiles, feature_tiles] = config.tiles(desc.m, desc.n).map(f64::from);
@@ -64,6 +60,19 @@ pub(crate) fn fused_us(
         Scheduler::StreamK => ENDS + more * NEXT_TILE + SHARED_TILES,
     };
     compute.max(memory) + ends
+}
+
+/// Microseconds of the kernel by `mma.sync`: half of what the units do at 1.4 GHz, and half of what memory gives.
+pub(crate) fn portable_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Portable) -> f64 {
+    let (m, n, k) = (desc.m as f64, desc.n as f64, desc.k as f64);
+    let (tokens, features) = (f64::from(config.tokens), f64::from(config.features()));
+    let sms = f64::from(info.sm_count.max(1));
+    let tiles = (m / tokens).ceil() * (n / features).ceil();
+    // Two CTAs share a multiprocessor, and narrow tiles multiply no faster than 16 tokens.
+    let waves = (tiles / (2.0 * sms)).ceil() * 2.0;
+    let multiply = waves * 2.0 * features * tokens.max(16.0) * k / (0.5 * 1024.0) / 1.4e3;
+    let memory = n * k * 1.125 / (0.5 * 15e9 * sms) * 1e6;
+    multiply.max(memory) + 2.0 * ENDS
 }
 
 #[cfg(test)]

@@ -153,7 +153,11 @@ impl Operands {
         let n = self.desc.n;
         let (from, to) = (first * n, (first + m) * n);
         let wrong = |found: String| {
-            Err(Error::Operand { tensor: "C", found, expected: format!("{} of at least {to} values", self.desc.out) })
+            Err(Error::Operand {
+                tensor: "C",
+                found,
+                expected: format!("{} of at least {to} values", self.desc.out),
+            })
         };
         let bytes = |per: usize| -> Result<Vec<u8>, Error> {
             let mut bytes = vec![0; m * n * per];

@@ -231,7 +231,8 @@ mod tests {
     fn measurements_come_before_expectations_and_only_for_their_problem() {
         let kernel = choose(&desc(64, 4096, 7168), &named("fused")).unwrap().kernel;
         let other = choose(&desc(64, 4096, 7168), &named("stream-k")).unwrap().kernel;
-        let choice = |m, strategy: &str, kernel: &String, us| Choice::of(&desc(m, 4096, 7168), strategy, kernel, us);
+        let choice =
+            |m, strategy: &str, kernel: &String, us| Choice::of(&desc(m, 4096, 7168), strategy, kernel, us);
         let choices = Choices::tuned(vec![
             choice(64, "fused", &kernel, 20.0),
             choice(64, "stream-k", &other, 10.0),
@@ -251,7 +252,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_refused_with_the_reason() {
-        let message = |desc: &DualGemmDesc, options: &GpuOptions| choose(desc, options).unwrap_err().to_string();
+        let message =
+            |desc: &DualGemmDesc, options: &GpuOptions| choose(desc, options).unwrap_err().to_string();
         let f32_a = DualGemmDesc { a: AFormat::F32, ..desc(1, 64, 64) };
         assert!(message(&f32_a, &GpuOptions::default()).contains("round it to f16 or bf16"));
         let quantized = DualGemmDesc { quantize_a: QuantizeA::Dynamic, ..f32_a };
@@ -260,8 +262,17 @@ mod tests {
         assert!(message(&desc(500, 64, 64), &named("decode")).contains("M = 500"));
         let options = GpuOptions { kernel: Some("x".into()), ..named("fused") };
         assert!(message(&desc(1, 64, 64), &options).starts_with("strategy fused has no kernel \"x\""));
-        let old = GpuPlan::choose(&desc(1, 64, 64), &card(8, 0), &Choices::default(), &GpuOptions::default());
-        assert!(old.unwrap_err().to_string().contains("for sm_90a; this is card, sm_80"));
+        let old = GpuPlan::choose(&desc(1, 64, 64), &card(7, 5), &Choices::default(), &GpuOptions::default());
+        let old = old.unwrap_err().to_string();
+        assert!(old.contains("for sm_90a; this is card, sm_75") && old.contains("needs sm_80"), "{old}");
+    }
+
+    #[test]
+    fn cards_without_a_kernel_of_their_own_get_the_portable_one() {
+        for arch in [card(8, 0), card(8, 9), card(12, 0)] {
+            let plan = GpuPlan::choose(&desc(9, 64, 64), &arch, &Choices::default(), &GpuOptions::default());
+            assert_eq!(plan.unwrap().strategy, "portable");
+        }
     }
 
     #[test]

@@ -6,6 +6,8 @@
 //! | nvfp4 | exact | expand: `code · scale` as f16; the tensor scale joins the epilogue |
 //! | f32, f16, bf16 | quantized with a static scale | quantize, to the same f16 |
 //! | f32, f16, bf16 | quantized with a dynamic scale | amax, then quantize; the scale stays on the device |
+//!
+//! The kernel without prepack wants A in another order of K, which f16 and nvfp4 A are brought into.
 
 use dualgemm_device::{Device, DeviceInfo, DevicePtr, LaunchSpec, Stream};
 use dualgemm_formats::{FloatType, GlobalScale, ScaleLayout};
@@ -14,6 +16,7 @@ use dualgemm_kernels::generic::amax::{Amax, MAX_PARTS};
 use dualgemm_kernels::generic::expand::{Codes, Expand};
 use dualgemm_kernels::generic::quantize::{Floats, Out, Quantize, Scale};
 use dualgemm_kernels::generic::rowwise::Sink;
+use dualgemm_kernels::plain::order::SPAN;
 
 use crate::{Buffer, DeviceA, Error, Gpu};
 
@@ -25,11 +28,22 @@ pub(crate) fn compute_type(desc: &DualGemmDesc) -> Result<FloatType, String> {
     match (desc.a_compute(), desc.a) {
         (AFormat::F16 | AFormat::Nvfp4, _) => Ok(FloatType::F16),
         (AFormat::Bf16, _) => Ok(FloatType::Bf16),
-        (AFormat::F32, _) => Err("A is f32, which tensor cores do not multiply; round it to f16 or bf16, or quantize \
+        (AFormat::F32, _) => {
+            Err("A is f32, which tensor cores do not multiply; round it to f16 or bf16, or quantize \
                                   it to nvfp4 (on the command line: --a-format)"
-            .into()),
+                .into())
+        }
         (AFormat::Mxfp4, _) => Err("A is mxfp4; GPU kernels take nvfp4, f16 and bf16".into()),
     }
+}
+
+/// The order of K.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// As it is.
+    Rows,
+    /// That of [`dualgemm_kernels::plain`], rows padded by zeros.
+    Permuted,
 }
 
 /// A as kernels multiply it.
@@ -55,12 +69,15 @@ pub(crate) fn overlapping(info: &DeviceInfo, spec: LaunchSpec) -> LaunchSpec {
 pub(crate) struct Prologue {
     gpu: &'static Gpu,
     k: usize,
+    /// Bytes from row to row of what is written.
+    pitch: usize,
     kind: Kind,
 }
 
 #[derive(Debug)]
 enum Kind {
     Direct,
+    Permute { kernel: Quantize, image: Buffer },
     Expand { kernel: Expand, image: Buffer },
     Quantize { kernel: Quantize, image: Buffer, scale: QuantizeScale },
 }
@@ -77,8 +94,17 @@ enum QuantizeScale {
 }
 
 impl Prologue {
-    pub(crate) fn new(gpu: &'static Gpu, desc: &DualGemmDesc, layout: ScaleLayout) -> Result<Self, Error> {
-        let image = || Buffer::new(gpu, desc.m * desc.k * 2);
+    pub(crate) fn new(
+        gpu: &'static Gpu,
+        desc: &DualGemmDesc,
+        layout: ScaleLayout,
+        order: Order,
+    ) -> Result<Self, Error> {
+        let pitch = match order {
+            Order::Rows => 2 * desc.k,
+            Order::Permuted => 2 * desc.k.next_multiple_of(SPAN),
+        };
+        let image = || Buffer::new(gpu, desc.m * pitch);
         let quantize = |float: AFormat, dynamic| {
             let ty = match float {
                 AFormat::F32 => FloatType::F32,
@@ -89,7 +115,15 @@ impl Prologue {
         };
         let kind = match (desc.quantize_a, desc.a) {
             (QuantizeA::No, AFormat::Nvfp4) => {
-                Kind::Expand { kernel: Expand::new(gpu, layout, FloatType::F16)?, image: image()? }
+                let kernel = match order {
+                    Order::Rows => Expand::new(gpu, layout, FloatType::F16)?,
+                    Order::Permuted => Expand::permuted(gpu, layout)?,
+                };
+                Kind::Expand { kernel, image: image()? }
+            }
+            (QuantizeA::No, _) if order == Order::Permuted => {
+                let sink = Sink::Permuted(FloatType::F16);
+                Kind::Permute { kernel: Quantize::new(gpu, FloatType::F16, sink, false)?, image: image()? }
             }
             (QuantizeA::No, _) => Kind::Direct,
             (QuantizeA::Static(scale), float) => {
@@ -103,27 +137,33 @@ impl Prologue {
                 Kind::Quantize { kernel, image: image()?, scale }
             }
         };
-        Ok(Self { gpu, k: desc.k, kind })
+        Ok(Self { gpu, k: desc.k, pitch, kind })
     }
 
     /// Launches them and says where A is then.
     pub(crate) fn run(&self, m: usize, a: &DeviceA, stream: Stream) -> Result<Image, Error> {
-        let (k, null) = (self.k, DevicePtr::NULL);
+        let (k, pitch_out, null) = (self.k, self.pitch, DevicePtr::NULL);
         let launch = |spec| self.gpu.launch_on(stream, &overlapping(self.gpu.info(), spec));
         let whole = |image: &Buffer, scale, device_scale| {
-            Ok(Image { values: image.ptr(), pitch: 2 * k, scale, device_scale })
+            Ok(Image { values: image.ptr(), pitch: pitch_out, scale, device_scale })
         };
         match (&self.kind, *a) {
             (Kind::Direct, DeviceA::Float { values, pitch }) => {
                 Ok(Image { values, pitch, scale: 1.0, device_scale: null })
             }
+            (Kind::Permute { kernel, image }, DeviceA::Float { values, pitch }) => {
+                let out = Out::Image { values: image.ptr(), pitch: pitch_out };
+                let scale = Scale::Static(GlobalScale::ONE);
+                launch(kernel.spec(&Floats { m, k, values, pitch }, &out, &scale)?)?;
+                whole(image, 1.0, null)
+            }
             (Kind::Expand { kernel, image }, DeviceA::Nvfp4 { codes, scales, global_scale }) => {
-                launch(kernel.spec(&Codes { m, k, codes, pitch: k / 2, scales }, image.ptr(), 2 * k)?)?;
+                launch(kernel.spec(&Codes { m, k, codes, pitch: k / 2, scales }, image.ptr(), pitch_out)?)?;
                 whole(image, global_scale, null)
             }
             (Kind::Quantize { kernel, image, scale }, DeviceA::Float { values, pitch }) => {
                 let a = Floats { m, k, values, pitch };
-                let out = Out::Image { values: image.ptr(), pitch: 2 * k };
+                let out = Out::Image { values: image.ptr(), pitch: pitch_out };
                 match scale {
                     QuantizeScale::Static(scale) => {
                         launch(kernel.spec(&a, &out, &Scale::Static(*scale))?)?;
@@ -145,7 +185,7 @@ impl Prologue {
                 },
                 expected: match self.kind {
                     Kind::Expand { .. } => "nvfp4".into(),
-                    Kind::Direct | Kind::Quantize { .. } => "floats".into(),
+                    Kind::Direct | Kind::Permute { .. } | Kind::Quantize { .. } => "floats".into(),
                 },
             }),
         }

@@ -11,7 +11,7 @@ use crate::choices::Choice;
 use crate::measure::{Measured, Problem, Protocol, Sets, measure};
 use crate::plan::{ChosenBy, GpuPlan};
 use crate::strategy::{STRATEGIES, Strategy};
-use crate::{Error, GpuOptions, Gpu, WeightForm};
+use crate::{Error, Gpu, GpuOptions, WeightForm};
 
 /// A candidate is left out if it is expected to take this many times as long as the best, and so many µs more.
 const HOPELESS: (f64, f64) = (1.6, 4.0);

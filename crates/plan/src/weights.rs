@@ -110,7 +110,11 @@ impl DeviceWeights {
     ///
     /// # Errors
     /// If an address is misaligned, a bias has another length, or the pack does not fit.
-    pub fn pack_on_device(gpu: &'static Gpu, weights: &DeviceGateUp<'_>, stream: Stream) -> Result<Self, Error> {
+    pub fn pack_on_device(
+        gpu: &'static Gpu,
+        weights: &DeviceGateUp<'_>,
+        stream: Stream,
+    ) -> Result<Self, Error> {
         let &DeviceGateUp { n, k, codes, scales, layout, global_scales, bias } = weights;
         let mut biases = bias.iter().any(Option::is_some).then(|| vec![0.0; 2 * n]);
         for (half, values) in bias.into_iter().enumerate() {
@@ -262,7 +266,8 @@ impl Uploads {
     }
 
     fn add(&mut self, gpu: &'static Gpu, first: usize, run: &GateUp<'_>) -> Result<(), Error> {
-        let wrong = |found: String, expected: String| Err(Error::Operand { tensor: "weights", found, expected });
+        let wrong =
+            |found: String, expected: String| Err(Error::Operand { tensor: "weights", found, expected });
         if first + run.n() > self.n || run.k() != self.k {
             return wrong(format!("[{}, {}]", first + run.n(), run.k()), format!("[{}, {}]", self.n, self.k));
         }
@@ -278,7 +283,8 @@ impl Uploads {
                 run.alpha()
             }
             Form::Plain { codes, scales } => {
-                for (half, (codes, scales)) in [&run.gate, &run.up].into_iter().zip(codes.iter().zip(scales)) {
+                for (half, (codes, scales)) in [&run.gate, &run.up].into_iter().zip(codes.iter().zip(scales))
+                {
                     let (rows, bytes) = plain_rows(half);
                     gpu.copy_to(codes.ptr().offset((first * self.k / 2) as u64), &rows)?;
                     gpu.copy_to(scales.ptr().offset((first * self.k / 16) as u64), &bytes)?;

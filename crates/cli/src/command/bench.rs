@@ -4,6 +4,8 @@
 //! are packed beforehand. Cold, the default, several sets of weights take turns, so that they come from memory as in
 //! a real decoder; warm, one set is used again and again.
 
+pub(super) mod gpu;
+
 use std::fmt;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -16,6 +18,7 @@ use dualgemm::checkpoint::write::atomic::AtomicFile;
 use dualgemm::cpu::{CpuOptions, Isa, limits};
 use dualgemm::formats::{BlockFormat, FloatType, GlobalScale};
 use dualgemm::gemm::{AFormat, AOperand, DualGemmDesc, GateUp, OutFormat, OutScale, QuantizeA};
+use dualgemm::strategies::STRATEGIES;
 use dualgemm::{DualGemm, Plan, Target};
 use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
 use dualgemm_bench::report::{NamedRoofline, Subject};
@@ -24,7 +27,7 @@ use serde::Serialize;
 
 use super::Verdict;
 use crate::args::{AFormatArg, DeviceArg, OutFormatArg};
-use crate::machine::Machine;
+use crate::machine::{self, Machine};
 use crate::report::Output;
 use crate::result::OwnedResult;
 use crate::tolerance::Tolerance;
@@ -32,7 +35,7 @@ use crate::tolerance::Tolerance;
 /// Weights that take turns when cold: several times the last-level cache of the machines that this runs on.
 const BEYOND_CACHES: usize = 192 << 20;
 /// Multiplications of the reference per shape.
-const REFERENCE_BUDGET: f64 = 4e8;
+pub(super) const REFERENCE_BUDGET: f64 = 4e8;
 /// Seed of the operands.
 const SEED: u64 = 1;
 /// Mean square of a generated nvfp4 value before its tensor scale: 8.56 of the codes, a third of the block scales.
@@ -52,13 +55,14 @@ pub struct BenchArgs {
     /// Format of C.
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = OutFormatArg::F16)]
     pub out_dtype: OutFormatArg,
-    /// How the operation is put together. Processors have one way, the fused kernel.
-    #[arg(long, value_enum, default_value_t = StrategyArg::Auto)]
-    pub strategy: StrategyArg,
-    /// Where to compute.
-    #[arg(long, value_enum, default_value_t = DeviceArg::Cpu)]
+    /// How a GPU puts the operation together: a name of --list, several of them comma-separated, all, or auto, the
+    /// fastest that is known. Processors have one way, the fused kernel.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "auto")]
+    pub strategy: Vec<String>,
+    /// Where to compute: cpu, cuda or cuda:N.
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceArg::Cpu)]
     pub device: DeviceArg,
-    /// Whether weights come from memory or from the cache.
+    /// Whether a processor's weights come from memory or from the cache. On a GPU they come from memory.
     #[arg(long, value_enum, default_value_t = CacheArg::Cold)]
     pub cache: CacheArg,
     /// Instruction set of the kernels: portable, avx2, avxvnni, avx512 or avx512vnni. Without it, the best one here.
@@ -82,20 +86,9 @@ pub struct BenchArgs {
     /// Draw them under the roofline, as .svg or .png.
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
-    /// List the shape sets and end.
+    /// List the shape sets and the strategies, and end.
     #[arg(long)]
     pub list: bool,
-}
-
-/// Spellings of the strategies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum StrategyArg {
-    /// The best for the shape.
-    Auto,
-    /// Every one.
-    All,
-    /// Both products in one pass over A, activation and store in the same kernel.
-    Fused,
 }
 
 /// Where weights come from.
@@ -133,6 +126,13 @@ impl fmt::Display for Measurements {
 #[derive(Debug, Serialize)]
 struct Sets {
     shape_sets: Vec<Set>,
+    strategies: Vec<StrategyReport>,
+}
+
+#[derive(Debug, Serialize)]
+struct StrategyReport {
+    name: &'static str,
+    doc: &'static str,
 }
 
 #[derive(Debug, Serialize)]
@@ -148,7 +148,8 @@ impl fmt::Display for Sets {
             let shapes: Vec<String> = set.shapes.iter().map(Shape::to_string).collect();
             writeln!(f, "{:<10} {}\n           {}", set.name, set.doc, shapes.join(" "))?;
         }
-        Ok(())
+        writeln!(f, "\nstrategies of GPUs")?;
+        self.strategies.iter().try_for_each(|s| writeln!(f, "{:<18} {}", s.name, s.doc))
     }
 }
 
@@ -156,10 +157,20 @@ impl fmt::Display for Sets {
 pub fn run(args: &BenchArgs, output: &Output) -> anyhow::Result<Verdict> {
     if args.list {
         let set = |set: &dualgemm_bench::ShapeSet| Set { name: set.name, doc: set.doc, shapes: set.shapes };
-        output.emit(&Sets { shape_sets: SHAPE_SETS.iter().map(set).collect() })?;
+        let strategies = STRATEGIES.iter().map(|s| StrategyReport { name: s.name(), doc: s.doc() }).collect();
+        output.emit(&Sets { shape_sets: SHAPE_SETS.iter().map(set).collect(), strategies })?;
         return Ok(Verdict::Right);
     }
     let shapes = parse_shapes(&args.shapes)?;
+    if let DeviceArg::Gpu(id) = &args.device {
+        return gpu::run(args, id, &shapes, output);
+    }
+    if args.strategy.iter().any(|name| !["auto", "all", "fused"].contains(&name.as_str())) {
+        bail!(
+            "--strategy {}: a processor has one, fused; the others are for --device cuda",
+            args.strategy.join(",")
+        );
+    }
     let pool = rayon::ThreadPoolBuilder::new().num_threads(args.threads.unwrap_or(0).into()).build();
     let report = pool
         .context("--threads: cannot start the threads")?
@@ -175,7 +186,7 @@ pub fn run(args: &BenchArgs, output: &Output) -> anyhow::Result<Verdict> {
 }
 
 /// Names of sets and shapes, in the order given.
-fn parse_shapes(names: &[String]) -> anyhow::Result<Vec<Shape>> {
+pub(super) fn parse_shapes(names: &[String]) -> anyhow::Result<Vec<Shape>> {
     let mut shapes = Vec::new();
     for name in names {
         match parse_shape(name) {
@@ -194,7 +205,6 @@ pub(super) fn parse_shape(text: &str) -> Option<Shape> {
 }
 
 fn measure_all(args: &BenchArgs, shapes: &[Shape], output: &Output) -> anyhow::Result<Report> {
-    let DeviceArg::Cpu = args.device;
     let isa = args.isa.map_or_else(Isa::detect, Ok)?;
     let limits = limits::measure(isa, rayon::current_num_threads())?;
     let roofline = |flops_per_s| Roofline { flops_per_s, bytes_per_s: limits.dram_read };
@@ -224,7 +234,7 @@ fn measure_all(args: &BenchArgs, shapes: &[Shape], output: &Output) -> anyhow::R
     Ok(Report { rooflines, rows })
 }
 
-fn desc(Shape { m, n, k }: Shape, a: AFormatArg, out: OutFormatArg) -> DualGemmDesc {
+pub(super) fn desc(Shape { m, n, k }: Shape, a: AFormatArg, out: OutFormatArg) -> DualGemmDesc {
     let a = match a {
         AFormatArg::F32 => AFormat::F32,
         AFormatArg::F16 => AFormat::F16,
@@ -250,14 +260,34 @@ struct Operands {
     sets: usize,
 }
 
+/// B1 and B2 of a shape.
+pub(super) fn weights(Shape { n, k, .. }: Shape) -> anyhow::Result<GateUp<'static>> {
+    let mut inputs = Inputs::seeded(SEED);
+    // A has unit variance, so both products have it too: no format of C overflows or loses its small values.
+    let scale = GlobalScale::multiplier((MEAN_SQUARE * k as f32).powf(-0.5));
+    let mut half =
+        |name| inputs.quantized(name, BlockFormat::Nvfp4, (n, k), (CodeSet::Full, ScaleSet::Unit), scale);
+    Ok(GateUp::new(half("gate")?, half("up")?))
+}
+
+/// A of a problem.
+pub(super) fn activations(desc: &DualGemmDesc) -> anyhow::Result<AOperand<'static>> {
+    let mut inputs = Inputs::seeded(SEED + 1);
+    Ok(match desc.a {
+        AFormat::F32 => AOperand::Float(inputs.floats("A", FloatType::F32, desc.m, desc.k)?),
+        AFormat::F16 => AOperand::Float(inputs.floats("A", FloatType::F16, desc.m, desc.k)?),
+        AFormat::Bf16 => AOperand::Float(inputs.floats("A", FloatType::Bf16, desc.m, desc.k)?),
+        AFormat::Nvfp4 | AFormat::Mxfp4 => {
+            let sets = (CodeSet::Full, ScaleSet::Unit);
+            let scale = GlobalScale::multiplier(MEAN_SQUARE.powf(-0.5));
+            AOperand::Quantized(inputs.quantized("A", BlockFormat::Nvfp4, (desc.m, desc.k), sets, scale)?)
+        }
+    })
+}
+
 impl Operands {
-    fn new(Shape { n, k, .. }: Shape, cache: CacheArg) -> anyhow::Result<Self> {
-        let mut inputs = Inputs::seeded(SEED);
-        // A has unit variance, so both products have it too: no format of C overflows or loses its small values.
-        let scale = GlobalScale::multiplier((MEAN_SQUARE * k as f32).powf(-0.5));
-        let mut half =
-            |name| inputs.quantized(name, BlockFormat::Nvfp4, (n, k), (CodeSet::Full, ScaleSet::Unit), scale);
-        let weights = GateUp::new(half("gate")?, half("up")?);
+    fn new(shape: Shape, cache: CacheArg) -> anyhow::Result<Self> {
+        let (weights, Shape { n, k, .. }) = (weights(shape)?, shape);
         let sets = match cache {
             CacheArg::Cold => BEYOND_CACHES.div_ceil(n * k / 8 * 9).max(1),
             CacheArg::Warm => 1,
@@ -270,18 +300,7 @@ impl Operands {
         let plan = DualGemm::plan(desc, &Target::Cpu(options))?;
         let packed = plan.prepack(&self.weights)?;
         let sets = vec![packed; self.sets];
-        let mut inputs = Inputs::seeded(SEED + 1);
-        let a = match desc.a {
-            AFormat::F32 => AOperand::Float(inputs.floats("A", FloatType::F32, desc.m, desc.k)?),
-            AFormat::F16 => AOperand::Float(inputs.floats("A", FloatType::F16, desc.m, desc.k)?),
-            AFormat::Bf16 => AOperand::Float(inputs.floats("A", FloatType::Bf16, desc.m, desc.k)?),
-            AFormat::Nvfp4 | AFormat::Mxfp4 => {
-                let sets = (CodeSet::Full, ScaleSet::Unit);
-                let shape = (desc.m, desc.k);
-                let scale = GlobalScale::multiplier(MEAN_SQUARE.powf(-0.5));
-                AOperand::Quantized(inputs.quantized("A", BlockFormat::Nvfp4, shape, sets, scale)?)
-            }
-        };
+        let a = activations(desc)?;
         let mut c = OwnedResult::zeroed(desc);
         let mut runner = plan.runner(1)?;
         let protocol = if args.smoke {
@@ -298,7 +317,7 @@ impl Operands {
         let subject = Subject {
             device: Machine::detect().cpu_model,
             driver: String::new(),
-            commit: env!("CARGO_PKG_VERSION").into(),
+            commit: machine::COMMIT.into(),
             strategy: "fused".into(),
             kernel: plan.kernel().into(),
             threads: plan.threads(),

@@ -4,9 +4,11 @@ use std::fmt;
 
 use clap::Args;
 use dualgemm::cpu::{CpuOptions, Isa};
+use dualgemm::device::Device as _;
 use dualgemm::formats::BlockFormat;
-use dualgemm::gemm::{AFormat, DualGemmDesc};
-use dualgemm::{DualGemm, Target};
+use dualgemm::gemm::{AFormat, DualGemmDesc, OutFormat};
+use dualgemm::strategies::{Error as GpuError, Gpu, STRATEGIES, Strategy, WeightForm};
+use dualgemm::{DualGemm, GpuId, Target};
 use serde::Serialize;
 
 use super::Verdict;
@@ -15,6 +17,8 @@ use crate::report::{Bytes, Output, Table};
 
 /// Rows whose kernels are listed: one token, a small batch, many.
 const ROWS: [usize; 3] = [1, 16, 512];
+/// Rows of the problem that strategies of GPUs are asked about: what all of them take.
+const GPU_ROWS: usize = 64;
 /// Features and K of the problem that is planned; kernels do not depend on them.
 const FEATURES_AND_K: (usize, usize) = (4096, 4096);
 
@@ -28,14 +32,24 @@ struct Report {
     #[serde(flatten)]
     machine: Machine,
     devices: Vec<Device>,
+    strategies: Vec<StrategyReport>,
     instruction_sets: Vec<IsaReport>,
     kernels: Vec<Kernel>,
+}
+
+/// A strategy on a GPU.
+#[derive(Debug, Serialize)]
+struct StrategyReport {
+    device: String,
+    strategy: &'static str,
+    available: bool,
+    why: String,
 }
 
 /// Something that can compute.
 #[derive(Debug, Serialize)]
 struct Device {
-    name: &'static str,
+    name: String,
     available: bool,
     why: String,
 }
@@ -66,9 +80,16 @@ impl fmt::Display for Report {
         let mark = |yes: bool| if yes { "yes" } else { "no" }.to_string();
         let mut table = Table::new(&["device", "usable", "why"]);
         for d in &self.devices {
-            table.row([d.name.into(), mark(d.available), d.why.clone()]);
+            table.row([d.name.clone(), mark(d.available), d.why.clone()]);
         }
         write!(f, "\n{table}")?;
+        if !self.strategies.is_empty() {
+            let mut table = Table::new(&["device", "strategy", "usable", "why"]);
+            for s in &self.strategies {
+                table.row([s.device.clone(), s.strategy.into(), mark(s.available), s.why.clone()]);
+            }
+            write!(f, "\n{table}")?;
+        }
         let mut table = Table::new(&["instruction set", "usable", "why"]);
         for i in &self.instruction_sets {
             table.row([i.isa.to_string(), mark(i.available), i.why.clone()]);
@@ -111,12 +132,64 @@ pub fn run(_: &DoctorArgs, output: &Output) -> anyhow::Result<Verdict> {
             kernels.push(Kernel { a_format, m, kernel: plan.kernel().into(), threads: plan.threads() });
         }
     }
+    let (devices, strategies) = gpus();
     output.emit(&Report {
         version: env!("CARGO_PKG_VERSION"),
         machine: Machine::detect(),
-        devices: vec![Device { name: "cpu", available: true, why: "always there".into() }],
+        devices,
+        strategies,
         instruction_sets,
         kernels,
     })?;
     Ok(Verdict::Right)
+}
+
+/// The processor, and every GPU with what each strategy makes of it.
+fn gpus() -> (Vec<Device>, Vec<StrategyReport>) {
+    let mut devices = vec![Device { name: "cpu".into(), available: true, why: "always there".into() }];
+    let mut strategies = Vec::new();
+    // Where there is none, opening the first one says why.
+    for ordinal in 0..dualgemm_cuda::Cuda::count().max(1) {
+        let id = GpuId::Cuda(ordinal as i32);
+        let name = id.to_string();
+        let gpu = match id.open() {
+            Ok(gpu) => gpu,
+            Err(error) => {
+                devices.push(Device { name, available: false, why: error.to_string() });
+                continue;
+            }
+        };
+        let info = gpu.info();
+        let why = format!(
+            "{} ({}), {} multiprocessors, {}, driver {}",
+            info.name,
+            info.arch,
+            info.sm_count,
+            Bytes(info.memory_bytes),
+            gpu.driver()
+        );
+        let before = strategies.len();
+        strategies.extend(STRATEGIES.iter().map(|s| {
+            let refused = usable(*s, gpu, GPU_ROWS).err();
+            let why = refused.as_ref().map_or_else(|| s.doc().into(), ToString::to_string);
+            StrategyReport { device: name.clone(), strategy: s.name(), available: refused.is_none(), why }
+        }));
+        let available = strategies[before..].iter().any(|s| s.available);
+        devices.push(Device { name, available, why });
+    }
+    (devices, strategies)
+}
+
+/// Whether a strategy takes a common problem on a GPU.
+fn usable(s: &dyn Strategy, gpu: &'static Gpu, m: usize) -> Result<(), GpuError> {
+    let (n, k) = FEATURES_AND_K;
+    let desc = DualGemmDesc {
+        out: OutFormat::F16,
+        ..DualGemmDesc::new(m, n, k, AFormat::Nvfp4, BlockFormat::Nvfp4)
+    };
+    s.kernels(&desc, gpu.info())?;
+    if s.weight_form() == WeightForm::Plain {
+        gpu.blas()?;
+    }
+    Ok(())
 }

@@ -10,6 +10,7 @@ pub mod ptx;
 pub mod quantize;
 pub mod run;
 pub mod sim;
+pub mod tune;
 pub mod validate;
 pub mod verify;
 
@@ -41,6 +42,7 @@ pub fn run(command: Command, output: &Output) -> anyhow::Result<Verdict> {
         Command::Convert(args) => convert::run(&args, output),
         Command::Verify(args) => verify::run(&args, output),
         Command::Bench(args) => bench::run(&args, output),
+        Command::Tune(args) => tune::run(&args, output),
         Command::Ptx(args) => ptx::run(&args, output),
         Command::Sim(args) => sim::run(&args, output),
         Command::Doctor(args) => doctor::run(&args, output),

@@ -7,20 +7,22 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use clap::Args;
 use dualgemm::check::{RowSample, reference_runs};
 use dualgemm::checkpoint::Checkpoint;
 use dualgemm::cpu::{CpuOptions, Isa};
+use dualgemm::device::Device as _;
 use dualgemm::formats::QuantizedMatrix;
 use dualgemm::gemm::{AFormat, AOperand, Comparison, DualGemmDesc, OutFormat, OutScale};
-use dualgemm::{DualGemm, PackedWeights, Plan, Target};
+use dualgemm::{DualGemm, GpuId, GpuOptions, PackedWeights, Plan, Target};
 use dualgemm_bench::{Bound, Protocol, Timing};
 use serde::Serialize;
 
 use super::Verdict;
 use crate::activation::{Activation, Source};
 use crate::args::{ActivationArgs, DeviceArg, EpilogueArgs, LayerArgs, OutFormatArg, ScaleLayoutArg};
+use crate::gpu;
 use crate::layer::{self, Layer};
 use crate::limits::Limits;
 use crate::machine::{self, Machine};
@@ -50,9 +52,12 @@ pub struct RunArgs {
     /// Order of the block scales of an nvfp4 C.
     #[arg(long, value_enum, value_name = "LAYOUT", default_value_t = ScaleLayoutArg::Linear)]
     pub out_scale_layout: ScaleLayoutArg,
-    /// Where to compute.
-    #[arg(long, value_enum, default_value_t = DeviceArg::Cpu)]
+    /// Where to compute: cpu, cuda, cuda:N, or a simulated GPU, sim:sm_90a.
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceArg::Cpu)]
     pub device: DeviceArg,
+    /// How a GPU puts the operation together, see bench --list; without it, the fastest that is known.
+    #[arg(long, value_name = "NAME")]
+    pub strategy: Option<String>,
     /// Instruction set of the kernels: portable, avx2, avxvnni, avx512 or avx512vnni. Without it, the best one here.
     #[arg(long, value_name = "ISA")]
     pub isa: Option<Isa>,
@@ -107,7 +112,7 @@ struct Report {
     out_dtype: &'static str,
     activation: dualgemm::gemm::Activation,
     activation_from: &'static str,
-    device: &'static str,
+    device: String,
     device_name: String,
     kernel: String,
     threads: usize,
@@ -256,7 +261,6 @@ pub fn run(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
 }
 
 fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
-    let DeviceArg::Cpu = args.device;
     let checkpoint = layer::open(&args.checkpoint, &args.layer.read)?;
     let layer = Layer::of(&checkpoint, &args.layer)?;
     let (epilogue, activation_from) = layer::epilogue(&checkpoint, &args.epilogue)?;
@@ -271,9 +275,22 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
         epilogue,
         ..DualGemmDesc::new(m, n, k, AFormat::of(&a), layer.format())
     };
-    let plan = DualGemm::plan(&desc, &Target::Cpu(CpuOptions { isa: args.isa, threads: None }))?;
+    let (target, device_name) = match &args.device {
+        DeviceArg::Cpu => {
+            if args.strategy.is_some() {
+                bail!("--strategy: a processor has one way; the strategies are for --device cuda");
+            }
+            (Target::Cpu(CpuOptions { isa: args.isa, threads: None }), Machine::detect().cpu_model)
+        }
+        DeviceArg::Gpu(id) => {
+            let options = GpuOptions { strategy: args.strategy.clone(), ..GpuOptions::default() };
+            (Target::Gpu(id.clone(), options), gpu::open(id)?.info().name.clone())
+        }
+    };
+    let plan = gpu::supported(DualGemm::plan(&desc, &target))?;
     tracing::info!(%plan, "planned");
-    let limits = if args.no_roofline { None } else { Some(Limits::measure(&plan)?) };
+    let no_clock = matches!(args.device, DeviceArg::Gpu(GpuId::Sim(_)));
+    let limits = if args.no_roofline || no_clock { None } else { Some(Limits::measure(&plan)?) };
 
     let begin = Instant::now();
     let bar = output.progress("pack", n);
@@ -299,7 +316,7 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
         Some(Check::Rows(rows)) => Some(RowSample::spread(m, rows)),
     };
     let error =
-        sample.map(|sample| compare(&desc, &a, (&checkpoint, &layer), &c, sample, output)).transpose()?;
+        sample.map(|sample| compare(&plan, &a, (&checkpoint, &layer), &c, sample, output)).transpose()?;
     let right = error.as_ref().is_none_or(|e| e.right);
     output.emit(&Report {
         checkpoint: args.checkpoint.clone(),
@@ -316,8 +333,8 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
         out_dtype: out_name(desc.out),
         activation: epilogue.activation,
         activation_from,
-        device: "cpu",
-        device_name: Machine::detect().cpu_model,
+        device: args.device.to_string(),
+        device_name,
         kernel: plan.kernel().into(),
         threads: plan.threads(),
         prepack_us,
@@ -351,18 +368,21 @@ fn multiply(
         c.set_global_scale(scale);
         Ok(())
     })?;
+    // A GPU has a clock of its own, and in real use its operands are there already.
+    let timing = runner.time(a, &packed)?.unwrap_or(timing);
     Ok((c, timing))
 }
 
 /// Compares some rows of C with the reference.
 fn compare(
-    desc: &DualGemmDesc,
+    plan: &Plan,
     a: &AOperand<'_>,
     (checkpoint, layer): (&Checkpoint, &Layer<'_>),
     c: &OwnedResult,
     sample: RowSample,
     output: &Output,
 ) -> anyhow::Result<ErrorReport> {
+    let desc = plan.desc();
     let bar = output.progress("reference", desc.n);
     let a = dualgemm::quantize_a(a, desc.quantize_a)?;
     let features = |run| Ok(layer.features(run)?);
@@ -377,7 +397,7 @@ fn compare(
     let want = reference_runs(&desc.epilogue, &a, &sample, desc.n, &features, &progress)?;
     bar.finish_and_clear();
     let c = c.as_matrix(desc.m, desc.n)?;
-    let (comparison, tolerance) = (c.compare(&want, &sample)?, Tolerance::of(c.format(), &desc.epilogue));
+    let (comparison, tolerance) = (c.compare(&want, &sample)?, Tolerance::of_plan(plan, c.format())?);
     let right = tolerance.holds(&comparison);
     Ok(ErrorReport { comparison, rows_compared: sample.rows().len(), sample, tolerance, right })
 }

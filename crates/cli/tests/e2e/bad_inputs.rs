@@ -54,7 +54,7 @@ const CASES: &[(&str, &[&str])] = &[
     ("run {ckpt} --layer x", &["'x' for '--layer <I>'", "invalid digit"]),
     ("run {ckpt} --out-dtype f64", &["'f64' for '--out-dtype", "possible values: f32, f16, bf16, nvfp4"]),
     ("run {ckpt} --a-format int8", &["'int8' for '--a-format", "possible values: f32, bf16, f16, nvfp4"]),
-    ("run {ckpt} --device tpu", &["'tpu' for '--device", "possible values: cpu"]),
+    ("run {ckpt} --device tpu", &["'tpu' for '--device", "valid are cpu, cuda"]),
     ("run {ckpt} --isa sse2", &["'sse2' for '--isa", "known are portable, avx2"]),
     ("run {ckpt} --threads 0", &["'0' for '--threads", "1..=4096"]),
     ("run {ckpt} --repeat 0", &["'0' for '--repeat"]),

@@ -7,12 +7,13 @@ use dualgemm::formats::{
     BlockFormat, FloatMatrix, FloatType, Matrix, QuantizedMatrix, ScaleLayout, scalar::e2m1,
 };
 use dualgemm::gemm::{
-    AFormat, AOperand, Activation, Comparison, DualGemmDesc, GateUp, OutFormat, OutScale, OutputMut, QuantizeA,
+    AFormat, AOperand, Activation, Comparison, DualGemmDesc, GateUp, OutFormat, OutScale, OutputMut,
+    QuantizeA,
 };
 use dualgemm::strategies::{Buffer, Gpu};
 use dualgemm::{
-    DeviceA, DeviceC, DeviceCall, DeviceGateUp, DualGemm, GpuId, GpuOptions, PackedWeights, Plan, Rows, SimArch,
-    Target,
+    DeviceA, DeviceC, DeviceCall, DeviceGateUp, DualGemm, GpuId, GpuOptions, PackedWeights, Plan, Rows,
+    SimArch, Target,
 };
 use half::{bf16, f16};
 
@@ -33,7 +34,7 @@ fn desc(m: usize, n: usize, k: usize, a: AFormat, out: OutFormat) -> DualGemmDes
     DualGemmDesc { out, ..DualGemmDesc::new(m, n, k, a, BlockFormat::Nvfp4) }
 }
 
-fn operand(m: usize, k: usize, format: AFormat) -> AOperand<'static> {
+pub(crate) fn operand(m: usize, k: usize, format: AFormat) -> AOperand<'static> {
     let FloatMatrix::F32(rows) = floats(m, k, 0.37) else { panic!("floats are f32") };
     let values = || (0..m).flat_map(|row| rows.row(row).to_vec());
     match format {
@@ -51,7 +52,7 @@ fn operand(m: usize, k: usize, format: AFormat) -> AOperand<'static> {
 }
 
 /// Runs a plan on the host's operands and gives the relative L2 error.
-fn error(plan: &Plan, a: &AOperand<'_>, weights: &GateUp<'_>) -> f64 {
+pub(crate) fn error(plan: &Plan, a: &AOperand<'_>, weights: &GateUp<'_>) -> f64 {
     let (desc, packed) = (plan.desc(), plan.prepack(weights).unwrap());
     let (m, n) = (a.rows(), desc.n);
     let mut runner = plan.runner(1).unwrap();
@@ -81,8 +82,10 @@ fn error(plan: &Plan, a: &AOperand<'_>, weights: &GateUp<'_>) -> f64 {
             let c = QuantizedMatrix::new("c", BlockFormat::Nvfp4, m, n, codes, scales, scale_layout, global);
             let c = c.unwrap();
             assert!((0..m).any(|row| e2m1::decode(c.code(row, 0)) != 0.0), "C is not all zeros");
-            let values: Vec<f32> =
-                (0..m).flat_map(|row| (0..n).map(move |col| (row, col))).map(|(r, x)| c.value(r, x) as f32).collect();
+            let values: Vec<f32> = (0..m)
+                .flat_map(|row| (0..n).map(move |col| (row, col)))
+                .map(|(r, x)| c.value(r, x) as f32)
+                .collect();
             Comparison::new(&values, &want, n)
         }
     };
@@ -91,9 +94,10 @@ fn error(plan: &Plan, a: &AOperand<'_>, weights: &GateUp<'_>) -> f64 {
 
 #[test]
 fn every_strategy_without_a_library_is_right_close() {
-    for strategy in ["fused", "persistent", "stream-k", "decode"] {
-        let desc = desc(9, 72, 208, AFormat::Nvfp4, OutFormat::F16);
-        let found = error(&plan(&desc, Some(strategy)), &operand(9, 208, AFormat::Nvfp4), &expert(72, 208, 0));
+    for strategy in ["fused", "persistent", "stream-k", "decode", "plain", "portable"] {
+        let desc = desc(9, 72, 224, AFormat::Nvfp4, OutFormat::F16);
+        let found =
+            error(&plan(&desc, Some(strategy)), &operand(9, 224, AFormat::Nvfp4), &expert(72, 224, 0));
         assert!(found < 4e-4, "{strategy}: {found:e}");
     }
 }
@@ -165,8 +169,10 @@ fn device_operands_give_the_same_bits_as_the_hosts_exact() {
     let buffers: Vec<[Buffer; 2]> = [&weights.gate, &weights.up]
         .map(|half| {
             let codes: Vec<u8> = (0..n).flat_map(|row| half.row_codes(row).to_vec()).collect();
-            let scales: Vec<u8> =
-                (0..n).flat_map(|row| (0..half.blocks()).map(move |b| (row, b))).map(|(r, b)| half.scale_byte(r, b)).collect();
+            let scales: Vec<u8> = (0..n)
+                .flat_map(|row| (0..half.blocks()).map(move |b| (row, b)))
+                .map(|(r, b)| half.scale_byte(r, b))
+                .collect();
             [Buffer::of(gpu(), &codes).unwrap(), Buffer::of(gpu(), &scales).unwrap()]
         })
         .into();
@@ -183,7 +189,8 @@ fn device_operands_give_the_same_bits_as_the_hosts_exact() {
     drop(buffers);
     let AOperand::Float(FloatMatrix::F16(rows)) = &a else { panic!("A is f16") };
     let bytes: Vec<u8> = (0..m).flat_map(|r| rows.row(r)).flat_map(|x| x.to_le_bytes()).collect();
-    let (values, c) = (Buffer::of(gpu(), &bytes).unwrap(), Buffer::of(gpu(), &vec![0xEE; m * n * 2 + 64]).unwrap());
+    let (values, c) =
+        (Buffer::of(gpu(), &bytes).unwrap(), Buffer::of(gpu(), &vec![0xEE; m * n * 2 + 64]).unwrap());
     let call = DeviceCall {
         m,
         a: DeviceA::Float { values: values.ptr(), pitch: 2 * k },

@@ -1,5 +1,6 @@
 //! Plan, prepack, run through the facade: the real checkpoint, mixtures of experts, and misuse.
 
+mod card;
 mod gpu;
 
 use std::path::{Path, PathBuf};

@@ -14,7 +14,7 @@ use dualgemm_kernels::sm90a::host::{Fused as Kernel, FusedArgs};
 use dualgemm_kernels::sm90a::variant::{Compute, Out, Scheduler, Variant};
 
 use super::{Prepared, Strategy};
-use crate::prologue::{Prologue, compute_type, overlapping};
+use crate::prologue::{Order, Prologue, compute_type, overlapping};
 use crate::{Buffer, DeviceC, DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm, model};
 
 /// Most rows that the decode strategy is for.
@@ -106,15 +106,15 @@ impl Strategy for Fused {
 
     fn kernels(&self, desc: &DualGemmDesc, info: &DeviceInfo) -> Result<Vec<String>, Error> {
         if (info.arch.major, info.arch.minor) != (9, 0) {
-            return self.unsupported(format!("its kernel is for sm_90a; this is {}, {}", info.name, info.arch));
+            return self
+                .unsupported(format!("its kernel is for sm_90a; this is {}, {}", info.name, info.arch));
         }
         if self.few_rows && desc.m > DECODE_ROWS {
             return self.unsupported(format!("M = {}; it is for up to {DECODE_ROWS} rows", desc.m));
         }
         let variant = self.variant(desc)?;
         let fits = |config: &Config| self.is_for(config) && config.layout(&variant).is_ok();
-        let names: Vec<String> =
-            Config::MENU.into_iter().filter(fits).map(|config| config.name()).collect();
+        let names: Vec<String> = Config::MENU.into_iter().filter(fits).map(|config| config.name()).collect();
         if names.is_empty() {
             return self.unsupported(format!("no configuration fits {}", variant.name()));
         }
@@ -140,7 +140,7 @@ impl Strategy for Fused {
             }
             _ => None,
         };
-        let prologue = Prologue::new(gpu, &desc, plan.a_scale_layout)?;
+        let prologue = Prologue::new(gpu, &desc, plan.a_scale_layout, Order::Rows)?;
         Ok(Box::new(Ready { gpu, desc, prologue, kernel, with_bias: OnceLock::new(), workspace, requantize }))
     }
 }
@@ -189,7 +189,11 @@ impl Prepared for Ready {
             }
             (_, found, expected) => {
                 let found = if matches!(found, DeviceC::Float(_)) { "floats" } else { "nvfp4" };
-                return Err(Error::Operand { tensor: "C", found: found.into(), expected: expected.to_string() });
+                return Err(Error::Operand {
+                    tensor: "C",
+                    found: found.into(),
+                    expected: expected.to_string(),
+                });
             }
         };
         let args = FusedArgs {

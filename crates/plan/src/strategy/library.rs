@@ -17,7 +17,7 @@ use dualgemm_kernels::generic::quantize::Out;
 use dualgemm_kernels::generic::rowwise::Sink;
 use dualgemm_kernels::generic::silu_mul::{Products, SiluMul};
 
-use crate::prologue::{Image, Prologue, compute_type, overlapping};
+use crate::prologue::{Image, Order, Prologue, compute_type, overlapping};
 use crate::{Buffer, DeviceC, DeviceCall, DeviceWeights, Error, Gpu, GpuPlan};
 
 /// Scratch that the library may use; what its fast Hopper kernels ask for.
@@ -79,7 +79,7 @@ impl Library {
         Ok(Self {
             gpu,
             desc,
-            prologue: Prologue::new(gpu, &desc, plan.a_scale_layout)?,
+            prologue: Prologue::new(gpu, &desc, plan.a_scale_layout, Order::Rows)?,
             dequantize: Dequantize::new(device, ScaleLayout::Linear, ty)?,
             matmul: gpu.blas()?.matmul(half, (desc.m, desc.n, desc.k), WORKSPACE)?,
             act: SiluMul::new(device, (ty, false, round), sink, &program, true)?,
@@ -148,9 +148,10 @@ impl Library {
         let (pitch, bias, a_scale) = (2 * n, weights.bias(), DevicePtr::NULL);
         let products = Products { m, n, gate, up, pitch, alpha: [1.0; 2], a_scale, bias };
         let (out, scale) = match (self.desc.out, call.c) {
-            (OutFormat::Nvfp4 { global_scale: OutScale::Static(scale), .. }, DeviceC::Nvfp4 { codes, scales, .. }) => {
-                (Out::Codes { codes, scales }, GlobalScale::multiplier(scale))
-            }
+            (
+                OutFormat::Nvfp4 { global_scale: OutScale::Static(scale), .. },
+                DeviceC::Nvfp4 { codes, scales, .. },
+            ) => (Out::Codes { codes, scales }, GlobalScale::multiplier(scale)),
             (out, DeviceC::Float(values)) => {
                 let pitch = n * out.bits_per_element() as usize / 8;
                 (Out::Image { values, pitch }, GlobalScale::ONE)

@@ -7,14 +7,17 @@ pub mod cuda_graph;
 pub mod fused;
 mod library;
 pub mod parallel_streams;
+pub mod plain;
+pub mod portable;
 
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use dualgemm_device::{DeviceInfo, Stream};
-use dualgemm_gemm::DualGemmDesc;
+use dualgemm_device::{DeviceInfo, DevicePtr, Stream};
+use dualgemm_formats::FloatType;
+use dualgemm_gemm::{DualGemmDesc, OutFormat};
 
-use crate::{DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm};
+use crate::{DeviceC, DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm};
 
 /// How calls reach the card when their speed is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,7 +91,29 @@ pub const STRATEGIES: &[&dyn Strategy] = &[
     &fused::Fused::PERSISTENT,
     &fused::Fused::STREAM_K,
     &fused::Fused::DECODE,
+    &plain::Plain,
+    &portable::Portable,
 ];
+
+/// The float type of C, if it is one.
+fn float_out(out: OutFormat) -> Option<FloatType> {
+    match out {
+        OutFormat::F32 => Some(FloatType::F32),
+        OutFormat::F16 => Some(FloatType::F16),
+        OutFormat::Bf16 => Some(FloatType::Bf16),
+        OutFormat::Nvfp4 { .. } => None,
+    }
+}
+
+/// Where a float C of a call goes.
+fn dense_c(call: &DeviceCall, desc: &DualGemmDesc) -> Result<DevicePtr, Error> {
+    match call.c {
+        DeviceC::Float(c) => Ok(c),
+        DeviceC::Nvfp4 { .. } => {
+            Err(Error::Operand { tensor: "C", found: "nvfp4".into(), expected: desc.out.to_string() })
+        }
+    }
+}
 
 /// The strategy of that name.
 ///

@@ -1,0 +1,173 @@
+//! `bench --device cuda`: every strategy asked for on every shape, against what the card can do at most.
+//!
+//! The protocol is that of [`measure`]: weights from memory, calls replayed from a graph, results compared with the f64
+//! reference before they are timed.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use anyhow::{Context as _, bail};
+use dualgemm::GpuId;
+use dualgemm::check::{RowSample, reference_rows};
+use dualgemm::device::Device as _;
+use dualgemm::gemm::{AOperand, DualGemmDesc, GateUp};
+use dualgemm::strategies::measure::{self, CardLimits, Problem, Protocol, Sets};
+use dualgemm::strategies::{Error, Gpu, GpuOptions, GpuPlan, STRATEGIES, WeightForm, strategy};
+use dualgemm_bench::report::{NamedRoofline, Subject};
+use dualgemm_bench::{Report, Roofline, Row, Shape, plot};
+use serde::Serialize;
+
+use super::{BenchArgs, REFERENCE_BUDGET, activations, desc, weights, write_whole};
+use crate::command::Verdict;
+use crate::machine;
+use crate::report::Output;
+
+/// The measurements as table and document.
+#[derive(Debug, Serialize)]
+struct Measurements {
+    #[serde(flatten)]
+    report: Report,
+    limits: CardLimits,
+    /// Strategies that could not take a shape, and why.
+    left_out: Vec<String>,
+    /// Microseconds from the first kernel's text to the last one loaded.
+    load_us: u64,
+}
+
+impl fmt::Display for Measurements {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (device, driver) =
+            self.report.rows.first().map_or(("", ""), |row| (row.device.as_str(), row.driver.as_str()));
+        let CardLimits { bytes_per_s, flops_per_s, flops_by } = &self.limits;
+        writeln!(f, "{device}, driver {driver}")?;
+        writeln!(
+            f,
+            "measured limits: {:.0} GB/s read, {:.0} TFLOP/s in f16 ({flops_by})",
+            bytes_per_s * 1e-9,
+            flops_per_s * 1e-12
+        )?;
+        f.write_str(&self.report.to_card_table())?;
+        self.left_out.iter().try_for_each(|line| writeln!(f, "left out: {line}"))?;
+        writeln!(f, "loading all kernels took {:.1} s", self.load_us as f64 * 1e-6)
+    }
+}
+
+/// Operands of one shape and format of A, and the rows that results are compared on.
+pub(in crate::command) struct Operands {
+    desc: DualGemmDesc,
+    a: AOperand<'static>,
+    rows: Vec<usize>,
+    want: Vec<f64>,
+}
+
+impl Operands {
+    pub(in crate::command) fn new(
+        desc: DualGemmDesc,
+        weights: &GateUp<'static>,
+        check: bool,
+    ) -> anyhow::Result<Self> {
+        let a = activations(&desc)?;
+        let sample = RowSample::within(desc.m, desc.n, desc.k, REFERENCE_BUDGET, 1);
+        let want = match check {
+            true => reference_rows(&desc.epilogue, &a, &sample, weights, &|_| {})?,
+            false => Vec::new(),
+        };
+        let rows = if check { sample.rows().to_vec() } else { Vec::new() };
+        Ok(Self { desc, a, rows, want })
+    }
+
+    pub(in crate::command) fn problem<'p>(&'p self, weights: &'p GateUp<'static>) -> Problem<'p> {
+        let (rows, want) = (self.rows.clone(), self.want.clone());
+        Problem { desc: self.desc, weights, a: &self.a, rows, want }
+    }
+}
+
+/// Measures, reports, writes.
+pub(super) fn run(
+    args: &BenchArgs,
+    id: &GpuId,
+    shapes: &[Shape],
+    output: &Output,
+) -> anyhow::Result<Verdict> {
+    let gpu = crate::gpu::open(id)?;
+    if gpu.card().is_none() {
+        bail!("--device {id}: a simulated GPU has no clock; `dualgemm sim` says the least time a card needs");
+    }
+    // Names are checked before anything takes time. No name: whatever is known to be the fastest.
+    let wanted: Vec<Option<&str>> = match args.strategy.as_slice() {
+        [one] if one == "all" => STRATEGIES.iter().map(|s| Some(s.name())).collect(),
+        names => names
+            .iter()
+            .map(|name| if name == "auto" { Ok(None) } else { strategy(name).map(|s| Some(s.name())) })
+            .collect::<Result<_, _>>()?,
+    };
+    let protocol = if args.smoke { Protocol::SMOKE } else { Protocol::default() };
+    let limits = measure::limits(gpu, protocol)?;
+    let roofline = Roofline { flops_per_s: limits.flops_per_s, bytes_per_s: limits.bytes_per_s };
+    let (mut rows, mut left_out) = (Vec::new(), Vec::new());
+    let bar = output.progress("bench", shapes.len() * args.a_format.len() * wanted.len());
+    for &shape in shapes {
+        let descs = args.a_format.iter().map(|&a| desc(shape, a, args.out_dtype)).collect::<Vec<_>>();
+        descs.iter().try_for_each(DualGemmDesc::check).with_context(|| format!("--shapes {shape}"))?;
+        let weights = weights(shape)?;
+        for desc in descs {
+            let operands = Operands::new(desc, &weights, !args.no_check)?;
+            let problem = operands.problem(&weights);
+            let mut sets: HashMap<WeightForm, Sets> = HashMap::new();
+            for &name in &wanted {
+                bar.inc(1);
+                match one(gpu, &problem, name, &mut sets, protocol) {
+                    Ok((plan, measured)) => {
+                        let subject = subject(gpu, name, &plan);
+                        rows.push(Row::new(subject, &desc, &roofline, measured.timing, measured.rel_l2));
+                    }
+                    Err(Error::Wrong { kernel, problem, rel_l2 }) => {
+                        bail!(Error::Wrong { kernel, problem, rel_l2 })
+                    }
+                    Err(reason) if wanted.len() > 1 => {
+                        left_out.push(format!("{shape} A {}, {}: {reason}", desc.a, name.unwrap_or("auto")));
+                    }
+                    Err(reason) => return crate::gpu::supported(Err(reason.into())),
+                }
+            }
+        }
+    }
+    bar.finish_and_clear();
+    let report = Report { rooflines: vec![NamedRoofline { name: "f16".into(), roofline }], rows };
+    if let Some(path) = &args.csv {
+        write_whole(path, report.to_card_csv().as_bytes())?;
+    }
+    if let Some(path) = &args.plot {
+        plot::roofline(&report, path)?;
+    }
+    output.emit(&Measurements { report, limits, left_out, load_us: gpu.load_us() })?;
+    Ok(Verdict::Right)
+}
+
+fn one(
+    gpu: &'static Gpu,
+    problem: &Problem<'_>,
+    name: Option<&str>,
+    sets: &mut HashMap<WeightForm, Sets>,
+    protocol: Protocol,
+) -> Result<(GpuPlan, measure::Measured), Error> {
+    let options = GpuOptions { strategy: name.map(Into::into), ..GpuOptions::default() };
+    let plan = GpuPlan::new(&problem.desc, gpu, &options)?;
+    let form = plan.weight_form()?;
+    if !sets.contains_key(&form) {
+        sets.insert(form, Sets::new(gpu, problem, &plan)?);
+    }
+    let measured = measure::measure(gpu, problem, &plan, &sets[&form], protocol)?;
+    Ok((plan, measured))
+}
+
+fn subject(gpu: &Gpu, name: Option<&str>, plan: &GpuPlan) -> Subject {
+    Subject {
+        device: gpu.info().name.clone(),
+        driver: gpu.driver().into(),
+        commit: machine::COMMIT.into(),
+        strategy: name.map_or_else(|| format!("auto ({})", plan.strategy), Into::into),
+        kernel: plan.kernel.clone(),
+        threads: 0,
+    }
+}

@@ -1,0 +1,22 @@
+//! GPUs as the commands see them: opened, or a reason with what would work instead.
+
+use dualgemm::strategies::{Error as GpuError, Gpu};
+use dualgemm::{Error, GpuId};
+
+use crate::failure::Unsupported;
+
+/// Opens a GPU.
+pub fn open(id: &GpuId) -> anyhow::Result<&'static Gpu> {
+    supported(id.open())
+}
+
+/// Tells what this machine or build cannot do from what is wrong with the input.
+pub fn supported<T>(result: Result<T, Error>) -> anyhow::Result<T> {
+    result.map_err(|error| match &error {
+        Error::Gpu(GpuError::Device(_) | GpuError::NothingFits { .. } | GpuError::Unsupported { .. }) => {
+            Unsupported { what: error.to_string(), instead: "--device cpu computes on the processor".into() }
+                .into()
+        }
+        _ => error.into(),
+    })
+}

@@ -1,0 +1,102 @@
+//! The fused kernel without prepack: weights are read as producers write them, so nothing is kept between calls but
+//! what the checkpoint holds. A is brought into the order of K that makes rows of codes fragments of registers.
+
+use std::sync::Arc;
+
+use dualgemm_device::{Device, DeviceInfo, Stream};
+use dualgemm_formats::{BlockFormat, FloatType};
+use dualgemm_gemm::{DualGemmDesc, QuantizeA};
+use dualgemm_kernels::generic::finish::Output;
+use dualgemm_kernels::plain::config::Config;
+use dualgemm_kernels::plain::host::{Fused as Kernel, FusedArgs};
+use dualgemm_kernels::sm90a::decode::WEIGHT_FACTOR;
+
+use super::{Prepared, Strategy, dense_c, float_out};
+use crate::prologue::{Order, Prologue, compute_type, overlapping};
+use crate::{DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm};
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Plain;
+
+impl Strategy for Plain {
+    fn name(&self) -> &'static str {
+        "plain"
+    }
+
+    fn doc(&self) -> &'static str {
+        "fused, on weights as the checkpoint has them: nothing prepacked, A permuted on each call"
+    }
+
+    fn weight_form(&self) -> WeightForm {
+        WeightForm::Plain
+    }
+
+    fn kernels(&self, desc: &DualGemmDesc, info: &DeviceInfo) -> Result<Vec<String>, Error> {
+        let unsupported = |reason: String| Err(Error::Unsupported { strategy: self.name(), reason });
+        if (info.arch.major, info.arch.minor) != (9, 0) {
+            return unsupported(format!("its kernel is for sm_90a; this is {}, {}", info.name, info.arch));
+        }
+        if compute_type(desc) != Ok(FloatType::F16) || desc.quantize_a != QuantizeA::No {
+            return unsupported(format!(
+                "A is {}, or quantized on the way in; it takes f16 and nvfp4",
+                desc.a
+            ));
+        }
+        if desc.b != BlockFormat::Nvfp4 || !desc.k.is_multiple_of(32) {
+            return unsupported(format!(
+                "B is {} with K = {}; it takes nvfp4 with K a multiple of 32",
+                desc.b, desc.k
+            ));
+        }
+        if desc.epilogue.round_gate_up_to_bf16 {
+            return unsupported("it does not round gate and up to bf16".into());
+        }
+        let Some(out) = float_out(desc.out) else {
+            return unsupported(format!("C is {}; it writes floats", desc.out));
+        };
+        let fits = |config: &Config| config.layout(out).is_ok();
+        Ok(Config::MENU.into_iter().filter(fits).map(|config| config.name()).collect())
+    }
+
+    fn estimate_us(&self, desc: &DualGemmDesc, info: &DeviceInfo, kernel: &str) -> Option<f64> {
+        let config = Config::named(kernel).ok()?;
+        // The tile's work alone: which tile is best does not depend on what is the same for all.
+        let tiles = desc.m.div_ceil(config.tokens as usize) * desc.n.div_ceil(config.features() as usize);
+        let waves = tiles.div_ceil(info.sm_count.max(1) as usize) as f64;
+        let clocks = f64::from(config.row_groups) * 2.0 * f64::from(config.tokens.max(48));
+        Some(waves * clocks * desc.k as f64 / 64.0 / 1.5e3)
+    }
+
+    fn prepare(&self, gpu: &'static Gpu, plan: &GpuPlan) -> Result<Box<dyn Prepared>, Error> {
+        let desc = plan.desc;
+        let out = float_out(desc.out).unwrap_or(FloatType::F32);
+        let aligned = (desc.n * desc.out.bits_per_element() as usize / 8).is_multiple_of(16);
+        let program = desc.epilogue.activation.program();
+        let kernel = Kernel::new(gpu, Config::named(&plan.kernel)?, out, &program, aligned)?;
+        let prologue = Prologue::new(gpu, &desc, plan.a_scale_layout, Order::Permuted)?;
+        Ok(Box::new(Ready { gpu, desc, prologue, kernel }))
+    }
+}
+
+#[derive(Debug)]
+struct Ready {
+    gpu: &'static Gpu,
+    desc: DualGemmDesc,
+    prologue: Prologue,
+    kernel: Kernel,
+}
+
+impl Prepared for Ready {
+    fn run(&self, call: &DeviceCall, weights: &Arc<DeviceWeights>, stream: Stream) -> Result<(), Error> {
+        let &DualGemmDesc { n, k, epilogue, .. } = &self.desc;
+        let a = self.prologue.run(call.m, &call.a, stream)?;
+        let [gate, up] = weights.alpha().map(|alpha| alpha * a.scale * WEIGHT_FACTOR);
+        let alpha = [gate * epilogue.alpha_gate, up * epilogue.alpha_up];
+        let output = Output { bias: weights.bias(), ..Output::new(dense_c(call, &self.desc)?, alpha) };
+        let size = (call.m, n, k);
+        let args = FusedArgs { size, a: a.values, a_pitch: a.pitch, weights: weights.plain()?, output };
+        let spec = self.kernel.spec(self.gpu, &args)?;
+        Ok(self.gpu.launch_on(stream, &overlapping(self.gpu.info(), spec))?)
+    }
+}

@@ -1,0 +1,96 @@
+//! The fused kernel by `mma.sync`, for every NVIDIA GPU from sm_80 on: slower than what is written for one architecture,
+//! but nobody is turned away. It reads the same pack.
+
+use std::sync::Arc;
+
+use dualgemm_device::{Device, DeviceInfo, Stream};
+use dualgemm_formats::FloatType;
+use dualgemm_gemm::DualGemmDesc;
+use dualgemm_kernels::generic::finish::Output;
+use dualgemm_kernels::sm80::config::Config;
+use dualgemm_kernels::sm80::fused::Variant;
+use dualgemm_kernels::sm80::host::{Fused as Kernel, FusedArgs};
+use dualgemm_ptx::builder::HalfFormat;
+
+use super::{Prepared, Strategy, dense_c, float_out};
+use crate::prologue::{Order, Prologue, compute_type, overlapping};
+use crate::{DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm, model};
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Portable;
+
+impl Strategy for Portable {
+    fn name(&self) -> &'static str {
+        "portable"
+    }
+
+    fn doc(&self) -> &'static str {
+        "fused by mma.sync, for every NVIDIA GPU from sm_80 on"
+    }
+
+    fn weight_form(&self) -> WeightForm {
+        WeightForm::Packed
+    }
+
+    fn kernels(&self, desc: &DualGemmDesc, info: &DeviceInfo) -> Result<Vec<String>, Error> {
+        let unsupported = |reason: String| Err(Error::Unsupported { strategy: self.name(), reason });
+        if info.arch.major < 8 {
+            return unsupported(format!("its kernel needs sm_80; this is {}, {}", info.name, info.arch));
+        }
+        if let Err(reason) = compute_type(desc) {
+            return unsupported(reason);
+        }
+        if desc.epilogue.round_gate_up_to_bf16 {
+            return unsupported("it does not round gate and up to bf16".into());
+        }
+        let Some(out) = float_out(desc.out) else {
+            return unsupported(format!("C is {}; it writes floats", desc.out));
+        };
+        let fits = |config: &Config| config.layout(out).is_ok();
+        Ok(Config::MENU.into_iter().filter(fits).map(|config| config.name()).collect())
+    }
+
+    fn estimate_us(&self, desc: &DualGemmDesc, info: &DeviceInfo, kernel: &str) -> Option<f64> {
+        Some(model::portable_us(desc, info, &Config::named(kernel).ok()?))
+    }
+
+    fn prepare(&self, gpu: &'static Gpu, plan: &GpuPlan) -> Result<Box<dyn Prepared>, Error> {
+        let desc = plan.desc;
+        let variant = Variant {
+            compute: match compute_type(&desc) {
+                Ok(FloatType::Bf16) => HalfFormat::Bf16,
+                _ => HalfFormat::F16,
+            },
+            out: float_out(desc.out).unwrap_or(FloatType::F32),
+            aligned: (desc.n * desc.out.bits_per_element() as usize / 8).is_multiple_of(16),
+        };
+        let program = desc.epilogue.activation.program();
+        let kernel = Kernel::new(gpu, Config::named(&plan.kernel)?, &variant, &program)?;
+        let prologue = Prologue::new(gpu, &desc, plan.a_scale_layout, Order::Rows)?;
+        Ok(Box::new(Ready { gpu, desc, prologue, kernel }))
+    }
+}
+
+#[derive(Debug)]
+struct Ready {
+    gpu: &'static Gpu,
+    desc: DualGemmDesc,
+    prologue: Prologue,
+    kernel: Kernel,
+}
+
+impl Prepared for Ready {
+    fn run(&self, call: &DeviceCall, weights: &Arc<DeviceWeights>, stream: Stream) -> Result<(), Error> {
+        let &DualGemmDesc { n, k, epilogue, .. } = &self.desc;
+        let a = self.prologue.run(call.m, &call.a, stream)?;
+        let [gate, up] = weights.alpha().map(|alpha| alpha * a.scale);
+        let alpha = [gate * epilogue.alpha_gate, up * epilogue.alpha_up];
+        let c = dense_c(call, &self.desc)?;
+        let output = Output { bias: weights.bias(), a_scale: a.device_scale, ..Output::new(c, alpha) };
+        let size = (call.m, n, k);
+        let args = FusedArgs { size, a: a.values, a_pitch: a.pitch, weights: weights.packed()?, output };
+        let spec = self.kernel.spec(&args)?;
+        Ok(self.gpu.launch_on(stream, &overlapping(self.gpu.info(), spec))?)
+    }
+}
