@@ -84,17 +84,16 @@ impl TiledTensor {
                 address = address.wrapping_add(at.wrapping_mul(self.strides[d + 1] as i64));
             }
             rows.push((address, inside));
-            for d in 0..=space {
-                if d == space {
-                    base[d] += 1;
-                    break;
-                }
+            // Like the digits of a number: a dimension that is past its end starts anew and the next one moves.
+            let past_all = (0..space).all(|d| {
                 base[d] += i64::from(self.element_strides[d + 1]);
-                if base[d] < self.dims[d + 1] as i64 + i64::from(bounds.upper[d]) {
-                    break;
+                let past = base[d] >= self.dims[d + 1] as i64 + i64::from(bounds.upper[d]);
+                if past {
+                    base[d] = bounds.lower[d].into();
                 }
-                base[d] = bounds.lower[d].into();
-            }
+                past
+            });
+            base[space] += i64::from(past_all);
         }
         Ok(self.listed(&walk, rows.into_iter()))
     }

@@ -167,6 +167,7 @@ proptest! {
         let mut t = TiledTensor {
             ty, rank, base: 1 << 20, dims, strides: [0, 256, 1024, 4096, 16384],
             box_dims: sides, element_strides: steps, swizzle, fill: Fill::Zero,
+            bounds: None,
         };
         t.box_dims[0] = row / bytes;
         t.dims[0] = dims[0] * 5;
