@@ -1,10 +1,10 @@
-//! nvfp4 weights as floats, tensor scale included: what a library GEMM multiplies. One launch per matrix; the halves of
+//! nvfp4 or mxfp4 weights as floats, tensor scale included: what a library GEMM multiplies. One launch per matrix; the halves of
 //! a `[2N, K]` matrix are two launches on one buffer.
 //!
 //! The value is `code · scale` (exact) times the tensor scale in f32, rounded once more to the output's type.
 
 use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};
-use dualgemm_formats::{FloatType, ScaleLayout};
+use dualgemm_formats::{BlockFormat, FloatType, ScaleLayout};
 use dualgemm_gemm::Activation;
 
 use super::expand::Codes;
@@ -22,23 +22,39 @@ pub struct Dequantize {
 }
 
 impl Dequantize {
-    /// Configurations: every scale layout, to every float type.
+    /// Configurations: nvfp4 in every scale layout and mxfp4 with linear scales, to every float type.
     pub fn configs() -> Vec<Config> {
         let layouts = ScaleLayout::ALL.into_iter();
-        layouts.flat_map(|layout| FloatType::ALL.map(|ty| Self::config(layout, ty))).collect()
+        let nvfp4 =
+            layouts.flat_map(|layout| FloatType::ALL.map(|ty| Self::config(BlockFormat::Nvfp4, layout, ty)));
+        let mxfp4 = FloatType::ALL.map(|ty| Self::config(BlockFormat::Mxfp4, ScaleLayout::Linear, ty));
+        nvfp4.chain(mxfp4).collect()
     }
 
-    fn config(layout: ScaleLayout, ty: FloatType) -> Config {
-        let source = Source::Codes { layout, scaled: true };
+    fn config(format: BlockFormat, layout: ScaleLayout, ty: FloatType) -> Config {
+        let source = Source::Codes { format, layout, scaled: true };
         Config { source, sink: Sink::Float(ty), dynamic: false, aligned: true }
     }
 
-    /// Loads the kernel for scales in this layout and values of this type.
+    /// Loads the kernel for nvfp4 with scales in this layout and values of this type.
     ///
     /// # Errors
     /// If the device refuses the text.
     pub fn new(device: &dyn Device, layout: ScaleLayout, ty: FloatType) -> Result<Self, Error> {
-        let config = Self::config(layout, ty);
+        Self::of(device, BlockFormat::Nvfp4, layout, ty)
+    }
+
+    /// Loads the kernel for a matrix in this format.
+    ///
+    /// # Errors
+    /// If the device refuses the text.
+    pub fn of(
+        device: &dyn Device,
+        format: BlockFormat,
+        layout: ScaleLayout,
+        ty: FloatType,
+    ) -> Result<Self, Error> {
+        let config = Self::config(format, layout, ty);
         let module =
             rowwise::generate(&config, &Activation::Identity.program(), target_for(device.info().arch))?;
         Ok(Self { function: load(device, &module, rowwise::ENTRY)?, ty, config })
@@ -57,6 +73,7 @@ impl Dequantize {
         pitch: usize,
     ) -> Result<LaunchSpec, Error> {
         weights.check("B")?;
+        self.config.check_blocks("B", weights.k)?;
         fits("B", "address of the values", out.0 as usize, 1, 16)?;
         let least = weights.k * values::bytes(self.ty) as usize;
         fits("B", "bytes from row to row of the values", pitch, least, 16)?;

@@ -1,11 +1,13 @@
-//! nvfp4 activations as f16 or bf16: what the fused Hopper kernel multiplies.
+//! nvfp4 or mxfp4 activations as f16 or bf16: what the fused Hopper kernel multiplies.
 //!
 //! The value is `code · scale`, which both formats hold exactly ([`FACTOR`] is 1); the tensor scale of A joins the
 //! epilogue's alpha. K needs no padding: rows of a multiple of 16 elements are what the TMA unit takes, and it fills
 //! what lies beyond with zeros.
+//!
+//! mxfp4 scales are any power of two: their values are exact in bf16, and in f16 where they are in its range.
 
 use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};
-use dualgemm_formats::{FloatType, ScaleLayout};
+use dualgemm_formats::{BlockFormat, FloatType, ScaleLayout};
 use dualgemm_gemm::Activation;
 
 use super::quantize::{block_rule, fits};
@@ -17,12 +19,12 @@ use crate::plain::order::SPAN;
 /// What an expanded value must be multiplied by to be `code · scale`.
 pub const FACTOR: f32 = 1.0;
 
-/// An nvfp4 matrix in device memory.
+/// An nvfp4 or mxfp4 matrix in device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Codes {
     /// Rows.
     pub m: usize,
-    /// Elements per row, a multiple of 16.
+    /// Elements per row, a multiple of the block length.
     pub k: usize,
     /// Two per byte, the even element in the low nibble.
     pub codes: DevicePtr,
@@ -49,25 +51,42 @@ pub struct Expand {
 }
 
 impl Expand {
-    /// Configurations: every scale layout, to f16, to bf16, and to f16 in the order of [`plain`](crate::plain).
+    /// Configurations: every scale layout, to f16, to bf16, and to f16 in the order of
+    /// [`plain`](crate::plain); mxfp4 with linear scales to the same.
     pub fn configs() -> Vec<Config> {
         let sinks =
             [Sink::Float(FloatType::F16), Sink::Float(FloatType::Bf16), Sink::Permuted(FloatType::F16)];
         let layouts = ScaleLayout::ALL.into_iter();
-        layouts.flat_map(|layout| sinks.map(|sink| Self::config(layout, sink))).collect()
+        let nvfp4 =
+            layouts.flat_map(|layout| sinks.map(|sink| Self::config(BlockFormat::Nvfp4, layout, sink)));
+        let mxfp4 = sinks.map(|sink| Self::config(BlockFormat::Mxfp4, ScaleLayout::Linear, sink));
+        nvfp4.chain(mxfp4).collect()
     }
 
-    fn config(layout: ScaleLayout, sink: Sink) -> Config {
-        let source = Source::Codes { layout, scaled: false };
+    fn config(format: BlockFormat, layout: ScaleLayout, sink: Sink) -> Config {
+        let source = Source::Codes { format, layout, scaled: false };
         Config { source, sink, dynamic: false, aligned: true }
     }
 
-    /// Loads the kernel for scales in this layout and values of this type.
+    /// Loads the kernel for nvfp4 with scales in this layout and values of this type.
     ///
     /// # Errors
     /// If the device refuses the text.
     pub fn new(device: &dyn Device, layout: ScaleLayout, ty: FloatType) -> Result<Self, Error> {
-        Self::load(device, layout, Sink::Float(ty), ty)
+        Self::of(device, BlockFormat::Nvfp4, layout, ty)
+    }
+
+    /// Loads the kernel for a matrix in this format.
+    ///
+    /// # Errors
+    /// If the device refuses the text.
+    pub fn of(
+        device: &dyn Device,
+        format: BlockFormat,
+        layout: ScaleLayout,
+        ty: FloatType,
+    ) -> Result<Self, Error> {
+        Self::load(device, ty, Self::config(format, layout, Sink::Float(ty)))
     }
 
     /// Loads the kernel for scales in this layout and f16 in the order that [`plain`](crate::plain) multiplies: rows
@@ -76,11 +95,11 @@ impl Expand {
     /// # Errors
     /// If the device refuses the text.
     pub fn permuted(device: &dyn Device, layout: ScaleLayout) -> Result<Self, Error> {
-        Self::load(device, layout, Sink::Permuted(FloatType::F16), FloatType::F16)
+        let sink = Sink::Permuted(FloatType::F16);
+        Self::load(device, FloatType::F16, Self::config(BlockFormat::Nvfp4, layout, sink))
     }
 
-    fn load(device: &dyn Device, layout: ScaleLayout, sink: Sink, ty: FloatType) -> Result<Self, Error> {
-        let config = Self::config(layout, sink);
+    fn load(device: &dyn Device, ty: FloatType, config: Config) -> Result<Self, Error> {
         let module =
             rowwise::generate(&config, &Activation::Identity.program(), target_for(device.info().arch))?;
         Ok(Self { function: load(device, &module, rowwise::ENTRY)?, ty, config })
@@ -92,6 +111,7 @@ impl Expand {
     /// If a stride or an address breaks a rule.
     pub fn spec(&self, a: &Codes, out: DevicePtr, pitch: usize) -> Result<LaunchSpec, Error> {
         a.check("A")?;
+        self.config.check_blocks("A", a.k)?;
         fits("A", "address of the expanded values", out.0 as usize, 1, 16)?;
         let columns = match self.config.sink {
             Sink::Permuted(_) => a.k.next_multiple_of(SPAN),

@@ -13,8 +13,8 @@
 //! Flow: [`expand`](super::expand), [`quantize`](super::quantize), [`silu_mul`](super::silu_mul),
 //! [`dequantize`](super::dequantize) → here → PTX.
 
-use dualgemm_formats::{FloatType, ScaleLayout};
-use dualgemm_gemm::Program;
+use dualgemm_formats::{BlockFormat, FloatType, ScaleLayout};
+use dualgemm_gemm::{Error as OperandError, Program};
 use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::Module;
 use dualgemm_ptx::builder::*;
@@ -35,8 +35,10 @@ pub const WIDTH: u32 = 8;
 /// Where values come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Source {
-    /// nvfp4 with scales in this layout: `code · scale`, times the tensor scale if `scaled`.
+    /// 4-bit codes with scales in this layout: `code · scale`, times the tensor scale if `scaled`.
     Codes {
+        /// nvfp4 or mxfp4.
+        format: BlockFormat,
         /// Order of the scale bytes.
         layout: ScaleLayout,
         /// Whether values are multiplied by the tensor scale, which rounds.
@@ -87,7 +89,9 @@ impl Config {
     /// A name that tells configurations apart.
     pub fn name(&self) -> String {
         let source = match self.source {
-            Source::Codes { layout, scaled } => format!("{layout}{}", if scaled { "_scaled" } else { "" }),
+            Source::Codes { format, layout, scaled } => {
+                format!("{format}_{layout}{}", if scaled { "_scaled" } else { "" })
+            }
             Source::Float(ty) => values::name(ty).into(),
             Source::Gated { ty, interleaved, round } => format!(
                 "{}{}{}",
@@ -105,6 +109,20 @@ impl Config {
         };
         let scale = if self.dynamic { "_dynamic" } else { "" };
         format!("{source}_to_{sink}{scale}{}", if self.aligned { "" } else { "_unaligned" })
+    }
+
+    /// K of a source of codes is whole blocks.
+    pub(super) fn check_blocks(&self, tensor: &str, k: usize) -> Result<(), Error> {
+        match self.source {
+            Source::Codes { format, .. } if !k.is_multiple_of(format.block_len()) => {
+                let (found, expected) = (
+                    format!("K = {k}"),
+                    format!("a multiple of {}, as {format} has blocks", format.block_len()),
+                );
+                Err(OperandError::Operand { tensor: tensor.into(), found, expected }.into())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Rows and columns of CTAs for an `[m, n]` matrix: whole atoms of scales, whose padding is written too.
@@ -170,16 +188,21 @@ impl Place {
     }
 
     /// Blocks of a row, and the same rounded up to whole atoms of scales.
-    pub(super) fn blocks(&self, k: &mut Kernel) -> [Reg<U32>; 2] {
-        let blocks = k.shr(self.columns, 4u32);
+    pub(super) fn blocks(&self, k: &mut Kernel, format: BlockFormat) -> [Reg<U32>; 2] {
+        let blocks = k.shr(self.columns, format.block_len().ilog2());
         let padded = k.add(blocks, 3u32);
         [blocks, k.and(padded, !3u32)]
     }
 
+    /// Number of the thread's block in the row.
+    pub(super) fn block(&self, k: &mut Kernel, format: BlockFormat) -> Reg<U32> {
+        k.shr(self.unit, (format.block_len() as u32 / WIDTH).ilog2())
+    }
+
     /// Offset of the scale of the thread's block.
-    pub(super) fn scale_offset(&self, k: &mut Kernel, layout: ScaleLayout) -> Reg<U64> {
-        let block = k.shr(self.unit, 1u32);
-        let [blocks, _] = self.blocks(k);
+    pub(super) fn scale_offset(&self, k: &mut Kernel, format: BlockFormat, layout: ScaleLayout) -> Reg<U64> {
+        let block = self.block(k, format);
+        let [blocks, _] = self.blocks(k, format);
         scale_offset(k, layout, self.row, block, blocks)
     }
 }
@@ -261,6 +284,7 @@ impl Taken {
 
 enum SourceParams {
     Codes {
+        format: BlockFormat,
         codes: PointerParam,
         pitch: Param<U32>,
         scales: PointerParam,
@@ -290,7 +314,8 @@ struct GatedParams {
 impl SourceParams {
     fn declare(k: &mut Kernel, source: Source) -> Self {
         match source {
-            Source::Codes { layout, scaled } => Self::Codes {
+            Source::Codes { format, layout, scaled } => Self::Codes {
+                format,
                 codes: k.pointer("codes"),
                 pitch: k.param("code_pitch"),
                 scales: k.pointer("scales"),
@@ -316,22 +341,22 @@ impl SourceParams {
 
     fn take(&self, k: &mut Kernel, place: &Place, program: &Program) -> Taken {
         match self {
-            Self::Codes { codes, pitch, scales, scale, layout } => {
+            Self::Codes { format, codes, pitch, scales, scale, layout } => {
                 let (codes, pitch) = (k.ld_pointer(codes), k.ld_param(pitch));
                 let scales = k.ld_pointer(scales);
                 let word = k.mov::<B32>(0u32);
                 let byte = k.mov::<U32>(0u32);
                 let from = place.address(k, codes, pitch, WIDTH / 2);
-                let offset = place.scale_offset(k, *layout);
+                let offset = place.scale_offset(k, *format, *layout);
                 let from_scale = k.offset(scales, offset);
                 k.when(place.inside).to(word).ld::<B32, _>(from);
                 k.when(place.inside).to(byte).ld_byte(from_scale);
-                let pairs = values::decode(k, word, byte);
+                let taken = values::decode_block(k, *format, word, byte);
                 match scale {
-                    None => Taken::Pairs(pairs),
+                    None => taken,
                     Some(scale) => {
                         let scale = k.ld_param(scale);
-                        let exact = values::widen_pairs(k, pairs);
+                        let exact = taken.floats(k);
                         Taken::Floats(exact.map(|value| k.mul(value, scale)))
                     }
                 }

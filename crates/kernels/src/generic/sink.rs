@@ -1,6 +1,6 @@
 //! Where the eight values of a thread go: floats, nvfp4, or the floats that nvfp4 stands for.
 
-use dualgemm_formats::{FloatType, ScaleLayout};
+use dualgemm_formats::{BlockFormat, FloatType, ScaleLayout};
 use dualgemm_ptx::builder::*;
 
 use super::amax::MAX_PARTS;
@@ -138,14 +138,14 @@ fn store(k: &mut Kernel, place: &Place, ty: FloatType, to: Addr<Global>, taken: 
 
 /// The even lane of a block stores its scale; outside the matrix, where the layout has padding, zero.
 fn store_scale(k: &mut Kernel, place: &Place, layout: ScaleLayout, scales: &PointerParam, byte: Reg<U32>) {
-    let [blocks, padded] = place.blocks(k);
+    let [blocks, padded] = place.blocks(k, BlockFormat::Nvfp4);
     let end = if layout == ScaleLayout::Linear { blocks } else { padded };
     let byte = k.select::<U32>(place.inside, byte, 0u32);
-    let block = k.shr(place.unit, 1u32);
+    let block = place.block(k, BlockFormat::Nvfp4);
     let odd = k.and(place.unit, 1u32);
     let even = k.compare(Cmp::Eq, odd, 0u32);
     let here = k.compare_and(Cmp::Lt, block, end, even);
-    let offset = place.scale_offset(k, layout);
+    let offset = place.scale_offset(k, BlockFormat::Nvfp4, layout);
     let start = k.ld_pointer(scales);
     let to = k.offset(start, offset);
     k.when(here).st_byte(to, byte);

@@ -1,9 +1,10 @@
 //! Eight values in registers: from memory, to memory, from e2m1 codes, to e2m1 codes. Integer, f16 and f32 operations
 //! only, so that they exist on every GPU; each is exact or rounds as the scalar functions of `dualgemm-formats` do.
 
-use dualgemm_formats::FloatType;
+use dualgemm_formats::{BlockFormat, FloatType};
 use dualgemm_ptx::builder::*;
 
+use super::rowwise::Taken;
 use crate::parts::nvfp4::encode_e4m3;
 pub(super) use crate::parts::nvfp4::{amax, encode_e2m1, scale};
 
@@ -133,6 +134,25 @@ pub(super) fn store_some(
                 k.st(to, half);
             }
         });
+    }
+}
+
+/// `code · scale` of eight codes of a block, exactly: as f16 for nvfp4, as f32 for mxfp4.
+pub(super) fn decode_block(k: &mut Kernel, format: BlockFormat, codes: Reg<B32>, scale: Reg<U32>) -> Taken {
+    /// 1 as e4m3.
+    const ONE: u32 = 0x38;
+    match format {
+        BlockFormat::Nvfp4 => Taken::Pairs(decode(k, codes, scale)),
+        BlockFormat::Mxfp4 => {
+            let one = k.mov::<U32>(ONE);
+            let pairs = decode(k, codes, one);
+            // 2^(byte - 127); byte 0 is a subnormal.
+            let bits = k.shl(scale, 23u32);
+            let least = k.compare(Cmp::Eq, scale, 0u32);
+            let bits = k.select::<U32>(least, 1u32 << 22, bits);
+            let scale = k.from_bits(bits);
+            Taken::Floats(widen_pairs(k, pairs).map(|code| k.mul(code, scale)))
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use dualgemm_bench::inputs::Inputs;
 use dualgemm_device::{Device, DevicePtr};
 use dualgemm_formats::quantize::Quantizer;
 use dualgemm_formats::{
-    FloatMatrix, FloatType, GlobalScale, Matrix, Producer, QuantizedMatrix, ScaleLayout, Search,
+    BlockFormat, FloatMatrix, FloatType, GlobalScale, Matrix, Producer, QuantizedMatrix, ScaleLayout, Search,
     scalar::e2m1, scalar::e4m3,
 };
 use dualgemm_gemm::Activation;
@@ -59,7 +59,7 @@ fn expansion_holds_every_code_times_every_scale_exact() {
         (0..127 * 8).map(|i| e2m1::pack((2 * (i % 8)) as u8, (2 * (i % 8) + 1) as u8)).collect();
     let all = QuantizedMatrix::new(
         "all",
-        dualgemm_formats::BlockFormat::Nvfp4,
+        BlockFormat::Nvfp4,
         1,
         127 * 16,
         codes,
@@ -380,4 +380,30 @@ fn e4m3_is_the_scaled_value_rounded_exact() {
         let got = if x.is_nan() { got & 0x7F } else { got };
         assert_eq!(got, want, "{x}");
     }
+}
+
+#[test]
+fn mxfp4_is_expanded_and_dequantized_with_every_scale_exact() {
+    let gpu = gpu();
+    let codes: Vec<u8> = (0..255 * 16).map(|i: usize| (i * 37 + i / 16) as u8).collect();
+    let scales: Vec<u8> = (0..255).collect();
+    let (format, layout) = (BlockFormat::Mxfp4, ScaleLayout::Linear);
+    let matrix =
+        QuantizedMatrix::new("a", format, 3, 85 * 32, codes, scales, layout, GlobalScale::ONE).unwrap();
+    let place = || (0..3).flat_map(|r| (0..85 * 32).map(move |c| (r, c)));
+    let exact: Vec<f32> = place().map(|(r, c)| matrix.value(r, c) as f32).collect();
+    let a = upload_codes(gpu, &matrix);
+    let out = poisoned(gpu, a.m * a.k * 4);
+    run(gpu, &Expand::of(gpu, format, layout, FloatType::Bf16).unwrap().spec(&a, out, a.k * 2).unwrap());
+    same_bits(&floats(&read(gpu, out, a.m * a.k * 2), FloatType::Bf16), &exact, "bf16");
+    let kernel = Dequantize::of(gpu, format, layout, FloatType::F32).unwrap();
+    run(gpu, &kernel.spec(&a, 0.75, out, a.k * 4).unwrap());
+    let want: Vec<f32> = exact.iter().map(|x| x * 0.75).collect();
+    same_bits(&floats(&read(gpu, out, a.m * a.k * 4), FloatType::F32), &want, "f32");
+    let message = Expand::of(gpu, format, layout, FloatType::F16)
+        .unwrap()
+        .spec(&dualgemm_kernels::generic::expand::Codes { k: 48, ..a }, out, a.k * 2)
+        .unwrap_err()
+        .to_string();
+    assert!(message.contains("K = 48"), "{message}");
 }
