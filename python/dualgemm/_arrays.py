@@ -43,6 +43,31 @@ def first_array(a):
     return a[0] if isinstance(a, tuple) else a
 
 
+def is_on_gpu(array):
+    """Whether an array's memory is that of a CUDA device."""
+    torch = torch_of(array)
+    if torch is not None:
+        return array.is_cuda
+    if hasattr(array, "__cuda_array_interface__"):
+        return True
+    # 2 and 13 are CUDA and CUDA managed memory in DLPack.
+    return (
+        not hasattr(array, "__array_interface__")
+        and hasattr(array, "__dlpack_device__")
+        and array.__dlpack_device__()[0] in (2, 13)
+    )
+
+
+def stream_number(array, stream):
+    """A CUDA stream as the driver knows it; torch's current one for its tensors, else the default stream."""
+    torch = torch_of(array)
+    if stream is None:
+        return torch.cuda.current_stream(array.device).cuda_stream if torch is not None else 0
+    for name in ("cuda_stream", "ptr", "handle"):
+        stream = getattr(stream, name, stream)
+    return int(stream)
+
+
 def dtype_name(dtype):
     """``"float32"``, ``"bfloat16"``, …, of a dtype of any library or its name."""
     if isinstance(dtype, str):
@@ -82,6 +107,8 @@ def empty_like(array, shape, name):
     torch = torch_of(array)
     if torch is not None:
         return torch.empty(shape, dtype=getattr(torch, name), device=array.device)
+    if is_on_gpu(array):
+        raise OperandError("out is needed: only torch can be asked for a new array on a GPU")
     return np.empty(shape, numpy_dtype(name))
 
 

@@ -13,6 +13,7 @@ class Weights:
         shared_expert: bool = ...,
         rank: int = ...,
         world: int = ...,
+        device: Any = ...,
         activation: str | None = ...,
         convention: str | None = ...,
         gate_up_order: str | None = ...,
@@ -30,11 +31,20 @@ class Weights:
         up_bias: Any = ...,
         activation: str = ...,
         input_scale: float | None = ...,
+        device: Any = ...,
+        stream: int | None = ...,
     ) -> Weights: ...
     @staticmethod
     def from_fused(
-        gate_up: tuple[Any, ...], *, order: str, activation: str = ..., input_scale: float | None = ...
+        gate_up: tuple[Any, ...],
+        *,
+        order: str,
+        activation: str = ...,
+        input_scale: float | None = ...,
+        device: Any = ...,
     ) -> Weights: ...
+    @property
+    def device(self) -> str: ...
     @property
     def shape(self) -> tuple[int, int]: ...
     @property
@@ -58,6 +68,7 @@ class Weights:
         quantize_a: Any,
         activation_name: str | None,
         round_gate_up_to_bf16: bool,
+        stream: int,
     ) -> float | None: ...
 
 def set_num_threads(threads: int) -> None: ...

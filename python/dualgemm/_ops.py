@@ -3,7 +3,7 @@
 import numpy as np
 
 from . import _dualgemm
-from ._arrays import Quantized, as_scales, dtype_name, empty_like, first_array, float_name, float_of, torch_of
+from ._arrays import Quantized, as_scales, dtype_name, empty_like, first_array, float_name, float_of, is_on_gpu, stream_number, torch_of
 from .errors import OperandError
 
 Weights = _dualgemm.Weights
@@ -31,7 +31,12 @@ def swiglu(
 
     ``quantize_a`` makes A nvfp4 first (W4A4): ``"static"`` with the checkpoint's input scale, ``"dynamic"`` with one
     from A, or a number. ``activation`` overrides that of the weights: silu, clamped-silu[:LIMIT],
-    swigluoai[:ALPHA,BETA,LIMIT], gelu-tanh, relu2 or identity. ``stream`` is for CUDA arrays.
+    swigluoai[:ALPHA,BETA,LIMIT], gelu-tanh, relu2 or identity.
+
+    On CUDA arrays the weights must be on the same device (``device="cuda:0"`` where they are made). The product is
+    launched on ``stream``, a number or an object with one, by default torch's current stream, and not waited for; after
+    one call of a shape, further ones allocate nothing but C and can be recorded into a graph. With weights on a GPU,
+    arrays of the processor are copied there and C back.
 
     The GIL is released; any number of threads may use the same weights.
     """
@@ -45,15 +50,21 @@ def swiglu(
         from . import _torch
 
         return _torch.swiglu(a, w, out_dtype, quantize_a, activation, round_gate_up_to_bf16)
-    if stream is not None and torch is None and not hasattr(first_array(a), "__cuda_array_interface__"):
+    on_gpu = is_on_gpu(first_array(a))
+    if stream is not None and not on_gpu:
         raise OperandError("stream is for CUDA arrays; a is on the processor")
+    stream = stream_number(first_array(a), stream) if on_gpu else 0
     if out_dtype is not None and dtype_name(out_dtype) == "nvfp4":
-        return _to_nvfp4(a, w, out, quantize_a, activation, round_gate_up_to_bf16, out_scale, out_scale_layout)
+        options = (quantize_a, activation, round_gate_up_to_bf16, stream)
+        return _to_nvfp4(a, w, out, options, out_scale, out_scale_layout)
     n, k = w.shape
     if isinstance(a, tuple):
         rows, lead = first_array(a).shape[0], None
     else:
         a, lead = _rows(a, k)
+        if on_gpu and torch is not None and a.stride() != (k, 1):
+            # Kernels there read rows of elements that lie side by side, at multiples of 16 bytes.
+            a = a.contiguous()
         rows = a.shape[0]
     if out is None:
         flat = empty_like(first_array(a), (rows, n), float_name(out_dtype, float_of(a)))
@@ -63,7 +74,7 @@ def swiglu(
             raise OperandError(f"out is {dtype_name(out.dtype)}; out_dtype asks for {dtype_name(out_dtype)}")
         flat = _flat_out(out, lead, n)
     if rows:
-        w._run(a, flat, quantize_a, activation, round_gate_up_to_bf16)
+        w._run(a, flat, quantize_a, activation, round_gate_up_to_bf16, stream)
     return out
 
 
@@ -92,7 +103,7 @@ def _flat_out(out, lead, n):
     return flat
 
 
-def _to_nvfp4(a, w, out, quantize_a, activation, round_gate_up_to_bf16, out_scale, out_scale_layout):
+def _to_nvfp4(a, w, out, options, out_scale, out_scale_layout):
     n, k = w.shape
     if out is not None:
         raise OperandError("out is for float results; nvfp4 results are new arrays")
@@ -106,9 +117,13 @@ def _to_nvfp4(a, w, out, quantize_a, activation, round_gate_up_to_bf16, out_scal
     length = _dualgemm.scales_len(rows, n, "nvfp4", out_scale_layout)
     shape = (rows, n // 16) if out_scale_layout == "linear" else (length,)
     scales = empty_like(like, shape, "uint8")
-    destination = (codes, scales, out_scale_layout, out_scale)
-    scale = w._run(a, destination, quantize_a, activation, round_gate_up_to_bf16)
-    return Quantized(codes, as_scales(scales, "nvfp4"), scale, out_scale_layout)
+    scale = None
+    if is_on_gpu(like):
+        # Kernels there leave padding as it is, and write a scale of C's own without telling the processor.
+        scales[...] = 0
+        scale = empty_like(like, (1,), "float32") if out_scale is None else None
+    known = w._run(a, (codes, scales, out_scale_layout, out_scale, scale), *options)
+    return Quantized(codes, as_scales(scales, "nvfp4"), known if scale is None else scale, out_scale_layout)
 
 
 def quantize(

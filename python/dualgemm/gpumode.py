@@ -17,7 +17,7 @@ Source: https://github.com/gpu-mode/reference-kernels, problems/nvidia/nvfp4_dua
 import numpy as np
 
 from . import _dualgemm
-from ._arrays import Quantized, numpy_dtype, torch_of
+from ._arrays import Quantized, is_on_gpu, numpy_dtype, stream_number, torch_of
 from ._ops import Weights, swiglu
 
 #: Shapes that count for the ranking: (m, n, k, l).
@@ -96,7 +96,8 @@ def custom_kernel(data):
     c = data[9]
     for i in range(c.shape[2]):
         a, b1, b2 = _entry(data, i)
-        w = Weights.from_tensors(gate=b1, up=b2)
+        stream = stream_number(c, None) if is_on_gpu(c) else None
+        w = Weights.from_tensors(gate=b1, up=b2, stream=stream)
         swiglu(a, w, out=c[:, :, i])
     return c
 

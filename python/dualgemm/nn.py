@@ -32,12 +32,15 @@ class NVFP4GatedMLP(torch.nn.Module):
     def from_checkpoint(
         cls, path, layer=None, *, dtype=torch.bfloat16, device=None, quantize_a=None, group=None, **reading
     ):
-        """A layer of a checkpoint, its down projection decoded to ``dtype``. ``reading`` is handed to
+        """A layer of a checkpoint on a ``device``, its down projection decoded to ``dtype``. ``reading`` is handed to
         :meth:`dualgemm.Weights.from_checkpoint`; ``group`` gives its rank and world."""
+        device = torch.device(device or "cpu")
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
         if group is not None:
             rank, world = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
             reading = {"rank": rank, "world": world, **reading}
-        weights = Weights.from_checkpoint(path, layer, **reading)
+        weights = Weights.from_checkpoint(path, layer, device=device, **reading)
         down = _down(path, layer, weights, dtype, reading).to(device=device)
         return cls(weights, down, quantize_a=quantize_a, group=group)
 
@@ -102,7 +105,7 @@ def _replacement(name, old, checkpoint, quantize_a, down, group, reading):
         return NVFP4GatedMLP.from_checkpoint(
             checkpoint, layer, dtype=dtype, device=like.device, quantize_a=quantize_a, group=group, **reading
         )
-    weights = Weights.from_checkpoint(checkpoint, layer, **reading)
+    weights = Weights.from_checkpoint(checkpoint, layer, device=like.device, **reading)
     n, k = weights.shape
     if getattr(old.down_proj, "in_features", n) != n or getattr(old.down_proj, "out_features", k) != k:
         found = [old.down_proj.out_features, old.down_proj.in_features]

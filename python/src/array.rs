@@ -77,6 +77,16 @@ pub enum Place {
     Cuda(Option<i64>),
 }
 
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("the processor"),
+            Self::Cuda(None) => f.write_str("a CUDA device"),
+            Self::Cuda(Some(ordinal)) => write!(f, "cuda:{ordinal}"),
+        }
+    }
+}
+
 /// A view of an array's memory, which the array keeps alive.
 pub struct Array<'py> {
     /// First element.
@@ -115,12 +125,17 @@ impl<'py> Array<'py> {
 
     /// The same, refusing what is not in this machine's memory.
     pub fn on_cpu(name: &str, object: &Bound<'py, PyAny>) -> PyResult<Self> {
-        let array = Self::of(name, object)?;
-        match array.place {
-            Place::Cpu => Ok(array),
-            Place::Cuda(_) => Err(Kind::Unsupported.raise(format!(
-                "{name} is on a CUDA device, which the Python package does not compute on yet; pass {name}.cpu()"
-            ))),
+        Self::of(name, object)?.require_cpu(name)
+    }
+
+    /// The array, if it is in this machine's memory.
+    pub fn require_cpu(self, name: &str) -> PyResult<Self> {
+        match self.place {
+            Place::Cpu => Ok(self),
+            place => {
+                Err(Kind::Operand
+                    .raise(format!("{name}: is on {place}; an array on the processor is needed")))
+            }
         }
     }
 

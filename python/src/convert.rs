@@ -11,10 +11,11 @@ use pyo3::types::{PyDict, PyTuple};
 use rayon::prelude::*;
 
 use crate::array::{Array, Dtype};
+use crate::destination::bytes_mut;
 use crate::error::{Kind, facade};
 use crate::operand::{Quantized, floats, format, layout};
 use crate::pool;
-use crate::weights::{LayerOptions, bytes_mut, multiplier};
+use crate::weights::{LayerOptions, multiplier};
 
 /// Quantizes a matrix into arrays of codes and scales and returns the tensor scale, a multiplier.
 #[pyfunction]

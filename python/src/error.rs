@@ -1,6 +1,6 @@
 //! From errors of the crates to the exception classes of `dualgemm.errors`, with the messages of the command.
 
-use dualgemm::{checkpoint, cpu, formats, gemm};
+use dualgemm::{checkpoint, cpu, formats, gemm, strategies};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
@@ -41,6 +41,9 @@ impl Kind {
         if let Some(error) = error.downcast_ref::<cpu::Error>() {
             return Some(Self::of_cpu(error));
         }
+        if let Some(error) = error.downcast_ref::<strategies::Error>() {
+            return Some(Self::of_gpu(error));
+        }
         if error.is::<dualgemm_cli::Unsupported>() {
             return Some(Self::Unsupported);
         }
@@ -51,6 +54,8 @@ impl Kind {
         match error {
             dualgemm::Error::Checkpoint(error) => Self::of_checkpoint(error),
             dualgemm::Error::Cpu(error) => Self::of_cpu(error),
+            dualgemm::Error::Gpu(error) => Self::of_gpu(error),
+            dualgemm::Error::NoTarget { .. } => Self::Argument,
             _ => Self::Operand,
         }
     }
@@ -67,6 +72,15 @@ impl Kind {
         match error {
             cpu::Error::UnknownIsa { .. } | cpu::Error::IsaUnavailable { .. } => Self::Unsupported,
             _ => Self::Operand,
+        }
+    }
+
+    fn of_gpu(error: &strategies::Error) -> Self {
+        use strategies::Error::{Format, Gemm, Misaligned, NoKernel, NoStrategy, Operand};
+        match error {
+            Operand { .. } | Misaligned { .. } | Gemm(_) | Format(_) => Self::Operand,
+            NoStrategy { .. } | NoKernel { .. } => Self::Argument,
+            _ => Self::Unsupported,
         }
     }
 

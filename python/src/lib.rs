@@ -2,12 +2,14 @@
 //! into arrays that the Python side allocated.
 //!
 //! Flow: [`array`] (who owns memory, where, of which type and strides) → [`operand`] (matrices that borrow it) →
-//! [`weights`], [`convert`], [`challenge`] (the operations) → the facade. [`tools`] hands whole subcommands of the
+//! [`weights`] and [`device`], [`convert`], [`challenge`] (the operations) → the facade. [`tools`] hands whole subcommands of the
 //! command over. Nothing here allocates a Python array and nothing imports a framework.
 
 mod array;
 mod challenge;
 mod convert;
+mod destination;
+mod device;
 mod error;
 mod operand;
 mod pool;

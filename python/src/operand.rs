@@ -2,12 +2,13 @@
 
 use std::borrow::Cow;
 
+use dualgemm::device::DevicePtr;
 use dualgemm::formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
 use dualgemm::gemm::AOperand;
 use half::{bf16, f16};
 use pyo3::prelude::*;
 
-use crate::array::{Array, Dtype};
+use crate::array::{Array, Dtype, Place};
 use crate::error::{Kind, facade};
 
 /// The arrays of an operand, which it borrows.
@@ -16,6 +17,17 @@ pub enum Source<'py> {
     Float(Array<'py>),
     /// Codes, scales and what belongs to them.
     Quantized(Quantized<'py>),
+}
+
+/// A quantized matrix in a GPU's memory.
+#[derive(Debug, Clone, Copy)]
+pub struct OnDevice {
+    pub rows: usize,
+    pub k: usize,
+    pub codes: DevicePtr,
+    pub scales: DevicePtr,
+    pub global_scale: f32,
+    pub layout: ScaleLayout,
 }
 
 /// Codes, block scales, tensor scale (a multiplier), order of the block scales: a `dualgemm.Quantized`.
@@ -32,11 +44,19 @@ impl<'py> Source<'py> {
     pub fn of(name: &str, object: &Bound<'py, PyAny>) -> PyResult<Self> {
         match object.is_instance_of::<pyo3::types::PyTuple>() {
             true => Ok(Self::Quantized(Quantized::of(name, object)?)),
-            false => Ok(Self::Float(Array::on_cpu(name, object)?)),
+            false => Ok(Self::Float(Array::of(name, object)?)),
         }
     }
 
-    /// The matrix.
+    /// Where its memory is.
+    pub fn place(&self) -> Place {
+        match self {
+            Self::Float(array) => array.place,
+            Self::Quantized(quantized) => quantized.place(),
+        }
+    }
+
+    /// The matrix, in this machine's memory.
     pub fn operand(&self, name: &str) -> PyResult<AOperand<'_>> {
         match self {
             Self::Float(array) => Ok(AOperand::Float(floats(name, array)?)),
@@ -65,8 +85,12 @@ impl<'py> Quantized<'py> {
         let text = |at: usize, default: &str| -> PyResult<String> {
             if at < len { object.get_item(at)?.extract() } else { Ok(default.into()) }
         };
-        let codes = Array::on_cpu(&format!("{name} codes"), &object.get_item(0)?)?;
-        let scales = Array::on_cpu(&format!("{name} scales"), &object.get_item(1)?)?;
+        let codes = Array::of(&format!("{name} codes"), &object.get_item(0)?)?;
+        let scales = Array::of(&format!("{name} scales"), &object.get_item(1)?)?;
+        if (codes.place == Place::Cpu) != (scales.place == Place::Cpu) {
+            let (codes, scales) = (codes.place, scales.place);
+            return Err(Kind::Operand.raise(format!("{name}: codes are on {codes} and scales on {scales}")));
+        }
         let this = Self {
             global_scale: object.get_item(2)?.extract::<f64>()? as f32,
             layout: layout(&text(3, "linear")?)?,
@@ -99,8 +123,56 @@ impl<'py> Quantized<'py> {
         }
     }
 
-    /// The matrix, `[rows, k]`.
+    /// Where its memory is.
+    pub fn place(&self) -> Place {
+        self.codes.place
+    }
+
+    /// Codes and scales in a GPU's memory: dense, as kernels there read them.
+    pub fn on_device(&self, name: &str) -> PyResult<OnDevice> {
+        let (rows, row_bytes) = self.codes.matrix(name)?;
+        let (format, layout, k) = (self.format, self.layout, 2 * row_bytes);
+        if format != BlockFormat::Nvfp4 {
+            return Err(Kind::Unsupported.raise(format!("{name}: is {format}; kernels of GPUs take nvfp4")));
+        }
+        if k == 0 || !k.is_multiple_of(format.block_len()) {
+            return Err(facade(dualgemm::formats::Error::KNotWholeBlocks { tensor: name.into(), format, k }));
+        }
+        let (found, needed) = (self.scales.len(), layout.len(rows, k / format.block_len()));
+        if found != needed {
+            let blocks = k / format.block_len();
+            let tensor = name.into();
+            return Err(facade(dualgemm::formats::Error::ScalesLen {
+                tensor,
+                rows,
+                blocks,
+                layout,
+                found,
+                needed,
+            }));
+        }
+        if !self.codes.is_dense() || !self.scales.is_dense() {
+            let message = format!("{name}: on a GPU, codes and scales have to be contiguous row by row");
+            return Err(Kind::Operand.raise(message));
+        }
+        Ok(OnDevice {
+            rows,
+            k,
+            codes: DevicePtr(self.codes.pointer.addr() as u64),
+            scales: DevicePtr(self.scales.pointer.addr() as u64),
+            global_scale: self.global_scale,
+            layout,
+        })
+    }
+
+    /// The matrix, `[rows, k]`, in this machine's memory.
     pub fn matrix(&self, name: &str) -> PyResult<QuantizedMatrix<'_>> {
+        if self.place() != Place::Cpu {
+            let place = self.place();
+            return Err(
+                Kind::Operand.raise(format!("{name}: is on {place}; arrays on the processor are needed"))
+            );
+        }
         let (rows, row_bytes) = self.codes.matrix(name)?;
         let (codes, stride) = match self.codes.as_rows::<u8>() {
             Some((codes, stride)) => (Cow::Borrowed(codes), stride),
@@ -126,6 +198,12 @@ impl<'py> Quantized<'py> {
 /// A float array as a matrix.
 pub fn floats<'a>(name: &str, array: &'a Array<'_>) -> PyResult<FloatMatrix<'a>> {
     fn matrix<'a, T: Copy>(name: &str, array: &'a Array<'_>) -> PyResult<Matrix<'a, T>> {
+        if array.place != Place::Cpu {
+            let place = array.place;
+            return Err(
+                Kind::Operand.raise(format!("{name}: is on {place}; an array on the processor is needed"))
+            );
+        }
         let (rows, cols) = array.matrix(name)?;
         match array.as_rows::<T>() {
             Some((data, stride)) => Matrix::strided(name, rows, cols, stride, data),

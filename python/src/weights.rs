@@ -5,12 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use dualgemm::checkpoint::{GateUpOrder, Half};
-use dualgemm::cpu::CpuOptions;
 use dualgemm::formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout};
-use dualgemm::gemm::{
-    AFormat, Activation, DualGemmDesc, Epilogue, GateUp, OutFormat, OutScale, OutputMut, QuantizeA,
-};
-use dualgemm::{DualGemm, PackedWeights, Runner, Target};
+use dualgemm::gemm::{AFormat, Activation, DualGemmDesc, Epilogue, GateUp, OutFormat, QuantizeA};
+use dualgemm::{DualGemm, GpuOptions, PackedWeights, Runner, Target};
 use dualgemm_cli::args::{self, EpilogueArgs, LayerArgs, NibbleOrderArg, ReadArgs};
 use dualgemm_cli::layer::{self, Layer};
 use half::{bf16, f16};
@@ -18,10 +15,11 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-use crate::array::{Array, Dtype};
+use crate::array::{Array, Dtype, Place};
+use crate::destination::Destination;
 use crate::error::{self, Kind, facade};
 use crate::operand::{Quantized, Source, layout};
-use crate::pool;
+use crate::{device, pool};
 
 /// Runners that are kept for further calls: the problems that one layer meets while decoding and prefilling.
 const RUNNERS: usize = 8;
@@ -29,10 +27,11 @@ const RUNNERS: usize = 8;
 /// Gate and up of one gated MLP in the order of the kernels.
 #[pyclass(module = "dualgemm", frozen, weakref)]
 pub struct Weights {
-    packed: PackedWeights,
-    n: usize,
-    k: usize,
-    format: BlockFormat,
+    pub packed: PackedWeights,
+    pub target: Target,
+    pub n: usize,
+    pub k: usize,
+    pub format: BlockFormat,
     activation: Activation,
     input_scale: Option<f32>,
     output_scale: Option<f32>,
@@ -40,17 +39,40 @@ pub struct Weights {
     global_scales: (f32, f32),
     bytes: usize,
     runners: Mutex<Vec<(DualGemmDesc, usize, Runner)>>,
+    pub launchers: device::Launchers,
 }
 
-/// What the checkpoint says beside the weights.
-struct Found {
-    activation: Activation,
-    input_scale: Option<f32>,
-    output_scale: Option<f32>,
+/// What is known beside the weights.
+pub struct Found {
+    pub activation: Activation,
+    pub input_scale: Option<f32>,
+    pub output_scale: Option<f32>,
 }
 
-fn plan_for_packing(n: usize, k: usize, format: BlockFormat) -> Result<dualgemm::Plan, dualgemm::Error> {
-    DualGemm::plan(&DualGemmDesc::new(1, n, k, AFormat::F32, format), &Target::default())
+fn packed_bytes(packed: &PackedWeights) -> usize {
+    match packed {
+        PackedWeights::Cpu(weights) => weights.bytes(),
+        PackedWeights::Gpu(weights) => weights.bytes(),
+        _ => 0,
+    }
+}
+
+/// Weights of a shape are packed alike for every plan; this is one that every target has.
+pub fn plan_for_packing(
+    (n, k): (usize, usize),
+    format: BlockFormat,
+    target: &Target,
+) -> Result<dualgemm::Plan, dualgemm::Error> {
+    let desc = DualGemmDesc::new(1, n, k, AFormat::F16, format);
+    DualGemm::plan(&DualGemmDesc { out: OutFormat::F16, ..desc }, target)
+}
+
+/// A target by name: cpu, cuda, cuda:N, or sim:ARCH.
+fn target(name: &str) -> PyResult<Target> {
+    match name {
+        "cpu" => Ok(Target::default()),
+        name => Ok(Target::Gpu(name.parse().map_err(|e: dualgemm::Error| facade(e))?, GpuOptions::default())),
+    }
 }
 
 /// Where in a checkpoint a layer is and how the checkpoint is to be read: the keywords of `Weights.from_checkpoint`.
@@ -59,6 +81,7 @@ pub struct LayerOptions {
     epilogue: EpilogueArgs,
     rank: usize,
     world: usize,
+    target: Target,
 }
 
 impl LayerOptions {
@@ -77,6 +100,7 @@ impl LayerOptions {
             epilogue: EpilogueArgs { activation: None, round_gate_up_to_bf16: false },
             rank: 0,
             world: 1,
+            target: Target::default(),
         };
         for (key, value) in keywords.into_iter().flatten() {
             this.set(&key.extract::<String>()?, &value)?;
@@ -88,6 +112,7 @@ impl LayerOptions {
         let text = || value.extract::<String>();
         let read = &mut self.layer.read;
         match key {
+            "device" => self.target = target(&value.str()?.extract::<String>()?)?,
             "rank" => self.rank = value.extract()?,
             "world" => self.world = value.extract()?,
             "shared_expert" => self.layer.shared_expert = value.extract()?,
@@ -155,6 +180,11 @@ pub fn activation(name: &str) -> PyResult<Activation> {
         .map_err(|valid| Kind::Argument.raise(format!("activation `{name}` is unknown; {valid}")))
 }
 
+/// A target from anything whose text is its name, as torch devices are.
+fn device_target(device: Option<&Bound<'_, PyAny>>) -> PyResult<Target> {
+    device.map_or_else(|| Ok(Target::default()), |device| target(&device.str()?.extract::<String>()?))
+}
+
 /// One half of a fused matrix, copied.
 fn half_of(
     name: &str,
@@ -185,40 +215,66 @@ fn values(name: &str, bias: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<f3
 }
 
 impl Weights {
-    fn new(
+    fn new(packed: PackedWeights, target: Target, first: &GateUp<'_>, n: usize, found: Found) -> Self {
+        let (gate, up) = (&first.gate, &first.up);
+        let scales = (gate.global_scale().value(), up.global_scale().value());
+        Self {
+            format: gate.format(),
+            names: (gate.name().into(), up.name().into()),
+            ..Self::on_device(packed, target, (n, gate.k()), scales, found)
+        }
+    }
+
+    /// Weights without names, in nvfp4, as a GPU packs them.
+    pub fn on_device(
         packed: PackedWeights,
-        (gate, up): (&QuantizedMatrix<'_>, &QuantizedMatrix<'_>),
+        target: Target,
+        (n, k): (usize, usize),
+        global_scales: (f32, f32),
         found: Found,
     ) -> Self {
-        let PackedWeights::Cpu(cpu) = &packed else { unreachable!("packed for the processor") };
+        let bytes = packed_bytes(&packed);
+        let Found { activation, input_scale, output_scale } = found;
         Self {
-            n: cpu.n(),
-            k: cpu.k(),
-            format: cpu.format(),
-            bytes: cpu.bytes(),
-            activation: found.activation,
-            input_scale: found.input_scale,
-            output_scale: found.output_scale,
-            names: (gate.name().into(), up.name().into()),
-            global_scales: (gate.global_scale().value(), up.global_scale().value()),
+            n,
+            k,
+            format: BlockFormat::Nvfp4,
+            bytes,
+            activation,
+            input_scale,
+            output_scale,
+            names: ("gate".into(), "up".into()),
+            global_scales,
             packed,
+            target,
             runners: Mutex::default(),
+            launchers: device::Launchers::default(),
+        }
+    }
+
+    /// The name of the target.
+    pub fn device_name(&self) -> String {
+        match &self.target {
+            Target::Gpu(id, _) => id.to_string(),
+            _ => "cpu".into(),
         }
     }
 
     fn of_pair(
         py: Python<'_>,
         weights: GateUp<'_>,
+        target: Target,
         activation: Activation,
         input_scale: Option<f32>,
     ) -> PyResult<Self> {
         let packed = pool::run(py, || -> Result<_, dualgemm::Error> {
             weights.check()?;
-            plan_for_packing(weights.n(), weights.k(), weights.gate.format())?.prepack(&weights)
+            let shape = (weights.n(), weights.k());
+            plan_for_packing(shape, weights.gate.format(), &target)?.prepack(&weights)
         })?
         .map_err(facade)?;
         let found = Found { activation, input_scale, output_scale: None };
-        Ok(Self::new(packed, (&weights.gate, &weights.up), found))
+        Ok(Self::new(packed, target, &weights, weights.n(), found))
     }
 
     fn quantize_a(&self, how: &Bound<'_, PyAny>) -> PyResult<QuantizeA> {
@@ -254,7 +310,7 @@ impl Weights {
             return Ok(kept.swap_remove(at).2);
         }
         drop(kept);
-        DualGemm::plan(desc, &Target::Cpu(CpuOptions::default()))?.runner(1)
+        DualGemm::plan(desc, &self.target)?.runner(1)
     }
 
     fn leave_runner(&self, desc: DualGemmDesc, runner: Runner) {
@@ -277,8 +333,10 @@ impl Weights {
         layer: Option<usize>,
         keywords: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
-        LayerOptions::of(layer, keywords)?.with_layer(py, &path, |layer, epilogue, features| {
-            let plan = plan_for_packing(features.len(), layer.k(), layer.format())?;
+        let options = LayerOptions::of(layer, keywords)?;
+        let target = options.target.clone();
+        options.with_layer(py, &path, |layer, epilogue, features| {
+            let plan = plan_for_packing((features.len(), layer.k()), layer.format(), &target)?;
             let packed = layer.prepack(&plan, features.clone(), |_| ())?;
             let first = layer.features(features.start..features.start + 1)?;
             let found = Found {
@@ -287,13 +345,14 @@ impl Weights {
                 input_scale: layer.input_scale().ok().flatten(),
                 output_scale: layer.output_scale().ok().flatten(),
             };
-            Ok(Self::new(packed, (&first.gate, &first.up), found))
+            Ok(Self::new(packed, target, &first, features.len(), found))
         })
     }
 
     /// From two quantized matrices.
     #[staticmethod]
-    #[pyo3(signature = (*, gate, up, gate_bias = None, up_bias = None, activation = "silu", input_scale = None))]
+    #[pyo3(signature = (*, gate, up, gate_bias = None, up_bias = None, activation = "silu", input_scale = None, device = None, stream = None))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn from_tensors(
         py: Python<'_>,
         gate: &Bound<'_, PyTuple>,
@@ -302,28 +361,38 @@ impl Weights {
         up_bias: Option<&Bound<'_, PyAny>>,
         activation: &str,
         input_scale: Option<f32>,
+        device: Option<&Bound<'_, PyAny>>,
+        stream: Option<u64>,
     ) -> PyResult<Self> {
         let activation = self::activation(activation)?;
         let (gate, up) = (Quantized::of("gate", gate)?, Quantized::of("up", up)?);
+        let (gate_bias, up_bias) = (values("gate_bias", gate_bias)?, values("up_bias", up_bias)?);
+        if gate.place() != Place::Cpu {
+            let found = Found { activation, input_scale, output_scale: None };
+            return Self::of_device_pair(py, (&gate, &up), [gate_bias, up_bias], found, stream);
+        }
+        let target = device_target(device)?;
         let weights = GateUp {
             gate: gate.matrix("gate")?,
             up: up.matrix("up")?,
-            gate_bias: values("gate_bias", gate_bias)?.map(Into::into),
-            up_bias: values("up_bias", up_bias)?.map(Into::into),
+            gate_bias: gate_bias.map(Into::into),
+            up_bias: up_bias.map(Into::into),
         };
-        Self::of_pair(py, weights, activation, input_scale)
+        Self::of_pair(py, weights, target, activation, input_scale)
     }
 
     /// From one matrix that holds both halves in a named order.
     #[staticmethod]
-    #[pyo3(signature = (gate_up, *, order, activation = "silu", input_scale = None))]
+    #[pyo3(signature = (gate_up, *, order, activation = "silu", input_scale = None, device = None))]
     fn from_fused(
         py: Python<'_>,
         gate_up: &Bound<'_, PyTuple>,
         order: &str,
         activation: &str,
         input_scale: Option<f32>,
+        device: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
+        let target = device_target(device)?;
         let (order, activation) = (self::order(order)?, self::activation(activation)?);
         let source = Quantized::of("gate_up", gate_up)?;
         let fused = source.matrix("gate_up")?;
@@ -337,7 +406,7 @@ impl Weights {
         }
         let half = |name, half| half_of(name, &fused, order, half).map_err(facade);
         let pair = GateUp::new(half("gate_up (gate)", Half::Gate)?, half("gate_up (up)", Half::Up)?);
-        Self::of_pair(py, pair, activation, input_scale)
+        Self::of_pair(py, pair, target, activation, input_scale)
     }
 
     /// `(N, K)`: features of each half and elements per feature.
@@ -382,6 +451,12 @@ impl Weights {
         self.global_scales
     }
 
+    /// Where the weights are and the product is computed: cpu, cuda:N or sim:ARCH.
+    #[getter]
+    fn device(&self) -> String {
+        self.device_name()
+    }
+
     /// Bytes that the packed weights take.
     #[getter]
     fn nbytes(&self) -> usize {
@@ -393,8 +468,10 @@ impl Weights {
         format!("<dualgemm.Weights {} and {}: 2 x [{n}, {k}] {format}, {activation}>", names.0, names.1)
     }
 
-    /// Computes C of a 2-D A into `out`: an array, or the codes and scales of a re-quantized C with their layout and
-    /// tensor scale (`None`: from C). Returns the tensor scale of a re-quantized C.
+    /// Computes C of a 2-D A into `out`: an array, or the codes and scales of a re-quantized C with their layout, its
+    /// tensor scale (`None`: from C) and, on a GPU, an array for the latter. Returns the tensor scale of a re-quantized
+    /// C where it is known. `stream` is a CUDA stream, for arrays on a GPU.
+    #[expect(clippy::too_many_arguments, reason = "what the Python side has sorted out")]
     fn _run(
         &self,
         py: Python<'_>,
@@ -403,15 +480,20 @@ impl Weights {
         quantize_a: &Bound<'_, PyAny>,
         activation_name: Option<&str>,
         round_gate_up_to_bf16: bool,
+        stream: u64,
     ) -> PyResult<Option<f32>> {
         let source = Source::of("a", a)?;
-        let operand = source.operand("a")?;
         let activation = activation_name.map_or(Ok(self.activation), activation)?;
         let epilogue = Epilogue { activation, round_gate_up_to_bf16, ..Epilogue::default() };
         let mut destination = Destination::of(out)?;
+        let quantize_a = self.quantize_a(quantize_a)?;
+        if source.place() != Place::Cpu {
+            return self.run_device(py, &source, &destination, quantize_a, epilogue, stream);
+        }
+        let operand = source.operand("a")?;
         destination.check(&source, operand.rows(), self.n)?;
         let desc = DualGemmDesc {
-            quantize_a: self.quantize_a(quantize_a)?,
+            quantize_a,
             out: destination.format(),
             epilogue,
             ..DualGemmDesc::new(operand.rows(), self.n, self.k, AFormat::of(&operand), self.format)
@@ -424,95 +506,6 @@ impl Weights {
             Ok(scale)
         })?
         .map_err(|error: dualgemm::Error| facade(error))
-    }
-}
-
-/// Where C goes.
-enum Destination<'py> {
-    Float(Array<'py>),
-    Nvfp4 { codes: Array<'py>, scales: Array<'py>, layout: ScaleLayout, scale: OutScale },
-}
-
-impl<'py> Destination<'py> {
-    fn of(out: &Bound<'py, PyAny>) -> PyResult<Self> {
-        if !out.is_instance_of::<PyTuple>() {
-            return Ok(Self::Float(Array::on_cpu("out", out)?));
-        }
-        let (codes, scales, layout_name, scale): (Bound<'py, PyAny>, Bound<'py, PyAny>, String, Option<f32>) =
-            out.extract()?;
-        Ok(Self::Nvfp4 {
-            codes: Array::on_cpu("out codes", &codes)?,
-            scales: Array::on_cpu("out scales", &scales)?,
-            layout: layout(&layout_name)?,
-            scale: scale.map_or(OutScale::Dynamic, OutScale::Static),
-        })
-    }
-
-    fn arrays(&self) -> Vec<&Array<'py>> {
-        match self {
-            Self::Float(array) => vec![array],
-            Self::Nvfp4 { codes, scales, .. } => vec![codes, scales],
-        }
-    }
-
-    fn check(&self, source: &Source<'_>, rows: usize, n: usize) -> PyResult<()> {
-        let shape = match self {
-            Self::Float(array) => (array, vec![rows, n]),
-            Self::Nvfp4 { codes, .. } => (codes, vec![rows, n / 2]),
-        };
-        if shape.0.shape != shape.1 {
-            let message = format!("out: shape {:?}; {:?} is needed", shape.0.shape, shape.1);
-            return Err(Kind::Operand.raise(message));
-        }
-        let overlap = |range: &Range<usize>| {
-            self.arrays().iter().any(|array| {
-                let own = array.extent();
-                own.start < range.end && range.start < own.end
-            })
-        };
-        if source.extents().iter().any(overlap) {
-            return Err(Kind::Operand.raise("out: shares memory with a; C cannot be computed in place"));
-        }
-        Ok(())
-    }
-
-    fn format(&self) -> OutFormat {
-        match self {
-            Self::Float(array) => match array.dtype {
-                Dtype::F16 => OutFormat::F16,
-                Dtype::Bf16 => OutFormat::Bf16,
-                _ => OutFormat::F32,
-            },
-            Self::Nvfp4 { layout, scale, .. } => {
-                OutFormat::Nvfp4 { scale_layout: *layout, global_scale: *scale }
-            }
-        }
-    }
-
-    fn output(&mut self) -> PyResult<OutputMut<'_>> {
-        Ok(match self {
-            Self::Float(array) => match array.dtype {
-                Dtype::F32 => OutputMut::F32(array.as_mut_slice("out")?),
-                Dtype::F16 => OutputMut::F16(array.as_mut_slice("out")?),
-                Dtype::Bf16 => OutputMut::Bf16(array.as_mut_slice("out")?),
-                other => {
-                    let message = format!("out: is {other}; float32, float16 or bfloat16 is needed");
-                    return Err(Kind::Operand.raise(message));
-                }
-            },
-            Self::Nvfp4 { codes, scales, .. } => OutputMut::Nvfp4 {
-                codes: bytes_mut("out codes", codes)?,
-                scales: bytes_mut("out scales", scales)?,
-            },
-        })
-    }
-}
-
-/// An array of one-byte elements that can be written.
-pub fn bytes_mut<'a>(name: &str, array: &'a mut Array<'_>) -> PyResult<&'a mut [u8]> {
-    match array.dtype.size() {
-        1 => array.as_mut_slice(name),
-        _ => Err(Kind::Operand.raise(format!("{name}: is {}; a type of one byte is needed", array.dtype))),
     }
 }
 

@@ -121,9 +121,20 @@ class OnCuda:
     __cuda_array_interface__ = {"shape": (2, K), "typestr": "<f4", "data": (4096, False), "version": 3}
 
 
-def test_cuda_arrays_without_a_device_path_say_so(weights):
-    with pytest.raises(dualgemm.UnsupportedError, match="a is on a CUDA device"):
+def test_arrays_on_another_device_are_refused(weights):
+    with pytest.raises(OperandError, match="a: is on a CUDA device and the weights are on cpu"):
         dualgemm.swiglu(OnCuda(), weights, out=np.empty((2, N), np.float32))
+    with pytest.raises(OperandError, match="out is needed"):
+        dualgemm.swiglu(OnCuda(), weights)
+    with pytest.raises(OperandError, match="x: is on a CUDA device; an array on the processor"):
+        dualgemm._dualgemm.quantize(OnCuda(), a(), a(), "nvfp4", "modelopt", "plain", None, "linear")
+
+
+def test_devices_by_wrong_names():
+    q = dualgemm.quantize(np.ones((N, K), np.float32))
+    for device in ("gpu", "cuda:x", "sim:sm_1"):
+        with pytest.raises(dualgemm.ArgumentError, match="no device is called"):
+            Weights.from_tensors(gate=q, up=q, device=device)
 
 
 def test_halves_that_differ_are_refused():

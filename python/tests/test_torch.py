@@ -162,3 +162,17 @@ def test_the_task_on_torch_tensors():
     for t, a in zip(data[3:9], arrays[3:9]):
         assert tuple(t.shape) == a.shape
         np.testing.assert_array_equal(t.view(torch.uint8).numpy(), a.view(np.uint8))
+
+
+@pytest.mark.parametrize("world", [2])
+def test_ranks_under_torchrun_equal_one_rank_close(path, world):
+    """The example, as users start it; gloo on the processor."""
+    import pathlib
+    import subprocess
+    import sys
+
+    example = pathlib.Path(__file__).parents[2] / "examples" / "torchrun" / "mlp.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world), "--standalone"]
+    done = subprocess.run([*command, str(example), str(path)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{world} ranks on" in done.stdout
