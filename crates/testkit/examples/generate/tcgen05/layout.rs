@@ -1,6 +1,9 @@
 //! Where things lie and what codes mean, restated from the PTX ISA and CUTLASS.
 
-/// The image of `index` under a CuTe layout of flat modes `(size, stride)`, first mode fastest.
+/// Modes `(size, stride)` of a CuTe layout, the first fastest.
+pub type Modes = Vec<(u32, u32)>;
+
+/// The image of `index` under a layout.
 pub fn cute(modes: &[(u32, u32)], mut index: u32) -> u32 {
     let mut sum = 0;
     for &(size, stride) in modes {
@@ -12,7 +15,7 @@ pub fn cute(modes: &[(u32, u32)], mut index: u32) -> u32 {
 
 /// The modes of a `tcgen05.ld`/`st` shape: of the thread and of the bit within the thread's registers, both to the
 /// logical bit of the accessed matrix (CUTLASS `copy_traits_sm100.hpp`, `DstLayout`); bits of one matrix row.
-pub fn access(shape: &str, num: u32) -> (Vec<(u32, u32)>, Vec<(u32, u32)>, u32) {
+pub fn access(shape: &str, num: u32) -> (Modes, Modes, u32) {
     match shape {
         "32x32b" => (vec![(32, 32 * num)], vec![(32 * num, 1)], 32 * num),
         "16x64b" => {
@@ -84,8 +87,8 @@ pub struct Tile {
 impl Tile {
     /// The words of its descriptor, the address of the tile not added.
     pub fn descriptor(&self) -> (u32, u32) {
-        let low = self.start / 16 | (self.lbo / 16) << 16;
-        (low, self.sbo / 16 | 1 << 14 | self.swizzle.code() << 29)
+        let [start, lbo, sbo] = [self.start, self.lbo, self.sbo].map(|bytes| bytes / 16);
+        (start | lbo << 16, sbo | 1 << 14 | self.swizzle.code() << 29)
     }
 
     /// The byte address of unit `unit` (16 bytes along the contiguous dimension) of line `line`.

@@ -16,6 +16,9 @@ pub fn drafts() -> Vec<Draft> {
 /// Words of shared memory that copies read.
 const WORDS: u32 = 5120;
 
+/// Rows of 16 bytes one after the other.
+const DENSE: Tile = Tile { swizzle: Swizzle::None, transposed: false, start: 0, lbo: 128, sbo: 128 };
+
 const SHARED: &str = ".shared .align 1024 .b8 tile[20480];";
 
 /// Shared memory of each CTA filled with words that differ, and visible to copies.
@@ -216,6 +219,7 @@ fn shift() -> Draft {
 
 /// Which CTAs of a cluster a commit arrives at, and that what was issued before it is complete then.
 fn commits() -> Draft {
+    let (low, high) = DENSE.descriptor();
     let (mut entries, mut head, mut outputs) = (Vec::new(), Vec::new(), Vec::new());
     // Space, CTAs of the mask.
     let samples: [(&str, Option<u32>); 6] = [
@@ -239,8 +243,8 @@ fn commits() -> Draft {
              mov.u32 %r13, 0;\n",
             fill_shared(2),
             8 * samples.len(),
-            128 / 16 << 16,
-            128 / 16 | 1 << 14,
+            low,
+            high,
         );
         let mut expected = vec![0; 2 * 128 * 2 * samples.len()];
         let mut phases = [0; 2];
@@ -285,7 +289,6 @@ fn commits() -> Draft {
                 8 * i,
                 handover(2),
             );
-            let tile = Tile { swizzle: Swizzle::None, transposed: false, start: 0, lbo: 128, sbo: 128 };
             for rank in 0..2 {
                 phases[rank as usize] += u32::from(arrived(rank));
                 for lane in 0..128 {
@@ -294,7 +297,7 @@ fn commits() -> Draft {
                     expected[at] = 1;
                     let copied = rank < group;
                     expected[at + 1] = if copied {
-                        let address = tile.unit(lane, 0);
+                        let address = DENSE.unit(lane, 0);
                         (0..4).fold(0, |v, b| v | u32::from(shared(rank, address + b)) << (8 * b))
                     } else {
                         filled(rank, lane, 4)
@@ -316,6 +319,7 @@ fn commits() -> Draft {
 /// Stores of four warps, then a copy over a part of them, then loads: each step sees the one before because of the
 /// fences on both sides of the synchronization.
 fn fences() -> Draft {
+    let (low, high) = DENSE.descriptor();
     let body = format!(
         "{}
          {}
@@ -333,19 +337,18 @@ fn fences() -> Draft {
         fill_shared(1),
         output(16),
         fill("FILL", 0, 16),
-        128 / 16 << 16,
-        128 / 16 | 1 << 14,
+        low,
+        high,
         commit(1),
         wait("WAIT", 0),
         read_sixteen(0),
     );
-    let tile = Tile { swizzle: Swizzle::None, transposed: false, start: 0, lbo: 128, sbo: 128 };
     let mut expected = Vec::new();
     for lane in 0..128 {
         for column in 0..16 {
             expected.push(match column {
                 4..8 => {
-                    let address = tile.unit(lane % 32, 0) + 4 * (column - 4);
+                    let address = DENSE.unit(lane % 32, 0) + 4 * (column - 4);
                     (0..4).fold(0, |v, b| v | u32::from(shared(0, address + b)) << (8 * b))
                 }
                 _ => filled(0, lane, column),
