@@ -10,20 +10,22 @@ pub struct Checks {
     pub race: bool,
     /// Reads of shared or tensor memory and registers that nothing wrote.
     pub uninit: bool,
-    /// `tcgen05.wait::ld` between `tcgen05.ld` and uses of its registers, as PTX demands. Off by default: chips
-    /// wait for the registers by themselves, and code that others wrote relies on it, CUTLASS's kernels included.
-    pub tensor_wait: bool,
     /// Leaks and pending work at exit: tensor memory, bulk groups, `setmaxnreg` balance.
     pub exit: bool,
+    /// What PTX demands and chips forgive. Off by default, for code that others wrote relies on the chip, CUTLASS's
+    /// kernels included: `tcgen05.wait::ld` between `tcgen05.ld` and uses of its registers, for which the chip waits
+    /// by itself; `cp.async.bulk.wait_group.read` before the exit, as a CTA's shared memory stays until its bulk
+    /// stores have read it; and `fence.mbarrier_init` between an initialization and a relaxed `barrier.cluster`.
+    pub strict: bool,
 }
 
 impl Checks {
     /// Every check, also of what chips forgive.
-    pub const ALL: Checks = Checks { race: true, uninit: true, tensor_wait: true, exit: true };
+    pub const ALL: Checks = Checks { race: true, uninit: true, exit: true, strict: true };
     /// Every check of what goes wrong on chips.
-    pub const DEFAULT: Checks = Checks { tensor_wait: false, ..Checks::ALL };
+    pub const DEFAULT: Checks = Checks { strict: false, ..Checks::ALL };
     /// Only what no execution could continue from (bounds, alignment, deadlock, illegal operands, traps).
-    pub const NONE: Checks = Checks { race: false, uninit: false, tensor_wait: false, exit: false };
+    pub const NONE: Checks = Checks { race: false, uninit: false, exit: false, strict: false };
 
     /// Whether a fault of this kind is reported.
     pub const fn reports(self, check: Check) -> bool {

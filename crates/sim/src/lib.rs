@@ -21,7 +21,7 @@
 //! - **Clusters on several threads** give results that depend on the seed only: accesses whose order can be
 //!   noticed are carried out in turns.
 //! - **`tcgen05`** between threads is ordered by a release and an acquire, as other accesses are; `tcgen05.fence` is
-//!   demanded after relaxed waits and for what is not complete. [`Checks::tensor_wait`] demands `tcgen05.wait::ld`.
+//!   demanded after relaxed waits and for what is not complete. [`Checks::strict`] demands `tcgen05.wait::ld`.
 //! - **Tensor cores** compute as `semantics::dot` says; approximate functions within PTX's stated error.
 //! - One kernel runs at a time, so `griddepcontrol` has nothing to wait for, and every CTA is launched, so
 //!   `clusterlaunchcontrol.try_cancel` always answers "not cancelled".

@@ -164,6 +164,8 @@ impl Ins<'_> {
                 Some(_) => self.error(format!("`!{name}` needs a predicate")),
                 None => self.undeclared(name),
             },
+            // A vector of one, as nvcc writes the scales of `mma`.
+            Operand::Vector(list) if list.len() == 1 => self.value(&list[0], ty),
             _ => self.error(format!("operand {operand:?} is not a value")),
         }
     }

@@ -40,6 +40,15 @@ impl Cluster<'_> {
         }
     }
 
+    /// Schedules what reads shared memory for a bulk store.
+    pub fn push_store(&mut self, due: u64, agent: Agent, job: Job) {
+        if self.launch.config.checks.strict {
+            self.engine.push(due, agent, job);
+        } else {
+            self.engine.push_outliving(due, agent, job);
+        }
+    }
+
     /// Runs a job now if this cluster may change global memory in order, else at its turn.
     pub fn in_order(&mut self, agent: Agent, job: Job) -> Result<()> {
         if self.may_touch_global() {
@@ -282,7 +291,14 @@ fn copy(cx: &mut Cx<'_, '_>, op: &BulkCopy) -> Result {
     if cx.w.regs.bad.is_some() {
         return Ok(Flow::Next);
     }
+    // Lanes that store the same do it once, as in `tma::store`.
+    let once = reduce.is_none() && barriers.is_none();
     for l in lanes(m) {
+        let what = |k: usize| (dst[k], src[k], size[k], mask.map(|m| m[k]));
+        let alike: u32 = lanes(m).filter(|&k| k == l || once && what(k) == what(l)).map(|k| 1 << k).sum();
+        if alike.trailing_zeros() != l as u32 {
+            continue;
+        }
         let n = size[l];
         if n == 0 || !n.is_multiple_of(16) {
             let text = format!("a bulk copy of {n} bytes: the size is a multiple of 16, not 0");
@@ -318,7 +334,7 @@ fn copy(cx: &mut Cx<'_, '_>, op: &BulkCopy) -> Result {
             Some(_) => None,
             None => {
                 let op = cx.cl.start_op(&agent);
-                cx.w.async_groups.start(GroupKind::Bulk, 1 << l, op);
+                cx.w.async_groups.start(GroupKind::Bulk, alike, op);
                 Some(op)
             }
         };
@@ -352,13 +368,16 @@ fn copy(cx: &mut Cx<'_, '_>, op: &BulkCopy) -> Result {
                 Box::new(write)
             };
             match to {
-                Place::Global(_) => cl.engine.push_global(due, agent, job),
+                Place::Global(_) => cl.engine.push_outliving(due, agent, job),
                 _ => cl.engine.push(due, agent, job),
             }
             Ok(())
         };
         let due = cx.cl.due();
-        cx.cl.engine.push(due, agent, Box::new(job));
+        match signal {
+            Some(_) => cx.cl.engine.push(due, agent, Box::new(job)),
+            None => cx.cl.push_store(due, agent, Box::new(job)),
+        }
     }
     Ok(Flow::Next)
 }

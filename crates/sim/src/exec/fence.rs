@@ -157,7 +157,11 @@ fn cluster_arrive(cx: &mut Cx<'_, '_>, aligned: bool, release: bool) -> Result {
         Some((scope, fenced)) if *scope >= Scope::Cluster => b.current.join(fenced),
         _ => {}
     }
-    cx.w.cluster_arrived = (arrived | cx.m, b.generation);
+    let (actor, round) = (cx.g.actor, b.generation);
+    let own = cx.cl.ctas[cx.cta].mbarriers.values_mut().filter(|m| m.init.0 == actor);
+    own.for_each(|m| m.announced = m.announced.or(Some(round)));
+    let b = &mut cx.cl.barrier;
+    cx.w.cluster_arrived = (arrived | cx.m, round);
     b.arrived += cx.m.count_ones();
     if b.arrived >= live {
         b.complete();

@@ -33,14 +33,14 @@ pub fn execute(op: &Tensor, cx: &mut Cx<'_, '_>) -> Result {
 }
 
 /// What one lane moves.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 struct Transfer {
     tensor: TiledTensor,
     coordinates: Vec<i32>,
     mode: Moved,
 }
 
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 enum Moved {
     Tile,
     Rows,
@@ -184,7 +184,16 @@ fn store(
     reduce: Option<Reduce>,
 ) -> Result {
     let src = cx.addresses(from);
+    // Lanes that store the same do it once, as the chip does for the lanes of a warp: CUTLASS has whole warps store.
+    let mut stores: Vec<(usize, u32, Transfer)> = Vec::new();
     for (l, transfer) in operands(cx, what, c)? {
+        let same = |s: &&mut (usize, u32, Transfer)| src[s.0] == src[l] && s.2 == transfer;
+        match stores.iter_mut().find(same) {
+            Some(store) if reduce.is_none() => store.1 |= 1 << l,
+            _ => stores.push((l, 1 << l, transfer)),
+        }
+    }
+    for (l, lanes, transfer) in stores {
         let lane = |f: Fault| f.lane(l as u32);
         let Place::Shared { rank, offset } = place(from.space, src[l]) else { continue };
         transfer.pieces(offset, Direction::Store).map_err(|m| lane(m.into()))?;
@@ -200,7 +209,7 @@ fn store(
         };
         let agent = cx.agent();
         let op = cx.cl.start_op(&agent);
-        cx.w.async_groups.start(GroupKind::Bulk, 1 << l, op);
+        cx.w.async_groups.start(GroupKind::Bulk, lanes, op);
         let me = agent.clone();
         let job = move |cl: &mut Cluster<'_>| {
             let mut pieces = Vec::new();
@@ -225,11 +234,11 @@ fn store(
             } else {
                 Box::new(write)
             };
-            cl.engine.push_global(due, agent, job);
+            cl.engine.push_outliving(due, agent, job);
             Ok(())
         };
         let due = cx.cl.due();
-        cx.cl.engine.push(due, agent, Box::new(job));
+        cx.cl.push_store(due, agent, Box::new(job));
     }
     Ok(Flow::Next)
 }

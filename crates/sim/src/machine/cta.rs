@@ -54,6 +54,8 @@ pub struct MbarrierObject {
     pub init_pc: u32,
     /// Actor and clock of the initialization.
     pub init: (u16, u32),
+    /// The round of the cluster barrier at which the one who initialized it has arrived, if only relaxed.
+    pub announced: Option<u64>,
     /// What those who arrived in this phase knew.
     pub current: View,
     /// What waiters of completed phases learn.

@@ -44,7 +44,7 @@ struct Pending {
     due: u64,
     seq: u64,
     agent: Agent,
-    /// Needs nothing of the CTA any more.
+    /// Its CTA may exit before.
     outlives: bool,
     job: Job,
 }
@@ -101,8 +101,8 @@ impl Engine {
         self.queue.push(Pending { due, seq: self.seq, agent, outlives: false, job });
     }
 
-    /// Schedules a job that touches global memory only: its CTA may exit before it is done.
-    pub fn push_global(&mut self, due: u64, agent: Agent, job: Job) {
+    /// Schedules a job that its CTA may exit before.
+    pub fn push_outliving(&mut self, due: u64, agent: Agent, job: Job) {
         self.seq += 1;
         self.queue.push(Pending { due, seq: self.seq, agent, outlives: true, job });
     }

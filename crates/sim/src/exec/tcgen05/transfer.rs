@@ -52,7 +52,7 @@ fn touch(
     Ok(())
 }
 
-/// `tcgen05.ld`. With [`Checks::tensor_wait`](crate::Checks::tensor_wait) the registers belong to it until
+/// `tcgen05.ld`. With [`Checks::strict`](crate::Checks::strict) the registers belong to it until
 /// `tcgen05.wait::ld`.
 pub fn load(op: &Access, cx: &mut Cx<'_, '_>) -> Result {
     let base = cx.cell(&op.address)?;
@@ -64,7 +64,7 @@ pub fn load(op: &Access, cx: &mut Cx<'_, '_>) -> Result {
     if cx.w.regs.bad.is_some() {
         return Ok(Flow::Next);
     }
-    if !cx.cl.launch.config.checks.tensor_wait {
+    if !cx.cl.launch.config.checks.strict {
         // As on chips, where a use of the registers waits for them: no later than the read of a thread.
         let who = cx.tensor_who((cx.g.actor, cx.g.clock), &cx.g.view, false);
         let rows = read(cx.cl, cx.cta as u32, op, base, &who)?;
