@@ -1,7 +1,8 @@
 //! Speed of the whole operation on this machine: prepare A, multiply, epilogue, write C as f16.
 //!
-//! `cargo run --release -p dualgemm-cpu --example gemm_speed [f32|f16|bf16|nvfp4] [MxNxK ...]`. Packing is excluded.
-//! Activations are normally distributed, since how they are spread decides how few rows are multiplied.
+//! `cargo run --release -p dualgemm-cpu --example gemm_speed [f32|f16|bf16|nvfp4] [1t|2t|...] [100ms] [MxNxK ...]`.
+//! Packing is excluded. Activations are normally distributed, since how they are spread decides how few rows are
+//! multiplied. Without a number of threads, one and two are measured.
 
 use std::time::{Duration, Instant};
 
@@ -9,9 +10,6 @@ use dualgemm_cpu::{CpuGemm, CpuOptions, CpuPlan, Group, PackedGateUp};
 use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
 use dualgemm_gemm::{AFormat, AOperand, DualGemmDesc, GateUp, OutFormat, OutputMut};
 use half::{bf16, f16};
-
-/// How long one case is measured.
-const TIME: Duration = Duration::from_millis(500);
 
 struct Random(u64);
 
@@ -57,21 +55,29 @@ impl Random {
 
 fn main() {
     let mut format = AFormat::Bf16;
-    let mut shapes: Vec<[usize; 3]> = Vec::new();
+    let (mut shapes, mut threads, mut time) = (Vec::<[usize; 3]>::new(), vec![], Duration::from_millis(500));
+    let number = |text: &str| text.parse().expect("a format, 2t, 500ms or MxNxK");
     for argument in std::env::args().skip(1) {
         match argument.as_str() {
             "f32" => format = AFormat::F32,
             "f16" => format = AFormat::F16,
             "bf16" => format = AFormat::Bf16,
             "nvfp4" => format = AFormat::Nvfp4,
-            shape => {
-                let sizes: Vec<usize> = shape.split('x').map(|s| s.parse().expect("MxNxK")).collect();
-                shapes.push(sizes.try_into().expect("MxNxK"));
-            }
+            other => match (other.strip_suffix("ms"), other.strip_suffix('t')) {
+                (Some(millis), _) => time = Duration::from_millis(number(millis) as u64),
+                (_, Some(count)) => threads.push(number(count)),
+                _ => {
+                    let sizes: Vec<usize> = other.split('x').map(number).collect();
+                    shapes.push(sizes.try_into().expect("MxNxK"));
+                }
+            },
         }
     }
     if shapes.is_empty() {
         shapes = [1, 2, 4, 8, 16, 64, 256].map(|m| [m, 4096, 7168]).to_vec();
+    }
+    if threads.is_empty() {
+        threads = vec![1, 2];
     }
     let mut packed: Option<PackedGateUp> = None;
     for [m, n, k] in shapes {
@@ -85,14 +91,14 @@ fn main() {
         let mut desc = DualGemmDesc::new(m, n, k, format, BlockFormat::Nvfp4);
         desc.out = OutFormat::F16;
         let mut c = vec![f16::ZERO; m * n];
-        for threads in [1, 2] {
+        for &threads in &threads {
             let options = CpuOptions { threads: Some(threads), ..CpuOptions::default() };
             let plan = CpuPlan::new(&desc, options).expect("a healthy problem");
             let mut gemm = CpuGemm::new(&plan, 1).expect("an available instruction set");
             let group = [Group { first_row: 0, rows: m, weights: &weights }];
             let mut times = Vec::new();
             let start = Instant::now();
-            while times.len() < 5 || (start.elapsed() < TIME && times.len() < 200) {
+            while times.len() < 5 || (start.elapsed() < time && times.len() < 200) {
                 let t = Instant::now();
                 gemm.run(&a, &group, OutputMut::F16(&mut c)).expect("fits the plan");
                 times.push(t.elapsed().as_secs_f64());

@@ -7,9 +7,10 @@
 //! | module | what |
 //! |---|---|
 //! | [`digits`] | one row: activations as integers, for the kernels of W4A4 |
-//! | [`kernel`] | any rows: weights as f32 |
+//! | [`kernel`] | any rows: weights as f32, by one of two algorithms |
+//! | [`narrow`], [`wide`] | for few rows, for many |
 //! | [`vector`] | the operations an instruction set has to provide for that |
-//! | [`portable`], [`avx2`], [`avx512`] | the instruction sets |
+//! | [`portable`], [`x86`], [`avx2`], [`avx512`] | the instruction sets |
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -17,14 +18,20 @@ mod avx2;
 mod avx512;
 mod digits;
 mod kernel;
+mod narrow;
 mod portable;
 #[cfg(test)]
 mod tests;
 mod vector;
+mod wide;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use std::ops::Range;
 
 use dualgemm_formats::{BlockFormat, FloatMatrix};
 use half::slice::HalfFloatSliceExt;
-use kernel::Task;
+use kernel::{BLOCK_K, NARROW_ROWS, Task, group_start};
 
 use crate::pack::{CHUNK, CHUNK_K, PackedGateUp};
 use crate::threads::{self, SharedSlice};
@@ -34,9 +41,9 @@ use crate::{Error, Isa, w4a4};
 /// What is compiled once per instruction set, and needs a machine that has it.
 #[derive(Debug, Clone, Copy)]
 struct Functions {
-    /// [`kernel::narrow`].
+    /// [`narrow::narrow`].
     narrow: unsafe fn(&Task),
-    /// [`kernel::wide`].
+    /// [`wide::wide`].
     wide: unsafe fn(&Task),
     /// Most rows of a group of a wide tile.
     group_rows: usize,
@@ -51,14 +58,21 @@ pub(crate) struct Kernel {
     functions: Functions,
 }
 
-/// Words in front of each tile in the buffer of activations: one cache line, whose first word tells how the tile is
-/// written.
+/// Elements of K that are prepared at a time.
+const SPAN_K: usize = 4 * BLOCK_K;
+
+/// Activations that are multiplied with several panels in turn: 256 KiB, which leaves room for sums and passing weights
+/// in a second-level cache of 512 KiB.
+const CACHED: usize = 64 << 10;
+
+/// Words in front of each tile in the buffer of activations: one cache line. Of a tile of one row, the first word tells
+/// how it is written, and the second is the bits of the number of blocks if as digits.
 const HEADER: usize = 16;
 const AS_FLOATS: f32 = 0.0;
 const AS_DIGITS: f32 = 1.0;
 
-/// Plans of up to this many rows have room for any number of digits that is of use, others for two and a half per
-/// chunk.
+/// Plans of up to this many rows have room for any number of digits that is of use, others for little more than one
+/// block per chunk.
 const MAX_ROOMY_ROWS: usize = 64;
 
 /// Words that the activations of `rows` rows take, in tiles of any size.
@@ -67,7 +81,7 @@ pub(crate) fn buffer_len(rows: usize, k: usize) -> usize {
 }
 
 fn row_len(rows: usize, k: usize) -> usize {
-    HEADER + if rows <= MAX_ROOMY_ROWS { 2 * k } else { k }
+    HEADER + k + if rows <= MAX_ROOMY_ROWS { k / 2 } else { k / 8 }
 }
 
 impl Kernel {
@@ -101,58 +115,69 @@ impl Kernel {
         tiles: &[RowTile],
         buffer: &'a mut [f32],
     ) -> Bound<'a> {
-        let row_len = row_len(rows, a.cols());
+        let (k, row_len) = (a.cols(), row_len(rows, a.cols()));
         let shared = SharedSlice::new(buffer);
         // One row takes a few microseconds, less than waking a thread.
         let threads = if a.rows() == 1 { 1 } else { threads };
+        let spans = k.div_ceil(SPAN_K);
         threads::for_each(
             threads,
-            tiles.len(),
+            tiles.len() * spans,
             |_| (),
             |(), item| {
-                let tile = &tiles[item];
-                // SAFETY: each tile is claimed once, and tiles have no row in common.
-                let out = unsafe { shared.part(tile.first_row * row_len, tile.rows * row_len) };
-                let (header, out) = out.split_at_mut(HEADER);
-                let unit = w4a4::digit_unit(self.format);
-                // SAFETY: the machine has the instruction set, or `new` would have failed.
-                let digits = tile.rows == 1
-                    && unsafe { digits::write(self.isa, self.digits, unit, a, tile.first_row, out) };
-                header[0] = if digits { AS_DIGITS } else { AS_FLOATS };
-                if !digits {
-                    self.write_floats(a, tile, &mut out[..tile.rows * a.cols()]);
+                let (tile, first) = (&tiles[item / spans], item % spans * SPAN_K);
+                let start = tile.first_row * row_len;
+                if tile.rows > 1 {
+                    let len = SPAN_K.min(k - first);
+                    // SAFETY: each span of each tile is claimed once, and tiles have no row in common.
+                    let out = unsafe { shared.part(start + HEADER + first * tile.rows, len * tile.rows) };
+                    self.write_floats(a, tile, first, out);
+                } else if first == 0 {
+                    // SAFETY: as above; this takes all spans of the tile.
+                    let (header, out) = unsafe { shared.part(start, row_len) }.split_at_mut(HEADER);
+                    let unit = w4a4::digit_unit(self.format);
+                    // SAFETY: the machine has the instruction set, or `new` would have failed.
+                    let digits =
+                        unsafe { digits::write(self.isa, self.digits, unit, a, tile.first_row, out) };
+                    if let Some(count) = digits {
+                        (header[0], header[1]) = (AS_DIGITS, f32::from_bits(count as u32));
+                    } else {
+                        header[0] = AS_FLOATS;
+                        self.write_floats(a, tile, 0, &mut out[..k]);
+                    }
                 }
             },
         );
-        Bound { kernel: self, row_len, k: a.cols(), a: buffer }
+        Bound { kernel: self, row_len, k, a: buffer }
     }
 
-    /// The rows of one tile, `rows · k` values in the order that [`kernel::multiply`] reads.
-    fn write_floats(self, a: &FloatMatrix<'_>, tile: &RowTile, out: &mut [f32]) {
-        let k = a.cols();
-        let mut wide = [0.0; kernel::BLOCK_K];
-        if tile.rows <= kernel::NARROW_ROWS {
-            for (row, out) in out.chunks_exact_mut(k).enumerate() {
-                for (first, out) in (0..k).step_by(kernel::BLOCK_K).zip(out.chunks_mut(kernel::BLOCK_K)) {
-                    let row = widen(a, tile.first_row + row, first, &mut wide[..out.len()]);
-                    for (quad, out) in row.as_chunks::<4>().0.iter().zip(out.as_chunks_mut::<4>().0) {
-                        *out = [quad[0], quad[2], quad[1], quad[3]];
+    /// Some of the elements `first ..` of the rows of one tile, `out.len()` values in the order that the kernels read.
+    fn write_floats(self, a: &FloatMatrix<'_>, tile: &RowTile, first: usize, out: &mut [f32]) {
+        let rows = tile.rows;
+        let mut wide = [0.0; BLOCK_K];
+        let firsts = (first..).step_by(BLOCK_K);
+        for (first, out) in firsts.zip(out.chunks_mut(BLOCK_K * rows)) {
+            let wide = &mut wide[..out.len() / rows];
+            if rows <= NARROW_ROWS {
+                for row in 0..rows {
+                    let values = widen(a, tile.first_row + row, first, wide).as_chunks::<4>().0;
+                    for (quads, out) in values.chunks(4).zip(out.chunks_exact_mut(CHUNK_K * rows)) {
+                        let out = out[row * CHUNK_K..][..CHUNK_K].as_chunks_mut::<4>().0;
+                        for (quad, out) in quads.iter().zip(out) {
+                            *out = [quad[0], quad[2], quad[1], quad[3]];
+                        }
                     }
                 }
+                continue;
             }
-            return;
-        }
-        for group in 0..tile.rows.div_ceil(self.functions.group_rows) {
-            let [start, end] =
-                [group, group + 1].map(|g| kernel::group_start(tile.rows, self.functions.group_rows, g));
-            let rows = end - start;
-            let out = &mut out[start * k..end * k];
-            for (first, out) in (0..k).step_by(kernel::BLOCK_K).zip(out.chunks_mut(kernel::BLOCK_K * rows)) {
-                for row in 0..rows {
-                    let len = out.len() / rows;
-                    let values = widen(a, tile.first_row + start + row, first, &mut wide[..len]);
-                    for (value, out) in values.iter().zip(out.chunks_exact_mut(rows)) {
-                        out[row] = *value;
+            let most = self.functions.group_rows;
+            for group in 0..rows.div_ceil(most) {
+                let [start, end] = [group, group + 1].map(|g| group_start(rows, most, g));
+                let out = &mut out[start * wide.len()..end * wide.len()];
+                for row in start..end {
+                    let values = widen(a, tile.first_row + row, first, wide);
+                    for (value, out) in values.iter().zip(out.chunks_exact_mut(end - start)) {
+                        out[row - start] = *value;
                     }
                 }
             }
@@ -182,27 +207,50 @@ pub(crate) struct Bound<'a> {
 
 impl TileKernel for Bound<'_> {
     fn multiply(&self, tile: &RowTile, weights: &PackedGateUp, panel: usize, sums: &mut [f32]) {
+        self.multiply_panels(tile, weights, panel..panel + 1, sums);
+    }
+
+    fn multiply_panels(
+        &self,
+        tile: &RowTile,
+        weights: &PackedGateUp,
+        panels: Range<usize>,
+        sums: &mut [f32],
+    ) {
         let (rows, chunks) = (tile.rows, self.k / CHUNK_K);
         let (header, a) = self.a[tile.first_row * self.row_len..][..rows * self.row_len].split_at(HEADER);
-        let sums = &mut sums[..rows * TILE_COLS];
         assert_eq!((weights.k(), weights.format()), (self.k, self.kernel.format), "what A was prepared for");
-        if header[0] == AS_DIGITS {
-            let (starts, blocks) = digits::read(chunks, a);
-            // SAFETY: the offsets are as `digits::write` wrote them.
-            return unsafe { self.kernel.digits.multiply_digits(weights, panel, starts, blocks, sums) };
+        let sums = &mut sums[..panels.len() * rows * TILE_COLS];
+        if rows == 1 && header[0] == AS_DIGITS {
+            let blocks = digits::read(header[1].to_bits() as usize, a);
+            // SAFETY: `digits::write` wrote blocks of these chunks.
+            return unsafe { self.kernel.digits.multiply_digits(weights, panels, blocks, sums) };
         }
-        let task = Task {
-            format: weights.format(),
-            panel: weights.panel(panel)[..chunks * CHUNK].as_ptr(),
-            chunks,
-            a: a[..rows * self.k].as_ptr(),
-            rows,
-            sums: sums.as_mut_ptr(),
-        };
+        let packed = weights.panel_range(panels.clone());
+        let a = &a[..rows * self.k];
         let Functions { narrow, wide, .. } = self.kernel.functions;
-        // SAFETY: the machine has the instruction set, or `new` would have failed; the slices are as long as the
-        // task says.
-        unsafe { if rows <= kernel::NARROW_ROWS { narrow(&task) } else { wide(&task) } }
+        let (function, stretch) = if rows <= NARROW_ROWS {
+            (narrow, chunks)
+        } else {
+            // A stretch of K of all panels before the next one: its activations stay in the second-level cache.
+            (wide, (CACHED / rows / BLOCK_K).max(1) * BLOCK_K / CHUNK_K)
+        };
+        for first in (0..chunks).step_by(stretch) {
+            let task = Task {
+                format: weights.format(),
+                panel: packed[first * CHUNK..].as_ptr(),
+                panel_stride: chunks * CHUNK,
+                panels: panels.len(),
+                chunks: stretch.min(chunks - first),
+                a: a[first * CHUNK_K * rows..].as_ptr(),
+                rows,
+                sums: sums.as_mut_ptr(),
+                add: first > 0,
+            };
+            // SAFETY: the machine has the instruction set, or `new` would have failed; the slices hold all chunks of
+            // all panels and rows, of which the task covers `first..first + stretch`.
+            unsafe { function(&task) };
+        }
     }
 
     fn sum_unit(&self, _weights: &PackedGateUp) -> f32 {

@@ -8,7 +8,7 @@ use dualgemm_formats::BlockFormat;
 
 use super::Functions;
 use super::kernel::{self, Pass};
-use super::vector::{Vector, code_unit, code_values};
+use super::vector::{DOUBLED, Vector};
 use crate::pack::{PANEL, SCALES, UP_CODES};
 
 /// Whether the target this is compiled for has a fused multiply-add.
@@ -22,15 +22,13 @@ impl<const FUSED: bool> Vector for Portable<FUSED> {
     const ROWS: usize = 4;
 
     #[inline(always)]
-    unsafe fn weights(chunk: *const u8, column: usize, quad: usize, format: BlockFormat) -> [Self; 4] {
-        const VALUES: [[f32; 16]; 2] = [code_values(BlockFormat::Nvfp4), code_values(BlockFormat::Mxfp4)];
-        let values = &VALUES[format as usize];
+    unsafe fn weights(chunk: *const u8, column: usize, quad: usize) -> [Self; 4] {
         let first = column / PANEL * UP_CODES + quad / 2 * 64 + column % PANEL * 4;
         std::array::from_fn(|k| {
             Self(std::array::from_fn(|feature| {
                 // SAFETY: inside the chunk's 256 code bytes: 128·half + 64·line + 4·feature + k.
                 let byte = unsafe { *chunk.add(first + 4 * feature + k) };
-                values[usize::from(byte >> (quad % 2 * 4) & 15)]
+                DOUBLED[usize::from(byte >> (quad % 2 * 4) & 15)]
             }))
         })
     }
@@ -40,7 +38,7 @@ impl<const FUSED: bool> Vector for Portable<FUSED> {
         Self(std::array::from_fn(|feature| {
             // SAFETY: inside the chunk's 32 scale bytes.
             let byte = unsafe { *chunk.add(SCALES + column + feature) };
-            format.decode_scale(byte) / code_unit(format)
+            format.decode_scale(byte) * 0.5
         }))
     }
 

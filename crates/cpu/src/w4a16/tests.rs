@@ -94,16 +94,15 @@ fn scalar_sum(a: &[f32], b: &QuantizedMatrix<'_>, n: usize, rows: usize) -> f32 
     if rows == 1 {
         let mut sum = 0f32;
         for (first, a) in (0..a.len()).step_by(16).zip(a.as_chunks::<16>().0) {
-            // The largest power of two of which all are multiples.
-            let is_unit = |e: &i32| a.iter().all(|&a| (f64::from(a) * 2f64.powi(-e)).fract() == 0.0);
-            let Some(mut exponent) = (-100..40).rev().find(is_unit) else { continue };
-            let mut rest = a.map(|a| (f64::from(a) * 2f64.powi(-exponent)) as i64);
-            while rest.iter().any(|&rest| rest != 0) {
-                let digits = rest.map(|rest| rest as i8);
-                rest = std::array::from_fn(|i| (rest[i] - i64::from(digits[i])) >> 8);
-                let dot: f32 = (0..16).map(|i| f32::from(digits[i]) * code(first + i)).sum();
-                sum += dot * (2f32.powi(exponent) * scale(first));
-                exponent += 8;
+            let mut rest = a.map(f64::from);
+            while rest.iter().any(|&rest| rest != 0.0) {
+                let largest = rest.iter().fold(0f64, |most, x| most.max(x.abs()));
+                // The power of two of which the largest has 22 bits.
+                let exponent = (-100..40).find(|&e| largest < 2f64.powi(e + 22)).unwrap();
+                let integers = rest.map(|x| (x * 2f64.powi(-exponent)).trunc());
+                rest = std::array::from_fn(|i| rest[i] - integers[i] * 2f64.powi(exponent));
+                let dot: f64 = (0..16).map(|i| integers[i] * f64::from(code(first + i))).sum();
+                sum += dot as f32 * (2f32.powi(exponent) * scale(first));
             }
         }
         return sum;

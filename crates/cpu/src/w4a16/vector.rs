@@ -4,24 +4,16 @@ use dualgemm_formats::BlockFormat;
 use dualgemm_formats::scalar::e2m1;
 
 use super::kernel::Pass;
-use crate::w4a4::scale_unit;
 
-/// What decoded codes are multiplied with, to make up for the [`scale_unit`] of decoded scales: on this side it keeps
-/// small products from underflowing.
-pub(super) const fn code_unit(format: BlockFormat) -> f32 {
-    1.0 / scale_unit(format)
-}
-
-/// Values of the codes times [`code_unit`].
-pub(super) const fn code_values(format: BlockFormat) -> [f32; 16] {
-    let mut values = [0.0; 16];
-    let mut code = 0;
+/// Twice the values of the codes: integers, as some instruction sets decode them.
+pub(super) const DOUBLED: [f32; 16] = {
+    let (mut values, mut code) = ([0.0; 16], 0);
     while code < 16 {
-        values[code] = e2m1::VALUES[code] * code_unit(format);
+        values[code] = 2.0 * e2m1::VALUES[code];
         code += 1;
     }
     values
-}
+};
 
 /// A vector of f32.
 ///
@@ -34,10 +26,10 @@ pub(super) trait Vector: Copy {
     /// Most rows whose sums, for two vectors of features, fit the registers.
     const ROWS: usize;
 
-    /// Weights of four consecutive k, `4·quad ..`, for `LANES` features, times [`code_unit`]: one vector per k.
-    unsafe fn weights(chunk: *const u8, column: usize, quad: usize, format: BlockFormat) -> [Self; 4];
+    /// Twice the codes of four consecutive k, `4·quad ..`, for `LANES` features: one vector per k.
+    unsafe fn weights(chunk: *const u8, column: usize, quad: usize) -> [Self; 4];
 
-    /// The scales of the same features, divided by [`code_unit`].
+    /// Half the scales of the same features.
     unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat) -> Self;
 
     /// The same weights in whatever order is cheapest to decode: the vectors `[x][y]` together hold, for chain
@@ -47,14 +39,9 @@ pub(super) trait Vector: Copy {
     /// The order that this and the next three have by default is that of [`weights`](Self::weights): one chain per
     /// vector, no lanes mixed.
     #[inline(always)]
-    unsafe fn chain_weights(
-        chunk: *const u8,
-        column: usize,
-        quad: usize,
-        format: BlockFormat,
-    ) -> [[Self; 2]; 2] {
+    unsafe fn chain_weights(chunk: *const u8, column: usize, quad: usize) -> [[Self; 2]; 2] {
         // SAFETY: the caller's promises.
-        let [k0, k1, k2, k3] = unsafe { Self::weights(chunk, column, quad, format) };
+        let [k0, k1, k2, k3] = unsafe { Self::weights(chunk, column, quad) };
         [[k0, k1], [k2, k3]]
     }
 
@@ -101,7 +88,7 @@ pub(super) trait Vector: Copy {
     /// `a · b + c`, rounded once where the machine can.
     unsafe fn mul_add(a: Self, b: Self, c: Self) -> Self;
 
-    /// [`kernel::pass`](super::kernel::pass), not inlined.
+    /// [`wide::pass`](super::wide::pass), not inlined.
     unsafe fn pass(pass: &Pass);
 
     /// Brings the cache line at `address`, which may be any, near.

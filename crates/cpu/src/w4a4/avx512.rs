@@ -8,7 +8,7 @@ use std::ops::Range;
 use dualgemm_formats::BlockFormat;
 
 use super::activations::{Block, Source};
-use super::kernel::{self, Task};
+use super::kernel::{self, DigitTask, Task};
 use super::vector::{BIASED, Vector};
 use super::x86::{self, bias_halves, bias_whole, x86_vector};
 use super::{Functions, spin};

@@ -16,7 +16,7 @@
 
 use dualgemm_formats::BlockFormat;
 
-use super::activations::{Block, INTEGER_UNIT};
+use super::activations::{Block, DigitBlock, INTEGER_UNIT};
 use super::vector::Vector;
 use crate::pack::{CHUNK, PANEL};
 use crate::tile::TILE_COLS;
@@ -153,40 +153,86 @@ unsafe fn wide<V: Vector>(task: &Task, panel: *const u8, sums: *mut f32) -> usiz
     1
 }
 
-/// As [`multiply`], for one row and one panel, and any number of blocks in each chunk c: those from `starts[c]` to
-/// `starts[c + 1]`. W4A16 writes floats as such digits.
+/// Integers of one row, as W4A16 writes floats, against some panels.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct DigitTask {
+    /// Block format of the weights.
+    pub(super) format: BlockFormat,
+    /// The first panel.
+    pub(super) panel: *const u8,
+    /// Bytes from panel to panel.
+    pub(super) panel_stride: usize,
+    /// Panels.
+    pub(super) panels: usize,
+    /// The blocks, of any chunks in any order.
+    pub(super) blocks: *const DigitBlock,
+    /// How many.
+    pub(super) count: usize,
+    /// What the products overwrite, `[panels][32]`.
+    pub(super) sums: *mut f32,
+}
+
+/// Multiplies integers. Each block is an exact integer dot product, which is rounded to f32, multiplied with the scales
+/// and added, with one rounding each.
 ///
 /// # Safety
-/// As for [`multiply`]; `starts` points to `chunks + 1` offsets into the task's blocks, in ascending order.
+/// The machine has the instruction set of `V`, the pointers of the task point to as much as it says, and the panels
+/// have the chunks of the blocks.
 #[inline(always)]
-pub(super) unsafe fn multiply_digits<V: Vector>(task: &Task, starts: *const u32) {
+pub(super) unsafe fn multiply_digits<V: Vector>(task: &DigitTask) {
+    let mut panel = 0;
+    while panel < task.panels {
+        // SAFETY: the caller's promises, for panel after panel.
+        panel += unsafe {
+            match task.panels - panel {
+                STREAMS.. => digits::<V, STREAMS>(task, panel),
+                _ => digits::<V, 1>(task, panel),
+            }
+        };
+    }
+}
+
+/// Several panels at once, as [`single`]. Returns how many.
+#[inline(always)]
+unsafe fn digits<V: Vector, const PANELS: usize>(task: &DigitTask, panel: usize) -> usize {
     let vectors = TILE_COLS / V::LANES;
-    // SAFETY: all offsets stay inside what the task and `starts` promise.
+    // SAFETY: all offsets stay inside what the task promises: panel < PANELS, column < 32.
     unsafe {
-        let mut accumulators: [V::Floats; 4] =
-            std::array::from_fn(|v| V::load(task.sums.add(v % vectors * V::LANES)));
-        for c in 0..task.chunks {
-            let chunk = task.panel.add(c * CHUNK);
-            fetch_ahead::<V>(chunk, PREFETCH);
-            let (start, end) = (*starts.add(c) as usize, *starts.add(c + 1) as usize);
-            for (v, accumulator) in accumulators.iter_mut().enumerate().take(vectors) {
-                let weights = V::weights(chunk, v * V::LANES);
-                let scales = V::scales(chunk, v * V::LANES, task.format);
-                for block in start..end {
-                    let block = task.blocks.add(block);
-                    let mut dots = V::start(&raw const (*block).bias);
-                    for (q, &weights) in weights.iter().enumerate() {
-                        dots = V::dot(dots, weights, quad::<V>(block, q));
-                    }
+        let (first, sums) = (task.panel.add(panel * task.panel_stride), task.sums.add(panel * TILE_COLS));
+        let base = V::splat(&256.0);
+        let one = V::splat(&1.0);
+        let mut accumulators = [[V::splat(&0.0); 4]; PANELS];
+        for block in 0..task.count {
+            let block = task.blocks.add(block);
+            for (p, accumulators) in accumulators.iter_mut().enumerate() {
+                let chunk = first.add(p * task.panel_stride + (*block).chunk as usize * CHUNK);
+                fetch_ahead::<V>(chunk, PREFETCH / PANELS);
+                for (v, accumulator) in accumulators.iter_mut().enumerate().take(vectors) {
+                    let weights = V::weights(chunk, v * V::LANES);
+                    let dot = |digit: usize| {
+                        let mut dots = V::start(&raw const (*block).biases[digit]);
+                        let digits = (&raw const (*block).digits[digit]).cast::<i8>();
+                        for (q, &weights) in weights.iter().enumerate() {
+                            dots = V::dot(dots, weights, V::quad(digits.add(4 * q)));
+                        }
+                        V::floats(dots)
+                    };
+                    // The first of these two is exact, with 23 bits.
+                    let dots = V::mul_add(V::mul_add(dot(2), base, dot(1)), base, dot(0));
+                    let scales = V::scales(chunk, v * V::LANES, task.format);
                     let scale = V::mul(V::splat(&raw const (*block).scale), scales);
-                    *accumulator = V::mul_add(V::floats(dots), scale, *accumulator);
+                    // Not `dots · scale + accumulator` at once, of which not all machines have a fused form.
+                    *accumulator = V::mul_add(V::mul(dots, scale), one, *accumulator);
                 }
             }
         }
-        for (v, accumulator) in accumulators.into_iter().enumerate().take(vectors) {
-            V::store(task.sums.add(v * V::LANES), accumulator);
+        for (p, accumulators) in accumulators.iter().enumerate() {
+            for (v, &accumulator) in accumulators.iter().enumerate().take(vectors) {
+                V::store(sums.add(p * TILE_COLS + v * V::LANES), accumulator);
+            }
         }
     }
+    PANELS
 }
 
 /// Two vectors of features of one chunk, decoded.

@@ -24,9 +24,9 @@ mod x86;
 
 use std::ops::Range;
 
-pub(crate) use activations::{Block, Source};
+pub(crate) use activations::{Block, DigitBlock, Source};
 use dualgemm_formats::BlockFormat;
-use kernel::Task;
+use kernel::{DigitTask, Task};
 pub(crate) use vector::scale_unit;
 
 use crate::pack::{CHUNK, CHUNK_K, PackedGateUp};
@@ -42,7 +42,7 @@ struct Functions {
     /// [`kernel::multiply`].
     multiply: unsafe fn(&Task),
     /// [`kernel::multiply_digits`].
-    multiply_digits: unsafe fn(&Task, *const u32),
+    multiply_digits: unsafe fn(&DigitTask),
     /// [`spin::integer_dots`].
     integer_dots: unsafe fn() -> usize,
     /// [`spin::multiply_adds`].
@@ -101,44 +101,41 @@ impl Kernel {
         unsafe { (self.functions.read)(memory.as_ptr(), memory.len() / 16) }
     }
 
-    /// A block of any 16 i8, as [`multiply_digits`](Self::multiply_digits) reads it.
-    pub(crate) fn digit_block(self, digits: [i8; CHUNK_K], scale: f32) -> Block {
-        Block::of_digits(digits, scale, self.functions.bias_word)
+    /// Integers to multiply with a chunk of the weights, as [`DigitBlock::new`] wants them.
+    #[inline(always)]
+    pub(crate) fn digit_block(self, integers: [i32; CHUNK_K], scale: f32, chunk: u32) -> DigitBlock {
+        DigitBlock::new(integers, scale, chunk, self.functions.bias_word)
     }
 
-    /// Overwrites `sums`, 32 values, with the products of one panel and one row of any number of blocks per chunk, in
-    /// units of [`digit_unit`]: those of chunk c are `blocks[starts[c] .. starts[c + 1]]`. They are added in that
-    /// order, each with one rounding.
+    /// Overwrites `sums`, `[panel][32]`, with the products of some panels and one row of integers, in units of
+    /// [`digit_unit`]. Blocks are added in their order, from 0: each is an exact integer dot product, which is rounded to
+    /// f32, multiplied with the scales and added, with one rounding each.
     ///
     /// # Safety
-    /// `starts` ascends, up to at most the number of blocks.
+    /// The weights have the chunks of all blocks.
     ///
     /// # Panics
-    /// If `starts` or `sums` has another size.
+    /// If `sums` has another size.
     pub(crate) unsafe fn multiply_digits(
         self,
         weights: &PackedGateUp,
-        panel: usize,
-        starts: &[u32],
-        blocks: &[Block],
+        panels: Range<usize>,
+        blocks: &[DigitBlock],
         sums: &mut [f32],
     ) {
-        let chunks = weights.chunks();
-        assert_eq!((starts.len(), sums.len()), (chunks + 1, TILE_COLS), "sizes of a digit product");
-        sums.fill(0.0);
-        let task = Task {
+        assert_eq!(sums.len(), panels.len() * TILE_COLS, "sums of a digit product");
+        let task = DigitTask {
             format: weights.format(),
-            panel: weights.panel(panel).as_ptr(),
-            panel_stride: 0,
-            panels: 1,
-            chunks,
+            panel: weights.panel_range(panels.clone()).as_ptr(),
+            panel_stride: weights.chunks() * CHUNK,
+            panels: panels.len(),
             blocks: blocks.as_ptr(),
-            rows: 1,
+            count: blocks.len(),
             sums: sums.as_mut_ptr(),
         };
-        // SAFETY: the machine has the instruction set, or `new` would have failed; sizes were checked just now, and
-        // the caller promises the offsets.
-        unsafe { (self.functions.multiply_digits)(&task, starts.as_ptr()) };
+        // SAFETY: the machine has the instruction set, or `new` would have failed; the slices are as long as the task
+        // says, and the caller promises the chunks.
+        unsafe { (self.functions.multiply_digits)(&task) };
     }
 
     /// Writes A into `blocks`, `[tile][chunk][row of tile]`, and returns the kernel bound to it.

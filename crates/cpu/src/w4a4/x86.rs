@@ -177,9 +177,9 @@ macro_rules! x86_vector {
             }
 
             #[target_feature(enable = $features)]
-            unsafe fn multiply_digits(task: &Task, starts: *const u32) {
+            unsafe fn multiply_digits(task: &DigitTask) {
                 // SAFETY: the caller's promises.
-                unsafe { kernel::multiply_digits::<$name>(task, starts) }
+                unsafe { kernel::multiply_digits::<$name>(task) }
             }
 
             #[target_feature(enable = $features)]
