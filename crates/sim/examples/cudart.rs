@@ -582,6 +582,10 @@ exports! {
             Ok(())
         })
     }
+    fn cuGetErrorString(status: Status, to: *mut *const c_char) -> Status {
+        put(to, cudaGetErrorString(status));
+        SUCCESS
+    }
     fn cudaEventElapsedTime(milliseconds: *mut f32, _from: *mut c_void, _to: *mut c_void) -> Status {
         put(milliseconds, 1.0);
         SUCCESS
@@ -681,6 +685,10 @@ safe_exports! {
     }
     fn cudaFreeAsync(at: u64, _stream: *mut c_void) -> Status {
         cudaFree(at)
+    }
+    fn cuMemsetD32Async(at: u64, value: c_uint, count: usize, _stream: *mut c_void) -> Status {
+        let refused = |e: Error| complain(&e, INVALID_VALUE);
+        call(|r| r.gpu().copy_to(DevicePtr(at), &value.to_le_bytes().repeat(count)).map_err(refused))
     }
     fn cudaMemset(at: u64, value: c_int, bytes: usize) -> Status {
         let refused = |e: Error| complain(&e, INVALID_VALUE);

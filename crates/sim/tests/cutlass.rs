@@ -1,0 +1,136 @@
+//! Kernels of CUTLASS 4 (`cutlass/gemm.cu` instantiates its collectives), compiled by nvcc, with the launches that
+//! CUTLASS's host code made, against results computed here. Parameters hold device addresses and tensor maps as the
+//! simulator gives them, so buffers are allocated here in the order of the recording.
+
+use dualgemm_device::{Args, Device, DevicePtr, LaunchSpec};
+use dualgemm_sim::{Card, Config, Gpu};
+use half::{bf16, f16};
+
+/// Element types of A and B. All values of the tests are small integers, exact in each.
+#[derive(Clone, Copy, PartialEq)]
+enum Element {
+    F16,
+    E4m3,
+    /// With a scale in e4m3 for 16 elements along K.
+    Nvfp4,
+}
+
+/// Integers from -3 to 4.
+fn small(n: usize, seed: u32) -> Vec<i32> {
+    (0..n as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed * 977) >> 29) as i32 - 3).collect()
+}
+
+impl Element {
+    fn encode(self, values: &[i32]) -> Vec<u8> {
+        let sign = |v: i32, bit: u8| if v < 0 { bit } else { 0 };
+        match self {
+            Element::F16 => values.iter().flat_map(|v| f16::from_f32(*v as f32).to_le_bytes()).collect(),
+            Element::E4m3 => {
+                let code = |v: &i32| [0x00, 0x38, 0x40, 0x44, 0x48][v.unsigned_abs() as usize] | sign(*v, 0x80);
+                values.iter().map(code).collect()
+            }
+            Element::Nvfp4 => {
+                let code = |v: i32| [0, 2, 4, 5, 6][v.unsigned_abs() as usize] | sign(v, 8);
+                values.chunks_exact(2).map(|v| code(v[0]) | code(v[1]) << 4).collect()
+            }
+        }
+    }
+}
+
+/// Scales of `rows` by `blocks` as powers of two, and their e4m3 codes in the 128x4 layout.
+fn scales(rows: usize, blocks: usize, seed: u32) -> (Vec<f64>, Vec<u8>) {
+    let exponents = small(rows * blocks, seed).into_iter().map(|v| v.rem_euclid(3) - 1).collect::<Vec<_>>();
+    let mut codes = vec![0; rows.next_multiple_of(128) * blocks.next_multiple_of(4)];
+    for (i, e) in exponents.iter().enumerate() {
+        let (r, b) = (i / blocks, i % blocks);
+        let tile = r / 128 * blocks.div_ceil(4) + b / 4;
+        codes[tile * 512 + r % 32 * 16 + r % 128 / 32 * 4 + b % 4] = (0x38 + 8 * e) as u8;
+    }
+    (exponents.into_iter().map(|e| 2f64.powi(e)).collect(), codes)
+}
+
+/// The numbers of a line of the recording.
+fn numbers<const N: usize>(text: &str, key: &str) -> [u32; N] {
+    let line = text.lines().find_map(|l| l.strip_prefix(key)).unwrap();
+    let all: Vec<u32> = line.trim_matches([' ', '[', ']']).split(", ").map(|n| n.parse().unwrap()).collect();
+    all.try_into().unwrap()
+}
+
+/// Runs a recorded launch on data of ours. `out` gives what D should hold for a sum.
+fn gemm<const D: usize>(
+    name: &str,
+    card: Card,
+    [m, n, k]: [usize; 3],
+    [ta, tb]: [Element; 2],
+    out: impl Fn(f64) -> [u8; D],
+) {
+    let folder = format!("{}/tests/cutlass/{name}", env!("CARGO_MANIFEST_DIR"));
+    let read = |ext: &str| std::fs::read_to_string(format!("{folder}.{ext}")).unwrap();
+    let (ptx, launch) = (read("ptx"), read("launch"));
+    for seed in 0..2 {
+        let gpu = Gpu::new(Config::default().card(card).seed(seed));
+        let upload = |bytes: &[u8]| {
+            let at = gpu.alloc(bytes.len()).unwrap();
+            gpu.copy_to(at, bytes).unwrap();
+            at
+        };
+        let (a, b) = (small(m * k, 1), small(n * k, 2));
+        upload(&ta.encode(&a));
+        upload(&tb.encode(&b));
+        let d: DevicePtr = upload(&vec![0xff; m * n * D]);
+        let blocks = k / 16;
+        let scaled = ta == Element::Nvfp4;
+        let [(sa, ca), (sb, cb)] = [scales(m, blocks, 3), scales(n, blocks, 4)];
+        if scaled {
+            upload(&ca);
+            upload(&cb);
+        }
+        let workspace = numbers::<1>(&launch, "workspace ")[0] as usize;
+        gpu.alloc(workspace).unwrap();
+        let module = gpu.load(&ptx).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let entry = launch.lines().find_map(|l| l.strip_prefix("entry ")).unwrap();
+        let f = gpu.function(module, entry).unwrap();
+        let hex = launch.lines().find_map(|l| l.strip_prefix("arg ")).unwrap();
+        let bytes: Vec<u8> =
+            (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..][..2], 16).unwrap()).collect();
+        let spec = LaunchSpec::new(f, numbers(&launch, "grid"), numbers(&launch, "block"))
+            .cluster(numbers(&launch, "cluster"))
+            .dynamic_shared(numbers::<1>(&launch, "shared ")[0])
+            .args(Args::new().bytes(&bytes, 64));
+        gpu.launch(&spec).unwrap_or_else(|e| panic!("{name}, seed {seed}: {e}"));
+        let mut got = vec![0; m * n * D];
+        gpu.copy_from(&mut got, d).unwrap();
+        for (i, got) in got.chunks_exact(D).enumerate() {
+            let (row, col) = (i / n, i % n);
+            let scale = |kk: usize| match scaled {
+                true => sa[row * blocks + kk / 16] * sb[col * blocks + kk / 16],
+                false => 1.0,
+            };
+            let term = |kk: usize| f64::from(a[row * k + kk] * b[col * k + kk]) * scale(kk);
+            assert_eq!(got, out((0..k).map(term).sum()), "{name}, seed {seed}: D[{row}][{col}]");
+        }
+    }
+}
+
+fn single(v: f64) -> [u8; 4] {
+    (v as f32).to_le_bytes()
+}
+
+fn brain(v: f64) -> [u8; 2] {
+    bf16::from_f64(v).to_le_bytes()
+}
+
+#[test]
+fn hopper_with_roles_and_two_consumers_exact() {
+    gemm("hopper_cooperative_f16", Card::H100, [256, 128, 256], [Element::F16; 2], single);
+}
+
+#[test]
+fn hopper_with_consumers_in_turn_exact() {
+    gemm("hopper_pingpong_e4m3", Card::H100, [128, 256, 256], [Element::E4m3; 2], brain);
+}
+
+#[test]
+fn blackwell_pairs_of_ctas_with_block_scales_exact() {
+    gemm("blackwell_pairs_nvfp4", Card::B200, [256, 256, 512], [Element::Nvfp4; 2], brain);
+}
