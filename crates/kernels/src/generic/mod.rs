@@ -72,3 +72,26 @@ pub(crate) fn take_turn(k: &mut Kernel, target: Target) {
 pub(crate) fn load(device: &dyn Device, module: &Module, entry: &str) -> Result<FunctionId, Error> {
     Ok(device.function(device.load(&module.to_string())?, entry)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dualgemm_gemm::Activation;
+
+    #[test]
+    fn every_elementwise_kernel_is_legal_on_every_target() {
+        let program = Activation::SWIGLU_OAI.program();
+        let configs = [
+            expand::Expand::configs(),
+            quantize::Quantize::configs(),
+            silu_mul::SiluMul::configs(),
+            dequantize::Dequantize::configs(),
+        ];
+        for &target in Target::ALL {
+            for config in configs.iter().flatten() {
+                let text = rowwise::generate(config, &program, target).unwrap().to_string();
+                assert_eq!(text.contains("griddepcontrol.wait"), has_dependent_launch(target), "{target}");
+            }
+        }
+    }
+}

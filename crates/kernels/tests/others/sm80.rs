@@ -1,6 +1,7 @@
 //! The fused kernel by `mma.sync` against the f64 reference.
 
 use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
+use dualgemm_device::Device;
 use dualgemm_formats::{BlockFormat, FloatType, GlobalScale};
 use dualgemm_gemm::{AOperand, Activation, Comparison, Epilogue, GateUp, reference};
 use dualgemm_kernels::generic::finish::Output;
@@ -9,6 +10,7 @@ use dualgemm_kernels::sm80::fused::Variant;
 use dualgemm_kernels::sm80::host::{Fused, FusedArgs};
 use dualgemm_kernels::sm90a::pack::Pack;
 use dualgemm_ptx::builder::HalfFormat;
+use dualgemm_sim::Card;
 use half::{bf16, f16};
 
 use crate::common::*;
@@ -53,13 +55,13 @@ pub fn bound(out: FloatType) -> f64 {
 }
 
 fn check(
+    gpu: &dyn Device,
     config: Config,
     (compute, out): (HalfFormat, FloatType),
     activation: Activation,
     (m, n, k): (usize, usize, usize),
     biased: bool,
 ) {
-    let gpu = gpu();
     let mut inputs = Inputs::seeded(5);
     let ty = if compute == HalfFormat::F16 { FloatType::F16 } else { FloatType::Bf16 };
     let size = if out == FloatType::F32 { 4 } else { 2 };
@@ -98,14 +100,30 @@ fn check(
 fn every_tile_of_the_sm80_kernel_close() {
     for config in Config::MENU {
         let tokens = config.tokens as usize;
-        check(config, (HalfFormat::F16, FloatType::F16), Activation::Silu, (tokens, 64, 192), false);
+        check(gpu(), config, (HalfFormat::F16, FloatType::F16), Activation::Silu, (tokens, 64, 192), false);
     }
 }
 
 #[test]
 fn tails_and_types_of_the_sm80_kernel_close() {
     let [few, .., many] = Config::MENU;
-    check(few, (HalfFormat::F16, FloatType::F32), Activation::GeluTanh, (3, 37, 80), true);
-    check(many, (HalfFormat::Bf16, FloatType::Bf16), Activation::Silu, (131, 40, 144), true);
-    check(Config::MENU[3], (HalfFormat::Bf16, FloatType::F32), Activation::SWIGLU_OAI, (65, 100, 16), true);
+    check(gpu(), few, (HalfFormat::F16, FloatType::F32), Activation::GeluTanh, (3, 37, 80), true);
+    check(gpu(), many, (HalfFormat::Bf16, FloatType::Bf16), Activation::Silu, (131, 40, 144), true);
+    check(
+        gpu(),
+        Config::MENU[3],
+        (HalfFormat::Bf16, FloatType::F32),
+        Activation::SWIGLU_OAI,
+        (65, 100, 16),
+        true,
+    );
+}
+
+#[test]
+fn the_sm80_kernel_runs_on_cards_of_other_generations_close() {
+    for card in [Card::B200, Card::RtxPro6000] {
+        let gpu = dualgemm_sim::Gpu::new(dualgemm_sim::Config::default().card(card));
+        let types = (HalfFormat::Bf16, FloatType::F16);
+        check(&gpu, Config::MENU[1], types, Activation::Silu, (9, 40, 144), true);
+    }
 }
