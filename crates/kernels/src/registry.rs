@@ -11,8 +11,9 @@ use crate::generic::expand::Expand;
 use crate::generic::quantize::Quantize;
 use crate::generic::silu_mul::SiluMul;
 use crate::generic::{amax, pack, rowwise};
+use crate::parts::rows;
 use crate::sm90a::{config::Config, fused, variant::Variant};
-use crate::{Error, fp8, plain, sm80};
+use crate::{Error, fp8, plain, sm80, sm100a, sm120a};
 
 /// A kernel that can be generated.
 #[derive(Debug, Clone, Copy)]
@@ -73,6 +74,18 @@ pub const KERNELS: &[Kernel] = &[
             sm80::fused::generate(&sm80::config::Config::named(config)?, &variant, program, Target::Sm80)
         },
     },
+    sm100(Target::Sm100a, |config, program, aligned| {
+        generate_sm100(config, program, aligned, Target::Sm100a)
+    }),
+    sm100(Target::Sm103a, |config, program, aligned| {
+        generate_sm100(config, program, aligned, Target::Sm103a)
+    }),
+    sm120(Target::Sm120a, |config, program, aligned| {
+        generate_sm120(config, program, aligned, Target::Sm120a)
+    }),
+    sm120(Target::Sm121a, |config, program, aligned| {
+        generate_sm120(config, program, aligned, Target::Sm121a)
+    }),
     Kernel {
         name: "expand",
         doc: "nvfp4 to code times scale as f16 or bf16, exactly",
@@ -123,6 +136,32 @@ pub const KERNELS: &[Kernel] = &[
         },
     },
 ];
+
+type Generate = fn(&str, &Program, bool) -> Result<Module, Error>;
+
+/// What is said of kernels for cards that could not be had.
+const BLACKWELL: &str =
+    "C = act(A B1^T, A B2^T): nvfp4 operands on FP4 tensor cores, f16 C; simulated, not yet run on silicon";
+
+const fn sm100(arch: Target, generate: Generate) -> Kernel {
+    let configs = || sm100a::config::Config::MENU.map(|config| config.name()).into();
+    Kernel { name: "fused", doc: BLACKWELL, arch, configs, generate }
+}
+
+const fn sm120(arch: Target, generate: Generate) -> Kernel {
+    let configs = || sm120a::config::Config::MENU.map(|config| config.name()).into();
+    Kernel { name: "fused", doc: BLACKWELL, arch, configs, generate }
+}
+
+fn generate_sm100(name: &str, program: &Program, aligned: bool, arch: Target) -> Result<Module, Error> {
+    let variant = rows::Variant { aligned, ..rows::Variant::new(program.clone()) };
+    sm100a::fused::generate(&sm100a::config::Config::named(name)?, &variant, arch)
+}
+
+fn generate_sm120(name: &str, program: &Program, aligned: bool, arch: Target) -> Result<Module, Error> {
+    let variant = rows::Variant { aligned, ..rows::Variant::new(program.clone()) };
+    sm120a::fused::generate(&sm120a::config::Config::named(name)?, &variant, arch)
+}
 
 fn names(configs: Vec<rowwise::Config>) -> Vec<String> {
     configs.iter().map(rowwise::Config::name).collect()

@@ -3,5 +3,6 @@
 pub mod epilogue;
 pub(crate) mod nvfp4;
 pub mod operand;
-pub mod ring;
+pub(crate) mod ring;
 pub mod rows;
+pub mod tiles;

@@ -7,6 +7,8 @@ use dualgemm_gemm::Error as OperandError;
 use dualgemm_ptx::builder::*;
 use dualgemm_ptx::layout::{Swizzle, TensorDataType, TensorMap};
 
+use super::rows::{Output, Variant};
+use super::tiles::GroupArgs;
 use crate::Error;
 
 /// Rows of a scale atom.
@@ -29,6 +31,8 @@ pub struct Operand {
     pub pitch: usize,
     /// Scales in [`ScaleLayout::Sf128x4`], padding zero; the address a multiple of 16.
     pub scales: DevicePtr,
+    /// Atoms of scales along the rows: one per 128 rows, of grouped problems for each group by itself.
+    pub atoms: usize,
 }
 
 /// What one launch of a fused kernel reads and writes.
@@ -36,14 +40,14 @@ pub struct Operand {
 pub struct FusedArgs {
     /// A, `[m, k]`.
     pub a: Operand,
-    /// B1, `[n, k]`.
+    /// B1, `[n, k]`, or `[groups, n, k]`.
     pub gate: Operand,
-    /// B2, `[n, k]`.
+    /// B2, as B1.
     pub up: Operand,
-    /// C, `[m, n]` row by row.
-    pub c: DevicePtr,
-    /// What the sums of gate and up are multiplied by: the product of their tensor scales with A's.
-    pub alpha: [f32; 2],
+    /// C and what belongs to it.
+    pub output: Output,
+    /// The groups of a grouped problem; gate and up are then those of all groups behind each other.
+    pub groups: Option<GroupArgs>,
 }
 
 /// What one CTA keeps of an operand in a stage.
@@ -90,24 +94,43 @@ impl Operand {
     /// # Errors
     /// If it is not nvfp4, or the device has no room.
     pub fn upload(device: &dyn Device, matrix: &QuantizedMatrix<'_>) -> Result<Self, Error> {
-        if matrix.format() != BlockFormat::Nvfp4 {
-            let (found, expected) = (matrix.format().to_string(), "nvfp4".into());
-            return Err(OperandError::Operand { tensor: matrix.name().into(), found, expected }.into());
-        }
-        let (rows, k) = (matrix.rows(), matrix.k());
+        Self::upload_groups(device, &[matrix])
+    }
+
+    /// Copies matrices of one K to the device, behind each other.
+    ///
+    /// # Errors
+    /// If one is not nvfp4 or has another K, there is none, or the device has no room.
+    pub fn upload_groups(device: &dyn Device, groups: &[&QuantizedMatrix<'_>]) -> Result<Self, Error> {
+        let k = groups.first().map_or(0, |first| first.k());
         let pitch = (k / 2).next_multiple_of(16);
-        let mut codes = vec![0; rows * pitch];
-        for (row, to) in codes.chunks_exact_mut(pitch).enumerate() {
-            to[..k / 2].copy_from_slice(matrix.row_codes(row));
+        let (mut codes, mut scales, mut rows, mut atoms) = (Vec::new(), Vec::new(), 0, 0);
+        for matrix in groups {
+            if matrix.format() != BlockFormat::Nvfp4 || matrix.k() != k || k == 0 {
+                let found = format!("{} [{}, {}]", matrix.format(), matrix.rows(), matrix.k());
+                let expected = format!("nvfp4 with {} elements a row", k.max(16));
+                return Err(OperandError::Operand { tensor: matrix.name().into(), found, expected }.into());
+            }
+            for row in 0..matrix.rows() {
+                codes.extend_from_slice(matrix.row_codes(row));
+                codes.resize(codes.len().next_multiple_of(pitch), 0);
+            }
+            let layout = matrix.scale_layout();
+            scales.extend(layout.convert(
+                matrix.scales(),
+                ScaleLayout::Sf128x4,
+                matrix.rows(),
+                matrix.blocks(),
+            ));
+            rows += matrix.rows();
+            atoms += matrix.rows().div_ceil(ATOM_ROWS as usize);
         }
-        let scales =
-            matrix.scale_layout().convert(matrix.scales(), ScaleLayout::Sf128x4, rows, matrix.blocks());
         let upload = |bytes: &[u8]| -> Result<DevicePtr, Error> {
             let ptr = device.alloc(bytes.len())?;
             device.copy_to(ptr, bytes)?;
             Ok(ptr)
         };
-        Ok(Self { rows, k, codes: upload(&codes)?, pitch, scales: upload(&scales)? })
+        Ok(Self { rows, k, codes: upload(&codes)?, pitch, scales: upload(&scales)?, atoms })
     }
 
     /// Gives the memory back.
@@ -133,7 +156,7 @@ impl Operand {
         let scales = TensorMap::matrix(
             TensorDataType::U64,
             self.scales.0,
-            (self.rows.div_ceil(ATOM_ROWS as usize) as u64, row_bytes / 8),
+            (self.atoms as u64, row_bytes / 8),
             row_bytes,
             (part.atoms, part.atom_bytes() / 8),
             Swizzle::None,
@@ -143,34 +166,75 @@ impl Operand {
 }
 
 impl FusedArgs {
+    /// M and K.
+    pub(crate) fn shape(&self) -> (usize, usize) {
+        (self.a.rows, self.a.k)
+    }
+
+    /// How many groups there are at most that a tile is counted for.
+    pub(crate) fn group_count(&self) -> usize {
+        self.groups.map_or(1, |groups| groups.count)
+    }
+
     /// Refuses operands that do not belong together, for a kernel of `n` features.
     ///
     /// # Errors
     /// Names the operand.
-    pub fn check(&self, n: usize) -> Result<(), Error> {
-        let k = self.a.k;
+    pub(crate) fn check(&self, n: usize, variant: &Variant) -> Result<(), Error> {
+        let refuse = |tensor: &str, found: String, expected: String| {
+            Err(OperandError::Operand { tensor: tensor.into(), found, expected }.into())
+        };
+        if self.groups.is_some() != variant.grouped {
+            let (found, expected) = ("groups or none".into(), "what the kernel was made for".into());
+            return refuse("the groups", found, expected);
+        }
+        let (m, k) = self.shape();
+        if m == 0 || k == 0 || !k.is_multiple_of(16) || u32::try_from(m.max(k)).is_err() {
+            return refuse(
+                "A",
+                format!("[{m}, {k}]"),
+                "[M, K] of at least one row, K a multiple of 16".into(),
+            );
+        }
+        let rows = n * self.group_count();
         for (tensor, weight) in [("gate", &self.gate), ("up", &self.up)] {
-            if (weight.rows, weight.k) != (n, k) {
+            if (weight.rows, weight.k) != (rows, k) {
                 let found = format!("[{}, {}]", weight.rows, weight.k);
-                let expected = format!("[{n}, {k}], for which the kernel and A are");
-                return Err(OperandError::Operand { tensor: tensor.into(), found, expected }.into());
+                return refuse(tensor, found, format!("[{rows}, {k}], for which the kernel and A are"));
+            }
+        }
+        for (tensor, operand) in [("A", &self.a), ("gate", &self.gate), ("up", &self.up)] {
+            if operand.pitch < k / 2 || !operand.pitch.is_multiple_of(16) {
+                let expected = format!("a multiple of 16 bytes, at least {}", k / 2);
+                return refuse(tensor, format!("rows {} bytes apart", operand.pitch), expected);
             }
         }
         Ok(())
     }
 
-    /// The arguments of a kernel that declared [`Maps`] first: three maps of codes, three of scales.
+    /// The arguments of a kernel that declared [`Maps`], its sizes, [`Rows`](super::rows::Rows) and then
+    /// [`Tiles`](super::tiles::Tiles).
     ///
     /// # Errors
     /// If an operand cannot be described to the TMA unit.
-    pub(crate) fn maps(&self, device: &dyn Device, parts: [Boxed; 3]) -> Result<Args, Error> {
+    pub(crate) fn args(
+        &self,
+        device: &dyn Device,
+        parts: [Boxed; 3],
+        n: usize,
+        variant: &Variant,
+    ) -> Result<Args, Error> {
         let mut maps = Vec::with_capacity(6);
         for (operand, part) in [&self.a, &self.gate, &self.up].into_iter().zip(parts) {
             for map in operand.maps(part) {
                 maps.push(device.tensor_map(&map)?);
             }
         }
-        Ok([0, 2, 4, 1, 3, 5].into_iter().fold(Args::new(), |args, i| args.tensor_map(maps[i])))
+        let args = [0, 2, 4, 1, 3, 5].into_iter().fold(Args::new(), |args, i| args.tensor_map(maps[i]));
+        let (m, k) = self.shape();
+        let args = args.u32(m as u32).u32(n as u32).u32(k as u32);
+        let args = self.output.args(args, variant, self.groups.map(|groups| groups.alphas))?;
+        self.groups.map_or(Ok(args.clone()), |groups| groups.args(args))
     }
 }
 
@@ -209,7 +273,7 @@ impl Maps {
     }
 
     /// Loads stage `stage` of an operand: its codes from row `row` on to the first of `to`, its scales from atom `atom`
-    /// on to the second.
+    /// on to the second; bytes are completed on `full`.
     pub fn load(
         &self,
         k: &mut Kernel,
@@ -217,8 +281,7 @@ impl Maps {
         stage: Reg<U32>,
         to: [Addr<Shared>; 2],
         (row, atom): (Reg<U32>, Reg<U32>),
-        full: Addr<Shared>,
-        options: &TmaOptions,
+        (full, options): (Addr<Shared>, &TmaOptions),
     ) {
         let byte = k.mul(stage, part.row_bytes());
         let codes = k.tensor_map_address(&self.codes[which as usize]);

@@ -5,7 +5,7 @@ use dualgemm_ptx::builder::*;
 
 /// A place in a ring of `count`, and the parity to wait for there.
 #[derive(Debug, Clone, Copy)]
-pub struct Position {
+pub(crate) struct Position {
     /// The place.
     pub index: Reg<U32>,
     /// The parity.

@@ -1,93 +1,341 @@
-//! C in global memory: how a thread stores consecutive features of one token, or a single element.
+//! C in global memory, and what makes its elements from the sums: tensor scales, bias, activation. For kernels in which a
+//! thread holds consecutive features of a token.
 
+use dualgemm_device::{Args, DevicePtr};
+use dualgemm_formats::{GlobalScale, ScaleLayout};
+use dualgemm_gemm::{Error as OperandError, Program};
 use dualgemm_ptx::builder::*;
 
-/// Element type of C.
+use super::{epilogue, nvfp4};
+use crate::Error;
+use crate::generic::rowwise::scale_offset;
+
+/// Features that a thread stores at once: a block of nvfp4.
+pub(crate) const PIECE: u32 = 16;
+
+/// Element format of C.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Out {
-    /// Binary16.
+    /// Binary16, `[m, n]`.
     F16,
-    /// bfloat16.
+    /// bfloat16, `[m, n]`.
     Bf16,
-    /// Binary32.
+    /// Binary32, `[m, n]`.
     F32,
+    /// Codes `[m, n / 2]` and e4m3 block scales, with a static tensor scale, by Transformer Engine's rule.
+    Nvfp4 {
+        /// Order of the scale bytes. Padding is not written: zero it once.
+        scale_layout: ScaleLayout,
+    },
 }
 
 impl Out {
-    /// Bytes of an element.
-    pub const fn bytes(self) -> u32 {
+    /// Bytes that `features` take in a row of C.
+    pub const fn row_bytes(self, features: usize) -> usize {
         match self {
-            Out::F16 | Out::Bf16 => 2,
-            Out::F32 => 4,
+            Out::F16 | Out::Bf16 => features * 2,
+            Out::F32 => features * 4,
+            Out::Nvfp4 { .. } => features / 2,
         }
-    }
-
-    /// Whether rows of `n` features start at multiples of 16 bytes.
-    pub const fn rows_are_aligned(self, n: usize) -> bool {
-        (n * self.bytes() as usize).is_multiple_of(16)
     }
 }
 
-/// C, `[m, n]` row by row.
-pub(crate) struct Rows {
+/// What a kernel makes of the sums.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Variant {
+    /// Format of C.
     pub out: Out,
-    /// Rows start at multiples of 16 bytes.
+    /// The activation.
+    pub program: Program,
+    /// Adds a bias to both products.
+    pub bias: bool,
+    /// Multiplies both products by an f32 in device memory: a tensor scale of A that was found there.
+    pub a_scale: bool,
+    /// Several problems of one N and K behind each other along M, each with its own weights: their first rows are in
+    /// device memory.
+    pub grouped: bool,
+    /// Promises that rows of C start at multiples of 16 bytes.
     pub aligned: bool,
-    pub start: PointerParam,
-    pub m: Reg<U32>,
-    pub n: Reg<U32>,
 }
 
-impl Rows {
-    fn place(&self, k: &mut Kernel, token: Reg<U32>, feature: Reg<U32>) -> Addr<Global> {
-        let start = k.ld_pointer(&self.start);
-        let row = k.mul_wide(token, self.n);
-        let feature = k.convert::<U64, U32>(feature);
-        let element = k.add(row, feature);
-        let byte = k.shl(element, self.out.bytes().ilog2());
-        k.offset(start, byte)
+impl Variant {
+    /// f16 out, one problem, nothing added.
+    pub fn new(program: Program) -> Self {
+        Self { out: Out::F16, program, bias: false, a_scale: false, grouped: false, aligned: false }
     }
 
-    /// Stores one element, if it is inside.
-    pub fn store_element(&self, k: &mut Kernel, token: Reg<U32>, feature: Reg<U32>, value: Reg<F32>) {
-        let inside = k.compare(Cmp::Lt, token, self.m);
-        let inside = k.compare_and(Cmp::Lt, feature, self.n, inside);
-        let to = self.place(k, token, feature);
-        match self.out {
-            Out::F16 => {
-                let value = k.f32_to_f16(value);
-                k.when(inside).st(to, value);
-            }
-            Out::Bf16 => {
-                let value = k.f32_to_bf16(value);
-                k.when(inside).st(to, value);
-            }
-            Out::F32 => k.when(inside).st(to, value),
+    /// The same for `n` features: sets [`aligned`](Self::aligned).
+    #[must_use]
+    pub fn for_features(self, n: usize) -> Self {
+        Self { aligned: self.out.row_bytes(n).is_multiple_of(16), ..self }
+    }
+
+    /// Refuses nvfp4 output of features that are not whole blocks.
+    ///
+    /// # Errors
+    /// Names the rule.
+    pub fn check(&self, n: usize) -> Result<(), Error> {
+        if matches!(self.out, Out::Nvfp4 { .. }) && !n.is_multiple_of(PIECE as usize) {
+            let (found, expected) = (format!("N = {n}"), "a multiple of 16, whole blocks".into());
+            return Err(OperandError::Operand { tensor: "an nvfp4 C".into(), found, expected }.into());
         }
+        Ok(())
+    }
+}
+
+/// C and what belongs to it, of one launch. What the variant does not use is not looked at.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Output {
+    /// C, `[m, n]`; for nvfp4 its codes, `[m, n / 2]` bytes. The address is a multiple of 16.
+    pub c: DevicePtr,
+    /// Scale bytes of an nvfp4 C.
+    pub scales: DevicePtr,
+    /// Tensor scale of an nvfp4 C, a multiplier.
+    pub scale: f32,
+    /// What the sums of gate and up are multiplied by: the product of their tensor scales with A's.
+    pub alpha: [f32; 2],
+    /// Biases of gate and up, `[n]` f32; grouped `[groups, n]`.
+    pub bias: [DevicePtr; 2],
+    /// One f32 that both products are multiplied by.
+    pub a_scale: DevicePtr,
+}
+
+impl Output {
+    /// Without bias and scales in device memory.
+    pub fn new(c: DevicePtr, alpha: [f32; 2]) -> Self {
+        let none = DevicePtr::NULL;
+        Self { c, scales: none, scale: 1.0, alpha, bias: [none; 2], a_scale: none }
     }
 
-    /// Stores consecutive features of one token from a multiple of 16 on, those that are inside, 16 bytes at a time
-    /// where rows allow it.
-    pub fn store_features(&self, k: &mut Kernel, token: Reg<U32>, feature: Reg<U32>, values: &[Reg<F32>]) {
-        if !self.aligned {
+    /// Appends what [`Rows::declare`] declares.
+    pub(crate) fn args(
+        &self,
+        args: Args,
+        variant: &Variant,
+        alphas: Option<DevicePtr>,
+    ) -> Result<Args, Error> {
+        let aligned = |tensor: &str, ptr: DevicePtr, to: u64| {
+            if ptr.0 != 0 && ptr.0.is_multiple_of(to) {
+                return Ok(());
+            }
+            let (found, expected) =
+                (format!("address {:#x}", ptr.0), format!("a multiple of {to} bytes, not null"));
+            Err(Error::from(OperandError::Operand { tensor: tensor.into(), found, expected }))
+        };
+        aligned("C", self.c, 16)?;
+        let mut args = args.ptr(self.c);
+        args = match alphas {
+            None => args.f32(self.alpha[0]).f32(self.alpha[1]),
+            Some(table) => {
+                aligned("the groups' alphas", table, 8)?;
+                args.ptr(table)
+            }
+        };
+        if variant.bias {
+            aligned("the bias of gate", self.bias[0], 4)?;
+            aligned("the bias of up", self.bias[1], 4)?;
+            args = args.ptr(self.bias[0]).ptr(self.bias[1]);
+        }
+        if variant.a_scale {
+            aligned("A's tensor scale", self.a_scale, 4)?;
+            args = args.ptr(self.a_scale);
+        }
+        if let Out::Nvfp4 { .. } = variant.out {
+            aligned("C's scales", self.scales, 1)?;
+            if !(self.scale.is_finite() && self.scale > 0.0 && (1.0 / self.scale).is_finite()) {
+                let (found, expected) = (self.scale.to_string(), "positive with a finite reciprocal".into());
+                return Err(
+                    OperandError::Operand { tensor: "C's tensor scale".into(), found, expected }.into()
+                );
+            }
+            let divisor = 1.0 / GlobalScale::multiplier(self.scale).value();
+            args = args.ptr(self.scales).f32(divisor * (1.0 / 6.0)).f32(1.0 / divisor);
+        }
+        Ok(args)
+    }
+}
+
+/// Tensor scales of weights: in parameters, or one pair per group.
+enum Alpha {
+    Values([Param<F32>; 2]),
+    Table(PointerParam),
+}
+
+/// Parameters of a kernel that say where C is and what makes it.
+pub(crate) struct Rows<'a> {
+    variant: &'a Variant,
+    start: PointerParam,
+    alpha: Alpha,
+    bias: Option<[PointerParam; 2]>,
+    a_scale: Option<PointerParam>,
+    quantize: Option<(ScaleLayout, PointerParam, [Param<F32>; 2])>,
+    n: Reg<U32>,
+}
+
+impl<'a> Rows<'a> {
+    pub fn declare(k: &mut Kernel, variant: &'a Variant, n: Reg<U32>) -> Self {
+        let start = k.pointer("out");
+        let alpha = match variant.grouped {
+            false => Alpha::Values([k.param("alpha_gate"), k.param("alpha_up")]),
+            true => Alpha::Table(k.pointer("alphas")),
+        };
+        let bias = variant.bias.then(|| [k.pointer("bias_gate"), k.pointer("bias_up")]);
+        let a_scale = variant.a_scale.then(|| k.pointer("a_scale"));
+        let quantize = match variant.out {
+            Out::Nvfp4 { scale_layout } => {
+                let scales = k.pointer("out_scales");
+                Some((scale_layout, scales, [k.param("divisor_sixth"), k.param("divisor_inverse")]))
+            }
+            Out::F16 | Out::Bf16 | Out::F32 => None,
+        };
+        Self { variant, start, alpha, bias, a_scale, quantize, n }
+    }
+
+    /// What both sums of a group's tile are multiplied by.
+    pub fn alpha(&self, k: &mut Kernel, group: Option<Reg<U32>>) -> [Reg<F32>; 2] {
+        let mut alpha = match (&self.alpha, group) {
+            (Alpha::Values(alpha), _) => [k.ld_param(&alpha[0]), k.ld_param(&alpha[1])],
+            (Alpha::Table(table), group) => {
+                let table = k.ld_pointer(table);
+                let at = match group {
+                    None => table,
+                    Some(group) => {
+                        let byte = k.mul_wide(group, 8u32);
+                        k.offset(table, byte)
+                    }
+                };
+                k.ld_vector(at)
+            }
+        };
+        if let Some(scale) = &self.a_scale {
+            let scale = k.ld_pointer(scale);
+            let scale: Reg<F32> = k.ld(scale);
+            alpha = alpha.map(|alpha| k.mul(alpha, scale));
+        }
+        alpha
+    }
+
+    /// Biases of a feature of a group; features beyond the last have none.
+    fn bias(&self, k: &mut Kernel, group: Option<Reg<U32>>, feature: Reg<U32>) -> Option<[Reg<F32>; 2]> {
+        let halves = self.bias.as_ref()?;
+        let inside = k.compare(Cmp::Lt, feature, self.n);
+        let mut element = k.convert::<U64, U32>(feature);
+        if let Some(group) = group {
+            element = k.mad_wide(group, self.n, element);
+        }
+        let byte = k.shl(element, 2u32);
+        Some([&halves[0], &halves[1]].map(|half| {
+            let bias = k.mov(0.0f32);
+            let table = k.ld_pointer(half);
+            let at = k.offset(table, byte);
+            k.when(inside).to(bias).ld::<F32, _>(at);
+            bias
+        }))
+    }
+
+    /// The element of C from the sums of gate and up.
+    pub fn activate(
+        &self,
+        k: &mut Kernel,
+        alpha: [Reg<F32>; 2],
+        (group, feature): (Option<Reg<U32>>, Reg<U32>),
+        sums: [Reg<F32>; 2],
+    ) -> Reg<F32> {
+        let [gate, up] = match self.bias(k, group, feature) {
+            None => [k.mul(sums[0], alpha[0]), k.mul(sums[1], alpha[1])],
+            Some(bias) => [k.fma(sums[0], alpha[0], bias[0]), k.fma(sums[1], alpha[1], bias[1])],
+        };
+        epilogue::evaluate(k, &self.variant.program, gate, up)
+    }
+
+    /// Stores the 16 features of one token from `feature` on, a multiple of 16, those below N, if the token lies below
+    /// `end`.
+    pub fn store(
+        &self,
+        k: &mut Kernel,
+        (token, end): (Reg<U32>, Reg<U32>),
+        feature: Reg<U32>,
+        values: &[Reg<F32>; PIECE as usize],
+    ) {
+        let inside = k.compare(Cmp::Lt, token, end);
+        if let Some((layout, scales, factors)) = &self.quantize {
+            let inside = k.compare_and(Cmp::Lt, feature, self.n, inside);
+            k.if_(inside, "block", |k| {
+                self.store_block(k, *layout, (scales, factors), (token, feature), values);
+            });
+            return;
+        }
+        let to = self.place(k, token, feature);
+        if !self.variant.aligned {
+            let bytes = self.variant.out.row_bytes(1) as u32;
             for (i, &value) in (0u32..).zip(values) {
                 let feature = k.add(feature, i);
-                self.store_element(k, token, feature, value);
+                let inside = k.compare_and(Cmp::Lt, feature, self.n, inside);
+                let to = to.at(i * bytes);
+                match self.variant.out {
+                    Out::Bf16 => {
+                        let value = k.f32_to_bf16(value);
+                        k.when(inside).st(to, value);
+                    }
+                    Out::F16 => {
+                        let value = k.f32_to_f16(value);
+                        k.when(inside).st(to, value);
+                    }
+                    Out::F32 | Out::Nvfp4 { .. } => k.when(inside).st(to, value),
+                }
             }
             return;
         }
-        let words: Vec<Reg<B32>> = match self.out {
+        let words: Vec<Reg<B32>> = match self.variant.out {
             Out::F16 => values.chunks_exact(2).map(|v| k.f32_to_f16x2(v[0], v[1]).cast()).collect(),
             Out::Bf16 => values.chunks_exact(2).map(|v| k.f32_to_bf16x2(v[0], v[1]).cast()).collect(),
-            Out::F32 => values.iter().map(|&v| k.to_bits(v)).collect(),
+            Out::F32 | Out::Nvfp4 { .. } => values.iter().map(|&v| k.to_bits(v)).collect(),
         };
-        let inside = k.compare(Cmp::Lt, token, self.m);
-        let to = self.place(k, token, feature);
-        let per_piece = 16 / self.out.bytes();
+        let per_piece = PIECE * 4 / words.len() as u32;
         for (i, piece) in (0u32..).zip(words.chunks_exact(4)) {
             let feature = k.add(feature, i * per_piece);
             let inside = k.compare_and(Cmp::Lt, feature, self.n, inside);
             k.when(inside).st_vector(to.at(i * 16), piece);
         }
+    }
+
+    /// Address of an element of C.
+    fn place(&self, k: &mut Kernel, token: Reg<U32>, feature: Reg<U32>) -> Addr<Global> {
+        let start = k.ld_pointer(&self.start);
+        let feature = k.convert::<U64, U32>(feature);
+        let element = k.mad_wide(token, self.n, feature);
+        let byte = match self.variant.out {
+            Out::F16 | Out::Bf16 => k.shl(element, 1u32),
+            Out::F32 => k.shl(element, 2u32),
+            Out::Nvfp4 { .. } => k.shr(element, 1u32),
+        };
+        k.offset(start, byte)
+    }
+
+    /// One block as codes and a scale byte, by the rule of the CPU path.
+    fn store_block(
+        &self,
+        k: &mut Kernel,
+        layout: ScaleLayout,
+        (scales, factors): (&PointerParam, &[Param<F32>; 2]),
+        (token, feature): (Reg<U32>, Reg<U32>),
+        values: &[Reg<F32>; PIECE as usize],
+    ) {
+        let factors = [k.ld_param(&factors[0]), k.ld_param(&factors[1])];
+        let halves: [[Reg<F32>; 8]; 2] = [0, 8].map(|first| std::array::from_fn(|i| values[first + i]));
+        let [first, second] = [0, 1].map(|half| nvfp4::amax(k, &halves[half]));
+        let amax = k.max(first, second);
+        let (byte, factor) = nvfp4::scale(k, amax, factors);
+        let words = halves.map(|values| {
+            let scaled = values.map(|value| k.mul(value, factor));
+            nvfp4::encode_e2m1(k, &scaled)
+        });
+        let to = self.place(k, token, feature);
+        k.st_vector(to, &words);
+        let (block, blocks) = (k.shr(feature, 4u32), k.shr(self.n, 4u32));
+        let offset = scale_offset(k, layout, token, block, blocks);
+        let scales = k.ld_pointer(scales);
+        let to = k.offset(scales, offset);
+        k.st_byte(to, byte);
     }
 }

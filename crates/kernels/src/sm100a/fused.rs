@@ -20,7 +20,6 @@
 //! Flow: [`Config`] → here → PTX. Roles: `roles.rs`; stores: `store.rs`.
 //! Spec: <https://docs.nvidia.com/cuda/parallel-thread-execution/#tensorcore-5th-generation-instructions>.
 
-use dualgemm_gemm::Program;
 use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::{Module, Version};
 use dualgemm_ptx::builder::*;
@@ -28,27 +27,25 @@ use dualgemm_ptx::builder::*;
 use super::config::{Config, Layout, STAGE_K, Side, THREADS};
 use crate::Error;
 use crate::parts::operand::{ATOM_ROWS, Maps, STEP_K};
-use crate::parts::rows::{Out, Rows};
+use crate::parts::rows::{Rows, Variant};
+use crate::parts::tiles::{Tile, Tiles};
 
 /// Name of the kernel in its module.
 pub const ENTRY: &str = "dual_gemm";
 
-/// Generates the kernel for `target`, sm_100a or sm_103a. `aligned` promises that rows of C start at multiples of 16
-/// bytes.
+/// Generates the kernel for `target`, sm_100a or sm_103a.
 ///
 /// # Errors
 /// If the configuration does not fit, or the target lacks an instruction.
-pub fn generate(
-    config: &Config,
-    program: &Program,
-    out: Out,
-    aligned: bool,
-    target: Target,
-) -> Result<Module, Error> {
+pub fn generate(config: &Config, variant: &Variant, target: Target) -> Result<Module, Error> {
     let layout = config.layout()?;
     let mut module = Builder::new(target, Version::new(8, 8));
-    module.comment(&format!("C = act(A B1^T, A B2^T), nvfp4 operands, {out:?} C: {}", config.name()));
-    module.kernel(ENTRY, |k| Fused::new(k, config, &layout, program, out, aligned).emit(k));
+    module.comment(&format!(
+        "C = act(A B1^T, A B2^T), nvfp4 operands, C in {:?}: {}",
+        variant.out,
+        config.name()
+    ));
+    module.kernel(ENTRY, |k| Fused::new(k, config, &layout, variant).emit(k));
     Ok(module.finish()?)
 }
 
@@ -56,21 +53,17 @@ pub fn generate(
 pub(super) struct Fused<'a> {
     pub config: &'a Config,
     pub layout: &'a Layout,
-    pub program: &'a Program,
     pub maps: Maps,
-    pub rows: Rows,
-    pub alpha: [Param<F32>; 2],
+    pub rows: Rows<'a>,
+    pub tiles: Tiles,
+    pub grouped: bool,
     pub base: Addr<Shared>,
+    pub n: Reg<U32>,
     /// Stages of this CTA: from `first` below `end`.
     pub first_stage: Reg<U32>,
     pub end_stage: Reg<U32>,
     /// Steps of the whole K.
     pub steps: Reg<U32>,
-    /// This cluster's first tile, the clusters of the grid, the number of tiles, and of those along the tokens.
-    pub first_tile: Reg<U32>,
-    pub tile_stride: Reg<U32>,
-    pub tiles: Reg<U32>,
-    pub token_tiles: Reg<U32>,
     /// Rank in the cluster; 0 without.
     pub rank: Reg<U32>,
     pub warp: Reg<U32>,
@@ -78,14 +71,7 @@ pub(super) struct Fused<'a> {
 }
 
 impl<'a> Fused<'a> {
-    fn new(
-        k: &mut Kernel,
-        config: &'a Config,
-        layout: &'a Layout,
-        program: &'a Program,
-        out: Out,
-        aligned: bool,
-    ) -> Self {
+    fn new(k: &mut Kernel, config: &'a Config, layout: &'a Layout, variant: &'a Variant) -> Self {
         k.required_threads(THREADS);
         k.min_ctas(1);
         let cluster = config.cluster();
@@ -93,59 +79,45 @@ impl<'a> Fused<'a> {
             k.cluster(cluster, 1, 1);
         }
         let maps = Maps::declare(k);
-        let start = k.pointer("out");
         let [m, n, kk] = ["m", "n", "k"].map(|name| k.param::<U32>(name)).map(|param| k.ld_param(&param));
-        let alpha = [k.param::<F32>("alpha_gate"), k.param::<F32>("alpha_up")];
+        let rows = Rows::declare(k, variant, n);
         let base = k.shared(&layout.smem);
-
-        k.comment("Tiles: those of the tokens run fastest, so that clusters that run together read the same weights.");
-        let ceil = |k: &mut Kernel, value: Reg<U32>, by: u32| {
-            let up = k.add(value, by - 1);
-            k.div(up, by)
-        };
-        let token_tiles = ceil(k, m, config.tile_tokens());
-        let feature_tiles = ceil(k, n, config.tile_features());
-        let tiles = k.mul(token_tiles, feature_tiles);
-        let (rank, first_tile, tile_stride) = match cluster {
-            1 => (k.mov::<U32>(0u32), k.special(Special::CtaidX), k.special(Special::NctaidX)),
+        let (rank, who) = match cluster {
+            1 => (k.mov::<U32>(0u32), [Special::CtaidX, Special::NctaidX].map(|s| k.special(s))),
             _ => {
-                let special = [Special::ClusterCtaRank, Special::ClusterIdX, Special::NclusterIdX];
-                let [rank, cluster, clusters] = special.map(|s| k.special(s));
-                (rank, cluster, clusters)
+                let rank = k.special(Special::ClusterCtaRank);
+                (rank, [Special::ClusterIdX, Special::NclusterIdX].map(|s| k.special(s)))
             }
         };
-        let (steps, stages) = (ceil(k, kk, STEP_K), ceil(k, kk, STAGE_K));
+        let size = (config.tile_tokens(), config.tile_features());
+        let tiles = Tiles::declare(k, variant.grouped, size, (m, n), (who[0], who[1]));
+        let [steps, stages] = [STEP_K, STAGE_K].map(|by| {
+            let up = k.add(kk, by - 1);
+            k.div(up, by)
+        });
         let (first_stage, end_stage) = match config.split_k {
             1 => (k.mov::<U32>(0u32), stages),
             parts => {
-                let mut bound = |rank: Reg<U32>| {
-                    let scaled = k.mul(stages, rank);
-                    k.div(scaled, parts)
-                };
-                let first = bound(rank);
-                let next = k.add(rank, 1u32);
-                let scaled = k.mul(stages, next);
-                (first, k.div(scaled, parts))
+                let scaled = k.mul(stages, rank);
+                let next = k.add(scaled, stages);
+                (k.div(scaled, parts), k.div(next, parts))
             }
         };
         let warp = k.warp_index();
-        let thread = k.special(Special::TidX);
-        let lane = k.and(thread, 31u32);
+        let lane = k.special(Special::LaneId);
+        let grouped = variant.grouped;
         Self {
             config,
             layout,
-            program,
             maps,
-            rows: Rows { out, aligned, start, m, n },
-            alpha,
+            rows,
+            tiles,
+            grouped,
             base,
+            n,
             first_stage,
             end_stage,
             steps,
-            first_tile,
-            tile_stride,
-            tiles,
-            token_tiles,
             rank,
             warp,
             lane,
@@ -157,25 +129,15 @@ impl<'a> Fused<'a> {
         self.set_up(k);
         let tmem = Addr::<Tmem>::new(k.ld(self.base.at(self.layout.tmem_address.offset)));
         k.launch_dependents();
+        if self.grouped {
+            k.comment("The sizes of the groups may come from the kernel before.");
+            k.grid_dependency_wait();
+        }
         self.one_lane(k, 0, "load weights", |k| self.load_weights(k));
         self.one_lane(k, 1, "load A", |k| self.load_a(k));
         self.one_lane(k, 2, "multiply", |k| self.multiply(k, tmem));
-        let stores = |k: &mut Kernel| k.compare(Cmp::Ge, self.warp, 4u32);
-        match self.config.split_k {
-            1 => {
-                let storing = stores(k);
-                k.if_(storing, "store", |k| self.store_tiles(k, tmem));
-            }
-            _ => {
-                k.comment("Every CTA puts its sums where its ring was; then each stores a part of the tile.");
-                let storing = stores(k);
-                k.if_(storing, "put", |k| self.put_sums(k, tmem));
-                k.warp_sync();
-                k.cluster_sync();
-                let storing = stores(k);
-                k.if_(storing, "add", |k| self.add_sums(k));
-            }
-        }
+        let stores = k.compare(Cmp::Ge, self.warp, 4u32);
+        k.if_(stores, "store", |k| self.store_tiles(k, tmem));
         k.tcgen05_fence_before();
         k.warp_sync();
         if clustered {
@@ -208,6 +170,9 @@ impl<'a> Fused<'a> {
                 k.mbarrier_init(base.at(layout.done.part(pair)), 1u32);
                 k.mbarrier_init(base.at(layout.stored.part(pair)), 4 * config.cta_group);
             }
+            if config.exchanges() {
+                k.mbarrier_init(base.at(layout.put.offset), 4 * config.split_k);
+            }
             k.fence_mbarrier_init();
         });
         let allocating = k.compare(Cmp::Eq, self.warp, 3u32);
@@ -234,33 +199,17 @@ impl<'a> Fused<'a> {
         });
     }
 
-    /// Runs `body` for every tile of this cluster: `body(k, first token, first feature)`.
-    pub(super) fn for_tiles(
-        &self,
-        k: &mut Kernel,
-        name: &str,
-        body: impl FnOnce(&mut Kernel, Reg<U32>, Reg<U32>),
-    ) {
-        let tile = k.mov::<U32>(self.first_tile);
-        k.loop_(name, |k, this| {
-            let end = k.compare(Cmp::Ge, tile, self.tiles);
-            k.break_if(this, end);
-            let feature = k.div(tile, self.token_tiles);
-            let token = k.rem(tile, self.token_tiles);
-            let feature = k.mul(feature, self.config.tile_features());
-            let token = k.mul(token, self.config.tile_tokens());
-            body(k, token, feature);
-            k.to(tile).add(tile, self.tile_stride);
-        });
+    /// Rows that this CTA's own start behind the tile's: the odd CTA of a pair has the second 128.
+    pub(super) fn own_rows(&self, k: &mut Kernel, row: Reg<U32>) -> Reg<U32> {
+        if self.config.cta_group == 1 {
+            return row;
+        }
+        k.mad(self.rank, ATOM_ROWS, row)
     }
 
-    /// The token of this CTA's first row: the tile's, or for the odd CTA of a pair 128 further.
-    pub(super) fn own_token(&self, k: &mut Kernel, token: Reg<U32>) -> Reg<U32> {
-        if self.config.cta_group == 1 {
-            return token;
-        }
-        let rows = k.mul(self.rank, ATOM_ROWS);
-        k.add(token, rows)
+    /// The tile with the tokens that are this CTA's.
+    pub(super) fn own(&self, k: &mut Kernel, tile: Tile) -> Tile {
+        Tile { token: self.own_rows(k, tile.token), row: self.own_rows(k, tile.row), ..tile }
     }
 
     /// Whether the 128 rows of the matrix instruction are tokens.

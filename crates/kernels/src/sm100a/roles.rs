@@ -60,21 +60,19 @@ impl Fused<'_> {
         };
         let to = [self.layout.codes, self.layout.scales].map(|offsets| slot.at(offsets[which as usize]));
         let part = self.config.parts()[which as usize];
-        self.maps.load(k, (which, part), stage, to, from, full, &options);
+        self.maps.load(k, (which, part), stage, to, from, (full, &options));
     }
 
     pub(super) fn load_weights(&self, k: &mut Kernel) {
         [Which::Gate, Which::Up].into_iter().for_each(|half| self.maps.prefetch(k, half));
         let at = Position::start(k, 1, self.config.stages);
-        self.for_tiles(k, "weight_tiles", |k, _, feature| {
-            let atom = k.div(feature, ATOM_ROWS);
+        self.tiles.for_each(k, "weight_tiles", |k, tile| {
+            let atom = tile.weight_atom(k, self.n, tile.feature);
             let row = match self.config.cta_group {
-                1 => feature,
-                _ => {
-                    let own = k.mul(self.rank, self.config.n / 2);
-                    k.add(feature, own)
-                }
+                1 => tile.feature,
+                _ => k.mad(self.rank, self.config.n / 2, tile.feature),
             };
+            let row = tile.weight_row(k, self.n, row);
             self.fill_ring(k, "weight_stages", at, |k, stage, slot, full| {
                 if self.config.cta_group == 2 {
                     let leader = self.is_leader(k);
@@ -93,12 +91,13 @@ impl Fused<'_> {
         self.maps.prefetch(k, Which::A);
         k.grid_dependency_wait();
         let at = Position::start(k, 1, self.config.stages);
-        self.for_tiles(k, "a_tiles", |k, token, _| {
-            let row = self.own_token(k, token);
-            let atom = k.div(row, ATOM_ROWS);
+        self.tiles.for_each(k, "a_tiles", |k, tile| {
+            let tile = self.own(k, tile);
+            let atom = k.shr(tile.row, ATOM_ROWS.ilog2());
+            let atom = k.add(tile.atom, atom);
             self.fill_ring(k, "a_stages", at, |k, stage, slot, full| {
                 let full = self.leaders_barrier(k, full);
-                self.load_operand(k, Which::A, stage, slot, full, (row, atom));
+                self.load_operand(k, Which::A, stage, slot, full, (tile.token, atom));
             });
         });
     }
@@ -126,14 +125,14 @@ impl Fused<'_> {
         let stage_at = Position::start(k, 0, config.stages);
         let sums_at = Position::start(k, 1, config.accumulators);
         let always = k.compare(Cmp::Eq, self.lane, self.lane);
-        self.for_tiles(k, "tiles", |k, token, feature| {
+        self.tiles.for_each(k, "tiles", |k, tile| {
             let stored = sums_at.barrier(k, self.base.at(self.layout.stored.offset));
             k.mbarrier_wait(stored, sums_at.phase, "stored");
             k.tcgen05_fence_after();
             let pair = k.mul(sums_at.index, 2 * config.n);
             let sums = Addr::<Tmem>::new(k.add(tmem.base(), pair));
             k.comment("A tile that starts inside an atom finds its scales some columns further.");
-            let columns_start = if self.rows_are_tokens() { feature } else { token };
+            let columns_start = if self.rows_are_tokens() { tile.feature } else { tile.row };
             let inside = k.rem(columns_start, ATOM_ROWS);
             let inside = k.shr(inside, 5u32);
             let columns_tmem = Addr::<Tmem>::new(k.add(tmem.base(), inside));

@@ -3,23 +3,15 @@
 use dualgemm_ptx::builder::*;
 
 use super::fused::Fused;
-use crate::parts::epilogue;
 use crate::parts::operand::ATOM_ROWS;
 use crate::parts::ring::Position;
+use crate::parts::rows::PIECE;
+use crate::parts::tiles::Tile;
 
-/// First token and first feature of a tile.
-#[derive(Clone, Copy)]
-struct Origin {
-    token: Reg<U32>,
-    feature: Reg<U32>,
-}
+/// Threads that store.
+const STORERS: u32 = 128;
 
 impl Fused<'_> {
-    /// Columns of an accumulator that are handled at once: a piece of a token's row, or some tokens of a feature.
-    fn chunk(&self) -> u32 {
-        if self.rows_are_tokens() { 16 } else { 8 }
-    }
-
     /// The warp's quarter of the 128 lanes, and this thread's lane among them.
     fn quarter(&self, k: &mut Kernel) -> (Reg<U32>, Reg<U32>) {
         let quarter = k.and(self.warp, 3u32);
@@ -27,39 +19,39 @@ impl Fused<'_> {
         (quarter, k.add(row, self.lane))
     }
 
-    /// Loads `chunk` columns of gate and of up from column `column` on, for this thread's lane.
-    fn load_sums(&self, k: &mut Kernel, sums: Addr<Tmem>, column: u32) -> [Vec<Reg<F32>>; 2] {
+    /// Loads `columns` columns of gate and of up from column `first` on, for this thread's lane.
+    fn load_sums(&self, k: &mut Kernel, sums: Addr<Tmem>, first: u32, columns: u32) -> [Vec<Reg<F32>>; 2] {
         let halves = [0, 1].map(|half| {
-            let from = sums.at(half * self.config.n + column);
-            k.tmem_ld(TmemShape::Lanes32Bits32, self.chunk() as usize, from)
+            let from = sums.at(half * self.config.n + first);
+            k.tmem_ld(TmemShape::Lanes32Bits32, columns as usize, from)
         });
         k.tmem_wait_ld();
         halves.map(|half| half.into_iter().map(|bits| k.from_bits(bits)).collect())
     }
 
-    /// This warp's lanes of tensor memory.
-    fn own_lanes(&self, k: &mut Kernel, tmem: Reg<U32>) -> Addr<Tmem> {
-        let (quarter, _) = self.quarter(k);
-        let lanes = k.shl(quarter, 21u32);
-        Addr::new(k.add(tmem, lanes))
-    }
-
     /// Stores every tile of this cluster as it is completed.
     pub(super) fn store_tiles(&self, k: &mut Kernel, tmem: Addr<Tmem>) {
         let at = Position::start(k, 0, self.config.accumulators);
-        let lanes = self.own_lanes(k, tmem.base());
-        let alpha = self.alphas(k);
-        self.for_tiles(k, "store_tiles", |k, token, feature| {
+        let (quarter, _) = self.quarter(k);
+        let lanes = k.shl(quarter, 21u32);
+        let lanes = k.add(tmem.base(), lanes);
+        self.tiles.for_each(k, "store_tiles", |k, tile| {
+            let tile = self.own(k, tile);
             let done = at.barrier(k, self.base.at(self.layout.done.offset));
             k.mbarrier_wait(done, at.phase, "done");
             k.tcgen05_fence_after();
             let pair = k.mul(at.index, 2 * self.config.n);
-            let sums = Addr::new(k.add(lanes.base(), pair));
-            let origin = Origin { token: self.own_token(k, token), feature };
-            for column in (0..self.config.n).step_by(self.chunk() as usize) {
-                let halves = self.load_sums(k, sums, column);
-                let column = k.mov::<U32>(column);
-                self.store_chunk(k, origin, column, alpha, &halves);
+            let sums = Addr::new(k.add(lanes, pair));
+            let alpha = self.rows.alpha(k, tile.group);
+            if self.config.exchanges() {
+                self.put_sums(k, sums);
+                self.add_sums(k, tile, alpha);
+            } else {
+                for first in (0..self.config.n).step_by(PIECE as usize) {
+                    let [gate, up] = self.load_sums(k, sums, first, PIECE);
+                    let first = k.mov::<U32>(first);
+                    self.store_token(k, tile, alpha, first, [&gate, &up]);
+                }
             }
             k.tcgen05_fence_before();
             k.warp_sync();
@@ -77,91 +69,124 @@ impl Fused<'_> {
         });
     }
 
-    fn alphas(&self, k: &mut Kernel) -> [Reg<F32>; 2] {
-        [k.ld_param(&self.alpha[0]), k.ld_param(&self.alpha[1])]
+    /// Activates and stores 16 columns of this thread's token, from column `first` on.
+    fn store_token(
+        &self,
+        k: &mut Kernel,
+        tile: Tile,
+        alpha: [Reg<F32>; 2],
+        first: Reg<U32>,
+        [gate, up]: [&[Reg<F32>]; 2],
+    ) {
+        let (_, row) = self.quarter(k);
+        let token = k.add(tile.token, row);
+        let feature = k.add(tile.feature, first);
+        self.store_piece(k, tile, (token, feature), alpha, [gate, up]);
     }
 
-    /// Puts this CTA's sums where its ring was, `[gate, up][column][128 rows]` f32.
-    pub(super) fn put_sums(&self, k: &mut Kernel, tmem: Addr<Tmem>) {
-        k.mbarrier_wait(self.base.at(self.layout.done.offset), 0u32, "done");
-        k.tcgen05_fence_after();
-        let lanes = self.own_lanes(k, tmem.base());
+    /// Activates and stores 16 features of a token.
+    fn store_piece(
+        &self,
+        k: &mut Kernel,
+        tile: Tile,
+        (token, feature): (Reg<U32>, Reg<U32>),
+        alpha: [Reg<F32>; 2],
+        [gate, up]: [&[Reg<F32>]; 2],
+    ) {
+        let values = std::array::from_fn(|i| {
+            let feature = k.add(feature, i as u32);
+            self.rows.activate(k, alpha, (tile.group, feature), [gate[i], up[i]])
+        });
+        self.rows.store(k, (token, tile.end), feature, &values);
+    }
+
+    /// Puts this CTA's sums where its ring was, `[gate, up][column][128 rows]` f32, and waits for those of the cluster.
+    fn put_sums(&self, k: &mut Kernel, sums: Addr<Tmem>) {
         let (_, row) = self.quarter(k);
         let row = k.shl(row, 2u32);
         let to = k.offset(self.base.at(self.layout.ring.offset), row.cast());
-        for column in (0..self.config.n).step_by(self.chunk() as usize) {
-            for (half, sums) in (0u32..).zip(self.load_sums(k, lanes, column)) {
+        for first in (0..self.config.n).step_by(8) {
+            for (half, sums) in (0u32..).zip(self.load_sums(k, sums, first, 8)) {
                 for (i, sum) in (0u32..).zip(sums) {
-                    k.st(to.at((half * self.config.n + column + i) * ATOM_ROWS * 4), sum);
+                    k.st(to.at((half * self.config.n + first + i) * ATOM_ROWS * 4), sum);
                 }
             }
         }
+        k.warp_sync();
+        let put = self.base.at(self.layout.put.offset);
+        let first_lane = k.compare(Cmp::Eq, self.lane, 0u32);
+        for rank in 0..self.config.split_k {
+            if self.config.split_k == 1 {
+                k.when(first_lane).mbarrier_arrive(put);
+            } else {
+                let put = k.map_to_rank(put, rank);
+                k.when(first_lane).mbarrier_arrive_remote_release(put);
+            }
+        }
+        match self.config.split_k {
+            1 => k.mbarrier_wait(put, 0u32, "put"),
+            _ => k.mbarrier_wait_cluster(put, 0u32, "put"),
+        }
     }
 
-    /// Adds the CTAs' sums in rank order, for this CTA's part of the tile, and stores it.
-    pub(super) fn add_sums(&self, k: &mut Kernel) {
-        let (config, chunk) = (self.config, self.chunk());
-        let alpha = self.alphas(k);
+    /// The sums at `from` of every CTA of the cluster, four at a time, added in rank order.
+    fn add_four(&self, k: &mut Kernel, from: Addr<Shared>) -> [Reg<F32>; 4] {
+        if self.config.split_k == 1 {
+            return k.ld_vector(from);
+        }
+        let ranks = (0..self.config.split_k).map(|rank| k.map_to_rank(from, rank)).collect::<Vec<_>>();
+        let first: [Reg<F32>; 4] = k.ld_vector(ranks[0]);
+        ranks[1..].iter().fold(first, |sums, rank| {
+            let more: [Reg<F32>; 4] = k.ld_vector(*rank);
+            std::array::from_fn(|e| k.add(sums[e], more[e]))
+        })
+    }
+
+    /// Adds the CTAs' sums and stores this CTA's part of the tile: every `split_k`-th.
+    fn add_sums(&self, k: &mut Kernel, tile: Tile, alpha: [Reg<F32>; 2]) {
+        let (config, plane) = (self.config, self.config.n * ATOM_ROWS * 4);
+        let ring = self.base.at(self.layout.ring.offset);
         let (_, row) = self.quarter(k);
-        let row = k.shl(row, 2u32);
-        let from = k.offset(self.base.at(self.layout.ring.offset), row.cast());
-        let feature = k.div(self.first_tile, self.token_tiles);
-        let token = k.rem(self.first_tile, self.token_tiles);
-        let origin = Origin {
-            token: k.mul(token, config.tile_tokens()),
-            feature: k.mul(feature, config.tile_features()),
-        };
-        k.for_range("parts", self.rank, config.n / chunk, config.split_k, |k, part, _| {
-            let column = k.mul(part, chunk);
-            let offset = k.mul(column, ATOM_ROWS * 4);
-            let own = k.offset(from, offset.cast());
-            let ranks: Vec<Addr<Cluster>> =
-                (0..config.split_k).map(|rank| k.map_to_rank(own, rank)).collect();
-            let halves = [0, 1].map(|half| {
-                (0..chunk)
-                    .map(|i| {
-                        let at = (half * config.n + i) * ATOM_ROWS * 4;
+        if self.rows_are_tokens() {
+            k.comment("A thread adds 16 columns of its row.");
+            let byte = k.shl(row, 2u32);
+            let from = k.offset(ring, byte.cast());
+            k.for_range("parts", self.rank, config.n / PIECE, config.split_k, |k, part, _| {
+                let first = k.mul(part, PIECE);
+                let offset = k.mul(first, ATOM_ROWS * 4);
+                let from = k.offset(from, offset.cast());
+                let ranks: Vec<Addr<Cluster>> =
+                    (0..config.split_k).map(|rank| k.map_to_rank(from, rank)).collect();
+                let halves = [0, 1].map(|half| {
+                    let column = |k: &mut Kernel, i: u32| {
+                        let at = half * plane + i * ATOM_ROWS * 4;
                         let first = k.ld::<F32, _>(ranks[0].at(at));
                         ranks[1..].iter().fold(first, |sum, rank| {
                             let more = k.ld::<F32, _>(rank.at(at));
                             k.add(sum, more)
                         })
-                    })
-                    .collect()
+                    };
+                    (0..PIECE).map(|i| column(k, i)).collect::<Vec<_>>()
+                });
+                self.store_token(k, tile, alpha, first, [&halves[0], &halves[1]]);
             });
-            self.store_chunk(k, origin, column, alpha, &halves);
-        });
-    }
-
-    /// Activates and stores what one thread holds of `chunk` columns from `column` on.
-    fn store_chunk(
-        &self,
-        k: &mut Kernel,
-        origin: Origin,
-        column: Reg<U32>,
-        alpha: [Reg<F32>; 2],
-        [gate, up]: &[Vec<Reg<F32>>; 2],
-    ) {
-        let values: Vec<Reg<F32>> = gate
-            .iter()
-            .zip(up)
-            .map(|(&gate, &up)| {
-                let (gate, up) = (k.mul(gate, alpha[0]), k.mul(up, alpha[1]));
-                epilogue::evaluate(k, self.program, gate, up)
-            })
-            .collect();
-        let (_, row) = self.quarter(k);
-        if self.rows_are_tokens() {
-            let token = k.add(origin.token, row);
-            let feature = k.add(origin.feature, column);
-            self.rows.store_features(k, token, feature, &values);
-        } else {
-            let feature = k.add(origin.feature, row);
-            let first = k.add(origin.token, column);
-            for (i, value) in (0u32..).zip(values) {
-                let token = k.add(first, i);
-                self.rows.store_element(k, token, feature, value);
-            }
+            return;
         }
+        k.comment("A thread adds 16 rows, features of one token.");
+        let pieces = ATOM_ROWS / PIECE;
+        let first = k.mad(self.rank, STORERS, row);
+        k.for_range("parts", first, config.n * pieces, STORERS * config.split_k, |k, i, _| {
+            let (column, piece) = (k.div(i, pieces), k.rem(i, pieces));
+            let feature = k.mul(piece, PIECE);
+            let element = k.mad(column, ATOM_ROWS, feature);
+            let byte = k.shl(element, 2u32);
+            let from = k.offset(ring, byte.cast());
+            let halves = [0, 1].map(|half| {
+                (0..PIECE / 4).flat_map(|four| self.add_four(k, from.at(half * plane + four * 16))).collect()
+            });
+            let [gate, up]: [Vec<Reg<F32>>; 2] = halves;
+            let place = (k.add(tile.token, column), k.add(tile.feature, feature));
+            self.store_piece(k, tile, place, alpha, [&gate, &up]);
+        });
     }
 }

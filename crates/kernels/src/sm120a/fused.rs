@@ -15,7 +15,6 @@
 //! Flow: [`Config`] → here → PTX.
 //! Spec: <https://docs.nvidia.com/cuda/parallel-thread-execution/#warp-level-matrix-fragment-mma-16864>.
 
-use dualgemm_gemm::Program;
 use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::{Module, Version};
 use dualgemm_ptx::builder::*;
@@ -23,29 +22,27 @@ use dualgemm_ptx::layout::Swizzle;
 
 use super::config::{Config, Layout, SLAB, TOKEN_PAIR};
 use crate::Error;
-use crate::parts::operand::{ATOM_BYTES, ATOM_ROWS, Maps, Which};
+use crate::parts::operand::{ATOM_BYTES, ATOM_ROWS, Maps, STEP_K, Which};
 use crate::parts::ring::Position;
-use crate::parts::rows::{Out, Rows};
+use crate::parts::rows::{Rows, Variant};
+use crate::parts::tiles::{Tile, Tiles};
 
 /// Name of the kernel in its module.
 pub const ENTRY: &str = "dual_gemm";
 
-/// Generates the kernel for `target`, sm_120a or sm_121a. `aligned` promises that rows of C start at multiples of 16
-/// bytes.
+/// Generates the kernel for `target`, sm_120a or sm_121a.
 ///
 /// # Errors
 /// If the configuration does not fit, or the target lacks an instruction.
-pub fn generate(
-    config: &Config,
-    program: &Program,
-    out: Out,
-    aligned: bool,
-    target: Target,
-) -> Result<Module, Error> {
+pub fn generate(config: &Config, variant: &Variant, target: Target) -> Result<Module, Error> {
     let layout = config.layout()?;
     let mut module = Builder::new(target, Version::new(8, 8));
-    module.comment(&format!("C = act(A B1^T, A B2^T), nvfp4 operands, {out:?} C: {}", config.name()));
-    module.kernel(ENTRY, |k| Fused::new(k, config, &layout, program, out, aligned).emit(k));
+    module.comment(&format!(
+        "C = act(A B1^T, A B2^T), nvfp4 operands, C in {:?}: {}",
+        variant.out,
+        config.name()
+    ));
+    module.kernel(ENTRY, |k| Fused::new(k, config, &layout, variant).emit(k));
     Ok(module.finish()?)
 }
 
@@ -53,19 +50,17 @@ pub fn generate(
 pub(super) struct Fused<'a> {
     pub config: &'a Config,
     pub layout: &'a Layout,
-    pub program: &'a Program,
+    grouped: bool,
     maps: Maps,
-    pub rows: Rows,
-    pub alpha: [Param<F32>; 2],
+    pub rows: Rows<'a>,
+    tiles: Tiles,
     pub base: Addr<Shared>,
+    n: Reg<U32>,
     /// Stages and steps of K.
     stages: Reg<U32>,
     steps: Reg<U32>,
     pub warp: Reg<U32>,
     pub lane: Reg<U32>,
-    /// First token and first feature of the tile.
-    pub token: Reg<U32>,
-    pub feature: Reg<U32>,
 }
 
 /// Where a lane finds its pieces in stage 0.
@@ -79,35 +74,36 @@ struct LaneAddresses {
 }
 
 impl<'a> Fused<'a> {
-    fn new(
-        k: &mut Kernel,
-        config: &'a Config,
-        layout: &'a Layout,
-        program: &'a Program,
-        out: Out,
-        aligned: bool,
-    ) -> Self {
+    fn new(k: &mut Kernel, config: &'a Config, layout: &'a Layout, variant: &'a Variant) -> Self {
         k.required_threads(config.threads());
         k.min_ctas(1);
         let maps = Maps::declare(k);
-        let start = k.pointer("out");
         let [m, n, kk] = ["m", "n", "k"].map(|name| k.param::<U32>(name)).map(|param| k.ld_param(&param));
-        let alpha = [k.param::<F32>("alpha_gate"), k.param::<F32>("alpha_up")];
+        let rows = Rows::declare(k, variant, n);
         let base = k.shared(&layout.smem);
-        let ceil = |k: &mut Kernel, value: Reg<U32>, by: u32| {
-            let up = k.add(value, by - 1);
+        let [cta, ctas] = [Special::CtaidX, Special::NctaidX].map(|special| k.special(special));
+        let size = (config.tokens, config.features);
+        let tiles = Tiles::declare(k, variant.grouped, size, (m, n), (cta, ctas));
+        let [stages, steps] = [config.stage_k, STEP_K].map(|by| {
+            let up = k.add(kk, by - 1);
             k.div(up, by)
-        };
-        let (stages, steps) = (ceil(k, kk, config.stage_k), ceil(k, kk, config.stage_k / config.steps()));
-        k.comment("Token tiles run fastest: CTAs that run together read the same weights.");
-        let token_tiles = ceil(k, m, config.tokens);
-        let cta = k.special(Special::CtaidX);
-        let (feature, token) = (k.div(cta, token_tiles), k.rem(cta, token_tiles));
-        let (feature, token) = (k.mul(feature, config.features), k.mul(token, config.tokens));
+        });
         let warp = k.warp_index();
         let lane = k.special(Special::LaneId);
-        let rows = Rows { out, aligned, start, m, n };
-        Self { config, layout, program, maps, rows, alpha, base, stages, steps, warp, lane, token, feature }
+        Self {
+            config,
+            layout,
+            grouped: variant.grouped,
+            maps,
+            rows,
+            tiles,
+            base,
+            n,
+            stages,
+            steps,
+            warp,
+            lane,
+        }
     }
 
     fn emit(&self, k: &mut Kernel) {
@@ -124,16 +120,22 @@ impl<'a> Fused<'a> {
         k.warp_sync();
         k.cta_sync();
         k.launch_dependents();
+        if self.grouped {
+            k.comment("The sizes of the groups may come from the kernel before.");
+            k.grid_dependency_wait();
+        }
         self.one_lane(k, warps, "load weights", |k| self.load_weights(k));
         self.one_lane(k, warps + 1, "load A", |k| self.load_a(k));
         let multiplies = k.compare(Cmp::Lt, self.warp, warps);
         k.if_(multiplies, "multiply", |k| {
-            let sums = self.multiply(k);
-            k.comment("Every warp is done with the ring.");
-            k.bar_sync(1u32, warps * 32);
-            self.stage(k, &sums);
-            k.bar_sync(1u32, warps * 32);
-            self.store(k);
+            self.tiles.for_each(k, "tiles", |k, tile| {
+                let sums = self.multiply(k, tile);
+                k.comment("Every warp is done with the ring; there is one tile for a CTA.");
+                k.bar_sync(1u32, warps * 32);
+                self.stage(k, &sums);
+                k.bar_sync(1u32, warps * 32);
+                self.store(k, tile);
+            });
         });
     }
 
@@ -169,7 +171,7 @@ impl<'a> Fused<'a> {
                 let to =
                     [self.layout.codes, self.layout.scales].map(|offset| slot.at(offset[which as usize]));
                 let part = self.config.parts()[which as usize];
-                self.maps.load(k, (which, part), stage, to, from, full, options);
+                self.maps.load(k, (which, part), stage, to, from, (full, options));
             }
             at.advance(k);
         });
@@ -178,19 +180,25 @@ impl<'a> Fused<'a> {
     fn load_weights(&self, k: &mut Kernel) {
         let halves = [Which::Gate, Which::Up];
         halves.into_iter().for_each(|half| self.maps.prefetch(k, half));
-        let atom = k.div(self.feature, ATOM_ROWS);
         // Weights that one CTA alone reads leave L2 first.
         let l2 = (self.config.tokens <= 64).then_some(Eviction::First);
         let options = TmaOptions { l2, own_cta: true, ..TmaOptions::default() };
-        self.load(k, "weight_stages", &halves, (self.feature, atom), true, &options);
+        self.tiles.for_each(k, "weight_tiles", |k, tile| {
+            let row = tile.weight_row(k, self.n, tile.feature);
+            let atom = tile.weight_atom(k, self.n, tile.feature);
+            self.load(k, "weight_stages", &halves, (row, atom), true, &options);
+        });
     }
 
     fn load_a(&self, k: &mut Kernel) {
         self.maps.prefetch(k, Which::A);
         k.grid_dependency_wait();
-        let atom = k.div(self.token, ATOM_ROWS);
         let options = TmaOptions { own_cta: true, ..TmaOptions::default() };
-        self.load(k, "a_stages", &[Which::A], (self.token, atom), false, &options);
+        self.tiles.for_each(k, "a_tiles", |k, tile| {
+            let atom = k.shr(tile.row, ATOM_ROWS.ilog2());
+            let atom = k.add(tile.atom, atom);
+            self.load(k, "a_stages", &[Which::A], (tile.token, atom), false, &options);
+        });
     }
 
     // ---- consumers ----
@@ -237,7 +245,7 @@ impl<'a> Fused<'a> {
         k.offset(start, word.cast())
     }
 
-    fn lane_addresses(&self, k: &mut Kernel, [along, beside, _]: [Reg<U32>; 3]) -> LaneAddresses {
+    fn lane_addresses(&self, k: &mut Kernel, tile: Tile, [along, beside, _]: [Reg<U32>; 3]) -> LaneAddresses {
         let (config, layout) = (self.config, self.layout);
         let ring = self.base.at(layout.ring.offset);
         let row = k.and(self.lane, 7u32);
@@ -267,20 +275,20 @@ impl<'a> Fused<'a> {
         let odd = k.and(self.lane, 1u32);
         let half = k.mul(odd, layout.scales[Which::Up as usize] - layout.scales[Which::Gate as usize]);
         let start = k.offset(ring.at(layout.scales[Which::Gate as usize]), half.cast());
-        let feature = k.add(self.feature, first);
+        let feature = k.add(tile.feature, first);
         let feature = k.add(feature, g);
         let weight_scales = self.scale_word(k, start, feature);
-        let token = k.add(self.token, first_token);
+        let token = k.add(tile.row, first_token);
         let token = k.add(token, g);
         let token_scales = self.scale_word(k, ring.at(layout.scales[Which::A as usize]), token);
         LaneAddresses { weights, tokens, weight_scales, token_scales }
     }
 
     /// The main loop of a warp: sums `[slab][token group][4]`.
-    fn multiply(&self, k: &mut Kernel) -> Vec<[Reg<F32>; 4]> {
+    fn multiply(&self, k: &mut Kernel, tile: Tile) -> Vec<[Reg<F32>; 4]> {
         let config = self.config;
         let place = self.place(k);
-        let lane = self.lane_addresses(k, place);
+        let lane = self.lane_addresses(k, tile, place);
         let count = config.slabs() * config.token_groups();
         let sums: Vec<[Reg<F32>; 4]> =
             (0..count).map(|_| std::array::from_fn(|_| k.mov::<F32>(0.0f32))).collect();

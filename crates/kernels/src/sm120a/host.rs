@@ -3,20 +3,20 @@
 //! Flow: nvfp4 matrices → [`Operand`](crate::parts::operand::Operand)s on the device; [`Config`] → [`Fused`] → launch → C.
 
 use dualgemm_device::{Device, FunctionId, LaunchSpec};
-use dualgemm_gemm::Program;
 use dualgemm_ptx::Target;
 
 use super::config::Config;
 use super::fused;
 use crate::Error;
 use crate::parts::operand::FusedArgs;
-use crate::parts::rows::Out;
+use crate::parts::rows::Variant;
 
 /// The fused kernel, loaded on a device for one N.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct Fused<'d> {
     device: &'d dyn Device,
     config: Config,
+    variant: Variant,
     function: FunctionId,
     n: usize,
     shared: u32,
@@ -27,20 +27,16 @@ impl<'d> Fused<'d> {
     ///
     /// # Errors
     /// If the configuration does not fit, or the device refuses the text.
-    pub fn new(
-        device: &'d dyn Device,
-        config: Config,
-        program: &Program,
-        out: Out,
-        n: usize,
-    ) -> Result<Self, Error> {
+    pub fn new(device: &'d dyn Device, config: Config, variant: &Variant, n: usize) -> Result<Self, Error> {
+        let variant = variant.clone().for_features(n);
+        variant.check(n)?;
         let target = match device.info().arch.minor {
             1 => Target::Sm121a,
             _ => Target::Sm120a,
         };
-        let ptx = fused::generate(&config, program, out, out.rows_are_aligned(n), target)?.to_string();
+        let ptx = fused::generate(&config, &variant, target)?.to_string();
         let function = device.function(device.load(&ptx)?, fused::ENTRY)?;
-        Ok(Self { device, config, function, n, shared: config.layout()?.smem.bytes() })
+        Ok(Self { device, config, variant, function, n, shared: config.layout()?.smem.bytes() })
     }
 
     /// The launch on these operands; it can be repeated and recorded.
@@ -48,13 +44,18 @@ impl<'d> Fused<'d> {
     /// # Errors
     /// If the operands do not belong together, or cannot be described to the TMA unit.
     pub fn spec(&self, args: &FusedArgs) -> Result<LaunchSpec, Error> {
-        args.check(self.n)?;
-        let (m, n, k) = (args.a.rows, self.n, args.a.k);
-        let maps = args.maps(self.device, self.config.parts())?;
-        let [gate, up] = args.alpha;
-        let args = maps.ptr(args.c).u32(m as u32).u32(n as u32).u32(k as u32).f32(gate).f32(up);
-        let (grid, block) = ([self.config.grid(m, n), 1, 1], [self.config.threads(), 1, 1]);
-        Ok(LaunchSpec::new(self.function, grid, block).dynamic_shared(self.shared).args(args))
+        args.check(self.n, &self.variant)?;
+        let (m, _) = args.shape();
+        // Each group's last tile may be a part of one.
+        let token_tiles = m / self.config.tokens as usize + args.group_count();
+        let tiles = token_tiles * self.n.div_ceil(self.config.features as usize);
+        let Ok(grid) = u32::try_from(tiles) else {
+            let (rule, limit) = ("tokens", i32::MAX as u32);
+            return Err(Error::Unsupported { kernel: "sm120a fused", rule, value: m as u32, limit });
+        };
+        Ok(LaunchSpec::new(self.function, [grid, 1, 1], [self.config.threads(), 1, 1])
+            .dynamic_shared(self.shared)
+            .args(args.args(self.device, self.config.parts(), self.n, &self.variant)?))
     }
 
     /// Starts the kernel.

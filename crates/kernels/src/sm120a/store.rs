@@ -4,10 +4,8 @@ use dualgemm_ptx::builder::*;
 
 use super::config::SLAB;
 use super::fused::Fused;
-use crate::parts::epilogue;
-
-/// Features that a thread stores at once.
-const PIECE: u32 = 16;
+use crate::parts::rows::PIECE;
+use crate::parts::tiles::Tile;
 
 impl Fused<'_> {
     /// Puts sums where the ring was: `[K group][gate, up][token][feature]` f32.
@@ -35,9 +33,9 @@ impl Fused<'_> {
     }
 
     /// Adds the K groups in order, activates and stores.
-    pub(super) fn store(&self, k: &mut Kernel) {
+    pub(super) fn store(&self, k: &mut Kernel, tile: Tile) {
         let config = self.config;
-        let alpha = [k.ld_param(&self.alpha[0]), k.ld_param(&self.alpha[1])];
+        let alpha = self.rows.alpha(k, tile.group);
         let pieces = config.features / PIECE;
         let thread = k.special(Special::TidX);
         k.for_range("store", thread, config.tokens * pieces, config.consumer_warps() * 32, |k, i, _| {
@@ -45,24 +43,24 @@ impl Fused<'_> {
             let column = k.mul(piece, PIECE * 4);
             let from = k.mad(token, config.pitch(), column);
             let from = k.offset(self.base.at(self.layout.ring.offset), from.cast());
-            let mut values = Vec::with_capacity(PIECE as usize);
-            for quad in 0..PIECE / 4 {
-                let halves = [0, 1].map(|half| {
-                    let from = from.at(half * config.plane() + quad * 16);
-                    let first: [Reg<F32>; 4] = k.ld_vector(from);
-                    (1..config.k_groups).fold(first, |sums, k_group| {
-                        let more: [Reg<F32>; 4] = k.ld_vector(from.at(k_group * 2 * config.plane()));
-                        std::array::from_fn(|e| k.add(sums[e], more[e]))
-                    })
-                });
-                for e in 0..4 {
-                    let [gate, up] = [0, 1].map(|half| k.mul(halves[half][e], alpha[half]));
-                    values.push(epilogue::evaluate(k, self.program, gate, up));
-                }
-            }
-            let token = k.add(self.token, token);
-            let feature = k.mad(piece, PIECE, self.feature);
-            self.rows.store_features(k, token, feature, &values);
+            let four = |k: &mut Kernel, from: Addr<Shared>| {
+                let first: [Reg<F32>; 4] = k.ld_vector(from);
+                (1..config.k_groups).fold(first, |sums, k_group| {
+                    let more: [Reg<F32>; 4] = k.ld_vector(from.at(k_group * 2 * config.plane()));
+                    std::array::from_fn(|e| k.add(sums[e], more[e]))
+                })
+            };
+            let halves = [0, 1].map(|half| {
+                (0..PIECE / 4).flat_map(|i| four(k, from.at(half * config.plane() + i * 16))).collect()
+            });
+            let [gate, up]: [Vec<Reg<F32>>; 2] = halves;
+            let token = k.add(tile.token, token);
+            let first = k.mad(piece, PIECE, tile.feature);
+            let values = std::array::from_fn(|i| {
+                let feature = k.add(first, i as u32);
+                self.rows.activate(k, alpha, (tile.group, feature), [gate[i], up[i]])
+            });
+            self.rows.store(k, (token, tile.end), first, &values);
         });
     }
 }

@@ -1,0 +1,190 @@
+//! Which tiles a CTA or cluster computes: of one problem, or of groups of rows with weights of their own (experts of a
+//! mixture, entries of a batch) whose sizes only device memory knows.
+
+use dualgemm_device::{Args, DevicePtr};
+use dualgemm_gemm::Error as OperandError;
+use dualgemm_ptx::builder::*;
+
+use super::operand::ATOM_ROWS;
+use crate::Error;
+
+/// The groups of a grouped problem.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GroupArgs {
+    /// How many.
+    pub count: usize,
+    /// `count + 1` ascending u32: group g has rows `rows[g] .. rows[g + 1]` of A and C. Its scales start with an atom of
+    /// their own, after those of the groups before. Read by the kernel, so that the kernel before may write it.
+    pub rows: DevicePtr,
+    /// `[count][2]` f32: what each group's sums of gate and up are multiplied by.
+    pub alphas: DevicePtr,
+}
+
+impl GroupArgs {
+    /// Appends what [`Tiles::declare`] declares.
+    pub(crate) fn args(&self, args: Args) -> Result<Args, Error> {
+        if self.count == 0 || self.count > i32::MAX as usize {
+            let (found, expected) = (self.count.to_string(), "at least one".into());
+            return Err(OperandError::Operand { tensor: "groups".into(), found, expected }.into());
+        }
+        if self.rows.0 == 0 || !self.rows.0.is_multiple_of(4) {
+            let (found, expected) = (format!("address {:#x}", self.rows.0), "a multiple of 4 bytes".into());
+            return Err(OperandError::Operand { tensor: "the groups' rows".into(), found, expected }.into());
+        }
+        Ok(args.ptr(self.rows).u32(self.count as u32))
+    }
+}
+
+/// One tile.
+#[derive(Clone, Copy)]
+pub(crate) struct Tile {
+    /// First row of A and C, and the end of the rows that belong to the group.
+    pub token: Reg<U32>,
+    pub end: Reg<U32>,
+    /// First row counted from the group's, and the atom of A's scales that holds the group's first row.
+    pub row: Reg<U32>,
+    pub atom: Reg<U32>,
+    /// First feature.
+    pub feature: Reg<U32>,
+    /// The group of a grouped problem.
+    pub group: Option<Reg<U32>>,
+}
+
+impl Tile {
+    /// Row `row` of the weights of the tile's group, of `n` each.
+    pub fn weight_row(&self, k: &mut Kernel, n: Reg<U32>, row: Reg<U32>) -> Reg<U32> {
+        match self.group {
+            None => row,
+            Some(group) => k.mad(group, n, row),
+        }
+    }
+
+    /// The atom of scales that holds row `row` of the weights of the tile's group, of `n` each.
+    pub fn weight_atom(&self, k: &mut Kernel, n: Reg<U32>, row: Reg<U32>) -> Reg<U32> {
+        let atom = k.shr(row, ATOM_ROWS.ilog2());
+        match self.group {
+            None => atom,
+            Some(group) => {
+                let up = k.add(n, ATOM_ROWS - 1);
+                let atoms = k.shr(up, ATOM_ROWS.ilog2());
+                k.mad(group, atoms, atom)
+            }
+        }
+    }
+}
+
+/// The tiles of a kernel.
+pub(crate) struct Tiles {
+    /// Tokens and features of a tile.
+    tokens: u32,
+    features: u32,
+    m: Reg<U32>,
+    feature_tiles: Reg<U32>,
+    groups: Option<(PointerParam, Reg<U32>)>,
+    /// The first tile, and from one to the next.
+    first: Reg<U32>,
+    stride: Reg<U32>,
+}
+
+impl Tiles {
+    /// Declares the parameters of groups. Tiles are those of `who` of `of`: CTAs or clusters.
+    pub fn declare(
+        k: &mut Kernel,
+        grouped: bool,
+        (tokens, features): (u32, u32),
+        (m, n): (Reg<U32>, Reg<U32>),
+        (who, of): (Reg<U32>, Reg<U32>),
+    ) -> Self {
+        let groups = grouped.then(|| {
+            let rows = k.pointer("group_rows");
+            let count = k.param::<U32>("groups");
+            (rows, k.ld_param(&count))
+        });
+        let up = k.add(n, features - 1);
+        let feature_tiles = k.div(up, features);
+        Self { tokens, features, m, feature_tiles, groups, first: who, stride: of }
+    }
+
+    fn token_tiles(&self, k: &mut Kernel, rows: Reg<U32>) -> Reg<U32> {
+        let up = k.add(rows, self.tokens - 1);
+        k.div(up, self.tokens)
+    }
+
+    /// Runs `body` for every tile. Those along the tokens run fastest, so that clusters that run together read the same
+    /// weights.
+    pub fn for_each(&self, k: &mut Kernel, name: &str, body: impl FnOnce(&mut Kernel, Tile)) {
+        let tile = k.mov::<U32>(self.first);
+        match &self.groups {
+            None => {
+                let token_tiles = self.token_tiles(k, self.m);
+                let tiles = k.mul(token_tiles, self.feature_tiles);
+                let zero = k.mov::<U32>(0u32);
+                k.loop_(name, |k, this| {
+                    let end = k.compare(Cmp::Ge, tile, tiles);
+                    k.break_if(this, end);
+                    let (feature, token) = (k.div(tile, token_tiles), k.rem(tile, token_tiles));
+                    let feature = k.mul(feature, self.features);
+                    let token = k.mul(token, self.tokens);
+                    body(k, Tile { token, end: self.m, row: token, atom: zero, feature, group: None });
+                    k.to(tile).add(tile, self.stride);
+                });
+            }
+            Some((rows, count)) => self.for_each_of_groups(k, name, tile, (rows, *count), body),
+        }
+    }
+
+    /// Walks along the groups: tiles come in ascending order, so each group is looked at once.
+    fn for_each_of_groups(
+        &self,
+        k: &mut Kernel,
+        name: &str,
+        tile: Reg<U32>,
+        (rows, count): (&PointerParam, Reg<U32>),
+        body: impl FnOnce(&mut Kernel, Tile),
+    ) {
+        let rows = k.ld_pointer(rows);
+        let row_at = |k: &mut Kernel, index: Reg<U32>| -> Reg<U32> {
+            let byte = k.mul_wide(index, 4u32);
+            let at = k.offset(rows, byte);
+            k.ld(at)
+        };
+        let [group, atom] = [0, 1].map(|_| k.mov::<U32>(0u32));
+        let start: Reg<U32> = k.ld(rows);
+        let end: Reg<U32> = k.ld(rows.at(4));
+        k.loop_(name, |k, this| {
+            let done = k.compare(Cmp::Ge, group, count);
+            k.break_if(this, done);
+            let own_rows = k.sub(end, start);
+            let token_tiles = self.token_tiles(k, own_rows);
+            let tiles = k.mul(token_tiles, self.feature_tiles);
+            let beyond = k.compare(Cmp::Ge, tile, tiles);
+            k.if_else(
+                beyond,
+                "next_group",
+                |k| {
+                    k.comment("`tile` counts from the group's first tile.");
+                    k.to(tile).sub(tile, tiles);
+                    let up = k.add(own_rows, ATOM_ROWS - 1);
+                    let atoms = k.shr(up, ATOM_ROWS.ilog2());
+                    k.to(atom).add(atom, atoms);
+                    k.assign(start, end);
+                    k.to(group).add(group, 1u32);
+                    let more = k.compare(Cmp::Lt, group, count);
+                    k.if_(more, "rows", |k| {
+                        let next = k.add(group, 1u32);
+                        let next = row_at(k, next);
+                        k.assign(end, next);
+                    });
+                },
+                |k| {
+                    let (feature, row) = (k.div(tile, token_tiles), k.rem(tile, token_tiles));
+                    let feature = k.mul(feature, self.features);
+                    let row = k.mul(row, self.tokens);
+                    let token = k.add(start, row);
+                    body(k, Tile { token, end, row, atom, feature, group: Some(group) });
+                    k.to(tile).add(tile, self.stride);
+                },
+            );
+        });
+    }
+}
