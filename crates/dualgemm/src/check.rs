@@ -14,6 +14,20 @@ use crate::Error;
 /// Features that one call of the reference decodes: few enough to stay in a cache, enough to pay for decoding A.
 const FEATURES_PER_RUN: usize = 64;
 
+/// Bytes of f64 values in one of [`row_blocks`], unless its fewest rows take more.
+const BLOCK_BYTES: usize = 32 << 20;
+
+/// Fewest rows of a block: the weights are decoded again for each, which takes as long as multiplying some rows.
+const BLOCK_ROWS: usize = 16;
+
+/// All of `m` rows of C in blocks, for comparing with a reference that never is in memory as a whole: that of one
+/// block takes 32 MiB, or 128 bytes a column if that is more, and as much again while [`reference_rows`] puts it
+/// together.
+pub fn row_blocks(m: usize, n: usize) -> impl Iterator<Item = RowSample> {
+    let rows = (BLOCK_BYTES / size_of::<f64>() / n.max(1)).max(BLOCK_ROWS);
+    (0..m).step_by(rows).map(move |first| RowSample { rows: (first..m.min(first + rows)).collect(), of: m })
+}
+
 /// Which rows of C are compared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RowSample {
@@ -259,6 +273,17 @@ mod tests {
         assert_eq!(RowSample::all(3).to_string(), "all 3 rows");
         assert_eq!(RowSample::within(8192, 14336, 4096, 1e9, 4).rows().len(), 8);
         assert_eq!(RowSample::within(8192, 14336, 4096, 1.0, 4).rows().len(), 4);
+    }
+
+    #[test]
+    fn blocks_are_all_rows_and_within_their_memory() {
+        for (m, n) in [(1, 1), (15, 4096), (3000, 4096), (40, 1 << 20), (0, 5)] {
+            let blocks: Vec<RowSample> = row_blocks(m, n).collect();
+            let rows: Vec<usize> = blocks.iter().flat_map(RowSample::rows).copied().collect();
+            assert_eq!(rows, (0..m).collect::<Vec<_>>());
+            assert!(blocks.iter().all(|b| b.rows().len() * n * 8 <= BLOCK_BYTES.max(128 * n)), "{m} {n}");
+        }
+        assert_eq!(row_blocks(3000, 4096).count(), 3);
     }
 
     #[test]

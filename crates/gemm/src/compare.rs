@@ -83,12 +83,54 @@ impl Comparison {
     /// # Errors
     /// If the sizes differ, or there is nothing to compare.
     pub fn new<T: Element>(got: &[T], want: &[f64], cols: usize) -> Result<Self, Error> {
-        if got.len() != want.len() || got.is_empty() || cols == 0 {
+        let mut comparer = Comparer::new(cols);
+        comparer.add(got, want)?;
+        comparer.finish()
+    }
+}
+
+/// A [`Comparison`] made piece by piece, so that neither side has to be in memory as a whole. In order, pieces give
+/// the same bits as the whole.
+#[derive(Debug, Clone)]
+pub struct Comparer {
+    cols: usize,
+    error2: f64,
+    got2: f64,
+    want2: f64,
+    dot: f64,
+    max_ulp: u64,
+    over_1_ulp: usize,
+    elements: usize,
+    max_abs: f64,
+    worst: Worst,
+}
+
+impl Comparer {
+    /// For a row-major result of `cols` columns.
+    pub fn new(cols: usize) -> Self {
+        Self {
+            cols,
+            error2: 0.0,
+            got2: 0.0,
+            want2: 0.0,
+            dot: 0.0,
+            max_ulp: 0,
+            over_1_ulp: 0,
+            elements: 0,
+            max_abs: -1.0,
+            worst: Worst { row: 0, col: 0, got: 0.0, want: 0.0, got_bits: 0, want_bits: 0 },
+        }
+    }
+
+    /// The next elements.
+    ///
+    /// # Errors
+    /// If there are not as many of both.
+    pub fn add<T: Element>(&mut self, got: &[T], want: &[f64]) -> Result<(), Error> {
+        if got.len() != want.len() {
             return Err(Error::CompareLen { found: got.len(), expected: want.len() });
         }
-        let (mut error2, mut got2, mut want2, mut dot) = (0.0, 0.0, 0.0, 0.0);
-        let (mut max_ulp, mut over_1_ulp, mut max_abs, mut worst_index) = (0, 0, -1.0, 0);
-        for (index, (&g, &w)) in got.iter().zip(want).enumerate() {
+        for (&g, &w) in got.iter().zip(want) {
             let rounded = T::from_f64(w);
             let value = g.to_f64();
             // Both infinite or both NaN counts as equal; one alone is infinitely wrong.
@@ -103,35 +145,48 @@ impl Comparison {
                 (false, true) => u64::MAX,
                 (false, false) => g.ordered_bits().abs_diff(rounded.ordered_bits()),
             };
-            max_ulp = max_ulp.max(ulp);
-            over_1_ulp += usize::from(ulp > 1);
-            if difference > max_abs {
-                (max_abs, worst_index) = (difference, index);
+            self.max_ulp = self.max_ulp.max(ulp);
+            self.over_1_ulp += usize::from(ulp > 1);
+            if difference > self.max_abs {
+                self.max_abs = difference;
+                self.worst = Worst {
+                    row: self.elements / self.cols,
+                    col: self.elements % self.cols,
+                    got: value,
+                    want: w,
+                    got_bits: g.bits(),
+                    want_bits: rounded.bits(),
+                };
             }
-            error2 += difference * difference;
+            self.error2 += difference * difference;
             if !same {
-                got2 += value * value;
-                want2 += w * w;
-                dot += value * w;
+                self.got2 += value * value;
+                self.want2 += w * w;
+                self.dot += value * w;
             }
+            self.elements += 1;
+        }
+        Ok(())
+    }
+
+    /// The comparison of all that was added.
+    ///
+    /// # Errors
+    /// If that is nothing.
+    pub fn finish(self) -> Result<Comparison, Error> {
+        let Self { error2, got2, want2, dot, .. } = self;
+        if self.elements == 0 {
+            return Err(Error::CompareLen { found: 0, expected: 0 });
         }
         let ratio = |over: f64, under: f64| if over == 0.0 { 0.0 } else { over / under };
-        let (g, w) = (got[worst_index], want[worst_index]);
-        Ok(Self {
+        Ok(Comparison {
             rel_l2: ratio(error2.sqrt(), want2.sqrt()),
             cosine: if got2 == 0.0 && want2 == 0.0 { 1.0 } else { ratio(dot, got2.sqrt() * want2.sqrt()) },
-            max_ulp,
-            over_1_ulp,
-            max_abs,
-            elements: got.len(),
-            worst: Worst {
-                row: worst_index / cols,
-                col: worst_index % cols,
-                got: g.to_f64(),
-                want: w,
-                got_bits: g.bits(),
-                want_bits: T::from_f64(w).bits(),
-            },
+            max_ulp: self.max_ulp,
+            over_1_ulp: self.over_1_ulp,
+            max_abs: self.max_abs,
+            elements: self.elements,
+            worst: self.worst,
         })
     }
 }
@@ -165,6 +220,21 @@ mod tests {
         let got = [1.0f32, 1.0, 1.0, 1.0, 1.5, 1.0];
         let c = Comparison::new(&got, &want, 3).unwrap();
         assert_eq!((c.worst.row, c.worst.col, c.worst.got), (1, 1, 1.5));
+    }
+
+    #[test]
+    fn pieces_give_the_same_as_the_whole_exact() {
+        let want: Vec<f64> = (0..60).map(|i| f64::from(i * i % 17) / 7.0 - 1.0).collect();
+        let got: Vec<f32> = want.iter().enumerate().map(|(i, x)| *x as f32 + (i % 5) as f32 * 1e-7).collect();
+        let whole = Comparison::new(&got, &want, 6).unwrap();
+        for rows in [1, 2, 3, 7] {
+            let mut comparer = Comparer::new(6);
+            for (got, want) in got.chunks(6 * rows).zip(want.chunks(6 * rows)) {
+                comparer.add(got, want).unwrap();
+            }
+            assert_eq!(comparer.finish().unwrap(), whole);
+        }
+        assert!(Comparer::new(6).finish().is_err() && Comparer::new(6).add(&got, &want[1..]).is_err());
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub mod error;
 pub mod operands;
 pub mod reference;
 
-pub use compare::Comparison;
+pub use compare::{Comparer, Comparison};
 pub use desc::{AFormat, DualGemmDesc, OutFormat, OutScale, QuantizeA};
 pub use epilogue::{Activation, Epilogue, Expr, Op, Program, Slot};
 pub use error::Error;
