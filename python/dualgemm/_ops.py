@@ -62,9 +62,9 @@ def swiglu(
         rows, lead = first_array(a).shape[0], None
     else:
         a, lead = _rows(a, k)
-        if on_gpu and torch is not None and a.stride() != (k, 1):
+        if on_gpu and torch is not None and (a.stride() != (k, 1) or a.data_ptr() % 16):
             # Kernels there read rows of elements that lie side by side, at multiples of 16 bytes.
-            a = a.contiguous()
+            a = a.clone(memory_format=torch.contiguous_format)
         rows = a.shape[0]
     if out is None:
         flat = empty_like(first_array(a), (rows, n), float_name(out_dtype, float_of(a)))

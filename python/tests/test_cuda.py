@@ -1,0 +1,123 @@
+"""The product on a card. Skipped, visibly, where torch or a CUDA device is missing."""
+
+import numpy as np
+import pytest
+from conftest import rel_l2
+
+import dualgemm
+from dualgemm import gpumode
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+from dualgemm.nn import NVFP4GatedMLP  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def path(layer14):
+    return layer14 / "modelopt-nvfp4"
+
+
+@pytest.fixture(scope="module")
+def weights(path):
+    return dualgemm.Weights.from_checkpoint(path, device="cuda:0")
+
+
+@pytest.fixture(scope="module")
+def x(hidden):
+    return torch.from_numpy(hidden.astype(np.float32)).cuda()
+
+
+@pytest.mark.parametrize("dtype,limit", [(torch.float16, 1e-3), (torch.bfloat16, 8e-3)], ids=str)
+def test_the_layer_equals_the_processors_close(path, weights, x, dtype, limit):
+    a = x.to(dtype)
+    want = dualgemm.swiglu(a.cpu(), dualgemm.Weights.from_checkpoint(path), out_dtype="float32")
+    c = dualgemm.swiglu(a, weights)
+    assert c.is_cuda and c.dtype == dtype and rel_l2(c.float().cpu(), want) < limit
+    wide = torch.zeros(64, 600, dtype=dtype, device="cuda")
+    wide[:, 3:579] = a
+    for view in (wide[:, 3:579], a.t().contiguous().t(), a.reshape(4, 16, 576)):
+        assert torch.equal(dualgemm.swiglu(view, weights).reshape(64, 1536), c)
+    out = torch.empty_like(c)
+    assert dualgemm.swiglu(a, weights, out=out) is out and torch.equal(out, c)
+    for rows in (1, 5, 33):
+        assert rel_l2(dualgemm.swiglu(a[:rows], weights).float().cpu(), want[:rows]) < limit
+
+
+def test_quantized_activations_and_results_close(path, weights, x):
+    on_cpu = dualgemm.Weights.from_checkpoint(path)
+    q = dualgemm.quantize(x.cpu())
+    on_card = q._replace(codes=q.codes.cuda(), scales=q.scales.cuda())
+    want = dualgemm.swiglu(q, on_cpu)
+    c = dualgemm.swiglu(on_card, weights, out_dtype="float16")
+    assert rel_l2(c.float().cpu(), want) < 1e-3
+    static = dualgemm.swiglu(x.half(), weights, quantize_a="static")
+    assert rel_l2(static.float().cpu(), dualgemm.swiglu(x.half().cpu(), on_cpu, quantize_a="static").float()) < 2e-3
+    r = dualgemm.swiglu(x.half(), weights, out_dtype="nvfp4", out_scale=weights.output_scale)
+    r = r._replace(codes=r.codes.cpu(), scales=r.scales.cpu())
+    assert rel_l2(dualgemm.dequantize(r), dualgemm.swiglu(x.half().cpu(), on_cpu, out_dtype="float32")) < 0.15
+
+
+def test_weights_that_are_on_the_card_are_packed_there_close(x):
+    q = [dualgemm.quantize(torch.randn(96, 576) * scale) for scale in (1.0, 2.14)]
+    card = [part._replace(codes=part.codes.cuda(), scales=part.scales.cuda()) for part in q]
+    w = dualgemm.Weights.from_tensors(gate=card[0], up=card[1])
+    assert w.device == "cuda:0"
+    want = dualgemm.swiglu(x.half().cpu(), dualgemm.Weights.from_tensors(gate=q[0], up=q[1]), out_dtype="float32")
+    assert rel_l2(dualgemm.swiglu(x.half(), w).float().cpu(), want) < 1e-3
+
+
+def test_streams_and_graphs_see_what_is_there_when_they_run_exact(weights, x):
+    a = x.half()
+    want = [dualgemm.swiglu(a, weights), dualgemm.swiglu(-a, weights)]
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    out = torch.empty_like(want[0])
+    with torch.cuda.stream(side):
+        dualgemm.swiglu(a, weights, out=out)
+    side.synchronize()
+    assert torch.equal(out, want[0])
+    dualgemm.swiglu(a, weights, out=out, stream=side)
+
+    static = a.clone()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    # The capture has a stream of its own, on which the shape has to be known before.
+    capture = torch.cuda.Stream()
+    with torch.cuda.stream(capture):
+        dualgemm.swiglu(static, weights, out=out)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=capture):
+        dualgemm.swiglu(static, weights, out=out)
+    for i in range(100):
+        static.copy_(a if i % 2 == 0 else -a)
+        graph.replay()
+        assert torch.equal(out, want[i % 2])
+
+
+def test_the_module_compiles_close(path, x):
+    mlp = NVFP4GatedMLP.from_checkpoint(path, 0, device="cuda")
+    a = x.bfloat16()
+    with torch.no_grad():
+        want = NVFP4GatedMLP.from_checkpoint(path, 0)(a.cpu())
+        assert rel_l2(mlp(a).float().cpu(), want.float()) < 2e-2
+        compiled = torch.compile(mlp, fullgraph=True)
+        assert rel_l2(compiled(a).float().cpu(), want.float()) < 2e-2
+
+
+@pytest.mark.parametrize("m,n,k,l", [(256, 512, 256, 1), (130, 96, 512, 2)])
+def test_the_task_passes_its_checker(m, n, k, l):
+    data = gpumode.generate_input(m, n, k, l, device="cuda")
+    c = gpumode.custom_kernel(data)
+    torch.cuda.synchronize()
+    assert c is data[9] and gpumode.check_implementation(data, c) == (True, "")
+
+
+def test_misplaced_operands_are_refused(path, weights, x):
+    with pytest.raises(dualgemm.OperandError, match="the weights are on cpu"):
+        dualgemm.swiglu(x.half(), dualgemm.Weights.from_checkpoint(path))
+    with pytest.raises(dualgemm.OperandError, match="out: is on the processor"):
+        dualgemm.swiglu(x.half(), weights, out=torch.empty(64, 1536, dtype=torch.float16))
+    with pytest.raises(dualgemm.UnsupportedError, match="A is f32, which tensor cores do not multiply"):
+        dualgemm.swiglu(x, weights)
