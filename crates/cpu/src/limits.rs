@@ -60,7 +60,8 @@ pub fn measure(isa: Isa, threads: usize) -> Result<Limits, Error> {
 }
 
 /// The two rates that bound repeated runs of one plan, for callers that need no more: operations per second
-/// ([`Limits::w4a4_tile`] where A is multiplied as codes, else [`Limits::f32_multiply_add`]), and bytes per second
+/// ([`Limits::w4a4_tile`] where A is multiplied as codes, else [`Limits::f32_multiply_add`], or a third of
+/// [`Limits::integer_dot`] where more, for one row, which may be multiplied as three digits), and bytes per second
 /// from wherever the operands of that plan live when they are used again, a cache or memory. Takes no more memory than
 /// the operands.
 ///
@@ -70,7 +71,13 @@ pub fn of_plan(plan: &CpuPlan) -> Result<(f64, f64), Error> {
     let kernel = w4a4::Kernel::new(plan.isa)?;
     let operations = match plan.desc.a_compute().block_format() {
         Some(_) => w4a4_tile(kernel, plan.threads)?,
-        None => best(plan.threads, 2.0, || kernel.spin_multiply_adds()),
+        None => {
+            let floats = best(plan.threads, 2.0, || kernel.spin_multiply_adds());
+            match plan.desc.m {
+                1 => floats.max(best(plan.threads, 2.0, || kernel.spin_integer_dots()) / 3.0),
+                _ => floats,
+            }
+        }
     };
     let len = plan.bytes.min(BEYOND_CACHES as f64) as usize;
     Ok((operations, read_rate(kernel, plan.threads, len)))
