@@ -14,6 +14,12 @@ pub enum Error {
         /// The rule, the value found and what would be valid.
         reason: String,
     },
+    /// Activations that no kernel multiplies.
+    #[error("{reason}")]
+    Activations {
+        /// What they are and what would do.
+        reason: String,
+    },
     /// A name that no strategy has.
     #[error("no strategy is called {found:?}; there are {valid}")]
     NoStrategy {

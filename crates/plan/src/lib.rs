@@ -20,6 +20,7 @@ pub mod call;
 pub mod choices;
 pub mod error;
 pub mod gpu;
+mod launches;
 pub mod measure;
 mod model;
 pub mod operands;

@@ -5,6 +5,7 @@ use dualgemm_formats::ScaleLayout;
 use dualgemm_gemm::DualGemmDesc;
 
 use crate::choices::Choices;
+use crate::prologue::compute_type;
 use crate::strategy::{STRATEGIES, Strategy, strategy};
 use crate::{Error, Gpu, Prepared, WeightForm};
 
@@ -84,6 +85,7 @@ impl GpuPlan {
         options: &GpuOptions,
     ) -> Result<Self, Error> {
         desc.check()?;
+        compute_type(desc).map_err(|reason| Error::Activations { reason })?;
         let plan = |strategy: &str, kernel: String, chosen_by| Self {
             desc: *desc,
             device: info.name.clone(),

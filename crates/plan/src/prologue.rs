@@ -9,7 +9,7 @@
 //!
 //! The kernel without prepack wants A in another order of K, which f16 and nvfp4 A are brought into.
 
-use dualgemm_device::{Device, DeviceInfo, DevicePtr, LaunchSpec, Stream};
+use dualgemm_device::{DeviceInfo, DevicePtr, LaunchSpec};
 use dualgemm_formats::{FloatType, GlobalScale, ScaleLayout};
 use dualgemm_gemm::{AFormat, DualGemmDesc, QuantizeA};
 use dualgemm_kernels::generic::amax::{Amax, MAX_PARTS};
@@ -67,7 +67,6 @@ pub(crate) fn overlapping(info: &DeviceInfo, spec: LaunchSpec) -> LaunchSpec {
 /// The kernels before the product, with their memory.
 #[derive(Debug)]
 pub(crate) struct Prologue {
-    gpu: &'static Gpu,
     k: usize,
     /// Bytes from row to row of what is written.
     pitch: usize,
@@ -137,13 +136,12 @@ impl Prologue {
                 Kind::Quantize { kernel, image: image()?, scale }
             }
         };
-        Ok(Self { gpu, k: desc.k, pitch, kind })
+        Ok(Self { k: desc.k, pitch, kind })
     }
 
-    /// Launches them and says where A is then.
-    pub(crate) fn run(&self, m: usize, a: &DeviceA, stream: Stream) -> Result<Image, Error> {
+    /// Lists their launches and says where A is then.
+    pub(crate) fn specs(&self, m: usize, a: &DeviceA, specs: &mut Vec<LaunchSpec>) -> Result<Image, Error> {
         let (k, pitch_out, null) = (self.k, self.pitch, DevicePtr::NULL);
-        let launch = |spec| self.gpu.launch_on(stream, &overlapping(self.gpu.info(), spec));
         let whole = |image: &Buffer, scale, device_scale| {
             Ok(Image { values: image.ptr(), pitch: pitch_out, scale, device_scale })
         };
@@ -154,11 +152,12 @@ impl Prologue {
             (Kind::Permute { kernel, image }, DeviceA::Float { values, pitch }) => {
                 let out = Out::Image { values: image.ptr(), pitch: pitch_out };
                 let scale = Scale::Static(GlobalScale::ONE);
-                launch(kernel.spec(&Floats { m, k, values, pitch }, &out, &scale)?)?;
+                specs.push(kernel.spec(&Floats { m, k, values, pitch }, &out, &scale)?);
                 whole(image, 1.0, null)
             }
             (Kind::Expand { kernel, image }, DeviceA::Nvfp4 { codes, scales, global_scale }) => {
-                launch(kernel.spec(&Codes { m, k, codes, pitch: k / 2, scales }, image.ptr(), pitch_out)?)?;
+                let codes = Codes { m, k, codes, pitch: k / 2, scales };
+                specs.push(kernel.spec(&codes, image.ptr(), pitch_out)?);
                 whole(image, global_scale, null)
             }
             (Kind::Quantize { kernel, image, scale }, DeviceA::Float { values, pitch }) => {
@@ -166,13 +165,13 @@ impl Prologue {
                 let out = Out::Image { values: image.ptr(), pitch: pitch_out };
                 match scale {
                     QuantizeScale::Static(scale) => {
-                        launch(kernel.spec(&a, &out, &Scale::Static(*scale))?)?;
+                        specs.push(kernel.spec(&a, &out, &Scale::Static(*scale))?);
                         whole(image, scale.value(), null)
                     }
                     QuantizeScale::Dynamic { amax, parts, scale } => {
-                        launch(amax.spec(&a, parts.ptr())?)?;
+                        specs.push(amax.spec(&a, parts.ptr())?);
                         let dynamic = Scale::Dynamic { parts: parts.ptr(), scale: scale.ptr() };
-                        launch(kernel.spec(&a, &out, &dynamic)?)?;
+                        specs.push(kernel.spec(&a, &out, &dynamic)?);
                         whole(image, 1.0, scale.ptr())
                     }
                 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dualgemm_device::{DeviceInfo, Stream};
 use dualgemm_gemm::DualGemmDesc;
 
-use super::library::{Library, supports};
+use super::library::{Library, Shape, supports};
 use super::{Launches, Prepared, Strategy};
 use crate::{Buffer, DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm};
 
@@ -17,7 +17,7 @@ pub struct Baseline;
 #[derive(Debug)]
 struct Ready {
     library: Library,
-    dequantized: [Buffer; 2],
+    dequantized: Buffer,
 }
 
 impl Strategy for Baseline {
@@ -47,19 +47,17 @@ impl Strategy for Baseline {
     }
 
     fn prepare(&self, gpu: &'static Gpu, plan: &GpuPlan) -> Result<Box<dyn Prepared>, Error> {
-        let library = Library::new(gpu, plan)?;
+        let library = Library::new(gpu, plan, Shape::Two)?;
         Ok(Box::new(Ready { dequantized: library.room()?, library }))
     }
 }
 
 impl Prepared for Ready {
     fn run(&self, call: &DeviceCall, weights: &Arc<DeviceWeights>, stream: Stream) -> Result<(), Error> {
-        let (library, dequantized) = (&self.library, [0, 1].map(|half: usize| self.dequantized[half].ptr()));
+        let (library, dequantized) = (&self.library, self.dequantized.ptr());
         let a = library.image(call, stream)?;
         library.dequantize(weights, dequantized, stream)?;
-        for (half, b) in dequantized.into_iter().enumerate() {
-            library.product(half, &a, weights, b, stream)?;
-        }
+        library.products(&a, weights, dequantized, stream)?;
         library.activate(call, weights, stream)
     }
 }

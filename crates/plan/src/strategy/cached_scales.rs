@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use dualgemm_device::{Device, DeviceInfo, DevicePtr, Stream};
 use dualgemm_gemm::DualGemmDesc;
 
-use super::library::{Library, supports};
+use super::library::{Library, Shape, supports};
 use super::{Launches, Prepared, Strategy};
 use crate::{Buffer, DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm};
 
@@ -27,23 +27,23 @@ pub(super) struct Cached {
 #[derive(Debug)]
 struct Kept {
     of: Weak<DeviceWeights>,
-    dequantized: [Buffer; 2],
+    dequantized: Buffer,
 }
 
 impl Cached {
-    pub(super) fn new(gpu: &'static Gpu, plan: &GpuPlan) -> Result<Self, Error> {
-        Ok(Self { library: Library::new(gpu, plan)?, kept: Mutex::default() })
+    pub(super) fn new(gpu: &'static Gpu, plan: &GpuPlan, shape: Shape) -> Result<Self, Error> {
+        Ok(Self { library: Library::new(gpu, plan, shape)?, kept: Mutex::default() })
     }
 
     /// Both matrices, dequantized now if they have not been. They live as long as the weights.
-    pub(super) fn dequantized(&self, weights: &Arc<DeviceWeights>) -> Result<[DevicePtr; 2], Error> {
+    pub(super) fn dequantized(&self, weights: &Arc<DeviceWeights>) -> Result<DevicePtr, Error> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = kept.get(&weights.id()) {
-            return Ok([known.dequantized[0].ptr(), known.dequantized[1].ptr()]);
+            return Ok(known.dequantized.ptr());
         }
         kept.retain(|_, kept| kept.of.strong_count() > 0);
         let dequantized = self.library.room()?;
-        let at = [dequantized[0].ptr(), dequantized[1].ptr()];
+        let at = dequantized.ptr();
         self.library.dequantize(weights, at, Stream::Own)?;
         // Other streams do not wait for ours.
         self.library.gpu.synchronize()?;
@@ -58,7 +58,7 @@ impl Strategy for CachedScales {
     }
 
     fn doc(&self) -> &'static str {
-        "weights dequantized once and kept as 16 bits, two cuBLASLt products, an activation kernel"
+        "weights dequantized once and kept as 16 bits, one cuBLASLt product with both, an activation kernel"
     }
 
     fn weight_form(&self) -> WeightForm {
@@ -79,7 +79,7 @@ impl Strategy for CachedScales {
     }
 
     fn prepare(&self, gpu: &'static Gpu, plan: &GpuPlan) -> Result<Box<dyn Prepared>, Error> {
-        Ok(Box::new(Cached::new(gpu, plan)?))
+        Ok(Box::new(Cached::new(gpu, plan, Shape::One)?))
     }
 }
 
@@ -91,9 +91,7 @@ impl Prepared for Cached {
     fn run(&self, call: &DeviceCall, weights: &Arc<DeviceWeights>, stream: Stream) -> Result<(), Error> {
         let dequantized = self.dequantized(weights)?;
         let a = self.library.image(call, stream)?;
-        for (half, b) in dequantized.into_iter().enumerate() {
-            self.library.product(half, &a, weights, b, stream)?;
-        }
+        self.library.products(&a, weights, dequantized, stream)?;
         self.library.activate(call, weights, stream)
     }
 }

@@ -12,7 +12,7 @@ use dualgemm_device::{DeviceInfo, Error as DeviceError, Stream};
 use dualgemm_gemm::DualGemmDesc;
 
 use super::cached_scales::Cached;
-use super::library::supports;
+use super::library::{Shape, supports};
 use super::{Launches, Prepared, Strategy};
 use crate::{DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm};
 
@@ -64,7 +64,7 @@ impl Strategy for CudaGraph {
             call: "recording a graph",
             reason: "a simulated GPU records none".into(),
         })?;
-        Ok(Box::new(Ready { card, cached: Cached::new(gpu, plan)?, graphs: Mutex::default() }))
+        Ok(Box::new(Ready { card, cached: Cached::new(gpu, plan, Shape::One)?, graphs: Mutex::default() }))
     }
 }
 

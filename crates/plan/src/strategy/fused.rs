@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use dualgemm_device::{Device, DeviceInfo, DevicePtr, Stream};
+use dualgemm_device::{Device, DeviceInfo, DevicePtr, LaunchSpec, Stream};
 use dualgemm_formats::{FloatType, ScaleLayout};
 use dualgemm_gemm::{DualGemmDesc, OutFormat, OutScale, QuantizeA};
 use dualgemm_kernels::generic::amax::{Amax, MAX_PARTS};
@@ -14,7 +14,8 @@ use dualgemm_kernels::sm90a::host::{Fused as Kernel, FusedArgs};
 use dualgemm_kernels::sm90a::variant::{Compute, Out, Scheduler, Variant};
 
 use super::{Prepared, Strategy};
-use crate::prologue::{Order, Prologue, compute_type, overlapping};
+use crate::launches::Launches;
+use crate::prologue::{Order, Prologue, compute_type};
 use crate::{Buffer, DeviceC, DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm, model};
 
 /// Most rows that the decode strategy is for.
@@ -140,8 +141,16 @@ impl Strategy for Fused {
             }
             _ => None,
         };
-        let prologue = Prologue::new(gpu, &desc, plan.a_scale_layout, Order::Rows)?;
-        Ok(Box::new(Ready { gpu, desc, prologue, kernel, with_bias: OnceLock::new(), workspace, requantize }))
+        Ok(Box::new(Ready {
+            gpu,
+            desc,
+            prologue: Prologue::new(gpu, &desc, plan.a_scale_layout, Order::Rows)?,
+            kernel,
+            with_bias: OnceLock::new(),
+            workspace,
+            requantize,
+            launches: Launches::default(),
+        }))
     }
 }
 
@@ -155,6 +164,7 @@ struct Ready {
     with_bias: OnceLock<Kernel<'static>>,
     workspace: Option<Buffer>,
     requantize: Option<Requantize>,
+    launches: Launches,
 }
 
 impl Ready {
@@ -169,16 +179,11 @@ impl Ready {
         let kernel = Kernel::new(self.gpu, *self.kernel.config(), &variant)?;
         Ok(self.with_bias.get_or_init(|| kernel))
     }
-}
 
-impl Prepared for Ready {
-    fn warm(&self, weights: &Arc<DeviceWeights>) -> Result<(), Error> {
-        self.kernel(weights).map(drop)
-    }
-
-    fn run(&self, call: &DeviceCall, weights: &Arc<DeviceWeights>, stream: Stream) -> Result<(), Error> {
+    fn specs(&self, call: &DeviceCall, weights: &DeviceWeights) -> Result<Vec<LaunchSpec>, Error> {
         let &DualGemmDesc { n, k, out, epilogue, .. } = &self.desc;
-        let a = self.prologue.run(call.m, &call.a, stream)?;
+        let mut specs = Vec::new();
+        let a = self.prologue.specs(call.m, &call.a, &mut specs)?;
         let [gate, up] = weights.alpha();
         let alpha = [gate * epilogue.alpha_gate * a.scale, up * epilogue.alpha_up * a.scale];
         let (c, c_scales) = match (&self.requantize, call.c, out) {
@@ -208,14 +213,22 @@ impl Prepared for Ready {
             workspace: self.workspace.as_ref().map_or(DevicePtr::NULL, Buffer::ptr),
             ..FusedArgs::new(a.values, weights.packed()?, c, (call.m, n, k), alpha)
         };
-        let spec = self.kernel(weights)?.spec(&args)?;
-        self.gpu.launch_on(stream, &overlapping(self.gpu.info(), spec))?;
-        match (&self.requantize, call.c) {
-            (Some(requantize), DeviceC::Nvfp4 { codes, scales, global_scale }) => {
-                requantize.run(self.gpu, (call.m, n), [codes, scales, global_scale], stream)
-            }
-            _ => Ok(()),
+        specs.push(self.kernel(weights)?.spec(&args)?);
+        if let (Some(requantize), DeviceC::Nvfp4 { codes, scales, global_scale }) = (&self.requantize, call.c)
+        {
+            specs.extend(requantize.specs((call.m, n), [codes, scales, global_scale])?);
         }
+        Ok(specs)
+    }
+}
+
+impl Prepared for Ready {
+    fn warm(&self, weights: &Arc<DeviceWeights>) -> Result<(), Error> {
+        self.kernel(weights).map(drop)
+    }
+
+    fn run(&self, call: &DeviceCall, weights: &Arc<DeviceWeights>, stream: Stream) -> Result<(), Error> {
+        self.launches.run(self.gpu, call, weights, stream, || self.specs(call, weights))
     }
 }
 
@@ -238,19 +251,14 @@ impl Requantize {
         })
     }
 
-    fn run(
+    fn specs(
         &self,
-        gpu: &'static Gpu,
         (m, n): (usize, usize),
         [codes, scales, scale]: [DevicePtr; 3],
-        stream: Stream,
-    ) -> Result<(), Error> {
+    ) -> Result<[LaunchSpec; 2], Error> {
         let c = Floats { m, k: n, values: self.scratch.ptr(), pitch: 4 * n };
         let (out, dynamic) =
             (QuantizeOut::Codes { codes, scales }, Scale::Dynamic { parts: self.parts.ptr(), scale });
-        for spec in [self.amax.spec(&c, self.parts.ptr())?, self.quantize.spec(&c, &out, &dynamic)?] {
-            gpu.launch_on(stream, &overlapping(gpu.info(), spec))?;
-        }
-        Ok(())
+        Ok([self.amax.spec(&c, self.parts.ptr())?, self.quantize.spec(&c, &out, &dynamic)?])
     }
 }

@@ -5,8 +5,9 @@
 //! B1, B2 ─► dequantize ──────┴─► product with B2 ─► up ───┴─► act(gate, up) ─► C
 //! ```
 //!
-//! Dequantized values are `code · scale`, which 16 bits hold exactly; tensor scales are the products' alpha, so that
-//! 16-bit gate and up neither overflow nor lose small values.
+//! Both products are one, with the rows of B1 and B2 behind each other, where a strategy does not need them apart: one
+//! product of twice the features fills a card better. Dequantized values are `code · scale`, which 16 bits hold exactly;
+//! tensor scales are the products' alpha, so that 16-bit gate and up neither overflow nor lose small values.
 
 use dualgemm_cuda::{HalfType, Matmul};
 use dualgemm_device::{Device, DevicePtr, LaunchSpec, Stream};
@@ -40,10 +41,22 @@ pub(super) fn supports(strategy: &'static str, desc: &DualGemmDesc) -> Result<()
     if !desc.n.is_multiple_of(8) {
         return unsupported(format!("N = {}; the library's fast kernels want a multiple of 8", desc.n));
     }
+    if desc.epilogue.alpha_gate == 0.0 {
+        return unsupported("alpha of gate is 0, which up's is divided by".into());
+    }
     if let OutFormat::Nvfp4 { global_scale: OutScale::Dynamic, .. } = desc.out {
         return unsupported("C is re-quantized with a dynamic scale; a static one is needed".into());
     }
     Ok(())
+}
+
+/// How many products there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// Gate and up, each for itself.
+    Two,
+    /// One of twice the features.
+    One,
 }
 
 /// Both products and the activation.
@@ -53,14 +66,16 @@ pub(super) struct Library {
     desc: DualGemmDesc,
     prologue: Prologue,
     dequantize: Dequantize,
+    shape: Shape,
     matmul: Matmul,
     act: SiluMul,
-    products: [Buffer; 2],
+    /// `[m, n]` of gate and `[m, n]` of up, or `[m, 2n]`.
+    products: Buffer,
     workspaces: [Buffer; 2],
 }
 
 impl Library {
-    pub(super) fn new(gpu: &'static Gpu, plan: &GpuPlan) -> Result<Self, Error> {
+    pub(super) fn new(gpu: &'static Gpu, plan: &GpuPlan, shape: Shape) -> Result<Self, Error> {
         let desc = plan.desc;
         let strategy = plan.strategy()?.name();
         let ty = compute_type(&desc).map_err(|reason| Error::Unsupported { strategy, reason })?;
@@ -74,35 +89,40 @@ impl Library {
         };
         let program = desc.epilogue.activation.program();
         let round = desc.epilogue.round_gate_up_to_bf16;
-        let product = || Buffer::new(gpu, desc.m * desc.n * 2);
+        let features = if shape == Shape::One { 2 * desc.n } else { desc.n };
         let workspace = || Buffer::new(gpu, WORKSPACE);
         Ok(Self {
             gpu,
             desc,
+            shape,
             prologue: Prologue::new(gpu, &desc, plan.a_scale_layout, Order::Rows)?,
             dequantize: Dequantize::new(device, ScaleLayout::Linear, ty)?,
-            matmul: gpu.blas()?.matmul(half, (desc.m, desc.n, desc.k), WORKSPACE)?,
+            matmul: gpu.blas()?.matmul(half, (desc.m, features, desc.k), WORKSPACE)?,
             act: SiluMul::new(device, (ty, false, round), sink, &program, true)?,
-            products: [product()?, product()?],
+            products: Buffer::new(gpu, desc.m * desc.n * 4)?,
             workspaces: [workspace()?, workspace()?],
         })
     }
 
-    /// Room for both dequantized matrices.
-    pub(super) fn room(&self) -> Result<[Buffer; 2], Error> {
-        let half = || Buffer::new(&self.gpu, self.desc.n * self.desc.k * 2);
-        Ok([half()?, half()?])
+    /// Room for both dequantized matrices, one behind the other.
+    pub(super) fn room(&self) -> Result<Buffer, Error> {
+        Ok(Buffer::new(self.gpu, 2 * self.half_bytes())?)
+    }
+
+    /// Bytes of a dequantized matrix.
+    fn half_bytes(&self) -> usize {
+        self.desc.n * self.desc.k * 2
     }
 
     /// Launches the dequantization of both matrices.
     pub(super) fn dequantize(
         &self,
         weights: &DeviceWeights,
-        out: [DevicePtr; 2],
+        out: DevicePtr,
         stream: Stream,
     ) -> Result<(), Error> {
-        for (half, out) in weights.plain()?.iter().zip(out) {
-            self.launch(self.dequantize.spec(half, 1.0, out, 2 * self.desc.k)?, stream)?;
+        for (half, at) in weights.plain()?.iter().zip([0, self.half_bytes()]) {
+            self.launch(self.dequantize.spec(half, 1.0, out.offset(at as u64), 2 * self.desc.k)?, stream)?;
         }
         Ok(())
     }
@@ -110,7 +130,9 @@ impl Library {
     /// 16-bit A. The library's products are made for one M and for dense rows.
     pub(super) fn image(&self, call: &DeviceCall, stream: Stream) -> Result<Image, Error> {
         let (m, k) = (self.desc.m, self.desc.k);
-        let image = self.prologue.run(call.m, &call.a, stream)?;
+        let mut specs = Vec::new();
+        let image = self.prologue.specs(call.m, &call.a, &mut specs)?;
+        specs.into_iter().try_for_each(|spec| self.launch(spec, stream))?;
         if (call.m, image.pitch) != (m, 2 * k) {
             return Err(Error::Operand {
                 tensor: "A",
@@ -121,7 +143,13 @@ impl Library {
         Ok(image)
     }
 
-    /// The product with gate (0) or up (1).
+    /// What multiplies gate and up, all scales together.
+    fn alpha(&self, a: &Image, weights: &DeviceWeights) -> [f32; 2] {
+        let [gate, up] = weights.alpha().map(|alpha| alpha * a.scale);
+        [gate * self.desc.epilogue.alpha_gate, up * self.desc.epilogue.alpha_up]
+    }
+
+    /// The product with gate (0) or up (1), or with both.
     pub(super) fn product(
         &self,
         half: usize,
@@ -130,10 +158,22 @@ impl Library {
         dequantized: DevicePtr,
         stream: Stream,
     ) -> Result<(), Error> {
-        let alpha = [self.desc.epilogue.alpha_gate, self.desc.epilogue.alpha_up][half];
-        let alpha = alpha * a.scale * weights.alpha()[half];
-        let operands = [a.values, dequantized, self.products[half].ptr()];
-        Ok(self.matmul.launch(stream, alpha, operands, self.workspaces[half].ptr())?)
+        let c = self.products.ptr().offset((half * self.desc.m * self.desc.n * 2) as u64);
+        let b = dequantized.offset((half * self.half_bytes()) as u64);
+        let alpha = self.alpha(a, weights)[half];
+        Ok(self.matmul.launch(stream, alpha, [a.values, b, c], self.workspaces[half].ptr())?)
+    }
+
+    /// All products, one after the other.
+    pub(super) fn products(
+        &self,
+        a: &Image,
+        weights: &DeviceWeights,
+        dequantized: DevicePtr,
+        stream: Stream,
+    ) -> Result<(), Error> {
+        let count = if self.shape == Shape::One { 1 } else { 2 };
+        (0..count).try_for_each(|half| self.product(half, a, weights, dequantized, stream))
     }
 
     /// The activation of both products, into C.
@@ -143,10 +183,21 @@ impl Library {
         weights: &DeviceWeights,
         stream: Stream,
     ) -> Result<(), Error> {
-        let (m, n) = (call.m, self.desc.n);
-        let [gate, up] = [self.products[0].ptr(), self.products[1].ptr()];
-        let (pitch, bias, a_scale) = (2 * n, weights.bias(), DevicePtr::NULL);
-        let products = Products { m, n, gate, up, pitch, alpha: [1.0; 2], a_scale, bias };
+        let (m, n, gate) = (call.m, self.desc.n, self.products.ptr());
+        let (bias, a_scale) = (weights.bias(), DevicePtr::NULL);
+        let products = match self.shape {
+            Shape::Two => {
+                let up = gate.offset((2 * m * n) as u64);
+                Products { m, n, gate, up, pitch: 2 * n, alpha: [1.0; 2], a_scale, bias }
+            }
+            // The one product was multiplied by gate's alpha.
+            Shape::One => {
+                let [of_gate, of_up] = weights.alpha();
+                let (epilogue, up) = (&self.desc.epilogue, gate.offset(2 * n as u64));
+                let ratio = of_up * epilogue.alpha_up / (of_gate * epilogue.alpha_gate);
+                Products { m, n, gate, up, pitch: 4 * n, alpha: [1.0, ratio], a_scale, bias }
+            }
+        };
         let (out, scale) = match (self.desc.out, call.c) {
             (
                 OutFormat::Nvfp4 { global_scale: OutScale::Static(scale), .. },

@@ -1,4 +1,4 @@
-//! As [`cached_scales`](super::cached_scales), with both products side by side on two streams: the second starts when A
+//! As [`cached_scales`](super::cached_scales), with two products side by side on two streams: the second starts when A
 //! is ready, and the activation waits for both.
 
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use dualgemm_device::{DeviceInfo, Error as DeviceError, Stream};
 use dualgemm_gemm::DualGemmDesc;
 
 use super::cached_scales::Cached;
-use super::library::supports;
+use super::library::{Shape, supports};
 use super::{Launches, Prepared, Strategy};
 use crate::{DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm};
 
@@ -56,7 +56,7 @@ impl Strategy for ParallelStreams {
             reason: "a simulated GPU has one stream".into(),
         })?;
         let (beside, events) = (card.new_stream()?, [card.event()?, card.event()?]);
-        Ok(Box::new(Ready { cached: Cached::new(gpu, plan)?, beside, events }))
+        Ok(Box::new(Ready { cached: Cached::new(gpu, plan, Shape::Two)?, beside, events }))
     }
 }
 
@@ -66,13 +66,13 @@ impl Prepared for Ready {
     }
 
     fn run(&self, call: &DeviceCall, weights: &Arc<DeviceWeights>, stream: Stream) -> Result<(), Error> {
-        let ([gate, up], library) = (self.cached.dequantized(weights)?, &self.cached.library);
+        let (dequantized, library) = (self.cached.dequantized(weights)?, &self.cached.library);
         let ([ready, done], beside) = (&self.events, self.beside.id());
         let a = library.image(call, stream)?;
         ready.record(stream)?;
         ready.hold(beside)?;
-        library.product(0, &a, weights, gate, stream)?;
-        library.product(1, &a, weights, up, beside)?;
+        library.product(0, &a, weights, dequantized, stream)?;
+        library.product(1, &a, weights, dequantized, beside)?;
         done.record(beside)?;
         done.hold(stream)?;
         library.activate(call, weights, stream)

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use dualgemm_device::{Device, DeviceInfo, Stream};
+use dualgemm_device::{DeviceInfo, LaunchSpec, Stream};
 use dualgemm_formats::{BlockFormat, FloatType};
 use dualgemm_gemm::{DualGemmDesc, QuantizeA};
 use dualgemm_kernels::generic::finish::Output;
@@ -12,7 +12,8 @@ use dualgemm_kernels::plain::host::{Fused as Kernel, FusedArgs};
 use dualgemm_kernels::sm90a::decode::WEIGHT_FACTOR;
 
 use super::{Prepared, Strategy, dense_c, float_out};
-use crate::prologue::{Order, Prologue, compute_type, overlapping};
+use crate::launches::Launches;
+use crate::prologue::{Order, Prologue, compute_type};
 use crate::{DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm};
 
 /// See the [module](self).
@@ -75,7 +76,7 @@ impl Strategy for Plain {
         let program = desc.epilogue.activation.program();
         let kernel = Kernel::new(gpu, Config::named(&plan.kernel)?, out, &program, aligned)?;
         let prologue = Prologue::new(gpu, &desc, plan.a_scale_layout, Order::Permuted)?;
-        Ok(Box::new(Ready { gpu, desc, prologue, kernel }))
+        Ok(Box::new(Ready { gpu, desc, prologue, kernel, launches: Launches::default() }))
     }
 }
 
@@ -85,18 +86,26 @@ struct Ready {
     desc: DualGemmDesc,
     prologue: Prologue,
     kernel: Kernel,
+    launches: Launches,
 }
 
 impl Prepared for Ready {
     fn run(&self, call: &DeviceCall, weights: &Arc<DeviceWeights>, stream: Stream) -> Result<(), Error> {
+        self.launches.run(self.gpu, call, weights, stream, || self.specs(call, weights))
+    }
+}
+
+impl Ready {
+    fn specs(&self, call: &DeviceCall, weights: &DeviceWeights) -> Result<Vec<LaunchSpec>, Error> {
         let &DualGemmDesc { n, k, epilogue, .. } = &self.desc;
-        let a = self.prologue.run(call.m, &call.a, stream)?;
+        let mut specs = Vec::new();
+        let a = self.prologue.specs(call.m, &call.a, &mut specs)?;
         let [gate, up] = weights.alpha().map(|alpha| alpha * a.scale * WEIGHT_FACTOR);
         let alpha = [gate * epilogue.alpha_gate, up * epilogue.alpha_up];
         let output = Output { bias: weights.bias(), ..Output::new(dense_c(call, &self.desc)?, alpha) };
         let size = (call.m, n, k);
         let args = FusedArgs { size, a: a.values, a_pitch: a.pitch, weights: weights.plain()?, output };
-        let spec = self.kernel.spec(self.gpu, &args)?;
-        Ok(self.gpu.launch_on(stream, &overlapping(self.gpu.info(), spec))?)
+        specs.push(self.kernel.spec(self.gpu, &args)?);
+        Ok(specs)
     }
 }
