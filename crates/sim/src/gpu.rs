@@ -175,6 +175,10 @@ impl Gpu {
             };
             symbols.insert(v.name.clone(), at);
         }
+        // Tables of functions hold these. Kernels have functions of their own by the same names.
+        for (name, address) in link::function_pointers(&ast) {
+            symbols.entry(name).or_insert((Space::Global, address));
+        }
         let mut constant = vec![0; constant_bytes as usize];
         for v in ast.variables() {
             let Some((space, at)) = symbols.get(&v.name) else { continue };

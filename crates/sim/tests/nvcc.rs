@@ -1,10 +1,11 @@
-//! Kernels that nvcc compiled from CUDA C++ (`nvcc/kernels.cu`), against results computed here.
+//! Kernels that nvcc compiled from CUDA C++ (`nvcc/kernels.cu`, `pointers.cu`), against results computed here.
 
 use dualgemm_device::{Args, Device, DevicePtr, LaunchSpec};
 use dualgemm_sim::{Config, Gpu};
 use half::{bf16, f16};
 
 const PTX: &str = include_str!("nvcc/kernels.ptx");
+const POINTERS: &str = include_str!("nvcc/pointers.ptx");
 
 struct Host {
     gpu: Gpu,
@@ -13,8 +14,12 @@ struct Host {
 
 impl Host {
     fn new(seed: u64) -> Host {
+        Host::with(PTX, seed)
+    }
+
+    fn with(ptx: &str, seed: u64) -> Host {
         let gpu = Gpu::new(Config::default().seed(seed));
-        let module = gpu.load(PTX).unwrap();
+        let module = gpu.load(ptx).unwrap_or_else(|e| panic!("{e}"));
         Host { gpu, module }
     }
 
@@ -196,4 +201,27 @@ fn a_histogram_in_shared_memory_exact() {
     let mut want = vec![0; 256];
     x.iter().for_each(|b| want[*b as usize] += 1);
     assert_eq!(h.download(out, 256, i32::from_le_bytes), want);
+}
+
+#[test]
+fn calls_through_pointers_and_virtual_functions_exact() {
+    let n = 150;
+    let x = values(n);
+    for seed in 0..2 {
+        let h = Host::with(POINTERS, seed);
+        let (dx, out) = (h.ints(x.clone()), h.ints(vec![0; n]));
+        h.run("by_table", 2, 96, 0, Args::new().ptr(dx).ptr(out).i32(n as i32));
+        let want = (0..n).map(|i| match (i % 3, x[i], i as i32) {
+            (0, a, b) => a + b,
+            (1, a, b) => a - b,
+            (_, a, b) => a * b,
+        });
+        assert_eq!(h.download(out, n, i32::from_le_bytes), want.collect::<Vec<_>>());
+        h.run("by_virtual", 2, 96, 0, Args::new().ptr(dx).ptr(out).i32(n as i32));
+        let want = (0..n).map(|i| match x[i] as f32 {
+            v if x[i] & 1 != 0 => 3.0 * v * v,
+            v => v * i as f32 + 4000.0,
+        });
+        assert_eq!(h.download(out, n, f32::from_le_bytes), want.collect::<Vec<_>>());
+    }
 }

@@ -35,6 +35,15 @@ pub enum Control {
         /// Where the results go.
         returns: Vec<u32>,
     },
+    /// A call of the function that a pointer names.
+    Indirect {
+        /// The pointer.
+        target: Src,
+        /// Where the arguments are.
+        args: Vec<u32>,
+        /// Where the results go.
+        returns: Vec<u32>,
+    },
     /// A call of a function the simulator provides.
     Builtin(Builtin, Vec<u32>, Vec<u32>),
     /// `ret`
@@ -101,7 +110,9 @@ fn call(i: &mut Ins<'_>) -> Result<Control> {
     let args = offsets(i, operands.get(at + 1))?;
     let Some(Operand::Ident(name)) = operands.get(at) else { return i.error("needs a function") };
     match i.names.get(name) {
-        Some(Symbol::Function(callee)) => Ok(Control::Call { callee: *callee, args, returns }),
+        Some(Symbol::Function { callee, .. }) => Ok(Control::Call { callee: *callee, args, returns }),
+        // The prototype or the list of targets that follows the arguments tells ptxas what the simulator sees itself.
+        Some(Symbol::Reg(_)) => Ok(Control::Indirect { target: i.src(at, Type::U64)?, args, returns }),
         Some(Symbol::Extern(name)) => match name.as_str() {
             "vprintf" => Ok(Control::Builtin(Builtin::Vprintf, args, returns)),
             "__assertfail" => Ok(Control::Builtin(Builtin::Assertfail, args, returns)),
@@ -109,7 +120,7 @@ fn call(i: &mut Ins<'_>) -> Result<Control> {
                 "`{name}` is not in the module; the simulator provides vprintf and __assertfail"
             )),
         },
-        _ => i.error(format!("`{name}` is not a function: indirect calls are not executed")),
+        _ => i.error(format!("`{name}` is neither a function nor a pointer to one")),
     }
 }
 

@@ -6,7 +6,7 @@
 use super::Result;
 use super::operand::{Names, Symbol};
 use crate::error::Error;
-use crate::memory::{SHARED_RESERVED, Space};
+use crate::memory::{FUNCTION_BASE, SHARED_RESERVED, Space};
 use crate::program::{Callee, Inst, Kernel, Param, Reg, flow};
 use crate::semantics::dot::Generation;
 use crate::trap::Site;
@@ -44,8 +44,10 @@ pub fn kernel(
     for f in module.functions().filter(|f| f.body.is_none()) {
         linker.names.declare(f.name.clone(), Symbol::Extern(f.name.clone()));
     }
-    for (i, f) in reached.iter().enumerate() {
-        linker.names.declare(f.name.clone(), Symbol::Function(i as u32));
+    let pointers = function_pointers(module);
+    for (callee, f) in (0..).zip(&reached) {
+        let address = pointers.get(&f.name).copied().unwrap_or_default();
+        linker.names.declare(f.name.clone(), Symbol::Function { callee, address });
     }
     linker.shared(module, entry, &reached)?;
     linker.names.push();
@@ -54,12 +56,27 @@ pub fn kernel(
     linker.names.pop();
     for f in &reached {
         linker.names.push();
-        linker.device_function(f)?;
+        linker.device_function(f, pointers.get(&f.name).copied().unwrap_or_default())?;
         linker.names.pop();
     }
     // Entries are known only now: calls were decoded by index.
     linker.directives(entry);
     Ok(linker.kernel)
+}
+
+/// What pointers to the device functions of a module hold, the same in all its kernels.
+pub fn function_pointers(module: &Module) -> HashMap<Name, u64> {
+    let device = module.functions().filter(|f| f.kind == FunctionKind::Device && f.body.is_some());
+    (0..).zip(device).map(|(i, f)| (f.name.clone(), FUNCTION_BASE + 16 * i)).collect()
+}
+
+/// Whether a function calls through a pointer: what it calls is neither one of `functions` nor provided.
+fn calls_pointers(module: &Module, f: &Function) -> bool {
+    let mut calls = f.instructions().filter(|i| i.root == "call");
+    calls.any(|i| {
+        let callee = i.operands.iter().find(|o| !matches!(o, Operand::Group(_)));
+        matches!(callee, Some(Operand::Ident(n)) if !module.functions().any(|f| f.name == *n))
+    })
 }
 
 /// Names that a function body mentions.
@@ -118,6 +135,16 @@ fn reach<'m>(module: &'m Module, entry: &'m Function) -> Result<Vec<&'m Function
     }
     let mut out = Vec::new();
     visit(module, entry, &mut vec![entry.name.clone()], &mut out)?;
+    if calls_pointers(module, entry) || out.iter().any(|f| calls_pointers(module, f)) {
+        // A pointer may name any of them.
+        let device = |f: &&Function| f.kind == FunctionKind::Device && f.body.is_some();
+        for f in module.functions().filter(device) {
+            if !out.iter().any(|o| o.name == f.name) {
+                out.push(f);
+            }
+            visit(module, f, &mut vec![f.name.clone()], &mut out)?;
+        }
+    }
     Ok(out)
 }
 
@@ -207,8 +234,8 @@ impl Linker {
         Ok((at, bytes))
     }
 
-    fn device_function(&mut self, f: &Function) -> Result<()> {
-        let mut callee = Callee { entry: self.kernel.code.len() as u32, ..Callee::default() };
+    fn device_function(&mut self, f: &Function, address: u64) -> Result<()> {
+        let mut callee = Callee { entry: self.kernel.code.len() as u32, address, ..Callee::default() };
         for (list, out) in [(&f.params, &mut callee.params), (&f.returns, &mut callee.returns)] {
             for v in list {
                 if v.space == VarSpace::Reg {

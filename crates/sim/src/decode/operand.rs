@@ -20,7 +20,12 @@ pub enum Symbol {
     /// A variable of another space: its address there.
     Memory(Space, u64),
     /// A device function: its index among the kernel's callees.
-    Function(u32),
+    Function {
+        /// Its index among the functions that the kernel reaches.
+        callee: u32,
+        /// What a pointer to it holds.
+        address: u64,
+    },
     /// A function outside the module.
     Extern(Name),
     /// The labels of `.branchtargets`.
@@ -144,6 +149,7 @@ impl Ins<'_> {
             Some(Symbol::Reg(reg)) => Ok(Src::Reg(*reg)),
             Some(Symbol::Shared(at)) => Ok(Src::Shared(at.wrapping_add(offset as u32))),
             Some(Symbol::Memory(_, at)) => Ok(Src::Imm(at.wrapping_add(offset as u64))),
+            Some(Symbol::Function { address, .. }) => Ok(Src::Imm(*address)),
             Some(_) => self.error(format!("`{name}` is not a value that a register can hold here")),
             None => match special(name) {
                 Some(s) => Ok(Src::Special(s)),

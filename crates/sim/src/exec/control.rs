@@ -5,7 +5,7 @@ use crate::check::shadow::Kind;
 use crate::decode::Op;
 use crate::decode::control::{Builtin, Control};
 use crate::machine::step::Flow;
-use crate::machine::warp::{Wait, Warp};
+use crate::machine::warp::{ScopeKind, Wait, Warp};
 use crate::memory::local::Local;
 use crate::memory::{Place, Space};
 use crate::program::{Callee, Inst};
@@ -31,14 +31,27 @@ pub fn execute(op: &Control, cx: &mut Cx<'_, '_>) -> Result {
                 .lane(first as u32)),
             }
         }
-        Control::Call { callee, args, .. } => {
-            if m == cx.g.mask {
-                let params = &cx.cl.launch.kernel.callees[*callee as usize].params;
-                for (&from, &(to, bytes)) in args.iter().zip(params) {
-                    copy(&mut cx.w.func_params, m, from, to, bytes);
-                }
+        Control::Call { callee, args, .. } => Ok(call(cx, *callee, args)),
+        Control::Indirect { target, args, .. } => {
+            let pointers = cx.w.regs.r64(*target, m);
+            if cx.w.regs.bad.is_some() {
+                return Ok(Flow::Next);
             }
-            Ok(Flow::Call(*callee))
+            let first = cx.first_lane();
+            let pointer = pointers[first as usize];
+            let alike = lanes(m).filter(|&l| pointers[l] == pointer).fold(0, |s, l| s | 1 << l);
+            if alike != m {
+                return Ok(Flow::Part(alike));
+            }
+            let Some(callee) = cx.cl.launch.kernel.callees.iter().position(|c| c.address == pointer) else {
+                let text = format!("a call of {pointer:#x}, which is no function of the module");
+                return Err(Fault::new(Check::Bounds, text).lane(first));
+            };
+            if cx.w.is_inside(cx.g.scope, callee as u32) {
+                let text = "a function calls itself by a pointer: the simulator runs no recursion";
+                return Err(Fault::new(Check::Illegal, text).lane(first));
+            }
+            Ok(call(cx, callee as u32, args))
         }
         Control::Builtin(Builtin::Vprintf, args, returns) => vprintf(cx, args, returns),
         Control::Builtin(Builtin::Assertfail, args, _) => {
@@ -75,6 +88,17 @@ pub fn execute(op: &Control, cx: &mut Cx<'_, '_>) -> Result {
     }
 }
 
+/// Enters a function, with its arguments once all lanes of the group do.
+fn call(cx: &mut Cx<'_, '_>, callee: u32, args: &[u32]) -> Flow {
+    if cx.m == cx.g.mask {
+        let params = &cx.cl.launch.kernel.callees[callee as usize].params;
+        for (&from, &(to, bytes)) in args.iter().zip(params) {
+            copy(&mut cx.w.func_params, cx.m, from, to, bytes);
+        }
+    }
+    Flow::Call(callee)
+}
+
 fn copy(memory: &mut Local, m: u32, from: u32, to: u32, bytes: u32) {
     for lane in lanes(m) {
         let place = Place::FuncParam(from.into());
@@ -90,8 +114,11 @@ fn copy(memory: &mut Local, m: u32, from: u32, to: u32, bytes: u32) {
 /// Copies the results of a function to where its caller wants them, for lanes that return.
 pub fn return_values(code: &[Inst], callees: &[Callee], w: &mut Warp, call: usize, m: u32) {
     let at = w.scopes[call].pc - 1;
-    if let Op::Control(Control::Call { callee, returns, .. }) = &code[at as usize].op {
-        for (&to, &(from, bytes)) in returns.iter().zip(&callees[*callee as usize].returns) {
+    if let Op::Control(Control::Call { returns, .. } | Control::Indirect { returns, .. }) =
+        &code[at as usize].op
+        && let ScopeKind::Call { callee } = w.scopes[call].kind
+    {
+        for (&to, &(from, bytes)) in returns.iter().zip(&callees[callee as usize].returns) {
             copy(&mut w.func_params, m, from, to, bytes);
         }
     }

@@ -22,6 +22,8 @@ pub enum Flow {
     Branch(u32),
     /// These active lanes go to this instruction; the other active lanes execute the instruction again.
     Some(u32, u32),
+    /// These active lanes execute the instruction again, apart from the others, which do so as well.
+    Part(u32),
     /// The active lanes call a function.
     Call(u32),
     /// The active lanes return from the function, or exit.
@@ -134,6 +136,7 @@ impl<'a> Cluster<'a> {
                 Flow::Some(lanes, target) if lanes == g.mask => Some(Group { pc: target, ..g }),
                 // Lanes outside the guard have nothing left to do here; they re-execute and skip.
                 Flow::Some(lanes, target) => w.split(g, lanes, target, pc, inst.reconverge),
+                Flow::Part(lanes) => w.split(g, lanes, pc, pc, pc + 1),
                 Flow::Call(_) if m != g.mask => w.split(g, m, pc, pc + 1, pc + 1),
                 Flow::Call(callee) => {
                     g.scope = w.open_scope(ScopeKind::Call { callee }, pc + 1, g.mask, g.scope);

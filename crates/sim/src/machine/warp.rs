@@ -478,6 +478,12 @@ impl Warp {
         }
     }
 
+    /// Whether a scope lies inside a call of this function.
+    pub fn is_inside(&self, scope: usize, function: u32) -> bool {
+        let call = |s: usize| matches!(self.scopes[s].kind, ScopeKind::Call { callee } if callee == function);
+        self.ancestors(scope).into_iter().any(call)
+    }
+
     fn ancestors(&self, mut scope: usize) -> Vec<usize> {
         let mut list = vec![scope];
         while self.scopes[scope].kind != ScopeKind::Root {

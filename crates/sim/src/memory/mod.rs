@@ -24,6 +24,8 @@ pub const PARAM_WINDOW: u64 = 0x0400_0000_0000;
 pub const CONST_WINDOW: u64 = 0x0500_0000_0000;
 /// Where global allocations start.
 pub const GLOBAL_BASE: u64 = 0x7000_0000_0000;
+/// What pointers to device functions count from: function `i` of a module has this plus `16 * i`. No memory is there.
+pub const FUNCTION_BASE: u64 = 0x6000_0000_0000;
 /// Bytes of each window.
 pub const WINDOW: u64 = 1 << 32;
 /// Log2 of the distance between the shared memories of a cluster.

@@ -155,6 +155,8 @@ pub struct Param {
 pub struct Callee {
     /// First instruction.
     pub entry: u32,
+    /// What a pointer to it holds.
+    pub address: u64,
     /// `(offset, bytes)` of every parameter.
     pub params: Vec<(u32, u32)>,
     /// `(offset, bytes)` of every return parameter.
