@@ -26,7 +26,8 @@ impl Element {
         match self {
             Element::F16 => values.iter().flat_map(|v| f16::from_f32(*v as f32).to_le_bytes()).collect(),
             Element::E4m3 => {
-                let code = |v: &i32| [0x00, 0x38, 0x40, 0x44, 0x48][v.unsigned_abs() as usize] | sign(*v, 0x80);
+                let code =
+                    |v: &i32| [0x00, 0x38, 0x40, 0x44, 0x48][v.unsigned_abs() as usize] | sign(*v, 0x80);
                 values.iter().map(code).collect()
             }
             Element::Nvfp4 => {
