@@ -225,6 +225,7 @@ fn stream_k_close_and_repeatable() {
 fn two_ctas_that_split_k_close() {
     for (shape, stages) in [((17, 68, 448), 2), ((5, 32, 336), 3), ((3, 32, 64), 2)] {
         check(Config::new(2, 16, 2, stages, 1).split_k(), silu(), shape);
+        check(Config::new(2, 16, 2, stages, 2).split_k(), Variant { out: Out::F32, ..silu() }, shape);
     }
 }
 
@@ -233,6 +234,7 @@ fn nvfp4_out_is_the_cpu_paths_exact() {
     check_nvfp4(&simulator(), Config::new(2, 16, 2, 2, 1), ScaleLayout::Sf128x4, (9, 80, 128));
     check_nvfp4(&simulator(), D, ScaleLayout::Linear, (9, 48, 256));
     check_nvfp4(&simulator(), Config::new(2, 16, 2, 2, 1).split_k(), ScaleLayout::Sf8x4, (17, 32, 256));
+    check_nvfp4(&simulator(), Config::new(1, 16, 2, 2, 2).split_k(), ScaleLayout::Linear, (17, 32, 256));
 }
 
 #[test]
@@ -277,8 +279,10 @@ fn on_a_card_close_and_repeatable() {
             check_on(&gpu, config, silu(), Activation::Silu, *shape, 5);
         }
         check_nvfp4(&gpu, config, ScaleLayout::Sf128x4, (130, 1040, 464));
-        let bf16 = Variant { compute: Compute::Bf16, out: Out::F32, bias: true, ..silu() };
-        check_on(&gpu, config, bf16, Activation::SWIGLU_OAI, (33, 130, 1040), 2);
+        let oai = Activation::SWIGLU_OAI;
+        let float = Variant { out: Out::F32, bias: true, ..Variant::new(oai.program()) };
+        check_on(&gpu, config, float.clone(), oai, (33, 130, 1040), 2);
+        check_on(&gpu, config, Variant { compute: Compute::Bf16, ..float }, oai, (33, 130, 1040), 2);
         if config.k_split == 1 {
             let sizes = [0, 70, 1, 0, 130, 33, 0];
             check_groups(&gpu, config, silu(), &sizes, (500, 464));

@@ -26,8 +26,9 @@ const ENDS: f64 = 2.0;
 /// The same for every further tile of a multiprocessor: new CTAs, and tiles whose loads overlap the stores before.
 const NEXT_CTA: f64 = 1.0;
 const NEXT_TILE: f64 = 0.3;
-/// Tiles finished by their neighbours, µs.
+/// Tiles finished by their neighbours, and halves of tiles exchanged by two CTAs, µs.
 const SHARED_TILES: f64 = 2.0;
+const EXCHANGE: f64 = 1.5;
 
 /// Microseconds of the fused kernel, prologue and all.
 pub(crate) fn fused_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Config, scheduler: Scheduler) -> f64 {
@@ -36,6 +37,7 @@ pub(crate) fn fused_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Config, 
     let [token_tiles, feature_tiles] = config.tiles(desc.m, desc.n).map(f64::from);
     let (tiles, blocks) = (token_tiles * feature_tiles, (k / 64.0).ceil());
     let sms = f64::from(info.sm_count.max(1));
+    let (split, ctas) = (f64::from(config.k_split), f64::from(config.ctas_per_sm));
     // Clocks of a K block of 64 in one tile. Narrow products take as long as 16 columns would.
     let multiply = rows * 64.0 * tokens.max(16.0) / MULTIPLY;
     let widen = rows * 64.0 * WIDEN;
@@ -43,23 +45,25 @@ pub(crate) fn fused_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Config, 
     // Widening hides behind multiplications but for a part.
     let block = (multiply + 0.2 * widen).max(widen).max(fill);
     let waves = match scheduler {
-        Scheduler::Grid | Scheduler::Persistent => (tiles / sms).ceil(),
+        // CTAs that share a multiprocessor take turns.
+        Scheduler::Grid | Scheduler::Persistent => (tiles * split / (sms * ctas)).ceil() * ctas,
         Scheduler::StreamK => tiles / sms,
     };
-    let compute = waves * blocks * block / CLOCK * 1e6;
+    let compute = waves * blocks / split * block / CLOCK * 1e6;
     let busy = match scheduler {
         Scheduler::StreamK => sms.min(tiles * blocks),
-        Scheduler::Grid | Scheduler::Persistent => sms.min(tiles),
+        Scheduler::Grid | Scheduler::Persistent => sms.min(tiles * split),
     };
     let bytes = n * k * 1.125 + m * k * 2.0 + m * n * desc.out.bits_per_element() / 8.0;
     let memory = bytes / MEMORY.min(busy * MEMORY_OF_ONE) * 1e6;
-    let more = (waves.ceil() - 1.0).max(0.0);
+    let more = (waves.ceil() / ctas - 1.0).max(0.0);
+    let exchange = if config.k_split > 1 { EXCHANGE } else { 0.0 };
     let ends = match scheduler {
         Scheduler::Grid => ENDS + more * NEXT_CTA,
         Scheduler::Persistent => ENDS + more * NEXT_TILE,
         Scheduler::StreamK => ENDS + more * NEXT_TILE + SHARED_TILES,
     };
-    compute.max(memory) + ends
+    compute.max(memory) + ends + exchange
 }
 
 /// Microseconds of the kernel by `mma.sync`: half of what the units do at 1.4 GHz, and half of what memory gives.
@@ -113,12 +117,13 @@ mod tests {
         for ((m, n, k), measured) in [
             ((256, 4096, 7168), 40.0),
             ((512, 4096, 7168), 70.0),
-            ((256, 3072, 4096), 21.0),
+            ((256, 3072, 4096), 20.0),
             ((512, 3072, 7168), 55.5),
-            ((1, 4096, 7168), 14.8),
-            ((16, 4096, 7168), 15.4),
-            ((64, 4096, 7168), 17.8),
-            ((1, 14336, 4096), 24.0),
+            ((1, 4096, 7168), 12.7),
+            ((16, 4096, 7168), 13.1),
+            ((64, 4096, 7168), 16.9),
+            ((128, 4096, 7168), 23.3),
+            ((1, 14336, 4096), 22.3),
             ((2048, 14336, 4096), 595.0),
         ] {
             let (expected, name) = best(m, n, k);

@@ -59,6 +59,36 @@ impl Fused<'_> {
         (Tile { token, ..tile }, kept)
     }
 
+    /// Writes every thread's sums where the CTA that finishes them adds them up: `[groups of 8 tokens][parts][threads]`,
+    /// four f32 each, a part for each K group of each CTA. Gives the tile of this CTA, its groups and the parts.
+    pub(super) fn spread_sums(&self, k: &mut Kernel, tile: Tile, acc: &[Reg<F32>]) -> (Tile, u32, u32) {
+        let config = self.config;
+        let (groups, parts) = (config.tokens / 8 / config.k_split, config.k_groups * config.k_split);
+        let plane = self.plane() * parts;
+        let thread = k.special(Special::TidX);
+        let byte = k.shl(thread, 4u32);
+        let start = self.shared(self.layout.epilogue);
+        let quads = || acc.chunks_exact(4).enumerate().map(|(j, sums)| (j as u32, sums));
+        if config.k_split == 1 {
+            let own = k.offset(start, byte.cast());
+            quads().for_each(|(j, sums)| k.st_vector(own.at(j * plane), sums));
+            return (tile, groups, parts);
+        }
+        let rank = k.special(Special::ClusterCtaRank);
+        let byte = k.mad(rank, config.consumer_threads() * 16, byte);
+        let own = k.offset(start, byte.cast());
+        let finishers = [k.map_to_rank(own, 0u32), k.map_to_rank(own, 1u32)];
+        k.comment("The other CTA is done with its ring.");
+        k.cluster_sync();
+        quads().for_each(|(j, sums)| {
+            k.st_vector(finishers[(j / groups) as usize].at(j % groups * plane), sums);
+        });
+        k.cluster_sync();
+        let half = k.mul(rank, config.tokens / 2);
+        let token = k.add(tile.token, half);
+        (Tile { token, ..tile }, groups, parts)
+    }
+
     fn workspace(&self, k: &mut Kernel) -> Addr<Global> {
         let workspace = self.workspace.as_ref().map(|workspace| k.ld_pointer(workspace));
         workspace.unwrap_or_else(|| k.ld_pointer(&self.out))

@@ -220,6 +220,11 @@ impl<'a> Fused<'a> {
         self.variant.scheduler != Scheduler::Grid
     }
 
+    /// Whether one instruction loads the tokens of a whole stage.
+    pub(super) fn whole_stage_loads(&self) -> bool {
+        self.variant.whole_blocks && self.config.whole_stage_loads()
+    }
+
     /// A constant offset in shared memory.
     pub(super) fn shared(&self, offset: u32) -> Addr<Shared> {
         self.base.at(offset)

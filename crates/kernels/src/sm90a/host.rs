@@ -277,7 +277,7 @@ impl<'d> Fused<'d> {
         let (m, k, stride) = (args.m as u64, args.k as u64, args.lda as u64 * 2);
         let (data_type, swizzle) = (self.variant.compute.tensor_type(), TensorSwizzle::B128);
         let box_rows = self.config.tokens;
-        if !self.variant.whole_blocks {
+        if !(self.variant.whole_blocks && self.config.whole_stage_loads()) {
             let tile = (box_rows, CHUNK_K as u32);
             return TensorMap::matrix(data_type, args.a.0, (m, k), stride, tile, swizzle);
         }

@@ -62,7 +62,7 @@ impl Fused<'_> {
                 self.fill_ring(k, "weight_stages", tile, at, |k, block, count| {
                     let full = self.barrier(k, self.layout.full.offset, at.stage);
                     let chunks = self.config.row_groups * CHUNK_BYTES as u32;
-                    let bytes = match self.variant.whole_blocks {
+                    let bytes = match self.whole_stage_loads() {
                         // Blocks beyond K are filled with zeros, and count.
                         true => {
                             let bytes = k.mul(count, chunks);
@@ -101,7 +101,7 @@ impl Fused<'_> {
                     let full = self.barrier(k, self.layout.full.offset, at.stage);
                     let slot = k.offset(self.shared(self.layout.tokens.offset), at.offset.cast());
                     let token = tile.token.cast::<S32>().into();
-                    if self.variant.whole_blocks {
+                    if self.whole_stage_loads() {
                         let place = [0i32.into(), token, block.cast::<S32>().into()];
                         return k.tensor_load(slot, map, &place, full, &options);
                     }

@@ -86,8 +86,8 @@ impl Fused<'_> {
         })
     }
 
-    /// The only tile of a CTA. Without groups the grid is (token tiles of a panel, feature tiles, panels), which needs
-    /// no division; with groups it is as long as the worst case, and CTAs beyond the last tile end here.
+    /// The only tile of a CTA; CTAs beyond the last tile end here. Without groups the grid is (token tiles of a panel,
+    /// feature tiles, panels), which needs no division; with groups it is as long as the worst case.
     pub(super) fn grid_tile(&self, k: &mut Kernel) -> Tile {
         let x = k.special(Special::CtaidX);
         if let Some(groups) = &self.groups {

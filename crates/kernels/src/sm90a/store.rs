@@ -300,17 +300,15 @@ impl Fused<'_> {
         let config = self.config;
         let thread = k.special(Special::TidX);
         let sums_at = self.shared(self.layout.epilogue);
-        let own = k.shl(thread, 4u32);
-        let own = k.offset(sums_at, own.cast());
-        let plane = config.consumer_threads() * 16;
-        for (j, sums) in acc.chunks_exact(4).enumerate() {
-            k.st_vector(own.at(j as u32 * plane), sums);
-        }
+        let (tile, groups, parts) = self.spread_sums(k, tile, acc);
         if let Some(part) = tile.part {
             let shared = k.compare_and(Cmp::Eq, thread, 0u32, part.head);
             k.if_(shared, "others", |k| self.spin_for_parts(k, part));
         }
-        k.bar_sync(1u32, config.consumer_threads());
+        if config.k_split == 1 {
+            k.bar_sync(1u32, config.consumer_threads());
+        }
+        let plane = config.row_groups * 128 * 16 * parts;
         let threads = config.row_groups * 128;
         let (peer, k_group) = match config.row_groups {
             1 => (k.and(thread, 127u32), k.shr(thread, 7u32)),
@@ -330,12 +328,12 @@ impl Fused<'_> {
             }
             _ => self.store_direct(k, tile, &factors, (group, feature), sums),
         };
-        k.for_range("reduce", k_group, config.tokens / 8, config.k_groups, |k, group, _| {
+        k.for_range("reduce", k_group, groups, config.k_groups, |k, group, _| {
             let at = k.mul(group, plane);
             let from = k.offset(from, at.cast());
             let mut sums: [Reg<F32>; 4] = k.ld_vector(from);
-            for k_group in 1..config.k_groups {
-                let more: [Reg<F32>; 4] = k.ld_vector(from.at(k_group * threads * 16));
+            for part in 1..parts {
+                let more: [Reg<F32>; 4] = k.ld_vector(from.at(part * threads * 16));
                 sums = std::array::from_fn(|e| k.add(sums[e], more[e]));
             }
             let Some(part) = tile.part else { return store(k, group, sums) };
@@ -369,7 +367,7 @@ impl Fused<'_> {
         if matches!(self.variant.out, Out::Nvfp4 { .. }) {
             let body = |k: &mut Kernel| {
                 k.bar_sync(1u32, config.consumer_threads());
-                self.copy_out(k, tile, config.tokens);
+                self.copy_out(k, tile, groups * 8);
             };
             match tile.part {
                 None => body(k),
