@@ -11,6 +11,7 @@ use half::{bf16, f16};
 enum Element {
     F16,
     E4m3,
+    I8,
     /// With a scale in e4m3 for 16 elements along K.
     Nvfp4,
 }
@@ -25,6 +26,7 @@ impl Element {
         let sign = |v: i32, bit: u8| if v < 0 { bit } else { 0 };
         match self {
             Element::F16 => values.iter().flat_map(|v| f16::from_f32(*v as f32).to_le_bytes()).collect(),
+            Element::I8 => values.iter().map(|v| *v as u8).collect(),
             Element::E4m3 => {
                 let code =
                     |v: &i32| [0x00, 0x38, 0x40, 0x44, 0x48][v.unsigned_abs() as usize] | sign(*v, 0x80);
@@ -129,6 +131,16 @@ fn hopper_with_roles_and_two_consumers_exact() {
 #[test]
 fn hopper_with_consumers_in_turn_exact() {
     gemm("hopper_pingpong_e4m3", Card::H100, [128, 256, 256], [Element::E4m3; 2], brain);
+}
+
+#[test]
+fn hopper_with_operands_converted_in_registers_exact() {
+    gemm("hopper_mixed_int8", Card::H100, [128, 128, 256], [Element::I8, Element::F16], single);
+}
+
+#[test]
+fn blackwell_with_one_cta_exact() {
+    gemm("blackwell_one_cta_f16", Card::B200, [256, 128, 256], [Element::F16; 2], single);
 }
 
 #[test]
