@@ -5,8 +5,17 @@ use super::raw::Raw;
 
 /// The files.
 pub fn drafts() -> Vec<Draft> {
-    let mut list =
-        vec![branches(), calls(), exits(), elect(), setmaxnreg(), clusters(), cluster_forms(), divergence()];
+    let mut list = vec![
+        branches(),
+        calls(),
+        indirect(),
+        exits(),
+        elect(),
+        setmaxnreg(),
+        clusters(),
+        cluster_forms(),
+        divergence(),
+    ];
     list.extend(barriers());
     list.extend(launch_control());
     list.into_iter().map(Raw::draft).collect()
@@ -145,6 +154,63 @@ fn calls() -> Raw {
          add.u32 %r3, %r3, %r4;
          st.global.u32 [%out+256], %r3;",
     )
+}
+
+/// Functions by address: the same in all lanes, another one in each lane, and from a table.
+fn indirect() -> Raw {
+    let function = |name: &str, body: &str| {
+        format!(
+            ".func (.param .b32 y) {name}(.param .b32 x)\n{{\n\t.reg .b32 a;\n\tld.param.b32 a, [x];\n\t{body}\n\tst.param.b32 [y], a;\n\tret;\n}}\n"
+        )
+    };
+    let functions = [
+        function("triple", "mul.lo.u32 a, a, 3;"),
+        function("plus", "add.u32 a, a, 1000;"),
+        function("square", "mul.lo.u32 a, a, a;"),
+        ".global .align 8 .u64 table[3] = {triple, plus, square};\n".into(),
+    ];
+    let results = |t: u32, which: u32| match which {
+        0 => 3 * t,
+        1 => t + 1000,
+        _ => t * t,
+    };
+    let expected = [1, 0, 2].into_iter().flat_map(|step| {
+        (0..64u32).map(move |t| match step {
+            1 => results(t, 2),
+            0 => results(t, t / 5 % 2),
+            _ => results(t, t % 3),
+        })
+    });
+    Raw::new("control", "call_indirect", "call_indirect", "block 64", "u32 192")
+        .globals(&functions.concat())
+        .body(
+            ".param .b32 given;
+             .param .b32 taken;
+             prototype: .callprototype (.param .b32 _) _ (.param .b32 _);
+             st.param.b32 [given], %t;
+             mov.u64 %rd1, square;
+             call.uni (taken), %rd1, (given), prototype;
+             ld.param.b32 %r2, [taken];
+             st.global.u32 [%out], %r2;
+             // Every five lanes another one of two.
+             mov.u64 %rd2, triple;
+             mov.u64 %rd3, plus;
+             div.u32 %r3, %t, 5;
+             and.b32 %r3, %r3, 1;
+             setp.eq.u32 %p0, %r3, 0;
+             selp.b64 %rd1, %rd2, %rd3, %p0;
+             call (taken), %rd1, (given), prototype;
+             ld.param.b32 %r2, [taken];
+             st.global.u32 [%out+256], %r2;
+             rem.u32 %r3, %t, 3;
+             mov.u64 %rd4, table;
+             mad.wide.u32 %rd4, %r3, 8, %rd4;
+             ld.global.u64 %rd1, [%rd4];
+             call (taken), %rd1, (given), prototype;
+             ld.param.b32 %r2, [taken];
+             st.global.u32 [%out+512], %r2;",
+        )
+        .expects(vec![expected.flat_map(u32::to_le_bytes).collect()])
 }
 
 fn exits() -> Raw {
