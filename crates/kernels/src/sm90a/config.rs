@@ -224,8 +224,9 @@ impl Config {
         if self.k_groups > 1 && self.blocks_per_stage != self.k_groups {
             return rule("K blocks per stage equal K groups", self.blocks_per_stage, self.k_groups);
         }
-        // 32 registers of fragments, and about 40 of everything else.
-        let largest = (self.registers().1.saturating_sub(72) * 2).clamp(16, 256);
+        // 32 registers of fragments, and about 40 of everything else; what stream-K knows of a tile takes a few more.
+        let others = if variant.scheduler == Scheduler::StreamK { 80 } else { 72 };
+        let largest = (self.registers().1.saturating_sub(others) * 2).clamp(16, 256);
         if self.tokens == 0 || !self.tokens.is_multiple_of(8) || self.tokens > largest {
             return rule(
                 "tokens of the tile, a multiple of 8 whose sums fit the registers",

@@ -42,10 +42,14 @@ impl Fused<'_> {
         [rows, k_group, k.and(self.warp, 3u32)]
     }
 
+    /// Sets up what a consumer keeps.
     pub(super) fn consumer(&self, k: &mut Kernel) -> Consumer {
         let [row_group, k_group, warp] = self.place(k);
-        let group = k.mul(row_group, self.config.blocks_per_stage * CHUNK_BYTES as u32);
-        let group = k.mad(k_group, CHUNK_BYTES as u32, group);
+        let split = self.config.k_groups > 1;
+        let mut group = k.mul(row_group, self.config.blocks_per_stage * CHUNK_BYTES as u32);
+        if split {
+            group = k.mad(k_group, CHUNK_BYTES as u32, group);
+        }
         let start = k.offset(self.shared(self.layout.weights.offset), group.cast());
         let thread = k.shl(warp, 5u32);
         let thread = k.add(thread, self.lane);
@@ -54,17 +58,26 @@ impl Fused<'_> {
         let row = k.shr(thread, 2u32);
         let scales = k.shl(row, 3u32);
         let scales = k.offset(start.at(CODE_BYTES as i64), scales.cast());
-        let first = self.first_desc(k);
+        let raw = array(k);
+        let fragments = [array(k), array(k)];
+        let load = self.start(k, 0, self.layout.weights.stride);
+        let multiply = self.start(k, 0, self.layout.tokens.stride / 16);
+        let release = self.start(k, 0, 0);
+        let mut desc = self.first_desc(k);
+        if split {
+            desc = k.mad(k_group, self.config.tokens * 8, desc);
+        }
+        let first_lane = k.compare(Cmp::Eq, self.lane, 0u32);
         Consumer {
             k_group,
             codes: [codes, scales],
-            desc: k.mad(k_group, self.config.tokens * 8, first),
-            load: self.start(k, 0, self.layout.weights.stride),
-            multiply: self.start(k, 0, self.layout.tokens.stride / 16),
-            release: self.start(k, 0, 0),
-            raw: array(k),
-            fragments: [array(k), array(k)],
-            first_lane: k.compare(Cmp::Eq, self.lane, 0u32),
+            desc,
+            load,
+            multiply,
+            release,
+            raw,
+            fragments,
+            first_lane,
         }
     }
 
