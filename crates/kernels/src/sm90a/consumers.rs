@@ -143,10 +143,13 @@ impl Fused<'_> {
                 k.assign(*sum, 0.0f32);
             }
         }
-        let any = k.compare(Cmp::Gt, mine, 0u32);
+        let some_blocks = |k: &mut Kernel| k.compare(Cmp::Gt, mine, 0u32);
         match (k_groups, self.config.k_split) {
             (1, 1) => self.multiply_blocks(k, consumer, per_stage, mine, acc),
-            _ => k.if_(any, "some_blocks", |k| self.multiply_blocks(k, consumer, per_stage, mine, acc)),
+            _ => {
+                let any = some_blocks(k);
+                k.if_(any, "some_blocks", |k| self.multiply_blocks(k, consumer, per_stage, mine, acc));
+            }
         }
         if !self.many_tiles() {
             return;
@@ -161,6 +164,7 @@ impl Fused<'_> {
             });
             self.release(k, consumer);
         } else {
+            let any = some_blocks(k);
             k.if_(any, "last_release", |k| self.release(k, consumer));
             k.comment("A last stage that holds no block of this K group.");
             let up = k.add(count, k_groups - 1);

@@ -175,12 +175,15 @@ impl<'a> Fused<'a> {
             |k| {
                 k.setmaxnreg_dec(producer_registers);
                 let first_lane = k.compare(Cmp::Eq, self.lane, 0u32);
-                k.role(self.warp, consumer_warps..consumer_warps + 1, "weights", |k| {
-                    self.load_weights(k, tile, first_lane);
-                });
-                k.role(self.warp, consumer_warps + 1..consumer_warps + 2, "tokens", |k| {
-                    self.load_tokens(k, tile, first_lane);
-                });
+                // One thread each, or a warp of which one thread loads, where all look for the tile's group.
+                let member = |k: &mut Kernel, warp| match self.warps_find_tiles() {
+                    true => k.compare(Cmp::Eq, self.warp, warp),
+                    false => k.compare_and(Cmp::Eq, self.warp, warp, first_lane),
+                };
+                let weights = member(k, consumer_warps);
+                k.if_(weights, "weights", |k| self.load_weights(k, tile, first_lane));
+                let tokens = member(k, consumer_warps + 1);
+                k.if_(tokens, "tokens", |k| self.load_tokens(k, tile, first_lane));
             },
             |k| {
                 k.setmaxnreg_inc(consumer_registers);
@@ -218,6 +221,11 @@ impl<'a> Fused<'a> {
     /// Whether a CTA has more than one tile.
     pub(super) fn many_tiles(&self) -> bool {
         self.variant.scheduler != Scheduler::Grid
+    }
+
+    /// Whether roles find their tiles themselves, and need all lanes of a warp for that.
+    pub(super) fn warps_find_tiles(&self) -> bool {
+        self.many_tiles() && self.groups.is_some()
     }
 
     /// Whether one instruction loads the tokens of a whole stage.

@@ -27,6 +27,14 @@ impl Fused<'_> {
         });
     }
 
+    /// Runs `body` in one thread of a producer warp.
+    fn as_one(&self, k: &mut Kernel, first_lane: Reg<Pred>, body: impl FnOnce(&mut Kernel)) {
+        match self.warps_find_tiles() {
+            true => k.if_(first_lane, "one_thread", body),
+            false => body(k),
+        }
+    }
+
     /// Where the rows of each row group of a tile begin.
     fn weight_rows(&self, k: &mut Kernel, tile: Tile) -> Vec<Addr<Global>> {
         let mut weights = k.ld_pointer(&self.weights);
@@ -57,7 +65,7 @@ impl Fused<'_> {
         let options = TmaOptions { l2, ..TmaOptions::default() };
         let at = self.start(k, 1, self.layout.weights.stride);
         self.for_each_tile(k, tile, |k, tile| {
-            k.if_(first_lane, "issue_weights", |k| {
+            self.as_one(k, first_lane, |k| {
                 let rows = self.weight_rows(k, tile);
                 self.fill_ring(k, "weight_stages", tile, at, |k, block, count| {
                     let full = self.barrier(k, self.layout.full.offset, at.stage);
@@ -89,14 +97,14 @@ impl Fused<'_> {
 
     pub(super) fn load_tokens(&self, k: &mut Kernel, tile: Option<Tile>, first_lane: Reg<Pred>) {
         let map = k.tensor_map_address(&self.map);
-        k.when(first_lane).prefetch_tensor_map(map);
+        k.prefetch_tensor_map(map);
         if self.groups.is_none() {
             k.grid_dependency_wait();
         }
         let options = TmaOptions::default();
         let at = self.start(k, 1, self.layout.tokens.stride);
         self.for_each_tile(k, tile, |k, tile| {
-            k.if_(first_lane, "issue_tokens", |k| {
+            self.as_one(k, first_lane, |k| {
                 self.fill_ring(k, "token_stages", tile, at, |k, block, count| {
                     let full = self.barrier(k, self.layout.full.offset, at.stage);
                     let slot = k.offset(self.shared(self.layout.tokens.offset), at.offset.cast());
