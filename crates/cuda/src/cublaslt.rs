@@ -42,6 +42,9 @@ impl HalfType {
     }
 }
 
+/// Algorithms that the library is asked to propose.
+const ALGORITHMS: usize = 16;
+
 type Handle = *mut c_void;
 type Status = c_int;
 
@@ -177,7 +180,7 @@ impl Blas {
     }
 
     /// The product `C[m,n] = α · A[m,k] · B[n,k]ᵀ` of dense rows, with f32 sums, by the algorithm that the library
-    /// thinks fastest with `workspace` bytes of scratch.
+    /// thinks fastest with `workspace` bytes of scratch; [`Matmul::choose`] finds the one that is.
     ///
     /// # Errors
     /// [`Error::Driver`] if the library has no algorithm for it.
@@ -193,7 +196,7 @@ impl Blas {
                 open: open.clone(),
                 desc: null_mut(),
                 layouts: [null_mut(); 3],
-                algo: [0; 8],
+                algos: Vec::new(),
                 workspace,
             },
             null_mut(),
@@ -219,32 +222,44 @@ impl Blas {
             let limit = (&raw const workspace).cast();
             let set = (f.pref_set)(pref, PREF_MAX_WORKSPACE_BYTES, limit, size_of::<usize>());
             let [b, a, c] = product.layouts;
-            let (mut found, mut count) = (Heuristic::default(), 0);
+            let (mut found, mut count) = ([Heuristic::default(); ALGORITHMS], 0);
             let status = match set {
-                0 => (f.heuristic)(open.handle, product.desc, b, a, c, c, pref, 1, &mut found, &mut count),
+                0 => (f.heuristic)(
+                    open.handle,
+                    product.desc,
+                    b,
+                    a,
+                    c,
+                    c,
+                    pref,
+                    ALGORITHMS as c_int,
+                    found.as_mut_ptr(),
+                    &mut count,
+                ),
                 failed => failed,
             };
             (f.pref_destroy)(pref);
             open.check("cublasLtMatmulAlgoGetHeuristic", status)?;
-            if count == 0 || found.state != 0 {
+            let found = found.iter().take(count.max(0) as usize);
+            product.algos = found.filter(|algo| algo.state == 0).map(|algo| algo.algo).collect();
+            if product.algos.is_empty() {
                 return Err(Error::Driver {
                     call: "cublasLtMatmulAlgoGetHeuristic",
                     reason: format!("no algorithm for {m}x{n}x{k} in {ty:?}"),
                 });
             }
-            product.algo = found.algo;
         }
         Ok(product)
     }
 }
 
-/// One product with its algorithm chosen; see [`Blas::matmul`].
+/// One product with its algorithms, of which the first is used; see [`Blas::matmul`].
 pub struct Matmul {
     open: Arc<Open>,
     desc: Handle,
     /// Of the library's first and second operand and its result.
     layouts: [Handle; 3],
-    algo: [u64; 8],
+    algos: Vec<[u64; 8]>,
     workspace: usize,
 }
 
@@ -254,12 +269,44 @@ unsafe impl Send for Matmul {}
 unsafe impl Sync for Matmul {}
 
 impl Matmul {
+    /// Measures the algorithms that the library proposes and keeps the fastest. Overwrites C and waits.
+    ///
+    /// # Errors
+    /// [`Error::Driver`]; the failure of an earlier kernel.
+    pub fn choose(&mut self, operands: [DevicePtr; 3], workspace: DevicePtr) -> Result<(), Error> {
+        let cuda = self.open.cuda.clone();
+        let mut best = (f64::INFINITY, 0);
+        for algo in 0..self.algos.len() {
+            let run = || self.launch_by(algo, Stream::Own, 1.0, operands, workspace);
+            // Proposals may turn out to be unsupported; the first run also loads the kernel.
+            if run().is_err() {
+                continue;
+            }
+            cuda.time_us(|| (0..2).try_for_each(|_| run()))?;
+            let us = cuda.time_us(|| (0..5).try_for_each(|_| run()))?;
+            best = if us < best.0 { (us, algo) } else { best };
+        }
+        self.algos.swap(0, best.1);
+        Ok(())
+    }
+
     /// Starts it on a stream. `workspace` has the bytes asked for when the product was made.
     ///
     /// # Errors
     /// [`Error::Driver`].
     pub fn launch(
         &self,
+        stream: Stream,
+        alpha: f32,
+        operands: [DevicePtr; 3],
+        workspace: DevicePtr,
+    ) -> Result<(), Error> {
+        self.launch_by(0, stream, alpha, operands, workspace)
+    }
+
+    fn launch_by(
+        &self,
+        algo: usize,
         stream: Stream,
         alpha: f32,
         [a, b, c]: [DevicePtr; 3],
@@ -285,7 +332,7 @@ impl Matmul {
                 c_layout,
                 address(c),
                 c_layout,
-                &self.algo,
+                &self.algos[algo],
                 address(workspace),
                 self.workspace,
                 open.cuda.raw_stream(stream),
@@ -312,6 +359,6 @@ impl Drop for Matmul {
 
 impl std::fmt::Debug for Matmul {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Matmul").field("algo", &self.algo).finish_non_exhaustive()
+        f.debug_struct("Matmul").field("algorithms", &self.algos.len()).finish_non_exhaustive()
     }
 }

@@ -16,6 +16,8 @@ const LOG_BYTES: usize = 16 << 10;
 pub(crate) struct Module {
     handle: sys::CUmodule,
     functions: Vec<Arc<Function>>,
+    /// How many parameters each kernel has. The driver tells their sizes, but not their number.
+    params: Vec<(String, usize)>,
 }
 
 // SAFETY: driver handles are plain numbers; the driver itself is thread-safe.
@@ -46,7 +48,7 @@ impl Module {
             )
         };
         if result == CUresult::CUDA_SUCCESS {
-            return Ok(Self { handle, functions: Vec::new() });
+            return Ok(Self { handle, functions: Vec::new(), params: param_counts(ptx) });
         }
         let said = CStr::from_bytes_until_nul(&log).map(CStr::to_string_lossy).unwrap_or_default();
         let why = check("cuModuleLoadDataEx", result).expect_err("not a success").to_string();
@@ -83,7 +85,8 @@ impl Module {
             return Err(no_function(self.kernel_names()?.join(", ")));
         }
         check("cuModuleGetFunction", result)?;
-        self.functions.push(Arc::new(Function::new(name, function)?));
+        let params = self.params.iter().find(|(known, _)| known == name).map_or(0, |(_, count)| *count);
+        self.functions.push(Arc::new(Function::new(name, function, params)?));
         Ok(self.functions.len() as u32 - 1)
     }
 
@@ -136,6 +139,18 @@ impl Module {
     }
 }
 
+/// The kernels of a PTX text and how many parameters each has: `.entry NAME ( .param ..., .param ... )`.
+fn param_counts(ptx: &str) -> Vec<(String, usize)> {
+    let entries = ptx.split(".entry").skip(1);
+    let entry = |text: &str| {
+        let end = text.find('{').unwrap_or(text.len());
+        let (name, list) = text[..end].split_once('(').unwrap_or((&text[..end], ""));
+        let list = list.split(')').next().unwrap_or_default();
+        (name.trim().to_string(), list.matches(".param").count())
+    };
+    entries.map(entry).collect()
+}
+
 /// A kernel, with what launches are checked against: asked of the driver once.
 #[derive(Debug)]
 pub(crate) struct Function {
@@ -153,18 +168,14 @@ unsafe impl Send for Function {}
 unsafe impl Sync for Function {}
 
 impl Function {
-    fn new(name: &str, handle: sys::CUfunction) -> Result<Self, Error> {
-        let mut params = Vec::new();
-        loop {
+    fn new(name: &str, handle: sys::CUfunction, params: usize) -> Result<Self, Error> {
+        let size = |index: usize| {
             let (mut offset, mut size) = (0, 0);
             // SAFETY: the handle came from the driver, the results outlive the call.
-            match unsafe { sys::cuFuncGetParamInfo(handle, params.len(), &mut offset, &mut size) } {
-                CUresult::CUDA_SUCCESS => params.push(size),
-                // No such parameter: the one before was the last.
-                CUresult::CUDA_ERROR_INVALID_VALUE => break,
-                other => check("cuFuncGetParamInfo", other)?,
-            }
-        }
+            let result = unsafe { sys::cuFuncGetParamInfo(handle, index, &mut offset, &mut size) };
+            check("cuFuncGetParamInfo", result).map(|()| size)
+        };
+        let params = (0..params).map(size).collect::<Result<_, _>>()?;
         // What every kernel may have without being asked for.
         Ok(Self { name: name.into(), handle, params, shared: Mutex::new(48 << 10) })
     }
@@ -208,5 +219,19 @@ impl Function {
         })?;
         *allowed = bytes;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_are_counted_for_every_kernel_exact() {
+        let text = ".visible .entry a(\n\t.param .u64 .ptr .global .align 16 x,\n\t.param .align 64 .b8 map[128]\n)\n\
+                    .reqntid 128, 1, 1\n{\n\tld.param.u64 %rd0, [x];\n\tret;\n}\n.visible .entry b()\n{\n\tret;\n}\n\
+                    .entry c\n{\n\tret;\n}\n";
+        let want = [("a", 2), ("b", 0), ("c", 0)].map(|(name, count)| (name.to_string(), count));
+        assert_eq!(param_counts(text), want);
     }
 }

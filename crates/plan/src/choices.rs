@@ -46,12 +46,11 @@ impl Choice {
         Self { m, n, k, a, out, strategy: strategy.into(), kernel: kernel.into(), median_us }
     }
 
-    /// Whether it says something about a problem: the same weights and types, and its rows fill the tile as well.
+    /// Whether it says something about a problem: the same weights and output, and its rows fill the tile as well.
     fn is_about(&self, desc: &DualGemmDesc) -> bool {
         (self.n, self.k) == (desc.n, desc.k)
             && (desc.m..=desc.m.saturating_mul(2)).contains(&self.m)
             && self.out == desc.out.to_string()
-            && self.a == desc.a_compute().to_string()
     }
 }
 
@@ -109,9 +108,14 @@ impl Choices {
         let among = |choices: &'_ [Choice]| -> Option<usize> {
             let about = choices.iter().enumerate();
             let about = about.filter(|(_, c)| c.is_about(desc) && known(&c.strategy, &c.kernel));
-            // Of several numbers of rows the nearest counts.
+            // Of several numbers of rows the nearest counts. All formats of A are multiplied in 16 bits, so one that was
+            // measured says something about the others.
+            let other_a = |c: &Choice| c.a != desc.a_compute().to_string();
             about
-                .min_by(|(_, a), (_, b)| a.m.cmp(&b.m).then(a.median_us.total_cmp(&b.median_us)))
+                .min_by(|(_, a), (_, b)| {
+                    let nearer = (a.m, other_a(a)).cmp(&(b.m, other_a(b)));
+                    nearer.then(a.median_us.total_cmp(&b.median_us))
+                })
                 .map(|(index, _)| index)
         };
         let tuned = among(&self.tuned).map(|i| (&self.tuned[i], ChosenBy::Tuned));

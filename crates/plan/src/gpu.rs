@@ -245,7 +245,7 @@ mod tests {
     #[test]
     fn buffers_return_their_memory() {
         let gpu = Gpu::of(Arc::new(dualgemm_sim::Gpu::new(dualgemm_sim::Config::default())));
-        let buffer = Buffer::of(&gpu, &[1, 2, 3]).unwrap();
+        let buffer = Buffer::of(gpu, &[1, 2, 3]).unwrap();
         let mut back = [0; 3];
         buffer.read(&mut back).unwrap();
         assert_eq!(back, [1, 2, 3]);

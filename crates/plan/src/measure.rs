@@ -228,11 +228,12 @@ pub fn limits(gpu: &'static Gpu, protocol: Protocol) -> Result<CardLimits, Error
     let (flops_per_s, flops_by) = match gpu.blas() {
         Ok(blas) => {
             const SIDE: usize = 8192;
-            let product = blas.matmul(HalfType::F16, (SIDE, SIDE, SIDE), 32 << 20)?;
+            let mut product = blas.matmul(HalfType::F16, (SIDE, SIDE, SIDE), 32 << 20)?;
             let values = nvfp4_values(SIDE * SIDE);
             let [a, b] = [Buffer::of(gpu, &values)?, Buffer::of(gpu, &values)?];
             let (c, workspace) = (Buffer::new(gpu, SIDE * SIDE * 2)?, Buffer::new(gpu, 32 << 20)?);
             let operands = [a.ptr(), b.ptr(), c.ptr()];
+            product.choose(operands, workspace.ptr())?;
             let run = |_| Ok(product.launch(Stream::Own, 1e-3, operands, workspace.ptr())?);
             let took = time(card, Launches::Recorded, 2, protocol, run)?;
             (2.0 * (SIDE as f64).powi(3) / took.p10_us * 1e6, format!("{blas:?}, 8192 x 8192 x 8192"))

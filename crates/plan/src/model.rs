@@ -6,6 +6,7 @@
 
 use dualgemm_device::DeviceInfo;
 use dualgemm_gemm::DualGemmDesc;
+use dualgemm_kernels::plain::config::Config as Plain;
 use dualgemm_kernels::sm80::config::Config as Portable;
 use dualgemm_kernels::sm90a::config::Config;
 use dualgemm_kernels::sm90a::variant::Scheduler;
@@ -66,17 +67,29 @@ pub(crate) fn fused_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Config, 
     compute.max(memory) + ends + exchange
 }
 
-/// Microseconds of the kernel by `mma.sync`: half of what the units do at 1.4 GHz, and half of what memory gives.
+/// Microseconds of the kernel by `mma.sync`: half of what the units do at 1.4 GHz, and half of what memory gives. Each
+/// tile widens its weights anew, in registers that multiply meanwhile.
 pub(crate) fn portable_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Portable) -> f64 {
     let (m, n, k) = (desc.m as f64, desc.n as f64, desc.k as f64);
     let (tokens, features) = (f64::from(config.tokens), f64::from(config.features()));
     let sms = f64::from(info.sm_count.max(1));
     let tiles = (m / tokens).ceil() * (n / features).ceil();
-    // Two CTAs share a multiprocessor, and narrow tiles multiply no faster than 16 tokens.
+    // Two CTAs share a multiprocessor.
     let waves = (tiles / (2.0 * sms)).ceil() * 2.0;
-    let multiply = waves * 2.0 * features * tokens.max(16.0) * k / (0.5 * 1024.0) / 1.4e3;
+    let tile = 2.0 * features * k * (tokens.max(16.0) / (0.5 * 1024.0) + 2.0 * WIDEN);
     let memory = n * k * 1.125 / (0.5 * 15e9 * sms) * 1e6;
-    multiply.max(memory) + 2.0 * ENDS
+    (waves * tile / 1.4e3).max(memory) + 2.0 * ENDS
+}
+
+/// Microseconds of the kernel without prepack, prologue and all: scales are fetched one by one, which costs as much again
+/// as widening.
+pub(crate) fn plain_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Plain) -> f64 {
+    let (m, n, k) = (desc.m as f64, desc.n as f64, desc.k as f64);
+    let (tokens, rows) = (f64::from(config.tokens), f64::from(config.row_groups * 64));
+    let tiles = (m / tokens).ceil() * (2.0 * n / rows).ceil();
+    let waves = (tiles / f64::from(info.sm_count.max(1))).ceil();
+    let tile = rows * k * (tokens.max(16.0) / MULTIPLY + 2.0 * WIDEN);
+    (waves * tile / CLOCK * 1e6).max(n * k * 1.125 / MEMORY * 1e6) + 2.0 * ENDS
 }
 
 #[cfg(test)]

@@ -206,7 +206,7 @@ fn a_call_costs_the_host_at_most_five_microseconds() {
         let packed = plan.prepack(&expert(64, 64, 0)).unwrap();
         let runner = plan.runner(1).unwrap();
         runner.warm(&packed).unwrap();
-        let guarded = Guarded::new(&desc, &vec![0; 128]);
+        let guarded = Guarded::new(&desc, &[0; 128]);
         let mut call = guarded.call;
         if a == AFormat::Nvfp4 {
             let DeviceA::Float { values, .. } = call.a else { panic!("made so") };

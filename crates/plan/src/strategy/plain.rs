@@ -14,7 +14,7 @@ use dualgemm_kernels::sm90a::decode::WEIGHT_FACTOR;
 use super::{Prepared, Strategy, dense_c, float_out};
 use crate::launches::Launches;
 use crate::prologue::{Order, Prologue, compute_type};
-use crate::{DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm};
+use crate::{DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm, model};
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -62,11 +62,7 @@ impl Strategy for Plain {
 
     fn estimate_us(&self, desc: &DualGemmDesc, info: &DeviceInfo, kernel: &str) -> Option<f64> {
         let config = Config::named(kernel).ok()?;
-        // The tile's work alone: which tile is best does not depend on what is the same for all.
-        let tiles = desc.m.div_ceil(config.tokens as usize) * desc.n.div_ceil(config.features() as usize);
-        let waves = tiles.div_ceil(info.sm_count.max(1) as usize) as f64;
-        let clocks = f64::from(config.row_groups) * 2.0 * f64::from(config.tokens.max(48));
-        Some(waves * clocks * desc.k as f64 / 64.0 / 1.5e3)
+        Some(model::plain_us(desc, info, &config))
     }
 
     fn prepare(&self, gpu: &'static Gpu, plan: &GpuPlan) -> Result<Box<dyn Prepared>, Error> {

@@ -4,6 +4,7 @@
 //! reference before they are timed.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt;
 
 use anyhow::{Context as _, bail};
@@ -154,10 +155,11 @@ fn one(
     let options = GpuOptions { strategy: name.map(Into::into), ..GpuOptions::default() };
     let plan = GpuPlan::new(&problem.desc, gpu, &options)?;
     let form = plan.weight_form()?;
-    if !sets.contains_key(&form) {
-        sets.insert(form, Sets::new(gpu, problem, &plan)?);
-    }
-    let measured = measure::measure(gpu, problem, &plan, &sets[&form], protocol)?;
+    let sets = match sets.entry(form) {
+        Entry::Occupied(made) => made.into_mut(),
+        Entry::Vacant(room) => room.insert(Sets::new(gpu, problem, &plan)?),
+    };
+    let measured = measure::measure(gpu, problem, &plan, sets, protocol)?;
     Ok((plan, measured))
 }
 
