@@ -199,6 +199,7 @@ fn indirect() -> Raw {
              and.b32 %r3, %r3, 1;
              setp.eq.u32 %p0, %r3, 0;
              selp.b64 %rd1, %rd2, %rd3, %p0;
+             st.param.b32 [given], %t;
              call (taken), %rd1, (given), prototype;
              ld.param.b32 %r2, [taken];
              st.global.u32 [%out+256], %r2;
@@ -206,6 +207,7 @@ fn indirect() -> Raw {
              mov.u64 %rd4, table;
              mad.wide.u32 %rd4, %r3, 8, %rd4;
              ld.global.u64 %rd1, [%rd4];
+             st.param.b32 [given], %t;
              call (taken), %rd1, (given), prototype;
              ld.param.b32 %r2, [taken];
              st.global.u32 [%out+512], %r2;",
