@@ -9,7 +9,7 @@ use dualgemm::check::RowSample;
 use dualgemm::checkpoint::{Activations, TensorFiles};
 use dualgemm::formats::scalar::e2m1;
 use dualgemm::formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
-use dualgemm::gemm::{AFormat, AOperand, Comparison, DualGemmDesc, OutFormat, OutputMut};
+use dualgemm::gemm::{AFormat, AOperand, Comparer, Comparison, DualGemmDesc, OutFormat, OutputMut};
 use half::{bf16, f16};
 
 /// C, `[m, n]`, in the form in which A of the next layer would be given.
@@ -33,54 +33,85 @@ impl<'a> ResultMatrix<'a> {
         AFormat::of(&self.0)
     }
 
-    /// All values as f64.
-    pub fn to_f64(&self) -> Vec<f64> {
-        let (m, n) = self.shape();
-        (0..m).flat_map(|row| (0..n).map(move |col| self.0.value(row, col))).collect()
+    /// The values of the sampled rows as f64.
+    pub fn to_f64(&self, sample: &RowSample) -> Vec<f64> {
+        let row = |&row: &usize| (0..self.0.k()).map(move |col| self.0.value(row, col));
+        sample.rows().iter().flat_map(row).collect()
     }
 
     /// Compares the sampled rows with the reference of those rows.
     pub fn compare(&self, want: &[f64], sample: &RowSample) -> anyhow::Result<Comparison> {
+        let mut comparing = Comparing::new(self);
+        comparing.add(want, sample)?;
+        comparing.finish()
+    }
+}
+
+/// A result being compared, some rows at a time.
+///
+/// Of an nvfp4 result, relative L2 and cosine are those of its values; units in the last place are steps of the e2m1
+/// grid under the scales that the result itself chose, and bits are codes.
+#[derive(Debug)]
+pub struct Comparing<'a> {
+    result: &'a ResultMatrix<'a>,
+    comparer: Comparer,
+    rows: Vec<usize>,
+    /// The most steps, and elements more than one step off.
+    steps: (u64, usize),
+}
+
+impl<'a> Comparing<'a> {
+    /// Nothing compared yet.
+    pub fn new(result: &'a ResultMatrix<'a>) -> Self {
+        Self { result, comparer: Comparer::new(result.0.k()), rows: Vec::new(), steps: (0, 0) }
+    }
+
+    /// Compares the sampled rows with the reference of those rows.
+    pub fn add(&mut self, want: &[f64], sample: &RowSample) -> anyhow::Result<()> {
         fn pick<T: Copy>(m: &Matrix<'_, T>, sample: &RowSample) -> Vec<T> {
             sample.rows().iter().flat_map(|&row| m.row(row)).copied().collect()
         }
-        let cols = self.0.k();
-        let mut found = match &self.0 {
-            AOperand::Float(FloatMatrix::F32(m)) => Comparison::new(&pick(m, sample), want, cols)?,
-            AOperand::Float(FloatMatrix::F16(m)) => Comparison::new(&pick(m, sample), want, cols)?,
-            AOperand::Float(FloatMatrix::Bf16(m)) => Comparison::new(&pick(m, sample), want, cols)?,
-            AOperand::Quantized(m) => compare_codes(m, want, sample)?,
-        };
-        // The row within the sample is of no use to anybody.
-        found.worst.row = sample.rows()[found.worst.row];
+        match &self.result.0 {
+            AOperand::Float(FloatMatrix::F32(m)) => self.comparer.add(&pick(m, sample), want)?,
+            AOperand::Float(FloatMatrix::F16(m)) => self.comparer.add(&pick(m, sample), want)?,
+            AOperand::Float(FloatMatrix::Bf16(m)) => self.comparer.add(&pick(m, sample), want)?,
+            AOperand::Quantized(m) => {
+                let value = |&row: &usize| (0..m.k()).map(move |col| m.value(row, col) as f32);
+                let values: Vec<f32> = sample.rows().iter().flat_map(value).collect();
+                self.comparer.add(&values, want)?;
+                let position = |code: u8| if code & 8 == 0 { i64::from(code) } else { -i64::from(code & 7) };
+                for (at, &want) in want.iter().enumerate() {
+                    let (row, col) = (sample.rows()[at / m.k()], at % m.k());
+                    let off = position(m.code(row, col)).abs_diff(position(rounded(m, row, col, want)));
+                    self.steps.0 = self.steps.0.max(off);
+                    self.steps.1 += usize::from(off > 1);
+                }
+            }
+        }
+        self.rows.extend(sample.rows());
+        Ok(())
+    }
+
+    /// The comparison of all rows so far.
+    pub fn finish(self) -> anyhow::Result<Comparison> {
+        let mut found = self.comparer.finish()?;
+        // The row within what was compared is of no use to anybody.
+        let row = self.rows[found.worst.row];
+        found.worst.row = row;
+        if let AOperand::Quantized(m) = &self.result.0 {
+            (found.max_ulp, found.over_1_ulp) = self.steps;
+            found.worst.got_bits = m.code(row, found.worst.col).into();
+            found.worst.want_bits = rounded(m, row, found.worst.col, found.worst.want).into();
+        }
         Ok(found)
     }
 }
 
-/// An nvfp4 result: relative L2 and cosine of its values; units in the last place are steps of the e2m1 grid under
-/// the scales that the result itself chose, and bits are codes.
-fn compare_codes(m: &QuantizedMatrix<'_>, want: &[f64], sample: &RowSample) -> anyhow::Result<Comparison> {
-    let (cols, rows) = (m.k(), sample.rows());
-    let values: Vec<f32> =
-        rows.iter().flat_map(|&row| (0..cols).map(move |col| m.value(row, col) as f32)).collect();
-    let mut found = Comparison::new(&values, want, cols)?;
-    (found.max_ulp, found.over_1_ulp) = (0, 0);
-    let position = |code: u8| if code & 8 == 0 { i64::from(code) } else { -i64::from(code & 7) };
-    let rounded = |row: usize, col: usize, value: f64| {
-        let scale = m.format().decode_scale(m.scale_byte(row, col / m.format().block_len()));
-        let scale = f64::from(scale) * m.global_scale().exact();
-        e2m1::encode(if scale == 0.0 { 0.0 } else { (value / scale) as f32 })
-    };
-    for (at, &value) in want.iter().enumerate() {
-        let (row, col) = (rows[at / cols], at % cols);
-        let steps = position(m.code(row, col)).abs_diff(position(rounded(row, col, value)));
-        found.max_ulp = found.max_ulp.max(steps);
-        found.over_1_ulp += usize::from(steps > 1);
-    }
-    let (row, col) = (rows[found.worst.row], found.worst.col);
-    found.worst.got_bits = m.code(row, col).into();
-    found.worst.want_bits = rounded(row, col, found.worst.want).into();
-    Ok(found)
+/// The code nearest to a value under the scales of an element.
+fn rounded(m: &QuantizedMatrix<'_>, row: usize, col: usize, value: f64) -> u8 {
+    let scale = m.format().decode_scale(m.scale_byte(row, col / m.format().block_len()));
+    let scale = f64::from(scale) * m.global_scale().exact();
+    e2m1::encode(if scale == 0.0 { 0.0 } else { (value / scale) as f32 })
 }
 
 /// C being computed and once computed, in memory of its own.
@@ -179,7 +210,7 @@ mod tests {
             global_scale: 0.5,
         };
         let matrix = result.as_matrix(2, 16).unwrap();
-        let mut want = matrix.to_f64();
+        let mut want = matrix.to_f64(&RowSample::all(2));
         let same = matrix.compare(&want, &RowSample::all(2)).unwrap();
         assert_eq!((same.max_ulp, same.rel_l2), (0, 0.0));
         // Code 2 stands for 1 · 1 · ½; 1.9 · ½ is nearest to 2 · ½, two codes on.

@@ -11,13 +11,13 @@ use dualgemm::formats::{BlockFormat, FloatType, GlobalScale};
 use dualgemm::gemm::{AFormat, AOperand, Activation, Comparison, DualGemmDesc, Epilogue, GateUp, reference};
 use dualgemm_bench::Shape;
 use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
-use dualgemm_kernels::sm90a::config::Config;
-use dualgemm_kernels::sm90a::host::Fused;
-use dualgemm_kernels::sm90a::operands::Operands;
-use dualgemm_kernels::sm90a::pack::Pack;
-use dualgemm_kernels::sm90a::variant::Variant;
+use dualgemm_device::{Device as _, DevicePtr, LaunchSpec};
+use dualgemm_kernels::parts::operand::{FusedArgs, Operand};
+use dualgemm_kernels::parts::rows::{self, Output as Destination};
+use dualgemm_kernels::sm90a::{host::Fused, operands::Operands, pack::Pack, variant::Variant};
+use dualgemm_kernels::{sm90a, sm100a, sm120a};
 use dualgemm_sim::report::Report as LaunchReport;
-use dualgemm_sim::{Card, Config as SimConfig, Gpu};
+use dualgemm_sim::{Card, Checks, Config as SimConfig, Gpu};
 use half::f16;
 use serde::Serialize;
 
@@ -27,7 +27,8 @@ use crate::args::parse_activation;
 use crate::report::Output;
 use crate::tolerance::{Tolerance, Worst};
 
-/// Tensor scales of the generated weights: different ones, so that a mix-up shows.
+/// Tensor scales of the generated operands: different ones, so that a mix-up shows.
+const A_SCALE: f32 = 0.5;
 const GATE_SCALE: f32 = 0.011;
 const UP_SCALE: f32 = 0.023;
 
@@ -39,7 +40,7 @@ const MOST_ELEMENTS: usize = 1 << 28;
 /// Arguments of `sim`.
 #[derive(Debug, Args)]
 pub struct SimArgs {
-    /// Architecture whose kernel runs: sm_90a.
+    /// Architecture whose fused kernel runs: sm_90a, sm_100a, sm_103a, sm_120a or sm_121a.
     #[arg(long, value_name = "ARCH")]
     pub arch: String,
     /// Tokens, features and K. Simulated time grows with their product.
@@ -127,6 +128,8 @@ struct Report {
     k: usize,
     activation: String,
     seed: u64,
+    /// Whether this kernel has been run on a real card too.
+    ran_on_silicon: bool,
     right: bool,
     /// The message of the check that stopped the kernel.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -139,6 +142,9 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { config, m, n, k, activation, seed, right, .. } = self;
         writeln!(f, "{config} {m}x{n}x{k} {activation}, simulated with every check on, seed {seed}")?;
+        if !self.ran_on_silicon {
+            writeln!(f, "this kernel is simulated and assembled, not yet run on silicon")?;
+        }
         if let Some(message) = &self.trap {
             writeln!(f, "{message}")?;
         }
@@ -156,9 +162,83 @@ impl fmt::Display for Report {
     }
 }
 
+/// A problem on a simulated card: A as the reference takes it, the launch, and where C is, f16.
+struct Prepared {
+    config: String,
+    a: AOperand<'static>,
+    spec: LaunchSpec,
+    c: DevicePtr,
+}
+
+/// The card that an architecture is simulated as.
+fn card_of(arch: &str) -> Option<Card> {
+    match arch {
+        "sm_90a" => Some(Card::H100),
+        "sm_100a" | "sm_103a" => Some(Card::B200),
+        "sm_120a" | "sm_121a" => Some(Card::RtxPro6000),
+        _ => None,
+    }
+}
+
+/// Hopper: A in f16, weights packed.
+fn prepare_hopper(
+    gpu: &Gpu,
+    args: &SimArgs,
+    inputs: &mut Inputs,
+    weights: &GateUp<'_>,
+) -> anyhow::Result<Prepared> {
+    use sm90a::config::Config;
+    let Shape { m, n, k } = args.shape;
+    let config = args.config.as_deref().map_or_else(|| Ok(Config::for_tokens(m)), Config::named)?;
+    let a = inputs.floats("A", FloatType::F16, m, k)?;
+    let fused = Fused::new(gpu, config, &Variant::new(args.activation.program()).for_weights(n, k))?;
+    let operands = Operands::upload(gpu, &fused, &a, &Pack::new(weights)?)?;
+    let (spec, c) = (fused.spec(operands.args())?, operands.args().c);
+    Ok(Prepared { config: config.name(), a: AOperand::Float(a), spec, c })
+}
+
+/// Blackwell: A in nvfp4, everything as it lies in a checkpoint but for the order of scales.
+fn prepare_blackwell(
+    gpu: &Gpu,
+    args: &SimArgs,
+    inputs: &mut Inputs,
+    weights: &GateUp<'_>,
+) -> anyhow::Result<Prepared> {
+    let Shape { m, n, k } = args.shape;
+    let sets = (CodeSet::Full, ScaleSet::Unit);
+    let a = inputs.quantized("A", BlockFormat::Nvfp4, (m, k), sets, GlobalScale::multiplier(A_SCALE))?;
+    let c = gpu.alloc(m * n * size_of::<f16>())?;
+    let output = Destination::new(c, [GATE_SCALE, UP_SCALE].map(|scale| A_SCALE * scale));
+    let operands = FusedArgs {
+        a: Operand::upload(gpu, &a)?,
+        gate: Operand::upload(gpu, &weights.gate)?,
+        up: Operand::upload(gpu, &weights.up)?,
+        output,
+        groups: None,
+    };
+    let variant = rows::Variant::new(args.activation.program());
+    let (config, spec) = if gpu.info().arch.major == 10 {
+        use sm100a::config::Config;
+        let guess = || Ok(Config::for_shape((m, n, k), gpu.info().sm_count));
+        let config = args.config.as_deref().map_or_else(guess, Config::named)?;
+        (config.name(), sm100a::host::Fused::new(gpu, config, &variant, n)?.spec(&operands)?)
+    } else {
+        use sm120a::config::Config;
+        let config = args.config.as_deref().map_or_else(|| Ok(Config::for_tokens(m)), Config::named)?;
+        (config.name(), sm120a::host::Fused::new(gpu, config, &variant, n)?.spec(&operands)?)
+    };
+    Ok(Prepared { config, a: AOperand::Quantized(a), spec, c })
+}
+
 /// Simulates a launch.
 pub fn run(args: &SimArgs, output: &Output) -> anyhow::Result<Verdict> {
     let kernel = ptx::find("fused", &args.arch)?;
+    let Some(card) = card_of(&args.arch) else {
+        bail!(
+            "--arch {}: no card of it is simulated; valid are sm_90a, sm_100a, sm_103a, sm_120a, sm_121a",
+            args.arch
+        );
+    };
     let Shape { m, n, k } = args.shape;
     DualGemmDesc::new(m, n, k, AFormat::F16, BlockFormat::Nvfp4).check()?;
     let at_most = |limit: usize, factors: &[usize]| {
@@ -167,7 +247,6 @@ pub fn run(args: &SimArgs, output: &Output) -> anyhow::Result<Verdict> {
     if !at_most(MOST_WORK, &[m, n, k]) || !at_most(MOST_ELEMENTS, &[m.max(n), k]) {
         bail!("--shape {}: at most 2^34 multiplications of 2^28 elements are simulated", args.shape);
     }
-    let config = args.config.as_deref().map_or_else(|| Ok(Config::for_tokens(m)), Config::named)?;
 
     let mut inputs = Inputs::seeded(args.seed);
     let mut half = |name, scale| {
@@ -175,22 +254,22 @@ pub fn run(args: &SimArgs, output: &Output) -> anyhow::Result<Verdict> {
         inputs.quantized(name, BlockFormat::Nvfp4, (n, k), sets, scale)
     };
     let weights = GateUp::new(half("gate", GATE_SCALE)?, half("up", UP_SCALE)?);
-    let a = inputs.floats("A", FloatType::F16, m, k)?;
 
-    let mut settings = SimConfig::default().seed(args.seed);
+    let mut settings = SimConfig::default().card(card).checks(Checks::ALL).seed(args.seed);
     settings.max_instructions = args.max_instructions.unwrap_or(settings.max_instructions);
-    let card = settings.card;
     let gpu = Gpu::new(settings);
-    let fused = Fused::new(&gpu, config, &Variant::new(args.activation.program()).for_weights(n, k))?;
-    let operands = Operands::upload(&gpu, &fused, &a, &Pack::new(&weights)?)?;
-    let (right, trap, finished) = match fused.launch(operands.args()) {
+    let prepare = if card == Card::H100 { prepare_hopper } else { prepare_blackwell };
+    let Prepared { config, a, spec, c } = prepare(&gpu, args, &mut inputs, &weights)?;
+    let (right, trap, finished) = match gpu.launch(&spec) {
         Ok(()) => {
             let launched = gpu.take_outcome().ok_or_else(|| anyhow!("the launch left no report"))?;
-            let got: Vec<f16> = operands.read_values(&gpu)?.into_iter().map(f16::from_f32).collect();
+            let mut bytes = vec![0; m * n * size_of::<f16>()];
+            gpu.copy_from(&mut bytes, c)?;
+            let got: Vec<f16> = bytes.as_chunks().0.iter().copied().map(f16::from_le_bytes).collect();
             let epilogue = Epilogue { activation: args.activation, ..Epilogue::default() };
-            let want = reference(&epilogue, &AOperand::Float(a), 0..m, &weights);
+            let tolerance = Tolerance::of(AFormat::of(&a), &epilogue);
+            let want = reference(&epilogue, &a, 0..m, &weights);
             let comparison = Comparison::new(&got, &want, n)?;
-            let tolerance = Tolerance::of(AFormat::F16, &epilogue);
             let launch = Launch::new(&LaunchReport::new(&launched, None), card);
             (tolerance.holds(&comparison), None, Some(Finished { comparison, tolerance, launch }))
         }
@@ -203,12 +282,13 @@ pub fn run(args: &SimArgs, output: &Output) -> anyhow::Result<Verdict> {
     output.emit(&Report {
         kernel: kernel.name,
         arch: kernel.arch.as_str(),
-        config: config.name(),
+        config,
         m,
         n,
         k,
         activation: args.activation.to_string(),
         seed: args.seed,
+        ran_on_silicon: card == Card::H100,
         right,
         trap,
         finished,

@@ -1,5 +1,7 @@
 //! `verify RESULT`: a result file against the f64 reference of a checkpoint's layer, or against another result.
 //!
+//! Both are compared block by block of rows, so that beside A the f64 values of one block are all that is in memory.
+//!
 //! The verdict rests on relative L2 and cosine, because elementwise tolerances hide wrong results behind large
 //! ones. A wrong result is compared with what known mistakes would give, and those that fit are named.
 
@@ -8,7 +10,7 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::Args;
-use dualgemm::check::{RowSample, reference_rows};
+use dualgemm::check::{RowSample, reference_rows, row_blocks};
 use dualgemm::checkpoint::TensorFiles;
 use dualgemm::gemm::{AFormat, Comparison, Epilogue};
 use serde::Serialize;
@@ -19,7 +21,7 @@ use crate::args::{ActivationArgs, EpilogueArgs, LayerArgs};
 use crate::diagnosis::{Problem, diagnose};
 use crate::layer::{self, Layer};
 use crate::report::Output;
-use crate::result::ResultMatrix;
+use crate::result::{Comparing, ResultMatrix};
 use crate::tolerance::{Tolerance, Worst};
 
 /// Arguments of `verify`.
@@ -110,9 +112,14 @@ pub fn run(args: &VerifyArgs, output: &Output) -> anyhow::Result<Verdict> {
         let tolerance = args.max_rel_l2.map_or(by_default, Tolerance::from_rel_l2);
         Tolerance { min_cosine: args.min_cosine.unwrap_or(tolerance.min_cosine), ..tolerance }
     };
-    let sample = RowSample::all(m);
-    let finish = |against, want: &[f64], tolerance: Tolerance, explain: &dyn Fn() -> Vec<&'static str>| {
-        let comparison = result.compare(want, &sample)?;
+    let compare = |want: &dyn Fn(&RowSample) -> anyhow::Result<Vec<f64>>| {
+        let mut comparing = Comparing::new(&result);
+        for rows in row_blocks(m, n) {
+            comparing.add(&want(&rows)?, &rows)?;
+        }
+        comparing.finish()
+    };
+    let finish = |against, comparison, tolerance: Tolerance, explain: &dyn Fn() -> Vec<&'static str>| {
         let right = tolerance.holds(&comparison);
         output.emit(&Report {
             result: args.result.clone(),
@@ -138,12 +145,8 @@ pub fn run(args: &VerifyArgs, output: &Output) -> anyhow::Result<Verdict> {
             let files = TensorFiles::open(path)?;
             let reference = ResultMatrix::find(&files, args.tensor.as_deref())?;
             same_shape("the reference", reference.shape())?;
-            finish(
-                path.display().to_string(),
-                &reference.to_f64(),
-                tolerance(&Epilogue::default()),
-                &Vec::new,
-            )
+            let comparison = compare(&|rows| Ok(reference.to_f64(rows)))?;
+            finish(path.display().to_string(), comparison, tolerance(&Epilogue::default()), &Vec::new)
         }
         (None, Some(path)) => {
             let checkpoint = layer::open(path, &args.layer.read)?;
@@ -156,14 +159,15 @@ pub fn run(args: &VerifyArgs, output: &Output) -> anyhow::Result<Verdict> {
             let Activation { a, quantize, origin } = source.activation(&args.activations, k, input_scale)?;
             let a = dualgemm::quantize_a(&a, quantize)?;
             same_shape("the product", (a.rows(), n))?;
-            let bar = output.progress("reference", n);
-            let want = reference_rows(&epilogue, &a, &sample, &weights, &|done| bar.inc(done as u64))?;
+            let bar = output.progress("reference", n * row_blocks(m, n).count());
+            let progress = |done: usize| bar.inc(done as u64);
+            let comparison = compare(&|rows| Ok(reference_rows(&epilogue, &a, rows, &weights, &progress)?))?;
             bar.finish_and_clear();
             let against =
                 format!("the f64 reference of layer {} of {}, A {origin}", layer.number, path.display());
             let problem = Problem { a, weights, epilogue };
             let tolerance = tolerance(&epilogue);
-            finish(against, &want, tolerance, &|| diagnose(&problem, &result, tolerance.max_rel_l2))
+            finish(against, comparison, tolerance, &|| diagnose(&problem, &result, tolerance.max_rel_l2))
         }
         (None, None) => bail!("--checkpoint or --reference: one of them is needed"),
     }

@@ -57,6 +57,25 @@ fn a_simulated_kernel_is_right_and_says_what_bounds_it() {
 }
 
 #[test]
+fn blackwells_kernels_are_right_and_say_that_no_card_ran_them() {
+    for (arch, card) in
+        [("sm_100a", "B200"), ("sm_103a", "B200"), ("sm_120a", "RTX PRO 6000"), ("sm_121a", "RTX PRO 6000")]
+    {
+        for shape in ["9x40x336", "130x72x528"] {
+            let args = ["sim", "--arch", arch, "--shape", shape];
+            let report = json(&args, 0);
+            assert_eq!(
+                (&report["right"], &report["ran_on_silicon"]),
+                (&true.into(), &false.into()),
+                "{report}"
+            );
+            let text = stdout(&args, 0);
+            assert!(text.contains("not yet run on silicon") && text.contains(card), "{text}");
+        }
+    }
+}
+
+#[test]
 fn a_trap_is_a_wrong_kernel_and_its_message_is_the_report() {
     let args = [&SIM[..], &["--max-instructions", "50"]].concat();
     let report = json(&args, 1);
@@ -78,7 +97,8 @@ fn what_does_not_exist_is_named_with_what_does() {
     let there = "there are: fused for sm_90a";
     refused(&["ptx", "--kernel", "fused", "--arch", "sm_70"], 3, ["\"sm_70\"", there]);
     refused(&["ptx", "--kernel", "fast", "--arch", "sm_90a"], 3, ["\"fast\"", there]);
-    refused(&["sim", "--arch", "sm_120a", "--shape", "1x32x64"], 3, ["\"sm_120a\"", there]);
+    refused(&["sim", "--arch", "sm_70", "--shape", "1x32x64"], 3, ["\"sm_70\"", there]);
+    refused(&["sim", "--arch", "sm_80", "--shape", "1x32x64"], 2, ["sm_80", "sm_90a, sm_100a"]);
     let config = ["--config", "none"];
     refused(&[&SIM[..], &config].concat(), 2, ["\"none\"", "there are sm90a_fused_"]);
     refused(&["sim", "--arch", "sm_90a", "--shape", "1x32"], 2, ["1x32", "64x128x256"]);

@@ -110,12 +110,14 @@ impl Config {
         })
     }
 
-    /// A good guess for `m` tokens and `n` features on a card with `sms` multiprocessors: the smallest tile for few
-    /// tokens, else the one with the least time of its waves.
-    pub fn for_shape(m: usize, n: usize, sms: u32) -> Config {
+    /// A good guess for `(m, n, k)` on a card with `sms` multiprocessors: the smallest tile for few tokens, K split as far
+    /// as there are stages of it, else the tile with the least time of its waves.
+    pub fn for_shape((m, n, k): (usize, usize, usize), sms: u32) -> Config {
         let fits = |c: &Config| c.side == Side::Features && c.n as usize >= m;
         if let Some(config) = Self::MENU.into_iter().find(fits) {
-            return config;
+            let stages = k.div_ceil(STAGE_K as usize);
+            let splits = [4, 2, 1].into_iter().find(|&splits| splits as usize <= stages);
+            return Config { split_k: splits.unwrap_or(1), ..config };
         }
         // A tile's time is its area over the rate; pairs of CTAs read half the weights, which is worth a tenth.
         let cost = |c: &Config| {
@@ -287,7 +289,7 @@ mod tests {
     #[test]
     fn challenge_shapes_fill_one_wave() {
         for (m, n) in [(256, 4096), (512, 4096), (256, 3072), (512, 3072)] {
-            let config = Config::for_shape(m, n, 148);
+            let config = Config::for_shape((m, n, 4096), 148);
             let ctas = tiles(&config, m, n) * config.cluster();
             assert!((96..=148).contains(&ctas), "{m}x{n}: {ctas} CTAs of {}", config.name());
         }
