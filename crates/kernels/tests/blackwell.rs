@@ -12,7 +12,7 @@ use dualgemm_kernels::parts::rows::{Out, Output, Variant};
 use dualgemm_kernels::parts::tiles::GroupArgs;
 use dualgemm_kernels::sm100a::config::Side;
 use dualgemm_kernels::{Error, sm100a, sm120a};
-use dualgemm_sim::{Card, Gpu};
+use dualgemm_sim::{Card, Checks, Gpu};
 
 fn matrices((m, n, k): (usize, usize, usize)) -> (QuantizedMatrix<'static>, GateUp<'static>) {
     let mut inputs = Inputs::seeded(7);
@@ -55,7 +55,7 @@ impl Config {
 }
 
 fn gpu(config: Config) -> Gpu {
-    Gpu::new(dualgemm_sim::Config::default().card(config.card()))
+    Gpu::new(dualgemm_sim::Config::default().card(config.card()).checks(Checks::ALL))
 }
 
 fn f32_out() -> Variant {

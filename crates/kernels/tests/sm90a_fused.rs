@@ -13,7 +13,7 @@ use dualgemm_kernels::sm90a::host::{Fused, FusedArgs};
 use dualgemm_kernels::sm90a::operands::Operands;
 use dualgemm_kernels::sm90a::pack::Pack;
 use dualgemm_kernels::sm90a::variant::{Compute, Out, Scheduler, Variant};
-use dualgemm_sim::Gpu;
+use dualgemm_sim::{Checks, Gpu};
 
 type Shape = (usize, usize, usize);
 
@@ -88,7 +88,7 @@ fn check(config: Config, variant: Variant, shape: Shape) {
 }
 
 fn simulator() -> Gpu {
-    Gpu::new(dualgemm_sim::Config::default())
+    Gpu::new(dualgemm_sim::Config::default().checks(Checks::ALL))
 }
 
 /// An nvfp4 C is what the CPU path makes of the same kernel's f32 C.
@@ -296,4 +296,30 @@ fn on_a_card_close_and_repeatable() {
             }
         }
     }
+}
+
+/// Two launches of different tiles share a problem: the bits of both are those of whole launches.
+#[test]
+fn ranges_of_features_are_parts_of_the_whole_exact() {
+    let (m, n, k) = (40, 192, 144);
+    let gpu = simulator();
+    let variant = Variant { bias: true, ..silu() }.for_weights(n, k);
+    let (a, weights) = operands(&variant, (m, n, k));
+    let pack = Pack::new(&weights).unwrap();
+    let [large, small] = [Config::new(4, 16, 2, 2, 1), Config::new(2, 32, 2, 2, 1)]
+        .map(|config| Fused::new(&gpu, config, &variant).unwrap());
+    let on_device = Operands::upload(&gpu, &large, &a, &pack).unwrap();
+    large.launch(on_device.args()).unwrap();
+    let whole = on_device.read_c(&gpu).unwrap();
+    gpu.memset(on_device.args().c, 0xEE, whole.len()).unwrap();
+    for (kernel, range) in [(&large, 0..128), (&small, 128..192)] {
+        gpu.launch(&kernel.spec_of(on_device.args(), range).unwrap()).unwrap();
+    }
+    assert!(on_device.read_c(&gpu).unwrap() == whole);
+    assert!(on_device.guard_is_whole(&gpu).unwrap());
+    let refused =
+        |range: std::ops::Range<usize>| large.spec_of(on_device.args(), range).unwrap_err().to_string();
+    assert!(refused(16..144).contains("multiple of 32"), "{}", refused(16..144));
+    assert!(refused(128..192).contains("whole tiles"), "{}", refused(128..192));
+    assert!(refused(128..256).contains("within N"), "{}", refused(128..256));
 }

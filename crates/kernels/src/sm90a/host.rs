@@ -4,6 +4,8 @@
 //! launch allocates no device memory and waits for nothing, so it can be recorded. [`operands`](super::operands) uploads
 //! what tests and benchmarks launch on.
 
+use std::ops::Range;
+
 use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};
 use dualgemm_formats::GlobalScale;
 use dualgemm_gemm::Error as OperandError;
@@ -12,7 +14,7 @@ use dualgemm_ptx::layout::{Interleave, L2Promotion, OutOfBounds, TensorMap, Tens
 use super::config::Config;
 use super::exchange::FLAG_BYTES;
 use super::fused;
-use super::pack::CHUNK_K;
+use super::pack::{CHUNK_BYTES, CHUNK_FEATURES, CHUNK_K};
 use super::variant::{Out, Scheduler, Variant};
 use crate::Error;
 
@@ -304,7 +306,46 @@ impl<'d> Fused<'d> {
     /// Names the operand, what it is and what it must be.
     pub fn spec(&self, args: &FusedArgs) -> Result<LaunchSpec, Error> {
         self.check(args)?;
-        let grid = self.grid(args)?;
+        self.launch_of(args, self.grid(args)?)
+    }
+
+    /// The launch on some of the features, whole tiles of this configuration from a multiple of 32 on: launches of several
+    /// configurations can share a problem, so that none leaves its last wave of CTAs half empty.
+    ///
+    /// # Errors
+    /// As [`spec`](Self::spec), and if the range or the variant does not allow it.
+    pub fn spec_of(&self, args: &FusedArgs, features: Range<usize>) -> Result<LaunchSpec, Error> {
+        self.check(args)?;
+        let rule = |rule| Err(Error::Combination { kernel: "sm90a fused", rule });
+        let count = features.len();
+        let tile = self.config.features() as usize;
+        if count == 0 || features.end > args.n || !features.start.is_multiple_of(CHUNK_FEATURES) {
+            return rule("a range of features begins at a multiple of 32 and ends within N");
+        }
+        if !count.is_multiple_of(tile) {
+            return rule("a range of features has whole tiles");
+        }
+        if self.variant.grouped || self.variant.scheduler != Scheduler::Grid || !self.variant.aligned {
+            return rule("a range of features is for one problem on the grid scheduler, rows of C aligned");
+        }
+        let element = match self.variant.out {
+            Out::F16 | Out::Bf16 => 2,
+            Out::F32 => 4,
+            Out::Nvfp4 { .. } => return rule("a range of features is for a C of floats"),
+        };
+        let grid = self.grid(&FusedArgs { n: count, ..*args })?;
+        let chunks = features.start / CHUNK_FEATURES * args.k.div_ceil(CHUNK_K);
+        let start = features.start as u64;
+        let part = FusedArgs {
+            pack: args.pack.offset((chunks * CHUNK_BYTES) as u64),
+            c: args.c.offset(start * element),
+            bias: args.bias.map(|bias| bias.offset(start * 4)),
+            ..*args
+        };
+        self.launch_of(&part, grid)
+    }
+
+    fn launch_of(&self, args: &FusedArgs, grid: [u32; 3]) -> Result<LaunchSpec, Error> {
         let map = self.device.tensor_map(&self.tensor_map(args))?;
         let sizes = [args.m, args.n, args.k.div_ceil(CHUNK_K)].map(|size| size as u32);
         let mut list = Args::new().tensor_map(map).ptr(args.pack).ptr(args.c);

@@ -11,7 +11,9 @@ use dualgemm_kernels::generic::quantize::Floats;
 pub fn gpu() -> &'static dyn Device {
     match std::env::var("DUALGEMM_TEST_DEVICE").as_deref() {
         Ok("cuda") => Box::leak(Box::new(dualgemm_cuda::Cuda::open(0).unwrap())),
-        _ => Box::leak(Box::new(dualgemm_sim::Gpu::new(dualgemm_sim::Config::default()))),
+        _ => Box::leak(Box::new(dualgemm_sim::Gpu::new(
+            dualgemm_sim::Config::default().checks(dualgemm_sim::Checks::ALL),
+        ))),
     }
 }
 

@@ -122,7 +122,9 @@ fn tails_and_types_of_the_sm80_kernel_close() {
 #[test]
 fn the_sm80_kernel_runs_on_cards_of_other_generations_close() {
     for card in [Card::B200, Card::RtxPro6000] {
-        let gpu = dualgemm_sim::Gpu::new(dualgemm_sim::Config::default().card(card));
+        let gpu = dualgemm_sim::Gpu::new(
+            dualgemm_sim::Config::default().card(card).checks(dualgemm_sim::Checks::ALL),
+        );
         let types = (HalfFormat::Bf16, FloatType::F16);
         check(&gpu, Config::MENU[1], types, Activation::Silu, (9, 40, 144), true);
     }

@@ -29,7 +29,12 @@ pub struct Fused {
     scheduler: Scheduler,
     /// Whether it is for few rows: kernels of narrow tiles, several warpgroups to a tile.
     few_rows: bool,
+    /// Whether it takes two launches: large tiles in full waves, and smaller ones for the features that are left.
+    waves: bool,
 }
+
+/// What stands between the names of the two configurations of waves.
+const AND: char = '+';
 
 impl Fused {
     /// One CTA for each tile.
@@ -38,6 +43,7 @@ impl Fused {
         doc: "one kernel: both products in one pass over A, activation in registers; a CTA for each tile",
         scheduler: Scheduler::Grid,
         few_rows: false,
+        waves: false,
     };
     /// As many CTAs as the card holds.
     pub const PERSISTENT: Self = Self {
@@ -45,6 +51,7 @@ impl Fused {
         doc: "fused, with as many CTAs as the card holds, each taking tile after tile",
         scheduler: Scheduler::Persistent,
         few_rows: false,
+        waves: false,
     };
     /// Equal shares of all work.
     pub const STREAM_K: Self = Self {
@@ -52,6 +59,7 @@ impl Fused {
         doc: "fused, with the K blocks of all tiles in equal shares, added up in a fixed order",
         scheduler: Scheduler::StreamK,
         few_rows: false,
+        waves: false,
     };
     /// Few rows.
     pub const DECODE: Self = Self {
@@ -59,6 +67,15 @@ impl Fused {
         doc: "fused, for few tokens: narrow tiles, warpgroups that split K",
         scheduler: Scheduler::Grid,
         few_rows: true,
+        waves: false,
+    };
+    /// Two launches.
+    pub const WAVES: Self = Self {
+        name: "waves",
+        doc: "fused, in two launches: large tiles in full waves of CTAs, smaller ones for the features that are left",
+        scheduler: Scheduler::Grid,
+        few_rows: false,
+        waves: true,
     };
 
     fn unsupported<T>(&self, reason: String) -> Result<T, Error> {
@@ -85,6 +102,14 @@ impl Fused {
             ..Variant::new(desc.epilogue.activation.program())
         };
         Ok(variant.for_weights(desc.n, desc.k))
+    }
+
+    /// The configurations of a kernel's name.
+    fn configs(name: &str) -> Result<(Config, Option<Config>), Error> {
+        match name.split_once(AND) {
+            None => Ok((Config::named(name)?, None)),
+            Some((main, rest)) => Ok((Config::named(main)?, Some(Config::named(rest)?))),
+        }
     }
 
     fn is_for(&self, config: &Config) -> bool {
@@ -115,23 +140,40 @@ impl Strategy for Fused {
         }
         let variant = self.variant(desc)?;
         let fits = |config: &Config| self.is_for(config) && config.layout(&variant).is_ok();
-        let names: Vec<String> = Config::MENU.into_iter().filter(fits).map(|config| config.name()).collect();
+        let fitting = Config::MENU.into_iter().filter(fits);
+        let names: Vec<String> = if self.waves {
+            let floats = variant.aligned && !matches!(variant.out, Out::Nvfp4 { .. });
+            let pairs = fitting.clone().flat_map(|main| fitting.clone().map(move |rest| (main, rest)));
+            pairs
+                .filter(|(main, rest)| {
+                    floats && full_waves(desc.m, desc.n, info.sm_count, main, rest).is_some()
+                })
+                .map(|(main, rest)| format!("{}{AND}{}", main.name(), rest.name()))
+                .collect()
+        } else {
+            fitting.map(|config| config.name()).collect()
+        };
         if names.is_empty() {
-            return self.unsupported(format!("no configuration fits {}", variant.name()));
+            return self.unsupported(format!("no configuration fits {desc}, {}", variant.name()));
         }
         Ok(names)
     }
 
     fn estimate_us(&self, desc: &DualGemmDesc, info: &DeviceInfo, kernel: &str) -> Option<f64> {
-        let config = Config::named(kernel).ok()?;
-        Some(model::fused_us(desc, info, &config, self.scheduler))
+        let (config, rest) = Self::configs(kernel).ok()?;
+        let Some(rest) = rest else {
+            return Some(model::fused_us(desc, info, &config, self.scheduler));
+        };
+        let features = full_waves(desc.m, desc.n, info.sm_count, &config, &rest)?;
+        let part = |n, config| model::fused_us(&DualGemmDesc { n, ..*desc }, info, config, self.scheduler);
+        Some(part(features, &config) + part(desc.n - features, &rest))
     }
 
     fn prepare(&self, gpu: &'static Gpu, plan: &GpuPlan) -> Result<Box<dyn Prepared>, Error> {
         let (desc, device) = (plan.desc, gpu as &'static dyn Device);
-        let (config, variant) = (Config::named(&plan.kernel)?, self.variant(&desc)?);
-        let kernel = Kernel::new(device, config, &variant)?;
-        let workspace = match kernel.workspace_bytes() {
+        let ((config, rest), variant) = (Self::configs(&plan.kernel)?, self.variant(&desc)?);
+        let kernels = Kernels::new(device, config, rest, &variant)?;
+        let workspace = match kernels.main.workspace_bytes() {
             0 => None,
             bytes => Some(Buffer::zeroed(gpu, bytes)?),
         };
@@ -145,7 +187,7 @@ impl Strategy for Fused {
             gpu,
             desc,
             prologue: Prologue::new(gpu, &desc, plan.a_scale_layout, Order::Rows)?,
-            kernel,
+            kernels,
             with_bias: OnceLock::new(),
             workspace,
             requantize,
@@ -159,25 +201,26 @@ struct Ready {
     gpu: &'static Gpu,
     desc: DualGemmDesc,
     prologue: Prologue,
-    kernel: Kernel<'static>,
-    /// The kernel for weights with biases, loaded when the first ones come.
-    with_bias: OnceLock<Kernel<'static>>,
+    kernels: Kernels,
+    /// The kernels for weights with biases, loaded when the first ones come.
+    with_bias: OnceLock<Kernels>,
     workspace: Option<Buffer>,
     requantize: Option<Requantize>,
     launches: Launches,
 }
 
 impl Ready {
-    fn kernel(&self, weights: &DeviceWeights) -> Result<&Kernel<'static>, Error> {
+    fn kernels(&self, weights: &DeviceWeights) -> Result<&Kernels, Error> {
         if weights.bias() == [DevicePtr::NULL; 2] {
-            return Ok(&self.kernel);
+            return Ok(&self.kernels);
         }
-        if let Some(kernel) = self.with_bias.get() {
-            return Ok(kernel);
+        if let Some(kernels) = self.with_bias.get() {
+            return Ok(kernels);
         }
-        let variant = Variant { bias: true, ..self.kernel.variant().clone() };
-        let kernel = Kernel::new(self.gpu, *self.kernel.config(), &variant)?;
-        Ok(self.with_bias.get_or_init(|| kernel))
+        let Kernels { main, rest } = &self.kernels;
+        let variant = Variant { bias: true, ..main.variant().clone() };
+        let kernels = Kernels::new(self.gpu, *main.config(), rest.as_ref().map(|k| *k.config()), &variant)?;
+        Ok(self.with_bias.get_or_init(|| kernels))
     }
 
     fn specs(&self, call: &DeviceCall, weights: &DeviceWeights) -> Result<Vec<LaunchSpec>, Error> {
@@ -213,7 +256,7 @@ impl Ready {
             workspace: self.workspace.as_ref().map_or(DevicePtr::NULL, Buffer::ptr),
             ..FusedArgs::new(a.values, weights.packed()?, c, (call.m, n, k), alpha)
         };
-        specs.push(self.kernel(weights)?.spec(&args)?);
+        self.kernels(weights)?.specs(&args, self.gpu.info(), &mut specs)?;
         if let (Some(requantize), DeviceC::Nvfp4 { codes, scales, global_scale }) = (&self.requantize, call.c)
         {
             specs.extend(requantize.specs((call.m, n), [codes, scales, global_scale])?);
@@ -224,12 +267,63 @@ impl Ready {
 
 impl Prepared for Ready {
     fn warm(&self, weights: &Arc<DeviceWeights>) -> Result<(), Error> {
-        self.kernel(weights).map(drop)
+        self.kernels(weights).map(drop)
     }
 
     fn run(&self, call: &DeviceCall, weights: &Arc<DeviceWeights>, stream: Stream) -> Result<(), Error> {
         self.launches.run(self.gpu, call, weights, stream, || self.specs(call, weights))
     }
+}
+
+/// The kernel, or the two of waves.
+#[derive(Debug)]
+struct Kernels {
+    main: Kernel<'static>,
+    rest: Option<Kernel<'static>>,
+}
+
+impl Kernels {
+    fn new(
+        device: &'static dyn Device,
+        main: Config,
+        rest: Option<Config>,
+        variant: &Variant,
+    ) -> Result<Self, Error> {
+        let rest = rest.map(|config| Kernel::new(device, config, variant)).transpose()?;
+        Ok(Self { main: Kernel::new(device, main, variant)?, rest })
+    }
+
+    fn specs(&self, args: &FusedArgs, info: &DeviceInfo, specs: &mut Vec<LaunchSpec>) -> Result<(), Error> {
+        let split = self.rest.as_ref().and_then(|rest| {
+            let (main, sms) = (self.main.config(), info.sm_count);
+            full_waves(args.m, args.n, sms, main, rest.config()).map(|features| (rest, features))
+        });
+        match split {
+            // A call of fewer rows than planned may fill no wave.
+            None => specs.push(self.main.spec(args)?),
+            Some((rest, features)) => {
+                specs.push(self.main.spec_of(args, 0..features)?);
+                specs.push(rest.spec_of(args, features..args.n)?);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How many features `main` takes in full waves, so that whole, smaller tiles of `rest` are left; none if there is no
+/// full wave or nothing left.
+fn full_waves(m: usize, n: usize, sms: u32, main: &Config, rest: &Config) -> Option<usize> {
+    let one_tile_each = |c: &Config| c.ctas_per_sm == 1 && c.k_split == 1;
+    let area = |c: &Config| c.features() * c.tokens;
+    if !one_tile_each(main) || !one_tile_each(rest) || area(rest) >= area(main) {
+        return None;
+    }
+    let [token_tiles, feature_tiles] = main.tiles(m, n);
+    let waves = token_tiles * feature_tiles / sms.max(1);
+    let tiles = waves * sms / token_tiles.max(1);
+    let features = tiles as usize * main.features() as usize;
+    let left = n.checked_sub(features)?;
+    (features > 0 && left > 0 && left.is_multiple_of(rest.features() as usize)).then_some(features)
 }
 
 /// C in f32, then its largest magnitude, then nvfp4 by it.

@@ -91,6 +91,7 @@ pub const STRATEGIES: &[&dyn Strategy] = &[
     &fused::Fused::PERSISTENT,
     &fused::Fused::STREAM_K,
     &fused::Fused::DECODE,
+    &fused::Fused::WAVES,
     &plain::Plain,
     &portable::Portable,
 ];
