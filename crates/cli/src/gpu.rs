@@ -13,10 +13,12 @@ pub fn open(id: &GpuId) -> anyhow::Result<&'static Gpu> {
 /// Tells what this machine or build cannot do from what is wrong with the input.
 pub fn supported<T>(result: Result<T, Error>) -> anyhow::Result<T> {
     result.map_err(|error| match &error {
-        Error::Gpu(GpuError::Device(_)
+        Error::Gpu(
+            GpuError::Device(_)
             | GpuError::NothingFits { .. }
             | GpuError::Unsupported { .. }
-            | GpuError::Activations { .. }) => {
+            | GpuError::Activations { .. },
+        ) => {
             Unsupported { what: error.to_string(), instead: "--device cpu computes on the processor".into() }
                 .into()
         }

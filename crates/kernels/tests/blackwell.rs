@@ -264,7 +264,7 @@ fn bias_scale_of_a_and_activations_close() {
         FloatMatrix::F32(bias) => bias.as_dense().unwrap().to_vec(),
         FloatMatrix::F16(_) | FloatMatrix::Bf16(_) => panic!("f32 was asked for"),
     };
-    let [gate_bias, up_bias] = ["gate bias", "up bias"].map(|name| bias(name));
+    let [gate_bias, up_bias] = ["gate bias", "up bias"].map(&mut bias);
     let want_weights = GateUp {
         gate_bias: Some(gate_bias.clone().into()),
         up_bias: Some(up_bias.clone().into()),

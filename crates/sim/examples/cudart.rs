@@ -24,6 +24,9 @@ use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+/// What a card answers.
+type Answer = fn(&Gpu) -> u32;
+
 /// `cudaError_t`
 type Status = c_int;
 const SUCCESS: Status = 0;
@@ -32,7 +35,7 @@ const OUT_OF_MEMORY: Status = 2;
 const INVALID_FUNCTION: Status = 98;
 const LAUNCH_FAILURE: Status = 719;
 /// `cudaDevAttr...` this library answers, others are 0.
-const ATTRIBUTES: [(c_int, fn(&Gpu) -> u32); 11] = [
+const ATTRIBUTES: [(c_int, Answer); 11] = [
     (1, |_| 1024),
     (5, |_| i32::MAX as u32),
     (6, |_| 65535),
@@ -88,9 +91,9 @@ impl LaunchConfig {
     /// The attributes are there.
     unsafe fn cluster(&self) -> [u32; 3] {
         // SAFETY: the caller's promise.
-        let attributes = (0..self.count as usize).map(|i| unsafe { &*self.attributes.add(i) });
+        let mut attributes = (0..self.count as usize).map(|i| unsafe { &*self.attributes.add(i) });
         // `cudaLaunchAttributeClusterDimension`
-        let found = attributes.filter(|a| a.id == 4).last();
+        let found = attributes.rfind(|a| a.id == 4);
         found.map_or([1; 3], |a| [a.value[0], a.value[1], a.value[2]])
     }
 }
