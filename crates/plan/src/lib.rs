@@ -8,7 +8,7 @@
 //! | module | what |
 //! |---|---|
 //! | [`plan`] | [`GpuPlan`]: what is chosen, and why |
-//! | [`strategy`] | the ways to put the operation together, as a list |
+//! | [`strategy`](mod@strategy) | the ways to put the operation together, as a list |
 //! | [`weights`], [`call`], [`operands`] | operands in device memory |
 //! | [`gpu`] | a GPU with its loaded kernels; memory that frees itself |
 //! | [`choices`], [`tune`] | what was measured fastest, and measuring it |

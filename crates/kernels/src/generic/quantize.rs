@@ -2,7 +2,7 @@
 //! it, or straight to the f16 or bf16 image of those values, which the fused Hopper kernel multiplies: no codes in
 //! between.
 //!
-//! The tensor scale is the caller's (static), or comes from the largest magnitude: [`Amax`](super::amax::Amax) first,
+//! The tensor scale is the caller's (static), or comes from the largest magnitude: [`Amax`] first,
 //! then this kernel, which takes the maximum of its parts and also writes the scale, a multiplier, as one f32.
 
 use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};

@@ -1,7 +1,6 @@
 //! What a fused kernel computes, as a plain value: formats, activation, bias, where its problem sizes come from. What
-//! it computes it *with* is a [`Config`](super::config::Config).
+//! it computes it *with* is a [`Config`].
 
-use dualgemm_formats::ScaleLayout;
 use dualgemm_gemm::Program;
 use dualgemm_ptx::builder::HalfFormat;
 use dualgemm_ptx::layout::TensorDataType;
@@ -9,6 +8,7 @@ use dualgemm_ptx::layout::TensorDataType;
 use super::config::Config;
 use super::pack::CHUNK_K;
 use crate::Error;
+pub use crate::parts::rows::Out;
 
 /// The 16-bit type that is multiplied: A's. Weights are widened to it, exactly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -35,22 +35,6 @@ impl Compute {
             Self::Bf16 => TensorDataType::Bf16,
         }
     }
-}
-
-/// Element format of C.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Out {
-    /// Binary16, `[m, n]`.
-    F16,
-    /// bfloat16, `[m, n]`.
-    Bf16,
-    /// Binary32, `[m, n]`.
-    F32,
-    /// Codes `[m, n / 2]` and e4m3 block scales, with a static tensor scale, by Transformer Engine's rule.
-    Nvfp4 {
-        /// Order of the scale bytes. Padding is not written: zero it once.
-        scale_layout: ScaleLayout,
-    },
 }
 
 impl Out {

@@ -8,7 +8,7 @@
 //! The box is packed in shared memory, dimension 0 fastest, then the swizzle XORs the absolute address. Rows
 //! are dense without swizzling; with it each takes the whole swizzle span, even if the box is narrower (seen
 //! on sm_90; such a load still completes the bytes of the box only).
-//! [`rows`] has the modes that move a list of rows instead of a box: gather4, scatter4 and im2col.
+//! `rows` has the modes that move a list of rows instead of a box: gather4, scatter4 and im2col.
 //! Modelled: no interleave, zero fill, every swizzle.
 
 mod rows;
