@@ -34,7 +34,7 @@ pub(super) const BLOCK_WORDS: usize = size_of::<DigitBlock>() / size_of::<f32>()
 
 /// Writes a row into `out` and returns how many blocks it took. Does not if
 /// - `out` is too small, or there are more than 5/4 blocks per chunk, from where on they take longer than
-///   [`kernel`](super::kernel) does (measured on Zen 3);
+///   [`kernel`](super::kernel) does (by their counts of operations);
 /// - a number is infinite or NaN, extremely small or large.
 ///
 /// `unit` is what a sum of the kernel of 1 stands for.
