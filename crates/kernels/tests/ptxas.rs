@@ -6,9 +6,12 @@ use std::process::Command;
 
 use dualgemm_formats::ScaleLayout;
 use dualgemm_gemm::Activation;
+use dualgemm_kernels::parts::rows;
 use dualgemm_kernels::registry::KERNELS;
 use dualgemm_kernels::sm90a::variant::{Compute, Out, Scheduler, Variant};
 use dualgemm_kernels::sm90a::{config::Config, fused};
+use dualgemm_kernels::{sm100a, sm120a};
+use dualgemm_ptx::Target;
 
 /// C7508: `setmaxnreg` ignored. C7510 and its relatives: `wgmma` serialized.
 const REFUSALS: [&str; 5] = ["C7508", "C7510", "C7512", "C7514", "C7515"];
@@ -66,6 +69,33 @@ fn every_variant_of_the_fused_hopper_kernel_assembles_without_spills() {
             // Some do not fit the shared memory, or exclude each other.
             let Ok(module) = fused::generate(&config, variant) else { continue };
             assemble(&format!("{}, {}", config.name(), variant.name()), "sm_90a", &module.to_string());
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs ptxas"]
+fn every_variant_of_blackwells_kernels_assembles_without_spills() {
+    let full = || rows::Variant {
+        bias: true,
+        a_scale: true,
+        aligned: true,
+        ..rows::Variant::new(Activation::SWIGLU_OAI.program())
+    };
+    let nvfp4 = rows::Out::Nvfp4 { scale_layout: ScaleLayout::Sf128x4 };
+    let variants = [
+        rows::Variant { out: rows::Out::F32, aligned: false, ..full() },
+        rows::Variant { out: nvfp4, ..full() },
+        rows::Variant { out: rows::Out::Bf16, grouped: true, ..full() },
+    ];
+    for variant in &variants {
+        for config in sm100a::config::Config::MENU {
+            let ptx = sm100a::fused::generate(&config, variant, Target::Sm100a).unwrap().to_string();
+            assemble(&format!("{}, {:?}", config.name(), variant.out), "sm_100a", &ptx);
+        }
+        for config in sm120a::config::Config::MENU {
+            let ptx = sm120a::fused::generate(&config, variant, Target::Sm120a).unwrap().to_string();
+            assemble(&format!("{}, {:?}", config.name(), variant.out), "sm_120a", &ptx);
         }
     }
 }
