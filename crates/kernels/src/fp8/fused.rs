@@ -19,7 +19,7 @@ use super::config::{Config, GROUP_FEATURES, Layout, STAGE_K};
 use crate::Error;
 use crate::generic::finish::{self, Finish, Staged};
 use crate::generic::module;
-use crate::generic::ring::{Ring, low_word};
+use crate::parts::ring::{Ring, low_word};
 
 /// Name of the kernel in its module.
 pub const ENTRY: &str = "dual_gemm";
@@ -141,14 +141,14 @@ impl<'a> Fused<'a> {
         k.for_range("weight_stages", 0u32, self.blocks, 1, |k, block, _| {
             let full = self.ring.wait_empty(k, at);
             k.mbarrier_arrive_expect_tx(full, self.config.stage_bytes());
-            let offset = k.mul(at.stage, self.layout.weights.stride);
+            let offset = k.mul(at.index, self.layout.weights.stride);
             let slot = k.offset(self.base.at(self.layout.weights.offset), offset.cast());
             let column = k.mul(block, STAGE_K);
             let place = [column.cast::<S32>().into(), self.feature.cast::<S32>().into()];
             for (half, map) in maps.into_iter().enumerate() {
                 k.tensor_load(slot.at(half as u32 * bytes), map, &place, full, &TmaOptions::default());
             }
-            self.ring.advance(k, at);
+            at.advance(k);
         });
     }
 
@@ -157,12 +157,12 @@ impl<'a> Fused<'a> {
         let at = self.ring.start(k, true);
         k.for_range("token_stages", 0u32, self.blocks, 1, |k, block, _| {
             let full = self.ring.wait_empty(k, at);
-            let offset = k.mul(at.stage, self.layout.tokens.stride);
+            let offset = k.mul(at.index, self.layout.tokens.stride);
             let slot = k.offset(self.base.at(self.layout.tokens.offset), offset.cast());
             let column = k.mul(block, STAGE_K);
             let place = [column.cast::<S32>().into(), self.token.cast::<S32>().into()];
             k.tensor_load(slot, map, &place, full, &TmaOptions::default());
-            self.ring.advance(k, at);
+            at.advance(k);
         });
     }
 
@@ -177,8 +177,8 @@ impl<'a> Fused<'a> {
         let release = self.ring.start(k, false);
         k.for_range("k_stages", 0u32, self.blocks, 1, |k, block, _| {
             self.ring.wait_full(k, take);
-            let tokens = k.mad(take.stage, self.layout.tokens.stride / 16, tokens);
-            let weights = k.mad(take.stage, self.layout.weights.stride / 16, weights);
+            let tokens = k.mad(take.index, self.layout.tokens.stride / 16, tokens);
+            let weights = k.mad(take.index, self.layout.weights.stride / 16, weights);
             k.wgmma_fence();
             for step in 0..STAGE_K / 32 {
                 let advance = self.layout.tile.advance_k(32 * step) as u32;
@@ -191,13 +191,13 @@ impl<'a> Fused<'a> {
                 }
             }
             k.wgmma_commit();
-            self.ring.advance(k, take);
+            take.advance(k);
             k.comment("The stage before is multiplied.");
             k.wgmma_wait(1);
             let previous = k.compare(Cmp::Ne, block, 0u32);
             k.if_(previous, "release", |k| {
                 self.ring.release(k, release, self.first_lane);
-                self.ring.advance(k, release);
+                release.advance(k);
             });
         });
         k.wgmma_wait(0);

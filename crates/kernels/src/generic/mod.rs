@@ -15,7 +15,6 @@ pub mod finish;
 pub(crate) mod fragments;
 pub mod pack;
 pub mod quantize;
-pub(crate) mod ring;
 pub mod rowwise;
 pub mod silu_mul;
 mod sink;

@@ -1,7 +1,8 @@
-//! Where a role stands in a ring: of stages between loads and multiplications, or of accumulators between these and
-//! stores.
+//! Rings in shared memory: of stages between threads that load and warps that multiply, or of accumulators between these
+//! and stores.
 
 use dualgemm_ptx::builder::*;
+use dualgemm_ptx::layout::SmemRegion;
 
 /// A place in a ring of `count`, and the parity to wait for there.
 #[derive(Debug, Clone, Copy)]
@@ -32,4 +33,64 @@ impl Position {
         let offset = k.shl(self.index, 3u32);
         k.offset(first, offset.cast())
     }
+}
+
+/// Barriers of the ring.
+#[derive(Clone, Copy)]
+pub(crate) struct Ring {
+    pub(crate) stages: u32,
+    /// First "full" and first "empty" barrier.
+    pub(crate) full: Addr<Shared>,
+    pub(crate) empty: Addr<Shared>,
+}
+
+impl Ring {
+    pub(crate) fn new(base: Addr<Shared>, stages: u32, full: &SmemRegion, empty: &SmemRegion) -> Self {
+        Self { stages, full: base.at(full.offset), empty: base.at(empty.offset) }
+    }
+
+    /// Sets the barriers up: a stage is full after `fillers` arrivals and its bytes, empty after `takers`. All threads
+    /// of the CTA are here.
+    pub(crate) fn init(&self, k: &mut Kernel, fillers: u32, takers: u32) {
+        let thread = k.special(Special::TidX);
+        let first = k.compare(Cmp::Eq, thread, 0u32);
+        k.if_(first, "init", |k| {
+            for stage in 0..self.stages {
+                k.mbarrier_init(self.full.at(8 * stage), fillers);
+                k.mbarrier_init(self.empty.at(8 * stage), takers);
+            }
+            k.fence_mbarrier_init();
+        });
+        k.cta_sync();
+    }
+
+    /// The beginning for those who fill (all stages are empty) or for those who take.
+    pub(crate) fn start(&self, k: &mut Kernel, fills: bool) -> Position {
+        Position::start(k, u32::from(fills), self.stages)
+    }
+
+    /// Waits until the stage is empty and gives its "full" barrier.
+    pub(crate) fn wait_empty(&self, k: &mut Kernel, at: Position) -> Addr<Shared> {
+        let empty = at.barrier(k, self.empty);
+        k.mbarrier_wait(empty, at.phase, "empty");
+        at.barrier(k, self.full)
+    }
+
+    pub(crate) fn wait_full(&self, k: &mut Kernel, at: Position) {
+        let full = at.barrier(k, self.full);
+        k.mbarrier_wait(full, at.phase, "full");
+    }
+
+    /// One arrival at the "empty" barrier of the stage, by the lane for which `first_lane` holds.
+    pub(crate) fn release(&self, k: &mut Kernel, at: Position, first_lane: Reg<Pred>) {
+        let empty = at.barrier(k, self.empty);
+        k.when(first_lane).mbarrier_arrive(empty);
+    }
+}
+
+/// Low word of a `wgmma` descriptor of a tile at `start`; `desc` is the tile's.
+pub(crate) fn low_word(k: &mut Kernel, start: Addr<Shared>, desc: u64) -> Reg<U32> {
+    let address = k.add(start.base().cast::<U32>(), start.offset() as u32);
+    let field = k.shr(address, 4u32);
+    k.or(field.cast::<B32>(), desc as u32).cast()
 }

@@ -24,8 +24,8 @@ use super::order::SPAN;
 use crate::Error;
 use crate::generic::finish::{self, Finish, Staged};
 use crate::generic::module;
-use crate::generic::ring::{Cursor, Ring, low_word};
 use crate::generic::rowwise::scale_offset;
+use crate::parts::ring::{Position, Ring, low_word};
 use crate::sm90a::decode::{MAGNITUDE_MASK, SIGN_MASK};
 
 /// Name of the kernel in its module.
@@ -83,8 +83,8 @@ struct Consumer {
     feature: Reg<U32>,
     /// Lane of the four that share a row.
     q: Reg<U32>,
-    take: Cursor,
-    release: Cursor,
+    take: Position,
+    release: Position,
     /// Four words of gate and four of up.
     raw: [Reg<B32>; 8],
     /// Scales of a stage: two bytes of gate, two of up; of this group of stages and of the next.
@@ -182,14 +182,14 @@ impl<'a> Fused<'a> {
         k.for_range("code_stages", 0u32, self.blocks, 1, |k, block, _| {
             let full = self.ring.wait_empty(k, at);
             k.mbarrier_arrive_expect_tx(full, self.config.stage_bytes());
-            let offset = k.mul(at.stage, self.layout.codes.stride);
+            let offset = k.mul(at.index, self.layout.codes.stride);
             let slot = k.offset(self.base.at(self.layout.codes.offset), offset.cast());
             let column = k.mul(block, ROW_BYTES);
             let place = [column.cast::<S32>().into(), self.feature.cast::<S32>().into()];
             for (half, map) in maps.into_iter().enumerate() {
                 k.tensor_load(slot.at(half as u32 * bytes), map, &place, full, &TmaOptions::default());
             }
-            self.ring.advance(k, at);
+            at.advance(k);
         });
     }
 
@@ -198,7 +198,7 @@ impl<'a> Fused<'a> {
         let at = self.ring.start(k, true);
         k.for_range("token_stages", 0u32, self.blocks, 1, |k, block, _| {
             let full = self.ring.wait_empty(k, at);
-            let offset = k.mul(at.stage, self.layout.tokens.stride);
+            let offset = k.mul(at.index, self.layout.tokens.stride);
             let slot = k.offset(self.base.at(self.layout.tokens.offset), offset.cast());
             let column = k.mul(block, SPAN as u32);
             for panel in 0..2u32 {
@@ -207,7 +207,7 @@ impl<'a> Fused<'a> {
                 let to = slot.at(panel * self.config.panel_bytes());
                 k.tensor_load(to, map, &place, full, &TmaOptions::default());
             }
-            self.ring.advance(k, at);
+            at.advance(k);
         });
     }
 
@@ -266,7 +266,7 @@ impl<'a> Fused<'a> {
     /// Waits for the next stage and loads this lane's codes.
     fn load_codes_of_lane(&self, k: &mut Kernel, consumer: &Consumer) {
         self.ring.wait_full(k, consumer.take);
-        let at = k.mul(consumer.take.stage, self.layout.codes.stride);
+        let at = k.mul(consumer.take.index, self.layout.codes.stride);
         for (half, start) in consumer.codes.into_iter().enumerate() {
             let from = k.offset(start, at.cast());
             let words: [Reg<B32>; 4] = k.ld_vector(from);
@@ -339,18 +339,18 @@ impl<'a> Fused<'a> {
 
     /// One stage; its first half is decoded already, and so is the first half of the next one afterwards.
     fn stage(&self, k: &mut Kernel, consumer: &Consumer, stage: Reg<U32>, i: usize, sums: &[Reg<F32>]) {
-        let at = k.mad(consumer.take.stage, self.layout.tokens.stride / 16, consumer.tokens);
+        let at = k.mad(consumer.take.index, self.layout.tokens.stride / 16, consumer.tokens);
         self.multiply_half(k, consumer, 0, at, sums);
         k.comment("The stage before is multiplied.");
         k.wgmma_wait(1);
         let previous = k.compare(Cmp::Ne, stage, 0u32);
         k.if_(previous, "release", |k| {
             self.ring.release(k, consumer.release, self.first_lane);
-            self.ring.advance(k, consumer.release);
+            consumer.release.advance(k);
         });
         self.decode(k, consumer, 1, consumer.now[i]);
         self.multiply_half(k, consumer, 1, at, sums);
-        self.ring.advance(k, consumer.take);
+        consumer.take.advance(k);
         let next = k.add(stage, 1u32);
         let more = k.compare(Cmp::Lt, next, self.blocks);
         k.if_(more, "load", |k| self.load_codes_of_lane(k, consumer));
