@@ -3,24 +3,21 @@
 //! Flow: nvfp4 matrices → [`Operand`](crate::parts::operand::Operand)s on the device; [`Config`] → [`Fused`] → launch →
 //! C.
 
-use dualgemm_device::{Device, FunctionId, LaunchSpec};
+use dualgemm_device::{Device, LaunchSpec};
 use dualgemm_ptx::Target;
 
 use super::config::{Config, STAGE_K, THREADS};
 use super::fused;
 use crate::Error;
+use crate::parts::loaded::Loaded;
 use crate::parts::operand::FusedArgs;
 use crate::parts::rows::Variant;
 
 /// The fused kernel, loaded on a device for one N.
 #[derive(Clone)]
 pub struct Fused<'d> {
-    device: &'d dyn Device,
+    loaded: Loaded<'d>,
     config: Config,
-    variant: Variant,
-    function: FunctionId,
-    n: usize,
-    shared: u32,
 }
 
 impl<'d> Fused<'d> {
@@ -29,15 +26,13 @@ impl<'d> Fused<'d> {
     /// # Errors
     /// If the configuration does not fit, or the device refuses the text.
     pub fn new(device: &'d dyn Device, config: Config, variant: &Variant, n: usize) -> Result<Self, Error> {
-        let variant = variant.clone().for_features(n);
-        variant.check(n)?;
         let target = match device.info().arch.minor {
             3 => Target::Sm103a,
             _ => Target::Sm100a,
         };
-        let ptx = fused::generate(&config, &variant, target)?.to_string();
-        let function = device.function(device.load(&ptx)?, fused::ENTRY)?;
-        Ok(Self { device, config, variant, function, n, shared: config.layout()?.smem.bytes() })
+        let memory = (fused::ENTRY, config.layout()?.smem.bytes());
+        let generate = |variant: &Variant| fused::generate(&config, variant, target);
+        Ok(Self { loaded: Loaded::new(device, variant, n, memory, generate)?, config })
     }
 
     /// The launch on these operands; it can be repeated and recorded.
@@ -45,7 +40,7 @@ impl<'d> Fused<'d> {
     /// # Errors
     /// If the operands do not belong together, or do not fit the configuration.
     pub fn spec(&self, args: &FusedArgs) -> Result<LaunchSpec, Error> {
-        args.check(self.n, &self.variant)?;
+        args.check(self.loaded.n, &self.loaded.variant)?;
         let (m, k) = args.shape();
         let unsupported =
             |rule, value, limit| Err(Error::Unsupported { kernel: "sm100a fused", rule, value, limit });
@@ -59,18 +54,10 @@ impl<'d> Fused<'d> {
             return unsupported("tokens with tiles of less than 32, in one group", m as u32, tokens);
         }
         let cluster = self.config.cluster();
-        // Each group's last tile may be a part of one.
-        let token_tiles = m / tokens as usize + args.group_count();
-        let tiles = token_tiles * self.n.div_ceil(self.config.tile_features() as usize);
-        let resident = (self.device.info().sm_count / cluster).max(1) as usize;
+        let tiles = self.loaded.tiles(args, tokens, self.config.tile_features());
+        let resident = (self.loaded.device.info().sm_count / cluster).max(1) as usize;
         let clusters = if self.config.exchanges() { tiles } else { tiles.min(resident) };
-        let Ok(grid) = u32::try_from(clusters * cluster as usize) else {
-            return unsupported("tokens", m as u32, i32::MAX as u32);
-        };
-        Ok(LaunchSpec::new(self.function, [grid, 1, 1], [THREADS, 1, 1])
-            .cluster([cluster, 1, 1])
-            .dynamic_shared(self.shared)
-            .args(args.args(self.device, self.config.parts(), self.n, &self.variant)?))
+        self.loaded.launch(args, self.config.parts(), (clusters, cluster, THREADS), "sm100a fused")
     }
 
     /// Starts the kernel.
@@ -78,6 +65,6 @@ impl<'d> Fused<'d> {
     /// # Errors
     /// As [`spec`](Self::spec), and what the device says of the launch.
     pub fn launch(&self, args: &FusedArgs) -> Result<(), Error> {
-        Ok(self.device.launch(&self.spec(args)?)?)
+        Ok(self.loaded.device.launch(&self.spec(args)?)?)
     }
 }

@@ -2,24 +2,21 @@
 //!
 //! Flow: nvfp4 matrices → [`Operand`](crate::parts::operand::Operand)s on the device; [`Config`] → [`Fused`] → launch → C.
 
-use dualgemm_device::{Device, FunctionId, LaunchSpec};
+use dualgemm_device::{Device, LaunchSpec};
 use dualgemm_ptx::Target;
 
 use super::config::Config;
 use super::fused;
 use crate::Error;
+use crate::parts::loaded::Loaded;
 use crate::parts::operand::FusedArgs;
 use crate::parts::rows::Variant;
 
 /// The fused kernel, loaded on a device for one N.
 #[derive(Clone)]
 pub struct Fused<'d> {
-    device: &'d dyn Device,
+    loaded: Loaded<'d>,
     config: Config,
-    variant: Variant,
-    function: FunctionId,
-    n: usize,
-    shared: u32,
 }
 
 impl<'d> Fused<'d> {
@@ -28,15 +25,13 @@ impl<'d> Fused<'d> {
     /// # Errors
     /// If the configuration does not fit, or the device refuses the text.
     pub fn new(device: &'d dyn Device, config: Config, variant: &Variant, n: usize) -> Result<Self, Error> {
-        let variant = variant.clone().for_features(n);
-        variant.check(n)?;
         let target = match device.info().arch.minor {
             1 => Target::Sm121a,
             _ => Target::Sm120a,
         };
-        let ptx = fused::generate(&config, &variant, target)?.to_string();
-        let function = device.function(device.load(&ptx)?, fused::ENTRY)?;
-        Ok(Self { device, config, variant, function, n, shared: config.layout()?.smem.bytes() })
+        let memory = (fused::ENTRY, config.layout()?.smem.bytes());
+        let generate = |variant: &Variant| fused::generate(&config, variant, target);
+        Ok(Self { loaded: Loaded::new(device, variant, n, memory, generate)?, config })
     }
 
     /// The launch on these operands; it can be repeated and recorded.
@@ -44,18 +39,10 @@ impl<'d> Fused<'d> {
     /// # Errors
     /// If the operands do not belong together, or cannot be described to the TMA unit.
     pub fn spec(&self, args: &FusedArgs) -> Result<LaunchSpec, Error> {
-        args.check(self.n, &self.variant)?;
-        let (m, _) = args.shape();
-        // Each group's last tile may be a part of one.
-        let token_tiles = m / self.config.tokens as usize + args.group_count();
-        let tiles = token_tiles * self.n.div_ceil(self.config.features as usize);
-        let Ok(grid) = u32::try_from(tiles) else {
-            let (rule, limit) = ("tokens", i32::MAX as u32);
-            return Err(Error::Unsupported { kernel: "sm120a fused", rule, value: m as u32, limit });
-        };
-        Ok(LaunchSpec::new(self.function, [grid, 1, 1], [self.config.threads(), 1, 1])
-            .dynamic_shared(self.shared)
-            .args(args.args(self.device, self.config.parts(), self.n, &self.variant)?))
+        args.check(self.loaded.n, &self.loaded.variant)?;
+        let Config { tokens, features, .. } = self.config;
+        let tiles = self.loaded.tiles(args, tokens, features);
+        self.loaded.launch(args, self.config.parts(), (tiles, 1, self.config.threads()), "sm120a fused")
     }
 
     /// Starts the kernel.
@@ -63,6 +50,6 @@ impl<'d> Fused<'d> {
     /// # Errors
     /// As [`spec`](Self::spec), and what the device says of the launch.
     pub fn launch(&self, args: &FusedArgs) -> Result<(), Error> {
-        Ok(self.device.launch(&self.spec(args)?)?)
+        Ok(self.loaded.device.launch(&self.spec(args)?)?)
     }
 }
