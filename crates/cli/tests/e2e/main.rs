@@ -3,6 +3,7 @@
 mod bad_inputs;
 mod commands;
 mod common;
+mod export;
 mod gpu_kernels;
 mod readme;
 mod reproduce;

@@ -1,0 +1,108 @@
+//! `export --target gpumode`: kernels with their launches as one file that runs elsewhere, without this program.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use clap::{Args, ValueEnum};
+use dualgemm_bench::Shape;
+use dualgemm_export::gpumode::{self, ARCHES, Submission};
+use dualgemm_ptx::Target;
+use serde::Serialize;
+
+use super::Verdict;
+use super::bench::parse_shape;
+use crate::failure::Unsupported;
+use crate::report::Output;
+
+/// Arguments of `export`.
+#[derive(Debug, Args)]
+pub struct ExportArgs {
+    /// What the file is for.
+    #[arg(long, value_enum)]
+    pub target: ExportTarget,
+    /// Architecture: sm_100a, the task's, or sm_90a, to try it on a Hopper card.
+    #[arg(long, value_name = "ARCH", default_value = "sm_100a")]
+    pub arch: String,
+    /// A shape beside those of the task's ranking and tests; may be given several times.
+    #[arg(long, value_name = "MxNxK", value_parser = shape)]
+    pub shape: Vec<Shape>,
+    /// The file to write.
+    #[arg(short, long, value_name = "FILE", default_value = "submission.py")]
+    pub output: PathBuf,
+}
+
+/// What a file is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ExportTarget {
+    /// The GPU MODE task nvfp4_dual_gemm: a submission.py with custom_kernel.
+    Gpumode,
+}
+
+fn shape(text: &str) -> Result<Shape, String> {
+    parse_shape(text).ok_or_else(|| "three numbers are needed, such as 64x128x256".into())
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    file: PathBuf,
+    arch: String,
+    bytes: usize,
+    kernels: usize,
+    ran_on_silicon: bool,
+    shapes: Vec<ShapeReport>,
+}
+
+#[derive(Debug, Serialize)]
+struct ShapeReport {
+    m: usize,
+    n: usize,
+    k: usize,
+    kernel: String,
+    launches: usize,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { file, arch, bytes, kernels, .. } = self;
+        let shapes = self.shapes.len();
+        writeln!(f, "{}: {kernels} kernels for {arch}, {shapes} shapes, {bytes} bytes", file.display())?;
+        for ShapeReport { m, n, k, kernel, launches } in &self.shapes {
+            writeln!(f, "  {:<16} {kernel}, launches: {launches}", format!("{m}x{n}x{k}"))?;
+        }
+        if !self.ran_on_silicon {
+            writeln!(f, "these kernels are simulated and assembled, not yet run on silicon")?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes the file.
+pub fn run(args: &ExportArgs, output: &Output) -> anyhow::Result<Verdict> {
+    let ExportTarget::Gpumode = args.target;
+    let target = Target::ALL.iter().copied().find(|target| target.as_str() == args.arch);
+    let target = target.ok_or_else(|| Unsupported {
+        what: format!("there is no architecture {:?}", args.arch),
+        instead: format!("exported are {ARCHES}"),
+    })?;
+    let mut shapes = gpumode::shapes();
+    shapes.extend(&args.shape);
+    let Submission { python, recording, shapes } = gpumode::submission(target, &shapes)?;
+    std::fs::write(&args.output, &python).with_context(|| args.output.display().to_string())?;
+    let shapes = shapes.into_iter().map(|s| ShapeReport {
+        m: s.shape.m,
+        n: s.shape.n,
+        k: s.shape.k,
+        kernel: s.config,
+        launches: s.launches.len(),
+    });
+    output.emit(&Report {
+        file: args.output.clone(),
+        arch: args.arch.clone(),
+        bytes: python.len(),
+        kernels: recording.kernels.len(),
+        ran_on_silicon: target == Target::Sm90a,
+        shapes: shapes.collect(),
+    })?;
+    Ok(Verdict::Right)
+}
