@@ -8,7 +8,7 @@ use dualgemm_formats::ScaleLayout;
 use dualgemm_gemm::Activation;
 use dualgemm_kernels::parts::rows;
 use dualgemm_kernels::registry::KERNELS;
-use dualgemm_kernels::sm90a::variant::{Compute, Out, Scheduler, Variant};
+use dualgemm_kernels::sm90a::variant::{Compute, Out, Products, Scheduler, Variant};
 use dualgemm_kernels::sm90a::{config::Config, fused};
 use dualgemm_kernels::{sm100a, sm120a};
 use dualgemm_ptx::Target;
@@ -63,6 +63,10 @@ fn every_variant_of_the_fused_hopper_kernel_assembles_without_spills() {
         Variant { grouped: true, scheduler: Scheduler::Persistent, ..full() },
         Variant { scheduler: Scheduler::Persistent, ..full() },
         Variant { scheduler: Scheduler::StreamK, ..full() },
+        full().gate_before(),
+        Variant { products: Products::Up, ..variant() },
+        Variant { products: Products::Up, out: Out::F32, aligned: false, whole_blocks: false, ..full() },
+        Variant { products: Products::Up, out: Out::Nvfp4 { scale_layout: ScaleLayout::Linear }, ..full() },
     ];
     for config in Config::MENU {
         for variant in &variants {

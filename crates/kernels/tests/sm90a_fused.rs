@@ -2,7 +2,7 @@
 
 use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
 use dualgemm_cuda::Cuda;
-use dualgemm_device::Device;
+use dualgemm_device::{Device, DevicePtr};
 use dualgemm_formats::quantize::Quantizer;
 use dualgemm_formats::{
     BlockFormat, FloatMatrix, FloatType, GlobalScale, Matrix, Producer, ScaleLayout, Search,
@@ -12,7 +12,7 @@ use dualgemm_kernels::sm90a::config::Config;
 use dualgemm_kernels::sm90a::host::{Fused, FusedArgs};
 use dualgemm_kernels::sm90a::operands::Operands;
 use dualgemm_kernels::sm90a::pack::Pack;
-use dualgemm_kernels::sm90a::variant::{Compute, Out, Scheduler, Variant};
+use dualgemm_kernels::sm90a::variant::{Compute, Out, Products, Scheduler, Variant};
 use dualgemm_sim::{Checks, Gpu};
 
 type Shape = (usize, usize, usize);
@@ -160,6 +160,41 @@ fn check_groups(gpu: &dyn Device, config: Config, variant: Variant, sizes: &[u32
     on_device.free(gpu).unwrap();
 }
 
+/// Gate in one launch and up in a second one, whose epilogue reads gate's sums: the bits of one launch, near the
+/// reference.
+fn check_apart(gpu: &dyn Device, config: Config, variant: Variant, activation: Activation, shape: Shape) {
+    let (m, n, k) = shape;
+    let both = Variant { program: activation.program(), ..variant }.for_weights(n, k);
+    let up = Variant { products: Products::Up, ..both.clone() };
+    let (a, weights) = operands(&both, shape);
+    let kernel = Fused::new(gpu, config, &both).unwrap();
+    let on_device = Operands::upload(gpu, &kernel, &a, &Pack::new(&weights).unwrap()).unwrap();
+    kernel.launch(on_device.args()).unwrap();
+    let whole = (on_device.read_c(gpu).unwrap(), on_device.read_scales(gpu).unwrap());
+    let bias = on_device.args().bias;
+
+    let [gate, up] = [up.gate_before(), up].map(|variant| Fused::new(gpu, config, &variant).unwrap());
+    let [gate_pack, up_pack] = [&weights.gate, &weights.up].map(|half| Pack::of_matrix(half).unwrap());
+    let mut apart = Operands::upload(gpu, &up, &a, &up_pack).unwrap();
+    (apart.args_mut().bias, apart.args_mut().alpha) = (bias, [gate_pack.alpha()[0], up_pack.alpha()[0]]);
+    let pack = gpu.alloc(gate_pack.bytes().len()).unwrap();
+    gpu.copy_to(pack, gate_pack.bytes()).unwrap();
+    let args = *apart.args();
+    gate.launch(&FusedArgs { pack, ..args }).unwrap_or_else(|e| panic!("{gate:?} {m}x{n}x{k}: {e}"));
+    up.launch(&args).unwrap_or_else(|e| panic!("{up:?} {m}x{n}x{k}: {e}"));
+    let got = apart.read_values(gpu).unwrap();
+    if !got.is_empty() {
+        let want = reference(&epilogue(&both, activation), &AOperand::Float(a), 0..m, &weights);
+        let comparison = Comparison::new(&got, &want, n).unwrap();
+        assert!(comparison.rel_l2 < bound(both.out), "{up:?} {m}x{n}x{k}: {comparison:?}");
+    }
+    assert!((apart.read_c(gpu).unwrap(), apart.read_scales(gpu).unwrap()) == whole, "{up:?} {m}x{n}x{k}");
+    assert!(apart.guard_is_whole(gpu).unwrap(), "{up:?} {m}x{n}x{k} wrote behind C");
+    gpu.free(pack).unwrap();
+    apart.free(gpu).unwrap();
+    on_device.free(gpu).unwrap();
+}
+
 const P: Config = Config::new(2, 64, 2, 3, 1);
 const D: Config = Config::new(1, 8, 4, 3, 4);
 
@@ -230,6 +265,24 @@ fn two_ctas_that_split_k_close() {
 }
 
 #[test]
+fn gate_and_up_in_launches_of_their_own_equal_one_launch_exact() {
+    let gpu = simulator();
+    let check = |config, variant, shape| check_apart(&gpu, config, variant, Activation::Silu, shape);
+    check(P, silu(), (65, 200, 336));
+    check(P, Variant { out: Out::F32, bias: true, ..silu() }, (3, 37, 80));
+    for config in [D, Config::new(2, 16, 2, 2, 1).split_k(), Config::new(2, 16, 2, 2, 2).split_k()] {
+        check(config, silu(), (17, 140, 448));
+        check(config, Variant { compute: Compute::Bf16, out: Out::Bf16, bias: true, ..silu() }, (9, 35, 80));
+    }
+    for config in [Config::new(2, 16, 2, 2, 1), D] {
+        let out = Out::Nvfp4 { scale_layout: ScaleLayout::Linear };
+        check(config, Variant { out, round_gate_up_to_bf16: true, ..silu() }, (9, 80, 128));
+    }
+    let oai = Activation::SWIGLU_OAI;
+    check_apart(&gpu, Config::new(1, 24, 2, 2, 2), silu(), oai, (21, 70, 144));
+}
+
+#[test]
 fn nvfp4_out_is_the_cpu_paths_exact() {
     check_nvfp4(&simulator(), Config::new(2, 16, 2, 2, 1), ScaleLayout::Sf128x4, (9, 80, 128));
     check_nvfp4(&simulator(), D, ScaleLayout::Linear, (9, 48, 256));
@@ -264,6 +317,12 @@ fn operands_that_do_not_fit_are_refused_by_name() {
     let grouped = Variant { grouped: true, scheduler: Scheduler::StreamK, ..silu() };
     let message = Fused::new(&gpu, D, &grouped).unwrap_err().to_string();
     assert_eq!(message, "sm90a fused: grouped problems run on the grid or persistent scheduler");
+    let apart = |scheduler| Variant { products: Products::Up, scheduler, ..silu() }.for_weights(32, 64);
+    let message = Fused::new(&gpu, D, &apart(Scheduler::Persistent)).unwrap_err().to_string();
+    assert!(message.ends_with("gate and up apart are products of one problem on the grid scheduler"));
+    let kernel = Fused::new(&gpu, D, &apart(Scheduler::Grid)).unwrap();
+    let message = kernel.launch(&FusedArgs { gate_sums: DevicePtr::NULL, ..args }).unwrap_err().to_string();
+    assert!(message.starts_with("gate's sums is at "), "{message}");
 }
 
 /// The shapes that a simulator takes too long for, every configuration, on a card.
@@ -283,6 +342,9 @@ fn on_a_card_close_and_repeatable() {
         let float = Variant { out: Out::F32, bias: true, ..Variant::new(oai.program()) };
         check_on(&gpu, config, float.clone(), oai, (33, 130, 1040), 2);
         check_on(&gpu, config, Variant { compute: Compute::Bf16, ..float }, oai, (33, 130, 1040), 2);
+        for (m, n, k) in [(64, 520, 464), (130, 1000, 2048)] {
+            check_apart(&gpu, config, silu(), Activation::Silu, (m, n, k));
+        }
         if config.k_split == 1 {
             let sizes = [0, 70, 1, 0, 130, 33, 0];
             check_groups(&gpu, config, silu(), &sizes, (500, 464));

@@ -5,10 +5,13 @@
 //! what lies beyond with zeros.
 //!
 //! mxfp4 scales are any power of two: their values are exact in bf16, and in f16 where they are in its range.
+//!
+//! To e4m3, which has fewer bits than a code and a scale together, the value over a scale is rounded: what the e4m3 GEMM
+//! multiplies, weights too.
 
 use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};
 use dualgemm_formats::{BlockFormat, FloatType, ScaleLayout};
-use dualgemm_gemm::Activation;
+use dualgemm_gemm::{Activation, Error as OperandError};
 
 use super::quantize::{block_rule, fits};
 use super::rowwise::{self, Config, Sink, Source};
@@ -46,20 +49,22 @@ impl Codes {
 #[derive(Debug, Clone, Copy)]
 pub struct Expand {
     function: FunctionId,
-    ty: FloatType,
     config: Config,
+    /// What e4m3 values are to be multiplied by.
+    scale: f32,
 }
 
 impl Expand {
-    /// Configurations: every scale layout, to f16, to bf16, and to f16 in the order of
-    /// [`plain`](crate::plain); mxfp4 with linear scales to the same.
+    /// Configurations: every scale layout, to f16, to bf16, to f16 in the order of [`plain`](crate::plain), and to e4m3;
+    /// mxfp4 with linear scales to the floats.
     pub fn configs() -> Vec<Config> {
-        let sinks =
-            [Sink::Float(FloatType::F16), Sink::Float(FloatType::Bf16), Sink::Permuted(FloatType::F16)];
+        let [f16, bf16] = [FloatType::F16, FloatType::Bf16].map(Sink::Float);
+        let sinks = [f16, bf16, Sink::Permuted(FloatType::F16), Sink::E4m3];
         let layouts = ScaleLayout::ALL.into_iter();
         let nvfp4 =
             layouts.flat_map(|layout| sinks.map(|sink| Self::config(BlockFormat::Nvfp4, layout, sink)));
-        let mxfp4 = sinks.map(|sink| Self::config(BlockFormat::Mxfp4, ScaleLayout::Linear, sink));
+        let [floats @ .., _] = sinks;
+        let mxfp4 = floats.map(|sink| Self::config(BlockFormat::Mxfp4, ScaleLayout::Linear, sink));
         nvfp4.chain(mxfp4).collect()
     }
 
@@ -86,7 +91,7 @@ impl Expand {
         layout: ScaleLayout,
         ty: FloatType,
     ) -> Result<Self, Error> {
-        Self::load(device, ty, Self::config(format, layout, Sink::Float(ty)))
+        Self::load(device, Self::config(format, layout, Sink::Float(ty)), 1.0)
     }
 
     /// Loads the kernel for scales in this layout and f16 in the order that [`plain`](crate::plain) multiplies: rows
@@ -96,13 +101,25 @@ impl Expand {
     /// If the device refuses the text.
     pub fn permuted(device: &dyn Device, layout: ScaleLayout) -> Result<Self, Error> {
         let sink = Sink::Permuted(FloatType::F16);
-        Self::load(device, FloatType::F16, Self::config(BlockFormat::Nvfp4, layout, sink))
+        Self::load(device, Self::config(BlockFormat::Nvfp4, layout, sink), 1.0)
     }
 
-    fn load(device: &dyn Device, ty: FloatType, config: Config) -> Result<Self, Error> {
+    /// Loads the kernel for scales in this layout and e4m3 of `code · scale` over `over`, beyond 448 saturated.
+    ///
+    /// # Errors
+    /// If `over` is not positive and finite, its reciprocal too, or the device refuses the text.
+    pub fn e4m3(device: &dyn Device, layout: ScaleLayout, over: f32) -> Result<Self, Error> {
+        if !(over > 0.0 && over.is_finite() && (1.0 / over).is_finite()) {
+            let (found, expected) = (over.to_string(), "positive with a finite reciprocal".into());
+            return Err(OperandError::Operand { tensor: "scale of e4m3".into(), found, expected }.into());
+        }
+        Self::load(device, Self::config(BlockFormat::Nvfp4, layout, Sink::E4m3), over)
+    }
+
+    fn load(device: &dyn Device, config: Config, scale: f32) -> Result<Self, Error> {
         let module =
             rowwise::generate(&config, &Activation::Identity.program(), target_for(device.info().arch))?;
-        Ok(Self { function: load(device, &module, rowwise::ENTRY)?, ty, config })
+        Ok(Self { function: load(device, &module, rowwise::ENTRY)?, config, scale })
     }
 
     /// The launch that writes `[m, k]` values to `out`, rows `pitch` bytes apart (a multiple of 16).
@@ -113,11 +130,11 @@ impl Expand {
         a.check("A")?;
         self.config.check_blocks("A", a.k)?;
         fits("A", "address of the expanded values", out.0 as usize, 1, 16)?;
-        let columns = match self.config.sink {
-            Sink::Permuted(_) => a.k.next_multiple_of(SPAN),
-            _ => a.k,
+        let least = match self.config.sink {
+            Sink::Permuted(ty) => a.k.next_multiple_of(SPAN) * values::bytes(ty) as usize,
+            Sink::Float(ty) | Sink::Image(ty) => a.k * values::bytes(ty) as usize,
+            Sink::E4m3 | Sink::Codes(_) => a.k,
         };
-        let least = columns * values::bytes(self.ty) as usize;
         fits("A", "bytes from row to row of the expanded values", pitch, least, 16)?;
         let args = Args::new()
             .u32(a.m as u32)
@@ -127,6 +144,7 @@ impl Expand {
             .ptr(a.scales)
             .ptr(out)
             .u32(pitch as u32);
+        let args = if self.config.sink == Sink::E4m3 { args.f32(1.0 / self.scale) } else { args };
         let grid = self.config.grid(a.m, a.k);
         Ok(LaunchSpec::new(self.function, grid, [rowwise::THREADS, 1, 1]).args(args))
     }

@@ -4,6 +4,9 @@
 //!
 //! The tensor scale is the caller's (static), or comes from the largest magnitude: [`Amax`] first,
 //! then this kernel, which takes the maximum of its parts and also writes the scale, a multiplier, as one f32.
+//!
+//! To e4m3 there is one scale for the tensor and none for blocks. A dynamic one maps the largest magnitude to 448; what is
+//! written is nvfp4's, by which e4m3 has to be multiplied [`E4M3_FACTOR`] times.
 
 use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};
 use dualgemm_formats::{FloatType, GlobalScale, GlobalScaleSource, ScaleLayout};
@@ -14,6 +17,10 @@ use super::rowwise::{self, Config, Sink, Source};
 use super::{load, target_for, values};
 use crate::Error;
 use crate::plain::order::SPAN;
+
+/// Largest nvfp4 magnitude over largest e4m3 magnitude: what e4m3 under a dynamic scale, and e4m3 of nvfp4 that fills
+/// e4m3's range, have to be multiplied by besides the tensor scale.
+pub const E4M3_FACTOR: f32 = 6.0;
 
 /// A float matrix in device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,19 +115,19 @@ pub struct Quantize {
 
 impl Quantize {
     /// Configurations: from every float type to codes with linear scales, to both images, to e4m3 and to the order of
-    /// [`plain`](crate::plain); from f16 to the other scale layouts too; with a static and with a dynamic scale.
+    /// [`plain`](crate::plain); from f16 to the other scale layouts too; with a static and with a dynamic scale but for the
+    /// order, which has none.
     pub fn configs() -> Vec<Config> {
         let scaled = FloatType::ALL.into_iter().flat_map(|ty| {
             let layouts = ScaleLayout::ALL.into_iter();
             let layouts =
                 layouts.filter(move |&layout| ty == FloatType::F16 || layout == ScaleLayout::Linear);
-            let images = [FloatType::F16, FloatType::Bf16].map(Sink::Image);
-            let sinks = layouts.map(Sink::Codes).chain(images);
+            let others = [Sink::Image(FloatType::F16), Sink::Image(FloatType::Bf16), Sink::E4m3];
+            let sinks = layouts.map(Sink::Codes).chain(others);
             sinks.flat_map(move |sink| [false, true].map(|dynamic| Self::config(ty, sink, dynamic)))
         });
-        let converted = [Sink::E4m3, Sink::Permuted(FloatType::F16)].into_iter();
-        let converted = converted.flat_map(|sink| FloatType::ALL.map(|ty| Self::config(ty, sink, false)));
-        scaled.chain(converted).collect()
+        let permuted = FloatType::ALL.map(|ty| Self::config(ty, Sink::Permuted(FloatType::F16), false));
+        scaled.chain(permuted).collect()
     }
 
     fn config(ty: FloatType, sink: Sink, dynamic: bool) -> Config {
@@ -194,8 +201,7 @@ pub(super) fn out_args(
     };
     Ok(match (config.sink, scale, config.dynamic) {
         (Sink::Float(_) | Sink::Permuted(_), _, _) => args,
-        (Sink::E4m3, Scale::Static(scale), _) => args.f32(1.0 / scale.value()),
-        (Sink::E4m3, Scale::Dynamic { .. }, _) => return wrong("with a dynamic scale"),
+        (Sink::E4m3, Scale::Static(scale), false) => args.f32(1.0 / scale.value()),
         (_, Scale::Static(scale), false) => {
             let [sixth, inverse] = static_factors(*scale);
             args.f32(sixth).f32(inverse)

@@ -68,7 +68,8 @@ pub enum Sink {
     Image(FloatType),
     /// Floats in the order of [`plain::order`](crate::plain::order), rows padded by zeros to whole spans of it.
     Permuted(FloatType),
-    /// e4m3 of the value over the tensor scale, rounded to nearest; beyond 448, and NaN, saturated.
+    /// e4m3 of the value over the tensor scale, rounded to nearest; beyond 448, and NaN, saturated. With a dynamic one
+    /// the largest magnitude becomes 448.
     E4m3,
 }
 
@@ -149,7 +150,7 @@ impl Config {
 /// Codes   codes, bytes per row, scales, and as Image
 /// Image   values, bytes per row, and: static divisor / 6 and 1 / divisor (f32) or dynamic amax parts, their number, scale
 /// Permuted  values, bytes per row
-/// E4m3    values, bytes per row, 1 / tensor scale
+/// E4m3    values, bytes per row, and: static 1 / tensor scale, or dynamic as Image
 /// ```
 ///
 /// # Errors

@@ -20,7 +20,15 @@ enum Kind {
     Codes { layout: ScaleLayout, scales: PointerParam, scale: ScaleParams },
     Image { ty: FloatType, scale: ScaleParams },
     Permuted(FloatType),
-    E4m3 { inverse: Param<F32> },
+    E4m3(Inverse),
+}
+
+/// What values are multiplied by before they are rounded to e4m3.
+enum Inverse {
+    /// One over the tensor scale.
+    Static(Param<F32>),
+    /// 448 over the largest magnitude, `divisor / 6`.
+    Dynamic(ScaleParams),
 }
 
 /// The tensor scale of a quantizing sink.
@@ -43,7 +51,8 @@ impl SinkParams {
             },
             Sink::Image(ty) => Kind::Image { ty, scale: ScaleParams::declare(k, config.dynamic) },
             Sink::Permuted(ty) => Kind::Permuted(ty),
-            Sink::E4m3 => Kind::E4m3 { inverse: k.param("scale_inverse") },
+            Sink::E4m3 if config.dynamic => Kind::E4m3(Inverse::Dynamic(ScaleParams::declare(k, true))),
+            Sink::E4m3 => Kind::E4m3(Inverse::Static(k.param("scale_inverse"))),
         };
         Self { out, pitch, kind }
     }
@@ -73,8 +82,11 @@ impl SinkParams {
                 let floats = taken.floats(k);
                 store_permuted(k, place, *ty, (start, pitch), &floats);
             }
-            Kind::E4m3 { inverse } => {
-                let inverse = k.ld_param(inverse);
+            Kind::E4m3(inverse) => {
+                let inverse = match inverse {
+                    Inverse::Static(inverse) => k.ld_param(inverse),
+                    Inverse::Dynamic(scale) => scale.factors(k, place)[0],
+                };
                 let floats = taken.floats(k).map(|value| k.mul(value, inverse));
                 let words = [0, 4].map(|first| values::encode_e4m3_word(k, &floats[first..first + 4]));
                 let to = place.address(k, start, pitch, WIDTH);
@@ -163,17 +175,22 @@ impl ScaleParams {
         }
     }
 
+    /// `divisor / 6` and `1 / divisor`.
+    fn factors(&self, k: &mut Kernel, place: &Place) -> [Reg<F32>; 2] {
+        match self {
+            Self::Static(params) => [k.ld_param(&params[0]), k.ld_param(&params[1])],
+            Self::Dynamic { parts, count, scale } => from_amax(k, place, parts, count, scale),
+        }
+    }
+
     /// Codes and scale byte of the thread's half of a block, by Transformer Engine's rule
     /// (`dualgemm_formats::Producer::Te`), bit for bit.
     fn quantize(&self, k: &mut Kernel, place: &Place, values: &[Reg<F32>; 8]) -> (Reg<B32>, Reg<U32>) {
-        let [sixth, inverse] = match self {
-            Self::Static(params) => [k.ld_param(&params[0]), k.ld_param(&params[1])],
-            Self::Dynamic { parts, count, scale } => from_amax(k, place, parts, count, scale),
-        };
+        let factors = self.factors(k, place);
         let own = values::amax(k, values);
         let other = k.shuffle(Shuffle::Xor, own, 1u32);
         let amax = k.max(own, other);
-        let (byte, factor) = values::scale(k, amax, [sixth, inverse]);
+        let (byte, factor) = values::scale(k, amax, factors);
         let scaled = values.map(|value| k.mul(value, factor));
         (values::encode_e2m1(k, &scaled), byte)
     }

@@ -4,7 +4,7 @@
 use dualgemm_ptx::layout::{SmemLayout, SmemRegion, SmemTile, Swizzle};
 
 use super::pack::{CHUNK_BYTES, CHUNK_FEATURES};
-use super::variant::{Out, Scheduler, Variant};
+use super::variant::{Out, Products, Scheduler, Variant};
 use crate::Error;
 
 /// Opt-in shared memory of one CTA on sm_90: 227 KiB.
@@ -175,8 +175,8 @@ impl Config {
 
     /// Bytes from one token's staged output row to the next: 16 more than its features take, which spreads the
     /// rows over the banks.
-    pub(super) fn pitch(&self, out: Out) -> u32 {
-        self.features() * out.staged_bytes() + 16
+    pub(super) fn pitch(&self, variant: &Variant) -> u32 {
+        variant.features(self) * variant.out.staged_bytes() + 16
     }
 
     /// Bytes of the sums of K groups, or of the other CTA of a pair, that the epilogue adds up: with both, of half of the
@@ -190,9 +190,10 @@ impl Config {
     }
 
     /// Bytes that the epilogue needs.
-    fn epilogue_bytes(&self, out: Out) -> u32 {
-        let direct = self.k_groups > 1 && !matches!(out, Out::Nvfp4 { .. });
-        self.exchange_bytes() + if direct { 0 } else { self.tokens * self.pitch(out) }
+    fn epilogue_bytes(&self, variant: &Variant) -> u32 {
+        let direct = self.k_groups > 1 && !matches!(variant.out, Out::Nvfp4 { .. });
+        let unstaged = direct || variant.products == Products::Gate;
+        self.exchange_bytes() + if unstaged { 0 } else { self.tokens * self.pitch(variant) }
     }
 
     /// Bytes of a tile's sums, all K groups added up.
@@ -241,7 +242,7 @@ impl Config {
         let mut smem = SmemLayout::new();
         let tokens = smem.alloc_parts("tokens", self.token_bytes(), self.stages, 1024);
         let weights = smem.alloc_parts("weights", self.weight_bytes(), self.stages, 128);
-        let (ring, epilogue_bytes) = (smem.bytes(), self.epilogue_bytes(variant.out));
+        let (ring, epilogue_bytes) = (smem.bytes(), self.epilogue_bytes(variant));
         let epilogue = match variant.scheduler {
             Scheduler::Grid => {
                 if epilogue_bytes > ring {

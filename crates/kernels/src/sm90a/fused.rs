@@ -23,7 +23,7 @@ use dualgemm_ptx::builder::*;
 
 use super::config::{Config, Layout};
 use super::schedule::Tile;
-use super::variant::{Out, Scheduler, Variant};
+use super::variant::{Out, Products, Scheduler, Variant};
 use crate::Error;
 
 /// Name of the kernel in its module.
@@ -65,6 +65,8 @@ pub(super) struct Fused<'a> {
     pub(super) quantize: Option<Quantize>,
     pub(super) groups: Option<Groups>,
     pub(super) workspace: Option<PointerParam>,
+    /// Where gate's sums are, of products apart.
+    pub(super) gate_sums: Option<PointerParam>,
     pub(super) base: Addr<Shared>,
     pub(super) warp: Reg<U32>,
     pub(super) lane: Reg<U32>,
@@ -131,6 +133,7 @@ impl<'a> Fused<'a> {
             stride: k.param("group_stride"),
         });
         let workspace = (variant.scheduler == Scheduler::StreamK).then(|| k.pointer("workspace"));
+        let gate_sums = (variant.products != Products::Both).then(|| k.pointer("gate_sums"));
         let base = k.shared(&layout.smem);
         let [m, n, blocks] = sizes.map(|param| k.ld_param(&param));
         let warp = k.warp_index();
@@ -152,6 +155,7 @@ impl<'a> Fused<'a> {
             quantize,
             groups,
             workspace,
+            gate_sums,
             base,
             warp,
             lane,
@@ -216,6 +220,11 @@ impl<'a> Fused<'a> {
         if !self.config.late_trigger {
             k.launch_dependents();
         }
+    }
+
+    /// Features of a tile.
+    pub(super) fn features(&self) -> u32 {
+        self.variant.features(self.config)
     }
 
     /// Whether a CTA has more than one tile.

@@ -15,7 +15,7 @@ use super::config::Config;
 use super::exchange::FLAG_BYTES;
 use super::fused;
 use super::pack::{CHUNK_BYTES, CHUNK_FEATURES, CHUNK_K};
-use super::variant::{Out, Scheduler, Variant};
+use super::variant::{Out, Products, Scheduler, Variant};
 use crate::Error;
 
 /// CTAs along the second and the third dimension of a grid.
@@ -51,6 +51,9 @@ pub struct FusedArgs {
     pub a_scale: DevicePtr,
     /// The groups of a grouped problem.
     pub groups: Option<GroupArgs>,
+    /// [`Fused::gate_sums_bytes`] bytes, of products apart: the launch of gate writes them, that of up reads them. Both
+    /// take the same arguments but for `pack`.
+    pub gate_sums: DevicePtr,
     /// [`Fused::workspace_bytes`] bytes, zero before the first launch; launches that may run at once need their own.
     pub workspace: DevicePtr,
 }
@@ -93,6 +96,7 @@ impl FusedArgs {
             bias: [none; 2],
             a_scale: none,
             groups: None,
+            gate_sums: none,
             workspace: none,
         }
     }
@@ -165,6 +169,23 @@ impl<'d> Fused<'d> {
         }
     }
 
+    /// Bytes of [`FusedArgs::gate_sums`] for `m` rows and `n` features: f32, whole tiles; 0 if both products are one
+    /// launch.
+    pub fn gate_sums_bytes(&self, m: usize, n: usize) -> usize {
+        match self.variant.products {
+            Products::Both => 0,
+            Products::Gate | Products::Up => {
+                let [tokens, features] = self.tiles(m, n);
+                tokens as usize * features as usize * self.config.tile_bytes()
+            }
+        }
+    }
+
+    /// Tiles along the tokens and along the features.
+    fn tiles(&self, m: usize, n: usize) -> [u32; 2] {
+        self.config.tiles(m, n.div_ceil(self.variant.products.features_per_thread() as usize))
+    }
+
     fn check(&self, args: &FusedArgs) -> Result<(), Error> {
         let FusedArgs { m, n, k, lda, .. } = *args;
         for (dim, value) in [("M", m), ("N", n), ("K", k)] {
@@ -212,6 +233,9 @@ impl<'d> Fused<'d> {
         if self.variant.a_scale {
             check_address("A's scale", args.a_scale, 4)?;
         }
+        if self.variant.products != Products::Both {
+            check_address("gate's sums", args.gate_sums, 16)?;
+        }
         if self.variant.scheduler == Scheduler::StreamK {
             check_address("workspace", args.workspace, 16)?;
             if self.resident() > FLAG_BYTES / 4 {
@@ -245,7 +269,7 @@ impl<'d> Fused<'d> {
 
     /// CTAs of a launch, in x, y, z.
     fn grid(&self, args: &FusedArgs) -> Result<[u32; 3], Error> {
-        let [token_tiles, feature_tiles] = self.config.tiles(args.m, args.n);
+        let [token_tiles, feature_tiles] = self.tiles(args.m, args.n);
         // Of ragged groups each adds one tile at most.
         let ragged = args.groups.map_or(0, |groups| groups.count.min(args.m) as u64);
         let tiles = match ragged {
@@ -328,6 +352,9 @@ impl<'d> Fused<'d> {
         if self.variant.grouped || self.variant.scheduler != Scheduler::Grid || !self.variant.aligned {
             return rule("a range of features is for one problem on the grid scheduler, rows of C aligned");
         }
+        if self.variant.products != Products::Both {
+            return rule("a range of features is for both products in one launch");
+        }
         let element = match self.variant.out {
             Out::F16 | Out::Bf16 => 2,
             Out::F32 => 4,
@@ -369,6 +396,9 @@ impl<'d> Fused<'d> {
         }
         if self.variant.scheduler == Scheduler::StreamK {
             list = list.ptr(args.workspace);
+        }
+        if self.variant.products != Products::Both {
+            list = list.ptr(args.gate_sums);
         }
         let block = [self.config.threads(), 1, 1];
         let spec = LaunchSpec::new(self.function, grid, block).cluster([self.config.k_split, 1, 1]);

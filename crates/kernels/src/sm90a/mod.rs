@@ -5,6 +5,7 @@
 //! which tile), [`fused`] (the kernel: its parts, in files of their own, are the schedule, the producers, the consumers
 //! and the stores), [`host`] (launching it).
 
+mod apart;
 pub mod config;
 pub(crate) mod consumers;
 pub mod decode;

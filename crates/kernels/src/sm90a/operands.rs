@@ -104,6 +104,10 @@ impl Operands {
         if let Out::Nvfp4 { scale_layout } = out {
             this.args.c_scales = this.alloc(device, &vec![0; scale_layout.len(m, n / 16)])?;
         }
+        if fused.gate_sums_bytes(m, n) > 0 {
+            // NaN, where nothing is written.
+            this.args.gate_sums = this.alloc(device, &vec![0xFF; fused.gate_sums_bytes(m, n)])?;
+        }
         if fused.workspace_bytes() > 0 {
             this.args.workspace = this.alloc(device, &vec![0; fused.workspace_bytes()])?;
         }

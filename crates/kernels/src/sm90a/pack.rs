@@ -20,6 +20,9 @@
 //! mxfp4 has the same codes, a scale for 32 elements, and powers of two as scales. They are stored twice, relative to the
 //! largest one of the matrix; 25 octaves have an exact product.
 //!
+//! A matrix packed by itself has its rows in order: of each 16 the first eight are where gate's are, the others where
+//! up's are, and a chunk is 64 features.
+//!
 //! Fragment layout: PTX ISA, "Register fragments for wgmma.mma_async.m64nNk16".
 
 use dualgemm_formats::{BlockFormat, QuantizedMatrix};
@@ -40,6 +43,9 @@ pub const CODE_BYTES: usize = 2048;
 /// Bytes of a chunk's scales.
 pub const SCALE_BYTES: usize = 256;
 
+/// Features of a chunk of one matrix.
+pub const CHUNK_ROWS: usize = 2 * CHUNK_FEATURES;
+
 /// Packed weights, ready to be copied to a device.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pack {
@@ -59,21 +65,39 @@ impl Pack {
         weights.check()?;
         let (n, k) = (weights.n(), weights.k());
         let halves = [Half::new(&weights.gate)?, Half::new(&weights.up)?];
-        let k_chunks = k.div_ceil(CHUNK_K);
-        let mut bytes = vec![0; n.div_ceil(CHUNK_FEATURES) * k_chunks * CHUNK_BYTES];
-        bytes.par_chunks_exact_mut(CHUNK_BYTES).enumerate().for_each(|(index, chunk)| {
-            let (codes, scales) = chunk.split_at_mut(CODE_BYTES);
-            let origin = Origin { feature: index / k_chunks * CHUNK_FEATURES, k: index % k_chunks * CHUNK_K };
-            pack_codes(&halves, origin, codes);
-            pack_scales(&halves, origin, scales);
-        });
-        let alpha = [0, 1].map(|half| halves[half].factor);
         let biases = [&weights.gate_bias, &weights.up_bias];
         let bias = biases
             .iter()
             .any(|bias| bias.is_some())
             .then(|| biases.map(|bias| bias.as_ref().map_or_else(|| vec![0.0; n], |bias| bias.to_vec())));
-        Ok(Self { n, k, alpha, bias, bytes })
+        Ok(Self { bias, ..Self::of_halves(&halves, n.div_ceil(CHUNK_FEATURES), (n, k)) })
+    }
+
+    /// Packs one matrix by itself, for launches of one product. [`alpha`](Self::alpha) has its factor twice.
+    ///
+    /// # Errors
+    /// If it holds a NaN or negative scale, or mxfp4 scales too far apart.
+    pub fn of_matrix(matrix: &QuantizedMatrix<'_>) -> Result<Self, Error> {
+        matrix.check_scales().map_err(dualgemm_gemm::Error::from)?;
+        let low = Half::new(matrix)?;
+        let low = Half { row: |feature| feature / 8 * 16 + feature % 8, ..low };
+        let high = Half { row: |feature| feature / 8 * 16 + 8 + feature % 8, ..low };
+        let n = matrix.rows();
+        Ok(Self::of_halves(&[low, high], n.div_ceil(CHUNK_ROWS), (n, matrix.k())))
+    }
+
+    /// Packs pairs of rows, `tiles` chunks along the features.
+    fn of_halves(halves: &[Half<'_>; 2], tiles: usize, (n, k): (usize, usize)) -> Self {
+        let k_chunks = k.div_ceil(CHUNK_K);
+        let mut bytes = vec![0; tiles * k_chunks * CHUNK_BYTES];
+        bytes.par_chunks_exact_mut(CHUNK_BYTES).enumerate().for_each(|(index, chunk)| {
+            let (codes, scales) = chunk.split_at_mut(CODE_BYTES);
+            let origin = Origin { feature: index / k_chunks * CHUNK_FEATURES, k: index % k_chunks * CHUNK_K };
+            pack_codes(halves, origin, codes);
+            pack_scales(halves, origin, scales);
+        });
+        let alpha = [0, 1].map(|half| halves[half].factor);
+        Self { n, k, alpha, bias: None, bytes }
     }
 
     /// Features (N) before padding.
@@ -110,8 +134,11 @@ struct Origin {
     k: usize,
 }
 
-/// One of the two matrices, and how its scales become bytes.
+/// One of the two rows of a pair: of which matrix, and how its scales become bytes.
+#[derive(Clone, Copy)]
 struct Half<'a> {
+    /// The matrix' row of a pair, beyond the last for some.
+    row: fn(usize) -> usize,
     matrix: &'a QuantizedMatrix<'a>,
     /// mxfp4: exponent byte of the largest scale.
     largest: u8,
@@ -126,7 +153,7 @@ impl<'a> Half<'a> {
     fn new(matrix: &'a QuantizedMatrix<'a>) -> Result<Self, Error> {
         let global = matrix.global_scale().value();
         if matrix.format() == BlockFormat::Nvfp4 {
-            return Ok(Self { matrix, largest: 0, factor: global * WEIGHT_FACTOR });
+            return Ok(Self { row: |feature| feature, matrix, largest: 0, factor: global * WEIGHT_FACTOR });
         }
         let len = matrix.format().block_len();
         let zero = |row, block| (0..len).all(|i| matrix.code(row, block * len + i) & 7 == 0);
@@ -144,11 +171,12 @@ impl<'a> Half<'a> {
         }
         // The largest scale is stored as 2¹⁵, and codes are decoded as code · 2⁻¹⁴.
         let factor = global * 2f32.powi(i32::from(largest) - 127 - 15 + 14);
-        Ok(Self { matrix, largest, factor })
+        Ok(Self { row: |feature| feature, matrix, largest, factor })
     }
 
-    /// The scale of k16 block `block` of a row as the pack has it; 0 beyond the matrix.
-    fn scale(&self, row: usize, block: usize) -> u8 {
+    /// The scale of k16 block `block` of a pair's row as the pack has it; 0 beyond the matrix.
+    fn scale(&self, feature: usize, block: usize) -> u8 {
+        let row = (self.row)(feature);
         let block = block * 16 / self.matrix.format().block_len();
         if row >= self.matrix.rows() || block >= self.matrix.blocks() {
             return 0;
@@ -164,8 +192,9 @@ impl<'a> Half<'a> {
     }
 
     /// A code; 0 beyond the matrix and in blocks whose scale is zero.
-    fn code(&self, row: usize, k: usize) -> u8 {
-        if row < self.matrix.rows() && k < self.matrix.k() && self.scale(row, k / 16) != 0 {
+    fn code(&self, feature: usize, k: usize) -> u8 {
+        let row = (self.row)(feature);
+        if row < self.matrix.rows() && k < self.matrix.k() && self.scale(feature, k / 16) != 0 {
             self.matrix.code(row, k)
         } else {
             0
@@ -259,6 +288,28 @@ mod tests {
                 let (row, k) = (index / k, index % k);
                 assert_eq!(gate, weights.gate.value(row, k), "gate {row} {k}");
                 assert_eq!(up, weights.up.value(row, k), "up {row} {k}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_matrix_packed_by_itself_has_its_rows_where_gates_and_ups_would_be() {
+        for (n, k) in [(64, 64), (1, 16), (27, 80), (136, 464)] {
+            let matrix = weights(n, k).up;
+            let pack = Pack::of_matrix(&matrix).unwrap();
+            assert_eq!(
+                (pack.n(), pack.k(), pack.bytes().len()),
+                (n, k, n.div_ceil(64) * k.div_ceil(64) * 2304)
+            );
+            // The decoded pairs: all rows of all chunks.
+            let pairs = Pack { n: n.div_ceil(64) * 32, ..pack };
+            let (low, high) = unpack(&pairs);
+            for (index, value) in [low, high].into_iter().enumerate().flat_map(|(half, values)| {
+                values.into_iter().enumerate().map(move |(at, value)| ((half, at / k, at % k), value))
+            }) {
+                let (half, pair, k) = index;
+                let row = pair / 8 * 16 + 8 * half + pair % 8;
+                assert_eq!(value, if row < n { matrix.value(row, k) } else { 0.0 }, "{row} {k}");
             }
         }
     }

@@ -3,7 +3,7 @@
 use dualgemm_ptx::builder::*;
 
 use super::fused::{Fused, Position};
-use super::pack::{CHUNK_BYTES, CHUNK_FEATURES};
+use super::pack::CHUNK_BYTES;
 use super::schedule::Tile;
 
 impl Fused<'_> {
@@ -43,8 +43,9 @@ impl Fused<'_> {
             weights = self.of_group(k, weights, tile, stride);
         }
         k.comment("Row tiles beyond the last one read it again; their features are not stored.");
-        let up = k.add(self.n, CHUNK_FEATURES as u32 - 1);
-        let tiles = k.shr(up, CHUNK_FEATURES.ilog2());
+        let chunk = self.variant.chunk_features();
+        let up = k.add(self.n, chunk - 1);
+        let tiles = k.shr(up, chunk.ilog2());
         let last = k.sub(tiles, 1u32);
         let first = k.mul(tile.features, self.config.row_groups);
         (0..self.config.row_groups)

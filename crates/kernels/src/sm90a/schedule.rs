@@ -79,8 +79,8 @@ impl Fused<'_> {
     }
 
     /// Tiles along the tokens and along the features, of the whole problem without groups.
-    fn tile_counts(&self, k: &mut Kernel) -> [Reg<U32>; 2] {
-        [(self.m, self.config.tokens), (self.n, self.config.features())].map(|(size, tile)| {
+    pub(super) fn tile_counts(&self, k: &mut Kernel) -> [Reg<U32>; 2] {
+        [(self.m, self.config.tokens), (self.n, self.features())].map(|(size, tile)| {
             let up = k.add(size, tile - 1);
             k.div(up, tile)
         })

@@ -3,9 +3,10 @@
 use dualgemm_formats::ScaleLayout;
 use dualgemm_ptx::builder::*;
 
+use super::apart::FeatureSums;
 use super::fused::{Alpha, Fused};
 use super::schedule::Tile;
-use super::variant::Out;
+use super::variant::{Out, Products};
 use crate::generic::rowwise::scale_offset;
 use crate::parts::{epilogue, nvfp4};
 
@@ -23,9 +24,9 @@ impl Fused<'_> {
         }
         if self.config.k_split > 1 {
             let (tile, acc) = self.exchange_halves(k, tile, acc);
-            return self.store_transposed(k, tile, &acc);
+            return self.store_whole(k, tile, &acc);
         }
-        let Some(part) = tile.part else { return self.store_transposed(k, tile, acc) };
+        let Some(part) = tile.part else { return self.store_whole(k, tile, acc) };
         let thread = k.special(Special::TidX);
         k.if_else(
             part.head,
@@ -43,7 +44,7 @@ impl Fused<'_> {
                         }
                     });
                 });
-                self.store_transposed(k, tile, acc);
+                self.store_whole(k, tile, acc);
             },
             |k| {
                 let slot = self.own_slot(k);
@@ -54,6 +55,37 @@ impl Fused<'_> {
                 self.publish_part(k);
             },
         );
+    }
+
+    /// Stores sums that are whole: C, or gate's for a later launch.
+    fn store_whole(&self, k: &mut Kernel, tile: Tile, acc: &[Reg<F32>]) {
+        let products = self.variant.products;
+        if products == Products::Both {
+            return self.store_transposed(k, tile, acc, None);
+        }
+        let thread = k.special(Special::TidX);
+        match self.gate_of_thread(k, tile, thread) {
+            Some(to) if products == Products::Gate => {
+                for (group, sums) in acc.chunks_exact(4).enumerate() {
+                    self.keep_gate(k, to.at(group as u32 * self.plane()), sums);
+                }
+            }
+            gate => self.store_transposed(k, tile, acc, gate),
+        }
+    }
+
+    /// A thread's features in the tile, the first of which is `feature`, with their factors; none if C is not made here.
+    fn features_of_thread(&self, k: &mut Kernel, tile: Tile, feature: Reg<U32>) -> Vec<(Reg<U32>, Factors)> {
+        let count = match self.variant.products {
+            Products::Gate => 0,
+            products => products.features_per_thread(),
+        };
+        (0..count)
+            .map(|i| {
+                let feature = if i == 0 { feature } else { k.add(feature, 8 * i) };
+                (feature, self.factors(k, tile, feature))
+            })
+            .collect()
     }
 
     /// What one feature, given by its place in the tile, is multiplied by. Features beyond the last have no bias.
@@ -73,7 +105,7 @@ impl Fused<'_> {
             alpha = alpha.map(|alpha| k.mul(alpha, scale));
         }
         let bias = self.bias.as_ref().map(|halves| {
-            let first = k.mul(tile.features, self.config.features());
+            let first = k.mul(tile.features, self.features());
             let feature = k.add(first, feature);
             let inside = k.compare(Cmp::Lt, feature, self.n);
             let byte = k.mul_wide(feature, 4u32);
@@ -115,20 +147,32 @@ impl Fused<'_> {
 
     // ---- sums of one warpgroup: staged, then whole pieces of C's rows ----
 
-    fn store_transposed(&self, k: &mut Kernel, tile: Tile, acc: &[Reg<F32>]) {
+    fn store_transposed(&self, k: &mut Kernel, tile: Tile, acc: &[Reg<F32>], gate: Option<Addr<Global>>) {
         let [row_group, _, warp] = self.place(k);
-        let column = k.shl(row_group, 5u32);
-        let slab = k.shl(warp, 3u32);
+        let slab = self.slab_log2();
+        let column = k.shl(row_group, slab + 2);
+        let slab = k.shl(warp, slab);
         let column = k.add(column, slab);
         let g = k.shr(self.lane, 2u32);
         let feature = k.add(column, g);
-        let factors = self.factors(k, tile, feature);
-        match self.variant.out {
-            Out::F16 | Out::Bf16 => self.stage_halves(k, &factors, column, acc),
-            Out::F32 | Out::Nvfp4 { .. } => {
-                for (group, sums) in acc.chunks_exact(4).enumerate() {
-                    let group = k.mov::<U32>(group as u32);
-                    self.stage_floats(k, &factors, (group, feature), [sums[0], sums[1], sums[2], sums[3]]);
+        let groups = || acc.chunks_exact(4).enumerate();
+        for (i, (feature, factors)) in self.features_of_thread(k, tile, feature).iter().enumerate() {
+            let sums = |k: &mut Kernel, (group, sums): (usize, &[Reg<F32>])| {
+                let gate = gate.map(|gate| gate.at(group as u32 * self.plane()));
+                self.feature_sums(k, i, sums, gate)
+            };
+            match self.variant.out {
+                Out::F16 | Out::Bf16 => {
+                    let column = if i == 0 { column } else { k.add(column, 8 * i as u32) };
+                    let sums: Vec<FeatureSums> = groups().map(|group| sums(k, group)).collect();
+                    self.stage_halves(k, factors, column, &sums);
+                }
+                Out::F32 | Out::Nvfp4 { .. } => {
+                    for (group, four) in groups() {
+                        let sums = sums(k, (group, four));
+                        let group = k.mov::<U32>(group as u32);
+                        self.stage_floats(k, factors, (group, *feature), &sums);
+                    }
                 }
             }
         }
@@ -136,23 +180,28 @@ impl Fused<'_> {
         self.copy_out(k, tile, acc.len() as u32 * 2);
     }
 
-    /// Transposes 16-bit elements by `stmatrix` to rows of tokens. `column` is the warp's first feature.
-    fn stage_halves(&self, k: &mut Kernel, factors: &Factors, column: Reg<U32>, acc: &[Reg<F32>]) {
-        let pitch = self.config.pitch(self.variant.out);
+    /// Features of a warp's slab of weight rows, as a power of two.
+    fn slab_log2(&self) -> u32 {
+        (8 * self.variant.products.features_per_thread()).ilog2()
+    }
+
+    /// Transposes 16-bit elements by `stmatrix` to rows of tokens. `column` is the first of the warp's eight features,
+    /// `sums` those of all groups of eight tokens.
+    fn stage_halves(&self, k: &mut Kernel, factors: &Factors, column: Reg<U32>, sums: &[FeatureSums]) {
+        let pitch = self.config.pitch(self.variant);
         let column = k.shl(column, 1u32);
         // `stmatrix` takes the row address of matrix i from lanes 8i .. 8i+8; a matrix is 8 tokens.
-        let groups: Vec<&[Reg<F32>]> = acc.chunks_exact(4).collect();
-        let at_once = if groups.len().is_multiple_of(4) { 4 } else { 1 };
+        let at_once = if sums.len().is_multiple_of(4) { 4 } else { 1 };
         let row = if at_once == 4 { self.lane } else { k.and(self.lane, 7u32) };
         let row = k.mul(row, pitch);
         let place = k.add(row, column);
         let place = k.offset(self.staged(), place.cast());
-        for (index, groups) in groups.chunks(at_once).enumerate() {
-            let halves: Vec<Reg<B32>> = groups
+        for (index, sums) in sums.chunks(at_once).enumerate() {
+            let halves: Vec<Reg<B32>> = sums
                 .iter()
-                .map(|c| {
-                    let first = self.activate(k, factors, c[0], c[2]);
-                    let second = self.activate(k, factors, c[1], c[3]);
+                .map(|FeatureSums { gate, up }| {
+                    let first = self.activate(k, factors, gate[0], up[0]);
+                    let second = self.activate(k, factors, gate[1], up[1]);
                     self.pair(k, first, second)
                 })
                 .collect();
@@ -167,16 +216,16 @@ impl Fused<'_> {
         k: &mut Kernel,
         factors: &Factors,
         (group, feature): (Reg<U32>, Reg<U32>),
-        sums: [Reg<F32>; 4],
+        sums: &FeatureSums,
     ) {
-        let pitch = self.config.pitch(self.variant.out);
+        let pitch = self.config.pitch(self.variant);
         let token = self.token_of(k, group);
         let row = k.mul(token, pitch);
         let column = k.shl(feature, 2u32);
         let place = k.add(row, column);
         let place = k.offset(self.staged(), place.cast());
         for e in 0..2 {
-            let value = self.activate(k, factors, sums[e], sums[e + 2]);
+            let value = self.activate(k, factors, sums.gate[e], sums.up[e]);
             k.st(place.at(e as u32 * pitch), value);
         }
     }
@@ -208,13 +257,13 @@ impl Fused<'_> {
     fn copy_out(&self, k: &mut Kernel, tile: Tile, tokens: u32) {
         let (config, out) = (self.config, self.variant.out);
         let piece_features = out.piece();
-        let (pieces, bytes) = (config.features() / piece_features, out.staged_bytes());
+        let (pieces, bytes) = (self.features() / piece_features, out.staged_bytes());
         let stage = self.staged();
         let thread = k.special(Special::TidX);
-        let first_feature = k.mul(tile.features, config.features());
+        let first_feature = k.mul(tile.features, self.features());
         k.for_range("store", thread, tokens * pieces, config.consumer_threads(), |k, i, _| {
             let (token, piece) = (k.div(i, pieces), k.rem(i, pieces));
-            let from = k.mul(token, config.pitch(out));
+            let from = k.mul(token, config.pitch(self.variant));
             let from = k.mad(piece, piece_features * bytes, from);
             let from = k.offset(stage, from.cast());
             let feature = k.mad(piece, piece_features, first_feature);
@@ -316,17 +365,28 @@ impl Fused<'_> {
         };
         k.comment("Thread `peer` held feature lane/4 of its warp's eight, tokens 2(lane%4) and the next.");
         let warp = k.shr(peer, 5u32);
-        let feature = k.shl(warp, 3u32);
+        let feature = k.shl(warp, self.slab_log2());
         let g = k.shr(self.lane, 2u32);
         let feature = k.add(feature, g);
-        let factors = self.factors(k, tile, feature);
+        let features = self.features_of_thread(k, tile, feature);
+        let gate = self.gate_of_thread(k, tile, peer);
         let slot = k.shl(peer, 4u32);
         let from = k.offset(sums_at, slot.cast());
-        let store = |k: &mut Kernel, group: Reg<U32>, sums: [Reg<F32>; 4]| match self.variant.out {
-            Out::Nvfp4 { .. } => {
-                self.stage_floats(k, &factors, (group, feature), sums);
+        let store = |k: &mut Kernel, group: Reg<U32>, sums: [Reg<F32>; 4]| {
+            let gate = gate.map(|gate| {
+                let skip = k.mul_wide(group, self.plane());
+                k.offset(gate, skip)
+            });
+            if let (Products::Gate, Some(to)) = (self.variant.products, gate) {
+                return self.keep_gate(k, to, &sums);
             }
-            _ => self.store_direct(k, tile, &factors, (group, feature), sums),
+            for (i, (feature, factors)) in features.iter().enumerate() {
+                let sums = self.feature_sums(k, i, &sums, gate);
+                match self.variant.out {
+                    Out::Nvfp4 { .. } => self.stage_floats(k, factors, (group, *feature), &sums),
+                    _ => self.store_direct(k, tile, factors, (group, *feature), &sums),
+                }
+            }
         };
         k.for_range("reduce", k_group, groups, config.k_groups, |k, group, _| {
             let at = k.mul(group, plane);
@@ -364,7 +424,7 @@ impl Fused<'_> {
         if let Some(part) = tile.part {
             k.if_(!part.head, "publish", |k| self.publish_part(k));
         }
-        if matches!(self.variant.out, Out::Nvfp4 { .. }) {
+        if matches!(self.variant.out, Out::Nvfp4 { .. }) && !features.is_empty() {
             let body = |k: &mut Kernel| {
                 k.bar_sync(1u32, config.consumer_threads());
                 self.copy_out(k, tile, groups * 8);
@@ -383,15 +443,15 @@ impl Fused<'_> {
         tile: Tile,
         factors: &Factors,
         (group, feature): (Reg<U32>, Reg<U32>),
-        sums: [Reg<F32>; 4],
+        sums: &FeatureSums,
     ) {
-        let first = k.mul(tile.features, self.config.features());
+        let first = k.mul(tile.features, self.features());
         let feature = k.add(feature, first);
         let inside = k.compare(Cmp::Lt, feature, self.n);
         let token = self.token_of(k, group);
         let row = k.add(token, tile.token);
         for e in 0..2 {
-            let value = self.activate(k, factors, sums[e], sums[e + 2]);
+            let value = self.activate(k, factors, sums.gate[e], sums.up[e]);
             let row = k.add(row, e as u32);
             let inside = k.compare_and(Cmp::Lt, row, tile.token_end, inside);
             let to = self.element(k, row, feature, self.variant.out.staged_bytes());

@@ -6,7 +6,7 @@ use dualgemm_ptx::builder::HalfFormat;
 use dualgemm_ptx::layout::TensorDataType;
 
 use super::config::Config;
-use super::pack::CHUNK_K;
+use super::pack::{CHUNK_FEATURES, CHUNK_K};
 use crate::Error;
 pub use crate::parts::rows::Out;
 
@@ -69,9 +69,34 @@ pub enum Scheduler {
     StreamK,
 }
 
+/// Which products a launch computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Products {
+    /// Gate and up in one pass over A, from a pack of both.
+    Both,
+    /// Gate alone, from a pack of that matrix: its sums go to memory as they are, f32 in the order of registers.
+    Gate,
+    /// Up alone, from a pack of that matrix: its epilogue reads the sums that a launch of [`Gate`](Self::Gate) with the
+    /// same configuration left, and makes C of both.
+    Up,
+}
+
+impl Products {
+    /// Features whose sums a thread has for the same tokens: rows g and g + 8 of a slab are gate and up of one feature,
+    /// or two features of one matrix.
+    pub(super) fn features_per_thread(self) -> u32 {
+        match self {
+            Self::Both => 1,
+            Self::Gate | Self::Up => 2,
+        }
+    }
+}
+
 /// What the kernel computes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Variant {
+    /// The products of this launch.
+    pub products: Products,
     /// Type of A and of the multiplication.
     pub compute: Compute,
     /// Format of C.
@@ -99,6 +124,7 @@ impl Variant {
     /// f16 in and out, one problem, nothing added, one tile for each CTA.
     pub fn new(program: Program) -> Self {
         Self {
+            products: Products::Both,
             compute: Compute::F16,
             out: Out::F16,
             program,
@@ -120,6 +146,23 @@ impl Variant {
         Self { aligned, whole_blocks: k.is_multiple_of(CHUNK_K), ..self }
     }
 
+    /// The launch before one of [`Products::Up`]: its sums are stored as they are, whatever becomes of them.
+    #[must_use]
+    pub fn gate_before(&self) -> Self {
+        let products = Products::Gate;
+        Self { products, bias: false, a_scale: false, round_gate_up_to_bf16: false, ..self.clone() }
+    }
+
+    /// Features of a tile.
+    pub(super) fn features(&self, config: &Config) -> u32 {
+        config.features() * self.products.features_per_thread()
+    }
+
+    /// Features of a chunk of the pack.
+    pub(super) fn chunk_features(&self) -> u32 {
+        CHUNK_FEATURES as u32 * self.products.features_per_thread()
+    }
+
     /// Checks what does not go together.
     ///
     /// # Errors
@@ -128,6 +171,9 @@ impl Variant {
         let rule = |rule| Err(Error::Combination { kernel: "sm90a fused", rule });
         if self.grouped && self.scheduler == Scheduler::StreamK {
             return rule("grouped problems run on the grid or persistent scheduler");
+        }
+        if self.products != Products::Both && (self.grouped || self.scheduler != Scheduler::Grid) {
+            return rule("gate and up apart are products of one problem on the grid scheduler");
         }
         if (self.grouped || self.scheduler != Scheduler::Grid) && config.k_split > 1 {
             return rule("two CTAs split K of one problem on the grid scheduler");
@@ -158,9 +204,14 @@ impl Variant {
             Scheduler::Persistent => " persistent",
             Scheduler::StreamK => " stream-k",
         };
+        let products = match self.products {
+            Products::Both => "",
+            Products::Gate => " gate alone",
+            Products::Up => " up after gate",
+        };
         let flag = |on: bool, name: &'static str| if on { name } else { "" };
         format!(
-            "{compute} to {out}{scheduler}{}{}{}{}{}{}",
+            "{compute} to {out}{products}{scheduler}{}{}{}{}{}{}",
             flag(self.bias, " bias"),
             flag(self.a_scale, " a_scale"),
             flag(self.round_gate_up_to_bf16, " rounded"),

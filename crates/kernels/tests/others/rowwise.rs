@@ -11,7 +11,7 @@ use dualgemm_gemm::Activation;
 use dualgemm_kernels::generic::amax::{Amax, MAX_PARTS};
 use dualgemm_kernels::generic::dequantize::Dequantize;
 use dualgemm_kernels::generic::expand::Expand;
-use dualgemm_kernels::generic::quantize::{Floats, Out, Quantize, Scale};
+use dualgemm_kernels::generic::quantize::{E4M3_FACTOR, Floats, Out, Quantize, Scale};
 use dualgemm_kernels::generic::rowwise::Sink;
 use dualgemm_kernels::generic::silu_mul::{Products, SiluMul};
 use dualgemm_kernels::plain::order::{SPAN, column};
@@ -380,6 +380,44 @@ fn e4m3_is_the_scaled_value_rounded_exact() {
         let got = if x.is_nan() { got & 0x7F } else { got };
         assert_eq!(got, want, "{x}");
     }
+}
+
+#[test]
+fn e4m3_of_codes_and_under_a_dynamic_scale_is_the_value_rounded_exact() {
+    let gpu = gpu();
+    let bytes = |from: DevicePtr, count: usize| read(gpu, from, count);
+    for layout in ScaleLayout::ALL {
+        let matrix = quantized("a", (131, 80), layout);
+        let out = poisoned(gpu, 131 * 80);
+        run(
+            gpu,
+            &Expand::e4m3(gpu, layout, 6.0).unwrap().spec(&upload_codes(gpu, &matrix), out, 80).unwrap(),
+        );
+        let want: Vec<u8> = image(&matrix).iter().map(|x| e4m3::encode(x * (1.0 / 6.0))).collect();
+        assert!(bytes(out, 131 * 80) == want, "{layout}");
+    }
+    let message = Expand::e4m3(gpu, ScaleLayout::Linear, 0.0).unwrap_err().to_string();
+    assert_eq!(message, "scale of e4m3 is 0; the problem asks for positive with a finite reciprocal");
+
+    let a = Inputs::seeded(5).floats("a", FloatType::Bf16, 7, 1040).unwrap();
+    let amax = (0..7 * 1040).map(|i| a.value(i / 1040, i % 1040).abs()).fold(0.0, f32::max);
+    let [values, parts, scale] = [7 * 1040, 4 * MAX_PARTS as usize, 4].map(|bytes| poisoned(gpu, bytes));
+    let on_device = upload_floats(gpu, &a);
+    run(gpu, &Amax::new(gpu, FloatType::Bf16).unwrap().spec(&on_device, parts).unwrap());
+    let kernel = Quantize::new(gpu, FloatType::Bf16, Sink::E4m3, true).unwrap();
+    let to = Out::Image { values, pitch: 1040 };
+    run(gpu, &kernel.spec(&on_device, &to, &Scale::Dynamic { parts, scale }).unwrap());
+    let divisor = 2688.0 / amax;
+    assert_eq!(floats(&bytes(scale, 4), FloatType::F32), [1.0 / divisor]);
+    let got = bytes(values, 7 * 1040);
+    for (i, got) in got.iter().enumerate() {
+        assert_eq!(*got, e4m3::encode(a.value(i / 1040, i % 1040) * (divisor * (1.0 / 6.0))), "element {i}");
+    }
+    let largest = got.iter().map(|&byte| e4m3::decode(byte).abs()).fold(0.0, f32::max);
+    assert_eq!(largest, 448.0);
+    assert!((largest * E4M3_FACTOR / divisor / amax - 1.0).abs() < 1e-6);
+    let static_scale = kernel.spec(&on_device, &to, &Scale::Static(GlobalScale::ONE)).unwrap_err();
+    assert!(static_scale.to_string().contains("with a static scale"));
 }
 
 #[test]
