@@ -2,6 +2,7 @@
 //! `DUALGEMM_TEST_DEVICE=cuda`.
 
 mod common;
+mod cutlass;
 mod fp8;
 mod pack;
 mod plain;
