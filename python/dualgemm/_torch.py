@@ -1,19 +1,29 @@
 """The operator ``torch.ops.dualgemm.swiglu``: opaque to torch.compile, with a fake implementation for its shapes."""
 
+import hashlib
 import weakref
 
 import torch
 
 from ._ops import swiglu as _direct
+from .errors import OperandError
 
 # An operator takes tensors and numbers; weights are named by a number while they live.
 _WEIGHTS = weakref.WeakValueDictionary()
 
 
-def handle(w):
-    """The number by which the operator knows weights. It stays theirs for as long as somebody keeps them."""
-    _WEIGHTS[id(w)] = w
-    return id(w)
+def handle(w, name=None):
+    """The number by which the operator knows weights. It stays theirs for as long as somebody keeps them.
+
+    With a name it is the same in every process, for graphs that are kept on disk.
+    """
+    number = id(w)
+    if name is not None:
+        number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") >> 1
+        if _WEIGHTS.get(number, w) is not w:
+            raise OperandError(f"two layers are called {name}")
+    _WEIGHTS[number] = w
+    return number
 
 
 @torch.library.custom_op("dualgemm::swiglu", mutates_args=())

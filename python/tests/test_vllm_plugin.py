@@ -1,10 +1,11 @@
-"""The vLLM plugin against stand-ins of the interfaces that it uses, or against vLLM itself where it is installed.
+"""The vLLM plugin against stand-ins of the interfaces that it uses, and against vLLM's own layers where it is installed.
 
 The stand-ins hold what vLLM's own modules promise (vllm/model_executor/layers/quantization/modelopt.py): a config whose
 ``get_quant_method`` gives a method per layer, parameters ``weight`` ``[2n, k/2]``, ``weight_scale`` ``[2n, k/16]``,
-``weight_scale_2`` and ``input_scale`` ``[2]``, and an MLP of gate_up_proj, activation, down_proj.
+``weight_scale_2`` and ``input_scale`` ``[2]``, and an MLP of gate_up_proj, act_fn, down_proj.
 """
 
+import os
 import sys
 import types
 
@@ -15,30 +16,57 @@ from conftest import rel_l2
 import dualgemm
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
+# Before vLLM is imported by anybody: it has to know that there is no card.
+os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
 from dualgemm import vllm_plugin  # noqa: E402
 
 N, K = 48, 64
+STATIC = float(np.float32(0.02))
 
 
-class ModelOptNvFp4LinearMethod:
-    def __init__(self, config):
-        self.quant_config = config
+class SiluAndMul(torch.nn.Module):
+    def forward(self, x):
+        gate, up = x.chunk(2, dim=-1)
+        return torch.nn.functional.silu(gate) * up
 
-    def create_weights(self, layer):
-        layer.created = True
+
+class ModelOptLinearMethod:
+    def __init__(self, activation):
+        self.spec = types.SimpleNamespace(activation=activation)
+
+    def process_weights_after_loading(self, layer):
+        layer.processed = True
+
+    def apply(self, layer, x, bias=None):
+        return torch.cat([x[..., :1].expand(*x.shape[:-1], N)] * 2, dim=-1)
 
 
 class ModelOptNvFp4Config:
+    activation = "nvfp4"
+
     def get_quant_method(self, layer, prefix):
-        return None if "norm" in prefix else ModelOptNvFp4LinearMethod(self)
+        return None if "norm" in prefix else ModelOptLinearMethod(self.activation)
 
 
-class LlamaMLP:
-    def __init__(self, gate_up_proj, down_proj):
-        self.gate_up_proj, self.down_proj = gate_up_proj, down_proj
+class Linear(torch.nn.Module):
+    def __init__(self, config, prefix):
+        super().__init__()
+        self.quant_method = config.get_quant_method(self, prefix)
 
     def forward(self, x):
-        return "the model's own"
+        return self.quant_method.apply(self, x), None
+
+
+class LlamaMLP(torch.nn.Module):
+    def __init__(self, config, prefix="l.0.mlp"):
+        super().__init__()
+        self.gate_up_proj = Linear(config, f"{prefix}.gate_up_proj")
+        self.act_fn = SiluAndMul()
+        self.down = torch.nn.Linear(N, K, bias=False, dtype=torch.bfloat16)
+
+    def forward(self, x):
+        gate_up, _ = self.gate_up_proj(x)
+        return self.down(self.act_fn(gate_up))
 
 
 @pytest.fixture
@@ -55,17 +83,22 @@ def vllm(monkeypatch):
         },
         "vllm.model_executor.models.llama": {"LlamaMLP": type("LlamaMLP", (LlamaMLP,), {})},
     }
+    for name in [name for name in sys.modules if name.split(".")[0] == "vllm"]:
+        monkeypatch.delitem(sys.modules, name)
     for name, members in modules.items():
         parts = name.split(".")
         for end in range(1, len(parts) + 1):
             package = ".".join(parts[:end])
-            if package not in modules or package == name:
-                module = sys.modules.get(package) if package in sys.modules else types.ModuleType(package)
+            if package not in sys.modules:
+                module = types.ModuleType(package)
                 module.__path__ = []
                 monkeypatch.setitem(sys.modules, package, module)
         for key, value in members.items():
             setattr(sys.modules[name], key, value)
-    return registered
+    vllm_plugin.register()
+    return types.SimpleNamespace(
+        config=registered["dualgemm"], mlp=sys.modules["vllm.model_executor.models.llama"].LlamaMLP
+    )
 
 
 @pytest.fixture(scope="module")
@@ -75,69 +108,153 @@ def pair():
     return dualgemm.quantize(torch.from_numpy(x[0])), dualgemm.quantize(torch.from_numpy(2.14 * x[1]))
 
 
-def loaded(pair, static=0.02):
-    layer = torch.nn.Module()
-    layer.weight = torch.nn.Parameter(torch.cat([q.codes for q in pair]), requires_grad=False)
+def parameter(x):
+    return torch.nn.Parameter(x, requires_grad=False)
+
+
+def load(layer, pair):
+    layer.weight = parameter(torch.cat([q.codes for q in pair]))
     scales = torch.cat([q.scales.view(torch.uint8) for q in pair]).view(torch.float8_e4m3fn)
-    layer.weight_scale = torch.nn.Parameter(scales, requires_grad=False)
-    layer.weight_scale_2 = torch.nn.Parameter(torch.tensor([q.global_scale for q in pair]), requires_grad=False)
-    layer.input_scale = torch.nn.Parameter(torch.full((2,), static), requires_grad=False)
-    return layer
+    layer.weight_scale = parameter(scales)
+    layer.weight_scale_2 = parameter(torch.tensor([q.global_scale for q in pair]))
+    layer.input_scale = parameter(torch.full((2,), STATIC))
+    layer.quant_method.process_weights_after_loading(layer)
 
 
 def test_register_adds_the_method_once(vllm):
+    assert vllm.config.get_name() == "dualgemm"
+    assert vllm.config.override_quantization_method({}, "dualgemm") == "dualgemm"
+    assert vllm.config.override_quantization_method({}, None) is None
+    init = vllm.mlp.__init__
     vllm_plugin.register()
-    config = vllm["dualgemm"]
-    assert config.get_name() == "dualgemm"
-    assert config.override_quantization_method({}, "dualgemm") == "dualgemm"
-    assert config.override_quantization_method({}, None) is None
-    forward = sys.modules["vllm.model_executor.models.llama"].LlamaMLP.forward
-    vllm_plugin.register()
-    assert sys.modules["vllm.model_executor.models.llama"].LlamaMLP.forward is forward
+    assert vllm.mlp.__init__ is init
 
 
-def test_only_dense_gate_and_up_are_replaced(vllm):
-    vllm_plugin.register()
-    config = vllm["dualgemm"]()
-    names = {
-        prefix: type(config.get_quant_method(None, prefix)).__name__
-        for prefix in ("l.0.mlp.gate_up_proj", "l.0.mlp.down_proj", "l.0.mlp.experts.gate_up_proj", "l.0.norm")
-    }
-    assert list(names.values()) == ["GateUp", "ModelOptNvFp4LinearMethod", "ModelOptNvFp4LinearMethod", "NoneType"]
+def test_only_gate_and_up_get_another_method(vllm):
+    config = vllm.config()
+    prefixes = ("l.0.mlp.gate_up_proj", "l.0.mlp.down_proj", "l.0.norm")
+    methods = [type(config.get_quant_method(None, prefix)) for prefix in prefixes]
+    assert methods[1:] == [ModelOptLinearMethod, type(None)]
+    # vLLM looks the class up by its name.
+    assert methods[0] is not ModelOptLinearMethod and methods[0].__name__ == "ModelOptLinearMethod"
 
 
-def test_an_mlp_is_computed_in_one_kernel_exact(vllm, pair):
-    vllm_plugin.register()
-    method = vllm["dualgemm"]().get_quant_method(None, "l.0.mlp.gate_up_proj")
-    assert isinstance(method, ModelOptNvFp4LinearMethod)
-    layer = loaded(pair)
-    method.create_weights(layer)
-    method.process_weights_after_loading(layer)
-    assert layer.created and not hasattr(layer, "weight")
-    with pytest.raises(dualgemm.UnsupportedError):
-        method.apply(layer, None)
-
-    down = torch.randn(K, N, dtype=torch.bfloat16)
-    mlp = sys.modules["vllm.model_executor.models.llama"].LlamaMLP(layer, lambda c: (c @ down.t(), None))
+@pytest.mark.parametrize("activation", ["nvfp4", None])
+def test_an_mlp_is_computed_in_one_kernel_exact(vllm, pair, activation):
+    vllm.config.activation = activation
+    mlp = vllm.mlp(vllm.config())
+    load(mlp.gate_up_proj, pair)
+    assert not hasattr(mlp.gate_up_proj, "weight") and not hasattr(mlp.gate_up_proj, "processed")
     x = torch.randn(5, K).bfloat16()
     w = dualgemm.Weights.from_tensors(gate=pair[0], up=pair[1])
-    c = dualgemm.swiglu(x, w, quantize_a=float(np.float32(0.02)))
-    assert torch.equal(mlp.forward(x), c @ down.t())
+    c = dualgemm.swiglu(x, w, quantize_a=STATIC if activation else None)
+    want = mlp.down(c)
+    assert torch.equal(mlp(x), want)
+    assert torch.equal(torch.compile(mlp, fullgraph=True, backend="aot_eager")(x), want)
     floats = [dualgemm.dequantize(q).double() for q in pair]
     x64 = x.double()
-    want = torch.nn.functional.silu(x64 @ floats[0].t()) * (x64 @ floats[1].t())
-    assert rel_l2(c.double(), want) < 0.2
+    exact = torch.nn.functional.silu(x64 @ floats[0].t()) * (x64 @ floats[1].t())
+    assert rel_l2(c.double(), exact) < (0.2 if activation else 0.01)
+    with pytest.raises(dualgemm.OperandError, match="two layers are called l.0.mlp"):
+        load(vllm.mlp(vllm.config()).gate_up_proj, pair)
 
 
-def test_other_mlps_stay_as_they_were(vllm):
-    vllm_plugin.register()
-    mlp = sys.modules["vllm.model_executor.models.llama"].LlamaMLP(torch.nn.Module(), None)
-    assert mlp.forward(None) == "the model's own"
+def test_biases_are_packed_with_the_weights_close(pair):
+    bias = parameter(torch.linspace(-1, 1, 2 * N))
+    codes, scales = (torch.cat([getattr(q, name) for q in pair]) for name in ("codes", "scales"))
+    w = vllm_plugin.pack(codes, scales, torch.tensor([q.global_scale for q in pair]), bias=bias)
+    x = torch.randn(3, K, dtype=torch.float64)
+    gate, up = (x @ dualgemm.dequantize(q).double().t() + b for q, b in zip(pair, bias.double().chunk(2)))
+    assert rel_l2(dualgemm.swiglu(x.float(), w), torch.nn.functional.silu(gate) * up) < 1e-5
 
 
-def test_the_installed_vllm_has_these_interfaces():
+def test_other_layers_stay_as_they_were(vllm, pair):
+    mlp = vllm.mlp(vllm.config(), "l.1.mlp")
+    # In floats.
+    mlp.gate_up_proj.weight = parameter(torch.zeros(2 * N, K, dtype=torch.bfloat16))
+    mlp.gate_up_proj.quant_method.process_weights_after_loading(mlp.gate_up_proj)
+    assert mlp.gate_up_proj.processed
+    x = torch.ones(2, K, dtype=torch.bfloat16)
+    torch.testing.assert_close(mlp(x), mlp.down(torch.full((2, N), 0.7311, dtype=torch.bfloat16)))
+    # In an MLP of another kind.
+    alone = Linear(vllm.config(), "l.2.mlp.gate_up_proj")
+    load(alone, pair)
+    assert alone.processed and hasattr(alone, "weight")
+
+
+# ---- vLLM itself
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """vLLM on one rank of the processor, the plugin registered. vLLM chooses kernels of linear layers by card; it has none
+    for processors, so its emulation is named."""
     pytest.importorskip("vllm", reason="vllm is not installed")
-    from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4Config as Installed
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.distributed import cleanup_dist_env_and_memory, init_distributed_environment, initialize_model_parallel
+    from vllm.model_executor.kernels.linear import register_linear_kernel
+    from vllm.model_executor.kernels.linear.nvfp4.emulation import EmulationNvFp4LinearKernel
+    from vllm.platforms import current_platform
 
-    config = vllm_plugin.quantization_config(Installed)
-    assert issubclass(config, Installed) and config.get_name() == "dualgemm"
+    if not current_platform.is_cpu():
+        pytest.skip("vllm runs on a card here")
+    register_linear_kernel(EmulationNvFp4LinearKernel, current_platform._enum, "nvfp4")
+    vllm_plugin.register()
+    with set_current_vllm_config(VllmConfig()):
+        store = tmp_path_factory.mktemp("store") / "store"
+        init_distributed_environment(1, 0, f"file://{store}", 0, backend="gloo")
+        initialize_model_parallel(1, 1)
+        yield
+    cleanup_dist_env_and_memory()
+
+
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["*down_proj*"]}
+
+
+@pytest.mark.parametrize("algo", ["NVFP4", "W4A16_NVFP4"])
+@pytest.mark.parametrize("module,name", vllm_plugin.MLPS)
+def test_an_mlp_of_the_installed_vllm_loads_and_computes_exact(installed, pair, module, name, algo, monkeypatch):
+    import importlib
+
+    from vllm.model_executor.kernels.linear.nvfp4.emulation import EmulationNvFp4LinearKernel
+    from vllm.model_executor.layers.quantization import get_quantization_config, modelopt
+
+    # Weight-only kernels are for cards too.
+    monkeypatch.setattr(modelopt, "init_nvfp4_linear_kernel", lambda **_: EmulationNvFp4LinearKernel(None))
+    cls = getattr(importlib.import_module(module), name)
+    config = get_quantization_config("dualgemm").from_config({**MODELOPT, "quant_algo": algo})
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        mlp = cls(K, N, "silu", quant_config=config, prefix=f"model.{name}.{algo}.mlp")
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+    # As vLLM's loader does: each parameter by its own weight_loader, gate as shard 0, up as shard 1.
+    layer = mlp.gate_up_proj
+    for shard, q in enumerate(pair):
+        layer.weight.weight_loader(layer.weight, q.codes, shard)
+        scales = q.scales.view(torch.uint8).view(torch.float8_e4m3fn)
+        layer.weight_scale.weight_loader(layer.weight_scale, scales, shard)
+        layer.weight_scale_2.weight_loader(layer.weight_scale_2, torch.tensor(q.global_scale), shard)
+        layer.input_scale.weight_loader(layer.input_scale, torch.tensor(STATIC), shard)
+    down = torch.randn(K, N).bfloat16()
+    mlp.down_proj.weight.data.copy_(down)
+    for part in (layer, mlp.down_proj):
+        part.quant_method.process_weights_after_loading(part)
+
+    x = torch.randn(5, K).bfloat16()
+    w = dualgemm.Weights.from_tensors(gate=pair[0], up=pair[1])
+    c = dualgemm.swiglu(x, w, quantize_a=STATIC if algo == "NVFP4" else None)
+    assert torch.equal(mlp(x), torch.nn.functional.linear(c, down))
+
+
+def test_the_installed_vllm_gives_the_method_precedence(installed):
+    from vllm.model_executor.layers import quantization
+
+    # vLLM asks in this order, and the first that answers is taken.
+    built_in = set(quantization.QuantizationMethods.__args__)
+    custom = [name for name in quantization.QUANTIZATION_METHODS if name not in built_in]
+    assert "dualgemm" in custom
+    config = quantization.get_quantization_config("dualgemm")
+    assert config.override_quantization_method(MODELOPT, "dualgemm", hf_config=None) == "dualgemm"
+    assert config.override_quantization_method(MODELOPT, None, hf_config=None) is None
