@@ -33,8 +33,12 @@ impl Context {
         Ok(this)
     }
 
-    /// Makes the context this thread's own, which every other call wants.
+    /// Makes the context this thread's own, which every other call wants. Asks first: that costs less than setting it, and
+    /// remembering it here would miss what other libraries set.
     pub(crate) fn enter(&self) -> Result<(), Error> {
+        if matches!(result::ctx::get_current(), Ok(Some(current)) if current == self.handle) {
+            return Ok(());
+        }
         // SAFETY: the context is retained as long as `self`.
         unsafe { result::ctx::set_current(self.handle) }.map_err(|e| explain("cuCtxSetCurrent", e))
     }

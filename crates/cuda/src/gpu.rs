@@ -7,11 +7,11 @@ use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use cudarc::driver::{result, sys};
 use dualgemm_device::{Device, DeviceInfo, DevicePtr, Error, FunctionId, LaunchSpec, ModuleId, Stream};
 use dualgemm_ptx::layout::{TENSOR_MAP_BYTES, TensorMap};
-use smallvec::SmallVec;
 
 use crate::context::{Context, OwnedStream};
 use crate::driver::{check, explain, info, init};
 use crate::module::{Function, Module};
+use crate::ready::{attributes, pointers, start};
 use crate::tensor_map;
 
 /// One NVIDIA GPU, through its primary context. Shareable among threads.
@@ -125,10 +125,14 @@ impl Cuda {
         self.state.write().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    fn kernel(&self, id: FunctionId) -> Result<Arc<Function>, Error> {
-        let state = self.state();
-        let module = state.modules.get(&id.module.0);
-        module.and_then(|m| m.get(id.index)).ok_or(Error::BadHandle { what: "function" })
+    /// The kernel of a launch, which may use as much shared memory and takes the arguments that it is given.
+    pub(crate) fn checked_kernel(&self, spec: &LaunchSpec) -> Result<Arc<Function>, Error> {
+        let id = spec.function;
+        let found = self.state().modules.get(&id.module.0).and_then(|module| module.get(id.index));
+        let function = found.ok_or(Error::BadHandle { what: "function" })?;
+        function.check_arguments(&spec.args)?;
+        function.allow_shared(spec.dynamic_shared)?;
+        Ok(function)
     }
 
     /// Refuses a range that is not inside one live allocation, which the driver itself would not notice.
@@ -248,66 +252,17 @@ impl Device for Cuda {
 
     fn launch_on(&self, stream: Stream, spec: &LaunchSpec) -> Result<(), Error> {
         self.enter()?;
-        let function = self.kernel(spec.function)?;
-        function.check_arguments(&spec.args)?;
-        function.allow_shared(spec.dynamic_shared)?;
-        let mut attributes: SmallVec<[sys::CUlaunchAttribute; 2]> = SmallVec::new();
-        if spec.cluster != [1, 1, 1] {
-            let [x, y, z] = spec.cluster;
-            let dims = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x, y, z };
-            attributes.push(attribute(
-                sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
-                sys::CUlaunchAttributeValue { clusterDim: dims },
-            ));
-        }
-        if spec.programmatic {
-            attributes.push(attribute(
-                sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-                sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
-            ));
-        }
-        let config = sys::CUlaunchConfig {
-            gridDimX: spec.grid[0],
-            gridDimY: spec.grid[1],
-            gridDimZ: spec.grid[2],
-            blockDimX: spec.block[0],
-            blockDimY: spec.block[1],
-            blockDimZ: spec.block[2],
-            sharedMemBytes: spec.dynamic_shared,
-            hStream: self.context.stream(stream),
-            attrs: attributes.as_mut_ptr(),
-            numAttrs: attributes.len() as u32,
-        };
-        let mut pointers: SmallVec<[*mut c_void; 24]> =
-            spec.args.iter().map(|arg| arg.bytes().as_ptr().cast_mut().cast()).collect();
-        // SAFETY: the kernel belongs to this context; `check_arguments` made sure of one pointer per parameter to
-        // as many bytes as it has; the driver only reads them, and before it returns. The stream is ours or the
-        // caller's, who vouches for it.
-        let result = unsafe {
-            sys::cuLaunchKernelEx(&config, function.handle(), pointers.as_mut_ptr(), std::ptr::null_mut())
-        };
-        match result {
-            sys::CUresult::CUDA_ERROR_INVALID_VALUE | sys::CUresult::CUDA_ERROR_INVALID_CLUSTER_SIZE => {
-                Err(Error::Launch {
-                    kernel: function.name().into(),
-                    reason: format!(
-                        "the driver refuses grid {:?}, block {:?}, cluster {:?}, {} bytes of dynamic shared memory",
-                        spec.grid, spec.block, spec.cluster, spec.dynamic_shared
-                    ),
-                })
-            }
-            other => check("cuLaunchKernelEx", other),
-        }
+        let function = self.checked_kernel(spec)?;
+        let (attributes, pointers) = (attributes(spec), pointers(spec));
+        // SAFETY: the kernel belongs to this context, which was entered; `checked_kernel` made sure that the arguments are
+        // what it declares. The stream is ours or the caller's, who vouches for it.
+        unsafe { start(&function, spec, &attributes, &pointers, self.context.stream(stream)) }
     }
 
     fn synchronize(&self) -> Result<(), Error> {
         self.enter()?;
         result::ctx::synchronize().map_err(|e| explain("cuCtxSynchronize", e))
     }
-}
-
-fn attribute(id: sys::CUlaunchAttributeID, value: sys::CUlaunchAttributeValue) -> sys::CUlaunchAttribute {
-    sys::CUlaunchAttribute { id, pad: [0; 4], value }
 }
 
 #[cfg(test)]

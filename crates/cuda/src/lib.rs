@@ -19,6 +19,7 @@
 //! | modules and functions by handle, tensor maps | `module.rs`, `tensor_map.rs` |
 //! | [`Graph`]: recorded launches; the GPU's stopwatch | `graph.rs` |
 //! | [`Cuda`]: memory, launches, [`Device`](dualgemm_device::Device) | `gpu.rs` |
+//! | [`ReadyLaunch`]: a launch checked and laid out once | `ready.rs` |
 //! | [`Blas`]: NVIDIA's library products, as peers to measure against | `cublaslt.rs` |
 //!
 //! The driver keeps what it assembled from PTX on disk (`~/.nv/ComputeCache`), so that only the first program on a
@@ -30,9 +31,11 @@ mod driver;
 mod gpu;
 mod graph;
 mod module;
+mod ready;
 mod tensor_map;
 
 pub use context::{Event, OwnedStream};
 pub use cublaslt::{Blas, HalfType, Matmul};
 pub use gpu::Cuda;
 pub use graph::Graph;
+pub use ready::ReadyLaunch;

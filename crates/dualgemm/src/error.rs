@@ -40,7 +40,7 @@ pub enum Error {
     NotOnGpu,
     /// Several groups of rows with something that belongs to all of them.
     #[error(
-        "groups of rows run one by one on GPUs, and {what} would differ between them; use a static scale or a float C"
+        "these groups of rows run one by one on a GPU, and {what} would differ between them; use a static scale and a float C"
     )]
     GroupsOnGpu {
         /// What they would have to share.

@@ -7,10 +7,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use dualgemm_bench::Timing;
 use dualgemm_device::Stream;
 use dualgemm_gemm::{AOperand, DualGemmDesc, Error as GemmError, OutFormat, OutputMut, QuantizeA};
-use dualgemm_plan::{DeviceCall, Gpu, GpuPlan, Launches, Operands, Prepared, measure};
+use dualgemm_plan::{
+    Buffer, DeviceCall, DeviceExperts, Gpu, GpuPlan, GroupedCall, Launches, Operands, Prepared, measure,
+};
 use dualgemm_sim::Card;
 
-use crate::{Error, PackedWeights, Rows};
+use crate::{Error, PackedExperts, PackedWeights, Rows};
 
 /// A GPU by name: `cuda:0` is the first card, `sim:sm_90a` a simulated one.
 #[non_exhaustive]
@@ -123,14 +125,22 @@ pub struct GpuRunner {
     desc: DualGemmDesc,
     prepared: Box<dyn Prepared>,
     launches: Launches,
-    /// Room on the device for operands of the host; made when the first come.
+    /// Whether one launch takes rows in groups.
+    grouped: bool,
+    /// Room on the device for operands of the host, and for the first rows of groups; made when the first come.
     operands: Option<Operands>,
+    rows: Option<Buffer>,
 }
 
 impl GpuRunner {
     pub(crate) fn new(gpu: &'static Gpu, plan: &GpuPlan) -> Result<Self, Error> {
         let (prepared, launches) = (plan.prepare(gpu)?, plan.strategy()?.launches());
-        Ok(Self { gpu, desc: plan.desc, prepared, launches, operands: None })
+        let (desc, grouped) = (plan.desc, plan.groups > 1);
+        Ok(Self { gpu, desc, prepared, launches, grouped, operands: None, rows: None })
+    }
+
+    pub(crate) fn warm_experts(&self, experts: &PackedExperts) -> Result<(), Error> {
+        Ok(self.prepared.warm_grouped(experts.on_gpu()?)?)
     }
 
     pub(crate) fn warm(&self, weights: &PackedWeights) -> Result<(), Error> {
@@ -138,13 +148,13 @@ impl GpuRunner {
     }
 
     /// Checks that weights and rows are the plan's.
-    fn check(&self, m: usize, weights: &PackedWeights) -> Result<(), Error> {
-        let (weights, desc) = (weights.on_gpu()?, &self.desc);
+    fn check(&self, m: usize, (n, k): (usize, usize)) -> Result<(), Error> {
+        let desc = &self.desc;
         let operand = |tensor: &str, found: String, expected: String| {
             Err(Error::Gemm(GemmError::Operand { tensor: tensor.into(), found, expected }))
         };
-        if (weights.n(), weights.k()) != (desc.n, desc.k) {
-            let found = format!("[{}, {}]", weights.n(), weights.k());
+        if (n, k) != (desc.n, desc.k) {
+            let found = format!("[{n}, {k}]");
             return operand("the weights", found, format!("[{}, {}]", desc.n, desc.k));
         }
         if m == 0 || m > desc.m {
@@ -159,8 +169,20 @@ impl GpuRunner {
         weights: &PackedWeights,
         stream: Stream,
     ) -> Result<(), Error> {
-        self.check(call.m, weights)?;
-        Ok(self.prepared.run(call, weights.on_gpu()?, stream)?)
+        let weights = weights.on_gpu()?;
+        self.check(call.m, (weights.n(), weights.k()))?;
+        Ok(self.prepared.run(call, weights, stream)?)
+    }
+
+    pub(crate) fn run_device_grouped(
+        &self,
+        call: &GroupedCall,
+        experts: &PackedExperts,
+        stream: Stream,
+    ) -> Result<(), Error> {
+        let experts = experts.on_gpu()?;
+        self.check(call.call.m, (experts.n(), experts.k()))?;
+        Ok(self.prepared.run_grouped(call, experts, stream)?)
     }
 
     pub(crate) fn run(
@@ -170,8 +192,13 @@ impl GpuRunner {
         mut c: OutputMut<'_>,
     ) -> Result<Option<f32>, Error> {
         let single = matches!(groups, [Rows { first: 0, count, .. }] if *count == a.rows());
+        let mut at_once = None;
         if !single {
-            self.check_groups(a.rows(), groups)?;
+            check_order(a.rows(), groups)?;
+            at_once = self.at_once(groups);
+            if at_once.is_none() {
+                self.check_apart()?;
+            }
         }
         if self.operands.is_none() {
             self.operands = Some(Operands::new(self.gpu, &self.desc)?);
@@ -179,6 +206,22 @@ impl GpuRunner {
         let Some(operands) = &self.operands else { return Ok(None) };
         operands.write_a(a)?;
         let (a_scale, mut scale) = (Operands::a_scale(a), None);
+        if let Some((experts, first_rows)) = at_once {
+            let bytes: Vec<u8> = first_rows.into_iter().flat_map(|row| (row as u32).to_le_bytes()).collect();
+            let rows = match self.rows.take().filter(|rows| rows.bytes() >= bytes.len()) {
+                Some(rows) => rows,
+                None => Buffer::new(self.gpu, bytes.len()).map_err(dualgemm_plan::Error::from)?,
+            };
+            rows.write(&bytes).map_err(dualgemm_plan::Error::from)?;
+            let call = GroupedCall { call: operands.call(a.rows(), a_scale), rows: rows.ptr() };
+            self.rows = Some(rows);
+            self.check(a.rows(), (experts.n(), experts.k()))?;
+            self.prepared.run_grouped(&call, &experts, Stream::Own)?;
+            for rows in groups.iter().filter(|rows| rows.count > 0) {
+                operands.read_c(rows.first, rows.count, &mut c)?;
+            }
+            return Ok(None);
+        }
         for rows in groups.iter().filter(|rows| rows.count > 0) {
             let call = operands.call_on(rows.first, rows.count, a_scale);
             self.run_device(&call, rows.weights, Stream::Own)?;
@@ -202,18 +245,31 @@ impl GpuRunner {
         Ok(Some(measure::time(card, self.launches, sets.len(), measure::Protocol::default(), run)?))
     }
 
-    fn check_groups(&self, m: usize, groups: &[Rows<'_>]) -> Result<(), Error> {
-        let mut end = 0;
-        for rows in groups {
-            if rows.first < end || rows.first + rows.count > m {
-                return Err(Error::Gemm(GemmError::Operand {
-                    tensor: "a group".into(),
-                    found: format!("rows {} to {}", rows.first, rows.first + rows.count),
-                    expected: format!("rows from {end} to {m}, in order"),
-                }));
+    /// The experts that groups belong to and where the rows of each begin, and one more, if one launch can take them.
+    fn at_once(&self, groups: &[Rows<'_>]) -> Option<(Arc<DeviceExperts>, Vec<usize>)> {
+        let floats = !matches!(self.desc.out, OutFormat::Nvfp4 { .. });
+        if !self.grouped || !floats {
+            return None;
+        }
+        let mut experts: Option<&Arc<DeviceExperts>> = None;
+        let (mut first_rows, mut end) = (Vec::new(), 0);
+        for rows in groups.iter().filter(|rows| rows.count > 0) {
+            let PackedWeights::Gpu(weights) = rows.weights else { return None };
+            let (of, index) = weights.expert()?;
+            if of.id() != experts.get_or_insert(of).id() || index < first_rows.len() {
+                return None;
             }
+            // Experts in between have no rows. Rows of nobody count as the group's before, and are not copied back.
+            first_rows.resize(index + 1, rows.first);
             end = rows.first + rows.count;
         }
+        let experts = experts?;
+        first_rows.resize(experts.count() + 1, end);
+        Some((experts.clone(), first_rows))
+    }
+
+    /// Refuses what groups that take turns cannot share.
+    fn check_apart(&self) -> Result<(), Error> {
         let what = match (self.desc.quantize_a, self.desc.out) {
             (QuantizeA::Dynamic, _) => "a dynamic scale of A",
             (_, OutFormat::Nvfp4 { .. }) => "an nvfp4 C",
@@ -221,6 +277,23 @@ impl GpuRunner {
         };
         Err(Error::GroupsOnGpu { what })
     }
+}
+
+/// Groups follow one another.
+fn check_order(m: usize, groups: &[Rows<'_>]) -> Result<(), Error> {
+    let mut end = 0;
+    for rows in groups {
+        let last = rows.first.saturating_add(rows.count);
+        if rows.first < end || last > m {
+            return Err(Error::Gemm(GemmError::Operand {
+                tensor: "a group".into(),
+                found: format!("rows {} to {last}", rows.first),
+                expected: format!("rows from {end} to {m}, in order"),
+            }));
+        }
+        end = last;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

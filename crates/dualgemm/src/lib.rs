@@ -17,11 +17,11 @@ pub use dualgemm_device as device;
 pub use dualgemm_formats as formats;
 pub use dualgemm_gemm as gemm;
 pub use dualgemm_plan as strategies;
-pub use dualgemm_plan::{DeviceA, DeviceC, DeviceCall, DeviceGateUp, GpuOptions};
+pub use dualgemm_plan::{DeviceA, DeviceC, DeviceCall, DeviceGateUp, GpuOptions, GroupedCall};
 
 pub use error::Error;
 pub use gpu::{GpuId, SimArch};
-pub use plan::{DualGemm, PackedWeights, Plan, Rows, Runner, Target};
+pub use plan::{DualGemm, PackedExperts, PackedWeights, Plan, Rows, Runner, Target};
 
 use dualgemm_checkpoint::Activations;
 use dualgemm_formats::quantize::quantize_with;

@@ -7,7 +7,9 @@ use dualgemm_cpu::{CpuGemm, CpuOptions, CpuPlan, Group, PackedGateUp};
 use dualgemm_device::Stream;
 use dualgemm_formats::BlockFormat;
 use dualgemm_gemm::{AOperand, DualGemmDesc, GateUp, OutputMut};
-use dualgemm_plan::{DeviceCall, DeviceGateUp, DeviceWeights, GpuOptions, GpuPlan};
+use dualgemm_plan::{
+    DeviceCall, DeviceExperts, DeviceGateUp, DeviceWeights, Gpu, GpuOptions, GpuPlan, GroupedCall, WeightForm,
+};
 
 use crate::Error;
 use crate::gpu::{GpuId, GpuRunner};
@@ -106,6 +108,36 @@ impl PackedWeights {
             Self::Cpu(weights) => Ok(weights),
             Self::Gpu(_) => Err(Error::OtherTarget { weights: "a GPU", plan: "the processor" }),
         }
+    }
+}
+
+/// Weights of the experts of a mixture: a slice of [`PackedWeights`]. On a GPU they lie one after the other, so that one
+/// launch can take the rows of all.
+#[derive(Debug, Clone)]
+pub struct PackedExperts {
+    experts: Vec<PackedWeights>,
+    on_gpu: Option<Arc<DeviceExperts>>,
+}
+
+impl std::ops::Deref for PackedExperts {
+    type Target = [PackedWeights];
+
+    fn deref(&self) -> &[PackedWeights] {
+        &self.experts
+    }
+}
+
+impl PackedExperts {
+    fn of(gpu: &'static Gpu, experts: DeviceExperts) -> Result<Self, Error> {
+        let on_gpu = Arc::new(experts);
+        let each = on_gpu.each(gpu)?.into_iter();
+        let experts = each.map(|weights| PackedWeights::Gpu(Arc::new(weights))).collect();
+        Ok(Self { experts, on_gpu: Some(on_gpu) })
+    }
+
+    pub(crate) fn on_gpu(&self) -> Result<&Arc<DeviceExperts>, Error> {
+        let plan = "a GPU";
+        self.on_gpu.as_ref().ok_or(Error::OtherTarget { weights: "one call for each expert", plan })
     }
 }
 
@@ -216,6 +248,81 @@ impl Plan {
         }
     }
 
+    /// Packs the experts of a mixture, or the weights of the entries of a batch: pairs of one shape.
+    ///
+    /// For a GPU, plan with [`GpuOptions::groups`]; then one launch takes the rows of all experts, and how many each has is
+    /// read on the GPU:
+    ///
+    /// ```
+    /// use dualgemm::device::Stream;
+    /// use dualgemm::formats::{FloatMatrix, Matrix, Producer, Search, quantize};
+    /// use dualgemm::gemm::{AFormat, DualGemmDesc, GateUp, OutFormat};
+    /// use dualgemm::strategies::Buffer;
+    /// use dualgemm::{DeviceA, DeviceC, DeviceCall, DualGemm, GpuId, GpuOptions, GroupedCall, SimArch, Target};
+    ///
+    /// let (m, n, k) = (6, 32, 64);
+    /// let id = GpuId::Sim(SimArch::Sm90a); // GpuId::Cuda(0) for a card
+    /// let desc = DualGemmDesc::new(m, n, k, AFormat::F16, dualgemm::formats::BlockFormat::Nvfp4);
+    /// let desc = DualGemmDesc { out: OutFormat::F16, ..desc };
+    /// let plan = DualGemm::plan(&desc, &Target::Gpu(id.clone(), GpuOptions { groups: 2, ..Default::default() }))?;
+    ///
+    /// let half = |name| quantize(name, &FloatMatrix::F32(Matrix::new(name, n, k, vec![0.5; n * k])?),
+    ///                            Producer::ModelOpt, Search::Plain);
+    /// let experts = [GateUp::new(half("gate 0")?, half("up 0")?), GateUp::new(half("gate 1")?, half("up 1")?)];
+    /// let experts = plan.prepack_experts(&experts)?;
+    /// let runner = plan.runner(experts.len())?;
+    /// runner.warm_experts(&experts)?;
+    ///
+    /// // What an engine has on the GPU already: rows sorted by expert, and where each expert's begin.
+    /// let gpu = id.open()?;
+    /// let (a, c) = (Buffer::zeroed(gpu, m * k * 2)?, Buffer::zeroed(gpu, m * n * 2)?);
+    /// let rows = Buffer::of(gpu, &[0u32, 4, 6].map(u32::to_le_bytes).concat())?;
+    /// let call = DeviceCall { m, a: DeviceA::Float { values: a.ptr(), pitch: 2 * k }, c: DeviceC::Float(c.ptr()) };
+    /// runner.run_device_grouped(&GroupedCall { call, rows: rows.ptr() }, &experts, Stream::Own)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`prepack`](Self::prepack), and if there is no expert.
+    pub fn prepack_experts(&self, experts: &[GateUp<'_>]) -> Result<PackedExperts, Error> {
+        for weights in experts {
+            self.check_shape(weights.gate.name(), (weights.gate.format(), weights.n(), weights.k()))?;
+        }
+        match self {
+            Self::Gpu { gpu, plan } if plan.weight_form()? == WeightForm::Packed => {
+                let gpu = gpu.open()?;
+                PackedExperts::of(gpu, DeviceExperts::upload(gpu, experts)?)
+            }
+            _ => {
+                let experts =
+                    experts.iter().map(|weights| self.prepack(weights)).collect::<Result<_, _>>()?;
+                Ok(PackedExperts { experts, on_gpu: None })
+            }
+        }
+    }
+
+    /// As [`prepack_experts`](Self::prepack_experts), for weights that are in the memory of the plan's GPU already; see
+    /// [`prepack_device`](Self::prepack_device).
+    ///
+    /// # Errors
+    /// As there, and if there is no expert.
+    pub fn prepack_experts_device(
+        &self,
+        experts: &[DeviceGateUp<'_>],
+        stream: Stream,
+    ) -> Result<PackedExperts, Error> {
+        for weights in experts {
+            self.check_shape("the weights", (BlockFormat::Nvfp4, weights.n, weights.k))?;
+        }
+        match self {
+            Self::Cpu(_) => Err(Error::NotOnGpu),
+            Self::Gpu { gpu, .. } => {
+                let gpu = gpu.open()?;
+                PackedExperts::of(gpu, DeviceExperts::pack_on_device(gpu, experts, stream)?)
+            }
+        }
+    }
+
     /// Measures what this machine can do at most for this plan: multiplications and additions per second, and bytes
     /// per second from where its operands live when they are used again. Takes about half a second.
     ///
@@ -298,6 +405,9 @@ impl Runner {
     /// Multiplies runs of rows, each with weights of its own: the experts of a mixture (rows sorted by expert), or
     /// the entries of a batch. Rows that belong to no group are left alone in C.
     ///
+    /// A GPU plan with [`GpuOptions::groups`] takes all of them in one launch, if their weights are some of one
+    /// [`prepack_experts`](Plan::prepack_experts), in that order, and C is of floats; otherwise they take turns.
+    ///
     /// Returns the tensor scale of a re-quantized C.
     ///
     /// # Errors
@@ -333,6 +443,17 @@ impl Runner {
         }
     }
 
+    /// As [`warm`](Self::warm), for [`run_device_grouped`](Self::run_device_grouped).
+    ///
+    /// # Errors
+    /// As there, and if the plan takes one pair of weights a call.
+    pub fn warm_experts(&self, experts: &PackedExperts) -> Result<(), Error> {
+        match self {
+            Self::Cpu(_) => Err(Error::NotOnGpu),
+            Self::Gpu(runner) => runner.warm_experts(experts),
+        }
+    }
+
     /// How long a call takes on a GPU by its own clock, with the operands of the last [`run`](Self::run) and weights that
     /// come from memory. None on a processor, where the clock is the caller's, and on a simulated GPU.
     ///
@@ -363,6 +484,23 @@ impl Runner {
             Self::Gpu(runner) => runner.run_device(call, weights, stream),
         }
     }
+
+    /// As [`run_device`](Self::run_device), for rows in groups, each with weights of its own. How many rows a group has,
+    /// maybe none, is read on the device; the host need not know it.
+    ///
+    /// # Errors
+    /// As there, and if the plan takes one pair of weights a call: plan with [`GpuOptions::groups`].
+    pub fn run_device_grouped(
+        &self,
+        call: &GroupedCall,
+        experts: &PackedExperts,
+        stream: Stream,
+    ) -> Result<(), Error> {
+        match self {
+            Self::Cpu(_) => Err(Error::NotOnGpu),
+            Self::Gpu(runner) => runner.run_device_grouped(call, experts, stream),
+        }
+    }
 }
 
 impl std::fmt::Display for Plan {
@@ -383,6 +521,7 @@ mod tests {
         fn shared<T: Send + Sync>() {}
         shared::<Plan>();
         shared::<PackedWeights>();
+        shared::<PackedExperts>();
         shared::<Runner>();
     }
 }

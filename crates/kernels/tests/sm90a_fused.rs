@@ -143,16 +143,16 @@ fn check_groups(gpu: &dyn Device, config: Config, variant: Variant, sizes: &[u32
     let packs: Vec<Pack> = weights.iter().map(|weights| Pack::new(weights).unwrap()).collect();
     let a = inputs.floats("a", FloatType::F16, m, k).unwrap();
     let kernel = Fused::new(gpu, config, &variant).unwrap();
-    let on_device = Operands::upload_groups(gpu, &kernel, &a, &packs, &rows).unwrap();
+    let mut on_device = Operands::upload_groups(gpu, &kernel, &a, &packs, &rows).unwrap();
+    let epilogue = Epilogue { alpha_gate: 0.5, alpha_up: -2.0, ..Epilogue::default() };
+    on_device.args_mut().alpha = [epilogue.alpha_gate, epilogue.alpha_up];
     kernel.launch(on_device.args()).unwrap_or_else(|e| panic!("{e}"));
     let got = on_device.read_values(gpu).unwrap();
     let a = AOperand::Float(a);
     let want: Vec<f64> = weights
         .iter()
         .zip(rows.windows(2))
-        .flat_map(|(weights, rows)| {
-            reference(&Epilogue::default(), &a, rows[0] as usize..rows[1] as usize, weights)
-        })
+        .flat_map(|(weights, rows)| reference(&epilogue, &a, rows[0] as usize..rows[1] as usize, weights))
         .collect();
     let comparison = Comparison::new(&got, &want, n).unwrap();
     assert!(comparison.rel_l2 < bound(variant.out), "{kernel:?}: {comparison:?}");

@@ -50,9 +50,31 @@ pub struct DeviceCall {
     pub c: DeviceC,
 }
 
+/// A call on rows in groups, each with weights of its own: the experts of a mixture, rows sorted by expert, or the entries
+/// of a batch. How many rows each has is known on the device only.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GroupedCall {
+    /// All of A and C: rows of every group, and any that belong to none, such as padding. Those are read, if A is
+    /// quantized or expanded on the way in (a dynamic scale counts them), but never written. Block scales of a quantized A
+    /// or C are those of one matrix, not of one for each group.
+    pub call: DeviceCall,
+    /// One u32 more than there are experts, ascending, at a multiple of 4 bytes: expert e has rows
+    /// `rows[e] .. rows[e + 1]`, none if both are equal; none is beyond the call's M. Read on the device when the work that
+    /// the stream was given before has ended, so that a router may write it there.
+    pub rows: DevicePtr,
+}
+
+impl GroupedCall {
+    /// What tells calls apart whose launches differ, one weights' calls among each other.
+    pub(crate) fn key(&self) -> [u64; 9] {
+        let [a, b, c, d, e, f, g, h, _] = self.call.key();
+        [a, b, c, d, e, f, g, h, self.rows.0]
+    }
+}
+
 impl DeviceCall {
-    /// What tells calls apart whose launches differ.
-    pub(crate) fn key(&self) -> [u64; 8] {
+    /// What tells calls apart whose launches differ, one weights' calls among each other.
+    pub(crate) fn key(&self) -> [u64; 9] {
         let [a, b, c] = match self.a {
             DeviceA::Float { values, pitch } => [values.0, pitch as u64, 0],
             DeviceA::Nvfp4 { codes, scales, global_scale } => {
@@ -63,6 +85,6 @@ impl DeviceCall {
             DeviceC::Float(values) => [values.0, 0, 0, 0],
             DeviceC::Nvfp4 { codes, scales, global_scale } => [codes.0, scales.0, global_scale.0, 1],
         };
-        [self.m as u64, a, b, c, d, e, f, g]
+        [self.m as u64, a, b, c, d, e, f, g, 0]
     }
 }

@@ -68,6 +68,12 @@ pub enum Error {
         /// What the plan wants.
         expected: String,
     },
+    /// A call on rows in groups by a plan for one pair of weights a call.
+    #[error("the plan is for one pair of weights a call; plan with GpuOptions::groups, which {takers} take")]
+    OneGroup {
+        /// Strategies that can, separated by commas.
+        takers: String,
+    },
     /// A tuned configuration gave a wrong result and was not taken.
     #[error("{kernel} is wrong on {problem}: relative L2 error {rel_l2:e}; please report it")]
     Wrong {

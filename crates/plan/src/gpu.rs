@@ -160,6 +160,8 @@ pub struct Buffer {
     gpu: &'static Gpu,
     ptr: DevicePtr,
     bytes: usize,
+    /// What it is a part of, which then is what is freed.
+    whole: Option<Arc<Buffer>>,
 }
 
 impl Buffer {
@@ -168,7 +170,20 @@ impl Buffer {
     /// # Errors
     /// If it does not fit.
     pub fn new(gpu: &'static Gpu, bytes: usize) -> Result<Self, Error> {
-        Ok(Self { gpu, ptr: gpu.alloc(bytes)?, bytes })
+        Ok(Self { gpu, ptr: gpu.alloc(bytes)?, bytes, whole: None })
+    }
+
+    /// Some of the bytes of a buffer, which lives as long as they do.
+    ///
+    /// # Errors
+    /// If it does not have them.
+    pub fn part(whole: &Arc<Self>, first: usize, bytes: usize) -> Result<Self, Error> {
+        let ptr = whole.ptr.offset(first as u64);
+        if first.checked_add(bytes).is_none_or(|end| end > whole.bytes) {
+            let reason = format!("the buffer has {} bytes", whole.bytes);
+            return Err(Error::BadPointer { ptr, bytes: bytes as u64, reason });
+        }
+        Ok(Self { gpu: whole.gpu, ptr, bytes, whole: Some(whole.clone()) })
     }
 
     /// Memory that holds these bytes.
@@ -191,7 +206,7 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// Where it starts, at a multiple of 256 bytes.
+    /// Where it starts: at a multiple of 256 bytes, if it is no part of another.
     pub fn ptr(&self) -> DevicePtr {
         self.ptr
     }
@@ -220,8 +235,10 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // Fails only if a kernel has broken the context, and then everything is gone anyway.
-        let _ = self.gpu.free(self.ptr);
+        if self.whole.is_none() {
+            // Fails only if a kernel has broken the context, and then everything is gone anyway.
+            let _ = self.gpu.free(self.ptr);
+        }
     }
 }
 
@@ -252,5 +269,15 @@ mod tests {
         let ptr = buffer.ptr();
         drop(buffer);
         assert!(gpu.copy_to(ptr, &[0]).is_err(), "freed memory is not written");
+        let whole = Arc::new(Buffer::of(gpu, &[1, 2, 3]).unwrap());
+        let part = Buffer::part(&whole, 1, 2).unwrap();
+        assert!(Buffer::part(&whole, 2, 2).is_err() && Buffer::part(&whole, usize::MAX, 2).is_err());
+        let ptr = whole.ptr();
+        drop(whole);
+        let mut back = [0; 2];
+        part.read(&mut back).unwrap();
+        assert_eq!(back, [2, 3], "a part keeps the whole");
+        drop(part);
+        assert!(gpu.copy_to(ptr, &[0]).is_err());
     }
 }

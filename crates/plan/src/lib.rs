@@ -9,7 +9,7 @@
 //! |---|---|
 //! | [`plan`] | [`GpuPlan`]: what is chosen, and why |
 //! | [`strategy`](mod@strategy) | the ways to put the operation together, as a list |
-//! | [`weights`], [`call`], [`operands`] | operands in device memory |
+//! | [`weights`], [`experts`], [`call`], [`operands`] | operands in device memory |
 //! | [`gpu`] | a GPU with its loaded kernels; memory that frees itself |
 //! | [`choices`], [`tune`] | what was measured fastest, and measuring it |
 //! | [`measure`] | the stopwatch for cards, and their limits |
@@ -19,6 +19,7 @@
 pub mod call;
 pub mod choices;
 pub mod error;
+pub mod experts;
 pub mod gpu;
 mod launches;
 pub mod measure;
@@ -30,8 +31,9 @@ pub mod strategy;
 pub mod tune;
 pub mod weights;
 
-pub use call::{DeviceA, DeviceC, DeviceCall};
+pub use call::{DeviceA, DeviceC, DeviceCall, GroupedCall};
 pub use error::Error;
+pub use experts::DeviceExperts;
 pub use gpu::{Buffer, Gpu};
 pub use operands::Operands;
 pub use plan::{ChosenBy, GpuOptions, GpuPlan};

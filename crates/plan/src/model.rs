@@ -33,10 +33,23 @@ const EXCHANGE: f64 = 1.5;
 
 /// Microseconds of the fused kernel, prologue and all.
 pub(crate) fn fused_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Config, scheduler: Scheduler) -> f64 {
+    grouped_us(desc, 1, info, config, scheduler)
+}
+
+/// The same for rows in groups of one size, as many as have rows.
+pub(crate) fn grouped_us(
+    desc: &DualGemmDesc,
+    groups: usize,
+    info: &DeviceInfo,
+    config: &Config,
+    scheduler: Scheduler,
+) -> f64 {
     let (m, n, k) = (desc.m as f64, desc.n as f64, desc.k as f64);
+    let groups = groups.clamp(1, desc.m.max(1));
     let (rows, tokens) = (f64::from(config.row_groups * 64), f64::from(config.tokens));
-    let [token_tiles, feature_tiles] = config.tiles(desc.m, desc.n).map(f64::from);
-    let (tiles, blocks) = (token_tiles * feature_tiles, (k / 64.0).ceil());
+    let [token_tiles, feature_tiles] = config.tiles(desc.m.div_ceil(groups), desc.n).map(f64::from);
+    let (groups, blocks) = (groups as f64, (k / 64.0).ceil());
+    let tiles = groups * token_tiles * feature_tiles;
     let sms = f64::from(info.sm_count.max(1));
     let (split, ctas) = (f64::from(config.k_split), f64::from(config.ctas_per_sm));
     // Clocks of a K block of 64 in one tile. Narrow products take as long as 16 columns would.
@@ -55,7 +68,7 @@ pub(crate) fn fused_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Config, 
         Scheduler::StreamK => sms.min(tiles * blocks),
         Scheduler::Grid | Scheduler::Persistent => sms.min(tiles * split),
     };
-    let bytes = n * k * 1.125 + m * k * 2.0 + m * n * desc.out.bits_per_element() / 8.0;
+    let bytes = groups * n * k * 1.125 + m * k * 2.0 + m * n * desc.out.bits_per_element() / 8.0;
     let memory = bytes / MEMORY.min(busy * MEMORY_OF_ONE) * 1e6;
     let more = (waves.ceil() / ctas - 1.0).max(0.0);
     let exchange = if config.k_split > 1 { EXCHANGE } else { 0.0 };
@@ -148,13 +161,16 @@ mod tests {
     #[test]
     fn more_work_never_takes_less_time() {
         for config in Config::MENU {
-            let time = |m, n, k| {
+            let grouped = |m, n, k, groups| {
                 let desc = DualGemmDesc::new(m, n, k, AFormat::F16, BlockFormat::Nvfp4);
                 [Scheduler::Grid, Scheduler::Persistent, Scheduler::StreamK]
-                    .map(|scheduler| fused_us(&desc, &h100(), &config, scheduler))
+                    .map(|scheduler| grouped_us(&desc, groups, &h100(), &config, scheduler))
             };
+            let time = |m, n, k| grouped(m, n, k, 1);
             let small = time(100, 2000, 4096);
-            for bigger in [time(400, 2000, 4096), time(100, 8000, 4096), time(100, 2000, 8192)] {
+            let experts = [grouped(100, 2000, 4096, 8), grouped(100, 2000, 4096, 1000)];
+            assert!(experts[0].iter().zip(experts[1]).all(|(a, b)| *a <= b), "{}", config.name());
+            for bigger in [time(400, 2000, 4096), time(100, 8000, 4096), time(100, 2000, 8192), experts[0]] {
                 assert!(small.iter().zip(bigger).all(|(a, b)| *a <= b), "{}", config.name());
             }
         }

@@ -18,12 +18,14 @@ pub struct GpuOptions {
     pub kernel: Option<String>,
     /// Order of the block scales of an nvfp4 A.
     pub a_scale_layout: ScaleLayout,
+    /// In about how many groups rows come, each with weights of its own (the experts of a mixture); 1 if in one.
+    pub groups: usize,
 }
 
 impl Default for GpuOptions {
-    /// Nothing fixed; scales row by row.
+    /// Nothing fixed; scales row by row; one pair of weights a call.
     fn default() -> Self {
-        Self { strategy: None, kernel: None, a_scale_layout: ScaleLayout::Linear }
+        Self { strategy: None, kernel: None, a_scale_layout: ScaleLayout::Linear, groups: 1 }
     }
 }
 
@@ -67,10 +69,13 @@ pub struct GpuPlan {
     pub chosen_by: ChosenBy,
     /// Order of the block scales of an nvfp4 A.
     pub a_scale_layout: ScaleLayout,
+    /// In about how many groups rows come that one launch takes; 1 if a call has one pair of weights.
+    pub groups: usize,
 }
 
 impl GpuPlan {
-    /// Chooses how to compute a problem on a device.
+    /// Chooses how to compute a problem on a device. Where no kernel takes rows in groups and none was asked for by name,
+    /// the plan is for one pair of weights a call.
     ///
     /// # Errors
     /// If the description breaks a rule, a name is unknown, or nothing can take it; the reasons.
@@ -93,7 +98,9 @@ impl GpuPlan {
             kernel,
             chosen_by,
             a_scale_layout: options.a_scale_layout,
+            groups: options.groups.max(1),
         };
+        let grouped = options.groups > 1;
         let wanted: Vec<&'static dyn Strategy> = match &options.strategy {
             Some(name) => vec![strategy(name)?],
             // Those that the cost model knows: the library's are there to be compared with.
@@ -102,7 +109,11 @@ impl GpuPlan {
         let mut fitting: Vec<(&'static dyn Strategy, Vec<String>)> = Vec::new();
         let mut refusals = Vec::new();
         for s in wanted {
-            match s.kernels(desc, info) {
+            let kernels = match grouped {
+                false => s.kernels(desc, info),
+                true => s.grouped_kernels(desc, options.groups, info),
+            };
+            match kernels {
                 Ok(kernels) => fitting.push((s, kernels)),
                 Err(error) if options.strategy.is_some() => return Err(error),
                 Err(error) => refusals.push(error.to_string()),
@@ -118,16 +129,26 @@ impl GpuPlan {
         let known = |strategy: &str, kernel: &str| {
             fitting.iter().any(|(s, kernels)| s.name() == strategy && kernels.iter().any(|k| k == kernel))
         };
-        if let Some((choice, chosen_by)) = choices.best(desc, &known) {
+        // What was measured had one pair of weights.
+        if let Some((choice, chosen_by)) = choices.best(desc, &known).filter(|_| !grouped) {
             return Ok(plan(&choice.strategy, choice.kernel.clone(), chosen_by));
         }
         let expected = fitting
             .iter()
             .flat_map(|(s, kernels)| kernels.iter().map(move |kernel| (s, kernel)))
-            .map(|(s, kernel)| (s.estimate_us(desc, info, kernel).unwrap_or(0.0), s, kernel))
+            .map(|(s, kernel)| {
+                let us = match grouped {
+                    false => s.estimate_us(desc, info, kernel),
+                    true => s.estimate_grouped_us(desc, options.groups, info, kernel),
+                };
+                (us.unwrap_or(0.0), s, kernel)
+            })
             .min_by(|a, b| a.0.total_cmp(&b.0));
         match expected {
             Some((_, s, kernel)) => Ok(plan(s.name(), kernel.clone(), ChosenBy::Model)),
+            None if grouped => {
+                Self::choose(desc, info, choices, &GpuOptions { groups: 1, ..options.clone() })
+            }
             None => Err(Error::NothingFits {
                 problem: desc.to_string(),
                 device: info.name.clone(),
@@ -158,15 +179,20 @@ impl GpuPlan {
     /// If the machine lacks what the plan asks for.
     pub fn prepare(&self, gpu: &'static Gpu) -> Result<Box<dyn Prepared>, Error> {
         // A plan from elsewhere may be for another card.
-        self.strategy()?.kernels(&self.desc, dualgemm_device::Device::info(gpu))?;
-        self.strategy()?.prepare(gpu, self)
+        let (strategy, info) = (self.strategy()?, dualgemm_device::Device::info(gpu));
+        match self.groups {
+            ..=1 => strategy.kernels(&self.desc, info)?,
+            groups => strategy.grouped_kernels(&self.desc, groups, info)?,
+        };
+        strategy.prepare(gpu, self)
     }
 }
 
 impl std::fmt::Display for GpuPlan {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { desc, device, strategy, kernel, chosen_by, .. } = self;
-        write!(f, "{desc}\n{strategy} by {kernel} on {device}, {chosen_by}")
+        let Self { desc, device, strategy, kernel, chosen_by, groups, .. } = self;
+        let groups = if *groups > 1 { format!(" in about {groups} groups of rows") } else { String::new() };
+        write!(f, "{desc}{groups}\n{strategy} by {kernel} on {device}, {chosen_by}")
     }
 }
 
@@ -267,6 +293,26 @@ mod tests {
         let old = GpuPlan::choose(&desc(1, 64, 64), &card(7, 5), &Choices::default(), &GpuOptions::default());
         let old = old.unwrap_err().to_string();
         assert!(old.contains("for sm_90a; this is card, sm_75") && old.contains("needs sm_80"), "{old}");
+    }
+
+    #[test]
+    fn rows_in_groups_get_a_kernel_that_takes_them_or_one_for_each() {
+        let options = |groups| GpuOptions { groups, ..GpuOptions::default() };
+        let plan = |m, groups| choose(&desc(m, 1536, 2048), &options(groups)).unwrap();
+        for (m, groups) in [(1, 2), (64, 64), (512, 8), (8192, 128)] {
+            let plan = plan(m, groups);
+            assert_eq!(plan.groups, groups, "{plan}");
+            assert!(["fused", "persistent", "decode"].contains(&&*plan.strategy), "{plan}");
+            assert!(plan.to_string().contains(&format!("in about {groups} groups")), "{plan}");
+        }
+        assert!(plan(512, 128).kernel.contains("x8_"), "four rows each: {}", plan(512, 128));
+        assert!(plan(8192, 8).kernel.contains("x256_"), "{}", plan(8192, 8));
+        let named = GpuOptions { groups: 8, ..named("stream-k") };
+        let message = choose(&desc(64, 1536, 2048), &named).unwrap_err().to_string();
+        assert!(message.starts_with("strategy stream-k cannot take this: "), "{message}");
+        let old = GpuPlan::choose(&desc(64, 1536, 2048), &card(8, 0), &Choices::default(), &options(8));
+        let old = old.unwrap();
+        assert_eq!((old.groups, &*old.strategy), (1, "portable"));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Weights on a device, in the orders that strategies read.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dualgemm_device::{Device, DevicePtr, Stream};
@@ -10,7 +11,7 @@ use dualgemm_kernels::generic::pack::GpuPack;
 use dualgemm_kernels::sm90a::decode::WEIGHT_FACTOR;
 use dualgemm_kernels::sm90a::pack::{CHUNK_FEATURES, Pack};
 
-use crate::{Buffer, Error, Gpu};
+use crate::{Buffer, DeviceExperts, Error, Gpu};
 
 /// In which order a strategy reads weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -51,6 +52,8 @@ pub struct DeviceWeights {
     alpha: [f32; 2],
     form: Form,
     bias: Option<Buffer>,
+    /// What they are a part of, and which.
+    expert: Option<(Arc<DeviceExperts>, usize)>,
 }
 
 #[derive(Debug)]
@@ -60,7 +63,7 @@ enum Form {
 }
 
 /// A number that no other weights have had or will have in this process: an address may be used again, this is not.
-fn next_id() -> u64 {
+pub(crate) fn next_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
@@ -115,23 +118,27 @@ impl DeviceWeights {
         weights: &DeviceGateUp<'_>,
         stream: Stream,
     ) -> Result<Self, Error> {
-        let &DeviceGateUp { n, k, codes, scales, layout, global_scales, bias } = weights;
-        let mut biases = bias.iter().any(Option::is_some).then(|| vec![0.0; 2 * n]);
-        for (half, values) in bias.into_iter().enumerate() {
-            let Some((values, both)) = values.zip(biases.as_mut()) else { continue };
-            if values.len() != n {
-                let tensor = ["gate", "up"][half].into();
-                return Err(dualgemm_gemm::Error::BiasLen { tensor, found: values.len(), n }.into());
-            }
-            both[half * n..][..n].copy_from_slice(values);
-        }
+        let &DeviceGateUp { n, k, bias, .. } = weights;
+        let biases = both_biases(n, bias)?;
         let pack = Buffer::new(gpu, GpuPack::bytes(n, k))?;
-        let half = |i: usize| Codes { m: n, k, codes: codes[i], pitch: k / 2, scales: scales[i] };
-        let spec = GpuPack::new(gpu, layout)?.spec(&half(0), &half(1), pack.ptr())?;
-        gpu.launch_on(stream, &spec)?;
+        let alpha = pack_to(gpu, weights, pack.ptr(), stream)?;
         gpu.synchronize()?;
-        let alpha = global_scales.map(|scale| scale * WEIGHT_FACTOR);
         Self::new(gpu, (n, k), alpha, Form::Packed(pack), biases)
+    }
+
+    /// One of several experts: its pack lies among theirs.
+    pub(crate) fn of_expert(
+        of: Arc<DeviceExperts>,
+        index: usize,
+        (alpha, pack, bias): ([f32; 2], Buffer, Option<Buffer>),
+    ) -> Self {
+        let (n, k, form) = (of.n(), of.k(), Form::Packed(pack));
+        Self { id: next_id(), n, k, alpha, form, bias, expert: Some((of, index)) }
+    }
+
+    /// The experts that these weights are one of, and which.
+    pub fn expert(&self) -> Option<(&Arc<DeviceExperts>, usize)> {
+        self.expert.as_ref().map(|(of, index)| (of, *index))
     }
 
     fn new(
@@ -141,9 +148,8 @@ impl DeviceWeights {
         form: Form,
         bias: Option<Vec<f32>>,
     ) -> Result<Self, Error> {
-        let bytes = |values: Vec<f32>| values.into_iter().flat_map(f32::to_le_bytes).collect::<Vec<u8>>();
-        let bias = bias.map(|values| Buffer::of(gpu, &bytes(values))).transpose()?;
-        Ok(Self { id: next_id(), n, k, alpha, form, bias })
+        let bias = bias.map(|values| Buffer::of(gpu, &float_bytes(values))).transpose()?;
+        Ok(Self { id: next_id(), n, k, alpha, form, bias, expert: None })
     }
 
     /// The same weights once more, in memory of their own.
@@ -163,7 +169,7 @@ impl DeviceWeights {
             }
         };
         let bias = self.bias.as_ref().map(copy).transpose()?;
-        Ok(Self { id: next_id(), n: self.n, k: self.k, alpha: self.alpha, form, bias })
+        Ok(Self { id: next_id(), n: self.n, k: self.k, alpha: self.alpha, form, bias, expert: None })
     }
 
     /// Features.
@@ -312,4 +318,37 @@ pub(crate) fn plain_rows(m: &QuantizedMatrix<'_>) -> (Vec<u8>, Vec<u8>) {
     let codes = (0..m.rows()).flat_map(|row| m.row_codes(row)).copied().collect();
     let scales = (0..m.rows()).flat_map(|row| (0..m.blocks()).map(move |b| m.scale_byte(row, b))).collect();
     (codes, scales)
+}
+
+/// Biases of gate and up one after the other, if either has one.
+pub(crate) fn both_biases(n: usize, bias: [Option<&[f32]>; 2]) -> Result<Option<Vec<f32>>, Error> {
+    let mut biases = bias.iter().any(Option::is_some).then(|| vec![0.0; 2 * n]);
+    for (half, values) in bias.into_iter().enumerate() {
+        let Some((values, both)) = values.zip(biases.as_mut()) else { continue };
+        if values.len() != n {
+            let tensor = ["gate", "up"][half].into();
+            return Err(dualgemm_gemm::Error::BiasLen { tensor, found: values.len(), n }.into());
+        }
+        both[half * n..][..n].copy_from_slice(values);
+    }
+    Ok(biases)
+}
+
+/// Launches the packing of weights that are on the device to an address there. Gives what sums are multiplied by then.
+pub(crate) fn pack_to(
+    gpu: &'static Gpu,
+    weights: &DeviceGateUp<'_>,
+    to: DevicePtr,
+    stream: Stream,
+) -> Result<[f32; 2], Error> {
+    let &DeviceGateUp { n, k, codes, scales, layout, global_scales, .. } = weights;
+    let half = |i: usize| Codes { m: n, k, codes: codes[i], pitch: k / 2, scales: scales[i] };
+    let spec = GpuPack::new(gpu, layout)?.spec(&half(0), &half(1), to)?;
+    gpu.launch_on(stream, &spec)?;
+    Ok(global_scales.map(|scale| scale * WEIGHT_FACTOR))
+}
+
+/// f32 values as a device holds them.
+pub(crate) fn float_bytes(values: impl IntoIterator<Item = f32>) -> Vec<u8> {
+    values.into_iter().flat_map(f32::to_le_bytes).collect()
 }

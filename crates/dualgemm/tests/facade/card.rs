@@ -13,7 +13,7 @@ use dualgemm::{
 use half::f16;
 
 use crate::gpu::{error, operand};
-use crate::{expert, quantized};
+use crate::{expert, experts, quantized};
 
 const ID: GpuId = GpuId::Cuda(0);
 
@@ -151,6 +151,28 @@ fn experts_without_rows_and_ragged_ones_equal_the_reference_close() {
     assert!(c[257 * n..].iter().all(|&x| x == f16::NEG_ONE), "rows of nobody stay");
 }
 
+/// One launch for all experts; how many rows each has is changed on the device, between replays of one graph.
+#[test]
+#[ignore = "needs an sm_90 GPU"]
+fn experts_change_their_rows_between_replays_close() {
+    let tables: [&[u32]; 5] = [
+        &[0, 129, 129, 130, 257, 257, 300],
+        &[0, 0, 300, 300, 300, 300, 300],
+        &[3, 4, 5, 6, 7, 8, 9],
+        &[300; 7],
+        &[0, 50, 100, 150, 200, 250, 300],
+    ];
+    for strategy in ["fused", "persistent", "decode"] {
+        for a in [AFormat::F16, AFormat::Nvfp4] {
+            for (n, k) in [(96, 464), (1032, 1024)] {
+                let options =
+                    GpuOptions { strategy: Some(strategy.into()), groups: 6, ..GpuOptions::default() };
+                experts::check(&ID, (&desc(300, n, k, a), options), a == AFormat::F16, &tables, 5e-4);
+            }
+        }
+    }
+}
+
 /// A graph holds addresses; contents change between replays, and equal contents give equal bits every time.
 #[test]
 #[ignore = "needs an sm_90 GPU"]
@@ -196,7 +218,7 @@ fn ten_thousand_replays_with_changing_contents_give_the_same_bits_exact() {
     }
 }
 
-/// What a call costs the host: planned, prepared and warm, nothing is left but checks, a tensor map and the launch.
+/// What a call costs the host: planned, prepared and warm, nothing is left but to look up and start the launches.
 #[test]
 #[ignore = "needs an sm_90 GPU"]
 fn a_call_costs_the_host_at_most_five_microseconds() {
@@ -223,10 +245,8 @@ fn a_call_costs_the_host_at_most_five_microseconds() {
             })
             .collect();
         each.sort_by(f64::total_cmp);
-        // nvfp4 takes two launches.
-        let launches = if a == AFormat::Nvfp4 { 2.0 } else { 1.0 };
-        println!("{strategy}, A {a}: {:.2} us per call on the host ({launches} launches)", each[10]);
-        assert!(each[10] <= 5.0 * launches, "{strategy}, A {a}: {} us", each[10]);
+        println!("{strategy}, A {a}: {:.2} us per call on the host", each[10]);
+        assert!(each[10] <= 5.0, "{strategy}, A {a}: {} us", each[10]);
     }
 }
 

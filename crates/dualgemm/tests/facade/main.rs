@@ -1,6 +1,7 @@
 //! Plan, prepack, run through the facade: the real checkpoint, mixtures of experts, and misuse.
 
 mod card;
+mod experts;
 mod gpu;
 
 use std::path::{Path, PathBuf};

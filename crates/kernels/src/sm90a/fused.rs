@@ -76,8 +76,8 @@ pub(super) struct Fused<'a> {
 pub(super) enum Alpha {
     /// One problem: gate and up.
     Values([Param<F32>; 2]),
-    /// Grouped: `[groups][2]`.
-    Table(PointerParam),
+    /// Grouped: `[groups][2]`, and what all groups have in common.
+    Table(PointerParam, [Param<F32>; 2]),
 }
 
 /// Parameters of an nvfp4 C.
@@ -117,9 +117,11 @@ impl<'a> Fused<'a> {
         let map = k.tensor_map("tokens");
         let (weights, out) = (k.pointer("weights"), k.pointer("out"));
         let sizes = [k.param::<U32>("m"), k.param::<U32>("n"), k.param::<U32>("k_blocks")];
-        let alpha = match variant.grouped {
-            false => Alpha::Values([k.param("alpha_gate"), k.param("alpha_up")]),
-            true => Alpha::Table(k.pointer("alphas")),
+        let table = variant.grouped.then(|| k.pointer("alphas"));
+        let values = [k.param("alpha_gate"), k.param("alpha_up")];
+        let alpha = match table {
+            None => Alpha::Values(values),
+            Some(table) => Alpha::Table(table, values),
         };
         let bias = variant.bias.then(|| [k.pointer("bias_gate"), k.pointer("bias_up")]);
         let a_scale = variant.a_scale.then(|| k.pointer("a_scale"));

@@ -43,7 +43,7 @@ pub struct FusedArgs {
     /// Elements that are summed, a multiple of 16.
     pub k: usize,
     /// What the sums of gate and up are multiplied by: [`Pack::alpha`](super::pack::Pack::alpha) times whatever belongs to
-    /// A and the epilogue. Of grouped problems each has its own, in [`GroupArgs`].
+    /// A and the epilogue. Of grouped problems what they have in common: the rest is each one's own, in [`GroupArgs`].
     pub alpha: [f32; 2],
     /// Biases of gate and up, `[n]` f32; grouped `[groups, n]`.
     pub bias: [DevicePtr; 2],
@@ -68,7 +68,7 @@ pub struct GroupArgs {
     pub rows: DevicePtr,
     /// Bytes from the pack of one group to that of the next, a multiple of 16.
     pub pack_stride: usize,
-    /// `[count][2]` f32: each group's [`FusedArgs::alpha`].
+    /// `[count][2]` f32: what each group's sums of gate and up are multiplied by beside [`FusedArgs::alpha`].
     pub alphas: DevicePtr,
 }
 
@@ -377,10 +377,10 @@ impl<'d> Fused<'d> {
         let sizes = [args.m, args.n, args.k.div_ceil(CHUNK_K)].map(|size| size as u32);
         let mut list = Args::new().tensor_map(map).ptr(args.pack).ptr(args.c);
         list = sizes.into_iter().fold(list, Args::u32);
-        list = match &args.groups {
-            None => list.f32(args.alpha[0]).f32(args.alpha[1]),
-            Some(groups) => list.ptr(groups.alphas),
-        };
+        if let Some(groups) = &args.groups {
+            list = list.ptr(groups.alphas);
+        }
+        list = list.f32(args.alpha[0]).f32(args.alpha[1]);
         if self.variant.bias {
             list = list.ptr(args.bias[0]).ptr(args.bias[1]);
         }

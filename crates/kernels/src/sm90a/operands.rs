@@ -55,6 +55,7 @@ impl Operands {
         let alphas: Vec<u8> = packs.iter().flat_map(Pack::alpha).flat_map(f32::to_le_bytes).collect();
         let alphas = this.alloc(device, &alphas)?;
         let pack_stride = packs.first().map_or(0, |pack| pack.bytes().len());
+        this.args.alpha = [1.0; 2];
         this.args.groups = Some(GroupArgs { count: packs.len(), rows, pack_stride, alphas });
         Ok(this)
     }

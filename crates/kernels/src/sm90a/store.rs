@@ -92,11 +92,15 @@ impl Fused<'_> {
     fn factors(&self, k: &mut Kernel, tile: Tile, feature: Reg<U32>) -> Factors {
         let mut alpha = match &self.alpha {
             Alpha::Values(alpha) => [k.ld_param(&alpha[0]), k.ld_param(&alpha[1])],
-            Alpha::Table(table) => {
+            Alpha::Table(table, common) => {
                 let table = k.ld_pointer(table);
                 let bytes = k.mov::<U64>(8u64);
                 let at = self.of_group(k, table, tile, bytes);
-                k.ld_vector(at)
+                let own: [Reg<F32>; 2] = k.ld_vector(at);
+                [0, 1].map(|half| {
+                    let common = k.ld_param(&common[half]);
+                    k.mul(own[half], common)
+                })
             }
         };
         if let Some(scale) = &self.a_scale {

@@ -23,7 +23,7 @@ const MOST_GRAPHS: usize = 1024;
 #[derive(Debug)]
 pub struct CudaGraph;
 
-type Key = (u64, [u64; 8]);
+type Key = (u64, [u64; 9]);
 
 #[derive(Debug)]
 struct Ready {

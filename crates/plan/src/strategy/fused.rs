@@ -10,13 +10,16 @@ use dualgemm_kernels::generic::amax::{Amax, MAX_PARTS};
 use dualgemm_kernels::generic::quantize::{Floats, Out as QuantizeOut, Quantize, Scale};
 use dualgemm_kernels::generic::rowwise::Sink;
 use dualgemm_kernels::sm90a::config::Config;
-use dualgemm_kernels::sm90a::host::{Fused as Kernel, FusedArgs};
+use dualgemm_kernels::sm90a::host::{Fused as Kernel, FusedArgs, GroupArgs};
 use dualgemm_kernels::sm90a::variant::{Compute, Out, Scheduler, Variant};
 
-use super::{Prepared, Strategy};
+use super::{Prepared, Strategy, one_group};
 use crate::launches::Launches;
 use crate::prologue::{Order, Prologue, compute_type};
-use crate::{Buffer, DeviceC, DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm, model};
+use crate::{
+    Buffer, DeviceC, DeviceCall, DeviceExperts, DeviceWeights, Error, Gpu, GpuPlan, GroupedCall, WeightForm,
+    model,
+};
 
 /// Most rows that the decode strategy is for.
 const DECODE_ROWS: usize = 128;
@@ -112,8 +115,30 @@ impl Fused {
         }
     }
 
-    fn is_for(&self, config: &Config) -> bool {
-        if self.few_rows { config.tokens < 128 } else { config.k_groups == 1 }
+    /// The configurations for a variant.
+    fn fitting(&self, variant: &Variant) -> Vec<Config> {
+        let is_for = |config: &Config| {
+            if self.few_rows { config.tokens < 128 } else { config.k_groups == 1 }
+        };
+        let fits = |config: &Config| is_for(config) && config.layout(variant).is_ok();
+        Config::MENU.into_iter().filter(fits).collect()
+    }
+
+    /// What a problem is to this strategy, if rows come in groups of about one size.
+    fn check(&self, desc: &DualGemmDesc, groups: usize, info: &DeviceInfo) -> Result<Variant, Error> {
+        if (info.arch.major, info.arch.minor) != (9, 0) {
+            return self
+                .unsupported(format!("its kernel is for sm_90a; this is {}, {}", info.name, info.arch));
+        }
+        let rows = desc.m.div_ceil(groups);
+        if self.few_rows && rows > DECODE_ROWS {
+            return self.unsupported(format!("M = {rows}; it is for up to {DECODE_ROWS} rows"));
+        }
+        self.variant(desc)
+    }
+
+    fn nothing_fits<T>(&self, desc: &DualGemmDesc, variant: &Variant) -> Result<T, Error> {
+        self.unsupported(format!("no configuration fits {desc}, {}", variant.name()))
     }
 }
 
@@ -131,19 +156,11 @@ impl Strategy for Fused {
     }
 
     fn kernels(&self, desc: &DualGemmDesc, info: &DeviceInfo) -> Result<Vec<String>, Error> {
-        if (info.arch.major, info.arch.minor) != (9, 0) {
-            return self
-                .unsupported(format!("its kernel is for sm_90a; this is {}, {}", info.name, info.arch));
-        }
-        if self.few_rows && desc.m > DECODE_ROWS {
-            return self.unsupported(format!("M = {}; it is for up to {DECODE_ROWS} rows", desc.m));
-        }
-        let variant = self.variant(desc)?;
-        let fits = |config: &Config| self.is_for(config) && config.layout(&variant).is_ok();
-        let fitting = Config::MENU.into_iter().filter(fits);
+        let variant = self.check(desc, 1, info)?;
+        let fitting = self.fitting(&variant);
         let names: Vec<String> = if self.waves {
             let floats = variant.aligned && !matches!(variant.out, Out::Nvfp4 { .. });
-            let pairs = fitting.clone().flat_map(|main| fitting.clone().map(move |rest| (main, rest)));
+            let pairs = fitting.iter().flat_map(|main| fitting.iter().map(move |rest| (main, rest)));
             pairs
                 .filter(|(main, rest)| {
                     floats && full_waves(desc.m, desc.n, info.sm_count, main, rest).is_some()
@@ -151,12 +168,37 @@ impl Strategy for Fused {
                 .map(|(main, rest)| format!("{}{AND}{}", main.name(), rest.name()))
                 .collect()
         } else {
-            fitting.map(|config| config.name()).collect()
+            fitting.iter().map(Config::name).collect()
         };
-        if names.is_empty() {
-            return self.unsupported(format!("no configuration fits {desc}, {}", variant.name()));
+        if names.is_empty() { self.nothing_fits(desc, &variant) } else { Ok(names) }
+    }
+
+    fn grouped_kernels(
+        &self,
+        desc: &DualGemmDesc,
+        groups: usize,
+        info: &DeviceInfo,
+    ) -> Result<Vec<String>, Error> {
+        let variant = Variant { grouped: true, ..self.check(desc, groups.max(1), info)? };
+        if let OutFormat::Nvfp4 { global_scale: OutScale::Dynamic, .. } = desc.out {
+            let reason = "a dynamic scale of C would count rows of no group; use a static one";
+            return self.unsupported(reason.into());
         }
-        Ok(names)
+        if self.waves {
+            return self.unsupported("features of several groups are not split; fused takes them".into());
+        }
+        let names: Vec<String> = self.fitting(&variant).iter().map(Config::name).collect();
+        if names.is_empty() { self.nothing_fits(desc, &variant) } else { Ok(names) }
+    }
+
+    fn estimate_grouped_us(
+        &self,
+        desc: &DualGemmDesc,
+        groups: usize,
+        info: &DeviceInfo,
+        kernel: &str,
+    ) -> Option<f64> {
+        Some(model::grouped_us(desc, groups, info, &Config::named(kernel).ok()?, self.scheduler))
     }
 
     fn estimate_us(&self, desc: &DualGemmDesc, info: &DeviceInfo, kernel: &str) -> Option<f64> {
@@ -170,10 +212,12 @@ impl Strategy for Fused {
     }
 
     fn prepare(&self, gpu: &'static Gpu, plan: &GpuPlan) -> Result<Box<dyn Prepared>, Error> {
-        let (desc, device) = (plan.desc, gpu as &'static dyn Device);
-        let ((config, rest), variant) = (Self::configs(&plan.kernel)?, self.variant(&desc)?);
-        let kernels = Kernels::new(device, config, rest, &variant)?;
-        let workspace = match kernels.main.workspace_bytes() {
+        let desc = plan.desc;
+        let (configs, variant) = (Self::configs(&plan.kernel)?, self.variant(&desc)?);
+        let grouped = (plan.groups > 1)
+            .then(|| ByBias::new(gpu, configs, Variant { grouped: true, ..variant.clone() }));
+        let single = ByBias::new(gpu, configs, variant);
+        let workspace = match grouped.as_ref().unwrap_or(&single).get(false)?.main.workspace_bytes() {
             0 => None,
             bytes => Some(Buffer::zeroed(gpu, bytes)?),
         };
@@ -187,8 +231,8 @@ impl Strategy for Fused {
             gpu,
             desc,
             prologue: Prologue::new(gpu, &desc, plan.a_scale_layout, Order::Rows)?,
-            kernels,
-            with_bias: OnceLock::new(),
+            single,
+            grouped,
             workspace,
             requantize,
             launches: Launches::default(),
@@ -201,33 +245,56 @@ struct Ready {
     gpu: &'static Gpu,
     desc: DualGemmDesc,
     prologue: Prologue,
-    kernels: Kernels,
-    /// The kernels for weights with biases, loaded when the first ones come.
-    with_bias: OnceLock<Kernels>,
+    single: ByBias,
+    /// For rows in groups.
+    grouped: Option<ByBias>,
     workspace: Option<Buffer>,
     requantize: Option<Requantize>,
     launches: Launches,
 }
 
-impl Ready {
-    fn kernels(&self, weights: &DeviceWeights) -> Result<&Kernels, Error> {
-        if weights.bias() == [DevicePtr::NULL; 2] {
-            return Ok(&self.kernels);
+/// The weights of a call.
+#[derive(Debug, Clone, Copy)]
+enum Weights<'a> {
+    One(&'a DeviceWeights),
+    /// Experts, and where the first rows of each are.
+    Groups(&'a DeviceExperts, DevicePtr),
+}
+
+impl Weights<'_> {
+    fn bias(&self) -> [DevicePtr; 2] {
+        match self {
+            Self::One(weights) => weights.bias(),
+            Self::Groups(experts, _) => experts.bias(),
         }
-        if let Some(kernels) = self.with_bias.get() {
-            return Ok(kernels);
-        }
-        let Kernels { main, rest } = &self.kernels;
-        let variant = Variant { bias: true, ..main.variant().clone() };
-        let kernels = Kernels::new(self.gpu, *main.config(), rest.as_ref().map(|k| *k.config()), &variant)?;
-        Ok(self.with_bias.get_or_init(|| kernels))
     }
 
-    fn specs(&self, call: &DeviceCall, weights: &DeviceWeights) -> Result<Vec<LaunchSpec>, Error> {
+    fn has_bias(&self) -> bool {
+        self.bias() != [DevicePtr::NULL; 2]
+    }
+}
+
+impl Ready {
+    fn kernels(&self, weights: Weights<'_>) -> Result<&Kernels, Error> {
+        let kernels = match weights {
+            Weights::One(_) => &self.single,
+            Weights::Groups(..) => self.grouped.as_ref().ok_or_else(one_group)?,
+        };
+        kernels.get(weights.has_bias())
+    }
+
+    fn specs(&self, call: &DeviceCall, weights: Weights<'_>) -> Result<Vec<LaunchSpec>, Error> {
         let &DualGemmDesc { n, k, out, epilogue, .. } = &self.desc;
         let mut specs = Vec::new();
         let a = self.prologue.specs(call.m, &call.a, &mut specs)?;
-        let [gate, up] = weights.alpha();
+        // What groups do not have in common is in the table of their own.
+        let (pack, [gate, up], groups) = match weights {
+            Weights::One(weights) => (weights.packed()?, weights.alpha(), None),
+            Weights::Groups(experts, rows) => {
+                let (count, pack_stride, alphas) = (experts.count(), experts.stride(), experts.alphas());
+                (experts.packs(), [1.0; 2], Some(GroupArgs { count, rows, pack_stride, alphas }))
+            }
+        };
         let alpha = [gate * epilogue.alpha_gate * a.scale, up * epilogue.alpha_up * a.scale];
         let (c, c_scales) = match (&self.requantize, call.c, out) {
             (Some(requantize), DeviceC::Nvfp4 { .. }, _) => (requantize.scratch.ptr(), DevicePtr::NULL),
@@ -253,8 +320,9 @@ impl Ready {
             },
             bias: weights.bias(),
             a_scale: a.device_scale,
+            groups,
             workspace: self.workspace.as_ref().map_or(DevicePtr::NULL, Buffer::ptr),
-            ..FusedArgs::new(a.values, weights.packed()?, c, (call.m, n, k), alpha)
+            ..FusedArgs::new(a.values, pack, c, (call.m, n, k), alpha)
         };
         self.kernels(weights)?.specs(&args, self.gpu.info(), &mut specs)?;
         if let (Some(requantize), DeviceC::Nvfp4 { codes, scales, global_scale }) = (&self.requantize, call.c)
@@ -267,11 +335,52 @@ impl Ready {
 
 impl Prepared for Ready {
     fn warm(&self, weights: &Arc<DeviceWeights>) -> Result<(), Error> {
-        self.kernels(weights).map(drop)
+        self.kernels(Weights::One(weights)).map(drop)
     }
 
     fn run(&self, call: &DeviceCall, weights: &Arc<DeviceWeights>, stream: Stream) -> Result<(), Error> {
-        self.launches.run(self.gpu, call, weights, stream, || self.specs(call, weights))
+        let key = (weights.id(), call.key());
+        self.launches.run(self.gpu, key, stream, || self.specs(call, Weights::One(weights)))
+    }
+
+    fn warm_grouped(&self, experts: &Arc<DeviceExperts>) -> Result<(), Error> {
+        self.kernels(Weights::Groups(experts, DevicePtr::NULL)).map(drop)
+    }
+
+    fn run_grouped(
+        &self,
+        call: &GroupedCall,
+        experts: &Arc<DeviceExperts>,
+        stream: Stream,
+    ) -> Result<(), Error> {
+        let key = (experts.id(), call.key());
+        let specs = || self.specs(&call.call, Weights::Groups(experts, call.rows));
+        self.launches.run(self.gpu, key, stream, specs)
+    }
+}
+
+/// A kernel without and with biases, each loaded when the first weights of that kind come.
+#[derive(Debug)]
+struct ByBias {
+    gpu: &'static Gpu,
+    configs: (Config, Option<Config>),
+    variant: Variant,
+    loaded: [OnceLock<Kernels>; 2],
+}
+
+impl ByBias {
+    fn new(gpu: &'static Gpu, configs: (Config, Option<Config>), variant: Variant) -> Self {
+        Self { gpu, configs, variant, loaded: Default::default() }
+    }
+
+    fn get(&self, bias: bool) -> Result<&Kernels, Error> {
+        let loaded = &self.loaded[usize::from(bias)];
+        if let Some(kernels) = loaded.get() {
+            return Ok(kernels);
+        }
+        let (main, rest) = self.configs;
+        let kernels = Kernels::new(self.gpu, main, rest, &Variant { bias, ..self.variant.clone() })?;
+        Ok(loaded.get_or_init(|| kernels))
     }
 }
 

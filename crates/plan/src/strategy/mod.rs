@@ -17,7 +17,9 @@ use dualgemm_device::{DeviceInfo, DevicePtr, Stream};
 use dualgemm_formats::FloatType;
 use dualgemm_gemm::{DualGemmDesc, OutFormat};
 
-use crate::{DeviceC, DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm};
+use crate::{
+    DeviceC, DeviceCall, DeviceExperts, DeviceWeights, Error, Gpu, GpuPlan, GroupedCall, WeightForm,
+};
 
 /// How calls reach the card when their speed is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +55,34 @@ pub trait Strategy: Debug + Sync {
     /// What the cost model expects of a kernel, µs; none where it does not model it.
     fn estimate_us(&self, desc: &DualGemmDesc, info: &DeviceInfo, kernel: &str) -> Option<f64>;
 
+    /// As [`kernels`](Self::kernels), those that take rows in about `groups` groups, each with weights of its own, at
+    /// once.
+    ///
+    /// # Errors
+    /// If it has none, or none for the problem: the reason.
+    fn grouped_kernels(
+        &self,
+        desc: &DualGemmDesc,
+        groups: usize,
+        info: &DeviceInfo,
+    ) -> Result<Vec<String>, Error> {
+        let _ = (desc, info);
+        let reason = format!("{groups} groups of rows; it takes one pair of weights a call");
+        Err(Error::Unsupported { strategy: self.name(), reason })
+    }
+
+    /// As [`estimate_us`](Self::estimate_us), for rows in groups.
+    fn estimate_grouped_us(
+        &self,
+        desc: &DualGemmDesc,
+        groups: usize,
+        info: &DeviceInfo,
+        kernel: &str,
+    ) -> Option<f64> {
+        let _ = (desc, groups, info, kernel);
+        None
+    }
+
     /// Loads kernels and takes memory.
     ///
     /// # Errors
@@ -79,6 +109,34 @@ pub trait Prepared: Debug + Send + Sync {
     /// # Errors
     /// If an operand does not fit or is misaligned; what the device says of a launch.
     fn run(&self, call: &DeviceCall, weights: &Arc<DeviceWeights>, stream: Stream) -> Result<(), Error>;
+
+    /// As [`warm`](Self::warm), for calls on rows in groups.
+    ///
+    /// # Errors
+    /// As there, and if the plan is for one pair of weights a call.
+    fn warm_grouped(&self, experts: &Arc<DeviceExperts>) -> Result<(), Error> {
+        let _ = experts;
+        Err(one_group())
+    }
+
+    /// One call on rows in groups, each with weights of its own.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run), and if the plan is for one pair of weights a call.
+    fn run_grouped(
+        &self,
+        call: &GroupedCall,
+        experts: &Arc<DeviceExperts>,
+        stream: Stream,
+    ) -> Result<(), Error> {
+        let _ = (call, experts, stream);
+        Err(one_group())
+    }
+}
+
+fn one_group() -> Error {
+    let takers = [fused::Fused::GRID, fused::Fused::PERSISTENT, fused::Fused::DECODE].map(|s| s.name());
+    Error::OneGroup { takers: takers.join(", ") }
 }
 
 /// Every strategy, in the order in which tables show them.

@@ -84,7 +84,8 @@ struct Ready {
 
 impl Prepared for Ready {
     fn run(&self, call: &DeviceCall, weights: &Arc<DeviceWeights>, stream: Stream) -> Result<(), Error> {
-        self.launches.run(self.gpu, call, weights, stream, || self.specs(call, weights))
+        let key = (weights.id(), call.key());
+        self.launches.run(self.gpu, key, stream, || self.specs(call, weights))
     }
 }
 

@@ -1,0 +1,379 @@
+//! Mixtures of experts on a simulated H100 with every check on: one launch for the rows of all, whose numbers are in
+//! device memory. C is poisoned before, so is A where rows belong to nobody.
+
+use dualgemm::check::{RowSample, reference_rows};
+use dualgemm::device::{DevicePtr, Error as DeviceError, Stream};
+use dualgemm::formats::{BlockFormat, FloatMatrix, GlobalScale, QuantizedMatrix, ScaleLayout};
+use dualgemm::gemm::{
+    AFormat, AOperand, Comparison, DualGemmDesc, Epilogue, GateUp, OutFormat, OutScale, OutputMut, QuantizeA,
+};
+use dualgemm::strategies::Buffer;
+use dualgemm::{
+    DeviceA, DeviceC, DeviceCall, DeviceGateUp, DualGemm, GpuId, GpuOptions, GroupedCall, PackedExperts,
+    PackedWeights, Plan, Rows, SimArch, Target,
+};
+use half::f16;
+
+use crate::gpu::operand;
+use crate::{expert, quantized};
+
+const SIM: GpuId = GpuId::Sim(SimArch::Sm90a);
+const POISON: u8 = 0xEE;
+
+fn plan_on(id: &GpuId, desc: &DualGemmDesc, options: GpuOptions) -> Plan {
+    DualGemm::plan(desc, &Target::Gpu(id.clone(), options)).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn plan(desc: &DualGemmDesc, options: GpuOptions) -> Plan {
+    plan_on(&SIM, desc, options)
+}
+
+fn groups(groups: usize) -> GpuOptions {
+    GpuOptions { groups, ..GpuOptions::default() }
+}
+
+fn desc(m: usize, n: usize, k: usize, a: AFormat, out: OutFormat) -> DualGemmDesc {
+    DualGemmDesc { out, ..DualGemmDesc::new(m, n, k, a, BlockFormat::Nvfp4) }
+}
+
+/// Experts whose tensor scales differ, gate's from up's and one's from another's; some have a bias.
+fn mixture(count: usize, n: usize, k: usize, biased: bool) -> Vec<GateUp<'static>> {
+    let scaled = |half: QuantizedMatrix<'static>, factor: f32| {
+        let scale = GlobalScale::multiplier(half.global_scale().value() * factor);
+        let (codes, scales) = (half.codes().to_vec(), half.scales().to_vec());
+        let layout = half.scale_layout();
+        QuantizedMatrix::new(half.name(), BlockFormat::Nvfp4, n, k, codes, scales, layout, scale).unwrap()
+    };
+    let weights = |e: usize| {
+        let GateUp { gate, up, .. } = expert(n, k, e);
+        let factor = 0.25 * (e + 1) as f32;
+        let mut weights = GateUp::new(scaled(gate, factor), scaled(up, 3.0 - factor));
+        if biased && e != 1 {
+            weights.up_bias = Some((0..n).map(|i| e as f32 - i as f32 / 32.0).collect());
+        }
+        weights
+    };
+    (0..count).map(weights).collect()
+}
+
+/// Rows of A as a device has them.
+fn a_bytes(a: &AOperand<'_>) -> (Vec<u8>, Vec<u8>) {
+    match a {
+        AOperand::Float(FloatMatrix::F16(a)) => {
+            ((0..a.rows()).flat_map(|row| a.row(row)).flat_map(|x| x.to_le_bytes()).collect(), Vec::new())
+        }
+        AOperand::Float(FloatMatrix::F32(a)) => {
+            ((0..a.rows()).flat_map(|row| a.row(row)).flat_map(|x| x.to_le_bytes()).collect(), Vec::new())
+        }
+        AOperand::Float(FloatMatrix::Bf16(a)) => {
+            ((0..a.rows()).flat_map(|row| a.row(row)).flat_map(|x| x.to_le_bytes()).collect(), Vec::new())
+        }
+        AOperand::Quantized(a) => {
+            let scale = |row| (0..a.blocks()).map(move |block| a.scale_byte(row, block));
+            (
+                (0..a.rows()).flat_map(|row| a.row_codes(row).to_vec()).collect(),
+                (0..a.rows()).flat_map(scale).collect(),
+            )
+        }
+    }
+}
+
+/// A call on operands in device memory, and what keeps them there.
+struct OnDevice {
+    call: GroupedCall,
+    a: AOperand<'static>,
+    values: Buffer,
+    scales: Buffer,
+    rows: Buffer,
+    c: Buffer,
+    c_scales: Buffer,
+}
+
+/// A in device memory, and where the experts' rows begin.
+fn on_device(id: &GpuId, desc: &DualGemmDesc, first_rows: &[u32]) -> OnDevice {
+    let &DualGemmDesc { m, n, .. } = desc;
+    let buffer = |bytes: usize| Buffer::new(id.open().unwrap(), bytes).unwrap();
+    let a = operand(m, desc.k, desc.a);
+    let (values, scales) = a_bytes(&a);
+    let pitch = values.len() / m;
+    let (values, scales) = (buffer(values.len()), buffer(scales.len()));
+    let rows = buffer(4 * first_rows.len());
+    let (c_bytes, c_scale_bytes) = match desc.out {
+        OutFormat::Nvfp4 { scale_layout, .. } => (m * n / 2, scale_layout.len(m, n / 16)),
+        float => (m * n * float.bits_per_element() as usize / 8, 0),
+    };
+    let (c, c_scales) = (buffer(c_bytes + 64), buffer(c_scale_bytes));
+    let given = match &a {
+        AOperand::Float(_) => DeviceA::Float { values: values.ptr(), pitch },
+        AOperand::Quantized(a) => {
+            let global_scale = a.global_scale().value();
+            DeviceA::Nvfp4 { codes: values.ptr(), scales: scales.ptr(), global_scale }
+        }
+    };
+    let to = match desc.out {
+        OutFormat::Nvfp4 { .. } => {
+            DeviceC::Nvfp4 { codes: c.ptr(), scales: c_scales.ptr(), global_scale: DevicePtr::NULL }
+        }
+        _ => DeviceC::Float(c.ptr()),
+    };
+    let call = GroupedCall { call: DeviceCall { m, a: given, c: to }, rows: rows.ptr() };
+    let this = OnDevice { call, a, values, scales, rows, c, c_scales };
+    this.set(first_rows);
+    this
+}
+
+impl OnDevice {
+    /// Writes A and where rows begin; those that belong to nobody are poisoned, and so is C.
+    fn set(&self, first_rows: &[u32]) {
+        let (mut values, mut scales) = a_bytes(&self.a);
+        let m = self.call.call.m;
+        let (row, scale_row) = (values.len() / m, scales.len() / m);
+        let [first, .., last] = *first_rows else { panic!("one expert at least") };
+        for nobody in (0..first as usize).chain(last as usize..m) {
+            values[nobody * row..][..row].fill(0xFF);
+            scales[nobody * scale_row..][..scale_row].fill(0x7F);
+        }
+        self.values.write(&values).unwrap();
+        self.scales.write(&scales).unwrap();
+        self.rows.write(&first_rows.iter().flat_map(|row| row.to_le_bytes()).collect::<Vec<u8>>()).unwrap();
+        for c in [&self.c, &self.c_scales] {
+            c.write(&vec![POISON; c.bytes()]).unwrap();
+        }
+    }
+}
+
+fn read(buffer: &Buffer) -> Vec<u8> {
+    let mut bytes = vec![0; buffer.bytes()];
+    buffer.read(&mut bytes).unwrap();
+    bytes
+}
+
+/// Runs a mixture in one launch, again for each table of first rows, which only the device is told; compares every row
+/// with the reference of its expert, and those of nobody with poison. On a card the calls are replays of one graph.
+pub(crate) fn check(
+    id: &GpuId,
+    (desc, options): (&DualGemmDesc, GpuOptions),
+    biased: bool,
+    tables: &[&[u32]],
+    bound: f64,
+) {
+    let (plan, &DualGemmDesc { m, n, k, .. }) = (plan_on(id, desc, options), desc);
+    let experts = mixture(tables[0].len() - 1, n, k, biased);
+    let packed = plan.prepack_experts(&experts).unwrap();
+    let device = on_device(id, desc, tables[0]);
+    let runner = plan.runner(experts.len()).unwrap();
+    runner.warm_experts(&packed).unwrap();
+    let run = || runner.run_device_grouped(&device.call, &packed, Stream::Own);
+    let graph = id.open().unwrap().card().map(|card| {
+        card.record(|| run().map_err(|e| DeviceError::Kernel(e.to_string())))
+            .unwrap_or_else(|e| panic!("{e}"))
+    });
+    let seen = dualgemm::quantize_a(&device.a, desc.quantize_a).unwrap();
+    let want: Vec<Vec<f64>> = experts
+        .iter()
+        .map(|e| reference_rows(&desc.epilogue, &seen, &RowSample::all(m), e, &|_| ()).unwrap())
+        .collect();
+    for &first_rows in tables {
+        device.set(first_rows);
+        match &graph {
+            Some(graph) => graph.replay().unwrap(),
+            None => run().unwrap_or_else(|e| panic!("{plan}: {e}")),
+        }
+        let bytes = read(&device.c);
+        let size = desc.out.bits_per_element() as usize / 8;
+        let value = |i: usize| match desc.out {
+            OutFormat::F32 => f32::from_le_bytes(bytes[4 * i..][..4].try_into().unwrap()),
+            OutFormat::F16 => f16::from_le_bytes(bytes[2 * i..][..2].try_into().unwrap()).to_f32(),
+            other => panic!("{other} is not compared here"),
+        };
+        for (want, range) in want.iter().zip(first_rows.windows(2)).filter(|(_, range)| range[0] < range[1]) {
+            let elements = range[0] as usize * n..range[1] as usize * n;
+            let got: Vec<f32> = elements.clone().map(value).collect();
+            let found = Comparison::new(&got, &want[elements], n).unwrap().rel_l2;
+            assert!(found < bound, "{plan}, rows {range:?}: {found:e}");
+        }
+        let row = n * size;
+        let (first, last) = (first_rows[0] as usize * row, first_rows[experts.len()] as usize * row);
+        assert!(bytes[..first].iter().chain(&bytes[last..]).all(|&b| b == POISON), "{plan}: rows of nobody");
+    }
+}
+
+/// Ragged, all of one, one each and padding on both sides, none at all.
+const TABLES: [&[u32]; 4] = [&[0, 9, 9, 10, 14], &[0, 0, 14, 14, 14], &[2, 3, 4, 5, 6], &[5, 5, 5, 5, 5]];
+
+#[test]
+fn one_launch_takes_the_rows_of_all_experts_close() {
+    for (a, out, bound) in [(AFormat::Nvfp4, OutFormat::F16, 4e-4), (AFormat::F16, OutFormat::F32, 1e-5)] {
+        check(&SIM, (&desc(14, 40, 96, a, out), groups(4)), false, &TABLES, bound);
+    }
+}
+
+#[test]
+fn every_strategy_that_takes_groups_is_right_close() {
+    let mut desc = desc(75, 72, 224, AFormat::Nvfp4, OutFormat::F16);
+    (desc.epilogue.alpha_gate, desc.epilogue.alpha_up) = (0.5, -2.0);
+    for strategy in ["fused", "persistent", "decode"] {
+        let options = GpuOptions { strategy: Some(strategy.into()), ..groups(3) };
+        check(&SIM, (&desc, options), true, &[&[0, 1, 1, 70]], 4e-4);
+    }
+}
+
+#[test]
+fn a_is_quantized_on_the_way_in_close() {
+    // A dynamic scale counts all rows, so there are none of nobody.
+    for quantize_a in [QuantizeA::Static(1e-3), QuantizeA::Dynamic] {
+        let desc = DualGemmDesc { quantize_a, ..desc(6, 32, 64, AFormat::F32, OutFormat::F32) };
+        check(&SIM, (&desc, groups(2)), true, &[&[0, 2, 6], &[0, 6, 6]], 1e-5);
+    }
+}
+
+/// The same kernel gives each expert's rows the bits that it gives them alone; a re-quantized C has the block scales of one
+/// matrix.
+#[test]
+fn one_launch_gives_the_bits_of_a_launch_for_each_exact() {
+    let (m, n, k) = (9, 48, 80);
+    let experts = mixture(3, n, k, false);
+    let first_rows = [0u32, 4, 4, 9];
+    let nvfp4 = |scale_layout| OutFormat::Nvfp4 { scale_layout, global_scale: OutScale::Static(2e-3) };
+    for out in [OutFormat::Bf16, nvfp4(ScaleLayout::Linear), nvfp4(ScaleLayout::Sf128x4)] {
+        let desc = desc(m, n, k, AFormat::Nvfp4, out);
+        let at_once = plan(&desc, GpuOptions { strategy: Some("fused".into()), ..groups(3) });
+        let packed = at_once.prepack_experts(&experts).unwrap();
+        let device = on_device(&SIM, &desc, &first_rows);
+        let runner = at_once.runner(3).unwrap();
+        runner.run_device_grouped(&device.call, &packed, Stream::Own).unwrap();
+        let got = (read(&device.c), read(&device.c_scales));
+
+        // All rows with each expert's weights, of which its own are taken.
+        let row_bytes = n * desc.out.bits_per_element() as usize / 8;
+        for (weights, range) in packed.iter().zip(first_rows.windows(2)) {
+            let alone = on_device(&SIM, &desc, &[0, m as u32]);
+            runner.run_device(&alone.call.call, weights, Stream::Own).unwrap();
+            let want = (read(&alone.c), read(&alone.c_scales));
+            let bytes = range[0] as usize * row_bytes..range[1] as usize * row_bytes;
+            assert!(got.0[bytes.clone()] == want.0[bytes], "{out}, rows {range:?}");
+            let OutFormat::Nvfp4 { scale_layout, .. } = out else { continue };
+            for (row, block) in
+                (range[0] as usize..range[1] as usize).flat_map(|r| (0..n / 16).map(move |b| (r, b)))
+            {
+                let at = scale_layout.offset(row, block, n / 16);
+                assert_eq!(got.1[at], want.1[at], "{out}, row {row}, block {block}");
+            }
+        }
+    }
+}
+
+/// On operands of the host: experts of one stack run at once, others one by one, with the same result.
+#[test]
+fn groups_of_the_hosts_rows_equal_the_reference_close() {
+    let (m, n, k) = (11, 40, 64);
+    let experts = mixture(3, n, k, true);
+    let a = AOperand::Quantized(quantized("a", m, k, 0.37));
+    let plan = plan(&desc(m, n, k, AFormat::Nvfp4, OutFormat::F32), groups(3));
+    let stack = plan.prepack_experts(&experts).unwrap();
+    let single: Vec<PackedWeights> = experts.iter().map(|e| plan.prepack(e).unwrap()).collect();
+    let mut runner = plan.runner(3).unwrap();
+    // Rows 2 and 7 to 9 belong to nobody; the second order of experts is not that of the stack.
+    let ranges = [(0, 2), (3, 0), (3, 4)];
+    for order in [[0, 1, 2], [2, 1, 0]] {
+        for packed in [&stack[..], &single[..]] {
+            let of =
+                |(&(first, count), e): (&(usize, usize), usize)| Rows { first, count, weights: &packed[e] };
+            let rows: Vec<Rows<'_>> = ranges.iter().zip(order).map(of).collect();
+            let mut c = vec![-1f32; m * n];
+            runner.run_grouped(&a, &rows, OutputMut::F32(&mut c)).unwrap();
+            for ((first, count), e) in ranges.into_iter().zip(order).filter(|((_, count), _)| *count > 0) {
+                let all = reference_rows(&Epilogue::default(), &a, &RowSample::all(m), &experts[e], &|_| ());
+                let range = first * n..(first + count) * n;
+                let found = Comparison::new(&c[range.clone()], &all.unwrap()[range], n).unwrap().rel_l2;
+                assert!(found < 1e-5, "{order:?}, rows from {first} on: {found:e}");
+            }
+            assert!(c[2 * n..3 * n].iter().chain(&c[7 * n..]).all(|&x| x == -1.0), "rows of nobody stay");
+        }
+    }
+}
+
+#[test]
+fn experts_that_are_on_the_device_pack_to_the_same_exact() {
+    let (m, n, k) = (5, 40, 96);
+    let experts = mixture(2, n, k, true);
+    let plan = plan(&desc(m, n, k, AFormat::F16, OutFormat::F16), groups(2));
+    let half = |half: &QuantizedMatrix<'_>| {
+        let (codes, scales) = a_bytes(&AOperand::Quantized(half.clone()));
+        [codes, scales].map(|bytes| Buffer::of(SIM.open().unwrap(), &bytes).unwrap())
+    };
+    let buffers: Vec<[[Buffer; 2]; 2]> = experts.iter().map(|e| [half(&e.gate), half(&e.up)]).collect();
+    let on_gpu: Vec<DeviceGateUp<'_>> = experts
+        .iter()
+        .zip(&buffers)
+        .map(|(e, [gate, up])| DeviceGateUp {
+            n,
+            k,
+            codes: [gate[0].ptr(), up[0].ptr()],
+            scales: [gate[1].ptr(), up[1].ptr()],
+            layout: ScaleLayout::Linear,
+            global_scales: [e.gate.global_scale().value(), e.up.global_scale().value()],
+            bias: [e.gate_bias.as_deref(), e.up_bias.as_deref()],
+        })
+        .collect();
+    let runner = plan.runner(2).unwrap();
+    let run = |packed: &PackedExperts| {
+        let device = on_device(&SIM, plan.desc(), &[0, 2, 5]);
+        runner.run_device_grouped(&device.call, packed, Stream::Own).unwrap();
+        read(&device.c)
+    };
+    let from_host = plan.prepack_experts(&experts).unwrap();
+    let want = run(&from_host);
+    assert!(want == run(&plan.prepack_experts_device(&on_gpu, Stream::Own).unwrap()));
+
+    // A copy of one expert is that expert.
+    let PackedWeights::Gpu(weights) = &from_host[0] else { panic!("on a GPU") };
+    let copy = PackedWeights::Gpu(weights.duplicate(SIM.open().unwrap()).unwrap().into());
+    let one = |weights: &PackedWeights| {
+        let device = on_device(&SIM, plan.desc(), &[0, 5]);
+        runner.run_device(&device.call.call, weights, Stream::Own).unwrap();
+        read(&device.c)
+    };
+    assert!(one(&from_host[0]) == one(&copy));
+    assert!(one(&from_host[1]) != one(&copy));
+}
+
+#[test]
+fn what_groups_cannot_be_is_said() {
+    let (m, n, k) = (5, 32, 64);
+    let problem = desc(m, n, k, AFormat::F16, OutFormat::F16);
+    let (one, many) = (plan(&problem, groups(1)), plan(&problem, groups(2)));
+    let experts = mixture(2, n, k, false);
+    let packed = many.prepack_experts(&experts).unwrap();
+    let device = on_device(&SIM, &problem, &[0, 2, 5]);
+    let runner = one.runner(2).unwrap();
+    let message = runner.run_device_grouped(&device.call, &packed, Stream::Own).unwrap_err().to_string();
+    let wanted = "plan with GpuOptions::groups, which fused, persistent, decode take";
+    assert!(message.ends_with(wanted), "{message}");
+    assert!(runner.warm_experts(&packed).is_err());
+
+    let runner = many.runner(2).unwrap();
+    let run =
+        |call: GroupedCall| runner.run_device_grouped(&call, &packed, Stream::Own).unwrap_err().to_string();
+    let misaligned = GroupedCall { rows: device.call.rows.offset(2), ..device.call };
+    assert!(run(misaligned).starts_with("group rows is at "), "{}", run(misaligned));
+    let many_rows = GroupedCall { call: DeviceCall { m: 6, ..device.call.call }, ..device.call };
+    assert_eq!(run(many_rows), "A is [6, 64]; the problem asks for 1 to 5 rows");
+    let other = plan(&desc(m, 48, k, AFormat::F16, OutFormat::F16), groups(2));
+    let other = other.runner(2).unwrap().run_device_grouped(&device.call, &packed, Stream::Own);
+    assert!(other.unwrap_err().to_string().contains("[32, 64]"));
+
+    let message = |e: Result<PackedExperts, dualgemm::Error>| e.unwrap_err().to_string();
+    assert!(message(many.prepack_experts(&[])).contains("at least one expert"));
+    let uneven = [mixture(1, n, k, false).remove(0), mixture(1, 48, k, false).remove(0)];
+    assert!(message(many.prepack_experts(&uneven)).contains("[48, 64]"));
+
+    // A processor takes groups of the host's rows only; other GPUs take them one by one.
+    let cpu = DualGemm::plan(&problem, &Target::default()).unwrap();
+    let on_cpu = cpu.prepack_experts(&experts).unwrap();
+    let runner = cpu.runner(2).unwrap();
+    assert!(runner.run_device_grouped(&device.call, &on_cpu, Stream::Own).is_err());
+    let blackwell = Target::Gpu(GpuId::Sim(SimArch::Sm120a), groups(2));
+    let Plan::Gpu { plan, .. } = DualGemm::plan(&problem, &blackwell).unwrap() else { panic!("a GPU plan") };
+    assert_eq!(plan.groups, 1);
+}
