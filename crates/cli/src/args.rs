@@ -11,8 +11,8 @@ use dualgemm::formats::ScaleLayout;
 use dualgemm::gemm::Activation;
 
 use crate::command::{
-    bench, completions, conformance, convert, doctor, export, inspect, ptx, quantize, run, sim, tune,
-    validate, verify,
+    bench, completions, conformance, convert, doctor, estimate, export, inspect, ptx, quantize, run, sim,
+    tune, validate, verify,
 };
 
 /// NVFP4 gated-MLP products C = act(A·B1ᵀ, A·B2ᵀ) on real checkpoints.
@@ -56,6 +56,8 @@ pub enum Command {
     Ptx(ptx::PtxArgs),
     /// Run a GPU kernel in the simulator with every check on; exit code 1 if one fails or C is wrong.
     Sim(sim::SimArgs),
+    /// Estimate what the fused kernel takes on a B200, with the arithmetic, beside the speed of light.
+    Estimate(estimate::EstimateArgs),
     /// Write kernels with their launches as one file that runs without this program.
     Export(export::ExportArgs),
     /// Say what this machine has, which kernel would run on it for each format, and why.

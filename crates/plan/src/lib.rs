@@ -12,10 +12,12 @@
 //! | [`weights`], [`experts`], [`call`], [`operands`] | operands in device memory |
 //! | [`gpu`] | a GPU with its loaded kernels; memory that frees itself |
 //! | [`choices`], [`tune`] | what was measured fastest, and measuring it |
+//! | [`blackwell`] | what the fused sm_100 kernel should take, an estimate |
 //! | [`measure`] | the stopwatch for cards, and their limits |
 //!
 //! Everything but graphs, second streams, NVIDIA's library and the stopwatch runs on the simulator as it does on a card.
 
+pub mod blackwell;
 pub mod call;
 pub mod choices;
 pub mod error;

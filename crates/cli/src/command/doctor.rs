@@ -1,4 +1,5 @@
-//! `doctor`: what this machine has, which kernel would run for each format, and why not another.
+//! `doctor`: what this machine has, which kernel would run for each format, why not another, and what would run on GPUs
+//! that it has not.
 
 use std::fmt;
 
@@ -9,6 +10,8 @@ use dualgemm::formats::BlockFormat;
 use dualgemm::gemm::{AFormat, DualGemmDesc, OutFormat};
 use dualgemm::strategies::{Error as GpuError, Gpu, STRATEGIES, Strategy, WeightForm};
 use dualgemm::{DualGemm, GpuId, Target};
+use dualgemm_kernels::{sm80, sm90a, sm100a, sm120a};
+use dualgemm_sim::Card;
 use serde::Serialize;
 
 use super::Verdict;
@@ -35,6 +38,17 @@ struct Report {
     strategies: Vec<StrategyReport>,
     instruction_sets: Vec<IsaReport>,
     kernels: Vec<Kernel>,
+    gpu_kernels: Vec<GpuKernel>,
+}
+
+/// The fused kernel of an architecture of GPUs, whether this machine has one or not.
+#[derive(Debug, Serialize)]
+struct GpuKernel {
+    arch: &'static str,
+    cards: &'static str,
+    m: usize,
+    kernel: String,
+    ran_on_silicon: bool,
 }
 
 /// A strategy on a GPU.
@@ -99,9 +113,41 @@ impl fmt::Display for Report {
         for k in &self.kernels {
             table.row([k.a_format.to_string(), k.m.to_string(), k.kernel.clone(), k.threads.to_string()]);
         }
+        write!(f, "\n{table}")?;
+        let mut table = Table::new(&["GPU", "cards", "M", "fused kernel", "tried"]);
+        for k in &self.gpu_kernels {
+            let tried = if k.ran_on_silicon { "on a card" } else { "simulated, not yet run on silicon" };
+            table.row([k.arch.into(), k.cards.into(), k.m.to_string(), k.kernel.clone(), tried.into()]);
+        }
         write!(f, "\n{table}")
     }
 }
+
+/// The fused kernel of every architecture for one token, a small batch and many.
+fn gpu_kernels() -> Vec<GpuKernel> {
+    let portable: Choose = |m| sm80::config::Config::for_tokens(m).name();
+    let hopper: Choose = |m| sm90a::config::Config::for_tokens(m).name();
+    let datacenter: Choose = |m| {
+        let (n, k) = FEATURES_AND_K;
+        sm100a::config::Config::for_shape((m, n, k), Card::B200.data().sm_count).name()
+    };
+    let workstation: Choose = |m| sm120a::config::Config::for_tokens(m).name();
+    let archs: [(&str, &str, Choose, bool); 6] = [
+        ("sm_80", "A100, L40S, RTX 4090 and others", portable, true),
+        ("sm_90a", "H100, H200", hopper, true),
+        ("sm_100a", "B200, GB200", datacenter, false),
+        ("sm_103a", "B300, GB300", datacenter, false),
+        ("sm_120a", "RTX PRO 6000, RTX 5090", workstation, false),
+        ("sm_121a", "DGX Spark", workstation, false),
+    ];
+    let rows = |(arch, cards, choose, ran_on_silicon): (&'static str, &'static str, Choose, bool)| {
+        ROWS.map(|m| GpuKernel { arch, cards, m, kernel: choose(m), ran_on_silicon })
+    };
+    archs.into_iter().flat_map(rows).collect()
+}
+
+/// The name of the configuration for so many rows.
+type Choose = fn(usize) -> String;
 
 /// Looks around.
 pub fn run(_: &DoctorArgs, output: &Output) -> anyhow::Result<Verdict> {
@@ -140,6 +186,7 @@ pub fn run(_: &DoctorArgs, output: &Output) -> anyhow::Result<Verdict> {
         strategies,
         instruction_sets,
         kernels,
+        gpu_kernels: gpu_kernels(),
     })?;
     Ok(Verdict::Right)
 }

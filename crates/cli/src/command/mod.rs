@@ -5,6 +5,7 @@ pub mod completions;
 pub mod conformance;
 pub mod convert;
 pub mod doctor;
+pub mod estimate;
 pub mod export;
 pub mod inspect;
 pub mod ptx;
@@ -46,6 +47,7 @@ pub fn run(command: Command, output: &Output) -> anyhow::Result<Verdict> {
         Command::Tune(args) => tune::run(&args, output),
         Command::Ptx(args) => ptx::run(&args, output),
         Command::Sim(args) => sim::run(&args, output),
+        Command::Estimate(args) => estimate::run(&args, output),
         Command::Export(args) => export::run(&args, output),
         Command::Doctor(args) => doctor::run(&args, output),
         Command::Conformance(args) => conformance::run(&args, output),

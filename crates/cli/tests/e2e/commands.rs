@@ -215,6 +215,23 @@ fn doctor_says_which_kernel_would_run_and_why() {
     for format in ["nvfp4", "mxfp4", "f32", "f16", "bf16"] {
         assert!(formats.contains(&format), "{format}");
     }
+    // What would run on GPUs that this machine has not, too.
+    for (arch, prefix, ran) in [
+        ("sm_80", "sm80_", true),
+        ("sm_90a", "sm90a_", true),
+        ("sm_100a", "sm100a_", false),
+        ("sm_103a", "sm100a_", false),
+        ("sm_120a", "sm120a_", false),
+        ("sm_121a", "sm120a_", false),
+    ] {
+        let kernels = report["gpu_kernels"].as_array().unwrap().iter().filter(|k| k["arch"] == arch);
+        let kernels: Vec<_> = kernels.collect();
+        assert_eq!(kernels.len(), 3, "{arch}");
+        assert!(kernels.iter().all(|k| k["kernel"].as_str().unwrap().starts_with(prefix)), "{kernels:?}");
+        assert!(kernels.iter().all(|k| k["ran_on_silicon"] == ran));
+    }
+    let text = dualgemm().arg("doctor").output().unwrap();
+    assert!(String::from_utf8_lossy(&text.stdout).contains("B200, GB200"));
     let forced = dualgemm().env("DUALGEMM_ISA", "portable").args(["doctor", "--json"]).output().unwrap();
     let forced: serde_json::Value = serde_json::from_slice(&forced.stdout).unwrap();
     let chosen =

@@ -3,6 +3,7 @@
 mod bad_inputs;
 mod commands;
 mod common;
+mod estimate;
 mod export;
 mod gpu_kernels;
 mod readme;

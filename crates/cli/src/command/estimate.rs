@@ -1,0 +1,180 @@
+//! `estimate`: what the fused kernel should take on a B200, with the arithmetic, beside the speed of light and the best
+//! that was published. Nothing here is measured.
+
+use std::fmt;
+
+use clap::Args;
+use dualgemm::strategies::blackwell::{EXCHANGE_US, Estimate, FILL, LAUNCH_US, MEMORY, MULTIPLY};
+use dualgemm_bench::Shape;
+use dualgemm_bench::challenge::{RANKED, Ranked};
+use dualgemm_kernels::sm100a::config::Config;
+use serde::Serialize;
+
+use super::Verdict;
+use super::bench::parse_shape;
+use crate::report::{Output, Table};
+
+/// The kernel is to stay below this many times the speed of light, launch cost aside.
+const GOAL: f64 = 1.35;
+
+/// Arguments of `estimate`.
+#[derive(Debug, Args)]
+pub struct EstimateArgs {
+    /// Tokens, features and K; may be given several times. Without it, the ranked shapes of the GPU MODE task.
+    #[arg(long, value_name = "MxNxK", value_parser = shape)]
+    pub shape: Vec<Shape>,
+    /// Tile and pipeline, see `ptx --list`; without it, the best by the estimate.
+    #[arg(long, value_name = "NAME")]
+    pub config: Option<String>,
+    /// Print the table as Markdown.
+    #[arg(long)]
+    pub markdown: bool,
+}
+
+fn shape(text: &str) -> Result<Shape, String> {
+    parse_shape(text).ok_or_else(|| "three numbers are needed, such as 256x4096x7168".into())
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    m: usize,
+    n: usize,
+    k: usize,
+    #[serde(flatten)]
+    estimate: Estimate,
+    kernel_us: f64,
+    /// With what every launch costs in the task's harness.
+    total_us: f64,
+    /// Of a ranked shape.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    speed_of_light_us: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    best_public_us: Option<f64>,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    card: &'static str,
+    measured: bool,
+    launch_us: f64,
+    shapes: Vec<Row>,
+    #[serde(skip)]
+    markdown: bool,
+}
+
+const HEADER: [&str; 14] = [
+    "M, N, K",
+    "tile",
+    "CTAs",
+    "waves",
+    "steps",
+    "bytes per step",
+    "fill, ns",
+    "products, clk",
+    "products, ns",
+    "TMEM columns",
+    "kernel, µs",
+    "× light",
+    "with launch, µs",
+    "best public, µs",
+];
+
+impl Row {
+    fn cells(&self) -> [String; 14] {
+        let e = &self.estimate;
+        let or_none = |value: Option<f64>, digits: usize| {
+            value.map_or_else(|| "-".to_string(), |value| format!("{value:.digits$}"))
+        };
+        let times = self.speed_of_light_us.map(|light| self.kernel_us / light);
+        [
+            format!("{}x{}x{}", self.m, self.n, self.k),
+            e.kernel.trim_start_matches("sm100a_fused_").into(),
+            e.ctas.to_string(),
+            e.waves.to_string(),
+            format!("{} of {}", e.steps, e.step_k),
+            e.step_bytes.to_string(),
+            format!("{:.0}", e.fill_ns),
+            e.multiply_clocks.to_string(),
+            format!("{:.0}", e.multiply_ns),
+            e.tmem_columns.to_string(),
+            format!("{:.1}", self.kernel_us),
+            or_none(times, 2),
+            format!("{:.1}", self.total_us),
+            or_none(self.best_public_us, 1),
+        ]
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.markdown {
+            let line = |cells: &[String]| format!("| {} |", cells.join(" | "));
+            writeln!(f, "{}", line(&HEADER.map(String::from)))?;
+            writeln!(f, "{}", "|---".repeat(HEADER.len()) + "|")?;
+            return self.shapes.iter().try_for_each(|row| writeln!(f, "{}", line(&row.cells())));
+        }
+        writeln!(f, "{}: estimates, nothing here was measured", self.card)?;
+        let mut table = Table::new(&HEADER);
+        self.shapes.iter().for_each(|row| table.row(row.cells()));
+        write!(f, "{table}")?;
+        writeln!(
+            f,
+            "fill = bytes / {FILL} B/ns; products = 4 · 128 · columns · K of a step / {MULTIPLY} FLOP/ns"
+        )?;
+        writeln!(
+            f,
+            "kernel = the larger of waves · steps · the larger of both and all bytes / {MEMORY} B/ns;"
+        )?;
+        writeln!(
+            f,
+            "  split K adds {EXCHANGE_US} µs; with launch adds {LAUNCH_US} µs, what the task's harness times besides"
+        )?;
+        for row in &self.shapes {
+            let Some((light, best)) = row.speed_of_light_us.zip(row.best_public_us) else { continue };
+            let Row { m, n, k, kernel_us, total_us, .. } = row;
+            let (goal, against) = (GOAL * light, if total_us < &best { "below" } else { "not below" });
+            let within = if *kernel_us <= goal { "within" } else { "beyond" };
+            writeln!(
+                f,
+                "{m}x{n}x{k}: {within} {GOAL} × the speed of light ({goal:.1} µs), {against} the best public result"
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// Estimates.
+pub fn run(args: &EstimateArgs, output: &Output) -> anyhow::Result<Verdict> {
+    let ranked = RANKED.map(|ranked| ranked.shape);
+    let shapes = if args.shape.is_empty() { &ranked[..] } else { &args.shape };
+    let named = args.config.as_deref().map(Config::named).transpose()?;
+    let row = |&shape: &Shape| -> anyhow::Result<Row> {
+        let Shape { m, n, k } = shape;
+        let estimate = match &named {
+            Some(config) => Estimate::new(config, (m, n, k))?,
+            None => match Estimate::best((m, n, k)) {
+                Some((_, estimate)) => estimate,
+                None => anyhow::bail!("{shape}: no configuration takes it"),
+            },
+        };
+        let ranked = RANKED.iter().find(|ranked| ranked.shape == shape);
+        Ok(Row {
+            m,
+            n,
+            k,
+            kernel_us: estimate.kernel_us(),
+            total_us: estimate.total_us(),
+            estimate,
+            speed_of_light_us: ranked.map(|Ranked { speed_of_light_us, .. }| *speed_of_light_us),
+            best_public_us: ranked.map(|Ranked { best_public_us, .. }| *best_public_us),
+        })
+    };
+    output.emit(&Report {
+        card: "B200",
+        measured: false,
+        launch_us: LAUNCH_US,
+        shapes: shapes.iter().map(row).collect::<anyhow::Result<_>>()?,
+        markdown: args.markdown,
+    })?;
+    Ok(Verdict::Right)
+}

@@ -1,0 +1,55 @@
+//! Estimates of the Blackwell kernel, and the page that shows them.
+
+use std::path::Path;
+
+use crate::common::{dualgemm, json};
+
+fn stdout(args: &[&str]) -> String {
+    let output = dualgemm().args(args).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn the_page_on_blackwell_shows_what_the_command_prints_exact() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/kernels/blackwell.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let table = stdout(&["estimate", "--markdown"]);
+    assert!(page.contains(table.trim_end()), "the page needs:\n{table}");
+}
+
+#[test]
+fn ranked_shapes_stand_beside_the_speed_of_light_and_nothing_is_called_measured() {
+    let report = json(&["estimate"], 0);
+    assert_eq!((&report["measured"], &report["card"]), (&false.into(), &"B200".into()));
+    let rows = report["shapes"].as_array().unwrap();
+    assert_eq!(rows.len(), 4);
+    for row in rows {
+        let number = |name: &str| row[name].as_f64().unwrap();
+        let fill = number("step_bytes") / 124.0;
+        assert!((number("fill_ns") - fill).abs() < 1e-9);
+        let steps = number("waves") * number("steps") * fill.max(number("multiply_ns")) / 1e3;
+        assert!((number("loop_us") - steps).abs() < 1e-9);
+        assert!(number("kernel_us") > number("speed_of_light_us"), "{row}");
+        assert!((number("total_us") - number("kernel_us") - 5.5).abs() < 1e-9);
+        assert!(number("ctas") <= 148.0 && number("tmem_columns") <= 512.0);
+    }
+    let text = stdout(&["estimate"]);
+    assert!(text.contains("nothing here was measured") && text.contains("× the speed of light"), "{text}");
+}
+
+#[test]
+fn any_shape_and_configuration_is_estimated() {
+    let report = json(&["estimate", "--shape", "1x4096x7168", "--shape", "64x64x64"], 0);
+    let rows = report["shapes"].as_array().unwrap();
+    assert!(
+        rows[0]["kernel"].as_str().unwrap().contains("features") && rows[0].get("best_public_us").is_none()
+    );
+    assert_eq!(rows.len(), 2);
+    let config = "sm100a_fused_tokens_n128_g1_k1_s4_a1";
+    let report = json(&["estimate", "--shape", "64x64x64", "--config", config], 0);
+    assert_eq!(report["shapes"][0]["kernel"], config);
+    let output = dualgemm().args(["estimate", "--config", "none"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains(config));
+}
