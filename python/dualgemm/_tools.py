@@ -68,15 +68,20 @@ def bench(shapes="challenge", **options):
     """Times the kernels on sets of shapes or shapes such as ``"16x4096x7168"``, as ``dualgemm bench``; options are
     those of the command with underscores, such as ``a_format="bf16"``, ``budget=0.2``, ``cache="warm"``.
 
-    With ``peers=True`` the Triton kernels of ``dualgemm.peers`` are timed beside on the CUDA device, where Triton and
-    one are there; their rows come last.
+    With ``peers=True`` the Triton kernels of ``dualgemm.peers`` are timed beside, on float16 and nvfp4 A as the report has
+    them, on the CUDA device, where Triton and one are there; their rows come last.
     """
     peers = options.pop("peers", False)
     report = _run("bench", rows=lambda report: report["rows"], shapes=shapes, **options)
     if peers:
         from . import peers as triton_peers
 
-        report["rows"] += triton_peers.measure([(row["m"], row["n"], row["k"]) for row in report["rows"]])
+        rows = report["rows"]
+        problems = dict.fromkeys((row["m"], row["n"], row["k"]) for row in rows)
+        formats = [a for a in triton_peers.A_FORMATS if any(row["a_format"] == a for row in rows)]
+        # Limits and driver are in reports of cards alone: a processor's say nothing of a card.
+        limits, machine = report.get("limits"), {name: rows[0][name] for name in ("driver", "commit")}
+        report["rows"] += triton_peers.measure(problems, formats or ["f16"], limits, machine)
     return report
 
 

@@ -42,6 +42,40 @@ def test_the_epilogue_close():
     assert rel_l2(peers.silu_mul(x), torch.nn.functional.silu(g) * u) < 1e-6
 
 
+def test_expanded_codes_are_their_values_exact():
+    q = dualgemm.quantize(torch.from_numpy(np.random.default_rng(2).standard_normal((5, 96)).astype(np.float32)))
+    q = q._replace(global_scale=1.0)
+    assert torch.equal(peers.expand(q).double(), dualgemm.dequantize(q).double())
+
+
+@pytest.mark.parametrize("a_format", peers.A_FORMATS)
+@pytest.mark.parametrize("name", peers.peers())
+def test_every_peer_computes_the_operation_close(name, a_format):
+    from dualgemm.peers.bench import Operands, error
+
+    operands = Operands(5, 48, 64, a_format, torch.Generator().manual_seed(1))
+    peers.peers()[name].prepare(operands)()
+    assert error(operands) < 1e-3
+    # The reference is the library's.
+    gate, up = (q._replace(scales=q.scales.contiguous()) for q in (operands.gate, operands.up))
+    a = operands.a_quantized if a_format == "nvfp4" else operands.a
+    c = dualgemm.swiglu(a, dualgemm.Weights.from_tensors(gate=gate, up=up), out_dtype="float32")
+    assert rel_l2(c[[0, 2, 4]], operands.want([0, 2, 4])) < 1e-5
+
+
+def test_rows_have_what_reports_of_cards_have():
+    from dualgemm.peers.bench import row
+
+    subject = {"device": "card", "driver": "1", "commit": "x", "strategy": "s", "kernel": "t"}
+    limits = {"flops_per_s": 868e12, "bytes_per_s": 3145e9}
+    measured = row(subject, (256, 4096, 7168), "nvfp4", limits, (50.0, 49.0, 51.0), 1e-4)
+    reported = dualgemm.bench("2x64x64", smoke=True)["rows"][0]
+    assert set(reported) - set(measured) == {"runs"}
+    assert measured["bound"] == "compute" and abs(measured["floor_us"] - 34.64) < 0.01
+    memory = row(subject, (1, 4096, 7168), "f16", limits, (20.0, 19.0, 21.0), 1e-4)
+    assert memory["bound"] == "memory" and abs(memory["floor_us"] - 10.51) < 0.01
+
+
 def test_without_a_cuda_device_nothing_is_measured():
     if not torch.cuda.is_available():
         assert peers.measure([(16, 64, 64)]) == []

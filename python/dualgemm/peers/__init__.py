@@ -5,7 +5,10 @@ They are what a good Triton programmer would write first, no more. ``measure`` t
 adds their rows. Needs torch, Triton and a CUDA device.
 """
 
-__all__ = ["fused", "measure", "silu_mul"]
+__all__ = ["A_FORMATS", "expand", "fused", "measure", "peers", "silu_mul"]
+
+#: Formats of A that the peers take.
+A_FORMATS = ("f16", "nvfp4")
 
 
 def fused(a, gate, up, out=None):
@@ -23,46 +26,52 @@ def silu_mul(gate_up, out=None):
     return kernels.silu_mul(gate_up, out)
 
 
-def measure(shapes):
-    """Rows like those of ``dualgemm.bench`` for shapes ``(m, n, k)``, float16 activations; none without Triton or a CUDA
-    device."""
+def expand(q, out=None):
+    """The float16 values of an nvfp4 :class:`dualgemm.Quantized` with linear scales, without its tensor scale."""
+    from . import kernels
+
+    return kernels.expand(q, out)
+
+
+def peers():
+    """The peers by the names of their strategies.
+
+    ``triton-fused`` is :func:`fused`; ``triton-epilogue`` the library's product with weights kept in float16, gate above
+    up, then :func:`silu_mul`. An nvfp4 A is expanded first, by a kernel of its own.
+    """
+    import torch
+
+    from .bench import Peer
+
+    def prepare_fused(o):
+        return lambda: fused(o.read_a(), o.gate, o.up, o.c)
+
+    def prepare_epilogue(o):
+        weights = (expand(o.gate_up) * o.alpha).T
+
+        def call():
+            torch.mm(o.read_a(), weights, out=o.x)
+            silu_mul(o.x, o.c)
+
+        return call
+
+    return {
+        "triton-fused": Peer(prepare_fused, "triton"),
+        "triton-epilogue": Peer(prepare_epilogue, "cublas, triton", 16),
+    }
+
+
+def measure(shapes, a_formats=("f16",), limits=None, machine=None, which=None):
+    """Rows like those of ``dualgemm.bench`` for shapes ``(m, n, k)``, of :func:`peers` or others of that form; none without
+    Triton or a CUDA device, a warning for what does not run. ``limits`` are those of a report on that device, ``machine`` its
+    driver and commit."""
     try:
         import torch
-        import triton
+        import triton  # noqa: F401
     except ImportError:
         return []
     if not torch.cuda.is_available():
         return []
-    from .. import _dualgemm
-    from .._arrays import Quantized
+    from . import bench
 
-    device = torch.cuda.get_device_name()
-    rows = []
-    for m, n, k in shapes:
-        operands = _dualgemm.challenge_operands(m, n, k, 1, True)
-        tensor = lambda data, rows: torch.frombuffer(bytearray(data), dtype=torch.uint8).reshape(rows, -1).cuda()
-        gate, up = (Quantized(tensor(codes, n), tensor(scales, n)) for codes, scales in operands[1:])
-        a = torch.randn(m, k, device="cuda", dtype=torch.float16)
-        c = torch.empty(m, n, device="cuda", dtype=torch.float16)
-        # do_bench clears the L2 cache before each run, so weights come from memory.
-        median, low, high = triton.testing.do_bench(
-            lambda: fused(a, gate, up, c), quantiles=[0.5, 0.1, 0.9], return_mode="median"
-        )
-        flops = 4.0 * m * n * k
-        rows.append(
-            {
-                "device": device,
-                "m": m,
-                "n": n,
-                "k": k,
-                "a_format": "f16",
-                "out_dtype": "f16",
-                "strategy": "triton_fused",
-                "kernel": "triton",
-                "median_us": median * 1e3,
-                "p10_us": low * 1e3,
-                "p90_us": high * 1e3,
-                "gflops": flops / (median * 1e6),
-            }
-        )
-    return rows
+    return bench.measure(shapes, a_formats, which or peers(), limits, machine or {})

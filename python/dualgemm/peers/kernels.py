@@ -17,6 +17,12 @@ def _e2m1(code):
 
 
 @triton.jit
+def _e4m3(bits):
+    """Of a block scale, which is never negative."""
+    return (bits.to(tl.int16) << 7).to(tl.float16, bitcast=True) * 256.0
+
+
+@triton.jit
 def _weights(codes, scales, rn, k, N, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     """Rows ``rn`` and elements ``k .. k + BK`` of a matrix, decoded."""
     rows = rn[:, None] < N
@@ -25,9 +31,18 @@ def _weights(codes, scales, rn, k, N, K: tl.constexpr, BN: tl.constexpr, BK: tl.
     values = tl.interleave(_e2m1(packed), _e2m1(packed >> 4))
     block = k // 16 + tl.arange(0, BK // 16)
     bits = tl.load(scales + rn[:, None] * (K // 16) + block[None, :], mask=rows & (block[None, :] < K // 16), other=0)
-    scale = (bits.to(tl.int16) << 7).to(tl.float16, bitcast=True) * 256.0
-    scale = tl.broadcast_to(scale[:, :, None], (BN, BK // 16, 16)).reshape(BN, BK)
+    scale = tl.broadcast_to(_e4m3(bits)[:, :, None], (BN, BK // 16, 16)).reshape(BN, BK)
     return values * scale
+
+
+@triton.jit
+def expand_kernel(codes, scales, out, total, BLOCK: tl.constexpr):
+    """``BLOCK`` bytes of codes as twice as many values, without the tensor scale."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    packed = tl.load(codes + i, mask=i < total, other=0)
+    scale = _e4m3(tl.load(scales + i // 8, mask=i < total, other=0))
+    tl.store(out + 2 * i, _e2m1(packed) * scale, mask=i < total)
+    tl.store(out + 2 * i + 1, _e2m1(packed >> 4) * scale, mask=i < total)
 
 
 @triton.jit
@@ -69,15 +84,25 @@ def fused(a, gate, up, out=None):
     (m, k), n = a.shape, gate.codes.shape[0]
     if out is None:
         out = torch.empty(m, n, dtype=a.dtype, device=a.device)
-    tile_m = 16 if m <= 16 else 64
-    tile_n, tile_k = 64, 64
+    tile_m, tile_n, warps = (16, 64, 4) if m <= 16 else (64, 64, 8) if m <= 64 else (128, 64, 8)
     grid = (triton.cdiv(n, tile_n), triton.cdiv(m, tile_m))
     fused_kernel[grid](
         a, gate.codes.view(torch.uint8), gate.scales.view(torch.uint8),
         up.codes.view(torch.uint8), up.scales.view(torch.uint8), out,
         float(gate.global_scale), float(up.global_scale), m, n, a.stride(0),
-        K=k, BM=tile_m, BN=tile_n, BK=tile_k, num_warps=4, num_stages=3,
+        K=k, BM=tile_m, BN=tile_n, BK=64, num_warps=warps, num_stages=3,
     )  # fmt: skip
+    return out
+
+
+def expand(q, out=None):
+    """See ``dualgemm.peers.expand``."""
+    rows, bytes_per_row = q.codes.shape
+    if out is None:
+        out = torch.empty(rows, 2 * bytes_per_row, dtype=torch.float16, device=q.codes.device)
+    block, total = 1024, q.codes.numel()
+    codes, scales = q.codes.view(torch.uint8), q.scales.view(torch.uint8)
+    expand_kernel[(triton.cdiv(total, block),)](codes, scales, out, total, BLOCK=block)
     return out
 
 
