@@ -10,7 +10,7 @@ use crate::generic::dequantize::Dequantize;
 use crate::generic::expand::Expand;
 use crate::generic::quantize::Quantize;
 use crate::generic::silu_mul::SiluMul;
-use crate::generic::{amax, pack, rowwise};
+use crate::generic::{amax, atoms, pack, rowwise};
 use crate::parts::rows;
 use crate::sm90a::{config::Config, fused, variant::Variant};
 use crate::{Error, fp8, plain, sm80, sm100a, sm120a};
@@ -125,6 +125,16 @@ pub const KERNELS: &[Kernel] = &[
         arch: Target::Sm80,
         configs: || names(Dequantize::configs()),
         generate: |config, program, _| elementwise(config, Dequantize::configs(), program),
+    },
+    Kernel {
+        name: "scale_atoms",
+        doc: "block scales from rows to 128x4 atoms",
+        arch: Target::Sm80,
+        configs: || vec!["linear".into()],
+        generate: |config, _, _| {
+            one_of(config, ["linear"], |name| (*name).into())?;
+            atoms::generate(Target::Sm80)
+        },
     },
     Kernel {
         name: "pack",

@@ -2,13 +2,14 @@
 //!
 //! Most of them are one shape ([`rowwise`]): a thread takes eight neighbouring elements of a row from a source, and
 //! gives them to a sink. [`expand`], [`quantize`], [`silu_mul`] and [`dequantize`] are pairs of both; [`pack`] writes
-//! the weight pack of [`sm90a`](crate::sm90a) on the GPU.
+//! the weight pack of [`sm90a`](crate::sm90a) on the GPU, [`atoms`] the scales of Blackwell's kernels.
 //!
 //! All are safe to record into a graph: no allocation, no host synchronization, pointers from the caller. From sm_90 on
 //! they take part in programmatic dependent launch: the next kernel may start at once
 //! (`griddepcontrol.launch_dependents` comes first), and nothing is read or written before the kernel before has ended.
 
 pub mod amax;
+pub mod atoms;
 pub mod dequantize;
 pub mod expand;
 pub mod finish;
