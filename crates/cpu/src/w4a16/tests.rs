@@ -6,7 +6,7 @@ use dualgemm_gemm::GateUp;
 use half::{bf16, f16};
 
 use super::kernel::{BLOCK_K, NARROW_ROWS};
-use super::{AS_DIGITS, Kernel, buffer_len};
+use super::{Kernel, buffer_len};
 use crate::Isa;
 use crate::pack::{PANEL, PackedGateUp};
 use crate::tile::{MAX_TILE_ROWS, RowTile, TILE_COLS, TileKernel};
@@ -87,19 +87,20 @@ fn one_tile(m: usize) -> [RowTile; 1] {
     [RowTile { group: 0, first_row: 0, rows: m }]
 }
 
-/// The order of sums as the heads of `digits` and `kernel` state it, in scalar code.
-fn scalar_sum(a: &[f32], b: &QuantizedMatrix<'_>, n: usize, rows: usize) -> f32 {
+/// The order of sums as the heads of `digits` and `kernel` state it, in scalar code. `bits` are those of the integers.
+fn scalar_sum(a: &[f32], b: &QuantizedMatrix<'_>, n: usize, rows: usize, bits: i32) -> f32 {
     let scale = |k: usize| b.format().decode_scale(b.scale_byte(n, k / b.format().block_len()));
     let code = |k: usize| e2m1::decode(b.code(n, k));
     if rows == 1 {
-        let mut sum = 0f32;
+        let (mut sum, share) = (0f32, (a.len() as f64 / 2f64.powi(25)).min(2f64.powi(-12)));
         for (first, a) in (0..a.len()).step_by(16).zip(a.as_chunks::<16>().0) {
-            let mut rest = a.map(f64::from);
-            while rest.iter().any(|&rest| rest != 0.0) {
+            let a = a.map(f64::from);
+            let mut rest = a;
+            while rest.iter().zip(&a).any(|(rest, a)| rest.abs() > share * a.abs()) {
                 let largest = rest.iter().fold(0f64, |most, x| most.max(x.abs()));
-                // The power of two of which the largest has 22 bits.
-                let exponent = (-100..40).find(|&e| largest < 2f64.powi(e + 22)).unwrap();
-                let integers = rest.map(|x| (x * 2f64.powi(-exponent)).trunc());
+                // The power of two of which the largest has so many bits, and a little less than all of them.
+                let exponent = (-100..40).find(|&e| 1.005 * largest < 2f64.powi(e + bits)).unwrap();
+                let integers = rest.map(|x| (x * 2f64.powi(-exponent)).round_ties_even());
                 rest = std::array::from_fn(|i| rest[i] - integers[i] * 2f64.powi(exponent));
                 let dot: f64 = (0..16).map(|i| integers[i] * f64::from(code(first + i))).sum();
                 sum += dot as f32 * (2f32.powi(exponent) * scale(first));
@@ -125,11 +126,12 @@ fn scalar_sum(a: &[f32], b: &QuantizedMatrix<'_>, n: usize, rows: usize) -> f32 
     blocks.reduce(|total, chain| total + chain).unwrap()
 }
 
-/// Whether a kernel writes these rows as digits.
-fn are_digits(kernel: Kernel, a: &FloatMatrix<'_>) -> bool {
-    let mut buffer = vec![f32::NAN; buffer_len(a.rows(), a.cols())];
-    kernel.prepare(1, a, a.rows(), &one_tile(a.rows()), &mut buffer);
-    buffer[0] == AS_DIGITS
+/// In how many digits a kernel writes one row.
+fn digits(kernel: Kernel, a: &FloatMatrix<'_>) -> u32 {
+    assert_eq!(a.rows(), 1);
+    let mut buffer = vec![f32::NAN; buffer_len(1, a.cols())];
+    kernel.prepare(1, a, 1, &one_tile(1), &mut buffer);
+    buffer[0].to_bits()
 }
 
 /// The portable kernel, with or without fused multiply-adds.
@@ -152,7 +154,6 @@ fn assert_bits(got: &[f32], want: &[f32], what: &str) {
     }
 }
 
-/// bf16 numbers, one row of which is written as digits.
 fn bf16s(m: usize, k: usize) -> FloatMatrix<'static> {
     let data: Vec<bf16> = activations(m, k).into_iter().map(bf16::from_f32).collect();
     FloatMatrix::Bf16(Matrix::new("a", m, k, data).unwrap())
@@ -165,16 +166,18 @@ fn the_order_of_sums_is_the_documented_one_exact() {
         let pair = weights(format, n, k, 1);
         let packed = PackedGateUp::pack(&pair).unwrap();
         for m in [1, 2, NARROW_ROWS, NARROW_ROWS + 1] {
-            let (a, kernel) = (bf16s(m, k), fused(Isa::Portable, format));
-            assert_eq!(are_digits(kernel, &a), m == 1);
-            let mut want = vec![];
-            for row in 0..m {
-                let row: Vec<f32> = (0..k).map(|k| a.value(row, k)).collect();
-                for half in [&pair.gate, &pair.up] {
-                    want.extend((0..n).map(|n| scalar_sum(&row, half, n, m)));
+            let (kernel, data) = (fused(Isa::Portable, format), activations(m, k));
+            for (a, expected_digits, bits) in [(bf16s(m, k), 2, 15), (f32_matrix(m, k, &data), 3, 22)] {
+                assert!(m > 1 || digits(kernel, &a) == expected_digits);
+                let mut want = vec![];
+                for row in 0..m {
+                    let row: Vec<f32> = (0..k).map(|k| a.value(row, k)).collect();
+                    for half in [&pair.gate, &pair.up] {
+                        want.extend((0..n).map(|n| scalar_sum(&row, half, n, m, bits)));
+                    }
                 }
+                assert_bits(&sums(kernel, &a, &one_tile(m), &packed), &want, &format!("{format} M={m}"));
             }
-            assert_bits(&sums(kernel, &a, &one_tile(m), &packed), &want, &format!("{format} M={m}"));
         }
     }
 }
@@ -203,8 +206,11 @@ fn as_digits_portable_needs_no_fused_multiply_add_for_the_same_bits_exact() {
     let format = BlockFormat::Nvfp4;
     let packed = PackedGateUp::pack(&weights(format, 19, 320, 2)).unwrap();
     let plain = portable::<false>(format);
-    let want = sums(fused(Isa::best(), format), &bf16s(1, 320), &one_tile(1), &packed);
-    assert_bits(&sums(plain, &bf16s(1, 320), &one_tile(1), &packed), &want, "not fused");
+    let data = activations(1, 320);
+    for a in [bf16s(1, 320), f32_matrix(1, 320, &data)] {
+        let want = sums(fused(Isa::best(), format), &a, &one_tile(1), &packed);
+        assert_bits(&sums(plain, &a, &one_tile(1), &packed), &want, "not fused");
+    }
 }
 
 #[test]
@@ -237,15 +243,21 @@ fn every_isa_is_close_to_f64() {
 #[test]
 fn what_takes_too_many_digits_is_multiplied_as_floats() {
     let kernel = Kernel::new(Isa::best(), BlockFormat::Nvfp4).unwrap();
-    assert!(are_digits(kernel, &bf16s(1, 64)), "one row of bf16");
-    assert!(!are_digits(kernel, &bf16s(2, 64)), "two rows");
-    let data: Vec<f32> = (0..64).map(|k| bf16s(1, 64).value(0, k)).collect();
-    assert!(are_digits(kernel, &f32_matrix(1, 64, &data)), "one row of f32 that has few digits");
-    assert!(!are_digits(kernel, &f32_matrix(1, 64, &activations(1, 64))), "one row of f32");
+    let (similar, near) =
+        (activations(1, 64), |bits: i32| move |k: usize| 2f32.powi(-(k as i32) * bits % 64));
+    assert_eq!(digits(kernel, &bf16s(1, 64)), 2);
+    assert_eq!(digits(kernel, &f32_matrix(1, 64, &similar)), 3);
+    // bf16 that takes two blocks of two digits per chunk, then f32 that takes two and three blocks of three.
+    let far = |bits| {
+        FloatMatrix::Bf16(
+            Matrix::new("a", 1, 64, (0..64).map(near(bits)).map(bf16::from_f32).collect::<Vec<_>>()).unwrap(),
+        )
+    };
+    assert_eq!([1, 3].map(|bits| digits(kernel, &far(bits))), [3, 0]);
     for bad in [f32::NAN, f32::INFINITY, 1e30, 1e-35] {
-        let mut data = data.clone();
+        let mut data = similar.clone();
         data[20] = bad;
-        assert!(!are_digits(kernel, &f32_matrix(1, 64, &data)), "{bad}");
+        assert_eq!(digits(kernel, &f32_matrix(1, 64, &data)), 0, "{bad}");
     }
 }
 

@@ -127,47 +127,6 @@ impl Block {
     }
 }
 
-/// Digits of a [`DigitBlock`].
-const DIGITS: usize = 3;
-
-/// 16 integers of one row in place of doubled codes: `Σ 256^i · digits[i]`.
-#[derive(Debug, Clone, Copy, PartialEq)]
-#[repr(C)]
-pub(crate) struct DigitBlock {
-    /// By k, the low digits first.
-    pub(super) digits: [[i8; CHUNK_K]; DIGITS],
-    /// [`Vector::bias_word`](super::vector::Vector::bias_word) of the sum of each.
-    pub(super) biases: [i32; DIGITS],
-    /// What an integer of 1 stands for.
-    pub(super) scale: f32,
-    /// The chunk that they are multiplied with.
-    pub(super) chunk: u32,
-}
-
-// SAFETY: 48 bytes, three i32, an f32 and a u32 without padding, all of which may be zero.
-unsafe impl Zeroable for DigitBlock {}
-// SAFETY: as above, every bit pattern is valid; it is `Copy`, `repr(C)`, and holds no pointer.
-unsafe impl Pod for DigitBlock {}
-
-impl DigitBlock {
-    /// Integers of a magnitude of at most 127 · (1 + 256 + 256²).
-    #[inline(always)]
-    pub(super) fn new(
-        mut integers: [i32; CHUNK_K],
-        scale: f32,
-        chunk: u32,
-        bias_word: fn(i32) -> i32,
-    ) -> Self {
-        let (mut digits, mut biases) = ([[0; CHUNK_K]; DIGITS], [0; DIGITS]);
-        for (digits, bias) in digits.iter_mut().zip(&mut biases) {
-            *digits = integers.map(|integer| integer as i8);
-            integers = std::array::from_fn(|i| (integers[i] - i32::from(digits[i])) >> 8);
-            *bias = bias_word(digits.iter().map(|&digit| i32::from(digit)).sum());
-        }
-        Self { digits, biases, scale, chunk }
-    }
-}
-
 /// The codes of 8 bytes, the even element in the low nibble.
 #[inline(always)]
 fn unpack(bytes: &[u8; CHUNK_K / 2]) -> [u8; CHUNK_K] {

@@ -8,7 +8,8 @@ use std::ops::Range;
 use dualgemm_formats::BlockFormat;
 
 use super::activations::{Block, Source};
-use super::kernel::{self, DigitTask, Task};
+use super::digits::{self, DigitBlock, DigitTask};
+use super::kernel::{self, Task};
 use super::vector::{BIASED, Vector};
 use super::x86::{self, bias_halves, bias_whole, x86_vector};
 use super::{Functions, spin};
@@ -69,6 +70,12 @@ x86_vector! {
     order: order;
     floats: |dots| _mm512_cvtepi32_ps(_mm512_madd_epi16(dots, _mm512_set1_epi16(1)));
     scaled_floats: true, |dots, scale| _mm512_cvtepi32_ps(_mm512_madd_epi16(dots, scale));
+    join: |joined, sums, digit| {
+        let scaled = _mm512_madd_epi16(sums, _mm512_set1_epi16(if digit == 0 { 1 } else { 256 }));
+        // No i16 holds 256².
+        _mm512_add_epi32(joined, if digit == 2 { _mm512_slli_epi32::<8>(scaled) } else { scaled })
+    };
+    whole_bias: true, joined_floats: _mm512_cvtepi32_ps;
 }
 
 x86_vector! {
@@ -81,4 +88,6 @@ x86_vector! {
     order: order;
     floats: |dots| _mm512_cvtepi32_ps(dots);
     scaled_floats: false, |dots, scale| _mm512_cvtepi32_ps(_mm512_mullo_epi32(dots, _mm512_srai_epi32::<16>(scale)));
+    join: |joined, sums, _digit| _mm512_add_epi32(_mm512_slli_epi32::<8>(joined), sums);
+    whole_bias: false, joined_floats: _mm512_cvtepi32_ps;
 }

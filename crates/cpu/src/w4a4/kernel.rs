@@ -16,7 +16,7 @@
 
 use dualgemm_formats::BlockFormat;
 
-use super::activations::{Block, DigitBlock, INTEGER_UNIT};
+use super::activations::{Block, INTEGER_UNIT};
 use super::vector::Vector;
 use crate::pack::{CHUNK, PANEL};
 use crate::tile::TILE_COLS;
@@ -27,7 +27,7 @@ pub(super) const STREAMS: usize = 4;
 /// How far ahead of use weights are fetched, all streams together: one row from DRAM takes 60 % longer without on
 /// Zen 3. Of four streams, each fetching 2 or 3 chunks ahead is best; 8 chunks ahead, which is more than a core can wait
 /// for at once, takes 6 % longer.
-const PREFETCH: usize = 8 * CHUNK;
+pub(super) const PREFETCH: usize = 8 * CHUNK;
 
 /// A few rows of A against a stretch of K of some panels.
 #[derive(Debug, Clone, Copy)]
@@ -153,97 +153,18 @@ unsafe fn wide<V: Vector>(task: &Task, panel: *const u8, sums: *mut f32) -> usiz
     1
 }
 
-/// Integers of one row, as W4A16 writes floats, against some panels.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct DigitTask {
-    /// Block format of the weights.
-    pub(super) format: BlockFormat,
-    /// The first panel.
-    pub(super) panel: *const u8,
-    /// Bytes from panel to panel.
-    pub(super) panel_stride: usize,
-    /// Panels.
-    pub(super) panels: usize,
-    /// The blocks, of any chunks in any order.
-    pub(super) blocks: *const DigitBlock,
-    /// How many.
-    pub(super) count: usize,
-    /// What the products overwrite, `[panels][32]`.
-    pub(super) sums: *mut f32,
-}
-
-/// Multiplies integers. Each block is an exact integer dot product, which is rounded to f32, multiplied with the scales
-/// and added, with one rounding each.
-///
-/// # Safety
-/// The machine has the instruction set of `V`, the pointers of the task point to as much as it says, and the panels
-/// have the chunks of the blocks.
-#[inline(always)]
-pub(super) unsafe fn multiply_digits<V: Vector>(task: &DigitTask) {
-    let mut panel = 0;
-    while panel < task.panels {
-        // SAFETY: the caller's promises, for panel after panel.
-        panel += unsafe {
-            match task.panels - panel {
-                STREAMS.. => digits::<V, STREAMS>(task, panel),
-                _ => digits::<V, 1>(task, panel),
-            }
-        };
-    }
-}
-
-/// Several panels at once, as [`single`]. Returns how many.
-#[inline(always)]
-unsafe fn digits<V: Vector, const PANELS: usize>(task: &DigitTask, panel: usize) -> usize {
-    let vectors = TILE_COLS / V::LANES;
-    // SAFETY: all offsets stay inside what the task promises: panel < PANELS, column < 32.
-    unsafe {
-        let (first, sums) = (task.panel.add(panel * task.panel_stride), task.sums.add(panel * TILE_COLS));
-        let base = V::splat(&256.0);
-        let one = V::splat(&1.0);
-        let mut accumulators = [[V::splat(&0.0); 4]; PANELS];
-        for block in 0..task.count {
-            let block = task.blocks.add(block);
-            for (p, accumulators) in accumulators.iter_mut().enumerate() {
-                let chunk = first.add(p * task.panel_stride + (*block).chunk as usize * CHUNK);
-                fetch_ahead::<V>(chunk, PREFETCH / PANELS);
-                for (v, accumulator) in accumulators.iter_mut().enumerate().take(vectors) {
-                    let weights = V::weights(chunk, v * V::LANES);
-                    let dot = |digit: usize| {
-                        let mut dots = V::start(&raw const (*block).biases[digit]);
-                        let digits = (&raw const (*block).digits[digit]).cast::<i8>();
-                        for (q, &weights) in weights.iter().enumerate() {
-                            dots = V::dot(dots, weights, V::quad(digits.add(4 * q)));
-                        }
-                        V::floats(dots)
-                    };
-                    // The first of these two is exact, with 23 bits.
-                    let dots = V::mul_add(V::mul_add(dot(2), base, dot(1)), base, dot(0));
-                    let scales = V::scales(chunk, v * V::LANES, task.format);
-                    let scale = V::mul(V::splat(&raw const (*block).scale), scales);
-                    // Not `dots · scale + accumulator` at once, of which not all machines have a fused form.
-                    *accumulator = V::mul_add(V::mul(dots, scale), one, *accumulator);
-                }
-            }
-        }
-        for (p, accumulators) in accumulators.iter().enumerate() {
-            for (v, &accumulator) in accumulators.iter().enumerate().take(vectors) {
-                V::store(sums.add(p * TILE_COLS + v * V::LANES), accumulator);
-            }
-        }
-    }
-    PANELS
-}
-
 /// Two vectors of features of one chunk, decoded.
-struct Pass<V: Vector> {
-    weights: [[V::Quads; 4]; 2],
-    scales: [V::Floats; 2],
+pub(super) struct Pass<V: Vector> {
+    /// By vector and quad.
+    pub(super) weights: [[V::Quads; 4]; 2],
+    /// By vector.
+    pub(super) scales: [V::Floats; 2],
 }
 
 impl<V: Vector> Pass<V> {
+    /// Decodes the features `column ..` of a chunk, in which there are two vectors from there on.
     #[inline(always)]
-    unsafe fn new(format: BlockFormat, chunk: *const u8, column: usize) -> Self {
+    pub(super) unsafe fn new(format: BlockFormat, chunk: *const u8, column: usize) -> Self {
         // SAFETY: the caller passes a chunk, and a column at least two vectors before its end.
         unsafe {
             Self {
@@ -305,7 +226,7 @@ impl<V: Vector> Pass<V> {
 
 /// Prefetches the lines of the chunk that lies `distance` bytes on, which may lie past the last panel.
 #[inline(always)]
-unsafe fn fetch_ahead<V: Vector>(chunk: *const u8, distance: usize) {
+pub(super) unsafe fn fetch_ahead<V: Vector>(chunk: *const u8, distance: usize) {
     for line in 0..CHUNK.div_ceil(64) {
         // SAFETY: prefetching reads nothing.
         unsafe { V::prefetch(chunk.wrapping_add(distance + 64 * line)) };

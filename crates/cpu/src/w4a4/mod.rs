@@ -5,6 +5,7 @@
 //! | [`activations`] | A as the kernel reads it |
 //! | [`vector`] | the operations an instruction set has to provide |
 //! | [`kernel`] | the product, written once over them |
+//! | [`digits`] | the same of one row of longer integers, for W4A16 |
 //! | [`spin`] | loops that measure the machine |
 //! | [`portable`], [`x86`], [`avx2`], [`avx512`] | the instruction sets |
 
@@ -13,6 +14,7 @@ mod activations;
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
+mod digits;
 mod kernel;
 mod portable;
 mod spin;
@@ -24,9 +26,11 @@ mod x86;
 
 use std::ops::Range;
 
-pub(crate) use activations::{Block, DigitBlock, Source};
+pub(crate) use activations::{Block, Source};
+use digits::DigitTask;
+pub(crate) use digits::{DigitBlock, Digits};
 use dualgemm_formats::BlockFormat;
-use kernel::{DigitTask, Task};
+use kernel::Task;
 pub(crate) use vector::scale_unit;
 
 use crate::pack::{CHUNK, CHUNK_K, PackedGateUp};
@@ -34,23 +38,23 @@ use crate::threads::{self, SharedSlice};
 use crate::tile::{RowTile, TILE_COLS, TileKernel};
 use crate::{Error, Isa};
 
-/// What is compiled once per instruction set. All but `bias_word` need a machine that has it.
+/// What is compiled once per instruction set, and needs a machine that has it.
 #[derive(Debug, Clone, Copy)]
 struct Functions {
     /// [`Source::prepare`].
     prepare: unsafe fn(&Source<'_>, &RowTile, Range<usize>, &mut [Block]),
     /// [`kernel::multiply`].
     multiply: unsafe fn(&Task),
-    /// [`kernel::multiply_digits`].
-    multiply_digits: unsafe fn(&DigitTask),
+    /// [`digits::multiply`] of two digits.
+    multiply_2_digits: unsafe fn(&DigitTask, &[DigitBlock<2>]),
+    /// [`digits::multiply`] of three digits.
+    multiply_3_digits: unsafe fn(&DigitTask, &[DigitBlock<3>]),
     /// [`spin::integer_dots`].
     integer_dots: unsafe fn() -> usize,
     /// [`spin::multiply_adds`].
     multiply_adds: unsafe fn() -> usize,
     /// [`spin::read`].
     read: unsafe fn(*const f32, usize) -> usize,
-    /// [`Vector::bias_word`](vector::Vector::bias_word).
-    bias_word: fn(i32) -> i32,
 }
 
 /// Blocks of A, 24 bytes each, that are multiplied with several panels in turn: 192 KiB, which leaves room for sums
@@ -101,12 +105,6 @@ impl Kernel {
         unsafe { (self.functions.read)(memory.as_ptr(), memory.len() / 16) }
     }
 
-    /// Integers to multiply with a chunk of the weights, as [`DigitBlock::new`] wants them.
-    #[inline(always)]
-    pub(crate) fn digit_block(self, integers: [i32; CHUNK_K], scale: f32, chunk: u32) -> DigitBlock {
-        DigitBlock::new(integers, scale, chunk, self.functions.bias_word)
-    }
-
     /// Overwrites `sums`, `[panel][32]`, with the products of some panels and one row of integers, in units of
     /// [`digit_unit`]. Blocks are added in their order, from 0: each is an exact integer dot product, which is rounded to
     /// f32, multiplied with the scales and added, with one rounding each.
@@ -120,22 +118,26 @@ impl Kernel {
         self,
         weights: &PackedGateUp,
         panels: Range<usize>,
-        blocks: &[DigitBlock],
+        digits: Digits<'_>,
         sums: &mut [f32],
     ) {
         assert_eq!(sums.len(), panels.len() * TILE_COLS, "sums of a digit product");
+        let Functions { multiply_2_digits, multiply_3_digits, .. } = self.functions;
         let task = DigitTask {
             format: weights.format(),
             panel: weights.panel_range(panels.clone()).as_ptr(),
             panel_stride: weights.chunks() * CHUNK,
             panels: panels.len(),
-            blocks: blocks.as_ptr(),
-            count: blocks.len(),
             sums: sums.as_mut_ptr(),
         };
         // SAFETY: the machine has the instruction set, or `new` would have failed; the slices are as long as the task
         // says, and the caller promises the chunks.
-        unsafe { (self.functions.multiply_digits)(&task) };
+        unsafe {
+            match digits {
+                Digits::Two(blocks) => multiply_2_digits(&task, blocks),
+                Digits::Three(blocks) => multiply_3_digits(&task, blocks),
+            }
+        }
     }
 
     /// Writes A into `blocks`, `[tile][chunk][row of tile]`, and returns the kernel bound to it.

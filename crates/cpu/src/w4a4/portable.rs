@@ -7,7 +7,7 @@ use dualgemm_formats::BlockFormat;
 use dualgemm_formats::scalar::e2m1::DOUBLED;
 
 use super::vector::{Vector, scale_unit};
-use super::{Functions, kernel, spin};
+use super::{Functions, digits, kernel, spin};
 use crate::pack::{CHUNK_K, PANEL, SCALES, UP_CODES};
 
 /// Eight features in arrays.
@@ -101,6 +101,28 @@ impl Vector for Portable {
         sums.map(|sum| sum * scale)
     }
 
+    type Joined = [f32; 8];
+
+    #[inline(always)]
+    unsafe fn joined(_bias: *const i32) -> [f32; 8] {
+        [0.0; 8]
+    }
+
+    #[inline(always)]
+    unsafe fn start_digit(_bias: *const i32) -> [f32; 8] {
+        [0.0; 8]
+    }
+
+    #[inline(always)]
+    unsafe fn join(joined: [f32; 8], sums: [f32; 8], _digit: usize) -> [f32; 8] {
+        std::array::from_fn(|i| joined[i] * 256.0 + sums[i])
+    }
+
+    #[inline(always)]
+    unsafe fn joined_floats(joined: [f32; 8]) -> [f32; 8] {
+        joined
+    }
+
     #[inline(always)]
     unsafe fn splat(value: *const f32) -> [f32; 8] {
         // SAFETY: the caller passes a value.
@@ -140,11 +162,11 @@ pub(super) const FUNCTIONS: Functions = Functions {
         unsafe { a.prepare::<Portable>(tile, chunks, out) };
     },
     multiply: kernel::multiply::<Portable>,
-    multiply_digits: kernel::multiply_digits::<Portable>,
+    multiply_2_digits: digits::multiply::<Portable, 2>,
+    multiply_3_digits: digits::multiply::<Portable, 3>,
     integer_dots: spin::integer_dots::<Portable>,
     multiply_adds: spin::multiply_adds::<Portable>,
     read: spin::read::<Portable>,
-    bias_word: Portable::bias_word,
 };
 
 #[cfg(test)]

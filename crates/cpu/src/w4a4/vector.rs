@@ -75,6 +75,21 @@ pub(super) trait Vector: Copy {
     /// since the integer is a block scale, which has at most four bits between its first and last one.
     unsafe fn scaled_floats(sums: Self::Sums, scale: *const i32) -> Self::Floats;
 
+    /// What the sums of the digits of an integer are joined to, the highest one first.
+    type Joined: Copy;
+
+    /// Joined sums to start from: 0, or the number at `bias` if it takes the bias of the weights off the whole.
+    unsafe fn joined(bias: *const i32) -> Self::Joined;
+
+    /// Sums to start one digit from: 0, or the number at `bias` if it takes the bias of the weights off each digit.
+    unsafe fn start_digit(bias: *const i32) -> Self::Sums;
+
+    /// `joined` and the sums of one digit; those above have been joined already. Exact, or rounded to f32 at digit 0.
+    unsafe fn join(joined: Self::Joined, sums: Self::Sums, digit: usize) -> Self::Joined;
+
+    /// `Σ 256^digit · sums[digit]`, rounded once.
+    unsafe fn joined_floats(joined: Self::Joined) -> Self::Floats;
+
     /// The f32 at `value`, for every feature.
     unsafe fn splat(value: *const f32) -> Self::Floats;
 

@@ -50,6 +50,8 @@ macro_rules! x86_vector {
         order: $order:path;
         floats: |$dots:ident| $to_floats:expr;
         scaled_floats: $scales_integers:literal, |$scaled:ident, $scale:ident| $to_scaled_floats:expr;
+        join: |$joined:ident, $digits:ident, $digit:ident| $join:expr;
+        whole_bias: $whole:literal, joined_floats: $joined_floats:path;
     ) => {
         $(#[$doc])*
         #[derive(Clone, Copy)]
@@ -125,6 +127,32 @@ macro_rules! x86_vector {
                 }
             }
 
+            type Joined = $integers;
+
+            #[inline(always)]
+            unsafe fn joined(bias: *const i32) -> $integers {
+                // SAFETY: the caller passes a number.
+                unsafe { if $whole { $broadcast(*bias) } else { $broadcast(0) } }
+            }
+
+            #[inline(always)]
+            unsafe fn start_digit(bias: *const i32) -> $integers {
+                // SAFETY: the caller passes a number.
+                unsafe { if $whole { $broadcast(0) } else { $broadcast(*bias) } }
+            }
+
+            #[inline(always)]
+            unsafe fn join($joined: $integers, $digits: $integers, $digit: usize) -> $integers {
+                // SAFETY: the machine has the instructions.
+                unsafe { $join }
+            }
+
+            #[inline(always)]
+            unsafe fn joined_floats(joined: $integers) -> $floats {
+                // SAFETY: the machine has the instructions.
+                unsafe { $joined_floats(joined) }
+            }
+
             #[inline(always)]
             unsafe fn splat(value: *const f32) -> $floats {
                 // SAFETY: the caller passes a value.
@@ -177,9 +205,15 @@ macro_rules! x86_vector {
             }
 
             #[target_feature(enable = $features)]
-            unsafe fn multiply_digits(task: &DigitTask) {
+            unsafe fn multiply_2_digits(task: &DigitTask, blocks: &[DigitBlock<2>]) {
                 // SAFETY: the caller's promises.
-                unsafe { kernel::multiply_digits::<$name>(task) }
+                unsafe { digits::multiply::<$name, 2>(task, blocks) }
+            }
+
+            #[target_feature(enable = $features)]
+            unsafe fn multiply_3_digits(task: &DigitTask, blocks: &[DigitBlock<3>]) {
+                // SAFETY: the caller's promises.
+                unsafe { digits::multiply::<$name, 3>(task, blocks) }
             }
 
             #[target_feature(enable = $features)]
@@ -203,11 +237,11 @@ macro_rules! x86_vector {
             Functions {
                 prepare,
                 multiply,
-                multiply_digits,
+                multiply_2_digits,
+                multiply_3_digits,
                 integer_dots,
                 multiply_adds,
                 read,
-                bias_word: $name::bias_word,
             }
         };
     };

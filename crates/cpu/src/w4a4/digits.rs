@@ -1,0 +1,211 @@
+//! One row of integers of 15 or 22 bits against packed panels, for one row of floats in W4A16.
+//!
+//! ```text
+//! integer = Σ 256^i · digit[i]                          two or three bytes
+//! for each block, of 16 integers:
+//!     decode 16 × 16 weights into registers             as for one row of W4A4
+//!     dot = Σ 256^i · (Σ_k digit[i][k] · code[k])       exact; rounded to f32 once
+//!     sum += dot · (scale_a · scale_b)                   two roundings; scale_a is a power of two
+//! ```
+//!
+//! The order of the f32 sums is that of the blocks, from 0, on every instruction set.
+
+use bytemuck::{Pod, Zeroable};
+use dualgemm_formats::BlockFormat;
+
+use super::kernel::{PREFETCH, Pass, STREAMS, fetch_ahead};
+use super::vector::{BIAS, Vector};
+use crate::pack::{CHUNK, CHUNK_K};
+use crate::tile::TILE_COLS;
+
+/// 16 integers of one row, in `D` digits.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[repr(C)]
+pub(crate) struct DigitBlock<const D: usize> {
+    /// By k, the low digits first.
+    digits: [[i8; CHUNK_K]; D],
+    /// What takes the bias of the weights off the sum of each digit.
+    biases: [i32; D],
+    /// The same for the whole: `Σ 256^i · biases[i]`.
+    bias: i32,
+    /// What an integer of 1 stands for, a power of two.
+    scale: f32,
+    /// The chunk that they are multiplied with.
+    chunk: u32,
+}
+
+// SAFETY: 16·D bytes, D + 1 i32, an f32 and a u32 without padding, all of which may be zero.
+unsafe impl<const D: usize> Zeroable for DigitBlock<D> {}
+// SAFETY: as above, every bit pattern is valid; it is `Copy`, `repr(C)`, and holds no pointer.
+unsafe impl<const D: usize> Pod for DigitBlock<D> {}
+
+impl<const D: usize> DigitBlock<D> {
+    /// Integers of a magnitude of at most 127 · (1 + 256 + … + 256^(D − 1)), and below 2²³, so that a weighted sum of 16
+    /// fits an i32.
+    #[inline(always)]
+    pub(crate) fn new(mut integers: [i32; CHUNK_K], scale: f32, chunk: u32) -> Self {
+        const { assert!(D == 2 || D == 3) };
+        let (mut digits, mut biases) = ([[0; CHUNK_K]; D], [0; D]);
+        for (digits, bias) in digits.iter_mut().zip(&mut biases) {
+            *digits = integers.map(|integer| integer as i8);
+            integers = std::array::from_fn(|i| (integers[i] - i32::from(digits[i])) >> 8);
+            *bias = -i32::from(BIAS) * digits.iter().map(|&digit| i32::from(digit)).sum::<i32>();
+        }
+        let bias = biases.iter().rev().fold(0, |whole, bias| 256 * whole + bias);
+        Self { digits, biases, bias, scale, chunk }
+    }
+}
+
+/// The blocks of one row, of any chunks in any order.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Digits<'a> {
+    /// Integers of two digits.
+    Two(&'a [DigitBlock<2>]),
+    /// Integers of three digits.
+    Three(&'a [DigitBlock<3>]),
+}
+
+/// Some panels that one row of integers is multiplied with.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct DigitTask {
+    /// Block format of the weights.
+    pub(super) format: BlockFormat,
+    /// The first panel.
+    pub(super) panel: *const u8,
+    /// Bytes from panel to panel.
+    pub(super) panel_stride: usize,
+    /// Panels.
+    pub(super) panels: usize,
+    /// What the products overwrite, `[panels][32]`.
+    pub(super) sums: *mut f32,
+}
+
+/// Multiplies the blocks of one row.
+///
+/// # Safety
+/// The machine has the instruction set of `V`, the pointers of the task point to as much as it says, and the panels
+/// have the chunks of the blocks.
+#[inline(always)]
+pub(super) unsafe fn multiply<V: Vector, const D: usize>(task: &DigitTask, blocks: &[DigitBlock<D>]) {
+    // Loops are compiled for each format, so that they do not ask for it with every vector of scales.
+    let of_format = |format| DigitTask { format, ..*task };
+    // SAFETY: the caller's promises.
+    unsafe {
+        match task.format {
+            BlockFormat::Nvfp4 => multiply_format::<V, D>(&of_format(BlockFormat::Nvfp4), blocks),
+            BlockFormat::Mxfp4 => multiply_format::<V, D>(&of_format(BlockFormat::Mxfp4), blocks),
+        }
+    }
+}
+
+/// [`multiply`], where the compiler knows the format.
+#[inline(always)]
+unsafe fn multiply_format<V: Vector, const D: usize>(task: &DigitTask, blocks: &[DigitBlock<D>]) {
+    let mut panel = 0;
+    while panel < task.panels {
+        // SAFETY: the caller's promises, for panel after panel.
+        panel += unsafe {
+            match task.panels - panel {
+                STREAMS.. => streams::<V, D, STREAMS>(task, blocks, panel),
+                _ => streams::<V, D, 1>(task, blocks, panel),
+            }
+        };
+    }
+}
+
+/// Several panels at once, as one row of W4A4 does. Returns how many.
+#[inline(always)]
+unsafe fn streams<V: Vector, const D: usize, const PANELS: usize>(
+    task: &DigitTask,
+    blocks: &[DigitBlock<D>],
+    panel: usize,
+) -> usize {
+    let vectors = TILE_COLS / V::LANES;
+    // SAFETY: all offsets stay inside what the task promises: panel < PANELS, column < 32.
+    unsafe {
+        let (first, sums) = (task.panel.add(panel * task.panel_stride), task.sums.add(panel * TILE_COLS));
+        let mut accumulators = [[V::splat(&0.0); 4]; PANELS];
+        for block in blocks {
+            for (p, accumulators) in accumulators.iter_mut().enumerate() {
+                let chunk = first.add(p * task.panel_stride + block.chunk as usize * CHUNK);
+                fetch_ahead::<V>(chunk, PREFETCH / PANELS);
+                for (i, pair) in accumulators[..vectors].chunks_exact_mut(2).enumerate() {
+                    add_block(
+                        task.format,
+                        &Pass::<V>::new(task.format, chunk, 2 * i * V::LANES),
+                        block,
+                        pair,
+                    );
+                }
+            }
+        }
+        for (p, accumulators) in accumulators.iter().enumerate() {
+            for (v, &accumulator) in accumulators.iter().enumerate().take(vectors) {
+                V::store(sums.add(p * TILE_COLS + v * V::LANES), accumulator);
+            }
+        }
+    }
+    PANELS
+}
+
+/// Adds the products of one block and two vectors of features.
+#[inline(always)]
+unsafe fn add_block<V: Vector, const D: usize>(
+    format: BlockFormat,
+    pass: &Pass<V>,
+    block: &DigitBlock<D>,
+    sums: &mut [V::Floats],
+) {
+    // SAFETY: the machine has the instructions; digits have quads 0 to 3.
+    unsafe {
+        let mut joined = [V::joined(&block.bias); 2];
+        for digit in (0..D).rev() {
+            let start = V::start_digit(&block.biases[digit]);
+            let (mut left, mut right) = (start, start);
+            let digits = block.digits[digit].as_ptr();
+            for q in 0..4 {
+                let quad = V::quad(digits.add(4 * q));
+                left = V::dot(left, pass.weights[0][q], quad);
+                right = V::dot(right, pass.weights[1][q], quad);
+                V::order(&mut left, &mut right);
+            }
+            joined = [V::join(joined[0], left, digit), V::join(joined[1], right, digit)];
+        }
+        let scale = V::splat(&block.scale);
+        for ((sum, joined), &scales) in sums.iter_mut().zip(joined).zip(&pass.scales) {
+            let dots = V::joined_floats(joined);
+            // Products with powers of two are exact, so that it makes no difference where additions are fused. In mxfp4
+            // all scales are such, and only their product is sure to be near 1.
+            *sum = match format {
+                BlockFormat::Nvfp4 => V::mul_add(V::mul(dots, scales), scale, *sum),
+                BlockFormat::Mxfp4 => V::mul_add(dots, V::mul(scales, scale), *sum),
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn check<const D: usize>(integers: [i32; CHUNK_K]) {
+        let block = DigitBlock::<D>::new(integers, 1.0, 0);
+        for (k, &integer) in integers.iter().enumerate() {
+            let digits = block.digits.iter().rev();
+            assert_eq!(digits.fold(0, |sum, digits| 256 * sum + i32::from(digits[k])), integer);
+        }
+        assert_eq!(block.bias, -12 * integers.iter().sum::<i32>());
+    }
+
+    proptest! {
+        #[test]
+        fn digits_are_those_of_the_integers_exact(
+            short in prop::array::uniform16(-32_639i32..=32_639),
+            long in prop::array::uniform16(-8_355_711i32..=8_355_711),
+        ) {
+            check::<2>(short);
+            check::<3>(long);
+        }
+    }
+}
