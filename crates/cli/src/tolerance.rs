@@ -4,7 +4,7 @@ use std::fmt;
 
 use dualgemm::Plan;
 use dualgemm::gemm::{AFormat, Comparison, Epilogue, compare};
-use dualgemm::strategies::WeightForm;
+use dualgemm::strategies::Rounding;
 use serde::Serialize;
 
 /// Limits on relative L2 error and cosine.
@@ -33,10 +33,11 @@ impl Tolerance {
         Self::from_rel_l2(max_rel_l2)
     }
 
-    /// The same for a plan, which may round on the way: a library's products are 16 bits before the activation.
+    /// The same for a plan, which may round on the way: a library's products are 16 bits before the activation, and
+    /// operands may be e4m3.
     pub fn of_plan(plan: &Plan, format: AFormat) -> Result<Self, dualgemm::Error> {
         match plan {
-            Plan::Gpu { plan, .. } if plan.weight_form()? == WeightForm::Plain => {
+            Plan::Gpu { plan, .. } if plan.strategy()?.rounding() != Rounding::Nothing => {
                 Ok(Self::from_rel_l2(dualgemm::strategies::measure::bound(plan)?))
             }
             _ => Ok(Self::of(format, &plan.desc().epilogue)),

@@ -39,5 +39,5 @@ pub use experts::DeviceExperts;
 pub use gpu::{Buffer, Gpu};
 pub use operands::Operands;
 pub use plan::{ChosenBy, GpuOptions, GpuPlan};
-pub use strategy::{Launches, Prepared, STRATEGIES, Strategy, strategy};
+pub use strategy::{Launches, Prepared, Rounding, STRATEGIES, Strategy, strategy};
 pub use weights::{DeviceGateUp, DeviceWeights, WeightForm};

@@ -6,6 +6,7 @@
 
 use dualgemm_device::DeviceInfo;
 use dualgemm_gemm::DualGemmDesc;
+use dualgemm_kernels::fp8::config::Config as Fp8;
 use dualgemm_kernels::plain::config::Config as Plain;
 use dualgemm_kernels::sm80::config::Config as Portable;
 use dualgemm_kernels::sm90a::config::Config;
@@ -78,6 +79,26 @@ pub(crate) fn grouped_us(
         Scheduler::StreamK => ENDS + more * NEXT_TILE + SHARED_TILES,
     };
     compute.max(memory) + ends + exchange
+}
+
+/// Microseconds of gate and up in launches of their own: each has half of the rows of weights, and gate's sums, f32, are
+/// written and read.
+pub(crate) fn apart_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Config) -> f64 {
+    let each = DualGemmDesc { n: desc.n.div_ceil(2), ..*desc };
+    let sums = desc.m as f64 * desc.n as f64 * 8.0 / MEMORY * 1e6;
+    2.0 * fused_us(&each, info, config, Scheduler::Grid) + sums
+}
+
+/// Microseconds of the e4m3 kernel, prologue and all: nothing is widened, products take half as long, and weights have 8
+/// bits.
+pub(crate) fn fp8_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Fp8) -> f64 {
+    let (m, n, k) = (desc.m as f64, desc.n as f64, desc.k as f64);
+    let (tokens, rows) = (f64::from(config.tokens), 2.0 * f64::from(config.features()));
+    let [token_tiles, feature_tiles, _] = config.grid(desc.m, desc.n).map(f64::from);
+    let waves = (token_tiles * feature_tiles / f64::from(info.sm_count.max(1))).ceil();
+    let each = (rows * tokens.max(16.0) / (2.0 * MULTIPLY)).max((tokens + rows) / FILL);
+    let bytes = n * k * 2.0 + m * k + m * n * desc.out.bits_per_element() / 8.0;
+    (waves * k * each / CLOCK * 1e6).max(bytes / MEMORY * 1e6) + 2.0 * ENDS
 }
 
 /// Microseconds of the kernel by `mma.sync`: half of what the units do at 1.4 GHz, and half of what memory gives. Each

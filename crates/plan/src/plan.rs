@@ -103,8 +103,7 @@ impl GpuPlan {
         let grouped = options.groups > 1;
         let wanted: Vec<&'static dyn Strategy> = match &options.strategy {
             Some(name) => vec![strategy(name)?],
-            // Those that the cost model knows: the library's are there to be compared with.
-            None => STRATEGIES.iter().copied().filter(|s| s.weight_form() == WeightForm::Packed).collect(),
+            None => STRATEGIES.iter().copied().filter(|s| s.automatic()).collect(),
         };
         let mut fitting: Vec<(&'static dyn Strategy, Vec<String>)> = Vec::new();
         let mut refusals = Vec::new();
@@ -261,7 +260,13 @@ mod tests {
         let other = choose(&desc(64, 4096, 7168), &named("stream-k")).unwrap().kernel;
         let choice =
             |m, strategy: &str, kernel: &String, us| Choice::of(&desc(m, 4096, 7168), strategy, kernel, us);
+        let compared = ["fp8", "fused-epilogue"].map(|name| {
+            let kernels = strategy(name).unwrap().kernels(&desc(64, 4096, 7168), &card(9, 0)).unwrap();
+            (name, kernels[kernels.len() - 1].clone())
+        });
         let choices = Choices::tuned(vec![
+            choice(64, compared[0].0, &compared[0].1, 0.5),
+            choice(64, compared[1].0, &compared[1].1, 0.6),
             choice(64, "fused", &kernel, 20.0),
             choice(64, "stream-k", &other, 10.0),
             choice(64, "fused", &"no such kernel".to_string(), 1.0),
@@ -270,7 +275,10 @@ mod tests {
             GpuPlan::choose(&desc(m, n, 7168), &card(9, 0), &choices, options).unwrap()
         };
         let all = GpuOptions::default();
-        assert_eq!(plan(64, 4096, &all).strategy, "stream-k", "the fastest that exists");
+        assert_eq!(plan(64, 4096, &all).strategy, "stream-k", "the fastest that is taken unasked");
+        for (name, kernel) in compared {
+            assert_eq!(plan(64, 4096, &named(name)).kernel, kernel);
+        }
         assert_eq!(plan(64, 4096, &all).chosen_by, ChosenBy::Tuned);
         assert_eq!(plan(64, 4096, &named("fused")).kernel, kernel);
         assert_eq!(plan(50, 4096, &all).chosen_by, ChosenBy::Tuned, "fewer rows of the same tile");

@@ -7,14 +7,16 @@
 //! | f32, f16, bf16 | quantized with a static scale | quantize, to the same f16 |
 //! | f32, f16, bf16 | quantized with a dynamic scale | amax, then quantize; the scale stays on the device |
 //!
-//! The kernel without prepack wants A in another order of K, which f16 and nvfp4 A are brought into.
+//! The kernel without prepack wants A in another order of K, which f16 and nvfp4 A are brought into. The e4m3 kernel wants
+//! A rounded to e4m3: nvfp4 by one kernel, its range becoming e4m3's, and floats by amax and another, under the scale that
+//! makes the largest magnitude 448.
 
 use dualgemm_device::{DeviceInfo, DevicePtr, LaunchSpec};
 use dualgemm_formats::{FloatType, GlobalScale, ScaleLayout};
 use dualgemm_gemm::{AFormat, DualGemmDesc, QuantizeA};
 use dualgemm_kernels::generic::amax::{Amax, MAX_PARTS};
 use dualgemm_kernels::generic::expand::{Codes, Expand};
-use dualgemm_kernels::generic::quantize::{Floats, Out, Quantize, Scale};
+use dualgemm_kernels::generic::quantize::{E4M3_FACTOR, Floats, Out, Quantize, Scale};
 use dualgemm_kernels::generic::rowwise::Sink;
 use dualgemm_kernels::plain::order::SPAN;
 
@@ -37,13 +39,15 @@ pub(crate) fn compute_type(desc: &DualGemmDesc) -> Result<FloatType, String> {
     }
 }
 
-/// The order of K.
+/// The order of K, and what is rounded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
     /// As it is.
     Rows,
     /// That of [`dualgemm_kernels::plain`], rows padded by zeros.
     Permuted,
+    /// As it is, in e4m3.
+    E4m3,
 }
 
 /// A as kernels multiply it.
@@ -70,6 +74,8 @@ pub(crate) struct Prologue {
     k: usize,
     /// Bytes from row to row of what is written.
     pitch: usize,
+    /// What products are to be multiplied by besides the tensor scale.
+    factor: f32,
     kind: Kind,
 }
 
@@ -102,7 +108,10 @@ impl Prologue {
         let pitch = match order {
             Order::Rows => 2 * desc.k,
             Order::Permuted => 2 * desc.k.next_multiple_of(SPAN),
+            Order::E4m3 => desc.k,
         };
+        let factor = if order == Order::E4m3 { E4M3_FACTOR } else { 1.0 };
+        let sink = if order == Order::E4m3 { Sink::E4m3 } else { Sink::Image(FloatType::F16) };
         let image = || Buffer::new(gpu, desc.m * pitch);
         let quantize = |float: AFormat, dynamic| {
             let ty = match float {
@@ -110,13 +119,14 @@ impl Prologue {
                 AFormat::Bf16 => FloatType::Bf16,
                 _ => FloatType::F16,
             };
-            Ok::<_, Error>((ty, Quantize::new(gpu, ty, Sink::Image(FloatType::F16), dynamic)?))
+            Ok::<_, Error>((ty, Quantize::new(gpu, ty, sink, dynamic)?))
         };
         let kind = match (desc.quantize_a, desc.a) {
             (QuantizeA::No, AFormat::Nvfp4) => {
                 let kernel = match order {
                     Order::Rows => Expand::new(gpu, layout, FloatType::F16)?,
                     Order::Permuted => Expand::permuted(gpu, layout)?,
+                    Order::E4m3 => Expand::e4m3(gpu, layout, factor)?,
                 };
                 Kind::Expand { kernel, image: image()? }
             }
@@ -124,25 +134,27 @@ impl Prologue {
                 let sink = Sink::Permuted(FloatType::F16);
                 Kind::Permute { kernel: Quantize::new(gpu, FloatType::F16, sink, false)?, image: image()? }
             }
-            (QuantizeA::No, _) => Kind::Direct,
+            (QuantizeA::No, _) if order == Order::Rows => Kind::Direct,
             (QuantizeA::Static(scale), float) => {
                 let scale = QuantizeScale::Static(GlobalScale::multiplier(scale));
                 Kind::Quantize { kernel: quantize(float, false)?.1, image: image()?, scale }
             }
-            (QuantizeA::Dynamic, float) => {
+            // e4m3 of a float has a scale of its own on each call, too.
+            (QuantizeA::Dynamic | QuantizeA::No, float) => {
                 let (ty, kernel) = quantize(float, true)?;
                 let (amax, parts) = (Amax::new(gpu, ty)?, Buffer::new(gpu, 4 * MAX_PARTS as usize)?);
                 let scale = QuantizeScale::Dynamic { amax, parts, scale: Buffer::new(gpu, 4)? };
                 Kind::Quantize { kernel, image: image()?, scale }
             }
         };
-        Ok(Self { k: desc.k, pitch, kind })
+        Ok(Self { k: desc.k, pitch, factor, kind })
     }
 
     /// Lists their launches and says where A is then.
     pub(crate) fn specs(&self, m: usize, a: &DeviceA, specs: &mut Vec<LaunchSpec>) -> Result<Image, Error> {
         let (k, pitch_out, null) = (self.k, self.pitch, DevicePtr::NULL);
         let whole = |image: &Buffer, scale, device_scale| {
+            let scale = scale * self.factor;
             Ok(Image { values: image.ptr(), pitch: pitch_out, scale, device_scale })
         };
         match (&self.kind, *a) {

@@ -1,8 +1,10 @@
 //! Finding the fastest kernel of each strategy on this card, by measurement.
 //!
-//! Every configuration that fits is a candidate; those that the cost model expects to take much longer than the best are
-//! left out. A candidate is first compared with the f64 reference: one that is wrong is reported and never chosen.
+//! Every configuration that fits is a candidate, of the strategies that plans may take unasked or of those that are named;
+//! those that the cost model expects to take much longer than the best are left out. A candidate is first compared with the f64 reference: one that is wrong is reported and never chosen.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::time::{Duration, Instant};
 
 use dualgemm_device::Device;
@@ -62,7 +64,7 @@ fn candidates(
     strategies: &[&'static dyn Strategy],
 ) -> (Vec<(f64, &'static dyn Strategy, String)>, usize) {
     let mut all: Vec<(f64, &'static dyn Strategy, String)> = Vec::new();
-    for &s in strategies.iter().filter(|s| s.weight_form() == WeightForm::Packed) {
+    for &s in strategies {
         for kernel in s.kernels(&problem.desc, gpu.info()).unwrap_or_default() {
             if let Some(us) = s.estimate_us(&problem.desc, gpu.info(), &kernel) {
                 all.push((us, s, kernel));
@@ -77,7 +79,8 @@ fn candidates(
     (all, pruned)
 }
 
-/// Measures candidates until all are done or the budget is spent, at least one.
+/// Measures candidates until all are done or the budget is spent, at least one: those of `strategies`, or of all that
+/// plans may take unasked. What is found about another one counts for plans that name it.
 ///
 /// # Errors
 /// If this is no card, or operands do not fit. A candidate's own failure is an outcome.
@@ -89,8 +92,10 @@ pub fn tune(
     protocol: Protocol,
 ) -> Result<Tuned, Error> {
     let start = Instant::now();
-    let (candidates, pruned) = candidates(problem, gpu, strategies.unwrap_or(STRATEGIES));
-    let mut sets: Option<Sets> = None;
+    let automatic: Vec<&'static dyn Strategy> =
+        STRATEGIES.iter().copied().filter(|s| s.automatic()).collect();
+    let (candidates, pruned) = candidates(problem, gpu, strategies.unwrap_or(&automatic));
+    let mut sets: HashMap<WeightForm, Sets> = HashMap::new();
     let (mut outcomes, mut skipped) = (Vec::new(), 0);
     for (expected_us, s, kernel) in candidates {
         if !outcomes.is_empty() && start.elapsed() > budget {
@@ -103,9 +108,9 @@ pub fn tune(
             ..GpuOptions::default()
         };
         let plan = GpuPlan { chosen_by: ChosenBy::Tuned, ..GpuPlan::new(&problem.desc, gpu, &options)? };
-        let operands = match &mut sets {
-            Some(sets) => sets,
-            none => none.insert(Sets::new(gpu, problem, &plan)?),
+        let operands = match sets.entry(plan.weight_form()?) {
+            Entry::Occupied(made) => made.into_mut(),
+            Entry::Vacant(room) => room.insert(Sets::new(gpu, problem, &plan)?),
         };
         let measured = measure(gpu, problem, &plan, operands, protocol);
         if let Err(error) = &measured {

@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dualgemm_device::{Device, DevicePtr, Stream};
+use dualgemm_formats::scalar::{e2m1, e4m3};
 use dualgemm_formats::{QuantizedMatrix, ScaleLayout};
 use dualgemm_gemm::GateUp;
-use dualgemm_kernels::generic::expand::Codes;
+use dualgemm_kernels::generic::expand::{Codes, Expand};
 use dualgemm_kernels::generic::pack::GpuPack;
 use dualgemm_kernels::sm90a::decode::WEIGHT_FACTOR;
-use dualgemm_kernels::sm90a::pack::{CHUNK_FEATURES, Pack};
+use dualgemm_kernels::sm90a::pack::{CHUNK_BYTES, CHUNK_FEATURES, CHUNK_K, CHUNK_ROWS, Pack};
 
 use crate::{Buffer, DeviceExperts, Error, Gpu};
 
@@ -19,8 +20,13 @@ use crate::{Buffer, DeviceExperts, Error, Gpu};
 pub enum WeightForm {
     /// The fragment order of the fused kernels, 4.5 bits per weight.
     Packed,
+    /// The same order, each matrix packed by itself.
+    PackedApart,
     /// As producers write them: rows of codes, linear scales.
     Plain,
+    /// Rounded to e4m3, 8 bits per weight, under one scale for each matrix that makes the largest value which its block
+    /// scales allow 448: six times the largest of them.
+    E4m3,
 }
 
 /// A pair of weight matrices in device memory, as producers write them. Biases come from the host.
@@ -59,7 +65,9 @@ pub struct DeviceWeights {
 #[derive(Debug)]
 enum Form {
     Packed(Buffer),
+    PackedApart([Buffer; 2]),
     Plain { codes: [Buffer; 2], scales: [Buffer; 2] },
+    E4m3([Buffer; 2]),
 }
 
 /// A number that no other weights have had or will have in this process: an address may be used again, this is not.
@@ -78,7 +86,7 @@ impl DeviceWeights {
     }
 
     /// As [`upload`](Self::upload), for weights that come as runs of features, in order, of which never more than one
-    /// has to be in memory. All runs but the last have a multiple of 32 features.
+    /// has to be in memory. All runs but the last have a multiple of 64 features.
     ///
     /// # Errors
     /// Hands on the errors of the runs, otherwise as [`upload`](Self::upload).
@@ -100,13 +108,13 @@ impl DeviceWeights {
             uploads.add(gpu, done, &run)?;
             done += run.n();
         }
-        let Some((Uploads { n, k, form, bias, .. }, alpha)) =
-            uploads.filter(|_| done == n).and_then(|uploads| uploads.alpha.map(|alpha| (uploads, alpha)))
-        else {
-            let (found, expected) = (format!("{done} features"), format!("{n}"));
-            return Err(Error::Operand { tensor: "weights", found, expected }.into());
-        };
-        Ok(Self::new(gpu, (n, k), alpha, form, bias)?)
+        match uploads.filter(|_| done == n).and_then(|uploads| uploads.alpha.map(|alpha| (uploads, alpha))) {
+            Some((uploads, alpha)) => Ok(uploads.finish(gpu, alpha)?),
+            None => {
+                let (found, expected) = (format!("{done} features"), format!("{n}"));
+                Err(Error::Operand { tensor: "weights", found, expected }.into())
+            }
+        }
     }
 
     /// Packs weights that are on the device already, on the device, after what `stream` was given before. Waits for it.
@@ -164,6 +172,8 @@ impl DeviceWeights {
         };
         let form = match &self.form {
             Form::Packed(pack) => Form::Packed(copy(pack)?),
+            Form::PackedApart([a, b]) => Form::PackedApart([copy(a)?, copy(b)?]),
+            Form::E4m3([a, b]) => Form::E4m3([copy(a)?, copy(b)?]),
             Form::Plain { codes: [a, b], scales: [c, d] } => {
                 Form::Plain { codes: [copy(a)?, copy(b)?], scales: [copy(c)?, copy(d)?] }
             }
@@ -191,7 +201,9 @@ impl DeviceWeights {
     pub fn form(&self) -> WeightForm {
         match self.form {
             Form::Packed(_) => WeightForm::Packed,
+            Form::PackedApart(_) => WeightForm::PackedApart,
             Form::Plain { .. } => WeightForm::Plain,
+            Form::E4m3(_) => WeightForm::E4m3,
         }
     }
 
@@ -199,6 +211,7 @@ impl DeviceWeights {
     pub fn bytes(&self) -> usize {
         match &self.form {
             Form::Packed(pack) => pack.bytes(),
+            Form::PackedApart(halves) | Form::E4m3(halves) => halves.iter().map(Buffer::bytes).sum(),
             Form::Plain { codes, scales } => codes.iter().chain(scales).map(Buffer::bytes).sum(),
         }
     }
@@ -220,55 +233,104 @@ impl DeviceWeights {
     pub(crate) fn packed(&self) -> Result<DevicePtr, Error> {
         match &self.form {
             Form::Packed(pack) => Ok(pack.ptr()),
-            Form::Plain { .. } => Err(self.wrong_form("packed")),
+            _ => Err(self.wrong_form(WeightForm::Packed)),
+        }
+    }
+
+    /// The packs of gate and up by themselves.
+    pub(crate) fn packed_apart(&self) -> Result<[DevicePtr; 2], Error> {
+        match &self.form {
+            Form::PackedApart([gate, up]) => Ok([gate.ptr(), up.ptr()]),
+            _ => Err(self.wrong_form(WeightForm::PackedApart)),
+        }
+    }
+
+    /// Gate and up in e4m3, dense rows.
+    pub(crate) fn e4m3(&self) -> Result<[DevicePtr; 2], Error> {
+        match &self.form {
+            Form::E4m3([gate, up]) => Ok([gate.ptr(), up.ptr()]),
+            _ => Err(self.wrong_form(WeightForm::E4m3)),
         }
     }
 
     /// Gate and up as rows of codes.
     pub(crate) fn plain(&self) -> Result<[Codes; 2], Error> {
         match &self.form {
-            Form::Plain { codes, scales } => Ok([0, 1].map(|i| Codes {
-                m: self.n,
-                k: self.k,
-                codes: codes[i].ptr(),
-                pitch: self.k / 2,
-                scales: scales[i].ptr(),
-            })),
-            Form::Packed(_) => Err(self.wrong_form("plain")),
+            Form::Plain { codes, scales } => Ok(rows_of_codes((self.n, self.k), codes, scales)),
+            _ => Err(self.wrong_form(WeightForm::Plain)),
         }
     }
 
-    fn wrong_form(&self, wanted: &str) -> Error {
+    fn wrong_form(&self, wanted: WeightForm) -> Error {
         let expected = format!("{wanted}; prepack with the plan that runs them");
-        Error::Operand { tensor: "weights", found: format!("{:?}", self.form()).to_lowercase(), expected }
+        Error::Operand { tensor: "weights", found: self.form().to_string(), expected }
     }
+}
+
+impl std::fmt::Display for WeightForm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Packed => "packed",
+            Self::PackedApart => "packed apart",
+            Self::Plain => "plain",
+            Self::E4m3 => "e4m3",
+        })
+    }
+}
+
+/// Gate and up as matrices of codes.
+fn rows_of_codes((n, k): (usize, usize), codes: &[Buffer; 2], scales: &[Buffer; 2]) -> [Codes; 2] {
+    [0, 1].map(|i| Codes { m: n, k, codes: codes[i].ptr(), pitch: k / 2, scales: scales[i].ptr() })
 }
 
 /// Device memory that runs of features are copied to one after the other.
 struct Uploads {
     n: usize,
     k: usize,
-    form: Form,
+    room: Room,
+    wanted: WeightForm,
+    /// The largest scale byte of gate and up so far, of plain ones.
+    largest: [u8; 2],
     /// Of the first run, which the others must share.
     alpha: Option<[f32; 2]>,
     /// Biases of gate and up, if any run had one.
     bias: Option<Vec<f32>>,
 }
 
+/// Memory that runs are copied to.
+enum Room {
+    Packed(Buffer),
+    PackedApart([Buffer; 2]),
+    /// Rows of codes, for e4m3 too, whose scales need the largest of all runs.
+    Rows {
+        codes: [Buffer; 2],
+        scales: [Buffer; 2],
+    },
+}
+
+/// Bytes of the pack of a matrix by itself.
+fn apart_bytes(n: usize, k: usize) -> usize {
+    n.div_ceil(CHUNK_ROWS) * k.div_ceil(CHUNK_K) * CHUNK_BYTES
+}
+
 impl Uploads {
     fn new(gpu: &'static Gpu, n: usize, k: usize, form: WeightForm) -> Result<Self, Error> {
-        let form = match form {
-            WeightForm::Packed => Form::Packed(Buffer::new(gpu, GpuPack::bytes(n, k))?),
-            WeightForm::Plain => {
-                let buffer = |bytes| Buffer::new(gpu, bytes);
+        let (wanted, buffer) = (form, |bytes| Buffer::new(gpu, bytes));
+        let room = match wanted {
+            WeightForm::Packed => Room::Packed(buffer(GpuPack::bytes(n, k))?),
+            WeightForm::PackedApart => {
+                let bytes = apart_bytes(n, k);
+                Room::PackedApart([buffer(bytes)?, buffer(bytes)?])
+            }
+            WeightForm::Plain | WeightForm::E4m3 => {
                 let (codes, scales) = (n * k / 2, n * k / 16);
-                Form::Plain {
+                Room::Rows {
                     codes: [buffer(codes)?, buffer(codes)?],
                     scales: [buffer(scales)?, buffer(scales)?],
                 }
             }
         };
-        Ok(Self { n, k, form, alpha: None, bias: None })
+        Ok(Self { n, k, room, wanted, largest: [0; 2], alpha: None, bias: None })
     }
 
     fn add(&mut self, gpu: &'static Gpu, first: usize, run: &GateUp<'_>) -> Result<(), Error> {
@@ -277,25 +339,43 @@ impl Uploads {
         if first + run.n() > self.n || run.k() != self.k {
             return wrong(format!("[{}, {}]", first + run.n(), run.k()), format!("[{}, {}]", self.n, self.k));
         }
-        let alpha = match &self.form {
-            Form::Packed(pack) => {
-                if !first.is_multiple_of(CHUNK_FEATURES) {
-                    let expected = format!("runs of a multiple of {CHUNK_FEATURES} features");
-                    return wrong(format!("a run from feature {first} on"), expected);
-                }
+        let step = match self.wanted {
+            WeightForm::Packed => CHUNK_FEATURES,
+            WeightForm::PackedApart => CHUNK_ROWS,
+            WeightForm::Plain | WeightForm::E4m3 => 1,
+        };
+        if !first.is_multiple_of(step) {
+            let expected = format!("runs of a multiple of {step} features");
+            return wrong(format!("a run from feature {first} on"), expected);
+        }
+        let halves = [&run.gate, &run.up];
+        let alpha = match &self.room {
+            Room::Packed(pack) => {
                 let run = Pack::new(run)?;
                 let at = GpuPack::bytes(first, self.k) as u64;
                 gpu.copy_to(pack.ptr().offset(at), run.bytes())?;
                 run.alpha()
             }
-            Form::Plain { codes, scales } => {
-                for (half, (codes, scales)) in [&run.gate, &run.up].into_iter().zip(codes.iter().zip(scales))
+            Room::PackedApart(packs) => {
+                let at = apart_bytes(first, self.k) as u64;
+                let mut alpha = [0.0; 2];
+                for (i, (half, to)) in halves.into_iter().zip(packs).enumerate() {
+                    let pack = Pack::of_matrix(half)?;
+                    gpu.copy_to(to.ptr().offset(at), pack.bytes())?;
+                    alpha[i] = pack.alpha()[i];
+                }
+                alpha
+            }
+            Room::Rows { codes, scales } => {
+                for (i, (half, (codes, scales))) in
+                    halves.into_iter().zip(codes.iter().zip(scales)).enumerate()
                 {
                     let (rows, bytes) = plain_rows(half);
+                    self.largest[i] = bytes.iter().copied().fold(self.largest[i], u8::max);
                     gpu.copy_to(codes.ptr().offset((first * self.k / 2) as u64), &rows)?;
                     gpu.copy_to(scales.ptr().offset((first * self.k / 16) as u64), &bytes)?;
                 }
-                [&run.gate, &run.up].map(|half| half.global_scale().value())
+                halves.map(|half| half.global_scale().value())
             }
         };
         let expected = *self.alpha.get_or_insert(alpha);
@@ -310,6 +390,31 @@ impl Uploads {
             }
         }
         Ok(())
+    }
+
+    /// The weights, when all runs have come.
+    fn finish(self, gpu: &'static Gpu, mut alpha: [f32; 2]) -> Result<DeviceWeights, Error> {
+        let Self { n, k, room, wanted, largest, bias, .. } = self;
+        let form = match (room, wanted) {
+            (Room::Packed(pack), _) => Form::Packed(pack),
+            (Room::PackedApart(packs), _) => Form::PackedApart(packs),
+            (Room::Rows { codes, scales }, WeightForm::E4m3) => {
+                let rounded = [Buffer::new(gpu, n * k)?, Buffer::new(gpu, n * k)?];
+                for (i, half) in rows_of_codes((n, k), &codes, &scales).iter().enumerate() {
+                    // What a matrix of zeros is divided by does not matter.
+                    let most = e4m3::decode(largest[i].max(1)) * e2m1::MAX;
+                    let over = most / e4m3::MAX;
+                    let kernel = Expand::e4m3(gpu, ScaleLayout::Linear, over)?;
+                    gpu.launch(&kernel.spec(half, rounded[i].ptr(), k)?)?;
+                    alpha[i] *= over;
+                }
+                // The rows are freed now.
+                gpu.synchronize()?;
+                Form::E4m3(rounded)
+            }
+            (Room::Rows { codes, scales }, _) => Form::Plain { codes, scales },
+        };
+        DeviceWeights::new(gpu, (n, k), alpha, form, bias)
     }
 }
 

@@ -8,7 +8,7 @@ use dualgemm::cpu::{CpuOptions, Isa};
 use dualgemm::device::Device as _;
 use dualgemm::formats::BlockFormat;
 use dualgemm::gemm::{AFormat, DualGemmDesc, OutFormat};
-use dualgemm::strategies::{Error as GpuError, Gpu, STRATEGIES, Strategy, WeightForm};
+use dualgemm::strategies::{Error as GpuError, Gpu, STRATEGIES, Strategy};
 use dualgemm::{DualGemm, GpuId, Target};
 use dualgemm_kernels::{sm80, sm90a, sm100a, sm120a};
 use dualgemm_sim::Card;
@@ -235,7 +235,7 @@ fn usable(s: &dyn Strategy, gpu: &'static Gpu, m: usize) -> Result<(), GpuError>
         ..DualGemmDesc::new(m, n, k, AFormat::Nvfp4, BlockFormat::Nvfp4)
     };
     s.kernels(&desc, gpu.info())?;
-    if s.weight_form() == WeightForm::Plain {
+    if s.needs_library() {
         gpu.blas()?;
     }
     Ok(())

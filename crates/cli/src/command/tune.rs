@@ -31,7 +31,8 @@ pub struct TuneArgs {
     /// The GPU: cuda or cuda:N.
     #[arg(long, value_name = "DEVICE", default_value = "cuda")]
     pub device: DeviceArg,
-    /// Strategies to try, comma-separated; without it, all that have kernels to choose from.
+    /// Strategies to try, comma-separated; without it, all that plans take unasked. What is found about others counts for
+    /// plans that name them.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub strategy: Vec<String>,
     /// Seconds for each shape; no new candidate starts after that.

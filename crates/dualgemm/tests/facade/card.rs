@@ -77,7 +77,7 @@ fn ragged_shapes_are_right_and_write_nothing_else_close() {
     for (m, n, k) in
         [(1, 64, 64), (1, 37, 464), (127, 96, 464), (129, 33, 80), (130, 256, 1056), (3, 4104, 512)]
     {
-        for strategy in ["fused", "persistent", "stream-k", "decode", "plain", "portable"] {
+        for strategy in ["fused", "persistent", "stream-k", "decode", "fused-epilogue", "plain", "portable"] {
             let desc = desc(m, n, k, AFormat::F16);
             let Ok(plan) = plan(&desc, strategy) else { continue };
             let (weights, a) = (expert(n, k, 0), operand(m, k, AFormat::F16));
@@ -178,7 +178,9 @@ fn experts_change_their_rows_between_replays_close() {
 #[ignore = "needs an sm_90 GPU"]
 fn ten_thousand_replays_with_changing_contents_give_the_same_bits_exact() {
     const REPLAYS: usize = 10_000;
-    for (strategy, m) in [("decode", 16), ("stream-k", 64), ("fused", 130)] {
+    for (strategy, m) in
+        [("decode", 16), ("stream-k", 64), ("fused", 130), ("fused-epilogue", 130), ("fp8", 130)]
+    {
         let desc = desc(m, 264, 1040, AFormat::F16);
         let plan = plan(&desc, strategy).unwrap();
         let packed = plan.prepack(&expert(264, 1040, 0)).unwrap();

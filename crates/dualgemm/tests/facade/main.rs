@@ -30,6 +30,18 @@ fn expert(n: usize, k: usize, e: usize) -> GateUp<'static> {
     GateUp::new(quantized("gate", n, k, 0.7 + step), quantized("up", n, k, 1.3 + step))
 }
 
+/// Some features of weights with linear scales and without biases.
+fn features(weights: &GateUp<'_>, rows: std::ops::Range<usize>) -> GateUp<'static> {
+    let half = |m: &QuantizedMatrix<'_>| {
+        let codes: Vec<u8> = rows.clone().flat_map(|row| m.row_codes(row).to_vec()).collect();
+        let scale = |row| (0..m.blocks()).map(move |block| m.scale_byte(row, block));
+        let scales: Vec<u8> = rows.clone().flat_map(scale).collect();
+        let (layout, global) = (m.scale_layout(), m.global_scale());
+        QuantizedMatrix::new(m.name(), m.format(), rows.len(), m.k(), codes, scales, layout, global).unwrap()
+    };
+    GateUp::new(half(&weights.gate), half(&weights.up))
+}
+
 fn plan(m: usize, n: usize, k: usize) -> Plan {
     DualGemm::plan(&DualGemmDesc::new(m, n, k, AFormat::F32, BlockFormat::Nvfp4), &Target::default()).unwrap()
 }
@@ -65,17 +77,7 @@ fn plans_survive_json_and_run_the_same_afterwards_exact() {
 #[test]
 fn runs_of_features_pack_to_the_same_weights_exact() {
     let (plan, weights) = (plan(1, 48, 64), expert(48, 64, 1));
-    let run = |rows: std::ops::Range<usize>| {
-        let half = |m: &QuantizedMatrix<'_>| {
-            let codes: Vec<u8> = rows.clone().flat_map(|row| m.row_codes(row).to_vec()).collect();
-            let scale = |row| (0..m.blocks()).map(move |block| m.scale_byte(row, block));
-            let scales: Vec<u8> = rows.clone().flat_map(scale).collect();
-            let (layout, global) = (m.scale_layout(), m.global_scale());
-            QuantizedMatrix::new(m.name(), m.format(), rows.len(), m.k(), codes, scales, layout, global)
-                .unwrap()
-        };
-        Ok(GateUp::new(half(&weights.gate), half(&weights.up)))
-    };
+    let run = |rows| Ok(features(&weights, rows));
     let packed = plan.prepack(&weights).unwrap();
     assert_eq!(plan.prepack_runs([run(0..16), run(16..48)]).unwrap(), packed);
     assert!(plan.prepack_runs([run(0..16)]).is_err(), "features are missing");

@@ -3,53 +3,26 @@
 
 use std::sync::Arc;
 
-use dualgemm_device::{DeviceInfo, Stream};
-use dualgemm_gemm::DualGemmDesc;
+use dualgemm_device::Stream;
 
-use super::library::{Library, Shape, supports};
-use super::{Launches, Prepared, Strategy};
-use crate::{Buffer, DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm};
+use super::Prepared;
+use super::library::{Library, OfLibrary, Shape};
+use crate::{Buffer, DeviceCall, DeviceWeights, Error};
 
 /// See the [module](self).
-#[derive(Debug)]
-pub struct Baseline;
+pub const BASELINE: OfLibrary = OfLibrary {
+    name: "baseline",
+    doc: "weights dequantized on each call, two cuBLASLt products, an activation kernel",
+    prepare: |gpu, plan| {
+        let library = Library::new(gpu, plan, Shape::Two)?;
+        Ok(Box::new(Ready { dequantized: library.room()?, library }))
+    },
+};
 
 #[derive(Debug)]
 struct Ready {
     library: Library,
     dequantized: Buffer,
-}
-
-impl Strategy for Baseline {
-    fn name(&self) -> &'static str {
-        "baseline"
-    }
-
-    fn doc(&self) -> &'static str {
-        "weights dequantized on each call, two cuBLASLt products, an activation kernel"
-    }
-
-    fn weight_form(&self) -> WeightForm {
-        WeightForm::Plain
-    }
-
-    fn launches(&self) -> Launches {
-        Launches::Eager
-    }
-
-    fn kernels(&self, desc: &DualGemmDesc, _: &DeviceInfo) -> Result<Vec<String>, Error> {
-        supports(self.name(), desc)?;
-        Ok(vec!["cublaslt".into()])
-    }
-
-    fn estimate_us(&self, _: &DualGemmDesc, _: &DeviceInfo, _: &str) -> Option<f64> {
-        None
-    }
-
-    fn prepare(&self, gpu: &'static Gpu, plan: &GpuPlan) -> Result<Box<dyn Prepared>, Error> {
-        let library = Library::new(gpu, plan, Shape::Two)?;
-        Ok(Box::new(Ready { dequantized: library.room()?, library }))
-    }
 }
 
 impl Prepared for Ready {

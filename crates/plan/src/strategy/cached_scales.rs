@@ -6,16 +6,18 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use dualgemm_device::{Device, DeviceInfo, DevicePtr, Stream};
-use dualgemm_gemm::DualGemmDesc;
+use dualgemm_device::{Device, DevicePtr, Stream};
 
-use super::library::{Library, Shape, supports};
-use super::{Launches, Prepared, Strategy};
-use crate::{Buffer, DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm};
+use super::Prepared;
+use super::library::{Library, OfLibrary, Shape};
+use crate::{Buffer, DeviceCall, DeviceWeights, Error, Gpu, GpuPlan};
 
 /// See the [module](self).
-#[derive(Debug)]
-pub struct CachedScales;
+pub const CACHED_SCALES: OfLibrary = OfLibrary {
+    name: "cached-scales",
+    doc: "weights dequantized once and kept as 16 bits, one cuBLASLt product with both, an activation kernel",
+    prepare: |gpu, plan| Ok(Box::new(Cached::new(gpu, plan, Shape::One)?)),
+};
 
 /// The library with dequantized weights.
 #[derive(Debug)]
@@ -49,37 +51,6 @@ impl Cached {
         self.library.gpu.synchronize()?;
         kept.insert(weights.id(), Kept { of: Arc::downgrade(weights), dequantized });
         Ok(at)
-    }
-}
-
-impl Strategy for CachedScales {
-    fn name(&self) -> &'static str {
-        "cached-scales"
-    }
-
-    fn doc(&self) -> &'static str {
-        "weights dequantized once and kept as 16 bits, one cuBLASLt product with both, an activation kernel"
-    }
-
-    fn weight_form(&self) -> WeightForm {
-        WeightForm::Plain
-    }
-
-    fn launches(&self) -> Launches {
-        Launches::Eager
-    }
-
-    fn kernels(&self, desc: &DualGemmDesc, _: &DeviceInfo) -> Result<Vec<String>, Error> {
-        supports(self.name(), desc)?;
-        Ok(vec!["cublaslt".into()])
-    }
-
-    fn estimate_us(&self, _: &DualGemmDesc, _: &DeviceInfo, _: &str) -> Option<f64> {
-        None
-    }
-
-    fn prepare(&self, gpu: &'static Gpu, plan: &GpuPlan) -> Result<Box<dyn Prepared>, Error> {
-        Ok(Box::new(Cached::new(gpu, plan, Shape::One)?))
     }
 }
 

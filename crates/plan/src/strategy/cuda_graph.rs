@@ -8,20 +8,28 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dualgemm_cuda::{Cuda, Graph};
-use dualgemm_device::{DeviceInfo, Error as DeviceError, Stream};
-use dualgemm_gemm::DualGemmDesc;
+use dualgemm_device::{Error as DeviceError, Stream};
 
+use super::Prepared;
 use super::cached_scales::Cached;
-use super::library::{Shape, supports};
-use super::{Launches, Prepared, Strategy};
-use crate::{DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm};
+use super::library::{OfLibrary, Shape};
+use crate::{DeviceCall, DeviceWeights, Error};
 
 /// Recordings that are kept; one more, and all are dropped.
 const MOST_GRAPHS: usize = 1024;
 
-/// See the [module](self).
-#[derive(Debug)]
-pub struct CudaGraph;
+/// See the [module](self). The replay of its own recording is what is measured.
+pub const CUDA_GRAPH: OfLibrary = OfLibrary {
+    name: "cuda-graph",
+    doc: "cached-scales, recorded and replayed as one launch",
+    prepare: |gpu, plan| {
+        let card = gpu.card().cloned().ok_or_else(|| DeviceError::Driver {
+            call: "recording a graph",
+            reason: "a simulated GPU records none".into(),
+        })?;
+        Ok(Box::new(Ready { card, cached: Cached::new(gpu, plan, Shape::One)?, graphs: Mutex::default() }))
+    },
+};
 
 type Key = (u64, [u64; 9]);
 
@@ -30,42 +38,6 @@ struct Ready {
     card: Arc<Cuda>,
     cached: Cached,
     graphs: Mutex<HashMap<Key, Graph>>,
-}
-
-impl Strategy for CudaGraph {
-    fn name(&self) -> &'static str {
-        "cuda-graph"
-    }
-
-    fn doc(&self) -> &'static str {
-        "cached-scales, recorded and replayed as one launch"
-    }
-
-    fn weight_form(&self) -> WeightForm {
-        WeightForm::Plain
-    }
-
-    /// The replay of its own recording is what is measured.
-    fn launches(&self) -> Launches {
-        Launches::Eager
-    }
-
-    fn kernels(&self, desc: &DualGemmDesc, _: &DeviceInfo) -> Result<Vec<String>, Error> {
-        supports(self.name(), desc)?;
-        Ok(vec!["cublaslt".into()])
-    }
-
-    fn estimate_us(&self, _: &DualGemmDesc, _: &DeviceInfo, _: &str) -> Option<f64> {
-        None
-    }
-
-    fn prepare(&self, gpu: &'static Gpu, plan: &GpuPlan) -> Result<Box<dyn Prepared>, Error> {
-        let card = gpu.card().cloned().ok_or_else(|| DeviceError::Driver {
-            call: "recording a graph",
-            reason: "a simulated GPU records none".into(),
-        })?;
-        Ok(Box::new(Ready { card, cached: Cached::new(gpu, plan, Shape::One)?, graphs: Mutex::default() }))
-    }
 }
 
 impl Prepared for Ready {

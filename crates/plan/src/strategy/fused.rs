@@ -86,25 +86,8 @@ impl Fused {
     }
 
     fn variant(&self, desc: &DualGemmDesc) -> Result<Variant, Error> {
-        let compute = match compute_type(desc).or_else(|reason| self.unsupported(reason))? {
-            FloatType::Bf16 => Compute::Bf16,
-            _ => Compute::F16,
-        };
-        let variant = Variant {
-            compute,
-            out: match desc.out {
-                // A dynamic scale needs all of C first.
-                OutFormat::F32 | OutFormat::Nvfp4 { global_scale: OutScale::Dynamic, .. } => Out::F32,
-                OutFormat::F16 => Out::F16,
-                OutFormat::Bf16 => Out::Bf16,
-                OutFormat::Nvfp4 { scale_layout, .. } => Out::Nvfp4 { scale_layout },
-            },
-            a_scale: desc.quantize_a == QuantizeA::Dynamic,
-            round_gate_up_to_bf16: desc.epilogue.round_gate_up_to_bf16,
-            scheduler: self.scheduler,
-            ..Variant::new(desc.epilogue.activation.program())
-        };
-        Ok(variant.for_weights(desc.n, desc.k))
+        let variant = variant_of(desc).or_else(|reason| self.unsupported(reason))?;
+        Ok(Variant { scheduler: self.scheduler, ..variant })
     }
 
     /// The configurations of a kernel's name.
@@ -142,6 +125,27 @@ impl Fused {
     }
 }
 
+/// What the kernel computes for a problem, on the grid scheduler.
+pub(super) fn variant_of(desc: &DualGemmDesc) -> Result<Variant, String> {
+    let variant = Variant {
+        compute: match compute_type(desc)? {
+            FloatType::Bf16 => Compute::Bf16,
+            _ => Compute::F16,
+        },
+        out: match desc.out {
+            // A dynamic scale needs all of C first.
+            OutFormat::F32 | OutFormat::Nvfp4 { global_scale: OutScale::Dynamic, .. } => Out::F32,
+            OutFormat::F16 => Out::F16,
+            OutFormat::Bf16 => Out::Bf16,
+            OutFormat::Nvfp4 { scale_layout, .. } => Out::Nvfp4 { scale_layout },
+        },
+        a_scale: desc.quantize_a == QuantizeA::Dynamic,
+        round_gate_up_to_bf16: desc.epilogue.round_gate_up_to_bf16,
+        ..Variant::new(desc.epilogue.activation.program())
+    };
+    Ok(variant.for_weights(desc.n, desc.k))
+}
+
 impl Strategy for Fused {
     fn name(&self) -> &'static str {
         self.name
@@ -153,6 +157,10 @@ impl Strategy for Fused {
 
     fn weight_form(&self) -> WeightForm {
         WeightForm::Packed
+    }
+
+    fn automatic(&self) -> bool {
+        true
     }
 
     fn kernels(&self, desc: &DualGemmDesc, info: &DeviceInfo) -> Result<Vec<String>, Error> {

@@ -10,7 +10,7 @@
 //! tensor scales are the products' alpha, so that 16-bit gate and up neither overflow nor lose small values.
 
 use dualgemm_cuda::{HalfType, Matmul};
-use dualgemm_device::{Device, DevicePtr, LaunchSpec, Stream};
+use dualgemm_device::{Device, DeviceInfo, DevicePtr, LaunchSpec, Stream};
 use dualgemm_formats::{BlockFormat, FloatType, GlobalScale, ScaleLayout};
 use dualgemm_gemm::{DualGemmDesc, OutFormat, OutScale, QuantizeA};
 use dualgemm_kernels::generic::dequantize::Dequantize;
@@ -18,14 +18,64 @@ use dualgemm_kernels::generic::quantize::Out;
 use dualgemm_kernels::generic::rowwise::Sink;
 use dualgemm_kernels::generic::silu_mul::{Products, SiluMul};
 
+use super::{Launches, Prepared, Rounding, Strategy};
 use crate::prologue::{Image, Order, Prologue, compute_type, overlapping};
-use crate::{Buffer, DeviceC, DeviceCall, DeviceWeights, Error, Gpu, GpuPlan};
+use crate::{Buffer, DeviceC, DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm};
 
 /// Scratch that the library may use; what its fast Hopper kernels ask for.
 const WORKSPACE: usize = 32 << 20;
 
+type Prepare = fn(&'static Gpu, &GpuPlan) -> Result<Box<dyn Prepared>, Error>;
+
+/// A strategy around the library.
+#[derive(Debug)]
+pub struct OfLibrary {
+    pub(super) name: &'static str,
+    pub(super) doc: &'static str,
+    pub(super) prepare: Prepare,
+}
+
+impl Strategy for OfLibrary {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn doc(&self) -> &'static str {
+        self.doc
+    }
+
+    fn weight_form(&self) -> WeightForm {
+        WeightForm::Plain
+    }
+
+    fn rounding(&self) -> Rounding {
+        Rounding::Products
+    }
+
+    fn needs_library(&self) -> bool {
+        true
+    }
+
+    fn launches(&self) -> Launches {
+        Launches::Eager
+    }
+
+    fn kernels(&self, desc: &DualGemmDesc, _: &DeviceInfo) -> Result<Vec<String>, Error> {
+        supports(self.name, desc)?;
+        Ok(vec!["cublaslt".into()])
+    }
+
+    fn estimate_us(&self, _: &DualGemmDesc, _: &DeviceInfo, _: &str) -> Option<f64> {
+        None
+    }
+
+    fn prepare(&self, gpu: &'static Gpu, plan: &GpuPlan) -> Result<Box<dyn Prepared>, Error> {
+        (self.prepare)(gpu, plan)
+    }
+}
+
 /// Whether a problem is one for the library.
-pub(super) fn supports(strategy: &'static str, desc: &DualGemmDesc) -> Result<(), Error> {
+fn supports(strategy: &'static str, desc: &DualGemmDesc) -> Result<(), Error> {
     let unsupported = |reason: String| Err(Error::Unsupported { strategy, reason });
     if let Err(reason) = compute_type(desc) {
         return unsupported(reason);

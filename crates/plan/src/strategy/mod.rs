@@ -4,8 +4,10 @@
 pub mod baseline;
 pub mod cached_scales;
 pub mod cuda_graph;
+pub mod fp8;
 pub mod fused;
-mod library;
+pub mod fused_epilogue;
+pub mod library;
 pub mod parallel_streams;
 pub mod plain;
 pub mod portable;
@@ -30,6 +32,17 @@ pub enum Launches {
     Recorded,
 }
 
+/// What is rounded between the operands and C: how far C may be from the reference besides its own format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rounding {
+    /// Nothing: operands are multiplied as they are, sums and the activation are f32.
+    Nothing,
+    /// Gate and up, to 16 bits.
+    Products,
+    /// A and the weights, to e4m3.
+    Operands,
+}
+
 /// A way to put the operation together.
 pub trait Strategy: Debug + Sync {
     /// Its name on the command line.
@@ -40,6 +53,23 @@ pub trait Strategy: Debug + Sync {
 
     /// The order in which it reads weights.
     fn weight_form(&self) -> WeightForm;
+
+    /// What it rounds on the way.
+    fn rounding(&self) -> Rounding {
+        Rounding::Nothing
+    }
+
+    /// Whether plans may take it without being asked to, and the tuner tries it unnamed. Such round nothing and read packed
+    /// weights, so that the same weights serve plans for any M. The others are there to be compared with: they run if they
+    /// are named.
+    fn automatic(&self) -> bool {
+        false
+    }
+
+    /// Whether it needs NVIDIA's library.
+    fn needs_library(&self) -> bool {
+        false
+    }
 
     /// How its calls are made when they are measured.
     fn launches(&self) -> Launches {
@@ -141,10 +171,11 @@ fn one_group() -> Error {
 
 /// Every strategy, in the order in which tables show them.
 pub const STRATEGIES: &[&dyn Strategy] = &[
-    &baseline::Baseline,
-    &cached_scales::CachedScales,
-    &parallel_streams::ParallelStreams,
-    &cuda_graph::CudaGraph,
+    &baseline::BASELINE,
+    &cached_scales::CACHED_SCALES,
+    &parallel_streams::PARALLEL_STREAMS,
+    &cuda_graph::CUDA_GRAPH,
+    &fused_epilogue::FusedEpilogue,
     &fused::Fused::GRID,
     &fused::Fused::PERSISTENT,
     &fused::Fused::STREAM_K,
@@ -152,6 +183,7 @@ pub const STRATEGIES: &[&dyn Strategy] = &[
     &fused::Fused::WAVES,
     &plain::Plain,
     &portable::Portable,
+    &fp8::Fp8,
 ];
 
 /// The float type of C, if it is one.
@@ -189,6 +221,19 @@ pub fn strategy(name: &str) -> Result<&'static dyn Strategy, Error> {
 mod tests {
     use super::*;
     use std::collections::HashSet;
+
+    #[test]
+    fn those_taken_unasked_round_nothing_and_share_one_form_of_weights() {
+        for s in STRATEGIES.iter().filter(|s| s.automatic()) {
+            assert_eq!(s.rounding(), Rounding::Nothing, "{}", s.name());
+            assert_eq!(s.weight_form(), WeightForm::Packed, "{}", s.name());
+            assert!(!s.needs_library(), "{}", s.name());
+        }
+        let named: Vec<&str> = STRATEGIES.iter().filter(|s| !s.automatic()).map(|s| s.name()).collect();
+        let want =
+            ["baseline", "cached-scales", "parallel-streams", "cuda-graph", "fused-epilogue", "plain", "fp8"];
+        assert_eq!(named, want);
+    }
 
     #[test]
     fn names_are_unique_and_found() {

@@ -4,17 +4,26 @@
 use std::sync::Arc;
 
 use dualgemm_cuda::{Event, OwnedStream};
-use dualgemm_device::{DeviceInfo, Error as DeviceError, Stream};
-use dualgemm_gemm::DualGemmDesc;
+use dualgemm_device::{Error as DeviceError, Stream};
 
+use super::Prepared;
 use super::cached_scales::Cached;
-use super::library::{Shape, supports};
-use super::{Launches, Prepared, Strategy};
-use crate::{DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm};
+use super::library::{OfLibrary, Shape};
+use crate::{DeviceCall, DeviceWeights, Error};
 
 /// See the [module](self).
-#[derive(Debug)]
-pub struct ParallelStreams;
+pub const PARALLEL_STREAMS: OfLibrary = OfLibrary {
+    name: "parallel-streams",
+    doc: "cached-scales with the gate and the up product on two streams",
+    prepare: |gpu, plan| {
+        let card = gpu.card().ok_or_else(|| DeviceError::Driver {
+            call: "opening a second stream",
+            reason: "a simulated GPU has one stream".into(),
+        })?;
+        let (beside, events) = (card.new_stream()?, [card.event()?, card.event()?]);
+        Ok(Box::new(Ready { cached: Cached::new(gpu, plan, Shape::Two)?, beside, events }))
+    },
+};
 
 #[derive(Debug)]
 struct Ready {
@@ -22,42 +31,6 @@ struct Ready {
     beside: OwnedStream,
     /// A is ready; the product beside is done.
     events: [Event; 2],
-}
-
-impl Strategy for ParallelStreams {
-    fn name(&self) -> &'static str {
-        "parallel-streams"
-    }
-
-    fn doc(&self) -> &'static str {
-        "cached-scales with the gate and the up product on two streams"
-    }
-
-    fn weight_form(&self) -> WeightForm {
-        WeightForm::Plain
-    }
-
-    fn launches(&self) -> Launches {
-        Launches::Eager
-    }
-
-    fn kernels(&self, desc: &DualGemmDesc, _: &DeviceInfo) -> Result<Vec<String>, Error> {
-        supports(self.name(), desc)?;
-        Ok(vec!["cublaslt".into()])
-    }
-
-    fn estimate_us(&self, _: &DualGemmDesc, _: &DeviceInfo, _: &str) -> Option<f64> {
-        None
-    }
-
-    fn prepare(&self, gpu: &'static Gpu, plan: &GpuPlan) -> Result<Box<dyn Prepared>, Error> {
-        let card = gpu.card().ok_or_else(|| DeviceError::Driver {
-            call: "opening a second stream",
-            reason: "a simulated GPU has one stream".into(),
-        })?;
-        let (beside, events) = (card.new_stream()?, [card.event()?, card.event()?]);
-        Ok(Box::new(Ready { cached: Cached::new(gpu, plan, Shape::Two)?, beside, events }))
-    }
 }
 
 impl Prepared for Ready {

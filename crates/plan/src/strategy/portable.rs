@@ -34,6 +34,10 @@ impl Strategy for Portable {
         WeightForm::Packed
     }
 
+    fn automatic(&self) -> bool {
+        true
+    }
+
     fn kernels(&self, desc: &DualGemmDesc, info: &DeviceInfo) -> Result<Vec<String>, Error> {
         let unsupported = |reason: String| Err(Error::Unsupported { strategy: self.name(), reason });
         if info.arch.major < 8 {

@@ -1,0 +1,115 @@
+//! What one would run if 4-bit weights were 8-bit ones: both operands rounded to e4m3, one fused kernel on the products
+//! that Hopper has.
+//!
+//! For comparison only. A code and a block scale together have six significant bits, of which e4m3 keeps four, and A
+//! loses as much: C is off by about 5 %, which the column of errors shows. No plan takes it unasked. Scales are one per
+//! tensor, as in the plain form of e4m3 serving: that of a weight matrix makes the largest value which its block scales
+//! allow 448, an nvfp4 A fills the range in the same way, and a float A gets its scale on each call, from its largest
+//! magnitude.
+
+use std::sync::Arc;
+
+use dualgemm_device::{DeviceInfo, DevicePtr, LaunchSpec, Stream};
+use dualgemm_formats::{BlockFormat, FloatType};
+use dualgemm_gemm::{DualGemmDesc, QuantizeA};
+use dualgemm_kernels::fp8::config::Config;
+use dualgemm_kernels::fp8::host::{Fused as Kernel, FusedArgs};
+use dualgemm_kernels::generic::finish::Output;
+
+use super::{Prepared, Rounding, Strategy, dense_c, float_out};
+use crate::launches::Launches;
+use crate::prologue::{Order, Prologue, compute_type};
+use crate::{DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm, model};
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Fp8;
+
+impl Strategy for Fp8 {
+    fn name(&self) -> &'static str {
+        "fp8"
+    }
+
+    fn doc(&self) -> &'static str {
+        "fused, A and weights rounded to e4m3: not exact, for comparison only"
+    }
+
+    fn weight_form(&self) -> WeightForm {
+        WeightForm::E4m3
+    }
+
+    fn rounding(&self) -> Rounding {
+        Rounding::Operands
+    }
+
+    fn kernels(&self, desc: &DualGemmDesc, info: &DeviceInfo) -> Result<Vec<String>, Error> {
+        let unsupported = |reason: String| Err(Error::Unsupported { strategy: self.name(), reason });
+        if (info.arch.major, info.arch.minor) != (9, 0) {
+            return unsupported(format!("its kernel is for sm_90a; this is {}, {}", info.name, info.arch));
+        }
+        if let Err(reason) = compute_type(desc) {
+            return unsupported(reason);
+        }
+        if desc.quantize_a != QuantizeA::No {
+            return unsupported("A is quantized to nvfp4 on the way in; it rounds A to e4m3 itself".into());
+        }
+        if desc.b != BlockFormat::Nvfp4 {
+            return unsupported(format!("B is {}; it takes nvfp4", desc.b));
+        }
+        if desc.epilogue.round_gate_up_to_bf16 {
+            return unsupported("it does not round gate and up to bf16".into());
+        }
+        let Some(out) = float_out(desc.out) else {
+            return unsupported(format!("C is {}; it writes floats", desc.out));
+        };
+        let fits = |config: &Config| config.layout(out).is_ok();
+        Ok(Config::MENU.into_iter().filter(fits).map(|config| config.name()).collect())
+    }
+
+    fn estimate_us(&self, desc: &DualGemmDesc, info: &DeviceInfo, kernel: &str) -> Option<f64> {
+        Some(model::fp8_us(desc, info, &Config::named(kernel).ok()?))
+    }
+
+    fn prepare(&self, gpu: &'static Gpu, plan: &GpuPlan) -> Result<Box<dyn Prepared>, Error> {
+        let desc = plan.desc;
+        let out = float_out(desc.out).unwrap_or(FloatType::F32);
+        let aligned = (desc.n * desc.out.bits_per_element() as usize / 8).is_multiple_of(16);
+        let program = desc.epilogue.activation.program();
+        let kernel = Kernel::new(gpu, Config::named(&plan.kernel)?, out, &program, aligned)?;
+        let prologue = Prologue::new(gpu, &desc, plan.a_scale_layout, Order::E4m3)?;
+        Ok(Box::new(Ready { gpu, desc, prologue, kernel, launches: Launches::default() }))
+    }
+}
+
+#[derive(Debug)]
+struct Ready {
+    gpu: &'static Gpu,
+    desc: DualGemmDesc,
+    prologue: Prologue,
+    kernel: Kernel,
+    launches: Launches,
+}
+
+impl Prepared for Ready {
+    fn run(&self, call: &DeviceCall, weights: &Arc<DeviceWeights>, stream: Stream) -> Result<(), Error> {
+        let key = (weights.id(), call.key());
+        self.launches.run(self.gpu, key, stream, || self.specs(call, weights))
+    }
+}
+
+impl Ready {
+    fn specs(&self, call: &DeviceCall, weights: &DeviceWeights) -> Result<Vec<LaunchSpec>, Error> {
+        let &DualGemmDesc { n, k, epilogue, .. } = &self.desc;
+        let mut specs = Vec::new();
+        let a = self.prologue.specs(call.m, &call.a, &mut specs)?;
+        let [gate, up] = weights.alpha().map(|alpha| alpha * a.scale);
+        let alpha = [gate * epilogue.alpha_gate, up * epilogue.alpha_up];
+        let c = dense_c(call, &self.desc)?;
+        let output = Output { bias: weights.bias(), a_scale: a.device_scale, ..Output::new(c, alpha) };
+        let [gate, up] = weights.e4m3()?;
+        let (size, row_scales) = ((call.m, n, k), DevicePtr::NULL);
+        let args = FusedArgs { size, a: a.values, row_scales, gate, up, output };
+        specs.push(self.kernel.spec(self.gpu, &args)?);
+        Ok(specs)
+    }
+}

@@ -1,0 +1,135 @@
+//! Two products one after the other, each by Hopper's kernel on a pack of one matrix: gate's sums go to memory, and the
+//! epilogue of up's product reads them and stores C. What a library with epilogues of one's own makes possible without a
+//! dual kernel: A is read twice, and 8 bytes for each element of C are written and read.
+
+use std::sync::{Arc, OnceLock};
+
+use dualgemm_device::{DeviceInfo, DevicePtr, LaunchSpec, Stream};
+use dualgemm_gemm::DualGemmDesc;
+use dualgemm_kernels::sm90a::config::Config;
+use dualgemm_kernels::sm90a::host::{Fused as Kernel, FusedArgs};
+use dualgemm_kernels::sm90a::variant::{Products, Variant};
+
+use super::fused::variant_of;
+use super::{Prepared, Strategy, dense_c, float_out};
+use crate::launches::Launches;
+use crate::prologue::{Order, Prologue};
+use crate::{Buffer, DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm, model};
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct FusedEpilogue;
+
+impl FusedEpilogue {
+    /// What the launch of up computes.
+    fn variant(&self, desc: &DualGemmDesc) -> Result<Variant, Error> {
+        let unsupported = |reason| Error::Unsupported { strategy: self.name(), reason };
+        if float_out(desc.out).is_none() {
+            return Err(unsupported(format!("C is {}; it writes floats", desc.out)));
+        }
+        Ok(Variant { products: Products::Up, ..variant_of(desc).map_err(unsupported)? })
+    }
+}
+
+impl Strategy for FusedEpilogue {
+    fn name(&self) -> &'static str {
+        "fused-epilogue"
+    }
+
+    fn doc(&self) -> &'static str {
+        "two products by the kernel of fused: gate's sums to memory, then up, whose epilogue reads them"
+    }
+
+    fn weight_form(&self) -> WeightForm {
+        WeightForm::PackedApart
+    }
+
+    fn kernels(&self, desc: &DualGemmDesc, info: &DeviceInfo) -> Result<Vec<String>, Error> {
+        if (info.arch.major, info.arch.minor) != (9, 0) {
+            let reason = format!("its kernel is for sm_90a; this is {}, {}", info.name, info.arch);
+            return Err(Error::Unsupported { strategy: self.name(), reason });
+        }
+        let variant = self.variant(desc)?;
+        let fits = |config: &Config| config.layout(&variant).is_ok();
+        Ok(Config::MENU.into_iter().filter(fits).map(|config| config.name()).collect())
+    }
+
+    fn estimate_us(&self, desc: &DualGemmDesc, info: &DeviceInfo, kernel: &str) -> Option<f64> {
+        Some(model::apart_us(desc, info, &Config::named(kernel).ok()?))
+    }
+
+    fn prepare(&self, gpu: &'static Gpu, plan: &GpuPlan) -> Result<Box<dyn Prepared>, Error> {
+        let desc = plan.desc;
+        let (config, variant) = (Config::named(&plan.kernel)?, self.variant(&desc)?);
+        let gate = Kernel::new(gpu, config, &variant.gate_before())?;
+        let up = Kernel::new(gpu, config, &variant)?;
+        Ok(Box::new(Ready {
+            gpu,
+            desc,
+            prologue: Prologue::new(gpu, &desc, plan.a_scale_layout, Order::Rows)?,
+            sums: Buffer::new(gpu, gate.gate_sums_bytes(desc.m, desc.n))?,
+            gate,
+            up,
+            with_bias: OnceLock::new(),
+            launches: Launches::default(),
+        }))
+    }
+}
+
+#[derive(Debug)]
+struct Ready {
+    gpu: &'static Gpu,
+    desc: DualGemmDesc,
+    prologue: Prologue,
+    gate: Kernel<'static>,
+    /// Gate's sums.
+    sums: Buffer,
+    up: Kernel<'static>,
+    /// Up's for weights with biases, loaded when the first ones come.
+    with_bias: OnceLock<Kernel<'static>>,
+    launches: Launches,
+}
+
+impl Ready {
+    fn up(&self, weights: &DeviceWeights) -> Result<&Kernel<'static>, Error> {
+        if weights.bias() == [DevicePtr::NULL; 2] {
+            return Ok(&self.up);
+        }
+        if let Some(kernel) = self.with_bias.get() {
+            return Ok(kernel);
+        }
+        let variant = Variant { bias: true, ..self.up.variant().clone() };
+        let kernel = Kernel::new(self.gpu, *self.up.config(), &variant)?;
+        Ok(self.with_bias.get_or_init(|| kernel))
+    }
+
+    fn specs(&self, call: &DeviceCall, weights: &DeviceWeights) -> Result<Vec<LaunchSpec>, Error> {
+        let &DualGemmDesc { n, k, epilogue, .. } = &self.desc;
+        let mut specs = Vec::new();
+        let a = self.prologue.specs(call.m, &call.a, &mut specs)?;
+        let [gate, up] = weights.alpha().map(|alpha| alpha * a.scale);
+        let alpha = [gate * epilogue.alpha_gate, up * epilogue.alpha_up];
+        let [gate, up] = weights.packed_apart()?;
+        let args = FusedArgs {
+            lda: a.pitch / 2,
+            bias: weights.bias(),
+            a_scale: a.device_scale,
+            gate_sums: self.sums.ptr(),
+            ..FusedArgs::new(a.values, gate, dense_c(call, &self.desc)?, (call.m, n, k), alpha)
+        };
+        specs.push(self.gate.spec(&args)?);
+        specs.push(self.up(weights)?.spec(&FusedArgs { pack: up, ..args })?);
+        Ok(specs)
+    }
+}
+
+impl Prepared for Ready {
+    fn warm(&self, weights: &Arc<DeviceWeights>) -> Result<(), Error> {
+        self.up(weights).map(drop)
+    }
+
+    fn run(&self, call: &DeviceCall, weights: &Arc<DeviceWeights>, stream: Stream) -> Result<(), Error> {
+        let key = (weights.id(), call.key());
+        self.launches.run(self.gpu, key, stream, || self.specs(call, weights))
+    }
+}
