@@ -21,7 +21,7 @@ use dualgemm_formats::{BlockFormat, FloatType, ScaleLayout};
 use dualgemm_gemm::{AFormat, Activation, DualGemmDesc, OutFormat, Program};
 use dualgemm_kernels::generic::expand::{Codes, Expand};
 use dualgemm_kernels::generic::finish;
-use dualgemm_kernels::parts::operand::{ATOM_ROWS, FusedArgs, Operand};
+use dualgemm_kernels::parts::operand::{ATOM_ROWS, Format, FusedArgs, Operand};
 use dualgemm_kernels::parts::rows;
 use dualgemm_kernels::plain::order::SPAN;
 use dualgemm_kernels::sm90a::decode::WEIGHT_FACTOR;
@@ -135,6 +135,7 @@ fn blackwell(recorder: &Recorder, slots: &Slots, shape: Shape) -> Result<Launche
     let Shape { m, n, k } = shape;
     let refused = |source: KernelError| Error::Kernel { shape: shape.to_string(), source };
     let operand = |i: usize, rows: usize| Operand {
+        format: Format::Block(BlockFormat::Nvfp4),
         rows,
         k,
         codes: slots.codes[i],

@@ -1,6 +1,6 @@
 //! Every kernel of this crate, as a list. To add a kernel, add a row.
 
-use dualgemm_formats::{FloatType, ScaleLayout};
+use dualgemm_formats::{BlockFormat, FloatType, ScaleLayout};
 use dualgemm_gemm::Program;
 use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::Module;
@@ -11,6 +11,7 @@ use crate::generic::expand::Expand;
 use crate::generic::quantize::Quantize;
 use crate::generic::silu_mul::SiluMul;
 use crate::generic::{amax, atoms, pack, rowwise};
+use crate::parts::format::Formats;
 use crate::parts::rows;
 use crate::sm90a::{config::Config, fused, variant::Variant};
 use crate::{Error, fp8, plain, sm80, sm100a, sm120a};
@@ -74,18 +75,16 @@ pub const KERNELS: &[Kernel] = &[
             sm80::fused::generate(&sm80::config::Config::named(config)?, &variant, program, Target::Sm80)
         },
     },
-    sm100(Target::Sm100a, |config, program, aligned| {
-        generate_sm100(config, program, aligned, Target::Sm100a)
-    }),
-    sm100(Target::Sm103a, |config, program, aligned| {
-        generate_sm100(config, program, aligned, Target::Sm103a)
-    }),
-    sm120(Target::Sm120a, |config, program, aligned| {
-        generate_sm120(config, program, aligned, Target::Sm120a)
-    }),
-    sm120(Target::Sm121a, |config, program, aligned| {
-        generate_sm120(config, program, aligned, Target::Sm121a)
-    }),
+    SM100,
+    SM103,
+    Kernel { name: "fused_mxfp4", doc: MXFP4, configs: || sm100_names(&[Formats::MXFP4]), ..SM100 },
+    Kernel { name: "fused_mxfp4", doc: MXFP4, configs: || sm100_names(&[Formats::MXFP4]), ..SM103 },
+    Kernel { name: "fused_w4a16", doc: W4A16, configs: || sm100_names(&WIDE), ..SM100 },
+    Kernel { name: "fused_w4a16", doc: W4A16, configs: || sm100_names(&WIDE), ..SM103 },
+    SM120,
+    SM121,
+    Kernel { name: "fused_mxfp4", doc: MXFP4, configs: || sm120_names(BlockFormat::Mxfp4), ..SM120 },
+    Kernel { name: "fused_mxfp4", doc: MXFP4, configs: || sm120_names(BlockFormat::Mxfp4), ..SM121 },
     Kernel {
         name: "expand",
         doc: "nvfp4 to code times scale as f16 or bf16, exactly",
@@ -147,25 +146,57 @@ pub const KERNELS: &[Kernel] = &[
     },
 ];
 
-type Generate = fn(&str, &Program, bool) -> Result<Module, Error>;
-
 /// What is said of kernels for cards that could not be had.
 const BLACKWELL: &str =
     "C = act(A B1^T, A B2^T): nvfp4 operands on FP4 tensor cores, f16 C; simulated, not yet run on silicon";
+const MXFP4: &str = "the same on mxfp4 operands; simulated, not yet run on silicon";
+const W4A16: &str = "the same on f16 or bf16 A, nvfp4 weights widened to that on their way to the tensor core, C as A; \
+                     simulated, not yet run on silicon";
 
-const fn sm100(arch: Target, generate: Generate) -> Kernel {
-    let configs = || sm100a::config::Config::MENU.map(|config| config.name()).into();
-    Kernel { name: "fused", doc: BLACKWELL, arch, configs, generate }
+/// A's formats of the kernels that widen weights.
+const WIDE: [Formats; 2] = [Formats::Wide(HalfFormat::F16), Formats::Wide(HalfFormat::Bf16)];
+
+const SM100: Kernel = Kernel {
+    name: "fused",
+    doc: BLACKWELL,
+    arch: Target::Sm100a,
+    configs: || sm100_names(&[Formats::NVFP4]),
+    generate: |config, program, aligned| generate_sm100(config, program, aligned, Target::Sm100a),
+};
+const SM103: Kernel = Kernel {
+    arch: Target::Sm103a,
+    generate: |config, program, aligned| generate_sm100(config, program, aligned, Target::Sm103a),
+    ..SM100
+};
+const SM120: Kernel = Kernel {
+    arch: Target::Sm120a,
+    configs: || sm120_names(BlockFormat::Nvfp4),
+    generate: |config, program, aligned| generate_sm120(config, program, aligned, Target::Sm120a),
+    ..SM100
+};
+const SM121: Kernel = Kernel {
+    arch: Target::Sm121a,
+    generate: |config, program, aligned| generate_sm120(config, program, aligned, Target::Sm121a),
+    ..SM120
+};
+
+fn sm100_names(formats: &[Formats]) -> Vec<String> {
+    let menus = formats.iter().flat_map(|&formats| sm100a::config::Config::menu(formats));
+    menus.map(|config| config.name()).collect()
 }
 
-const fn sm120(arch: Target, generate: Generate) -> Kernel {
-    let configs = || sm120a::config::Config::MENU.map(|config| config.name()).into();
-    Kernel { name: "fused", doc: BLACKWELL, arch, configs, generate }
+fn sm120_names(format: BlockFormat) -> Vec<String> {
+    sm120a::config::Config::menu(format).map(|config| config.name()).into()
 }
 
 fn generate_sm100(name: &str, program: &Program, aligned: bool, arch: Target) -> Result<Module, Error> {
-    let variant = rows::Variant { aligned, ..rows::Variant::new(program.clone()) };
-    sm100a::fused::generate(&sm100a::config::Config::named(name)?, &variant, arch)
+    let config = sm100a::config::Config::named(name)?;
+    let out = match config.formats {
+        Formats::Wide(HalfFormat::Bf16) => rows::Out::Bf16,
+        Formats::Wide(HalfFormat::F16) | Formats::Scaled(_) => rows::Out::F16,
+    };
+    let variant = rows::Variant { aligned, out, ..rows::Variant::new(program.clone()) };
+    sm100a::fused::generate(&config, &variant, arch)
 }
 
 fn generate_sm120(name: &str, program: &Program, aligned: bool, arch: Target) -> Result<Module, Error> {

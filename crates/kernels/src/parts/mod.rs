@@ -1,6 +1,7 @@
 //! Pieces that kernels of every architecture are made of.
 
 pub mod epilogue;
+pub mod format;
 pub(crate) mod loaded;
 pub(crate) mod nvfp4;
 pub mod operand;

@@ -1,35 +1,32 @@
-//! An nvfp4 matrix as Blackwell's kernels take it, on the host, in device memory and on its way to shared memory: codes
-//! row by row as a checkpoint has them, scales in 128x4 atoms. Nothing is packed in advance.
+//! A matrix as Blackwell's kernels take it, on the host, in device memory and on its way to shared memory: codes row by
+//! row as a checkpoint has them, scales in 128x4 atoms, or 16-bit elements. Nothing is packed in advance.
 
 use dualgemm_device::{Args, Device, DevicePtr};
-use dualgemm_formats::{BlockFormat, QuantizedMatrix, ScaleLayout};
+use dualgemm_formats::{FloatMatrix, QuantizedMatrix, ScaleLayout};
 use dualgemm_gemm::Error as OperandError;
 use dualgemm_ptx::builder::*;
 use dualgemm_ptx::layout::{Swizzle, TensorDataType, TensorMap};
 
+use super::format::atom_k;
+pub use super::format::{ATOM_BYTES, ATOM_ROWS, Boxed, Format, Formats, STEP_K};
 use super::rows::{Output, Variant};
 use super::tiles::GroupArgs;
 use crate::Error;
 
-/// Rows of a scale atom.
-pub const ATOM_ROWS: u32 = 128;
-/// K elements of a scale atom: those of one matrix instruction.
-pub const STEP_K: u32 = 64;
-/// Bytes of a scale atom.
-pub const ATOM_BYTES: u32 = 512;
-
-/// An nvfp4 matrix in device memory, `[rows, k]`.
+/// A matrix in device memory, `[rows, k]`.
 #[derive(Debug, Clone, Copy)]
 pub struct Operand {
+    /// What it holds.
+    pub format: Format,
     /// Rows.
     pub rows: usize,
-    /// Elements of a row, a multiple of 16.
+    /// Elements of a row, a multiple of 16, and of the format's blocks.
     pub k: usize,
-    /// Codes: `pitch` bytes from row to row; the address a multiple of 16.
+    /// Codes or elements: `pitch` bytes from row to row; the address a multiple of 16.
     pub codes: DevicePtr,
-    /// Bytes from one row of codes to the next: at least k/2, a multiple of 16.
+    /// Bytes from one row to the next: at least those of its elements, a multiple of 16.
     pub pitch: usize,
-    /// Scales in [`ScaleLayout::Sf128x4`], padding zero; the address a multiple of 16.
+    /// Scales in [`ScaleLayout::Sf128x4`], padding zero; the address a multiple of 16. Not looked at without scales.
     pub scales: DevicePtr,
     /// Atoms of scales along the rows: one per 128 rows, of grouped problems for each group by itself.
     pub atoms: usize,
@@ -50,65 +47,31 @@ pub struct FusedArgs {
     pub groups: Option<GroupArgs>,
 }
 
-/// What one CTA keeps of an operand in a stage.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Boxed {
-    /// Rows of codes.
-    pub rows: u32,
-    /// Atoms of scales along the rows.
-    pub atoms: u32,
-    /// K elements: 128 or 256.
-    pub k: u32,
-}
-
-impl Boxed {
-    /// Bytes of a row of codes.
-    pub const fn row_bytes(self) -> u32 {
-        self.k / 2
-    }
-
-    /// Bytes of scales of one atom's rows.
-    pub const fn atom_bytes(self) -> u32 {
-        self.k / STEP_K * ATOM_BYTES
-    }
-
-    /// How its codes are permuted in shared memory.
-    pub const fn swizzle(self) -> Swizzle {
-        if self.k == 256 { Swizzle::B128 } else { Swizzle::B64 }
-    }
-
-    /// Bytes of codes.
-    pub const fn code_bytes(self) -> u32 {
-        self.rows * self.row_bytes()
-    }
-
-    /// Bytes of scales.
-    pub const fn scale_bytes(self) -> u32 {
-        self.atoms * self.atom_bytes()
-    }
-}
-
 impl Operand {
     /// Copies a matrix to the device, its scales brought into 128x4 order.
     ///
     /// # Errors
-    /// If it is not nvfp4, or the device has no room.
+    /// If the device has no room.
     pub fn upload(device: &dyn Device, matrix: &QuantizedMatrix<'_>) -> Result<Self, Error> {
         Self::upload_groups(device, &[matrix])
     }
 
-    /// Copies matrices of one K to the device, behind each other.
+    /// Copies matrices of one format and K to the device, behind each other.
     ///
     /// # Errors
-    /// If one is not nvfp4 or has another K, there is none, or the device has no room.
+    /// If one has another format or K than the first, there is none, or the device has no room.
     pub fn upload_groups(device: &dyn Device, groups: &[&QuantizedMatrix<'_>]) -> Result<Self, Error> {
-        let k = groups.first().map_or(0, |first| first.k());
+        let [first, ..] = groups else {
+            let (found, expected) = ("no matrix".into(), "one at least".into());
+            return Err(OperandError::Operand { tensor: "the groups".into(), found, expected }.into());
+        };
+        let (format, k) = (first.format(), first.k());
         let pitch = (k / 2).next_multiple_of(16);
         let (mut codes, mut scales, mut rows, mut atoms) = (Vec::new(), Vec::new(), 0, 0);
         for matrix in groups {
-            if matrix.format() != BlockFormat::Nvfp4 || matrix.k() != k || k == 0 {
+            if (matrix.format(), matrix.k()) != (format, k) {
                 let found = format!("{} [{}, {}]", matrix.format(), matrix.rows(), matrix.k());
-                let expected = format!("nvfp4 with {} elements a row", k.max(16));
+                let expected = format!("{format} with {k} elements a row, as {} is", first.name());
                 return Err(OperandError::Operand { tensor: matrix.name().into(), found, expected }.into());
             }
             for row in 0..matrix.rows() {
@@ -125,12 +88,34 @@ impl Operand {
             rows += matrix.rows();
             atoms += matrix.rows().div_ceil(ATOM_ROWS as usize);
         }
-        let upload = |bytes: &[u8]| -> Result<DevicePtr, Error> {
-            let ptr = device.alloc(bytes.len())?;
-            device.copy_to(ptr, bytes)?;
-            Ok(ptr)
+        let (codes, scales) = (copy(device, &codes)?, copy(device, &scales)?);
+        Ok(Self { format: Format::Block(format), rows, k, codes, pitch, scales, atoms })
+    }
+
+    /// Copies A in f16 or bf16 to the device, or the rows of every group behind each other.
+    ///
+    /// # Errors
+    /// If it is f32, or the device has no room.
+    pub fn upload_floats(device: &dyn Device, matrix: &FloatMatrix<'_>) -> Result<Self, Error> {
+        let (rows, k) = (matrix.rows(), matrix.cols());
+        let pitch = (2 * k).next_multiple_of(16);
+        let padded = |row: Vec<u8>| row.into_iter().chain(std::iter::repeat(0)).take(pitch);
+        let (format, bytes): (_, Vec<u8>) = match matrix {
+            FloatMatrix::F32(_) => {
+                let (found, expected) = ("f32".into(), "f16 or bf16".into());
+                return Err(OperandError::Operand { tensor: "A".into(), found, expected }.into());
+            }
+            FloatMatrix::F16(a) => {
+                let row = |r| a.row(r).iter().flat_map(|x| x.to_le_bytes()).collect();
+                (HalfFormat::F16, (0..rows).map(row).flat_map(padded).collect())
+            }
+            FloatMatrix::Bf16(a) => {
+                let row = |r| a.row(r).iter().flat_map(|x| x.to_le_bytes()).collect();
+                (HalfFormat::Bf16, (0..rows).map(row).flat_map(padded).collect())
+            }
         };
-        Ok(Self { rows, k, codes: upload(&codes)?, pitch, scales: upload(&scales)?, atoms })
+        let (codes, scales) = (copy(device, &bytes)?, DevicePtr::NULL);
+        Ok(Self { format: Format::Half(format), rows, k, codes, pitch, scales, atoms: 0 })
     }
 
     /// Gives the memory back.
@@ -139,20 +124,28 @@ impl Operand {
     /// If it belongs to another device.
     pub fn free(self, device: &dyn Device) -> Result<(), Error> {
         device.free(self.codes)?;
-        Ok(device.free(self.scales)?)
+        match self.format {
+            Format::Block(_) => Ok(device.free(self.scales)?),
+            Format::Half(_) => Ok(()),
+        }
     }
 
-    /// The tensor maps of codes and scales.
-    fn maps(&self, part: Boxed) -> [TensorMap; 2] {
+    /// The tensor maps of codes and scales, or of the elements.
+    fn maps(&self, part: Boxed) -> (TensorMap, Option<TensorMap>) {
+        let (data_type, columns) = match self.format {
+            Format::Block(_) => (TensorDataType::U8, self.k / 2),
+            Format::Half(_) => (TensorDataType::U16, self.k),
+        };
         let codes = TensorMap::matrix(
-            TensorDataType::U8,
+            data_type,
             self.codes.0,
-            (self.rows as u64, self.k as u64 / 2),
+            (self.rows as u64, columns as u64),
             self.pitch as u64,
-            (part.rows, part.row_bytes()),
+            (part.rows, part.box_columns()),
             part.swizzle(),
         );
-        let row_bytes = self.k.div_ceil(STEP_K as usize) as u64 * u64::from(ATOM_BYTES);
+        let Format::Block(format) = self.format else { return (codes, None) };
+        let row_bytes = self.k.div_ceil(atom_k(format) as usize) as u64 * u64::from(ATOM_BYTES);
         let scales = TensorMap::matrix(
             TensorDataType::U64,
             self.scales.0,
@@ -161,8 +154,14 @@ impl Operand {
             (part.atoms, part.atom_bytes() / 8),
             Swizzle::None,
         );
-        [codes, scales]
+        (codes, Some(scales))
     }
+}
+
+fn copy(device: &dyn Device, bytes: &[u8]) -> Result<DevicePtr, Error> {
+    let ptr = device.alloc(bytes.len())?;
+    device.copy_to(ptr, bytes)?;
+    Ok(ptr)
 }
 
 impl FusedArgs {
@@ -176,11 +175,11 @@ impl FusedArgs {
         self.groups.map_or(1, |groups| groups.count)
     }
 
-    /// Refuses operands that do not belong together, for a kernel of `n` features.
+    /// Refuses operands that do not belong together, for a kernel of `n` features and these formats.
     ///
     /// # Errors
     /// Names the operand.
-    pub(crate) fn check(&self, n: usize, variant: &Variant) -> Result<(), Error> {
+    pub(crate) fn check(&self, n: usize, formats: Formats, variant: &Variant) -> Result<(), Error> {
         let refuse = |tensor: &str, found: String, expected: String| {
             Err(OperandError::Operand { tensor: tensor.into(), found, expected }.into())
         };
@@ -188,12 +187,23 @@ impl FusedArgs {
             let (found, expected) = ("groups or none".into(), "what the kernel was made for".into());
             return refuse("the groups", found, expected);
         }
-        let (m, k) = self.shape();
-        if m == 0 || k == 0 || !k.is_multiple_of(16) || u32::try_from(m.max(k)).is_err() {
+        let operands = [("A", &self.a), ("gate", &self.gate), ("up", &self.up)];
+        let weights = Format::Block(formats.weights());
+        for ((tensor, operand), format) in operands.into_iter().zip([formats.a(), weights, weights]) {
+            if operand.format != format {
+                return refuse(
+                    tensor,
+                    operand.format.to_string(),
+                    format!("{format}, for which the kernel is"),
+                );
+            }
+        }
+        let ((m, k), block) = (self.shape(), formats.weights().block_len());
+        if m == 0 || k == 0 || !k.is_multiple_of(block) || u32::try_from(m.max(k)).is_err() {
             return refuse(
                 "A",
                 format!("[{m}, {k}]"),
-                "[M, K] of at least one row, K a multiple of 16".into(),
+                format!("[M, K] of at least one row, K a multiple of {block}"),
             );
         }
         let rows = n * self.group_count();
@@ -203,9 +213,10 @@ impl FusedArgs {
                 return refuse(tensor, found, format!("[{rows}, {k}], for which the kernel and A are"));
             }
         }
-        for (tensor, operand) in [("A", &self.a), ("gate", &self.gate), ("up", &self.up)] {
-            if operand.pitch < k / 2 || !operand.pitch.is_multiple_of(16) {
-                let expected = format!("a multiple of 16 bytes, at least {}", k / 2);
+        for (tensor, operand) in operands {
+            let row = operand.format.row_bytes(k);
+            if operand.pitch < row || !operand.pitch.is_multiple_of(16) {
+                let expected = format!("a multiple of 16 bytes, at least {row}");
                 return refuse(tensor, format!("rows {} bytes apart", operand.pitch), expected);
             }
         }
@@ -224,13 +235,15 @@ impl FusedArgs {
         n: usize,
         variant: &Variant,
     ) -> Result<Args, Error> {
-        let mut maps = Vec::with_capacity(6);
+        let (mut args, mut of_scales) = (Args::new(), Vec::with_capacity(3));
         for (operand, part) in [&self.a, &self.gate, &self.up].into_iter().zip(parts) {
-            for map in operand.maps(part) {
-                maps.push(device.tensor_map(&map)?);
-            }
+            let (codes, scales) = operand.maps(part);
+            args = args.tensor_map(device.tensor_map(&codes)?);
+            of_scales.extend(scales);
         }
-        let args = [0, 2, 4, 1, 3, 5].into_iter().fold(Args::new(), |args, i| args.tensor_map(maps[i]));
+        for map in &of_scales {
+            args = args.tensor_map(device.tensor_map(map)?);
+        }
         let (m, k) = self.shape();
         let args = args.u32(m as u32).u32(n as u32).u32(k as u32);
         let args = self.output.args(args, variant, self.groups.map(|groups| groups.alphas))?;
@@ -252,28 +265,30 @@ pub(crate) enum Which {
 /// The tensor maps of a kernel's three operands, its first parameters.
 pub(crate) struct Maps {
     codes: [TensorMapParam; 3],
-    scales: [TensorMapParam; 3],
+    /// None of A in 16 bits.
+    scales: [Option<TensorMapParam>; 3],
 }
 
 impl Maps {
     /// Declares them.
-    pub fn declare(k: &mut Kernel) -> Self {
-        Self {
-            codes: ["a_codes", "gate_codes", "up_codes"].map(|name| k.tensor_map(name)),
-            scales: ["a_scales", "gate_scales", "up_scales"].map(|name| k.tensor_map(name)),
-        }
+    pub fn declare(k: &mut Kernel, formats: Formats) -> Self {
+        let codes = ["a_codes", "gate_codes", "up_codes"].map(|name| k.tensor_map(name));
+        let of_a = matches!(formats.a(), Format::Block(_)).then(|| k.tensor_map("a_scales"));
+        let [gate, up] = ["gate_scales", "up_scales"].map(|name| k.tensor_map(name));
+        Self { codes, scales: [of_a, Some(gate), Some(up)] }
     }
 
     /// Fetches the maps of an operand ahead of their first use.
     pub fn prefetch(&self, k: &mut Kernel, which: Which) {
-        for map in [&self.codes[which as usize], &self.scales[which as usize]] {
+        let scales = self.scales[which as usize].as_ref();
+        for map in [&self.codes[which as usize]].into_iter().chain(scales) {
             let map = k.tensor_map_address(map);
             k.prefetch_tensor_map(map);
         }
     }
 
-    /// Loads stage `stage` of an operand: its codes from row `row` on to the first of `to`, its scales from atom `atom`
-    /// on to the second; bytes are completed on `full`.
+    /// Loads stage `stage` of an operand: its codes or elements from row `row` on to the first of `to`, its scales from
+    /// atom `atom` on to the second; bytes are completed on `full`.
     pub fn load(
         &self,
         k: &mut Kernel,
@@ -283,13 +298,18 @@ impl Maps {
         (row, atom): (Reg<U32>, Reg<U32>),
         (full, options): (Addr<Shared>, &TmaOptions),
     ) {
-        let byte = k.mul(stage, part.row_bytes());
+        let first = k.mul(stage, part.box_columns() * part.boxes());
         let codes = k.tensor_map_address(&self.codes[which as usize]);
-        let place = [byte.cast::<S32>().into(), row.cast::<S32>().into()];
-        k.tensor_load(to[0], codes, &place, full, options);
+        for panel in 0..part.boxes() {
+            let column = if panel == 0 { first } else { k.add(first, panel * part.box_columns()) };
+            let place = [column.cast::<S32>().into(), row.cast::<S32>().into()];
+            let to = to[0].at(panel * part.code_bytes() / part.boxes());
+            k.tensor_load(to, codes, &place, full, options);
+        }
+        let Some(scales) = &self.scales[which as usize] else { return };
         // Scale maps count in 8 bytes.
         let word = k.mul(stage, part.atom_bytes() / 8);
-        let scales = k.tensor_map_address(&self.scales[which as usize]);
+        let scales = k.tensor_map_address(scales);
         let place = [word.cast::<S32>().into(), atom.cast::<S32>().into()];
         k.tensor_load(to[1], scales, &place, full, options);
     }

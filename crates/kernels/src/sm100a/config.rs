@@ -1,23 +1,28 @@
 //! What may vary of the fused sm_100 kernel, and everything that follows from it: shared memory, tensor memory,
 //! grid. The only place that computes offsets.
 
+use dualgemm_ptx::builder::HalfFormat;
 use dualgemm_ptx::layout::{SmemLayout, SmemRegion, SmemTile};
 
 use crate::Error;
-use crate::parts::operand::{ATOM_ROWS, Boxed, STEP_K};
+use crate::parts::format::{ATOM_ROWS, Boxed, Format, Formats, STEP_K, atom_k};
 
 /// Opt-in shared memory of one CTA on sm_100: 227 KiB.
 const SHARED_LIMIT: u32 = 227 << 10;
 /// Columns of tensor memory.
 const TMEM_COLUMNS: u32 = 512;
-/// K elements of a stage: 128 bytes of codes, the span of the swizzle.
-pub const STAGE_K: u32 = 256;
-/// Matrix instructions per product along a stage.
-pub const STEPS: u32 = STAGE_K / STEP_K;
-/// Columns of tensor memory that the scales of one step of one atom take.
+/// Columns of tensor memory that the scales of one atom take.
 pub const ATOM_COLUMNS: u32 = 4;
-/// Threads: four warps of producers and issuers, four warps that store.
-pub const THREADS: u32 = 256;
+/// Warps that widen weights: four of gate, four of up, each with the lanes that it may write.
+pub const WIDENERS: u32 = 8;
+/// Columns of tensor memory that one step of widened gate, or of up, takes: two elements to a column.
+pub const WIDE_COLUMNS: u32 = STEP_K / 2;
+/// Steps that may be widened ahead of the multiplication.
+const BUFFERS: u32 = 4;
+
+/// Rules of the accumulators.
+const COLUMNS: &str = "columns of an accumulator, a multiple of 32 features or 8 tokens";
+const WIDE_TOKENS: &str = "columns of an accumulator, a multiple of 16 tokens";
 
 /// Which operand has the 128 rows of the matrix instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -31,6 +36,8 @@ pub enum Side {
 /// Tile and pipeline of the fused kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Config {
+    /// What A and the weights are.
+    pub formats: Formats,
     /// What the 128 rows are.
     pub side: Side,
     /// Columns of each accumulator: features or tokens.
@@ -72,8 +79,27 @@ pub struct Layout {
     pub tmem_address: SmemRegion,
     /// Columns of the scales of x, gate and up.
     pub scale_columns: [u32; 3],
+    /// What widened weights need.
+    pub wide: Option<Wide>,
     /// Columns to allocate.
     pub tmem_columns: u32,
+}
+
+/// Memory of weights that were made 16 bits wide: buffers of one step, `[gate][up]` columns each.
+#[derive(Debug, Clone)]
+pub struct Wide {
+    /// What they become: A's format.
+    pub format: HalfFormat,
+    /// "A of the stage is there" barriers; "full" is of the weights.
+    pub tokens: SmemRegion,
+    /// "The buffer is filled" barriers.
+    pub widened: SmemRegion,
+    /// "The buffer is multiplied" barriers.
+    pub taken: SmemRegion,
+    /// Buffers.
+    pub buffers: u32,
+    /// First column.
+    pub column: u32,
 }
 
 impl Config {
@@ -91,31 +117,49 @@ impl Config {
     ];
 
     const fn features(n: u32, split_k: u32, stages: u32) -> Self {
-        Self { side: Side::Features, n, cta_group: 1, split_k, stages, accumulators: 1 }
+        let formats = Formats::NVFP4;
+        Self { formats, side: Side::Features, n, cta_group: 1, split_k, stages, accumulators: 1 }
     }
 
     const fn tokens(n: u32, cta_group: u32, stages: u32) -> Self {
         let accumulators = if n <= 96 { 2 } else { 1 };
-        Self { side: Side::Tokens, n, cta_group, split_k: 1, stages, accumulators }
+        Self { side: Side::Tokens, cta_group, accumulators, ..Self::features(n, 1, stages) }
     }
 
-    /// The configuration of the menu that [`name`](Self::name) calls so.
+    const fn wide(format: HalfFormat, n: u32, split_k: u32, stages: u32) -> Self {
+        Self { formats: Formats::Wide(format), ..Self::features(n, split_k, stages) }
+    }
+
+    /// The configurations worth having for operands of these formats; those of nvfp4 are [`MENU`](Self::MENU).
+    pub fn menu(formats: Formats) -> Vec<Config> {
+        match formats {
+            Formats::Scaled(_) => Self::MENU.map(|config| Config { formats, ..config }).into(),
+            Formats::Wide(half) => [(16, 4, 9), (32, 4, 7), (64, 4, 6), (128, 1, 4), (192, 1, 3)]
+                .map(|(n, split_k, stages)| Self::wide(half, n, split_k, stages))
+                .into(),
+        }
+    }
+
+    /// The configuration of any menu that [`name`](Self::name) calls so.
     ///
     /// # Errors
     /// If there is none; the error lists the names.
     pub fn named(name: &str) -> Result<Config, Error> {
-        Self::MENU.into_iter().find(|config| config.name() == name).ok_or_else(|| Error::NoConfig {
+        let formats =
+            [Formats::NVFP4, Formats::MXFP4, Formats::Wide(HalfFormat::F16), Formats::Wide(HalfFormat::Bf16)];
+        let all: Vec<_> = formats.into_iter().flat_map(Self::menu).collect();
+        all.iter().copied().find(|config| config.name() == name).ok_or_else(|| Error::NoConfig {
             found: name.into(),
-            valid: Self::MENU.map(|config| config.name()).join(", "),
+            valid: all.iter().map(Self::name).collect::<Vec<_>>().join(", "),
         })
     }
 
-    /// A good guess for `(m, n, k)` on a card with `sms` multiprocessors: the smallest tile for few tokens, K split as far
-    /// as there are stages of it, else the tile with the least time of its waves.
+    /// A good guess for `(m, n, k)` in nvfp4 on a card with `sms` multiprocessors: the smallest tile for few tokens, K
+    /// split as far as there are stages of it, else the tile with the least time of its waves.
     pub fn for_shape((m, n, k): (usize, usize, usize), sms: u32) -> Config {
         let fits = |c: &Config| c.side == Side::Features && c.n as usize >= m;
         if let Some(config) = Self::MENU.into_iter().find(fits) {
-            let stages = k.div_ceil(STAGE_K as usize);
+            let stages = k.div_ceil(config.stage_k() as usize);
             let splits = [4, 2, 1].into_iter().find(|&splits| splits as usize <= stages);
             return Config { split_k: splits.unwrap_or(1), ..config };
         }
@@ -130,6 +174,49 @@ impl Config {
             .into_iter()
             .filter(|c| c.side == Side::Tokens && !(pair_is_padding && c.cta_group == 2));
         candidates.min_by_key(cost).unwrap_or(Self::tokens(64, 1, 5))
+    }
+
+    /// As [`for_shape`](Self::for_shape), for operands of these formats.
+    pub fn for_formats(formats: Formats, (m, n, k): (usize, usize, usize), sms: u32) -> Config {
+        if let Formats::Scaled(_) = formats {
+            return Config { formats, ..Self::for_shape((m, n, k), sms) };
+        }
+        let menu = Self::menu(formats);
+        // The smallest tile that holds all tokens, else the one with the least time of its waves.
+        let cost = |c: &&Config| self::tiles(c, m, n).div_ceil(sms) * c.n;
+        let config = menu.iter().find(|c| c.n as usize >= m).or_else(|| menu.iter().min_by_key(cost));
+        let config = *config.unwrap_or(&menu[0]);
+        let stages = k.div_ceil(config.stage_k() as usize) as u32;
+        let most = (sms / self::tiles(&config, m, n)).min(stages);
+        let splits = [4, 2].into_iter().find(|&splits| splits <= most);
+        Config { split_k: splits.unwrap_or(1), ..config }
+    }
+
+    /// K elements of a stage: 128 bytes of codes, the span of the swizzle; half of it beside 16-bit A, so that the ring
+    /// has enough stages.
+    pub const fn stage_k(&self) -> u32 {
+        match self.formats {
+            Formats::Scaled(_) => 256,
+            Formats::Wide(_) => 128,
+        }
+    }
+
+    /// Steps of 64 K in a stage: matrix instructions of one product, or buffers of widened weights.
+    pub const fn steps(&self) -> u32 {
+        self.stage_k() / STEP_K
+    }
+
+    /// Steps whose scales one atom holds.
+    pub const fn atom_steps(&self) -> u32 {
+        atom_k(self.formats.weights()) / STEP_K
+    }
+
+    /// Threads: four warps of producers and issuers, four warps that store, eight that widen.
+    pub const fn threads(&self) -> u32 {
+        match self.formats {
+            Formats::Scaled(_) => 256,
+            Formats::Wide(_) => 256 + WIDENERS * 32,
+        }
     }
 
     /// CTAs of a cluster.
@@ -161,14 +248,19 @@ impl Config {
 
     /// What one CTA keeps of A, gate and up in a stage. A tile of 96 features may touch two atoms of scales.
     pub fn parts(&self) -> [Boxed; 3] {
-        let part = |rows, atoms| Boxed { rows, atoms, k: STAGE_K };
+        let k = self.stage_k();
+        let weights = |rows, atoms| Boxed { rows, atoms, k, format: Format::Block(self.formats.weights()) };
+        let a = |rows| match self.formats.a() {
+            format @ Format::Block(_) => Boxed { rows, atoms: 1, k, format },
+            format @ Format::Half(_) => Boxed { rows, atoms: 0, k, format },
+        };
         match self.side {
             Side::Tokens => {
                 let atoms = if ATOM_ROWS.is_multiple_of(self.n) { 1 } else { 2 };
-                let weights = part(self.n / self.cta_group, atoms);
-                [part(ATOM_ROWS, 1), weights, weights]
+                let weights = weights(self.n / self.cta_group, atoms);
+                [a(ATOM_ROWS), weights, weights]
             }
-            Side::Features => [part(self.n, 1), part(ATOM_ROWS, 1), part(ATOM_ROWS, 1)],
+            Side::Features => [a(self.n), weights(ATOM_ROWS, 1), weights(ATOM_ROWS, 1)],
         }
     }
 
@@ -185,12 +277,18 @@ impl Config {
         let rule = |rule: &'static str, value: u32, limit: u32| {
             Err(Error::Unsupported { kernel: "sm100a fused", rule, value, limit })
         };
-        let (step, most) = match self.side {
-            Side::Tokens => (32, 128),
-            Side::Features => (8, 64),
+        // Beside widened weights both accumulators leave room for two buffers.
+        let (step, most, what) = match (self.side, self.formats) {
+            (Side::Tokens, Formats::Scaled(_)) => (32, 128, COLUMNS),
+            (Side::Features, Formats::Scaled(_)) => (8, 64, COLUMNS),
+            (Side::Features, Formats::Wide(_)) => (16, TMEM_COLUMNS / 2 - 2 * WIDE_COLUMNS, WIDE_TOKENS),
+            (Side::Tokens, Formats::Wide(_)) => {
+                let rule = "A in 16 bits multiplies rows of features";
+                return Err(Error::Combination { kernel: "sm100a fused", rule });
+            }
         };
         if self.n == 0 || !self.n.is_multiple_of(step) || self.n > most {
-            return rule("columns of an accumulator, a multiple of 32 features or 8 tokens", self.n, most);
+            return rule(what, self.n, most);
         }
         if !matches!(self.cta_group, 1 | 2) || (self.cta_group == 2 && self.side == Side::Features) {
             return rule("CTAs per matrix instruction, 2 with rows of tokens only", self.cta_group, 2);
@@ -228,14 +326,28 @@ impl Config {
         let stored = smem.mbarriers("stored", self.accumulators);
         let put = smem.mbarriers("put", 1);
         let tmem_address = smem.alloc("tensor memory", 4, 4);
+        let mut column = 2 * self.n * self.accumulators;
+        let (scale_columns, wide) = match self.formats {
+            Formats::Scaled(_) => {
+                let columns = |part: Boxed| part.atoms * ATOM_COLUMNS * (self.steps() / self.atom_steps());
+                let scale_columns = parts.map(|part| {
+                    column += columns(part);
+                    column - columns(part)
+                });
+                (scale_columns, None)
+            }
+            Formats::Wide(format) => {
+                let first = column;
+                let buffers = ((TMEM_COLUMNS - column) / (2 * WIDE_COLUMNS)).min(BUFFERS);
+                column += buffers * 2 * WIDE_COLUMNS;
+                let tokens = smem.mbarriers("tokens", self.stages);
+                let (widened, taken) = (smem.mbarriers("widened", buffers), smem.mbarriers("taken", buffers));
+                ([0; 3], Some(Wide { format, tokens, widened, taken, buffers, column: first }))
+            }
+        };
         if smem.bytes() > SHARED_LIMIT {
             return rule("bytes of shared memory", smem.bytes(), SHARED_LIMIT);
         }
-        let mut column = 2 * self.n * self.accumulators;
-        let scale_columns = parts.map(|part| {
-            column += part.atoms * ATOM_COLUMNS * STEPS;
-            column - part.atoms * ATOM_COLUMNS * STEPS
-        });
         if column > TMEM_COLUMNS {
             return rule("columns of tensor memory", column, TMEM_COLUMNS);
         }
@@ -253,6 +365,7 @@ impl Config {
             put,
             tmem_address,
             scale_columns,
+            wide,
             tmem_columns,
         })
     }
@@ -264,7 +377,8 @@ impl Config {
             Side::Tokens => "tokens",
             Side::Features => "features",
         };
-        format!("sm100a_fused_{side}_n{n}_g{cta_group}_k{split_k}_s{stages}_a{accumulators}")
+        let formats = self.formats.suffix();
+        format!("sm100a_fused_{side}_n{n}_g{cta_group}_k{split_k}_s{stages}_a{accumulators}{formats}")
     }
 }
 
@@ -277,12 +391,31 @@ pub fn tiles(config: &Config, m: usize, n: usize) -> u32 {
 mod tests {
     use super::*;
 
+    const ALL: [Formats; 4] =
+        [Formats::NVFP4, Formats::MXFP4, Formats::Wide(HalfFormat::F16), Formats::Wide(HalfFormat::Bf16)];
+
     #[test]
-    fn every_configuration_of_the_menu_fits() {
-        for config in Config::MENU {
+    fn every_configuration_of_every_menu_fits_and_has_a_name_of_its_own() {
+        let all: Vec<_> = ALL.into_iter().flat_map(Config::menu).collect();
+        for config in &all {
             let layout = config.layout().unwrap();
             assert!(layout.smem.bytes() <= SHARED_LIMIT && layout.tmem_columns <= TMEM_COLUMNS);
             assert_eq!(layout.ring.stride * config.cta_group, config.stage_bytes(), "{}", config.name());
+            assert_eq!(Config::named(&config.name()), Ok(*config));
+        }
+    }
+
+    #[test]
+    fn guesses_fit_their_formats_and_shapes() {
+        for formats in ALL {
+            for m in [1, 17, 64, 65, 128, 200, 1000] {
+                for k in [64, 256, 7168] {
+                    let config = Config::for_formats(formats, (m, 4096, k), 148);
+                    assert_eq!(config.formats, formats);
+                    assert!(config.split_k <= k.div_ceil(config.stage_k() as usize) as u32);
+                    config.layout().unwrap();
+                }
+            }
         }
     }
 
@@ -306,6 +439,15 @@ mod tests {
         assert_eq!(
             message(Config { stages: 12, ..good }),
             "sm100a fused: bytes of shared memory: 467180 asked for, 232448 at most"
+        );
+        let wide = Config::wide(HalfFormat::F16, 208, 1, 2);
+        assert_eq!(
+            message(wide),
+            "sm100a fused: columns of an accumulator, a multiple of 16 tokens: 208 asked for, 192 at most"
+        );
+        assert_eq!(
+            message(Config { side: Side::Tokens, ..wide }),
+            "sm100a fused: A in 16 bits multiplies rows of features"
         );
     }
 }

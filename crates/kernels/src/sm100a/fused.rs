@@ -1,4 +1,5 @@
-//! The fused dual GEMM on sm_100a: nvfp4 operands as they lie in a checkpoint, scales applied by the tensor core.
+//! The fused dual GEMM on sm_100a: nvfp4 or mxfp4 operands as they lie in a checkpoint, scales applied by the tensor
+//! core; or A in 16 bits and nvfp4 weights, which become that on their way (`widen.rs`).
 //!
 //! ```text
 //! warp 0, one lane   TMA of gate, up and their scales     ─┐ full[stage]        ┌─ empty[stage]
@@ -7,6 +8,7 @@
 //!                    → done[accumulators]                       ┌─ stored[accumulators]
 //! warp 3             allocates tensor memory                    │
 //! warps 4 to 7       tensor memory → registers → activation → C ┘
+//! warps 8 to 15      only beside 16-bit A: codes times scales to tensor memory
 //! ```
 //!
 //! Gate and up share one operand, so the second product of a step finds it in the collector buffer where it is the
@@ -17,21 +19,25 @@
 //! features' rows. With `split_k`, CTAs of a cluster take consecutive parts of K and exchange their sums through
 //! distributed shared memory, added in rank order, so that results do not depend on timing.
 //!
-//! Flow: [`Config`] → here → PTX. Roles: `roles.rs`; stores: `store.rs`.
+//! Flow: [`Config`] → here → PTX. Roles: `roles.rs`, `widen.rs`; stores: `store.rs`.
 //! Spec: <https://docs.nvidia.com/cuda/parallel-thread-execution/#tensorcore-5th-generation-instructions>.
 
 use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::{Module, Version};
 use dualgemm_ptx::builder::*;
 
-use super::config::{Config, Layout, STAGE_K, Side, THREADS};
+use super::config::{Config, Layout, Side, WIDENERS};
 use crate::Error;
-use crate::parts::operand::{ATOM_ROWS, Maps, STEP_K};
+use crate::parts::format::{ATOM_ROWS, STEP_K};
+use crate::parts::operand::Maps;
 use crate::parts::rows::{Rows, Variant};
 use crate::parts::tiles::{Tile, Tiles};
 
 /// Name of the kernel in its module.
 pub const ENTRY: &str = "dual_gemm";
+/// Registers of the first two groups of four warps beside warps that widen: 512 threads begin with 128 each.
+const ISSUING_REGISTERS: u32 = 72;
+const STORING_REGISTERS: u32 = 184;
 
 /// Generates the kernel for `target`, sm_100a or sm_103a.
 ///
@@ -41,7 +47,8 @@ pub fn generate(config: &Config, variant: &Variant, target: Target) -> Result<Mo
     let layout = config.layout()?;
     let mut module = Builder::new(target, Version::new(8, 8));
     module.comment(&format!(
-        "C = act(A B1^T, A B2^T), nvfp4 operands, C in {:?}: {}",
+        "C = act(A B1^T, A B2^T), {}, C in {:?}: {}",
+        config.formats,
         variant.out,
         config.name()
     ));
@@ -72,13 +79,13 @@ pub(super) struct Fused<'a> {
 
 impl<'a> Fused<'a> {
     fn new(k: &mut Kernel, config: &'a Config, layout: &'a Layout, variant: &'a Variant) -> Self {
-        k.required_threads(THREADS);
+        k.required_threads(config.threads());
         k.min_ctas(1);
         let cluster = config.cluster();
         if cluster > 1 {
             k.cluster(cluster, 1, 1);
         }
-        let maps = Maps::declare(k);
+        let maps = Maps::declare(k, config.formats);
         let [m, n, kk] = ["m", "n", "k"].map(|name| k.param::<U32>(name)).map(|param| k.ld_param(&param));
         let rows = Rows::declare(k, variant, n);
         let base = k.shared(&layout.smem);
@@ -91,7 +98,7 @@ impl<'a> Fused<'a> {
         };
         let size = (config.tile_tokens(), config.tile_features());
         let tiles = Tiles::declare(k, variant.grouped, size, (m, n), (who[0], who[1]));
-        let [steps, stages] = [STEP_K, STAGE_K].map(|by| {
+        let [steps, stages] = [STEP_K, config.stage_k()].map(|by| {
             let up = k.add(kk, by - 1);
             k.div(up, by)
         });
@@ -133,11 +140,25 @@ impl<'a> Fused<'a> {
             k.comment("The sizes of the groups may come from the kernel before.");
             k.grid_dependency_wait();
         }
-        self.one_lane(k, 0, "load weights", |k| self.load_weights(k));
-        self.one_lane(k, 1, "load A", |k| self.load_a(k));
-        self.one_lane(k, 2, "multiply", |k| self.multiply(k, tmem));
-        let stores = k.compare(Cmp::Ge, self.warp, 4u32);
-        k.if_(stores, "store", |k| self.store_tiles(k, tmem));
+        match &self.layout.wide {
+            None => {
+                self.issue(k, tmem);
+                let stores = k.compare(Cmp::Ge, self.warp, 4u32);
+                k.if_(stores, "store", |k| self.store_tiles(k, tmem));
+            }
+            Some(wide) => {
+                k.comment("Those that add the sums of several CTAs need more registers, single lanes fewer.");
+                k.role(self.warp, 0..4, "issue", |k| {
+                    k.setmaxnreg_dec(ISSUING_REGISTERS);
+                    self.issue(k, tmem);
+                });
+                k.role(self.warp, 4..8, "store", |k| {
+                    k.setmaxnreg_inc(STORING_REGISTERS);
+                    self.store_tiles(k, tmem);
+                });
+                k.role(self.warp, 8..8 + WIDENERS, "widen", |k| self.widen(k, wide, tmem));
+            }
+        }
         k.tcgen05_fence_before();
         k.warp_sync();
         if clustered {
@@ -153,6 +174,13 @@ impl<'a> Fused<'a> {
         });
     }
 
+    /// The roles of single lanes.
+    fn issue(&self, k: &mut Kernel, tmem: Addr<Tmem>) {
+        self.one_lane(k, 0, "load weights", |k| self.load_weights(k));
+        self.one_lane(k, 1, "load A", |k| self.load_a(k));
+        self.one_lane(k, 2, "multiply", |k| self.multiply(k, tmem));
+    }
+
     pub(super) fn group(&self) -> CtaGroup {
         if self.config.cta_group == 2 { CtaGroup::Two } else { CtaGroup::One }
     }
@@ -162,9 +190,17 @@ impl<'a> Fused<'a> {
         let thread = k.special(Special::TidX);
         let first = k.compare(Cmp::Eq, thread, 0u32);
         k.if_(first, "barriers", |k| {
+            let widening = if layout.wide.is_some() { WIDENERS } else { 0 };
             for stage in 0..config.stages {
                 k.mbarrier_init(base.at(layout.full.part(stage)), 1u32);
-                k.mbarrier_init(base.at(layout.empty.part(stage)), 1u32);
+                k.mbarrier_init(base.at(layout.empty.part(stage)), 1 + widening);
+            }
+            if let Some(wide) = &layout.wide {
+                (0..config.stages).for_each(|i| k.mbarrier_init(base.at(wide.tokens.part(i)), 1u32));
+                for buffer in 0..wide.buffers {
+                    k.mbarrier_init(base.at(wide.widened.part(buffer)), WIDENERS);
+                    k.mbarrier_init(base.at(wide.taken.part(buffer)), 1u32);
+                }
             }
             for pair in 0..config.accumulators {
                 k.mbarrier_init(base.at(layout.done.part(pair)), 1u32);

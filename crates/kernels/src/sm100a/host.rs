@@ -1,14 +1,15 @@
 //! The host side of the fused sm_100 kernel, the same on a simulated and on a real device.
 //!
-//! Flow: nvfp4 matrices → [`Operand`](crate::parts::operand::Operand)s on the device; [`Config`] → [`Fused`] → launch →
+//! Flow: matrices → [`Operand`](crate::parts::operand::Operand)s on the device; [`Config`] → [`Fused`] → launch →
 //! C.
 
 use dualgemm_device::{Device, LaunchSpec};
 use dualgemm_ptx::Target;
 
-use super::config::{Config, STAGE_K, THREADS};
+use super::config::Config;
 use super::fused;
 use crate::Error;
+use crate::parts::format::Formats;
 use crate::parts::loaded::Loaded;
 use crate::parts::operand::FusedArgs;
 use crate::parts::rows::Variant;
@@ -40,24 +41,33 @@ impl<'d> Fused<'d> {
     /// # Errors
     /// If the operands do not belong together, or do not fit the configuration.
     pub fn spec(&self, args: &FusedArgs) -> Result<LaunchSpec, Error> {
-        args.check(self.loaded.n, &self.loaded.variant)?;
+        args.check(self.loaded.n, self.config.formats, &self.loaded.variant)?;
         let (m, k) = args.shape();
         let unsupported =
             |rule, value, limit| Err(Error::Unsupported { kernel: "sm100a fused", rule, value, limit });
-        let stages = (k as u32).div_ceil(STAGE_K);
+        let stages = (k as u32).div_ceil(self.config.stage_k());
         if stages < self.config.split_k {
-            return unsupported("CTAs that split K, each at least 256 of it", self.config.split_k, stages);
+            let rule = match self.config.formats {
+                Formats::Scaled(_) => "CTAs that split K, each at least 256 of it",
+                Formats::Wide(_) => "CTAs that split K, each at least 128 of it",
+            };
+            return unsupported(rule, self.config.split_k, stages);
         }
         // The scales of a tile start on a multiple of 32 rows of an atom.
-        let tokens = self.config.tile_tokens();
-        if !tokens.is_multiple_of(32) && (m > tokens as usize || args.groups.is_some()) {
+        let (tokens, scaled) = (self.config.tile_tokens(), matches!(self.config.formats, Formats::Scaled(_)));
+        if scaled && !tokens.is_multiple_of(32) && (m > tokens as usize || args.groups.is_some()) {
             return unsupported("tokens with tiles of less than 32, in one group", m as u32, tokens);
         }
         let cluster = self.config.cluster();
         let tiles = self.loaded.tiles(args, tokens, self.config.tile_features());
         let resident = (self.loaded.device.info().sm_count / cluster).max(1) as usize;
         let clusters = if self.config.exchanges() { tiles } else { tiles.min(resident) };
-        self.loaded.launch(args, self.config.parts(), (clusters, cluster, THREADS), "sm100a fused")
+        self.loaded.launch(
+            args,
+            self.config.parts(),
+            (clusters, cluster, self.config.threads()),
+            "sm100a fused",
+        )
     }
 
     /// Starts the kernel.

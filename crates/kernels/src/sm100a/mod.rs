@@ -7,3 +7,4 @@ pub mod fused;
 pub mod host;
 mod roles;
 mod store;
+mod widen;

@@ -1,11 +1,13 @@
 //! The issuing roles of the fused sm_100 kernel: two that load, one that multiplies.
 
+use dualgemm_formats::BlockFormat;
 use dualgemm_ptx::builder::*;
 use dualgemm_ptx::layout::{BlockScaledDesc, Swizzle, tcgen05_smem_desc};
 
-use super::config::{ATOM_COLUMNS, STEPS};
+use super::config::ATOM_COLUMNS;
 use super::fused::Fused;
-use crate::parts::operand::{ATOM_BYTES, ATOM_ROWS, Which};
+use crate::parts::format::{ATOM_BYTES, ATOM_ROWS};
+use crate::parts::operand::Which;
 use crate::parts::ring::Position;
 
 impl Fused<'_> {
@@ -78,7 +80,10 @@ impl Fused<'_> {
                     let leader = self.is_leader(k);
                     k.when(leader);
                 }
-                k.mbarrier_arrive_expect_tx(full, self.config.stage_bytes());
+                let [a, ..] = self.config.parts();
+                // Beside widened weights A has barriers of its own.
+                let others = if self.layout.wide.is_some() { a.code_bytes() } else { 0 };
+                k.mbarrier_arrive_expect_tx(full, self.config.stage_bytes() - others);
                 let full = self.leaders_barrier(k, full);
                 for half in [Which::Gate, Which::Up] {
                     self.load_operand(k, half, stage, slot, full, (row, atom));
@@ -96,14 +101,22 @@ impl Fused<'_> {
             let atom = k.shr(tile.row, ATOM_ROWS.ilog2());
             let atom = k.add(tile.atom, atom);
             self.fill_ring(k, "a_stages", at, |k, stage, slot, full| {
-                let full = self.leaders_barrier(k, full);
+                let full = match &self.layout.wide {
+                    None => self.leaders_barrier(k, full),
+                    Some(wide) => {
+                        let [a, ..] = self.config.parts();
+                        let tokens = at.barrier(k, self.base.at(wide.tokens.offset));
+                        k.mbarrier_arrive_expect_tx(tokens, a.code_bytes());
+                        tokens
+                    }
+                };
                 self.load_operand(k, Which::A, stage, slot, full, (tile.token, atom));
             });
         });
     }
 
     /// A descriptor: the constant `desc` with the shared address put in.
-    fn desc(&self, k: &mut Kernel, slot: Addr<Shared>, desc: u64) -> Reg<U64> {
+    pub(super) fn desc(&self, k: &mut Kernel, slot: Addr<Shared>, desc: u64) -> Reg<U64> {
         let address = k.add(slot.base().cast::<U32>(), slot.offset() as u32);
         let field = k.shr(address, 4u32);
         let field = k.convert::<U64, U32>(field);
@@ -124,6 +137,8 @@ impl Fused<'_> {
         let config = self.config;
         let stage_at = Position::start(k, 0, config.stages);
         let sums_at = Position::start(k, 1, config.accumulators);
+        let wide = self.layout.wide.as_ref().map(|wide| (wide, Position::start(k, 0, wide.buffers)));
+        let ready = wide.map_or(&self.layout.full, |(wide, _)| &wide.tokens);
         let always = k.compare(Cmp::Eq, self.lane, self.lane);
         self.tiles.for_each(k, "tiles", |k, tile| {
             let stored = sums_at.barrier(k, self.base.at(self.layout.stored.offset));
@@ -138,19 +153,27 @@ impl Fused<'_> {
             let columns_tmem = Addr::<Tmem>::new(k.add(tmem.base(), inside));
             let before = k.mov::<U32>(0u32);
             k.for_range("stages", self.first_stage, self.end_stage, 1, |k, stage, _| {
-                let full = stage_at.barrier(k, self.base.at(self.layout.full.offset));
+                let full = stage_at.barrier(k, self.base.at(ready.offset));
                 k.mbarrier_wait(full, stage_at.phase, "full");
                 k.tcgen05_fence_after();
                 let offset = k.mul(stage_at.index, self.layout.ring.stride);
                 let slot = k.offset(self.base.at(self.layout.ring.offset), offset.cast());
-                let first_step = k.mul(stage, STEPS);
-                for step in 0..STEPS {
+                let first_step = k.mul(stage, config.steps());
+                for step in 0..config.steps() {
                     let more = k.add(first_step, step);
                     let here = k.compare(Cmp::Lt, more, self.steps);
                     k.if_(here, "step", |k| {
                         let first = k.compare(Cmp::Ne, before, 0u32);
                         let accumulate = if step == 0 { first } else { always };
-                        self.multiply_step(k, step, slot, (tmem, columns_tmem), sums, accumulate);
+                        match wide {
+                            None => {
+                                self.multiply_step(k, step, slot, (tmem, columns_tmem), sums, accumulate);
+                            }
+                            Some(wide) => {
+                                let accumulate = [accumulate, always];
+                                self.multiply_wide(k, wide, (step, slot), (tmem, sums), accumulate);
+                            }
+                        }
                     });
                 }
                 k.assign(before, 1u32);
@@ -165,7 +188,7 @@ impl Fused<'_> {
     }
 
     /// Arrives at `barrier`, in both CTAs of a pair, when what was issued is done.
-    fn commit(&self, k: &mut Kernel, barrier: Addr<Shared>) {
+    pub(super) fn commit(&self, k: &mut Kernel, barrier: Addr<Shared>) {
         match self.config.cta_group {
             1 => k.tcgen05_commit(CtaGroup::One, barrier),
             _ => {
@@ -187,15 +210,18 @@ impl Fused<'_> {
     ) {
         let (config, layout, parts) = (self.config, self.layout, self.config.parts());
         let atom_desc = tcgen05_smem_desc(0, 16, 128, Swizzle::None);
+        // An atom of mxfp4 has the scales of two steps: it is copied for the first, and each takes its bytes.
+        let (of_atom, atom) = (step % config.atom_steps(), step / config.atom_steps());
         let column = |which: Which| {
-            layout.scale_columns[which as usize] + step * parts[which as usize].atoms * ATOM_COLUMNS
+            layout.scale_columns[which as usize] + atom * parts[which as usize].atoms * ATOM_COLUMNS
         };
-        for which in [Which::A, Which::Gate, Which::Up] {
+        let copied = if of_atom == 0 { &[Which::A, Which::Gate, Which::Up][..] } else { &[] };
+        for &which in copied {
             let part = parts[which as usize];
-            for atom in 0..part.atoms {
-                let from = layout.scales[which as usize] + atom * part.atom_bytes() + step * ATOM_BYTES;
+            for rows in 0..part.atoms {
+                let from = layout.scales[which as usize] + rows * part.atom_bytes() + atom * ATOM_BYTES;
                 let from = self.desc(k, slot.at(from), atom_desc);
-                let to = rows_tmem.at(column(which) + atom * ATOM_COLUMNS);
+                let to = rows_tmem.at(column(which) + rows * ATOM_COLUMNS);
                 k.tmem_cp_scales(self.group(), to, from.cast());
             }
         }
@@ -206,8 +232,13 @@ impl Fused<'_> {
         };
         let x = operand(k, Which::A);
         let rows = ATOM_ROWS * config.cta_group;
-        let desc =
-            BlockScaledDesc::nvfp4(rows, config.n).encode().expect("`Config::layout` checked the shape");
+        let (desc, scale_vector) = match config.formats.weights() {
+            BlockFormat::Nvfp4 => (BlockScaledDesc::nvfp4(rows, config.n), ScaleVector::Nvf4Block16),
+            BlockFormat::Mxfp4 => {
+                (BlockScaledDesc::mxfp4(rows, config.n, 2 * of_atom), ScaleVector::Mxf4Block32)
+            }
+        };
+        let desc = desc.encode().expect("`Config::layout` checked the shape");
         let desc = k.mov::<B32>(desc);
         for (half, which) in [Which::Gate, Which::Up].into_iter().enumerate() {
             let weights = operand(k, which);
@@ -222,7 +253,7 @@ impl Fused<'_> {
                 let mma = Mma { group, collector: Collector::Discard, d, a: weights.into(), b: x, desc };
                 (mma, rows_tmem.at(scales_w), columns_tmem.at(scales_x))
             };
-            k.tcgen05_mma_scaled(mma, ScaleVector::Nvf4Block16, sfa, sfb, accumulate);
+            k.tcgen05_mma_scaled(mma, scale_vector, sfa, sfb, accumulate);
         }
     }
 }

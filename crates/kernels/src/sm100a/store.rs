@@ -3,7 +3,7 @@
 use dualgemm_ptx::builder::*;
 
 use super::fused::Fused;
-use crate::parts::operand::ATOM_ROWS;
+use crate::parts::format::ATOM_ROWS;
 use crate::parts::ring::Position;
 use crate::parts::rows::PIECE;
 use crate::parts::tiles::Tile;
@@ -13,7 +13,7 @@ const STORERS: u32 = 128;
 
 impl Fused<'_> {
     /// The warp's quarter of the 128 lanes, and this thread's lane among them.
-    fn quarter(&self, k: &mut Kernel) -> (Reg<U32>, Reg<U32>) {
+    pub(super) fn quarter(&self, k: &mut Kernel) -> (Reg<U32>, Reg<U32>) {
         let quarter = k.and(self.warp, 3u32);
         let row = k.shl(quarter, 5u32);
         (quarter, k.add(row, self.lane))

@@ -1,9 +1,10 @@
 //! What may vary of the fused sm_120 kernel, and everything that follows from it. The only place that computes offsets.
 
+use dualgemm_formats::BlockFormat;
 use dualgemm_ptx::layout::{SmemLayout, SmemRegion};
 
 use crate::Error;
-use crate::parts::operand::{Boxed, STEP_K};
+use crate::parts::format::{Boxed, Format, Formats, STEP_K, atom_k};
 
 /// Shared memory of one CTA on sm_120: 99 KiB.
 const SHARED_LIMIT: u32 = 99 << 10;
@@ -20,6 +21,8 @@ const PADDING: u32 = 4;
 /// and `tokens / token_warps` tokens, and takes every `k_groups`-th step of 64 K.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Config {
+    /// What A and the weights are.
+    pub format: BlockFormat,
     /// Features of the tile, at most those of one atom of scales.
     pub features: u32,
     /// Tokens of the tile.
@@ -58,7 +61,8 @@ const fn config(
     (feature_warps, token_warps, k_groups): (u32, u32, u32),
     (stage_k, stages): (u32, u32),
 ) -> Config {
-    Config { features, tokens, feature_warps, token_warps, k_groups, stage_k, stages }
+    let format = BlockFormat::Nvfp4;
+    Config { format, features, tokens, feature_warps, token_warps, k_groups, stage_k, stages }
 }
 
 impl Config {
@@ -70,14 +74,20 @@ impl Config {
         config((64, 128), (4, 2, 1), (128, 5)),
     ];
 
-    /// The configuration of the menu that [`name`](Self::name) calls so.
+    /// The configurations worth having for operands of this format; those of nvfp4 are [`MENU`](Self::MENU).
+    pub fn menu(format: BlockFormat) -> [Config; 4] {
+        Self::MENU.map(|config| Config { format, ..config })
+    }
+
+    /// The configuration of any menu that [`name`](Self::name) calls so.
     ///
     /// # Errors
     /// If there is none; the error lists the names.
     pub fn named(name: &str) -> Result<Config, Error> {
-        Self::MENU.into_iter().find(|config| config.name() == name).ok_or_else(|| Error::NoConfig {
+        let all = BlockFormat::ALL.map(Self::menu).concat();
+        all.iter().copied().find(|config| config.name() == name).ok_or_else(|| Error::NoConfig {
             found: name.into(),
-            valid: Self::MENU.map(|config| config.name()).join(", "),
+            valid: all.iter().map(Self::name).collect::<Vec<_>>().join(", "),
         })
     }
 
@@ -112,9 +122,15 @@ impl Config {
         self.stage_k / STEP_K
     }
 
+    /// Steps whose scales one atom holds.
+    pub const fn atom_steps(&self) -> u32 {
+        atom_k(self.format) / STEP_K
+    }
+
     /// What a CTA keeps of A, gate and up in a stage.
     pub const fn parts(&self) -> [Boxed; 3] {
-        let weights = Boxed { rows: self.features, atoms: 1, k: self.stage_k };
+        let format = Format::Block(self.format);
+        let weights = Boxed { rows: self.features, atoms: 1, k: self.stage_k, format };
         [Boxed { rows: self.tokens, ..weights }, weights, weights]
     }
 
@@ -184,9 +200,10 @@ impl Config {
 
     /// A name that tells configurations apart.
     pub fn name(&self) -> String {
-        let Self { features, tokens, feature_warps, token_warps, k_groups, stage_k, stages } = self;
+        let Self { features, tokens, feature_warps, token_warps, k_groups, stage_k, stages, .. } = self;
+        let format = Formats::Scaled(self.format).suffix();
         format!(
-            "sm120a_fused_{features}x{tokens}_w{feature_warps}x{token_warps}x{k_groups}_k{stage_k}_s{stages}"
+            "sm120a_fused_{features}x{tokens}_w{feature_warps}x{token_warps}x{k_groups}_k{stage_k}_s{stages}{format}"
         )
     }
 }
@@ -196,9 +213,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_configuration_of_the_menu_fits() {
-        for config in Config::MENU {
+    fn every_configuration_of_every_menu_fits_and_has_a_name_of_its_own() {
+        for config in BlockFormat::ALL.into_iter().flat_map(Config::menu) {
             assert!(config.layout().unwrap().smem.bytes() <= SHARED_LIMIT);
+            assert_eq!(Config::named(&config.name()), Ok(config));
         }
     }
 

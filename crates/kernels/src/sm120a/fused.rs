@@ -1,4 +1,4 @@
-//! The fused dual GEMM on sm_120a: nvfp4 operands as they lie in a checkpoint, `mma.sync` with block scales.
+//! The fused dual GEMM on sm_120a: nvfp4 or mxfp4 operands as they lie in a checkpoint, `mma.sync` with block scales.
 //!
 //! ```text
 //! one lane   TMA of gate, up and their scales  ─┐ full[stage]    ┌─ empty[stage]
@@ -15,6 +15,7 @@
 //! Flow: [`Config`] → here → PTX.
 //! Spec: <https://docs.nvidia.com/cuda/parallel-thread-execution/#warp-level-matrix-fragment-mma-16864>.
 
+use dualgemm_formats::BlockFormat;
 use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::{Module, Version};
 use dualgemm_ptx::builder::*;
@@ -22,7 +23,8 @@ use dualgemm_ptx::layout::Swizzle;
 
 use super::config::{Config, Layout, SLAB, TOKEN_PAIR};
 use crate::Error;
-use crate::parts::operand::{ATOM_BYTES, ATOM_ROWS, Maps, STEP_K, Which};
+use crate::parts::format::{ATOM_BYTES, ATOM_ROWS, Formats, STEP_K};
+use crate::parts::operand::{Maps, Which};
 use crate::parts::ring::Position;
 use crate::parts::rows::{Rows, Variant};
 use crate::parts::tiles::{Tile, Tiles};
@@ -38,7 +40,8 @@ pub fn generate(config: &Config, variant: &Variant, target: Target) -> Result<Mo
     let layout = config.layout()?;
     let mut module = Builder::new(target, Version::new(8, 8));
     module.comment(&format!(
-        "C = act(A B1^T, A B2^T), nvfp4 operands, C in {:?}: {}",
+        "C = act(A B1^T, A B2^T), {} operands, C in {:?}: {}",
+        config.format,
         variant.out,
         config.name()
     ));
@@ -77,7 +80,7 @@ impl<'a> Fused<'a> {
     fn new(k: &mut Kernel, config: &'a Config, layout: &'a Layout, variant: &'a Variant) -> Self {
         k.required_threads(config.threads());
         k.min_ctas(1);
-        let maps = Maps::declare(k);
+        let maps = Maps::declare(k, Formats::Scaled(config.format));
         let [m, n, kk] = ["m", "n", "k"].map(|name| k.param::<U32>(name)).map(|param| k.ld_param(&param));
         let rows = Rows::declare(k, variant, n);
         let base = k.shared(&layout.smem);
@@ -325,9 +328,11 @@ impl<'a> Fused<'a> {
     ) {
         let config = self.config;
         let row_bytes = config.parts()[0].row_bytes();
-        let select = |register| ScaleSelect { register, byte: 0, thread: 0 };
+        // An atom of mxfp4 has the scales of two steps.
+        let (of_atom, atom) = (step % config.atom_steps(), step / config.atom_steps());
+        let select = |register| ScaleSelect { register, byte: 2 * of_atom as u16, thread: 0 };
         let weights = k.offset(lane.weights[step as usize], offset.cast());
-        let weight_scales = k.offset(lane.weight_scales.at(step * ATOM_BYTES), offset.cast());
+        let weight_scales = k.offset(lane.weight_scales.at(atom * ATOM_BYTES), offset.cast());
         // Eight rows further is eight lines of 16 bytes further, and four bytes further after 32 rows.
         let scale_at = |rows: u32| rows % 32 * 16 + rows / 32 * 4;
         let a: Vec<([Reg<B32>; 4], Reg<B32>)> = (0..config.slabs())
@@ -338,7 +343,7 @@ impl<'a> Fused<'a> {
             })
             .collect();
         let tokens = k.offset(lane.tokens[step as usize], offset.cast());
-        let token_scales = k.offset(lane.token_scales.at(step * ATOM_BYTES), offset.cast());
+        let token_scales = k.offset(lane.token_scales.at(atom * ATOM_BYTES), offset.cast());
         for pair in 0..config.token_groups() / 2 {
             let rows = pair * TOKEN_PAIR;
             let [b0, b1, b2, b3] = k.ldmatrix::<4>(false, tokens.at(rows * row_bytes));
@@ -346,7 +351,11 @@ impl<'a> Fused<'a> {
                 let scale = k.ld(token_scales.at(scale_at(rows + 8 * half)));
                 for (slab, (a, sfa)) in a.iter().enumerate() {
                     let sum = &sums[slab * config.token_groups() as usize + (2 * pair + half) as usize];
-                    k.mma_nvfp4(sum, a, &b, select(*sfa), select(scale));
+                    let (sfa, sfb) = (select(*sfa), select(scale));
+                    match config.format {
+                        BlockFormat::Nvfp4 => k.mma_nvfp4(sum, a, &b, sfa, sfb),
+                        BlockFormat::Mxfp4 => k.mma_mxfp4(sum, a, &b, sfa, sfb),
+                    }
                 }
             }
         }

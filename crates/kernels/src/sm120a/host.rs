@@ -1,6 +1,6 @@
 //! The host side of the fused sm_120 kernel, the same on a simulated and on a real device.
 //!
-//! Flow: nvfp4 matrices → [`Operand`](crate::parts::operand::Operand)s on the device; [`Config`] → [`Fused`] → launch → C.
+//! Flow: matrices → [`Operand`](crate::parts::operand::Operand)s on the device; [`Config`] → [`Fused`] → launch → C.
 
 use dualgemm_device::{Device, LaunchSpec};
 use dualgemm_ptx::Target;
@@ -8,6 +8,7 @@ use dualgemm_ptx::Target;
 use super::config::Config;
 use super::fused;
 use crate::Error;
+use crate::parts::format::Formats;
 use crate::parts::loaded::Loaded;
 use crate::parts::operand::FusedArgs;
 use crate::parts::rows::Variant;
@@ -39,8 +40,8 @@ impl<'d> Fused<'d> {
     /// # Errors
     /// If the operands do not belong together, or cannot be described to the TMA unit.
     pub fn spec(&self, args: &FusedArgs) -> Result<LaunchSpec, Error> {
-        args.check(self.loaded.n, &self.loaded.variant)?;
-        let Config { tokens, features, .. } = self.config;
+        let Config { format, tokens, features, .. } = self.config;
+        args.check(self.loaded.n, Formats::Scaled(format), &self.loaded.variant)?;
         let tiles = self.loaded.tiles(args, tokens, features);
         self.loaded.launch(args, self.config.parts(), (tiles, 1, self.config.threads()), "sm120a fused")
     }

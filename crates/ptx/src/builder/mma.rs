@@ -6,7 +6,7 @@ use super::{Kernel, number, vector};
 use crate::ast::Operand;
 
 /// Format of 16-bit operands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum HalfFormat {
     /// Binary16.
     F16,
@@ -28,7 +28,7 @@ impl HalfFormat {
 pub struct ScaleSelect {
     /// The register with four scales per lane.
     pub register: Reg<B32>,
-    /// Which byte the scales start at; 0 when a row has four.
+    /// Which byte the scales start at; 0 when a row has four, 0 or 2 when it has two.
     pub byte: u16,
     /// Which lanes of each quad supply them: 0 or 1 for A, 0 to 3 for B.
     pub thread: u16,
@@ -93,11 +93,33 @@ impl Kernel {
         sfa: ScaleSelect,
         sfb: ScaleSelect,
     ) {
-        let opcode = "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1\
-                      .f32.ue4m3";
+        let kind = "kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3";
+        self.mma_scaled(kind, acc, (a, sfa), (b, sfb));
+    }
+
+    /// As [`mma_nvfp4`](Self::mma_nvfp4), MXFP4 operands: a ue8m0 scale per 32 elements, two bytes of a scale word.
+    pub fn mma_mxfp4(
+        &mut self,
+        acc: &[Reg<F32>; 4],
+        a: &[Reg<B32>; 4],
+        b: &[Reg<B32>; 2],
+        sfa: ScaleSelect,
+        sfb: ScaleSelect,
+    ) {
+        let kind = "kind::mxf4.block_scale.scale_vec::2X.f32.e2m1.e2m1.f32.ue8m0";
+        self.mma_scaled(kind, acc, (a, sfa), (b, sfb));
+    }
+
+    fn mma_scaled(
+        &mut self,
+        kind: &str,
+        acc: &[Reg<F32>; 4],
+        (a, sfa): (&[Reg<B32>; 4], ScaleSelect),
+        (b, sfb): (&[Reg<B32>; 2], ScaleSelect),
+    ) {
         let mut operands = vec![vector(acc), vector(a), vector(b), vector(acc)];
         operands.extend(sfa.operands());
         operands.extend(sfb.operands());
-        self.push(opcode, operands);
+        self.push(&format!("mma.sync.aligned.m16n8k64.row.col.{kind}"), operands);
     }
 }

@@ -151,6 +151,13 @@ impl BlockScaledDesc {
         BlockScaledDesc { m, n, a, b, scale, sfa_id: 0, sfb_id: 0 }
     }
 
+    /// MXFP4: e2m1 with a ue8m0 scale per 32 elements; a scale word has two for each instruction, from byte `id` on,
+    /// 0 or 2.
+    pub const fn mxfp4(m: u32, n: u32, id: u32) -> BlockScaledDesc {
+        let nvfp4 = BlockScaledDesc::nvfp4(m, n);
+        BlockScaledDesc { scale: ScaleFormat::Ue8m0, sfa_id: id, sfb_id: id, ..nvfp4 }
+    }
+
     /// The descriptor.
     ///
     /// # Errors
@@ -203,6 +210,8 @@ mod tests {
         assert_eq!(BlockScaledDesc::nvfp4(128, 128).encode(), Ok(0x0820_0480));
         assert_eq!(BlockScaledDesc::nvfp4(128, 256).encode(), Ok(0x0840_0480));
         assert_eq!(BlockScaledDesc::nvfp4(256, 256).encode(), Ok(0x1040_0480));
+        assert_eq!(BlockScaledDesc::mxfp4(128, 128, 0).encode(), Ok(0x08A0_0480));
+        assert_eq!(BlockScaledDesc::mxfp4(128, 128, 2).encode(), Ok(0x48A0_04A0));
         assert_eq!(InstrDesc::new(128, 128, OperandFormat::F16).encode(), Ok(0x0820_0010));
         assert_eq!(InstrDesc::new(128, 128, OperandFormat::Bf16).encode(), Ok(0x0820_0490));
     }

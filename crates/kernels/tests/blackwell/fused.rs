@@ -1,122 +1,23 @@
-//! The fused Blackwell kernels in the simulator, all checkers on, against the f64 reference.
+//! Every way through the kernels: tiles, tails, pairs, split K, persistent CTAs, outputs, bias, groups.
 
-use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
-use dualgemm_device::{Device, DevicePtr, LaunchSpec};
+use dualgemm_bench::inputs::Inputs;
+use dualgemm_device::{Device, DevicePtr};
 use dualgemm_formats::quantize::quantize_with;
 use dualgemm_formats::{
-    BlockFormat, FloatMatrix, FloatType, GlobalScale, Matrix, Producer, QuantizedMatrix, ScaleLayout, Search,
+    FloatMatrix, FloatType, GlobalScale, Matrix, Producer, QuantizedMatrix, ScaleLayout, Search,
 };
 use dualgemm_gemm::{AOperand, Activation, Comparison, Epilogue, GateUp, reference};
+use dualgemm_kernels::parts::format::Formats;
 use dualgemm_kernels::parts::operand::{FusedArgs, Operand};
 use dualgemm_kernels::parts::rows::{Out, Output, Variant};
 use dualgemm_kernels::parts::tiles::GroupArgs;
 use dualgemm_kernels::sm100a::config::Side;
-use dualgemm_kernels::{Error, sm100a, sm120a};
-use dualgemm_sim::{Card, Checks, Gpu};
+use dualgemm_kernels::{sm100a, sm120a};
 
-fn matrices((m, n, k): (usize, usize, usize)) -> (QuantizedMatrix<'static>, GateUp<'static>) {
-    let mut inputs = Inputs::seeded(7);
-    let mut matrix = |name, rows, scale| {
-        let sets = (CodeSet::Full, ScaleSet::Unit);
-        inputs.quantized(name, BlockFormat::Nvfp4, (rows, k), sets, GlobalScale::multiplier(scale)).unwrap()
-    };
-    let a = matrix("A", m, 0.5);
-    (a, GateUp::new(matrix("gate", n, 0.011), matrix("up", n, 0.023)))
-}
-
-/// A configuration of either kernel.
-#[derive(Clone, Copy)]
-enum Config {
-    Sm100(sm100a::config::Config),
-    Sm120(sm120a::config::Config),
-}
-
-impl Config {
-    fn name(self) -> String {
-        match self {
-            Self::Sm100(config) => config.name(),
-            Self::Sm120(config) => config.name(),
-        }
-    }
-
-    fn card(self) -> Card {
-        match self {
-            Self::Sm100(_) => Card::B200,
-            Self::Sm120(_) => Card::RtxPro6000,
-        }
-    }
-
-    fn spec(self, gpu: &Gpu, variant: &Variant, n: usize, args: &FusedArgs) -> Result<LaunchSpec, Error> {
-        match self {
-            Self::Sm100(config) => sm100a::host::Fused::new(gpu, config, variant, n)?.spec(args),
-            Self::Sm120(config) => sm120a::host::Fused::new(gpu, config, variant, n)?.spec(args),
-        }
-    }
-}
-
-fn gpu(config: Config) -> Gpu {
-    Gpu::new(dualgemm_sim::Config::default().card(config.card()).checks(Checks::ALL))
-}
-
-fn f32_out() -> Variant {
-    Variant { out: Out::F32, ..Variant::new(Activation::Silu.program()) }
-}
-
-fn alpha(a: &QuantizedMatrix<'_>, weights: &GateUp<'_>) -> [f32; 2] {
-    [&weights.gate, &weights.up].map(|w| a.global_scale().value() * w.global_scale().value())
-}
-
-fn upload(gpu: &Gpu, bytes: &[u8]) -> DevicePtr {
-    let ptr = gpu.alloc(bytes.len()).unwrap();
-    gpu.copy_to(ptr, bytes).unwrap();
-    ptr
-}
-
-fn download(gpu: &Gpu, from: DevicePtr, bytes: usize) -> Vec<u8> {
-    let mut to = vec![0; bytes];
-    gpu.copy_from(&mut to, from).unwrap();
-    to
-}
-
-fn floats(bytes: &[u8]) -> Vec<f32> {
-    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
-}
-
-/// Launches on one problem. C and what lies behind it are poisoned before.
-fn run(config: Config, variant: &Variant, a: &QuantizedMatrix<'_>, weights: &GateUp<'_>) -> Vec<u8> {
-    let gpu = gpu(config);
-    let [x, gate, up] = [a, &weights.gate, &weights.up].map(|m| Operand::upload(&gpu, m).unwrap());
-    let (m, n) = (a.rows(), weights.n());
-    let bytes = m * variant.out.row_bytes(n);
-    let c = upload(&gpu, &vec![0xEE; bytes + 256]);
-    let output = Output::new(c, alpha(a, weights));
-    let args = FusedArgs { a: x, gate, up, output, groups: None };
-    let spec = config.spec(&gpu, variant, n, &args).unwrap();
-    gpu.launch(&spec).unwrap_or_else(|e| panic!("{}: {e}", config.name()));
-    gpu.synchronize().unwrap();
-    let mut c = download(&gpu, c, bytes + 256);
-    assert!(c.split_off(bytes).iter().all(|&byte| byte == 0xEE), "{} wrote behind C", config.name());
-    c
-}
-
-fn check(config: Config, (m, n, k): (usize, usize, usize)) {
-    let (a, weights) = matrices((m, n, k));
-    let got = floats(&run(config, &f32_out(), &a, &weights));
-    let want = reference(&Epilogue::default(), &AOperand::Quantized(a), 0..m, &weights);
-    let comparison = Comparison::new(&got, &want, n).unwrap();
-    assert!(comparison.rel_l2 < 1e-6, "{} {m}x{n}x{k}: {comparison:?}", config.name());
-}
-
-const TOKENS: sm100a::config::Config = sm100a::config::Config {
-    side: Side::Tokens,
-    n: 64,
-    cta_group: 1,
-    split_k: 1,
-    stages: 2,
-    accumulators: 2,
+use crate::common::{
+    Config, FEATURES, TOKENS, WIDE, alpha, check, download, every_way, f32_out, floats, gpu, matrices,
+    operands, run, scale_of, upload,
 };
-const FEATURES: sm100a::config::Config =
-    sm100a::config::Config { side: Side::Features, n: 8, accumulators: 1, ..TOKENS };
 
 #[test]
 fn sm100_one_tile_close() {
@@ -185,43 +86,15 @@ fn sm120_every_configuration_of_the_menu_close() {
     }
 }
 
-/// One configuration of each way through the kernels.
-fn every_way() -> [Config; 5] {
-    [
-        Config::Sm100(TOKENS),
-        Config::Sm100(FEATURES),
-        Config::Sm100(sm100a::config::Config { split_k: 2, accumulators: 1, ..TOKENS }),
-        Config::Sm100(sm100a::config::Config { split_k: 2, ..FEATURES }),
-        Config::Sm120(sm120a::config::Config::MENU[0]),
-    ]
-}
-
 #[test]
 fn outputs_of_16_bits_are_the_rounded_floats_exact() {
-    let (a, weights) = matrices((7, 72, 592));
     for config in every_way() {
-        let floats = floats(&run(config, &f32_out(), &a, &weights));
         for (m, n) in [(7, 72), (5, 69)] {
-            let row = |matrix: &QuantizedMatrix<'static>, rows| {
-                let (k, blocks) = (matrix.k(), matrix.blocks());
-                let (codes, scales) = (&matrix.codes()[..rows * k / 2], &matrix.scales()[..rows * blocks]);
-                QuantizedMatrix::new(
-                    matrix.name(),
-                    BlockFormat::Nvfp4,
-                    rows,
-                    k,
-                    codes.to_vec(),
-                    scales.to_vec(),
-                    matrix.scale_layout(),
-                    matrix.global_scale(),
-                )
-                .unwrap()
-            };
-            let (a, weights) = (row(&a, m), GateUp::new(row(&weights.gate, n), row(&weights.up, n)));
+            let (a, weights) = matrices(config.formats(), 7, (m, n, 608));
+            let floats = floats(&run(config, &f32_out(), &a, &weights));
             let f16 = run(config, &Variant { out: Out::F16, ..f32_out() }, &a, &weights);
             let bf16 = run(config, &Variant { out: Out::Bf16, ..f32_out() }, &a, &weights);
-            for (i, (f16, bf16)) in f16.chunks_exact(2).zip(bf16.chunks_exact(2)).enumerate() {
-                let want = floats[i / n * 72 + i % n];
+            for ((f16, bf16), want) in f16.chunks_exact(2).zip(bf16.chunks_exact(2)).zip(floats) {
                 assert_eq!(half::f16::from_le_bytes([f16[0], f16[1]]), half::f16::from_f32(want));
                 assert_eq!(half::bf16::from_le_bytes([bf16[0], bf16[1]]), half::bf16::from_f32(want));
             }
@@ -231,16 +104,16 @@ fn outputs_of_16_bits_are_the_rounded_floats_exact() {
 
 #[test]
 fn an_nvfp4_c_is_the_quantized_floats_exact() {
-    let (a, weights) = matrices((5, 48, 592));
     let (m, n, scale) = (5, 48, 0.02);
     for config in every_way() {
+        let (a, weights) = matrices(config.formats(), 7, (m, n, 608));
         let floats = floats(&run(config, &f32_out(), &a, &weights));
         let floats = FloatMatrix::F32(Matrix::new("C", m, n, floats).unwrap());
         let scale_of = GlobalScale::multiplier(scale);
         let want = quantize_with("C", &floats, Producer::Te, Search::Plain, scale_of).unwrap();
         for layout in ScaleLayout::ALL {
             let gpu = gpu(config);
-            let [x, gate, up] = [&a, &weights.gate, &weights.up].map(|m| Operand::upload(&gpu, m).unwrap());
+            let [x, gate, up] = operands(&gpu, &a, &weights);
             let c = upload(&gpu, &vec![0xEE; m * n / 2]);
             let scales = upload(&gpu, &vec![0; layout.len(m, n / 16)]);
             let output = Output { scales, scale, ..Output::new(c, alpha(&a, &weights)) };
@@ -257,7 +130,6 @@ fn an_nvfp4_c_is_the_quantized_floats_exact() {
 
 #[test]
 fn bias_scale_of_a_and_activations_close() {
-    let (a, weights) = matrices((5, 40, 592));
     let (m, n) = (5, 40);
     let mut inputs = Inputs::seeded(11);
     let mut bias = |name| match inputs.floats(name, FloatType::F32, 1, n).unwrap() {
@@ -265,28 +137,29 @@ fn bias_scale_of_a_and_activations_close() {
         FloatMatrix::F16(_) | FloatMatrix::Bf16(_) => panic!("f32 was asked for"),
     };
     let [gate_bias, up_bias] = ["gate bias", "up bias"].map(&mut bias);
-    let want_weights = GateUp {
-        gate_bias: Some(gate_bias.clone().into()),
-        up_bias: Some(up_bias.clone().into()),
-        ..weights.clone()
-    };
-    for (config, activation) in every_way().into_iter().zip(Activation::EXAMPLES) {
+    for (config, activation) in every_way().into_iter().zip(Activation::EXAMPLES.into_iter().cycle()) {
         let gpu = gpu(config);
-        let [x, gate, up] = [&a, &weights.gate, &weights.up].map(|m| Operand::upload(&gpu, m).unwrap());
+        let (a, weights) = matrices(config.formats(), 7, (m, n, 608));
+        let [x, gate, up] = operands(&gpu, &a, &weights);
         let bytes = |floats: &[f32]| floats.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
         let variant = Variant { bias: true, a_scale: true, program: activation.program(), ..f32_out() };
         // A's tensor scale comes from device memory instead of the parameters.
-        let alpha = alpha(&a, &weights).map(|alpha| alpha / a.global_scale().value());
+        let alpha = alpha(&a, &weights).map(|alpha| alpha / scale_of(&a));
         let output = Output {
             bias: [upload(&gpu, &bytes(&gate_bias)), upload(&gpu, &bytes(&up_bias))],
-            a_scale: upload(&gpu, &a.global_scale().value().to_le_bytes()),
+            a_scale: upload(&gpu, &scale_of(&a).to_le_bytes()),
             ..Output::new(upload(&gpu, &vec![0; m * n * 4]), alpha)
         };
         let args = FusedArgs { a: x, gate, up, output, groups: None };
         gpu.launch(&config.spec(&gpu, &variant, n, &args).unwrap()).unwrap();
         let got = floats(&download(&gpu, output.c, m * n * 4));
         let epilogue = Epilogue { activation, ..Epilogue::default() };
-        let want = reference(&epilogue, &AOperand::Quantized(a.clone()), 0..m, &want_weights);
+        let weights = GateUp {
+            gate_bias: Some(gate_bias.clone().into()),
+            up_bias: Some(up_bias.clone().into()),
+            ..weights
+        };
+        let want = reference(&epilogue, &a, 0..m, &weights);
         let comparison = Comparison::new(&got, &want, n).unwrap();
         assert!(comparison.rel_l2 < 2e-6, "{} {activation}: {comparison:?}", config.name());
     }
@@ -296,36 +169,57 @@ fn bias_scale_of_a_and_activations_close() {
 #[test]
 fn groups_close() {
     const COUNTS: [usize; 5] = [0, 130, 1, 35, 0];
-    let (n, k) = (72, 336);
-    let mut inputs = Inputs::seeded(5);
-    let mut matrix = |name: String, rows, scale| {
-        let (sets, scale) = ((CodeSet::Full, ScaleSet::Unit), GlobalScale::multiplier(scale));
-        inputs.quantized(&name, BlockFormat::Nvfp4, (rows, k), sets, scale).unwrap()
-    };
-    let a: Vec<_> =
-        COUNTS.iter().enumerate().map(|(e, &m)| matrix(format!("A {e}"), m.max(1), 0.5)).collect();
-    let weights: Vec<_> = (0..COUNTS.len())
-        .map(|e| {
-            GateUp::new(matrix(format!("gate {e}"), n, 0.011), matrix(format!("up {e}"), n, 0.02 + e as f32))
-        })
-        .collect();
+    let (n, k) = (72, 352);
     let rows: Vec<u32> = (0..=COUNTS.len()).map(|e| COUNTS[..e].iter().sum::<usize>() as u32).collect();
     let m: usize = COUNTS.iter().sum();
+    let [few, .., many] = sm120a::config::Config::MENU;
     let configs = [
         Config::Sm100(TOKENS),
         Config::Sm100(sm100a::config::Config { cta_group: 2, ..TOKENS }),
         Config::Sm100(sm100a::config::Config { split_k: 2, n: 32, ..FEATURES }),
-        Config::Sm120(sm120a::config::Config::MENU[0]),
-        Config::Sm120(sm120a::config::Config::MENU[3]),
+        Config::Sm100(sm100a::config::Config { formats: Formats::MXFP4, ..TOKENS }),
+        Config::Sm100(sm100a::config::Config { split_k: 2, n: 32, ..WIDE }),
+        Config::Sm120(few),
+        Config::Sm120(many),
     ];
     for config in configs {
         let gpu = gpu(config);
-        let full: Vec<_> = a.iter().zip(COUNTS).filter(|(_, m)| *m > 0).map(|(a, _)| a).collect();
-        let x = Operand::upload_groups(&gpu, &full).unwrap();
-        let gates: Vec<_> = weights.iter().map(|w| &w.gate).collect();
-        let ups: Vec<_> = weights.iter().map(|w| &w.up).collect();
-        let [gate, up] = [gates, ups].map(|half| Operand::upload_groups(&gpu, &half).unwrap());
-        let alphas = weights.iter().zip(&a).flat_map(|(w, a)| alpha(a, w)).flat_map(|x| x.to_le_bytes());
+        let problems: Vec<(AOperand<'_>, GateUp<'_>)> = COUNTS
+            .iter()
+            .enumerate()
+            .map(|(e, &m)| matrices(config.formats(), e as u64, (m.max(1), n, k)))
+            .collect();
+        let full = problems.iter().zip(COUNTS).filter(|(_, m)| *m > 0).map(|((a, _), _)| a);
+        let x = match &problems[0].0 {
+            AOperand::Quantized(_) => {
+                let parts: Vec<_> = full
+                    .map(|a| match a {
+                        AOperand::Quantized(a) => a,
+                        AOperand::Float(_) => panic!("one format"),
+                    })
+                    .collect();
+                Operand::upload_groups(&gpu, &parts).unwrap()
+            }
+            AOperand::Float(_) => {
+                let values =
+                    full.flat_map(|a| (0..a.rows()).flat_map(move |r| (0..k).map(move |c| a.value(r, c))));
+                let values: Vec<_> = values.map(half::f16::from_f64).collect();
+                let a = FloatMatrix::F16(Matrix::new("A", m, k, values).unwrap());
+                Operand::upload_floats(&gpu, &a).unwrap()
+            }
+        };
+        let half = |of: for<'w> fn(&'w GateUp<'static>) -> &'w QuantizedMatrix<'static>| {
+            let parts: Vec<_> = problems.iter().map(|(_, weights)| of(weights)).collect();
+            Operand::upload_groups(&gpu, &parts).unwrap()
+        };
+        let (gate, up) = (half(|weights| &weights.gate), half(|weights| &weights.up));
+        // Tensor scales differ from group to group.
+        let factor = |e: usize| 1.0 + e as f32;
+        let alphas = problems
+            .iter()
+            .enumerate()
+            .flat_map(|(e, (a, weights))| alpha(a, weights).map(|alpha| alpha * factor(e)))
+            .flat_map(f32::to_le_bytes);
         let groups = GroupArgs {
             count: COUNTS.len(),
             rows: upload(&gpu, &rows.iter().flat_map(|row| row.to_le_bytes()).collect::<Vec<u8>>()),
@@ -338,8 +232,9 @@ fn groups_close() {
         gpu.launch(&spec).unwrap_or_else(|e| panic!("{}: {e}", config.name()));
         let got = floats(&download(&gpu, output.c, m * n * 4));
         for (e, &count) in COUNTS.iter().enumerate().filter(|(_, m)| **m > 0) {
-            let operand = AOperand::Quantized(a[e].clone());
-            let want = reference(&Epilogue::default(), &operand, 0..count, &weights[e]);
+            let (a, weights) = &problems[e];
+            let epilogue = Epilogue { alpha_gate: factor(e), alpha_up: factor(e), ..Epilogue::default() };
+            let want = reference(&epilogue, a, 0..count, weights);
             let own = &got[rows[e] as usize * n..rows[e + 1] as usize * n];
             let comparison = Comparison::new(own, &want, n).unwrap();
             assert!(comparison.rel_l2 < 1e-6, "{} group {e}: {comparison:?}", config.name());
@@ -351,8 +246,8 @@ fn groups_close() {
 fn operands_that_do_not_fit_are_refused_by_name() {
     let config = Config::Sm100(TOKENS);
     let gpu = gpu(config);
-    let (a, weights) = matrices((3, 40, 64));
-    let [x, gate, up] = [&a, &weights.gate, &weights.up].map(|m| Operand::upload(&gpu, m).unwrap());
+    let (a, weights) = matrices(Formats::NVFP4, 7, (3, 40, 64));
+    let [x, gate, up] = operands(&gpu, &a, &weights);
     let output = Output::new(upload(&gpu, &[0; 480]), [1.0; 2]);
     let args = FusedArgs { a: x, gate, up, output, groups: None };
     let message =
