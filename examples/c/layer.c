@@ -23,7 +23,7 @@ int main(int argc, char **argv) {
         return 2;
     }
     dualgemm_weights *weights;
-    CHECK(dualgemm_weights_from_checkpoint(argv[1], 0, 0, 1, &weights));
+    CHECK(dualgemm_weights_from_checkpoint("cpu", argv[1], 0, 0, 1, &weights));
     size_t m = 4, n, k;
     CHECK(dualgemm_weights_shape(weights, &n, &k));
 

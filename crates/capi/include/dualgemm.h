@@ -96,7 +96,7 @@ typedef uint32_t dualgemm_scale_layout;
 // A problem planned for weights of one shape.
 typedef struct dualgemm_plan dualgemm_plan;
 
-// Gate and up of one gated MLP, packed.
+// Gate and up of one gated MLP, packed for a target.
 typedef struct dualgemm_weights dualgemm_weights;
 
 // A problem, known before any tensor is: C `[m, n]` = silu(A · gateᵀ) ∘ (A · upᵀ), A `[m, k]`.
@@ -113,9 +113,12 @@ typedef struct dualgemm_desc {
   uint32_t c_scale_layout;
   // Tensor scale of an Nvfp4 C; 0 for one from C.
   float c_global_scale;
+  // A `dualgemm_scale_layout`: that of an Nvfp4 A in the memory of a GPU. On the processor every A may have its own.
+  uint32_t a_scale_layout;
 } dualgemm_desc;
 
-// A matrix `[rows, k]` in memory that the caller keeps for as long as the call lasts.
+// A matrix `[rows, k]` in memory that the caller keeps for as long as the call lasts; for a run on a GPU, device memory,
+// kept until the run has ended.
 typedef struct dualgemm_matrix {
   // A `dualgemm_format`.
   uint32_t format;
@@ -123,9 +126,10 @@ typedef struct dualgemm_matrix {
   size_t rows;
   // Elements per row.
   size_t k;
-  // Bytes from one row to the next; 0 where rows follow each other without gaps.
+  // Bytes from one row to the next; 0 where rows follow each other without gaps. Codes on a GPU do; floats there have
+  // rows at multiples of 16 bytes.
   size_t row_stride;
-  // Elements or codes, aligned as their type is.
+  // Elements or codes, aligned as their type is; on a GPU at a multiple of 16 bytes.
   const void *data;
   // Block scales of a 4-bit matrix, else null.
   const uint8_t *scales;
@@ -139,7 +143,40 @@ typedef struct dualgemm_matrix {
 extern "C" {
 #endif // __cplusplus
 
-// Plans a problem for weights of the shape and format of `weights`. The plan does not keep them: it serves every
+// Takes memory of a GPU, at a multiple of 256 bytes. Only for programs that do not use CUDA themselves: memory of
+// `cuMemAlloc`, `cudaMalloc` and whatever is made of them is as good.
+//
+// # Safety
+// `target` is a string; `out` can be written.
+dualgemm_status dualgemm_device_alloc(const char *target,
+                                      size_t bytes,
+                                      void **out);
+
+// Gives back what `dualgemm_device_alloc` gave; null is fine. Runs that use it have ended.
+//
+// # Safety
+// `target` is a string.
+dualgemm_status dualgemm_device_free(const char *target, void *memory);
+
+// Copies from the host to memory that `dualgemm_device_alloc` gave. Not ordered with streams of the caller.
+//
+// # Safety
+// `target` is a string; `from` points at `bytes` bytes.
+dualgemm_status dualgemm_device_write(const char *target, void *to, const void *from, size_t bytes);
+
+// Copies to the host from memory that `dualgemm_device_alloc` gave. Not ordered with streams of the caller.
+//
+// # Safety
+// `target` is a string; `to` can be written for `bytes` bytes.
+dualgemm_status dualgemm_device_read(const char *target, void *to, const void *from, size_t bytes);
+
+// Waits for all streams of a GPU; a failure of a kernel is reported here at the latest.
+//
+// # Safety
+// `target` is a string.
+dualgemm_status dualgemm_device_synchronize(const char *target);
+
+// Plans a problem for weights of the shape, format and target of `weights`. The plan does not keep them: it serves every
 // layer of that shape.
 //
 // # Safety
@@ -160,14 +197,31 @@ const char *dualgemm_plan_text(const struct dualgemm_plan *plan);
 // `plan` is a handle that no call uses any more, or null.
 void dualgemm_plan_free(struct dualgemm_plan *plan);
 
+// Takes the memory and loads the kernels that runs with these weights on `stream` need: the first run then allocates
+// nothing and can be recorded into a CUDA graph. Later runs never do. On the processor there is nothing to do.
+//
+// # Safety
+// `plan` and `weights` are handles, `stream` is as for `dualgemm_run`.
+dualgemm_status dualgemm_plan_warm(const struct dualgemm_plan *plan,
+                                   const struct dualgemm_weights *weights,
+                                   void *stream);
+
 // Computes C of the rows of `a`, up to the `m` of the plan, row-major without gaps into `c`: `rows · n` elements, or
 // `rows · n / 2` bytes of codes.
 //
 // An Nvfp4 C needs `c_scales`, block scales in the layout of the plan with padding, and writes its tensor scale to
-// `c_global_scale`; for others both may be null. `stream` is for CUDA plans and null for the processor.
+// `c_global_scale`; for others both may be null.
+//
+// On the processor all pointers are the host's, and `stream` is null. On a GPU all are device memory, of which only
+// addresses are looked at here: the run is put on `stream` (a `CUstream` or `cudaStream_t` of the GPU's primary context,
+// null for the legacy default stream), nothing is waited for, and operands must be there until it has ended. `c` is at a
+// multiple of 16 bytes; the padding of `c_scales` stays as it is; `c_global_scale` is not written where the plan fixes it.
+// Each stream has scratch memory of its own from its first run on, for as long as the plan lives: a stream is to be
+// synchronized before it is destroyed, and CU_STREAM_PER_THREAD is for one thread.
 //
 // # Safety
-// All pointers that are not null point at what is described above; no operand lies in the memory of C.
+// All pointers that are not null point at what is described above, in the memory of the plan's target; no operand lies in
+// the memory of C; `stream` is a stream of that target.
 dualgemm_status dualgemm_run(const struct dualgemm_plan *plan,
                              const struct dualgemm_matrix *a,
                              const struct dualgemm_weights *weights,
@@ -186,22 +240,41 @@ const char *dualgemm_version(void);
 // Packs gate and up of a layer's dense MLP from a checkpoint: a directory, a .safetensors, a .safetensors.index.json or
 // a .gguf file. Of the features, rank `rank` of `world` gets its share and reads no others; 0 of 1 is all of them.
 //
+// `target` is where they are packed for: null or "cpu" for the processor, "cuda:N" for a GPU, to which they are then
+// copied, "sim:sm_90a" for a simulated one.
+//
 // # Safety
-// `path` is a string that ends with a zero; `out` can be written.
-dualgemm_status dualgemm_weights_from_checkpoint(const char *path,
+// `path` is a string that ends with a zero, `target` too or null; `out` can be written.
+dualgemm_status dualgemm_weights_from_checkpoint(const char *target,
+                                                 const char *path,
                                                  size_t layer,
                                                  size_t rank,
                                                  size_t world,
                                                  struct dualgemm_weights **out);
 
 // Packs two 4-bit matrices `[n, k]`: `gate`, whose product goes through the activation, and `up`, whose product
-// multiplies it. Nothing refers to their memory afterwards.
+// multiplies it. Nothing refers to their memory, which is the host's, afterwards. `target` as for
+// `dualgemm_weights_from_checkpoint`.
 //
 // # Safety
-// `gate` and `up` describe memory that is there; `out` can be written.
-dualgemm_status dualgemm_weights_from_tensors(const struct dualgemm_matrix *gate,
+// `gate` and `up` describe memory that is there; `target` is a string or null; `out` can be written.
+dualgemm_status dualgemm_weights_from_tensors(const char *target,
+                                              const struct dualgemm_matrix *gate,
                                               const struct dualgemm_matrix *up,
                                               struct dualgemm_weights **out);
+
+// As `dualgemm_weights_from_tensors`, for nvfp4 matrices in the memory of a GPU: they are packed there, after what `stream`
+// (a `CUstream` of the GPU's primary context) was given before. Waits for it. Block scales are not looked at: none may be
+// NaN or negative.
+//
+// # Safety
+// `gate` and `up` describe device memory that is there, `target` is a string, `stream` a stream of that GPU or null, `out`
+// can be written.
+dualgemm_status dualgemm_weights_from_device(const char *target,
+                                             const struct dualgemm_matrix *gate,
+                                             const struct dualgemm_matrix *up,
+                                             void *stream,
+                                             struct dualgemm_weights **out);
 
 // The shape of each half: `n` features of `k` elements. Either pointer may be null.
 //

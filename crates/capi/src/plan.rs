@@ -1,14 +1,16 @@
 //! Plan and run.
 
 use std::ffi::{CString, c_char, c_void};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use dualgemm::device::Stream;
 use dualgemm::formats::{BlockFormat, ScaleLayout};
-use dualgemm::gemm::{AFormat, DualGemmDesc, OutFormat, OutScale, OutputMut, QuantizeA};
-use dualgemm::{DualGemm, Plan, Runner, Target};
+use dualgemm::gemm::{DualGemmDesc, OutFormat, OutScale, OutputMut, QuantizeA};
+use dualgemm::{DeviceC, DeviceCall, DualGemm, GpuOptions, Plan, Runner, Target};
 
+use crate::device;
 use crate::status::{Failure, dualgemm_status, report};
-use crate::types::{dualgemm_format, dualgemm_matrix, format, layout};
+use crate::types::{a_format, dualgemm_format, dualgemm_matrix, format, layout};
 use crate::weights::{borrow, dualgemm_weights, give};
 
 /// How A is quantized to nvfp4 on the way in: not at all.
@@ -32,6 +34,8 @@ pub struct dualgemm_desc {
     pub c_scale_layout: u32,
     /// Tensor scale of an Nvfp4 C; 0 for one from C.
     pub c_global_scale: f32,
+    /// A `dualgemm_scale_layout`: that of an Nvfp4 A in the memory of a GPU. On the processor every A may have its own.
+    pub a_scale_layout: u32,
 }
 
 /// A problem planned for weights of one shape.
@@ -39,8 +43,23 @@ pub struct dualgemm_desc {
 pub struct dualgemm_plan {
     plan: Plan,
     text: CString,
-    /// Buffers of runs that have ended; calls that overlap have one each.
+    /// On the processor, buffers of runs that have ended; calls that overlap have one each.
     runners: Mutex<Vec<Runner>>,
+    /// On a GPU, the scratch memory of each stream. Launches of one call are not mixed with those of another.
+    launchers: Mutex<Vec<(Stream, Arc<Mutex<Runner>>)>>,
+}
+
+impl dualgemm_plan {
+    /// The scratch memory of a stream.
+    fn launcher(&self, stream: Stream) -> Result<Arc<Mutex<Runner>>, Failure> {
+        let mut launchers = self.launchers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, runner)) = launchers.iter().find(|(of, _)| *of == stream) {
+            return Ok(runner.clone());
+        }
+        let runner = Arc::new(Mutex::new(self.plan.runner(1)?));
+        launchers.push((stream, runner.clone()));
+        Ok(runner)
+    }
 }
 
 fn out_format(desc: &dualgemm_desc) -> Result<OutFormat, Failure> {
@@ -61,7 +80,7 @@ fn out_format(desc: &dualgemm_desc) -> Result<OutFormat, Failure> {
     })
 }
 
-/// Plans a problem for weights of the shape and format of `weights`. The plan does not keep them: it serves every
+/// Plans a problem for weights of the shape, format and target of `weights`. The plan does not keep them: it serves every
 /// layer of that shape.
 ///
 /// # Safety
@@ -77,13 +96,7 @@ pub unsafe extern "C" fn dualgemm_plan_new(
         unsafe {
             let (desc, weights) = (borrow("desc", desc)?, borrow("weights", weights)?);
             give("out", out, || {
-                let a = match format(desc.a_format)? {
-                    dualgemm_format::F32 => AFormat::F32,
-                    dualgemm_format::F16 => AFormat::F16,
-                    dualgemm_format::Bf16 => AFormat::Bf16,
-                    dualgemm_format::Nvfp4 => AFormat::Nvfp4,
-                    dualgemm_format::Mxfp4 => AFormat::Mxfp4,
-                };
+                let a = a_format(desc.a_format)?;
                 let quantize_a = match desc.quantize_a {
                     DUALGEMM_QUANTIZE_A_NO => QuantizeA::No,
                     DUALGEMM_QUANTIZE_A_DYNAMIC => QuantizeA::Dynamic,
@@ -91,9 +104,14 @@ pub unsafe extern "C" fn dualgemm_plan_new(
                 };
                 let problem = DualGemmDesc::new(desc.m, weights.n, weights.k, a, weights.format);
                 let problem = DualGemmDesc { quantize_a, out: out_format(desc)?, ..problem };
-                let plan = DualGemm::plan(&problem, &Target::default())?;
+                let a_scale_layout = layout(desc.a_scale_layout)?;
+                let target = match weights.target.clone() {
+                    Target::Gpu(id, options) => Target::Gpu(id, GpuOptions { a_scale_layout, ..options }),
+                    other => other,
+                };
+                let plan = DualGemm::plan(&problem, &target)?;
                 let text = CString::new(plan.to_string()).unwrap_or_default();
-                Ok(dualgemm_plan { plan, text, runners: Mutex::default() })
+                Ok(dualgemm_plan { plan, text, runners: Mutex::default(), launchers: Mutex::default() })
             })
         }
     })
@@ -121,14 +139,44 @@ pub unsafe extern "C" fn dualgemm_plan_free(plan: *mut dualgemm_plan) {
     }
 }
 
+/// Takes the memory and loads the kernels that runs with these weights on `stream` need: the first run then allocates
+/// nothing and can be recorded into a CUDA graph. Later runs never do. On the processor there is nothing to do.
+///
+/// # Safety
+/// `plan` and `weights` are handles, `stream` is as for `dualgemm_run`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dualgemm_plan_warm(
+    plan: *const dualgemm_plan,
+    weights: *const dualgemm_weights,
+    stream: *mut c_void,
+) -> dualgemm_status {
+    report(|| {
+        // SAFETY: the caller vouches for both.
+        let (plan, weights) = unsafe { (borrow("plan", plan)?, borrow("weights", weights)?) };
+        if let Plan::Gpu { .. } = plan.plan {
+            let runner = plan.launcher(device::stream(stream))?;
+            runner.lock().unwrap_or_else(PoisonError::into_inner).warm(&weights.packed)?;
+        }
+        Ok(())
+    })
+}
+
 /// Computes C of the rows of `a`, up to the `m` of the plan, row-major without gaps into `c`: `rows · n` elements, or
 /// `rows · n / 2` bytes of codes.
 ///
 /// An Nvfp4 C needs `c_scales`, block scales in the layout of the plan with padding, and writes its tensor scale to
-/// `c_global_scale`; for others both may be null. `stream` is for CUDA plans and null for the processor.
+/// `c_global_scale`; for others both may be null.
+///
+/// On the processor all pointers are the host's, and `stream` is null. On a GPU all are device memory, of which only
+/// addresses are looked at here: the run is put on `stream` (a `CUstream` or `cudaStream_t` of the GPU's primary context,
+/// null for the legacy default stream), nothing is waited for, and operands must be there until it has ended. `c` is at a
+/// multiple of 16 bytes; the padding of `c_scales` stays as it is; `c_global_scale` is not written where the plan fixes it.
+/// Each stream has scratch memory of its own from its first run on, for as long as the plan lives: a stream is to be
+/// synchronized before it is destroyed, and CU_STREAM_PER_THREAD is for one thread.
 ///
 /// # Safety
-/// All pointers that are not null point at what is described above; no operand lies in the memory of C.
+/// All pointers that are not null point at what is described above, in the memory of the plan's target; no operand lies in
+/// the memory of C; `stream` is a stream of that target.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dualgemm_run(
     plan: *const dualgemm_plan,
@@ -140,15 +188,38 @@ pub unsafe extern "C" fn dualgemm_run(
     stream: *mut c_void,
 ) -> dualgemm_status {
     report(|| {
+        // SAFETY: the caller vouches for all three; what A describes is looked at below.
+        let (plan, weights, a) =
+            unsafe { (borrow("plan", plan)?, borrow("weights", weights)?, borrow("a", a)?) };
+        if let Plan::Gpu { plan: gpu, .. } = &plan.plan {
+            let on_device = a.on_device("a", (gpu.desc.a, gpu.a_scale_layout))?;
+            if a.k != gpu.desc.k {
+                return Err(Failure::operand(format!(
+                    "a: has K = {}; the plan asks for {}",
+                    a.k, gpu.desc.k
+                )));
+            }
+            let c = match gpu.desc.out {
+                OutFormat::Nvfp4 { .. } => DeviceC::Nvfp4 {
+                    codes: device::address(c),
+                    scales: device::address(c_scales.cast()),
+                    global_scale: device::address(c_global_scale.cast()),
+                },
+                _ => DeviceC::Float(device::address(c)),
+            };
+            let (call, stream) = (DeviceCall { m: a.rows, a: on_device, c }, device::stream(stream));
+            let runner = plan.launcher(stream)?;
+            let runner = runner.lock().unwrap_or_else(PoisonError::into_inner);
+            return Ok(runner.run_device(&call, &weights.packed, stream)?);
+        }
         if !stream.is_null() {
             return Err(Failure::unsupported(
-                "stream: is for CUDA; the plan is for the processor, null is needed".into(),
+                "stream: is for GPUs; the plan is for the processor, null is needed".into(),
             ));
         }
         // SAFETY: the caller vouches for all pointers.
         unsafe {
-            let (plan, weights) = (borrow("plan", plan)?, borrow("weights", weights)?);
-            let a = borrow("a", a)?.operand("a")?;
+            let a = a.operand("a")?;
             let desc = plan.plan.desc();
             let output = output(desc.out, a.rows(), desc.n, c, c_scales)?;
             let kept = plan.runners.lock().unwrap_or_else(PoisonError::into_inner).pop();

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use dualgemm::{checkpoint, cpu};
+use dualgemm::{checkpoint, cpu, strategies};
 
 /// What became of a call.
 #[repr(u32)]
@@ -35,6 +35,10 @@ impl Failure {
         Self { status: dualgemm_status::Argument, message }
     }
 
+    pub(crate) fn operand(message: String) -> Self {
+        Self { status: dualgemm_status::Operand, message }
+    }
+
     pub(crate) fn unsupported(message: String) -> Self {
         Self { status: dualgemm_status::Unsupported, message }
     }
@@ -45,7 +49,13 @@ impl<E: Into<dualgemm::Error>> From<E> for Failure {
         let error = error.into();
         let status = match &error {
             dualgemm::Error::Checkpoint(checkpoint::Error::Unsupported { .. })
-            | dualgemm::Error::Cpu(cpu::Error::IsaUnavailable { .. }) => dualgemm_status::Unsupported,
+            | dualgemm::Error::Cpu(cpu::Error::IsaUnavailable { .. })
+            | dualgemm::Error::Gpu(
+                strategies::Error::Device(_)
+                | strategies::Error::Unsupported { .. }
+                | strategies::Error::NothingFits { .. },
+            ) => dualgemm_status::Unsupported,
+            dualgemm::Error::NoTarget { .. } => dualgemm_status::Argument,
             dualgemm::Error::Checkpoint(_) => dualgemm_status::Checkpoint,
             _ => dualgemm_status::Operand,
         };

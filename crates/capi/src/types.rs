@@ -3,9 +3,12 @@
 
 use std::ffi::c_void;
 
+use dualgemm::DeviceA;
+use dualgemm::device::DevicePtr;
 use dualgemm::formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
-use dualgemm::gemm::AOperand;
+use dualgemm::gemm::{AFormat, AOperand};
 
+use crate::device::address;
 use crate::status::Failure;
 
 /// Formats of elements.
@@ -36,7 +39,8 @@ pub enum dualgemm_scale_layout {
     Sf8x4 = 2,
 }
 
-/// A matrix `[rows, k]` in memory that the caller keeps for as long as the call lasts.
+/// A matrix `[rows, k]` in memory that the caller keeps for as long as the call lasts; for a run on a GPU, device memory,
+/// kept until the run has ended.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct dualgemm_matrix {
@@ -46,9 +50,10 @@ pub struct dualgemm_matrix {
     pub rows: usize,
     /// Elements per row.
     pub k: usize,
-    /// Bytes from one row to the next; 0 where rows follow each other without gaps.
+    /// Bytes from one row to the next; 0 where rows follow each other without gaps. Codes on a GPU do; floats there have
+    /// rows at multiples of 16 bytes.
     pub row_stride: usize,
-    /// Elements or codes, aligned as their type is.
+    /// Elements or codes, aligned as their type is; on a GPU at a multiple of 16 bytes.
     pub data: *const c_void,
     /// Block scales of a 4-bit matrix, else null.
     pub scales: *const u8,
@@ -65,6 +70,17 @@ pub(crate) fn format(value: u32) -> Result<dualgemm_format, Failure> {
         .into_iter()
         .find(|known| *known as u32 == value)
         .ok_or_else(|| Failure::argument(format!("format {value} is unknown; see dualgemm_format")))
+}
+
+/// The format of A of a number from C.
+pub(crate) fn a_format(value: u32) -> Result<AFormat, Failure> {
+    Ok(match format(value)? {
+        dualgemm_format::F32 => AFormat::F32,
+        dualgemm_format::F16 => AFormat::F16,
+        dualgemm_format::Bf16 => AFormat::Bf16,
+        dualgemm_format::Nvfp4 => AFormat::Nvfp4,
+        dualgemm_format::Mxfp4 => AFormat::Mxfp4,
+    })
 }
 
 /// The layout of a number from C.
@@ -156,6 +172,44 @@ impl dualgemm_matrix {
                 dualgemm_format::Nvfp4 | dualgemm_format::Mxfp4 => AOperand::Quantized(self.quantized(name)?),
             })
         }
+    }
+
+    /// The matrix A of a run on a GPU, whose plan asks for a format and an order of block scales. Nothing is read here.
+    pub(crate) fn on_device(&self, name: &str, plan: (AFormat, ScaleLayout)) -> Result<DeviceA, Failure> {
+        let found = a_format(self.format)?;
+        if found != plan.0 {
+            return Err(Failure::operand(format!("{name}: is {found}; the plan asks for {}", plan.0)));
+        }
+        if self.data.is_null() {
+            return Err(Failure::argument(format!("{name} data: is null")));
+        }
+        if found.block_format().is_none() {
+            let size = (found.bits_per_element() / 8.0) as usize;
+            let row = self.k.checked_mul(size);
+            let row =
+                row.ok_or_else(|| Failure::argument(format!("{name}: is larger than the address space")))?;
+            let pitch = if self.row_stride == 0 { row } else { self.row_stride };
+            return Ok(DeviceA::Float { values: address(self.data), pitch });
+        }
+        let (codes, scales) = self.codes_on_device(name)?;
+        let layout = layout(self.scale_layout)?;
+        if layout != plan.1 {
+            let message = format!("{name}: has scales in the layout {layout}; the plan asks for {}", plan.1);
+            return Err(Failure::operand(message));
+        }
+        Ok(DeviceA::Nvfp4 { codes, scales, global_scale: self.global_scale })
+    }
+
+    /// Where the codes and the block scales of a dense 4-bit matrix are in device memory.
+    pub(crate) fn codes_on_device(&self, name: &str) -> Result<(DevicePtr, DevicePtr), Failure> {
+        if self.data.is_null() || self.scales.is_null() {
+            return Err(Failure::argument(format!("{name}: its data or scales are null")));
+        }
+        if self.row_stride != 0 && self.row_stride != self.k / 2 {
+            let message = format!("{name}: has gaps between rows of codes; on a GPU none are possible");
+            return Err(Failure::unsupported(message));
+        }
+        Ok((address(self.data), address(self.scales.cast())))
     }
 
     /// # Safety

@@ -1,23 +1,26 @@
 //! Prepack: gate and up in the order of the kernels, from a checkpoint or from memory.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_void};
 use std::path::Path;
 
 use dualgemm::checkpoint::{Checkpoint, OpenOptions};
+use dualgemm::device::Stream;
 use dualgemm::formats::BlockFormat;
 use dualgemm::gemm::{AFormat, DualGemmDesc, GateUp};
-use dualgemm::{DualGemm, PackedWeights, Target, formats};
+use dualgemm::{DeviceGateUp, DualGemm, PackedWeights, Target, formats};
 
+use crate::device;
 use crate::status::{Failure, dualgemm_status, report};
-use crate::types::dualgemm_matrix;
+use crate::types::{block_format, dualgemm_matrix, layout};
 
 /// Features that are read from a checkpoint at a time.
 const RUN: usize = 1024;
 
-/// Gate and up of one gated MLP, packed.
+/// Gate and up of one gated MLP, packed for a target.
 #[derive(Debug)]
 pub struct dualgemm_weights {
     pub(crate) packed: PackedWeights,
+    pub(crate) target: Target,
     pub(crate) n: usize,
     pub(crate) k: usize,
     pub(crate) format: BlockFormat,
@@ -52,17 +55,23 @@ pub(crate) unsafe fn borrow<'a, T>(name: &str, pointer: *const T) -> Result<&'a 
     unsafe { pointer.as_ref() }.ok_or_else(|| Failure::argument(format!("{name}: is null")))
 }
 
-fn plan(n: usize, k: usize, format: BlockFormat) -> Result<dualgemm::Plan, Failure> {
-    Ok(DualGemm::plan(&DualGemmDesc::new(1, n, k, AFormat::F32, format), &Target::default())?)
+/// A plan that packs as every other of these weights does.
+fn plan(target: &Target, n: usize, k: usize, format: BlockFormat) -> Result<dualgemm::Plan, Failure> {
+    let a = if matches!(target, Target::Cpu(_)) { AFormat::F32 } else { AFormat::F16 };
+    Ok(DualGemm::plan(&DualGemmDesc::new(1, n, k, a, format), target)?)
 }
 
 /// Packs gate and up of a layer's dense MLP from a checkpoint: a directory, a .safetensors, a .safetensors.index.json or
 /// a .gguf file. Of the features, rank `rank` of `world` gets its share and reads no others; 0 of 1 is all of them.
 ///
+/// `target` is where they are packed for: null or "cpu" for the processor, "cuda:N" for a GPU, to which they are then
+/// copied, "sim:sm_90a" for a simulated one.
+///
 /// # Safety
-/// `path` is a string that ends with a zero; `out` can be written.
+/// `path` is a string that ends with a zero, `target` too or null; `out` can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dualgemm_weights_from_checkpoint(
+    target: *const c_char,
     path: *const c_char,
     layer: usize,
     rank: usize,
@@ -76,12 +85,15 @@ pub unsafe extern "C" fn dualgemm_weights_from_checkpoint(
         // SAFETY: the caller vouches for the string.
         let path = unsafe { CStr::from_ptr(path) };
         let path = path.to_str().map_err(|e| Failure::argument(format!("path: is not UTF-8: {e}")))?;
+        // SAFETY: the caller vouches for the name.
+        let target = unsafe { device::target(target) }?;
         // SAFETY: the caller vouches for `out`.
-        unsafe { give("out", out, || from_checkpoint(Path::new(path), layer, rank, world)) }
+        unsafe { give("out", out, || from_checkpoint(target, Path::new(path), layer, rank, world)) }
     })
 }
 
 fn from_checkpoint(
+    target: Target,
     path: &Path,
     layer: usize,
     rank: usize,
@@ -101,17 +113,19 @@ fn from_checkpoint(
     let n = n / world;
     let (first, end) = (rank * n, (rank + 1) * n);
     let run = |at: usize| Ok(dualgemm::weights(source.features(at..end.min(at + RUN))?));
-    let packed = plan(n, k, format)?.prepack_runs((first..end).step_by(RUN).map(run))?;
-    Ok(dualgemm_weights { packed, n, k, format })
+    let packed = plan(&target, n, k, format)?.prepack_runs((first..end).step_by(RUN).map(run))?;
+    Ok(dualgemm_weights { packed, target, n, k, format })
 }
 
 /// Packs two 4-bit matrices `[n, k]`: `gate`, whose product goes through the activation, and `up`, whose product
-/// multiplies it. Nothing refers to their memory afterwards.
+/// multiplies it. Nothing refers to their memory, which is the host's, afterwards. `target` as for
+/// `dualgemm_weights_from_checkpoint`.
 ///
 /// # Safety
-/// `gate` and `up` describe memory that is there; `out` can be written.
+/// `gate` and `up` describe memory that is there; `target` is a string or null; `out` can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dualgemm_weights_from_tensors(
+    target: *const c_char,
     gate: *const dualgemm_matrix,
     up: *const dualgemm_matrix,
     out: *mut *mut dualgemm_weights,
@@ -121,13 +135,77 @@ pub unsafe extern "C" fn dualgemm_weights_from_tensors(
         unsafe {
             let (gate, up) = (borrow("gate", gate)?, borrow("up", up)?);
             let weights = GateUp::new(gate.quantized("gate")?, up.quantized("up")?);
+            let target = device::target(target)?;
             give("out", out, || {
                 let (n, k, format) = (weights.n(), weights.k(), weights.gate.format());
-                let packed = plan(n, k, format)?.prepack(&weights)?;
-                Ok(dualgemm_weights { packed, n, k, format })
+                let packed = plan(&target, n, k, format)?.prepack(&weights)?;
+                Ok(dualgemm_weights { packed, target, n, k, format })
             })
         }
     })
+}
+
+/// As `dualgemm_weights_from_tensors`, for nvfp4 matrices in the memory of a GPU: they are packed there, after what `stream`
+/// (a `CUstream` of the GPU's primary context) was given before. Waits for it. Block scales are not looked at: none may be
+/// NaN or negative.
+///
+/// # Safety
+/// `gate` and `up` describe device memory that is there, `target` is a string, `stream` a stream of that GPU or null, `out`
+/// can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dualgemm_weights_from_device(
+    target: *const c_char,
+    gate: *const dualgemm_matrix,
+    up: *const dualgemm_matrix,
+    stream: *mut c_void,
+    out: *mut *mut dualgemm_weights,
+) -> dualgemm_status {
+    report(|| {
+        // SAFETY: the caller vouches for all of them.
+        unsafe {
+            let (gate, up) = (borrow("gate", gate)?, borrow("up", up)?);
+            let target = device::target(target)?;
+            give("out", out, || from_device(target, gate, up, device::stream(stream)))
+        }
+    })
+}
+
+fn from_device(
+    target: Target,
+    gate: &dualgemm_matrix,
+    up: &dualgemm_matrix,
+    stream: Stream,
+) -> Result<dualgemm_weights, Failure> {
+    let shape = |m: &dualgemm_matrix| (m.format, m.rows, m.k, m.scale_layout);
+    if shape(gate) != shape(up) {
+        return Err(Failure::operand("gate and up: are not of one format, shape and scale layout".into()));
+    }
+    let (n, k, format) = (gate.rows, gate.k, block_format("gate", gate.format)?);
+    if format != BlockFormat::Nvfp4 {
+        return Err(Failure::unsupported(
+            "gate: is Mxfp4; on a GPU Nvfp4 is packed, others on the host".into(),
+        ));
+    }
+    for (name, m) in [("gate", gate), ("up", up)] {
+        if !(m.global_scale.is_finite() && m.global_scale > 0.0) {
+            let message =
+                format!("{name}: has the tensor scale {}; a positive number is needed", m.global_scale);
+            return Err(Failure::operand(message));
+        }
+    }
+    let [(gate_codes, gate_scales), (up_codes, up_scales)] =
+        [gate.codes_on_device("gate")?, up.codes_on_device("up")?];
+    let pair = DeviceGateUp {
+        n,
+        k,
+        codes: [gate_codes, up_codes],
+        scales: [gate_scales, up_scales],
+        layout: layout(gate.scale_layout)?,
+        global_scales: [gate.global_scale, up.global_scale],
+        bias: [None; 2],
+    };
+    let packed = plan(&target, n, k, format)?.prepack_device(&pair, stream)?;
+    Ok(dualgemm_weights { packed, target, n, k, format })
 }
 
 /// The shape of each half: `n` features of `k` elements. Either pointer may be null.

@@ -31,32 +31,32 @@ fn library_dir() -> PathBuf {
     std::env::current_exe().unwrap().parent().unwrap().to_path_buf()
 }
 
-fn compile(compiler: &str, flags: &[&str], out: &Path) {
+fn compile(compiler: &str, flags: &[&str], example: &str, out: &Path) {
     let status = Command::new(compiler)
         .args(["-Wall", "-Wextra", "-Werror", "-O1"])
         .args(flags)
         .arg("-I")
         .arg(root().join("crates/capi/include"))
-        .arg(root().join("examples/c/layer.c"))
+        .arg(root().join("examples/c").join(example))
         // What follows is no source in the language that a flag may have named.
         .args(["-x", "none"])
         .arg("-L")
         .arg(library_dir())
-        .args(["-ldualgemm_c", "-o"])
+        .args(["-ldualgemm_c", "-lm", "-ldl", "-o"])
         .arg(out)
         .status()
         .unwrap_or_else(|e| panic!("{compiler}: {e}; a C compiler is needed, as for linking Rust"));
     assert!(status.success(), "{compiler} {flags:?}");
 }
 
-fn run(program: &Path, argument: &Path) -> std::process::Output {
+fn run(program: &Path, argument: impl AsRef<std::ffi::OsStr>) -> std::process::Output {
     Command::new(program).arg(argument).env("LD_LIBRARY_PATH", library_dir()).output().unwrap()
 }
 
 #[test]
 fn the_c_example_computes_what_rust_computes_exact() {
     let program = std::env::temp_dir().join(format!("dualgemm-c-example-{}", std::process::id()));
-    compile("cc", &["-std=c11"], &program);
+    compile("cc", &["-std=c11"], "layer.c", &program);
     let path = root().join("testdata/smollm2-135m-layer14/modelopt-nvfp4");
     let output = run(&program, &path);
     let failed = run(&program, Path::new("no-such-checkpoint.gguf"));
@@ -88,6 +88,39 @@ fn the_header_is_cpp() {
     }
     let out = std::env::temp_dir().join(format!("dualgemm-cpp-example-{}", std::process::id()));
     // `{0}` is all zeros in both languages, but C++ compilers would rather see every member.
-    compile("c++", &["-x", "c++", "-std=c++17", "-Wno-missing-field-initializers"], &out);
+    for example in ["layer.c", "device.c"] {
+        compile("c++", &["-x", "c++", "-std=c++17", "-Wno-missing-field-initializers"], example, &out);
+    }
     std::fs::remove_file(&out).unwrap();
+}
+
+/// Runs the example on a target; what it prints, and what it says when there is no such GPU.
+fn run_device_example(target: &str) -> (std::process::Output, String) {
+    let name = format!("dualgemm-c-device-{}-{}", target.replace(':', "-"), std::process::id());
+    let program = std::env::temp_dir().join(name);
+    compile("cc", &["-std=c11"], "device.c", &program);
+    let (output, failed) = (run(&program, target), run(&program, "cuda:1000"));
+    std::fs::remove_file(&program).unwrap();
+    assert_eq!(failed.status.code(), Some(1));
+    (output, String::from_utf8(failed.stderr).unwrap())
+}
+
+/// The example compares its result with the definition and fails if it is off.
+#[test]
+fn the_c_example_on_device_memory_is_right_close() {
+    let (output, failed) = run_device_example("sim:sm_90a");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stdout));
+    assert!(text.contains("by sm90a_fused") && text.contains("the default stream"), "{text}");
+    assert!(failed.starts_with("error: "), "{failed}");
+}
+
+#[test]
+#[ignore = "needs an sm_90 GPU"]
+fn the_c_example_on_a_card_and_a_stream_of_its_own_is_right_close() {
+    let (output, failed) = run_device_example("cuda:0");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stdout));
+    assert!(text.contains("a stream of our own"), "{text}");
+    assert!(failed.contains("there is no GPU 1000"), "{failed}");
 }

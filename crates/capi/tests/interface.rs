@@ -6,6 +6,7 @@ use std::ptr::{null, null_mut};
 use dualgemm::formats::{FloatMatrix, Matrix, Producer, QuantizedMatrix, ScaleLayout, Search, quantize};
 use dualgemm::gemm::{AFormat, AOperand, DualGemmDesc, GateUp};
 use dualgemm::{DualGemm, Target};
+use dualgemm_c::device::*;
 use dualgemm_c::plan::*;
 use dualgemm_c::status::*;
 use dualgemm_c::types::*;
@@ -45,6 +46,7 @@ fn desc(m: usize) -> dualgemm_desc {
         quantize_a: DUALGEMM_QUANTIZE_A_NO,
         c_scale_layout: 0,
         c_global_scale: 0.0,
+        a_scale_layout: 0,
     }
 }
 
@@ -56,7 +58,7 @@ fn error() -> String {
 fn weights(gate: &dualgemm_matrix, up: &dualgemm_matrix) -> *mut dualgemm_weights {
     let mut out = null_mut();
     // SAFETY: both describe matrices that are there.
-    let status = unsafe { dualgemm_weights_from_tensors(gate, up, &mut out) };
+    let status = unsafe { dualgemm_weights_from_tensors(null(), gate, up, &mut out) };
     assert_eq!(status, dualgemm_status::Ok, "{}", error());
     out
 }
@@ -167,7 +169,7 @@ fn misuse_is_a_status_and_a_line() {
     // SAFETY: every pointer is null or valid.
     unsafe {
         check(run(&a, null_mut(), null_mut()), Argument, "c: is null");
-        check(run(&a, out, out), Unsupported, "stream: is for CUDA");
+        check(run(&a, out, out), Unsupported, "stream: is for GPUs");
         check(run(&dualgemm_matrix { format: 9, ..a }, out, null_mut()), Argument, "format 9 is unknown");
         check(run(&dualgemm_matrix { data: null(), ..a }, out, null_mut()), Argument, "a data: is null");
         check(run(&dualgemm_matrix { scales: null(), ..a }, out, null_mut()), Argument, "a scales: is null");
@@ -177,12 +179,26 @@ fn misuse_is_a_status_and_a_line() {
         check(run(&dualgemm_matrix { k: 32, ..a }, out, null_mut()), Operand, "[3, 32]");
         check(run(&dualgemm_matrix { rows: usize::MAX, ..a }, out, null_mut()), Argument, "address space");
         check(run(&dualgemm_matrix { rows: 0, ..a }, out, null_mut()), Operand, "has 0 rows");
-        check(dualgemm_weights_from_tensors(null(), null(), &mut none), Argument, "gate: is null");
-        check(dualgemm_weights_from_tensors(&matrix(&gate), &a, &mut none), Operand, "one format and shape");
-        check(dualgemm_weights_from_tensors(&a, &a, null_mut()), Argument, "out: is null");
-        check(dualgemm_weights_from_checkpoint(null(), 0, 0, 1, &mut none), Argument, "path: is null");
+        check(dualgemm_weights_from_tensors(null(), null(), null(), &mut none), Argument, "gate: is null");
         check(
-            dualgemm_weights_from_checkpoint(c"no.gguf".as_ptr(), 0, 0, 1, &mut none),
+            dualgemm_weights_from_tensors(null(), &matrix(&gate), &a, &mut none),
+            Operand,
+            "one format and shape",
+        );
+        check(dualgemm_weights_from_tensors(null(), &a, &a, null_mut()), Argument, "out: is null");
+        check(
+            dualgemm_weights_from_checkpoint(null(), null(), 0, 0, 1, &mut none),
+            Argument,
+            "path: is null",
+        );
+        let gpu = c"gpu".as_ptr();
+        check(
+            dualgemm_weights_from_tensors(gpu, &a, &a, &mut none),
+            Argument,
+            "\"gpu\"; valid are cpu, cuda, cuda:N",
+        );
+        check(
+            dualgemm_weights_from_checkpoint(c"cpu".as_ptr(), c"no.gguf".as_ptr(), 0, 0, 1, &mut none),
             Checkpoint,
             "no.gguf",
         );
@@ -217,14 +233,157 @@ fn ranks_read_their_share_and_blocks_are_not_split() {
     let (mut w, mut n) = (null_mut(), 0);
     // SAFETY: valid pointers; the handle is given back.
     unsafe {
-        let status = dualgemm_weights_from_checkpoint(path.as_ptr(), 0, 1, 2, &mut w);
+        let status = dualgemm_weights_from_checkpoint(null(), path.as_ptr(), 0, 1, 2, &mut w);
         assert_eq!(status, dualgemm_status::Ok, "{}", error());
         dualgemm_weights_shape(w, &mut n, null_mut());
         assert_eq!(n, 768);
         dualgemm_weights_free(w);
-        let status = dualgemm_weights_from_checkpoint(path.as_ptr(), 0, 0, 5, &mut w);
+        let status = dualgemm_weights_from_checkpoint(null(), path.as_ptr(), 0, 0, 5, &mut w);
         assert_eq!(status, dualgemm_status::Operand);
         assert!(w.is_null());
     }
     assert!(error().contains("K = 1536 cannot be split over 5 ranks"), "{}", error());
+}
+
+const SIM: &CStr = c"sim:sm_90a";
+
+/// Bytes in the simulator's memory.
+fn on_device(bytes: &[u8]) -> *mut c_void {
+    let mut out = null_mut();
+    // SAFETY: valid pointers.
+    unsafe {
+        assert_eq!(dualgemm_device_alloc(SIM.as_ptr(), bytes.len(), &mut out), dualgemm_status::Ok);
+        let status = dualgemm_device_write(SIM.as_ptr(), out, bytes.as_ptr().cast(), bytes.len());
+        assert_eq!(status, dualgemm_status::Ok, "{}", error());
+    }
+    out
+}
+
+/// A matrix in the simulator's memory.
+fn matrix_on_device(m: &QuantizedMatrix<'_>) -> dualgemm_matrix {
+    let (data, scales) = (on_device(m.codes()), on_device(m.scales()));
+    dualgemm_matrix { data, scales: scales.cast(), ..matrix(m) }
+}
+
+/// Weights from the host and from device memory, A and C in device memory, in every order of scales: what the facade
+/// computes on the same GPU.
+#[test]
+fn operands_in_device_memory_in_every_layout_exact() {
+    let (gate, up, a) = (quantized("gate", N, 0.7), quantized("up", N, 1.3), quantized("a", 5, 0.3));
+    let target = Target::Gpu("sim:sm_90a".parse().unwrap(), dualgemm::GpuOptions::default());
+    let facade = DualGemm::plan(&DualGemmDesc::new(9, N, K, AFormat::Nvfp4, gate.format()), &target).unwrap();
+    let packed = facade.prepack(&GateUp::new(gate.clone(), up.clone())).unwrap();
+    let want = facade.run_to_vec(&AOperand::Quantized(a.clone()), &packed).unwrap();
+    for layout in ScaleLayout::ALL {
+        let [gate, up, a] = [&gate, &up, &a].map(|m| m.clone().with_scale_layout(layout));
+        let on_gpu = [&gate, &up, &a].map(matrix_on_device);
+        let c = on_device(&[0xEE; 4 * 5 * N + 4]);
+        let (mut from_host, mut from_device) = (null_mut(), null_mut());
+        let desc = dualgemm_desc { a_scale_layout: on_gpu[2].scale_layout, ..desc(9) };
+        // SAFETY: valid handles, pointers and device memory.
+        unsafe {
+            let status =
+                dualgemm_weights_from_tensors(SIM.as_ptr(), &matrix(&gate), &matrix(&up), &mut from_host);
+            assert_eq!(status, dualgemm_status::Ok, "{}", error());
+            let [gate, up, a] = &on_gpu;
+            let status = dualgemm_weights_from_device(SIM.as_ptr(), gate, up, null_mut(), &mut from_device);
+            assert_eq!(status, dualgemm_status::Ok, "{}", error());
+            let p = plan(&desc, from_host);
+            for w in [from_host, from_device] {
+                assert_eq!(dualgemm_plan_warm(p, w, null_mut()), dualgemm_status::Ok);
+                let status = dualgemm_run(p, a, w, c, null_mut(), null_mut(), null_mut());
+                assert_eq!(status, dualgemm_status::Ok, "{}", error());
+                let mut got = vec![0f32; 5 * N + 1];
+                let bytes = 4 * got.len();
+                let to = got.as_mut_ptr().cast();
+                assert_eq!(dualgemm_device_synchronize(SIM.as_ptr()), dualgemm_status::Ok);
+                assert_eq!(dualgemm_device_read(SIM.as_ptr(), to, c, bytes), dualgemm_status::Ok);
+                assert_eq!(got[..5 * N], want);
+                assert_eq!(got[5 * N].to_bits(), 0xEEEE_EEEE, "nothing is written behind C");
+            }
+            dualgemm_plan_free(p);
+            dualgemm_weights_free(from_host);
+            dualgemm_weights_free(from_device);
+            for m in on_gpu {
+                assert_eq!(dualgemm_device_free(SIM.as_ptr(), m.data.cast_mut()), dualgemm_status::Ok);
+                assert_eq!(
+                    dualgemm_device_free(SIM.as_ptr(), m.scales.cast_mut().cast()),
+                    dualgemm_status::Ok
+                );
+            }
+            assert_eq!(dualgemm_device_free(SIM.as_ptr(), c), dualgemm_status::Ok);
+        }
+    }
+}
+
+#[test]
+fn misuse_of_a_gpu_is_a_status_and_a_line() {
+    use dualgemm_status::{Argument, Operand, Unsupported};
+    let (gate, a) = (quantized("gate", N, 0.7), quantized("a", 5, 0.3));
+    let (gate, a) = (matrix_on_device(&gate), matrix_on_device(&a));
+    let c = on_device(&[0; 4 * 5 * N]);
+    let check = |status: dualgemm_status, wanted, text: &str| {
+        assert_eq!(status, wanted, "{text}: {}", error());
+        assert!(error().contains(text), "{text}: {}", error());
+    };
+    let sim = SIM.as_ptr();
+    let mut none = null_mut();
+    let mut memory = null_mut();
+    let mut w = null_mut();
+    // SAFETY: every pointer is null, valid or an address that is only looked at.
+    unsafe {
+        assert_eq!(dualgemm_weights_from_device(sim, &gate, &gate, null_mut(), &mut w), dualgemm_status::Ok);
+        let pack = |g: &dualgemm_matrix, u: &dualgemm_matrix, out: *mut _| {
+            dualgemm_weights_from_device(sim, g, u, null_mut(), out)
+        };
+        let strided = dualgemm_matrix { row_stride: K, ..gate };
+        check(pack(&strided, &gate, &mut none), Unsupported, "gaps between rows");
+        check(pack(&gate, &a, &mut none), Operand, "one format, shape");
+        let mxfp4 = dualgemm_matrix { format: dualgemm_format::Mxfp4 as u32, ..gate };
+        check(pack(&mxfp4, &mxfp4, &mut none), Unsupported, "is Mxfp4");
+        let unscaled = dualgemm_matrix { global_scale: f32::NAN, ..gate };
+        check(pack(&gate, &unscaled, &mut none), Operand, "up: has the tensor scale NaN");
+        let nowhere = dualgemm_matrix { scales: null(), ..gate };
+        check(pack(&nowhere, &gate, &mut none), Argument, "null");
+        check(
+            dualgemm_weights_from_device(null(), &gate, &gate, null_mut(), &mut none),
+            Operand,
+            "processor",
+        );
+        assert!(none.is_null());
+
+        let p = plan(&desc(5), w);
+        let run = |a: &dualgemm_matrix, c: *mut c_void| {
+            dualgemm_run(p, a, w, c, null_mut(), null_mut(), null_mut())
+        };
+        assert_eq!(run(&a, c), dualgemm_status::Ok, "{}", error());
+        check(run(&a, null_mut()), Operand, "C is at");
+        check(run(&dualgemm_matrix { k: 32, ..a }, c), Operand, "a: has K = 32");
+        check(run(&dualgemm_matrix { rows: 6, ..a }, c), Operand, "[6, 64]");
+        check(run(&dualgemm_matrix { scale_layout: 1, ..a }, c), Operand, "scales in the layout");
+        check(run(&dualgemm_matrix { format: 1, ..a }, c), Operand, "a: is f16; the plan asks for nvfp4");
+        check(run(&dualgemm_matrix { data: null(), ..a }, c), Argument, "a data: is null");
+        let f32_a = dualgemm_desc { a_format: dualgemm_format::F32 as u32, ..desc(5) };
+        check(dualgemm_plan_new(&f32_a, w, &mut null_mut()), Operand, "round it to f16");
+        let unknown = dualgemm_desc { a_scale_layout: 9, ..desc(5) };
+        check(dualgemm_plan_new(&unknown, w, &mut null_mut()), Argument, "scale layout 9");
+        dualgemm_plan_free(p);
+        dualgemm_weights_free(w);
+
+        check(dualgemm_device_alloc(null(), 8, &mut memory), Argument, "is the processor");
+        check(dualgemm_device_alloc(c"cuda:x".as_ptr(), 8, &mut memory), Argument, "cuda:x");
+        check(dualgemm_device_alloc(sim, usize::MAX / 2, &mut memory), Unsupported, "are free");
+        check(dualgemm_device_alloc(sim, 8, null_mut()), Argument, "out: is null");
+        assert!(memory.is_null());
+        let bytes = [0u8; 8];
+        check(dualgemm_device_write(sim, c, null(), 8), Argument, "from: is null");
+        check(
+            dualgemm_device_write(sim, null_mut(), bytes.as_ptr().cast(), 8),
+            Unsupported,
+            "device address",
+        );
+        check(dualgemm_device_read(sim, null_mut(), c, 8), Argument, "to: is null");
+        check(dualgemm_device_free(sim, c.wrapping_byte_add(1)), Unsupported, "live allocation");
+        assert_eq!(dualgemm_device_free(sim, null_mut()), dualgemm_status::Ok);
+    }
 }
