@@ -1,9 +1,13 @@
 """The GPU MODE task on the processor: its ten-tuple, reference, checker and kernel."""
 
+import importlib.util
+import pathlib
+
 import ml_dtypes
 import numpy as np
 import pytest
 
+import dualgemm
 from dualgemm import gpumode
 
 M, N, K, L = 130, 48, 320, 2
@@ -81,3 +85,36 @@ def test_the_checker_refuses_what_is_wrong(data):
     shuffled = list(data)
     shuffled[3] = data[3][::-1]
     assert not gpumode.check_implementation(tuple(shuffled), right)[0]
+
+
+@pytest.fixture
+def harness():
+    path = pathlib.Path(__file__).parents[2] / "benchmarks/gpumode_harness.py"
+    spec = importlib.util.spec_from_file_location("gpumode_harness", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_harness_reads_the_lists_of_a_task(harness):
+    task = 'files:\n  - {"name": "a.py", "source": "../b.py"}\n\nlang: "py"\n\ntests:\n  - {"m": 1}\n  - {"m": 2}\n  \nranking_by: "geom"\n'
+    assert harness.listed(task, "files") == [{"name": "a.py", "source": "../b.py"}]
+    assert harness.listed(task, "tests") == [{"m": 1}, {"m": 2}]
+
+
+def test_the_harnesss_product_is_that_of_the_decoded_operands_exact(harness):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    # Every code, every row and column of two tiles of scales.
+    m, n, k = 130, 24, 128
+    data = gpumode.generate_input(m, n, k, 1, seed=5, device="cpu", full=True)
+
+    def blocked(scales):
+        padded = np.zeros((-(-scales.shape[0] // 128) * 128, scales.shape[1]), np.uint8)
+        padded[: scales.shape[0]] = scales[:, :, 0].view(torch.uint8).numpy()
+        order = padded.reshape(-1, 4, 32, scales.shape[1] // 4, 4).transpose(0, 3, 2, 1, 4)
+        return torch.from_numpy(np.ascontiguousarray(order)).view(torch.float8_e4m3fn).flatten()
+
+    a, b = (data[i][:, :, 0] for i in (0, 1))
+    got = harness.scaled_mm(a, b.transpose(0, 1), blocked(data[3]), blocked(data[4]), out_dtype=torch.float32)
+    floats = [dualgemm.dequantize(dualgemm.Quantized(q, s[:, :, 0])).double() for q, s in ((a, data[3]), (b, data[4]))]
+    assert torch.equal(got, (floats[0] @ floats[1].T).float())
