@@ -6,7 +6,7 @@
 //! |---|---|
 //! | [`isa`] | [`Isa`]: which kernels this machine can run |
 //! | [`pack`] | [`PackedGateUp`]: weights in kernel order, packed once |
-//! | [`tile`] | [`Tile`], [`TileKernel`], [`TileSink`]: sums of up to 64 rows by 16 features, between kernel and epilogue |
+//! | [`tile`] | [`Tile`], [`TileKernel`], [`TileSink`]: sums of up to 128 rows by 16 features, between kernel and epilogue |
 //! | [`plan`] | [`CpuPlan`]: kernel, tile and threads for a problem |
 //! | [`workspace`] | [`Workspace`]: the buffers of a plan, and the runs that use them |
 //! | [`limits`] | [`limits::Limits`]: what the machine can do at most, measured |

@@ -11,7 +11,7 @@ use dualgemm_gemm::GateUp;
 
 use crate::aligned::Aligned;
 use crate::pack::{CHUNK_K, PANEL, PackedGateUp};
-use crate::tile::{MAX_TILE_ROWS, RowTile, TILE_COLS, TileKernel};
+use crate::tile::{RowTile, TILE_COLS, TileKernel};
 use crate::w4a4::{self, Source};
 use crate::{CpuPlan, Error, Isa, threads};
 
@@ -129,21 +129,22 @@ fn read_rate(kernel: w4a4::Kernel, threads: usize, len: usize) -> f64 {
 fn w4a4_tile(kernel: w4a4::Kernel, threads: usize) -> Result<f64, Error> {
     // 8 KiB of sums, 4.6 KiB of weights, 12 KiB of activations per chunk pair: all in a first-level cache.
     const K: usize = 8 * CHUNK_K;
+    const TILE_ROWS: usize = w4a4::TILE_ROWS;
     let matrix = |name: &str, rows: usize| {
         let (codes, scales) = (vec![0x25; rows * K / 2], vec![0x38; rows * K / CHUNK_K]);
         let (format, layout) = (BlockFormat::Nvfp4, ScaleLayout::Linear);
         QuantizedMatrix::new(name, format, rows, K, codes, scales, layout, GlobalScale::ONE)
     };
     let weights = PackedGateUp::pack(&GateUp::new(matrix("gate", PANEL)?, matrix("up", PANEL)?))?;
-    let tile = RowTile { group: 0, first_row: 0, rows: MAX_TILE_ROWS };
-    let mut blocks = Aligned::zeroed(MAX_TILE_ROWS * K / CHUNK_K);
-    let a = matrix("a", MAX_TILE_ROWS)?;
+    let tile = RowTile { group: 0, first_row: 0, rows: TILE_ROWS };
+    let mut blocks = Aligned::zeroed(TILE_ROWS * K / CHUNK_K);
+    let a = matrix("a", TILE_ROWS)?;
     let bound = kernel.prepare(1, &Source::Quantized(&a), &[tile], &mut blocks);
     Ok(best(threads, 2.0, || {
-        let mut sums = [0.0; MAX_TILE_ROWS * TILE_COLS];
+        let mut sums = [0.0; TILE_ROWS * TILE_COLS];
         bound.multiply(&tile, &weights, 0, &mut sums);
         black_box(sums[0]);
-        MAX_TILE_ROWS * TILE_COLS * K
+        TILE_ROWS * TILE_COLS * K
     }))
 }
 

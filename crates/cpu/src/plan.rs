@@ -4,7 +4,7 @@ use dualgemm_gemm::{AFormat, AOperand, DualGemmDesc};
 
 use crate::pack::{CHUNK, CHUNK_K, PANEL};
 use crate::tile::MAX_TILE_ROWS;
-use crate::{Error, Isa};
+use crate::{Error, Isa, w4a4, w4a16};
 
 /// What a caller may choose. The default lets the plan choose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -45,8 +45,11 @@ impl CpuPlan {
         desc.check()?;
         let isa = options.isa.map_or_else(Isa::detect, Isa::require)?;
         let threads = options.threads.unwrap_or_else(rayon::current_num_threads).max(1);
-        let tile_rows = desc.m.min(MAX_TILE_ROWS);
-        let operands = if desc.a_compute().block_format().is_some() { "w4a4" } else { "w4a16" };
+        let (operands, most_rows) = match desc.a_compute().block_format() {
+            Some(_) => ("w4a4", w4a4::TILE_ROWS),
+            None => ("w4a16", w4a16::TILE_ROWS),
+        };
+        let tile_rows = desc.m.min(most_rows);
         let panels = (desc.n.div_ceil(PANEL) * desc.batch) as f64;
         let packed = panels * (desc.k / CHUNK_K * CHUNK) as f64;
         let nominal = DualGemmDesc { n: 0, ..*desc }.bytes();
@@ -125,6 +128,7 @@ mod tests {
              0.005 GFLOP, 0.10 MB, 54 FLOP/byte"
         );
         assert_eq!(plan(3, AFormat::Bf16).kernel, "portable-w4a16-3x16");
+        assert_eq!(plan(200, AFormat::Bf16).kernel, "portable-w4a16-128x16");
     }
 
     #[test]
@@ -139,7 +143,7 @@ mod tests {
         let plan = plan(5, AFormat::Nvfp4);
         let text = serde_json::to_string(&plan).unwrap();
         assert_eq!(serde_json::from_str::<CpuPlan>(&text).unwrap(), plan);
-        for (tile_rows, threads) in [(0, 2), (65, 2), (5, 0)] {
+        for (tile_rows, threads) in [(0, 2), (MAX_TILE_ROWS + 1, 2), (5, 0)] {
             let bad = CpuPlan { tile_rows, threads, ..plan.clone() };
             let message = Workspace::new(&bad, 1).unwrap_err().to_string();
             assert!(message.starts_with(&format!("a plan is for tiles of {tile_rows} rows and {threads}")));

@@ -14,15 +14,19 @@ use crate::tile::{MAX_TILE_ROWS, RowTile, TILE_COLS, Tile, TileKernel, TileSink}
 /// Items per thread that leave little idle time at the end.
 const ITEMS_PER_THREAD: usize = 32;
 
-/// Most panels in an item: a long stretch of memory to stream, and sums that leave room in the second-level cache.
+/// Most panels in an item: a long stretch of memory to stream.
 const MAX_PANELS: usize = 8;
+
+/// Most rows of sums in an item, panel by panel: 64 KiB, which leave room in the second-level cache.
+const MAX_SUM_ROWS: usize = 512;
+const _: () = assert!(MAX_TILE_ROWS <= MAX_SUM_ROWS);
 
 /// Room for the sums of one worker's item.
 pub(crate) type TileSums = Mutex<Aligned<f32>>;
 
 /// Sums for each of `workers` workers.
 pub(crate) fn tile_sums(workers: usize) -> Vec<TileSums> {
-    (0..workers).map(|_| Mutex::new(Aligned::zeroed(MAX_PANELS * MAX_TILE_ROWS * TILE_COLS))).collect()
+    (0..workers).map(|_| Mutex::new(Aligned::zeroed(MAX_SUM_ROWS * TILE_COLS))).collect()
 }
 
 /// Replaces `tiles` by the tiles of row ranges, one range per group: as equal as whole rows allow, none of more
@@ -48,7 +52,9 @@ pub(crate) fn run<'w>(
 ) {
     let Some(first) = tiles.first() else { return };
     let (n, panels) = (weights_of(first.group).n(), weights_of(first.group).panels());
-    let per_item = (tiles.len() * panels / (sums.len() * ITEMS_PER_THREAD)).clamp(1, MAX_PANELS);
+    let rows = tiles.iter().fold(1, |most, tile| most.max(tile.rows));
+    let most = MAX_PANELS.min(MAX_SUM_ROWS / rows);
+    let per_item = (tiles.len() * panels / (sums.len() * ITEMS_PER_THREAD)).clamp(1, most);
     let items_per_tile = panels.div_ceil(per_item);
     threads::for_each(
         sums.len(),

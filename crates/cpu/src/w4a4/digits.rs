@@ -47,11 +47,15 @@ impl<const D: usize> DigitBlock<D> {
         const { assert!(D == 2 || D == 3) };
         let (mut digits, mut biases) = ([[0; CHUNK_K]; D], [0; D]);
         for (digits, bias) in digits.iter_mut().zip(&mut biases) {
+            // Of the integers, not of the digits, which are bytes by now.
+            *bias = -i32::from(BIAS) * integers.iter().sum::<i32>();
             *digits = integers.map(|integer| integer as i8);
-            integers = std::array::from_fn(|i| (integers[i] - i32::from(digits[i])) >> 8);
-            *bias = -i32::from(BIAS) * digits.iter().map(|&digit| i32::from(digit)).sum::<i32>();
+            integers = integers.map(|integer| (integer - i32::from(integer as i8)) >> 8);
         }
-        let bias = biases.iter().rev().fold(0, |whole, bias| 256 * whole + bias);
+        let bias = biases[0];
+        for digit in 1..D {
+            biases[digit - 1] -= 256 * biases[digit];
+        }
         Self { digits, biases, bias, scale, chunk }
     }
 }

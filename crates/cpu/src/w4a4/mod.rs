@@ -57,6 +57,9 @@ struct Functions {
     read: unsafe fn(*const f32, usize) -> usize,
 }
 
+/// Most rows of a tile: beyond, decoding weights takes no time that counts.
+pub(crate) const TILE_ROWS: usize = 64;
+
 /// Blocks of A, 24 bytes each, that are multiplied with several panels in turn: 192 KiB, which leaves room for sums
 /// and passing weights in a second-level cache of 512 KiB.
 const CACHED_BLOCKS: usize = 8192;
