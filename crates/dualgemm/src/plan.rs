@@ -242,8 +242,12 @@ impl Plan {
         self.check_shape("the weights", (BlockFormat::Nvfp4, weights.n, weights.k))?;
         match self {
             Self::Cpu(_) => Err(Error::NotOnGpu),
-            Self::Gpu { gpu, .. } => {
-                Ok(PackedWeights::Gpu(Arc::new(DeviceWeights::pack_on_device(gpu.open()?, weights, stream)?)))
+            Self::Gpu { gpu, plan } => {
+                let put = match plan.weight_form()? {
+                    WeightForm::Atoms => DeviceWeights::atoms_on_device,
+                    _ => DeviceWeights::pack_on_device,
+                };
+                Ok(PackedWeights::Gpu(Arc::new(put(gpu.open()?, weights, stream)?)))
             }
         }
     }

@@ -4,9 +4,11 @@
 //! multiplying it. Both rates come from the best public kernels of the GPU MODE task, whose times at M = 256 differ by
 //! 12 steps of 30720 bytes and whose times at M = 512 by what they multiply (`docs/kernels/blackwell.md`).
 
+use dualgemm_device::DeviceInfo;
 use dualgemm_kernels::Error;
-use dualgemm_kernels::parts::operand::ATOM_ROWS;
+use dualgemm_kernels::parts::operand::{ATOM_ROWS, Formats};
 use dualgemm_kernels::sm100a::config::{Config, Side, tiles};
+use dualgemm_kernels::sm120a::config::Config as Workstation;
 
 /// Multiprocessors of a B200.
 pub const MULTIPROCESSORS: u32 = 148;
@@ -22,6 +24,24 @@ pub const MEMORY: f64 = 7200.0;
 pub const EXCHANGE_US: f64 = 0.8;
 /// Everything but the loop, µs, in the task's harness, which times single launches between two events.
 pub const LAUNCH_US: f64 = 5.5;
+
+/// FLOP per nanosecond of a multiprocessor of sm_120, and bytes from memory: an RTX PRO 6000's 2.0 PFLOP/s and 1.79 TB/s
+/// over 188.
+const WORKSTATION: (f64, f64) = (10_700.0, 9.5);
+
+/// Microseconds of the sm_120 kernel, an estimate: waves of tiles at the matrix rate, or the bytes at that of memory.
+pub(crate) fn workstation_us(
+    config: &Workstation,
+    (m, n, k): (usize, usize, usize),
+    info: &DeviceInfo,
+) -> f64 {
+    let sms = info.sm_count.max(1);
+    let tiles = m.div_ceil(config.tokens as usize) * n.div_ceil(config.features as usize);
+    let waves = tiles.div_ceil(sms as usize) as f64;
+    let tile = 4.0 * f64::from(config.tokens * config.features) * k as f64 / WORKSTATION.0;
+    let bytes = (m * k + 2 * n * k) as f64 * 0.5625 + 2.0 * (m * n) as f64;
+    (waves * tile).max(bytes / (WORKSTATION.1 * f64::from(sms))) / 1e3
+}
 
 /// The estimate of a launch.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
@@ -57,7 +77,7 @@ pub struct Estimate {
 }
 
 impl Estimate {
-    /// The estimate for `(m, n, k)` on nvfp4 operands with f16 C.
+    /// The estimate for `(m, n, k)` on the configuration's operands with f16 C.
     ///
     /// # Errors
     /// If the configuration does not fit a multiprocessor.
@@ -72,8 +92,13 @@ impl Estimate {
         // Gate and up, each 128 rows by n columns of this CTA; a pair's instruction is 256 rows on two tensor cores.
         let multiplications = 2 * ATOM_ROWS * config.n * step_k;
         let fill_ns = f64::from(step_bytes) / FILL;
-        let multiply_ns = 2.0 * f64::from(multiplications) / MULTIPLY;
-        let bytes = (m * k + 2 * n * k) as f64 * 0.5625 + 2.0 * (m * n) as f64;
+        // 16-bit operands are multiplied at a quarter of the rate.
+        let (rate, a_bytes) = match config.formats {
+            Formats::Scaled(_) => (1, 0.5625),
+            Formats::Wide(_) => (4, 2.0),
+        };
+        let multiply_ns = f64::from(rate) * 2.0 * f64::from(multiplications) / MULTIPLY;
+        let bytes = (m * k) as f64 * a_bytes + (2 * n * k) as f64 * 0.5625 + 2.0 * (m * n) as f64;
         Ok(Self {
             kernel: config.name(),
             ctas: tiles * cluster,
@@ -82,7 +107,7 @@ impl Estimate {
             step_k,
             step_bytes,
             fill_ns,
-            multiply_clocks: multiplications / PEAK,
+            multiply_clocks: rate * multiplications / PEAK,
             multiply_ns,
             tmem_columns: layout.tmem_columns,
             shared_bytes: layout.smem.bytes(),

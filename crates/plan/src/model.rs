@@ -24,7 +24,7 @@ const FILL: f64 = 48.0;
 const MEMORY: f64 = 3.0e12;
 const MEMORY_OF_ONE: f64 = 32e9;
 /// Start, first loads and last stores of a kernel, µs.
-const ENDS: f64 = 2.0;
+pub(crate) const ENDS: f64 = 2.0;
 /// The same for every further tile of a multiprocessor: new CTAs, and tiles whose loads overlap the stores before.
 const NEXT_CTA: f64 = 1.0;
 const NEXT_TILE: f64 = 0.3;

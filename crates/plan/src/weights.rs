@@ -7,6 +7,7 @@ use dualgemm_device::{Device, DevicePtr, Stream};
 use dualgemm_formats::scalar::{e2m1, e4m3};
 use dualgemm_formats::{QuantizedMatrix, ScaleLayout};
 use dualgemm_gemm::GateUp;
+use dualgemm_kernels::generic::atoms::ScaleAtoms;
 use dualgemm_kernels::generic::expand::{Codes, Expand};
 use dualgemm_kernels::generic::pack::GpuPack;
 use dualgemm_kernels::sm90a::decode::WEIGHT_FACTOR;
@@ -24,6 +25,8 @@ pub enum WeightForm {
     PackedApart,
     /// As producers write them: rows of codes, linear scales.
     Plain,
+    /// Rows of codes, scales in 128x4 atoms: what Blackwell's tensor cores read.
+    Atoms,
     /// Rounded to e4m3, 8 bits per weight, under one scale for each matrix that makes the largest value which its block
     /// scales allow 448: six times the largest of them.
     E4m3,
@@ -67,6 +70,7 @@ enum Form {
     Packed(Buffer),
     PackedApart([Buffer; 2]),
     Plain { codes: [Buffer; 2], scales: [Buffer; 2] },
+    Atoms { codes: [Buffer; 2], scales: [Buffer; 2] },
     E4m3([Buffer; 2]),
 }
 
@@ -134,6 +138,35 @@ impl DeviceWeights {
         Self::new(gpu, (n, k), alpha, Form::Packed(pack), biases)
     }
 
+    /// Copies weights that are on the device already, scales brought into 128x4 atoms, after what `stream` was given
+    /// before. They pass through the host once; nothing is packed.
+    ///
+    /// # Errors
+    /// If an address is not the device's, a bias has another length, or they do not fit.
+    pub fn atoms_on_device(
+        gpu: &'static Gpu,
+        weights: &DeviceGateUp<'_>,
+        stream: Stream,
+    ) -> Result<Self, Error> {
+        let &DeviceGateUp { n, k, codes, scales, layout, global_scales, bias } = weights;
+        let biases = both_biases(n, bias)?;
+        // What the stream was given is done when all launches are.
+        let _ = stream;
+        gpu.synchronize()?;
+        let read = |from: DevicePtr, bytes: usize| -> Result<Vec<u8>, Error> {
+            let mut host = vec![0; bytes];
+            gpu.copy_from(&mut host, from)?;
+            Ok(host)
+        };
+        let codes = |half: usize| Ok::<_, Error>(Buffer::of(gpu, &read(codes[half], n * k / 2)?)?);
+        let atoms = |half: usize| {
+            let linear = read(scales[half], layout.len(n, k / 16))?;
+            Ok::<_, Error>(Buffer::of(gpu, &layout.convert(&linear, ScaleLayout::Sf128x4, n, k / 16))?)
+        };
+        let form = Form::Atoms { codes: [codes(0)?, codes(1)?], scales: [atoms(0)?, atoms(1)?] };
+        Self::new(gpu, (n, k), global_scales, form, biases)
+    }
+
     /// One of several experts: its pack lies among theirs.
     pub(crate) fn of_expert(
         of: Arc<DeviceExperts>,
@@ -177,6 +210,9 @@ impl DeviceWeights {
             Form::Plain { codes: [a, b], scales: [c, d] } => {
                 Form::Plain { codes: [copy(a)?, copy(b)?], scales: [copy(c)?, copy(d)?] }
             }
+            Form::Atoms { codes: [a, b], scales: [c, d] } => {
+                Form::Atoms { codes: [copy(a)?, copy(b)?], scales: [copy(c)?, copy(d)?] }
+            }
         };
         let bias = self.bias.as_ref().map(copy).transpose()?;
         Ok(Self { id: next_id(), n: self.n, k: self.k, alpha: self.alpha, form, bias, expert: None })
@@ -203,6 +239,7 @@ impl DeviceWeights {
             Form::Packed(_) => WeightForm::Packed,
             Form::PackedApart(_) => WeightForm::PackedApart,
             Form::Plain { .. } => WeightForm::Plain,
+            Form::Atoms { .. } => WeightForm::Atoms,
             Form::E4m3(_) => WeightForm::E4m3,
         }
     }
@@ -212,7 +249,9 @@ impl DeviceWeights {
         match &self.form {
             Form::Packed(pack) => pack.bytes(),
             Form::PackedApart(halves) | Form::E4m3(halves) => halves.iter().map(Buffer::bytes).sum(),
-            Form::Plain { codes, scales } => codes.iter().chain(scales).map(Buffer::bytes).sum(),
+            Form::Plain { codes, scales } | Form::Atoms { codes, scales } => {
+                codes.iter().chain(scales).map(Buffer::bytes).sum()
+            }
         }
     }
 
@@ -261,6 +300,14 @@ impl DeviceWeights {
         }
     }
 
+    /// Gate and up as rows of codes with scales in 128x4 atoms.
+    pub(crate) fn atoms(&self) -> Result<[Codes; 2], Error> {
+        match &self.form {
+            Form::Atoms { codes, scales } => Ok(rows_of_codes((self.n, self.k), codes, scales)),
+            _ => Err(self.wrong_form(WeightForm::Atoms)),
+        }
+    }
+
     fn wrong_form(&self, wanted: WeightForm) -> Error {
         let expected = format!("{wanted}; prepack with the plan that runs them");
         Error::Operand { tensor: "weights", found: self.form().to_string(), expected }
@@ -273,6 +320,7 @@ impl std::fmt::Display for WeightForm {
             Self::Packed => "packed",
             Self::PackedApart => "packed apart",
             Self::Plain => "plain",
+            Self::Atoms => "rows of codes with 128x4 scales",
             Self::E4m3 => "e4m3",
         })
     }
@@ -322,7 +370,7 @@ impl Uploads {
                 let bytes = apart_bytes(n, k);
                 Room::PackedApart([buffer(bytes)?, buffer(bytes)?])
             }
-            WeightForm::Plain | WeightForm::E4m3 => {
+            WeightForm::Plain | WeightForm::E4m3 | WeightForm::Atoms => {
                 let (codes, scales) = (n * k / 2, n * k / 16);
                 Room::Rows {
                     codes: [buffer(codes)?, buffer(codes)?],
@@ -342,7 +390,7 @@ impl Uploads {
         let step = match self.wanted {
             WeightForm::Packed => CHUNK_FEATURES,
             WeightForm::PackedApart => CHUNK_ROWS,
-            WeightForm::Plain | WeightForm::E4m3 => 1,
+            WeightForm::Plain | WeightForm::E4m3 | WeightForm::Atoms => 1,
         };
         if !first.is_multiple_of(step) {
             let expected = format!("runs of a multiple of {step} features");
@@ -411,6 +459,17 @@ impl Uploads {
                 // The rows are freed now.
                 gpu.synchronize()?;
                 Form::E4m3(rounded)
+            }
+            (Room::Rows { codes, scales }, WeightForm::Atoms) => {
+                let bytes = ScaleLayout::Sf128x4.len(n, k / 16);
+                let atoms = [Buffer::new(gpu, bytes)?, Buffer::new(gpu, bytes)?];
+                let kernel = ScaleAtoms::new(gpu)?;
+                for (from, to) in scales.iter().zip(&atoms) {
+                    gpu.launch(&kernel.spec((n, k / 16), from.ptr(), to.ptr())?)?;
+                }
+                // The linear scales are freed now.
+                gpu.synchronize()?;
+                Form::Atoms { codes, scales: atoms }
             }
             (Room::Rows { codes, scales }, _) => Form::Plain { codes, scales },
         };

@@ -8,6 +8,7 @@ pub mod fp8;
 pub mod fused;
 pub mod fused_epilogue;
 pub mod library;
+pub mod native;
 pub mod parallel_streams;
 pub mod plain;
 pub mod portable;
@@ -59,8 +60,8 @@ pub trait Strategy: Debug + Sync {
         Rounding::Nothing
     }
 
-    /// Whether plans may take it without being asked to, and the tuner tries it unnamed. Such round nothing and read packed
-    /// weights, so that the same weights serve plans for any M. The others are there to be compared with: they run if they
+    /// Whether plans may take it without being asked to, and the tuner tries it unnamed. Such round nothing and on a kind
+    /// of card read one form of weights, so that the same weights serve plans for any M. The others are there to be compared with: they run if they
     /// are named.
     fn automatic(&self) -> bool {
         false
@@ -183,6 +184,7 @@ pub const STRATEGIES: &[&dyn Strategy] = &[
     &fused::Fused::WAVES,
     &plain::Plain,
     &portable::Portable,
+    &native::Native,
     &fp8::Fp8,
 ];
 
@@ -226,7 +228,8 @@ mod tests {
     fn those_taken_unasked_round_nothing_and_share_one_form_of_weights() {
         for s in STRATEGIES.iter().filter(|s| s.automatic()) {
             assert_eq!(s.rounding(), Rounding::Nothing, "{}", s.name());
-            assert_eq!(s.weight_form(), WeightForm::Packed, "{}", s.name());
+            // A card takes either form, not both: that of Hopper's kernels or that of Blackwell's.
+            assert!(matches!(s.weight_form(), WeightForm::Packed | WeightForm::Atoms), "{}", s.name());
             assert!(!s.needs_library(), "{}", s.name());
         }
         let named: Vec<&str> = STRATEGIES.iter().filter(|s| !s.automatic()).map(|s| s.name()).collect();
