@@ -20,6 +20,7 @@ An NVFP4 A is widened to f16 first, by a kernel of its own, in every call.
 """
 
 import argparse
+import contextlib
 import csv
 import sys
 
@@ -78,20 +79,27 @@ def main():
     report = dualgemm.bench("16x1024x1024", device="cuda", a_format="f16")
     limits, machine = report["limits"], {name: report["rows"][0][name] for name in ("driver", "commit")}
     print(f"{limits['bytes_per_s'] * 1e-9:.0f} GB/s, {limits['flops_per_s'] * 1e-12:.0f} TFLOP/s", flush=True)
-    lines = []
+    with contextlib.ExitStack() as stack:
+        files = [sys.stdout]
+        if args.csv:
+            files.append(stack.enter_context(open(args.csv, "w", newline="", encoding="utf-8")))
+        writers = [csv.writer(file, lineterminator="\n") for file in files]
+        for line in measurements(args, which, limits, machine):
+            for writer, file in zip(writers, files):
+                writer.writerow(line)
+                file.flush()
+
+
+def measurements(args, which, limits, machine):
+    """Lines of the table, its head first, each as soon as it is there."""
+    yield COLUMNS
     for shape in args.shapes.split(","):
         problem = tuple(map(int, shape.split("x")))
-        rows = peers.measure([problem], args.a_format.split(","), limits, machine, which)
-        for row in rows:
+        for row in peers.measure([problem], args.a_format.split(","), limits, machine, which):
             line = {**row, "card": row["device"], "rel_err": f"{row['rel_l2']:.3e}"}
             for name in ("median_us", "p10_us", "p90_us", "floor_us"):
                 line[name] = f"{row[name]:.3f}"
-            lines.append([line[name] for name in COLUMNS])
-            print(*lines[-1][3:], flush=True)
-    if args.csv:
-        with open(args.csv, "w", newline="", encoding="utf-8") as file:
-            csv.writer(file, lineterminator="\n").writerows([COLUMNS, *lines])
-    sys.exit(not lines)
+            yield [line[name] for name in COLUMNS]
 
 
 if __name__ == "__main__":
