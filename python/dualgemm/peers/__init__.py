@@ -57,7 +57,7 @@ def peers():
 
     return {
         "triton-fused": Peer(prepare_fused, "triton"),
-        "triton-epilogue": Peer(prepare_epilogue, "cublas, triton", 16),
+        "triton-epilogue": Peer(prepare_epilogue, "cublas+triton", 16),
     }
 
 
