@@ -87,7 +87,7 @@ pub const KERNELS: &[Kernel] = &[
     Kernel { name: "fused_mxfp4", doc: MXFP4, configs: || sm120_names(BlockFormat::Mxfp4), ..SM121 },
     Kernel {
         name: "expand",
-        doc: "nvfp4 to code times scale as f16 or bf16, exactly",
+        doc: "nvfp4 to code times scale as f16 or bf16, exactly, or rounded to e4m3",
         arch: Target::Sm80,
         configs: || names(Expand::configs()),
         generate: |config, program, _| elementwise(config, Expand::configs(), program),
