@@ -1,11 +1,12 @@
 //! NVIDIA's library products (cuBLASLt), the peer that fused kernels are measured against.
 //!
 //! The library is looked for at run time and only when asked for; nothing else needs it. Only what one plain product
-//! takes is bound here. API: <https://docs.nvidia.com/cuda/cublas/#using-the-cublaslt-api>.
+//! takes is bound here, and one of nvfp4 operands, which the library has from version 12.8 on for Blackwell: written by its
+//! documentation, not yet run on silicon. API: <https://docs.nvidia.com/cuda/cublas/#using-the-cublaslt-api>.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use dualgemm_device::{DevicePtr, Error, Stream};
 use libloading::Library;
@@ -22,6 +23,17 @@ const TYPE_32F: c_int = 0;
 const DESC_TRANSA: c_int = 3;
 const OP_T: i32 = 1;
 const PREF_MAX_WORKSPACE_BYTES: c_int = 1;
+/// `CUBLASLT_MATMUL_DESC_{A,B}_SCALE_POINTER` and `_SCALE_MODE`, of the library's first and second operand.
+const DESC_SCALE_POINTERS: [c_int; 2] = [17, 18];
+const DESC_SCALE_MODES: [c_int; 2] = [31, 32];
+/// `CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3`: a scale per 16 elements, in 128x4 order.
+const SCALE_VEC16_UE4M3: i32 = 1;
+/// `CUDA_R_4F_E2M1`.
+const TYPE_E2M1: c_int = 33;
+/// Elements of nvfp4 in 16 bytes, on multiples of which rows of operands start.
+const NVFP4_ROW_STEP: usize = 32;
+/// 16-bit elements in 16 bytes, on multiples of which rows of the result start.
+const RESULT_ROW_STEP: usize = 8;
 
 /// The 16-bit type of a product's operands and result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -187,10 +199,37 @@ impl Blas {
     pub fn matmul(
         &self,
         ty: HalfType,
+        size: (usize, usize, usize),
+        workspace: usize,
+    ) -> Result<Matmul, Error> {
+        self.product(ty.code(), ty, size, workspace)
+    }
+
+    /// The same product of nvfp4 operands: rows of codes, and block scales in 128x4 order, padding zero. For Blackwell;
+    /// not yet run on silicon.
+    ///
+    /// # Errors
+    /// If K is no multiple of 32 or N none of 8, on which rows start at multiples of 16 bytes; [`Error::Driver`] if the
+    /// library is older than 12.8 or has no algorithm, as on any card before Blackwell.
+    pub fn matmul_nvfp4(
+        &self,
+        result: HalfType,
+        (m, n, k): (usize, usize, usize),
+        workspace: usize,
+    ) -> Result<Matmul, Error> {
+        nvfp4_rule(n, k)?;
+        self.product(TYPE_E2M1, result, (m, n, k), workspace)
+    }
+
+    fn product(
+        &self,
+        operand: c_int,
+        result: HalfType,
         (m, n, k): (usize, usize, usize),
         workspace: usize,
     ) -> Result<Matmul, Error> {
         let (f, open) = (&self.0.functions, &self.0);
+        let scaled = operand == TYPE_E2M1;
         let (mut product, mut pref) = (
             Matmul {
                 open: open.clone(),
@@ -198,6 +237,7 @@ impl Blas {
                 layouts: [null_mut(); 3],
                 algos: Vec::new(),
                 workspace,
+                scales: scaled.then(Mutex::default),
             },
             null_mut(),
         );
@@ -214,8 +254,19 @@ impl Blas {
                 "cublasLtMatmulDescSetAttribute",
                 (f.desc_set)(product.desc, DESC_TRANSA, transposed, 4),
             )?;
-            for (layout, (rows, cols)) in product.layouts.iter_mut().zip([(k, n), (k, m), (n, m)]) {
-                let status = (f.layout_create)(layout, ty.code(), rows as u64, cols as u64, rows as i64);
+            if scaled {
+                let mode = SCALE_VEC16_UE4M3;
+                for attribute in DESC_SCALE_MODES {
+                    let status = (f.desc_set)(product.desc, attribute, (&raw const mode).cast(), 4);
+                    open.check("cublasLtMatmulDescSetAttribute (block scales, from 12.8 on)", status)?;
+                }
+                // Proposals depend on whether there are any, not on where.
+                product.set_scales([DevicePtr(256); 2])?;
+            }
+            let types = [operand, operand, result.code()];
+            let sizes = [(k, n), (k, m), (n, m)];
+            for (layout, (ty, (rows, cols))) in product.layouts.iter_mut().zip(types.into_iter().zip(sizes)) {
+                let status = (f.layout_create)(layout, ty, rows as u64, cols as u64, rows as i64);
                 open.check("cublasLtMatrixLayoutCreate", status)?;
             }
             open.check("cublasLtMatmulPreferenceCreate", (f.pref_create)(&mut pref))?;
@@ -245,12 +296,29 @@ impl Blas {
             if product.algos.is_empty() {
                 return Err(Error::Driver {
                     call: "cublasLtMatmulAlgoGetHeuristic",
-                    reason: format!("no algorithm for {m}x{n}x{k} in {ty:?}"),
+                    reason: format!(
+                        "no algorithm for {m}x{n}x{k} {} in {result:?}",
+                        if scaled { "of nvfp4" } else { "" }
+                    ),
                 });
             }
         }
         Ok(product)
     }
+}
+
+/// Rows of nvfp4 operands and of a 16-bit result start at multiples of 16 bytes.
+fn nvfp4_rule(n: usize, k: usize) -> Result<(), Error> {
+    if k.is_multiple_of(NVFP4_ROW_STEP) && n.is_multiple_of(RESULT_ROW_STEP) {
+        return Ok(());
+    }
+    Err(Error::Driver {
+        call: "a cuBLASLt product of nvfp4",
+        reason: format!(
+            "N = {n}, K = {k}; N has to be a multiple of {RESULT_ROW_STEP} and K of {NVFP4_ROW_STEP}, so that rows start \
+             at multiples of 16 bytes"
+        ),
+    })
 }
 
 /// One product with its algorithms, of which the first is used; see [`Blas::matmul`].
@@ -261,9 +329,12 @@ pub struct Matmul {
     layouts: [Handle; 3],
     algos: Vec<[u64; 8]>,
     workspace: usize,
+    /// Held while block scales, which are part of the description, are set and a product is started.
+    scales: Option<Mutex<()>>,
 }
 
-// SAFETY: descriptors are plain memory that is only read after `Blas::matmul`.
+// SAFETY: descriptors are plain memory that is only read after `Blas::matmul`, but for addresses of scales, which a mutex
+// guards.
 unsafe impl Send for Matmul {}
 // SAFETY: as above.
 unsafe impl Sync for Matmul {}
@@ -287,6 +358,53 @@ impl Matmul {
             best = if us < best.0 { (us, algo) } else { best };
         }
         self.algos.swap(0, best.1);
+        Ok(())
+    }
+
+    /// As [`choose`](Self::choose), of nvfp4 operands.
+    ///
+    /// # Errors
+    /// As `choose`; if the product is not one of [`Blas::matmul_nvfp4`].
+    pub fn choose_nvfp4(
+        &mut self,
+        operands: [DevicePtr; 3],
+        scales: [DevicePtr; 2],
+        workspace: DevicePtr,
+    ) -> Result<(), Error> {
+        self.set_scales(scales)?;
+        self.choose(operands, workspace)
+    }
+
+    /// As [`launch`](Self::launch), of nvfp4 operands with the block scales of A and of B.
+    ///
+    /// # Errors
+    /// [`Error::Driver`]; if the product is not one of [`Blas::matmul_nvfp4`].
+    pub fn launch_nvfp4(
+        &self,
+        stream: Stream,
+        alpha: f32,
+        operands: [DevicePtr; 3],
+        scales: [DevicePtr; 2],
+        workspace: DevicePtr,
+    ) -> Result<(), Error> {
+        let _alone = self.scales.as_ref().map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
+        self.set_scales(scales)?;
+        self.launch_by(0, stream, alpha, operands, workspace)
+    }
+
+    /// Writes the addresses of the scales of A and of B into the description.
+    fn set_scales(&self, [a, b]: [DevicePtr; 2]) -> Result<(), Error> {
+        if self.scales.is_none() {
+            let reason = "its operands are 16-bit floats, which have no block scales".into();
+            return Err(Error::Driver { call: "a cuBLASLt product", reason });
+        }
+        // The library's first operand is our B.
+        for (attribute, scale) in DESC_SCALE_POINTERS.into_iter().zip([b, a]) {
+            let value = (&raw const scale.0).cast();
+            // SAFETY: the description lives as long as this product; the value is copied.
+            let status = unsafe { (self.open.functions.desc_set)(self.desc, attribute, value, 8) };
+            self.open.check("cublasLtMatmulDescSetAttribute (addresses of scales)", status)?;
+        }
         Ok(())
     }
 
@@ -360,5 +478,19 @@ impl Drop for Matmul {
 impl std::fmt::Debug for Matmul {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Matmul").field("algorithms", &self.algos.len()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_nvfp4_start_at_multiples_of_16_bytes_or_are_refused() {
+        assert!(nvfp4_rule(8, 32).is_ok() && nvfp4_rule(4096, 7168).is_ok());
+        for (n, k) in [(8, 16), (8, 48), (4, 32), (7, 64)] {
+            let message = nvfp4_rule(n, k).unwrap_err().to_string();
+            assert!(message.contains(&format!("N = {n}, K = {k}")), "{message}");
+        }
     }
 }

@@ -23,7 +23,7 @@ use crate::prologue::{Image, Order, Prologue, compute_type, overlapping};
 use crate::{Buffer, DeviceC, DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm};
 
 /// Scratch that the library may use; what its fast Hopper kernels ask for.
-const WORKSPACE: usize = 32 << 20;
+pub(super) const WORKSPACE: usize = 32 << 20;
 
 type Prepare = fn(&'static Gpu, &GpuPlan) -> Result<Box<dyn Prepared>, Error>;
 
@@ -75,7 +75,7 @@ impl Strategy for OfLibrary {
 }
 
 /// Whether a problem is one for the library.
-fn supports(strategy: &'static str, desc: &DualGemmDesc) -> Result<(), Error> {
+pub(super) fn supports(strategy: &'static str, desc: &DualGemmDesc) -> Result<(), Error> {
     let unsupported = |reason: String| Err(Error::Unsupported { strategy, reason });
     if let Err(reason) = compute_type(desc) {
         return unsupported(reason);
@@ -98,6 +98,33 @@ fn supports(strategy: &'static str, desc: &DualGemmDesc) -> Result<(), Error> {
         return unsupported("C is re-quantized with a dynamic scale; a static one is needed".into());
     }
     Ok(())
+}
+
+/// Where the activation's kernel writes.
+pub(super) fn sink(out: OutFormat) -> Sink {
+    match out {
+        OutFormat::F32 => Sink::Float(FloatType::F32),
+        OutFormat::F16 => Sink::Float(FloatType::F16),
+        OutFormat::Bf16 => Sink::Float(FloatType::Bf16),
+        OutFormat::Nvfp4 { scale_layout, .. } => Sink::Codes(scale_layout),
+    }
+}
+
+/// C of a call, and its tensor scale.
+pub(super) fn destination(desc: &DualGemmDesc, call: &DeviceCall) -> Result<(Out, GlobalScale), Error> {
+    match (desc.out, call.c) {
+        (
+            OutFormat::Nvfp4 { global_scale: OutScale::Static(scale), .. },
+            DeviceC::Nvfp4 { codes, scales, .. },
+        ) => Ok((Out::Codes { codes, scales }, GlobalScale::multiplier(scale))),
+        (out, DeviceC::Float(values)) => {
+            let pitch = desc.n * out.bits_per_element() as usize / 8;
+            Ok((Out::Image { values, pitch }, GlobalScale::ONE))
+        }
+        (out, DeviceC::Nvfp4 { .. }) => {
+            Err(Error::Operand { tensor: "C", found: "nvfp4".into(), expected: out.to_string() })
+        }
+    }
 }
 
 /// How many products there are.
@@ -131,12 +158,6 @@ impl Library {
         let ty = compute_type(&desc).map_err(|reason| Error::Unsupported { strategy, reason })?;
         let half = if ty == FloatType::Bf16 { HalfType::Bf16 } else { HalfType::F16 };
         let device: &dyn Device = gpu;
-        let sink = match desc.out {
-            OutFormat::F32 => Sink::Float(FloatType::F32),
-            OutFormat::F16 => Sink::Float(FloatType::F16),
-            OutFormat::Bf16 => Sink::Float(FloatType::Bf16),
-            OutFormat::Nvfp4 { scale_layout, .. } => Sink::Codes(scale_layout),
-        };
         let program = desc.epilogue.activation.program();
         let round = desc.epilogue.round_gate_up_to_bf16;
         let features = if shape == Shape::One { 2 * desc.n } else { desc.n };
@@ -148,7 +169,7 @@ impl Library {
             prologue: Prologue::new(gpu, &desc, plan.a_scale_layout, Order::Rows)?,
             dequantize: Dequantize::new(device, ScaleLayout::Linear, ty)?,
             matmul: gpu.blas()?.matmul(half, (desc.m, features, desc.k), WORKSPACE)?,
-            act: SiluMul::new(device, (ty, false, round), sink, &program, true)?,
+            act: SiluMul::new(device, (ty, false, round), sink(desc.out), &program, true)?,
             products: Buffer::new(gpu, desc.m * desc.n * 4)?,
             workspaces: [workspace()?, workspace()?],
         };
@@ -252,19 +273,7 @@ impl Library {
                 Products { m, n, gate, up, pitch: 4 * n, alpha: [1.0, ratio], a_scale, bias }
             }
         };
-        let (out, scale) = match (self.desc.out, call.c) {
-            (
-                OutFormat::Nvfp4 { global_scale: OutScale::Static(scale), .. },
-                DeviceC::Nvfp4 { codes, scales, .. },
-            ) => (Out::Codes { codes, scales }, GlobalScale::multiplier(scale)),
-            (out, DeviceC::Float(values)) => {
-                let pitch = n * out.bits_per_element() as usize / 8;
-                (Out::Image { values, pitch }, GlobalScale::ONE)
-            }
-            (out, DeviceC::Nvfp4 { .. }) => {
-                return Err(Error::Operand { tensor: "C", found: "nvfp4".into(), expected: out.to_string() });
-            }
-        };
+        let (out, scale) = destination(&self.desc, call)?;
         self.launch(self.act.spec(&products, &out, scale)?, stream)
     }
 

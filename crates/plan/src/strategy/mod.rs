@@ -8,6 +8,7 @@ pub mod fp8;
 pub mod fused;
 pub mod fused_epilogue;
 pub mod library;
+pub mod library_nvfp4;
 pub mod native;
 pub mod parallel_streams;
 pub mod plain;
@@ -61,8 +62,8 @@ pub trait Strategy: Debug + Sync {
     }
 
     /// Whether plans may take it without being asked to, and the tuner tries it unnamed. Such round nothing and on a kind
-    /// of card read one form of weights, so that the same weights serve plans for any M. The others are there to be compared with: they run if they
-    /// are named.
+    /// of card read one form of weights, so that the same weights serve plans for any M. The others are there to be
+    /// compared with: they run if they are named.
     fn automatic(&self) -> bool {
         false
     }
@@ -176,6 +177,7 @@ pub const STRATEGIES: &[&dyn Strategy] = &[
     &cached_scales::CACHED_SCALES,
     &parallel_streams::PARALLEL_STREAMS,
     &cuda_graph::CUDA_GRAPH,
+    &library_nvfp4::LibraryNvfp4,
     &fused_epilogue::FusedEpilogue,
     &fused::Fused::GRID,
     &fused::Fused::PERSISTENT,
@@ -233,8 +235,16 @@ mod tests {
             assert!(!s.needs_library(), "{}", s.name());
         }
         let named: Vec<&str> = STRATEGIES.iter().filter(|s| !s.automatic()).map(|s| s.name()).collect();
-        let want =
-            ["baseline", "cached-scales", "parallel-streams", "cuda-graph", "fused-epilogue", "plain", "fp8"];
+        let want = [
+            "baseline",
+            "cached-scales",
+            "parallel-streams",
+            "cuda-graph",
+            "library-nvfp4",
+            "fused-epilogue",
+            "plain",
+            "fp8",
+        ];
         assert_eq!(named, want);
     }
 

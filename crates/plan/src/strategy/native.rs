@@ -268,7 +268,7 @@ impl Prepared for Ready {
 
 /// What brings A to what the kernel takes.
 #[derive(Debug)]
-struct Prologue {
+pub(super) struct Prologue {
     k: usize,
     kind: Kind,
 }
@@ -298,7 +298,7 @@ enum Tensor {
 }
 
 impl Prologue {
-    fn new(gpu: &'static Gpu, desc: &DualGemmDesc, layout: ScaleLayout) -> Result<Self, Error> {
+    pub(super) fn new(gpu: &'static Gpu, desc: &DualGemmDesc, layout: ScaleLayout) -> Result<Self, Error> {
         let &DualGemmDesc { m, k, a, quantize_a, .. } = desc;
         let scales = || Buffer::new(gpu, ScaleLayout::Sf128x4.len(m, k / 16));
         let floats = match a {
@@ -335,7 +335,7 @@ impl Prologue {
     }
 
     /// Lists the launches; A, its tensor scale, and one in device memory or null.
-    fn specs(
+    pub(super) fn specs(
         &self,
         call: &DeviceCall,
         specs: &mut Vec<LaunchSpec>,
