@@ -34,8 +34,7 @@ pub(crate) fn explain(call: &'static str, error: DriverError) -> Error {
 
 /// Loads and starts the driver; once per process is enough, more does no harm.
 pub(crate) fn init() -> Result<(), Error> {
-    // SAFETY: only looks for the library.
-    if !unsafe { sys::is_culib_present() } {
+    if !is_installed() {
         return Err(Error::Driver {
             call: "loading the CUDA driver",
             reason: "libcuda.so was not found; install NVIDIA's driver, or use the CPU or the simulator"
@@ -43,6 +42,15 @@ pub(crate) fn init() -> Result<(), Error> {
         });
     }
     cudarc::driver::result::init().map_err(|error| explain("cuInit", error))
+}
+
+/// Whether the driver library is there. cudarc says so only if it loads the library itself; a program that another crate
+/// made link to it starts only where it is.
+fn is_installed() -> bool {
+    // SAFETY: NVIDIA's driver may be loaded at any time; its initialization asks nothing of the program.
+    ["libcuda.so.1", "libcuda.so", "nvcuda.dll"]
+        .iter()
+        .any(|name| unsafe { libloading::Library::new(*name) }.is_ok())
 }
 
 /// What a device is.

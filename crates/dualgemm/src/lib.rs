@@ -6,6 +6,8 @@
 //! [`DualGemm::plan`] chooses how to compute it, [`Plan::prepack`] brings the weights into kernel order once,
 //! [`Plan::run`] multiplies. [`check`] compares a result with the f64 reference.
 
+#[cfg(feature = "candle")]
+pub mod candle;
 pub mod check;
 pub mod error;
 pub mod gpu;

@@ -1,0 +1,286 @@
+//! The operation in [candle](https://github.com/huggingface/candle): [`SwiGlu`], an operator on tensors, and [`GatedMlp`], a
+//! module with the down projection. Both are [`Module`]s, cheap to clone, `Send` and `Sync`.
+//!
+//! With the feature `candle`, for candle-core 0.11; with `candle-cuda` also on CUDA tensors, which are read and written where
+//! they lie, on candle's stream.
+//!
+//! ```no_run
+//! use candle_core::{DType, Device, Module, Tensor};
+//! use dualgemm::candle::{GatedMlp, Options};
+//!
+//! # fn main() -> candle_core::Result<()> {
+//! let mlp = GatedMlp::from_checkpoint("model-nvfp4".as_ref(), 0, DType::F32, &Options::default())?;
+//! let x = Tensor::randn(0f32, 1.0, (1, 8, 576), &Device::Cpu)?;
+//! println!("{}", mlp.forward(&x)?);
+//! # Ok(())
+//! # }
+//! ```
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use candle_core::backend::BackendStorage;
+use candle_core::{
+    CpuStorage, CustomOp1, DType, Device, Error, Layout, Module, Result, Shape, Tensor, WithDType,
+};
+use half::{bf16, f16};
+
+use crate::checkpoint::{Checkpoint, OpenOptions};
+use crate::formats::{BlockFormat, FloatMatrix, Matrix, QuantizedMatrix};
+use crate::gemm::{AFormat, AOperand, DualGemmDesc, Epilogue, GateUp, OutFormat, OutputMut, QuantizeA};
+use crate::{DualGemm, PackedWeights, Runner, Target};
+
+#[cfg(feature = "candle-cuda")]
+mod cuda;
+
+/// What is computed, and where.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The function of the two products. Checkpoints of other activations than SiLU need theirs.
+    pub epilogue: Epilogue,
+    /// Whether x is quantized on the way in.
+    pub quantize_a: QuantizeA,
+    /// Where the weights go and the tensors are.
+    pub device: Device,
+}
+
+impl Default for Options {
+    /// SiLU, floats, the processor.
+    fn default() -> Self {
+        Self { epilogue: Epilogue::default(), quantize_a: QuantizeA::No, device: Device::Cpu }
+    }
+}
+
+impl Options {
+    fn target(&self) -> Result<Target> {
+        match &self.device {
+            Device::Cpu => Ok(Target::default()),
+            #[cfg(feature = "candle-cuda")]
+            Device::Cuda(card) => Ok(cuda::target(card)),
+            other => candle_core::bail!(
+                "no kernels for {:?}; there are for the processor and, with the feature candle-cuda, for CUDA devices",
+                other.location()
+            ),
+        }
+    }
+}
+
+/// `C = act(x · gateᵀ, x · upᵀ)` on the last dimension of a tensor, in the type of that tensor: f32, f16 or bf16.
+#[derive(Debug, Clone)]
+pub struct SwiGlu(Arc<Packed>);
+
+#[derive(Debug)]
+struct Packed {
+    weights: PackedWeights,
+    target: Target,
+    n: usize,
+    k: usize,
+    format: BlockFormat,
+    epilogue: Epilogue,
+    quantize_a: QuantizeA,
+    /// M is rounded up to a power of two, so that there are few.
+    runners: Mutex<Vec<Kept>>,
+}
+
+/// A runner that no call is using. Calls on one stream may share its scratch memory, calls on two may not.
+#[derive(Debug)]
+struct Kept {
+    desc: DualGemmDesc,
+    stream: u64,
+    runner: Runner,
+}
+
+impl SwiGlu {
+    /// Packs gate and up for a device.
+    ///
+    /// # Errors
+    /// If the halves do not belong together, or the device is not there.
+    pub fn new(weights: &GateUp<'_>, options: &Options) -> Result<Self> {
+        let (n, k, format) = (weights.n(), weights.k(), weights.gate.format());
+        let target = options.target()?;
+        // Weights of a shape are packed alike for every plan; this is one that every target has.
+        let desc = DualGemmDesc { out: OutFormat::F16, ..DualGemmDesc::new(1, n, k, AFormat::F16, format) };
+        let plan = DualGemm::plan(&desc, &target);
+        let weights = plan.and_then(|plan| plan.prepack(weights)).map_err(Error::wrap)?;
+        let &Options { epilogue, quantize_a, .. } = options;
+        let runners = Mutex::default();
+        Ok(Self(Arc::new(Packed { weights, target, n, k, format, epilogue, quantize_a, runners })))
+    }
+
+    /// Features (N) of each half.
+    pub fn n(&self) -> usize {
+        self.0.n
+    }
+
+    /// Elements per feature (K).
+    pub fn k(&self) -> usize {
+        self.0.k
+    }
+}
+
+impl Module for SwiGlu {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        x.contiguous()?.apply_op1_no_bwd(self)
+    }
+}
+
+impl Packed {
+    /// Rows of x and the shape of C.
+    fn shapes(&self, x: &Layout) -> Result<(usize, Shape)> {
+        match x.dims().split_last() {
+            Some((&k, lead)) if k == self.k => {
+                Ok((lead.iter().product(), Shape::from([lead, &[self.n]].concat())))
+            }
+            _ => candle_core::bail!("x has shape {:?}; [..., {}] is needed", x.dims(), self.k),
+        }
+    }
+
+    /// Calls `run` with a runner for so many rows of a type. `stream` is 0 on the processor.
+    fn with_runner<T: Float, R>(
+        &self,
+        rows: usize,
+        stream: u64,
+        run: impl FnOnce(&mut Runner) -> std::result::Result<R, crate::Error>,
+    ) -> Result<R> {
+        let desc = DualGemmDesc {
+            quantize_a: self.quantize_a,
+            out: T::OUT,
+            epilogue: self.epilogue,
+            ..DualGemmDesc::new(rows.next_power_of_two(), self.n, self.k, T::A, self.format)
+        };
+        let kept = || self.runners.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_this = |kept: &Kept| kept.desc == desc && kept.stream == stream;
+        let found = {
+            let mut kept = kept();
+            kept.iter().position(of_this).map(|at| kept.swap_remove(at).runner)
+        };
+        let mut runner = match found {
+            Some(runner) => runner,
+            None => {
+                let plan = DualGemm::plan(&desc, &self.target).map_err(Error::wrap)?;
+                let runner = plan.runner(1).map_err(Error::wrap)?;
+                runner.warm(&self.weights).map_err(Error::wrap)?;
+                runner
+            }
+        };
+        let result = run(&mut runner).map_err(Error::wrap);
+        kept().push(Kept { desc, stream, runner });
+        result
+    }
+
+    /// C of a tensor of the processor.
+    fn cpu<T: Float>(&self, x: &[T], layout: &Layout, rows: usize) -> Result<Vec<T>> {
+        let mut c = vec![T::zero(); rows * self.n];
+        if rows > 0 {
+            let (start, end) = span(layout)?;
+            let matrix = Matrix::new("x", rows, self.k, &x[start..end]).map_err(Error::wrap)?;
+            let a = AOperand::Float(T::a(matrix));
+            let run = |runner: &mut Runner| runner.run(&a, &self.weights, T::c(&mut c));
+            self.with_runner::<T, _>(rows, 0, run)?;
+        }
+        Ok(c)
+    }
+}
+
+/// Types of x and C.
+trait Float: WithDType {
+    const A: AFormat;
+    const OUT: OutFormat;
+
+    fn a(x: Matrix<'_, Self>) -> FloatMatrix<'_>;
+    fn c(c: &mut [Self]) -> OutputMut<'_>;
+}
+
+macro_rules! float {
+    ($type:ty, $variant:ident) => {
+        impl Float for $type {
+            const A: AFormat = AFormat::$variant;
+            const OUT: OutFormat = OutFormat::$variant;
+
+            fn a(x: Matrix<'_, Self>) -> FloatMatrix<'_> {
+                FloatMatrix::$variant(x)
+            }
+
+            fn c(c: &mut [Self]) -> OutputMut<'_> {
+                OutputMut::$variant(c)
+            }
+        }
+    };
+}
+
+float!(f32, F32);
+float!(f16, F16);
+float!(bf16, Bf16);
+
+/// Where the elements of x are.
+fn span(x: &Layout) -> Result<(usize, usize)> {
+    match x.contiguous_offsets() {
+        Some(span) => Ok(span),
+        None => candle_core::bail!("x is not contiguous; Module::forward makes it so"),
+    }
+}
+
+impl CustomOp1 for SwiGlu {
+    fn name(&self) -> &'static str {
+        "dualgemm-swiglu"
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let (packed, (rows, shape)) = (&*self.0, self.0.shapes(layout)?);
+        let c = match storage {
+            CpuStorage::F32(x) => CpuStorage::F32(packed.cpu(x, layout, rows)?),
+            CpuStorage::F16(x) => CpuStorage::F16(packed.cpu(x, layout, rows)?),
+            CpuStorage::BF16(x) => CpuStorage::BF16(packed.cpu(x, layout, rows)?),
+            other => candle_core::bail!("x is {:?}; F32, F16 or BF16 is needed", other.dtype()),
+        };
+        Ok((c, shape))
+    }
+
+    #[cfg(feature = "candle-cuda")]
+    fn cuda_fwd(
+        &self,
+        storage: &candle_core::CudaStorage,
+        layout: &Layout,
+    ) -> Result<(candle_core::CudaStorage, Shape)> {
+        self.0.cuda(storage, layout)
+    }
+}
+
+/// `down(act(x · gateᵀ, x · upᵀ))`, gate and up in 4 bits, down decoded.
+#[derive(Debug, Clone)]
+pub struct GatedMlp {
+    gate_up: SwiGlu,
+    /// `[n, k]`.
+    down: Tensor,
+}
+
+impl GatedMlp {
+    /// A layer's dense MLP for tensors of a float type.
+    ///
+    /// # Errors
+    /// If there is no such layer, a tensor is missing or breaks a rule, or the device is not there.
+    pub fn from_checkpoint(path: &Path, layer: usize, dtype: DType, options: &Options) -> Result<Self> {
+        let checkpoint = Checkpoint::open(path, &OpenOptions::default()).map_err(Error::wrap)?;
+        let weights = crate::weights(checkpoint.gate_up(layer).map_err(Error::wrap)?);
+        let down = checkpoint.down(layer).map_err(Error::wrap)?;
+        let down = decoded(&down.weight)?.to_dtype(dtype)?.to_device(&options.device)?;
+        Ok(Self { gate_up: SwiGlu::new(&weights, options)?, down: down.t()? })
+    }
+
+    /// The product before the down projection.
+    pub fn gate_up(&self) -> &SwiGlu {
+        &self.gate_up
+    }
+}
+
+fn decoded(m: &QuantizedMatrix<'_>) -> Result<Tensor> {
+    let values: Vec<f32> =
+        (0..m.rows()).flat_map(|row| (0..m.k()).map(move |k| m.value(row, k) as f32)).collect();
+    Tensor::from_vec(values, (m.rows(), m.k()), &Device::Cpu)
+}
+
+impl Module for GatedMlp {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.gate_up.forward(x)?.broadcast_matmul(&self.down)
+    }
+}

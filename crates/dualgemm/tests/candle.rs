@@ -1,0 +1,160 @@
+//! candle tensors against the facade and against candle's own arithmetic on decoded weights.
+
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device, Module, Result, Tensor};
+use dualgemm::candle::{GatedMlp, Options, SwiGlu};
+use dualgemm::checkpoint::{Checkpoint, OpenOptions};
+use dualgemm::gemm::QuantizeA;
+
+fn path() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/smollm2-135m-layer14/modelopt-nvfp4")
+}
+
+fn x(shape: &[usize]) -> Result<Tensor> {
+    let len: usize = shape.iter().product();
+    let values: Vec<f32> = (0..len).map(|i| (i as f32 * 0.37).sin()).collect();
+    Tensor::from_vec(values, shape, &Device::Cpu)
+}
+
+fn values(t: &Tensor) -> Result<Vec<f32>> {
+    t.to_dtype(DType::F32)?.flatten_all()?.to_vec1()
+}
+
+fn rel_l2(got: &Tensor, want: &Tensor) -> Result<f32> {
+    let norm = |t: &Tensor| t.sqr()?.sum_all()?.sqrt()?.to_scalar::<f32>();
+    Ok(norm(&(got.to_dtype(DType::F32)? - want)?)? / norm(want)?)
+}
+
+fn swiglu(options: &Options) -> SwiGlu {
+    let checkpoint = Checkpoint::open(&path(), &OpenOptions::default()).unwrap();
+    let weights = dualgemm::weights(checkpoint.gate_up(0).unwrap());
+    SwiGlu::new(&weights, options).unwrap()
+}
+
+/// Gate or up, decoded.
+fn decoded(gate: bool) -> Result<Tensor> {
+    let checkpoint = Checkpoint::open(&path(), &OpenOptions::default()).unwrap();
+    let weights = checkpoint.gate_up(0).unwrap();
+    let m = if gate { &weights.gate } else { &weights.up };
+    let values: Vec<f32> =
+        (0..m.rows()).flat_map(|r| (0..m.k()).map(move |k| m.value(r, k) as f32)).collect();
+    Tensor::from_vec(values, (m.rows(), m.k()), &Device::Cpu)
+}
+
+#[test]
+fn types_of_tensors_close() -> Result<()> {
+    let (op, x) = (swiglu(&Options::default()), x(&[3, 576])?);
+    let gate = x.matmul(&decoded(true)?.t()?)?;
+    let want = ((gate.silu()?) * x.matmul(&decoded(false)?.t()?)?)?;
+    for (dtype, limit) in [(DType::F32, 1e-5), (DType::F16, 2e-3), (DType::BF16, 2e-2)] {
+        let c = op.forward(&x.to_dtype(dtype)?)?;
+        assert_eq!((c.dtype(), c.dims()), (dtype, &[3, 1536][..]));
+        let error = rel_l2(&c, &want)?;
+        assert!(error < limit, "{dtype:?}: {error}");
+    }
+    Ok(())
+}
+
+#[test]
+fn leading_dimensions_and_strides_exact() -> Result<()> {
+    let (op, x) = (swiglu(&Options::default()), x(&[6, 576])?);
+    let want = values(&op.forward(&x)?)?;
+    let c = op.forward(&x.reshape((2, 3, 576))?)?;
+    assert_eq!(c.dims(), [2, 3, 1536]);
+    assert_eq!(values(&c)?, want);
+    let transposed = x.t()?.contiguous()?.t()?;
+    assert!(!transposed.is_contiguous());
+    assert_eq!(values(&op.forward(&transposed)?)?, want);
+    assert_eq!(op.forward(&x.narrow(0, 0, 0)?)?.dims(), [0, 1536]);
+    let part = x.narrow(0, 2, 3)?;
+    assert_eq!(values(&op.forward(&part)?)?, values(&op.forward(&part.copy()?)?)?);
+    Ok(())
+}
+
+#[test]
+fn misuse_is_refused_with_a_reason() -> Result<()> {
+    let op = swiglu(&Options::default());
+    let message = |x: &Tensor| op.forward(x).unwrap_err().to_string();
+    assert!(message(&x(&[2, 64])?).contains("[..., 576] is needed"));
+    assert!(message(&x(&[2, 576])?.to_dtype(DType::F64)?).contains("F32, F16 or BF16"));
+    let missing = GatedMlp::from_checkpoint("no-such.gguf".as_ref(), 0, DType::F32, &Options::default());
+    assert!(missing.unwrap_err().to_string().contains("no-such.gguf"));
+    Ok(())
+}
+
+#[test]
+fn the_module_computes_the_whole_mlp_close() -> Result<()> {
+    let mlp = GatedMlp::from_checkpoint(&path(), 0, DType::F32, &Options::default())?;
+    let x = x(&[1, 4, 576])?;
+    let y = mlp.forward(&x)?;
+    assert_eq!(y.dims(), [1, 4, 576]);
+    let checkpoint = Checkpoint::open(&path(), &OpenOptions::default()).unwrap();
+    let down = checkpoint.down(0).unwrap().weight;
+    let c = values(&mlp.gate_up().forward(&x)?)?;
+    let want: Vec<f32> = c
+        .chunks(1536)
+        .flat_map(|c| {
+            let row = |r: usize| (0..1536).map(|k| down.value(r, k) * f64::from(c[k])).sum::<f64>() as f32;
+            (0..576).map(row).collect::<Vec<f32>>()
+        })
+        .collect();
+    let want = Tensor::from_vec(want, (1, 4, 576), &Device::Cpu)?;
+    assert!(rel_l2(&y, &want)? < 1e-5);
+    fn shared<T: Send + Sync>(_: &T) {}
+    shared(&mlp);
+    Ok(())
+}
+
+#[test]
+fn x_is_quantized_on_the_way_in_close() -> Result<()> {
+    let (floats, x) = (swiglu(&Options::default()), x(&[4, 576])?);
+    let quantized = swiglu(&Options { quantize_a: QuantizeA::Dynamic, ..Options::default() });
+    let (want, got) = (floats.forward(&x)?, quantized.forward(&x)?);
+    let error = rel_l2(&got, &want)?;
+    assert!((0.01..0.2).contains(&error), "{error}");
+    Ok(())
+}
+
+#[test]
+fn one_operator_serves_any_threads_and_shapes_exact() -> Result<()> {
+    let op = swiglu(&Options::default());
+    let inputs = (1..=9).map(|m| x(&[m, 576])).collect::<Result<Vec<_>>>()?;
+    let want = inputs.iter().map(|x| values(&op.forward(x)?)).collect::<Result<Vec<_>>>()?;
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for (x, want) in inputs.iter().zip(&want) {
+                    assert_eq!(values(&op.forward(x).unwrap()).unwrap(), *want);
+                }
+            });
+        }
+    });
+    Ok(())
+}
+
+#[cfg(feature = "candle-cuda")]
+#[test]
+#[ignore = "needs a CUDA device"]
+fn cuda_tensors_close() -> Result<()> {
+    let on = |device: &Device| {
+        let options = Options { device: device.clone(), ..Options::default() };
+        GatedMlp::from_checkpoint(&path(), 0, DType::F16, &options)
+    };
+    let (card, x) = (Device::new_cuda(0)?, x(&[2, 9, 576])?.to_dtype(DType::F16)?);
+    let (here, there) = (on(&Device::Cpu)?, on(&card)?);
+    for rows in [1, 4, 9] {
+        let x = x.narrow(1, 0, rows)?;
+        let want = here.gate_up().forward(&x)?.to_dtype(DType::F32)?;
+        let c = there.gate_up().forward(&x.to_device(&card)?)?;
+        let error = rel_l2(&c.to_device(&Device::Cpu)?, &want)?;
+        assert!(error < 1e-3, "{rows}: {error}");
+        let want = here.forward(&x)?.to_dtype(DType::F32)?;
+        let error = rel_l2(&there.forward(&x.to_device(&card)?)?.to_device(&Device::Cpu)?, &want)?;
+        assert!(error < 5e-3, "{rows}: {error}");
+    }
+    // Weights of one device do not serve the other.
+    assert!(there.forward(&x).is_err());
+    assert!(here.forward(&x.to_device(&card)?).is_err());
+    Ok(())
+}
