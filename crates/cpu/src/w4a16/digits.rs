@@ -14,7 +14,8 @@
 //! K · 2⁻²⁴ · Σ |a · w| of the exact one, which is the bound of K additions in f32. It is usually nearer than these: most
 //! floats lose nothing, and 16 products take three roundings instead of 16.
 //!
-//! Two digits, which are faster, suit bf16: its 8 bits rarely leave a rest. Other types get three.
+//! Integers of 15 bits take two digits, which are faster to multiply, and are tried first with bf16 and f16: if these leave
+//! a rest that matters, and with f32 always, integers have 22 bits, in three digits.
 
 use dualgemm_formats::FloatMatrix;
 
@@ -22,16 +23,17 @@ use super::widen;
 use crate::Isa;
 use crate::pack::CHUNK_K;
 use crate::vmath::{self, Vectorized};
-use crate::w4a4::{DigitBlock, Digits};
+use crate::w4a4::DigitBlock;
 
-/// Bits of the largest integer of a block of two or three digits. Two could hold a little less than 15 bits and a sign,
-/// see [`HEADROOM`]; what three could hold beyond 22 would not round by an addition.
-const fn bits(digits: usize) -> i32 {
-    if digits == 2 { 15 } else { 22 }
-}
+/// Bits of the largest integer of a block of two digits: a little less, see [`HEADROOM`].
+const SHORT_BITS: i32 = 15;
 
-/// The largest float of a block times this is less than 2^[`bits`] integers, since two digits reach from -127 · 257 to
-/// 127 · 257 = 0.996 · 2¹⁵.
+/// Bits of the largest integer of a block of three digits. What they could hold beyond that would not be rounded by an
+/// addition.
+const LONG_BITS: i32 = 22;
+
+/// The largest integer times this has the bits of its kind, since two digits reach from -127 · 257 to 127 · 257 =
+/// 0.996 · 2¹⁵.
 const HEADROOM: f32 = 1.005;
 
 /// Exponents for which no product with a scale leaves the normal numbers of f32.
@@ -41,24 +43,24 @@ const EXPONENTS: std::ops::RangeInclusive<i32> = -90..=40;
 const SPAN: usize = 16 * CHUNK_K;
 
 /// f32 words in a block.
-const fn block_words(digits: usize) -> usize {
-    if digits == 2 { size_of::<DigitBlock<2>>() / 4 } else { size_of::<DigitBlock<3>>() / 4 }
+const BLOCK_WORDS: usize = size_of::<DigitBlock>() / size_of::<f32>();
+
+/// f32 words that hold a row of `k` floats in one block per chunk.
+pub(super) const fn words(k: usize) -> usize {
+    k / CHUNK_K * BLOCK_WORDS
 }
 
-/// f32 words that hold as many blocks for a row of `k` floats as are of use.
+/// f32 words that hold as many blocks as are of use.
 pub(super) const fn useful_words(k: usize) -> usize {
-    let chunks = k / CHUNK_K;
-    let (two, three) = (most_blocks(2, chunks) * block_words(2), most_blocks(3, chunks) * block_words(3));
-    if two > three { two } else { three }
+    most_blocks(k) * BLOCK_WORDS
 }
 
-/// Blocks from where on another way is faster, by their counts of operations: of three digits instead of two, of floats
-/// instead of three.
-const fn most_blocks(digits: usize, chunks: usize) -> usize {
-    if digits == 2 { chunks * 5 / 4 } else { chunks * 7 / 4 }
+/// Blocks from where on they take longer than [`kernel`](super::kernel) does, by their counts of operations.
+const fn most_blocks(k: usize) -> usize {
+    k / CHUNK_K * 7 / 4
 }
 
-/// Writes a row into `out` and returns in how many digits and how many blocks. Does not if
+/// Writes a row into `out` and returns how many blocks it took. Does not if
 /// - `out` is too small, or [`kernel`](super::kernel) is faster than so many blocks;
 /// - a number is infinite or NaN, extremely small or large.
 ///
@@ -72,46 +74,29 @@ pub(super) unsafe fn write(
     a: &FloatMatrix<'_>,
     row: usize,
     out: &mut [f32],
-) -> Option<(usize, usize)> {
-    let mut write = |digits| {
-        let count = match digits {
-            // SAFETY: the caller's promise.
-            2 => unsafe { vmath::dispatch(isa, Write::<2> { unit, a, row, out: &mut *out }) },
-            // SAFETY: as above.
-            _ => unsafe { vmath::dispatch(isa, Write::<3> { unit, a, row, out: &mut *out }) },
-        };
-        count.map(|count| (digits, count))
-    };
-    let two = if matches!(a, FloatMatrix::Bf16(_)) { write(2) } else { None };
-    two.or_else(|| write(3))
-}
-
-/// The first blocks that [`write()`] wrote.
-pub(super) fn read(digits: usize, count: usize, from: &[f32]) -> Digits<'_> {
-    let words = &from[..count * block_words(digits)];
-    match digits {
-        2 => Digits::Two(bytemuck::cast_slice(words)),
-        _ => Digits::Three(bytemuck::cast_slice(words)),
-    }
+) -> Option<usize> {
+    // SAFETY: the caller's promise.
+    unsafe { vmath::dispatch(isa, Write { unit, a, row, out }) }
 }
 
 /// The work of [`write()`] as something to compile per instruction set.
-struct Write<'a, const D: usize> {
+struct Write<'a> {
     unit: f32,
     a: &'a FloatMatrix<'a>,
     row: usize,
     out: &'a mut [f32],
 }
 
-impl<const D: usize> Vectorized for Write<'_, D> {
+impl Vectorized for Write<'_> {
     type Output = Option<usize>;
 
     #[inline(always)]
     fn run(self) -> Option<usize> {
         let Self { unit, a, row, out } = self;
-        let (k, room) = (a.cols(), out.len() / block_words(D));
-        let blocks: &mut [DigitBlock<D>] = bytemuck::cast_slice_mut(&mut out[..room * block_words(D)]);
-        let most = room.min(most_blocks(D, k / CHUNK_K));
+        let (k, short) = (a.cols(), may_be_short(a));
+        let room = out.len() / BLOCK_WORDS;
+        let blocks: &mut [DigitBlock] = bytemuck::cast_slice_mut(&mut out[..room * BLOCK_WORDS]);
+        let most = room.min(most_blocks(k));
         let (mut count, mut wide) = (0, [0.0; SPAN]);
         for first in (0..k).step_by(SPAN) {
             let span = widen(a, row, first, &mut wide[..SPAN.min(k - first)]);
@@ -119,17 +104,55 @@ impl<const D: usize> Vectorized for Write<'_, D> {
                 let mut rest = *floats;
                 let mut left = floats.iter().fold(0, |bits, x| bits | x.to_bits() << 1) != 0;
                 while left {
-                    let (exponent, integers) = take_integers::<D>(&mut rest)?;
-                    let chunk = (first / CHUNK_K + i) as u32;
+                    let part;
+                    (part, left) = take_part(&mut rest, floats, k, short)?;
+                    let (chunk, scale) = ((first / CHUNK_K + i) as u32, unit * power_of_two(part.exponent));
                     *blocks[..most].get_mut(count)? =
-                        DigitBlock::new(integers, unit * power_of_two(exponent), chunk);
+                        DigitBlock::new(part.digits, part.integers, scale, chunk);
                     count += 1;
-                    left = matters(&rest, floats, k);
                 }
             }
         }
         Some(count)
     }
+}
+
+/// The first `count` blocks that [`write()`] wrote.
+pub(super) fn read(count: usize, from: &[f32]) -> &[DigitBlock] {
+    bytemuck::cast_slice(&from[..count * BLOCK_WORDS])
+}
+
+/// Whether integers of 15 bits are worth trying: they never hold what matters of an f32.
+#[inline(always)]
+fn may_be_short(a: &FloatMatrix<'_>) -> bool {
+    !matches!(a, FloatMatrix::F32(_))
+}
+
+/// Multiples of 2^exponent.
+#[derive(Debug, PartialEq)]
+struct Part {
+    exponent: i32,
+    digits: u32,
+    integers: [i32; CHUNK_K],
+}
+
+/// Takes the largest part from what is left of 16 floats, and tells whether the rest matters.
+#[inline(always)]
+fn take_part(
+    rest: &mut [f32; CHUNK_K],
+    floats: &[f32; CHUNK_K],
+    k: usize,
+    short: bool,
+) -> Option<(Part, bool)> {
+    if short {
+        let mut after = *rest;
+        let (exponent, integers) = take_integers::<SHORT_BITS>(&mut after)?;
+        if !matters(&after, floats, k) {
+            return Some((Part { exponent, digits: 2, integers }, false));
+        }
+    }
+    let (exponent, integers) = take_integers::<LONG_BITS>(rest)?;
+    Some((Part { exponent, digits: 3, integers }, matters(rest, floats, k)))
 }
 
 /// Whether the rest of any float is more than a sum of `k` products may lose anyway.
@@ -140,14 +163,14 @@ fn matters(rest: &[f32; CHUNK_K], floats: &[f32; CHUNK_K], k: usize) -> bool {
 }
 
 /// Takes from each float the nearest multiple of 2^exponent, which it returns with the multiples. The largest of them has
-/// about [`bits`] bits.
+/// about `BITS` bits.
 #[inline(always)]
-fn take_integers<const D: usize>(rest: &mut [f32; CHUNK_K]) -> Option<(i32, [i32; CHUNK_K])> {
+fn take_integers<const BITS: i32>(rest: &mut [f32; CHUNK_K]) -> Option<(i32, [i32; CHUNK_K])> {
     // Adding 1.5 · 2²³ rounds to the nearest integer and leaves it in the low bits of the significand.
     const ROUND: f32 = 12_582_912.0;
     let most = rest.iter().fold(0, |most, x| most.max((x.abs() * HEADROOM).to_bits())) >> 23;
     // Below 2^(most - 126), if finite.
-    let exponent = most as i32 - 126 - bits(D);
+    let exponent = most as i32 - 126 - BITS;
     if !EXPONENTS.contains(&exponent) {
         return None;
     }
@@ -171,32 +194,29 @@ mod tests {
     use proptest::prelude::*;
 
     /// All parts of 16 floats that matter in a sum of `k` products.
-    fn parts<const D: usize>(x: [f32; CHUNK_K], k: usize) -> Option<Vec<(i32, [i32; CHUNK_K])>> {
-        let (mut rest, mut parts) = (x, vec![]);
-        let mut left = x != [0.0; CHUNK_K];
+    fn parts(x: [f32; CHUNK_K], k: usize, short: bool) -> Option<Vec<Part>> {
+        let (mut rest, mut parts, mut left) = (x, vec![], x != [0.0; CHUNK_K]);
         while left {
-            parts.push(take_integers::<D>(&mut rest)?);
-            left = matters(&rest, &x, k);
+            let part;
+            (part, left) = take_part(&mut rest, &x, k, short)?;
+            parts.push(part);
         }
         Some(parts)
     }
 
-    /// What the parts add up to.
-    fn sum(parts: &[(i32, [i32; CHUNK_K])], k: usize) -> f64 {
-        parts.iter().map(|(e, integers)| f64::from(integers[k]) * 2f64.powi(*e)).sum()
-    }
-
     #[test]
     fn zeros_have_no_parts_and_powers_of_two_have_one() {
-        assert_eq!(parts::<3>([0.0; CHUNK_K], 16), Some(vec![]));
-        assert_eq!(parts::<3>([-0.0; CHUNK_K], 16), Some(vec![]));
+        for short in [true, false] {
+            assert_eq!(parts([0.0; CHUNK_K], 16, short), Some(vec![]));
+            assert_eq!(parts([-0.0; CHUNK_K], 16, short), Some(vec![]));
+        }
         let mut x = [0.0; CHUNK_K];
         (x[3], x[7]) = (-0.25, 4.0);
         let mut integers = [0; CHUNK_K];
         (integers[3], integers[7]) = (-1 << 17, 1 << 21);
-        assert_eq!(parts::<3>(x, 16), Some(vec![(-19, integers)]));
+        assert_eq!(parts(x, 16, false), Some(vec![Part { exponent: -19, digits: 3, integers }]));
         (integers[3], integers[7]) = (-1 << 10, 1 << 14);
-        assert_eq!(parts::<2>(x, 16), Some(vec![(-12, integers)]));
+        assert_eq!(parts(x, 16, true), Some(vec![Part { exponent: -12, digits: 2, integers }]));
     }
 
     #[test]
@@ -204,29 +224,39 @@ mod tests {
         for bad in [f32::NAN, f32::INFINITY, f32::MIN_POSITIVE, f32::from_bits(1), 1e30] {
             let mut x = [1.0; CHUNK_K];
             x[5] = bad;
-            assert_eq!(parts::<3>(x, 16), None, "{bad}");
-            assert_eq!(parts::<3>([bad; CHUNK_K], 16), None, "{bad}");
+            for short in [true, false] {
+                assert_eq!(parts(x, 16, short), None, "{bad}");
+                assert_eq!(parts([bad; CHUNK_K], 16, short), None, "{bad}");
+            }
         }
+    }
+
+    /// The digits of each part.
+    fn digits(x: [f32; CHUNK_K], k: usize, short: bool) -> Vec<u32> {
+        parts(x, k, short).unwrap().iter().map(|part| part.digits).collect()
     }
 
     #[test]
     fn floats_of_similar_size_leave_no_rest() {
         let x: [f32; CHUNK_K] = std::array::from_fn(|i| (i as f32 - 7.3) / 3.0);
-        let bf16s = x.map(|x| bf16::from_f32(x).to_f32());
-        assert_eq!(parts::<2>(bf16s, 16).unwrap().len(), 1);
-        assert_eq!(parts::<3>(x.map(|x| f16::from_f32(x).to_f32()), 16).unwrap().len(), 1);
-        assert_eq!([16, 4096].map(|k| parts::<3>(x, k).unwrap().len()), [2, 1]);
+        assert_eq!(digits(x.map(|x| bf16::from_f32(x).to_f32()), 16, true), [2]);
+        let mut f16s = x.map(|x| f16::from_f32(x).to_f32());
+        f16s[7] /= 16.0;
+        assert_eq!(digits(f16s, 16, true), [3]);
+        assert_eq!(digits(x, 4096, false), [3]);
+        assert_eq!(digits(x, 16, false), [3, 3]);
     }
 
-    fn check<const D: usize>(x: [f32; CHUNK_K], k: usize, share: f64) {
-        let Some(parts) = parts::<D>(x, k) else { return };
+    fn check(x: [f32; CHUNK_K], k: usize, short: bool, share: f64) {
+        let Some(parts) = parts(x, k, short) else { return };
         for (k, &x) in x.iter().enumerate() {
+            let terms = parts.iter().map(|part| f64::from(part.integers[k]) * 2f64.powi(part.exponent));
             let x = f64::from(x);
-            assert!((sum(&parts, k) - x).abs() <= x.abs() * share, "{x} in {D} digits");
+            assert!((terms.sum::<f64>() - x).abs() <= x.abs() * share, "{x}");
         }
-        let capacity = if D == 2 { 32_639 } else { 1 << 22 };
-        for (_, integers) in &parts {
-            let most = integers.iter().map(|i| i.abs()).max().unwrap();
+        for part in &parts {
+            let capacity = if part.digits == 2 { 32_639 } else { 1 << 22 };
+            let most = part.integers.iter().map(|i| i.abs()).max().unwrap();
             assert!(most <= capacity && most >= capacity / 2 - capacity / 64, "{most}");
         }
     }
@@ -241,19 +271,16 @@ mod tests {
             let x: [f32; CHUNK_K] =
                 std::array::from_fn(|k| significands[k] * power_of_two(at - (k as i32 * 7 % 40).min(spread)));
             for k in [16, 4096, 1 << 20] {
-                let share = (k as f64 * 2f64.powi(-25)).min(2f64.powi(-12));
-                check::<2>(x, k, share);
-                check::<3>(x, k, share);
+                check(x, k, false, (k as f64 * 2f64.powi(-25)).min(2f64.powi(-12)));
                 for half in [x.map(|x| bf16::from_f32(x).to_f32()), x.map(|x| f16::from_f32(x * 1e-9).to_f32())] {
-                    check::<2>(half, k, 0.0);
-                    check::<3>(half, k, 0.0);
+                    check(half, k, true, 0.0);
                 }
             }
         }
 
         #[test]
         fn floats_of_usual_size_are_integers(x in prop::array::uniform16(prop_oneof![0.5f32..1e6, -1e6f32..-0.5])) {
-            prop_assert!(parts::<3>(x, 16).is_some());
+            prop_assert!(parts(x, 16, false).is_some());
         }
     }
 }

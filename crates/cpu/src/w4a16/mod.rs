@@ -68,12 +68,13 @@ const SPAN_K: usize = 4 * BLOCK_K;
 /// in a second-level cache of 512 KiB.
 const CACHED: usize = 64 << 10;
 
-/// Words in front of each tile in the buffer of activations: one cache line. Of a tile of one row, the bits of the first
-/// word are the number of digits of its blocks, or 0 if it is written as floats, those of the second the number of blocks.
+/// Words in front of each tile in the buffer of activations: one cache line. Of a tile of one row, the first word tells
+/// how it is written, and the second is the bits of the number of blocks if as digits.
 const HEADER: usize = 16;
+const AS_FLOATS: f32 = 0.0;
+const AS_DIGITS: f32 = 1.0;
 
-/// Plans of up to this many rows have room for any number of digits that is of use, others for one block of three
-/// digits per chunk.
+/// Plans of up to this many rows have room for any number of blocks that is of use, others for one per chunk.
 const MAX_ROOMY_ROWS: usize = 64;
 
 /// Words that the activations of `rows` rows take, in tiles of any size.
@@ -82,7 +83,7 @@ pub(crate) fn buffer_len(rows: usize, k: usize) -> usize {
 }
 
 fn row_len(rows: usize, k: usize) -> usize {
-    HEADER + if rows <= MAX_ROOMY_ROWS { digits::useful_words(k) } else { k + k / 8 }
+    HEADER + if rows <= MAX_ROOMY_ROWS { digits::useful_words(k) } else { digits::words(k) }
 }
 
 impl Kernel {
@@ -139,9 +140,10 @@ impl Kernel {
                     let unit = w4a4::digit_unit(self.format);
                     // SAFETY: the machine has the instruction set, or `new` would have failed.
                     let written = unsafe { digits::write(self.isa, unit, a, tile.first_row, out) };
-                    let (digits, blocks) = written.unwrap_or((0, 0));
-                    (header[0], header[1]) = (f32::from_bits(digits as u32), f32::from_bits(blocks as u32));
-                    if digits == 0 {
+                    if let Some(count) = written {
+                        (header[0], header[1]) = (AS_DIGITS, f32::from_bits(count as u32));
+                    } else {
+                        header[0] = AS_FLOATS;
                         self.write_floats(a, tile, 0, &mut out[..k]);
                     }
                 }
@@ -220,9 +222,8 @@ impl TileKernel for Bound<'_> {
         let (header, a) = self.a[tile.first_row * self.row_len..][..rows * self.row_len].split_at(HEADER);
         assert_eq!((weights.k(), weights.format()), (self.k, self.kernel.format), "what A was prepared for");
         let sums = &mut sums[..panels.len() * rows * TILE_COLS];
-        let [digits, count] = [header[0], header[1]].map(|word| word.to_bits() as usize);
-        if rows == 1 && digits > 0 {
-            let blocks = digits::read(digits, count, a);
+        if rows == 1 && header[0] == AS_DIGITS {
+            let blocks = digits::read(header[1].to_bits() as usize, a);
             // SAFETY: `digits::write` wrote blocks of these chunks.
             return unsafe { self.kernel.digits.multiply_digits(weights, panels, blocks, sums) };
         }

@@ -6,7 +6,7 @@ use dualgemm_gemm::GateUp;
 use half::{bf16, f16};
 
 use super::kernel::{BLOCK_K, NARROW_ROWS};
-use super::{Kernel, buffer_len};
+use super::{AS_DIGITS, Kernel, buffer_len};
 use crate::Isa;
 use crate::pack::{PANEL, PackedGateUp};
 use crate::tile::{MAX_TILE_ROWS, RowTile, TILE_COLS, TileKernel};
@@ -87,8 +87,9 @@ fn one_tile(m: usize) -> [RowTile; 1] {
     [RowTile { group: 0, first_row: 0, rows: m }]
 }
 
-/// The order of sums as the heads of `digits` and `kernel` state it, in scalar code. `bits` are those of the integers.
-fn scalar_sum(a: &[f32], b: &QuantizedMatrix<'_>, n: usize, rows: usize, bits: i32) -> f32 {
+/// The order of sums as the heads of `digits` and `kernel` state it, in scalar code. Integers may be `short`
+/// unless floats are f32.
+fn scalar_sum(a: &[f32], b: &QuantizedMatrix<'_>, n: usize, rows: usize, short: bool) -> f32 {
     let scale = |k: usize| b.format().decode_scale(b.scale_byte(n, k / b.format().block_len()));
     let code = |k: usize| e2m1::decode(b.code(n, k));
     if rows == 1 {
@@ -96,12 +97,20 @@ fn scalar_sum(a: &[f32], b: &QuantizedMatrix<'_>, n: usize, rows: usize, bits: i
         for (first, a) in (0..a.len()).step_by(16).zip(a.as_chunks::<16>().0) {
             let a = a.map(f64::from);
             let mut rest = a;
-            while rest.iter().zip(&a).any(|(rest, a)| rest.abs() > share * a.abs()) {
+            let matters =
+                |rest: &[f64; 16]| rest.iter().zip(&a).any(|(rest, a)| rest.abs() > share * a.abs());
+            while matters(&rest) {
                 let largest = rest.iter().fold(0f64, |most, x| most.max(x.abs()));
-                // The power of two of which the largest has so many bits, and a little less than all of them.
-                let exponent = (-100..40).find(|&e| 1.005 * largest < 2f64.powi(e + bits)).unwrap();
-                let integers = rest.map(|x| (x * 2f64.powi(-exponent)).round_ties_even());
-                rest = std::array::from_fn(|i| rest[i] - integers[i] * 2f64.powi(exponent));
+                let part = |bits: i32| {
+                    // The power of two of which the largest has so many bits, and a little less than all of them.
+                    let exponent = (-100..40).find(|&e| 1.005 * largest < 2f64.powi(e + bits)).unwrap();
+                    let integers = rest.map(|x| (x * 2f64.powi(-exponent)).round_ties_even());
+                    let rest = std::array::from_fn(|i| rest[i] - integers[i] * 2f64.powi(exponent));
+                    (exponent, integers, rest)
+                };
+                let two_digits = Some(part(15)).filter(|part| short && !matters(&part.2));
+                let (exponent, integers);
+                (exponent, integers, rest) = two_digits.unwrap_or_else(|| part(22));
                 let dot: f64 = (0..16).map(|i| integers[i] * f64::from(code(first + i))).sum();
                 sum += dot as f32 * (2f32.powi(exponent) * scale(first));
             }
@@ -126,12 +135,11 @@ fn scalar_sum(a: &[f32], b: &QuantizedMatrix<'_>, n: usize, rows: usize, bits: i
     blocks.reduce(|total, chain| total + chain).unwrap()
 }
 
-/// In how many digits a kernel writes one row.
-fn digits(kernel: Kernel, a: &FloatMatrix<'_>) -> u32 {
-    assert_eq!(a.rows(), 1);
-    let mut buffer = vec![f32::NAN; buffer_len(1, a.cols())];
-    kernel.prepare(1, a, 1, &one_tile(1), &mut buffer);
-    buffer[0].to_bits()
+/// Whether a kernel writes these rows as digits.
+fn are_digits(kernel: Kernel, a: &FloatMatrix<'_>) -> bool {
+    let mut buffer = vec![f32::NAN; buffer_len(a.rows(), a.cols())];
+    kernel.prepare(1, a, a.rows(), &one_tile(a.rows()), &mut buffer);
+    buffer[0] == AS_DIGITS
 }
 
 /// The portable kernel, with or without fused multiply-adds.
@@ -167,13 +175,13 @@ fn the_order_of_sums_is_the_documented_one_exact() {
         let packed = PackedGateUp::pack(&pair).unwrap();
         for m in [1, 2, NARROW_ROWS, NARROW_ROWS + 1] {
             let (kernel, data) = (fused(Isa::Portable, format), activations(m, k));
-            for (a, expected_digits, bits) in [(bf16s(m, k), 2, 15), (f32_matrix(m, k, &data), 3, 22)] {
-                assert!(m > 1 || digits(kernel, &a) == expected_digits);
+            for (a, short) in [(bf16s(m, k), true), (f32_matrix(m, k, &data), false)] {
+                assert_eq!(are_digits(kernel, &a), m == 1);
                 let mut want = vec![];
                 for row in 0..m {
                     let row: Vec<f32> = (0..k).map(|k| a.value(row, k)).collect();
                     for half in [&pair.gate, &pair.up] {
-                        want.extend((0..n).map(|n| scalar_sum(&row, half, n, m, bits)));
+                        want.extend((0..n).map(|n| scalar_sum(&row, half, n, m, short)));
                     }
                 }
                 assert_bits(&sums(kernel, &a, &one_tile(m), &packed), &want, &format!("{format} M={m}"));
@@ -243,21 +251,19 @@ fn every_isa_is_close_to_f64() {
 #[test]
 fn what_takes_too_many_digits_is_multiplied_as_floats() {
     let kernel = Kernel::new(Isa::best(), BlockFormat::Nvfp4).unwrap();
-    let (similar, near) =
-        (activations(1, 64), |bits: i32| move |k: usize| 2f32.powi(-(k as i32) * bits % 64));
-    assert_eq!(digits(kernel, &bf16s(1, 64)), 2);
-    assert_eq!(digits(kernel, &f32_matrix(1, 64, &similar)), 3);
-    // bf16 that takes two blocks of two digits per chunk, then f32 that takes two and three blocks of three.
-    let far = |bits| {
-        FloatMatrix::Bf16(
-            Matrix::new("a", 1, 64, (0..64).map(near(bits)).map(bf16::from_f32).collect::<Vec<_>>()).unwrap(),
-        )
-    };
-    assert_eq!([1, 3].map(|bits| digits(kernel, &far(bits))), [3, 0]);
+    let similar = activations(1, 64);
+    for a in [bf16s(1, 64), f32_matrix(1, 64, &similar)] {
+        assert!(are_digits(kernel, &a), "one row");
+    }
+    assert!(!are_digits(kernel, &bf16s(2, 64)), "two rows");
+    // Sixteen numbers over 15 and over 45 bits.
+    let spread = |bits: i32| -> Vec<f32> { (0..64).map(|k| 1.25 * 2f32.powi(-(k % 16) * bits)).collect() };
+    assert!(are_digits(kernel, &f32_matrix(1, 64, &spread(1))));
+    assert!(!are_digits(kernel, &f32_matrix(1, 64, &spread(3))));
     for bad in [f32::NAN, f32::INFINITY, 1e30, 1e-35] {
         let mut data = similar.clone();
         data[20] = bad;
-        assert_eq!(digits(kernel, &f32_matrix(1, 64, &data)), 0, "{bad}");
+        assert!(!are_digits(kernel, &f32_matrix(1, 64, &data)), "{bad}");
     }
 }
 

@@ -27,8 +27,8 @@ mod x86;
 use std::ops::Range;
 
 pub(crate) use activations::{Block, Source};
+pub(crate) use digits::DigitBlock;
 use digits::DigitTask;
-pub(crate) use digits::{DigitBlock, Digits};
 use dualgemm_formats::BlockFormat;
 use kernel::Task;
 pub(crate) use vector::scale_unit;
@@ -45,10 +45,8 @@ struct Functions {
     prepare: unsafe fn(&Source<'_>, &RowTile, Range<usize>, &mut [Block]),
     /// [`kernel::multiply`].
     multiply: unsafe fn(&Task),
-    /// [`digits::multiply`] of two digits.
-    multiply_2_digits: unsafe fn(&DigitTask, &[DigitBlock<2>]),
-    /// [`digits::multiply`] of three digits.
-    multiply_3_digits: unsafe fn(&DigitTask, &[DigitBlock<3>]),
+    /// [`digits::multiply`].
+    multiply_digits: unsafe fn(&DigitTask, &[DigitBlock]),
     /// [`spin::integer_dots`].
     integer_dots: unsafe fn() -> usize,
     /// [`spin::multiply_adds`].
@@ -121,11 +119,10 @@ impl Kernel {
         self,
         weights: &PackedGateUp,
         panels: Range<usize>,
-        digits: Digits<'_>,
+        blocks: &[DigitBlock],
         sums: &mut [f32],
     ) {
         assert_eq!(sums.len(), panels.len() * TILE_COLS, "sums of a digit product");
-        let Functions { multiply_2_digits, multiply_3_digits, .. } = self.functions;
         let task = DigitTask {
             format: weights.format(),
             panel: weights.panel_range(panels.clone()).as_ptr(),
@@ -135,12 +132,7 @@ impl Kernel {
         };
         // SAFETY: the machine has the instruction set, or `new` would have failed; the slices are as long as the task
         // says, and the caller promises the chunks.
-        unsafe {
-            match digits {
-                Digits::Two(blocks) => multiply_2_digits(&task, blocks),
-                Digits::Three(blocks) => multiply_3_digits(&task, blocks),
-            }
-        }
+        unsafe { (self.functions.multiply_digits)(&task, blocks) };
     }
 
     /// Writes A into `blocks`, `[tile][chunk][row of tile]`, and returns the kernel bound to it.

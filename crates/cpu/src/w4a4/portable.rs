@@ -162,8 +162,7 @@ pub(super) const FUNCTIONS: Functions = Functions {
         unsafe { a.prepare::<Portable>(tile, chunks, out) };
     },
     multiply: kernel::multiply::<Portable>,
-    multiply_2_digits: digits::multiply::<Portable, 2>,
-    multiply_3_digits: digits::multiply::<Portable, 3>,
+    multiply_digits: digits::multiply::<Portable>,
     integer_dots: spin::integer_dots::<Portable>,
     multiply_adds: spin::multiply_adds::<Portable>,
     read: spin::read::<Portable>,

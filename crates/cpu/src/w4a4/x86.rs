@@ -205,15 +205,9 @@ macro_rules! x86_vector {
             }
 
             #[target_feature(enable = $features)]
-            unsafe fn multiply_2_digits(task: &DigitTask, blocks: &[DigitBlock<2>]) {
+            unsafe fn multiply_digits(task: &DigitTask, blocks: &[DigitBlock]) {
                 // SAFETY: the caller's promises.
-                unsafe { digits::multiply::<$name, 2>(task, blocks) }
-            }
-
-            #[target_feature(enable = $features)]
-            unsafe fn multiply_3_digits(task: &DigitTask, blocks: &[DigitBlock<3>]) {
-                // SAFETY: the caller's promises.
-                unsafe { digits::multiply::<$name, 3>(task, blocks) }
+                unsafe { digits::multiply::<$name>(task, blocks) }
             }
 
             #[target_feature(enable = $features)]
@@ -237,8 +231,7 @@ macro_rules! x86_vector {
             Functions {
                 prepare,
                 multiply,
-                multiply_2_digits,
-                multiply_3_digits,
+                multiply_digits,
                 integer_dots,
                 multiply_adds,
                 read,
