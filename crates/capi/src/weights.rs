@@ -55,9 +55,13 @@ pub(crate) unsafe fn borrow<'a, T>(name: &str, pointer: *const T) -> Result<&'a 
     unsafe { pointer.as_ref() }.ok_or_else(|| Failure::argument(format!("{name}: is null")))
 }
 
-/// A plan that packs as every other of these weights does.
+/// A plan that packs as every other of these weights does; on sm_120 as those for an nvfp4 A do.
 fn plan(target: &Target, n: usize, k: usize, format: BlockFormat) -> Result<dualgemm::Plan, Failure> {
-    let a = if matches!(target, Target::Cpu(_)) { AFormat::F32 } else { AFormat::F16 };
+    let a = match (target, format) {
+        (Target::Cpu(_), _) => AFormat::F32,
+        (_, BlockFormat::Nvfp4) => AFormat::Nvfp4,
+        (_, BlockFormat::Mxfp4) => AFormat::F16,
+    };
     Ok(DualGemm::plan(&DualGemmDesc::new(1, n, k, a, format), target)?)
 }
 

@@ -320,9 +320,13 @@ impl Plan {
         }
         match self {
             Self::Cpu(_) => Err(Error::NotOnGpu),
-            Self::Gpu { gpu, .. } => {
+            Self::Gpu { gpu, plan } if plan.weight_form()? == WeightForm::Packed => {
                 let gpu = gpu.open()?;
                 PackedExperts::of(gpu, DeviceExperts::pack_on_device(gpu, experts, stream)?)
+            }
+            Self::Gpu { .. } => {
+                let each = experts.iter().map(|weights| self.prepack_device(weights, stream));
+                Ok(PackedExperts { experts: each.collect::<Result<_, _>>()?, on_gpu: None })
             }
         }
     }

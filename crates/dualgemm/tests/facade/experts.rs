@@ -374,6 +374,11 @@ fn what_groups_cannot_be_is_said() {
     let runner = cpu.runner(2).unwrap();
     assert!(runner.run_device_grouped(&device.call, &on_cpu, Stream::Own).is_err());
     let blackwell = Target::Gpu(GpuId::Sim(SimArch::Sm120a), groups(2));
-    let Plan::Gpu { plan, .. } = DualGemm::plan(&problem, &blackwell).unwrap() else { panic!("a GPU plan") };
-    assert_eq!(plan.groups, 1);
+    let problem = DualGemmDesc { a: AFormat::Nvfp4, ..problem };
+    let plan = DualGemm::plan(&problem, &blackwell).unwrap();
+    let Plan::Gpu { plan: chosen, .. } = &plan else { panic!("a GPU plan") };
+    assert_eq!(chosen.groups, 1);
+    let (runner, apart) = (plan.runner(2).unwrap(), plan.prepack_experts(&experts).unwrap());
+    assert_eq!(apart.len(), 2);
+    assert!(runner.run_device_grouped(&device.call, &apart, Stream::Own).is_err());
 }
