@@ -9,13 +9,15 @@ use anyhow::{anyhow, bail};
 use clap::Args;
 use dualgemm::formats::{BlockFormat, FloatType, GlobalScale};
 use dualgemm::gemm::{AFormat, AOperand, Activation, Comparison, DualGemmDesc, Epilogue, GateUp, reference};
+use dualgemm::strategies::blackwell::Estimate;
 use dualgemm_bench::Shape;
 use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
 use dualgemm_device::{Device as _, DevicePtr, LaunchSpec};
-use dualgemm_kernels::parts::operand::{FusedArgs, Operand};
+use dualgemm_kernels::parts::operand::{Format, Formats, FusedArgs, Operand};
 use dualgemm_kernels::parts::rows::{self, Output as Destination};
 use dualgemm_kernels::sm90a::{host::Fused, operands::Operands, pack::Pack, variant::Variant};
 use dualgemm_kernels::{sm90a, sm100a, sm120a};
+use dualgemm_ptx::builder::HalfFormat;
 use dualgemm_sim::report::Report as LaunchReport;
 use dualgemm_sim::{Card, Checks, Config as SimConfig, Gpu};
 use half::f16;
@@ -49,7 +51,8 @@ pub struct SimArgs {
     /// Seed of the operands and of the interleaving.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Tile and pipeline, see `ptx --list`; without it, the one whose tile fits M.
+    /// Tile and pipeline, see `ptx --list`; without it, the one whose tile fits M. On Blackwell the operands are what the
+    /// configuration takes: nvfp4 without one, mxfp4, or A in f16 or bf16.
     #[arg(long, value_name = "NAME")]
     pub config: Option<String>,
     /// Activation: silu, clamped-silu, clamped-silu:LIMIT, swigluoai, swigluoai:ALPHA,BETA,LIMIT, gelu-tanh, relu2 or
@@ -59,6 +62,14 @@ pub struct SimArgs {
     /// A warp that executes more instructions than this is taken to hang.
     #[arg(long, value_name = "COUNT")]
     pub max_instructions: Option<u64>,
+}
+
+/// A tensor scale, if the format has one.
+fn tensor_scale(format: BlockFormat, scale: f32) -> GlobalScale {
+    match format {
+        BlockFormat::Nvfp4 => GlobalScale::multiplier(scale),
+        BlockFormat::Mxfp4 => GlobalScale::ONE,
+    }
 }
 
 fn shape(text: &str) -> Result<Shape, String> {
@@ -131,6 +142,9 @@ struct Report {
     /// Whether this kernel has been run on a real card too.
     ran_on_silicon: bool,
     right: bool,
+    /// What a B200 should take, see `estimate`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    estimate: Option<Estimate>,
     /// The message of the check that stopped the kernel.
     #[serde(skip_serializing_if = "Option::is_none")]
     trap: Option<String>,
@@ -158,6 +172,10 @@ impl fmt::Display for Report {
             }
             writeln!(f, "{}", launch.text)?;
         }
+        if let Some(estimate) = &self.estimate {
+            let (kernel, total) = (estimate.kernel_us(), estimate.total_us());
+            writeln!(f, "estimate, not measured: {kernel:.1} µs, {total:.1} µs with a launch of its own")?;
+        }
         Ok(())
     }
 }
@@ -168,6 +186,7 @@ struct Prepared {
     a: AOperand<'static>,
     spec: LaunchSpec,
     c: DevicePtr,
+    estimate: Option<Estimate>,
 }
 
 /// The card that an architecture is simulated as.
@@ -194,45 +213,73 @@ fn prepare_hopper(
     let fused = Fused::new(gpu, config, &Variant::new(args.activation.program()).for_weights(n, k))?;
     let operands = Operands::upload(gpu, &fused, &a, &Pack::new(weights)?)?;
     let (spec, c) = (fused.spec(operands.args())?, operands.args().c);
-    Ok(Prepared { config: config.name(), a: AOperand::Float(a), spec, c })
+    Ok(Prepared { config: config.name(), a: AOperand::Float(a), spec, c, estimate: None })
 }
 
-/// Blackwell: A in nvfp4, everything as it lies in a checkpoint but for the order of scales.
+/// Formats of the operands of the configuration that was asked for; Hopper's are all for nvfp4 weights.
+fn formats_of(args: &SimArgs, card: Card) -> anyhow::Result<Formats> {
+    Ok(match (&args.config, card) {
+        (None, _) | (_, Card::H100) => Formats::NVFP4,
+        (Some(name), Card::B200) => sm100a::config::Config::named(name)?.formats,
+        (Some(name), _) => Formats::Scaled(sm120a::config::Config::named(name)?.format),
+    })
+}
+
+/// Blackwell: A as the weights are or in 16 bits, everything as it lies in a checkpoint but for the order of scales.
 fn prepare_blackwell(
     gpu: &Gpu,
     args: &SimArgs,
     inputs: &mut Inputs,
     weights: &GateUp<'_>,
+    formats: Formats,
 ) -> anyhow::Result<Prepared> {
     let Shape { m, n, k } = args.shape;
-    let sets = (CodeSet::Full, ScaleSet::Unit);
-    let a = inputs.quantized("A", BlockFormat::Nvfp4, (m, k), sets, GlobalScale::multiplier(A_SCALE))?;
+    let (a, x, a_scale) = match formats.a() {
+        Format::Block(format) => {
+            let sets = (CodeSet::Full, ScaleSet::Unit);
+            let scale = tensor_scale(format, A_SCALE);
+            let a = inputs.quantized("A", format, (m, k), sets, scale)?;
+            let x = Operand::upload(gpu, &a)?;
+            (AOperand::Quantized(a), x, scale.value())
+        }
+        Format::Half(half) => {
+            let ty = match half {
+                HalfFormat::F16 => FloatType::F16,
+                HalfFormat::Bf16 => FloatType::Bf16,
+            };
+            let a = inputs.floats("A", ty, m, k)?;
+            let x = Operand::upload_floats(gpu, &a)?;
+            (AOperand::Float(a), x, 1.0)
+        }
+    };
     let c = gpu.alloc(m * n * size_of::<f16>())?;
-    let output = Destination::new(c, [GATE_SCALE, UP_SCALE].map(|scale| A_SCALE * scale));
+    let alpha = [&weights.gate, &weights.up].map(|half| a_scale * half.global_scale().value());
+    let output = Destination::new(c, alpha);
     let operands = FusedArgs {
-        a: Operand::upload(gpu, &a)?,
+        a: x,
         gate: Operand::upload(gpu, &weights.gate)?,
         up: Operand::upload(gpu, &weights.up)?,
         output,
         groups: None,
     };
     let variant = rows::Variant::new(args.activation.program());
-    let (config, spec) = if gpu.info().arch.major == 10 {
+    let (config, spec, estimate) = if gpu.info().arch.major == 10 {
         use sm100a::config::Config;
         let guess = || Ok(Config::for_shape((m, n, k), gpu.info().sm_count));
         let config = args.config.as_deref().map_or_else(guess, Config::named)?;
-        (config.name(), sm100a::host::Fused::new(gpu, config, &variant, n)?.spec(&operands)?)
+        let spec = sm100a::host::Fused::new(gpu, config, &variant, n)?.spec(&operands)?;
+        (config.name(), spec, Estimate::new(&config, (m, n, k)).ok())
     } else {
         use sm120a::config::Config;
         let config = args.config.as_deref().map_or_else(|| Ok(Config::for_tokens(m)), Config::named)?;
-        (config.name(), sm120a::host::Fused::new(gpu, config, &variant, n)?.spec(&operands)?)
+        (config.name(), sm120a::host::Fused::new(gpu, config, &variant, n)?.spec(&operands)?, None)
     };
-    Ok(Prepared { config, a: AOperand::Quantized(a), spec, c })
+    Ok(Prepared { config, a, spec, c, estimate })
 }
 
 /// Simulates a launch.
 pub fn run(args: &SimArgs, output: &Output) -> anyhow::Result<Verdict> {
-    let kernel = ptx::find("fused", &args.arch)?;
+    ptx::find("fused", &args.arch)?;
     let Some(card) = card_of(&args.arch) else {
         bail!(
             "--arch {}: no card of it is simulated; valid are sm_90a, sm_100a, sm_103a, sm_120a, sm_121a",
@@ -240,7 +287,14 @@ pub fn run(args: &SimArgs, output: &Output) -> anyhow::Result<Verdict> {
         );
     };
     let Shape { m, n, k } = args.shape;
-    DualGemmDesc::new(m, n, k, AFormat::F16, BlockFormat::Nvfp4).check()?;
+    let formats = formats_of(args, card)?;
+    let name = match formats {
+        Formats::Scaled(BlockFormat::Nvfp4) => "fused",
+        Formats::Scaled(BlockFormat::Mxfp4) => "fused_mxfp4",
+        Formats::Wide(_) => "fused_w4a16",
+    };
+    let kernel = ptx::find(name, &args.arch)?;
+    DualGemmDesc::new(m, n, k, AFormat::F16, formats.weights()).check()?;
     let at_most = |limit: usize, factors: &[usize]| {
         factors.iter().try_fold(1usize, |product, &f| product.checked_mul(f)).is_some_and(|x| x <= limit)
     };
@@ -250,16 +304,18 @@ pub fn run(args: &SimArgs, output: &Output) -> anyhow::Result<Verdict> {
 
     let mut inputs = Inputs::seeded(args.seed);
     let mut half = |name, scale| {
-        let (sets, scale) = ((CodeSet::Full, ScaleSet::Unit), GlobalScale::multiplier(scale));
-        inputs.quantized(name, BlockFormat::Nvfp4, (n, k), sets, scale)
+        let (format, sets) = (formats.weights(), (CodeSet::Full, ScaleSet::Unit));
+        inputs.quantized(name, format, (n, k), sets, tensor_scale(format, scale))
     };
     let weights = GateUp::new(half("gate", GATE_SCALE)?, half("up", UP_SCALE)?);
 
     let mut settings = SimConfig::default().card(card).checks(Checks::ALL).seed(args.seed);
     settings.max_instructions = args.max_instructions.unwrap_or(settings.max_instructions);
     let gpu = Gpu::new(settings);
-    let prepare = if card == Card::H100 { prepare_hopper } else { prepare_blackwell };
-    let Prepared { config, a, spec, c } = prepare(&gpu, args, &mut inputs, &weights)?;
+    let Prepared { config, a, spec, c, estimate } = match card {
+        Card::H100 => prepare_hopper(&gpu, args, &mut inputs, &weights)?,
+        _ => prepare_blackwell(&gpu, args, &mut inputs, &weights, formats)?,
+    };
     let (right, trap, finished) = match gpu.launch(&spec) {
         Ok(()) => {
             let launched = gpu.take_outcome().ok_or_else(|| anyhow!("the launch left no report"))?;
@@ -290,6 +346,7 @@ pub fn run(args: &SimArgs, output: &Output) -> anyhow::Result<Verdict> {
         seed: args.seed,
         ran_on_silicon: card == Card::H100,
         right,
+        estimate,
         trap,
         finished,
     })?;

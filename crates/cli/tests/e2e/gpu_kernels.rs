@@ -71,7 +71,22 @@ fn blackwells_kernels_are_right_and_say_that_no_card_ran_them() {
             );
             let text = stdout(&args, 0);
             assert!(text.contains("not yet run on silicon") && text.contains(card), "{text}");
+            assert_eq!(report.get("estimate").is_some(), card == "B200", "{report}");
+            assert_eq!(text.contains("estimate, not measured: "), card == "B200", "{text}");
         }
+    }
+}
+
+#[test]
+fn a_blackwell_configuration_says_what_its_operands_are() {
+    for (arch, config, kernel) in [
+        ("sm_100a", "sm100a_fused_features_n16_g1_k4_s5_a1_mxfp4", "fused_mxfp4"),
+        ("sm_100a", "sm100a_fused_features_n16_g1_k4_s9_a1_bf16", "fused_w4a16"),
+        ("sm_103a", "sm100a_fused_features_n16_g1_k4_s9_a1_f16", "fused_w4a16"),
+        ("sm_120a", "sm120a_fused_32x16_w2x1x4_k256_s5_mxfp4", "fused_mxfp4"),
+    ] {
+        let report = json(&["sim", "--arch", arch, "--shape", "9x40x1024", "--config", config], 0);
+        assert_eq!((&report["right"], &report["kernel"]), (&true.into(), &kernel.into()), "{report}");
     }
 }
 
