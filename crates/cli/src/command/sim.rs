@@ -64,12 +64,12 @@ pub struct SimArgs {
     pub max_instructions: Option<u64>,
 }
 
-/// A tensor scale, if the format has one.
+/// The tensor scale of a generated operand: block scales of mxfp4 reach 2⁷ where those of nvfp4 stay below 1.
 fn tensor_scale(format: BlockFormat, scale: f32) -> GlobalScale {
-    match format {
-        BlockFormat::Nvfp4 => GlobalScale::multiplier(scale),
-        BlockFormat::Mxfp4 => GlobalScale::ONE,
-    }
+    GlobalScale::multiplier(match format {
+        BlockFormat::Nvfp4 => scale,
+        BlockFormat::Mxfp4 => scale / 128.0,
+    })
 }
 
 fn shape(text: &str) -> Result<Shape, String> {

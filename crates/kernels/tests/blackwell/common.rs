@@ -89,8 +89,8 @@ pub fn matrices(
     let mut inputs = Inputs::seeded(seed);
     let quantized = |inputs: &mut Inputs, name: &str, rows, scale| {
         let (format, sets) = (formats.weights(), (CodeSet::Full, ScaleSet::Unit));
-        // mxfp4 has no tensor scale.
-        let scale = if format == BlockFormat::Nvfp4 { scale } else { 1.0 };
+        // Block scales of mxfp4 reach 2⁷ where those of nvfp4 stay below 1.
+        let scale = if format == BlockFormat::Nvfp4 { scale } else { scale / 128.0 };
         inputs.quantized(name, format, (rows, k), sets, GlobalScale::multiplier(scale)).unwrap()
     };
     let a = match formats {
