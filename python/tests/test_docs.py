@@ -1,5 +1,6 @@
 """The examples of docs/python.md and python/README.md, run in order as one program."""
 
+import importlib.util
 import os
 import pathlib
 import re
@@ -62,3 +63,32 @@ def test_the_roofline_is_drawn(tmp_path, monkeypatch):
     assert (tmp_path / "roofline.svg").stat().st_size > 1000
     ax, report = names["plot"].roofline(names["report"]), names["report"]
     assert len(ax.lines) == len(report["rooflines"]) + len({row["kernel"] for row in report["rows"]})
+
+
+def notebook():
+    spec = importlib.util.spec_from_file_location("render", ROOT / "examples/notebook/render.py")
+    render = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(render)
+    return render, list(render.cells(render.NOTEBOOK.read_text(encoding="utf-8")))
+
+
+def test_the_tour_is_rendered_from_the_notebooks_cells():
+    render, cells = notebook()
+    page = render.PAGE.read_text(encoding="utf-8")
+    shown = re.findall(r"^```python\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL)
+    assert shown == [body for kind, body in cells if kind == "code"] and len(shown) > 6
+    assert all(body in page for kind, body in cells if kind == "markdown")
+    assert (render.PAGE.parent / render.PLOT_OF_PAGE).stat().st_size > 10_000 and render.PLOT_OF_PAGE in page
+
+
+def test_the_tours_cells_run(monkeypatch):
+    render, cells = notebook()
+    monkeypatch.chdir(ROOT)
+    names, printed = {}, ""
+    for kind, body in cells:
+        # The last cell draws, which test_the_roofline_is_drawn does.
+        if kind == "code" and "plot" not in body:
+            # The same with less to do.
+            body = body.replace("2048x2048", "64x64").replace("budget=0.4", "smoke=True").replace("1536, 576", "96, 576")
+            printed += render.run("tour.py", body, names)
+    assert printed.count("right: True") == 2 and "no fault" in printed

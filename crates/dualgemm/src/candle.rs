@@ -1,8 +1,11 @@
 //! The operation in [candle](https://github.com/huggingface/candle): [`SwiGlu`], an operator on tensors, and [`GatedMlp`], a
 //! module with the down projection. Both are [`Module`]s, cheap to clone, `Send` and `Sync`.
 //!
-//! With the feature `candle`, for candle-core 0.11; with `candle-cuda` also on CUDA tensors, which are read and written where
-//! they lie, on candle's stream.
+//! With the feature `candle`, for candle-core 0.11; with `candle-cuda` also on CUDA tensors in f16 and bf16, which are read
+//! and written where they lie, on candle's stream. Building candle for CUDA takes NVIDIA's compiler and libraries.
+//!
+//! Tested on the processor with candle-core 0.11.1. What runs on cards is compiled, against CUDA 13.0, and has a test that
+//! waits for one: `cargo test -p dualgemm --features candle-cuda --test candle -- --ignored`.
 //!
 //! ```no_run
 //! use candle_core::{DType, Device, Module, Tensor};
