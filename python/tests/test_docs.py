@@ -62,7 +62,8 @@ def test_the_roofline_is_drawn(tmp_path, monkeypatch):
     exec(compile(code.replace("2048x2048", "64x64").replace("budget=0.3", "smoke=True"), "docs/python.md", "exec"), names)
     assert (tmp_path / "roofline.svg").stat().st_size > 1000
     ax, report = names["plot"].roofline(names["report"]), names["report"]
-    assert len(ax.lines) == len(report["rooflines"]) + len({row["kernel"] for row in report["rows"]})
+    groups = {(row["strategy"], row["a_format"]) for row in report["rows"]}
+    assert len(ax.lines) == len(report["rooflines"]) + len(groups) == 4
 
 
 def notebook():
@@ -89,6 +90,6 @@ def test_the_tours_cells_run(monkeypatch):
         # The last cell draws, which test_the_roofline_is_drawn does.
         if kind == "code" and "plot" not in body:
             # The same with less to do.
-            body = body.replace("2048x2048", "64x64").replace("budget=0.4", "smoke=True").replace("1536, 576", "96, 576")
+            body = body.replace("2048x2048", "64x64").replace("budget=0.8", "smoke=True").replace("1536, 576", "96, 576")
             printed += render.run("tour.py", body, names)
     assert printed.count("right: True") == 2 and "no fault" in printed
