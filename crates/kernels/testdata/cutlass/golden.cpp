@@ -113,6 +113,20 @@ void scale_columns() {
   }
 }
 
+// Tensor memory of rows of A of a 16-bit product, as the instruction that takes A from there has them: half words.
+void multiplicand() {
+  constexpr auto K = UMMA::Major::K;
+  using Traits = MMA_Traits<SM100_MMA_F16BF16_TS<half_t, half_t, float, 128, 64, K, K>>;
+  auto rows = Traits::FrgTypeA::make(make_shape(Shape<_128, _16>{}, _1{}, _4{}));
+  constexpr int dp = TMEM::DP<half_t>{};
+  for (int row = 0; row < 128; row += 9) {
+    for (int k = 0; k < 64; k += 7) {
+      int place = int(rows.layout()(make_coord(make_coord(row, k % 16), 0, k / 16)));
+      std::printf("multiplicand %d %d %d %d\n", row, k, place / dp, place % dp);
+    }
+  }
+}
+
 int main() {
   std::printf("cutlass %d.%d.%d\n", CUTLASS_MAJOR, CUTLASS_MINOR, CUTLASS_PATCH);
   instructions<128>(std::make_integer_sequence<int, 32>{});
@@ -133,4 +147,5 @@ int main() {
   scale_columns<128, 16>();
   scale_columns<256, 16>();
   scale_columns<128, 32>();
+  multiplicand();
 }

@@ -76,4 +76,9 @@ fn tensor_memory_is_laid_out_as_cutlass_has_it_exact() {
         let there = (Cell { lane: cell.lane + 32 * copy, ..cell }, byte_of_word);
         assert_eq!(there, (Cell { lane, column: byte / 4 }, byte % 4), "row {row}, block {block}");
     }
+    for line in lines("multiplicand", usize::MAX) {
+        let [row, k, lane, half] = std::array::from_fn(|i| line[i] as u32);
+        let there = (0, Cell { lane, column: half / 2 }, half % 2 * 16);
+        assert_eq!(DataPath::new(128, 1).multiplicand(16, row, k), there, "row {row}, K {k}");
+    }
 }
