@@ -246,7 +246,7 @@ fn persistent_close() {
     let persistent = || Variant { scheduler: Scheduler::Persistent, ..silu() };
     // More tiles than the card has multiprocessors; the last stage holds one block of two.
     check(Config::new(2, 8, 2, 2, 1), persistent(), (9, 4400, 192));
-    check(Config::new(1, 8, 2, 2, 2), persistent(), (9, 2200, 192));
+    check(Config::new(1, 8, 2, 3, 2), persistent(), (9, 2200, 192));
 }
 
 #[test]
@@ -260,7 +260,7 @@ fn stream_k_close_and_repeatable() {
 fn two_ctas_that_split_k_close() {
     for (shape, stages) in [((17, 68, 448), 2), ((5, 32, 336), 3), ((3, 32, 64), 2)] {
         check(Config::new(2, 16, 2, stages, 1).split_k(), silu(), shape);
-        check(Config::new(2, 16, 2, stages, 2).split_k(), Variant { out: Out::F32, ..silu() }, shape);
+        check(Config::new(2, 16, 2, 3, 2).split_k(), Variant { out: Out::F32, ..silu() }, shape);
     }
 }
 
@@ -270,7 +270,7 @@ fn gate_and_up_in_launches_of_their_own_equal_one_launch_exact() {
     let check = |config, variant, shape| check_apart(&gpu, config, variant, Activation::Silu, shape);
     check(P, silu(), (65, 200, 336));
     check(P, Variant { out: Out::F32, bias: true, ..silu() }, (3, 37, 80));
-    for config in [D, Config::new(2, 16, 2, 2, 1).split_k(), Config::new(2, 16, 2, 2, 2).split_k()] {
+    for config in [D, Config::new(2, 16, 2, 2, 1).split_k(), Config::new(2, 16, 2, 3, 2).split_k()] {
         check(config, silu(), (17, 140, 448));
         check(config, Variant { compute: Compute::Bf16, out: Out::Bf16, bias: true, ..silu() }, (9, 35, 80));
     }
@@ -279,7 +279,7 @@ fn gate_and_up_in_launches_of_their_own_equal_one_launch_exact() {
         check(config, Variant { out, round_gate_up_to_bf16: true, ..silu() }, (9, 80, 128));
     }
     let oai = Activation::SWIGLU_OAI;
-    check_apart(&gpu, Config::new(1, 24, 2, 2, 2), silu(), oai, (21, 70, 144));
+    check_apart(&gpu, Config::new(1, 24, 2, 3, 2), silu(), oai, (21, 70, 144));
 }
 
 #[test]
@@ -287,7 +287,7 @@ fn nvfp4_out_is_the_cpu_paths_exact() {
     check_nvfp4(&simulator(), Config::new(2, 16, 2, 2, 1), ScaleLayout::Sf128x4, (9, 80, 128));
     check_nvfp4(&simulator(), D, ScaleLayout::Linear, (9, 48, 256));
     check_nvfp4(&simulator(), Config::new(2, 16, 2, 2, 1).split_k(), ScaleLayout::Sf8x4, (17, 32, 256));
-    check_nvfp4(&simulator(), Config::new(1, 16, 2, 2, 2).split_k(), ScaleLayout::Linear, (17, 32, 256));
+    check_nvfp4(&simulator(), Config::new(1, 16, 2, 3, 2).split_k(), ScaleLayout::Linear, (17, 32, 256));
 }
 
 #[test]

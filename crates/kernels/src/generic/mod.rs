@@ -6,7 +6,8 @@
 //!
 //! All are safe to record into a graph: no allocation, no host synchronization, pointers from the caller. From sm_90 on
 //! they take part in programmatic dependent launch: the next kernel may start at once
-//! (`griddepcontrol.launch_dependents` comes first), and nothing is read or written before the kernel before has ended.
+//! (`griddepcontrol.launch_dependents` comes first), and nothing is read or written before the kernel before has ended,
+//! though codes may be brought into L2.
 
 pub mod amax;
 pub mod atoms;

@@ -20,7 +20,7 @@ use dualgemm_ptx::ast::Module;
 use dualgemm_ptx::builder::*;
 
 use super::sink::SinkParams;
-use super::{module, take_turn, values};
+use super::{has_dependent_launch, module, values};
 use crate::Error;
 use crate::parts::epilogue;
 use crate::plain::order::SPAN;
@@ -28,7 +28,7 @@ use crate::plain::order::SPAN;
 /// Name of the kernel in its module.
 pub const ENTRY: &str = "rowwise";
 /// Threads of a CTA.
-pub const THREADS: u32 = 128;
+pub const THREADS: u32 = 256;
 /// Elements that a thread takes.
 pub const WIDTH: u32 = 8;
 
@@ -250,7 +250,10 @@ fn emit(k: &mut Kernel, config: &Config, program: &Program, target: Target) {
     let sizes = [k.param::<U32>("rows"), k.param::<U32>("columns")];
     let source = SourceParams::declare(k, config.source);
     let sink = SinkParams::declare(k, config);
-    take_turn(k, target);
+    let dependent = has_dependent_launch(target);
+    if dependent {
+        k.launch_dependents();
+    }
     let [rows, columns] = sizes.map(|size| k.ld_param(&size));
     let row = k.special(Special::CtaidX);
     let chunk = k.special(Special::CtaidY);
@@ -262,6 +265,10 @@ fn emit(k: &mut Kernel, config: &Config, program: &Program, target: Target) {
     let inside = k.compare_and(Cmp::Lt, column, columns, in_rows);
     let left = k.sub(columns, column);
     let place = Place { row, unit, left, columns, in_rows, inside, aligned: config.aligned };
+    if dependent {
+        source.prefetch(k, &place);
+        k.grid_dependency_wait();
+    }
     let taken = source.take(k, &place, program);
     sink.give(k, &place, taken);
 }
@@ -284,20 +291,18 @@ impl Taken {
 }
 
 enum SourceParams {
-    Codes {
-        format: BlockFormat,
-        codes: PointerParam,
-        pitch: Param<U32>,
-        scales: PointerParam,
-        scale: Option<Param<F32>>,
-        layout: ScaleLayout,
-    },
-    Float {
-        values: PointerParam,
-        pitch: Param<U32>,
-        ty: FloatType,
-    },
+    Codes(CodesParams),
+    Float { values: PointerParam, pitch: Param<U32>, ty: FloatType },
     Gated(GatedParams),
+}
+
+struct CodesParams {
+    format: BlockFormat,
+    codes: PointerParam,
+    pitch: Param<U32>,
+    scales: PointerParam,
+    scale: Option<Param<F32>>,
+    layout: ScaleLayout,
 }
 
 struct GatedParams {
@@ -315,14 +320,14 @@ struct GatedParams {
 impl SourceParams {
     fn declare(k: &mut Kernel, source: Source) -> Self {
         match source {
-            Source::Codes { format, layout, scaled } => Self::Codes {
+            Source::Codes { format, layout, scaled } => Self::Codes(CodesParams {
                 format,
                 codes: k.pointer("codes"),
                 pitch: k.param("code_pitch"),
                 scales: k.pointer("scales"),
                 scale: scaled.then(|| k.param("tensor_scale")),
                 layout,
-            },
+            }),
             Source::Float(ty) => {
                 Self::Float { values: k.pointer("values"), pitch: k.param("value_pitch"), ty }
             }
@@ -340,34 +345,52 @@ impl SourceParams {
         }
     }
 
+    /// Brings codes into L2 while the kernel before still runs; if that one writes them, it does so there.
+    fn prefetch(&self, k: &mut Kernel, place: &Place) {
+        if let Self::Codes(params) = self {
+            for from in params.addresses(k, place) {
+                k.when(place.inside).prefetch_l2(from);
+            }
+        }
+    }
+
     fn take(&self, k: &mut Kernel, place: &Place, program: &Program) -> Taken {
         match self {
-            Self::Codes { format, codes, pitch, scales, scale, layout } => {
-                let (codes, pitch) = (k.ld_pointer(codes), k.ld_param(pitch));
-                let scales = k.ld_pointer(scales);
-                let word = k.mov::<B32>(0u32);
-                let byte = k.mov::<U32>(0u32);
-                let from = place.address(k, codes, pitch, WIDTH / 2);
-                let offset = place.scale_offset(k, *format, *layout);
-                let from_scale = k.offset(scales, offset);
-                k.when(place.inside).to(word).ld::<B32, _>(from);
-                k.when(place.inside).to(byte).ld_byte(from_scale);
-                let taken = values::decode_block(k, *format, word, byte);
-                match scale {
-                    None => taken,
-                    Some(scale) => {
-                        let scale = k.ld_param(scale);
-                        let exact = taken.floats(k);
-                        Taken::Floats(exact.map(|value| k.mul(value, scale)))
-                    }
-                }
-            }
+            Self::Codes(params) => params.take(k, place),
             Self::Float { values, pitch, ty } => {
                 let (start, pitch) = (k.ld_pointer(values), k.ld_param(pitch));
                 let from = place.address(k, start, pitch, WIDTH * values::bytes(*ty));
                 Taken::Floats(load(k, place, *ty, from))
             }
             Self::Gated(params) => Taken::Floats(params.take(k, place, program)),
+        }
+    }
+}
+
+impl CodesParams {
+    /// Addresses of a thread's eight codes and of their scale.
+    fn addresses(&self, k: &mut Kernel, place: &Place) -> [Addr<Global>; 2] {
+        let (codes, pitch) = (k.ld_pointer(&self.codes), k.ld_param(&self.pitch));
+        let codes = place.address(k, codes, pitch, WIDTH / 2);
+        let scales = k.ld_pointer(&self.scales);
+        let offset = place.scale_offset(k, self.format, self.layout);
+        [codes, k.offset(scales, offset)]
+    }
+
+    fn take(&self, k: &mut Kernel, place: &Place) -> Taken {
+        let word = k.mov::<B32>(0u32);
+        let byte = k.mov::<U32>(0u32);
+        let [codes, scale] = self.addresses(k, place);
+        k.when(place.inside).to(word).ld::<B32, _>(codes);
+        k.when(place.inside).to(byte).ld_byte(scale);
+        let taken = values::decode_block(k, self.format, word, byte);
+        match &self.scale {
+            None => taken,
+            Some(scale) => {
+                let scale = k.ld_param(scale);
+                let exact = taken.floats(k);
+                Taken::Floats(exact.map(|value| k.mul(value, scale)))
+            }
         }
     }
 }

@@ -164,15 +164,14 @@ pub(super) fn decode(k: &mut Kernel, codes: Reg<B32>, scale: Reg<U32>) -> [Reg<F
     let scale = k.mov::<B32>(SCALE_FACTOR);
     let scale = k.mul(doubled.cast::<F16x2>(), scale.cast::<F16x2>());
     let factor = k.mov::<B32>(CODE_FACTOR).cast::<F16x2>();
-    let odd = k.shr(codes, 4u32);
+    let even = k.shl(codes, 4u32);
     std::array::from_fn(|pair| {
-        // Even element in bits 3..0, odd one in bits 19..16; the masks drop what lies above them.
+        // Even element in bits 15..12, odd one in bits 31..28; the masks drop what lies below them.
         let p = pair as u32;
-        let both = k.permute(codes, odd, p | p << 4 | (4 + p) << 8 | (4 + p) << 12);
-        let magnitude = k.shl(both, 9u32);
+        let both = k.permute(even, codes, p | p << 4 | (4 + p) << 8 | (4 + p) << 12);
+        let magnitude = k.shr(both, 3u32);
         let magnitude = k.and(magnitude, 0x0E00_0E00u32);
-        let sign = k.shl(both, 12u32);
-        let half = k.lop3(sign, 0x8000_8000u32, magnitude, AND_OR);
+        let half = k.lop3(both, 0x8000_8000u32, magnitude, AND_OR);
         let code = k.mul(half.cast::<F16x2>(), factor);
         k.mul(code, scale)
     })

@@ -235,8 +235,11 @@ impl Config {
                 largest,
             );
         }
-        if self.stages < 2 || self.blocks_per_stage == 0 {
-            return rule("stages, at least 2 of at least one block", self.stages, 16);
+        // A warpgroup loads its next block before it releases the one before this: with one block to a stage that takes
+        // three stages.
+        let least = if self.k_groups > 1 || self.blocks_per_stage == 1 { 3 } else { 2 };
+        if self.stages < least || self.blocks_per_stage == 0 {
+            return rule("stages, at least 2, or 3 where a warpgroup has one block in each", self.stages, 16);
         }
         let token_tile = SmemTile::new(self.tokens, 128, Swizzle::B128)?;
         let mut smem = SmemLayout::new();
