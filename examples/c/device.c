@@ -1,7 +1,7 @@
 /* A gated MLP on a GPU from C: weights and activations in device memory, the product on a stream of the program's.
  *
  *   cargo build --release -p dualgemm-capi
- *   cc -Icrates/capi/include examples/c/device.c -Ltarget/release -ldualgemm_c -ldl -o device
+ *   cc -Icrates/capi/include examples/c/device.c -Ltarget/release -ldualgemm_c -lm -ldl -o device
  *   LD_LIBRARY_PATH=target/release ./device cuda:0
  *
  * It needs a driver and no toolkit. With "sim:sm_90a" it runs on a simulated H100. The result is compared with the
