@@ -98,8 +98,8 @@ print(f"relative L2 {simulated['rel_l2']:.1e}; at least {launch['least_us']:.2f}
 # %% [markdown]
 # ## The roofline
 #
-# One token reads every weight for two multiplications each, so bytes are the limit; many tokens reuse them, and arithmetic
-# is. `bench` measures both limits of the machine and the kernels between them, weights coming from memory. The limits are
+# One token reads every weight for one multiplication and one addition, so bytes are the limit; many tokens reuse them, and
+# arithmetic is. `bench` measures both limits of the machine and the kernels between them, weights coming from memory. The limits are
 # measurements like the others: where a machine's speed wanders by a tenth, as that of the virtual one this page was made on
 # does, a kernel can come out above its limit.
 
