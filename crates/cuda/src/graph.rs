@@ -5,9 +5,9 @@ use std::sync::Arc;
 use cudarc::driver::{result, sys};
 use dualgemm_device::{Error, Stream};
 
-use crate::Cuda;
 use crate::context::{Context, Event};
 use crate::driver::{check, explain};
+use crate::{Cuda, ReadyLaunch};
 
 /// Launches recorded once; see [`Cuda::record`].
 #[derive(Debug)]
@@ -60,9 +60,50 @@ impl Cuda {
     /// # Errors
     /// What `work` reports; [`Error::Driver`] if it does what cannot be recorded (allocation, copies, waiting).
     pub fn record<E: From<Error>>(&self, work: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
+        self.record_on(Stream::Own, work)
+    }
+
+    /// Records launches that were made ready, without running them and whatever else is being recorded or launched
+    /// meanwhile, by this thread or by others.
+    ///
+    /// # Errors
+    /// As [`start`](Cuda::start); [`Error::Driver`].
+    pub fn record_ready(&self, launches: &[ReadyLaunch]) -> Result<Graph, Error> {
+        let apart = self.new_stream()?;
+        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the result outlives the call; the mode from before comes back below.
+        check("cuThreadExchangeStreamCaptureMode", unsafe {
+            sys::cuThreadExchangeStreamCaptureMode(&mut mode)
+        })?;
+        let graph = self.record_on(apart.id(), || self.start(apart.id(), launches));
+        // SAFETY: as above.
+        check("cuThreadExchangeStreamCaptureMode", unsafe {
+            sys::cuThreadExchangeStreamCaptureMode(&mut mode)
+        })?;
+        graph
+    }
+
+    /// Whether a stream records what it is given, instead of running it.
+    ///
+    /// # Errors
+    /// [`Error::Driver`], also for the default stream while another one records.
+    pub fn is_recording(&self, stream: Stream) -> Result<bool, Error> {
+        self.enter()?;
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the stream is ours or the caller's, who vouches for it; the result outlives the call.
+        let result = unsafe { sys::cuStreamIsCapturing(self.context().stream(stream), &mut status) };
+        check("cuStreamIsCapturing", result)?;
+        Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
+    fn record_on<E: From<Error>>(
+        &self,
+        stream: Stream,
+        work: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Graph, E> {
         let context = self.context();
         context.enter()?;
-        let stream = context.stream(Stream::Own);
+        let stream = context.stream(stream);
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is ours and not being recorded: recording ends below, on every path.
         unsafe { result::stream::begin_capture(stream, mode) }

@@ -99,27 +99,20 @@ impl Choices {
         Self { tuned, shipped: if same { shipped() } else { Vec::new() } }
     }
 
-    /// The fastest choice for a problem among those that `known` says exist; what was measured here comes first.
+    /// The fastest choice for a problem among those that `known` says exist, of those measured for the nearest number of
+    /// rows; what was measured here comes before what came with the program.
     pub fn best(
         &self,
         desc: &DualGemmDesc,
         known: &dyn Fn(&str, &str) -> bool,
     ) -> Option<(&Choice, ChosenBy)> {
-        let among = |choices: &'_ [Choice]| -> Option<usize> {
-            let about = choices.iter().enumerate();
-            let about = about.filter(|(_, c)| c.is_about(desc) && known(&c.strategy, &c.kernel));
-            // Of several numbers of rows the nearest counts. All formats of A are multiplied in 16 bits, so one that was
-            // measured says something about the others.
-            let other_a = |c: &Choice| c.a != desc.a_compute().to_string();
-            about
-                .min_by(|(_, a), (_, b)| {
-                    let nearer = (a.m, other_a(a)).cmp(&(b.m, other_a(b)));
-                    nearer.then(a.median_us.total_cmp(&b.median_us))
-                })
-                .map(|(index, _)| index)
-        };
-        let tuned = among(&self.tuned).map(|i| (&self.tuned[i], ChosenBy::Tuned));
-        tuned.or_else(|| among(&self.shipped).map(|i| (&self.shipped[i], ChosenBy::Shipped)))
+        let here = self.tuned.iter().map(|c| (c, ChosenBy::Tuned));
+        let all = here.chain(self.shipped.iter().map(|c| (c, ChosenBy::Shipped)));
+        // All formats of A are multiplied in 16 bits, so one that was measured says something about the others.
+        let other_a = |c: &Choice| c.a != desc.a_compute().to_string();
+        let rank = |(c, by): &(&Choice, ChosenBy)| (c.m, other_a(c), *by == ChosenBy::Shipped);
+        all.filter(|(c, _)| c.is_about(desc) && known(&c.strategy, &c.kernel))
+            .min_by(|a, b| rank(a).cmp(&rank(b)).then(a.0.median_us.total_cmp(&b.0.median_us)))
     }
 }
 

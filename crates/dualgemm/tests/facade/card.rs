@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use dualgemm::check::{RowSample, reference_rows};
 use dualgemm::device::{Device as _, DevicePtr, Error as DeviceError, Stream};
-use dualgemm::formats::BlockFormat;
+use dualgemm::formats::{BlockFormat, QuantizedMatrix};
 use dualgemm::gemm::{AFormat, AOperand, Comparison, DualGemmDesc, OutFormat, OutputMut};
 use dualgemm::strategies::{Buffer, Gpu, Rounding, STRATEGIES, measure};
 use dualgemm::{
@@ -224,6 +224,36 @@ fn ten_thousand_replays_with_changing_contents_give_the_same_bits_exact() {
         }
         let distinct = first.iter().flatten().collect::<std::collections::HashSet<_>>();
         assert_eq!(distinct.len(), contents.len(), "contents matter");
+    }
+}
+
+/// Calls that come again are replays; each reads its operands anew.
+#[test]
+#[ignore = "needs an sm_90 GPU"]
+fn calls_that_come_again_give_the_same_bits_exact() {
+    let (n, k) = (264, 1040);
+    for m in [3, 130] {
+        let plan = DualGemm::plan(&desc(m, n, k, AFormat::Nvfp4), &Target::cuda(0)).unwrap();
+        let packed = plan.prepack(&expert(n, k, 0)).unwrap();
+        let mut runner = plan.runner(1).unwrap();
+        // Of one tensor scale, so that the calls are the same.
+        let mut other = quantized("a", m, k, 0.37).codes().to_vec();
+        other.rotate_left(8);
+        let first = quantized("a", m, k, 0.37);
+        let (scales, layout, scale) = (first.scales().to_vec(), first.scale_layout(), first.global_scale());
+        let second =
+            QuantizedMatrix::new("a", BlockFormat::Nvfp4, m, k, other, scales, layout, scale).unwrap();
+        let contents = [first, second].map(AOperand::Quantized);
+        let mut first: [Option<Vec<f16>>; 2] = [None, None];
+        for call in 0..24 {
+            let mut c = vec![f16::NAN; m * n];
+            runner.run(&contents[call % 2], &packed, OutputMut::F16(&mut c)).unwrap();
+            match &first[call % 2] {
+                None => first[call % 2] = Some(c),
+                Some(want) => assert!(c == *want, "call {call} differs"),
+            }
+        }
+        assert!(first[0] != first[1], "contents matter");
     }
 }
 
