@@ -71,8 +71,8 @@ pub enum Command {
 /// How to read a checkpoint that does not describe itself fully.
 #[derive(Debug, Args)]
 pub struct ReadArgs {
-    /// Convention of names and scales: modelopt, compressed-tensors, torchao, gguf or comfyui. Without it, the one
-    /// that the configuration or the file's metadata declares.
+    /// Convention of names and scales: modelopt, compressed-tensors, torchao, gguf, comfyui or gpt-oss. Without it, the
+    /// one that the configuration or the file's metadata declares.
     #[arg(long, value_name = "NAME")]
     pub convention: Option<String>,
     /// Order of the rows of a fused gate/up tensor: gate-up, up-gate, up-gate-64, up-gate-32, gate-up-rows,

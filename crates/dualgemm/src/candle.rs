@@ -4,8 +4,8 @@
 //! With the feature `candle`, for candle-core 0.11; with `candle-cuda` also on CUDA tensors in f16 and bf16, which are read
 //! and written where they lie, on candle's stream. Building candle for CUDA takes NVIDIA's compiler and libraries.
 //!
-//! Tested on the processor with candle-core 0.11.1. What runs on cards is compiled, against CUDA 13.0, and has a test that
-//! waits for one: `cargo test -p dualgemm --features candle-cuda --test candle -- --ignored`.
+//! Tested with candle-core 0.11.1 on the processor and, built against CUDA 13.0, on an H100: `cargo test -p dualgemm --features
+//! candle-cuda --test candle -- --include-ignored`.
 //!
 //! ```no_run
 //! use candle_core::{DType, Device, Module, Tensor};

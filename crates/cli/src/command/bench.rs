@@ -348,7 +348,7 @@ impl Operands {
 }
 
 /// Writes a file under a temporary name until it is whole.
-fn write_whole(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     let mut file = AtomicFile::create(path)?;
     file.write_all(bytes).with_context(|| path.display().to_string())?;
     Ok(file.commit()?)

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use dualgemm_bench::Shape;
 use dualgemm_export::gpumode::{self, ARCHES, Submission};
@@ -11,7 +10,7 @@ use dualgemm_ptx::Target;
 use serde::Serialize;
 
 use super::Verdict;
-use super::bench::parse_shape;
+use super::bench::{parse_shape, write_whole};
 use crate::failure::Unsupported;
 use crate::report::Output;
 
@@ -88,7 +87,7 @@ pub fn run(args: &ExportArgs, output: &Output) -> anyhow::Result<Verdict> {
     let mut shapes = gpumode::shapes();
     shapes.extend(&args.shape);
     let Submission { python, recording, shapes } = gpumode::submission(target, &shapes)?;
-    std::fs::write(&args.output, &python).with_context(|| args.output.display().to_string())?;
+    write_whole(&args.output, python.as_bytes())?;
     let shapes = shapes.into_iter().map(|s| ShapeReport {
         m: s.shape.m,
         n: s.shape.n,

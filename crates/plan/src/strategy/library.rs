@@ -81,7 +81,7 @@ pub(super) fn supports(strategy: &'static str, desc: &DualGemmDesc) -> Result<()
         return unsupported(reason);
     }
     if desc.b != BlockFormat::Nvfp4 {
-        return unsupported(format!("the weights are {}; GPU kernels take nvfp4", desc.b));
+        return unsupported(format!("the weights are {}; it dequantizes nvfp4", desc.b));
     }
     if desc.quantize_a == QuantizeA::Dynamic {
         return unsupported(
