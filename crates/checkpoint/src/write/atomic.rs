@@ -27,16 +27,26 @@ fn sync_dir(dir: &Path) -> Result<(), Error> {
 }
 
 impl AtomicFile {
-    /// Opens a temporary file beside `path`.
+    /// Opens a temporary file beside `path`, or beside what it links to.
     ///
     /// # Errors
-    /// If the directory does not exist or cannot be written.
+    /// If the directory does not exist or cannot be written; if something is there that is no regular file, such as a
+    /// directory or a device.
     pub fn create(path: &Path) -> Result<Self, Error> {
+        let path = match std::fs::metadata(path) {
+            Ok(there) if there.is_file() => path.canonicalize().map_err(|e| Error::io(path, "resolve", e))?,
+            Ok(there) => {
+                let found = if there.is_dir() { "is a directory" } else { "is no regular file" }.into();
+                let valid = "names of regular files, and names that are not taken";
+                return Err(Error::Path { file: path.into(), found, valid });
+            }
+            Err(_) => path.into(),
+        };
         let file = tempfile::Builder::new()
             .prefix(".dualgemm-")
-            .tempfile_in(parent(path))
-            .map_err(|e| Error::io(path, "create a temporary file beside", e))?;
-        Ok(Self { path: path.into(), out: BufWriter::with_capacity(1 << 20, file) })
+            .tempfile_in(parent(&path))
+            .map_err(|e| Error::io(&path, "create a temporary file beside", e))?;
+        Ok(Self { path, out: BufWriter::with_capacity(1 << 20, file) })
     }
 
     /// Syncs the data and renames it into place.
@@ -152,6 +162,26 @@ mod tests {
         std::fs::write(half.dir().join("config.json"), b"{}").unwrap();
         drop(half);
         assert_eq!(dir.path().read_dir().unwrap().count(), 1);
+    }
+
+    #[test]
+    fn only_regular_files_are_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let message = AtomicFile::create(dir.path()).unwrap_err().to_string();
+        assert!(message.contains(": is a directory; valid are names of regular files"), "{message}");
+        #[cfg(unix)]
+        {
+            let message = AtomicFile::create(Path::new("/dev/null")).unwrap_err().to_string();
+            assert!(message.starts_with("/dev/null: is no regular file; "), "{message}");
+            let (path, link) = (dir.path().join("out.bin"), dir.path().join("link"));
+            std::fs::write(&path, b"old").unwrap();
+            std::os::unix::fs::symlink(&path, &link).unwrap();
+            let mut file = AtomicFile::create(&link).unwrap();
+            file.write_all(b"new").unwrap();
+            file.commit().unwrap();
+            assert!(link.is_symlink());
+            assert_eq!(std::fs::read(&path).unwrap(), b"new");
+        }
     }
 
     #[test]

@@ -3,7 +3,10 @@
 
 use std::fmt;
 
+use anyhow::Context as _;
 use clap::Args;
+use dualgemm::formats::BlockFormat;
+use dualgemm::gemm::{AFormat, DualGemmDesc};
 use dualgemm::strategies::blackwell::{EXCHANGE_US, Estimate, FILL, LAUNCH_US, MEMORY, MULTIPLY};
 use dualgemm_bench::Shape;
 use dualgemm_bench::challenge::{RANKED, Ranked};
@@ -143,12 +146,34 @@ impl fmt::Display for Report {
     }
 }
 
+/// The problem that a shape is, if a kernel could take it.
+fn check(shape: Shape, config: Option<&Config>) -> anyhow::Result<()> {
+    let Shape { m, n, k } = shape;
+    let b = config.map_or(BlockFormat::Nvfp4, |config| config.formats.weights());
+    let a = if b == BlockFormat::Mxfp4 { AFormat::Mxfp4 } else { AFormat::Nvfp4 };
+    DualGemmDesc::new(m, n, k, a, b).check().with_context(|| format!("--shape {shape}"))?;
+    // The least tile of all; a launch counts CTAs in 31 bits.
+    let tiles = m.div_ceil(8).checked_mul(n.div_ceil(64));
+    if [m, n, k].iter().any(|&size| size > i32::MAX as usize) || tiles.is_none_or(|t| t > i32::MAX as usize) {
+        anyhow::bail!("--shape {shape}: no launch is that large; sizes and tiles are counted in 31 bits");
+    }
+    if let Some(config) = config {
+        let stages = k.div_ceil(config.stage_k() as usize);
+        if config.split_k as usize > stages {
+            let (name, split) = (config.name(), config.split_k);
+            anyhow::bail!("--config {name}: {split} CTAs split K; {shape} has work for {stages}");
+        }
+    }
+    Ok(())
+}
+
 /// Estimates.
 pub fn run(args: &EstimateArgs, output: &Output) -> anyhow::Result<Verdict> {
     let ranked = RANKED.map(|ranked| ranked.shape);
     let shapes = if args.shape.is_empty() { &ranked[..] } else { &args.shape };
     let named = args.config.as_deref().map(Config::named).transpose()?;
     let row = |&shape: &Shape| -> anyhow::Result<Row> {
+        check(shape, named.as_ref())?;
         let Shape { m, n, k } = shape;
         let estimate = match &named {
             Some(config) => Estimate::new(config, (m, n, k))?,

@@ -3,7 +3,10 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
+use dualgemm::formats::BlockFormat;
+use dualgemm::gemm::{AFormat, DualGemmDesc};
 use dualgemm_bench::Shape;
 use dualgemm_export::gpumode::{self, ARCHES, Submission};
 use dualgemm_ptx::Target;
@@ -84,6 +87,19 @@ pub fn run(args: &ExportArgs, output: &Output) -> anyhow::Result<Verdict> {
         what: format!("there is no architecture {:?}", args.arch),
         instead: format!("exported are {ARCHES}"),
     })?;
+    for shape in &args.shape {
+        let &Shape { m, n, k } = shape;
+        let desc = DualGemmDesc::new(m, n, k, AFormat::Nvfp4, BlockFormat::Nvfp4);
+        desc.check().with_context(|| format!("--shape {shape}"))?;
+        if !k.is_multiple_of(32) {
+            bail!(
+                "--shape {shape}: K is {k}; rows of codes start at multiples of 16 bytes, so K is a multiple of 32"
+            );
+        }
+        if [m, n, k].iter().any(|&size| size > i32::MAX as usize) {
+            bail!("--shape {shape}: sizes are at most 2147483647");
+        }
+    }
     let mut shapes = gpumode::shapes();
     shapes.extend(&args.shape);
     let Submission { python, recording, shapes } = gpumode::submission(target, &shapes)?;

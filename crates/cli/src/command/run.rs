@@ -4,7 +4,7 @@
 //! the reference maps them again after the packed ones are dropped.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
@@ -260,7 +260,21 @@ pub fn run(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
     }
 }
 
+/// Whether writing to `output` would replace `input`, or a file in it.
+fn replaces(output: &Path, input: &Path) -> bool {
+    match (output.canonicalize(), input.canonicalize()) {
+        (Ok(output), Ok(input)) => output == input || input.is_dir() && output.starts_with(input),
+        _ => false,
+    }
+}
+
 fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
+    if let Some(path) = &args.output {
+        let inputs = [Some(&args.checkpoint), args.activations.input.as_ref()];
+        if inputs.into_iter().flatten().any(|input| replaces(path, input)) {
+            bail!("--output: {} is one of the files that are read; give another name", path.display());
+        }
+    }
     let checkpoint = layer::open(&args.checkpoint, &args.layer.read)?;
     let layer = Layer::of(&checkpoint, &args.layer)?;
     let (epilogue, activation_from) = layer::epilogue(&checkpoint, &args.epilogue)?;

@@ -14,6 +14,7 @@ use serde::Serialize;
 use super::Verdict;
 use super::bench::{self, gpu::Operands};
 use crate::args::{AFormatArg, DeviceArg, OutFormatArg};
+use crate::failure::Unsupported;
 use crate::report::{Output, Table};
 
 /// Arguments of `tune`.
@@ -111,6 +112,9 @@ pub fn run(args: &TuneArgs, output: &Output) -> anyhow::Result<Verdict> {
         args.strategy.iter().map(|name| strategy(name)).collect::<Result<_, _>>()?;
     let shapes = bench::parse_shapes(&args.shapes)?;
     let gpu = crate::gpu::open(id)?;
+    if gpu.card().is_none() {
+        bail!("--device {id}: a simulated GPU has no clock; `dualgemm sim` says the least time a card needs");
+    }
     let (mut problems, mut found) = (Vec::new(), Vec::new());
     let bar = output.progress("tune", shapes.len());
     for shape in shapes {
@@ -121,6 +125,13 @@ pub fn run(args: &TuneArgs, output: &Output) -> anyhow::Result<Verdict> {
         let chosen = (!named.is_empty()).then_some(named.as_slice());
         let budget = Duration::from_secs(args.budget);
         let tuned = tune::tune(gpu, &operands.problem(&weights), chosen, budget, Protocol::default())?;
+        if tuned.outcomes.is_empty() {
+            return Err(Unsupported {
+                what: format!("{shape}: no kernel that can be tuned takes {desc}"),
+                instead: "`dualgemm doctor` says which strategies can run here, and why".into(),
+            }
+            .into());
+        }
         found.extend(tuned.choices());
         let candidates = tuned.outcomes.iter().map(|o| Candidate {
             strategy: o.strategy,
@@ -141,7 +152,8 @@ pub fn run(args: &TuneArgs, output: &Output) -> anyhow::Result<Verdict> {
         bar.inc(1);
     }
     bar.finish_and_clear();
-    let remembered = if args.dry_run { None } else { Some(choices::remember(gpu, &found)?) };
+    let remembered =
+        if args.dry_run || found.is_empty() { None } else { Some(choices::remember(gpu, &found)?) };
     let right = problems.iter().all(|p| p.candidates.iter().all(|c| c.failure.is_none()));
     let (device, driver, load_us) = (gpu.info().name.clone(), gpu.driver().into(), gpu.load_us());
     output.emit(&Report { device, driver, problems, remembered, load_us })?;
