@@ -55,9 +55,18 @@ const CASES: &[(&str, &[&str])] = &[
     ("run {ckpt} --out-dtype f64", &["'f64' for '--out-dtype", "possible values: f32, f16, bf16, nvfp4"]),
     ("run {ckpt} --a-format int8", &["'int8' for '--a-format", "possible values: f32, bf16, f16, nvfp4"]),
     ("run {ckpt} --device tpu", &["'tpu' for '--device", "valid are cpu, cuda"]),
-    ("run {ckpt} --layer 0 --output {dir}", &["error: {dir}: is a directory; valid are names of regular files"]),
-    ("run {ckpt} --layer 0 --input {hidden} --output {hidden}", &["--output: ", "one of the files that are read"]),
-    ("run {ckpt} --layer 0 --output {ckpt}/model.safetensors", &["--output: ", "one of the files that are read"]),
+    (
+        "run {ckpt} --layer 0 --output {dir}",
+        &["error: {dir}: is a directory; valid are names of regular files"],
+    ),
+    (
+        "run {ckpt} --layer 0 --input {hidden} --output {hidden}",
+        &["--output: ", "one of the files that are read"],
+    ),
+    (
+        "run {ckpt} --layer 0 --output {ckpt}/model.safetensors",
+        &["--output: ", "one of the files that are read"],
+    ),
     ("run {ckpt} --layer 0 --m 4294967296000", &["--m: 4294967296000 rows of 576 do not fit the"]),
     ("tune --device sim:sm_90a --shapes 16x128x256", &["--device sim:sm_90a: a simulated GPU has no clock"]),
     ("estimate --shape 0x16x16", &["--shape 0x16x16: M is 0"]),
