@@ -120,8 +120,12 @@ struct Report {
     prepack_us: f64,
     #[serde(flatten)]
     timing: Timing,
-    gflops: f64,
-    gbps: f64,
+    /// A simulated GPU has no clock: the time is this machine's, and says nothing about a card.
+    simulated: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gflops: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gbps: Option<f64>,
     #[serde(flatten)]
     roofline: Option<RooflineReport>,
     #[serde(flatten)]
@@ -176,16 +180,18 @@ impl fmt::Display for Report {
         writeln!(f, "  plan     {}", self.plan.to_string().replace('\n', "\n         "))?;
         let Timing { median_us, p10_us, p90_us, runs } = self.timing;
         let time = |us: f64| Time(Duration::from_secs_f64(us * 1e-6));
-        writeln!(
-            f,
-            "  time     {} (median of {runs}, 80 % within {} to {}), {:.1} GFLOP/s, {:.1} GB/s; packing {}",
-            time(median_us),
-            time(p10_us),
-            time(p90_us),
-            self.gflops,
-            self.gbps,
-            time(self.prepack_us),
-        )?;
+        let packing = time(self.prepack_us);
+        match self.gflops.zip(self.gbps) {
+            Some((gflops, gbps)) => writeln!(
+                f,
+                "  time     {} (median of {runs}, 80 % within {} to {}), {gflops:.1} GFLOP/s, {gbps:.1} GB/s; packing \
+                 {packing}",
+                time(median_us),
+                time(p10_us),
+                time(p90_us),
+            )?,
+            None => writeln!(f, "  simulated in {} on this machine; packing {packing}", time(median_us))?,
+        }
         if let Some(r) = &self.roofline {
             writeln!(
                 f,
@@ -352,8 +358,9 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
         kernel: plan.kernel().into(),
         threads: plan.threads(),
         prepack_us,
-        gflops: desc.flops() / timing.median_us * 1e-3,
-        gbps: desc.bytes() / timing.median_us * 1e-3,
+        simulated: no_clock,
+        gflops: (!no_clock).then(|| desc.flops() / timing.median_us * 1e-3),
+        gbps: (!no_clock).then(|| desc.bytes() / timing.median_us * 1e-3),
         roofline: limits.map(|limits| RooflineReport::new(limits, &desc, &timing)),
         timing,
         plan,

@@ -325,4 +325,6 @@ fn plans_on_a_simulated_blackwell_card_take_the_native_kernel_and_are_right() {
     let report = run_json(&args, 0);
     assert_eq!(report["plan"]["plan"]["strategy"], "native");
     assert!(report["kernel"].as_str().unwrap().starts_with("sm120a_fused"), "{report}");
+    assert_eq!(report["simulated"], true);
+    assert!(report.get("gflops").is_none(), "a simulated card has no clock");
 }
