@@ -1,5 +1,6 @@
 //! GPUs as the commands see them: opened, or a reason with what would work instead.
 
+use anyhow::bail;
 use dualgemm::strategies::{Error as GpuError, Gpu};
 use dualgemm::{Error, GpuId};
 
@@ -8,6 +9,15 @@ use crate::failure::Unsupported;
 /// Opens a GPU.
 pub fn open(id: &GpuId) -> anyhow::Result<&'static Gpu> {
     supported(id.open())
+}
+
+/// Opens a GPU whose kernels can be timed.
+pub fn open_timed(id: &GpuId) -> anyhow::Result<&'static Gpu> {
+    let gpu = open(id)?;
+    if gpu.card().is_none() {
+        bail!("--device {id}: a simulated GPU has no clock; `dualgemm sim` says the least time a card needs");
+    }
+    Ok(gpu)
 }
 
 /// Tells what this machine or build cannot do from what is wrong with the input.

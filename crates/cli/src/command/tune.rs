@@ -111,10 +111,7 @@ pub fn run(args: &TuneArgs, output: &Output) -> anyhow::Result<Verdict> {
     let named: Vec<&'static dyn Strategy> =
         args.strategy.iter().map(|name| strategy(name)).collect::<Result<_, _>>()?;
     let shapes = bench::parse_shapes(&args.shapes)?;
-    let gpu = crate::gpu::open(id)?;
-    if gpu.card().is_none() {
-        bail!("--device {id}: a simulated GPU has no clock; `dualgemm sim` says the least time a card needs");
-    }
+    let gpu = crate::gpu::open_timed(id)?;
     let (mut problems, mut found) = (Vec::new(), Vec::new());
     let bar = output.progress("tune", shapes.len());
     for shape in shapes {

@@ -90,10 +90,7 @@ pub(super) fn run(
     shapes: &[Shape],
     output: &Output,
 ) -> anyhow::Result<Verdict> {
-    let gpu = crate::gpu::open(id)?;
-    if gpu.card().is_none() {
-        bail!("--device {id}: a simulated GPU has no clock; `dualgemm sim` says the least time a card needs");
-    }
+    let gpu = crate::gpu::open_timed(id)?;
     // Names are checked before anything takes time. No name: whatever is known to be the fastest.
     let wanted: Vec<Option<&str>> = match args.strategy.as_slice() {
         [one] if one == "all" => STRATEGIES.iter().map(|s| Some(s.name())).collect(),
