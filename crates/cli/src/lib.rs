@@ -11,6 +11,7 @@ mod activation;
 mod command;
 mod diagnosis;
 mod failure;
+mod files;
 mod gpu;
 mod limits;
 mod machine;

@@ -101,7 +101,11 @@ impl FromStr for GpuId {
         };
         match text.split_once(':').unwrap_or((text, "")) {
             ("cuda", "") => Ok(Self::Cuda(0)),
-            ("cuda", ordinal) => ordinal.parse().map(Self::Cuda).map_err(|_| unknown()),
+            // Digits only: drivers count cards from 0.
+            ("cuda", ordinal) => match ordinal.parse() {
+                Ok(ordinal @ 0..) => Ok(Self::Cuda(ordinal)),
+                _ => Err(unknown()),
+            },
             ("sim", arch) => {
                 SimArch::ALL.into_iter().find(|a| a.name() == arch).map(Self::Sim).ok_or_else(unknown)
             }
@@ -308,7 +312,7 @@ mod tests {
             assert_eq!(serde_json::from_str::<GpuId>(&text).unwrap(), id);
         }
         assert_eq!("cuda".parse::<GpuId>().unwrap(), GpuId::Cuda(0));
-        for bad in ["", "gpu", "cuda:x", "sim", "sim:sm_10"] {
+        for bad in ["", "gpu", "cuda:x", "cuda:-1", "sim", "sim:sm_10"] {
             let message = bad.parse::<GpuId>().unwrap_err().to_string();
             assert!(message.contains("cuda, cuda:N, sim:sm_90a"), "{message}");
         }

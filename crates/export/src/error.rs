@@ -28,7 +28,7 @@ pub enum Error {
         /// What was asked for.
         found: String,
         /// What there is.
-        valid: &'static str,
+        valid: String,
     },
     /// A launch that cannot be written down.
     #[error("a launch cannot be written down: {0}")]

@@ -37,7 +37,7 @@ use crate::{Argument, Error, Launch, Recorder, Recording};
 const PROGRAM: &str = include_str!("submission.py");
 
 /// What is exported for.
-pub const ARCHES: &str = "sm_100a, sm_90a";
+pub const ARCHES: [Target; 2] = [Target::Sm100a, Target::Sm90a];
 
 /// A file that computes the task.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,7 +104,10 @@ pub fn submission(target: Target, shapes: &[Shape]) -> Result<Submission, Error>
     let record = match target {
         Target::Sm100a => blackwell,
         Target::Sm90a => hopper,
-        _ => return Err(Error::Arch { found: target.to_string(), valid: ARCHES }),
+        _ => {
+            let valid = ARCHES.map(Target::as_str).join(", ");
+            return Err(Error::Arch { found: target.to_string(), valid });
+        }
     };
     let recorder = Recorder::new(info(if target == Target::Sm100a { Card::B200 } else { Card::H100 }));
     let memory = |e: dualgemm_device::Error| Error::Recording(e.to_string());

@@ -73,6 +73,8 @@ pub struct Comparison {
     pub max_abs: f64,
     /// Elements compared.
     pub elements: usize,
+    /// Elements of which neither side is finite and both say the same: they count as right, and in nothing else.
+    pub not_finite: usize,
     /// Where the difference is largest.
     pub worst: Worst,
 }
@@ -101,6 +103,7 @@ pub struct Comparer {
     max_ulp: u64,
     over_1_ulp: usize,
     elements: usize,
+    not_finite: usize,
     max_abs: f64,
     worst: Worst,
 }
@@ -117,6 +120,7 @@ impl Comparer {
             max_ulp: 0,
             over_1_ulp: 0,
             elements: 0,
+            not_finite: 0,
             max_abs: -1.0,
             worst: Worst { row: 0, col: 0, got: 0.0, want: 0.0, got_bits: 0, want_bits: 0 },
         }
@@ -159,7 +163,9 @@ impl Comparer {
                 };
             }
             self.error2 += difference * difference;
-            if !same {
+            if same {
+                self.not_finite += 1;
+            } else {
                 self.got2 += value * value;
                 self.want2 += w * w;
                 self.dot += value * w;
@@ -186,6 +192,7 @@ impl Comparer {
             over_1_ulp: self.over_1_ulp,
             max_abs: self.max_abs,
             elements: self.elements,
+            not_finite: self.not_finite,
             worst: self.worst,
         })
     }
@@ -251,6 +258,12 @@ mod tests {
     #[test]
     fn overflow_to_infinity_is_right_where_the_rounded_reference_is_infinite() {
         let c = Comparison::new(&[f16::INFINITY, f16::ONE], &[1e6, 1.0], 2).unwrap();
-        assert_eq!((c.max_ulp, c.rel_l2), (0, 0.0));
+        assert_eq!((c.max_ulp, c.rel_l2, c.not_finite), (0, 0.0, 1));
+    }
+
+    #[test]
+    fn elements_that_are_nan_on_both_sides_are_counted() {
+        let c = Comparison::new(&[f32::NAN, 1.0, f32::NAN], &[f64::NAN, 1.0, f64::NAN], 3).unwrap();
+        assert_eq!((c.not_finite, c.elements, c.rel_l2), (2, 3, 0.0));
     }
 }

@@ -7,14 +7,12 @@
 pub(super) mod gpu;
 
 use std::fmt;
-use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
 use dualgemm::check::{RowSample, reference_rows};
-use dualgemm::checkpoint::write::atomic::AtomicFile;
 use dualgemm::cpu::{CpuOptions, Isa, limits};
 use dualgemm::formats::{BlockFormat, FloatType, GlobalScale};
 use dualgemm::gemm::{AFormat, AOperand, DualGemmDesc, GateUp, OutFormat, OutScale, QuantizeA};
@@ -27,6 +25,7 @@ use serde::Serialize;
 
 use super::Verdict;
 use crate::args::{AFormatArg, DeviceArg, OutFormatArg};
+use crate::files::write_whole;
 use crate::machine::{self, Machine};
 use crate::report::Output;
 use crate::result::OwnedResult;
@@ -345,13 +344,6 @@ impl Operands {
         }
         Ok(comparison.rel_l2)
     }
-}
-
-/// Writes a file under a temporary name until it is whole.
-pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    let mut file = AtomicFile::create(path)?;
-    file.write_all(bytes).with_context(|| path.display().to_string())?;
-    Ok(file.commit()?)
 }
 
 #[cfg(test)]

@@ -12,8 +12,8 @@ use serde::Serialize;
 
 use super::Verdict;
 use crate::args::ReadArgs;
-use crate::layer;
 use crate::report::Output;
+use crate::{files, layer};
 
 /// Arguments of `convert`.
 #[derive(Debug, Args)]
@@ -56,6 +56,7 @@ impl fmt::Display for Report {
 
 /// Converts.
 pub fn run(args: &ConvertArgs, output: &Output) -> anyhow::Result<Verdict> {
+    files::is_no_input("OUT", &args.out, [&args.input])?;
     let checkpoint = layer::open(&args.input, &args.read)?;
     let model = checkpoint.export()?;
     let written = write::write(&args.out, args.to, &model)?;

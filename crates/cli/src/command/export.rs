@@ -13,8 +13,9 @@ use dualgemm_ptx::Target;
 use serde::Serialize;
 
 use super::Verdict;
-use super::bench::{parse_shape, write_whole};
+use super::bench::parse_shape;
 use crate::failure::Unsupported;
+use crate::files::write_whole;
 use crate::report::Output;
 
 /// Arguments of `export`.
@@ -82,10 +83,10 @@ impl fmt::Display for Report {
 /// Writes the file.
 pub fn run(args: &ExportArgs, output: &Output) -> anyhow::Result<Verdict> {
     let ExportTarget::Gpumode = args.target;
-    let target = Target::ALL.iter().copied().find(|target| target.as_str() == args.arch);
+    let target = ARCHES.into_iter().find(|target| target.as_str() == args.arch);
     let target = target.ok_or_else(|| Unsupported {
-        what: format!("there is no architecture {:?}", args.arch),
-        instead: format!("exported are {ARCHES}"),
+        what: format!("--arch {}: nothing is exported for it", args.arch),
+        instead: format!("valid are {}", ARCHES.map(Target::as_str).join(", ")),
     })?;
     for shape in &args.shape {
         let &Shape { m, n, k } = shape;

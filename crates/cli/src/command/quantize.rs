@@ -26,6 +26,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::Verdict;
+use crate::files::is_no_input;
 use crate::report::{Output, Table};
 
 /// Arguments of `quantize`.
@@ -109,6 +110,7 @@ impl fmt::Display for Report {
 /// Quantizes and writes.
 pub fn run(args: &QuantizeArgs, output: &Output) -> anyhow::Result<Verdict> {
     let form = Form::of(args)?;
+    is_no_input("OUT", &args.out, [&args.input])?;
     let files = TensorFiles::open(&args.input)?;
     if files.gguf_metadata().is_some() {
         bail!("{}: is a GGUF file; a safetensors file with float tensors is needed", args.input.display());

@@ -4,7 +4,7 @@
 //! the reference maps them again after the packed ones are dropped.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
@@ -22,13 +22,13 @@ use serde::Serialize;
 use super::Verdict;
 use crate::activation::{Activation, Source};
 use crate::args::{ActivationArgs, DeviceArg, EpilogueArgs, LayerArgs, OutFormatArg, ScaleLayoutArg};
-use crate::gpu;
 use crate::layer::{self, Layer};
 use crate::limits::Limits;
 use crate::machine::{self, Machine};
 use crate::report::{Bytes, Output, Time};
 use crate::result::OwnedResult;
 use crate::tolerance::Tolerance;
+use crate::{files, gpu};
 
 /// Multiplications of the reference that a run is worth; above that, rows are sampled.
 const REFERENCE_BUDGET: f64 = 2e9;
@@ -49,9 +49,9 @@ pub struct RunArgs {
     /// Format of C. nvfp4 re-quantizes C for the down projection, with that one's input scale where there is one.
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = OutFormatArg::F32)]
     pub out_dtype: OutFormatArg,
-    /// Order of the block scales of an nvfp4 C.
-    #[arg(long, value_enum, value_name = "LAYOUT", default_value_t = ScaleLayoutArg::Linear)]
-    pub out_scale_layout: ScaleLayoutArg,
+    /// Order of the block scales of an nvfp4 C; without it, row by row.
+    #[arg(long, value_enum, value_name = "LAYOUT")]
+    pub out_scale_layout: Option<ScaleLayoutArg>,
     /// Where to compute: cpu, cuda, cuda:N, or a simulated GPU, sim:sm_90a.
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceArg::Cpu)]
     pub device: DeviceArg,
@@ -215,6 +215,13 @@ impl fmt::Display for Report {
                     e.sample,
                     if e.right { "right" } else { "WRONG" },
                 )?;
+                if c.not_finite > 0 {
+                    let (some, all) = (c.not_finite, c.elements);
+                    writeln!(
+                        f,
+                        "           {some} of {all} elements are not finite, as the reference has them"
+                    )?;
+                }
                 if !e.right {
                     writeln!(f, "           {}; worst: {}", e.tolerance, crate::tolerance::Worst(&c.worst))?;
                 }
@@ -243,12 +250,15 @@ fn out_name(out: OutFormat) -> &'static str {
 
 /// What C is stored as; an nvfp4 C takes the down projection's input scale, or one of its own.
 fn out_format(args: &RunArgs, layer: &Layer<'_>) -> anyhow::Result<OutFormat> {
+    if args.out_scale_layout.is_some() && args.out_dtype != OutFormatArg::Nvfp4 {
+        bail!("--out-scale-layout: C has no block scales; they come with --out-dtype nvfp4");
+    }
     Ok(match args.out_dtype {
         OutFormatArg::F32 => OutFormat::F32,
         OutFormatArg::F16 => OutFormat::F16,
         OutFormatArg::Bf16 => OutFormat::Bf16,
         OutFormatArg::Nvfp4 => OutFormat::Nvfp4 {
-            scale_layout: args.out_scale_layout.into(),
+            scale_layout: args.out_scale_layout.unwrap_or(ScaleLayoutArg::Linear).into(),
             global_scale: layer.output_scale()?.map_or(OutScale::Dynamic, OutScale::Static),
         },
     })
@@ -266,20 +276,10 @@ pub fn run(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
     }
 }
 
-/// Whether writing to `output` would replace `input`, or a file in it.
-fn replaces(output: &Path, input: &Path) -> bool {
-    match (output.canonicalize(), input.canonicalize()) {
-        (Ok(output), Ok(input)) => output == input || input.is_dir() && output.starts_with(input),
-        _ => false,
-    }
-}
-
 fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
     if let Some(path) = &args.output {
         let inputs = [Some(&args.checkpoint), args.activations.input.as_ref()];
-        if inputs.into_iter().flatten().any(|input| replaces(path, input)) {
-            bail!("--output: {} is one of the files that are read; give another name", path.display());
-        }
+        files::is_no_input("--output", path, inputs.into_iter().flatten())?;
     }
     let checkpoint = layer::open(&args.checkpoint, &args.layer.read)?;
     let layer = Layer::of(&checkpoint, &args.layer)?;
@@ -303,6 +303,9 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
             (Target::Cpu(CpuOptions { isa: args.isa, threads: None }), Machine::detect().cpu_model)
         }
         DeviceArg::Gpu(id) => {
+            if args.isa.is_some() {
+                bail!("--isa: {id} is a GPU; instruction sets are those of --device cpu");
+            }
             let options = GpuOptions { strategy: args.strategy.clone(), ..GpuOptions::default() };
             (Target::Gpu(id.clone(), options), gpu::open(id)?.info().name.clone())
         }
@@ -378,7 +381,7 @@ fn multiply(
     a: &AOperand<'_>,
     packed: PackedWeights,
 ) -> anyhow::Result<(OwnedResult, Timing)> {
-    let mut runner = plan.runner(1)?;
+    let mut runner = gpu::supported(plan.runner(1))?;
     let mut c = OwnedResult::zeroed(plan.desc());
     let protocol = match args.repeat.map(|runs| runs as usize) {
         Some(runs) => Protocol { warmup: 1, min_runs: runs, max_runs: runs, ..Protocol::default() },

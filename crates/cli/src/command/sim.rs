@@ -26,6 +26,7 @@ use serde::Serialize;
 use super::bench::parse_shape;
 use super::{Verdict, ptx};
 use crate::args::parse_activation;
+use crate::failure::Unsupported;
 use crate::report::Output;
 use crate::tolerance::{Tolerance, Worst};
 
@@ -60,7 +61,7 @@ pub struct SimArgs {
     #[arg(long, value_name = "NAME", value_parser = parse_activation, default_value = "silu")]
     pub activation: Activation,
     /// A warp that executes more instructions than this is taken to hang.
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
     pub max_instructions: Option<u64>,
 }
 
@@ -279,12 +280,12 @@ fn prepare_blackwell(
 
 /// Simulates a launch.
 pub fn run(args: &SimArgs, output: &Output) -> anyhow::Result<Verdict> {
-    ptx::find("fused", &args.arch)?;
     let Some(card) = card_of(&args.arch) else {
-        bail!(
-            "--arch {}: no card of it is simulated; valid are sm_90a, sm_100a, sm_103a, sm_120a, sm_121a",
-            args.arch
-        );
+        return Err(Unsupported {
+            what: format!("--arch {}: no card of it is simulated", args.arch),
+            instead: "valid are sm_90a, sm_100a, sm_103a, sm_120a, sm_121a".into(),
+        }
+        .into());
     };
     let Shape { m, n, k } = args.shape;
     let formats = formats_of(args, card)?;

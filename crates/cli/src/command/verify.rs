@@ -94,6 +94,13 @@ impl fmt::Display for Report {
             "  max          {} {step}, {} of {} elements over 1",
             c.max_ulp, c.over_1_ulp, c.elements
         )?;
+        if c.not_finite > 0 {
+            writeln!(
+                f,
+                "  not finite   {} of {} elements, the same on both sides",
+                c.not_finite, c.elements
+            )?;
+        }
         writeln!(f, "  worst        {}", Worst(&c.worst))?;
         for explanation in &self.explanations {
             writeln!(f, "  explanation  it would be right if {explanation}")?;

@@ -136,8 +136,8 @@ fn an_exported_submission_computes_the_task() {
 #[test]
 fn what_cannot_be_exported_is_refused() {
     for (args, message) in [
-        (vec!["--arch", "sm_120a"], "nothing is exported for sm_120a; valid are sm_100a, sm_90a"),
-        (vec!["--arch", "hopper"], "there is no architecture \"hopper\""),
+        (vec!["--arch", "sm_120a"], "--arch sm_120a: nothing is exported for it; valid are sm_100a, sm_90a"),
+        (vec!["--arch", "hopper"], "--arch hopper: nothing is exported for it"),
         (vec!["--shape", "64x64x24"], "64x64x24: "),
     ] {
         let folder = tempfile::tempdir().unwrap();

@@ -112,8 +112,9 @@ fn what_does_not_exist_is_named_with_what_does() {
     let there = "there are: fused for sm_90a";
     refused(&["ptx", "--kernel", "fused", "--arch", "sm_70"], 3, ["\"sm_70\"", there]);
     refused(&["ptx", "--kernel", "fast", "--arch", "sm_90a"], 3, ["\"fast\"", there]);
-    refused(&["sim", "--arch", "sm_70", "--shape", "1x32x64"], 3, ["\"sm_70\"", there]);
-    refused(&["sim", "--arch", "sm_80", "--shape", "1x32x64"], 2, ["sm_80", "sm_90a, sm_100a"]);
+    for arch in ["sm_70", "sm_80"] {
+        refused(&["sim", "--arch", arch, "--shape", "1x32x64"], 3, [arch, "valid are sm_90a, sm_100a"]);
+    }
     let config = ["--config", "none"];
     refused(&[&SIM[..], &config].concat(), 2, ["\"none\"", "there are sm90a_fused_"]);
     refused(&["sim", "--arch", "sm_90a", "--shape", "1x32"], 2, ["1x32", "64x128x256"]);

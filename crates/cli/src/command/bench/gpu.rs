@@ -18,8 +18,9 @@ use dualgemm_bench::report::{NamedRoofline, Subject};
 use dualgemm_bench::{Report, Roofline, Row, Shape, plot};
 use serde::Serialize;
 
-use super::{BenchArgs, REFERENCE_BUDGET, activations, desc, weights, write_whole};
+use super::{BenchArgs, REFERENCE_BUDGET, activations, desc, weights};
 use crate::command::Verdict;
+use crate::files::write_whole;
 use crate::machine;
 use crate::report::Output;
 
