@@ -44,7 +44,7 @@ pub struct Config {
     pub n: u32,
     /// CTAs that execute one matrix instruction: 2 share the columns' operand, which halves its traffic.
     pub cta_group: u32,
-    /// CTAs of a cluster that split K and add their sums in rank order.
+    /// CTAs, or pairs of them, of a cluster that split K and add their sums in rank order.
     pub split_k: u32,
     /// Stages of the ring.
     pub stages: u32,
@@ -104,7 +104,7 @@ pub struct Wide {
 
 impl Config {
     /// The configurations worth having, by their estimates (see `docs/kernels/blackwell.md`).
-    pub const MENU: [Config; 9] = [
+    pub const MENU: [Config; 11] = [
         Self::features(8, 4, 5),
         Self::features(16, 4, 5),
         Self::features(32, 4, 5),
@@ -114,6 +114,8 @@ impl Config {
         Self::tokens(64, 2, 7),
         Self::tokens(96, 2, 5),
         Self::tokens(128, 2, 5),
+        Self::halves(96, 5),
+        Self::halves(128, 5),
     ];
 
     const fn features(n: u32, split_k: u32, stages: u32) -> Self {
@@ -124,6 +126,11 @@ impl Config {
     const fn tokens(n: u32, cta_group: u32, stages: u32) -> Self {
         let accumulators = if n <= 96 { 2 } else { 1 };
         Self { side: Side::Tokens, cta_group, accumulators, ..Self::features(n, 1, stages) }
+    }
+
+    /// Two pairs that split K.
+    const fn halves(n: u32, stages: u32) -> Self {
+        Self { split_k: 2, accumulators: 1, ..Self::tokens(n, 2, stages) }
     }
 
     const fn wide(format: HalfFormat, n: u32, split_k: u32, stages: u32) -> Self {
@@ -230,6 +237,22 @@ impl Config {
         self.split_k > 1 || matches!(self.side, Side::Features)
     }
 
+    /// Bytes of sums that a CTA puts into shared memory: all of its tile to be read by features, or what the other
+    /// half of K's CTA stores.
+    pub const fn put_bytes(&self) -> u32 {
+        let columns = match self.side {
+            Side::Tokens if self.split_k > 1 => self.n,
+            Side::Tokens => 0,
+            Side::Features => 2 * self.n,
+        };
+        columns * ATOM_ROWS * 4
+    }
+
+    /// Bytes of sums that a CTA reads from other CTAs: their parts of the columns that it stores.
+    pub const fn exchanged_bytes(&self) -> u32 {
+        2 * self.n * ATOM_ROWS * 4 / self.split_k * (self.split_k - 1)
+    }
+
     /// Tokens of a tile, all CTAs of the pair together.
     pub const fn tile_tokens(&self) -> u32 {
         match self.side {
@@ -293,15 +316,12 @@ impl Config {
         if !matches!(self.cta_group, 1 | 2) || (self.cta_group == 2 && self.side == Side::Features) {
             return rule("CTAs per matrix instruction, 2 with rows of tokens only", self.cta_group, 2);
         }
-        if !matches!(self.split_k, 1 | 2 | 4) || self.cluster() > 4 || self.split_k * self.accumulators > 4 {
-            return rule("CTAs that split K: 1, 2 or 4, without pairs", self.split_k, 4);
+        let most = if self.side == Side::Tokens { 2 } else { 4 };
+        if !matches!(self.split_k, 1 | 2 | 4) || self.split_k > most {
+            return rule("CTAs or pairs that split K: 1, 2, or 4 with rows of features", self.split_k, most);
         }
-        if self.split_k > 1 && (self.cta_group > 1 || self.accumulators > 1) {
-            return rule(
-                "accumulators or CTA pairs beside split K",
-                self.accumulators.max(self.cta_group),
-                1,
-            );
+        if self.accumulators == 0 || self.accumulators > if self.split_k > 1 { 1 } else { 2 } {
+            return rule("pairs of accumulators, 1 beside split K", self.accumulators, 2);
         }
         if self.stages < 2 {
             return rule("stages, from 2", self.stages, 16);
@@ -317,9 +337,8 @@ impl Config {
         let scales = parts.map(|part| take(part.scale_bytes()));
         let mut smem = SmemLayout::new();
         let ring = smem.alloc_parts("stages", stage, self.stages, 1024);
-        let exchange = 2 * self.n * ATOM_ROWS * 4;
-        if self.exchanges() && exchange > smem.bytes() {
-            smem.alloc("sums to exchange", exchange - smem.bytes(), 16);
+        if self.put_bytes() > smem.bytes() {
+            smem.alloc("sums to exchange", self.put_bytes() - smem.bytes(), 16);
         }
         let (full, empty) = (smem.mbarriers("full", self.stages), smem.mbarriers("empty", self.stages));
         let done = smem.mbarriers("done", self.accumulators);

@@ -16,8 +16,9 @@
 //! `griddepcontrol.wait`; loads of A come from a warp of its own for that reason.
 //!
 //! With `cta_group` 2 the even CTA of a pair multiplies for both: each holds its own 128 tokens and half of the
-//! features' rows. With `split_k`, CTAs of a cluster take consecutive parts of K and exchange their sums through
-//! distributed shared memory, added in rank order, so that results do not depend on timing.
+//! features' rows. With `split_k`, CTAs or pairs of a cluster take consecutive parts of K and exchange their sums through
+//! distributed shared memory, added in rank order, so that results do not depend on timing. A pair is two CTAs whose
+//! ranks in the cluster differ in the last bit.
 //!
 //! Flow: [`Config`] → here → PTX. Roles: `roles.rs`, `widen.rs`; stores: `store.rs`.
 //! Spec: <https://docs.nvidia.com/cuda/parallel-thread-execution/#tensorcore-5th-generation-instructions>.
@@ -73,6 +74,10 @@ pub(super) struct Fused<'a> {
     pub steps: Reg<U32>,
     /// Rank in the cluster; 0 without.
     pub rank: Reg<U32>,
+    /// Which of the pair: 1 is the odd one.
+    pub half: Reg<U32>,
+    /// Which part of K.
+    pub part: Reg<U32>,
     pub warp: Reg<U32>,
     pub lane: Reg<U32>,
 }
@@ -102,10 +107,11 @@ impl<'a> Fused<'a> {
             let up = k.add(kk, by - 1);
             k.div(up, by)
         });
+        let (half, part) = (k.and(rank, config.cta_group - 1), k.shr(rank, config.cta_group.ilog2()));
         let (first_stage, end_stage) = match config.split_k {
             1 => (k.mov::<U32>(0u32), stages),
             parts => {
-                let scaled = k.mul(stages, rank);
+                let scaled = k.mul(stages, part);
                 let next = k.add(scaled, stages);
                 (k.div(scaled, parts), k.div(next, parts))
             }
@@ -126,6 +132,8 @@ impl<'a> Fused<'a> {
             end_stage,
             steps,
             rank,
+            half,
+            part,
             warp,
             lane,
         }
@@ -240,7 +248,7 @@ impl<'a> Fused<'a> {
         if self.config.cta_group == 1 {
             return row;
         }
-        k.mad(self.rank, ATOM_ROWS, row)
+        k.mad(self.half, ATOM_ROWS, row)
     }
 
     /// The tile with the tokens that are this CTA's.

@@ -23,8 +23,7 @@ impl Fused<'_> {
 
     /// Whether this CTA of a pair multiplies.
     fn is_leader(&self, k: &mut Kernel) -> Reg<Pred> {
-        let odd = k.and(self.rank, 1u32);
-        k.compare(Cmp::Eq, odd, 0u32)
+        k.compare(Cmp::Eq, self.half, 0u32)
     }
 
     /// Runs `load(k, stage number, offset of the ring's stage, full barrier)` for every stage of every tile.
@@ -72,7 +71,7 @@ impl Fused<'_> {
             let atom = tile.weight_atom(k, self.n, tile.feature);
             let row = match self.config.cta_group {
                 1 => tile.feature,
-                _ => k.mad(self.rank, self.config.n / 2, tile.feature),
+                _ => k.mad(self.half, self.config.n / 2, tile.feature),
             };
             let row = tile.weight_row(k, self.n, row);
             self.fill_ring(k, "weight_stages", at, |k, stage, slot, full| {
@@ -192,8 +191,10 @@ impl Fused<'_> {
         match self.config.cta_group {
             1 => k.tcgen05_commit(CtaGroup::One, barrier),
             _ => {
-                let both = k.mov::<B16>(3u16);
-                k.tcgen05_commit_multicast(CtaGroup::Two, barrier, both);
+                let (even, both) = (k.and(self.rank, !1u32), k.mov::<U32>(3u32));
+                let both = k.shl(both, even);
+                let both = k.convert::<U16, U32>(both);
+                k.tcgen05_commit_multicast(CtaGroup::Two, barrier, both.cast());
             }
         }
     }

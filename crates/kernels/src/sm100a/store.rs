@@ -2,6 +2,7 @@
 
 use dualgemm_ptx::builder::*;
 
+use super::config::Side;
 use super::fused::Fused;
 use crate::parts::format::ATOM_ROWS;
 use crate::parts::ring::Position;
@@ -43,15 +44,19 @@ impl Fused<'_> {
             let pair = k.mul(at.index, 2 * self.config.n);
             let sums = Addr::new(k.add(lanes, pair));
             let alpha = self.rows.alpha(k, tile.group);
-            if self.config.exchanges() {
-                self.put_sums(k, sums);
-                self.add_sums(k, tile, alpha);
-            } else {
-                for first in (0..self.config.n).step_by(PIECE as usize) {
-                    let [gate, up] = self.load_sums(k, sums, first, PIECE);
-                    let first = k.mov::<U32>(first);
-                    self.store_token(k, tile, alpha, first, [&gate, &up]);
+            match (self.config.side, self.config.split_k) {
+                (Side::Features, _) => {
+                    self.put_sums(k, sums);
+                    self.add_sums(k, tile, alpha);
                 }
+                (Side::Tokens, 1) => {
+                    for first in (0..self.config.n).step_by(PIECE as usize) {
+                        let [gate, up] = self.load_sums(k, sums, first, PIECE);
+                        let first = k.mov::<U32>(first);
+                        self.store_token(k, tile, alpha, first, [&gate, &up]);
+                    }
+                }
+                (Side::Tokens, _) => self.exchange_halves(k, sums, tile, alpha),
             }
             k.tcgen05_fence_before();
             k.warp_sync();
@@ -112,13 +117,19 @@ impl Fused<'_> {
                 }
             }
         }
+        self.wait_for_sums(k);
+    }
+
+    /// Tells the CTAs with the same rows that this one's sums are in shared memory, and waits for theirs.
+    fn wait_for_sums(&self, k: &mut Kernel) {
         k.warp_sync();
         let put = self.base.at(self.layout.put.offset);
         let first_lane = k.compare(Cmp::Eq, self.lane, 0u32);
-        for rank in 0..self.config.split_k {
+        for part in 0..self.config.split_k {
             if self.config.split_k == 1 {
                 k.when(first_lane).mbarrier_arrive(put);
             } else {
+                let rank = k.add(self.half, part * self.config.cta_group);
                 let put = k.map_to_rank(put, rank);
                 k.when(first_lane).mbarrier_arrive_remote_release(put);
             }
@@ -126,6 +137,44 @@ impl Fused<'_> {
         match self.config.split_k {
             1 => k.mbarrier_wait(put, 0u32, "put"),
             _ => k.mbarrier_wait_cluster(put, 0u32, "put"),
+        }
+    }
+
+    /// Two CTAs have sums of the same tokens and features, each over its part of K. The first stores the lower half of
+    /// the features, the second the upper: each puts what the other stores where its ring was, four columns of 128 rows
+    /// behind each other, and adds what the other has put to what is in its tensor memory.
+    fn exchange_halves(&self, k: &mut Kernel, sums: Addr<Tmem>, tile: Tile, alpha: [Reg<F32>; 2]) {
+        let own = self.config.n / 2;
+        let other = k.xor(self.part, 1u32);
+        let [kept, sent] = [self.part, other].map(|part| k.mul(part, own));
+        let [kept_sums, sent_sums] = [kept, sent].map(|first| Addr::new(k.add(sums.base(), first)));
+        let (_, row) = self.quarter(k);
+        let row = k.shl(row, 4u32);
+        let place = k.offset(self.base.at(self.layout.ring.offset), row.cast());
+        let fours = |half: u32, first: u32| {
+            let four = (half * own + first) / 4;
+            (four..four + PIECE / 4).map(|four| four * ATOM_ROWS * 16)
+        };
+        for first in (0..own).step_by(PIECE as usize) {
+            for (half, sums) in (0..).zip(self.load_sums(k, sent_sums, first, PIECE)) {
+                for (at, sums) in fours(half, first).zip(sums.chunks_exact(4)) {
+                    k.st_vector(place.at(at), sums);
+                }
+            }
+        }
+        self.wait_for_sums(k);
+        let rank = k.xor(self.rank, self.config.cta_group);
+        let others = k.map_to_rank(place, rank);
+        for first in (0..own).step_by(PIECE as usize) {
+            let more = [0, 1].map(|half| {
+                fours(half, first).flat_map(|at| k.ld_vector::<F32, _, 4>(others.at(at))).collect::<Vec<_>>()
+            });
+            let sums = self.load_sums(k, kept_sums, first, PIECE);
+            let [gate, up] = [0, 1].map(|half| {
+                sums[half].iter().zip(&more[half]).map(|(&sum, &more)| k.add(sum, more)).collect::<Vec<_>>()
+            });
+            let first = k.add(kept, first);
+            self.store_token(k, tile, alpha, first, [&gate, &up]);
         }
     }
 
@@ -142,37 +191,12 @@ impl Fused<'_> {
         })
     }
 
-    /// Adds the CTAs' sums and stores this CTA's part of the tile: every `split_k`-th.
+    /// Adds the CTAs' sums of features and stores this CTA's part of the tile, every `split_k`-th: a thread 16 features of
+    /// one token.
     fn add_sums(&self, k: &mut Kernel, tile: Tile, alpha: [Reg<F32>; 2]) {
         let (config, plane) = (self.config, self.config.n * ATOM_ROWS * 4);
         let ring = self.base.at(self.layout.ring.offset);
         let (_, row) = self.quarter(k);
-        if self.rows_are_tokens() {
-            k.comment("A thread adds 16 columns of its row.");
-            let byte = k.shl(row, 2u32);
-            let from = k.offset(ring, byte.cast());
-            k.for_range("parts", self.rank, config.n / PIECE, config.split_k, |k, part, _| {
-                let first = k.mul(part, PIECE);
-                let offset = k.mul(first, ATOM_ROWS * 4);
-                let from = k.offset(from, offset.cast());
-                let ranks: Vec<Addr<Cluster>> =
-                    (0..config.split_k).map(|rank| k.map_to_rank(from, rank)).collect();
-                let halves = [0, 1].map(|half| {
-                    let column = |k: &mut Kernel, i: u32| {
-                        let at = half * plane + i * ATOM_ROWS * 4;
-                        let first = k.ld::<F32, _>(ranks[0].at(at));
-                        ranks[1..].iter().fold(first, |sum, rank| {
-                            let more = k.ld::<F32, _>(rank.at(at));
-                            k.add(sum, more)
-                        })
-                    };
-                    (0..PIECE).map(|i| column(k, i)).collect::<Vec<_>>()
-                });
-                self.store_token(k, tile, alpha, first, [&halves[0], &halves[1]]);
-            });
-            return;
-        }
-        k.comment("A thread adds 16 rows, features of one token.");
         let pieces = ATOM_ROWS / PIECE;
         let first = k.mad(self.rank, STORERS, row);
         k.for_range("parts", first, config.n * pieces, STORERS * config.split_k, |k, i, _| {

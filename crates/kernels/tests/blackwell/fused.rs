@@ -54,8 +54,18 @@ fn sm100_split_k_close() {
         let features = sm100a::config::Config { split_k, ..FEATURES };
         check(Config::Sm100(features), (5, 130, 1040));
         check(Config::Sm100(sm100a::config::Config { n: 32, ..features }), (64, 128, 1280));
-        let tokens = sm100a::config::Config { split_k, accumulators: 1, ..TOKENS };
-        check(Config::Sm100(tokens), (130, 100, 1040));
+    }
+    let tokens = sm100a::config::Config { split_k: 2, accumulators: 1, ..TOKENS };
+    check(Config::Sm100(tokens), (130, 100, 1040));
+}
+
+/// Two pairs with the same tokens, each over its part of K; the last tile lacks tokens and features.
+#[test]
+fn sm100_pairs_that_split_k_close() {
+    for n in [32, 96, 128] {
+        let pairs = sm100a::config::Config { n, cta_group: 2, split_k: 2, accumulators: 1, ..TOKENS };
+        check(Config::Sm100(pairs), (256, 2 * n as usize, 768));
+        check(Config::Sm100(pairs), (300, n as usize + 40, 1040));
     }
 }
 
@@ -176,6 +186,7 @@ fn groups_close() {
     let configs = [
         Config::Sm100(TOKENS),
         Config::Sm100(sm100a::config::Config { cta_group: 2, ..TOKENS }),
+        Config::Sm100(sm100a::config::Config { cta_group: 2, split_k: 2, accumulators: 1, ..TOKENS }),
         Config::Sm100(sm100a::config::Config { split_k: 2, n: 32, ..FEATURES }),
         Config::Sm100(sm100a::config::Config { formats: Formats::MXFP4, ..TOKENS }),
         Config::Sm100(sm100a::config::Config { split_k: 2, n: 32, ..WIDE }),
