@@ -21,11 +21,12 @@ use dualgemm_formats::{BlockFormat, FloatType, ScaleLayout};
 use dualgemm_gemm::{AFormat, Activation, DualGemmDesc, OutFormat, Program};
 use dualgemm_kernels::generic::expand::{Codes, Expand};
 use dualgemm_kernels::generic::finish;
-use dualgemm_kernels::parts::operand::{ATOM_ROWS, Format, FusedArgs, Operand};
+use dualgemm_kernels::parts::operand::{ATOM_ROWS, Format, Formats, FusedArgs, Operand};
 use dualgemm_kernels::parts::rows;
 use dualgemm_kernels::plain::order::SPAN;
 use dualgemm_kernels::sm90a::decode::WEIGHT_FACTOR;
 use dualgemm_kernels::{Error as KernelError, plain, sm100a};
+use dualgemm_plan::blackwell::Estimate;
 use dualgemm_plan::strategy;
 use dualgemm_ptx::Target;
 use dualgemm_sim::report::Card;
@@ -153,7 +154,7 @@ fn blackwell(recorder: &Recorder, slots: &Slots, shape: Shape) -> Result<Launche
         output: rows::Output::new(slots.c, [1.0; 2]),
         groups: None,
     };
-    let config = sm100a::config::Config::for_shape((m, n, k), recorder.info().sm_count);
+    let (config, _) = Estimate::best(Formats::NVFP4, (m, n, k)).map_err(refused)?;
     let variant = rows::Variant::new(program());
     let kernel = sm100a::host::Fused::new(recorder, config, &variant, n).map_err(refused)?;
     Ok((config.name(), 0, vec![kernel.spec(&args).map_err(refused)?]))

@@ -1,18 +1,22 @@
 //! What the fused sm_100 kernel should take on a B200, with every number that the answer is made of.
 //!
-//! **An estimate: no Blackwell card has run this kernel.** A K step costs a CTA the slower of filling its stage and
-//! multiplying it. Both rates come from the best public kernels of the GPU MODE task, whose times at M = 256 differ by
-//! 12 steps of 30720 bytes and whose times at M = 512 by what they multiply (`docs/kernels/blackwell.md`).
+//! **An estimate: no Blackwell card has run this kernel.** A K step costs a CTA the slowest of filling its stage,
+//! multiplying it and widening its weights beside a 16-bit A. The first two rates come from the best public kernels of the
+//! GPU MODE task, whose times at M = 256 differ by 12 steps of 30720 bytes and whose times at M = 512 by what they multiply
+//! (`docs/kernels/blackwell.md`). What CTAs that split K cost each other was measured on an H100 only.
 
 use dualgemm_device::DeviceInfo;
 use dualgemm_kernels::Error;
 use dualgemm_kernels::parts::operand::{ATOM_ROWS, Formats};
-use dualgemm_kernels::sm100a::config::{Config, Side, tiles};
+use dualgemm_kernels::sm100a::config::{Config, WIDENERS, tiles};
 use dualgemm_kernels::sm120a::config::Config as Workstation;
+use dualgemm_ptx::builder::HalfFormat;
 
 /// Multiprocessors of a B200.
 pub const MULTIPROCESSORS: u32 = 148;
-/// Bytes per nanosecond that reach the shared memory of a multiprocessor: 64 a clock at 1.94 GHz.
+/// Clocks per nanosecond, as the public kernels seem to have run.
+pub const CLOCK: f64 = 1.94;
+/// Bytes per nanosecond that reach the shared memory of a multiprocessor: 64 a clock.
 pub const FILL: f64 = 124.0;
 /// FLOP per nanosecond of a multiprocessor, as observed.
 pub const MULTIPLY: f64 = 43_000.0;
@@ -20,8 +24,15 @@ pub const MULTIPLY: f64 = 43_000.0;
 pub const PEAK: u32 = 16384;
 /// Bytes per nanosecond from memory to all multiprocessors: nine tenths of the data sheet's.
 pub const MEMORY: f64 = 7200.0;
-/// Sums of CTAs that split K, through distributed shared memory, µs.
-pub const EXCHANGE_US: f64 = 0.8;
+/// Bytes of sums per nanosecond that a CTA gets from others of its cluster. On an H100 64 KB each way took 5000 to 6000
+/// clocks, through distributed shared memory by loads, stores or bulk copies and through L2 alike: 12.5 bytes a clock.
+pub const EXCHANGE: f64 = 24.0;
+/// What an exchange takes besides, µs: about 600 clocks for sums to shared memory, an arrival at the other
+/// multiprocessor and the first load from there.
+pub const EXCHANGE_US: f64 = 0.3;
+/// Instructions of each of the eight warps that widen 128 of K, for f16 and bf16, counted in the machine code. Four
+/// schedulers issue one a clock.
+const WIDEN: [u32; 2] = [193, 385];
 /// Everything but the loop, µs, in the task's harness, which times single launches between two events.
 pub const LAUNCH_US: f64 = 5.5;
 
@@ -64,13 +75,17 @@ pub struct Estimate {
     pub multiply_clocks: u32,
     /// Time of the step's matrix instructions at the rate that was observed, ns.
     pub multiply_ns: f64,
+    /// Time of widening the step's weights, ns; 0 if the tensor core takes them as they are.
+    pub widen_ns: f64,
     /// Columns of tensor memory that are taken, of 512.
     pub tmem_columns: u32,
     /// Shared memory of a CTA, bytes.
     pub shared_bytes: u32,
     /// All steps, µs.
     pub loop_us: f64,
-    /// Adding up what CTAs that split K have, µs.
+    /// Bytes of sums that a CTA gets from others that split K with it.
+    pub exchange_bytes: u32,
+    /// Time of these, µs.
     pub exchange_us: f64,
     /// Every operand and C once from or to memory, µs.
     pub memory_us: f64,
@@ -93,11 +108,18 @@ impl Estimate {
         let multiplications = 2 * ATOM_ROWS * config.n * step_k;
         let fill_ns = f64::from(step_bytes) / FILL;
         // 16-bit operands are multiplied at a quarter of the rate.
-        let (rate, a_bytes) = match config.formats {
-            Formats::Scaled(_) => (1, 0.5625),
-            Formats::Wide(_) => (4, 2.0),
+        let (rate, a_bytes, instructions) = match config.formats {
+            Formats::Scaled(_) => (1, 0.5625, 0),
+            Formats::Wide(HalfFormat::F16) => (4, 2.0, WIDEN[0]),
+            Formats::Wide(HalfFormat::Bf16) => (4, 2.0, WIDEN[1]),
         };
         let multiply_ns = f64::from(rate) * 2.0 * f64::from(multiplications) / MULTIPLY;
+        let widen_ns = f64::from(instructions * WIDENERS / 4) / CLOCK;
+        let exchange_bytes = config.exchanged_bytes();
+        let exchange_us = match config.split_k {
+            1 => 0.0,
+            _ => EXCHANGE_US + f64::from(exchange_bytes) / EXCHANGE / 1e3,
+        };
         let bytes = (m * k) as f64 * a_bytes + (2 * n * k) as f64 * 0.5625 + 2.0 * (m * n) as f64;
         Ok(Self {
             kernel: config.name(),
@@ -109,24 +131,28 @@ impl Estimate {
             fill_ns,
             multiply_clocks: rate * multiplications / PEAK,
             multiply_ns,
+            widen_ns,
             tmem_columns: layout.tmem_columns,
             shared_bytes: layout.smem.bytes(),
-            loop_us: f64::from(waves * steps) * fill_ns.max(multiply_ns) / 1e3,
-            exchange_us: if config.split_k > 1 { EXCHANGE_US } else { 0.0 },
+            loop_us: f64::from(waves * steps) * fill_ns.max(multiply_ns).max(widen_ns) / 1e3,
+            exchange_bytes,
+            exchange_us,
             memory_us: bytes / MEMORY / 1e3,
         })
     }
 
-    /// The best of the menu for `(m, n, k)`. Tiles of features hold all tokens, and split K no further than there are
-    /// steps.
-    pub fn best((m, n, k): (usize, usize, usize)) -> Option<(Config, Self)> {
-        let fits = |config: &Config| match config.side {
-            Side::Tokens => true,
-            Side::Features => m <= config.n as usize && config.split_k * config.parts()[0].k <= k as u32,
-        };
-        let estimates = Config::MENU.into_iter().filter(fits);
-        let estimates = estimates.filter_map(|config| Some((config, Self::new(&config, (m, n, k)).ok()?)));
-        estimates.min_by(|a, b| a.1.kernel_us().total_cmp(&b.1.kernel_us()))
+    /// The best of the menu for `(m, n, k)` on operands of these formats.
+    ///
+    /// # Errors
+    /// None for sizes that count in 32 bits: every menu has tiles that take them.
+    pub fn best(formats: Formats, (m, n, k): (usize, usize, usize)) -> Result<(Config, Self), Error> {
+        let menu = Config::menu(formats);
+        let valid = || menu.iter().map(Config::name).collect::<Vec<_>>().join(", ");
+        let estimates = menu.iter().filter(|config| config.takes(m, k));
+        let estimates = estimates.filter_map(|config| Some((*config, Self::new(config, (m, n, k)).ok()?)));
+        estimates
+            .min_by(|a, b| a.1.kernel_us().total_cmp(&b.1.kernel_us()))
+            .ok_or_else(|| Error::NoConfig { found: format!("one for {m}x{n}x{k}"), valid: valid() })
     }
 
     /// The kernel without what every launch costs, µs.
@@ -142,6 +168,8 @@ impl Estimate {
 
 #[cfg(test)]
 mod tests {
+    use dualgemm_kernels::sm100a::config::Side;
+
     use super::*;
 
     /// The kernels whose times the rates come from: pairs with 64 features at M = 256, with 128 at M = 512.
@@ -159,24 +187,61 @@ mod tests {
         }
     }
 
+    const ALL: [Formats; 4] =
+        [Formats::NVFP4, Formats::MXFP4, Formats::Wide(HalfFormat::F16), Formats::Wide(HalfFormat::Bf16)];
+
     #[test]
-    fn the_best_is_no_slower_than_what_the_kernel_would_choose_and_more_work_never_faster() {
-        for (m, n, k) in
-            [(1, 4096, 7168), (16, 3072, 4096), (256, 3072, 4096), (512, 3072, 7168), (4096, 14336, 4096)]
-        {
-            let (_, best) = Estimate::best((m, n, k)).unwrap();
-            let guess = Config::for_shape((m, n, k), MULTIPROCESSORS);
-            assert!(best.kernel_us() <= Estimate::new(&guess, (m, n, k)).unwrap().kernel_us());
-            for bigger in [(2 * m, n, k), (m, 2 * n, k), (m, n, 2 * k)] {
-                assert!(Estimate::best(bigger).unwrap().1.kernel_us() >= best.kernel_us(), "{bigger:?}");
+    fn every_shape_has_a_best_and_more_work_is_never_faster() {
+        for formats in ALL {
+            for (m, n, k) in
+                [(1, 4096, 7168), (16, 3072, 4096), (256, 3072, 4096), (512, 3072, 7168), (4096, 14336, 4096)]
+            {
+                let (config, best) = Estimate::best(formats, (m, n, k)).unwrap();
+                assert_eq!(config.formats, formats);
+                for bigger in [(2 * m, n, k), (m, 2 * n, k), (m, n, 2 * k)] {
+                    assert!(Estimate::best(formats, bigger).unwrap().1.kernel_us() >= best.kernel_us());
+                }
+            }
+            for m in [1, 17, 64, 65, 200] {
+                for k in [64, 256, 1024] {
+                    let (config, estimate) = Estimate::best(formats, (m, 40, k)).unwrap();
+                    assert!(config.takes(m, k) && estimate.kernel_us() > 0.0);
+                }
             }
         }
     }
 
     #[test]
     fn decoding_is_bound_by_memory() {
-        let (config, estimate) = Estimate::best((1, 4096, 7168)).unwrap();
+        let (config, estimate) = Estimate::best(Formats::NVFP4, (1, 4096, 7168)).unwrap();
         assert_eq!((config.side, config.split_k), (Side::Features, 4));
         assert!((4.5..5.5).contains(&estimate.memory_us) && estimate.kernel_us() < 6.5, "{estimate:?}");
+    }
+
+    /// An H100 moved 64 KB each way in 5000 to 6000 clocks; two CTAs with 128 tokens and 128 features exchange as much.
+    #[test]
+    fn an_exchange_takes_what_a_hopper_took_at_this_clock_close() {
+        let halves = Config::MENU.into_iter().find(|config| config.name().contains("n128_g2_k2")).unwrap();
+        let estimate = Estimate::new(&halves, (256, 4096, 7168)).unwrap();
+        assert_eq!(estimate.exchange_bytes, 64 << 10);
+        let clocks = estimate.exchange_us * CLOCK * 1e3;
+        assert!((5000.0..6000.0).contains(&clocks), "{clocks}");
+    }
+
+    /// 193 and 385 instructions of each of eight warps over four schedulers: few tokens wait for them.
+    #[test]
+    fn widening_bounds_the_steps_of_few_tokens() {
+        for (half, n, bound) in [
+            (HalfFormat::F16, 16, 199.0),
+            (HalfFormat::Bf16, 16, 397.0),
+            (HalfFormat::F16, 64, 390.0),
+            (HalfFormat::Bf16, 64, 397.0),
+        ] {
+            let menu = Config::menu(Formats::Wide(half));
+            let config = menu.iter().find(|config| config.n == n).unwrap();
+            let estimate = Estimate::new(config, (n as usize, 4096, 7168)).unwrap();
+            let step_ns = estimate.loop_us * 1e3 / f64::from(estimate.waves * estimate.steps);
+            assert!((step_ns - bound).abs() < 1.0, "{}: {step_ns}", config.name());
+        }
     }
 }

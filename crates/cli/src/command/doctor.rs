@@ -8,10 +8,11 @@ use dualgemm::cpu::{CpuOptions, Isa};
 use dualgemm::device::Device as _;
 use dualgemm::formats::BlockFormat;
 use dualgemm::gemm::{AFormat, DualGemmDesc, OutFormat};
+use dualgemm::strategies::blackwell::Estimate;
 use dualgemm::strategies::{Error as GpuError, Gpu, STRATEGIES, Strategy};
 use dualgemm::{DualGemm, GpuId, Target};
-use dualgemm_kernels::{sm80, sm90a, sm100a, sm120a};
-use dualgemm_sim::Card;
+use dualgemm_kernels::parts::format::Formats;
+use dualgemm_kernels::{sm80, sm90a, sm120a};
 use serde::Serialize;
 
 use super::Verdict;
@@ -129,7 +130,7 @@ fn gpu_kernels() -> Vec<GpuKernel> {
     let hopper: Choose = |m| sm90a::config::Config::for_tokens(m).name();
     let datacenter: Choose = |m| {
         let (n, k) = FEATURES_AND_K;
-        sm100a::config::Config::for_shape((m, n, k), Card::B200.data().sm_count).name()
+        Estimate::best(Formats::NVFP4, (m, n, k)).map_or_else(|e| e.to_string(), |(config, _)| config.name())
     };
     let workstation: Choose = |m| sm120a::config::Config::for_tokens(m).name();
     let archs: [(&str, &str, Choose, bool); 6] = [

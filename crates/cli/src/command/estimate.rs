@@ -7,9 +7,10 @@ use anyhow::Context as _;
 use clap::Args;
 use dualgemm::formats::BlockFormat;
 use dualgemm::gemm::{AFormat, DualGemmDesc};
-use dualgemm::strategies::blackwell::{EXCHANGE_US, Estimate, FILL, LAUNCH_US, MEMORY, MULTIPLY};
+use dualgemm::strategies::blackwell::{EXCHANGE, EXCHANGE_US, Estimate, FILL, LAUNCH_US, MEMORY, MULTIPLY};
 use dualgemm_bench::Shape;
 use dualgemm_bench::challenge::{RANKED, Ranked};
+use dualgemm_kernels::parts::format::Formats;
 use dualgemm_kernels::sm100a::config::Config;
 use serde::Serialize;
 
@@ -65,7 +66,7 @@ struct Report {
     markdown: bool,
 }
 
-const HEADER: [&str; 14] = [
+const HEADER: [&str; 15] = [
     "M, N, K",
     "tile",
     "CTAs",
@@ -75,6 +76,7 @@ const HEADER: [&str; 14] = [
     "fill, ns",
     "products, clk",
     "products, ns",
+    "exchange, µs",
     "TMEM columns",
     "kernel, µs",
     "× light",
@@ -83,7 +85,7 @@ const HEADER: [&str; 14] = [
 ];
 
 impl Row {
-    fn cells(&self) -> [String; 14] {
+    fn cells(&self) -> [String; 15] {
         let e = &self.estimate;
         let or_none = |value: Option<f64>, digits: usize| {
             value.map_or_else(|| "-".to_string(), |value| format!("{value:.digits$}"))
@@ -99,6 +101,7 @@ impl Row {
             format!("{:.0}", e.fill_ns),
             e.multiply_clocks.to_string(),
             format!("{:.0}", e.multiply_ns),
+            format!("{:.1}", e.exchange_us),
             e.tmem_columns.to_string(),
             format!("{:.1}", self.kernel_us),
             or_none(times, 2),
@@ -126,12 +129,17 @@ impl fmt::Display for Report {
         )?;
         writeln!(
             f,
-            "kernel = the larger of waves · steps · the larger of both and all bytes / {MEMORY} B/ns;"
+            "kernel = the larger of waves · steps · the larger of both and all bytes / {MEMORY} B/ns, and the exchange;"
         )?;
         writeln!(
             f,
-            "  split K adds {EXCHANGE_US} µs; with launch adds {LAUNCH_US} µs, what the task's harness times besides"
+            "  beside a 16-bit A products take four times as long, and a step no less than widening its weights"
         )?;
+        writeln!(
+            f,
+            "exchange of CTAs that split K = {EXCHANGE_US} µs + bytes of sums / {EXCHANGE} B/ns, as on an H100; with launch adds {LAUNCH_US} µs,"
+        )?;
+        writeln!(f, "  what the task's harness times besides")?;
         for row in &self.shapes {
             let Some((light, best)) = row.speed_of_light_us.zip(row.best_public_us) else { continue };
             let Row { m, n, k, kernel_us, total_us, .. } = row;
@@ -177,10 +185,7 @@ pub fn run(args: &EstimateArgs, output: &Output) -> anyhow::Result<Verdict> {
         let Shape { m, n, k } = shape;
         let estimate = match &named {
             Some(config) => Estimate::new(config, (m, n, k))?,
-            None => match Estimate::best((m, n, k)) {
-                Some((_, estimate)) => estimate,
-                None => anyhow::bail!("{shape}: no configuration takes it"),
-            },
+            None => Estimate::best(Formats::NVFP4, (m, n, k))?.1,
         };
         let ranked = RANKED.iter().find(|ranked| ranked.shape == shape);
         Ok(Row {

@@ -266,7 +266,7 @@ fn prepare_blackwell(
     let variant = rows::Variant::new(args.activation.program());
     let (config, spec, estimate) = if gpu.info().arch.major == 10 {
         use sm100a::config::Config;
-        let guess = || Ok(Config::for_shape((m, n, k), gpu.info().sm_count));
+        let guess = || Estimate::best(formats, (m, n, k)).map(|(config, _)| config);
         let config = args.config.as_deref().map_or_else(guess, Config::named)?;
         let spec = sm100a::host::Fused::new(gpu, config, &variant, n)?.spec(&operands)?;
         (config.name(), spec, Estimate::new(&config, (m, n, k)).ok())

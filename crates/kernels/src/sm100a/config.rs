@@ -141,9 +141,18 @@ impl Config {
     pub fn menu(formats: Formats) -> Vec<Config> {
         match formats {
             Formats::Scaled(_) => Self::MENU.map(|config| Config { formats, ..config }).into(),
-            Formats::Wide(half) => [(16, 4, 9), (32, 4, 7), (64, 4, 6), (128, 1, 4), (192, 1, 3)]
-                .map(|(n, split_k, stages)| Self::wide(half, n, split_k, stages))
-                .into(),
+            Formats::Wide(half) => [
+                (16, 4, 9),
+                (32, 4, 7),
+                (64, 4, 6),
+                (128, 4, 4),
+                (128, 2, 4),
+                (128, 1, 4),
+                (192, 2, 3),
+                (192, 1, 3),
+            ]
+            .map(|(n, split_k, stages)| Self::wide(half, n, split_k, stages))
+            .into(),
         }
     }
 
@@ -161,42 +170,12 @@ impl Config {
         })
     }
 
-    /// A good guess for `(m, n, k)` in nvfp4 on a card with `sms` multiprocessors: the smallest tile for few tokens, K
-    /// split as far as there are stages of it, else the tile with the least time of its waves.
-    pub fn for_shape((m, n, k): (usize, usize, usize), sms: u32) -> Config {
-        let fits = |c: &Config| c.side == Side::Features && c.n as usize >= m;
-        if let Some(config) = Self::MENU.into_iter().find(fits) {
-            let stages = k.div_ceil(config.stage_k() as usize);
-            let splits = [4, 2, 1].into_iter().find(|&splits| splits as usize <= stages);
-            return Config { split_k: splits.unwrap_or(1), ..config };
-        }
-        // A tile's time is its area over the rate; pairs of CTAs read half the weights, which is worth a tenth.
-        let cost = |c: &Config| {
-            let waves = (self::tiles(c, m, n) * c.cluster()).div_ceil(sms);
-            let area = waves * c.n * ATOM_ROWS;
-            (area * if c.cta_group == 2 { 9 } else { 10 }, waves)
-        };
-        let pair_is_padding = m <= ATOM_ROWS as usize;
-        let candidates = Self::MENU
-            .into_iter()
-            .filter(|c| c.side == Side::Tokens && !(pair_is_padding && c.cta_group == 2));
-        candidates.min_by_key(cost).unwrap_or(Self::tokens(64, 1, 5))
-    }
-
-    /// As [`for_shape`](Self::for_shape), for operands of these formats.
-    pub fn for_formats(formats: Formats, (m, n, k): (usize, usize, usize), sms: u32) -> Config {
-        if let Formats::Scaled(_) = formats {
-            return Config { formats, ..Self::for_shape((m, n, k), sms) };
-        }
-        let menu = Self::menu(formats);
-        // The smallest tile that holds all tokens, else the one with the least time of its waves.
-        let cost = |c: &&Config| self::tiles(c, m, n).div_ceil(sms) * c.n;
-        let config = menu.iter().find(|c| c.n as usize >= m).or_else(|| menu.iter().min_by_key(cost));
-        let config = *config.unwrap_or(&menu[0]);
-        let stages = k.div_ceil(config.stage_k() as usize) as u32;
-        let most = (sms / self::tiles(&config, m, n)).min(stages);
-        let splits = [4, 2].into_iter().find(|&splits| splits <= most);
-        Config { split_k: splits.unwrap_or(1), ..config }
+    /// Whether it takes `m` tokens of one problem and this K. Scales let tiles of less than 32 tokens only hold all of
+    /// them; CTAs that split K have at least a stage each.
+    pub fn takes(&self, m: usize, k: usize) -> bool {
+        let (tokens, scaled) = (self.tile_tokens(), matches!(self.formats, Formats::Scaled(_)));
+        let whole = !scaled || tokens.is_multiple_of(32) || m <= tokens as usize;
+        whole && self.split_k as usize <= k.div_ceil(self.stage_k() as usize)
     }
 
     /// K elements of a stage: 128 bytes of codes, the span of the swizzle; half of it beside 16-bit A, so that the ring
@@ -421,29 +400,6 @@ mod tests {
             assert!(layout.smem.bytes() <= SHARED_LIMIT && layout.tmem_columns <= TMEM_COLUMNS);
             assert_eq!(layout.ring.stride * config.cta_group, config.stage_bytes(), "{}", config.name());
             assert_eq!(Config::named(&config.name()), Ok(*config));
-        }
-    }
-
-    #[test]
-    fn guesses_fit_their_formats_and_shapes() {
-        for formats in ALL {
-            for m in [1, 17, 64, 65, 128, 200, 1000] {
-                for k in [64, 256, 7168] {
-                    let config = Config::for_formats(formats, (m, 4096, k), 148);
-                    assert_eq!(config.formats, formats);
-                    assert!(config.split_k <= k.div_ceil(config.stage_k() as usize) as u32);
-                    config.layout().unwrap();
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn challenge_shapes_fill_one_wave() {
-        for (m, n) in [(256, 4096), (512, 4096), (256, 3072), (512, 3072)] {
-            let config = Config::for_shape((m, n, 4096), 148);
-            let ctas = tiles(&config, m, n) * config.cluster();
-            assert!((96..=148).contains(&ctas), "{m}x{n}: {ctas} CTAs of {}", config.name());
         }
     }
 
