@@ -2,7 +2,7 @@
 //! [`Sink`].
 //!
 //! ```text
-//! CTA (row, chunk of 1024 columns), 128 threads
+//! CTA (row, chunk of 2048 columns), 256 threads
 //!   source   nvfp4 codes and scales · floats · gate and up with an activation       → eight values
 //!   sink     floats · nvfp4 codes and scales · floats that nvfp4 can represent      ← eight values
 //! ```
