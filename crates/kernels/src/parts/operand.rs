@@ -288,7 +288,7 @@ impl Maps {
     }
 
     /// Loads stage `stage` of an operand: its codes or elements from row `row` on to the first of `to`, its scales from
-    /// atom `atom` on to the second; bytes are completed on `full`.
+    /// atom `atom` on to the second; bytes are completed on `full`, of codes on the first and of scales on the second.
     pub fn load(
         &self,
         k: &mut Kernel,
@@ -296,7 +296,7 @@ impl Maps {
         stage: Reg<U32>,
         to: [Addr<Shared>; 2],
         (row, atom): (Reg<U32>, Reg<U32>),
-        (full, options): (Addr<Shared>, &TmaOptions),
+        (full, options): ([Addr<Shared>; 2], &TmaOptions),
     ) {
         let first = k.mul(stage, part.box_columns() * part.boxes());
         let codes = k.tensor_map_address(&self.codes[which as usize]);
@@ -304,13 +304,13 @@ impl Maps {
             let column = if panel == 0 { first } else { k.add(first, panel * part.box_columns()) };
             let place = [column.cast::<S32>().into(), row.cast::<S32>().into()];
             let to = to[0].at(panel * part.code_bytes() / part.boxes());
-            k.tensor_load(to, codes, &place, full, options);
+            k.tensor_load(to, codes, &place, full[0], options);
         }
         let Some(scales) = &self.scales[which as usize] else { return };
         // Scale maps count in 8 bytes.
         let word = k.mul(stage, part.atom_bytes() / 8);
         let scales = k.tensor_map_address(scales);
         let place = [word.cast::<S32>().into(), atom.cast::<S32>().into()];
-        k.tensor_load(to[1], scales, &place, full, options);
+        k.tensor_load(to[1], scales, &place, full[1], options);
     }
 }

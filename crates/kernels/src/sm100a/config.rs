@@ -13,6 +13,8 @@ const SHARED_LIMIT: u32 = 227 << 10;
 const TMEM_COLUMNS: u32 = 512;
 /// Columns of tensor memory that the scales of one atom take.
 pub const ATOM_COLUMNS: u32 = 4;
+/// Rows whose scales one column of tensor memory has.
+pub const COLUMN_ROWS: u32 = 32;
 /// Warps that widen weights: four of gate, four of up, each with the lanes that it may write.
 pub const WIDENERS: u32 = 8;
 /// Columns of tensor memory that one step of widened gate, or of up, takes: two elements to a column.
@@ -21,7 +23,7 @@ pub const WIDE_COLUMNS: u32 = STEP_K / 2;
 const BUFFERS: u32 = 4;
 
 /// Rules of the accumulators.
-const COLUMNS: &str = "columns of an accumulator, a multiple of 32 features or 8 tokens";
+const COLUMNS: &str = "columns of an accumulator, a multiple of 16 features or 8 tokens";
 const WIDE_TOKENS: &str = "columns of an accumulator, a multiple of 16 tokens";
 
 /// Which operand has the 128 rows of the matrix instruction.
@@ -79,10 +81,21 @@ pub struct Layout {
     pub tmem_address: SmemRegion,
     /// Columns of the scales of x, gate and up.
     pub scale_columns: [u32; 3],
+    /// What weights' scales need that have to be moved.
+    pub moved: Option<Moved>,
     /// What widened weights need.
     pub wide: Option<Wide>,
     /// Columns to allocate.
     pub tmem_columns: u32,
+}
+
+/// Barriers of weights' scales that are moved by 16 rows on their way to tensor memory.
+#[derive(Debug, Clone)]
+pub struct Moved {
+    /// "The weights' scales of the stage are there" barriers; "full" is of everything else.
+    pub arrived: SmemRegion,
+    /// "They are where tensor memory takes them from" barriers.
+    pub moved: SmemRegion,
 }
 
 /// Memory of weights that were made 16 bits wide: buffers of one step, `[gate][up]` columns each.
@@ -104,7 +117,7 @@ pub struct Wide {
 
 impl Config {
     /// The configurations worth having, by their estimates (see `docs/kernels/blackwell.md`).
-    pub const MENU: [Config; 11] = [
+    pub const MENU: [Config; 12] = [
         Self::features(8, 4, 5),
         Self::features(16, 4, 5),
         Self::features(32, 4, 5),
@@ -113,6 +126,7 @@ impl Config {
         Self::tokens(128, 1, 4),
         Self::tokens(64, 2, 7),
         Self::tokens(96, 2, 5),
+        Self::tokens(112, 2, 5),
         Self::tokens(128, 2, 5),
         Self::halves(96, 5),
         Self::halves(128, 5),
@@ -232,6 +246,11 @@ impl Config {
         2 * self.n * ATOM_ROWS * 4 / self.split_k * (self.split_k - 1)
     }
 
+    /// Whether tiles may start in the middle of the 32 rows that a column of tensor memory has the scales of.
+    pub const fn moves_scales(&self) -> bool {
+        matches!(self.side, Side::Tokens) && !self.n.is_multiple_of(COLUMN_ROWS)
+    }
+
     /// Tokens of a tile, all CTAs of the pair together.
     pub const fn tile_tokens(&self) -> u32 {
         match self.side {
@@ -248,7 +267,7 @@ impl Config {
         }
     }
 
-    /// What one CTA keeps of A, gate and up in a stage. A tile of 96 features may touch two atoms of scales.
+    /// What one CTA keeps of A, gate and up in a stage. A tile of 96 or 112 features may touch two atoms of scales.
     pub fn parts(&self) -> [Boxed; 3] {
         let k = self.stage_k();
         let weights = |rows, atoms| Boxed { rows, atoms, k, format: Format::Block(self.formats.weights()) };
@@ -281,7 +300,7 @@ impl Config {
         };
         // Beside widened weights both accumulators leave room for two buffers.
         let (step, most, what) = match (self.side, self.formats) {
-            (Side::Tokens, Formats::Scaled(_)) => (32, 128, COLUMNS),
+            (Side::Tokens, Formats::Scaled(_)) => (16, 128, COLUMNS),
             (Side::Features, Formats::Scaled(_)) => (8, 64, COLUMNS),
             (Side::Features, Formats::Wide(_)) => (16, TMEM_COLUMNS / 2 - 2 * WIDE_COLUMNS, WIDE_TOKENS),
             (Side::Tokens, Formats::Wide(_)) => {
@@ -301,6 +320,9 @@ impl Config {
         }
         if self.accumulators == 0 || self.accumulators > if self.split_k > 1 { 1 } else { 2 } {
             return rule("pairs of accumulators, 1 beside split K", self.accumulators, 2);
+        }
+        if self.split_k > 1 && self.moves_scales() {
+            return rule("features of a tile beside split K, a multiple of 32", self.n, 128);
         }
         if self.stages < 2 {
             return rule("stages, from 2", self.stages, 16);
@@ -323,6 +345,10 @@ impl Config {
         let done = smem.mbarriers("done", self.accumulators);
         let stored = smem.mbarriers("stored", self.accumulators);
         let put = smem.mbarriers("put", 1);
+        let moved = self.moves_scales().then(|| Moved {
+            arrived: smem.mbarriers("scales", self.stages),
+            moved: smem.mbarriers("moved", self.stages),
+        });
         let tmem_address = smem.alloc("tensor memory", 4, 4);
         let mut column = 2 * self.n * self.accumulators;
         let (scale_columns, wide) = match self.formats {
@@ -363,6 +389,7 @@ impl Config {
             put,
             tmem_address,
             scale_columns,
+            moved,
             wide,
             tmem_columns,
         })
@@ -409,7 +436,7 @@ mod tests {
         let good = Config::tokens(64, 1, 5);
         assert_eq!(
             message(Config { n: 40, ..good }),
-            "sm100a fused: columns of an accumulator, a multiple of 32 features or 8 tokens: 40 asked for, 128 at most"
+            "sm100a fused: columns of an accumulator, a multiple of 16 features or 8 tokens: 40 asked for, 128 at most"
         );
         assert_eq!(
             message(Config { stages: 12, ..good }),

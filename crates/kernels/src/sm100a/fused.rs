@@ -6,7 +6,7 @@
 //! warp 1, one lane   TMA of A and its scales              ─┘   → warp 2 ────────┘
 //! warp 2, one lane   per step of 64 K: scales to tensor memory (tcgen05.cp), two tcgen05.mma (gate, up)
 //!                    → done[accumulators]                       ┌─ stored[accumulators]
-//! warp 3             allocates tensor memory                    │
+//! warp 3             allocates tensor memory; moves scales      │
 //! warps 4 to 7       tensor memory → registers → activation → C ┘
 //! warps 8 to 15      only beside 16-bit A: codes times scales to tensor memory
 //! ```
@@ -20,7 +20,7 @@
 //! distributed shared memory, added in rank order, so that results do not depend on timing. A pair is two CTAs whose
 //! ranks in the cluster differ in the last bit.
 //!
-//! Flow: [`Config`] → here → PTX. Roles: `roles.rs`, `widen.rs`; stores: `store.rs`.
+//! Flow: [`Config`] → here → PTX. Roles: `roles.rs`, `scales.rs`, `widen.rs`; stores: `store.rs`.
 //! Spec: <https://docs.nvidia.com/cuda/parallel-thread-execution/#tensorcore-5th-generation-instructions>.
 
 use dualgemm_ptx::Target;
@@ -182,11 +182,14 @@ impl<'a> Fused<'a> {
         });
     }
 
-    /// The roles of single lanes.
+    /// The roles of single lanes, and of the warp that moves scales.
     fn issue(&self, k: &mut Kernel, tmem: Addr<Tmem>) {
         self.one_lane(k, 0, "load weights", |k| self.load_weights(k));
         self.one_lane(k, 1, "load A", |k| self.load_a(k));
         self.one_lane(k, 2, "multiply", |k| self.multiply(k, tmem));
+        if let Some(moved) = &self.layout.moved {
+            k.role(self.warp, 3..4, "move scales", |k| self.move_scales(k, moved));
+        }
     }
 
     pub(super) fn group(&self) -> CtaGroup {
@@ -202,6 +205,12 @@ impl<'a> Fused<'a> {
             for stage in 0..config.stages {
                 k.mbarrier_init(base.at(layout.full.part(stage)), 1u32);
                 k.mbarrier_init(base.at(layout.empty.part(stage)), 1 + widening);
+            }
+            if let Some(scales) = &layout.moved {
+                for stage in 0..config.stages {
+                    k.mbarrier_init(base.at(scales.arrived.part(stage)), 1u32);
+                    k.mbarrier_init(base.at(scales.moved.part(stage)), config.cta_group);
+                }
             }
             if let Some(wide) = &layout.wide {
                 (0..config.stages).for_each(|i| k.mbarrier_init(base.at(wide.tokens.part(i)), 1u32));

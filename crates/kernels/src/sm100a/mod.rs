@@ -6,5 +6,6 @@ pub mod config;
 pub mod fused;
 pub mod host;
 mod roles;
+mod scales;
 mod store;
 mod widen;

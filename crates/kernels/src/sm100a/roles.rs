@@ -12,7 +12,7 @@ use crate::parts::ring::Position;
 
 impl Fused<'_> {
     /// A barrier in the CTA that multiplies.
-    fn leaders_barrier(&self, k: &mut Kernel, barrier: Addr<Shared>) -> Addr<Shared> {
+    pub(super) fn leaders_barrier(&self, k: &mut Kernel, barrier: Addr<Shared>) -> Addr<Shared> {
         if self.config.cta_group == 1 {
             return barrier;
         }
@@ -45,14 +45,15 @@ impl Fused<'_> {
         });
     }
 
-    /// Loads one operand of a stage: its codes from row `row` on, its scales from atom `atom` on.
+    /// Loads one operand of a stage: its codes from row `row` on, its scales from atom `atom` on. They complete on the
+    /// first and on the second of `full`.
     fn load_operand(
         &self,
         k: &mut Kernel,
         which: Which,
         stage: Reg<U32>,
         slot: Addr<Shared>,
-        full: Addr<Shared>,
+        full: [Addr<Shared>; 2],
         from: (Reg<U32>, Reg<U32>),
     ) {
         let options = TmaOptions {
@@ -79,11 +80,20 @@ impl Fused<'_> {
                     let leader = self.is_leader(k);
                     k.when(leader);
                 }
-                let [a, ..] = self.config.parts();
-                // Beside widened weights A has barriers of its own.
-                let others = if self.layout.wide.is_some() { a.code_bytes() } else { 0 };
+                let [a, gate, up] = self.config.parts();
+                let scales = gate.scale_bytes() + up.scale_bytes();
+                // Beside widened weights A has barriers of its own, and so have scales that are moved.
+                let others = match (&self.layout.wide, &self.layout.moved) {
+                    (Some(_), _) => a.code_bytes(),
+                    (None, Some(_)) => scales * self.config.cta_group,
+                    (None, None) => 0,
+                };
                 k.mbarrier_arrive_expect_tx(full, self.config.stage_bytes() - others);
-                let full = self.leaders_barrier(k, full);
+                let mut full = [self.leaders_barrier(k, full); 2];
+                if let Some(moved) = &self.layout.moved {
+                    full[1] = at.barrier(k, self.base.at(moved.arrived.offset));
+                    k.mbarrier_arrive_expect_tx(full[1], scales);
+                }
                 for half in [Which::Gate, Which::Up] {
                     self.load_operand(k, half, stage, slot, full, (row, atom));
                 }
@@ -109,7 +119,7 @@ impl Fused<'_> {
                         tokens
                     }
                 };
-                self.load_operand(k, Which::A, stage, slot, full, (tile.token, atom));
+                self.load_operand(k, Which::A, stage, slot, [full; 2], (tile.token, atom));
             });
         });
     }
@@ -154,6 +164,10 @@ impl Fused<'_> {
             k.for_range("stages", self.first_stage, self.end_stage, 1, |k, stage, _| {
                 let full = stage_at.barrier(k, self.base.at(ready.offset));
                 k.mbarrier_wait(full, stage_at.phase, "full");
+                if let Some(scales) = &self.layout.moved {
+                    let moved = stage_at.barrier(k, self.base.at(scales.moved.offset));
+                    k.mbarrier_wait_cluster(moved, stage_at.phase, "moved");
+                }
                 k.tcgen05_fence_after();
                 let offset = k.mul(stage_at.index, self.layout.ring.stride);
                 let slot = k.offset(self.base.at(self.layout.ring.offset), offset.cast());

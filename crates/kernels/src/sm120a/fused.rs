@@ -174,7 +174,7 @@ impl<'a> Fused<'a> {
                 let to =
                     [self.layout.codes, self.layout.scales].map(|offset| slot.at(offset[which as usize]));
                 let part = self.config.parts()[which as usize];
-                self.maps.load(k, (which, part), stage, to, from, (full, options));
+                self.maps.load(k, (which, part), stage, to, from, ([full; 2], options));
             }
             at.advance(k);
         });

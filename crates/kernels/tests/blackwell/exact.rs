@@ -85,6 +85,7 @@ fn scales_of_powers_of_two_exact() {
         let pairs = Sm100 { formats, cta_group: 2, ..TOKENS };
         check_exact(Config::Sm100(pairs), &a, &weights);
         check_exact(Config::Sm100(Sm100 { split_k: 2, accumulators: 1, ..pairs }), &a, &weights);
+        check_exact(Config::Sm100(Sm100 { n: 48, ..pairs }), &a, &weights);
         let [.., sm120] = Sm120::menu(format);
         check_exact(Config::Sm120(sm120), &a, &weights);
     }

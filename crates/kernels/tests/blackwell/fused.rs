@@ -48,6 +48,19 @@ fn sm100_tiles_across_scale_atoms_close() {
     check(Config::Sm100(config), (128, 4 * 96, 256));
 }
 
+/// Tiles of an odd number of 16 features: every second one starts in the middle of a column of scales, some at the end of
+/// an atom, and the ring wraps around.
+#[test]
+fn sm100_tiles_in_the_middle_of_columns_close() {
+    let tokens = sm100a::config::Config { accumulators: 1, ..TOKENS };
+    check(Config::Sm100(sm100a::config::Config { n: 16, ..tokens }), (40, 160, 256));
+    check(Config::Sm100(sm100a::config::Config { n: 48, ..tokens }), (128, 4 * 48, 848));
+    let pairs = sm100a::config::Config { n: 112, cta_group: 2, ..tokens };
+    check(Config::Sm100(pairs), (256, 4 * 112, 768));
+    check(Config::Sm100(sm100a::config::Config { formats: Formats::MXFP4, ..pairs }), (131, 300, 352));
+    check(Config::Sm100(sm100a::config::Config { n: 16, accumulators: 2, ..pairs }), (40, 16 * 150, 320));
+}
+
 #[test]
 fn sm100_split_k_close() {
     for split_k in [2, 4] {
@@ -224,7 +237,7 @@ fn groups_close() {
             Operand::upload_groups(&gpu, &parts).unwrap()
         };
         let (gate, up) = (half(|weights| &weights.gate), half(|weights| &weights.up));
-        // Tensor scales differ from group to group.
+        // Tensor scales differ from group to group, beside what all have in common.
         let factor = |e: usize| 1.0 + e as f32;
         let alphas = problems
             .iter()
@@ -237,14 +250,15 @@ fn groups_close() {
             alphas: upload(&gpu, &alphas.collect::<Vec<u8>>()),
         };
         let variant = Variant { grouped: true, ..f32_out() };
-        let output = Output::new(upload(&gpu, &vec![0xEE; m * n * 4]), [f32::NAN; 2]);
+        let output = Output::new(upload(&gpu, &vec![0xEE; m * n * 4]), [0.5, 2.0]);
         let args = FusedArgs { a: x, gate, up, output, groups: Some(groups) };
         let spec = config.spec(&gpu, &variant, n, &args).unwrap();
         gpu.launch(&spec).unwrap_or_else(|e| panic!("{}: {e}", config.name()));
         let got = floats(&download(&gpu, output.c, m * n * 4));
         for (e, &count) in COUNTS.iter().enumerate().filter(|(_, m)| **m > 0) {
             let (a, weights) = &problems[e];
-            let epilogue = Epilogue { alpha_gate: factor(e), alpha_up: factor(e), ..Epilogue::default() };
+            let [alpha_gate, alpha_up] = output.alpha.map(|alpha| alpha * factor(e));
+            let epilogue = Epilogue { alpha_gate, alpha_up, ..Epilogue::default() };
             let want = reference(&epilogue, a, 0..count, weights);
             let own = &got[rows[e] as usize * n..rows[e + 1] as usize * n];
             let comparison = Comparison::new(own, &want, n).unwrap();
