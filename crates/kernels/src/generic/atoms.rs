@@ -1,8 +1,8 @@
-//! Block scales from rows to the 128x4 atoms that Blackwell's kernels read, padding zeroed: a NaN there would multiply a
-//! zero code.
+//! Block scales to the 128x4 atoms that Blackwell's kernels read, from any order, padding zeroed: a NaN there would multiply
+//! a zero code. Of rows in groups each group's start with an atom of their own.
 //!
 //! ```text
-//! CTA (128 rows, four blocks), 128 threads: thread r takes four scales of row r, one word of the atom
+//! CTA (row, 128 words), 128 threads: a thread takes four scales of the row, one word of an atom
 //! ```
 
 use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};
@@ -16,38 +16,42 @@ use super::quantize::fits;
 use super::rowwise::scale_offset;
 use super::{load, module, take_turn, target_for};
 use crate::Error;
+use crate::parts::format::{ATOM_BYTES, ATOM_ROWS};
+use crate::parts::groups::{GroupRows, Groups};
 
 /// Name of the kernel in its module.
 pub const ENTRY: &str = "scale_atoms";
-/// Rows of an atom, each of them a thread.
-const ROWS: u32 = 128;
-/// Blocks of an atom.
+/// Threads of a CTA, a word each.
+const THREADS: u32 = 128;
+/// Blocks of an atom, whose scales are a word.
 const BLOCKS: u32 = 4;
 
-/// Generates the kernel.
+/// Generates the kernel for scales in this order, of rows in groups or in one.
 ///
 /// # Errors
 /// If the target lacks an instruction.
-pub fn generate(target: Target) -> Result<Module, Error> {
-    module(target, "block scales from linear order to 128x4 atoms", ENTRY, |k| emit(k, target))
+pub fn generate(from: ScaleLayout, grouped: bool, target: Target) -> Result<Module, Error> {
+    let of = if grouped { ", of rows in groups" } else { "" };
+    let about = format!("block scales from {from} order to 128x4 atoms{of}");
+    module(target, &about, ENTRY, |k| emit(k, (from, grouped), target))
 }
 
-fn emit(k: &mut Kernel, target: Target) {
-    k.required_threads(ROWS);
+fn emit(k: &mut Kernel, (layout, grouped): (ScaleLayout, bool), target: Target) {
+    k.required_threads(THREADS);
     let from = k.pointer("scales");
     let sizes = [k.param::<U32>("rows"), k.param::<U32>("blocks")];
     let to = k.pointer("out");
+    let groups = grouped.then(|| GroupRows::declare(k));
     take_turn(k, target);
     let [rows, blocks] = sizes.map(|size| k.ld_param(&size));
-    let (group, atom) = (k.special(Special::CtaidX), k.special(Special::CtaidY));
+    let (row, chunk) = (k.special(Special::CtaidX), k.special(Special::CtaidY));
     let thread = k.special(Special::TidX);
-    let row = k.mad(group, ROWS, thread);
+    let atom = k.mad(chunk, THREADS, thread);
     let first = k.mul(atom, BLOCKS);
     let in_rows = k.compare(Cmp::Lt, row, rows);
-    let byte = k.convert::<U64, U32>(first);
-    let byte = k.mad_wide(row, blocks, byte);
+    let offset = scale_offset(k, layout, row, first, blocks);
     let start = k.ld_pointer(&from);
-    let from = k.offset(start, byte);
+    let from = k.offset(start, offset);
     let mut word = k.mov::<U32>(0u32);
     for i in 0..BLOCKS {
         let block = k.add(first, i);
@@ -57,48 +61,86 @@ fn emit(k: &mut Kernel, target: Target) {
         let placed = k.shl(scale, 8 * i);
         word = k.or(word, placed);
     }
+    let (row, here) = match &groups {
+        None => (row, k.compare(Cmp::Lt, first, blocks)),
+        Some(groups) => {
+            let (row, of_group) = groups.scale_row(k, row);
+            (row, k.compare_and(Cmp::Lt, first, blocks, of_group))
+        }
+    };
     let offset = scale_offset(k, ScaleLayout::Sf128x4, row, first, blocks);
     let start = k.ld_pointer(&to);
     let to = k.offset(start, offset);
-    k.st(to, word);
+    k.when(here).st(to, word);
 }
 
 /// The kernel, loaded on a device.
 #[derive(Debug, Clone, Copy)]
 pub struct ScaleAtoms {
     function: FunctionId,
+    grouped: bool,
 }
 
 impl ScaleAtoms {
-    /// Loads the kernel.
+    /// Loads the kernel for scales in this order.
     ///
     /// # Errors
     /// If the device refuses the text.
-    pub fn new(device: &dyn Device) -> Result<Self, Error> {
-        Ok(Self { function: load(device, &generate(target_for(device.info().arch))?, ENTRY)? })
+    pub fn new(device: &dyn Device, from: ScaleLayout) -> Result<Self, Error> {
+        Self::load(device, from, false)
     }
 
-    /// The launch that writes the scales of `rows` rows of `blocks` blocks to `to`,
-    /// `ScaleLayout::Sf128x4.len(rows, blocks)` bytes.
+    /// As [`new`](Self::new), for rows in groups.
     ///
     /// # Errors
-    /// If there are none, too many for a grid, or `to` is misaligned.
+    /// If the device refuses the text.
+    pub fn grouped(device: &dyn Device, from: ScaleLayout) -> Result<Self, Error> {
+        Self::load(device, from, true)
+    }
+
+    fn load(device: &dyn Device, from: ScaleLayout, grouped: bool) -> Result<Self, Error> {
+        let module = generate(from, grouped, target_for(device.info().arch))?;
+        Ok(Self { function: load(device, &module, ENTRY)?, grouped })
+    }
+
+    /// Bytes of the atoms of `rows` rows of `blocks` blocks in `count` groups, at most.
+    pub fn grouped_bytes((rows, blocks): (usize, usize), count: usize) -> usize {
+        Groups::atoms(rows, count) * blocks.div_ceil(BLOCKS as usize) * ATOM_BYTES as usize
+    }
+
+    /// The launch that writes the scales of `rows` rows of `blocks` blocks to `to`:
+    /// `ScaleLayout::Sf128x4.len(rows, blocks)` bytes, padding zeroed. Of rows in groups it is up to
+    /// [`grouped_bytes`](Self::grouped_bytes); blocks behind the last of a row are zeroed, rows that no group has are not
+    /// written.
+    ///
+    /// # Errors
+    /// If there are none, too many for a grid, `to` is misaligned, or there are groups for a kernel without, or none.
     pub fn spec(
         &self,
         (rows, blocks): (usize, usize),
         from: DevicePtr,
         to: DevicePtr,
+        groups: Option<&Groups>,
     ) -> Result<LaunchSpec, Error> {
-        let [groups, atoms] = [rows.div_ceil(ROWS as usize), blocks.div_ceil(BLOCKS as usize)];
-        if rows == 0 || blocks == 0 || rows > i32::MAX as usize || atoms > u16::MAX as usize {
-            let (found, expected) = (
-                format!("{rows} rows of {blocks}"),
-                "at least one, in at most 2^31 rows of 262140".to_string(),
-            );
-            return Err(OperandError::Operand { tensor: "scales".into(), found, expected }.into());
+        let chunks = blocks.div_ceil((BLOCKS * THREADS) as usize);
+        let padded = if self.grouped { rows } else { rows.next_multiple_of(ATOM_ROWS as usize) };
+        let refuse = |found: String, expected: &str| {
+            let expected = expected.into();
+            Err(OperandError::Operand { tensor: "scales".into(), found, expected }.into())
+        };
+        if rows == 0 || blocks == 0 || padded > i32::MAX as usize || chunks > u16::MAX as usize {
+            let found = format!("{rows} rows of {blocks}");
+            return refuse(found, "at least one, in less than 2^31 rows of at most 2^25");
+        }
+        if groups.is_some() != self.grouped {
+            return refuse("of groups or not".into(), "what the kernel was made for");
         }
         fits("scales", "address of their atoms", to.0 as usize, 1, 16)?;
         let args = Args::new().ptr(from).u32(rows as u32).u32(blocks as u32).ptr(to);
-        Ok(LaunchSpec::new(self.function, [groups as u32, atoms as u32, 1], [ROWS, 1, 1]).args(args))
+        let args = match groups {
+            None => args,
+            Some(groups) => groups.args(args)?,
+        };
+        Ok(LaunchSpec::new(self.function, [padded as u32, chunks as u32, 1], [THREADS, 1, 1]).args(args))
     }
 }

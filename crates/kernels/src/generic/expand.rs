@@ -133,7 +133,7 @@ impl Expand {
         let least = match self.config.sink {
             Sink::Permuted(ty) => a.k.next_multiple_of(SPAN) * values::bytes(ty) as usize,
             Sink::Float(ty) | Sink::Image(ty) => a.k * values::bytes(ty) as usize,
-            Sink::E4m3 | Sink::Codes(_) => a.k,
+            Sink::E4m3 | Sink::Codes(_) | Sink::Grouped => a.k,
         };
         fits("A", "bytes from row to row of the expanded values", pitch, least, 16)?;
         let args = Args::new()

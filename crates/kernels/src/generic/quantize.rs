@@ -16,6 +16,7 @@ use super::amax::Amax;
 use super::rowwise::{self, Config, Sink, Source};
 use super::{load, target_for, values};
 use crate::Error;
+use crate::parts::groups::Groups;
 use crate::plain::order::SPAN;
 
 /// Largest nvfp4 magnitude over largest e4m3 magnitude: what e4m3 under a dynamic scale, and e4m3 of nvfp4 that fills
@@ -73,6 +74,16 @@ pub enum Out {
         /// `ScaleLayout::len(m, k / 16)` bytes.
         scales: DevicePtr,
     },
+    /// The same for rows in groups, scales in 128x4 atoms, each group's by themselves.
+    Grouped {
+        /// As of [`Out::Codes`].
+        codes: DevicePtr,
+        /// [`ScaleAtoms::grouped_bytes`](super::atoms::ScaleAtoms::grouped_bytes) bytes, of which those of rows that no
+        /// group has are not written.
+        scales: DevicePtr,
+        /// The groups.
+        groups: Groups,
+    },
     /// `code · scale` as floats.
     Image {
         /// The first value, at a multiple of 16 bytes.
@@ -114,7 +125,7 @@ pub struct Quantize {
 }
 
 impl Quantize {
-    /// Configurations: from every float type to codes with linear scales, to both images, to e4m3 and to the order of
+    /// Configurations: from every float type to codes with linear scales, to those of groups, to both images, to e4m3 and to the order of
     /// [`plain`](crate::plain); from f16 to the other scale layouts too; with a static and with a dynamic scale but for the
     /// order, which has none.
     pub fn configs() -> Vec<Config> {
@@ -122,7 +133,8 @@ impl Quantize {
             let layouts = ScaleLayout::ALL.into_iter();
             let layouts =
                 layouts.filter(move |&layout| ty == FloatType::F16 || layout == ScaleLayout::Linear);
-            let others = [Sink::Image(FloatType::F16), Sink::Image(FloatType::Bf16), Sink::E4m3];
+            let others =
+                [Sink::Grouped, Sink::Image(FloatType::F16), Sink::Image(FloatType::Bf16), Sink::E4m3];
             let sinks = layouts.map(Sink::Codes).chain(others);
             sinks.flat_map(move |sink| [false, true].map(|dynamic| Self::config(ty, sink, dynamic)))
         });
@@ -134,7 +146,8 @@ impl Quantize {
         Config { source: Source::Float(ty), sink, dynamic, aligned: true }
     }
 
-    /// Loads the kernel for floats of type `ty`, a sink ([`Sink::Codes`], [`Sink::Image`] or [`Sink::E4m3`]; to
+    /// Loads the kernel for floats of type `ty`, a sink ([`Sink::Codes`], [`Sink::Grouped`], [`Sink::Image`] or
+    /// [`Sink::E4m3`]; to
     /// [`Sink::Float`] and [`Sink::Permuted`] it converts) and a static or a dynamic scale.
     ///
     /// # Errors
@@ -178,6 +191,11 @@ pub(super) fn out_args(
             fits("output", "address of codes", codes.0 as usize, 1, 4)?;
             args.ptr(codes).u32(n as u32 / 2).ptr(scales)
         }
+        (Sink::Grouped, Out::Grouped { codes, scales, groups }) => {
+            block_rule("output", m, n)?;
+            fits("output", "address of codes", codes.0 as usize, 1, 4)?;
+            groups.args(args.ptr(codes).u32(n as u32 / 2).ptr(scales))?
+        }
         (Sink::Image(ty) | Sink::Float(ty), Out::Image { values, pitch }) => {
             let size = values::bytes(ty) as usize;
             let step = if config.aligned { 16 } else { size };
@@ -196,7 +214,7 @@ pub(super) fn out_args(
             fits("output", "bytes from row to row", pitch, n, 8)?;
             args.ptr(values).u32(pitch as u32)
         }
-        (_, Out::Codes { .. }) => return wrong("codes"),
+        (_, Out::Codes { .. } | Out::Grouped { .. }) => return wrong("codes"),
         (_, Out::Image { .. }) => return wrong("floats"),
     };
     Ok(match (config.sink, scale, config.dynamic) {

@@ -64,6 +64,9 @@ pub enum Sink {
     Float(FloatType),
     /// nvfp4 with scales in this layout, padding zeroed, by Transformer Engine's rule.
     Codes(ScaleLayout),
+    /// As [`Sink::Codes`] in 128x4 order, for rows in groups: the scales of each group start with an atom of their own.
+    /// Blocks behind the last of a row are zeroed; rows that no group has get no scales.
+    Grouped,
     /// What [`Sink::Codes`] would write, expanded: `code · scale` as f16 or bf16, exactly.
     Image(FloatType),
     /// Floats in the order of [`plain::order`](crate::plain::order), rows padded by zeros to whole spans of it.
@@ -104,6 +107,7 @@ impl Config {
         let sink = match self.sink {
             Sink::Float(ty) => values::name(ty).into(),
             Sink::Codes(layout) => format!("nvfp4_{layout}"),
+            Sink::Grouped => "nvfp4_grouped".into(),
             Sink::Image(ty) => format!("image_{}", values::name(ty)),
             Sink::Permuted(ty) => format!("permuted_{}", values::name(ty)),
             Sink::E4m3 => "e4m3".into(),
@@ -131,6 +135,7 @@ impl Config {
         let (rows, columns) = match self.sink {
             Sink::Codes(ScaleLayout::Sf128x4) => (m.next_multiple_of(128), n.next_multiple_of(64)),
             Sink::Codes(ScaleLayout::Sf8x4) => (m.next_multiple_of(8), n.next_multiple_of(64)),
+            Sink::Grouped => (m, n.next_multiple_of(64)),
             Sink::Permuted(_) => (m, n.next_multiple_of(SPAN)),
             _ => (m, n),
         };
@@ -148,6 +153,7 @@ impl Config {
 /// Gated   gate, up, bytes per row, alpha of gate, alpha of up, scale of A or null, bias of gate or null, of up or null
 /// Float   values, bytes per row
 /// Codes   codes, bytes per row, scales, and as Image
+/// Grouped codes, bytes per row, scales, first rows of groups, their number, and as Image
 /// Image   values, bytes per row, and: static divisor / 6 and 1 / divisor (f32) or dynamic amax parts, their number, scale
 /// Permuted  values, bytes per row
 /// E4m3    values, bytes per row, and: static 1 / tensor scale, or dynamic as Image

@@ -4,8 +4,9 @@ use dualgemm_formats::{BlockFormat, FloatType, ScaleLayout};
 use dualgemm_ptx::builder::*;
 
 use super::amax::MAX_PARTS;
-use super::rowwise::{Config, Place, Sink, THREADS, Taken, WIDTH};
+use super::rowwise::{Config, Place, Sink, THREADS, Taken, WIDTH, scale_offset};
 use super::values;
+use crate::parts::groups::GroupRows;
 use crate::plain::order::{SPAN, column as column_of};
 
 /// Parameters of a sink.
@@ -17,7 +18,7 @@ pub(super) struct SinkParams {
 
 enum Kind {
     Float(FloatType),
-    Codes { layout: ScaleLayout, scales: PointerParam, scale: ScaleParams },
+    Codes { layout: ScaleLayout, scales: PointerParam, groups: Option<GroupRows>, scale: ScaleParams },
     Image { ty: FloatType, scale: ScaleParams },
     Permuted(FloatType),
     E4m3(Inverse),
@@ -47,6 +48,13 @@ impl SinkParams {
             Sink::Codes(layout) => Kind::Codes {
                 layout,
                 scales: k.pointer("out_scales"),
+                groups: None,
+                scale: ScaleParams::declare(k, config.dynamic),
+            },
+            Sink::Grouped => Kind::Codes {
+                layout: ScaleLayout::Sf128x4,
+                scales: k.pointer("out_scales"),
+                groups: Some(GroupRows::declare(k)),
                 scale: ScaleParams::declare(k, config.dynamic),
             },
             Sink::Image(ty) => Kind::Image { ty, scale: ScaleParams::declare(k, config.dynamic) },
@@ -64,12 +72,13 @@ impl SinkParams {
                 let to = place.address(k, start, pitch, WIDTH * values::bytes(*ty));
                 store(k, place, *ty, to, taken);
             }
-            Kind::Codes { layout, scales, scale } => {
+            Kind::Codes { layout, scales, groups, scale } => {
                 let floats = taken.floats(k);
                 let (codes, byte) = scale.quantize(k, place, &floats);
                 let to = place.address(k, start, pitch, WIDTH / 2);
                 k.when(place.inside).st(to, codes);
-                store_scale(k, place, *layout, scales, byte);
+                let groups = groups.as_ref();
+                store_scale(k, place, (*layout, groups), scales, byte);
             }
             Kind::Image { ty, scale } => {
                 let floats = taken.floats(k);
@@ -149,15 +158,27 @@ fn store(k: &mut Kernel, place: &Place, ty: FloatType, to: Addr<Global>, taken: 
 }
 
 /// The even lane of a block stores its scale; outside the matrix, where the layout has padding, zero.
-fn store_scale(k: &mut Kernel, place: &Place, layout: ScaleLayout, scales: &PointerParam, byte: Reg<U32>) {
+fn store_scale(
+    k: &mut Kernel,
+    place: &Place,
+    (layout, groups): (ScaleLayout, Option<&GroupRows>),
+    scales: &PointerParam,
+    byte: Reg<U32>,
+) {
     let [blocks, padded] = place.blocks(k, BlockFormat::Nvfp4);
     let end = if layout == ScaleLayout::Linear { blocks } else { padded };
     let byte = k.select::<U32>(place.inside, byte, 0u32);
     let block = place.block(k, BlockFormat::Nvfp4);
     let odd = k.and(place.unit, 1u32);
-    let even = k.compare(Cmp::Eq, odd, 0u32);
+    let (row, even) = match groups {
+        None => (place.row, k.compare(Cmp::Eq, odd, 0u32)),
+        Some(groups) => {
+            let (row, of_group) = groups.scale_row(k, place.row);
+            (row, k.compare_and(Cmp::Eq, odd, 0u32, of_group))
+        }
+    };
     let here = k.compare_and(Cmp::Lt, block, end, even);
-    let offset = place.scale_offset(k, BlockFormat::Nvfp4, layout);
+    let offset = scale_offset(k, layout, row, block, blocks);
     let start = k.ld_pointer(scales);
     let to = k.offset(start, offset);
     k.when(here).st_byte(to, byte);

@@ -2,6 +2,7 @@
 
 pub mod epilogue;
 pub mod format;
+pub mod groups;
 pub(crate) mod loaded;
 pub(crate) mod nvfp4;
 pub mod operand;

@@ -92,7 +92,8 @@ pub struct Output {
     pub scales: DevicePtr,
     /// Tensor scale of an nvfp4 C, a multiplier.
     pub scale: f32,
-    /// What the sums of gate and up are multiplied by: the product of their tensor scales with A's.
+    /// What the sums of gate and up are multiplied by: the product of their tensor scales with A's. Of groups what they
+    /// have in common: the rest is each one's own, in [`GroupArgs`](super::tiles::GroupArgs).
     pub alpha: [f32; 2],
     /// Biases of gate and up, `[n]` f32; grouped `[groups, n]`.
     pub bias: [DevicePtr; 2],
@@ -123,14 +124,11 @@ impl Output {
             Err(Error::from(OperandError::Operand { tensor: tensor.into(), found, expected }))
         };
         aligned("C", self.c, 16)?;
-        let mut args = args.ptr(self.c);
-        args = match alphas {
-            None => args.f32(self.alpha[0]).f32(self.alpha[1]),
-            Some(table) => {
-                aligned("the groups' alphas", table, 8)?;
-                args.ptr(table)
-            }
-        };
+        let mut args = args.ptr(self.c).f32(self.alpha[0]).f32(self.alpha[1]);
+        if let Some(table) = alphas {
+            aligned("the groups' alphas", table, 8)?;
+            args = args.ptr(table);
+        }
         if variant.bias {
             aligned("the bias of gate", self.bias[0], 4)?;
             aligned("the bias of up", self.bias[1], 4)?;
@@ -155,17 +153,13 @@ impl Output {
     }
 }
 
-/// Tensor scales of weights: in parameters, or one pair per group.
-enum Alpha {
-    Values([Param<F32>; 2]),
-    Table(PointerParam),
-}
-
 /// Parameters of a kernel that say where C is and what makes it.
 pub(crate) struct Rows<'a> {
     variant: &'a Variant,
     start: PointerParam,
-    alpha: Alpha,
+    alpha: [Param<F32>; 2],
+    /// One pair more per group.
+    alphas: Option<PointerParam>,
     bias: Option<[PointerParam; 2]>,
     a_scale: Option<PointerParam>,
     quantize: Option<(ScaleLayout, PointerParam, [Param<F32>; 2])>,
@@ -175,10 +169,8 @@ pub(crate) struct Rows<'a> {
 impl<'a> Rows<'a> {
     pub fn declare(k: &mut Kernel, variant: &'a Variant, n: Reg<U32>) -> Self {
         let start = k.pointer("out");
-        let alpha = match variant.grouped {
-            false => Alpha::Values([k.param("alpha_gate"), k.param("alpha_up")]),
-            true => Alpha::Table(k.pointer("alphas")),
-        };
+        let alpha = [k.param("alpha_gate"), k.param("alpha_up")];
+        let alphas = variant.grouped.then(|| k.pointer("alphas"));
         let bias = variant.bias.then(|| [k.pointer("bias_gate"), k.pointer("bias_up")]);
         let a_scale = variant.a_scale.then(|| k.pointer("a_scale"));
         let quantize = match variant.out {
@@ -188,25 +180,19 @@ impl<'a> Rows<'a> {
             }
             Out::F16 | Out::Bf16 | Out::F32 => None,
         };
-        Self { variant, start, alpha, bias, a_scale, quantize, n }
+        Self { variant, start, alpha, alphas, bias, a_scale, quantize, n }
     }
 
     /// What both sums of a group's tile are multiplied by.
     pub fn alpha(&self, k: &mut Kernel, group: Option<Reg<U32>>) -> [Reg<F32>; 2] {
-        let mut alpha = match (&self.alpha, group) {
-            (Alpha::Values(alpha), _) => [k.ld_param(&alpha[0]), k.ld_param(&alpha[1])],
-            (Alpha::Table(table), group) => {
-                let table = k.ld_pointer(table);
-                let at = match group {
-                    None => table,
-                    Some(group) => {
-                        let byte = k.mul_wide(group, 8u32);
-                        k.offset(table, byte)
-                    }
-                };
-                k.ld_vector(at)
-            }
-        };
+        let mut alpha = [&self.alpha[0], &self.alpha[1]].map(|alpha| k.ld_param(alpha));
+        if let Some((table, group)) = self.alphas.as_ref().zip(group) {
+            let table = k.ld_pointer(table);
+            let byte = k.mul_wide(group, 8u32);
+            let at = k.offset(table, byte);
+            let own: [Reg<F32>; 2] = k.ld_vector(at);
+            alpha = [k.mul(alpha[0], own[0]), k.mul(alpha[1], own[1])];
+        }
         if let Some(scale) = &self.a_scale {
             let scale = k.ld_pointer(scale);
             let scale: Reg<F32> = k.ld(scale);

@@ -2,9 +2,9 @@
 //! mixture, entries of a batch) whose sizes only device memory knows.
 
 use dualgemm_device::{Args, DevicePtr};
-use dualgemm_gemm::Error as OperandError;
 use dualgemm_ptx::builder::*;
 
+use super::groups::Groups;
 use super::operand::ATOM_ROWS;
 use crate::Error;
 
@@ -16,22 +16,15 @@ pub struct GroupArgs {
     /// `count + 1` ascending u32: group g has rows `rows[g] .. rows[g + 1]` of A and C. Its scales start with an atom of
     /// their own, after those of the groups before. Read by the kernel, so that the kernel before may write it.
     pub rows: DevicePtr,
-    /// `[count][2]` f32: what each group's sums of gate and up are multiplied by.
+    /// `[count][2]` f32: what each group's sums of gate and up are multiplied by beside
+    /// [`Output::alpha`](super::rows::Output::alpha).
     pub alphas: DevicePtr,
 }
 
 impl GroupArgs {
     /// Appends what [`Tiles::declare`] declares.
     pub(crate) fn args(&self, args: Args) -> Result<Args, Error> {
-        if self.count == 0 || self.count > i32::MAX as usize {
-            let (found, expected) = (self.count.to_string(), "at least one".into());
-            return Err(OperandError::Operand { tensor: "groups".into(), found, expected }.into());
-        }
-        if self.rows.0 == 0 || !self.rows.0.is_multiple_of(4) {
-            let (found, expected) = (format!("address {:#x}", self.rows.0), "a multiple of 4 bytes".into());
-            return Err(OperandError::Operand { tensor: "the groups' rows".into(), found, expected }.into());
-        }
-        Ok(args.ptr(self.rows).u32(self.count as u32))
+        Groups { count: self.count, rows: self.rows }.args(args)
     }
 }
 

@@ -1,0 +1,87 @@
+//! Rows in groups of which only device memory knows how many each has, and where the scales of A's rows then are: those of
+//! each group start with an atom of their own.
+
+use dualgemm_device::{Args, DevicePtr};
+use dualgemm_gemm::Error as OperandError;
+use dualgemm_ptx::builder::*;
+
+use super::format::ATOM_ROWS;
+use crate::Error;
+
+/// The rows of groups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Groups {
+    /// How many groups.
+    pub count: usize,
+    /// `count + 1` ascending u32: group g has rows `rows[g] .. rows[g + 1]`. Read by the kernel, so that the kernel before
+    /// may write it.
+    pub rows: DevicePtr,
+}
+
+impl Groups {
+    /// Most atoms along the rows that the scales of `rows` rows in `count` groups take.
+    pub fn atoms(rows: usize, count: usize) -> usize {
+        rows / ATOM_ROWS as usize + rows.min(count)
+    }
+
+    /// Appends what kernels declare: the table, and how many.
+    pub(crate) fn args(&self, args: Args) -> Result<Args, Error> {
+        if self.count == 0 || self.count > i32::MAX as usize {
+            let (found, expected) = (self.count.to_string(), "at least one".into());
+            return Err(OperandError::Operand { tensor: "groups".into(), found, expected }.into());
+        }
+        if self.rows.0 == 0 || !self.rows.0.is_multiple_of(4) {
+            let (found, expected) = (format!("address {:#x}", self.rows.0), "a multiple of 4 bytes".into());
+            return Err(OperandError::Operand { tensor: "the groups' rows".into(), found, expected }.into());
+        }
+        Ok(args.ptr(self.rows).u32(self.count as u32))
+    }
+}
+
+/// The table as a kernel's parameters.
+pub(crate) struct GroupRows {
+    rows: PointerParam,
+    count: Param<U32>,
+}
+
+impl GroupRows {
+    /// Declares them.
+    pub fn declare(k: &mut Kernel) -> Self {
+        Self { rows: k.pointer("group_rows"), count: k.param("groups") }
+    }
+
+    /// Which row of the atoms is that of `row`, and whether it belongs to a group at all. One row for a whole warp, all
+    /// lanes of which must be here: they look at a group each.
+    pub fn scale_row(&self, k: &mut Kernel, row: Reg<U32>) -> (Reg<U32>, Reg<Pred>) {
+        let (rows, count) = (k.ld_pointer(&self.rows), k.ld_param(&self.count));
+        let row_at = |k: &mut Kernel, index: Reg<U32>| {
+            let byte = k.mul_wide(index, 4u32);
+            k.offset(rows, byte)
+        };
+        let (first, last) = (k.ld::<U32, _>(rows), row_at(k, count));
+        let last: Reg<U32> = k.ld(last);
+        let begun = k.compare(Cmp::Ge, row, first);
+        let inside = k.compare_and(Cmp::Lt, row, last, begun);
+        k.comment("All atoms of groups that end before the row, and of its own group the rows before it.");
+        let before = k.mov::<U32>(0u32);
+        let lane = k.special(Special::LaneId);
+        let group = k.mov::<U32>(lane);
+        k.loop_("groups", |k, this| {
+            let done = k.compare(Cmp::Ge, group, count);
+            k.break_if(this, done);
+            let at = row_at(k, group);
+            let (start, end) = (k.ld::<U32, _>(at), k.ld::<U32, _>(at.at(4)));
+            let own = k.sub(end, start);
+            let up = k.add(own, ATOM_ROWS - 1);
+            let whole = k.and(up, !(ATOM_ROWS - 1));
+            let begun = k.compare(Cmp::Le, start, row);
+            let part = k.sub(row, start);
+            let part = k.select::<U32>(begun, part, 0u32);
+            let ended = k.compare(Cmp::Le, end, row);
+            let counted = k.select::<U32>(ended, whole, part);
+            k.to(before).add(before, counted);
+            k.to(group).add(group, 32u32);
+        });
+        (k.redux(Redux::Add, before), inside)
+    }
+}
