@@ -11,7 +11,9 @@ pub mod candle;
 pub mod check;
 pub mod error;
 pub mod gpu;
+pub mod packed;
 pub mod plan;
+pub mod runner;
 
 pub use dualgemm_checkpoint as checkpoint;
 pub use dualgemm_cpu as cpu;
@@ -23,7 +25,9 @@ pub use dualgemm_plan::{DeviceA, DeviceC, DeviceCall, DeviceGateUp, GpuOptions, 
 
 pub use error::Error;
 pub use gpu::{GpuId, SimArch};
-pub use plan::{DualGemm, PackedExperts, PackedWeights, Plan, Rows, Runner, Target};
+pub use packed::{PackedExperts, PackedWeights};
+pub use plan::{DualGemm, Plan, Target};
+pub use runner::{Rows, Runner};
 
 use dualgemm_checkpoint::Activations;
 use dualgemm_formats::quantize::quantize_with;

@@ -2,17 +2,14 @@
 
 use std::sync::Arc;
 
-use dualgemm_bench::Timing;
-use dualgemm_cpu::{CpuGemm, CpuOptions, CpuPlan, Group, PackedGateUp};
+use dualgemm_cpu::{CpuGemm, CpuOptions, CpuPlan, PackedGateUp};
 use dualgemm_device::Stream;
 use dualgemm_formats::BlockFormat;
 use dualgemm_gemm::{AOperand, DualGemmDesc, GateUp, OutputMut};
-use dualgemm_plan::{
-    DeviceCall, DeviceExperts, DeviceGateUp, DeviceWeights, Gpu, GpuOptions, GpuPlan, GroupedCall, WeightForm,
-};
+use dualgemm_plan::{DeviceExperts, DeviceGateUp, DeviceWeights, GpuOptions, GpuPlan};
 
-use crate::Error;
 use crate::gpu::{GpuId, GpuRunner};
+use crate::{Error, PackedExperts, PackedWeights, Runner};
 
 /// Where to compute.
 #[non_exhaustive]
@@ -72,94 +69,6 @@ pub enum Plan {
         /// How.
         plan: GpuPlan,
     },
-}
-
-/// Weights in the order that a target's kernels read them. Plans of any M, activation format and output share them.
-#[non_exhaustive]
-#[derive(Debug, Clone)]
-pub enum PackedWeights {
-    /// For the processor, every instruction set alike.
-    Cpu(PackedGateUp),
-    /// In the memory of a GPU. Copies share them.
-    Gpu(Arc<DeviceWeights>),
-}
-
-impl PartialEq for PackedWeights {
-    /// Weights on a GPU are equal if they are the same.
-    fn eq(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Cpu(a), Self::Cpu(b)) => a == b,
-            (Self::Gpu(a), Self::Gpu(b)) => Arc::ptr_eq(a, b),
-            _ => false,
-        }
-    }
-}
-
-impl PackedWeights {
-    pub(crate) fn on_gpu(&self) -> Result<&Arc<DeviceWeights>, Error> {
-        match self {
-            Self::Gpu(weights) => Ok(weights),
-            Self::Cpu(_) => Err(Error::OtherTarget { weights: "the processor", plan: "a GPU" }),
-        }
-    }
-
-    fn on_cpu(&self) -> Result<&PackedGateUp, Error> {
-        match self {
-            Self::Cpu(weights) => Ok(weights),
-            Self::Gpu(_) => Err(Error::OtherTarget { weights: "a GPU", plan: "the processor" }),
-        }
-    }
-}
-
-/// Weights of the experts of a mixture: a slice of [`PackedWeights`]. On a GPU they lie one after the other, so that one
-/// launch can take the rows of all.
-#[derive(Debug, Clone)]
-pub struct PackedExperts {
-    experts: Vec<PackedWeights>,
-    on_gpu: Option<Arc<DeviceExperts>>,
-}
-
-impl std::ops::Deref for PackedExperts {
-    type Target = [PackedWeights];
-
-    fn deref(&self) -> &[PackedWeights] {
-        &self.experts
-    }
-}
-
-impl PackedExperts {
-    fn of(gpu: &'static Gpu, experts: DeviceExperts) -> Result<Self, Error> {
-        let on_gpu = Arc::new(experts);
-        let each = on_gpu.each(gpu)?.into_iter();
-        let experts = each.map(|weights| PackedWeights::Gpu(Arc::new(weights))).collect();
-        Ok(Self { experts, on_gpu: Some(on_gpu) })
-    }
-
-    pub(crate) fn on_gpu(&self) -> Result<&Arc<DeviceExperts>, Error> {
-        let plan = "a GPU";
-        self.on_gpu.as_ref().ok_or(Error::OtherTarget { weights: "one call for each expert", plan })
-    }
-}
-
-/// Rows of A that share a pair of weights: an expert of a mixture, or an entry of a batch.
-#[derive(Debug, Clone, Copy)]
-pub struct Rows<'a> {
-    /// First row of A, at or after the end of the rows before.
-    pub first: usize,
-    /// How many; none is fine.
-    pub count: usize,
-    /// Their weights.
-    pub weights: &'a PackedWeights,
-}
-
-/// A plan with the buffers of its runs, which allocate nothing on a processor's heap or a GPU's memory.
-#[non_exhaustive]
-#[derive(Debug)]
-pub enum Runner {
-    /// On the processor.
-    Cpu(CpuGemm),
-    /// On a GPU.
-    Gpu(GpuRunner),
 }
 
 impl Plan {
@@ -233,21 +142,18 @@ impl Plan {
         }
     }
 
-    /// Packs weights that are in the memory of the plan's GPU already, on it, after what `stream` was given before.
+    /// Packs nvfp4 weights that are in the memory of the plan's GPU already, on it, after what `stream` was given before.
     /// Waits for it.
     ///
     /// # Errors
-    /// If the plan is not for a GPU or does not read packed weights, or an address is misaligned.
+    /// If the plan is not for a GPU or reads weights in an order that is made on the host, or an address is misaligned.
     pub fn prepack_device(&self, weights: &DeviceGateUp<'_>, stream: Stream) -> Result<PackedWeights, Error> {
         self.check_shape("the weights", (BlockFormat::Nvfp4, weights.n, weights.k))?;
         match self {
             Self::Cpu(_) => Err(Error::NotOnGpu),
             Self::Gpu { gpu, plan } => {
-                let put = match plan.weight_form()? {
-                    WeightForm::Atoms => DeviceWeights::atoms_on_device,
-                    _ => DeviceWeights::pack_on_device,
-                };
-                Ok(PackedWeights::Gpu(Arc::new(put(gpu.open()?, weights, stream)?)))
+                let packed = DeviceWeights::on_device(gpu.open()?, weights, plan.weight_form()?, stream)?;
+                Ok(PackedWeights::Gpu(Arc::new(packed)))
             }
         }
     }
@@ -293,14 +199,13 @@ impl Plan {
             self.check_shape(weights.gate.name(), (weights.gate.format(), weights.n(), weights.k()))?;
         }
         match self {
-            Self::Gpu { gpu, plan } if plan.weight_form()? == WeightForm::Packed => {
+            Self::Gpu { gpu, plan } => {
                 let gpu = gpu.open()?;
-                PackedExperts::of(gpu, DeviceExperts::upload(gpu, experts)?)
+                PackedExperts::of(gpu, DeviceExperts::upload(gpu, experts, plan.weight_form()?)?)
             }
-            _ => {
-                let experts =
-                    experts.iter().map(|weights| self.prepack(weights)).collect::<Result<_, _>>()?;
-                Ok(PackedExperts { experts, on_gpu: None })
+            Self::Cpu(_) => {
+                let each = experts.iter().map(|weights| self.prepack(weights));
+                Ok(PackedExperts::apart(each.collect::<Result<_, _>>()?))
             }
         }
     }
@@ -320,13 +225,10 @@ impl Plan {
         }
         match self {
             Self::Cpu(_) => Err(Error::NotOnGpu),
-            Self::Gpu { gpu, plan } if plan.weight_form()? == WeightForm::Packed => {
+            Self::Gpu { gpu, plan } => {
                 let gpu = gpu.open()?;
-                PackedExperts::of(gpu, DeviceExperts::pack_on_device(gpu, experts, stream)?)
-            }
-            Self::Gpu { .. } => {
-                let each = experts.iter().map(|weights| self.prepack_device(weights, stream));
-                Ok(PackedExperts { experts: each.collect::<Result<_, _>>()?, on_gpu: None })
+                let experts = DeviceExperts::on_device(gpu, experts, plan.weight_form()?, stream)?;
+                PackedExperts::of(gpu, experts)
             }
         }
     }
@@ -392,122 +294,6 @@ impl Plan {
         let mut c = vec![0.0; a.rows() * self.desc().n];
         self.run(a, weights, OutputMut::F32(&mut c))?;
         Ok(c)
-    }
-}
-
-impl Runner {
-    /// Multiplies all rows of A with one pair of weights; see [`Plan::run`]. On a GPU it copies A there, waits, and
-    /// copies C back.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn run(
-        &mut self,
-        a: &AOperand<'_>,
-        weights: &PackedWeights,
-        c: OutputMut<'_>,
-    ) -> Result<Option<f32>, Error> {
-        self.run_grouped(a, &[Rows { first: 0, count: a.rows(), weights }], c)
-    }
-
-    /// Multiplies runs of rows, each with weights of its own: the experts of a mixture (rows sorted by expert), or
-    /// the entries of a batch. Rows that belong to no group are left alone in C.
-    ///
-    /// A GPU plan with [`GpuOptions::groups`] takes all of them in one launch, if their weights are some of one
-    /// [`prepack_experts`](Plan::prepack_experts), in that order, and C is of floats; otherwise they take turns.
-    ///
-    /// Returns the tensor scale of a re-quantized C.
-    ///
-    /// # Errors
-    /// As [`run`](Self::run), and if groups overlap, are out of order, or are more than the runner was made for.
-    pub fn run_grouped(
-        &mut self,
-        a: &AOperand<'_>,
-        groups: &[Rows<'_>],
-        c: OutputMut<'_>,
-    ) -> Result<Option<f32>, Error> {
-        match self {
-            Self::Cpu(gemm) => {
-                let mut cpu_groups = Vec::with_capacity(groups.len());
-                for rows in groups {
-                    let weights = rows.weights.on_cpu()?;
-                    cpu_groups.push(Group { first_row: rows.first, rows: rows.count, weights });
-                }
-                Ok(gemm.run(a, &cpu_groups, c)?.map(|scale| scale.value()))
-            }
-            Self::Gpu(runner) => runner.run(a, groups, c),
-        }
-    }
-
-    /// Prepares for calls with these weights, so that the first one allocates nothing either and can be recorded into
-    /// a graph. On a processor there is nothing to do.
-    ///
-    /// # Errors
-    /// If memory is lacking, or the weights are for another target.
-    pub fn warm(&self, weights: &PackedWeights) -> Result<(), Error> {
-        match self {
-            Self::Cpu(_) => weights.on_cpu().map(drop),
-            Self::Gpu(runner) => runner.warm(weights),
-        }
-    }
-
-    /// As [`warm`](Self::warm), for [`run_device_grouped`](Self::run_device_grouped).
-    ///
-    /// # Errors
-    /// As there, and if the plan takes one pair of weights a call.
-    pub fn warm_experts(&self, experts: &PackedExperts) -> Result<(), Error> {
-        match self {
-            Self::Cpu(_) => Err(Error::NotOnGpu),
-            Self::Gpu(runner) => runner.warm_experts(experts),
-        }
-    }
-
-    /// How long a call takes on a GPU by its own clock, with the operands of the last [`run`](Self::run) and weights that
-    /// come from memory. None on a processor, where the clock is the caller's, and on a simulated GPU.
-    ///
-    /// # Errors
-    /// As [`run`](Self::run).
-    pub fn time(&self, a: &AOperand<'_>, weights: &PackedWeights) -> Result<Option<Timing>, Error> {
-        match self {
-            Self::Cpu(_) => Ok(None),
-            Self::Gpu(runner) => runner.time(a, weights),
-        }
-    }
-
-    /// Launches one product on operands in device memory, on a stream of the caller's. Allocates nothing, waits for
-    /// nothing, and can be recorded into a graph.
-    ///
-    /// Calls of one runner share scratch memory: they are to be ordered, by being on one stream or by events.
-    ///
-    /// # Errors
-    /// If the plan is not for a GPU, an operand does not fit it, or an address is misaligned.
-    pub fn run_device(
-        &self,
-        call: &DeviceCall,
-        weights: &PackedWeights,
-        stream: Stream,
-    ) -> Result<(), Error> {
-        match self {
-            Self::Cpu(_) => Err(Error::NotOnGpu),
-            Self::Gpu(runner) => runner.run_device(call, weights, stream),
-        }
-    }
-
-    /// As [`run_device`](Self::run_device), for rows in groups, each with weights of its own. How many rows a group has,
-    /// maybe none, is read on the device; the host need not know it.
-    ///
-    /// # Errors
-    /// As there, and if the plan takes one pair of weights a call: plan with [`GpuOptions::groups`].
-    pub fn run_device_grouped(
-        &self,
-        call: &GroupedCall,
-        experts: &PackedExperts,
-        stream: Stream,
-    ) -> Result<(), Error> {
-        match self {
-            Self::Cpu(_) => Err(Error::NotOnGpu),
-            Self::Gpu(runner) => runner.run_device_grouped(call, experts, stream),
-        }
     }
 }
 

@@ -21,6 +21,26 @@ pub enum DeviceA {
         /// The tensor scale, a multiplier.
         global_scale: f32,
     },
+    /// Quantized in blocks of 32.
+    Mxfp4 {
+        /// Dense codes, `[m, k / 2]`, at a multiple of 16 bytes.
+        codes: DevicePtr,
+        /// Block scales in the plan's order.
+        scales: DevicePtr,
+        /// A tensor scale, a multiplier; 1 of what producers write.
+        global_scale: f32,
+    },
+}
+
+impl DeviceA {
+    /// What messages call it.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Self::Float { .. } => "floats",
+            Self::Nvfp4 { .. } => "nvfp4",
+            Self::Mxfp4 { .. } => "mxfp4",
+        }
+    }
 }
 
 /// C in device memory.
@@ -79,6 +99,9 @@ impl DeviceCall {
             DeviceA::Float { values, pitch } => [values.0, pitch as u64, 0],
             DeviceA::Nvfp4 { codes, scales, global_scale } => {
                 [codes.0, scales.0, 1 << 32 | u64::from(global_scale.to_bits())]
+            }
+            DeviceA::Mxfp4 { codes, scales, global_scale } => {
+                [codes.0, scales.0, 2 << 32 | u64::from(global_scale.to_bits())]
             }
         };
         let [d, e, f, g] = match self.c {

@@ -1,84 +1,87 @@
-//! Weights of the experts of a mixture on a device, pack after pack, so that one launch takes the rows of all.
+//! Weights of the experts of a mixture on a device, those of one behind those of another, so that one launch takes the
+//! rows of all.
 
 use std::sync::Arc;
 
 use dualgemm_device::{Device, DevicePtr, Stream};
 use dualgemm_gemm::GateUp;
-use dualgemm_kernels::generic::pack::GpuPack;
-use dualgemm_kernels::sm90a::pack::Pack;
+use dualgemm_kernels::parts::operand::Operand;
 
-use crate::weights::{both_biases, float_bytes, next_id, pack_to};
-use crate::{Buffer, DeviceGateUp, DeviceWeights, Error, Gpu};
+use crate::form::{Layout, Parts};
+use crate::upload::{Extras, Uploads, float_bytes, on_device_layout, put_on_device};
+use crate::weights::next_id;
+use crate::{Buffer, DeviceGateUp, DeviceWeights, Error, Gpu, WeightForm};
 
 /// Pairs of weight matrices of one shape in device memory, each with tensor scales and biases of its own. Shared between
 /// runners and threads at will.
 #[derive(Debug)]
 pub struct DeviceExperts {
     id: u64,
-    n: usize,
-    k: usize,
+    parts: Parts,
     /// Of each expert, what sums of gate and up are multiplied by; the same in device memory, `[experts][2]` f32.
     alpha: Vec<[f32; 2]>,
     alphas: Buffer,
-    /// Pack after pack.
-    pack: Arc<Buffer>,
     /// `[2][experts][n]` f32: gate, then up.
     bias: Option<Buffer>,
 }
 
 impl DeviceExperts {
-    /// Packs experts one by one and copies them to a device.
+    /// Copies experts one by one to a device, in the order asked for.
     ///
     /// # Errors
-    /// If there is none, halves do not belong together, shapes differ, or they do not fit.
-    pub fn upload(gpu: &'static Gpu, experts: &[GateUp<'_>]) -> Result<Self, Error> {
-        let shape = |weights: &GateUp<'_>| (weights.n(), weights.k());
-        Self::new(gpu, experts, shape, |weights, to| {
-            let pack = Pack::new(weights)?;
-            gpu.copy_to(to, pack.bytes())?;
-            Ok((pack.alpha(), pack.bias().map(|[gate, up]| [gate, up].concat())))
+    /// If there is none, halves do not belong together, shapes or formats differ, or they do not fit.
+    pub fn upload(gpu: &'static Gpu, experts: &[GateUp<'_>], form: WeightForm) -> Result<Self, Error> {
+        let layout =
+            |weights: &GateUp<'_>| Layout::new((weights.n(), weights.k()), weights.gate.format(), form);
+        Self::new(gpu, experts, layout, |weights, layout, to| {
+            let mut uploads = Uploads::new(gpu, *layout, to)?;
+            uploads.add(weights)?;
+            uploads.finish()
         })
     }
 
-    /// Packs experts that are on the device already, on the device, after what `stream` was given before. Waits for it.
+    /// As [`upload`](Self::upload), for experts that are on the device already; see [`DeviceWeights::on_device`].
     ///
     /// # Errors
-    /// If there is none, shapes differ, an address is misaligned, a bias has another length, or they do not fit.
-    pub fn pack_on_device(
+    /// As there, and if there is none or shapes differ.
+    pub fn on_device(
         gpu: &'static Gpu,
         experts: &[DeviceGateUp<'_>],
+        form: WeightForm,
         stream: Stream,
     ) -> Result<Self, Error> {
-        let shape = |weights: &DeviceGateUp<'_>| (weights.n, weights.k);
-        let packed = Self::new(gpu, experts, shape, |weights, to| {
-            Ok((pack_to(gpu, weights, to, stream)?, both_biases(weights.n, weights.bias)?))
+        let layout = |weights: &DeviceGateUp<'_>| on_device_layout(weights, form);
+        let placed = Self::new(gpu, experts, layout, |weights, layout, to| {
+            put_on_device(gpu, weights, layout, &to, stream)
         })?;
         gpu.synchronize()?;
-        Ok(packed)
+        Ok(placed)
     }
 
-    /// `put` brings one expert's pack to an address and gives what belongs to it: alpha, and biases of gate and up.
+    /// `put` brings one expert's weights to their place and gives what belongs to them.
     fn new<W>(
         gpu: &'static Gpu,
         experts: &[W],
-        shape: impl Fn(&W) -> (usize, usize),
-        mut put: impl FnMut(&W, DevicePtr) -> Result<([f32; 2], Option<Vec<f32>>), Error>,
+        layout: impl Fn(&W) -> Result<Layout, Error>,
+        mut put: impl FnMut(&W, &Layout, Vec<DevicePtr>) -> Result<Extras, Error>,
     ) -> Result<Self, Error> {
-        let refuse = |found: String, expected: String| Error::Operand { tensor: "experts", found, expected };
-        let (n, k) = experts
-            .first()
-            .map(&shape)
-            .ok_or_else(|| refuse("no weights".into(), "those of at least one expert".into()))?;
-        if let Some((n_of, k_of)) = experts.iter().map(&shape).find(|&found| found != (n, k)) {
-            let found = format!("[{n_of}, {k_of}] beside [{n}, {k}]");
-            return Err(refuse(found, "weights of one shape".into()));
+        let refuse = |found: String, expected: &str| {
+            Err(Error::Operand { tensor: "experts", found, expected: expected.into() })
+        };
+        let layouts = experts.iter().map(layout).collect::<Result<Vec<_>, _>>()?;
+        let Some(&first) = layouts.first() else {
+            return refuse("no weights".into(), "those of at least one expert");
+        };
+        if let Some(other) = layouts.iter().find(|&other| *other != first) {
+            let text = |of: &Layout| format!("{} [{}, {}]", of.format, of.n, of.k);
+            return refuse(format!("{} beside {}", text(other), text(&first)), "weights of one shape");
         }
-        let (stride, mut alpha, mut biases) = (GpuPack::bytes(n, k), Vec::new(), Vec::new());
-        let pack = Arc::new(Buffer::new(gpu, stride * experts.len())?);
+        let (n, parts) = (first.n, Parts::new(gpu, first, experts.len())?);
+        let (mut alpha, mut biases) = (Vec::new(), Vec::new());
         for (expert, weights) in experts.iter().enumerate() {
-            let (own, bias) = put(weights, pack.ptr().offset((expert * stride) as u64))?;
-            alpha.push(own);
-            biases.push(bias);
+            let own = put(weights, &first, parts.place(expert))?;
+            alpha.push(own.alpha);
+            biases.push(own.bias);
         }
         let mut bias = None;
         if biases.iter().any(Option::is_some) {
@@ -91,22 +94,22 @@ impl DeviceExperts {
             bias = Some(Buffer::of(gpu, &float_bytes(half(0).chain(half(n))))?);
         }
         let alphas = Buffer::of(gpu, &float_bytes(alpha.iter().flatten().copied()))?;
-        Ok(Self { id: next_id(), n, k, alpha, alphas, pack, bias })
+        Ok(Self { id: next_id(), parts, alpha, alphas, bias })
     }
 
     /// How many there are.
     pub fn count(&self) -> usize {
-        self.alpha.len()
+        self.parts.count()
     }
 
     /// Features of each.
     pub fn n(&self) -> usize {
-        self.n
+        self.parts.layout().n
     }
 
     /// Elements per row.
     pub fn k(&self) -> usize {
-        self.k
+        self.parts.layout().k
     }
 
     /// A number of their own, which no other weights of this process have.
@@ -116,17 +119,17 @@ impl DeviceExperts {
 
     /// Bytes on the device, biases left out.
     pub fn bytes(&self) -> usize {
-        self.pack.bytes()
+        self.parts.bytes()
     }
 
-    /// Each expert's weights for itself: the same packs, biases once more.
+    /// Each expert's weights for itself: in the same memory, biases once more.
     ///
     /// # Errors
     /// If the biases do not fit.
     pub fn each(self: &Arc<Self>, gpu: &'static Gpu) -> Result<Vec<DeviceWeights>, Error> {
-        let row = 4 * self.n;
+        let row = 4 * self.n();
         let one = |index: usize| {
-            let pack = Buffer::part(&self.pack, index * self.stride(), self.stride())?;
+            let parts = self.parts.one(index)?;
             let bias = match &self.bias {
                 None => None,
                 Some(bias) => {
@@ -138,19 +141,19 @@ impl DeviceExperts {
                     Some(Buffer::of(gpu, &both)?)
                 }
             };
-            Ok(DeviceWeights::of_expert(self.clone(), index, (self.alpha[index], pack, bias)))
+            Ok(DeviceWeights::of_expert(self.clone(), index, (self.alpha[index], parts, bias)))
         };
         (0..self.count()).map(one).collect()
     }
 
-    /// Bytes from one pack to the next.
-    pub(crate) fn stride(&self) -> usize {
-        self.pack.bytes() / self.count()
+    /// The packs, and bytes from one to the next.
+    pub(crate) fn packed(&self) -> Result<(DevicePtr, usize), Error> {
+        self.parts.packed()
     }
 
-    /// The packs.
-    pub(crate) fn packs(&self) -> DevicePtr {
-        self.pack.ptr()
+    /// Gate and up of all experts as rows of codes with scales in 128x4 atoms, each expert's by themselves.
+    pub(crate) fn atoms(&self) -> Result<[Operand; 2], Error> {
+        self.parts.atoms()
     }
 
     /// What sums of gate and up of each are multiplied by, `[experts][2]` f32.

@@ -91,6 +91,20 @@ impl Gpu {
         self.blas.get_or_init(open).as_ref().map_err(Clone::clone)
     }
 
+    /// Copies between memories of this GPU, after what its own stream was given before.
+    ///
+    /// # Errors
+    /// If a range is not inside one allocation; the failure of an earlier launch.
+    pub fn copy_within(&self, dst: DevicePtr, src: DevicePtr, bytes: usize) -> Result<(), Error> {
+        if let Some(card) = &self.cuda {
+            return card.copy_within(dst, src, bytes);
+        }
+        // Memory of a simulated GPU is the host's anyway.
+        let mut host = vec![0; bytes];
+        self.copy_from(&mut host, src)?;
+        self.copy_to(dst, &host)
+    }
+
     /// Microseconds spent so far on assembling and loading kernels: what the first use of each costs.
     pub fn load_us(&self) -> u64 {
         self.load_us.load(Ordering::Relaxed)

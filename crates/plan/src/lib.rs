@@ -9,7 +9,7 @@
 //! |---|---|
 //! | [`plan`] | [`GpuPlan`]: what is chosen, and why |
 //! | [`strategy`](mod@strategy) | the ways to put the operation together, as a list |
-//! | [`weights`], [`experts`], [`call`], [`operands`] | operands in device memory |
+//! | [`weights`], [`experts`], [`form`], [`call`], [`operands`] | operands in device memory |
 //! | [`gpu`] | a GPU with its loaded kernels; memory that frees itself |
 //! | [`choices`], [`tune`] | what was measured fastest, and measuring it |
 //! | [`blackwell`] | what the fused sm_100 kernel should take, an estimate |
@@ -22,6 +22,7 @@ pub mod call;
 pub mod choices;
 pub mod error;
 pub mod experts;
+pub mod form;
 pub mod gpu;
 mod launches;
 pub mod measure;
@@ -31,13 +32,15 @@ pub mod plan;
 mod prologue;
 pub mod strategy;
 pub mod tune;
+mod upload;
 pub mod weights;
 
 pub use call::{DeviceA, DeviceC, DeviceCall, GroupedCall};
 pub use error::Error;
 pub use experts::DeviceExperts;
+pub use form::WeightForm;
 pub use gpu::{Buffer, Gpu};
 pub use operands::Operands;
 pub use plan::{ChosenBy, GpuOptions, GpuPlan};
 pub use strategy::{Launches, Prepared, Rounding, STRATEGIES, Strategy, strategy};
-pub use weights::{DeviceGateUp, DeviceWeights, WeightForm};
+pub use weights::{DeviceGateUp, DeviceWeights};

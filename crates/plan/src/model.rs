@@ -37,6 +37,12 @@ pub(crate) fn fused_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Config, 
     grouped_us(desc, 1, info, config, scheduler)
 }
 
+/// How many groups have rows, and how many each, if all have as many.
+pub(crate) fn groups_of(m: usize, groups: usize) -> (usize, usize) {
+    let groups = groups.clamp(1, m.max(1));
+    (groups, m.div_ceil(groups))
+}
+
 /// The same for rows in groups of one size, as many as have rows.
 pub(crate) fn grouped_us(
     desc: &DualGemmDesc,
@@ -46,9 +52,9 @@ pub(crate) fn grouped_us(
     scheduler: Scheduler,
 ) -> f64 {
     let (m, n, k) = (desc.m as f64, desc.n as f64, desc.k as f64);
-    let groups = groups.clamp(1, desc.m.max(1));
+    let (groups, rows_of_each) = groups_of(desc.m, groups);
     let (rows, tokens) = (f64::from(config.row_groups * 64), f64::from(config.tokens));
-    let [token_tiles, feature_tiles] = config.tiles(desc.m.div_ceil(groups), desc.n).map(f64::from);
+    let [token_tiles, feature_tiles] = config.tiles(rows_of_each, desc.n).map(f64::from);
     let (groups, blocks) = (groups as f64, (k / 64.0).ceil());
     let tiles = groups * token_tiles * feature_tiles;
     let sms = f64::from(info.sm_count.max(1));

@@ -6,7 +6,7 @@ use dualgemm_gemm::compare::Element;
 use dualgemm_gemm::{AFormat, AOperand, Comparison, DualGemmDesc, OutFormat, OutScale, OutputMut};
 use half::{bf16, f16};
 
-use crate::weights::plain_rows;
+use crate::upload::plain_rows;
 use crate::{Buffer, DeviceA, DeviceC, DeviceCall, Error, Gpu};
 
 /// Room for A and C of up to M rows.
@@ -39,7 +39,8 @@ impl Operands {
     pub fn new(gpu: &'static Gpu, desc: &DualGemmDesc) -> Result<Self, Error> {
         let &DualGemmDesc { m, n, k, a, out, .. } = desc;
         let (a, a_scales) = match a {
-            AFormat::Nvfp4 | AFormat::Mxfp4 => (m * k / 2, m * k / 16),
+            AFormat::Nvfp4 => (m * k / 2, m * k / 16),
+            AFormat::Mxfp4 => (m * k / 2, m * k / 32),
             float => (bytes_of(m * k, float.bits_per_element()), 0),
         };
         let (c, c_scales) = match out {
@@ -100,11 +101,14 @@ impl Operands {
                 let pitch = bytes_of(k, a.bits_per_element());
                 DeviceA::Float { values: self.a.ptr().offset((first * pitch) as u64), pitch }
             }
-            Some(_) => DeviceA::Nvfp4 {
-                codes: self.a.ptr().offset((first * k / 2) as u64),
-                scales: self.a_scales.ptr().offset((first * k / 16) as u64),
-                global_scale: a_scale,
-            },
+            Some(format) => {
+                let codes = self.a.ptr().offset((first * k / 2) as u64);
+                let scales = self.a_scales.ptr().offset((first * k / format.block_len()) as u64);
+                match format {
+                    BlockFormat::Nvfp4 => DeviceA::Nvfp4 { codes, scales, global_scale: a_scale },
+                    BlockFormat::Mxfp4 => DeviceA::Mxfp4 { codes, scales, global_scale: a_scale },
+                }
+            }
         };
         let [scales, global_scale] = &self.c_scales;
         let c = match out {

@@ -90,7 +90,6 @@ impl GpuPlan {
         options: &GpuOptions,
     ) -> Result<Self, Error> {
         desc.check()?;
-        compute_type(desc).map_err(|reason| Error::Activations { reason })?;
         let plan = |strategy: &str, kernel: String, chosen_by| Self {
             desc: *desc,
             device: info.name.clone(),
@@ -148,10 +147,14 @@ impl GpuPlan {
             None if grouped => {
                 Self::choose(desc, info, choices, &GpuOptions { groups: 1, ..options.clone() })
             }
-            None => Err(Error::NothingFits {
-                problem: desc.to_string(),
-                device: info.name.clone(),
-                reasons: refusals.join("; "),
+            None => Err(match compute_type(desc) {
+                // What all of them would say.
+                Err(reason) => Error::Activations { reason },
+                Ok(_) => Error::NothingFits {
+                    problem: desc.to_string(),
+                    device: info.name.clone(),
+                    reasons: refusals.join("; "),
+                },
             }),
         }
     }

@@ -35,7 +35,10 @@ pub(crate) fn compute_type(desc: &DualGemmDesc) -> Result<FloatType, String> {
                                   it to nvfp4 (on the command line: --a-format)"
                 .into())
         }
-        (AFormat::Mxfp4, _) => Err("A is mxfp4; GPU kernels take nvfp4, f16 and bf16".into()),
+        (AFormat::Mxfp4, _) => {
+            Err("A is mxfp4; GPU kernels take nvfp4, f16 and bf16, and mxfp4 with mxfp4 weights on Blackwell"
+                .into())
+        }
     }
 }
 
@@ -190,10 +193,7 @@ impl Prologue {
             }
             (_, found) => Err(Error::Operand {
                 tensor: "A",
-                found: match found {
-                    DeviceA::Float { .. } => "floats".into(),
-                    DeviceA::Nvfp4 { .. } => "nvfp4".into(),
-                },
+                found: found.kind().into(),
                 expected: match self.kind {
                     Kind::Expand { .. } => "nvfp4".into(),
                     Kind::Direct | Kind::Permute { .. } | Kind::Quantize { .. } => "floats".into(),

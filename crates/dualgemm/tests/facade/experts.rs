@@ -1,4 +1,4 @@
-//! Mixtures of experts on a simulated H100 with every check on: one launch for the rows of all, whose numbers are in
+//! Mixtures of experts on simulated cards with every check on: one launch for the rows of all, whose numbers are in
 //! device memory. C is poisoned before, so is A where rows belong to nobody.
 
 use dualgemm::check::{RowSample, reference_rows};
@@ -18,6 +18,7 @@ use crate::gpu::operand;
 use crate::{expert, quantized};
 
 const SIM: GpuId = GpuId::Sim(SimArch::Sm90a);
+const BLACKWELL: [GpuId; 2] = [GpuId::Sim(SimArch::Sm100a), GpuId::Sim(SimArch::Sm120a)];
 const POISON: u8 = 0xEE;
 
 fn plan_on(id: &GpuId, desc: &DualGemmDesc, options: GpuOptions) -> Plan {
@@ -82,6 +83,7 @@ fn a_bytes(a: &AOperand<'_>) -> (Vec<u8>, Vec<u8>) {
 struct OnDevice {
     call: GroupedCall,
     a: AOperand<'static>,
+    layout: ScaleLayout,
     values: Buffer,
     scales: Buffer,
     rows: Buffer,
@@ -89,14 +91,19 @@ struct OnDevice {
     c_scales: Buffer,
 }
 
-/// A in device memory, and where the experts' rows begin.
+/// A in device memory, its block scales row by row, and where the experts' rows begin.
 fn on_device(id: &GpuId, desc: &DualGemmDesc, first_rows: &[u32]) -> OnDevice {
+    on_device_as(id, desc, ScaleLayout::Linear, first_rows)
+}
+
+/// The same with block scales in another order.
+fn on_device_as(id: &GpuId, desc: &DualGemmDesc, layout: ScaleLayout, first_rows: &[u32]) -> OnDevice {
     let &DualGemmDesc { m, n, .. } = desc;
     let buffer = |bytes: usize| Buffer::new(id.open().unwrap(), bytes).unwrap();
     let a = operand(m, desc.k, desc.a);
     let (values, scales) = a_bytes(&a);
     let pitch = values.len() / m;
-    let (values, scales) = (buffer(values.len()), buffer(scales.len()));
+    let (values, scales) = (buffer(values.len()), buffer(layout.len(m, scales.len() / m)));
     let rows = buffer(4 * first_rows.len());
     let (c_bytes, c_scale_bytes) = match desc.out {
         OutFormat::Nvfp4 { scale_layout, .. } => (m * n / 2, scale_layout.len(m, n / 16)),
@@ -117,7 +124,7 @@ fn on_device(id: &GpuId, desc: &DualGemmDesc, first_rows: &[u32]) -> OnDevice {
         _ => DeviceC::Float(c.ptr()),
     };
     let call = GroupedCall { call: DeviceCall { m, a: given, c: to }, rows: rows.ptr() };
-    let this = OnDevice { call, a, values, scales, rows, c, c_scales };
+    let this = OnDevice { call, a, layout, values, scales, rows, c, c_scales };
     this.set(first_rows);
     this
 }
@@ -134,6 +141,9 @@ impl OnDevice {
             scales[nobody * scale_row..][..scale_row].fill(0x7F);
         }
         self.values.write(&values).unwrap();
+        if scale_row > 0 {
+            scales = ScaleLayout::Linear.convert(&scales, self.layout, m, scale_row);
+        }
         self.scales.write(&scales).unwrap();
         self.rows.write(&first_rows.iter().flat_map(|row| row.to_le_bytes()).collect::<Vec<u8>>()).unwrap();
         for c in [&self.c, &self.c_scales] {
@@ -157,10 +167,13 @@ pub(crate) fn check(
     tables: &[&[u32]],
     bound: f64,
 ) {
+    let (layout, wanted) = (options.a_scale_layout, options.groups);
     let (plan, &DualGemmDesc { m, n, k, .. }) = (plan_on(id, desc, options), desc);
+    let Plan::Gpu { plan: chosen, .. } = &plan else { panic!("a GPU plan") };
+    assert_eq!(chosen.groups, wanted, "{plan}");
     let experts = mixture(tables[0].len() - 1, n, k, biased);
     let packed = plan.prepack_experts(&experts).unwrap();
-    let device = on_device(id, desc, tables[0]);
+    let device = on_device_as(id, desc, layout, tables[0]);
     let runner = plan.runner(experts.len()).unwrap();
     runner.warm_experts(&packed).unwrap();
     let run = || runner.run_device_grouped(&device.call, &packed, Stream::Own);
@@ -205,7 +218,29 @@ const TABLES: [&[u32]; 4] = [&[0, 9, 9, 10, 14], &[0, 0, 14, 14, 14], &[2, 3, 4,
 fn one_launch_takes_the_rows_of_all_experts_close() {
     for (a, out, bound) in [(AFormat::Nvfp4, OutFormat::F16, 4e-4), (AFormat::F16, OutFormat::F32, 1e-5)] {
         check(&SIM, (&desc(14, 40, 96, a, out), groups(4)), false, &TABLES, bound);
+        let takers = if a == AFormat::F16 { &BLACKWELL[..1] } else { &BLACKWELL };
+        for id in takers {
+            check(id, (&desc(14, 40, 96, a, out), groups(4)), false, &TABLES, bound);
+        }
     }
+}
+
+/// More rows than an atom of scales has, in all orders that scales of the whole A may have.
+#[test]
+fn blackwell_finds_scales_of_every_order_close() {
+    let mut desc = desc(141, 72, 224, AFormat::Nvfp4, OutFormat::F16);
+    (desc.epilogue.alpha_gate, desc.epilogue.alpha_up) = (0.5, -2.0);
+    for (id, a_scale_layout) in BLACKWELL.iter().cycle().zip(ScaleLayout::ALL) {
+        let options = GpuOptions { a_scale_layout, ..groups(4) };
+        check(id, (&desc, options), true, &[&[1, 130, 130, 131, 140]], 4e-4);
+    }
+}
+
+/// What an engine may find out late: there are more experts than the plan was told.
+#[test]
+fn blackwell_takes_more_experts_than_planned_for_close() {
+    let desc = desc(7, 32, 64, AFormat::Nvfp4, OutFormat::F16);
+    check(&BLACKWELL[0], (&desc, groups(2)), false, &[&[0, 1, 2, 3, 4, 5, 6, 7]], 4e-4);
 }
 
 #[test]
@@ -223,7 +258,9 @@ fn a_is_quantized_on_the_way_in_close() {
     // A dynamic scale counts all rows, so there are none of nobody.
     for quantize_a in [QuantizeA::Static(1e-3), QuantizeA::Dynamic] {
         let desc = DualGemmDesc { quantize_a, ..desc(6, 32, 64, AFormat::F32, OutFormat::F32) };
-        check(&SIM, (&desc, groups(2)), true, &[&[0, 2, 6], &[0, 6, 6]], 1e-5);
+        for id in [&SIM, &BLACKWELL[0], &BLACKWELL[1]] {
+            check(id, (&desc, groups(2)), true, &[&[0, 2, 6], &[0, 6, 6]], 1e-5);
+        }
     }
 }
 
@@ -231,15 +268,22 @@ fn a_is_quantized_on_the_way_in_close() {
 /// matrix.
 #[test]
 fn one_launch_gives_the_bits_of_a_launch_for_each_exact() {
-    let (m, n, k) = (9, 48, 80);
+    let [sm100, sm120] = &BLACKWELL;
+    for (id, strategy, k) in [(&SIM, "fused", 80), (sm100, "native", 96), (sm120, "native", 96)] {
+        check_bits(id, strategy, k);
+    }
+}
+
+fn check_bits(id: &GpuId, strategy: &str, k: usize) {
+    let (m, n) = (9, 48);
     let experts = mixture(3, n, k, false);
     let first_rows = [0u32, 4, 4, 9];
     let nvfp4 = |scale_layout| OutFormat::Nvfp4 { scale_layout, global_scale: OutScale::Static(2e-3) };
     for out in [OutFormat::Bf16, nvfp4(ScaleLayout::Linear), nvfp4(ScaleLayout::Sf128x4)] {
         let desc = desc(m, n, k, AFormat::Nvfp4, out);
-        let at_once = plan(&desc, GpuOptions { strategy: Some("fused".into()), ..groups(3) });
+        let at_once = plan_on(id, &desc, GpuOptions { strategy: Some(strategy.into()), ..groups(3) });
         let packed = at_once.prepack_experts(&experts).unwrap();
-        let device = on_device(&SIM, &desc, &first_rows);
+        let device = on_device(id, &desc, &first_rows);
         let runner = at_once.runner(3).unwrap();
         runner.run_device_grouped(&device.call, &packed, Stream::Own).unwrap();
         let got = (read(&device.c), read(&device.c_scales));
@@ -247,17 +291,17 @@ fn one_launch_gives_the_bits_of_a_launch_for_each_exact() {
         // All rows with each expert's weights, of which its own are taken.
         let row_bytes = n * desc.out.bits_per_element() as usize / 8;
         for (weights, range) in packed.iter().zip(first_rows.windows(2)) {
-            let alone = on_device(&SIM, &desc, &[0, m as u32]);
+            let alone = on_device(id, &desc, &[0, m as u32]);
             runner.run_device(&alone.call.call, weights, Stream::Own).unwrap();
             let want = (read(&alone.c), read(&alone.c_scales));
             let bytes = range[0] as usize * row_bytes..range[1] as usize * row_bytes;
-            assert!(got.0[bytes.clone()] == want.0[bytes], "{out}, rows {range:?}");
+            assert!(got.0[bytes.clone()] == want.0[bytes], "{id} {out}, rows {range:?}");
             let OutFormat::Nvfp4 { scale_layout, .. } = out else { continue };
             for (row, block) in
                 (range[0] as usize..range[1] as usize).flat_map(|r| (0..n / 16).map(move |b| (r, b)))
             {
                 let at = scale_layout.offset(row, block, n / 16);
-                assert_eq!(got.1[at], want.1[at], "{out}, row {row}, block {block}");
+                assert_eq!(got.1[at], want.1[at], "{id} {out}, row {row}, block {block}");
             }
         }
     }
@@ -266,10 +310,16 @@ fn one_launch_gives_the_bits_of_a_launch_for_each_exact() {
 /// On operands of the host: experts of one stack run at once, others one by one, with the same result.
 #[test]
 fn groups_of_the_hosts_rows_equal_the_reference_close() {
+    for id in [&SIM, &BLACKWELL[0]] {
+        check_rows_of_the_host(id);
+    }
+}
+
+fn check_rows_of_the_host(id: &GpuId) {
     let (m, n, k) = (11, 40, 64);
     let experts = mixture(3, n, k, true);
     let a = AOperand::Quantized(quantized("a", m, k, 0.37));
-    let plan = plan(&desc(m, n, k, AFormat::Nvfp4, OutFormat::F32), groups(3));
+    let plan = plan_on(id, &desc(m, n, k, AFormat::Nvfp4, OutFormat::F32), groups(3));
     let stack = plan.prepack_experts(&experts).unwrap();
     let single: Vec<PackedWeights> = experts.iter().map(|e| plan.prepack(e).unwrap()).collect();
     let mut runner = plan.runner(3).unwrap();
@@ -286,7 +336,7 @@ fn groups_of_the_hosts_rows_equal_the_reference_close() {
                 let all = reference_rows(&Epilogue::default(), &a, &RowSample::all(m), &experts[e], &|_| ());
                 let range = first * n..(first + count) * n;
                 let found = Comparison::new(&c[range.clone()], &all.unwrap()[range], n).unwrap().rel_l2;
-                assert!(found < 1e-5, "{order:?}, rows from {first} on: {found:e}");
+                assert!(found < 1e-5, "{id} {order:?}, rows from {first} on: {found:e}");
             }
             assert!(c[2 * n..3 * n].iter().chain(&c[7 * n..]).all(|&x| x == -1.0), "rows of nobody stay");
         }
@@ -295,12 +345,19 @@ fn groups_of_the_hosts_rows_equal_the_reference_close() {
 
 #[test]
 fn experts_that_are_on_the_device_pack_to_the_same_exact() {
+    let [sm100, sm120] = &BLACKWELL;
+    for (id, a) in [(&SIM, AFormat::F16), (sm100, AFormat::F16), (sm120, AFormat::Nvfp4)] {
+        check_on_device(id, a);
+    }
+}
+
+fn check_on_device(id: &GpuId, a: AFormat) {
     let (m, n, k) = (5, 40, 96);
     let experts = mixture(2, n, k, true);
-    let plan = plan(&desc(m, n, k, AFormat::F16, OutFormat::F16), groups(2));
+    let plan = plan_on(id, &desc(m, n, k, a, OutFormat::F16), groups(2));
     let half = |half: &QuantizedMatrix<'_>| {
         let (codes, scales) = a_bytes(&AOperand::Quantized(half.clone()));
-        [codes, scales].map(|bytes| Buffer::of(SIM.open().unwrap(), &bytes).unwrap())
+        [codes, scales].map(|bytes| Buffer::of(id.open().unwrap(), &bytes).unwrap())
     };
     let buffers: Vec<[[Buffer; 2]; 2]> = experts.iter().map(|e| [half(&e.gate), half(&e.up)]).collect();
     let on_gpu: Vec<DeviceGateUp<'_>> = experts
@@ -318,7 +375,7 @@ fn experts_that_are_on_the_device_pack_to_the_same_exact() {
         .collect();
     let runner = plan.runner(2).unwrap();
     let run = |packed: &PackedExperts| {
-        let device = on_device(&SIM, plan.desc(), &[0, 2, 5]);
+        let device = on_device(id, plan.desc(), &[0, 2, 5]);
         runner.run_device_grouped(&device.call, packed, Stream::Own).unwrap();
         read(&device.c)
     };
@@ -328,9 +385,9 @@ fn experts_that_are_on_the_device_pack_to_the_same_exact() {
 
     // A copy of one expert is that expert.
     let PackedWeights::Gpu(weights) = &from_host[0] else { panic!("on a GPU") };
-    let copy = PackedWeights::Gpu(weights.duplicate(SIM.open().unwrap()).unwrap().into());
+    let copy = PackedWeights::Gpu(weights.duplicate(id.open().unwrap()).unwrap().into());
     let one = |weights: &PackedWeights| {
-        let device = on_device(&SIM, plan.desc(), &[0, 5]);
+        let device = on_device(id, plan.desc(), &[0, 5]);
         runner.run_device(&device.call.call, weights, Stream::Own).unwrap();
         read(&device.c)
     };
@@ -348,7 +405,7 @@ fn what_groups_cannot_be_is_said() {
     let device = on_device(&SIM, &problem, &[0, 2, 5]);
     let runner = one.runner(2).unwrap();
     let message = runner.run_device_grouped(&device.call, &packed, Stream::Own).unwrap_err().to_string();
-    let wanted = "plan with GpuOptions::groups, which fused, persistent, decode take";
+    let wanted = "plan with GpuOptions::groups, which fused, persistent, decode, native take";
     assert!(message.ends_with(wanted), "{message}");
     assert!(runner.warm_experts(&packed).is_err());
 
@@ -368,16 +425,14 @@ fn what_groups_cannot_be_is_said() {
     let uneven = [mixture(1, n, k, false).remove(0), mixture(1, 48, k, false).remove(0)];
     assert!(message(many.prepack_experts(&uneven)).contains("[48, 64]"));
 
-    // A processor takes groups of the host's rows only; other GPUs take them one by one.
+    // A processor takes groups of the host's rows only; GPUs without a kernel for them take them one by one.
     let cpu = DualGemm::plan(&problem, &Target::default()).unwrap();
     let on_cpu = cpu.prepack_experts(&experts).unwrap();
     let runner = cpu.runner(2).unwrap();
     assert!(runner.run_device_grouped(&device.call, &on_cpu, Stream::Own).is_err());
-    let blackwell = Target::Gpu(GpuId::Sim(SimArch::Sm120a), groups(2));
-    let problem = DualGemmDesc { a: AFormat::Nvfp4, ..problem };
-    let plan = DualGemm::plan(&problem, &blackwell).unwrap();
+    let plan = plan_on(&BLACKWELL[1], &problem, groups(2));
     let Plan::Gpu { plan: chosen, .. } = &plan else { panic!("a GPU plan") };
-    assert_eq!(chosen.groups, 1);
+    assert_eq!((chosen.groups, &*chosen.strategy), (1, "portable"));
     let (runner, apart) = (plan.runner(2).unwrap(), plan.prepack_experts(&experts).unwrap());
     assert_eq!(apart.len(), 2);
     assert!(runner.run_device_grouped(&device.call, &apart, Stream::Own).is_err());

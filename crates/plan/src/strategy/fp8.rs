@@ -7,19 +7,17 @@
 //! allow 448, an nvfp4 A fills the range in the same way, and a float A gets its scale on each call, from its largest
 //! magnitude.
 
-use std::sync::Arc;
-
-use dualgemm_device::{DeviceInfo, DevicePtr, LaunchSpec, Stream};
+use dualgemm_device::{DeviceInfo, DevicePtr, LaunchSpec};
 use dualgemm_formats::{BlockFormat, FloatType};
 use dualgemm_gemm::{DualGemmDesc, QuantizeA};
 use dualgemm_kernels::fp8::config::Config;
 use dualgemm_kernels::fp8::host::{Fused as Kernel, FusedArgs};
 use dualgemm_kernels::generic::finish::Output;
 
-use super::{Prepared, Rounding, Strategy, dense_c, float_out};
-use crate::launches::Launches;
+use super::launched::{Destination, Kernels, Launched, Weights};
+use super::{Prepared, Rounding, Strategy, float_out};
 use crate::prologue::{Order, Prologue, compute_type};
-use crate::{DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm, model};
+use crate::{DeviceCall, Error, Gpu, GpuPlan, WeightForm, model};
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -77,7 +75,7 @@ impl Strategy for Fp8 {
         let program = desc.epilogue.activation.program();
         let kernel = Kernel::new(gpu, Config::named(&plan.kernel)?, out, &program, aligned)?;
         let prologue = Prologue::new(gpu, &desc, plan.a_scale_layout, Order::E4m3)?;
-        Ok(Box::new(Ready { gpu, desc, prologue, kernel, launches: Launches::default() }))
+        Ok(Launched::prepared(gpu, Ready { gpu, desc, prologue, kernel }))
     }
 }
 
@@ -87,26 +85,17 @@ struct Ready {
     desc: DualGemmDesc,
     prologue: Prologue,
     kernel: Kernel,
-    launches: Launches,
 }
 
-impl Prepared for Ready {
-    fn run(&self, call: &DeviceCall, weights: &Arc<DeviceWeights>, stream: Stream) -> Result<(), Error> {
-        let key = (weights.id(), call.key());
-        self.launches.run(self.gpu, key, stream, || self.specs(call, weights))
-    }
-}
-
-impl Ready {
-    fn specs(&self, call: &DeviceCall, weights: &DeviceWeights) -> Result<Vec<LaunchSpec>, Error> {
+impl Kernels for Ready {
+    fn specs(&self, call: &DeviceCall, weights: Weights<'_>) -> Result<Vec<LaunchSpec>, Error> {
         let &DualGemmDesc { n, k, epilogue, .. } = &self.desc;
         let mut specs = Vec::new();
         let a = self.prologue.specs(call.m, &call.a, &mut specs)?;
-        let [gate, up] = weights.alpha().map(|alpha| alpha * a.scale);
-        let alpha = [gate * epilogue.alpha_gate, up * epilogue.alpha_up];
-        let c = dense_c(call, &self.desc)?;
+        let alpha = weights.alpha(&epilogue, a.scale);
+        let c = Destination::of(call, &self.desc)?.c;
         let output = Output { bias: weights.bias(), a_scale: a.device_scale, ..Output::new(c, alpha) };
-        let [gate, up] = weights.e4m3()?;
+        let [gate, up] = weights.one()?.e4m3()?;
         let (size, row_scales) = ((call.m, n, k), DevicePtr::NULL);
         let args = FusedArgs { size, a: a.values, row_scales, gate, up, output };
         specs.push(self.kernel.spec(self.gpu, &args)?);

@@ -1,9 +1,7 @@
 //! The fused kernel of Hopper under its schedulers: both products in one pass over A, the activation in registers, C
 //! written once. Weights are packed beforehand into the order in which registers want them.
 
-use std::sync::{Arc, OnceLock};
-
-use dualgemm_device::{Device, DeviceInfo, DevicePtr, LaunchSpec, Stream};
+use dualgemm_device::{Device, DeviceInfo, DevicePtr, LaunchSpec};
 use dualgemm_formats::{FloatType, ScaleLayout};
 use dualgemm_gemm::{DualGemmDesc, OutFormat, OutScale, QuantizeA};
 use dualgemm_kernels::generic::amax::{Amax, MAX_PARTS};
@@ -13,13 +11,10 @@ use dualgemm_kernels::sm90a::config::Config;
 use dualgemm_kernels::sm90a::host::{Fused as Kernel, FusedArgs, GroupArgs};
 use dualgemm_kernels::sm90a::variant::{Compute, Out, Scheduler, Variant};
 
-use super::{Prepared, Strategy, one_group};
-use crate::launches::Launches;
+use super::launched::{Destination, Kernels, Launched, Variants, Weights};
+use super::{Prepared, Strategy};
 use crate::prologue::{Order, Prologue, compute_type};
-use crate::{
-    Buffer, DeviceC, DeviceCall, DeviceExperts, DeviceWeights, Error, Gpu, GpuPlan, GroupedCall, WeightForm,
-    model,
-};
+use crate::{Buffer, DeviceC, DeviceCall, Error, Gpu, GpuPlan, WeightForm, model};
 
 /// Most rows that the decode strategy is for.
 const DECODE_ROWS: usize = 128;
@@ -221,30 +216,28 @@ impl Strategy for Fused {
 
     fn prepare(&self, gpu: &'static Gpu, plan: &GpuPlan) -> Result<Box<dyn Prepared>, Error> {
         let desc = plan.desc;
-        let (configs, variant) = (Self::configs(&plan.kernel)?, self.variant(&desc)?);
-        let grouped = (plan.groups > 1)
-            .then(|| ByBias::new(gpu, configs, Variant { grouped: true, ..variant.clone() }));
-        let single = ByBias::new(gpu, configs, variant);
-        let workspace = match grouped.as_ref().unwrap_or(&single).get(false)?.main.workspace_bytes() {
-            0 => None,
-            bytes => Some(Buffer::zeroed(gpu, bytes)?),
-        };
         let requantize = match desc.out {
             OutFormat::Nvfp4 { scale_layout, global_scale: OutScale::Dynamic } => {
                 Some(Requantize::new(gpu, &desc, scale_layout)?)
             }
             _ => None,
         };
-        Ok(Box::new(Ready {
+        let mut ready = Ready {
             gpu,
             desc,
             prologue: Prologue::new(gpu, &desc, plan.a_scale_layout, Order::Rows)?,
-            single,
-            grouped,
-            workspace,
+            configs: Self::configs(&plan.kernel)?,
+            variant: self.variant(&desc)?,
+            kernels: Variants::new(plan.groups > 1),
+            workspace: None,
             requantize,
-            launches: Launches::default(),
-        }))
+        };
+        let workspace =
+            ready.kernels.first(|grouped, bias| ready.load(grouped, bias))?.main.workspace_bytes();
+        if workspace > 0 {
+            ready.workspace = Some(Buffer::zeroed(gpu, workspace)?);
+        }
+        Ok(Launched::prepared(gpu, ready))
     }
 }
 
@@ -253,84 +246,54 @@ struct Ready {
     gpu: &'static Gpu,
     desc: DualGemmDesc,
     prologue: Prologue,
-    single: ByBias,
-    /// For rows in groups.
-    grouped: Option<ByBias>,
+    configs: (Config, Option<Config>),
+    variant: Variant,
+    kernels: Variants<Pair>,
     workspace: Option<Buffer>,
     requantize: Option<Requantize>,
-    launches: Launches,
-}
-
-/// The weights of a call.
-#[derive(Debug, Clone, Copy)]
-enum Weights<'a> {
-    One(&'a DeviceWeights),
-    /// Experts, and where the first rows of each are.
-    Groups(&'a DeviceExperts, DevicePtr),
-}
-
-impl Weights<'_> {
-    fn bias(&self) -> [DevicePtr; 2] {
-        match self {
-            Self::One(weights) => weights.bias(),
-            Self::Groups(experts, _) => experts.bias(),
-        }
-    }
-
-    fn has_bias(&self) -> bool {
-        self.bias() != [DevicePtr::NULL; 2]
-    }
 }
 
 impl Ready {
-    fn kernels(&self, weights: Weights<'_>) -> Result<&Kernels, Error> {
-        let kernels = match weights {
-            Weights::One(_) => &self.single,
-            Weights::Groups(..) => self.grouped.as_ref().ok_or_else(one_group)?,
-        };
-        kernels.get(weights.has_bias())
+    fn load(&self, grouped: bool, bias: bool) -> Result<Pair, Error> {
+        let (main, rest) = self.configs;
+        Pair::new(self.gpu, main, rest, &Variant { grouped, bias, ..self.variant.clone() })
+    }
+
+    fn kernels(&self, weights: Weights<'_>) -> Result<&Pair, Error> {
+        self.kernels.get(weights, |grouped, bias| self.load(grouped, bias))
+    }
+}
+
+impl Kernels for Ready {
+    fn warm(&self, weights: Weights<'_>) -> Result<(), Error> {
+        self.kernels(weights).map(drop)
     }
 
     fn specs(&self, call: &DeviceCall, weights: Weights<'_>) -> Result<Vec<LaunchSpec>, Error> {
-        let &DualGemmDesc { n, k, out, epilogue, .. } = &self.desc;
+        let &DualGemmDesc { n, k, epilogue, .. } = &self.desc;
         let mut specs = Vec::new();
         let a = self.prologue.specs(call.m, &call.a, &mut specs)?;
-        // What groups do not have in common is in the table of their own.
-        let (pack, [gate, up], groups) = match weights {
-            Weights::One(weights) => (weights.packed()?, weights.alpha(), None),
+        let (pack, groups) = match weights {
+            Weights::One(weights) => (weights.packed()?, None),
             Weights::Groups(experts, rows) => {
-                let (count, pack_stride, alphas) = (experts.count(), experts.stride(), experts.alphas());
-                (experts.packs(), [1.0; 2], Some(GroupArgs { count, rows, pack_stride, alphas }))
+                let ((pack, pack_stride), alphas) = (experts.packed()?, experts.alphas());
+                (pack, Some(GroupArgs { count: experts.count(), rows, pack_stride, alphas }))
             }
         };
-        let alpha = [gate * epilogue.alpha_gate * a.scale, up * epilogue.alpha_up * a.scale];
-        let (c, c_scales) = match (&self.requantize, call.c, out) {
-            (Some(requantize), DeviceC::Nvfp4 { .. }, _) => (requantize.scratch.ptr(), DevicePtr::NULL),
-            (None, DeviceC::Nvfp4 { codes, scales, .. }, OutFormat::Nvfp4 { .. }) => (codes, scales),
-            (None, DeviceC::Float(c), OutFormat::F32 | OutFormat::F16 | OutFormat::Bf16) => {
-                (c, DevicePtr::NULL)
-            }
-            (_, found, expected) => {
-                let found = if matches!(found, DeviceC::Float(_)) { "floats" } else { "nvfp4" };
-                return Err(Error::Operand {
-                    tensor: "C",
-                    found: found.into(),
-                    expected: expected.to_string(),
-                });
-            }
+        let alpha = weights.alpha(&epilogue, a.scale);
+        let to = match (&self.requantize, call.c) {
+            (Some(requantize), DeviceC::Nvfp4 { .. }) => requantize.sums(),
+            _ => Destination::of(call, &self.desc)?,
         };
         let args = FusedArgs {
             lda: a.pitch / 2,
-            c_scales,
-            c_scale: match out {
-                OutFormat::Nvfp4 { global_scale: OutScale::Static(scale), .. } => scale,
-                _ => 1.0,
-            },
+            c_scales: to.scales,
+            c_scale: to.scale,
             bias: weights.bias(),
             a_scale: a.device_scale,
             groups,
             workspace: self.workspace.as_ref().map_or(DevicePtr::NULL, Buffer::ptr),
-            ..FusedArgs::new(a.values, pack, c, (call.m, n, k), alpha)
+            ..FusedArgs::new(a.values, pack, to.c, (call.m, n, k), alpha)
         };
         self.kernels(weights)?.specs(&args, self.gpu.info(), &mut specs)?;
         if let (Some(requantize), DeviceC::Nvfp4 { codes, scales, global_scale }) = (&self.requantize, call.c)
@@ -341,65 +304,14 @@ impl Ready {
     }
 }
 
-impl Prepared for Ready {
-    fn warm(&self, weights: &Arc<DeviceWeights>) -> Result<(), Error> {
-        self.kernels(Weights::One(weights)).map(drop)
-    }
-
-    fn run(&self, call: &DeviceCall, weights: &Arc<DeviceWeights>, stream: Stream) -> Result<(), Error> {
-        let key = (weights.id(), call.key());
-        self.launches.run(self.gpu, key, stream, || self.specs(call, Weights::One(weights)))
-    }
-
-    fn warm_grouped(&self, experts: &Arc<DeviceExperts>) -> Result<(), Error> {
-        self.kernels(Weights::Groups(experts, DevicePtr::NULL)).map(drop)
-    }
-
-    fn run_grouped(
-        &self,
-        call: &GroupedCall,
-        experts: &Arc<DeviceExperts>,
-        stream: Stream,
-    ) -> Result<(), Error> {
-        let key = (experts.id(), call.key());
-        let specs = || self.specs(&call.call, Weights::Groups(experts, call.rows));
-        self.launches.run(self.gpu, key, stream, specs)
-    }
-}
-
-/// A kernel without and with biases, each loaded when the first weights of that kind come.
-#[derive(Debug)]
-struct ByBias {
-    gpu: &'static Gpu,
-    configs: (Config, Option<Config>),
-    variant: Variant,
-    loaded: [OnceLock<Kernels>; 2],
-}
-
-impl ByBias {
-    fn new(gpu: &'static Gpu, configs: (Config, Option<Config>), variant: Variant) -> Self {
-        Self { gpu, configs, variant, loaded: Default::default() }
-    }
-
-    fn get(&self, bias: bool) -> Result<&Kernels, Error> {
-        let loaded = &self.loaded[usize::from(bias)];
-        if let Some(kernels) = loaded.get() {
-            return Ok(kernels);
-        }
-        let (main, rest) = self.configs;
-        let kernels = Kernels::new(self.gpu, main, rest, &Variant { bias, ..self.variant.clone() })?;
-        Ok(loaded.get_or_init(|| kernels))
-    }
-}
-
 /// The kernel, or the two of waves.
 #[derive(Debug)]
-struct Kernels {
+struct Pair {
     main: Kernel<'static>,
     rest: Option<Kernel<'static>>,
 }
 
-impl Kernels {
+impl Pair {
     fn new(
         device: &'static dyn Device,
         main: Config,
@@ -460,6 +372,11 @@ impl Requantize {
             amax: Amax::new(gpu, FloatType::F32)?,
             quantize: Quantize::new(gpu, FloatType::F32, Sink::Codes(layout), true)?,
         })
+    }
+
+    /// Where the product goes.
+    fn sums(&self) -> Destination {
+        Destination { c: self.scratch.ptr(), scales: DevicePtr::NULL, scale: 1.0 }
     }
 
     fn specs(

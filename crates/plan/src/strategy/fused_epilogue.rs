@@ -2,19 +2,17 @@
 //! epilogue of up's product reads them and stores C. What a library with epilogues of one's own makes possible without a
 //! dual kernel: A is read twice, and 8 bytes for each element of C are written and read.
 
-use std::sync::{Arc, OnceLock};
-
-use dualgemm_device::{DeviceInfo, DevicePtr, LaunchSpec, Stream};
+use dualgemm_device::{DeviceInfo, LaunchSpec};
 use dualgemm_gemm::DualGemmDesc;
 use dualgemm_kernels::sm90a::config::Config;
 use dualgemm_kernels::sm90a::host::{Fused as Kernel, FusedArgs};
 use dualgemm_kernels::sm90a::variant::{Products, Variant};
 
 use super::fused::variant_of;
-use super::{Prepared, Strategy, dense_c, float_out};
-use crate::launches::Launches;
+use super::launched::{Destination, Kernels, Launched, Variants, Weights};
+use super::{Prepared, Strategy, float_out};
 use crate::prologue::{Order, Prologue};
-use crate::{Buffer, DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm, model};
+use crate::{Buffer, DeviceCall, Error, Gpu, GpuPlan, WeightForm, model};
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -62,17 +60,17 @@ impl Strategy for FusedEpilogue {
         let desc = plan.desc;
         let (config, variant) = (Config::named(&plan.kernel)?, self.variant(&desc)?);
         let gate = Kernel::new(gpu, config, &variant.gate_before())?;
-        let up = Kernel::new(gpu, config, &variant)?;
-        Ok(Box::new(Ready {
+        let ready = Ready {
             gpu,
             desc,
             prologue: Prologue::new(gpu, &desc, plan.a_scale_layout, Order::Rows)?,
             sums: Buffer::new(gpu, gate.gate_sums_bytes(desc.m, desc.n))?,
             gate,
-            up,
-            with_bias: OnceLock::new(),
-            launches: Launches::default(),
-        }))
+            variant,
+            up: Variants::new(false),
+        };
+        ready.up.first(|_, bias| ready.load_up(bias))?;
+        Ok(Launched::prepared(gpu, ready))
     }
 }
 
@@ -84,52 +82,43 @@ struct Ready {
     gate: Kernel<'static>,
     /// Gate's sums.
     sums: Buffer,
-    up: Kernel<'static>,
-    /// Up's for weights with biases, loaded when the first ones come.
-    with_bias: OnceLock<Kernel<'static>>,
-    launches: Launches,
+    /// What the launch of up computes.
+    variant: Variant,
+    up: Variants<Kernel<'static>>,
 }
 
 impl Ready {
-    fn up(&self, weights: &DeviceWeights) -> Result<&Kernel<'static>, Error> {
-        if weights.bias() == [DevicePtr::NULL; 2] {
-            return Ok(&self.up);
-        }
-        if let Some(kernel) = self.with_bias.get() {
-            return Ok(kernel);
-        }
-        let variant = Variant { bias: true, ..self.up.variant().clone() };
-        let kernel = Kernel::new(self.gpu, *self.up.config(), &variant)?;
-        Ok(self.with_bias.get_or_init(|| kernel))
+    fn load_up(&self, bias: bool) -> Result<Kernel<'static>, Error> {
+        let variant = Variant { bias, ..self.variant.clone() };
+        Ok(Kernel::new(self.gpu, *self.gate.config(), &variant)?)
     }
 
-    fn specs(&self, call: &DeviceCall, weights: &DeviceWeights) -> Result<Vec<LaunchSpec>, Error> {
+    fn up(&self, weights: Weights<'_>) -> Result<&Kernel<'static>, Error> {
+        self.up.get(weights, |_, bias| self.load_up(bias))
+    }
+}
+
+impl Kernels for Ready {
+    fn warm(&self, weights: Weights<'_>) -> Result<(), Error> {
+        self.up(weights).map(drop)
+    }
+
+    fn specs(&self, call: &DeviceCall, weights: Weights<'_>) -> Result<Vec<LaunchSpec>, Error> {
         let &DualGemmDesc { n, k, epilogue, .. } = &self.desc;
         let mut specs = Vec::new();
         let a = self.prologue.specs(call.m, &call.a, &mut specs)?;
-        let [gate, up] = weights.alpha().map(|alpha| alpha * a.scale);
-        let alpha = [gate * epilogue.alpha_gate, up * epilogue.alpha_up];
-        let [gate, up] = weights.packed_apart()?;
+        let alpha = weights.alpha(&epilogue, a.scale);
+        let c = Destination::of(call, &self.desc)?.c;
+        let [gate, up] = weights.one()?.packed_apart()?;
         let args = FusedArgs {
             lda: a.pitch / 2,
             bias: weights.bias(),
             a_scale: a.device_scale,
             gate_sums: self.sums.ptr(),
-            ..FusedArgs::new(a.values, gate, dense_c(call, &self.desc)?, (call.m, n, k), alpha)
+            ..FusedArgs::new(a.values, gate, c, (call.m, n, k), alpha)
         };
         specs.push(self.gate.spec(&args)?);
         specs.push(self.up(weights)?.spec(&FusedArgs { pack: up, ..args })?);
         Ok(specs)
-    }
-}
-
-impl Prepared for Ready {
-    fn warm(&self, weights: &Arc<DeviceWeights>) -> Result<(), Error> {
-        self.up(weights).map(drop)
-    }
-
-    fn run(&self, call: &DeviceCall, weights: &Arc<DeviceWeights>, stream: Stream) -> Result<(), Error> {
-        let key = (weights.id(), call.key());
-        self.launches.run(self.gpu, key, stream, || self.specs(call, weights))
     }
 }

@@ -12,7 +12,7 @@ use dualgemm_gemm::{AFormat, DualGemmDesc};
 use dualgemm_kernels::generic::silu_mul::{Products, SiluMul};
 
 use super::library::{WORKSPACE, destination, sink, supports};
-use super::native::Prologue;
+use super::scaled::Prologue;
 use super::{Launches, Prepared, Rounding, Strategy};
 use crate::prologue::overlapping;
 use crate::{Buffer, DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm};
@@ -83,7 +83,7 @@ impl Strategy for LibraryNvfp4 {
         let operands = [a.ptr(), b.ptr(), products.ptr()];
         matmul.choose_nvfp4(operands, [a_scales.ptr(), b_scales.ptr()], workspace.ptr())?;
         let act = SiluMul::new(gpu, (FloatType::F16, false, round), sink(out), &program, true)?;
-        let prologue = Prologue::new(gpu, &desc, plan.a_scale_layout)?;
+        let prologue = Prologue::new(gpu, plan)?;
         Ok(Box::new(Ready { gpu, desc, prologue, matmul, act, products, workspace }))
     }
 }
@@ -115,7 +115,7 @@ impl Prepared for Ready {
             return Err(Error::Operand { tensor: "A", found, expected });
         }
         let mut specs = Vec::new();
-        let (a, a_scale, _) = self.prologue.specs(call, &mut specs)?;
+        let a = self.prologue.specs(call.m, &call.a, None, &mut specs)?;
         specs.into_iter().try_for_each(|spec| self.launch(spec, stream))?;
         let factors = [epilogue.alpha_gate, epilogue.alpha_up];
         let (gate, workspace) = (self.products.ptr(), self.workspace.ptr());
@@ -123,8 +123,8 @@ impl Prepared for Ready {
         let halves =
             weights.atoms()?.into_iter().zip([gate, up]).zip(weights.alpha().into_iter().zip(factors));
         for ((b, c), (alpha, factor)) in halves {
-            let (operands, scales) = ([a.codes, b.codes, c], [a.scales, b.scales]);
-            self.matmul.launch_nvfp4(stream, alpha * factor * a_scale, operands, scales, workspace)?;
+            let (operands, scales) = ([a.operand.codes, b.codes, c], [a.operand.scales, b.scales]);
+            self.matmul.launch_nvfp4(stream, alpha * factor * a.scale, operands, scales, workspace)?;
         }
         let (bias, a_scale) = (weights.bias(), DevicePtr::NULL);
         let products = Products { m, n, gate, up, pitch: 2 * n, alpha: [1.0; 2], a_scale, bias };

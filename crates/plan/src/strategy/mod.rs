@@ -7,23 +7,23 @@ pub mod cuda_graph;
 pub mod fp8;
 pub mod fused;
 pub mod fused_epilogue;
+mod launched;
 pub mod library;
 pub mod library_nvfp4;
 pub mod native;
 pub mod parallel_streams;
 pub mod plain;
 pub mod portable;
+mod scaled;
 
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use dualgemm_device::{DeviceInfo, DevicePtr, Stream};
+use dualgemm_device::{DeviceInfo, Stream};
 use dualgemm_formats::FloatType;
 use dualgemm_gemm::{DualGemmDesc, OutFormat};
 
-use crate::{
-    DeviceC, DeviceCall, DeviceExperts, DeviceWeights, Error, Gpu, GpuPlan, GroupedCall, WeightForm,
-};
+use crate::{DeviceCall, DeviceExperts, DeviceWeights, Error, Gpu, GpuPlan, GroupedCall, WeightForm};
 
 /// How calls reach the card when their speed is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -167,8 +167,9 @@ pub trait Prepared: Debug + Send + Sync {
 }
 
 fn one_group() -> Error {
-    let takers = [fused::Fused::GRID, fused::Fused::PERSISTENT, fused::Fused::DECODE].map(|s| s.name());
-    Error::OneGroup { takers: takers.join(", ") }
+    let [grid, persistent, decode] =
+        [fused::Fused::GRID, fused::Fused::PERSISTENT, fused::Fused::DECODE].map(|s| s.name());
+    Error::OneGroup { takers: [grid, persistent, decode, native::Native.name()].join(", ") }
 }
 
 /// Every strategy, in the order in which tables show them.
@@ -197,16 +198,6 @@ fn float_out(out: OutFormat) -> Option<FloatType> {
         OutFormat::F16 => Some(FloatType::F16),
         OutFormat::Bf16 => Some(FloatType::Bf16),
         OutFormat::Nvfp4 { .. } => None,
-    }
-}
-
-/// Where a float C of a call goes.
-fn dense_c(call: &DeviceCall, desc: &DualGemmDesc) -> Result<DevicePtr, Error> {
-    match call.c {
-        DeviceC::Float(c) => Ok(c),
-        DeviceC::Nvfp4 { .. } => {
-            Err(Error::Operand { tensor: "C", found: "nvfp4".into(), expected: desc.out.to_string() })
-        }
     }
 }
 

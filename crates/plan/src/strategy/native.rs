@@ -1,28 +1,24 @@
-//! The fused kernels of Blackwell. Its tensor cores multiply nvfp4 and apply block scales, so codes stay as they are and
-//! scales are brought into 128x4 atoms: those of the weights once, those of A, where they lie in rows, on each call. Beside
-//! A in f16 or bf16, which they do not multiply with nvfp4, the kernel of sm_100 widens the weights on their way.
+//! The fused kernels of Blackwell. Its tensor cores multiply nvfp4 and mxfp4 and apply block scales, so codes stay as they
+//! are and scales are brought into 128x4 atoms: those of the weights once, those of A, where they lie in rows, on each call.
+//! Beside A in f16 or bf16, which they do not multiply with nvfp4, the kernel of sm_100 widens the weights on their way.
 //!
 //! Simulated and assembled, not yet run on silicon.
 
-use std::sync::{Arc, OnceLock};
-
-use dualgemm_device::{Arch, Device, DeviceInfo, DevicePtr, LaunchSpec, Stream};
-use dualgemm_formats::{BlockFormat, FloatType, GlobalScale, ScaleLayout};
+use dualgemm_device::{Arch, Device, DeviceInfo, LaunchSpec};
+use dualgemm_formats::BlockFormat;
 use dualgemm_gemm::{AFormat, DualGemmDesc, OutFormat, OutScale, QuantizeA};
-use dualgemm_kernels::generic::amax::{Amax, MAX_PARTS};
-use dualgemm_kernels::generic::atoms::ScaleAtoms;
-use dualgemm_kernels::generic::expand::Codes;
-use dualgemm_kernels::generic::quantize::{self, Floats, Quantize, Scale};
-use dualgemm_kernels::generic::rowwise::Sink;
-use dualgemm_kernels::parts::operand::{ATOM_ROWS, Format, Formats, FusedArgs, Operand};
+use dualgemm_kernels::parts::groups::Groups;
+use dualgemm_kernels::parts::operand::{Formats, FusedArgs};
 use dualgemm_kernels::parts::rows::{Out, Output, Variant};
+use dualgemm_kernels::parts::tiles::GroupArgs;
 use dualgemm_kernels::{sm100a, sm120a};
 use dualgemm_ptx::builder::HalfFormat;
 
+use super::launched::{Destination, Kernels, Launched, Variants, Weights};
+use super::scaled::Prologue;
 use super::{Prepared, Strategy};
 use crate::blackwell::{self, Estimate};
-use crate::launches::Launches;
-use crate::{Buffer, DeviceA, DeviceC, DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm, model};
+use crate::{DeviceCall, Error, Gpu, GpuPlan, WeightForm, model};
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -46,23 +42,25 @@ impl Family {
 
     /// What its kernels take A and the weights as.
     fn formats(self, desc: &DualGemmDesc) -> Option<Formats> {
-        match (self, desc.a_compute()) {
-            (_, AFormat::Nvfp4) => Some(Formats::NVFP4),
-            (Self::Sm100, AFormat::F16) => Some(Formats::Wide(HalfFormat::F16)),
-            (Self::Sm100, AFormat::Bf16) => Some(Formats::Wide(HalfFormat::Bf16)),
+        match (self, desc.a_compute(), desc.b) {
+            (_, AFormat::Nvfp4, BlockFormat::Nvfp4) => Some(Formats::NVFP4),
+            (_, AFormat::Mxfp4, BlockFormat::Mxfp4) => Some(Formats::MXFP4),
+            (Self::Sm100, AFormat::F16, BlockFormat::Nvfp4) => Some(Formats::Wide(HalfFormat::F16)),
+            (Self::Sm100, AFormat::Bf16, BlockFormat::Nvfp4) => Some(Formats::Wide(HalfFormat::Bf16)),
             _ => None,
         }
     }
 
-    /// Configurations for the problem. Scales let tiles of less than 32 tokens only hold all of them, and CTAs that split K
-    /// have a part of it each.
-    fn kernels(self, desc: &DualGemmDesc, formats: Formats) -> Vec<String> {
+    /// Configurations for the problem. Scales let tiles of less than 32 tokens only hold all of them, of one group, and
+    /// CTAs that split K have a part of it each.
+    fn kernels(self, desc: &DualGemmDesc, formats: Formats, grouped: bool) -> Vec<String> {
         let Self::Sm100 = self else {
-            return sm120a::config::Config::MENU.map(|config| config.name()).into();
+            return sm120a::config::Config::menu(formats.weights()).map(|config| config.name()).into();
         };
         let fits = |c: &sm100a::config::Config| {
             let (tokens, scaled) = (c.tile_tokens(), matches!(formats, Formats::Scaled(_)));
-            (!scaled || tokens.is_multiple_of(32) || desc.m <= tokens as usize)
+            let holds_all = !grouped && desc.m <= tokens as usize;
+            (!scaled || tokens.is_multiple_of(32) || holds_all)
                 && c.split_k as usize <= desc.k.div_ceil(c.stage_k() as usize)
         };
         let menu = sm100a::config::Config::menu(formats).into_iter();
@@ -90,6 +88,30 @@ impl Native {
     }
 }
 
+impl Native {
+    /// Whether it takes the problem, by which kernels and as what.
+    fn check(&self, desc: &DualGemmDesc, info: &DeviceInfo) -> Result<(Family, Formats), Error> {
+        let Some(family) = Family::of(info.arch) else {
+            return self.unsupported(format!(
+                "its kernels are for sm_100 and sm_120; this is {}, {}",
+                info.name, info.arch
+            ));
+        };
+        let Some(formats) = family.formats(desc).filter(|_| desc.k.is_multiple_of(32)) else {
+            return self.unsupported(format!(
+                "A is {}, B is {}, K = {}; it takes nvfp4 (also floats quantized to it) with nvfp4, mxfp4 with mxfp4, \
+                 on sm_100 f16 and bf16 with nvfp4, and K a multiple of 32",
+                desc.a, desc.b, desc.k
+            ));
+        };
+        if desc.epilogue.round_gate_up_to_bf16 {
+            return self.unsupported("it does not round gate and up to bf16".into());
+        }
+        self.out(desc)?;
+        Ok((family, formats))
+    }
+}
+
 impl Strategy for Native {
     fn name(&self) -> &'static str {
         "native"
@@ -108,53 +130,58 @@ impl Strategy for Native {
     }
 
     fn kernels(&self, desc: &DualGemmDesc, info: &DeviceInfo) -> Result<Vec<String>, Error> {
-        let Some(family) = Family::of(info.arch) else {
-            return self.unsupported(format!(
-                "its kernels are for sm_100 and sm_120; this is {}, {}",
-                info.name, info.arch
-            ));
-        };
-        let Some(formats) = family.formats(desc) else {
-            return self.unsupported(format!(
-                "A is {}; it takes nvfp4 and floats to be quantized, and f16 and bf16 on sm_100",
-                desc.a
-            ));
-        };
-        if desc.b != BlockFormat::Nvfp4 || !desc.k.is_multiple_of(32) {
-            return self.unsupported(format!(
-                "B is {} with K = {}; it takes nvfp4 with K a multiple of 32",
-                desc.b, desc.k
-            ));
-        }
-        if desc.epilogue.round_gate_up_to_bf16 {
-            return self.unsupported("it does not round gate and up to bf16".into());
-        }
-        self.out(desc)?;
-        Ok(family.kernels(desc, formats))
+        let (family, formats) = self.check(desc, info)?;
+        Ok(family.kernels(desc, formats, false))
+    }
+
+    fn grouped_kernels(
+        &self,
+        desc: &DualGemmDesc,
+        _: usize,
+        info: &DeviceInfo,
+    ) -> Result<Vec<String>, Error> {
+        let (family, formats) = self.check(desc, info)?;
+        Ok(family.kernels(desc, formats, true))
     }
 
     fn estimate_us(&self, desc: &DualGemmDesc, info: &DeviceInfo, kernel: &str) -> Option<f64> {
-        let size = (desc.m, desc.n, desc.k);
+        self.estimate_grouped_us(desc, 1, info, kernel)
+    }
+
+    /// Groups of `rows` rows with weights of their own are to tiles and memory what so many times the features would be.
+    fn estimate_grouped_us(
+        &self,
+        desc: &DualGemmDesc,
+        groups: usize,
+        info: &DeviceInfo,
+        kernel: &str,
+    ) -> Option<f64> {
+        let (groups, rows) = model::groups_of(desc.m, groups);
+        let size = |tile: u32| match groups {
+            1 => (rows, desc.n, desc.k),
+            _ => (rows, groups * desc.n.next_multiple_of(tile as usize), desc.k),
+        };
         let kernel_us = match Family::of(info.arch)? {
             Family::Sm100 => {
-                Estimate::new(&sm100a::config::Config::named(kernel).ok()?, size).ok()?.kernel_us()
+                let config = sm100a::config::Config::named(kernel).ok()?;
+                Estimate::new(&config, size(config.tile_features())).ok()?.kernel_us()
             }
             Family::Sm120 => {
-                blackwell::workstation_us(&sm120a::config::Config::named(kernel).ok()?, size, info)
+                let config = sm120a::config::Config::named(kernel).ok()?;
+                blackwell::workstation_us(&config, size(config.features), info)
             }
         };
         Some(kernel_us + model::ENDS)
     }
 
     fn prepare(&self, gpu: &'static Gpu, plan: &GpuPlan) -> Result<Box<dyn Prepared>, Error> {
-        let desc = plan.desc;
+        let (desc, prologue) = (plan.desc, Prologue::new(gpu, plan)?);
         let variant = Variant { out: self.out(&desc)?, ..Variant::new(desc.epilogue.activation.program()) };
         let variant = Variant { a_scale: desc.quantize_a == QuantizeA::Dynamic, ..variant };
-        let kernel = Kernel::new(gpu, &plan.kernel, &variant, desc.n)?;
-        let prologue = Prologue::new(gpu, &desc, plan.a_scale_layout)?;
-        let (with_bias, launches) = (OnceLock::new(), Launches::default());
-        let name = plan.kernel.clone();
-        Ok(Box::new(Ready { gpu, desc, prologue, name, variant, kernel, with_bias, launches }))
+        let (name, kernels) = (plan.kernel.clone(), Variants::new(plan.groups > 1));
+        let ready = Ready { gpu, desc, prologue, name, variant, kernels };
+        ready.kernels.first(|grouped, bias| ready.load(grouped, bias))?;
+        Ok(Launched::prepared(gpu, ready))
     }
 }
 
@@ -195,12 +222,6 @@ impl Kernel {
     }
 }
 
-/// An nvfp4 matrix of rows of codes and 128x4 scales.
-fn operand(&Codes { m, k, codes, pitch, scales }: &Codes) -> Operand {
-    let (format, atoms) = (Format::Block(BlockFormat::Nvfp4), m.div_ceil(ATOM_ROWS as usize));
-    Operand { format, rows: m, k, codes, pitch, scales, atoms }
-}
-
 #[derive(Debug)]
 struct Ready {
     gpu: &'static Gpu,
@@ -208,173 +229,46 @@ struct Ready {
     prologue: Prologue,
     name: String,
     variant: Variant,
-    kernel: Kernel,
-    /// The kernel for weights with biases, loaded when the first ones come.
-    with_bias: OnceLock<Kernel>,
-    launches: Launches,
+    kernels: Variants<Kernel>,
 }
 
 impl Ready {
-    fn kernel(&self, weights: &DeviceWeights) -> Result<&Kernel, Error> {
-        if weights.bias() == [DevicePtr::NULL; 2] {
-            return Ok(&self.kernel);
-        }
-        if let Some(kernel) = self.with_bias.get() {
-            return Ok(kernel);
-        }
-        let variant = Variant { bias: true, ..self.variant.clone() };
-        let kernel = Kernel::new(self.gpu, &self.name, &variant, self.desc.n)?;
-        Ok(self.with_bias.get_or_init(|| kernel))
+    fn load(&self, grouped: bool, bias: bool) -> Result<Kernel, Error> {
+        let variant = Variant { grouped, bias, ..self.variant.clone() };
+        Kernel::new(self.gpu, &self.name, &variant, self.desc.n)
     }
 
-    fn specs(&self, call: &DeviceCall, weights: &DeviceWeights) -> Result<Vec<LaunchSpec>, Error> {
-        let &DualGemmDesc { out, epilogue, .. } = &self.desc;
+    fn kernel(&self, weights: Weights<'_>) -> Result<&Kernel, Error> {
+        self.kernels.get(weights, |grouped, bias| self.load(grouped, bias))
+    }
+}
+
+impl Kernels for Ready {
+    fn warm(&self, weights: Weights<'_>) -> Result<(), Error> {
+        self.kernel(weights)?;
+        if let Weights::Groups(experts, _) = weights {
+            self.prologue.reserve(Some(experts.count()))?;
+        }
+        Ok(())
+    }
+
+    fn specs(&self, call: &DeviceCall, weights: Weights<'_>) -> Result<Vec<LaunchSpec>, Error> {
+        let kernel = self.kernel(weights)?;
+        let ([gate, up], groups) = match weights {
+            Weights::One(weights) => (weights.atoms()?, None),
+            Weights::Groups(experts, rows) => {
+                let (count, alphas) = (experts.count(), experts.alphas());
+                (experts.atoms()?, Some(GroupArgs { count, rows, alphas }))
+            }
+        };
+        let rows = groups.map(|GroupArgs { count, rows, .. }| Groups { count, rows });
         let mut specs = Vec::new();
-        let (a, scale, device_scale) = self.prologue.specs(call, &mut specs)?;
-        let [gate, up] = weights.alpha();
-        let alpha = [gate * epilogue.alpha_gate * scale, up * epilogue.alpha_up * scale];
-        let (c, scales) = match (call.c, out) {
-            (DeviceC::Nvfp4 { codes, scales, .. }, OutFormat::Nvfp4 { .. }) => (codes, scales),
-            (DeviceC::Float(c), OutFormat::F32 | OutFormat::F16 | OutFormat::Bf16) => (c, DevicePtr::NULL),
-            (found, expected) => {
-                let found = if matches!(found, DeviceC::Float(_)) { "floats" } else { "nvfp4" };
-                let expected = expected.to_string();
-                return Err(Error::Operand { tensor: "C", found: found.into(), expected });
-            }
-        };
-        let scale = match out {
-            OutFormat::Nvfp4 { global_scale: OutScale::Static(scale), .. } => scale,
-            _ => 1.0,
-        };
-        let output =
-            Output { scales, scale, bias: weights.bias(), a_scale: device_scale, ..Output::new(c, alpha) };
-        let [gate, up] = weights.atoms()?.map(|half| operand(&half));
-        let args = FusedArgs { a, gate, up, output, groups: None };
-        specs.push(self.kernel(weights)?.spec(&args)?);
+        let a = self.prologue.specs(call.m, &call.a, rows.as_ref(), &mut specs)?;
+        let Destination { c, scales, scale } = Destination::of(call, &self.desc)?;
+        let alpha = weights.alpha(&self.desc.epilogue, a.scale);
+        let (bias, a_scale) = (weights.bias(), a.device_scale);
+        let output = Output { c, scales, scale, alpha, bias, a_scale };
+        specs.push(kernel.spec(&FusedArgs { a: a.operand, gate, up, output, groups })?);
         Ok(specs)
-    }
-}
-
-impl Prepared for Ready {
-    fn warm(&self, weights: &Arc<DeviceWeights>) -> Result<(), Error> {
-        self.kernel(weights).map(drop)
-    }
-
-    fn run(&self, call: &DeviceCall, weights: &Arc<DeviceWeights>, stream: Stream) -> Result<(), Error> {
-        let key = (weights.id(), call.key());
-        self.launches.run(self.gpu, key, stream, || self.specs(call, weights))
-    }
-}
-
-/// What brings A to what the kernel takes.
-#[derive(Debug)]
-pub(super) struct Prologue {
-    k: usize,
-    kind: Kind,
-}
-
-#[derive(Debug)]
-enum Kind {
-    /// Codes and 128x4 scales.
-    Direct,
-    /// 16-bit floats, which the kernel multiplies.
-    Halves(HalfFormat),
-    /// Scales lie in rows.
-    Rows { kernel: ScaleAtoms, scales: Buffer },
-    /// A is floats.
-    Floats { kernel: Quantize, codes: Buffer, scales: Buffer, scale: Tensor },
-}
-
-/// The tensor scale of a quantized A.
-#[derive(Debug)]
-enum Tensor {
-    Static(GlobalScale),
-    /// Parts of the largest magnitude, and the scale.
-    Dynamic {
-        amax: Amax,
-        parts: Buffer,
-        scale: Buffer,
-    },
-}
-
-impl Prologue {
-    pub(super) fn new(gpu: &'static Gpu, desc: &DualGemmDesc, layout: ScaleLayout) -> Result<Self, Error> {
-        let &DualGemmDesc { m, k, a, quantize_a, .. } = desc;
-        let scales = || Buffer::new(gpu, ScaleLayout::Sf128x4.len(m, k / 16));
-        let floats = match a {
-            AFormat::F32 => FloatType::F32,
-            AFormat::Bf16 => FloatType::Bf16,
-            _ => FloatType::F16,
-        };
-        let kind = match (quantize_a, layout) {
-            (QuantizeA::No, _) if a == AFormat::F16 => Kind::Halves(HalfFormat::F16),
-            (QuantizeA::No, _) if a == AFormat::Bf16 => Kind::Halves(HalfFormat::Bf16),
-            (QuantizeA::No, ScaleLayout::Sf128x4) => Kind::Direct,
-            (QuantizeA::No, ScaleLayout::Linear) => {
-                Kind::Rows { kernel: ScaleAtoms::new(gpu)?, scales: scales()? }
-            }
-            (QuantizeA::No, ScaleLayout::Sf8x4) => {
-                let reason = "A's scales are in 8x4 order; it takes rows and 128x4".into();
-                return Err(Error::Unsupported { strategy: Native.name(), reason });
-            }
-            (how, _) => {
-                let sink = Sink::Codes(ScaleLayout::Sf128x4);
-                let kernel = Quantize::new(gpu, floats, sink, how == QuantizeA::Dynamic)?;
-                let scale = match how {
-                    QuantizeA::Static(scale) => Tensor::Static(GlobalScale::multiplier(scale)),
-                    _ => Tensor::Dynamic {
-                        amax: Amax::new(gpu, floats)?,
-                        parts: Buffer::new(gpu, 4 * MAX_PARTS as usize)?,
-                        scale: Buffer::new(gpu, 4)?,
-                    },
-                };
-                Kind::Floats { kernel, codes: Buffer::new(gpu, m * k / 2)?, scales: scales()?, scale }
-            }
-        };
-        Ok(Self { k, kind })
-    }
-
-    /// Lists the launches; A, its tensor scale, and one in device memory or null.
-    pub(super) fn specs(
-        &self,
-        call: &DeviceCall,
-        specs: &mut Vec<LaunchSpec>,
-    ) -> Result<(Operand, f32, DevicePtr), Error> {
-        let (m, k, null) = (call.m, self.k, DevicePtr::NULL);
-        let rows = |codes, scales| operand(&Codes { m, k, codes, pitch: k / 2, scales });
-        match (&self.kind, call.a) {
-            (Kind::Halves(half), DeviceA::Float { values, pitch }) => {
-                let format = Format::Half(*half);
-                Ok((Operand { format, rows: m, k, codes: values, pitch, scales: null, atoms: 0 }, 1.0, null))
-            }
-            (Kind::Direct, DeviceA::Nvfp4 { codes, scales, global_scale }) => {
-                Ok((rows(codes, scales), global_scale, null))
-            }
-            (Kind::Rows { kernel, scales: atoms }, DeviceA::Nvfp4 { codes, scales, global_scale }) => {
-                specs.push(kernel.spec((m, k / 16), scales, atoms.ptr())?);
-                Ok((rows(codes, atoms.ptr()), global_scale, null))
-            }
-            (Kind::Floats { kernel, codes, scales, scale }, DeviceA::Float { values, pitch }) => {
-                let a = Floats { m, k, values, pitch };
-                let out = quantize::Out::Codes { codes: codes.ptr(), scales: scales.ptr() };
-                let (scale, host, device) = match scale {
-                    Tensor::Static(scale) => (Scale::Static(*scale), scale.value(), null),
-                    Tensor::Dynamic { amax, parts, scale } => {
-                        specs.push(amax.spec(&a, parts.ptr())?);
-                        (Scale::Dynamic { parts: parts.ptr(), scale: scale.ptr() }, 1.0, scale.ptr())
-                    }
-                };
-                specs.push(kernel.spec(&a, &out, &scale)?);
-                Ok((rows(codes.ptr(), scales.ptr()), host, device))
-            }
-            (kind, found) => {
-                let name = |floats| if floats { "floats" } else { "nvfp4" };
-                Err(Error::Operand {
-                    tensor: "A",
-                    found: name(matches!(found, DeviceA::Float { .. })).into(),
-                    expected: name(matches!(kind, Kind::Floats { .. } | Kind::Halves(_))).into(),
-                })
-            }
-        }
     }
 }

@@ -1,9 +1,7 @@
 //! The fused kernel without prepack: weights are read as producers write them, so nothing is kept between calls but
 //! what the checkpoint holds. A is brought into the order of K that makes rows of codes fragments of registers.
 
-use std::sync::Arc;
-
-use dualgemm_device::{DeviceInfo, LaunchSpec, Stream};
+use dualgemm_device::{DeviceInfo, LaunchSpec};
 use dualgemm_formats::{BlockFormat, FloatType};
 use dualgemm_gemm::{DualGemmDesc, QuantizeA};
 use dualgemm_kernels::generic::finish::Output;
@@ -11,10 +9,10 @@ use dualgemm_kernels::plain::config::Config;
 use dualgemm_kernels::plain::host::{Fused as Kernel, FusedArgs};
 use dualgemm_kernels::sm90a::decode::WEIGHT_FACTOR;
 
-use super::{Prepared, Strategy, dense_c, float_out};
-use crate::launches::Launches;
+use super::launched::{Destination, Kernels, Launched, Weights};
+use super::{Prepared, Strategy, float_out};
 use crate::prologue::{Order, Prologue, compute_type};
-use crate::{DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm, model};
+use crate::{DeviceCall, Error, Gpu, GpuPlan, WeightForm, model};
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -72,7 +70,7 @@ impl Strategy for Plain {
         let program = desc.epilogue.activation.program();
         let kernel = Kernel::new(gpu, Config::named(&plan.kernel)?, out, &program, aligned)?;
         let prologue = Prologue::new(gpu, &desc, plan.a_scale_layout, Order::Permuted)?;
-        Ok(Box::new(Ready { gpu, desc, prologue, kernel, launches: Launches::default() }))
+        Ok(Launched::prepared(gpu, Ready { gpu, desc, prologue, kernel }))
     }
 }
 
@@ -82,26 +80,18 @@ struct Ready {
     desc: DualGemmDesc,
     prologue: Prologue,
     kernel: Kernel,
-    launches: Launches,
 }
 
-impl Prepared for Ready {
-    fn run(&self, call: &DeviceCall, weights: &Arc<DeviceWeights>, stream: Stream) -> Result<(), Error> {
-        let key = (weights.id(), call.key());
-        self.launches.run(self.gpu, key, stream, || self.specs(call, weights))
-    }
-}
-
-impl Ready {
-    fn specs(&self, call: &DeviceCall, weights: &DeviceWeights) -> Result<Vec<LaunchSpec>, Error> {
+impl Kernels for Ready {
+    fn specs(&self, call: &DeviceCall, weights: Weights<'_>) -> Result<Vec<LaunchSpec>, Error> {
         let &DualGemmDesc { n, k, epilogue, .. } = &self.desc;
         let mut specs = Vec::new();
         let a = self.prologue.specs(call.m, &call.a, &mut specs)?;
-        let [gate, up] = weights.alpha().map(|alpha| alpha * a.scale * WEIGHT_FACTOR);
-        let alpha = [gate * epilogue.alpha_gate, up * epilogue.alpha_up];
-        let output = Output { bias: weights.bias(), ..Output::new(dense_c(call, &self.desc)?, alpha) };
-        let size = (call.m, n, k);
-        let args = FusedArgs { size, a: a.values, a_pitch: a.pitch, weights: weights.plain()?, output };
+        let alpha = weights.alpha(&epilogue, a.scale * WEIGHT_FACTOR);
+        let c = Destination::of(call, &self.desc)?.c;
+        let output = Output { bias: weights.bias(), ..Output::new(c, alpha) };
+        let (size, weights) = ((call.m, n, k), weights.one()?.plain()?);
+        let args = FusedArgs { size, a: a.values, a_pitch: a.pitch, weights, output };
         specs.push(self.kernel.spec(self.gpu, &args)?);
         Ok(specs)
     }

@@ -1,9 +1,7 @@
 //! The fused kernel by `mma.sync`, for every NVIDIA GPU from sm_80 on: slower than what is written for one architecture,
 //! but nobody is turned away. It reads the same pack.
 
-use std::sync::Arc;
-
-use dualgemm_device::{DeviceInfo, LaunchSpec, Stream};
+use dualgemm_device::{DeviceInfo, LaunchSpec};
 use dualgemm_formats::FloatType;
 use dualgemm_gemm::DualGemmDesc;
 use dualgemm_kernels::generic::finish::Output;
@@ -12,10 +10,10 @@ use dualgemm_kernels::sm80::fused::Variant;
 use dualgemm_kernels::sm80::host::{Fused as Kernel, FusedArgs};
 use dualgemm_ptx::builder::HalfFormat;
 
-use super::{Prepared, Strategy, dense_c, float_out};
-use crate::launches::Launches;
+use super::launched::{Destination, Kernels, Launched, Weights};
+use super::{Prepared, Strategy, float_out};
 use crate::prologue::{Order, Prologue, compute_type};
-use crate::{DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm, model};
+use crate::{DeviceCall, Error, Gpu, GpuPlan, WeightForm, model};
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -73,37 +71,28 @@ impl Strategy for Portable {
         let program = desc.epilogue.activation.program();
         let kernel = Kernel::new(gpu, Config::named(&plan.kernel)?, &variant, &program)?;
         let prologue = Prologue::new(gpu, &desc, plan.a_scale_layout, Order::Rows)?;
-        Ok(Box::new(Ready { gpu, desc, prologue, kernel, launches: Launches::default() }))
+        Ok(Launched::prepared(gpu, Ready { desc, prologue, kernel }))
     }
 }
 
 #[derive(Debug)]
 struct Ready {
-    gpu: &'static Gpu,
     desc: DualGemmDesc,
     prologue: Prologue,
     kernel: Kernel,
-    launches: Launches,
 }
 
-impl Prepared for Ready {
-    fn run(&self, call: &DeviceCall, weights: &Arc<DeviceWeights>, stream: Stream) -> Result<(), Error> {
-        let key = (weights.id(), call.key());
-        self.launches.run(self.gpu, key, stream, || self.specs(call, weights))
-    }
-}
-
-impl Ready {
-    fn specs(&self, call: &DeviceCall, weights: &DeviceWeights) -> Result<Vec<LaunchSpec>, Error> {
+impl Kernels for Ready {
+    fn specs(&self, call: &DeviceCall, weights: Weights<'_>) -> Result<Vec<LaunchSpec>, Error> {
         let &DualGemmDesc { n, k, epilogue, .. } = &self.desc;
         let mut specs = Vec::new();
         let a = self.prologue.specs(call.m, &call.a, &mut specs)?;
-        let [gate, up] = weights.alpha().map(|alpha| alpha * a.scale);
-        let alpha = [gate * epilogue.alpha_gate, up * epilogue.alpha_up];
-        let c = dense_c(call, &self.desc)?;
+        let alpha = weights.alpha(&epilogue, a.scale);
+        let c = Destination::of(call, &self.desc)?.c;
         let output = Output { bias: weights.bias(), a_scale: a.device_scale, ..Output::new(c, alpha) };
         let size = (call.m, n, k);
-        let args = FusedArgs { size, a: a.values, a_pitch: a.pitch, weights: weights.packed()?, output };
+        let weights = weights.one()?.packed()?;
+        let args = FusedArgs { size, a: a.values, a_pitch: a.pitch, weights, output };
         specs.push(self.kernel.spec(&args)?);
         Ok(specs)
     }

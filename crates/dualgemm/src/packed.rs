@@ -1,0 +1,82 @@
+//! Weights in the order that kernels read them: made once by [`Plan::prepack`](crate::Plan::prepack) and its kin, for a
+//! processor or in the memory of a GPU.
+
+use std::sync::Arc;
+
+use dualgemm_cpu::PackedGateUp;
+use dualgemm_plan::{DeviceExperts, DeviceWeights, Gpu};
+
+use crate::Error;
+
+/// Weights in the order that a target's kernels read them. Plans of any M, activation format and output share them.
+#[non_exhaustive]
+#[derive(Debug, Clone)]
+pub enum PackedWeights {
+    /// For the processor, every instruction set alike.
+    Cpu(PackedGateUp),
+    /// In the memory of a GPU. Copies share them.
+    Gpu(Arc<DeviceWeights>),
+}
+
+impl PartialEq for PackedWeights {
+    /// Weights on a GPU are equal if they are the same.
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Cpu(a), Self::Cpu(b)) => a == b,
+            (Self::Gpu(a), Self::Gpu(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        }
+    }
+}
+
+impl PackedWeights {
+    pub(crate) fn on_gpu(&self) -> Result<&Arc<DeviceWeights>, Error> {
+        match self {
+            Self::Gpu(weights) => Ok(weights),
+            Self::Cpu(_) => Err(Error::OtherTarget { weights: "the processor", plan: "a GPU" }),
+        }
+    }
+
+    pub(crate) fn on_cpu(&self) -> Result<&PackedGateUp, Error> {
+        match self {
+            Self::Cpu(weights) => Ok(weights),
+            Self::Gpu(_) => Err(Error::OtherTarget { weights: "a GPU", plan: "the processor" }),
+        }
+    }
+}
+
+/// Weights of the experts of a mixture: a slice of [`PackedWeights`]. On a GPU they lie one after the other, so that one
+/// launch can take the rows of all.
+#[derive(Debug, Clone)]
+pub struct PackedExperts {
+    experts: Vec<PackedWeights>,
+    on_gpu: Option<Arc<DeviceExperts>>,
+}
+
+impl std::ops::Deref for PackedExperts {
+    type Target = [PackedWeights];
+
+    fn deref(&self) -> &[PackedWeights] {
+        &self.experts
+    }
+}
+
+impl PackedExperts {
+    /// For a processor, which takes them one by one.
+    pub(crate) fn apart(experts: Vec<PackedWeights>) -> Self {
+        Self { experts, on_gpu: None }
+    }
+
+    /// Those on a GPU.
+    pub(crate) fn of(gpu: &'static Gpu, experts: DeviceExperts) -> Result<Self, Error> {
+        let on_gpu = Arc::new(experts);
+        let each = on_gpu.each(gpu)?.into_iter();
+        let experts = each.map(|weights| PackedWeights::Gpu(Arc::new(weights))).collect();
+        Ok(Self { experts, on_gpu: Some(on_gpu) })
+    }
+
+    pub(crate) fn on_gpu(&self) -> Result<&Arc<DeviceExperts>, Error> {
+        let plan = "a GPU";
+        self.on_gpu.as_ref().ok_or(Error::OtherTarget { weights: "one call for each expert", plan })
+    }
+}

@@ -1,0 +1,209 @@
+//! The orders in which strategies read weights, and what their memory looks like: the one place that knows how large the
+//! parts of each order are, for one pair of matrices and for those of experts behind each other.
+
+use std::sync::Arc;
+
+use dualgemm_device::{Device, DevicePtr};
+use dualgemm_formats::{BlockFormat, ScaleLayout};
+use dualgemm_kernels::generic::expand::Codes;
+use dualgemm_kernels::generic::pack::GpuPack;
+use dualgemm_kernels::parts::operand::{ATOM_ROWS, Format, Operand};
+use dualgemm_kernels::sm90a::pack::{CHUNK_BYTES, CHUNK_K, CHUNK_ROWS};
+
+use crate::{Buffer, Error, Gpu};
+
+/// In which order a strategy reads weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WeightForm {
+    /// The fragment order of the fused kernels, 4.5 bits per weight.
+    Packed,
+    /// The same order, each matrix packed by itself.
+    PackedApart,
+    /// As producers write them: rows of codes, linear scales.
+    Plain,
+    /// Rows of codes, scales in 128x4 atoms: what Blackwell's tensor cores read.
+    Atoms,
+    /// Rounded to e4m3, 8 bits per weight, under one scale for each matrix that makes the largest value which its block
+    /// scales allow 448: six times the largest of them.
+    E4m3,
+}
+
+impl std::fmt::Display for WeightForm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Packed => "packed",
+            Self::PackedApart => "packed apart",
+            Self::Plain => "plain",
+            Self::Atoms => "rows of codes with 128x4 scales",
+            Self::E4m3 => "e4m3",
+        })
+    }
+}
+
+/// Bytes of the pack of a matrix by itself.
+pub(crate) fn apart_bytes(n: usize, k: usize) -> usize {
+    n.div_ceil(CHUNK_ROWS) * k.div_ceil(CHUNK_K) * CHUNK_BYTES
+}
+
+/// A pair of weight matrices in an order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Layout {
+    /// Rows of each matrix.
+    pub n: usize,
+    /// Elements per row.
+    pub k: usize,
+    /// What they are quantized to.
+    pub format: BlockFormat,
+    /// The order.
+    pub form: WeightForm,
+}
+
+impl Layout {
+    /// # Errors
+    /// If the order is not one for the format.
+    pub(crate) fn new((n, k): (usize, usize), format: BlockFormat, form: WeightForm) -> Result<Self, Error> {
+        let nvfp4_only = matches!(form, WeightForm::Plain | WeightForm::E4m3);
+        if nvfp4_only && format != BlockFormat::Nvfp4 {
+            let expected = format!("nvfp4, which strategies that read weights {form} take");
+            return Err(Error::Operand { tensor: "weights", found: format.to_string(), expected });
+        }
+        Ok(Self { n, k, format, form })
+    }
+
+    /// Blocks of a row.
+    pub(crate) fn blocks(&self) -> usize {
+        self.k / self.format.block_len()
+    }
+
+    /// Bytes of each part: the pack; or codes of gate, of up, scales of gate, of up; or e4m3 of gate, of up. Parts of
+    /// experts lie behind each other, each on a multiple of 16 bytes.
+    fn parts(&self) -> Vec<usize> {
+        let (&Self { n, k, .. }, blocks) = (self, self.blocks());
+        let rows = |scales: usize| vec![n * k / 2, n * k / 2, scales, scales];
+        let parts = match self.form {
+            WeightForm::Packed => vec![GpuPack::bytes(n, k)],
+            WeightForm::PackedApart => vec![apart_bytes(n, k); 2],
+            WeightForm::Plain => rows(n * blocks),
+            WeightForm::Atoms => rows(ScaleLayout::Sf128x4.len(n, blocks)),
+            WeightForm::E4m3 => vec![n * k; 2],
+        };
+        parts.into_iter().map(|bytes| bytes.next_multiple_of(16)).collect()
+    }
+}
+
+/// Memory of one or more pairs of weight matrices.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    layout: Layout,
+    /// How many pairs.
+    count: usize,
+    /// Of each part those of all pairs, behind each other.
+    buffers: Vec<Arc<Buffer>>,
+}
+
+impl Parts {
+    /// Takes memory for `count` pairs.
+    ///
+    /// # Errors
+    /// If it does not fit.
+    pub(crate) fn new(gpu: &'static Gpu, layout: Layout, count: usize) -> Result<Self, Error> {
+        let take = |bytes: usize| Ok::<_, Error>(Arc::new(Buffer::new(gpu, bytes * count)?));
+        let buffers = layout.parts().into_iter().map(take).collect::<Result<_, _>>()?;
+        Ok(Self { layout, count, buffers })
+    }
+
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Bytes of all.
+    pub(crate) fn bytes(&self) -> usize {
+        self.buffers.iter().map(|buffer| buffer.bytes()).sum()
+    }
+
+    /// Where the parts of one pair are.
+    pub(crate) fn place(&self, index: usize) -> Vec<DevicePtr> {
+        let strides = self.layout.parts();
+        let at = |(buffer, stride): (&Arc<Buffer>, usize)| buffer.ptr().offset((index * stride) as u64);
+        self.buffers.iter().zip(strides).map(at).collect()
+    }
+
+    /// One of the pairs, in the same memory.
+    ///
+    /// # Errors
+    /// If there is no such pair.
+    pub(crate) fn one(&self, index: usize) -> Result<Self, Error> {
+        let part = |(buffer, bytes): (&Arc<Buffer>, usize)| {
+            Ok::<_, Error>(Arc::new(Buffer::part(buffer, index * bytes, bytes)?))
+        };
+        let buffers = self.buffers.iter().zip(self.layout.parts()).map(part).collect::<Result<_, _>>()?;
+        Ok(Self { layout: self.layout, count: 1, buffers })
+    }
+
+    /// The same once more, in memory of their own.
+    ///
+    /// # Errors
+    /// If they do not fit.
+    pub(crate) fn duplicate(&self, gpu: &'static Gpu) -> Result<Self, Error> {
+        let copies = Self::new(gpu, self.layout, self.count)?;
+        for (from, to) in self.buffers.iter().zip(&copies.buffers) {
+            gpu.copy_within(to.ptr(), from.ptr(), from.bytes())?;
+        }
+        gpu.synchronize()?;
+        Ok(copies)
+    }
+
+    /// The parts, if they are in this order.
+    fn addresses<const N: usize>(&self, form: WeightForm) -> Result<[DevicePtr; N], Error> {
+        let parts: Vec<DevicePtr> = self.buffers.iter().map(|buffer| buffer.ptr()).collect();
+        match parts.try_into() {
+            Ok(parts) if self.layout.form == form => Ok(parts),
+            _ => {
+                let expected = format!("{form}; prepack with the plan that runs them");
+                Err(Error::Operand { tensor: "weights", found: self.layout.form.to_string(), expected })
+            }
+        }
+    }
+
+    /// The packs, and bytes from one to the next.
+    ///
+    /// # Errors
+    /// If they are not packed; so do the others say.
+    pub(crate) fn packed(&self) -> Result<(DevicePtr, usize), Error> {
+        let [pack] = self.addresses(WeightForm::Packed)?;
+        Ok((pack, self.bytes() / self.count))
+    }
+
+    /// The packs of gate and up by themselves.
+    pub(crate) fn packed_apart(&self) -> Result<[DevicePtr; 2], Error> {
+        self.addresses(WeightForm::PackedApart)
+    }
+
+    /// Gate and up in e4m3, dense rows.
+    pub(crate) fn e4m3(&self) -> Result<[DevicePtr; 2], Error> {
+        self.addresses(WeightForm::E4m3)
+    }
+
+    /// Gate and up of one pair as rows of codes.
+    pub(crate) fn plain(&self) -> Result<[Codes; 2], Error> {
+        let [gate, up, gate_scales, up_scales] = self.addresses(WeightForm::Plain)?;
+        let &Layout { n, k, .. } = &self.layout;
+        let half = |codes, scales| Codes { m: n, k, codes, pitch: k / 2, scales };
+        Ok([half(gate, gate_scales), half(up, up_scales)])
+    }
+
+    /// Gate and up of all pairs as rows of codes with scales in 128x4 atoms, those of each pair by themselves.
+    pub(crate) fn atoms(&self) -> Result<[Operand; 2], Error> {
+        let [gate, up, gate_scales, up_scales] = self.addresses(WeightForm::Atoms)?;
+        let &Layout { n, k, format, .. } = &self.layout;
+        let atoms = self.count * n.div_ceil(ATOM_ROWS as usize);
+        let (format, rows, pitch) = (Format::Block(format), self.count * n, k / 2);
+        let half = |codes, scales| Operand { format, rows, k, codes, pitch, scales, atoms };
+        Ok([half(gate, gate_scales), half(up, up_scales)])
+    }
+}

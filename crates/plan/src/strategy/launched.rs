@@ -1,0 +1,187 @@
+//! The frame of strategies whose calls are launches of this project's kernels and nothing else: such a strategy lists the
+//! launches of a call, [`Launched`] keeps them by operands and makes them, for one pair of weights and for groups.
+
+use std::fmt::Debug;
+use std::sync::{Arc, OnceLock};
+
+use dualgemm_device::{DevicePtr, LaunchSpec, Stream};
+use dualgemm_gemm::{DualGemmDesc, Epilogue, OutFormat, OutScale};
+
+use super::{Prepared, one_group};
+use crate::launches::Launches;
+use crate::{DeviceC, DeviceCall, DeviceExperts, DeviceWeights, Error, Gpu, GroupedCall};
+
+/// The weights of a call.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Weights<'a> {
+    One(&'a DeviceWeights),
+    /// Experts, and where the first rows of each are.
+    Groups(&'a DeviceExperts, DevicePtr),
+}
+
+impl<'a> Weights<'a> {
+    /// Those of a call that has one pair.
+    ///
+    /// # Errors
+    /// If rows come in groups.
+    pub(super) fn one(self) -> Result<&'a DeviceWeights, Error> {
+        match self {
+            Self::One(weights) => Ok(weights),
+            Self::Groups(..) => Err(one_group()),
+        }
+    }
+
+    /// Biases of gate and up, those of groups behind each other, or null.
+    pub(super) fn bias(self) -> [DevicePtr; 2] {
+        match self {
+            Self::One(weights) => weights.bias(),
+            Self::Groups(experts, _) => experts.bias(),
+        }
+    }
+
+    /// What sums of gate and up are multiplied by, where A's tensor scale is `a_scale`. Of groups what they have in
+    /// common: the rest is each one's own, in a table.
+    pub(super) fn alpha(self, epilogue: &Epilogue, a_scale: f32) -> [f32; 2] {
+        let [gate, up] = match self {
+            Self::One(weights) => weights.alpha(),
+            Self::Groups(..) => [1.0; 2],
+        };
+        [gate * epilogue.alpha_gate * a_scale, up * epilogue.alpha_up * a_scale]
+    }
+}
+
+/// What a strategy makes of a plan: kernels and memory.
+pub(super) trait Kernels: Debug + Send + Sync {
+    /// Loads what calls with such weights need.
+    fn warm(&self, weights: Weights<'_>) -> Result<(), Error> {
+        weights.one().map(drop)
+    }
+
+    /// Lists the launches of a call, in order.
+    fn specs(&self, call: &DeviceCall, weights: Weights<'_>) -> Result<Vec<LaunchSpec>, Error>;
+}
+
+/// Kernels with the launches that were made of them.
+#[derive(Debug)]
+pub(super) struct Launched<K> {
+    gpu: &'static Gpu,
+    kernels: K,
+    launches: Launches,
+}
+
+impl<K: Kernels + 'static> Launched<K> {
+    pub(super) fn prepared(gpu: &'static Gpu, kernels: K) -> Box<dyn Prepared> {
+        Box::new(Self { gpu, kernels, launches: Launches::default() })
+    }
+}
+
+impl<K: Kernels> Prepared for Launched<K> {
+    fn warm(&self, weights: &Arc<DeviceWeights>) -> Result<(), Error> {
+        self.kernels.warm(Weights::One(weights))
+    }
+
+    fn run(&self, call: &DeviceCall, weights: &Arc<DeviceWeights>, stream: Stream) -> Result<(), Error> {
+        let key = (weights.id(), call.key());
+        self.launches.run(self.gpu, key, stream, || self.kernels.specs(call, Weights::One(weights)))
+    }
+
+    fn warm_grouped(&self, experts: &Arc<DeviceExperts>) -> Result<(), Error> {
+        self.kernels.warm(Weights::Groups(experts, DevicePtr::NULL))
+    }
+
+    fn run_grouped(
+        &self,
+        call: &GroupedCall,
+        experts: &Arc<DeviceExperts>,
+        stream: Stream,
+    ) -> Result<(), Error> {
+        let key = (experts.id(), call.key());
+        let specs = || self.kernels.specs(&call.call, Weights::Groups(experts, call.rows));
+        self.launches.run(self.gpu, key, stream, specs)
+    }
+}
+
+/// A kernel for one pair of weights and for groups, without and with biases: each loaded when the first such weights come.
+#[derive(Debug)]
+pub(super) struct Variants<K> {
+    /// Whether the plan is for groups.
+    grouped: bool,
+    loaded: [[OnceLock<K>; 2]; 2],
+}
+
+impl<K> Variants<K> {
+    pub(super) fn new(grouped: bool) -> Self {
+        Self { grouped, loaded: Default::default() }
+    }
+
+    /// The kernel for such weights; `load` is told whether it is for groups, and whether there are biases.
+    ///
+    /// # Errors
+    /// Those of `load`, and if rows come in groups, for which the plan is not.
+    pub(super) fn get(
+        &self,
+        weights: Weights<'_>,
+        load: impl FnOnce(bool, bool) -> Result<K, Error>,
+    ) -> Result<&K, Error> {
+        let grouped = matches!(weights, Weights::Groups(..));
+        if grouped && !self.grouped {
+            return Err(one_group());
+        }
+        self.load(grouped, weights.bias() != [DevicePtr::NULL; 2], load)
+    }
+
+    /// The kernel that the plan is for, of weights without biases: what makes it fail does so before the first call.
+    ///
+    /// # Errors
+    /// Those of `load`.
+    pub(super) fn first(&self, load: impl FnOnce(bool, bool) -> Result<K, Error>) -> Result<&K, Error> {
+        self.load(self.grouped, false, load)
+    }
+
+    fn load(
+        &self,
+        grouped: bool,
+        bias: bool,
+        load: impl FnOnce(bool, bool) -> Result<K, Error>,
+    ) -> Result<&K, Error> {
+        let place = &self.loaded[usize::from(grouped)][usize::from(bias)];
+        if let Some(kernel) = place.get() {
+            return Ok(kernel);
+        }
+        let kernel = load(grouped, bias)?;
+        Ok(place.get_or_init(|| kernel))
+    }
+}
+
+/// Where C of a call goes.
+pub(super) struct Destination {
+    /// C, or its codes.
+    pub(super) c: DevicePtr,
+    /// Block scales of an nvfp4 C, or null.
+    pub(super) scales: DevicePtr,
+    /// Its static tensor scale, or 1.
+    pub(super) scale: f32,
+}
+
+impl Destination {
+    /// # Errors
+    /// If C is not what the problem says.
+    pub(super) fn of(call: &DeviceCall, desc: &DualGemmDesc) -> Result<Self, Error> {
+        match (call.c, desc.out) {
+            (DeviceC::Nvfp4 { codes, scales, .. }, OutFormat::Nvfp4 { global_scale, .. }) => {
+                let scale = match global_scale {
+                    OutScale::Static(scale) => scale,
+                    OutScale::Dynamic => 1.0,
+                };
+                Ok(Self { c: codes, scales, scale })
+            }
+            (DeviceC::Float(c), OutFormat::F32 | OutFormat::F16 | OutFormat::Bf16) => {
+                Ok(Self { c, scales: DevicePtr::NULL, scale: 1.0 })
+            }
+            (found, expected) => {
+                let found = if matches!(found, DeviceC::Float(_)) { "floats" } else { "nvfp4" };
+                Err(Error::Operand { tensor: "C", found: found.into(), expected: expected.to_string() })
+            }
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! How weights come to their memory on a device: from the host, whole or as runs of features, and from where they are on
+//! the device already.
+
+use dualgemm_device::{Device, DevicePtr, Stream};
+use dualgemm_formats::scalar::{e2m1, e4m3};
+use dualgemm_formats::{BlockFormat, QuantizedMatrix, ScaleLayout};
+use dualgemm_gemm::GateUp;
+use dualgemm_kernels::generic::atoms::ScaleAtoms;
+use dualgemm_kernels::generic::expand::{Codes, Expand};
+use dualgemm_kernels::generic::pack::GpuPack;
+use dualgemm_kernels::sm90a::decode::WEIGHT_FACTOR;
+use dualgemm_kernels::sm90a::pack::{CHUNK_FEATURES, CHUNK_ROWS, Pack};
+
+use crate::form::{Layout, apart_bytes};
+use crate::{Buffer, DeviceGateUp, Error, Gpu, WeightForm};
+
+/// What belongs to a pair of weights besides its parts.
+#[derive(Debug)]
+pub(crate) struct Extras {
+    /// What sums of gate and up are multiplied by: their tensor scales, and what the order asks for.
+    pub alpha: [f32; 2],
+    /// Biases of gate and up one after the other, if either has one.
+    pub bias: Option<Vec<f32>>,
+}
+
+/// Device memory that runs of features are copied to one after the other.
+pub(crate) struct Uploads {
+    gpu: &'static Gpu,
+    layout: Layout,
+    /// The parts.
+    to: Vec<DevicePtr>,
+    /// Rows of codes and linear scales that the parts are made of in the end, where they are not the parts.
+    staged: Vec<Buffer>,
+    /// Features that have come.
+    done: usize,
+    /// The largest scale byte of gate and up so far.
+    largest: [u8; 2],
+    /// Of the first run, which the others must share.
+    alpha: Option<[f32; 2]>,
+    bias: Option<Vec<f32>>,
+}
+
+fn wrong<T>(found: String, expected: String) -> Result<T, Error> {
+    Err(Error::Operand { tensor: "weights", found, expected })
+}
+
+impl Uploads {
+    /// Weights that are to be brought to these addresses.
+    ///
+    /// # Errors
+    /// If memory for what they are made of does not fit.
+    pub(crate) fn new(gpu: &'static Gpu, layout: Layout, to: Vec<DevicePtr>) -> Result<Self, Error> {
+        let (codes, scales) = (layout.n * layout.k / 2, layout.n * layout.blocks());
+        let staged: &[usize] = match layout.form {
+            WeightForm::Packed | WeightForm::PackedApart | WeightForm::Plain => &[],
+            WeightForm::Atoms => &[scales, scales],
+            // Its scale is that of the largest block scale of all runs.
+            WeightForm::E4m3 => &[codes, codes, scales, scales],
+        };
+        let staged = staged.iter().map(|&bytes| Buffer::new(gpu, bytes)).collect::<Result<_, _>>()?;
+        Ok(Self { gpu, layout, to, staged, done: 0, largest: [0; 2], alpha: None, bias: None })
+    }
+
+    /// Where rows of codes and linear scales of gate and up go.
+    fn rows(&self) -> Option<[DevicePtr; 4]> {
+        let staged = self.staged.iter().map(Buffer::ptr);
+        let all: Vec<DevicePtr> = match self.layout.form {
+            WeightForm::Packed | WeightForm::PackedApart => return None,
+            WeightForm::Plain => self.to.clone(),
+            WeightForm::Atoms => self.to[..2].iter().copied().chain(staged).collect(),
+            WeightForm::E4m3 => staged.collect(),
+        };
+        all.try_into().ok()
+    }
+
+    /// Takes the next features.
+    ///
+    /// # Errors
+    /// If they are not of these weights, or begin where no pack can be cut.
+    pub(crate) fn add(&mut self, run: &GateUp<'_>) -> Result<(), Error> {
+        run.check()?;
+        let (Layout { n, k, format, form }, first) = (self.layout, self.done);
+        let found = (run.gate.format(), first + run.n(), run.k());
+        if found.0 != format || found.1 > n || found.2 != k {
+            return wrong(format!("{} [{}, {}]", found.0, found.1, found.2), format!("{format} [{n}, {k}]"));
+        }
+        let step = match form {
+            WeightForm::Packed => CHUNK_FEATURES,
+            WeightForm::PackedApart => CHUNK_ROWS,
+            WeightForm::Plain | WeightForm::E4m3 | WeightForm::Atoms => 1,
+        };
+        if !first.is_multiple_of(step) {
+            let expected = format!("runs of a multiple of {step} features");
+            return wrong(format!("a run from feature {first} on"), expected);
+        }
+        let halves = [&run.gate, &run.up];
+        let alpha = match (self.rows(), form) {
+            (Some(rows), _) => {
+                for (i, half) in halves.into_iter().enumerate() {
+                    let (codes, scales) = plain_rows(half);
+                    self.largest[i] = scales.iter().copied().fold(self.largest[i], u8::max);
+                    self.gpu.copy_to(rows[i].offset((first * k / 2) as u64), &codes)?;
+                    self.gpu.copy_to(rows[2 + i].offset((first * self.layout.blocks()) as u64), &scales)?;
+                }
+                halves.map(|half| half.global_scale().value())
+            }
+            (None, WeightForm::PackedApart) => {
+                let at = apart_bytes(first, k) as u64;
+                let mut alpha = [0.0; 2];
+                for (i, (half, to)) in halves.into_iter().zip(&self.to).enumerate() {
+                    let pack = Pack::of_matrix(half)?;
+                    self.gpu.copy_to(to.offset(at), pack.bytes())?;
+                    alpha[i] = pack.alpha()[i];
+                }
+                alpha
+            }
+            (None, _) => {
+                let pack = Pack::new(run)?;
+                self.gpu.copy_to(self.to[0].offset(GpuPack::bytes(first, k) as u64), pack.bytes())?;
+                pack.alpha()
+            }
+        };
+        let expected = *self.alpha.get_or_insert(alpha);
+        if alpha != expected {
+            let found = format!("a run whose sums are scaled by {alpha:?} behind one with {expected:?}");
+            return wrong(found, "runs of one scale; pack these weights whole".into());
+        }
+        for (at, bias) in [(0, &run.gate_bias), (n, &run.up_bias)] {
+            if let Some(values) = bias {
+                let both = self.bias.get_or_insert_with(|| vec![0.0; 2 * n]);
+                both[at + first..at + first + run.n()].copy_from_slice(values);
+            }
+        }
+        self.done += run.n();
+        Ok(())
+    }
+
+    /// Makes the parts, when all runs have come. Waits for the device where a kernel does it.
+    ///
+    /// # Errors
+    /// If features are missing.
+    pub(crate) fn finish(self) -> Result<Extras, Error> {
+        let (rows, Self { gpu, layout, to, largest, bias, .. }) = (self.rows(), &self);
+        let &Layout { n, k, .. } = layout;
+        let Some(mut alpha) = self.alpha.filter(|_| self.done == n) else {
+            return wrong(format!("{} features", self.done), n.to_string());
+        };
+        match (rows, layout.form) {
+            (Some([gate, up, gate_scales, up_scales]), WeightForm::E4m3) => {
+                for (i, (codes, scales)) in [(gate, gate_scales), (up, up_scales)].into_iter().enumerate() {
+                    // What a matrix of zeros is divided by does not matter.
+                    let most = e4m3::decode(largest[i].max(1)) * e2m1::MAX;
+                    let over = most / e4m3::MAX;
+                    let kernel = Expand::e4m3(*gpu, ScaleLayout::Linear, over)?;
+                    let half = Codes { m: n, k, codes, pitch: k / 2, scales };
+                    gpu.launch(&kernel.spec(&half, to[i], k)?)?;
+                    alpha[i] *= over;
+                }
+                // The rows are freed now.
+                gpu.synchronize()?;
+            }
+            (Some([.., gate, up]), WeightForm::Atoms) => {
+                to_atoms(gpu, layout, ScaleLayout::Linear, [gate, up], &to[2..])?;
+                gpu.synchronize()?;
+            }
+            _ => {}
+        }
+        Ok(Extras { alpha, bias: bias.clone() })
+    }
+}
+
+/// Launches what brings scales of gate and up to their atoms, on the device's own stream.
+fn to_atoms(
+    gpu: &'static Gpu,
+    layout: &Layout,
+    from: ScaleLayout,
+    scales: [DevicePtr; 2],
+    to: &[DevicePtr],
+) -> Result<(), Error> {
+    let kernel = ScaleAtoms::new(gpu, from)?;
+    for (scales, &to) in scales.into_iter().zip(to) {
+        gpu.launch(&kernel.spec((layout.n, layout.blocks()), scales, to, None)?)?;
+    }
+    Ok(())
+}
+
+/// Launches what brings nvfp4 weights that are on the device to the parts of an order there, after what `stream` was given
+/// before.
+///
+/// # Errors
+/// If the order is made on the host, an address is misaligned, or a bias has another length.
+pub(crate) fn put_on_device(
+    gpu: &'static Gpu,
+    weights: &DeviceGateUp<'_>,
+    layout: &Layout,
+    to: &[DevicePtr],
+    stream: Stream,
+) -> Result<Extras, Error> {
+    let &DeviceGateUp { n, k, codes, scales, layout: from, global_scales, bias } = weights;
+    let bias = both_biases(n, bias)?;
+    let alpha = match layout.form {
+        WeightForm::Packed => {
+            let half = |i: usize| Codes { m: n, k, codes: codes[i], pitch: k / 2, scales: scales[i] };
+            let spec = GpuPack::new(gpu, from)?.spec(&half(0), &half(1), to[0])?;
+            gpu.launch_on(stream, &spec)?;
+            global_scales.map(|scale| scale * WEIGHT_FACTOR)
+        }
+        WeightForm::Atoms => {
+            // Copies are the device's own stream's; what the caller's was given is done when all launches are.
+            gpu.synchronize()?;
+            for (codes, &to) in codes.into_iter().zip(to) {
+                gpu.copy_within(to, codes, n * k / 2)?;
+            }
+            to_atoms(gpu, layout, from, scales, &to[2..])?;
+            global_scales
+        }
+        form @ (WeightForm::PackedApart | WeightForm::Plain | WeightForm::E4m3) => {
+            let expected = format!("weights of the host, from which the strategy has them {form}");
+            return wrong("in device memory".into(), expected);
+        }
+    };
+    Ok(Extras { alpha, bias })
+}
+
+/// The layout of nvfp4 weights that are on the device, in an order.
+pub(crate) fn on_device_layout(weights: &DeviceGateUp<'_>, form: WeightForm) -> Result<Layout, Error> {
+    Layout::new((weights.n, weights.k), BlockFormat::Nvfp4, form)
+}
+
+/// Codes and linear scales, both dense.
+pub(crate) fn plain_rows(m: &QuantizedMatrix<'_>) -> (Vec<u8>, Vec<u8>) {
+    let codes = (0..m.rows()).flat_map(|row| m.row_codes(row)).copied().collect();
+    let scales = (0..m.rows()).flat_map(|row| (0..m.blocks()).map(move |b| m.scale_byte(row, b))).collect();
+    (codes, scales)
+}
+
+/// Biases of gate and up one after the other, if either has one.
+fn both_biases(n: usize, bias: [Option<&[f32]>; 2]) -> Result<Option<Vec<f32>>, Error> {
+    let mut biases = bias.iter().any(Option::is_some).then(|| vec![0.0; 2 * n]);
+    for (half, values) in bias.into_iter().enumerate() {
+        let Some((values, both)) = values.zip(biases.as_mut()) else { continue };
+        if values.len() != n {
+            let tensor = ["gate", "up"][half].into();
+            return Err(dualgemm_gemm::Error::BiasLen { tensor, found: values.len(), n }.into());
+        }
+        both[half * n..][..n].copy_from_slice(values);
+    }
+    Ok(biases)
+}
+
+/// f32 values as a device holds them.
+pub(crate) fn float_bytes(values: impl IntoIterator<Item = f32>) -> Vec<u8> {
+    values.into_iter().flat_map(f32::to_le_bytes).collect()
+}
