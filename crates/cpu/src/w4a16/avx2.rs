@@ -7,8 +7,9 @@ use dualgemm_formats::BlockFormat;
 
 use super::Functions;
 use super::kernel::{self, Pass, Task};
+use super::pairs::{self, Pairs};
 use super::vector::{DOUBLED, Vector};
-use super::x86::{functions, operations};
+use super::x86::{operations, x86_pairs};
 use crate::pack::{PANEL, UP_CODES};
 use crate::w4a4::{avx2, scale_unit};
 
@@ -65,6 +66,25 @@ unsafe fn split(pairs: __m256i) -> [__m256; 2] {
     }
 }
 
+/// Codes of eight features × four k, doubled, as i16: k = 0 and 2, and k = 1 and 3.
+#[inline(always)]
+unsafe fn halves(chunk: *const u8, column: usize, quad: usize) -> [__m256i; 2] {
+    const INTEGERS: [u8; 16] = {
+        let (mut bytes, mut code) = ([0; 16], 0);
+        while code < 16 {
+            bytes[code] = DOUBLED[code] as i8 as u8;
+            code += 1;
+        }
+        bytes
+    };
+    // SAFETY: the caller's promises.
+    unsafe {
+        let bytes = _mm256_shuffle_epi8(table(&INTEGERS), codes(chunk, column, quad));
+        // One of the bytes 0 and 1 of each 16 bits.
+        [_mm256_maddubs_epi16(_mm256_set1_epi16(1), bytes), _mm256_srai_epi16::<8>(bytes)]
+    }
+}
+
 impl Vector for __m256 {
     const LANES: usize = 8;
     /// 12 of 16 registers: two accumulators each, which is also what hides the latency of two multipliers.
@@ -74,20 +94,10 @@ impl Vector for __m256 {
     /// unpacking take.
     #[inline(always)]
     unsafe fn weights(chunk: *const u8, column: usize, quad: usize) -> [Self; 4] {
-        const INTEGERS: [u8; 16] = {
-            let (mut bytes, mut code) = ([0; 16], 0);
-            while code < 16 {
-                bytes[code] = DOUBLED[code] as i8 as u8;
-                code += 1;
-            }
-            bytes
-        };
         // SAFETY: the caller's promises.
         unsafe {
-            let bytes = _mm256_shuffle_epi8(table(&INTEGERS), codes(chunk, column, quad));
-            // One of the bytes 0 and 1 of each 16 bits as i16, then one of the halves of each 32 bits as i32.
-            let [even, odd] =
-                [_mm256_maddubs_epi16(_mm256_set1_epi16(1), bytes), _mm256_srai_epi16::<8>(bytes)];
+            let [even, odd] = halves(chunk, column, quad);
+            // One of the halves of each 32 bits as i32.
             let low = |halves| _mm256_cvtepi32_ps(_mm256_madd_epi16(halves, _mm256_set1_epi32(1)));
             let high = |halves| _mm256_cvtepi32_ps(_mm256_srai_epi32::<16>(halves));
             [low(even), low(odd), high(even), high(odd)]
@@ -137,5 +147,39 @@ impl Vector for __m256 {
     }
 }
 
-/// [`kernel::narrow`] and [`kernel::wide`] with AVX2, FMA and F16C.
-pub(super) const FUNCTIONS: Functions = functions!(__m256, features: "avx2,fma,f16c");
+/// The same two vectors. Left alone, LLVM multiplies one row after another and spills the weights: twice the time. Empty
+/// `asm` blocks, which keep their order, stop that.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn in_order([mut left, mut right]: [__m256i; 2]) -> [__m256i; 2] {
+    // SAFETY: the block holds a comment and no instruction.
+    unsafe {
+        std::arch::asm!(
+            "/* {0} {1} */",
+            inout(ymm_reg) left,
+            inout(ymm_reg) right,
+            options(nomem, nostack, preserves_flags)
+        );
+    }
+    [left, right]
+}
+
+x86_pairs! {
+    /// `vpmaddwd`, of which two ports do one a cycle, in a row with additions, which four ports do.
+    Madd, MADD, features: "avx2,fma,f16c", __m256, __m256i;
+    weights: halves, splat: _mm256_set1_epi32, floats: _mm256_cvtepi32_ps;
+    dot: _mm256_madd_epi16, add_dots: |sums, weights, a| {
+        let dots = in_order(weights.map(|weights| _mm256_madd_epi16(weights, a)));
+        in_order([_mm256_add_epi32(sums[0], dots[0]), _mm256_add_epi32(sums[1], dots[1])])
+    };
+}
+
+x86_pairs! {
+    /// `vpdpwssd`, which adds, too.
+    Vnni, VNNI, features: "avx2,fma,f16c,avxvnni", __m256, __m256i;
+    weights: halves, splat: _mm256_set1_epi32, floats: _mm256_cvtepi32_ps;
+    dot: _mm256_madd_epi16, add_dots: |sums, weights, a| in_order([
+        _mm256_dpwssd_avx_epi32(sums[0], weights[0], a),
+        _mm256_dpwssd_avx_epi32(sums[1], weights[1], a),
+    ]);
+}

@@ -6,8 +6,9 @@ use dualgemm_formats::BlockFormat;
 
 use super::Functions;
 use super::kernel::{self, Pass, Task};
+use super::pairs::{self, Pairs};
 use super::vector::{DOUBLED, Vector};
-use super::x86::{functions, operations};
+use super::x86::{operations, x86_pairs};
 use crate::pack::{PANEL, UP_CODES};
 use crate::w4a4::{avx512, scale_unit};
 
@@ -46,6 +47,59 @@ impl Vector for __m512 {
     }
 }
 
-/// [`kernel::narrow`] and [`kernel::wide`] with AVX-512 F, BW and VL.
-pub(super) const FUNCTIONS: Functions =
-    functions!(__m512, features: "avx2,fma,f16c,avx512f,avx512bw,avx512vl");
+/// Codes of sixteen features × four k, doubled, as i16: k = 0 and 2, and k = 1 and 3.
+#[inline(always)]
+unsafe fn halves(chunk: *const u8, column: usize, quad: usize) -> [__m512i; 2] {
+    const INTEGERS: [i16; 32] = {
+        let (mut integers, mut code) = ([0; 32], 0);
+        while code < 32 {
+            integers[code] = DOUBLED[code % 16] as i16;
+            code += 1;
+        }
+        integers
+    };
+    // SAFETY: reads one line of the chunk's half.
+    unsafe {
+        let table = _mm512_loadu_si512(INTEGERS.as_ptr().cast());
+        let line = _mm512_loadu_si512(chunk.add(column / PANEL * UP_CODES + quad / 2 * 64).cast());
+        // `vpermw` looks at the low five bits of each index: both halves of the table are the same.
+        let line = if quad.is_multiple_of(2) { line } else { _mm512_srli_epi16::<4>(line) };
+        [_mm512_permutexvar_epi16(line, table), _mm512_permutexvar_epi16(_mm512_srli_epi16::<8>(line), table)]
+    }
+}
+
+/// The same two vectors, computed before what follows; see that of 256 bits.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn in_order([mut left, mut right]: [__m512i; 2]) -> [__m512i; 2] {
+    // SAFETY: the block holds a comment and no instruction.
+    unsafe {
+        std::arch::asm!(
+            "/* {0} {1} */",
+            inout(zmm_reg) left,
+            inout(zmm_reg) right,
+            options(nomem, nostack, preserves_flags)
+        );
+    }
+    [left, right]
+}
+
+x86_pairs! {
+    /// `vpmaddwd`.
+    Madd, MADD, features: "avx2,fma,f16c,avx512f,avx512bw,avx512vl", __m512, __m512i;
+    weights: halves, splat: _mm512_set1_epi32, floats: _mm512_cvtepi32_ps;
+    dot: _mm512_madd_epi16, add_dots: |sums, weights, a| in_order([
+        _mm512_add_epi32(sums[0], _mm512_madd_epi16(weights[0], a)),
+        _mm512_add_epi32(sums[1], _mm512_madd_epi16(weights[1], a)),
+    ]);
+}
+
+x86_pairs! {
+    /// `vpdpwssd`, which adds, too.
+    Vnni, VNNI, features: "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni", __m512, __m512i;
+    weights: halves, splat: _mm512_set1_epi32, floats: _mm512_cvtepi32_ps;
+    dot: _mm512_madd_epi16, add_dots: |sums, weights, a| in_order([
+        _mm512_dpwssd_epi32(sums[0], weights[0], a),
+        _mm512_dpwssd_epi32(sums[1], weights[1], a),
+    ]);
+}

@@ -1,12 +1,11 @@
 //! One row: floats as integers of 15 or 22 bits, multiplied by the integer kernels of W4A4.
 //!
 //! ```text
-//! 16 floats = 2^e · integers + rest                    e is such that the largest integer has BITS bits
+//! 16 floats = 2^e · integers + rests                   see [`split`](super::split)
 //! sum += (Σ_k integer[k] · code[k]) · (2^e · scale)
 //! ```
 //!
-//! Floats are rounded to the nearest integer, ties to even. The inner sum is an exact integer. It is rounded to f32,
-//! multiplied and added, so that 16 products cost three roundings. A rest that matters is treated in the same way, until
+//! The inner sum is an exact integer. It is rounded to f32, multiplied and added, so that 16 products cost three roundings. A rest that matters is treated in the same way, until
 //! there is none. The order is: chunks of 16 k ascending, in each the largest part first.
 //!
 //! What matters is every rest in bf16 and f16: these are exact. Of f32, a rest of at most K · 2⁻²⁵ of its float does
@@ -19,25 +18,12 @@
 
 use dualgemm_formats::FloatMatrix;
 
+use super::split::{LONG_BITS, SHORT_BITS, power_of_two, take_integers};
 use super::widen;
 use crate::Isa;
 use crate::pack::CHUNK_K;
 use crate::vmath::{self, Vectorized};
 use crate::w4a4::DigitBlock;
-
-/// Bits of the largest integer of a block of two digits: a little less, see [`HEADROOM`].
-const SHORT_BITS: i32 = 15;
-
-/// Bits of the largest integer of a block of three digits. What they could hold beyond that would not be rounded by an
-/// addition.
-const LONG_BITS: i32 = 22;
-
-/// The largest integer times this has the bits of its kind, since two digits reach from -127 · 257 to 127 · 257 =
-/// 0.996 · 2¹⁵.
-const HEADROOM: f32 = 1.005;
-
-/// Exponents for which no product with a scale leaves the normal numbers of f32.
-const EXPONENTS: std::ops::RangeInclusive<i32> = -90..=40;
 
 /// Elements that are converted at a time.
 const SPAN: usize = 16 * CHUNK_K;
@@ -160,31 +146,6 @@ fn take_part(
 fn matters(rest: &[f32; CHUNK_K], floats: &[f32; CHUNK_K], k: usize) -> bool {
     let share = (k as f32 * 2f32.powi(-25)).min(2f32.powi(-12));
     rest.iter().zip(floats).fold(false, |any, (rest, x)| any | (rest.abs() > x.abs() * share))
-}
-
-/// Takes from each float the nearest multiple of 2^exponent, which it returns with the multiples. The largest of them has
-/// about `BITS` bits.
-#[inline(always)]
-fn take_integers<const BITS: i32>(rest: &mut [f32; CHUNK_K]) -> Option<(i32, [i32; CHUNK_K])> {
-    // Adding 1.5 · 2²³ rounds to the nearest integer and leaves it in the low bits of the significand.
-    const ROUND: f32 = 12_582_912.0;
-    let most = rest.iter().fold(0, |most, x| most.max((x.abs() * HEADROOM).to_bits())) >> 23;
-    // Below 2^(most - 126), if finite.
-    let exponent = most as i32 - 126 - BITS;
-    if !EXPONENTS.contains(&exponent) {
-        return None;
-    }
-    let (unit, inverse) = (power_of_two(exponent), power_of_two(-exponent));
-    let rounded = rest.map(|x| x * inverse + ROUND);
-    for (rest, rounded) in rest.iter_mut().zip(&rounded) {
-        *rest -= (rounded - ROUND) * unit;
-    }
-    Some((exponent, rounded.map(|x| x.to_bits().wrapping_sub(ROUND.to_bits()) as i32)))
-}
-
-#[inline(always)]
-fn power_of_two(exponent: i32) -> f32 {
-    f32::from_bits(((exponent + 127) as u32) << 23)
 }
 
 #[cfg(test)]

@@ -12,7 +12,10 @@
 //! wide: bound by multiplication; weights are decoded once per tile into a buffer in the first-level cache
 //!     per BLOCK_K of k, one chain: a[k] · (code[k] · scale), ascending, from 0; code · scale is exact in f32
 //!     sum = the first chain, then += chain             blocks ascending
+//!   or, if this block of the tile is integers, what pairs states
 //! ```
+
+use std::ops::Range;
 
 use dualgemm_formats::BlockFormat;
 
@@ -28,10 +31,15 @@ pub(super) const NARROW_ROWS: usize = 4;
 /// Elements of K that [`wide`] decodes at a time: 16 features of them are half a first-level cache of 32 KiB.
 pub(super) const BLOCK_K: usize = 256;
 
-/// Where a group of rows of a wide tile starts. Groups are as even as whole rows allow, none of more than `most` rows; each ends
-/// where the next one starts.
-pub(super) fn group_start(rows: usize, most: usize, group: usize) -> usize {
-    rows * group / rows.div_ceil(most)
+/// The groups of rows of a wide tile: as even as whole rows allow, none of more than `most` rows.
+#[inline(always)]
+pub(super) fn groups(rows: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
+    let count = rows.div_ceil(most);
+    let (len, larger) = (rows / count, rows % count);
+    (0..count).map(move |group| {
+        let start = group * len + group.min(larger);
+        start..start + len + usize::from(group < larger)
+    })
 }
 
 /// A product of some rows with a stretch of K of some panels.
@@ -49,6 +57,8 @@ pub(super) struct Task {
     pub(super) chunks: usize,
     /// `rows · chunks · 16` activations, in an order of each algorithm.
     pub(super) a: *const f32,
+    /// What each block of BLOCK_K of k of the activations is, see [`blocks`](super::blocks); only [`wide`] asks.
+    pub(super) kinds: *const f32,
     /// Rows.
     pub(super) rows: usize,
     /// `[panels][rows][32]` sums.

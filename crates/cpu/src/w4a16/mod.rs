@@ -1,8 +1,9 @@
 //! W4A16: float activations as they are, 4-bit weights decoded exactly, f32 sums.
 //!
 //! Only sums round: f32, f16 and bf16 activations are exact in f32, and so is a code times its scale. (An mxfp4
-//! scale of 2¹²⁶ or 2¹²⁷ times a code can exceed f32; it becomes infinite.) One row, few rows and many rows go
-//! different ways, chosen from the activations of a tile alone, each with one order of sums for all instruction sets.
+//! scale of 2¹²⁶ or 2¹²⁷ times a code can exceed f32; it becomes infinite.) One row, few rows and many rows, of bf16 or of
+//! others, go different ways, chosen from the activations of a tile alone, each with one order of sums for all instruction
+//! sets.
 //!
 //! | module | what |
 //! |---|---|
@@ -10,16 +11,22 @@
 //! | [`kernel`] | any rows: weights as f32, by one of two algorithms |
 //! | [`narrow`], [`wide`] | for few rows, for many |
 //! | [`vector`] | the operations an instruction set has to provide for that |
+//! | [`pairs`] | many rows of bf16 or f16: activations and weights as 16-bit integers |
+//! | [`blocks`] | the activations of many rows, as floats or integers |
+//! | [`split`] | floats as integers times a power of two |
 //! | [`portable`], [`x86`], [`avx2`], [`avx512`] | the instruction sets |
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod blocks;
 mod digits;
 mod kernel;
 mod narrow;
+mod pairs;
 mod portable;
+mod split;
 #[cfg(test)]
 mod tests;
 mod vector;
@@ -31,7 +38,7 @@ use std::ops::Range;
 
 use dualgemm_formats::{BlockFormat, FloatMatrix};
 use half::slice::HalfFloatSliceExt;
-use kernel::{BLOCK_K, NARROW_ROWS, Task, group_start};
+use kernel::{BLOCK_K, NARROW_ROWS, Task};
 
 use crate::pack::{CHUNK, CHUNK_K, PackedGateUp};
 use crate::threads::{self, SharedSlice};
@@ -83,7 +90,8 @@ pub(crate) fn buffer_len(rows: usize, k: usize) -> usize {
 }
 
 fn row_len(rows: usize, k: usize) -> usize {
-    HEADER + if rows <= MAX_ROOMY_ROWS { digits::useful_words(k) } else { digits::words(k) }
+    let digits = if rows <= MAX_ROOMY_ROWS { digits::useful_words(k) } else { digits::words(k) };
+    HEADER + digits.max(k + k.div_ceil(BLOCK_K))
 }
 
 impl Kernel {
@@ -96,8 +104,10 @@ impl Kernel {
         #[cfg(target_arch = "x86_64")]
         let functions = match isa {
             Isa::Portable => portable::functions::<{ portable::FUSED }>(),
-            Isa::Avx2 | Isa::AvxVnni => avx2::FUNCTIONS,
-            Isa::Avx512 | Isa::Avx512Vnni => avx512::FUNCTIONS,
+            Isa::Avx2 => avx2::MADD,
+            Isa::AvxVnni => avx2::VNNI,
+            Isa::Avx512 => avx512::MADD,
+            Isa::Avx512Vnni => avx512::VNNI,
         };
         #[cfg(not(target_arch = "x86_64"))]
         let functions = portable::functions::<{ portable::FUSED }>();
@@ -131,9 +141,15 @@ impl Kernel {
                 let start = tile.first_row * row_len;
                 if tile.rows > 1 {
                     let len = SPAN_K.min(k - first);
+                    let kinds = start + HEADER + k * tile.rows + first / BLOCK_K;
                     // SAFETY: each span of each tile is claimed once, and tiles have no row in common.
-                    let out = unsafe { shared.part(start + HEADER + first * tile.rows, len * tile.rows) };
-                    self.write_floats(a, tile, first, out);
+                    let (out, kinds) = unsafe {
+                        (
+                            shared.part(start + HEADER + first * tile.rows, len * tile.rows),
+                            shared.part(kinds, len.div_ceil(BLOCK_K)),
+                        )
+                    };
+                    self.write_span(a, tile, first, out, kinds);
                 } else if first == 0 {
                     // SAFETY: as above; this takes all spans of the tile.
                     let (header, out) = unsafe { shared.part(start, row_len) }.split_at_mut(HEADER);
@@ -144,7 +160,7 @@ impl Kernel {
                         (header[0], header[1]) = (AS_DIGITS, f32::from_bits(count as u32));
                     } else {
                         header[0] = AS_FLOATS;
-                        self.write_floats(a, tile, 0, &mut out[..k]);
+                        write_narrow(a, tile, 0, &mut out[..k]);
                     }
                 }
             },
@@ -152,34 +168,40 @@ impl Kernel {
         Bound { kernel: self, row_len, k, a: buffer }
     }
 
-    /// Some of the elements `first ..` of the rows of one tile, `out.len()` values in the order that the kernels read.
-    fn write_floats(self, a: &FloatMatrix<'_>, tile: &RowTile, first: usize, out: &mut [f32]) {
-        let rows = tile.rows;
-        let mut wide = [0.0; BLOCK_K];
+    /// Some of the elements `first ..` of the rows of one tile, `out.len()` values in the order that the kernels read, and
+    /// what each block of them is.
+    fn write_span(
+        self,
+        a: &FloatMatrix<'_>,
+        tile: &RowTile,
+        first: usize,
+        out: &mut [f32],
+        kinds: &mut [f32],
+    ) {
+        if tile.rows <= NARROW_ROWS {
+            return write_narrow(a, tile, first, out);
+        }
         let firsts = (first..).step_by(BLOCK_K);
-        for (first, out) in firsts.zip(out.chunks_mut(BLOCK_K * rows)) {
-            let wide = &mut wide[..out.len() / rows];
-            if rows <= NARROW_ROWS {
-                for row in 0..rows {
-                    let values = widen(a, tile.first_row + row, first, wide).as_chunks::<4>().0;
-                    for (quads, out) in values.chunks(4).zip(out.chunks_exact_mut(CHUNK_K * rows)) {
-                        let out = out[row * CHUNK_K..][..CHUNK_K].as_chunks_mut::<4>().0;
-                        for (quad, out) in quads.iter().zip(out) {
-                            *out = [quad[0], quad[2], quad[1], quad[3]];
-                        }
-                    }
-                }
-                continue;
-            }
-            let most = self.functions.group_rows;
-            for group in 0..rows.div_ceil(most) {
-                let [start, end] = [group, group + 1].map(|g| group_start(rows, most, g));
-                let out = &mut out[start * wide.len()..end * wide.len()];
-                for row in start..end {
-                    let values = widen(a, tile.first_row + row, first, wide);
-                    for (value, out) in values.iter().zip(out.chunks_exact_mut(end - start)) {
-                        out[row - start] = *value;
-                    }
+        for ((first, out), kind) in firsts.zip(out.chunks_mut(BLOCK_K * tile.rows)).zip(kinds) {
+            let block = blocks::Write { a, tile, first, group_rows: self.functions.group_rows, out };
+            // SAFETY: the machine has the instruction set, or `new` would have failed.
+            *kind = unsafe { blocks::write(self.isa, block) };
+        }
+    }
+}
+
+/// The same in the order of [`narrow`].
+fn write_narrow(a: &FloatMatrix<'_>, tile: &RowTile, first: usize, out: &mut [f32]) {
+    let rows = tile.rows;
+    let mut wide = [0.0; BLOCK_K];
+    for (first, out) in (first..).step_by(BLOCK_K).zip(out.chunks_mut(BLOCK_K * rows)) {
+        let wide = &mut wide[..out.len() / rows];
+        for row in 0..rows {
+            let values = widen(a, tile.first_row + row, first, wide).as_chunks::<4>().0;
+            for (quads, out) in values.chunks(4).zip(out.chunks_exact_mut(CHUNK_K * rows)) {
+                let out = out[row * CHUNK_K..][..CHUNK_K].as_chunks_mut::<4>().0;
+                for (quad, out) in quads.iter().zip(out) {
+                    *out = [quad[0], quad[2], quad[1], quad[3]];
                 }
             }
         }
@@ -187,6 +209,7 @@ impl Kernel {
 }
 
 /// The elements `first ..` of a row as f32, as many as `wide` has room for.
+#[inline(always)]
 fn widen<'a>(a: &'a FloatMatrix<'_>, row: usize, first: usize, wide: &'a mut [f32]) -> &'a [f32] {
     let range = first..first + wide.len();
     match a {
@@ -228,7 +251,7 @@ impl TileKernel for Bound<'_> {
             return unsafe { self.kernel.digits.multiply_digits(weights, panels, blocks, sums) };
         }
         let packed = weights.panel_range(panels.clone());
-        let a = &a[..rows * self.k];
+        let (a, kinds) = a.split_at(rows * self.k);
         let Functions { narrow, wide, .. } = self.kernel.functions;
         let (function, stretch) = if rows <= NARROW_ROWS {
             (narrow, chunks)
@@ -244,6 +267,7 @@ impl TileKernel for Bound<'_> {
                 panels: panels.len(),
                 chunks: stretch.min(chunks - first),
                 a: a[first * CHUNK_K * rows..].as_ptr(),
+                kinds: kinds[first * CHUNK_K / BLOCK_K..].as_ptr(),
                 rows,
                 sums: sums.as_mut_ptr(),
                 add: first > 0,

@@ -8,6 +8,7 @@ use dualgemm_formats::BlockFormat;
 
 use super::Functions;
 use super::kernel::{self, Pass};
+use super::pairs::{self, Pairs};
 use super::vector::{DOUBLED, Vector};
 use crate::pack::{PANEL, SCALES, UP_CODES};
 
@@ -92,8 +93,59 @@ impl<const FUSED: bool> Vector for Portable<FUSED> {
     unsafe fn prefetch(_address: *const u8) {}
 }
 
+/// Pairs as floats: their products and sums are integers below 2²³, and exact. As integers LLVM regroups them across
+/// lanes, as it does those of W4A4.
+pub(super) struct FloatPairs<const FUSED: bool>;
+
+impl<const FUSED: bool> Pairs for FloatPairs<FUSED> {
+    type Floats = Portable<FUSED>;
+    type Pairs = [[f32; 8]; 2];
+    type Sums = [f32; 8];
+
+    #[inline(always)]
+    unsafe fn weights(chunk: *const u8, column: usize, quad: usize) -> [[[f32; 8]; 2]; 2] {
+        // SAFETY: the caller's promises.
+        let [k0, k1, k2, k3] = unsafe { Portable::<FUSED>::weights(chunk, column, quad) };
+        [[k0.0, k2.0], [k1.0, k3.0]]
+    }
+
+    #[inline(always)]
+    unsafe fn splat(pair: *const [i16; 2]) -> [[f32; 8]; 2] {
+        // SAFETY: the caller passes a pair.
+        unsafe { pair.read_unaligned() }.map(|integer| [f32::from(integer); 8])
+    }
+
+    #[inline(always)]
+    unsafe fn dot(weights: [[f32; 8]; 2], a: [[f32; 8]; 2]) -> [f32; 8] {
+        std::array::from_fn(|i| weights[0][i] * a[0][i] + weights[1][i] * a[1][i])
+    }
+
+    #[inline(always)]
+    unsafe fn add_dots(
+        mut sums: [[f32; 8]; 2],
+        weights: [[[f32; 8]; 2]; 2],
+        a: [[f32; 8]; 2],
+    ) -> [[f32; 8]; 2] {
+        for (sums, weights) in sums.iter_mut().zip(weights) {
+            *sums = std::array::from_fn(|i| sums[i] + weights[0][i] * a[0][i] + weights[1][i] * a[1][i]);
+        }
+        sums
+    }
+
+    #[inline(always)]
+    unsafe fn floats(sums: [f32; 8]) -> Portable<FUSED> {
+        Portable(sums)
+    }
+
+    #[inline(never)]
+    unsafe fn pass(pass: &pairs::Pass) {
+        // SAFETY: the caller's promises.
+        unsafe { pairs::pass::<Self>(pass) }
+    }
+}
+
 /// [`kernel::narrow`] and [`kernel::wide`] in plain Rust.
 pub(super) const fn functions<const FUSED: bool>() -> Functions {
-    let (narrow, wide) = (kernel::narrow::<Portable<FUSED>>, kernel::wide::<Portable<FUSED>>);
+    let (narrow, wide) = (kernel::narrow::<Portable<FUSED>>, kernel::wide::<FloatPairs<FUSED>>);
     Functions { narrow, wide, group_rows: Portable::<FUSED>::ROWS }
 }

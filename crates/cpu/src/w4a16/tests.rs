@@ -6,7 +6,7 @@ use dualgemm_gemm::GateUp;
 use half::{bf16, f16};
 
 use super::kernel::{BLOCK_K, NARROW_ROWS};
-use super::{AS_DIGITS, Kernel, buffer_len};
+use super::{AS_DIGITS, HEADER, Kernel, blocks, buffer_len};
 use crate::Isa;
 use crate::pack::{PANEL, PackedGateUp};
 use crate::tile::{MAX_TILE_ROWS, RowTile, TILE_COLS, TileKernel};
@@ -128,6 +128,9 @@ fn scalar_sum(a: &[f32], b: &QuantizedMatrix<'_>, n: usize, rows: usize, short: 
         }
         return totals[0] + totals[1];
     }
+    if short {
+        return scalar_pairs(a, scale, code);
+    }
     let blocks = (0..a.len()).step_by(BLOCK_K).map(|first| {
         let end = a.len().min(first + BLOCK_K);
         (first..end).fold(0f32, |s, k| a[k].mul_add(code(k) * scale(k), s))
@@ -135,11 +138,43 @@ fn scalar_sum(a: &[f32], b: &QuantizedMatrix<'_>, n: usize, rows: usize, short: 
     blocks.reduce(|total, chain| total + chain).unwrap()
 }
 
+/// The order of sums as the head of `pairs` states it.
+fn scalar_pairs(a: &[f32], scale: impl Fn(usize) -> f32, code: impl Fn(usize) -> f32) -> f32 {
+    let mut sum = 0f32;
+    for first in (0..a.len()).step_by(BLOCK_K) {
+        let ks = first..a.len().min(first + BLOCK_K);
+        let mut rests = vec![];
+        for first in ks.step_by(16) {
+            let largest = a[first..first + 16].iter().fold(0f32, |most, x| most.max(x.abs()));
+            let exponent = (-100..40).find(|&e| 1.005 * largest < 2f32.powi(e + 15)).unwrap();
+            let mut dot = 0f32;
+            for (k, x) in (first..).zip(&a[first..first + 16]) {
+                let integer = (x * 2f32.powi(-exponent)).round_ties_even();
+                dot += integer * code(k);
+                rests.push((k, x - integer * 2f32.powi(exponent)));
+            }
+            sum = dot.mul_add(2f32.powi(exponent) * scale(first), sum);
+        }
+        for (k, rest) in rests {
+            sum = rest.mul_add(code(k) * scale(k), sum);
+        }
+    }
+    sum
+}
+
 /// Whether a kernel writes these rows as digits.
 fn are_digits(kernel: Kernel, a: &FloatMatrix<'_>) -> bool {
     let mut buffer = vec![f32::NAN; buffer_len(a.rows(), a.cols())];
     kernel.prepare(1, a, a.rows(), &one_tile(a.rows()), &mut buffer);
     buffer[0] == AS_DIGITS
+}
+
+/// How many rests a kernel leaves of the first block of these rows, if it writes them as integers.
+fn rests(kernel: Kernel, a: &FloatMatrix<'_>) -> Option<usize> {
+    let mut buffer = vec![f32::NAN; buffer_len(a.rows(), a.cols())];
+    kernel.prepare(1, a, a.rows(), &one_tile(a.rows()), &mut buffer);
+    let kind = buffer[HEADER + a.rows() * a.cols()];
+    (kind != blocks::AS_FLOATS).then_some(kind as usize)
 }
 
 /// The portable kernel, with or without fused multiply-adds.
@@ -177,6 +212,9 @@ fn the_order_of_sums_is_the_documented_one_exact() {
             let (kernel, data) = (fused(Isa::Portable, format), activations(m, k));
             for (a, short) in [(bf16s(m, k), true), (f32_matrix(m, k, &data), false)] {
                 assert_eq!(are_digits(kernel, &a), m == 1);
+                // The numbers of these tests have up to 16 bits before they are rounded: some rests, not many.
+                let rests = (m > NARROW_ROWS).then(|| rests(kernel, &a)).flatten();
+                assert_eq!(rests.is_some_and(|rests| rests > 0), m > NARROW_ROWS && short);
                 let mut want = vec![];
                 for row in 0..m {
                     let row: Vec<f32> = (0..k).map(|k| a.value(row, k)).collect();
@@ -267,25 +305,61 @@ fn what_takes_too_many_digits_is_multiplied_as_floats() {
     }
 }
 
+/// Sums of few roundings against those of f64: f16 and bf16 lose nothing, whatever they are as integers.
 #[test]
 fn f16_and_bf16_activations_are_used_exactly() {
-    let (m, k) = (11, BLOCK_K + 48);
-    let packed = PackedGateUp::pack(&weights(BlockFormat::Nvfp4, 16, k, 5)).unwrap();
-    let kernel = Kernel::new(Isa::best(), BlockFormat::Nvfp4).unwrap();
-    let data = activations(m, k);
-    for rows in [3, m] {
-        let f16s: Vec<f16> = data[..rows * k].iter().map(|&x| f16::from_f32(x * 1e-3)).collect();
-        let bf16s: Vec<bf16> = data[..rows * k].iter().map(|&x| bf16::from_f32(x * 1e9)).collect();
-        let widened: [Vec<f32>; 2] =
-            [f16s.iter().map(|x| x.to_f32()).collect(), bf16s.iter().map(|x| x.to_f32()).collect()];
-        let narrow = [
-            FloatMatrix::F16(Matrix::new("a", rows, k, f16s).unwrap()),
-            FloatMatrix::Bf16(Matrix::new("a", rows, k, bf16s).unwrap()),
-        ];
-        for (a, widened) in narrow.iter().zip(&widened) {
-            let got = sums(kernel, a, &one_tile(rows), &packed);
-            let want = sums(kernel, &f32_matrix(rows, k, widened), &one_tile(rows), &packed);
-            assert_bits(&got, &want, "widened");
+    let (m, n, k) = (11, 7, BLOCK_K + 48);
+    let pair = weights(BlockFormat::Nvfp4, n, k, 5);
+    let packed = PackedGateUp::pack(&pair).unwrap();
+    let mut random = Random(6);
+    let (usual, small, large) = (0..m * k, 1e-3, 1e9);
+    // Usual numbers; one that is large in each chunk; exponents all over the place; few that are not 0.
+    let of_kind = |kind: usize, i: usize, random: &mut Random| {
+        let x = random.float();
+        match kind {
+            0 => x,
+            1 => x * if i % 16 == i / 16 % 16 { 500.0 } else { 1.0 },
+            2 => x * 2f32.powi(-((random.bits() % 24) as i32)),
+            _ => x * f32::from(u8::from(random.bits().is_multiple_of(37))),
+        }
+    };
+    for (kind, integers) in [(0, true), (1, false), (2, false), (3, true)] {
+        let data: Vec<f32> = usual.clone().map(|i| of_kind(kind, i, &mut random)).collect();
+        for rows in [1, 3, m] {
+            let f16s: Vec<f16> = data[..rows * k].iter().map(|&x| f16::from_f32(x * small)).collect();
+            let bf16s: Vec<bf16> = data[..rows * k].iter().map(|&x| bf16::from_f32(x * large)).collect();
+            for a in [
+                FloatMatrix::F16(Matrix::new("a", rows, k, f16s).unwrap()),
+                FloatMatrix::Bf16(Matrix::new("a", rows, k, bf16s).unwrap()),
+            ] {
+                for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+                    let kernel = fused(isa, BlockFormat::Nvfp4);
+                    if rows == m && matches!(a, FloatMatrix::Bf16(_)) {
+                        assert_eq!(rests(kernel, &a).is_some(), integers, "kind {kind}");
+                    }
+                    assert_close(
+                        &sums(kernel, &a, &one_tile(rows), &packed),
+                        &a,
+                        &pair,
+                        &format!("{isa} {kind}"),
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// That sums are as near to those of f64 as those of f32 with one rounding per term would be, and a little nearer.
+fn assert_close(got: &[f32], a: &FloatMatrix<'_>, pair: &GateUp<'_>, what: &str) {
+    for row in 0..a.rows() {
+        for (half, b) in [&pair.gate, &pair.up].into_iter().enumerate() {
+            for n in 0..pair.n() {
+                let terms = (0..a.cols()).map(|k| f64::from(a.value(row, k)) * b.value(n, k));
+                let (want, size) = terms.fold((0.0, 0.0), |(s, t), x| (s + x, t + x.abs()));
+                let got = f64::from(got[(row * 2 + half) * pair.n() + n]);
+                let bound = size * a.cols() as f64 * 2f64.powi(-25);
+                assert!((got - want).abs() <= bound, "{what}, row {row} of {}: {got} {want}", a.rows());
+            }
         }
     }
 }
@@ -312,11 +386,19 @@ fn rows_do_not_touch_each_other() {
     let k = 48;
     let packed = PackedGateUp::pack(&weights(BlockFormat::Nvfp4, 16, k, 7)).unwrap();
     let kernel = Kernel::new(Isa::best(), BlockFormat::Nvfp4).unwrap();
-    for (m, special) in [(3, f32::NAN), (20, f32::INFINITY)] {
+    let as_bf16 = |m, data: &[f32]| {
+        let data: Vec<bf16> = data.iter().map(|&x| bf16::from_f32(x)).collect();
+        FloatMatrix::Bf16(Matrix::new("a", m, k, data).unwrap())
+    };
+    for (m, special, short) in [(3, f32::NAN, false), (20, f32::INFINITY, false), (20, f32::INFINITY, true)] {
+        let of = |data: &[f32]| match short {
+            true => sums(kernel, &as_bf16(m, data), &one_tile(m), &packed),
+            false => sums(kernel, &f32_matrix(m, k, data), &one_tile(m), &packed),
+        };
         let mut data = activations(m, k);
-        let clean = sums(kernel, &f32_matrix(m, k, &data), &one_tile(m), &packed);
+        let clean = of(&data);
         data[k + 5] = special;
-        let got = sums(kernel, &f32_matrix(m, k, &data), &one_tile(m), &packed);
+        let got = of(&data);
         for (row, (got, clean)) in got.chunks_exact(32).zip(clean.chunks_exact(32)).enumerate() {
             match row {
                 // Infinity times a code of zero is NaN.

@@ -5,7 +5,9 @@ use std::mem::MaybeUninit;
 
 use dualgemm_formats::BlockFormat;
 
-use super::kernel::{BLOCK_K, Task, fetch, group_start};
+use super::blocks::AS_FLOATS;
+use super::kernel::{BLOCK_K, Task, fetch, groups};
+use super::pairs::{self, Pairs};
 use super::vector::Vector;
 use crate::pack::{CHUNK, CHUNK_K};
 use crate::tile::TILE_COLS;
@@ -16,50 +18,115 @@ const MAX_WIDTH: usize = 32;
 /// Chunks of a block.
 const CHUNKS: usize = BLOCK_K / CHUNK_K;
 
-/// Decoded weights, `[k][features of a pass]`.
+/// Room for decoded weights.
 #[repr(align(64))]
-struct Decoded(MaybeUninit<[f32; BLOCK_K * MAX_WIDTH]>);
+pub(super) struct Decoded {
+    /// `[k][features of a pass]`, or as [`pairs`] has them.
+    pub(super) weights: MaybeUninit<[f32; BLOCK_K * MAX_WIDTH]>,
+    /// Of pairs: `[chunk][features of a pass]`.
+    pub(super) scales: MaybeUninit<[f32; CHUNKS * MAX_WIDTH]>,
+}
 
-/// Any number of rows. Activations are `[block][group of rows][k][row of group]`, see [`group_start`]: a pass reads them
-/// in order.
+/// Two vectors of features of a block of K, and all rows of a tile.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Block {
+    /// Block format of the weights.
+    pub(super) format: BlockFormat,
+    /// First chunk of the weights.
+    pub(super) packed: *const u8,
+    /// Chunks, up to [`BLOCK_K`] of k.
+    pub(super) chunks: usize,
+    /// First feature of the panel.
+    pub(super) column: usize,
+    /// Rows.
+    pub(super) rows: usize,
+    /// Activations, as [`blocks`](super::blocks) writes them.
+    pub(super) a: *const f32,
+    /// Two vectors of the first row, 32 values before those of the next one.
+    pub(super) sums: *mut f32,
+    /// Whether to add to the sums or to overwrite them.
+    pub(super) add: bool,
+}
+
+impl Block {
+    /// Fetches what follows a block after this chunk, once of all its features.
+    #[inline(always)]
+    pub(super) unsafe fn fetch_next<V: Vector>(&self, chunk: *const u8) {
+        if self.column == 0 {
+            // SAFETY: the machine has the instructions.
+            unsafe { fetch::<V>(chunk.wrapping_add(CHUNKS * CHUNK)) };
+        }
+    }
+}
+
+/// Any number of rows.
 ///
 /// # Safety
-/// The machine has the instruction set of `V`, and the pointers of the task point to as much as it says.
+/// The machine has the instruction set of `P`, and the pointers of the task point to as much as it says.
 #[inline(always)]
-pub(super) unsafe fn wide<V: Vector>(task: &Task) {
-    const { assert!(2 * V::LANES <= MAX_WIDTH) };
-    let Task { chunks, rows, .. } = *task;
-    let mut decoded = Decoded(MaybeUninit::uninit());
-    let decoded = decoded.0.as_mut_ptr().cast::<f32>();
-    let groups = rows.div_ceil(V::ROWS);
+pub(super) unsafe fn wide<P: Pairs>(task: &Task) {
+    // Loops are compiled for each format, so that they do not ask for it with every vector of scales.
+    let of_format = |format| Task { format, ..*task };
+    // SAFETY: the caller's promises.
+    unsafe {
+        match task.format {
+            BlockFormat::Nvfp4 => wide_format::<P>(&of_format(BlockFormat::Nvfp4)),
+            BlockFormat::Mxfp4 => wide_format::<P>(&of_format(BlockFormat::Mxfp4)),
+        }
+    }
+}
+
+/// [`wide`], where the compiler knows the format.
+#[inline(always)]
+unsafe fn wide_format<P: Pairs>(task: &Task) {
+    const { assert!(2 * P::Floats::LANES <= MAX_WIDTH) };
+    let Task { format, chunks, rows, .. } = *task;
+    let mut decoded = Decoded { weights: MaybeUninit::uninit(), scales: MaybeUninit::uninit() };
     for panel in 0..task.panels {
         for first in (0..chunks).step_by(CHUNKS) {
-            let count = CHUNKS.min(chunks - first);
-            for column in (0..TILE_COLS).step_by(2 * V::LANES) {
-                // SAFETY: all offsets stay inside what the caller promises: panel < panels, first + count ≤ chunks, start
-                // < rows, column < 32; `decoded` is written up to `count` chunks before it is read that far.
-                unsafe {
-                    let packed = task.panel.add(panel * task.panel_stride + first * CHUNK);
-                    for c in 0..count {
-                        let chunk = packed.add(c * CHUNK);
-                        if column == 0 {
-                            fetch::<V>(chunk.wrapping_add(CHUNKS * CHUNK));
-                        }
-                        decode::<V>(task.format, chunk, column, decoded.add(c * CHUNK_K * 2 * V::LANES));
-                    }
-                    for group in 0..groups {
-                        let [start, end] = [group, group + 1].map(|g| group_start(rows, V::ROWS, g));
-                        V::pass(&Pass {
-                            rows: end - start,
-                            weights: decoded,
-                            k: count * CHUNK_K,
-                            a: task.a.add((first * rows + start * count) * CHUNK_K),
-                            sums: task.sums.add((panel * rows + start) * TILE_COLS + column),
-                            add: task.add || first > 0,
-                        });
+            let chunks = CHUNKS.min(chunks - first);
+            // SAFETY: all offsets stay inside what the caller promises: panel < panels, first + chunks ≤ the task's,
+            // column < 32.
+            unsafe {
+                let packed = task.panel.add(panel * task.panel_stride + first * CHUNK);
+                let a = task.a.add(first * rows * CHUNK_K);
+                let rests = *task.kinds.add(first / CHUNKS);
+                for column in (0..TILE_COLS).step_by(2 * P::Floats::LANES) {
+                    let sums = task.sums.add(panel * rows * TILE_COLS + column);
+                    let block =
+                        Block { format, packed, chunks, column, rows, a, sums, add: task.add || first > 0 };
+                    if rests == AS_FLOATS {
+                        multiply::<P::Floats>(&block, &mut decoded);
+                    } else {
+                        pairs::multiply::<P>(&block, rests as usize, &mut decoded);
                     }
                 }
             }
+        }
+    }
+}
+
+/// Multiplies floats, `[group of rows][k][row of group]`: a pass reads them in order.
+#[inline(always)]
+unsafe fn multiply<V: Vector>(block: &Block, decoded: &mut Decoded) {
+    let Block { rows, chunks, .. } = *block;
+    let weights = decoded.weights.as_mut_ptr().cast::<f32>();
+    // SAFETY: all offsets stay inside what the caller promises; `decoded` has room for a block.
+    unsafe {
+        for c in 0..chunks {
+            let (chunk, to) = (block.packed.add(c * CHUNK), weights.add(c * CHUNK_K * 2 * V::LANES));
+            block.fetch_next::<V>(chunk);
+            decode::<V>(block.format, chunk, block.column, to);
+        }
+        for group in groups(rows, V::ROWS) {
+            V::pass(&Pass {
+                rows: group.len(),
+                weights,
+                k: chunks * CHUNK_K,
+                a: block.a.add(group.start * chunks * CHUNK_K),
+                sums: block.sums.add(group.start * TILE_COLS),
+                add: block.add,
+            });
         }
     }
 }
@@ -80,6 +147,23 @@ unsafe fn decode<V: Vector>(format: BlockFormat, chunk: *const u8, column: usize
         }
     }
 }
+
+/// `$body` with `$ROWS` a constant, of the value of `$rows`, which is at most `$most`.
+macro_rules! for_rows {
+    ($rows:expr, $most:expr, |$ROWS:ident| $body:expr) => {
+        for_rows!($rows, $most, |$ROWS| $body; 1 2 3 4 5 6 7 8 9 10 11 12 13 14)
+    };
+    ($rows:expr, $most:expr, |$ROWS:ident| $body:expr; $($count:literal)*) => {
+        match $rows {
+            $($count if $count <= $most => {
+                const $ROWS: usize = $count;
+                $body
+            })*
+            _ => unreachable!("groups have up to {} rows", $most),
+        }
+    };
+}
+pub(super) use for_rows;
 
 /// One group of rows over a decoded block of K.
 #[derive(Debug, Clone, Copy)]
@@ -107,16 +191,8 @@ pub(super) struct Pass {
 /// The machine has the instruction set of `V`, and the pointers point to as much as they say.
 #[inline(always)]
 pub(super) unsafe fn pass<V: Vector>(pass: &Pass) {
-    macro_rules! pass_rows {
-        ($($rows:literal)*) => {
-            match pass.rows {
-                // SAFETY: the caller's promises.
-                $($rows if $rows <= V::ROWS => unsafe { pass_rows::<V, $rows>(pass) },)*
-                _ => unreachable!("groups have up to {} rows", V::ROWS),
-            }
-        };
-    }
-    pass_rows!(1 2 3 4 5 6 7 8 9 10 11 12 13 14)
+    // SAFETY: the caller's promises.
+    for_rows!(pass.rows, V::ROWS, |ROWS| unsafe { pass_rows::<V, ROWS>(pass) });
 }
 
 /// `ROWS` rows × two vectors of features: the accumulators stay in registers over the whole block.

@@ -1,5 +1,5 @@
-//! What the x86-64 implementations of [`Vector`](super::vector::Vector) share: intrinsics of a width wrapped into the
-//! trait, and the kernels compiled with the features they need.
+//! What the x86-64 implementations of [`Vector`](super::vector::Vector) and [`Pairs`](super::pairs::Pairs) share:
+//! intrinsics of a width wrapped into the traits, and the kernels compiled with the features they need.
 //!
 //! Reference: Intel Intrinsics Guide, <https://www.intel.com/content/www/us/en/docs/intrinsics-guide/>.
 
@@ -72,22 +72,80 @@ macro_rules! operations {
 }
 pub(super) use operations;
 
-/// The kernels of `$vector`, compiled with `$features`.
-macro_rules! functions {
-    ($vector:ty, features: $features:literal) => {{
-        #[target_feature(enable = $features)]
-        unsafe fn narrow(task: &Task) {
-            // SAFETY: the caller's promises.
-            unsafe { kernel::narrow::<$vector>(task) }
+/// Implements `Pairs` for `$name`, and defines `$functions`, compiled with `$features`.
+macro_rules! x86_pairs {
+    (
+        $(#[$doc:meta])*
+        $name:ident, $functions:ident, features: $features:literal, $floats:ty, $integers:ty;
+        weights: $weights:path, splat: $splat:path, floats: $to_floats:path;
+        dot: $dot:path, add_dots: |$sums:ident, $two:ident, $a:ident| $add_dots:expr;
+    ) => {
+        $(#[$doc])*
+        pub(super) struct $name;
+
+        impl Pairs for $name {
+            type Floats = $floats;
+            type Pairs = $integers;
+            type Sums = $integers;
+
+            #[inline(always)]
+            unsafe fn weights(chunk: *const u8, column: usize, quad: usize) -> [$integers; 2] {
+                // SAFETY: the caller's promises.
+                unsafe { $weights(chunk, column, quad) }
+            }
+
+            #[inline(always)]
+            unsafe fn splat(pair: *const [i16; 2]) -> $integers {
+                // SAFETY: the caller passes a pair.
+                unsafe { $splat(pair.cast::<i32>().read_unaligned()) }
+            }
+
+            #[inline(always)]
+            unsafe fn dot(weights: $integers, a: $integers) -> $integers {
+                // SAFETY: the machine has the instructions.
+                unsafe { $dot(weights, a) }
+            }
+
+            #[inline(always)]
+            unsafe fn add_dots($sums: [$integers; 2], $two: [$integers; 2], $a: $integers) -> [$integers; 2] {
+                // SAFETY: the machine has the instructions.
+                unsafe { $add_dots }
+            }
+
+            #[inline(always)]
+            unsafe fn floats(sums: $integers) -> $floats {
+                // SAFETY: the machine has the instructions.
+                unsafe { $to_floats(sums) }
+            }
+
+            #[inline(never)]
+            unsafe fn pass(pass: &pairs::Pass) {
+                #[target_feature(enable = $features)]
+                unsafe fn compiled(pass: &pairs::Pass) {
+                    // SAFETY: the caller's promises.
+                    unsafe { pairs::pass::<$name>(pass) }
+                }
+                // SAFETY: the caller's promises.
+                unsafe { compiled(pass) }
+            }
         }
 
-        #[target_feature(enable = $features)]
-        unsafe fn wide(task: &Task) {
-            // SAFETY: the caller's promises.
-            unsafe { kernel::wide::<$vector>(task) }
-        }
+        /// What is compiled with this instruction set.
+        pub(super) const $functions: Functions = {
+            #[target_feature(enable = $features)]
+            unsafe fn narrow(task: &Task) {
+                // SAFETY: the caller's promises.
+                unsafe { kernel::narrow::<$floats>(task) }
+            }
 
-        Functions { narrow, wide, group_rows: <$vector as Vector>::ROWS }
-    }};
+            #[target_feature(enable = $features)]
+            unsafe fn wide(task: &Task) {
+                // SAFETY: the caller's promises.
+                unsafe { kernel::wide::<$name>(task) }
+            }
+
+            Functions { narrow, wide, group_rows: <$floats as Vector>::ROWS }
+        };
+    };
 }
-pub(super) use functions;
+pub(super) use x86_pairs;

@@ -1,0 +1,255 @@
+//! A for many rows, by blocks of BLOCK_K of k: as floats, or as integers with few rests.
+//!
+//! ```text
+//! floats        [group of rows][k][row of group]                  1024 bytes of each row
+//! integers      [group of rows][chunk]                            576 bytes of each row
+//!                   [pair][row of group]    two i16: k = 4i + 0 and 2, or 4i + 1 and 3
+//!                   [row of group]          f32, the power of two that they are multiples of
+//! rests         behind the integers, by group, k, and row of group
+//! ```
+//!
+//! Which of them a block of a tile is follows from its numbers alone.
+
+use bytemuck::{Pod, Zeroable};
+use dualgemm_formats::FloatMatrix;
+
+use super::kernel::{BLOCK_K, groups};
+use super::split::{SHORT_BITS, power_of_two, take_integers};
+use super::widen;
+use crate::Isa;
+use crate::pack::CHUNK_K;
+use crate::tile::RowTile;
+use crate::vmath::{self, Vectorized};
+
+/// f32 words of a row's integers in a chunk.
+pub(super) const PAIR_WORDS: usize = CHUNK_K / 2 + 1;
+
+/// Rests, on average over as many rows and chunks, from where on multiplying floats is faster: with AVX2, 16 features of a
+/// row and a chunk take four cycles less as integers, and a rest takes six to eight.
+const CHUNKS_PER_REST: usize = 2;
+
+/// What tells that a block is floats; if it is integers, that is the number of rests.
+pub(super) const AS_FLOATS: f32 = -1.0;
+
+/// What an integer of 15 bits leaves of a float. It has few bits: its product with a weight is exact in f32.
+#[derive(Debug, Clone, Copy, PartialEq, Zeroable, Pod)]
+#[repr(C)]
+pub(super) struct Rest {
+    /// The rest.
+    pub(super) value: f32,
+    /// Row of the tile, k of the block.
+    at: [u16; 2],
+}
+
+impl Rest {
+    /// Row of the tile.
+    #[inline(always)]
+    pub(super) fn row(self) -> usize {
+        self.at[0].into()
+    }
+
+    /// Chunk of the block, pair of the chunk, and element of the pair.
+    #[inline(always)]
+    pub(super) fn place(self) -> (usize, usize, usize) {
+        let k = usize::from(self.at[1]);
+        (k / CHUNK_K, k % CHUNK_K / 4 * 2 + k % 2, k % 4 / 2)
+    }
+}
+
+/// One block of K of a tile, to be written into `out`, of `BLOCK_K` or fewer words per row.
+pub(super) struct Write<'a> {
+    /// A.
+    pub(super) a: &'a FloatMatrix<'a>,
+    /// Rows of A.
+    pub(super) tile: &'a RowTile,
+    /// First k.
+    pub(super) first: usize,
+    /// Most rows of a group.
+    pub(super) group_rows: usize,
+    /// Where to.
+    pub(super) out: &'a mut [f32],
+}
+
+/// Writes a block and returns the word that tells how.
+///
+/// # Safety
+/// The machine has `isa`.
+pub(super) unsafe fn write(isa: Isa, block: Write<'_>) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe { vmath::dispatch(isa, block) }
+}
+
+impl Vectorized for Write<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run(mut self) -> f32 {
+        // Most of f32 leave a rest of 15 bits.
+        let rests = if matches!(self.a, FloatMatrix::F32(_)) { None } else { self.integers() };
+        rests.map_or_else(
+            || {
+                self.floats();
+                AS_FLOATS
+            },
+            |rests| rests as f32,
+        )
+    }
+}
+
+impl Write<'_> {
+    #[inline(always)]
+    fn floats(&mut self) {
+        let k = self.out.len() / self.tile.rows;
+        let mut wide = [0.0; BLOCK_K];
+        for group in groups(self.tile.rows, self.group_rows) {
+            let out = &mut self.out[group.start * k..group.end * k];
+            for (i, row) in group.clone().enumerate() {
+                let values = widen(self.a, self.tile.first_row + row, self.first, &mut wide[..k]);
+                for (value, out) in values.iter().zip(out.chunks_exact_mut(group.len())) {
+                    out[i] = *value;
+                }
+            }
+        }
+    }
+
+    /// Returns the number of rests, or nothing if there are too many.
+    #[inline(always)]
+    fn integers(&mut self) -> Option<usize> {
+        let rows = self.tile.rows;
+        let chunks = self.out.len() / rows / CHUNK_K;
+        let (mut out, rests) = self.out.split_at_mut(rows * chunks * PAIR_WORDS);
+        let rests: &mut [Rest] = bytemuck::cast_slice_mut(&mut rests[..rows * chunks / CHUNKS_PER_REST * 2]);
+        let (mut count, mut wide) = (0, [0.0; CHUNK_K]);
+        for group in groups(rows, self.group_rows) {
+            for chunk in 0..chunks {
+                let here;
+                (here, out) = out.split_at_mut(group.len() * PAIR_WORDS);
+                for (i, row) in group.clone().enumerate() {
+                    let k = chunk * CHUNK_K;
+                    let mut floats = [0.0; CHUNK_K];
+                    floats.copy_from_slice(widen(
+                        self.a,
+                        self.tile.first_row + row,
+                        self.first + k,
+                        &mut wide,
+                    ));
+                    let (unit, integers) = take_integers::<SHORT_BITS>(&mut floats)
+                        .map_or((0.0, [0; CHUNK_K]), |(exponent, integers)| {
+                            (power_of_two(exponent), integers)
+                        });
+                    for (quad, integers) in integers.as_chunks::<4>().0.iter().enumerate() {
+                        let pair = |x: usize| {
+                            f32::from_bits(integers[x] as u32 & 0xFFFF | (integers[x + 2] as u32) << 16)
+                        };
+                        here[2 * quad * group.len() + i] = pair(0);
+                        here[(2 * quad + 1) * group.len() + i] = pair(1);
+                    }
+                    here[CHUNK_K / 2 * group.len() + i] = unit;
+                    if floats.iter().fold(false, |any, rest| any | (*rest != 0.0)) {
+                        for (i, &value) in floats.iter().enumerate().filter(|(_, value)| **value != 0.0) {
+                            *rests.get_mut(count)? = Rest { value, at: [row as u16, (k + i) as u16] };
+                            count += 1;
+                        }
+                    }
+                }
+            }
+        }
+        Some(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dualgemm_formats::Matrix;
+    use half::bf16;
+    use proptest::prelude::*;
+
+    /// A block of some rows, which are given by row.
+    fn written(rows: &[[f32; 2 * CHUNK_K]], group_rows: usize) -> (f32, Vec<f32>) {
+        let data: Vec<bf16> = rows.iter().flatten().map(|&x| bf16::from_f32(x)).collect();
+        let a = FloatMatrix::Bf16(Matrix::new("a", rows.len(), 2 * CHUNK_K, data).unwrap());
+        let tile = RowTile { group: 0, first_row: 0, rows: rows.len() };
+        let mut out = vec![f32::NAN; rows.len() * 2 * CHUNK_K];
+        let block = Write { a: &a, tile: &tile, first: 0, group_rows, out: &mut out };
+        // SAFETY: any machine has the portable instruction set.
+        (unsafe { write(Isa::Portable, block) }, out)
+    }
+
+    /// The floats that integers and rests add up to.
+    fn joined(rows: usize, group_rows: usize, rests: usize, out: &[f32]) -> Vec<[f64; 2 * CHUNK_K]> {
+        let mut joined = vec![[0.0; 2 * CHUNK_K]; rows];
+        let (mut integers, all_rests) = out.split_at(rows * 2 * PAIR_WORDS);
+        for group in groups(rows, group_rows) {
+            for chunk in 0..2 {
+                let here;
+                (here, integers) = integers.split_at(group.len() * PAIR_WORDS);
+                for (i, row) in group.clone().enumerate() {
+                    for k in 0..CHUNK_K {
+                        let at = Rest { value: 0.0, at: [row as u16, (CHUNK_K * chunk + k) as u16] };
+                        let (of_chunk, pair, of_pair) = at.place();
+                        assert_eq!((at.row(), of_chunk), (row, chunk));
+                        let integer = (here[pair * group.len() + i].to_bits() >> (16 * of_pair)) as i16;
+                        let unit = f64::from(here[CHUNK_K / 2 * group.len() + i]);
+                        joined[row][CHUNK_K * chunk + k] = f64::from(integer) * unit;
+                    }
+                }
+            }
+        }
+        for rest in bytemuck::cast_slice::<f32, Rest>(&all_rests[..2 * rests]) {
+            joined[rest.row()][usize::from(rest.at[1])] += f64::from(rest.value);
+        }
+        joined
+    }
+
+    proptest! {
+        /// Rows of usual numbers, of which a few are replaced by any at all.
+        #[test]
+        fn integers_and_rests_are_the_floats_exact(
+            rows in prop::collection::vec(prop::array::uniform32(-4f32..4.0), 1..9),
+            odd in prop::collection::vec((any::<(usize, usize)>(), any::<f32>()), 0..3),
+            group_rows in 1usize..7,
+        ) {
+            let mut rows = rows;
+            for ((row, k), value) in odd {
+                let count = rows.len();
+                rows[row % count][k % 32] = value;
+            }
+            let (kind, out) = written(&rows, group_rows);
+            prop_assume!(kind != AS_FLOATS);
+            for (row, joined) in rows.iter().zip(joined(rows.len(), group_rows, kind as usize, &out)) {
+                for (x, joined) in row.iter().zip(joined) {
+                    let x = bf16::from_f32(*x).to_f64();
+                    prop_assert!(x == joined || x.is_nan() && joined.is_nan(), "{x:e} {joined:e}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn usual_numbers_leave_few_rests_and_zeros_none() {
+        let row: [f32; 32] = std::array::from_fn(|k| (k as f32 - 15.7) / 3.0);
+        assert_eq!(written(&[row, row], 6).0, 0.0);
+        assert_eq!(written(&[[0.0; 32], [-0.0; 32]], 6).0, 0.0);
+        let mut large = [row; 12];
+        large[5][3] = 2000.0;
+        let rests = written(&large, 6).0;
+        assert!((1.0..=12.0).contains(&rests), "{rests}");
+    }
+
+    #[test]
+    fn too_many_rests_leave_floats_by_group_and_k_exact() {
+        // Of each two neighbours one is 2²⁰ times the other, which so is a rest.
+        let row: [f32; 32] = std::array::from_fn(|k| if k % 2 == 0 { 3e6 } else { 3.25 });
+        let mut rows = [[1.0; 32]; 16];
+        rows[9] = row;
+        let (kind, out) = written(&rows, 5);
+        assert_eq!(kind, 16.0);
+        assert_eq!(joined(16, 5, 16, &out)[9], row.map(|x| bf16::from_f32(x).to_f64()));
+        let (kind, out) = written(&[row, row, [2.0; 32]], 2);
+        assert_eq!(kind, AS_FLOATS);
+        let want: Vec<f32> =
+            row.iter().flat_map(|&x| [bf16::from_f32(x).to_f32(); 2]).chain([2.0; 32]).collect();
+        assert_eq!(out, want);
+    }
+}
