@@ -197,7 +197,11 @@ impl dualgemm_matrix {
             let message = format!("{name}: has scales in the layout {layout}; the plan asks for {}", plan.1);
             return Err(Failure::operand(message));
         }
-        Ok(DeviceA::Nvfp4 { codes, scales, global_scale: self.global_scale })
+        let global_scale = self.global_scale;
+        Ok(match found {
+            AFormat::Mxfp4 => DeviceA::Mxfp4 { codes, scales, global_scale },
+            _ => DeviceA::Nvfp4 { codes, scales, global_scale },
+        })
     }
 
     /// Where the codes and the block scales of a dense 4-bit matrix are in device memory.

@@ -318,6 +318,18 @@ mod tests {
         }
         assert!(plan(512, 128).kernel.contains("x8_"), "four rows each: {}", plan(512, 128));
         assert!(plan(8192, 8).kernel.contains("x256_"), "{}", plan(8192, 8));
+        let blackwell = |arch: &DeviceInfo, m, groups| {
+            let desc = DualGemmDesc { a: AFormat::Nvfp4, ..desc(m, 1536, 2048) };
+            GpuPlan::choose(&desc, arch, &Choices::default(), &options(groups)).unwrap()
+        };
+        for arch in [card(10, 0), card(12, 0)] {
+            for (m, groups) in [(1, 2), (64, 64), (512, 8), (8192, 128)] {
+                let plan = blackwell(&arch, m, groups);
+                assert_eq!((plan.groups, &*plan.strategy), (groups, "native"), "{plan}");
+            }
+        }
+        let many = blackwell(&card(10, 0), 8192, 8).kernel;
+        assert!(many.contains("tokens_") && many.contains("_g2_"), "{many}");
         let named = GpuOptions { groups: 8, ..named("stream-k") };
         let message = choose(&desc(64, 1536, 2048), &named).unwrap_err().to_string();
         assert!(message.starts_with("strategy stream-k cannot take this: "), "{message}");

@@ -1,14 +1,19 @@
 //! Plans on Blackwell through the facade, on simulated cards with every check on: the strategy `native`, which no card
 //! has run yet.
 
+use dualgemm::check::{RowSample, reference_rows};
 use dualgemm::device::{Device as _, DevicePtr, Stream};
-use dualgemm::formats::ScaleLayout;
-use dualgemm::gemm::{AFormat, Activation, DualGemmDesc, GateUp, OutFormat, OutScale, OutputMut, QuantizeA};
-use dualgemm::{DeviceGateUp, DualGemm, GpuId, GpuOptions, Plan, SimArch, Target};
+use dualgemm::formats::quantize::mxfp4::quantize_mxfp4;
+use dualgemm::formats::{BlockFormat, QuantizedMatrix, ScaleLayout};
+use dualgemm::gemm::{
+    AFormat, AOperand, Activation, Comparison, DualGemmDesc, GateUp, OutFormat, OutScale, OutputMut,
+    QuantizeA,
+};
+use dualgemm::{DeviceGateUp, DualGemm, GpuId, GpuOptions, Plan, Rows, SimArch, Target};
 use half::f16;
 
-use crate::expert;
 use crate::gpu::{error, operand};
+use crate::{expert, floats};
 
 const CARDS: [GpuId; 2] = [GpuId::Sim(SimArch::Sm100a), GpuId::Sim(SimArch::Sm120a)];
 
@@ -22,7 +27,7 @@ fn strategy(plan: &Plan) -> &str {
 }
 
 fn desc(m: usize, a: AFormat, out: OutFormat) -> DualGemmDesc {
-    DualGemmDesc { out, ..DualGemmDesc::new(m, 80, 224, a, dualgemm::formats::BlockFormat::Nvfp4) }
+    DualGemmDesc { out, ..DualGemmDesc::new(m, 80, 224, a, BlockFormat::Nvfp4) }
 }
 
 #[test]
@@ -111,4 +116,81 @@ fn weights_on_the_device_are_taken_exact() {
         };
         assert!(run(&plan.prepack_device(&on_device, Stream::Own).unwrap()) == want, "{layout}");
     }
+}
+
+fn mxfp4(name: &str, rows: usize, k: usize, step: f32) -> QuantizedMatrix<'static> {
+    quantize_mxfp4(name, &floats(rows, k, step)).unwrap()
+}
+
+fn mxfp4_pair(n: usize, k: usize, e: usize) -> GateUp<'static> {
+    GateUp::new(mxfp4("gate", n, k, 0.7 + e as f32), mxfp4("up", n, k, 1.3 + e as f32))
+}
+
+fn mxfp4_desc(m: usize, n: usize, k: usize) -> DualGemmDesc {
+    DualGemmDesc::new(m, n, k, AFormat::Mxfp4, BlockFormat::Mxfp4)
+}
+
+/// K in whole blocks, whole atoms or neither; and the processor says the same.
+#[test]
+fn mxfp4_is_multiplied_by_mxfp4_close() {
+    for (m, n, k) in [(1, 40, 32), (9, 80, 224), (130, 72, 512)] {
+        let (a, weights) = (AOperand::Quantized(mxfp4("a", m, k, 0.37)), mxfp4_pair(n, k, 0));
+        let weights = GateUp { up_bias: Some((0..n).map(|i| i as f32 / 64.0).collect()), ..weights };
+        for id in &CARDS {
+            let plan = plan(id, &mxfp4_desc(m, n, k));
+            assert_eq!(strategy(&plan), "native", "{id}");
+            let found = error(&plan, &a, &weights);
+            assert!(found < 1e-6, "{id}, {m}x{n}x{k}: {found:e}");
+        }
+        let cpu = DualGemm::plan(&mxfp4_desc(m, n, k), &Target::default()).unwrap();
+        let want = cpu.run_to_vec(&a, &cpu.prepack(&weights).unwrap()).unwrap();
+        let plan = plan(&CARDS[0], &mxfp4_desc(m, n, k));
+        let got = plan.run_to_vec(&a, &plan.prepack(&weights).unwrap()).unwrap();
+        let want: Vec<f64> = want.into_iter().map(f64::from).collect();
+        assert!(Comparison::new(&got, &want, n).unwrap().rel_l2 < 1e-6, "{m}x{n}x{k}");
+    }
+}
+
+#[test]
+fn experts_in_mxfp4_take_one_launch_close() {
+    let (m, n, k) = (9, 40, 96);
+    let experts: Vec<GateUp<'_>> = (0..3).map(|e| mxfp4_pair(n, k, e)).collect();
+    let a = AOperand::Quantized(mxfp4("a", m, k, 0.37));
+    for id in &CARDS {
+        let options = GpuOptions { groups: 3, ..GpuOptions::default() };
+        let plan = DualGemm::plan(&mxfp4_desc(m, n, k), &Target::Gpu(id.clone(), options)).unwrap();
+        let packed = plan.prepack_experts(&experts).unwrap();
+        let ranges = [(0, 4), (4, 0), (4, 5)];
+        let of = |((first, count), weights)| Rows { first, count, weights };
+        let rows: Vec<Rows<'_>> = ranges.into_iter().zip(packed.iter()).map(of).collect();
+        let mut c = vec![f32::NAN; m * n];
+        plan.runner(3).unwrap().run_grouped(&a, &rows, OutputMut::F32(&mut c)).unwrap();
+        for ((first, count), weights) in ranges.into_iter().zip(&experts).filter(|((_, rows), _)| *rows > 0) {
+            let epilogue = &plan.desc().epilogue;
+            let all = reference_rows(epilogue, &a, &RowSample::all(m), weights, &|_| ()).unwrap();
+            let range = first * n..(first + count) * n;
+            let found = Comparison::new(&c[range.clone()], &all[range], n).unwrap().rel_l2;
+            assert!(found < 1e-6, "{id}, rows from {first} on: {found:e}");
+        }
+    }
+}
+
+/// Floats become nvfp4 on the way in, never mxfp4; beside mxfp4 weights they take the portable kernel.
+#[test]
+fn what_no_tensor_core_multiplies_with_mxfp4_is_said() {
+    let plan = |id: &GpuId, desc: &DualGemmDesc| {
+        DualGemm::plan(desc, &Target::Gpu(id.clone(), GpuOptions::default())).map_err(|e| e.to_string())
+    };
+    let wanted =
+        "A is mxfp4; GPU kernels take nvfp4, f16 and bf16, and mxfp4 with mxfp4 weights on Blackwell";
+    let mixed = DualGemmDesc { b: BlockFormat::Nvfp4, ..mxfp4_desc(3, 32, 64) };
+    assert_eq!(plan(&CARDS[0], &mixed).unwrap_err(), wanted);
+    assert_eq!(plan(&GpuId::Sim(SimArch::Sm90a), &mxfp4_desc(3, 32, 64)).unwrap_err(), wanted);
+    let floats = DualGemmDesc { a: AFormat::F32, quantize_a: QuantizeA::Dynamic, ..mxfp4_desc(3, 32, 64) };
+    let floats = plan(&CARDS[0], &floats).unwrap();
+    assert_eq!(strategy(&floats), "portable");
+    assert!(error(&floats, &operand(3, 64, AFormat::F32), &mxfp4_pair(32, 64, 0)) < 1e-5);
+    let named = GpuOptions { strategy: Some("native".into()), ..GpuOptions::default() };
+    let message = DualGemm::plan(&mixed, &Target::Gpu(CARDS[1].clone(), named)).unwrap_err().to_string();
+    assert!(message.contains("A is mxfp4, B is nvfp4, K = 64; it takes nvfp4"), "{message}");
 }

@@ -8,14 +8,14 @@
 //! magnitude.
 
 use dualgemm_device::{DeviceInfo, DevicePtr, LaunchSpec};
-use dualgemm_formats::{BlockFormat, FloatType};
+use dualgemm_formats::BlockFormat;
 use dualgemm_gemm::{DualGemmDesc, QuantizeA};
 use dualgemm_kernels::fp8::config::Config;
 use dualgemm_kernels::fp8::host::{Fused as Kernel, FusedArgs};
 use dualgemm_kernels::generic::finish::Output;
 
 use super::launched::{Destination, Kernels, Launched, Weights};
-use super::{Prepared, Rounding, Strategy, float_out};
+use super::{Prepared, Rounding, Strategy, float_c, rows_are_aligned};
 use crate::prologue::{Order, Prologue, compute_type};
 use crate::{DeviceCall, Error, Gpu, GpuPlan, WeightForm, model};
 
@@ -54,12 +54,7 @@ impl Strategy for Fp8 {
         if desc.b != BlockFormat::Nvfp4 {
             return unsupported(format!("B is {}; it takes nvfp4", desc.b));
         }
-        if desc.epilogue.round_gate_up_to_bf16 {
-            return unsupported("it does not round gate and up to bf16".into());
-        }
-        let Some(out) = float_out(desc.out) else {
-            return unsupported(format!("C is {}; it writes floats", desc.out));
-        };
+        let out = float_c(self.name(), desc)?;
         let fits = |config: &Config| config.layout(out).is_ok();
         Ok(Config::MENU.into_iter().filter(fits).map(|config| config.name()).collect())
     }
@@ -70,8 +65,8 @@ impl Strategy for Fp8 {
 
     fn prepare(&self, gpu: &'static Gpu, plan: &GpuPlan) -> Result<Box<dyn Prepared>, Error> {
         let desc = plan.desc;
-        let out = float_out(desc.out).unwrap_or(FloatType::F32);
-        let aligned = (desc.n * desc.out.bits_per_element() as usize / 8).is_multiple_of(16);
+        let out = float_c(self.name(), &desc)?;
+        let aligned = rows_are_aligned(&desc);
         let program = desc.epilogue.activation.program();
         let kernel = Kernel::new(gpu, Config::named(&plan.kernel)?, out, &program, aligned)?;
         let prologue = Prologue::new(gpu, &desc, plan.a_scale_layout, Order::E4m3)?;

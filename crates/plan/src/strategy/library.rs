@@ -18,9 +18,10 @@ use dualgemm_kernels::generic::quantize::Out;
 use dualgemm_kernels::generic::rowwise::Sink;
 use dualgemm_kernels::generic::silu_mul::{Products, SiluMul};
 
-use super::{Launches, Prepared, Rounding, Strategy};
+use super::launched::Destination;
+use super::{Launches, Prepared, Rounding, Strategy, float_out};
 use crate::prologue::{Image, Order, Prologue, compute_type, overlapping};
-use crate::{Buffer, DeviceC, DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm};
+use crate::{Buffer, DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm};
 
 /// Scratch that the library may use; what its fast Hopper kernels ask for.
 pub(super) const WORKSPACE: usize = 32 << 20;
@@ -112,19 +113,14 @@ pub(super) fn sink(out: OutFormat) -> Sink {
 
 /// C of a call, and its tensor scale.
 pub(super) fn destination(desc: &DualGemmDesc, call: &DeviceCall) -> Result<(Out, GlobalScale), Error> {
-    match (desc.out, call.c) {
-        (
-            OutFormat::Nvfp4 { global_scale: OutScale::Static(scale), .. },
-            DeviceC::Nvfp4 { codes, scales, .. },
-        ) => Ok((Out::Codes { codes, scales }, GlobalScale::multiplier(scale))),
-        (out, DeviceC::Float(values)) => {
-            let pitch = desc.n * out.bits_per_element() as usize / 8;
-            Ok((Out::Image { values, pitch }, GlobalScale::ONE))
+    let Destination { c, scales, scale } = Destination::of(call, desc)?;
+    Ok(match float_out(desc.out) {
+        None => (Out::Codes { codes: c, scales }, GlobalScale::multiplier(scale)),
+        Some(_) => {
+            let pitch = desc.n * desc.out.bits_per_element() as usize / 8;
+            (Out::Image { values: c, pitch }, GlobalScale::ONE)
         }
-        (out, DeviceC::Nvfp4 { .. }) => {
-            Err(Error::Operand { tensor: "C", found: "nvfp4".into(), expected: out.to_string() })
-        }
-    }
+    })
 }
 
 /// How many products there are.

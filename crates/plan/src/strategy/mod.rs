@@ -191,6 +191,26 @@ pub const STRATEGIES: &[&dyn Strategy] = &[
     &fp8::Fp8,
 ];
 
+/// The float type of C for kernels that write floats and do not round gate and up.
+///
+/// # Errors
+/// If the problem asks for something else.
+fn float_c(strategy: &'static str, desc: &DualGemmDesc) -> Result<FloatType, Error> {
+    if desc.epilogue.round_gate_up_to_bf16 {
+        let reason = "it does not round gate and up to bf16".into();
+        return Err(Error::Unsupported { strategy, reason });
+    }
+    float_out(desc.out).ok_or_else(|| {
+        let reason = format!("C is {}; it writes floats", desc.out);
+        Error::Unsupported { strategy, reason }
+    })
+}
+
+/// Whether every row of a float C starts at a multiple of 16 bytes.
+fn rows_are_aligned(desc: &DualGemmDesc) -> bool {
+    (desc.n * desc.out.bits_per_element() as usize / 8).is_multiple_of(16)
+}
+
 /// The float type of C, if it is one.
 fn float_out(out: OutFormat) -> Option<FloatType> {
     match out {
