@@ -13,6 +13,10 @@ use dualgemm_ptx::layout::Swizzle;
 pub const ATOM_ROWS: u32 = 128;
 /// Bytes of a scale atom: four scales of each row.
 pub const ATOM_BYTES: u32 = 512;
+/// Lines of an atom, of 16 bytes: line l has the scales of rows l, l + 32, l + 64 and l + 96.
+pub const ATOM_LINES: u32 = 32;
+/// Bytes of eight lines, which tensor memory takes from one place; the next eight may lie anywhere.
+pub const LINES_BYTES: u32 = 128;
 /// K elements of one block-scaled matrix instruction.
 pub const STEP_K: u32 = 64;
 /// 16-bit elements that the span of the 128-byte swizzle holds.
@@ -116,6 +120,8 @@ pub struct Boxed {
     pub rows: u32,
     /// Atoms of scales along the rows; 0 without scales.
     pub atoms: u32,
+    /// Lines of each atom: all, or half of them where the rows are those of these lines.
+    pub lines: u32,
     /// K elements: 128 or 256.
     pub k: u32,
     /// What they are.
@@ -136,6 +142,11 @@ impl Boxed {
         }
     }
 
+    /// Rows of the tensor map of codes that a box takes: those of half an atom come 16 at a time.
+    pub const fn box_rows(self) -> u32 {
+        if self.lines < ATOM_LINES { self.lines } else { self.rows }
+    }
+
     /// Boxes, one behind the other: a row longer than the swizzle's span continues in the next.
     pub const fn boxes(self) -> u32 {
         match self.format {
@@ -144,12 +155,17 @@ impl Boxed {
         }
     }
 
-    /// Bytes of scales of one atom's rows.
-    pub const fn atom_bytes(self) -> u32 {
+    /// Atoms along K; 0 without scales.
+    pub const fn along_k(self) -> u32 {
         match self.format {
-            Format::Block(format) => self.k / atom_k(format) * ATOM_BYTES,
+            Format::Block(format) => self.k / atom_k(format),
             Format::Half(_) => 0,
         }
+    }
+
+    /// Bytes of scales of one atom's rows.
+    pub const fn atom_bytes(self) -> u32 {
+        self.along_k() * ATOM_BYTES / ATOM_LINES * self.lines
     }
 
     /// How it is permuted in shared memory.

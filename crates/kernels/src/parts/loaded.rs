@@ -33,10 +33,10 @@ impl<'d> Loaded<'d> {
         Ok(Self { device, variant, n, function, shared })
     }
 
-    /// Tiles of `tokens` by `features` at most: each group's last one may be a part of one.
-    pub fn tiles(&self, args: &FusedArgs, tokens: u32, features: u32) -> usize {
+    /// Tiles of `tokens` at most, with so many along the features: each group's last one may be a part of one.
+    pub fn tiles(&self, args: &FusedArgs, tokens: u32, feature_tiles: usize) -> usize {
         let (m, _) = args.shape();
-        (m / tokens as usize + args.group_count()) * self.n.div_ceil(features as usize)
+        (m / tokens as usize + args.group_count()) * feature_tiles
     }
 
     /// A launch of `clusters` clusters of `cluster` CTAs. Operands were checked.

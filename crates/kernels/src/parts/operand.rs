@@ -7,8 +7,8 @@ use dualgemm_gemm::Error as OperandError;
 use dualgemm_ptx::builder::*;
 use dualgemm_ptx::layout::{Swizzle, TensorDataType, TensorMap};
 
-use super::format::atom_k;
 pub use super::format::{ATOM_BYTES, ATOM_ROWS, Boxed, Format, Formats, STEP_K};
+use super::format::{ATOM_LINES, LINES_BYTES, atom_k};
 use super::rows::{Output, Variant};
 use super::tiles::GroupArgs;
 use crate::Error;
@@ -141,17 +141,23 @@ impl Operand {
             self.codes.0,
             (self.rows as u64, columns as u64),
             self.pitch as u64,
-            (part.rows, part.box_columns()),
+            (part.box_rows(), part.box_columns()),
             part.swizzle(),
         );
         let Format::Block(format) = self.format else { return (codes, None) };
-        let row_bytes = self.k.div_ceil(atom_k(format) as usize) as u64 * u64::from(ATOM_BYTES);
+        let (along_k, bytes) = (self.k.div_ceil(atom_k(format) as usize) as u64, u64::from(ATOM_BYTES));
+        // Rows of 8-byte words: all atoms along K, or one atom each where boxes have a part of an atom's lines.
+        let (rows, row_bytes, boxed) = if part.lines < ATOM_LINES {
+            (self.atoms as u64 * along_k, bytes, (part.along_k(), LINES_BYTES / 8))
+        } else {
+            (self.atoms as u64, along_k * bytes, (part.atoms, part.atom_bytes() / 8))
+        };
         let scales = TensorMap::matrix(
             TensorDataType::U64,
             self.scales.0,
-            (self.atoms as u64, row_bytes / 8),
+            (rows, row_bytes / 8),
             row_bytes,
-            (part.atoms, part.atom_bytes() / 8),
+            boxed,
             Swizzle::None,
         );
         (codes, Some(scales))
@@ -299,18 +305,42 @@ impl Maps {
         (full, options): ([Addr<Shared>; 2], &TmaOptions),
     ) {
         let first = k.mul(stage, part.box_columns() * part.boxes());
-        let codes = k.tensor_map_address(&self.codes[which as usize]);
         for panel in 0..part.boxes() {
             let column = if panel == 0 { first } else { k.add(first, panel * part.box_columns()) };
-            let place = [column.cast::<S32>().into(), row.cast::<S32>().into()];
             let to = to[0].at(panel * part.code_bytes() / part.boxes());
-            k.tensor_load(to, codes, &place, full[0], options);
+            self.load_codes(k, which, to, (column, row), (full[0], options));
         }
-        let Some(scales) = &self.scales[which as usize] else { return };
         // Scale maps count in 8 bytes.
         let word = k.mul(stage, part.atom_bytes() / 8);
-        let scales = k.tensor_map_address(scales);
-        let place = [word.cast::<S32>().into(), atom.cast::<S32>().into()];
-        k.tensor_load(to[1], scales, &place, full[1], options);
+        self.load_scales(k, which, to[1], (word, atom), (full[1], options));
+    }
+
+    /// Loads the box of codes or elements at `(column, row)`.
+    pub fn load_codes(
+        &self,
+        k: &mut Kernel,
+        which: Which,
+        to: Addr<Shared>,
+        (column, row): (Reg<U32>, Reg<U32>),
+        (full, options): (Addr<Shared>, &TmaOptions),
+    ) {
+        let map = k.tensor_map_address(&self.codes[which as usize]);
+        let place = [column.cast::<S32>().into(), row.cast::<S32>().into()];
+        k.tensor_load(to, map, &place, full, options);
+    }
+
+    /// Loads the box of scales at `(word, row)`, if there are any.
+    pub fn load_scales(
+        &self,
+        k: &mut Kernel,
+        which: Which,
+        to: Addr<Shared>,
+        (word, row): (Reg<U32>, Reg<U32>),
+        (full, options): (Addr<Shared>, &TmaOptions),
+    ) {
+        let Some(map) = &self.scales[which as usize] else { return };
+        let map = k.tensor_map_address(map);
+        let place = [word.cast::<S32>().into(), row.cast::<S32>().into()];
+        k.tensor_load(to, map, &place, full, options);
     }
 }

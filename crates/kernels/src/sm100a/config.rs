@@ -5,7 +5,7 @@ use dualgemm_ptx::builder::HalfFormat;
 use dualgemm_ptx::layout::{SmemLayout, SmemRegion, SmemTile};
 
 use crate::Error;
-use crate::parts::format::{ATOM_ROWS, Boxed, Format, Formats, STEP_K, atom_k};
+use crate::parts::format::{ATOM_LINES, ATOM_ROWS, Boxed, Format, Formats, STEP_K, atom_k};
 
 /// Opt-in shared memory of one CTA on sm_100: 227 KiB.
 const SHARED_LIMIT: u32 = 227 << 10;
@@ -15,6 +15,8 @@ const TMEM_COLUMNS: u32 = 512;
 pub const ATOM_COLUMNS: u32 = 4;
 /// Rows whose scales one column of tensor memory has.
 pub const COLUMN_ROWS: u32 = 32;
+/// Lines of half an atom.
+pub const HALF_LINES: u32 = ATOM_LINES / 2;
 /// Warps that widen weights: four of gate, four of up, each with the lanes that it may write.
 pub const WIDENERS: u32 = 8;
 /// Columns of tensor memory that one step of widened gate, or of up, takes: two elements to a column.
@@ -24,6 +26,7 @@ const BUFFERS: u32 = 4;
 
 /// Rules of the accumulators.
 const COLUMNS: &str = "columns of an accumulator, a multiple of 16 features or 8 tokens";
+const HALVES: &str = "columns of an accumulator, the 64 features of half an atom";
 const WIDE_TOKENS: &str = "columns of an accumulator, a multiple of 16 tokens";
 
 /// Which operand has the 128 rows of the matrix instruction.
@@ -31,6 +34,9 @@ const WIDE_TOKENS: &str = "columns of an accumulator, a multiple of 16 tokens";
 pub enum Side {
     /// Tokens: 128 rows of A by `n` features. For many tokens.
     Tokens,
+    /// Tokens, by the 64 features whose scales are in the same half of the lines of an atom: of 128 features every second
+    /// 16. Gate and up are one operand; half of what they would bring of scales beside 64 features in a row.
+    HalfAtoms,
     /// Features: 128 rows of gate and of up by `n` tokens. For few tokens, where 128 rows of A would be padding.
     Features,
 }
@@ -117,7 +123,7 @@ pub struct Wide {
 
 impl Config {
     /// The configurations worth having, by their estimates (see `docs/kernels/blackwell.md`).
-    pub const MENU: [Config; 12] = [
+    pub const MENU: [Config; 13] = [
         Self::features(8, 4, 5),
         Self::features(16, 4, 5),
         Self::features(32, 4, 5),
@@ -125,6 +131,7 @@ impl Config {
         Self::tokens(64, 1, 5),
         Self::tokens(128, 1, 4),
         Self::tokens(64, 2, 7),
+        Config { side: Side::HalfAtoms, ..Self::tokens(64, 2, 8) },
         Self::tokens(96, 2, 5),
         Self::tokens(112, 2, 5),
         Self::tokens(128, 2, 5),
@@ -235,7 +242,7 @@ impl Config {
     pub const fn put_bytes(&self) -> u32 {
         let columns = match self.side {
             Side::Tokens if self.split_k > 1 => self.n,
-            Side::Tokens => 0,
+            Side::Tokens | Side::HalfAtoms => 0,
             Side::Features => 2 * self.n,
         };
         columns * ATOM_ROWS * 4
@@ -254,7 +261,7 @@ impl Config {
     /// Tokens of a tile, all CTAs of the pair together.
     pub const fn tile_tokens(&self) -> u32 {
         match self.side {
-            Side::Tokens => ATOM_ROWS * self.cta_group,
+            Side::Tokens | Side::HalfAtoms => ATOM_ROWS * self.cta_group,
             Side::Features => self.n,
         }
     }
@@ -262,23 +269,36 @@ impl Config {
     /// Features of a tile.
     pub const fn tile_features(&self) -> u32 {
         match self.side {
-            Side::Tokens => self.n,
+            Side::Tokens | Side::HalfAtoms => self.n,
             Side::Features => ATOM_ROWS,
+        }
+    }
+
+    /// Tiles along `n` features: whole atoms where a tile has a half of one.
+    pub fn feature_tiles(&self, n: usize) -> usize {
+        match self.side {
+            Side::HalfAtoms => 2 * n.div_ceil(ATOM_ROWS as usize),
+            Side::Tokens | Side::Features => n.div_ceil(self.tile_features() as usize),
         }
     }
 
     /// What one CTA keeps of A, gate and up in a stage. A tile of 96 or 112 features may touch two atoms of scales.
     pub fn parts(&self) -> [Boxed; 3] {
         let k = self.stage_k();
-        let weights = |rows, atoms| Boxed { rows, atoms, k, format: Format::Block(self.formats.weights()) };
+        let (lines, format) = (ATOM_LINES, Format::Block(self.formats.weights()));
+        let weights = |rows, atoms| Boxed { rows, atoms, lines, k, format };
         let a = |rows| match self.formats.a() {
-            format @ Format::Block(_) => Boxed { rows, atoms: 1, k, format },
-            format @ Format::Half(_) => Boxed { rows, atoms: 0, k, format },
+            format @ Format::Block(_) => Boxed { rows, atoms: 1, lines, k, format },
+            format @ Format::Half(_) => Boxed { rows, atoms: 0, lines, k, format },
         };
         match self.side {
             Side::Tokens => {
                 let atoms = if ATOM_ROWS.is_multiple_of(self.n) { 1 } else { 2 };
                 let weights = weights(self.n / self.cta_group, atoms);
+                [a(ATOM_ROWS), weights, weights]
+            }
+            Side::HalfAtoms => {
+                let weights = Boxed { lines: HALF_LINES, ..weights(self.n / self.cta_group, 1) };
                 [a(ATOM_ROWS), weights, weights]
             }
             Side::Features => [a(self.n), weights(ATOM_ROWS, 1), weights(ATOM_ROWS, 1)],
@@ -301,9 +321,10 @@ impl Config {
         // Beside widened weights both accumulators leave room for two buffers.
         let (step, most, what) = match (self.side, self.formats) {
             (Side::Tokens, Formats::Scaled(_)) => (16, 128, COLUMNS),
+            (Side::HalfAtoms, Formats::Scaled(_)) => (ATOM_ROWS / 2, ATOM_ROWS / 2, HALVES),
             (Side::Features, Formats::Scaled(_)) => (8, 64, COLUMNS),
             (Side::Features, Formats::Wide(_)) => (16, TMEM_COLUMNS / 2 - 2 * WIDE_COLUMNS, WIDE_TOKENS),
-            (Side::Tokens, Formats::Wide(_)) => {
+            (Side::Tokens | Side::HalfAtoms, Formats::Wide(_)) => {
                 let rule = "A in 16 bits multiplies rows of features";
                 return Err(Error::Combination { kernel: "sm100a fused", rule });
             }
@@ -314,7 +335,11 @@ impl Config {
         if !matches!(self.cta_group, 1 | 2) || (self.cta_group == 2 && self.side == Side::Features) {
             return rule("CTAs per matrix instruction, 2 with rows of tokens only", self.cta_group, 2);
         }
-        let most = if self.side == Side::Tokens { 2 } else { 4 };
+        let most = match self.side {
+            Side::HalfAtoms => 1,
+            Side::Tokens => 2,
+            Side::Features => 4,
+        };
         if !matches!(self.split_k, 1 | 2 | 4) || self.split_k > most {
             return rule("CTAs or pairs that split K: 1, 2, or 4 with rows of features", self.split_k, most);
         }
@@ -353,7 +378,8 @@ impl Config {
         let mut column = 2 * self.n * self.accumulators;
         let (scale_columns, wide) = match self.formats {
             Formats::Scaled(_) => {
-                let columns = |part: Boxed| part.atoms * ATOM_COLUMNS * (self.steps() / self.atom_steps());
+                let columns =
+                    |part: Boxed| part.atoms * ATOM_COLUMNS * part.along_k() * part.lines / ATOM_LINES;
                 let scale_columns = parts.map(|part| {
                     column += columns(part);
                     column - columns(part)
@@ -400,6 +426,7 @@ impl Config {
         let Self { n, cta_group, split_k, stages, accumulators, .. } = self;
         let side = match self.side {
             Side::Tokens => "tokens",
+            Side::HalfAtoms => "halfatoms",
             Side::Features => "features",
         };
         let formats = self.formats.suffix();
@@ -409,7 +436,7 @@ impl Config {
 
 /// Tiles of a product of `m` tokens and `n` features.
 pub fn tiles(config: &Config, m: usize, n: usize) -> u32 {
-    (m.div_ceil(config.tile_tokens() as usize) * n.div_ceil(config.tile_features() as usize)) as u32
+    (m.div_ceil(config.tile_tokens() as usize) * config.feature_tiles(n)) as u32
 }
 
 #[cfg(test)]

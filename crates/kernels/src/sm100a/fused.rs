@@ -20,7 +20,7 @@
 //! distributed shared memory, added in rank order, so that results do not depend on timing. A pair is two CTAs whose
 //! ranks in the cluster differ in the last bit.
 //!
-//! Flow: [`Config`] → here → PTX. Roles: `roles.rs`, `scales.rs`, `widen.rs`; stores: `store.rs`.
+//! Flow: [`Config`] → here → PTX. Roles: `roles.rs`, `scales.rs`, `half_atoms.rs`, `widen.rs`; stores: `store.rs`.
 //! Spec: <https://docs.nvidia.com/cuda/parallel-thread-execution/#tensorcore-5th-generation-instructions>.
 
 use dualgemm_ptx::Target;
@@ -102,7 +102,15 @@ impl<'a> Fused<'a> {
             }
         };
         let size = (config.tile_tokens(), config.tile_features());
-        let tiles = Tiles::declare(k, variant.grouped, size, (m, n), (who[0], who[1]));
+        let tiled = match config.side {
+            // Tiles of both halves of the last atom too.
+            Side::HalfAtoms => {
+                let up = k.add(n, ATOM_ROWS - 1);
+                k.and(up, !(ATOM_ROWS - 1))
+            }
+            Side::Tokens | Side::Features => n,
+        };
+        let tiles = Tiles::declare(k, variant.grouped, size, (m, tiled), (who[0], who[1]));
         let [steps, stages] = [STEP_K, config.stage_k()].map(|by| {
             let up = k.add(kk, by - 1);
             k.div(up, by)
@@ -267,6 +275,6 @@ impl<'a> Fused<'a> {
 
     /// Whether the 128 rows of the matrix instruction are tokens.
     pub(super) fn rows_are_tokens(&self) -> bool {
-        self.config.side == Side::Tokens
+        self.config.side != Side::Features
     }
 }

@@ -59,7 +59,7 @@ impl<'d> Fused<'d> {
             return unsupported("tokens with tiles of less than 32, in one group", m as u32, tokens);
         }
         let cluster = self.config.cluster();
-        let tiles = self.loaded.tiles(args, tokens, self.config.tile_features());
+        let tiles = self.loaded.tiles(args, tokens, self.config.feature_tiles(self.loaded.n));
         let resident = (self.loaded.device.info().sm_count / cluster).max(1) as usize;
         let clusters = if self.config.exchanges() { tiles } else { tiles.min(resident) };
         self.loaded.launch(

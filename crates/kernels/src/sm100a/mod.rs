@@ -4,6 +4,7 @@
 
 pub mod config;
 pub mod fused;
+mod half_atoms;
 pub mod host;
 mod roles;
 mod scales;

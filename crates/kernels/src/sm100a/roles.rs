@@ -4,9 +4,9 @@ use dualgemm_formats::BlockFormat;
 use dualgemm_ptx::builder::*;
 use dualgemm_ptx::layout::{BlockScaledDesc, Swizzle, tcgen05_smem_desc};
 
-use super::config::ATOM_COLUMNS;
+use super::config::{ATOM_COLUMNS, Side};
 use super::fused::Fused;
-use crate::parts::format::{ATOM_BYTES, ATOM_ROWS};
+use crate::parts::format::{ATOM_BYTES, ATOM_LINES, ATOM_ROWS, LINES_BYTES};
 use crate::parts::operand::Which;
 use crate::parts::ring::Position;
 
@@ -45,6 +45,14 @@ impl Fused<'_> {
         });
     }
 
+    /// How TMA loads: a pair's may complete on the barriers of either CTA.
+    pub(super) fn options(&self) -> TmaOptions {
+        TmaOptions {
+            cta_group: (self.config.cta_group == 2).then_some(CtaGroup::Two),
+            ..TmaOptions::default()
+        }
+    }
+
     /// Loads one operand of a stage: its codes from row `row` on, its scales from atom `atom` on. They complete on the
     /// first and on the second of `full`.
     fn load_operand(
@@ -56,10 +64,7 @@ impl Fused<'_> {
         full: [Addr<Shared>; 2],
         from: (Reg<U32>, Reg<U32>),
     ) {
-        let options = TmaOptions {
-            cta_group: (self.config.cta_group == 2).then_some(CtaGroup::Two),
-            ..TmaOptions::default()
-        };
+        let options = self.options();
         let to = [self.layout.codes, self.layout.scales].map(|offsets| slot.at(offsets[which as usize]));
         let part = self.config.parts()[which as usize];
         self.maps.load(k, (which, part), stage, to, from, (full, &options));
@@ -70,8 +75,9 @@ impl Fused<'_> {
         let at = Position::start(k, 1, self.config.stages);
         self.tiles.for_each(k, "weight_tiles", |k, tile| {
             let atom = tile.weight_atom(k, self.n, tile.feature);
-            let row = match self.config.cta_group {
-                1 => tile.feature,
+            let row = match (self.config.side, self.config.cta_group) {
+                (Side::HalfAtoms, _) => self.half_atoms_rows(k, tile.feature),
+                (_, 1) => tile.feature,
                 _ => k.mad(self.half, self.config.n / 2, tile.feature),
             };
             let row = tile.weight_row(k, self.n, row);
@@ -93,6 +99,10 @@ impl Fused<'_> {
                 if let Some(moved) = &self.layout.moved {
                     full[1] = at.barrier(k, self.base.at(moved.arrived.offset));
                     k.mbarrier_arrive_expect_tx(full[1], scales);
+                }
+                if self.config.side == Side::HalfAtoms {
+                    self.load_half_atoms(k, stage, slot, full[0], (row, atom, tile.feature));
+                    return;
                 }
                 for half in [Which::Gate, Which::Up] {
                     self.load_operand(k, half, stage, slot, full, (row, atom));
@@ -156,7 +166,11 @@ impl Fused<'_> {
             let pair = k.mul(sums_at.index, 2 * config.n);
             let sums = Addr::<Tmem>::new(k.add(tmem.base(), pair));
             k.comment("A tile that starts inside an atom finds its scales some columns further.");
-            let columns_start = if self.rows_are_tokens() { tile.feature } else { tile.row };
+            let columns_start = match config.side {
+                Side::Tokens => tile.feature,
+                Side::HalfAtoms => k.mov::<U32>(0u32),
+                Side::Features => tile.row,
+            };
             let inside = k.rem(columns_start, ATOM_ROWS);
             let inside = k.shr(inside, 5u32);
             let columns_tmem = Addr::<Tmem>::new(k.add(tmem.base(), inside));
@@ -224,18 +238,28 @@ impl Fused<'_> {
         accumulate: Reg<Pred>,
     ) {
         let (config, layout, parts) = (self.config, self.layout, self.config.parts());
-        let atom_desc = tcgen05_smem_desc(0, 16, 128, Swizzle::None);
+        let half_atoms = config.side == Side::HalfAtoms;
         // An atom of mxfp4 has the scales of two steps: it is copied for the first, and each takes its bytes.
         let (of_atom, atom) = (step % config.atom_steps(), step / config.atom_steps());
         let column = |which: Which| {
             layout.scale_columns[which as usize] + atom * parts[which as usize].atoms * ATOM_COLUMNS
         };
-        let copied = if of_atom == 0 { &[Which::A, Which::Gate, Which::Up][..] } else { &[] };
+        let copied = match (of_atom, half_atoms) {
+            (0, false) => &[Which::A, Which::Gate, Which::Up][..],
+            (0, true) => &[Which::A, Which::Gate],
+            _ => &[],
+        };
         for &which in copied {
             let part = parts[which as usize];
+            // Bytes from atom to atom along K, and from eight lines to the next: those of half atoms come by eight.
+            let (pitch, apart) = match part.lines {
+                ATOM_LINES => (ATOM_BYTES, LINES_BYTES),
+                _ => (LINES_BYTES, part.along_k() * LINES_BYTES),
+            };
+            let desc = tcgen05_smem_desc(0, 16, apart, Swizzle::None);
             for rows in 0..part.atoms {
-                let from = layout.scales[which as usize] + rows * part.atom_bytes() + atom * ATOM_BYTES;
-                let from = self.desc(k, slot.at(from), atom_desc);
+                let from = layout.scales[which as usize] + rows * part.atom_bytes() + atom * pitch;
+                let from = self.desc(k, slot.at(from), desc);
                 let to = rows_tmem.at(column(which) + rows * ATOM_COLUMNS);
                 k.tmem_cp_scales(self.group(), to, from.cast());
             }
@@ -247,21 +271,29 @@ impl Fused<'_> {
         };
         let x = operand(k, Which::A);
         let rows = ATOM_ROWS * config.cta_group;
+        let (columns, products) = match half_atoms {
+            false => (config.n, &[Which::Gate, Which::Up][..]),
+            true => (2 * config.n, &[Which::Gate][..]),
+        };
         let (desc, scale_vector) = match config.formats.weights() {
-            BlockFormat::Nvfp4 => (BlockScaledDesc::nvfp4(rows, config.n), ScaleVector::Nvf4Block16),
+            BlockFormat::Nvfp4 => (BlockScaledDesc::nvfp4(rows, columns), ScaleVector::Nvf4Block16),
             BlockFormat::Mxfp4 => {
-                (BlockScaledDesc::mxfp4(rows, config.n, 2 * of_atom), ScaleVector::Mxf4Block32)
+                (BlockScaledDesc::mxfp4(rows, columns, 2 * of_atom), ScaleVector::Mxf4Block32)
             }
         };
         let desc = desc.encode().expect("`Config::layout` checked the shape");
         let desc = k.mov::<B32>(desc);
-        for (half, which) in [Which::Gate, Which::Up].into_iter().enumerate() {
+        for (half, &which) in products.iter().enumerate() {
             let weights = operand(k, which);
             let d = sums.at(half as u32 * config.n);
             let group = self.group();
             let (scales_x, scales_w) = (column(Which::A), column(which));
             let (mma, sfa, sfb) = if self.rows_are_tokens() {
-                let collector = if half == 0 { Collector::Fill } else { Collector::LastUse };
+                let collector = match (products.len(), half) {
+                    (1, _) => Collector::Discard,
+                    (_, 0) => Collector::Fill,
+                    _ => Collector::LastUse,
+                };
                 let mma = Mma { group, collector, d, a: x.into(), b: weights, desc };
                 (mma, rows_tmem.at(scales_x), columns_tmem.at(scales_w))
             } else {

@@ -22,10 +22,12 @@ impl Fused<'_> {
 
     /// Loads `columns` columns of gate and of up from column `first` on, for this thread's lane.
     fn load_sums(&self, k: &mut Kernel, sums: Addr<Tmem>, first: u32, columns: u32) -> [Vec<Reg<F32>>; 2] {
-        let halves = [0, 1].map(|half| {
-            let from = sums.at(half * self.config.n + first);
-            k.tmem_ld(TmemShape::Lanes32Bits32, columns as usize, from)
-        });
+        self.load_halves(k, [0, 1].map(|half| sums.at(half * self.config.n + first)), columns)
+    }
+
+    /// Loads `columns` columns of gate and of up from these places on, for this thread's lane.
+    fn load_halves(&self, k: &mut Kernel, from: [Addr<Tmem>; 2], columns: u32) -> [Vec<Reg<F32>>; 2] {
+        let halves = from.map(|from| k.tmem_ld(TmemShape::Lanes32Bits32, columns as usize, from));
         k.tmem_wait_ld();
         halves.map(|half| half.into_iter().map(|bits| k.from_bits(bits)).collect())
     }
@@ -57,6 +59,16 @@ impl Fused<'_> {
                     }
                 }
                 (Side::Tokens, _) => self.exchange_halves(k, sums, tile, alpha),
+                (Side::HalfAtoms, _) => {
+                    let feature = self.half_atoms_feature(k, tile.feature);
+                    let tile = Tile { feature, ..tile };
+                    for first in (0..2 * self.config.n).step_by(2 * PIECE as usize) {
+                        let places = [sums.at(first), sums.at(first + PIECE)];
+                        let [gate, up] = self.load_halves(k, places, PIECE);
+                        let first = k.mov::<U32>(first);
+                        self.store_token(k, tile, alpha, first, [&gate, &up]);
+                    }
+                }
             }
             k.tcgen05_fence_before();
             k.warp_sync();

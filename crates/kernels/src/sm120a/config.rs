@@ -4,7 +4,7 @@ use dualgemm_formats::BlockFormat;
 use dualgemm_ptx::layout::{SmemLayout, SmemRegion};
 
 use crate::Error;
-use crate::parts::format::{Boxed, Format, Formats, STEP_K, atom_k};
+use crate::parts::format::{ATOM_LINES, Boxed, Format, Formats, STEP_K, atom_k};
 
 /// Shared memory of one CTA on sm_120: 99 KiB.
 const SHARED_LIMIT: u32 = 99 << 10;
@@ -130,7 +130,7 @@ impl Config {
     /// What a CTA keeps of A, gate and up in a stage.
     pub const fn parts(&self) -> [Boxed; 3] {
         let format = Format::Block(self.format);
-        let weights = Boxed { rows: self.features, atoms: 1, k: self.stage_k, format };
+        let weights = Boxed { rows: self.features, atoms: 1, lines: ATOM_LINES, k: self.stage_k, format };
         [Boxed { rows: self.tokens, ..weights }, weights, weights]
     }
 

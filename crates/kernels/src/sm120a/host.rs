@@ -42,7 +42,7 @@ impl<'d> Fused<'d> {
     pub fn spec(&self, args: &FusedArgs) -> Result<LaunchSpec, Error> {
         let Config { format, tokens, features, .. } = self.config;
         args.check(self.loaded.n, Formats::Scaled(format), &self.loaded.variant)?;
-        let tiles = self.loaded.tiles(args, tokens, features);
+        let tiles = self.loaded.tiles(args, tokens, self.loaded.n.div_ceil(features as usize));
         self.loaded.launch(args, self.config.parts(), (tiles, 1, self.config.threads()), "sm120a fused")
     }
 

@@ -72,7 +72,7 @@ pub fn every_way() -> [Config; 9] {
         Config::Sm100(FEATURES),
         Config::Sm100(sm100a::config::Config { cta_group: 2, split_k: 2, accumulators: 1, ..TOKENS }),
         Config::Sm100(sm100a::config::Config { split_k: 2, ..FEATURES }),
-        Config::Sm100(sm100a::config::Config { formats: Formats::MXFP4, ..TOKENS }),
+        Config::Sm100(sm100a::config::Config { formats: Formats::MXFP4, side: Side::HalfAtoms, ..TOKENS }),
         Config::Sm100(WIDE),
         Config::Sm100(sm100a::config::Config { split_k: 2, formats: bf16, ..WIDE }),
         Config::Sm120(sm120),

@@ -5,7 +5,7 @@ use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedM
 use dualgemm_gemm::{AOperand, Activation, Epilogue, GateUp, reference};
 use dualgemm_kernels::parts::format::Formats;
 use dualgemm_kernels::parts::rows::Variant;
-use dualgemm_kernels::sm100a::config::Config as Sm100;
+use dualgemm_kernels::sm100a::config::{Config as Sm100, Side};
 use dualgemm_kernels::sm120a::config::Config as Sm120;
 use dualgemm_ptx::builder::HalfFormat;
 use half::{bf16, f16};
@@ -86,6 +86,7 @@ fn scales_of_powers_of_two_exact() {
         check_exact(Config::Sm100(pairs), &a, &weights);
         check_exact(Config::Sm100(Sm100 { split_k: 2, accumulators: 1, ..pairs }), &a, &weights);
         check_exact(Config::Sm100(Sm100 { n: 48, ..pairs }), &a, &weights);
+        check_exact(Config::Sm100(Sm100 { side: Side::HalfAtoms, ..pairs }), &a, &weights);
         let [.., sm120] = Sm120::menu(format);
         check_exact(Config::Sm120(sm120), &a, &weights);
     }

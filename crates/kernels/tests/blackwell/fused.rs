@@ -61,6 +61,20 @@ fn sm100_tiles_in_the_middle_of_columns_close() {
     check(Config::Sm100(sm100a::config::Config { n: 16, accumulators: 2, ..pairs }), (40, 16 * 150, 320));
 }
 
+/// Both halves of whole atoms, and of one that ends in its first half's first 16 features; K that ends inside a stage.
+#[test]
+fn sm100_half_atoms_close() {
+    let half_atoms = sm100a::config::Config { side: Side::HalfAtoms, ..TOKENS };
+    for cta_group in [1, 2] {
+        let config = sm100a::config::Config { cta_group, ..half_atoms };
+        check(Config::Sm100(config), (128 * cta_group as usize, 256, 768));
+        check(Config::Sm100(config), (131, 128 + 24, 336));
+        check(Config::Sm100(sm100a::config::Config { formats: Formats::MXFP4, ..config }), (131, 120, 352));
+    }
+    // More tiles than CTAs.
+    check(Config::Sm100(half_atoms), (1, 64 * 160, 80));
+}
+
 #[test]
 fn sm100_split_k_close() {
     for split_k in [2, 4] {
@@ -200,6 +214,7 @@ fn groups_close() {
         Config::Sm100(TOKENS),
         Config::Sm100(sm100a::config::Config { cta_group: 2, ..TOKENS }),
         Config::Sm100(sm100a::config::Config { cta_group: 2, split_k: 2, accumulators: 1, ..TOKENS }),
+        Config::Sm100(sm100a::config::Config { side: Side::HalfAtoms, cta_group: 2, ..TOKENS }),
         Config::Sm100(sm100a::config::Config { split_k: 2, n: 32, ..FEATURES }),
         Config::Sm100(sm100a::config::Config { formats: Formats::MXFP4, ..TOKENS }),
         Config::Sm100(sm100a::config::Config { split_k: 2, n: 32, ..WIDE }),
