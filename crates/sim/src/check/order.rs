@@ -8,7 +8,8 @@
 //! anywhere along the way (PTX ISA "Memory Consistency Model", proxy-preserved base causality order).
 //!
 //! Assumption, stated in the crate documentation: lanes that execute an instruction together are ordered with
-//! what they executed together before, as if `__syncwarp` stood between.
+//! what they executed together before, as if `__syncwarp` stood between. Strict checks do not make it where some lanes
+//! publish: others then learn of the remaining lanes only what a `__syncwarp` or a barrier came after.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -122,6 +123,15 @@ impl View {
                         join(mine.entry(*cluster).or_default(), seen);
                     }
                 }
+            }
+        }
+    }
+
+    /// Forgets what an actor did after `clock`.
+    pub fn limit(&mut self, actor: Actor, clock: u32) {
+        for known in [&mut self.seen, &mut self.fenced] {
+            if let Some(known) = known.get_mut(actor as usize) {
+                *known = (*known).min(clock);
             }
         }
     }

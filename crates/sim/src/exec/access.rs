@@ -247,8 +247,11 @@ impl crate::machine::grid::Launch<'_> {
 }
 
 impl Cx<'_, '_> {
-    /// The group as the one who accesses.
-    fn who(&self) -> (u16, u32, Arc<View>) {
+    /// A lane of the group as the one who accesses.
+    fn who(&mut self, lane: usize) -> (u16, u32, Arc<View>) {
+        if self.cl.launch.config.checks.strict {
+            self.g.loose.lanes |= 1 << lane;
+        }
         (self.g.actor, self.g.clock, self.g.view.clone())
     }
 
@@ -308,7 +311,7 @@ impl Cx<'_, '_> {
     ) -> Result<(), Fault> {
         let at = self.allowed(space, address, lane)?;
         let n = out.len();
-        let (actor, clock, view) = self.who();
+        let (actor, clock, view) = self.who(lane);
         let who = Who { actor, clock, pc: self.pc, view: &view };
         let inside = |memory: &[u8], offset: u64, what: &str, out: &mut [u8]| {
             let end = offset.checked_add(n as u64).filter(|e| *e <= memory.len() as u64);
@@ -369,7 +372,7 @@ impl Cx<'_, '_> {
     ) -> Result<(), Fault> {
         let at = self.allowed(space, address, lane)?;
         let n = src.len();
-        let (actor, clock, view) = self.who();
+        let (actor, clock, view) = self.who(lane);
         let who = Who { actor, clock, pc: self.pc, view: &view };
         match at {
             Place::Global(a) => {

@@ -161,7 +161,7 @@ impl Cx<'_, '_> {
 
     /// An agent for one more operation of this group.
     pub(super) fn agent(&mut self) -> Agent {
-        self.cl.agent(self.cta, self.w, self.g)
+        self.cl.agent(self.cta, self.w, self.g, self.m)
     }
 }
 

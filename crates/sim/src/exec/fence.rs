@@ -19,7 +19,7 @@ pub fn fence(op: &Fence, cx: &mut Cx<'_, '_>) -> Result {
                 cx.g.join(&view);
             }
             if *release {
-                cx.g.carried.fenced = Some((*scope, cx.g.publish()));
+                cx.g.carried.fenced = Some((*scope, cx.g.publish(cx.m)));
             }
         }
         Fence::Async => cx.g.fence_proxy(),
@@ -35,7 +35,10 @@ pub fn fence(op: &Fence, cx: &mut Cx<'_, '_>) -> Result {
 pub fn barrier(op: &Barrier, cx: &mut Cx<'_, '_>) -> Result {
     match op {
         Barrier::Warp(mask) => Ok(match super::vote::members(cx, *mask)? {
-            Ok(_) => Flow::Next,
+            Ok(_) => {
+                cx.g.sync();
+                Flow::Next
+            }
             Err(flow) => flow,
         }),
         Barrier::Cta { kind, aligned, id, count, vote } => cta(cx, *kind, *aligned, *id, *count, *vote),
@@ -83,6 +86,7 @@ fn cta(
         let (done, result) = (b.done.clone(), b.result);
         cx.g.arrived = None;
         cx.g.join(&done);
+        cx.g.sync();
         if let Some((d, _)) = vote {
             let (votes, of) = result;
             match kind {
@@ -96,7 +100,7 @@ fn cta(
     // An aligned barrier counts whole warps, exited lanes included; without a count only live threads matter.
     let mine = if aligned && count.is_some() { 32 } else { cx.m.count_ones() };
     let votes = vote.map_or(0, |(_, p)| (cx.w.regs.pred(p, cx.m) & cx.m).count_ones());
-    let view = cx.g.publish();
+    let view = cx.g.publish(cx.m);
     let pc = cx.pc;
     let b = &mut cx.cl.ctas[cta].barriers[id as usize];
     if b.arrived == 0 {
@@ -148,7 +152,7 @@ fn cluster_arrive(cx: &mut Cx<'_, '_>, aligned: bool, release: bool) -> Result {
             "barrier.cluster.arrive twice without barrier.cluster.wait in between",
         ));
     }
-    let view = cx.g.publish();
+    let view = cx.g.publish(cx.m);
     let live = cx.cl.live_threads();
     let b = &mut cx.cl.barrier;
     match &cx.g.carried.fenced {
@@ -184,5 +188,8 @@ fn cluster_wait(cx: &mut Cx<'_, '_>, aligned: bool, acquire: bool) -> Result {
     cx.w.cluster_arrived.0 &= !cx.m;
     let done = cx.cl.barrier.done.clone();
     cx.g.learn(&done, acquire);
+    if acquire {
+        cx.g.sync();
+    }
     Ok(Flow::Next)
 }

@@ -227,7 +227,7 @@ fn execute_arrive(cx: &mut Cx<'_, '_>, op: &Arrive) -> Result {
     let expect = op.expect.is_some();
     // A relaxed arrival passes on what the last fence covered.
     let view = if op.order.release {
-        Some(cx.g.publish())
+        Some(cx.g.publish(cx.m))
     } else {
         cx.g.carried.fenced.as_ref().filter(|f| f.0 >= op.order.scope).map(|f| f.1.clone())
     };
@@ -316,7 +316,7 @@ fn copy_arrive(cx: &mut Cx<'_, '_>, a: &Addr, noinc: bool) -> Result {
         targets.push((rank, offset));
     }
     let before = cx.w.async_groups.all(GroupKind::CpAsync, cx.m);
-    let agent = cx.cl.agent(cx.cta, cx.w, cx.g);
+    let agent = cx.cl.agent(cx.cta, cx.w, cx.g, cx.m);
     let due = cx.cl.due();
     cx.cl.arrive_after(before, targets, agent, due);
     Ok(Flow::Next)

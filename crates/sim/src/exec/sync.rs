@@ -26,7 +26,11 @@ pub struct Release {
 impl Cx<'_, '_> {
     /// What a strong write passes on: everything for a release, what the last fence covered otherwise.
     fn publishes(&mut self, order: Ordering) -> Option<(Scope, Arc<View>)> {
-        if order.release { Some((order.scope, self.g.publish())) } else { self.g.carried.fenced.clone() }
+        if order.release {
+            Some((order.scope, self.g.publish(self.m)))
+        } else {
+            self.g.carried.fenced.clone()
+        }
     }
 
     /// Publishes what a strong write at these places carries. A plain store starts a new release sequence, a

@@ -144,7 +144,7 @@ fn share(
             .party(Party { role: format!("warp {}", first.warp), pc: Some(first.pc), cta: None, warp: None })
             .help("all four warps of a warpgroup execute the same wgmma.mma_async"));
         }
-        Some((_, first)) => Agent { warp: cx.w.index, view: cx.g.publish(), ..first },
+        Some((_, first)) => Agent { warp: cx.w.index, view: cx.g.publish(cx.m), ..first },
     };
     let id = cx.cl.start_op(&agent);
     cx.w.async_groups.start(GroupKind::Wgmma, cx.m, id);

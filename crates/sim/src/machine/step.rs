@@ -272,10 +272,10 @@ impl<'a> Cluster<'a> {
         Box::new(trap)
     }
 
-    /// An agent that acts for the group from now on.
-    pub fn agent(&mut self, cta: usize, w: &Warp, g: &mut Group) -> Agent {
+    /// An agent that acts for these lanes of the group from now on.
+    pub fn agent(&mut self, cta: usize, w: &Warp, g: &mut Group, lanes: u32) -> Agent {
         let (actor, clock) = self.engine.actor(cta as u32);
-        let view: Arc<_> = g.publish();
+        let view: Arc<_> = g.publish(lanes);
         Agent { cta: cta as u32, warp: w.index, pc: g.pc, actor, clock, view }
     }
 }

@@ -12,6 +12,7 @@ use crate::check::order::{Actor, GROUPS_PER_WARP, View};
 use crate::decode::operand::Scope as Reach;
 use crate::memory::local::Local;
 use crate::program::Reg;
+use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -105,6 +106,17 @@ impl Carried {
     }
 }
 
+/// Accesses of lanes that no `__syncwarp` has ordered with the other lanes of their warp; kept for strict checks only.
+#[derive(Debug, Clone, Default)]
+pub struct Loose {
+    /// Lanes that have read or written memory since.
+    pub lanes: u32,
+    /// The group's clock at its last `__syncwarp` or barrier.
+    since: u32,
+    /// Groups that this one was part of, and up to where lanes outside of it are ordered before.
+    before: SmallVec<[(Actor, u32); 1]>,
+}
+
 /// Lanes that execute together.
 #[derive(Debug, Clone)]
 pub struct Group {
@@ -124,6 +136,8 @@ pub struct Group {
     pub view: Arc<View>,
     /// What its fences deal with.
     pub carried: Carried,
+    /// What it has not synchronized within itself.
+    pub loose: Loose,
     /// Why it does not run.
     pub wait: Wait,
     /// A polling instruction must answer now, even with "not yet".
@@ -154,12 +168,31 @@ impl Group {
         }
     }
 
-    /// What others learn from this group now; later actions are not part of it.
-    pub fn publish(&mut self) -> Arc<View> {
+    /// What others learn from these lanes of the group now; later actions are not part of it. Nothing of the other lanes
+    /// since the last `__syncwarp`, where that is looked at.
+    pub fn publish(&mut self, lanes: u32) -> Arc<View> {
+        let all = self.loose.lanes & !lanes == 0;
+        let known = if all { self.clock } else { self.loose.since };
+        let mut view = self.view.clone();
+        let published = Arc::make_mut(&mut view);
+        published.learn(self.actor, known);
+        self.loose.before.iter().for_each(|&(actor, clock)| published.limit(actor, clock));
+        self.clock += 1;
+        view
+    }
+
+    /// Everything that the group knows and did.
+    fn all(&mut self) -> Arc<View> {
         let mut view = self.view.clone();
         Arc::make_mut(&mut view).learn(self.actor, self.clock);
         self.clock += 1;
         view
+    }
+
+    /// `__syncwarp`, or a barrier that includes one: the lanes know what the others did.
+    pub fn sync(&mut self) {
+        self.loose = Loose { since: self.clock, ..Loose::default() };
+        self.clock += 1;
     }
 
     /// `fence.proxy.async`
@@ -306,6 +339,7 @@ impl Warp {
             clock: self.slot_clock[slot],
             view,
             carried: Carried::default(),
+            loose: Loose { since: self.slot_clock[slot] - 1, ..Loose::default() },
             wait: Wait::No,
             forced: false,
             arrived: None,
@@ -316,7 +350,7 @@ impl Warp {
     /// Ends a group; returns everything it knew and did.
     pub fn retire(&mut self, mut group: Group) -> Arc<View> {
         self.slot_used[group.slot] -= 1;
-        let view = group.publish();
+        let view = group.all();
         self.slot_clock[group.slot] = self.slot_clock[group.slot].max(group.clock);
         view
     }
@@ -362,11 +396,16 @@ impl Warp {
             self.open_scope(ScopeKind::Branch, reconverge, group.mask, group.scope)
         };
         let (mask, carried) = (group.mask, group.carried.clone());
+        let (actor, loose) = (group.actor, group.loose.clone());
         let view = self.retire(group);
         let mut first = None;
         for (pc, lanes) in [(next, mask & !taken), (target, taken)] {
             let mut part = self.new_group(pc, lanes, scope, view.clone());
             part.carried = carried.clone();
+            part.loose.before = loose.before.clone();
+            if loose.lanes & !lanes != 0 {
+                part.loose.before.push((actor, loose.since));
+            }
             match self.settle(part) {
                 Some(part) if first.is_none() => first = Some(part),
                 Some(part) => self.groups.push(part),
