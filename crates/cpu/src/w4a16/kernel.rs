@@ -4,7 +4,7 @@
 //! All multiply-adds are fused, but for [`portable`](super::portable) on machines without:
 //!
 //! ```text
-//! narrow, up to NARROW_ROWS rows: bound by decoding; weights go from register to register
+//! narrow, up to narrow_rows: bound by decoding; weights go from register to register
 //!     per chunk of 16 k, two chains: chain x sums a[k] · code[k] over k mod 4 = 2x, 2x+1, ascending, from 0
 //!     sum[x] += chain[x] · scale                       chunks ascending, from 0
 //!     sum = sum[0] + sum[1]
@@ -17,7 +17,7 @@
 
 use std::ops::Range;
 
-use dualgemm_formats::BlockFormat;
+use dualgemm_formats::{BlockFormat, FloatMatrix};
 
 use super::vector::Vector;
 use crate::pack::CHUNK;
@@ -25,8 +25,13 @@ use crate::pack::CHUNK;
 pub(super) use super::narrow::narrow;
 pub(super) use super::wide::{Pass, pass, wide};
 
-/// Rows that [`narrow`] handles.
+/// Most rows that [`narrow`] handles.
 pub(super) const NARROW_ROWS: usize = 4;
+
+/// The most rows of an A that it is used for: from two rows of bf16 on, integers are faster.
+pub(super) fn narrow_rows(a: &FloatMatrix<'_>) -> usize {
+    if matches!(a, FloatMatrix::Bf16(_)) { 1 } else { NARROW_ROWS }
+}
 
 /// Elements of K that [`wide`] decodes at a time: 16 features of them are half a first-level cache of 32 KiB.
 pub(super) const BLOCK_K: usize = 256;

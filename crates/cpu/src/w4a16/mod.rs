@@ -38,7 +38,7 @@ use std::ops::Range;
 
 use dualgemm_formats::{BlockFormat, FloatMatrix};
 use half::slice::HalfFloatSliceExt;
-use kernel::{BLOCK_K, NARROW_ROWS, Task};
+use kernel::{BLOCK_K, Task, narrow_rows};
 
 use crate::pack::{CHUNK, CHUNK_K, PackedGateUp};
 use crate::threads::{self, SharedSlice};
@@ -165,7 +165,7 @@ impl Kernel {
                 }
             },
         );
-        Bound { kernel: self, row_len, k, a: buffer }
+        Bound { kernel: self, row_len, k, narrow_rows: narrow_rows(a), a: buffer }
     }
 
     /// Some of the elements `first ..` of the rows of one tile, `out.len()` values in the order that the kernels read, and
@@ -178,7 +178,7 @@ impl Kernel {
         out: &mut [f32],
         kinds: &mut [f32],
     ) {
-        if tile.rows <= NARROW_ROWS {
+        if tile.rows <= narrow_rows(a) {
             return write_narrow(a, tile, first, out);
         }
         let firsts = (first..).step_by(BLOCK_K);
@@ -226,6 +226,7 @@ pub(crate) struct Bound<'a> {
     kernel: Kernel,
     row_len: usize,
     k: usize,
+    narrow_rows: usize,
     a: &'a [f32],
 }
 
@@ -253,7 +254,7 @@ impl TileKernel for Bound<'_> {
         let packed = weights.panel_range(panels.clone());
         let (a, kinds) = a.split_at(rows * self.k);
         let Functions { narrow, wide, .. } = self.kernel.functions;
-        let (function, stretch) = if rows <= NARROW_ROWS {
+        let (function, stretch) = if rows <= self.narrow_rows {
             (narrow, chunks)
         } else {
             // A stretch of K of all panels before the next one: its activations stay in the second-level cache.
