@@ -83,9 +83,9 @@ pub struct Estimate {
     pub shared_bytes: u32,
     /// All steps, µs.
     pub loop_us: f64,
-    /// Bytes of sums that a CTA gets from others that split K with it.
+    /// Bytes of sums that a CTA gets per tile from others that split K with it.
     pub exchange_bytes: u32,
-    /// Time of these, µs.
+    /// Time of these, in all waves, µs.
     pub exchange_us: f64,
     /// Every operand and C once from or to memory, µs.
     pub memory_us: f64,
@@ -118,7 +118,7 @@ impl Estimate {
         let exchange_bytes = config.exchanged_bytes();
         let exchange_us = match config.split_k {
             1 => 0.0,
-            _ => EXCHANGE_US + f64::from(exchange_bytes) / EXCHANGE / 1e3,
+            _ => f64::from(waves) * (EXCHANGE_US + f64::from(exchange_bytes) / EXCHANGE / 1e3),
         };
         let bytes = (m * k) as f64 * a_bytes + (2 * n * k) as f64 * 0.5625 + 2.0 * (m * n) as f64;
         Ok(Self {

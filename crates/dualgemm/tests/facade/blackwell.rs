@@ -45,12 +45,14 @@ fn nvfp4_is_multiplied_as_it_is_for_few_rows_and_for_many_close() {
 #[test]
 fn floats_are_quantized_on_the_way_and_every_c_is_written_close() {
     let nvfp4 = |scale_layout| OutFormat::Nvfp4 { scale_layout, global_scale: OutScale::Static(0.02) };
+    let dynamic = OutFormat::Nvfp4 { scale_layout: ScaleLayout::Linear, global_scale: OutScale::Dynamic };
     for id in &CARDS {
         for (a, quantize_a, out, bound) in [
             (AFormat::F32, QuantizeA::Static(0.01), OutFormat::F32, 1e-5),
             (AFormat::Bf16, QuantizeA::Dynamic, OutFormat::Bf16, 4e-3),
             (AFormat::F16, QuantizeA::Dynamic, nvfp4(ScaleLayout::Sf128x4), 0.2),
             (AFormat::Nvfp4, QuantizeA::No, nvfp4(ScaleLayout::Linear), 0.2),
+            (AFormat::Nvfp4, QuantizeA::No, dynamic, 0.13),
         ] {
             let plan = plan(id, &DualGemmDesc { quantize_a, ..desc(5, a, out) });
             assert_eq!(strategy(&plan), "native", "{id}");

@@ -2,19 +2,17 @@
 //! written once. Weights are packed beforehand into the order in which registers want them.
 
 use dualgemm_device::{Device, DeviceInfo, DevicePtr, LaunchSpec};
-use dualgemm_formats::{FloatType, ScaleLayout};
+use dualgemm_formats::FloatType;
 use dualgemm_gemm::{DualGemmDesc, OutFormat, OutScale, QuantizeA};
-use dualgemm_kernels::generic::amax::{Amax, MAX_PARTS};
-use dualgemm_kernels::generic::quantize::{Floats, Out as QuantizeOut, Quantize, Scale};
-use dualgemm_kernels::generic::rowwise::Sink;
 use dualgemm_kernels::sm90a::config::Config;
 use dualgemm_kernels::sm90a::host::{Fused as Kernel, FusedArgs, GroupArgs};
 use dualgemm_kernels::sm90a::variant::{Compute, Out, Scheduler, Variant};
 
 use super::launched::{Destination, Kernels, Launched, Variants, Weights};
+use super::requantize::Requantize;
 use super::{Prepared, Strategy};
 use crate::prologue::{Order, Prologue, compute_type};
-use crate::{Buffer, DeviceC, DeviceCall, Error, Gpu, GpuPlan, WeightForm, model};
+use crate::{Buffer, DeviceCall, Error, Gpu, GpuPlan, WeightForm, model};
 
 /// Most rows that the decode strategy is for.
 const DECODE_ROWS: usize = 128;
@@ -183,10 +181,7 @@ impl Strategy for Fused {
         info: &DeviceInfo,
     ) -> Result<Vec<String>, Error> {
         let variant = Variant { grouped: true, ..self.check(desc, groups.max(1), info)? };
-        if let OutFormat::Nvfp4 { global_scale: OutScale::Dynamic, .. } = desc.out {
-            let reason = "a dynamic scale of C would count rows of no group; use a static one";
-            return self.unsupported(reason.into());
-        }
+        Requantize::check_grouped(self.name, desc)?;
         if self.waves {
             return self.unsupported("features of several groups are not split; fused takes them".into());
         }
@@ -216,12 +211,6 @@ impl Strategy for Fused {
 
     fn prepare(&self, gpu: &'static Gpu, plan: &GpuPlan) -> Result<Box<dyn Prepared>, Error> {
         let desc = plan.desc;
-        let requantize = match desc.out {
-            OutFormat::Nvfp4 { scale_layout, global_scale: OutScale::Dynamic } => {
-                Some(Requantize::new(gpu, &desc, scale_layout)?)
-            }
-            _ => None,
-        };
         let mut ready = Ready {
             gpu,
             desc,
@@ -230,7 +219,7 @@ impl Strategy for Fused {
             variant: self.variant(&desc)?,
             kernels: Variants::new(plan.groups > 1),
             workspace: None,
-            requantize,
+            requantize: Requantize::of(gpu, &desc)?,
         };
         let workspace =
             ready.kernels.first(|grouped, bias| ready.load(grouped, bias))?.main.workspace_bytes();
@@ -281,10 +270,8 @@ impl Kernels for Ready {
             }
         };
         let alpha = weights.alpha(&epilogue, a.scale);
-        let to = match (&self.requantize, call.c) {
-            (Some(requantize), DeviceC::Nvfp4 { .. }) => requantize.sums(),
-            _ => Destination::of(call, &self.desc)?,
-        };
+        let c = Destination::of(call, &self.desc)?;
+        let to = self.requantize.as_ref().map_or(c, Requantize::product);
         let args = FusedArgs {
             lda: a.pitch / 2,
             c_scales: to.scales,
@@ -296,9 +283,8 @@ impl Kernels for Ready {
             ..FusedArgs::new(a.values, pack, to.c, (call.m, n, k), alpha)
         };
         self.kernels(weights)?.specs(&args, self.gpu.info(), &mut specs)?;
-        if let (Some(requantize), DeviceC::Nvfp4 { codes, scales, global_scale }) = (&self.requantize, call.c)
-        {
-            specs.extend(requantize.specs((call.m, n), [codes, scales, global_scale])?);
+        if let Some(requantize) = &self.requantize {
+            specs.extend(requantize.specs(call.m, &c)?);
         }
         Ok(specs)
     }
@@ -353,40 +339,4 @@ fn full_waves(m: usize, n: usize, sms: u32, main: &Config, rest: &Config) -> Opt
     let features = tiles as usize * main.features() as usize;
     let left = n.checked_sub(features)?;
     (features > 0 && left > 0 && left.is_multiple_of(rest.features() as usize)).then_some(features)
-}
-
-/// C in f32, then its largest magnitude, then nvfp4 by it.
-#[derive(Debug)]
-struct Requantize {
-    scratch: Buffer,
-    parts: Buffer,
-    amax: Amax,
-    quantize: Quantize,
-}
-
-impl Requantize {
-    fn new(gpu: &'static Gpu, desc: &DualGemmDesc, layout: ScaleLayout) -> Result<Self, Error> {
-        Ok(Self {
-            scratch: Buffer::new(gpu, desc.m * desc.n * 4)?,
-            parts: Buffer::new(gpu, 4 * MAX_PARTS as usize)?,
-            amax: Amax::new(gpu, FloatType::F32)?,
-            quantize: Quantize::new(gpu, FloatType::F32, Sink::Codes(layout), true)?,
-        })
-    }
-
-    /// Where the product goes.
-    fn sums(&self) -> Destination {
-        Destination { c: self.scratch.ptr(), scales: DevicePtr::NULL, scale: 1.0 }
-    }
-
-    fn specs(
-        &self,
-        (m, n): (usize, usize),
-        [codes, scales, scale]: [DevicePtr; 3],
-    ) -> Result<[LaunchSpec; 2], Error> {
-        let c = Floats { m, k: n, values: self.scratch.ptr(), pitch: 4 * n };
-        let (out, dynamic) =
-            (QuantizeOut::Codes { codes, scales }, Scale::Dynamic { parts: self.parts.ptr(), scale });
-        Ok([self.amax.spec(&c, self.parts.ptr())?, self.quantize.spec(&c, &out, &dynamic)?])
-    }
 }

@@ -154,6 +154,7 @@ impl<K> Variants<K> {
 }
 
 /// Where C of a call goes.
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Destination {
     /// C, or its codes.
     pub(super) c: DevicePtr,
@@ -161,6 +162,8 @@ pub(super) struct Destination {
     pub(super) scales: DevicePtr,
     /// Its static tensor scale, or 1.
     pub(super) scale: f32,
+    /// Where a dynamic one is written.
+    pub(super) dynamic_scale: DevicePtr,
 }
 
 impl Destination {
@@ -168,15 +171,16 @@ impl Destination {
     /// If C is not what the problem says.
     pub(super) fn of(call: &DeviceCall, desc: &DualGemmDesc) -> Result<Self, Error> {
         match (call.c, desc.out) {
-            (DeviceC::Nvfp4 { codes, scales, .. }, OutFormat::Nvfp4 { global_scale, .. }) => {
-                let scale = match global_scale {
+            (DeviceC::Nvfp4 { codes, scales, global_scale }, OutFormat::Nvfp4 { global_scale: how, .. }) => {
+                let scale = match how {
                     OutScale::Static(scale) => scale,
                     OutScale::Dynamic => 1.0,
                 };
-                Ok(Self { c: codes, scales, scale })
+                Ok(Self { c: codes, scales, scale, dynamic_scale: global_scale })
             }
             (DeviceC::Float(c), OutFormat::F32 | OutFormat::F16 | OutFormat::Bf16) => {
-                Ok(Self { c, scales: DevicePtr::NULL, scale: 1.0 })
+                let null = DevicePtr::NULL;
+                Ok(Self { c, scales: null, scale: 1.0, dynamic_scale: null })
             }
             (found, expected) => {
                 let found = if matches!(found, DeviceC::Float(_)) { "floats" } else { "nvfp4" };

@@ -113,7 +113,7 @@ pub(super) fn sink(out: OutFormat) -> Sink {
 
 /// C of a call, and its tensor scale.
 pub(super) fn destination(desc: &DualGemmDesc, call: &DeviceCall) -> Result<(Out, GlobalScale), Error> {
-    let Destination { c, scales, scale } = Destination::of(call, desc)?;
+    let Destination { c, scales, scale, .. } = Destination::of(call, desc)?;
     Ok(match float_out(desc.out) {
         None => (Out::Codes { codes: c, scales }, GlobalScale::multiplier(scale)),
         Some(_) => {

@@ -14,6 +14,7 @@ pub mod native;
 pub mod parallel_streams;
 pub mod plain;
 pub mod portable;
+mod requantize;
 mod scaled;
 
 use std::fmt::Debug;

@@ -15,6 +15,7 @@ use dualgemm_kernels::{sm100a, sm120a};
 use dualgemm_ptx::builder::HalfFormat;
 
 use super::launched::{Destination, Kernels, Launched, Variants, Weights};
+use super::requantize::Requantize;
 use super::scaled::Prologue;
 use super::{Prepared, Strategy};
 use crate::blackwell::{self, Estimate};
@@ -73,22 +74,6 @@ impl Native {
         Err(Error::Unsupported { strategy: self.name(), reason })
     }
 
-    fn out(&self, desc: &DualGemmDesc) -> Result<Out, Error> {
-        match desc.out {
-            OutFormat::F16 => Ok(Out::F16),
-            OutFormat::Bf16 => Ok(Out::Bf16),
-            OutFormat::F32 => Ok(Out::F32),
-            OutFormat::Nvfp4 { scale_layout, global_scale: OutScale::Static(_) } => {
-                Ok(Out::Nvfp4 { scale_layout })
-            }
-            OutFormat::Nvfp4 { .. } => {
-                self.unsupported("C is nvfp4 with a dynamic scale; it takes a static one".into())
-            }
-        }
-    }
-}
-
-impl Native {
     /// Whether it takes the problem, by which kernels and as what.
     fn check(&self, desc: &DualGemmDesc, info: &DeviceInfo) -> Result<(Family, Formats), Error> {
         let Some(family) = Family::of(info.arch) else {
@@ -107,7 +92,6 @@ impl Native {
         if desc.epilogue.round_gate_up_to_bf16 {
             return self.unsupported("it does not round gate and up to bf16".into());
         }
-        self.out(desc)?;
         Ok((family, formats))
     }
 }
@@ -118,7 +102,7 @@ impl Strategy for Native {
     }
 
     fn doc(&self) -> &'static str {
-        "one kernel on tensor cores that multiply nvfp4, nothing packed; simulated, not yet run on silicon"
+        "one kernel on tensor cores that multiply nvfp4 and mxfp4, nothing packed; simulated, not yet run on silicon"
     }
 
     fn weight_form(&self) -> WeightForm {
@@ -141,6 +125,7 @@ impl Strategy for Native {
         info: &DeviceInfo,
     ) -> Result<Vec<String>, Error> {
         let (family, formats) = self.check(desc, info)?;
+        Requantize::check_grouped(self.name(), desc)?;
         Ok(family.kernels(desc, formats, true))
     }
 
@@ -176,10 +161,17 @@ impl Strategy for Native {
 
     fn prepare(&self, gpu: &'static Gpu, plan: &GpuPlan) -> Result<Box<dyn Prepared>, Error> {
         let (desc, prologue) = (plan.desc, Prologue::new(gpu, plan)?);
-        let variant = Variant { out: self.out(&desc)?, ..Variant::new(desc.epilogue.activation.program()) };
+        let out = match desc.out {
+            OutFormat::F32 | OutFormat::Nvfp4 { global_scale: OutScale::Dynamic, .. } => Out::F32,
+            OutFormat::F16 => Out::F16,
+            OutFormat::Bf16 => Out::Bf16,
+            OutFormat::Nvfp4 { scale_layout, .. } => Out::Nvfp4 { scale_layout },
+        };
+        let variant = Variant { out, ..Variant::new(desc.epilogue.activation.program()) };
         let variant = Variant { a_scale: desc.quantize_a == QuantizeA::Dynamic, ..variant };
         let (name, kernels) = (plan.kernel.clone(), Variants::new(plan.groups > 1));
-        let ready = Ready { gpu, desc, prologue, name, variant, kernels };
+        let requantize = Requantize::of(gpu, &desc)?;
+        let ready = Ready { gpu, desc, prologue, name, variant, kernels, requantize };
         ready.kernels.first(|grouped, bias| ready.load(grouped, bias))?;
         Ok(Launched::prepared(gpu, ready))
     }
@@ -230,6 +222,7 @@ struct Ready {
     name: String,
     variant: Variant,
     kernels: Variants<Kernel>,
+    requantize: Option<Requantize>,
 }
 
 impl Ready {
@@ -264,11 +257,15 @@ impl Kernels for Ready {
         let rows = groups.map(|GroupArgs { count, rows, .. }| Groups { count, rows });
         let mut specs = Vec::new();
         let a = self.prologue.specs(call.m, &call.a, rows.as_ref(), &mut specs)?;
-        let Destination { c, scales, scale } = Destination::of(call, &self.desc)?;
+        let to = Destination::of(call, &self.desc)?;
+        let Destination { c, scales, scale, .. } = self.requantize.as_ref().map_or(to, Requantize::product);
         let alpha = weights.alpha(&self.desc.epilogue, a.scale);
         let (bias, a_scale) = (weights.bias(), a.device_scale);
         let output = Output { c, scales, scale, alpha, bias, a_scale };
         specs.push(kernel.spec(&FusedArgs { a: a.operand, gate, up, output, groups })?);
+        if let Some(requantize) = &self.requantize {
+            specs.extend(requantize.specs(call.m, &to)?);
+        }
         Ok(specs)
     }
 }

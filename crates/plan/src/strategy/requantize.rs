@@ -1,0 +1,72 @@
+//! C in nvfp4 under a dynamic tensor scale, which needs all of C first: the product's f32, then its largest magnitude, then
+//! nvfp4 by it.
+
+use dualgemm_device::{DevicePtr, LaunchSpec};
+use dualgemm_formats::FloatType;
+use dualgemm_gemm::{DualGemmDesc, OutFormat, OutScale};
+use dualgemm_kernels::generic::amax::{Amax, MAX_PARTS};
+use dualgemm_kernels::generic::quantize::{Floats, Out, Quantize, Scale};
+use dualgemm_kernels::generic::rowwise::Sink;
+
+use super::launched::Destination;
+use crate::{Buffer, Error, Gpu};
+
+/// The kernels after the product, with their memory.
+#[derive(Debug)]
+pub(super) struct Requantize {
+    n: usize,
+    scratch: Buffer,
+    parts: Buffer,
+    amax: Amax,
+    quantize: Quantize,
+}
+
+impl Requantize {
+    /// Those for a problem, if its C has a dynamic scale.
+    ///
+    /// # Errors
+    /// If memory is lacking.
+    pub(super) fn of(gpu: &'static Gpu, desc: &DualGemmDesc) -> Result<Option<Self>, Error> {
+        let &DualGemmDesc { m, n, out, .. } = desc;
+        let OutFormat::Nvfp4 { scale_layout, global_scale: OutScale::Dynamic } = out else { return Ok(None) };
+        Ok(Some(Self {
+            n,
+            scratch: Buffer::new(gpu, m * n * 4)?,
+            parts: Buffer::new(gpu, 4 * MAX_PARTS as usize)?,
+            amax: Amax::new(gpu, FloatType::F32)?,
+            quantize: Quantize::new(gpu, FloatType::F32, Sink::Codes(scale_layout), true)?,
+        }))
+    }
+
+    /// Refuses rows in groups.
+    ///
+    /// # Errors
+    /// If C has a dynamic scale.
+    pub(super) fn check_grouped(strategy: &'static str, desc: &DualGemmDesc) -> Result<(), Error> {
+        match desc.out {
+            OutFormat::Nvfp4 { global_scale: OutScale::Dynamic, .. } => {
+                let reason = "a dynamic scale of C would count rows of no group; use a static one".into();
+                Err(Error::Unsupported { strategy, reason })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Where the product goes.
+    pub(super) fn product(&self) -> Destination {
+        let null = DevicePtr::NULL;
+        Destination { c: self.scratch.ptr(), scales: null, scale: 1.0, dynamic_scale: null }
+    }
+
+    /// The launches that bring the product's `m` rows to C.
+    ///
+    /// # Errors
+    /// If an address is misaligned.
+    pub(super) fn specs(&self, m: usize, to: &Destination) -> Result<[LaunchSpec; 2], Error> {
+        let (n, parts) = (self.n, self.parts.ptr());
+        let c = Floats { m, k: n, values: self.scratch.ptr(), pitch: 4 * n };
+        let out = Out::Codes { codes: to.c, scales: to.scales };
+        let dynamic = Scale::Dynamic { parts, scale: to.dynamic_scale };
+        Ok([self.amax.spec(&c, parts)?, self.quantize.spec(&c, &out, &dynamic)?])
+    }
+}
