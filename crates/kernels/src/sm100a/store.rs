@@ -118,10 +118,19 @@ impl Fused<'_> {
     }
 
     /// Puts this CTA's sums where its ring was, `[gate, up][column][128 rows]` f32, and waits for those of the cluster.
+    /// Of the rows of a column, the first four of every 16 come first, then the second four: eight threads that read eight
+    /// times 16 rows read 128 bytes in a row. They are permuted, so that 32 threads with a row each write to 32 banks.
     fn put_sums(&self, k: &mut Kernel, sums: Addr<Tmem>) {
         let (_, row) = self.quarter(k);
-        let row = k.shl(row, 2u32);
-        let to = k.offset(self.base.at(self.layout.ring.offset), row.cast());
+        let (piece, four) = (k.shr(row, PIECE.ilog2()), k.shr(row, 2u32));
+        let four = k.and(four, PIECE / 4 - 1);
+        let twice = k.shl(four, 1u32);
+        let place = k.xor(piece, twice);
+        let place = k.mad(four, ATOM_ROWS / PIECE, place);
+        let element = k.and(row, 3u32);
+        let element = k.mad(place, 4u32, element);
+        let byte = k.shl(element, 2u32);
+        let to = k.offset(self.base.at(self.layout.ring.offset), byte.cast());
         for first in (0..self.config.n).step_by(8) {
             for (half, sums) in (0u32..).zip(self.load_sums(k, sums, first, 8)) {
                 for (i, sum) in (0u32..).zip(sums) {
@@ -214,12 +223,16 @@ impl Fused<'_> {
         k.for_range("parts", first, config.n * pieces, STORERS * config.split_k, |k, i, _| {
             let (column, piece) = (k.div(i, pieces), k.rem(i, pieces));
             let feature = k.mul(piece, PIECE);
-            let element = k.mad(column, ATOM_ROWS, feature);
-            let byte = k.shl(element, 2u32);
-            let from = k.offset(ring, byte.cast());
-            let halves = [0, 1].map(|half| {
-                (0..PIECE / 4).flat_map(|four| self.add_four(k, from.at(half * plane + four * 16))).collect()
-            });
+            let fours: Vec<Addr<Shared>> = (0..PIECE / 4)
+                .map(|four| {
+                    let place = k.xor(piece, 2 * four);
+                    let place = k.mad(column, ATOM_ROWS / 4, place);
+                    let byte = k.shl(place, 4u32);
+                    k.offset(ring, byte.cast()).at(four * ATOM_ROWS / PIECE * 16)
+                })
+                .collect();
+            let halves = [0, 1]
+                .map(|half| fours.iter().flat_map(|from| self.add_four(k, from.at(half * plane))).collect());
             let [gate, up]: [Vec<Reg<F32>>; 2] = halves;
             let place = (k.add(tile.token, column), k.add(tile.feature, feature));
             self.store_piece(k, tile, place, alpha, [&gate, &up]);
