@@ -2,7 +2,7 @@
 //! device memory. C is poisoned before, so is A where rows belong to nobody.
 
 use dualgemm::check::{RowSample, reference_rows};
-use dualgemm::device::{DevicePtr, Error as DeviceError, Stream};
+use dualgemm::device::{Device as _, DevicePtr, Error as DeviceError, Stream};
 use dualgemm::formats::{BlockFormat, FloatMatrix, GlobalScale, QuantizedMatrix, ScaleLayout};
 use dualgemm::gemm::{
     AFormat, AOperand, Comparison, DualGemmDesc, Epilogue, GateUp, OutFormat, OutScale, OutputMut, QuantizeA,
@@ -233,6 +233,19 @@ fn blackwell_finds_scales_of_every_order_close() {
     for (id, a_scale_layout) in BLACKWELL.iter().cycle().zip(ScaleLayout::ALL) {
         let options = GpuOptions { a_scale_layout, ..groups(4) };
         check(id, (&desc, options), true, &[&[1, 130, 130, 131, 140]], 4e-4);
+    }
+}
+
+/// Whatever is chosen where no card says what is fastest; K is enough for all that split it.
+#[test]
+fn every_kernel_of_sm100_for_groups_in_nvfp4_is_right_close() {
+    let (id, desc) = (&BLACKWELL[0], desc(9, 40, 800, AFormat::Nvfp4, OutFormat::F32));
+    let native = dualgemm::strategies::strategy("native").unwrap();
+    let kernels = native.grouped_kernels(&desc, 2, id.open().unwrap().info()).unwrap();
+    assert!(kernels.len() > 3, "{kernels:?}");
+    for kernel in kernels {
+        let options = GpuOptions { strategy: Some("native".into()), kernel: Some(kernel), ..groups(2) };
+        check(id, (&desc, options), false, &[&[0, 5, 5, 9]], 1e-5);
     }
 }
 

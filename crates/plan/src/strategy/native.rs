@@ -142,18 +142,21 @@ impl Strategy for Native {
         kernel: &str,
     ) -> Option<f64> {
         let (groups, rows) = model::groups_of(desc.m, groups);
-        let size = |tile: u32| match groups {
+        // Each group ends with whole tiles.
+        let size = |tiles: usize, features: u32| match groups {
             1 => (rows, desc.n, desc.k),
-            _ => (rows, groups * desc.n.next_multiple_of(tile as usize), desc.k),
+            _ => (rows, groups * tiles * features as usize, desc.k),
         };
         let kernel_us = match Family::of(info.arch)? {
             Family::Sm100 => {
                 let config = sm100a::config::Config::named(kernel).ok()?;
-                Estimate::new(&config, size(config.tile_features())).ok()?.kernel_us()
+                let size = size(config.feature_tiles(desc.n), config.tile_features());
+                Estimate::new(&config, size).ok()?.kernel_us()
             }
             Family::Sm120 => {
                 let config = sm120a::config::Config::named(kernel).ok()?;
-                blackwell::workstation_us(&config, size(config.features), info)
+                let size = size(desc.n.div_ceil(config.features as usize), config.features);
+                blackwell::workstation_us(&config, size, info)
             }
         };
         Some(kernel_us + model::ENDS)
