@@ -12,7 +12,7 @@ use crate::array::{Array, Dtype, Place};
 use crate::destination::Destination;
 use crate::error::{Kind, facade};
 use crate::operand::{Quantized, Source};
-use crate::weights::{Found, Weights, plan_for_packing};
+use crate::weights::{Found, Weights};
 
 /// Runners by problem, order of A's scales and stream. They stay for as long as the weights: a recorded graph uses
 /// their memory. M is rounded up to a power of two, so that there are few.
@@ -157,7 +157,8 @@ impl Weights {
         };
         let packed = py
             .detach(|| {
-                let plan = plan_for_packing((g.rows, g.k), dualgemm::formats::BlockFormat::Nvfp4, &target)?;
+                let format = dualgemm::formats::BlockFormat::Nvfp4;
+                let plan = DualGemm::plan_for_packing((g.rows, g.k), format, &target)?;
                 plan.prepack_device(&pair, Stream::Raw(stream.unwrap_or(0)))
             })
             .map_err(facade)?;

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use dualgemm::checkpoint::{GateUpOrder, Half};
 use dualgemm::formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout};
-use dualgemm::gemm::{AFormat, Activation, DualGemmDesc, Epilogue, GateUp, OutFormat, QuantizeA};
+use dualgemm::gemm::{AFormat, Activation, DualGemmDesc, Epilogue, GateUp, QuantizeA};
 use dualgemm::{DualGemm, GpuOptions, PackedWeights, Runner, Target};
 use dualgemm_cli::args::{self, EpilogueArgs, LayerArgs, NibbleOrderArg, ReadArgs};
 use dualgemm_cli::layer::{self, Layer};
@@ -55,16 +55,6 @@ fn packed_bytes(packed: &PackedWeights) -> usize {
         PackedWeights::Gpu(weights) => weights.bytes(),
         _ => 0,
     }
-}
-
-/// Weights of a shape are packed alike for every plan; this is one that every target has.
-pub fn plan_for_packing(
-    (n, k): (usize, usize),
-    format: BlockFormat,
-    target: &Target,
-) -> Result<dualgemm::Plan, dualgemm::Error> {
-    let desc = DualGemmDesc::new(1, n, k, AFormat::F16, format);
-    DualGemm::plan(&DualGemmDesc { out: OutFormat::F16, ..desc }, target)
 }
 
 /// A target by name: cpu, cuda, cuda:N, or sim:ARCH.
@@ -270,7 +260,7 @@ impl Weights {
         let packed = pool::run(py, || -> Result<_, dualgemm::Error> {
             weights.check()?;
             let shape = (weights.n(), weights.k());
-            plan_for_packing(shape, weights.gate.format(), &target)?.prepack(&weights)
+            DualGemm::plan_for_packing(shape, weights.gate.format(), &target)?.prepack(&weights)
         })?
         .map_err(facade)?;
         let found = Found { activation, input_scale, output_scale: None };
@@ -336,7 +326,8 @@ impl Weights {
         let options = LayerOptions::of(layer, keywords)?;
         let target = options.target.clone();
         options.with_layer(py, &path, |layer, epilogue, features| {
-            let plan = plan_for_packing((features.len(), layer.k()), layer.format(), &target)?;
+            let shape = (features.len(), layer.k());
+            let plan = DualGemm::plan_for_packing(shape, layer.format(), &target)?;
             let packed = layer.prepack(&plan, features.clone(), |_| ())?;
             let first = layer.features(features.start..features.start + 1)?;
             let found = Found {

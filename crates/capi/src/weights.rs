@@ -6,7 +6,7 @@ use std::path::Path;
 use dualgemm::checkpoint::{Checkpoint, OpenOptions};
 use dualgemm::device::Stream;
 use dualgemm::formats::BlockFormat;
-use dualgemm::gemm::{AFormat, DualGemmDesc, GateUp};
+use dualgemm::gemm::GateUp;
 use dualgemm::{DeviceGateUp, DualGemm, PackedWeights, Target, formats};
 
 use crate::device;
@@ -53,16 +53,6 @@ pub(crate) unsafe fn give<T>(
 pub(crate) unsafe fn borrow<'a, T>(name: &str, pointer: *const T) -> Result<&'a T, Failure> {
     // SAFETY: the caller vouches for a pointer that is not null.
     unsafe { pointer.as_ref() }.ok_or_else(|| Failure::argument(format!("{name}: is null")))
-}
-
-/// A plan that packs as every other of these weights does; on sm_120 as those for an nvfp4 A do.
-fn plan(target: &Target, n: usize, k: usize, format: BlockFormat) -> Result<dualgemm::Plan, Failure> {
-    let a = match (target, format) {
-        (Target::Cpu(_), _) => AFormat::F32,
-        (_, BlockFormat::Nvfp4) => AFormat::Nvfp4,
-        (_, BlockFormat::Mxfp4) => AFormat::F16,
-    };
-    Ok(DualGemm::plan(&DualGemmDesc::new(1, n, k, a, format), target)?)
 }
 
 /// Packs gate and up of a layer's dense MLP from a checkpoint: a directory, a .safetensors, a .safetensors.index.json or
@@ -117,7 +107,8 @@ fn from_checkpoint(
     let n = n / world;
     let (first, end) = (rank * n, (rank + 1) * n);
     let run = |at: usize| Ok(dualgemm::weights(source.features(at..end.min(at + RUN))?));
-    let packed = plan(&target, n, k, format)?.prepack_runs((first..end).step_by(RUN).map(run))?;
+    let plan = DualGemm::plan_for_packing((n, k), format, &target)?;
+    let packed = plan.prepack_runs((first..end).step_by(RUN).map(run))?;
     Ok(dualgemm_weights { packed, target, n, k, format })
 }
 
@@ -142,7 +133,7 @@ pub unsafe extern "C" fn dualgemm_weights_from_tensors(
             let target = device::target(target)?;
             give("out", out, || {
                 let (n, k, format) = (weights.n(), weights.k(), weights.gate.format());
-                let packed = plan(&target, n, k, format)?.prepack(&weights)?;
+                let packed = DualGemm::plan_for_packing((n, k), format, &target)?.prepack(&weights)?;
                 Ok(dualgemm_weights { packed, target, n, k, format })
             })
         }
@@ -208,7 +199,8 @@ fn from_device(
         global_scales: [gate.global_scale, up.global_scale],
         bias: [None; 2],
     };
-    let packed = plan(&target, n, k, format)?.prepack_device(&pair, stream)?;
+    let plan = DualGemm::plan_for_packing((n, k), format, &target)?;
+    let packed = plan.prepack_device(&pair, stream)?;
     Ok(dualgemm_weights { packed, target, n, k, format })
 }
 

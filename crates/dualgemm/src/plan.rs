@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dualgemm_cpu::{CpuGemm, CpuOptions, CpuPlan, PackedGateUp};
 use dualgemm_device::Stream;
 use dualgemm_formats::BlockFormat;
-use dualgemm_gemm::{AOperand, DualGemmDesc, GateUp, OutputMut};
+use dualgemm_gemm::{AFormat, AOperand, DualGemmDesc, GateUp, OutFormat, OutputMut};
 use dualgemm_plan::{DeviceExperts, DeviceGateUp, DeviceWeights, GpuOptions, GpuPlan};
 
 use crate::gpu::{GpuId, GpuRunner};
@@ -51,6 +51,29 @@ impl DualGemm {
                 Plan::Gpu { gpu: id.clone(), plan: GpuPlan::new(desc, id.open()?, options)? }
             }
         })
+    }
+
+    /// A plan by which to pack weights of `n` features and `k` elements that plans of any M, format of A and C are to
+    /// share: one that multiplies A in the format of the weights, if the target can do that, else in f16. On Blackwell that
+    /// makes a difference: its tensor cores read codes as they are, and what a kernel for other activations reads is made
+    /// of them when such weights first meet it, beside them.
+    ///
+    /// # Errors
+    /// As [`plan`](Self::plan).
+    pub fn plan_for_packing(
+        (n, k): (usize, usize),
+        format: BlockFormat,
+        target: &Target,
+    ) -> Result<Plan, Error> {
+        let by = |a| {
+            let desc = DualGemmDesc::new(1, n, k, a, format);
+            Self::plan(&DualGemmDesc { out: OutFormat::F16, ..desc }, target)
+        };
+        let same = match format {
+            BlockFormat::Nvfp4 => AFormat::Nvfp4,
+            BlockFormat::Mxfp4 => AFormat::Mxfp4,
+        };
+        by(same).or_else(|_| by(AFormat::F16))
     }
 }
 

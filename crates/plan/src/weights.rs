@@ -1,10 +1,10 @@
 //! A pair of weight matrices on a device, in the order that a strategy reads.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use dualgemm_device::{Device, DevicePtr, Stream};
-use dualgemm_formats::ScaleLayout;
+use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout};
 use dualgemm_gemm::GateUp;
 use dualgemm_kernels::generic::expand::Codes;
 use dualgemm_kernels::parts::operand::Operand;
@@ -39,9 +39,11 @@ pub struct DeviceWeights {
     parts: Parts,
     /// What sums of gate and up are multiplied by: their tensor scales, and what the order asks for.
     alpha: [f32; 2],
-    bias: Option<Buffer>,
+    bias: Option<Arc<Buffer>>,
     /// What they are a part of, and which.
     expert: Option<(Arc<DeviceExperts>, usize)>,
+    /// The same weights packed, once a strategy that reads the pack has run on rows of codes.
+    packed_too: OnceLock<Box<DeviceWeights>>,
 }
 
 /// A number that no other weights have had or will have in this process: an address may be used again, this is not.
@@ -115,7 +117,8 @@ impl DeviceWeights {
         index: usize,
         (alpha, parts, bias): ([f32; 2], Parts, Option<Buffer>),
     ) -> Self {
-        Self { id: next_id(), parts, alpha, bias, expert: Some((of, index)) }
+        let expert = Some((of, index));
+        Self { expert, ..Self::of_parts(parts, alpha, bias.map(Arc::new)) }
     }
 
     /// The experts that these weights are one of, and which.
@@ -125,7 +128,11 @@ impl DeviceWeights {
 
     fn new(gpu: &'static Gpu, parts: Parts, Extras { alpha, bias }: Extras) -> Result<Self, Error> {
         let bias = bias.map(|values| Buffer::of(gpu, &float_bytes(values))).transpose()?;
-        Ok(Self { id: next_id(), parts, alpha, bias, expert: None })
+        Ok(Self::of_parts(parts, alpha, bias.map(Arc::new)))
+    }
+
+    fn of_parts(parts: Parts, alpha: [f32; 2], bias: Option<Arc<Buffer>>) -> Self {
+        Self { id: next_id(), parts, alpha, bias, expert: None, packed_too: OnceLock::new() }
     }
 
     /// The same weights once more, in memory of their own.
@@ -133,13 +140,55 @@ impl DeviceWeights {
     /// # Errors
     /// If they do not fit.
     pub fn duplicate(&self, gpu: &'static Gpu) -> Result<Self, Error> {
-        let copy = |buffer: &Buffer| -> Result<Buffer, Error> {
+        let copy = |buffer: &Arc<Buffer>| -> Result<Arc<Buffer>, Error> {
             let mut bytes = vec![0; buffer.bytes()];
             buffer.read(&mut bytes)?;
-            Ok(Buffer::of(gpu, &bytes)?)
+            Ok(Arc::new(Buffer::of(gpu, &bytes)?))
         };
         let (parts, bias) = (self.parts.duplicate(gpu)?, self.bias.as_ref().map(copy).transpose()?);
-        Ok(Self { id: next_id(), parts, alpha: self.alpha, bias, expert: None })
+        Ok(Self::of_parts(parts, self.alpha, bias))
+    }
+
+    /// The same weights in packed order. Rows of codes are packed when that is first asked for, and both are kept: on
+    /// Blackwell not every A is multiplied by kernels that read rows.
+    ///
+    /// # Errors
+    /// If the pack does not fit, or mxfp4 scales are too far apart for it.
+    pub(crate) fn packed_too(&self, gpu: &'static Gpu) -> Result<&Self, Error> {
+        if self.form() != WeightForm::Atoms {
+            return Ok(self);
+        }
+        if let Some(packed) = self.packed_too.get() {
+            return Ok(packed);
+        }
+        let packed = Box::new(Self { bias: self.bias.clone(), ..self.pack(gpu)? });
+        Ok(self.packed_too.get_or_init(|| packed))
+    }
+
+    /// Packs rows of codes, biases left out.
+    fn pack(&self, gpu: &'static Gpu) -> Result<Self, Error> {
+        let (&Layout { n, k, format, .. }, layout) = (self.parts.layout(), ScaleLayout::Sf128x4);
+        let halves = self.atoms()?;
+        match format {
+            BlockFormat::Nvfp4 => {
+                let (codes, scales) = (halves.map(|half| half.codes), halves.map(|half| half.scales));
+                let global_scales = self.alpha;
+                let rows = DeviceGateUp { n, k, codes, scales, layout, global_scales, bias: [None; 2] };
+                Self::on_device(gpu, &rows, WeightForm::Packed, Stream::Own)
+            }
+            // Their scales are packed relative to the largest one, which takes a look at all of them first.
+            BlockFormat::Mxfp4 => {
+                let half = |name, half: usize| -> Result<QuantizedMatrix<'static>, Error> {
+                    let mut codes = vec![0; n * k / 2];
+                    let mut scales = vec![0; layout.len(n, k / format.block_len())];
+                    gpu.copy_from(&mut codes, halves[half].codes)?;
+                    gpu.copy_from(&mut scales, halves[half].scales)?;
+                    let scale = GlobalScale::multiplier(self.alpha[half]);
+                    Ok(QuantizedMatrix::new(name, format, n, k, codes, scales, layout, scale)?)
+                };
+                Self::upload(gpu, &GateUp::new(half("gate", 0)?, half("up", 1)?), WeightForm::Packed)
+            }
+        }
     }
 
     /// Features.

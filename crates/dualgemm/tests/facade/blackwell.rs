@@ -177,6 +177,37 @@ fn experts_in_mxfp4_take_one_launch_close() {
     }
 }
 
+/// Weights that are packed for their own format serve floats, too, which some other kernel multiplies.
+#[test]
+fn one_packing_serves_every_format_of_a_close() {
+    let bias: Vec<f32> = (0..40).map(|i| i as f32 / 64.0).collect();
+    let (m, n, k) = (5, 40, 96);
+    for (format, weights) in
+        [(BlockFormat::Nvfp4, expert(n, k, 0)), (BlockFormat::Mxfp4, mxfp4_pair(n, k, 0))]
+    {
+        let weights = GateUp { gate_bias: Some(bias.clone().into()), ..weights };
+        for id in &CARDS {
+            let target = Target::Gpu(id.clone(), GpuOptions::default());
+            let packed =
+                DualGemm::plan_for_packing((n, k), format, &target).unwrap().prepack(&weights).unwrap();
+            let quantized = match format {
+                BlockFormat::Nvfp4 => operand(m, k, AFormat::Nvfp4),
+                BlockFormat::Mxfp4 => AOperand::Quantized(mxfp4("a", m, k, 0.37)),
+            };
+            for a in [quantized, operand(m, k, AFormat::F16), operand(m, k, AFormat::Bf16)] {
+                let plan = plan(id, &DualGemmDesc::new(m, n, k, AFormat::of(&a), format));
+                for _ in 0..2 {
+                    let got = plan.run_to_vec(&a, &packed).unwrap();
+                    let epilogue = &plan.desc().epilogue;
+                    let want = reference_rows(epilogue, &a, &RowSample::all(m), &weights, &|_| ()).unwrap();
+                    let found = Comparison::new(&got, &want, n).unwrap().rel_l2;
+                    assert!(found < 1e-5, "{plan}: {found:e}");
+                }
+            }
+        }
+    }
+}
+
 /// Floats become nvfp4 on the way in, never mxfp4; beside mxfp4 weights they take the portable kernel.
 #[test]
 fn what_no_tensor_core_multiplies_with_mxfp4_is_said() {

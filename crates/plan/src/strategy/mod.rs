@@ -62,9 +62,9 @@ pub trait Strategy: Debug + Sync {
         Rounding::Nothing
     }
 
-    /// Whether plans may take it without being asked to, and the tuner tries it unnamed. Such round nothing and on a kind
-    /// of card read one form of weights, so that the same weights serve plans for any M. The others are there to be
-    /// compared with: they run if they are named.
+    /// Whether plans may take it without being asked to, and the tuner tries it unnamed. Such round nothing, and weights in
+    /// one form serve all of them that a kind of card has: rows of codes with 128x4 scales are packed once where packed ones
+    /// are read. The others are there to be compared with: they run if they are named.
     fn automatic(&self) -> bool {
         false
     }

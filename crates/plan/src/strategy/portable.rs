@@ -66,21 +66,26 @@ impl Strategy for Portable {
         let program = desc.epilogue.activation.program();
         let kernel = Kernel::new(gpu, Config::named(&plan.kernel)?, &variant, &program)?;
         let prologue = Prologue::new(gpu, &desc, plan.a_scale_layout, Order::Rows)?;
-        Ok(Launched::prepared(gpu, Ready { desc, prologue, kernel }))
+        Ok(Launched::prepared(gpu, Ready { gpu, desc, prologue, kernel }))
     }
 }
 
 #[derive(Debug)]
 struct Ready {
+    gpu: &'static Gpu,
     desc: DualGemmDesc,
     prologue: Prologue,
     kernel: Kernel,
 }
 
 impl Kernels for Ready {
+    fn warm(&self, weights: Weights<'_>) -> Result<(), Error> {
+        weights.one()?.packed_too(self.gpu).map(drop)
+    }
+
     fn specs(&self, call: &DeviceCall, weights: Weights<'_>) -> Result<Vec<LaunchSpec>, Error> {
         let &DualGemmDesc { n, k, epilogue, .. } = &self.desc;
-        let mut specs = Vec::new();
+        let (weights, mut specs) = (Weights::One(weights.one()?.packed_too(self.gpu)?), Vec::new());
         let a = self.prologue.specs(call.m, &call.a, &mut specs)?;
         let alpha = weights.alpha(&epilogue, a.scale);
         let c = Destination::of(call, &self.desc)?.c;
