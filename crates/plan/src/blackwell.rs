@@ -3,7 +3,8 @@
 //! **An estimate: no Blackwell card has run this kernel.** A K step costs a CTA the slowest of filling its stage,
 //! multiplying it and widening its weights beside a 16-bit A. The first two rates come from the best public kernels of the
 //! GPU MODE task, whose times at M = 256 differ by 12 steps of 30720 bytes and whose times at M = 512 by what they multiply
-//! (`docs/kernels/blackwell.md`). What CTAs that split K cost each other was measured on an H100 only.
+//! (`docs/kernels/blackwell.md`). What CTAs that split K cost each other, how many clusters fit and the rate of memory come
+//! from a public microbenchmark of a B200: <https://github.com/SemiAnalysisAI/microbench-blackwell>.
 
 use dualgemm_device::DeviceInfo;
 use dualgemm_kernels::Error;
@@ -22,11 +23,16 @@ pub const FILL: f64 = 124.0;
 pub const MULTIPLY: f64 = 43_000.0;
 /// Multiplications per clock of a multiprocessor at its peak: 9 PFLOP/s of 148 at 1.85 GHz.
 pub const PEAK: u32 = 16384;
-/// Bytes per nanosecond from memory to all multiprocessors: nine tenths of the data sheet's.
+/// Clusters of four CTAs that run at once, one on a multiprocessor: a cluster stays within a group of multiprocessors, and
+/// the B200 of the microbenchmark has groups of 20, 20, 20, 18, 18, 18, 18, 10 and 6.
+pub const CLUSTERS_OF_FOUR: u32 = 34;
+/// Bytes per nanosecond from memory to all multiprocessors: what loads by TMA got in the microbenchmark, nine tenths of the
+/// data sheet's.
 pub const MEMORY: f64 = 7200.0;
-/// Bytes of sums per nanosecond that a CTA gets from others of its cluster. On an H100 64 KB each way took 5000 to 6000
-/// clocks, through distributed shared memory by loads, stores or bulk copies and through L2 alike: 12.5 bytes a clock.
-pub const EXCHANGE: f64 = 24.0;
+/// Bytes of sums per nanosecond that a CTA gets from others of its cluster: 14 a clock, as bulk copies around a cluster of
+/// four got in the microbenchmark, 25728 bytes in 1842 clocks. An H100 agrees: 64 KB each way took it 5000 to 6000 clocks,
+/// through distributed shared memory by loads, stores or bulk copies and through L2 alike.
+pub const EXCHANGE: f64 = 27.0;
 /// What an exchange takes besides, µs: about 600 clocks for sums to shared memory, an arrival at the other
 /// multiprocessor and the first load from there.
 pub const EXCHANGE_US: f64 = 0.3;
@@ -101,7 +107,7 @@ impl Estimate {
         let step_k = config.parts()[0].k;
         let step_bytes = config.stage_bytes() / config.cta_group;
         let (tiles, cluster) = (tiles(config, m, n), config.cluster());
-        let resident = (MULTIPROCESSORS / cluster).max(1);
+        let resident = if cluster == 4 { CLUSTERS_OF_FOUR } else { MULTIPROCESSORS / cluster };
         let (waves, steps) =
             (tiles.div_ceil(resident), k.div_ceil((step_k * config.split_k) as usize) as u32);
         // Gate and up, each 128 rows by n columns of this CTA; a pair's instruction is 256 rows on two tensor cores.

@@ -137,7 +137,7 @@ impl fmt::Display for Report {
         )?;
         writeln!(
             f,
-            "exchange of CTAs that split K = {EXCHANGE_US} µs + bytes of sums / {EXCHANGE} B/ns, as on an H100; with launch adds {LAUNCH_US} µs,"
+            "exchange of CTAs that split K = {EXCHANGE_US} µs + bytes of sums / {EXCHANGE} B/ns; with launch adds {LAUNCH_US} µs,"
         )?;
         writeln!(f, "  what the task's harness times besides")?;
         for row in &self.shapes {
