@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dualgemm::device::{DevicePtr, Stream};
-use dualgemm::formats::ScaleLayout;
+use dualgemm::formats::{BlockFormat, ScaleLayout};
 use dualgemm::gemm::{AFormat, DualGemmDesc, Epilogue, OutScale, QuantizeA};
 use dualgemm::{DeviceA, DeviceC, DeviceCall, DeviceGateUp, DualGemm, GpuId, GpuOptions, Runner, Target};
 use pyo3::prelude::*;
@@ -139,14 +139,15 @@ impl Weights {
             );
         }
         let (g, u) = (gate.on_device("gate")?, up.on_device("up")?);
-        if (g.rows, g.k, g.layout) != (u.rows, u.k, u.layout) {
+        if (g.format, g.rows, g.k, g.layout) != (u.format, u.rows, u.k, u.layout) {
             return Err(facade(dualgemm::gemm::Error::HalvesDiffer {
-                gate: format!("gate is [{}, {}], scales {}", g.rows, g.k, g.layout),
-                up: format!("up is [{}, {}], scales {}", u.rows, u.k, u.layout),
+                gate: format!("gate is {} [{}, {}], scales {}", g.format, g.rows, g.k, g.layout),
+                up: format!("up is {} [{}, {}], scales {}", u.format, u.rows, u.k, u.layout),
             }));
         }
         let target = Target::cuda(i32::try_from(ordinal.unwrap_or(0)).unwrap_or(0));
         let pair = DeviceGateUp {
+            format: g.format,
             n: g.rows,
             k: g.k,
             codes: [g.codes, u.codes],
@@ -157,12 +158,12 @@ impl Weights {
         };
         let packed = py
             .detach(|| {
-                let format = dualgemm::formats::BlockFormat::Nvfp4;
-                let plan = DualGemm::plan_for_packing((g.rows, g.k), format, &target)?;
+                let plan = DualGemm::plan_for_packing((g.rows, g.k), g.format, &target)?;
                 plan.prepack_device(&pair, Stream::Raw(stream.unwrap_or(0)))
             })
             .map_err(facade)?;
-        Ok(Self::on_device(packed, target, (g.rows, g.k), (g.global_scale, u.global_scale), found))
+        let global_scales = (g.global_scale, u.global_scale);
+        Ok(Self::on_device(packed, target, (g.format, g.rows, g.k), global_scales, found))
     }
 }
 
@@ -171,8 +172,12 @@ fn on_device(source: &Source<'_>) -> PyResult<(DeviceA, AFormat, usize, usize, S
     let array = match source {
         Source::Quantized(quantized) => {
             let q = quantized.on_device("a")?;
-            let a = DeviceA::Nvfp4 { codes: q.codes, scales: q.scales, global_scale: q.global_scale };
-            return Ok((a, AFormat::Nvfp4, q.rows, q.k, q.layout));
+            let (codes, scales, global_scale) = (q.codes, q.scales, q.global_scale);
+            let (a, format) = match q.format {
+                BlockFormat::Nvfp4 => (DeviceA::Nvfp4 { codes, scales, global_scale }, AFormat::Nvfp4),
+                BlockFormat::Mxfp4 => (DeviceA::Mxfp4 { codes, scales, global_scale }, AFormat::Mxfp4),
+            };
+            return Ok((a, format, q.rows, q.k, q.layout));
         }
         Source::Float(array) => array,
     };

@@ -22,6 +22,7 @@ pub enum Source<'py> {
 /// A quantized matrix in a GPU's memory.
 #[derive(Debug, Clone, Copy)]
 pub struct OnDevice {
+    pub format: BlockFormat,
     pub rows: usize,
     pub k: usize,
     pub codes: DevicePtr,
@@ -132,9 +133,6 @@ impl<'py> Quantized<'py> {
     pub fn on_device(&self, name: &str) -> PyResult<OnDevice> {
         let (rows, row_bytes) = self.codes.matrix(name)?;
         let (format, layout, k) = (self.format, self.layout, 2 * row_bytes);
-        if format != BlockFormat::Nvfp4 {
-            return Err(Kind::Unsupported.raise(format!("{name}: is {format}; kernels of GPUs take nvfp4")));
-        }
         if k == 0 || !k.is_multiple_of(format.block_len()) {
             return Err(facade(dualgemm::formats::Error::KNotWholeBlocks { tensor: name.into(), format, k }));
         }
@@ -156,6 +154,7 @@ impl<'py> Quantized<'py> {
             return Err(Kind::Operand.raise(message));
         }
         Ok(OnDevice {
+            format,
             rows,
             k,
             codes: DevicePtr(self.codes.pointer.addr() as u64),

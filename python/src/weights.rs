@@ -209,17 +209,16 @@ impl Weights {
         let (gate, up) = (&first.gate, &first.up);
         let scales = (gate.global_scale().value(), up.global_scale().value());
         Self {
-            format: gate.format(),
             names: (gate.name().into(), up.name().into()),
-            ..Self::on_device(packed, target, (n, gate.k()), scales, found)
+            ..Self::on_device(packed, target, (gate.format(), n, gate.k()), scales, found)
         }
     }
 
-    /// Weights without names, in nvfp4, as a GPU packs them.
+    /// Weights without names, as a GPU packs them.
     pub fn on_device(
         packed: PackedWeights,
         target: Target,
-        (n, k): (usize, usize),
+        (format, n, k): (BlockFormat, usize, usize),
         global_scales: (f32, f32),
         found: Found,
     ) -> Self {
@@ -228,7 +227,7 @@ impl Weights {
         Self {
             n,
             k,
-            format: BlockFormat::Nvfp4,
+            format,
             bytes,
             activation,
             input_scale,

@@ -263,9 +263,9 @@ dualgemm_status dualgemm_weights_from_tensors(const char *target,
                                               const struct dualgemm_matrix *up,
                                               struct dualgemm_weights **out);
 
-// As `dualgemm_weights_from_tensors`, for nvfp4 matrices in the memory of a GPU: they are packed there, after what `stream`
-// (a `CUstream` of the GPU's primary context) was given before. Waits for it. Block scales are not looked at: none may be
-// NaN or negative.
+// As `dualgemm_weights_from_tensors`, for matrices in the memory of a GPU: they are packed there, mxfp4 on Blackwell only,
+// after what `stream` (a `CUstream` of the GPU's primary context) was given before. Waits for it. Block scales are not
+// looked at: none may be NaN or negative.
 //
 // # Safety
 // `gate` and `up` describe device memory that is there, `target` is a string, `stream` a stream of that GPU or null, `out`

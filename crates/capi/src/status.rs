@@ -53,7 +53,8 @@ impl<E: Into<dualgemm::Error>> From<E> for Failure {
             | dualgemm::Error::Gpu(
                 strategies::Error::Device(_)
                 | strategies::Error::Unsupported { .. }
-                | strategies::Error::NothingFits { .. },
+                | strategies::Error::NothingFits { .. }
+                | strategies::Error::MadeOnHost { .. },
             ) => dualgemm_status::Unsupported,
             dualgemm::Error::NoTarget { .. } => dualgemm_status::Argument,
             dualgemm::Error::Checkpoint(_) => dualgemm_status::Checkpoint,

@@ -140,9 +140,9 @@ pub unsafe extern "C" fn dualgemm_weights_from_tensors(
     })
 }
 
-/// As `dualgemm_weights_from_tensors`, for nvfp4 matrices in the memory of a GPU: they are packed there, after what `stream`
-/// (a `CUstream` of the GPU's primary context) was given before. Waits for it. Block scales are not looked at: none may be
-/// NaN or negative.
+/// As `dualgemm_weights_from_tensors`, for matrices in the memory of a GPU: they are packed there, mxfp4 on Blackwell only,
+/// after what `stream` (a `CUstream` of the GPU's primary context) was given before. Waits for it. Block scales are not
+/// looked at: none may be NaN or negative.
 ///
 /// # Safety
 /// `gate` and `up` describe device memory that is there, `target` is a string, `stream` a stream of that GPU or null, `out`
@@ -176,11 +176,6 @@ fn from_device(
         return Err(Failure::operand("gate and up: are not of one format, shape and scale layout".into()));
     }
     let (n, k, format) = (gate.rows, gate.k, block_format("gate", gate.format)?);
-    if format != BlockFormat::Nvfp4 {
-        return Err(Failure::unsupported(
-            "gate: is Mxfp4; on a GPU Nvfp4 is packed, others on the host".into(),
-        ));
-    }
     for (name, m) in [("gate", gate), ("up", up)] {
         if !(m.global_scale.is_finite() && m.global_scale > 0.0) {
             let message =
@@ -191,6 +186,7 @@ fn from_device(
     let [(gate_codes, gate_scales), (up_codes, up_scales)] =
         [gate.codes_on_device("gate")?, up.codes_on_device("up")?];
     let pair = DeviceGateUp {
+        format,
         n,
         k,
         codes: [gate_codes, up_codes],

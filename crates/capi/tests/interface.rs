@@ -340,7 +340,7 @@ fn misuse_of_a_gpu_is_a_status_and_a_line() {
         check(pack(&strided, &gate, &mut none), Unsupported, "gaps between rows");
         check(pack(&gate, &a, &mut none), Operand, "one format, shape");
         let mxfp4 = dualgemm_matrix { format: dualgemm_format::Mxfp4 as u32, ..gate };
-        check(pack(&mxfp4, &mxfp4, &mut none), Unsupported, "is Mxfp4");
+        check(pack(&mxfp4, &mxfp4, &mut none), Unsupported, "mxfp4 weights in device memory");
         let unscaled = dualgemm_matrix { global_scale: f32::NAN, ..gate };
         check(pack(&gate, &unscaled, &mut none), Operand, "up: has the tensor scale NaN");
         let nowhere = dualgemm_matrix { scales: null(), ..gate };

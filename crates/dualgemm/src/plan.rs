@@ -165,13 +165,14 @@ impl Plan {
         }
     }
 
-    /// Packs nvfp4 weights that are in the memory of the plan's GPU already, on it, after what `stream` was given before.
-    /// Waits for it.
+    /// Packs weights that are in the memory of the plan's GPU already, on it, after what `stream` was given before. Waits for
+    /// it.
     ///
     /// # Errors
-    /// If the plan is not for a GPU or reads weights in an order that is made on the host, or an address is misaligned.
+    /// If the plan is not for a GPU or reads weights in an order that is made on the host, as the pack of mxfp4 is, or an
+    /// address is misaligned.
     pub fn prepack_device(&self, weights: &DeviceGateUp<'_>, stream: Stream) -> Result<PackedWeights, Error> {
-        self.check_shape("the weights", (BlockFormat::Nvfp4, weights.n, weights.k))?;
+        self.check_shape("the weights", (weights.format, weights.n, weights.k))?;
         match self {
             Self::Cpu(_) => Err(Error::NotOnGpu),
             Self::Gpu { gpu, plan } => {
@@ -244,7 +245,7 @@ impl Plan {
         stream: Stream,
     ) -> Result<PackedExperts, Error> {
         for weights in experts {
-            self.check_shape("the weights", (BlockFormat::Nvfp4, weights.n, weights.k))?;
+            self.check_shape("the weights", (weights.format, weights.n, weights.k))?;
         }
         match self {
             Self::Cpu(_) => Err(Error::NotOnGpu),

@@ -68,6 +68,17 @@ pub enum Error {
         /// What the plan wants.
         expected: String,
     },
+    /// Weights in device memory that are brought to an order on the host alone.
+    #[error(
+        "{format} weights in device memory are not brought to the order that the plan asks for, {form}; give them in the \
+         host's memory"
+    )]
+    MadeOnHost {
+        /// What they are quantized to.
+        format: dualgemm_formats::BlockFormat,
+        /// The order.
+        form: crate::WeightForm,
+    },
     /// A call on rows in groups by a plan for one pair of weights a call.
     #[error("the plan is for one pair of weights a call; plan with GpuOptions::groups, which {takers} take")]
     OneGroup {

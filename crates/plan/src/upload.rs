@@ -184,7 +184,7 @@ fn to_atoms(
     Ok(())
 }
 
-/// Launches what brings nvfp4 weights that are on the device to the parts of an order there, after what `stream` was given
+/// Launches what brings weights that are on the device to the parts of an order there, after what `stream` was given
 /// before.
 ///
 /// # Errors
@@ -196,16 +196,16 @@ pub(crate) fn put_on_device(
     to: &[DevicePtr],
     stream: Stream,
 ) -> Result<Extras, Error> {
-    let &DeviceGateUp { n, k, codes, scales, layout: from, global_scales, bias } = weights;
+    let &DeviceGateUp { format, n, k, codes, scales, layout: from, global_scales, bias } = weights;
     let bias = both_biases(n, bias)?;
-    let alpha = match layout.form {
-        WeightForm::Packed => {
+    let alpha = match (layout.form, format) {
+        (WeightForm::Packed, BlockFormat::Nvfp4) => {
             let half = |i: usize| Codes { m: n, k, codes: codes[i], pitch: k / 2, scales: scales[i] };
             let spec = GpuPack::new(gpu, from)?.spec(&half(0), &half(1), to[0])?;
             gpu.launch_on(stream, &spec)?;
             global_scales.map(|scale| scale * WEIGHT_FACTOR)
         }
-        WeightForm::Atoms => {
+        (WeightForm::Atoms, _) => {
             // Copies are the device's own stream's; what the caller's was given is done when all launches are.
             gpu.synchronize()?;
             for (codes, &to) in codes.into_iter().zip(to) {
@@ -214,17 +214,14 @@ pub(crate) fn put_on_device(
             to_atoms(gpu, layout, from, scales, &to[2..])?;
             global_scales
         }
-        form @ (WeightForm::PackedApart | WeightForm::Plain | WeightForm::E4m3) => {
-            let expected = format!("weights of the host, from which the strategy has them {form}");
-            return wrong("in device memory".into(), expected);
-        }
+        (form, format) => return Err(Error::MadeOnHost { format, form }),
     };
     Ok(Extras { alpha, bias })
 }
 
-/// The layout of nvfp4 weights that are on the device, in an order.
+/// The layout of weights that are on the device, in an order.
 pub(crate) fn on_device_layout(weights: &DeviceGateUp<'_>, form: WeightForm) -> Result<Layout, Error> {
-    Layout::new((weights.n, weights.k), BlockFormat::Nvfp4, form)
+    Layout::new((weights.n, weights.k), weights.format, form)
 }
 
 /// Codes and linear scales, both dense.

@@ -13,9 +13,11 @@ use crate::form::{Layout, Parts};
 use crate::upload::{Extras, Uploads, float_bytes, on_device_layout, put_on_device};
 use crate::{Buffer, DeviceExperts, Error, Gpu, WeightForm};
 
-/// A pair of nvfp4 weight matrices in device memory, as producers write them. Biases come from the host.
+/// A pair of quantized weight matrices in device memory, as producers write them. Biases come from the host.
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceGateUp<'a> {
+    /// What they are quantized to.
+    pub format: BlockFormat,
     /// Rows of each half (N).
     pub n: usize,
     /// Elements per row.
@@ -96,7 +98,7 @@ impl DeviceWeights {
     /// before. Waits for it.
     ///
     /// # Errors
-    /// If the order is made on the host ([`WeightForm::Packed`] and [`WeightForm::Atoms`] are not), an address is
+    /// If the order is made on the host ([`WeightForm::Atoms`] is not, nor of nvfp4 [`WeightForm::Packed`]), an address is
     /// misaligned, a bias has another length, or they do not fit.
     pub fn on_device(
         gpu: &'static Gpu,
@@ -173,7 +175,8 @@ impl DeviceWeights {
             BlockFormat::Nvfp4 => {
                 let (codes, scales) = (halves.map(|half| half.codes), halves.map(|half| half.scales));
                 let global_scales = self.alpha;
-                let rows = DeviceGateUp { n, k, codes, scales, layout, global_scales, bias: [None; 2] };
+                let bias = [None; 2];
+                let rows = DeviceGateUp { format, n, k, codes, scales, layout, global_scales, bias };
                 Self::on_device(gpu, &rows, WeightForm::Packed, Stream::Own)
             }
             // Their scales are packed relative to the largest one, which takes a look at all of them first.

@@ -10,7 +10,6 @@ use dualgemm::gemm::{
     QuantizeA,
 };
 use dualgemm::{DeviceGateUp, DualGemm, GpuId, GpuOptions, Plan, Rows, SimArch, Target};
-use half::f16;
 
 use crate::gpu::{error, operand};
 use crate::{expert, floats};
@@ -19,6 +18,10 @@ const CARDS: [GpuId; 2] = [GpuId::Sim(SimArch::Sm100a), GpuId::Sim(SimArch::Sm12
 
 fn plan(id: &GpuId, desc: &DualGemmDesc) -> Plan {
     DualGemm::plan(desc, &Target::Gpu(id.clone(), GpuOptions::default())).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn named(id: &GpuId, strategy: &str) -> Target {
+    Target::Gpu(id.clone(), GpuOptions { strategy: Some(strategy.into()), ..GpuOptions::default() })
 }
 
 fn strategy(plan: &Plan) -> &str {
@@ -91,32 +94,37 @@ fn biases_alphas_and_activations_with_constants_count_close() {
 /// Weights that are on the card give what those of the host give, in every order of their scales.
 #[test]
 fn weights_on_the_device_are_taken_exact() {
-    let (id, weights, a) = (&CARDS[0], expert(80, 224, 0), operand(9, 224, AFormat::Nvfp4));
-    let plan = plan(id, &desc(9, AFormat::Nvfp4, OutFormat::F16));
-    let run = |packed: &_| {
-        let mut c = vec![f16::NAN; 9 * 80];
-        plan.runner(1).unwrap().run(&a, packed, OutputMut::F16(&mut c)).unwrap();
-        c
-    };
-    let want = run(&plan.prepack(&weights).unwrap());
+    let id = &CARDS[0];
     let gpu = id.open().unwrap();
     let upload = |bytes: &[u8]| -> DevicePtr {
         let ptr = gpu.alloc(bytes.len()).unwrap();
         gpu.copy_to(ptr, bytes).unwrap();
         ptr
     };
-    for layout in ScaleLayout::ALL {
-        let halves = [&weights.gate, &weights.up].map(|half| half.clone().with_scale_layout(layout));
-        let on_device = DeviceGateUp {
-            n: 80,
-            k: 224,
-            codes: [0, 1].map(|i| upload(halves[i].codes())),
-            scales: [0, 1].map(|i| upload(halves[i].scales())),
-            layout,
-            global_scales: [0, 1].map(|i| halves[i].global_scale().value()),
-            bias: [None, None],
-        };
-        assert!(run(&plan.prepack_device(&on_device, Stream::Own).unwrap()) == want, "{layout}");
+    let in_mxfp4 = (AOperand::Quantized(mxfp4("a", 9, 224, 0.37)), mxfp4_pair(80, 224, 0));
+    for (a, weights) in [(operand(9, 224, AFormat::Nvfp4), expert(80, 224, 0)), in_mxfp4] {
+        let format = weights.gate.format();
+        let plan = plan(id, &DualGemmDesc::new(9, 80, 224, AFormat::of(&a), format));
+        let want = plan.run_to_vec(&a, &plan.prepack(&weights).unwrap()).unwrap();
+        for layout in ScaleLayout::ALL {
+            let halves = [&weights.gate, &weights.up].map(|half| half.clone().with_scale_layout(layout));
+            let on_device = DeviceGateUp {
+                format,
+                n: 80,
+                k: 224,
+                codes: [0, 1].map(|i| upload(halves[i].codes())),
+                scales: [0, 1].map(|i| upload(halves[i].scales())),
+                layout,
+                global_scales: [0, 1].map(|i| halves[i].global_scale().value()),
+                bias: [None, None],
+            };
+            let packed = plan.prepack_device(&on_device, Stream::Own).unwrap();
+            assert!(plan.run_to_vec(&a, &packed).unwrap() == want, "{format} {layout}");
+            let for_floats =
+                DualGemm::plan(&DualGemmDesc { a: AFormat::F16, ..*plan.desc() }, &named(id, "portable"));
+            let refused = for_floats.unwrap().prepack_device(&on_device, Stream::Own);
+            assert_eq!(refused.is_ok(), format == BlockFormat::Nvfp4, "mxfp4 is packed on the host");
+        }
     }
 }
 
@@ -223,7 +231,6 @@ fn what_no_tensor_core_multiplies_with_mxfp4_is_said() {
     let floats = plan(&CARDS[0], &floats).unwrap();
     assert_eq!(strategy(&floats), "portable");
     assert!(error(&floats, &operand(3, 64, AFormat::F32), &mxfp4_pair(32, 64, 0)) < 1e-5);
-    let named = GpuOptions { strategy: Some("native".into()), ..GpuOptions::default() };
-    let message = DualGemm::plan(&mixed, &Target::Gpu(CARDS[1].clone(), named)).unwrap_err().to_string();
+    let message = DualGemm::plan(&mixed, &named(&CARDS[1], "native")).unwrap_err().to_string();
     assert!(message.contains("A is mxfp4, B is nvfp4, K = 64; it takes nvfp4"), "{message}");
 }

@@ -377,6 +377,7 @@ fn check_on_device(id: &GpuId, a: AFormat) {
         .iter()
         .zip(&buffers)
         .map(|(e, [gate, up])| DeviceGateUp {
+            format: e.gate.format(),
             n,
             k,
             codes: [gate[0].ptr(), up[0].ptr()],

@@ -269,6 +269,7 @@ fn device_operands_give_the_same_bits_as_the_hosts_exact() {
         })
         .into();
     let on_device = DeviceGateUp {
+        format: BlockFormat::Nvfp4,
         n,
         k,
         codes: [buffers[0][0].ptr(), buffers[1][0].ptr()],
