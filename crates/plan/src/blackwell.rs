@@ -140,7 +140,7 @@ impl Estimate {
             widen_ns,
             tmem_columns: layout.tmem_columns,
             shared_bytes: layout.smem.bytes(),
-            loop_us: f64::from(waves * steps) * fill_ns.max(multiply_ns).max(widen_ns) / 1e3,
+            loop_us: f64::from(waves) * f64::from(steps) * fill_ns.max(multiply_ns).max(widen_ns) / 1e3,
             exchange_bytes,
             exchange_us,
             memory_us: bytes / MEMORY / 1e3,

@@ -171,6 +171,10 @@ fn check(shape: Shape, config: Option<&Config>) -> anyhow::Result<()> {
             let (name, split) = (config.name(), config.split_k);
             anyhow::bail!("--config {name}: {split} CTAs split K; {shape} has work for {stages}");
         }
+        if !config.takes(m, k) {
+            let (name, tokens) = (config.name(), config.tile_tokens());
+            anyhow::bail!("--config {name}: a tile of {tokens} tokens holds all of them; {shape} has {m}");
+        }
     }
     Ok(())
 }

@@ -85,6 +85,12 @@ const CASES: &[(&str, &[&str])] = &[
         "estimate --shape 1x16x16 --config sm100a_fused_features_n8_g1_k4_s5_a1",
         &["--config sm100a_fused_features_n8_g1_k4_s5_a1: 4 CTAs split K; 1x16x16 has work for 1"],
     ),
+    (
+        "estimate --shape 9x16x1024 --config sm100a_fused_features_n8_g1_k4_s5_a1",
+        &[
+            "--config sm100a_fused_features_n8_g1_k4_s5_a1: a tile of 8 tokens holds all of them; 9x16x1024 has 9",
+        ],
+    ),
     ("export --target gpumode --shape 128x0x256 --output {dir}/s.py", &["--shape 128x0x256: N is 0"]),
     ("export --target gpumode --shape 128x4096x16 --output {dir}/s.py", &["K is 16; ", "multiple of 32"]),
     ("run {ckpt} --isa sse2", &["'sse2' for '--isa", "known are portable, avx2"]),
