@@ -128,7 +128,7 @@ mod tests {
              0.005 GFLOP, 0.10 MB, 54 FLOP/byte"
         );
         assert_eq!(plan(3, AFormat::Bf16).kernel, "portable-w4a16-3x16");
-        assert_eq!(plan(200, AFormat::Bf16).kernel, "portable-w4a16-128x16");
+        assert_eq!(plan(300, AFormat::Bf16).kernel, "portable-w4a16-256x16");
     }
 
     #[test]

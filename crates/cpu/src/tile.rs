@@ -13,7 +13,7 @@ use std::ops::Range;
 use crate::pack::{PANEL, PackedGateUp};
 
 /// Most rows that a tile may have; [`CpuPlan::tile_rows`](crate::CpuPlan::tile_rows) are the most that a kernel wants.
-pub const MAX_TILE_ROWS: usize = 128;
+pub const MAX_TILE_ROWS: usize = 256;
 
 /// f32 sums per row of a tile: 16 gate features, then the same 16 up features.
 pub const TILE_COLS: usize = 2 * PANEL;

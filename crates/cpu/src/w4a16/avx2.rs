@@ -11,7 +11,8 @@ use super::pairs::{self, Pairs};
 use super::vector::{DOUBLED, Vector};
 use super::x86::{operations, x86_pairs};
 use crate::pack::{PANEL, UP_CODES};
-use crate::w4a4::{avx2, scale_unit};
+use crate::w4a4::avx2::{self, in_order};
+use crate::w4a4::scale_unit;
 
 /// The low or the high bytes (`shift` 16 or 24) of the f32 values of twice the codes, whose lower half is zero.
 const fn code_bytes(shift: u32) -> [u8; 16] {
@@ -145,23 +146,6 @@ impl Vector for __m256 {
         zero: _mm256_setzero_ps, splat: _mm256_set1_ps, load: _mm256_loadu_ps, store: _mm256_storeu_ps;
         add: _mm256_add_ps, mul: _mm256_mul_ps, mul_add: _mm256_fmadd_ps;
     }
-}
-
-/// The same two vectors. Left alone, LLVM multiplies one row after another and spills the weights: twice the time. Empty
-/// `asm` blocks, which keep their order, stop that.
-#[target_feature(enable = "avx2")]
-#[inline]
-fn in_order([mut left, mut right]: [__m256i; 2]) -> [__m256i; 2] {
-    // SAFETY: the block holds a comment and no instruction.
-    unsafe {
-        std::arch::asm!(
-            "/* {0} {1} */",
-            inout(ymm_reg) left,
-            inout(ymm_reg) right,
-            options(nomem, nostack, preserves_flags)
-        );
-    }
-    [left, right]
 }
 
 x86_pairs! {

@@ -53,21 +53,23 @@ pub(crate) unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat
     }
 }
 
-/// Sixteen registers are just enough for a row of the wide kernel: eight of weights, two of scales, and the rest in
-/// turn. Left alone, LLVM finishes one vector's sums before the other's, keeps all activations for it and spills
-/// weights: 10 % slower on Zen 3. An empty `asm` block that both sums pass through stops that.
+/// The same two vectors, both computed before what follows.
+///
+/// Left alone, LLVM finishes one vector's sums before the other's, or one row's before the next one's, keeps what the others
+/// need and spills it, since sixteen registers are just enough. Empty `asm` blocks, which keep their order, stop that.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn order(left: &mut __m256i, right: &mut __m256i) {
+pub(crate) fn in_order([mut left, mut right]: [__m256i; 2]) -> [__m256i; 2] {
     // SAFETY: the block holds a comment and no instruction.
     unsafe {
         std::arch::asm!(
             "/* {0} {1} */",
-            inout(ymm_reg) * left,
-            inout(ymm_reg) * right,
-            options(pure, nomem, nostack, preserves_flags)
+            inout(ymm_reg) left,
+            inout(ymm_reg) right,
+            options(nomem, nostack, preserves_flags)
         );
     }
+    [left, right]
 }
 
 x86_vector! {
@@ -77,7 +79,10 @@ x86_vector! {
     broadcast: _mm256_set1_epi32, splat: _mm256_set1_ps;
     mul: _mm256_mul_ps, mul_add: _mm256_fmadd_ps, load: _mm256_loadu_ps, store: _mm256_storeu_ps;
     dot: |sums, w, a| _mm256_add_epi16(sums, _mm256_maddubs_epi16(w, a));
-    order: order;
+    dots: |sums, weights, a| {
+        let dots = in_order(weights.map(|weights| _mm256_maddubs_epi16(weights, a)));
+        in_order([_mm256_add_epi16(sums[0], dots[0]), _mm256_add_epi16(sums[1], dots[1])])
+    };
     floats: |dots| _mm256_cvtepi32_ps(_mm256_madd_epi16(dots, _mm256_set1_epi16(1)));
     scaled_floats: true, |dots, scale| _mm256_cvtepi32_ps(_mm256_madd_epi16(dots, scale));
     join: |joined, sums, digit| {
@@ -95,7 +100,10 @@ x86_vector! {
     broadcast: _mm256_set1_epi32, splat: _mm256_set1_ps;
     mul: _mm256_mul_ps, mul_add: _mm256_fmadd_ps, load: _mm256_loadu_ps, store: _mm256_storeu_ps;
     dot: |sums, w, a| _mm256_dpbusd_avx_epi32(sums, w, a);
-    order: order;
+    dots: |sums, weights, a| in_order([
+        _mm256_dpbusd_avx_epi32(sums[0], weights[0], a),
+        _mm256_dpbusd_avx_epi32(sums[1], weights[1], a),
+    ]);
     floats: |dots| _mm256_cvtepi32_ps(dots);
     scaled_floats: false, |dots, scale| _mm256_cvtepi32_ps(_mm256_mullo_epi32(dots, _mm256_srai_epi32::<16>(scale)));
     join: |joined, sums, _digit| _mm256_add_epi32(_mm256_slli_epi32::<8>(joined), sums);

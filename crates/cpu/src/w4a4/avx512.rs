@@ -55,11 +55,6 @@ pub(crate) unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat
     }
 }
 
-/// Thirty-two registers need no care.
-#[target_feature(enable = "avx512f")]
-#[inline]
-fn order(_: &mut __m512i, _: &mut __m512i) {}
-
 x86_vector! {
     /// `vpmaddubsw` and i16 sums: two lanes per feature, of at most 4 · 2 · 24 · 12 = 2304 each.
     Maddubs, MADDUBS, features: "avx2,fma,f16c,avx512f,avx512bw,avx512vl", lanes: 16, __m512i, __m512;
@@ -67,7 +62,10 @@ x86_vector! {
     broadcast: _mm512_set1_epi32, splat: _mm512_set1_ps;
     mul: _mm512_mul_ps, mul_add: _mm512_fmadd_ps, load: _mm512_loadu_ps, store: _mm512_storeu_ps;
     dot: |sums, w, a| _mm512_add_epi16(sums, _mm512_maddubs_epi16(w, a));
-    order: order;
+    dots: |sums, weights, a| [
+        _mm512_add_epi16(sums[0], _mm512_maddubs_epi16(weights[0], a)),
+        _mm512_add_epi16(sums[1], _mm512_maddubs_epi16(weights[1], a)),
+    ];
     floats: |dots| _mm512_cvtepi32_ps(_mm512_madd_epi16(dots, _mm512_set1_epi16(1)));
     scaled_floats: true, |dots, scale| _mm512_cvtepi32_ps(_mm512_madd_epi16(dots, scale));
     join: |joined, sums, digit| {
@@ -85,7 +83,10 @@ x86_vector! {
     broadcast: _mm512_set1_epi32, splat: _mm512_set1_ps;
     mul: _mm512_mul_ps, mul_add: _mm512_fmadd_ps, load: _mm512_loadu_ps, store: _mm512_storeu_ps;
     dot: |sums, w, a| _mm512_dpbusd_epi32(sums, w, a);
-    order: order;
+    dots: |sums, weights, a| [
+        _mm512_dpbusd_epi32(sums[0], weights[0], a),
+        _mm512_dpbusd_epi32(sums[1], weights[1], a),
+    ];
     floats: |dots| _mm512_cvtepi32_ps(dots);
     scaled_floats: false, |dots, scale| _mm512_cvtepi32_ps(_mm512_mullo_epi32(dots, _mm512_srai_epi32::<16>(scale)));
     join: |joined, sums, _digit| _mm512_add_epi32(_mm512_slli_epi32::<8>(joined), sums);

@@ -13,7 +13,7 @@
 use bytemuck::{Pod, Zeroable};
 use dualgemm_formats::BlockFormat;
 
-use super::kernel::{PREFETCH, Pass, STREAMS, fetch_ahead};
+use super::kernel::{PREFETCH, STREAMS, fetch_ahead};
 use super::vector::{BIAS, Vector};
 use crate::pack::{CHUNK, CHUNK_K};
 use crate::tile::TILE_COLS;
@@ -150,38 +150,39 @@ unsafe fn add_block<V: Vector, const D: usize>(
             let chunk = first.add(p * task.panel_stride + block.chunk as usize * CHUNK);
             fetch_ahead::<V>(chunk, PREFETCH / STREAMS);
             for (i, pair) in accumulators[..vectors].chunks_exact_mut(2).enumerate() {
-                let pass = Pass::<V>::new(task.format, chunk, 2 * i * V::LANES);
-                add_pair::<V, D>(task.format, &pass, block, pair);
+                add_pair::<V, D>(task.format, chunk, 2 * i * V::LANES, block, pair);
             }
         }
     }
 }
 
-/// The same for two vectors of features of one panel.
+/// The same for two vectors of features of one panel, from `column` on.
 #[inline(always)]
 unsafe fn add_pair<V: Vector, const D: usize>(
     format: BlockFormat,
-    pass: &Pass<V>,
+    chunk: *const u8,
+    column: usize,
     block: &DigitBlock,
     sums: &mut [V::Floats],
 ) {
-    // SAFETY: the machine has the instructions; digits have quads 0 to 3.
+    // SAFETY: the machine has the instructions; the caller passes a chunk, and a column at least two vectors before its end;
+    // digits have quads 0 to 3.
     unsafe {
+        let weights = [V::weights(chunk, column), V::weights(chunk, column + V::LANES)];
         let mut joined = [V::joined(&block.bias); 2];
         for digit in (0..D).rev() {
             let start = V::start_digit(&block.biases[digit]);
-            let (mut left, mut right) = (start, start);
+            let mut sums = [start; 2];
             let digits = block.digits[digit].as_ptr();
             for q in 0..4 {
-                let quad = V::quad(digits.add(4 * q));
-                left = V::dot(left, pass.weights[0][q], quad);
-                right = V::dot(right, pass.weights[1][q], quad);
-                V::order(&mut left, &mut right);
+                sums = V::dots(sums, [weights[0][q], weights[1][q]], V::quad(digits.add(4 * q)));
             }
-            joined = [V::join(joined[0], left, digit), V::join(joined[1], right, digit)];
+            joined = [V::join(joined[0], sums[0], digit), V::join(joined[1], sums[1], digit)];
         }
         let scale = V::splat(&block.scale);
-        for ((sum, joined), &scales) in sums.iter_mut().zip(joined).zip(&pass.scales) {
+        for (v, (sum, joined)) in sums.iter_mut().zip(joined).enumerate() {
+            // Not before, when registers are full.
+            let scales = V::scales(chunk, column + v * V::LANES, format);
             let dots = V::joined_floats(joined);
             // Products with powers of two are exact, so that it makes no difference where additions are fused. In mxfp4
             // all scales are such, and only their product is sure to be near 1.

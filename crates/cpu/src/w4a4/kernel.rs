@@ -203,15 +203,13 @@ impl<V: Vector> Pass<V> {
         // SAFETY: the caller passes one block and the row's sums of these features.
         unsafe {
             let start = V::start(&raw const (*block).bias);
-            let (mut left, mut right) = (start, start);
+            let mut sums_of_block = [start; 2];
             for q in 0..4 {
-                let quad = quad::<V>(block, q);
-                left = V::dot(left, self.weights[0][q], quad);
-                right = V::dot(right, self.weights[1][q], quad);
-                V::order(&mut left, &mut right);
+                let weights = [self.weights[0][q], self.weights[1][q]];
+                sums_of_block = V::dots(sums_of_block, weights, quad::<V>(block, q));
             }
             let scale = &raw const (*block).scale;
-            for (v, dots) in [left, right].into_iter().enumerate() {
+            for (v, dots) in sums_of_block.into_iter().enumerate() {
                 let to = sums.add(v * V::LANES);
                 let sum = if INTEGERS {
                     V::mul_add(V::scaled_floats(dots, scale.cast()), self.scales[v], V::load(to))

@@ -85,7 +85,10 @@ impl Vector for Portable {
     }
 
     #[inline(always)]
-    unsafe fn order(_: &mut [f32; 8], _: &mut [f32; 8]) {}
+    unsafe fn dots(sums: [[f32; 8]; 2], weights: [Self::Quads; 2], quad: [f32; 4]) -> [[f32; 8]; 2] {
+        // SAFETY: any machine has these instructions.
+        unsafe { [Self::dot(sums[0], weights[0], quad), Self::dot(sums[1], weights[1], quad)] }
+    }
 
     #[inline(always)]
     unsafe fn floats(sums: [f32; 8]) -> [f32; 8] {

@@ -62,8 +62,8 @@ pub(super) trait Vector: Copy {
     /// `sums` plus the dot products of `quad` with the weights.
     unsafe fn dot(sums: Self::Sums, weights: Self::Quads, quad: Self::Quad) -> Self::Sums;
 
-    /// Changes no value: keeps the compiler from computing one of these after what follows and the other before.
-    unsafe fn order(left: &mut Self::Sums, right: &mut Self::Sums);
+    /// The same for two vectors of features, whose products the compiler may not compute one after the other.
+    unsafe fn dots(sums: [Self::Sums; 2], weights: [Self::Quads; 2], quad: Self::Quad) -> [Self::Sums; 2];
 
     /// The finished dot products as f32, exact.
     unsafe fn floats(sums: Self::Sums) -> Self::Floats;

@@ -47,7 +47,7 @@ macro_rules! x86_vector {
         broadcast: $broadcast:path, splat: $splat:path;
         mul: $mul:path, mul_add: $mul_add:path, load: $load:path, store: $store:path;
         dot: |$sums:ident, $w:ident, $a:ident| $dot:expr;
-        order: $order:path;
+        dots: |$two:ident, $weights_of_two:ident, $quad:ident| $add_dots:expr;
         floats: |$dots:ident| $to_floats:expr;
         scaled_floats: $scales_integers:literal, |$scaled:ident, $scale:ident| $to_scaled_floats:expr;
         join: |$joined:ident, $digits:ident, $digit:ident| $join:expr;
@@ -105,9 +105,13 @@ macro_rules! x86_vector {
             }
 
             #[inline(always)]
-            unsafe fn order(left: &mut $integers, right: &mut $integers) {
+            unsafe fn dots(
+                $two: [$integers; 2],
+                $weights_of_two: [$integers; 2],
+                $quad: $integers,
+            ) -> [$integers; 2] {
                 // SAFETY: the machine has the instructions.
-                unsafe { $order(left, right) }
+                unsafe { $add_dots }
             }
 
             #[inline(always)]
