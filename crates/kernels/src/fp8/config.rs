@@ -5,6 +5,7 @@ use dualgemm_ptx::layout::{SmemLayout, SmemRegion, SmemTile, Swizzle};
 
 use crate::Error;
 use crate::generic::finish;
+use crate::parts::tma_tiles::Shape;
 
 /// Opt-in shared memory of one CTA on sm_90: 227 KiB.
 const SHARED_LIMIT: u32 = 227 << 10;
@@ -63,30 +64,20 @@ impl Config {
         })
     }
 
-    /// Threads that multiply.
-    pub fn consumer_threads(&self) -> u32 {
-        self.row_groups * 128
-    }
-
-    /// Threads of a CTA: consumers, and a warpgroup of which one warp loads weights and one loads tokens.
-    pub fn threads(&self) -> u32 {
-        self.consumer_threads() + 128
-    }
-
-    /// Registers of a producer thread and of a consumer thread after `setmaxnreg`, where the equal share at entry is too
-    /// little for consumers.
-    pub fn registers(&self) -> Option<(u32, u32)> {
-        (self.row_groups == 2).then_some((40, 232))
-    }
-
     /// Features of the tile.
     pub fn features(&self) -> u32 {
         self.row_groups * GROUP_FEATURES
     }
 
     /// Bytes of a stage.
-    pub fn stage_bytes(&self) -> u32 {
+    fn stage_bytes(&self) -> u32 {
         (self.tokens + 2 * self.features()) * STAGE_K
+    }
+
+    /// What the kernel's frame is made of.
+    pub(crate) fn shape(&self) -> Shape {
+        let &Self { tokens, row_groups, stages, .. } = self;
+        Shape { tokens, features: self.features(), row_groups, stages, stage_bytes: self.stage_bytes() }
     }
 
     /// Shared memory for output of this type, or what does not fit.
@@ -119,11 +110,6 @@ impl Config {
         }
         let tile = SmemTile::new(GROUP_FEATURES, STAGE_K, Swizzle::B128)?;
         Ok(Layout { smem, tokens, weights, full, empty, tile })
-    }
-
-    /// CTAs for `m` tokens and `n` features: token tiles run fastest.
-    pub fn grid(&self, m: usize, n: usize) -> [u32; 3] {
-        [m.div_ceil(self.tokens as usize) as u32, n.div_ceil(self.features() as usize) as u32, 1]
     }
 
     /// A name that tells configurations apart.

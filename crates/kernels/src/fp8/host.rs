@@ -81,7 +81,8 @@ impl Fused {
         fits("A", "address of row scales", args.row_scales.0 as usize, 0, 4)?;
         let list = list.u32(m as u32).u32(n as u32).u32(k.div_ceil(STAGE_K as usize) as u32);
         let list = args.output.args(list.ptr(args.row_scales))?;
-        let (grid, block) = (self.config.grid(m, n), [self.config.threads(), 1, 1]);
+        let shape = self.config.shape();
+        let (grid, block) = (shape.grid(m, n), [shape.threads(), 1, 1]);
         Ok(LaunchSpec::new(self.function, grid, block).dynamic_shared(self.shared).args(list))
     }
 }

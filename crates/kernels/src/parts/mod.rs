@@ -9,3 +9,4 @@ pub mod operand;
 pub(crate) mod ring;
 pub mod rows;
 pub mod tiles;
+pub(crate) mod tma_tiles;

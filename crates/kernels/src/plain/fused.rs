@@ -22,10 +22,11 @@ use dualgemm_ptx::builder::*;
 use super::config::{Config, GROUP_FEATURES, Layout, ROW_BYTES};
 use super::order::SPAN;
 use crate::Error;
-use crate::generic::finish::{self, Finish, Staged};
+use crate::generic::finish::{self, Finish};
 use crate::generic::module;
 use crate::generic::rowwise::scale_offset;
-use crate::parts::ring::{Position, Ring, low_word};
+use crate::parts::ring::{Position, low_word};
+use crate::parts::tma_tiles::Frame;
 use crate::sm90a::decode::{MAGNITUDE_MASK, SIGN_MASK};
 
 /// Name of the kernel in its module.
@@ -54,19 +55,10 @@ struct Fused<'a> {
     config: &'a Config,
     layout: &'a Layout,
     out: FloatType,
-    finish: Finish<'a>,
+    frame: Frame<'a>,
     /// Tensor maps of A, gate codes, up codes.
     maps: [TensorMapParam; 3],
     scales: [PointerParam; 2],
-    ring: Ring,
-    base: Addr<Shared>,
-    warp: Reg<U32>,
-    lane: Reg<U32>,
-    first_lane: Reg<Pred>,
-    token: Reg<U32>,
-    feature: Reg<U32>,
-    m: Reg<U32>,
-    n: Reg<U32>,
     /// Blocks of 16 of a row.
     scale_blocks: Reg<U32>,
     /// Stages that K takes.
@@ -102,70 +94,25 @@ impl<'a> Fused<'a> {
         program: &'a Program,
         aligned: bool,
     ) -> Self {
-        k.required_threads(config.threads());
-        k.min_ctas(1);
         let maps = ["tokens", "gate_codes", "up_codes"].map(|name| k.tensor_map(name));
         let scales = [k.pointer("gate_scales"), k.pointer("up_scales")];
-        let sizes = [k.param::<U32>("m"), k.param::<U32>("n"), k.param::<U32>("scale_blocks")];
+        let sizes = ["m", "n", "scale_blocks"].map(|name| k.param(name));
         let finish = Finish::declare(k, out, aligned, program);
-        let base = k.shared(&layout.smem);
-        let [m, n, scale_blocks] = sizes.map(|size| k.ld_param(&size));
-        let up = k.add(scale_blocks, SPAN as u32 / 16 - 1);
+        let memory = (&layout.smem, [&layout.full, &layout.empty]);
+        let frame = Frame::new(k, config.shape(), memory, sizes, finish);
+        let up = k.add(frame.k, SPAN as u32 / 16 - 1);
         let blocks = k.shr(up, (SPAN / 16).ilog2());
-        let warp = k.warp_index();
-        let thread = k.special(Special::TidX);
-        let lane = k.and(thread, 31u32);
-        let first_lane = k.compare(Cmp::Eq, lane, 0u32);
-        let (token, feature) = (k.special(Special::CtaidX), k.special(Special::CtaidY));
-        let token = k.mul(token, config.tokens);
-        let feature = k.mul(feature, config.features());
-        let ring = Ring::new(base, config.stages, &layout.full, &layout.empty);
-        Self {
-            config,
-            layout,
-            out,
-            finish,
-            maps,
-            scales,
-            ring,
-            base,
-            warp,
-            lane,
-            first_lane,
-            token,
-            feature,
-            m,
-            n,
-            scale_blocks,
-            blocks,
-        }
+        Self { config, layout, out, maps, scales, scale_blocks: frame.k, frame, blocks }
     }
 
     fn emit(&self, k: &mut Kernel) {
-        let consumer_warps = self.config.consumer_threads() / 32;
-        self.ring.init(k, 1, consumer_warps);
-        k.launch_dependents();
-        let produces = k.compare(Cmp::Ge, self.warp, consumer_warps);
-        let registers = self.config.registers();
-        k.if_else(
-            produces,
-            "producers",
+        let Self { frame, layout, maps: [tokens, gate, up], .. } = self;
+        let panels = [0, self.config.panel_bytes()];
+        frame.emit(
+            k,
+            |k| frame.load_weights(k, [gate, up], self.blocks, (&layout.codes, ROW_BYTES)),
+            |k| frame.load_tokens(k, tokens, self.blocks, (&layout.tokens, &panels, SPAN as u32 / 2)),
             |k| {
-                if let Some((few, _)) = registers {
-                    k.setmaxnreg_dec(few);
-                }
-                k.role(self.warp, consumer_warps..consumer_warps + 1, "codes", |k| {
-                    k.if_(self.first_lane, "issue_codes", |k| self.load_codes(k));
-                });
-                k.role(self.warp, consumer_warps + 1..consumer_warps + 2, "tokens", |k| {
-                    k.grid_dependency_wait();
-                    k.if_(self.first_lane, "issue_tokens", |k| self.load_tokens(k));
-                });
-            },
-            |k| {
-                if let Some((_, many)) = registers {
-                    k.setmaxnreg_inc(many);
-                }
                 let sums = k.zeros(self.config.tokens as usize / 2);
                 self.multiply(k, &sums);
                 self.store(k, &sums);
@@ -173,67 +120,30 @@ impl<'a> Fused<'a> {
         );
     }
 
-    // ---- producers ----
-
-    fn load_codes(&self, k: &mut Kernel) {
-        let maps = [1, 2].map(|map| k.tensor_map_address(&self.maps[map]));
-        let at = self.ring.start(k, true);
-        let bytes = self.config.features() * ROW_BYTES;
-        k.for_range("code_stages", 0u32, self.blocks, 1, |k, block, _| {
-            let full = self.ring.wait_empty(k, at);
-            k.mbarrier_arrive_expect_tx(full, self.config.stage_bytes());
-            let offset = k.mul(at.index, self.layout.codes.stride);
-            let slot = k.offset(self.base.at(self.layout.codes.offset), offset.cast());
-            let column = k.mul(block, ROW_BYTES);
-            let place = [column.cast::<S32>().into(), self.feature.cast::<S32>().into()];
-            for (half, map) in maps.into_iter().enumerate() {
-                k.tensor_load(slot.at(half as u32 * bytes), map, &place, full, &TmaOptions::default());
-            }
-            at.advance(k);
-        });
-    }
-
-    fn load_tokens(&self, k: &mut Kernel) {
-        let map = k.tensor_map_address(&self.maps[0]);
-        let at = self.ring.start(k, true);
-        k.for_range("token_stages", 0u32, self.blocks, 1, |k, block, _| {
-            let full = self.ring.wait_empty(k, at);
-            let offset = k.mul(at.index, self.layout.tokens.stride);
-            let slot = k.offset(self.base.at(self.layout.tokens.offset), offset.cast());
-            let column = k.mul(block, SPAN as u32);
-            for panel in 0..2u32 {
-                let column = k.add(column, 64 * panel);
-                let place = [column.cast::<S32>().into(), self.token.cast::<S32>().into()];
-                let to = slot.at(panel * self.config.panel_bytes());
-                k.tensor_load(to, map, &place, full, &TmaOptions::default());
-            }
-            at.advance(k);
-        });
-    }
-
     // ---- consumers ----
 
     /// Feature of this lane's rows in the tile.
     fn lane_feature(&self, k: &mut Kernel) -> Reg<U32> {
-        let g = k.shr(self.lane, 2u32);
-        k.mad(self.warp, GROUP_FEATURES / 4, g)
+        let g = k.shr(self.frame.lane, 2u32);
+        k.mad(self.frame.warp, GROUP_FEATURES / 4, g)
     }
 
     fn consumer(&self, k: &mut Kernel) -> Consumer {
         let feature = self.lane_feature(k);
-        let q = k.and(self.lane, 3u32);
+        let q = k.and(self.frame.lane, 3u32);
         let piece = k.shl(q, 4u32);
         let byte = k.mad(feature, ROW_BYTES, piece);
-        let codes = k.offset(self.base.at(self.layout.codes.offset), byte.cast());
+        let codes = k.offset(self.frame.base.at(self.layout.codes.offset), byte.cast());
         let up = self.config.features() * ROW_BYTES;
-        let feature = k.add(feature, self.feature);
+        let feature = k.add(feature, self.frame.feature);
+        let tokens = self.frame.base.at(self.layout.tokens.offset);
         Consumer {
             codes: [codes, codes.at(up)],
-            tokens: low_word(k, self.base.at(self.layout.tokens.offset), self.layout.token_tile.wgmma_desc()),
+            tokens: low_word(k, tokens, self.layout.token_tile.wgmma_desc()),
             feature,
             q,
-            take: self.ring.start(k, false),
-            release: self.ring.start(k, false),
+            take: self.frame.ring.start(k, false),
+            release: self.frame.ring.start(k, false),
             raw: array(k),
             now: array(k),
             next: array(k),
@@ -245,7 +155,7 @@ impl<'a> Fused<'a> {
     fn load_scales(&self, k: &mut Kernel, consumer: &Consumer, first: Reg<U32>) {
         let starts = [0, 1].map(|half| k.ld_pointer(&self.scales[half]));
         let pair = k.shl(consumer.q, 1u32);
-        let exists = k.compare(Cmp::Lt, consumer.feature, self.n);
+        let exists = k.compare(Cmp::Lt, consumer.feature, self.frame.n);
         for (i, to) in consumer.next.into_iter().enumerate() {
             let stage = k.add(first, i as u32);
             let block = k.mad(stage, SPAN as u32 / 16, pair);
@@ -265,7 +175,7 @@ impl<'a> Fused<'a> {
 
     /// Waits for the next stage and loads this lane's codes.
     fn load_codes_of_lane(&self, k: &mut Kernel, consumer: &Consumer) {
-        self.ring.wait_full(k, consumer.take);
+        self.frame.ring.wait_full(k, consumer.take);
         let at = k.mul(consumer.take.index, self.layout.codes.stride);
         for (half, start) in consumer.codes.into_iter().enumerate() {
             let from = k.offset(start, at.cast());
@@ -343,11 +253,7 @@ impl<'a> Fused<'a> {
         self.multiply_half(k, consumer, 0, at, sums);
         k.comment("The stage before is multiplied.");
         k.wgmma_wait(1);
-        let previous = k.compare(Cmp::Ne, stage, 0u32);
-        k.if_(previous, "release", |k| {
-            self.ring.release(k, consumer.release, self.first_lane);
-            consumer.release.advance(k);
-        });
+        self.frame.release_before(k, stage, consumer.release);
         self.decode(k, consumer, 1, consumer.now[i]);
         self.multiply_half(k, consumer, 1, at, sums);
         consumer.take.advance(k);
@@ -360,34 +266,22 @@ impl<'a> Fused<'a> {
     }
 
     fn store(&self, k: &mut Kernel, sums: &[Reg<F32>]) {
-        k.grid_dependency_wait();
-        k.comment("Every warpgroup is done with the ring, which becomes the staged tile.");
-        k.bar_sync(1u32, self.config.consumer_threads());
-        let staged = Staged {
-            start: self.base,
-            tokens: self.config.tokens,
-            features: self.config.features(),
-            threads: self.config.consumer_threads(),
-            token: self.token,
-            feature: self.feature,
-            m: self.m,
-            n: self.n,
-        };
+        let frame = &self.frame;
+        let staged = frame.staged(k);
         let feature = self.lane_feature(k);
-        let q = k.and(self.lane, 3u32);
+        let q = k.and(frame.lane, 3u32);
         let token = k.shl(q, 1u32);
-        let of_c = k.add(self.feature, feature);
-        let factors = self.finish.factors(k, of_c, self.n);
-        let place = self.finish.place(k, &staged, token, feature);
+        let of_c = k.add(frame.feature, feature);
+        let factors = frame.finish.factors(k, of_c, frame.n);
+        let place = frame.finish.place(k, &staged, token, feature);
         let pitch = finish::pitch(self.out, staged.features);
         for (j, sums) in sums.chunks_exact(4).enumerate() {
             for e in 0..2 {
-                let value = self.finish.activate(k, &factors, [sums[e], sums[e + 2]]);
-                self.finish.stage(k, place.at((8 * j + e) as u32 * pitch), value);
+                let value = frame.finish.activate(k, &factors, [sums[e], sums[e + 2]]);
+                frame.finish.stage(k, place.at((8 * j + e) as u32 * pitch), value);
             }
         }
-        k.bar_sync(1u32, self.config.consumer_threads());
-        self.finish.copy_out(k, &staged);
+        frame.copy_out(k, &staged);
     }
 }
 

@@ -103,7 +103,8 @@ impl Fused {
         let [gate, up] = args.weights;
         let list = list.ptr(gate.scales).ptr(up.scales);
         let list = list.u32(m as u32).u32(n as u32).u32(k as u32 / 16);
-        let (grid, block) = (self.config.grid(m, n), [self.config.threads(), 1, 1]);
+        let shape = self.config.shape();
+        let (grid, block) = (shape.grid(m, n), [shape.threads(), 1, 1]);
         let spec = LaunchSpec::new(self.function, grid, block).dynamic_shared(self.shared);
         Ok(spec.args(args.output.args(list)?))
     }

@@ -1,0 +1,201 @@
+//! The frame of Hopper's kernels whose operands TMA brings as tiles: one thread loads weights, one tokens, one or two
+//! warpgroups multiply, and each CTA computes one tile.
+//!
+//! Flow: a kernel's configuration → [`Shape`] → [`Frame`], between which the kernel says how it multiplies.
+
+use dualgemm_ptx::builder::*;
+use dualgemm_ptx::layout::{SmemLayout, SmemRegion};
+
+use super::ring::{Position, Ring};
+use crate::generic::finish::{Finish, Staged};
+
+/// Numbers of a CTA.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shape {
+    /// Tokens and features of the tile.
+    pub tokens: u32,
+    pub features: u32,
+    /// Warpgroups that multiply.
+    pub row_groups: u32,
+    /// Stages of the ring, and bytes of one.
+    pub stages: u32,
+    pub stage_bytes: u32,
+}
+
+impl Shape {
+    /// Threads that multiply.
+    pub const fn consumer_threads(self) -> u32 {
+        self.row_groups * 128
+    }
+
+    /// Threads of a CTA: consumers, and a warpgroup of which one warp loads weights and one loads tokens.
+    pub const fn threads(self) -> u32 {
+        self.consumer_threads() + 128
+    }
+
+    /// Registers of a producer thread and of a consumer thread after `setmaxnreg`, where the equal share at entry is too
+    /// little for consumers.
+    const fn registers(self) -> Option<(u32, u32)> {
+        if self.row_groups == 2 { Some((40, 232)) } else { None }
+    }
+
+    /// CTAs for `m` tokens and `n` features: token tiles run fastest.
+    pub const fn grid(self, m: usize, n: usize) -> [u32; 3] {
+        [m.div_ceil(self.tokens as usize) as u32, n.div_ceil(self.features as usize) as u32, 1]
+    }
+}
+
+/// What every role of a CTA reads.
+pub(crate) struct Frame<'a> {
+    pub shape: Shape,
+    pub finish: Finish<'a>,
+    pub ring: Ring,
+    pub base: Addr<Shared>,
+    pub warp: Reg<U32>,
+    pub lane: Reg<U32>,
+    first_lane: Reg<Pred>,
+    /// First token and first feature of the tile.
+    pub token: Reg<U32>,
+    pub feature: Reg<U32>,
+    /// Sizes of the problem; K counts what the kernel's third parameter does.
+    pub m: Reg<U32>,
+    pub n: Reg<U32>,
+    pub k: Reg<U32>,
+}
+
+impl<'a> Frame<'a> {
+    /// Reads the parameters; `barriers` are those of full and of empty stages.
+    pub fn new(
+        k: &mut Kernel,
+        shape: Shape,
+        (smem, barriers): (&SmemLayout, [&SmemRegion; 2]),
+        sizes: [Param<U32>; 3],
+        finish: Finish<'a>,
+    ) -> Self {
+        k.required_threads(shape.threads());
+        k.min_ctas(1);
+        let base = k.shared(smem);
+        let [m, n, blocks] = sizes.map(|size| k.ld_param(&size));
+        let warp = k.warp_index();
+        let thread = k.special(Special::TidX);
+        let lane = k.and(thread, 31u32);
+        let first_lane = k.compare(Cmp::Eq, lane, 0u32);
+        let (token, feature) = (k.special(Special::CtaidX), k.special(Special::CtaidY));
+        let token = k.mul(token, shape.tokens);
+        let feature = k.mul(feature, shape.features);
+        let ring = Ring::new(base, shape.stages, barriers[0], barriers[1]);
+        Self { shape, finish, ring, base, warp, lane, first_lane, token, feature, m, n, k: blocks }
+    }
+
+    /// The roles of the CTA's threads. Weights do not depend on the kernel before; tokens do.
+    pub fn emit(
+        &self,
+        k: &mut Kernel,
+        load_weights: impl FnOnce(&mut Kernel),
+        load_tokens: impl FnOnce(&mut Kernel),
+        consume: impl FnOnce(&mut Kernel),
+    ) {
+        let consumer_warps = self.shape.consumer_threads() / 32;
+        self.ring.init(k, 1, consumer_warps);
+        k.launch_dependents();
+        let produces = k.compare(Cmp::Ge, self.warp, consumer_warps);
+        let registers = self.shape.registers();
+        k.if_else(
+            produces,
+            "producers",
+            |k| {
+                if let Some((few, _)) = registers {
+                    k.setmaxnreg_dec(few);
+                }
+                k.role(self.warp, consumer_warps..consumer_warps + 1, "weights", |k| {
+                    k.if_(self.first_lane, "issue_weights", load_weights);
+                });
+                k.role(self.warp, consumer_warps + 1..consumer_warps + 2, "tokens", |k| {
+                    k.grid_dependency_wait();
+                    k.if_(self.first_lane, "issue_tokens", load_tokens);
+                });
+            },
+            |k| {
+                if let Some((_, many)) = registers {
+                    k.setmaxnreg_inc(many);
+                }
+                consume(k);
+            },
+        );
+    }
+
+    /// Loads gate and up of every stage, `[2][features][bytes]`: columns of `bytes` bytes of each row, which arrive with
+    /// everything else of the stage.
+    pub fn load_weights(
+        &self,
+        k: &mut Kernel,
+        maps: [&TensorMapParam; 2],
+        stages: Reg<U32>,
+        (region, bytes): (&SmemRegion, u32),
+    ) {
+        let maps = maps.map(|map| k.tensor_map_address(map));
+        let at = self.ring.start(k, true);
+        k.for_range("weight_stages", 0u32, stages, 1, |k, block, _| {
+            let full = self.ring.wait_empty(k, at);
+            k.mbarrier_arrive_expect_tx(full, self.shape.stage_bytes);
+            let offset = k.mul(at.index, region.stride);
+            let slot = k.offset(self.base.at(region.offset), offset.cast());
+            let column = k.mul(block, bytes);
+            let place = [column.cast::<S32>().into(), self.feature.cast::<S32>().into()];
+            for (half, map) in maps.into_iter().enumerate() {
+                let to = slot.at(half as u32 * self.shape.features * bytes);
+                k.tensor_load(to, map, &place, full, &TmaOptions::default());
+            }
+            at.advance(k);
+        });
+    }
+
+    /// Loads the tokens of every stage: for each of `panels`, offsets in the stage, `width` elements of K.
+    pub fn load_tokens(
+        &self,
+        k: &mut Kernel,
+        map: &TensorMapParam,
+        stages: Reg<U32>,
+        (region, panels, width): (&SmemRegion, &[u32], u32),
+    ) {
+        let map = k.tensor_map_address(map);
+        let at = self.ring.start(k, true);
+        k.for_range("token_stages", 0u32, stages, 1, |k, block, _| {
+            let full = self.ring.wait_empty(k, at);
+            let offset = k.mul(at.index, region.stride);
+            let slot = k.offset(self.base.at(region.offset), offset.cast());
+            let first = k.mul(block, width * panels.len() as u32);
+            for (panel, &to) in (0..).zip(panels) {
+                let column = if panel == 0 { first } else { k.add(first, width * panel) };
+                let place = [column.cast::<S32>().into(), self.token.cast::<S32>().into()];
+                k.tensor_load(slot.at(to), map, &place, full, &TmaOptions::default());
+            }
+            at.advance(k);
+        });
+    }
+
+    /// Gives the stage at `at` back unless `stage`, which is being multiplied, is the first.
+    pub fn release_before(&self, k: &mut Kernel, stage: Reg<U32>, at: Position) {
+        let previous = k.compare(Cmp::Ne, stage, 0u32);
+        k.if_(previous, "release", |k| {
+            self.ring.release(k, at, self.first_lane);
+            at.advance(k);
+        });
+    }
+
+    /// Where the ring was, once every warpgroup is done with it: the tile on its way to C.
+    pub fn staged(&self, k: &mut Kernel) -> Staged {
+        k.grid_dependency_wait();
+        k.comment("Every warpgroup is done with the ring, which becomes the staged tile.");
+        let threads = self.shape.consumer_threads();
+        k.bar_sync(1u32, threads);
+        let &Self { shape: Shape { tokens, features, .. }, base: start, token, feature, m, n, .. } = self;
+        Staged { start, tokens, features, threads, token, feature, m, n }
+    }
+
+    /// Stores the staged tile.
+    pub fn copy_out(&self, k: &mut Kernel, staged: &Staged) {
+        k.bar_sync(1u32, self.shape.consumer_threads());
+        self.finish.copy_out(k, staged);
+    }
+}
