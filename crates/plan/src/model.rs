@@ -100,8 +100,8 @@ pub(crate) fn apart_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Config) 
 pub(crate) fn fp8_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Fp8) -> f64 {
     let (m, n, k) = (desc.m as f64, desc.n as f64, desc.k as f64);
     let (tokens, rows) = (f64::from(config.tokens), 2.0 * f64::from(config.features()));
-    let [token_tiles, feature_tiles, _] = config.grid(desc.m, desc.n).map(f64::from);
-    let waves = (token_tiles * feature_tiles / f64::from(info.sm_count.max(1))).ceil();
+    let tiles = (m / tokens).ceil() * (n / f64::from(config.features())).ceil();
+    let waves = (tiles / f64::from(info.sm_count.max(1))).ceil();
     let each = (rows * tokens.max(16.0) / (2.0 * MULTIPLY)).max((tokens + rows) / FILL);
     let bytes = n * k * 2.0 + m * k + m * n * desc.out.bits_per_element() / 8.0;
     (waves * k * each / CLOCK * 1e6).max(bytes / MEMORY * 1e6) + 2.0 * ENDS
