@@ -58,11 +58,13 @@ void operands() {
   operand<UMMA::Layout_K_INTER_Atom<uint8_t>, Rows, 32>(0);
 }
 
-// One atom of scales, 32 rows of 16 bytes, as get_utccp_smem_desc_tensor describes it to tcgen05.cp.
+// One atom of scales, 32 rows of 16 bytes, as get_utccp_smem_desc_tensor describes it to tcgen05.cp: each eight rows `Apart`
+// bytes from the next.
+template <int Apart>
 void atom() {
-  auto rows = make_layout(Shape<_32, _16>{}, Stride<_16, _1>{});
+  auto rows = make_layout(Shape<Shape<_8, _4>, _16>{}, Stride<Stride<_16, Int<Apart>>, _1>{});
   auto desc = UMMA::make_umma_desc<UMMA::Major::K>(make_tensor(make_smem_ptr(reinterpret_cast<uint8_t*>(buffer)), rows));
-  std::printf("atom %llx\n", (unsigned long long)uint64_t(desc));
+  std::printf("atom %d %llx\n", Apart, (unsigned long long)uint64_t(desc));
 }
 
 // Where the scale of a row and a K block lies in global memory.
@@ -134,15 +136,19 @@ int main() {
   operands<8>();
   operands<32>();
   operands<48>();
+  operands<56>();
   operands<64>();
   operands<128>();
-  atom();
+  atom<128>();
+  atom<256>();
+  atom<512>();
   scales<16>(128, 64);
   scales<16>(384, 512);
   scales<16>(200, 208);
   scales<32>(256, 512);
   sums<64>();
   sums<96>();
+  sums<112>();
   sums<128>();
   scale_columns<128, 16>();
   scale_columns<256, 16>();

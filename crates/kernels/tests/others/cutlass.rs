@@ -47,7 +47,10 @@ fn descriptors_of_tiles_in_shared_memory_are_those_of_cutlass_exact() {
         let ours = (tile.tcgen05_desc() + tile.advance_k(32 * step)) & !stride;
         assert_eq!(ours, line[4] & !stride, "{swizzle:?} {rows}x{row_bytes}, step {step}");
     }
-    assert_eq!(tcgen05_smem_desc(0, 16, 128, Swizzle::None), lines("atom", 0)[0][0]);
+    for line in lines("atom", 1) {
+        let ours = tcgen05_smem_desc(0, 16, line[0] as u32, Swizzle::None);
+        assert_eq!(ours, line[1], "eight rows {} bytes from the next", line[0]);
+    }
 }
 
 #[test]
