@@ -13,8 +13,10 @@
 //!      272  up scales            16          of `vpmaddubsw` and `vpdpbusd`
 //! ```
 //!
-//! That is 4.5 bits per weight, as nvfp4 itself. An mxfp4 block is two chunks that repeat its scale. Features that
-//! fill the last panel have zero codes and zero scales.
+//! That is 4.5 bits per weight, as nvfp4 itself. An mxfp4 block is two chunks that repeat its scale, a byte of ue8m0. A scale of
+//! nvfp4 is a byte with 5 bits of exponent and 3 of significand, which hold all e4m3 without subnormals: so it becomes an f32 by
+//! a shift and an addition. Under a scale of zero all codes are zero, so that kernels may read that byte as they like.
+//! Features that fill the last panel have zero codes and zero scales.
 
 mod bytes;
 
@@ -38,6 +40,29 @@ pub const CHUNK: usize = 288;
 pub const UP_CODES: usize = 128;
 /// Offset of the 16 gate scales in a chunk; the 16 up scales follow.
 pub const SCALES: usize = 256;
+
+/// A scale byte of nvfp4 in the bits 20 to 27 of an f32 is the scale times 2 to the power of minus this.
+pub(crate) const SCALE_EXPONENT: u32 = 117;
+
+/// The byte of a pack for a block scale.
+const fn pack_scale(format: BlockFormat, byte: u8) -> u8 {
+    match format {
+        BlockFormat::Nvfp4 if byte > 0 => {
+            ((format.decode_scale(byte).to_bits() >> 20) - (SCALE_EXPONENT << 3)) as u8
+        }
+        _ => byte,
+    }
+}
+
+/// The block scale of a byte of a pack.
+#[inline(always)]
+pub(crate) fn unpack_scale(format: BlockFormat, byte: u8) -> f32 {
+    match format {
+        BlockFormat::Nvfp4 if byte > 0 => f32::from_bits((u32::from(byte) << 20) + (SCALE_EXPONENT << 23)),
+        BlockFormat::Nvfp4 => 0.0,
+        BlockFormat::Mxfp4 => format.decode_scale(byte),
+    }
+}
 
 /// A pair of weight matrices in kernel order, with what the epilogue needs to know about them.
 #[derive(Debug, Clone, PartialEq)]
@@ -210,6 +235,11 @@ fn pack_half(matrix: &QuantizedMatrix<'_>, first: usize, half: usize, panel: &mu
     for feature in 0..PANEL.min(matrix.rows() - first) {
         let codes = matrix.row_codes(first + feature);
         for (c, chunk) in panel.chunks_exact_mut(CHUNK).enumerate() {
+            let scale = pack_scale(matrix.format(), matrix.scale_byte(first + feature, c / blocks_per_chunk));
+            chunk[SCALES + PANEL * half + feature] = scale;
+            if matches!((matrix.format(), scale), (BlockFormat::Nvfp4, 0)) {
+                continue;
+            }
             for line in 0..2 {
                 let source = &codes[8 * c + 4 * line..][..4];
                 let to = half * UP_CODES + 64 * line + 4 * feature;
@@ -220,7 +250,6 @@ fn pack_half(matrix: &QuantizedMatrix<'_>, first: usize, half: usize, panel: &mu
                     byte[1] = low >> 4 | high & 0xF0;
                 }
             }
-            chunk[SCALES + PANEL * half + feature] = matrix.scale_byte(first + feature, c / blocks_per_chunk);
         }
     }
 }
@@ -268,13 +297,29 @@ mod tests {
                         let code = chunk[byte] >> shift & 15;
                         let scale = chunk[SCALES + 16 * half + feature % 16];
                         if feature < n {
-                            assert_eq!(code, matrix.code(feature, at));
-                            assert_eq!(scale, matrix.scale_byte(feature, at / format.block_len()));
+                            let byte = matrix.scale_byte(feature, at / format.block_len());
+                            assert_eq!(unpack_scale(format, scale), format.decode_scale(byte));
+                            let nothing = format == BlockFormat::Nvfp4 && byte == 0;
+                            assert_eq!(code, if nothing { 0 } else { matrix.code(feature, at) });
                         } else {
                             assert_eq!((code, scale), (0, 0), "padding");
                         }
                     }
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn every_scale_comes_back_exact() {
+        for (format, bytes) in [(BlockFormat::Nvfp4, 0..0x7F), (BlockFormat::Mxfp4, 0..0xFF)] {
+            for byte in bytes {
+                let packed = pack_scale(format, byte);
+                assert_eq!(unpack_scale(format, packed), format.decode_scale(byte), "{format} {byte:#04x}");
+                // No subnormals, whatever else: 2⁻⁹ to 448.
+                assert!(
+                    format == BlockFormat::Mxfp4 || byte == 0 || (1 << 3..=18 << 3 | 6).contains(&packed)
+                );
             }
         }
     }

@@ -87,7 +87,7 @@ struct Header {
 impl Header {
     const MAGIC: [u8; 8] = *b"dgemmcpu";
     /// Counts changes of the layout of chunks or of this header.
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     const DIGEST: usize = 48;
     const LEN: usize = 64;
 
@@ -229,7 +229,7 @@ mod tests {
             ["length"; 3]
         );
         assert_eq!(with(0, b"safetens"), "magic");
-        assert_eq!(with(8, &[2]), "version");
+        assert_eq!(with(8, &[1]), "version");
         assert_eq!(with(12, &[9]), "format");
         assert_eq!(with(13, &[3]), "scale source");
         assert_eq!(with(16, &u64::MAX.to_le_bytes()), "size");

@@ -93,6 +93,9 @@ impl Vectorized for Write<'_> {
                     let part;
                     (part, left) = take_part(&mut rest, floats, k, short)?;
                     let (chunk, scale) = ((first / CHUNK_K + i) as u32, unit * power_of_two(part.exponent));
+                    if scale.is_infinite() {
+                        return None;
+                    }
                     *blocks[..most].get_mut(count)? =
                         DigitBlock::new(part.digits, part.integers, scale, chunk);
                     count += 1;

@@ -10,7 +10,7 @@ use super::Functions;
 use super::kernel::{self, Pass};
 use super::pairs::{self, Pairs};
 use super::vector::{DOUBLED, Vector};
-use crate::pack::{PANEL, SCALES, UP_CODES};
+use crate::pack::{PANEL, SCALES, UP_CODES, unpack_scale};
 
 /// Whether the target this is compiled for has a fused multiply-add.
 pub(super) const FUSED: bool = cfg!(any(target_feature = "fma", target_arch = "aarch64"));
@@ -39,7 +39,7 @@ impl<const FUSED: bool> Vector for Portable<FUSED> {
         Self(std::array::from_fn(|feature| {
             // SAFETY: inside the chunk's 32 scale bytes.
             let byte = unsafe { *chunk.add(SCALES + column + feature) };
-            format.decode_scale(byte) * 0.5
+            unpack_scale(format, byte) * 0.5
         }))
     }
 

@@ -11,7 +11,7 @@ use super::kernel::{self, Task};
 use super::vector::{BIASED, Vector};
 use super::x86::{self, bias_halves, bias_whole, x86_vector};
 use super::{Functions, spin};
-use crate::pack::{CHUNK_K, PANEL, SCALES, UP_CODES};
+use crate::pack::{CHUNK_K, PANEL, SCALE_EXPONENT, SCALES, UP_CODES};
 use crate::tile::RowTile;
 
 /// Eight features × four weights, from one half of each line of a chunk.
@@ -33,23 +33,44 @@ unsafe fn weights(chunk: *const u8, column: usize) -> [__m256i; 4] {
     }
 }
 
-/// Eight scales: e4m3 as f16 without its bias (exact for subnormals too), ue8m0 as the exponent of an f32.
+/// The bits of eight scales as f32: those of nvfp4 times 2 to the power of -[`SCALE_EXPONENT`].
+#[inline(always)]
+unsafe fn scale_bits(chunk: *const u8, column: usize, format: BlockFormat) -> __m256i {
+    // SAFETY: reads 8 of the chunk's 32 scale bytes.
+    unsafe {
+        let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(chunk.add(SCALES + column).cast()));
+        match format {
+            BlockFormat::Nvfp4 => _mm256_slli_epi32::<20>(bytes),
+            // Byte 0 is 2⁻¹²⁷, a subnormal.
+            BlockFormat::Mxfp4 => {
+                _mm256_max_epi32(_mm256_slli_epi32::<23>(bytes), _mm256_set1_epi32(1 << 22))
+            }
+        }
+    }
+}
+
+/// [`Vector::raw_scales`].
+#[inline(always)]
+unsafe fn raw_scales(chunk: *const u8, column: usize, format: BlockFormat) -> __m256 {
+    // SAFETY: the caller's promises.
+    unsafe { _mm256_castsi256_ps(scale_bits(chunk, column, format)) }
+}
+
+/// [`Vector::scales`].
 ///
 /// # Safety
 /// The machine has the instruction set, and `chunk` points to a chunk of a panel.
 #[inline(always)]
 pub(crate) unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat) -> __m256 {
-    // SAFETY: reads 8 of the chunk's 32 scale bytes.
+    // SAFETY: the caller's promises.
     unsafe {
-        let bytes = _mm_loadl_epi64(chunk.add(SCALES + column).cast());
-        match format {
-            BlockFormat::Nvfp4 => _mm256_cvtph_ps(_mm_slli_epi16::<7>(_mm_cvtepu8_epi16(bytes))),
-            BlockFormat::Mxfp4 => {
-                let bits = _mm256_slli_epi32::<23>(_mm256_cvtepu8_epi32(bytes));
-                // Byte 0 is 2⁻¹²⁷, a subnormal.
-                _mm256_castsi256_ps(_mm256_max_epi32(bits, _mm256_set1_epi32(1 << 22)))
+        let bits = scale_bits(chunk, column, format);
+        _mm256_castsi256_ps(match format {
+            BlockFormat::Nvfp4 => {
+                _mm256_add_epi32(bits, _mm256_set1_epi32((SCALE_EXPONENT as i32 - 1) << 23))
             }
-        }
+            BlockFormat::Mxfp4 => bits,
+        })
     }
 }
 
@@ -75,7 +96,7 @@ pub(crate) fn in_order([mut left, mut right]: [__m256i; 2]) -> [__m256i; 2] {
 x86_vector! {
     /// `vpmaddubsw` and i16 sums: two lanes per feature, of at most 4 · 2 · 24 · 12 = 2304 each.
     Maddubs, MADDUBS, features: "avx2,fma,f16c", lanes: 8, __m256i, __m256;
-    weights: weights, scales: scales, bias_word: bias_halves;
+    weights: weights, scales: scales, raw_scales: raw_scales, bias_word: bias_halves;
     broadcast: _mm256_set1_epi32, splat: _mm256_set1_ps;
     mul: _mm256_mul_ps, mul_add: _mm256_fmadd_ps, load: _mm256_loadu_ps, store: _mm256_storeu_ps;
     dot: |sums, w, a| _mm256_add_epi16(sums, _mm256_maddubs_epi16(w, a));
@@ -96,7 +117,7 @@ x86_vector! {
 x86_vector! {
     /// `vpdpbusd`: i32 sums, one lane per feature.
     Vnni, VNNI, features: "avx2,fma,f16c,avxvnni", lanes: 8, __m256i, __m256;
-    weights: weights, scales: scales, bias_word: bias_whole;
+    weights: weights, scales: scales, raw_scales: raw_scales, bias_word: bias_whole;
     broadcast: _mm256_set1_epi32, splat: _mm256_set1_ps;
     mul: _mm256_mul_ps, mul_add: _mm256_fmadd_ps, load: _mm256_loadu_ps, store: _mm256_storeu_ps;
     dot: |sums, w, a| _mm256_dpbusd_avx_epi32(sums, w, a);

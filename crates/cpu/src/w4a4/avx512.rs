@@ -13,7 +13,7 @@ use super::kernel::{self, Task};
 use super::vector::{BIASED, Vector};
 use super::x86::{self, bias_halves, bias_whole, x86_vector};
 use super::{Functions, spin};
-use crate::pack::{CHUNK_K, PANEL, SCALES, UP_CODES};
+use crate::pack::{CHUNK_K, PANEL, SCALE_EXPONENT, SCALES, UP_CODES};
 use crate::tile::RowTile;
 
 /// Sixteen features × four weights, from the two lines of one half of a chunk.
@@ -35,30 +35,51 @@ unsafe fn weights(chunk: *const u8, column: usize) -> [__m512i; 4] {
     }
 }
 
-/// Sixteen scales: e4m3 as f16 without its bias (exact for subnormals too), ue8m0 as the exponent of an f32.
+/// The bits of sixteen scales as f32: those of nvfp4 times 2 to the power of -[`SCALE_EXPONENT`].
+#[inline(always)]
+unsafe fn scale_bits(chunk: *const u8, column: usize, format: BlockFormat) -> __m512i {
+    // SAFETY: reads 16 of the chunk's 32 scale bytes.
+    unsafe {
+        let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(chunk.add(SCALES + column).cast()));
+        match format {
+            BlockFormat::Nvfp4 => _mm512_slli_epi32::<20>(bytes),
+            // Byte 0 is 2⁻¹²⁷, a subnormal.
+            BlockFormat::Mxfp4 => {
+                _mm512_max_epi32(_mm512_slli_epi32::<23>(bytes), _mm512_set1_epi32(1 << 22))
+            }
+        }
+    }
+}
+
+/// [`Vector::raw_scales`].
+#[inline(always)]
+unsafe fn raw_scales(chunk: *const u8, column: usize, format: BlockFormat) -> __m512 {
+    // SAFETY: the caller's promises.
+    unsafe { _mm512_castsi512_ps(scale_bits(chunk, column, format)) }
+}
+
+/// [`Vector::scales`].
 ///
 /// # Safety
 /// The machine has the instruction set, and `chunk` points to a chunk of a panel.
 #[inline(always)]
 pub(crate) unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat) -> __m512 {
-    // SAFETY: reads 16 of the chunk's 32 scale bytes.
+    // SAFETY: the caller's promises.
     unsafe {
-        let bytes = _mm_loadu_si128(chunk.add(SCALES + column).cast());
-        match format {
-            BlockFormat::Nvfp4 => _mm512_cvtph_ps(_mm256_slli_epi16::<7>(_mm256_cvtepu8_epi16(bytes))),
-            BlockFormat::Mxfp4 => {
-                let bits = _mm512_slli_epi32::<23>(_mm512_cvtepu8_epi32(bytes));
-                // Byte 0 is 2⁻¹²⁷, a subnormal.
-                _mm512_castsi512_ps(_mm512_max_epi32(bits, _mm512_set1_epi32(1 << 22)))
+        let bits = scale_bits(chunk, column, format);
+        _mm512_castsi512_ps(match format {
+            BlockFormat::Nvfp4 => {
+                _mm512_add_epi32(bits, _mm512_set1_epi32((SCALE_EXPONENT as i32 - 1) << 23))
             }
-        }
+            BlockFormat::Mxfp4 => bits,
+        })
     }
 }
 
 x86_vector! {
     /// `vpmaddubsw` and i16 sums: two lanes per feature, of at most 4 · 2 · 24 · 12 = 2304 each.
     Maddubs, MADDUBS, features: "avx2,fma,f16c,avx512f,avx512bw,avx512vl", lanes: 16, __m512i, __m512;
-    weights: weights, scales: scales, bias_word: bias_halves;
+    weights: weights, scales: scales, raw_scales: raw_scales, bias_word: bias_halves;
     broadcast: _mm512_set1_epi32, splat: _mm512_set1_ps;
     mul: _mm512_mul_ps, mul_add: _mm512_fmadd_ps, load: _mm512_loadu_ps, store: _mm512_storeu_ps;
     dot: |sums, w, a| _mm512_add_epi16(sums, _mm512_maddubs_epi16(w, a));
@@ -79,7 +100,7 @@ x86_vector! {
 x86_vector! {
     /// `vpdpbusd`: i32 sums, one lane per feature.
     Vnni, VNNI, features: "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni", lanes: 16, __m512i, __m512;
-    weights: weights, scales: scales, bias_word: bias_whole;
+    weights: weights, scales: scales, raw_scales: raw_scales, bias_word: bias_whole;
     broadcast: _mm512_set1_epi32, splat: _mm512_set1_ps;
     mul: _mm512_mul_ps, mul_add: _mm512_fmadd_ps, load: _mm512_loadu_ps, store: _mm512_storeu_ps;
     dot: |sums, w, a| _mm512_dpbusd_epi32(sums, w, a);

@@ -174,15 +174,15 @@ unsafe fn add_pair<V: Vector, const D: usize>(
             let start = V::start_digit(&block.biases[digit]);
             let mut sums = [start; 2];
             let digits = block.digits[digit].as_ptr();
-            for q in 0..4 {
-                sums = V::dots(sums, [weights[0][q], weights[1][q]], V::quad(digits.add(4 * q)));
+            for (q, (left, right)) in weights[0].into_iter().zip(weights[1]).enumerate() {
+                sums = V::dots(sums, [left, right], V::quad(digits.add(4 * q)));
             }
             joined = [V::join(joined[0], sums[0], digit), V::join(joined[1], sums[1], digit)];
         }
         let scale = V::splat(&block.scale);
         for (v, (sum, joined)) in sums.iter_mut().zip(joined).enumerate() {
             // Not before, when registers are full.
-            let scales = V::scales(chunk, column + v * V::LANES, format);
+            let scales = V::raw_scales(chunk, column + v * V::LANES, format);
             let dots = V::joined_floats(joined);
             // Products with powers of two are exact, so that it makes no difference where additions are fused. In mxfp4
             // all scales are such, and only their product is sure to be near 1.

@@ -31,6 +31,7 @@ pub(crate) use digits::DigitBlock;
 use digits::DigitTask;
 use dualgemm_formats::BlockFormat;
 use kernel::Task;
+use vector::raw_scale_unit;
 pub(crate) use vector::scale_unit;
 
 use crate::pack::{CHUNK, CHUNK_K, PackedGateUp};
@@ -223,5 +224,5 @@ impl TileKernel for Bound<'_> {
 
 /// What a sum of [`Kernel::multiply_digits`] of 1 stands for: only the codes of the weights are doubled.
 pub(crate) const fn digit_unit(format: BlockFormat) -> f32 {
-    0.5 / scale_unit(format)
+    0.5 / raw_scale_unit(format)
 }

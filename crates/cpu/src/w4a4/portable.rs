@@ -6,9 +6,9 @@
 use dualgemm_formats::BlockFormat;
 use dualgemm_formats::scalar::e2m1::DOUBLED;
 
-use super::vector::{Vector, scale_unit};
+use super::vector::{Vector, raw_scale_unit, scale_unit};
 use super::{Functions, digits, kernel, spin};
-use crate::pack::{CHUNK_K, PANEL, SCALES, UP_CODES};
+use crate::pack::{CHUNK_K, PANEL, SCALES, UP_CODES, unpack_scale};
 
 /// Eight features in arrays.
 #[derive(Clone, Copy)]
@@ -59,8 +59,15 @@ impl Vector for Portable {
         std::array::from_fn(|feature| {
             // SAFETY: inside the chunk's 32 scale bytes.
             let byte = unsafe { *chunk.add(SCALES + column + feature) };
-            format.decode_scale(byte) * scale_unit(format)
+            unpack_scale(format, byte) * scale_unit(format)
         })
+    }
+
+    #[inline(always)]
+    unsafe fn raw_scales(chunk: *const u8, column: usize, format: BlockFormat) -> [f32; 8] {
+        // SAFETY: the caller's promises.
+        let scales = unsafe { Self::scales(chunk, column, format) };
+        scales.map(|scale| scale * (raw_scale_unit(format) / scale_unit(format)))
     }
 
     #[inline(always)]

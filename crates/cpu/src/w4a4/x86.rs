@@ -43,7 +43,7 @@ macro_rules! x86_vector {
     (
         $(#[$doc:meta])*
         $name:ident, $functions:ident, features: $features:literal, lanes: $lanes:literal, $integers:ty, $floats:ty;
-        weights: $weights:path, scales: $scales:path, bias_word: $bias_word:path;
+        weights: $weights:path, scales: $scales:path, raw_scales: $raw_scales:path, bias_word: $bias_word:path;
         broadcast: $broadcast:path, splat: $splat:path;
         mul: $mul:path, mul_add: $mul_add:path, load: $load:path, store: $store:path;
         dot: |$sums:ident, $w:ident, $a:ident| $dot:expr;
@@ -84,6 +84,12 @@ macro_rules! x86_vector {
             unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat) -> $floats {
                 // SAFETY: the caller's promises.
                 unsafe { $scales(chunk, column, format) }
+            }
+
+            #[inline(always)]
+            unsafe fn raw_scales(chunk: *const u8, column: usize, format: BlockFormat) -> $floats {
+                // SAFETY: the caller's promises.
+                unsafe { $raw_scales(chunk, column, format) }
             }
 
             #[inline(always)]
