@@ -10,7 +10,7 @@ use crate::generic::dequantize::Dequantize;
 use crate::generic::expand::Expand;
 use crate::generic::quantize::Quantize;
 use crate::generic::silu_mul::SiluMul;
-use crate::generic::{amax, atoms, pack, rowwise};
+use crate::generic::{amax, atoms, copy, pack, rowwise};
 use crate::parts::format::Formats;
 use crate::parts::rows;
 use crate::sm90a::{config::Config, fused, variant::Variant};
@@ -133,6 +133,16 @@ pub const KERNELS: &[Kernel] = &[
         generate: |config, _, _| {
             let (layout, grouped) = one_of(config, scale_orders(), scale_order_name)?;
             atoms::generate(layout, grouped, Target::Sm80)
+        },
+    },
+    Kernel {
+        name: "copy",
+        doc: "bytes as they are, from memory of others too",
+        arch: Target::Sm80,
+        configs: || vec!["bytes".into()],
+        generate: |config, _, _| {
+            one_of(config, ["bytes"], |name| (*name).into())?;
+            copy::generate(Target::Sm80)
         },
     },
     Kernel {

@@ -6,6 +6,7 @@ use dualgemm_formats::scalar::{e2m1, e4m3};
 use dualgemm_formats::{BlockFormat, QuantizedMatrix, ScaleLayout};
 use dualgemm_gemm::GateUp;
 use dualgemm_kernels::generic::atoms::ScaleAtoms;
+use dualgemm_kernels::generic::copy::Copy;
 use dualgemm_kernels::generic::expand::{Codes, Expand};
 use dualgemm_kernels::generic::pack::GpuPack;
 use dualgemm_kernels::sm90a::decode::WEIGHT_FACTOR;
@@ -160,7 +161,7 @@ impl Uploads {
                 gpu.synchronize()?;
             }
             (Some([.., gate, up]), WeightForm::Atoms) => {
-                to_atoms(gpu, layout, ScaleLayout::Linear, [gate, up], &to[2..])?;
+                to_atoms(gpu, layout, (ScaleLayout::Linear, [gate, up]), &to[2..], Stream::Own)?;
                 gpu.synchronize()?;
             }
             _ => {}
@@ -169,17 +170,17 @@ impl Uploads {
     }
 }
 
-/// Launches what brings scales of gate and up to their atoms, on the device's own stream.
+/// Launches what brings scales of gate and up to their atoms.
 fn to_atoms(
     gpu: &'static Gpu,
     layout: &Layout,
-    from: ScaleLayout,
-    scales: [DevicePtr; 2],
+    (from, scales): (ScaleLayout, [DevicePtr; 2]),
     to: &[DevicePtr],
+    stream: Stream,
 ) -> Result<(), Error> {
     let kernel = ScaleAtoms::new(gpu, from)?;
     for (scales, &to) in scales.into_iter().zip(to) {
-        gpu.launch(&kernel.spec((layout.n, layout.blocks()), scales, to, None)?)?;
+        gpu.launch_on(stream, &kernel.spec((layout.n, layout.blocks()), scales, to, None)?)?;
     }
     Ok(())
 }
@@ -206,12 +207,13 @@ pub(crate) fn put_on_device(
             global_scales.map(|scale| scale * WEIGHT_FACTOR)
         }
         (WeightForm::Atoms, _) => {
-            // Copies are the device's own stream's; what the caller's was given is done when all launches are.
-            gpu.synchronize()?;
-            for (codes, &to) in codes.into_iter().zip(to) {
-                gpu.copy_within(to, codes, n * k / 2)?;
+            let copy = Copy::new(gpu)?;
+            for (name, (codes, &to)) in
+                ["codes of gate", "codes of up"].into_iter().zip(codes.into_iter().zip(to))
+            {
+                gpu.launch_on(stream, &copy.spec(name, (codes, to), n * k / 2)?)?;
             }
-            to_atoms(gpu, layout, from, scales, &to[2..])?;
+            to_atoms(gpu, layout, (from, scales), &to[2..], stream)?;
             global_scales
         }
         (form, format) => return Err(Error::MadeOnHost { format, form }),

@@ -1,9 +1,10 @@
-//! Block scales from every order to 128x4 atoms, of one matrix and of rows in groups.
+//! Block scales from every order to 128x4 atoms, of one matrix and of rows in groups; codes, which are copied beside them.
 
 use dualgemm_device::DevicePtr;
 use dualgemm_formats::{FloatType, GlobalScale, Producer, ScaleLayout, Search};
 use dualgemm_kernels::generic::amax::{Amax, MAX_PARTS};
 use dualgemm_kernels::generic::atoms::ScaleAtoms;
+use dualgemm_kernels::generic::copy::Copy;
 use dualgemm_kernels::generic::quantize::{Out, Quantize, Scale};
 use dualgemm_kernels::generic::rowwise::Sink;
 use dualgemm_kernels::parts::groups::Groups;
@@ -108,6 +109,27 @@ fn floats_of_groups_are_quantized_to_atoms_of_their_own_exact() {
             assert!(read(gpu, codes, rows * k / 2) == want.codes(), "{ty:?} {first_rows:?}");
             assert!(read(gpu, scales, of_groups.len()) == of_groups, "{ty:?} {first_rows:?}");
         }
+    }
+}
+
+#[test]
+fn bytes_are_copied_as_they_are_and_none_beyond_exact() {
+    let gpu = gpu();
+    let kernel = Copy::new(gpu).unwrap();
+    for bytes in [16, 4096, 4112] {
+        let from: Vec<u8> = (0..bytes).map(|i| (i % 251) as u8).collect();
+        let to = poisoned(gpu, bytes + 16);
+        run(gpu, &kernel.spec("codes", (upload(gpu, &from), to), bytes).unwrap());
+        let copied = read(gpu, to, bytes + 16);
+        assert!(copied[..bytes] == from && copied[bytes..].iter().all(|&byte| byte == 0xA5), "{bytes}");
+    }
+    for (from, to, bytes) in
+        [(256, 256, 0), (256, 256, 20), (264, 256, 16), (256, 264, 16), (256, 256, 1 << 36)]
+    {
+        assert!(
+            kernel.spec("codes", (DevicePtr(from), DevicePtr(to)), bytes).is_err(),
+            "{from} {to} {bytes}"
+        );
     }
 }
 
