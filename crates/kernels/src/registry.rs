@@ -129,9 +129,9 @@ pub const KERNELS: &[Kernel] = &[
         name: "scale_atoms",
         doc: "block scales to 128x4 atoms, of rows in groups too",
         arch: Target::Sm80,
-        configs: || scale_orders().map(|order| scale_order_name(&order)).collect(),
+        configs: || atoms::configs().iter().map(atoms::name).collect(),
         generate: |config, _, _| {
-            let (layout, grouped) = one_of(config, scale_orders(), scale_order_name)?;
+            let (layout, grouped) = one_of(config, atoms::configs(), atoms::name)?;
             atoms::generate(layout, grouped, Target::Sm80)
         },
     },
@@ -212,15 +212,6 @@ fn generate_sm100(name: &str, program: &Program, aligned: bool, arch: Target) ->
 fn generate_sm120(name: &str, program: &Program, aligned: bool, arch: Target) -> Result<Module, Error> {
     let variant = rows::Variant { aligned, ..rows::Variant::new(program.clone()) };
     sm120a::fused::generate(&sm120a::config::Config::named(name)?, &variant, arch)
-}
-
-/// What scales are brought to atoms from: their order, and whether rows come in groups.
-fn scale_orders() -> impl Iterator<Item = (ScaleLayout, bool)> {
-    ScaleLayout::ALL.into_iter().flat_map(|layout| [false, true].map(|grouped| (layout, grouped)))
-}
-
-fn scale_order_name(&(layout, grouped): &(ScaleLayout, bool)) -> String {
-    format!("{layout}{}", if grouped { "_grouped" } else { "" })
 }
 
 fn names(configs: Vec<rowwise::Config>) -> Vec<String> {

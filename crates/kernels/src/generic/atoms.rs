@@ -26,13 +26,22 @@ const THREADS: u32 = 128;
 /// Blocks of an atom, whose scales are a word.
 const BLOCKS: u32 = 4;
 
+/// Every kernel: the order that scales are in, and whether they are of rows in groups.
+pub fn configs() -> Vec<(ScaleLayout, bool)> {
+    ScaleLayout::ALL.into_iter().flat_map(|layout| [false, true].map(|grouped| (layout, grouped))).collect()
+}
+
+/// A name that tells them apart.
+pub fn name(&(from, grouped): &(ScaleLayout, bool)) -> String {
+    format!("{from}{}", if grouped { "_grouped" } else { "" })
+}
+
 /// Generates the kernel for scales in this order, of rows in groups or in one.
 ///
 /// # Errors
 /// If the target lacks an instruction.
 pub fn generate(from: ScaleLayout, grouped: bool, target: Target) -> Result<Module, Error> {
-    let of = if grouped { ", of rows in groups" } else { "" };
-    let about = format!("block scales from {from} order to 128x4 atoms{of}");
+    let about = format!("block scales to 128x4 atoms: {}", name(&(from, grouped)));
     module(target, &about, ENTRY, |k| emit(k, (from, grouped), target))
 }
 
