@@ -207,3 +207,64 @@ impl Parts {
         Ok([half(gate, gate_scales), half(up, up_scales)])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FORMS: [WeightForm; 5] =
+        [WeightForm::Packed, WeightForm::PackedApart, WeightForm::Plain, WeightForm::Atoms, WeightForm::E4m3];
+
+    fn gpu() -> &'static Gpu {
+        Gpu::of(Arc::new(dualgemm_sim::Gpu::new(dualgemm_sim::Config::default())))
+    }
+
+    #[test]
+    fn each_of_several_pairs_is_where_all_of_them_have_it() {
+        let gpu = gpu();
+        for form in FORMS {
+            // Sizes of which no part is a multiple of 16 bytes by itself, where an order does not pad.
+            let layout = Layout::new((3, 16), BlockFormat::Nvfp4, form).unwrap();
+            let all = Parts::new(gpu, layout, 4).unwrap();
+            assert_eq!(all.bytes(), 4 * all.one(0).unwrap().bytes(), "{form}");
+            for index in 0..4 {
+                let one = all.one(index).unwrap();
+                assert_eq!((one.place(0), one.count()), (all.place(index), 1), "{form} {index}");
+                assert!(one.place(0).iter().all(|part| part.0.is_multiple_of(16)), "{form} {index}");
+            }
+            assert!(all.one(4).is_err(), "{form}");
+        }
+    }
+
+    #[test]
+    fn rows_of_all_pairs_are_one_operand_with_atoms_of_each() {
+        for (format, block) in [(BlockFormat::Nvfp4, 16), (BlockFormat::Mxfp4, 32)] {
+            let layout = Layout::new((130, 96), format, WeightForm::Atoms).unwrap();
+            let all = Parts::new(gpu(), layout, 3).unwrap();
+            let scales = 2 * 3 * ScaleLayout::Sf128x4.len(130, 96 / block);
+            assert_eq!(all.bytes(), 2 * 3 * 130 * 48 + scales, "{format}");
+            for half in all.atoms().unwrap() {
+                assert_eq!((half.rows, half.k, half.pitch, half.atoms), (390, 96, 48, 6), "{format}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_order_that_is_not_theirs_is_refused_by_name() {
+        let gpu = gpu();
+        let parts =
+            |form| Parts::new(gpu, Layout::new((3, 16), BlockFormat::Nvfp4, form).unwrap(), 1).unwrap();
+        let message = parts(WeightForm::Packed).atoms().unwrap_err().to_string();
+        let wanted = "weights is packed; the plan asks for rows of codes with 128x4 scales; prepack with the plan that \
+                      runs them";
+        assert_eq!(message, wanted);
+        assert!(parts(WeightForm::Plain).atoms().is_err(), "as many parts, another order");
+        assert!(
+            parts(WeightForm::Atoms).packed().is_err() && parts(WeightForm::E4m3).packed_apart().is_err()
+        );
+        for form in FORMS {
+            let takes_mxfp4 = Layout::new((3, 32), BlockFormat::Mxfp4, form).is_ok();
+            assert_eq!(takes_mxfp4, !matches!(form, WeightForm::Plain | WeightForm::E4m3), "{form}");
+        }
+    }
+}
