@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout};
-use dualgemm_gemm::GateUp;
+use dualgemm_gemm::{AFormat, DualGemmDesc, GateUp};
 
 use crate::aligned::Aligned;
 use crate::pack::{CHUNK_K, PANEL, PackedGateUp};
@@ -33,9 +33,30 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// The rate, one of the fields or a part of one, that bounds the arithmetic of a problem, and its name.
+    pub fn operations(&self, desc: &DualGemmDesc) -> (&'static str, f64) {
+        let floats = ("f32", self.f32_multiply_add);
+        match (desc.a_compute().block_format(), byte_products(desc)) {
+            (Some(_), _) => ("W4A4", self.w4a4_tile),
+            (_, Some(products)) if self.integer_dot / products > floats.1 => {
+                (if products == 2.0 { "16-bit" } else { "24-bit" }, self.integer_dot / products)
+            }
+            _ => floats,
+        }
+    }
+
     /// The least time, in seconds, for this many operations at `rate` (one of the fields) and bytes from memory.
     pub fn floor(&self, flops: f64, rate: f64, bytes: f64) -> f64 {
         (flops / rate).max(bytes / self.dram_read)
+    }
+}
+
+/// How many products of bytes one of a weight and an activation takes that W4A16 multiplies as integers: two for 16 bits, as
+/// bytes or together, three for 24.
+fn byte_products(desc: &DualGemmDesc) -> Option<f64> {
+    match desc.a_compute() {
+        AFormat::Bf16 => Some(2.0),
+        _ => (desc.m == 1).then_some(3.0),
     }
 }
 
@@ -60,9 +81,7 @@ pub fn measure(isa: Isa, threads: usize) -> Result<Limits, Error> {
 }
 
 /// The two rates that bound repeated runs of one plan, for callers that need no more: operations per second
-/// ([`Limits::w4a4_tile`] where A is multiplied as codes, else [`Limits::f32_multiply_add`], or a third of
-/// [`Limits::integer_dot`] where more, for one row, which may be multiplied as three digits), and bytes per second
-/// from wherever the operands of that plan live when they are used again, a cache or memory. Takes no more memory than
+/// ([`Limits::operations`]), and bytes per second from wherever the operands of that plan live when they are used again, a cache or memory. Takes no more memory than
 /// the operands.
 ///
 /// # Errors
@@ -73,10 +92,8 @@ pub fn of_plan(plan: &CpuPlan) -> Result<(f64, f64), Error> {
         Some(_) => w4a4_tile(kernel, plan.threads)?,
         None => {
             let floats = best(plan.threads, 2.0, || kernel.spin_multiply_adds());
-            match plan.desc.m {
-                1 => floats.max(best(plan.threads, 2.0, || kernel.spin_integer_dots()) / 3.0),
-                _ => floats,
-            }
+            let integers = |products| best(plan.threads, 2.0, || kernel.spin_integer_dots()) / products;
+            byte_products(&plan.desc).map_or(floats, |products| floats.max(integers(products)))
         }
     };
     let len = plan.bytes.min(BEYOND_CACHES as f64) as usize;
@@ -152,7 +169,29 @@ fn w4a4_tile(kernel: w4a4::Kernel, threads: usize) -> Result<f64, Error> {
 mod tests {
     use super::*;
     use crate::CpuOptions;
-    use dualgemm_gemm::{AFormat, DualGemmDesc};
+
+    #[test]
+    fn the_rate_of_a_problem_is_that_of_its_kernel() {
+        let limits = Limits {
+            isa: Isa::Portable,
+            threads: 1,
+            dram_read: 1.0,
+            integer_dot: 12.0,
+            w4a4_tile: 7.0,
+            f32_multiply_add: 3.0,
+        };
+        let operations =
+            |m, a, limits: Limits| limits.operations(&DualGemmDesc::new(m, 64, 64, a, BlockFormat::Nvfp4));
+        for m in [1, 2] {
+            assert_eq!(operations(m, AFormat::Nvfp4, limits), ("W4A4", 7.0));
+            assert_eq!(operations(m, AFormat::Bf16, limits), ("16-bit", 6.0));
+            assert_eq!(operations(m, AFormat::Bf16, Limits { integer_dot: 5.0, ..limits }), ("f32", 3.0));
+        }
+        for a in [AFormat::F16, AFormat::F32] {
+            assert_eq!(operations(1, a, limits), ("24-bit", 4.0));
+            assert_eq!(operations(2, a, limits), ("f32", 3.0));
+        }
+    }
 
     #[test]
     fn rates_of_a_plan_are_those_of_its_arithmetic() {

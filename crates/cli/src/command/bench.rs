@@ -206,16 +206,12 @@ pub(super) fn parse_shape(text: &str) -> Option<Shape> {
 fn measure_all(args: &BenchArgs, shapes: &[Shape], output: &Output) -> anyhow::Result<Report> {
     let isa = args.isa.map_or_else(Isa::detect, Ok)?;
     let limits = limits::measure(isa, rayon::current_num_threads())?;
-    let roofline = |flops_per_s| Roofline { flops_per_s, bytes_per_s: limits.dram_read };
-    let [codes, floats] = [roofline(limits.w4a4_tile), roofline(limits.f32_multiply_add)];
-    let quantized = |a: &AFormatArg| *a == AFormatArg::Nvfp4;
-    let mut rooflines = Vec::new();
-    if args.a_format.iter().any(quantized) {
-        rooflines.push(NamedRoofline { name: format!("{isa} W4A4"), roofline: codes });
-    }
-    if !args.a_format.iter().all(quantized) {
-        rooflines.push(NamedRoofline { name: format!("{isa} f32"), roofline: floats });
-    }
+    let roofline = |desc: &DualGemmDesc| {
+        let (name, flops_per_s) = limits.operations(desc);
+        let roofline = Roofline { flops_per_s, bytes_per_s: limits.dram_read };
+        NamedRoofline { name: format!("{isa} {name}"), roofline }
+    };
+    let mut rooflines = Vec::<NamedRoofline>::new();
     let mut rows = Vec::new();
     let bar = output.progress("bench", shapes.len() * args.a_format.len());
     for &shape in shapes {
@@ -224,8 +220,11 @@ fn measure_all(args: &BenchArgs, shapes: &[Shape], output: &Output) -> anyhow::R
         descs.iter().try_for_each(DualGemmDesc::check).with_context(|| format!("--shapes {shape}"))?;
         let operands = Operands::new(shape, args.cache)?;
         for desc in &descs {
-            let roofline = if desc.a_compute().block_format().is_some() { codes } else { floats };
-            rows.push(operands.measure(args, desc, &roofline)?);
+            let named = roofline(desc);
+            rows.push(operands.measure(args, desc, &named.roofline)?);
+            if rooflines.iter().all(|other| other.name != named.name) {
+                rooflines.push(named);
+            }
             bar.inc(1);
         }
     }
