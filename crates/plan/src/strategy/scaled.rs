@@ -203,10 +203,14 @@ impl Prologue {
                     }
                     _ => return Err(self.refuse(a)),
                 };
-                if let Some(kernel) = to_atoms.of(groups) {
-                    let to = self.reserve(groups.map(|groups| groups.count))?;
-                    specs.push(kernel.spec((m, k / format.block_len()), scales, to, groups)?);
-                    scales = to;
+                match (to_atoms.of(groups), groups) {
+                    (Some(kernel), _) => {
+                        let to = self.reserve(groups.map(|groups| groups.count))?;
+                        specs.push(kernel.spec((m, k / format.block_len()), scales, to, groups)?);
+                        scales = to;
+                    }
+                    (None, Some(_)) => return Err(super::one_group()),
+                    (None, None) => {}
                 }
                 Ok(Scaled { operand: rows(*format, codes, scales), scale, device_scale: null })
             }
