@@ -64,8 +64,10 @@ pub(super) struct Write<'a> {
     pub(super) tile: &'a RowTile,
     /// First k.
     pub(super) first: usize,
-    /// Most rows of a group.
+    /// Most rows of a group of floats.
     pub(super) group_rows: usize,
+    /// Most rows of a group of integers.
+    pub(super) pair_rows: usize,
     /// Where to.
     pub(super) out: &'a mut [f32],
 }
@@ -120,7 +122,7 @@ impl Write<'_> {
         let (mut out, rests) = self.out.split_at_mut(rows * chunks * PAIR_WORDS);
         let rests: &mut [Rest] = bytemuck::cast_slice_mut(&mut rests[..rows * chunks / CHUNKS_PER_REST * 2]);
         let (mut count, mut wide) = (0, [0.0; CHUNK_K]);
-        for group in groups(rows, self.group_rows) {
+        for group in groups(rows, self.pair_rows) {
             for chunk in 0..chunks {
                 let here;
                 (here, out) = out.split_at_mut(group.len() * PAIR_WORDS);
@@ -171,7 +173,7 @@ mod tests {
         let a = FloatMatrix::Bf16(Matrix::new("a", rows.len(), 2 * CHUNK_K, data).unwrap());
         let tile = RowTile { group: 0, first_row: 0, rows: rows.len() };
         let mut out = vec![f32::NAN; rows.len() * 2 * CHUNK_K];
-        let block = Write { a: &a, tile: &tile, first: 0, group_rows, out: &mut out };
+        let block = Write { a: &a, tile: &tile, first: 0, group_rows, pair_rows: group_rows, out: &mut out };
         // SAFETY: any machine has the portable instruction set.
         (unsafe { write(Isa::Portable, block) }, out)
     }

@@ -52,8 +52,10 @@ struct Functions {
     narrow: unsafe fn(&Task),
     /// [`wide::wide`].
     wide: unsafe fn(&Task),
-    /// Most rows of a group of a wide tile.
+    /// Most rows of a group of a wide tile as floats.
     group_rows: usize,
+    /// The same as integers.
+    pair_rows: usize,
 }
 
 /// The kernels of one instruction set, which the machine has, for weights of one format.
@@ -183,7 +185,8 @@ impl Kernel {
         }
         let firsts = (first..).step_by(BLOCK_K);
         for ((first, out), kind) in firsts.zip(out.chunks_mut(BLOCK_K * tile.rows)).zip(kinds) {
-            let block = blocks::Write { a, tile, first, group_rows: self.functions.group_rows, out };
+            let Functions { group_rows, pair_rows, .. } = self.functions;
+            let block = blocks::Write { a, tile, first, group_rows, pair_rows, out };
             // SAFETY: the machine has the instruction set, or `new` would have failed.
             *kind = unsafe { blocks::write(self.isa, block) };
         }

@@ -29,8 +29,12 @@ const PAIRS: usize = CHUNK_K / 2;
 pub(super) trait Pairs {
     /// The sums.
     type Floats: Vector;
-    /// A pair per feature, in at most 8 bytes.
+    /// Most rows whose sums of two vectors fit the registers.
+    const ROWS: usize = Self::Floats::ROWS;
+    /// A pair of weights per feature, in at most 8 bytes.
     type Pairs: Copy;
+    /// One pair of a row's integers, for all features.
+    type Pair: Copy;
     /// An integer below 2²³ per feature.
     type Sums: Copy;
 
@@ -38,13 +42,13 @@ pub(super) trait Pairs {
     unsafe fn weights(chunk: *const u8, column: usize, quad: usize) -> [Self::Pairs; 2];
 
     /// The pair at `pair` for every feature.
-    unsafe fn splat(pair: *const [i16; 2]) -> Self::Pairs;
+    unsafe fn splat(pair: *const [i16; 2]) -> Self::Pair;
 
     /// Of each feature, the sum of the two products.
-    unsafe fn dot(weights: Self::Pairs, a: Self::Pairs) -> Self::Sums;
+    unsafe fn dot(weights: Self::Pairs, a: Self::Pair) -> Self::Sums;
 
     /// The same of two vectors of features, added to `sums`. Compilers must not compute one row after another.
-    unsafe fn add_dots(sums: [Self::Sums; 2], weights: [Self::Pairs; 2], a: Self::Pairs) -> [Self::Sums; 2];
+    unsafe fn add_dots(sums: [Self::Sums; 2], weights: [Self::Pairs; 2], a: Self::Pair) -> [Self::Sums; 2];
 
     /// As f32, exact.
     unsafe fn floats(sums: Self::Sums) -> Self::Floats;
@@ -74,7 +78,7 @@ pub(super) unsafe fn multiply<P: Pairs>(block: &Block, rests: usize, decoded: &m
     // SAFETY: all offsets stay inside what the caller promises; `decoded` has room for two weights in 8 bytes.
     unsafe {
         decode::<P>(block, weights);
-        for group in groups(rows, P::Floats::ROWS) {
+        for group in groups(rows, P::ROWS) {
             let a = block.a.add(group.start * chunks * PAIR_WORDS);
             let sums = block.sums.add(group.start * TILE_COLS);
             P::pass(&Pass { rows: group.len(), weights, chunks, a, sums, add: block.add });
@@ -113,7 +117,7 @@ unsafe fn decode<P: Pairs>(block: &Block, to: Weights) {
 /// One group of rows over a decoded block of K.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pass {
-    /// Rows, at most [`Vector::ROWS`].
+    /// Rows, at most [`Pairs::ROWS`].
     rows: usize,
     weights: Weights,
     /// Chunks of K.
@@ -133,7 +137,7 @@ pub(super) struct Pass {
 #[inline(always)]
 pub(super) unsafe fn pass<P: Pairs>(pass: &Pass) {
     // SAFETY: the caller's promises.
-    for_rows!(pass.rows, P::Floats::ROWS, |ROWS| unsafe { pass_rows::<P, ROWS>(pass) });
+    for_rows!(pass.rows, P::ROWS, |ROWS| unsafe { pass_rows::<P, ROWS>(pass) });
 }
 
 /// `ROWS` rows × two vectors of features: the integers stay in registers over a chunk, sums in the first-level cache.

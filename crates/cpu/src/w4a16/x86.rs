@@ -86,6 +86,7 @@ macro_rules! x86_pairs {
         impl Pairs for $name {
             type Floats = $floats;
             type Pairs = $integers;
+            type Pair = $integers;
             type Sums = $integers;
 
             #[inline(always)]
@@ -144,7 +145,8 @@ macro_rules! x86_pairs {
                 unsafe { kernel::wide::<$name>(task) }
             }
 
-            Functions { narrow, wide, group_rows: <$floats as Vector>::ROWS }
+            let (group_rows, pair_rows) = (<$floats as Vector>::ROWS, $name::ROWS);
+            Functions { narrow, wide, group_rows, pair_rows }
         };
     };
 }

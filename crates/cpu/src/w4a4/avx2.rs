@@ -99,7 +99,6 @@ x86_vector! {
     weights: weights, scales: scales, raw_scales: raw_scales, bias_word: bias_halves;
     broadcast: _mm256_set1_epi32, splat: _mm256_set1_ps;
     mul: _mm256_mul_ps, mul_add: _mm256_fmadd_ps, load: _mm256_loadu_ps, store: _mm256_storeu_ps;
-    dot: |sums, w, a| _mm256_add_epi16(sums, _mm256_maddubs_epi16(w, a));
     dots: |sums, weights, a| {
         let dots = in_order(weights.map(|weights| _mm256_maddubs_epi16(weights, a)));
         in_order([_mm256_add_epi16(sums[0], dots[0]), _mm256_add_epi16(sums[1], dots[1])])
@@ -120,7 +119,6 @@ x86_vector! {
     weights: weights, scales: scales, raw_scales: raw_scales, bias_word: bias_whole;
     broadcast: _mm256_set1_epi32, splat: _mm256_set1_ps;
     mul: _mm256_mul_ps, mul_add: _mm256_fmadd_ps, load: _mm256_loadu_ps, store: _mm256_storeu_ps;
-    dot: |sums, w, a| _mm256_dpbusd_avx_epi32(sums, w, a);
     dots: |sums, weights, a| in_order([
         _mm256_dpbusd_avx_epi32(sums[0], weights[0], a),
         _mm256_dpbusd_avx_epi32(sums[1], weights[1], a),

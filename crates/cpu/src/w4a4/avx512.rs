@@ -82,7 +82,6 @@ x86_vector! {
     weights: weights, scales: scales, raw_scales: raw_scales, bias_word: bias_halves;
     broadcast: _mm512_set1_epi32, splat: _mm512_set1_ps;
     mul: _mm512_mul_ps, mul_add: _mm512_fmadd_ps, load: _mm512_loadu_ps, store: _mm512_storeu_ps;
-    dot: |sums, w, a| _mm512_add_epi16(sums, _mm512_maddubs_epi16(w, a));
     dots: |sums, weights, a| [
         _mm512_add_epi16(sums[0], _mm512_maddubs_epi16(weights[0], a)),
         _mm512_add_epi16(sums[1], _mm512_maddubs_epi16(weights[1], a)),
@@ -103,7 +102,6 @@ x86_vector! {
     weights: weights, scales: scales, raw_scales: raw_scales, bias_word: bias_whole;
     broadcast: _mm512_set1_epi32, splat: _mm512_set1_ps;
     mul: _mm512_mul_ps, mul_add: _mm512_fmadd_ps, load: _mm512_loadu_ps, store: _mm512_storeu_ps;
-    dot: |sums, w, a| _mm512_dpbusd_epi32(sums, w, a);
     dots: |sums, weights, a| [
         _mm512_dpbusd_epi32(sums[0], weights[0], a),
         _mm512_dpbusd_epi32(sums[1], weights[1], a),

@@ -102,15 +102,18 @@ unsafe fn single<V: Vector, const PANELS: usize>(task: &Task, panel: *const u8, 
             for (p, accumulators) in accumulators.iter_mut().enumerate() {
                 let chunk = panel.add(p * task.panel_stride + c * CHUNK);
                 fetch_ahead::<V>(chunk, PREFETCH / PANELS);
-                for (v, accumulator) in accumulators.iter_mut().enumerate().take(vectors) {
-                    let mut dots = V::start(&raw const (*block).bias);
-                    let weights = V::weights(chunk, v * V::LANES);
-                    for (q, &weights) in weights.iter().enumerate() {
-                        dots = V::dot(dots, weights, quad::<V>(block, q));
+                for (i, pair) in accumulators[..vectors].chunks_exact_mut(2).enumerate() {
+                    let column = 2 * i * V::LANES;
+                    let mut dots = [V::start(&raw const (*block).bias); 2];
+                    let weights = [V::weights(chunk, column), V::weights(chunk, column + V::LANES)];
+                    for (q, (left, right)) in weights[0].into_iter().zip(weights[1]).enumerate() {
+                        dots = V::dots(dots, [left, right], quad::<V>(block, q));
                     }
-                    let scales = V::scales(chunk, v * V::LANES, task.format);
-                    let scale = V::mul(V::splat(&raw const (*block).scale), scales);
-                    *accumulator = V::mul_add(V::floats(dots), scale, *accumulator);
+                    for (v, (accumulator, dots)) in pair.iter_mut().zip(dots).enumerate() {
+                        let scales = V::scales(chunk, column + v * V::LANES, task.format);
+                        let scale = V::mul(V::splat(&raw const (*block).scale), scales);
+                        *accumulator = V::mul_add(V::floats(dots), scale, *accumulator);
+                    }
                 }
             }
         }

@@ -24,6 +24,17 @@ fn doubled(code: u32) -> f32 {
     f32::from_bits(value.to_bits() | (code & 8) << 28)
 }
 
+/// One vector's sums. A loop over both is not vectorized by LLVM.
+#[inline(always)]
+fn add_dot(mut sums: [f32; 8], weights: [[f32; 8]; 4], quad: [f32; 4]) -> [f32; 8] {
+    for (weights, a) in weights.iter().zip(quad) {
+        for (sum, w) in sums.iter_mut().zip(weights) {
+            *sum += w * a;
+        }
+    }
+    sums
+}
+
 impl Vector for Portable {
     const LANES: usize = 8;
     type Quads = [[f32; 8]; 4];
@@ -82,19 +93,8 @@ impl Vector for Portable {
     }
 
     #[inline(always)]
-    unsafe fn dot(mut sums: [f32; 8], weights: Self::Quads, quad: [f32; 4]) -> [f32; 8] {
-        for (weights, a) in weights.iter().zip(quad) {
-            for (sum, w) in sums.iter_mut().zip(weights) {
-                *sum += w * a;
-            }
-        }
-        sums
-    }
-
-    #[inline(always)]
     unsafe fn dots(sums: [[f32; 8]; 2], weights: [Self::Quads; 2], quad: [f32; 4]) -> [[f32; 8]; 2] {
-        // SAFETY: any machine has these instructions.
-        unsafe { [Self::dot(sums[0], weights[0], quad), Self::dot(sums[1], weights[1], quad)] }
+        [add_dot(sums[0], weights[0], quad), add_dot(sums[1], weights[1], quad)]
     }
 
     #[inline(always)]

@@ -27,12 +27,12 @@ unsafe fn dots<V: Vector, const ROWS: usize>() -> usize {
     // SAFETY: reads one chunk, and quads 0 to 7.
     unsafe {
         let weights = V::weights(chunk.as_ptr(), 0);
-        let mut sums = [[V::start(&zero); 4]; ROWS];
+        let mut sums = [[[V::start(&zero); 2]; 2]; ROWS];
         for turn in 0..TURNS {
             for (row, sums) in sums.iter_mut().enumerate() {
                 let quad = V::quad(codes[(turn * ROWS + row) % 8].as_ptr());
-                for (sum, &weights) in sums.iter_mut().zip(&weights) {
-                    *sum = V::dot(*sum, weights, quad);
+                for (sums, &weights) in sums.iter_mut().zip(weights.as_chunks().0) {
+                    *sums = V::dots(*sums, weights, quad);
                 }
             }
         }

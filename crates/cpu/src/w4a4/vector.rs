@@ -63,10 +63,8 @@ pub(super) trait Vector: Copy {
     /// Sums to start from: [`bias_word`](Self::bias_word), the one that lies at `word`.
     unsafe fn start(word: *const i32) -> Self::Sums;
 
-    /// `sums` plus the dot products of `quad` with the weights.
-    unsafe fn dot(sums: Self::Sums, weights: Self::Quads, quad: Self::Quad) -> Self::Sums;
-
-    /// The same for two vectors of features, whose products the compiler may not compute one after the other.
+    /// `sums` plus the dot products of `quad` with the weights of two vectors of features, whose products the compiler may
+    /// not compute one after the other.
     unsafe fn dots(sums: [Self::Sums; 2], weights: [Self::Quads; 2], quad: Self::Quad) -> [Self::Sums; 2];
 
     /// The finished dot products as f32, exact.

@@ -46,8 +46,7 @@ macro_rules! x86_vector {
         weights: $weights:path, scales: $scales:path, raw_scales: $raw_scales:path, bias_word: $bias_word:path;
         broadcast: $broadcast:path, splat: $splat:path;
         mul: $mul:path, mul_add: $mul_add:path, load: $load:path, store: $store:path;
-        dot: |$sums:ident, $w:ident, $a:ident| $dot:expr;
-        dots: |$two:ident, $weights_of_two:ident, $quad:ident| $add_dots:expr;
+        dots: |$sums:ident, $two:ident, $quad:ident| $add_dots:expr;
         floats: |$dots:ident| $to_floats:expr;
         scaled_floats: $scales_integers:literal, |$scaled:ident, $scale:ident| $to_scaled_floats:expr;
         join: |$joined:ident, $digits:ident, $digit:ident| $join:expr;
@@ -105,15 +104,9 @@ macro_rules! x86_vector {
             }
 
             #[inline(always)]
-            unsafe fn dot($sums: $integers, $w: $integers, $a: $integers) -> $integers {
-                // SAFETY: the machine has the instructions.
-                unsafe { $dot }
-            }
-
-            #[inline(always)]
             unsafe fn dots(
+                $sums: [$integers; 2],
                 $two: [$integers; 2],
-                $weights_of_two: [$integers; 2],
                 $quad: $integers,
             ) -> [$integers; 2] {
                 // SAFETY: the machine has the instructions.
