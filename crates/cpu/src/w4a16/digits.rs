@@ -5,8 +5,9 @@
 //! sum += (Σ_k integer[k] · code[k]) · (2^e · scale)
 //! ```
 //!
-//! The inner sum is an exact integer. It is rounded to f32, multiplied and added, so that 16 products cost three roundings. A rest that matters is treated in the same way, until
-//! there is none. The order is: chunks of 16 k ascending, in each the largest part first.
+//! The inner sum is an exact integer. It is rounded to f32, multiplied and added, so that 16 products cost three roundings.
+//! A rest that matters is treated in the same way, until there is none. The order is: chunks of 16 k ascending, in each the
+//! largest part first.
 //!
 //! What matters is every rest in bf16 and f16: these are exact. Of f32, a rest of at most K · 2⁻²⁵ of its float does
 //! not (and none of more than 2⁻¹², which is less than the last bit of an f16): so a result is within
