@@ -14,6 +14,10 @@ pub struct Tolerance {
     pub max_rel_l2: f64,
     /// Least cosine.
     pub min_cosine: f64,
+    /// Units in the last place within which every element is right whatever the other two are, as values that
+    /// underflow are: floats only, since an nvfp4 result has scales of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_ulp: Option<u64>,
 }
 
 impl Tolerance {
@@ -30,7 +34,8 @@ impl Tolerance {
             AFormat::Bf16 => 5e-3,
             AFormat::Nvfp4 | AFormat::Mxfp4 => 0.15,
         };
-        Self::from_rel_l2(max_rel_l2)
+        let max_ulp = (!matches!(format, AFormat::Nvfp4 | AFormat::Mxfp4)).then_some(1);
+        Self { max_ulp, ..Self::from_rel_l2(max_rel_l2) }
     }
 
     /// The same for a plan, which may round on the way: a library's products are 16 bits before the activation, and
@@ -47,12 +52,13 @@ impl Tolerance {
     /// A relative L2 limit with the cosine that goes with it.
     pub fn from_rel_l2(max_rel_l2: f64) -> Self {
         // An error of relative length ε turns a vector by at most asin ε.
-        Self { max_rel_l2, min_cosine: 1.0 - max_rel_l2 * max_rel_l2 }
+        Self { max_rel_l2, min_cosine: 1.0 - max_rel_l2 * max_rel_l2, max_ulp: None }
     }
 
-    /// Whether a comparison is within both limits; NaN is not.
+    /// Whether a comparison is within both limits, or within that of single elements; NaN is in none.
     pub fn holds(&self, found: &Comparison) -> bool {
         found.rel_l2 <= self.max_rel_l2 && found.cosine >= self.min_cosine
+            || self.max_ulp.is_some_and(|most| found.max_ulp <= most)
     }
 }
 
@@ -80,7 +86,16 @@ mod tests {
     fn not_a_number_never_holds() {
         let nan = Comparison::new(&[f32::NAN, 1.0], &[1.0, 1.0], 2).unwrap();
         assert!(!Tolerance::of(AFormat::Nvfp4, &Epilogue::default()).holds(&nan));
+        assert!(!Tolerance::of(AFormat::F32, &Epilogue::default()).holds(&nan));
         let same = Comparison::new(&[2.0f32, 1.0], &[2.0, 1.0], 2).unwrap();
         assert!(Tolerance::of(AFormat::F32, &Epilogue::default()).holds(&same));
+    }
+
+    #[test]
+    fn values_that_underflow_are_right_where_they_round_to_what_was_found() {
+        let tiny = Comparison::new(&[half::f16::ZERO, half::f16::from_bits(1)], &[2e-8, 4e-8], 2).unwrap();
+        assert!(tiny.rel_l2 > 0.4 && tiny.max_ulp == 0);
+        assert!(Tolerance::of(AFormat::F16, &Epilogue::default()).holds(&tiny));
+        assert!(!Tolerance::of(AFormat::Nvfp4, &Epilogue::default()).holds(&tiny));
     }
 }

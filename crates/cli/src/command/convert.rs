@@ -56,8 +56,9 @@ impl fmt::Display for Report {
 
 /// Converts.
 pub fn run(args: &ConvertArgs, output: &Output) -> anyhow::Result<Verdict> {
-    files::is_no_input("OUT", &args.out, [&args.input])?;
     let checkpoint = layer::open(&args.input, &args.read)?;
+    let read = checkpoint.files().paths().chain([args.input.as_path()]);
+    files::is_no_input("OUT", &args.out, read)?;
     let model = checkpoint.export()?;
     let written = write::write(&args.out, args.to, &model)?;
     output.emit(&Report {

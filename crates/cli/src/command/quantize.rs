@@ -110,8 +110,8 @@ impl fmt::Display for Report {
 /// Quantizes and writes.
 pub fn run(args: &QuantizeArgs, output: &Output) -> anyhow::Result<Verdict> {
     let form = Form::of(args)?;
-    is_no_input("OUT", &args.out, [&args.input])?;
     let files = TensorFiles::open(&args.input)?;
+    is_no_input("OUT", &args.out, files.paths().chain([args.input.as_path()]))?;
     if files.gguf_metadata().is_some() {
         bail!("{}: is a GGUF file; a safetensors file with float tensors is needed", args.input.display());
     }

@@ -277,11 +277,11 @@ pub fn run(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
 }
 
 fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
-    if let Some(path) = &args.output {
-        let inputs = [Some(&args.checkpoint), args.activations.input.as_ref()];
-        files::is_no_input("--output", path, inputs.into_iter().flatten())?;
-    }
     let checkpoint = layer::open(&args.checkpoint, &args.layer.read)?;
+    if let Some(path) = &args.output {
+        let inputs = [Some(args.checkpoint.as_path()), args.activations.input.as_deref()];
+        files::is_no_input("--output", path, inputs.into_iter().flatten().chain(checkpoint.files().paths()))?;
+    }
     let layer = Layer::of(&checkpoint, &args.layer)?;
     let (epilogue, activation_from) = layer::epilogue(&checkpoint, &args.epilogue)?;
     let (n, k) = (layer.n(), layer.k());

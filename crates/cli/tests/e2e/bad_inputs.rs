@@ -292,6 +292,35 @@ fn a_missing_tensor_is_named_with_what_needs_it() {
 }
 
 #[test]
+fn outputs_replace_neither_shards_nor_configurations() {
+    let sharded = |dir: &Path| {
+        let from = data("modelopt-nvfp4");
+        let bytes = std::fs::read(from.join("model.safetensors")).unwrap();
+        let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let (gate, rest): (Vec<&str>, Vec<&str>) =
+            tensors.names().into_iter().partition(|name| name.contains("gate_proj"));
+        let mut map = serde_json::Map::new();
+        for (shard, names) in [("a.safetensors", &gate), ("b.safetensors", &rest)] {
+            extract(&from.join("model.safetensors"), names, &dir.join(shard));
+            map.extend(names.iter().map(|name| (name.to_string(), shard.into())));
+        }
+        let index = serde_json::json!({ "weight_map": map }).to_string();
+        std::fs::write(dir.join("model.safetensors.index.json"), index).unwrap();
+        std::fs::copy(from.join("config.json"), dir.join("config.json")).unwrap();
+    };
+    for output in ["a.safetensors", "b.safetensors", "config.json", "model.safetensors.index.json"] {
+        let index = "{dir}/model.safetensors.index.json";
+        for args in [
+            format!("run {index} --layer 0 --m 1 --output {{dir}}/{output}"),
+            format!("convert {index} {{dir}}/{output} --to modelopt"),
+        ] {
+            let line = error_line(&sharded, &args, 2);
+            assert!(line.contains("one of the files that are read"), "{args}: {line}");
+        }
+    }
+}
+
+#[test]
 fn an_instruction_set_that_is_missing_here_is_refused() {
     let doctor = crate::common::json(&["doctor"], 0);
     for isa in doctor["instruction_sets"].as_array().unwrap() {

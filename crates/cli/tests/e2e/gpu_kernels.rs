@@ -71,6 +71,7 @@ fn blackwells_kernels_are_right_and_say_that_no_card_ran_them() {
             );
             let text = stdout(&args, 0);
             assert!(text.contains("not yet run on silicon") && text.contains(card), "{text}");
+            assert_eq!(report["tolerance"]["max_rel_l2"], 1e-3, "C is f16");
             assert_eq!(report.get("estimate").is_some(), card == "B200", "{report}");
             assert_eq!(text.contains("estimate, not measured: "), card == "B200", "{text}");
         }
@@ -115,6 +116,9 @@ fn what_does_not_exist_is_named_with_what_does() {
     for arch in ["sm_70", "sm_80"] {
         refused(&["sim", "--arch", arch, "--shape", "1x32x64"], 3, [arch, "valid are sm_90a, sm_100a"]);
     }
+    let mxfp4 = "sm100a_fused_features_n16_g1_k4_s5_a1_mxfp4";
+    let args = ["ptx", "--kernel", "fused", "--arch", "sm_100a", "--config", mxfp4];
+    refused(&args, 2, [mxfp4, "there are sm100a_fused_"]);
     let config = ["--config", "none"];
     refused(&[&SIM[..], &config].concat(), 2, ["\"none\"", "there are sm90a_fused_"]);
     refused(&["sim", "--arch", "sm_90a", "--shape", "1x32"], 2, ["1x32", "64x128x256"]);
