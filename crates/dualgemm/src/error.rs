@@ -39,11 +39,9 @@ pub enum Error {
     #[error("the plan is for the processor, which cannot read device memory")]
     NotOnGpu,
     /// Several groups of rows with something that belongs to all of them.
-    #[error(
-        "these groups of rows run one by one on a GPU, and {what} would differ between them; use a static scale and a float C"
-    )]
+    #[error("these groups of rows run one by one on a GPU, and {reason}")]
     GroupsOnGpu {
-        /// What they would have to share.
-        what: &'static str,
+        /// What they would have to share, and what would do.
+        reason: &'static str,
     },
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use dualgemm_bench::Timing;
 use dualgemm_device::Stream;
+use dualgemm_formats::ScaleLayout;
 use dualgemm_gemm::{AOperand, DualGemmDesc, Error as GemmError, OutFormat, OutputMut, QuantizeA};
 use dualgemm_plan::{
     Buffer, DeviceCall, DeviceExperts, Gpu, GpuPlan, GroupedCall, Launches, Operands, Prepared, measure,
@@ -127,6 +128,7 @@ impl TryFrom<String> for GpuId {
 pub struct GpuRunner {
     gpu: &'static Gpu,
     desc: DualGemmDesc,
+    a_scale_layout: ScaleLayout,
     prepared: Box<dyn Prepared>,
     launches: Launches,
     /// Whether one launch takes rows in groups.
@@ -139,8 +141,8 @@ pub struct GpuRunner {
 impl GpuRunner {
     pub(crate) fn new(gpu: &'static Gpu, plan: &GpuPlan) -> Result<Self, Error> {
         let (prepared, launches) = (plan.prepare(gpu)?, plan.strategy()?.launches());
-        let (desc, grouped) = (plan.desc, plan.groups > 1);
-        Ok(Self { gpu, desc, prepared, launches, grouped, operands: None, rows: None })
+        let (desc, a_scale_layout, grouped) = (plan.desc, plan.a_scale_layout, plan.groups > 1);
+        Ok(Self { gpu, desc, a_scale_layout, prepared, launches, grouped, operands: None, rows: None })
     }
 
     pub(crate) fn warm_experts(&self, experts: &PackedExperts) -> Result<(), Error> {
@@ -205,7 +207,7 @@ impl GpuRunner {
             }
         }
         if self.operands.is_none() {
-            self.operands = Some(Operands::new(self.gpu, &self.desc)?);
+            self.operands = Some(Operands::new(self.gpu, &self.desc, self.a_scale_layout)?);
         }
         let Some(operands) = &self.operands else { return Ok(None) };
         operands.write_a(a)?;
@@ -274,12 +276,16 @@ impl GpuRunner {
 
     /// Refuses what groups that take turns cannot share.
     fn check_apart(&self) -> Result<(), Error> {
-        let what = match (self.desc.quantize_a, self.desc.out) {
-            (QuantizeA::Dynamic, _) => "a dynamic scale of A",
-            (_, OutFormat::Nvfp4 { .. }) => "an nvfp4 C",
+        let linear = self.a_scale_layout == ScaleLayout::Linear || self.desc.a.block_format().is_none();
+        let reason = match (self.desc.quantize_a, self.desc.out) {
+            (QuantizeA::Dynamic, _) => "a dynamic scale of A would differ between them; use a static scale",
+            (_, OutFormat::Nvfp4 { .. }) => {
+                "an nvfp4 C is not put together from them; use a float C, or a static scale of C and run_device_grouped"
+            }
+            _ if !linear => "scales of A are cut by rows; plan with GpuOptions::a_scale_layout linear",
             _ => return Ok(()),
         };
-        Err(Error::GroupsOnGpu { what })
+        Err(Error::GroupsOnGpu { reason })
     }
 }
 

@@ -121,7 +121,7 @@ impl Sets {
             weights.push(Arc::new(weights[0].duplicate(gpu)?));
         }
         let operands = (0..copies).map(|_| {
-            let operands = Operands::new(gpu, &problem.desc)?;
+            let operands = Operands::new(gpu, &problem.desc, plan.a_scale_layout)?;
             operands.write_a(problem.a)?;
             Ok::<_, Error>(operands)
         });

@@ -1,7 +1,7 @@
 //! A and C of one problem in device memory, with copies from and to the host.
 
 use dualgemm_device::Device;
-use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix};
+use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
 use dualgemm_gemm::compare::Element;
 use dualgemm_gemm::{AFormat, AOperand, Comparison, DualGemmDesc, OutFormat, OutScale, OutputMut};
 use half::{bf16, f16};
@@ -14,8 +14,10 @@ use crate::{Buffer, DeviceA, DeviceC, DeviceCall, Error, Gpu};
 pub struct Operands {
     gpu: &'static Gpu,
     desc: DualGemmDesc,
+    /// Order of A's block scales.
+    a_layout: ScaleLayout,
     a: Buffer,
-    /// Block scales of a quantized A, row by row.
+    /// Block scales of a quantized A.
     a_scales: Buffer,
     c: Buffer,
     /// Block scales of a quantized C, and its tensor scale.
@@ -32,16 +34,15 @@ fn bytes_of(elements: usize, bits: f64) -> usize {
 }
 
 impl Operands {
-    /// Takes memory for a problem.
+    /// Takes memory for a problem, block scales of a quantized A in the order that the plan reads.
     ///
     /// # Errors
     /// If it does not fit.
-    pub fn new(gpu: &'static Gpu, desc: &DualGemmDesc) -> Result<Self, Error> {
+    pub fn new(gpu: &'static Gpu, desc: &DualGemmDesc, a_layout: ScaleLayout) -> Result<Self, Error> {
         let &DualGemmDesc { m, n, k, a, out, .. } = desc;
-        let (a, a_scales) = match a {
-            AFormat::Nvfp4 => (m * k / 2, m * k / 16),
-            AFormat::Mxfp4 => (m * k / 2, m * k / 32),
-            float => (bytes_of(m * k, float.bits_per_element()), 0),
+        let (a, a_scales) = match a.block_format() {
+            Some(format) => (m * k / 2, a_layout.len(m, k / format.block_len())),
+            None => (bytes_of(m * k, a.bits_per_element()), 0),
         };
         let (c, c_scales) = match out {
             OutFormat::Nvfp4 { scale_layout, .. } => (m * n / 2, scale_layout.len(m, n / 16)),
@@ -50,6 +51,7 @@ impl Operands {
         Ok(Self {
             gpu,
             desc: *desc,
+            a_layout,
             a: Buffer::new(gpu, a)?,
             a_scales: Buffer::new(gpu, a_scales)?,
             c: Buffer::zeroed(gpu, c)?,
@@ -57,7 +59,7 @@ impl Operands {
         })
     }
 
-    /// Copies A to the device. Quantized, its block scales are then in rows.
+    /// Copies A to the device; of a quantized one block scales in the plan's order, whichever theirs is.
     ///
     /// # Errors
     /// If it is not what the problem says.
@@ -78,6 +80,7 @@ impl Operands {
                 a.check_scales()?;
                 let (codes, scales) = plain_rows(a);
                 self.a.write(&codes)?;
+                let scales = ScaleLayout::Linear.convert(&scales, self.a_layout, a.rows(), a.blocks());
                 self.a_scales.write(&scales)?;
             }
         }
@@ -92,8 +95,8 @@ impl Operands {
         }
     }
 
-    /// A call on rows `first .. first + m`, of an A with that tensor scale. With a `first` other than 0, scales are in
-    /// rows.
+    /// A call on rows `first .. first + m`, of an A with that tensor scale. With a `first` other than 0, scales are
+    /// [linear](ScaleLayout::Linear).
     pub fn call_on(&self, first: usize, m: usize, a_scale: f32) -> DeviceCall {
         let &DualGemmDesc { n, k, a, out, .. } = &self.desc;
         let a = match a.block_format() {

@@ -224,6 +224,47 @@ fn the_epilogue_is_the_descriptions_close() {
     assert!(found < 1e-5, "{found:e}");
 }
 
+/// Operands of the host come in any order and are read in the plan's, also where A has fewer rows than the plan.
+#[test]
+fn scales_of_the_hosts_a_take_the_order_of_the_plan_exact() {
+    let (n, k) = (16, 96);
+    for arch in SimArch::ALL {
+        for (m, strategy) in [(130, None), (9, Some("portable"))] {
+            let plan = |a_scale_layout| {
+                let strategy = strategy.map(Into::into);
+                let options = GpuOptions { a_scale_layout, strategy, ..GpuOptions::default() };
+                let desc = desc(m, n, k, AFormat::Nvfp4, OutFormat::F32);
+                DualGemm::plan(&desc, &Target::Gpu(GpuId::Sim(arch), options)).unwrap()
+            };
+            let plans = ScaleLayout::ALL.map(plan);
+            let weights = plans[0].prepack(&expert(n, k, 0)).unwrap();
+            for rows in [m, m - 3] {
+                let a = quantized("a", rows, k, 0.37);
+                let run = |plan: &Plan, layout| {
+                    let a = AOperand::Quantized(a.clone().with_scale_layout(layout));
+                    plan.run_to_vec(&a, &weights).unwrap()
+                };
+                let want = run(&plans[0], ScaleLayout::Linear);
+                for (plan, layout) in plans.iter().zip(ScaleLayout::ALL) {
+                    for given in [ScaleLayout::Linear, layout] {
+                        assert_eq!(run(plan, given), want, "{arch:?} {layout}, given {given}: {plan}");
+                    }
+                }
+            }
+            let Plan::Gpu { plan: chosen, .. } = &plans[1] else { panic!("a GPU plan") };
+            assert_eq!(chosen.a_scale_layout, ScaleLayout::Sf128x4);
+            let groups = [(0, 2), (2, 7)].map(|(first, count)| Rows { first, count, weights: &weights });
+            let (a, mut c) = (operand(9, k, AFormat::Nvfp4), vec![0.0; 9 * n]);
+            let run = |plan: &Plan, c: &mut [f32]| {
+                plan.runner(2).unwrap().run_grouped(&a, &groups, OutputMut::F32(c)).map(drop)
+            };
+            run(&plans[0], &mut c).unwrap();
+            let message = run(&plans[1], &mut c).unwrap_err().to_string();
+            assert!(message.ends_with("plan with GpuOptions::a_scale_layout linear"), "{message}");
+        }
+    }
+}
+
 /// Experts one after the other, one of them without rows; rows of no expert stay as they were.
 #[test]
 fn grouped_rows_equal_single_products_exact() {
