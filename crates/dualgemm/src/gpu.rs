@@ -5,11 +5,12 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dualgemm_bench::Timing;
-use dualgemm_device::Stream;
-use dualgemm_formats::ScaleLayout;
+use dualgemm_device::{Device as _, Stream};
+use dualgemm_formats::{BlockFormat, ScaleLayout};
 use dualgemm_gemm::{AOperand, DualGemmDesc, Error as GemmError, OutFormat, OutputMut, QuantizeA};
 use dualgemm_plan::{
-    Buffer, DeviceCall, DeviceExperts, Gpu, GpuPlan, GroupedCall, Launches, Operands, Prepared, measure,
+    Buffer, DeviceCall, DeviceExperts, DeviceWeights, Gpu, GpuPlan, GroupedCall, Launches, Operands,
+    Prepared, measure,
 };
 use dualgemm_sim::Card;
 
@@ -123,6 +124,26 @@ impl TryFrom<String> for GpuId {
     }
 }
 
+/// What packed weights are: where, of which format, and `[n, k]` of each half.
+struct Packed {
+    gpu: &'static Gpu,
+    shape: (BlockFormat, usize, usize),
+}
+
+impl Packed {
+    fn of(weights: &DeviceWeights) -> Self {
+        Self { gpu: weights.gpu(), shape: (weights.format(), weights.n(), weights.k()) }
+    }
+
+    fn of_experts(experts: &DeviceExperts) -> Self {
+        Self { gpu: experts.gpu(), shape: (experts.format(), experts.n(), experts.k()) }
+    }
+}
+
+fn wrong(tensor: &str, found: String, expected: String) -> Result<(), Error> {
+    Err(Error::Gemm(GemmError::Operand { tensor: tensor.into(), found, expected }))
+}
+
 /// A plan for a GPU with its kernels and its memory.
 #[derive(Debug)]
 pub struct GpuRunner {
@@ -146,25 +167,42 @@ impl GpuRunner {
     }
 
     pub(crate) fn warm_experts(&self, experts: &PackedExperts) -> Result<(), Error> {
-        Ok(self.prepared.warm_grouped(experts.on_gpu()?)?)
+        let experts = experts.on_gpu()?;
+        self.check_weights(&Packed::of_experts(experts))?;
+        Ok(self.prepared.warm_grouped(experts)?)
     }
 
     pub(crate) fn warm(&self, weights: &PackedWeights) -> Result<(), Error> {
-        Ok(self.prepared.warm(weights.on_gpu()?)?)
+        let weights = weights.on_gpu()?;
+        self.check_weights(&Packed::of(weights))?;
+        Ok(self.prepared.warm(weights)?)
+    }
+
+    /// Checks that weights are in this GPU's memory and the plan's.
+    fn check_weights(&self, weights: &Packed) -> Result<(), Error> {
+        let (own, desc) = (self.gpu, &self.desc);
+        // An address says nothing on another GPU, where a kernel that followed it would break the context.
+        if !std::ptr::eq(weights.gpu, own) {
+            let name = |gpu: &Gpu| gpu.info().name.clone();
+            return wrong(
+                "the weights",
+                format!("in the memory of another GPU ({})", name(weights.gpu)),
+                format!("those packed for the plan's ({})", name(own)),
+            );
+        }
+        if weights.shape != (desc.b, desc.n, desc.k) {
+            let text = |(format, n, k): (BlockFormat, usize, usize)| format!("{format} [{n}, {k}]");
+            return wrong("the weights", text(weights.shape), text((desc.b, desc.n, desc.k)));
+        }
+        Ok(())
     }
 
     /// Checks that weights and rows are the plan's.
-    fn check(&self, m: usize, (n, k): (usize, usize)) -> Result<(), Error> {
+    fn check(&self, m: usize, weights: &Packed) -> Result<(), Error> {
+        self.check_weights(weights)?;
         let desc = &self.desc;
-        let operand = |tensor: &str, found: String, expected: String| {
-            Err(Error::Gemm(GemmError::Operand { tensor: tensor.into(), found, expected }))
-        };
-        if (n, k) != (desc.n, desc.k) {
-            let found = format!("[{n}, {k}]");
-            return operand("the weights", found, format!("[{}, {}]", desc.n, desc.k));
-        }
         if m == 0 || m > desc.m {
-            return operand("A", format!("[{m}, {}]", desc.k), format!("1 to {} rows", desc.m));
+            return wrong("A", format!("[{m}, {}]", desc.k), format!("1 to {} rows", desc.m));
         }
         Ok(())
     }
@@ -176,7 +214,7 @@ impl GpuRunner {
         stream: Stream,
     ) -> Result<(), Error> {
         let weights = weights.on_gpu()?;
-        self.check(call.m, (weights.n(), weights.k()))?;
+        self.check(call.m, &Packed::of(weights))?;
         Ok(self.prepared.run(call, weights, stream)?)
     }
 
@@ -187,7 +225,7 @@ impl GpuRunner {
         stream: Stream,
     ) -> Result<(), Error> {
         let experts = experts.on_gpu()?;
-        self.check(call.call.m, (experts.n(), experts.k()))?;
+        self.check(call.call.m, &Packed::of_experts(experts))?;
         Ok(self.prepared.run_grouped(call, experts, stream)?)
     }
 
@@ -221,7 +259,7 @@ impl GpuRunner {
             rows.write(&bytes).map_err(dualgemm_plan::Error::from)?;
             let call = GroupedCall { call: operands.call(a.rows(), a_scale), rows: rows.ptr() };
             self.rows = Some(rows);
-            self.check(a.rows(), (experts.n(), experts.k()))?;
+            self.check(a.rows(), &Packed::of_experts(&experts))?;
             self.prepared.run_grouped(&call, &experts, Stream::Own)?;
             for rows in groups.iter().filter(|rows| rows.count > 0) {
                 operands.read_c(rows.first, rows.count, &mut c)?;
@@ -242,6 +280,7 @@ impl GpuRunner {
     pub(crate) fn time(&self, a: &AOperand<'_>, weights: &PackedWeights) -> Result<Option<Timing>, Error> {
         let (Some(card), Some(operands)) = (self.gpu.card(), &self.operands) else { return Ok(None) };
         let mut sets = vec![weights.on_gpu()?.clone()];
+        self.check(a.rows(), &Packed::of(&sets[0]))?;
         for _ in 1..measure::copies(sets[0].bytes()) {
             sets.push(Arc::new(sets[0].duplicate(self.gpu)?));
         }

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use dualgemm_device::{Device, DevicePtr, Stream};
+use dualgemm_formats::BlockFormat;
 use dualgemm_gemm::GateUp;
 use dualgemm_kernels::parts::operand::Operand;
 
@@ -100,6 +101,16 @@ impl DeviceExperts {
     /// How many there are.
     pub fn count(&self) -> usize {
         self.parts.count()
+    }
+
+    /// The GPU in whose memory they are.
+    pub fn gpu(&self) -> &'static Gpu {
+        self.parts.gpu()
+    }
+
+    /// What they are quantized to.
+    pub fn format(&self) -> BlockFormat {
+        self.parts.layout().format
     }
 
     /// Features of each.

@@ -95,6 +95,7 @@ impl Layout {
 /// Memory of one or more pairs of weight matrices.
 #[derive(Debug)]
 pub(crate) struct Parts {
+    gpu: &'static Gpu,
     layout: Layout,
     /// How many pairs.
     count: usize,
@@ -110,7 +111,12 @@ impl Parts {
     pub(crate) fn new(gpu: &'static Gpu, layout: Layout, count: usize) -> Result<Self, Error> {
         let take = |bytes: usize| Ok::<_, Error>(Arc::new(Buffer::new(gpu, bytes * count)?));
         let buffers = layout.parts().into_iter().map(take).collect::<Result<_, _>>()?;
-        Ok(Self { layout, count, buffers })
+        Ok(Self { gpu, layout, count, buffers })
+    }
+
+    /// The GPU whose memory this is.
+    pub(crate) fn gpu(&self) -> &'static Gpu {
+        self.gpu
     }
 
     pub(crate) fn layout(&self) -> &Layout {
@@ -142,7 +148,7 @@ impl Parts {
             Ok::<_, Error>(Arc::new(Buffer::part(buffer, index * bytes, bytes)?))
         };
         let buffers = self.buffers.iter().zip(self.layout.parts()).map(part).collect::<Result<_, _>>()?;
-        Ok(Self { layout: self.layout, count: 1, buffers })
+        Ok(Self { gpu: self.gpu, layout: self.layout, count: 1, buffers })
     }
 
     /// The same once more, in memory of their own.

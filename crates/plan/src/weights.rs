@@ -194,6 +194,16 @@ impl DeviceWeights {
         }
     }
 
+    /// The GPU in whose memory they are.
+    pub fn gpu(&self) -> &'static Gpu {
+        self.parts.gpu()
+    }
+
+    /// What they are quantized to.
+    pub fn format(&self) -> BlockFormat {
+        self.parts.layout().format
+    }
+
     /// Features.
     pub fn n(&self) -> usize {
         self.parts.layout().n

@@ -12,7 +12,7 @@ use dualgemm::gemm::{
 use dualgemm::{DeviceGateUp, DualGemm, GpuId, GpuOptions, Plan, Rows, SimArch, Target};
 
 use crate::gpu::{error, operand};
-use crate::{expert, floats};
+use crate::{expert, floats, quantized};
 
 const CARDS: [GpuId; 2] = [GpuId::Sim(SimArch::Sm100a), GpuId::Sim(SimArch::Sm120a)];
 
@@ -217,6 +217,36 @@ fn one_packing_serves_every_format_of_a_close() {
 }
 
 /// Floats become nvfp4 on the way in, never mxfp4; beside mxfp4 weights they take the portable kernel.
+/// An address of one GPU says nothing on another, and packs of both formats are of one order and size.
+#[test]
+fn weights_of_another_gpu_or_format_are_refused() {
+    let (m, n, k) = (2, 32, 64);
+    let [sm100, sm120] = &CARDS;
+    let on = |id: &GpuId, desc: &DualGemmDesc, groups: usize| {
+        DualGemm::plan(desc, &Target::Gpu(id.clone(), GpuOptions { groups, ..GpuOptions::default() }))
+            .unwrap()
+    };
+    let nvfp4 = DualGemmDesc::new(m, n, k, AFormat::Nvfp4, BlockFormat::Nvfp4);
+    let mxfp4 = DualGemmDesc::new(m, n, k, AFormat::Mxfp4, BlockFormat::Mxfp4);
+    let a = AOperand::Quantized(quantized("a", m, k, 0.37));
+    let (here, there) = (on(sm100, &nvfp4, 2), on(sm120, &nvfp4, 2));
+    let other_gpu = there.prepack_experts(&[expert(n, k, 0)]).unwrap();
+    let other_format = on(sm100, &mxfp4, 2).prepack_experts(&[mxfp4_pair(n, k, 0)]).unwrap();
+    let elsewhere = "the weights is in the memory of another GPU";
+    let mut runner = here.runner(2).unwrap();
+    for (wrong, wanted) in [(&other_gpu, elsewhere), (&other_format, "the weights is mxfp4 [32, 64]")] {
+        let said = |result: Result<(), dualgemm::Error>| {
+            let message = result.unwrap_err().to_string();
+            assert!(message.starts_with(wanted), "{message}");
+        };
+        said(runner.warm(&wrong[0]));
+        said(runner.warm_experts(wrong));
+        said(here.run_to_vec(&a, &wrong[0]).map(drop));
+        let rows = [Rows { first: 0, count: 1, weights: &wrong[0] }];
+        said(runner.run_grouped(&a, &rows, OutputMut::F32(&mut vec![0.0; m * n])).map(drop));
+    }
+}
+
 #[test]
 fn what_no_tensor_core_multiplies_with_mxfp4_is_said() {
     let plan = |id: &GpuId, desc: &DualGemmDesc| {
