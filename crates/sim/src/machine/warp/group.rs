@@ -1,0 +1,198 @@
+//! Lanes that execute together: where they are, what they know, why they wait.
+//!
+//! Flow: [`Warp`](super::Warp) splits and joins groups; `machine::step` runs one until it waits; `exec` lets it learn and
+//! publish through the views of [`order`](crate::check::order).
+
+use crate::check::order::{Actor, View};
+use crate::decode::operand::Scope as Reach;
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// Why a group does not run. It is tried again when the reason may have gone; the instruction is executed anew
+/// and decides itself whether it can finish.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Wait {
+    /// It can run.
+    #[default]
+    No,
+    /// It polls: try again once anything has happened since this progress count.
+    Poll(u64),
+    /// Named barrier `id` of the CTA, until its generation passes this one.
+    Named {
+        /// Barrier number.
+        id: u32,
+        /// Generation it arrived in.
+        generation: u64,
+    },
+    /// The cluster barrier, until its generation passes this one.
+    Cluster(u64),
+    /// An mbarrier of the CTA with this rank, until the phase with this parity ends.
+    Mbarrier {
+        /// Rank of the CTA that holds it.
+        rank: u32,
+        /// Its offset in shared memory.
+        offset: u32,
+        /// The parity waited for.
+        parity: u32,
+    },
+    /// These lanes of the warp, at this instruction.
+    Lanes(u32),
+    /// All but the newest `n` committed groups of an asynchronous kind.
+    Groups {
+        /// Which kind.
+        kind: GroupKind,
+        /// How many may stay in flight.
+        n: u32,
+    },
+    /// Free tensor memory: try again once anything has happened since this progress count.
+    Tmem(u64),
+    /// Registers another warp must give back first; as `Tmem`.
+    Registers(u64),
+    /// The turn of this cluster to touch global memory in order.
+    Grid,
+}
+
+/// The asynchronous operations that are waited for in groups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum GroupKind {
+    /// `cp.async`
+    CpAsync,
+    /// `cp.async.bulk`, until complete.
+    Bulk,
+    /// `cp.async.bulk`, until the sources have been read.
+    BulkRead,
+    /// `wgmma.mma_async`
+    Wgmma,
+    /// `tcgen05.ld`
+    TmemLoad,
+    /// `tcgen05.st`
+    TmemStore,
+}
+
+/// Knowledge that is not yet, or no longer, part of what a group has synchronized with.
+#[derive(Debug, Clone, Default)]
+pub struct Carried {
+    /// What strong reads have seen but no fence has acquired yet.
+    pub observed: Option<Arc<View>>,
+    /// What it had published at its last fence, and how far that reaches: strong writes pass it on.
+    pub fenced: Option<(Reach, Arc<View>)>,
+    /// What its last `tcgen05.fence::after_thread_sync` adds to what it knows, for tensor memory.
+    pub tensor: Arc<View>,
+}
+
+impl Carried {
+    /// That of lanes which join.
+    pub(super) fn merge(&mut self, other: &Carried) {
+        Arc::make_mut(&mut self.tensor).join(&other.tensor);
+        if let Some(theirs) = &other.observed {
+            Arc::make_mut(self.observed.get_or_insert_default()).join(theirs);
+        }
+        match (&mut self.fenced, &other.fenced) {
+            (Some((reach, mine)), Some((other, theirs))) => {
+                *reach = (*reach).min(*other);
+                Arc::make_mut(mine).join(theirs);
+            }
+            (mine @ None, theirs) => *mine = theirs.clone(),
+            (Some(_), None) => {}
+        }
+    }
+}
+
+/// Accesses of lanes that no `__syncwarp` has ordered with the other lanes of their warp; kept for strict checks only.
+#[derive(Debug, Clone, Default)]
+pub struct Loose {
+    /// Lanes that have read or written memory since.
+    pub lanes: u32,
+    /// The group's clock at its last `__syncwarp` or barrier.
+    pub(super) since: u32,
+    /// Groups that this one was part of, and up to where lanes outside of it are ordered before.
+    pub(super) before: SmallVec<[(Actor, u32); 1]>,
+}
+
+/// Lanes that execute together.
+#[derive(Debug, Clone)]
+pub struct Group {
+    /// Next instruction.
+    pub pc: u32,
+    /// Its lanes.
+    pub mask: u32,
+    /// Where it will meet others.
+    pub scope: usize,
+    /// Slot among the warp's actors.
+    pub slot: usize,
+    /// Actor in the cluster.
+    pub actor: Actor,
+    /// Clock of its present actions.
+    pub clock: u32,
+    /// What it knows.
+    pub view: Arc<View>,
+    /// What its fences deal with.
+    pub carried: Carried,
+    /// What it has not synchronized within itself.
+    pub loose: Loose,
+    /// Why it does not run.
+    pub wait: Wait,
+    /// A polling instruction must answer now, even with "not yet".
+    pub forced: bool,
+    /// The barrier it has arrived at and still waits for.
+    pub arrived: Option<u64>,
+    /// `(pc, progress)` of its last unsuccessful poll.
+    pub polled: Option<(u32, u64)>,
+}
+
+impl Group {
+    /// Whether an action of this cluster is ordered before the present one.
+    pub fn knows(&self, actor: Actor, clock: u32) -> bool {
+        actor == self.actor || self.view.knows(actor, clock)
+    }
+
+    /// Learns what another party published.
+    pub fn join(&mut self, other: &View) {
+        Arc::make_mut(&mut self.view).join(other);
+    }
+
+    /// Learns what a wait or a strong read has seen: now if it acquires, at the next fence if it is relaxed.
+    pub fn learn(&mut self, other: &View, acquire: bool) {
+        if acquire {
+            self.join(other);
+        } else {
+            Arc::make_mut(self.carried.observed.get_or_insert_default()).join(other);
+        }
+    }
+
+    /// What others learn from these lanes of the group now; later actions are not part of it. Nothing of the other lanes
+    /// since the last `__syncwarp`, where that is looked at.
+    pub fn publish(&mut self, lanes: u32) -> Arc<View> {
+        let all = self.loose.lanes & !lanes == 0;
+        let known = if all { self.clock } else { self.loose.since };
+        let mut view = self.view.clone();
+        let published = Arc::make_mut(&mut view);
+        published.learn(self.actor, known);
+        self.loose.before.iter().for_each(|&(actor, clock)| published.limit(actor, clock));
+        self.clock += 1;
+        view
+    }
+
+    /// Everything that the group knows and did.
+    pub(super) fn all(&mut self) -> Arc<View> {
+        let mut view = self.view.clone();
+        Arc::make_mut(&mut view).learn(self.actor, self.clock);
+        self.clock += 1;
+        view
+    }
+
+    /// `__syncwarp`, or a barrier that includes one: the lanes know what the others did.
+    pub fn sync(&mut self) {
+        self.loose = Loose { since: self.clock, ..Loose::default() };
+        self.clock += 1;
+    }
+
+    /// `fence.proxy.async`
+    pub fn fence_proxy(&mut self) {
+        let (actor, clock) = (self.actor, self.clock);
+        let view = Arc::make_mut(&mut self.view);
+        view.learn(actor, clock);
+        view.fence_proxy();
+        self.clock += 1;
+    }
+}
