@@ -7,7 +7,8 @@
 //! | [`scalar`] | e2m1 codes, e4m3 and ue8m0 scale bytes |
 //! | [`block`] | which elements share a scale: [`BlockFormat`] |
 //! | [`scale_layout`] | where the scale of row `r`, block `c` lies: [`ScaleLayout`] |
-//! | [`tensor`] | [`QuantizedMatrix`], [`GlobalScale`], [`Matrix`] |
+//! | [`tensor`] | [`QuantizedMatrix`], [`GlobalScale`] |
+//! | [`floats`] | [`Matrix`], [`FloatMatrix`] |
 //! | [`mod@quantize`] | floats to nvfp4 and mxfp4, bit for bit as each producer does it |
 //! | `shard` | parts of a matrix: [`QuantizedMatrix::shard_rows`], [`QuantizedMatrix::shard_k`] |
 //! | [`gguf`] | GGUF's `block_nvfp4`, which orders codes its own way |
@@ -18,6 +19,7 @@
 
 pub mod block;
 pub mod error;
+pub mod floats;
 pub mod gguf;
 pub mod gpumode;
 pub mod quantize;
@@ -28,6 +30,7 @@ pub mod tensor;
 
 pub use block::BlockFormat;
 pub use error::Error;
+pub use floats::{FloatMatrix, FloatType, Matrix};
 pub use quantize::{Producer, QuantizeReport, Quantizer, Search, quantize};
 pub use scale_layout::ScaleLayout;
-pub use tensor::{FloatMatrix, FloatType, GlobalScale, GlobalScaleSource, Matrix, QuantizedMatrix};
+pub use tensor::{GlobalScale, GlobalScaleSource, QuantizedMatrix};

@@ -1,0 +1,185 @@
+//! Matrices of floats; they borrow or own their elements, like [`tensor`](crate::tensor)'s.
+
+use std::borrow::Cow;
+
+use half::{bf16, f16};
+
+use crate::Error;
+
+/// A row-major `[rows, cols]` matrix of floats whose rows may lie farther apart than `cols`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Matrix<'a, T: Clone> {
+    rows: usize,
+    cols: usize,
+    row_stride: usize,
+    data: Cow<'a, [T]>,
+}
+
+impl<'a, T: Clone> Matrix<'a, T> {
+    /// A dense matrix of exactly `rows · cols` elements. `name` is what the error calls it.
+    ///
+    /// # Errors
+    /// If the buffer does not hold exactly that many elements, or there is no row.
+    pub fn new(name: &str, rows: usize, cols: usize, data: impl Into<Cow<'a, [T]>>) -> Result<Self, Error> {
+        let this = Self::strided(name, rows, cols, cols, data)?;
+        if this.data.len() != rows * cols {
+            return Err(this.len_error(name, rows * cols));
+        }
+        Ok(this)
+    }
+
+    /// A view whose rows lie `row_stride` elements apart; elements between rows are never read.
+    ///
+    /// # Errors
+    /// If the buffer is too short, rows overlap, or there is no row.
+    pub fn strided(
+        name: &str,
+        rows: usize,
+        cols: usize,
+        row_stride: usize,
+        data: impl Into<Cow<'a, [T]>>,
+    ) -> Result<Self, Error> {
+        if rows == 0 {
+            return Err(Error::NoRows { tensor: name.into() });
+        }
+        let this = Self { rows, cols, row_stride, data: data.into() };
+        let needed = (rows - 1)
+            .checked_mul(row_stride)
+            .and_then(|n| n.checked_add(cols))
+            .ok_or_else(|| Error::TooLarge { tensor: name.into(), rows, row_stride })?;
+        if this.data.len() < needed || row_stride < cols {
+            return Err(this.len_error(name, needed));
+        }
+        Ok(this)
+    }
+
+    fn len_error(&self, name: &str, needed: usize) -> Error {
+        Error::MatrixLen {
+            tensor: name.into(),
+            rows: self.rows,
+            cols: self.cols,
+            row_stride: self.row_stride,
+            found: self.data.len(),
+            needed,
+        }
+    }
+
+    /// Rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Elements per row.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// One row.
+    #[inline]
+    pub fn row(&self, row: usize) -> &[T] {
+        let start = row * self.row_stride;
+        &self.data[start..start + self.cols]
+    }
+
+    /// All elements in order, if there are none between rows.
+    pub fn as_dense(&self) -> Option<&[T]> {
+        (self.row_stride == self.cols).then(|| &self.data[..self.rows * self.cols])
+    }
+
+    /// The same matrix, owning its elements.
+    pub fn into_owned(self) -> Matrix<'static, T> {
+        Matrix {
+            rows: self.rows,
+            cols: self.cols,
+            row_stride: self.row_stride,
+            data: Cow::Owned(self.data.into_owned()),
+        }
+    }
+}
+
+/// Element type of a [`FloatMatrix`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FloatType {
+    /// 32-bit.
+    F32,
+    /// IEEE half.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+impl FloatType {
+    /// Every float type.
+    pub const ALL: [Self; 3] = [Self::F32, Self::F16, Self::Bf16];
+
+    /// The nearest number of this type, ties to even.
+    pub fn round(self, x: f32) -> f32 {
+        match self {
+            Self::F32 => x,
+            Self::F16 => f16::from_f32(x).to_f32(),
+            Self::Bf16 => bf16::from_f32(x).to_f32(),
+        }
+    }
+}
+
+/// A matrix of one of the float types that activations come in.
+#[derive(Debug, Clone, PartialEq)]
+pub enum FloatMatrix<'a> {
+    /// 32-bit.
+    F32(Matrix<'a, f32>),
+    /// IEEE half.
+    F16(Matrix<'a, f16>),
+    /// bfloat16.
+    Bf16(Matrix<'a, bf16>),
+}
+
+impl FloatMatrix<'_> {
+    /// Type of the elements.
+    pub fn float_type(&self) -> FloatType {
+        match self {
+            Self::F32(_) => FloatType::F32,
+            Self::F16(_) => FloatType::F16,
+            Self::Bf16(_) => FloatType::Bf16,
+        }
+    }
+
+    /// Rows.
+    pub fn rows(&self) -> usize {
+        match self {
+            Self::F32(m) => m.rows(),
+            Self::F16(m) => m.rows(),
+            Self::Bf16(m) => m.rows(),
+        }
+    }
+
+    /// Elements per row.
+    pub fn cols(&self) -> usize {
+        match self {
+            Self::F32(m) => m.cols(),
+            Self::F16(m) => m.cols(),
+            Self::Bf16(m) => m.cols(),
+        }
+    }
+
+    /// The value of an element, exact in f32 for every type.
+    #[inline]
+    pub fn value(&self, row: usize, col: usize) -> f32 {
+        match self {
+            Self::F32(m) => m.row(row)[col],
+            Self::F16(m) => m.row(row)[col].to_f32(),
+            Self::Bf16(m) => m.row(row)[col].to_f32(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overflowing_sizes_are_refused() {
+        let r = Matrix::<f32>::strided("a", usize::MAX, 4, 1 << 40, vec![]);
+        assert!(matches!(r, Err(Error::TooLarge { .. })));
+    }
+}
