@@ -9,6 +9,7 @@ pub mod engine;
 pub mod exit;
 pub mod grid;
 pub mod groups;
+pub mod ids;
 pub mod regs;
 pub mod rng;
 pub mod step;
