@@ -12,7 +12,7 @@ use dualgemm::{
     DeviceA, DeviceC, DeviceCall, DeviceGateUp, DualGemm, GpuId, GpuOptions, GroupedCall, PackedExperts,
     PackedWeights, Plan, Rows, SimArch, Target,
 };
-use half::f16;
+use half::{bf16, f16};
 
 use crate::gpu::operand;
 use crate::{expert, quantized};
@@ -352,6 +352,44 @@ fn check_rows_of_the_host(id: &GpuId) {
                 assert!(found < 1e-5, "{id} {order:?}, rows from {first} on: {found:e}");
             }
             assert!(c[2 * n..3 * n].iter().chain(&c[7 * n..]).all(|&x| x == -1.0), "rows of nobody stay");
+        }
+    }
+}
+
+/// Rows of C that start anywhere: of groups that take turns only the first one's is where C is.
+#[test]
+fn groups_in_turns_take_any_number_of_features_exact() {
+    let (m, k) = (6, 64);
+    let every = |a, strategy| [&SIM, &BLACKWELL[0], &BLACKWELL[1]].map(|id| (id, a, strategy));
+    let named = [(&SIM, AFormat::F16, Some("plain")), (&SIM, AFormat::Nvfp4, Some("fp8"))];
+    let cases = every(AFormat::Nvfp4, None).into_iter().chain(every(AFormat::F16, Some("portable")));
+    for (id, a_format, strategy) in cases.chain(named) {
+        for (n, out) in [(17, OutFormat::F32), (20, OutFormat::F16), (13, OutFormat::Bf16)] {
+            let options = GpuOptions { strategy: strategy.map(Into::into), ..groups(1) };
+            let plan = plan_on(id, &desc(m, n, k, a_format, out), options);
+            let a = operand(m, k, a_format);
+            let weights = [0, 1].map(|e| plan.prepack(&expert(n, k, e)).unwrap());
+            let rows = [(0, 1), (1, 4)];
+            let rows = [0, 1].map(|e| Rows { first: rows[e].0, count: rows[e].1, weights: &weights[e] });
+            let run = |groups: &[Rows<'_>]| -> Vec<f32> {
+                let mut runner = plan.runner(2).unwrap();
+                let (mut f32s, mut f16s) = (vec![-1f32; m * n], vec![f16::NEG_ONE; m * n]);
+                let mut bf16s = vec![bf16::NEG_ONE; m * n];
+                let c = match out {
+                    OutFormat::F16 => OutputMut::F16(&mut f16s),
+                    OutFormat::Bf16 => OutputMut::Bf16(&mut bf16s),
+                    _ => OutputMut::F32(&mut f32s),
+                };
+                runner.run_grouped(&a, groups, c).unwrap_or_else(|e| panic!("{plan}: {e}"));
+                match out {
+                    OutFormat::F16 => f16s.into_iter().map(f32::from).collect(),
+                    OutFormat::Bf16 => bf16s.into_iter().map(f32::from).collect(),
+                    _ => f32s,
+                }
+            };
+            let whole = [0, 1].map(|e| run(&[Rows { first: 0, count: m, weights: &weights[e] }]));
+            let want = [&whole[0][..n], &whole[1][n..5 * n], &vec![-1.0; n]].concat();
+            assert_eq!(run(&rows), want, "{plan}");
         }
     }
 }

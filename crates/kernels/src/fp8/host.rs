@@ -8,7 +8,7 @@ use dualgemm_ptx::layout::{TensorDataType, TensorMap, TensorSwizzle};
 use super::config::{Config, STAGE_K};
 use super::fused;
 use crate::Error;
-use crate::generic::finish::Output;
+use crate::generic::finish::{self, Output};
 use crate::generic::load;
 use crate::generic::quantize::{block_rule, fits};
 
@@ -35,6 +35,8 @@ pub struct Fused {
     function: FunctionId,
     config: Config,
     shared: u32,
+    /// What the address of C is a multiple of.
+    c_step: usize,
 }
 
 impl Fused {
@@ -51,7 +53,8 @@ impl Fused {
         aligned: bool,
     ) -> Result<Self, Error> {
         let function = load(device, &fused::generate(&config, out, program, aligned)?, fused::ENTRY)?;
-        Ok(Self { function, config, shared: config.layout(out)?.smem.bytes() })
+        let shared = config.layout(out)?.smem.bytes();
+        Ok(Self { function, config, shared, c_step: finish::step(out, aligned) })
     }
 
     /// The launch on these operands; it can be repeated and recorded.
@@ -80,7 +83,7 @@ impl Fused {
         }
         fits("A", "address of row scales", args.row_scales.0 as usize, 0, 4)?;
         let list = list.u32(m as u32).u32(n as u32).u32(k.div_ceil(STAGE_K as usize) as u32);
-        let list = args.output.args(list.ptr(args.row_scales))?;
+        let list = args.output.args(list.ptr(args.row_scales), self.c_step)?;
         let shape = self.config.shape();
         let (grid, block) = (shape.grid(m, n), [shape.threads(), 1, 1]);
         Ok(LaunchSpec::new(self.function, grid, block).dynamic_shared(self.shared).args(list))

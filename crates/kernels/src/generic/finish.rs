@@ -13,7 +13,8 @@ use crate::parts::epilogue;
 /// C and what makes it from the sums; what the host gives to every fused GEMM.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Output {
-    /// `[m, n]`, dense, in the kernel's type; the address is a multiple of 16.
+    /// `[m, n]`, dense, in the kernel's type; at a multiple of 16 bytes if its rows are such, of an
+    /// element otherwise.
     pub c: DevicePtr,
     /// Multiply the sums of gate and of up.
     pub alpha: [f32; 2],
@@ -29,9 +30,9 @@ impl Output {
         Self { c, alpha, a_scale: DevicePtr::NULL, bias: [DevicePtr::NULL; 2] }
     }
 
-    /// The arguments that [`Finish::declare`] declares.
-    pub(crate) fn args(&self, args: Args) -> Result<Args, Error> {
-        fits("C", "address", self.c.0 as usize, 1, 16)?;
+    /// The arguments that [`Finish::declare`] declares; C is at a multiple of `step`.
+    pub(crate) fn args(&self, args: Args, step: usize) -> Result<Args, Error> {
+        fits("C", "address", self.c.0 as usize, 1, step)?;
         for ptr in [self.a_scale, self.bias[0], self.bias[1]] {
             fits("epilogue", "address of floats", ptr.0 as usize, 0, 4)?;
         }
@@ -72,6 +73,11 @@ pub(crate) struct Staged {
     /// Rows and columns of C.
     pub(crate) m: Reg<U32>,
     pub(crate) n: Reg<U32>,
+}
+
+/// What the address of C is a multiple of: 16 bytes if its rows start at such, otherwise an element.
+pub(crate) fn step(ty: FloatType, aligned: bool) -> usize {
+    if aligned { 16 } else { values::bytes(ty) as usize }
 }
 
 /// Bytes from row to row of a staged tile: 16 more than its features take, which spreads the rows over the banks.

@@ -38,6 +38,16 @@ impl Out {
             Out::Nvfp4 { .. } => features / 2,
         }
     }
+
+    /// What the address of C is a multiple of: what the widest store takes, where rows are aligned or not.
+    const fn step(self, aligned: bool) -> u64 {
+        match self {
+            Out::Nvfp4 { .. } => 8,
+            _ if aligned => 16,
+            Out::F16 | Out::Bf16 => 2,
+            Out::F32 => 4,
+        }
+    }
 }
 
 /// What a kernel makes of the sums.
@@ -86,7 +96,8 @@ impl Variant {
 /// C and what belongs to it, of one launch. What the variant does not use is not looked at.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Output {
-    /// C, `[m, n]`; for nvfp4 its codes, `[m, n / 2]` bytes. The address is a multiple of 16.
+    /// C, `[m, n]`; for nvfp4 its codes, `[m, n / 2]` bytes, at a multiple of 8. The address is a multiple of 16 if rows are
+    /// [aligned](Variant::aligned), of an element otherwise.
     pub c: DevicePtr,
     /// Scale bytes of an nvfp4 C.
     pub scales: DevicePtr,
@@ -123,7 +134,7 @@ impl Output {
                 (format!("address {:#x}", ptr.0), format!("a multiple of {to} bytes, not null"));
             Err(Error::from(OperandError::Operand { tensor: tensor.into(), found, expected }))
         };
-        aligned("C", self.c, 16)?;
+        aligned("C", self.c, variant.out.step(variant.aligned))?;
         let mut args = args.ptr(self.c).f32(self.alpha[0]).f32(self.alpha[1]);
         if let Some(table) = alphas {
             aligned("the groups' alphas", table, 8)?;

@@ -10,7 +10,7 @@ use super::fused;
 use super::order::SPAN;
 use crate::Error;
 use crate::generic::expand::Codes;
-use crate::generic::finish::Output;
+use crate::generic::finish::{self, Output};
 use crate::generic::load;
 use crate::generic::quantize::{block_rule, fits};
 
@@ -37,6 +37,8 @@ pub struct Fused {
     function: FunctionId,
     config: Config,
     shared: u32,
+    /// What the address of C is a multiple of.
+    c_step: usize,
 }
 
 impl Fused {
@@ -53,7 +55,8 @@ impl Fused {
         aligned: bool,
     ) -> Result<Self, Error> {
         let function = load(device, &fused::generate(&config, out, program, aligned)?, fused::ENTRY)?;
-        Ok(Self { function, config, shared: config.layout(out)?.smem.bytes() })
+        let shared = config.layout(out)?.smem.bytes();
+        Ok(Self { function, config, shared, c_step: finish::step(out, aligned) })
     }
 
     /// The launch on these operands; it can be repeated and recorded.
@@ -106,6 +109,6 @@ impl Fused {
         let shape = self.config.shape();
         let (grid, block) = (shape.grid(m, n), [shape.threads(), 1, 1]);
         let spec = LaunchSpec::new(self.function, grid, block).dynamic_shared(self.shared);
-        Ok(spec.args(args.output.args(list)?))
+        Ok(spec.args(args.output.args(list, self.c_step)?))
     }
 }

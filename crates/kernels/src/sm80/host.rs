@@ -6,7 +6,7 @@ use dualgemm_gemm::Program;
 use super::config::Config;
 use super::fused::{self, Variant};
 use crate::Error;
-use crate::generic::finish::Output;
+use crate::generic::finish::{self, Output};
 use crate::generic::quantize::{block_rule, fits};
 use crate::generic::{load, target_for};
 
@@ -31,6 +31,8 @@ pub struct Fused {
     function: FunctionId,
     config: Config,
     shared: u32,
+    /// What the address of C is a multiple of.
+    c_step: usize,
 }
 
 impl Fused {
@@ -46,7 +48,8 @@ impl Fused {
     ) -> Result<Self, Error> {
         let module = fused::generate(&config, variant, program, target_for(device.info().arch))?;
         let function = load(device, &module, fused::ENTRY)?;
-        Ok(Self { function, config, shared: config.layout(variant.out)?.smem.bytes() })
+        let shared = config.layout(variant.out)?.smem.bytes();
+        Ok(Self { function, config, shared, c_step: finish::step(variant.out, variant.aligned) })
     }
 
     /// The launch on these operands; it can be repeated and recorded.
@@ -68,6 +71,6 @@ impl Fused {
             .u32(k as u32);
         let (grid, block) = (self.config.grid(m, n), [self.config.threads(), 1, 1]);
         let spec = LaunchSpec::new(self.function, grid, block).dynamic_shared(self.shared);
-        Ok(spec.args(args.output.args(list)?))
+        Ok(spec.args(args.output.args(list, self.c_step)?))
     }
 }
