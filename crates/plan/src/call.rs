@@ -16,7 +16,7 @@ pub enum DeviceA {
     Nvfp4 {
         /// Dense codes, `[m, k / 2]`, at a multiple of 16 bytes.
         codes: DevicePtr,
-        /// Block scales in the plan's order.
+        /// Block scales in the plan's order, whose padding may be anything.
         scales: DevicePtr,
         /// The tensor scale, a multiplier.
         global_scale: f32,
@@ -25,7 +25,7 @@ pub enum DeviceA {
     Mxfp4 {
         /// Dense codes, `[m, k / 2]`, at a multiple of 16 bytes.
         codes: DevicePtr,
-        /// Block scales in the plan's order.
+        /// Block scales in the plan's order, whose padding may be anything.
         scales: DevicePtr,
         /// A tensor scale, a multiplier; 1 of what producers write.
         global_scale: f32,

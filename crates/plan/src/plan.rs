@@ -16,7 +16,7 @@ pub struct GpuOptions {
     pub strategy: Option<String>,
     /// Its kernel, by name; without it, the fastest that is known.
     pub kernel: Option<String>,
-    /// Order of the block scales of an nvfp4 A.
+    /// Order of the block scales of a quantized A in device memory; the host's may come in any.
     pub a_scale_layout: ScaleLayout,
     /// In about how many groups rows come, each with weights of its own (the experts of a mixture); 1 if in one.
     pub groups: usize,
@@ -67,7 +67,7 @@ pub struct GpuPlan {
     pub kernel: String,
     /// Why.
     pub chosen_by: ChosenBy,
-    /// Order of the block scales of an nvfp4 A.
+    /// Order of the block scales of a quantized A in device memory.
     pub a_scale_layout: ScaleLayout,
     /// In about how many groups rows come that one launch takes; 1 if a call has one pair of weights.
     pub groups: usize,

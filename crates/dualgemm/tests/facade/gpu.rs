@@ -265,6 +265,43 @@ fn scales_of_the_hosts_a_take_the_order_of_the_plan_exact() {
     }
 }
 
+/// Whatever the padding of scales in device memory is, behind the last block of a row and behind the last row: here NaN.
+#[test]
+fn padding_of_scales_does_not_count_exact() {
+    let (m, n) = (5, 16);
+    for arch in SimArch::ALL {
+        // Two blocks of padding in a row; none.
+        for (k, layout) in [(96, ScaleLayout::Sf128x4), (96, ScaleLayout::Sf8x4), (128, ScaleLayout::Sf128x4)] {
+            let id = GpuId::Sim(arch);
+            let desc = desc(m, n, k, AFormat::Nvfp4, OutFormat::F32);
+            let options = GpuOptions { a_scale_layout: layout, ..GpuOptions::default() };
+            let plan = DualGemm::plan(&desc, &Target::Gpu(id.clone(), options)).unwrap();
+            let weights = plan.prepack(&expert(n, k, 0)).unwrap();
+            let a = quantized("a", m, k, 0.37);
+            let want = plan.run_to_vec(&AOperand::Quantized(a.clone()), &weights).unwrap();
+
+            let mut scales = vec![0x7F; layout.len(m, a.blocks())];
+            for (row, block) in (0..m).flat_map(|row| (0..a.blocks()).map(move |block| (row, block))) {
+                scales[layout.offset(row, block, a.blocks())] = a.scale_byte(row, block);
+            }
+            let codes: Vec<u8> = (0..m).flat_map(|row| a.row_codes(row).to_vec()).collect();
+            let [codes, scales, c] = [codes, scales, vec![0; m * n * 4]]
+                .map(|bytes| Buffer::of(id.open().unwrap(), &bytes).unwrap());
+            let global_scale = a.global_scale().value();
+            let call = DeviceCall {
+                m,
+                a: DeviceA::Nvfp4 { codes: codes.ptr(), scales: scales.ptr(), global_scale },
+                c: DeviceC::Float(c.ptr()),
+            };
+            plan.runner(1).unwrap().run_device(&call, &weights, Stream::Own).unwrap();
+            let mut got = vec![0; c.bytes()];
+            c.read(&mut got).unwrap();
+            let want: Vec<u8> = want.iter().flat_map(|x| x.to_le_bytes()).collect();
+            assert!(got == want, "K = {k}, scales {layout}: {plan}");
+        }
+    }
+}
+
 /// Experts one after the other, one of them without rows; rows of no expert stay as they were.
 #[test]
 fn grouped_rows_equal_single_products_exact() {

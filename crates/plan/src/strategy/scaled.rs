@@ -2,8 +2,8 @@
 //!
 //! | A | kernels before the product |
 //! |---|---|
-//! | nvfp4, mxfp4 with 128x4 scales | none |
-//! | nvfp4, mxfp4 with scales in another order | scales to atoms |
+//! | nvfp4, mxfp4 with 128x4 scales, four blocks of K after the other | none |
+//! | nvfp4, mxfp4 with scales in another order, or with padding along K | scales to atoms, padding zeroed |
 //! | f32, f16, bf16, quantized with a static scale | quantize, scales straight to atoms |
 //! | the same with a dynamic scale | amax, then quantize; the scale stays on the device |
 //! | f16, bf16 as it is | none: the kernel widens the weights |
@@ -25,6 +25,9 @@ use dualgemm_kernels::parts::operand::{ATOM_ROWS, Format, Operand};
 use dualgemm_ptx::builder::HalfFormat;
 
 use crate::{Buffer, DeviceA, Error, Gpu, GpuPlan};
+
+/// Blocks of a row that have their scales in one atom.
+const ATOM_BLOCKS: usize = 4;
 
 /// A as a kernel takes it.
 #[derive(Debug, Clone, Copy)]
@@ -120,7 +123,9 @@ impl Prologue {
             (QuantizeA::No, None) if a == AFormat::Bf16 => Kind::Halves(HalfFormat::Bf16),
             (QuantizeA::No, None) => Kind::Halves(HalfFormat::F16),
             (QuantizeA::No, Some(format)) => {
-                let moved = layout != ScaleLayout::Sf128x4;
+                // Padding along K is multiplied: by codes of zero, of which a NaN makes NaN. The caller's may be anything.
+                let padded = !(k / format.block_len()).is_multiple_of(ATOM_BLOCKS);
+                let moved = layout != ScaleLayout::Sf128x4 || padded;
                 let to_atoms = Pair {
                     single: moved.then(|| ScaleAtoms::new(gpu, layout)).transpose()?,
                     grouped: grouped.then(|| ScaleAtoms::grouped(gpu, layout)).transpose()?,
