@@ -8,6 +8,10 @@ use crate::output::{Destination, OutputSink, quantize_deferred};
 use crate::{CpuPlan, Error, Group, TileEpilogue, Workspace};
 
 /// A planned problem with everything that its runs need. Runs allocate nothing.
+///
+/// With activations that stay floats, gate and up are each within the rounding of K additions in f32, whatever the sizes of
+/// factors, if the magnitudes of their products, tensor scales left out, add up to less than 2¹²⁷. Where they do not, sums
+/// may be infinite or NaN, as sums in f32 are.
 #[derive(Debug)]
 pub struct CpuGemm {
     workspace: Workspace,

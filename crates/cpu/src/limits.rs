@@ -33,7 +33,8 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The rate, one of the fields or a part of one, that bounds the arithmetic of a problem, and its name.
+    /// The rate, one of the fields or a part of one, that bounds the arithmetic of a problem, and its name. Several rows of
+    /// f16 count as f32: what of them holds few bits is multiplied as 16-bit integers, and can be faster than that.
     pub fn operations(&self, desc: &DualGemmDesc) -> (&'static str, f64) {
         let floats = ("f32", self.f32_multiply_add);
         match (desc.a_compute().block_format(), byte_products(desc)) {

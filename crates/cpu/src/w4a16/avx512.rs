@@ -7,7 +7,7 @@ use dualgemm_formats::BlockFormat;
 use super::Functions;
 use super::kernel::{self, Pass, Task};
 use super::pairs::{self, Pairs};
-use super::vector::{DOUBLED, Vector};
+use super::vector::{DOUBLED, Vector, scale_factor};
 use super::x86::{operations, x86_pairs};
 use crate::pack::{PANEL, UP_CODES};
 use crate::w4a4::{avx512, scale_unit};
@@ -37,7 +37,10 @@ impl Vector for __m512 {
     #[inline(always)]
     unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat) -> Self {
         // SAFETY: the caller's promises.
-        unsafe { Self::mul(avx512::scales(chunk, column, format), _mm512_set1_ps(0.5 / scale_unit(format))) }
+        unsafe {
+            let factor = scale_factor(format) / scale_unit(format);
+            Self::mul(avx512::scales(chunk, column, format), _mm512_set1_ps(factor))
+        }
     }
 
     operations! {

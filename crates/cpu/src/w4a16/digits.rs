@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! 16 floats = 2^e · integers + rests                   see [`split`](super::split)
-//! sum += (Σ_k integer[k] · code[k]) · (2^e · scale)
+//! sum += (Σ_k integer[k] · code[k]) · 2^e · scale
 //! ```
 //!
 //! The inner sum is an exact integer. It is rounded to f32, multiplied and added, so that 16 products cost three roundings.

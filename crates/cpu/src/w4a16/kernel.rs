@@ -4,7 +4,7 @@
 //! All multiply-adds are fused, but for [`portable`](super::portable) on machines without:
 //!
 //! ```text
-//! narrow, up to narrow_rows: bound by decoding; weights go from register to register
+//! narrow, up to narrow_rows, all below 2¹²¹: bound by decoding; weights go from register to register
 //!     per chunk of 16 k, two chains: chain x sums a[k] · code[k] over k mod 4 = 2x, 2x+1, ascending, from 0
 //!     sum[x] += chain[x] · scale                       chunks ascending, from 0
 //!     sum = sum[0] + sum[1]
@@ -62,7 +62,7 @@ pub(super) struct Task {
     pub(super) chunks: usize,
     /// `rows · chunks · 16` activations, in an order of each algorithm.
     pub(super) a: *const f32,
-    /// What each block of BLOCK_K of k of the activations is, see [`blocks`](super::blocks); only [`wide`] asks.
+    /// What each block of BLOCK_K of k of the activations is, see [`blocks`](super::blocks).
     pub(super) kinds: *const f32,
     /// Rows.
     pub(super) rows: usize,

@@ -1,9 +1,13 @@
 //! W4A16: float activations as they are, 4-bit weights decoded exactly, f32 sums.
 //!
-//! Only sums round: f32, f16 and bf16 activations are exact in f32, and so is a code times its scale. (An mxfp4
-//! scale of 2¹²⁶ or 2¹²⁷ times a code can exceed f32; it becomes infinite.) One row, few rows and many rows, of bf16 or of
-//! others, go different ways, chosen from the activations of a tile alone, each with one order of sums for all instruction
-//! sets.
+//! Only sums round: f32, f16 and bf16 activations are exact in f32, and so is a code times its scale. (A weight of mxfp4 can
+//! be 6 · 2¹²⁷. So kernels compute with a quarter of them, see [`sum_unit`], and none exceeds f32.) One row, few rows and many
+//! rows, of bf16 or of others, go different ways, chosen from the activations of a tile alone, each with one order of sums for
+//! all instruction sets.
+//!
+//! However large or small the factors are, a sum is right, within the rounding of K additions in f32, if the magnitudes
+//! of its products add up to less than 2¹²⁷: nothing on the way exceeds f32 before them, in particular not what is multiplied
+//! with a code of zero. Of products below 2⁻¹²⁶ as many bits are lost as f32 loses there (two more in mxfp4).
 //!
 //! | module | what |
 //! |---|---|
@@ -39,6 +43,7 @@ use std::ops::Range;
 use dualgemm_formats::{BlockFormat, FloatMatrix};
 use half::slice::HalfFloatSliceExt;
 use kernel::{BLOCK_K, Task, narrow_rows};
+use narrow::{AS_NARROW, TOO_LARGE};
 
 use crate::pack::{CHUNK, CHUNK_K, PackedGateUp};
 use crate::threads::{self, SharedSlice};
@@ -82,6 +87,14 @@ const CACHED: usize = 64 << 10;
 const HEADER: usize = 16;
 const AS_FLOATS: f32 = 0.0;
 const AS_DIGITS: f32 = 1.0;
+
+/// What a sum of 1 stands for: 4 in mxfp4, so that the largest weight, 6 · 2¹²⁷, is an f32. The smallest, 2⁻¹²⁸, stays exact.
+const fn sum_unit(format: BlockFormat) -> f32 {
+    match format {
+        BlockFormat::Nvfp4 => 1.0,
+        BlockFormat::Mxfp4 => 4.0,
+    }
+}
 
 /// Plans of up to this many rows have room for any number of blocks that is of use, others for one per chunk.
 const MAX_ROOMY_ROWS: usize = 64;
@@ -155,19 +168,29 @@ impl Kernel {
                 } else if first == 0 {
                     // SAFETY: as above; this takes all spans of the tile.
                     let (header, out) = unsafe { shared.part(start, row_len) }.split_at_mut(HEADER);
-                    let unit = w4a4::digit_unit(self.format);
+                    let unit = w4a4::digit_unit(self.format) / sum_unit(self.format);
                     // SAFETY: the machine has the instruction set, or `new` would have failed.
                     let written = unsafe { digits::write(self.isa, unit, a, tile.first_row, out) };
                     if let Some(count) = written {
                         (header[0], header[1]) = (AS_DIGITS, f32::from_bits(count as u32));
                     } else {
                         header[0] = AS_FLOATS;
-                        write_narrow(a, tile, 0, &mut out[..k]);
+                        let (out, kinds) = out.split_at_mut(k);
+                        self.write_span(a, tile, 0, out, &mut kinds[..k.div_ceil(BLOCK_K)]);
                     }
                 }
             },
         );
-        Bound { kernel: self, row_len, k, narrow_rows: narrow_rows(a), a: buffer }
+        for tile in tiles.iter().filter(|tile| (2..=narrow_rows(a)).contains(&tile.rows)) {
+            let (out, kinds) = buffer[tile.first_row * row_len + HEADER..].split_at_mut(k * tile.rows);
+            let kinds = &mut kinds[..k.div_ceil(BLOCK_K)];
+            let narrow = kinds.iter().filter(|kind| **kind == AS_NARROW).count();
+            if (1..kinds.len()).contains(&narrow) {
+                // Numbers in some spans are too large for the order of the others.
+                self.write_blocks(a, tile, 0, out, kinds);
+            }
+        }
+        Bound { kernel: self, row_len, k, a: buffer }
     }
 
     /// Some of the elements `first ..` of the rows of one tile, `out.len()` values in the order that the kernels read, and
@@ -180,9 +203,22 @@ impl Kernel {
         out: &mut [f32],
         kinds: &mut [f32],
     ) {
-        if tile.rows <= narrow_rows(a) {
-            return write_narrow(a, tile, first, out);
+        if tile.rows <= narrow_rows(a) && write_narrow(a, tile, first, out) {
+            kinds.fill(AS_NARROW);
+        } else {
+            self.write_blocks(a, tile, first, out, kinds);
         }
+    }
+
+    /// The same in the order of [`wide`].
+    fn write_blocks(
+        self,
+        a: &FloatMatrix<'_>,
+        tile: &RowTile,
+        first: usize,
+        out: &mut [f32],
+        kinds: &mut [f32],
+    ) {
         let firsts = (first..).step_by(BLOCK_K);
         for ((first, out), kind) in firsts.zip(out.chunks_mut(BLOCK_K * tile.rows)).zip(kinds) {
             let Functions { group_rows, pair_rows, .. } = self.functions;
@@ -193,15 +229,20 @@ impl Kernel {
     }
 }
 
-/// The same in the order of [`narrow`].
-fn write_narrow(a: &FloatMatrix<'_>, tile: &RowTile, first: usize, out: &mut [f32]) {
+/// The same in the order of [`narrow`]. Returns false if a number is too large for it.
+fn write_narrow(a: &FloatMatrix<'_>, tile: &RowTile, first: usize, out: &mut [f32]) -> bool {
     let rows = tile.rows;
     let mut wide = [0.0; BLOCK_K];
     for (first, out) in (first..).step_by(BLOCK_K).zip(out.chunks_mut(BLOCK_K * rows)) {
         let wide = &mut wide[..out.len() / rows];
         for row in 0..rows {
-            let values = widen(a, tile.first_row + row, first, wide).as_chunks::<4>().0;
-            for (quads, out) in values.chunks(4).zip(out.chunks_exact_mut(CHUNK_K * rows)) {
+            let values = widen(a, tile.first_row + row, first, wide);
+            let too_large = |x: f32| (x.abs() >= TOO_LARGE) & (x.abs() < f32::INFINITY);
+            if values.iter().fold(false, |any, &x| any | too_large(x)) {
+                return false;
+            }
+            for (quads, out) in values.as_chunks::<4>().0.chunks(4).zip(out.chunks_exact_mut(CHUNK_K * rows))
+            {
                 let out = out[row * CHUNK_K..][..CHUNK_K].as_chunks_mut::<4>().0;
                 for (quad, out) in quads.iter().zip(out) {
                     *out = [quad[0], quad[2], quad[1], quad[3]];
@@ -209,6 +250,7 @@ fn write_narrow(a: &FloatMatrix<'_>, tile: &RowTile, first: usize, out: &mut [f3
             }
         }
     }
+    true
 }
 
 /// The elements `first ..` of a row as f32, as many as `wide` has room for.
@@ -229,7 +271,6 @@ pub(crate) struct Bound<'a> {
     kernel: Kernel,
     row_len: usize,
     k: usize,
-    narrow_rows: usize,
     a: &'a [f32],
 }
 
@@ -257,7 +298,7 @@ impl TileKernel for Bound<'_> {
         let packed = weights.panel_range(panels.clone());
         let (a, kinds) = a.split_at(rows * self.k);
         let Functions { narrow, wide, .. } = self.kernel.functions;
-        let (function, stretch) = if rows <= self.narrow_rows {
+        let (function, stretch) = if kinds[0] == AS_NARROW {
             (narrow, chunks)
         } else {
             // A stretch of K of all panels before the next one: its activations stay in the second-level cache.
@@ -282,7 +323,7 @@ impl TileKernel for Bound<'_> {
         }
     }
 
-    fn sum_unit(&self, _weights: &PackedGateUp) -> f32 {
-        1.0
+    fn sum_unit(&self, weights: &PackedGateUp) -> f32 {
+        sum_unit(weights.format())
     }
 }

@@ -11,6 +11,13 @@ const STREAMS: usize = 4;
 /// How far ahead of use weights of each panel are fetched: together as far as a core can wait for.
 const PREFETCH: usize = 2 * CHUNK;
 
+/// What tells that a block of K is in the order of [`narrow`]; see [`blocks`](super::blocks) for others.
+pub(super) const AS_NARROW: f32 = -2.0;
+
+/// From here on numbers are left to [`wide`](super::wide): a chain of eight products with codes doubled, which are up to 12,
+/// reaches 96 times as far before its scale is applied.
+pub(super) const TOO_LARGE: f32 = f32::from_bits((121 + 127) << 23);
+
 /// At most [`NARROW_ROWS`] rows. Activations are `[chunk][row][quad][4]`, k of a quad in the order 0, 2, 1, 3.
 ///
 /// # Safety

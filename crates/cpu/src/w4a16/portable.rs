@@ -9,7 +9,7 @@ use dualgemm_formats::BlockFormat;
 use super::Functions;
 use super::kernel::{self, Pass};
 use super::pairs::{self, Pairs};
-use super::vector::{DOUBLED, Vector};
+use super::vector::{DOUBLED, Vector, scale_factor};
 use crate::pack::{PANEL, SCALES, UP_CODES, unpack_scale};
 
 /// Whether the target this is compiled for has a fused multiply-add.
@@ -39,7 +39,7 @@ impl<const FUSED: bool> Vector for Portable<FUSED> {
         Self(std::array::from_fn(|feature| {
             // SAFETY: inside the chunk's 32 scale bytes.
             let byte = unsafe { *chunk.add(SCALES + column + feature) };
-            unpack_scale(format, byte) * 0.5
+            unpack_scale(format, byte) * scale_factor(format)
         }))
     }
 

@@ -19,8 +19,8 @@ pub(super) const LONG_BITS: i32 = 22;
 /// 0.996 · 2¹⁵.
 const HEADROOM: f32 = 1.005;
 
-/// Exponents for which no product with a scale leaves the normal numbers of f32.
-const EXPONENTS: std::ops::RangeInclusive<i32> = -90..=40;
+/// Exponents for which a dot product of integers and codes stays a normal number of f32, and with a scale of nvfp4, too.
+pub(super) const EXPONENTS: std::ops::RangeInclusive<i32> = -90..=40;
 
 /// Takes from each float the nearest multiple of 2^exponent, which it returns with the multiples. The largest of them has
 /// about `BITS` bits. Takes nothing from floats that are all zero, or of which one is infinite, NaN, or too small or large.

@@ -1,5 +1,7 @@
 //! The W4A16 kernels against the documented order of sums in scalar code, and against f64.
 
+mod extremes;
+
 use dualgemm_formats::scalar::e2m1;
 use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
 use dualgemm_gemm::GateUp;
@@ -70,7 +72,8 @@ fn sums(kernel: Kernel, a: &FloatMatrix<'_>, tiles: &[RowTile], packed: &PackedG
                 for (half, sums) in sums.chunks_exact(PANEL).enumerate() {
                     let cols = PANEL.min(n - panel * PANEL);
                     let to = ((tile.first_row + row) * 2 + half) * n + panel * PANEL;
-                    out[to..to + cols].copy_from_slice(&sums[..cols]);
+                    let unit = bound.sum_unit(packed);
+                    out[to..to + cols].iter_mut().zip(sums).for_each(|(out, sum)| *out = unit * sum);
                     assert!(
                         sums[cols..].iter().all(|&x| x == 0.0 || x.is_nan()),
                         "features that do not exist"
@@ -410,24 +413,16 @@ fn rows_do_not_touch_each_other() {
 
 #[test]
 fn every_code_times_every_scale_is_exact() {
-    let k = 16;
-    let one = |scale: u8| {
-        let codes: Vec<u8> = (0..8).map(|i| e2m1::pack(2 * i, 2 * i + 1)).collect();
-        QuantizedMatrix::new(
-            "w",
-            BlockFormat::Nvfp4,
-            1,
-            k,
-            codes,
-            vec![scale],
-            ScaleLayout::Linear,
-            GlobalScale::ONE,
-        )
-        .unwrap()
+    let one = |format: BlockFormat, scale: u8| {
+        let k = format.block_len();
+        let codes: Vec<u8> = (0..k as u8 / 2).map(|i| e2m1::pack(2 * i % 16, 2 * i % 16 + 1)).collect();
+        QuantizedMatrix::new("w", format, 1, k, codes, vec![scale], ScaleLayout::Linear, GlobalScale::ONE)
+            .unwrap()
     };
     for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
-        for scale in 0..0x7F {
-            let weight = one(scale);
+        let nvfp4 = (0..0x7F).map(|scale| one(BlockFormat::Nvfp4, scale));
+        for weight in nvfp4.chain((0..0xFF).map(|scale| one(BlockFormat::Mxfp4, scale))) {
+            let (format, k, scale) = (weight.format(), weight.k(), weight.scale_byte(0, 0));
             let packed = PackedGateUp::pack(&GateUp::new(weight.clone(), weight.clone())).unwrap();
             // Row r picks element r.
             let mut data = vec![0.0; 16 * k];
@@ -435,10 +430,14 @@ fn every_code_times_every_scale_is_exact() {
             for (rows, short) in [(NARROW_ROWS, false), (NARROW_ROWS, true), (16, false), (16, true)] {
                 let data = &data[..rows * k];
                 let a = if short { as_bf16(rows, k, data) } else { f32_matrix(rows, k, data) };
-                let got = sums(Kernel::new(isa, BlockFormat::Nvfp4).unwrap(), &a, &one_tile(rows), &packed);
+                let got = sums(Kernel::new(isa, format).unwrap(), &a, &one_tile(rows), &packed);
                 for row in 0..rows {
                     let want = weight.value(0, row) as f32;
-                    assert_eq!(got[row * 2..row * 2 + 2], [want; 2], "{isa} scale {scale:#04x} code {row}");
+                    assert_eq!(
+                        got[row * 2..row * 2 + 2],
+                        [want; 2],
+                        "{isa} {format} scale {scale:#04x} code {row}"
+                    );
                 }
             }
         }

@@ -4,6 +4,7 @@ use dualgemm_formats::BlockFormat;
 use dualgemm_formats::scalar::e2m1;
 
 use super::kernel::Pass;
+use super::sum_unit;
 
 /// Twice the values of the codes: integers, as some instruction sets decode them.
 pub(super) const DOUBLED: [f32; 16] = {
@@ -14,6 +15,11 @@ pub(super) const DOUBLED: [f32; 16] = {
     }
     values
 };
+
+/// What scales are multiplied with, since codes are doubled and sums count in [`sum_unit`].
+pub(super) const fn scale_factor(format: BlockFormat) -> f32 {
+    0.5 / sum_unit(format)
+}
 
 /// A vector of f32.
 ///
@@ -29,7 +35,7 @@ pub(super) trait Vector: Copy {
     /// Twice the codes of four consecutive k, `4·quad ..`, for `LANES` features: one vector per k.
     unsafe fn weights(chunk: *const u8, column: usize, quad: usize) -> [Self; 4];
 
-    /// Half the scales of the same features.
+    /// The scales of the same features times [`scale_factor`].
     unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat) -> Self;
 
     /// The same weights in whatever order is cheapest to decode: the vectors `[x][y]` together hold, for chain

@@ -5,7 +5,7 @@
 //! for each block, of 16 integers:
 //!     decode 16 × 16 weights into registers             as for one row of W4A4
 //!     dot = Σ 256^i · (Σ_k digit[i][k] · code[k])       exact; rounded to f32 once
-//!     sum += dot · (scale_a · scale_b)                   two roundings; scale_a is a power of two
+//!     sum += dot · scale_a · scale_b                     two roundings; scale_a is a power of two
 //! ```
 //!
 //! The order of the f32 sums is that of the blocks, from 0, on every instruction set.
@@ -185,10 +185,10 @@ unsafe fn add_pair<V: Vector, const D: usize>(
             let scales = V::raw_scales(chunk, column + v * V::LANES, format);
             let dots = V::joined_floats(joined);
             // Products with powers of two are exact, so that it makes no difference where additions are fused. In mxfp4
-            // all scales are such, and only their product is sure to be near 1.
+            // all scales are such; two extreme ones might leave f32 together, where the dot product is small, or zero.
             *sum = match format {
                 BlockFormat::Nvfp4 => V::mul_add(V::mul(dots, scales), scale, *sum),
-                BlockFormat::Mxfp4 => V::mul_add(dots, V::mul(scales, scale), *sum),
+                BlockFormat::Mxfp4 => V::mul_add(V::mul(dots, scale), scales, *sum),
             };
         }
     }
