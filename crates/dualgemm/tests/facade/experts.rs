@@ -477,6 +477,22 @@ fn what_groups_cannot_be_is_said() {
     let uneven = [mixture(1, n, k, false).remove(0), mixture(1, 48, k, false).remove(0)];
     assert!(message(many.prepack_experts(&uneven)).contains("[48, 64]"));
 
+    // What groups of the host's rows cannot share, in an order that is not that of the stack, and what would do.
+    let nvfp4 = OutFormat::Nvfp4 { scale_layout: ScaleLayout::Linear, global_scale: OutScale::Static(0.05) };
+    let dynamic = DualGemmDesc { quantize_a: QuantizeA::Dynamic, ..problem };
+    for (id, problem, wanted) in [
+        (&SIM, dynamic, "use a static scale"),
+        (&BLACKWELL[0], desc(m, n, k, AFormat::Nvfp4, nvfp4), "a static scale of C and run_device_grouped"),
+    ] {
+        let plan = plan_on(id, &problem, groups(2));
+        let packed = plan.prepack_experts(&experts).unwrap();
+        let rows = [0, 1].map(|e| Rows { first: 2 * e, count: 2, weights: &packed[1 - e] });
+        let (mut codes, mut scales) = (vec![0; m * n / 2], vec![0; m * n / 16]);
+        let c = OutputMut::Nvfp4 { codes: &mut codes, scales: &mut scales };
+        let message = plan.runner(2).unwrap().run_grouped(&operand(m, k, problem.a), &rows, c).unwrap_err();
+        assert!(message.to_string().ends_with(wanted), "{message}");
+    }
+
     // A processor takes groups of the host's rows only; GPUs without a kernel for them take them one by one.
     let cpu = DualGemm::plan(&problem, &Target::default()).unwrap();
     let on_cpu = cpu.prepack_experts(&experts).unwrap();

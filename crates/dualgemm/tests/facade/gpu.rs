@@ -271,7 +271,8 @@ fn padding_of_scales_does_not_count_exact() {
     let (m, n) = (5, 16);
     for arch in SimArch::ALL {
         // Two blocks of padding in a row; none.
-        for (k, layout) in [(96, ScaleLayout::Sf128x4), (96, ScaleLayout::Sf8x4), (128, ScaleLayout::Sf128x4)] {
+        for (k, layout) in [(96, ScaleLayout::Sf128x4), (96, ScaleLayout::Sf8x4), (128, ScaleLayout::Sf128x4)]
+        {
             let id = GpuId::Sim(arch);
             let desc = desc(m, n, k, AFormat::Nvfp4, OutFormat::F32);
             let options = GpuOptions { a_scale_layout: layout, ..GpuOptions::default() };
