@@ -52,20 +52,15 @@ impl Family {
         }
     }
 
-    /// Configurations for the problem. Scales let tiles of less than 32 tokens only hold all of them, of one group, and
-    /// CTAs that split K have a part of it each.
+    /// Configurations for the problem.
     fn kernels(self, desc: &DualGemmDesc, formats: Formats, grouped: bool) -> Vec<String> {
         let Self::Sm100 = self else {
             return sm120a::config::Config::menu(formats.weights()).map(|config| config.name()).into();
         };
-        let fits = |c: &sm100a::config::Config| {
-            let (tokens, scaled) = (c.tile_tokens(), matches!(formats, Formats::Scaled(_)));
-            let holds_all = !grouped && desc.m <= tokens as usize;
-            (!scaled || tokens.is_multiple_of(32) || holds_all)
-                && c.split_k as usize <= desc.k.div_ceil(c.stage_k() as usize)
-        };
+        // No tile is sure to hold all tokens of a group.
+        let tokens = if grouped { usize::MAX } else { desc.m };
         let menu = sm100a::config::Config::menu(formats).into_iter();
-        menu.filter(fits).map(|config| config.name()).collect()
+        menu.filter(|config| config.takes(tokens, desc.k)).map(|config| config.name()).collect()
     }
 }
 

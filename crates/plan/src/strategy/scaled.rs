@@ -2,8 +2,8 @@
 //!
 //! | A | kernels before the product |
 //! |---|---|
-//! | nvfp4, mxfp4 with 128x4 scales, four blocks of K after the other | none |
-//! | nvfp4, mxfp4 with scales in another order, or with padding along K | scales to atoms, padding zeroed |
+//! | nvfp4, mxfp4 with 128x4 scales, K whole atoms | none |
+//! | nvfp4, mxfp4 with scales in another order, or padding along K | scales to atoms, padding zeroed |
 //! | f32, f16, bf16, quantized with a static scale | quantize, scales straight to atoms |
 //! | the same with a dynamic scale | amax, then quantize; the scale stays on the device |
 //! | f16, bf16 as it is | none: the kernel widens the weights |
