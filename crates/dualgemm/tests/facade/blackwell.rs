@@ -247,6 +247,37 @@ fn weights_of_another_gpu_or_format_are_refused() {
     }
 }
 
+/// As docs/strategies.md has it: the library's strategies do it, if they are named.
+#[test]
+fn what_portable_would_have_to_do_is_left_to_the_library() {
+    let [sm100, sm120] = &CARDS;
+    let nvfp4 = |global_scale| OutFormat::Nvfp4 { scale_layout: ScaleLayout::Linear, global_scale };
+    let to_nvfp4 =
+        |k, a, b| DualGemmDesc { out: nvfp4(OutScale::Static(0.05)), ..DualGemmDesc::new(4, 32, k, a, b) };
+    let (nv, mx) = (BlockFormat::Nvfp4, BlockFormat::Mxfp4);
+    let mut rounded = DualGemmDesc::new(4, 32, 64, AFormat::Nvfp4, nv);
+    rounded.epilogue.round_gate_up_to_bf16 = true;
+    for (id, desc) in [
+        (sm100, to_nvfp4(16, AFormat::Nvfp4, nv)),
+        (sm120, to_nvfp4(48, AFormat::Nvfp4, nv)),
+        (sm120, to_nvfp4(64, AFormat::F16, nv)),
+        (sm120, to_nvfp4(64, AFormat::Bf16, nv)),
+        (sm100, to_nvfp4(64, AFormat::Bf16, mx)),
+        (sm100, DualGemmDesc { out: OutFormat::F16, ..rounded }),
+        (sm120, DualGemmDesc { out: OutFormat::F16, ..rounded }),
+    ] {
+        let unasked = Target::Gpu(id.clone(), GpuOptions::default());
+        let message = DualGemm::plan(&desc, &unasked).unwrap_err().to_string();
+        assert!(message.contains("no GPU strategy can take"), "{id} {desc}: {message}");
+        let by_library = DualGemm::plan(&desc, &named(id, "baseline"));
+        assert_eq!(by_library.is_ok(), desc.b == nv, "{id} {desc}: {by_library:?}");
+    }
+    assert!(
+        DualGemm::plan(&to_nvfp4(64, AFormat::Bf16, nv), &Target::Gpu(sm100.clone(), GpuOptions::default()))
+            .is_ok()
+    );
+}
+
 #[test]
 fn what_no_tensor_core_multiplies_with_mxfp4_is_said() {
     let plan = |id: &GpuId, desc: &DualGemmDesc| {
