@@ -154,10 +154,12 @@ pub(super) struct Pass {
 #[inline(always)]
 pub(super) unsafe fn pass<P: Pairs>(pass: &Pass) {
     // SAFETY: the caller's promises.
-    if pass.usual_scales {
-        for_rows!(pass.rows, P::ROWS, |ROWS| unsafe { pass_rows::<P, ROWS, true>(pass) });
-    } else {
-        for_rows!(pass.rows, P::ROWS, |ROWS| unsafe { pass_rows::<P, ROWS, false>(pass) });
+    unsafe {
+        if pass.usual_scales {
+            for_rows!(pass.rows, P::ROWS, |ROWS| pass_rows::<P, ROWS, true>(pass));
+        } else {
+            for_rows!(pass.rows, P::ROWS, |ROWS| pass_rows::<P, ROWS, false>(pass));
+        }
     }
 }
 
