@@ -64,7 +64,8 @@ impl Tolerance {
 
 impl fmt::Display for Tolerance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "allowed are relative L2 ≤ {:e} and cosine ≥ {}", self.max_rel_l2, self.min_cosine)
+        write!(f, "allowed are relative L2 ≤ {:e} and cosine ≥ {}", self.max_rel_l2, self.min_cosine)?;
+        self.max_ulp.map_or(Ok(()), |ulp| write!(f, ", or {ulp} ulp everywhere"))
     }
 }
 

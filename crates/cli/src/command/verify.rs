@@ -117,7 +117,9 @@ pub fn run(args: &VerifyArgs, output: &Output) -> anyhow::Result<Verdict> {
     let tolerance = |epilogue: &Epilogue| {
         let by_default = Tolerance::of(result.format(), epilogue);
         let tolerance = args.max_rel_l2.map_or(by_default, Tolerance::from_rel_l2);
-        Tolerance { min_cosine: args.min_cosine.unwrap_or(tolerance.min_cosine), ..tolerance }
+        // A limit that was asked for holds for every result.
+        let max_ulp = tolerance.max_ulp.filter(|_| args.min_cosine.is_none());
+        Tolerance { min_cosine: args.min_cosine.unwrap_or(tolerance.min_cosine), max_ulp, ..tolerance }
     };
     let compare = |want: &dyn Fn(&RowSample) -> anyhow::Result<Vec<f64>>| {
         let mut comparing = Comparing::new(&result);

@@ -168,6 +168,28 @@ fn results_are_compared_with_files_too() {
 }
 
 #[test]
+fn values_that_underflow_are_right_unless_a_limit_is_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, dtype, bytes: Vec<u8>| {
+        let path = dir.path().join(name);
+        let c = [("c", TensorView::new(dtype, vec![1, 2], &bytes).unwrap())];
+        safetensors::serialize_to_file(c, None, &path).unwrap();
+        path
+    };
+    let result = file("c.safetensors", Dtype::F16, vec![0, 0, 1, 0]);
+    let reference = file(
+        "reference.safetensors",
+        Dtype::F32,
+        [2e-8f32, 4e-8].iter().flat_map(|x| x.to_le_bytes()).collect(),
+    );
+    let args = ["verify", arg(&result), "--reference", arg(&reference)];
+    assert_eq!(json(&args, 0)["max_ulp"], 0);
+    for limit in [["--min-cosine", "0.99"], ["--max-rel-l2", "0.1"]] {
+        assert_eq!(json(&[&args[..], &limit].concat(), 1)["right"], false);
+    }
+}
+
+#[test]
 fn text_names_the_worst_element_with_both_bit_patterns() {
     let (expected, other) = (data(EXPECTED), data("expected-compressed-tensors-nvfp4.safetensors"));
     let args = ["verify", arg(&expected), "--tensor", "c_w4a4", "--reference", arg(&other)];
