@@ -82,8 +82,8 @@ pub fn measure(isa: Isa, threads: usize) -> Result<Limits, Error> {
 }
 
 /// The two rates that bound repeated runs of one plan, for callers that need no more: operations per second
-/// ([`Limits::operations`]), and bytes per second from wherever the operands of that plan live when they are used again, a cache or memory. Takes no more memory than
-/// the operands.
+/// ([`Limits::operations`]), and bytes per second from wherever the operands of that plan live when they are used again,
+/// a cache or memory. Takes no more memory than the operands.
 ///
 /// # Errors
 /// If this machine lacks the plan's instruction set.

@@ -271,7 +271,7 @@ mod tests {
     /// Texts of every configuration of a registered kernel.
     fn registered(name: &str, arch: Target) -> HashSet<String> {
         let kernel = KERNELS.iter().find(|k| (k.name, k.arch) == (name, arch)).unwrap();
-        let text = |config: String| (kernel.generate)(&config, &program(), true).unwrap().to_string();
+        let text = |config: String| kernel.generate(&config, &program(), true).unwrap().to_string();
         (kernel.configs)().into_iter().map(text).collect()
     }
 

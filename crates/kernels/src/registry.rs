@@ -27,12 +27,19 @@ pub struct Kernel {
     pub arch: Target,
     /// The names of its configurations.
     pub configs: fn() -> Vec<String>,
-    /// Its text: `generate(configuration, activation, aligned)`, where `aligned` promises that rows of C start at
-    /// multiples of 16 bytes (N is a multiple of 8).
+    /// See [`generate`](Self::generate).
+    text: fn(&str, &Program, bool) -> Result<Module, Error>,
+}
+
+impl Kernel {
+    /// Its text; `aligned` promises that rows of C start at multiples of 16 bytes (N is a multiple of 8).
     ///
     /// # Errors
-    /// If no configuration has that name.
-    pub generate: fn(&str, &Program, bool) -> Result<Module, Error>,
+    /// If none of its configurations has that name.
+    pub fn generate(&self, config: &str, program: &Program, aligned: bool) -> Result<Module, Error> {
+        one_of(config, (self.configs)(), String::clone)?;
+        (self.text)(config, program, aligned)
+    }
 }
 
 /// Every kernel.
@@ -42,7 +49,7 @@ pub const KERNELS: &[Kernel] = &[
         doc: "C = act(A B1^T, A B2^T): 4-bit weights widened to f16 in registers, f16 A and C",
         arch: Target::Sm90a,
         configs: || Config::MENU.map(|config| config.name()).into(),
-        generate: |config, program, aligned| {
+        text: |config, program, aligned| {
             let variant = Variant { aligned, whole_blocks: true, ..Variant::new(program.clone()) };
             fused::generate(&Config::named(config)?, &variant)
         },
@@ -52,7 +59,7 @@ pub const KERNELS: &[Kernel] = &[
         doc: "the same on weights as a checkpoint has them, without prepack",
         arch: Target::Sm90a,
         configs: || plain::config::Config::menu().map(|config| config.name()).collect(),
-        generate: |config, program, aligned| {
+        text: |config, program, aligned| {
             plain::fused::generate(&plain::config::Config::named(config)?, FloatType::F16, program, aligned)
         },
     },
@@ -61,7 +68,7 @@ pub const KERNELS: &[Kernel] = &[
         doc: "the same on e4m3 operands, f16 C",
         arch: Target::Sm90a,
         configs: || fp8::config::Config::MENU.map(|config| config.name()).into(),
-        generate: |config, program, aligned| {
+        text: |config, program, aligned| {
             fp8::fused::generate(&fp8::config::Config::named(config)?, FloatType::F16, program, aligned)
         },
     },
@@ -70,7 +77,7 @@ pub const KERNELS: &[Kernel] = &[
         doc: "the same by mma.sync on the pack of sm_90a, f16 A and C",
         arch: Target::Sm80,
         configs: || sm80::config::Config::MENU.map(|config| config.name()).into(),
-        generate: |config, program, aligned| {
+        text: |config, program, aligned| {
             let variant = sm80::fused::Variant { compute: HalfFormat::F16, out: FloatType::F16, aligned };
             sm80::fused::generate(&sm80::config::Config::named(config)?, &variant, program, Target::Sm80)
         },
@@ -90,21 +97,21 @@ pub const KERNELS: &[Kernel] = &[
         doc: "nvfp4 to code times scale as f16 or bf16, exactly, or rounded to e4m3",
         arch: Target::Sm80,
         configs: || names(Expand::configs()),
-        generate: |config, program, _| elementwise(config, Expand::configs(), program),
+        text: |config, program, _| elementwise(config, Expand::configs(), program),
     },
     Kernel {
         name: "quantize",
         doc: "floats to nvfp4, to the floats that it stands for, or to e4m3",
         arch: Target::Sm80,
         configs: || names(Quantize::configs()),
-        generate: |config, program, _| elementwise(config, Quantize::configs(), program),
+        text: |config, program, _| elementwise(config, Quantize::configs(), program),
     },
     Kernel {
         name: "amax",
         doc: "the largest magnitude of a float matrix, in parts",
         arch: Target::Sm80,
         configs: || FloatType::ALL.map(|ty| format!("{ty:?}").to_lowercase()).into(),
-        generate: |config, _, _| {
+        text: |config, _, _| {
             amax::generate(
                 one_of(config, FloatType::ALL, |ty| format!("{ty:?}").to_lowercase())?,
                 Target::Sm80,
@@ -116,21 +123,21 @@ pub const KERNELS: &[Kernel] = &[
         doc: "act(gate, up) of two float matrices",
         arch: Target::Sm80,
         configs: || names(SiluMul::configs()),
-        generate: |config, program, _| elementwise(config, SiluMul::configs(), program),
+        text: |config, program, _| elementwise(config, SiluMul::configs(), program),
     },
     Kernel {
         name: "dequantize",
         doc: "nvfp4 to floats, tensor scale included",
         arch: Target::Sm80,
         configs: || names(Dequantize::configs()),
-        generate: |config, program, _| elementwise(config, Dequantize::configs(), program),
+        text: |config, program, _| elementwise(config, Dequantize::configs(), program),
     },
     Kernel {
         name: "scale_atoms",
         doc: "block scales to 128x4 atoms, of rows in groups too",
         arch: Target::Sm80,
         configs: || atoms::configs().iter().map(atoms::name).collect(),
-        generate: |config, _, _| {
+        text: |config, _, _| {
             let (layout, grouped) = one_of(config, atoms::configs(), atoms::name)?;
             atoms::generate(layout, grouped, Target::Sm80)
         },
@@ -140,7 +147,7 @@ pub const KERNELS: &[Kernel] = &[
         doc: "bytes as they are, from memory of others too",
         arch: Target::Sm80,
         configs: || vec!["bytes".into()],
-        generate: |config, _, _| {
+        text: |config, _, _| {
             one_of(config, ["bytes"], |name| (*name).into())?;
             copy::generate(Target::Sm80)
         },
@@ -150,7 +157,7 @@ pub const KERNELS: &[Kernel] = &[
         doc: "the weight pack of sm_90a from a checkpoint's layout",
         arch: Target::Sm80,
         configs: || ScaleLayout::ALL.map(|layout| layout.to_string()).into(),
-        generate: |config, _, _| {
+        text: |config, _, _| {
             pack::generate(one_of(config, ScaleLayout::ALL, |layout| layout.to_string())?, Target::Sm80)
         },
     },
@@ -171,22 +178,22 @@ const SM100: Kernel = Kernel {
     doc: BLACKWELL,
     arch: Target::Sm100a,
     configs: || sm100_names(&[Formats::NVFP4]),
-    generate: |config, program, aligned| generate_sm100(config, program, aligned, Target::Sm100a),
+    text: |config, program, aligned| generate_sm100(config, program, aligned, Target::Sm100a),
 };
 const SM103: Kernel = Kernel {
     arch: Target::Sm103a,
-    generate: |config, program, aligned| generate_sm100(config, program, aligned, Target::Sm103a),
+    text: |config, program, aligned| generate_sm100(config, program, aligned, Target::Sm103a),
     ..SM100
 };
 const SM120: Kernel = Kernel {
     arch: Target::Sm120a,
     configs: || sm120_names(BlockFormat::Nvfp4),
-    generate: |config, program, aligned| generate_sm120(config, program, aligned, Target::Sm120a),
+    text: |config, program, aligned| generate_sm120(config, program, aligned, Target::Sm120a),
     ..SM100
 };
 const SM121: Kernel = Kernel {
     arch: Target::Sm121a,
-    generate: |config, program, aligned| generate_sm120(config, program, aligned, Target::Sm121a),
+    text: |config, program, aligned| generate_sm120(config, program, aligned, Target::Sm121a),
     ..SM120
 };
 
@@ -250,13 +257,12 @@ mod tests {
         let mut seen = HashSet::new();
         for kernel in KERNELS {
             for config in (kernel.configs)() {
-                let module = (kernel.generate)(&config, &Activation::Silu.program(), true).unwrap();
+                let module = kernel.generate(&config, &Activation::Silu.program(), true).unwrap();
                 let target = format!(".target {}", kernel.arch);
                 assert!(module.to_string().contains(&target), "{} {config}", kernel.name);
                 assert!(seen.insert((kernel.arch, kernel.name, config)));
             }
-            let message =
-                (kernel.generate)("none", &Activation::Silu.program(), true).unwrap_err().to_string();
+            let message = kernel.generate("none", &Activation::Silu.program(), true).unwrap_err().to_string();
             assert!(message.contains(&(kernel.configs)()[0]), "{message}");
         }
     }

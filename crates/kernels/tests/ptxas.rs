@@ -56,7 +56,7 @@ fn every_configuration_assembles_without_spills() {
     let program = Activation::Silu.program();
     let all = KERNELS.iter().flat_map(|kernel| (kernel.configs)().into_iter().map(move |c| (kernel, c)));
     all.collect::<Vec<_>>().into_par_iter().for_each(|(kernel, config)| {
-        let ptx = (kernel.generate)(&config, &program, true).unwrap().to_string();
+        let ptx = kernel.generate(&config, &program, true).unwrap().to_string();
         assemble(&format!("{} {} {config}", kernel.arch, kernel.name), kernel.arch.as_str(), &ptx);
     });
 }
@@ -83,7 +83,7 @@ fn blackwells_kernels_multiply_on_the_tensor_cores_they_are_written_for() {
         let Some(instructions) = instructions(kernel) else { continue };
         let what = format!("{} {}", kernel.arch, kernel.name);
         let config = (kernel.configs)().pop().unwrap();
-        let ptx = (kernel.generate)(&config, &Activation::Silu.program(), true).unwrap().to_string();
+        let ptx = kernel.generate(&config, &Activation::Silu.program(), true).unwrap().to_string();
         let dir = assemble(&what, kernel.arch.as_str(), &ptx);
         let run = Command::new(&nvdisasm).arg("-c").arg(dir.path().join("k.cubin")).output();
         let run = run.unwrap_or_else(|e| panic!("{}: {e}; set NVDISASM", nvdisasm.display()));

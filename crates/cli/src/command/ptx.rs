@@ -94,17 +94,9 @@ pub fn run(args: &PtxArgs, output: &Output) -> anyhow::Result<Verdict> {
         return Ok(Verdict::Right);
     };
     let kernel = find(name, arch)?;
-    let configs = (kernel.configs)();
-    let config = match &args.config {
-        // A generator knows the configurations of its other operands, too, which are other kernels.
-        Some(name) if !configs.is_empty() && !configs.contains(name) => {
-            let (found, valid) = (name.clone(), configs.join(", "));
-            return Err(dualgemm_kernels::Error::NoConfig { found, valid }.into());
-        }
-        Some(name) => name.clone(),
-        None => configs.into_iter().next().unwrap_or_default(),
-    };
-    let module = (kernel.generate)(&config, &args.activation.program(), !args.unaligned)?;
+    let first = || (kernel.configs)().into_iter().next().unwrap_or_default();
+    let config = args.config.clone().unwrap_or_else(first);
+    let module = kernel.generate(&config, &args.activation.program(), !args.unaligned)?;
     output.emit(&Text {
         kernel: kernel.name,
         arch: kernel.arch.as_str(),

@@ -21,6 +21,16 @@ impl Fused<'_> {
         Addr::new(mapped.base()).at(mapped.offset())
     }
 
+    /// The lane for which `lane` holds arrives at a barrier in the CTA that multiplies.
+    pub(super) fn arrive_at_leader(&self, k: &mut Kernel, barrier: Addr<Shared>, lane: Reg<Pred>) {
+        if self.config.cta_group == 1 {
+            return k.when(lane).mbarrier_arrive(barrier);
+        }
+        let even = k.and(self.rank, !1u32);
+        let barrier = k.map_to_rank(barrier, even);
+        k.when(lane).mbarrier_arrive_remote_release(barrier);
+    }
+
     /// Whether this CTA of a pair multiplies.
     fn is_leader(&self, k: &mut Kernel) -> Reg<Pred> {
         k.compare(Cmp::Eq, self.half, 0u32)

@@ -47,13 +47,7 @@ impl Fused<'_> {
                 });
                 k.warp_sync();
                 let moved = at.barrier(k, self.base.at(scales.moved.offset));
-                if self.config.cta_group == 1 {
-                    k.when(first_lane).mbarrier_arrive(moved);
-                } else {
-                    let even = k.and(self.rank, !1u32);
-                    let moved = k.map_to_rank(moved, even);
-                    k.when(first_lane).mbarrier_arrive_remote_release(moved);
-                }
+                self.arrive_at_leader(k, moved, first_lane);
                 at.advance(k);
             });
         });

@@ -74,14 +74,7 @@ impl Fused<'_> {
             k.warp_sync();
             let stored = at.barrier(k, self.base.at(self.layout.stored.offset));
             let first_lane = k.compare(Cmp::Eq, self.lane, 0u32);
-            match self.config.cta_group {
-                1 => k.when(first_lane).mbarrier_arrive(stored),
-                _ => {
-                    let even = k.and(self.rank, !1u32);
-                    let stored = k.map_to_rank(stored, even);
-                    k.when(first_lane).mbarrier_arrive_remote_release(stored);
-                }
-            }
+            self.arrive_at_leader(k, stored, first_lane);
             at.advance(k);
         });
     }

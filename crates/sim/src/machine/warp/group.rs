@@ -164,19 +164,22 @@ impl Group {
     /// since the last `__syncwarp`, where that is looked at.
     pub fn publish(&mut self, lanes: u32) -> Arc<View> {
         let all = self.loose.lanes & !lanes == 0;
-        let known = if all { self.clock } else { self.loose.since };
-        let mut view = self.view.clone();
-        let published = Arc::make_mut(&mut view);
-        published.learn(self.actor, known);
-        self.loose.before.iter().for_each(|&(actor, clock)| published.limit(actor, clock));
-        self.clock += 1;
+        let mut view = self.until(if all { self.clock } else { self.loose.since });
+        for &(actor, clock) in &self.loose.before {
+            Arc::make_mut(&mut view).limit(actor, clock);
+        }
         view
     }
 
     /// Everything that the group knows and did.
     pub(super) fn all(&mut self) -> Arc<View> {
+        self.until(self.clock)
+    }
+
+    /// What the group knows, and what it did up to `clock`; later actions are later than that.
+    fn until(&mut self, clock: u32) -> Arc<View> {
         let mut view = self.view.clone();
-        Arc::make_mut(&mut view).learn(self.actor, self.clock);
+        Arc::make_mut(&mut view).learn(self.actor, clock);
         self.clock += 1;
         view
     }
