@@ -175,9 +175,10 @@ impl<'py> Array<'py> {
         if self.len() == 0 {
             return Some(&[]);
         }
-        // SAFETY: the array vouches for its memory and is kept alive; T takes every bit pattern.
-        (self.is_dense() && self.is_aligned::<T>())
-            .then(|| unsafe { std::slice::from_raw_parts(self.pointer.cast(), self.len()) })
+        (self.is_dense() && self.is_aligned::<T>()).then(|| {
+            // SAFETY: dense and aligned; the array vouches for its memory and is kept alive; T takes every bit pattern.
+            unsafe { std::slice::from_raw_parts(self.pointer.cast(), self.len()) }
+        })
     }
 
     /// Rows that lie in order with elements side by side, as one slice and the distance between rows.
@@ -189,10 +190,11 @@ impl<'py> Array<'py> {
         let stride = if rows == 1 { cols } else { usize::try_from(row).ok()? };
         let fits =
             rows > 0 && cols > 0 && (cols == 1 || col == 1) && stride >= cols && self.is_aligned::<T>();
-        // SAFETY: as above; the slice ends with the last element of the last row.
-        fits.then(|| unsafe {
+        fits.then(|| {
             let len = (rows - 1) * stride + cols;
-            (std::slice::from_raw_parts(self.pointer.cast(), len), stride)
+            // SAFETY: as in `as_slice`, from the first element of the first row to the last of the last; T also takes
+            // what lies between rows.
+            (unsafe { std::slice::from_raw_parts(self.pointer.cast(), len) }, stride)
         })
     }
 

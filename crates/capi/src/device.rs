@@ -17,7 +17,7 @@ pub(crate) unsafe fn target(name: *const c_char) -> Result<Target, Failure> {
     if name.is_null() {
         return Ok(Target::default());
     }
-    // SAFETY: the caller vouches for the string.
+    // SAFETY: not null, so a string, by the caller's word.
     let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
     match &*name {
         "cpu" => Ok(Target::default()),
@@ -30,7 +30,7 @@ pub(crate) unsafe fn target(name: *const c_char) -> Result<Target, Failure> {
 /// # Safety
 /// As [`target`].
 unsafe fn gpu(name: *const c_char) -> Result<&'static Gpu, Failure> {
-    // SAFETY: the caller vouches for the string.
+    // SAFETY: the caller promises what `target` asks for.
     match unsafe { target(name) }? {
         Target::Gpu(id, _) => Ok(id.open()?),
         _ => Err(Failure::argument("target: is the processor; a GPU is needed".into())),
@@ -55,7 +55,7 @@ unsafe fn bytes<'a>(name: &str, pointer: *const c_void, len: usize) -> Result<&'
     match (pointer.is_null(), len) {
         (_, 0) => Ok(&[]),
         (true, _) => Err(Failure::argument(format!("{name}: is null"))),
-        // SAFETY: not null; the rest is the caller's word.
+        // SAFETY: not null, so `len` bytes are there, by the caller's word.
         (false, _) => Ok(unsafe { std::slice::from_raw_parts(pointer.cast(), len) }),
     }
 }
@@ -76,13 +76,12 @@ pub unsafe extern "C" fn dualgemm_device_alloc(
     out: *mut *mut c_void,
 ) -> dualgemm_status {
     report(|| {
-        // SAFETY: the caller vouches for both.
-        unsafe {
-            let out = out.as_mut().ok_or_else(|| Failure::argument("out: is null".into()))?;
-            *out = std::ptr::null_mut();
-            let ptr = gpu(target)?.alloc(bytes).map_err(GpuError::from)?;
-            *out = std::ptr::without_provenance_mut(ptr.0 as usize);
-        }
+        // SAFETY: `out` is null or can be written, by the caller's word.
+        let out = unsafe { out.as_mut() }.ok_or_else(|| Failure::argument("out: is null".into()))?;
+        *out = std::ptr::null_mut();
+        // SAFETY: `target` is a string, by the caller's word.
+        let ptr = unsafe { gpu(target) }?.alloc(bytes).map_err(GpuError::from)?;
+        *out = std::ptr::without_provenance_mut(ptr.0 as usize);
         Ok(())
     })
 }
@@ -97,7 +96,7 @@ pub unsafe extern "C" fn dualgemm_device_free(target: *const c_char, memory: *mu
         if memory.is_null() {
             return Ok(());
         }
-        // SAFETY: the caller vouches for the string.
+        // SAFETY: `target` is a string, by the caller's word.
         device(unsafe { gpu(target) }?.free(address(memory)))
     })
 }
@@ -114,8 +113,11 @@ pub unsafe extern "C" fn dualgemm_device_write(
     bytes: usize,
 ) -> dualgemm_status {
     report(|| {
-        // SAFETY: the caller vouches for both.
-        unsafe { device(gpu(target)?.copy_to(address(to), self::bytes("from", from, bytes)?)) }
+        // SAFETY: `target` is a string, by the caller's word.
+        let gpu = unsafe { gpu(target) }?;
+        // SAFETY: `from` points at `bytes` bytes, by the caller's word.
+        let from = unsafe { self::bytes("from", from, bytes) }?;
+        device(gpu.copy_to(address(to), from))
     })
 }
 
@@ -134,17 +136,15 @@ pub unsafe extern "C" fn dualgemm_device_read(
         if to.is_null() && bytes > 0 {
             return Err(Failure::argument("to: is null".into()));
         }
-        // SAFETY: the caller vouches for the string.
+        // SAFETY: `target` is a string, by the caller's word.
         let gpu = unsafe { gpu(target) }?;
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: not null; the caller vouches for the rest. Bytes that were never written may be read as whatever they
-        // are, because they are written first.
-        let to = unsafe {
-            to.write_bytes(0, bytes);
-            std::slice::from_raw_parts_mut(to.cast::<u8>(), bytes)
-        };
+        // SAFETY: not null, and can be written for `bytes` bytes, by the caller's word.
+        unsafe { to.write_bytes(0, bytes) };
+        // SAFETY: as above; none of the bytes is uninitialized any more.
+        let to = unsafe { std::slice::from_raw_parts_mut(to.cast::<u8>(), bytes) };
         device(gpu.copy_from(to, address(from)))
     })
 }
@@ -155,6 +155,8 @@ pub unsafe extern "C" fn dualgemm_device_read(
 /// `target` is a string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dualgemm_device_synchronize(target: *const c_char) -> dualgemm_status {
-    // SAFETY: the caller vouches for the string.
-    report(|| device(unsafe { gpu(target) }?.synchronize()))
+    report(|| {
+        // SAFETY: `target` is a string, by the caller's word.
+        device(unsafe { gpu(target) }?.synchronize())
+    })
 }

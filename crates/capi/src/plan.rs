@@ -92,29 +92,30 @@ pub unsafe extern "C" fn dualgemm_plan_new(
     out: *mut *mut dualgemm_plan,
 ) -> dualgemm_status {
     report(|| {
-        // SAFETY: the caller vouches for all three.
-        unsafe {
-            let (desc, weights) = (borrow("desc", desc)?, borrow("weights", weights)?);
-            give("out", out, || {
-                let a = a_format(desc.a_format)?;
-                let quantize_a = match desc.quantize_a {
-                    DUALGEMM_QUANTIZE_A_NO => QuantizeA::No,
-                    DUALGEMM_QUANTIZE_A_DYNAMIC => QuantizeA::Dynamic,
-                    scale => QuantizeA::Static(scale),
-                };
-                let problem = DualGemmDesc::new(desc.m, weights.n, weights.k, a, weights.format);
-                let problem = DualGemmDesc { quantize_a, out: out_format(desc)?, ..problem };
-                let a_scale_layout = layout(desc.a_scale_layout)?;
-                let target = match weights.target.clone() {
-                    Target::Gpu(id, options) => Target::Gpu(id, GpuOptions { a_scale_layout, ..options }),
-                    other => other,
-                };
-                let plan = DualGemm::plan(&problem, &target)?;
-                let text = CString::new(plan.to_string()).unwrap_or_default();
-                Ok(dualgemm_plan { plan, text, runners: Mutex::default(), launchers: Mutex::default() })
-            })
-        }
+        // SAFETY: `desc` points at a description and `weights` is a handle, by the caller's word.
+        let (desc, weights) = unsafe { (borrow("desc", desc)?, borrow("weights", weights)?) };
+        // SAFETY: `out` can be written, by the caller's word.
+        unsafe { give("out", out, || plan_for(desc, weights)) }
     })
+}
+
+fn plan_for(desc: &dualgemm_desc, weights: &dualgemm_weights) -> Result<dualgemm_plan, Failure> {
+    let a = a_format(desc.a_format)?;
+    let quantize_a = match desc.quantize_a {
+        DUALGEMM_QUANTIZE_A_NO => QuantizeA::No,
+        DUALGEMM_QUANTIZE_A_DYNAMIC => QuantizeA::Dynamic,
+        scale => QuantizeA::Static(scale),
+    };
+    let problem = DualGemmDesc::new(desc.m, weights.n, weights.k, a, weights.format);
+    let problem = DualGemmDesc { quantize_a, out: out_format(desc)?, ..problem };
+    let a_scale_layout = layout(desc.a_scale_layout)?;
+    let target = match weights.target.clone() {
+        Target::Gpu(id, options) => Target::Gpu(id, GpuOptions { a_scale_layout, ..options }),
+        other => other,
+    };
+    let plan = DualGemm::plan(&problem, &target)?;
+    let text = CString::new(plan.to_string()).unwrap_or_default();
+    Ok(dualgemm_plan { plan, text, runners: Mutex::default(), launchers: Mutex::default() })
 }
 
 /// What the plan is, for people. It stays for as long as the plan; null for a plan that is null.
@@ -123,7 +124,7 @@ pub unsafe extern "C" fn dualgemm_plan_new(
 /// `plan` is a handle or null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dualgemm_plan_text(plan: *const dualgemm_plan) -> *const c_char {
-    // SAFETY: the caller vouches for a pointer that is not null.
+    // SAFETY: null or a handle, by the caller's word.
     unsafe { plan.as_ref() }.map_or(std::ptr::null(), |plan| plan.text.as_ptr())
 }
 
@@ -134,7 +135,7 @@ pub unsafe extern "C" fn dualgemm_plan_text(plan: *const dualgemm_plan) -> *cons
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dualgemm_plan_free(plan: *mut dualgemm_plan) {
     if !plan.is_null() {
-        // SAFETY: it came from a box, and the caller gives it back.
+        // SAFETY: `give` made it of a box, and no call uses it any more, by the caller's word.
         drop(unsafe { Box::from_raw(plan) });
     }
 }
@@ -151,7 +152,7 @@ pub unsafe extern "C" fn dualgemm_plan_warm(
     stream: *mut c_void,
 ) -> dualgemm_status {
     report(|| {
-        // SAFETY: the caller vouches for both.
+        // SAFETY: both are handles, by the caller's word.
         let (plan, weights) = unsafe { (borrow("plan", plan)?, borrow("weights", weights)?) };
         if let Plan::Gpu { .. } = plan.plan {
             let runner = plan.launcher(device::stream(stream))?;
@@ -188,9 +189,10 @@ pub unsafe extern "C" fn dualgemm_run(
     stream: *mut c_void,
 ) -> dualgemm_status {
     report(|| {
-        // SAFETY: the caller vouches for all three; what A describes is looked at below.
-        let (plan, weights, a) =
-            unsafe { (borrow("plan", plan)?, borrow("weights", weights)?, borrow("a", a)?) };
+        // SAFETY: both are handles, by the caller's word.
+        let (plan, weights) = unsafe { (borrow("plan", plan)?, borrow("weights", weights)?) };
+        // SAFETY: null or a description, by the caller's word; what it describes is looked at below.
+        let a = unsafe { borrow("a", a) }?;
         if let Plan::Gpu { plan: gpu, .. } = &plan.plan {
             let on_device = a.on_device("a", (gpu.desc.a, gpu.a_scale_layout))?;
             if a.k != gpu.desc.k {
@@ -217,18 +219,19 @@ pub unsafe extern "C" fn dualgemm_run(
                 "stream: is for GPUs; the plan is for the processor, null is needed".into(),
             ));
         }
-        // SAFETY: the caller vouches for all pointers.
-        unsafe {
-            let a = a.operand("a")?;
-            let desc = plan.plan.desc();
-            let output = output(desc.out, a.rows(), desc.n, c, c_scales)?;
-            let kept = plan.runners.lock().unwrap_or_else(PoisonError::into_inner).pop();
-            let mut runner = kept.map_or_else(|| plan.plan.runner(1), Ok)?;
-            let scale = runner.run(&a, &weights.packed, output)?;
-            plan.runners.lock().unwrap_or_else(PoisonError::into_inner).push(runner);
-            if let (Some(scale), Some(to)) = (scale, c_global_scale.as_mut()) {
-                *to = scale;
-            }
+        // SAFETY: what A describes is in the host's memory until this call ends, by the caller's word.
+        let a = unsafe { a.operand("a") }?;
+        let desc = plan.plan.desc();
+        // SAFETY: both are null or can be written for C, in which no operand lies, by the caller's word.
+        let output = unsafe { output(desc.out, a.rows(), desc.n, c, c_scales) }?;
+        let kept = plan.runners.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mut runner = kept.map_or_else(|| plan.plan.runner(1), Ok)?;
+        let scale = runner.run(&a, &weights.packed, output)?;
+        plan.runners.lock().unwrap_or_else(PoisonError::into_inner).push(runner);
+        // SAFETY: null, or can be written, by the caller's word.
+        let to = unsafe { c_global_scale.as_mut() };
+        if let (Some(scale), Some(to)) = (scale, to) {
+            *to = scale;
         }
         Ok(())
     })
@@ -246,18 +249,18 @@ unsafe fn output<'a>(
     c_scales: *mut u8,
 ) -> Result<OutputMut<'a>, Failure> {
     /// # Safety
-    /// As above.
+    /// A pointer that is not null can be written for `len` elements, which nothing else refers to.
     unsafe fn slice<'a, T>(name: &str, pointer: *mut c_void, len: usize) -> Result<&'a mut [T], Failure> {
         if pointer.is_null() || !pointer.addr().is_multiple_of(align_of::<T>()) {
             let align = align_of::<T>();
             return Err(Failure::argument(format!("{name}: is null or not aligned to {align} bytes")));
         }
-        // SAFETY: not null and aligned; the rest is the caller's word.
+        // SAFETY: not null and aligned, so `len` elements can be written, by the caller's word.
         Ok(unsafe { std::slice::from_raw_parts_mut(pointer.cast(), len) })
     }
     let too_large = || Failure::argument(format!("c: {rows} rows of {n} do not fit the address space"));
     let len = rows.checked_mul(n).filter(|len| *len <= isize::MAX as usize / 4).ok_or_else(too_large)?;
-    // SAFETY: the caller vouches for the memory.
+    // SAFETY: each length is what rows, n and format say, for which the memory can be written, by the caller's word.
     unsafe {
         Ok(match out {
             OutFormat::F32 => OutputMut::F32(slice("c", c, len)?),

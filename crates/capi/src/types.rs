@@ -116,7 +116,7 @@ unsafe fn slice<'a, T>(name: &str, pointer: *const c_void, len: usize) -> Result
     if len > isize::MAX as usize / size_of::<T>().max(1) {
         return Err(Failure::argument(format!("{name}: {len} elements do not fit the address space")));
     }
-    // SAFETY: not null, aligned, of a possible size; the rest is the caller's word.
+    // SAFETY: not null, aligned, of a possible size; `len` elements are there for `'a`, by the caller's word.
     Ok(unsafe { std::slice::from_raw_parts(pointer.cast(), len) })
 }
 
@@ -149,11 +149,10 @@ impl dualgemm_matrix {
         let scales_len = layout
             .checked_len(self.rows, blocks)
             .ok_or_else(|| Failure::argument(format!("{name}: is larger than the address space")))?;
-        // SAFETY: the caller vouches for both.
-        let (codes, scales) = unsafe {
-            let codes = slice::<u8>(&format!("{name} data"), self.data, len)?;
-            (codes, slice::<u8>(&format!("{name} scales"), self.scales.cast(), scales_len)?)
-        };
+        // SAFETY: shape and stride make it `len` bytes, which are there for `'a`, by the caller's word.
+        let codes = unsafe { slice::<u8>(&format!("{name} data"), self.data, len) }?;
+        // SAFETY: shape and layout make it `scales_len` bytes, which are there for `'a`, by the caller's word.
+        let scales = unsafe { slice::<u8>(&format!("{name} scales"), self.scales.cast(), scales_len) }?;
         let global = GlobalScale::multiplier(self.global_scale);
         Ok(QuantizedMatrix::strided(name, format, self.rows, self.k, stride, codes, scales, layout, global)?)
     }
@@ -163,7 +162,7 @@ impl dualgemm_matrix {
     /// # Safety
     /// As [`quantized`](Self::quantized).
     pub(crate) unsafe fn operand<'a>(&self, name: &str) -> Result<AOperand<'a>, Failure> {
-        // SAFETY: the caller vouches for the memory.
+        // SAFETY: the caller promises what `floats` and `quantized` ask for, and elements are of the format's type.
         unsafe {
             Ok(match format(self.format)? {
                 dualgemm_format::F32 => AOperand::Float(FloatMatrix::F32(self.floats(name)?)),
@@ -220,7 +219,7 @@ impl dualgemm_matrix {
     /// As [`quantized`](Self::quantized).
     unsafe fn floats<'a, T: Clone>(&self, name: &str) -> Result<Matrix<'a, T>, Failure> {
         let (len, stride) = self.extent(name, size_of::<T>(), self.k)?;
-        // SAFETY: the caller vouches for the memory.
+        // SAFETY: shape and stride make it `len` elements, which are there for `'a`, by the caller's word.
         let data = unsafe { slice::<T>(&format!("{name} data"), self.data, len)? };
         Ok(Matrix::strided(name, self.rows, self.k, stride, data)?)
     }

@@ -38,7 +38,7 @@ pub(crate) unsafe fn give<T>(
     if out.is_null() {
         return Err(Failure::argument(format!("{name}: is null")));
     }
-    // SAFETY: not null; the caller vouches for the rest. Null until there is something to give.
+    // SAFETY: not null, so it can be written, by the caller's word. Null until there is something to give.
     unsafe { out.write(std::ptr::null_mut()) };
     let made = Box::into_raw(Box::new(make()?));
     // SAFETY: as above.
@@ -51,7 +51,7 @@ pub(crate) unsafe fn give<T>(
 /// # Safety
 /// `pointer` is null or came from [`give`] and was not freed.
 pub(crate) unsafe fn borrow<'a, T>(name: &str, pointer: *const T) -> Result<&'a T, Failure> {
-    // SAFETY: the caller vouches for a pointer that is not null.
+    // SAFETY: null, or an object of ours that lives, by the caller's word.
     unsafe { pointer.as_ref() }.ok_or_else(|| Failure::argument(format!("{name}: is null")))
 }
 
@@ -76,12 +76,12 @@ pub unsafe extern "C" fn dualgemm_weights_from_checkpoint(
         if path.is_null() {
             return Err(Failure::argument("path: is null".into()));
         }
-        // SAFETY: the caller vouches for the string.
+        // SAFETY: not null, so a string, by the caller's word.
         let path = unsafe { CStr::from_ptr(path) };
         let path = path.to_str().map_err(|e| Failure::argument(format!("path: is not UTF-8: {e}")))?;
-        // SAFETY: the caller vouches for the name.
+        // SAFETY: `target` is a string or null, by the caller's word.
         let target = unsafe { device::target(target) }?;
-        // SAFETY: the caller vouches for `out`.
+        // SAFETY: `out` can be written, by the caller's word.
         unsafe { give("out", out, || from_checkpoint(target, Path::new(path), layer, rank, world)) }
     })
 }
@@ -126,17 +126,19 @@ pub unsafe extern "C" fn dualgemm_weights_from_tensors(
     out: *mut *mut dualgemm_weights,
 ) -> dualgemm_status {
     report(|| {
-        // SAFETY: the caller vouches for all three.
-        unsafe {
-            let (gate, up) = (borrow("gate", gate)?, borrow("up", up)?);
-            let weights = GateUp::new(gate.quantized("gate")?, up.quantized("up")?);
-            let target = device::target(target)?;
-            give("out", out, || {
-                let (n, k, format) = (weights.n(), weights.k(), weights.gate.format());
-                let packed = DualGemm::plan_for_packing((n, k), format, &target)?.prepack(&weights)?;
-                Ok(dualgemm_weights { packed, target, n, k, format })
-            })
-        }
+        // SAFETY: both are null or point at descriptions, by the caller's word.
+        let (gate, up) = unsafe { (borrow("gate", gate)?, borrow("up", up)?) };
+        // SAFETY: what they describe is there until this call ends, by the caller's word.
+        let weights = unsafe { GateUp::new(gate.quantized("gate")?, up.quantized("up")?) };
+        // SAFETY: `target` is a string or null, by the caller's word.
+        let target = unsafe { device::target(target) }?;
+        let pack = || {
+            let (n, k, format) = (weights.n(), weights.k(), weights.gate.format());
+            let packed = DualGemm::plan_for_packing((n, k), format, &target)?.prepack(&weights)?;
+            Ok(dualgemm_weights { packed, target, n, k, format })
+        };
+        // SAFETY: `out` can be written, by the caller's word.
+        unsafe { give("out", out, pack) }
     })
 }
 
@@ -156,12 +158,12 @@ pub unsafe extern "C" fn dualgemm_weights_from_device(
     out: *mut *mut dualgemm_weights,
 ) -> dualgemm_status {
     report(|| {
-        // SAFETY: the caller vouches for all of them.
-        unsafe {
-            let (gate, up) = (borrow("gate", gate)?, borrow("up", up)?);
-            let target = device::target(target)?;
-            give("out", out, || from_device(target, gate, up, device::stream(stream)))
-        }
+        // SAFETY: both are null or point at descriptions, by the caller's word.
+        let (gate, up) = unsafe { (borrow("gate", gate)?, borrow("up", up)?) };
+        // SAFETY: `target` is a string, by the caller's word.
+        let target = unsafe { device::target(target) }?;
+        // SAFETY: `out` can be written, by the caller's word.
+        unsafe { give("out", out, || from_device(target, gate, up, device::stream(stream))) }
     })
 }
 
@@ -211,14 +213,12 @@ pub unsafe extern "C" fn dualgemm_weights_shape(
     k: *mut usize,
 ) -> dualgemm_status {
     report(|| {
-        // SAFETY: the caller vouches for all three.
-        unsafe {
-            let weights = borrow("weights", weights)?;
-            if let Some(n) = n.as_mut() {
-                *n = weights.n;
-            }
-            if let Some(k) = k.as_mut() {
-                *k = weights.k;
+        // SAFETY: `weights` is a handle, by the caller's word.
+        let weights = unsafe { borrow("weights", weights) }?;
+        for (to, value) in [(n, weights.n), (k, weights.k)] {
+            // SAFETY: null, or can be written, by the caller's word.
+            if let Some(to) = unsafe { to.as_mut() } {
+                *to = value;
             }
         }
         Ok(())
@@ -232,7 +232,7 @@ pub unsafe extern "C" fn dualgemm_weights_shape(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dualgemm_weights_free(weights: *mut dualgemm_weights) {
     if !weights.is_null() {
-        // SAFETY: it came from a box, and the caller gives it back.
+        // SAFETY: `give` made it of a box, and no call uses it any more, by the caller's word.
         drop(unsafe { Box::from_raw(weights) });
     }
 }

@@ -26,10 +26,13 @@ impl MappedFile {
                 valid: "regular files, which can be mapped",
             });
         }
-        // SAFETY: the mapping is read-only and private to this value. Nothing in this program writes the
-        // file: outputs are written under a temporary name and renamed, which leaves mapped files untouched.
         // Another process truncating the file in place would raise SIGBUS, as for every mapped file.
-        let map = (meta.len() > 0).then(|| unsafe { Mmap::map(&file) }).transpose();
+        let map = (meta.len() > 0).then(|| {
+            // SAFETY: the mapping is read-only and private to this value. Nothing in this program writes the
+            // file: outputs are written under a temporary name and renamed, which leaves mapped files untouched.
+            unsafe { Mmap::map(&file) }
+        });
+        let map = map.transpose();
         Ok(Self { path: path.into(), map: map.map_err(|e| io("map", e))? })
     }
 

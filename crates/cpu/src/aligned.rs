@@ -42,14 +42,9 @@ fn advise_huge_pages(lines: &mut Vec<Line>) {
     let (first, end) = (start.next_multiple_of(HUGE), start + lines.capacity() * 64);
     if first + HUGE <= end {
         let len = (end - first) / HUGE * HUGE;
+        let address = lines.as_mut_ptr().wrapping_byte_add(first - start).cast();
         // SAFETY: the range lies inside the allocation, and the advice changes no contents.
-        unsafe {
-            libc::madvise(
-                lines.as_mut_ptr().wrapping_byte_add(first - start).cast(),
-                len,
-                libc::MADV_HUGEPAGE,
-            )
-        };
+        unsafe { libc::madvise(address, len, libc::MADV_HUGEPAGE) };
     }
 }
 

@@ -163,11 +163,11 @@ impl Nvfp4<'_> {
         values: &[f32; PANEL],
     ) {
         let (codes, scale) = quantizer.block(values);
-        // SAFETY: the caller's promise.
-        unsafe {
-            self.codes.part((row * blocks + block) * 8, 8).copy_from_slice(&codes);
-            self.scales.part(self.scale_layout.offset(row, block, blocks), 1)[0] = scale;
-        }
+        // SAFETY: the eight bytes are this block's own, which nobody else writes, by the caller's word.
+        unsafe { self.codes.part((row * blocks + block) * 8, 8) }.copy_from_slice(&codes);
+        let at = self.scale_layout.offset(row, block, blocks);
+        // SAFETY: as above: a layout gives every block a byte of its own.
+        unsafe { self.scales.part(at, 1) }.fill(scale);
     }
 }
 
@@ -194,7 +194,7 @@ pub(crate) fn quantize_deferred(
                 // SAFETY: each row is claimed once, here and below.
                 let blocks = unsafe { values.part(row * n, n) }.as_chunks::<PANEL>().0;
                 for (block, values) in blocks.iter().enumerate() {
-                    // SAFETY: as above.
+                    // SAFETY: a block is of one row, and each row is claimed once.
                     unsafe { to.write(&quantizer, row, block, blocks.len(), values) };
                 }
             }

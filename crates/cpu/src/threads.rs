@@ -46,7 +46,7 @@ pub(crate) struct SharedSlice<'a, T> {
 // SAFETY: access goes through `part`, whose callers promise that parts do not overlap; that is as sending each
 // part, a `&mut [T]`, to one thread.
 unsafe impl<T: Send> Sync for SharedSlice<'_, T> {}
-// SAFETY: it is a `&mut [T]` in another form.
+// SAFETY: it stands for the `&mut [T]` it was made of, which may be sent.
 unsafe impl<T: Send> Send for SharedSlice<'_, T> {}
 
 impl<'a, T> SharedSlice<'a, T> {
@@ -80,8 +80,12 @@ mod tests {
             for items in [0, 1, 2, 7, 1000] {
                 let mut counts = vec![0u32; items];
                 let shared = SharedSlice::new(&mut counts);
-                // SAFETY: items are claimed once each, so parts do not overlap.
-                for_each(threads, items, |_| (), |(), item| unsafe { shared.part(item, 1)[0] += 1 });
+                let count = |(): &mut (), item| {
+                    // SAFETY: items are claimed once each, so parts do not overlap.
+                    let count = unsafe { shared.part(item, 1) };
+                    count[0] += 1;
+                };
+                for_each(threads, items, |_| (), count);
                 assert!(counts.iter().all(|&count| count == 1), "{threads} threads, {items} items");
             }
         }

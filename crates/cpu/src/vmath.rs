@@ -37,7 +37,7 @@ pub(crate) unsafe fn dispatch<V: Vectorized>(isa: Isa, v: V) -> V::Output {
         match isa {
             // SAFETY: the caller promises that the machine has these features.
             Isa::Avx2 | Isa::AvxVnni => return unsafe { avx2(v) },
-            // SAFETY: as above.
+            // SAFETY: the caller promises that the machine has these features.
             Isa::Avx512 | Isa::Avx512Vnni => return unsafe { avx512(v) },
             Isa::Portable => {}
         }

@@ -167,8 +167,9 @@ fn global_scale(
         QuantizeA::Dynamic => {
             let shared = SharedSlice::new(&mut amax[..a.rows()]);
             let of_row = |(): &mut (), row: usize| {
-                // SAFETY: each row is claimed once.
-                unsafe { shared.part(row, 1)[0] = Producer::Te.amax(a, row..row + 1) };
+                let largest = Producer::Te.amax(a, row..row + 1);
+                // SAFETY: each row is claimed once, and has one element.
+                unsafe { shared.part(row, 1) }.fill(largest);
             };
             threads::for_each(if a.rows() == 1 { 1 } else { threads }, a.rows(), |_| (), of_row);
             let amax = amax[..a.rows()].iter().fold(0.0, |largest: f32, &of_row| largest.max(of_row));

@@ -14,14 +14,18 @@ static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
 // SAFETY: hands every request on to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
+    /// # Safety
+    /// As [`GlobalAlloc::alloc`].
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: the caller's promises.
+        // SAFETY: the layout is as the caller promises it to be: of more than no bytes.
         unsafe { System.alloc(layout) }
     }
 
+    /// # Safety
+    /// As [`GlobalAlloc::dealloc`].
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises.
+        // SAFETY: `alloc` took the memory from there with this layout, as the caller promises.
         unsafe { System.dealloc(pointer, layout) }
     }
 }

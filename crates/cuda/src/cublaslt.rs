@@ -164,8 +164,10 @@ impl Blas {
     /// # Errors
     /// [`Error::Driver`], saying where it was looked for.
     pub fn open(cuda: &Arc<Cuda>) -> Result<Self, Error> {
-        // SAFETY: NVIDIA's library; its initializers do nothing that matters to us.
-        let library = NAMES.iter().find_map(|name| unsafe { Library::new(*name) }.ok());
+        let library = NAMES.iter().find_map(|name| {
+            // SAFETY: NVIDIA's library may be loaded at any time; its initializers ask nothing of the program.
+            unsafe { Library::new(*name) }.ok()
+        });
         let library = library.ok_or_else(|| Error::Driver {
             call: "loading cuBLASLt",
             reason: format!(
@@ -185,7 +187,7 @@ impl Blas {
 
     /// The library's version, such as `13.1.0`.
     pub fn version(&self) -> String {
-        // SAFETY: no arguments.
+        // SAFETY: takes no arguments, and returns a constant of the library.
         let v = unsafe { (self.0.functions.version)() };
         // Five digits count 11.x and 12.x, six from 13 on: major · 10⁴, minor · 100, patch.
         format!("{}.{}.{}", v / 10_000, v / 100 % 100, v % 100)
@@ -336,7 +338,7 @@ pub struct Matmul {
 // SAFETY: descriptors are plain memory that is only read after `Blas::matmul`, but for addresses of scales, which a mutex
 // guards.
 unsafe impl Send for Matmul {}
-// SAFETY: as above.
+// SAFETY: shared references only read descriptors; the mutex is held while scales are set and used.
 unsafe impl Sync for Matmul {}
 
 impl Matmul {

@@ -47,10 +47,10 @@ pub(crate) fn init() -> Result<(), Error> {
 /// Whether the driver library is there. cudarc says so only if it loads the library itself; a program that another crate
 /// made link to it starts only where it is.
 fn is_installed() -> bool {
-    // SAFETY: NVIDIA's driver may be loaded at any time; its initialization asks nothing of the program.
-    ["libcuda.so.1", "libcuda.so", "nvcuda.dll"]
-        .iter()
-        .any(|name| unsafe { libloading::Library::new(*name) }.is_ok())
+    ["libcuda.so.1", "libcuda.so", "nvcuda.dll"].iter().any(|name| {
+        // SAFETY: NVIDIA's driver may be loaded at any time; its initialization asks nothing of the program.
+        unsafe { libloading::Library::new(*name) }.is_ok()
+    })
 }
 
 /// What a device is.

@@ -48,7 +48,7 @@ impl Drop for Graph {
         if self.context.enter().is_ok() {
             // SAFETY: made in `record`, destroyed once. A failure means a dead context, which frees everything.
             let _ = unsafe { result::graph::exec_destroy(self.executable) };
-            // SAFETY: as above.
+            // SAFETY: made in `record`, destroyed once, after what was made of it.
             let _ = unsafe { result::graph::destroy(self.graph) };
         }
     }
@@ -76,7 +76,7 @@ impl Cuda {
             sys::cuThreadExchangeStreamCaptureMode(&mut mode)
         })?;
         let graph = self.record_on(apart.id(), || self.start(apart.id(), launches));
-        // SAFETY: as above.
+        // SAFETY: the result outlives the call; `mode` is what the driver gave above.
         check("cuThreadExchangeStreamCaptureMode", unsafe {
             sys::cuThreadExchangeStreamCaptureMode(&mut mode)
         })?;
@@ -117,7 +117,7 @@ impl Cuda {
         // SAFETY: the graph came from the driver; the result outlives the call.
         let instantiated = unsafe { sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0) };
         if let Err(error) = check("cuGraphInstantiate", instantiated) {
-            // SAFETY: not used any more.
+            // SAFETY: the driver has just made it, and nothing was made of it.
             let _ = unsafe { result::graph::destroy(graph) };
             return Err(error.into());
         }

@@ -64,12 +64,10 @@ pub(crate) unsafe fn start(
         attrs: attributes.as_ptr().cast_mut(),
         numAttrs: attributes.len() as u32,
     };
+    let pointers = pointers.as_ptr().cast_mut();
     // SAFETY: the caller vouches for the handles and the arguments; the driver only reads what it is given, and before it
     // returns.
-    let result = unsafe {
-        let pointers = pointers.as_ptr().cast_mut();
-        sys::cuLaunchKernelEx(&config, function.handle(), pointers, std::ptr::null_mut())
-    };
+    let result = unsafe { sys::cuLaunchKernelEx(&config, function.handle(), pointers, std::ptr::null_mut()) };
     match result {
         sys::CUresult::CUDA_ERROR_INVALID_VALUE | sys::CUresult::CUDA_ERROR_INVALID_CLUSTER_SIZE => {
             Err(Error::Launch {
