@@ -3,7 +3,7 @@
 // One kernel of CUTLASS's collectives per compilation, chosen by -DKERNEL=n; compiled for PTX only:
 //   nvcc -std=c++17 -O2 -gencode arch=compute_90a,code=compute_90a -no-compress --expt-relaxed-constexpr -DNDEBUG
 //        -DKERNEL=1 -I cutlass/include -I cutlass/tools/util/include -cudart none -c gemm.cu
-// Linked with the simulator's CUDA runtime (examples/cudart.rs) and run with SIM_RECORD=directory it writes the PTX and
+// Linked with the simulator's CUDA runtime (examples/cudart) and run with SIM_RECORD=directory it writes the PTX and
 // the launch that lie beside this file. Buffers are allocated in the order A, B, D, scales of A, scales of B.
 
 #include <cuda_runtime.h>
