@@ -357,3 +357,48 @@ fn other_quantizations_are_not_converted_silently() {
         "model.layers.0.attn.q: is not quantized: quant_algo FP8; a 4-bit weight (nvfp4 or mxfp4) is needed"
     );
 }
+
+#[test]
+fn half_of_a_pair_is_written_and_scales_of_nothing_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut f = common::modelopt(modelopt_config("NVFP4"), Some(0.5));
+    for suffix in ["weight", "weight_scale", "weight_scale_2", "input_scale"] {
+        f.remove(&format!("{}.{suffix}", common::UP));
+    }
+    let up = format!("{}.weight", common::UP);
+    f.add(&up, Dtype::Bf16, &[128, 64], vec![0x3f; 128 * 64 * 2]);
+    let a = f.open(&defaults()).unwrap();
+    let model = a.export().unwrap();
+    let linears = |model: &Model<'_>| model.linears.iter().map(|l| l.module.clone()).collect::<BTreeSet<_>>();
+    assert_eq!(linears(&model), BTreeSet::from([common::GATE.into(), common::DOWN.into()]));
+    common::gate().assert_is(&model.linears.iter().find(|l| l.module == common::GATE).unwrap().weight);
+    let report = write(&dir.path().join("ct"), Output::CompressedTensors, &model).unwrap();
+    assert_eq!((report.tensors, report.skipped.len()), (9, 0));
+    let report = write(&dir.path().join("m.gguf"), Output::Gguf, &model).unwrap();
+    assert_eq!(report.skipped, std::slice::from_ref(&up));
+    let gguf = TensorFiles::open(&dir.path().join("m.gguf")).unwrap();
+    assert!(gguf.get("blk.0.ffn_gate.weight").is_some());
+
+    let mut f = common::modelopt(modelopt_config("NVFP4"), Some(0.5));
+    f.remove(&up);
+    let e = message(&f.open(&defaults()).unwrap().export().unwrap_err());
+    assert!(e.starts_with(&format!("{up}: is missing")), "{e}");
+}
+
+#[test]
+fn experts_that_differ_in_bias_or_input_scale_are_not_made_alike() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    let mut model = Model::default();
+    for expert in 0..2 {
+        let module = format!("model.layers.0.mlp.experts.{expert}.gate_proj");
+        model.linears.push(linear(&module, expert, (expert == 1).then_some(0.5)));
+    }
+    let report = write(&path, Output::Gguf, &model).unwrap();
+    assert_eq!(report.skipped, ["input scale of model.layers.0.mlp.experts.1.gate_proj"]);
+    std::fs::remove_file(&path).unwrap();
+    model.linears[0].bias = Some(vec![1.0; 130]);
+    let e = message(&write(&path, Output::Gguf, &model).unwrap_err());
+    assert!(e.contains("a bias for 1 of 2 experts is not supported; one for each or none at all is"), "{e}");
+    assert!(!path.exists());
+}

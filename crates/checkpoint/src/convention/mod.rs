@@ -33,6 +33,11 @@ pub(crate) enum Role {
     Transform,
 }
 
+impl Role {
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Weight, Self::BlockScale, Self::TensorScale, Self::InputScale, Self::Bias, Self::Transform];
+}
+
 /// Which way round a producer stores tensor scales.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScaleSense {

@@ -26,12 +26,15 @@ impl Checkpoint {
         let mut done = BTreeSet::new();
         for mlp in &self.index().mlps {
             if mlp.modules().any(|m| self.is_quantized_module(m)) {
-                self.export_mlp(mlp, is_gguf, &mut model)?;
-                done.extend(mlp.modules().filter(|m| self.is_quantized_module(m)));
+                self.export_mlp(mlp, is_gguf, &mut model, &mut done)?;
             }
         }
         for (name, module) in &self.index().modules {
             let quantized = self.is_quantized_module(name);
+            // Scales alone would read as scales of nothing, whichever convention they are written in.
+            if module.get(Role::Weight).is_none() && module.get(Role::BlockScale).is_some() {
+                return Err(self.missing(name, Role::Weight, name));
+            }
             if let (false, Weights::Other(what)) = (is_gguf, &self.scheme(name).weights)
                 && (quantized || module.get(Role::BlockScale).is_some())
             {
@@ -47,7 +50,7 @@ impl Checkpoint {
                     bias: None,
                 });
             }
-            for role in [Role::Weight, Role::BlockScale, Role::TensorScale, Role::InputScale, Role::Bias] {
+            for role in Role::ALL {
                 let Some(tensor) = module.get(role) else { continue };
                 let written = done.contains(name.as_str()) || (quantized && role != Role::Bias);
                 if is_gguf && !done.contains(name.as_str()) {
@@ -73,7 +76,15 @@ impl Checkpoint {
         weight.is_some_and(|w| is_packed(w.dtype))
     }
 
-    fn export_mlp<'s>(&'s self, mlp: &'s Mlp, is_gguf: bool, model: &mut Model<'s>) -> Result<(), Error> {
+    /// Gate and up together, and down. What is quantized and is not half of a quantized pair is left to be written as
+    /// any other module; `done` gets the modules that are not.
+    fn export_mlp<'s>(
+        &'s self,
+        mlp: &'s Mlp,
+        is_gguf: bool,
+        model: &mut Model<'s>,
+        done: &mut BTreeSet<&'s str>,
+    ) -> Result<(), Error> {
         let path = match (is_gguf, mlp.kind) {
             (false, _) => mlp.path.clone(),
             (true, MlpKind::Dense) => format!("model.layers.{}.mlp", mlp.layer),
@@ -94,18 +105,22 @@ impl Checkpoint {
                     None => format!("{path}.{fallback}"),
                 },
             };
-            let packed = |p| mlp.module(own, p).is_some_and(|module| self.is_quantized_module(module));
+            let packed = |p| mlp.module(own, p).filter(|module| self.is_quantized_module(module));
             let mut push = |module, weight, input_scale, bias| {
                 model.linears.push(LinearOut { module, weight, input_scale, bias });
             };
-            if packed(Projection::GateUp) || (packed(Projection::Gate) && packed(Projection::Up)) {
+            let (gate, up) = (packed(Projection::Gate), packed(Projection::Up));
+            let fused = packed(Projection::GateUp);
+            if fused.is_some() || (gate.is_some() && up.is_some()) {
+                done.extend([fused, gate, up].into_iter().flatten());
                 let both = self.gate_up_of(mlp, expert)?;
                 let inputs = both.input_scales()?;
                 let (gate_bias, up_bias) = both.bias.unzip();
                 push(name(Projection::Gate, "gate_proj"), both.gate, inputs.map(|i| i.0), gate_bias);
                 push(name(Projection::Up, "up_proj"), both.up, inputs.map(|i| i.1), up_bias);
             }
-            if packed(Projection::Down) {
+            if let Some(module) = packed(Projection::Down) {
+                done.insert(module);
                 let down = self.down_of(mlp, expert)?;
                 let input_scale = down.input_scale()?;
                 push(name(Projection::Down, "down_proj"), down.weight, input_scale, down.bias);

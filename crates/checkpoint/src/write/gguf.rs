@@ -48,7 +48,7 @@ pub(super) fn write(path: &Path, model: &Model<'_>) -> Result<WriteReport, Error
     let mut tensors = Vec::new();
     for ((_, stem), group) in &mut groups {
         group.sort_by_key(|(expert, _)| *expert);
-        push_group(&mut tensors, stem, group, path)?;
+        push_group(&mut tensors, &mut skipped, stem, group, path)?;
     }
     let metadata = metadata(model, &groups);
     write_to(path, &metadata, &tensors)?;
@@ -57,6 +57,7 @@ pub(super) fn write(path: &Path, model: &Model<'_>) -> Result<WriteReport, Error
 
 fn push_group(
     tensors: &mut Vec<TensorOut<'_>>,
+    skipped: &mut Vec<String>,
     stem: &str,
     group: &[(Option<usize>, &LinearOut<'_>)],
     path: &Path,
@@ -105,14 +106,22 @@ fn push_group(
     if scales.iter().any(|s| s.source() != GlobalScaleSource::Absent) {
         floats("scale", vec![group.len()], scales.iter().map(|s| s.value()).collect());
     }
-    let inputs: Option<Vec<f32>> = group.iter().map(|(_, l)| l.input_scale.map(|s| s.value())).collect();
-    if let Some(inputs) = inputs {
+    let inputs: Vec<f32> = group.iter().filter_map(|(_, l)| l.input_scale.map(|s| s.value())).collect();
+    if inputs.len() == group.len() {
         floats("input_scale", vec![group.len()], inputs);
+    } else {
+        let of = |l: &LinearOut<'_>| l.input_scale.map(|_| format!("input scale of {}", l.module));
+        skipped.extend(group.iter().filter_map(|(_, l)| of(l)));
     }
-    let biases: Option<Vec<f32>> =
-        group.iter().map(|(_, l)| l.bias.clone()).collect::<Option<Vec<_>>>().map(|b| b.concat());
-    if let Some(biases) = biases {
-        floats("bias", with(&[first.rows()]), biases);
+    let biases: Vec<&[f32]> = group.iter().filter_map(|(_, l)| l.bias.as_deref()).collect();
+    if biases.len() == group.len() {
+        floats("bias", with(&[first.rows()]), biases.concat());
+    } else if !biases.is_empty() {
+        return Err(Error::Unsupported {
+            module: format!("{}: {stem}", path.display()),
+            found: format!("a bias for {} of {} experts", biases.len(), group.len()),
+            supported: "one for each or none at all is",
+        });
     }
     Ok(())
 }
