@@ -13,6 +13,7 @@ use serde_json::Value;
 use crate::error::list;
 use crate::gguf::{Gguf, GgufValue};
 use crate::mapped::MappedFile;
+use crate::model_config;
 use crate::safetensors::Header;
 use crate::{Dtype, Error, TensorView};
 
@@ -28,7 +29,7 @@ struct Entry {
     range: Range<usize>,
 }
 
-/// A JSON file beside the tensors.
+/// A JSON file beside the tensors, or an object in the metadata of a file.
 #[derive(Debug, Clone)]
 pub struct JsonFile {
     /// Where it lies.
@@ -67,6 +68,7 @@ impl TensorFiles {
         };
         let meta = std::fs::metadata(path).map_err(|e| Error::io(path, "open", e))?;
         let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+        let mut lone = false;
         let configs = if meta.is_dir() {
             this.open_dir(path)?;
             path
@@ -76,6 +78,7 @@ impl TensorFiles {
                 return Ok(this);
             } else if name.ends_with(".safetensors") {
                 this.add_safetensors(path)?;
+                lone = true;
             } else if name.ends_with(".index.json") {
                 this.open_index(path)?;
             } else {
@@ -87,7 +90,10 @@ impl TensorFiles {
             }
             path.parent().unwrap_or(Path::new(""))
         };
-        this.config = read_json(&configs.join("config.json"))?;
+        let beside = || read_json(&configs.join("config.json"));
+        // A file that stands alone may carry the configuration itself.
+        let carried = if lone { model_config::from_metadata(&this.metadata, path)? } else { None };
+        this.config = carried.map_or_else(beside, |carried| Ok(Some(carried)))?;
         this.hf_quant_config = read_json(&configs.join("hf_quant_config.json"))?;
         Ok(this)
     }
@@ -191,6 +197,8 @@ impl TensorFiles {
         for t in gguf.tensors {
             self.tensors.insert(t.name, Entry { file: 0, dtype: t.dtype, shape: t.shape, range: t.range });
         }
+        let config = model_config::from_gguf(&gguf.metadata);
+        self.config = config.map(|value| JsonFile { path: path.into(), value });
         self.gguf = Some(gguf.metadata);
         self.files.push(mapped);
         Ok(())
@@ -243,7 +251,7 @@ impl TensorFiles {
         self.gguf.as_deref()
     }
 
-    /// `config.json` beside the tensors.
+    /// `config.json` beside the tensors, or what the metadata of a lone file says in its place.
     pub fn config(&self) -> Option<&JsonFile> {
         self.config.as_ref()
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use dualgemm::checkpoint::{
-    BadInputScale, Checkpoint, Error, GateUpSource, Linear, NibbleOrder, OpenOptions,
+    BadInputScale, Checkpoint, Error, GateUpSource, Linear, NibbleOrder, OpenOptions, model_field,
 };
 use dualgemm::formats::{self, BlockFormat, GlobalScale};
 use dualgemm::gemm::{Activation, Epilogue, GateUp};
@@ -174,9 +174,11 @@ pub fn epilogue(checkpoint: &Checkpoint, args: &EpilogueArgs) -> anyhow::Result<
         Some(activation) => (activation, "as asked"),
         None => match checkpoint.files().config() {
             Some(config) => {
+                let beside = config.path.ends_with("config.json");
+                let from = if beside { "from config.json" } else { "from the file's metadata" };
                 let named =
                     named_activation(&config.value).with_context(|| format!("{}", config.path.display()))?;
-                named.map_or((Activation::Silu, "by default"), |activation| (activation, "from config.json"))
+                named.map_or((Activation::Silu, "by default"), |activation| (activation, from))
             }
             None => (Activation::Silu, "by default"),
         },
@@ -185,11 +187,21 @@ pub fn epilogue(checkpoint: &Checkpoint, args: &EpilogueArgs) -> anyhow::Result<
     Ok((Epilogue { activation, round_gate_up_to_bf16, ..Epilogue::default() }, from))
 }
 
-/// What a `config.json` says about the activation of its MLPs, if anything.
+/// What a configuration says about the activation of its MLPs, if anything.
 fn named_activation(config: &Value) -> anyhow::Result<Option<Activation>> {
-    let text = config.get("text_config").unwrap_or(&Value::Null);
-    let field = |key: &str| text.get(key).or_else(|| config.get(key)).filter(|v| !v.is_null());
-    let limit = field("swiglu_limit").and_then(Value::as_f64).map(|limit| limit as f32);
+    let field = |key| model_field(config, key);
+    let limit = field("swiglu_limit").map(|limit| {
+        limit
+            .as_f64()
+            .map(|limit| limit as f32)
+            .filter(|limit| *limit > 0.0 && limit.is_finite())
+            .with_context(|| {
+                format!(
+                    "swiglu_limit is {limit}; a positive number is needed, or --activation to override it"
+                )
+            })
+    });
+    let limit = limit.transpose()?;
     let Some(name) = field("hidden_act").or_else(|| field("hidden_activation")) else { return Ok(None) };
     let oai = field("model_type").and_then(Value::as_str) == Some("gpt_oss");
     Ok(Some(match (name.as_str(), limit) {
@@ -228,5 +240,10 @@ mod tests {
         );
         assert_eq!(named(json!({ "hidden_size": 576 })), None);
         assert!(named_activation(&json!({ "hidden_act": "gelu" })).is_err());
+        for limit in [json!(0), json!(-7.0), json!(1e300), json!("7")] {
+            let config = json!({ "hidden_act": "silu", "swiglu_limit": limit });
+            let message = named_activation(&config).unwrap_err().to_string();
+            assert!(message.starts_with(&format!("swiglu_limit is {limit}; a positive number")), "{message}");
+        }
     }
 }

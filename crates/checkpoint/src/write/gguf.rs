@@ -8,7 +8,7 @@ use std::path::Path;
 
 use dualgemm_formats::{BlockFormat, GlobalScaleSource, gguf as nvfp4};
 
-use super::{LinearOut, Model, WriteReport};
+use super::{LinearOut, Model, WriteReport, config_to_gguf};
 use crate::error::list;
 use crate::gguf::{GgufValue, mxfp4, write_to};
 use crate::module::{MlpKind, Place, Projection};
@@ -127,13 +127,9 @@ fn push_group(
 }
 
 fn metadata(model: &Model<'_>, groups: &Groups<'_, '_>) -> Vec<(String, GgufValue)> {
-    let config = model.config.as_ref();
-    let architecture = config.and_then(|c| c["model_type"].as_str()).unwrap_or("llama").to_owned();
+    let (architecture, mut out) = config_to_gguf(model.config.as_ref(), "llama");
+    out.push(("general.quantization_version".into(), GgufValue::U32(2)));
     let count = |n: usize| GgufValue::U32(u32::try_from(n).unwrap_or(u32::MAX));
-    let mut out = vec![
-        ("general.architecture".into(), GgufValue::String(architecture.clone())),
-        ("general.quantization_version".into(), GgufValue::U32(2)),
-    ];
     let mut add = |key: &str, n: Option<usize>| {
         if let Some(n) = n {
             out.push((format!("{architecture}.{key}"), count(n)));

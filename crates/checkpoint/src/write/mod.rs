@@ -5,6 +5,8 @@
 
 pub mod atomic;
 
+pub use crate::model_config::{to_gguf as config_to_gguf, to_metadata as config_to_metadata};
+
 mod compressed_tensors;
 mod export;
 mod gguf;
@@ -148,6 +150,7 @@ fn write_hf<'m>(
     let mut files = Vec::new();
     if path.extension().is_some_and(|e| e == "safetensors") {
         metadata.insert(METADATA_CONFIG.into(), described.quantization_config.to_string());
+        metadata.extend(model.config.as_ref().map(config_to_metadata));
         write_to(path, &described.tensors, &metadata)?;
         files.push(path.to_path_buf());
     } else {

@@ -23,7 +23,7 @@ use dualgemm::formats::quantize::{quantize_group, relative_l2};
 use dualgemm::formats::{FloatMatrix, Producer, QuantizedMatrix, Search};
 use rayon::prelude::*;
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::Verdict;
 use crate::files::is_no_input;
@@ -137,7 +137,7 @@ pub fn run(args: &QuantizeArgs, output: &Output) -> anyhow::Result<Verdict> {
         .collect();
     bar.finish_and_clear();
     let (matrices, tensors) = quantized.into_iter().unzip();
-    form.write(args, matrices, &copied)?;
+    form.write(args, matrices, &copied, files.config().map(|json| &json.value))?;
     output.emit(&Report {
         input: args.input.clone(),
         output: args.out.clone(),
@@ -227,6 +227,7 @@ impl Form {
         args: &QuantizeArgs,
         matrices: Vec<QuantizedMatrix<'_>>,
         copied: &[TensorView<'_>],
+        config: Option<&Value>,
     ) -> anyhow::Result<()> {
         let others: Vec<TensorOut<'_>> = copied.iter().map(TensorOut::from).collect();
         match self {
@@ -238,12 +239,13 @@ impl Form {
                     bias: None,
                 };
                 let linears = matrices.into_iter().map(|m| linear(m.into_owned())).collect();
-                let model = Model { linears, others, ..Model::default() };
+                let model = Model { linears, others, config: config.cloned(), ..Model::default() };
                 write::write(&args.out, convention, &model)?;
             }
             Self::Torchao => {
                 let mut tensors: Vec<TensorOut<'_>> = matrices.iter().flat_map(torchao_tensors).collect();
-                let metadata = torchao_metadata(&matrices, copied);
+                let mut metadata = torchao_metadata(&matrices, copied);
+                metadata.extend(config.map(write::config_to_metadata));
                 tensors.extend(others);
                 safetensors::write_to(&args.out, &tensors, &metadata)?;
             }
@@ -256,7 +258,7 @@ impl Form {
                     tensors.push(TensorOut::new(m.name(), dtype, [m.rows(), m.k()], bytes));
                 }
                 tensors.extend(others);
-                let metadata = [("general.architecture".into(), gguf::GgufValue::String("unknown".into()))];
+                let (_, metadata) = write::config_to_gguf(config, "unknown");
                 gguf::write_to(&args.out, &metadata, &tensors)?;
             }
         }

@@ -165,6 +165,26 @@ fn the_search_is_better_than_every_producer_and_prints_both_errors() {
 }
 
 #[test]
+fn quantized_models_keep_their_activation() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("model");
+    std::fs::create_dir(&source).unwrap();
+    std::fs::copy(data("mlp-bf16.safetensors"), source.join("model.safetensors")).unwrap();
+    std::fs::write(source.join("config.json"), r#"{ "hidden_activation": "gelu_pytorch_tanh" }"#).unwrap();
+    for (producer, out, from) in [
+        ("modelopt", "m", "from config.json"),
+        ("te", "t.safetensors", "from the file's metadata"),
+        ("torchao", "o.safetensors", "from the file's metadata"),
+        ("ggml", "g.gguf", "from the file's metadata"),
+    ] {
+        let out = dir.path().join(out);
+        json(&["quantize", arg(&source), arg(&out), "--producer", producer], 0);
+        let report = run_json(&[arg(&out), "--m", "1"], 0);
+        assert_eq!((&report["activation"], &report["activation_from"]), (&"gelu_tanh".into(), &from.into()));
+    }
+}
+
+#[test]
 fn quantize_copies_what_is_skipped_and_writes_gguf() {
     let dir = tempfile::tempdir().unwrap();
     let source = data("mlp-bf16.safetensors");

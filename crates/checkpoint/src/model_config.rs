@@ -1,0 +1,137 @@
+//! What a model's configuration says of its MLPs, whichever file carries it: `config.json` beside the tensors, the
+//! metadata of a safetensors file that stands alone, or the metadata of a GGUF file.
+//!
+//! Flow: [`TensorFiles`](crate::TensorFiles) reads it as one JSON object, `write` puts it where the output has room.
+//! Without it the activation of a model would be lost on the way, and silu be computed for gelu.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use crate::gguf::GgufValue;
+use crate::{Error, JsonFile};
+
+/// Key of the safetensors metadata that carries a `config.json`.
+const METADATA: &str = "config.json";
+const QUANTIZATION: &str = "quantization_config";
+const ARCHITECTURE: &str = "general.architecture";
+/// Architectures whose name is not the `model_type` of their configuration: GGUF's and Hugging Face's.
+const RENAMED: [(&str, &str); 1] = [("gpt-oss", "gpt_oss")];
+
+/// An entry of a configuration, that of the language model where there are several parts; null is no entry.
+pub fn model_field<'c>(config: &'c Value, key: &str) -> Option<&'c Value> {
+    let text = config.get("text_config").and_then(|text| text.get(key)).filter(|value| !value.is_null());
+    text.or_else(|| config.get(key)).filter(|value| !value.is_null())
+}
+
+/// The entry of a safetensors file's metadata that carries a configuration, but for what says how it is quantized.
+pub fn to_metadata(config: &Value) -> (String, String) {
+    let mut config = config.clone();
+    if let Some(entries) = config.as_object_mut() {
+        entries.remove(QUANTIZATION);
+    }
+    (METADATA.into(), config.to_string())
+}
+
+/// The configuration in the metadata of a safetensors file, if there is one.
+pub(crate) fn from_metadata(
+    metadata: &BTreeMap<String, String>,
+    file: &Path,
+) -> Result<Option<JsonFile>, Error> {
+    let Some(text) = metadata.get(METADATA) else { return Ok(None) };
+    match serde_json::from_str::<Value>(text) {
+        Ok(value) if value.is_object() => Ok(Some(JsonFile { path: file.into(), value })),
+        found => Err(Error::Config {
+            file: file.into(),
+            key: format!("__metadata__.{METADATA}"),
+            found: found.map_or_else(|e| format!("not JSON ({e})"), |_| "not an object".into()),
+            valid: "a JSON object".into(),
+        }),
+    }
+}
+
+/// The architecture that a GGUF file names, and the entries about it that the metadata has room for. `otherwise` is the
+/// architecture of a model that names none.
+pub fn to_gguf(config: Option<&Value>, otherwise: &str) -> (String, Vec<(String, GgufValue)>) {
+    let field = |key| config.and_then(|config| model_field(config, key));
+    let model_type = field("model_type").and_then(Value::as_str).unwrap_or(otherwise);
+    let renamed = RENAMED.iter().find(|(_, name)| *name == model_type);
+    let architecture = renamed.map_or(model_type, |(name, _)| name).to_owned();
+    let mut entries = vec![(ARCHITECTURE.into(), GgufValue::String(architecture.clone()))];
+    let act = field("hidden_act").or_else(|| field("hidden_activation")).and_then(Value::as_str);
+    if let Some(act) = act {
+        entries.push((format!("{architecture}.hidden_activation"), GgufValue::String(act.into())));
+    }
+    if let Some(limit) = field("swiglu_limit").and_then(Value::as_f64) {
+        entries.push((format!("{architecture}.swiglu_limit"), GgufValue::F64(limit)));
+    }
+    (architecture, entries)
+}
+
+/// What the metadata of a GGUF file says, as a configuration would say it. Most architectures imply their activation.
+pub(crate) fn from_gguf(metadata: &[(String, GgufValue)]) -> Option<Value> {
+    let get = |key: &str| metadata.iter().find(|(k, _)| k == key).map(|(_, value)| value);
+    let architecture = get(ARCHITECTURE)?.as_str()?;
+    let renamed = RENAMED.iter().find(|(name, _)| *name == architecture);
+    let mut config = Map::new();
+    config.insert("model_type".into(), renamed.map_or(architecture, |(_, name)| name).into());
+    // `LLM_FFN_GELU` of llama.cpp is gelu by tanh; its other gated MLPs are silu but for gpt-oss, which is known by name.
+    let implied =
+        (architecture.starts_with("gemma") || architecture == "grok").then_some("gelu_pytorch_tanh");
+    let implied = implied.or(renamed.map(|_| "silu"));
+    let named = get(&format!("{architecture}.hidden_activation")).and_then(GgufValue::as_str);
+    if let Some(act) = named.or(implied) {
+        config.insert("hidden_act".into(), act.into());
+    }
+    match get(&format!("{architecture}.swiglu_limit")) {
+        Some(GgufValue::F64(limit)) => config.insert("swiglu_limit".into(), (*limit).into()),
+        Some(GgufValue::F32(limit)) => config.insert("swiglu_limit".into(), f64::from(*limit).into()),
+        _ => None,
+    };
+    Some(Value::Object(config))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn through_gguf(config: Value) -> Value {
+        from_gguf(&to_gguf(Some(&config), "llama").1).unwrap()
+    }
+
+    #[test]
+    fn activations_survive_gguf() {
+        for config in [
+            json!({ "model_type": "gemma2", "hidden_act": "gelu_pytorch_tanh" }),
+            json!({ "model_type": "gpt_oss", "hidden_act": "silu", "swiglu_limit": 7.0 }),
+            json!({ "model_type": "own", "hidden_act": "relu2" }),
+        ] {
+            assert_eq!(through_gguf(config.clone()), config);
+        }
+        let parts = json!({ "model_type": "gemma3", "text_config": { "model_type": "gemma3_text", "hidden_activation": "x" } });
+        assert_eq!(through_gguf(parts), json!({ "model_type": "gemma3_text", "hidden_act": "x" }));
+    }
+
+    #[test]
+    fn architectures_imply_activations() {
+        let of = |name: &str| from_gguf(&[(ARCHITECTURE.into(), GgufValue::String(name.into()))]).unwrap();
+        assert_eq!(of("gemma3n")["hidden_act"], "gelu_pytorch_tanh");
+        assert_eq!(of("gpt-oss"), json!({ "model_type": "gpt_oss", "hidden_act": "silu" }));
+        assert_eq!(of("qwen3moe"), json!({ "model_type": "qwen3moe" }));
+        assert_eq!(from_gguf(&[]), None);
+    }
+
+    #[test]
+    fn a_lone_file_carries_all_but_the_quantization() {
+        let (key, text) = to_metadata(&json!({ "hidden_act": "relu2", "quantization_config": {} }));
+        let read = |text: &str| {
+            from_metadata(&BTreeMap::from([(key.clone(), text.into())]), Path::new("a.safetensors"))
+        };
+        assert_eq!(read(&text).unwrap().unwrap().value, json!({ "hidden_act": "relu2" }));
+        let message = read("[1]").unwrap_err().to_string();
+        assert!(message.starts_with("a.safetensors: __metadata__.config.json is not an object"), "{message}");
+        assert!(read("{").unwrap_err().to_string().contains("not JSON"));
+    }
+}
