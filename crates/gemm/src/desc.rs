@@ -172,10 +172,10 @@ impl DualGemmDesc {
         }
     }
 
-    /// Checks the shape rules.
+    /// Checks the rules of shapes, scales and the epilogue.
     ///
     /// # Errors
-    /// Names the dimension, the rule and the value.
+    /// Names the dimension or number, the rule and the value.
     pub fn check(&self) -> Result<(), Error> {
         for (name, value) in [("M", self.m), ("N", self.n), ("K", self.k), ("batch", self.batch)] {
             if value == 0 {
@@ -187,6 +187,15 @@ impl DualGemmDesc {
                 return Err(Error::KNotWholeBlocks { tensor, format, k: self.k });
             }
         }
+        let &Self { m, n, k, batch, .. } = self;
+        for (tensor, rows, cols) in [("A", m, k), ("B", n, k), ("C", m, n)] {
+            // No element of any operand, and of what kernels make of it, takes more than 8 bytes.
+            let bytes = [rows, cols, batch].iter().try_fold(8usize, |bytes, &x| bytes.checked_mul(x));
+            if bytes.is_none_or(|bytes| bytes > isize::MAX as usize) {
+                return Err(Error::TooLarge { tensor, batch, rows, cols });
+            }
+        }
+        self.epilogue.check()?;
         if self.quantize_a != QuantizeA::No && self.a.block_format().is_some() {
             return Err(Error::AlreadyQuantized { a: self.a });
         }
@@ -293,6 +302,31 @@ mod tests {
             message(desc(1, 1, 48, BlockFormat::Mxfp4)),
             "K = 48 is not a multiple of 32, the block length of B in mxfp4"
         );
+    }
+
+    #[test]
+    fn sizes_beyond_memory_and_odd_numbers_are_refused() {
+        const HUGE: usize = 1 << 40;
+        for (m, n, k, batch, tensor) in [
+            (HUGE, 16, HUGE, 1, "A"),
+            (1, HUGE, HUGE, 1, "B"),
+            (HUGE, HUGE, 16, 1, "C"),
+            (HUGE, 1, 16, HUGE, "A"),
+        ] {
+            let desc = DualGemmDesc::new(m, n, k, AFormat::Nvfp4, BlockFormat::Nvfp4);
+            let shape = match tensor {
+                "A" => (m, k),
+                "B" => (n, k),
+                _ => (m, n),
+            };
+            let message = DualGemmDesc { batch, ..desc }.check().unwrap_err().to_string();
+            let times = if batch > 1 { format!(" × {batch}") } else { String::new() };
+            let want = format!("{tensor} [{}, {}]{times} does not fit the address space", shape.0, shape.1);
+            assert!(message.starts_with(&want), "{message}");
+        }
+        let mut desc = DualGemmDesc::new(1, 1, 16, AFormat::Nvfp4, BlockFormat::Nvfp4);
+        desc.epilogue.activation = crate::Activation::ClampedSilu { limit: -1.0 };
+        assert!(matches!(desc.check(), Err(Error::EpilogueNumber { number: "limit", .. })));
     }
 
     #[test]

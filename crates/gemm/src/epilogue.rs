@@ -6,6 +6,8 @@
 
 use std::ops::{Add, Mul, Sub};
 
+use crate::Error;
+
 /// An expression over the gate product and the up product, both scaled and biased.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Expr {
@@ -244,6 +246,30 @@ impl Activation {
     pub fn program(self) -> Program {
         self.expr().compile()
     }
+
+    /// Checks the numbers of the function: finite, and limits above 0, since what lies between `-limit` and `limit` would
+    /// otherwise be nothing.
+    ///
+    /// # Errors
+    /// Names the number and its value.
+    pub fn check(self) -> Result<(), Error> {
+        let (slopes, limit) = match self {
+            Self::Silu | Self::GeluTanh | Self::Relu2 | Self::Identity => return Ok(()),
+            Self::ClampedSilu { limit } => (vec![], limit),
+            Self::SwigluOai { alpha, beta, limit } => (vec![("alpha", alpha), ("beta", beta)], limit),
+        };
+        check_finite(&self.to_string(), &slopes)?;
+        if limit > 0.0 && limit.is_finite() {
+            return Ok(());
+        }
+        let valid = "a positive finite number";
+        Err(Error::EpilogueNumber { function: self.to_string(), number: "limit", value: limit, valid })
+    }
+}
+
+fn check_finite(function: &str, numbers: &[(&'static str, f32)]) -> Result<(), Error> {
+    let Some(&(number, value)) = numbers.iter().find(|(_, value)| !value.is_finite()) else { return Ok(()) };
+    Err(Error::EpilogueNumber { function: function.into(), number, value, valid: "a finite number" })
 }
 
 impl std::fmt::Display for Activation {
@@ -274,6 +300,17 @@ pub struct Epilogue {
     /// Round both products to bf16 before the activation, as unfused bf16 pipelines do. Off by default: it is
     /// visible in the result.
     pub round_gate_up_to_bf16: bool,
+}
+
+impl Epilogue {
+    /// Checks factors and the numbers of the activation.
+    ///
+    /// # Errors
+    /// Names the number and its value.
+    pub fn check(&self) -> Result<(), Error> {
+        check_finite("the epilogue", &[("alpha_gate", self.alpha_gate), ("alpha_up", self.alpha_up)])?;
+        self.activation.check()
+    }
 }
 
 impl Default for Epilogue {
@@ -342,6 +379,28 @@ mod tests {
             assert!(eval(activation, f64::NAN, 1.0).is_nan(), "{activation}: gate");
             assert!(eval(activation, 1.0, f64::NAN).is_nan(), "{activation}: up");
         }
+    }
+
+    #[test]
+    fn numbers_that_make_no_function_are_refused() {
+        for activation in Activation::EXAMPLES {
+            assert_eq!(activation.check(), Ok(()));
+        }
+        let message = |activation: Activation| activation.check().unwrap_err().to_string();
+        for limit in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+            let text = message(Activation::ClampedSilu { limit });
+            let want =
+                format!("clamped_silu(limit={limit}): limit is {limit}; a positive finite number is needed");
+            assert_eq!(text, want);
+            assert!(Activation::SwigluOai { alpha: 1.0, beta: 1.0, limit }.check().is_err());
+        }
+        let text = message(Activation::SwigluOai { alpha: f32::NAN, beta: 1.0, limit: 7.0 });
+        assert!(text.ends_with("alpha is NaN; a finite number is needed"), "{text}");
+        let epilogue = Epilogue { alpha_up: f32::INFINITY, ..Epilogue::default() };
+        assert_eq!(
+            epilogue.check().unwrap_err().to_string(),
+            "the epilogue: alpha_up is inf; a finite number is needed"
+        );
     }
 
     #[test]

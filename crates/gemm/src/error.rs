@@ -14,6 +14,33 @@ pub enum Error {
         /// M, N, K or batch.
         dim: &'static str,
     },
+    /// An operand larger than any memory.
+    #[error(
+        "{tensor} [{rows}, {cols}]{} does not fit the address space; a smaller problem is needed",
+        times(*batch)
+    )]
+    TooLarge {
+        /// A, B or C.
+        tensor: &'static str,
+        /// How many of them.
+        batch: usize,
+        /// Rows of one.
+        rows: usize,
+        /// Columns of one.
+        cols: usize,
+    },
+    /// A number of the epilogue that makes no function.
+    #[error("{function}: {number} is {value}; {valid} is needed")]
+    EpilogueNumber {
+        /// Activation or epilogue.
+        function: String,
+        /// Which number of it.
+        number: &'static str,
+        /// Its value.
+        value: f32,
+        /// What would do.
+        valid: &'static str,
+    },
     /// K does not hold a whole number of blocks.
     #[error("K = {k} is not a multiple of {}, the block length of {tensor} in {format}", format.block_len())]
     KNotWholeBlocks {
@@ -75,4 +102,9 @@ pub enum Error {
     /// Wrong bytes.
     #[error(transparent)]
     Format(#[from] dualgemm_formats::Error),
+}
+
+/// How often an operand is there, where that is more than once.
+fn times(batch: usize) -> String {
+    if batch > 1 { format!(" × {batch}") } else { String::new() }
 }
