@@ -11,6 +11,15 @@ use crate::{Error, Report};
 
 const SIZE: (u32, u32) = (960, 600);
 
+/// The format of a plot by the name of its file, `svg` or `png`: to be asked before what is plotted is measured.
+///
+/// # Errors
+/// If the name ends otherwise.
+pub fn format(path: &Path) -> Result<&str, Error> {
+    let extension = path.extension().and_then(|e| e.to_str()).filter(|e| ["svg", "png"].contains(e));
+    extension.ok_or_else(|| Error::PlotFormat { path: path.into() })
+}
+
 /// Draws a report as `.svg` or `.png`, by the name of the file. The file appears whole or not at all.
 ///
 /// # Errors
@@ -20,10 +29,7 @@ pub fn roofline(report: &Report, path: &Path) -> Result<(), Error> {
         return Err(Error::NothingToPlot);
     }
     let draw_error = |reason: String| Error::Draw { path: path.into(), reason };
-    let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
-    if !["svg", "png"].contains(&extension) {
-        return Err(Error::PlotFormat { path: path.into() });
-    }
+    let extension = format(path)?;
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // The bitmap encoder goes by the name of the file, so the temporary name keeps the extension.
     let suffix = format!(".{extension}");

@@ -1,10 +1,10 @@
 //! Files that commands write: never one that is read, never half of one.
 
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use dualgemm::checkpoint::write::atomic::AtomicFile;
+use dualgemm::checkpoint::write::atomic::{AtomicDir, AtomicFile};
 
 /// Refuses an output, given as the argument `name`, that would replace one of the inputs, a file in it, or one that says
 /// how it is to be read: the configurations and indices beside it.
@@ -23,6 +23,30 @@ pub fn is_no_input<'a>(
     };
     if inputs.into_iter().filter_map(|input| input.canonicalize().ok()).any(|input| replaced(&input)) {
         bail!("{name}: {} is one of the files that are read; give another name", output.display());
+    }
+    Ok(())
+}
+
+/// Where an output will be written, behind links too. To be asked before the work that it comes from: whether it can be
+/// written, and what it would replace, is not found out hours later.
+///
+/// # Errors
+/// If its folder takes no files or something is there that is no regular file.
+pub fn writable(output: &Path) -> anyhow::Result<PathBuf> {
+    drop(AtomicFile::create(output)?);
+    Ok(output.canonicalize().unwrap_or_else(|_| output.into()))
+}
+
+/// As [`writable`], for a model, which is a directory unless its name is that of a file.
+///
+/// # Errors
+/// As there, and if a directory is there that is not empty.
+pub fn writable_model(output: &Path) -> anyhow::Result<()> {
+    let is_file = output.extension().is_some_and(|ending| ending == "safetensors" || ending == "gguf");
+    if is_file {
+        drop(AtomicFile::create(output)?)
+    } else {
+        drop(AtomicDir::create(output)?)
     }
     Ok(())
 }

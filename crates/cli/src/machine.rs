@@ -10,6 +10,8 @@ pub const COMMIT: &str = match option_env!("DUALGEMM_COMMIT") {
     None => env!("CARGO_PKG_VERSION"),
 };
 
+const GIB: f64 = (1u64 << 30) as f64;
+
 /// Processor and memory.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Machine {
@@ -47,6 +49,20 @@ pub fn peak_rss() -> Option<u64> {
     kilobytes(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM")
 }
 
+/// Refuses work that takes more memory than the system would ever give, which would end the process without a word from
+/// it. `what` names the argument that asks for so much.
+pub fn fits(bytes: f64, what: impl FnOnce() -> String) -> anyhow::Result<()> {
+    // A conversion from floats that are too large gives the largest integer, for which there is no memory.
+    if Vec::<u8>::new().try_reserve_exact(bytes as usize).is_err() {
+        anyhow::bail!(
+            "{}: takes {:.1} GiB, which do not fit the memory; less is needed",
+            what(),
+            bytes / GIB
+        );
+    }
+    Ok(())
+}
+
 /// The value of the first `key : value` line.
 fn field(text: &str, key: &str) -> Option<String> {
     let value = |line: &str| {
@@ -63,6 +79,18 @@ fn kilobytes(text: &str, key: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_no_memory_holds_is_refused() {
+        assert!(fits(1e6, || "a".into()).is_ok());
+        for bytes in [1e18, 1e30, f64::INFINITY] {
+            let message = fits(bytes, || "--shapes 1x2x3".into()).unwrap_err().to_string();
+            assert!(
+                message.starts_with("--shapes 1x2x3: takes ") && message.contains("do not fit"),
+                "{message}"
+            );
+        }
+    }
 
     #[test]
     fn proc_files_are_read_as_written() {

@@ -7,7 +7,7 @@
 pub(super) mod gpu;
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -25,7 +25,7 @@ use serde::Serialize;
 
 use super::Verdict;
 use crate::args::{AFormatArg, DeviceArg, OutFormatArg};
-use crate::files::write_whole;
+use crate::files::{writable, write_whole};
 use crate::machine::{self, Machine};
 use crate::report::Output;
 use crate::result::OwnedResult;
@@ -161,8 +161,10 @@ pub fn run(args: &BenchArgs, output: &Output) -> anyhow::Result<Verdict> {
         return Ok(Verdict::Right);
     }
     let shapes = parse_shapes(&args.shapes)?;
+    let plot = args.plot.as_deref().map(plot_file).transpose()?;
+    args.csv.as_deref().map(writable).transpose()?;
     if let DeviceArg::Gpu(id) = &args.device {
-        return gpu::run(args, id, &shapes, output);
+        return gpu::run(args, id, &shapes, plot.as_deref(), output);
     }
     if args.strategy.iter().any(|name| !["auto", "all", "fused"].contains(&name.as_str())) {
         bail!(
@@ -177,11 +179,17 @@ pub fn run(args: &BenchArgs, output: &Output) -> anyhow::Result<Verdict> {
     if let Some(path) = &args.csv {
         write_whole(path, report.to_csv().as_bytes())?;
     }
-    if let Some(path) = &args.plot {
+    if let Some(path) = &plot {
         plot::roofline(&report, path)?;
     }
     output.emit(&Measurements(report))?;
     Ok(Verdict::Right)
+}
+
+/// Where a plot will be written, if it can be.
+fn plot_file(path: &Path) -> anyhow::Result<PathBuf> {
+    plot::format(path)?;
+    writable(path)
 }
 
 /// Names of sets and shapes, in the order given.
@@ -218,6 +226,7 @@ fn measure_all(args: &BenchArgs, shapes: &[Shape], output: &Output) -> anyhow::R
         // Checked before the operands of a shape are made: those may take gigabytes.
         let descs = args.a_format.iter().map(|&a| desc(shape, a, args.out_dtype)).collect::<Vec<_>>();
         descs.iter().try_for_each(DualGemmDesc::check).with_context(|| format!("--shapes {shape}"))?;
+        machine::fits(memory(shape, args.cache), || format!("--shapes {shape}"))?;
         let operands = Operands::new(shape, args.cache)?;
         for desc in &descs {
             let named = roofline(desc);
@@ -283,14 +292,24 @@ pub(super) fn activations(desc: &DualGemmDesc) -> anyhow::Result<AOperand<'stati
     })
 }
 
+/// Sets of packed weights that take turns.
+fn sets(Shape { n, k, .. }: Shape, cache: CacheArg) -> usize {
+    match cache {
+        CacheArg::Cold => BEYOND_CACHES.div_ceil(n * k / 8 * 9).max(1),
+        CacheArg::Warm => 1,
+    }
+}
+
+/// Bytes of memory that a shape which was checked takes at least: weights and their packs, A in f32 as it is drawn and as
+/// the kernels take it, C.
+fn memory(shape: Shape, cache: CacheArg) -> f64 {
+    let [m, n, k] = [shape.m, shape.n, shape.k].map(|x| x as f64);
+    n * k * 1.125 * (1 + sets(shape, cache)) as f64 + m * k * 8.0 + m * n * 2.0
+}
+
 impl Operands {
     fn new(shape: Shape, cache: CacheArg) -> anyhow::Result<Self> {
-        let (weights, Shape { n, k, .. }) = (weights(shape)?, shape);
-        let sets = match cache {
-            CacheArg::Cold => BEYOND_CACHES.div_ceil(n * k / 8 * 9).max(1),
-            CacheArg::Warm => 1,
-        };
-        Ok(Self { weights, sets })
+        Ok(Self { weights: weights(shape)?, sets: sets(shape, cache) })
     }
 
     fn measure(&self, args: &BenchArgs, desc: &DualGemmDesc, roofline: &Roofline) -> anyhow::Result<Row> {

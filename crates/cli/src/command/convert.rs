@@ -59,6 +59,7 @@ pub fn run(args: &ConvertArgs, output: &Output) -> anyhow::Result<Verdict> {
     let checkpoint = layer::open(&args.input, &args.read)?;
     let read = checkpoint.files().paths().chain([args.input.as_path()]);
     files::is_no_input("OUT", &args.out, read)?;
+    files::writable_model(&args.out)?;
     let model = checkpoint.export()?;
     let written = write::write(&args.out, args.to, &model)?;
     output.emit(&Report {

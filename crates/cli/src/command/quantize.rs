@@ -26,7 +26,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::Verdict;
-use crate::files::is_no_input;
+use crate::files::{is_no_input, writable_model};
 use crate::report::{Output, Table};
 
 /// Arguments of `quantize`.
@@ -120,8 +120,14 @@ pub fn run(args: &QuantizeArgs, output: &Output) -> anyhow::Result<Verdict> {
     let (chosen, copied): (Vec<TensorView<'_>>, Vec<_>) =
         files.tensors().partition(|t| t.dtype.is_float() && t.shape.len() == 2 && !skipped(t));
     if chosen.is_empty() {
-        bail!("{}: holds no 2-D float tensor to quantize; F32, F16 or BF16 is needed", args.input.display());
+        let but = if args.skip.is_empty() { "" } else { " but for those to skip" };
+        let input = args.input.display();
+        bail!("{input}: holds no 2-D float tensor to quantize{but}; F32, F16 or BF16 is needed");
     }
+    if let Some(nothing) = args.skip.iter().find(|text| files.tensors().all(|t| !t.name.contains(*text))) {
+        bail!("--skip {nothing}: no tensor of {} has that in its name", args.input.display());
+    }
+    writable_model(&args.out)?;
     let groups = groups(chosen, args.share_gate_up);
     let bar = output.progress("quantize", groups.len());
     let quantized: Vec<(QuantizedMatrix<'static>, TensorReport)> = groups

@@ -78,9 +78,21 @@ const CASES: &[(&str, &[&str])] = &[
     ("sim --arch sm_90a --shape 1x16x16 --max-instructions 0", &["'0' for '--max-instructions"]),
     ("run {ckpt} --layer 0 --m 4294967296000", &["--m: 4294967296000 rows of 576 do not fit the"]),
     ("tune --device sim:sm_90a --shapes 16x128x256", &["--device sim:sm_90a: a simulated GPU has no clock"]),
+    ("bench --shapes 1x4294967296x4294967296", &["--shapes 1x4294967296x4294967296: B ["]),
+    (
+        "bench --shapes 99999999999x16x16 --smoke",
+        &["--shapes 99999999999x16x16: takes ", "do not fit the memory"],
+    ),
+    ("bench --shapes 1x18446744073709551615x16", &["B [", "does not fit the address space"]),
+    (
+        "bench --shapes challenge --budget 600 --plot {dir}/roof.pdf",
+        &["roof.pdf: plots are written as .svg or .png"],
+    ),
+    ("bench --shapes challenge --budget 600 --plot {dir}/no/roof.svg", &["{dir}/no/roof.svg: cannot "]),
+    ("bench --shapes challenge --budget 600 --csv {dir}", &["error: {dir}: is a directory"]),
     ("estimate --shape 0x16x16", &["--shape 0x16x16: M is 0"]),
     ("estimate --shape 1x16x100", &["--shape 1x16x100: ", "K"]),
-    ("estimate --shape 4294967295x4294967295x256", &["no launch is that large"]),
+    ("estimate --shape 4294967295x65536x256", &["no launch is that large"]),
     (
         "estimate --shape 1x16x16 --config sm100a_fused_features_n8_g1_k4_s5_a1",
         &["--config sm100a_fused_features_n8_g1_k4_s5_a1: 4 CTAs split K; 1x16x16 has work for 1"],
@@ -118,6 +130,14 @@ const CASES: &[(&str, &[&str])] = &[
         &["required arguments were not provided", "--reference", "--checkpoint"],
     ),
     ("verify {expected} --reference {expected} --max-rel-l2 -1", &["error: "]),
+    (
+        "verify {expected} --reference {expected} --min-cosine 1.5",
+        &["--min-cosine", "from -1 to 1 is needed"],
+    ),
+    (
+        "verify {expected} --reference {expected} --min-cosine nan",
+        &["--min-cosine", "from -1 to 1 is needed"],
+    ),
     ("completions tcsh", &["'tcsh' for '<SHELL>'", "possible values: bash"]),
     // Files that are not there or are something else.
     ("run {dir}/nothing", &["error: {dir}/nothing: cannot open: No such file"]),
@@ -177,6 +197,11 @@ const CASES: &[(&str, &[&str])] = &[
         "run {ckpt} --m 1 --repeat 1 --output {dir}/no/such/c.safetensors",
         &["{dir}/no/such/c.safetensors: cannot "],
     ),
+    (
+        "quantize {bf16} {dir}/o.safetensors --producer te --skip lm_heat",
+        &["--skip lm_heat: no tensor of mlp-bf16.safetensors has that in its name"],
+    ),
+    ("quantize {bf16} {dir}/full-dir --producer te", &["{dir}/full-dir: exists already"]),
     ("quantize {bf16} {dir}/o.gguf --producer te", &["o.gguf: .gguf is written with --producer ggml only"]),
     (
         "quantize {bf16} {dir}/o --producer torchao",

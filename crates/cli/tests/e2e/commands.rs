@@ -279,6 +279,18 @@ fn completions_exist_for_every_shell() {
     }
 }
 
+#[cfg(unix)]
+#[test]
+fn a_plot_goes_where_its_link_leads() {
+    let dir = tempfile::tempdir().unwrap();
+    let (real, link) = (dir.path().join("real.svg"), dir.path().join("link.svg"));
+    std::fs::write(&real, "old").unwrap();
+    std::os::unix::fs::symlink("real.svg", &link).unwrap();
+    json(&["bench", "--shapes", "1x16x16", "--smoke", "--plot", arg(&link)], 0);
+    assert!(link.symlink_metadata().unwrap().is_symlink());
+    assert!(std::fs::read_to_string(&real).unwrap().contains("<svg"));
+}
+
 #[test]
 fn help_and_version_go_to_stdout() {
     for args in [&["--help"][..], &["run", "--help"], &["--version"], &["help", "verify"]] {

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
+use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use dualgemm::GpuId;
@@ -89,6 +90,7 @@ pub(super) fn run(
     args: &BenchArgs,
     id: &GpuId,
     shapes: &[Shape],
+    plot_file: Option<&Path>,
     output: &Output,
 ) -> anyhow::Result<Verdict> {
     let gpu = crate::gpu::open_timed(id)?;
@@ -136,7 +138,7 @@ pub(super) fn run(
     if let Some(path) = &args.csv {
         write_whole(path, report.to_card_csv().as_bytes())?;
     }
-    if let Some(path) = &args.plot {
+    if let Some(path) = plot_file {
         plot::roofline(&report, path)?;
     }
     output.emit(&Measurements { report, limits, left_out, load_us: gpu.load_us() })?;
