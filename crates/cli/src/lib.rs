@@ -17,6 +17,7 @@ mod limits;
 mod machine;
 mod report;
 mod result;
+mod simulated;
 mod tolerance;
 
 use std::ffi::OsString;

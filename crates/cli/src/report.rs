@@ -59,6 +59,21 @@ impl Output {
         ExitCode::from(code)
     }
 
+    /// What stands on stderr while the simulator runs, which takes at most about so long; invisible where stderr is no
+    /// terminal.
+    pub fn simulation(&self, at_most: Duration) -> ProgressBar {
+        if self.document.is_some() || !io::stderr().is_terminal() {
+            return ProgressBar::hidden();
+        }
+        let bar =
+            ProgressBar::new_spinner().with_message(format!("simulate, at most about {}", Time(at_most)));
+        bar.enable_steady_tick(Duration::from_millis(200));
+        match ProgressStyle::with_template("{spinner} {msg}, {elapsed} so far") {
+            Ok(style) => bar.with_style(style),
+            Err(_) => bar,
+        }
+    }
+
     /// A progress bar over `len` steps on stderr; invisible where stderr is no terminal.
     pub fn progress(&self, what: &'static str, len: usize) -> ProgressBar {
         if self.document.is_some() || !io::stderr().is_terminal() {

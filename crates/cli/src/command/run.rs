@@ -28,7 +28,7 @@ use crate::machine::{self, Machine};
 use crate::report::{Bytes, Output, Time};
 use crate::result::OwnedResult;
 use crate::tolerance::Tolerance;
-use crate::{files, gpu};
+use crate::{files, gpu, simulated};
 
 /// Multiplications of the reference that a run is worth; above that, rows are sampled.
 const REFERENCE_BUDGET: f64 = 2e9;
@@ -52,7 +52,7 @@ pub struct RunArgs {
     /// Order of the block scales of an nvfp4 C; without it, row by row.
     #[arg(long, value_enum, value_name = "LAYOUT")]
     pub out_scale_layout: Option<ScaleLayoutArg>,
-    /// Where to compute: cpu, cuda, cuda:N, or a simulated GPU, sim:sm_90a.
+    /// Where to compute: cpu, cuda, cuda:N, or a simulated GPU, sim:sm_90a, for up to 2^34 multiplications.
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceArg::Cpu)]
     pub device: DeviceArg,
     /// How a GPU puts the operation together, see bench --list; without it, the fastest that is known.
@@ -64,7 +64,7 @@ pub struct RunArgs {
     /// Threads; without it, all there are.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub threads: Option<u16>,
-    /// Timed runs; without it, as many as fit 0.3 s, at least one.
+    /// Timed runs; without it, as many as fit 0.3 s, at least one, and one if simulated.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub repeat: Option<u32>,
     /// Rows to compare with the f64 reference: all, none, or how many. Without it, as many as take a few seconds.
@@ -281,6 +281,7 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
     if let Some(path) = &args.output {
         let inputs = [Some(args.checkpoint.as_path()), args.activations.input.as_deref()];
         files::is_no_input("--output", path, inputs.into_iter().flatten().chain(checkpoint.files().paths()))?;
+        files::writable(path)?;
     }
     let layer = Layer::of(&checkpoint, &args.layer)?;
     let (epilogue, activation_from) = layer::epilogue(&checkpoint, &args.epilogue)?;
@@ -313,6 +314,14 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
     let plan = gpu::supported(DualGemm::plan(&desc, &target))?;
     tracing::info!(%plan, "planned");
     let no_clock = matches!(args.device, DeviceArg::Gpu(GpuId::Sim(_)));
+    // Without a clock one run says all.
+    let runs = args.repeat.map(|runs| runs as usize).or(no_clock.then_some(1));
+    let simulation = if no_clock {
+        Some(simulated::fits((m, n, k), runs.unwrap_or(1), &format!("--device {}", args.device))?)
+    } else {
+        None
+    };
+    machine::fits(memory(&desc), || format!("C [{m}, {n}] of A [{m}, {k}]"))?;
     let limits = if args.no_roofline || no_clock { None } else { Some(Limits::measure(&plan)?) };
 
     let begin = Instant::now();
@@ -320,7 +329,11 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
     let packed = layer.prepack(&plan, 0..n, |done| bar.set_position(done as u64))?;
     bar.finish_and_clear();
     let prepack_us = begin.elapsed().as_secs_f64() * 1e6;
-    let (c, timing) = multiply(args, &plan, &a, packed)?;
+    let bar = simulation.map(|at_most| output.simulation(at_most));
+    let (c, timing) = multiply(runs, no_clock, &plan, &a, packed)?;
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
     if let Some(path) = &args.output {
         c.write(path, m, n)?;
     }
@@ -374,18 +387,26 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
     Ok(right.into())
 }
 
-/// Runs, timed, and drops the weights.
+/// Bytes of memory that a problem takes at least beside its operands: C, A as the kernels take it, the packed weights.
+fn memory(desc: &DualGemmDesc) -> f64 {
+    let [m, n, k] = [desc.m, desc.n, desc.k].map(|x| x as f64);
+    m * n * desc.out.bits_per_element() / 8.0 + m * k + n * k * 1.125
+}
+
+/// Runs, timed, and drops the weights. Where there is a clock, one run before does not count.
 fn multiply(
-    args: &RunArgs,
+    runs: Option<usize>,
+    no_clock: bool,
     plan: &Plan,
     a: &AOperand<'_>,
     packed: PackedWeights,
 ) -> anyhow::Result<(OwnedResult, Timing)> {
     let mut runner = gpu::supported(plan.runner(1))?;
     let mut c = OwnedResult::zeroed(plan.desc());
-    let protocol = match args.repeat.map(|runs| runs as usize) {
-        Some(runs) => Protocol { warmup: 1, min_runs: runs, max_runs: runs, ..Protocol::default() },
-        None => Protocol { warmup: 1, min_runs: 1, max_runs: 1000, budget: Duration::from_millis(300) },
+    let warmup = usize::from(!no_clock);
+    let protocol = match runs {
+        Some(runs) => Protocol { warmup, min_runs: runs, max_runs: runs, ..Protocol::default() },
+        None => Protocol { warmup, min_runs: 1, max_runs: 1000, budget: Duration::from_millis(300) },
     };
     let timing = protocol.measure(|_| -> Result<(), dualgemm::Error> {
         let scale = runner.run(a, &packed, c.as_output())?;

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use anyhow::{anyhow, bail};
+use anyhow::anyhow;
 use clap::Args;
 use dualgemm::formats::{BlockFormat, FloatType, GlobalScale};
 use dualgemm::gemm::{AFormat, AOperand, Activation, Comparison, DualGemmDesc, Epilogue, GateUp, reference};
@@ -28,17 +28,13 @@ use super::{Verdict, ptx};
 use crate::args::parse_activation;
 use crate::failure::Unsupported;
 use crate::report::Output;
+use crate::simulated;
 use crate::tolerance::{Tolerance, Worst};
 
 /// Tensor scales of the generated operands: different ones, so that a mix-up shows.
 const A_SCALE: f32 = 0.5;
 const GATE_SCALE: f32 = 0.011;
 const UP_SCALE: f32 = 0.023;
-
-/// Multiplications of one product that are simulated at most: hours.
-const MOST_WORK: usize = 1 << 34;
-/// Elements of an operand at most.
-const MOST_ELEMENTS: usize = 1 << 28;
 
 /// Arguments of `sim`.
 #[derive(Debug, Args)]
@@ -300,12 +296,7 @@ pub fn run(args: &SimArgs, output: &Output) -> anyhow::Result<Verdict> {
     };
     let kernel = ptx::find(name, &args.arch)?;
     DualGemmDesc::new(m, n, k, AFormat::F16, formats.weights()).check()?;
-    let at_most = |limit: usize, factors: &[usize]| {
-        factors.iter().try_fold(1usize, |product, &f| product.checked_mul(f)).is_some_and(|x| x <= limit)
-    };
-    if !at_most(MOST_WORK, &[m, n, k]) || !at_most(MOST_ELEMENTS, &[m.max(n), k]) {
-        bail!("--shape {}: at most 2^34 multiplications of 2^28 elements are simulated", args.shape);
-    }
+    let bar = output.simulation(simulated::fits((m, n, k), 1, "--shape")?);
 
     let mut inputs = Inputs::seeded(args.seed);
     let mut half = |name, scale| {
@@ -341,6 +332,7 @@ pub fn run(args: &SimArgs, output: &Output) -> anyhow::Result<Verdict> {
             None => return Err(error.into()),
         },
     };
+    bar.finish_and_clear();
     output.emit(&Report {
         kernel: kernel.name,
         arch: kernel.arch.as_str(),

@@ -72,6 +72,10 @@ const CASES: &[(&str, &[&str])] = &[
         &["OUT: mlp-bf16.safetensors is one of the files that are read"],
     ),
     ("convert {ckpt} {ckpt} --to modelopt", &["OUT: modelopt-nvfp4 is one of the files that are read"]),
+    (
+        "run {ckpt} --device sim:sm_90a --a-format f16 --repeat 1000",
+        &["--device sim:sm_90a: at most 2^34 multiplications", "64x1536x576 1000 times is more"],
+    ),
     ("run {ckpt} --device sim:sm_90a --isa avx2", &["--isa: sim:sm_90a is a GPU"]),
     ("run {ckpt} --device cuda:-1", &["'cuda:-1' for '--device", "valid are cpu, cuda"]),
     ("run {ckpt} --layer 0 --out-scale-layout 128x4", &["--out-scale-layout: C has no block scales"]),
