@@ -205,7 +205,14 @@ impl Checkpoint {
                 file: file(),
                 layer,
                 found: list(all.iter().map(|m| format!("{} `{}`", m.kind, m.path))),
-                valid: format!("there is no {kind} in it"),
+                valid: match kind {
+                    MlpKind::Dense => {
+                        "there is no dense MLP in it; an expert or the shared one is to be named"
+                    }
+                    MlpKind::Shared => "there is no shared expert in it",
+                    MlpKind::Experts => "there are no experts in it",
+                }
+                .into(),
             }),
             several => {
                 // Where a vision tower kept its floats there is one answer.

@@ -180,7 +180,11 @@ impl fmt::Display for Report {
             write!(f, "{table}")?;
         }
         match self.halves_differ.as_slice() {
-            [] => write!(f, "gate and up have the same tensor scale everywhere"),
+            [] => {
+                let all = self.mlps.iter().flat_map(|mlp| &mlp.entries).all(|entry| entry.pair.is_some());
+                let everywhere = if all { "everywhere" } else { "where both can be read" };
+                write!(f, "gate and up have the same tensor scale {everywhere}")
+            }
             some => write!(
                 f,
                 "gate and up have different tensor scales in {} of them: {}",

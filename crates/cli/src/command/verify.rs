@@ -40,11 +40,12 @@ pub struct VerifyArgs {
     pub activations: ActivationArgs,
     #[command(flatten)]
     pub epilogue: EpilogueArgs,
-    /// Largest relative L2 error allowed; by default 1e-5 for f32, 1e-3 for f16, 5e-3 for bf16, 0.15 for nvfp4.
+    /// Largest relative L2 error allowed; by default 1e-5 for f32 (1e-3 where products are rounded to bf16), 1e-3 for f16,
+    /// 5e-3 for bf16, 0.15 for nvfp4. By default floats are right within 1 ulp everywhere, too.
     #[arg(long, value_name = "X", value_parser = positive)]
     pub max_rel_l2: Option<f64>,
     /// Least cosine allowed; by default 1 - X², X being the relative L2 error allowed.
-    #[arg(long, value_name = "Y")]
+    #[arg(long, value_name = "Y", value_parser = cosine)]
     pub min_cosine: Option<f64>,
 }
 
@@ -65,6 +66,11 @@ fn positive(text: &str) -> Result<f64, String> {
         .ok()
         .filter(|x: &f64| x.is_finite() && *x > 0.0)
         .ok_or_else(|| "a positive number is needed".into())
+}
+
+fn cosine(text: &str) -> Result<f64, String> {
+    let found = text.parse().ok().filter(|x| (-1.0..=1.0).contains(x));
+    found.ok_or_else(|| "a number from -1 to 1 is needed".into())
 }
 
 #[derive(Debug, Serialize)]

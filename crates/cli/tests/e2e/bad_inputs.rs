@@ -155,7 +155,7 @@ const CASES: &[(&str, &[&str])] = &[
     ("run {bf16} --convention modelopt --layer 14", &["is not quantized"]),
     ("run {ckpt} --convention mlx", &["convention `mlx` is unknown; valid are modelopt"]),
     ("run {ckpt} --layer 7", &["no gated MLP in layer 7; there is one in layer 0"]),
-    ("run {ckpt} --layer 0 --expert 3", &["layer 0", "there is no experts in it"]),
+    ("run {ckpt} --layer 0 --expert 3", &["layer 0", "there are no experts in it"]),
     ("run {ckpt} --within vision", &["vision"]),
     ("inspect {dir}/nothing", &["{dir}/nothing: cannot open"]),
     ("validate {dir}/nothing", &["{dir}/nothing: cannot open"]),

@@ -80,6 +80,22 @@ fn inspect_shows_scales_of_both_halves() {
 }
 
 #[test]
+fn inspect_says_nothing_of_scales_that_it_cannot_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let from = data("modelopt-nvfp4");
+    let kept = ["weight", "weight_scale", "weight_scale_2", "input_scale"]
+        .map(|name| format!("model.layers.0.mlp.gate_proj.{name}"));
+    let kept: Vec<&str> = kept.iter().map(String::as_str).collect();
+    extract(&from.join("model.safetensors"), &kept, &dir.path().join("model.safetensors"));
+    std::fs::copy(from.join("config.json"), dir.path().join("config.json")).unwrap();
+    for (checkpoint, ending) in [(from.as_path(), "everywhere"), (dir.path(), "where both can be read")] {
+        let output = dualgemm().args(["inspect", arg(checkpoint)]).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.trim_end().ends_with(ending), "{text}");
+    }
+}
+
+#[test]
 fn validate_passes_the_shipped_checkpoints_and_fails_a_broken_one() {
     for (name, _) in CHECKPOINTS {
         let report = json(&["validate", arg(&data(name))], 0);
