@@ -14,8 +14,8 @@ use pyo3::types::{PyBytes, PyTuple};
 use crate::array::{Array, Dtype};
 use crate::error::{Kind, facade};
 use crate::operand::{Quantized, Source};
+use crate::options::activation as activation_named;
 use crate::pool;
-use crate::weights::activation as activation_named;
 
 /// Codes and linear scales of A, B1 and B2: six byte strings. `full` draws from all sixteen codes.
 #[pyfunction]

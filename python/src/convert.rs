@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use dualgemm::formats::quantize::mxfp4::quantize_mxfp4;
 use dualgemm::formats::quantize::quantize_with;
-use dualgemm::formats::{self, BlockFormat, Producer, QuantizedMatrix, Search};
+use dualgemm::formats::{self, BlockFormat, GlobalScale, Producer, QuantizedMatrix, Search};
 use half::{bf16, f16};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -14,8 +14,8 @@ use crate::array::{Array, Dtype};
 use crate::destination::bytes_mut;
 use crate::error::{Kind, facade};
 use crate::operand::{Quantized, floats, format, layout};
+use crate::options::LayerOptions;
 use crate::pool;
-use crate::weights::{LayerOptions, multiplier};
 
 /// Quantizes a matrix into arrays of codes and scales and returns the tensor scale, a multiplier.
 #[pyfunction]
@@ -46,7 +46,7 @@ pub fn quantize(
     let source = Array::on_cpu("x", x)?;
     let matrix = floats("x", &source)?;
     let quantized = pool::run(py, || -> Result<QuantizedMatrix<'static>, formats::Error> {
-        let quantized = match (format, multiplier(global_scale)) {
+        let quantized = match (format, global_scale.map(GlobalScale::multiplier)) {
             (BlockFormat::Mxfp4, _) => quantize_mxfp4("x", &matrix),
             (BlockFormat::Nvfp4, None) => formats::quantize("x", &matrix, producer, search),
             (BlockFormat::Nvfp4, Some(scale)) => quantize_with("x", &matrix, producer, search, scale),

@@ -1,9 +1,9 @@
 //! The extension module `dualgemm._dualgemm`: views of Python arrays in, facade calls with the GIL released, results
 //! into arrays that the Python side allocated.
 //!
-//! Flow: [`array`] (who owns memory, where, of which type and strides) → [`operand`] (matrices that borrow it) →
-//! [`weights`] and [`device`], [`convert`], [`challenge`] (the operations) → the facade. [`tools`] hands whole subcommands of the
-//! command over. Nothing here allocates a Python array and nothing imports a framework.
+//! Flow: [`array`] (who owns memory, where, of which type and strides) → [`operand`] (matrices that borrow it),
+//! [`options`] (what callers say in words) → [`weights`] and [`device`], [`convert`], [`challenge`] (the operations) → the
+//! facade. [`tools`] hands whole subcommands of the command over. Nothing here allocates a Python array and nothing imports a framework.
 
 mod array;
 mod challenge;
@@ -12,6 +12,7 @@ mod destination;
 mod device;
 mod error;
 mod operand;
+mod options;
 mod pool;
 mod tools;
 mod weights;

@@ -1,24 +1,21 @@
 //! `Weights`: gate and up of one MLP in kernel order, made once and shared by every call and thread.
 
-use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use dualgemm::checkpoint::{GateUpOrder, Half};
-use dualgemm::formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout};
+use dualgemm::formats::{BlockFormat, QuantizedMatrix, ScaleLayout};
 use dualgemm::gemm::{AFormat, Activation, DualGemmDesc, Epilogue, GateUp, QuantizeA};
-use dualgemm::{DualGemm, GpuOptions, PackedWeights, Runner, Target};
-use dualgemm_cli::args::{self, EpilogueArgs, LayerArgs, NibbleOrderArg, ReadArgs};
-use dualgemm_cli::layer::{self, Layer};
+use dualgemm::{DualGemm, PackedWeights, Runner, Target};
 use half::{bf16, f16};
-use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::array::{Array, Dtype, Place};
 use crate::destination::Destination;
-use crate::error::{self, Kind, facade};
-use crate::operand::{Quantized, Source, layout};
+use crate::error::{Kind, facade};
+use crate::operand::{Quantized, Source};
+use crate::options::{self, LayerOptions, device_target};
 use crate::{device, pool};
 
 /// Runners that are kept for further calls: the problems that one layer meets while decoding and prefilling.
@@ -55,124 +52,6 @@ fn packed_bytes(packed: &PackedWeights) -> usize {
         PackedWeights::Gpu(weights) => weights.bytes(),
         _ => 0,
     }
-}
-
-/// A target by name: cpu, cuda, cuda:N, or sim:ARCH.
-fn target(name: &str) -> PyResult<Target> {
-    match name {
-        "cpu" => Ok(Target::default()),
-        name => Ok(Target::Gpu(name.parse().map_err(|e: dualgemm::Error| facade(e))?, GpuOptions::default())),
-    }
-}
-
-/// Where in a checkpoint a layer is and how the checkpoint is to be read: the keywords of `Weights.from_checkpoint`.
-pub struct LayerOptions {
-    layer: LayerArgs,
-    epilogue: EpilogueArgs,
-    rank: usize,
-    world: usize,
-    target: Target,
-}
-
-impl LayerOptions {
-    /// From keywords; an unknown one is a `TypeError`.
-    pub fn of(layer: Option<usize>, keywords: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
-        let read = ReadArgs {
-            convention: None,
-            gate_up_order: None,
-            nibble_order: NibbleOrderArg::LoHi,
-            scale_layout: None,
-            within: None,
-            unusable_input_scale_is_one: false,
-        };
-        let mut this = Self {
-            layer: LayerArgs { layer, expert: None, shared_expert: false, read },
-            epilogue: EpilogueArgs { activation: None, round_gate_up_to_bf16: false },
-            rank: 0,
-            world: 1,
-            target: Target::default(),
-        };
-        for (key, value) in keywords.into_iter().flatten() {
-            this.set(&key.extract::<String>()?, &value)?;
-        }
-        Ok(this)
-    }
-
-    fn set(&mut self, key: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
-        let text = || value.extract::<String>();
-        let read = &mut self.layer.read;
-        match key {
-            "device" => self.target = target(&value.str()?.extract::<String>()?)?,
-            "rank" => self.rank = value.extract()?,
-            "world" => self.world = value.extract()?,
-            "shared_expert" => self.layer.shared_expert = value.extract()?,
-            "unusable_input_scale_is_one" => read.unusable_input_scale_is_one = value.extract()?,
-            "expert" => self.layer.expert = value.extract()?,
-            "convention" => read.convention = value.extract()?,
-            "within" => read.within = value.extract()?,
-            // The rest are names, for which None is the default.
-            "activation" | "gate_up_order" | "nibble_order" | "scale_layout" if value.is_none() => {}
-            "activation" => self.epilogue.activation = Some(activation(&text()?)?),
-            "gate_up_order" => read.gate_up_order = Some(order(&text()?)?),
-            "nibble_order" => {
-                read.nibble_order = match text()?.as_str() {
-                    "lo-hi" => NibbleOrderArg::LoHi,
-                    "hi-lo" => NibbleOrderArg::HiLo,
-                    other => {
-                        let message = format!("nibble_order `{other}` is unknown; valid are lo-hi, hi-lo");
-                        return Err(Kind::Argument.raise(message));
-                    }
-                }
-            }
-            "scale_layout" => {
-                read.scale_layout = Some(match layout(&text()?)? {
-                    ScaleLayout::Linear => args::ScaleLayoutArg::Linear,
-                    ScaleLayout::Sf128x4 => args::ScaleLayoutArg::Sf128x4,
-                    ScaleLayout::Sf8x4 => args::ScaleLayoutArg::Sf8x4,
-                });
-            }
-            _ => return Err(PyTypeError::new_err(format!("unexpected keyword argument '{key}'"))),
-        }
-        Ok(())
-    }
-
-    /// Opens the checkpoint and hands the layer, what the checkpoint says about it and this rank's features to
-    /// `use_it`, with the GIL released.
-    pub fn with_layer<R: Send>(
-        &self,
-        py: Python<'_>,
-        path: &Path,
-        use_it: impl FnOnce(&Layer<'_>, Epilogue, Range<usize>) -> anyhow::Result<R> + Send,
-    ) -> PyResult<R> {
-        let result = pool::run(py, || {
-            let checkpoint = layer::open(path, &self.layer.read)?;
-            let layer = Layer::of(&checkpoint, &self.layer)?;
-            let (epilogue, _) = layer::epilogue(&checkpoint, &self.epilogue)?;
-            let features = layer.shard(self.rank, self.world)?;
-            use_it(&layer, epilogue, features)
-        })?;
-        result.map_err(|error| error::command(&error))
-    }
-
-    /// The rank and how many there are.
-    pub fn rank(&self) -> (usize, usize) {
-        (self.rank, self.world)
-    }
-}
-
-fn order(name: &str) -> PyResult<GateUpOrder> {
-    name.parse().map_err(|error: dualgemm::checkpoint::Error| Kind::Argument.raise(error.to_string()))
-}
-
-/// An activation by name, with its numbers after a colon.
-pub fn activation(name: &str) -> PyResult<Activation> {
-    args::parse_activation(name)
-        .map_err(|valid| Kind::Argument.raise(format!("activation `{name}` is unknown; {valid}")))
-}
-
-/// A target from anything whose text is its name, as torch devices are.
-fn device_target(device: Option<&Bound<'_, PyAny>>) -> PyResult<Target> {
-    device.map_or_else(|| Ok(Target::default()), |device| target(&device.str()?.extract::<String>()?))
 }
 
 /// One half of a fused matrix, copied.
@@ -354,7 +233,7 @@ impl Weights {
         device: Option<&Bound<'_, PyAny>>,
         stream: Option<u64>,
     ) -> PyResult<Self> {
-        let activation = self::activation(activation)?;
+        let activation = options::activation(activation)?;
         let (gate, up) = (Quantized::of("gate", gate)?, Quantized::of("up", up)?);
         let (gate_bias, up_bias) = (values("gate_bias", gate_bias)?, values("up_bias", up_bias)?);
         if gate.place() != Place::Cpu {
@@ -383,7 +262,7 @@ impl Weights {
         device: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let target = device_target(device)?;
-        let (order, activation) = (self::order(order)?, self::activation(activation)?);
+        let (order, activation) = (options::order(order)?, options::activation(activation)?);
         let source = Quantized::of("gate_up", gate_up)?;
         let fused = source.matrix("gate_up")?;
         if !fused.rows().is_multiple_of(order.row_multiple()) {
@@ -473,7 +352,7 @@ impl Weights {
         stream: u64,
     ) -> PyResult<Option<f32>> {
         let source = Source::of("a", a)?;
-        let activation = activation_name.map_or(Ok(self.activation), activation)?;
+        let activation = activation_name.map_or(Ok(self.activation), options::activation)?;
         let epilogue = Epilogue { activation, round_gate_up_to_bf16, ..Epilogue::default() };
         let mut destination = Destination::of(out)?;
         let quantize_a = self.quantize_a(quantize_a)?;
@@ -497,9 +376,4 @@ impl Weights {
         })?
         .map_err(|error: dualgemm::Error| facade(error))
     }
-}
-
-/// The tensor scale that the caller names, a multiplier.
-pub fn multiplier(scale: Option<f32>) -> Option<GlobalScale> {
-    scale.map(GlobalScale::multiplier)
 }

@@ -1,0 +1,134 @@
+//! What callers say in words: targets, activations, orders of gate and up, and the keywords of
+//! `Weights.from_checkpoint`.
+
+use std::ops::Range;
+use std::path::Path;
+
+use dualgemm::checkpoint::GateUpOrder;
+use dualgemm::formats::ScaleLayout;
+use dualgemm::gemm::{Activation, Epilogue};
+use dualgemm::{GpuOptions, Target};
+use dualgemm_cli::args::{self, EpilogueArgs, LayerArgs, NibbleOrderArg, ReadArgs};
+use dualgemm_cli::layer::{self, Layer};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::error::{self, Kind, facade};
+use crate::operand::layout;
+use crate::pool;
+
+/// A target by name: cpu, cuda, cuda:N, or sim:ARCH.
+fn target(name: &str) -> PyResult<Target> {
+    match name {
+        "cpu" => Ok(Target::default()),
+        name => Ok(Target::Gpu(name.parse().map_err(|e: dualgemm::Error| facade(e))?, GpuOptions::default())),
+    }
+}
+/// A target from anything whose text is its name, as torch devices are.
+pub fn device_target(device: Option<&Bound<'_, PyAny>>) -> PyResult<Target> {
+    device.map_or_else(|| Ok(Target::default()), |device| target(&device.str()?.extract::<String>()?))
+}
+/// An order of gate and up in one matrix, by name.
+pub fn order(name: &str) -> PyResult<GateUpOrder> {
+    name.parse().map_err(|error: dualgemm::checkpoint::Error| Kind::Argument.raise(error.to_string()))
+}
+/// An activation by name, with its numbers after a colon.
+pub fn activation(name: &str) -> PyResult<Activation> {
+    args::parse_activation(name)
+        .map_err(|valid| Kind::Argument.raise(format!("activation `{name}` is unknown; {valid}")))
+}
+/// Where in a checkpoint a layer is and how the checkpoint is to be read: the keywords of `Weights.from_checkpoint`.
+pub struct LayerOptions {
+    layer: LayerArgs,
+    epilogue: EpilogueArgs,
+    rank: usize,
+    world: usize,
+    pub target: Target,
+}
+
+impl LayerOptions {
+    /// From keywords; an unknown one is a `TypeError`.
+    pub fn of(layer: Option<usize>, keywords: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
+        let read = ReadArgs {
+            convention: None,
+            gate_up_order: None,
+            nibble_order: NibbleOrderArg::LoHi,
+            scale_layout: None,
+            within: None,
+            unusable_input_scale_is_one: false,
+        };
+        let mut this = Self {
+            layer: LayerArgs { layer, expert: None, shared_expert: false, read },
+            epilogue: EpilogueArgs { activation: None, round_gate_up_to_bf16: false },
+            rank: 0,
+            world: 1,
+            target: Target::default(),
+        };
+        for (key, value) in keywords.into_iter().flatten() {
+            this.set(&key.extract::<String>()?, &value)?;
+        }
+        Ok(this)
+    }
+
+    fn set(&mut self, key: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        let text = || value.extract::<String>();
+        let read = &mut self.layer.read;
+        match key {
+            "device" => self.target = target(&value.str()?.extract::<String>()?)?,
+            "rank" => self.rank = value.extract()?,
+            "world" => self.world = value.extract()?,
+            "shared_expert" => self.layer.shared_expert = value.extract()?,
+            "unusable_input_scale_is_one" => read.unusable_input_scale_is_one = value.extract()?,
+            "expert" => self.layer.expert = value.extract()?,
+            "convention" => read.convention = value.extract()?,
+            "within" => read.within = value.extract()?,
+            // The rest are names, for which None is the default.
+            "activation" | "gate_up_order" | "nibble_order" | "scale_layout" if value.is_none() => {}
+            "activation" => self.epilogue.activation = Some(activation(&text()?)?),
+            "gate_up_order" => read.gate_up_order = Some(order(&text()?)?),
+            "nibble_order" => {
+                read.nibble_order = match text()?.as_str() {
+                    "lo-hi" => NibbleOrderArg::LoHi,
+                    "hi-lo" => NibbleOrderArg::HiLo,
+                    other => {
+                        let message = format!("nibble_order `{other}` is unknown; valid are lo-hi, hi-lo");
+                        return Err(Kind::Argument.raise(message));
+                    }
+                }
+            }
+            "scale_layout" => {
+                read.scale_layout = Some(match layout(&text()?)? {
+                    ScaleLayout::Linear => args::ScaleLayoutArg::Linear,
+                    ScaleLayout::Sf128x4 => args::ScaleLayoutArg::Sf128x4,
+                    ScaleLayout::Sf8x4 => args::ScaleLayoutArg::Sf8x4,
+                });
+            }
+            _ => return Err(PyTypeError::new_err(format!("unexpected keyword argument '{key}'"))),
+        }
+        Ok(())
+    }
+
+    /// Opens the checkpoint and hands the layer, what the checkpoint says about it and this rank's features to
+    /// `use_it`, with the GIL released.
+    pub fn with_layer<R: Send>(
+        &self,
+        py: Python<'_>,
+        path: &Path,
+        use_it: impl FnOnce(&Layer<'_>, Epilogue, Range<usize>) -> anyhow::Result<R> + Send,
+    ) -> PyResult<R> {
+        let result = pool::run(py, || {
+            let checkpoint = layer::open(path, &self.layer.read)?;
+            let layer = Layer::of(&checkpoint, &self.layer)?;
+            let (epilogue, _) = layer::epilogue(&checkpoint, &self.epilogue)?;
+            let features = layer.shard(self.rank, self.world)?;
+            use_it(&layer, epilogue, features)
+        })?;
+        result.map_err(|error| error::command(&error))
+    }
+
+    /// The rank and how many there are.
+    pub fn rank(&self) -> (usize, usize) {
+        (self.rank, self.world)
+    }
+}
