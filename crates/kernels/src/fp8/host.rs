@@ -1,6 +1,6 @@
 //! The host side of the e4m3 kernel.
 
-use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};
+use dualgemm_device::{Args, Device, DevicePtr, LaunchSpec};
 use dualgemm_formats::FloatType;
 use dualgemm_gemm::Program;
 use dualgemm_ptx::layout::{TensorDataType, TensorMap, TensorSwizzle};
@@ -8,8 +8,7 @@ use dualgemm_ptx::layout::{TensorDataType, TensorMap, TensorSwizzle};
 use super::config::{Config, STAGE_K};
 use super::fused;
 use crate::Error;
-use crate::generic::finish::{self, Output};
-use crate::generic::load;
+use crate::generic::finish::{Loaded, Output};
 use crate::generic::quantize::{block_rule, fits};
 
 /// Operands in device memory, e4m3 matrices with dense rows.
@@ -32,11 +31,8 @@ pub struct FusedArgs {
 /// The kernel, loaded on a device for one activation.
 #[derive(Debug, Clone, Copy)]
 pub struct Fused {
-    function: FunctionId,
+    loaded: Loaded,
     config: Config,
-    shared: u32,
-    /// What the address of C is a multiple of.
-    c_step: usize,
 }
 
 impl Fused {
@@ -52,9 +48,9 @@ impl Fused {
         program: &Program,
         aligned: bool,
     ) -> Result<Self, Error> {
-        let function = load(device, &fused::generate(&config, out, program, aligned)?, fused::ENTRY)?;
-        let shared = config.layout(out)?.smem.bytes();
-        Ok(Self { function, config, shared, c_step: finish::step(out, aligned) })
+        let module = fused::generate(&config, out, program, aligned)?;
+        let memory = (fused::ENTRY, config.layout(out)?.smem.bytes());
+        Ok(Self { loaded: Loaded::new(device, &module, memory, (out, aligned))?, config })
     }
 
     /// The launch on these operands; it can be repeated and recorded.
@@ -83,9 +79,7 @@ impl Fused {
         }
         fits("A", "address of row scales", args.row_scales.0 as usize, 0, 4)?;
         let list = list.u32(m as u32).u32(n as u32).u32(k.div_ceil(STAGE_K as usize) as u32);
-        let list = args.output.args(list.ptr(args.row_scales), self.c_step)?;
         let shape = self.config.shape();
-        let (grid, block) = (shape.grid(m, n), [shape.threads(), 1, 1]);
-        Ok(LaunchSpec::new(self.function, grid, block).dynamic_shared(self.shared).args(list))
+        self.loaded.spec((shape.grid(m, n), shape.threads()), list.ptr(args.row_scales), &args.output)
     }
 }

@@ -1,12 +1,14 @@
 //! The end of the fused GEMMs beside the Hopper kernel: scaling, bias, activation, and a staged tile to rows of C.
 
-use dualgemm_device::{Args, DevicePtr};
+use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};
 use dualgemm_formats::FloatType;
 use dualgemm_gemm::Program;
+use dualgemm_ptx::ast::Module;
 use dualgemm_ptx::builder::*;
+use dualgemm_ptx::layout::SmemLayout;
 
 use super::quantize::fits;
-use super::values;
+use super::{load, values};
 use crate::Error;
 use crate::parts::epilogue;
 
@@ -31,13 +33,48 @@ impl Output {
     }
 
     /// The arguments that [`Finish::declare`] declares; C is at a multiple of `step`.
-    pub(crate) fn args(&self, args: Args, step: usize) -> Result<Args, Error> {
+    fn args(&self, args: Args, step: usize) -> Result<Args, Error> {
         fits("C", "address", self.c.0 as usize, 1, step)?;
         for ptr in [self.a_scale, self.bias[0], self.bias[1]] {
             fits("epilogue", "address of floats", ptr.0 as usize, 0, 4)?;
         }
         let args = args.ptr(self.c).f32(self.alpha[0]).f32(self.alpha[1]);
         Ok(args.ptr(self.a_scale).ptr(self.bias[0]).ptr(self.bias[1]))
+    }
+}
+
+/// A kernel that ends in a [`Finish`], loaded on a device: what its host needs beside the operands.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Loaded {
+    function: FunctionId,
+    /// Bytes of shared memory of a CTA.
+    shared: u32,
+    /// What the address of C is a multiple of: 16 bytes if its rows start at such, otherwise an element.
+    c_step: usize,
+}
+
+impl Loaded {
+    /// Loads the kernel called `entry`, whose CTAs take `shared` bytes. C is of type `ty`; `aligned`: its rows start at
+    /// multiples of 16 bytes.
+    pub(crate) fn new(
+        device: &dyn Device,
+        module: &Module,
+        (entry, shared): (&str, u32),
+        (ty, aligned): (FloatType, bool),
+    ) -> Result<Self, Error> {
+        let c_step = if aligned { 16 } else { values::bytes(ty) as usize };
+        Ok(Self { function: load(device, module, entry)?, shared, c_step })
+    }
+
+    /// A launch of CTAs of `threads`; `args` are the kernel's own, which come before those of `output`.
+    pub(crate) fn spec(
+        &self,
+        (grid, threads): ([u32; 3], u32),
+        args: Args,
+        output: &Output,
+    ) -> Result<LaunchSpec, Error> {
+        let args = output.args(args, self.c_step)?;
+        Ok(LaunchSpec::new(self.function, grid, [threads, 1, 1]).dynamic_shared(self.shared).args(args))
     }
 }
 
@@ -75,14 +112,17 @@ pub(crate) struct Staged {
     pub(crate) n: Reg<U32>,
 }
 
-/// What the address of C is a multiple of: 16 bytes if its rows start at such, otherwise an element.
-pub(crate) fn step(ty: FloatType, aligned: bool) -> usize {
-    if aligned { 16 } else { values::bytes(ty) as usize }
-}
-
 /// Bytes from row to row of a staged tile: 16 more than its features take, which spreads the rows over the banks.
 pub(crate) fn pitch(ty: FloatType, features: u32) -> u32 {
     features * values::bytes(ty) + 16
+}
+
+/// Makes room for a staged tile over the stages, which are read by then, and behind them if they are smaller.
+pub(crate) fn stage_over(smem: &mut SmemLayout, ty: FloatType, tokens: u32, features: u32) {
+    let staged = tokens * pitch(ty, features);
+    if staged > smem.bytes() {
+        smem.alloc("staged", staged - smem.bytes(), 16);
+    }
 }
 
 impl<'a> Finish<'a> {
@@ -129,17 +169,7 @@ impl<'a> Finish<'a> {
 
     /// Rounds an element and stores it in the staged tile.
     pub(crate) fn stage(&self, k: &mut Kernel, to: Addr<Shared>, value: Reg<F32>) {
-        match self.ty {
-            FloatType::F32 => k.st(to, value),
-            FloatType::F16 => {
-                let half = k.f32_to_f16(value);
-                k.st(to, half);
-            }
-            FloatType::Bf16 => {
-                let half = k.f32_to_bf16(value);
-                k.st(to, half);
-            }
-        }
+        values::store_one(k, self.ty, to, value);
     }
 
     /// Address of an element of the staged tile.

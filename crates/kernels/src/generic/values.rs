@@ -123,17 +123,22 @@ pub(super) fn store_some(
     for (i, &value) in values.iter().enumerate() {
         let to = to.at(i as u32 * bytes(ty));
         let here = k.compare(Cmp::Gt, count, i as u32);
-        k.if_(here, "element", |k| match ty {
-            FloatType::F32 => k.st(to, value),
-            FloatType::F16 => {
-                let half = k.f32_to_f16(value);
-                k.st(to, half);
-            }
-            FloatType::Bf16 => {
-                let half = k.f32_to_bf16(value);
-                k.st(to, half);
-            }
-        });
+        k.if_(here, "element", |k| store_one(k, ty, to, value));
+    }
+}
+
+/// Stores an element, rounded to nearest.
+pub(super) fn store_one<S: AddrSpace>(k: &mut Kernel, ty: FloatType, to: Addr<S>, value: Reg<F32>) {
+    match ty {
+        FloatType::F32 => k.st(to, value),
+        FloatType::F16 => {
+            let half = k.f32_to_f16(value);
+            k.st(to, half);
+        }
+        FloatType::Bf16 => {
+            let half = k.f32_to_bf16(value);
+            k.st(to, half);
+        }
     }
 }
 

@@ -121,10 +121,7 @@ impl Config {
         let mut smem = SmemLayout::new();
         let tokens = smem.alloc_parts("tokens", 2 * self.panel_bytes(), self.stages, 1024);
         let codes = smem.alloc_parts("codes", 2 * self.features() * ROW_BYTES, self.stages, 128);
-        let staged = self.tokens * finish::pitch(out, self.features());
-        if staged > smem.bytes() {
-            smem.alloc("staged", staged - smem.bytes(), 16);
-        }
+        finish::stage_over(&mut smem, out, self.tokens, self.features());
         let (full, empty) = (smem.mbarriers("full", self.stages), smem.mbarriers("empty", self.stages));
         if smem.bytes() > SHARED_LIMIT {
             return rule("bytes of shared memory", smem.bytes(), SHARED_LIMIT);

@@ -1,6 +1,6 @@
 //! The host side of the kernel without prepack.
 
-use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};
+use dualgemm_device::{Args, Device, DevicePtr, LaunchSpec};
 use dualgemm_formats::FloatType;
 use dualgemm_gemm::{Error as OperandError, Program};
 use dualgemm_ptx::layout::{TensorDataType, TensorMap, TensorSwizzle};
@@ -10,8 +10,7 @@ use super::fused;
 use super::order::SPAN;
 use crate::Error;
 use crate::generic::expand::Codes;
-use crate::generic::finish::{self, Output};
-use crate::generic::load;
+use crate::generic::finish::{Loaded, Output};
 use crate::generic::quantize::{block_rule, fits};
 
 /// Operands in device memory.
@@ -34,11 +33,8 @@ pub struct FusedArgs {
 /// The kernel, loaded on a device for one activation.
 #[derive(Debug, Clone, Copy)]
 pub struct Fused {
-    function: FunctionId,
+    loaded: Loaded,
     config: Config,
-    shared: u32,
-    /// What the address of C is a multiple of.
-    c_step: usize,
 }
 
 impl Fused {
@@ -54,9 +50,9 @@ impl Fused {
         program: &Program,
         aligned: bool,
     ) -> Result<Self, Error> {
-        let function = load(device, &fused::generate(&config, out, program, aligned)?, fused::ENTRY)?;
-        let shared = config.layout(out)?.smem.bytes();
-        Ok(Self { function, config, shared, c_step: finish::step(out, aligned) })
+        let module = fused::generate(&config, out, program, aligned)?;
+        let memory = (fused::ENTRY, config.layout(out)?.smem.bytes());
+        Ok(Self { loaded: Loaded::new(device, &module, memory, (out, aligned))?, config })
     }
 
     /// The launch on these operands; it can be repeated and recorded.
@@ -107,8 +103,6 @@ impl Fused {
         let list = list.ptr(gate.scales).ptr(up.scales);
         let list = list.u32(m as u32).u32(n as u32).u32(k as u32 / 16);
         let shape = self.config.shape();
-        let (grid, block) = (shape.grid(m, n), [shape.threads(), 1, 1]);
-        let spec = LaunchSpec::new(self.function, grid, block).dynamic_shared(self.shared);
-        Ok(spec.args(args.output.args(list, self.c_step)?))
+        self.loaded.spec((shape.grid(m, n), shape.threads()), list, &args.output)
     }
 }

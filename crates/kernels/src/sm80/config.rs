@@ -114,10 +114,7 @@ impl Config {
         let mut smem = SmemLayout::new();
         let tokens = smem.alloc_parts("tokens", self.tokens * 128, self.stages, 128);
         let weights = smem.alloc_parts("weights", self.chunks * CHUNK_BYTES as u32, self.stages, 128);
-        let staged = self.tokens * finish::pitch(out, self.features());
-        if staged > smem.bytes() {
-            smem.alloc("staged", staged - smem.bytes(), 16);
-        }
+        finish::stage_over(&mut smem, out, self.tokens, self.features());
         if smem.bytes() > SHARED_LIMIT {
             return rule("bytes of shared memory", smem.bytes(), SHARED_LIMIT);
         }

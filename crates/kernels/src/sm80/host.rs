@@ -1,14 +1,14 @@
 //! The host side of the fused kernel for sm_80.
 
-use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};
+use dualgemm_device::{Args, Device, DevicePtr, LaunchSpec};
 use dualgemm_gemm::Program;
 
 use super::config::Config;
 use super::fused::{self, Variant};
 use crate::Error;
-use crate::generic::finish::{self, Output};
+use crate::generic::finish::{Loaded, Output};
 use crate::generic::quantize::{block_rule, fits};
-use crate::generic::{load, target_for};
+use crate::generic::target_for;
 
 /// Operands in device memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -28,11 +28,8 @@ pub struct FusedArgs {
 /// The kernel, loaded on a device for one activation.
 #[derive(Debug, Clone, Copy)]
 pub struct Fused {
-    function: FunctionId,
+    loaded: Loaded,
     config: Config,
-    shared: u32,
-    /// What the address of C is a multiple of.
-    c_step: usize,
 }
 
 impl Fused {
@@ -47,9 +44,8 @@ impl Fused {
         program: &Program,
     ) -> Result<Self, Error> {
         let module = fused::generate(&config, variant, program, target_for(device.info().arch))?;
-        let function = load(device, &module, fused::ENTRY)?;
-        let shared = config.layout(variant.out)?.smem.bytes();
-        Ok(Self { function, config, shared, c_step: finish::step(variant.out, variant.aligned) })
+        let memory = (fused::ENTRY, config.layout(variant.out)?.smem.bytes());
+        Ok(Self { loaded: Loaded::new(device, &module, memory, (variant.out, variant.aligned))?, config })
     }
 
     /// The launch on these operands; it can be repeated and recorded.
@@ -69,8 +65,6 @@ impl Fused {
             .u32(m as u32)
             .u32(n as u32)
             .u32(k as u32);
-        let (grid, block) = (self.config.grid(m, n), [self.config.threads(), 1, 1]);
-        let spec = LaunchSpec::new(self.function, grid, block).dynamic_shared(self.shared);
-        Ok(spec.args(args.output.args(list, self.c_step)?))
+        self.loaded.spec((self.config.grid(m, n), self.config.threads()), list, &args.output)
     }
 }
