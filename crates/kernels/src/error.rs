@@ -55,3 +55,20 @@ pub enum Error {
     #[error(transparent)]
     Gemm(#[from] dualgemm_gemm::Error),
 }
+
+/// The one of `all` that has this name, or the names there are.
+pub(crate) fn one_of<T>(
+    name: &str,
+    all: impl IntoIterator<Item = T>,
+    name_of: impl Fn(&T) -> String,
+) -> Result<T, Error> {
+    let mut names = Vec::new();
+    for one in all {
+        let its = name_of(&one);
+        if its == name {
+            return Ok(one);
+        }
+        names.push(its);
+    }
+    Err(Error::NoConfig { found: name.into(), valid: names.join(", ") })
+}

@@ -6,6 +6,7 @@ use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::Module;
 use dualgemm_ptx::builder::HalfFormat;
 
+use crate::error::one_of;
 use crate::generic::dequantize::Dequantize;
 use crate::generic::expand::Expand;
 use crate::generic::quantize::Quantize;
@@ -227,23 +228,6 @@ fn names(configs: Vec<rowwise::Config>) -> Vec<String> {
 
 fn elementwise(name: &str, configs: Vec<rowwise::Config>, program: &Program) -> Result<Module, Error> {
     rowwise::generate(&one_of(name, configs, rowwise::Config::name)?, program, Target::Sm80)
-}
-
-/// The one of `all` that has this name.
-fn one_of<T>(
-    name: &str,
-    all: impl IntoIterator<Item = T>,
-    name_of: impl Fn(&T) -> String,
-) -> Result<T, Error> {
-    let mut names = Vec::new();
-    for one in all {
-        let its = name_of(&one);
-        if its == name {
-            return Ok(one);
-        }
-        names.push(its);
-    }
-    Err(Error::NoConfig { found: name.into(), valid: names.join(", ") })
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use dualgemm_formats::FloatType;
 use dualgemm_ptx::layout::{SmemLayout, SmemRegion, SmemTile, Swizzle};
 
 use crate::Error;
+use crate::error::one_of;
 use crate::generic::finish;
 use crate::parts::tma_tiles::Shape;
 
@@ -58,10 +59,7 @@ impl Config {
     /// # Errors
     /// If there is none; the error lists the names.
     pub fn named(name: &str) -> Result<Config, Error> {
-        Self::MENU.into_iter().find(|config| config.name() == name).ok_or_else(|| Error::NoConfig {
-            found: name.into(),
-            valid: Self::MENU.map(|config| config.name()).join(", "),
-        })
+        one_of(name, Self::MENU, Self::name)
     }
 
     /// Features of the tile.

@@ -48,6 +48,21 @@ impl Out {
             Out::F32 => 4,
         }
     }
+
+    /// Stores one element, rounded to nearest, where `inside` holds. Nvfp4 is never stored so: its blocks are whole.
+    pub(crate) fn store(self, k: &mut Kernel, inside: Reg<Pred>, to: Addr<Global>, value: Reg<F32>) {
+        match self {
+            Out::F32 | Out::Nvfp4 { .. } => k.when(inside).st(to, value),
+            Out::F16 => {
+                let half = k.f32_to_f16(value);
+                k.when(inside).st(to, half);
+            }
+            Out::Bf16 => {
+                let half = k.f32_to_bf16(value);
+                k.when(inside).st(to, half);
+            }
+        }
+    }
 }
 
 /// What a kernel makes of the sums.
@@ -268,18 +283,7 @@ impl<'a> Rows<'a> {
             for (i, &value) in (0u32..).zip(values) {
                 let feature = k.add(feature, i);
                 let inside = k.compare_and(Cmp::Lt, feature, self.n, inside);
-                let to = to.at(i * bytes);
-                match self.variant.out {
-                    Out::Bf16 => {
-                        let value = k.f32_to_bf16(value);
-                        k.when(inside).st(to, value);
-                    }
-                    Out::F16 => {
-                        let value = k.f32_to_f16(value);
-                        k.when(inside).st(to, value);
-                    }
-                    Out::F32 | Out::Nvfp4 { .. } => k.when(inside).st(to, value),
-                }
+                self.variant.out.store(k, inside, to.at(i * bytes), value);
             }
             return;
         }

@@ -5,6 +5,7 @@ use dualgemm_ptx::layout::{SmemLayout, SmemRegion, SmemTile, Swizzle};
 
 use super::order::SPAN;
 use crate::Error;
+use crate::error::one_of;
 use crate::generic::finish;
 use crate::parts::tma_tiles::Shape;
 
@@ -70,10 +71,7 @@ impl Config {
     /// # Errors
     /// If there is none; the error lists the names.
     pub fn named(name: &str) -> Result<Config, Error> {
-        Self::menu().find(|config| config.name() == name).ok_or_else(|| Error::NoConfig {
-            found: name.into(),
-            valid: Self::menu().map(|config| config.name()).collect::<Vec<_>>().join(", "),
-        })
+        one_of(name, Self::menu(), Self::name)
     }
 
     /// Features of the tile.

@@ -5,6 +5,7 @@ use dualgemm_ptx::builder::HalfFormat;
 use dualgemm_ptx::layout::{SmemLayout, SmemRegion, SmemTile};
 
 use crate::Error;
+use crate::error::one_of;
 use crate::parts::format::{ATOM_LINES, ATOM_ROWS, Boxed, Format, Formats, STEP_K, atom_k};
 
 /// Opt-in shared memory of one CTA on sm_100: 227 KiB.
@@ -184,11 +185,7 @@ impl Config {
     pub fn named(name: &str) -> Result<Config, Error> {
         let formats =
             [Formats::NVFP4, Formats::MXFP4, Formats::Wide(HalfFormat::F16), Formats::Wide(HalfFormat::Bf16)];
-        let all: Vec<_> = formats.into_iter().flat_map(Self::menu).collect();
-        all.iter().copied().find(|config| config.name() == name).ok_or_else(|| Error::NoConfig {
-            found: name.into(),
-            valid: all.iter().map(Self::name).collect::<Vec<_>>().join(", "),
-        })
+        one_of(name, formats.into_iter().flat_map(Self::menu), Self::name)
     }
 
     /// Whether it takes `m` tokens of one problem and this K. Scales let tiles of less than 32 tokens only hold all of

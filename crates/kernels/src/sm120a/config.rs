@@ -4,6 +4,7 @@ use dualgemm_formats::BlockFormat;
 use dualgemm_ptx::layout::{SmemLayout, SmemRegion};
 
 use crate::Error;
+use crate::error::one_of;
 use crate::parts::format::{ATOM_LINES, Boxed, Format, Formats, STEP_K, atom_k};
 
 /// Shared memory of one CTA on sm_120: 99 KiB.
@@ -84,11 +85,7 @@ impl Config {
     /// # Errors
     /// If there is none; the error lists the names.
     pub fn named(name: &str) -> Result<Config, Error> {
-        let all = BlockFormat::ALL.map(Self::menu).concat();
-        all.iter().copied().find(|config| config.name() == name).ok_or_else(|| Error::NoConfig {
-            found: name.into(),
-            valid: all.iter().map(Self::name).collect::<Vec<_>>().join(", "),
-        })
+        one_of(name, BlockFormat::ALL.into_iter().flat_map(Self::menu), Self::name)
     }
 
     /// The first configuration of the menu whose tile holds `m` tokens, or the one with the largest tile.

@@ -4,6 +4,7 @@ use dualgemm_formats::FloatType;
 use dualgemm_ptx::layout::{SmemLayout, SmemRegion};
 
 use crate::Error;
+use crate::error::one_of;
 use crate::generic::finish;
 use crate::sm90a::pack::{CHUNK_BYTES, CHUNK_FEATURES};
 
@@ -54,10 +55,7 @@ impl Config {
     /// # Errors
     /// If there is none; the error lists the names.
     pub fn named(name: &str) -> Result<Config, Error> {
-        Self::MENU.into_iter().find(|config| config.name() == name).ok_or_else(|| Error::NoConfig {
-            found: name.into(),
-            valid: Self::MENU.map(|config| config.name()).join(", "),
-        })
+        one_of(name, Self::MENU, Self::name)
     }
 
     /// The first configuration of the menu whose tile holds `m` tokens, or the one with the largest tile.

@@ -6,6 +6,7 @@ use dualgemm_ptx::layout::{SmemLayout, SmemRegion, SmemTile, Swizzle};
 use super::pack::{CHUNK_BYTES, CHUNK_FEATURES};
 use super::variant::{Out, Products, Scheduler, Variant};
 use crate::Error;
+use crate::error::one_of;
 
 /// Opt-in shared memory of one CTA on sm_90: 227 KiB.
 const SHARED_LIMIT: u32 = 227 << 10;
@@ -120,10 +121,7 @@ impl Config {
     /// # Errors
     /// If there is none; the error lists the names.
     pub fn named(name: &str) -> Result<Config, Error> {
-        Self::MENU.into_iter().find(|config| config.name() == name).ok_or_else(|| Error::NoConfig {
-            found: name.into(),
-            valid: Self::MENU.map(|config| config.name()).join(", "),
-        })
+        one_of(name, Self::MENU, Self::name)
     }
 
     /// The first configuration of the menu for any scheduler whose tile holds `m` tokens, or the one with the largest

@@ -459,17 +459,7 @@ impl Fused<'_> {
             let row = k.add(row, e as u32);
             let inside = k.compare_and(Cmp::Lt, row, tile.token_end, inside);
             let to = self.element(k, row, feature, self.variant.out.staged_bytes());
-            match self.variant.out {
-                Out::F32 | Out::Nvfp4 { .. } => k.when(inside).st(to, value),
-                Out::F16 => {
-                    let half = k.f32_to_f16(value);
-                    k.when(inside).st(to, half);
-                }
-                Out::Bf16 => {
-                    let half = k.f32_to_bf16(value);
-                    k.when(inside).st(to, half);
-                }
-            }
+            self.variant.out.store(k, inside, to, value);
         }
     }
 }
