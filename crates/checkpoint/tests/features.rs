@@ -47,18 +47,11 @@ fn of_every_real_checkpoint() {
 #[test]
 fn of_fused_tensors_in_every_order_and_scale_layout() {
     let fused = Weight::new(1, 384, 64);
-    let name = "model.layers.0.mlp.gate_up_proj";
     for order in GateUpOrder::ALL {
         for swizzled in [false, true] {
             let mut f = modelopt(modelopt_config("W4A16_NVFP4"), None);
             f.tensors.retain(|t| !t.name.contains("gate_proj") && !t.name.contains("up_proj"));
-            f.modelopt(name, &fused, 1e-3, None);
-            f.f32(&format!("{name}.bias"), &[384], &(0..384).map(|i| i as f32).collect::<Vec<_>>());
-            if swizzled {
-                let scale = f.tensor(&format!("{name}.weight_scale"));
-                let bytes = fused.swizzled();
-                (scale.dtype, scale.shape, scale.bytes) = (Dtype::U8, vec![bytes.len()], bytes.into());
-            }
+            f.modelopt_fused(&fused, swizzled);
             let c = f.open(&OpenOptions { gate_up_order: Some(order), ..defaults() }).unwrap();
             let whole = c.gate_up(0).unwrap();
             fused.rows_at((0..192).map(|r| order.fused_row(Half::Gate, r, 192))).assert_is(&whole.gate);

@@ -92,14 +92,7 @@ fn fused_orders_are_undone_and_a_wrong_one_changes_the_result() {
         let fused = fuse(order, &gate, &up);
         for swizzled in [false, true] {
             let mut f = w4a16();
-            let name = "model.layers.0.mlp.gate_up_proj";
-            f.modelopt(name, &fused, 1e-3, None);
-            f.f32(&format!("{name}.bias"), &[384], &(0..384).map(|i| i as f32).collect::<Vec<_>>());
-            if swizzled {
-                let scale = f.tensor(&format!("{name}.weight_scale"));
-                let bytes = fused.swizzled();
-                (scale.dtype, scale.shape, scale.bytes) = (Dtype::U8, vec![bytes.len()], bytes.into());
-            }
+            f.modelopt_fused(&fused, swizzled);
             let c = f.open(&with_order(order)).unwrap();
             let mlp = c.gate_up(0).unwrap();
             gate.assert_is(&mlp.gate);

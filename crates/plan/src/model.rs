@@ -133,13 +133,14 @@ pub(crate) fn plain_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Plain) -
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use dualgemm_device::Arch;
     use dualgemm_formats::BlockFormat;
     use dualgemm_gemm::{AFormat, OutFormat};
 
-    fn h100() -> DeviceInfo {
+    /// What an H100 says of itself.
+    pub(crate) fn h100() -> DeviceInfo {
         DeviceInfo {
             name: "H100".into(),
             arch: Arch { major: 9, minor: 0 },

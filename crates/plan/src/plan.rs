@@ -202,21 +202,13 @@ impl std::fmt::Display for GpuPlan {
 mod tests {
     use super::*;
     use crate::choices::Choice;
+    use crate::model::tests::h100;
     use dualgemm_device::Arch;
     use dualgemm_formats::BlockFormat;
     use dualgemm_gemm::{AFormat, OutFormat, QuantizeA};
 
     fn card(major: u32, minor: u32) -> DeviceInfo {
-        DeviceInfo {
-            name: "card".into(),
-            arch: Arch { major, minor },
-            sm_count: 132,
-            shared_per_cta: 227 << 10,
-            shared_per_sm: 228 << 10,
-            registers_per_sm: 65536,
-            l2_bytes: 50 << 20,
-            memory_bytes: 80 << 30,
-        }
+        DeviceInfo { name: "card".into(), arch: Arch { major, minor }, ..h100() }
     }
 
     fn desc(m: usize, n: usize, k: usize) -> DualGemmDesc {

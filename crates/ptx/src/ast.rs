@@ -210,6 +210,23 @@ pub struct Variable {
 }
 
 impl Variable {
+    /// One element of a type, of which nothing else is said.
+    pub(crate) fn new(space: Space, ty: Type, name: &str) -> Self {
+        Self {
+            line: Line::default(),
+            linkage: Linkage::Internal,
+            space,
+            attribute: None,
+            align: None,
+            vector: None,
+            ty,
+            pointer: None,
+            name: name.into(),
+            dims: Vec::new(),
+            init: None,
+        }
+    }
+
     /// Size in bytes, if every dimension is written (or the initializer gives the only missing one) and the
     /// product fits.
     pub fn bytes(&self) -> Option<u64> {

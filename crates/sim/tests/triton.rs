@@ -1,6 +1,7 @@
 //! Kernels that Triton compiled (`triton/kernels.py`), against results computed here.
 
 use dualgemm_device::{Args, Device, DevicePtr, LaunchSpec};
+use dualgemm_ptx::Target;
 use dualgemm_sim::{Card, Config, Gpu};
 use half::{bf16, f16};
 
@@ -14,11 +15,8 @@ impl Kernel {
     fn load(name: &str) -> Kernel {
         let path = format!("{}/tests/triton/{name}.ptx", env!("CARGO_MANIFEST_DIR"));
         let ptx = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
-        let card = match ptx.lines().find_map(|l| l.strip_prefix(".target ")).unwrap() {
-            "sm_100a" => Card::B200,
-            "sm_120a" => Card::RtxPro6000,
-            _ => Card::H100,
-        };
+        let target = ptx.lines().find_map(|l| l.strip_prefix(".target ")).unwrap();
+        let card = Card::of(Target::from_name(target).unwrap());
         Kernel { gpu: Gpu::new(Config::default().card(card)), ptx }
     }
 

@@ -12,14 +12,8 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let simulator = |target: Target| -> Box<dyn Device> {
-        let card = match target {
-            Target::Sm100a | Target::Sm100f | Target::Sm103a => Card::B200,
-            Target::Sm120a | Target::Sm120f | Target::Sm121a => Card::RtxPro6000,
-            _ => Card::H100,
-        };
-        Box::new(Gpu::new(Config::default().card(card)))
-    };
+    let simulator =
+        |target: Target| -> Box<dyn Device> { Box::new(Gpu::new(Config::default().card(Card::of(target)))) };
     let card = || Cuda::open(0).map(|c| Box::new(c) as Box<dyn Device>);
     let mut counts = BTreeMap::new();
     let only = std::env::args().nth(1).unwrap_or_default();

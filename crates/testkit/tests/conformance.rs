@@ -10,12 +10,7 @@ use rayon::prelude::*;
 use std::collections::BTreeSet;
 
 fn simulator(target: Target) -> Box<dyn Device> {
-    let card = match target {
-        Target::Sm100a | Target::Sm100f | Target::Sm103a => Card::B200,
-        Target::Sm120a | Target::Sm120f | Target::Sm121a => Card::RtxPro6000,
-        _ => Card::H100,
-    };
-    Box::new(Gpu::new(Config::default().card(card)))
+    Box::new(Gpu::new(Config::default().card(Card::of(target))))
 }
 
 #[test]

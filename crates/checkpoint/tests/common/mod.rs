@@ -128,6 +128,20 @@ impl Fixture {
         self.tensors.iter_mut().find(|t| t.name == name).unwrap()
     }
 
+    /// Gate and up of layer 0 as one module in ModelOpt's convention, each row with its number as bias; `swizzled`: block
+    /// scales in 128x4 order.
+    pub fn modelopt_fused(&mut self, w: &Weight, swizzled: bool) -> &mut Self {
+        let module = "model.layers.0.mlp.gate_up_proj";
+        self.modelopt(module, w, 1e-3, None);
+        let bias: Vec<f32> = (0..w.rows).map(|row| row as f32).collect();
+        self.f32(&format!("{module}.bias"), &[w.rows], &bias);
+        if swizzled {
+            let (bytes, scale) = (w.swizzled(), self.tensor(&format!("{module}.weight_scale")));
+            (scale.dtype, scale.shape, scale.bytes) = (Dtype::U8, vec![bytes.len()], bytes.into());
+        }
+        self
+    }
+
     /// A module in ModelOpt's convention.
     pub fn modelopt(&mut self, module: &str, w: &Weight, scale: f32, input: Option<f32>) -> &mut Self {
         self.add(&format!("{module}.weight"), Dtype::U8, &[w.rows, w.k / 2], w.codes.clone());

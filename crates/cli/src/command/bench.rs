@@ -196,19 +196,21 @@ fn plot_file(path: &Path) -> anyhow::Result<PathBuf> {
 pub(super) fn parse_shapes(names: &[String]) -> anyhow::Result<Vec<Shape>> {
     let mut shapes = Vec::new();
     for name in names {
-        match parse_shape(name) {
-            Some(shape) => shapes.push(shape),
-            None => shapes.extend_from_slice(shapes::shape_set(name).context("--shapes")?.shapes),
+        match shape(name) {
+            Ok(shape) => shapes.push(shape),
+            Err(_) => shapes.extend_from_slice(shapes::shape_set(name).context("--shapes")?.shapes),
         }
     }
     Ok(shapes)
 }
 
-/// `MxNxK`.
-pub(super) fn parse_shape(text: &str) -> Option<Shape> {
-    let mut parts = text.split('x').map(|part| part.parse().ok());
-    let shape = Shape::new(parts.next()??, parts.next()??, parts.next()??);
-    parts.next().is_none().then_some(shape)
+/// `MxNxK`, or what it should be.
+pub(super) fn shape(text: &str) -> Result<Shape, String> {
+    let numbers: Option<Vec<usize>> = text.split('x').map(|part| part.parse().ok()).collect();
+    match numbers.as_deref() {
+        Some(&[m, n, k]) => Ok(Shape::new(m, n, k)),
+        _ => Err("three numbers are needed, such as 64x128x256".into()),
+    }
 }
 
 fn measure_all(args: &BenchArgs, shapes: &[Shape], output: &Output) -> anyhow::Result<Report> {

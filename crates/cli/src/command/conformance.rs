@@ -73,12 +73,7 @@ impl fmt::Display for Report {
 
 /// The simulator of the card that has `target`.
 fn simulator(target: Target) -> Box<dyn Device> {
-    let card = match target {
-        Target::Sm100a | Target::Sm100f | Target::Sm103a => Card::B200,
-        Target::Sm120a | Target::Sm120f | Target::Sm121a => Card::RtxPro6000,
-        _ => Card::H100,
-    };
-    Box::new(Gpu::new(Config::default().card(card)))
+    Box::new(Gpu::new(Config::default().card(Card::of(target))))
 }
 
 /// Runs the files and says where card, simulator and files disagree.

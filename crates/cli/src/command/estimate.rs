@@ -15,7 +15,7 @@ use dualgemm_kernels::sm100a::config::Config;
 use serde::Serialize;
 
 use super::Verdict;
-use super::bench::parse_shape;
+use super::bench::shape;
 use crate::report::{Output, Table};
 
 /// The kernel is to stay below this many times the speed of light, launch cost aside.
@@ -33,10 +33,6 @@ pub struct EstimateArgs {
     /// Print the table as Markdown.
     #[arg(long)]
     pub markdown: bool,
-}
-
-fn shape(text: &str) -> Result<Shape, String> {
-    parse_shape(text).ok_or_else(|| "three numbers are needed, such as 256x4096x7168".into())
 }
 
 #[derive(Debug, Serialize)]

@@ -13,7 +13,7 @@ use dualgemm_ptx::Target;
 use serde::Serialize;
 
 use super::Verdict;
-use super::bench::parse_shape;
+use super::bench::shape;
 use crate::failure::Unsupported;
 use crate::files::write_whole;
 use crate::report::Output;
@@ -40,10 +40,6 @@ pub struct ExportArgs {
 pub enum ExportTarget {
     /// The GPU MODE task nvfp4_dual_gemm: a submission.py with custom_kernel.
     Gpumode,
-}
-
-fn shape(text: &str) -> Result<Shape, String> {
-    parse_shape(text).ok_or_else(|| "three numbers are needed, such as 64x128x256".into())
 }
 
 #[derive(Debug, Serialize)]

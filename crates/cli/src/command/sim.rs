@@ -23,7 +23,7 @@ use dualgemm_sim::{Card, Checks, Config as SimConfig, Gpu};
 use half::f16;
 use serde::Serialize;
 
-use super::bench::parse_shape;
+use super::bench::shape;
 use super::{Verdict, ptx};
 use crate::args::parse_activation;
 use crate::failure::Unsupported;
@@ -67,10 +67,6 @@ fn tensor_scale(format: BlockFormat, scale: f32) -> GlobalScale {
         BlockFormat::Nvfp4 => scale,
         BlockFormat::Mxfp4 => scale / 128.0,
     })
-}
-
-fn shape(text: &str) -> Result<Shape, String> {
-    parse_shape(text).ok_or_else(|| "three numbers are needed, such as 64x128x256".into())
 }
 
 /// What a launch did and how fast a card could do it.

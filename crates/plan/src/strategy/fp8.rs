@@ -15,7 +15,7 @@ use dualgemm_kernels::fp8::host::{Fused as Kernel, FusedArgs};
 use dualgemm_kernels::generic::finish::Output;
 
 use super::launched::{Destination, Kernels, Launched, Weights};
-use super::{Prepared, Rounding, Strategy, float_c, rows_are_aligned};
+use super::{Prepared, Rounding, Strategy, float_c, require_sm90a, rows_are_aligned};
 use crate::prologue::{Order, Prologue, compute_type};
 use crate::{DeviceCall, Error, Gpu, GpuPlan, WeightForm, model};
 
@@ -41,10 +41,8 @@ impl Strategy for Fp8 {
     }
 
     fn kernels(&self, desc: &DualGemmDesc, info: &DeviceInfo) -> Result<Vec<String>, Error> {
+        require_sm90a(self.name(), info)?;
         let unsupported = |reason: String| Err(Error::Unsupported { strategy: self.name(), reason });
-        if (info.arch.major, info.arch.minor) != (9, 0) {
-            return unsupported(format!("its kernel is for sm_90a; this is {}, {}", info.name, info.arch));
-        }
         if let Err(reason) = compute_type(desc) {
             return unsupported(reason);
         }

@@ -10,7 +10,7 @@ use dualgemm_kernels::sm90a::variant::{Compute, Out, Scheduler, Variant};
 
 use super::launched::{Destination, Kernels, Launched, Variants, Weights};
 use super::requantize::Requantize;
-use super::{Prepared, Strategy};
+use super::{Prepared, Strategy, require_sm90a};
 use crate::prologue::{Order, Prologue, compute_type};
 use crate::{Buffer, DeviceCall, Error, Gpu, GpuPlan, WeightForm, model};
 
@@ -102,10 +102,7 @@ impl Fused {
 
     /// What a problem is to this strategy, if rows come in groups of about one size.
     fn check(&self, desc: &DualGemmDesc, groups: usize, info: &DeviceInfo) -> Result<Variant, Error> {
-        if (info.arch.major, info.arch.minor) != (9, 0) {
-            return self
-                .unsupported(format!("its kernel is for sm_90a; this is {}, {}", info.name, info.arch));
-        }
+        require_sm90a(self.name, info)?;
         let rows = desc.m.div_ceil(groups);
         if self.few_rows && rows > DECODE_ROWS {
             return self.unsupported(format!("M = {rows}; it is for up to {DECODE_ROWS} rows"));

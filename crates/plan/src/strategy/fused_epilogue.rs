@@ -10,7 +10,7 @@ use dualgemm_kernels::sm90a::variant::{Products, Variant};
 
 use super::fused::variant_of;
 use super::launched::{Destination, Kernels, Launched, Variants, Weights};
-use super::{Prepared, Strategy, float_out};
+use super::{Prepared, Strategy, float_out, require_sm90a};
 use crate::prologue::{Order, Prologue};
 use crate::{Buffer, DeviceCall, Error, Gpu, GpuPlan, WeightForm, model};
 
@@ -43,10 +43,7 @@ impl Strategy for FusedEpilogue {
     }
 
     fn kernels(&self, desc: &DualGemmDesc, info: &DeviceInfo) -> Result<Vec<String>, Error> {
-        if (info.arch.major, info.arch.minor) != (9, 0) {
-            let reason = format!("its kernel is for sm_90a; this is {}, {}", info.name, info.arch);
-            return Err(Error::Unsupported { strategy: self.name(), reason });
-        }
+        require_sm90a(self.name(), info)?;
         let variant = self.variant(desc)?;
         let fits = |config: &Config| config.layout(&variant).is_ok();
         Ok(Config::MENU.into_iter().filter(fits).map(|config| config.name()).collect())

@@ -136,21 +136,13 @@ impl Prepared for Ready {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::tests::h100;
     use dualgemm_device::Arch;
     use dualgemm_formats::BlockFormat;
 
     #[test]
     fn it_is_for_nvfp4_on_blackwell_with_rows_at_multiples_of_16_bytes() {
-        let info = |major, minor| DeviceInfo {
-            name: "card".into(),
-            arch: Arch { major, minor },
-            sm_count: 148,
-            shared_per_cta: 227 << 10,
-            shared_per_sm: 228 << 10,
-            registers_per_sm: 65536,
-            l2_bytes: 126 << 20,
-            memory_bytes: 180 << 30,
-        };
+        let info = |major, minor| DeviceInfo { name: "card".into(), arch: Arch { major, minor }, ..h100() };
         let desc = |a, n, k| DualGemmDesc::new(64, n, k, a, BlockFormat::Nvfp4);
         let ask = |desc: &DualGemmDesc, info: &DeviceInfo| {
             LibraryNvfp4.kernels(desc, info).map_err(|e| e.to_string())

@@ -192,6 +192,18 @@ pub const STRATEGIES: &[&dyn Strategy] = &[
     &fp8::Fp8,
 ];
 
+/// Refuses what is not Hopper, for kernels of `sm_90a`.
+///
+/// # Errors
+/// Names the card.
+fn require_sm90a(strategy: &'static str, info: &DeviceInfo) -> Result<(), Error> {
+    if (info.arch.major, info.arch.minor) == (9, 0) {
+        return Ok(());
+    }
+    let reason = format!("its kernel is for sm_90a; this is {}, {}", info.name, info.arch);
+    Err(Error::Unsupported { strategy, reason })
+}
+
 /// The float type of C for kernels that write floats and do not round gate and up.
 ///
 /// # Errors

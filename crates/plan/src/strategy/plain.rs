@@ -10,7 +10,7 @@ use dualgemm_kernels::plain::host::{Fused as Kernel, FusedArgs};
 use dualgemm_kernels::sm90a::decode::WEIGHT_FACTOR;
 
 use super::launched::{Destination, Kernels, Launched, Weights};
-use super::{Prepared, Strategy, float_c, rows_are_aligned};
+use super::{Prepared, Strategy, float_c, require_sm90a, rows_are_aligned};
 use crate::prologue::{Order, Prologue, compute_type};
 use crate::{DeviceCall, Error, Gpu, GpuPlan, WeightForm, model};
 
@@ -32,10 +32,8 @@ impl Strategy for Plain {
     }
 
     fn kernels(&self, desc: &DualGemmDesc, info: &DeviceInfo) -> Result<Vec<String>, Error> {
+        require_sm90a(self.name(), info)?;
         let unsupported = |reason: String| Err(Error::Unsupported { strategy: self.name(), reason });
-        if (info.arch.major, info.arch.minor) != (9, 0) {
-            return unsupported(format!("its kernel is for sm_90a; this is {}, {}", info.name, info.arch));
-        }
         if compute_type(desc) != Ok(FloatType::F16) || desc.quantize_a != QuantizeA::No {
             return unsupported(format!(
                 "A is {}, or quantized on the way in; it takes f16 and nvfp4",

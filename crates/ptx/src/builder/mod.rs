@@ -122,7 +122,7 @@ impl Builder {
                 linkage: Linkage::Extern,
                 align: Some(align),
                 dims: vec![None],
-                ..variable(Space::Shared, Type::B8, SMEM)
+                ..Variable::new(Space::Shared, Type::B8, SMEM)
             };
             self.module.items.insert(0, Item::Variable(smem));
         }
@@ -130,22 +130,6 @@ impl Builder {
             illegal if illegal.is_empty() => Ok(self.module),
             illegal => Err(Error::Illegal(illegal)),
         }
-    }
-}
-
-fn variable(space: Space, ty: Type, name: &str) -> Variable {
-    Variable {
-        line: Line::default(),
-        linkage: Linkage::Internal,
-        space,
-        attribute: None,
-        align: None,
-        vector: None,
-        ty,
-        pointer: None,
-        name: name.into(),
-        dims: Vec::new(),
-        init: None,
     }
 }
 
@@ -271,14 +255,14 @@ impl Kernel {
 
     /// Declares a parameter.
     pub fn param<T: RegType>(&mut self, name: &str) -> Param<T> {
-        self.params.push(variable(Space::Param, T::TYPE, name));
+        self.params.push(Variable::new(Space::Param, T::TYPE, name));
         Param { name: name.into(), ty: PhantomData }
     }
 
     /// Declares a parameter that points to global memory.
     pub fn pointer(&mut self, name: &str) -> PointerParam {
         let pointer = Some(Pointer { space: Some(Space::Global), align: Some(16) });
-        self.params.push(Variable { pointer, ..variable(Space::Param, Type::U64, name) });
+        self.params.push(Variable { pointer, ..Variable::new(Space::Param, Type::U64, name) });
         PointerParam(name.into())
     }
 
@@ -287,7 +271,7 @@ impl Kernel {
         self.params.push(Variable {
             align: Some(64),
             dims: vec![Some(TENSOR_MAP_BYTES as u64)],
-            ..variable(Space::Param, Type::B8, name)
+            ..Variable::new(Space::Param, Type::B8, name)
         });
         TensorMapParam(name.into())
     }

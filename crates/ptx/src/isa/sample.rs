@@ -76,8 +76,9 @@ impl Row {
     pub fn sample_module(samples: &[Sample], target: Target, version: Version) -> Module {
         let mut items = vec![Item::Variable(Variable {
             linkage: Linkage::Extern,
+            align: Some(1024),
             dims: vec![None],
-            ..variable(Space::Shared, Some(1024), Type::B8, "smem")
+            ..Variable::new(Space::Shared, Type::B8, "smem")
         })];
         for (name, returns, params) in CALLEES {
             items.push(Item::Function(Function {
@@ -117,22 +118,6 @@ impl Row {
     }
 }
 
-fn variable(space: Space, align: Option<u32>, ty: Type, name: &str) -> Variable {
-    Variable {
-        line: Line::default(),
-        linkage: Linkage::Internal,
-        space,
-        attribute: None,
-        align,
-        vector: None,
-        ty,
-        pointer: None,
-        name: name.into(),
-        dims: Vec::new(),
-        init: None,
-    }
-}
-
 /// What the call rows call: name, whether it returns, whether it takes something.
 const CALLEES: [(&str, bool, bool); 4] = [
     ("procedure", false, false),
@@ -146,7 +131,7 @@ const ARGUMENT: &str = "argument_0";
 
 /// One 32-bit parameter, or none.
 fn parameter(present: bool, name: &str) -> Vec<Variable> {
-    present.then(|| variable(Space::Param, None, Type::B32, name)).into_iter().collect()
+    present.then(|| Variable::new(Space::Param, Type::B32, name)).into_iter().collect()
 }
 
 fn plain(root: &str, operands: Vec<Operand>) -> Statement {
@@ -183,11 +168,12 @@ fn kernel(name: &str, samples: Vec<Statement>) -> Function {
             Statement::Reg(RegDecl { line: Line::default(), vector: None, ty: *ty, names })
         })
         .collect();
-    body.push(Statement::Variable(variable(Space::Param, None, Type::B32, ARGUMENT)));
-    body.push(Statement::Variable(variable(Space::Param, None, Type::B32, RESULT)));
+    body.push(Statement::Variable(Variable::new(Space::Param, Type::B32, ARGUMENT)));
+    body.push(Statement::Variable(Variable::new(Space::Param, Type::B32, RESULT)));
     body.push(Statement::Variable(Variable {
         dims: vec![Some(64)],
-        ..variable(Space::Local, Some(16), Type::B8, "scratch")
+        align: Some(16),
+        ..Variable::new(Space::Local, Type::B8, "scratch")
     }));
     body.push(Statement::Label(Line::default(), "start".into()));
     let uses = |root: &str| samples.iter().any(|s| matches!(s, Statement::Instruction(i) if i.root == root));
@@ -214,7 +200,8 @@ fn kernel(name: &str, samples: Vec<Statement>) -> Function {
         name: name.into(),
         params: vec![Variable {
             dims: vec![Some(128)],
-            ..variable(Space::Param, Some(64), Type::B8, "parameter")
+            align: Some(64),
+            ..Variable::new(Space::Param, Type::B8, "parameter")
         }],
         directives: vec![
             Directive::Numeric("reqntid".into(), vec![128, 1, 1]),

@@ -137,7 +137,7 @@ fn function(cursor: &mut Cursor<'_>, linkage: Linkage) -> Result<Function, Error
     let name = cursor.word("a function name")?;
     let params = if cursor.is('(') { params(cursor)? } else { Vec::new() };
     let mut directives = Vec::new();
-    loop {
+    let body = loop {
         let token = cursor.peek();
         match token.kind {
             Kind::Dot => {
@@ -150,40 +150,19 @@ fn function(cursor: &mut Cursor<'_>, linkage: Linkage) -> Result<Function, Error
             }
             Kind::Punct(';') => {
                 cursor.bump();
-                let body = None;
-                return Ok(Function {
-                    line,
-                    linkage,
-                    kind,
-                    attribute,
-                    returns,
-                    name,
-                    params,
-                    directives,
-                    body,
-                });
+                break None;
             }
             Kind::Punct('{') => {
                 cursor.bump();
                 let mut body = Vec::new();
                 cursor.nested(|c| statement::list(c, &mut body))?;
                 cursor.expect('}', "or a statement")?;
-                let body = Some(body);
-                return Ok(Function {
-                    line,
-                    linkage,
-                    kind,
-                    attribute,
-                    returns,
-                    name,
-                    params,
-                    directives,
-                    body,
-                });
+                break Some(body);
             }
             _ => return cursor.error("a directive such as `.maxntid`, `{` or `;`"),
         }
-    }
+    };
+    Ok(Function { line, linkage, kind, attribute, returns, name, params, directives, body })
 }
 
 fn directive(cursor: &mut Cursor<'_>, name: &str) -> Result<Directive, Error> {

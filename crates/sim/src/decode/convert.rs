@@ -23,6 +23,23 @@ pub enum Number {
     Ue8m0,
 }
 
+/// How one number is converted.
+#[derive(Debug, Clone, Copy)]
+pub struct How {
+    /// Destination type.
+    pub to: Number,
+    /// Source type.
+    pub from: Number,
+    /// Rounding to a float.
+    pub round: Round,
+    /// Rounding to an integer, or to an integral float.
+    pub integral: Option<IntRound>,
+    /// Saturation.
+    pub clamp: Clamp,
+    /// Flush subnormals of f32.
+    pub ftz: bool,
+}
+
 /// A decoded operation.
 #[derive(Debug, Clone)]
 pub enum Convert {
@@ -34,18 +51,8 @@ pub enum Convert {
     Unpack(Vec<Dst>, Src, u32),
     /// `cvt` of one number.
     One {
-        /// Types.
-        to: Number,
-        /// Types.
-        from: Number,
-        /// Rounding to a float.
-        round: Round,
-        /// Rounding to an integer, or to an integral float.
-        integral: Option<IntRound>,
-        /// Saturation.
-        clamp: Clamp,
-        /// Flush subnormals of f32.
-        ftz: bool,
+        /// Types and rounding.
+        how: How,
         /// Bits of the destination register that the result is extended to.
         extend: u32,
         /// Result.
@@ -247,11 +254,7 @@ fn cvt(i: &mut Ins<'_>) -> Result<Convert> {
     let [(to, step, n_to), (from, width, n_from)] = types[..] else {
         return i.error("needs a destination and a source type the simulator converts");
     };
-    let default = match (to, from) {
-        (Number::Float(_), Number::Int(_)) => Round::NearestEven,
-        _ => Round::NearestEven,
-    };
-    let round = round.unwrap_or(default);
+    let round = round.unwrap_or(Round::NearestEven);
     let source = |bits: u32| match (from, bits) {
         (Number::Float(f), 32) if f == F32 => Type::F32,
         (Number::Float(f), 64) if f == F64 => Type::F64,
@@ -268,7 +271,8 @@ fn cvt(i: &mut Ins<'_>) -> Result<Convert> {
                 _ => 32,
             };
             let s = i.src(1, source(width))?;
-            Ok(Convert::One { to, from, round, integral, clamp, ftz, extend, d, s })
+            let how = How { to, from, round, integral, clamp, ftz };
+            Ok(Convert::One { how, extend, d, s })
         }
         (_, 1) => {
             // `d, {a, b, c, e}, random` or `d, a, b[, random]`: the first is the uppermost.

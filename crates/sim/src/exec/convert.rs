@@ -1,7 +1,7 @@
 //! `cvt`, `mov`, and the instructions that change what an address means.
 
 use super::{Cx, Result, lanes};
-use crate::decode::convert::{Convert, Number};
+use crate::decode::convert::{Convert, How, Number};
 use crate::machine::regs::Regs;
 use crate::machine::step::Flow;
 use crate::memory::{self, RANK_SHIFT, SHARED_WINDOW, Space, in_space};
@@ -30,17 +30,6 @@ fn write(to: Number, x: f64, round: Round, clamp: Clamp) -> u64 {
     }
 }
 
-/// The conversion of one number.
-#[derive(Clone, Copy)]
-struct How {
-    to: Number,
-    from: Number,
-    round: Round,
-    integral: Option<IntRound>,
-    clamp: Clamp,
-    ftz: bool,
-}
-
 /// NaN that a conversion carries along, as an H100 does: binary64 on either side keeps sign and upper payload and
 /// becomes quiet; bfloat16 is widened by a shift, TF32 cut off. Others give the canonical NaN.
 fn nan(from: Format, to: Format, round: Round, bits: u64) -> Option<u64> {
@@ -59,7 +48,8 @@ fn nan(from: Format, to: Format, round: Round, bits: u64) -> Option<u64> {
     Some(sign << (to.width() - 1) | exponent << to.man_bits | 1 << (to.man_bits - 1) | payload)
 }
 
-fn one(h: How, bits: u64) -> u64 {
+/// The conversion of one number.
+fn one(h: &How, bits: u64) -> u64 {
     match (h.to, h.from) {
         (Number::Int(to), Number::Int(from)) => int::int_to_int(bits, from, to, h.clamp.sat),
         (Number::Int(to), Number::Float(f)) => {
@@ -101,18 +91,16 @@ pub fn execute(op: &Convert, cx: &mut Cx<'_, '_>) -> Result {
         Convert::Move(d, s) => cx.w.regs.copy(*d, *s, m),
         Convert::Pack(d, s, bits) => cx.w.regs.moving(|regs| pack(regs, m, *d, s, *bits)),
         Convert::Unpack(d, s, bits) => cx.w.regs.moving(|regs| unpack(regs, m, d, *s, *bits)),
-        Convert::One { to, from, round, integral, clamp, ftz, extend, d, s } => {
-            let h =
-                How { to: *to, from: *from, round: *round, integral: *integral, clamp: *clamp, ftz: *ftz };
+        Convert::One { how, extend, d, s } => {
             let v = cx.w.regs.r64(*s, m);
-            let widen = |r: u64| match to {
+            let widen = |r: u64| match how.to {
                 // A result narrower than its register is extended as its type says.
                 Number::Int(ty) if ty.signed && ty.bits < *extend => {
                     IntType { bits: *extend, signed: true }.bits_of(ty.value(r))
                 }
                 _ => r,
             };
-            let r = std::array::from_fn(|i| if m >> i & 1 != 0 { widen(one(h, v[i])) } else { 0 });
+            let r = std::array::from_fn(|i| if m >> i & 1 != 0 { widen(one(how, v[i])) } else { 0 });
             cx.w.regs.w64(*d, m, &r);
         }
         Convert::Many { to, from, step, round, clamp, ftz, d, s } => {

@@ -8,6 +8,7 @@
 //! they are estimates.
 
 use dualgemm_device::Arch;
+use dualgemm_ptx::Target;
 
 /// A known card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -57,6 +58,15 @@ pub struct CardData {
 impl Card {
     /// Every card.
     pub const ALL: [Card; 4] = [Card::H100, Card::H200, Card::B200, Card::RtxPro6000];
+
+    /// A card that runs kernels for `target`: an H100 those for earlier ones as well.
+    pub const fn of(target: Target) -> Card {
+        match target {
+            Target::Sm100a | Target::Sm100f | Target::Sm103a => Card::B200,
+            Target::Sm120a | Target::Sm120f | Target::Sm121a => Card::RtxPro6000,
+            _ => Card::H100,
+        }
+    }
 
     /// Its data.
     pub fn data(self) -> CardData {
@@ -110,6 +120,21 @@ impl Card {
                 tensor_rate: [503.8e12, 1007.6e12, 2015.2e12],
                 ..h100
             },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_target_has_a_card_of_its_generation() {
+        for &target in Target::ALL {
+            let card = Card::of(target).data().arch.major;
+            let digits = target.as_str().trim_start_matches("sm_").trim_end_matches(['a', 'f']);
+            let major = digits.parse::<u32>().unwrap() / 10;
+            assert_eq!(card, major.max(9), "{target}");
         }
     }
 }

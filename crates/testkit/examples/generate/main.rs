@@ -22,7 +22,7 @@ mod tma;
 mod tma_modes;
 mod wgmma;
 
-use dualgemm_ptx::isa;
+use dualgemm_ptx::{Target, isa};
 use dualgemm_sim::report::Card;
 use dualgemm_sim::{Config, Gpu};
 use dualgemm_testkit::conformance::{self, Argument};
@@ -73,12 +73,8 @@ fn write(root: &Path, draft: &Draft) -> Result<(), String> {
     let file = format!("{}/{}.ptx", draft.family, draft.name);
     let explain = |e: &dyn std::fmt::Display| format!("{file}: {e}");
     let case = conformance::load(&file, &draft.text.replace("= ?", "= #0")).map_err(|e| explain(&e))?;
-    let card = match case.target() {
-        t if t.starts_with("sm_12") => Card::RtxPro6000,
-        t if t.starts_with("sm_10") => Card::B200,
-        _ => Card::H100,
-    };
-    let gpu = Gpu::new(Config::default().card(card));
+    let target = Target::from_name(case.target()).ok_or_else(|| explain(&"its target is unknown"))?;
+    let gpu = Gpu::new(Config::default().card(Card::of(target)));
     let run = std::panic::AssertUnwindSafe(|| conformance::run(&gpu, &case));
     let outcome = std::panic::catch_unwind(run)
         .map_err(|_| explain(&"the simulator panicked"))?
