@@ -15,6 +15,23 @@ pub(crate) fn scale(k: &mut Kernel, amax: Reg<F32>, [sixth, inverse]: [Reg<F32>;
     (byte, k.min(factor, f32::MAX))
 }
 
+/// A block in one thread, its elements 0 to 7 and 8 to 15: the words of its codes, and its scale byte. `factors` as for
+/// [`scale`].
+pub(crate) fn encode_block(
+    k: &mut Kernel,
+    halves: [[Reg<F32>; 8]; 2],
+    factors: [Reg<F32>; 2],
+) -> ([Reg<B32>; 2], Reg<U32>) {
+    let [first, second] = [0, 1].map(|half| amax(k, &halves[half]));
+    let amax = k.max(first, second);
+    let (byte, factor) = scale(k, amax, factors);
+    let words = halves.map(|values| {
+        let scaled = values.map(|value| k.mul(value, factor));
+        encode_e2m1(k, &scaled)
+    });
+    (words, byte)
+}
+
 /// The largest magnitude of eight values and 0, NaN not counted.
 pub(crate) fn amax(k: &mut Kernel, values: &[Reg<F32>; 8]) -> Reg<F32> {
     let mut amax = k.mov(0.0f32);

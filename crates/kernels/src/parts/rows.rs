@@ -324,13 +324,7 @@ impl<'a> Rows<'a> {
     ) {
         let factors = [k.ld_param(&factors[0]), k.ld_param(&factors[1])];
         let halves: [[Reg<F32>; 8]; 2] = [0, 8].map(|first| std::array::from_fn(|i| values[first + i]));
-        let [first, second] = [0, 1].map(|half| nvfp4::amax(k, &halves[half]));
-        let amax = k.max(first, second);
-        let (byte, factor) = nvfp4::scale(k, amax, factors);
-        let words = halves.map(|values| {
-            let scaled = values.map(|value| k.mul(value, factor));
-            nvfp4::encode_e2m1(k, &scaled)
-        });
+        let (words, byte) = nvfp4::encode_block(k, halves, factors);
         let to = self.place(k, token, feature);
         k.st_vector(to, &words);
         let (block, blocks) = (k.shr(feature, 4u32), k.shr(self.n, 4u32));

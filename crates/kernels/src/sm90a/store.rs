@@ -324,13 +324,7 @@ impl Fused<'_> {
             let quarters: [[Reg<F32>; 4]; 2] = [0u32, 16].map(|more| k.ld_vector(from.at(byte + more)));
             std::array::from_fn(|i| quarters[i / 4][i % 4])
         });
-        let [first, second] = [0, 1].map(|half| nvfp4::amax(k, &halves[half]));
-        let amax = k.max(first, second);
-        let (byte, factor) = nvfp4::scale(k, amax, factors);
-        let words = halves.map(|values| {
-            let scaled = values.map(|value| k.mul(value, factor));
-            nvfp4::encode_e2m1(k, &scaled)
-        });
+        let (words, byte) = nvfp4::encode_block(k, halves, factors);
         let out = k.ld_pointer(&self.out);
         let start = k.mul_wide(row, self.n);
         let wide = k.convert::<U64, U32>(feature);
