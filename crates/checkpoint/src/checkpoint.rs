@@ -82,7 +82,7 @@ pub struct Checkpoint {
 /// One quantized linear layer.
 #[derive(Debug, Clone)]
 pub struct Linear<'a> {
-    /// `[out, in]`.
+    /// `[out, in]`: a row per output feature, K is the input features.
     pub weight: QuantizedMatrix<'a>,
     /// `out` values.
     pub bias: Option<Vec<f32>>,
@@ -90,7 +90,8 @@ pub struct Linear<'a> {
 }
 
 impl Linear<'_> {
-    /// Tensor scale of the activations; `None` if the checkpoint has none (weights only).
+    /// Tensor scale of the activations that go into this layer, whichever way the file stores it; `None` if the
+    /// checkpoint has none (weights only).
     ///
     /// # Errors
     /// If the checkpoint declares one and it is missing or unusable. The weight can be used regardless.

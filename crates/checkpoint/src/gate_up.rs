@@ -82,7 +82,8 @@ impl GateUpOrder {
         }
     }
 
-    /// Row of the fused tensor of `2 n` rows that holds row `row` of a half.
+    /// Row of the fused tensor of `2 n` rows that holds row `row`, below `n`, of a half. `2 n` is a multiple of
+    /// [`row_multiple`](Self::row_multiple).
     #[inline]
     pub const fn fused_row(self, half: Half, row: usize, n: usize) -> usize {
         let is_up = matches!(half, Half::Up) as usize;

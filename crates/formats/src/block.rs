@@ -1,4 +1,8 @@
 //! Block formats: how many elements share a scale, and what kind of scale.
+//!
+//! Sources: nvfp4, PTX ISA "Block Scaling", `.scale_vec::4X` with `.ue4m3`
+//! <https://docs.nvidia.com/cuda/parallel-thread-execution/#warp-level-block-scaling>; mxfp4, OCP Microscaling Formats
+//! (MX) v1.0, section 5 <https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf>.
 
 use crate::scalar::{e4m3, ue8m0};
 

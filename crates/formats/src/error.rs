@@ -107,7 +107,7 @@ pub enum Error {
         tensor: String,
         /// Rows.
         rows: usize,
-        /// Row stride.
+        /// From one row to the next: bytes of quantized matrices, elements of float ones.
         row_stride: usize,
     },
     /// K that GGUF's larger blocks cannot hold.

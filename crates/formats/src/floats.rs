@@ -74,7 +74,10 @@ impl<'a, T: Clone> Matrix<'a, T> {
         self.cols
     }
 
-    /// One row.
+    /// The `cols` elements of a row.
+    ///
+    /// # Panics
+    /// If the row lies past the elements.
     #[inline]
     pub fn row(&self, row: usize) -> &[T] {
         let start = row * self.row_stride;
@@ -113,7 +116,7 @@ impl FloatType {
     /// Every float type.
     pub const ALL: [Self; 3] = [Self::F32, Self::F16, Self::Bf16];
 
-    /// The nearest number of this type, ties to even.
+    /// The nearest number of this type, ties to even; past the largest, infinity.
     pub fn round(self, x: f32) -> f32 {
         match self {
             Self::F32 => x,
@@ -163,6 +166,9 @@ impl FloatMatrix<'_> {
     }
 
     /// The value of an element, exact in f32 for every type.
+    ///
+    /// # Panics
+    /// If there is no such element.
     #[inline]
     pub fn value(&self, row: usize, col: usize) -> f32 {
         match self {

@@ -76,7 +76,7 @@ impl GpuModeScales {
         [row % 32, row % 128 / 32, row / 128, block % 4, block / 4, entry]
     }
 
-    /// Byte offset of the scale of a row, a block and a batch entry.
+    /// Byte offset of the scale of a row, a block and a batch entry, which are the view's: none is checked.
     pub fn offset(&self, row: usize, block: usize, entry: usize) -> usize {
         Self::index(row, block, entry).iter().zip(self.strides).map(|(i, stride)| i * stride).sum()
     }

@@ -14,7 +14,9 @@
 //! Atoms follow each other along K, then along rows. `Sf8x4` (TensorRT-LLM, small M) has 32-byte atoms of
 //! 8 rows × 4 blocks. Both pad rows and blocks up to whole atoms; padding bytes must be zero.
 //!
-//! Source: <https://docs.nvidia.com/cuda/cublas/#d-block-scaling-factors-layout>
+//! Sources: `Sf128x4`, cuBLAS, "1D Block Scaling Factors Layout"
+//! <https://docs.nvidia.com/cuda/cublas/#d-block-scaling-factors-layout>; `Sf8x4`, `SfLayout.layout_8x4` in
+//! `flashinfer/fp4_quantization.py` of <https://github.com/flashinfer-ai/flashinfer>.
 
 /// How block scales are ordered in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -55,7 +57,8 @@ impl ScaleLayout {
         self.checked_len(rows, blocks).expect("scale buffer size overflows")
     }
 
-    /// Byte offset of the scale of `row`, `block` in a matrix of `blocks` blocks per row.
+    /// Byte offset of the scale of `row`, `block` in a matrix of `blocks` blocks per row. Neither is checked: of rows and
+    /// blocks beyond the matrix it gives padding, or what lies past the buffer.
     #[inline]
     pub const fn offset(self, row: usize, block: usize, blocks: usize) -> usize {
         let atoms = blocks.div_ceil(4);
@@ -71,7 +74,7 @@ impl ScaleLayout {
     /// The scales of `[rows, blocks]` moved from this layout into another, padding zeroed.
     ///
     /// # Panics
-    /// If `scales` is not [`len`](Self::len) bytes long.
+    /// If `scales` is not [`len`](Self::len) bytes long, or either size overflows.
     pub fn convert(self, scales: &[u8], to: Self, rows: usize, blocks: usize) -> Vec<u8> {
         assert_eq!(scales.len(), self.len(rows, blocks), "scale buffer does not fit its layout");
         let mut out = vec![0; to.len(rows, blocks)];

@@ -29,12 +29,12 @@ impl GlobalScale {
     /// The scale of a tensor that has none: 1.
     pub const ONE: Self = Self { multiplier: 1.0, source: GlobalScaleSource::Absent };
 
-    /// From the multiplier.
+    /// From the multiplier. Whether it is positive and finite is checked where a matrix takes it.
     pub const fn multiplier(multiplier: f32) -> Self {
         Self { multiplier, source: GlobalScaleSource::Multiplier }
     }
 
-    /// From the reciprocal of the multiplier, as compressed-tensors stores it.
+    /// From the reciprocal of the multiplier, as compressed-tensors stores it. Checked as a multiplier is.
     pub const fn divisor(divisor: f32) -> Self {
         Self { multiplier: 1.0 / divisor, source: GlobalScaleSource::Divisor(divisor) }
     }
@@ -90,11 +90,12 @@ pub struct QuantizedMatrix<'a> {
 }
 
 impl<'a> QuantizedMatrix<'a> {
-    /// A dense matrix: `codes` is `[rows, k / 2]` bytes. `name` is what error messages call the tensor.
+    /// A dense matrix: `codes` is `[rows, k / 2]` bytes, `scales` is [`ScaleLayout::len`] of `rows` and `k / block_len`.
+    /// `name` is what error messages call the tensor.
     ///
     /// # Errors
-    /// If K is not a whole number of blocks, a buffer has the wrong size, or the tensor scale is not a positive
-    /// finite number.
+    /// If there is no row, K is not a whole number of blocks, a buffer has the wrong size, or the tensor scale is not a
+    /// positive finite number.
     #[expect(clippy::too_many_arguments, reason = "the eight facts that make a quantized tensor")]
     pub fn new(
         name: impl Into<String>,
@@ -199,6 +200,9 @@ impl<'a> QuantizedMatrix<'a> {
     }
 
     /// The `k / 2` code bytes of a row.
+    ///
+    /// # Panics
+    /// If the row lies past the codes.
     #[inline]
     pub fn row_codes(&self, row: usize) -> &[u8] {
         let start = row * self.row_stride;
@@ -230,20 +234,30 @@ impl<'a> QuantizedMatrix<'a> {
         self.global_scale
     }
 
-    /// The code of an element.
+    /// The e2m1 code of an element, 0 to 15.
+    ///
+    /// # Panics
+    /// As [`row_codes`](Self::row_codes), and if `k` lies past the row.
     #[inline]
     pub fn code(&self, row: usize, k: usize) -> u8 {
         let (even, odd) = e2m1::unpack(self.row_codes(row)[k / 2]);
         if k.is_multiple_of(2) { even } else { odd }
     }
 
-    /// The scale byte of a block.
+    /// The scale byte of a block, e4m3 in nvfp4 and ue8m0 in mxfp4; [`BlockFormat::decode_scale`] gives its value.
+    ///
+    /// # Panics
+    /// If its [`offset`](ScaleLayout::offset) lies past the scales. A block beyond the matrix may also give another byte.
     #[inline]
     pub fn scale_byte(&self, row: usize, block: usize) -> u8 {
         self.scales[self.scale_layout.offset(row, block, self.blocks())]
     }
 
-    /// The value of an element in f64, exact but for the last product with the tensor scale.
+    /// The value of an element, `code · block scale · tensor scale`, in f64: exact but for the product with the tensor
+    /// scale.
+    ///
+    /// # Panics
+    /// As [`code`](Self::code).
     pub fn value(&self, row: usize, k: usize) -> f64 {
         let scale = self.format.decode_scale(self.scale_byte(row, k / self.format.block_len()));
         f64::from(e2m1::decode(self.code(row, k))) * f64::from(scale) * self.global_scale.exact()

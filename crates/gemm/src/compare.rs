@@ -12,7 +12,7 @@ use crate::Error;
 pub trait Element: Copy {
     /// The value, exactly.
     fn to_f64(self) -> f64;
-    /// The nearest value of this type.
+    /// The nearest value of this type, ties to even.
     fn from_f64(x: f64) -> Self;
     /// Bits in value order: neighbours differ by 1, and zero of either sign is 0.
     fn ordered_bits(self) -> i64;
@@ -80,7 +80,7 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Compares a row-major result of `cols` columns with the reference.
+    /// Compares a row-major result of `cols` columns, at least one, with the reference.
     ///
     /// # Errors
     /// If the sizes differ, or there is nothing to compare.
@@ -109,7 +109,7 @@ pub struct Comparer {
 }
 
 impl Comparer {
-    /// For a row-major result of `cols` columns.
+    /// For a row-major result of `cols` columns, at least one.
     pub fn new(cols: usize) -> Self {
         Self {
             cols,
@@ -126,7 +126,7 @@ impl Comparer {
         }
     }
 
-    /// The next elements.
+    /// The next elements, in row-major order; `want` is the reference.
     ///
     /// # Errors
     /// If there are not as many of both.

@@ -14,9 +14,9 @@ pub enum AFormat {
     F16,
     /// bfloat16.
     Bf16,
-    /// Quantized, 16-element blocks.
+    /// e2m1 codes, an e4m3 scale per 16 elements of K, an f32 scale per tensor.
     Nvfp4,
-    /// Quantized, 32-element blocks.
+    /// e2m1 codes, a ue8m0 scale per 32 elements of K.
     Mxfp4,
 }
 
@@ -141,7 +141,7 @@ pub struct DualGemmDesc {
     pub m: usize,
     /// Features: rows of B1 and of B2, columns of C.
     pub n: usize,
-    /// Elements that are summed.
+    /// Elements that are summed: columns of A, B1 and B2.
     pub k: usize,
     /// Independent problems of this shape (L).
     pub batch: usize,
@@ -244,7 +244,8 @@ impl DualGemmDesc {
         4.0 * self.m as f64 * self.n as f64 * self.k as f64 * self.batch as f64
     }
 
-    /// Bytes that must move if every operand is read once and C written once.
+    /// Bytes that must move if every operand is read once and C written once, padding, biases and tensor scales not
+    /// counted.
     pub fn bytes(&self) -> f64 {
         let (m, n, k) = (self.m as f64, self.n as f64, self.k as f64);
         let b_bits = match self.b {

@@ -60,6 +60,9 @@ impl Expr {
     }
 
     /// The expression as a list of operations, every common part computed once.
+    ///
+    /// # Panics
+    /// If that takes more than 256 operations.
     pub fn compile(&self) -> Program {
         let mut program = Program { ops: Vec::new() };
         program.push(self);
@@ -146,7 +149,7 @@ impl Program {
         Slot(u8::try_from(index).expect("an epilogue has at most 256 operations"))
     }
 
-    /// The value in f64, for the reference.
+    /// The value for a gate and an up product, in f64, for the reference.
     pub fn eval_f64(&self, gate: f64, up: f64) -> f64 {
         let mut values: Vec<f64> = Vec::with_capacity(self.ops.len());
         for op in &self.ops {

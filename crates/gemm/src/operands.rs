@@ -34,6 +34,9 @@ impl AOperand<'_> {
     }
 
     /// Value of an element, tensor scale included.
+    ///
+    /// # Panics
+    /// If there is no such element.
     pub fn value(&self, row: usize, k: usize) -> f64 {
         match self {
             Self::Float(a) => f64::from(a.value(row, k)),
@@ -49,9 +52,9 @@ pub struct GateUp<'a> {
     pub gate: QuantizedMatrix<'a>,
     /// B2, whose product multiplies it.
     pub up: QuantizedMatrix<'a>,
-    /// Added to the gate product, `[n]`.
+    /// Added to the gate product after all scales, `[n]`.
     pub gate_bias: Option<Cow<'a, [f32]>>,
-    /// Added to the up product, `[n]`.
+    /// Added to the up product after all scales, `[n]`.
     pub up_bias: Option<Cow<'a, [f32]>>,
 }
 

@@ -26,7 +26,7 @@ pub fn encode(x: f32) -> u8 {
     encode_magnitude(x.abs()) | if x.is_nan() { 0 } else { (x.to_bits() >> 28 & 8) as u8 }
 }
 
-/// Code 0..=7 nearest to a magnitude, ties to the even code. NaN gives 7.
+/// Code 0..=7 nearest to a magnitude, ties to the even code. NaN gives 7; negative numbers, which are no magnitudes, 0.
 #[inline(always)]
 pub fn encode_magnitude(x: f32) -> u8 {
     // Comparisons with the midpoints between neighbours; a tie belongs to the even code, below or above. Counted in as
