@@ -169,14 +169,15 @@ unsafe fn add_pair<V: Vector, const D: usize>(
     // digits have quads 0 to 3.
     unsafe {
         let weights = [V::weights(chunk, column), V::weights(chunk, column + V::LANES)];
-        let mut joined = [V::joined(&block.bias); 2];
-        for digit in (0..D).rev() {
-            let start = V::start_digit(&block.biases[digit]);
-            let mut sums = [start; 2];
-            let digits = block.digits[digit].as_ptr();
-            for (q, (left, right)) in weights[0].into_iter().zip(weights[1]).enumerate() {
-                sums = V::dots(sums, [left, right], V::quad(digits.add(4 * q)));
+        let mut sums_of_digits: [[V::Sums; 2]; D] =
+            std::array::from_fn(|digit| [V::start_digit(&block.biases[digit]); 2]);
+        for (q, (left, right)) in weights[0].into_iter().zip(weights[1]).enumerate() {
+            for (digit, sums) in sums_of_digits.iter_mut().enumerate() {
+                *sums = V::dots(*sums, [left, right], V::quad(block.digits[digit].as_ptr().add(4 * q)));
             }
+        }
+        let mut joined = [V::joined(&block.bias); 2];
+        for (digit, sums) in sums_of_digits.into_iter().enumerate().rev() {
             joined = [V::join(joined[0], sums[0], digit), V::join(joined[1], sums[1], digit)];
         }
         let scale = V::splat(&block.scale);
