@@ -9,7 +9,7 @@ use std::ops::Range;
 use bytemuck::{Pod, Zeroable};
 use dualgemm_formats::quantize::te_codes;
 use dualgemm_formats::scalar::e4m3;
-use dualgemm_formats::{FloatMatrix, GlobalScale, QuantizedMatrix};
+use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, QuantizedMatrix};
 use half::slice::HalfFloatSliceExt;
 
 use super::vector::Vector;
@@ -24,7 +24,7 @@ pub(crate) struct Block {
     pub(super) codes: [i8; CHUNK_K],
     /// [`Vector::bias_word`](super::vector::Vector::bias_word) of their sum.
     pub(super) bias: i32,
-    /// The block scale, or the bits of an integer.
+    /// The block scale in units of [`Source::unit`], or the bits of an integer.
     pub(super) scale: f32,
 }
 
@@ -65,6 +65,15 @@ impl Source<'_> {
         }
     }
 
+    /// What a block scale of 1 stands for: 2¹² in mxfp4, so that the largest dot product, 2304, times the largest scale, 2¹²⁷,
+    /// is an f32. The smallest scale stays exact.
+    pub(super) fn unit(&self) -> f32 {
+        match self {
+            Self::Quantized(a) if a.format() == BlockFormat::Mxfp4 => 4096.0,
+            _ => 1.0,
+        }
+    }
+
     /// Fills `out`, `[chunks of the span][rows of the tile]`. Inlined, so that quantizing uses the vectors of whoever
     /// calls this.
     ///
@@ -83,9 +92,10 @@ impl Source<'_> {
                 Self::Quantized(a) => {
                     let codes = a.row_codes(tile.first_row + row).as_chunks().0;
                     let chunks_per_block = a.format().block_len() / CHUNK_K;
+                    let units = 1.0 / self.unit();
                     for (out, chunk) in to {
                         let scale = a.scale_byte(tile.first_row + row, chunk / chunks_per_block);
-                        *out = block(unpack(&codes[chunk]), a.format().decode_scale(scale));
+                        *out = block(unpack(&codes[chunk]), a.format().decode_scale(scale) * units);
                     }
                 }
                 Self::Float(a, global_scale) => {

@@ -6,13 +6,17 @@
 //!     for each row:
 //!         integer dot products over the chunk         exact
 //!         sum += dot as f32 · (scale_a · scale_b)      one rounding
+//!   or    sum += (dot as f32 · scale_a) · scale_b      the same, for weights of mxfp4
 //!   or    sum += (dot · scale_a) as f32 · scale_b      the same, if the instruction set multiplies there anyway
 //! ```
 //!
 //! The order of the f32 sums is fixed: one accumulator per output, chunks in ascending order, from 0. `dot` (12
 //! bits) times the two scales (4 bits each) fits f32, so only the addition rounds, with or without a fused
-//! multiply-add, and every instruction set gives the same bits. (mxfp4 scales whose product leaves the range of f32
-//! are the one exception: then a fused multiply-add may stay finite where a product alone does not.)
+//! multiply-add, and every instruction set gives the same bits.
+//!
+//! Two extreme scales of mxfp4 may leave f32 together, where the dot product is small, or zero. So they are not multiplied with
+//! each other, and a sum is right, within the rounding of its additions, if the magnitudes of its products add up to less than
+//! 2¹²⁷. Of products below 2⁻¹¹⁴ as many bits may be lost as f32 loses below 2⁻¹²⁶.
 
 use dualgemm_formats::BlockFormat;
 
@@ -111,8 +115,9 @@ unsafe fn single<V: Vector, const PANELS: usize>(task: &Task, panel: *const u8, 
                     }
                     for (v, (accumulator, dots)) in pair.iter_mut().zip(dots).enumerate() {
                         let scales = V::scales(chunk, column + v * V::LANES, task.format);
-                        let scale = V::mul(V::splat(&raw const (*block).scale), scales);
-                        *accumulator = V::mul_add(V::floats(dots), scale, *accumulator);
+                        let scale = V::splat(&raw const (*block).scale);
+                        *accumulator =
+                            add_scaled::<V>(task.format, V::floats(dots), scale, scales, *accumulator);
                     }
                 }
             }
@@ -124,6 +129,24 @@ unsafe fn single<V: Vector, const PANELS: usize>(task: &Task, panel: *const u8, 
         }
     }
     PANELS
+}
+
+/// `dots · scale · scales + sum`, with weights of `format`.
+#[inline(always)]
+unsafe fn add_scaled<V: Vector>(
+    format: BlockFormat,
+    dots: V::Floats,
+    scale: V::Floats,
+    scales: V::Floats,
+    sum: V::Floats,
+) -> V::Floats {
+    // SAFETY: the caller promises the instructions.
+    unsafe {
+        match format {
+            BlockFormat::Nvfp4 => V::mul_add(dots, V::mul(scale, scales), sum),
+            BlockFormat::Mxfp4 => V::mul_add(V::mul(dots, scale), scales, sum),
+        }
+    }
 }
 
 /// Four activations of a block.
@@ -158,6 +181,8 @@ unsafe fn wide<V: Vector>(task: &Task, panel: *const u8, sums: *mut f32) -> usiz
 
 /// Two vectors of features of one chunk, decoded.
 pub(super) struct Pass<V: Vector> {
+    /// Block format of the weights.
+    format: BlockFormat,
     /// By vector and quad.
     pub(super) weights: [[V::Quads; 4]; 2],
     /// By vector.
@@ -171,6 +196,7 @@ impl<V: Vector> Pass<V> {
         // SAFETY: the caller passes a chunk, and a column at least two vectors before its end.
         unsafe {
             Self {
+                format,
                 weights: [V::weights(chunk, column), V::weights(chunk, column + V::LANES)],
                 scales: [V::scales(chunk, column, format), V::scales(chunk, column + V::LANES, format)],
             }
@@ -180,11 +206,11 @@ impl<V: Vector> Pass<V> {
     /// The same with all scales times `factor`, a power of two.
     #[inline(always)]
     unsafe fn scaled_by(self, factor: f32) -> Self {
-        let Self { weights, scales: [left, right] } = self;
+        let Self { scales: [left, right], .. } = self;
         // SAFETY: the machine has the instructions.
         unsafe {
             let factor = V::splat(&factor);
-            Self { weights, scales: [V::mul(left, factor), V::mul(right, factor)] }
+            Self { scales: [V::mul(left, factor), V::mul(right, factor)], ..self }
         }
     }
 
@@ -217,7 +243,13 @@ impl<V: Vector> Pass<V> {
                 let sum = if INTEGERS {
                     V::mul_add(V::scaled_floats(dots, scale.cast()), self.scales[v], V::load(to))
                 } else {
-                    V::mul_add(V::floats(dots), V::mul(V::splat(scale), self.scales[v]), V::load(to))
+                    add_scaled::<V>(
+                        self.format,
+                        V::floats(dots),
+                        V::splat(scale),
+                        self.scales[v],
+                        V::load(to),
+                    )
                 };
                 V::store(to, sum);
             }

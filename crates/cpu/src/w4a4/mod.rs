@@ -166,7 +166,8 @@ impl Kernel {
                 unsafe { (self.functions.prepare)(a, tile, span, out) };
             },
         );
-        Bound { kernel: self, first_row: tiles.first().map_or(0, |tile| tile.first_row), chunks, blocks }
+        let first_row = tiles.first().map_or(0, |tile| tile.first_row);
+        Bound { kernel: self, unit: a.unit(), first_row, chunks, blocks }
     }
 }
 
@@ -174,6 +175,7 @@ impl Kernel {
 #[derive(Debug)]
 pub(crate) struct Bound<'a> {
     kernel: Kernel,
+    unit: f32,
     first_row: usize,
     chunks: usize,
     blocks: &'a [Block],
@@ -218,7 +220,7 @@ impl TileKernel for Bound<'_> {
 
     fn sum_unit(&self, weights: &PackedGateUp) -> f32 {
         // Both codes are doubled.
-        0.25 / scale_unit(weights.format())
+        0.25 * self.unit / scale_unit(weights.format())
     }
 }
 

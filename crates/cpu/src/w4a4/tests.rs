@@ -70,14 +70,22 @@ fn model(a: &QuantizedMatrix<'_>, weights: &GateUp<'_>) -> Vec<f32> {
                 for c in 0..a.k() / 16 {
                     let dot: i32 =
                         (16 * c..16 * c + 16).map(|k| doubled(a, row, k) * doubled(b, feature, k)).sum();
-                    let scales = scale(a, row, c) * (scale(b, feature, c) * scale_unit(b.format()));
-                    sum += dot as f32 * scales;
+                    let scale_a = scale(a, row, c) / unit_of(a.format());
+                    sum += dot as f32 * scale_a * (scale(b, feature, c) * scale_unit(b.format()));
                 }
                 sums.push(sum);
             }
         }
     }
     sums
+}
+
+/// What a block scale of 1 of A stands for.
+fn unit_of(format: BlockFormat) -> f32 {
+    match format {
+        BlockFormat::Nvfp4 => 1.0,
+        BlockFormat::Mxfp4 => 4096.0,
+    }
 }
 
 fn run(
@@ -180,6 +188,45 @@ fn all_code_pairs_at_extreme_scales_exact() {
     let outer = matrix("outer", |i| (i / 16) as u8);
     check_exact(inner.clone(), &GateUp::new(outer.clone(), inner.clone()));
     check_exact(outer.clone(), &GateUp::new(inner, outer));
+}
+
+/// All pairs of scales as large and as small as the formats have, over codes that are all largest, or all zero.
+#[test]
+fn extreme_scales_are_right_together() {
+    let formats = [(BlockFormat::Nvfp4, [0x01, 0x38, 0x7E]), (BlockFormat::Mxfp4, [0, 127, 254])];
+    // Rows of 32 elements with one scale each.
+    let matrix = |name, format: BlockFormat, scales: &[u8], codes: u8| {
+        let (rows, layout) = (scales.len(), ScaleLayout::Linear);
+        let scales: Vec<u8> = scales.iter().flat_map(|&scale| vec![scale; 32 / format.block_len()]).collect();
+        QuantizedMatrix::new(name, format, rows, 32, vec![codes; rows * 16], scales, layout, GlobalScale::ONE)
+            .unwrap()
+    };
+    for ((format_a, scales_a), (format_b, scales_b)) in formats.iter().flat_map(|a| formats.map(|b| (*a, b)))
+    {
+        // One row and several go different ways.
+        let [low, one, high] = scales_a;
+        for scales_a in [vec![low], vec![one], vec![high], vec![low, one, high, high, low]] {
+            for (codes_a, codes_b) in [(0x77, 0x77), (0x00, 0x77), (0x77, 0x00)] {
+                let b = matrix("gate", format_b, &scales_b, codes_b);
+                let packed = PackedGateUp::pack(&GateUp::new(b.clone(), b)).unwrap();
+                let a = AOperand::Quantized(matrix("a", format_a, &scales_a, codes_a));
+                let desc = DualGemmDesc::new(scales_a.len(), 3, 32, AFormat::of(&a), format_b);
+                let group = [Group { first_row: 0, rows: scales_a.len(), weights: &packed }];
+                let unit = f64::from(0.25 * unit_of(format_a) / scale_unit(format_b));
+                for isa in available() {
+                    for (i, sum) in run(isa, 1, &desc, &a, &group).unwrap().into_iter().enumerate() {
+                        let scale = |format: BlockFormat, byte| f64::from(format.decode_scale(byte));
+                        let scales = scale(format_a, scales_a[i / 6]) * scale(format_b, scales_b[i % 3]);
+                        let want = if codes_a == codes_b { 32.0 * 36.0 * scales } else { 0.0 };
+                        let got = f64::from(sum) * unit;
+                        // What is beyond f32 may come out as infinity.
+                        let right = (got - want).abs() <= 2f64.powi(-137) || got.min(want) >= 2f64.powi(127);
+                        assert!(right, "{isa}, {desc}, element {i}: {got:e}, not {want:e}");
+                    }
+                }
+            }
+        }
+    }
 }
 
 #[test]
@@ -322,7 +369,7 @@ fn sums_are_close_to_the_reference() {
         let a = AOperand::Quantized(a);
         let group = [Group { first_row: 0, rows: m, weights: &packed }];
         let sums = run(Isa::best(), 2, &desc_of(&a, &weights), &a, &group).unwrap();
-        let unit = f64::from(0.25 / scale_unit(format));
+        let unit = f64::from(0.25 * unit_of(format) / scale_unit(format));
         // Gate alone: an up product of zeros with a bias of 1.
         let epilogue = Epilogue { activation: Activation::Identity, ..Epilogue::default() };
         let zero = QuantizedMatrix::new(
