@@ -232,78 +232,41 @@ impl Blas {
     ) -> Result<Matmul, Error> {
         let (f, open) = (&self.0.functions, &self.0);
         let scaled = operand == TYPE_E2M1;
-        let (mut product, mut pref) = (
-            Matmul {
-                open: open.clone(),
-                desc: null_mut(),
-                layouts: [null_mut(); 3],
-                algos: Vec::new(),
-                workspace,
-                scales: scaled.then(Mutex::default),
-            },
-            null_mut(),
-        );
-        // SAFETY: every result and attribute outlives its call; handles come from the library. Column-major, the
-        // library computes Cᵀ[n,m] = B · Aᵀ: its first operand is our B, transposed, its second our A.
-        unsafe {
-            open.check(
-                "cublasLtMatmulDescCreate",
-                (f.desc_create)(&mut product.desc, COMPUTE_32F, TYPE_32F),
-            )?;
-            let transpose = OP_T;
-            let transposed = (&raw const transpose).cast();
-            open.check(
-                "cublasLtMatmulDescSetAttribute",
-                (f.desc_set)(product.desc, DESC_TRANSA, transposed, 4),
-            )?;
-            if scaled {
-                let mode = SCALE_VEC16_UE4M3;
-                for attribute in DESC_SCALE_MODES {
-                    let status = (f.desc_set)(product.desc, attribute, (&raw const mode).cast(), 4);
-                    open.check("cublasLtMatmulDescSetAttribute (block scales, from 12.8 on)", status)?;
-                }
-                // Proposals depend on whether there are any, not on where.
-                product.set_scales([DevicePtr(256); 2])?;
+        let mut product = Matmul {
+            open: open.clone(),
+            desc: null_mut(),
+            layouts: [null_mut(); 3],
+            algos: Vec::new(),
+            workspace,
+            scales: scaled.then(Mutex::default),
+        };
+        // SAFETY: the result outlives the call; `product` destroys what was made.
+        let status = unsafe { (f.desc_create)(&mut product.desc, COMPUTE_32F, TYPE_32F) };
+        open.check("cublasLtMatmulDescCreate", status)?;
+        // Column-major, the library computes Cᵀ[n,m] = B · Aᵀ: its first operand is our B, transposed, its second our A.
+        product.set("cublasLtMatmulDescSetAttribute", DESC_TRANSA, &OP_T)?;
+        if scaled {
+            let call = "cublasLtMatmulDescSetAttribute (block scales, from 12.8 on)";
+            for attribute in DESC_SCALE_MODES {
+                product.set(call, attribute, &SCALE_VEC16_UE4M3)?;
             }
-            let types = [operand, operand, result.code()];
-            let sizes = [(k, n), (k, m), (n, m)];
-            for (layout, (ty, (rows, cols))) in product.layouts.iter_mut().zip(types.into_iter().zip(sizes)) {
-                let status = (f.layout_create)(layout, ty, rows as u64, cols as u64, rows as i64);
-                open.check("cublasLtMatrixLayoutCreate", status)?;
-            }
-            open.check("cublasLtMatmulPreferenceCreate", (f.pref_create)(&mut pref))?;
-            let limit = (&raw const workspace).cast();
-            let set = (f.pref_set)(pref, PREF_MAX_WORKSPACE_BYTES, limit, size_of::<usize>());
-            let [b, a, c] = product.layouts;
-            let (mut found, mut count) = ([Heuristic::default(); ALGORITHMS], 0);
-            let status = match set {
-                0 => (f.heuristic)(
-                    open.handle,
-                    product.desc,
-                    b,
-                    a,
-                    c,
-                    c,
-                    pref,
-                    ALGORITHMS as c_int,
-                    found.as_mut_ptr(),
-                    &mut count,
-                ),
-                failed => failed,
-            };
-            (f.pref_destroy)(pref);
-            open.check("cublasLtMatmulAlgoGetHeuristic", status)?;
-            let found = found.iter().take(count.max(0) as usize);
-            product.algos = found.filter(|algo| algo.state == 0).map(|algo| algo.algo).collect();
-            if product.algos.is_empty() {
-                return Err(Error::Driver {
-                    call: "cublasLtMatmulAlgoGetHeuristic",
-                    reason: format!(
-                        "no algorithm for {m}x{n}x{k} {} in {result:?}",
-                        if scaled { "of nvfp4" } else { "" }
-                    ),
-                });
-            }
+            // Proposals depend on whether there are any, not on where.
+            product.set_scales([DevicePtr(256); 2])?;
+        }
+        let types = [operand, operand, result.code()];
+        let sizes = [(k, n), (k, m), (n, m)];
+        for (layout, (ty, (rows, cols))) in product.layouts.iter_mut().zip(types.into_iter().zip(sizes)) {
+            // SAFETY: as for the description.
+            let status = unsafe { (f.layout_create)(layout, ty, rows as u64, cols as u64, rows as i64) };
+            open.check("cublasLtMatrixLayoutCreate", status)?;
+        }
+        product.algos = product.proposals()?;
+        if product.algos.is_empty() {
+            let operands = if scaled { "of nvfp4" } else { "" };
+            return Err(Error::Driver {
+                call: "cublasLtMatmulAlgoGetHeuristic",
+                reason: format!("no algorithm for {m}x{n}x{k} {operands} in {result:?}"),
+            });
         }
         Ok(product)
     }
@@ -342,6 +305,40 @@ unsafe impl Send for Matmul {}
 unsafe impl Sync for Matmul {}
 
 impl Matmul {
+    /// Writes an attribute of the description, of the type that the library has for it.
+    fn set<T>(&self, call: &'static str, attribute: c_int, value: &T) -> Result<(), Error> {
+        let bytes = std::ptr::from_ref(value).cast();
+        // SAFETY: the description lives as long as this product; the value, whose size is given, is copied.
+        let status = unsafe { (self.open.functions.desc_set)(self.desc, attribute, bytes, size_of::<T>()) };
+        self.open.check(call, status)
+    }
+
+    /// The algorithms that the library proposes, the one that it thinks fastest first.
+    fn proposals(&self) -> Result<Vec<[u64; 8]>, Error> {
+        let (open, f) = (&self.open, &self.open.functions);
+        let mut pref = null_mut();
+        // SAFETY: the result outlives the call, and is destroyed below.
+        open.check("cublasLtMatmulPreferenceCreate", unsafe { (f.pref_create)(&mut pref) })?;
+        let limit = (&raw const self.workspace).cast();
+        // SAFETY: made above; the value, whose size is given, is copied.
+        let set = unsafe { (f.pref_set)(pref, PREF_MAX_WORKSPACE_BYTES, limit, size_of::<usize>()) };
+        let [b, a, c] = self.layouts;
+        let (mut found, mut count) = ([Heuristic::default(); ALGORITHMS], 0);
+        let (most, results) = (ALGORITHMS as c_int, found.as_mut_ptr());
+        let status = match set {
+            // SAFETY: every handle came from the library and lives; there is room for as many results as are asked for.
+            0 => unsafe {
+                (f.heuristic)(open.handle, self.desc, b, a, c, c, pref, most, results, &mut count)
+            },
+            failed => failed,
+        };
+        // SAFETY: made above, used no more.
+        unsafe { (f.pref_destroy)(pref) };
+        open.check("cublasLtMatmulAlgoGetHeuristic", status)?;
+        let found = found.iter().take(count.max(0) as usize);
+        Ok(found.filter(|algo| algo.state == 0).map(|algo| algo.algo).collect())
+    }
+
     /// Measures the algorithms that the library proposes and keeps the fastest. Overwrites C and waits.
     ///
     /// # Errors
@@ -402,10 +399,7 @@ impl Matmul {
         }
         // The library's first operand is our B.
         for (attribute, scale) in DESC_SCALE_POINTERS.into_iter().zip([b, a]) {
-            let value = (&raw const scale.0).cast();
-            // SAFETY: the description lives as long as this product; the value is copied.
-            let status = unsafe { (self.open.functions.desc_set)(self.desc, attribute, value, 8) };
-            self.open.check("cublasLtMatmulDescSetAttribute (addresses of scales)", status)?;
+            self.set("cublasLtMatmulDescSetAttribute (addresses of scales)", attribute, &scale.0)?;
         }
         Ok(())
     }
@@ -465,14 +459,13 @@ impl Matmul {
 impl Drop for Matmul {
     fn drop(&mut self) {
         let f = &self.open.functions;
-        // SAFETY: created in `Blas::matmul`, destroyed once; a null layout was never created.
-        unsafe {
-            self.layouts.into_iter().filter(|layout| !layout.is_null()).for_each(|layout| {
-                (f.layout_destroy)(layout);
-            });
-            if !self.desc.is_null() {
-                (f.desc_destroy)(self.desc);
-            }
+        for layout in self.layouts.into_iter().filter(|layout| !layout.is_null()) {
+            // SAFETY: created in `Blas::product`, destroyed once.
+            unsafe { (f.layout_destroy)(layout) };
+        }
+        if !self.desc.is_null() {
+            // SAFETY: created in `Blas::product`, destroyed once.
+            unsafe { (f.desc_destroy)(self.desc) };
         }
     }
 }
