@@ -2,24 +2,24 @@
 //! device memory. C is poisoned before, so is A where rows belong to nobody.
 
 use dualgemm::check::{RowSample, reference_rows};
-use dualgemm::device::{Device as _, DevicePtr, Error as DeviceError, Stream};
-use dualgemm::formats::{BlockFormat, FloatMatrix, GlobalScale, QuantizedMatrix, ScaleLayout};
+use dualgemm::device::{Device as _, Error as DeviceError, Stream};
+use dualgemm::formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout};
 use dualgemm::gemm::{
     AFormat, AOperand, Comparison, DualGemmDesc, Epilogue, GateUp, OutFormat, OutScale, OutputMut, QuantizeA,
 };
 use dualgemm::strategies::Buffer;
 use dualgemm::{
-    DeviceA, DeviceC, DeviceCall, DeviceGateUp, DualGemm, GpuId, GpuOptions, GroupedCall, PackedExperts,
-    PackedWeights, Plan, Rows, SimArch, Target,
+    DeviceCall, DeviceGateUp, DualGemm, GpuId, GpuOptions, GroupedCall, PackedExperts, PackedWeights, Plan,
+    Rows, SimArch, Target,
 };
 use half::{bf16, f16};
 
 use crate::gpu::operand;
+use crate::on_device::{POISON, a_bytes, on_device, on_device_as, read};
 use crate::{expert, quantized};
 
 const SIM: GpuId = GpuId::Sim(SimArch::Sm90a);
 const BLACKWELL: [GpuId; 2] = [GpuId::Sim(SimArch::Sm100a), GpuId::Sim(SimArch::Sm120a)];
-const POISON: u8 = 0xEE;
 
 fn plan_on(id: &GpuId, desc: &DualGemmDesc, options: GpuOptions) -> Plan {
     DualGemm::plan(desc, &Target::Gpu(id.clone(), options)).unwrap_or_else(|e| panic!("{e}"))
@@ -55,107 +55,6 @@ fn mixture(count: usize, n: usize, k: usize, biased: bool) -> Vec<GateUp<'static
         weights
     };
     (0..count).map(weights).collect()
-}
-
-/// Rows of A as a device has them.
-fn a_bytes(a: &AOperand<'_>) -> (Vec<u8>, Vec<u8>) {
-    match a {
-        AOperand::Float(FloatMatrix::F16(a)) => {
-            ((0..a.rows()).flat_map(|row| a.row(row)).flat_map(|x| x.to_le_bytes()).collect(), Vec::new())
-        }
-        AOperand::Float(FloatMatrix::F32(a)) => {
-            ((0..a.rows()).flat_map(|row| a.row(row)).flat_map(|x| x.to_le_bytes()).collect(), Vec::new())
-        }
-        AOperand::Float(FloatMatrix::Bf16(a)) => {
-            ((0..a.rows()).flat_map(|row| a.row(row)).flat_map(|x| x.to_le_bytes()).collect(), Vec::new())
-        }
-        AOperand::Quantized(a) => {
-            let scale = |row| (0..a.blocks()).map(move |block| a.scale_byte(row, block));
-            (
-                (0..a.rows()).flat_map(|row| a.row_codes(row).to_vec()).collect(),
-                (0..a.rows()).flat_map(scale).collect(),
-            )
-        }
-    }
-}
-
-/// A call on operands in device memory, and what keeps them there.
-struct OnDevice {
-    call: GroupedCall,
-    a: AOperand<'static>,
-    layout: ScaleLayout,
-    values: Buffer,
-    scales: Buffer,
-    rows: Buffer,
-    c: Buffer,
-    c_scales: Buffer,
-}
-
-/// A in device memory, its block scales row by row, and where the experts' rows begin.
-fn on_device(id: &GpuId, desc: &DualGemmDesc, first_rows: &[u32]) -> OnDevice {
-    on_device_as(id, desc, ScaleLayout::Linear, first_rows)
-}
-
-/// The same with block scales in another order.
-fn on_device_as(id: &GpuId, desc: &DualGemmDesc, layout: ScaleLayout, first_rows: &[u32]) -> OnDevice {
-    let &DualGemmDesc { m, n, .. } = desc;
-    let buffer = |bytes: usize| Buffer::new(id.open().unwrap(), bytes).unwrap();
-    let a = operand(m, desc.k, desc.a);
-    let (values, scales) = a_bytes(&a);
-    let pitch = values.len() / m;
-    let (values, scales) = (buffer(values.len()), buffer(layout.len(m, scales.len() / m)));
-    let rows = buffer(4 * first_rows.len());
-    let (c_bytes, c_scale_bytes) = match desc.out {
-        OutFormat::Nvfp4 { scale_layout, .. } => (m * n / 2, scale_layout.len(m, n / 16)),
-        float => (m * n * float.bits_per_element() as usize / 8, 0),
-    };
-    let (c, c_scales) = (buffer(c_bytes + 64), buffer(c_scale_bytes));
-    let given = match &a {
-        AOperand::Float(_) => DeviceA::Float { values: values.ptr(), pitch },
-        AOperand::Quantized(a) => {
-            let global_scale = a.global_scale().value();
-            DeviceA::Nvfp4 { codes: values.ptr(), scales: scales.ptr(), global_scale }
-        }
-    };
-    let to = match desc.out {
-        OutFormat::Nvfp4 { .. } => {
-            DeviceC::Nvfp4 { codes: c.ptr(), scales: c_scales.ptr(), global_scale: DevicePtr::NULL }
-        }
-        _ => DeviceC::Float(c.ptr()),
-    };
-    let call = GroupedCall { call: DeviceCall { m, a: given, c: to }, rows: rows.ptr() };
-    let this = OnDevice { call, a, layout, values, scales, rows, c, c_scales };
-    this.set(first_rows);
-    this
-}
-
-impl OnDevice {
-    /// Writes A and where rows begin; those that belong to nobody are poisoned, and so is C.
-    fn set(&self, first_rows: &[u32]) {
-        let (mut values, mut scales) = a_bytes(&self.a);
-        let m = self.call.call.m;
-        let (row, scale_row) = (values.len() / m, scales.len() / m);
-        let [first, .., last] = *first_rows else { panic!("one expert at least") };
-        for nobody in (0..first as usize).chain(last as usize..m) {
-            values[nobody * row..][..row].fill(0xFF);
-            scales[nobody * scale_row..][..scale_row].fill(0x7F);
-        }
-        self.values.write(&values).unwrap();
-        if scale_row > 0 {
-            scales = ScaleLayout::Linear.convert(&scales, self.layout, m, scale_row);
-        }
-        self.scales.write(&scales).unwrap();
-        self.rows.write(&first_rows.iter().flat_map(|row| row.to_le_bytes()).collect::<Vec<u8>>()).unwrap();
-        for c in [&self.c, &self.c_scales] {
-            c.write(&vec![POISON; c.bytes()]).unwrap();
-        }
-    }
-}
-
-fn read(buffer: &Buffer) -> Vec<u8> {
-    let mut bytes = vec![0; buffer.bytes()];
-    buffer.read(&mut bytes).unwrap();
-    bytes
 }
 
 /// Runs a mixture in one launch, again for each table of first rows, which only the device is told; compares every row

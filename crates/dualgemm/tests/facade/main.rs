@@ -4,6 +4,7 @@ mod blackwell;
 mod card;
 mod experts;
 mod gpu;
+mod on_device;
 
 use std::path::{Path, PathBuf};
 
