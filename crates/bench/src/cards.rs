@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::report::{aligned, csv_field};
+use crate::report::csv_field;
 use crate::{Report, Row};
 
 const CSV_HEADER: &str = "card,driver,commit,m,n,k,a_format,out_dtype,strategy,kernel,median_us,p10_us,p90_us,floor_us,bound,rel_err";
@@ -18,47 +18,17 @@ impl Report {
     /// A table for a terminal, a block per problem: every strategy with its time, how many times the floor and the best
     /// that is, what moved and how fast.
     pub fn to_card_table(&self) -> String {
-        let header = [
-            "m",
-            "n",
-            "k",
-            "a",
-            "out",
-            "strategy",
-            "kernel",
-            "median µs",
-            "p10",
-            "p90",
-            "× floor",
-            "× best",
-            "MB moved",
-            "TFLOP/s",
-            "GB/s",
-            "bound",
-            "rel L2",
-        ];
-        let cells = self.rows.iter().map(|r| {
-            [
-                r.m.to_string(),
-                r.n.to_string(),
-                r.k.to_string(),
-                r.a_format.clone(),
-                r.out_dtype.clone(),
-                r.strategy.clone(),
-                r.kernel.clone(),
-                format!("{:.2}", r.timing.median_us),
-                format!("{:.2}", r.timing.p10_us),
-                format!("{:.2}", r.timing.p90_us),
-                format!("{:.2}", r.timing.median_us / r.floor_us),
-                format!("{:.2}", r.timing.median_us / self.best_us(r)),
-                format!("{:.1}", r.gbps * r.timing.median_us * 1e-3),
-                format!("{:.1}", r.gflops * 1e-3),
-                format!("{:.0}", r.gbps),
-                r.bound.to_string(),
-                r.rel_l2.map_or("-".into(), |e| format!("{e:.1e}")),
-            ]
-        });
-        aligned(&std::iter::once(header.map(String::from)).chain(cells).collect::<Vec<_>>())
+        self.table(&[
+            ("median µs", &|r| format!("{:.2}", r.timing.median_us)),
+            ("p10", &|r| format!("{:.2}", r.timing.p10_us)),
+            ("p90", &|r| format!("{:.2}", r.timing.p90_us)),
+            ("× floor", &|r| format!("{:.2}", r.timing.median_us / r.floor_us)),
+            ("× best", &|r| format!("{:.2}", r.timing.median_us / self.best_us(r))),
+            ("MB moved", &|r| format!("{:.1}", r.gbps * r.timing.median_us * 1e-3)),
+            ("TFLOP/s", &|r| format!("{:.1}", r.gflops * 1e-3)),
+            ("GB/s", &|r| format!("{:.0}", r.gbps)),
+            ("bound", &|r| r.bound.to_string()),
+        ])
     }
 
     /// One line per measurement, comma-separated, with a header.

@@ -123,49 +123,40 @@ pub struct NamedRoofline {
 
 const CSV_HEADER: &str = "device,driver,commit,m,n,k,a_format,out_dtype,strategy,kernel,threads,median_us,p10_us,p90_us,floor_us,roofline_fraction,bound,gflops,gbps,rel_l2";
 
+/// A column of a table: its head, and its cell for a measurement.
+pub(crate) type Column<'a> = (&'static str, &'a dyn Fn(&Row) -> String);
+
 impl Report {
     /// A table for a terminal.
     pub fn to_table(&self) -> String {
-        let header = [
-            "m",
-            "n",
-            "k",
-            "a",
-            "out",
-            "strategy",
-            "kernel",
-            "median µs",
-            "p10",
-            "p90",
-            "floor µs",
-            "of roof",
-            "bound",
-            "GFLOP/s",
-            "GB/s",
-            "rel L2",
+        self.table(&[
+            ("median µs", &|r| format!("{:.1}", r.timing.median_us)),
+            ("p10", &|r| format!("{:.1}", r.timing.p10_us)),
+            ("p90", &|r| format!("{:.1}", r.timing.p90_us)),
+            ("floor µs", &|r| format!("{:.1}", r.floor_us)),
+            ("of roof", &|r| format!("{:.0} %", r.roofline_fraction * 100.0)),
+            ("bound", &|r| r.bound.to_string()),
+            ("GFLOP/s", &|r| format!("{:.1}", r.gflops)),
+            ("GB/s", &|r| format!("{:.1}", r.gbps)),
+        ])
+    }
+
+    /// A line per measurement: problem, strategy and kernel, these columns, and the error.
+    pub(crate) fn table(&self, columns: &[Column<'_>]) -> String {
+        let measured: [Column<'_>; 7] = [
+            ("m", &|r| r.m.to_string()),
+            ("n", &|r| r.n.to_string()),
+            ("k", &|r| r.k.to_string()),
+            ("a", &|r| r.a_format.clone()),
+            ("out", &|r| r.out_dtype.clone()),
+            ("strategy", &|r| r.strategy.clone()),
+            ("kernel", &|r| r.kernel.clone()),
         ];
-        let cells = self.rows.iter().map(|r| {
-            [
-                r.m.to_string(),
-                r.n.to_string(),
-                r.k.to_string(),
-                r.a_format.clone(),
-                r.out_dtype.clone(),
-                r.strategy.clone(),
-                r.kernel.clone(),
-                format!("{:.1}", r.timing.median_us),
-                format!("{:.1}", r.timing.p10_us),
-                format!("{:.1}", r.timing.p90_us),
-                format!("{:.1}", r.floor_us),
-                format!("{:.0} %", r.roofline_fraction * 100.0),
-                r.bound.to_string(),
-                format!("{:.1}", r.gflops),
-                format!("{:.1}", r.gbps),
-                r.rel_l2.map_or("-".into(), |e| format!("{e:.1e}")),
-            ]
-        });
-        let lines: Vec<[String; 16]> = std::iter::once(header.map(String::from)).chain(cells).collect();
-        aligned(&lines)
+        let error: [Column<'_>; 1] = [("rel L2", &|r| r.rel_l2.map_or("-".into(), |e| format!("{e:.1e}")))];
+        let columns = || measured.iter().chain(columns).chain(&error);
+        let header = columns().map(|(head, _)| (*head).to_string()).collect();
+        let cells = self.rows.iter().map(|r| columns().map(|(_, cell)| cell(r)).collect());
+        aligned(&std::iter::once(header).chain(cells).collect::<Vec<_>>())
     }
 
     /// One line per measurement, comma-separated, with a header.
@@ -198,9 +189,10 @@ impl Report {
 }
 
 /// A line per row in columns that are as wide as their widest cell, numbers to the right.
-pub(crate) fn aligned<const N: usize>(lines: &[[String; N]]) -> String {
-    let widths: Vec<usize> =
-        (0..N).map(|c| lines.iter().map(|line| line[c].chars().count()).max().unwrap_or(0)).collect();
+fn aligned(lines: &[Vec<String>]) -> String {
+    let columns = lines.first().map_or(0, Vec::len);
+    let width = |c: usize| lines.iter().map(|line| line[c].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns).map(width).collect();
     let mut out = String::new();
     for line in lines {
         for (cell, width) in line.iter().zip(&widths) {
