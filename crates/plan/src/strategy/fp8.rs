@@ -12,9 +12,8 @@ use dualgemm_formats::BlockFormat;
 use dualgemm_gemm::{DualGemmDesc, QuantizeA};
 use dualgemm_kernels::fp8::config::Config;
 use dualgemm_kernels::fp8::host::{Fused as Kernel, FusedArgs};
-use dualgemm_kernels::generic::finish::Output;
 
-use super::launched::{Destination, Kernels, Launched, Weights};
+use super::launched::{Kernels, Launched, Weights};
 use super::{Prepared, Rounding, Strategy, float_c, require_sm90a, rows_are_aligned};
 use crate::prologue::{Order, Prologue, compute_type};
 use crate::{DeviceCall, Error, Gpu, GpuPlan, WeightForm, model};
@@ -82,12 +81,10 @@ struct Ready {
 
 impl Kernels for Ready {
     fn specs(&self, call: &DeviceCall, weights: Weights<'_>) -> Result<Vec<LaunchSpec>, Error> {
-        let &DualGemmDesc { n, k, epilogue, .. } = &self.desc;
+        let DualGemmDesc { n, k, .. } = self.desc;
         let mut specs = Vec::new();
         let a = self.prologue.specs(call.m, &call.a, &mut specs)?;
-        let alpha = weights.alpha(&epilogue, a.scale);
-        let c = Destination::of(call, &self.desc)?.c;
-        let output = Output { bias: weights.bias(), a_scale: a.device_scale, ..Output::new(c, alpha) };
+        let output = weights.output(call, &self.desc, &a, 1.0)?;
         let [gate, up] = weights.one()?.e4m3()?;
         let (size, row_scales) = ((call.m, n, k), DevicePtr::NULL);
         let args = FusedArgs { size, a: a.values, row_scales, gate, up, output };

@@ -6,9 +6,11 @@ use std::sync::{Arc, OnceLock};
 
 use dualgemm_device::{DevicePtr, LaunchSpec, Stream};
 use dualgemm_gemm::{DualGemmDesc, Epilogue, OutFormat, OutScale};
+use dualgemm_kernels::generic::finish::Output;
 
 use super::{Prepared, one_group};
 use crate::launches::Launches;
+use crate::prologue::Image;
 use crate::{DeviceC, DeviceCall, DeviceExperts, DeviceWeights, Error, Gpu, GroupedCall};
 
 /// The weights of a call.
@@ -47,6 +49,23 @@ impl<'a> Weights<'a> {
             Self::Groups(..) => [1.0; 2],
         };
         [gate * epilogue.alpha_gate * a_scale, up * epilogue.alpha_up * a_scale]
+    }
+
+    /// What the kernels that end in [`finish`](dualgemm_kernels::generic::finish) make of the sums of a call whose A became
+    /// `a`; `factor` is the kernel's own beside the tensor scales.
+    ///
+    /// # Errors
+    /// If C is not what the problem says.
+    pub(super) fn output(
+        self,
+        call: &DeviceCall,
+        desc: &DualGemmDesc,
+        a: &Image,
+        factor: f32,
+    ) -> Result<Output, Error> {
+        let alpha = self.alpha(&desc.epilogue, a.scale * factor);
+        let c = Destination::of(call, desc)?.c;
+        Ok(Output { bias: self.bias(), a_scale: a.device_scale, ..Output::new(c, alpha) })
     }
 }
 

@@ -4,12 +4,11 @@
 use dualgemm_device::{DeviceInfo, LaunchSpec};
 use dualgemm_formats::{BlockFormat, FloatType};
 use dualgemm_gemm::{DualGemmDesc, QuantizeA};
-use dualgemm_kernels::generic::finish::Output;
 use dualgemm_kernels::plain::config::Config;
 use dualgemm_kernels::plain::host::{Fused as Kernel, FusedArgs};
 use dualgemm_kernels::sm90a::decode::WEIGHT_FACTOR;
 
-use super::launched::{Destination, Kernels, Launched, Weights};
+use super::launched::{Kernels, Launched, Weights};
 use super::{Prepared, Strategy, float_c, require_sm90a, rows_are_aligned};
 use crate::prologue::{Order, Prologue, compute_type};
 use crate::{DeviceCall, Error, Gpu, GpuPlan, WeightForm, model};
@@ -77,12 +76,10 @@ struct Ready {
 
 impl Kernels for Ready {
     fn specs(&self, call: &DeviceCall, weights: Weights<'_>) -> Result<Vec<LaunchSpec>, Error> {
-        let &DualGemmDesc { n, k, epilogue, .. } = &self.desc;
+        let DualGemmDesc { n, k, .. } = self.desc;
         let mut specs = Vec::new();
         let a = self.prologue.specs(call.m, &call.a, &mut specs)?;
-        let alpha = weights.alpha(&epilogue, a.scale * WEIGHT_FACTOR);
-        let c = Destination::of(call, &self.desc)?.c;
-        let output = Output { bias: weights.bias(), ..Output::new(c, alpha) };
+        let output = weights.output(call, &self.desc, &a, WEIGHT_FACTOR)?;
         let (size, weights) = ((call.m, n, k), weights.one()?.plain()?);
         let args = FusedArgs { size, a: a.values, a_pitch: a.pitch, weights, output };
         specs.push(self.kernel.spec(self.gpu, &args)?);

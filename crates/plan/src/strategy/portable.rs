@@ -4,13 +4,12 @@
 use dualgemm_device::{DeviceInfo, LaunchSpec};
 use dualgemm_formats::FloatType;
 use dualgemm_gemm::DualGemmDesc;
-use dualgemm_kernels::generic::finish::Output;
 use dualgemm_kernels::sm80::config::Config;
 use dualgemm_kernels::sm80::fused::Variant;
 use dualgemm_kernels::sm80::host::{Fused as Kernel, FusedArgs};
 use dualgemm_ptx::builder::HalfFormat;
 
-use super::launched::{Destination, Kernels, Launched, Weights};
+use super::launched::{Kernels, Launched, Weights};
 use super::{Prepared, Strategy, float_c, rows_are_aligned};
 use crate::prologue::{Order, Prologue, compute_type};
 use crate::{DeviceCall, Error, Gpu, GpuPlan, WeightForm, model};
@@ -84,12 +83,10 @@ impl Kernels for Ready {
     }
 
     fn specs(&self, call: &DeviceCall, weights: Weights<'_>) -> Result<Vec<LaunchSpec>, Error> {
-        let &DualGemmDesc { n, k, epilogue, .. } = &self.desc;
+        let DualGemmDesc { n, k, .. } = self.desc;
         let (weights, mut specs) = (Weights::One(weights.one()?.packed_too(self.gpu)?), Vec::new());
         let a = self.prologue.specs(call.m, &call.a, &mut specs)?;
-        let alpha = weights.alpha(&epilogue, a.scale);
-        let c = Destination::of(call, &self.desc)?.c;
-        let output = Output { bias: weights.bias(), a_scale: a.device_scale, ..Output::new(c, alpha) };
+        let output = weights.output(call, &self.desc, &a, 1.0)?;
         let size = (call.m, n, k);
         let weights = weights.one()?.packed()?;
         let args = FusedArgs { size, a: a.values, a_pitch: a.pitch, weights, output };
