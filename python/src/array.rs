@@ -192,8 +192,8 @@ impl<'py> Array<'py> {
             rows > 0 && cols > 0 && (cols == 1 || col == 1) && stride >= cols && self.is_aligned::<T>();
         fits.then(|| {
             let len = (rows - 1) * stride + cols;
-            // SAFETY: as in `as_slice`, from the first element of the first row to the last of the last; T also takes
-            // what lies between rows.
+            // SAFETY: aligned, and the array vouches for its memory, from the first row to the end of the last, and is kept
+            // alive; T takes every bit pattern, also of what lies between rows.
             (unsafe { std::slice::from_raw_parts(self.pointer.cast(), len) }, stride)
         })
     }

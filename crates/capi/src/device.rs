@@ -143,7 +143,7 @@ pub unsafe extern "C" fn dualgemm_device_read(
         }
         // SAFETY: not null, and can be written for `bytes` bytes, by the caller's word.
         unsafe { to.write_bytes(0, bytes) };
-        // SAFETY: as above; none of the bytes is uninitialized any more.
+        // SAFETY: not null, `bytes` bytes by the caller's word, all of which were just written.
         let to = unsafe { std::slice::from_raw_parts_mut(to.cast::<u8>(), bytes) };
         device(gpu.copy_from(to, address(from)))
     })

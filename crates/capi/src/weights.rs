@@ -41,7 +41,7 @@ pub(crate) unsafe fn give<T>(
     // SAFETY: not null, so it can be written, by the caller's word. Null until there is something to give.
     unsafe { out.write(std::ptr::null_mut()) };
     let made = Box::into_raw(Box::new(make()?));
-    // SAFETY: as above.
+    // SAFETY: not null, so it can be written, by the caller's word.
     unsafe { out.write(made) };
     Ok(())
 }

@@ -65,7 +65,7 @@ fn weights(gate: &dualgemm_matrix, up: &dualgemm_matrix) -> *mut dualgemm_weight
 
 fn plan(desc: &dualgemm_desc, weights: *const dualgemm_weights) -> *mut dualgemm_plan {
     let mut out = null_mut();
-    // SAFETY: valid pointers.
+    // SAFETY: `desc` is a reference, `weights` a handle, and `out` can be written.
     let status = unsafe { dualgemm_plan_new(desc, weights, &mut out) };
     assert_eq!(status, dualgemm_status::Ok, "{}", error());
     out
@@ -93,7 +93,7 @@ fn operands_from_memory_in_every_layout_exact() {
         let (mut n, mut k) = (0, 0);
         let p = plan(&desc(9), w);
         let mut c = vec![0f32; 5 * N];
-        // SAFETY: valid handles and pointers.
+        // SAFETY: handles live until they are freed, once each; A and C outlive the runs.
         unsafe {
             assert_eq!(dualgemm_weights_shape(w, &mut n, &mut k), dualgemm_status::Ok);
             for _ in 0..2 {
@@ -118,7 +118,7 @@ fn a_re_quantized_c_comes_with_its_scales_close() {
     let w = weights(&matrix(&gate), &matrix(&up));
     let p = plan(&dualgemm_desc { c_format: dualgemm_format::Nvfp4 as u32, ..desc(3) }, w);
     let (mut codes, mut scales, mut global) = (vec![0u8; 3 * N / 2], vec![0u8; 3 * N / 16], 0f32);
-    // SAFETY: valid handles and pointers.
+    // SAFETY: handles live; codes and scales have room for three rows of N features.
     let status = unsafe {
         let out = codes.as_mut_ptr().cast();
         dualgemm_run(p, &matrix(&a), w, out, scales.as_mut_ptr(), &mut global, null_mut())
@@ -157,7 +157,7 @@ fn misuse_is_a_status_and_a_line() {
     let out = c.as_mut_ptr().cast::<c_void>();
     let mut none: *mut dualgemm_weights = null_mut();
     let run = |a: &dualgemm_matrix, c: *mut c_void, stream: *mut c_void| {
-        // SAFETY: valid or null pointers.
+        // SAFETY: handles live; every pointer is null or at what the call asks for, which outlives it.
         unsafe { dualgemm_run(p, a, w, c, null_mut(), null_mut(), stream) }
     };
     let a = matrix(&a);
@@ -231,7 +231,7 @@ fn ranks_read_their_share_and_blocks_are_not_split() {
         .join("../../testdata/smollm2-135m-layer14/modelopt-nvfp4");
     let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
     let (mut w, mut n) = (null_mut(), 0);
-    // SAFETY: valid pointers; the handle is given back.
+    // SAFETY: `path` is a string, `w` and `n` can be written, and the handle is freed once.
     unsafe {
         let status = dualgemm_weights_from_checkpoint(null(), path.as_ptr(), 0, 1, 2, &mut w);
         assert_eq!(status, dualgemm_status::Ok, "{}", error());
@@ -250,7 +250,7 @@ const SIM: &CStr = c"sim:sm_90a";
 /// Bytes in the simulator's memory.
 fn on_device(bytes: &[u8]) -> *mut c_void {
     let mut out = null_mut();
-    // SAFETY: valid pointers.
+    // SAFETY: the target is a string, `out` can be written, and `bytes` are as many as is said.
     unsafe {
         assert_eq!(dualgemm_device_alloc(SIM.as_ptr(), bytes.len(), &mut out), dualgemm_status::Ok);
         let status = dualgemm_device_write(SIM.as_ptr(), out, bytes.as_ptr().cast(), bytes.len());
@@ -280,7 +280,7 @@ fn operands_in_device_memory_in_every_layout_exact() {
         let c = on_device(&[0xEE; 4 * 5 * N + 4]);
         let (mut from_host, mut from_device) = (null_mut(), null_mut());
         let desc = dualgemm_desc { a_scale_layout: on_gpu[2].scale_layout, ..desc(9) };
-        // SAFETY: valid handles, pointers and device memory.
+        // SAFETY: handles live until they are freed; matrices and device memory outlive the runs; `got` has room.
         unsafe {
             let status =
                 dualgemm_weights_from_tensors(SIM.as_ptr(), &matrix(&gate), &matrix(&up), &mut from_host);

@@ -166,7 +166,7 @@ impl Nvfp4<'_> {
         // SAFETY: the eight bytes are this block's own, which nobody else writes, by the caller's word.
         unsafe { self.codes.part((row * blocks + block) * 8, 8) }.copy_from_slice(&codes);
         let at = self.scale_layout.offset(row, block, blocks);
-        // SAFETY: as above: a layout gives every block a byte of its own.
+        // SAFETY: a layout gives every block a byte of its own, which nobody else writes, by the caller's word.
         unsafe { self.scales.part(at, 1) }.fill(scale);
     }
 }

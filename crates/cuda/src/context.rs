@@ -18,7 +18,7 @@ pub(crate) struct Context {
 
 // SAFETY: driver handles are plain pointers that the driver accepts from any thread.
 unsafe impl Send for Context {}
-// SAFETY: as above; nothing here changes.
+// SAFETY: nothing here changes, and the driver is thread-safe.
 unsafe impl Sync for Context {}
 
 impl Context {
@@ -70,9 +70,9 @@ pub struct OwnedStream {
     handle: sys::CUstream,
 }
 
-// SAFETY: as for `Context`.
+// SAFETY: the driver accepts a stream's handle from any thread.
 unsafe impl Send for OwnedStream {}
-// SAFETY: as for `Context`; the driver orders what several threads enqueue.
+// SAFETY: the handle does not change; the driver orders what several threads enqueue.
 unsafe impl Sync for OwnedStream {}
 
 impl OwnedStream {
@@ -105,9 +105,9 @@ pub struct Event {
     handle: sys::CUevent,
 }
 
-// SAFETY: as for `Context`.
+// SAFETY: the driver accepts an event's handle from any thread.
 unsafe impl Send for Event {}
-// SAFETY: as for `Context`.
+// SAFETY: the handle does not change; the driver orders what several threads record.
 unsafe impl Sync for Event {}
 
 impl Event {
@@ -135,7 +135,7 @@ impl Event {
     pub fn hold(&self, stream: Stream) -> Result<(), Error> {
         self.context.enter()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: as in `record`.
+        // SAFETY: the event is alive; the stream is ours or the caller's, who vouches for it.
         unsafe { result::stream::wait_event(self.context.stream(stream), self.handle, flags) }
             .map_err(|e| explain("cuStreamWaitEvent", e))
     }

@@ -121,7 +121,7 @@ struct Open {
 
 // SAFETY: the library's handle may be used from any thread.
 unsafe impl Send for Open {}
-// SAFETY: as above; products only read it.
+// SAFETY: the library locks what of its handle changes; products only read the rest.
 unsafe impl Sync for Open {}
 
 impl Open {
@@ -256,7 +256,7 @@ impl Blas {
         let types = [operand, operand, result.code()];
         let sizes = [(k, n), (k, m), (n, m)];
         for (layout, (ty, (rows, cols))) in product.layouts.iter_mut().zip(types.into_iter().zip(sizes)) {
-            // SAFETY: as for the description.
+            // SAFETY: the result outlives the call; `product` destroys what was made.
             let status = unsafe { (f.layout_create)(layout, ty, rows as u64, cols as u64, rows as i64) };
             open.check("cublasLtMatrixLayoutCreate", status)?;
         }

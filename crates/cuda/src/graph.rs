@@ -19,7 +19,7 @@ pub struct Graph {
 
 // SAFETY: driver handles are plain pointers that the driver accepts from any thread.
 unsafe impl Send for Graph {}
-// SAFETY: as above; the driver orders replays of one graph.
+// SAFETY: handles do not change; the driver orders replays of one graph.
 unsafe impl Sync for Graph {}
 
 impl Graph {

@@ -22,7 +22,7 @@ pub(crate) struct Module {
 
 // SAFETY: driver handles are plain numbers; the driver itself is thread-safe.
 unsafe impl Send for Module {}
-// SAFETY: as above; changes need `&mut`.
+// SAFETY: shared references change nothing, and the driver is thread-safe.
 unsafe impl Sync for Module {}
 
 impl Module {
@@ -164,7 +164,7 @@ pub(crate) struct Function {
 
 // SAFETY: driver handles are plain numbers; the driver itself is thread-safe.
 unsafe impl Send for Function {}
-// SAFETY: as above; the one thing that changes is behind a mutex.
+// SAFETY: the one thing that changes is behind a mutex, and the driver is thread-safe.
 unsafe impl Sync for Function {}
 
 impl Function {

@@ -102,7 +102,7 @@ impl std::fmt::Debug for ReadyLaunch {
 
 // SAFETY: the pointers are read only, and what they point at belongs to the launch.
 unsafe impl Send for ReadyLaunch {}
-// SAFETY: as above; nothing changes once it is made.
+// SAFETY: nothing changes once it is made.
 unsafe impl Sync for ReadyLaunch {}
 
 impl Cuda {

@@ -87,8 +87,8 @@ pub(crate) fn encode(map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES], Error> {
             check("cuTensorMapEncodeTiled", result)?;
         }
         Some(corners) => {
-            // SAFETY: as above; the corners have two entries fewer than the rank and the box has two, which
-            // `validate` checked as well.
+            // SAFETY: `validate` made sure that arrays have as many entries as the rank, strides one and corners two
+            // fewer, and the box two; they and the result outlive the call; the address is only stored.
             let result = unsafe {
                 sys::cuTensorMapEncodeIm2col(
                     &mut encoded,
