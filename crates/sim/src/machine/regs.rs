@@ -1,6 +1,6 @@
 //! The registers of a warp: one row of 32 lanes per register, so that an instruction is a loop over arrays.
 //!
-//! What a row may be used for is in [`marks`]. A read or write that breaks a rule is remembered in [`Regs::bad`] and
+//! What a row may be used for is in `marks`. A read or write that breaks a rule is remembered in [`Regs::bad`] and
 //! reported by the dispatch loop after the instruction: reads need no error path of their own.
 
 mod marks;
