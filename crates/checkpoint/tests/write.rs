@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use common::{Fixture, Weight, compressed_config, message, modelopt_config, testdata};
 use dualgemm_checkpoint::write::{LinearOut, Model, Output, WriteReport, write};
-use dualgemm_checkpoint::{Checkpoint, Dtype, GateUpOrder, OpenOptions, TensorFiles, validate};
+use dualgemm_checkpoint::{Checkpoint, Dtype, GateUpOrder, OpenOptions, TensorFiles, TensorOut, validate};
 use dualgemm_formats::{BlockFormat, GlobalScale, GlobalScaleSource, QuantizedMatrix, ScaleLayout};
 use serde_json::{Value, json};
 
@@ -380,9 +380,30 @@ fn half_of_a_pair_is_written_and_scales_of_nothing_are_refused() {
     assert!(gguf.get("blk.0.ffn_gate.weight").is_some());
 
     let mut f = common::modelopt(modelopt_config("NVFP4"), Some(0.5));
+    *f.tensor(&up) = TensorOut::new(up.clone(), Dtype::F32, [128, 32], vec![0; 128 * 32 * 4]);
+    let e = message(&f.open(&defaults()).unwrap().export().unwrap_err());
+    assert!(e.contains(&format!("`{up}` is F32; a 4-bit weight (nvfp4 or mxfp4) is needed")), "{e}");
     f.remove(&up);
     let e = message(&f.open(&defaults()).unwrap().export().unwrap_err());
     assert!(e.starts_with(&format!("{up}: is missing")), "{e}");
+}
+
+#[test]
+fn block_scales_that_are_none_are_not_written() {
+    let dir = tempfile::tempdir().unwrap();
+    for (byte, what) in [(0x7F, "NaN"), (0x80, "negative")] {
+        let mut f = common::modelopt(modelopt_config("NVFP4"), Some(0.5));
+        f.tensor(&format!("{}.weight_scale", common::DOWN)).bytes.to_mut()[9] = byte;
+        let a = f.open(&defaults()).unwrap();
+        for (output, name) in
+            [(Output::Modelopt, "m"), (Output::CompressedTensors, "c.safetensors"), (Output::Gguf, "g.gguf")]
+        {
+            let path = dir.path().join(name);
+            let e = message(&write(&path, output, &a.export().unwrap()).unwrap_err());
+            assert!(e.contains(&format!("row 1, block 1 is {what}")), "{e}");
+            assert!(!path.exists());
+        }
+    }
 }
 
 #[test]

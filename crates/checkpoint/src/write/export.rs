@@ -35,7 +35,12 @@ impl Checkpoint {
             if module.get(Role::Weight).is_none() && module.get(Role::BlockScale).is_some() {
                 return Err(self.missing(name, Role::Weight, name));
             }
-            if let (false, Weights::Other(what)) = (is_gguf, &self.scheme(name).weights)
+            let scheme = &self.scheme(name).weights;
+            if matches!(scheme, Weights::Blocks(_)) && !quantized && module.get(Role::BlockScale).is_some() {
+                // Says why the weight is none that these scales could belong to.
+                self.stored(name)?;
+            }
+            if let (false, Weights::Other(what)) = (is_gguf, scheme)
                 && (quantized || module.get(Role::BlockScale).is_some())
             {
                 return Err(Error::NotQuantized { module: name.clone(), why: what.clone() });

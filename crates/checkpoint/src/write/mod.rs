@@ -105,7 +105,7 @@ pub struct WriteReport {
 /// metadata; any other path becomes a directory, which must be new or empty. GGUF takes a `.gguf` path.
 ///
 /// # Errors
-/// If the convention cannot hold the model, the path does not fit it, or the system refuses. Nothing is left
+/// If a block scale is NaN or negative, the convention cannot hold the model, the path does not fit it, or the system refuses. Nothing is left
 /// behind then.
 pub fn write(path: &Path, output: Output, model: &Model<'_>) -> Result<WriteReport, Error> {
     let mut seen = BTreeSet::new();
@@ -116,6 +116,10 @@ pub fn write(path: &Path, output: Output, model: &Model<'_>) -> Result<WriteRepo
             format!("module `{}` twice", twice.module),
             "distinct names",
         ));
+    }
+    for linear in &model.linears {
+        let checked = linear.weight.check_scales();
+        checked.map_err(|source| Error::Format { file: path.into(), source })?;
     }
     let ends_in = |ending| path.extension().is_some_and(|e| e == ending);
     let wrong_ending = |found, valid| Err(Error::Path { file: path.into(), found, valid });
