@@ -16,7 +16,7 @@ use crate::args::{EpilogueArgs, LayerArgs, NibbleOrderArg, ReadArgs};
 
 /// Bytes of weights that are read at a time: little beside the weights of a layer, much beside the cost of letting
 /// go of pages.
-const RUN_BYTES: usize = 4 << 20;
+const RUN_BYTES: usize = 1 << 20;
 
 /// Opens a checkpoint as the arguments say it is to be read.
 pub fn open(path: &Path, args: &ReadArgs) -> Result<Checkpoint, Error> {

@@ -6,6 +6,7 @@ mod common;
 mod estimate;
 mod export;
 mod gpu_kernels;
+mod memory;
 mod readme;
 mod reproduce;
 mod verify;
