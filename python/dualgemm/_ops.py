@@ -132,6 +132,8 @@ def quantize(
     """Quantizes a float matrix ``[rows, k]``, bit for bit as ``producer`` does: modelopt, compressed-tensors, torchao, te
     (Transformer Engine) or ggml. ``search="mse"`` chooses the block scales of least squared error instead.
     ``global_scale`` is a multiplier; without it the producer's rule makes one. Returns a :class:`Quantized`."""
+    if len(x.shape) != 2:
+        raise OperandError(f"x: shape {list(x.shape)}; a matrix is needed")
     rows, k = x.shape
     block = 16 if format == "nvfp4" else 32
     length = _dualgemm.scales_len(rows, k, format, scale_layout)

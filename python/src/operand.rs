@@ -129,6 +129,17 @@ impl<'py> Quantized<'py> {
         self.codes.place
     }
 
+    /// That linear scales lie as their order says: as many bytes in another shape, such as the transposed one, are others.
+    fn check_scales_shape(&self, name: &str, rows: usize, blocks: usize) -> PyResult<()> {
+        if self.layout != ScaleLayout::Linear || self.scales.shape == [rows, blocks] {
+            return Ok(());
+        }
+        let found = &self.scales.shape;
+        Err(Kind::Operand.raise(format!(
+            "{name}: scales have shape {found:?}; [{rows}, {blocks}] is needed for linear scales"
+        )))
+    }
+
     /// Codes and scales in a GPU's memory: dense, as kernels there read them.
     pub fn on_device(&self, name: &str) -> PyResult<OnDevice> {
         let (rows, row_bytes) = self.codes.matrix(name)?;
@@ -149,6 +160,7 @@ impl<'py> Quantized<'py> {
                 needed,
             }));
         }
+        self.check_scales_shape(name, rows, k / format.block_len())?;
         if !self.codes.is_dense() || !self.scales.is_dense() {
             let message = format!("{name}: on a GPU, codes and scales have to be contiguous row by row");
             return Err(Kind::Operand.raise(message));
@@ -179,7 +191,7 @@ impl<'py> Quantized<'py> {
         };
         let scales =
             self.scales.as_slice::<u8>().map_or_else(|| Cow::Owned(self.scales.gather()), Cow::Borrowed);
-        QuantizedMatrix::strided(
+        let matrix = QuantizedMatrix::strided(
             name,
             self.format,
             rows,
@@ -190,7 +202,9 @@ impl<'py> Quantized<'py> {
             self.layout,
             GlobalScale::multiplier(self.global_scale),
         )
-        .map_err(facade)
+        .map_err(facade)?;
+        self.check_scales_shape(name, rows, matrix.blocks())?;
+        Ok(matrix)
     }
 }
 

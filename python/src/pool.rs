@@ -18,6 +18,9 @@ struct Current {
 /// Locked only with the GIL held and never across Python code, so no fork can happen while it is locked.
 static CURRENT: Mutex<Option<Current>> = Mutex::new(None);
 
+/// As many as the command takes; a system asked for far more is busy for minutes before it refuses.
+const MOST_THREADS: usize = 4096;
+
 fn start(threads: usize) -> PyResult<Arc<ThreadPool>> {
     let pool = ThreadPoolBuilder::new()
         .num_threads(threads)
@@ -51,6 +54,9 @@ pub fn run<R: Send>(py: Python<'_>, work: impl FnOnce() -> R + Send) -> PyResult
 /// Sets how many threads share the work from the next call on; 0 for as many as there are processors.
 #[pyfunction]
 pub fn set_num_threads(threads: usize) -> PyResult<()> {
+    if threads > MOST_THREADS {
+        return Err(Kind::Argument.raise(format!("threads is {threads}; valid are 0 to {MOST_THREADS}")));
+    }
     let pool = start(threads)?;
     let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
     let process = std::process::id();

@@ -48,6 +48,8 @@ def test_classes_have_the_bases_that_python_users_catch():
         (lambda: Quantized(np.zeros((2, 32), np.float32), np.zeros((2, 4), np.uint8)), "codes are float32"),
         (lambda: Quantized(np.zeros((2, 32), np.uint8), a(2, 4)), "scales are float32; uint8 or float8_e4m3fn"),
         (lambda: Quantized(np.zeros((2, 32), np.uint8), np.zeros((2, 3), np.uint8)), "scales hold 6 bytes; .* 8"),
+        (lambda: Quantized(np.zeros((2, 32), np.uint8), np.zeros((4, 2), np.uint8)), r"\[4, 2\]; \[2, 4\] is needed"),
+        (lambda: Quantized(np.zeros((2, 32), np.uint8), np.zeros(8, np.uint8)), r"\[8\]; \[2, 4\] is needed"),
         (lambda: Quantized(np.zeros((2, 7), np.uint8), np.zeros((2, 1), np.uint8)), "K = 14 is not a positive"),
         (lambda: Quantized(np.zeros((2, 32), np.uint8), np.full((2, 4), 0x7F, np.uint8)), "NaN"),
         (lambda: Quantized(np.zeros((2, 32), np.uint8), np.full((2, 4), 0x80, np.uint8)), "negative"),
@@ -101,6 +103,10 @@ def test_wrong_names(weights):
         dualgemm.quantize(a(), producer="nvidia")
     with pytest.raises(dualgemm.ArgumentError, match="search `best` is unknown"):
         dualgemm.quantize(a(), search="best")
+    with pytest.raises(dualgemm.ArgumentError, match="threads is 1000000000; valid are 0 to 4096"):
+        dualgemm.set_num_threads(10**9)
+    with pytest.raises(OperandError, match=r"x: shape \[64\]; a matrix is needed"):
+        dualgemm.quantize(a()[0])
     for bad in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(OperandError, match="tensor scale"):
             dualgemm.swiglu(a(), weights, quantize_a=bad)
