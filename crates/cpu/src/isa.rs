@@ -84,6 +84,9 @@ impl Isa {
     }
 }
 
+/// Whether the target this is compiled for has a fused multiply-add.
+pub(crate) const FUSED: bool = cfg!(any(target_feature = "fma", target_arch = "aarch64"));
+
 impl std::fmt::Display for Isa {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.name())

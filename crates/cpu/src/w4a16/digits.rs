@@ -5,14 +5,14 @@
 //! sum += (Σ_k integer[k] · code[k]) · 2^e · scale
 //! ```
 //!
-//! The inner sum is an exact integer. It is rounded to f32, multiplied and added, so that 16 products cost three roundings.
+//! The inner sum is an exact integer. It is rounded to f32, multiplied and added, fused, so that 16 products cost two roundings.
 //! A rest that matters is treated in the same way, until there is none. The order is: chunks of 16 k ascending, in each the
 //! largest part first.
 //!
 //! What matters is every rest in bf16 and f16: these are exact. Of f32, a rest of at most K · 2⁻²⁵ of its float does
 //! not (and none of more than 2⁻¹², which is less than the last bit of an f16): so a result is within
 //! K · 2⁻²⁴ · Σ |a · w| of the exact one, which is the bound of K additions in f32. It is usually nearer than these: most
-//! floats lose nothing, and 16 products take three roundings instead of 16.
+//! floats lose nothing, and 16 products take two roundings instead of 16.
 //!
 //! Integers of 15 bits take two digits, which are faster to multiply, and are tried first with bf16 and f16: if these leave
 //! a rest that matters, and with f32 always, integers have 22 bits, in three digits.

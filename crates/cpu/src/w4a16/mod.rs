@@ -45,6 +45,7 @@ use half::slice::HalfFloatSliceExt;
 use kernel::{BLOCK_K, Task, narrow_rows};
 use narrow::{AS_NARROW, TOO_LARGE};
 
+use crate::isa::FUSED;
 use crate::pack::{CHUNK, CHUNK_K, PackedGateUp};
 use crate::threads::{self, SharedSlice};
 use crate::tile::{RowTile, TILE_COLS, TileKernel};
@@ -118,14 +119,14 @@ impl Kernel {
         let digits = w4a4::Kernel::new(isa)?;
         #[cfg(target_arch = "x86_64")]
         let functions = match isa {
-            Isa::Portable => portable::functions::<{ portable::FUSED }>(),
+            Isa::Portable => portable::functions::<FUSED>(),
             Isa::Avx2 => avx2::MADD,
             Isa::AvxVnni => avx2::VNNI,
             Isa::Avx512 => avx512::MADD,
             Isa::Avx512Vnni => avx512::VNNI,
         };
         #[cfg(not(target_arch = "x86_64"))]
-        let functions = portable::functions::<{ portable::FUSED }>();
+        let functions = portable::functions::<FUSED>();
         Ok(Self { isa, format, digits, functions })
     }
 

@@ -12,9 +12,6 @@ use super::pairs::{self, Pairs};
 use super::vector::{DOUBLED, Vector, scale_factor};
 use crate::pack::{PANEL, SCALES, UP_CODES, unpack_scale};
 
-/// Whether the target this is compiled for has a fused multiply-add.
-pub(super) const FUSED: bool = cfg!(any(target_feature = "fma", target_arch = "aarch64"));
-
 #[derive(Clone, Copy)]
 pub(super) struct Portable<const FUSED: bool>([f32; 8]);
 

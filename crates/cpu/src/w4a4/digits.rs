@@ -5,7 +5,7 @@
 //! for each block, of 16 integers:
 //!     decode 16 × 16 weights into registers             as for one row of W4A4
 //!     dot = Σ 256^i · (Σ_k digit[i][k] · code[k])       exact; rounded to f32 once
-//!     sum += dot · scale_a · scale_b                     two roundings; scale_a is a power of two
+//!     sum += dot · scale_a · scale_b                     fused: one rounding; scale_a is a power of two
 //! ```
 //!
 //! The order of the f32 sums is that of the blocks, from 0, on every instruction set.
@@ -13,7 +13,7 @@
 use bytemuck::{Pod, Zeroable};
 use dualgemm_formats::BlockFormat;
 
-use super::kernel::{PREFETCH, STREAMS, fetch_ahead};
+use super::kernel::{PREFETCH, STREAMS, add_scaled, fetch_ahead};
 use super::vector::{BIAS, Vector};
 use crate::pack::{CHUNK, CHUNK_K};
 use crate::tile::TILE_COLS;
@@ -169,6 +169,7 @@ unsafe fn add_pair<V: Vector, const D: usize>(
     // digits have quads 0 to 3.
     unsafe {
         let weights = [V::weights(chunk, column), V::weights(chunk, column + V::LANES)];
+        // Quads first: their weights stay in registers for all digits, of which none waits for another.
         let mut sums_of_digits: [[V::Sums; 2]; D] =
             std::array::from_fn(|digit| [V::start_digit(&block.biases[digit]); 2]);
         for (q, (left, right)) in weights[0].into_iter().zip(weights[1]).enumerate() {
@@ -182,15 +183,8 @@ unsafe fn add_pair<V: Vector, const D: usize>(
         }
         let scale = V::splat(&block.scale);
         for (v, (sum, joined)) in sums.iter_mut().zip(joined).enumerate() {
-            // Not before, when registers are full.
             let scales = V::raw_scales(chunk, column + v * V::LANES, format);
-            let dots = V::joined_floats(joined);
-            // Products with powers of two are exact, so that it makes no difference where additions are fused. In mxfp4
-            // all scales are such; two extreme ones might leave f32 together, where the dot product is small, or zero.
-            *sum = match format {
-                BlockFormat::Nvfp4 => V::mul_add(V::mul(dots, scales), scale, *sum),
-                BlockFormat::Mxfp4 => V::mul_add(V::mul(dots, scale), scales, *sum),
-            };
+            *sum = add_scaled::<V>(format, V::joined_floats(joined), scale, scales, *sum);
         }
     }
 }

@@ -131,9 +131,10 @@ unsafe fn single<V: Vector, const PANELS: usize>(task: &Task, panel: *const u8, 
     PANELS
 }
 
-/// `dots · scale · scales + sum`, with weights of `format`.
+/// `dots · scale · scales + sum`, with weights of `format`. What is multiplied first is exact, so that only the rest rounds; of
+/// nvfp4 it does not wait for the dot products.
 #[inline(always)]
-unsafe fn add_scaled<V: Vector>(
+pub(super) unsafe fn add_scaled<V: Vector>(
     format: BlockFormat,
     dots: V::Floats,
     scale: V::Floats,

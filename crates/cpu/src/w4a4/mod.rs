@@ -34,6 +34,7 @@ use kernel::Task;
 use vector::raw_scale_unit;
 pub(crate) use vector::scale_unit;
 
+use crate::isa::FUSED;
 use crate::pack::{CHUNK, CHUNK_K, PackedGateUp};
 use crate::threads::{self, SharedSlice};
 use crate::tile::{RowTile, TILE_COLS, TileKernel};
@@ -78,15 +79,21 @@ impl Kernel {
         isa.require()?;
         #[cfg(target_arch = "x86_64")]
         let functions = match isa {
-            Isa::Portable => portable::FUNCTIONS,
+            Isa::Portable => portable::functions::<FUSED>(),
             Isa::Avx2 => avx2::MADDUBS,
             Isa::AvxVnni => avx2::VNNI,
             Isa::Avx512 => avx512::MADDUBS,
             Isa::Avx512Vnni => avx512::VNNI,
         };
         #[cfg(not(target_arch = "x86_64"))]
-        let functions = portable::FUNCTIONS;
+        let functions = portable::functions::<FUSED>();
         Ok(Self { functions })
+    }
+
+    /// The portable kernel, with or without fused multiply-adds.
+    #[cfg(test)]
+    pub(crate) fn portable<const FUSED: bool>() -> Self {
+        Self { functions: portable::functions::<FUSED>() }
     }
 
     /// Does dot products from registers; returns how many products.
@@ -109,7 +116,7 @@ impl Kernel {
 
     /// Overwrites `sums`, `[panel][32]`, with the products of some panels and one row of integers, in units of
     /// [`digit_unit`]. Blocks are added in their order, from 0: each is an exact integer dot product, which is rounded to
-    /// f32, multiplied with the scales and added, with one rounding each.
+    /// f32, multiplied with the scales and added, with one rounding for both where multiply-adds are fused.
     ///
     /// # Safety
     /// The weights have the chunks of all blocks.

@@ -10,9 +10,9 @@ use super::vector::{Vector, raw_scale_unit, scale_unit};
 use super::{Functions, digits, kernel, spin};
 use crate::pack::{CHUNK_K, PANEL, SCALES, UP_CODES, unpack_scale};
 
-/// Eight features in arrays.
+/// Eight features in arrays, multiply-adds fused or not.
 #[derive(Clone, Copy)]
-struct Portable;
+struct Portable<const FUSED: bool>;
 
 /// The doubled value of the code in the low four bits, as lanes without tables compute it.
 #[inline(always)]
@@ -35,7 +35,7 @@ fn add_dot(mut sums: [f32; 8], weights: [[f32; 8]; 4], quad: [f32; 4]) -> [f32; 
     sums
 }
 
-impl Vector for Portable {
+impl<const FUSED: bool> Vector for Portable<FUSED> {
     const LANES: usize = 8;
     type Quads = [[f32; 8]; 4];
     type Quad = [f32; 4];
@@ -146,7 +146,7 @@ impl Vector for Portable {
 
     #[inline(always)]
     unsafe fn mul_add(a: [f32; 8], b: [f32; 8], c: [f32; 8]) -> [f32; 8] {
-        std::array::from_fn(|i| a[i] * b[i] + c[i])
+        std::array::from_fn(|i| if FUSED { a[i].mul_add(b[i], c[i]) } else { a[i] * b[i] + c[i] })
     }
 
     #[inline(always)]
@@ -166,17 +166,19 @@ impl Vector for Portable {
 }
 
 /// What is compiled for any machine.
-pub(super) const FUNCTIONS: Functions = Functions {
-    prepare: |a, tile, chunks, out| {
-        // SAFETY: any machine has these instructions.
-        unsafe { a.prepare::<Portable>(tile, chunks, out) };
-    },
-    multiply: kernel::multiply::<Portable>,
-    multiply_digits: digits::multiply::<Portable>,
-    integer_dots: spin::integer_dots::<Portable>,
-    multiply_adds: spin::multiply_adds::<Portable>,
-    read: spin::read::<Portable>,
-};
+pub(super) const fn functions<const FUSED: bool>() -> Functions {
+    Functions {
+        prepare: |a, tile, chunks, out| {
+            // SAFETY: any machine has these instructions.
+            unsafe { a.prepare::<Portable<FUSED>>(tile, chunks, out) };
+        },
+        multiply: kernel::multiply::<Portable<FUSED>>,
+        multiply_digits: digits::multiply::<Portable<FUSED>>,
+        integer_dots: spin::integer_dots::<Portable<FUSED>>,
+        multiply_adds: spin::multiply_adds::<Portable<FUSED>>,
+        read: spin::read::<Portable<FUSED>>,
+    }
+}
 
 #[cfg(test)]
 mod tests {

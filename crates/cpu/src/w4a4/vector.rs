@@ -98,7 +98,7 @@ pub(super) trait Vector: Copy {
     /// Product.
     unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
 
-    /// `a · b + c`. Rounded once or twice: it makes no difference, since `a · b` is exact here.
+    /// `a · b + c`, rounded once where the machine can. It makes no difference in W4A4, where `a · b` is exact.
     unsafe fn mul_add(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
 
     /// Reads `LANES` values.
