@@ -111,14 +111,20 @@ impl Cuda {
         let done = work();
         // SAFETY: begun above.
         let graph = unsafe { result::stream::end_capture(stream) };
-        done?;
+        let unused = |graph| {
+            // SAFETY: the driver has just made it, and nothing was made of it.
+            let _ = unsafe { result::graph::destroy(graph) };
+        };
+        if let Err(error) = done {
+            let _ = graph.map(unused);
+            return Err(error);
+        }
         let graph = graph.map_err(|e| explain("cuStreamEndCapture", e))?;
         let mut executable = std::ptr::null_mut();
         // SAFETY: the graph came from the driver; the result outlives the call.
         let instantiated = unsafe { sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0) };
         if let Err(error) = check("cuGraphInstantiate", instantiated) {
-            // SAFETY: the driver has just made it, and nothing was made of it.
-            let _ = unsafe { result::graph::destroy(graph) };
+            unused(graph);
             return Err(error.into());
         }
         Ok(Graph { context: context.clone(), graph, executable })
