@@ -188,6 +188,7 @@ def test_activations_close(pair, weights, activation):
     c = dualgemm.swiglu(a, weights, activation=activation)
     assert rel_l2(c, reference(a, pair, activation)) < 1e-5
     own = Weights.from_tensors(gate=pair[0], up=pair[1], activation=activation)
+    assert Weights.from_tensors(gate=pair[0], up=pair[1], activation=own.activation).activation == own.activation
     np.testing.assert_array_equal(dualgemm.swiglu(a, own), c)
 
 

@@ -281,6 +281,10 @@ mod tests {
     fn activations_parse_with_and_without_their_numbers() {
         let parse = parse_activation;
         assert_eq!(parse("silu"), Ok(Activation::Silu));
+        // What is printed can be typed again.
+        for activation in Activation::EXAMPLES {
+            assert_eq!(parse(&activation.to_string()), Ok(activation));
+        }
         assert_eq!(parse("clamped-silu:10"), Ok(Activation::ClampedSilu { limit: 10.0 }));
         assert_eq!(parse("swigluoai"), Ok(Activation::SWIGLU_OAI));
         assert_eq!(

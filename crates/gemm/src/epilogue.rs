@@ -275,15 +275,14 @@ fn check_finite(function: &str, numbers: &[(&'static str, f32)]) -> Result<(), E
     Err(Error::EpilogueNumber { function: function.into(), number, value, valid: "a finite number" })
 }
 
+/// The name as the command's `--activation` and Python's `activation` read it, numbers after a colon.
 impl std::fmt::Display for Activation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Silu => f.write_str("silu"),
-            Self::ClampedSilu { limit } => write!(f, "clamped_silu(limit={limit})"),
-            Self::SwigluOai { alpha, beta, limit } => {
-                write!(f, "swigluoai(alpha={alpha}, beta={beta}, limit={limit})")
-            }
-            Self::GeluTanh => f.write_str("gelu_tanh"),
+            Self::ClampedSilu { limit } => write!(f, "clamped-silu:{limit}"),
+            Self::SwigluOai { alpha, beta, limit } => write!(f, "swigluoai:{alpha},{beta},{limit}"),
+            Self::GeluTanh => f.write_str("gelu-tanh"),
             Self::Relu2 => f.write_str("relu2"),
             Self::Identity => f.write_str("identity"),
         }
@@ -392,8 +391,7 @@ mod tests {
         let message = |activation: Activation| activation.check().unwrap_err().to_string();
         for limit in [0.0, -1.0, f32::NAN, f32::INFINITY] {
             let text = message(Activation::ClampedSilu { limit });
-            let want =
-                format!("clamped_silu(limit={limit}): limit is {limit}; a positive finite number is needed");
+            let want = format!("clamped-silu:{limit}: limit is {limit}; a positive finite number is needed");
             assert_eq!(text, want);
             assert!(Activation::SwigluOai { alpha: 1.0, beta: 1.0, limit }.check().is_err());
         }
