@@ -2,6 +2,8 @@
 
 use std::any::Any;
 
+use dualgemm::cpu;
+
 /// The thing checked is wrong; the report says how.
 pub const CHECK_FAILED: u8 = 1;
 /// Bad input or usage.
@@ -23,7 +25,13 @@ pub struct Unsupported {
 
 /// The exit code of an error that ended a command.
 pub fn exit_code(error: &anyhow::Error) -> u8 {
-    if error.chain().any(|cause| cause.is::<Unsupported>()) { UNSUPPORTED } else { USAGE }
+    let missing = |error: &cpu::Error| matches!(error, cpu::Error::IsaUnavailable { .. });
+    let unsupported = error.chain().any(|cause| {
+        cause.is::<Unsupported>()
+            || cause.downcast_ref().is_some_and(missing)
+            || matches!(cause.downcast_ref(), Some(dualgemm::Error::Cpu(error)) if missing(error))
+    });
+    if unsupported { UNSUPPORTED } else { USAGE }
 }
 
 /// An error and its causes on one line, `where: what: what would be valid`.

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
@@ -44,8 +45,7 @@ impl Output {
             return Ok(());
         }
         let mut stdout = io::stdout().lock();
-        writeln!(stdout, "{}", text.trim_end())?;
-        Ok(stdout.flush()?)
+        writeln!(stdout, "{}", text.trim_end()).and_then(|()| stdout.flush()).context("stdout")
     }
 
     /// Says on one line of stderr what went wrong; with `--json`, stdout gets it as a document too.

@@ -6,7 +6,7 @@ use crate::Error;
 
 /// An instruction set with kernels of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "lowercase")]
 pub enum Isa {
     /// Plain Rust, written so that compilers vectorize it. Runs everywhere.
     Portable,
@@ -110,6 +110,8 @@ mod tests {
     fn names_parse_back_and_others_are_refused() {
         for isa in Isa::ALL {
             assert_eq!(isa.name().parse::<Isa>().unwrap(), isa);
+            // Documents have the names that options and the environment variable take.
+            assert_eq!(serde_json::to_value(isa).unwrap(), isa.name());
         }
         assert_eq!(
             "sse9".parse::<Isa>().unwrap_err().to_string(),

@@ -198,7 +198,10 @@ pub(super) fn parse_shapes(names: &[String]) -> anyhow::Result<Vec<Shape>> {
     for name in names {
         match shape(name) {
             Ok(shape) => shapes.push(shape),
-            Err(_) => shapes.extend_from_slice(shapes::shape_set(name).context("--shapes")?.shapes),
+            Err(_) => {
+                let neither = || format!("--shapes {name}: neither a shape such as 64x128x256 nor a set");
+                shapes.extend_from_slice(shapes::shape_set(name).with_context(neither)?.shapes);
+            }
         }
     }
     Ok(shapes)

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use anyhow::bail;
 use clap::Args;
 use dualgemm_cuda::Cuda;
 use dualgemm_device::Device;
@@ -12,6 +13,7 @@ use dualgemm_testkit::conformance::report::{Devices, run_all};
 use serde::Serialize;
 
 use super::Verdict;
+use crate::failure::Unsupported;
 use crate::report::Output;
 
 /// Arguments of `conformance`.
@@ -76,13 +78,19 @@ fn simulator(target: Target) -> Box<dyn Device> {
     Box::new(Gpu::new(Config::default().card(Card::of(target))))
 }
 
+/// Tells that a card is not to be had from what is wrong with the input.
+fn opened<T>(result: Result<T, dualgemm_device::Error>) -> Result<T, Unsupported> {
+    let instead = "--device sim runs the files in the simulator";
+    result.map_err(|error| Unsupported { what: error.to_string(), instead: instead.into() })
+}
+
 /// Runs the files and says where card, simulator and files disagree.
 pub fn run(args: &ConformanceArgs, output: &Output) -> anyhow::Result<Verdict> {
     let (ordinal, name, driver) = match args.device {
         DeviceArg::Simulator => (None, "simulator".to_string(), None),
         DeviceArg::Cuda(n) => {
-            let version = Cuda::driver_version()?;
-            let name = Cuda::open(n)?.info().name.clone();
+            let version = opened(Cuda::driver_version())?;
+            let name = opened(Cuda::open(n))?.info().name.clone();
             (Some(n), name, Some(format!("{}.{}", version / 1000, version % 1000 / 10)))
         }
     };
@@ -103,6 +111,9 @@ pub fn run(args: &ConformanceArgs, output: &Output) -> anyhow::Result<Verdict> {
             detail: result.is_failure().then(|| result.to_string()),
         });
     })?;
+    if cases.is_empty() {
+        bail!("--only {}: no conformance file has that in its name", args.only);
+    }
     output.emit(&Report { version: env!("CARGO_PKG_VERSION"), device: name, driver, counts, cases })?;
     Ok(Verdict::from(right))
 }

@@ -111,7 +111,7 @@ pub fn run(args: &TuneArgs, output: &Output) -> anyhow::Result<Verdict> {
     let named: Vec<&'static dyn Strategy> =
         args.strategy.iter().map(|name| strategy(name)).collect::<Result<_, _>>()?;
     let shapes = bench::parse_shapes(&args.shapes)?;
-    let gpu = crate::gpu::open_timed(id)?;
+    let gpu = crate::gpu::open_timed(id, "kernels are tuned on the card that runs them")?;
     let (mut problems, mut found) = (Vec::new(), Vec::new());
     let bar = output.progress("tune", shapes.len());
     for shape in shapes {

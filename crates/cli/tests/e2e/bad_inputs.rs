@@ -142,6 +142,11 @@ const CASES: &[(&str, &[&str])] = &[
         "verify {expected} --reference {expected} --min-cosine nan",
         &["--min-cosine", "from -1 to 1 is needed"],
     ),
+    ("bench --shapes 3X5X48", &["--shapes 3X5X48: neither a shape such as 64x128x256 nor a set", "llama"]),
+    (
+        "conformance --only no-such-family/",
+        &["--only no-such-family/: no conformance file has that in its name"],
+    ),
     ("completions tcsh", &["'tcsh' for '<SHELL>'", "possible values: bash"]),
     // Files that are not there or are something else.
     ("run {dir}/nothing", &["error: {dir}/nothing: cannot open: No such file"]),
@@ -354,11 +359,38 @@ fn an_instruction_set_that_is_missing_here_is_refused() {
     let doctor = crate::common::json(&["doctor"], 0);
     for isa in doctor["instruction_sets"].as_array().unwrap() {
         if isa["available"] == false {
-            let name = isa["isa"].as_str().unwrap().replace('_', "");
-            let line = error_line(&|_| (), &format!("run {{ckpt}} --m 1 --isa {name}"), 2);
+            let name = isa["isa"].as_str().unwrap();
+            let line = error_line(&|_| (), &format!("run {{ckpt}} --m 1 --isa {name}"), 3);
             assert!(line.contains(&format!("this machine has no {name}; its best is ")), "{line}");
         }
     }
+}
+
+#[test]
+fn a_card_that_is_not_here_is_no_mistake_of_the_caller() {
+    let nothing = |_: &Path| ();
+    let processor = "--device cpu computes on the processor";
+    let line = error_line(&nothing, "bench --shapes 1x16x16 --device cuda:999", 3);
+    assert!(line.contains(processor), "{line}");
+    let line = error_line(&nothing, "tune --shapes 1x16x16 --device cuda:999", 3);
+    // That the processor has nothing to tune is what `tune --device cpu` says.
+    assert!(!line.contains(processor), "{line}");
+    let line = error_line(&nothing, "conformance --device cuda:999", 3);
+    assert!(line.contains("--device sim runs the files in the simulator"), "{line}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_report_that_cannot_be_written_says_where() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = std::process::Command::new(assert_cmd::cargo::cargo_bin("dualgemm"))
+        .args(["bench", "--list"])
+        .stdout(full)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let line = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(line.starts_with("error: stdout: No space left"), "{line}");
 }
 
 #[test]

@@ -93,7 +93,7 @@ pub(super) fn run(
     plot_file: Option<&Path>,
     output: &Output,
 ) -> anyhow::Result<Verdict> {
-    let gpu = crate::gpu::open_timed(id)?;
+    let gpu = crate::gpu::open_timed(id, crate::gpu::PROCESSOR)?;
     // Names are checked before anything takes time. No name: whatever is known to be the fastest.
     let wanted: Vec<Option<&str>> = match args.strategy.as_slice() {
         [one] if one == "all" => STRATEGIES.iter().map(|s| Some(s.name())).collect(),
