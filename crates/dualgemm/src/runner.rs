@@ -20,7 +20,8 @@ pub struct Rows<'a> {
     pub weights: &'a PackedWeights,
 }
 
-/// A plan with the buffers of its runs, which allocate nothing on a processor's heap or a GPU's memory.
+/// A plan with the buffers of its runs, which allocate nothing on a processor's heap or a GPU's memory, but for the list
+/// of the groups of [`run_grouped`](Self::run_grouped).
 #[non_exhaustive]
 #[derive(Debug)]
 pub enum Runner {
@@ -42,7 +43,13 @@ impl Runner {
         weights: &PackedWeights,
         c: OutputMut<'_>,
     ) -> Result<Option<f32>, Error> {
-        self.run_grouped(a, &[Rows { first: 0, count: a.rows(), weights }], c)
+        match self {
+            Self::Cpu(gemm) => {
+                let all = Group { first_row: 0, rows: a.rows(), weights: weights.on_cpu()? };
+                Ok(gemm.run(a, &[all], c)?.map(|scale| scale.value()))
+            }
+            Self::Gpu(runner) => runner.run(a, &[Rows { first: 0, count: a.rows(), weights }], c),
+        }
     }
 
     /// Multiplies runs of rows, each with weights of its own: the experts of a mixture (rows sorted by expert), or

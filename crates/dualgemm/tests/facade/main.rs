@@ -1,5 +1,6 @@
 //! Plan, prepack, run through the facade: the real checkpoint, mixtures of experts, and misuse.
 
+mod allocation;
 mod blackwell;
 mod card;
 mod experts;
