@@ -4,7 +4,7 @@
 >>> c = dualgemm.swiglu(a, w)
 
 ``a`` is a numpy array, a torch tensor, anything with DLPack or ``__cuda_array_interface__``, or a :class:`Quantized`;
-``c`` is of the same library. Torch is never imported here; ``dualgemm.nn`` needs it.
+``c`` is a torch tensor where ``a`` is one, else a numpy array. Torch is never imported here; ``dualgemm.nn`` needs it.
 """
 
 from . import errors

@@ -83,12 +83,27 @@ def float_of(a):
     return name if name in _FLOATS else "float32"
 
 
-def float_name(dtype, default):
+def float_name(dtype, default, valid="out_dtype is {}; valid are float32, float16, bfloat16 and nvfp4"):
     """The name of a float type that results can have."""
     name = default if dtype is None else dtype_name(dtype)
     if name not in _FLOATS:
-        raise OperandError(f"out_dtype is {name}; valid are {', '.join(_FLOATS)} and nvfp4")
+        raise OperandError(valid.format(name))
     return name
+
+
+def is_float(name):
+    """Whether floats of that type are computed with."""
+    return name in _FLOATS
+
+
+def matrix_shape(name, array):
+    """The two dimensions of an array, which messages call ``name``."""
+    shape = getattr(array, "shape", None)
+    if shape is None:
+        raise TypeError(f"{name} is a {type(array).__name__}; an array [rows, columns] is needed")
+    if len(shape) != 2:
+        raise OperandError(f"{name}: shape {list(shape)}; a matrix is needed")
+    return tuple(shape)
 
 
 def numpy_dtype(name):

@@ -1,9 +1,24 @@
 """The operation and the conversions around it."""
 
+import math
+
 import numpy as np
 
 from . import _dualgemm
-from ._arrays import Quantized, as_scales, dtype_name, empty_like, first_array, float_name, float_of, is_on_gpu, stream_number, torch_of
+from ._arrays import (
+    Quantized,
+    as_scales,
+    dtype_name,
+    empty_like,
+    first_array,
+    float_name,
+    float_of,
+    is_float,
+    is_on_gpu,
+    matrix_shape,
+    stream_number,
+    torch_of,
+)
 from .errors import OperandError
 
 Weights = _dualgemm.Weights
@@ -25,8 +40,8 @@ def swiglu(
     """``C = SiLU(A·B1ᵀ) ∘ (A·B2ᵀ)``, or with the activation that the checkpoint names.
 
     ``a`` is ``[..., K]`` in float32, float16 or bfloat16, or a :class:`Quantized` ``[M, K]``; ``w`` are :class:`Weights`.
-    C is ``[..., N]`` in ``out`` if given, else in a new array of A's library in ``out_dtype``: by default the type of
-    A, float32 where A is quantized. ``out_dtype="nvfp4"`` re-quantizes C for the down projection, with ``out_scale``
+    C is ``[..., N]`` in ``out`` if given, else in a new array, of torch where A is and else of numpy, in ``out_dtype``: by
+    default the type of A, float32 where A is quantized. ``out_dtype="nvfp4"`` re-quantizes C for the down projection, with ``out_scale``
     as tensor scale or, without it, one from C, and returns a :class:`Quantized`.
 
     ``quantize_a`` makes A nvfp4 first (W4A4): ``"static"`` with the checkpoint's input scale, ``"dynamic"`` with one
@@ -42,11 +57,16 @@ def swiglu(
     """
     if not isinstance(w, Weights):
         raise TypeError(f"w is a {type(w).__name__}; dualgemm.Weights are needed")
+    to_nvfp4 = out_dtype is not None and dtype_name(out_dtype) == "nvfp4"
+    if not to_nvfp4 and (out_scale is not None or out_scale_layout != "linear"):
+        raise OperandError('out_scale and out_scale_layout are for out_dtype="nvfp4"')
+    if isinstance(out, tuple):
+        raise OperandError("out is a tuple; an array of floats is needed, and nvfp4 results are new arrays")
     torch = torch_of(a)
     if torch is not None and (torch.compiler.is_compiling() or a.requires_grad):
         # torch.compile sees one opaque operator, and autograd says that it has no derivative.
-        if out is not None or dtype_name(out_dtype or a.dtype) == "nvfp4":
-            raise OperandError("out and nvfp4 results are not available where torch compiles or differentiates")
+        if out is not None or stream is not None or to_nvfp4:
+            raise OperandError("out, stream and nvfp4 results are not available where torch compiles or differentiates")
         from . import _torch
 
         return _torch.swiglu(a, w, out_dtype, quantize_a, activation, round_gate_up_to_bf16)
@@ -54,7 +74,7 @@ def swiglu(
     if stream is not None and not on_gpu:
         raise OperandError("stream is for CUDA arrays; a is on the processor")
     stream = stream_number(first_array(a), stream) if on_gpu else 0
-    if out_dtype is not None and dtype_name(out_dtype) == "nvfp4":
+    if to_nvfp4:
         options = (quantize_a, activation, round_gate_up_to_bf16, stream)
         return _to_nvfp4(a, w, out, options, out_scale, out_scale_layout)
     n, k = w.shape
@@ -75,7 +95,23 @@ def swiglu(
         flat = _flat_out(out, lead, n)
     if rows:
         w._run(a, flat, quantize_a, activation, round_gate_up_to_bf16, stream)
+    else:
+        _check_empty(a, flat, n, k)
     return out
+
+
+def _check_empty(a, out, n, k):
+    """No rows are no work, but operands that are wrong with rows are wrong without."""
+    if isinstance(a, tuple):
+        columns = 2 * matrix_shape("a codes", a[0])[1]
+    else:
+        columns = a.shape[1]
+        if not is_float(dtype_name(a.dtype)):
+            raise OperandError(f"a: is {dtype_name(a.dtype)}; float32, float16 or bfloat16 is needed")
+    if columns != k:
+        raise OperandError(f"a: shape [0, {columns}]; [..., {k}] is needed")
+    if tuple(out.shape) != (0, n):
+        raise OperandError(f"out: shape {list(out.shape)}; {[0, n]} is needed")
 
 
 def _rows(a, k):
@@ -86,7 +122,7 @@ def _rows(a, k):
         return a, None
     if len(a.shape) == 0 or a.shape[-1] != k:
         raise OperandError(f"a: shape {list(a.shape)}; [..., {k}] is needed")
-    return a.reshape((-1, k)), tuple(a.shape[:-1])
+    return a.reshape((math.prod(a.shape[:-1]), k)), tuple(a.shape[:-1])
 
 
 def _flat_out(out, lead, n):
@@ -95,12 +131,15 @@ def _flat_out(out, lead, n):
     if tuple(out.shape) != (*lead, n):
         raise OperandError(f"out: shape {list(out.shape)}; {[*lead, n]} is needed")
     # A copy instead of a view would swallow the result.
-    torch = torch_of(out)
-    if torch is not None:
-        return out.view((-1, n))
-    flat = out.view()
-    flat.shape = (-1, n)
-    return flat
+    try:
+        if torch_of(out) is not None:
+            return out.view((math.prod(lead), n))
+        flat = out.view()
+        flat.shape = (math.prod(lead), n)
+        return flat
+    except (AttributeError, RuntimeError):
+        message = f"out: shape {list(out.shape)} is not contiguous row by row, which an output must be"
+        raise OperandError(message) from None
 
 
 def _to_nvfp4(a, w, out, options, out_scale, out_scale_layout):
@@ -131,10 +170,9 @@ def quantize(
 ):
     """Quantizes a float matrix ``[rows, k]``, bit for bit as ``producer`` does: modelopt, compressed-tensors, torchao, te
     (Transformer Engine) or ggml. ``search="mse"`` chooses the block scales of least squared error instead.
-    ``global_scale`` is a multiplier; without it the producer's rule makes one. Returns a :class:`Quantized`."""
-    if len(x.shape) != 2:
-        raise OperandError(f"x: shape {list(x.shape)}; a matrix is needed")
-    rows, k = x.shape
+    ``global_scale`` is a multiplier; without it the producer's rule makes one. All three are for nvfp4: mxfp4 has one
+    rule, that of OCP. Returns a :class:`Quantized`."""
+    rows, k = matrix_shape("x", x)
     block = 16 if format == "nvfp4" else 32
     length = _dualgemm.scales_len(rows, k, format, scale_layout)
     codes = empty_like(x, (rows, k // 2), "uint8")
@@ -146,8 +184,14 @@ def quantize(
 
 def dequantize(q, dtype=None, *, out=None):
     """The float values of a :class:`Quantized`, ``[rows, k]``, in ``dtype`` (float32 by default)."""
+    if not isinstance(q, tuple):
+        raise TypeError(f"q is a {type(q).__name__}; a dualgemm.Quantized is needed")
     q = Quantized(*q)
+    matrix_shape("q codes", q.codes)
+    valid = "dtype is {}; valid are float32, float16 and bfloat16"
     if out is None:
-        out = empty_like(q.codes, q.shape, float_name(dtype, "float32"))
+        out = empty_like(q.codes, q.shape, float_name(dtype, "float32", valid))
+    elif dtype is not None and dtype_name(dtype) != dtype_name(out.dtype):
+        raise OperandError(f"out is {dtype_name(out.dtype)}; dtype asks for {dtype_name(dtype)}")
     _dualgemm.dequantize(q, out)
     return out

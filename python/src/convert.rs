@@ -43,6 +43,11 @@ pub fn quantize(
             return Err(Kind::Argument.raise(format!("search `{other}` is unknown; valid are plain, mse")));
         }
     };
+    if format == BlockFormat::Mxfp4 && (global_scale.is_some() || search != Search::Plain) {
+        return Err(
+            Kind::Argument.raise("global_scale and search are for nvfp4; mxfp4 has one rule, that of OCP")
+        );
+    }
     let source = Array::on_cpu("x", x)?;
     let matrix = floats("x", &source)?;
     let quantized = pool::run(py, || -> Result<QuantizedMatrix<'static>, formats::Error> {

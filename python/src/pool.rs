@@ -53,11 +53,12 @@ pub fn run<R: Send>(py: Python<'_>, work: impl FnOnce() -> R + Send) -> PyResult
 
 /// Sets how many threads share the work from the next call on; 0 for as many as there are processors.
 #[pyfunction]
-pub fn set_num_threads(threads: usize) -> PyResult<()> {
-    if threads > MOST_THREADS {
-        return Err(Kind::Argument.raise(format!("threads is {threads}; valid are 0 to {MOST_THREADS}")));
-    }
-    let pool = start(threads)?;
+pub fn set_num_threads(threads: i64) -> PyResult<()> {
+    let wanted =
+        usize::try_from(threads).ok().filter(|&threads| threads <= MOST_THREADS).ok_or_else(|| {
+            Kind::Argument.raise(format!("threads is {threads}; valid are 0 to {MOST_THREADS}"))
+        })?;
+    let pool = start(wanted)?;
     let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
     let process = std::process::id();
     let old = current.replace(Current { process, pool });

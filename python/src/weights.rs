@@ -70,9 +70,22 @@ fn half_of(
     Ok(QuantizedMatrix::new(name, fused.format(), n, fused.k(), codes, scales, linear, fused.global_scale())?)
 }
 
+/// An input scale as a caller gives it.
+fn checked_input_scale(scale: Option<f32>) -> PyResult<()> {
+    match scale {
+        Some(scale) if !(scale > 0.0 && scale.is_finite()) => {
+            Err(Kind::Operand.raise(format!("input_scale: is {scale}; a positive finite number is needed")))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn values(name: &str, bias: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<f32>>> {
     let Some(bias) = bias else { return Ok(None) };
     let array = Array::on_cpu(name, bias)?;
+    if array.shape.len() != 1 {
+        return Err(Kind::Operand.raise(format!("{name}: shape {:?}; [N] is needed", array.shape)));
+    }
     match array.dtype {
         Dtype::F32 => Ok(Some(array.gather())),
         Dtype::F16 => Ok(Some(array.gather::<f16>().into_iter().map(f16::to_f32).collect())),
@@ -149,10 +162,12 @@ impl Weights {
         if how.is_none() {
             return Ok(QuantizeA::No);
         }
-        if let Ok(scale) = how.extract::<f64>() {
+        // True is a number to Python, and numpy's too; as a tensor scale nobody means it.
+        let is_bool = how.get_type().name()?.to_string().starts_with("bool");
+        if let (false, Ok(scale)) = (is_bool, how.extract::<f64>()) {
             return Ok(QuantizeA::Static(scale as f32));
         }
-        match how.extract::<String>()?.as_str() {
+        match how.str()?.extract::<String>()?.as_str() {
             "dynamic" => Ok(QuantizeA::Dynamic),
             "static" => self.input_scale.map(QuantizeA::Static).ok_or_else(|| {
                 let name = &self.names.0;
@@ -234,6 +249,7 @@ impl Weights {
         stream: Option<u64>,
     ) -> PyResult<Self> {
         let activation = options::activation(activation)?;
+        checked_input_scale(input_scale)?;
         let (gate, up) = (Quantized::of("gate", gate)?, Quantized::of("up", up)?);
         let (gate_bias, up_bias) = (values("gate_bias", gate_bias)?, values("up_bias", up_bias)?);
         if gate.place() != Place::Cpu {
@@ -263,6 +279,7 @@ impl Weights {
     ) -> PyResult<Self> {
         let target = device_target(device)?;
         let (order, activation) = (options::order(order)?, options::activation(activation)?);
+        checked_input_scale(input_scale)?;
         let source = Quantized::of("gate_up", gate_up)?;
         let fused = source.matrix("gate_up")?;
         if !fused.rows().is_multiple_of(order.row_multiple()) {

@@ -81,6 +81,72 @@ def test_wrong_outputs(weights):
         dualgemm.swiglu(a(), weights, out_dtype="int8")
 
 
+def test_outputs_with_leading_dimensions_are_not_copied_unseen(weights):
+    for out in (np.asfortranarray(np.empty((2, 3, N), np.float32)), np.empty((3, 2, N), np.float32).swapaxes(0, 1)):
+        with pytest.raises(OperandError, match=r"out: shape \[2, 3, 32\] is not contiguous row by row"):
+            dualgemm.swiglu(np.ones((2, 3, K), np.float32), weights, out=out)
+    for out in (dualgemm.quantize(a()), (1, 2)):
+        with pytest.raises(OperandError, match="out is a tuple"):
+            dualgemm.swiglu(a(), weights, out=out)
+
+
+def test_what_is_wrong_with_rows_is_wrong_without(weights):
+    for make, message in [
+        (lambda: a(0, 80), r"a: shape \[0, 80\]; \[\.\.\., 64\] is needed"),
+        (lambda: a(0, dtype=np.float64), "a: is float64"),
+        (lambda: Quantized(np.empty((0, 8), np.uint8), np.empty((0, 1), np.uint8)), r"a: shape \[0, 16\]"),
+    ]:
+        with pytest.raises(OperandError, match=message):
+            dualgemm.swiglu(make(), weights)
+    with pytest.raises(OperandError, match=r"out: shape \[5, 5\]; \[0, 32\] is needed"):
+        dualgemm.swiglu(a(0), weights, out=np.empty((5, 5), np.float32))
+
+
+def test_options_that_would_do_nothing_are_refused(weights):
+    for options in ({"out_scale": 2.0}, {"out_scale_layout": "128x4"}):
+        with pytest.raises(OperandError, match='are for out_dtype="nvfp4"'):
+            dualgemm.swiglu(a(), weights, **options)
+    for options in ({"global_scale": 3.0}, {"search": "mse"}):
+        with pytest.raises(dualgemm.ArgumentError, match="are for nvfp4"):
+            dualgemm.quantize(a(), format="mxfp4", **options)
+    q = dualgemm.quantize(a())
+    with pytest.raises(OperandError, match="out is float32; dtype asks for float16"):
+        dualgemm.dequantize(q, np.float16, out=np.empty((2, K), np.float32))
+    with pytest.raises(OperandError, match="dtype is int8; valid are float32, float16 and bfloat16"):
+        dualgemm.dequantize(q, np.int8)
+
+
+def test_matrices_are_needed_where_matrices_are_converted():
+    for shape in ((K,), (1, 2, K)):
+        with pytest.raises(OperandError, match="x: shape .* a matrix is needed"):
+            dualgemm.quantize(np.ones(shape, np.float32))
+    with pytest.raises(TypeError, match="x is a list"):
+        dualgemm.quantize([[1.0] * 16])
+    with pytest.raises(OperandError, match="q codes: shape .* a matrix is needed"):
+        dualgemm.dequantize(Quantized(np.zeros(8, np.uint8), np.zeros(1, np.uint8)))
+    with pytest.raises(TypeError, match="q is a ndarray; a dualgemm.Quantized is needed"):
+        dualgemm.dequantize(np.ones((3, 3)))
+
+
+def test_numbers_beside_weights():
+    q = dualgemm.quantize(np.ones((N, K), np.float32))
+    for scale in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(OperandError, match="input_scale: is .* a positive finite number is needed"):
+            Weights.from_tensors(gate=q, up=q, input_scale=scale)
+        with pytest.raises(OperandError, match="input_scale: is "):
+            Weights.from_fused(q, order="gate-up", input_scale=scale)
+    with pytest.raises(OperandError, match=r"up_bias: shape \[2, 16\]; \[N\] is needed"):
+        Weights.from_tensors(gate=q, up=q, up_bias=np.ones((2, N // 2), np.float32))
+
+
+def test_numbers_of_threads():
+    before = dualgemm.get_num_threads()
+    for threads in (-1, 4097, 10**9):
+        with pytest.raises(dualgemm.ArgumentError, match=f"threads is {threads}; valid are 0 to 4096"):
+            dualgemm.set_num_threads(threads)
+    assert dualgemm.get_num_threads() == before
+
+
 def test_results_in_place_are_refused(weights):
     memory = np.ones(4 * K, np.float32)
     with pytest.raises(OperandError, match="shares memory with a"):
@@ -95,6 +161,9 @@ def test_wrong_names(weights):
     ]:
         with pytest.raises(dualgemm.ArgumentError, match=message):
             dualgemm.swiglu(a(), weights, **options)
+    for wrong in (True, False, np.True_, [1.0]):
+        with pytest.raises(dualgemm.ArgumentError, match="quantize_a `.*` is unknown"):
+            dualgemm.swiglu(a(), weights, quantize_a=wrong)
     with pytest.raises(OperandError, match="has no input scale"):
         dualgemm.swiglu(a(), weights, quantize_a="static")
     with pytest.raises(OperandError, match="stream is for CUDA arrays"):
@@ -103,10 +172,6 @@ def test_wrong_names(weights):
         dualgemm.quantize(a(), producer="nvidia")
     with pytest.raises(dualgemm.ArgumentError, match="search `best` is unknown"):
         dualgemm.quantize(a(), search="best")
-    with pytest.raises(dualgemm.ArgumentError, match="threads is 1000000000; valid are 0 to 4096"):
-        dualgemm.set_num_threads(10**9)
-    with pytest.raises(OperandError, match=r"x: shape \[64\]; a matrix is needed"):
-        dualgemm.quantize(a()[0])
     for bad in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(OperandError, match="tensor scale"):
             dualgemm.swiglu(a(), weights, quantize_a=bad)
