@@ -5,8 +5,9 @@ import weakref
 
 import torch
 
+from ._arrays import float_name
 from ._ops import swiglu as _direct
-from .errors import OperandError
+from .errors import ArgumentError, OperandError
 
 # An operator takes tensors and numbers; weights are named by a number while they live.
 _WEIGHTS = weakref.WeakValueDictionary()
@@ -36,9 +37,12 @@ def _swiglu(
     activation: str,
     round_gate_up_to_bf16: bool,
 ) -> torch.Tensor:
+    w = _WEIGHTS.get(weights)
+    if w is None:
+        raise OperandError(f"weights: the number {weights} is that of none that live; a graph keeps none alive")
     return _direct(
         a.detach(),
-        _WEIGHTS[weights],
+        w,
         out_dtype=out_dtype,
         quantize_a=_quantize_a(quantize_a),
         activation=activation or None,
@@ -59,17 +63,19 @@ def _quantize_a(text):
 
 def quantize_a_text(how):
     """``quantize_a`` as the operator takes it."""
+    if isinstance(how, bool) or isinstance(how, str) and how not in ("static", "dynamic"):
+        raise ArgumentError(f'quantize_a `{how}` is unknown; valid are None, "static", "dynamic" or a number')
     return "" if how is None else how if isinstance(how, str) else repr(float(how))
 
 
 def swiglu(a, w, out_dtype=None, quantize_a=None, activation=None, round_gate_up_to_bf16=False):
     """``dualgemm.swiglu`` through the operator."""
-    out_dtype = getattr(torch, out_dtype) if isinstance(out_dtype, str) else out_dtype
+    out_dtype = a.dtype if out_dtype is None else getattr(torch, float_name(out_dtype, None))
     return torch.ops.dualgemm.swiglu(
         a,
         handle(w),
         w.shape[0],
-        out_dtype or a.dtype,
+        out_dtype,
         quantize_a_text(quantize_a),
         activation or "",
         round_gate_up_to_bf16,

@@ -280,8 +280,18 @@ fn torch<'py>(name: &str, tensor: &Bound<'py, PyAny>) -> PyResult<Array<'py>> {
     };
     let full = tensor.getattr("dtype")?.str()?.to_string();
     let dtype = full.rsplit('.').next().unwrap_or(&full);
+    if tensor.call_method0("is_neg")?.extract()? {
+        let message =
+            format!("{name}: is a view that torch has yet to negate; resolve_neg() makes it a tensor");
+        return Err(Kind::Operand.raise(message));
+    }
+    // Sparse tensors have no memory of their own, nor have those that vmap makes.
+    let pointer = tensor.call_method0("data_ptr").map_err(|error| {
+        Kind::Operand
+            .raise(format!("{name}: a dense tensor is needed; torch says: {}", error.value(tensor.py())))
+    })?;
     Ok(Array {
-        pointer: tensor.call_method0("data_ptr")?.extract::<usize>()? as *mut u8,
+        pointer: pointer.extract::<usize>()? as *mut u8,
         dtype: Dtype::named(dtype).ok_or_else(|| unknown(name, dtype))?,
         shape: tensor.getattr("shape")?.extract()?,
         strides: tensor.call_method0("stride")?.extract()?,

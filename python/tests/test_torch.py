@@ -176,3 +176,38 @@ def test_ranks_under_torchrun_equal_one_rank_close(path, world):
     done = subprocess.run([*command, str(example), str(path)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{world} ranks on" in done.stdout
+
+
+def test_tensors_without_memory_that_can_be_read_are_refused(weights):
+    x = torch.randn(2, 576)
+    # torch negates such views when somebody reads them through it.
+    lazy = torch.complex(x, x).conj().imag
+    assert lazy.is_neg()
+    with pytest.raises(dualgemm.OperandError, match="a: is a view that torch has yet to negate"):
+        dualgemm.swiglu(lazy, weights)
+    assert torch.equal(dualgemm.swiglu(lazy.resolve_neg(), weights), dualgemm.swiglu(-x, weights))
+    with pytest.raises(dualgemm.OperandError, match="a: a dense tensor is needed"):
+        dualgemm.swiglu(x.to_sparse(), weights)
+
+
+def test_options_where_torch_differentiates(weights):
+    a = torch.randn(2, 576, requires_grad=True)
+    assert dualgemm.swiglu(a, weights, out_dtype=np.float16).dtype == torch.float16
+    with pytest.raises(dualgemm.OperandError, match="out_dtype is float99"):
+        dualgemm.swiglu(a, weights, out_dtype="float99")
+    for wrong in (True, "sometimes"):
+        with pytest.raises(dualgemm.ArgumentError, match="quantize_a `.*` is unknown"):
+            dualgemm.swiglu(a, weights, quantize_a=wrong)
+    with pytest.raises(dualgemm.OperandError, match="out, stream and nvfp4 results are not available"):
+        dualgemm.swiglu(a, weights, stream=0)
+
+
+def test_outputs_of_other_orders_are_refused(weights):
+    out = torch.empty(3, 2, 1536).transpose(0, 1)
+    with pytest.raises(dualgemm.OperandError, match=r"out: shape \[2, 3, 1536\] is not contiguous"):
+        dualgemm.swiglu(torch.randn(2, 3, 576), weights, out=out)
+
+
+def test_weights_that_are_gone_are_named():
+    with pytest.raises(dualgemm.OperandError, match="the number 12345 is that of none that live"):
+        torch.ops.dualgemm.swiglu(torch.randn(2, 576), 12345, 1536, torch.float32, "", "", False)
