@@ -40,6 +40,19 @@ def _run(command, *positional, rows=None, **options):
     return Report(json.loads(document), right, rows)
 
 
+# Functions of the module, which a report needs to be pickled.
+def _entries(report):
+    return [{**{k: v for k, v in mlp.items() if k != "entries"}, **e} for mlp in report["mlps"] for e in mlp["entries"]]
+
+
+def _findings(report):
+    return report["findings"]
+
+
+def _rows(report):
+    return report["rows"]
+
+
 def inspect(checkpoint, *, tensors=False, **reading):
     """The gated MLPs of a checkpoint with the scales of gate and up side by side, as ``dualgemm inspect``.
 
@@ -47,15 +60,12 @@ def inspect(checkpoint, *, tensors=False, **reading):
     within, unusable_input_scale_is_one.
     """
 
-    def rows(report):
-        return [{**{k: v for k, v in mlp.items() if k != "entries"}, **e} for mlp in report["mlps"] for e in mlp["entries"]]
-
-    return _run("inspect", checkpoint, rows=rows, tensors=tensors, **reading)
+    return _run("inspect", checkpoint, rows=_entries, tensors=tensors, **reading)
 
 
 def validate(checkpoint, **reading):
     """Every rule that a checkpoint breaks, as ``dualgemm validate``; ``report.right`` is False if one is an error."""
-    return _run("validate", checkpoint, rows=lambda report: report["findings"], **reading)
+    return _run("validate", checkpoint, rows=_findings, **reading)
 
 
 def run(checkpoint, layer=None, **options):
@@ -72,7 +82,7 @@ def bench(shapes="challenge", **options):
     them, on the CUDA device, where Triton and one are there; their rows come last.
     """
     peers = options.pop("peers", False)
-    report = _run("bench", rows=lambda report: report["rows"], shapes=shapes, **options)
+    report = _run("bench", rows=_rows, shapes=shapes, **options)
     if peers:
         from . import peers as triton_peers
 

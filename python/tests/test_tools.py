@@ -1,5 +1,7 @@
 """The functions that are subcommands of the command."""
 
+import pickle
+
 import pytest
 
 import dualgemm
@@ -14,6 +16,13 @@ def test_inspect_and_validate(layer14):
     assert report["tensor_count"] == len(report["tensors"])
     report = dualgemm.validate(str(path))
     assert report.right and report["valid"] and report["errors"] == 0
+
+
+def test_reports_travel_between_processes(layer14):
+    for function in (dualgemm.inspect, dualgemm.validate):
+        report = function(layer14 / "modelopt-nvfp4")
+        copy = pickle.loads(pickle.dumps(report))
+        assert copy == report and copy.right and copy._rows(copy) == report._rows(report)
 
 
 def test_an_invalid_checkpoint_is_a_report_not_an_exception(tmp_path):
