@@ -19,6 +19,7 @@ import numpy as np
 from . import _dualgemm
 from ._arrays import Quantized, is_on_gpu, numpy_dtype, stream_number, torch_of
 from ._ops import Weights, swiglu
+from .errors import OperandError
 
 #: Shapes that count for the ranking: (m, n, k, l).
 RANKED = [(256, 4096, 7168, 1), (512, 4096, 7168, 1), (256, 3072, 4096, 1), (512, 3072, 7168, 1)]
@@ -34,6 +35,8 @@ def generate_input(m, n, k, l=1, seed=SEED, *, device=None, full=False):
 
     ``device`` is a torch device, by default cuda where there is one, or ``"numpy"`` for numpy arrays.
     """
+    if l < 1:
+        raise OperandError(f"l is {l}; at least 1 is needed")
     entries = [_dualgemm.challenge_operands(m, n, k, seed + i, full) for i in range(l)]
     rows = (m, n, n)
     codes = [_stack(entries, i, 0, (rows[i], k // 2)) for i in range(3)]

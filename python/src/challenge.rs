@@ -27,6 +27,12 @@ pub fn challenge_operands(
     seed: u64,
     full: bool,
 ) -> PyResult<Vec<(Bound<'_, PyBytes>, Bound<'_, PyBytes>)>> {
+    // An allocation that cannot be had would end the process.
+    let bytes = (m as f64 + 2.0 * n as f64) * k as f64 * 9.0 / 16.0;
+    if Vec::<u8>::new().try_reserve_exact(bytes as usize).is_err() {
+        let message = format!("operands of {m}x{n}x{k} do not fit the memory; a smaller shape is needed");
+        return Err(Kind::Operand.raise(message));
+    }
     let codes = if full { CodeSet::Full } else { CodeSet::Masked };
     let case = pool::run(py, || generate(Shape::new(m, n, k), seed, codes))?.map_err(facade)?;
     let bytes = |x: &dualgemm::formats::QuantizedMatrix<'_>| {

@@ -118,3 +118,9 @@ def test_the_harnesss_product_is_that_of_the_decoded_operands_exact(harness):
     got = harness.scaled_mm(a, b.transpose(0, 1), blocked(data[3]), blocked(data[4]), out_dtype=torch.float32)
     floats = [dualgemm.dequantize(dualgemm.Quantized(q, s[:, :, 0])).double() for q, s in ((a, data[3]), (b, data[4]))]
     assert torch.equal(got, (floats[0] @ floats[1].T).float())
+
+
+def test_shapes_without_a_task():
+    for wrong, message in [({"l": 0}, "l is 0"), ({"m": 2**40, "n": 2**40, "k": 2**20}, "do not fit the memory")]:
+        with pytest.raises(dualgemm.OperandError, match=message):
+            gpumode.generate_input(**{"m": 4, "n": 4, "k": 16, "device": "numpy", **wrong})
