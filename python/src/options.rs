@@ -75,6 +75,7 @@ impl LayerOptions {
         let text = || value.extract::<String>();
         let read = &mut self.layer.read;
         match key {
+            "device" if value.is_none() => {}
             "device" => self.target = target(&value.str()?.extract::<String>()?)?,
             "rank" => self.rank = value.extract()?,
             "world" => self.world = value.extract()?,
