@@ -82,6 +82,18 @@ pub enum Error {
         /// Value found.
         value: f32,
     },
+    /// Rows that would overlap.
+    #[error("{tensor}: a row stride of {row_stride} {unit}; a row has {row}, so at least that is needed")]
+    RowStride {
+        /// Tensor at fault.
+        tensor: String,
+        /// From row to row.
+        row_stride: usize,
+        /// What a row has.
+        row: usize,
+        /// Elements of floats, bytes of codes.
+        unit: &'static str,
+    },
     /// A float matrix whose buffer does not fit its shape.
     #[error(
         "{tensor}: holds {found} elements; [{rows}, {cols}] with a row stride of {row_stride} needs {needed}"

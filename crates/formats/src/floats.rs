@@ -47,7 +47,10 @@ impl<'a, T: Clone> Matrix<'a, T> {
             .checked_mul(row_stride)
             .and_then(|n| n.checked_add(cols))
             .ok_or_else(|| Error::TooLarge { tensor: name.into(), rows, row_stride })?;
-        if this.data.len() < needed || row_stride < cols {
+        if row_stride < cols {
+            return Err(Error::RowStride { tensor: name.into(), row_stride, row: cols, unit: "elements" });
+        }
+        if this.data.len() < needed {
             return Err(this.len_error(name, needed));
         }
         Ok(this)
@@ -187,5 +190,11 @@ mod tests {
     fn overflowing_sizes_are_refused() {
         let r = Matrix::<f32>::strided("a", usize::MAX, 4, 1 << 40, vec![]);
         assert!(matches!(r, Err(Error::TooLarge { .. })));
+    }
+
+    #[test]
+    fn rows_that_overlap_are_refused_by_what_they_hold() {
+        let message = Matrix::<f32>::strided("a", 4, 16, 1, vec![0.0; 64]).unwrap_err().to_string();
+        assert_eq!(message, "a: a row stride of 1 elements; a row has 16, so at least that is needed");
     }
 }

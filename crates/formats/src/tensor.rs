@@ -144,7 +144,10 @@ impl<'a> QuantizedMatrix<'a> {
             (rows - 1).checked_mul(row_stride).and_then(|n| n.checked_add(k / 2)).ok_or_else(too_large)?;
         let scales_needed = scale_layout.checked_len(rows, blocks).ok_or_else(too_large)?;
         let this = Self { name, format, rows, k, row_stride, codes, scales, scale_layout, global_scale };
-        if this.codes.len() < needed || row_stride < k / 2 {
+        if row_stride < k / 2 {
+            return Err(Error::RowStride { tensor: this.name, row_stride, row: k / 2, unit: "bytes" });
+        }
+        if this.codes.len() < needed {
             return Err(this.codes_len(needed));
         }
         if this.scales.len() != scales_needed {
@@ -374,6 +377,14 @@ mod tests {
             GlobalScale::ONE,
         );
         assert!(matches!(r, Err(Error::CodesLen { .. } | Error::TooLarge { .. })));
+    }
+
+    #[test]
+    fn rows_that_overlap_are_refused_by_what_they_hold() {
+        let (format, layout, one) = (BlockFormat::Nvfp4, ScaleLayout::Linear, GlobalScale::ONE);
+        let view = QuantizedMatrix::strided("w", format, 2, 16, 7, vec![0; 16], vec![0; 2], layout, one);
+        let message = view.unwrap_err().to_string();
+        assert_eq!(message, "w: a row stride of 7 bytes; a row has 8, so at least that is needed");
     }
 
     #[test]
