@@ -49,6 +49,14 @@ fn plan(m: usize, n: usize, k: usize) -> Plan {
     DualGemm::plan(&DualGemmDesc::new(m, n, k, AFormat::F32, BlockFormat::Nvfp4), &Target::default()).unwrap()
 }
 
+/// A published crate is its own folder: what it includes from beside that would not be there.
+#[test]
+fn the_crate_includes_nothing_from_outside_its_folder() {
+    let includes = include_str!("../../src/lib.rs").lines().filter(|line| line.contains("include_str!"));
+    assert_eq!(includes.collect::<Vec<_>>(), ["#![doc = include_str!(\"../README.md\")]"]);
+    assert!(include_str!("../../README.md").starts_with("# dualgemm"));
+}
+
 /// The README's ten lines, against the reference.
 #[test]
 fn the_readme_example_is_right() {
