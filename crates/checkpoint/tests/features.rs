@@ -39,6 +39,12 @@ fn of_every_real_checkpoint() {
     for name in ["modelopt-nvfp4", "compressed-tensors-nvfp4", "mlp-nvfp4.gguf"] {
         for nibble_order in [NibbleOrder::LoHi, NibbleOrder::HiLo] {
             let c = Checkpoint::open(&testdata(name), &OpenOptions { nibble_order, ..defaults() }).unwrap();
+            if name.ends_with(".gguf") && nibble_order == NibbleOrder::HiLo {
+                // Its blocks fix the order: what was asked for would be left undone.
+                let message = c.gate_up_source(0).unwrap_err().to_string();
+                assert!(message.contains("swapped nibbles in a GGUF file is not supported"), "{message}");
+                continue;
+            }
             assert_runs(&c.gate_up_source(0).unwrap(), &c.gate_up(0).unwrap());
         }
     }

@@ -47,6 +47,12 @@ pub fn main() -> ExitCode {
     };
     init_tracing(cli.verbose);
     let output = Output::new(cli.json);
+    // Said before the work, not when its report cannot be written.
+    if let Some(arg) = std::env::args_os().find(|arg| cli.json && arg.to_str().is_none()) {
+        let line =
+            format!("{}: is not UTF-8, which JSON holds alone; give another name", arg.to_string_lossy());
+        return output.fail(&line, failure::USAGE);
+    }
     // The hook keeps the backtrace off the terminal; the message goes out as one line like any other.
     panic::set_hook(Box::new(|_| ()));
     match panic::catch_unwind(AssertUnwindSafe(|| command::run(cli.command, &output))) {

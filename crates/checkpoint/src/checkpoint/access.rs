@@ -61,6 +61,17 @@ impl Checkpoint {
         let not_quantized = |why| Error::NotQuantized { module: name.into(), why };
         let format = match &scheme.weights {
             Weights::ByType => {
+                let swapped = self.options.nibble_order != NibbleOrder::LoHi;
+                let asked = swapped.then(|| "swapped nibbles".to_owned());
+                let asked =
+                    asked.or(self.options.scale_layout.map(|layout| format!("{layout} order of scales")));
+                if let Some(asked) = asked {
+                    return Err(Error::Unsupported {
+                        module: name.into(),
+                        found: format!("{asked} in a GGUF file"),
+                        supported: "the order that its blocks fix is",
+                    });
+                }
                 return Stored::gguf(weight.clone()).ok_or_else(|| {
                     not_quantized(format!("its type is {} {:?}", weight.dtype, weight.shape))
                 });

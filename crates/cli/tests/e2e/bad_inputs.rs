@@ -156,6 +156,8 @@ const CASES: &[(&str, &[&str])] = &[
     ("run {dir}/text.gguf", &["{dir}/text.gguf: header rule `magic`"]),
     ("run {dir}/empty.safetensors", &["{dir}/empty.safetensors: header rule `"]),
     ("run {dir}/truncated.safetensors", &["{dir}/truncated.safetensors: header rule `"]),
+    ("run {gguf} --nibble-order hi-lo", &["swapped nibbles in a GGUF file is not supported"]),
+    ("run {gguf} --scale-layout 128x4", &["128x4 order of scales in a GGUF file is not supported"]),
     ("run {bf16}", &["declares how it is quantized", "name the convention explicitly, one of modelopt"]),
     ("run {bf16} --convention modelopt --layer 14", &["is not quantized"]),
     ("run {ckpt} --convention mlx", &["convention `mlx` is unknown; valid are modelopt"]),
@@ -404,6 +406,29 @@ fn a_failed_run_leaves_an_older_result_alone() {
         .assert()
         .code(2);
     assert_eq!(std::fs::read_to_string(&out).unwrap(), "older");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn names_that_json_cannot_hold_are_refused_before_the_work() {
+    use std::os::unix::ffi::OsStrExt as _;
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join(std::ffi::OsStr::from_bytes(b"c\xff.safetensors"));
+    let checkpoint = data("modelopt-nvfp4");
+    let run = |json: &[&str]| {
+        let args = ["run", arg(&checkpoint), "--m", "1", "--no-roofline", "--output"];
+        dualgemm().args(args).arg(&out).args(json).output().unwrap()
+    };
+    let output = run(&["--json"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("is not UTF-8, which JSON holds alone"));
+    assert!(!out.exists());
+    assert_eq!(run(&[]).status.code(), Some(0));
+    assert!(out.exists());
+    let full = std::fs::File::create("/dev/full").unwrap();
+    let mut rules = std::process::Command::new(assert_cmd::cargo::cargo_bin("dualgemm"));
+    let output = rules.args(["validate", "--rules"]).stdout(full).output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stderr).starts_with("error: stdout: No space left"));
 }
 
 #[test]
