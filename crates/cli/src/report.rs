@@ -13,6 +13,8 @@ use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
+use crate::simulated;
+
 /// Where reports, failures and progress go.
 #[derive(Debug)]
 pub struct Output {
@@ -65,8 +67,8 @@ impl Output {
         if self.document.is_some() || !io::stderr().is_terminal() {
             return ProgressBar::hidden();
         }
-        let bar =
-            ProgressBar::new_spinner().with_message(format!("simulate, at most about {}", Time(at_most)));
+        let bar = ProgressBar::new_spinner()
+            .with_message(format!("simulate, at most about {}", simulated::about(at_most)));
         bar.enable_steady_tick(Duration::from_millis(200));
         match ProgressStyle::with_template("{spinner} {msg}, {elapsed} so far") {
             Ok(style) => bar.with_style(style),

@@ -34,9 +34,26 @@ pub fn fits((m, n, k): (usize, usize, usize), runs: usize, asked: &str) -> anyho
     Ok(Duration::from_secs_f64(work / WORK_PER_S))
 }
 
+/// A time that is known about, in whole seconds or minutes.
+pub fn about(time: Duration) -> String {
+    match time.as_secs_f64() {
+        s if s < 90.0 => format!("{:.0} s", s.ceil()),
+        s => format!("{:.0} min", (s / 60.0).ceil()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn estimates_are_round() {
+        let of = |s| about(Duration::from_secs_f64(s));
+        assert_eq!(
+            [of(0.2), of(4.04), of(89.0), of(91.0), of(1200.0)],
+            ["1 s", "5 s", "89 s", "2 min", "20 min"]
+        );
+    }
 
     #[test]
     fn what_takes_hours_is_refused_with_its_size() {
