@@ -134,12 +134,18 @@ def _flat_out(out, lead, n):
     try:
         if torch_of(out) is not None:
             return out.view((math.prod(lead), n))
-        flat = out.view()
-        flat.shape = (math.prod(lead), n)
-        return flat
+        if isinstance(out, np.ndarray):
+            flat = out.reshape((math.prod(lead), n))
+            # numpy's own way to refuse a copy is newer than what this package asks for.
+            if flat.size == 0 or np.may_share_memory(flat, out):
+                return flat
+        else:
+            flat = out.view()
+            flat.shape = (math.prod(lead), n)
+            return flat
     except (AttributeError, RuntimeError):
-        message = f"out: shape {list(out.shape)} is not contiguous row by row, which an output must be"
-        raise OperandError(message) from None
+        pass
+    raise OperandError(f"out: shape {list(out.shape)} is not contiguous row by row, which an output must be")
 
 
 def _to_nvfp4(a, w, out, options, out_scale, out_scale_layout):
