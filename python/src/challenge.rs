@@ -8,6 +8,7 @@ use dualgemm::gemm::{Epilogue, GateUp};
 use dualgemm_bench::Shape;
 use dualgemm_bench::challenge::generate;
 use dualgemm_bench::inputs::CodeSet;
+use dualgemm_cli::machine;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
@@ -27,9 +28,8 @@ pub fn challenge_operands(
     seed: u64,
     full: bool,
 ) -> PyResult<Vec<(Bound<'_, PyBytes>, Bound<'_, PyBytes>)>> {
-    // An allocation that cannot be had would end the process.
     let bytes = (m as f64 + 2.0 * n as f64) * k as f64 * 9.0 / 16.0;
-    if Vec::<u8>::new().try_reserve_exact(bytes as usize).is_err() {
+    if !machine::has_room(bytes) {
         let message = format!("operands of {m}x{n}x{k} do not fit the memory; a smaller shape is needed");
         return Err(Kind::Operand.raise(message));
     }

@@ -25,19 +25,23 @@ fn target(name: &str) -> PyResult<Target> {
         name => Ok(Target::Gpu(name.parse().map_err(|e: dualgemm::Error| facade(e))?, GpuOptions::default())),
     }
 }
+
 /// A target from anything whose text is its name, as torch devices are.
 pub fn device_target(device: Option<&Bound<'_, PyAny>>) -> PyResult<Target> {
     device.map_or_else(|| Ok(Target::default()), |device| target(&device.str()?.extract::<String>()?))
 }
+
 /// An order of gate and up in one matrix, by name.
 pub fn order(name: &str) -> PyResult<GateUpOrder> {
     name.parse().map_err(|error: dualgemm::checkpoint::Error| Kind::Argument.raise(error.to_string()))
 }
+
 /// An activation by name, with its numbers after a colon.
 pub fn activation(name: &str) -> PyResult<Activation> {
     args::parse_activation(name)
         .map_err(|valid| Kind::Argument.raise(format!("activation `{name}` is unknown; {valid}")))
 }
+
 /// Where in a checkpoint a layer is and how the checkpoint is to be read: the keywords of `Weights.from_checkpoint`.
 pub struct LayerOptions {
     layer: LayerArgs,

@@ -52,7 +52,7 @@ pub use dtype::{Dtype, GGML_TYPES, GgmlType};
 pub use error::Error;
 pub use files::{JsonFile, TensorFiles};
 pub use gate_up::{GateUpOrder, Half};
-pub use model_config::model_field;
+pub use model_config::{hidden_activation, model_field};
 pub use module::MlpKind;
 pub use source::{GateUp, GateUpSource};
 pub use tensor::{TensorOut, TensorView};

@@ -25,6 +25,11 @@ pub fn model_field<'c>(config: &'c Value, key: &str) -> Option<&'c Value> {
     text.or_else(|| config.get(key)).filter(|value| !value.is_null())
 }
 
+/// The entry that names the activation of the MLPs.
+pub fn hidden_activation(config: &Value) -> Option<&Value> {
+    model_field(config, "hidden_act").or_else(|| model_field(config, "hidden_activation"))
+}
+
 /// The entry of a safetensors file's metadata that carries a configuration, but for what says how it is quantized.
 pub fn to_metadata(config: &Value) -> (String, String) {
     let mut config = config.clone();
@@ -59,8 +64,7 @@ pub fn to_gguf(config: Option<&Value>, otherwise: &str) -> (String, Vec<(String,
     let renamed = RENAMED.iter().find(|(_, name)| *name == model_type);
     let architecture = renamed.map_or(model_type, |(name, _)| name).to_owned();
     let mut entries = vec![(ARCHITECTURE.into(), GgufValue::String(architecture.clone()))];
-    let act = field("hidden_act").or_else(|| field("hidden_activation")).and_then(Value::as_str);
-    if let Some(act) = act {
+    if let Some(act) = config.and_then(hidden_activation).and_then(Value::as_str) {
         entries.push((format!("{architecture}.hidden_activation"), GgufValue::String(act.into())));
     }
     if let Some(limit) = field("swiglu_limit").and_then(Value::as_f64) {

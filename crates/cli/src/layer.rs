@@ -5,7 +5,8 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use dualgemm::checkpoint::{
-    BadInputScale, Checkpoint, Error, GateUpSource, Linear, NibbleOrder, OpenOptions, model_field,
+    BadInputScale, Checkpoint, Error, GateUpSource, Linear, NibbleOrder, OpenOptions, hidden_activation,
+    model_field,
 };
 use dualgemm::formats::{self, BlockFormat, GlobalScale};
 use dualgemm::gemm::{Activation, Epilogue, GateUp};
@@ -202,7 +203,7 @@ fn named_activation(config: &Value) -> anyhow::Result<Option<Activation>> {
             })
     });
     let limit = limit.transpose()?;
-    let Some(name) = field("hidden_act").or_else(|| field("hidden_activation")) else { return Ok(None) };
+    let Some(name) = hidden_activation(config) else { return Ok(None) };
     let oai = field("model_type").and_then(Value::as_str) == Some("gpt_oss");
     Ok(Some(match (name.as_str(), limit) {
         (Some("silu" | "swish"), _) if oai => {

@@ -6,6 +6,7 @@
 
 pub mod args;
 pub mod layer;
+pub mod machine;
 
 mod activation;
 mod command;
@@ -14,7 +15,6 @@ mod failure;
 mod files;
 mod gpu;
 mod limits;
-mod machine;
 mod report;
 mod result;
 mod simulated;

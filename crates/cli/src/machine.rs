@@ -49,11 +49,16 @@ pub fn peak_rss() -> Option<u64> {
     kilobytes(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM")
 }
 
-/// Refuses work that takes more memory than the system would ever give, which would end the process without a word from
-/// it. `what` names the argument that asks for so much.
-pub fn fits(bytes: f64, what: impl FnOnce() -> String) -> anyhow::Result<()> {
+/// Whether the system would ever give so many bytes of memory: an allocation that cannot be had ends the process without a
+/// word from it.
+pub fn has_room(bytes: f64) -> bool {
     // A conversion from floats that are too large gives the largest integer, for which there is no memory.
-    if Vec::<u8>::new().try_reserve_exact(bytes as usize).is_err() {
+    Vec::<u8>::new().try_reserve_exact(bytes as usize).is_ok()
+}
+
+/// Refuses work for which there is no memory. `what` names the argument that asks for so much.
+pub fn fits(bytes: f64, what: impl FnOnce() -> String) -> anyhow::Result<()> {
+    if !has_room(bytes) {
         anyhow::bail!(
             "{}: takes {:.1} GiB, which do not fit the memory; less is needed",
             what(),

@@ -64,26 +64,28 @@ impl Output {
     /// What stands on stderr while the simulator runs, which takes at most about so long; invisible where stderr is no
     /// terminal.
     pub fn simulation(&self, at_most: Duration) -> ProgressBar {
-        if self.document.is_some() || !io::stderr().is_terminal() {
-            return ProgressBar::hidden();
+        let message = format!("simulate, at most about {}", simulated::about(at_most));
+        let bar = self
+            .bar("{spinner} {msg}, {elapsed} so far", || ProgressBar::new_spinner().with_message(message));
+        if !bar.is_hidden() {
+            bar.enable_steady_tick(Duration::from_millis(200));
         }
-        let bar = ProgressBar::new_spinner()
-            .with_message(format!("simulate, at most about {}", simulated::about(at_most)));
-        bar.enable_steady_tick(Duration::from_millis(200));
-        match ProgressStyle::with_template("{spinner} {msg}, {elapsed} so far") {
-            Ok(style) => bar.with_style(style),
-            Err(_) => bar,
-        }
+        bar
     }
 
     /// A progress bar over `len` steps on stderr; invisible where stderr is no terminal.
     pub fn progress(&self, what: &'static str, len: usize) -> ProgressBar {
+        let bar = || ProgressBar::new(len as u64).with_message(what);
+        self.bar("{msg:>12} {bar:40} {pos}/{len} {eta}", bar)
+    }
+
+    /// What `make` makes, in the style of `template`; invisible where stderr is no terminal.
+    fn bar(&self, template: &str, make: impl FnOnce() -> ProgressBar) -> ProgressBar {
         if self.document.is_some() || !io::stderr().is_terminal() {
             return ProgressBar::hidden();
         }
-        let style = ProgressStyle::with_template("{msg:>12} {bar:40} {pos}/{len} {eta}");
-        let bar = ProgressBar::new(len as u64).with_message(what);
-        match style {
+        let bar = make();
+        match ProgressStyle::with_template(template) {
             Ok(style) => bar.with_style(style),
             Err(_) => bar,
         }

@@ -61,10 +61,11 @@ impl Checkpoint {
         let not_quantized = |why| Error::NotQuantized { module: name.into(), why };
         let format = match &scheme.weights {
             Weights::ByType => {
-                let swapped = self.options.nibble_order != NibbleOrder::LoHi;
-                let asked = swapped.then(|| "swapped nibbles".to_owned());
-                let asked =
-                    asked.or(self.options.scale_layout.map(|layout| format!("{layout} order of scales")));
+                let asked = match (self.options.nibble_order, self.options.scale_layout) {
+                    (NibbleOrder::LoHi, None) => None,
+                    (NibbleOrder::LoHi, Some(layout)) => Some(format!("{layout} order of scales")),
+                    _ => Some("swapped nibbles".into()),
+                };
                 if let Some(asked) = asked {
                     return Err(Error::Unsupported {
                         module: name.into(),

@@ -31,17 +31,18 @@ impl Checkpoint {
         }
         for (name, module) in &self.index().modules {
             let quantized = self.is_quantized_module(name);
+            let has_scales = module.get(Role::BlockScale).is_some();
             // Scales alone would read as scales of nothing, whichever convention they are written in.
-            if module.get(Role::Weight).is_none() && module.get(Role::BlockScale).is_some() {
+            if module.get(Role::Weight).is_none() && has_scales {
                 return Err(self.missing(name, Role::Weight, name));
             }
             let scheme = &self.scheme(name).weights;
-            if matches!(scheme, Weights::Blocks(_)) && !quantized && module.get(Role::BlockScale).is_some() {
+            if matches!(scheme, Weights::Blocks(_)) && !quantized && has_scales {
                 // Says why the weight is none that these scales could belong to.
                 self.stored(name)?;
             }
             if let (false, Weights::Other(what)) = (is_gguf, scheme)
-                && (quantized || module.get(Role::BlockScale).is_some())
+                && (quantized || has_scales)
             {
                 return Err(Error::NotQuantized { module: name.clone(), why: what.clone() });
             }
