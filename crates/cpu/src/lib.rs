@@ -18,6 +18,7 @@ pub mod epilogue;
 pub mod error;
 pub mod gemm;
 pub mod isa;
+mod lanes;
 pub mod limits;
 mod output;
 pub mod pack;

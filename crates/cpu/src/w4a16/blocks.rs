@@ -14,7 +14,7 @@ use bytemuck::{Pod, Zeroable};
 use dualgemm_formats::FloatMatrix;
 
 use super::kernel::{BLOCK_K, groups};
-use super::split::{SHORT_BITS, power_of_two, take_integers};
+use super::split::{SHORT_BITS, largest, power_of_two, take_integers};
 use super::widen;
 use crate::Isa;
 use crate::pack::CHUNK_K;
@@ -135,7 +135,8 @@ impl Write<'_> {
                         self.first + k,
                         &mut wide,
                     ));
-                    let (unit, integers) = take_integers::<SHORT_BITS>(&mut floats)
+                    let most = largest(&floats);
+                    let (unit, integers) = take_integers::<SHORT_BITS>(&mut floats, most)
                         .map_or((0.0, [0; CHUNK_K]), |(exponent, integers)| {
                             (power_of_two(exponent), integers)
                         });

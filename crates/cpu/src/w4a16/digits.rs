@@ -19,7 +19,7 @@
 
 use dualgemm_formats::FloatMatrix;
 
-use super::split::{LONG_BITS, SHORT_BITS, power_of_two, take_integers};
+use super::split::{LONG_BITS, SHORT_BITS, largest, power_of_two, take_integers};
 use super::widen;
 use crate::Isa;
 use crate::pack::CHUNK_K;
@@ -88,11 +88,10 @@ impl Vectorized for Write<'_> {
         for first in (0..k).step_by(SPAN) {
             let span = widen(a, row, first, &mut wide[..SPAN.min(k - first)]);
             for (i, floats) in span.as_chunks::<CHUNK_K>().0.iter().enumerate() {
-                let mut rest = *floats;
-                let mut left = floats.iter().fold(0, |bits, x| bits | x.to_bits() << 1) != 0;
-                while left {
-                    let part;
-                    (part, left) = take_part(&mut rest, floats, k, short)?;
+                let (mut rest, mut left) = (*floats, largest(floats));
+                while left != 0.0 {
+                    let (part, more) = take_part(&mut rest, left, floats, k, short)?;
+                    left = if more { largest(&rest) } else { 0.0 };
                     let (chunk, scale) = ((first / CHUNK_K + i) as u32, unit * power_of_two(part.exponent));
                     if scale.is_infinite() {
                         return None;
@@ -126,22 +125,23 @@ struct Part {
     integers: [i32; CHUNK_K],
 }
 
-/// Takes the largest part from what is left of 16 floats, and tells whether the rest matters.
+/// Takes the largest part from what is left of 16 floats, `most` the largest of it, and tells whether the rest matters.
 #[inline(always)]
 fn take_part(
     rest: &mut [f32; CHUNK_K],
+    most: f32,
     floats: &[f32; CHUNK_K],
     k: usize,
     short: bool,
 ) -> Option<(Part, bool)> {
     if short {
         let mut after = *rest;
-        let (exponent, integers) = take_integers::<SHORT_BITS>(&mut after)?;
+        let (exponent, integers) = take_integers::<SHORT_BITS>(&mut after, most)?;
         if !matters(&after, floats, k) {
             return Some((Part { exponent, digits: 2, integers }, false));
         }
     }
-    let (exponent, integers) = take_integers::<LONG_BITS>(rest)?;
+    let (exponent, integers) = take_integers::<LONG_BITS>(rest, most)?;
     Some((Part { exponent, digits: 3, integers }, matters(rest, floats, k)))
 }
 
@@ -162,9 +162,10 @@ mod tests {
     fn parts(x: [f32; CHUNK_K], k: usize, short: bool) -> Option<Vec<Part>> {
         let (mut rest, mut parts, mut left) = (x, vec![], x != [0.0; CHUNK_K]);
         while left {
-            let part;
-            (part, left) = take_part(&mut rest, &x, k, short)?;
+            let most = largest(&rest);
+            let (part, more) = take_part(&mut rest, most, &x, k, short)?;
             parts.push(part);
+            left = more;
         }
         Some(parts)
     }
@@ -220,7 +221,7 @@ mod tests {
             assert!((terms.sum::<f64>() - x).abs() <= x.abs() * share, "{x}");
         }
         for part in &parts {
-            let capacity = if part.digits == 2 { 32_639 } else { 1 << 22 };
+            let capacity = if part.digits == 2 { 32_639 } else { 4_177_920 };
             let most = part.integers.iter().map(|i| i.abs()).max().unwrap();
             assert!(most <= capacity && most >= capacity / 2 - capacity / 64, "{most}");
         }

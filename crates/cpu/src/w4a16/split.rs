@@ -6,40 +6,50 @@
 //!
 //! Floats are rounded to the nearest integer, ties to even; rests are exact.
 
+use crate::lanes::{map, reduce};
 use crate::pack::CHUNK_K;
 
 /// Bits of the largest of integers of 15 bits: a little less, see [`HEADROOM`].
 pub(super) const SHORT_BITS: i32 = 15;
 
-/// Bits of the largest of long integers, of three digits. What these could hold beyond that would not be rounded by an
-/// addition.
+/// Bits of the largest of long integers, of three digits.
 pub(super) const LONG_BITS: i32 = 22;
 
 /// The largest integer times this has the bits of its kind, since two digits reach from -127 · 257 to 127 · 257 =
-/// 0.996 · 2¹⁵.
+/// 0.996 · 2¹⁵, and three from -127.5 · 2¹⁵ to that, 0.996 · 2²².
 const HEADROOM: f32 = 1.005;
 
 /// Exponents for which a dot product of integers and codes stays a normal number of f32, and with a scale of nvfp4, too.
 pub(super) const EXPONENTS: std::ops::RangeInclusive<i32> = -90..=40;
 
-/// Takes from each float the nearest multiple of 2^exponent, which it returns with the multiples. The largest of them has
-/// about `BITS` bits. Takes nothing from floats that are all zero, or of which one is infinite, NaN, or too small or large.
+/// The largest magnitude of 16 floats, NaN if any is.
 #[inline(always)]
-pub(super) fn take_integers<const BITS: i32>(rest: &mut [f32; CHUNK_K]) -> Option<(i32, [i32; CHUNK_K])> {
+pub(super) fn largest(floats: &[f32; CHUNK_K]) -> f32 {
+    f32::from_bits(reduce(&map(floats, |x| x.to_bits() & (u32::MAX >> 1)), Ord::max))
+}
+
+/// Takes from each float the nearest multiple of 2^exponent, which it returns with the multiples. The largest of them has
+/// about `BITS` bits. `largest` is the [`largest`](largest()) of the floats. Takes nothing from floats that are all zero, or of
+/// which one is infinite, NaN, or too small or large.
+#[inline(always)]
+pub(super) fn take_integers<const BITS: i32>(
+    rest: &mut [f32; CHUNK_K],
+    largest: f32,
+) -> Option<(i32, [i32; CHUNK_K])> {
     // Adding 1.5 · 2²³ rounds to the nearest integer and leaves it in the low bits of the significand.
     const ROUND: f32 = 12_582_912.0;
-    let most = rest.iter().fold(0, |most, x| most.max((x.abs() * HEADROOM).to_bits())) >> 23;
+    let most = (largest * HEADROOM).to_bits() >> 23;
     // Below 2^(most - 126), if finite.
     let exponent = most as i32 - 126 - BITS;
     if !EXPONENTS.contains(&exponent) {
         return None;
     }
     let (unit, inverse) = (power_of_two(exponent), power_of_two(-exponent));
-    let rounded = rest.map(|x| x * inverse + ROUND);
+    let rounded = map(rest, |x| x * inverse + ROUND);
     for (rest, rounded) in rest.iter_mut().zip(&rounded) {
         *rest -= (rounded - ROUND) * unit;
     }
-    Some((exponent, rounded.map(|x| x.to_bits().wrapping_sub(ROUND.to_bits()) as i32)))
+    Some((exponent, map(&rounded, |x| x.to_bits().wrapping_sub(ROUND.to_bits()) as i32)))
 }
 
 /// 2^exponent, a normal number.
@@ -59,9 +69,9 @@ mod tests {
         (x[3], x[7]) = (-0.25, 4.0);
         let mut integers = [0; CHUNK_K];
         (integers[3], integers[7]) = (-1 << 17, 1 << 21);
-        assert_eq!(take_integers::<LONG_BITS>(&mut x.clone()), Some((-19, integers)));
+        assert_eq!(take_integers::<LONG_BITS>(&mut x.clone(), 4.0), Some((-19, integers)));
         (integers[3], integers[7]) = (-1 << 10, 1 << 14);
-        assert_eq!(take_integers::<SHORT_BITS>(&mut x), Some((-12, integers)));
+        assert_eq!(take_integers::<SHORT_BITS>(&mut x, 4.0), Some((-12, integers)));
         assert_eq!(x, [0.0; CHUNK_K]);
     }
 
@@ -70,14 +80,14 @@ mod tests {
         for bad in [f32::NAN, f32::INFINITY, f32::MIN_POSITIVE, f32::from_bits(1), 1e30, 0.0] {
             let x = [bad; CHUNK_K];
             let mut rest = x;
-            assert_eq!(take_integers::<SHORT_BITS>(&mut rest), None, "{bad}");
+            assert_eq!(take_integers::<SHORT_BITS>(&mut rest, largest(&x)), None, "{bad}");
             assert_eq!(rest.map(f32::to_bits), x.map(f32::to_bits));
         }
     }
 
     fn check<const BITS: i32>(x: [f32; CHUNK_K], capacity: i32) {
         let mut rest = x;
-        let Some((exponent, integers)) = take_integers::<BITS>(&mut rest) else { return };
+        let Some((exponent, integers)) = take_integers::<BITS>(&mut rest, largest(&x)) else { return };
         let unit = 2f64.powi(exponent);
         for ((x, rest), integer) in x.iter().zip(rest).zip(integers) {
             assert_eq!(f64::from(integer) * unit + f64::from(rest), f64::from(*x));

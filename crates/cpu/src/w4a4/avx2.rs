@@ -6,11 +6,11 @@ use std::ops::Range;
 use dualgemm_formats::BlockFormat;
 
 use super::activations::{Block, Source};
-use super::digits::{self, DigitBlock, DigitTask};
+use super::digits::{self, DIGITS, DigitBlock, DigitTask, Panels};
 use super::kernel::{self, Task};
 use super::vector::{BIASED, Vector};
 use super::x86::{self, bias_halves, bias_whole, x86_vector};
-use super::{Functions, spin};
+use super::{Functions, pipelined, spin};
 use crate::pack::{CHUNK_K, PANEL, SCALE_EXPONENT, SCALES, UP_CODES};
 use crate::tile::RowTile;
 
@@ -106,11 +106,9 @@ x86_vector! {
     floats: |dots| _mm256_cvtepi32_ps(_mm256_madd_epi16(dots, _mm256_set1_epi16(1)));
     scaled_floats: true, |dots, scale| _mm256_cvtepi32_ps(_mm256_madd_epi16(dots, scale));
     join: |joined, sums, digit| {
-        let scaled = _mm256_madd_epi16(sums, _mm256_set1_epi16(if digit == 0 { 1 } else { 256 }));
-        // No i16 holds 256².
-        _mm256_add_epi32(joined, if digit == 2 { _mm256_slli_epi32::<8>(scaled) } else { scaled })
+        _mm256_add_epi32(joined, _mm256_madd_epi16(sums, _mm256_set1_epi16(DIGITS[digit])))
     };
-    whole_bias: true, joined_floats: _mm256_cvtepi32_ps;
+    whole_bias: true, joined_floats: _mm256_cvtepi32_ps, multiply_blocks: pipelined;
 }
 
 x86_vector! {
@@ -125,6 +123,10 @@ x86_vector! {
     ]);
     floats: |dots| _mm256_cvtepi32_ps(dots);
     scaled_floats: false, |dots, scale| _mm256_cvtepi32_ps(_mm256_mullo_epi32(dots, _mm256_srai_epi32::<16>(scale)));
-    join: |joined, sums, _digit| _mm256_add_epi32(_mm256_slli_epi32::<8>(joined), sums);
-    whole_bias: false, joined_floats: _mm256_cvtepi32_ps;
+    join: |joined, sums, digit| match digit {
+        2 => sums,
+        1 => _mm256_sub_epi32(sums, _mm256_slli_epi32::<7>(joined)),
+        _ => _mm256_add_epi32(sums, _mm256_slli_epi32::<8>(joined)),
+    };
+    whole_bias: false, joined_floats: _mm256_cvtepi32_ps, multiply_blocks: digits;
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use dualgemm_formats::BlockFormat;
 
 use super::activations::{Block, Source};
-use super::digits::{self, DigitBlock, DigitTask};
+use super::digits::{self, DIGITS, DigitBlock, DigitTask, Panels};
 use super::kernel::{self, Task};
 use super::vector::{BIASED, Vector};
 use super::x86::{self, bias_halves, bias_whole, x86_vector};
@@ -89,11 +89,9 @@ x86_vector! {
     floats: |dots| _mm512_cvtepi32_ps(_mm512_madd_epi16(dots, _mm512_set1_epi16(1)));
     scaled_floats: true, |dots, scale| _mm512_cvtepi32_ps(_mm512_madd_epi16(dots, scale));
     join: |joined, sums, digit| {
-        let scaled = _mm512_madd_epi16(sums, _mm512_set1_epi16(if digit == 0 { 1 } else { 256 }));
-        // No i16 holds 256².
-        _mm512_add_epi32(joined, if digit == 2 { _mm512_slli_epi32::<8>(scaled) } else { scaled })
+        _mm512_add_epi32(joined, _mm512_madd_epi16(sums, _mm512_set1_epi16(DIGITS[digit])))
     };
-    whole_bias: true, joined_floats: _mm512_cvtepi32_ps;
+    whole_bias: true, joined_floats: _mm512_cvtepi32_ps, multiply_blocks: digits;
 }
 
 x86_vector! {
@@ -108,6 +106,10 @@ x86_vector! {
     ];
     floats: |dots| _mm512_cvtepi32_ps(dots);
     scaled_floats: false, |dots, scale| _mm512_cvtepi32_ps(_mm512_mullo_epi32(dots, _mm512_srai_epi32::<16>(scale)));
-    join: |joined, sums, _digit| _mm512_add_epi32(_mm512_slli_epi32::<8>(joined), sums);
-    whole_bias: false, joined_floats: _mm512_cvtepi32_ps;
+    join: |joined, sums, digit| match digit {
+        2 => sums,
+        1 => _mm512_sub_epi32(sums, _mm512_slli_epi32::<7>(joined)),
+        _ => _mm512_add_epi32(sums, _mm512_slli_epi32::<8>(joined)),
+    };
+    whole_bias: false, joined_floats: _mm512_cvtepi32_ps, multiply_blocks: digits;
 }

@@ -6,6 +6,7 @@
 //! | [`vector`] | the operations an instruction set has to provide |
 //! | [`kernel`] | the product, written once over them |
 //! | [`digits`] | the same of one row of longer integers, for W4A16 |
+//! | `pipelined` | that with AVX2, instruction by instruction |
 //! | [`spin`] | loops that measure the machine |
 //! | [`portable`], [`x86`], [`avx2`], [`avx512`] | the instruction sets |
 
@@ -16,6 +17,8 @@ pub(crate) mod avx2;
 pub(crate) mod avx512;
 mod digits;
 mod kernel;
+#[cfg(target_arch = "x86_64")]
+mod pipelined;
 mod portable;
 mod spin;
 #[cfg(test)]

@@ -6,6 +6,7 @@
 use dualgemm_formats::BlockFormat;
 use dualgemm_formats::scalar::e2m1::DOUBLED;
 
+use super::digits::{DigitBlock, Panels};
 use super::vector::{Vector, raw_scale_unit, scale_unit};
 use super::{Functions, digits, kernel, spin};
 use crate::pack::{CHUNK_K, PANEL, SCALES, UP_CODES, unpack_scale};
@@ -119,18 +120,25 @@ impl<const FUSED: bool> Vector for Portable<FUSED> {
     }
 
     #[inline(always)]
-    unsafe fn start_digit(_bias: *const i32) -> [f32; 8] {
+    unsafe fn start_digit(_bias: *const i32, _digit: usize) -> [f32; 8] {
         [0.0; 8]
     }
 
     #[inline(always)]
-    unsafe fn join(joined: [f32; 8], sums: [f32; 8], _digit: usize) -> [f32; 8] {
-        std::array::from_fn(|i| joined[i] * 256.0 + sums[i])
+    unsafe fn join(joined: [f32; 8], sums: [f32; 8], digit: usize) -> [f32; 8] {
+        let unit = if digit == 0 { 256.0 } else { -128.0 };
+        std::array::from_fn(|i| joined[i] * unit + sums[i])
     }
 
     #[inline(always)]
     unsafe fn joined_floats(joined: [f32; 8]) -> [f32; 8] {
         joined
+    }
+
+    #[inline(always)]
+    unsafe fn multiply_blocks(panels: &Panels, blocks: &[DigitBlock]) {
+        // SAFETY: the caller's promises.
+        unsafe { digits::multiply_blocks::<Self>(panels, blocks) }
     }
 
     #[inline(always)]

@@ -7,6 +7,7 @@
 use dualgemm_formats::BlockFormat;
 use dualgemm_formats::scalar::e2m1::DOUBLED;
 
+use super::digits::{DigitBlock, Panels};
 use crate::pack::{CHUNK_K, SCALE_EXPONENT};
 
 /// Added to doubled weights where the hardware wants an unsigned operand.
@@ -83,14 +84,17 @@ pub(super) trait Vector: Copy {
     /// Joined sums to start from: 0, or the number at `bias` if it takes the bias of the weights off the whole.
     unsafe fn joined(bias: *const i32) -> Self::Joined;
 
-    /// Sums to start one digit from: 0, or the number at `bias` if it takes the bias of the weights off each digit.
-    unsafe fn start_digit(bias: *const i32) -> Self::Sums;
+    /// Sums to start one digit from: 0, or of digit 0 the number at `bias` if that takes the bias off it.
+    unsafe fn start_digit(bias: *const i32, digit: usize) -> Self::Sums;
 
     /// `joined` and the sums of one digit; those above have been joined already. Exact, or rounded to f32 at digit 0.
     unsafe fn join(joined: Self::Joined, sums: Self::Sums, digit: usize) -> Self::Joined;
 
-    /// `Σ 256^digit · sums[digit]`, rounded once.
+    /// `Σ DIGITS[digit] · sums[digit]`, rounded once.
     unsafe fn joined_floats(joined: Self::Joined) -> Self::Floats;
+
+    /// Sums the products of one row's blocks and some panels, which have their chunks.
+    unsafe fn multiply_blocks(panels: &Panels, blocks: &[DigitBlock]);
 
     /// The f32 at `value`, for every feature.
     unsafe fn splat(value: *const f32) -> Self::Floats;

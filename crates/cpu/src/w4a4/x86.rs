@@ -50,7 +50,7 @@ macro_rules! x86_vector {
         floats: |$dots:ident| $to_floats:expr;
         scaled_floats: $scales_integers:literal, |$scaled:ident, $scale:ident| $to_scaled_floats:expr;
         join: |$joined:ident, $digits:ident, $digit:ident| $join:expr;
-        whole_bias: $whole:literal, joined_floats: $joined_floats:path;
+        whole_bias: $whole:literal, joined_floats: $joined_floats:path, multiply_blocks: $multiply_blocks:ident;
     ) => {
         $(#[$doc])*
         #[derive(Clone, Copy)]
@@ -139,9 +139,9 @@ macro_rules! x86_vector {
             }
 
             #[inline(always)]
-            unsafe fn start_digit(bias: *const i32) -> $integers {
+            unsafe fn start_digit(bias: *const i32, digit: usize) -> $integers {
                 // SAFETY: the caller passes a number.
-                unsafe { if $whole { $broadcast(0) } else { $broadcast(*bias) } }
+                unsafe { if $whole || digit > 0 { $broadcast(0) } else { $broadcast(*bias) } }
             }
 
             #[inline(always)]
@@ -154,6 +154,12 @@ macro_rules! x86_vector {
             unsafe fn joined_floats(joined: $integers) -> $floats {
                 // SAFETY: the machine has the instructions.
                 unsafe { $joined_floats(joined) }
+            }
+
+            #[inline(always)]
+            unsafe fn multiply_blocks(panels: &Panels, blocks: &[DigitBlock]) {
+                // SAFETY: the caller's promises.
+                unsafe { $multiply_blocks::multiply_blocks::<$name>(panels, blocks) }
             }
 
             #[inline(always)]
