@@ -29,7 +29,7 @@ pub(super) fn largest(floats: &[f32; CHUNK_K]) -> f32 {
 }
 
 /// Takes from each float the nearest multiple of 2^exponent, which it returns with the multiples. The largest of them has
-/// about `BITS` bits. `largest` is the [`largest`](largest()) of the floats. Takes nothing from floats that are all zero, or of
+/// about `BITS` bits. `largest` is the [`largest`](largest()) of the floats, which callers know. Takes nothing from floats that are all zero, or of
 /// which one is infinite, NaN, or too small or large.
 #[inline(always)]
 pub(super) fn take_integers<const BITS: i32>(

@@ -6,7 +6,7 @@ use std::ops::Range;
 use dualgemm_formats::BlockFormat;
 
 use super::activations::{Block, Source};
-use super::digits::{self, DIGITS, DigitBlock, DigitTask, Panels};
+use super::digits::{self, DIGITS, DigitBlock, DigitTask};
 use super::kernel::{self, Task};
 use super::vector::{BIASED, Vector};
 use super::x86::{self, bias_halves, bias_whole, x86_vector};

@@ -19,8 +19,8 @@ use std::mem::offset_of;
 
 use dualgemm_formats::BlockFormat;
 
-use super::digits::{DIGITS, DigitBlock, Panels, finish_pair};
-use super::kernel::STREAMS;
+use super::digits::{DIGITS, DigitBlock, DigitTask, finish_pair};
+use super::kernel::{STREAMS, fetch_ahead};
 use super::vector::{BIASED, Vector};
 use crate::pack::{CHUNK, CHUNK_K, PANEL, SCALES, UP_CODES};
 use crate::tile::TILE_COLS;
@@ -110,26 +110,20 @@ macro_rules! add {
 }
 
 /// Joins the sums before of a digit: of the highest one with what takes the bias off.
+#[rustfmt::skip]
 macro_rules! join {
     (highest $digit:tt) => {
-        concat!(
-            join!(scaled $digit),
-            "vpbroadcastd ymm15, [{before} + {bias}]\n",
-            "vpaddd ymm14, ymm15, ", sum!($digit, 0), "\n",
-            "vpaddd ymm15, ymm15, ", sum!($digit, 1), "\n",
-        )
+        concat!("vpbroadcastd ymm15, [{before} + {bias}]\n", join!($digit, "ymm15"))
     };
     ($digit:tt) => {
-        concat!(
-            join!(scaled $digit),
-            "vpaddd ymm14, ymm14, ", sum!($digit, 0), "\n",
-            "vpaddd ymm15, ymm15, ", sum!($digit, 1), "\n",
-        )
+        join!($digit, "ymm14")
     };
-    (scaled $digit:tt) => {
+    ($digit:tt, $joined:literal) => {
         concat!(
             "vpmaddwd ", sum!($digit, 0), ", ", sum!($digit, 0), ", [{constants} + 32 * ", $digit, "]\n",
             "vpmaddwd ", sum!($digit, 1), ", ", sum!($digit, 1), ", [{constants} + 32 * ", $digit, "]\n",
+            "vpaddd ymm14, ", $joined, ", ", sum!($digit, 0), "\n",
+            "vpaddd ymm15, ymm15, ", sum!($digit, 1), "\n",
         )
     };
 }
@@ -262,7 +256,7 @@ macro_rules! block {
 /// # Safety
 /// The machine has AVX2 and FMA; the panels have the chunks of the blocks, and sums.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn multiply_blocks<V>(panels: &Panels, blocks: &[DigitBlock])
+pub(super) unsafe fn multiply_blocks<V>(task: &DigitTask, blocks: &[DigitBlock])
 where
     V: Vector<Sums = __m256i, Floats = __m256>,
 {
@@ -270,14 +264,14 @@ where
     const { assert!(offset_of!(DigitBlock, digits) == 0) };
     let [first, ..] = blocks else {
         // SAFETY: the caller promises as many sums.
-        return unsafe { panels.sums.write_bytes(0, panels.count * TILE_COLS) };
+        return unsafe { task.sums.write_bytes(0, task.panels * TILE_COLS) };
     };
-    for p in 0..panels.count {
+    for p in 0..task.panels {
         // The steps fetch what lies beyond; waiting for the first lines one by one takes 1 % of all.
-        let start = panels.first.wrapping_add(p * panels.stride + first.chunk as usize * CHUNK);
-        for at in (0..AHEAD).step_by(64) {
-            // SAFETY: prefetching reads nothing.
-            unsafe { V::prefetch(start.wrapping_add(at)) };
+        let start = task.panel.wrapping_add(p * task.panel_stride + first.chunk as usize * CHUNK);
+        for distance in (0..AHEAD).step_by(CHUNK) {
+            // SAFETY: the machine has the instructions.
+            unsafe { fetch_ahead::<V>(start, distance) };
         }
     }
     // SAFETY: reads the 16 bytes of the table.
@@ -287,7 +281,7 @@ where
     // Nothing is before the first pair: its zeros go nowhere.
     let mut sums = [[_mm256_setzero_si256(); 2]; 3];
     let (mut before, mut to) = (&raw const *first, totals.wrapping_add(STREAMS * TILE_COLS));
-    let mut scales = panels.first.wrapping_add(SCALES);
+    let mut scales = task.panel.wrapping_add(SCALES);
     let mut digits_before = first.count;
     for block in blocks {
         macro_rules! run {
@@ -296,12 +290,12 @@ where
                     $steps,
                     block = in(reg) block,
                     before = inout(reg) before,
-                    codes = inout(reg) panels.first.add(block.chunk as usize * CHUNK) => _,
+                    codes = inout(reg) task.panel.add(block.chunk as usize * CHUNK) => _,
                     scales = inout(reg) scales,
                     sums = inout(reg) totals => _,
                     to = inout(reg) to,
-                    stride = in(reg) panels.stride,
-                    count = inout(reg) panels.count => _,
+                    stride = in(reg) task.panel_stride,
+                    count = inout(reg) task.panels => _,
                     constants = in(reg) &raw const CONSTANTS,
                     bias = const offset_of!(DigitBlock, bias),
                     scale = const offset_of!(DigitBlock, scale),
@@ -332,7 +326,7 @@ where
         // SAFETY: reads the block, and the chunks of as many panels as the caller promises; adds to their sums. Of the
         // block before, reads it and 16 scales, and adds to 16 sums. Prefetching reads nothing.
         unsafe {
-            match (panels.format, block.count, digits_before) {
+            match (task.format, block.count, digits_before) {
                 (BlockFormat::Nvfp4, 2, 2) => run!(block!(Nvfp4, 2 after 2)),
                 (BlockFormat::Nvfp4, 2, _) => run!(block!(Nvfp4, 2 after 3)),
                 (BlockFormat::Nvfp4, _, 2) => run!(block!(Nvfp4, 3 after 2)),
@@ -348,10 +342,10 @@ where
     // SAFETY: the machine has the instructions; block, 16 scales and sums of the last pair, which is of up's features.
     unsafe {
         let chunk = scales.sub(SCALES + PANEL);
-        let mut last = [V::load(to), V::load(to.add(8))];
-        finish_pair::<V>(panels.format, chunk, PANEL, &*before, &sums[..digits_before as usize], &mut last);
+        let mut last = [V::load(to), V::load(to.add(V::LANES))];
+        finish_pair::<V>(task.format, chunk, PANEL, &*before, &sums[..digits_before as usize], &mut last);
         V::store(to, last[0]);
-        V::store(to.add(8), last[1]);
-        panels.sums.copy_from_nonoverlapping(totals, panels.count * TILE_COLS);
+        V::store(to.add(V::LANES), last[1]);
+        task.sums.copy_from_nonoverlapping(totals, task.panels * TILE_COLS);
     }
 }

@@ -6,7 +6,7 @@
 use dualgemm_formats::BlockFormat;
 use dualgemm_formats::scalar::e2m1::DOUBLED;
 
-use super::digits::{DigitBlock, Panels};
+use super::digits::{DigitBlock, DigitTask};
 use super::vector::{Vector, raw_scale_unit, scale_unit};
 use super::{Functions, digits, kernel, spin};
 use crate::pack::{CHUNK_K, PANEL, SCALES, UP_CODES, unpack_scale};
@@ -136,9 +136,9 @@ impl<const FUSED: bool> Vector for Portable<FUSED> {
     }
 
     #[inline(always)]
-    unsafe fn multiply_blocks(panels: &Panels, blocks: &[DigitBlock]) {
+    unsafe fn multiply_blocks(task: &DigitTask, blocks: &[DigitBlock]) {
         // SAFETY: the caller's promises.
-        unsafe { digits::multiply_blocks::<Self>(panels, blocks) }
+        unsafe { digits::multiply_blocks::<Self>(task, blocks) }
     }
 
     #[inline(always)]

@@ -52,7 +52,7 @@ fn random(name: &str, format: BlockFormat, rows: usize, k: usize, seed: u64) -> 
     QuantizedMatrix::new(name, format, rows, k, codes, scales, layout, GlobalScale::ONE).unwrap()
 }
 
-fn weights(format: BlockFormat, n: usize, k: usize, seed: u64) -> GateUp<'static> {
+pub(super) fn weights(format: BlockFormat, n: usize, k: usize, seed: u64) -> GateUp<'static> {
     GateUp::new(random("gate", format, n, k, seed), random("up", format, n, k, seed + 1))
 }
 

@@ -7,7 +7,7 @@
 use dualgemm_formats::BlockFormat;
 use dualgemm_formats::scalar::e2m1::DOUBLED;
 
-use super::digits::{DigitBlock, Panels};
+use super::digits::{DigitBlock, DigitTask};
 use crate::pack::{CHUNK_K, SCALE_EXPONENT};
 
 /// Added to doubled weights where the hardware wants an unsigned operand.
@@ -93,8 +93,8 @@ pub(super) trait Vector: Copy {
     /// `Σ DIGITS[digit] · sums[digit]`, rounded once.
     unsafe fn joined_floats(joined: Self::Joined) -> Self::Floats;
 
-    /// Sums the products of one row's blocks and some panels, which have their chunks.
-    unsafe fn multiply_blocks(panels: &Panels, blocks: &[DigitBlock]);
+    /// [`digits::multiply`](super::digits::multiply) of `STREAMS` panels or of one.
+    unsafe fn multiply_blocks(task: &DigitTask, blocks: &[DigitBlock]);
 
     /// The f32 at `value`, for every feature.
     unsafe fn splat(value: *const f32) -> Self::Floats;

@@ -157,9 +157,9 @@ macro_rules! x86_vector {
             }
 
             #[inline(always)]
-            unsafe fn multiply_blocks(panels: &Panels, blocks: &[DigitBlock]) {
+            unsafe fn multiply_blocks(task: &DigitTask, blocks: &[DigitBlock]) {
                 // SAFETY: the caller's promises.
-                unsafe { $multiply_blocks::multiply_blocks::<$name>(panels, blocks) }
+                unsafe { $multiply_blocks::multiply_blocks::<$name>(task, blocks) }
             }
 
             #[inline(always)]
