@@ -1,7 +1,7 @@
 //! Speed of the whole operation on this machine: prepare A, multiply, epilogue, write C as f16.
 //!
-//! `cargo run --release -p dualgemm-cpu --example gemm_speed [f32|f16|bf16|nvfp4] [1t|2t|...] [100ms] [MxNxK ...]`.
-//! Packing is excluded. Activations are normally distributed, since how they are spread decides how few rows are
+//! `cargo run --release -p dualgemm-cpu --example gemm_speed [f32|f16|bf16|nvfp4] [1t|2t|...] [4c] [100ms] [MxNxK ...]`.
+//! Packing is excluded. Copies (`4c`) of the weights are used in turns, so that caches do not hold them. Activations are normally distributed, since how they are spread decides how few rows are
 //! multiplied. Without a number of threads, one and two are measured.
 
 use std::time::{Duration, Instant};
@@ -56,16 +56,18 @@ impl Random {
 fn main() {
     let mut format = AFormat::Bf16;
     let (mut shapes, mut threads, mut time) = (Vec::<[usize; 3]>::new(), vec![], Duration::from_millis(500));
-    let number = |text: &str| text.parse().expect("a format, 2t, 500ms or MxNxK");
+    let mut copies = 1;
+    let number = |text: &str| text.parse().expect("a format, 2t, 4c, 500ms or MxNxK");
     for argument in std::env::args().skip(1) {
         match argument.as_str() {
             "f32" => format = AFormat::F32,
             "f16" => format = AFormat::F16,
             "bf16" => format = AFormat::Bf16,
             "nvfp4" => format = AFormat::Nvfp4,
-            other => match (other.strip_suffix("ms"), other.strip_suffix('t')) {
-                (Some(millis), _) => time = Duration::from_millis(number(millis) as u64),
-                (_, Some(count)) => threads.push(number(count)),
+            other => match (other.strip_suffix("ms"), other.strip_suffix('t'), other.strip_suffix('c')) {
+                (Some(millis), ..) => time = Duration::from_millis(number(millis) as u64),
+                (_, Some(count), _) => threads.push(number(count)),
+                (.., Some(count)) => copies = number(count),
                 _ => {
                     let sizes: Vec<usize> = other.split('x').map(number).collect();
                     shapes.push(sizes.try_into().expect("MxNxK"));
@@ -79,14 +81,13 @@ fn main() {
     if threads.is_empty() {
         threads = vec![1, 2];
     }
-    let mut packed: Option<PackedGateUp> = None;
+    let mut packed = Vec::<PackedGateUp>::new();
     for [m, n, k] in shapes {
         let mut random = Random(1);
-        let weights = match packed.take() {
-            Some(weights) if (weights.n(), weights.k()) == (n, k) => weights,
-            _ => PackedGateUp::pack(&GateUp::new(random.quantized(n, k), random.quantized(n, k)))
-                .expect("healthy weights"),
-        };
+        if packed.first().is_none_or(|weights| (weights.n(), weights.k()) != (n, k)) {
+            let weights = GateUp::new(random.quantized(n, k), random.quantized(n, k));
+            packed = vec![PackedGateUp::pack(&weights).expect("healthy weights"); copies];
+        }
         let a = random.activations(format, m, k);
         let mut desc = DualGemmDesc::new(m, n, k, format, BlockFormat::Nvfp4);
         desc.out = OutFormat::F16;
@@ -95,10 +96,11 @@ fn main() {
             let options = CpuOptions { threads: Some(threads), ..CpuOptions::default() };
             let plan = CpuPlan::new(&desc, options).expect("a healthy problem");
             let mut gemm = CpuGemm::new(&plan, 1).expect("an available instruction set");
-            let group = [Group { first_row: 0, rows: m, weights: &weights }];
             let mut times = Vec::new();
             let start = Instant::now();
-            while times.len() < 5 || (start.elapsed() < time && times.len() < 200) {
+            while times.len() < 5 || (start.elapsed() < time && times.len() < 2000) {
+                let weights = &packed[times.len() % copies];
+                let group = [Group { first_row: 0, rows: m, weights }];
                 let t = Instant::now();
                 gemm.run(&a, &group, OutputMut::F16(&mut c)).expect("fits the plan");
                 times.push(t.elapsed().as_secs_f64());
@@ -111,6 +113,5 @@ fn main() {
                 plan.kernel, best.0, best.1, best.2
             );
         }
-        packed = Some(weights);
     }
 }
