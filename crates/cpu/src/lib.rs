@@ -16,6 +16,7 @@
 mod aligned;
 pub mod epilogue;
 pub mod error;
+mod fetch;
 pub mod gemm;
 pub mod isa;
 mod lanes;

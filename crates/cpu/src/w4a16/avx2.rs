@@ -10,6 +10,7 @@ use super::kernel::{self, Pass, Task};
 use super::pairs::{self, Pairs};
 use super::vector::{DOUBLED, Vector, scale_factor};
 use super::x86::{operations, x86_pairs};
+use crate::fetch::AHEAD;
 use crate::pack::{PANEL, UP_CODES};
 use crate::w4a4::avx2::{self, in_order};
 use crate::w4a4::scale_unit;
@@ -90,6 +91,7 @@ impl Vector for __m256 {
     const LANES: usize = 8;
     /// 12 of 16 registers: two accumulators each, which is also what hides the latency of two multipliers.
     const ROWS: usize = 6;
+    const AHEAD: usize = AHEAD;
 
     /// By integers, which keep the shuffle units free: three quarters of the time that two byte shuffles and
     /// unpacking take.

@@ -9,6 +9,7 @@ use super::kernel::{self, Pass, Task};
 use super::pairs::{self, Pairs};
 use super::vector::{DOUBLED, Vector, scale_factor};
 use super::x86::{operations, x86_pairs};
+use crate::fetch::AHEAD_AVX512;
 use crate::pack::{PANEL, UP_CODES};
 use crate::w4a4::{avx512, scale_unit};
 
@@ -16,6 +17,7 @@ impl Vector for __m512 {
     const LANES: usize = 16;
     /// 28 of 32 registers.
     const ROWS: usize = 14;
+    const AHEAD: usize = AHEAD_AVX512;
 
     #[inline(always)]
     unsafe fn weights(chunk: *const u8, column: usize, quad: usize) -> [Self; 4] {

@@ -19,9 +19,6 @@ use std::ops::Range;
 
 use dualgemm_formats::{BlockFormat, FloatMatrix};
 
-use super::vector::Vector;
-use crate::pack::CHUNK;
-
 pub(super) use super::narrow::narrow;
 pub(super) use super::wide::{Pass, pass, wide};
 
@@ -70,13 +67,4 @@ pub(super) struct Task {
     pub(super) sums: *mut f32,
     /// Whether to add to the sums or to overwrite them; only [`wide`] can add.
     pub(super) add: bool,
-}
-
-/// Prefetches the lines of a chunk, which may lie past the last panel.
-#[inline(always)]
-pub(super) unsafe fn fetch<V: Vector>(chunk: *const u8) {
-    for line in 0..CHUNK.div_ceil(64) {
-        // SAFETY: prefetching reads nothing.
-        unsafe { V::prefetch(chunk.wrapping_add(64 * line)) };
-    }
 }

@@ -1,15 +1,13 @@
 //! Few rows: each weight is used as soon as it is decoded. See [`kernel`](super::kernel) for the order of sums.
 
-use super::kernel::{NARROW_ROWS, Task, fetch};
+use super::kernel::{NARROW_ROWS, Task};
 use super::vector::Vector;
+use crate::fetch::fetch;
 use crate::pack::{CHUNK, CHUNK_K};
 use crate::tile::TILE_COLS;
 
 /// Panels that are read at once, since one stream of addresses does not keep the memory busy.
 const STREAMS: usize = 4;
-
-/// How far ahead of use weights of each panel are fetched: together as far as a core can wait for.
-const PREFETCH: usize = 2 * CHUNK;
 
 /// What tells that a block of K is in the order of [`narrow`]; see [`blocks`](super::blocks) for others.
 pub(super) const AS_NARROW: f32 = -2.0;
@@ -51,7 +49,7 @@ unsafe fn rows<V: Vector, const ROWS: usize, const WIDTH: usize>(task: &Task) {
                 let a = task.a.add(c * ROWS * CHUNK_K);
                 for (panel, totals) in totals.iter_mut().enumerate().take(count) {
                     let chunk = first.add(panel * task.panel_stride + c * CHUNK);
-                    fetch::<V>(chunk.wrapping_add(PREFETCH));
+                    fetch(chunk.wrapping_add(V::AHEAD / STREAMS));
                     let vectors = totals[..TILE_COLS / V::LANES].chunks_mut(WIDTH).enumerate();
                     for (i, totals) in vectors {
                         add_chunk::<V, ROWS, WIDTH>(task, chunk, i * WIDTH * V::LANES, a, totals);

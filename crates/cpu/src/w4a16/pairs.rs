@@ -107,7 +107,7 @@ unsafe fn decode<P: Pairs>(block: &Block, to: Weights) -> bool {
         // SAFETY: the caller passes a block, and room for the weights.
         unsafe {
             let chunk = block.packed.add(c * CHUNK);
-            block.fetch_next::<P::Floats>(chunk);
+            block.fetch_next(chunk);
             if block.format == BlockFormat::Mxfp4 {
                 let bytes = chunk.add(SCALES + block.column);
                 let bytes = std::slice::from_raw_parts(bytes, 2 * P::Floats::LANES);

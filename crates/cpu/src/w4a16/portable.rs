@@ -10,6 +10,7 @@ use super::Functions;
 use super::kernel::{self, Pass};
 use super::pairs::{self, Pairs};
 use super::vector::{DOUBLED, Vector, scale_factor};
+use crate::fetch::AHEAD;
 use crate::pack::{PANEL, SCALES, UP_CODES, unpack_scale};
 
 #[derive(Clone, Copy)]
@@ -17,6 +18,7 @@ pub(super) struct Portable<const FUSED: bool>([f32; 8]);
 
 impl<const FUSED: bool> Vector for Portable<FUSED> {
     const LANES: usize = 8;
+    const AHEAD: usize = AHEAD;
     const ROWS: usize = 4;
 
     #[inline(always)]
@@ -85,9 +87,6 @@ impl<const FUSED: bool> Vector for Portable<FUSED> {
         // SAFETY: the caller's promises.
         unsafe { kernel::pass::<Self>(pass) }
     }
-
-    #[inline(always)]
-    unsafe fn prefetch(_address: *const u8) {}
 }
 
 /// One vector's sums of pairs. A loop over two vectors is not vectorized by LLVM.

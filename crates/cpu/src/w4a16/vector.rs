@@ -31,6 +31,8 @@ pub(super) trait Vector: Copy {
     const LANES: usize;
     /// Most rows whose sums, for two vectors of features, fit the registers.
     const ROWS: usize;
+    /// How far ahead of use weights are fetched, all panels that are read at once together: see [`fetch`](crate::fetch).
+    const AHEAD: usize;
 
     /// Twice the codes of four consecutive k, `4·quad ..`, for `LANES` features: one vector per k.
     unsafe fn weights(chunk: *const u8, column: usize, quad: usize) -> [Self; 4];
@@ -96,7 +98,4 @@ pub(super) trait Vector: Copy {
 
     /// [`wide::pass`](super::wide::pass), not inlined.
     unsafe fn pass(pass: &Pass);
-
-    /// Brings the cache line at `address`, which may be any, near.
-    unsafe fn prefetch(address: *const u8);
 }

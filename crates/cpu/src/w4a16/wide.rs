@@ -6,9 +6,10 @@ use std::mem::MaybeUninit;
 use dualgemm_formats::BlockFormat;
 
 use super::blocks::AS_FLOATS;
-use super::kernel::{BLOCK_K, Task, fetch, groups};
+use super::kernel::{BLOCK_K, Task, groups};
 use super::pairs::{self, Pairs};
 use super::vector::Vector;
+use crate::fetch::fetch;
 use crate::pack::{CHUNK, CHUNK_K};
 use crate::tile::TILE_COLS;
 
@@ -51,10 +52,9 @@ pub(super) struct Block {
 impl Block {
     /// Fetches what follows a block after this chunk, once of all its features.
     #[inline(always)]
-    pub(super) unsafe fn fetch_next<V: Vector>(&self, chunk: *const u8) {
+    pub(super) fn fetch_next(&self, chunk: *const u8) {
         if self.column == 0 {
-            // SAFETY: the machine has the instructions.
-            unsafe { fetch::<V>(chunk.wrapping_add(CHUNKS * CHUNK)) };
+            fetch(chunk.wrapping_add(CHUNKS * CHUNK));
         }
     }
 }
@@ -115,7 +115,7 @@ unsafe fn multiply<V: Vector>(block: &Block, decoded: &mut Decoded) {
     unsafe {
         for c in 0..chunks {
             let (chunk, to) = (block.packed.add(c * CHUNK), weights.add(c * CHUNK_K * 2 * V::LANES));
-            block.fetch_next::<V>(chunk);
+            block.fetch_next(chunk);
             decode::<V>(block.format, chunk, block.column, to);
         }
         for group in groups(rows, V::ROWS) {

@@ -62,12 +62,6 @@ macro_rules! operations {
             // SAFETY: the caller's promises.
             unsafe { compiled(pass) }
         }
-
-        #[inline(always)]
-        unsafe fn prefetch(address: *const u8) {
-            // SAFETY: prefetching reads nothing.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
-        }
     };
 }
 pub(super) use operations;

@@ -11,6 +11,7 @@ use super::kernel::{self, Task};
 use super::vector::{BIASED, Vector};
 use super::x86::{self, bias_halves, bias_whole, x86_vector};
 use super::{Functions, pipelined, spin};
+use crate::fetch::AHEAD;
 use crate::pack::{CHUNK_K, PANEL, SCALE_EXPONENT, SCALES, UP_CODES};
 use crate::tile::RowTile;
 
@@ -95,7 +96,7 @@ pub(crate) fn in_order([mut left, mut right]: [__m256i; 2]) -> [__m256i; 2] {
 
 x86_vector! {
     /// `vpmaddubsw` and i16 sums: two lanes per feature, of at most 4 · 2 · 24 · 12 = 2304 each.
-    Maddubs, MADDUBS, features: "avx2,fma,f16c", lanes: 8, __m256i, __m256;
+    Maddubs, MADDUBS, features: "avx2,fma,f16c", lanes: 8, ahead: AHEAD, __m256i, __m256;
     weights: weights, scales: scales, raw_scales: raw_scales, bias_word: bias_halves;
     broadcast: _mm256_set1_epi32, splat: _mm256_set1_ps;
     mul: _mm256_mul_ps, mul_add: _mm256_fmadd_ps, load: _mm256_loadu_ps, store: _mm256_storeu_ps;
@@ -113,7 +114,7 @@ x86_vector! {
 
 x86_vector! {
     /// `vpdpbusd`: i32 sums, one lane per feature.
-    Vnni, VNNI, features: "avx2,fma,f16c,avxvnni", lanes: 8, __m256i, __m256;
+    Vnni, VNNI, features: "avx2,fma,f16c,avxvnni", lanes: 8, ahead: AHEAD, __m256i, __m256;
     weights: weights, scales: scales, raw_scales: raw_scales, bias_word: bias_whole;
     broadcast: _mm256_set1_epi32, splat: _mm256_set1_ps;
     mul: _mm256_mul_ps, mul_add: _mm256_fmadd_ps, load: _mm256_loadu_ps, store: _mm256_storeu_ps;

@@ -22,16 +22,12 @@ use dualgemm_formats::BlockFormat;
 
 use super::activations::{Block, INTEGER_UNIT};
 use super::vector::Vector;
+use crate::fetch::fetch;
 use crate::pack::{CHUNK, PANEL};
 use crate::tile::TILE_COLS;
 
 /// Panels that [`single`] reads at once: 14 % faster from DRAM than one on a single Zen 3 core.
 pub(super) const STREAMS: usize = 4;
-
-/// How far ahead of use weights are fetched, all streams together: one row from DRAM takes 60 % longer without on
-/// Zen 3. Of four streams, each fetching 2 or 3 chunks ahead is best; 8 chunks ahead, which is more than a core can wait
-/// for at once, takes 6 % longer.
-pub(super) const PREFETCH: usize = 8 * CHUNK;
 
 /// A few rows of A against a stretch of K of some panels.
 #[derive(Debug, Clone, Copy)]
@@ -105,7 +101,7 @@ unsafe fn single<V: Vector, const PANELS: usize>(task: &Task, panel: *const u8, 
             let block = task.blocks.add(c);
             for (p, accumulators) in accumulators.iter_mut().enumerate() {
                 let chunk = panel.add(p * task.panel_stride + c * CHUNK);
-                fetch_ahead::<V>(chunk, PREFETCH / PANELS);
+                fetch(chunk.wrapping_add(V::AHEAD / PANELS));
                 for (i, pair) in accumulators[..vectors].chunks_exact_mut(2).enumerate() {
                     let column = 2 * i * V::LANES;
                     let mut dots = [V::start(&raw const (*block).bias); 2];
@@ -165,7 +161,7 @@ unsafe fn wide<V: Vector>(task: &Task, panel: *const u8, sums: *mut f32) -> usiz
     unsafe {
         for c in 0..task.chunks {
             let (chunk, blocks) = (panel.add(c * CHUNK), task.blocks.add(c * task.rows));
-            fetch_ahead::<V>(chunk, PREFETCH);
+            fetch(chunk.wrapping_add(V::AHEAD));
             let integers = V::SCALES_INTEGERS && (*blocks).scale_is_integer();
             for column in (0..TILE_COLS).step_by(2 * V::LANES) {
                 let (pass, sums) = (Pass::<V>::new(task.format, chunk, column), sums.add(column));
@@ -255,14 +251,5 @@ impl<V: Vector> Pass<V> {
                 V::store(to, sum);
             }
         }
-    }
-}
-
-/// Prefetches the lines of the chunk that lies `distance` bytes on, which may lie past the last panel.
-#[inline(always)]
-pub(super) unsafe fn fetch_ahead<V: Vector>(chunk: *const u8, distance: usize) {
-    for line in 0..CHUNK.div_ceil(64) {
-        // SAFETY: prefetching reads nothing.
-        unsafe { V::prefetch(chunk.wrapping_add(distance + 64 * line)) };
     }
 }

@@ -20,8 +20,9 @@ use std::mem::offset_of;
 use dualgemm_formats::BlockFormat;
 
 use super::digits::{DIGITS, DigitBlock, DigitTask, finish_pair};
-use super::kernel::{STREAMS, fetch_ahead};
+use super::kernel::STREAMS;
 use super::vector::{BIASED, Vector};
+use crate::fetch::fetch;
 use crate::pack::{CHUNK, CHUNK_K, PANEL, SCALES, UP_CODES};
 use crate::tile::TILE_COLS;
 
@@ -270,8 +271,7 @@ where
         // The steps fetch what lies beyond; waiting for the first lines one by one takes 1 % of all.
         let start = task.panel.wrapping_add(p * task.panel_stride + first.chunk as usize * CHUNK);
         for distance in (0..AHEAD).step_by(CHUNK) {
-            // SAFETY: the machine has the instructions.
-            unsafe { fetch_ahead::<V>(start, distance) };
+            fetch(start.wrapping_add(distance));
         }
     }
     // SAFETY: reads the 16 bytes of the table.

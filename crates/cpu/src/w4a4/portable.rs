@@ -9,6 +9,7 @@ use dualgemm_formats::scalar::e2m1::DOUBLED;
 use super::digits::{DigitBlock, DigitTask};
 use super::vector::{Vector, raw_scale_unit, scale_unit};
 use super::{Functions, digits, kernel, spin};
+use crate::fetch::AHEAD;
 use crate::pack::{CHUNK_K, PANEL, SCALES, UP_CODES, unpack_scale};
 
 /// Eight features in arrays, multiply-adds fused or not.
@@ -38,6 +39,7 @@ fn add_dot(mut sums: [f32; 8], weights: [[f32; 8]; 4], quad: [f32; 4]) -> [f32; 
 
 impl<const FUSED: bool> Vector for Portable<FUSED> {
     const LANES: usize = 8;
+    const AHEAD: usize = AHEAD;
     type Quads = [[f32; 8]; 4];
     type Quad = [f32; 4];
     type Sums = [f32; 8];
@@ -168,9 +170,6 @@ impl<const FUSED: bool> Vector for Portable<FUSED> {
         // SAFETY: the caller passes room for eight values.
         unsafe { to.cast::<[f32; 8]>().write_unaligned(value) };
     }
-
-    #[inline(always)]
-    unsafe fn prefetch(_address: *const u8) {}
 }
 
 /// What is compiled for any machine.

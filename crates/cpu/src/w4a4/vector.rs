@@ -31,6 +31,8 @@ pub(super) const BIASED: [u8; 16] = {
 pub(super) trait Vector: Copy {
     /// Features per vector; divides 16.
     const LANES: usize;
+    /// How far ahead of use weights are fetched, all panels that are read at once together: see [`fetch`](crate::fetch).
+    const AHEAD: usize;
     /// Four consecutive weights for each feature.
     type Quads: Copy;
     /// One activation quad, for all features.
@@ -110,9 +112,6 @@ pub(super) trait Vector: Copy {
 
     /// Writes `LANES` values.
     unsafe fn store(to: *mut f32, value: Self::Floats);
-
-    /// Brings the cache line at `address`, which may be any, near.
-    unsafe fn prefetch(address: *const u8);
 }
 
 /// What [`Vector::scales`] multiplies scales with: nvfp4's are of doubled codes.

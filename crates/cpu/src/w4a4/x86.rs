@@ -42,7 +42,7 @@ pub(super) unsafe fn doubled(codes: [u8; CHUNK_K]) -> ([i8; CHUNK_K], i32) {
 macro_rules! x86_vector {
     (
         $(#[$doc:meta])*
-        $name:ident, $functions:ident, features: $features:literal, lanes: $lanes:literal, $integers:ty, $floats:ty;
+        $name:ident, $functions:ident, features: $features:literal, lanes: $lanes:literal, ahead: $ahead:ident, $integers:ty, $floats:ty;
         weights: $weights:path, scales: $scales:path, raw_scales: $raw_scales:path, bias_word: $bias_word:path;
         broadcast: $broadcast:path, splat: $splat:path;
         mul: $mul:path, mul_add: $mul_add:path, load: $load:path, store: $store:path;
@@ -58,6 +58,7 @@ macro_rules! x86_vector {
 
         impl Vector for $name {
             const LANES: usize = $lanes;
+            const AHEAD: usize = $ahead;
             type Quads = $integers;
             type Quad = $integers;
             type Sums = $integers;
@@ -190,12 +191,6 @@ macro_rules! x86_vector {
             unsafe fn store(to: *mut f32, value: $floats) {
                 // SAFETY: the caller passes room for a vector of values.
                 unsafe { $store(to, value) };
-            }
-
-            #[inline(always)]
-            unsafe fn prefetch(address: *const u8) {
-                // SAFETY: prefetching reads nothing.
-                unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
             }
         }
 
