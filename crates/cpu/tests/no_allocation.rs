@@ -2,6 +2,7 @@
 //! process.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use dualgemm_cpu::{CpuOptions, CpuPlan, Group, Isa, PackedGateUp, Tile, TileSink, Workspace};
@@ -66,6 +67,11 @@ fn planned_products_allocate_nothing() {
     ];
     // Inside the pool, as handing work to a pool from outside may grow its queue.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+    // Each thread of a pool sets itself up when it first takes work from the other: both have to here.
+    for _ in 0..2 {
+        let both = Barrier::new(2);
+        pool.install(|| rayon::join(|| both.wait(), || both.wait()));
+    }
     for (a, quantize_a) in cases {
         let desc =
             DualGemmDesc { quantize_a, ..DualGemmDesc::new(m, n, k, AFormat::of(&a), BlockFormat::Nvfp4) };
@@ -73,10 +79,6 @@ fn planned_products_allocate_nothing() {
             pool.install(|| {
                 let plan = CpuPlan::new(&desc, CpuOptions { isa: Some(isa), threads: Some(2) }).unwrap();
                 let mut workspace = Workspace::new(&plan, groups.len()).unwrap();
-                // The other thread sets itself up when it first gets work.
-                for _ in 0..20 {
-                    workspace.multiply(&a, &groups, |_| Ok(Ignore)).unwrap();
-                }
                 let before = ALLOCATIONS.load(Ordering::SeqCst);
                 for _ in 0..50 {
                     workspace.multiply(&a, &groups, |_| Ok(Ignore)).unwrap();
