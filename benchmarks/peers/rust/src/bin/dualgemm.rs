@@ -10,7 +10,7 @@ use half::bf16;
 
 fn main() -> Result<(), Error> {
     let job = Job::from_args();
-    // This thread is one of the pool, as it is of ggml's: handing one row over to others and waiting takes 20 to 60 µs.
+    // This thread is one of the pool, as it is of ggml's.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(job.threads).use_current_thread();
     pool.build_global().expect("the first pool");
     let (m, n, k) = (job.m, job.n, job.k);
