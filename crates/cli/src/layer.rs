@@ -118,9 +118,14 @@ impl<'c> Layer<'c> {
         }
     }
 
-    /// The scale by which the down projection expects C to be quantized, a multiplier.
+    /// The scale by which the down projection expects C to be quantized, a multiplier. None if nothing says so: a part of a
+    /// checkpoint may have no down projection, and one of floats expects none.
     pub fn output_scale(&self) -> Result<Option<f32>, Error> {
-        Ok(self.down()?.input_scale()?.map(GlobalScale::value))
+        match self.down() {
+            Ok(down) => Ok(down.input_scale()?.map(GlobalScale::value)),
+            Err(Error::MissingTensor { .. } | Error::NotQuantized { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// The features of one rank of a tensor-parallel group. They are columns of the down projection, whose blocks are

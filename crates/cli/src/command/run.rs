@@ -229,7 +229,15 @@ impl fmt::Display for Report {
             None => writeln!(f, "  error    not compared")?,
         }
         if let Some(path) = &self.output {
-            writeln!(f, "  output   {} [{}, {}] to {}", self.out_dtype, self.m, self.n, path.display())?;
+            let scale = match self.plan.desc().out {
+                OutFormat::Nvfp4 { global_scale: OutScale::Static(scale), .. } => {
+                    format!(", tensor scale {scale:e} of the down projection,")
+                }
+                OutFormat::Nvfp4 { .. } => ", tensor scale of its largest value,".into(),
+                _ => String::new(),
+            };
+            let Self { out_dtype, m, n, .. } = self;
+            writeln!(f, "  output   {out_dtype} [{m}, {n}]{scale} to {}", path.display())?;
         }
         match self.peak_rss_bytes {
             Some(bytes) => write!(f, "  memory   {} at most", Bytes(bytes)),
