@@ -156,7 +156,7 @@ impl Vector for __m256 {
 x86_pairs! {
     /// `vpmaddwd`, of which two ports do one a cycle, in a row with additions, which four ports do.
     Madd, MADD, features: "avx2,fma,f16c", __m256, __m256i;
-    weights: halves, splat: _mm256_set1_epi32, floats: _mm256_cvtepi32_ps;
+    weights: halves, splat: _mm256_set1_epi32, scaled: _mm256_mul_ps, floats: _mm256_cvtepi32_ps;
     dot: _mm256_madd_epi16, add_dots: |sums, weights, a| {
         let dots = in_order(weights.map(|weights| _mm256_madd_epi16(weights, a)));
         in_order([_mm256_add_epi32(sums[0], dots[0]), _mm256_add_epi32(sums[1], dots[1])])
@@ -166,7 +166,7 @@ x86_pairs! {
 x86_pairs! {
     /// `vpdpwssd`, which adds, too.
     Vnni, VNNI, features: "avx2,fma,f16c,avxvnni", __m256, __m256i;
-    weights: halves, splat: _mm256_set1_epi32, floats: _mm256_cvtepi32_ps;
+    weights: halves, splat: _mm256_set1_epi32, scaled: _mm256_mul_ps, floats: _mm256_cvtepi32_ps;
     dot: _mm256_madd_epi16, add_dots: |sums, weights, a| in_order([
         _mm256_dpwssd_avx_epi32(sums[0], weights[0], a),
         _mm256_dpwssd_avx_epi32(sums[1], weights[1], a),

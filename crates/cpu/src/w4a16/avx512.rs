@@ -73,6 +73,17 @@ unsafe fn halves(chunk: *const u8, column: usize, quad: usize) -> [__m512i; 2] {
     }
 }
 
+/// [`Pairs::scaled`] by adding exponents: Zen 5 multiplies floats with the two units that multiply integers, and adds with two
+/// more. 4 to 7 % of all.
+#[inline(always)]
+unsafe fn scaled(scales: __m512, unit: __m512) -> __m512 {
+    // SAFETY: the machine has the instructions.
+    unsafe {
+        let exponent = _mm512_sub_epi32(_mm512_castps_si512(unit), _mm512_castps_si512(_mm512_set1_ps(1.0)));
+        _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(scales), exponent))
+    }
+}
+
 /// The same two vectors, computed before what follows; see that of 256 bits.
 #[target_feature(enable = "avx512f")]
 #[inline]
@@ -92,7 +103,7 @@ fn in_order([mut left, mut right]: [__m512i; 2]) -> [__m512i; 2] {
 x86_pairs! {
     /// `vpmaddwd`.
     Madd, MADD, features: "avx2,fma,f16c,avx512f,avx512bw,avx512vl", __m512, __m512i;
-    weights: halves, splat: _mm512_set1_epi32, floats: _mm512_cvtepi32_ps;
+    weights: halves, splat: _mm512_set1_epi32, scaled: scaled, floats: _mm512_cvtepi32_ps;
     dot: _mm512_madd_epi16, add_dots: |sums, weights, a| in_order([
         _mm512_add_epi32(sums[0], _mm512_madd_epi16(weights[0], a)),
         _mm512_add_epi32(sums[1], _mm512_madd_epi16(weights[1], a)),
@@ -102,7 +113,7 @@ x86_pairs! {
 x86_pairs! {
     /// `vpdpwssd`, which adds, too.
     Vnni, VNNI, features: "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni", __m512, __m512i;
-    weights: halves, splat: _mm512_set1_epi32, floats: _mm512_cvtepi32_ps;
+    weights: halves, splat: _mm512_set1_epi32, scaled: scaled, floats: _mm512_cvtepi32_ps;
     dot: _mm512_madd_epi16, add_dots: |sums, weights, a| in_order([
         _mm512_dpwssd_epi32(sums[0], weights[0], a),
         _mm512_dpwssd_epi32(sums[1], weights[1], a),

@@ -4,7 +4,7 @@
 //! floats        [group of rows][k][row of group]                  1024 bytes of each row
 //! integers      [group of rows][chunk]                            576 bytes of each row
 //!                   [pair][row of group]    two i16: k = 4i + 0 and 2, or 4i + 1 and 3
-//!                   [row of group]          f32, the power of two that they are multiples of
+//!                   [row of group]          f32, the power of two that they are multiples of, 1 if all are 0
 //! rests         behind the integers, by group, k, and row of group
 //! ```
 //!
@@ -137,7 +137,7 @@ impl Write<'_> {
                     ));
                     let most = largest(&floats);
                     let (unit, integers) = take_integers::<SHORT_BITS>(&mut floats, most)
-                        .map_or((0.0, [0; CHUNK_K]), |(exponent, integers)| {
+                        .map_or((1.0, [0; CHUNK_K]), |(exponent, integers)| {
                             (power_of_two(exponent), integers)
                         });
                     for (quad, integers) in integers.as_chunks::<4>().0.iter().enumerate() {

@@ -23,10 +23,10 @@ use super::wide::{Block, Decoded, for_rows};
 use crate::pack::{CHUNK, CHUNK_K, SCALES};
 use crate::tile::TILE_COLS;
 
-/// Scale bytes of mxfp4 for which a scale, times its factor of 2⁻³ and any power of two of A, is an f32. No model has others,
-/// but for blocks of zeros.
+/// Scale bytes of mxfp4 for which a scale, times its factor of 2⁻³ and any power of two of A, is a normal f32. No model has
+/// others, but for blocks of zeros.
 const USUAL_SCALES: std::ops::RangeInclusive<u8> =
-    (127 + 3 - 149 - *EXPONENTS.start()) as u8..=(127 + 3 + 127 - *EXPONENTS.end()) as u8;
+    (127 + 3 - 126 - *EXPONENTS.start()) as u8..=(127 + 3 + 127 - *EXPONENTS.end()) as u8;
 
 /// Pairs of a chunk.
 const PAIRS: usize = CHUNK_K / 2;
@@ -57,6 +57,9 @@ pub(super) trait Pairs {
 
     /// The same of two vectors of features, added to `sums`. Compilers must not compute one row after another.
     unsafe fn add_dots(sums: [Self::Sums; 2], weights: [Self::Pairs; 2], a: Self::Pair) -> [Self::Sums; 2];
+
+    /// `scales · unit`, where units are powers of two, and all three are normal numbers.
+    unsafe fn scaled(scales: Self::Floats, unit: Self::Floats) -> Self::Floats;
 
     /// As f32, exact.
     unsafe fn floats(sums: Self::Sums) -> Self::Floats;
@@ -191,7 +194,7 @@ unsafe fn pass_rows<P: Pairs, const ROWS: usize, const USUAL: bool>(pass: &Pass)
                     // All but the sum is exact. The second way is 3 % slower: both scales and sums cannot be memory
                     // operands. In the first one, extreme powers of two would leave f32, also where dots are zero.
                     let sum = if USUAL {
-                        P::Floats::mul_add(dots, P::Floats::mul(scales, unit), sum)
+                        P::Floats::mul_add(dots, P::scaled(scales, unit), sum)
                     } else {
                         P::Floats::mul_add(P::Floats::mul(dots, unit), scales, sum)
                     };

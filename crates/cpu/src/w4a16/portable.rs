@@ -127,6 +127,12 @@ impl<const FUSED: bool> Pairs for FloatPairs<FUSED> {
     }
 
     #[inline(always)]
+    unsafe fn scaled(scales: Self::Floats, unit: Self::Floats) -> Self::Floats {
+        // SAFETY: any machine has the instructions.
+        unsafe { Self::Floats::mul(scales, unit) }
+    }
+
+    #[inline(always)]
     unsafe fn dot(weights: [[f32; 8]; 2], a: [f32; 2]) -> [f32; 8] {
         add_dot([0.0; 8], weights, a)
     }

@@ -71,7 +71,7 @@ macro_rules! x86_pairs {
     (
         $(#[$doc:meta])*
         $name:ident, $functions:ident, features: $features:literal, $floats:ty, $integers:ty;
-        weights: $weights:path, splat: $splat:path, floats: $to_floats:path;
+        weights: $weights:path, splat: $splat:path, scaled: $scaled:path, floats: $to_floats:path;
         dot: $dot:path, add_dots: |$sums:ident, $two:ident, $a:ident| $add_dots:expr;
     ) => {
         $(#[$doc])*
@@ -105,6 +105,12 @@ macro_rules! x86_pairs {
             unsafe fn add_dots($sums: [$integers; 2], $two: [$integers; 2], $a: $integers) -> [$integers; 2] {
                 // SAFETY: the machine has the instructions.
                 unsafe { $add_dots }
+            }
+
+            #[inline(always)]
+            unsafe fn scaled(scales: $floats, unit: $floats) -> $floats {
+                // SAFETY: the machine has the instructions.
+                unsafe { $scaled(scales, unit) }
             }
 
             #[inline(always)]
