@@ -1,14 +1,14 @@
 //! Work shared among threads: numbered items, claimed in order, by whichever thread is free.
 //!
 //! An item's result depends on the item alone, so results do not depend on how many threads there are or which of
-//! them does what. Nothing here allocates, but for the few words of a job that a thread outside the pool hands to it.
+//! them does what. Nothing here allocates.
 
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 
-/// Calls `body` once for each of `0..items`, on up to `threads` threads: the caller, and others of the current rayon pool.
+/// Calls `body` once for each of `0..items`, on up to `threads` threads of the current rayon pool.
 ///
 /// Every participant gets a worker number below `threads`, no two at once the same, and a state from
 /// `state(worker)` that it keeps.
@@ -31,14 +31,6 @@ pub(crate) fn for_each<S>(
     };
     match threads.min(items) {
         0 | 1 => work(0),
-        // A caller outside the pool would sleep until the pool is done, which costs 20 to 60 µs for falling asleep and waking up.
-        workers if rayon::current_thread_index().is_none() => rayon::in_place_scope(|scope| {
-            let work = &work;
-            for worker in 1..workers {
-                scope.spawn(move |_| work(worker));
-            }
-            work(0);
-        }),
         workers => (0..workers).into_par_iter().with_max_len(1).for_each(work),
     }
 }

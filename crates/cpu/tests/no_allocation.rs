@@ -59,7 +59,6 @@ fn planned_products_allocate_nothing() {
     ];
     let floats = Matrix::new("a", m, k, (0..m * k).map(|i| i as f32).collect::<Vec<_>>()).unwrap();
     let floats = AOperand::Float(FloatMatrix::F32(floats));
-    let outside = floats.clone();
     let cases = [
         (AOperand::Quantized(matrix("a", m, k)), QuantizeA::No),
         (floats.clone(), QuantizeA::No),
@@ -88,17 +87,6 @@ fn planned_products_allocate_nothing() {
             });
         }
     }
-    // Outside, each run hands over two jobs, one with A to prepare and one with tiles; the queue grows now and then.
-    let desc = DualGemmDesc::new(m, n, k, AFormat::F32, BlockFormat::Nvfp4);
-    let plan = CpuPlan::new(&desc, CpuOptions { threads: Some(2), ..CpuOptions::default() }).unwrap();
-    let mut workspace = Workspace::new(&plan, groups.len()).unwrap();
-    rayon::broadcast(|_| ());
-    let before = ALLOCATIONS.load(Ordering::SeqCst);
-    for _ in 0..50 {
-        workspace.multiply(&outside, &groups, |_| Ok(Ignore)).unwrap();
-    }
-    let found = ALLOCATIONS.load(Ordering::SeqCst) - before;
-    assert!(found <= 2 * 50 + 10, "{found} allocations in 50 runs");
     let before = ALLOCATIONS.load(Ordering::SeqCst);
     drop(std::hint::black_box(vec![1u8; 3]));
     assert_eq!(ALLOCATIONS.load(Ordering::SeqCst) - before, 1, "allocations are counted");
