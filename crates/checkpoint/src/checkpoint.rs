@@ -255,6 +255,12 @@ impl Checkpoint {
         self.down_of(self.mlp(layer, MlpKind::Dense)?, None)
     }
 
+    /// Whether an MLP of a layer, or one of its routed experts, has a down projection at all, as part of a checkpoint may not.
+    pub fn has_down(&self, layer: usize, kind: MlpKind, expert: Option<usize>) -> bool {
+        let own = |mlp: &Mlp| expert.filter(|_| !mlp.experts().is_empty());
+        self.mlp(layer, kind).is_ok_and(|mlp| mlp.module(own(mlp), Projection::Down).is_some())
+    }
+
     /// Gate and up of a layer's shared expert.
     ///
     /// # Errors

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use dualgemm::checkpoint::{
-    BadInputScale, Checkpoint, Error, GateUpSource, Linear, NibbleOrder, OpenOptions, hidden_activation,
-    model_field,
+    BadInputScale, Checkpoint, Error, GateUpSource, Linear, MlpKind, NibbleOrder, OpenOptions,
+    hidden_activation, model_field,
 };
 use dualgemm::formats::{self, BlockFormat, GlobalScale};
 use dualgemm::gemm::{Activation, Epilogue, GateUp};
@@ -118,14 +118,18 @@ impl<'c> Layer<'c> {
         }
     }
 
-    /// The scale by which the down projection expects C to be quantized, a multiplier. None if nothing says so: a part of a
-    /// checkpoint may have no down projection, and one of floats expects none.
+    /// The scale by which the down projection expects C to be quantized, a multiplier. None if nothing says so, as in a part
+    /// of a checkpoint, which may have no down projection.
     pub fn output_scale(&self) -> Result<Option<f32>, Error> {
-        match self.down() {
-            Ok(down) => Ok(down.input_scale()?.map(GlobalScale::value)),
-            Err(Error::MissingTensor { .. } | Error::NotQuantized { .. }) => Ok(None),
-            Err(error) => Err(error),
+        let (kind, expert) = match self.which {
+            Which::Dense => (MlpKind::Dense, None),
+            Which::Shared => (MlpKind::Shared, None),
+            Which::Expert(expert) => (MlpKind::Experts, Some(expert)),
+        };
+        if !self.checkpoint.has_down(self.number, kind, expert) {
+            return Ok(None);
         }
+        Ok(self.down()?.input_scale()?.map(GlobalScale::value))
     }
 
     /// The features of one rank of a tensor-parallel group. They are columns of the down projection, whose blocks are

@@ -156,15 +156,23 @@ fn nvfp4_outputs_are_one_step_close_and_feed_the_next_product() {
 #[test]
 fn nvfp4_outputs_without_a_down_projection_take_a_scale_of_their_own() {
     let (from, hidden) = (data("modelopt-nvfp4"), data("hidden-states-f32.safetensors"));
-    let dir = tempfile::tempdir().unwrap();
     let bytes = std::fs::read(from.join("model.safetensors")).unwrap();
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-    let kept: Vec<&str> = tensors.names().into_iter().filter(|name| !name.contains("down_proj")).collect();
-    assert!(kept.len() < tensors.len());
-    extract(&from.join("model.safetensors"), &kept, &dir.path().join("model.safetensors"));
-    std::fs::copy(from.join("config.json"), dir.path().join("config.json")).unwrap();
-    let args = [arg(dir.path()), "--input", arg(&hidden), "--out-dtype", "nvfp4"];
-    let report = run_json(&args, 0);
+    let without = |lost: &str, code: i32| {
+        let dir = tempfile::tempdir().unwrap();
+        let kept: Vec<&str> = tensors.names().into_iter().filter(|name| !name.contains(lost)).collect();
+        assert!(kept.len() < tensors.len());
+        extract(&from.join("model.safetensors"), &kept, &dir.path().join("model.safetensors"));
+        std::fs::copy(from.join("config.json"), dir.path().join("config.json")).unwrap();
+        run_json(&[arg(dir.path()), "--input", arg(&hidden), "--out-dtype", "nvfp4"], code)
+    };
+    for lost in ["down_proj.weight_scale", "down_proj.weight_scale_2", "down_proj.input_scale"] {
+        assert!(
+            without(lost, 2)["error"].as_str().unwrap().contains(lost),
+            "a damaged one is none that is not there"
+        );
+    }
+    let report = without("down_proj", 0);
     assert_eq!(report["plan"]["desc"]["out"]["nvfp4"]["global_scale"], "dynamic", "{report}");
     assert!(report["max_ulp"].as_u64().unwrap() <= 1, "{}", report["max_ulp"]);
 }
