@@ -7,13 +7,19 @@ use dualgemm::gemm::{AFormat, Comparison, Epilogue, compare};
 use dualgemm::strategies::Rounding;
 use serde::Serialize;
 
-/// Limits on relative L2 error and cosine.
+/// Limits on relative L2 error and cosine, and on single elements.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Tolerance {
     /// Largest relative L2 error.
     pub max_rel_l2: f64,
     /// Least cosine.
     pub min_cosine: f64,
+    /// Largest error of an element of floats, as [`Comparison::max_rel`] has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_rel: Option<f64>,
+    /// Most steps of the e2m1 grid that an element of nvfp4 is off, under the scales that the result has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_steps: Option<u64>,
     /// Units in the last place within which every element is right whatever the other two are, as values that
     /// underflow are: floats only, since an nvfp4 result has scales of its own.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -22,7 +28,8 @@ pub struct Tolerance {
 
 impl Tolerance {
     /// What rounding to the format and f32 accumulation over any real K leave room for: a right result lies well
-    /// below, one with a wrong scale anywhere well above. nvfp4 itself loses about 0.095 on real data.
+    /// below, one with a wrong scale anywhere well above. nvfp4 itself loses about 0.095 on real data, and hides a wrong
+    /// scale in that: but a right value falls to one code or the next.
     ///
     /// Where gate and up are rounded to bf16 on the way, values near the border between two bf16 numbers may fall to
     /// either side, and a few in ten thousand do.
@@ -34,8 +41,12 @@ impl Tolerance {
             AFormat::Bf16 => 5e-3,
             AFormat::Nvfp4 | AFormat::Mxfp4 => 0.15,
         };
-        let max_ulp = (!matches!(format, AFormat::Nvfp4 | AFormat::Mxfp4)).then_some(1);
-        Self { max_ulp, ..Self::from_rel_l2(max_rel_l2) }
+        let limits = Self::from_rel_l2(max_rel_l2);
+        if matches!(format, AFormat::Nvfp4 | AFormat::Mxfp4) {
+            return Self { max_steps: Some(1), ..limits };
+        }
+        // Elements have up to ten times the usual error; under a wrong scale it is a thousand times as large.
+        Self { max_rel: Some(20.0 * max_rel_l2), max_ulp: Some(1), ..limits }
     }
 
     /// The same for a plan, which may round on the way: a library's products are 16 bits before the activation, and
@@ -52,12 +63,15 @@ impl Tolerance {
     /// A relative L2 limit with the cosine that goes with it.
     pub fn from_rel_l2(max_rel_l2: f64) -> Self {
         // An error of relative length ε turns a vector by at most asin ε.
-        Self { max_rel_l2, min_cosine: 1.0 - max_rel_l2 * max_rel_l2, max_ulp: None }
+        let min_cosine = 1.0 - max_rel_l2 * max_rel_l2;
+        Self { max_rel_l2, min_cosine, max_rel: None, max_steps: None, max_ulp: None }
     }
 
-    /// Whether a comparison is within both limits, or within that of single elements; NaN is in none.
+    /// Whether a comparison is within all limits, or rounding alone explains it; NaN is in none.
     pub fn holds(&self, found: &Comparison) -> bool {
-        found.rel_l2 <= self.max_rel_l2 && found.cosine >= self.min_cosine
+        let elements = self.max_rel.is_none_or(|most| found.max_rel <= most)
+            && self.max_steps.is_none_or(|most| found.max_ulp <= most);
+        found.rel_l2 <= self.max_rel_l2 && found.cosine >= self.min_cosine && elements
             || self.max_ulp.is_some_and(|most| found.max_ulp <= most)
     }
 }
@@ -65,6 +79,12 @@ impl Tolerance {
 impl fmt::Display for Tolerance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "allowed are relative L2 ≤ {:e} and cosine ≥ {}", self.max_rel_l2, self.min_cosine)?;
+        if let Some(rel) = self.max_rel {
+            write!(f, ", {rel:e} of any element and its row's RMS")?;
+        }
+        if let Some(steps) = self.max_steps {
+            write!(f, ", {steps} step of any element")?;
+        }
         self.max_ulp.map_or(Ok(()), |ulp| write!(f, ", or {ulp} ulp everywhere"))
     }
 }

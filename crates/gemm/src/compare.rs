@@ -2,7 +2,8 @@
 //!
 //! Elementwise tolerances hide wrong results behind large ones (a product with shuffled scales can pass
 //! `atol = 1`), so the verdict rests on relative L2 and cosine over all elements, and the worst element is named
-//! with its bits.
+//! with its bits. A few wrong elements among many right ones hardly move these, so the largest error beside what is usual
+//! in its row counts as well.
 
 use half::{bf16, f16};
 
@@ -71,6 +72,9 @@ pub struct Comparison {
     pub over_1_ulp: usize,
     /// Largest absolute difference.
     pub max_abs: f64,
+    /// Largest difference over the sum of the reference's magnitude and the root mean square of its row, of elements more
+    /// than one unit in the last place off; 0 if there are none.
+    pub max_rel: f64,
     /// Elements compared.
     pub elements: usize,
     /// Elements of which neither side is finite and both say the same: they count as right, and in nothing else.
@@ -105,6 +109,7 @@ pub struct Comparer {
     elements: usize,
     not_finite: usize,
     max_abs: f64,
+    max_rel: f64,
     worst: Worst,
 }
 
@@ -122,11 +127,12 @@ impl Comparer {
             elements: 0,
             not_finite: 0,
             max_abs: -1.0,
+            max_rel: 0.0,
             worst: Worst { row: 0, col: 0, got: 0.0, want: 0.0, got_bits: 0, want_bits: 0 },
         }
     }
 
-    /// The next elements, in row-major order; `want` is the reference.
+    /// The next rows, in row-major order; `want` is the reference.
     ///
     /// # Errors
     /// If there are not as many of both.
@@ -134,6 +140,15 @@ impl Comparer {
         if got.len() != want.len() {
             return Err(Error::CompareLen { found: got.len(), expected: want.len() });
         }
+        for (got, want) in got.chunks(self.cols).zip(want.chunks(self.cols)) {
+            self.add_row(got, want);
+        }
+        Ok(())
+    }
+
+    fn add_row<T: Element>(&mut self, got: &[T], want: &[f64]) {
+        let finite = want.iter().filter(|w| w.is_finite());
+        let usual = (finite.map(|w| w * w).sum::<f64>() / want.len() as f64).sqrt();
         for (&g, &w) in got.iter().zip(want) {
             let rounded = T::from_f64(w);
             let value = g.to_f64();
@@ -150,7 +165,11 @@ impl Comparer {
                 (false, false) => g.ordered_bits().abs_diff(rounded.ordered_bits()),
             };
             self.max_ulp = self.max_ulp.max(ulp);
-            self.over_1_ulp += usize::from(ulp > 1);
+            if ulp > 1 {
+                self.over_1_ulp += 1;
+                let rel = difference / (w.abs() + usual);
+                self.max_rel = self.max_rel.max(if rel.is_nan() { f64::INFINITY } else { rel });
+            }
             if difference > self.max_abs {
                 self.max_abs = difference;
                 self.worst = Worst {
@@ -172,7 +191,6 @@ impl Comparer {
             }
             self.elements += 1;
         }
-        Ok(())
     }
 
     /// The comparison of all that was added.
@@ -191,6 +209,7 @@ impl Comparer {
             max_ulp: self.max_ulp,
             over_1_ulp: self.over_1_ulp,
             max_abs: self.max_abs,
+            max_rel: self.max_rel,
             elements: self.elements,
             not_finite: self.not_finite,
             worst: self.worst,
@@ -227,6 +246,19 @@ mod tests {
         let got = [1.0f32, 1.0, 1.0, 1.0, 1.5, 1.0];
         let c = Comparison::new(&got, &want, 3).unwrap();
         assert_eq!((c.worst.row, c.worst.col, c.worst.got), (1, 1, 1.5));
+    }
+
+    #[test]
+    fn one_wrong_element_shows_beside_what_is_usual_in_its_row() {
+        let mut want = vec![1.0; 1000];
+        want.extend([1e-3; 1000]);
+        let mut got: Vec<f32> = want.iter().map(|&x| x as f32).collect();
+        got[1500] = 1.5e-3;
+        let c = Comparison::new(&got, &want, 1000).unwrap();
+        assert!(c.rel_l2 < 2e-5 && (c.max_rel - 0.25).abs() < 1e-4, "{c:?}");
+        // What rounding alone explains does not count.
+        let c = Comparison::new(&[half::f16::from_bits(1)], &[2e-8], 1).unwrap();
+        assert_eq!((c.max_ulp, c.max_rel), (1, 0.0));
     }
 
     #[test]

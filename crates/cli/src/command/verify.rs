@@ -107,6 +107,9 @@ impl fmt::Display for Report {
                 c.not_finite, c.elements
             )?;
         }
+        if *out_dtype != AFormat::Nvfp4 {
+            writeln!(f, "  max of rows  {:.3e} of an element and its row's RMS", c.max_rel)?;
+        }
         writeln!(f, "  worst        {}", Worst(&c.worst))?;
         for explanation in &self.explanations {
             writeln!(f, "  explanation  it would be right if {explanation}")?;
