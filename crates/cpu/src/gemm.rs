@@ -7,7 +7,8 @@ use crate::aligned::Aligned;
 use crate::output::{Destination, OutputSink, quantize_deferred};
 use crate::{CpuPlan, Error, Group, TileEpilogue, Workspace};
 
-/// A planned problem with everything that its runs need. Runs allocate nothing.
+/// A planned problem with everything that its runs need. Runs allocate nothing, but that rayon's queue takes a new block every
+/// few dozen calls from outside its pool.
 ///
 /// With activations that stay floats, gate and up are each within the rounding of K additions in f32, whatever the sizes of
 /// factors, if the magnitudes of their products, tensor scales left out, add up to less than 2¹²⁷. Where they do not, sums

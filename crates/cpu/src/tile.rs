@@ -36,7 +36,7 @@ pub struct Tile<'a> {
     pub rows: RowTile,
     /// First feature, a multiple of 16.
     pub first_col: usize,
-    /// Features that exist, 1 to 16; sums beyond them are 0.
+    /// Features that exist, 1 to 16; sums beyond them mean nothing.
     pub cols: usize,
     /// What a sum of 1 stands for, tensor scales left out: [`TileKernel::sum_unit`].
     pub unit: f32,

@@ -16,7 +16,8 @@
 //!
 //! Two extreme scales of mxfp4 may leave f32 together, where the dot product is small, or zero. So they are not multiplied with
 //! each other, and a sum is right, within the rounding of its additions, if the magnitudes of its products add up to less than
-//! 2¹²⁷. Of products below 2⁻¹¹⁴ as many bits may be lost as f32 loses below 2⁻¹²⁶.
+//! 2¹²⁷, or 2¹²⁵ where only the weights are mxfp4. Of products below 2⁻¹¹⁴ as many bits may be lost as f32 loses below 2⁻¹²⁶,
+//! and portable without a fused multiply-add may lose one more. Within these bounds, which no model comes near, bits are equal.
 
 use dualgemm_formats::BlockFormat;
 
