@@ -14,6 +14,7 @@ mod diagnosis;
 mod failure;
 mod files;
 mod gpu;
+mod interrupt;
 mod limits;
 mod report;
 mod result;
@@ -46,6 +47,7 @@ pub fn main() -> ExitCode {
         }
     };
     init_tracing(cli.verbose);
+    interrupt::remove_uncommitted_on_signals();
     let output = Output::new(cli.json);
     // Said before the work, not when its report cannot be written.
     if let Some(arg) = std::env::args_os().find(|arg| cli.json && arg.to_str().is_none()) {

@@ -1,18 +1,51 @@
 //! Files and directories that appear whole or not at all: temporary name, fsync, rename.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use tempfile::{NamedTempFile, TempDir};
 
 use crate::Error;
 
+/// What this process has under temporary names.
+static TEMPORARY: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// Removes all outputs of this process that are not committed. For when it is about to end without dropping them, as by a
+/// signal.
+pub fn remove_uncommitted() {
+    for path in &*TEMPORARY.lock().unwrap_or_else(PoisonError::into_inner) {
+        // Whatever is left could not be removed otherwise, either.
+        let _ = if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
+    }
+}
+
+/// A path among [`TEMPORARY`].
+#[derive(Debug)]
+struct Temporary(PathBuf);
+
+impl Temporary {
+    fn new(path: &Path) -> Self {
+        TEMPORARY.lock().unwrap_or_else(PoisonError::into_inner).push(path.into());
+        Self(path.into())
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        TEMPORARY.lock().unwrap_or_else(PoisonError::into_inner).retain(|path| *path != self.0);
+    }
+}
+
 /// A file that appears under its name only on [`commit`](Self::commit); dropped before, it leaves nothing.
 #[derive(Debug)]
 pub struct AtomicFile {
     path: PathBuf,
+    /// The mode of the file that is replaced.
+    replaced: Option<Permissions>,
     out: BufWriter<NamedTempFile>,
+    _temporary: Temporary,
 }
 
 fn parent(path: &Path) -> &Path {
@@ -27,26 +60,40 @@ fn sync_dir(dir: &Path) -> Result<(), Error> {
 }
 
 impl AtomicFile {
-    /// Opens a temporary file beside `path`, or beside what it links to.
+    /// Opens a temporary file beside `path`, or beside what it links to, even if that is not there.
     ///
     /// # Errors
-    /// If the directory does not exist or cannot be written; if something is there that is no regular file, such as a
-    /// directory or a device.
+    /// If the directory does not exist or cannot be written; if the name cannot be that of a file, or something is there
+    /// that is no regular file, such as a directory or a device.
     pub fn create(path: &Path) -> Result<Self, Error> {
-        let path = match std::fs::metadata(path) {
-            Ok(there) if there.is_file() => path.canonicalize().map_err(|e| Error::io(path, "resolve", e))?,
-            Ok(there) => {
-                let found = if there.is_dir() { "is a directory" } else { "is no regular file" }.into();
-                let valid = "names of regular files, and names that are not taken";
-                return Err(Error::Path { file: path.into(), found, valid });
-            }
-            Err(_) => path.into(),
+        let refused = |found: &str| Error::Path {
+            file: path.into(),
+            found: found.into(),
+            valid: "names of regular files, and names that are not taken",
         };
-        let file = tempfile::Builder::new()
+        let (path, replaced) = match std::fs::metadata(path) {
+            Ok(there) if there.is_file() => {
+                let path = path.canonicalize().map_err(|e| Error::io(path, "resolve", e))?;
+                (path, Some(there.permissions()))
+            }
+            Ok(there) if there.is_dir() => return Err(refused("is a directory")),
+            Ok(_) => return Err(refused("is no regular file")),
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(Error::io(path, "look at", e)),
+            Err(_) if path.as_os_str().as_encoded_bytes().ends_with(b"/") => {
+                return Err(refused("is the name of a directory"));
+            }
+            Err(_) => (behind_links(path), None),
+        };
+        let mut builder = tempfile::Builder::new();
+        // As readable as any file, which temporary ones are not by themselves.
+        #[cfg(unix)]
+        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+        let file = builder
             .prefix(".dualgemm-")
             .tempfile_in(parent(&path))
             .map_err(|e| Error::io(&path, "create a temporary file beside", e))?;
-        Ok(Self { path, out: BufWriter::with_capacity(1 << 20, file) })
+        let _temporary = Temporary::new(file.path());
+        Ok(Self { path, replaced, out: BufWriter::with_capacity(1 << 20, file), _temporary })
     }
 
     /// Syncs the data and renames it into place.
@@ -54,25 +101,26 @@ impl AtomicFile {
     /// # Errors
     /// If the system refuses; the temporary file is removed then.
     pub fn commit(self) -> Result<(), Error> {
-        let Self { path, out } = self;
+        let Self { path, replaced, out, _temporary } = self;
         let io = |action, e| Error::io(&path, action, e);
         let file = out.into_inner().map_err(|e| io("write", e.into_error()))?;
-        let permissions = umask_permissions(file.as_file()).map_err(|e| io("set the mode of", e))?;
-        file.as_file().set_permissions(permissions).map_err(|e| io("set the mode of", e))?;
+        if let Some(permissions) = replaced {
+            file.as_file().set_permissions(permissions).map_err(|e| io("set the mode of", e))?;
+        }
         file.as_file().sync_all().map_err(|e| io("sync", e))?;
         file.persist(&path).map_err(|e| io("rename", e.error))?;
         sync_dir(parent(&path))
     }
 }
 
-/// Temporary files are private to their owner; results are as readable as any file: `rw-r--r--`.
-fn umask_permissions(file: &File) -> io::Result<std::fs::Permissions> {
-    let mut permissions = file.metadata()?.permissions();
-    #[cfg(unix)]
-    std::os::unix::fs::PermissionsExt::set_mode(&mut permissions, 0o644);
-    #[cfg(not(unix))]
-    permissions.set_readonly(false);
-    Ok(permissions)
+/// Where links lead of which the last one leads nowhere.
+fn behind_links(path: &Path) -> PathBuf {
+    let mut path = path.to_path_buf();
+    // Links in a circle are found by who looks at what is there.
+    while let Ok(target) = std::fs::read_link(&path) {
+        path = parent(&path).join(target);
+    }
+    path
 }
 
 impl Write for AtomicFile {
@@ -90,6 +138,7 @@ impl Write for AtomicFile {
 pub struct AtomicDir {
     path: PathBuf,
     temp: TempDir,
+    _temporary: Temporary,
 }
 
 impl AtomicDir {
@@ -109,11 +158,15 @@ impl AtomicDir {
                 });
             }
         }
-        let temp = tempfile::Builder::new()
+        let mut builder = tempfile::Builder::new();
+        #[cfg(unix)]
+        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o777));
+        let temp = builder
             .prefix(".dualgemm-")
             .tempdir_in(parent(path))
             .map_err(|e| io("create a temporary directory beside", e))?;
-        Ok(Self { path: path.into(), temp })
+        let _temporary = Temporary::new(temp.path());
+        Ok(Self { path: path.into(), temp, _temporary })
     }
 
     /// Where to write the files.
@@ -126,13 +179,8 @@ impl AtomicDir {
     /// # Errors
     /// If the system refuses; the temporary directory is removed then.
     pub fn commit(self) -> Result<(), Error> {
-        let Self { path, temp } = self;
+        let Self { path, temp, _temporary } = self;
         let io = |action, e| Error::io(&path, action, e);
-        #[cfg(unix)]
-        {
-            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-            std::fs::set_permissions(temp.path(), mode).map_err(|e| io("set the mode of", e))?;
-        }
         sync_dir(temp.path())?;
         if path.exists() {
             std::fs::remove_dir(&path).map_err(|e| io("replace", e))?;
@@ -182,6 +230,49 @@ mod tests {
             assert!(link.is_symlink());
             assert_eq!(std::fs::read(&path).unwrap(), b"new");
         }
+    }
+
+    #[test]
+    fn names_that_no_file_can_have_are_refused_before_anything_is_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let message = AtomicFile::create(&dir.path().join("x/")).unwrap_err().to_string();
+        assert!(message.contains("x/: is the name of a directory; valid are"), "{message}");
+        assert!(AtomicFile::create(&dir.path().join("x".repeat(300))).is_err());
+        assert_eq!(dir.path().read_dir().unwrap().count(), 0);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_that_lead_nowhere_are_followed_and_modes_kept() {
+        use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+        let dir = tempfile::tempdir().unwrap();
+        let [path, link, other, circle] =
+            ["out.bin", "link", "other", "circle"].map(|name| dir.path().join(name));
+        symlink("link", &other).unwrap();
+        symlink("out.bin", &link).unwrap();
+        symlink("circle", &circle).unwrap();
+        AtomicFile::create(&other).unwrap().commit().unwrap();
+        assert!(other.is_symlink() && link.is_symlink() && path.metadata().unwrap().is_file());
+        let plain = dir.path().join("plain");
+        std::fs::write(&plain, b"").unwrap();
+        assert_eq!(path.metadata().unwrap().mode(), plain.metadata().unwrap().mode());
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+        AtomicFile::create(&path).unwrap().commit().unwrap();
+        assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o600);
+        assert!(AtomicFile::create(&circle).is_err() && circle.is_symlink());
+    }
+
+    #[test]
+    fn what_is_not_committed_is_listed() {
+        let dir = tempfile::tempdir().unwrap();
+        let listed = || TEMPORARY.lock().unwrap().iter().filter(|path| path.starts_with(dir.path())).count();
+        let file = AtomicFile::create(&dir.path().join("out.bin")).unwrap();
+        let model = AtomicDir::create(&dir.path().join("model")).unwrap();
+        assert_eq!(listed(), 2);
+        model.commit().unwrap();
+        assert_eq!(listed(), 1);
+        drop(file);
+        assert_eq!(listed(), 0);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! output file, whole or partial.
 
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use crate::common::{arg, data, dualgemm, extract};
 use safetensors::Dtype;
@@ -409,6 +410,36 @@ fn a_failed_run_leaves_an_older_result_alone() {
 }
 
 #[cfg(target_os = "linux")]
+/// A signal removes what is half written. When it arrives is a matter of luck: until it has hit often enough.
+#[cfg(unix)]
+#[test]
+fn signals_leave_nothing_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let (from, out) = (data("mlp-bf16.safetensors"), dir.path().join("model"));
+    let mut hits = 0;
+    for signal in ["TERM", "INT", "HUP"].into_iter().cycle().take(300) {
+        let mut command = Command::new(assert_cmd::cargo::cargo_bin("dualgemm"));
+        let args = ["quantize", arg(&from), arg(&out), "--producer", "modelopt", "--search", "mse"];
+        let mut child = command.args(args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        while names(dir.path()).is_empty() && child.try_wait().unwrap().is_none() {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        let kill = Command::new("kill").args(["-s", signal, &child.id().to_string()]).status();
+        let ended = child.wait().unwrap();
+        assert!(kill.is_ok());
+        if ended.code().is_none() {
+            hits += 1;
+            let left = names(dir.path());
+            assert!(left.iter().all(|name| name == "model"), "SIG{signal} left {left:?}");
+        }
+        let _ = std::fs::remove_dir_all(&out);
+        if hits == 6 {
+            return;
+        }
+    }
+    panic!("{hits} of 300 runs were hit");
+}
+
 #[test]
 fn names_that_json_cannot_hold_are_refused_before_the_work() {
     use std::os::unix::ffi::OsStrExt as _;
