@@ -3,7 +3,7 @@
 use std::fs::{File, Permissions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tempfile::{NamedTempFile, TempDir};
 
@@ -13,12 +13,24 @@ use crate::Error;
 static TEMPORARY: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// Removes all outputs of this process that are not committed. For when it is about to end without dropping them, as by a
-/// signal.
+/// signal: threads that create, commit or drop outputs stop.
 pub fn remove_uncommitted() {
-    for path in &*TEMPORARY.lock().unwrap_or_else(PoisonError::into_inner) {
-        // Whatever is left could not be removed otherwise, either.
-        let _ = if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
+    let paths = temporary();
+    for path in &*paths {
+        if path.is_dir() {
+            // A file may appear in it while it is emptied.
+            let _ = (0..10).find(|_| std::fs::remove_dir_all(path).is_ok());
+        } else {
+            // Gone with its folder, if not there.
+            let _ = std::fs::remove_file(path);
+        }
     }
+    // Never unlocked.
+    std::mem::forget(paths);
+}
+
+fn temporary() -> MutexGuard<'static, Vec<PathBuf>> {
+    TEMPORARY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A path among [`TEMPORARY`].
@@ -26,15 +38,19 @@ pub fn remove_uncommitted() {
 struct Temporary(PathBuf);
 
 impl Temporary {
-    fn new(path: &Path) -> Self {
-        TEMPORARY.lock().unwrap_or_else(PoisonError::into_inner).push(path.into());
-        Self(path.into())
+    /// Lists what `create` makes before anybody can miss it.
+    fn list<T: AsRef<Path>>(create: impl FnOnce() -> io::Result<T>) -> io::Result<(T, Self)> {
+        let mut paths = temporary();
+        let made = create()?;
+        paths.push(made.as_ref().into());
+        let listed = Self(made.as_ref().into());
+        Ok((made, listed))
     }
 }
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        TEMPORARY.lock().unwrap_or_else(PoisonError::into_inner).retain(|path| *path != self.0);
+        temporary().retain(|path| *path != self.0);
     }
 }
 
@@ -88,11 +104,9 @@ impl AtomicFile {
         // As readable as any file, which temporary ones are not by themselves.
         #[cfg(unix)]
         builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-        let file = builder
-            .prefix(".dualgemm-")
-            .tempfile_in(parent(&path))
+        builder.prefix(".dualgemm-");
+        let (file, _temporary) = Temporary::list(|| builder.tempfile_in(parent(&path)))
             .map_err(|e| Error::io(&path, "create a temporary file beside", e))?;
-        let _temporary = Temporary::new(file.path());
         Ok(Self { path, replaced, out: BufWriter::with_capacity(1 << 20, file), _temporary })
     }
 
@@ -161,11 +175,9 @@ impl AtomicDir {
         let mut builder = tempfile::Builder::new();
         #[cfg(unix)]
         builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o777));
-        let temp = builder
-            .prefix(".dualgemm-")
-            .tempdir_in(parent(path))
+        builder.prefix(".dualgemm-");
+        let (temp, _temporary) = Temporary::list(|| builder.tempdir_in(parent(path)))
             .map_err(|e| io("create a temporary directory beside", e))?;
-        let _temporary = Temporary::new(temp.path());
         Ok(Self { path: path.into(), temp, _temporary })
     }
 
@@ -265,7 +277,7 @@ mod tests {
     #[test]
     fn what_is_not_committed_is_listed() {
         let dir = tempfile::tempdir().unwrap();
-        let listed = || TEMPORARY.lock().unwrap().iter().filter(|path| path.starts_with(dir.path())).count();
+        let listed = || temporary().iter().filter(|path| path.starts_with(dir.path())).count();
         let file = AtomicFile::create(&dir.path().join("out.bin")).unwrap();
         let model = AtomicDir::create(&dir.path().join("model")).unwrap();
         assert_eq!(listed(), 2);
