@@ -43,6 +43,10 @@ const MISTAKES: &[Mistake] = &[
         name: "block scales are read in the wrong layout (linear for 128x4 or the other way round)",
         make: |p| both(p, other_layout),
     },
+    Mistake {
+        name: "block scales are converted to the other layout (linear or 128x4), and read as if they were not",
+        make: |p| both(p, converted_layout),
+    },
     // Exchanging them in A exchanges the same factors: the sums do not tell which of both was read wrongly.
     Mistake {
         name: "the nibbles of the weights, or of A, are exchanged",
@@ -59,6 +63,10 @@ const MISTAKES: &[Mistake] = &[
     Mistake { name: "the tensor scale of A is left out", make: |p| on_a(p, |m| with_scale(m, |_| 1.0)) },
     Mistake { name: "the tensor scale of A is inverted", make: |p| on_a(p, |m| with_scale(m, |s| 1.0 / s)) },
     Mistake { name: "block scales of A are read in the wrong layout", make: |p| on_a(p, other_layout) },
+    Mistake {
+        name: "block scales of A are converted to the other layout, and read as if they were not",
+        make: |p| on_a(p, converted_layout),
+    },
     Mistake {
         name: "the biases are left out",
         make: |p| {
@@ -148,15 +156,26 @@ fn swapped_nibbles<'a>(m: &QuantizedMatrix<'a>) -> Option<QuantizedMatrix<'a>> {
     rebuilt(m, Some(codes), None, m.global_scale())
 }
 
-fn other_layout<'a>(m: &QuantizedMatrix<'a>) -> Option<QuantizedMatrix<'a>> {
-    let wrong = match m.scale_layout() {
+fn other_than(layout: ScaleLayout) -> ScaleLayout {
+    match layout {
         ScaleLayout::Linear => ScaleLayout::Sf128x4,
         ScaleLayout::Sf128x4 | ScaleLayout::Sf8x4 => ScaleLayout::Linear,
-    };
+    }
+}
+
+fn other_layout<'a>(m: &QuantizedMatrix<'a>) -> Option<QuantizedMatrix<'a>> {
+    let wrong = other_than(m.scale_layout());
     // Whoever reads linear bytes as tiles reads past them where the tiles are padded; zeros are as good as any.
     let mut bytes = m.scales().to_vec();
     bytes.resize(wrong.checked_len(m.rows(), m.blocks())?, 0);
     rebuilt(m, None, Some((bytes, wrong)), m.global_scale())
+}
+
+fn converted_layout<'a>(m: &QuantizedMatrix<'a>) -> Option<QuantizedMatrix<'a>> {
+    let layout = m.scale_layout();
+    let mut bytes = layout.convert(m.scales(), other_than(layout), m.rows(), m.blocks());
+    bytes.resize(layout.checked_len(m.rows(), m.blocks())?, 0);
+    rebuilt(m, None, Some((bytes, layout)), m.global_scale())
 }
 
 /// The matrix with some of its parts replaced, rows packed densely.
