@@ -2,7 +2,7 @@
 //! return; they must not panic, hang or allocate without bound. What they accept must tell the truth. Then the
 //! same with whole checkpoints, through everything that takes a matrix from one.
 //!
-//! The same two readers are libFuzzer targets in `fuzz/`, for runs without an end.
+//! The same two readers are libFuzzer targets in `fuzz/`, guided by coverage: `.ci/fuzz`.
 
 mod common;
 
