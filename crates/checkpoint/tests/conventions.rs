@@ -226,6 +226,106 @@ fn unknown_methods_algorithms_and_group_sizes_are_named() {
     );
 }
 
+/// A group as ModelOpt writes it: bits and group size of the weights, bits of the activations.
+fn group(targets: &[&str], bits: u64, size: u64, input_bits: Option<u64>) -> Value {
+    let args = |bits| json!({ "dynamic": false, "num_bits": bits, "type": "float", "group_size": size });
+    let mut group = json!({ "weights": args(bits), "targets": targets });
+    if let Some(bits) = input_bits {
+        group["input_activations"] = args(bits);
+    }
+    group
+}
+
+#[test]
+fn what_modelopt_says_of_groups_is_held_to_the_algorithm() {
+    let fixture = |algo: &str, groups: Value| {
+        let mut config = modelopt_config(algo);
+        config["quantization_config"]["config_groups"] = groups;
+        modelopt(config, Some(0.25))
+    };
+    // As ModelOpt's convert_hf_config.py writes them, early versions without targets.
+    for (algo, groups) in [
+        ("NVFP4", json!({ "group_0": group(&["Linear"], 4, 16, Some(4)) })),
+        ("NVFP4", json!({ "group_0": group(&[], 4, 16, Some(4)) })),
+        ("NVFP4", json!({ "group_0": { "weights": { "num_bits": 4 }, "input_activations": null } })),
+        ("NVFP4", Value::Null),
+        ("W4A16_NVFP4", json!({ "group_0": group(&["Linear"], 4, 16, None) })),
+        ("NVFP4_AWQ", json!({ "group_0": group(&["Linear"], 4, 16, Some(8)) })),
+        ("NVFP4_SVD", json!({ "group_0": group(&["Linear"], 4, 16, Some(4)) })),
+        ("W4A8_NVFP4_FP8", json!({ "group_0": group(&["Linear"], 4, 16, Some(8)) })),
+        ("W4A8_MXFP4_FP8", json!({ "group_0": group(&["Linear"], 4, 32, Some(8)) })),
+        ("FP8", json!({ "group_0": group(&["Linear"], 8, 0, Some(8)) })),
+    ] {
+        fixture(algo, groups.clone()).open(&defaults()).unwrap_or_else(|e| panic!("{algo} {groups}: {e}"));
+    }
+    let healthy = group(&["Linear"], 4, 16, Some(4));
+    for (part, field, value, valid) in [
+        ("weights", "group_size", json!(0), "16 for nvfp4"),
+        ("weights", "group_size", json!(32), "16 for nvfp4"),
+        ("weights", "group_size", json!("16"), "16 for nvfp4"),
+        ("weights", "num_bits", json!(8), "4 for nvfp4"),
+        ("weights", "type", json!("int"), "\"float\" for nvfp4"),
+        ("input_activations", "group_size", json!(0), "16 for nvfp4"),
+        ("input_activations", "num_bits", json!(8), "4 for nvfp4"),
+    ] {
+        let mut lie = healthy.clone();
+        lie[part][field] = value.clone();
+        let message = |key: &str| {
+            format!("DIR/config.json: config_groups.{key}.{part}.{field} is {value}; valid is {valid}")
+        };
+        // Wherever the group stands, and whichever file names the algorithm.
+        let mut f = fixture("NVFP4", json!({ "group_0": healthy, "group_1": lie }));
+        assert_eq!(open_error(&f), message("group_1"));
+        f.config.as_mut().unwrap()["quantization_config"]["quant_algo"] = Value::Null;
+        assert_eq!(open_error(&f), message("group_1"));
+        f.hf_quant_config = Some(json!({ "quantization": { "quant_algo": "NVFP4" } }));
+        assert_eq!(open_error(&f), message("group_1"));
+    }
+    for (groups, key) in [
+        (json!([]), "config_groups"),
+        (json!({ "group_0": 4 }), "config_groups.group_0"),
+        (json!({ "group_0": { "weights": "nvfp4" } }), "config_groups.group_0.weights"),
+    ] {
+        let e = open_error(&fixture("NVFP4", groups));
+        assert!(
+            e.starts_with(&format!("DIR/config.json: {key} is ")) && e.contains("valid is an object"),
+            "{e}"
+        );
+    }
+}
+
+#[test]
+fn groups_of_mixed_precision_are_those_of_their_layers() {
+    let open = |down: Value| {
+        let config = json!({ "quantization_config": { "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
+            "quantized_layers": {
+                GATE: { "quant_algo": "NVFP4", "group_size": 16 },
+                UP: { "quant_algo": "NVFP4", "group_size": 16 },
+                DOWN: { "quant_algo": "FP8" } },
+            "config_groups": { "group_0": group(&[GATE, UP], 4, 16, Some(4)), "group_1": down } } });
+        modelopt(config, Some(0.25)).open(&defaults())
+    };
+    assert_mlp(&open(group(&[DOWN], 8, 0, Some(8))).unwrap(), [1e-3, 2e-3], Some(0.25));
+    assert_eq!(
+        message(&open(group(&[DOWN, UP], 8, 0, Some(8))).unwrap_err()),
+        "DIR/config.json: config_groups.group_1.weights.num_bits is 8; valid is 4 for nvfp4"
+    );
+}
+
+#[test]
+fn hf_quant_config_is_held_to_the_same_rule_beside_config_json() {
+    let mut f = modelopt(modelopt_config("NVFP4"), Some(0.25));
+    for (size, opens) in [(16, true), (0, false), (32, false)] {
+        f.hf_quant_config = Some(json!({ "quantization": { "quant_algo": "NVFP4", "group_size": size } }));
+        if opens {
+            assert_mlp(&f.open(&defaults()).unwrap(), [1e-3, 2e-3], Some(0.25));
+        } else {
+            let expected = format!("DIR/hf_quant_config.json: group_size is {size}; valid is 16 for nvfp4");
+            assert_eq!(open_error(&f), expected);
+        }
+    }
+}
+
 #[test]
 fn two_declarations_are_refused() {
     let mut f = modelopt(modelopt_config("NVFP4"), None);

@@ -14,7 +14,7 @@ use std::path::Path;
 use dualgemm_formats::BlockFormat;
 use serde_json::Value;
 
-use super::modelopt::strings;
+use super::modelopt::{object, strings};
 use super::{Convention, Evidence, Role, ScaleSense, config_error};
 use crate::Error;
 use crate::scheme::{Input, Pattern, Scheme, Schemes};
@@ -61,10 +61,7 @@ fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
     let Some((file, config)) = evidence.config().filter(|(_, c)| c.get("config_groups").is_some()) else {
         return Ok(Schemes::new(Vec::new(), Scheme::blocks(BlockFormat::Nvfp4, Input::Optional)));
     };
-    let groups = &config["config_groups"];
-    let groups = groups
-        .as_object()
-        .ok_or_else(|| config_error(file, "config_groups", groups, "an object of groups"))?;
+    let groups = object(&config["config_groups"], file, "config_groups", "an object of groups")?;
     let mut rules = Vec::new();
     for name in strings(config, "ignore", file)? {
         let scheme = Scheme::float(format!("`{name}` in `ignore`"));

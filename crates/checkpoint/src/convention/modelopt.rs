@@ -3,7 +3,8 @@
 //!
 //! Experts that stay one parameter are `X` itself, with `X_weight_scale` and so on. The algorithm is in
 //! `hf_quant_config.json` (`quantization.quant_algo`) and in `config.json` (`quantization_config.quant_algo`);
-//! `MIXED_PRECISION` names one per module.
+//! `MIXED_PRECISION` names one per module. Where both files, or `quant_algo` and `config_groups`, say what blocks
+//! are, each is held to what the algorithm means.
 //!
 //! Source: `modelopt/torch/export/{quant_utils,convert_hf_config}.py` of
 //! <https://github.com/NVIDIA/Model-Optimizer>
@@ -11,11 +12,11 @@
 use std::path::Path;
 
 use dualgemm_formats::BlockFormat;
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use super::{Convention, Evidence, Role, ScaleSense, config_error};
 use crate::Error;
-use crate::scheme::{Input, Pattern, Scheme, Schemes};
+use crate::scheme::{Input, Pattern, Scheme, Schemes, Weights};
 
 /// ModelOpt's convention.
 pub const CONVENTION: Convention = Convention {
@@ -80,11 +81,24 @@ fn detect(evidence: &Evidence<'_>) -> Option<String> {
 fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
     let legacy = evidence.files.hf_quant_config();
     let legacy = legacy.and_then(|j| Some((j.path.as_path(), j.value.get("quantization")?)));
-    let has_algo = |c: &(&Path, &Value)| c.1.get("quant_algo").is_some_and(|a| !a.is_null());
-    let Some((file, config)) = evidence.config().filter(has_algo).or(legacy.filter(has_algo)) else {
-        // Named by the caller for a lone file: the names say the rest.
-        return Ok(Schemes::new(Vec::new(), Scheme::blocks(BlockFormat::Nvfp4, Input::Optional)));
-    };
+    let declared: Vec<(&Path, &Value)> = evidence.config().into_iter().chain(legacy).collect();
+    let has_algo = |config: &Value| config.get("quant_algo").is_some_and(|a| !a.is_null());
+    let mut found = Vec::new();
+    for &(file, config) in declared.iter().filter(|(_, config)| has_algo(config)) {
+        found.push(config_schemes(file, config)?);
+    }
+    let nvfp4 = json!({ "quant_algo": "NVFP4" });
+    let algorithms =
+        declared.iter().find(|(_, config)| has_algo(config)).map_or(&nvfp4, |(_, config)| config);
+    for (file, config) in declared {
+        check_groups(file, config, if has_algo(config) { config } else { algorithms })?;
+    }
+    // Without an algorithm it was named by the caller for a lone file: the names say the rest.
+    let by_names = || Schemes::new(Vec::new(), Scheme::blocks(BlockFormat::Nvfp4, Input::Optional));
+    Ok(found.into_iter().next().unwrap_or_else(by_names))
+}
+
+fn config_schemes(file: &Path, config: &Value) -> Result<Schemes, Error> {
     let mut rules = Vec::new();
     for key in ["ignore", "exclude_modules"] {
         for name in strings(config, key, file)? {
@@ -97,9 +111,7 @@ fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
         return Ok(Schemes::new(rules, otherwise));
     }
     let layers = config.get("quantized_layers").unwrap_or(&Value::Null);
-    let layers = layers.as_object().ok_or_else(|| {
-        config_error(file, "quantized_layers", layers, "an object of module name to quant_algo")
-    })?;
+    let layers = object(layers, file, "quantized_layers", "an object of module name to quant_algo")?;
     let mut layers: Vec<_> = layers.iter().collect();
     // The most specific name first: `…mlp.experts` and `…mlp.experts.3.up_proj` may both be there.
     layers.sort_by_key(|(name, _)| std::cmp::Reverse(name.len()));
@@ -119,11 +131,70 @@ fn algorithm(algo: &Value, group_size: Option<&Value>, file: &Path, key: &str) -
     let Some((format, input)) = known.1 else {
         return Ok(Scheme::other(format!("quant_algo {}", known.0)));
     };
-    if let Some(size) = group_size.filter(|s| !s.is_null() && s.as_u64() != Some(format.block_len() as u64)) {
-        let key = key.replace("quant_algo", "group_size");
-        return Err(config_error(file, key, size, format!("{} for {format}", format.block_len())));
-    }
+    fits(group_size, &json!(format.block_len()), format, file, || key.replace("quant_algo", "group_size"))?;
     Ok(Scheme::blocks(format, input))
+}
+
+/// A value that an algorithm fixes; absent and null are left open.
+fn fits(
+    found: Option<&Value>,
+    valid: &Value,
+    format: BlockFormat,
+    file: &Path,
+    key: impl FnOnce() -> String,
+) -> Result<(), Error> {
+    match found {
+        Some(found) if !found.is_null() && found != valid => {
+            Err(config_error(file, key(), found, format!("{valid} for {format}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// ModelOpt repeats in `config_groups` what `quant_algo` means: both must say the same. `algorithms` is the configuration
+/// that names the algorithm.
+fn check_groups(file: &Path, config: &Value, algorithms: &Value) -> Result<(), Error> {
+    let Some(groups) = config.get("config_groups").filter(|groups| !groups.is_null()) else { return Ok(()) };
+    for (name, group) in object(groups, file, "config_groups", "an object of groups")? {
+        let group_key = format!("config_groups.{name}");
+        object(group, file, &group_key, "an object with `weights` and `targets`")?;
+        let targets = strings(group, "targets", file)?;
+        // Early exports name no targets, and have one algorithm.
+        let targets = if targets.is_empty() { vec!["Linear"] } else { targets };
+        for algo in targets.into_iter().filter_map(|target| algorithm_of(algorithms, target)) {
+            let scheme = algorithm(algo, None, file, "quant_algo")?;
+            let Weights::Blocks(format) = scheme.weights else { continue };
+            // Activations of NVFP4_AWQ are nvfp4, but ModelOpt writes 8 bits for them.
+            let of_input =
+                (scheme.input == Input::Required && algo != "NVFP4_AWQ").then_some("input_activations");
+            for part in std::iter::once("weights").chain(of_input) {
+                let Some(args) = group.get(part).filter(|args| !args.is_null()) else { continue };
+                let key = format!("{group_key}.{part}");
+                object(args, file, &key, "an object with `num_bits`, `type` and `group_size`")?;
+                let valid = [json!(4), json!("float"), json!(format.block_len())];
+                for (field, valid) in ["num_bits", "type", "group_size"].iter().zip(&valid) {
+                    fits(args.get(field), valid, format, file, || format!("{key}.{field}"))?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The algorithm of a target: a module where there are several algorithms, else a class of modules.
+fn algorithm_of<'v>(config: &'v Value, target: &str) -> Option<&'v Value> {
+    let algo = &config["quant_algo"];
+    if algo == MIXED { config.get("quantized_layers")?.get(target)?.get("quant_algo") } else { Some(algo) }
+}
+
+/// The entries of an object.
+pub(super) fn object<'v>(
+    value: &'v Value,
+    file: &Path,
+    key: &str,
+    valid: &str,
+) -> Result<&'v Map<String, Value>, Error> {
+    value.as_object().ok_or_else(|| config_error(file, key, value, valid))
 }
 
 /// A list of strings; absent and null are empty.

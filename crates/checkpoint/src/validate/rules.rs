@@ -35,7 +35,7 @@ pub const RULES: &[Rule] = &[
     error("header", "headers and shard indices are whole and tell the truth about the file"),
     error(
         "config",
-        "config.json, hf_quant_config.json and file metadata hold known values; group_size fits the format",
+        "config.json, hf_quant_config.json and file metadata hold known values; bits, type and group_size fit the format",
     ),
     error("convention", "exactly one known convention is declared or named"),
     warning("config-agrees", "config.json and hf_quant_config.json name the same algorithm"),
