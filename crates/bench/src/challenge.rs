@@ -7,8 +7,9 @@
 use dualgemm_formats::{BlockFormat, Error, GlobalScale, QuantizedMatrix};
 use half::f16;
 
-use crate::Shape;
 use crate::inputs::{CodeSet, Inputs, ScaleSet};
+use crate::report::aligned;
+use crate::{Row, Shape};
 
 /// A shape that counts for the ranking, with the task's speed of light on a B200 at 1.5 GHz.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
@@ -28,6 +29,60 @@ pub const RANKED: [Ranked; 4] = [
     Ranked { shape: Shape::new(256, 3072, 4096), speed_of_light_us: 2.125, best_public_us: 9.43 },
     Ranked { shape: Shape::new(512, 3072, 7168), speed_of_light_us: 6.535, best_public_us: 16.3 },
 ];
+
+/// The ranked shapes as one machine computed them: nvfp4 by nvfp4 to f16, each by the fastest strategy measured.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Ranking {
+    /// The ranked shapes.
+    pub shapes: Vec<RankedTime>,
+    /// What ranks a submission, µs.
+    pub geometric_mean_us: f64,
+    /// The same of the speed of light, µs.
+    pub speed_of_light_geometric_mean_us: f64,
+}
+
+/// The time that a ranked shape took.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct RankedTime {
+    /// The shape.
+    #[serde(flatten)]
+    pub shape: Shape,
+    /// The least median, µs.
+    pub median_us: f64,
+    /// The task's speed of light on a B200 at 1.5 GHz, µs.
+    pub speed_of_light_us: f64,
+}
+
+impl Ranking {
+    /// The ranking's numbers, if all of its shapes were measured in the task's formats.
+    pub fn of(rows: &[Row]) -> Option<Self> {
+        let time = |ranked: &Ranked| {
+            let of_task = |r: &&Row| {
+                Shape::new(r.m, r.n, r.k) == ranked.shape && r.a_format == "nvfp4" && r.out_dtype == "f16"
+            };
+            let median_us = rows.iter().filter(of_task).map(|r| r.timing.median_us).reduce(f64::min)?;
+            let Ranked { shape, speed_of_light_us, .. } = *ranked;
+            Some(RankedTime { shape, median_us, speed_of_light_us })
+        };
+        let shapes = RANKED.iter().map(time).collect::<Option<Vec<_>>>()?;
+        let mean = |of: fn(&RankedTime) -> f64| geometric_mean(&shapes.iter().map(of).collect::<Vec<_>>());
+        let geometric_mean_us = mean(|t| t.median_us);
+        let speed_of_light_geometric_mean_us = mean(|t| t.speed_of_light_us);
+        Some(Self { shapes, geometric_mean_us, speed_of_light_geometric_mean_us })
+    }
+
+    /// A table for a terminal: a line per shape and the means.
+    pub fn to_table(&self) -> String {
+        let line = |name: String, median_us: f64, light_us: f64| {
+            vec![name, format!("{median_us:.2}"), format!("{light_us:.3}")]
+        };
+        let header = ["ranked shape", "median µs", "light µs (B200, 1.5 GHz)"].map(String::from).to_vec();
+        let shapes = self.shapes.iter().map(|t| line(t.shape.to_string(), t.median_us, t.speed_of_light_us));
+        let means =
+            line("geometric mean".into(), self.geometric_mean_us, self.speed_of_light_geometric_mean_us);
+        aligned(&std::iter::once(header).chain(shapes).chain([means]).collect::<Vec<_>>())
+    }
+}
 
 /// Seed of every test and benchmark in the task.
 pub const SEED: u64 = 1111;
@@ -93,6 +148,7 @@ pub fn geometric_mean(times_us: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Report, Timing};
 
     #[test]
     fn speed_of_light_is_flops_over_6_90_pflops_or_bytes_over_7_68_tbps() {
@@ -108,6 +164,40 @@ mod tests {
         }
         let geomean = geometric_mean(&RANKED.map(|r| r.speed_of_light_us));
         assert!((geomean - 4.886).abs() < 0.001, "{geomean}");
+    }
+
+    #[test]
+    fn the_ranking_needs_all_shapes_in_the_tasks_formats_and_takes_the_fastest() {
+        let row = crate::report::tests::report().rows.remove(0);
+        let row = |Shape { m, n, k }: Shape, median_us| {
+            let timing = Timing { median_us, ..row.timing };
+            Row { m, n, k, out_dtype: "f16".into(), timing, ..row.clone() }
+        };
+        let [first, second, third, fourth] = RANKED.map(|ranked| ranked.shape);
+        let mut rows =
+            vec![row(first, 2.0), row(second, 4.0), row(Shape::new(1, 16, 16), 9.0), row(third, 8.0)];
+        rows.push(Row { a_format: "bf16".into(), ..row(fourth, 1.0) });
+        rows.push(Row { out_dtype: "f32".into(), ..row(fourth, 1.0) });
+        assert_eq!(Ranking::of(&rows), None);
+        let report = Report::new(Vec::new(), rows.clone());
+        assert!(serde_json::to_value(&report).unwrap().get("challenge").is_none());
+        assert!(!report.to_table().contains("geometric mean"));
+
+        rows.extend([row(fourth, 40.0), row(fourth, 16.0)]);
+        let report = Report::new(Vec::new(), rows);
+        let json = serde_json::to_value(&report).unwrap();
+        let ranking = &json["challenge"];
+        assert!((ranking["geometric_mean_us"].as_f64().unwrap() - 32f64.sqrt()).abs() < 1e-9, "{ranking}");
+        let light = ranking["speed_of_light_geometric_mean_us"].as_f64().unwrap();
+        assert!((light - 4.886).abs() < 0.001, "{light}");
+        let last = serde_json::json!({
+            "m": 512, "n": 3072, "k": 7168, "median_us": 16.0, "speed_of_light_us": 6.535 });
+        assert_eq!(ranking["shapes"][3], last);
+        for table in [report.to_table(), report.to_card_table()] {
+            let lines: Vec<Vec<&str>> = table.lines().map(|l| l.split_whitespace().collect()).collect();
+            assert!(lines.contains(&vec!["512x3072x7168", "16.00", "6.535"]), "{table}");
+            assert_eq!(lines.last().unwrap()[..], ["geometric", "mean", "5.66", "4.886"], "{table}");
+        }
     }
 
     #[test]

@@ -141,7 +141,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let error = roofline(&report(), &dir.path().join("roof.pdf")).unwrap_err().to_string();
         assert!(error.ends_with("roof.pdf: plots are written as .svg or .png"), "{error}");
-        let empty = Report { rooflines: vec![], rows: vec![] };
+        let empty = Report::new(vec![], vec![]);
         assert!(matches!(roofline(&empty, &dir.path().join("roof.svg")), Err(Error::NothingToPlot)));
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     }

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use dualgemm_gemm::DualGemmDesc;
 
+use crate::challenge::Ranking;
 use crate::{Bound, Roofline, Timing};
 
 /// One measured problem.
@@ -109,6 +110,9 @@ pub struct Report {
     pub rooflines: Vec<NamedRoofline>,
     /// The measurements.
     pub rows: Vec<Row>,
+    /// What ranks them in the GPU MODE task, if all of its ranked shapes are among them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub challenge: Option<Ranking>,
 }
 
 /// A roofline and what arithmetic it is for.
@@ -127,6 +131,12 @@ const CSV_HEADER: &str = "device,driver,commit,m,n,k,a_format,out_dtype,strategy
 pub(crate) type Column<'a> = (&'static str, &'a dyn Fn(&Row) -> String);
 
 impl Report {
+    /// Measurements of one machine.
+    pub fn new(rooflines: Vec<NamedRoofline>, rows: Vec<Row>) -> Self {
+        let challenge = Ranking::of(&rows);
+        Self { rooflines, rows, challenge }
+    }
+
     /// A table for a terminal.
     pub fn to_table(&self) -> String {
         self.table(&[
@@ -141,7 +151,7 @@ impl Report {
         ])
     }
 
-    /// A line per measurement: problem, strategy and kernel, these columns, and the error.
+    /// A line per measurement: problem, strategy and kernel, these columns, and the error. The ranking comes last.
     pub(crate) fn table(&self, columns: &[Column<'_>]) -> String {
         let measured: [Column<'_>; 7] = [
             ("m", &|r| r.m.to_string()),
@@ -156,7 +166,8 @@ impl Report {
         let columns = || measured.iter().chain(columns).chain(&error);
         let header = columns().map(|(head, _)| (*head).to_string()).collect();
         let cells = self.rows.iter().map(|r| columns().map(|(_, cell)| cell(r)).collect());
-        aligned(&std::iter::once(header).chain(cells).collect::<Vec<_>>())
+        let table = aligned(&std::iter::once(header).chain(cells).collect::<Vec<_>>());
+        table + &self.challenge.as_ref().map_or(String::new(), Ranking::to_table)
     }
 
     /// One line per measurement, comma-separated, with a header.
@@ -189,7 +200,7 @@ impl Report {
 }
 
 /// A line per row in columns that are as wide as their widest cell, numbers to the right.
-fn aligned(lines: &[Vec<String>]) -> String {
+pub(crate) fn aligned(lines: &[Vec<String>]) -> String {
     let columns = lines.first().map_or(0, Vec::len);
     let width = |c: usize| lines.iter().map(|line| line[c].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns).map(width).collect();
@@ -235,10 +246,8 @@ pub(crate) mod tests {
             };
             Row::new(subject, &desc, &roofline, timing, Some(1e-7))
         };
-        Report {
-            rooflines: vec![NamedRoofline { name: "int8".into(), roofline }],
-            rows: vec![row(1), row(64), row(256)],
-        }
+        let rooflines = vec![NamedRoofline { name: "int8".into(), roofline }];
+        Report::new(rooflines, vec![row(1), row(64), row(256)])
     }
 
     #[test]

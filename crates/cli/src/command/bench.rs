@@ -243,7 +243,7 @@ fn measure_all(args: &BenchArgs, shapes: &[Shape], output: &Output) -> anyhow::R
         }
     }
     bar.finish_and_clear();
-    Ok(Report { rooflines, rows })
+    Ok(Report::new(rooflines, rows))
 }
 
 pub(super) fn desc(Shape { m, n, k }: Shape, a: AFormatArg, out: OutFormatArg) -> DualGemmDesc {

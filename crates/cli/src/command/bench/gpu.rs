@@ -134,7 +134,7 @@ pub(super) fn run(
         }
     }
     bar.finish_and_clear();
-    let report = Report { rooflines: vec![NamedRoofline { name: "f16".into(), roofline }], rows };
+    let report = Report::new(vec![NamedRoofline { name: "f16".into(), roofline }], rows);
     if let Some(path) = &args.csv {
         write_whole(path, report.to_card_csv().as_bytes())?;
     }
