@@ -7,6 +7,7 @@ use dualgemm::checkpoint::{GateUpOrder, Half};
 use dualgemm::formats::{BlockFormat, QuantizedMatrix, ScaleLayout};
 use dualgemm::gemm::{AFormat, Activation, DualGemmDesc, Epilogue, GateUp, QuantizeA};
 use dualgemm::{DualGemm, PackedWeights, Runner, Target};
+use dualgemm_cli::layer::InputScales;
 use half::{bf16, f16};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -226,7 +227,7 @@ impl Weights {
             let found = Found {
                 activation: epilogue.activation,
                 // Scales of activations are optional: weights can be used without, and `static` says so then.
-                input_scale: layer.input_scale().ok().flatten(),
+                input_scale: layer.input_scales().ok().flatten().map(InputScales::used),
                 output_scale: layer.output_scale().ok().flatten(),
             };
             Ok(Self::new(packed, target, &first, features.len(), found))

@@ -116,6 +116,15 @@ fn halves_that_differ_are_found_with_their_ratio() {
             "{GATE}: tensor scales of gate and up differ, 0.0000385 and 0.0000483 (x1.2545); both are kept"
         )
     );
+    let by_one =
+        |used: &str| format!("the one input of both is quantized by {used}, which saturates for neither");
+    let message = findings(&f)[1].message.clone();
+    assert!(message.ends_with(&format!("0.5 and 0.25 (x2.0000); {}", by_one("0.5"))), "{message}");
+    // Of divisors the smaller one.
+    let mut f = compressed();
+    f.tensor("model.layers.0.mlp.up_proj.input_global_scale").bytes = 2f32.to_le_bytes().to_vec().into();
+    let message = findings(&f)[0].message.clone();
+    assert!(message.ends_with(&format!("8 and 2 (x4.0000); {}", by_one("2"))), "{message}");
 }
 
 #[test]

@@ -8,6 +8,7 @@ use dualgemm_bench::inputs::Inputs;
 use half::{bf16, f16};
 
 use crate::args::{AFormatArg, ActivationArgs, QuantizeArg};
+use crate::layer::InputScales;
 
 /// Rows of a generated A.
 const DEFAULT_M: usize = 64;
@@ -37,13 +38,13 @@ impl Source {
         Ok(Self { files: args.input.as_deref().map(TensorFiles::open).transpose()? })
     }
 
-    /// A for a layer whose weights have this K. `input_scale` is asked for the checkpoint's scale where A is to be
+    /// A for a layer whose weights have this K. `input_scales` is asked for the checkpoint's scales where A is to be
     /// quantized.
     pub fn activation(
         &self,
         args: &ActivationArgs,
         k: usize,
-        input_scale: impl FnOnce() -> anyhow::Result<Option<f32>>,
+        input_scales: impl FnOnce() -> anyhow::Result<Option<InputScales>>,
     ) -> anyhow::Result<Activation<'_>> {
         let (a, from) = match &self.files {
             Some(files) => {
@@ -64,7 +65,7 @@ impl Source {
             args.a_format == Some(AFormatArg::Nvfp4) || args.quantize == Some(QuantizeArg::Static);
         let dynamic = args.quantize == Some(QuantizeArg::Dynamic);
         let is_float = matches!(a, AOperand::Float(_));
-        prepare(a, shape, args, if is_float && quantizes && !dynamic { input_scale()? } else { None })
+        prepare(a, shape, args, if is_float && quantizes && !dynamic { input_scales()? } else { None })
     }
 }
 
@@ -89,12 +90,12 @@ fn generate(args: &ActivationArgs, k: usize) -> anyhow::Result<AOperand<'static>
     Ok(AOperand::Float(Inputs::seeded(seed).floats("generated A", dtype, m, k)?))
 }
 
-/// Rounds or marks for quantization what `--a-format` and `--quantize` ask for. `input_scale` is the checkpoint's.
+/// Rounds or marks for quantization what `--a-format` and `--quantize` ask for. `input_scales` are the checkpoint's.
 fn prepare<'a>(
     a: AOperand<'a>,
     from: String,
     args: &ActivationArgs,
-    input_scale: Option<f32>,
+    input_scales: Option<InputScales>,
 ) -> anyhow::Result<Activation<'a>> {
     let held = AFormat::of(&a);
     let float = match a {
@@ -123,7 +124,7 @@ fn prepare<'a>(
     let round_to = args.a_format.filter(|&f| f != AFormatArg::Nvfp4);
     let (float, done) = round(float, round_to)?;
     let rounded = done.unwrap_or_else(|| held.to_string());
-    let (quantize, how) = match (args.quantize, input_scale) {
+    let (quantize, how) = match (args.quantize, input_scales) {
         (Some(QuantizeArg::Dynamic), _) => (QuantizeA::Dynamic, "its own scale (dynamic)".to_string()),
         (None, None) => {
             (QuantizeA::Dynamic, "its own scale (dynamic: the checkpoint has no input scale)".to_string())
@@ -131,8 +132,8 @@ fn prepare<'a>(
         (Some(QuantizeArg::Static), None) => {
             bail!("--quantize static: the checkpoint has no input scale for this layer; dynamic is possible")
         }
-        (Some(QuantizeArg::Static) | None, Some(scale)) => {
-            (QuantizeA::Static(scale), format!("the checkpoint's input scale {scale:e} (static)"))
+        (Some(QuantizeArg::Static) | None, Some(scales)) => {
+            (QuantizeA::Static(scales.used()), format!("the checkpoint's input scale {scales}"))
         }
     };
     let origin = format!("{from}, {rounded}, quantized to nvfp4 with {how}");
@@ -202,7 +203,8 @@ mod tests {
         quantize: Option<QuantizeArg>,
         scale: Option<f32>,
     ) -> Activation<'static> {
-        prepare(f32_row(), "x".into(), &args(a_format, quantize), scale).unwrap()
+        let scales = scale.map(|scale| InputScales { gate: scale, up: scale });
+        prepare(f32_row(), "x".into(), &args(a_format, quantize), scales).unwrap()
     }
 
     #[test]
@@ -237,6 +239,23 @@ mod tests {
         let error =
             prepare(f32_row(), "x".into(), &args(nvfp4, Some(QuantizeArg::Static)), None).unwrap_err();
         assert!(error.to_string().contains("no input scale"), "{error}");
+    }
+
+    #[test]
+    fn of_two_input_scales_the_larger_is_taken_and_named() {
+        for (gate, up, said) in [
+            (1e-3, 3e-2, "3e-2 of up (static; the larger of two, that of gate is 1e-3)"),
+            (3e-2, 1e-3, "3e-2 of gate (static; the larger of two, that of up is 1e-3)"),
+            (3e-2, 3e-2, "3e-2 (static)"),
+        ] {
+            let args = args(Some(AFormatArg::Nvfp4), None);
+            let a = prepare(f32_row(), "x".into(), &args, Some(InputScales { gate, up })).unwrap();
+            assert_eq!(a.quantize, QuantizeA::Static(3e-2));
+            assert_eq!(
+                a.origin,
+                format!("x, f32, quantized to nvfp4 with the checkpoint's input scale {said}")
+            );
+        }
     }
 
     #[test]

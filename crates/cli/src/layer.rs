@@ -1,5 +1,7 @@
 //! One MLP of a checkpoint, as the arguments name it.
 
+use std::cmp::Ordering;
+use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
@@ -36,6 +38,36 @@ pub fn open(path: &Path, args: &ReadArgs) -> Result<Checkpoint, Error> {
         },
     };
     Checkpoint::open(path, &options)
+}
+
+/// The scales by which gate and up expect A to be quantized, multipliers.
+#[derive(Debug, Clone, Copy)]
+pub struct InputScales {
+    /// Of the gate projection.
+    pub gate: f32,
+    /// Of the up projection.
+    pub up: f32,
+}
+
+impl InputScales {
+    /// The scale for both, which read the same A: where they were calibrated differently it is the larger one, under
+    /// which neither saturates.
+    pub fn used(self) -> f32 {
+        self.gate.max(self.up)
+    }
+}
+
+impl fmt::Display for InputScales {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { gate, up } = self;
+        match gate.total_cmp(up) {
+            Ordering::Equal => write!(f, "{gate:e} (static)"),
+            Ordering::Greater => {
+                write!(f, "{gate:e} of gate (static; the larger of two, that of up is {up:e})")
+            }
+            Ordering::Less => write!(f, "{up:e} of up (static; the larger of two, that of gate is {gate:e})"),
+        }
+    }
 }
 
 /// Gate and up of a layer, found and not yet read.
@@ -102,11 +134,10 @@ impl<'c> Layer<'c> {
         Ok(dualgemm::weights(self.source.features(features)?))
     }
 
-    /// The scale by which A is quantized, a multiplier. Gate and up read the same A: where they were calibrated
-    /// differently it is the larger one, under which neither saturates.
-    pub fn input_scale(&self) -> Result<Option<f32>, Error> {
+    /// The scales by which A may be quantized.
+    pub fn input_scales(&self) -> Result<Option<InputScales>, Error> {
         let scales = self.source.input_scales()?;
-        Ok(scales.map(|(gate, up)| gate.value().max(up.value())))
+        Ok(scales.map(|(gate, up)| InputScales { gate: gate.value(), up: up.value() }))
     }
 
     /// The down projection that follows.

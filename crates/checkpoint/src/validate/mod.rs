@@ -190,7 +190,7 @@ impl Checkpoint {
             Ok(both) => both,
             Err(e) => return add(findings, &e),
         };
-        let mut compare = |rule, what: &str, gate: GlobalScale, up: GlobalScale| {
+        let mut compare = |rule, what: &str, gate: GlobalScale, up: GlobalScale, then: &str| {
             if gate.value() != up.value() {
                 let ratio = (gate.exact() / up.exact()).max(up.exact() / gate.exact());
                 let of = expert.map_or(String::new(), |e| format!(" of expert {e}"));
@@ -199,16 +199,25 @@ impl Checkpoint {
                     module,
                     format!("{} and {}", gate.held(), up.held()),
                     format!(
-                        "{module}: {what} of gate and up{of} differ, {} and {} (x{ratio:.4}); both are kept",
+                        "{module}: {what} of gate and up{of} differ, {} and {} (x{ratio:.4}); {then}",
                         gate.held(),
                         up.held()
                     ),
                 ));
             }
         };
-        compare("halves-tensor-scale", "tensor scales", both.gate.global_scale(), both.up.global_scale());
+        let (gate, up) = (both.gate.global_scale(), both.up.global_scale());
+        compare("halves-tensor-scale", "tensor scales", gate, up, "both are kept");
         match both.input_scales() {
-            Ok(Some((gate, up))) => compare("halves-input-scale", "activation scales", gate, up),
+            Ok(Some((gate, up))) => {
+                // The larger multiplier, which is the smaller divisor.
+                let wider = if gate.value() > up.value() { gate } else { up };
+                let then = format!(
+                    "the one input of both is quantized by {}, which saturates for neither",
+                    wider.held()
+                );
+                compare("halves-input-scale", "activation scales", gate, up, &then);
+            }
             Ok(None) => {}
             Err(e) => add(findings, &e),
         }

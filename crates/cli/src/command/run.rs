@@ -295,8 +295,8 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
     let (epilogue, activation_from) = layer::epilogue(&checkpoint, &args.epilogue)?;
     let (n, k) = (layer.n(), layer.k());
     let source = Source::open(&args.activations)?;
-    let input_scale = || Ok(layer.input_scale()?);
-    let Activation { a, quantize, origin } = source.activation(&args.activations, k, input_scale)?;
+    let input_scales = || Ok(layer.input_scales()?);
+    let Activation { a, quantize, origin } = source.activation(&args.activations, k, input_scales)?;
     let m = a.rows();
     let desc = DualGemmDesc {
         quantize_a: quantize,

@@ -173,8 +173,8 @@ pub fn run(args: &VerifyArgs, output: &Output) -> anyhow::Result<Verdict> {
             let weights = layer.weights()?;
             let (n, k) = (weights.n(), weights.k());
             let source = Source::open(&args.activations)?;
-            let input_scale = || Ok(layer.input_scale()?);
-            let Activation { a, quantize, origin } = source.activation(&args.activations, k, input_scale)?;
+            let input_scales = || Ok(layer.input_scales()?);
+            let Activation { a, quantize, origin } = source.activation(&args.activations, k, input_scales)?;
             let a = dualgemm::quantize_a(&a, quantize)?;
             same_shape("the product", (a.rows(), n))?;
             let bar = output.progress("reference", n * row_blocks(m, n).count());
