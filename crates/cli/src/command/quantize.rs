@@ -80,8 +80,10 @@ struct Report {
 struct TensorReport {
     name: String,
     shape: [usize; 2],
-    /// The number written as the tensor's scale, whichever way round the producer stores it.
+    /// A multiplier, whichever way round the producer stores it.
     tensor_scale: f32,
+    /// As the file holds it: a divisor in some conventions.
+    tensor_scale_held: f32,
     rel_l2: f64,
     rel_l2_plain: f64,
     non_finite: usize,
@@ -192,7 +194,8 @@ fn quantize_one_group(
         TensorReport {
             name: q.name().into(),
             shape: [q.rows(), q.k()],
-            tensor_scale: q.global_scale().held(),
+            tensor_scale: q.global_scale().value(),
+            tensor_scale_held: q.global_scale().held(),
             rel_l2,
             rel_l2_plain: plain.as_ref().map_or(rel_l2, |plain| relative_l2(&plain[index], x)),
             non_finite: (0..x.rows())

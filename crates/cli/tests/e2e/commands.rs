@@ -166,6 +166,34 @@ fn quantized_files_are_read_back_by_every_producers_name() {
 }
 
 #[test]
+fn tensor_scales_of_quantize_are_those_that_inspect_finds() {
+    let dir = tempfile::tempdir().unwrap();
+    for producer in ["modelopt", "compressed-tensors", "torchao", "te", "ggml"] {
+        let out = dir.path().join(format!("{producer}.safetensors"));
+        let source = data("mlp-bf16.safetensors");
+        let args = ["quantize", arg(&source), arg(&out), "--producer", producer];
+        let (report, text) = (json(&args, 0), dualgemm().args(args).output().unwrap());
+        let text = String::from_utf8(text.stdout).unwrap();
+        let found = json(&["inspect", arg(&out)], 0);
+        for half in ["gate", "up"] {
+            let found = &found["mlps"][0]["entries"][0]["pair"][half];
+            let tensors = report["tensors"].as_array().unwrap();
+            let named =
+                |t: &&serde_json::Value| t["name"].as_str().unwrap().contains(&format!(".{half}_proj"));
+            let written = tensors.iter().find(named).unwrap();
+            for key in ["tensor_scale", "tensor_scale_held"] {
+                assert!(
+                    written[key].is_number() && written[key] == found[key],
+                    "{producer}: {written} {found}"
+                );
+            }
+            let scale = format!("{:e}", written["tensor_scale"].as_f64().unwrap() as f32);
+            assert!(text.split_whitespace().any(|cell| cell == scale), "{producer}: no {scale} in\n{text}");
+        }
+    }
+}
+
+#[test]
 fn the_search_is_better_than_every_producer_and_prints_both_errors() {
     let dir = tempfile::tempdir().unwrap();
     for producer in ["modelopt", "compressed-tensors", "torchao", "te", "ggml"] {
