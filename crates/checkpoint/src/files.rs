@@ -222,7 +222,14 @@ impl TensorFiles {
     /// Lets go of all pages of the files that are in memory. Nothing read from them changes: what is touched again
     /// is read again. For callers that copy weights into another form and would otherwise hold them twice.
     pub fn release_pages(&self) {
-        self.files.iter().for_each(MappedFile::release_pages);
+        self.files.iter().for_each(|file| file.release_pages(0..file.bytes().len()));
+    }
+
+    /// The same for the pages of one tensor, which takes time by its size and not by that of the files.
+    pub(crate) fn release_tensor(&self, name: &str) {
+        if let Some(entry) = self.tensors.get(name) {
+            self.files[entry.file].release_pages(entry.range.clone());
+        }
     }
 
     /// The tensor of that name.

@@ -1,6 +1,7 @@
 //! A file mapped read-only into memory: opening one reads nothing, pages come in as they are touched.
 
 use std::fs::File;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
@@ -44,13 +45,16 @@ impl MappedFile {
         self.map.as_deref().unwrap_or_default()
     }
 
-    /// Lets go of the pages in memory; the next access reads them again.
-    pub(crate) fn release_pages(&self) {
+    /// Lets go of the pages of some bytes; the next access reads them again.
+    pub(crate) fn release_pages(&self, bytes: Range<usize>) {
         #[cfg(unix)]
         if let Some(map) = &self.map {
+            let dont_need = memmap2::UncheckedAdvice::DontNeed;
             // SAFETY: pages of a read-only mapping are never dirty, so what is read again is what was there. A
             // refusal changes nothing.
-            let _ = unsafe { map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+            let _ = unsafe { map.unchecked_advise_range(dont_need, bytes.start, bytes.len()) };
         }
+        #[cfg(not(unix))]
+        let _ = bytes;
     }
 }

@@ -23,6 +23,9 @@ use crate::gate_up::{GateUpOrder, Half};
 use crate::gguf::mxfp4;
 use crate::{Dtype, Error, TensorView};
 
+/// Bytes of GGUF blocks that are unpacked at a time where only their scales are kept.
+const RUN_BYTES: usize = 1 << 20;
+
 /// Where a module's scales are.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Arrangement {
@@ -260,6 +263,35 @@ impl<'a> Stored<'a> {
         packed
     }
 
+    /// The block scales of the matrix, or of that of an expert. Where codes lie between them, they are read too, a run
+    /// of rows at a time, and `release` is called after each.
+    pub(crate) fn scales(&self, expert: Option<usize>, release: impl Fn()) -> BlockScales<'a> {
+        let stored = self.part(self.scales.as_ref().map_or(&[][..], |s| s.bytes), expert);
+        let (bytes, layout) = match self.arrangement {
+            Arrangement::Rows(layout) => (stored.into(), layout),
+            Arrangement::Transposed => {
+                (transpose(stored, self.rows, 0..self.rows).into(), ScaleLayout::Linear)
+            }
+            Arrangement::Gguf => {
+                let run = (RUN_BYTES / (self.k / 2)).max(1);
+                let mut scales = Vec::with_capacity(self.rows * (self.k / self.format.block_len()));
+                for first in (0..self.rows).step_by(run) {
+                    let rows = first..self.rows.min(first + run);
+                    scales.extend_from_slice(&self.packed_rows(expert, GlobalScale::ONE, rows).scales);
+                    release();
+                }
+                (scales.into(), ScaleLayout::Linear)
+            }
+        };
+        let blocks = self.k / self.format.block_len();
+        BlockScales { name: self.name(expert), format: self.format, rows: self.rows, blocks, bytes, layout }
+    }
+
+    /// What error messages call a half of a fused weight.
+    pub(crate) fn half_name(&self, expert: Option<usize>, half: Half) -> String {
+        self.name(expert) + if half == Half::Gate { " (gate)" } else { " (up)" }
+    }
+
     /// Checks that the rows of a fused weight fit an order.
     pub(crate) fn check_order(&self, order: GateUpOrder) -> Result<(), Error> {
         let multiple = order.row_multiple();
@@ -288,7 +320,7 @@ impl<'a> Stored<'a> {
                 both.gather(rows.map(|row| order.fused_row(half, row - start, end - start)))
             }
         };
-        packed.name += if half == Half::Gate { " (gate)" } else { " (up)" };
+        packed.name = self.half_name(expert, half);
         packed
     }
 }
@@ -303,6 +335,26 @@ fn transpose(bytes: &[u8], row_len: usize, columns: Range<usize>) -> Vec<u8> {
         }
     }
     out
+}
+
+/// The block scales of one matrix, without its codes.
+#[derive(Debug, Clone)]
+pub(crate) struct BlockScales<'a> {
+    pub(crate) name: String,
+    pub(crate) format: BlockFormat,
+    pub(crate) rows: usize,
+    pub(crate) blocks: usize,
+    /// All bytes, padding included, in the order of `layout`.
+    pub(crate) bytes: Cow<'a, [u8]>,
+    pub(crate) layout: ScaleLayout,
+}
+
+impl BlockScales<'_> {
+    /// Row, block and byte of every scale.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = ((usize, usize), u8)> {
+        let places = (0..self.rows).flat_map(|row| (0..self.blocks).map(move |block| (row, block)));
+        places.map(|(row, block)| ((row, block), self.bytes[self.layout.offset(row, block, self.blocks)]))
+    }
 }
 
 /// One matrix, dense, before it becomes a [`QuantizedMatrix`].

@@ -80,6 +80,31 @@ impl<'a> GateUpSource<'a> {
         self.input.clone()
     }
 
+    /// What error messages call gate and up.
+    pub fn names(&self) -> (String, String) {
+        match &self.weights {
+            Weights::Separate { gate: (gate, _), up: (up, _) } => {
+                (gate.name(self.expert), up.name(self.expert))
+            }
+            Weights::Fused { both, .. } => {
+                (both.half_name(self.expert, Half::Gate), both.half_name(self.expert, Half::Up))
+            }
+        }
+    }
+
+    /// Tensor scales of gate and up.
+    pub fn tensor_scales(&self) -> (GlobalScale, GlobalScale) {
+        match &self.weights {
+            Weights::Separate { gate: (_, gate), up: (_, up) } => (*gate, *up),
+            Weights::Fused { global, .. } => (*global, *global),
+        }
+    }
+
+    /// Whether gate and up have biases.
+    pub fn has_bias(&self) -> bool {
+        self.bias.is_some()
+    }
+
     fn stored(&self) -> &Stored<'a> {
         match &self.weights {
             Weights::Separate { gate: (stored, _), .. } | Weights::Fused { both: stored, .. } => stored,

@@ -20,6 +20,9 @@ fn assert_runs(source: &GateUpSource<'_>, whole: &GateUp<'_>) {
     let n = whole.gate.rows();
     assert_eq!((source.n(), source.k(), source.format()), (n, whole.gate.k(), whole.gate.format()));
     assert_eq!(format!("{:?}", source.input_scales()), format!("{:?}", whole.input_scales()));
+    assert_eq!(source.names(), (whole.gate.name().into(), whole.up.name().into()));
+    assert_eq!(source.tensor_scales(), (whole.gate.global_scale(), whole.up.global_scale()));
+    assert_eq!(source.has_bias(), whole.bias.is_some());
     for rows in
         [0..n, 0..1, 7..33, 64..128, 96..n, n - 1..n].into_iter().filter(|r| r.start < r.end && r.end <= n)
     {

@@ -4,7 +4,7 @@ mod common;
 
 use std::io::Write;
 
-use dualgemm_checkpoint::{Checkpoint, OpenOptions};
+use dualgemm_checkpoint::{Checkpoint, Dtype, OpenOptions};
 
 /// High-water mark of resident memory, in bytes.
 fn peak() -> u64 {
@@ -15,6 +15,47 @@ fn peak() -> u64 {
 
 #[cfg_attr(not(target_os = "linux"), ignore = "needs /proc")]
 #[test]
+fn memory_stays_below_the_files() {
+    // The mark never falls: what holds least comes first.
+    gguf_is_looked_at_without_codes_and_validated_in_pieces();
+    loading_maps_and_does_not_copy();
+}
+
+fn gguf_is_looked_at_without_codes_and_validated_in_pieces() {
+    // Gate and up of one layer, [28672, 4096] each: 132 MB of zeros, sparse on disk.
+    let (n, k) = (28672usize, 4096usize);
+    let bytes = n * k / 64 * 36;
+    let string = |s: &str| [&(s.len() as u64).to_le_bytes(), s.as_bytes()].concat();
+    let mut header = b"GGUF\x03\0\0\0".to_vec();
+    header.extend([2u64, 1].map(u64::to_le_bytes).concat());
+    header.extend([string("general.architecture"), 8u32.to_le_bytes().into(), string("llama")].concat());
+    for (i, half) in ["gate", "up"].iter().enumerate() {
+        header.extend(string(&format!("blk.0.ffn_{half}.weight")));
+        header.extend(2u32.to_le_bytes());
+        header.extend([k as u64, n as u64].map(u64::to_le_bytes).concat());
+        header.extend(Dtype::GGML_NVFP4.to_le_bytes());
+        header.extend(((i * bytes) as u64).to_le_bytes());
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    let mut file = std::fs::File::create(&path).unwrap();
+    file.write_all(&header).unwrap();
+    let size = (header.len().next_multiple_of(32) + 2 * bytes) as u64;
+    file.set_len(size).unwrap();
+
+    let before = peak();
+    let checkpoint = Checkpoint::open(&path, &OpenOptions::default()).unwrap();
+    let source = checkpoint.gate_up_source(0).unwrap();
+    assert_eq!((source.n(), source.k()), (n, k));
+    assert_eq!(source.names().1, "blk.0.ffn_up.weight");
+    assert_eq!(source.tensor_scales().0.value(), 1.0);
+    let looked = peak() - before;
+    assert!(looked < size / 20, "looking at the layer took {looked} of {size} bytes");
+    assert_eq!(checkpoint.validate(), []);
+    let validated = peak() - before;
+    assert!(validated < size / 5, "validating took {validated} of {size} bytes");
+}
+
 fn loading_maps_and_does_not_copy() {
     // 12 layers of gate and up, [4096, 4096] each: 200 MB, sparse on disk.
     const LAYERS: usize = 12;

@@ -4,6 +4,7 @@
 //! <https://docs.nvidia.com/cuda/parallel-thread-execution/#warp-level-block-scaling>; mxfp4, OCP Microscaling Formats
 //! (MX) v1.0, section 5 <https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf>.
 
+use crate::Error;
 use crate::scalar::{e4m3, ue8m0};
 
 /// A 4-bit block format. Both hold e2m1 codes; they differ in block length and scale type.
@@ -43,6 +44,18 @@ impl BlockFormat {
             (Self::Nvfp4, 0x80..) => Some("negative"),
             _ => None,
         }
+    }
+
+    /// Checks the scale byte of one block of a tensor.
+    ///
+    /// # Errors
+    /// If it is NaN or negative.
+    #[inline]
+    pub fn check_scale(self, tensor: &str, (row, block): (usize, usize), byte: u8) -> Result<(), Error> {
+        self.scale_fault(byte).map_or(Ok(()), |what| {
+            let valid = self.valid_scales();
+            Err(Error::ScaleByte { tensor: tensor.into(), row, block, byte, what, valid })
+        })
     }
 
     /// The scale bytes that [`scale_fault`](Self::scale_fault) lets pass, for messages.

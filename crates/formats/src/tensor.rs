@@ -273,17 +273,7 @@ impl<'a> QuantizedMatrix<'a> {
     pub fn check_scales(&self) -> Result<(), Error> {
         for row in 0..self.rows {
             for block in 0..self.blocks() {
-                let byte = self.scale_byte(row, block);
-                if let Some(what) = self.format.scale_fault(byte) {
-                    return Err(Error::ScaleByte {
-                        tensor: self.name.clone(),
-                        row,
-                        block,
-                        byte,
-                        what,
-                        valid: self.format.valid_scales(),
-                    });
-                }
+                self.format.check_scale(&self.name, (row, block), self.scale_byte(row, block))?;
             }
         }
         Ok(())

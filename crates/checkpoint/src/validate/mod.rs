@@ -5,12 +5,13 @@ mod scale_order;
 
 use std::path::Path;
 
-use dualgemm_formats::{GlobalScale, GlobalScaleSource, QuantizedMatrix, ScaleLayout};
+use dualgemm_formats::{GlobalScale, GlobalScaleSource, ScaleLayout};
 
 pub use rules::{RULES, Rule, Severity};
 
 use crate::convention::{Role, ScaleSense};
 use crate::module::{MlpKind, Place, Projection};
+use crate::packed::BlockScales;
 use crate::scheme::Weights;
 use crate::{Checkpoint, Error, OpenOptions};
 
@@ -49,7 +50,8 @@ pub fn validate(path: &Path, options: &OpenOptions) -> Vec<Finding> {
 }
 
 impl Checkpoint {
-    /// Checks every quantized module and every gated MLP; reads all scales and no codes.
+    /// Checks every quantized module and every gated MLP; reads all scales, and codes only where they lie
+    /// between scales, as in GGUF, a piece at a time.
     pub fn validate(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
         self.check_configs(&mut findings);
@@ -109,9 +111,11 @@ impl Checkpoint {
             None => vec![None],
         };
         for expert in experts {
-            let matrix = self.packed(&stored, name, expert).and_then(|p| p.matrix(self.files().root()));
-            match matrix {
-                Ok(matrix) => self.check_matrix(&matrix, findings),
+            match self.checked_scale(name, &stored, expert) {
+                Ok(global) => {
+                    let release = || self.files().release_tensor(stored.weight_name());
+                    check_scales(&stored.scales(expert, release), global, findings);
+                }
                 Err(e) => findings.push(Finding::from(&e)),
             }
             if let Err(e) = self.input_scale(name, &stored, expert) {
@@ -122,55 +126,6 @@ impl Checkpoint {
                 }
                 findings.push(finding);
             }
-        }
-    }
-
-    fn check_matrix(&self, m: &QuantizedMatrix<'_>, findings: &mut Vec<Finding>) {
-        let mut push = |rule, value: String, message: String| {
-            findings.push(Finding::new(rule, m.name(), value, format!("{}: {message}", m.name())));
-        };
-        let faulty = (0..m.rows())
-            .flat_map(|r| (0..m.blocks()).map(move |b| m.scale_byte(r, b)))
-            .filter(|&b| m.format().scale_fault(b).is_some())
-            .count();
-        if let Err(first) = m.check_scales() {
-            let first = first.to_string();
-            let first = first.strip_prefix(m.name()).and_then(|m| m.strip_prefix(": ")).unwrap_or(&first);
-            push("scale-byte", format!("{faulty} bytes"), format!("{first} ({faulty} such bytes)"));
-        } else if let Some(better) = scale_order::better_layout(m) {
-            push(
-                "scale-order",
-                m.scale_layout().to_string(),
-                format!("block scales look like {better} order but are read as {}", m.scale_layout()),
-            );
-        }
-        let padding = nonzero_padding(m);
-        if padding > 0 {
-            push(
-                "scale-padding",
-                format!("{padding} bytes"),
-                format!("{padding} padding bytes of its {} scales are not zero", m.scale_layout()),
-            );
-        }
-        let scale = m.global_scale();
-        let (sense, wrong) = match scale.source() {
-            GlobalScaleSource::Multiplier => (ScaleSense::Multiplier, scale.held() >= 1.0),
-            GlobalScaleSource::Divisor(d) => (ScaleSense::Divisor, d <= 1.0),
-            GlobalScaleSource::Absent => return,
-        };
-        if wrong {
-            let (what, usual) = match sense {
-                ScaleSense::Multiplier => ("multiplier", "below 1"),
-                ScaleSense::Divisor => ("divisor", "above 1"),
-            };
-            push(
-                "tensor-scale-sense",
-                scale.held().to_string(),
-                format!(
-                    "tensor scale {} as a {what}, which is {usual} unless |w| exceeds 2688",
-                    scale.held()
-                ),
-            );
         }
     }
 
@@ -186,7 +141,7 @@ impl Checkpoint {
                 findings.push(finding);
             }
         };
-        let both = match self.gate_up_of(mlp, expert) {
+        let both = match self.source_of(mlp, expert) {
             Ok(both) => both,
             Err(e) => return add(findings, &e),
         };
@@ -206,7 +161,7 @@ impl Checkpoint {
                 ));
             }
         };
-        let (gate, up) = (both.gate.global_scale(), both.up.global_scale());
+        let (gate, up) = both.tensor_scales();
         compare("halves-tensor-scale", "tensor scales", gate, up, "both are kept");
         match both.input_scales() {
             Ok(Some((gate, up))) => {
@@ -229,15 +184,58 @@ impl Checkpoint {
     }
 }
 
+/// Checks the values of block scales and of the tensor scale above them.
+fn check_scales(scales: &BlockScales<'_>, global: GlobalScale, findings: &mut Vec<Finding>) {
+    let name = &scales.name;
+    let mut push = |rule, value: String, message: String| {
+        findings.push(Finding::new(rule, name, value, format!("{name}: {message}")));
+    };
+    let mut faults =
+        scales.iter().filter_map(|(place, byte)| scales.format.check_scale(name, place, byte).err());
+    if let Some(first) = faults.next() {
+        let faulty = 1 + faults.count();
+        let first = first.to_string();
+        let first = first.strip_prefix(name).and_then(|m| m.strip_prefix(": ")).unwrap_or(&first);
+        push("scale-byte", format!("{faulty} bytes"), format!("{first} ({faulty} such bytes)"));
+    } else if let Some(better) = scale_order::better_layout(scales) {
+        push(
+            "scale-order",
+            scales.layout.to_string(),
+            format!("block scales look like {better} order but are read as {}", scales.layout),
+        );
+    }
+    let padding = nonzero_padding(scales);
+    if padding > 0 {
+        push(
+            "scale-padding",
+            format!("{padding} bytes"),
+            format!("{padding} padding bytes of its {} scales are not zero", scales.layout),
+        );
+    }
+    let (sense, wrong) = match global.source() {
+        GlobalScaleSource::Multiplier => (ScaleSense::Multiplier, global.held() >= 1.0),
+        GlobalScaleSource::Divisor(d) => (ScaleSense::Divisor, d <= 1.0),
+        GlobalScaleSource::Absent => return,
+    };
+    if wrong {
+        let (what, usual) = match sense {
+            ScaleSense::Multiplier => ("multiplier", "below 1"),
+            ScaleSense::Divisor => ("divisor", "above 1"),
+        };
+        push(
+            "tensor-scale-sense",
+            global.held().to_string(),
+            format!("tensor scale {} as a {what}, which is {usual} unless |w| exceeds 2688", global.held()),
+        );
+    }
+}
+
 /// Padding bytes that are not zero.
-fn nonzero_padding(m: &QuantizedMatrix<'_>) -> usize {
-    if m.scale_layout() == ScaleLayout::Linear {
+fn nonzero_padding(scales: &BlockScales<'_>) -> usize {
+    if scales.layout == ScaleLayout::Linear {
         return 0;
     }
-    let all = m.scales().iter().filter(|&&b| b != 0).count();
-    let real = (0..m.rows())
-        .flat_map(|r| (0..m.blocks()).map(move |b| m.scale_byte(r, b)))
-        .filter(|&b| b != 0)
-        .count();
+    let all = scales.bytes.iter().filter(|&&b| b != 0).count();
+    let real = scales.iter().filter(|&(_, byte)| byte != 0).count();
     all - real
 }

@@ -5,16 +5,18 @@
 //! together. Both orders are tried where the bytes would fit either; the other order must fit far better before
 //! anything is said.
 
-use dualgemm_formats::{BlockFormat, QuantizedMatrix, ScaleLayout};
+use dualgemm_formats::{BlockFormat, ScaleLayout};
+
+use crate::packed::BlockScales;
 
 /// The other order must explain this many times as much variance.
 const FACTOR: f64 = 2.0;
 
 /// Share of the scales' variance that lies between rows, in `layout`.
-fn between_rows(m: &QuantizedMatrix<'_>, layout: ScaleLayout) -> f64 {
-    let (rows, blocks) = (m.rows(), m.blocks());
+fn between_rows(scales: &BlockScales<'_>, layout: ScaleLayout) -> f64 {
+    let (rows, blocks) = (scales.rows, scales.blocks);
     // A scale byte is close to the logarithm of its value, which is what weights' sizes spread over.
-    let at = |r, b| f64::from(m.scales()[layout.offset(r, b, blocks)]);
+    let at = |r, b| f64::from(scales.bytes[layout.offset(r, b, blocks)]);
     let (mut sum, mut squares, mut means) = (0.0, 0.0, 0.0);
     for r in 0..rows {
         let (mut row, mut row_squares) = (0.0, 0.0);
@@ -32,21 +34,21 @@ fn between_rows(m: &QuantizedMatrix<'_>, layout: ScaleLayout) -> f64 {
 }
 
 /// The layout that the bytes fit far better than the one they are read in, if there is one.
-pub(super) fn better_layout(m: &QuantizedMatrix<'_>) -> Option<ScaleLayout> {
-    let (rows, blocks) = (m.rows(), m.blocks());
-    let other = match m.scale_layout() {
+pub(super) fn better_layout(scales: &BlockScales<'_>) -> Option<ScaleLayout> {
+    let (rows, blocks) = (scales.rows, scales.blocks);
+    let other = match scales.layout {
         ScaleLayout::Linear => ScaleLayout::Sf128x4,
         ScaleLayout::Sf128x4 | ScaleLayout::Sf8x4 => ScaleLayout::Linear,
     };
-    let comparable = m.format() == BlockFormat::Nvfp4
+    let comparable = scales.format == BlockFormat::Nvfp4
         && rows >= 128
         && blocks >= 8
-        && other.checked_len(rows, blocks) == Some(m.scales().len());
+        && other.checked_len(rows, blocks) == Some(scales.bytes.len());
     if !comparable {
         return None;
     }
     // By chance alone row means hold 1 / blocks of the variance.
     let floor = 2.0 / blocks as f64;
-    let (as_read, as_other) = (between_rows(m, m.scale_layout()), between_rows(m, other));
+    let (as_read, as_other) = (between_rows(scales, scales.layout), between_rows(scales, other));
     (as_other > floor && as_other > FACTOR * as_read).then_some(other)
 }

@@ -112,14 +112,19 @@ impl Checkpoint {
                 },
             };
             let packed = |p| mlp.module(own, p).filter(|module| self.is_quantized_module(module));
+            // What the model holds as a copy need not stay in memory as pages of the file too.
+            let release =
+                |module| self.weight(module).iter().for_each(|w| self.files().release_tensor(w.name));
             let mut push = |module, weight, input_scale, bias| {
                 model.linears.push(LinearOut { module, weight, input_scale, bias });
             };
             let (gate, up) = (packed(Projection::Gate), packed(Projection::Up));
             let fused = packed(Projection::GateUp);
             if fused.is_some() || (gate.is_some() && up.is_some()) {
-                done.extend([fused, gate, up].into_iter().flatten());
+                let modules = [fused, gate, up].into_iter().flatten();
+                done.extend(modules.clone());
                 let both = self.gate_up_of(mlp, expert)?;
+                modules.for_each(release);
                 let inputs = both.input_scales()?;
                 let (gate_bias, up_bias) = both.bias.unzip();
                 push(name(Projection::Gate, "gate_proj"), both.gate, inputs.map(|i| i.0), gate_bias);
@@ -128,6 +133,7 @@ impl Checkpoint {
             if let Some(module) = packed(Projection::Down) {
                 done.insert(module);
                 let down = self.down_of(mlp, expert)?;
+                release(module);
                 let input_scale = down.input_scale()?;
                 push(name(Projection::Down, "down_proj"), down.weight, input_scale, down.bias);
             }

@@ -4,8 +4,8 @@ use std::fmt;
 use std::path::PathBuf;
 
 use clap::Args;
-use dualgemm::checkpoint::{Checkpoint, Error, GateUp, MlpInfo, MlpKind};
-use dualgemm::formats::QuantizedMatrix;
+use dualgemm::checkpoint::{Checkpoint, Error, GateUpSource, MlpInfo, MlpKind};
+use dualgemm::formats::GlobalScale;
 use serde::Serialize;
 
 use super::Verdict;
@@ -91,47 +91,46 @@ struct TensorReport {
 }
 
 impl Pair {
-    fn of(gate_up: &GateUp<'_>) -> Self {
-        let (scales, input_scale_fault) = match gate_up.input_scales() {
+    fn of(source: &GateUpSource<'_>) -> Self {
+        let (inputs, input_scale_fault) = match source.input_scales() {
             Ok(scales) => (scales, None),
             Err(error) => (None, Some(error.to_string())),
         };
-        let half = |m: &QuantizedMatrix<'_>, input_scale| HalfReport {
-            tensor: m.name().into(),
-            format: m.format().to_string(),
-            n: m.rows(),
-            k: m.k(),
-            tensor_scale: m.global_scale().value(),
-            tensor_scale_held: m.global_scale().held(),
-            input_scale,
+        let half = |tensor, scale: GlobalScale, input: Option<GlobalScale>| HalfReport {
+            tensor,
+            format: source.format().to_string(),
+            n: source.n(),
+            k: source.k(),
+            tensor_scale: scale.value(),
+            tensor_scale_held: scale.held(),
+            input_scale: input.map(GlobalScale::value),
         };
-        let gate = half(&gate_up.gate, scales.map(|(gate, _)| gate.value()));
-        let up = half(&gate_up.up, scales.map(|(_, up)| up.value()));
-        let ratio = gate_up.gate.global_scale().exact() / gate_up.up.global_scale().exact();
+        let ((gate_name, up_name), (gate, up)) = (source.names(), source.tensor_scales());
+        let ratio = gate.exact() / up.exact();
         Self {
-            gate,
-            up,
+            gate: half(gate_name, gate, inputs.map(|(gate, _)| gate)),
+            up: half(up_name, up, inputs.map(|(_, up)| up)),
             tensor_scale_ratio: ratio.max(1.0 / ratio),
-            bias: gate_up.bias.is_some(),
+            bias: source.has_bias(),
             input_scale_fault,
         }
     }
 }
 
 fn entries(checkpoint: &Checkpoint, info: &MlpInfo) -> Vec<Entry> {
-    let entry = |expert: Option<usize>, found: Result<GateUp<'_>, Error>| {
+    let entry = |expert: Option<usize>, found: Result<GateUpSource<'_>, Error>| {
         let name = expert.map_or(info.path.clone(), |e| format!("{}[{e}]", info.path));
         let (pair, fault) = match found {
-            Ok(gate_up) => (Some(Pair::of(&gate_up)), None),
+            Ok(source) => (Some(Pair::of(&source)), None),
             Err(error) => (None, Some(error.to_string())),
         };
         Entry { name, expert, pair, fault }
     };
     match info.kind {
-        MlpKind::Dense => vec![entry(None, checkpoint.gate_up(info.layer))],
-        MlpKind::Shared => vec![entry(None, checkpoint.shared_gate_up(info.layer))],
+        MlpKind::Dense => vec![entry(None, checkpoint.gate_up_source(info.layer))],
+        MlpKind::Shared => vec![entry(None, checkpoint.shared_gate_up_source(info.layer))],
         MlpKind::Experts => match checkpoint.experts(info.layer) {
-            Ok(experts) => experts.ids().iter().map(|&e| entry(Some(e), experts.gate_up(e))).collect(),
+            Ok(experts) => experts.ids().iter().map(|&e| entry(Some(e), experts.gate_up_source(e))).collect(),
             Err(error) => vec![entry(None, Err(error))],
         },
     }
