@@ -124,6 +124,15 @@ fn prepare<'a>(
     let round_to = args.a_format.filter(|&f| f != AFormatArg::Nvfp4);
     let (float, done) = round(float, round_to)?;
     let rounded = done.unwrap_or_else(|| held.to_string());
+    let mut at = (0..float.rows()).flat_map(|row| (0..float.cols()).map(move |col| (row, col)));
+    if let Some((row, col)) = at.find(|&(row, col)| !float.value(row, col).is_finite()) {
+        // Quantizers make some finite code of it.
+        bail!(
+            "{from}: element [{row},{col}] is {} in {rounded}, which nvfp4 does not have; finite numbers are needed, or \
+             activations that stay floats",
+            float.value(row, col)
+        );
+    }
     let (quantize, how) = match (args.quantize, input_scales) {
         (Some(QuantizeArg::Dynamic), _) => (QuantizeA::Dynamic, "its own scale (dynamic)".to_string()),
         (None, None) => {
@@ -219,6 +228,27 @@ mod tests {
         assert_eq!(AFormat::of(&a.a), AFormat::Bf16);
         assert_eq!(a.a.value(0, 15), f64::from(bf16::from_f32(1.0015).to_f32()));
         assert_eq!(a.origin, "x, f32 rounded to bf16");
+    }
+
+    #[test]
+    fn what_nvfp4_does_not_have_is_refused_where_it_would_be_quantized() {
+        let of = |value: f32, a_format, quantize| {
+            let mut values = [1.0; 32];
+            values[17] = value;
+            let a = AOperand::Float(FloatMatrix::F32(Matrix::new("A", 2, 16, values.to_vec()).unwrap()));
+            prepare(a, "x".into(), &args(a_format, quantize), None).map_err(|e| e.to_string())
+        };
+        let (nvfp4, dynamic) = (Some(AFormatArg::Nvfp4), Some(QuantizeArg::Dynamic));
+        for (value, a_format, quantize) in [
+            (f32::NAN, nvfp4, None),
+            (f32::INFINITY, None, dynamic),
+            // Rounded to infinity first.
+            (1e30, Some(AFormatArg::F16), dynamic),
+        ] {
+            let message = of(value, a_format, quantize).unwrap_err();
+            assert!(message.starts_with("x: element [1,1] is ") && message.contains("nvfp4"), "{message}");
+        }
+        assert!(of(f32::NAN, None, None).is_ok() && of(1e30, nvfp4, None).is_ok());
     }
 
     #[test]
