@@ -91,17 +91,16 @@ impl Inputs {
         rows: usize,
         cols: usize,
     ) -> Result<FloatMatrix<'static>, dualgemm_formats::Error> {
-        let values: Vec<f32> = (0..rows * cols)
-            .map(|_| (self.unit() + self.unit() + self.unit() + self.unit() - 2.0) * 3f32.sqrt())
-            .collect();
+        let values = (0..rows * cols)
+            .map(|_| (self.unit() + self.unit() + self.unit() + self.unit() - 2.0) * 3f32.sqrt());
         Ok(match dtype {
-            FloatType::F32 => FloatMatrix::F32(Matrix::new(name, rows, cols, values)?),
+            FloatType::F32 => FloatMatrix::F32(Matrix::new(name, rows, cols, values.collect::<Vec<_>>())?),
             FloatType::F16 => {
-                let values: Vec<f16> = values.into_iter().map(f16::from_f32).collect();
+                let values: Vec<f16> = values.map(f16::from_f32).collect();
                 FloatMatrix::F16(Matrix::new(name, rows, cols, values)?)
             }
             FloatType::Bf16 => {
-                let values: Vec<bf16> = values.into_iter().map(bf16::from_f32).collect();
+                let values: Vec<bf16> = values.map(bf16::from_f32).collect();
                 FloatMatrix::Bf16(Matrix::new(name, rows, cols, values)?)
             }
         })

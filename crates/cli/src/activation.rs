@@ -78,8 +78,8 @@ fn generate(args: &ActivationArgs, k: usize) -> anyhow::Result<AOperand<'static>
     m.checked_mul(k).filter(|&n| n <= isize::MAX as usize / 8).with_context(|| {
         format!("--m: {m} rows of {k} do not fit the address space; fewer rows are needed")
     })?;
-    // 8 bytes while they are drawn; the memory is asked for where a refusal is an error.
-    if Vec::<u8>::new().try_reserve_exact(m * k * 8).is_err() {
+    // The memory is asked for where a refusal is an error.
+    if Vec::<f32>::new().try_reserve_exact(m * k).is_err() {
         bail!("--m: {m} rows of {k} do not fit the memory; fewer rows are needed");
     }
     let dtype = match args.a_format {
