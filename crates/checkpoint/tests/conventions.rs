@@ -31,17 +31,19 @@ fn modelopt_is_declared_by_hf_quant_config_alone() {
 
 #[test]
 fn modelopt_mixed_precision_names_one_algorithm_per_module() {
-    let config = json!({ "quantization_config": { "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
-        "quantized_layers": {
-            "model.layers.0.mlp": { "quant_algo": "W4A16_NVFP4", "group_size": 16 },
-            DOWN: { "quant_algo": "FP8" } } } });
-    let c = modelopt(config, Some(0.5)).open(&defaults()).unwrap();
-    assert_mlp(&c, [1e-3, 2e-3], None);
-    let e = c.down(0).unwrap_err().to_string();
-    assert_eq!(
-        e,
-        format!("{DOWN}: is not quantized: quant_algo FP8; a 4-bit weight (nvfp4 or mxfp4) is needed")
-    );
+    for algo in ["FP8", "W4A16_AWQ", "W8A8_SQ_PER_CHANNEL", "W8A16"] {
+        let config = json!({ "quantization_config": { "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
+            "quantized_layers": {
+                "model.layers.0.mlp": { "quant_algo": "W4A16_NVFP4", "group_size": 16 },
+                DOWN: { "quant_algo": algo } } } });
+        let c = modelopt(config, Some(0.5)).open(&defaults()).unwrap();
+        assert_mlp(&c, [1e-3, 2e-3], None);
+        let e = c.down(0).unwrap_err().to_string();
+        assert_eq!(
+            e,
+            format!("{DOWN}: is not quantized: quant_algo {algo}; a 4-bit weight (nvfp4 or mxfp4) is needed")
+        );
+    }
 }
 
 #[test]
@@ -192,7 +194,7 @@ fn unknown_methods_algorithms_and_group_sizes_are_named() {
     assert_eq!(
         config(json!({ "quant_method": "modelopt", "quant_algo": "NVFP5" })),
         "DIR/config.json: quant_algo is \"NVFP5\"; valid is NVFP4, W4A16_NVFP4, NVFP4_AWQ, NVFP4_SVD, \
-         W4A8_NVFP4_FP8, W4A8_MXFP4_FP8, MXFP4, MXFP8, FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO, INT4_AWQ and 2 more"
+         W4A8_NVFP4_FP8, W4A8_MXFP4_FP8, MXFP4, MXFP8, FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO, INT4_AWQ and 5 more"
     );
     for size in [0, 32, 128] {
         assert_eq!(

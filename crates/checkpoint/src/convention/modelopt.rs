@@ -63,8 +63,11 @@ const ALGORITHMS: &[(&str, Option<(BlockFormat, Input)>)] = &[
     ("FP8_PER_CHANNEL_PER_TOKEN", None),
     ("FP8_PB_WO", None),
     ("INT4_AWQ", None),
+    ("W4A16_AWQ", None),
     ("W4A8_AWQ", None),
     ("INT8_SQ", None),
+    ("W8A8_SQ_PER_CHANNEL", None),
+    ("W8A16", None),
 ];
 const MIXED: &str = "MIXED_PRECISION";
 
