@@ -257,8 +257,7 @@ impl Checkpoint {
 
     /// Whether an MLP of a layer, or one of its routed experts, has a down projection at all, as part of a checkpoint may not.
     pub fn has_down(&self, layer: usize, kind: MlpKind, expert: Option<usize>) -> bool {
-        let own = |mlp: &Mlp| expert.filter(|_| !mlp.experts().is_empty());
-        self.mlp(layer, kind).is_ok_and(|mlp| mlp.module(own(mlp), Projection::Down).is_some())
+        self.mlp(layer, kind).is_ok_and(|mlp| mlp.module(mlp.own(expert), Projection::Down).is_some())
     }
 
     /// Gate and up of a layer's shared expert.
@@ -310,7 +309,7 @@ impl Checkpoint {
     }
 
     pub(crate) fn down_of(&self, mlp: &Mlp, expert: Option<usize>) -> Result<Linear<'_>, Error> {
-        let own = expert.filter(|_| !mlp.experts().is_empty());
+        let own = mlp.own(expert);
         let module = mlp
             .module(own, Projection::Down)
             .ok_or_else(|| self.missing_module(mlp, own, Projection::Down))?;

@@ -153,6 +153,11 @@ impl Mlp {
         experts
     }
 
+    /// The expert to ask [`module`](Self::module) for: none where all experts are in one tensor.
+    pub(crate) fn own(&self, expert: Option<usize>) -> Option<usize> {
+        expert.filter(|_| !self.experts().is_empty())
+    }
+
     /// Whether gate and up are one tensor.
     pub(crate) fn is_fused(&self) -> bool {
         self.modules.keys().any(|(_, p)| *p == GateUp)

@@ -149,7 +149,7 @@ impl Checkpoint {
 
     /// Gate and up of an MLP or of one of its experts, found and checked against each other.
     pub(crate) fn source_of(&self, mlp: &Mlp, expert: Option<usize>) -> Result<GateUpSource<'_>, Error> {
-        let own = expert.filter(|_| !mlp.experts().is_empty());
+        let own = mlp.own(expert);
         let file = self.files().root();
         if let Some(module) = mlp.module(own, Projection::GateUp) {
             let both = self.stored(module)?;

@@ -130,7 +130,7 @@ impl Checkpoint {
     }
 
     fn check_pair(&self, mlp: &crate::module::Mlp, expert: Option<usize>, findings: &mut Vec<Finding>) {
-        let own = expert.filter(|_| !mlp.experts().is_empty());
+        let own = mlp.own(expert);
         let gate = mlp.module(own, Projection::Gate);
         let fused = mlp.module(own, Projection::GateUp);
         let Some(module) = gate.or(fused).filter(|m| self.is_packed_module(m)) else { return };

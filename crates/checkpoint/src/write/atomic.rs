@@ -100,12 +100,7 @@ impl AtomicFile {
             }
             Err(_) => (behind_links(path), None),
         };
-        let mut builder = tempfile::Builder::new();
-        // As readable as any file, which temporary ones are not by themselves.
-        #[cfg(unix)]
-        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-        builder.prefix(".dualgemm-");
-        let (file, _temporary) = Temporary::list(|| builder.tempfile_in(parent(&path)))
+        let (file, _temporary) = Temporary::list(|| builder(0o666).tempfile_in(parent(&path)))
             .map_err(|e| Error::io(&path, "create a temporary file beside", e))?;
         Ok(Self { path, replaced, out: BufWriter::with_capacity(1 << 20, file), _temporary })
     }
@@ -125,6 +120,18 @@ impl AtomicFile {
         file.persist(&path).map_err(|e| io("rename", e.error))?;
         sync_dir(parent(&path))
     }
+}
+
+/// Temporary names, under a mode of which the umask takes its part: as readable as any file, which temporary ones are not
+/// by themselves.
+fn builder(mode: u32) -> tempfile::Builder<'static, 'static> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".dualgemm-");
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(mode));
+    #[cfg(not(unix))]
+    let _ = mode;
+    builder
 }
 
 /// Where links lead of which the last one leads nowhere.
@@ -172,11 +179,7 @@ impl AtomicDir {
                 });
             }
         }
-        let mut builder = tempfile::Builder::new();
-        #[cfg(unix)]
-        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o777));
-        builder.prefix(".dualgemm-");
-        let (temp, _temporary) = Temporary::list(|| builder.tempdir_in(parent(path)))
+        let (temp, _temporary) = Temporary::list(|| builder(0o777).tempdir_in(parent(path)))
             .map_err(|e| io("create a temporary directory beside", e))?;
         Ok(Self { path: path.into(), temp, _temporary })
     }
