@@ -6,8 +6,8 @@ use crate::pack::CHUNK;
 /// without on Zen 3, and 6 % longer when all four panels are fetched 8 chunks ahead: that is more than a core can wait for.
 pub(crate) const AHEAD: usize = 8 * CHUNK;
 
-/// The same on processors with AVX-512, which can wait for more. On Zen 5 one row of W4A4 takes 30 % less from the last cache
-/// and two rows 40 % less, on Sapphire Rapids one row from DRAM 5 to 15 % less. 32 and 64 chunks take up to 7 % longer.
+/// The same on processors with AVX-512, which can wait for more. On Zen 5 one row of W4A4 takes 26 % less from the last cache
+/// and two rows 38 % less, on Sapphire Rapids one row from DRAM 5 to 15 % less. 32 and 64 chunks take up to 7 % longer.
 pub(crate) const AHEAD_AVX512: usize = 48 * CHUNK;
 
 /// Asks for the lines of a chunk. `chunk` may be any address: asking reads nothing.
