@@ -1,10 +1,10 @@
 //! The whole operation: operands in, C out.
 
 use dualgemm_formats::GlobalScale;
-use dualgemm_gemm::{AOperand, OutFormat, OutScale, OutputMut};
+use dualgemm_gemm::{AOperand, OutputMut};
 
 use crate::aligned::Aligned;
-use crate::output::{Destination, OutputSink, quantize_deferred};
+use crate::output::{Destination, OutputSink, quantize_deferred, quantizer};
 use crate::{CpuPlan, Error, Group, TileEpilogue, Workspace};
 
 /// A planned problem with everything that its runs need. Runs allocate nothing, but that rayon's queue takes a new block every
@@ -17,22 +17,19 @@ use crate::{CpuPlan, Error, Group, TileEpilogue, Workspace};
 pub struct CpuGemm {
     workspace: Workspace,
     epilogue: TileEpilogue,
-    /// C in f32, if its tensor scale is to come from its values.
+    /// C in f32, if its tensor scale is to come from its values and it is computed once.
     deferred: Aligned<f32>,
 }
 
 impl CpuGemm {
     /// Buffers for runs with up to `max_groups` groups. A dynamic tensor scale of C takes `4 · m · n · batch` bytes
-    /// beyond those of A.
+    /// beyond those of A, or [twice the time](crate::CpuOptions::dynamic_c_twice).
     ///
     /// # Errors
     /// If this machine lacks the plan's instruction set, as a plan from elsewhere may ask for.
     pub fn new(plan: &CpuPlan, max_groups: usize) -> Result<Self, Error> {
         let desc = &plan.desc;
-        let values = match desc.out {
-            OutFormat::Nvfp4 { global_scale: OutScale::Dynamic, .. } => plan.rows() * desc.n,
-            _ => 0,
-        };
+        let values = if desc.out.is_dynamic() && !plan.twice { plan.rows() * desc.n } else { 0 };
         Ok(Self {
             workspace: Workspace::new(plan, max_groups)?,
             epilogue: TileEpilogue::new(&desc.epilogue, plan.isa)?,
@@ -68,13 +65,24 @@ impl CpuGemm {
         if a.rows() > workspace.plan().rows() {
             return Err(workspace.plan().not_a(a));
         }
+        let deferred = (!workspace.plan().twice).then_some(&mut deferred[..]);
         let (c, buffers) = Destination::new(out, c, a.rows(), n, deferred)?;
-        let sink = workspace.multiply(a, groups, |a_scale| {
-            Ok(OutputSink { epilogue, groups, a_scale: a_scale.exact(), n, c })
-        })?;
-        Ok(match (sink.c, buffers) {
+        let mut compute = |c| {
+            let sink =
+                |a_scale: GlobalScale| Ok(OutputSink { epilogue, groups, a_scale: a_scale.exact(), n, c });
+            Ok::<_, Error>(workspace.multiply(a, groups, sink)?.c)
+        };
+        Ok(match (compute(c)?, buffers) {
             (Destination::Deferred(values, amax), Some(buffers)) => {
-                Some(quantize_deferred(threads, &values, amax.get(), n, groups, &buffers))
+                let quantizer = quantizer(amax.global_scale());
+                quantize_deferred(threads, &values, &quantizer, n, groups, &buffers);
+                Some(quantizer.global_scale())
+            }
+            (Destination::Amax(amax), Some(buffers)) => {
+                let quantizer = quantizer(amax.global_scale());
+                let scale = quantizer.global_scale();
+                compute(Destination::Nvfp4(buffers, quantizer))?;
+                Some(scale)
             }
             (Destination::Nvfp4(_, quantizer), _) => Some(quantizer.global_scale()),
             _ => None,

@@ -2,7 +2,7 @@
 //!
 //! Conversions round to nearest, ties to even, once, from f32. Blocks of nvfp4 follow Transformer Engine's rule
 //! ([`Producer::Te`]), which is what GPU kernels that write nvfp4 do. With a dynamic tensor scale C is kept in f32
-//! until its largest magnitude is known, and then quantized in a second pass.
+//! until its largest magnitude is known, and then quantized in a second pass; or it is computed twice.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -43,6 +43,8 @@ pub(crate) enum Destination<'a> {
     Nvfp4(Nvfp4<'a>, Quantizer),
     /// To a buffer, until the tensor scale is known.
     Deferred(SharedSlice<'a, f32>, Amax),
+    /// Nowhere: they are computed for the tensor scale alone.
+    Amax(Amax),
 }
 
 /// The buffers of an nvfp4 C.
@@ -54,8 +56,8 @@ pub(crate) struct Nvfp4<'a> {
 }
 
 impl<'a> Destination<'a> {
-    /// The destination for `rows` rows of a C that is planned as `format`. `deferred` holds `rows · n` values if the
-    /// tensor scale is dynamic; then the buffers of C come back as well, for [`quantize_deferred`].
+    /// The destination for `rows` rows of a C that is planned as `format`. If its tensor scale is dynamic, the values go to
+    /// `deferred`, which holds as many, or nowhere, and the buffers of C come back for when the scale is known.
     ///
     /// # Errors
     /// If `out` has another format or size.
@@ -64,7 +66,7 @@ impl<'a> Destination<'a> {
         out: OutputMut<'a>,
         rows: usize,
         n: usize,
-        deferred: &'a mut [f32],
+        deferred: Option<&'a mut [f32]>,
     ) -> Result<(Self, Option<Nvfp4<'a>>), Error> {
         let values = rows * n;
         let expected = |bytes: String| format!("{format} of {bytes}");
@@ -102,8 +104,11 @@ impl<'a> Destination<'a> {
                         (Self::Nvfp4(buffers, quantizer(GlobalScale::multiplier(scale))), None)
                     }
                     OutScale::Dynamic => {
-                        let values = SharedSlice::new(&mut deferred[..values]);
-                        (Self::Deferred(values, Amax::default()), Some(buffers))
+                        let c = match deferred {
+                            Some(c) => Self::Deferred(SharedSlice::new(&mut c[..values]), Amax::default()),
+                            None => Self::Amax(Amax::default()),
+                        };
+                        (c, Some(buffers))
                     }
                 }
             }
@@ -124,7 +129,7 @@ impl TileSink for OutputSink<'_> {
     fn store(&self, tile: &mut Tile<'_>) {
         self.epilogue.apply(tile, self.groups[tile.rows.group].weights, self.a_scale);
         let rows = &tile.sums.as_chunks::<TILE_COLS>().0[..tile.rows.rows];
-        if let Destination::Deferred(_, amax) = &self.c {
+        if let Destination::Deferred(_, amax) | Destination::Amax(amax) = &self.c {
             amax.include(rows.iter().flat_map(|row| &row[..tile.cols]));
         }
         for (row, values) in rows.iter().enumerate() {
@@ -143,6 +148,7 @@ impl TileSink for OutputSink<'_> {
                         let block = &values.as_chunks::<PANEL>().0[0];
                         buffers.write(quantizer, row, tile.first_col / PANEL, self.n / PANEL, block);
                     }
+                    Destination::Amax(_) => {}
                 }
             }
         }
@@ -171,17 +177,15 @@ impl Nvfp4<'_> {
     }
 }
 
-/// The second pass of a dynamic tensor scale: quantizes the rows of `groups` and returns the scale.
+/// The second pass of a dynamic tensor scale: quantizes the rows of `groups`.
 pub(crate) fn quantize_deferred(
     threads: usize,
     values: &SharedSlice<'_, f32>,
-    amax: f32,
+    quantizer: &Quantizer,
     n: usize,
     groups: &[Group<'_>],
     to: &Nvfp4<'_>,
-) -> GlobalScale {
-    let scale = Producer::Te.global_scale(amax, FloatType::F32);
-    let quantizer = quantizer(scale);
+) {
     let rows = groups.last().map_or(0, |group| group.first_row + group.rows);
     threads::for_each(
         threads,
@@ -195,15 +199,15 @@ pub(crate) fn quantize_deferred(
                 let blocks = unsafe { values.part(row * n, n) }.as_chunks::<PANEL>().0;
                 for (block, values) in blocks.iter().enumerate() {
                     // SAFETY: a block is of one row, and each row is claimed once.
-                    unsafe { to.write(&quantizer, row, block, blocks.len(), values) };
+                    unsafe { to.write(quantizer, row, block, blocks.len(), values) };
                 }
             }
         },
     );
-    scale
 }
 
-fn quantizer(scale: GlobalScale) -> Quantizer {
+/// The quantizer of C under a tensor scale.
+pub(crate) fn quantizer(scale: GlobalScale) -> Quantizer {
     Quantizer::new(Producer::Te, scale, FloatType::F32, Search::Plain)
 }
 
@@ -219,8 +223,8 @@ impl Amax {
         self.0.fetch_max(largest, Ordering::Relaxed);
     }
 
-    /// The largest magnitude, 0 if there was none.
-    pub(crate) fn get(&self) -> f32 {
-        f32::from_bits(self.0.load(Ordering::Relaxed))
+    /// The tensor scale that it calls for.
+    pub(crate) fn global_scale(&self) -> GlobalScale {
+        Producer::Te.global_scale(f32::from_bits(self.0.load(Ordering::Relaxed)), FloatType::F32)
     }
 }

@@ -42,6 +42,17 @@ pub(crate) fn cut(groups: impl Iterator<Item = Range<usize>>, most: usize, tiles
     }
 }
 
+/// Splits tiles into runs of tiles that span up to `most` rows.
+pub(crate) fn waves(mut tiles: &[RowTile], most: usize) -> impl Iterator<Item = &[RowTile]> {
+    std::iter::from_fn(move || {
+        let first_row = tiles.first()?.first_row;
+        let count = tiles.partition_point(|tile| tile.first_row + tile.rows <= first_row + most);
+        let (wave, rest) = tiles.split_at(count);
+        tiles = rest;
+        Some(wave)
+    })
+}
+
 /// Multiplies every tile with every panel of its group's weights and hands the sums to the sink.
 pub(crate) fn run<'w>(
     sums: &[TileSums],
@@ -97,5 +108,18 @@ mod tests {
                 assert!(sizes.clone().max().unwrap_or(0) - sizes.min().unwrap_or(0) <= 1);
             }
         }
+    }
+
+    #[test]
+    fn waves_are_as_long_as_the_rows_they_span_allow() {
+        let tile = |&(first_row, rows): &(usize, usize)| RowTile { group: 0, first_row, rows };
+        let tiles: Vec<RowTile> =
+            [(3, 4), (7, 4), (11, 4), (30, 8), (40, 8), (48, 1)].iter().map(tile).collect();
+        let lengths = |most| waves(&tiles, most).map(<[RowTile]>::len).collect::<Vec<_>>();
+        assert_eq!(lengths(8), [2, 1, 1, 1, 1]);
+        assert_eq!(lengths(12), [3, 1, 2]);
+        assert_eq!(lengths(46), [6]);
+        assert!(waves(&tiles, 8).flatten().eq(&tiles));
+        assert_eq!(waves(&[], 8).count(), 0);
     }
 }

@@ -8,8 +8,13 @@ use crate::pack::{CHUNK_K, PackedGateUp};
 use crate::plan::CpuPlan;
 use crate::schedule::{self, TileSums};
 use crate::threads::{self, SharedSlice};
-use crate::tile::{RowTile, TileSink};
+use crate::tile::{MAX_TILE_ROWS, RowTile, TileSink};
 use crate::{Error, w4a4, w4a16};
+
+/// Rows of A that are prepared and multiplied before the next: they bound the memory that A takes, and are many items of work
+/// for every thread.
+const WAVE_ROWS: usize = 1024;
+const _: () = assert!(MAX_TILE_ROWS <= WAVE_ROWS);
 
 /// Rows of A that share a pair of weights: an expert of a mixture, or an entry of a batch.
 #[derive(Debug, Clone, Copy)]
@@ -48,11 +53,12 @@ impl Workspace {
     pub fn new(plan: &CpuPlan, max_groups: usize) -> Result<Self, Error> {
         plan.check()?;
         let (rows, k) = (plan.rows(), plan.desc.k);
+        let wave = rows.min(WAVE_ROWS);
         let activations = match plan.desc.a_compute().block_format() {
-            Some(_) => Activations::W4a4(w4a4::Kernel::new(plan.isa)?, Aligned::zeroed(rows * (k / CHUNK_K))),
+            Some(_) => Activations::W4a4(w4a4::Kernel::new(plan.isa)?, Aligned::zeroed(wave * (k / CHUNK_K))),
             None => {
                 let kernel = w4a16::Kernel::new(plan.isa, plan.desc.b)?;
-                Activations::W4a16(kernel, Aligned::zeroed(w4a16::buffer_len(rows, k)))
+                Activations::W4a16(kernel, Aligned::zeroed(w4a16::buffer_len(wave, rows, k)))
             }
         };
         Ok(Self {
@@ -103,14 +109,18 @@ impl Workspace {
                     (_, None) => return Err(self.plan.not_a(a)),
                 };
                 let sink = sink(scale)?;
-                let kernel = kernel.prepare(threads, &source, tiles, blocks);
-                schedule::run(sums, tiles, weights_of, &kernel, &sink);
+                for tiles in schedule::waves(tiles, WAVE_ROWS) {
+                    let kernel = kernel.prepare(threads, &source, tiles, blocks);
+                    schedule::run(sums, tiles, weights_of, &kernel, &sink);
+                }
                 Ok(sink)
             }
             (Activations::W4a16(kernel, buffer), AOperand::Float(a)) => {
                 let sink = sink(GlobalScale::ONE)?;
-                let kernel = kernel.prepare(threads, a, self.plan.rows(), tiles, buffer);
-                schedule::run(sums, tiles, weights_of, &kernel, &sink);
+                for tiles in schedule::waves(tiles, WAVE_ROWS) {
+                    let kernel = kernel.prepare(threads, a, self.plan.rows(), tiles, buffer);
+                    schedule::run(sums, tiles, weights_of, &kernel, &sink);
+                }
                 Ok(sink)
             }
             (Activations::W4a16(..), AOperand::Quantized(_)) => Err(self.plan.not_a(a)),

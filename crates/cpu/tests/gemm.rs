@@ -83,7 +83,10 @@ fn desc(a: &AOperand<'_>, weights: &GateUp<'_>, activation: Activation) -> DualG
 }
 
 fn gemm(desc: &DualGemmDesc, isa: Isa) -> CpuGemm {
-    let options = CpuOptions { isa: Some(isa), ..CpuOptions::default() };
+    gemm_with(desc, CpuOptions { isa: Some(isa), ..CpuOptions::default() })
+}
+
+fn gemm_with(desc: &DualGemmDesc, options: CpuOptions) -> CpuGemm {
     CpuGemm::new(&CpuPlan::new(desc, options).unwrap(), 4).unwrap()
 }
 
@@ -352,12 +355,15 @@ fn nvfp4_output_is_the_quantized_f32_output_exact() {
         let wide = run_f32(&desc, Isa::best(), &a, &weights);
         let wide = FloatMatrix::F32(Matrix::new("c", m, n, wide).unwrap());
         for scale_layout in ScaleLayout::ALL {
-            for global_scale in [OutScale::Static(0.01), OutScale::Dynamic] {
+            let ways =
+                [(OutScale::Static(0.01), true), (OutScale::Dynamic, false), (OutScale::Dynamic, true)];
+            for (global_scale, dynamic_c_twice) in ways {
                 desc.out = OutFormat::Nvfp4 { scale_layout, global_scale };
+                let options = CpuOptions { dynamic_c_twice, ..CpuOptions::default() };
                 let (mut codes, mut scales) =
                     (vec![0xEE; m * n / 2], vec![0xEE; scale_layout.len(m, n / 16)]);
                 let out = OutputMut::Nvfp4 { codes: &mut codes, scales: &mut scales };
-                let scale = gemm(&desc, Isa::best()).run(&a, &group, out).unwrap().unwrap();
+                let scale = gemm_with(&desc, options).run(&a, &group, out).unwrap().unwrap();
                 let want = match global_scale {
                     OutScale::Static(x) => {
                         quantize_with("c", &wide, Producer::Te, Search::Plain, GlobalScale::multiplier(x))
@@ -423,12 +429,52 @@ fn groups_have_their_own_weights_and_gaps_stay_untouched_exact() {
 
         let scale_layout = ScaleLayout::Sf128x4;
         desc.out = OutFormat::Nvfp4 { scale_layout, global_scale: OutScale::Dynamic };
-        let (mut codes, mut scales) = (vec![0xEE; 40 * n / 2], vec![0xEE; scale_layout.len(40, n / 16)]);
-        let out = OutputMut::Nvfp4 { codes: &mut codes, scales: &mut scales };
-        gemm(&desc, Isa::best()).run(&a, &groups, out).unwrap();
-        assert!(codes[20 * n / 2..25 * n / 2].iter().all(|&x| x == 0xEE));
-        assert!((20..25).all(|row| (0..2).all(|b| scales[scale_layout.offset(row, b, 2)] == 0)));
-        assert!((25..40).all(|row| (0..2).any(|b| scales[scale_layout.offset(row, b, 2)] != 0)));
+        for dynamic_c_twice in [false, true] {
+            let (mut codes, mut scales) = (vec![0xEE; 40 * n / 2], vec![0xEE; scale_layout.len(40, n / 16)]);
+            let out = OutputMut::Nvfp4 { codes: &mut codes, scales: &mut scales };
+            let options = CpuOptions { dynamic_c_twice, ..CpuOptions::default() };
+            gemm_with(&desc, options).run(&a, &groups, out).unwrap();
+            assert!(codes[20 * n / 2..25 * n / 2].iter().all(|&x| x == 0xEE));
+            assert!((20..25).all(|row| (0..2).all(|b| scales[scale_layout.offset(row, b, 2)] == 0)));
+            assert!((25..40).all(|row| (0..2).any(|b| scales[scale_layout.offset(row, b, 2)] != 0)));
+        }
+    }
+}
+
+/// A is prepared some rows at a time, in buffers for as many: a row is what it is on its own, wherever it lies.
+#[test]
+fn more_rows_than_are_prepared_at_a_time_are_each_right() {
+    let (m, n, k) = (2600, 20, 32);
+    for (a_format, exact) in [(AFormat::Nvfp4, true), (AFormat::F32, false), (AFormat::Bf16, false)] {
+        let mut random = Random(18);
+        let a = random.activations(a_format, m, k);
+        let pairs = [1, 2].map(|seed| Random(seed).weights(BlockFormat::Nvfp4, n, k));
+        let packed = [0, 1].map(|i| PackedGateUp::pack(&pairs[i]).unwrap());
+        let ranges = [5..1300, 1301..1302, 1400..2599];
+        let groups = [0, 1, 2].map(|i| Group {
+            first_row: ranges[i].start,
+            rows: ranges[i].len(),
+            weights: &packed[i % 2],
+        });
+        let desc = desc(&a, &pairs[0], Activation::Silu);
+        let mut c = vec![-7.5f32; m * n];
+        gemm(&desc, Isa::best()).run(&a, &groups, OutputMut::F32(&mut c)).unwrap();
+        for (i, range) in ranges.iter().enumerate() {
+            let got = &c[range.start * n..range.end * n];
+            let want = reference(&desc.epilogue, &a, range.clone(), &pairs[i % 2]);
+            let distance = Comparison::new(got, &want, n).unwrap();
+            assert!(distance.rel_l2 < 1e-6, "{a_format}: {distance:?}");
+            let mut alone = vec![-7.5f32; m * n];
+            for first in range.clone().step_by(64) {
+                let rows = (range.end - first).min(64);
+                let group = Group { first_row: first, rows, weights: &packed[i % 2] };
+                gemm(&desc, Isa::best()).run(&a, &[group], OutputMut::F32(&mut alone)).unwrap();
+            }
+            assert!(!exact || got == &alone[range.start * n..range.end * n], "{a_format}");
+        }
+        assert!(
+            [0..5, 1300..1301, 1302..1400, 2599..2600].into_iter().flatten().all(|row| c[row * n] == -7.5)
+        );
     }
 }
 

@@ -77,7 +77,11 @@ fn planned_products_allocate_nothing() {
             DualGemmDesc { quantize_a, ..DualGemmDesc::new(m, n, k, AFormat::of(&a), BlockFormat::Nvfp4) };
         for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
             pool.install(|| {
-                let plan = CpuPlan::new(&desc, CpuOptions { isa: Some(isa), threads: Some(2) }).unwrap();
+                let plan = CpuPlan::new(
+                    &desc,
+                    CpuOptions { isa: Some(isa), threads: Some(2), ..CpuOptions::default() },
+                )
+                .unwrap();
                 let mut workspace = Workspace::new(&plan, groups.len()).unwrap();
                 let before = ALLOCATIONS.load(Ordering::SeqCst);
                 for _ in 0..50 {

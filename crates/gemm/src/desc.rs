@@ -106,6 +106,11 @@ impl OutFormat {
             Self::Nvfp4 { .. } => 4.5,
         }
     }
+
+    /// Whether the tensor scale comes from the values of C, and so is known when all are.
+    pub const fn is_dynamic(self) -> bool {
+        matches!(self, Self::Nvfp4 { global_scale: OutScale::Dynamic, .. })
+    }
 }
 
 impl std::fmt::Display for AFormat {

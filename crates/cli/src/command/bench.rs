@@ -318,7 +318,7 @@ impl Operands {
     }
 
     fn measure(&self, args: &BenchArgs, desc: &DualGemmDesc, roofline: &Roofline) -> anyhow::Result<Row> {
-        let options = CpuOptions { isa: args.isa, threads: None };
+        let options = CpuOptions { isa: args.isa, ..CpuOptions::default() };
         let plan = DualGemm::plan(desc, &Target::Cpu(options))?;
         let packed = plan.prepack(&self.weights)?;
         let sets = vec![packed; self.sets];

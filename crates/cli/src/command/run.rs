@@ -1,7 +1,7 @@
 //! `run CHECKPOINT --layer I`: gate and up of a layer on activations, timed and compared with the f64 reference.
 //!
 //! Memory holds the weights once: packing reads them from the mapped file and lets go of its pages on the way, and
-//! the reference maps them again after the packed ones are dropped.
+//! the reference maps them again after the packed ones are dropped. C is there once too, in its own format.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -34,6 +34,10 @@ use crate::{files, gpu, simulated};
 const REFERENCE_BUDGET: f64 = 2e9;
 /// Rows that are compared however long it takes.
 const LEAST_ROWS: usize = 4;
+
+/// How large a C in f32 may be beside the packed weights, where its tensor scale comes from its values; a larger one is
+/// computed twice instead.
+const MAX_C_IN_F32: f64 = 0.1;
 
 /// Arguments of `run`.
 #[derive(Debug, Args)]
@@ -309,7 +313,9 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
             if args.strategy.is_some() {
                 bail!("--strategy: a processor has one way; the strategies are for --device cuda");
             }
-            (Target::Cpu(CpuOptions { isa: args.isa, threads: None }), Machine::detect().cpu_model)
+            let dynamic_c_twice = c_in_f32(&desc) > MAX_C_IN_F32 * packed_weights(&desc);
+            let options = CpuOptions { isa: args.isa, dynamic_c_twice, ..CpuOptions::default() };
+            (Target::Cpu(options), Machine::detect().cpu_model)
         }
         DeviceArg::Gpu(id) => {
             if args.isa.is_some() {
@@ -397,8 +403,18 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
 
 /// Bytes of memory that a problem takes at least beside its operands: C, A as the kernels take it, the packed weights.
 fn memory(desc: &DualGemmDesc) -> f64 {
-    let [m, n, k] = [desc.m, desc.n, desc.k].map(|x| x as f64);
-    m * n * desc.out.bits_per_element() / 8.0 + m * k + n * k * 1.125
+    let c = c_in_f32(desc) * desc.out.bits_per_element() / 32.0;
+    c + (desc.m * desc.k) as f64 + packed_weights(desc)
+}
+
+/// Bytes of gate and up, packed.
+fn packed_weights(desc: &DualGemmDesc) -> f64 {
+    1.125 * desc.n as f64 * desc.k as f64
+}
+
+/// Bytes of C in f32.
+fn c_in_f32(desc: &DualGemmDesc) -> f64 {
+    4.0 * desc.m as f64 * desc.n as f64
 }
 
 /// Runs, timed, and drops the weights. Where there is a clock, one run before does not count.

@@ -33,17 +33,21 @@ fn write_layer(path: &std::path::Path, n: usize, k: usize) {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn run_holds_the_weights_once() {
-    let (n, k, m) = (28672, 4096, 8);
+fn run_holds_the_weights_once_and_c_in_its_own_format() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("layer.safetensors");
-    write_layer(&path, n, k);
-    for format in ["bf16", "nvfp4"] {
-        let checkpoint =
-            [arg(&path), "--convention", "modelopt", "--m", "8", "--a-format", format, "--check", "none"];
-        let report = run_json(&checkpoint, 0);
-        let peak = report["peak_rss_bytes"].as_f64().unwrap();
-        let needed = (2 * n * k * 9 / 16 + m * n * 4) as f64;
-        assert!(peak < 1.3 * needed, "{format}: {:.2} times weights and C", peak / needed);
-    }
+    let check = |(n, k): (usize, usize), m: usize, formats: &[(&str, &str, f64)]| {
+        write_layer(&path, n, k);
+        for &(a, c, bytes_of_c) in formats {
+            let rows = m.to_string();
+            let checkpoint = [arg(&path), "--convention", "modelopt", "--m", &rows, "--check", "none"];
+            let formats = ["--a-format", a, "--out-dtype", c];
+            let report = run_json(&[&checkpoint[..], &formats].concat(), 0);
+            let peak = report["peak_rss_bytes"].as_f64().unwrap();
+            let needed = (2 * n * k * 9 / 16) as f64 + (m * n) as f64 * bytes_of_c;
+            assert!(peak < 1.3 * needed, "A {a}, C {c}: {:.2} times weights and C", peak / needed);
+        }
+    };
+    check((28672, 4096), 8, &[("bf16", "f32", 4.0), ("nvfp4", "f32", 4.0)]);
+    check((28672, 2048), 192, &[("nvfp4", "nvfp4", 0.5625), ("nvfp4", "f16", 2.0)]);
 }

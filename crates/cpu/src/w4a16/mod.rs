@@ -100,9 +100,9 @@ const fn sum_unit(format: BlockFormat) -> f32 {
 /// Plans of up to this many rows have room for any number of blocks that is of use, others for one per chunk.
 const MAX_ROOMY_ROWS: usize = 64;
 
-/// Words that the activations of `rows` rows take, in tiles of any size.
-pub(crate) fn buffer_len(rows: usize, k: usize) -> usize {
-    rows * row_len(rows, k)
+/// Words that the activations of `span` rows take, in tiles of any size, if the plan has `rows`.
+pub(crate) fn buffer_len(span: usize, rows: usize, k: usize) -> usize {
+    span * row_len(rows, k)
 }
 
 fn row_len(rows: usize, k: usize) -> usize {
@@ -130,11 +130,11 @@ impl Kernel {
         Ok(Self { isa, format, digits, functions })
     }
 
-    /// Writes A into `buffer`, as the kernels read it, and returns the kernels bound to it. `rows` is what
-    /// [`buffer_len`] was asked for.
+    /// Writes the rows of some tiles of A into `buffer`, as the kernels read them, and returns the kernels bound to it. `rows`
+    /// are those of the plan.
     ///
     /// # Panics
-    /// If `buffer` is shorter than that, or a tile lies beyond.
+    /// If `buffer` is shorter than [`buffer_len`] of the rows that the tiles span.
     pub(crate) fn prepare<'a>(
         self,
         threads: usize,
@@ -144,6 +144,7 @@ impl Kernel {
         buffer: &'a mut [f32],
     ) -> Bound<'a> {
         let (k, row_len) = (a.cols(), row_len(rows, a.cols()));
+        let first_row = tiles.first().map_or(0, |tile| tile.first_row);
         let shared = SharedSlice::new(buffer);
         // One row takes a few microseconds, less than waking a thread.
         let threads = if a.rows() == 1 { 1 } else { threads };
@@ -154,7 +155,7 @@ impl Kernel {
             |_| (),
             |(), item| {
                 let (tile, first) = (&tiles[item / spans], item % spans * SPAN_K);
-                let start = tile.first_row * row_len;
+                let start = (tile.first_row - first_row) * row_len;
                 if tile.rows > 1 {
                     let len = SPAN_K.min(k - first);
                     let kinds = start + HEADER + k * tile.rows + first / BLOCK_K;
@@ -183,7 +184,8 @@ impl Kernel {
             },
         );
         for tile in tiles.iter().filter(|tile| (2..=narrow_rows(a)).contains(&tile.rows)) {
-            let (out, kinds) = buffer[tile.first_row * row_len + HEADER..].split_at_mut(k * tile.rows);
+            let start = (tile.first_row - first_row) * row_len + HEADER;
+            let (out, kinds) = buffer[start..].split_at_mut(k * tile.rows);
             let kinds = &mut kinds[..k.div_ceil(BLOCK_K)];
             let narrow = kinds.iter().filter(|kind| **kind == AS_NARROW).count();
             if (1..kinds.len()).contains(&narrow) {
@@ -191,7 +193,7 @@ impl Kernel {
                 self.write_blocks(a, tile, 0, out, kinds);
             }
         }
-        Bound { kernel: self, row_len, k, a: buffer }
+        Bound { kernel: self, first_row, row_len, k, a: buffer }
     }
 
     /// Some of the elements `first ..` of the rows of one tile, `out.len()` values in the order that the kernels read, and
@@ -270,6 +272,7 @@ fn widen<'a>(a: &'a FloatMatrix<'_>, row: usize, first: usize, wide: &'a mut [f3
 #[derive(Debug)]
 pub(crate) struct Bound<'a> {
     kernel: Kernel,
+    first_row: usize,
     row_len: usize,
     k: usize,
     a: &'a [f32],
@@ -288,7 +291,8 @@ impl TileKernel for Bound<'_> {
         sums: &mut [f32],
     ) {
         let (rows, chunks) = (tile.rows, self.k / CHUNK_K);
-        let (header, a) = self.a[tile.first_row * self.row_len..][..rows * self.row_len].split_at(HEADER);
+        let start = (tile.first_row - self.first_row) * self.row_len;
+        let (header, a) = self.a[start..][..rows * self.row_len].split_at(HEADER);
         assert_eq!((weights.k(), weights.format()), (self.k, self.kernel.format), "what A was prepared for");
         let sums = &mut sums[..panels.len() * rows * TILE_COLS];
         if rows == 1 && header[0] == AS_DIGITS {

@@ -62,7 +62,7 @@ fn f32_matrix(m: usize, k: usize, data: &[f32]) -> FloatMatrix<'_> {
 /// All sums of a kernel, `[m][2][n]`, tile by tile.
 fn sums(kernel: Kernel, a: &FloatMatrix<'_>, tiles: &[RowTile], packed: &PackedGateUp) -> Vec<f32> {
     let (m, n) = (a.rows(), packed.n());
-    let (mut out, mut buffer) = (vec![0.0; m * 2 * n], vec![f32::NAN; buffer_len(m, a.cols())]);
+    let (mut out, mut buffer) = (vec![0.0; m * 2 * n], vec![f32::NAN; buffer_len(m, m, a.cols())]);
     let bound = kernel.prepare(2, a, m, tiles, &mut buffer);
     for tile in tiles {
         for panel in 0..packed.panels() {
@@ -167,14 +167,14 @@ fn scalar_pairs(a: &[f32], scale: impl Fn(usize) -> f32, code: impl Fn(usize) ->
 
 /// Whether a kernel writes these rows as digits.
 fn are_digits(kernel: Kernel, a: &FloatMatrix<'_>) -> bool {
-    let mut buffer = vec![f32::NAN; buffer_len(a.rows(), a.cols())];
+    let mut buffer = vec![f32::NAN; buffer_len(a.rows(), a.rows(), a.cols())];
     kernel.prepare(1, a, a.rows(), &one_tile(a.rows()), &mut buffer);
     buffer[0] == AS_DIGITS
 }
 
 /// How many rests a kernel leaves of the first block of these rows, if it writes them as integers.
 fn rests(kernel: Kernel, a: &FloatMatrix<'_>) -> Option<usize> {
-    let mut buffer = vec![f32::NAN; buffer_len(a.rows(), a.cols())];
+    let mut buffer = vec![f32::NAN; buffer_len(a.rows(), a.rows(), a.cols())];
     kernel.prepare(1, a, a.rows(), &one_tile(a.rows()), &mut buffer);
     let kind = buffer[HEADER + a.rows() * a.cols()];
     (kind != blocks::AS_FLOATS).then_some(kind as usize)

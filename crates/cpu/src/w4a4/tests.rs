@@ -95,7 +95,8 @@ fn run(
     a: &AOperand<'_>,
     groups: &[Group<'_>],
 ) -> Result<Vec<f32>, Error> {
-    let plan = CpuPlan::new(desc, CpuOptions { isa: Some(isa), threads: Some(threads) })?;
+    let plan =
+        CpuPlan::new(desc, CpuOptions { isa: Some(isa), threads: Some(threads), ..CpuOptions::default() })?;
     let mut workspace = Workspace::new(&plan, groups.len())?;
     let collect = Collect { n: desc.n, sums: Mutex::new(vec![f32::NAN; a.rows() * desc.n * 2]) };
     let collect = workspace.multiply(a, groups, |_| Ok(collect))?;
