@@ -15,7 +15,7 @@ use crate::error::list;
 use crate::gate_up::GateUpOrder;
 use crate::module::{Mlp, MlpKind, ModuleIndex, Projection};
 use crate::scheme::{Scheme, Schemes};
-use crate::source::{GateUp, GateUpSource};
+use crate::source::{GateUp, GateUpSource, MatrixSource};
 use crate::{Error, TensorFiles};
 
 /// Which nibble of a byte holds the even element.
@@ -98,6 +98,14 @@ impl Linear<'_> {
     pub fn input_scale(&self) -> Result<Option<GlobalScale>, Error> {
         self.input.clone()
     }
+}
+
+/// The same, found and not yet read.
+#[derive(Debug)]
+pub(crate) struct LinearSource<'a> {
+    pub(crate) weight: MatrixSource<'a>,
+    pub(crate) bias: Option<Vec<f32>>,
+    pub(crate) input: Result<Option<GlobalScale>, Error>,
 }
 
 /// One gated MLP of a layer.
@@ -310,10 +318,8 @@ impl Checkpoint {
 
     pub(crate) fn down_of(&self, mlp: &Mlp, expert: Option<usize>) -> Result<Linear<'_>, Error> {
         let own = mlp.own(expert);
-        let module = mlp
-            .module(own, Projection::Down)
-            .ok_or_else(|| self.missing_module(mlp, own, Projection::Down))?;
-        self.linear_of(module, expert)
+        let module = mlp.module(own, Projection::Down);
+        self.linear_of(module.ok_or_else(|| self.missing_module(mlp, own, Projection::Down))?, expert)
     }
 
     /// A quantized module by name, for example an attention projection.
@@ -325,11 +331,21 @@ impl Checkpoint {
     }
 
     fn linear_of(&self, module: &str, expert: Option<usize>) -> Result<Linear<'_>, Error> {
+        let source = self.linear_source(module, expert)?;
+        let weight = source.weight.read(0..source.weight.rows())?;
+        Ok(Linear { weight, bias: source.bias, input: source.input })
+    }
+
+    /// A quantized module before it is read.
+    pub(crate) fn linear_source(
+        &self,
+        module: &str,
+        expert: Option<usize>,
+    ) -> Result<LinearSource<'_>, Error> {
         let stored = self.stored(module)?;
-        let weight = self.packed(&stored, module, expert)?.matrix(self.files.root())?;
         let bias = self.bias(module, &stored, expert)?;
         let input = self.input_scale(module, &stored, expert);
-        Ok(Linear { weight, bias, input })
+        Ok(LinearSource { weight: self.whole(module, stored, expert)?, bias, input })
     }
 }
 

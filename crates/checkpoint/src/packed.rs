@@ -205,12 +205,13 @@ impl<'a> Stored<'a> {
         }
     }
 
-    /// The matrix, or that of an expert, whose number is below [`experts`](Self::experts).
-    pub(crate) fn packed(&self, expert: Option<usize>, global: GlobalScale) -> Packed<'a> {
-        self.packed_rows(expert, global, 0..self.rows)
+    /// Names of the tensors it is made of.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = &'a str> {
+        [Some(self.weight.name), self.scales.as_ref().map(|s| s.name)].into_iter().flatten()
     }
 
-    /// Some rows of the matrix. What is not stored as rows is brought into rows for these alone.
+    /// Some rows of the matrix, or of that of an expert, whose number is below [`experts`](Self::experts). What is not
+    /// stored as rows is brought into rows for these alone.
     pub(crate) fn packed_rows(
         &self,
         expert: Option<usize>,

@@ -4,14 +4,13 @@
 //! run at a time keeps the copies small.
 
 use std::ops::Range;
-use std::path::Path;
 
 use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix};
 
 use crate::convention::Role;
 use crate::gate_up::{GateUpOrder, Half};
 use crate::module::{Mlp, Projection};
-use crate::packed::{Packed, Stored};
+use crate::packed::Stored;
 use crate::{Checkpoint, Error};
 
 type InputScales = Result<Option<(GlobalScale, GlobalScale)>, Error>;
@@ -39,37 +38,91 @@ impl GateUp<'_> {
     }
 }
 
+/// One matrix of a checkpoint, found and not yet read.
+#[derive(Debug, Clone)]
+pub struct MatrixSource<'a> {
+    checkpoint: &'a Checkpoint,
+    stored: Stored<'a>,
+    expert: Option<usize>,
+    tensor_scale: GlobalScale,
+    /// Which rows of a fused weight it is.
+    half: Option<(GateUpOrder, Half)>,
+}
+
+impl<'a> MatrixSource<'a> {
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        if self.half.is_some() { self.stored.rows / 2 } else { self.stored.rows }
+    }
+
+    /// Elements per row.
+    pub fn k(&self) -> usize {
+        self.stored.k
+    }
+
+    /// Block format.
+    pub fn format(&self) -> BlockFormat {
+        self.stored.format
+    }
+
+    /// The tensor scale.
+    pub fn tensor_scale(&self) -> GlobalScale {
+        self.tensor_scale
+    }
+
+    /// What error messages call it.
+    pub fn name(&self) -> String {
+        match self.half {
+            Some((_, half)) => self.stored.half_name(self.expert, half),
+            None => self.stored.name(self.expert),
+        }
+    }
+
+    /// Some rows. Codes that lie in the file as they are needed are borrowed.
+    ///
+    /// # Errors
+    /// If the range is empty, or the matrix breaks a rule of its format.
+    ///
+    /// # Panics
+    /// If `rows` reaches past [`rows`](Self::rows).
+    pub fn read(&self, rows: Range<usize>) -> Result<QuantizedMatrix<'a>, Error> {
+        assert!(rows.end <= self.rows(), "rows {rows:?} of {}", self.rows());
+        let packed = match self.half {
+            Some(half) => self.stored.half_rows(self.expert, self.tensor_scale, half, rows),
+            None => self.stored.packed_rows(self.expert, self.tensor_scale, rows),
+        };
+        packed.matrix(self.checkpoint.files().root())
+    }
+
+    /// Lets go of the pages of the files that reading has brought into memory.
+    pub(crate) fn release(&self) {
+        self.stored.tensors().for_each(|name| self.checkpoint.files().release_tensor(name));
+    }
+}
+
 /// Gate and up of a layer or expert, found in the files and not yet read.
 #[derive(Debug, Clone)]
 pub struct GateUpSource<'a> {
-    file: &'a Path,
-    weights: Weights<'a>,
-    expert: Option<usize>,
-    n: usize,
-    bias: Option<(Vec<f32>, Vec<f32>)>,
+    pub(crate) gate: MatrixSource<'a>,
+    pub(crate) up: MatrixSource<'a>,
+    pub(crate) bias: Option<(Vec<f32>, Vec<f32>)>,
     input: InputScales,
-}
-
-#[derive(Debug, Clone)]
-enum Weights<'a> {
-    Separate { gate: (Stored<'a>, GlobalScale), up: (Stored<'a>, GlobalScale) },
-    Fused { both: Stored<'a>, global: GlobalScale, order: GateUpOrder },
 }
 
 impl<'a> GateUpSource<'a> {
     /// Features (N) of each half.
     pub fn n(&self) -> usize {
-        self.n
+        self.gate.rows()
     }
 
     /// Elements per feature (K).
     pub fn k(&self) -> usize {
-        self.stored().k
+        self.gate.k()
     }
 
     /// Block format of both halves.
     pub fn format(&self) -> BlockFormat {
-        self.stored().format
+        self.gate.format()
     }
 
     /// Tensor scales of the activations; see [`GateUp::input_scales`].
@@ -82,33 +135,17 @@ impl<'a> GateUpSource<'a> {
 
     /// What error messages call gate and up.
     pub fn names(&self) -> (String, String) {
-        match &self.weights {
-            Weights::Separate { gate: (gate, _), up: (up, _) } => {
-                (gate.name(self.expert), up.name(self.expert))
-            }
-            Weights::Fused { both, .. } => {
-                (both.half_name(self.expert, Half::Gate), both.half_name(self.expert, Half::Up))
-            }
-        }
+        (self.gate.name(), self.up.name())
     }
 
     /// Tensor scales of gate and up.
     pub fn tensor_scales(&self) -> (GlobalScale, GlobalScale) {
-        match &self.weights {
-            Weights::Separate { gate: (_, gate), up: (_, up) } => (*gate, *up),
-            Weights::Fused { global, .. } => (*global, *global),
-        }
+        (self.gate.tensor_scale(), self.up.tensor_scale())
     }
 
     /// Whether gate and up have biases.
     pub fn has_bias(&self) -> bool {
         self.bias.is_some()
-    }
-
-    fn stored(&self) -> &Stored<'a> {
-        match &self.weights {
-            Weights::Separate { gate: (stored, _), .. } | Weights::Fused { both: stored, .. } => stored,
-        }
     }
 
     /// Some features of both halves, with their biases. Rows of codes that lie in the file as they are needed are
@@ -120,23 +157,13 @@ impl<'a> GateUpSource<'a> {
     /// # Panics
     /// If `features` reaches past [`n`](Self::n).
     pub fn features(&self, features: Range<usize>) -> Result<GateUp<'a>, Error> {
-        assert!(features.end <= self.n, "features {features:?} of {}", self.n);
-        let (gate, up) = match &self.weights {
-            Weights::Separate { gate, up } => {
-                let half = |(stored, global): &(Stored<'a>, GlobalScale)| {
-                    stored.packed_rows(self.expert, *global, features.clone())
-                };
-                (half(gate), half(up))
-            }
-            Weights::Fused { both, global, order } => {
-                let half = |half| both.half_rows(self.expert, *global, (*order, half), features.clone());
-                (half(Half::Gate), half(Half::Up))
-            }
-        };
-        let matrix = |half: Packed<'a>| half.matrix(self.file);
         let part = |bias: &Vec<f32>| bias[features.clone()].to_vec();
-        let bias = self.bias.as_ref().map(|(gate, up)| (part(gate), part(up)));
-        Ok(GateUp { gate: matrix(gate)?, up: matrix(up)?, bias, input: self.input.clone() })
+        Ok(GateUp {
+            gate: self.gate.read(features.clone())?,
+            up: self.up.read(features.clone())?,
+            bias: self.bias.as_ref().map(|(gate, up)| (part(gate), part(up))),
+            input: self.input.clone(),
+        })
     }
 }
 
@@ -144,13 +171,12 @@ impl Checkpoint {
     /// Gate and up of an MLP or of one of its experts, read.
     pub(crate) fn gate_up_of(&self, mlp: &Mlp, expert: Option<usize>) -> Result<GateUp<'_>, Error> {
         let source = self.source_of(mlp, expert)?;
-        source.features(0..source.n)
+        source.features(0..source.n())
     }
 
     /// Gate and up of an MLP or of one of its experts, found and checked against each other.
     pub(crate) fn source_of(&self, mlp: &Mlp, expert: Option<usize>) -> Result<GateUpSource<'_>, Error> {
         let own = mlp.own(expert);
-        let file = self.files().root();
         if let Some(module) = mlp.module(own, Projection::GateUp) {
             let both = self.stored(module)?;
             let order = self.fused_order().ok_or_else(|| Error::FusedOrder {
@@ -158,21 +184,21 @@ impl Checkpoint {
                 valid: GateUpOrder::names(),
             })?;
             both.check_order(order)?;
-            let global = self.checked_scale(module, &both, expert)?;
+            let tensor_scale = self.checked_scale(module, &both, expert)?;
             let n = both.rows / 2;
             let bias = self.bias(module, &both, expert)?.map(|bias| {
                 let half = |half| (0..n).map(|r| bias[order.fused_row(half, r, n)]).collect();
                 (half(Half::Gate), half(Half::Up))
             });
             let input = self.input_scale(module, &both, expert).map(|scale| scale.map(|s| (s, s)));
-            return Ok(GateUpSource {
-                file,
-                weights: Weights::Fused { both, global, order },
+            let half = |half| MatrixSource {
+                checkpoint: self,
+                stored: both.clone(),
                 expert,
-                n,
-                bias,
-                input,
-            });
+                tensor_scale,
+                half: Some((order, half)),
+            };
+            return Ok(GateUpSource { gate: half(Half::Gate), up: half(Half::Up), bias, input });
         }
         let module =
             |projection| mlp.module(own, projection).ok_or_else(|| self.missing_module(mlp, own, projection));
@@ -203,9 +229,19 @@ impl Checkpoint {
                 up: up.name(expert),
             });
         }
-        let n = gate.rows;
-        let gate = (gate.clone(), self.checked_scale(gate_module, &gate, expert)?);
-        let up = (up.clone(), self.checked_scale(up_module, &up, expert)?);
-        Ok(GateUpSource { file, weights: Weights::Separate { gate, up }, expert, n, bias, input })
+        let gate = self.whole(gate_module, gate, expert)?;
+        let up = self.whole(up_module, up, expert)?;
+        Ok(GateUpSource { gate, up, bias, input })
+    }
+
+    /// A stored weight, or that of an expert, as it is.
+    pub(crate) fn whole<'s>(
+        &'s self,
+        module: &str,
+        stored: Stored<'s>,
+        expert: Option<usize>,
+    ) -> Result<MatrixSource<'s>, Error> {
+        let tensor_scale = self.checked_scale(module, &stored, expert)?;
+        Ok(MatrixSource { checkpoint: self, stored, expert, tensor_scale, half: None })
     }
 }

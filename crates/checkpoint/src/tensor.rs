@@ -1,11 +1,14 @@
 //! One stored tensor, as bytes inside a mapped file, and what is written as one.
 
 use std::borrow::Cow;
+use std::io::Write;
+use std::path::Path;
 
 use bytemuck::Pod;
 use dualgemm_formats::{FloatMatrix, Matrix};
 use half::{bf16, f16};
 
+use crate::write::{WeightOut, WeightPart};
 use crate::{Dtype, Error};
 
 #[cfg(target_endian = "big")]
@@ -83,7 +86,7 @@ fn cast<T: Pod>(bytes: &[u8]) -> Cow<'_, [T]> {
 }
 
 /// A tensor to be written.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct TensorOut<'a> {
     /// Name in the file.
     pub name: String,
@@ -91,8 +94,23 @@ pub struct TensorOut<'a> {
     pub dtype: Dtype,
     /// Dimensions, outermost first.
     pub shape: Vec<usize>,
-    /// The bytes.
-    pub bytes: Cow<'a, [u8]>,
+    /// What is written.
+    pub data: TensorData<'a>,
+}
+
+/// The bytes of a tensor to be written.
+#[derive(Debug, Clone)]
+pub enum TensorData<'a> {
+    /// In memory.
+    Bytes(Cow<'a, [u8]>),
+    /// Made of weights, one after the other, as they are written.
+    Weights(WeightPart, Vec<&'a WeightOut<'a>>),
+}
+
+impl From<Vec<u8>> for TensorData<'_> {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::Bytes(bytes.into())
+    }
 }
 
 impl<'a> TensorOut<'a> {
@@ -103,12 +121,42 @@ impl<'a> TensorOut<'a> {
         shape: impl Into<Vec<usize>>,
         bytes: impl Into<Cow<'a, [u8]>>,
     ) -> Self {
-        Self { name: name.into(), dtype, shape: shape.into(), bytes: bytes.into() }
+        Self { name: name.into(), dtype, shape: shape.into(), data: TensorData::Bytes(bytes.into()) }
+    }
+
+    /// A tensor of the same part of some weights.
+    pub fn of_weights(
+        name: impl Into<String>,
+        dtype: Dtype,
+        shape: impl Into<Vec<usize>>,
+        part: WeightPart,
+        weights: Vec<&'a WeightOut<'a>>,
+    ) -> Self {
+        Self { name: name.into(), dtype, shape: shape.into(), data: TensorData::Weights(part, weights) }
     }
 
     /// One f32, with the given shape (`[]` or `[1]`).
     pub fn scalar(name: impl Into<String>, shape: &[usize], value: f32) -> Self {
         Self::new(name, Dtype::F32, shape, value.to_le_bytes().to_vec())
+    }
+
+    /// Number of bytes of the data, whatever the shape says.
+    pub(crate) fn byte_len(&self) -> usize {
+        match &self.data {
+            TensorData::Bytes(bytes) => bytes.len(),
+            TensorData::Weights(part, weights) => weights.iter().map(|w| part.len(w)).sum(),
+        }
+    }
+
+    /// Writes the data to `out`, which is to become `file`.
+    pub(crate) fn write_data(&self, file: &Path, out: &mut dyn Write) -> Result<(), Error> {
+        let mut write = |bytes: &[u8]| out.write_all(bytes).map_err(|e| Error::io(file, "write", e));
+        match &self.data {
+            TensorData::Bytes(bytes) => write(bytes),
+            TensorData::Weights(part, weights) => {
+                weights.iter().try_for_each(|weight| part.write(weight, file, &mut write))
+            }
+        }
     }
 }
 

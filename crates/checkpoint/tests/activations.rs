@@ -125,11 +125,11 @@ fn unusable_activation_files_are_named() {
             "a_scale: shape [20] cannot be block scales; valid is [5, 4], or flat with `scale_layout` in the metadata",
         ),
         (
-            |f| f.tensor("a_scale").bytes.to_mut()[7] = 0x7F,
+            |f| f.bytes("a_scale")[7] = 0x7F,
             "DIR/a.safetensors: a_packed: block scale 0x7f at row 1, block 3 is NaN; valid are 0x00..=0x7e",
         ),
         (
-            |f| f.tensor("a_scale_2").bytes = vec![0; 4].into(),
+            |f| f.tensor("a_scale_2").data = vec![0; 4].into(),
             "DIR/a.safetensors: a_packed: tensor scale 0 is not a positive finite number",
         ),
         (|f| f.tensor("a_packed").dtype = Dtype::I8, "a_packed: stored as I8; packed activations must be U8"),

@@ -374,13 +374,13 @@ fn unusable_tensor_scales_are_refused_by_name() {
     for bad in [0.0, -1.0, f32::NAN, f32::INFINITY, 1e-45] {
         let config = compressed_config(&[(&["Linear"], 16, local_activations())]);
         let mut f = compressed(config.clone(), Some(8.0));
-        f.tensor(&format!("{GATE}.weight_global_scale")).bytes = bad.to_le_bytes().to_vec().into();
+        f.tensor(&format!("{GATE}.weight_global_scale")).data = bad.to_le_bytes().to_vec().into();
         let e = f.open(&defaults()).unwrap().gate_up(0).unwrap_err().to_string();
         let start = format!("{GATE}.weight_global_scale: holds {bad}; a tensor scale must be a positive");
         assert!(e.starts_with(&start), "{e}");
 
         let mut f = compressed(config, Some(8.0));
-        f.tensor(&format!("{UP}.input_global_scale")).bytes = bad.to_le_bytes().to_vec().into();
+        f.tensor(&format!("{UP}.input_global_scale")).data = bad.to_le_bytes().to_vec().into();
         let c = f.open(&defaults()).unwrap();
         let e = c.gate_up(0).unwrap().input_scales().unwrap_err().to_string();
         assert!(

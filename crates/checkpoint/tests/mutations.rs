@@ -156,7 +156,7 @@ fn small_model() -> Model<'static> {
         );
         model.linears.push(dualgemm_checkpoint::write::LinearOut {
             module,
-            weight: weight.unwrap(),
+            weight: weight.unwrap().into(),
             input_scale: Some(dualgemm_formats::GlobalScale::multiplier(0.5)),
             bias: Some(vec![1.0; rows]),
         });

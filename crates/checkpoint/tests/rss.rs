@@ -4,6 +4,7 @@ mod common;
 
 use std::io::Write;
 
+use dualgemm_checkpoint::write::{Output, write};
 use dualgemm_checkpoint::{Checkpoint, Dtype, OpenOptions};
 
 /// High-water mark of resident memory, in bytes.
@@ -17,11 +18,11 @@ fn peak() -> u64 {
 #[test]
 fn memory_stays_below_the_files() {
     // The mark never falls: what holds least comes first.
-    gguf_is_looked_at_without_codes_and_validated_in_pieces();
+    gguf_is_looked_at_without_codes_and_validated_and_converted_in_pieces();
     loading_maps_and_does_not_copy();
 }
 
-fn gguf_is_looked_at_without_codes_and_validated_in_pieces() {
+fn gguf_is_looked_at_without_codes_and_validated_and_converted_in_pieces() {
     // Gate and up of one layer, [28672, 4096] each: 132 MB of zeros, sparse on disk.
     let (n, k) = (28672usize, 4096usize);
     let bytes = n * k / 64 * 36;
@@ -54,6 +55,11 @@ fn gguf_is_looked_at_without_codes_and_validated_in_pieces() {
     assert_eq!(checkpoint.validate(), []);
     let validated = peak() - before;
     assert!(validated < size / 5, "validating took {validated} of {size} bytes");
+    for (output, name) in [(Output::Modelopt, "modelopt"), (Output::Gguf, "again.gguf")] {
+        write(&dir.path().join(name), output, &checkpoint.export().unwrap()).unwrap();
+        let converted = peak() - before;
+        assert!(converted < size / 5, "converting to {} took {converted} of {size} bytes", output.name());
+    }
 }
 
 fn loading_maps_and_does_not_copy() {

@@ -54,7 +54,7 @@ fn comfyui(declare: impl Fn(&mut Fixture, &str)) -> Fixture {
         let w = Weight::new(seed, 100, 64);
         f.modelopt(m, &w, 1e-3, Some(0.5));
         let scale = f.tensor(&format!("{m}.weight_scale"));
-        (scale.shape, scale.bytes) = (vec![128, 4], w.swizzled().into());
+        (scale.shape, scale.data) = (vec![128, 4], w.swizzled().into());
         declare(&mut f, m);
     }
     f
@@ -113,12 +113,12 @@ fn flat_byte_scales_are_in_the_kernel_s_order() {
         for m in [GATE, UP] {
             f.modelopt(m, &w, 1e-3, None);
             let scale = f.tensor(&format!("{m}.weight_scale"));
-            (scale.dtype, scale.shape, scale.bytes) = (Dtype::U8, vec![512], w.swizzled().into());
+            (scale.dtype, scale.shape, scale.data) = (Dtype::U8, vec![512], w.swizzled().into());
         }
         w.assert_is(&f.open(&defaults()).unwrap().gate_up(0).unwrap().gate);
         // Any other length is no layout of these codes.
         let scale = f.tensor(&format!("{GATE}.weight_scale"));
-        (scale.shape, scale.bytes) = (vec![511], vec![0x38; 511].into());
+        (scale.shape, scale.data) = (vec![511], vec![0x38; 511].into());
         assert!(f.open(&defaults()).unwrap().gate_up(0).is_err());
     }
 }
@@ -127,8 +127,7 @@ fn flat_byte_scales_are_in_the_kernel_s_order() {
 fn swapped_nibbles_are_an_explicit_option() {
     let mut f = modelopt(modelopt_config("W4A16_NVFP4"), None);
     for m in [GATE, UP] {
-        let t = f.tensor(&format!("{m}.weight"));
-        t.bytes = t.bytes.iter().map(|b| b.rotate_left(4)).collect();
+        f.bytes(&format!("{m}.weight")).iter_mut().for_each(|b| *b = b.rotate_left(4));
     }
     let options = OpenOptions { nibble_order: NibbleOrder::HiLo, ..defaults() };
     assert_mlp(&f.open(&options).unwrap(), [1e-3, 2e-3], None);
@@ -155,7 +154,7 @@ fn wrong_storage_types_and_shapes_are_named() {
             "scale columns",
             |f| {
                 let t = f.tensor("model.layers.0.mlp.gate_proj.weight_scale");
-                (t.shape, t.bytes) = (vec![128, 5], vec![0x38; 640].into());
+                (t.shape, t.data) = (vec![128, 5], vec![0x38; 640].into());
             },
             "model.layers.0.mlp.gate_proj.weight_scale: shape [128, 5] cannot be block scales; valid is [128, 4]",
         ),
@@ -168,7 +167,7 @@ fn wrong_storage_types_and_shapes_are_named() {
             "K",
             |f| {
                 let t = f.tensor("model.layers.0.mlp.gate_proj.weight");
-                (t.shape, t.bytes) = (vec![128, 33], vec![0; 128 * 33].into());
+                (t.shape, t.data) = (vec![128, 33], vec![0; 128 * 33].into());
             },
             "model.layers.0.mlp.gate_proj.weight: shape [128, 33] cannot be a quantized weight; valid is at least one row and K a positive multiple of 16 (nvfp4); K is 66",
         ),
@@ -176,7 +175,7 @@ fn wrong_storage_types_and_shapes_are_named() {
             "tensor scale",
             |f| {
                 let t = f.tensor("model.layers.0.mlp.gate_proj.weight_scale_2");
-                (t.shape, t.bytes) = (vec![2], vec![0; 8].into());
+                (t.shape, t.data) = (vec![2], vec![0; 8].into());
             },
             "model.layers.0.mlp.gate_proj.weight_scale_2: shape [2] cannot be a tensor scale; valid is one value",
         ),

@@ -54,7 +54,7 @@ fn scale_bytes_are_found_with_their_place_and_number() {
     let weight = format!("{GATE}.weight");
     for (byte, what) in [(0x7F, "NaN"), (0xFF, "NaN"), (0x80, "negative"), (0xB8, "negative")] {
         let mut f = healthy();
-        let bytes = f.tensor(&format!("{GATE}.weight_scale")).bytes.to_mut();
+        let bytes = f.bytes(&format!("{GATE}.weight_scale"));
         (bytes[5], bytes[9]) = (byte, byte);
         assert_finds(&f, &[("scale-byte", &weight, "2 bytes")]);
         assert_eq!(
@@ -71,12 +71,12 @@ fn tensor_scales_that_are_none_or_inverted_are_found() {
     let name = format!("{GATE}.weight_scale_2");
     for bad in [0.0f32, -1.0, f32::NAN, f32::INFINITY] {
         let mut f = healthy();
-        f.tensor(&name).bytes = bad.to_le_bytes().to_vec().into();
+        f.tensor(&name).data = bad.to_le_bytes().to_vec().into();
         assert_finds(&f, &[("tensor-scale", &name, &bad.to_string())]);
     }
     let mut f = healthy();
     for p in ["gate_proj", "up_proj", "down_proj"] {
-        f.tensor(&format!("model.layers.0.mlp.{p}.weight_scale_2")).bytes =
+        f.tensor(&format!("model.layers.0.mlp.{p}.weight_scale_2")).data =
             1000f32.to_le_bytes().to_vec().into();
     }
     let found = findings(&f);
@@ -85,7 +85,7 @@ fn tensor_scales_that_are_none_or_inverted_are_found() {
     let mut f = compressed();
     for p in ["gate_proj", "up_proj"] {
         let t = f.tensor(&format!("model.layers.0.mlp.{p}.weight_global_scale"));
-        t.bytes = 0.001f32.to_le_bytes().to_vec().into();
+        t.data = 0.001f32.to_le_bytes().to_vec().into();
     }
     let found = findings(&f);
     assert_eq!(found.len(), 2);
@@ -100,9 +100,9 @@ fn tensor_scales_that_are_none_or_inverted_are_found() {
 #[test]
 fn halves_that_differ_are_found_with_their_ratio() {
     let mut f = healthy();
-    f.tensor(&format!("{GATE}.weight_scale_2")).bytes = 3.85e-5f32.to_le_bytes().to_vec().into();
-    f.tensor("model.layers.0.mlp.up_proj.weight_scale_2").bytes = 4.83e-5f32.to_le_bytes().to_vec().into();
-    f.tensor("model.layers.0.mlp.up_proj.input_scale").bytes = 0.25f32.to_le_bytes().to_vec().into();
+    f.tensor(&format!("{GATE}.weight_scale_2")).data = 3.85e-5f32.to_le_bytes().to_vec().into();
+    f.tensor("model.layers.0.mlp.up_proj.weight_scale_2").data = 4.83e-5f32.to_le_bytes().to_vec().into();
+    f.tensor("model.layers.0.mlp.up_proj.input_scale").data = 0.25f32.to_le_bytes().to_vec().into();
     assert_finds(
         &f,
         &[
@@ -122,7 +122,7 @@ fn halves_that_differ_are_found_with_their_ratio() {
     assert!(message.ends_with(&format!("0.5 and 0.25 (x2.0000); {}", by_one("0.5"))), "{message}");
     // Of divisors the smaller one.
     let mut f = compressed();
-    f.tensor("model.layers.0.mlp.up_proj.input_global_scale").bytes = 2f32.to_le_bytes().to_vec().into();
+    f.tensor("model.layers.0.mlp.up_proj.input_global_scale").data = 2f32.to_le_bytes().to_vec().into();
     let message = findings(&f)[0].message.clone();
     assert!(message.ends_with(&format!("8 and 2 (x4.0000); {}", by_one("2"))), "{message}");
 }
@@ -153,8 +153,8 @@ fn uncalibrated_experts_are_listed() {
         }
     }
     let scale = |e: usize, p: &str| format!("model.layers.0.mlp.experts.{e}.{p}.input_scale");
-    f.tensor(&scale(1, "down_proj")).bytes = f32::INFINITY.to_le_bytes().to_vec().into();
-    f.tensor(&scale(2, "gate_proj")).bytes = 0f32.to_le_bytes().to_vec().into();
+    f.tensor(&scale(1, "down_proj")).data = f32::INFINITY.to_le_bytes().to_vec().into();
+    f.tensor(&scale(2, "gate_proj")).data = 0f32.to_le_bytes().to_vec().into();
     f.remove(&scale(2, "up_proj"));
     assert_finds(
         &f,
@@ -170,7 +170,7 @@ fn uncalibrated_experts_are_listed() {
 fn shapes_types_and_layers_are_found() {
     let mut f = healthy();
     let t = f.tensor(&format!("{GATE}.weight_scale"));
-    (t.shape, t.bytes) = (vec![64, 5], vec![0x38; 320].into());
+    (t.shape, t.data) = (vec![64, 5], vec![0x38; 320].into());
     assert_finds(&f, &[("shape", &format!("{GATE}.weight_scale"), "[64, 5]")]);
     let mut f = healthy();
     f.tensor(&format!("{GATE}.weight_scale")).dtype = Dtype::F8E5m2;
@@ -216,12 +216,12 @@ fn padding_that_is_not_zero_is_found() {
         let m = format!("model.layers.0.mlp.{p}");
         f.modelopt(&m, &w, 1e-3, None);
         let t = f.tensor(&format!("{m}.weight_scale"));
-        (t.shape, t.bytes) = (vec![128, 4], w.swizzled().into());
+        (t.shape, t.data) = (vec![128, 4], w.swizzled().into());
     }
     assert_finds(&f, &[]);
     // Row 127 is padding.
     let at = ScaleLayout::Sf128x4.offset(127, 0, 4);
-    f.tensor(&format!("{GATE}.weight_scale")).bytes.to_mut()[at] = 0x7F;
+    f.bytes(&format!("{GATE}.weight_scale"))[at] = 0x7F;
     assert_finds(&f, &[("scale-padding", &format!("{GATE}.weight"), "1 bytes")]);
 }
 

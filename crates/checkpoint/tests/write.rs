@@ -6,7 +6,9 @@ use std::collections::BTreeSet;
 
 use common::{Fixture, Weight, compressed_config, message, modelopt_config, testdata};
 use dualgemm_checkpoint::write::{LinearOut, Model, Output, WriteReport, write};
-use dualgemm_checkpoint::{Checkpoint, Dtype, GateUpOrder, OpenOptions, TensorFiles, TensorOut, validate};
+use dualgemm_checkpoint::{
+    Checkpoint, Dtype, GateUpOrder, Half, OpenOptions, TensorFiles, TensorOut, validate,
+};
 use dualgemm_formats::{BlockFormat, GlobalScale, GlobalScaleSource, QuantizedMatrix, ScaleLayout};
 use serde_json::{Value, json};
 
@@ -257,7 +259,7 @@ fn linear(module: &str, seed: u64, input: Option<f32>) -> LinearOut<'static> {
     );
     LinearOut {
         module: module.into(),
-        weight: weight.unwrap(),
+        weight: weight.unwrap().into(),
         input_scale: input.map(GlobalScale::multiplier),
         bias: None,
     }
@@ -281,6 +283,35 @@ fn mixed_activation_scales_are_declared_per_module_and_scales_are_unswizzled() {
         assert_eq!(mlp.gate.scale_layout(), ScaleLayout::Linear);
         assert_eq!(mlp.input_scales().unwrap().unwrap().0.value(), 0.5);
         assert_eq!(c.down(0).unwrap().input_scale().unwrap(), None);
+    }
+}
+
+/// Matrices of more rows than are written at a time, the last run not a whole one.
+#[test]
+fn long_matrices_are_written_in_runs_exact() {
+    let dir = tempfile::tempdir().unwrap();
+    let fused = Weight::new(1, 2 * 35_008, 64);
+    for (swizzled, order) in
+        [(false, GateUpOrder::UpGate), (true, GateUpOrder::UpGate), (true, GateUpOrder::UpGate64)]
+    {
+        let mut f = Fixture { config: Some(modelopt_config("W4A16_NVFP4")), ..Fixture::default() };
+        f.modelopt_fused(&fused, swizzled);
+        let a = f.open(&OpenOptions { gate_up_order: Some(order), ..defaults() }).unwrap();
+        let name = format!("{}-{swizzled}", order.name());
+        for (from, output, to) in [
+            (&a, Output::Modelopt, "m"),
+            (&a, Output::CompressedTensors, "c.safetensors"),
+            (&a, Output::Gguf, "g.gguf"),
+        ] {
+            let (b, _) = convert(from, &dir.path().join(format!("{name}-{to}")), output);
+            let (back, _) = convert(&b, &dir.path().join(format!("{name}-back-{to}")), output);
+            for c in [&b, &back] {
+                let mlp = c.gate_up(0).unwrap();
+                let rows = |half| (0..35_008).map(move |row| order.fused_row(half, row, 35_008));
+                fused.rows_at(rows(Half::Gate)).assert_is(&mlp.gate);
+                fused.rows_at(rows(Half::Up)).assert_is(&mlp.up);
+            }
+        }
     }
 }
 
@@ -371,7 +402,8 @@ fn half_of_a_pair_is_written_and_scales_of_nothing_are_refused() {
     let model = a.export().unwrap();
     let linears = |model: &Model<'_>| model.linears.iter().map(|l| l.module.clone()).collect::<BTreeSet<_>>();
     assert_eq!(linears(&model), BTreeSet::from([common::GATE.into(), common::DOWN.into()]));
-    common::gate().assert_is(&model.linears.iter().find(|l| l.module == common::GATE).unwrap().weight);
+    let gate = model.linears.iter().find(|l| l.module == common::GATE).unwrap();
+    common::gate().assert_is(&gate.weight.read().unwrap());
     let report = write(&dir.path().join("ct"), Output::CompressedTensors, &model).unwrap();
     assert_eq!((report.tensors, report.skipped.len()), (9, 0));
     let report = write(&dir.path().join("m.gguf"), Output::Gguf, &model).unwrap();
@@ -393,7 +425,7 @@ fn block_scales_that_are_none_are_not_written() {
     let dir = tempfile::tempdir().unwrap();
     for (byte, what) in [(0x7F, "NaN"), (0x80, "negative")] {
         let mut f = common::modelopt(modelopt_config("NVFP4"), Some(0.5));
-        f.tensor(&format!("{}.weight_scale", common::DOWN)).bytes.to_mut()[9] = byte;
+        f.bytes(&format!("{}.weight_scale", common::DOWN))[9] = byte;
         let a = f.open(&defaults()).unwrap();
         for (output, name) in
             [(Output::Modelopt, "m"), (Output::CompressedTensors, "c.safetensors"), (Output::Gguf, "g.gguf")]

@@ -6,7 +6,7 @@ use super::{BadInputScale, Checkpoint, NibbleOrder};
 use crate::convention::Role;
 use crate::gate_up::GateUpOrder;
 use crate::module::{Mlp, Module, Place, Projection};
-use crate::packed::{Packed, Stored};
+use crate::packed::Stored;
 use crate::scheme::{Input, Weights};
 use crate::{Dtype, Error, TensorView};
 
@@ -136,15 +136,6 @@ impl Checkpoint {
         };
         let expert = expert.unwrap_or(stored.experts.unwrap_or(0));
         Err(Error::NoExpert { path: stored.weight_name().into(), expert, exist })
-    }
-
-    pub(crate) fn packed<'s>(
-        &'s self,
-        stored: &Stored<'s>,
-        module: &str,
-        expert: Option<usize>,
-    ) -> Result<Packed<'s>, Error> {
-        Ok(stored.packed(expert, self.checked_scale(module, stored, expert)?))
     }
 
     /// The tensor scale of an expert that exists.

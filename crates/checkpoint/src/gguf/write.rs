@@ -32,12 +32,12 @@ pub fn write_to(
     let mut offset = 0usize;
     for t in tensors {
         let elements = t.shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
-        let fits = elements.and_then(|n| t.dtype.byte_len(n)) == Some(t.bytes.len());
+        let fits = elements.and_then(|n| t.dtype.byte_len(n)) == Some(t.byte_len());
         let Some(id) = t.dtype.ggml_id().filter(|_| fits && t.shape.len() <= 4) else {
             return Err(Error::header(
                 path,
                 "writable",
-                format!("tensor `{}`, {} {:?} in {} bytes", t.name, t.dtype, t.shape, t.bytes.len()),
+                format!("tensor `{}`, {} {:?} in {} bytes", t.name, t.dtype, t.shape, t.byte_len()),
                 "a GGUF type, at most 4 dimensions and a fitting size",
             ));
         };
@@ -48,7 +48,7 @@ pub fn write_to(
         }
         header.extend(id.to_le_bytes());
         header.extend((offset as u64).to_le_bytes());
-        offset = (offset + t.bytes.len()).next_multiple_of(DEFAULT_ALIGNMENT);
+        offset = (offset + t.byte_len()).next_multiple_of(DEFAULT_ALIGNMENT);
     }
     header.resize(header.len().next_multiple_of(DEFAULT_ALIGNMENT), 0);
 
@@ -56,8 +56,8 @@ pub fn write_to(
     let mut file = AtomicFile::create(path)?;
     file.write_all(&header).map_err(io)?;
     for t in tensors {
-        file.write_all(&t.bytes).map_err(io)?;
-        let padding = t.bytes.len().next_multiple_of(DEFAULT_ALIGNMENT) - t.bytes.len();
+        t.write_data(path, &mut file)?;
+        let padding = t.byte_len().next_multiple_of(DEFAULT_ALIGNMENT) - t.byte_len();
         file.write_all(&[0; DEFAULT_ALIGNMENT][..padding]).map_err(io)?;
     }
     file.commit()

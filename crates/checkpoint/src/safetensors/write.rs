@@ -9,6 +9,9 @@ use serde::Serialize;
 use crate::write::atomic::AtomicFile;
 use crate::{Error, TensorOut};
 
+/// What errors call a file in memory.
+const IN_MEMORY: &str = "(memory)";
+
 #[derive(Serialize)]
 struct Entry<'a> {
     dtype: &'static str,
@@ -33,18 +36,18 @@ fn plan<'t, 'a>(
     for t in &order {
         let elements = t.shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
         let len = elements.and_then(|n| t.dtype.byte_len(n));
-        let storable = t.dtype.rank() != usize::MAX && len == Some(t.bytes.len());
+        let storable = t.dtype.rank() != usize::MAX && len == Some(t.byte_len());
         let entry =
-            Entry { dtype: t.dtype.name(), shape: &t.shape, data_offsets: (offset, offset + t.bytes.len()) };
+            Entry { dtype: t.dtype.name(), shape: &t.shape, data_offsets: (offset, offset + t.byte_len()) };
         if !storable || header.insert(t.name.clone(), serde_json::json!(entry)).is_some() {
             return Err(Error::header(
                 file,
                 "writable",
-                format!("tensor `{}`, {} {:?} in {} bytes", t.name, t.dtype, t.shape, t.bytes.len()),
+                format!("tensor `{}`, {} {:?} in {} bytes", t.name, t.dtype, t.shape, t.byte_len()),
                 "a safetensors type, a fitting size and a name used once",
             ));
         }
-        offset += t.bytes.len();
+        offset += t.byte_len();
     }
     let mut json = serde_json::Value::Object(header).to_string().into_bytes();
     json.resize(json.len().next_multiple_of(8), b' ');
@@ -58,9 +61,9 @@ fn plan<'t, 'a>(
 /// # Errors
 /// If a tensor's bytes do not fit its shape, its type is not a safetensors type, or a name occurs twice.
 pub fn serialize(tensors: &[TensorOut<'_>], metadata: &BTreeMap<String, String>) -> Result<Vec<u8>, Error> {
-    let (mut bytes, order) = plan(tensors, metadata, Path::new("(memory)"))?;
+    let (mut bytes, order) = plan(tensors, metadata, Path::new(IN_MEMORY))?;
     for t in order {
-        bytes.extend_from_slice(&t.bytes);
+        t.write_data(Path::new(IN_MEMORY), &mut bytes)?;
     }
     Ok(bytes)
 }
@@ -78,7 +81,7 @@ pub fn write_to(
     let mut file = AtomicFile::create(path)?;
     file.write_all(&header).map_err(|e| Error::io(path, "write", e))?;
     for t in order {
-        file.write_all(&t.bytes).map_err(|e| Error::io(path, "write", e))?;
+        t.write_data(path, &mut file)?;
     }
     file.commit()
 }

@@ -62,7 +62,7 @@ pub(super) fn describe<'m>(model: &'m Model<'_>) -> Result<Described<'m>, Error>
             Ok::<(), Error>(())
         };
         if linear.weight.format() == BlockFormat::Nvfp4 {
-            scale("weight_global_scale", linear.weight.global_scale())?;
+            scale("weight_global_scale", linear.weight.tensor_scale())?;
         }
         if let Some(input) = linear.input_scale {
             scale("input_global_scale", input)?;

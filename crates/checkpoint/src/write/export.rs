@@ -3,8 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use super::{LinearOut, Model};
-use crate::checkpoint::is_packed;
+use super::{LinearOut, Model, WeightOut};
+use crate::checkpoint::{LinearSource, is_packed};
 use crate::convention::Role;
 use crate::module::{Mlp, MlpKind, Projection};
 use crate::scheme::Weights;
@@ -47,12 +47,12 @@ impl Checkpoint {
                 return Err(Error::NotQuantized { module: name.clone(), why: what.clone() });
             }
             if quantized && !done.contains(name.as_str()) && !is_gguf {
-                let linear = self.linear(name)?;
-                let input_scale = linear.input_scale()?;
+                let LinearSource { weight, input, .. } = self.linear_source(name, None)?;
+                let weight = WeightOut::Stored(weight);
                 model.linears.push(LinearOut {
                     module: name.clone(),
-                    weight: linear.weight,
-                    input_scale,
+                    weight,
+                    input_scale: input?,
                     bias: None,
                 });
             }
@@ -112,19 +112,19 @@ impl Checkpoint {
                 },
             };
             let packed = |p| mlp.module(own, p).filter(|module| self.is_quantized_module(module));
-            // What the model holds as a copy need not stay in memory as pages of the file too.
-            let release =
-                |module| self.weight(module).iter().for_each(|w| self.files().release_tensor(w.name));
             let mut push = |module, weight, input_scale, bias| {
-                model.linears.push(LinearOut { module, weight, input_scale, bias });
+                model.linears.push(LinearOut {
+                    module,
+                    weight: WeightOut::Stored(weight),
+                    input_scale,
+                    bias,
+                });
             };
             let (gate, up) = (packed(Projection::Gate), packed(Projection::Up));
             let fused = packed(Projection::GateUp);
             if fused.is_some() || (gate.is_some() && up.is_some()) {
-                let modules = [fused, gate, up].into_iter().flatten();
-                done.extend(modules.clone());
-                let both = self.gate_up_of(mlp, expert)?;
-                modules.for_each(release);
+                done.extend([fused, gate, up].into_iter().flatten());
+                let both = self.source_of(mlp, expert)?;
                 let inputs = both.input_scales()?;
                 let (gate_bias, up_bias) = both.bias.unzip();
                 push(name(Projection::Gate, "gate_proj"), both.gate, inputs.map(|i| i.0), gate_bias);
@@ -132,10 +132,8 @@ impl Checkpoint {
             }
             if let Some(module) = packed(Projection::Down) {
                 done.insert(module);
-                let down = self.down_of(mlp, expert)?;
-                release(module);
-                let input_scale = down.input_scale()?;
-                push(name(Projection::Down, "down_proj"), down.weight, input_scale, down.bias);
+                let LinearSource { weight, bias, input } = self.linear_source(module, expert)?;
+                push(name(Projection::Down, "down_proj"), weight, input?, bias);
             }
         }
         Ok(())

@@ -8,9 +8,9 @@ use std::path::Path;
 
 use dualgemm_formats::{BlockFormat, GlobalScaleSource, gguf as nvfp4};
 
-use super::{LinearOut, Model, WriteReport, config_to_gguf};
+use super::{LinearOut, Model, WeightPart, WriteReport, config_to_gguf};
 use crate::error::list;
-use crate::gguf::{GgufValue, mxfp4, write_to};
+use crate::gguf::{GgufValue, write_to};
 use crate::module::{MlpKind, Place, Projection};
 use crate::{Dtype, Error, TensorOut};
 
@@ -55,11 +55,11 @@ pub(super) fn write(path: &Path, model: &Model<'_>) -> Result<WriteReport, Error
     Ok(WriteReport { files: vec![path.into()], tensors: tensors.len(), skipped })
 }
 
-fn push_group(
-    tensors: &mut Vec<TensorOut<'_>>,
+fn push_group<'m>(
+    tensors: &mut Vec<TensorOut<'m>>,
     skipped: &mut Vec<String>,
     stem: &str,
-    group: &[(Option<usize>, &LinearOut<'_>)],
+    group: &[(Option<usize>, &'m LinearOut<'_>)],
     path: &Path,
 ) -> Result<(), Error> {
     let first = &group[0].1.weight;
@@ -76,19 +76,14 @@ fn push_group(
             supported: "one module, or experts numbered from 0 without gaps and all of one shape and format, are",
         });
     }
-    let (dtype, mut bytes) = match first.format() {
-        BlockFormat::Nvfp4 => (Dtype::GGML_NVFP4, Vec::new()),
-        BlockFormat::Mxfp4 => (Dtype::GGML_MXFP4, Vec::new()),
-    };
-    for (_, linear) in group {
-        match first.format() {
-            BlockFormat::Nvfp4 => {
-                let packed = nvfp4::from_matrix(&linear.weight);
-                bytes.append(&mut packed.map_err(|source| Error::Format { file: path.into(), source })?);
-            }
-            BlockFormat::Mxfp4 => bytes.append(&mut mxfp4::pack(&linear.weight)),
+    let dtype = match first.format() {
+        BlockFormat::Nvfp4 => {
+            let fits = nvfp4::len(&group[0].1.module, first.rows(), first.k());
+            fits.map_err(|source| Error::Format { file: path.into(), source })?;
+            Dtype::GGML_NVFP4
         }
-    }
+        BlockFormat::Mxfp4 => Dtype::GGML_MXFP4,
+    };
     let lead = if experts { vec![group.len()] } else { Vec::new() };
     let with = |rest: &[usize]| [lead.as_slice(), rest].concat();
     let dtype = Dtype::from_ggml(dtype).ok_or_else(|| Error::Unsupported {
@@ -96,13 +91,15 @@ fn push_group(
         found: format!("GGUF type {dtype}"),
         supported: "the types of the type table are",
     })?;
-    tensors.push(TensorOut::new(format!("{stem}.weight"), dtype, with(&[first.rows(), first.k()]), bytes));
+    let weights = group.iter().map(|(_, l)| &l.weight).collect();
+    let (name, shape) = (format!("{stem}.weight"), with(&[first.rows(), first.k()]));
+    tensors.push(TensorOut::of_weights(name, dtype, shape, WeightPart::GgufBlocks, weights));
 
     let mut floats = |name: &str, shape: Vec<usize>, values: Vec<f32>| {
         let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
         tensors.push(TensorOut::new(format!("{stem}.{name}"), Dtype::F32, shape, bytes));
     };
-    let scales: Vec<_> = group.iter().map(|(_, l)| l.weight.global_scale()).collect();
+    let scales: Vec<_> = group.iter().map(|(_, l)| l.weight.tensor_scale()).collect();
     if scales.iter().any(|s| s.source() != GlobalScaleSource::Absent) {
         floats("scale", vec![group.len()], scales.iter().map(|s| s.value()).collect());
     }

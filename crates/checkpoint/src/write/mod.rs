@@ -11,16 +11,17 @@ mod compressed_tensors;
 mod export;
 mod gguf;
 mod modelopt;
+mod weight;
 
-use std::borrow::Cow;
+pub use weight::{WeightOut, WeightPart};
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use dualgemm_formats::{GlobalScale, GlobalScaleSource, QuantizedMatrix, ScaleLayout};
+use dualgemm_formats::{GlobalScale, GlobalScaleSource};
 use serde_json::{Value, json};
 
-use crate::activations::dense_codes;
 use crate::convention::METADATA_CONFIG;
 use crate::error::list;
 use crate::safetensors::write_to;
@@ -32,7 +33,7 @@ pub struct LinearOut<'a> {
     /// Name of the module, as in `model.layers.0.mlp.gate_proj`.
     pub module: String,
     /// `[out, in]`.
-    pub weight: QuantizedMatrix<'a>,
+    pub weight: WeightOut<'a>,
     /// Tensor scale of the activations.
     pub input_scale: Option<GlobalScale>,
     /// `out` values, where the bias is not among the other tensors.
@@ -117,10 +118,6 @@ pub fn write(path: &Path, output: Output, model: &Model<'_>) -> Result<WriteRepo
             "distinct names",
         ));
     }
-    for linear in &model.linears {
-        let checked = linear.weight.check_scales();
-        checked.map_err(|source| Error::Format { file: path.into(), source })?;
-    }
     let ends_in = |ending| path.extension().is_some_and(|e| e == ending);
     let wrong_ending = |found, valid| Err(Error::Path { file: path.into(), found, valid });
     match output {
@@ -179,29 +176,15 @@ fn write_hf<'m>(
 
 /// Codes and block scales, which all safetensors conventions store alike.
 fn push_weight<'m>(out: &mut Vec<TensorOut<'m>>, linear: &'m LinearOut<'_>, codes: &str, scale_dtype: Dtype) {
-    let m = &linear.weight;
-    out.push(TensorOut::new(
-        format!("{}{codes}", linear.module),
-        Dtype::U8,
-        [m.rows(), m.k() / 2],
-        dense_codes(m),
-    ));
-    out.push(TensorOut::new(
-        format!("{}.weight_scale", linear.module),
-        scale_dtype,
-        [m.rows(), m.blocks()],
-        linear_scales(m),
-    ));
+    let (module, w) = (&linear.module, &linear.weight);
+    let mut push = |name, dtype, columns, part| {
+        out.push(TensorOut::of_weights(format!("{module}{name}"), dtype, [w.rows(), columns], part, vec![w]));
+    };
+    push(codes, Dtype::U8, w.k() / 2, WeightPart::Codes);
+    push(".weight_scale", scale_dtype, w.blocks(), WeightPart::Scales);
     if let Some(bias) = &linear.bias {
         let bytes: Vec<u8> = bias.iter().flat_map(|x| x.to_le_bytes()).collect();
-        out.push(TensorOut::new(format!("{}.bias", linear.module), Dtype::F32, [bias.len()], bytes));
-    }
-}
-
-fn linear_scales<'m>(m: &'m QuantizedMatrix<'_>) -> Cow<'m, [u8]> {
-    match m.scale_layout() {
-        ScaleLayout::Linear => Cow::Borrowed(m.scales()),
-        layout => layout.convert(m.scales(), ScaleLayout::Linear, m.rows(), m.blocks()).into(),
+        out.push(TensorOut::new(format!("{module}.bias"), Dtype::F32, [bias.len()], bytes));
     }
 }
 

@@ -22,7 +22,7 @@ pub(super) fn describe<'m>(model: &'m Model<'_>, path: &Path) -> Result<Describe
         let mut scale = |name, value| {
             tensors.push(TensorOut::scalar(format!("{}.{name}", linear.module), &[], value));
         };
-        scale("weight_scale_2", linear.weight.global_scale().value());
+        scale("weight_scale_2", linear.weight.tensor_scale().value());
         if let Some(input) = linear.input_scale {
             scale("input_scale", input.value());
         }

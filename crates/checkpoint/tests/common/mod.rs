@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use dualgemm_checkpoint::safetensors::serialize;
-use dualgemm_checkpoint::{Checkpoint, Dtype, Error, OpenOptions, TensorOut};
+use dualgemm_checkpoint::{Checkpoint, Dtype, Error, OpenOptions, TensorData, TensorOut};
 use dualgemm_formats::{QuantizedMatrix, ScaleLayout};
 use serde_json::{Value, json};
 
@@ -128,6 +128,14 @@ impl Fixture {
         self.tensors.iter_mut().find(|t| t.name == name).unwrap()
     }
 
+    /// The bytes of a tensor.
+    pub fn bytes(&mut self, name: &str) -> &mut Vec<u8> {
+        let TensorData::Bytes(bytes) = &mut self.tensor(name).data else {
+            panic!("{name} is made of weights")
+        };
+        bytes.to_mut()
+    }
+
     /// Gate and up of layer 0 as one module in ModelOpt's convention, each row with its number as bias; `swizzled`: block
     /// scales in 128x4 order.
     pub fn modelopt_fused(&mut self, w: &Weight, swizzled: bool) -> &mut Self {
@@ -137,7 +145,7 @@ impl Fixture {
         self.f32(&format!("{module}.bias"), &[w.rows], &bias);
         if swizzled {
             let (bytes, scale) = (w.swizzled(), self.tensor(&format!("{module}.weight_scale")));
-            (scale.dtype, scale.shape, scale.bytes) = (Dtype::U8, vec![bytes.len()], bytes.into());
+            (scale.dtype, scale.shape, scale.data) = (Dtype::U8, vec![bytes.len()], bytes.into());
         }
         self
     }

@@ -244,7 +244,7 @@ impl Form {
             Self::Checkpoint(convention) => {
                 let linear = |weight: QuantizedMatrix<'static>| LinearOut {
                     module: weight.name().strip_suffix(".weight").unwrap_or(weight.name()).into(),
-                    weight,
+                    weight: weight.into(),
                     input_scale: None,
                     bias: None,
                 };

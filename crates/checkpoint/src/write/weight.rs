@@ -1,0 +1,147 @@
+//! Weights to write, and the bytes that files make of them, a run of rows at a time.
+
+use std::borrow::Cow;
+use std::path::Path;
+
+use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout, gguf};
+
+use crate::activations::dense_codes;
+use crate::gguf::mxfp4;
+use crate::{Error, MatrixSource};
+
+/// Bytes of codes that are read at a time.
+const RUN_BYTES: usize = 1 << 20;
+/// Runs are whole tiles of block scales and whole periods of alternating rows.
+const RUN_ROWS: usize = 128;
+
+/// A quantized weight to write, `[out, in]`.
+#[derive(Debug, Clone)]
+pub enum WeightOut<'a> {
+    /// In memory.
+    Matrix(QuantizedMatrix<'a>),
+    /// In a checkpoint, from which it is read as it is written.
+    Stored(MatrixSource<'a>),
+}
+
+impl<'a> From<QuantizedMatrix<'a>> for WeightOut<'a> {
+    fn from(matrix: QuantizedMatrix<'a>) -> Self {
+        Self::Matrix(matrix)
+    }
+}
+
+impl<'a> WeightOut<'a> {
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        match self {
+            Self::Matrix(m) => m.rows(),
+            Self::Stored(source) => source.rows(),
+        }
+    }
+
+    /// Elements per row.
+    pub fn k(&self) -> usize {
+        match self {
+            Self::Matrix(m) => m.k(),
+            Self::Stored(source) => source.k(),
+        }
+    }
+
+    /// Blocks per row.
+    pub fn blocks(&self) -> usize {
+        self.k() / self.format().block_len()
+    }
+
+    /// Block format.
+    pub fn format(&self) -> BlockFormat {
+        match self {
+            Self::Matrix(m) => m.format(),
+            Self::Stored(source) => source.format(),
+        }
+    }
+
+    /// The tensor scale.
+    pub fn tensor_scale(&self) -> GlobalScale {
+        match self {
+            Self::Matrix(m) => m.global_scale(),
+            Self::Stored(source) => source.tensor_scale(),
+        }
+    }
+
+    /// The whole matrix.
+    ///
+    /// # Errors
+    /// If what is stored breaks a rule of its format.
+    pub fn read(&self) -> Result<Cow<'_, QuantizedMatrix<'a>>, Error> {
+        Ok(match self {
+            Self::Matrix(m) => Cow::Borrowed(m),
+            Self::Stored(source) => Cow::Owned(source.read(0..source.rows())?),
+        })
+    }
+
+    /// Calls `each` with runs of rows, in order.
+    fn runs(&self, mut each: impl FnMut(&QuantizedMatrix<'_>) -> Result<(), Error>) -> Result<(), Error> {
+        match self {
+            Self::Matrix(m) => each(m),
+            Self::Stored(source) => {
+                let run = (RUN_BYTES / (source.k() / 2)).max(1).next_multiple_of(RUN_ROWS);
+                (0..source.rows()).step_by(run).try_for_each(|first| {
+                    each(&source.read(first..source.rows().min(first + run))?)?;
+                    source.release();
+                    Ok(())
+                })
+            }
+        }
+    }
+}
+
+/// What of a weight lies together in a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WeightPart {
+    /// Codes, row by row.
+    Codes,
+    /// Block scales, row by row.
+    Scales,
+    /// Both, in GGUF's blocks.
+    GgufBlocks,
+}
+
+impl WeightPart {
+    /// Bytes of this part of a weight.
+    pub(crate) fn len(self, weight: &WeightOut<'_>) -> usize {
+        let codes = weight.rows() * (weight.k() / 2);
+        let scales = weight.rows() * weight.blocks();
+        match self {
+            Self::Codes => codes,
+            Self::Scales => scales,
+            Self::GgufBlocks => codes + scales,
+        }
+    }
+
+    /// Writes this part of a weight.
+    ///
+    /// # Errors
+    /// Those of `write`; if the weight breaks a rule of its format, or one of the block scales to be written is NaN or
+    /// negative. `file` is what is written.
+    pub(crate) fn write(
+        self,
+        weight: &WeightOut<'_>,
+        file: &Path,
+        write: &mut dyn FnMut(&[u8]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let fault = |source| Error::Format { file: file.into(), source };
+        weight.runs(|m| {
+            if self == Self::Codes {
+                return write(&dense_codes(m));
+            }
+            m.check_scales().map_err(fault)?;
+            match (self, m.format()) {
+                (Self::GgufBlocks, BlockFormat::Nvfp4) => write(&gguf::from_matrix(m).map_err(fault)?),
+                (Self::GgufBlocks, BlockFormat::Mxfp4) => write(&mxfp4::pack(m)),
+                _ => match m.scale_layout() {
+                    ScaleLayout::Linear => write(m.scales()),
+                    layout => write(&layout.convert(m.scales(), ScaleLayout::Linear, m.rows(), m.blocks())),
+                },
+            }
+        })
+    }
+}
