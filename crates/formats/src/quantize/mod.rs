@@ -176,12 +176,16 @@ impl Quantizer {
 
     #[inline]
     fn block_by(&self, rule: &impl Rule, x: &Block) -> ([u8; 8], u8) {
-        let scale = rule.scale(block_amax(x));
-        let scale = match self.search {
-            Search::Plain => scale,
-            Search::Mse => search::best_scale(x, self.global_scale.value(), scale),
+        let plain = rule.scale(block_amax(x));
+        let by = |scale| (rule.codes(x, scale), scale);
+        let (codes, scale) = match self.search {
+            Search::Plain => by(plain),
+            Search::Mse => {
+                let best = search::best_scale(x, self.global_scale.value(), plain);
+                search::better(x, self.global_scale, by(plain), by(best))
+            }
         };
-        (pack(rule.codes(x, scale)), scale)
+        (pack(codes), scale)
     }
 
     /// Some rows: fills `codes` with `rows.len() · k / 2` bytes and `scales`, in linear layout, with

@@ -10,7 +10,11 @@
 //!   scale at least as much.
 
 use super::rule::Block;
-use crate::scalar::e4m3;
+use crate::GlobalScale;
+use crate::scalar::{e2m1, e4m3};
+
+/// Codes and scale byte of a block.
+type Quantized = ([u8; 16], u8);
 
 /// The scale byte under which `x / (scale · global)` rounded to e2m1 has the least squared error, in f32.
 /// `plain` wins ties, and blocks that hold only zeros, or something that is not finite.
@@ -32,6 +36,17 @@ pub(super) fn best_scale(x: &Block, global: f32, plain: u8) -> u8 {
     let _ = (1..plain).rev().all(|byte| visit(byte, |y, scale| (y - 6.0 * scale).max(0.0)));
     let _ = (plain + 1..=0x7E).all(|byte| visit(byte, |y, scale| (0.5 * scale - y).max(0.0).min(y)));
     best.1
+}
+
+/// Which of two quantizations of a block errs less, in f64 and with the codes that the producer's rule really gives: its
+/// products may overflow where the search's quotient does not. `plain` wins ties.
+pub(super) fn better(x: &Block, global: GlobalScale, plain: Quantized, found: Quantized) -> Quantized {
+    let error = |(codes, scale): &Quantized| -> f64 {
+        let scale = f64::from(e4m3::decode(*scale)) * global.exact();
+        let each = x.iter().zip(codes).filter(|(x, _)| x.is_finite());
+        each.map(|(&x, &code)| (f64::from(x) - f64::from(e2m1::decode(code)) * scale).powi(2)).sum()
+    };
+    if found.1 != plain.1 && error(&found) < error(&plain) { found } else { plain }
 }
 
 /// Squared error of a block of magnitudes.
@@ -66,7 +81,6 @@ fn round_to_grid(t: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scalar::e2m1;
     use proptest::prelude::*;
 
     #[test]
