@@ -30,6 +30,13 @@ pub fn hidden_activation(config: &Value) -> Option<&Value> {
     model_field(config, "hidden_act").or_else(|| model_field(config, "hidden_activation"))
 }
 
+/// How many routed experts each layer has, where the configuration gives one number for all of them.
+pub(crate) fn expert_count(config: &Value) -> Option<usize> {
+    let counts = ["num_experts", "num_local_experts", "n_routed_experts"];
+    let count = counts.iter().find_map(|key| model_field(config, key))?.as_u64()?;
+    usize::try_from(count).ok()
+}
+
 /// The entry of a safetensors file's metadata that carries a configuration, but for what says how it is quantized.
 pub fn to_metadata(config: &Value) -> (String, String) {
     let mut config = config.clone();

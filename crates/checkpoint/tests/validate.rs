@@ -139,10 +139,9 @@ fn missing_tensors_are_found_once_each() {
     assert_finds(&f, &[("missing-tensor", &format!("{GATE}.weight"), "missing")]);
 }
 
-#[test]
-fn uncalibrated_experts_are_listed() {
+fn experts(numbers: &[u64]) -> Fixture {
     let mut f = Fixture { config: Some(modelopt_config("NVFP4")), ..Fixture::default() };
-    for e in 0..3 {
+    for &e in numbers {
         for p in ["gate_proj", "up_proj", "down_proj"] {
             f.modelopt(
                 &format!("model.layers.0.mlp.experts.{e}.{p}"),
@@ -152,6 +151,30 @@ fn uncalibrated_experts_are_listed() {
             );
         }
     }
+    f
+}
+
+#[test]
+fn experts_that_are_not_there_are_found() {
+    assert_finds(&experts(&[0, 1, 2]), &[]);
+    let path = "model.layers.0.mlp.experts";
+    assert_finds(&experts(&[0, 3]), &[("layers", path, "2 experts")]);
+    let message = &findings(&experts(&[0, 3]))[0].message;
+    assert_eq!(message, &format!("{path}: has no expert 1 (2 of 4 are missing)"));
+    assert_finds(&experts(&[u64::MAX]), &[("layers", path, &format!("{} experts", u64::MAX - 1))]);
+    // Nothing but the configuration tells that the last ones are missing.
+    for key in ["num_experts", "num_local_experts", "n_routed_experts"] {
+        let mut f = experts(&[0, 1]);
+        f.config.as_mut().unwrap()[key] = json!(2);
+        assert_finds(&f, &[]);
+        f.config.as_mut().unwrap()[key] = json!(8);
+        assert_finds(&f, &[("layers", path, "6 experts")]);
+    }
+}
+
+#[test]
+fn uncalibrated_experts_are_listed() {
+    let mut f = experts(&[0, 1, 2]);
     let scale = |e: usize, p: &str| format!("model.layers.0.mlp.experts.{e}.{p}.input_scale");
     f.tensor(&scale(1, "down_proj")).data = f32::INFINITY.to_le_bytes().to_vec().into();
     f.tensor(&scale(2, "gate_proj")).data = 0f32.to_le_bytes().to_vec().into();

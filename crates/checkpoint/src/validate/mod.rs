@@ -10,7 +10,8 @@ use dualgemm_formats::{GlobalScale, GlobalScaleSource, ScaleLayout};
 pub use rules::{RULES, Rule, Severity};
 
 use crate::convention::{Role, ScaleSense};
-use crate::module::{MlpKind, Place, Projection};
+use crate::model_config::expert_count;
+use crate::module::{Mlp, MlpKind, Place, Projection};
 use crate::packed::BlockScales;
 use crate::scheme::Weights;
 use crate::{Checkpoint, Error, OpenOptions};
@@ -63,6 +64,7 @@ impl Checkpoint {
             self.check_module(name, &mut findings);
         }
         for mlp in &self.index().mlps {
+            self.check_experts(mlp, &mut findings);
             let experts: Vec<Option<usize>> = match mlp.kind {
                 MlpKind::Experts => self.expert_ids(mlp).into_iter().map(Some).collect(),
                 MlpKind::Dense | MlpKind::Shared => vec![None],
@@ -129,7 +131,22 @@ impl Checkpoint {
         }
     }
 
-    fn check_pair(&self, mlp: &crate::module::Mlp, expert: Option<usize>, findings: &mut Vec<Finding>) {
+    /// Experts with modules of their own are numbered from 0, up to what the configuration says or the largest there is.
+    fn check_experts(&self, mlp: &Mlp, findings: &mut Vec<Finding>) {
+        let experts = mlp.experts();
+        let Some(last) = experts.last() else { return };
+        let config = self.files().config().map(|json| &json.value);
+        let expected = config.and_then(expert_count).unwrap_or(0).max(last.saturating_add(1));
+        let missing = expected - experts.len();
+        if missing > 0 {
+            let first = experts.iter().enumerate().find(|&(i, &e)| i != e).map_or(experts.len(), |(i, _)| i);
+            let message =
+                format!("{}: has no expert {first} ({missing} of {expected} are missing)", mlp.path);
+            findings.push(Finding::new("layers", &mlp.path, format!("{missing} experts"), message));
+        }
+    }
+
+    fn check_pair(&self, mlp: &Mlp, expert: Option<usize>, findings: &mut Vec<Finding>) {
         let own = mlp.own(expert);
         let gate = mlp.module(own, Projection::Gate);
         let fused = mlp.module(own, Projection::GateUp);

@@ -39,7 +39,10 @@ pub const RULES: &[Rule] = &[
     ),
     error("convention", "exactly one known convention is declared or named"),
     warning("config-agrees", "config.json and hf_quant_config.json name the same algorithm"),
-    error("layers", "gate, up and down of an MLP belong together and can be found"),
+    error(
+        "layers",
+        "gate, up and down of an MLP belong together and can be found, and no expert of a layer is missing",
+    ),
     error(
         "missing-tensor",
         "every quantized weight has its block scales, tensor scale and declared activation scale",
