@@ -153,6 +153,31 @@ fn every_pair_of_formats_is_close_to_f64() {
     }
 }
 
+/// cutlass#3536, vllm#48491: rows and the ends of K that no whole tile holds. Sums of ones are exact.
+#[test]
+fn ones_sum_to_k_for_every_number_of_rows_and_ends_of_k_exact() {
+    let n = 17;
+    let ks = [16, 48, 272, 288, 464, 1024, 1056, 1152, 1280, 1312, 2176];
+    for (m, k) in (1..=130).map(|m| (m, 288)).chain(ks.into_iter().flat_map(|k| [(1, k), (7, k)])) {
+        let ones = |name: &str, rows| {
+            let (format, layout) = (BlockFormat::Nvfp4, ScaleLayout::Linear);
+            let (codes, scales) = (vec![0x22; rows * k / 2], vec![0x38; rows * k / 16]);
+            QuantizedMatrix::new(name, format, rows, k, codes, scales, layout, GlobalScale::ONE).unwrap()
+        };
+        let weights = GateUp::new(ones("gate", n), ones("up", n));
+        let floats = FloatMatrix::F32(Matrix::new("a", m, k, vec![1.0; m * k]).unwrap());
+        let halves = FloatMatrix::Bf16(Matrix::new("a", m, k, vec![bf16::ONE; m * k]).unwrap());
+        for a in [AOperand::Quantized(ones("a", m)), AOperand::Float(floats), AOperand::Float(halves)] {
+            let desc = desc(&a, &weights, Activation::Identity);
+            let want = desc.epilogue.alpha_gate * desc.epilogue.alpha_up * (k * k) as f32;
+            for isa in isas() {
+                let c = run_f32(&desc, isa, &a, &weights);
+                assert!(c.len() == m * n && c.iter().all(|&x| x == want), "{desc} {isa}");
+            }
+        }
+    }
+}
+
 #[test]
 fn every_activation_is_close_to_f64() {
     for activation in Activation::EXAMPLES {
