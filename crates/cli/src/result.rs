@@ -7,7 +7,8 @@ use std::path::Path;
 
 use dualgemm::check::RowSample;
 use dualgemm::checkpoint::{Activations, TensorFiles};
-use dualgemm::formats::scalar::e2m1;
+use dualgemm::formats::quantize::te_block;
+use dualgemm::formats::scalar::{e2m1, e4m3};
 use dualgemm::formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
 use dualgemm::gemm::{AFormat, AOperand, Comparer, Comparison, DualGemmDesc, OutFormat, OutputMut};
 use half::{bf16, f16};
@@ -31,6 +32,14 @@ impl<'a> ResultMatrix<'a> {
     /// Format of the elements.
     pub fn format(&self) -> AFormat {
         AFormat::of(&self.0)
+    }
+
+    /// The tensor scale of an nvfp4 C, a multiplier.
+    pub fn tensor_scale(&self) -> Option<f32> {
+        match &self.0 {
+            AOperand::Quantized(m) => Some(m.global_scale().value()),
+            AOperand::Float(_) => None,
+        }
     }
 
     /// The values of the sampled rows as f64.
@@ -58,12 +67,19 @@ pub struct Comparing<'a> {
     rows: Vec<usize>,
     /// The most steps, and elements more than one step off.
     steps: (u64, usize),
+    scale_steps: u64,
 }
 
 impl<'a> Comparing<'a> {
     /// Nothing compared yet.
     pub fn new(result: &'a ResultMatrix<'a>) -> Self {
-        Self { result, comparer: Comparer::new(result.0.k()), rows: Vec::new(), steps: (0, 0) }
+        Self {
+            result,
+            comparer: Comparer::new(result.0.k()),
+            rows: Vec::new(),
+            steps: (0, 0),
+            scale_steps: 0,
+        }
     }
 
     /// Compares the sampled rows with the reference of those rows.
@@ -79,12 +95,18 @@ impl<'a> Comparing<'a> {
                 let value = |&row: &usize| (0..m.k()).map(move |col| m.value(row, col) as f32);
                 let values: Vec<f32> = sample.rows().iter().flat_map(value).collect();
                 self.comparer.add(&values, want)?;
-                let position = |code: u8| if code & 8 == 0 { i64::from(code) } else { -i64::from(code & 7) };
                 for (at, &want) in want.iter().enumerate() {
                     let (row, col) = (sample.rows()[at / m.k()], at % m.k());
-                    let off = position(m.code(row, col)).abs_diff(position(rounded(m, row, col, want)));
+                    let (code, nearest) = codes(m, row, col, want);
+                    let off = steps(code, nearest);
                     self.steps.0 = self.steps.0.max(off);
                     self.steps.1 += usize::from(off > 1);
+                }
+                for (at, block) in want.as_chunks::<16>().0.iter().enumerate() {
+                    let (row, block_of_row) = (sample.rows()[at / m.blocks()], at % m.blocks());
+                    let (_, nearest) = te_block(&block.map(|x| x as f32), m.global_scale());
+                    let off = m.scale_byte(row, block_of_row).abs_diff(nearest);
+                    self.scale_steps = self.scale_steps.max(off.into());
                 }
             }
         }
@@ -100,18 +122,31 @@ impl<'a> Comparing<'a> {
         found.worst.row = row;
         if let AOperand::Quantized(m) = &self.result.0 {
             (found.max_ulp, found.over_1_ulp) = self.steps;
-            found.worst.got_bits = m.code(row, found.worst.col).into();
-            found.worst.want_bits = rounded(m, row, found.worst.col, found.worst.want).into();
+            found.max_scale_steps = Some(self.scale_steps);
+            let (code, nearest) = codes(m, row, found.worst.col, found.worst.want);
+            (found.worst.got_bits, found.worst.want_bits) = (code.into(), nearest.into());
         }
         Ok(found)
     }
 }
 
-/// The code nearest to a value under the scales of an element.
-fn rounded(m: &QuantizedMatrix<'_>, row: usize, col: usize, value: f64) -> u8 {
+/// The code of an element and the one nearest to a value under the same scales. Under the scale zero every code is 0, and
+/// so it should be for what is too small for another scale; for what is not, the least scale says how far off that is.
+fn codes(m: &QuantizedMatrix<'_>, row: usize, col: usize, value: f64) -> (u8, u8) {
     let scale = m.format().decode_scale(m.scale_byte(row, col / m.format().block_len()));
-    let scale = f64::from(scale) * m.global_scale().exact();
-    e2m1::encode(if scale == 0.0 { 0.0 } else { (value / scale) as f32 })
+    let under = |scale: f32| e2m1::encode((value / (f64::from(scale) * m.global_scale().exact())) as f32);
+    if scale > 0.0 {
+        return (m.code(row, col), under(scale));
+    }
+    // Magnitudes of up to 6 · 2⁻¹⁰ give a block the scale zero: those are up to 3 under the least scale, code 5.
+    let code = under(e4m3::MIN_POSITIVE);
+    (0, if code & 7 <= 5 { 0 } else { code })
+}
+
+/// Steps of the e2m1 grid from one code to another.
+fn steps(a: u8, b: u8) -> u64 {
+    let position = |code: u8| if code & 8 == 0 { i64::from(code) } else { -i64::from(code & 7) };
+    position(a).abs_diff(position(b))
 }
 
 /// C being computed and once computed, in memory of its own.
@@ -219,6 +254,44 @@ mod tests {
         assert_eq!((off.max_ulp, off.over_1_ulp), (2, 1));
         assert_eq!((off.worst.row, off.worst.col), (0, 0));
         assert_eq!((off.worst.got_bits, off.worst.want_bits), (2, 4));
+    }
+
+    #[test]
+    fn under_the_scale_zero_any_code_is_right_for_what_is_too_small_for_another() {
+        let (codes, scales) = (vec![0x77; 8], vec![0]);
+        let result = OwnedResult::Nvfp4 { codes, scales, layout: ScaleLayout::Linear, global_scale: 0.5 };
+        let matrix = result.as_matrix(1, 16).unwrap();
+        let least = f64::from(e4m3::MIN_POSITIVE) * 0.5;
+        let steps = |value: f64| matrix.compare(&[value; 16], &RowSample::all(1)).unwrap().max_ulp;
+        assert_eq!([steps(0.0), steps(2.9 * least), steps(-2.9 * least)], [0; 3]);
+        // A block of such values has a scale, and codes that are not zero.
+        assert_eq!([steps(4.1 * least), steps(-100.0), steps(100.0)], [6, 7, 7]);
+    }
+
+    #[test]
+    fn what_a_given_tensor_scale_cannot_hold_is_right_as_it_is() {
+        use crate::tolerance::Tolerance;
+        use dualgemm::gemm::Epilogue;
+        let mut want: Vec<f64> = (0..16).map(|i| f64::from(i) - 5.5).collect();
+        let tolerance = Tolerance::of(AFormat::Nvfp4, &Epilogue::default());
+        // The largest value is 9.5: 448 · 6 · 2⁻¹² is less, and half of the least scale of 2¹² more.
+        for global_scale in [1.0 / 4096.0, 4096.0] {
+            let block = std::array::from_fn(|i| want[i] as f32);
+            let (codes, scale) = te_block(&block, GlobalScale::multiplier(global_scale));
+            let compare = |scale, want: &[f64]| {
+                let (codes, scales, layout) = (codes.to_vec(), vec![scale], ScaleLayout::Linear);
+                let result = OwnedResult::Nvfp4 { codes, scales, layout, global_scale };
+                result.as_matrix(1, 16).unwrap().compare(want, &RowSample::all(1)).unwrap()
+            };
+            let lost = compare(scale, &want);
+            assert!(lost.rel_l2 > 0.5 && (lost.max_ulp, lost.max_scale_steps) == (0, Some(0)), "{lost:?}");
+            assert!(!tolerance.holds(&lost) && tolerance.under_given_scale().holds(&lost));
+            let wrong = compare(scale.abs_diff(2), &want);
+            assert!(!tolerance.under_given_scale().holds(&wrong));
+            let usual = std::mem::replace(&mut want[15], f64::NAN);
+            assert!(!tolerance.under_given_scale().holds(&compare(scale, &want)));
+            want[15] = usual;
+        }
     }
 
     #[test]

@@ -20,6 +20,10 @@ pub struct Tolerance {
     /// Most steps of the e2m1 grid that an element of nvfp4 is off, under the scales that the result has.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_steps: Option<u64>,
+    /// Steps within which every block scale and every element of nvfp4 is right whatever the first two are: where the
+    /// tensor scale is given, values too large or too small for it are lost to no fault of the result.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_scale_steps: Option<u64>,
     /// Units in the last place within which every element is right whatever the other two are, as values that
     /// underflow are: floats only, since an nvfp4 result has scales of its own.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -56,7 +60,7 @@ impl Tolerance {
             Plan::Gpu { plan, .. } if plan.strategy()?.rounding() != Rounding::Nothing => {
                 Ok(Self::from_rel_l2(dualgemm::strategies::measure::bound(plan)?))
             }
-            _ => Ok(Self::of(format, &plan.desc().epilogue)),
+            _ => Ok(Self::of(format, &plan.desc().epilogue).under_given_scale()),
         }
     }
 
@@ -64,14 +68,23 @@ impl Tolerance {
     pub fn from_rel_l2(max_rel_l2: f64) -> Self {
         // An error of relative length ε turns a vector by at most asin ε.
         let min_cosine = 1.0 - max_rel_l2 * max_rel_l2;
-        Self { max_rel_l2, min_cosine, max_rel: None, max_steps: None, max_ulp: None }
+        Self { max_rel_l2, min_cosine, max_rel: None, max_steps: None, max_scale_steps: None, max_ulp: None }
+    }
+
+    /// The same for a result whose tensor scale, if it has one, is the one it has to have.
+    pub fn under_given_scale(self) -> Self {
+        Self { max_scale_steps: self.max_steps, ..self }
     }
 
     /// Whether a comparison is within all limits, or rounding alone explains it; NaN is in none.
     pub fn holds(&self, found: &Comparison) -> bool {
         let elements = self.max_rel.is_none_or(|most| found.max_rel <= most)
             && self.max_steps.is_none_or(|most| found.max_ulp <= most);
-        found.rel_l2 <= self.max_rel_l2 && found.cosine >= self.min_cosine && elements
+        let scales =
+            self.max_scale_steps.zip(found.max_scale_steps).is_some_and(|(most, steps)| steps <= most);
+        (scales && found.rel_l2.is_finite()
+            || found.rel_l2 <= self.max_rel_l2 && found.cosine >= self.min_cosine)
+            && elements
             || self.max_ulp.is_some_and(|most| found.max_ulp <= most)
     }
 }
@@ -84,6 +97,9 @@ impl fmt::Display for Tolerance {
         }
         if let Some(steps) = self.max_steps {
             write!(f, ", {steps} step of any element")?;
+        }
+        if let Some(steps) = self.max_scale_steps {
+            write!(f, ", or that and {steps} step of any block scale")?;
         }
         self.max_ulp.map_or(Ok(()), |ulp| write!(f, ", or {ulp} ulp everywhere"))
     }

@@ -184,7 +184,13 @@ pub fn run(args: &VerifyArgs, output: &Output) -> anyhow::Result<Verdict> {
             let against =
                 format!("the f64 reference of layer {} of {}, A {origin}", layer.number, path.display());
             let problem = Problem { a, weights, epilogue };
-            let tolerance = tolerance(&epilogue);
+            let by_default = args.max_rel_l2.is_none() && args.min_cosine.is_none();
+            let tolerance = match (result.tensor_scale(), layer.output_scale()) {
+                (Some(found), Ok(Some(given))) if found == given && by_default => {
+                    tolerance(&epilogue).under_given_scale()
+                }
+                _ => tolerance(&epilogue),
+            };
             finish(against, comparison, tolerance, &|| diagnose(&problem, &result, tolerance.max_rel_l2))
         }
         (None, None) => bail!("--checkpoint or --reference: one of them is needed"),
