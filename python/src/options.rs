@@ -125,7 +125,7 @@ impl LayerOptions {
         let result = pool::run(py, || {
             let checkpoint = layer::open(path, &self.layer.read)?;
             let layer = Layer::of(&checkpoint, &self.layer)?;
-            let (epilogue, _) = layer::epilogue(&checkpoint, &self.epilogue)?;
+            let (epilogue, _) = layer::epilogue(&layer, &self.epilogue)?;
             let features = layer.shard(self.rank, self.world)?;
             use_it(&layer, epilogue, features)
         })?;

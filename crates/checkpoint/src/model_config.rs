@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::gguf::GgufValue;
 use crate::{Error, JsonFile};
@@ -16,8 +16,16 @@ use crate::{Error, JsonFile};
 const METADATA: &str = "config.json";
 const QUANTIZATION: &str = "quantization_config";
 const ARCHITECTURE: &str = "general.architecture";
+const STEP: &str = "step35";
 /// Architectures whose name is not the `model_type` of their configuration: GGUF's and Hugging Face's.
-const RENAMED: [(&str, &str); 1] = [("gpt-oss", "gpt_oss")];
+const RENAMED: [(&str, &str); 3] = [("gpt-oss", "gpt_oss"), (STEP, "step3p5"), ("deepseek4", "deepseek_v4")];
+/// Numbers of the activation that have one name in both.
+const NUMBERS: [&str; 3] = ["swiglu_limit", "swiglu_alpha", "swiglu_beta"];
+/// Limits by layer, Step's names and llama.cpp's, which says with them what `swiglu_limit` does of other models.
+const LIMITS: [(&str, &str); 2] =
+    [("swiglu_limits", "swiglu_clamp_exp"), ("swiglu_limits_shared", "swiglu_clamp_shexp")];
+/// Number of the type f32 in GGUF's metadata.
+const F32: u32 = 6;
 
 /// An entry of a configuration, that of the language model where there are several parts; null is no entry.
 pub fn model_field<'c>(config: &'c Value, key: &str) -> Option<&'c Value> {
@@ -74,8 +82,18 @@ pub fn to_gguf(config: Option<&Value>, otherwise: &str) -> (String, Vec<(String,
     if let Some(act) = config.and_then(hidden_activation).and_then(Value::as_str) {
         entries.push((format!("{architecture}.hidden_activation"), GgufValue::String(act.into())));
     }
-    if let Some(limit) = field("swiglu_limit").and_then(Value::as_f64) {
-        entries.push((format!("{architecture}.swiglu_limit"), GgufValue::F64(limit)));
+    for name in NUMBERS {
+        if let Some(number) = field(name).and_then(Value::as_f64) {
+            entries.push((format!("{architecture}.{name}"), GgufValue::F64(number)));
+        }
+    }
+    for (name, key) in LIMITS {
+        if let Some(limits) = field(name).and_then(Value::as_array) {
+            // llama.cpp has 0 where there is no limit.
+            let bytes = limits.iter().flat_map(|limit| (limit.as_f64().unwrap_or(0.0) as f32).to_le_bytes());
+            let array = GgufValue::Array { element: F32, len: limits.len() as u64, bytes: bytes.collect() };
+            entries.push((format!("{architecture}.{key}"), array));
+        }
     }
     (architecture, entries)
 }
@@ -87,26 +105,55 @@ pub(crate) fn from_gguf(metadata: &[(String, GgufValue)]) -> Option<Value> {
     let renamed = RENAMED.iter().find(|(name, _)| *name == architecture);
     let mut config = Map::new();
     config.insert("model_type".into(), renamed.map_or(architecture, |(_, name)| name).into());
-    // `LLM_FFN_GELU` of llama.cpp is gelu by tanh; its other gated MLPs are silu but for gpt-oss, which is known by name.
+    // `LLM_FFN_GELU` of llama.cpp is gelu by tanh; its other gated MLPs are silu but for gpt-oss, which is known by name, and
+    // MiniMax-M3.
     let implied =
         (architecture.starts_with("gemma") || architecture == "grok").then_some("gelu_pytorch_tanh");
+    let implied = implied.or((architecture == "minimax-m3").then_some("swigluoai"));
     let implied = implied.or(renamed.map(|_| "silu"));
+    let mut of_others: Vec<f32> = Vec::new();
+    for (name, key) in LIMITS {
+        let limits = get(&format!("{architecture}.{key}")).map_or_else(Vec::new, numbers);
+        if architecture == STEP && !limits.is_empty() {
+            config.insert(name.into(), json!(limits));
+        } else {
+            of_others.extend(limits);
+        }
+    }
+    // Other models have one limit for all layers; what has several is left to be refused.
+    of_others.dedup();
+    match of_others.as_slice() {
+        [] | [0.0] => None,
+        [limit] => config.insert("swiglu_limit".into(), json!(limit)),
+        several => config.insert("swiglu_limit".into(), json!(several)),
+    };
     let named = get(&format!("{architecture}.hidden_activation")).and_then(GgufValue::as_str);
     if let Some(act) = named.or(implied) {
         config.insert("hidden_act".into(), act.into());
     }
-    match get(&format!("{architecture}.swiglu_limit")) {
-        Some(GgufValue::F64(limit)) => config.insert("swiglu_limit".into(), (*limit).into()),
-        Some(GgufValue::F32(limit)) => config.insert("swiglu_limit".into(), f64::from(*limit).into()),
-        _ => None,
-    };
+    for name in NUMBERS {
+        match get(&format!("{architecture}.{name}")) {
+            Some(GgufValue::F64(number)) => config.insert(name.into(), (*number).into()),
+            Some(GgufValue::F32(number)) => config.insert(name.into(), f64::from(*number).into()),
+            _ => None,
+        };
+    }
     Some(Value::Object(config))
+}
+
+/// The elements of an array of f32.
+fn numbers(value: &GgufValue) -> Vec<f32> {
+    match value {
+        GgufValue::Array { element: F32, bytes, .. } => {
+            bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+        }
+        _ => Vec::new(),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn through_gguf(config: Value) -> Value {
         from_gguf(&to_gguf(Some(&config), "llama").1).unwrap()
@@ -118,6 +165,8 @@ mod tests {
             json!({ "model_type": "gemma2", "hidden_act": "gelu_pytorch_tanh" }),
             json!({ "model_type": "gpt_oss", "hidden_act": "silu", "swiglu_limit": 7.0 }),
             json!({ "model_type": "own", "hidden_act": "relu2" }),
+            json!({ "model_type": "own", "hidden_act": "swigluoai", "swiglu_alpha": 1.5, "swiglu_beta": 0.5 }),
+            json!({ "model_type": "step3p5", "hidden_act": "silu", "swiglu_limits": [0.0, 7.5], "swiglu_limits_shared": [16.0] }),
         ] {
             assert_eq!(through_gguf(config.clone()), config);
         }
@@ -131,7 +180,22 @@ mod tests {
         assert_eq!(of("gemma3n")["hidden_act"], "gelu_pytorch_tanh");
         assert_eq!(of("gpt-oss"), json!({ "model_type": "gpt_oss", "hidden_act": "silu" }));
         assert_eq!(of("qwen3moe"), json!({ "model_type": "qwen3moe" }));
+        assert_eq!(of("minimax-m3")["hidden_act"], "swigluoai");
         assert_eq!(from_gguf(&[]), None);
+    }
+
+    #[test]
+    fn limits_by_layer_are_one_limit_where_the_model_has_one() {
+        let of = |limits: &[f32]| {
+            let bytes = limits.iter().flat_map(|limit| limit.to_le_bytes()).collect();
+            let array = GgufValue::Array { element: F32, len: limits.len() as u64, bytes };
+            let name = GgufValue::String("deepseek4".into());
+            let metadata = [(ARCHITECTURE.into(), name), ("deepseek4.swiglu_clamp_exp".into(), array)];
+            from_gguf(&metadata).unwrap()["swiglu_limit"].clone()
+        };
+        assert_eq!(of(&[10.0, 10.0]), json!(10.0));
+        assert_eq!(of(&[0.0, 0.0]), Value::Null);
+        assert_eq!(of(&[0.0, 10.0]), json!([0.0, 10.0]));
     }
 
     #[test]

@@ -209,16 +209,17 @@ impl<'c> Layer<'c> {
     }
 }
 
-/// The epilogue that the arguments ask for, or that the checkpoint's configuration names, and where it comes from.
-pub fn epilogue(checkpoint: &Checkpoint, args: &EpilogueArgs) -> anyhow::Result<(Epilogue, &'static str)> {
+/// The epilogue that the arguments ask for, or that the checkpoint's configuration names for a layer, and where it comes
+/// from.
+pub fn epilogue(layer: &Layer<'_>, args: &EpilogueArgs) -> anyhow::Result<(Epilogue, &'static str)> {
     let (activation, from) = match args.activation {
         Some(activation) => (activation, "as asked"),
-        None => match checkpoint.files().config() {
+        None => match layer.checkpoint.files().config() {
             Some(config) => {
                 let beside = config.path.ends_with("config.json");
                 let from = if beside { "from config.json" } else { "from the file's metadata" };
-                let named =
-                    named_activation(&config.value).with_context(|| format!("{}", config.path.display()))?;
+                let named = named_activation(&config.value, layer.number, layer.which)
+                    .with_context(|| format!("{}", config.path.display()))?;
                 named.map_or((Activation::Silu, "by default"), |activation| (activation, from))
             }
             None => (Activation::Silu, "by default"),
@@ -228,27 +229,35 @@ pub fn epilogue(checkpoint: &Checkpoint, args: &EpilogueArgs) -> anyhow::Result<
     Ok((Epilogue { activation, round_gate_up_to_bf16, ..Epilogue::default() }, from))
 }
 
-/// What a configuration says about the activation of its MLPs, if anything.
-fn named_activation(config: &Value) -> anyhow::Result<Option<Activation>> {
+/// What a configuration says about the activation of an MLP, if anything.
+fn named_activation(config: &Value, layer: usize, which: Which) -> anyhow::Result<Option<Activation>> {
     let field = |key| model_field(config, key);
-    let limit = field("swiglu_limit").map(|limit| {
-        limit
-            .as_f64()
-            .map(|limit| limit as f32)
-            .filter(|limit| *limit > 0.0 && limit.is_finite())
-            .with_context(|| {
-                format!(
-                    "swiglu_limit is {limit}; a positive number is needed, or --activation to override it"
-                )
-            })
-    });
-    let limit = limit.transpose()?;
+    let positive = |key: &str, limit: &Value| {
+        let number = limit.as_f64().map(|limit| limit as f32);
+        number.filter(|limit| *limit > 0.0 && limit.is_finite()).with_context(|| {
+            format!("{key} is {limit}; a positive number is needed, or --activation to override it")
+        })
+    };
+    // Step has a limit for each layer, which is null or 0 where there is none.
+    let by_layer = match which {
+        Which::Expert(_) => "swiglu_limits",
+        Which::Dense | Which::Shared => "swiglu_limits_shared",
+    };
+    let limits = field(by_layer).and_then(|limits| limits.get(layer));
+    if let Some(limit) = limits.filter(|limit| !limit.is_null() && limit.as_f64() != Some(0.0)) {
+        let limit = positive(&format!("{by_layer}[{layer}]"), limit)?;
+        return Ok(Some(Activation::SwigluStep { limit }));
+    }
+    let limit = field("swiglu_limit").map(|limit| positive("swiglu_limit", limit)).transpose()?;
     let Some(name) = hidden_activation(config) else { return Ok(None) };
-    let oai = field("model_type").and_then(Value::as_str) == Some("gpt_oss");
+    // MiniMax-M3 names the function, which transformers saves as silu; the slope stays.
+    let number = |key| field(key).and_then(Value::as_f64).map(|number| number as f32);
+    let alpha = number("swiglu_alpha");
+    let oai = alpha.is_some() || field("model_type").and_then(Value::as_str) == Some("gpt_oss");
     Ok(Some(match (name.as_str(), limit) {
-        (Some("silu" | "swish"), _) if oai => {
-            let limit = limit.unwrap_or(7.0);
-            Activation::SwigluOai { alpha: 1.702, beta: 1.0, limit }
+        (Some("silu" | "swish" | "swigluoai"), _) if oai || name == "swigluoai" => {
+            let (alpha, beta) = (alpha.unwrap_or(1.702), number("swiglu_beta").unwrap_or(1.0));
+            Activation::SwigluOai { alpha, beta, limit: limit.unwrap_or(7.0) }
         }
         (Some("silu" | "swish"), Some(limit)) => Activation::ClampedSilu { limit },
         (Some("silu" | "swish"), None) => Activation::Silu,
@@ -265,7 +274,7 @@ mod tests {
 
     #[test]
     fn activations_are_read_from_the_configuration() {
-        let named = |config| named_activation(&config).unwrap();
+        let named = |config| named_activation(&config, 0, Which::Dense).unwrap();
         assert_eq!(named(json!({ "hidden_act": "silu" })), Some(Activation::Silu));
         assert_eq!(
             named(json!({ "text_config": { "hidden_activation": "gelu_pytorch_tanh" } })),
@@ -275,16 +284,37 @@ mod tests {
             named(json!({ "model_type": "gpt_oss", "hidden_act": "silu", "swiglu_limit": 7.0 })),
             Some(Activation::SWIGLU_OAI)
         );
+        let minimax = json!({ "hidden_act": "swigluoai", "swiglu_limit": 6.0 });
+        let oai = |alpha| Some(Activation::SwigluOai { alpha, beta: 1.0, limit: 6.0 });
+        assert_eq!(named(minimax), oai(1.702));
+        let saved =
+            json!({ "text_config": { "hidden_act": "silu", "swiglu_limit": 6.0, "swiglu_alpha": 1.5 } });
+        assert_eq!(named(saved), oai(1.5));
         assert_eq!(
             named(json!({ "hidden_act": "silu", "swiglu_limit": 10.0 })),
             Some(Activation::ClampedSilu { limit: 10.0 })
         );
         assert_eq!(named(json!({ "hidden_size": 576 })), None);
-        assert!(named_activation(&json!({ "hidden_act": "gelu" })).is_err());
+        assert!(named_activation(&json!({ "hidden_act": "gelu" }), 0, Which::Dense).is_err());
         for limit in [json!(0), json!(-7.0), json!(1e300), json!("7")] {
             let config = json!({ "hidden_act": "silu", "swiglu_limit": limit });
-            let message = named_activation(&config).unwrap_err().to_string();
+            let message = named_activation(&config, 0, Which::Dense).unwrap_err().to_string();
             assert!(message.starts_with(&format!("swiglu_limit is {limit}; a positive number")), "{message}");
         }
+    }
+
+    #[test]
+    fn limits_by_layer_are_those_of_the_layer_and_of_its_kind() {
+        let config = json!({ "swiglu_limits": [null, 0.0, 7.0, -1.0], "swiglu_limits_shared": [0, 0, 16.0] });
+        let named = |layer, which| named_activation(&config, layer, which);
+        let step = |limit| Some(Activation::SwigluStep { limit });
+        assert_eq!(named(2, Which::Expert(0)).unwrap(), step(7.0));
+        assert_eq!(named(2, Which::Shared).unwrap(), step(16.0));
+        assert_eq!(named(2, Which::Dense).unwrap(), step(16.0));
+        for layer in [0, 1, 4] {
+            assert_eq!(named(layer, Which::Expert(0)).unwrap(), None);
+        }
+        let message = named(3, Which::Expert(0)).unwrap_err().to_string();
+        assert!(message.starts_with("swiglu_limits[3] is -1.0; a positive number"), "{message}");
     }
 }

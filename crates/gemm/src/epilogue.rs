@@ -188,6 +188,11 @@ pub enum Activation {
         /// The limit.
         limit: f32,
     },
+    /// silu, then its result limited from above and up limited on both sides (Step `swiglu_limits`).
+    SwigluStep {
+        /// The limit.
+        limit: f32,
+    },
     /// `(up + beta) · gate · sigmoid(alpha · gate)` with both limited (gpt-oss: 1.702, 1, 7).
     SwigluOai {
         /// Slope inside the sigmoid.
@@ -210,9 +215,10 @@ impl Activation {
     pub const SWIGLU_OAI: Self = Self::SwigluOai { alpha: 1.702, beta: 1.0, limit: 7.0 };
 
     /// One of each, for tests and listings.
-    pub const EXAMPLES: [Self; 6] = [
+    pub const EXAMPLES: [Self; 7] = [
         Self::Silu,
         Self::ClampedSilu { limit: 7.0 },
+        Self::SwigluStep { limit: 7.0 },
         Self::SWIGLU_OAI,
         Self::GeluTanh,
         Self::Relu2,
@@ -228,6 +234,7 @@ impl Activation {
                 let gate = Gate.min(limit);
                 gate.clone() * gate.sigmoid() * Up.clamp(limit)
             }
+            Self::SwigluStep { limit } => (Gate * Gate.sigmoid()).min(limit) * Up.clamp(limit),
             Self::SwigluOai { alpha, beta, limit } => {
                 let gate = Gate.min(limit);
                 gate.clone() * (gate * alpha).sigmoid() * (Up.clamp(limit) + beta)
@@ -258,7 +265,7 @@ impl Activation {
     pub fn check(self) -> Result<(), Error> {
         let (slopes, limit) = match self {
             Self::Silu | Self::GeluTanh | Self::Relu2 | Self::Identity => return Ok(()),
-            Self::ClampedSilu { limit } => (vec![], limit),
+            Self::ClampedSilu { limit } | Self::SwigluStep { limit } => (vec![], limit),
             Self::SwigluOai { alpha, beta, limit } => (vec![("alpha", alpha), ("beta", beta)], limit),
         };
         check_finite(&self.to_string(), &slopes)?;
@@ -281,6 +288,7 @@ impl std::fmt::Display for Activation {
         match self {
             Self::Silu => f.write_str("silu"),
             Self::ClampedSilu { limit } => write!(f, "clamped-silu:{limit}"),
+            Self::SwigluStep { limit } => write!(f, "swiglustep:{limit}"),
             Self::SwigluOai { alpha, beta, limit } => write!(f, "swigluoai:{alpha},{beta},{limit}"),
             Self::GeluTanh => f.write_str("gelu-tanh"),
             Self::Relu2 => f.write_str("relu2"),
@@ -337,6 +345,8 @@ mod tests {
                 let (low, mid) = (f64::min(gate, 7.0), f64::clamp(up, -7.0, 7.0));
                 assert_eq!(eval(Activation::Silu, gate, up), gate * sigmoid(gate) * up);
                 assert_eq!(eval(Activation::ClampedSilu { limit: 7.0 }, gate, up), low * sigmoid(low) * mid);
+                let step = (gate * sigmoid(gate)).min(7.0) * mid;
+                assert_eq!(eval(Activation::SwigluStep { limit: 7.0 }, gate, up), step);
                 let oai = (mid + 1.0) * low * sigmoid(f64::from(1.702f32) * low);
                 assert!((eval(Activation::SWIGLU_OAI, gate, up) - oai).abs() <= 1e-12 * oai.abs());
                 let inner = (2.0 / std::f64::consts::PI).sqrt() * (gate + 0.044715 * gate.powi(3));

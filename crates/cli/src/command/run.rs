@@ -296,7 +296,7 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
         files::writable(path)?;
     }
     let layer = Layer::of(&checkpoint, &args.layer)?;
-    let (epilogue, activation_from) = layer::epilogue(&checkpoint, &args.epilogue)?;
+    let (epilogue, activation_from) = layer::epilogue(&layer, &args.epilogue)?;
     let (n, k) = (layer.n(), layer.k());
     let source = Source::open(&args.activations)?;
     let input_scales = || Ok(layer.input_scales()?);

@@ -169,7 +169,7 @@ pub fn run(args: &VerifyArgs, output: &Output) -> anyhow::Result<Verdict> {
         (None, Some(path)) => {
             let checkpoint = layer::open(path, &args.layer.read)?;
             let layer = Layer::of(&checkpoint, &args.layer)?;
-            let (epilogue, _) = layer::epilogue(&checkpoint, &args.epilogue)?;
+            let (epilogue, _) = layer::epilogue(&layer, &args.epilogue)?;
             let weights = layer.weights()?;
             let (n, k) = (weights.n(), weights.k());
             let source = Source::open(&args.activations)?;

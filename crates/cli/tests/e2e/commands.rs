@@ -377,6 +377,7 @@ fn activation_functions_are_applied() {
     for (name, kind) in [
         ("silu", "silu"),
         ("clamped-silu:0.5", "clamped_silu"),
+        ("swiglustep:0.5", "swiglu_step"),
         ("swigluoai", "swiglu_oai"),
         ("gelu-tanh", "gelu_tanh"),
         ("relu2", "relu2"),
