@@ -190,6 +190,14 @@ impl Checkpoint {
         layers.into_iter().collect()
     }
 
+    /// What there is in place of gated MLPs.
+    pub(crate) fn why_no_mlp(&self) -> String {
+        match &self.index.ungated {
+            Some(path) => format!("`{path}` has up and down projections, but no gate"),
+            None => format!("tensors: {}", self.files.names()),
+        }
+    }
+
     fn is_quantized(&self, mlp: &Mlp) -> bool {
         mlp.modules().any(|m| self.weight(m).is_some_and(|w| is_packed(w.dtype)))
     }
@@ -200,7 +208,7 @@ impl Checkpoint {
         if all.is_empty() {
             let layers = self.layers();
             let exist = match layers.as_slice() {
-                [] => format!("no layer (tensors: {})", self.files.names()),
+                [] => format!("no layer ({})", self.why_no_mlp()),
                 [one] => format!("layer {one}"),
                 [first, .., last] if layers.len() == last - first + 1 => format!("layers {first} to {last}"),
                 several => format!("layers {}", list(several)),

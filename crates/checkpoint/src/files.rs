@@ -11,13 +11,15 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::error::list;
-use crate::gguf::{Gguf, GgufValue};
+use crate::gguf::{Gguf, GgufValue, split};
 use crate::mapped::MappedFile;
 use crate::model_config;
 use crate::safetensors::Header;
 use crate::{Dtype, Error, TensorView};
 
 const INDEX: &str = "model.safetensors.index.json";
+/// How the names of files begin that are in Mistral's format.
+const CONSOLIDATED: &[u8] = b"consolidated";
 const OPENABLE: &str =
     "a directory with safetensors files, a .safetensors file, a .safetensors.index.json file or a .gguf file";
 
@@ -74,7 +76,7 @@ impl TensorFiles {
             path
         } else {
             if name.ends_with(".gguf") {
-                this.add_gguf(path)?;
+                this.open_gguf(path)?;
                 return Ok(this);
             } else if name.ends_with(".safetensors") {
                 this.add_safetensors(path)?;
@@ -90,7 +92,11 @@ impl TensorFiles {
             }
             path.parent().unwrap_or(Path::new(""))
         };
-        let beside = || read_json(&configs.join("config.json"));
+        // Mistral's own files have their configuration in another, which holds what is of use here under the same names.
+        let beside = || match read_json(&configs.join("config.json"))? {
+            None => read_json(&configs.join("params.json")),
+            found => Ok(found),
+        };
         // A file that stands alone may carry the configuration itself.
         let carried = if lone { model_config::from_metadata(&this.metadata, path)? } else { None };
         this.config = carried.map_or_else(beside, |carried| Ok(Some(carried)))?;
@@ -117,6 +123,12 @@ impl TensorFiles {
         if files.is_empty() {
             let found = "holds no safetensors file".into();
             return Err(Error::Path { file: dir.into(), found, valid: OPENABLE });
+        }
+        // Mistral's own names of the same tensors, beside Hugging Face's.
+        let consolidated =
+            |f: &PathBuf| f.file_name().is_some_and(|n| n.as_encoded_bytes().starts_with(CONSOLIDATED));
+        if !files.iter().all(consolidated) {
+            files.retain(|f| !consolidated(f));
         }
         files.sort();
         files.iter().try_for_each(|f| self.add_safetensors(f))
@@ -172,36 +184,53 @@ impl TensorFiles {
         let file = self.files.len();
         for t in header.tensors {
             let entry = Entry { file, dtype: t.dtype, shape: t.shape, range: t.range };
-            if let Some(other) = self.tensors.get(&t.name) {
-                return Err(Error::header(
-                    path,
-                    "duplicate",
-                    format!(
-                        "tensor `{}`, which {} holds too",
-                        t.name,
-                        self.files[other.file].path().display()
-                    ),
-                    "each tensor in one file",
-                ));
-            }
-            self.tensors.insert(t.name, entry);
+            self.insert(path, t.name, entry)?;
         }
         self.metadata.extend(header.metadata);
         self.files.push(mapped);
         Ok(())
     }
 
-    fn add_gguf(&mut self, path: &Path) -> Result<(), Error> {
+    fn insert(&mut self, path: &Path, name: String, entry: Entry) -> Result<(), Error> {
+        if let Some(other) = self.tensors.get(&name) {
+            let other = self.files[other.file].path().display();
+            return Err(Error::header(
+                path,
+                "duplicate",
+                format!("tensor `{name}`, which {other} holds too"),
+                "each tensor in one file",
+            ));
+        }
+        self.tensors.insert(name, entry);
+        Ok(())
+    }
+
+    /// Opens a GGUF file, with all others that it was split into.
+    fn open_gguf(&mut self, path: &Path) -> Result<(), Error> {
+        let metadata = self.add_gguf(path)?;
+        let parts = split::parts(&metadata, path)?;
+        // The first has the metadata of the model.
+        self.gguf = Some(metadata);
+        for part in parts.iter().filter(|part| *part != path) {
+            let metadata = self.add_gguf(part)?;
+            if *part == parts[0] {
+                self.gguf = Some(metadata);
+            }
+        }
+        let config = model_config::from_gguf(self.gguf.as_deref().unwrap_or_default());
+        self.config = config.map(|value| JsonFile { path: path.into(), value });
+        Ok(())
+    }
+
+    fn add_gguf(&mut self, path: &Path) -> Result<Vec<(String, GgufValue)>, Error> {
         let mapped = MappedFile::open(path)?;
         let gguf = Gguf::parse(mapped.bytes(), path)?;
+        let file = self.files.len();
         for t in gguf.tensors {
-            self.tensors.insert(t.name, Entry { file: 0, dtype: t.dtype, shape: t.shape, range: t.range });
+            self.insert(path, t.name, Entry { file, dtype: t.dtype, shape: t.shape, range: t.range })?;
         }
-        let config = model_config::from_gguf(&gguf.metadata);
-        self.config = config.map(|value| JsonFile { path: path.into(), value });
-        self.gguf = Some(gguf.metadata);
         self.files.push(mapped);
-        Ok(())
+        Ok(gguf.metadata)
     }
 
     /// The path that was opened.

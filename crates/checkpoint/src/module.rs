@@ -5,6 +5,8 @@
 //! | Hugging Face | `model.layers.I.mlp.{gate,up,down,gate_up}_proj` |
 //! | Mixtral | `model.layers.I.block_sparse_moe.experts.E.{w1,w3,w2}` |
 //! | Llama | `layers.I.feed_forward.{w1,w3,w2}` |
+//! | Step | `model.layers.I.{moe,share_expert}.{gate,up,down}_proj`, experts in one tensor |
+//! | MLX | `model.layers.I.mlp.switch_mlp.{gate,up,down}_proj`, experts in one tensor |
 //! | GGUF | `blk.I.ffn_{gate,up,down,gate_up}`, `…_exps`, `…_shexp` |
 
 use std::collections::BTreeMap;
@@ -69,6 +71,11 @@ const PROJECTIONS: &[(&str, Projection, Option<MlpKind>)] = &[
     ("ffn_down_shexp", Down, Some(Shared)),
 ];
 
+/// Parts of a name that say that routed experts follow, the last of them next to the number of one.
+const ROUTED: &[&str] = &["experts", "local_experts", "moe", "switch_mlp"];
+/// How the part of a name starts that says that it is of the shared expert.
+const SHARED: &[&str] = &["shared_expert", "share_expert", "shared_mlp"];
+
 fn last_part(module: &str) -> &str {
     module.rsplit('.').next().unwrap_or(module)
 }
@@ -96,13 +103,17 @@ impl Place {
         let (parent, last) = module.rsplit_once('.').unwrap_or(("", module));
         let &(_, projection, fixed) = PROJECTIONS.iter().find(|(name, ..)| *name == last)?;
         let parts: Vec<&str> = parent.split('.').filter(|p| !p.is_empty()).collect();
+        // `self_attn.gate_proj` scales the output of attention (Trinity).
+        if parts.iter().any(|p| p.contains("attn") || *p == "attention") {
+            return None;
+        }
         let number = |i: usize| parts.get(i).and_then(|p| p.parse::<usize>().ok());
-        let experts = parts.iter().position(|p| matches!(*p, "experts" | "local_experts"));
+        let experts = parts.iter().rposition(|p| ROUTED.contains(p));
         let expert_at = experts.map(|i| i + 1).filter(|&i| number(i).is_some());
         let layer_at = (0..parts.len()).find(|&i| number(i).is_some() && Some(i) != expert_at);
         let kind = fixed.unwrap_or(if experts.is_some() {
             Experts
-        } else if parts.iter().any(|p| p.starts_with("shared_expert")) {
+        } else if parts.iter().any(|p| SHARED.iter().any(|s| p.starts_with(s))) {
             Shared
         } else {
             Dense
@@ -173,6 +184,8 @@ impl Mlp {
 pub(crate) struct ModuleIndex {
     pub(crate) modules: BTreeMap<String, Module>,
     pub(crate) mlps: Vec<Mlp>,
+    /// Name of an MLP without a gate, where there is one.
+    pub(crate) ungated: Option<String>,
     /// Tensors that belong to no module of the convention.
     pub(crate) others: Vec<String>,
 }
@@ -219,7 +232,8 @@ impl ModuleIndex {
         }
         // A gated MLP has a gate: an MLP with `up_proj` and `down_proj` alone is not one.
         let gated = |m: &Mlp| m.modules.keys().any(|(_, p)| matches!(p, Gate | GateUp));
-        Self { modules, mlps: mlps.into_values().filter(gated).collect(), others }
+        let (mlps, ungated): (Vec<Mlp>, Vec<Mlp>) = mlps.into_values().partition(gated);
+        Self { modules, mlps, ungated: ungated.into_iter().next().map(|mlp| mlp.path), others }
     }
 }
 
@@ -264,13 +278,29 @@ mod tests {
             ("blk.5.ffn_gate_exps", "blk.5", 5, Experts, None, Gate),
             ("blk.5.ffn_down_shexp", "blk.5", 5, Shared, None, Down),
             ("experts.4.w1", "experts", 0, Experts, Some(4), Gate),
+            ("model.layers.3.moe.up_proj", "model.layers.3.moe", 3, Experts, None, Up),
+            ("model.layers.3.moe.experts.1.up_proj", "model.layers.3.moe.experts", 3, Experts, Some(1), Up),
+            ("model.layers.3.share_expert.gate_proj", "model.layers.3.share_expert", 3, Shared, None, Gate),
+            (
+                "model.layers.0.mlp.shared_mlp.down_proj",
+                "model.layers.0.mlp.shared_mlp",
+                0,
+                Shared,
+                None,
+                Down,
+            ),
             ("gate_proj", "", 0, Dense, None, Gate),
         ] {
             assert_eq!(place(name), (path.into(), layer, kind, expert, projection), "{name}");
         }
-        for name in
-            ["model.layers.0.mlp.gate", "model.norm", "lm_head", "model.layers.0.self_attn.q_proj", ""]
-        {
+        for name in [
+            "model.layers.0.mlp.gate",
+            "model.norm",
+            "lm_head",
+            "model.layers.0.self_attn.q_proj",
+            "model.layers.0.self_attn.gate_proj",
+            "",
+        ] {
             assert_eq!(Place::parse(name), None, "{name}");
         }
     }

@@ -3,7 +3,9 @@
 //! Stored shapes, `E` only for experts in one tensor:
 //!
 //! ```text
-//! codes U8 [E, rows, k / 2], F4 [E, rows, k]    scales [E, rows, k / block]    the usual case
+//! codes U8 or I8 [E, rows, k / 2], F4 [E, rows, k]
+//!                                               scales [E, rows, k / block]    the usual case
+//! codes U32 [E, rows, k / 8]                    scales [E, rows, k / block]    MLX
 //! codes U8 [E, rows, k / block, block / 2]      scales [E, rows, k / block]    blocks kept apart (gpt-oss)
 //! codes U8 [E, k / 2, rows]                     scales [E, k / block, rows]    transposed back after packing
 //! codes U8 [rows, k / 2]                        scales, any shape of the padded size, in 128x4 order
@@ -94,9 +96,10 @@ impl<'a> Stored<'a> {
             });
         }
         let codes_per_unit = match weight.dtype {
-            Dtype::U8 => 2,
+            Dtype::U32 => 8,
+            Dtype::U8 | Dtype::I8 => 2,
             Dtype::F4 => 1,
-            _ => return Err(weight.dtype_error("packed 4-bit codes", "U8 or F4")),
+            _ => return Err(weight.dtype_error("packed 4-bit codes", "U8, I8, U32 or F4")),
         };
         let (experts, outer, inner) = match *weight.shape {
             [outer, inner] => (None, outer, inner),

@@ -134,16 +134,36 @@ fn glob_matches(glob: &str, text: &str) -> bool {
     glob[g..].iter().all(|&c| c == b'*')
 }
 
+/// What a model does to the inputs or outputs of modules at run time.
+#[derive(Debug)]
+pub(crate) struct Transform {
+    pub(crate) targets: Vec<Pattern>,
+    pub(crate) ignore: Vec<Pattern>,
+    /// Where the configuration says so.
+    pub(crate) what: String,
+}
+
 /// Rules in order of precedence, and what holds where none matches.
 #[derive(Debug)]
 pub(crate) struct Schemes {
     rules: Vec<(Pattern, Scheme)>,
     otherwise: Scheme,
+    transforms: Vec<Transform>,
 }
 
 impl Schemes {
     pub(crate) fn new(rules: Vec<(Pattern, Scheme)>, otherwise: Scheme) -> Self {
-        Self { rules, otherwise }
+        Self { rules, otherwise, transforms: Vec::new() }
+    }
+
+    pub(crate) fn with_transforms(self, transforms: Vec<Transform>) -> Self {
+        Self { transforms, ..self }
+    }
+
+    /// What says that a module's inputs or outputs are transformed, if anything does.
+    pub(crate) fn transform(&self, module: &str) -> Option<&str> {
+        let any = |patterns: &[Pattern]| patterns.iter().any(|p| p.matches(module));
+        self.transforms.iter().find(|t| any(&t.targets) && !any(&t.ignore)).map(|t| t.what.as_str())
     }
 
     pub(crate) fn of(&self, module: &str) -> &Scheme {

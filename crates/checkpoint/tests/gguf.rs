@@ -97,3 +97,37 @@ fn other_types_are_named_as_not_quantized() {
         "blk.0.ffn_gate: is not quantized: its type is Q8_0 [2, 32]; a 4-bit weight (nvfp4 or mxfp4) is needed"
     );
 }
+
+#[test]
+fn a_file_that_was_split_is_opened_whole_by_the_name_of_any_part() {
+    let (gate, up) = (Weight::new(1, 8, 64), Weight::new(2, 8, 64));
+    let tensors = [
+        vec![weight("blk.0.ffn_gate.weight", &[8, 64], blocks(&gate))],
+        vec![weight("blk.0.ffn_up.weight", &[8, 64], blocks(&up))],
+    ];
+    let dir = tempfile::tempdir().unwrap();
+    let part = |n: usize| dir.path().join(format!("m-{n:05}-of-00002.gguf"));
+    for (n, tensors) in (1..).zip(&tensors) {
+        let mut metadata = vec![("split.count".to_string(), GgufValue::U16(2))];
+        // Only the first part has the metadata of the model.
+        if n == 1 {
+            metadata.push(("general.architecture".into(), GgufValue::String("gemma3".into())));
+        }
+        write_to(&part(n), &metadata, tensors).unwrap();
+    }
+    for n in [1, 2] {
+        let c = Checkpoint::open(&part(n), &OpenOptions::default()).unwrap();
+        let mlp = c.gate_up(0).unwrap();
+        gate.assert_is(&mlp.gate);
+        up.assert_is(&mlp.up);
+        assert_eq!(c.files().config().unwrap().value["model_type"], "gemma3");
+        assert!(c.validate().is_empty(), "{:?}", c.validate());
+    }
+    let twice = [tensors[0].clone(), tensors[1].clone()].concat();
+    write_to(&part(2), &[], &twice).unwrap();
+    let e = Checkpoint::open(&part(1), &OpenOptions::default()).unwrap_err().to_string();
+    assert!(e.contains("header rule `duplicate`: found tensor `blk.0.ffn_gate.weight`, which"), "{e}");
+    std::fs::remove_file(part(2)).unwrap();
+    let e = Checkpoint::open(&part(1), &OpenOptions::default()).unwrap_err().to_string();
+    assert!(e.contains("m-00002-of-00002.gguf: cannot open"), "{e}");
+}

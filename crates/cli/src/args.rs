@@ -71,8 +71,8 @@ pub enum Command {
 /// How to read a checkpoint that does not describe itself fully.
 #[derive(Debug, Args)]
 pub struct ReadArgs {
-    /// Convention of names and scales: modelopt, compressed-tensors, torchao, gguf, comfyui or gpt-oss. Without it, the
-    /// one that the configuration or the file's metadata declares.
+    /// Convention of names and scales: modelopt, compressed-tensors, torchao, gguf, comfyui, gpt-oss, deepseek,
+    /// quark or mlx. Without it, the one that the configuration or the file's metadata declares.
     #[arg(long, value_name = "NAME")]
     pub convention: Option<String>,
     /// Order of the rows of a fused gate/up tensor: gate-up, up-gate, up-gate-64, up-gate-32, gate-up-rows,
@@ -140,7 +140,7 @@ pub struct ActivationArgs {
 /// What happens between the products and C.
 #[derive(Debug, Args)]
 pub struct EpilogueArgs {
-    /// Activation: silu, clamped-silu, clamped-silu:LIMIT, swigluoai, swigluoai:ALPHA,BETA,LIMIT, gelu-tanh, relu2 or
+    /// Activation: silu, clamped-silu[:LIMIT], swiglustep[:LIMIT], swigluoai[:ALPHA,BETA,LIMIT], gelu-tanh, relu2 or
     /// identity. Without it, the one the checkpoint names, or silu.
     #[arg(long, value_name = "NAME", value_parser = parse_activation)]
     pub activation: Option<Activation>,
@@ -256,13 +256,15 @@ pub fn parse_activation(text: &str) -> Result<Activation, String> {
         ("silu", []) => Ok(Activation::Silu),
         ("clamped-silu", []) => Ok(Activation::ClampedSilu { limit: 7.0 }),
         ("clamped-silu", &[limit]) if limit > 0.0 => Ok(Activation::ClampedSilu { limit }),
+        ("swiglustep", []) => Ok(Activation::SwigluStep { limit: 7.0 }),
+        ("swiglustep", &[limit]) if limit > 0.0 => Ok(Activation::SwigluStep { limit }),
         ("swigluoai", []) => Ok(Activation::SWIGLU_OAI),
         ("swigluoai", &[alpha, beta, limit]) if limit > 0.0 => Ok(Activation::SwigluOai { alpha, beta, limit }),
         ("gelu-tanh", []) => Ok(Activation::GeluTanh),
         ("relu2", []) => Ok(Activation::Relu2),
         ("identity", []) => Ok(Activation::Identity),
-        _ => Err("valid are silu, clamped-silu[:LIMIT], swigluoai[:ALPHA,BETA,LIMIT], gelu-tanh, relu2, identity, \
-                  with positive limits"
+        _ => Err("valid are silu, clamped-silu[:LIMIT], swiglustep[:LIMIT], swigluoai[:ALPHA,BETA,LIMIT], gelu-tanh, \
+                  relu2, identity, with positive limits"
             .into()),
     }
 }
@@ -291,8 +293,15 @@ mod tests {
             parse("swigluoai:1.5,0,3"),
             Ok(Activation::SwigluOai { alpha: 1.5, beta: 0.0, limit: 3.0 })
         );
-        for bad in ["swish", "silu:1", "clamped-silu:-1", "clamped-silu:nan", "swigluoai:1", "clamped-silu:x"]
-        {
+        for bad in [
+            "swish",
+            "silu:1",
+            "clamped-silu:-1",
+            "clamped-silu:nan",
+            "swiglustep:0",
+            "swigluoai:1",
+            "clamped-silu:x",
+        ] {
             assert!(parse(bad).is_err(), "{bad}");
         }
     }

@@ -87,7 +87,7 @@ impl Checkpoint {
         if !is_packed(weight.dtype) {
             return Err(not_quantized(format!("`{}` is {}", weight.name, weight.dtype)));
         }
-        if let Some(transform) = module.get(Role::Transform) {
+        if let Some(transform) = module.get(Role::Transform).or_else(|| self.schemes.transform(name)) {
             return Err(Error::Unsupported {
                 module: name.into(),
                 found: format!("`{transform}`, which changes what the weights mean,"),
@@ -255,7 +255,7 @@ impl Checkpoint {
 /// Whether a storage type can hold 4-bit blocks.
 pub(crate) fn is_packed(dtype: Dtype) -> bool {
     match dtype {
-        Dtype::U8 | Dtype::F4 => true,
+        Dtype::U8 | Dtype::I8 | Dtype::U32 | Dtype::F4 => true,
         Dtype::Ggml(t) => matches!(t.id, Dtype::GGML_NVFP4 | Dtype::GGML_MXFP4),
         _ => false,
     }

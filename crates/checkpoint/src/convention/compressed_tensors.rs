@@ -4,7 +4,7 @@
 //! `config.json` holds groups of targets, each with its own format. A module takes the first target that matches
 //! its name; the class `Linear` is looked at only after every name and pattern, as the loaders of this format
 //! do. `nvfp4-pack-quantized` has blocks of 16, `mxfp4-pack-quantized` blocks of 32 with ue8m0 scales and no
-//! tensor scale.
+//! tensor scale. A transform that the model applies at run time is one that the weights expect.
 //!
 //! Source: `src/compressed_tensors/compressors/nvfp4` and `quantization/quant_scheme.py` of
 //! <https://github.com/vllm-project/compressed-tensors>
@@ -17,7 +17,7 @@ use serde_json::Value;
 use super::modelopt::{object, strings};
 use super::{Convention, Evidence, Role, ScaleSense, config_error};
 use crate::Error;
-use crate::scheme::{Input, Pattern, Scheme, Schemes};
+use crate::scheme::{Input, Pattern, Scheme, Schemes, Transform};
 
 /// The compressed-tensors convention.
 pub const CONVENTION: Convention = Convention {
@@ -40,9 +40,12 @@ pub const CONVENTION: Convention = Convention {
         ("_weight_packed", Role::Weight),
         ("_bias", Role::Bias),
     ],
-    detect: |evidence| evidence.method_is("compressed-tensors"),
+    // Mistral's files spell it with an underscore.
+    detect: |evidence| METHODS.iter().find_map(|method| evidence.method_is(method)),
     schemes,
 };
+
+const METHODS: [&str; 2] = ["compressed-tensors", "compressed_tensors"];
 
 /// `format` of the whole file or of a group, and the block format it means.
 const FORMATS: &[(&str, Option<BlockFormat>)] = &[
@@ -83,7 +86,32 @@ fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
         }
     }
     rules.append(&mut classes);
-    Ok(Schemes::new(rules, Scheme::float("no target of `config_groups` matches it")))
+    let otherwise = Scheme::float("no target of `config_groups` matches it");
+    Ok(Schemes::new(rules, otherwise).with_transforms(transforms(config, file)?))
+}
+
+/// Transforms of inputs and outputs; those of weights are in the weights.
+fn transforms(config: &Value, file: &Path) -> Result<Vec<Transform>, Error> {
+    let groups = config.pointer("/transform_config/config_groups").and_then(Value::as_object);
+    let mut found = Vec::new();
+    for (name, group) in groups.into_iter().flatten() {
+        let key = format!("transform_config.config_groups.{name}");
+        for apply in group["apply"].as_array().into_iter().flatten() {
+            if !matches!(apply["location"].as_str(), Some("input" | "output")) {
+                continue;
+            }
+            let patterns = |part| {
+                let names = strings(apply, part, file)?.into_iter();
+                names.map(|name| Pattern::target(name, file, &key)).collect::<Result<_, Error>>()
+            };
+            found.push(Transform {
+                targets: patterns("targets")?,
+                ignore: patterns("ignore")?,
+                what: key.clone(),
+            });
+        }
+    }
+    Ok(found)
 }
 
 fn group_scheme(group: &Value, format: Option<&Value>, file: &Path, key: &str) -> Result<Scheme, Error> {

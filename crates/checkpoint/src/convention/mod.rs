@@ -6,9 +6,12 @@
 
 pub mod comfyui;
 pub mod compressed_tensors;
+pub mod deepseek;
 pub mod gguf;
 pub mod gpt_oss;
+pub mod mlx;
 pub mod modelopt;
+pub mod quark;
 pub mod torchao;
 
 use std::borrow::Cow;
@@ -84,6 +87,9 @@ pub const CONVENTIONS: &[&Convention] = &[
     &gguf::CONVENTION,
     &comfyui::CONVENTION,
     &gpt_oss::CONVENTION,
+    &deepseek::CONVENTION,
+    &quark::CONVENTION,
+    &mlx::CONVENTION,
 ];
 
 impl Convention {
@@ -164,12 +170,15 @@ fn hint(files: &TensorFiles) -> String {
 /// Everything that may declare a convention.
 pub(crate) struct Evidence<'a> {
     pub(crate) files: &'a TensorFiles,
-    /// `quantization_config` of `config.json`, or of the file metadata of a lone file.
+    /// `quantization_config` of `config.json` (`quantization` where Mistral or MLX wrote it), or of the file metadata of a
+    /// lone file.
     config: Option<(PathBuf, Cow<'a, Value>)>,
 }
 
 /// Key of the file metadata that carries a `quantization_config` in a file that stands alone.
 pub(crate) const METADATA_CONFIG: &str = "quantization_config";
+/// What Mistral and MLX call it.
+pub(crate) const SHORT_CONFIG: &str = "quantization";
 
 impl<'a> Evidence<'a> {
     pub(crate) fn new(files: &'a TensorFiles) -> Result<Self, Error> {
@@ -184,7 +193,8 @@ impl<'a> Evidence<'a> {
             })?;
             config = Some((files.root().to_path_buf(), Cow::Owned(value)));
         } else if let Some(json) = files.config() {
-            let at = |v: &'a Value| v.get("quantization_config").filter(|q| !q.is_null());
+            let entry = |v: &'a Value, key| v.get(key).filter(|q: &&Value| !q.is_null());
+            let at = |v| entry(v, METADATA_CONFIG).or_else(|| entry(v, SHORT_CONFIG));
             let found = at(&json.value).or_else(|| json.value.get("text_config").and_then(at));
             config = found.map(|value| (json.path.clone(), Cow::Borrowed(value)));
         }

@@ -11,6 +11,7 @@
 
 pub(crate) mod mxfp4;
 mod read;
+pub(crate) mod split;
 mod value;
 mod write;
 

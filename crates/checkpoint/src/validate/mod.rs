@@ -57,8 +57,9 @@ impl Checkpoint {
         let mut findings = Vec::new();
         self.check_configs(&mut findings);
         if self.layers().is_empty() {
-            let message = format!("{}: no gated MLP among the tensors", self.files().root().display());
-            findings.push(Finding::new("layers", self.files().root().display().to_string(), "none", message));
+            let file = self.files().root().display().to_string();
+            let message = format!("{file}: no gated MLP ({})", self.why_no_mlp());
+            findings.push(Finding::new("layers", file, "none", message));
         }
         for name in self.index().modules.keys() {
             self.check_module(name, &mut findings);

@@ -47,7 +47,7 @@ pub const RULES: &[Rule] = &[
         "missing-tensor",
         "every quantized weight has its block scales, tensor scale and declared activation scale",
     ),
-    error("storage-type", "codes are U8 or F4, scales F8_E4M3, F8_E8M0, U8 or F32"),
+    error("storage-type", "codes are U8, I8, U32 or F4, scales F8_E4M3, F8_E8M0, U8 or F32"),
     error(
         "shape",
         "scales fit their codes: K / 16 (nvfp4) or K / 32 (mxfp4) columns, or the padded size of their layout",

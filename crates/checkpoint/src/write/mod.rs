@@ -22,7 +22,7 @@ use std::str::FromStr;
 use dualgemm_formats::{GlobalScale, GlobalScaleSource};
 use serde_json::{Value, json};
 
-use crate::convention::METADATA_CONFIG;
+use crate::convention::{METADATA_CONFIG, SHORT_CONFIG};
 use crate::error::list;
 use crate::safetensors::write_to;
 use crate::{Dtype, Error, TensorOut};
@@ -156,6 +156,9 @@ fn write_hf<'m>(
         files.push(path.to_path_buf());
     } else {
         let mut config = model.config.clone().unwrap_or_else(|| json!({}));
+        if let Some(entries) = config.as_object_mut() {
+            entries.remove(SHORT_CONFIG);
+        }
         config["quantization_config"] = described.quantization_config;
         described.files.insert(0, ("config.json", config));
         let out = atomic::AtomicDir::create(path)?;

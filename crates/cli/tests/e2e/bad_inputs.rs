@@ -161,7 +161,7 @@ const CASES: &[(&str, &[&str])] = &[
     ("run {gguf} --scale-layout 128x4", &["128x4 order of scales in a GGUF file is not supported"]),
     ("run {bf16}", &["declares how it is quantized", "name the convention explicitly, one of modelopt"]),
     ("run {bf16} --convention modelopt --layer 14", &["is not quantized"]),
-    ("run {ckpt} --convention mlx", &["convention `mlx` is unknown; valid are modelopt"]),
+    ("run {ckpt} --convention gptq", &["convention `gptq` is unknown; valid are modelopt"]),
     ("run {ckpt} --layer 7", &["no gated MLP in layer 7; there is one in layer 0"]),
     ("run {ckpt} --layer 0 --expert 3", &["layer 0", "there are no experts in it"]),
     ("run {ckpt} --within vision", &["vision"]),

@@ -1,0 +1,72 @@
+//! MLX: `X.weight` U32 of eight codes each, the first in the lowest bits, and `X.scales` U8; mxfp4, and nvfp4 without a
+//! tensor scale.
+//!
+//! `config.json` holds `mode`, `bits` and `group_size` of all modules, and entries under a module's name for those that
+//! differ. What has no scales was left in float.
+//!
+//! Source: `mlx/nn/layers/quantized.py` of <https://github.com/ml-explore/mlx>, `mlx_lm/utils.py` of
+//! <https://github.com/ml-explore/mlx-lm>
+
+use std::path::Path;
+
+use dualgemm_formats::BlockFormat;
+use serde_json::Value;
+
+use super::{Convention, Evidence, Role, ScaleSense, config_error};
+use crate::Error;
+use crate::scheme::{Input, Pattern, Scheme, Schemes};
+
+/// MLX's convention.
+pub const CONVENTION: Convention = Convention {
+    name: "mlx",
+    doc: "MLX: weight U32 of eight codes each and scales U8, mxfp4 or nvfp4 without a tensor scale",
+    sense: ScaleSense::Multiplier,
+    needs_tensor_scale: false,
+    fused_order: None,
+    suffixes: &[(".scales", Role::BlockScale), (".bias", Role::Bias), (".weight", Role::Weight)],
+    detect,
+    schemes,
+};
+
+/// What each `mode` means; `affine` is one of the integer formats.
+const MODES: &[(&str, BlockFormat)] = &[("mxfp4", BlockFormat::Mxfp4), ("nvfp4", BlockFormat::Nvfp4)];
+
+fn detect(evidence: &Evidence<'_>) -> Option<String> {
+    let (file, config) = evidence.config().filter(|(_, config)| config.get("quant_method").is_none())?;
+    let mut levels = std::iter::once(config).chain(config.as_object()?.values());
+    let known = levels.any(|level| MODES.iter().any(|(mode, _)| level["mode"] == **mode));
+    known.then(|| format!("mode in {}", file.display()))
+}
+
+fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
+    let Some((file, config)) = evidence.config() else {
+        return Ok(Schemes::new(Vec::new(), Scheme::blocks(BlockFormat::Mxfp4, Input::Ignored)));
+    };
+    let mut rules = Vec::new();
+    for (name, level) in config.as_object().into_iter().flatten() {
+        let scheme = match level {
+            Value::Object(_) => scheme(level, file, &format!("quantization.{name}"))?,
+            Value::Bool(false) => Scheme::float(format!("`{name}` is false in `quantization`")),
+            _ => continue,
+        };
+        rules.push((Pattern::Under(name.clone()), scheme));
+    }
+    Ok(Schemes::new(rules, scheme(config, file, "quantization")?))
+}
+
+fn scheme(level: &Value, file: &Path, key: &str) -> Result<Scheme, Error> {
+    let Some((_, format)) = MODES.iter().find(|(mode, _)| level["mode"] == **mode) else {
+        return Ok(Scheme::other(format!("mode {}, {} bits", level["mode"], level["bits"])));
+    };
+    for (field, valid) in [("bits", 4), ("group_size", format.block_len())] {
+        if level[field] != valid {
+            return Err(config_error(
+                file,
+                format!("{key}.{field}"),
+                &level[field],
+                format!("{valid} for {format}"),
+            ));
+        }
+    }
+    Ok(Scheme::blocks(*format, Input::Ignored))
+}

@@ -1,0 +1,99 @@
+//! AMD Quark: `X.weight` U8 and `X.weight_scale` U8 (ue8m0) for mxfp4; for nvfp4 F8_E4M3 with `X.weight_scale_2` and
+//! `X.input_scale_2`, F32 multipliers.
+//!
+//! `config.json` holds one quantization for all modules, patterns of names with another, and names that are left out.
+//! A list of two is a quantization whose scales are quantized by the second.
+//!
+//! Source: `vllm/model_executor/layers/quantization/quark` of <https://github.com/vllm-project/vllm>
+
+use std::path::Path;
+
+use dualgemm_formats::BlockFormat;
+use serde_json::{Value, json};
+
+use super::modelopt::{object, strings};
+use super::{Convention, Evidence, Role, ScaleSense, config_error};
+use crate::Error;
+use crate::scheme::{Input, Pattern, Scheme, Schemes, Transform};
+
+/// Quark's convention.
+pub const CONVENTION: Convention = Convention {
+    name: "quark",
+    doc: "AMD Quark: weight and weight_scale, mxfp4, or nvfp4 with weight_scale_2 and input_scale_2 as multipliers",
+    sense: ScaleSense::Multiplier,
+    needs_tensor_scale: true,
+    fused_order: None,
+    suffixes: &[
+        (".weight_scale_2", Role::TensorScale),
+        (".weight_scale", Role::BlockScale),
+        (".input_scale_2", Role::InputScale),
+        (".bias", Role::Bias),
+        (".weight", Role::Weight),
+    ],
+    detect: |evidence| evidence.method_is("quark"),
+    schemes,
+};
+
+fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
+    let Some((file, config)) = evidence.config() else {
+        return Ok(Schemes::new(Vec::new(), Scheme::blocks(BlockFormat::Mxfp4, Input::Ignored)));
+    };
+    let mut rules = Vec::new();
+    for name in strings(config, "exclude", file)? {
+        let scheme = Scheme::float(format!("`{name}` in `exclude`"));
+        let pattern = match name.strip_prefix("re:") {
+            Some(_) => Pattern::target(name, file, "exclude")?,
+            None => Pattern::Glob(name.into()),
+        };
+        rules.push((pattern, scheme));
+    }
+    if let Some(layers) = config.get("layer_quant_config").filter(|layers| !layers.is_null()) {
+        for (name, layer) in object(layers, file, "layer_quant_config", "an object of patterns")? {
+            let scheme = scheme(layer, file, &format!("layer_quant_config.{name}"))?;
+            rules.push((Pattern::Glob(name.clone()), scheme));
+        }
+    }
+    let otherwise = scheme(&config["global_quant_config"], file, "global_quant_config")?;
+    Ok(Schemes::new(rules, otherwise).with_transforms(rotations(config)))
+}
+
+fn scheme(config: &Value, file: &Path, key: &str) -> Result<Scheme, Error> {
+    let levels = |part: &str| match &config[part] {
+        Value::Array(levels) => levels.iter().collect(),
+        Value::Null => Vec::new(),
+        one => vec![one],
+    };
+    let weight = levels("weight");
+    let Some(first) = weight.first() else {
+        return Ok(Scheme::float(format!("no `weight` in `{key}`")));
+    };
+    if first["dtype"] != "fp4" {
+        return Ok(Scheme::other(format!("dtype {}", first["dtype"])));
+    }
+    let format = match (weight.as_slice(), first["group_size"].as_u64()) {
+        ([one], Some(32)) if one["scale_format"] == "e8m0" => BlockFormat::Mxfp4,
+        ([_, scales], Some(16)) if scales["dtype"] == "fp8_e4m3" => BlockFormat::Nvfp4,
+        _ => {
+            let valid =
+                "fp4 in groups of 32 with scale_format e8m0, or in groups of 16 with scales in fp8_e4m3";
+            return Err(config_error(file, format!("{key}.weight"), &config["weight"], valid));
+        }
+    };
+    // The tensor scale of the activations is in the file where the second level is static.
+    let stored = matches!(levels("input_tensors").as_slice(), [_, scales] if scales["is_dynamic"] != true);
+    let stored = stored && format == BlockFormat::Nvfp4;
+    Ok(Scheme::blocks(format, if stored { Input::Required } else { Input::Ignored }))
+}
+
+/// Rotations that the model applies to the input of modules at run time.
+fn rotations(config: &Value) -> Vec<Transform> {
+    let algorithms = config["algo_config"].as_array().map_or(&[][..], Vec::as_slice);
+    let online = algorithms.iter().filter(|algorithm| algorithm["online_r1_rotation"] == json!(true));
+    online
+        .map(|_| Transform {
+            targets: vec![Pattern::Linear],
+            ignore: Vec::new(),
+            what: "algo_config: online_r1_rotation".into(),
+        })
+        .collect()
+}

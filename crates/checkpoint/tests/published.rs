@@ -1,0 +1,264 @@
+//! Checkpoints in the forms in which models are published, beyond the conventions' own rules.
+
+mod common;
+
+use common::*;
+use dualgemm_checkpoint::{Checkpoint, Dtype, MlpKind};
+use dualgemm_formats::BlockFormat;
+use serde_json::{Value, json};
+
+/// Every projection of an MLP, each with a seed of its own.
+fn mlp(path: &str, seed: u64, block: usize, mut put: impl FnMut(&str, &Weight)) {
+    for (i, projection) in ["gate_proj", "up_proj", "down_proj"].iter().enumerate() {
+        put(&format!("{path}.{projection}"), &Weight::with_block(seed + i as u64, 64, 64, block));
+    }
+}
+
+fn w4a16() -> Fixture {
+    Fixture { config: Some(modelopt_config("W4A16_NVFP4")), ..Fixture::default() }
+}
+
+#[test]
+fn shared_experts_are_known_by_every_name() {
+    for name in ["share_expert", "mlp.shared_expert", "mlp.shared_experts", "mlp.shared_mlp"] {
+        let mut f = w4a16();
+        mlp(&format!("model.layers.1.{name}"), 1, 16, |module, w| {
+            f.modelopt(module, w, 1e-3, None);
+        });
+        let c = f.open(&defaults()).unwrap();
+        Weight::new(1, 64, 64).assert_is(&c.shared_gate_up(1).unwrap().gate);
+        Weight::new(3, 64, 64).assert_is(&c.shared_down(1).unwrap().weight);
+    }
+}
+
+#[test]
+fn experts_in_one_tensor_for_gate_and_one_for_up_are_read() {
+    // Step: `moe.gate_proj.weight` of all experts.
+    let mut f = w4a16();
+    for (p, seeds) in [("gate_proj", [1, 2]), ("up_proj", [3, 4])] {
+        let module = format!("model.layers.3.moe.{p}");
+        let [a, b] = seeds.map(|seed| Weight::new(seed, 64, 64));
+        f.add(&format!("{module}.weight"), Dtype::U8, &[2, 64, 32], [a.codes, b.codes].concat());
+        f.add(&format!("{module}.weight_scale"), Dtype::F8E4m3, &[2, 64, 4], [a.scales, b.scales].concat());
+        f.f32(&format!("{module}.weight_scale_2"), &[2], &[0.25, 0.5]);
+    }
+    let c = f.open(&defaults()).unwrap();
+    let both = c.experts(3).unwrap().gate_up(1).unwrap();
+    Weight::new(2, 64, 64).assert_is(&both.gate);
+    Weight::new(4, 64, 64).assert_is(&both.up);
+    assert_eq!(both.up.global_scale().value(), 0.5);
+}
+
+#[test]
+fn a_gate_of_attention_is_no_mlp() {
+    let mut f = modelopt(modelopt_config("W4A16_NVFP4"), None);
+    f.modelopt("model.layers.0.self_attn.gate_proj", &gate(), 1e-3, None);
+    let c = f.open(&defaults()).unwrap();
+    assert_eq!(c.mlps().len(), 1);
+    assert_mlp(&c, [1e-3, 2e-3], None);
+    let warnings = c.validate();
+    assert!(warnings.iter().all(|f| f.rule.id == "halves-tensor-scale"), "{warnings:?}");
+}
+
+#[test]
+fn mlps_without_a_gate_are_said_to_be_such() {
+    let mut f = w4a16();
+    for p in ["up_proj", "down_proj"] {
+        let module = format!("backbone.layers.1.mixer.experts.0.{p}");
+        f.modelopt(&module, &Weight::new(1, 64, 64), 1e-3, None);
+    }
+    let c = f.open(&defaults()).unwrap();
+    assert_eq!(
+        message(&c.experts(1).unwrap_err()),
+        "DIR: no gated MLP in layer 1; there is one in no layer (`backbone.layers.1.mixer.experts` has up and down \
+         projections, but no gate)"
+    );
+    assert!(c.validate()[0].message.ends_with("has up and down projections, but no gate)"));
+}
+
+#[test]
+fn mistral_keeps_its_configuration_in_params_json_and_its_tensors_in_consolidated_files() {
+    for method in ["compressed-tensors", "compressed_tensors"] {
+        let mut config = compressed_config(&[(&["Linear"], 16, Value::Null)]);
+        config["quantization_config"]["quant_method"] = json!(method);
+        let params = json!({ "dim": 64, "quantization": config["quantization_config"] });
+        let dir = tempfile::tempdir().unwrap();
+        let mut f = Fixture::default();
+        for (p, seed) in [("w1", 1), ("w3", 2), ("w2", 3)] {
+            f.compressed(&format!("layers.0.experts.0.{p}"), &Weight::new(seed, 64, 64), 1000.0, None);
+        }
+        f.write(dir.path());
+        std::fs::write(dir.path().join("params.json"), params.to_string()).unwrap();
+        let own = dir.path().join("consolidated.safetensors");
+        std::fs::rename(dir.path().join("model.safetensors"), &own).unwrap();
+        for path in [dir.path(), &own] {
+            let c = Checkpoint::open(path, &defaults()).unwrap();
+            let both = c.experts(0).unwrap().gate_up(0).unwrap();
+            Weight::new(1, 64, 64).assert_is(&both.gate);
+            Weight::new(2, 64, 64).assert_is(&both.up);
+        }
+        // Hugging Face's names beside them are those that config.json is about.
+        compressed(config, None).write(dir.path());
+        let c = Checkpoint::open(dir.path(), &defaults()).unwrap();
+        assert_eq!(c.mlps().len(), 1);
+        assert_mlp(&c, [1e-3, 2e-3], None);
+    }
+}
+
+#[test]
+fn transforms_at_run_time_are_refused_where_they_apply() {
+    let open = |location: &str, targets: Value| {
+        let mut config = compressed_config(&[(&["Linear"], 16, Value::Null)]);
+        config["quantization_config"]["transform_config"] = json!({ "config_groups": { "v": {
+            "type": "hadamard", "apply": [
+                { "targets": targets, "location": location, "inverse": false, "ignore": ["lm_head"] },
+                { "targets": ["Linear"], "location": "weight_input", "inverse": true, "ignore": ["lm_head"] } ] } } });
+        compressed(config, None).open(&defaults()).unwrap()
+    };
+    for location in ["input", "output"] {
+        let c = open(location, json!(["Linear"]));
+        assert_eq!(
+            c.gate_up(0).unwrap_err().to_string(),
+            format!(
+                "{GATE}: `transform_config.config_groups.v`, which changes what the weights mean, is not supported; plain \
+                 block-scaled weights are"
+            )
+        );
+        assert!(c.validate().iter().any(|f| f.rule.id == "unsupported"));
+        // Of the down projection alone, as R4 is.
+        let c = open(location, json!(["re:.*down_proj$"]));
+        assert_mlp(&c, [1e-3, 2e-3], None);
+        assert!(c.down(0).is_err());
+    }
+    // What is done to weights alone has been done, and caches are no business of an MLP.
+    for location in ["weight_input", "weight_output", "k_cache"] {
+        assert_mlp(&open(location, json!(["Linear"])), [1e-3, 2e-3], None);
+    }
+}
+
+#[test]
+fn deepseek_keeps_experts_in_mxfp4_beside_fp8() {
+    let quantization = json!({ "quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128] });
+    let mut f = Fixture::default();
+    for (p, seed) in [("w1", 1), ("w3", 2), ("w2", 3)] {
+        let (module, w) = (format!("layers.0.ffn.experts.0.{p}"), Weight::with_block(seed, 64, 64, 32));
+        f.add(&format!("{module}.weight"), Dtype::I8, &[64, 32], w.codes);
+        f.add(&format!("{module}.scale"), Dtype::F8E8m0, &[64, 2], w.scales);
+        let shared = format!("layers.0.ffn.shared_experts.{p}");
+        f.add(&format!("{shared}.weight"), Dtype::F8E4m3, &[64, 64], vec![0; 64 * 64]);
+        f.add(&format!("{shared}.scale"), Dtype::F8E8m0, &[1, 1], vec![120]);
+    }
+    for nested in [false, true] {
+        let mut config = json!({ "model_type": "deepseek_v4", "quantization_config": quantization });
+        let level = if nested { &mut config["quantization_config"] } else { &mut config };
+        level["expert_dtype"] = json!("fp4");
+        f.config = Some(config);
+        let c = f.open(&defaults()).unwrap();
+        assert_eq!(c.convention().name, "deepseek");
+        let both = c.experts(0).unwrap().gate_up(0).unwrap();
+        assert_eq!((both.gate.format(), both.gate.k()), (BlockFormat::Mxfp4, 64));
+        Weight::with_block(1, 64, 64, 32).assert_is(&both.gate);
+        Weight::with_block(2, 64, 64, 32).assert_is(&both.up);
+        assert!(c.shared_gate_up(0).unwrap_err().to_string().contains("is not quantized: fp8 in blocks"));
+        assert!(c.validate().is_empty(), "{:?}", c.validate());
+    }
+    f.config.as_mut().unwrap()["quantization_config"]["expert_dtype"] = json!("fp8");
+    assert!(open_error(&f).contains(r#"declares quant_method "fp8""#));
+}
+
+fn quark_config() -> Value {
+    let level = json!({ "dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0" });
+    json!({ "quantization_config": { "quant_method": "quark", "exclude": ["lm_head", "re:.*self_attn.*"],
+        "algo_config": null, "layer_quant_config": {}, "global_quant_config": { "weight": level, "input_tensors": level } } })
+}
+
+#[test]
+fn quark_mxfp4_is_read_and_exceptions_of_layers_come_first() {
+    let mut f = Fixture { config: Some(quark_config()), ..Fixture::default() };
+    mlp("model.layers.0.mlp", 1, 32, |module, w| {
+        f.add(&format!("{module}.weight"), Dtype::U8, &[64, 32], w.codes.clone());
+        f.add(&format!("{module}.weight_scale"), Dtype::U8, &[64, 2], w.scales.clone());
+    });
+    let c = f.open(&defaults()).unwrap();
+    assert_eq!(c.convention().name, "quark");
+    let both = c.gate_up(0).unwrap();
+    Weight::with_block(1, 64, 64, 32).assert_is(&both.gate);
+    Weight::with_block(2, 64, 64, 32).assert_is(&both.up);
+    assert!(c.validate().is_empty(), "{:?}", c.validate());
+    let error = |change: &dyn Fn(&mut Value)| {
+        let mut f =
+            Fixture { config: Some(quark_config()), tensors: f.tensors.clone(), ..Fixture::default() };
+        change(&mut f.config.as_mut().unwrap()["quantization_config"]);
+        message(&f.open(&defaults()).and_then(|c| c.gate_up(0).map(drop)).unwrap_err())
+    };
+    assert!(
+        error(&|c| c["layer_quant_config"] = json!({ "*gate_proj": { "weight": { "dtype": "fp8_e4m3" } } }))
+            .starts_with(&format!("{GATE}: is not quantized: dtype \"fp8_e4m3\""))
+    );
+    assert!(error(&|c| c["exclude"] = json!(["*mlp*"])).contains("`*mlp*` in `exclude`"));
+    assert!(error(&|c| c["exclude"] = json!(["re:.*mlp"])).contains("`re:.*mlp` in `exclude`"));
+    assert!(
+        error(&|c| c["global_quant_config"]["weight"]["group_size"] = json!(16))
+            .contains("config.json: global_quant_config.weight is ")
+    );
+    assert!(
+        error(&|c| c["algo_config"] = json!([{ "name": "rotation", "online_r1_rotation": true }]))
+            .contains("`algo_config: online_r1_rotation`, which changes what the weights mean")
+    );
+}
+
+#[test]
+fn quark_nvfp4_has_scales_of_scales() {
+    let (first, second) = (
+        json!({ "dtype": "fp4", "qscheme": "per_group", "group_size": 16, "is_dynamic": false }),
+        json!({ "dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": false }),
+    );
+    let mut config = quark_config();
+    config["quantization_config"]["global_quant_config"] =
+        json!({ "weight": [first, second], "input_tensors": [first, second] });
+    let mut f = modelopt(config, Some(0.25));
+    for t in &mut f.tensors {
+        t.name = t.name.replace("input_scale", "input_scale_2");
+    }
+    assert_mlp(&f.open(&defaults()).unwrap(), [1e-3, 2e-3], Some(0.25));
+}
+
+#[test]
+fn mlx_packs_eight_codes_in_a_word() {
+    for (mode, block, dtype) in [("mxfp4", 32, Dtype::U8), ("nvfp4", 16, Dtype::U8)] {
+        let quantization = json!({ "group_size": block, "bits": 4, "mode": mode,
+            "lm_head": { "group_size": 64, "bits": 8, "mode": "affine" }, "model.layers.0.mlp.gate": false });
+        let mut f = Fixture::default();
+        mlp("model.layers.0.mlp", 1, block, |module, w| {
+            f.add(&format!("{module}.weight"), Dtype::U32, &[64, 8], w.codes.clone());
+            f.add(&format!("{module}.scales"), dtype, &[64, 64 / block], w.scales.clone());
+        });
+        let experts = [5, 6].map(|seed| Weight::with_block(seed, 64, 64, block));
+        for p in ["gate_proj", "up_proj"] {
+            let module = format!("model.layers.1.mlp.switch_mlp.{p}");
+            let codes = experts.iter().flat_map(|w| w.codes.clone()).collect();
+            let scales = experts.iter().flat_map(|w| w.scales.clone()).collect();
+            f.add(&format!("{module}.weight"), Dtype::U32, &[2, 64, 8], codes);
+            f.add(&format!("{module}.scales"), dtype, &[2, 64, 64 / block], scales);
+        }
+        f.add("lm_head.weight", Dtype::U32, &[8, 16], vec![0; 512]);
+        f.add("lm_head.scales", Dtype::Bf16, &[8, 1], vec![0; 16]);
+        for key in ["quantization", "quantization_config"] {
+            f.config = Some(json!({ key: quantization }));
+            let c = f.open(&defaults()).unwrap();
+            assert_eq!(c.convention().name, "mlx");
+            let both = c.gate_up(0).unwrap();
+            Weight::with_block(1, 64, 64, block).assert_is(&both.gate);
+            Weight::with_block(2, 64, 64, block).assert_is(&both.up);
+            assert_eq!(both.gate.global_scale().value(), 1.0);
+            assert_eq!(c.mlps()[1].kind, MlpKind::Experts);
+            experts[1].assert_is(&c.experts(1).unwrap().gate_up(1).unwrap().up);
+            assert!(c.validate().is_empty(), "{:?}", c.validate());
+        }
+        f.config = Some(json!({ "quantization": { "group_size": 64, "bits": 4, "mode": mode } }));
+        assert_eq!(
+            open_error(&f),
+            format!("DIR/config.json: quantization.group_size is 64; valid is {block} for {mode}")
+        );
+    }
+}
