@@ -190,8 +190,8 @@ impl Checkpoint {
         layers.into_iter().collect()
     }
 
-    /// What there is in place of gated MLPs.
-    pub(crate) fn why_no_mlp(&self) -> String {
+    /// What there is in place of gated MLPs, for messages where there is none.
+    pub fn why_no_mlp(&self) -> String {
         match &self.index.ungated {
             Some(path) => format!("`{path}` has up and down projections, but no gate"),
             None => format!("tensors: {}", self.files.names()),

@@ -71,6 +71,9 @@ const PROJECTIONS: &[(&str, Projection, Option<MlpKind>)] = &[
     ("ffn_down_shexp", Down, Some(Shared)),
 ];
 
+/// Architectures in GGUF whose `ffn_up` holds the gate rows, then the up rows.
+const FUSED_UP: &[&str] = &["chatglm", "glm4", "phi3"];
+
 /// Parts of a name that say that routed experts follow, the last of them next to the number of one.
 const ROUTED: &[&str] = &["experts", "local_experts", "moe", "switch_mlp"];
 /// How the part of a name starts that says that it is of the shared expert.
@@ -100,6 +103,8 @@ pub(crate) struct Place {
 impl Place {
     /// Reads a module name. A name without a number is of layer 0: a file that holds one MLP.
     pub(crate) fn parse(module: &str) -> Option<Self> {
+        // A layer that adapters were put beside, which are chosen at run time (Phi-4-multimodal).
+        let module = module.strip_suffix(".base_layer").unwrap_or(module);
         let (parent, last) = module.rsplit_once('.').unwrap_or(("", module));
         let &(_, projection, fixed) = PROJECTIONS.iter().find(|(name, ..)| *name == last)?;
         let parts: Vec<&str> = parent.split('.').filter(|p| !p.is_empty()).collect();
@@ -232,6 +237,14 @@ impl ModuleIndex {
         }
         // A gated MLP has a gate: an MLP with `up_proj` and `down_proj` alone is not one.
         let gated = |m: &Mlp| m.modules.keys().any(|(_, p)| matches!(p, Gate | GateUp));
+        let architecture =
+            files.gguf_metadata().and(files.config()).and_then(|c| c.value["model_type"].as_str());
+        if architecture.is_some_and(|name| FUSED_UP.contains(&name)) {
+            for mlp in mlps.values_mut().filter(|mlp| !gated(mlp)) {
+                let both = mlp.modules.remove(&(None, Up));
+                mlp.modules.extend(both.map(|name| ((None, GateUp), name)));
+            }
+        }
         let (mlps, ungated): (Vec<Mlp>, Vec<Mlp>) = mlps.into_values().partition(gated);
         Self { modules, mlps, ungated: ungated.into_iter().next().map(|mlp| mlp.path), others }
     }
@@ -278,6 +291,7 @@ mod tests {
             ("blk.5.ffn_gate_exps", "blk.5", 5, Experts, None, Gate),
             ("blk.5.ffn_down_shexp", "blk.5", 5, Shared, None, Down),
             ("experts.4.w1", "experts", 0, Experts, Some(4), Gate),
+            ("model.layers.3.mlp.gate_up_proj.base_layer", "model.layers.3.mlp", 3, Dense, None, GateUp),
             ("model.layers.3.moe.up_proj", "model.layers.3.moe", 3, Experts, None, Up),
             ("model.layers.3.moe.experts.1.up_proj", "model.layers.3.moe.experts", 3, Experts, Some(1), Up),
             ("model.layers.3.share_expert.gate_proj", "model.layers.3.share_expert", 3, Shared, None, Gate),

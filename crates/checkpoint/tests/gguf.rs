@@ -131,3 +131,31 @@ fn a_file_that_was_split_is_opened_whole_by_the_name_of_any_part() {
     let e = Checkpoint::open(&part(1), &OpenOptions::default()).unwrap_err().to_string();
     assert!(e.contains("m-00002-of-00002.gguf: cannot open"), "{e}");
 }
+
+#[test]
+fn architectures_that_fuse_gate_into_up_are_read_as_they_are() {
+    let (gate, up) = (Weight::new(1, 8, 64), Weight::new(2, 8, 64));
+    let both = weight("blk.0.ffn_up.weight", &[16, 64], blocks(&gate.stacked(&up)));
+    let apart = [
+        weight("blk.0.ffn_gate.weight", &[8, 64], blocks(&gate)),
+        weight("blk.0.ffn_up.weight", &[8, 64], blocks(&up)),
+    ];
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    let open = |architecture: &str, tensors: &[TensorOut<'_>]| {
+        let metadata = [("general.architecture".to_string(), GgufValue::String(architecture.into()))];
+        write_to(&path, &metadata, tensors).unwrap();
+        Checkpoint::open(&path, &OpenOptions::default()).unwrap()
+    };
+    for architecture in ["phi3", "glm4", "chatglm"] {
+        for tensors in [std::slice::from_ref(&both), &apart] {
+            let c = open(architecture, tensors);
+            let mlp = c.gate_up(0).unwrap();
+            gate.assert_is(&mlp.gate);
+            up.assert_is(&mlp.up);
+            assert!(c.validate().is_empty(), "{:?}", c.validate());
+        }
+    }
+    let e = open("starcoder2", &[both]).gate_up(0).unwrap_err().to_string();
+    assert!(e.ends_with("(`blk.0` has up and down projections, but no gate)"), "{e}");
+}

@@ -203,7 +203,7 @@ fn quark_mxfp4_is_read_and_exceptions_of_layers_come_first() {
     );
     assert!(
         error(&|c| c["algo_config"] = json!([{ "name": "rotation", "online_r1_rotation": true }]))
-            .contains("`algo_config: online_r1_rotation`, which changes what the weights mean")
+            .contains("`algo_config.online_r1_rotation`, which changes what the weights mean")
     );
 }
 
@@ -261,4 +261,42 @@ fn mlx_packs_eight_codes_in_a_word() {
             format!("DIR/config.json: quantization.group_size is 64; valid is {block} for {mode}")
         );
     }
+}
+
+#[test]
+fn auto_round_writes_compressed_tensors_under_another_configuration() {
+    let config = |data_type: &str, size: u64, extra: Value| {
+        json!({ "quantization_config": { "quant_method": "auto-round", "packing_format": "auto_round:llm_compressor",
+            "bits": 4, "data_type": data_type, "group_size": size, "act_bits": 4, "extra_config": extra } })
+    };
+    let extra = json!({ "lm_head": { "bits": 16, "data_type": "float" }, ".*self_attn.*": { "bits": 8 } });
+    let c = compressed(config("nv_fp", 16, extra.clone()), Some(8.0)).open(&defaults()).unwrap();
+    assert_eq!(c.convention().name, "auto-round");
+    assert_mlp(&c, [1.0 / 1000.0, 1.0 / 500.0], Some(0.125));
+    let mut rotated = config("nv_fp", 16, Value::Null);
+    rotated["quantization_config"]["rotation_config"] = json!({ "r1": true, "r4": true });
+    let c = compressed(rotated, None).open(&defaults()).unwrap();
+    assert_mlp(&c, [1.0 / 1000.0, 1.0 / 500.0], None);
+    assert!(
+        c.down(0).unwrap_err().to_string().contains("`rotation_config.r4`, which changes what the weights")
+    );
+    let mut f = Fixture { config: Some(config("mx_fp", 32, extra)), ..Fixture::default() };
+    mlp("model.layers.0.mlp", 1, 32, |module, w| {
+        f.compressed(module, w, 0.0, None);
+    });
+    let c = f.open(&defaults()).unwrap();
+    Weight::with_block(2, 64, 64, 32).assert_is(&c.gate_up(0).unwrap().up);
+    assert!(c.validate().is_empty(), "{:?}", c.validate());
+    for (extra, why) in [
+        (json!({ GATE: { "bits": 16 } }), format!("extra_config.{GATE}.bits is 16")),
+        (json!({ ".*gate_proj": { "data_type": "int" } }), "4 bits of type int".into()),
+    ] {
+        let c = compressed(config("nv_fp", 16, extra), None).open(&defaults()).unwrap();
+        let e = c.gate_up(0).unwrap_err().to_string();
+        assert!(e.starts_with(&format!("{GATE}: is not quantized: {why}")), "{e}");
+    }
+    assert_eq!(
+        open_error(&compressed(config("nv_fp", 32, Value::Null), None)),
+        "DIR/config.json: group_size is 32; valid is 16 for nvfp4"
+    );
 }

@@ -26,24 +26,27 @@ pub const CONVENTION: Convention = Convention {
     sense: ScaleSense::Divisor,
     needs_tensor_scale: true,
     fused_order: None,
-    suffixes: &[
-        (".weight_global_scale", Role::TensorScale),
-        (".weight_scale", Role::BlockScale),
-        (".input_global_scale", Role::InputScale),
-        (".weight_packed", Role::Weight),
-        (".weight_zero_point", Role::Transform),
-        (".bias", Role::Bias),
-        (".weight", Role::Weight),
-        ("_weight_global_scale", Role::TensorScale),
-        ("_weight_scale", Role::BlockScale),
-        ("_input_global_scale", Role::InputScale),
-        ("_weight_packed", Role::Weight),
-        ("_bias", Role::Bias),
-    ],
+    suffixes: SUFFIXES,
     // Mistral's files spell it with an underscore.
     detect: |evidence| METHODS.iter().find_map(|method| evidence.method_is(method)),
     schemes,
 };
+
+/// Endings of tensor names, which AutoRound shares.
+pub(super) const SUFFIXES: &[(&str, Role)] = &[
+    (".weight_global_scale", Role::TensorScale),
+    (".weight_scale", Role::BlockScale),
+    (".input_global_scale", Role::InputScale),
+    (".weight_packed", Role::Weight),
+    (".weight_zero_point", Role::Transform),
+    (".bias", Role::Bias),
+    (".weight", Role::Weight),
+    ("_weight_global_scale", Role::TensorScale),
+    ("_weight_scale", Role::BlockScale),
+    ("_input_global_scale", Role::InputScale),
+    ("_weight_packed", Role::Weight),
+    ("_bias", Role::Bias),
+];
 
 const METHODS: [&str; 2] = ["compressed-tensors", "compressed_tensors"];
 

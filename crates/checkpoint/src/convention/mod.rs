@@ -4,6 +4,7 @@
 //! A checkpoint's convention is declared by its `config.json`, `hf_quant_config.json`, file metadata or file
 //! type, or named by the caller. It is never guessed from tensor names and never taken from `recipe.yaml`.
 
+pub mod auto_round;
 pub mod comfyui;
 pub mod compressed_tensors;
 pub mod deepseek;
@@ -21,7 +22,7 @@ use dualgemm_formats::GlobalScale;
 use serde_json::Value;
 
 use crate::error::list;
-use crate::scheme::Schemes;
+use crate::scheme::{Pattern, Schemes, Transform};
 use crate::{Error, GateUpOrder, TensorFiles};
 
 /// What a tensor is to its module.
@@ -89,6 +90,7 @@ pub const CONVENTIONS: &[&Convention] = &[
     &gpt_oss::CONVENTION,
     &deepseek::CONVENTION,
     &quark::CONVENTION,
+    &auto_round::CONVENTION,
     &mlx::CONVENTION,
 ];
 
@@ -222,6 +224,19 @@ impl<'a> Evidence<'a> {
     pub(crate) fn metadata(&self, key: &str) -> Option<&'a str> {
         self.files.metadata().get(key).map(String::as_str)
     }
+}
+
+/// What Quark and AutoRound say of rotations that the model applies at run time: R1 to the inputs of every layer, R4 to
+/// those of the down projection.
+pub(crate) fn rotations(config: &Value, key: &str) -> Vec<Transform> {
+    let all = [("online_r1_rotation", Pattern::Linear), ("r4", Pattern::Glob("*down_proj".into()))];
+    let applied = all.into_iter().filter(|(name, _)| config[*name] == true);
+    let transform = |(name, target)| Transform {
+        targets: vec![target],
+        ignore: Vec::new(),
+        what: format!("{key}.{name}"),
+    };
+    applied.map(transform).collect()
 }
 
 /// A configuration value that cannot be used.

@@ -9,12 +9,12 @@
 use std::path::Path;
 
 use dualgemm_formats::BlockFormat;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::modelopt::{object, strings};
-use super::{Convention, Evidence, Role, ScaleSense, config_error};
+use super::{Convention, Evidence, Role, ScaleSense, config_error, rotations};
 use crate::Error;
-use crate::scheme::{Input, Pattern, Scheme, Schemes, Transform};
+use crate::scheme::{Input, Pattern, Scheme, Schemes};
 
 /// Quark's convention.
 pub const CONVENTION: Convention = Convention {
@@ -54,7 +54,9 @@ fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
         }
     }
     let otherwise = scheme(&config["global_quant_config"], file, "global_quant_config")?;
-    Ok(Schemes::new(rules, otherwise).with_transforms(rotations(config)))
+    let algorithms = config["algo_config"].as_array().into_iter().flatten();
+    let transforms = algorithms.flat_map(|algorithm| rotations(algorithm, "algo_config")).collect();
+    Ok(Schemes::new(rules, otherwise).with_transforms(transforms))
 }
 
 fn scheme(config: &Value, file: &Path, key: &str) -> Result<Scheme, Error> {
@@ -83,17 +85,4 @@ fn scheme(config: &Value, file: &Path, key: &str) -> Result<Scheme, Error> {
     let stored = matches!(levels("input_tensors").as_slice(), [_, scales] if scales["is_dynamic"] != true);
     let stored = stored && format == BlockFormat::Nvfp4;
     Ok(Scheme::blocks(format, if stored { Input::Required } else { Input::Ignored }))
-}
-
-/// Rotations that the model applies to the input of modules at run time.
-fn rotations(config: &Value) -> Vec<Transform> {
-    let algorithms = config["algo_config"].as_array().map_or(&[][..], Vec::as_slice);
-    let online = algorithms.iter().filter(|algorithm| algorithm["online_r1_rotation"] == json!(true));
-    online
-        .map(|_| Transform {
-            targets: vec![Pattern::Linear],
-            ignore: Vec::new(),
-            what: "algo_config: online_r1_rotation".into(),
-        })
-        .collect()
 }

@@ -38,6 +38,8 @@ struct Report {
     tensor_count: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     tensors: Option<Vec<TensorReport>>,
+    #[serde(skip)]
+    why_no_mlp: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -179,6 +181,7 @@ impl fmt::Display for Report {
             write!(f, "{table}")?;
         }
         match self.halves_differ.as_slice() {
+            [] if self.mlps.is_empty() => write!(f, "no gated MLP ({})", self.why_no_mlp),
             [] => {
                 let all = self.mlps.iter().flat_map(|mlp| &mlp.entries).all(|entry| entry.pair.is_some());
                 let everywhere = if all { "everywhere" } else { "where both can be read" };
@@ -228,6 +231,7 @@ pub fn run(args: &InspectArgs, output: &Output) -> anyhow::Result<Verdict> {
         halves_differ,
         tensor_count: files.tensors().count(),
         tensors,
+        why_no_mlp: checkpoint.why_no_mlp(),
     })?;
     Ok(Verdict::Right)
 }

@@ -88,7 +88,16 @@ fn inspect_says_nothing_of_scales_that_it_cannot_read() {
     let kept: Vec<&str> = kept.iter().map(String::as_str).collect();
     extract(&from.join("model.safetensors"), &kept, &dir.path().join("model.safetensors"));
     std::fs::copy(from.join("config.json"), dir.path().join("config.json")).unwrap();
-    for (checkpoint, ending) in [(from.as_path(), "everywhere"), (dir.path(), "where both can be read")] {
+    let ungated = tempfile::tempdir().unwrap();
+    let kept = ["up_proj", "down_proj"].map(|name| format!("model.layers.0.mlp.{name}.weight"));
+    let kept: Vec<&str> = kept.iter().map(String::as_str).collect();
+    extract(&from.join("model.safetensors"), &kept, &ungated.path().join("model.safetensors"));
+    std::fs::copy(from.join("config.json"), ungated.path().join("config.json")).unwrap();
+    for (checkpoint, ending) in [
+        (from.as_path(), "everywhere"),
+        (dir.path(), "where both can be read"),
+        (ungated.path(), "no gated MLP (`model.layers.0.mlp` has up and down projections, but no gate)"),
+    ] {
         let output = dualgemm().args(["inspect", arg(checkpoint)]).output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(text.trim_end().ends_with(ending), "{text}");
