@@ -20,7 +20,7 @@ use clap::Args;
 use dualgemm::checkpoint::write::{self, LinearOut, Model};
 use dualgemm::checkpoint::{Dtype, TensorFiles, TensorOut, TensorView, gguf, safetensors};
 use dualgemm::formats::quantize::{quantize_group, relative_l2};
-use dualgemm::formats::{FloatMatrix, Producer, QuantizedMatrix, Search};
+use dualgemm::formats::{FloatMatrix, FloatType, Producer, QuantizedMatrix, Search};
 use rayon::prelude::*;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -81,6 +81,8 @@ struct Report {
 struct TensorReport {
     name: String,
     shape: [usize; 2],
+    /// Type of the floats.
+    dtype: FloatType,
     /// A multiplier, whichever way round the producer stores it.
     tensor_scale: f32,
     /// As the file holds it: a divisor in some conventions.
@@ -145,8 +147,9 @@ pub fn run(args: &QuantizeArgs, output: &Output) -> anyhow::Result<Verdict> {
         .flatten()
         .collect();
     bar.finish_and_clear();
-    let (matrices, tensors) = quantized.into_iter().unzip();
-    form.write(args, matrices, &copied, files.config().map(|json| &json.value))?;
+    let (matrices, tensors): (Vec<_>, Vec<_>) = quantized.into_iter().unzip();
+    let dtypes: Vec<FloatType> = tensors.iter().map(|t: &TensorReport| t.dtype).collect();
+    form.write(args, matrices, &dtypes, &copied, files.config().map(|json| &json.value))?;
     output.emit(&Report {
         input: args.input.clone(),
         output: args.out.clone(),
@@ -195,6 +198,7 @@ fn quantize_one_group(
         TensorReport {
             name: q.name().into(),
             shape: [q.rows(), q.k()],
+            dtype: x.float_type(),
             tensor_scale: q.global_scale().value(),
             tensor_scale_held: q.global_scale().held(),
             rel_l2,
@@ -236,6 +240,7 @@ impl Form {
         self,
         args: &QuantizeArgs,
         matrices: Vec<QuantizedMatrix<'_>>,
+        dtypes: &[FloatType],
         copied: &[TensorView<'_>],
         config: Option<&Value>,
     ) -> anyhow::Result<()> {
@@ -254,7 +259,7 @@ impl Form {
             }
             Self::Torchao => {
                 let mut tensors: Vec<TensorOut<'_>> = matrices.iter().flat_map(torchao_tensors).collect();
-                let mut metadata = torchao_metadata(&matrices, copied);
+                let mut metadata = torchao_metadata(&matrices, dtypes, copied);
                 metadata.extend(config.map(write::config_to_metadata));
                 tensors.extend(others);
                 safetensors::write_to(&args.out, &tensors, &metadata)?;
@@ -288,14 +293,32 @@ fn torchao_tensors<'m>(m: &'m QuantizedMatrix<'_>) -> [TensorOut<'m>; 3] {
     ]
 }
 
-/// What torchao's reader needs to put its tensors together again.
-fn torchao_metadata(matrices: &[QuantizedMatrix<'_>], copied: &[TensorView<'_>]) -> BTreeMap<String, String> {
-    let quantized = json!({
-        "_type": "NVFP4Tensor",
-        "_data": { "block_size": 16, "is_swizzled_scales": false, "use_triton_kernel": false, "act_quant_kwargs": null },
-        "_tensor_data_names": ["qdata", "scale", "per_tensor_scale"],
-    });
-    let entries = matrices.iter().map(|m| (m.name(), quantized.to_string()));
+/// What torchao's reader needs to put its tensors together again; `dtypes` are those of the floats, to which it
+/// dequantizes.
+fn torchao_metadata(
+    matrices: &[QuantizedMatrix<'_>],
+    dtypes: &[FloatType],
+    copied: &[TensorView<'_>],
+) -> BTreeMap<String, String> {
+    let quantized = |dtype: FloatType| {
+        let dtype = match dtype {
+            FloatType::F32 => "float32",
+            FloatType::F16 => "float16",
+            FloatType::Bf16 => "bfloat16",
+        };
+        json!({
+            "_type": "NVFP4Tensor",
+            "_data": {
+                "block_size": 16,
+                "orig_dtype": { "_type": "torch.dtype", "_data": dtype },
+                "is_swizzled_scales": false,
+                "use_triton_kernel": false,
+                "act_quant_kwargs": null,
+            },
+            "_tensor_data_names": ["qdata", "scale", "per_tensor_scale"],
+        })
+    };
+    let entries = matrices.iter().zip(dtypes).map(|(m, &dtype)| (m.name(), quantized(dtype).to_string()));
     let plain = copied.iter().map(|t| (t.name, json!({ "_type": "Tensor" }).to_string()));
     let mut metadata: BTreeMap<String, String> =
         entries.chain(plain).map(|(name, entry)| (name.to_string(), entry)).collect();
@@ -321,6 +344,27 @@ mod tests {
         let sizes = |shared| groups(views(), shared).iter().map(Vec::len).collect::<Vec<_>>();
         assert_eq!(sizes(true), [2, 1, 1]);
         assert_eq!(sizes(false), [1, 1, 1, 1]);
+    }
+
+    /// The very entry that torchao 0.18 writes: without one of the fields it cannot make the tensor.
+    #[test]
+    fn torchao_finds_every_field_of_its_tensor() {
+        let x = FloatMatrix::F32(dualgemm::formats::Matrix::new("x", 1, 16, vec![1.0; 16]).unwrap());
+        let q = dualgemm::formats::quantize("m.weight", &x, Producer::Torchao, Search::Plain).unwrap();
+        let metadata = torchao_metadata(&[q], &[FloatType::Bf16], &[]);
+        let entry: Value = serde_json::from_str(&metadata["m.weight"]).unwrap();
+        let theirs = json!({
+            "_type": "NVFP4Tensor",
+            "_data": {
+                "is_swizzled_scales": false,
+                "use_triton_kernel": false,
+                "act_quant_kwargs": null,
+                "block_size": 16,
+                "orig_dtype": { "_type": "torch.dtype", "_data": "bfloat16" }
+            },
+            "_tensor_data_names": ["qdata", "scale", "per_tensor_scale"]
+        });
+        assert_eq!(entry, theirs);
     }
 
     #[test]
