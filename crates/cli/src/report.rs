@@ -41,7 +41,8 @@ impl Output {
 
     /// Writes the report, the one thing a command puts on stdout.
     pub fn emit<R: Serialize + Display>(&self, report: &R) -> anyhow::Result<()> {
-        let text = if self.json { serde_json::to_string_pretty(report)? } else { report.to_string() };
+        let text =
+            if self.json { serde_json::to_string_pretty(report)? } else { visible(&report.to_string()) };
         if let Some(document) = &self.document {
             *document.lock().unwrap_or_else(PoisonError::into_inner) = text;
             return Ok(());
@@ -53,7 +54,7 @@ impl Output {
     /// Says on one line of stderr what went wrong; with `--json`, stdout gets it as a document too.
     pub fn fail(&self, message: &str, code: u8) -> ExitCode {
         // Nothing is left to be done about a closed stderr or stdout.
-        let _ = writeln!(io::stderr(), "error: {message}");
+        let _ = writeln!(io::stderr(), "error: {}", visible(message));
         if self.json {
             let document = serde_json::json!({ "error": message, "exit_code": code });
             let _ = writeln!(io::stdout(), "{document:#}");
@@ -171,6 +172,19 @@ impl Display for Bytes {
     }
 }
 
+/// A text whose control characters, but for those of lines and columns, are spelled out. Names of tensors come from files,
+/// and a terminal would obey them.
+fn visible(text: &str) -> String {
+    let mut visible = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            _ if c.is_control() && c != '\n' && c != '\t' => visible.extend(c.escape_default()),
+            _ => visible.push(c),
+        }
+    }
+    visible
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -181,6 +195,11 @@ mod tests {
         table.row(["a".into(), "[1, 2]".into()]);
         table.row(["longer name".into(), String::new()]);
         assert_eq!(table.to_string(), "  tensor       shape\n  a            [1, 2]\n  longer name\n");
+    }
+
+    #[test]
+    fn control_characters_of_names_do_not_reach_the_terminal() {
+        assert_eq!(visible("w\u{1b}[2J\u{b}\r\u{9b}\u{7f}\n\tµ"), "w\\u{1b}[2J\\u{b}\\r\\u{9b}\\u{7f}\n\tµ");
     }
 
     #[test]
