@@ -42,8 +42,8 @@ pub struct QuantizeArgs {
     /// Whose arithmetic and naming to follow.
     #[arg(long, value_parser = parse_producer)]
     pub producer: Producer,
-    /// Choose each block's scale by least squared error instead of by the producer's rule, and the tensor scale too:
-    /// the producer's, or one that lets block scales reach 256 instead of 448.
+    /// Choose each block's scale by least squared error instead of by the producer's rule. The tensor scale is the
+    /// producer's, or one that lets block scales reach 256 instead of 448, where that errs less and no block loses by it.
     #[arg(long, value_enum)]
     pub search: Option<SearchArg>,
     /// Give the gate and up projection of a layer one tensor scale, that of the larger of both, as ModelOpt and

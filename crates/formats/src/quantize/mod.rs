@@ -118,13 +118,14 @@ pub enum Search {
     #[default]
     Plain,
     /// The scale of least squared error among all that e4m3 has. [`quantize`] also tries a global scale that
-    /// leaves headroom, so that the block of the largest element has a choice too.
+    /// leaves headroom, so that the block of the largest element has a choice too, and takes it where the whole gains
+    /// and no block has a larger error than [`Plain`](Self::Plain) gives it: no block is ever worse.
     Mse,
 }
 
-/// Largest block scales that [`Search::Mse`] tries: the producers' 448, and 256, which leaves the block of the
-/// largest element room for 6/4 of its plain scale ("four over six").
-const MSE_SCALE_MAX: [f32; 2] = [e4m3::MAX, 256.0];
+/// Largest plain block scale of the second global scale that [`Search::Mse`] tries. 256 instead of the producers' 448
+/// leaves the block of the largest element room for 6/4 of its plain scale ("four over six").
+const MSE_SCALE_MAX: f32 = 256.0;
 
 /// A producer's rule with its global scale fixed: what quantizes blocks and rows.
 #[derive(Debug, Clone, Copy)]
@@ -259,25 +260,22 @@ pub fn quantize_group(
     // As bits, in which NaN is the largest magnitude.
     let largest = group.iter().map(|(_, x)| (amax(x), x.float_type())).max_by_key(|(amax, _)| amax.to_bits());
     let Some((amax, ty)) = largest else { return Ok(vec![]) };
-    let with = |scale_max| {
+    let with = |search, scale_max| -> Result<Vec<_>, Error> {
         let global_scale = producer.global_scale_to(amax, scale_max, ty);
         group.iter().map(|(name, x)| quantize_with(name, x, producer, search, global_scale)).collect()
     };
-    match search {
-        Search::Plain => with(e4m3::MAX),
-        Search::Mse => {
-            let [mut best, other] = MSE_SCALE_MAX.map(with);
-            let squared_error = |quantized: &Vec<QuantizedMatrix<'_>>| -> f64 {
-                group.iter().zip(quantized).map(|((_, x), q)| report::squared_error(q, x).error).sum()
-            };
-            if let (Ok(a), Ok(b)) = (&best, &other)
-                && squared_error(b) < squared_error(a)
-            {
-                best = other;
-            }
-            best
-        }
+    let plain = with(Search::Plain, e4m3::MAX)?;
+    if search == Search::Plain {
+        return Ok(plain);
     }
+    let [found, roomy] = [with(search, e4m3::MAX)?, with(search, MSE_SCALE_MAX)?];
+    let errors = |quantized: &[QuantizedMatrix<'_>]| -> Vec<f64> {
+        group.iter().zip(quantized).flat_map(|((_, x), q)| report::block_errors(q, x)).collect()
+    };
+    let [of_plain, of_found, of_roomy] = [&plain, &found, &roomy].map(|group| errors(group));
+    let less = of_roomy.iter().sum::<f64>() < of_found.iter().sum();
+    let everywhere = of_roomy.iter().zip(&of_plain).all(|(roomy, plain)| roomy <= plain);
+    Ok(if less && everywhere { roomy } else { found })
 }
 
 /// Quantizes a matrix with a given global scale, such as the static `input_scale` of an activation. Elements too

@@ -39,9 +39,9 @@ pub fn relative_l2(quantized: &QuantizedMatrix<'_>, x: &FloatMatrix<'_>) -> f64 
 }
 
 #[derive(Default)]
-pub(super) struct SquaredError {
+struct SquaredError {
     /// Sum of squared differences.
-    pub(super) error: f64,
+    error: f64,
     norm: f64,
     non_finite: usize,
 }
@@ -52,14 +52,31 @@ impl SquaredError {
     }
 }
 
-pub(super) fn squared_error(quantized: &QuantizedMatrix<'_>, x: &FloatMatrix<'_>) -> SquaredError {
+fn squared_error(quantized: &QuantizedMatrix<'_>, x: &FloatMatrix<'_>) -> SquaredError {
+    let mut sum = SquaredError::default();
+    for_each_error(quantized, x, |block| {
+        sum.error += block.error;
+        sum.norm += block.norm;
+        sum.non_finite += block.non_finite;
+    });
+    sum
+}
+
+/// The squared error of each block of 16, row by row.
+pub(super) fn block_errors(quantized: &QuantizedMatrix<'_>, x: &FloatMatrix<'_>) -> Vec<f64> {
+    let mut errors = Vec::with_capacity(x.rows() * x.cols() / 16);
+    for_each_error(quantized, x, |block| errors.push(block.error));
+    errors
+}
+
+fn for_each_error(quantized: &QuantizedMatrix<'_>, x: &FloatMatrix<'_>, mut f: impl FnMut(SquaredError)) {
     assert_eq!((quantized.rows(), quantized.k()), (x.rows(), x.cols()), "shapes differ");
     let (format, global) = (quantized.format(), quantized.global_scale().exact());
     let per_scale = format.block_len() / 16;
-    let mut sum = SquaredError::default();
     for_each_block(x, 0..x.rows(), |row, block, x| {
         let scale = f64::from(format.decode_scale(quantized.scale_byte(row, block / per_scale))) * global;
         let codes = &quantized.row_codes(row)[block * 8..][..8];
+        let mut sum = SquaredError::default();
         for (pair, &byte) in x.as_chunks::<2>().0.iter().zip(codes) {
             let (even, odd) = e2m1::unpack(byte);
             for (x, code) in [(pair[0], even), (pair[1], odd)] {
@@ -72,6 +89,6 @@ pub(super) fn squared_error(quantized: &QuantizedMatrix<'_>, x: &FloatMatrix<'_>
                 sum.norm += x * x;
             }
         }
+        f(sum);
     });
-    sum
 }
