@@ -8,8 +8,6 @@ use std::path::Path;
 
 use dualgemm_formats::{GlobalScale, QuantizedMatrix, ScaleLayout};
 
-pub(crate) use access::is_packed;
-
 use crate::convention::{Convention, Evidence};
 use crate::error::list;
 use crate::gate_up::GateUpOrder;
@@ -199,7 +197,7 @@ impl Checkpoint {
     }
 
     fn is_quantized(&self, mlp: &Mlp) -> bool {
-        mlp.modules().any(|m| self.weight(m).is_some_and(|w| is_packed(w.dtype)))
+        mlp.modules().any(|m| self.is_packed_module(m))
     }
 
     fn mlp(&self, layer: usize, kind: MlpKind) -> Result<&Mlp, Error> {

@@ -382,11 +382,20 @@ fn other_quantizations_are_not_converted_silently() {
     }
     f.add("model.layers.0.attn.q.weight", Dtype::F8E4m3, &[4, 4], vec![0; 16]);
     f.f32("model.layers.0.attn.q.weight_scale", &[], &[1.0]);
-    let e = f.open(&defaults()).unwrap().export().unwrap_err().to_string();
-    assert_eq!(
-        e,
-        "model.layers.0.attn.q: is not quantized: quant_algo FP8; a 4-bit weight (nvfp4 or mxfp4) is needed"
-    );
+    let dir = tempfile::tempdir().unwrap();
+    let a = f.open(&defaults()).unwrap();
+    for output in [Output::Modelopt, Output::CompressedTensors] {
+        let path = dir.path().join(output.name());
+        assert_eq!(
+            write(&path, output, &a.export().unwrap()).unwrap_err().to_string(),
+            "model.layers.0.attn.q: is not quantized: quant_algo FP8; a 4-bit weight (nvfp4 or mxfp4) is needed"
+        );
+        assert!(!path.exists());
+    }
+    // GGUF has room for MLPs alone, and says what else there was.
+    let (b, report) = convert(&a, &dir.path().join("m.gguf"), Output::Gguf);
+    Weight::new(1, 64, 64).assert_is(&b.gate_up(0).unwrap().up);
+    assert_eq!(report.skipped, ["model.layers.0.attn.q.weight", "model.layers.0.attn.q.weight_scale"]);
 }
 
 #[test]

@@ -15,6 +15,11 @@ impl Checkpoint {
         self.tensor(self.index.modules.get(module)?, Role::Weight)
     }
 
+    /// Whether a module's weight is of a type that can hold 4-bit blocks.
+    pub(crate) fn is_packed_module(&self, module: &str) -> bool {
+        self.weight(module).is_some_and(|weight| is_packed(weight.dtype))
+    }
+
     fn tensor(&self, module: &Module, role: Role) -> Option<TensorView<'_>> {
         self.files.get(module.get(role)?)
     }
@@ -253,7 +258,7 @@ impl Checkpoint {
 }
 
 /// Whether a storage type can hold 4-bit blocks.
-pub(crate) fn is_packed(dtype: Dtype) -> bool {
+fn is_packed(dtype: Dtype) -> bool {
     match dtype {
         Dtype::U8 | Dtype::I8 | Dtype::U32 | Dtype::F4 => true,
         Dtype::Ggml(t) => matches!(t.id, Dtype::GGML_NVFP4 | Dtype::GGML_MXFP4),

@@ -195,11 +195,6 @@ impl Checkpoint {
             Err(e) => add(findings, &e),
         }
     }
-
-    fn is_packed_module(&self, name: &str) -> bool {
-        let weight = self.index().modules.get(name).and_then(|m| m.get(Role::Weight));
-        weight.and_then(|w| self.files().get(w)).is_some_and(|w| crate::checkpoint::is_packed(w.dtype))
-    }
 }
 
 /// Checks the values of block scales and of the tensor scale above them.

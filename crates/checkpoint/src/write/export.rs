@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::{LinearOut, Model, WeightOut};
-use crate::checkpoint::{LinearSource, is_packed};
+use crate::checkpoint::LinearSource;
 use crate::convention::Role;
 use crate::module::{Mlp, MlpKind, Projection};
 use crate::scheme::Weights;
@@ -18,7 +18,8 @@ impl Checkpoint {
     /// names and orders belong to llama.cpp, only the gated MLPs.
     ///
     /// # Errors
-    /// If a quantized module cannot be read, or is quantized in a way that is not a 4-bit block format.
+    /// If a module in a 4-bit block format cannot be read. One in another quantization is among the
+    /// [`others`](Model::others), and [`foreign`](Model::foreign) says so.
     pub fn export(&self) -> Result<Model<'_>, Error> {
         let is_gguf = self.files().gguf_metadata().is_some();
         let mut model =
@@ -31,20 +32,22 @@ impl Checkpoint {
         }
         for (name, module) in &self.index().modules {
             let quantized = self.is_quantized_module(name);
+            let packed = self.is_packed_module(name);
             let has_scales = module.get(Role::BlockScale).is_some();
             // Scales alone would read as scales of nothing, whichever convention they are written in.
             if module.get(Role::Weight).is_none() && has_scales {
                 return Err(self.missing(name, Role::Weight, name));
             }
             let scheme = &self.scheme(name).weights;
-            if matches!(scheme, Weights::Blocks(_)) && !quantized && has_scales {
+            if matches!(scheme, Weights::Blocks(_)) && !packed && has_scales {
                 // Says why the weight is none that these scales could belong to.
                 self.stored(name)?;
             }
-            if let (false, Weights::Other(what)) = (is_gguf, scheme)
-                && (quantized || has_scales)
+            if let Weights::Other(what) = scheme
+                && (packed || has_scales)
             {
-                return Err(Error::NotQuantized { module: name.clone(), why: what.clone() });
+                let fault = || Error::NotQuantized { module: name.clone(), why: what.clone() };
+                model.foreign.get_or_insert_with(fault);
             }
             if quantized && !done.contains(name.as_str()) && !is_gguf {
                 let LinearSource { weight, input, .. } = self.linear_source(name, None)?;
@@ -76,10 +79,9 @@ impl Checkpoint {
         Ok(model)
     }
 
+    /// Whether a module is in a 4-bit block format, as far as its configuration says.
     fn is_quantized_module(&self, name: &str) -> bool {
-        let weight = self.index().modules.get(name).and_then(|m| m.get(Role::Weight));
-        let weight = weight.and_then(|w| self.files().get(w));
-        weight.is_some_and(|w| is_packed(w.dtype))
+        self.is_packed_module(name) && !matches!(self.scheme(name).weights, Weights::Other(_))
     }
 
     /// Gate and up together, and down. What is quantized and is not half of a quantized pair is left to be written as

@@ -51,6 +51,9 @@ pub struct Model<'a> {
     pub config: Option<Value>,
     /// Names of tensors of the source that this model leaves out.
     pub skipped: Vec<String>,
+    /// The first module among the other tensors that is quantized in a way that no configuration written here declares.
+    /// GGUF leaves it out with the rest.
+    pub foreign: Option<Error>,
 }
 
 /// A convention that can be written.
@@ -106,7 +109,7 @@ pub struct WriteReport {
 /// metadata; any other path becomes a directory, which must be new or empty. GGUF takes a `.gguf` path.
 ///
 /// # Errors
-/// If a block scale is NaN or negative, the convention cannot hold the model, the path does not fit it, or the system
+/// If a block scale is NaN or negative, the convention cannot hold the model or declare all of it, the path does not fit it, or the system
 /// refuses. Nothing is left behind then.
 pub fn write(path: &Path, output: Output, model: &Model<'_>) -> Result<WriteReport, Error> {
     let mut seen = BTreeSet::new();
@@ -145,6 +148,9 @@ fn write_hf<'m>(
     model: &'m Model<'_>,
     mut described: Described<'m>,
 ) -> Result<WriteReport, Error> {
+    if let Some(foreign) = &model.foreign {
+        return Err(foreign.clone());
+    }
     described.tensors.extend(model.others.iter().cloned());
     let mut metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
     let tensors = described.tensors.len();
