@@ -239,7 +239,7 @@ impl Checkpoint {
                     file: file(),
                     layer,
                     found: format!("several: {}", list(several.iter().map(|m| format!("`{}`", m.path)))),
-                    valid: "say within which of these names to look".into(),
+                    valid: "say within which of these names to look (`within`)".into(),
                 })
             }
         }

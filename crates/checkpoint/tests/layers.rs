@@ -284,8 +284,8 @@ fn two_stacks_of_layers_need_a_name() {
     }
     let e = message(&f.open(&defaults()).unwrap().gate_up(0).unwrap_err());
     assert!(
-        e.ends_with("layer 0 holds several: `model.layers.0.mlp`, `mtp.layers.0.mlp`; say within which of these names to look")
-            || e.ends_with("layer 0 holds several: `mtp.layers.0.mlp`, `model.layers.0.mlp`; say within which of these names to look"),
+        e.ends_with("layer 0 holds several: `model.layers.0.mlp`, `mtp.layers.0.mlp`; say within which of these names to look (`within`)")
+            || e.ends_with("layer 0 holds several: `mtp.layers.0.mlp`, `model.layers.0.mlp`; say within which of these names to look (`within`)"),
         "{e}"
     );
     let c = f.open(&OpenOptions { within: Some("mtp.".into()), ..defaults() }).unwrap();

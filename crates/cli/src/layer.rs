@@ -249,7 +249,9 @@ fn named_activation(config: &Value, layer: usize, which: Which) -> anyhow::Resul
         return Ok(Some(Activation::SwigluStep { limit }));
     }
     let limit = field("swiglu_limit").map(|limit| positive("swiglu_limit", limit)).transpose()?;
-    let Some(name) = hidden_activation(config) else { return Ok(None) };
+    // Whoever limits it and says no more means silu.
+    let silu = Value::from("silu");
+    let Some(name) = hidden_activation(config).or(limit.and(Some(&silu))) else { return Ok(None) };
     // MiniMax-M3 names the function, which transformers saves as silu; the slope stays.
     let number = |key| field(key).and_then(Value::as_f64).map(|number| number as f32);
     let alpha = number("swiglu_alpha");
@@ -292,6 +294,10 @@ mod tests {
         assert_eq!(named(saved), oai(1.5));
         assert_eq!(
             named(json!({ "hidden_act": "silu", "swiglu_limit": 10.0 })),
+            Some(Activation::ClampedSilu { limit: 10.0 })
+        );
+        assert_eq!(
+            named(json!({ "model_type": "own", "swiglu_limit": 10.0 })),
             Some(Activation::ClampedSilu { limit: 10.0 })
         );
         assert_eq!(named(json!({ "hidden_size": 576 })), None);

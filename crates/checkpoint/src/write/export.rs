@@ -46,8 +46,11 @@ impl Checkpoint {
             if let Weights::Other(what) = scheme
                 && (packed || has_scales)
             {
-                let fault = || Error::NotQuantized { module: name.clone(), why: what.clone() };
-                model.foreign.get_or_insert_with(fault);
+                model.foreign.get_or_insert_with(|| Error::Unsupported {
+                    module: name.clone(),
+                    found: what.clone(),
+                    supported: "4-bit blocks beside floats are; GGUF output takes the MLPs alone",
+                });
             }
             if quantized && !done.contains(name.as_str()) && !is_gguf {
                 let LinearSource { weight, input, .. } = self.linear_source(name, None)?;
