@@ -1,5 +1,7 @@
 //! Memory that a plan's runs need, allocated once, and the runs.
 
+use std::ops::Range;
+
 use dualgemm_formats::{FloatMatrix, GlobalScale, Producer};
 use dualgemm_gemm::{AFormat, AOperand, QuantizeA};
 
@@ -25,6 +27,12 @@ pub struct Group<'a> {
     pub rows: usize,
     /// The weights.
     pub weights: &'a PackedGateUp,
+}
+
+impl Group<'_> {
+    fn range(&self) -> Range<usize> {
+        self.first_row..self.first_row + self.rows
+    }
 }
 
 /// Buffers for the runs of one [`CpuPlan`]. Runs allocate nothing.
@@ -80,7 +88,7 @@ impl Workspace {
     /// scale of A, which is 1 where A is not quantized.
     ///
     /// # Errors
-    /// If A or a group does not fit the plan, or a block scale of A is NaN or negative.
+    /// If A or a group does not fit the plan, or a block scale of a group's rows of A is NaN or negative.
     pub fn multiply<S: TileSink>(
         &mut self,
         a: &AOperand<'_>,
@@ -90,19 +98,18 @@ impl Workspace {
         self.check_a(a)?;
         self.check_groups(a.rows(), groups)?;
         let threads = self.plan.threads;
-        let ranges = groups.iter().map(|group| group.first_row..group.first_row + group.rows);
-        schedule::cut(ranges, self.plan.tile_rows, &mut self.tiles);
+        schedule::cut(groups.iter().map(Group::range), self.plan.tile_rows, &mut self.tiles);
         let (sums, tiles) = (&self.sums, &self.tiles);
         let weights_of = |group: usize| groups[group].weights;
         let scale = match a {
-            AOperand::Float(a) => global_scale(self.plan.desc.quantize_a, a, threads, &mut self.amax),
+            AOperand::Float(a) => global_scale(self.plan.desc.quantize_a, a, groups, threads, &mut self.amax),
             AOperand::Quantized(a) => Some(a.global_scale()),
         };
         match (&mut self.activations, a) {
             (Activations::W4a4(kernel, blocks), a) => {
                 let (source, scale) = match (a, scale) {
                     (AOperand::Quantized(a), Some(scale)) => {
-                        a.check_scales()?;
+                        groups.iter().try_for_each(|group| a.check_scales_of(group.range()))?;
                         (w4a4::Source::Quantized(a), scale)
                     }
                     (AOperand::Float(a), Some(scale)) => (w4a4::Source::Float(a, scale), scale),
@@ -164,10 +171,12 @@ impl Workspace {
     }
 }
 
-/// The tensor scale with which A is quantized on the way in, by Transformer Engine's rule as GPU kernels do it.
+/// The tensor scale with which A is quantized on the way in, by Transformer Engine's rule as GPU kernels do it. Rows of no
+/// group hold anything and do not count.
 fn global_scale(
     how: QuantizeA,
     a: &FloatMatrix<'_>,
+    groups: &[Group<'_>],
     threads: usize,
     amax: &mut [f32],
 ) -> Option<GlobalScale> {
@@ -177,7 +186,9 @@ fn global_scale(
         QuantizeA::Dynamic => {
             let shared = SharedSlice::new(&mut amax[..a.rows()]);
             let of_row = |(): &mut (), row: usize| {
-                let largest = Producer::Te.amax(a, row..row + 1);
+                let group = groups.partition_point(|group| group.range().end <= row);
+                let counts = groups.get(group).is_some_and(|group| group.first_row <= row);
+                let largest = if counts { Producer::Te.amax(a, row..row + 1) } else { 0.0 };
                 // SAFETY: each row is claimed once, and has one element.
                 unsafe { shared.part(row, 1) }.fill(largest);
             };

@@ -1,6 +1,7 @@
 //! Quantized matrices with their scales; they borrow or own their bytes.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use crate::scalar::e2m1;
 use crate::{BlockFormat, Error, ScaleLayout};
@@ -271,7 +272,18 @@ impl<'a> QuantizedMatrix<'a> {
     /// # Errors
     /// Names the first NaN or negative scale.
     pub fn check_scales(&self) -> Result<(), Error> {
-        for row in 0..self.rows {
+        self.check_scales_of(0..self.rows)
+    }
+
+    /// As [`check_scales`](Self::check_scales), of some rows.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Panics
+    /// If `rows` reaches past the matrix.
+    pub fn check_scales_of(&self, rows: Range<usize>) -> Result<(), Error> {
+        for row in rows {
             for block in 0..self.blocks() {
                 self.format.check_scale(&self.name, (row, block), self.scale_byte(row, block))?;
             }

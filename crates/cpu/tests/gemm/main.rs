@@ -1,5 +1,7 @@
 //! The whole operation through the public interface, against the f64 definition.
 
+mod rows;
+
 use std::borrow::Cow;
 
 use dualgemm_cpu::{CpuGemm, CpuOptions, CpuPlan, Group, Isa, PackedGateUp};
@@ -153,31 +155,6 @@ fn every_pair_of_formats_is_close_to_f64() {
     }
 }
 
-/// cutlass#3536, vllm#48491: rows and the ends of K that no whole tile holds. Sums of ones are exact.
-#[test]
-fn ones_sum_to_k_for_every_number_of_rows_and_ends_of_k_exact() {
-    let n = 17;
-    let ks = [16, 48, 272, 288, 464, 1024, 1056, 1152, 1280, 1312, 2176];
-    for (m, k) in (1..=130).map(|m| (m, 288)).chain(ks.into_iter().flat_map(|k| [(1, k), (7, k)])) {
-        let ones = |name: &str, rows| {
-            let (format, layout) = (BlockFormat::Nvfp4, ScaleLayout::Linear);
-            let (codes, scales) = (vec![0x22; rows * k / 2], vec![0x38; rows * k / 16]);
-            QuantizedMatrix::new(name, format, rows, k, codes, scales, layout, GlobalScale::ONE).unwrap()
-        };
-        let weights = GateUp::new(ones("gate", n), ones("up", n));
-        let floats = FloatMatrix::F32(Matrix::new("a", m, k, vec![1.0; m * k]).unwrap());
-        let halves = FloatMatrix::Bf16(Matrix::new("a", m, k, vec![bf16::ONE; m * k]).unwrap());
-        for a in [AOperand::Quantized(ones("a", m)), AOperand::Float(floats), AOperand::Float(halves)] {
-            let desc = desc(&a, &weights, Activation::Identity);
-            let want = desc.epilogue.alpha_gate * desc.epilogue.alpha_up * (k * k) as f32;
-            for isa in isas() {
-                let c = run_f32(&desc, isa, &a, &weights);
-                assert!(c.len() == m * n && c.iter().all(|&x| x == want), "{desc} {isa}");
-            }
-        }
-    }
-}
-
 #[test]
 fn every_activation_is_close_to_f64() {
     for activation in Activation::EXAMPLES {
@@ -290,67 +267,6 @@ fn results_do_not_depend_on_the_thread_count_exact() {
 }
 
 #[test]
-fn poisoned_padding_and_gaps_between_rows_never_change_a_bit_exact() {
-    let (m, n, k) = (5, 18, 80);
-    let mut random = Random(11);
-    let AOperand::Quantized(a) = random.activations(AFormat::Nvfp4, m, k) else { unreachable!() };
-    let weights = random.weights(BlockFormat::Nvfp4, n, k);
-    let desc = desc(&AOperand::Quantized(a.clone()), &weights, Activation::Silu);
-    let want = run_f32(&desc, Isa::best(), &AOperand::Quantized(a.clone()), &weights);
-    // The same values as a view with wide gaps and another scale layout, all padding set to `poison`.
-    let poisoned = |x: &QuantizedMatrix<'_>, layout: ScaleLayout, poison: u8| {
-        let (stride, blocks) = (k / 2 + 3, k / 16);
-        let mut codes = vec![poison; x.rows() * stride];
-        let mut scales = vec![poison; layout.len(x.rows(), blocks)];
-        for row in 0..x.rows() {
-            codes[row * stride..][..k / 2].copy_from_slice(x.row_codes(row));
-            (0..blocks).for_each(|b| scales[layout.offset(row, b, blocks)] = x.scale_byte(row, b));
-        }
-        QuantizedMatrix::strided(
-            "x",
-            x.format(),
-            x.rows(),
-            k,
-            stride,
-            codes,
-            scales,
-            layout,
-            x.global_scale(),
-        )
-        .unwrap()
-    };
-    for layout in ScaleLayout::ALL {
-        for poison in [0x7E, 0x7F, 0xFF] {
-            let mut pair =
-                GateUp::new(poisoned(&weights.gate, layout, poison), poisoned(&weights.up, layout, poison));
-            (pair.gate_bias, pair.up_bias) = (weights.gate_bias.clone(), weights.up_bias.clone());
-            let a = AOperand::Quantized(poisoned(&a, layout, poison));
-            let got = run_f32(&desc, Isa::best(), &a, &pair);
-            assert!(got.iter().zip(&want).all(|(g, w)| g.to_bits() == w.to_bits()), "{layout} {poison:#x}");
-        }
-    }
-}
-
-#[test]
-fn nan_in_a_row_of_a_reaches_that_row_of_c_alone() {
-    for (m, bad) in [(3, f32::NAN), (3, f32::INFINITY), (30, f32::NAN)] {
-        let (n, k) = (17, 48);
-        let mut random = Random(12);
-        let (weights, mut data) = (random.weights(BlockFormat::Nvfp4, n, k), random.floats(m * k));
-        data[k + 7] = bad;
-        let a = AOperand::Float(FloatMatrix::F32(Matrix::new("a", m, k, data).unwrap()));
-        let c = run_f32(&desc(&a, &weights, Activation::Silu), Isa::best(), &a, &weights);
-        for (row, c) in c.chunks_exact(n).enumerate() {
-            match row {
-                1 if bad.is_nan() => assert!(c.iter().all(|x| x.is_nan())),
-                1 => assert!(c.iter().all(|x| !x.is_finite() || *x == 0.0), "{c:?}"),
-                _ => assert!(c.iter().all(|x| x.is_finite())),
-            }
-        }
-    }
-}
-
-#[test]
 fn rounding_gate_and_up_to_bf16_is_visible_and_close() {
     let mut random = Random(13);
     let (a, weights) =
@@ -425,44 +341,6 @@ fn a_quantized_on_the_way_in_equals_a_quantized_before_exact() {
         (desc.a, desc.quantize_a) = (AFormat::Nvfp4, QuantizeA::No);
         let want = run_f32(&desc, Isa::best(), &before, &weights);
         assert!(got.iter().zip(&want).all(|(g, w)| g.to_bits() == w.to_bits()), "{how:?}");
-    }
-}
-
-#[test]
-fn groups_have_their_own_weights_and_gaps_stay_untouched_exact() {
-    let (n, k) = (32, 64);
-    for a_format in [AFormat::F32, AFormat::Nvfp4] {
-        let mut random = Random(16);
-        let a = random.activations(a_format, 40, k);
-        let pairs = [1, 2, 3].map(|seed| Random(seed).weights(BlockFormat::Nvfp4, n, k));
-        let packed = [0, 1, 2].map(|i| PackedGateUp::pack(&pairs[i]).unwrap());
-        let ranges = [0..20, 20..20, 25..40];
-        let groups = [0, 1, 2].map(|i| Group {
-            first_row: ranges[i].start,
-            rows: ranges[i].len(),
-            weights: &packed[i],
-        });
-        let mut desc = desc(&a, &pairs[0], Activation::Silu);
-        let mut c = vec![-7.5f32; 40 * n];
-        gemm(&desc, Isa::best()).run(&a, &groups, OutputMut::F32(&mut c)).unwrap();
-        for (i, range) in [(0, 0..20), (2, 25..40)] {
-            let want = reference(&desc.epilogue, &a, range.clone(), &pairs[i]);
-            let distance = Comparison::new(&c[range.start * n..range.end * n], &want, n).unwrap();
-            assert!(distance.rel_l2 < 1e-6, "{a_format}: {distance:?}");
-        }
-        assert!(c[20 * n..25 * n].iter().all(|&x| x == -7.5));
-
-        let scale_layout = ScaleLayout::Sf128x4;
-        desc.out = OutFormat::Nvfp4 { scale_layout, global_scale: OutScale::Dynamic };
-        for dynamic_c_twice in [false, true] {
-            let (mut codes, mut scales) = (vec![0xEE; 40 * n / 2], vec![0xEE; scale_layout.len(40, n / 16)]);
-            let out = OutputMut::Nvfp4 { codes: &mut codes, scales: &mut scales };
-            let options = CpuOptions { dynamic_c_twice, ..CpuOptions::default() };
-            gemm_with(&desc, options).run(&a, &groups, out).unwrap();
-            assert!(codes[20 * n / 2..25 * n / 2].iter().all(|&x| x == 0xEE));
-            assert!((20..25).all(|row| (0..2).all(|b| scales[scale_layout.offset(row, b, 2)] == 0)));
-            assert!((25..40).all(|row| (0..2).any(|b| scales[scale_layout.offset(row, b, 2)] != 0)));
-        }
     }
 }
 
