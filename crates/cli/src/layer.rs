@@ -238,6 +238,22 @@ fn named_activation(config: &Value, layer: usize, which: Which) -> anyhow::Resul
             format!("{key} is {limit}; a positive number is needed, or --activation to override it")
         })
     };
+    // Gemma 3n keeps the largest gates of some layers alone; Falcon-H1 scales its gate.
+    let others = [
+        (
+            "activation_sparsity_pattern",
+            field("activation_sparsity_pattern").and_then(|all| all.get(layer)),
+            0.0,
+        ),
+        ("mlp_multipliers", field("mlp_multipliers").and_then(|all| all.get(0)), 1.0),
+    ];
+    for (key, number, none) in others {
+        if let Some(number) = number.filter(|number| number.as_f64() != Some(none)) {
+            bail!(
+                "{key} has {number} for layer {layer}, which is not implemented; --activation overrides it"
+            );
+        }
+    }
     // Step has a limit for each layer, which is null or 0 where there is none.
     let by_layer = match which {
         Which::Expert(_) => "swiglu_limits",
@@ -307,6 +323,22 @@ mod tests {
             let message = named_activation(&config, 0, Which::Dense).unwrap_err().to_string();
             assert!(message.starts_with(&format!("swiglu_limit is {limit}; a positive number")), "{message}");
         }
+    }
+
+    #[test]
+    fn what_else_is_done_to_gates_is_refused() {
+        let of = |config: Value, layer| named_activation(&config, layer, Which::Dense);
+        let gemma = json!({ "text_config": {
+            "hidden_activation": "gelu_pytorch_tanh", "activation_sparsity_pattern": [0.95, 0.0] } });
+        let message = of(gemma.clone(), 0).unwrap_err().to_string();
+        assert_eq!(
+            message,
+            "activation_sparsity_pattern has 0.95 for layer 0, which is not implemented; --activation overrides it"
+        );
+        assert_eq!(of(gemma, 1).unwrap(), Some(Activation::GeluTanh));
+        let falcon = |gate| json!({ "hidden_act": "silu", "mlp_multipliers": [gate, 0.5] });
+        assert!(of(falcon(0.88), 3).is_err());
+        assert_eq!(of(falcon(1.0), 3).unwrap(), Some(Activation::Silu));
     }
 
     #[test]
