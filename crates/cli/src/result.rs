@@ -286,6 +286,8 @@ mod tests {
             let lost = compare(scale, &want);
             assert!(lost.rel_l2 > 0.5 && (lost.max_ulp, lost.max_scale_steps) == (0, Some(0)), "{lost:?}");
             assert!(!tolerance.holds(&lost) && tolerance.under_given_scale().holds(&lost));
+            let verdict = tolerance.under_given_scale().verdict(&lost);
+            assert_eq!(verdict, "right, but its tensor scale does not fit the values");
             let wrong = compare(scale.abs_diff(2), &want);
             assert!(!tolerance.under_given_scale().holds(&wrong));
             let usual = std::mem::replace(&mut want[15], f64::NAN);

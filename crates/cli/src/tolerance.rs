@@ -82,10 +82,21 @@ impl Tolerance {
             && self.max_steps.is_none_or(|most| found.max_ulp <= most);
         let scales =
             self.max_scale_steps.zip(found.max_scale_steps).is_some_and(|(most, steps)| steps <= most);
-        (scales && found.rel_l2.is_finite()
-            || found.rel_l2 <= self.max_rel_l2 && found.cosine >= self.min_cosine)
-            && elements
+        (scales && found.rel_l2.is_finite() || self.is_near(found)) && elements
             || self.max_ulp.is_some_and(|most| found.max_ulp <= most)
+    }
+
+    fn is_near(&self, found: &Comparison) -> bool {
+        found.rel_l2 <= self.max_rel_l2 && found.cosine >= self.min_cosine
+    }
+
+    /// [`holds`](Self::holds) in words.
+    pub fn verdict(&self, found: &Comparison) -> &'static str {
+        match (self.holds(found), found.max_scale_steps) {
+            (false, _) => "WRONG",
+            (true, Some(_)) if !self.is_near(found) => "right, but its tensor scale does not fit the values",
+            (true, _) => "right",
+        }
     }
 }
 

@@ -217,7 +217,7 @@ impl fmt::Display for Report {
                     c.cosine,
                     c.max_ulp,
                     e.sample,
-                    if e.right { "right" } else { "WRONG" },
+                    e.tolerance.verdict(c),
                 )?;
                 if c.not_finite > 0 {
                     let (some, all) = (c.not_finite, c.elements);

@@ -114,7 +114,7 @@ impl fmt::Display for Report {
         for explanation in &self.explanations {
             writeln!(f, "  explanation  it would be right if {explanation}")?;
         }
-        write!(f, "  {}: {}", if self.right { "right" } else { "WRONG" }, self.tolerance)
+        write!(f, "  {}: {}", self.tolerance.verdict(c), self.tolerance)
     }
 }
 
