@@ -87,7 +87,7 @@ impl Row {
             n: desc.n,
             k: desc.k,
             a_format: desc.a.to_string(),
-            out_dtype: desc.out.to_string(),
+            out_dtype: desc.out.name().into(),
             strategy,
             kernel,
             threads,

@@ -98,6 +98,16 @@ pub enum OutFormat {
 }
 
 impl OutFormat {
+    /// The name that commands and reports use: that of the elements.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::Nvfp4 { .. } => "nvfp4",
+        }
+    }
+
     /// Bits that an element takes, its share of the block scale included.
     pub const fn bits_per_element(self) -> f64 {
         match self {

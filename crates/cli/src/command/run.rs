@@ -250,16 +250,6 @@ impl fmt::Display for Report {
     }
 }
 
-/// Names of the formats of C.
-fn out_name(out: OutFormat) -> &'static str {
-    match out {
-        OutFormat::F32 => "f32",
-        OutFormat::F16 => "f16",
-        OutFormat::Bf16 => "bf16",
-        OutFormat::Nvfp4 { .. } => "nvfp4",
-    }
-}
-
 /// What C is stored as; an nvfp4 C takes the down projection's input scale, or one of its own.
 fn out_format(args: &RunArgs, layer: &Layer<'_>) -> anyhow::Result<OutFormat> {
     if args.out_scale_layout.is_some() && args.out_dtype != OutFormatArg::Nvfp4 {
@@ -380,7 +370,7 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
         n,
         k,
         a_format: desc.a_compute(),
-        out_dtype: out_name(desc.out),
+        out_dtype: desc.out.name(),
         activation: epilogue.activation,
         activation_from,
         device: args.device.to_string(),

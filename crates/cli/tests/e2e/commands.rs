@@ -33,6 +33,15 @@ fn run_reports_the_keys_that_scripts_rely_on() {
 }
 
 #[test]
+fn formats_of_c_are_called_as_the_options_call_them() {
+    for out_dtype in ["f32", "f16", "bf16", "nvfp4"] {
+        let run = run_json(&[arg(&data("modelopt-nvfp4")), "--m", "2", "--out-dtype", out_dtype], 0);
+        let bench = json(&["bench", "--shapes", "2x32x64", "--smoke", "--out-dtype", out_dtype], 0);
+        assert_eq!([&run["out_dtype"], &bench["rows"][0]["out_dtype"]], [out_dtype; 2]);
+    }
+}
+
+#[test]
 fn run_prints_plan_time_roofline_and_error() {
     let (checkpoint, hidden) = (data("modelopt-nvfp4"), data("hidden-states-f32.safetensors"));
     let output = dualgemm()
