@@ -156,7 +156,12 @@ impl TensorFiles {
             return Err(fault("weight-map", "an empty `weight_map`".into(), "at least one tensor"));
         }
         for (shard, names) in want {
-            self.add_safetensors(&index.with_file_name(shard))?;
+            let path = index.with_file_name(shard);
+            if let (Ok(false), Some(name)) = (path.try_exists(), names.first()) {
+                let found = format!("tensor `{name}` in {shard}, which is not there");
+                return Err(fault("weight-map", found, "the name of a file beside the index"));
+            }
+            self.add_safetensors(&path)?;
             let file = self.files.len() - 1;
             if let Some(name) =
                 names.iter().find(|name| self.tensors.get(**name).is_none_or(|e| e.file != file))
