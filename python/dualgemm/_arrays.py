@@ -38,6 +38,29 @@ def torch_of(array):
     return torch if torch is not None and isinstance(array, torch.Tensor) else None
 
 
+def is_followed(torch, a):
+    """Whether torch follows what is computed from a tensor, so that it has to see an operator: where it compiles,
+    traces, differentiates or computes shapes alone."""
+    return (
+        torch.compiler.is_compiling()
+        or (a.requires_grad and torch.is_grad_enabled())
+        or type(a).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch.jit.is_tracing()
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
+def tell_autograd(out):
+    """Says that an array is overwritten, as torch's own operators do: who keeps it for a gradient will be told."""
+    torch = torch_of(out)
+    if torch is None:
+        return
+    if out.requires_grad and torch.is_grad_enabled():
+        raise OperandError("out: requires a gradient, which what is written to it does not have")
+    torch.autograd.graph.increment_version(out)
+
+
 def first_array(a):
     """The array that decides of which library and on which device a result is."""
     return a[0] if isinstance(a, tuple) else a

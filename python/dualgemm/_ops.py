@@ -14,9 +14,11 @@ from ._arrays import (
     float_name,
     float_of,
     is_float,
+    is_followed,
     is_on_gpu,
     matrix_shape,
     stream_number,
+    tell_autograd,
     torch_of,
 )
 from .errors import OperandError
@@ -63,26 +65,40 @@ def swiglu(
     if isinstance(out, tuple):
         raise OperandError("out is a tuple; an array of floats is needed, and nvfp4 results are new arrays")
     torch = torch_of(a)
-    if torch is not None and (torch.compiler.is_compiling() or a.requires_grad):
+    if torch is not None and is_followed(torch, a):
         # torch.compile sees one opaque operator, and autograd says that it has no derivative.
         if out is not None or stream is not None or to_nvfp4:
-            raise OperandError("out, stream and nvfp4 results are not available where torch compiles or differentiates")
+            raise OperandError(
+                "out, stream and nvfp4 results are not available where torch compiles, traces or differentiates"
+            )
         from . import _torch
 
         return _torch.swiglu(a, w, out_dtype, quantize_a, activation, round_gate_up_to_bf16)
-    on_gpu = is_on_gpu(first_array(a))
-    if stream is not None and not on_gpu:
-        raise OperandError("stream is for CUDA arrays; a is on the processor")
-    stream = stream_number(first_array(a), stream) if on_gpu else 0
+    stream = _stream(a, stream)
     if to_nvfp4:
         options = (quantize_a, activation, round_gate_up_to_bf16, stream)
         return _to_nvfp4(a, w, out, options, out_scale, out_scale_layout)
+    return floats(a, w, out, stream, out_dtype, quantize_a, activation, round_gate_up_to_bf16)
+
+
+def _stream(a, stream):
+    """The number of the stream that work on ``a`` goes to; 0 on the processor."""
+    if is_on_gpu(first_array(a)):
+        return stream_number(first_array(a), stream)
+    if stream is not None:
+        raise OperandError("stream is for CUDA arrays; a is on the processor")
+    return 0
+
+
+def floats(a, w, out, stream, out_dtype, quantize_a, activation, round_gate_up_to_bf16):
+    """C in floats, computed at once whatever torch does: :func:`swiglu` and its operator end here."""
     n, k = w.shape
+    torch = torch_of(a)
     if isinstance(a, tuple):
         rows, lead = first_array(a).shape[0], None
     else:
         a, lead = _rows(a, k)
-        if on_gpu and torch is not None and (a.stride() != (k, 1) or a.data_ptr() % 16):
+        if torch is not None and a.is_cuda and (a.stride() != (k, 1) or a.data_ptr() % 16):
             # Kernels there read rows of elements that lie side by side, at multiples of 16 bytes.
             a = a.clone(memory_format=torch.contiguous_format)
         rows = a.shape[0]
@@ -93,6 +109,7 @@ def swiglu(
         if out_dtype is not None and dtype_name(out_dtype) != dtype_name(out.dtype):
             raise OperandError(f"out is {dtype_name(out.dtype)}; out_dtype asks for {dtype_name(out_dtype)}")
         flat = _flat_out(out, lead, n)
+        tell_autograd(out)
     if rows:
         w._run(a, flat, quantize_a, activation, round_gate_up_to_bf16, stream)
     else:
@@ -117,7 +134,10 @@ def _check_empty(a, out, n, k):
 def _rows(a, k):
     """``a`` as ``[M, K]`` and its leading dimensions, None if it had the two already."""
     if not hasattr(a, "dtype"):
-        a = np.asarray(memoryview(a))
+        try:
+            a = np.asarray(memoryview(a))
+        except TypeError:
+            raise TypeError(f"a is a {type(a).__name__}; an array of floats or a dualgemm.Quantized is needed") from None
     if len(a.shape) == 2:
         return a, None
     if len(a.shape) == 0 or a.shape[-1] != k:
@@ -199,5 +219,7 @@ def dequantize(q, dtype=None, *, out=None):
         out = empty_like(q.codes, q.shape, float_name(dtype, "float32", valid))
     elif dtype is not None and dtype_name(dtype) != dtype_name(out.dtype):
         raise OperandError(f"out is {dtype_name(out.dtype)}; dtype asks for {dtype_name(dtype)}")
+    else:
+        tell_autograd(out)
     _dualgemm.dequantize(q, out)
     return out

@@ -5,12 +5,12 @@ import weakref
 
 import torch
 
-from ._arrays import float_name
-from ._ops import swiglu as _direct
-from .errors import ArgumentError, OperandError
+from ._arrays import float_name, is_on_gpu, stream_number
+from ._ops import floats
+from .errors import ArgumentError, OperandError, UnsupportedError
 
-# An operator takes tensors and numbers; weights are named by a number while they live.
-_WEIGHTS = weakref.WeakValueDictionary()
+# An operator takes tensors and numbers; weights are named by a number while they live. `Weights._number` enters them.
+WEIGHTS = weakref.WeakValueDictionary()
 
 
 def handle(w, name=None):
@@ -18,12 +18,13 @@ def handle(w, name=None):
 
     With a name it is the same in every process, for graphs that are kept on disk.
     """
-    number = id(w)
-    if name is not None:
-        number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") >> 1
-        if _WEIGHTS.get(number, w) is not w:
-            raise OperandError(f"two layers are called {name}")
-    _WEIGHTS[number] = w
+    if name is None:
+        # An attribute, which torch.compile reads while it traces and guards.
+        return w._number
+    number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") >> 1
+    if WEIGHTS.get(number, w) is not w:
+        raise OperandError(f"two layers are called {name}")
+    WEIGHTS[number] = w
     return number
 
 
@@ -37,22 +38,30 @@ def _swiglu(
     activation: str,
     round_gate_up_to_bf16: bool,
 ) -> torch.Tensor:
-    w = _WEIGHTS.get(weights)
+    w = WEIGHTS.get(weights)
     if w is None:
         raise OperandError(f"weights: the number {weights} is that of none that live; a graph keeps none alive")
-    return _direct(
-        a.detach(),
-        w,
-        out_dtype=out_dtype,
-        quantize_a=_quantize_a(quantize_a),
-        activation=activation or None,
-        round_gate_up_to_bf16=round_gate_up_to_bf16,
-    )
+    _refuse_tangent(a)
+    a = a.detach()
+    stream = stream_number(a, None) if is_on_gpu(a) else 0
+    how = _quantize_a(quantize_a)
+    return floats(a, w, None, stream, out_dtype, how, activation or None, round_gate_up_to_bf16)
 
 
 @_swiglu.register_fake
 def _(a, weights, n, out_dtype, quantize_a, activation, round_gate_up_to_bf16):
     return a.new_empty((*a.shape[:-1], n), dtype=out_dtype)
+
+
+@_swiglu.register_autograd
+def _(ctx, grad):
+    raise UnsupportedError("dualgemm.swiglu has no derivative; what is to be differentiated needs weights in floats")
+
+
+def _refuse_tangent(a):
+    """Torch looks for a backward alone and lets forward derivatives of operators be zero."""
+    if torch.autograd.forward_ad.unpack_dual(a).tangent is not None:
+        raise UnsupportedError("a: has a tangent; dualgemm.swiglu has no derivative")
 
 
 def _quantize_a(text):
@@ -70,6 +79,9 @@ def quantize_a_text(how):
 
 def swiglu(a, w, out_dtype=None, quantize_a=None, activation=None, round_gate_up_to_bf16=False):
     """``dualgemm.swiglu`` through the operator."""
+    if not torch.compiler.is_compiling():
+        # The kernel sees none of those that torch.func makes.
+        _refuse_tangent(a)
     out_dtype = a.dtype if out_dtype is None else getattr(torch, float_name(out_dtype, None))
     return torch.ops.dualgemm.swiglu(
         a,

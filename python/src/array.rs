@@ -14,7 +14,8 @@
 
 use std::ffi::c_void;
 
-use pyo3::exceptions::PyTypeError;
+use dualgemm_cli::machine;
+use pyo3::exceptions::{PyMemoryError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyCapsuleMethods, PyDict, PyString};
 
@@ -120,7 +121,27 @@ impl<'py> Array<'py> {
                 object.get_type().name()?
             )));
         };
-        Ok(array)
+        array.require_memory(name)
+    }
+
+    /// The array, if its elements can be counted and are somewhere. Torch has tensors that are nowhere: those that a
+    /// tracer makes, and those whose storage was given back.
+    fn require_memory(self, name: &str) -> PyResult<Self> {
+        let shape = &self.shape;
+        if shape.contains(&0) {
+            return Ok(self);
+        }
+        let bytes = shape.iter().try_fold(self.dtype.size(), |bytes, &extent| bytes.checked_mul(extent));
+        if bytes.is_none_or(|bytes| bytes > isize::MAX as usize) {
+            let message = format!("{name}: shape {shape:?} does not fit the address space");
+            return Err(Kind::Operand.raise(message));
+        }
+        if self.pointer.is_null() {
+            let message =
+                format!("{name}: shape {shape:?} without memory; an array with its elements is needed");
+            return Err(Kind::Operand.raise(message));
+        }
+        Ok(self)
     }
 
     /// The same, refusing what is not in this machine's memory.
@@ -204,7 +225,13 @@ impl<'py> Array<'py> {
         if !self.writable {
             return Err(Kind::Operand.raise(format!("{name}: is read-only")));
         }
-        if !self.is_dense() || !self.is_aligned::<T>() {
+        if !self.is_aligned::<T>() {
+            let (address, align) = (self.pointer.addr(), align_of::<T>());
+            return Err(Kind::Operand.raise(format!(
+                "{name}: starts at {address:#x}, which is no multiple of {align} bytes; an output must be aligned"
+            )));
+        }
+        if !self.is_dense() {
             let (shape, strides) = (&self.shape, &self.strides);
             return Err(Kind::Operand.raise(format!(
                 "{name}: shape {shape:?} with strides {strides:?} is not contiguous row by row, which an output must be"
@@ -218,9 +245,13 @@ impl<'py> Array<'py> {
         Ok(unsafe { std::slice::from_raw_parts_mut(self.pointer.cast(), self.len()) })
     }
 
-    /// A copy of all elements, row by row.
-    pub fn gather<T: Copy>(&self) -> Vec<T> {
+    /// A copy of all elements, row by row; of a broadcast array it is larger than the array.
+    pub fn gather<T: Copy>(&self, name: &str) -> PyResult<Vec<T>> {
         debug_assert_eq!(size_of::<T>(), self.dtype.size());
+        if !machine::has_room((self.len() * size_of::<T>()) as f64) {
+            let message = format!("{name}: a copy of shape {:?} does not fit the memory", self.shape);
+            return Err(PyMemoryError::new_err(message));
+        }
         let mut out = Vec::with_capacity(self.len());
         let mut index = vec![0; self.shape.len()];
         for _ in 0..self.len() {
@@ -235,7 +266,7 @@ impl<'py> Array<'py> {
                 index[d] = 0;
             }
         }
-        out
+        Ok(out)
     }
 
     /// First and one past last byte of the memory, whatever the signs of the strides.

@@ -77,6 +77,6 @@ pub fn challenge_scales<'py>(py: Python<'py>, scales: &Bound<'py, PyAny>) -> PyR
         return Err(Kind::Operand.raise(message));
     };
     let view = GpuModeScales::new("scales", rows, blocks, batch).map_err(facade)?;
-    let bytes = view.gather("scales", &array.gather::<u8>(), ScaleLayout::Linear).map_err(facade)?;
+    let bytes = view.gather("scales", &array.gather::<u8>("scales")?, ScaleLayout::Linear).map_err(facade)?;
     Ok(PyBytes::new(py, &bytes))
 }

@@ -89,6 +89,10 @@ pub fn dequantize(py: Python<'_>, q: &Bound<'_, PyTuple>, out: &Bound<'_, PyAny>
     let source = Quantized::of("q", q)?;
     let matrix = source.matrix("q")?;
     matrix.check_scales().map_err(facade)?;
+    let own = Array::of("out", out)?.extent();
+    if source.extents().iter().any(|range| own.start < range.end && range.start < own.end) {
+        return Err(Kind::Operand.raise("out: shares memory with q, which is read while out is written"));
+    }
     decode(py, &matrix, out)
 }
 
@@ -99,7 +103,7 @@ pub fn down(
     py: Python<'_>,
     out: &Bound<'_, PyAny>,
     path: PathBuf,
-    layer: Option<usize>,
+    layer: Option<&Bound<'_, PyAny>>,
     keywords: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<()> {
     let options = LayerOptions::of(layer, keywords)?;

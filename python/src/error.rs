@@ -64,6 +64,7 @@ impl Kind {
         match error {
             checkpoint::Error::Io { .. } | checkpoint::Error::Path { .. } => Self::File,
             checkpoint::Error::Unsupported { .. } => Self::Unsupported,
+            checkpoint::Error::Name { .. } => Self::Argument,
             _ => Self::Checkpoint,
         }
     }
@@ -106,16 +107,8 @@ pub fn facade(error: impl Into<dualgemm::Error>) -> PyErr {
     Kind::of_facade(&error).raise(error.to_string())
 }
 
-/// The exception of a subcommand's failure.
+/// The exception of a failure of the command's code.
 pub fn failure(failure: &dualgemm_cli::Failure) -> PyErr {
-    kind_of(failure.error.as_ref()).raise(&failure.line)
-}
-
-/// The exception of an error of the command's own code.
-pub fn command(error: &anyhow::Error) -> PyErr {
-    kind_of(Some(error)).raise(format!("{error:#}"))
-}
-
-fn kind_of(error: Option<&anyhow::Error>) -> Kind {
-    error.and_then(|error| error.chain().find_map(Kind::of)).unwrap_or(Kind::Argument)
+    let kind = failure.error.as_ref().and_then(|error| error.chain().find_map(Kind::of));
+    kind.unwrap_or(Kind::Argument).raise(&failure.line)
 }

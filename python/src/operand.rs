@@ -69,7 +69,7 @@ impl<'py> Source<'py> {
     pub fn extents(&self) -> Vec<std::ops::Range<usize>> {
         match self {
             Self::Float(array) => vec![array.extent()],
-            Self::Quantized(q) => vec![q.codes.extent(), q.scales.extent()],
+            Self::Quantized(quantized) => quantized.extents().into(),
         }
     }
 }
@@ -93,7 +93,7 @@ impl<'py> Quantized<'py> {
             return Err(Kind::Operand.raise(format!("{name}: codes are on {codes} and scales on {scales}")));
         }
         let this = Self {
-            global_scale: object.get_item(2)?.extract::<f64>()? as f32,
+            global_scale: number(&format!("{name} global_scale"), &object.get_item(2)?)? as f32,
             layout: layout(&text(3, "linear")?)?,
             format: format(&text(4, "nvfp4")?)?,
             codes,
@@ -127,6 +127,11 @@ impl<'py> Quantized<'py> {
     /// Where its memory is.
     pub fn place(&self) -> Place {
         self.codes.place
+    }
+
+    /// Bytes of memory that are read.
+    pub fn extents(&self) -> [std::ops::Range<usize>; 2] {
+        [self.codes.extent(), self.scales.extent()]
     }
 
     /// That linear scales lie as their order says: as many bytes in another shape, such as the transposed one, are others.
@@ -187,10 +192,12 @@ impl<'py> Quantized<'py> {
         let (rows, row_bytes) = self.codes.matrix(name)?;
         let (codes, stride) = match self.codes.as_rows::<u8>() {
             Some((codes, stride)) => (Cow::Borrowed(codes), stride),
-            None => (Cow::Owned(self.codes.gather()), row_bytes),
+            None => (Cow::Owned(self.codes.gather(name)?), row_bytes),
         };
-        let scales =
-            self.scales.as_slice::<u8>().map_or_else(|| Cow::Owned(self.scales.gather()), Cow::Borrowed);
+        let scales = match self.scales.as_slice::<u8>() {
+            Some(scales) => Cow::Borrowed(scales),
+            None => Cow::Owned(self.scales.gather(name)?),
+        };
         let matrix = QuantizedMatrix::strided(
             name,
             self.format,
@@ -208,6 +215,15 @@ impl<'py> Quantized<'py> {
     }
 }
 
+/// A number, or an array that holds one, as checkpoints store it.
+fn number(name: &str, object: &Bound<'_, PyAny>) -> PyResult<f64> {
+    let one = object.call_method0("item");
+    one.as_ref().unwrap_or(object).extract().map_err(|_| {
+        let message = format!("{name} is {object}; a number is needed");
+        pyo3::exceptions::PyTypeError::new_err(message)
+    })
+}
+
 /// A float array as a matrix.
 pub fn floats<'a>(name: &str, array: &'a Array<'_>) -> PyResult<FloatMatrix<'a>> {
     fn matrix<'a, T: Copy>(name: &str, array: &'a Array<'_>) -> PyResult<Matrix<'a, T>> {
@@ -220,7 +236,7 @@ pub fn floats<'a>(name: &str, array: &'a Array<'_>) -> PyResult<FloatMatrix<'a>>
         let (rows, cols) = array.matrix(name)?;
         match array.as_rows::<T>() {
             Some((data, stride)) => Matrix::strided(name, rows, cols, stride, data),
-            None => Matrix::new(name, rows, cols, array.gather::<T>()),
+            None => Matrix::new(name, rows, cols, array.gather::<T>(name)?),
         }
         .map_err(facade)
     }

@@ -10,7 +10,7 @@ use dualgemm::gemm::{Activation, Epilogue};
 use dualgemm::{GpuOptions, Target};
 use dualgemm_cli::args::{self, EpilogueArgs, LayerArgs, NibbleOrderArg, ReadArgs};
 use dualgemm_cli::layer::{self, Layer};
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -42,6 +42,16 @@ pub fn activation(name: &str) -> PyResult<Activation> {
         .map_err(|valid| Kind::Argument.raise(format!("activation `{name}` is unknown; {valid}")))
 }
 
+/// A number from 0.
+fn count(name: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
+    value.extract().map_err(|error: PyErr| {
+        if !error.is_instance_of::<PyOverflowError>(value.py()) {
+            return error;
+        }
+        Kind::Argument.raise(format!("{name} is {value}; a number from 0 is needed"))
+    })
+}
+
 /// Where in a checkpoint a layer is and how the checkpoint is to be read: the keywords of `Weights.from_checkpoint`.
 pub struct LayerOptions {
     layer: LayerArgs,
@@ -53,7 +63,7 @@ pub struct LayerOptions {
 
 impl LayerOptions {
     /// From keywords; an unknown one is a `TypeError`.
-    pub fn of(layer: Option<usize>, keywords: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
+    pub fn of(layer: Option<&Bound<'_, PyAny>>, keywords: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
         let read = ReadArgs {
             convention: None,
             gate_up_order: None,
@@ -62,6 +72,7 @@ impl LayerOptions {
             within: None,
             unusable_input_scale_is_one: false,
         };
+        let layer = layer.map(|layer| count("layer", layer)).transpose()?;
         let mut this = Self {
             layer: LayerArgs { layer, expert: None, shared_expert: false, read },
             epilogue: EpilogueArgs { activation: None, round_gate_up_to_bf16: false },
@@ -79,17 +90,17 @@ impl LayerOptions {
         let text = || value.extract::<String>();
         let read = &mut self.layer.read;
         match key {
-            "device" if value.is_none() => {}
+            // None is the default of those that have no other.
+            "device" | "expert" | "activation" | "gate_up_order" | "nibble_order" | "scale_layout"
+                if value.is_none() => {}
             "device" => self.target = target(&value.str()?.extract::<String>()?)?,
-            "rank" => self.rank = value.extract()?,
-            "world" => self.world = value.extract()?,
+            "rank" => self.rank = count(key, value)?,
+            "world" => self.world = count(key, value)?,
             "shared_expert" => self.layer.shared_expert = value.extract()?,
             "unusable_input_scale_is_one" => read.unusable_input_scale_is_one = value.extract()?,
-            "expert" => self.layer.expert = value.extract()?,
+            "expert" => self.layer.expert = Some(count(key, value)?),
             "convention" => read.convention = value.extract()?,
             "within" => read.within = value.extract()?,
-            // The rest are names, for which None is the default.
-            "activation" | "gate_up_order" | "nibble_order" | "scale_layout" if value.is_none() => {}
             "activation" => self.epilogue.activation = Some(activation(&text()?)?),
             "gate_up_order" => read.gate_up_order = Some(order(&text()?)?),
             "nibble_order" => {
@@ -129,7 +140,7 @@ impl LayerOptions {
             let features = layer.shard(self.rank, self.world)?;
             use_it(&layer, epilogue, features)
         })?;
-        result.map_err(|error| error::command(&error))
+        result.map_err(|error| error::failure(&error.into()))
     }
 
     /// The rank and how many there are.

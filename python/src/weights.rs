@@ -1,6 +1,7 @@
 //! `Weights`: gate and up of one MLP in kernel order, made once and shared by every call and thread.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use dualgemm::checkpoint::{GateUpOrder, Half};
@@ -22,6 +23,9 @@ use crate::{device, pool};
 /// Runners that are kept for further calls: the problems that one layer meets while decoding and prefilling.
 const RUNNERS: usize = 8;
 
+/// How many weights this process has made.
+static MADE: AtomicI64 = AtomicI64::new(0);
+
 /// Gate and up of one gated MLP in the order of the kernels.
 #[pyclass(module = "dualgemm", frozen, weakref)]
 pub struct Weights {
@@ -36,6 +40,7 @@ pub struct Weights {
     names: (String, String),
     global_scales: (f32, f32),
     bytes: usize,
+    number: i64,
     runners: Mutex<Vec<(DualGemmDesc, usize, Runner)>>,
     pub launchers: device::Launchers,
 }
@@ -88,9 +93,9 @@ fn values(name: &str, bias: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<f3
         return Err(Kind::Operand.raise(format!("{name}: shape {:?}; [N] is needed", array.shape)));
     }
     match array.dtype {
-        Dtype::F32 => Ok(Some(array.gather())),
-        Dtype::F16 => Ok(Some(array.gather::<f16>().into_iter().map(f16::to_f32).collect())),
-        Dtype::Bf16 => Ok(Some(array.gather::<bf16>().into_iter().map(bf16::to_f32).collect())),
+        Dtype::F32 => Ok(Some(array.gather(name)?)),
+        Dtype::F16 => Ok(Some(array.gather::<f16>(name)?.into_iter().map(f16::to_f32).collect())),
+        Dtype::Bf16 => Ok(Some(array.gather::<bf16>(name)?.into_iter().map(bf16::to_f32).collect())),
         other => {
             Err(Kind::Operand.raise(format!("{name}: is {other}; float32, float16 or bfloat16 is needed")))
         }
@@ -129,6 +134,7 @@ impl Weights {
             global_scales,
             packed,
             target,
+            number: MADE.fetch_add(1, Ordering::Relaxed),
             runners: Mutex::default(),
             launchers: device::Launchers::default(),
         }
@@ -214,7 +220,7 @@ impl Weights {
     fn from_checkpoint(
         py: Python<'_>,
         path: PathBuf,
-        layer: Option<usize>,
+        layer: Option<&Bound<'_, PyAny>>,
         keywords: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
         let options = LayerOptions::of(layer, keywords)?;
@@ -257,6 +263,9 @@ impl Weights {
             let found = Found { activation, input_scale, output_scale: None };
             return Self::of_device_pair(py, (&gate, &up), [gate_bias, up_bias], found, stream);
         }
+        if stream.is_some() {
+            return Err(Kind::Operand.raise("stream is for matrices on a GPU; gate is on the processor"));
+        }
         let target = device_target(device)?;
         let weights = GateUp {
             gate: gate.matrix("gate")?,
@@ -284,12 +293,14 @@ impl Weights {
         let source = Quantized::of("gate_up", gate_up)?;
         let fused = source.matrix("gate_up")?;
         if !fused.rows().is_multiple_of(order.row_multiple()) {
-            return Err(facade(dualgemm::checkpoint::Error::FusedRows {
+            let rule = dualgemm::checkpoint::Error::FusedRows {
                 tensor: fused.name().into(),
                 order: order.name(),
                 rows: fused.rows(),
                 multiple: order.row_multiple(),
-            }));
+            };
+            // The rule of a file, of an array here.
+            return Err(Kind::Operand.raise(rule.to_string()));
         }
         let half = |name, half| half_of(name, &fused, order, half).map_err(facade);
         let pair = GateUp::new(half("gate_up (gate)", Half::Gate)?, half("gate_up (up)", Half::Up)?);
@@ -348,6 +359,24 @@ impl Weights {
     #[getter]
     fn nbytes(&self) -> usize {
         self.bytes
+    }
+
+    /// The number by which graphs of torch know these weights. No other weights of this process ever have it, as they
+    /// may have the address; whoever asks for it can be found by it.
+    #[getter]
+    fn _number(this: &Bound<'_, Self>) -> PyResult<i64> {
+        let number = this.get().number;
+        this.py().import("dualgemm._torch")?.getattr("WEIGHTS")?.set_item(number, this)?;
+        Ok(number)
+    }
+
+    /// Weights never change: a copy is the same.
+    fn __copy__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    fn __deepcopy__(this: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        this
     }
 
     fn __repr__(&self) -> String {

@@ -72,6 +72,7 @@ def test_wrong_outputs(weights):
         (np.empty((N, 2), np.float32).T, "not contiguous"),
         (np.empty((2, 2 * N), np.float32)[:, ::2], "not contiguous"),
         (np.broadcast_to(np.float32(0), (2, N)), "read-only"),
+        (np.ndarray((2, N), np.float32, bytearray(8 * N + 1), offset=1), "no multiple of 4 bytes"),
     ]:
         with pytest.raises(OperandError, match=message):
             dualgemm.swiglu(a(), weights, out=out)
@@ -201,6 +202,36 @@ def test_arrays_on_another_device_are_refused(weights):
         dualgemm._dualgemm.quantize(OnCuda(), a(), a(), "nvfp4", "modelopt", "plain", None, "linear")
 
 
+def test_outputs_in_the_memory_that_is_decoded_are_refused():
+    q = dualgemm.quantize(np.ones((N, K), np.float32))
+    out = np.zeros((N, K), np.float32)
+    codes, scales = out.view(np.uint8)[:, : K // 2], out.view(np.uint8)[:, K // 2 : K // 2 + K // 16]
+    for part in ({"codes": codes}, {"scales": scales}):
+        with pytest.raises(OperandError, match="out: shares memory with q"):
+            dualgemm.dequantize(q._replace(**part), out=out)
+
+
+def test_copies_that_no_memory_holds_are_refused():
+    def rows(array):
+        return np.broadcast_to(array, (2**40, array.size))
+
+    huge = Quantized(rows(np.zeros(K // 2, np.uint8)), rows(np.zeros(K // 16, np.uint8)))
+    with pytest.raises(MemoryError, match=r"gate: a copy of shape \[1099511627776, 32\] does not fit"):
+        Weights.from_tensors(gate=huge, up=huge)
+
+
+def test_what_is_no_array_is_named(weights):
+    for wrong in ([[1.0] * K], None, "text"):
+        with pytest.raises(TypeError, match=f"a is a {type(wrong).__name__}"):
+            dualgemm.swiglu(wrong, weights)
+    q = dualgemm.quantize(a())
+    for wrong in (None, "1", np.ones(2, np.float32)):
+        with pytest.raises(TypeError, match="gate global_scale is .*; a number is needed"):
+            Weights.from_tensors(gate=q._replace(global_scale=wrong), up=q)
+    with pytest.raises(OperandError, match="stream is for matrices on a GPU"):
+        Weights.from_tensors(gate=q, up=q, stream=1)
+
+
 def test_devices_by_wrong_names():
     q = dualgemm.quantize(np.ones((N, K), np.float32))
     for device in ("gpu", "cuda:x", "sim:sm_1"):
@@ -213,7 +244,7 @@ def test_halves_that_differ_are_refused():
     up = dualgemm.quantize(np.ones((N + 16, K), np.float32))
     with pytest.raises(OperandError, match=r"gate and up must have one format and shape"):
         Weights.from_tensors(gate=gate, up=up)
-    with pytest.raises(dualgemm.CheckpointError, match="has 17 rows; order gate-up needs"):
+    with pytest.raises(OperandError, match="has 17 rows; order gate-up needs"):
         odd = dualgemm.quantize(np.ones((17, K), np.float32))
         Weights.from_fused(odd, order="gate-up")
     with pytest.raises(dualgemm.ArgumentError, match="gate/up order `gateup` is unknown"):
@@ -221,8 +252,9 @@ def test_halves_that_differ_are_refused():
 
 
 def test_missing_and_foreign_files(tmp_path):
-    with pytest.raises(dualgemm.CheckpointFileError, match="no-such"):
+    with pytest.raises(dualgemm.CheckpointFileError, match="no-such") as missing:
         Weights.from_checkpoint(tmp_path / "no-such")
+    assert str(missing.value).count("os error 2") == 1
     with pytest.raises(OSError):
         Weights.from_checkpoint(str(tmp_path / "no-such"))
     text = tmp_path / "model.txt"
@@ -239,7 +271,7 @@ def test_faults_of_a_checkpoint_name_the_tensor(layer14, tmp_path):
     path = layer14 / "modelopt-nvfp4"
     with pytest.raises(dualgemm.CheckpointError, match="no gated MLP in layer 7; there is one in layer 0"):
         Weights.from_checkpoint(path, 7)
-    with pytest.raises(dualgemm.CheckpointError, match="convention `gptq` is unknown"):
+    with pytest.raises(dualgemm.ArgumentError, match="convention `gptq` is unknown"):
         Weights.from_checkpoint(path, convention="gptq")
     copy = tmp_path / "copy"
     shutil.copytree(path, copy)
@@ -248,6 +280,13 @@ def test_faults_of_a_checkpoint_name_the_tensor(layer14, tmp_path):
     file.write_bytes(data)
     with pytest.raises(dualgemm.CheckpointError, match=r"gate_proj.weight_scale_2: is missing"):
         Weights.from_checkpoint(copy)
+
+
+@pytest.mark.parametrize("name", ["layer", "expert", "rank", "world"])
+def test_numbers_below_zero_are_named(layer14, name):
+    for wrong in (-1, 2**64):
+        with pytest.raises(dualgemm.ArgumentError, match=f"{name} is {wrong}; a number from 0 is needed"):
+            Weights.from_checkpoint(layer14 / "modelopt-nvfp4", **{name: wrong})
 
 
 def test_errors_are_those_of_the_command(layer14):

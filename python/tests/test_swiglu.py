@@ -1,5 +1,6 @@
 """The operation over every kind of array, layout and misuse, against the f64 reference."""
 
+import copy
 import threading
 import warnings
 
@@ -260,3 +261,13 @@ def test_mxfp4_weights_close(pair):
     assert w.format == "mxfp4"
     a = matrix(M, K, 3)
     assert rel_l2(dualgemm.swiglu(a, w), reference(a, (gate, up))) < 1e-6
+
+
+def test_copies_of_weights_are_the_weights(weights):
+    assert copy.copy(weights) is weights and copy.deepcopy([weights])[0] is weights
+
+
+def test_a_tensor_scale_may_be_an_array_of_one_exact(pair, weights):
+    gate, up = (q._replace(global_scale=np.array([q.global_scale], np.float32)) for q in pair)
+    a = matrix(M, K, 3)
+    np.testing.assert_array_equal(dualgemm.swiglu(a, Weights.from_tensors(gate=gate, up=up)), dualgemm.swiglu(a, weights))

@@ -1,6 +1,7 @@
 """Torch tensors, the operator, the module and the patching of a model. Skipped, visibly, where torch is missing."""
 
 import copy
+import warnings
 
 import numpy as np
 import pytest
@@ -11,7 +12,10 @@ import dualgemm
 torch = pytest.importorskip("torch", reason="torch is not installed")
 nn = pytest.importorskip("dualgemm.nn")
 
-from dualgemm import gpumode  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+
+from dualgemm import _torch, gpumode  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +74,6 @@ def test_devices_without_memory_are_refused(weights):
 
 
 def test_the_operator_passes_torchs_own_checks(weights, x):
-    from dualgemm import _torch
-
     args = (x[:4], _torch.handle(weights), 1536, torch.bfloat16, "static", "", False)
     torch.library.opcheck(torch.ops.dualgemm.swiglu, args)
     assert torch.equal(torch.ops.dualgemm.swiglu(*args), dualgemm.swiglu(x[:4], weights, quantize_a="static"))
@@ -80,8 +82,32 @@ def test_the_operator_passes_torchs_own_checks(weights, x):
 def test_a_gradient_is_refused_where_it_is_asked_for(weights, x):
     a = x[:2].clone().requires_grad_()
     c = dualgemm.swiglu(a, weights)
-    with pytest.raises((RuntimeError, NotImplementedError)):
+    with pytest.raises(dualgemm.UnsupportedError, match="has no derivative"):
         c.float().sum().backward()
+    # Torch lets forward derivatives of operators be zero.
+    with pytest.raises(dualgemm.UnsupportedError, match="a: has a tangent"):
+        torch.func.jvp(lambda a: dualgemm.swiglu(a, weights), (x[:2],), (x[:2],))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x[:2], x[:2])
+        args = (_torch.handle(weights), 1536, torch.bfloat16, "", "", False)
+        with pytest.raises(dualgemm.UnsupportedError, match="a: has a tangent"):
+            torch.ops.dualgemm.swiglu(dual, *args)
+        assert torch.equal(dualgemm.swiglu(x[:2], weights), c)
+
+
+def test_outputs_are_written_as_torchs_own_operators_write(weights, x):
+    out = torch.zeros(2, 1536)
+    leaf = torch.ones(2, 1536, requires_grad=True)
+    kept = leaf * out
+    dualgemm.swiglu(x[:2].float(), weights, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        kept.sum().backward()
+    with pytest.raises(dualgemm.OperandError, match="out: requires a gradient"):
+        dualgemm.swiglu(x[:2].float(), weights, out=leaf)
+    # Where nothing is differentiated, there is nothing to refuse.
+    with torch.no_grad():
+        a = x[:2].float().requires_grad_()
+        assert torch.equal(dualgemm.swiglu(a, weights, out=leaf), out)
 
 
 def test_the_module_compiles_in_one_graph_exact(path, x):
@@ -93,6 +119,46 @@ def test_the_module_compiles_in_one_graph_exact(path, x):
         assert torch.equal(compiled(x), want)
         # Another number of rows: the fake implementation gives the shapes.
         assert torch.equal(compiled(x[:7]), module(x[:7]))
+
+
+def test_the_function_compiles_in_one_graph_exact(path, x):
+    whole = dualgemm.Weights.from_checkpoint(path)
+    halves = [dualgemm.Weights.from_checkpoint(path, rank=rank, world=2) for rank in (0, 1)]
+    for options in ({}, {"quantize_a": "static"}, {"out_dtype": torch.float32, "activation": "relu2"}):
+        torch.compiler.reset()
+        compiled = torch.compile(
+            lambda a, w, options=options: dualgemm.swiglu(a, w, **options), fullgraph=True, backend="aot_eager"
+        )
+        for w in (whole, *halves):
+            for rows in (8, 3):
+                assert torch.equal(compiled(x[:rows], w), dualgemm.swiglu(x[:rows], w, **options))
+
+
+def test_graphs_know_weights_that_are_gone_from_new_ones(path, x):
+    w = dualgemm.Weights.from_checkpoint(path)
+    graph = make_fx(lambda a: dualgemm.swiglu(a, w))(x[:2])
+    assert torch.equal(graph(-x[:2]), dualgemm.swiglu(-x[:2], w))
+    del w
+    # Many, so that one takes the place in memory.
+    others = [dualgemm.Weights.from_checkpoint(path) for _ in range(4)]
+    assert len({_torch.handle(other) for other in others}) == 4
+    with pytest.raises(dualgemm.OperandError, match="is that of none that live"):
+        graph(x[:2])
+
+
+def test_whoever_follows_tensors_sees_the_operator(weights, x):
+    with FakeTensorMode():
+        c = dualgemm.swiglu(torch.empty(3, 576, dtype=torch.float16), weights)
+        assert c.shape == (3, 1536) and c.dtype == torch.float16
+
+    def product(a):
+        return dualgemm.swiglu(a, weights)
+
+    with warnings.catch_warnings():
+        # torch.jit is deprecated.
+        warnings.simplefilter("ignore")
+        for traced in (make_fx(product)(x[:2]), torch.jit.trace(product, x[:2])):
+            assert torch.equal(traced(-x[:2]), product(-x[:2]))
 
 
 def test_copies_share_the_weights_exact(path, x):
@@ -188,6 +254,10 @@ def test_tensors_without_memory_that_can_be_read_are_refused(weights):
     assert torch.equal(dualgemm.swiglu(lazy.resolve_neg(), weights), dualgemm.swiglu(-x, weights))
     with pytest.raises(dualgemm.OperandError, match="a: a dense tensor is needed"):
         dualgemm.swiglu(x.to_sparse(), weights)
+    # As sharded training does between steps.
+    x.untyped_storage().resize_(0)
+    with pytest.raises(dualgemm.OperandError, match=r"a: shape \[2, 576\] without memory"):
+        dualgemm.swiglu(x, weights)
 
 
 def test_options_where_torch_differentiates(weights):

@@ -244,10 +244,10 @@ impl fmt::Display for DeviceArg {
 
 /// An activation by name, with its numbers after a colon.
 pub fn parse_activation(text: &str) -> Result<Activation, String> {
-    let (name, numbers) = text.split_once(':').unwrap_or((text, ""));
+    let (name, numbers) = text.split_once(':').map_or((text, None), |(name, numbers)| (name, Some(numbers)));
     let numbers = numbers
-        .split(',')
-        .filter(|n| !n.is_empty())
+        .into_iter()
+        .flat_map(|numbers| numbers.split(','))
         .map(|n| {
             n.parse::<f32>().ok().filter(|n| n.is_finite()).ok_or(format!("{n:?} is not a finite number"))
         })
@@ -296,11 +296,14 @@ mod tests {
         for bad in [
             "swish",
             "silu:1",
+            "silu:",
             "clamped-silu:-1",
             "clamped-silu:nan",
+            "clamped-silu:x",
+            "clamped-silu:",
             "swiglustep:0",
             "swigluoai:1",
-            "clamped-silu:x",
+            "swigluoai:1,,2,3",
         ] {
             assert!(parse(bad).is_err(), "{bad}");
         }

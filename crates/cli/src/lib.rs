@@ -84,6 +84,12 @@ pub struct Failure {
     pub error: Option<anyhow::Error>,
 }
 
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Self {
+        Self { line: failure::line(&error), error: Some(error) }
+    }
+}
+
 /// Runs a subcommand, given as the arguments after the program's name, and returns its report instead of printing
 /// it.
 ///
@@ -93,8 +99,7 @@ pub fn document(args: impl IntoIterator<Item = OsString>) -> Result<Document, Fa
     let cli = Cli::try_parse_from(std::iter::once("dualgemm".into()).chain(args))
         .map_err(|error| Failure { line: failure::usage_line(&error), error: None })?;
     let output = Output::document();
-    let verdict = command::run(cli.command, &output)
-        .map_err(|error| Failure { line: failure::line(&error), error: Some(error) })?;
+    let verdict = command::run(cli.command, &output)?;
     Ok(Document { json: output.into_document(), right: verdict == Verdict::Right })
 }
 
