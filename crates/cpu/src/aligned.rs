@@ -25,11 +25,26 @@ pub(crate) struct Aligned<T> {
 impl<T: Pod> Aligned<T> {
     /// `len` zeros.
     pub(crate) fn zeroed(len: usize) -> Self {
-        let count = (len * size_of::<T>()).div_ceil(64);
-        let mut lines = Vec::with_capacity(count);
-        advise_huge_pages(&mut lines);
-        lines.resize(count, Line([0; 64]));
+        let mut lines = Vec::with_capacity(Self::lines(len));
+        Self::fill(&mut lines, len);
         Self { lines, len, element: PhantomData }
+    }
+
+    /// The same, or `None` where the system would never give so much memory, for which a program would be ended.
+    pub(crate) fn try_zeroed(len: usize) -> Option<Self> {
+        let mut lines = Vec::new();
+        lines.try_reserve_exact(Self::lines(len)).ok()?;
+        Self::fill(&mut lines, len);
+        Some(Self { lines, len, element: PhantomData })
+    }
+
+    fn lines(len: usize) -> usize {
+        (len * size_of::<T>()).div_ceil(64)
+    }
+
+    fn fill(lines: &mut Vec<Line>, len: usize) {
+        advise_huge_pages(lines);
+        lines.resize(Self::lines(len), Line([0; 64]));
     }
 }
 

@@ -20,6 +20,16 @@ pub enum Error {
         /// What could be asked for.
         best: Isa,
     },
+    /// Buffers larger than the machine.
+    #[error(
+        "A of up to {rows} rows of {k} needs buffers that do not fit the memory; fewer rows at a time are needed"
+    )]
+    NoMemory {
+        /// Rows that were planned for.
+        rows: usize,
+        /// K.
+        k: usize,
+    },
     /// A serialized pack that is not one.
     #[error("packed weights: {what} is {found}; {expected} is needed")]
     PackedBytes {

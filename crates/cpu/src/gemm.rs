@@ -26,14 +26,14 @@ impl CpuGemm {
     /// beyond those of A, or [twice the time](crate::CpuOptions::dynamic_c_twice).
     ///
     /// # Errors
-    /// If this machine lacks the plan's instruction set, as a plan from elsewhere may ask for.
+    /// If this machine lacks the plan's instruction set, as a plan from elsewhere may ask for, or the memory.
     pub fn new(plan: &CpuPlan, max_groups: usize) -> Result<Self, Error> {
         let desc = &plan.desc;
         let values = if desc.out.is_dynamic() && !plan.twice { plan.rows() * desc.n } else { 0 };
         Ok(Self {
             workspace: Workspace::new(plan, max_groups)?,
             epilogue: TileEpilogue::new(&desc.epilogue, plan.isa)?,
-            deferred: Aligned::zeroed(values),
+            deferred: Aligned::try_zeroed(values).ok_or(Error::NoMemory { rows: plan.rows(), k: desc.k })?,
         })
     }
 

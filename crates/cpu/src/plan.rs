@@ -81,11 +81,12 @@ impl CpuPlan {
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.desc.check()?;
         self.isa.require()?;
-        if !(1..=MAX_TILE_ROWS).contains(&self.tile_rows) || self.threads == 0 {
+        let most_threads = rayon::max_num_threads();
+        if !(1..=MAX_TILE_ROWS).contains(&self.tile_rows) || !(1..=most_threads).contains(&self.threads) {
             return Err(Error::NotPlanned {
                 what: "a plan",
                 found: format!("for tiles of {} rows and {} threads", self.tile_rows, self.threads),
-                expected: format!("1 to {MAX_TILE_ROWS} rows and at least 1 thread"),
+                expected: format!("1 to {MAX_TILE_ROWS} rows and 1 to {most_threads} threads"),
             });
         }
         Ok(())
@@ -165,7 +166,7 @@ mod tests {
         let plan = plan(5, AFormat::Nvfp4);
         let text = serde_json::to_string(&plan).unwrap();
         assert_eq!(serde_json::from_str::<CpuPlan>(&text).unwrap(), plan);
-        for (tile_rows, threads) in [(0, 2), (MAX_TILE_ROWS + 1, 2), (5, 0)] {
+        for (tile_rows, threads) in [(0, 2), (MAX_TILE_ROWS + 1, 2), (5, 0), (5, 1 << 40)] {
             let bad = CpuPlan { tile_rows, threads, ..plan.clone() };
             let message = Workspace::new(&bad, 1).unwrap_err().to_string();
             assert!(message.starts_with(&format!("a plan is for tiles of {tile_rows} rows and {threads}")));
@@ -176,6 +177,16 @@ mod tests {
                 Err(Error::IsaUnavailable { .. })
             ));
         }
+    }
+
+    #[test]
+    fn buffers_that_no_memory_holds_are_refused() {
+        for a in [AFormat::Nvfp4, AFormat::Bf16] {
+            let message = Workspace::new(&plan(1 << 48, a), 1).unwrap_err().to_string();
+            assert!(message.contains("do not fit the memory"), "{message}");
+        }
+        // Groups without rows take none.
+        assert!(Workspace::new(&plan(5, AFormat::Nvfp4), usize::MAX).is_ok());
     }
 
     #[test]

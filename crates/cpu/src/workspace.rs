@@ -57,7 +57,7 @@ impl Workspace {
     /// Buffers for calls with up to `max_groups` groups.
     ///
     /// # Errors
-    /// If the machine lacks the plan's instruction set, as a plan from elsewhere may ask for.
+    /// If the machine lacks the plan's instruction set, as a plan from elsewhere may ask for, or the memory.
     pub fn new(plan: &CpuPlan, max_groups: usize) -> Result<Self, Error> {
         plan.check()?;
         let (rows, k) = (plan.rows(), plan.desc.k);
@@ -69,12 +69,18 @@ impl Workspace {
                 Activations::W4a16(kernel, Aligned::zeroed(w4a16::buffer_len(wave, rows, k)))
             }
         };
+        let (mut tiles, mut amax) = (Vec::new(), Vec::new());
+        // Each group that has rows may end with a tile that is not full.
+        let room = tiles.try_reserve_exact(rows.div_ceil(plan.tile_rows) + max_groups.min(rows));
+        let maxima = if plan.desc.quantize_a == QuantizeA::Dynamic { rows } else { 0 };
+        room.and(amax.try_reserve_exact(maxima)).map_err(|_| Error::NoMemory { rows, k })?;
+        amax.resize(maxima, 0.0);
         Ok(Self {
             activations,
             sums: schedule::tile_sums(plan.threads),
-            tiles: Vec::with_capacity(rows.div_ceil(plan.tile_rows) + max_groups),
+            tiles,
             max_groups,
-            amax: vec![0.0; if plan.desc.quantize_a == QuantizeA::Dynamic { rows } else { 0 }],
+            amax,
             plan: plan.clone(),
         })
     }

@@ -313,9 +313,14 @@ impl Plan {
     /// [`run`](Self::run) into a new vector, `[rows of A, n]`.
     ///
     /// # Errors
-    /// As [`run`](Self::run), and if the plan's output is not f32.
+    /// As [`run`](Self::run), and if the plan's output is not f32 or larger than the memory.
     pub fn run_to_vec(&self, a: &AOperand<'_>, weights: &PackedWeights) -> Result<Vec<f32>, Error> {
-        let mut c = vec![0.0; a.rows() * self.desc().n];
+        let (rows, cols) = (a.rows(), self.desc().n);
+        let too_large = || dualgemm_gemm::Error::TooLarge { tensor: "C", batch: 1, rows, cols };
+        let len = rows.checked_mul(cols).ok_or_else(too_large)?;
+        let mut c = Vec::new();
+        c.try_reserve_exact(len).map_err(|_| too_large())?;
+        c.resize(len, 0.0);
         self.run(a, weights, OutputMut::F32(&mut c))?;
         Ok(c)
     }
@@ -332,6 +337,8 @@ impl std::fmt::Display for Plan {
 
 #[cfg(test)]
 mod tests {
+    use dualgemm_formats::{FloatMatrix, Matrix, Producer, Search, quantize};
+
     use super::*;
 
     #[test]
@@ -341,5 +348,18 @@ mod tests {
         shared::<PackedWeights>();
         shared::<PackedExperts>();
         shared::<Runner>();
+    }
+
+    #[test]
+    fn results_that_no_memory_holds_are_refused() {
+        let plan = |n| {
+            let desc = DualGemmDesc::new(1, n, 32, AFormat::F32, BlockFormat::Nvfp4);
+            DualGemm::plan(&desc, &Target::default()).unwrap()
+        };
+        let x = |name| FloatMatrix::F32(Matrix::new(name, 1, 32, vec![1.0; 32]).unwrap());
+        let half = |name| quantize(name, &x(name), Producer::ModelOpt, Search::Plain).unwrap();
+        let packed = plan(1).prepack(&GateUp::new(half("gate"), half("up"))).unwrap();
+        let error = plan(1 << 46).run_to_vec(&AOperand::Float(x("a")), &packed).unwrap_err();
+        assert!(error.to_string().starts_with("C [1, 70368744177664] does not fit the memory"), "{error}");
     }
 }

@@ -337,7 +337,7 @@ mod tests {
             };
             let message = DualGemmDesc { batch, ..desc }.check().unwrap_err().to_string();
             let times = if batch > 1 { format!(" × {batch}") } else { String::new() };
-            let want = format!("{tensor} [{}, {}]{times} does not fit the address space", shape.0, shape.1);
+            let want = format!("{tensor} [{}, {}]{times} does not fit the memory", shape.0, shape.1);
             assert!(message.starts_with(&want), "{message}");
         }
         let mut desc = DualGemmDesc::new(1, 1, 16, AFormat::Nvfp4, BlockFormat::Nvfp4);

@@ -88,7 +88,7 @@ const CASES: &[(&str, &[&str])] = &[
         "bench --shapes 99999999999x16x16 --smoke",
         &["--shapes 99999999999x16x16: takes ", "do not fit the memory"],
     ),
-    ("bench --shapes 1x18446744073709551615x16", &["B [", "does not fit the address space"]),
+    ("bench --shapes 1x18446744073709551615x16", &["B [", "does not fit the memory"]),
     (
         "bench --shapes challenge --budget 600 --plot {dir}/roof.pdf",
         &["roof.pdf: plots are written as .svg or .png"],
