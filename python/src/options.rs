@@ -38,8 +38,7 @@ pub fn order(name: &str) -> PyResult<GateUpOrder> {
 
 /// An activation by name, with its numbers after a colon.
 pub fn activation(name: &str) -> PyResult<Activation> {
-    args::parse_activation(name)
-        .map_err(|valid| Kind::Argument.raise(format!("activation `{name}` is unknown; {valid}")))
+    name.parse().map_err(|error: dualgemm::gemm::Error| Kind::Argument.raise(error.to_string()))
 }
 
 /// A number from 0.

@@ -99,7 +99,7 @@ typedef struct dualgemm_plan dualgemm_plan;
 // Gate and up of one gated MLP, packed for a target.
 typedef struct dualgemm_weights dualgemm_weights;
 
-// A problem, known before any tensor is: C `[m, n]` = silu(A · gateᵀ) ∘ (A · upᵀ), A `[m, k]`.
+// A problem, known before any tensor is: C `[m, n]` = act(A · gateᵀ, A · upᵀ), A `[m, k]`.
 typedef struct dualgemm_desc {
   // Rows of A at most.
   size_t m;
@@ -115,6 +115,9 @@ typedef struct dualgemm_desc {
   float c_global_scale;
   // A `dualgemm_scale_layout`: that of an Nvfp4 A in the memory of a GPU. On the processor every A may have its own.
   uint32_t a_scale_layout;
+  // The function of both products: silu, clamped-silu[:LIMIT], swiglustep[:LIMIT], swigluoai[:ALPHA,BETA,LIMIT],
+  // gelu-tanh, relu2 or identity. Null for the one that the configuration of the weights' checkpoint names, or silu. Not kept.
+  const char *activation;
 } dualgemm_desc;
 
 // A matrix `[rows, k]` in memory that the caller keeps for as long as the call lasts; for a run on a GPU, device memory,
@@ -180,7 +183,7 @@ dualgemm_status dualgemm_device_synchronize(const char *target);
 // layer of that shape.
 //
 // # Safety
-// `desc` points at a description, `weights` is a handle, `out` can be written.
+// `desc` points at a description whose activation is null or a string, `weights` is a handle, `out` can be written.
 dualgemm_status dualgemm_plan_new(const struct dualgemm_desc *desc,
                                   const struct dualgemm_weights *weights,
                                   struct dualgemm_plan **out);
@@ -238,7 +241,8 @@ const char *dualgemm_last_error(void);
 const char *dualgemm_version(void);
 
 // Packs gate and up of a layer's dense MLP from a checkpoint: a directory, a .safetensors, a .safetensors.index.json or
-// a .gguf file. Of the features, rank `rank` of `world` gets its share and reads no others; 0 of 1 is all of them.
+// a .gguf file. Of the features, rank `rank` of `world` gets its share and reads no others; 0 of 1 is all of them. Plans
+// for these weights compute the activation that the checkpoint's configuration names, unless they are asked for another.
 //
 // `target` is where they are packed for: null or "cpu" for the processor, "cuda:N" for a GPU, to which they are then
 // copied, "sim:sm_90a" for a simulated one.

@@ -1,11 +1,11 @@
 //! Plan and run.
 
-use std::ffi::{CString, c_char, c_void};
+use std::ffi::{CStr, CString, c_char, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dualgemm::device::Stream;
 use dualgemm::formats::{BlockFormat, ScaleLayout};
-use dualgemm::gemm::{DualGemmDesc, OutFormat, OutScale, OutputMut, QuantizeA};
+use dualgemm::gemm::{Activation, DualGemmDesc, Epilogue, OutFormat, OutScale, OutputMut, QuantizeA};
 use dualgemm::{DeviceC, DeviceCall, DualGemm, GpuOptions, Plan, Runner, Target};
 
 use crate::device;
@@ -18,7 +18,7 @@ pub const DUALGEMM_QUANTIZE_A_NO: f32 = 0.0;
 /// How A is quantized to nvfp4 on the way in: with a tensor scale from A. Any positive number is the tensor scale.
 pub const DUALGEMM_QUANTIZE_A_DYNAMIC: f32 = -1.0;
 
-/// A problem, known before any tensor is: C `[m, n]` = silu(A · gateᵀ) ∘ (A · upᵀ), A `[m, k]`.
+/// A problem, known before any tensor is: C `[m, n]` = act(A · gateᵀ, A · upᵀ), A `[m, k]`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct dualgemm_desc {
@@ -36,6 +36,9 @@ pub struct dualgemm_desc {
     pub c_global_scale: f32,
     /// A `dualgemm_scale_layout`: that of an Nvfp4 A in the memory of a GPU. On the processor every A may have its own.
     pub a_scale_layout: u32,
+    /// The function of both products: silu, clamped-silu[:LIMIT], swiglustep[:LIMIT], swigluoai[:ALPHA,BETA,LIMIT],
+    /// gelu-tanh, relu2 or identity. Null for the one that the configuration of the weights' checkpoint names, or silu. Not kept.
+    pub activation: *const c_char,
 }
 
 /// A problem planned for weights of one shape.
@@ -84,7 +87,7 @@ fn out_format(desc: &dualgemm_desc) -> Result<OutFormat, Failure> {
 /// layer of that shape.
 ///
 /// # Safety
-/// `desc` points at a description, `weights` is a handle, `out` can be written.
+/// `desc` points at a description whose activation is null or a string, `weights` is a handle, `out` can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dualgemm_plan_new(
     desc: *const dualgemm_desc,
@@ -94,12 +97,21 @@ pub unsafe extern "C" fn dualgemm_plan_new(
     report(|| {
         // SAFETY: `desc` points at a description and `weights` is a handle, by the caller's word.
         let (desc, weights) = unsafe { (borrow("desc", desc)?, borrow("weights", weights)?) };
+        let activation = match desc.activation.is_null() {
+            true => weights.activation,
+            // SAFETY: not null, so a string, by the caller's word.
+            false => unsafe { CStr::from_ptr(desc.activation) }.to_string_lossy().parse()?,
+        };
         // SAFETY: `out` can be written, by the caller's word.
-        unsafe { give("out", out, || plan_for(desc, weights)) }
+        unsafe { give("out", out, || plan_for(desc, weights, activation)) }
     })
 }
 
-fn plan_for(desc: &dualgemm_desc, weights: &dualgemm_weights) -> Result<dualgemm_plan, Failure> {
+fn plan_for(
+    desc: &dualgemm_desc,
+    weights: &dualgemm_weights,
+    activation: Activation,
+) -> Result<dualgemm_plan, Failure> {
     let a = a_format(desc.a_format)?;
     let quantize_a = match desc.quantize_a {
         DUALGEMM_QUANTIZE_A_NO => QuantizeA::No,
@@ -107,7 +119,8 @@ fn plan_for(desc: &dualgemm_desc, weights: &dualgemm_weights) -> Result<dualgemm
         scale => QuantizeA::Static(scale),
     };
     let problem = DualGemmDesc::new(desc.m, weights.n, weights.k, a, weights.format);
-    let problem = DualGemmDesc { quantize_a, out: out_format(desc)?, ..problem };
+    let epilogue = Epilogue { activation, ..Epilogue::default() };
+    let problem = DualGemmDesc { quantize_a, out: out_format(desc)?, epilogue, ..problem };
     let a_scale_layout = layout(desc.a_scale_layout)?;
     let target = match weights.target.clone() {
         Target::Gpu(id, options) => Target::Gpu(id, GpuOptions { a_scale_layout, ..options }),

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use dualgemm::{checkpoint, cpu, strategies};
+use dualgemm::{checkpoint, cpu, gemm, strategies};
 
 /// What became of a call.
 #[repr(u32)]
@@ -56,7 +56,8 @@ impl<E: Into<dualgemm::Error>> From<E> for Failure {
                 | strategies::Error::NothingFits { .. }
                 | strategies::Error::MadeOnHost { .. },
             ) => dualgemm_status::Unsupported,
-            dualgemm::Error::NoTarget { .. } => dualgemm_status::Argument,
+            dualgemm::Error::NoTarget { .. }
+            | dualgemm::Error::Gemm(gemm::Error::UnknownActivation { .. }) => dualgemm_status::Argument,
             dualgemm::Error::Checkpoint(_) => dualgemm_status::Checkpoint,
             _ => dualgemm_status::Operand,
         };

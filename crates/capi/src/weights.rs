@@ -3,10 +3,10 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::path::Path;
 
-use dualgemm::checkpoint::{Checkpoint, OpenOptions};
+use dualgemm::checkpoint::{Checkpoint, MlpKind, OpenOptions};
 use dualgemm::device::Stream;
 use dualgemm::formats::BlockFormat;
-use dualgemm::gemm::GateUp;
+use dualgemm::gemm::{Activation, GateUp};
 use dualgemm::{DeviceGateUp, DualGemm, PackedWeights, Target, formats};
 
 use crate::device;
@@ -24,6 +24,8 @@ pub struct dualgemm_weights {
     pub(crate) n: usize,
     pub(crate) k: usize,
     pub(crate) format: BlockFormat,
+    /// That of the checkpoint; SiLU where nothing names one.
+    pub(crate) activation: Activation,
 }
 
 /// Hands a new object to C.
@@ -56,7 +58,8 @@ pub(crate) unsafe fn borrow<'a, T>(name: &str, pointer: *const T) -> Result<&'a 
 }
 
 /// Packs gate and up of a layer's dense MLP from a checkpoint: a directory, a .safetensors, a .safetensors.index.json or
-/// a .gguf file. Of the features, rank `rank` of `world` gets its share and reads no others; 0 of 1 is all of them.
+/// a .gguf file. Of the features, rank `rank` of `world` gets its share and reads no others; 0 of 1 is all of them. Plans
+/// for these weights compute the activation that the checkpoint's configuration names, unless they are asked for another.
 ///
 /// `target` is where they are packed for: null or "cpu" for the processor, "cuda:N" for a GPU, to which they are then
 /// copied, "sim:sm_90a" for a simulated one.
@@ -101,7 +104,8 @@ fn from_checkpoint(
         return Err(formats::Error::ShardRank { tensor: tensor(), rank, ranks: world }.into());
     }
     // The features are columns of the down projection, whose blocks are never split.
-    if world > 1 && !n.is_multiple_of(world * format.block_len()) {
+    let blocks = n / format.block_len();
+    if world > 1 && !(n.is_multiple_of(format.block_len()) && blocks.is_multiple_of(world)) {
         return Err(formats::Error::ShardSplitsBlock { tensor: tensor(), k: n, ranks: world, format }.into());
     }
     let n = n / world;
@@ -109,7 +113,8 @@ fn from_checkpoint(
     let run = |at: usize| Ok(dualgemm::weights(source.features(at..end.min(at + RUN))?));
     let plan = DualGemm::plan_for_packing((n, k), format, &target)?;
     let packed = plan.prepack_runs((first..end).step_by(RUN).map(run))?;
-    Ok(dualgemm_weights { packed, target, n, k, format })
+    let activation = dualgemm::activation(&checkpoint, layer, MlpKind::Dense)?.unwrap_or_default();
+    Ok(dualgemm_weights { packed, target, n, k, format, activation })
 }
 
 /// Packs two 4-bit matrices `[n, k]`: `gate`, whose product goes through the activation, and `up`, whose product
@@ -135,7 +140,7 @@ pub unsafe extern "C" fn dualgemm_weights_from_tensors(
         let pack = || {
             let (n, k, format) = (weights.n(), weights.k(), weights.gate.format());
             let packed = DualGemm::plan_for_packing((n, k), format, &target)?.prepack(&weights)?;
-            Ok(dualgemm_weights { packed, target, n, k, format })
+            Ok(dualgemm_weights { packed, target, n, k, format, activation: Activation::default() })
         };
         // SAFETY: `out` can be written, by the caller's word.
         unsafe { give("out", out, pack) }
@@ -199,7 +204,7 @@ fn from_device(
     };
     let plan = DualGemm::plan_for_packing((n, k), format, &target)?;
     let packed = plan.prepack_device(&pair, stream)?;
-    Ok(dualgemm_weights { packed, target, n, k, format })
+    Ok(dualgemm_weights { packed, target, n, k, format, activation: Activation::default() })
 }
 
 /// The shape of each half: `n` features of `k` elements. Either pointer may be null.

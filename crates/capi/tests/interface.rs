@@ -47,6 +47,7 @@ fn desc(m: usize) -> dualgemm_desc {
         c_scale_layout: 0,
         c_global_scale: 0.0,
         a_scale_layout: 0,
+        activation: null(),
     }
 }
 
@@ -243,6 +244,56 @@ fn ranks_read_their_share_and_blocks_are_not_split() {
         assert!(w.is_null());
     }
     assert!(error().contains("K = 1536 cannot be split over 5 ranks"), "{}", error());
+    // So many that as many blocks of features have no number.
+    let many = (1 << 60) + 1;
+    // SAFETY: `path` is a string and `w` can be written.
+    let status = unsafe { dualgemm_weights_from_checkpoint(null(), path.as_ptr(), 0, 0, many, &mut w) };
+    assert_eq!((status, w.is_null()), (dualgemm_status::Operand, true));
+    assert!(error().contains("cannot be split over"), "{}", error());
+}
+
+#[test]
+fn the_activation_is_the_checkpoints_unless_one_is_asked_for() {
+    let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../testdata/smollm2-135m-layer14/modelopt-nvfp4");
+    let dir = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(source.join(file), dir.path().join(file)).unwrap();
+    }
+    let config = std::fs::read_to_string(source.join("config.json")).unwrap();
+    let load = |act: &str, w: &mut *mut dualgemm_weights| {
+        let config = config.replace("\"silu\"", act);
+        std::fs::write(dir.path().join("config.json"), config).unwrap();
+        let path = std::ffi::CString::new(dir.path().to_str().unwrap()).unwrap();
+        // SAFETY: `path` is a string and `w` can be written.
+        unsafe { dualgemm_weights_from_checkpoint(null(), path.as_ptr(), 0, 0, 1, w) }
+    };
+    let mut w = null_mut();
+    assert_eq!(load("\"gelu_pytorch_tanh\"", &mut w), dualgemm_status::Ok, "{}", error());
+    for (asked, act) in
+        [(None, "gelu-tanh"), (Some(c"relu2"), "relu2"), (Some(c"clamped-silu:3"), "clamped-silu:3")]
+    {
+        let p = plan(&dualgemm_desc { activation: asked.map_or(null(), CStr::as_ptr), ..desc(1) }, w);
+        // SAFETY: the plan is a handle, freed once after its text was looked at.
+        unsafe {
+            let text = CStr::from_ptr(dualgemm_plan_text(p)).to_str().unwrap();
+            assert!(text.contains(act), "{text}");
+            dualgemm_plan_free(p);
+        }
+    }
+    let swish = dualgemm_desc { activation: c"swish".as_ptr(), ..desc(1) };
+    // SAFETY: the description and the handle are there; the handle is freed once.
+    unsafe {
+        assert_eq!(dualgemm_plan_new(&swish, w, &mut null_mut()), dualgemm_status::Argument);
+        dualgemm_weights_free(w);
+    }
+    assert!(error().contains("activation `swish` is unknown; valid are silu"), "{}", error());
+    assert_eq!(load("\"mish\"", &mut w), dualgemm_status::Checkpoint);
+    assert!(
+        error().contains("config.json: hidden_act is \"mish\", which is not implemented; valid is silu"),
+        "{}",
+        error()
+    );
 }
 
 const SIM: &CStr = c"sim:sm_90a";

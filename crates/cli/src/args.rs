@@ -142,7 +142,7 @@ pub struct ActivationArgs {
 pub struct EpilogueArgs {
     /// Activation: silu, clamped-silu[:LIMIT], swiglustep[:LIMIT], swigluoai[:ALPHA,BETA,LIMIT], gelu-tanh, relu2 or
     /// identity. Without it, the one the checkpoint names, or silu.
-    #[arg(long, value_name = "NAME", value_parser = parse_activation)]
+    #[arg(long, value_name = "NAME")]
     pub activation: Option<Activation>,
     /// Round both products to bf16 before the activation, as unfused bf16 pipelines do.
     #[arg(long)]
@@ -242,33 +242,6 @@ impl fmt::Display for DeviceArg {
     }
 }
 
-/// An activation by name, with its numbers after a colon.
-pub fn parse_activation(text: &str) -> Result<Activation, String> {
-    let (name, numbers) = text.split_once(':').map_or((text, None), |(name, numbers)| (name, Some(numbers)));
-    let numbers = numbers
-        .into_iter()
-        .flat_map(|numbers| numbers.split(','))
-        .map(|n| {
-            n.parse::<f32>().ok().filter(|n| n.is_finite()).ok_or(format!("{n:?} is not a finite number"))
-        })
-        .collect::<Result<Vec<_>, _>>()?;
-    match (name, numbers.as_slice()) {
-        ("silu", []) => Ok(Activation::Silu),
-        ("clamped-silu", []) => Ok(Activation::ClampedSilu { limit: 7.0 }),
-        ("clamped-silu", &[limit]) if limit > 0.0 => Ok(Activation::ClampedSilu { limit }),
-        ("swiglustep", []) => Ok(Activation::SwigluStep { limit: 7.0 }),
-        ("swiglustep", &[limit]) if limit > 0.0 => Ok(Activation::SwigluStep { limit }),
-        ("swigluoai", []) => Ok(Activation::SWIGLU_OAI),
-        ("swigluoai", &[alpha, beta, limit]) if limit > 0.0 => Ok(Activation::SwigluOai { alpha, beta, limit }),
-        ("gelu-tanh", []) => Ok(Activation::GeluTanh),
-        ("relu2", []) => Ok(Activation::Relu2),
-        ("identity", []) => Ok(Activation::Identity),
-        _ => Err("valid are silu, clamped-silu[:LIMIT], swiglustep[:LIMIT], swigluoai[:ALPHA,BETA,LIMIT], gelu-tanh, \
-                  relu2, identity, with positive limits"
-            .into()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -277,35 +250,5 @@ mod tests {
     #[test]
     fn the_argument_definitions_are_consistent() {
         Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn activations_parse_with_and_without_their_numbers() {
-        let parse = parse_activation;
-        assert_eq!(parse("silu"), Ok(Activation::Silu));
-        // What is printed can be typed again.
-        for activation in Activation::EXAMPLES {
-            assert_eq!(parse(&activation.to_string()), Ok(activation));
-        }
-        assert_eq!(parse("clamped-silu:10"), Ok(Activation::ClampedSilu { limit: 10.0 }));
-        assert_eq!(parse("swigluoai"), Ok(Activation::SWIGLU_OAI));
-        assert_eq!(
-            parse("swigluoai:1.5,0,3"),
-            Ok(Activation::SwigluOai { alpha: 1.5, beta: 0.0, limit: 3.0 })
-        );
-        for bad in [
-            "swish",
-            "silu:1",
-            "silu:",
-            "clamped-silu:-1",
-            "clamped-silu:nan",
-            "clamped-silu:x",
-            "clamped-silu:",
-            "swiglustep:0",
-            "swigluoai:1",
-            "swigluoai:1,,2,3",
-        ] {
-            assert!(parse(bad).is_err(), "{bad}");
-        }
     }
 }

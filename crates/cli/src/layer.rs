@@ -5,15 +5,13 @@ use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use dualgemm::checkpoint::{
     BadInputScale, Checkpoint, Error, GateUpSource, Linear, MlpKind, NibbleOrder, OpenOptions,
-    hidden_activation, model_field,
 };
 use dualgemm::formats::{self, BlockFormat, GlobalScale};
 use dualgemm::gemm::{Activation, Epilogue, GateUp};
 use dualgemm::{PackedWeights, Plan};
-use serde_json::Value;
 
 use crate::args::{EpilogueArgs, LayerArgs, NibbleOrderArg, ReadArgs};
 
@@ -214,145 +212,23 @@ impl<'c> Layer<'c> {
 pub fn epilogue(layer: &Layer<'_>, args: &EpilogueArgs) -> anyhow::Result<(Epilogue, &'static str)> {
     let (activation, from) = match args.activation {
         Some(activation) => (activation, "as asked"),
-        None => match layer.checkpoint.files().config() {
-            Some(config) => {
-                let beside = config.path.ends_with("config.json");
-                let from = if beside { "from config.json" } else { "from the file's metadata" };
-                let named = named_activation(&config.value, layer.number, layer.which)
-                    .with_context(|| format!("{}", config.path.display()))?;
-                named.map_or((Activation::Silu, "by default"), |activation| (activation, from))
+        None => match (named_activation(layer)?, layer.checkpoint.files().config()) {
+            (Some(activation), Some(config)) if config.path.ends_with("config.json") => {
+                (activation, "from config.json")
             }
-            None => (Activation::Silu, "by default"),
+            (Some(activation), _) => (activation, "from the file's metadata"),
+            (None, _) => (Activation::Silu, "by default"),
         },
     };
     let round_gate_up_to_bf16 = args.round_gate_up_to_bf16;
     Ok((Epilogue { activation, round_gate_up_to_bf16, ..Epilogue::default() }, from))
 }
 
-/// What a configuration says about the activation of an MLP, if anything.
-fn named_activation(config: &Value, layer: usize, which: Which) -> anyhow::Result<Option<Activation>> {
-    let field = |key| model_field(config, key);
-    let positive = |key: &str, limit: &Value| {
-        let number = limit.as_f64().map(|limit| limit as f32);
-        number.filter(|limit| *limit > 0.0 && limit.is_finite()).with_context(|| {
-            format!("{key} is {limit}; a positive number is needed, or --activation to override it")
-        })
+fn named_activation(layer: &Layer<'_>) -> Result<Option<Activation>, dualgemm::Error> {
+    let kind = match layer.which {
+        Which::Dense => MlpKind::Dense,
+        Which::Shared => MlpKind::Shared,
+        Which::Expert(_) => MlpKind::Experts,
     };
-    // Gemma 3n keeps the largest gates of some layers alone; Falcon-H1 scales its gate.
-    let others = [
-        (
-            "activation_sparsity_pattern",
-            field("activation_sparsity_pattern").and_then(|all| all.get(layer)),
-            0.0,
-        ),
-        ("mlp_multipliers", field("mlp_multipliers").and_then(|all| all.get(0)), 1.0),
-    ];
-    for (key, number, none) in others {
-        if let Some(number) = number.filter(|number| number.as_f64() != Some(none)) {
-            bail!(
-                "{key} has {number} for layer {layer}, which is not implemented; --activation overrides it"
-            );
-        }
-    }
-    // Step has a limit for each layer, which is null or 0 where there is none.
-    let by_layer = match which {
-        Which::Expert(_) => "swiglu_limits",
-        Which::Dense | Which::Shared => "swiglu_limits_shared",
-    };
-    let limits = field(by_layer).and_then(|limits| limits.get(layer));
-    if let Some(limit) = limits.filter(|limit| !limit.is_null() && limit.as_f64() != Some(0.0)) {
-        let limit = positive(&format!("{by_layer}[{layer}]"), limit)?;
-        return Ok(Some(Activation::SwigluStep { limit }));
-    }
-    let limit = field("swiglu_limit").map(|limit| positive("swiglu_limit", limit)).transpose()?;
-    // Whoever limits it and says no more means silu.
-    let silu = Value::from("silu");
-    let Some(name) = hidden_activation(config).or(limit.and(Some(&silu))) else { return Ok(None) };
-    // MiniMax-M3 names the function, which transformers saves as silu; the slope stays.
-    let number = |key| field(key).and_then(Value::as_f64).map(|number| number as f32);
-    let alpha = number("swiglu_alpha");
-    let oai = alpha.is_some() || field("model_type").and_then(Value::as_str) == Some("gpt_oss");
-    Ok(Some(match (name.as_str(), limit) {
-        (Some("silu" | "swish" | "swigluoai"), _) if oai || name == "swigluoai" => {
-            let (alpha, beta) = (alpha.unwrap_or(1.702), number("swiglu_beta").unwrap_or(1.0));
-            Activation::SwigluOai { alpha, beta, limit: limit.unwrap_or(7.0) }
-        }
-        (Some("silu" | "swish"), Some(limit)) => Activation::ClampedSilu { limit },
-        (Some("silu" | "swish"), None) => Activation::Silu,
-        (Some("gelu_pytorch_tanh" | "gelu_new"), _) => Activation::GeluTanh,
-        (Some("relu2"), _) => Activation::Relu2,
-        _ => bail!("hidden_act is {name}, which is not implemented; --activation overrides it"),
-    }))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    #[test]
-    fn activations_are_read_from_the_configuration() {
-        let named = |config| named_activation(&config, 0, Which::Dense).unwrap();
-        assert_eq!(named(json!({ "hidden_act": "silu" })), Some(Activation::Silu));
-        assert_eq!(
-            named(json!({ "text_config": { "hidden_activation": "gelu_pytorch_tanh" } })),
-            Some(Activation::GeluTanh)
-        );
-        assert_eq!(
-            named(json!({ "model_type": "gpt_oss", "hidden_act": "silu", "swiglu_limit": 7.0 })),
-            Some(Activation::SWIGLU_OAI)
-        );
-        let minimax = json!({ "hidden_act": "swigluoai", "swiglu_limit": 6.0 });
-        let oai = |alpha| Some(Activation::SwigluOai { alpha, beta: 1.0, limit: 6.0 });
-        assert_eq!(named(minimax), oai(1.702));
-        let saved =
-            json!({ "text_config": { "hidden_act": "silu", "swiglu_limit": 6.0, "swiglu_alpha": 1.5 } });
-        assert_eq!(named(saved), oai(1.5));
-        assert_eq!(
-            named(json!({ "hidden_act": "silu", "swiglu_limit": 10.0 })),
-            Some(Activation::ClampedSilu { limit: 10.0 })
-        );
-        assert_eq!(
-            named(json!({ "model_type": "own", "swiglu_limit": 10.0 })),
-            Some(Activation::ClampedSilu { limit: 10.0 })
-        );
-        assert_eq!(named(json!({ "hidden_size": 576 })), None);
-        assert!(named_activation(&json!({ "hidden_act": "gelu" }), 0, Which::Dense).is_err());
-        for limit in [json!(0), json!(-7.0), json!(1e300), json!("7")] {
-            let config = json!({ "hidden_act": "silu", "swiglu_limit": limit });
-            let message = named_activation(&config, 0, Which::Dense).unwrap_err().to_string();
-            assert!(message.starts_with(&format!("swiglu_limit is {limit}; a positive number")), "{message}");
-        }
-    }
-
-    #[test]
-    fn what_else_is_done_to_gates_is_refused() {
-        let of = |config: Value, layer| named_activation(&config, layer, Which::Dense);
-        let gemma = json!({ "text_config": {
-            "hidden_activation": "gelu_pytorch_tanh", "activation_sparsity_pattern": [0.95, 0.0] } });
-        let message = of(gemma.clone(), 0).unwrap_err().to_string();
-        assert_eq!(
-            message,
-            "activation_sparsity_pattern has 0.95 for layer 0, which is not implemented; --activation overrides it"
-        );
-        assert_eq!(of(gemma, 1).unwrap(), Some(Activation::GeluTanh));
-        let falcon = |gate| json!({ "hidden_act": "silu", "mlp_multipliers": [gate, 0.5] });
-        assert!(of(falcon(0.88), 3).is_err());
-        assert_eq!(of(falcon(1.0), 3).unwrap(), Some(Activation::Silu));
-    }
-
-    #[test]
-    fn limits_by_layer_are_those_of_the_layer_and_of_its_kind() {
-        let config = json!({ "swiglu_limits": [null, 0.0, 7.0, -1.0], "swiglu_limits_shared": [0, 0, 16.0] });
-        let named = |layer, which| named_activation(&config, layer, which);
-        let step = |limit| Some(Activation::SwigluStep { limit });
-        assert_eq!(named(2, Which::Expert(0)).unwrap(), step(7.0));
-        assert_eq!(named(2, Which::Shared).unwrap(), step(16.0));
-        assert_eq!(named(2, Which::Dense).unwrap(), step(16.0));
-        for layer in [0, 1, 4] {
-            assert_eq!(named(layer, Which::Expert(0)).unwrap(), None);
-        }
-        let message = named(3, Which::Expert(0)).unwrap_err().to_string();
-        assert!(message.starts_with("swiglu_limits[3] is -1.0; a positive number"), "{message}");
-    }
+    dualgemm::activation(layer.checkpoint, layer.number, kind)
 }

@@ -28,7 +28,7 @@ use candle_core::{
 };
 use half::{bf16, f16};
 
-use crate::checkpoint::{Checkpoint, OpenOptions};
+use crate::checkpoint::{Checkpoint, MlpKind, OpenOptions};
 use crate::formats::{BlockFormat, FloatMatrix, Matrix, QuantizedMatrix};
 use crate::gemm::{AFormat, AOperand, DualGemmDesc, Epilogue, GateUp, OutFormat, OutputMut, QuantizeA};
 use crate::{DualGemm, PackedWeights, Runner, Target};
@@ -39,8 +39,8 @@ mod cuda;
 /// What is computed, and where.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The function of the two products. Checkpoints of other activations than SiLU need theirs.
-    pub epilogue: Epilogue,
+    /// The function of the two products; `None` for SiLU, or that of the checkpoint where there is one.
+    pub epilogue: Option<Epilogue>,
     /// Whether x is quantized on the way in.
     pub quantize_a: QuantizeA,
     /// Where the weights go and the tensors are.
@@ -48,9 +48,9 @@ pub struct Options {
 }
 
 impl Default for Options {
-    /// SiLU, floats, the processor.
+    /// The function that goes with the weights, floats, the processor.
     fn default() -> Self {
-        Self { epilogue: Epilogue::default(), quantize_a: QuantizeA::No, device: Device::Cpu }
+        Self { epilogue: None, quantize_a: QuantizeA::No, device: Device::Cpu }
     }
 }
 
@@ -105,7 +105,7 @@ impl SwiGlu {
         let desc = DualGemmDesc { out: OutFormat::F16, ..DualGemmDesc::new(1, n, k, AFormat::F16, format) };
         let plan = DualGemm::plan(&desc, &target);
         let weights = plan.and_then(|plan| plan.prepack(weights)).map_err(Error::wrap)?;
-        let &Options { epilogue, quantize_a, .. } = options;
+        let (epilogue, quantize_a) = (options.epilogue.unwrap_or_default(), options.quantize_a);
         let runners = Mutex::default();
         Ok(Self(Arc::new(Packed { weights, target, n, k, format, epilogue, quantize_a, runners })))
     }
@@ -267,7 +267,13 @@ impl GatedMlp {
         let weights = crate::weights(checkpoint.gate_up(layer).map_err(Error::wrap)?);
         let down = checkpoint.down(layer).map_err(Error::wrap)?;
         let down = decoded(&down.weight)?.to_dtype(dtype)?.to_device(&options.device)?;
-        Ok(Self { gate_up: SwiGlu::new(&weights, options)?, down: down.t()? })
+        let mut options = options.clone();
+        if options.epilogue.is_none() {
+            let activation = crate::activation(&checkpoint, layer, MlpKind::Dense);
+            let activation = activation.map_err(Error::wrap)?.unwrap_or_default();
+            options.epilogue = Some(Epilogue { activation, ..Epilogue::default() });
+        }
+        Ok(Self { gate_up: SwiGlu::new(&weights, &options)?, down: down.t()? })
     }
 
     /// The product before the down projection.

@@ -6,6 +6,7 @@
 //! [`DualGemm::plan`] chooses how to compute it, [`Plan::prepack`] brings the weights into kernel order once,
 //! [`Plan::run`] multiplies. [`check`] compares a result with the f64 reference.
 
+mod activation;
 #[cfg(feature = "candle")]
 pub mod candle;
 pub mod check;
@@ -23,6 +24,7 @@ pub use dualgemm_gemm as gemm;
 pub use dualgemm_plan as strategies;
 pub use dualgemm_plan::{DeviceA, DeviceC, DeviceCall, DeviceGateUp, GpuOptions, GroupedCall};
 
+pub use activation::activation;
 pub use error::Error;
 pub use gpu::{GpuId, SimArch};
 pub use packed::{PackedExperts, PackedWeights};

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use candle_core::{DType, Device, Module, Result, Tensor};
 use dualgemm::candle::{GatedMlp, Options, SwiGlu};
 use dualgemm::checkpoint::{Checkpoint, OpenOptions};
-use dualgemm::gemm::QuantizeA;
+use dualgemm::gemm::{Activation, Epilogue, QuantizeA};
 
 fn path() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/smollm2-135m-layer14/modelopt-nvfp4")
@@ -80,6 +80,20 @@ fn misuse_is_refused_with_a_reason() -> Result<()> {
     assert!(message(&x(&[2, 576])?.to_dtype(DType::F64)?).contains("F32, F16 or BF16"));
     let missing = GatedMlp::from_checkpoint("no-such.gguf".as_ref(), 0, DType::F32, &Options::default());
     assert!(missing.unwrap_err().to_string().contains("no-such.gguf"));
+    Ok(())
+}
+
+#[test]
+fn the_module_computes_the_activation_of_the_checkpoint_exact() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    std::fs::copy(path().join("model.safetensors"), dir.path().join("model.safetensors"))?;
+    let config = std::fs::read_to_string(path().join("config.json"))?;
+    let relu2 = Epilogue { activation: Activation::Relu2, ..Epilogue::default() };
+    let asked = Options { epilogue: Some(relu2), ..Options::default() };
+    std::fs::write(dir.path().join("config.json"), config.replace("\"silu\"", "\"relu2\""))?;
+    let mlp = GatedMlp::from_checkpoint(dir.path(), 0, DType::F32, &Options::default())?;
+    let x = x(&[3, 576])?;
+    assert_eq!(values(&mlp.gate_up().forward(&x)?)?, values(&swiglu(&asked).forward(&x)?)?);
     Ok(())
 }
 

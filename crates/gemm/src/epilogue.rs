@@ -282,7 +282,7 @@ fn check_finite(function: &str, numbers: &[(&'static str, f32)]) -> Result<(), E
     Err(Error::EpilogueNumber { function: function.into(), number, value, valid: "a finite number" })
 }
 
-/// The name as the command's `--activation` and Python's `activation` read it, numbers after a colon.
+/// The name as [`FromStr`](std::str::FromStr) reads it, numbers after a colon.
 impl std::fmt::Display for Activation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -294,6 +294,33 @@ impl std::fmt::Display for Activation {
             Self::Relu2 => f.write_str("relu2"),
             Self::Identity => f.write_str("identity"),
         }
+    }
+}
+
+/// The name, with its numbers after a colon or the usual ones.
+impl std::str::FromStr for Activation {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let unknown = || Error::UnknownActivation { found: text.into() };
+        let (name, numbers) =
+            text.split_once(':').map_or((text, None), |(name, numbers)| (name, Some(numbers)));
+        let numbers = numbers.into_iter().flat_map(|numbers| numbers.split(',')).map(str::parse::<f32>);
+        let numbers = numbers.collect::<Result<Vec<_>, _>>().map_err(|_| unknown())?;
+        let activation = match (name, numbers.as_slice()) {
+            ("silu", []) => Self::Silu,
+            ("clamped-silu", []) => Self::ClampedSilu { limit: 7.0 },
+            ("clamped-silu", &[limit]) => Self::ClampedSilu { limit },
+            ("swiglustep", []) => Self::SwigluStep { limit: 7.0 },
+            ("swiglustep", &[limit]) => Self::SwigluStep { limit },
+            ("swigluoai", []) => Self::SWIGLU_OAI,
+            ("swigluoai", &[alpha, beta, limit]) => Self::SwigluOai { alpha, beta, limit },
+            ("gelu-tanh", []) => Self::GeluTanh,
+            ("relu2", []) => Self::Relu2,
+            ("identity", []) => Self::Identity,
+            _ => return Err(unknown()),
+        };
+        activation.check().map(|()| activation).map_err(|_| unknown())
     }
 }
 
@@ -335,6 +362,37 @@ mod tests {
 
     fn eval(activation: Activation, gate: f64, up: f64) -> f64 {
         activation.program().eval_f64(gate, up)
+    }
+
+    #[test]
+    fn activations_are_read_with_and_without_their_numbers() {
+        let parse = |text: &str| text.parse::<Activation>();
+        assert_eq!(parse("silu"), Ok(Activation::Silu));
+        // What is printed can be read again.
+        for activation in Activation::EXAMPLES {
+            assert_eq!(parse(&activation.to_string()), Ok(activation));
+        }
+        assert_eq!(parse("clamped-silu:10"), Ok(Activation::ClampedSilu { limit: 10.0 }));
+        assert_eq!(parse("swigluoai"), Ok(Activation::SWIGLU_OAI));
+        assert_eq!(
+            parse("swigluoai:1.5,0,3"),
+            Ok(Activation::SwigluOai { alpha: 1.5, beta: 0.0, limit: 3.0 })
+        );
+        for bad in [
+            "swish",
+            "silu:1",
+            "silu:",
+            "clamped-silu:-1",
+            "clamped-silu:nan",
+            "clamped-silu:x",
+            "clamped-silu:",
+            "swiglustep:0",
+            "swigluoai:1",
+            "swigluoai:1,,2,3",
+            "swigluoai:inf,1,7",
+        ] {
+            assert_eq!(parse(bad), Err(Error::UnknownActivation { found: bad.into() }));
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub enum Error {
     },
     /// An operand larger than any memory.
     #[error(
-        "{tensor} [{rows}, {cols}]{} does not fit the address space; a smaller problem is needed",
+        "{tensor} [{rows}, {cols}]{} does not fit the memory; a smaller problem is needed",
         times(*batch)
     )]
     TooLarge {
@@ -28,6 +28,15 @@ pub enum Error {
         rows: usize,
         /// Columns of one.
         cols: usize,
+    },
+    /// A text that names no activation.
+    #[error(
+        "activation `{found}` is unknown; valid are silu, clamped-silu[:LIMIT], swiglustep[:LIMIT], \
+         swigluoai[:ALPHA,BETA,LIMIT], gelu-tanh, relu2, identity, with finite numbers and positive limits"
+    )]
+    UnknownActivation {
+        /// The text.
+        found: String,
     },
     /// A number of the epilogue that makes no function.
     #[error("{function}: {number} is {value}; {valid} is needed")]

@@ -8,7 +8,6 @@ use dualgemm_kernels::registry::{KERNELS, Kernel};
 use serde::Serialize;
 
 use super::Verdict;
-use crate::args::parse_activation;
 use crate::failure::Unsupported;
 use crate::report::Output;
 
@@ -26,7 +25,7 @@ pub struct PtxArgs {
     pub config: Option<String>,
     /// Activation: silu, clamped-silu[:LIMIT], swiglustep[:LIMIT], swigluoai[:ALPHA,BETA,LIMIT], gelu-tanh, relu2 or
     /// identity.
-    #[arg(long, value_name = "NAME", value_parser = parse_activation, default_value = "silu")]
+    #[arg(long, value_name = "NAME", default_value = "silu")]
     pub activation: Activation,
     /// For N that is no multiple of 8: rows of C start anywhere.
     #[arg(long)]

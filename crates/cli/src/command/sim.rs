@@ -25,7 +25,6 @@ use serde::Serialize;
 
 use super::bench::shape;
 use super::{Verdict, ptx};
-use crate::args::parse_activation;
 use crate::failure::Unsupported;
 use crate::report::Output;
 use crate::simulated;
@@ -54,7 +53,7 @@ pub struct SimArgs {
     pub config: Option<String>,
     /// Activation: silu, clamped-silu[:LIMIT], swiglustep[:LIMIT], swigluoai[:ALPHA,BETA,LIMIT], gelu-tanh, relu2 or
     /// identity.
-    #[arg(long, value_name = "NAME", value_parser = parse_activation, default_value = "silu")]
+    #[arg(long, value_name = "NAME", default_value = "silu")]
     pub activation: Activation,
     /// A warp that executes more instructions than this is taken to hang.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
