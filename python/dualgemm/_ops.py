@@ -114,6 +114,7 @@ def floats(a, w, out, stream, out_dtype, quantize_a, activation, round_gate_up_t
         w._run(a, flat, quantize_a, activation, round_gate_up_to_bf16, stream)
     else:
         _check_empty(a, flat, n, k)
+        w._check(quantize_a, activation)
     return out
 
 
@@ -129,6 +130,8 @@ def _check_empty(a, out, n, k):
         raise OperandError(f"a: shape [0, {columns}]; [..., {k}] is needed")
     if tuple(out.shape) != (0, n):
         raise OperandError(f"out: shape {list(out.shape)}; {[0, n]} is needed")
+    if not is_float(dtype_name(out.dtype)):
+        raise OperandError(f"out: is {dtype_name(out.dtype)}; float32, float16 or bfloat16 is needed")
 
 
 def _rows(a, k):

@@ -384,6 +384,13 @@ impl Weights {
         format!("<dualgemm.Weights {} and {}: 2 x [{n}, {k}] {format}, {activation}>", names.0, names.1)
     }
 
+    /// Checks what says how C is computed, as every run does.
+    #[pyo3(signature = (quantize_a, activation_name))]
+    fn _check(&self, quantize_a: &Bound<'_, PyAny>, activation_name: Option<&str>) -> PyResult<()> {
+        activation_name.map(options::activation).transpose()?;
+        self.quantize_a(quantize_a).map(drop)
+    }
+
     /// Computes C of a 2-D A into `out`: an array, or the codes and scales of a re-quantized C with their layout, its
     /// tensor scale (`None`: from C) and, on a GPU, an array for the latter. Returns the tensor scale of a re-quantized
     /// C where it is known. `stream` is a CUDA stream, for arrays on a GPU.

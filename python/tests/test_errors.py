@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dualgemm
-from dualgemm import OperandError, Quantized, Weights
+from dualgemm import ArgumentError, OperandError, Quantized, Weights
 
 N, K = 32, 64
 
@@ -101,6 +101,11 @@ def test_what_is_wrong_with_rows_is_wrong_without(weights):
             dualgemm.swiglu(make(), weights)
     with pytest.raises(OperandError, match=r"out: shape \[5, 5\]; \[0, 32\] is needed"):
         dualgemm.swiglu(a(0), weights, out=np.empty((5, 5), np.float32))
+    with pytest.raises(OperandError, match="out: is float64"):
+        dualgemm.swiglu(a(0), weights, out=np.empty((0, N), np.float64))
+    for options in ({"activation": "zzz"}, {"quantize_a": "zzz"}):
+        with pytest.raises(ArgumentError, match="zzz"):
+            dualgemm.swiglu(a(0), weights, **options)
 
 
 def test_options_that_would_do_nothing_are_refused(weights):
