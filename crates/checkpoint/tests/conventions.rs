@@ -46,6 +46,28 @@ fn modelopt_mixed_precision_names_one_algorithm_per_module() {
     }
 }
 
+/// ModelOpt 0.47 spells what it has no name for as it does in its own code: all of a model in mxfp4, attention in fp8 blocks.
+#[test]
+fn modelopt_names_of_algorithms_may_be_lowercase() {
+    let mut f = Fixture {
+        config: Some(json!({ "quantization_config": { "ignore": ["lm_head", "model.embed_tokens"],
+            "quant_algo": "mxfp4", "producer": { "name": "modelopt", "version": "0.47.0" }, "quant_method": "modelopt" } })),
+        ..Fixture::default()
+    };
+    for (m, seed) in [(GATE, 1), (UP, 2)] {
+        let w = Weight::with_block(seed, 64, 64, 32);
+        f.add(&format!("{m}.weight"), Dtype::U8, &[64, 32], w.codes);
+        f.add(&format!("{m}.weight_scale"), Dtype::U8, &[64, 2], w.scales);
+    }
+    Weight::with_block(2, 64, 64, 32).assert_is(&f.open(&defaults()).unwrap().gate_up(0).unwrap().up);
+    let config = json!({ "quantization_config": { "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
+        "quantized_layers": {
+            "model.layers.0.mlp": { "quant_algo": "W4A16_NVFP4", "group_size": 16 },
+            "model.layers.0.self_attn.q_proj": { "quant_algo": "fp8_pb_wo" },
+            "model.layers.0.self_attn.k_proj": { "quant_algo": "fp8_pb_real" } } } });
+    assert_mlp(&modelopt(config, Some(0.5)).open(&defaults()).unwrap(), [1e-3, 2e-3], None);
+}
+
 #[test]
 fn modelopt_excluded_modules_are_not_read_as_codes() {
     let mut config = modelopt_config("NVFP4");
@@ -194,7 +216,7 @@ fn unknown_methods_algorithms_and_group_sizes_are_named() {
     assert_eq!(
         config(json!({ "quant_method": "modelopt", "quant_algo": "NVFP5" })),
         "DIR/config.json: quant_algo is \"NVFP5\"; valid is NVFP4, W4A16_NVFP4, NVFP4_AWQ, NVFP4_SVD, \
-         W4A8_NVFP4_FP8, W4A8_MXFP4_FP8, MXFP4, MXFP8, FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO, INT4_AWQ and 5 more"
+         W4A8_NVFP4_FP8, W4A8_MXFP4_FP8, MXFP4, MXFP8, FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO, INT4_AWQ and 6 more"
     );
     for size in [0, 32, 128] {
         assert_eq!(

@@ -68,6 +68,7 @@ const ALGORITHMS: &[(&str, Option<(BlockFormat, Input)>)] = &[
     ("INT8_SQ", None),
     ("W8A8_SQ_PER_CHANNEL", None),
     ("W8A16", None),
+    ("FP8_PB_REAL", None),
 ];
 const MIXED: &str = "MIXED_PRECISION";
 
@@ -128,7 +129,9 @@ fn config_schemes(file: &Path, config: &Value) -> Result<Schemes, Error> {
 }
 
 fn algorithm(algo: &Value, group_size: Option<&Value>, file: &Path, key: &str) -> Result<Scheme, Error> {
-    let known = ALGORITHMS.iter().find(|(name, _)| algo.as_str() == Some(name)).ok_or_else(|| {
+    // ModelOpt writes names that it has no spelling for in its own lowercase: `mxfp4`, `fp8_pb_wo`.
+    let is = |name: &str| algo.as_str().is_some_and(|algo| algo.eq_ignore_ascii_case(name));
+    let known = ALGORITHMS.iter().find(|(name, _)| is(name)).ok_or_else(|| {
         config_error(file, key, algo, crate::error::list(ALGORITHMS.iter().map(|(name, _)| name)))
     })?;
     let Some((format, input)) = known.1 else {
