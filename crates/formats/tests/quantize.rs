@@ -191,6 +191,17 @@ fn zero_tensors_exact() {
     }
 }
 
+/// The reciprocal of so small a global scale is infinite, and times zero no number.
+#[test]
+fn zeros_among_the_smallest_numbers_stay_zero() {
+    let mut x = [1e-39; 32];
+    (x[1], x[2], x[16]) = (0.0, -0.0, 0.0);
+    for producer in Producer::ALL {
+        let q = quantize("x", &f32_matrix(16, &x), producer, Search::Plain).unwrap();
+        assert_eq!([(0, 1), (0, 2), (1, 0)].map(|(row, k)| q.code(row, k) & 7), [0; 3], "{producer}");
+    }
+}
+
 /// NaN becomes +6 and leaves its block's scale alone; infinity saturates the block.
 #[test]
 fn nan_and_infinity_exact() {

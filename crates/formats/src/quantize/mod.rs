@@ -43,11 +43,11 @@ pub enum Producer {
     /// NVIDIA ModelOpt 0.47.
     #[serde(rename = "modelopt")]
     ModelOpt,
-    /// compressed-tensors 0.20 and llm-compressor, CPU path.
+    /// compressed-tensors 0.20 and llm-compressor 0.14, CPU path.
     CompressedTensors,
     /// torchao 0.18.
     Torchao,
-    /// Transformer Engine, which is FlashInfer with fast math off.
+    /// Transformer Engine 2.20, which is FlashInfer with fast math off.
     Te,
     /// ggml's CPU reference, without a global scale.
     Ggml,

@@ -32,6 +32,7 @@ impl Rule for Torchao {
 
     fn codes(&self, x: &Block, scale: u8) -> [u8; 16] {
         let factor = (1.0 / self.global) / e4m3::decode(scale);
-        x.map(|x| e2m1::encode(x * factor))
+        // Under a global scale whose reciprocal is infinite zeros stay zero; torchao makes NaN of them and codes by chance.
+        x.map(|x| e2m1::encode(if x == 0.0 { x } else { x * factor }))
     }
 }
