@@ -17,7 +17,7 @@ class Weights:
         activation: str | None = ...,
         convention: str | None = ...,
         gate_up_order: str | None = ...,
-        nibble_order: Literal["lo-hi", "hi-lo"] = ...,
+        nibble_order: Literal["lo-hi", "hi-lo"] | None = ...,
         scale_layout: Literal["linear", "128x4", "8x4"] | None = ...,
         within: str | None = ...,
         unusable_input_scale_is_one: bool = ...,

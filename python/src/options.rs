@@ -66,7 +66,7 @@ impl LayerOptions {
         let read = ReadArgs {
             convention: None,
             gate_up_order: None,
-            nibble_order: NibbleOrderArg::LoHi,
+            nibble_order: None,
             scale_layout: None,
             within: None,
             unusable_input_scale_is_one: false,
@@ -103,14 +103,14 @@ impl LayerOptions {
             "activation" => self.epilogue.activation = Some(activation(&text()?)?),
             "gate_up_order" => read.gate_up_order = Some(order(&text()?)?),
             "nibble_order" => {
-                read.nibble_order = match text()?.as_str() {
+                read.nibble_order = Some(match text()?.as_str() {
                     "lo-hi" => NibbleOrderArg::LoHi,
                     "hi-lo" => NibbleOrderArg::HiLo,
                     other => {
                         let message = format!("nibble_order `{other}` is unknown; valid are lo-hi, hi-lo");
                         return Err(Kind::Argument.raise(message));
                     }
-                }
+                })
             }
             "scale_layout" => {
                 read.scale_layout = Some(match layout(&text()?)? {

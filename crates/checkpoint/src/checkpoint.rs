@@ -17,13 +17,12 @@ use crate::source::{GateUp, GateUpSource, MatrixSource};
 use crate::{Error, TensorFiles};
 
 /// Which nibble of a byte holds the even element.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NibbleOrder {
     /// The low one: every producer but the next.
-    #[default]
     LoHi,
-    /// The high one: some Black Forest Labs FLUX.2 files.
+    /// The high one: ComfyUI.
     HiLo,
 }
 
@@ -44,8 +43,8 @@ pub enum BadInputScale {
 pub struct OpenOptions {
     /// Name of the [convention](crate::convention::CONVENTIONS); by default what the files declare.
     pub convention: Option<String>,
-    /// Nibble order of packed codes; GGUF has its own, which this leaves alone.
-    pub nibble_order: NibbleOrder,
+    /// Nibble order of packed codes, where it is not the convention's. GGUF's cannot be changed.
+    pub nibble_order: Option<NibbleOrder>,
     /// Order of fused gate/up tensors. Needed where a file has one, except in GGUF, which defines it.
     pub gate_up_order: Option<GateUpOrder>,
     /// Order of stored block scales, where it is not the convention's.

@@ -5,7 +5,7 @@ use std::path::Path;
 use dualgemm_formats::{BlockFormat, ScaleLayout};
 use fancy_regex::Regex;
 
-use crate::Error;
+use crate::{Error, NibbleOrder};
 
 /// What the weights of a module are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,27 +37,36 @@ pub(crate) struct Scheme {
     pub(crate) weights: Weights,
     pub(crate) input: Input,
     pub(crate) scale_layout: ScaleLayout,
+    pub(crate) nibble_order: NibbleOrder,
+    /// Whether a weight without a tensor scale is a fault, where the convention does not say so of all nvfp4.
+    pub(crate) needs_tensor_scale: bool,
 }
 
 impl Scheme {
     pub(crate) fn blocks(format: BlockFormat, input: Input) -> Self {
-        Self { weights: Weights::Blocks(format), input, scale_layout: ScaleLayout::Linear }
+        Self::new(Weights::Blocks(format), input)
     }
 
     pub(crate) fn float(why: impl Into<String>) -> Self {
-        Self { weights: Weights::Float(why.into()), input: Input::Ignored, scale_layout: ScaleLayout::Linear }
+        Self::new(Weights::Float(why.into()), Input::Ignored)
     }
 
     pub(crate) fn other(what: impl Into<String>) -> Self {
-        Self {
-            weights: Weights::Other(what.into()),
-            input: Input::Ignored,
-            scale_layout: ScaleLayout::Linear,
-        }
+        Self::new(Weights::Other(what.into()), Input::Ignored)
     }
 
     pub(crate) fn by_type() -> Self {
-        Self { weights: Weights::ByType, input: Input::Optional, scale_layout: ScaleLayout::Linear }
+        Self::new(Weights::ByType, Input::Optional)
+    }
+
+    fn new(weights: Weights, input: Input) -> Self {
+        Self {
+            weights,
+            input,
+            scale_layout: ScaleLayout::Linear,
+            nibble_order: NibbleOrder::LoHi,
+            needs_tensor_scale: false,
+        }
     }
 }
 

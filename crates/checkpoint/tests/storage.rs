@@ -55,13 +55,18 @@ fn comfyui(declare: impl Fn(&mut Fixture, &str)) -> Fixture {
         f.modelopt(m, &w, 1e-3, Some(0.5));
         let scale = f.tensor(&format!("{m}.weight_scale"));
         (scale.shape, scale.data) = (vec![128, 4], w.swizzled().into());
+        swap_nibbles(&mut f, m);
         declare(&mut f, m);
     }
     f
 }
 
+fn swap_nibbles(f: &mut Fixture, module: &str) {
+    f.bytes(&format!("{module}.weight")).iter_mut().for_each(|b| *b = b.rotate_left(4));
+}
+
 #[test]
-fn comfyui_scales_are_read_in_their_own_order() {
+fn comfyui_scales_and_nibbles_are_read_in_their_own_order() {
     let marker = |f: &mut Fixture, m: &str| {
         f.add(&format!("{m}.comfy_quant"), Dtype::U8, &[19], br#"{"format": "nvfp4"}"#.to_vec());
     };
@@ -80,6 +85,9 @@ fn comfyui_scales_are_read_in_their_own_order() {
         Weight::new(11, 100, 64).assert_is(&mlp.gate);
         Weight::new(12, 100, 64).assert_is(&mlp.up);
         assert!(mlp.input_scales().unwrap().is_some());
+        let options = OpenOptions { nibble_order: Some(NibbleOrder::LoHi), ..defaults() };
+        let swapped = Weight::new(11, 100, 64).codes[0].rotate_left(4);
+        assert_eq!(f.open(&options).unwrap().gate_up(0).unwrap().gate.row_codes(0)[0], swapped);
     }
     let fp8 = |f: &mut Fixture, m: &str| {
         f.add(&format!("{m}.comfy_quant"), Dtype::U8, &[26], br#"{"format":"float8_e4m3fn"}"#.to_vec());
@@ -101,7 +109,8 @@ fn padded_scales_under_a_linear_convention_are_refused_with_the_way_out() {
              explicitly"
         )
     );
-    let options = OpenOptions { scale_layout: Some(ScaleLayout::Sf128x4), ..defaults() };
+    let (scale_layout, nibble_order) = (Some(ScaleLayout::Sf128x4), Some(NibbleOrder::HiLo));
+    let options = OpenOptions { scale_layout, nibble_order, ..defaults() };
     Weight::new(11, 100, 64).assert_is(&f.open(&options).unwrap().gate_up(0).unwrap().gate);
 }
 
@@ -127,9 +136,9 @@ fn flat_byte_scales_are_in_the_kernel_s_order() {
 fn swapped_nibbles_are_an_explicit_option() {
     let mut f = modelopt(modelopt_config("W4A16_NVFP4"), None);
     for m in [GATE, UP] {
-        f.bytes(&format!("{m}.weight")).iter_mut().for_each(|b| *b = b.rotate_left(4));
+        swap_nibbles(&mut f, m);
     }
-    let options = OpenOptions { nibble_order: NibbleOrder::HiLo, ..defaults() };
+    let options = OpenOptions { nibble_order: Some(NibbleOrder::HiLo), ..defaults() };
     assert_mlp(&f.open(&options).unwrap(), [1e-3, 2e-3], None);
     let c = f.open(&defaults()).unwrap();
     let read = c.gate_up(0).unwrap();

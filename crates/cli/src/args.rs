@@ -79,9 +79,9 @@ pub struct ReadArgs {
     /// up-gate-rows or trtllm-gen. It is never guessed.
     #[arg(long, value_name = "ORDER")]
     pub gate_up_order: Option<GateUpOrder>,
-    /// Which nibble of a byte holds the even element along K.
-    #[arg(long, value_enum, value_name = "ORDER", default_value_t = NibbleOrderArg::LoHi)]
-    pub nibble_order: NibbleOrderArg,
+    /// Which nibble of a byte holds the even element along K, where it is not the convention's.
+    #[arg(long, value_enum, value_name = "ORDER")]
+    pub nibble_order: Option<NibbleOrderArg>,
     /// Order of the stored block scales, where it is not the convention's.
     #[arg(long, value_enum, value_name = "LAYOUT")]
     pub scale_layout: Option<ScaleLayoutArg>,
@@ -212,7 +212,7 @@ impl From<ScaleLayoutArg> for ScaleLayout {
 pub enum NibbleOrderArg {
     /// Even element in the low nibble, as nearly every producer writes it.
     LoHi,
-    /// Even element in the high nibble (some FLUX.2 files).
+    /// Even element in the high nibble (ComfyUI).
     HiLo,
 }
 

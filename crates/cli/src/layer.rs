@@ -23,10 +23,10 @@ const RUN_BYTES: usize = 1 << 20;
 pub fn open(path: &Path, args: &ReadArgs) -> Result<Checkpoint, Error> {
     let options = OpenOptions {
         convention: args.convention.clone(),
-        nibble_order: match args.nibble_order {
+        nibble_order: args.nibble_order.map(|order| match order {
             NibbleOrderArg::LoHi => NibbleOrder::LoHi,
             NibbleOrderArg::HiLo => NibbleOrder::HiLo,
-        },
+        }),
         gate_up_order: args.gate_up_order,
         scale_layout: args.scale_layout.map(Into::into),
         within: args.within.clone(),

@@ -67,8 +67,10 @@ impl Checkpoint {
         let format = match &scheme.weights {
             Weights::ByType => {
                 let asked = match (self.options.nibble_order, self.options.scale_layout) {
-                    (NibbleOrder::LoHi, None) => None,
-                    (NibbleOrder::LoHi, Some(layout)) => Some(format!("{layout} order of scales")),
+                    (None | Some(NibbleOrder::LoHi), None) => None,
+                    (None | Some(NibbleOrder::LoHi), Some(layout)) => {
+                        Some(format!("{layout} order of scales"))
+                    }
                     _ => Some("swapped nibbles".into()),
                 };
                 if let Some(asked) = asked {
@@ -103,7 +105,7 @@ impl Checkpoint {
             .tensor(module, Role::BlockScale)
             .ok_or_else(|| self.missing(name, Role::BlockScale, name))?;
         let layout = self.options.scale_layout.unwrap_or(scheme.scale_layout);
-        let swap = self.options.nibble_order == NibbleOrder::HiLo;
+        let swap = self.options.nibble_order.unwrap_or(scheme.nibble_order) == NibbleOrder::HiLo;
         let stored = Stored::new(weight, scales, format, layout, swap)?;
         self.check_hidden_size(name, &stored)?;
         Ok(stored)
@@ -190,7 +192,8 @@ impl Checkpoint {
         const WHAT: &str = "a tensor scale";
         let view = self.index.modules.get(name).and_then(|m| self.tensor(m, Role::TensorScale));
         let Some(view) = view else {
-            let needed = self.convention.needs_tensor_scale && stored.format == BlockFormat::Nvfp4;
+            let of_all = self.convention.needs_tensor_scale && stored.format == BlockFormat::Nvfp4;
+            let needed = of_all || self.schemes.of(name).needs_tensor_scale;
             return if needed {
                 let needed_by = stored.name(expert);
                 Err(self.missing(name, Role::TensorScale, &needed_by))

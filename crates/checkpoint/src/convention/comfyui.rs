@@ -1,25 +1,24 @@
-//! ComfyUI: ModelOpt's names with block scales stored in 128x4 order.
+//! ComfyUI: ModelOpt's names with block scales stored in 128x4 order and the even element of each byte in the high nibble.
 //!
 //! Layers are declared one by one: a `X.comfy_quant` tensor of JSON bytes, `{"format": "nvfp4"}`, or
 //! `_quantization_metadata` in the file metadata, `{"layers": {"X": {"format": "nvfp4"}}}` or one `format` for
-//! all. Some Black Forest Labs files have the nibbles of each byte swapped as well; nothing in the file says
-//! so, which is why that is an explicit option.
+//! all. Rows are stored padded with zeros to a multiple of 16.
 //!
-//! Source: `comfy/{ops,quant_ops}.py` of <https://github.com/comfyanonymous/ComfyUI>; layout:
-//! <https://github.com/utensils/mold/issues/1318>
+//! Source: `comfy/{float,ops,quant_ops}.py` of <https://github.com/comfyanonymous/ComfyUI>, `comfy_kitchen/tensor/nvfp4.py`
+//! of <https://github.com/Comfy-Org/comfy-kitchen>
 
 use dualgemm_formats::{BlockFormat, ScaleLayout};
 use serde_json::Value;
 
 use super::modelopt::SUFFIXES;
 use super::{Convention, Evidence, ScaleSense, config_error};
-use crate::Error;
 use crate::scheme::{Input, Pattern, Scheme, Schemes};
+use crate::{Error, NibbleOrder};
 
 /// ComfyUI's convention.
 pub const CONVENTION: Convention = Convention {
     name: "comfyui",
-    doc: "ComfyUI: ModelOpt's names, block scales in 128x4 order on disk",
+    doc: "ComfyUI: ModelOpt's names, block scales in 128x4 order on disk, even elements in high nibbles",
     sense: ScaleSense::Multiplier,
     needs_tensor_scale: true,
     fused_order: None,
@@ -73,7 +72,11 @@ fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
 }
 
 fn nvfp4() -> Scheme {
-    Scheme { scale_layout: ScaleLayout::Sf128x4, ..Scheme::blocks(BlockFormat::Nvfp4, Input::Optional) }
+    Scheme {
+        scale_layout: ScaleLayout::Sf128x4,
+        nibble_order: NibbleOrder::HiLo,
+        ..Scheme::blocks(BlockFormat::Nvfp4, Input::Optional)
+    }
 }
 
 fn scheme(layer: &Value) -> Scheme {

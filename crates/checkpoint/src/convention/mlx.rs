@@ -1,10 +1,10 @@
-//! MLX: `X.weight` U32 of eight codes each, the first in the lowest bits, and `X.scales` U8; mxfp4, and nvfp4 without a
-//! tensor scale.
+//! MLX: `X.weight` U32 of eight codes each, the first in the lowest bits, and `X.scales` U8; mxfp4, and nvfp4, of which
+//! experts may have `X.global_scale`, the largest magnitude of each.
 //!
 //! `config.json` holds `mode`, `bits` and `group_size` of all modules, and entries under a module's name for those that
-//! differ. What has no scales was left in float.
+//! differ, with `global_scale` where there is one. What has no scales was left in float.
 //!
-//! Source: `mlx/nn/layers/quantized.py` of <https://github.com/ml-explore/mlx>, `mlx_lm/utils.py` of
+//! Source: `mlx/nn/layers/quantized.py` of <https://github.com/ml-explore/mlx>, `mlx_lm/{utils,models/switch_layers}.py` of
 //! <https://github.com/ml-explore/mlx-lm>
 
 use std::path::Path;
@@ -19,11 +19,16 @@ use crate::scheme::{Input, Pattern, Scheme, Schemes};
 /// MLX's convention.
 pub const CONVENTION: Convention = Convention {
     name: "mlx",
-    doc: "MLX: weight U32 of eight codes each and scales U8, mxfp4 or nvfp4 without a tensor scale",
-    sense: ScaleSense::Multiplier,
+    doc: "MLX: weight U32 of eight codes each and scales U8, mxfp4 or nvfp4, of experts also global_scale, an amax",
+    sense: ScaleSense::Amax,
     needs_tensor_scale: false,
     fused_order: None,
-    suffixes: &[(".scales", Role::BlockScale), (".bias", Role::Bias), (".weight", Role::Weight)],
+    suffixes: &[
+        (".global_scale", Role::TensorScale),
+        (".scales", Role::BlockScale),
+        (".bias", Role::Bias),
+        (".weight", Role::Weight),
+    ],
     detect,
     schemes,
 };
@@ -68,5 +73,6 @@ fn scheme(level: &Value, file: &Path, key: &str) -> Result<Scheme, Error> {
             ));
         }
     }
-    Ok(Scheme::blocks(*format, Input::Ignored))
+    let needs_tensor_scale = level["global_scale"] == true;
+    Ok(Scheme { needs_tensor_scale, ..Scheme::blocks(*format, Input::Ignored) })
 }

@@ -19,6 +19,7 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use dualgemm_formats::GlobalScale;
+use dualgemm_formats::scalar::{e2m1, e4m3};
 use serde_json::Value;
 
 use crate::error::list;
@@ -49,6 +50,8 @@ pub enum ScaleSense {
     Multiplier,
     /// `value = code · block scale / scale`.
     Divisor,
+    /// `value = code · block scale · scale / 2688`: the magnitude of the largest code under the largest block scale.
+    Amax,
 }
 
 impl ScaleSense {
@@ -56,6 +59,7 @@ impl ScaleSense {
         match self {
             Self::Multiplier => GlobalScale::multiplier(held),
             Self::Divisor => GlobalScale::divisor(held),
+            Self::Amax => GlobalScale::multiplier(held / (e2m1::MAX * e4m3::MAX)),
         }
     }
 }

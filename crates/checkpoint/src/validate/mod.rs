@@ -9,7 +9,7 @@ use dualgemm_formats::{GlobalScale, GlobalScaleSource, ScaleLayout};
 
 pub use rules::{RULES, Rule, Severity};
 
-use crate::convention::{Role, ScaleSense};
+use crate::convention::Role;
 use crate::model_config::expert_count;
 use crate::module::{Mlp, MlpKind, Place, Projection};
 use crate::packed::BlockScales;
@@ -225,16 +225,12 @@ fn check_scales(scales: &BlockScales<'_>, global: GlobalScale, findings: &mut Ve
             format!("{padding} padding bytes of its {} scales are not zero", scales.layout),
         );
     }
-    let (sense, wrong) = match global.source() {
-        GlobalScaleSource::Multiplier => (ScaleSense::Multiplier, global.held() >= 1.0),
-        GlobalScaleSource::Divisor(d) => (ScaleSense::Divisor, d <= 1.0),
+    let (what, usual, wrong) = match global.source() {
+        GlobalScaleSource::Multiplier => ("multiplier", "below 1", global.held() >= 1.0),
+        GlobalScaleSource::Divisor(d) => ("divisor", "above 1", d <= 1.0),
         GlobalScaleSource::Absent => return,
     };
     if wrong {
-        let (what, usual) = match sense {
-            ScaleSense::Multiplier => ("multiplier", "below 1"),
-            ScaleSense::Divisor => ("divisor", "above 1"),
-        };
         push(
             "tensor-scale-sense",
             global.held().to_string(),

@@ -1,0 +1,76 @@
+//! Checkpoints that producers wrote, against the values that their own code gives them. See `testdata/README.md`.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+
+use common::*;
+use dualgemm_checkpoint::{Checkpoint, Dtype, TensorFiles};
+use dualgemm_formats::QuantizedMatrix;
+use serde_json::json;
+
+fn produced(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/producers").join(name)
+}
+
+/// Producers multiply in f32, so that their values are the exact ones but for two roundings.
+fn assert_values(ours: &QuantizedMatrix<'_>, expected: &[f32]) {
+    assert_eq!(ours.rows() * ours.k(), expected.len());
+    for (i, &theirs) in expected.iter().enumerate() {
+        let (row, k) = (i / ours.k(), i % ours.k());
+        let (found, theirs) = (ours.value(row, k), f64::from(theirs));
+        assert!((found - theirs).abs() <= 2e-7 * theirs.abs(), "[{row}, {k}]: {found}, theirs {theirs}");
+    }
+}
+
+fn expected(name: &str) -> Vec<f32> {
+    let files = TensorFiles::open(&produced("expected.safetensors")).unwrap();
+    let bytes = files.tensors().find(|t| t.name == name).unwrap().bytes;
+    bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect()
+}
+
+#[test]
+fn comfyui_has_even_elements_in_high_nibbles_and_rows_padded_to_16() {
+    let c = Checkpoint::open(&produced("comfyui-nvfp4.safetensors"), &defaults()).unwrap();
+    assert_eq!(c.convention().name, "comfyui");
+    let mlp = c.gate_up(0).unwrap();
+    assert_eq!(mlp.gate.rows(), 32, "of 20");
+    assert_values(&mlp.gate, &expected("comfyui.gate_proj"));
+    assert_values(&mlp.up, &expected("comfyui.up_proj"));
+}
+
+#[test]
+fn mlx_stores_the_largest_magnitude_of_an_expert_as_its_scale() {
+    let c = Checkpoint::open(&produced("mlx-nvfp4-experts"), &defaults()).unwrap();
+    assert_eq!(c.convention().name, "mlx");
+    let [gate, up] = ["mlx.gate_proj", "mlx.up_proj"].map(expected);
+    for (e, (gate, up)) in gate.chunks(16 * 32).zip(up.chunks(16 * 32)).enumerate() {
+        let mlp = c.experts(0).unwrap().gate_up(e).unwrap();
+        assert_values(&mlp.gate, gate);
+        assert_values(&mlp.up, up);
+    }
+    assert!(c.validate().iter().all(|f| f.rule.id == "halves-tensor-scale"), "{:?}", c.validate());
+}
+
+#[test]
+fn mlx_scales_that_are_declared_are_needed() {
+    let mut f = Fixture::default();
+    for p in ["gate_proj", "up_proj", "down_proj"] {
+        let (module, w) = (format!("model.layers.0.mlp.switch_mlp.{p}"), Weight::new(1, 64, 64));
+        f.add(&format!("{module}.weight"), Dtype::U32, &[1, 64, 8], w.codes);
+        f.add(&format!("{module}.scales"), Dtype::U8, &[1, 64, 4], w.scales);
+    }
+    let mut with = |level: serde_json::Value| {
+        let gate = "model.layers.0.mlp.switch_mlp.gate_proj";
+        f.config =
+            Some(json!({ "quantization": { "group_size": 16, "bits": 4, "mode": "nvfp4", gate: level } }));
+        let gate_up =
+            f.open(&defaults()).unwrap().experts(0).unwrap().gate_up(0).map(|both| both.gate.rows());
+        gate_up.map_err(|e| message(&e))
+    };
+    let mut level = json!({ "group_size": 16, "bits": 4, "mode": "nvfp4" });
+    assert_eq!(with(level.clone()), Ok(64));
+    level["global_scale"] = json!(true);
+    let e = with(level).unwrap_err();
+    assert!(e.contains("model.layers.0.mlp.switch_mlp.gate_proj.global_scale"), "{e}");
+}
