@@ -1,6 +1,7 @@
 //! GPUs as targets: which there are, and how a plan for one runs on operands in the host's memory.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -248,7 +249,8 @@ impl GpuRunner {
             self.operands = Some(Operands::new(self.gpu, &self.desc, self.a_scale_layout)?);
         }
         let Some(operands) = &self.operands else { return Ok(None) };
-        operands.write_a(a)?;
+        let rows: Vec<Range<usize>> = groups.iter().map(|rows| rows.first..rows.first + rows.count).collect();
+        operands.write_rows(a, &rows)?;
         let (a_scale, mut scale) = (Operands::a_scale(a), None);
         if let Some((experts, first_rows)) = at_once {
             let bytes: Vec<u8> = first_rows.into_iter().flat_map(|row| (row as u32).to_le_bytes()).collect();

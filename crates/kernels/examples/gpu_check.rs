@@ -191,7 +191,7 @@ fn elementwise(check: &mut Check) -> Result<(), Failure> {
                         };
                         let mut specs = Vec::new();
                         if is_dynamic {
-                            specs.push(amax.spec(&a, parts)?);
+                            specs.push(amax.spec(&a, parts, None)?);
                         }
                         specs.push(kernel.spec(&a, &to, &with)?);
                         Ok((specs, vec![out, scales, values, parts, scale_out]))

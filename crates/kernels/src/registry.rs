@@ -109,14 +109,12 @@ pub const KERNELS: &[Kernel] = &[
     },
     Kernel {
         name: "amax",
-        doc: "the largest magnitude of a float matrix, in parts",
+        doc: "the largest magnitude of a float matrix, in parts, of rows in groups too",
         arch: Target::Sm80,
-        configs: || FloatType::ALL.map(|ty| format!("{ty:?}").to_lowercase()).into(),
+        configs: || amax::configs().iter().map(amax::name).collect(),
         text: |config, _, _| {
-            amax::generate(
-                one_of(config, FloatType::ALL, |ty| format!("{ty:?}").to_lowercase())?,
-                Target::Sm80,
-            )
+            let (ty, grouped) = one_of(config, amax::configs(), amax::name)?;
+            amax::generate(ty, grouped, Target::Sm80)
         },
     },
     Kernel {

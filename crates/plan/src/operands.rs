@@ -1,5 +1,7 @@
 //! A and C of one problem in device memory, with copies from and to the host.
 
+use std::ops::Range;
+
 use dualgemm_device::Device;
 use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
 use dualgemm_gemm::compare::Element;
@@ -64,6 +66,15 @@ impl Operands {
     /// # Errors
     /// If it is not what the problem says.
     pub fn write_a(&self, a: &AOperand<'_>) -> Result<(), Error> {
+        self.write_rows(a, std::slice::from_ref(&(0..a.rows())))
+    }
+
+    /// As [`write_a`](Self::write_a) for the rows of groups, in order. The others become zeros, whatever they are: they are
+    /// not checked, and no scale of all of A counts them.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write_rows(&self, a: &AOperand<'_>, groups: &[Range<usize>]) -> Result<(), Error> {
         let (found, desc) = (AFormat::of(a), &self.desc);
         if found != desc.a || a.k() != desc.k || a.rows() > desc.m {
             return Err(Error::Operand {
@@ -72,17 +83,27 @@ impl Operands {
                 expected: format!("{} [{}, {}]", desc.a, desc.m, desc.k),
             });
         }
-        match a {
-            AOperand::Float(FloatMatrix::F32(a)) => self.a.write(&little_endian(a, f32::to_le_bytes))?,
-            AOperand::Float(FloatMatrix::F16(a)) => self.a.write(&little_endian(a, f16::to_le_bytes))?,
-            AOperand::Float(FloatMatrix::Bf16(a)) => self.a.write(&little_endian(a, bf16::to_le_bytes))?,
+        let (mut values, mut scales) = match a {
+            AOperand::Float(FloatMatrix::F32(a)) => (little_endian(a, f32::to_le_bytes), Vec::new()),
+            AOperand::Float(FloatMatrix::F16(a)) => (little_endian(a, f16::to_le_bytes), Vec::new()),
+            AOperand::Float(FloatMatrix::Bf16(a)) => (little_endian(a, bf16::to_le_bytes), Vec::new()),
             AOperand::Quantized(a) => {
-                a.check_scales()?;
-                let (codes, scales) = plain_rows(a);
-                self.a.write(&codes)?;
-                let scales = ScaleLayout::Linear.convert(&scales, self.a_layout, a.rows(), a.blocks());
-                self.a_scales.write(&scales)?;
+                groups.iter().try_for_each(|rows| a.check_scales_of(rows.clone()))?;
+                plain_rows(a)
             }
+        };
+        let ends = groups.iter().map(|rows| rows.end);
+        let starts = groups.iter().map(|rows| rows.start);
+        for (first, last) in std::iter::once(0).chain(ends).zip(starts.chain([a.rows()])) {
+            for bytes in [&mut values, &mut scales] {
+                let row = bytes.len() / a.rows();
+                bytes[first * row..last * row].fill(0);
+            }
+        }
+        self.a.write(&values)?;
+        if let AOperand::Quantized(a) = a {
+            let scales = ScaleLayout::Linear.convert(&scales, self.a_layout, a.rows(), a.blocks());
+            self.a_scales.write(&scales)?;
         }
         Ok(())
     }

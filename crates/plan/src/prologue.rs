@@ -12,15 +12,17 @@
 //! makes the largest magnitude 448.
 
 use dualgemm_device::{DeviceInfo, DevicePtr, LaunchSpec};
-use dualgemm_formats::{FloatType, GlobalScale, ScaleLayout};
+use dualgemm_formats::{FloatType, GlobalScale};
 use dualgemm_gemm::{AFormat, DualGemmDesc, QuantizeA};
 use dualgemm_kernels::generic::amax::{Amax, MAX_PARTS};
 use dualgemm_kernels::generic::expand::{Codes, Expand};
 use dualgemm_kernels::generic::quantize::{E4M3_FACTOR, Floats, Out, Quantize, Scale};
 use dualgemm_kernels::generic::rowwise::Sink;
+use dualgemm_kernels::parts::groups::Groups;
 use dualgemm_kernels::plain::order::SPAN;
 
-use crate::{Buffer, DeviceA, Error, Gpu};
+use crate::strategy::one_group;
+use crate::{Buffer, DeviceA, Error, Gpu, GpuPlan};
 
 /// The float type that A is multiplied in: its own if that has 16 bits, otherwise f16, which holds nvfp4 exactly.
 ///
@@ -87,27 +89,71 @@ enum Kind {
     Direct,
     Permute { kernel: Quantize, image: Buffer },
     Expand { kernel: Expand, image: Buffer },
-    Quantize { kernel: Quantize, image: Buffer, scale: QuantizeScale },
+    Quantize { kernel: Quantize, image: Buffer, scale: TensorScale },
 }
 
+/// A kernel for one group, where one is needed, and for several, where the plan is for such.
 #[derive(Debug)]
-enum QuantizeScale {
+pub(crate) struct Pair<K> {
+    pub single: Option<K>,
+    pub grouped: Option<K>,
+}
+
+impl<K> Pair<K> {
+    pub(crate) fn of(&self, groups: Option<&Groups>) -> Option<&K> {
+        match groups {
+            None => self.single.as_ref(),
+            Some(_) => self.grouped.as_ref(),
+        }
+    }
+}
+
+/// The tensor scale of an A that is quantized on the way in.
+#[derive(Debug)]
+pub(crate) enum TensorScale {
     Static(GlobalScale),
     /// Parts of the largest magnitude, and the scale.
     Dynamic {
-        amax: Amax,
+        amax: Pair<Amax>,
         parts: Buffer,
         scale: Buffer,
     },
 }
 
+impl TensorScale {
+    /// One of its own on each call.
+    pub(crate) fn dynamic(gpu: &'static Gpu, ty: FloatType, grouped: bool) -> Result<Self, Error> {
+        let amax = Pair {
+            single: Some(Amax::new(gpu, ty)?),
+            grouped: grouped.then(|| Amax::grouped(gpu, ty)).transpose()?,
+        };
+        let (parts, scale) = (Buffer::new(gpu, 4 * MAX_PARTS as usize)?, Buffer::new(gpu, 4)?);
+        Ok(Self::Dynamic { amax, parts, scale })
+    }
+
+    /// Lists the launch that it takes, if any. Gives what the quantizer is told, what products are to be multiplied by, and
+    /// one f32 that they are to be multiplied by as well, or null.
+    pub(crate) fn specs(
+        &self,
+        a: &Floats,
+        groups: Option<&Groups>,
+        specs: &mut Vec<LaunchSpec>,
+    ) -> Result<(Scale, f32, DevicePtr), Error> {
+        match self {
+            Self::Static(scale) => Ok((Scale::Static(*scale), scale.value(), DevicePtr::NULL)),
+            Self::Dynamic { amax, parts, scale } => {
+                let amax = amax.of(groups).ok_or_else(one_group)?;
+                specs.push(amax.spec(a, parts.ptr(), groups)?);
+                let (parts, scale) = (parts.ptr(), scale.ptr());
+                Ok((Scale::Dynamic { parts, scale }, 1.0, scale))
+            }
+        }
+    }
+}
+
 impl Prologue {
-    pub(crate) fn new(
-        gpu: &'static Gpu,
-        desc: &DualGemmDesc,
-        layout: ScaleLayout,
-        order: Order,
-    ) -> Result<Self, Error> {
+    pub(crate) fn new(gpu: &'static Gpu, plan: &GpuPlan, order: Order) -> Result<Self, Error> {
+        let (desc, layout) = (&plan.desc, plan.a_scale_layout);
         let pitch = match order {
             Order::Rows => 2 * desc.k,
             Order::Permuted => 2 * desc.k.next_multiple_of(SPAN),
@@ -139,14 +185,13 @@ impl Prologue {
             }
             (QuantizeA::No, _) if order == Order::Rows => Kind::Direct,
             (QuantizeA::Static(scale), float) => {
-                let scale = QuantizeScale::Static(GlobalScale::multiplier(scale));
+                let scale = TensorScale::Static(GlobalScale::multiplier(scale));
                 Kind::Quantize { kernel: quantize(float, false)?.1, image: image()?, scale }
             }
             // e4m3 of a float has a scale of its own on each call, too.
             (QuantizeA::Dynamic | QuantizeA::No, float) => {
                 let (ty, kernel) = quantize(float, true)?;
-                let (amax, parts) = (Amax::new(gpu, ty)?, Buffer::new(gpu, 4 * MAX_PARTS as usize)?);
-                let scale = QuantizeScale::Dynamic { amax, parts, scale: Buffer::new(gpu, 4)? };
+                let scale = TensorScale::dynamic(gpu, ty, plan.groups > 1)?;
                 Kind::Quantize { kernel, image: image()?, scale }
             }
         };
@@ -154,7 +199,13 @@ impl Prologue {
     }
 
     /// Lists their launches and says where A is then.
-    pub(crate) fn specs(&self, m: usize, a: &DeviceA, specs: &mut Vec<LaunchSpec>) -> Result<Image, Error> {
+    pub(crate) fn specs(
+        &self,
+        m: usize,
+        a: &DeviceA,
+        groups: Option<&Groups>,
+        specs: &mut Vec<LaunchSpec>,
+    ) -> Result<Image, Error> {
         let (k, pitch_out, null) = (self.k, self.pitch, DevicePtr::NULL);
         let whole = |image: &Buffer, scale, device_scale| {
             let scale = scale * self.factor;
@@ -178,18 +229,9 @@ impl Prologue {
             (Kind::Quantize { kernel, image, scale }, DeviceA::Float { values, pitch }) => {
                 let a = Floats { m, k, values, pitch };
                 let out = Out::Image { values: image.ptr(), pitch: pitch_out };
-                match scale {
-                    QuantizeScale::Static(scale) => {
-                        specs.push(kernel.spec(&a, &out, &Scale::Static(*scale))?);
-                        whole(image, scale.value(), null)
-                    }
-                    QuantizeScale::Dynamic { amax, parts, scale } => {
-                        specs.push(amax.spec(&a, parts.ptr())?);
-                        let dynamic = Scale::Dynamic { parts: parts.ptr(), scale: scale.ptr() };
-                        specs.push(kernel.spec(&a, &out, &dynamic)?);
-                        whole(image, 1.0, scale.ptr())
-                    }
-                }
+                let (how, scale, device_scale) = scale.specs(&a, groups, specs)?;
+                specs.push(kernel.spec(&a, &out, &how)?);
+                whole(image, scale, device_scale)
             }
             (_, found) => Err(Error::Operand {
                 tensor: "A",

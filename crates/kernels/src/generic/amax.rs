@@ -1,5 +1,6 @@
 //! The largest magnitude of a matrix, in parts: each CTA writes one, whatever order they run in. The kernel that needs
-//! it takes the maximum of the parts, so nothing has to be cleared before and the result does not depend on timing.
+//! it takes the maximum of the parts, so nothing has to be cleared before and the result does not depend on timing. Of rows
+//! in groups those before the first group and behind the last one do not count: anything may lie there.
 
 use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};
 use dualgemm_formats::FloatType;
@@ -13,6 +14,7 @@ use super::quantize::Floats;
 use super::rowwise::WIDTH;
 use super::{load, module, take_turn, target_for, values};
 use crate::Error;
+use crate::parts::groups::{GroupRows, Groups};
 
 /// Name of the kernel in its module.
 pub const ENTRY: &str = "amax";
@@ -21,28 +23,46 @@ pub const MAX_PARTS: u32 = 512;
 /// Threads of a CTA.
 const THREADS: u32 = 256;
 
-/// Generates the kernel for floats of this type.
+/// Every kernel: the type of the floats, and whether they are of rows in groups.
+pub fn configs() -> Vec<(FloatType, bool)> {
+    FloatType::ALL.into_iter().flat_map(|ty| [false, true].map(|grouped| (ty, grouped))).collect()
+}
+
+/// A name that tells them apart.
+pub fn name(&(ty, grouped): &(FloatType, bool)) -> String {
+    format!("{}{}", values::name(ty), if grouped { "_grouped" } else { "" })
+}
+
+/// Generates the kernel for floats of this type, of rows in groups or in one.
 ///
 /// # Errors
 /// If the target lacks an instruction.
-pub fn generate(ty: FloatType, target: Target) -> Result<Module, Error> {
-    module(target, &format!("largest magnitudes of {}", values::name(ty)), ENTRY, |k| emit(k, ty, target))
+pub fn generate(ty: FloatType, grouped: bool, target: Target) -> Result<Module, Error> {
+    let about = format!("largest magnitudes of {}", name(&(ty, grouped)));
+    module(target, &about, ENTRY, |k| emit(k, (ty, grouped), target))
 }
 
-fn emit(k: &mut Kernel, ty: FloatType, target: Target) {
+fn emit(k: &mut Kernel, (ty, grouped): (FloatType, bool), target: Target) {
     k.required_threads(THREADS);
     let sizes = [k.param::<U32>("units"), k.param::<U32>("units_per_row")];
     let (start, pitch, parts) = (k.pointer("values"), k.param::<U32>("value_pitch"), k.pointer("parts"));
+    let groups = grouped.then(|| GroupRows::declare(k));
     let mut smem = SmemLayout::new();
     let of_warps = smem.alloc("of_warps", THREADS / 32 * 4, 4);
     let base = k.shared(&smem);
     take_turn(k, target);
-    let [units, per_row] = sizes.map(|size| k.ld_param(&size));
+    let [mut units, per_row] = sizes.map(|size| k.ld_param(&size));
     let (start, pitch) = (k.ld_pointer(&start), k.ld_param(&pitch));
     let (thread, cta, ctas) =
         (k.special(Special::TidX), k.special(Special::CtaidX), k.special(Special::NctaidX));
     let amax = k.mov(0.0f32);
-    let unit = k.mad(cta, THREADS, thread);
+    let mut unit = k.mad(cta, THREADS, thread);
+    if let Some(groups) = &groups {
+        let (first, last) = groups.ends(k);
+        let (before, end) = (k.mul(first, per_row), k.mul(last, per_row));
+        unit = k.add(unit, before);
+        units = k.min(units, end);
+    }
     let step = k.mul(ctas, THREADS);
     k.loop_("units", |k, this| {
         let done = k.compare(Cmp::Ge, unit, units);
@@ -86,6 +106,7 @@ fn emit(k: &mut Kernel, ty: FloatType, target: Target) {
 pub struct Amax {
     function: FunctionId,
     ty: FloatType,
+    grouped: bool,
 }
 
 impl Amax {
@@ -94,8 +115,20 @@ impl Amax {
     /// # Errors
     /// If the device refuses the text.
     pub fn new(device: &dyn Device, ty: FloatType) -> Result<Self, Error> {
-        let function = load(device, &generate(ty, target_for(device.info().arch))?, ENTRY)?;
-        Ok(Self { function, ty })
+        Self::load(device, ty, false)
+    }
+
+    /// As [`new`](Self::new), for rows in groups.
+    ///
+    /// # Errors
+    /// If the device refuses the text.
+    pub fn grouped(device: &dyn Device, ty: FloatType) -> Result<Self, Error> {
+        Self::load(device, ty, true)
+    }
+
+    fn load(device: &dyn Device, ty: FloatType, grouped: bool) -> Result<Self, Error> {
+        let module = generate(ty, grouped, target_for(device.info().arch))?;
+        Ok(Self { function: load(device, &module, ENTRY)?, ty, grouped })
     }
 
     /// How many parts the kernel writes for an `[m, k]` matrix.
@@ -106,8 +139,9 @@ impl Amax {
     /// The launch that writes the parts, [`parts`](Self::parts) f32, to `parts`.
     ///
     /// # Errors
-    /// If the matrix breaks a rule of [`Floats`], or has more than 2³² times eight elements.
-    pub fn spec(&self, a: &Floats, parts: DevicePtr) -> Result<LaunchSpec, Error> {
+    /// If the matrix breaks a rule of [`Floats`], or has more than 2³² times eight elements, or there are groups for a
+    /// kernel without, or none.
+    pub fn spec(&self, a: &Floats, parts: DevicePtr, groups: Option<&Groups>) -> Result<LaunchSpec, Error> {
         a.check("A", self.ty)?;
         let units = a.m * a.k / WIDTH as usize;
         let Ok(units) = u32::try_from(units) else {
@@ -116,6 +150,7 @@ impl Amax {
         };
         let args =
             Args::new().u32(units).u32(a.k as u32 / WIDTH).ptr(a.values).u32(a.pitch as u32).ptr(parts);
+        let args = Groups::args_if(groups, self.grouped, "A", args)?;
         let grid = [Self::parts(a.m, a.k), 1, 1];
         Ok(LaunchSpec::new(self.function, grid, [THREADS, 1, 1]).dynamic_shared(THREADS / 32 * 4).args(args))
     }

@@ -141,15 +141,9 @@ impl ScaleAtoms {
             let found = format!("{rows} rows of {blocks}");
             return refuse(found, "at least one, in less than 2^31 rows of at most 2^25");
         }
-        if groups.is_some() != self.grouped {
-            return refuse("of groups or not".into(), "what the kernel was made for");
-        }
         fits("scales", "address of their atoms", to.0 as usize, 1, 16)?;
         let args = Args::new().ptr(from).u32(rows as u32).u32(blocks as u32).ptr(to);
-        let args = match groups {
-            None => args,
-            Some(groups) => groups.args(args)?,
-        };
+        let args = Groups::args_if(groups, self.grouped, "scales", args)?;
         Ok(LaunchSpec::new(self.function, [padded as u32, chunks as u32, 1], [THREADS, 1, 1]).args(args))
     }
 }

@@ -36,6 +36,23 @@ impl Groups {
         }
         Ok(args.ptr(self.rows).u32(self.count as u32))
     }
+
+    /// As [`args`](Self::args) where there are groups, which have to be there for kernels that declare them and for no other.
+    pub(crate) fn args_if(
+        groups: Option<&Self>,
+        declared: bool,
+        tensor: &str,
+        args: Args,
+    ) -> Result<Args, Error> {
+        match groups {
+            Some(groups) if declared => groups.args(args),
+            None if !declared => Ok(args),
+            _ => {
+                let (found, expected) = ("of groups or not".into(), "what the kernel was made for".into());
+                Err(OperandError::Operand { tensor: tensor.into(), found, expected }.into())
+            }
+        }
+    }
 }
 
 /// The table as a kernel's parameters.
@@ -48,6 +65,14 @@ impl GroupRows {
     /// Declares them.
     pub fn declare(k: &mut Kernel) -> Self {
         Self { rows: k.pointer("group_rows"), count: k.param("groups") }
+    }
+
+    /// The first row of the first group, and the row behind the last one's.
+    pub fn ends(&self, k: &mut Kernel) -> (Reg<U32>, Reg<U32>) {
+        let (rows, count) = (k.ld_pointer(&self.rows), k.ld_param(&self.count));
+        let byte = k.mul_wide(count, 4u32);
+        let last = k.offset(rows, byte);
+        (k.ld(rows), k.ld(last))
     }
 
     /// Which row of the atoms is that of `row`, and whether it belongs to a group at all. One row for a whole warp, all

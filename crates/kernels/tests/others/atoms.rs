@@ -95,7 +95,7 @@ fn floats_of_groups_are_quantized_to_atoms_of_their_own_exact() {
                     dualgemm_formats::quantize::quantize_with("a", &a, Producer::Te, Search::Plain, by_rule),
                 ),
                 true => {
-                    run(gpu, &Amax::new(gpu, ty).unwrap().spec(&on_device, parts).unwrap());
+                    run(gpu, &Amax::new(gpu, ty).unwrap().spec(&on_device, parts, None).unwrap());
                     let want = dualgemm_formats::quantize("a", &a, Producer::Te, Search::Plain);
                     (Scale::Dynamic { parts, scale: written }, want)
                 }
@@ -109,6 +109,34 @@ fn floats_of_groups_are_quantized_to_atoms_of_their_own_exact() {
             assert!(read(gpu, codes, rows * k / 2) == want.codes(), "{ty:?} {first_rows:?}");
             assert!(read(gpu, scales, of_groups.len()) == of_groups, "{ty:?} {first_rows:?}");
         }
+    }
+}
+
+/// Rows of nobody hold what is larger than any number of the others, or none.
+#[test]
+fn the_largest_magnitude_is_that_of_rows_of_groups_exact() {
+    let gpu = gpu();
+    let k = 80;
+    for (ty, (rows, first_rows)) in FloatType::ALL.into_iter().zip(tables()) {
+        let of_groups = first_rows[0]..first_rows[first_rows.len() - 1];
+        let a = dualgemm_bench::inputs::Inputs::seeded(9).floats("a", ty, rows, k).unwrap();
+        let on_device = upload_floats(gpu, &a);
+        for row in (0..rows as u32).filter(|row| !of_groups.contains(row)) {
+            let byte = if row % 2 == 0 { 0x7B } else { 0xFF };
+            let at = on_device.values.offset(u64::from(row) * on_device.pitch as u64);
+            gpu.memset(at, byte, on_device.pitch).unwrap();
+        }
+        let groups = Groups { count: first_rows.len() - 1, rows: upload(gpu, &words(&first_rows)) };
+        let parts = poisoned(gpu, MAX_PARTS as usize * 4);
+        let kernel = Amax::grouped(gpu, ty).unwrap();
+        assert!(
+            kernel.spec(&on_device, parts, None).is_err()
+                && Amax::new(gpu, ty).unwrap().spec(&on_device, parts, Some(&groups)).is_err()
+        );
+        run(gpu, &kernel.spec(&on_device, parts, Some(&groups)).unwrap());
+        let parts = read(gpu, parts, Amax::parts(rows, k) as usize * 4);
+        let found = parts.as_chunks().0.iter().map(|&part| f32::from_le_bytes(part)).fold(0.0, f32::max);
+        assert_eq!(found, Producer::Te.amax(&a, of_groups.start as usize..of_groups.end as usize), "{ty:?}");
     }
 }
 

@@ -66,7 +66,7 @@ impl Strategy for Fp8 {
         let aligned = rows_are_aligned(&desc);
         let program = desc.epilogue.activation.program();
         let kernel = Kernel::new(gpu, Config::named(&plan.kernel)?, out, &program, aligned)?;
-        let prologue = Prologue::new(gpu, &desc, plan.a_scale_layout, Order::E4m3)?;
+        let prologue = Prologue::new(gpu, plan, Order::E4m3)?;
         Ok(Launched::prepared(gpu, Ready { gpu, desc, prologue, kernel }))
     }
 }
@@ -83,7 +83,7 @@ impl Kernels for Ready {
     fn specs(&self, call: &DeviceCall, weights: Weights<'_>) -> Result<Vec<LaunchSpec>, Error> {
         let DualGemmDesc { n, k, .. } = self.desc;
         let mut specs = Vec::new();
-        let a = self.prologue.specs(call.m, &call.a, &mut specs)?;
+        let a = self.prologue.specs(call.m, &call.a, None, &mut specs)?;
         let output = weights.output(call, &self.desc, &a, 1.0)?;
         let [gate, up] = weights.one()?.e4m3()?;
         let (size, row_scales) = ((call.m, n, k), DevicePtr::NULL);

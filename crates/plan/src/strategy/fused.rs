@@ -211,7 +211,7 @@ impl Strategy for Fused {
         let mut ready = Ready {
             gpu,
             desc,
-            prologue: Prologue::new(gpu, &desc, plan.a_scale_layout, Order::Rows)?,
+            prologue: Prologue::new(gpu, plan, Order::Rows)?,
             configs: Self::configs(&plan.kernel)?,
             variant: self.variant(&desc)?,
             kernels: Variants::new(plan.groups > 1),
@@ -258,7 +258,7 @@ impl Kernels for Ready {
     fn specs(&self, call: &DeviceCall, weights: Weights<'_>) -> Result<Vec<LaunchSpec>, Error> {
         let &DualGemmDesc { n, k, epilogue, .. } = &self.desc;
         let mut specs = Vec::new();
-        let a = self.prologue.specs(call.m, &call.a, &mut specs)?;
+        let a = self.prologue.specs(call.m, &call.a, weights.groups().as_ref(), &mut specs)?;
         let (pack, groups) = match weights {
             Weights::One(weights) => (weights.packed()?, None),
             Weights::Groups(experts, rows) => {

@@ -60,7 +60,7 @@ impl Strategy for FusedEpilogue {
         let ready = Ready {
             gpu,
             desc,
-            prologue: Prologue::new(gpu, &desc, plan.a_scale_layout, Order::Rows)?,
+            prologue: Prologue::new(gpu, plan, Order::Rows)?,
             sums: Buffer::new(gpu, gate.gate_sums_bytes(desc.m, desc.n))?,
             gate,
             variant,
@@ -103,7 +103,7 @@ impl Kernels for Ready {
     fn specs(&self, call: &DeviceCall, weights: Weights<'_>) -> Result<Vec<LaunchSpec>, Error> {
         let &DualGemmDesc { n, k, epilogue, .. } = &self.desc;
         let mut specs = Vec::new();
-        let a = self.prologue.specs(call.m, &call.a, &mut specs)?;
+        let a = self.prologue.specs(call.m, &call.a, None, &mut specs)?;
         let alpha = weights.alpha(&epilogue, a.scale);
         let c = Destination::of(call, &self.desc)?.c;
         let [gate, up] = weights.one()?.packed_apart()?;

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use dualgemm_device::{DevicePtr, LaunchSpec, Stream};
 use dualgemm_gemm::{DualGemmDesc, Epilogue, OutFormat, OutScale};
 use dualgemm_kernels::generic::finish::Output;
+use dualgemm_kernels::parts::groups::Groups;
 
 use super::{Prepared, one_group};
 use crate::launches::Launches;
@@ -30,6 +31,14 @@ impl<'a> Weights<'a> {
         match self {
             Self::One(weights) => Ok(weights),
             Self::Groups(..) => Err(one_group()),
+        }
+    }
+
+    /// The rows of groups, if there are such.
+    pub(super) fn groups(self) -> Option<Groups> {
+        match self {
+            Self::One(_) => None,
+            Self::Groups(experts, rows) => Some(Groups { count: experts.count(), rows }),
         }
     }
 

@@ -162,7 +162,7 @@ impl Library {
             gpu,
             desc,
             shape,
-            prologue: Prologue::new(gpu, &desc, plan.a_scale_layout, Order::Rows)?,
+            prologue: Prologue::new(gpu, plan, Order::Rows)?,
             dequantize: Dequantize::new(device, ScaleLayout::Linear, ty)?,
             matmul: gpu.blas()?.matmul(half, (desc.m, features, desc.k), WORKSPACE)?,
             act: SiluMul::new(device, (ty, false, round), sink(desc.out), &program, true)?,
@@ -202,7 +202,7 @@ impl Library {
     pub(super) fn image(&self, call: &DeviceCall, stream: Stream) -> Result<Image, Error> {
         let (m, k) = (self.desc.m, self.desc.k);
         let mut specs = Vec::new();
-        let image = self.prologue.specs(call.m, &call.a, &mut specs)?;
+        let image = self.prologue.specs(call.m, &call.a, None, &mut specs)?;
         specs.into_iter().try_for_each(|spec| self.launch(spec, stream))?;
         if (call.m, image.pitch) != (m, 2 * k) {
             return Err(Error::Operand {

@@ -167,7 +167,7 @@ pub trait Prepared: Debug + Send + Sync {
     }
 }
 
-fn one_group() -> Error {
+pub(crate) fn one_group() -> Error {
     let [grid, persistent, decode] =
         [fused::Fused::GRID, fused::Fused::PERSISTENT, fused::Fused::DECODE].map(|s| s.name());
     Error::OneGroup { takers: [grid, persistent, decode, native::Native.name()].join(", ") }

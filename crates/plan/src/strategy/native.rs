@@ -7,7 +7,6 @@
 use dualgemm_device::{Arch, Device, DeviceInfo, LaunchSpec};
 use dualgemm_formats::BlockFormat;
 use dualgemm_gemm::{AFormat, DualGemmDesc, OutFormat, OutScale, QuantizeA};
-use dualgemm_kernels::parts::groups::Groups;
 use dualgemm_kernels::parts::operand::{Formats, FusedArgs};
 use dualgemm_kernels::parts::rows::{Out, Output, Variant};
 use dualgemm_kernels::parts::tiles::GroupArgs;
@@ -252,9 +251,8 @@ impl Kernels for Ready {
                 (experts.atoms()?, Some(GroupArgs { count, rows, alphas }))
             }
         };
-        let rows = groups.map(|GroupArgs { count, rows, .. }| Groups { count, rows });
         let mut specs = Vec::new();
-        let a = self.prologue.specs(call.m, &call.a, rows.as_ref(), &mut specs)?;
+        let a = self.prologue.specs(call.m, &call.a, weights.groups().as_ref(), &mut specs)?;
         let to = Destination::of(call, &self.desc)?;
         let Destination { c, scales, scale, .. } = self.requantize.as_ref().map_or(to, Requantize::product);
         let alpha = weights.alpha(&self.desc.epilogue, a.scale);

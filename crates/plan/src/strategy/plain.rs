@@ -61,7 +61,7 @@ impl Strategy for Plain {
         let aligned = rows_are_aligned(&desc);
         let program = desc.epilogue.activation.program();
         let kernel = Kernel::new(gpu, Config::named(&plan.kernel)?, out, &program, aligned)?;
-        let prologue = Prologue::new(gpu, &desc, plan.a_scale_layout, Order::Permuted)?;
+        let prologue = Prologue::new(gpu, plan, Order::Permuted)?;
         Ok(Launched::prepared(gpu, Ready { gpu, desc, prologue, kernel }))
     }
 }
@@ -78,7 +78,7 @@ impl Kernels for Ready {
     fn specs(&self, call: &DeviceCall, weights: Weights<'_>) -> Result<Vec<LaunchSpec>, Error> {
         let DualGemmDesc { n, k, .. } = self.desc;
         let mut specs = Vec::new();
-        let a = self.prologue.specs(call.m, &call.a, &mut specs)?;
+        let a = self.prologue.specs(call.m, &call.a, None, &mut specs)?;
         let output = weights.output(call, &self.desc, &a, WEIGHT_FACTOR)?;
         let (size, weights) = ((call.m, n, k), weights.one()?.plain()?);
         let args = FusedArgs { size, a: a.values, a_pitch: a.pitch, weights, output };

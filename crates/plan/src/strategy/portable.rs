@@ -64,7 +64,7 @@ impl Strategy for Portable {
         };
         let program = desc.epilogue.activation.program();
         let kernel = Kernel::new(gpu, Config::named(&plan.kernel)?, &variant, &program)?;
-        let prologue = Prologue::new(gpu, &desc, plan.a_scale_layout, Order::Rows)?;
+        let prologue = Prologue::new(gpu, plan, Order::Rows)?;
         Ok(Launched::prepared(gpu, Ready { gpu, desc, prologue, kernel }))
     }
 }
@@ -85,7 +85,7 @@ impl Kernels for Ready {
     fn specs(&self, call: &DeviceCall, weights: Weights<'_>) -> Result<Vec<LaunchSpec>, Error> {
         let DualGemmDesc { n, k, .. } = self.desc;
         let (weights, mut specs) = (Weights::One(weights.one()?.packed_too(self.gpu)?), Vec::new());
-        let a = self.prologue.specs(call.m, &call.a, &mut specs)?;
+        let a = self.prologue.specs(call.m, &call.a, None, &mut specs)?;
         let output = weights.output(call, &self.desc, &a, 1.0)?;
         let size = (call.m, n, k);
         let weights = weights.one()?.packed()?;

@@ -67,6 +67,6 @@ impl Requantize {
         let c = Floats { m, k: n, values: self.scratch.ptr(), pitch: 4 * n };
         let out = Out::Codes { codes: to.c, scales: to.scales };
         let dynamic = Scale::Dynamic { parts, scale: to.dynamic_scale };
-        Ok([self.amax.spec(&c, parts)?, self.quantize.spec(&c, &out, &dynamic)?])
+        Ok([self.amax.spec(&c, parts, None)?, self.quantize.spec(&c, &out, &dynamic)?])
     }
 }

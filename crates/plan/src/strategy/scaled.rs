@@ -16,14 +16,14 @@ use std::sync::{Mutex, PoisonError};
 use dualgemm_device::{Device, DevicePtr, LaunchSpec};
 use dualgemm_formats::{BlockFormat, FloatType, GlobalScale, ScaleLayout};
 use dualgemm_gemm::{AFormat, DualGemmDesc, QuantizeA};
-use dualgemm_kernels::generic::amax::{Amax, MAX_PARTS};
 use dualgemm_kernels::generic::atoms::ScaleAtoms;
-use dualgemm_kernels::generic::quantize::{Floats, Out, Quantize, Scale};
+use dualgemm_kernels::generic::quantize::{Floats, Out, Quantize};
 use dualgemm_kernels::generic::rowwise::Sink;
 use dualgemm_kernels::parts::groups::Groups;
 use dualgemm_kernels::parts::operand::{ATOM_ROWS, Format, Operand};
 use dualgemm_ptx::builder::HalfFormat;
 
+use crate::prologue::{Pair, TensorScale};
 use crate::{Buffer, DeviceA, Error, Gpu, GpuPlan};
 
 /// Blocks of a row that have their scales in one atom.
@@ -49,22 +49,6 @@ pub(super) struct Prologue {
     scales: Scratch,
 }
 
-/// A kernel for one group, where one is needed, and for several, where the plan is for such.
-#[derive(Debug)]
-struct Pair<K> {
-    single: Option<K>,
-    grouped: Option<K>,
-}
-
-impl<K> Pair<K> {
-    fn of(&self, groups: Option<&Groups>) -> Option<&K> {
-        match groups {
-            None => self.single.as_ref(),
-            Some(_) => self.grouped.as_ref(),
-        }
-    }
-}
-
 #[derive(Debug)]
 enum Kind {
     /// 16-bit floats, which the kernel multiplies.
@@ -72,19 +56,7 @@ enum Kind {
     /// Codes, whose scales may have to be moved.
     Codes { format: BlockFormat, to_atoms: Pair<ScaleAtoms> },
     /// Floats to be quantized to nvfp4.
-    Floats { quantize: Pair<Quantize>, codes: Buffer, scale: Tensor },
-}
-
-/// The tensor scale of a quantized A.
-#[derive(Debug)]
-enum Tensor {
-    Static(GlobalScale),
-    /// Parts of the largest magnitude, and the scale.
-    Dynamic {
-        amax: Amax,
-        parts: Buffer,
-        scale: Buffer,
-    },
+    Floats { quantize: Pair<Quantize>, codes: Buffer, scale: TensorScale },
 }
 
 /// Memory that grows with the number of groups. What was given out stays, since recorded launches may refer to it.
@@ -140,12 +112,8 @@ impl Prologue {
                     grouped: grouped.then(|| kernel(Sink::Grouped)).transpose()?,
                 };
                 let scale = match how {
-                    QuantizeA::Static(scale) => Tensor::Static(GlobalScale::multiplier(scale)),
-                    _ => Tensor::Dynamic {
-                        amax: Amax::new(gpu, floats)?,
-                        parts: Buffer::new(gpu, 4 * MAX_PARTS as usize)?,
-                        scale: Buffer::new(gpu, 4)?,
-                    },
+                    QuantizeA::Static(scale) => TensorScale::Static(GlobalScale::multiplier(scale)),
+                    _ => TensorScale::dynamic(gpu, floats, grouped)?,
                 };
                 Kind::Floats { quantize, codes: Buffer::new(gpu, m * k / 2)?, scale }
             }
@@ -227,13 +195,7 @@ impl Prologue {
                     None => Out::Codes { codes, scales },
                     Some(&groups) => Out::Grouped { codes, scales, groups },
                 };
-                let (how, scale, device_scale) = match scale {
-                    Tensor::Static(scale) => (Scale::Static(*scale), scale.value(), null),
-                    Tensor::Dynamic { amax, parts, scale } => {
-                        specs.push(amax.spec(&a, parts.ptr())?);
-                        (Scale::Dynamic { parts: parts.ptr(), scale: scale.ptr() }, 1.0, scale.ptr())
-                    }
-                };
+                let (how, scale, device_scale) = scale.specs(&a, groups, specs)?;
                 specs.push(kernel.spec(&a, &out, &how)?);
                 Ok(Scaled { operand: rows(BlockFormat::Nvfp4, codes, scales), scale, device_scale })
             }
