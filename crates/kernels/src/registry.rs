@@ -1,7 +1,7 @@
 //! Every kernel of this crate, as a list. To add a kernel, add a row.
 
 use dualgemm_formats::{BlockFormat, FloatType, ScaleLayout};
-use dualgemm_gemm::Program;
+use dualgemm_gemm::{Activation, Program};
 use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::Module;
 use dualgemm_ptx::builder::HalfFormat;
@@ -29,17 +29,43 @@ pub struct Kernel {
     /// The names of its configurations.
     pub configs: fn() -> Vec<String>,
     /// See [`generate`](Self::generate).
-    text: fn(&str, &Program, bool) -> Result<Module, Error>,
+    text: Text,
+}
+
+/// How the text of a configuration is made, by what it depends on.
+#[derive(Debug, Clone, Copy)]
+enum Text {
+    /// On the activation, and on whether rows of C are aligned.
+    Product(fn(&str, &Program, bool) -> Result<Module, Error>),
+    /// On the activation.
+    Gated(fn(&str, &Program) -> Result<Module, Error>),
+    /// On nothing else.
+    Fixed(fn(&str) -> Result<Module, Error>),
 }
 
 impl Kernel {
-    /// Its text; `aligned` promises that rows of C start at multiples of 16 bytes (N is a multiple of 8).
+    /// Whether it computes an activation.
+    pub fn has_activation(&self) -> bool {
+        !matches!(self.text, Text::Fixed(_))
+    }
+
+    /// Whether it has a text of its own for rows of C that start anywhere.
+    pub fn has_unaligned(&self) -> bool {
+        matches!(self.text, Text::Product(_))
+    }
+
+    /// Its text for an activation, if it computes one; `aligned` promises that rows of C start at multiples of 16 bytes (N is
+    /// a multiple of 8).
     ///
     /// # Errors
     /// If none of its configurations has that name.
     pub fn generate(&self, config: &str, program: &Program, aligned: bool) -> Result<Module, Error> {
         one_of(config, (self.configs)(), String::clone)?;
-        (self.text)(config, program, aligned)
+        match self.text {
+            Text::Product(text) => text(config, program, aligned),
+            Text::Gated(text) => text(config, program),
+            Text::Fixed(text) => text(config),
+        }
     }
 }
 
@@ -50,38 +76,38 @@ pub const KERNELS: &[Kernel] = &[
         doc: "C = act(A B1^T, A B2^T): 4-bit weights widened to f16 in registers, f16 A and C",
         arch: Target::Sm90a,
         configs: || Config::MENU.map(|config| config.name()).into(),
-        text: |config, program, aligned| {
+        text: Text::Product(|config, program, aligned| {
             let variant = Variant { aligned, whole_blocks: true, ..Variant::new(program.clone()) };
             fused::generate(&Config::named(config)?, &variant)
-        },
+        }),
     },
     Kernel {
         name: "plain",
         doc: "the same on weights as a checkpoint has them, without prepack",
         arch: Target::Sm90a,
         configs: || plain::config::Config::menu().map(|config| config.name()).collect(),
-        text: |config, program, aligned| {
+        text: Text::Product(|config, program, aligned| {
             plain::fused::generate(&plain::config::Config::named(config)?, FloatType::F16, program, aligned)
-        },
+        }),
     },
     Kernel {
         name: "fp8",
         doc: "the same on e4m3 operands, f16 C",
         arch: Target::Sm90a,
         configs: || fp8::config::Config::MENU.map(|config| config.name()).into(),
-        text: |config, program, aligned| {
+        text: Text::Product(|config, program, aligned| {
             fp8::fused::generate(&fp8::config::Config::named(config)?, FloatType::F16, program, aligned)
-        },
+        }),
     },
     Kernel {
         name: "fused",
         doc: "the same by mma.sync on the pack of sm_90a, f16 A and C",
         arch: Target::Sm80,
         configs: || sm80::config::Config::MENU.map(|config| config.name()).into(),
-        text: |config, program, aligned| {
+        text: Text::Product(|config, program, aligned| {
             let variant = sm80::fused::Variant { compute: HalfFormat::F16, out: FloatType::F16, aligned };
             sm80::fused::generate(&sm80::config::Config::named(config)?, &variant, program, Target::Sm80)
-        },
+        }),
     },
     SM100,
     SM103,
@@ -98,67 +124,67 @@ pub const KERNELS: &[Kernel] = &[
         doc: "nvfp4 to code times scale as f16 or bf16, exactly, or rounded to e4m3",
         arch: Target::Sm80,
         configs: || names(Expand::configs()),
-        text: |config, program, _| elementwise(config, Expand::configs(), program),
+        text: Text::Fixed(|config| ungated(config, Expand::configs())),
     },
     Kernel {
         name: "quantize",
         doc: "floats to nvfp4, to the floats that it stands for, or to e4m3",
         arch: Target::Sm80,
         configs: || names(Quantize::configs()),
-        text: |config, program, _| elementwise(config, Quantize::configs(), program),
+        text: Text::Fixed(|config| ungated(config, Quantize::configs())),
     },
     Kernel {
         name: "amax",
         doc: "the largest magnitude of a float matrix, in parts, of rows in groups too",
         arch: Target::Sm80,
         configs: || amax::configs().iter().map(amax::name).collect(),
-        text: |config, _, _| {
+        text: Text::Fixed(|config| {
             let (ty, grouped) = one_of(config, amax::configs(), amax::name)?;
             amax::generate(ty, grouped, Target::Sm80)
-        },
+        }),
     },
     Kernel {
         name: "silu_mul",
         doc: "act(gate, up) of two float matrices",
         arch: Target::Sm80,
         configs: || names(SiluMul::configs()),
-        text: |config, program, _| elementwise(config, SiluMul::configs(), program),
+        text: Text::Gated(|config, program| elementwise(config, SiluMul::configs(), program)),
     },
     Kernel {
         name: "dequantize",
         doc: "nvfp4 to floats, tensor scale included",
         arch: Target::Sm80,
         configs: || names(Dequantize::configs()),
-        text: |config, program, _| elementwise(config, Dequantize::configs(), program),
+        text: Text::Fixed(|config| ungated(config, Dequantize::configs())),
     },
     Kernel {
         name: "scale_atoms",
         doc: "block scales to 128x4 atoms, of rows in groups too",
         arch: Target::Sm80,
         configs: || atoms::configs().iter().map(atoms::name).collect(),
-        text: |config, _, _| {
+        text: Text::Fixed(|config| {
             let (layout, grouped) = one_of(config, atoms::configs(), atoms::name)?;
             atoms::generate(layout, grouped, Target::Sm80)
-        },
+        }),
     },
     Kernel {
         name: "copy",
         doc: "bytes as they are, from memory of others too",
         arch: Target::Sm80,
         configs: || vec!["bytes".into()],
-        text: |config, _, _| {
+        text: Text::Fixed(|config| {
             one_of(config, ["bytes"], |name| (*name).into())?;
             copy::generate(Target::Sm80)
-        },
+        }),
     },
     Kernel {
         name: "pack",
         doc: "the weight pack of sm_90a from a checkpoint's layout",
         arch: Target::Sm80,
         configs: || ScaleLayout::ALL.map(|layout| layout.to_string()).into(),
-        text: |config, _, _| {
+        text: Text::Fixed(|config| {
             pack::generate(one_of(config, ScaleLayout::ALL, |layout| layout.to_string())?, Target::Sm80)
-        },
+        }),
     },
 ];
 
@@ -177,22 +203,22 @@ const SM100: Kernel = Kernel {
     doc: BLACKWELL,
     arch: Target::Sm100a,
     configs: || sm100_names(&[Formats::NVFP4]),
-    text: |config, program, aligned| generate_sm100(config, program, aligned, Target::Sm100a),
+    text: Text::Product(|config, program, aligned| generate_sm100(config, program, aligned, Target::Sm100a)),
 };
 const SM103: Kernel = Kernel {
     arch: Target::Sm103a,
-    text: |config, program, aligned| generate_sm100(config, program, aligned, Target::Sm103a),
+    text: Text::Product(|config, program, aligned| generate_sm100(config, program, aligned, Target::Sm103a)),
     ..SM100
 };
 const SM120: Kernel = Kernel {
     arch: Target::Sm120a,
     configs: || sm120_names(BlockFormat::Nvfp4),
-    text: |config, program, aligned| generate_sm120(config, program, aligned, Target::Sm120a),
+    text: Text::Product(|config, program, aligned| generate_sm120(config, program, aligned, Target::Sm120a)),
     ..SM100
 };
 const SM121: Kernel = Kernel {
     arch: Target::Sm121a,
-    text: |config, program, aligned| generate_sm120(config, program, aligned, Target::Sm121a),
+    text: Text::Product(|config, program, aligned| generate_sm120(config, program, aligned, Target::Sm121a)),
     ..SM120
 };
 
@@ -224,6 +250,11 @@ fn names(configs: Vec<rowwise::Config>) -> Vec<String> {
     configs.iter().map(rowwise::Config::name).collect()
 }
 
+/// Those that compute no activation; the generator asks for one.
+fn ungated(name: &str, configs: Vec<rowwise::Config>) -> Result<Module, Error> {
+    elementwise(name, configs, &Activation::Identity.program())
+}
+
 fn elementwise(name: &str, configs: Vec<rowwise::Config>, program: &Program) -> Result<Module, Error> {
     rowwise::generate(&one_of(name, configs, rowwise::Config::name)?, program, Target::Sm80)
 }
@@ -231,7 +262,6 @@ fn elementwise(name: &str, configs: Vec<rowwise::Config>, program: &Program) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dualgemm_gemm::Activation;
     use std::collections::HashSet;
 
     #[test]
@@ -244,6 +274,11 @@ mod tests {
                 assert!(module.to_string().contains(&target), "{} {config}", kernel.name);
                 assert!(seen.insert((kernel.arch, kernel.name, config)));
             }
+            let (config, silu) = ((kernel.configs)().remove(0), Activation::Silu.program());
+            let text = |program: &Program, aligned| kernel.generate(&config, program, aligned).unwrap();
+            let (one, other) = (text(&silu, true), text(&Activation::SWIGLU_OAI.program(), true));
+            assert_eq!(one != other, kernel.has_activation(), "{}", kernel.name);
+            assert_eq!(one != text(&silu, false), kernel.has_unaligned(), "{}", kernel.name);
             let message = kernel.generate("none", &Activation::Silu.program(), true).unwrap_err().to_string();
             assert!(message.contains(&(kernel.configs)()[0]), "{message}");
         }

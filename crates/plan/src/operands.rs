@@ -61,7 +61,8 @@ impl Operands {
         })
     }
 
-    /// Copies A to the device; of a quantized one block scales in the plan's order, whichever theirs is.
+    /// Copies A to the device; of a quantized one block scales in the plan's order, whichever theirs is. Of C's block scales
+    /// nothing is left that a call before has written: one of fewer rows does not overwrite them, and padding is zero.
     ///
     /// # Errors
     /// If it is not what the problem says.
@@ -104,6 +105,10 @@ impl Operands {
         if let AOperand::Quantized(a) = a {
             let scales = ScaleLayout::Linear.convert(&scales, self.a_layout, a.rows(), a.blocks());
             self.a_scales.write(&scales)?;
+        }
+        let c_scales = &self.c_scales[0];
+        if c_scales.bytes() > 0 {
+            self.gpu.memset(c_scales.ptr(), 0, c_scales.bytes())?;
         }
         Ok(())
     }

@@ -291,6 +291,13 @@ mod tests {
         assert!(choose(&quantized, &GpuOptions::default()).is_ok());
         assert!(message(&desc(1, 64, 64), &named("fastest")).contains("baseline, "));
         assert!(message(&desc(500, 64, 64), &named("decode")).contains("M = 500"));
+        let waves = message(&desc(64, 64, 64), &named("waves"));
+        assert!(waves.contains("M = 64, N = 64: no tiles fill waves of 132 multiprocessors"), "{waves}");
+        assert!(message(&desc(64, 65, 64), &named("waves")).contains("C is f16 of 65 features"));
+        for name in ["waves", "stream-k"] {
+            let grouped = message(&desc(64, 64, 64), &GpuOptions { groups: 2, ..named(name) });
+            assert!(grouped.contains("2 groups of rows; it takes one pair of weights a call"), "{grouped}");
+        }
         let options = GpuOptions { kernel: Some("x".into()), ..named("fused") };
         assert!(message(&desc(1, 64, 64), &options).starts_with("strategy fused has no kernel \"x\""));
         let old = GpuPlan::choose(&desc(1, 64, 64), &card(7, 5), &Choices::default(), &GpuOptions::default());

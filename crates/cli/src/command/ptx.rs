@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use anyhow::bail;
 use clap::Args;
 use dualgemm::gemm::Activation;
 use dualgemm_kernels::registry::{KERNELS, Kernel};
@@ -23,10 +24,10 @@ pub struct PtxArgs {
     /// Tile and pipeline; without it, the first that --list shows.
     #[arg(long, value_name = "NAME")]
     pub config: Option<String>,
-    /// Activation: silu, clamped-silu[:LIMIT], swiglustep[:LIMIT], swigluoai[:ALPHA,BETA,LIMIT], gelu-tanh, relu2 or
-    /// identity.
-    #[arg(long, value_name = "NAME", default_value = "silu")]
-    pub activation: Activation,
+    /// Activation, silu if nothing is said: silu, clamped-silu[:LIMIT], swiglustep[:LIMIT], swigluoai[:ALPHA,BETA,LIMIT],
+    /// gelu-tanh, relu2 or identity.
+    #[arg(long, value_name = "NAME")]
+    pub activation: Option<Activation>,
     /// For N that is no multiple of 8: rows of C start anywhere.
     #[arg(long)]
     pub unaligned: bool,
@@ -40,7 +41,8 @@ struct Text {
     kernel: &'static str,
     arch: &'static str,
     config: String,
-    activation: String,
+    /// None of a kernel that computes none.
+    activation: Option<String>,
     ptx: String,
 }
 
@@ -95,12 +97,19 @@ pub fn run(args: &PtxArgs, output: &Output) -> anyhow::Result<Verdict> {
     let kernel = find(name, arch)?;
     let first = || (kernel.configs)().into_iter().next().unwrap_or_default();
     let config = args.config.clone().unwrap_or_else(first);
-    let module = kernel.generate(&config, &args.activation.program(), !args.unaligned)?;
+    if let Some(activation) = args.activation.filter(|_| !kernel.has_activation()) {
+        bail!("--activation {activation}: kernel {name} for {arch} computes no activation; leave it out");
+    }
+    if args.unaligned && !kernel.has_unaligned() {
+        bail!("--unaligned: kernel {name} for {arch} has the same text for every N; leave it out");
+    }
+    let activation = args.activation.unwrap_or_default();
+    let module = kernel.generate(&config, &activation.program(), !args.unaligned)?;
     output.emit(&Text {
         kernel: kernel.name,
         arch: kernel.arch.as_str(),
         config,
-        activation: args.activation.to_string(),
+        activation: kernel.has_activation().then(|| activation.to_string()),
         ptx: module.to_string(),
     })?;
     Ok(Verdict::Right)

@@ -119,6 +119,13 @@ fn what_does_not_exist_is_named_with_what_does() {
     let mxfp4 = "sm100a_fused_features_n16_g1_k4_s5_a1_mxfp4";
     let args = ["ptx", "--kernel", "fused", "--arch", "sm_100a", "--config", mxfp4];
     refused(&args, 2, [mxfp4, "there are sm100a_fused_"]);
+    let generic = ["ptx", "--kernel", "expand", "--arch", "sm_80"];
+    refused(
+        &[&generic[..], &["--activation", "relu2"]].concat(),
+        2,
+        ["--activation relu2", "expand for sm_80"],
+    );
+    refused(&[&generic[..], &["--unaligned"]].concat(), 2, ["--unaligned", "leave it out"]);
     let config = ["--config", "none"];
     refused(&[&SIM[..], &config].concat(), 2, ["\"none\"", "there are sm90a_fused_"]);
     refused(&["sim", "--arch", "sm_90a", "--shape", "1x32"], 2, ["1x32", "64x128x256"]);

@@ -303,6 +303,34 @@ fn padding_of_scales_does_not_count_exact() {
     }
 }
 
+/// Padding of the scales of an nvfp4 C is zero, also where a call before had more rows.
+#[test]
+fn fewer_rows_leave_no_scales_of_the_call_before_exact() {
+    let (n, k, scale_layout) = (32, 64, ScaleLayout::Sf128x4);
+    for arch in SimArch::ALL {
+        for global_scale in [OutScale::Static(2e-3), OutScale::Dynamic] {
+            let desc = desc(9, n, k, AFormat::Nvfp4, OutFormat::Nvfp4 { scale_layout, global_scale });
+            let target = Target::Gpu(GpuId::Sim(arch), GpuOptions::default());
+            let plan = DualGemm::plan(&desc, &target).unwrap();
+            let weights = plan.prepack(&expert(n, k, 0)).unwrap();
+            let mut runner = plan.runner(1).unwrap();
+            for m in [9, 2] {
+                let (mut codes, mut scales) =
+                    (vec![0xFF; m * n / 2], vec![0xFF; scale_layout.len(m, n / 16)]);
+                let c = OutputMut::Nvfp4 { codes: &mut codes, scales: &mut scales };
+                runner.run(&operand(m, k, AFormat::Nvfp4), &weights, c).unwrap();
+                for (row, block) in (m..128).flat_map(|row| [(row, 0), (row, 1)]) {
+                    assert_eq!(
+                        scales[scale_layout.offset(row, block, n / 16)],
+                        0,
+                        "{plan}, row {row} of {m}"
+                    );
+                }
+            }
+        }
+    }
+}
+
 /// Experts one after the other, one of them without rows; rows of no expert stay as they were.
 #[test]
 fn grouped_rows_equal_single_products_exact() {

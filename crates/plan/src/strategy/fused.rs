@@ -157,18 +157,26 @@ impl Strategy for Fused {
         let variant = self.check(desc, 1, info)?;
         let fitting = self.fitting(&variant);
         let names: Vec<String> = if self.waves {
-            let floats = variant.aligned && !matches!(variant.out, Out::Nvfp4 { .. });
+            if !variant.aligned || matches!(variant.out, Out::Nvfp4 { .. }) {
+                let found = format!("C is {} of {} features", desc.out, desc.n);
+                return self.unsupported(format!("{found}; it writes floats in rows of whole 16 bytes"));
+            }
             let pairs = fitting.iter().flat_map(|main| fitting.iter().map(move |rest| (main, rest)));
             pairs
-                .filter(|(main, rest)| {
-                    floats && full_waves(desc.m, desc.n, info.sm_count, main, rest).is_some()
-                })
+                .filter(|(main, rest)| full_waves(desc.m, desc.n, info.sm_count, main, rest).is_some())
                 .map(|(main, rest)| format!("{}{AND}{}", main.name(), rest.name()))
                 .collect()
         } else {
             fitting.iter().map(Config::name).collect()
         };
-        if names.is_empty() { self.nothing_fits(desc, &variant) } else { Ok(names) }
+        match names.is_empty() {
+            true if self.waves => self.unsupported(format!(
+                "M = {}, N = {}: no tiles fill waves of {} multiprocessors and leave whole smaller ones",
+                desc.m, desc.n, info.sm_count
+            )),
+            true => self.nothing_fits(desc, &variant),
+            false => Ok(names),
+        }
     }
 
     fn grouped_kernels(
@@ -179,8 +187,8 @@ impl Strategy for Fused {
     ) -> Result<Vec<String>, Error> {
         let variant = Variant { grouped: true, ..self.check(desc, groups.max(1), info)? };
         Requantize::check_grouped(self.name, desc)?;
-        if self.waves {
-            return self.unsupported("features of several groups are not split; fused takes them".into());
+        if self.waves || self.scheduler == Scheduler::StreamK {
+            return self.unsupported(format!("{groups} groups of rows; it takes one pair of weights a call"));
         }
         let names: Vec<String> = self.fitting(&variant).iter().map(Config::name).collect();
         if names.is_empty() { self.nothing_fits(desc, &variant) } else { Ok(names) }
