@@ -247,35 +247,50 @@ fn weights_of_another_gpu_or_format_are_refused() {
     }
 }
 
+/// Where `native` does not take the operands, C is made of the floats that `portable` writes; so it is on cards before.
+#[test]
+fn portable_products_become_nvfp4_close() {
+    let (m, n) = (9, 48);
+    let [sm100, sm120] = &CARDS;
+    let (nv, mx) = (BlockFormat::Nvfp4, BlockFormat::Mxfp4);
+    let hopper = GpuId::Sim(SimArch::Sm90a);
+    for (id, k, a, b) in [
+        (sm100, 16, AFormat::Nvfp4, nv),
+        (sm120, 48, AFormat::Nvfp4, nv),
+        (sm120, 64, AFormat::F16, nv),
+        (sm120, 64, AFormat::Bf16, nv),
+        (sm100, 64, AFormat::Bf16, mx),
+        (&hopper, 64, AFormat::Nvfp4, nv),
+    ] {
+        let weights = if b == nv { expert(n, k, 0) } else { mxfp4_pair(n, k, 0) };
+        for (scale_layout, global_scale) in
+            [(ScaleLayout::Sf128x4, OutScale::Static(0.02)), (ScaleLayout::Linear, OutScale::Dynamic)]
+        {
+            let out = OutFormat::Nvfp4 { scale_layout, global_scale };
+            let desc = DualGemmDesc { out, ..DualGemmDesc::new(m, n, k, a, b) };
+            let plan = match id == &hopper {
+                true => DualGemm::plan(&desc, &named(id, "portable")).unwrap(),
+                false => plan(id, &desc),
+            };
+            assert_eq!(strategy(&plan), "portable", "{plan}");
+            let found = error(&plan, &operand(m, k, a), &weights);
+            assert!(found < 0.15, "{plan}: {found:e}");
+        }
+    }
+}
+
 /// As docs/strategies.md has it: the library's strategies do it, if they are named.
 #[test]
-fn what_portable_would_have_to_do_is_left_to_the_library() {
-    let [sm100, sm120] = &CARDS;
-    let nvfp4 = |global_scale| OutFormat::Nvfp4 { scale_layout: ScaleLayout::Linear, global_scale };
-    let to_nvfp4 =
-        |k, a, b| DualGemmDesc { out: nvfp4(OutScale::Static(0.05)), ..DualGemmDesc::new(4, 32, k, a, b) };
-    let (nv, mx) = (BlockFormat::Nvfp4, BlockFormat::Mxfp4);
-    let mut rounded = DualGemmDesc::new(4, 32, 64, AFormat::Nvfp4, nv);
-    rounded.epilogue.round_gate_up_to_bf16 = true;
-    for (id, desc) in [
-        (sm100, to_nvfp4(16, AFormat::Nvfp4, nv)),
-        (sm120, to_nvfp4(48, AFormat::Nvfp4, nv)),
-        (sm120, to_nvfp4(64, AFormat::F16, nv)),
-        (sm120, to_nvfp4(64, AFormat::Bf16, nv)),
-        (sm100, to_nvfp4(64, AFormat::Bf16, mx)),
-        (sm100, DualGemmDesc { out: OutFormat::F16, ..rounded }),
-        (sm120, DualGemmDesc { out: OutFormat::F16, ..rounded }),
-    ] {
+fn rounding_gate_and_up_is_left_to_the_library() {
+    let mut desc = DualGemmDesc::new(4, 32, 64, AFormat::Nvfp4, BlockFormat::Nvfp4);
+    desc.epilogue.round_gate_up_to_bf16 = true;
+    desc.out = OutFormat::F16;
+    for id in &CARDS {
         let unasked = Target::Gpu(id.clone(), GpuOptions::default());
         let message = DualGemm::plan(&desc, &unasked).unwrap_err().to_string();
         assert!(message.contains("no GPU strategy can take"), "{id} {desc}: {message}");
-        let by_library = DualGemm::plan(&desc, &named(id, "baseline"));
-        assert_eq!(by_library.is_ok(), desc.b == nv, "{id} {desc}: {by_library:?}");
+        assert!(DualGemm::plan(&desc, &named(id, "baseline")).is_ok(), "{id} {desc}");
     }
-    assert!(
-        DualGemm::plan(&to_nvfp4(64, AFormat::Bf16, nv), &Target::Gpu(sm100.clone(), GpuOptions::default()))
-            .is_ok()
-    );
 }
 
 #[test]

@@ -289,7 +289,7 @@ impl Kernels for Ready {
         };
         self.kernels(weights)?.specs(&args, self.gpu.info(), &mut specs)?;
         if let Some(requantize) = &self.requantize {
-            specs.extend(requantize.specs(call.m, &c)?);
+            requantize.specs(call.m, &c, &mut specs)?;
         }
         Ok(specs)
     }

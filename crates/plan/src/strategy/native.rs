@@ -260,7 +260,7 @@ impl Kernels for Ready {
         let output = Output { c, scales, scale, alpha, bias, a_scale };
         specs.push(kernel.spec(&FusedArgs { a: a.operand, gate, up, output, groups })?);
         if let Some(requantize) = &self.requantize {
-            specs.extend(requantize.specs(call.m, &to)?);
+            requantize.specs(call.m, &to, &mut specs)?;
         }
         Ok(specs)
     }
