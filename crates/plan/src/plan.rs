@@ -119,8 +119,7 @@ impl GpuPlan {
         }
         if let (Some(kernel), [(s, kernels)]) = (&options.kernel, fitting.as_slice()) {
             if !kernels.contains(kernel) {
-                let (found, valid) = (kernel.clone(), kernels.join(", "));
-                return Err(Error::NoKernel { strategy: s.name(), found, valid });
+                return Err(no_kernel(*s, kernel, kernels));
             }
             return Ok(plan(s.name(), kernel.clone(), ChosenBy::Caller));
         }
@@ -178,16 +177,24 @@ impl GpuPlan {
     /// Loads the kernels and takes the memory.
     ///
     /// # Errors
-    /// If the machine lacks what the plan asks for.
+    /// If the machine lacks what the plan asks for, or its kernel does not take the problem.
     pub fn prepare(&self, gpu: &'static Gpu) -> Result<Box<dyn Prepared>, Error> {
-        // A plan from elsewhere may be for another card.
+        // A plan from elsewhere may be for another card, or of another build.
+        self.desc.check()?;
         let (strategy, info) = (self.strategy()?, dualgemm_device::Device::info(gpu));
-        match self.groups {
+        let kernels = match self.groups {
             ..=1 => strategy.kernels(&self.desc, info)?,
             groups => strategy.grouped_kernels(&self.desc, groups, info)?,
         };
+        if !kernels.contains(&self.kernel) {
+            return Err(no_kernel(strategy, &self.kernel, &kernels));
+        }
         strategy.prepare(gpu, self)
     }
+}
+
+fn no_kernel(strategy: &dyn Strategy, kernel: &str, there: &[String]) -> Error {
+    Error::NoKernel { strategy: strategy.name(), found: kernel.into(), valid: there.join(", ") }
 }
 
 impl std::fmt::Display for GpuPlan {

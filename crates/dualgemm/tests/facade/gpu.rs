@@ -457,3 +457,31 @@ fn gpu_plans_survive_json() {
     assert!(text.contains("\"sim:sm_90a\""), "{text}");
     assert_eq!(serde_json::from_str::<Plan>(&text).unwrap(), plan);
 }
+
+/// A plan that was written by another build, or by hand, is checked before it runs.
+#[test]
+fn gpu_plans_that_cannot_be_are_refused() {
+    let id = GpuId::Sim(SimArch::Sm100a);
+    let info = id.open().unwrap().info();
+    let target = Target::Gpu(id, GpuOptions::default());
+    let few = DualGemm::plan(&desc(9, 32, 64, AFormat::Nvfp4, OutFormat::F32), &target).unwrap();
+    let text = serde_json::to_string(&few).unwrap();
+    let kernel = few.kernel();
+    // One that splits K among more CTAs than there is work for.
+    let native = dualgemm::strategies::strategy("native").unwrap();
+    let kernels = |k| native.kernels(&desc(9, 32, k, AFormat::Nvfp4, OutFormat::F32), info).unwrap();
+    let split = kernels(4096).into_iter().find(|name| !kernels(64).contains(name)).unwrap();
+    for (from, to, said) in [
+        ("\"k\":64", "\"k\":24", "K = 24 is not a multiple of 16"),
+        ("\"a\":\"nvfp4\"", "\"a\":\"f16\"", "has no kernel"),
+        ("\"native\"", "\"fused\"", "its kernel is for sm_90a"),
+        ("\"native\"", "\"portable\"", "has no kernel"),
+        (kernel, "none", "has no kernel \"none\""),
+        (kernel, &split, "has no kernel"),
+    ] {
+        assert!(text.contains(from), "{from}: {text}");
+        let plan: Plan = serde_json::from_str(&text.replace(from, to)).unwrap();
+        let message = plan.runner(1).unwrap_err().to_string();
+        assert!(message.contains(said), "{to}: {message}");
+    }
+}
