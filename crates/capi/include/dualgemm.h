@@ -115,7 +115,7 @@ typedef struct dualgemm_desc {
   float c_global_scale;
   // A `dualgemm_scale_layout`: that of an Nvfp4 A in the memory of a GPU. On the processor every A may have its own.
   uint32_t a_scale_layout;
-  // The function of both products: silu, clamped-silu[:LIMIT], swiglustep[:LIMIT], swigluoai[:ALPHA,BETA,LIMIT],
+  // The function of both products: silu, clamped-silu(:LIMIT), swiglustep(:LIMIT), swigluoai(:ALPHA,BETA,LIMIT),
   // gelu-tanh, relu2 or identity. Null for the one that the configuration of the weights' checkpoint names, or silu. Not kept.
   const char *activation;
 } dualgemm_desc;

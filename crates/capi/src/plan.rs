@@ -36,7 +36,7 @@ pub struct dualgemm_desc {
     pub c_global_scale: f32,
     /// A `dualgemm_scale_layout`: that of an Nvfp4 A in the memory of a GPU. On the processor every A may have its own.
     pub a_scale_layout: u32,
-    /// The function of both products: silu, clamped-silu[:LIMIT], swiglustep[:LIMIT], swigluoai[:ALPHA,BETA,LIMIT],
+    /// The function of both products: silu, clamped-silu(:LIMIT), swiglustep(:LIMIT), swigluoai(:ALPHA,BETA,LIMIT),
     /// gelu-tanh, relu2 or identity. Null for the one that the configuration of the weights' checkpoint names, or silu. Not kept.
     pub activation: *const c_char,
 }

@@ -140,7 +140,7 @@ pub struct ActivationArgs {
 /// What happens between the products and C.
 #[derive(Debug, Args)]
 pub struct EpilogueArgs {
-    /// Activation: silu, clamped-silu[:LIMIT], swiglustep[:LIMIT], swigluoai[:ALPHA,BETA,LIMIT], gelu-tanh, relu2 or
+    /// Activation: silu, clamped-silu(:LIMIT), swiglustep(:LIMIT), swigluoai(:ALPHA,BETA,LIMIT), gelu-tanh, relu2 or
     /// identity. Without it, the one the checkpoint names, or silu.
     #[arg(long, value_name = "NAME")]
     pub activation: Option<Activation>,

@@ -24,7 +24,7 @@ pub struct PtxArgs {
     /// Tile and pipeline; without it, the first that --list shows.
     #[arg(long, value_name = "NAME")]
     pub config: Option<String>,
-    /// Activation, silu if nothing is said: silu, clamped-silu[:LIMIT], swiglustep[:LIMIT], swigluoai[:ALPHA,BETA,LIMIT],
+    /// Activation, silu if nothing is said: silu, clamped-silu(:LIMIT), swiglustep(:LIMIT), swigluoai(:ALPHA,BETA,LIMIT),
     /// gelu-tanh, relu2 or identity.
     #[arg(long, value_name = "NAME")]
     pub activation: Option<Activation>,
