@@ -1,4 +1,5 @@
-//! The same on a real card: `cargo test -p dualgemm --test facade --release -- --ignored card`.
+//! The same on a real card: `cargo test -p dualgemm --test facade --release -- --ignored card --test-threads=1`, one after the
+//! other, since nothing else may use the card while a graph is recorded.
 
 use std::time::Instant;
 
