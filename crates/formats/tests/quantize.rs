@@ -389,8 +389,8 @@ proptest! {
         }
     }
 
-    /// Neither as a whole nor in any block, under the tensor scale that is found or under the plain one, not even among the smallest numbers, where a
-    /// producer's own products overflow.
+    /// Neither as a whole nor in any block, under the tensor scale that is found or under the plain one, not even among the
+    /// smallest numbers, where a producer's own products overflow.
     #[test]
     fn search_is_never_worse(
         x in prop::collection::vec(prop_oneof![4 => -1.0f32..1.0, 1 => -20.0f32..20.0, 1 => Just(0.0f32)], 64),

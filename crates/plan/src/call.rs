@@ -75,7 +75,8 @@ pub struct DeviceCall {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GroupedCall {
     /// All of A and C: rows of every group, and any that belong to none, such as padding. Those are read, if A is
-    /// quantized or expanded on the way in, but count in nothing and are never written. Block scales of a quantized A or C are those of one matrix, not of one for each group.
+    /// quantized or expanded on the way in, but count in nothing and are never written. Block scales of a quantized A or C
+    /// are those of one matrix, not of one for each group.
     pub call: DeviceCall,
     /// One u32 more than there are experts, ascending, at a multiple of 4 bytes: expert e has rows
     /// `rows[e] .. rows[e + 1]`, none if both are equal; none is beyond the call's M. Read on the device when the work that

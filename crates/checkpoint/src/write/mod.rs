@@ -109,8 +109,8 @@ pub struct WriteReport {
 /// metadata; any other path becomes a directory, which must be new or empty. GGUF takes a `.gguf` path.
 ///
 /// # Errors
-/// If a block scale is NaN or negative, the convention cannot hold the model or declare all of it, the path does not fit it, or the system
-/// refuses. Nothing is left behind then.
+/// If a block scale is NaN or negative, the convention cannot hold the model or declare all of it, the path does not fit
+/// it, or the system refuses. Nothing is left behind then.
 pub fn write(path: &Path, output: Output, model: &Model<'_>) -> Result<WriteReport, Error> {
     let mut seen = BTreeSet::new();
     if let Some(twice) = model.linears.iter().find(|l| !seen.insert(&l.module)) {
