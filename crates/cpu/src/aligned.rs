@@ -25,26 +25,21 @@ pub(crate) struct Aligned<T> {
 impl<T: Pod> Aligned<T> {
     /// `len` zeros.
     pub(crate) fn zeroed(len: usize) -> Self {
-        let mut lines = Vec::with_capacity(Self::lines(len));
-        Self::fill(&mut lines, len);
-        Self { lines, len, element: PhantomData }
+        Self::fill(Vec::with_capacity((len * size_of::<T>()).div_ceil(64)), len)
     }
 
     /// The same, or `None` where the system would never give so much memory, for which a program would be ended.
     pub(crate) fn try_zeroed(len: usize) -> Option<Self> {
         let mut lines = Vec::new();
-        lines.try_reserve_exact(Self::lines(len)).ok()?;
-        Self::fill(&mut lines, len);
-        Some(Self { lines, len, element: PhantomData })
+        lines.try_reserve_exact(len.checked_mul(size_of::<T>())?.div_ceil(64)).ok()?;
+        Some(Self::fill(lines, len))
     }
 
-    fn lines(len: usize) -> usize {
-        (len * size_of::<T>()).div_ceil(64)
-    }
-
-    fn fill(lines: &mut Vec<Line>, len: usize) {
-        advise_huge_pages(lines);
-        lines.resize(Self::lines(len), Line([0; 64]));
+    /// Zeros in the room that was made for them.
+    fn fill(mut lines: Vec<Line>, len: usize) -> Self {
+        advise_huge_pages(&mut lines);
+        lines.resize((len * size_of::<T>()).div_ceil(64), Line([0; 64]));
+        Self { lines, len, element: PhantomData }
     }
 }
 

@@ -182,8 +182,11 @@ mod tests {
     #[test]
     fn buffers_that_no_memory_holds_are_refused() {
         for a in [AFormat::Nvfp4, AFormat::Bf16] {
-            let message = Workspace::new(&plan(1 << 48, a), 1).unwrap_err().to_string();
-            assert!(message.contains("do not fit the memory"), "{message}");
+            let wide = DualGemmDesc::new(1, 1, 1 << 59, a, BlockFormat::Nvfp4);
+            for plan in [plan(1 << 48, a), CpuPlan::new(&wide, CpuOptions::default()).unwrap()] {
+                let message = Workspace::new(&plan, 1).unwrap_err().to_string();
+                assert!(message.contains("do not fit the memory"), "{message}");
+            }
         }
         // Groups without rows take none.
         assert!(Workspace::new(&plan(5, AFormat::Nvfp4), usize::MAX).is_ok());

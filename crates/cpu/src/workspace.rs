@@ -62,18 +62,23 @@ impl Workspace {
         plan.check()?;
         let (rows, k) = (plan.rows(), plan.desc.k);
         let wave = rows.min(WAVE_ROWS);
+        let no_memory = || Error::NoMemory { rows, k };
         let activations = match plan.desc.a_compute().block_format() {
-            Some(_) => Activations::W4a4(w4a4::Kernel::new(plan.isa)?, Aligned::zeroed(wave * (k / CHUNK_K))),
+            Some(_) => {
+                let blocks = Aligned::try_zeroed(wave * (k / CHUNK_K));
+                Activations::W4a4(w4a4::Kernel::new(plan.isa)?, blocks.ok_or_else(no_memory)?)
+            }
             None => {
                 let kernel = w4a16::Kernel::new(plan.isa, plan.desc.b)?;
-                Activations::W4a16(kernel, Aligned::zeroed(w4a16::buffer_len(wave, rows, k)))
+                let words = Aligned::try_zeroed(w4a16::buffer_len(wave, rows, k));
+                Activations::W4a16(kernel, words.ok_or_else(no_memory)?)
             }
         };
         let (mut tiles, mut amax) = (Vec::new(), Vec::new());
         // Each group that has rows may end with a tile that is not full.
         let room = tiles.try_reserve_exact(rows.div_ceil(plan.tile_rows) + max_groups.min(rows));
         let maxima = if plan.desc.quantize_a == QuantizeA::Dynamic { rows } else { 0 };
-        room.and(amax.try_reserve_exact(maxima)).map_err(|_| Error::NoMemory { rows, k })?;
+        room.and(amax.try_reserve_exact(maxima)).map_err(|_| no_memory())?;
         amax.resize(maxima, 0.0);
         Ok(Self {
             activations,
