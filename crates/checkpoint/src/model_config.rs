@@ -9,19 +9,20 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
+use crate::convention::{METADATA_CONFIG, SHORT_CONFIG};
 use crate::gguf::GgufValue;
 use crate::{Error, JsonFile};
 
 /// Key of the safetensors metadata that carries a `config.json`.
 const METADATA: &str = "config.json";
-const QUANTIZATION: &str = "quantization_config";
 const ARCHITECTURE: &str = "general.architecture";
 const STEP: &str = "step35";
 /// Architectures whose name is not the `model_type` of their configuration: GGUF's and Hugging Face's.
 const RENAMED: [(&str, &str); 3] = [("gpt-oss", "gpt_oss"), (STEP, "step3p5"), ("deepseek4", "deepseek_v4")];
 /// Numbers of the activation that have one name in both.
 const NUMBERS: [&str; 3] = ["swiglu_limit", "swiglu_alpha", "swiglu_beta"];
-/// Limits by layer, Step's names and llama.cpp's, which says with them what `swiglu_limit` does of other models.
+/// Limits by layer, Step's names and llama.cpp's, which says with them what `swiglu_limit` does of other models: of those
+/// Step's names are kept.
 const LIMITS: [(&str, &str); 2] =
     [("swiglu_limits", "swiglu_clamp_exp"), ("swiglu_limits_shared", "swiglu_clamp_shexp")];
 /// Number of the type f32 in GGUF's metadata.
@@ -49,7 +50,7 @@ pub(crate) fn expert_count(config: &Value) -> Option<usize> {
 pub fn to_metadata(config: &Value) -> (String, String) {
     let mut config = config.clone();
     if let Some(entries) = config.as_object_mut() {
-        entries.remove(QUANTIZATION);
+        entries.retain(|key, _| ![METADATA_CONFIG, SHORT_CONFIG].contains(&key.as_str()));
     }
     (METADATA.into(), config.to_string())
 }
@@ -92,6 +93,7 @@ pub fn to_gguf(config: Option<&Value>, otherwise: &str) -> (String, Vec<(String,
             // llama.cpp has 0 where there is no limit.
             let bytes = limits.iter().flat_map(|limit| (limit.as_f64().unwrap_or(0.0) as f32).to_le_bytes());
             let array = GgufValue::Array { element: F32, len: limits.len() as u64, bytes: bytes.collect() };
+            let key = if architecture == STEP { key } else { name };
             entries.push((format!("{architecture}.{key}"), array));
         }
     }
@@ -113,11 +115,13 @@ pub(crate) fn from_gguf(metadata: &[(String, GgufValue)]) -> Option<Value> {
     let implied = implied.or(renamed.map(|_| "silu"));
     let mut of_others: Vec<f32> = Vec::new();
     for (name, key) in LIMITS {
-        let limits = get(&format!("{architecture}.{key}")).map_or_else(Vec::new, numbers);
-        if architecture == STEP && !limits.is_empty() {
-            config.insert(name.into(), json!(limits));
-        } else {
-            of_others.extend(limits);
+        let limits = |key| get(&format!("{architecture}.{key}")).map_or_else(Vec::new, numbers);
+        let of_layers = limits(if architecture == STEP { key } else { name });
+        if !of_layers.is_empty() {
+            config.insert(name.into(), json!(of_layers));
+        }
+        if architecture != STEP {
+            of_others.extend(limits(key));
         }
     }
     // Other models have one limit for all layers; what has several is left to be refused.
@@ -166,6 +170,7 @@ mod tests {
             json!({ "model_type": "gpt_oss", "hidden_act": "silu", "swiglu_limit": 7.0 }),
             json!({ "model_type": "own", "hidden_act": "relu2" }),
             json!({ "model_type": "own", "hidden_act": "swigluoai", "swiglu_alpha": 1.5, "swiglu_beta": 0.5 }),
+            json!({ "model_type": "own", "swiglu_limits": [7.0, 7.0] }),
             json!({ "model_type": "step3p5", "hidden_act": "silu", "swiglu_limits": [0.0, 7.5], "swiglu_limits_shared": [16.0] }),
         ] {
             assert_eq!(through_gguf(config.clone()), config);
@@ -200,7 +205,8 @@ mod tests {
 
     #[test]
     fn a_lone_file_carries_all_but_the_quantization() {
-        let (key, text) = to_metadata(&json!({ "hidden_act": "relu2", "quantization_config": {} }));
+        let (key, text) =
+            to_metadata(&json!({ "hidden_act": "relu2", "quantization_config": {}, "quantization": {} }));
         let read = |text: &str| {
             from_metadata(&BTreeMap::from([(key.clone(), text.into())]), Path::new("a.safetensors"))
         };

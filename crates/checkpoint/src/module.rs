@@ -116,10 +116,11 @@ impl Place {
         let experts = parts.iter().rposition(|p| ROUTED.contains(p));
         let expert_at = experts.map(|i| i + 1).filter(|&i| number(i).is_some());
         let layer_at = (0..parts.len()).find(|&i| number(i).is_some() && Some(i) != expert_at);
-        let kind = fixed.unwrap_or(if experts.is_some() {
-            Experts
-        } else if parts.iter().any(|p| SHARED.iter().any(|s| p.starts_with(s))) {
+        let kind = fixed.unwrap_or(if parts.iter().any(|p| SHARED.iter().any(|s| p.starts_with(s))) {
+            // Below `moe`, too.
             Shared
+        } else if experts.is_some() {
+            Experts
         } else {
             Dense
         });
@@ -302,6 +303,14 @@ mod tests {
                 Shared,
                 None,
                 Down,
+            ),
+            (
+                "model.layers.3.moe.shared_experts.up_proj",
+                "model.layers.3.moe.shared_experts",
+                3,
+                Shared,
+                None,
+                Up,
             ),
             ("gate_proj", "", 0, Dense, None, Gate),
         ] {

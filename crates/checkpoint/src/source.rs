@@ -4,6 +4,7 @@
 //! run at a time keeps the copies small.
 
 use std::ops::Range;
+use std::path::Path;
 
 use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix};
 
@@ -91,7 +92,12 @@ impl<'a> MatrixSource<'a> {
             Some(half) => self.stored.half_rows(self.expert, self.tensor_scale, half, rows),
             None => self.stored.packed_rows(self.expert, self.tensor_scale, rows),
         };
-        packed.matrix(self.checkpoint.files().root())
+        packed.matrix(self.file())
+    }
+
+    /// Path of the checkpoint.
+    pub(crate) fn file(&self) -> &'a Path {
+        self.checkpoint.files().root()
     }
 
     /// Lets go of the pages of the files that reading has brought into memory.

@@ -448,6 +448,22 @@ fn block_scales_that_are_none_are_not_written() {
     }
 }
 
+/// The row is that of the weight, however many are read at a time, and the file the one that is read.
+#[test]
+fn a_block_scale_far_down_is_named_by_its_own_row() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut w = Weight::new(1, 2 * 66_048, 32);
+    w.scales[2 * 66_000 * 2 + 1] = 0x80;
+    let mut f = Fixture { config: Some(modelopt_config("W4A16_NVFP4")), ..Fixture::default() };
+    f.modelopt_fused(&w, false);
+    let options = OpenOptions { gate_up_order: Some(GateUpOrder::UpGateRows), ..defaults() };
+    let a = f.open(&options).unwrap();
+    let e = write(&dir.path().join("m"), Output::Modelopt, &a.export().unwrap()).unwrap_err().to_string();
+    let root = a.files().root().display();
+    let found = "gate_up_proj.weight (up): block scale 0x80 at row 66000, block 1 is negative";
+    assert!(e.starts_with(&format!("{root}: model.layers.0.mlp.{found}")), "{e}");
+}
+
 #[test]
 fn experts_that_differ_in_bias_or_input_scale_are_not_made_alike() {
     let dir = tempfile::tempdir().unwrap();

@@ -78,14 +78,17 @@ impl<'a> WeightOut<'a> {
         })
     }
 
-    /// Calls `each` with runs of rows, in order.
-    fn runs(&self, mut each: impl FnMut(&QuantizedMatrix<'_>) -> Result<(), Error>) -> Result<(), Error> {
+    /// Calls `each` with runs of rows and the number of the first one, in order.
+    fn runs(
+        &self,
+        mut each: impl FnMut(usize, &QuantizedMatrix<'_>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         match self {
-            Self::Matrix(m) => each(m),
+            Self::Matrix(m) => each(0, m),
             Self::Stored(source) => {
                 let run = (RUN_BYTES / (source.k() / 2)).max(1).next_multiple_of(RUN_ROWS);
                 (0..source.rows()).step_by(run).try_for_each(|first| {
-                    each(&source.read(first..source.rows().min(first + run))?)?;
+                    each(first, &source.read(first..source.rows().min(first + run))?)?;
                     source.release();
                     Ok(())
                 })
@@ -121,19 +124,30 @@ impl WeightPart {
     ///
     /// # Errors
     /// Those of `write`; if the weight breaks a rule of its format, or one of the block scales to be written is NaN or
-    /// negative. `file` is what is written.
+    /// negative. `file` is what is written, which errors name where the weight is in memory.
     pub(crate) fn write(
         self,
         weight: &WeightOut<'_>,
         file: &Path,
         write: &mut dyn FnMut(&[u8]) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let fault = |source| Error::Format { file: file.into(), source };
-        weight.runs(|m| {
+        // What is wrong with a stored weight is wrong in the file that it comes from.
+        let at_fault = match weight {
+            WeightOut::Matrix(_) => file,
+            WeightOut::Stored(source) => source.file(),
+        };
+        let fault = |source| Error::Format { file: at_fault.into(), source };
+        weight.runs(|first, m| {
             if self == Self::Codes {
                 return write(&dense_codes(m));
             }
-            m.check_scales().map_err(fault)?;
+            m.check_scales().map_err(|mut source| {
+                // Counted in the weight, of which this is a run.
+                if let dualgemm_formats::Error::ScaleByte { row, .. } = &mut source {
+                    *row += first;
+                }
+                fault(source)
+            })?;
             match (self, m.format()) {
                 (Self::GgufBlocks, BlockFormat::Nvfp4) => write(&gguf::from_matrix(m).map_err(fault)?),
                 (Self::GgufBlocks, BlockFormat::Mxfp4) => write(&mxfp4::pack(m)),
