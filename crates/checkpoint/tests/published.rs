@@ -273,6 +273,9 @@ fn auto_round_writes_compressed_tensors_under_another_configuration() {
     let c = compressed(config("nv_fp", 16, extra.clone()), Some(8.0)).open(&defaults()).unwrap();
     assert_eq!(c.convention().name, "auto-round");
     assert_mlp(&c, [1.0 / 1000.0, 1.0 / 500.0], Some(0.125));
+    let but_two = json!({ ".*mlp.*": { "bits": 16 }, GATE: { "bits": 4 }, UP: { "bits": 4 } });
+    let c = compressed(config("nv_fp", 16, but_two), Some(8.0)).open(&defaults()).unwrap();
+    assert_mlp(&c, [1.0 / 1000.0, 1.0 / 500.0], Some(0.125));
     let mut rotated = config("nv_fp", 16, Value::Null);
     rotated["quantization_config"]["rotation_config"] = json!({ "r1": true, "r4": true });
     let c = compressed(rotated, None).open(&defaults()).unwrap();
@@ -290,6 +293,7 @@ fn auto_round_writes_compressed_tensors_under_another_configuration() {
     for (extra, why) in [
         (json!({ GATE: { "bits": 16 } }), format!("extra_config.{GATE}.bits is 16")),
         (json!({ ".*gate_proj": { "data_type": "int" } }), "4 bits of type int".into()),
+        (json!({ "gate_proj$": { "bits": 8 } }), "8 bits of type nv_fp".into()),
     ] {
         let c = compressed(config("nv_fp", 16, extra), None).open(&defaults()).unwrap();
         let e = c.gate_up(0).unwrap_err().to_string();

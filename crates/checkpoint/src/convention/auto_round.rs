@@ -32,18 +32,21 @@ fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
     let Some((file, config)) = evidence.config() else {
         return Ok(Schemes::new(Vec::new(), Scheme::blocks(BlockFormat::Nvfp4, Input::Optional)));
     };
-    let mut rules = Vec::new();
+    // Names go before regular expressions, which match anywhere in a name, as AutoRound's loader has it.
+    let (mut rules, mut patterns) = (Vec::new(), Vec::new());
     if let Some(modules) = config.get("extra_config").filter(|modules| !modules.is_null()) {
         for (name, module) in object(modules, file, "extra_config", "an object of module names")? {
             let key = format!("extra_config.{name}");
+            let scheme = scheme(&[module, config], file, &format!("{key}."))?;
             // A dot is in every name.
-            let pattern = match name.contains(['*', '+', '^', '$', '\\', '(', '[']) {
-                true => Pattern::target(&format!("re:{name}"), file, &key)?,
-                false => Pattern::Under(name.clone()),
-            };
-            rules.push((pattern, scheme(&[module, config], file, &format!("{key}."))?));
+            if name.contains(['*', '+', '?', '^', '$', '\\', '(', '[', '{', '|']) {
+                patterns.push((Pattern::target(&format!("re:.*(?:{name})"), file, &key)?, scheme));
+            } else {
+                rules.push((Pattern::Under(name.clone()), scheme));
+            }
         }
     }
+    rules.append(&mut patterns);
     let transforms = rotations(&config["rotation_config"], "rotation_config");
     Ok(Schemes::new(rules, scheme(&[config], file, "")?).with_transforms(transforms))
 }
