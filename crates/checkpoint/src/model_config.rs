@@ -21,8 +21,10 @@ const STEP: &str = "step35";
 const RENAMED: [(&str, &str); 3] = [("gpt-oss", "gpt_oss"), (STEP, "step3p5"), ("deepseek4", "deepseek_v4")];
 /// Numbers of the activation that have one name in both.
 const NUMBERS: [&str; 3] = ["swiglu_limit", "swiglu_alpha", "swiglu_beta"];
-/// Limits by layer, Step's names and llama.cpp's, which says with them what `swiglu_limit` does of other models: of those
-/// Step's names are kept.
+/// Lists of numbers of the activation, under their own names but for those that llama.cpp has others for.
+const LISTS: [&str; 4] =
+    ["swiglu_limits", "swiglu_limits_shared", "activation_sparsity_pattern", "mlp_multipliers"];
+/// Limits by layer, Step's names and llama.cpp's, which says with them what `swiglu_limit` does of other models.
 const LIMITS: [(&str, &str); 2] =
     [("swiglu_limits", "swiglu_clamp_exp"), ("swiglu_limits_shared", "swiglu_clamp_shexp")];
 /// Number of the type f32 in GGUF's metadata.
@@ -88,13 +90,12 @@ pub fn to_gguf(config: Option<&Value>, otherwise: &str) -> (String, Vec<(String,
             entries.push((format!("{architecture}.{name}"), GgufValue::F64(number)));
         }
     }
-    for (name, key) in LIMITS {
-        if let Some(limits) = field(name).and_then(Value::as_array) {
+    for name in LISTS {
+        if let Some(list) = field(name).and_then(Value::as_array) {
             // llama.cpp has 0 where there is no limit.
-            let bytes = limits.iter().flat_map(|limit| (limit.as_f64().unwrap_or(0.0) as f32).to_le_bytes());
-            let array = GgufValue::Array { element: F32, len: limits.len() as u64, bytes: bytes.collect() };
-            let key = if architecture == STEP { key } else { name };
-            entries.push((format!("{architecture}.{key}"), array));
+            let bytes = list.iter().flat_map(|number| (number.as_f64().unwrap_or(0.0) as f32).to_le_bytes());
+            let array = GgufValue::Array { element: F32, len: list.len() as u64, bytes: bytes.collect() };
+            entries.push((list_key(&architecture, name), array));
         }
     }
     (architecture, entries)
@@ -113,17 +114,20 @@ pub(crate) fn from_gguf(metadata: &[(String, GgufValue)]) -> Option<Value> {
         (architecture.starts_with("gemma") || architecture == "grok").then_some("gelu_pytorch_tanh");
     let implied = implied.or((architecture == "minimax-m3").then_some("swigluoai"));
     let implied = implied.or(renamed.map(|_| "silu"));
-    let mut of_others: Vec<f32> = Vec::new();
-    for (name, key) in LIMITS {
-        let limits = |key| get(&format!("{architecture}.{key}")).map_or_else(Vec::new, numbers);
-        let of_layers = limits(if architecture == STEP { key } else { name });
-        if !of_layers.is_empty() {
-            config.insert(name.into(), json!(of_layers));
-        }
-        if architecture != STEP {
-            of_others.extend(limits(key));
+    if architecture == "gemma3n" {
+        // llama.cpp has this built in: the first ten layers are sparse.
+        config.insert("activation_sparsity_pattern".into(), json!(vec![0.95; 10]));
+    }
+    let list = |key: &str| get(key).map_or_else(Vec::new, numbers);
+    for name in LISTS {
+        let list = list(&list_key(architecture, name));
+        if !list.is_empty() {
+            config.insert(name.into(), json!(list));
         }
     }
+    let of_others = LIMITS.iter().filter(|_| architecture != STEP);
+    let mut of_others: Vec<f32> =
+        of_others.flat_map(|(_, key)| list(&format!("{architecture}.{key}"))).collect();
     // Other models have one limit for all layers; what has several is left to be refused.
     of_others.dedup();
     match of_others.as_slice() {
@@ -143,6 +147,12 @@ pub(crate) fn from_gguf(metadata: &[(String, GgufValue)]) -> Option<Value> {
         };
     }
     Some(Value::Object(config))
+}
+
+/// Key of one of [`LISTS`].
+fn list_key(architecture: &str, name: &str) -> String {
+    let of_step = LIMITS.iter().find(|(limits, _)| architecture == STEP && *limits == name);
+    format!("{architecture}.{}", of_step.map_or(name, |(_, key)| key))
 }
 
 /// The elements of an array of f32.
@@ -171,6 +181,8 @@ mod tests {
             json!({ "model_type": "own", "hidden_act": "relu2" }),
             json!({ "model_type": "own", "hidden_act": "swigluoai", "swiglu_alpha": 1.5, "swiglu_beta": 0.5 }),
             json!({ "model_type": "own", "swiglu_limits": [7.0, 7.0] }),
+            json!({ "model_type": "falcon_h1", "hidden_act": "silu", "mlp_multipliers": [0.75, 0.5] }),
+            json!({ "model_type": "gemma3n_text", "hidden_act": "gelu_pytorch_tanh", "activation_sparsity_pattern": [0.5, 0.0] }),
             json!({ "model_type": "step3p5", "hidden_act": "silu", "swiglu_limits": [0.0, 7.5], "swiglu_limits_shared": [16.0] }),
         ] {
             assert_eq!(through_gguf(config.clone()), config);
@@ -183,6 +195,7 @@ mod tests {
     fn architectures_imply_activations() {
         let of = |name: &str| from_gguf(&[(ARCHITECTURE.into(), GgufValue::String(name.into()))]).unwrap();
         assert_eq!(of("gemma3n")["hidden_act"], "gelu_pytorch_tanh");
+        assert_eq!(of("gemma3n")["activation_sparsity_pattern"][9], 0.95);
         assert_eq!(of("gpt-oss"), json!({ "model_type": "gpt_oss", "hidden_act": "silu" }));
         assert_eq!(of("qwen3moe"), json!({ "model_type": "qwen3moe" }));
         assert_eq!(of("minimax-m3")["hidden_act"], "swigluoai");
