@@ -7,7 +7,7 @@ use std::path::Path;
 
 use dualgemm::check::RowSample;
 use dualgemm::checkpoint::{Activations, TensorFiles};
-use dualgemm::formats::quantize::te_block;
+use dualgemm::formats::quantize::te_codes;
 use dualgemm::formats::scalar::{e2m1, e4m3};
 use dualgemm::formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
 use dualgemm::gemm::{AFormat, AOperand, Comparer, Comparison, DualGemmDesc, OutFormat, OutputMut};
@@ -68,6 +68,8 @@ pub struct Comparing<'a> {
     /// The most steps, and elements more than one step off.
     steps: (u64, usize),
     scale_steps: u64,
+    /// What the reference comes to under the tensor scale of an nvfp4 result.
+    nearest: Comparer,
 }
 
 impl<'a> Comparing<'a> {
@@ -79,6 +81,7 @@ impl<'a> Comparing<'a> {
             rows: Vec::new(),
             steps: (0, 0),
             scale_steps: 0,
+            nearest: Comparer::new(result.0.k()),
         }
     }
 
@@ -102,12 +105,16 @@ impl<'a> Comparing<'a> {
                     self.steps.0 = self.steps.0.max(off);
                     self.steps.1 += usize::from(off > 1);
                 }
+                let mut nearest = Vec::with_capacity(want.len());
                 for (at, block) in want.as_chunks::<16>().0.iter().enumerate() {
                     let (row, block_of_row) = (sample.rows()[at / m.blocks()], at % m.blocks());
-                    let (_, nearest) = te_block(&block.map(|x| x as f32), m.global_scale());
-                    let off = m.scale_byte(row, block_of_row).abs_diff(nearest);
+                    let (codes, scale) = te_codes(&block.map(|x| x as f32), m.global_scale());
+                    let off = m.scale_byte(row, block_of_row).abs_diff(scale);
                     self.scale_steps = self.scale_steps.max(off.into());
+                    let scale = f64::from(m.format().decode_scale(scale)) * m.global_scale().exact();
+                    nearest.extend(codes.map(|code| (f64::from(e2m1::decode(code)) * scale) as f32));
                 }
+                self.nearest.add(&nearest, want)?;
             }
         }
         self.rows.extend(sample.rows());
@@ -123,6 +130,7 @@ impl<'a> Comparing<'a> {
         if let AOperand::Quantized(m) = &self.result.0 {
             (found.max_ulp, found.over_1_ulp) = self.steps;
             found.max_scale_steps = Some(self.scale_steps);
+            found.nearest_rel_l2 = Some(self.nearest.finish()?.rel_l2);
             let (code, nearest) = codes(m, row, found.worst.col, found.worst.want);
             (found.worst.got_bits, found.worst.want_bits) = (code.into(), nearest.into());
         }
@@ -235,6 +243,7 @@ impl OwnedResult {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dualgemm::formats::quantize::te_block;
 
     #[test]
     fn nvfp4_results_count_steps_of_their_own_grid() {
@@ -294,6 +303,30 @@ mod tests {
             assert!(!tolerance.under_given_scale().holds(&compare(scale, &want)));
             want[15] = usual;
         }
+    }
+
+    #[test]
+    fn codes_that_are_cut_off_are_wrong_under_a_given_tensor_scale() {
+        use crate::tolerance::Tolerance;
+        use dualgemm::gemm::Epilogue;
+        let want: Vec<f64> = (0..4096).map(|i| f64::from(i * 37 % 1024) / 512.0 - 1.0).collect();
+        let global_scale = 1.0 / 2688.0;
+        let (mut codes, mut scales) = (Vec::new(), Vec::new());
+        for block in want.as_chunks::<16>().0 {
+            let (mut of_block, scale) =
+                te_codes(&block.map(|x| x as f32), GlobalScale::multiplier(global_scale));
+            for (code, value) in of_block.iter_mut().zip(block) {
+                let step = f64::from(BlockFormat::Nvfp4.decode_scale(scale)) * f64::from(global_scale);
+                *code -= u8::from(f64::from(e2m1::decode(*code).abs()) * step > value.abs() * 1.001);
+            }
+            codes.extend(of_block.as_chunks::<2>().0.iter().map(|[low, high]| low | high << 4));
+            scales.push(scale);
+        }
+        let result = OwnedResult::Nvfp4 { codes, scales, layout: ScaleLayout::Linear, global_scale };
+        let cut = result.as_matrix(1, 4096).unwrap().compare(&want, &RowSample::all(1)).unwrap();
+        assert_eq!((cut.max_ulp, cut.max_scale_steps), (1, Some(0)));
+        let tolerance = Tolerance::of(AFormat::Nvfp4, &Epilogue::default());
+        assert!(!tolerance.holds(&cut) && !tolerance.under_given_scale().holds(&cut), "{cut:?}");
     }
 
     #[test]

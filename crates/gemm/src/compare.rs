@@ -94,6 +94,9 @@ pub struct Comparison {
     /// scale, in bytes; None for floats.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_scale_steps: Option<u64>,
+    /// Relative L2 error of the reference itself in nvfp4 under that tensor scale: how little it fits; None for floats.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nearest_rel_l2: Option<f64>,
     /// Elements compared.
     pub elements: usize,
     /// Elements of which neither side is finite and both say the same: they count as right, and in nothing else.
@@ -233,6 +236,7 @@ impl Comparer {
             max_abs: self.max_abs,
             max_rel: self.max_rel,
             max_scale_steps: None,
+            nearest_rel_l2: None,
             elements: self.elements,
             not_finite: self.not_finite,
             worst: self.worst,
