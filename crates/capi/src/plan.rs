@@ -98,7 +98,7 @@ pub unsafe extern "C" fn dualgemm_plan_new(
         // SAFETY: `desc` points at a description and `weights` is a handle, by the caller's word.
         let (desc, weights) = unsafe { (borrow("desc", desc)?, borrow("weights", weights)?) };
         let activation = match desc.activation.is_null() {
-            true => weights.activation,
+            true => weights.activation.clone()?,
             // SAFETY: not null, so a string, by the caller's word.
             false => unsafe { CStr::from_ptr(desc.activation) }.to_string_lossy().parse()?,
         };

@@ -25,6 +25,7 @@ pub enum dualgemm_status {
 }
 
 /// A failure before it is a number.
+#[derive(Debug, Clone)]
 pub(crate) struct Failure {
     status: dualgemm_status,
     message: String,

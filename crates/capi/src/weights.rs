@@ -24,8 +24,8 @@ pub struct dualgemm_weights {
     pub(crate) n: usize,
     pub(crate) k: usize,
     pub(crate) format: BlockFormat,
-    /// That of the checkpoint; SiLU where nothing names one.
-    pub(crate) activation: Activation,
+    /// That of the checkpoint; SiLU where nothing names one. One that is not implemented matters to plans that ask for it.
+    pub(crate) activation: Result<Activation, Failure>,
 }
 
 /// Hands a new object to C.
@@ -113,7 +113,8 @@ fn from_checkpoint(
     let run = |at: usize| Ok(dualgemm::weights(source.features(at..end.min(at + RUN))?));
     let plan = DualGemm::plan_for_packing((n, k), format, &target)?;
     let packed = plan.prepack_runs((first..end).step_by(RUN).map(run))?;
-    let activation = dualgemm::activation(&checkpoint, layer, MlpKind::Dense)?.unwrap_or_default();
+    let activation = dualgemm::activation(&checkpoint, layer, MlpKind::Dense);
+    let activation = activation.map(Option::unwrap_or_default).map_err(Failure::from);
     Ok(dualgemm_weights { packed, target, n, k, format, activation })
 }
 
@@ -140,7 +141,7 @@ pub unsafe extern "C" fn dualgemm_weights_from_tensors(
         let pack = || {
             let (n, k, format) = (weights.n(), weights.k(), weights.gate.format());
             let packed = DualGemm::plan_for_packing((n, k), format, &target)?.prepack(&weights)?;
-            Ok(dualgemm_weights { packed, target, n, k, format, activation: Activation::default() })
+            Ok(dualgemm_weights { packed, target, n, k, format, activation: Ok(Activation::default()) })
         };
         // SAFETY: `out` can be written, by the caller's word.
         unsafe { give("out", out, pack) }
@@ -204,7 +205,7 @@ fn from_device(
     };
     let plan = DualGemm::plan_for_packing((n, k), format, &target)?;
     let packed = plan.prepack_device(&pair, stream)?;
-    Ok(dualgemm_weights { packed, target, n, k, format, activation: Activation::default() })
+    Ok(dualgemm_weights { packed, target, n, k, format, activation: Ok(Activation::default()) })
 }
 
 /// The shape of each half: `n` features of `k` elements. Either pointer may be null.

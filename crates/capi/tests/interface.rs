@@ -288,7 +288,15 @@ fn the_activation_is_the_checkpoints_unless_one_is_asked_for() {
         dualgemm_weights_free(w);
     }
     assert!(error().contains("activation `swish` is unknown; valid are silu"), "{}", error());
-    assert_eq!(load("\"mish\"", &mut w), dualgemm_status::Checkpoint);
+    // One that is not implemented is a fault of plans that do not ask for another.
+    assert_eq!(load("\"mish\"", &mut w), dualgemm_status::Ok, "{}", error());
+    let asked = plan(&dualgemm_desc { activation: c"relu2".as_ptr(), ..desc(1) }, w);
+    // SAFETY: the description and the handles are there; the handles are freed once.
+    unsafe {
+        dualgemm_plan_free(asked);
+        assert_eq!(dualgemm_plan_new(&desc(1), w, &mut null_mut()), dualgemm_status::Checkpoint);
+        dualgemm_weights_free(w);
+    }
     assert!(
         error().contains("config.json: hidden_act is \"mish\", which is not implemented; valid is silu"),
         "{}",

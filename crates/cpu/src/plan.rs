@@ -34,6 +34,7 @@ pub struct CpuPlan {
     /// Threads that share the work.
     pub threads: usize,
     /// Whether C is computed once for its tensor scale and once more under it: [`CpuOptions::dynamic_c_twice`].
+    #[serde(default)]
     pub twice: bool,
     /// Multiplications and additions, those of a second time left out.
     pub flops: f64,
