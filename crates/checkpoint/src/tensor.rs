@@ -135,9 +135,15 @@ impl<'a> TensorOut<'a> {
         Self { name: name.into(), dtype, shape: shape.into(), data: TensorData::Weights(part, weights) }
     }
 
+    /// A tensor of f32.
+    pub fn floats(name: impl Into<String>, shape: impl Into<Vec<usize>>, values: &[f32]) -> Self {
+        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        Self::new(name, Dtype::F32, shape, bytes)
+    }
+
     /// One f32, with the given shape (`[]` or `[1]`).
     pub fn scalar(name: impl Into<String>, shape: &[usize], value: f32) -> Self {
-        Self::new(name, Dtype::F32, shape, value.to_le_bytes().to_vec())
+        Self::floats(name, shape, &[value])
     }
 
     /// Number of bytes of the data, whatever the shape says.

@@ -66,12 +66,9 @@ impl Checkpoint {
         let not_quantized = |why| Error::NotQuantized { module: name.into(), why };
         let format = match &scheme.weights {
             Weights::ByType => {
-                let asked = match (self.options.nibble_order, self.options.scale_layout) {
-                    (None | Some(NibbleOrder::LoHi), None) => None,
-                    (None | Some(NibbleOrder::LoHi), Some(layout)) => {
-                        Some(format!("{layout} order of scales"))
-                    }
-                    _ => Some("swapped nibbles".into()),
+                let asked = match self.options.nibble_order {
+                    Some(NibbleOrder::HiLo) => Some("swapped nibbles".into()),
+                    _ => self.options.scale_layout.map(|layout| format!("{layout} order of scales")),
                 };
                 if let Some(asked) = asked {
                     return Err(Error::Unsupported {

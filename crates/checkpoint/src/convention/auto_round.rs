@@ -11,8 +11,7 @@ use dualgemm_formats::BlockFormat;
 use serde_json::Value;
 
 use super::compressed_tensors::SUFFIXES;
-use super::modelopt::object;
-use super::{Convention, Evidence, ScaleSense, config_error, rotations};
+use super::{Convention, Evidence, ScaleSense, config_error, object, rotations};
 use crate::Error;
 use crate::scheme::{Input, Pattern, Scheme, Schemes};
 

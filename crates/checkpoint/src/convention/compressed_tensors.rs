@@ -14,8 +14,7 @@ use std::path::Path;
 use dualgemm_formats::BlockFormat;
 use serde_json::Value;
 
-use super::modelopt::{object, strings};
-use super::{Convention, Evidence, Role, ScaleSense, config_error};
+use super::{Convention, Evidence, Role, ScaleSense, config_error, object, strings};
 use crate::Error;
 use crate::scheme::{Input, Pattern, Scheme, Schemes, Transform};
 

@@ -6,8 +6,7 @@
 
 use dualgemm_formats::BlockFormat;
 
-use super::modelopt::strings;
-use super::{Convention, Role, ScaleSense};
+use super::{Convention, Role, ScaleSense, strings};
 use crate::GateUpOrder;
 use crate::scheme::{Input, Pattern, Scheme, Schemes};
 

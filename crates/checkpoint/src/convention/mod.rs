@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 use dualgemm_formats::GlobalScale;
 use dualgemm_formats::scalar::{e2m1, e4m3};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::error::list;
 use crate::scheme::{Pattern, Schemes, Transform};
@@ -251,4 +251,24 @@ pub(crate) fn config_error(
     valid: impl Into<String>,
 ) -> Error {
     Error::Config { file: file.into(), key: key.into(), found: found.to_string(), valid: valid.into() }
+}
+
+/// The entries of an object.
+pub(super) fn object<'v>(
+    value: &'v Value,
+    file: &Path,
+    key: &str,
+    valid: &str,
+) -> Result<&'v Map<String, Value>, Error> {
+    value.as_object().ok_or_else(|| config_error(file, key, value, valid))
+}
+
+/// A list of strings; absent and null are empty.
+pub(super) fn strings<'v>(config: &'v Value, key: &str, file: &Path) -> Result<Vec<&'v str>, Error> {
+    let value = match config.get(key) {
+        None | Some(Value::Null) => return Ok(Vec::new()),
+        Some(value) => value,
+    };
+    let strings = value.as_array().and_then(|a| a.iter().map(Value::as_str).collect());
+    strings.ok_or_else(|| config_error(file, key, value, "a list of strings"))
 }

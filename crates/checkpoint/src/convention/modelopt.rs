@@ -12,9 +12,9 @@
 use std::path::Path;
 
 use dualgemm_formats::BlockFormat;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::{Convention, Evidence, Role, ScaleSense, config_error};
+use super::{Convention, Evidence, Role, ScaleSense, config_error, object, strings};
 use crate::Error;
 use crate::scheme::{Input, Pattern, Scheme, Schemes, Weights};
 
@@ -191,24 +191,4 @@ fn check_groups(file: &Path, config: &Value, algorithms: &Value) -> Result<(), E
 fn algorithm_of<'v>(config: &'v Value, target: &str) -> Option<&'v Value> {
     let algo = &config["quant_algo"];
     if algo == MIXED { config.get("quantized_layers")?.get(target)?.get("quant_algo") } else { Some(algo) }
-}
-
-/// The entries of an object.
-pub(super) fn object<'v>(
-    value: &'v Value,
-    file: &Path,
-    key: &str,
-    valid: &str,
-) -> Result<&'v Map<String, Value>, Error> {
-    value.as_object().ok_or_else(|| config_error(file, key, value, valid))
-}
-
-/// A list of strings; absent and null are empty.
-pub(super) fn strings<'v>(config: &'v Value, key: &str, file: &Path) -> Result<Vec<&'v str>, Error> {
-    let value = match config.get(key) {
-        None | Some(Value::Null) => return Ok(Vec::new()),
-        Some(value) => value,
-    };
-    let strings = value.as_array().and_then(|a| a.iter().map(Value::as_str).collect());
-    strings.ok_or_else(|| config_error(file, key, value, "a list of strings"))
 }

@@ -11,8 +11,7 @@ use std::path::Path;
 use dualgemm_formats::BlockFormat;
 use serde_json::Value;
 
-use super::modelopt::{object, strings};
-use super::{Convention, Evidence, Role, ScaleSense, config_error, rotations};
+use super::{Convention, Evidence, Role, ScaleSense, config_error, object, rotations, strings};
 use crate::Error;
 use crate::scheme::{Input, Pattern, Scheme, Schemes};
 

@@ -96,8 +96,7 @@ fn push_group<'m>(
     tensors.push(TensorOut::of_weights(name, dtype, shape, WeightPart::GgufBlocks, weights));
 
     let mut floats = |name: &str, shape: Vec<usize>, values: Vec<f32>| {
-        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-        tensors.push(TensorOut::new(format!("{stem}.{name}"), Dtype::F32, shape, bytes));
+        tensors.push(TensorOut::floats(format!("{stem}.{name}"), shape, &values));
     };
     let scales: Vec<_> = group.iter().map(|(_, l)| l.weight.tensor_scale()).collect();
     if scales.iter().any(|s| s.source() != GlobalScaleSource::Absent) {

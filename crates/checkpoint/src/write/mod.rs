@@ -192,8 +192,7 @@ fn push_weight<'m>(out: &mut Vec<TensorOut<'m>>, linear: &'m LinearOut<'_>, code
     push(codes, Dtype::U8, w.k() / 2, WeightPart::Codes);
     push(".weight_scale", scale_dtype, w.blocks(), WeightPart::Scales);
     if let Some(bias) = &linear.bias {
-        let bytes: Vec<u8> = bias.iter().flat_map(|x| x.to_le_bytes()).collect();
-        out.push(TensorOut::new(format!("{module}.bias"), Dtype::F32, [bias.len()], bytes));
+        out.push(TensorOut::floats(format!("{module}.bias"), [bias.len()], bias));
     }
 }
 
