@@ -20,6 +20,9 @@ pub enum Error {
         /// The file asked for.
         path: PathBuf,
     },
+    /// A build that draws no plots.
+    #[error("this build draws no plots; dualgemm-bench has the feature `plot` for that")]
+    NoPlots,
     /// Nothing to plot.
     #[error("there is no measurement to plot")]
     NothingToPlot,

@@ -8,6 +8,7 @@ mod cards;
 pub mod challenge;
 pub mod error;
 pub mod inputs;
+#[cfg_attr(not(feature = "plot"), path = "no_plot.rs")]
 pub mod plot;
 pub mod protocol;
 pub mod report;

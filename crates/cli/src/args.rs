@@ -11,9 +11,10 @@ use dualgemm::formats::ScaleLayout;
 use dualgemm::gemm::Activation;
 
 use crate::command::{
-    bench, completions, conformance, convert, doctor, estimate, export, inspect, ptx, quantize, run, sim,
-    tune, validate, verify,
+    bench, completions, convert, doctor, inspect, ptx, quantize, run, sim, tune, validate, verify,
 };
+#[cfg(feature = "lab")]
+use crate::command::{conformance, estimate, export};
 
 /// NVFP4 gated-MLP products C = act(A·B1ᵀ, A·B2ᵀ) on real checkpoints.
 #[derive(Debug, Parser)]
@@ -57,12 +58,15 @@ pub enum Command {
     /// Run a GPU kernel in the simulator with every check on; exit code 1 if one fails or C is wrong.
     Sim(sim::SimArgs),
     /// Estimate what the fused kernel takes on a B200, with the arithmetic, beside the speed of light.
+    #[cfg(feature = "lab")]
     Estimate(estimate::EstimateArgs),
     /// Write kernels with their launches as one file that runs without this program.
+    #[cfg(feature = "lab")]
     Export(export::ExportArgs),
     /// Say what this machine has, which kernel would run on it for each format, and why.
     Doctor(doctor::DoctorArgs),
     /// Run the PTX conformance files in the simulator or on a GPU; exit code 1 if something disagrees.
+    #[cfg(feature = "lab")]
     Conformance(conformance::ConformanceArgs),
     /// Print a completion script for a shell.
     Completions(completions::CompletionsArgs),

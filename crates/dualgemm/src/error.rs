@@ -17,6 +17,7 @@ pub enum Error {
     #[error(transparent)]
     Cpu(#[from] dualgemm_cpu::Error),
     /// GPUs.
+    #[cfg(feature = "cuda")]
     #[error(transparent)]
     Gpu(#[from] dualgemm_plan::Error),
     /// A name that no device has.

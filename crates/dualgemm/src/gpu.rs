@@ -1,9 +1,12 @@
 //! GPUs as targets: which there are, and how a plan for one runs on operands in the host's memory.
 
+#[cfg(feature = "sim")]
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+#[cfg(feature = "sim")]
+use std::sync::{Mutex, PoisonError};
 
 use dualgemm_bench::Timing;
 use dualgemm_device::{Device as _, Stream};
@@ -13,6 +16,7 @@ use dualgemm_plan::{
     Buffer, DeviceCall, DeviceExperts, DeviceWeights, Gpu, GpuPlan, GroupedCall, Launches, Operands,
     Prepared, measure,
 };
+#[cfg(feature = "sim")]
 use dualgemm_sim::Card;
 
 use crate::{Error, PackedExperts, PackedWeights, Rows};
@@ -25,10 +29,12 @@ pub enum GpuId {
     /// The NVIDIA GPU of that number.
     Cuda(i32),
     /// A simulated GPU.
+    #[cfg(feature = "sim")]
     Sim(SimArch),
 }
 
 /// Architectures that the simulator has a card of.
+#[cfg(feature = "sim")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SimArch {
     /// Hopper (H100).
@@ -39,6 +45,7 @@ pub enum SimArch {
     Sm120a,
 }
 
+#[cfg(feature = "sim")]
 impl SimArch {
     /// Every one.
     pub const ALL: [Self; 3] = [Self::Sm90a, Self::Sm100a, Self::Sm120a];
@@ -50,6 +57,14 @@ impl SimArch {
             Self::Sm100a => "sm_100a",
             Self::Sm120a => "sm_120a",
         }
+    }
+
+    /// The simulated card, made the first time and then kept.
+    fn open(self) -> &'static Gpu {
+        static SIMULATED: Mutex<BTreeMap<SimArch, &'static Gpu>> = Mutex::new(BTreeMap::new());
+        let mut open = SIMULATED.lock().unwrap_or_else(PoisonError::into_inner);
+        let config = || dualgemm_sim::Config::default().card(self.card());
+        open.entry(self).or_insert_with(|| Gpu::of(Arc::new(dualgemm_sim::Gpu::new(config()))))
     }
 
     fn card(self) -> Card {
@@ -67,14 +82,10 @@ impl GpuId {
     /// # Errors
     /// If there is no driver or no such card.
     pub fn open(&self) -> Result<&'static Gpu, Error> {
-        static SIMULATED: Mutex<BTreeMap<SimArch, &'static Gpu>> = Mutex::new(BTreeMap::new());
         match self {
             Self::Cuda(ordinal) => Ok(Gpu::cuda(*ordinal).map_err(dualgemm_plan::Error::from)?),
-            Self::Sim(arch) => {
-                let mut open = SIMULATED.lock().unwrap_or_else(PoisonError::into_inner);
-                let config = || dualgemm_sim::Config::default().card(arch.card());
-                Ok(*open.entry(*arch).or_insert_with(|| Gpu::of(Arc::new(dualgemm_sim::Gpu::new(config())))))
-            }
+            #[cfg(feature = "sim")]
+            Self::Sim(arch) => Ok(arch.open()),
         }
     }
 }
@@ -83,6 +94,7 @@ impl std::fmt::Display for GpuId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+            #[cfg(feature = "sim")]
             Self::Sim(arch) => write!(f, "sim:{}", arch.name()),
         }
     }
@@ -99,8 +111,11 @@ impl FromStr for GpuId {
 
     fn from_str(text: &str) -> Result<Self, Error> {
         let unknown = || {
-            let archs = SimArch::ALL.map(|arch| format!("sim:{}", arch.name())).join(", ");
-            Error::NoTarget { found: text.into(), valid: format!("cuda, cuda:N, {archs}") }
+            #[cfg(feature = "sim")]
+            let simulated = SimArch::ALL.map(|arch| format!(", sim:{}", arch.name())).concat();
+            #[cfg(not(feature = "sim"))]
+            let simulated = " (this build has no simulator: feature `sim`)";
+            Error::NoTarget { found: text.into(), valid: format!("cuda, cuda:N{simulated}") }
         };
         match text.split_once(':').unwrap_or((text, "")) {
             ("cuda", "") => Ok(Self::Cuda(0)),
@@ -109,6 +124,7 @@ impl FromStr for GpuId {
                 Ok(ordinal @ 0..) => Ok(Self::Cuda(ordinal)),
                 _ => Err(unknown()),
             },
+            #[cfg(feature = "sim")]
             ("sim", arch) => {
                 SimArch::ALL.into_iter().find(|a| a.name() == arch).map(Self::Sim).ok_or_else(unknown)
             }
@@ -347,7 +363,7 @@ fn check_order(m: usize, groups: &[Rows<'_>]) -> Result<(), Error> {
     Ok(())
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "sim"))]
 mod tests {
     use super::*;
 

@@ -11,22 +11,31 @@ mod activation;
 pub mod candle;
 pub mod check;
 pub mod error;
+#[cfg(feature = "cuda")]
 pub mod gpu;
+#[cfg(feature = "cuda")]
+pub mod on_device;
 pub mod packed;
 pub mod plan;
 pub mod runner;
 
 pub use dualgemm_checkpoint as checkpoint;
 pub use dualgemm_cpu as cpu;
+#[cfg(feature = "cuda")]
 pub use dualgemm_device as device;
 pub use dualgemm_formats as formats;
 pub use dualgemm_gemm as gemm;
+#[cfg(feature = "cuda")]
 pub use dualgemm_plan as strategies;
+#[cfg(feature = "cuda")]
 pub use dualgemm_plan::{DeviceA, DeviceC, DeviceCall, DeviceGateUp, GpuOptions, GroupedCall};
 
 pub use activation::activation;
 pub use error::Error;
-pub use gpu::{GpuId, SimArch};
+#[cfg(feature = "cuda")]
+pub use gpu::GpuId;
+#[cfg(feature = "sim")]
+pub use gpu::SimArch;
 pub use packed::{PackedExperts, PackedWeights};
 pub use plan::{DualGemm, Plan, Target};
 pub use runner::{Rows, Runner};

@@ -1,9 +1,11 @@
 //! Weights in the order that kernels read them: made once by [`Plan::prepack`](crate::Plan::prepack) and its kin, for a
 //! processor or in the memory of a GPU.
 
+#[cfg(feature = "cuda")]
 use std::sync::Arc;
 
 use dualgemm_cpu::PackedGateUp;
+#[cfg(feature = "cuda")]
 use dualgemm_plan::{DeviceExperts, DeviceWeights, Gpu};
 
 use crate::Error;
@@ -16,6 +18,7 @@ pub enum PackedWeights {
     /// For the processor, every instruction set alike.
     Cpu(PackedGateUp),
     /// In the memory of a GPU. Copies share them.
+    #[cfg(feature = "cuda")]
     Gpu(Arc<DeviceWeights>),
 }
 
@@ -24,13 +27,16 @@ impl PartialEq for PackedWeights {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Cpu(a), Self::Cpu(b)) => a == b,
+            #[cfg(feature = "cuda")]
             (Self::Gpu(a), Self::Gpu(b)) => Arc::ptr_eq(a, b),
+            #[cfg(feature = "cuda")]
             _ => false,
         }
     }
 }
 
 impl PackedWeights {
+    #[cfg(feature = "cuda")]
     pub(crate) fn on_gpu(&self) -> Result<&Arc<DeviceWeights>, Error> {
         match self {
             Self::Gpu(weights) => Ok(weights),
@@ -41,6 +47,7 @@ impl PackedWeights {
     pub(crate) fn on_cpu(&self) -> Result<&PackedGateUp, Error> {
         match self {
             Self::Cpu(weights) => Ok(weights),
+            #[cfg(feature = "cuda")]
             Self::Gpu(_) => Err(Error::OtherTarget { weights: "a GPU", plan: "the processor" }),
         }
     }
@@ -51,6 +58,7 @@ impl PackedWeights {
 #[derive(Debug, Clone)]
 pub struct PackedExperts {
     experts: Vec<PackedWeights>,
+    #[cfg(feature = "cuda")]
     on_gpu: Option<Arc<DeviceExperts>>,
 }
 
@@ -65,10 +73,15 @@ impl std::ops::Deref for PackedExperts {
 impl PackedExperts {
     /// For a processor, which takes them one by one.
     pub(crate) fn apart(experts: Vec<PackedWeights>) -> Self {
-        Self { experts, on_gpu: None }
+        Self {
+            experts,
+            #[cfg(feature = "cuda")]
+            on_gpu: None,
+        }
     }
 
     /// Those on a GPU.
+    #[cfg(feature = "cuda")]
     pub(crate) fn of(gpu: &'static Gpu, experts: DeviceExperts) -> Result<Self, Error> {
         let on_gpu = Arc::new(experts);
         let each = on_gpu.each(gpu)?.into_iter();
@@ -76,6 +89,7 @@ impl PackedExperts {
         Ok(Self { experts, on_gpu: Some(on_gpu) })
     }
 
+    #[cfg(feature = "cuda")]
     pub(crate) fn on_gpu(&self) -> Result<&Arc<DeviceExperts>, Error> {
         let plan = "a GPU";
         self.on_gpu.as_ref().ok_or(Error::OtherTarget { weights: "one call for each expert", plan })

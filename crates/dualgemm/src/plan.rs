@@ -1,13 +1,15 @@
 //! Plan, prepack, run: one interface over every target: the processor, NVIDIA GPUs, simulated ones.
 
+#[cfg(feature = "cuda")]
 use std::sync::Arc;
 
 use dualgemm_cpu::{CpuGemm, CpuOptions, CpuPlan, PackedGateUp};
-use dualgemm_device::Stream;
 use dualgemm_formats::BlockFormat;
 use dualgemm_gemm::{AFormat, AOperand, DualGemmDesc, GateUp, OutFormat, OutputMut};
-use dualgemm_plan::{DeviceExperts, DeviceGateUp, DeviceWeights, GpuOptions, GpuPlan};
+#[cfg(feature = "cuda")]
+use dualgemm_plan::{DeviceExperts, DeviceWeights, GpuOptions, GpuPlan};
 
+#[cfg(feature = "cuda")]
 use crate::gpu::{GpuId, GpuRunner};
 use crate::{Error, PackedExperts, PackedWeights, Runner};
 
@@ -18,6 +20,7 @@ pub enum Target {
     /// This machine's processor.
     Cpu(CpuOptions),
     /// A GPU, real or simulated.
+    #[cfg(feature = "cuda")]
     Gpu(GpuId, GpuOptions),
 }
 
@@ -28,6 +31,7 @@ impl Default for Target {
     }
 }
 
+#[cfg(feature = "cuda")]
 impl Target {
     /// The NVIDIA GPU of that number, with everything chosen for it.
     pub fn cuda(ordinal: i32) -> Self {
@@ -47,6 +51,7 @@ impl DualGemm {
     pub fn plan(desc: &DualGemmDesc, target: &Target) -> Result<Plan, Error> {
         Ok(match target {
             Target::Cpu(options) => Plan::Cpu(CpuPlan::new(desc, *options)?),
+            #[cfg(feature = "cuda")]
             Target::Gpu(id, options) => {
                 Plan::Gpu { gpu: id.clone(), plan: GpuPlan::new(desc, id.open()?, options)? }
             }
@@ -86,6 +91,7 @@ pub enum Plan {
     /// On the processor.
     Cpu(CpuPlan),
     /// On a GPU.
+    #[cfg(feature = "cuda")]
     Gpu {
         /// Which.
         gpu: GpuId,
@@ -99,6 +105,7 @@ impl Plan {
     pub fn desc(&self) -> &DualGemmDesc {
         match self {
             Self::Cpu(plan) => &plan.desc,
+            #[cfg(feature = "cuda")]
             Self::Gpu { plan, .. } => &plan.desc,
         }
     }
@@ -107,6 +114,7 @@ impl Plan {
     pub fn kernel(&self) -> &str {
         match self {
             Self::Cpu(plan) => &plan.kernel,
+            #[cfg(feature = "cuda")]
             Self::Gpu { plan, .. } => &plan.kernel,
         }
     }
@@ -115,6 +123,7 @@ impl Plan {
     pub fn threads(&self) -> usize {
         match self {
             Self::Cpu(plan) => plan.threads,
+            #[cfg(feature = "cuda")]
             Self::Gpu { .. } => 0,
         }
     }
@@ -127,6 +136,7 @@ impl Plan {
         self.check_shape(weights.gate.name(), (weights.gate.format(), weights.n(), weights.k()))?;
         Ok(match self {
             Self::Cpu(_) => PackedWeights::Cpu(PackedGateUp::pack(weights)?),
+            #[cfg(feature = "cuda")]
             Self::Gpu { gpu, plan } => PackedWeights::Gpu(Arc::new(DeviceWeights::upload(
                 gpu.open()?,
                 weights,
@@ -150,6 +160,7 @@ impl Plan {
                 self.check_shape("the weights", (packed.format(), packed.n(), packed.k()))?;
                 Ok(PackedWeights::Cpu(packed))
             }
+            #[cfg(feature = "cuda")]
             Self::Gpu { gpu, plan } => {
                 let &DualGemmDesc { n, k, b, .. } = &plan.desc;
                 // Every run is checked for what a whole pair is, but for its number of features.
@@ -165,56 +176,9 @@ impl Plan {
         }
     }
 
-    /// Packs weights that are in the memory of the plan's GPU already, on it, after what `stream` was given before. Waits for
-    /// it.
-    ///
-    /// # Errors
-    /// If the plan is not for a GPU or reads weights in an order that is made on the host, as the pack of mxfp4 is, or an
-    /// address is misaligned.
-    pub fn prepack_device(&self, weights: &DeviceGateUp<'_>, stream: Stream) -> Result<PackedWeights, Error> {
-        self.check_shape("the weights", (weights.format, weights.n, weights.k))?;
-        match self {
-            Self::Cpu(_) => Err(Error::NotOnGpu),
-            Self::Gpu { gpu, plan } => {
-                let packed = DeviceWeights::on_device(gpu.open()?, weights, plan.weight_form()?, stream)?;
-                Ok(PackedWeights::Gpu(Arc::new(packed)))
-            }
-        }
-    }
-
     /// Packs the experts of a mixture, or the weights of the entries of a batch: pairs of one shape.
     ///
-    /// For a GPU, plan with [`GpuOptions::groups`]; then one launch takes the rows of all experts, and how many each has is
-    /// read on the GPU:
-    ///
-    /// ```
-    /// use dualgemm::device::Stream;
-    /// use dualgemm::formats::{FloatMatrix, Matrix, Producer, Search, quantize};
-    /// use dualgemm::gemm::{AFormat, DualGemmDesc, GateUp, OutFormat};
-    /// use dualgemm::strategies::Buffer;
-    /// use dualgemm::{DeviceA, DeviceC, DeviceCall, DualGemm, GpuId, GpuOptions, GroupedCall, SimArch, Target};
-    ///
-    /// let (m, n, k) = (6, 32, 64);
-    /// let id = GpuId::Sim(SimArch::Sm90a); // GpuId::Cuda(0) for a card
-    /// let desc = DualGemmDesc::new(m, n, k, AFormat::F16, dualgemm::formats::BlockFormat::Nvfp4);
-    /// let desc = DualGemmDesc { out: OutFormat::F16, ..desc };
-    /// let plan = DualGemm::plan(&desc, &Target::Gpu(id.clone(), GpuOptions { groups: 2, ..Default::default() }))?;
-    ///
-    /// let half = |name| quantize(name, &FloatMatrix::F32(Matrix::new(name, n, k, vec![0.5; n * k])?),
-    ///                            Producer::ModelOpt, Search::Plain);
-    /// let experts = [GateUp::new(half("gate 0")?, half("up 0")?), GateUp::new(half("gate 1")?, half("up 1")?)];
-    /// let experts = plan.prepack_experts(&experts)?;
-    /// let runner = plan.runner(experts.len())?;
-    /// runner.warm_experts(&experts)?;
-    ///
-    /// // What an engine has on the GPU already: rows sorted by expert, and where each expert's begin.
-    /// let gpu = id.open()?;
-    /// let (a, c) = (Buffer::zeroed(gpu, m * k * 2)?, Buffer::zeroed(gpu, m * n * 2)?);
-    /// let rows = Buffer::of(gpu, &[0u32, 4, 6].map(u32::to_le_bytes).concat())?;
-    /// let call = DeviceCall { m, a: DeviceA::Float { values: a.ptr(), pitch: 2 * k }, c: DeviceC::Float(c.ptr()) };
-    /// runner.run_device_grouped(&GroupedCall { call, rows: rows.ptr() }, &experts, Stream::Own)?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// For a GPU, plan with `GpuOptions::groups`; then one launch takes the rows of all experts.
     ///
     /// # Errors
     /// As [`prepack`](Self::prepack), and if there is no expert.
@@ -223,6 +187,7 @@ impl Plan {
             self.check_shape(weights.gate.name(), (weights.gate.format(), weights.n(), weights.k()))?;
         }
         match self {
+            #[cfg(feature = "cuda")]
             Self::Gpu { gpu, plan } => {
                 let gpu = gpu.open()?;
                 PackedExperts::of(gpu, DeviceExperts::upload(gpu, experts, plan.weight_form()?)?)
@@ -230,29 +195,6 @@ impl Plan {
             Self::Cpu(_) => {
                 let each = experts.iter().map(|weights| self.prepack(weights));
                 Ok(PackedExperts::apart(each.collect::<Result<_, _>>()?))
-            }
-        }
-    }
-
-    /// As [`prepack_experts`](Self::prepack_experts), for weights that are in the memory of the plan's GPU already; see
-    /// [`prepack_device`](Self::prepack_device).
-    ///
-    /// # Errors
-    /// As there, and if there is no expert.
-    pub fn prepack_experts_device(
-        &self,
-        experts: &[DeviceGateUp<'_>],
-        stream: Stream,
-    ) -> Result<PackedExperts, Error> {
-        for weights in experts {
-            self.check_shape("the weights", (weights.format, weights.n, weights.k))?;
-        }
-        match self {
-            Self::Cpu(_) => Err(Error::NotOnGpu),
-            Self::Gpu { gpu, plan } => {
-                let gpu = gpu.open()?;
-                let experts = DeviceExperts::on_device(gpu, experts, plan.weight_form()?, stream)?;
-                PackedExperts::of(gpu, experts)
             }
         }
     }
@@ -265,6 +207,7 @@ impl Plan {
     pub fn measure_limits(&self) -> Result<(f64, f64), Error> {
         match self {
             Self::Cpu(plan) => Ok(dualgemm_cpu::limits::of_plan(plan)?),
+            #[cfg(feature = "cuda")]
             Self::Gpu { gpu, .. } => {
                 let limits = dualgemm_plan::measure::limits(gpu.open()?, Default::default())?;
                 Ok((limits.flops_per_s, limits.bytes_per_s))
@@ -272,7 +215,7 @@ impl Plan {
         }
     }
 
-    fn check_shape(&self, tensor: &str, found: (BlockFormat, usize, usize)) -> Result<(), Error> {
+    pub(crate) fn check_shape(&self, tensor: &str, found: (BlockFormat, usize, usize)) -> Result<(), Error> {
         let desc = self.desc();
         let text = |(format, n, k): (BlockFormat, usize, usize)| format!("{format} [{n}, {k}]");
         let expected = (desc.b, desc.n, desc.k);
@@ -290,6 +233,7 @@ impl Plan {
     pub fn runner(&self, max_groups: usize) -> Result<Runner, Error> {
         Ok(match self {
             Self::Cpu(plan) => Runner::Cpu(CpuGemm::new(plan, max_groups)?),
+            #[cfg(feature = "cuda")]
             Self::Gpu { gpu, plan } => Runner::Gpu(GpuRunner::new(gpu.open()?, plan)?),
         })
     }
@@ -330,6 +274,7 @@ impl std::fmt::Display for Plan {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Cpu(plan) => plan.fmt(f),
+            #[cfg(feature = "cuda")]
             Self::Gpu { plan, .. } => plan.fmt(f),
         }
     }

@@ -1,13 +1,11 @@
-//! A plan with the buffers of its runs, and the runs: on operands of the host, and on operands in a GPU's memory.
+//! A plan with the buffers of its runs, and the runs on operands in the host's memory.
 
-use dualgemm_bench::Timing;
 use dualgemm_cpu::{CpuGemm, Group};
-use dualgemm_device::Stream;
 use dualgemm_gemm::{AOperand, OutputMut};
-use dualgemm_plan::{DeviceCall, GroupedCall};
 
+#[cfg(feature = "cuda")]
 use crate::gpu::GpuRunner;
-use crate::{Error, PackedExperts, PackedWeights};
+use crate::{Error, PackedWeights};
 
 /// Rows of A that share a pair of weights: an expert of a mixture, or an entry of a batch.
 #[derive(Debug, Clone, Copy)]
@@ -28,6 +26,7 @@ pub enum Runner {
     /// On the processor.
     Cpu(CpuGemm),
     /// On a GPU.
+    #[cfg(feature = "cuda")]
     Gpu(GpuRunner),
 }
 
@@ -48,6 +47,7 @@ impl Runner {
                 let all = Group { first_row: 0, rows: a.rows(), weights: weights.on_cpu()? };
                 Ok(gemm.run(a, &[all], c)?.map(|scale| scale.value()))
             }
+            #[cfg(feature = "cuda")]
             Self::Gpu(runner) => runner.run(a, &[Rows { first: 0, count: a.rows(), weights }], c),
         }
     }
@@ -55,8 +55,8 @@ impl Runner {
     /// Multiplies runs of rows, each with weights of its own: the experts of a mixture (rows sorted by expert), or
     /// the entries of a batch. Rows that belong to no group are left alone in C.
     ///
-    /// A GPU plan with [`GpuOptions::groups`](crate::GpuOptions::groups) takes all of them in one launch, if their weights
-    /// are some of one [`prepack_experts`](crate::Plan::prepack_experts), in that order, and C is of floats; otherwise they take turns.
+    /// A GPU plan with `GpuOptions::groups` takes all of them in one launch, if their weights are some of one
+    /// [`prepack_experts`](crate::Plan::prepack_experts), in that order, and C is of floats; otherwise they take turns.
     ///
     /// Returns the tensor scale of a re-quantized C.
     ///
@@ -77,6 +77,7 @@ impl Runner {
                 }
                 Ok(gemm.run(a, &cpu_groups, c)?.map(|scale| scale.value()))
             }
+            #[cfg(feature = "cuda")]
             Self::Gpu(runner) => runner.run(a, groups, c),
         }
     }
@@ -89,66 +90,8 @@ impl Runner {
     pub fn warm(&self, weights: &PackedWeights) -> Result<(), Error> {
         match self {
             Self::Cpu(_) => weights.on_cpu().map(drop),
+            #[cfg(feature = "cuda")]
             Self::Gpu(runner) => runner.warm(weights),
-        }
-    }
-
-    /// As [`warm`](Self::warm), for [`run_device_grouped`](Self::run_device_grouped).
-    ///
-    /// # Errors
-    /// As there, and if the plan takes one pair of weights a call.
-    pub fn warm_experts(&self, experts: &PackedExperts) -> Result<(), Error> {
-        match self {
-            Self::Cpu(_) => Err(Error::NotOnGpu),
-            Self::Gpu(runner) => runner.warm_experts(experts),
-        }
-    }
-
-    /// How long a call takes on a GPU by its own clock, with the operands of the last [`run`](Self::run) and weights that
-    /// come from memory. None on a processor, where the clock is the caller's, and on a simulated GPU.
-    ///
-    /// # Errors
-    /// As [`run`](Self::run).
-    pub fn time(&self, a: &AOperand<'_>, weights: &PackedWeights) -> Result<Option<Timing>, Error> {
-        match self {
-            Self::Cpu(_) => Ok(None),
-            Self::Gpu(runner) => runner.time(a, weights),
-        }
-    }
-
-    /// Launches one product on operands in device memory, on a stream of the caller's. Allocates nothing, waits for
-    /// nothing, and can be recorded into a graph.
-    ///
-    /// Calls of one runner share scratch memory: they are to be ordered, by being on one stream or by events.
-    ///
-    /// # Errors
-    /// If the plan is not for a GPU, an operand does not fit it, or an address is misaligned.
-    pub fn run_device(
-        &self,
-        call: &DeviceCall,
-        weights: &PackedWeights,
-        stream: Stream,
-    ) -> Result<(), Error> {
-        match self {
-            Self::Cpu(_) => Err(Error::NotOnGpu),
-            Self::Gpu(runner) => runner.run_device(call, weights, stream),
-        }
-    }
-
-    /// As [`run_device`](Self::run_device), for rows in groups, each with weights of its own. How many rows a group has,
-    /// maybe none, is read on the device; the host need not know it.
-    ///
-    /// # Errors
-    /// As there, and if the plan takes one pair of weights a call: plan with [`GpuOptions::groups`](crate::GpuOptions::groups).
-    pub fn run_device_grouped(
-        &self,
-        call: &GroupedCall,
-        experts: &PackedExperts,
-        stream: Stream,
-    ) -> Result<(), Error> {
-        match self {
-            Self::Cpu(_) => Err(Error::NotOnGpu),
-            Self::Gpu(runner) => runner.run_device_grouped(call, experts, stream),
         }
     }
 }

@@ -2,10 +2,13 @@
 
 pub mod bench;
 pub mod completions;
+#[cfg(feature = "lab")]
 pub mod conformance;
 pub mod convert;
 pub mod doctor;
+#[cfg(feature = "lab")]
 pub mod estimate;
+#[cfg(feature = "lab")]
 pub mod export;
 pub mod inspect;
 pub mod ptx;
@@ -47,9 +50,12 @@ pub fn run(command: Command, output: &Output) -> anyhow::Result<Verdict> {
         Command::Tune(args) => tune::run(&args, output),
         Command::Ptx(args) => ptx::run(&args, output),
         Command::Sim(args) => sim::run(&args, output),
+        #[cfg(feature = "lab")]
         Command::Estimate(args) => estimate::run(&args, output),
+        #[cfg(feature = "lab")]
         Command::Export(args) => export::run(&args, output),
         Command::Doctor(args) => doctor::run(&args, output),
+        #[cfg(feature = "lab")]
         Command::Conformance(args) => conformance::run(&args, output),
         Command::Completions(args) => completions::run(&args, output),
     }

@@ -1,10 +1,15 @@
 //! Plan, prepack, run through the facade: the real checkpoint, mixtures of experts, and misuse.
 
 mod allocation;
+#[cfg(feature = "sim")]
 mod blackwell;
+#[cfg(feature = "sim")]
 mod card;
+#[cfg(feature = "sim")]
 mod experts;
+#[cfg(feature = "sim")]
 mod gpu;
+#[cfg(feature = "sim")]
 mod on_device;
 
 use std::path::{Path, PathBuf};
