@@ -1,10 +1,10 @@
 #![doc = include_str!("../README.md")]
 //!
-//! # The crate
+//! # In the order of the data
 //!
-//! In the order that data takes: [`checkpoint`] reads weights and activations, [`gemm`] describes the problem,
-//! [`DualGemm::plan`] chooses how to compute it, [`Plan::prepack`] brings the weights into kernel order once,
-//! [`Plan::run`] multiplies. [`check`] compares a result with the f64 reference.
+//! [`checkpoint`] reads weights and activations, [`gemm`] describes the problem, [`DualGemm::plan`] chooses how to compute it,
+//! [`Plan::prepack`] brings the weights into kernel order once, [`Plan::run`] multiplies. [`check`] compares a result with the
+//! f64 reference.
 
 mod activation;
 #[cfg(feature = "candle")]

@@ -1,18 +1,15 @@
-//! The commands of the README work as printed, in order, from the root of the repository.
+//! The commands of the README and of docs/command.md work as printed, in order, from the root of the repository.
 
 use crate::common::dualgemm;
 
 const README: &str = include_str!("../../../../README.md");
+const COMMAND: &str = include_str!("../../../../docs/command.md");
 const THIS_COMMAND: &str = "cargo run --release -p dualgemm-cli --";
 
-/// Lines of the README's shell blocks.
+/// Lines of the shell blocks of both.
 fn commands() -> Vec<&'static str> {
-    README
-        .split("```sh\n")
-        .skip(1)
-        .filter_map(|block| block.split("```").next())
-        .flat_map(str::lines)
-        .collect()
+    let blocks = [README, COMMAND].into_iter().flat_map(|page| page.split("```sh\n").skip(1));
+    blocks.filter_map(|block| block.split("```").next()).flat_map(str::lines).collect()
 }
 
 #[test]
@@ -39,7 +36,7 @@ fn every_command_succeeds() {
 }
 
 #[test]
-fn every_subcommand_is_in_the_readme() {
+fn every_subcommand_is_in_its_document() {
     let help = dualgemm().arg("--help").output().unwrap();
     let help = String::from_utf8_lossy(&help.stdout).into_owned();
     let names =
@@ -47,6 +44,6 @@ fn every_subcommand_is_in_the_readme() {
     // Descriptions that wrap are indented further than names.
     let names = names.filter_map(|line| line.strip_prefix("  ").filter(|line| !line.starts_with(' ')));
     for name in names.filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help") {
-        assert!(README.contains(&format!("| `{name}")), "the README does not list {name}");
+        assert!(COMMAND.contains(&format!("| `{name}")), "docs/command.md does not list {name}");
     }
 }
