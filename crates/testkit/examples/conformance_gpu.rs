@@ -9,7 +9,7 @@ use dualgemm_ptx::Target;
 use dualgemm_sim::report::Card;
 use dualgemm_sim::{Config, Gpu};
 use dualgemm_testkit::conformance::record::Records;
-use dualgemm_testkit::conformance::report::{Devices, Result as Agreement, run_all};
+use dualgemm_testkit::conformance::report::{Devices, run_all};
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
@@ -28,14 +28,8 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
         *counts.entry(result.word()).or_insert(0) += 1;
         right &= !result.is_failure();
         println!("{}: {result}", case.name);
-        if let (Some(card), Some(record)) = (&card, records.0.get_mut(&case.name)) {
-            match result {
-                Agreement::SimulatorOnly => {}
-                Agreement::Equal | Agreement::Close => {
-                    record.certified = Some(format!("{} {card}", result.word()));
-                }
-                _ => record.certified = None,
-            }
+        if let Some(card) = &card {
+            records.certify(&case.name, result, card);
         }
     })?;
     println!("{counts:?}");

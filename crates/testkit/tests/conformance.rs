@@ -6,7 +6,7 @@ use dualgemm_ptx::{Target, isa, parse};
 use dualgemm_sim::report::Card;
 use dualgemm_sim::{Config, Gpu};
 use dualgemm_testkit::conformance::record::{RECORDED, Records};
-use dualgemm_testkit::conformance::report::{Devices, run_all};
+use dualgemm_testkit::conformance::report::{Devices, Result as Agreement, run_all};
 use dualgemm_testkit::conformance::{Argument, Case, data, hash, load, load_all};
 use dualgemm_testkit::generate::{BLANK, Draft, drafts};
 use rayon::prelude::*;
@@ -95,6 +95,20 @@ fn cards_agreed_with_as_many_cases_as_the_record_of_their_run_says() {
     };
     assert_eq!((cases.len(), count("equal "), count("close ")), (479, 381, 16));
     assert_eq!(Records::parse(RECORDED).unwrap().to_string(), RECORDED, "cases.tsv is not as it is written");
+}
+
+#[test]
+fn what_a_card_says_of_a_case_is_kept() {
+    let mut records = Records::parse("a/x\t07\tequal H100 2026-11-28\t07\n").unwrap();
+    let mut after = |name: &str, result: Agreement| {
+        records.certify(name, &result, "H200 2026-12-01");
+        records.0["a/x"].certified.clone()
+    };
+    assert_eq!(after("a/x", Agreement::SimulatorOnly).unwrap(), "equal H100 2026-11-28");
+    assert_eq!(after("a/y", Agreement::Equal).unwrap(), "equal H100 2026-11-28");
+    assert_eq!(after("a/x", Agreement::Close).unwrap(), "close H200 2026-12-01");
+    assert_eq!(after("a/x", Agreement::Equal).unwrap(), "equal H200 2026-12-01");
+    assert_eq!(after("a/x", Agreement::Card("stopped".into())), None);
 }
 
 #[test]

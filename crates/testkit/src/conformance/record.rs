@@ -11,7 +11,7 @@
 //! `--example record` writes the hashes, with the simulator's results, and drops what a card said about what has
 //! changed. `--example conformance_gpu` runs the cases on a card and writes what that says.
 
-use super::{Case, Error, hash, load};
+use super::{Case, Error, hash, load, report};
 use crate::generate::{BLANK, Draft};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -77,58 +77,69 @@ impl Records {
         Ok(Records(records.collect::<Result<_, _>>()?))
     }
 
+    /// Keeps what a run of the case `name` says about `card`, such as `H100 2026-11-28`: that it agreed, or that no card does
+    /// if it did not. A card that could not run the case changes nothing.
+    pub fn certify(&mut self, name: &str, result: &report::Result, card: &str) {
+        let Some(record) = self.0.get_mut(name) else { return };
+        record.certified = match result {
+            report::Result::SimulatorOnly => return,
+            report::Result::Equal | report::Result::Close => Some(format!("{} {card}", result.word())),
+            _ => None,
+        };
+    }
+
     /// The cases of `drafts`, each with what is recorded of it.
     ///
     /// # Errors
     /// [`Error::Record`] for a draft whose text is not the one recorded, and for a line or a draft without the other;
     /// [`Error::Header`].
     pub fn complete(mut self, drafts: Vec<Draft>) -> Result<Vec<Case>, Error> {
-        const RECORD: &str = "`cargo run --release -p dualgemm-testkit --example record`";
-        let refuse = |case: &str, reason: String| Error::Record { case: case.into(), reason };
         let mut cases = Vec::with_capacity(drafts.len());
         for Draft { name, text, .. } in drafts {
-            let record = self
-                .0
-                .remove(&name)
-                .ok_or_else(|| refuse(&name, format!("cases.tsv has no line for it; {RECORD} writes one")))?;
-            let (found, recorded) = (hash(text.as_bytes()), record.text);
-            if found != recorded {
-                let agreed = match &record.certified {
-                    Some(certified) => format!(", which a card agreed with ({certified})"),
-                    None => String::new(),
-                };
-                return Err(refuse(
-                    &name,
-                    format!(
-                        "the generated text has the hash {found:016x}, not that of the text recorded in \
-                         cases.tsv, {recorded:016x}{agreed}. If the change is meant, {RECORD} records it, and a card \
-                         has to agree again; if not, what generates it (src/generate, the row's samples) has to \
-                         change back"
-                    ),
-                ));
-            }
-            let mut pieces = text.split(BLANK);
-            let mut full = pieces.next().unwrap_or_default().to_string();
-            let (outputs, recorded) = (pieces.clone().count(), record.expected.len());
-            if outputs != recorded {
-                return Err(refuse(
-                    &name,
-                    format!(
-                        "cases.tsv has {recorded} outputs of it where {outputs} belong; {RECORD} writes them"
-                    ),
-                ));
-            }
-            for (value, piece) in record.expected.iter().zip(pieces) {
-                full += &format!("= #{value:016x}{piece}");
-            }
-            cases.push(Case { certified: record.certified, ..load(&name, &full)? });
+            let refuse = |reason| Error::Record { case: name.clone(), reason };
+            let record = self.0.remove(&name);
+            let record =
+                record.ok_or_else(|| refuse(format!("cases.tsv has no line for it; {RECORD} writes one")))?;
+            let text = record.fill(&text).map_err(refuse)?;
+            cases.push(Case { certified: record.certified, ..load(&name, &text)? });
         }
+        let reason =
+            || format!("cases.tsv has a line for it, but nothing generates it; {RECORD} removes the line");
         match self.0.into_keys().next() {
-            Some(name) => Err(refuse(
-                &name,
-                format!("cases.tsv has a line for it, but nothing generates it; {RECORD} removes the line"),
-            )),
+            Some(case) => Err(Error::Record { case, reason: reason() }),
             None => Ok(cases),
         }
+    }
+}
+
+const RECORD: &str = "`cargo run --release -p dualgemm-testkit --example record`";
+
+impl Record {
+    /// A draft's text with what is expected in its blanks, or what is wrong and what to do.
+    fn fill(&self, draft: &str) -> Result<String, String> {
+        let found = hash(draft.as_bytes());
+        if found != self.text {
+            let certified = self.certified.as_ref();
+            let agreed =
+                certified.map(|said| format!(", which a card agreed with ({said})")).unwrap_or_default();
+            return Err(format!(
+                "the generated text has the hash {found:016x}, not that of the text recorded in cases.tsv, \
+                 {:016x}{agreed}. If the change is meant, {RECORD} records it, and a card has to agree again; if not, \
+                 what generates it (src/generate, the row's samples) has to change back",
+                self.text
+            ));
+        }
+        let mut pieces = draft.split(BLANK);
+        let mut text = pieces.next().unwrap_or_default().to_string();
+        let (outputs, recorded) = (pieces.clone().count(), self.expected.len());
+        if outputs != recorded {
+            return Err(format!(
+                "cases.tsv has {recorded} outputs of it where {outputs} belong; {RECORD} writes them"
+            ));
+        }
+        for (value, piece) in self.expected.iter().zip(pieces) {
+            text += &format!("= #{value:016x}{piece}");
+        }
+        Ok(text)
     }
 }

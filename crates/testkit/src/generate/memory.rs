@@ -78,7 +78,7 @@ pub fn draft(row: &'static Row) -> Option<Draft> {
         }
     }
     if kernel.cluster > 1 {
-        kernel.body += "\tbarrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;\n";
+        kernel.body += CLUSTER_BARRIER;
     }
     Some(kernel.draft())
 }
@@ -126,11 +126,6 @@ fn declare(kernel: &mut Kernel, list: &[Instruction]) {
     if list.iter().any(hinted) {
         kernel.setup += "\tcreatepolicy.fractional.L2::evict_first.b64 %policy, 0f3F000000;\n";
     }
-    let store = |space: &str, base: &str| {
-        format!(
-            "\tst.{space}.v4.b32 [{base}], {{%u0, %u1, %u2, %u3}};\n\tst.{space}.v4.b32 [{base}+16], {{%u4, %u5, %u6, %u7}};\n"
-        )
-    };
     if has(Place::Shared) || has(Place::Cluster) {
         let _ = writeln!(kernel.locals, "\t.shared .align 32 .b8 window[{}];", THREADS * 32);
         kernel.setup += "\tmov.u32 %sa, window;\n\tmad.lo.u32 %sa, %w0, 32, %sa;\n";
@@ -139,8 +134,8 @@ fn declare(kernel: &mut Kernel, list: &[Instruction]) {
     if has(Place::Cluster) {
         kernel.locals += "\t.reg .b32 %peer;\n";
         kernel.setup += "\tmov.u32 %w1, %cluster_ctarank;\n\txor.b32 %w1, %w1, 1;\n\t\
-                         mapa.shared::cluster.u32 %peer, %sa, %w1;\n\tbarrier.cluster.arrive.aligned;\n\t\
-                         barrier.cluster.wait.aligned;\n";
+                         mapa.shared::cluster.u32 %peer, %sa, %w1;\n";
+        kernel.setup += CLUSTER_BARRIER;
     }
     if has(Place::Local) {
         kernel.locals += "\t.local .align 32 .b8 own[32];\n\t.reg .b64 %own;\n";
@@ -155,16 +150,22 @@ fn declare(kernel: &mut Kernel, list: &[Instruction]) {
     }
 }
 
-/// The buffer that stores and atomics to global memory write is an output of 8 words per thread and sample.
-fn read_back(kernel: &mut Kernel, place: Place) {
-    let (space, base) = match place {
+/// State space and register of a thread's own 32 bytes that samples write.
+fn written(place: Place) -> (&'static str, &'static str) {
+    match place {
         Place::Shared | Place::Cluster => ("shared", "%sa"),
         Place::Local => ("local", "%own"),
         _ => ("global", "%place"),
-    };
-    if place == Place::Cluster {
-        kernel.body += "\tbarrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;\n";
     }
+}
+
+const CLUSTER_BARRIER: &str = "\tbarrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;\n";
+
+/// The written bytes are an output of 8 words per thread and sample.
+fn read_back(kernel: &mut Kernel, place: Place) {
+    let (space, base) = written(place);
+    let barrier = if place == Place::Cluster { CLUSTER_BARRIER } else { "" };
+    kernel.body += barrier;
     let _ = write!(
         kernel.body,
         "\tld.{space}.v4.b32 {{%v0, %v1, %v2, %v3}}, [{base}];\n\tld.{space}.v4.b32 {{%v4, %v5, %v6, %v7}}, [{base}+16];\n"
@@ -172,23 +173,21 @@ fn read_back(kernel: &mut Kernel, place: Place) {
     for i in 0..8 {
         kernel.store(3, &format!("%v{i}"), "u32", "");
     }
-    if place == Place::Cluster {
-        kernel.body += "\tbarrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;\n";
-    }
+    kernel.body += barrier;
+}
+
+/// Stores the 32 bytes that a thread starts from.
+fn store(space: &str, base: &str) -> String {
+    format!(
+        "\tst.{space}.v4.b32 [{base}], {{%u0, %u1, %u2, %u3}};\n\tst.{space}.v4.b32 [{base}+16], {{%u4, %u5, %u6, %u7}};\n"
+    )
 }
 
 fn reset(kernel: &mut Kernel, place: Place) {
-    let (space, base) = match place {
-        Place::Shared | Place::Cluster => ("shared", "%sa"),
-        Place::Local => ("local", "%own"),
-        _ => ("global", "%place"),
-    };
-    let _ = write!(
-        kernel.body,
-        "\tst.{space}.v4.b32 [{base}], {{%u0, %u1, %u2, %u3}};\n\tst.{space}.v4.b32 [{base}+16], {{%u4, %u5, %u6, %u7}};\n"
-    );
+    let (space, base) = written(place);
+    kernel.body += &store(space, base);
     if place == Place::Cluster {
-        kernel.body += "\tbarrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;\n";
+        kernel.body += CLUSTER_BARRIER;
     }
 }
 

@@ -83,6 +83,14 @@ impl Raw {
         self
     }
 
+    /// One more launch on a tensor: its line and those of output and input, of the map, a number, numbers that may be
+    /// negative.
+    pub fn launch(&mut self, launch: &str, out: &str, input: &str, map: String, number: usize, at: &[i64]) {
+        let lines = [launch.into(), out.into(), input.into(), map, format!("u32 {number}")];
+        self.head.extend(lines);
+        self.head.extend(at.iter().map(|&c| format!("u32 {}", c as i32 as u32)));
+    }
+
     /// The file.
     pub fn draft(self) -> Draft {
         let mut text = format!("//! row {}\n", self.rows.join(" "));

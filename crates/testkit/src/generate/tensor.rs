@@ -3,6 +3,7 @@
 use crate::conformance::data::Data;
 
 /// A tensor and a box of it.
+#[derive(Clone)]
 pub struct Map {
     /// Element type, as a head spells it.
     pub ty: &'static str,

@@ -195,10 +195,6 @@ pub fn parameters(d: usize) -> String {
     (0..d).fold(PARAMETERS.to_string(), |p, i| format!("{p}, .param .u32 c{i}"))
 }
 
-pub fn coordinate_head(coordinates: &[i64]) -> Vec<String> {
-    coordinates.iter().map(|&c| format!("u32 {}", c as i32 as u32)).collect()
-}
-
 fn tensor_load(d: usize) -> Raw {
     let (list, loads) = coordinates(d);
     let body = format!(
@@ -264,12 +260,8 @@ fn tensor_load(d: usize) -> Raw {
     for (map, at) in maps(d) {
         let (_, bytes) = map.strides();
         let (ty, generator, size) = contents(map.ty);
-        raw.head.push("launch k block 64".into());
-        raw.head.push("out u32 2048 = ?".into());
-        raw.head.push(format!("in {ty} {generator} 9 {}", bytes / size));
-        raw.head.push(map.head(1));
-        raw.head.push(format!("u32 {}", map.box_bytes()));
-        raw.head.extend(coordinate_head(&at));
+        let given = format!("in {ty} {generator} 9 {}", bytes / size);
+        raw.launch("launch k block 64", "out u32 2048 = ?", &given, map.head(1), map.box_bytes(), &at);
     }
     raw.parameters = parameters(d);
     raw
@@ -316,12 +308,9 @@ fn tensor_store(d: usize) -> Raw {
     for (map, at) in maps(d).into_iter().map(|(m, at)| (m, at.iter().map(|c| c.abs()).collect::<Vec<_>>())) {
         let (_, bytes) = map.strides();
         let (ty, generator, size) = contents(map.ty);
-        raw.head.push("launch k block 64".into());
-        raw.head.push(format!("out {ty} {} = ?", bytes / size));
-        raw.head.push(format!("in {ty} {generator} 10 {}", 4096 / size));
-        raw.head.push(map.head(0));
-        raw.head.push(format!("u32 {}", map.box_bytes()));
-        raw.head.extend(coordinate_head(&at));
+        let out = format!("out {ty} {} = ?", bytes / size);
+        let tile = format!("in {ty} {generator} 10 {}", 4096 / size);
+        raw.launch("launch k block 64", &out, &tile, map.head(0), map.box_bytes(), &at);
     }
     raw.parameters = parameters(d);
     raw
@@ -369,12 +358,9 @@ fn tensor_reduce(op: &'static str) -> Raw {
                 _ if element.starts_with('u') => "bits",
                 _ => "small",
             };
-            raw.head.push("launch k block 64".into());
-            raw.head.push(format!("inout {element} {generator} 11 {} = ?", bytes / size));
-            raw.head.push(format!("in {element} {generator} 12 {}", 4096 / size));
-            raw.head.push(map.head(0));
-            raw.head.push(format!("u32 {}", map.box_bytes()));
-            raw.head.extend(coordinate_head(&at));
+            let out = format!("inout {element} {generator} 11 {} = ?", bytes / size);
+            let tile = format!("in {element} {generator} 12 {}", 4096 / size);
+            raw.launch("launch k block 64", &out, &tile, map.head(0), map.box_bytes(), &at);
         }
     }
     raw.parameters = parameters(2);

@@ -4,7 +4,7 @@
 use super::Draft;
 use super::raw::Raw;
 use super::tensor::{Map, boxed, bytes, contents, maps, pitch, swizzled};
-use super::tma::{POLICY, coordinate_head, coordinates, parameters};
+use super::tma::{POLICY, coordinates, parameters};
 
 /// The files.
 pub fn drafts() -> Vec<Draft> {
@@ -207,22 +207,12 @@ fn im2col(d: usize) -> Draft {
             }
         }
         outputs.push([tile.clone(), tile].concat());
-        raw.head.push("launch k block 64".into());
-        raw.head.push(format!("out u32 {} = ?", SIZE / 2));
-        raw.head.push(format!("in u16 bits 13 {}", size / 2));
         let corner = |c: &[i64; 3]| c[..space].iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
-        raw.head.push(format!(
-            "{} lower {} upper {}",
-            map.head(1),
-            corner(&column.lower),
-            corner(&column.upper)
-        ));
-        raw.head.push(format!("u32 {}", row * column.pixels));
-        let mut at = vec![column.channel];
-        at.extend(&column.base[..space]);
-        at.push(column.image);
-        raw.head.extend(coordinate_head(&at));
-        raw.head.extend(coordinate_head(&column.offset[..space]));
+        let head = format!("{} lower {} upper {}", map.head(1), corner(&column.lower), corner(&column.upper));
+        let at =
+            [&[column.channel], &column.base[..space], &[column.image], &column.offset[..space]].concat();
+        let (out, given) = (format!("out u32 {} = ?", SIZE / 2), format!("in u16 bits 13 {}", size / 2));
+        raw.launch("launch k block 64", &out, &given, head, row * column.pixels, &at);
     }
     raw.expects(outputs).draft()
 }
@@ -299,8 +289,7 @@ fn gather() -> Draft {
         for list in lists {
             let mut tile = vec![0; SIZE];
             for (i, &row) in list[1..].iter().enumerate() {
-                let one =
-                    boxed(&Map { swizzle: "None", ..copy_of(&map) }, &tensor, &[list[0], row], 2 * width);
+                let one = boxed(&Map { swizzle: "None", ..map.clone() }, &tensor, &[list[0], row], 2 * width);
                 for copy in 0..4 {
                     for (b, byte) in one.iter().enumerate() {
                         tile[512 * copy
@@ -310,12 +299,8 @@ fn gather() -> Draft {
                 }
             }
             outputs.push([tile.clone(), tile].concat());
-            raw.head.push("launch k grid 2 block 64 cluster 2".into());
-            raw.head.push(format!("out u32 {} = ?", SIZE / 2));
-            raw.head.push(format!("in u16 bits 14 {}", size / 2));
-            raw.head.push(map.head(1));
-            raw.head.push(format!("u32 {}", 8 * width));
-            raw.head.extend(coordinate_head(&list));
+            let (out, given) = (format!("out u32 {} = ?", SIZE / 2), format!("in u16 bits 14 {}", size / 2));
+            raw.launch("launch k grid 2 block 64 cluster 2", &out, &given, map.head(1), 8 * width, &list);
         }
     }
     raw.expects(outputs).draft()
@@ -324,18 +309,6 @@ fn gather() -> Draft {
 /// The swizzled place of byte `at` of a part that starts at `start`, relative to it: the pattern follows addresses.
 fn swizzled_within(swizzle: &str, at: usize, start: usize) -> usize {
     swizzled(swizzle, start + at) - start
-}
-
-fn copy_of(map: &Map) -> Map {
-    Map {
-        ty: map.ty,
-        size: map.size,
-        dims: map.dims.clone(),
-        extents: map.extents.clone(),
-        steps: map.steps.clone(),
-        swizzle: map.swizzle,
-        fill: map.fill,
-    }
 }
 
 /// Four rows of shared memory to rows of a tensor.
@@ -393,12 +366,8 @@ fn scatter() -> Draft {
                 }
             }
             outputs.push(tensor);
-            raw.head.push("launch k block 64".into());
-            raw.head.push(format!("out u16 {} = ?", size / 2));
-            raw.head.push("in u32 bits 15 128".into());
-            raw.head.push(map.head(0));
-            raw.head.push(format!("u32 {}", turn % 2));
-            raw.head.extend(coordinate_head(&list));
+            let out = format!("out u16 {} = ?", size / 2);
+            raw.launch("launch k block 64", &out, "in u32 bits 15 128", map.head(0), turn % 2, &list);
         }
     }
     raw.expects(outputs).draft()
@@ -475,12 +444,9 @@ fn pair(d: usize) -> Draft {
         let (ty, generator, width) = contents(map.ty);
         let tile = boxed(&map, &bytes(ty, generator, 9, size / width), &at, SIZE);
         outputs.push(tile.repeat(6));
-        raw.head.push("launch k grid 2 block 64 cluster 2".into());
-        raw.head.push(format!("out u32 {} = ?", 6 * SIZE / 4));
-        raw.head.push(format!("in {ty} {generator} 9 {}", size / width));
-        raw.head.push(map.head(1));
-        raw.head.push(format!("u32 {}", map.box_bytes()));
-        raw.head.extend(coordinate_head(&at));
+        let out = format!("out u32 {} = ?", 6 * SIZE / 4);
+        let given = format!("in {ty} {generator} 9 {}", size / width);
+        raw.launch("launch k grid 2 block 64 cluster 2", &out, &given, map.head(1), map.box_bytes(), &at);
     }
     raw.expects(outputs).draft()
 }
