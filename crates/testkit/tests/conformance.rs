@@ -11,6 +11,9 @@ use dualgemm_testkit::conformance::{Argument, Case, data, hash, load, load_all};
 use dualgemm_testkit::generate::{BLANK, Draft, drafts};
 use rayon::prelude::*;
 use std::collections::BTreeSet;
+use std::sync::LazyLock;
+
+static CASES: LazyLock<Vec<Case>> = LazyLock::new(|| load_all().unwrap_or_else(|e| panic!("{e}")));
 
 fn simulator(target: Target) -> Box<dyn Device> {
     Box::new(Gpu::new(Config::default().card(Card::of(target))))
@@ -18,12 +21,11 @@ fn simulator(target: Target) -> Box<dyn Device> {
 
 #[test]
 fn every_case_gives_in_the_simulator_what_is_recorded_exact() {
-    let wrong: Vec<String> = load_all()
-        .unwrap()
-        .into_par_iter()
+    let wrong: Vec<String> = CASES
+        .par_iter()
         .filter_map(|case| {
             let target = Target::from_name(case.target()).unwrap();
-            match dualgemm_testkit::conformance::run(&*simulator(target), &case) {
+            match dualgemm_testkit::conformance::run(&*simulator(target), case) {
                 Ok(outcome) if outcome.is_expected(&case) => None,
                 Ok(_) => Some(format!("{}: the result is not what is recorded", case.name)),
                 Err(error) => Some(error.to_string()),
@@ -44,7 +46,7 @@ fn a_run_reports_each_case_once() {
 
 #[test]
 fn every_row_has_a_case() {
-    let covered: BTreeSet<String> = load_all().unwrap().into_iter().flat_map(|c| c.rows).collect();
+    let covered: BTreeSet<String> = CASES.iter().flat_map(|c| c.rows.clone()).collect();
     for row in &covered {
         assert!(isa::row(row).is_some(), "{row} is no row of the table");
     }
@@ -56,7 +58,7 @@ fn every_row_has_a_case() {
 /// A case covers a row only if it executes an instruction of it.
 #[test]
 fn every_case_contains_the_rows_that_it_names() {
-    for case in load_all().unwrap() {
+    for case in CASES.iter() {
         let module = parse::module(&case.ptx).unwrap_or_else(|e| panic!("{}: {e}", case.name));
         let mut found = BTreeSet::new();
         for item in &module.items {
@@ -88,12 +90,11 @@ fn draft(name: &str, text: &str) -> Draft {
 /// What cards agreed with stays: the counts of `benchmarks/record/conformance-h100-2026-11-28.md`.
 #[test]
 fn cards_agreed_with_as_many_cases_as_the_record_of_their_run_says() {
-    let cases = load_all().unwrap();
     let count = |word: &str| {
         let said = |c: &&Case| c.certified.as_deref().is_some_and(|said| said.starts_with(word));
-        cases.iter().filter(said).count()
+        CASES.iter().filter(said).count()
     };
-    assert_eq!((cases.len(), count("equal "), count("close ")), (479, 381, 16));
+    assert_eq!((CASES.len(), count("equal "), count("close ")), (479, 381, 16));
     assert_eq!(Records::parse(RECORDED).unwrap().to_string(), RECORDED, "cases.tsv is not as it is written");
 }
 
@@ -152,14 +153,13 @@ fn a_case_that_is_not_as_recorded_is_refused_with_what_to_do() {
 /// What the drafts of chips that were not at hand compute by themselves is what is recorded, so what the simulator gives.
 #[test]
 fn what_is_known_without_the_simulator_is_recorded_exact() {
-    let recorded = load_all().unwrap();
     let known: Vec<(String, Vec<u64>)> = drafts()
         .into_par_iter()
         .map(|draft| (draft.name, (draft.expected)().iter().map(|bytes| hash(bytes)).collect()))
         .filter(|(_, outputs): &(_, Vec<u64>)| !outputs.is_empty())
         .collect();
     for (name, outputs) in &known {
-        let case = recorded.iter().find(|case| case.name == *name).unwrap();
+        let case = CASES.iter().find(|case| case.name == *name).unwrap();
         let arguments = case.launches.iter().flat_map(|launch| &launch.arguments);
         let expected: Vec<u64> = arguments
             .filter_map(|argument| match argument {
@@ -171,13 +171,13 @@ fn what_is_known_without_the_simulator_is_recorded_exact() {
     }
     let of_tcgen05 = |name: &str| name.starts_with("tcgen05/");
     let computed = known.iter().filter(|(name, _)| of_tcgen05(name)).count();
-    assert_eq!(computed, recorded.iter().filter(|case| of_tcgen05(&case.name)).count());
+    assert_eq!(computed, CASES.iter().filter(|case| of_tcgen05(&case.name)).count());
     assert!(known.len() >= 54, "{}", known.len());
 }
 
 #[test]
 fn a_wrong_expectation_is_noticed() {
-    let case = load_all().unwrap().into_iter().find(|c| c.name == "control/branches").unwrap();
+    let case = CASES.iter().find(|c| c.name == "control/branches").unwrap();
     let at = case.ptx.find("= #").unwrap() + 3;
     let digit = if &case.ptx[at..=at] == "0" { "1" } else { "0" };
     let mut text = case.ptx.clone();

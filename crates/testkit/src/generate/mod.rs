@@ -1,7 +1,7 @@
 //! The texts of the conformance cases, from the instruction table.
 //!
-//! A module per family of instructions drafts a kernel per row: [`kernel::Kernel`] around the samples of a row,
-//! [`raw::Raw`] around text written out by hand. What a draft gives is recorded in `cases.tsv`, as the simulator gave it
+//! A module per family of instructions drafts a kernel per row: `kernel::Kernel` around the samples of a row,
+//! `raw::Raw` around text written out by hand. What a draft gives is recorded in `cases.tsv`, as the simulator gave it
 //! and a card certified it. Drafts for chips that are not at hand compute what is expected themselves, without the
 //! simulator.
 
