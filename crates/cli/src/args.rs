@@ -65,7 +65,7 @@ pub enum Command {
     Export(export::ExportArgs),
     /// Say what this machine has, which kernel would run on it for each format, and why.
     Doctor(doctor::DoctorArgs),
-    /// Run the PTX conformance files in the simulator or on a GPU; exit code 1 if something disagrees.
+    /// Run the PTX conformance cases in the simulator or on a GPU, or write them out; exit code 1 if something disagrees.
     #[cfg(feature = "lab")]
     Conformance(conformance::ConformanceArgs),
     /// Print a completion script for a shell.

@@ -1,4 +1,4 @@
-//! What conformance files expect of arithmetic that Rust has itself, computed without the simulator.
+//! What conformance cases expect of arithmetic that Rust has itself, computed without the simulator.
 
 use dualgemm_ptx::isa;
 use dualgemm_testkit::conformance::data::{Data, size};
@@ -116,13 +116,13 @@ fn width(ty: &str) -> u32 {
     ty.trim_start_matches("bf").trim_start_matches(|c: char| c.is_ascii_alphabetic()).parse().unwrap()
 }
 
-/// Whole numbers and round-to-nearest forms. What the simulator gives is first held against the file, so that it is
-/// the file that is checked.
+/// Whole numbers and round-to-nearest forms. What the simulator gives is first held against the record, so that it is
+/// the record that is checked.
 #[test]
-fn files_expect_what_rust_computes_exact() {
+fn cases_expect_what_rust_computes_exact() {
     let cases = load_all().unwrap();
     for (name, oracle) in ORACLES {
-        let case = cases.iter().find(|c| c.file.ends_with(&format!("/{name}.ptx"))).unwrap();
+        let case = cases.iter().find(|c| c.name.ends_with(&format!("/{name}"))).unwrap();
         let simulated = simulate(case);
         let launch = &case.launches[0];
         let inputs: Vec<&Data> = launch
@@ -179,11 +179,11 @@ fn files_expect_what_rust_computes_exact() {
     }
 }
 
-/// The output buffers of a case by element type, after checking that they are what the file says.
+/// The output buffers of a case by element type, after checking that they are what is recorded.
 fn simulate(case: &dualgemm_testkit::conformance::Case) -> BTreeMap<String, Vec<u8>> {
     let gpu = dualgemm_sim::Gpu::new(dualgemm_sim::Config::default());
     let outcome = dualgemm_testkit::conformance::run(&gpu, case).unwrap();
-    assert!(outcome.is_expected(case), "{}", case.file);
+    assert!(outcome.is_expected(case), "{}", case.name);
     let buffers = outcome.0.into_iter().map(|(launch, argument, bytes)| {
         let Argument::Buffer(b) = &case.launches[launch].arguments[argument] else { unreachable!() };
         (b.data.ty.clone(), bytes)

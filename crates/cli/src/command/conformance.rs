@@ -1,14 +1,18 @@
-//! `conformance`: runs the PTX conformance files, which are inside this binary, in the simulator and on a card.
+//! `conformance`: generates the PTX conformance cases and runs them in the simulator and on a card, or writes them out.
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
 
-use anyhow::bail;
+use anyhow::Context as _;
 use clap::Args;
+use dualgemm::checkpoint::write::atomic::AtomicDir;
 use dualgemm_cuda::Cuda;
 use dualgemm_device::Device;
 use dualgemm_ptx::Target;
 use dualgemm_sim::{Card, Config, Gpu};
+use dualgemm_testkit::conformance::load_all;
 use dualgemm_testkit::conformance::report::{Devices, run_all};
 use serde::Serialize;
 
@@ -22,9 +26,13 @@ pub struct ConformanceArgs {
     /// Where to run: `sim`, or `cuda:0` for a card, which is compared with the simulator bit for bit.
     #[arg(long, value_name = "DEVICE", default_value = "sim", value_parser = device)]
     device: DeviceArg,
-    /// Only files whose name contains this, e.g. `wgmma/`.
+    /// Only cases whose name contains this, e.g. `wgmma/`.
     #[arg(long, value_name = "TEXT", default_value = "")]
     only: String,
+    /// Run nothing; write the cases as files DIR/family/name.ptx, whose heads say how they are launched, on what, and what
+    /// comes out.
+    #[arg(long, value_name = "DIR", conflicts_with = "device")]
+    write: Option<PathBuf>,
 }
 
 /// Where to run.
@@ -52,12 +60,14 @@ struct Report {
     cases: Vec<CaseReport>,
 }
 
-/// One file.
+/// One case.
 #[derive(Debug, Serialize)]
 struct CaseReport {
-    file: String,
+    case: String,
     target: String,
     result: &'static str,
+    /// How a card agreed before, which, and when.
+    certified: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     detail: Option<String>,
 }
@@ -65,10 +75,10 @@ struct CaseReport {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for case in self.cases.iter().filter(|c| c.detail.is_some()) {
-            writeln!(f, "{}: {}", case.file, case.detail.as_deref().unwrap_or_default())?;
+            writeln!(f, "{}: {}", case.case, case.detail.as_deref().unwrap_or_default())?;
         }
         let driver = self.driver.as_ref().map(|d| format!(", driver {d}")).unwrap_or_default();
-        writeln!(f, "{}{driver}: {} conformance files", self.device, self.cases.len())?;
+        writeln!(f, "{}{driver}: {} conformance cases", self.device, self.cases.len())?;
         self.counts.iter().try_for_each(|(what, n)| writeln!(f, "  {n:5} {what}"))
     }
 }
@@ -80,12 +90,53 @@ fn simulator(target: Target) -> Box<dyn Device> {
 
 /// Tells that a card is not to be had from what is wrong with the input.
 fn opened<T>(result: Result<T, dualgemm_device::Error>) -> Result<T, Unsupported> {
-    let instead = "--device sim runs the files in the simulator";
+    let instead = "--device sim runs the cases in the simulator";
     result.map_err(|error| Unsupported { what: error.to_string(), instead: instead.into() })
 }
 
-/// Runs the files and says where card, simulator and files disagree.
+/// What `--write` has done.
+#[derive(Debug, Serialize)]
+struct Written {
+    folder: PathBuf,
+    cases: usize,
+}
+
+impl fmt::Display for Written {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}: {} conformance cases", self.folder.display(), self.cases)
+    }
+}
+
+/// Writes the cases whose name contains `only` into a new folder.
+fn write(folder: &Path, only: &str) -> anyhow::Result<Written> {
+    let cases: Vec<_> = load_all()?.into_iter().filter(|case| case.name.contains(only)).collect();
+    if cases.is_empty() {
+        return Err(no_case(only));
+    }
+    let whole = AtomicDir::create(folder)?;
+    for case in &cases {
+        let path = whole.dir().join(format!("{}.ptx", case.name));
+        let family = path.parent().unwrap_or(&path);
+        fs::create_dir_all(family)
+            .and_then(|()| fs::write(&path, &case.ptx))
+            .context(folder.display().to_string())?;
+    }
+    whole.commit()?;
+    Ok(Written { folder: folder.into(), cases: cases.len() })
+}
+
+fn no_case(only: &str) -> anyhow::Error {
+    anyhow::anyhow!(
+        "--only {only}: no conformance case has that in its name; they are named as in `wgmma/wgmma_f16_ss`"
+    )
+}
+
+/// Runs the cases and says where card, simulator and record disagree; or writes them.
 pub fn run(args: &ConformanceArgs, output: &Output) -> anyhow::Result<Verdict> {
+    if let Some(folder) = &args.write {
+        output.emit(&write(folder, &args.only)?)?;
+        return Ok(Verdict::Right);
+    }
     let (ordinal, name, driver) = match args.device {
         DeviceArg::Simulator => (None, "simulator".to_string(), None),
         DeviceArg::Cuda(n) => {
@@ -105,14 +156,15 @@ pub fn run(args: &ConformanceArgs, output: &Output) -> anyhow::Result<Verdict> {
         *counts.entry(result.word()).or_insert(0) += 1;
         right &= !result.is_failure();
         cases.push(CaseReport {
-            file: case.file.clone(),
+            case: case.name.clone(),
             target: case.target().into(),
             result: result.word(),
+            certified: case.certified.clone(),
             detail: result.is_failure().then(|| result.to_string()),
         });
     })?;
     if cases.is_empty() {
-        bail!("--only {}: no conformance file has that in its name", args.only);
+        return Err(no_case(&args.only));
     }
     output.emit(&Report { version: env!("CARGO_PKG_VERSION"), device: name, driver, counts, cases })?;
     Ok(Verdict::from(right))

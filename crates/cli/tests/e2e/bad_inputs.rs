@@ -146,7 +146,7 @@ const CASES: &[(&str, &[&str])] = &[
     ("bench --shapes 3X5X48", &["--shapes 3X5X48: neither a shape such as 64x128x256 nor a set", "llama"]),
     (
         "conformance --only no-such-family/",
-        &["--only no-such-family/: no conformance file has that in its name"],
+        &["--only no-such-family/: no conformance case has that in its name"],
     ),
     ("completions tcsh", &["'tcsh' for '<SHELL>'", "possible values: bash"]),
     // Files that are not there or are something else.
@@ -379,7 +379,7 @@ fn a_card_that_is_not_here_is_no_mistake_of_the_caller() {
     // That the processor has nothing to tune is what `tune --device cpu` says.
     assert!(!line.contains(processor), "{line}");
     let line = error_line(&nothing, "conformance --device cuda:999", 3);
-    assert!(line.contains("--device sim runs the files in the simulator"), "{line}");
+    assert!(line.contains("--device sim runs the cases in the simulator"), "{line}");
 }
 
 #[cfg(target_os = "linux")]

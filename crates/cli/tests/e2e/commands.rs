@@ -425,3 +425,19 @@ fn plans_on_a_simulated_blackwell_card_take_the_native_kernel_and_are_right() {
     assert_eq!(report["simulated"], true);
     assert!(report.get("gflops").is_none(), "a simulated card has no clock");
 }
+
+#[test]
+fn conformance_writes_its_cases_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let cases = folder.path().join("cases");
+    let written = json(&["conformance", "--only", "mma/ldmatrix", "--write", arg(&cases)], 0);
+    assert_eq!((&written["cases"], &written["folder"]), (&4.into(), &arg(&cases).into()));
+    for name in ["ldmatrix", "ldmatrix_b8", "ldmatrix_unpack", "ldmatrix_window"] {
+        let text = std::fs::read_to_string(cases.join(format!("mma/{name}.ptx"))).unwrap();
+        let case = dualgemm_testkit::conformance::load(name, &text).unwrap();
+        assert!(case.rows.contains(&name.to_string()) && !case.launches.is_empty(), "{text}");
+    }
+    let again = dualgemm().args(["conformance", "--write", arg(&cases)]).assert().code(2);
+    let line = String::from_utf8_lossy(&again.get_output().stderr).into_owned();
+    assert!(line.contains("exists already; valid are a new or empty directory"), "{line}");
+}

@@ -1,4 +1,4 @@
-//! Two results of one case, bit for bit or within the file's tolerance.
+//! Two results of one case, bit for bit or within the case's tolerance.
 
 use super::{Argument, Case, Outcome};
 use half::{bf16, f16};

@@ -1,22 +1,23 @@
-//! The reader of the `//!` lines of a conformance file.
+//! The reader of the `//!` lines of a conformance case.
 
 use super::data::{Data, GENERATORS, size};
-use super::{Argument, Buffer, Case, Error, Expected, Launch, Tolerance, tensor_map};
+use super::{Argument, Buffer, Case, Error, Launch, Tolerance, tensor_map};
 use dualgemm_ptx::layout::{Im2col, OutOfBounds, TensorDataType, TensorMap, TensorSwizzle};
 use std::str::{FromStr, SplitWhitespace};
 
 /// Reads the head of `ptx`.
-pub(super) fn parse(file: &str, ptx: &str) -> Result<Case, Error> {
-    let mut case = Case { file: file.into(), ptx: ptx.into(), rows: Vec::new(), launches: Vec::new() };
+pub(super) fn parse(name: &str, ptx: &str) -> Result<Case, Error> {
+    let (rows, launches) = (Vec::new(), Vec::new());
+    let mut case = Case { name: name.into(), ptx: ptx.into(), rows, certified: None, launches };
     for (i, line) in ptx.lines().enumerate() {
         let Some(text) = line.strip_prefix("//!") else { break };
         if let Err(reason) = read(&mut case, text) {
-            return Err(Error::Header { file: file.into(), line: i + 1, reason });
+            return Err(Error::Header { case: name.into(), line: i + 1, reason });
         }
     }
     if case.launches.is_empty() {
         let reason = "no `launch` line before the module".into();
-        return Err(Error::Header { file: file.into(), line: 1, reason });
+        return Err(Error::Header { case: name.into(), line: 1, reason });
     }
     Ok(case)
 }
@@ -86,27 +87,19 @@ fn data(words: &mut SplitWhitespace<'_>) -> Result<Data, String> {
     Ok(Data { ty, generator, seed: number(words)?, count: number(words)? })
 }
 
-/// `= words | = #hash`, then `within ulp absolute` or nothing.
+/// `= #hash`, then `within ulp absolute` or nothing.
 fn compared(data: Data, words: &mut SplitWhitespace<'_>) -> Result<Argument, String> {
     if words.next() != Some("=") {
         return Err("`=` and what is expected are missing".into());
     }
-    let width = size(&data.ty).unwrap_or(1);
-    let (mut expected, mut bytes, mut tolerance) = (None, Vec::new(), None);
-    while let Some(word) = words.next() {
-        if word == "within" {
-            tolerance = Some(Tolerance { ulp: number(words)?, absolute: number(words)? });
-            break;
-        }
-        let digits = word.trim_start_matches('#');
-        let value = u64::from_str_radix(digits, 16).map_err(|_| format!("`{word}` is not hexadecimal"))?;
-        if word.starts_with('#') {
-            expected = Some(Expected::Hash(value));
-        } else {
-            bytes.extend(&value.to_le_bytes()[..width]);
-        }
-    }
-    let expected = Some(expected.unwrap_or(Expected::Bytes(bytes)));
+    let word = words.next().ok_or("a hash is missing")?;
+    let hash = word.strip_prefix('#').and_then(|digits| u64::from_str_radix(digits, 16).ok());
+    let expected = Some(hash.ok_or(format!("`{word}` where `#` and a hash in hexadecimal belong"))?);
+    let tolerance = match words.next() {
+        None => None,
+        Some("within") => Some(Tolerance { ulp: number(words)?, absolute: number(words)? }),
+        Some(word) => return Err(format!("`{word}` where `within` or nothing belongs")),
+    };
     Ok(Argument::Buffer(Buffer { data, expected, tolerance }))
 }
 

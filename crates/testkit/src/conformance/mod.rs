@@ -1,13 +1,13 @@
-//! Conformance cases: PTX files that say how they are launched, on what, and what comes out.
+//! Conformance cases: PTX modules that say how they are launched, on what, and what comes out.
 //!
-//! The head of a file is lines that start with `//!`:
+//! The head of a module is lines that start with `//!`:
 //!
 //! ```text
-//! //! row add_int sub_int                      rows of the instruction table that the file covers
+//! //! row add_int sub_int                      rows of the instruction table that the case covers
 //! //! launch k grid 1 block 512 cluster 1 shared 0   a launch; its arguments follow in parameter order
 //! //! in f32 edges 0 512                       a buffer: type, generator, seed, elements (see `data`)
 //! //! inout u32 bits 3 64 = #0123456789abcdef  a buffer that is compared afterwards
-//! //! out u32 4 = 00000001 00000002 00000003 00000004    a zeroed buffer that is compared
+//! //! out u32 64 = #0123456789abcdef           a zeroed buffer that is compared
 //! //! out f32 512 = #0123456789abcdef within 2 1e-7   other devices may differ by 2 ulp or by 1e-7
 //! //! bytes u32 iota 0 32                      an array passed by value
 //! //! u32 7                                    a number
@@ -15,9 +15,9 @@
 //! //! map 1 f16 dims 8 9 9 strides 16 144 box 8 32 steps 1 1 1 lower -1 upper -1   the same in im2col mode
 //! ```
 //!
-//! What is expected is written as elements in hexadecimal (up to 16), or as the 64-bit FNV-1a hash of the bytes.
-//! Expected results were computed by the simulator and certified by a card, see `benchmarks/record/`; those of
-//! arithmetic that Rust has itself are also computed independently, by `tests/oracle.rs`.
+//! What is expected is written as the 64-bit FNV-1a hash of the bytes. Expected results were computed by the simulator
+//! and certified by a card, see [`record`] and `benchmarks/record/`; those of arithmetic that Rust has itself are also
+//! computed independently, by `tests/oracle.rs`, and those of chips that were not at hand by what generates the case.
 
 use dualgemm_device::{Args, Device, DevicePtr, Error as DeviceError, LaunchSpec};
 use dualgemm_ptx::layout::{Interleave, L2Promotion, OutOfBounds, TensorDataType, TensorMap, TensorSwizzle};
@@ -25,32 +25,38 @@ use dualgemm_ptx::layout::{Interleave, L2Promotion, OutOfBounds, TensorDataType,
 mod compare;
 pub mod data;
 mod header;
+pub mod record;
 pub mod report;
 
 pub use compare::{Difference, Tolerance, compare};
-
-/// Every file: `family/row.ptx` and its text.
-const FILES: &[(&str, &str)] = &include!(concat!(env!("OUT_DIR"), "/files.rs"));
 
 /// Why a case could not be read or run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The head of the file is not well-formed.
-    #[error("{file}, line {line}: {reason}")]
+    /// The head of a module is not well-formed.
+    #[error("{case}, line {line}: {reason}")]
     Header {
-        /// The file.
-        file: String,
+        /// The case.
+        case: String,
         /// Its line, from 1.
         line: usize,
         /// What is wrong and what would be right.
         reason: String,
     },
+    /// What is generated and what is recorded do not go together.
+    #[error("{case}: {reason}")]
+    Record {
+        /// The case.
+        case: String,
+        /// What is wrong and what to do.
+        reason: String,
+    },
     /// The device refused or failed.
-    #[error("{file}, launch {launch}: {source}")]
+    #[error("{case}, launch {launch}: {source}")]
     Device {
-        /// The file.
-        file: String,
+        /// The case.
+        case: String,
         /// Which launch, from 0.
         launch: usize,
         /// What the device said.
@@ -58,15 +64,17 @@ pub enum Error {
     },
 }
 
-/// A conformance file.
+/// A conformance case.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Case {
-    /// `family/row.ptx`.
-    pub file: String,
+    /// `family/row`.
+    pub name: String,
     /// The whole text, which is also what the device loads.
     pub ptx: String,
     /// The rows of the instruction table that it covers.
     pub rows: Vec<String>,
+    /// How a card agreed with what is expected, which, and when: `equal H100 2026-11-28`.
+    pub certified: Option<String>,
     /// What to launch, in order.
     pub launches: Vec<Launch>,
 }
@@ -132,29 +140,10 @@ pub enum Argument {
 pub struct Buffer {
     /// What it holds before the launch.
     pub data: data::Data,
-    /// What it must hold afterwards, where that is looked at.
-    pub expected: Option<Expected>,
+    /// [`hash`] of what it must hold afterwards, where that is looked at.
+    pub expected: Option<u64>,
     /// How far another device may be from the expected result; bit for bit if `None`.
     pub tolerance: Option<Tolerance>,
-}
-
-/// A result as the file gives it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Expected {
-    /// The bytes.
-    Bytes(Vec<u8>),
-    /// Their FNV-1a hash.
-    Hash(u64),
-}
-
-impl Expected {
-    /// Whether `bytes` are as expected.
-    pub fn matches(&self, bytes: &[u8]) -> bool {
-        match self {
-            Expected::Bytes(want) => want == bytes,
-            Expected::Hash(want) => *want == hash(bytes),
-        }
-    }
 }
 
 /// 64-bit FNV-1a <http://www.isthe.com/chongo/tech/comp/fnv/>.
@@ -167,29 +156,29 @@ pub fn hash(bytes: &[u8]) -> u64 {
 pub struct Outcome(pub Vec<(usize, usize, Vec<u8>)>);
 
 impl Outcome {
-    /// Whether every buffer is what the file says, bit for bit.
+    /// Whether every buffer is what the case expects, bit for bit.
     pub fn is_expected(&self, case: &Case) -> bool {
         self.0.iter().all(|(launch, argument, bytes)| {
             let Argument::Buffer(b) = &case.launches[*launch].arguments[*argument] else { return false };
-            b.expected.as_ref().is_some_and(|e| e.matches(bytes))
+            b.expected == Some(hash(bytes))
         })
     }
 }
 
-/// The case of one file's text.
+/// The case of a text with its head.
 ///
 /// # Errors
 /// [`Error::Header`].
-pub fn load(file: &str, ptx: &str) -> Result<Case, Error> {
-    header::parse(file, ptx)
+pub fn load(name: &str, ptx: &str) -> Result<Case, Error> {
+    header::parse(name, ptx)
 }
 
-/// Every case, in the order of file names.
+/// Every case, generated, in the order of names.
 ///
 /// # Errors
-/// [`Error::Header`].
+/// [`Error::Record`] if a text is not the one recorded.
 pub fn load_all() -> Result<Vec<Case>, Error> {
-    FILES.iter().map(|(file, ptx)| load(file, ptx)).collect()
+    record::Records::parse(record::RECORDED)?.complete(crate::generate::drafts())
 }
 
 /// Runs a case and returns what its compared buffers hold.
@@ -198,8 +187,8 @@ pub fn load_all() -> Result<Vec<Case>, Error> {
 /// [`Error::Device`] if the device refuses the module or a launch, or a kernel fails.
 pub fn run(device: &dyn Device, case: &Case) -> Result<Outcome, Error> {
     let fail = |launch| {
-        let file = case.file.clone();
-        move |source| Error::Device { file: file.clone(), launch, source }
+        let case = case.name.clone();
+        move |source| Error::Device { case: case.clone(), launch, source }
     };
     let module = device.load(&case.ptx).map_err(fail(0))?;
     let mut outcome = Outcome::default();

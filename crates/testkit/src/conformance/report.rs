@@ -1,4 +1,4 @@
-//! Every case in the simulator and on a card, held against each other and against the files.
+//! Every case in the simulator and on a card, held against each other and against what is recorded.
 
 use super::{Case, Difference, Error, Outcome, compare, load_all, run};
 use dualgemm_device::Device;
@@ -8,13 +8,13 @@ use std::fmt;
 /// What became of one case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Result {
-    /// Card, file and simulator agree bit for bit.
+    /// Card, record and simulator agree bit for bit.
     Equal,
-    /// Card and simulator agree within the file's tolerance, simulator and file bit for bit.
+    /// Card and simulator agree within the case's tolerance, simulator and record bit for bit.
     Close,
-    /// The simulator gives what the file says; the card is of another generation (or there is none).
+    /// The simulator gives what is recorded; the card is of another generation (or there is none).
     SimulatorOnly,
-    /// The simulator failed or gives something else than the file says.
+    /// The simulator failed or gives something else than what is recorded.
     Simulator(String),
     /// The card failed.
     Card(String),
@@ -58,33 +58,33 @@ pub struct Devices<'a> {
     pub simulator: &'a dyn Fn(Target) -> Box<dyn Device>,
     /// The card, if there is one. A failed kernel ends a CUDA context, so it is opened anew when asked for.
     pub card: Option<&'a dyn Fn() -> std::result::Result<Box<dyn Device>, dualgemm_device::Error>>,
-    /// Only files whose name contains this.
+    /// Only cases whose name contains this.
     pub only: &'a str,
 }
 
 /// Runs every case and gives each result to `each` as it comes.
 ///
 /// # Errors
-/// [`Error::Header`] of a file; the card cannot be opened.
+/// [`Error::Record`] if a text is not the one recorded; the card cannot be opened.
 pub fn run_all(
     devices: &Devices<'_>,
     mut each: impl FnMut(&Case, &Result),
 ) -> std::result::Result<(), Error> {
-    let open = |file: &str| match devices.card {
+    let open = |case: &str| match devices.card {
         Some(open) => {
-            let device = open().map_err(|source| Error::Device { file: file.into(), launch: 0, source })?;
+            let device = open().map_err(|source| Error::Device { case: case.into(), launch: 0, source })?;
             Ok(Some(device))
         }
         None => Ok(None),
     };
     let mut card = open("before the first")?;
-    for case in load_all()?.into_iter().filter(|c| c.file.contains(devices.only)) {
+    for case in load_all()?.into_iter().filter(|c| c.name.contains(devices.only)) {
         let target = Target::from_name(case.target()).unwrap_or(Target::Sm90a);
         let simulated = run(&*(devices.simulator)(target), &case);
         let result = match (&simulated, &card) {
             (Err(error), _) => Result::Simulator(error.to_string()),
             (Ok(sim), _) if !sim.is_expected(&case) => {
-                Result::Simulator("the result is not what the file says".into())
+                Result::Simulator("the result is not what is recorded".into())
             }
             (Ok(sim), Some(device)) if case.runs_on(device.info().arch.major) => {
                 on_card(&**device, &case, sim)
@@ -94,7 +94,7 @@ pub fn run_all(
         each(&case, &result);
         if matches!(result, Result::Card(_)) {
             drop(card.take());
-            card = open(&case.file)?;
+            card = open(&case.name)?;
         }
     }
     Ok(())

@@ -1,0 +1,58 @@
+//! The texts of the conformance cases, from the instruction table.
+//!
+//! A module per family of instructions drafts a kernel per row: `kernel::Kernel` around the samples of a row,
+//! `raw::Raw` around text written out by hand. What a draft gives is recorded in `cases.tsv`, as the simulator gave it
+//! and a card certified it. Drafts for chips that are not at hand compute what is expected themselves, without the
+//! simulator.
+
+mod asynchronous;
+mod barrier;
+mod control;
+mod kernel;
+mod matrix;
+mod memory;
+mod raw;
+mod registers;
+mod stochastic;
+mod tcgen05;
+mod tensor;
+mod tensor_map;
+mod tma;
+mod tma_modes;
+mod wgmma;
+
+use dualgemm_ptx::isa;
+
+/// What the outputs hold, in order, computed when it is asked for.
+pub type Known = Box<dyn FnOnce() -> Vec<Vec<u8>> + Send>;
+
+/// A case whose outputs are not known yet.
+pub struct Draft {
+    /// `family/row`.
+    pub name: String,
+    /// Head and module; the head has [`BLANK`] where what is expected belongs.
+    pub text: String,
+    /// What the outputs hold, where that is computed without the simulator; else nothing.
+    pub expected: Known,
+}
+
+/// Stands in a draft for what an output must hold.
+pub const BLANK: &str = "= ?";
+
+/// Every draft, in the order of names.
+pub fn drafts() -> Vec<Draft> {
+    let mut list: Vec<Draft> = isa::rows().filter_map(registers::draft).collect();
+    list.extend(isa::rows().filter_map(memory::draft));
+    list.extend(matrix::drafts());
+    list.extend(wgmma::drafts());
+    list.extend(tma::drafts());
+    list.extend(barrier::drafts());
+    list.extend(asynchronous::drafts());
+    list.extend(control::drafts());
+    list.extend(tcgen05::drafts());
+    list.extend(tma_modes::drafts());
+    list.extend(tensor_map::drafts());
+    list.extend(stochastic::drafts());
+    list.sort_by(|a, b| a.name.cmp(&b.name));
+    list
+}

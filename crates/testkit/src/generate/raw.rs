@@ -1,0 +1,127 @@
+//! Files written out by hand: head, declarations and body, with the module around them.
+
+use super::{Draft, Known};
+
+/// A module of one kernel `k`.
+pub struct Raw {
+    /// Folder.
+    pub family: &'static str,
+    /// File name.
+    pub name: String,
+    /// Rows covered.
+    pub rows: Vec<String>,
+    /// Target and PTX version.
+    pub target: &'static str,
+    /// PTX version.
+    pub version: &'static str,
+    /// Head lines without `//! `, the launches and their arguments.
+    pub head: Vec<String>,
+    /// Module-level text.
+    pub globals: String,
+    /// Parameters of the kernel.
+    pub parameters: String,
+    /// Performance directives of the kernel.
+    pub directives: &'static str,
+    /// What the kernel executes. `%gid` is the thread's number in the grid, `%tid` is in `%t`, `%out` the address
+    /// of parameter `out`.
+    pub body: String,
+    expected: Known,
+}
+
+impl Raw {
+    /// For sm_90a, with one output.
+    pub fn new(family: &'static str, name: &str, rows: &str, launch: &str, output: &str) -> Raw {
+        Raw {
+            family,
+            name: name.into(),
+            rows: rows.split_whitespace().map(str::to_string).collect(),
+            target: "sm_90a",
+            version: "8.6",
+            head: vec![format!("launch k {launch}"), format!("out {output} = ?")],
+            globals: String::new(),
+            parameters: ".param .u64 out".into(),
+            directives: "",
+            body: String::new(),
+            expected: Box::new(Vec::new),
+        }
+    }
+
+    /// With this body.
+    pub fn body(mut self, body: &str) -> Raw {
+        self.body = body.into();
+        self
+    }
+
+    /// With a known result.
+    pub fn expects(mut self, outputs: Vec<Vec<u8>>) -> Raw {
+        self.expected = Box::new(move || outputs);
+        self
+    }
+
+    /// With further arguments: head lines and parameters.
+    pub fn arguments(mut self, head: &[&str], parameters: &str) -> Raw {
+        self.head.extend(head.iter().map(|h| h.to_string()));
+        self.parameters = parameters.into();
+        self
+    }
+
+    /// With module-level text.
+    pub fn globals(mut self, text: &str) -> Raw {
+        self.globals = text.into();
+        self
+    }
+
+    /// For another target.
+    pub fn target(mut self, target: &'static str, version: &'static str) -> Raw {
+        (self.target, self.version) = (target, version);
+        self
+    }
+
+    /// With performance directives, a line each.
+    pub fn directives(mut self, text: &'static str) -> Raw {
+        self.directives = text;
+        self
+    }
+
+    /// One more launch on a tensor: its line and those of output and input, of the map, a number, numbers that may be
+    /// negative.
+    pub fn launch(&mut self, launch: &str, out: &str, input: &str, map: String, number: usize, at: &[i64]) {
+        let lines = [launch.into(), out.into(), input.into(), map, format!("u32 {number}")];
+        self.head.extend(lines);
+        self.head.extend(at.iter().map(|&c| format!("u32 {}", c as i32 as u32)));
+    }
+
+    /// The file.
+    pub fn draft(self) -> Draft {
+        let mut text = format!("//! row {}\n", self.rows.join(" "));
+        for line in &self.head {
+            text += &format!("//! {line}\n");
+        }
+        text += &format!(
+            ".version {}\n.target {}\n.address_size 64\n\n{}.visible .entry k({})\n{}{{\n{REGISTERS}",
+            self.version, self.target, self.globals, self.parameters, self.directives
+        );
+        for line in self.body.lines().map(str::trim).filter(|l| !l.is_empty()) {
+            let tab =
+                if line.ends_with(':') || line.starts_with('{') || line.starts_with('}') { "" } else { "\t" };
+            text += &format!("{tab}{line}\n");
+        }
+        text += "\tret;\n}\n";
+        Draft { name: format!("{}/{}", self.family, self.name), text, expected: self.expected }
+    }
+}
+
+const REGISTERS: &str = "\
+\t.reg .pred %p<8>;
+\t.reg .b16 %rs<8>;
+\t.reg .b32 %r<64>, %t, %gid, %lane, %warp;
+\t.reg .b64 %rd<32>, %out;
+\tmov.u32 %t, %tid.x;
+\tmov.u32 %r0, %ctaid.x;
+\tmov.u32 %r1, %ntid.x;
+\tmad.lo.u32 %gid, %r0, %r1, %t;
+\tand.b32 %lane, %t, 31;
+\tshr.u32 %warp, %t, 5;
+\tld.param.u64 %out, [out];
+\tmad.wide.u32 %out, %gid, 4, %out;
+";

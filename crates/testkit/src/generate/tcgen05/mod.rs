@@ -1,0 +1,212 @@
+//! tcgen05: every row, with what is expected computed here.
+//!
+//! The card that would certify these files is not at hand, so the simulator is not asked: [`layout`] restates the
+//! layouts as the PTX ISA and CUTLASS draw them, [`product`] multiplies with plain loops in binary64 on numbers whose
+//! sums are exact in any order.
+
+mod access;
+mod issue;
+mod layout;
+mod multiply;
+mod product;
+mod transfer;
+
+use super::Draft;
+
+/// The files.
+pub fn drafts() -> Vec<Draft> {
+    let mut list = access::drafts();
+    list.extend(transfer::drafts());
+    list.extend(multiply::drafts());
+    list
+}
+
+/// Words that differ wherever they lie: `index` times an odd number.
+const MIX: u32 = 0x9e37_79b1;
+
+/// A kernel of four warps that has all of tensor memory: allocation before the body, deallocation after it.
+struct Entry {
+    /// `cta_group`; with 2 the kernel runs as a cluster of two CTAs.
+    group: u32,
+    /// Parameters besides `out`, each with the comma before it.
+    parameters: String,
+    /// Registers and shared memory.
+    declared: String,
+    /// Here `%t` is the thread, `%rank` the CTA, `%tm` the address of tensor memory, `%tw` that of the warp's lanes,
+    /// `%out` the output, `%issue` true in one thread of the group, `%done` the address of an mbarrier for one arrival.
+    body: String,
+    /// The body allocates and frees tensor memory itself.
+    bare: bool,
+}
+
+impl Entry {
+    fn new(group: u32, declared: &str, body: &str) -> Entry {
+        Entry { group, parameters: String::new(), declared: declared.into(), body: body.into(), bare: false }
+    }
+
+    /// Its name.
+    fn name(&self) -> String {
+        format!("k{}", self.group)
+    }
+
+    fn text(&self) -> String {
+        let group = self.group;
+        let (allocate, address, free) = match self.bare {
+            true => Default::default(),
+            false => (
+                format!(
+                    "@%first tcgen05.alloc.cta_group::{group}.sync.aligned.shared::cta.b32 [%slot], 512;
+                     @%first tcgen05.relinquish_alloc_permit.cta_group::{group}.sync.aligned;"
+                ),
+                "ld.shared.u32 %tm, [%slot];\nshl.b32 %tw, %warp, 21;\nadd.u32 %tw, %tw, %tm;".to_string(),
+                format!("@%first tcgen05.dealloc.cta_group::{group}.sync.aligned.b32 %tm, 512;"),
+            ),
+        };
+        let body = format!(
+            ".shared .align 8 .b64 done;
+             .shared .align 4 .b32 slot;
+             {}
+             mov.u32 %t, %tid.x;
+             mov.u32 %rank, %cluster_ctarank;
+             mov.u32 %slot, slot;
+             mov.u32 %done, done;
+             ld.param.u64 %out, [out];
+             shr.u32 %warp, %t, 5;
+             setp.eq.u32 %leader, %t, 0;
+             setp.eq.and.u32 %issue, %rank, 0, %leader;
+             setp.eq.u32 %first, %warp, 0;
+             {}
+             @%leader mbarrier.init.shared::cta.b64 [%done], 1;
+             @%leader fence.mbarrier_init.release.cluster;
+             {}
+             {}
+             {}
+             {}
+             {}",
+            self.declared,
+            allocate,
+            handover(group),
+            address,
+            self.body,
+            handover(group),
+            free,
+        );
+        let mut text = format!(
+            ".visible .entry {}(.param .u64 out{})\n.reqntid 128, 1, 1\n{{\n{REGISTERS}",
+            self.name(),
+            self.parameters
+        );
+        for line in body.lines().map(str::trim).filter(|l| !l.is_empty()) {
+            let tab = if line.ends_with(':') { "" } else { "\t" };
+            text += &format!("{tab}{line}\n");
+        }
+        text + "\tret;\n}\n"
+    }
+}
+
+const REGISTERS: &str = "\
+\t.reg .pred %p<8>, %leader, %issue, %first;
+\t.reg .b16 %rs<4>;
+\t.reg .b32 %r<32>, %v<128>, %t, %warp, %rank, %tm, %tw, %slot, %done;
+\t.reg .b64 %rd<16>, %out;
+";
+
+/// All threads of the group meet.
+fn barrier(group: u32) -> &'static str {
+    match group {
+        1 => "bar.sync 0;",
+        _ => "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;",
+    }
+}
+
+/// All threads of the group meet, tensor memory included.
+fn handover(group: u32) -> String {
+    format!("tcgen05.fence::before_thread_sync;\n{}\ntcgen05.fence::after_thread_sync;", barrier(group))
+}
+
+/// Waits for phase `phase` of `%done`; `label` is unique.
+fn wait(label: &str, phase: usize) -> String {
+    format!(
+        "{label}:
+         mbarrier.try_wait.parity.shared::cta.b64 %p0, [%done], {};
+         @!%p0 bra {label};
+         tcgen05.fence::after_thread_sync;",
+        phase % 2
+    )
+}
+
+/// The issuing thread commits to `%done` of every CTA of the group.
+fn commit(group: u32) -> &'static str {
+    match group {
+        1 => "@%issue tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%done];",
+        _ => {
+            "mov.b16 %rs0, 3;
+             @%issue tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%done], %rs0;"
+        }
+    }
+}
+
+/// Columns `first..end` of the warp's lanes get [`filled`]; eight at a time.
+fn fill(label: &str, first: u32, end: u32) -> String {
+    let mut text = format!(
+        "mov.u32 %r0, {first};
+         {label}:
+         add.u32 %r1, %tw, %r0;
+         mad.lo.u32 %r2, %rank, 128, %t;
+         mad.lo.u32 %r2, %r2, 512, %r0;\n"
+    );
+    for i in 0..8 {
+        text += &format!("add.u32 %r3, %r2, {i};\nmul.lo.u32 %v{i}, %r3, {MIX};\n");
+    }
+    text + &format!(
+        "tcgen05.st.sync.aligned.32x32b.x8.b32 [%r1], {};
+         add.u32 %r0, %r0, 8;
+         setp.lt.u32 %p0, %r0, {end};
+         @%p0 bra {label};
+         tcgen05.wait::st.sync.aligned;",
+        registers("v", 0, 8)
+    )
+}
+
+/// What [`fill`] leaves in a cell.
+fn filled(rank: u32, lane: u32, column: u32) -> u32 {
+    ((rank * 128 + lane) * 512 + column).wrapping_mul(MIX)
+}
+
+/// `{%v0, %v1, …}`
+fn registers(prefix: &str, first: u32, count: u32) -> String {
+    let list: Vec<String> = (first..first + count).map(|i| format!("%{prefix}{i}")).collect();
+    format!("{{{}}}", list.join(", "))
+}
+
+/// The launch line of an entry.
+fn launch(entry: &Entry) -> String {
+    match entry.group {
+        1 => "launch k1 grid 1 block 128".into(),
+        _ => "launch k2 grid 2 block 128 cluster 2".into(),
+    }
+}
+
+/// A file: rows, PTX version, head lines, kernels, and what the outputs hold.
+fn file(
+    name: &str,
+    rows: &str,
+    version: &str,
+    head: &[String],
+    entries: &[Entry],
+    expected: impl FnOnce() -> Vec<Vec<u32>> + Send + 'static,
+) -> Draft {
+    let mut text = format!(
+        "//! row {rows}\n//! -- Expected: computed from the layouts of the PTX ISA, not by the simulator. Needs sm_100a.\n"
+    );
+    for line in head {
+        text += &format!("//! {line}\n");
+    }
+    text += &format!(".version {version}\n.target sm_100a\n.address_size 64\n\n");
+    for entry in entries {
+        text += &entry.text();
+    }
+    let bytes = |words: Vec<u32>| words.iter().flat_map(|w| w.to_le_bytes()).collect();
+    let expected = Box::new(move || expected().into_iter().map(bytes).collect());
+    Draft { name: format!("tcgen05/{name}"), text, expected }
+}

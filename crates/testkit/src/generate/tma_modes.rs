@@ -1,0 +1,452 @@
+//! Tensor copies that do not move a box: pixels under a filter, rows of a list; and copies of a pair of CTAs. What is
+//! expected is computed here, element by element.
+
+use super::Draft;
+use super::raw::Raw;
+use super::tensor::{Map, boxed, bytes, contents, maps, pitch, swizzled};
+use super::tma::{POLICY, coordinates, parameters};
+
+/// The files.
+pub fn drafts() -> Vec<Draft> {
+    let mut list: Vec<Draft> = (3..=5).map(im2col).collect();
+    list.push(gather());
+    list.push(scatter());
+    list.extend((1..=5).map(pair));
+    list
+}
+
+/// Threads copy `size` bytes of shared memory from `%r{base}` on to `%out`, which is the same in all of them.
+fn copy_out(label: &str, base: u32, size: usize, threads: usize) -> String {
+    format!(
+        "shl.b32 %r7, %t, 2;
+         {label}:
+         add.u32 %r8, %r{base}, %r7;
+         ld.shared.u32 %r9, [%r8];
+         cvt.u64.u32 %rd2, %r7;
+         add.u64 %rd3, %out, %rd2;
+         st.global.u32 [%rd3], %r9;
+         add.u32 %r7, %r7, {};
+         setp.lt.u32 %p2, %r7, {size};
+         @%p2 bra {label};\n",
+        4 * threads
+    )
+}
+
+/// Zeros in `size` bytes from `%r{base}` on.
+fn zeros(label: &str, base: u32, size: usize, threads: usize) -> String {
+    format!(
+        "shl.b32 %r7, %t, 2;
+         mov.u32 %r9, 0;
+         {label}:
+         add.u32 %r8, %r{base}, %r7;
+         st.shared.u32 [%r8], %r9;
+         add.u32 %r7, %r7, {};
+         setp.lt.u32 %p2, %r7, {size};
+         @%p2 bra {label};\n",
+        4 * threads
+    )
+}
+
+/// A tensor of images and a column of pixels.
+struct Column {
+    lower: [i64; 3],
+    upper: [i64; 3],
+    step: usize,
+    channels: usize,
+    pixels: usize,
+    swizzle: &'static str,
+    /// Filter base in each dimension of space, image, offset in each dimension of space.
+    base: [i64; 3],
+    image: i64,
+    offset: [i64; 3],
+    channel: i64,
+}
+
+const fn column(
+    lower: i64,
+    upper: i64,
+    step: usize,
+    channels: usize,
+    pixels: usize,
+    swizzle: &'static str,
+) -> Column {
+    Column {
+        lower: [lower; 3],
+        upper: [upper; 3],
+        step,
+        channels,
+        pixels,
+        swizzle,
+        base: [lower; 3],
+        image: 0,
+        offset: [0; 3],
+        channel: 0,
+    }
+}
+
+/// Loads of columns, plain and with multicast and a cache policy.
+fn im2col(d: usize) -> Draft {
+    const SIZE: usize = 8192;
+    let dims: Vec<usize> = match d {
+        3 => vec![32, 9, 5],
+        4 => vec![32, 9, 7, 4],
+        _ => vec![32, 6, 5, 4, 3],
+    };
+    let (list, loads) = coordinates(d);
+    let offsets: Vec<String> = (0..d - 2).map(|i| format!("%rs{}", i + 1)).collect();
+    let offset_loads: String =
+        (0..d - 2).map(|i| format!("ld.param.u32 %r8, [o{i}];\ncvt.u16.u32 %rs{}, %r8;\n", i + 1)).collect();
+    let instruction =
+        format!("cp.async.bulk.tensor.{d}d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes");
+    let operands = format!("[%rd1, {{{list}}}], [%r5], {{{}}}", offsets.join(", "));
+    let body = format!(
+        ".shared .align 1024 .b8 first[{SIZE}];
+         .shared .align 1024 .b8 second[{SIZE}];
+         .shared .align 8 .b64 full;
+         {POLICY}
+         mov.u16 %rs7, 1;
+         ld.param.u32 %r2, [bytes];
+         {loads}{offset_loads}
+         mov.b64 %rd1, map;
+         cvta.param.u64 %rd1, %rd1;
+         ld.param.u64 %out, [out];
+         mov.u32 %r3, first;
+         mov.u32 %r4, second;
+         mov.u32 %r5, full;
+         {}
+         {}
+         fence.proxy.async.shared::cta;
+         bar.sync 0;
+         setp.eq.u32 %p0, %t, 0;
+         @!%p0 bra READY;
+         mbarrier.init.shared::cta.b64 [%r5], 1;
+         fence.mbarrier_init.release.cluster;
+         add.u32 %r6, %r2, %r2;
+         mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r5], %r6;
+         {instruction} [%r3], {operands};
+         {instruction}.multicast::cluster.L2::cache_hint [%r4], {operands}, %rs7, %rd31;
+         READY:
+         bar.sync 0;
+         WAIT:
+         mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r5], 0;
+         @!%p1 bra WAIT;
+         {}
+         add.u64 %out, %out, {SIZE};
+         {}",
+        zeros("CLEAR1", 3, SIZE, 64),
+        zeros("CLEAR2", 4, SIZE, 64),
+        copy_out("COPY1", 3, SIZE, 64),
+        copy_out("COPY2", 4, SIZE, 64),
+    );
+    let columns = [
+        // A filter of three with padding of one.
+        column(-1, -1, 1, 32, 64, "B64"),
+        Column { offset: [2, 1, 0], ..column(-1, -1, 1, 16, 50, "None") },
+        Column { base: [4, 3, 2], offset: [1, 2, 2], image: 1, ..column(-1, -1, 1, 16, 100, "B32") },
+        // Without padding.
+        Column { offset: [2, 2, 2], channel: 16, ..column(0, -2, 1, 16, 64, "B32") },
+        Column { base: [3, 2, 1], offset: [0, 2, 1], image: 1, ..column(0, -2, 1, 32, 33, "None") },
+        // In steps of two.
+        Column { offset: [1, 1, 1], ..column(-1, -1, 2, 32, 40, "B64") },
+        Column { base: [3, 1, -1], offset: [2, 0, 1], image: 2, ..column(-1, -1, 2, 16, 60, "B32") },
+        // A box of another width below than above, and past the last image.
+        Column { lower: [-2, 0, -1], upper: [1, -1, 0], base: [-2, 0, -1], ..column(0, 0, 1, 32, 80, "B64") },
+        Column { image: dims[d - 1] as i64 - 1, offset: [1, 0, 0], ..column(-1, 0, 1, 32, 128, "B64") },
+    ];
+    let rows = format!("tensor_load_im2col_{d}d");
+    let mut raw = Raw::new("tma", &rows, &rows, "", "u32 1").body(&body);
+    raw.head = vec!["-- Expected: computed from PTX ISA 5.5.4, not by the simulator.".into()];
+    raw.parameters = (0..d - 2).fold(parameters(d), |p, i| format!("{p}, .param .u32 o{i}"));
+    let mut outputs = Vec::new();
+    for column in &columns {
+        let steps = (0..d).map(|i| if i == 0 || i == d - 1 { 1 } else { column.step }).collect();
+        let extents = vec![column.channels, column.pixels];
+        let map = Map {
+            ty: "f16",
+            size: 2,
+            dims: dims.clone(),
+            extents,
+            steps,
+            swizzle: column.swizzle,
+            fill: "Zero",
+        };
+        let (strides, size) = map.strides();
+        let tensor = bytes("u16", "bits", 13, size / 2);
+        // The column by its definition: bases in order, from the given one on, through all images.
+        let mut tile = vec![0; SIZE];
+        let space = d - 2;
+        let mut base = column.base;
+        let mut image = column.image;
+        let row = 2 * column.channels;
+        for pixel in 0..column.pixels {
+            let mut from = 2 * column.channel + image * strides[d - 2] as i64;
+            let mut inside = (0..dims[d - 1] as i64).contains(&image);
+            for i in 0..space {
+                let at = base[i] + column.offset[i];
+                inside &= (0..dims[i + 1] as i64).contains(&at);
+                from += at * strides[i] as i64;
+            }
+            for b in 0..row {
+                if inside && column.channel as usize * 2 + b < 2 * dims[0] {
+                    tile[swizzled(column.swizzle, pixel * pitch(column.swizzle, row) + b)] =
+                        tensor[from as usize + b];
+                }
+            }
+            let mut i = 0;
+            loop {
+                if i == space {
+                    image += 1;
+                    break;
+                }
+                base[i] += column.step as i64;
+                if base[i] <= dims[i + 1] as i64 - 1 + column.upper[i] {
+                    break;
+                }
+                base[i] = column.lower[i];
+                i += 1;
+            }
+        }
+        outputs.push([tile.clone(), tile].concat());
+        let corner = |c: &[i64; 3]| c[..space].iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+        let head = format!("{} lower {} upper {}", map.head(1), corner(&column.lower), corner(&column.upper));
+        let at =
+            [&[column.channel], &column.base[..space], &[column.image], &column.offset[..space]].concat();
+        let (out, given) = (format!("out u32 {} = ?", SIZE / 2), format!("in u16 bits 13 {}", size / 2));
+        raw.launch("launch k block 64", &out, &given, head, row * column.pixels, &at);
+    }
+    raw.expects(outputs).draft()
+}
+
+/// The map of single rows, and (column, rows) lists.
+fn lists(swizzle: &'static str, width: usize) -> (Map, [[i64; 5]; 4]) {
+    let map = Map {
+        ty: "f16",
+        size: 2,
+        dims: vec![72, 24],
+        extents: vec![width, 1],
+        steps: vec![1, 1],
+        swizzle,
+        fill: "Zero",
+    };
+    (map, [[0, 3, 1, 20, 7], [8, 5, 5, 0, 23], [64, 2, 30, 9, 1], [16, 23, 22, 21, 20]])
+}
+
+/// Four rows under each other, for the CTA alone, with a pair's barrier, and for both CTAs of a cluster.
+fn gather() -> Draft {
+    const SIZE: usize = 2048;
+    let instruction =
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile::gather4.mbarrier::complete_tx::bytes";
+    let operands = "[%rd1, {%r40, %r41, %r42, %r43, %r44}], [%r5]";
+    let body = format!(
+        ".shared .align 1024 .b8 tile[{SIZE}];
+         .shared .align 8 .b64 full;
+         {POLICY}
+         ld.param.u32 %r2, [bytes];
+         {}
+         mov.b64 %rd1, map;
+         cvta.param.u64 %rd1, %rd1;
+         ld.param.u64 %out, [out];
+         mov.u32 %r3, tile;
+         mov.u32 %r5, full;
+         mov.u32 %r6, %cluster_ctarank;
+         mad.wide.u32 %out, %r6, {SIZE}, %out;
+         {}
+         fence.proxy.async.shared::cta;
+         setp.eq.u32 %p0, %t, 0;
+         setp.eq.and.u32 %p3, %r6, 0, %p0;
+         @%p0 mbarrier.init.shared::cta.b64 [%r5], 1;
+         @%p0 fence.mbarrier_init.release.cluster;
+         mul.lo.u32 %r10, %r2, 4;
+         @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r5], %r10;
+         barrier.cluster.arrive.aligned;
+         barrier.cluster.wait.aligned;
+         add.u32 %r11, %r3, 512;
+         add.u32 %r12, %r3, 1024;
+         add.u32 %r13, %r3, 1536;
+         @%p0 {instruction} [%r3], {operands};
+         @%p0 {instruction}.cta_group::1.L2::cache_hint [%r11], {operands}, %rd31;
+         @%p0 {instruction}.cta_group::2 [%r12], {operands};
+         @%p3 {instruction}.multicast::cluster.L2::cache_hint [%r13], {operands}, %rs7, %rd31;
+         WAIT:
+         mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r5], 0;
+         @!%p1 bra WAIT;
+         {}
+         barrier.cluster.arrive.aligned;
+         barrier.cluster.wait.aligned;",
+        coordinates(5).1,
+        zeros("CLEAR", 3, SIZE, 64),
+        copy_out("COPY", 3, SIZE, 64),
+    );
+    let mut raw =
+        Raw::new("tma", "tensor_gather4", "tensor_gather4", "", "u32 1").body(&body).target("sm_100a", "8.6");
+    raw.head = vec!["-- Expected: computed from PTX ISA 5.5.3.4, not by the simulator.".into()];
+    raw.parameters = parameters(5);
+    let mut outputs = Vec::new();
+    for (swizzle, width) in [("None", 64), ("B128", 64), ("B64", 32), ("B32", 16)] {
+        let (map, lists) = lists(swizzle, width);
+        let (_, size) = map.strides();
+        let tensor = bytes("u16", "bits", 14, size / 2);
+        for list in lists {
+            let mut tile = vec![0; SIZE];
+            for (i, &row) in list[1..].iter().enumerate() {
+                let one = boxed(&Map { swizzle: "None", ..map.clone() }, &tensor, &[list[0], row], 2 * width);
+                for copy in 0..4 {
+                    for (b, byte) in one.iter().enumerate() {
+                        tile[512 * copy
+                            + swizzled_within(swizzle, i * pitch(swizzle, 2 * width) + b, 512 * copy)] =
+                            *byte;
+                    }
+                }
+            }
+            outputs.push([tile.clone(), tile].concat());
+            let (out, given) = (format!("out u32 {} = ?", SIZE / 2), format!("in u16 bits 14 {}", size / 2));
+            raw.launch("launch k grid 2 block 64 cluster 2", &out, &given, map.head(1), 8 * width, &list);
+        }
+    }
+    raw.expects(outputs).draft()
+}
+
+/// The swizzled place of byte `at` of a part that starts at `start`, relative to it: the pattern follows addresses.
+fn swizzled_within(swizzle: &str, at: usize, start: usize) -> usize {
+    swizzled(swizzle, start + at) - start
+}
+
+/// Four rows of shared memory to rows of a tensor.
+fn scatter() -> Draft {
+    let instruction = "cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group";
+    let body = format!(
+        ".shared .align 1024 .b8 tile[512];
+         {POLICY}
+         {}
+         mov.b64 %rd1, map;
+         cvta.param.u64 %rd1, %rd1;
+         ld.param.u64 %rd5, [given];
+         mov.u32 %r3, tile;
+         mul.lo.u32 %r7, %t, 8;
+         cvt.u64.u32 %rd2, %r7;
+         add.u64 %rd3, %rd5, %rd2;
+         ld.global.b64 %rd4, [%rd3];
+         add.u32 %r8, %r3, %r7;
+         st.shared.b64 [%r8], %rd4;
+         fence.proxy.async.shared::cta;
+         bar.sync 0;
+         ld.param.u32 %r2, [bytes];
+         setp.eq.u32 %p1, %r2, 0;
+         setp.eq.and.u32 %p0, %t, 0, %p1;
+         @%p0 {instruction} [%rd1, {{%r40, %r41, %r42, %r43, %r44}}], [%r3];
+         not.pred %p1, %p1;
+         setp.eq.and.u32 %p0, %t, 0, %p1;
+         @%p0 {instruction}.L2::cache_hint [%rd1, {{%r40, %r41, %r42, %r43, %r44}}], [%r3], %rd31;
+         cp.async.bulk.commit_group;
+         cp.async.bulk.wait_group 0;",
+        coordinates(5).1,
+    );
+    let mut raw = Raw::new("tma", "tensor_scatter4", "tensor_scatter4", "", "u32 1")
+        .body(&body)
+        .target("sm_100a", "8.6");
+    raw.head = vec!["-- Expected: computed from PTX ISA 5.5.3.4, not by the simulator.".into()];
+    raw.parameters = parameters(5);
+    let mut outputs = Vec::new();
+    for (turn, (swizzle, width)) in
+        [("None", 64), ("B128", 64), ("B64", 32), ("B32", 16)].into_iter().enumerate()
+    {
+        let (map, lists) = lists(swizzle, width);
+        let (strides, size) = map.strides();
+        let tile = bytes("u32", "bits", 15, 128);
+        // Rows that are written twice race.
+        for list in [lists[0], lists[2], lists[3]] {
+            let mut tensor = vec![0; size];
+            for (i, &row) in list[1..].iter().enumerate() {
+                for b in 0..2 * width {
+                    let column = 2 * list[0] as usize + b;
+                    if (row as usize) < map.dims[1] && column < 2 * map.dims[0] {
+                        let from = swizzled(swizzle, i * pitch(swizzle, 2 * width) + b);
+                        tensor[row as usize * strides[0] + column] = tile[from];
+                    }
+                }
+            }
+            outputs.push(tensor);
+            let out = format!("out u16 {} = ?", size / 2);
+            raw.launch("launch k block 64", &out, "in u32 bits 15 128", map.head(0), turn % 2, &list);
+        }
+    }
+    raw.expects(outputs).draft()
+}
+
+/// Boxes for each CTA of a pair: with the own barrier, with that of the even CTA, and from one CTA for both.
+fn pair(d: usize) -> Draft {
+    const SIZE: usize = 4096;
+    let (list, loads) = coordinates(d);
+    let head = format!("cp.async.bulk.tensor.{d}d");
+    let tail = "shared::cluster.global.tile.mbarrier::complete_tx::bytes";
+    let operands = format!("[%rd1, {{{list}}}]");
+    let body = format!(
+        ".shared .align 1024 .b8 tile[{}];
+         .shared .align 8 .b64 full;
+         .shared .align 8 .b64 both;
+         {POLICY}
+         ld.param.u32 %r2, [bytes];
+         {loads}
+         mov.b64 %rd1, map;
+         cvta.param.u64 %rd1, %rd1;
+         ld.param.u64 %out, [out];
+         mov.u32 %r3, tile;
+         mov.u32 %r5, full;
+         mov.u32 %r14, both;
+         mov.u32 %r6, %cluster_ctarank;
+         mad.wide.u32 %out, %r6, {}, %out;
+         {}
+         fence.proxy.async.shared::cta;
+         setp.eq.u32 %p0, %t, 0;
+         setp.eq.and.u32 %p3, %r6, 0, %p0;
+         @%p0 mbarrier.init.shared::cta.b64 [%r5], 1;
+         @%p0 mbarrier.init.shared::cta.b64 [%r14], 1;
+         @%p0 fence.mbarrier_init.release.cluster;
+         // The own barrier counts one box, that of the even CTA one from each CTA and two of the multicast.
+         @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r5], %r2;
+         mul.lo.u32 %r10, %r2, 4;
+         @%p3 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r14], %r10;
+         barrier.cluster.arrive.aligned;
+         barrier.cluster.wait.aligned;
+         mov.u32 %r9, 0;
+         mapa.shared::cluster.u32 %r15, %r14, %r9;
+         add.u32 %r11, %r3, {SIZE};
+         add.u32 %r12, %r3, {};
+         @%p0 {head}.{tail}.cta_group::1 [%r3], {operands}, [%r5];
+         @%p0 {head}.cta_group::2.{tail}.L2::cache_hint [%r11], {operands}, [%r15], %rd31;
+         @%p3 {head}.{tail}.multicast::cluster.cta_group::2 [%r12], {operands}, [%r14], %rs7;
+         WAIT:
+         mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r5], 0;
+         @!%p1 bra WAIT;
+         setp.ne.u32 %p4, %r6, 0;
+         @%p4 bra OTHER;
+         BOTH:
+         mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r14], 0;
+         @!%p1 bra BOTH;
+         OTHER:
+         barrier.cluster.arrive.aligned;
+         barrier.cluster.wait.aligned;
+         {}",
+        3 * SIZE,
+        3 * SIZE,
+        zeros("CLEAR", 3, 3 * SIZE, 64),
+        2 * SIZE,
+        copy_out("COPY", 3, 3 * SIZE, 64),
+    );
+    let name = format!("tensor_load_pair_{d}d");
+    let rows = "tensor_load_pair tensor_load_pair_first";
+    let mut raw = Raw::new("tma", &name, rows, "", "u32 1").body(&body).target("sm_100a", "8.6");
+    raw.head = vec!["-- Expected: computed element by element, not by the simulator.".into()];
+    raw.parameters = parameters(d);
+    let mut outputs = Vec::new();
+    for (map, at) in maps(d).into_iter().step_by(3) {
+        let (_, size) = map.strides();
+        let (ty, generator, width) = contents(map.ty);
+        let tile = boxed(&map, &bytes(ty, generator, 9, size / width), &at, SIZE);
+        outputs.push(tile.repeat(6));
+        let out = format!("out u32 {} = ?", 6 * SIZE / 4);
+        let given = format!("in {ty} {generator} 9 {}", size / width);
+        raw.launch("launch k grid 2 block 64 cluster 2", &out, &given, map.head(1), map.box_bytes(), &at);
+    }
+    raw.expects(outputs).draft()
+}
