@@ -13,6 +13,8 @@ mod command;
 mod diagnosis;
 mod failure;
 mod files;
+#[cfg(test)]
+mod flips;
 mod gpu;
 mod interrupt;
 mod limits;

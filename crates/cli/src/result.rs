@@ -10,7 +10,7 @@ use dualgemm::checkpoint::{Activations, TensorFiles};
 use dualgemm::formats::quantize::te_codes;
 use dualgemm::formats::scalar::{e2m1, e4m3};
 use dualgemm::formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
-use dualgemm::gemm::{AFormat, AOperand, Comparer, Comparison, DualGemmDesc, OutFormat, OutputMut};
+use dualgemm::gemm::{AFormat, AOperand, Bounded, Comparer, Comparison, DualGemmDesc, OutFormat, OutputMut};
 use half::{bf16, f16};
 
 /// C, `[m, n]`, in the form in which A of the next layer would be given.
@@ -49,7 +49,11 @@ impl<'a> ResultMatrix<'a> {
     }
 
     /// Compares the sampled rows with the reference of those rows.
-    pub fn compare(&self, want: &[f64], sample: &RowSample) -> anyhow::Result<Comparison> {
+    pub fn compare<W: Copy + Into<Bounded>>(
+        &self,
+        want: &[W],
+        sample: &RowSample,
+    ) -> anyhow::Result<Comparison> {
         let mut comparing = Comparing::new(self);
         comparing.add(want, sample)?;
         comparing.finish()
@@ -59,7 +63,8 @@ impl<'a> ResultMatrix<'a> {
 /// A result being compared, some rows at a time.
 ///
 /// Of an nvfp4 result, relative L2 and cosine are those of its values; units in the last place are steps of the e2m1
-/// grid under the scales that the result itself chose, and bits are codes.
+/// grid under the scales that the result itself chose, and bits are codes. Its codes are held to the bounds of the values
+/// under those scales, and its block scales to those of the largest in a block under its tensor scale.
 #[derive(Debug)]
 pub struct Comparing<'a> {
     result: &'a ResultMatrix<'a>,
@@ -86,7 +91,7 @@ impl<'a> Comparing<'a> {
     }
 
     /// Compares the sampled rows with the reference of those rows.
-    pub fn add(&mut self, want: &[f64], sample: &RowSample) -> anyhow::Result<()> {
+    pub fn add<W: Copy + Into<Bounded>>(&mut self, want: &[W], sample: &RowSample) -> anyhow::Result<()> {
         fn pick<T: Copy>(m: &Matrix<'_, T>, sample: &RowSample) -> Vec<T> {
             sample.rows().iter().flat_map(|&row| m.row(row)).copied().collect()
         }
@@ -95,26 +100,31 @@ impl<'a> Comparing<'a> {
             AOperand::Float(FloatMatrix::F16(m)) => self.comparer.add(&pick(m, sample), want)?,
             AOperand::Float(FloatMatrix::Bf16(m)) => self.comparer.add(&pick(m, sample), want)?,
             AOperand::Quantized(m) => {
-                let value = |&row: &usize| (0..m.k()).map(move |col| m.value(row, col) as f32);
-                let values: Vec<f32> = sample.rows().iter().flat_map(value).collect();
-                self.comparer.add(&values, want)?;
+                let want: Vec<Bounded> = want.iter().map(|&want| want.into()).collect();
+                let (mut values, mut stored) = (Vec::new(), Vec::with_capacity(want.len()));
                 for (at, &want) in want.iter().enumerate() {
                     let (row, col) = (sample.rows()[at / m.k()], at % m.k());
-                    let (code, nearest) = codes(m, row, col, want);
+                    let (code, nearest) = codes(m, row, col, want.value);
                     let off = steps(code, nearest);
                     self.steps.0 = self.steps.0.max(off);
                     self.steps.1 += usize::from(off > 1);
+                    values.push(m.value(row, col) as f32);
+                    stored.push(Bounded { error: want.error + code_error(m, row, col, want.value), ..want });
                 }
+                self.comparer.add(&values, &stored)?;
                 let mut nearest = Vec::with_capacity(want.len());
                 for (at, block) in want.as_chunks::<16>().0.iter().enumerate() {
                     let (row, block_of_row) = (sample.rows()[at / m.blocks()], at % m.blocks());
-                    let (codes, scale) = te_codes(&block.map(|x| x as f32), m.global_scale());
-                    let off = m.scale_byte(row, block_of_row).abs_diff(scale);
+                    let (codes, scale) = te_codes(&block.map(|x| x.value as f32), m.global_scale());
+                    let [low, high] = scale_range(block, m.global_scale());
+                    let found = m.scale_byte(row, block_of_row);
+                    let off = low.saturating_sub(found).max(found.saturating_sub(high));
                     self.scale_steps = self.scale_steps.max(off.into());
                     let scale = f64::from(m.format().decode_scale(scale)) * m.global_scale().exact();
                     nearest.extend(codes.map(|code| (f64::from(e2m1::decode(code)) * scale) as f32));
                 }
-                self.nearest.add(&nearest, want)?;
+                let want: Vec<f64> = want.iter().map(|want| want.value).collect();
+                self.nearest.add(&nearest, &want)?;
             }
         }
         self.rows.extend(sample.rows());
@@ -149,6 +159,44 @@ fn codes(m: &QuantizedMatrix<'_>, row: usize, col: usize, value: f64) -> (u8, u8
     // Magnitudes of up to 6 · 2⁻¹⁰ give a block the scale zero: those are up to 3 under the least scale, code 5.
     let code = under(e4m3::MIN_POSITIVE);
     (0, if code & 7 <= 5 { 0 } else { code })
+}
+
+/// What quantizers lose beside rounding to a code, of the value: a few roundings of reciprocals and products to f32.
+const QUANTIZER_ERROR: f64 = 1.0 / (1 << 21) as f64;
+
+/// How far a value may be from the element that it was quantized to, under the scale that the result has: half a step of
+/// the e2m1 grid toward it. Beyond the largest code there is none, and what the block scale may be says how far.
+fn code_error(m: &QuantizedMatrix<'_>, row: usize, col: usize, value: f64) -> f64 {
+    let held = f64::from(m.format().decode_scale(m.scale_byte(row, col / m.format().block_len())));
+    let scale = |scale: f64| scale * m.global_scale().exact();
+    let step = if held == 0.0 {
+        // Magnitudes of up to 6 · 2⁻¹⁰ give a block the scale zero.
+        scale(3.0 * f64::from(e4m3::MIN_POSITIVE))
+    } else {
+        let code = m.code(row, col);
+        let away = (value < 0.0) == (code & 8 != 0) && value.abs() > m.value(row, col).abs() || code & 7 == 0;
+        let at = |position: u8| f64::from(e2m1::decode(position));
+        match (code & 7, away) {
+            (7, true) => f64::MAX,
+            (position, true) => scale(held) * (at(position + 1) - at(position)) / 2.0,
+            (position, false) => scale(held) * (at(position) - at(position - 1)) / 2.0,
+        }
+    };
+    step + value.abs() * QUANTIZER_ERROR
+}
+
+/// The least and the largest block scale that values within their bounds have; where bounds are not known, that of the
+/// values.
+fn scale_range(block: &[Bounded; 16], global_scale: GlobalScale) -> [u8; 2] {
+    [-1.0, 1.0].map(|side| {
+        let reach = |want: &Bounded| {
+            let error =
+                if want.error.is_finite() { want.error + want.value.abs() * QUANTIZER_ERROR } else { 0.0 };
+            (want.value.abs() + side * error).max(0.0)
+        };
+        let largest = block.iter().map(reach).fold(0.0, f64::max);
+        te_codes(&[largest as f32; 16], global_scale).1
+    })
 }
 
 /// Steps of the e2m1 grid from one code to another.

@@ -7,9 +7,12 @@ use dualgemm::gemm::{AFormat, Comparison, Epilogue, compare};
 use dualgemm::strategies::Rounding;
 use serde::Serialize;
 
-/// Limits on relative L2 error and cosine, and on single elements.
+/// Limits on single elements, and on relative L2 error and cosine.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Tolerance {
+    /// Whether every element is held to its own bound, as [`Comparison::max_of_bound`] has it. Then the limits on all
+    /// elements together only say whether the tensor scale of an nvfp4 result fits.
+    pub within_bound: bool,
     /// Largest relative L2 error.
     pub max_rel_l2: f64,
     /// Least cosine.
@@ -31,8 +34,8 @@ pub struct Tolerance {
 }
 
 impl Tolerance {
-    /// What rounding to the format and f32 accumulation over any real K leave room for: a right result lies well
-    /// below, one with a wrong scale anywhere well above. nvfp4 itself loses about 0.095 on real data, and hides a wrong
+    /// Against another result, whose own errors are not known: what rounding to the format and f32 accumulation over any
+    /// real K leave room for. A right result lies well below, one with a wrong scale anywhere well above. nvfp4 itself loses about 0.095 on real data, and hides a wrong
     /// scale in that: but a right value falls to one code or the next.
     ///
     /// Where gate and up are rounded to bf16 on the way, values near the border between two bf16 numbers may fall to
@@ -53,6 +56,11 @@ impl Tolerance {
         Self { max_rel: Some(20.0 * max_rel_l2), max_ulp: Some(1), ..limits }
     }
 
+    /// Against the reference, which says what each element may be off by.
+    pub fn bounded(format: AFormat, epilogue: &Epilogue) -> Self {
+        Self { within_bound: true, max_rel: None, max_ulp: None, ..Self::of(format, epilogue) }
+    }
+
     /// The same for a plan, which may round on the way: a library's products are 16 bits before the activation, and
     /// operands may be e4m3.
     pub fn of_plan(plan: &Plan, format: AFormat) -> Result<Self, dualgemm::Error> {
@@ -60,8 +68,8 @@ impl Tolerance {
             Plan::Gpu { plan, .. } if plan.strategy()?.rounding() != Rounding::Nothing => {
                 Ok(Self::from_rel_l2(dualgemm::strategies::measure::bound(plan)?))
             }
-            _ if plan.desc().out.is_dynamic() => Ok(Self::of(format, &plan.desc().epilogue)),
-            _ => Ok(Self::of(format, &plan.desc().epilogue).under_given_scale()),
+            _ if plan.desc().out.is_dynamic() => Ok(Self::bounded(format, &plan.desc().epilogue)),
+            _ => Ok(Self::bounded(format, &plan.desc().epilogue).under_given_scale()),
         }
     }
 
@@ -69,7 +77,8 @@ impl Tolerance {
     pub fn from_rel_l2(max_rel_l2: f64) -> Self {
         // An error of relative length ε turns a vector by at most asin ε.
         let min_cosine = 1.0 - max_rel_l2 * max_rel_l2;
-        Self { max_rel_l2, min_cosine, max_rel: None, max_steps: None, max_scale_steps: None, max_ulp: None }
+        let (max_rel, max_steps, max_scale_steps, max_ulp) = (None, None, None, None);
+        Self { within_bound: false, max_rel_l2, min_cosine, max_rel, max_steps, max_scale_steps, max_ulp }
     }
 
     /// The same for a result whose tensor scale, if it has one, is the one it has to have.
@@ -79,6 +88,11 @@ impl Tolerance {
 
     /// Whether a comparison is within all limits, or rounding alone explains it; NaN is in none.
     pub fn holds(&self, found: &Comparison) -> bool {
+        if self.within_bound {
+            let scales = found.max_scale_steps.is_none_or(|steps| steps == 0);
+            let fits = self.max_steps.is_none() || self.is_lost(found) || self.is_near(found);
+            return found.max_of_bound <= 1.0 && scales && fits;
+        }
         let elements = self.max_rel.is_none_or(|most| found.max_rel <= most)
             && self.max_steps.is_none_or(|most| found.max_ulp <= most);
         (self.is_lost(found) || self.is_near(found)) && elements
@@ -108,6 +122,17 @@ impl Tolerance {
 
 impl fmt::Display for Tolerance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.within_bound {
+            f.write_str("bounds are (6·√K + 16)·2⁻²⁴·Σ|a·b| for sums in f32, through the activation, and half a step of C")?;
+            return match self.max_steps {
+                Some(_) => write!(
+                    f,
+                    " under its scales; block scales within these, relative L2 ≤ {:e}",
+                    self.max_rel_l2
+                ),
+                None => Ok(()),
+            };
+        }
         write!(f, "allowed are relative L2 ≤ {:e} and cosine ≥ {}", self.max_rel_l2, self.min_cosine)?;
         if let Some(rel) = self.max_rel {
             write!(f, ", {rel:e} of any element and its row's RMS")?;
@@ -122,12 +147,49 @@ impl fmt::Display for Tolerance {
     }
 }
 
+/// What a comparison found, the same in every report: the worst element against what it may be off by, all elements
+/// together, the verdict; and below, where the limits come from.
+pub struct Statement<'a> {
+    /// What was found.
+    pub found: &'a Comparison,
+    /// What is allowed.
+    pub tolerance: &'a Tolerance,
+    /// Which elements were compared.
+    pub compared: String,
+}
+
+impl fmt::Display for Statement<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { found, tolerance, compared } = self;
+        let worst = &found.worst;
+        write!(f, "worst element C[{},{}] is off by {:.1e}", worst.row, worst.col, worst.error())?;
+        match worst.bound.filter(|_| tolerance.within_bound) {
+            Some(bound) => write!(f, ", {:.2} of its bound {bound:.1e}", found.max_of_bound)?,
+            None => write!(f, " of {:.1e}", worst.want.abs())?,
+        }
+        if found.over_bound > 0 && tolerance.within_bound {
+            write!(f, "; {} of {} elements are beyond theirs", found.over_bound, found.elements)?;
+        }
+        let verdict = tolerance.verdict(found);
+        writeln!(f, "; relative L2 {:.1e}, {compared}: {verdict}", found.rel_l2)?;
+        if found.not_finite > 0 {
+            let (some, all) = (found.not_finite, found.elements);
+            writeln!(f, "{some} of {all} elements are not finite, as the reference has them")?;
+        }
+        write!(f, "{tolerance}")?;
+        match tolerance.holds(found) {
+            true => Ok(()),
+            false => write!(f, "\n{}", Worst(worst)),
+        }
+    }
+}
+
 /// The worst element as text, with both bit patterns.
 pub struct Worst<'a>(pub &'a compare::Worst);
 
 impl fmt::Display for Worst<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let compare::Worst { row, col, got, want, got_bits, want_bits } = self.0;
+        let compare::Worst { row, col, got, want, got_bits, want_bits, .. } = self.0;
         write!(f, "C[{row},{col}] is {got:e} ({got_bits:#x}), the reference {want:e} ({want_bits:#x})")
     }
 }

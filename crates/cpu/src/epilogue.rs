@@ -6,13 +6,15 @@
 //!
 //! ```text
 //! gate = sum · alpha_gate (+ bias)     alpha_gate = Epilogue::alpha_gate · tensor scales · unit of the sums,
-//! up   = sum · alpha_up   (+ bias)                  computed in f64 and rounded once
+//! up   = sum · alpha_up   (+ bias)                  computed in f64 and rounded once, if that is a normal f32
 //! both to bf16, if asked
 //! C    = the program, one rounding per operation (sigmoid and tanh: see `vmath`)
 //! ```
 //!
-//! Values that are not numbers: NaN in gate or up gives NaN, always the one with bits 0x7FC00000. A gate of -∞
-//! gives NaN under silu, because -∞ · 0 is none; that is also what f64 gives.
+//! An alpha that is subnormal or overflows, as of a tensor scale of 1e-44, stays f64, and so does the product until it is
+//! rounded: no tensor scale is lost.
+//!
+//! What is not finite: see [`dualgemm_gemm::epilogue`]. NaN is always the one with bits 0x7FC00000.
 
 use dualgemm_gemm::{Epilogue, Op, Program};
 
@@ -61,7 +63,7 @@ impl TileEpilogue {
         });
         let scales = weights.global_scales();
         let sum_scale = a_scale * f64::from(tile.unit);
-        let alpha = [0, 1].map(|half| (self.alpha[half] * scales[half].exact() * sum_scale) as f32);
+        let alpha = [0, 1].map(|half| self.alpha[half] * scales[half].exact() * sum_scale);
         let rows = &mut tile.sums.as_chunks_mut().0[..tile.rows.rows];
         let work = Apply { epilogue: self, alpha, bias, rows };
         // SAFETY: `new` required that the machine has the instruction set.
@@ -72,7 +74,7 @@ impl TileEpilogue {
 /// The work of [`TileEpilogue::apply`] as something to compile per instruction set.
 struct Apply<'a> {
     epilogue: &'a TileEpilogue,
-    alpha: [f32; 2],
+    alpha: [f64; 2],
     bias: [Option<[f32; PANEL]>; 2],
     rows: &'a mut [[f32; TILE_COLS]],
 }
@@ -149,7 +151,7 @@ impl Apply<'_> {
 fn product<const ROWS: usize>(
     sums: &[[f32; TILE_COLS]],
     first: usize,
-    alpha: f32,
+    alpha: f64,
     bias: &Option<Lanes<ROWS>>,
     round_to_bf16: bool,
 ) -> Lanes<ROWS> {
@@ -158,8 +160,15 @@ fn product<const ROWS: usize>(
         products.copy_from_slice(&sums[first..][..PANEL]);
     }
     let flat = products.flat_mut();
-    for product in &mut *flat {
-        *product *= alpha;
+    let single = alpha as f32;
+    if single.is_normal() || alpha == 0.0 {
+        for product in &mut *flat {
+            *product *= single;
+        }
+    } else {
+        for product in &mut *flat {
+            *product = (f64::from(*product) * alpha) as f32;
+        }
     }
     if let Some(bias) = bias {
         for (product, bias) in flat.iter_mut().zip(bias.flat()) {
@@ -368,15 +377,59 @@ mod tests {
         }
     }
 
+    /// Every pair of these as gate and up, against the same expression in f64.
     #[test]
-    fn nan_and_infinity_propagate() {
-        let weights = weights(16, [GlobalScale::ONE; 2], None);
-        let mut sums = vec![1.0; TILE_COLS];
-        (sums[0], sums[17], sums[2], sums[3]) = (f32::NAN, f32::NAN, f32::INFINITY, f32::NEG_INFINITY);
-        let got = apply(Isa::best(), &Epilogue::default(), &weights, &sums, 16);
-        assert!(got[0][0].is_nan() && got[0][1].is_nan());
-        assert_eq!(got[0][2], f32::INFINITY);
-        assert!(got[0][3].is_nan(), "-inf times a sigmoid of 0");
+    fn what_is_not_finite_is_as_in_f64_on_every_isa() {
+        const INF: f32 = f32::INFINITY;
+        let values = [0.0, -0.0, 3.0, -3.0, -2000.0, 1e30, -1e30, f32::MAX, f32::MIN, INF, -INF, f32::NAN];
+        let pairs: Vec<(f32, f32)> = values.iter().flat_map(|&g| values.map(|u| (g, u))).collect();
+        // `apply` takes a sum for a quarter, and this scale makes up for it.
+        let weights = weights(16, [GlobalScale::multiplier(4.0); 2], None);
+        let sums: Vec<f32> = pairs
+            .chunks_exact(16)
+            .flat_map(|row| row.iter().map(|p| p.0).chain(row.iter().map(|p| p.1)))
+            .collect();
+        let others = [-1.7, 0.0, 1e-40].map(|alpha| Activation::SwigluOai { alpha, beta: 1.0, limit: 7.0 });
+        for activation in Activation::EXAMPLES.into_iter().chain(others) {
+            let epilogue = Epilogue { activation, ..Epilogue::default() };
+            for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+                let got = apply(isa, &epilogue, &weights, &sums, 16);
+                for (&(gate, up), got) in pairs.iter().zip(got.into_iter().flatten()) {
+                    let want = activation.program().eval_f64(gate.into(), up.into()) as f32;
+                    let near = (got - want).abs() <= 1e-5 * want.abs();
+                    let same = near || got == want || got.is_nan() && want.is_nan();
+                    let sign = want.is_nan() || got.is_sign_negative() == want.is_sign_negative();
+                    assert!(same && sign, "{isa} {activation} of {gate:e} and {up:e}: {got:e}, not {want:e}");
+                }
+            }
+        }
+    }
+
+    /// Factors of every size beside sums of every size: the product is that of f64, rounded once.
+    #[test]
+    fn no_scale_is_too_small_or_too_large_for_what_comes_out() {
+        let epilogue = Epilogue { activation: Activation::Identity, ..Epilogue::default() };
+        let sizes = [f32::from_bits(1), 1e-44, 1e-40, 1e-20, 1.0, 1e20, f32::MAX];
+        for scale in sizes {
+            for alpha_gate in sizes {
+                let weights = weights(16, [GlobalScale::multiplier(scale), GlobalScale::ONE], None);
+                let epilogue = Epilogue { alpha_gate, ..epilogue };
+                let sums: Vec<f32> = sizes.iter().cycle().copied().take(16).chain([4.0; 16]).collect();
+                for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+                    let got = apply(isa, &epilogue, &weights, &sums, 16);
+                    for (&sum, got) in sums.iter().zip(got[0]) {
+                        let want = 0.25 * f64::from(sum) * f64::from(scale) * f64::from(alpha_gate);
+                        let (want, error) = (want as f32, (f64::from(got) - want).abs());
+                        // The factor and the product are rounded, to steps of 2⁻¹⁴⁹ where they are small.
+                        let bound = f64::from(want) * 2f64.powi(-23) + 2f64.powi(-150);
+                        assert!(
+                            got == want || error <= bound,
+                            "{isa} {sum:e}·{scale:e}·{alpha_gate:e}: {got:e}"
+                        );
+                    }
+                }
+            }
+        }
     }
 
     #[test]

@@ -4,6 +4,40 @@
 
 use crate::Error;
 
+/// Calls a macro with `[features] arguments`, the features being what kernels of an instruction set are compiled with and
+/// what a machine must have to run them: they stand here alone, so that the two cannot differ.
+#[cfg(target_arch = "x86_64")]
+macro_rules! with_features {
+    (Avx2, $to:ident! $arguments:tt) => {
+        $to! { ["avx2" "fma" "f16c"] $arguments }
+    };
+    (AvxVnni, $to:ident! $arguments:tt) => {
+        $to! { ["avx2" "fma" "f16c" "avxvnni"] $arguments }
+    };
+    (Avx512, $to:ident! $arguments:tt) => {
+        $to! { ["avx2" "fma" "f16c" "avx512f" "avx512bw" "avx512vl"] $arguments }
+    };
+    (Avx512Vnni, $to:ident! $arguments:tt) => {
+        $to! { ["avx2" "fma" "f16c" "avx512f" "avx512bw" "avx512vl" "avx512vnni"] $arguments }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(crate) use with_features;
+
+/// A function compiled for an instruction set: `compiled_for!(Avx2, { fn f(..) { .. } })`.
+#[cfg(target_arch = "x86_64")]
+macro_rules! compiled_for {
+    ($isa:ident, $function:tt) => { $crate::isa::with_features!($isa, compiled_for! $function); };
+    ([$($feature:tt)*] { $(#[$attribute:meta])* $vis:vis unsafe fn $($rest:tt)* }) => {
+        $(#[$attribute])* $(#[target_feature(enable = $feature)])* $vis unsafe fn $($rest)*
+    };
+    ([$($feature:tt)*] { $(#[$attribute:meta])* $vis:vis fn $($rest:tt)* }) => {
+        $(#[$attribute])* $(#[target_feature(enable = $feature)])* $vis fn $($rest)*
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(crate) use compiled_for;
+
 /// An instruction set with kernels of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -41,15 +75,15 @@ impl Isa {
     /// Whether this machine can run it.
     #[cfg(target_arch = "x86_64")]
     pub fn available(self) -> bool {
-        use std::arch::is_x86_feature_detected as has;
-        let avx2 = || has!("avx2") && has!("fma") && has!("f16c");
-        let avx512 = || avx2() && has!("avx512f") && has!("avx512bw") && has!("avx512vl");
+        macro_rules! detected {
+            ([$($feature:tt)*] ()) => { $(std::arch::is_x86_feature_detected!($feature))&&* };
+        }
         match self {
             Self::Portable => true,
-            Self::Avx2 => avx2(),
-            Self::AvxVnni => avx2() && has!("avxvnni"),
-            Self::Avx512 => avx512(),
-            Self::Avx512Vnni => avx512() && has!("avx512vnni"),
+            Self::Avx2 => with_features!(Avx2, detected!()),
+            Self::AvxVnni => with_features!(AvxVnni, detected!()),
+            Self::Avx512 => with_features!(Avx512, detected!()),
+            Self::Avx512Vnni => with_features!(Avx512Vnni, detected!()),
         }
     }
 

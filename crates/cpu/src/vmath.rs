@@ -8,6 +8,8 @@
 //! normal, one step of 2⁻¹⁴⁹ where it is subnormal.
 
 use crate::Isa;
+#[cfg(target_arch = "x86_64")]
+use crate::isa::compiled_for;
 
 /// A computation that [`dispatch`] compiles once per instruction set.
 pub(crate) trait Vectorized {
@@ -26,14 +28,16 @@ pub(crate) trait Vectorized {
 pub(crate) unsafe fn dispatch<V: Vectorized>(isa: Isa, v: V) -> V::Output {
     #[cfg(target_arch = "x86_64")]
     {
-        #[target_feature(enable = "avx2,fma,f16c")]
-        fn avx2<V: Vectorized>(v: V) -> V::Output {
-            v.run()
-        }
-        #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
-        fn avx512<V: Vectorized>(v: V) -> V::Output {
-            v.run()
-        }
+        compiled_for!(Avx2, {
+            fn avx2<V: Vectorized>(v: V) -> V::Output {
+                v.run()
+            }
+        });
+        compiled_for!(Avx512, {
+            fn avx512<V: Vectorized>(v: V) -> V::Output {
+                v.run()
+            }
+        });
         match isa {
             // SAFETY: the caller promises that the machine has these features.
             Isa::Avx2 | Isa::AvxVnni => return unsafe { avx2(v) },

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use dualgemm_formats::{FloatMatrix, Matrix, QuantizedMatrix, ScaleLayout};
-use dualgemm_gemm::{AOperand, Epilogue, GateUp, reference};
+use dualgemm_gemm::{AOperand, Bounded, Epilogue, GateUp, bounded_reference};
 use rayon::prelude::*;
 
 use crate::Error;
@@ -14,17 +14,17 @@ use crate::Error;
 /// Features that one call of the reference decodes: few enough to stay in a cache, enough to pay for decoding A.
 const FEATURES_PER_RUN: usize = 64;
 
-/// Bytes of f64 values in one of [`row_blocks`], unless its fewest rows take more.
+/// Bytes of [`Bounded`] values in one of [`row_blocks`], unless its fewest rows take more.
 const BLOCK_BYTES: usize = 32 << 20;
 
 /// Fewest rows of a block: the weights are decoded again for each, which takes as long as multiplying some rows.
 const BLOCK_ROWS: usize = 16;
 
 /// All of `m` rows of C in blocks, for comparing with a reference that never is in memory as a whole: that of one
-/// block takes 32 MiB, or 128 bytes a column if that is more, and as much again while [`reference_rows`] puts it
+/// block takes 32 MiB, or 256 bytes a column if that is more, and as much again while [`bounded_rows`] puts it
 /// together.
 pub fn row_blocks(m: usize, n: usize) -> impl Iterator<Item = RowSample> {
-    let rows = (BLOCK_BYTES / size_of::<f64>() / n.max(1)).max(BLOCK_ROWS);
+    let rows = (BLOCK_BYTES / size_of::<Bounded>() / n.max(1)).max(BLOCK_ROWS);
     (0..m).step_by(rows).map(move |first| RowSample { rows: (first..m.min(first + rows)).collect(), of: m })
 }
 
@@ -98,23 +98,37 @@ pub fn reference_rows(
     weights: &GateUp<'_>,
     progress: &(dyn Fn(usize) + Sync),
 ) -> Result<Vec<f64>, Error> {
-    weights.check()?;
-    reference_runs(epilogue, a, sample, weights.n(), &|run| features(weights, run), progress)
+    Ok(bounded_rows(epilogue, a, sample, weights, progress)?.into_iter().map(|c| c.value).collect())
 }
 
-/// As [`reference_rows`], for weights of `n` features that are read a run at a time: `features` is called once for
+/// As [`reference_rows`], with what a right result may be off by.
+///
+/// # Errors
+/// As there.
+pub fn bounded_rows(
+    epilogue: &Epilogue,
+    a: &AOperand<'_>,
+    sample: &RowSample,
+    weights: &GateUp<'_>,
+    progress: &(dyn Fn(usize) + Sync),
+) -> Result<Vec<Bounded>, Error> {
+    weights.check()?;
+    bounded_runs(epilogue, a, sample, weights.n(), &|run| features(weights, run), progress)
+}
+
+/// As [`bounded_rows`], for weights of `n` features that are read a run at a time: `features` is called once for
 /// each run, from several threads.
 ///
 /// # Errors
-/// Hands on the errors of `features`; otherwise as [`reference_rows`].
-pub fn reference_runs<'w>(
+/// Hands on the errors of `features`; otherwise as [`bounded_rows`].
+pub fn bounded_runs<'w>(
     epilogue: &Epilogue,
     a: &AOperand<'_>,
     sample: &RowSample,
     n: usize,
     features: &(dyn Fn(Range<usize>) -> Result<GateUp<'w>, Error> + Sync),
     progress: &(dyn Fn(usize) + Sync),
-) -> Result<Vec<f64>, Error> {
+) -> Result<Vec<Bounded>, Error> {
     let a = select_rows(a, sample.rows())?;
     let runs: Vec<Range<usize>> =
         (0..n).step_by(FEATURES_PER_RUN).map(|n0| n0..n.min(n0 + FEATURES_PER_RUN)).collect();
@@ -130,7 +144,7 @@ pub fn reference_runs<'w>(
                     expected: format!("K = {}, as {} has", weights.k(), weights.gate.name()),
                 }));
             }
-            let part = reference(epilogue, &a, 0..a.rows(), &weights);
+            let part = bounded_reference(epilogue, &a, 0..a.rows(), &weights);
             progress(run.len());
             Ok(part)
         })
@@ -210,6 +224,7 @@ fn features<'w>(weights: &'w GateUp<'_>, range: Range<usize>) -> Result<GateUp<'
 mod tests {
     use super::*;
     use dualgemm_formats::{BlockFormat, GlobalScale};
+    use dualgemm_gemm::reference;
 
     fn quantized(
         name: &str,
@@ -281,9 +296,9 @@ mod tests {
             let blocks: Vec<RowSample> = row_blocks(m, n).collect();
             let rows: Vec<usize> = blocks.iter().flat_map(RowSample::rows).copied().collect();
             assert_eq!(rows, (0..m).collect::<Vec<_>>());
-            assert!(blocks.iter().all(|b| b.rows().len() * n * 8 <= BLOCK_BYTES.max(128 * n)), "{m} {n}");
+            assert!(blocks.iter().all(|b| b.rows().len() * n * 16 <= BLOCK_BYTES.max(256 * n)), "{m} {n}");
         }
-        assert_eq!(row_blocks(3000, 4096).count(), 3);
+        assert_eq!(row_blocks(3000, 4096).count(), 6);
     }
 
     #[test]

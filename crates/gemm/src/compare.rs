@@ -1,13 +1,16 @@
 //! How far a result is from the f64 reference.
 //!
-//! Elementwise tolerances hide wrong results behind large ones (a product with shuffled scales can pass
-//! `atol = 1`), so the verdict rests on relative L2 and cosine over all elements, and the worst element is named
-//! with its bits. A few wrong elements among many right ones hardly move these, so the largest error beside what is usual
-//! in its row counts as well.
+//! Where the reference says what each element may be off by ([`Bounded`]), each is held to that and half a step of the
+//! format: it has to be what some number within the bound rounds to. One tolerance for all elements would hide wrong ones
+//! behind large ones (a product with shuffled scales can pass `atol = 1`).
+//!
+//! Against another result, of which no bound is known, there are relative L2 and cosine over all elements, and, since a few
+//! wrong ones among many hardly move these, the largest error beside what is usual in its row.
 
 use half::{bf16, f16};
 
 use crate::Error;
+use crate::bound::Bounded;
 
 /// A type that C can be stored in, as far as comparing goes.
 pub trait Element: Copy {
@@ -17,6 +20,8 @@ pub trait Element: Copy {
     fn from_f64(x: f64) -> Self;
     /// Bits in value order: neighbours differ by 1, and zero of either sign is 0.
     fn ordered_bits(self) -> i64;
+    /// The value with these [`ordered_bits`](Self::ordered_bits).
+    fn from_ordered_bits(bits: i64) -> Self;
     /// Bits as stored.
     fn bits(self) -> u32;
 }
@@ -33,6 +38,10 @@ macro_rules! element {
             fn ordered_bits(self) -> i64 {
                 let magnitude = i64::from(self.to_bits() & (<$bits>::MAX >> 1));
                 if self.is_sign_negative() { -magnitude } else { magnitude }
+            }
+            fn from_ordered_bits(bits: i64) -> Self {
+                let magnitude = Self::from_bits(bits.unsigned_abs() as $bits);
+                if bits < 0 { -magnitude } else { magnitude }
             }
             fn bits(self) -> u32 {
                 self.to_bits().into()
@@ -57,7 +66,32 @@ fn to_odd(x: f64) -> f32 {
     }
 }
 
-/// The element whose error is largest, relative to the root mean square of the reference.
+/// Half the way from a finite value to its neighbour in the direction of another: what rounding to it may have lost.
+fn half_step<T: Element>(value: T, toward: f64) -> f64 {
+    let step = |by: i64| (T::from_ordered_bits(value.ordered_bits() + by).to_f64() - value.to_f64()).abs();
+    let by = if toward > value.to_f64() { 1 } else { -1 };
+    // Beyond the largest there is infinity, a step away as far as rounding goes.
+    let step = if step(by).is_finite() { step(by) } else { step(-by) };
+    step / 2.0
+}
+
+/// How far an element is from the reference, over how far it may be.
+fn of_bound<T: Element>(got: T, want: Bounded) -> f64 {
+    let (value, error) = (got.to_f64(), want.error);
+    if !value.is_finite() || !want.value.is_finite() {
+        let near = [want.value - error, want.value, want.value + error];
+        let same = |x: f64| T::from_f64(x).to_f64() == value || x.is_nan() && value.is_nan();
+        return if same(near[1]) || error.is_finite() && near.into_iter().any(same) {
+            0.0
+        } else {
+            f64::INFINITY
+        };
+    }
+    let ratio = (value - want.value).abs() / (error + half_step(got, want.value));
+    if ratio.is_nan() { f64::INFINITY } else { ratio }
+}
+
+/// The element whose error is the largest part of its bound; where bounds are not known, the largest error.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Worst {
     /// Row of C.
@@ -72,6 +106,16 @@ pub struct Worst {
     pub got_bits: u32,
     /// Bits of the reference rounded to the result's type.
     pub want_bits: u32,
+    /// How far a right result may be from the reference, half a step of the format included; None where that is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bound: Option<f64>,
+}
+
+impl Worst {
+    /// How far the value is from the reference.
+    pub fn error(&self) -> f64 {
+        (self.got - self.want).abs()
+    }
 }
 
 /// Distance of a result from the reference.
@@ -85,13 +129,17 @@ pub struct Comparison {
     pub max_ulp: u64,
     /// Elements more than one unit in the last place off.
     pub over_1_ulp: usize,
+    /// Largest part of its bound that an element's error is: at most 1 if all are right; 0 where no bounds are known.
+    pub max_of_bound: f64,
+    /// Elements beyond their bound.
+    pub over_bound: usize,
     /// Largest absolute difference.
     pub max_abs: f64,
     /// Largest difference over the sum of the reference's magnitude and the root mean square of its row, of elements more
     /// than one unit in the last place off; 0 if there are none, and where rows have one element.
     pub max_rel: f64,
-    /// Largest distance of a block scale of an nvfp4 result from the one that the reference has under the same tensor
-    /// scale, in bytes; None for floats.
+    /// Largest distance of a block scale of an nvfp4 result from those that values within the bounds have under the same
+    /// tensor scale, in bytes; None for floats.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_scale_steps: Option<u64>,
     /// Relative L2 error of the reference itself in nvfp4 under that tensor scale: how little it fits; None for floats.
@@ -101,7 +149,7 @@ pub struct Comparison {
     pub elements: usize,
     /// Elements of which neither side is finite and both say the same: they count as right, and in nothing else.
     pub not_finite: usize,
-    /// Where the difference is largest.
+    /// Where the result is worst.
     pub worst: Worst,
 }
 
@@ -110,7 +158,11 @@ impl Comparison {
     ///
     /// # Errors
     /// If the sizes differ, or there is nothing to compare.
-    pub fn new<T: Element>(got: &[T], want: &[f64], cols: usize) -> Result<Self, Error> {
+    pub fn new<T: Element, W: Copy + Into<Bounded>>(
+        got: &[T],
+        want: &[W],
+        cols: usize,
+    ) -> Result<Self, Error> {
         let mut comparer = Comparer::new(cols);
         comparer.add(got, want)?;
         comparer.finish()
@@ -130,6 +182,10 @@ pub struct Comparer {
     over_1_ulp: usize,
     elements: usize,
     not_finite: usize,
+    /// What [`Worst`] is chosen by.
+    worst_by: f64,
+    max_of_bound: f64,
+    over_bound: usize,
     max_abs: f64,
     max_rel: f64,
     worst: Worst,
@@ -148,9 +204,12 @@ impl Comparer {
             over_1_ulp: 0,
             elements: 0,
             not_finite: 0,
-            max_abs: -1.0,
+            worst_by: -1.0,
+            max_of_bound: 0.0,
+            over_bound: 0,
+            max_abs: 0.0,
             max_rel: 0.0,
-            worst: Worst { row: 0, col: 0, got: 0.0, want: 0.0, got_bits: 0, want_bits: 0 },
+            worst: Worst { row: 0, col: 0, got: 0.0, want: 0.0, got_bits: 0, want_bits: 0, bound: None },
         }
     }
 
@@ -158,7 +217,7 @@ impl Comparer {
     ///
     /// # Errors
     /// If there are not as many of both.
-    pub fn add<T: Element>(&mut self, got: &[T], want: &[f64]) -> Result<(), Error> {
+    pub fn add<T: Element, W: Copy + Into<Bounded>>(&mut self, got: &[T], want: &[W]) -> Result<(), Error> {
         if got.len() != want.len() {
             return Err(Error::CompareLen { found: got.len(), expected: want.len() });
         }
@@ -168,10 +227,12 @@ impl Comparer {
         Ok(())
     }
 
-    fn add_row<T: Element>(&mut self, got: &[T], want: &[f64]) {
-        let finite = want.iter().filter(|w| w.is_finite());
+    fn add_row<T: Element, W: Copy + Into<Bounded>>(&mut self, got: &[T], want: &[W]) {
+        let finite = want.iter().map(|&w| w.into().value).filter(|w| w.is_finite());
         let usual = (finite.map(|w| w * w).sum::<f64>() / want.len() as f64).sqrt();
-        for (&g, &w) in got.iter().zip(want) {
+        for (&g, &bounded) in got.iter().zip(want) {
+            let bounded: Bounded = bounded.into();
+            let w = bounded.value;
             let rounded = T::from_f64(w);
             let value = g.to_f64();
             // Both infinite or both NaN counts as equal; one alone is infinitely wrong.
@@ -195,8 +256,15 @@ impl Comparer {
                     self.max_rel = self.max_rel.max(if rel.is_nan() { f64::INFINITY } else { rel });
                 }
             }
-            if difference > self.max_abs {
-                self.max_abs = difference;
+            self.max_abs = self.max_abs.max(difference);
+            let of_bound = of_bound(g, bounded);
+            self.max_of_bound = self.max_of_bound.max(of_bound);
+            self.over_bound += usize::from(of_bound > 1.0);
+            let known = bounded.error.is_finite();
+            let worst_by = if known { of_bound } else { difference };
+            if worst_by > self.worst_by {
+                self.worst_by = worst_by;
+                let bound = bounded.error + if value.is_finite() { half_step(g, w) } else { 0.0 };
                 self.worst = Worst {
                     row: self.elements / self.cols,
                     col: self.elements % self.cols,
@@ -204,6 +272,7 @@ impl Comparer {
                     want: w,
                     got_bits: g.bits(),
                     want_bits: rounded.bits(),
+                    bound: known.then_some(bound),
                 };
             }
             self.error2 += difference * difference;
@@ -233,6 +302,8 @@ impl Comparer {
             cosine: if got2 == 0.0 && want2 == 0.0 { 1.0 } else { ratio(dot, got2.sqrt() * want2.sqrt()) },
             max_ulp: self.max_ulp,
             over_1_ulp: self.over_1_ulp,
+            max_of_bound: self.max_of_bound,
+            over_bound: self.over_bound,
             max_abs: self.max_abs,
             max_rel: self.max_rel,
             max_scale_steps: None,
@@ -327,6 +398,32 @@ mod tests {
             assert_eq!(comparer.finish().unwrap(), whole);
         }
         assert!(Comparer::new(6).finish().is_err() && Comparer::new(6).add(&got, &want[1..]).is_err());
+    }
+
+    /// A result is right if a number within the bound rounds to it, whichever side of a border that is.
+    #[test]
+    fn elements_are_held_to_their_bound_and_half_a_step() {
+        fn found<T: Element>(got: T, value: f64, error: f64) -> f64 {
+            Comparison::new(&[got], &[Bounded { value, error }], 1).unwrap().max_of_bound
+        }
+        let step = 2f64.powi(-7);
+        let next = bf16::from_f64(1.0 + step);
+        // Between 1 and the next, 0.4 of a step from 1: only a bound of a tenth reaches the border.
+        let value = 1.0 + 0.4 * step;
+        assert!(found(bf16::ONE, value, 0.0) <= 1.0 && found(bf16::ONE, value, 1e-9) <= 1.0);
+        assert!(found(next, value, 0.09 * step) > 1.0 && found(next, value, 0.11 * step) <= 1.0);
+        // Below a power of two steps are half as long.
+        assert!(found(bf16::ONE, 1.0 - 0.3 * step, 0.04 * step) > 1.0);
+        assert!(found(bf16::ONE, 1.0 - 0.3 * step, 0.06 * step) <= 1.0);
+        assert_eq!(found(1.0f32, 1.0, 0.0), 0.0);
+        assert!(found(f16::MAX, 65519.0, 0.0) <= 1.0 && found(f16::INFINITY, 65519.0, 0.0) > 1.0);
+        assert!(found(f16::MAX, 65521.0, 0.0) > 1.0 && found(f16::INFINITY, 65519.0, 2.0) == 0.0);
+        assert!(found(f32::NAN, 1.0, 1e9) > 1.0 && found(1.0f32, f64::NAN, 0.0) > 1.0);
+        assert_eq!([found(f32::NAN, f64::NAN, 0.0), found(f32::NAN, f64::NAN, f64::NAN)], [0.0; 2]);
+        let known = |value| Bounded { value, error: 0.1 };
+        let c = Comparison::new(&[100.0f32, 1.5], &[known(99.92), known(1.0)], 2).unwrap();
+        assert_eq!((c.worst.col, c.over_bound), (1, 1));
+        assert!((c.worst.bound.unwrap() - 0.1).abs() < 1e-6 && c.worst.error() == 0.5);
     }
 
     #[test]

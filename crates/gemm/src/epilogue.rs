@@ -3,10 +3,26 @@
 //! An activation is an [`Expr`] over the two scaled products. [`Expr::compile`] turns it into a [`Program`], a
 //! list of operations without repeats, which the CPU kernels evaluate over vectors and GPU generators turn into
 //! instructions. To add an activation, add a variant to [`Activation`] and its line in [`Activation::expr`].
+//!
+//! # What is not finite
+//!
+//! Gate and up are f32, and one that overflows is infinite. The same holds of every activation and on every target:
+//!
+//! - NaN in gate or up gives NaN, through limits too. (Codes of nvfp4 have no NaN: there it becomes the largest.)
+//! - A gate of -∞ gives what functions of the sigmoid and relu tend to: zero, negative where up is positive (relu2: of the
+//!   sign of up). So does every gate whose sigmoid is 0.
+//! - A gate of +∞ gives ∞ of the sign of up, or what its limit gives.
+//! - Up of ±∞ is infinite, or its limit. Times a gate that makes zero, it is NaN: what overflowed is not known.
+//! - `identity` is the product, as IEEE 754 has it: 0 · ∞ is NaN.
+//!
+//! A sigmoid below 2⁻¹²⁶, of gates below -87, is subnormal on CPUs and 0 on GPUs.
 
 use std::ops::{Add, Mul, Sub};
 
 use crate::Error;
+
+/// Below minus this, a sigmoid is 0 in f32 (2⁻¹⁵⁰ = e^-103.97).
+const SIGMOID_IS_0: f32 = 104.0;
 
 /// An expression over the gate product and the up product, both scaled and biased.
 #[derive(Debug, Clone, PartialEq)]
@@ -47,6 +63,11 @@ impl Expr {
     /// This, limited to `-limit ..= limit`.
     pub fn clamp(self, limit: f32) -> Self {
         self.min(limit).max(-limit)
+    }
+
+    /// This, with the least finite f32 in place of -∞, whose product with a sigmoid of 0 would be NaN.
+    pub fn above_infinity(self) -> Self {
+        self.max(f32::MIN)
     }
 
     /// The logistic function of this.
@@ -148,32 +169,6 @@ impl Program {
         });
         Slot(u8::try_from(index).expect("an epilogue has at most 256 operations"))
     }
-
-    /// The value for a gate and an up product, in f64, for the reference.
-    pub fn eval_f64(&self, gate: f64, up: f64) -> f64 {
-        let mut values: Vec<f64> = Vec::with_capacity(self.ops.len());
-        for op in &self.ops {
-            let at = |slot: Slot| values[slot.0 as usize];
-            let pick = |l: Slot, r: Slot, smaller: bool| match (at(l), at(r)) {
-                (l, r) if l.is_nan() || r.is_nan() => f64::NAN,
-                (l, r) if (l < r) == smaller => l,
-                (_, r) => r,
-            };
-            values.push(match *op {
-                Op::Gate => gate,
-                Op::Up => up,
-                Op::Const(c) => f64::from(c),
-                Op::Add(l, r) => at(l) + at(r),
-                Op::Sub(l, r) => at(l) - at(r),
-                Op::Mul(l, r) => at(l) * at(r),
-                Op::Min(l, r) => pick(l, r, true),
-                Op::Max(l, r) => pick(l, r, false),
-                Op::Sigmoid(x) => 1.0 / (1.0 + (-at(x)).exp()),
-                Op::Tanh(x) => at(x).tanh(),
-            });
-        }
-        values[values.len() - 1]
-    }
 }
 
 /// The activation functions found in real gated MLPs.
@@ -229,24 +224,30 @@ impl Activation {
     pub fn expr(self) -> Expr {
         use Expr::{Gate, Up};
         match self {
-            Self::Silu => Gate * Gate.sigmoid() * Up,
+            Self::Silu => Gate.above_infinity() * Gate.sigmoid() * Up,
             Self::ClampedSilu { limit } => {
                 let gate = Gate.min(limit);
-                gate.clone() * gate.sigmoid() * Up.clamp(limit)
+                gate.clone().above_infinity() * gate.sigmoid() * Up.clamp(limit)
             }
-            Self::SwigluStep { limit } => (Gate * Gate.sigmoid()).min(limit) * Up.clamp(limit),
+            Self::SwigluStep { limit } => {
+                (Gate.above_infinity() * Gate.sigmoid()).min(limit) * Up.clamp(limit)
+            }
             Self::SwigluOai { alpha, beta, limit } => {
                 let gate = Gate.min(limit);
-                gate.clone() * (gate * alpha).sigmoid() * (Up.clamp(limit) + beta)
+                let finite = gate.clone().above_infinity();
+                // Under a slope that leaves the sigmoid of the least gate above 0, -∞ stays what it is.
+                let factor = if alpha * f32::MAX > SIGMOID_IS_0 { finite.clone() } else { gate };
+                factor * (finite * alpha).sigmoid() * (Up.clamp(limit) + beta)
             }
             Self::GeluTanh => {
                 // (1 + tanh x) / 2 is sigmoid(2x), which does not cancel for negative x. The factor is 2 · √(2/π).
                 let twice_inner = (Gate + Gate * Gate * Gate * 0.044715) * 1.595_769_2;
-                Gate * twice_inner.sigmoid() * Up
+                Gate.above_infinity() * twice_inner.sigmoid() * Up
             }
             Self::Relu2 => {
+                // The square alone overflows from 2⁶⁴ on.
                 let gate = Gate.max(0.0);
-                gate.clone() * gate * Up
+                gate.clone() * Up * gate
             }
             Self::Identity => Gate * Up,
         }
@@ -410,7 +411,7 @@ mod tests {
                 let inner = (2.0 / std::f64::consts::PI).sqrt() * (gate + 0.044715 * gate.powi(3));
                 let gelu = 0.5 * gate * (1.0 + inner.tanh()) * up;
                 assert!((eval(Activation::GeluTanh, gate, up) - gelu).abs() <= 1e-6 * gelu.abs() + 1e-12);
-                assert_eq!(eval(Activation::Relu2, gate, up), gate.max(0.0).powi(2) * up);
+                assert_eq!(eval(Activation::Relu2, gate, up), gate.max(0.0) * up * gate.max(0.0));
                 assert_eq!(eval(Activation::Identity, gate, up), gate * up);
             }
         }
@@ -470,6 +471,36 @@ mod tests {
             epilogue.check().unwrap_err().to_string(),
             "the epilogue: alpha_up is inf; a finite number is needed"
         );
+    }
+
+    #[test]
+    fn what_is_not_finite_gives_what_is_stated() {
+        const INF: f64 = f64::INFINITY;
+        let oai = |alpha| Activation::SwigluOai { alpha, beta: 1.0, limit: 7.0 };
+        for activation in Activation::EXAMPLES {
+            for (gate, up) in [(f64::NAN, 1.0), (1.0, f64::NAN), (-INF, f64::NAN), (f64::NAN, INF)] {
+                assert!(eval(activation, gate, up).is_nan(), "{activation} of {gate} and {up}");
+            }
+            // Of a gate that overflowed, too: -1e39 is -∞ in f32.
+            for (gate, up) in [(-INF, 3.0), (-INF, -3.0), (-1e39, 3.0), (-1e39, -3.0)] {
+                let want = match activation {
+                    Activation::Identity => gate * up,
+                    Activation::Relu2 => 0.0f64.copysign(up),
+                    _ => 0.0f64.copysign(-up),
+                };
+                let found = eval(activation, gate, up);
+                assert_eq!(found.to_bits(), want.to_bits(), "{activation} of {gate} and {up}: {found}");
+            }
+        }
+        for activation in [Activation::Silu, Activation::GeluTanh, Activation::Relu2, Activation::Identity] {
+            assert_eq!([eval(activation, INF, 2.0), eval(activation, INF, -2.0)], [INF, -INF]);
+            assert_eq!(eval(activation, 2.0, -INF), -INF);
+            assert!(eval(activation, 0.0, INF).is_nan());
+        }
+        assert!(eval(Activation::Silu, -INF, INF).is_nan() && eval(Activation::Relu2, -1.0, INF).is_nan());
+        assert_eq!(eval(Activation::SwigluStep { limit: 7.0 }, INF, -INF), -49.0);
+        // The slope decides what a gate of -∞ tends to.
+        assert_eq!([oai(-1.0), oai(0.0), oai(1e-40)].map(|oai| eval(oai, -INF, 1.0)), [-INF; 3]);
     }
 
     #[test]

@@ -8,8 +8,10 @@
 //! | [`operands`] | [`AOperand`], [`GateUp`], [`OutputMut`]: the tensors of one call |
 //! | [`epilogue`] | [`Expr`], [`Activation`], [`Epilogue`]: what happens between accumulator and store |
 //! | [`desc`] | [`DualGemmDesc`]: shapes and formats, known before any tensor is |
+//! | [`bound`] | [`Bounded`]: how far from it a right result may be |
 //! | [`compare`] | [`Comparison`]: how far a result is from the reference |
 
+pub mod bound;
 pub mod compare;
 pub mod desc;
 pub mod epilogue;
@@ -17,9 +19,10 @@ pub mod error;
 pub mod operands;
 pub mod reference;
 
+pub use bound::Bounded;
 pub use compare::{Comparer, Comparison};
 pub use desc::{AFormat, DualGemmDesc, OutFormat, OutScale, QuantizeA};
 pub use epilogue::{Activation, Epilogue, Expr, Op, Program, Slot};
 pub use error::Error;
 pub use operands::{AOperand, GateUp, OutputMut};
-pub use reference::reference;
+pub use reference::{bounded_reference, reference};

@@ -13,6 +13,7 @@ use std::ops::Range;
 
 use half::bf16;
 
+use crate::bound::Bounded;
 use crate::compare::Element;
 use crate::{AOperand, Epilogue, GateUp};
 
@@ -27,6 +28,19 @@ pub fn reference(
     rows: Range<usize>,
     weights: &GateUp<'_>,
 ) -> Vec<f64> {
+    bounded_reference(epilogue, a, rows, weights).into_iter().map(|c| c.value).collect()
+}
+
+/// The same, each value with what a right result in f32 may be off by; see [`crate::bound`].
+///
+/// # Panics
+/// As [`reference`].
+pub fn bounded_reference(
+    epilogue: &Epilogue,
+    a: &AOperand<'_>,
+    rows: Range<usize>,
+    weights: &GateUp<'_>,
+) -> Vec<Bounded> {
     let program = epilogue.activation.program();
     let gate_up = [
         (&weights.gate, &weights.gate_bias, epilogue.alpha_gate),
@@ -40,15 +54,21 @@ pub fn reference(
             let a_row: Vec<f64> = (0..a.k()).map(|k| a.value(m, k)).collect();
             for (n, b_row) in weight_rows.iter().enumerate() {
                 assert_eq!(a_row.len(), b_row.len(), "K of A and of {}", b.name());
-                let dot: f64 = a_row.iter().zip(b_row).map(|(x, y)| x * y).sum();
-                acc.push(f64::from(alpha) * dot + bias.as_ref().map_or(0.0, |bias| f64::from(bias[n])));
+                let [mut dot, mut magnitudes] = [0.0; 2];
+                for (x, y) in a_row.iter().zip(b_row) {
+                    dot += x * y;
+                    magnitudes += (x * y).abs();
+                }
+                let bias = bias.as_ref().map_or(0.0, |bias| f64::from(bias[n]));
+                acc.push(Bounded::product(a_row.len(), [dot, magnitudes], alpha.into(), bias));
             }
         }
         acc
     });
     if epilogue.round_gate_up_to_bf16 {
-        halves.iter_mut().flatten().for_each(|x| *x = <bf16 as Element>::from_f64(*x).to_f64());
+        let round = |x: f64| <bf16 as Element>::from_f64(x).to_f64();
+        halves.iter_mut().flatten().for_each(|x| *x = x.rounded_by(round));
     }
     let [gate, up] = halves;
-    gate.into_iter().zip(up).map(|(gate, up)| program.eval_f64(gate, up)).collect()
+    gate.into_iter().zip(up).map(|(gate, up)| program.eval(gate, up)).collect()
 }

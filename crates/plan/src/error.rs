@@ -68,6 +68,19 @@ pub enum Error {
         /// What the plan wants.
         expected: String,
     },
+    /// Scales that together leave the range in which GPU kernels multiply by them.
+    #[error(
+        "{half}: tensor scales of {half} and of A and the epilogue's alpha_{half} multiply its sums by {found:e}; on a GPU \
+         valid are magnitudes of {:e} to {:e} (on the CPU, all)",
+        f32::MIN_POSITIVE,
+        f32::MAX
+    )]
+    SumFactor {
+        /// Whose sums.
+        half: &'static str,
+        /// What they are multiplied by.
+        found: f64,
+    },
     /// Weights in device memory that are brought to an order on the host alone.
     #[error(
         "{format} weights in device memory are not brought to the order that the plan asks for, {form}; give them in the \

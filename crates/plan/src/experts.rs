@@ -167,7 +167,12 @@ impl DeviceExperts {
         self.parts.atoms()
     }
 
-    /// What sums of gate and up of each are multiplied by, `[experts][2]` f32.
+    /// What sums of gate and up of each expert are multiplied by.
+    pub(crate) fn each_alpha(&self) -> impl Iterator<Item = [f32; 2]> {
+        self.alpha.iter().copied()
+    }
+
+    /// The same in device memory, `[experts][2]` f32.
     pub(crate) fn alphas(&self) -> DevicePtr {
         self.alphas.ptr()
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use dualgemm::check::{RowSample, reference_runs};
+use dualgemm::check::{RowSample, bounded_runs};
 use dualgemm::checkpoint::Checkpoint;
 use dualgemm::cpu::{CpuOptions, Isa};
 use dualgemm::device::Device as _;
@@ -27,7 +27,7 @@ use crate::limits::Limits;
 use crate::machine::{self, Machine};
 use crate::report::{Bytes, Output, Time};
 use crate::result::OwnedResult;
-use crate::tolerance::Tolerance;
+use crate::tolerance::{Statement, Tolerance};
 use crate::{files, gpu, simulated};
 
 /// Multiplications of the reference that a run is worth; above that, rows are sampled.
@@ -209,26 +209,9 @@ impl fmt::Display for Report {
         }
         match &self.error {
             Some(e) => {
-                let c = &e.comparison;
-                writeln!(
-                    f,
-                    "  error    relative L2 {:.3e}, cosine {:.9}, max {} ulp against the f64 reference, {}: {}",
-                    c.rel_l2,
-                    c.cosine,
-                    c.max_ulp,
-                    e.sample,
-                    e.tolerance.verdict(c),
-                )?;
-                if c.not_finite > 0 {
-                    let (some, all) = (c.not_finite, c.elements);
-                    writeln!(
-                        f,
-                        "           {some} of {all} elements are not finite, as the reference has them"
-                    )?;
-                }
-                if !e.right {
-                    writeln!(f, "           {}; worst: {}", e.tolerance, crate::tolerance::Worst(&c.worst))?;
-                }
+                let compared = format!("{} against the f64 reference", e.sample);
+                let statement = Statement { found: &e.comparison, tolerance: &e.tolerance, compared };
+                writeln!(f, "  error    {}", statement.to_string().replace('\n', "\n           "))?;
             }
             None => writeln!(f, "  error    not compared")?,
         }
@@ -453,7 +436,7 @@ fn compare(
             checkpoint.files().release_pages();
         }
     };
-    let want = reference_runs(&desc.epilogue, &a, &sample, desc.n, &features, &progress)?;
+    let want = bounded_runs(&desc.epilogue, &a, &sample, desc.n, &features, &progress)?;
     bar.finish_and_clear();
     let c = c.as_matrix(desc.m, desc.n)?;
     let (comparison, tolerance) = (c.compare(&want, &sample)?, Tolerance::of_plan(plan, c.format())?);

@@ -2,17 +2,18 @@
 //!
 //! Both are compared block by block of rows, so that beside A the f64 values of one block are all that is in memory.
 //!
-//! The verdict rests on relative L2 and cosine, because elementwise tolerances hide wrong results behind large
-//! ones. A wrong result is compared with what known mistakes would give, and those that fit are named.
+//! Against a checkpoint each element has to be what a number within its bound rounds to (`dualgemm::gemm::bound`); against
+//! another result there are limits on relative L2, cosine and an element beside its row, since its errors are not known.
+//! A wrong result is compared with what known mistakes would give, and those that fit are named.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::Args;
-use dualgemm::check::{RowSample, reference_rows, row_blocks};
+use dualgemm::check::{RowSample, bounded_rows, row_blocks};
 use dualgemm::checkpoint::TensorFiles;
-use dualgemm::gemm::{AFormat, Comparison, Epilogue};
+use dualgemm::gemm::{AFormat, Bounded, Comparison, Epilogue};
 use serde::Serialize;
 
 use super::Verdict;
@@ -22,7 +23,7 @@ use crate::diagnosis::{Problem, diagnose};
 use crate::layer::{self, Layer};
 use crate::report::Output;
 use crate::result::{Comparing, ResultMatrix};
-use crate::tolerance::{Tolerance, Worst};
+use crate::tolerance::{Statement, Tolerance};
 
 /// Arguments of `verify`.
 #[derive(Debug, Args)]
@@ -40,8 +41,8 @@ pub struct VerifyArgs {
     pub activations: ActivationArgs,
     #[command(flatten)]
     pub epilogue: EpilogueArgs,
-    /// Largest relative L2 error allowed; by default 1e-5 for f32 (1e-3 where products are rounded to bf16), 1e-3 for f16,
-    /// 5e-3 for bf16, 0.15 for nvfp4. By default floats are right within 1 ulp everywhere, too.
+    /// Allow this relative L2 error, whatever single elements are. Without it, each element is held to its own bound against
+    /// a checkpoint; against a file to 1e-5 for f32, 1e-3 for f16, 5e-3 for bf16, 0.15 for nvfp4, or 1 ulp everywhere.
     #[arg(long, value_name = "X", value_parser = positive)]
     pub max_rel_l2: Option<f64>,
     /// Least cosine allowed; by default 1 - X², X being the relative L2 error allowed.
@@ -92,29 +93,13 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { m, n, out_dtype, comparison: c, .. } = self;
         writeln!(f, "{}: {out_dtype} [{m}, {n}], against {}", self.result.display(), self.against)?;
-        writeln!(f, "  relative L2  {:.3e}", c.rel_l2)?;
-        writeln!(f, "  cosine       {:.12}", c.cosine)?;
-        let step = if *out_dtype == AFormat::Nvfp4 { "steps of the e2m1 grid" } else { "ulp" };
-        writeln!(
-            f,
-            "  max          {} {step}, {} of {} elements over 1",
-            c.max_ulp, c.over_1_ulp, c.elements
-        )?;
-        if c.not_finite > 0 {
-            writeln!(
-                f,
-                "  not finite   {} of {} elements, the same on both sides",
-                c.not_finite, c.elements
-            )?;
-        }
-        if *out_dtype != AFormat::Nvfp4 {
-            writeln!(f, "  max of rows  {:.3e} of an element and its row's RMS", c.max_rel)?;
-        }
-        writeln!(f, "  worst        {}", Worst(&c.worst))?;
+        let compared = format!("cosine {:.9}, all {} elements", c.cosine, c.elements);
+        let statement = Statement { found: c, tolerance: &self.tolerance, compared }.to_string();
+        write!(f, "  {}", statement.replace('\n', "\n  "))?;
         for explanation in &self.explanations {
-            writeln!(f, "  explanation  it would be right if {explanation}")?;
+            write!(f, "\n  explanation: it would be right if {explanation}")?;
         }
-        write!(f, "  {}: {}", self.tolerance.verdict(c), self.tolerance)
+        Ok(())
     }
 }
 
@@ -123,14 +108,15 @@ pub fn run(args: &VerifyArgs, output: &Output) -> anyhow::Result<Verdict> {
     let files = TensorFiles::open(&args.result)?;
     let result = ResultMatrix::find(&files, args.tensor.as_deref())?;
     let (m, n) = result.shape();
-    let tolerance = |epilogue: &Epilogue| {
-        let by_default = Tolerance::of(result.format(), epilogue);
+    // A limit that was asked for holds for every result.
+    let limited = |by_default: Tolerance| {
         let tolerance = args.max_rel_l2.map_or(by_default, Tolerance::from_rel_l2);
-        // A limit that was asked for holds for every result.
-        let max_ulp = tolerance.max_ulp.filter(|_| args.min_cosine.is_none());
-        Tolerance { min_cosine: args.min_cosine.unwrap_or(tolerance.min_cosine), max_ulp, ..tolerance }
+        match args.min_cosine {
+            Some(min_cosine) => Tolerance { min_cosine, max_ulp: None, within_bound: false, ..tolerance },
+            None => tolerance,
+        }
     };
-    let compare = |want: &dyn Fn(&RowSample) -> anyhow::Result<Vec<f64>>| {
+    let compare = |want: &dyn Fn(&RowSample) -> anyhow::Result<Vec<Bounded>>| {
         let mut comparing = Comparing::new(&result);
         for rows in row_blocks(m, n) {
             comparing.add(&want(&rows)?, &rows)?;
@@ -163,8 +149,10 @@ pub fn run(args: &VerifyArgs, output: &Output) -> anyhow::Result<Verdict> {
             let files = TensorFiles::open(path)?;
             let reference = ResultMatrix::find(&files, args.tensor.as_deref())?;
             same_shape("the reference", reference.shape())?;
-            let comparison = compare(&|rows| Ok(reference.to_f64(rows)))?;
-            finish(path.display().to_string(), comparison, tolerance(&Epilogue::default()), &Vec::new)
+            let comparison =
+                compare(&|rows| Ok(reference.to_f64(rows).into_iter().map(Bounded::from).collect()))?;
+            let tolerance = limited(Tolerance::of(result.format(), &Epilogue::default()));
+            finish(path.display().to_string(), comparison, tolerance, &Vec::new)
         }
         (None, Some(path)) => {
             let checkpoint = layer::open(path, &args.layer.read)?;
@@ -179,17 +167,17 @@ pub fn run(args: &VerifyArgs, output: &Output) -> anyhow::Result<Verdict> {
             same_shape("the product", (a.rows(), n))?;
             let bar = output.progress("reference", n * row_blocks(m, n).count());
             let progress = |done: usize| bar.inc(done as u64);
-            let comparison = compare(&|rows| Ok(reference_rows(&epilogue, &a, rows, &weights, &progress)?))?;
+            let comparison = compare(&|rows| Ok(bounded_rows(&epilogue, &a, rows, &weights, &progress)?))?;
             bar.finish_and_clear();
             let against =
                 format!("the f64 reference of layer {} of {}, A {origin}", layer.number, path.display());
             let problem = Problem { a, weights, epilogue };
-            let by_default = args.max_rel_l2.is_none() && args.min_cosine.is_none();
+            let tolerance = limited(Tolerance::bounded(result.format(), &epilogue));
             let tolerance = match (result.tensor_scale(), layer.output_scale()) {
-                (Some(found), Ok(Some(given))) if found == given && by_default => {
-                    tolerance(&epilogue).under_given_scale()
+                (Some(found), Ok(Some(given))) if found == given && tolerance.within_bound => {
+                    tolerance.under_given_scale()
                 }
-                _ => tolerance(&epilogue),
+                _ => tolerance,
             };
             finish(against, comparison, tolerance, &|| diagnose(&problem, &result, tolerance.max_rel_l2))
         }

@@ -11,6 +11,7 @@ use super::pairs::{self, Pairs};
 use super::vector::{DOUBLED, Vector, scale_factor};
 use super::x86::{operations, x86_pairs};
 use crate::fetch::AHEAD;
+use crate::isa::compiled_for;
 use crate::pack::{PANEL, UP_CODES};
 use crate::w4a4::avx2::{self, in_order};
 use crate::w4a4::scale_unit;
@@ -147,7 +148,7 @@ impl Vector for __m256 {
     }
 
     operations! {
-        __m256, features: "avx2,fma,f16c";
+        __m256, isa: Avx2;
         zero: _mm256_setzero_ps, splat: _mm256_set1_ps, load: _mm256_loadu_ps, store: _mm256_storeu_ps;
         add: _mm256_add_ps, mul: _mm256_mul_ps, mul_add: _mm256_fmadd_ps;
     }
@@ -155,7 +156,7 @@ impl Vector for __m256 {
 
 x86_pairs! {
     /// `vpmaddwd`, of which two ports do one a cycle, in a row with additions, which four ports do.
-    Madd, MADD, features: "avx2,fma,f16c", __m256, __m256i;
+    Madd, MADD, isa: Avx2, __m256, __m256i;
     weights: halves, splat: _mm256_set1_epi32, scaled: _mm256_mul_ps, floats: _mm256_cvtepi32_ps;
     dot: _mm256_madd_epi16, add_dots: |sums, weights, a| {
         let dots = in_order(weights.map(|weights| _mm256_madd_epi16(weights, a)));
@@ -165,7 +166,7 @@ x86_pairs! {
 
 x86_pairs! {
     /// `vpdpwssd`, which adds, too.
-    Vnni, VNNI, features: "avx2,fma,f16c,avxvnni", __m256, __m256i;
+    Vnni, VNNI, isa: AvxVnni, __m256, __m256i;
     weights: halves, splat: _mm256_set1_epi32, scaled: _mm256_mul_ps, floats: _mm256_cvtepi32_ps;
     dot: _mm256_madd_epi16, add_dots: |sums, weights, a| in_order([
         _mm256_dpwssd_avx_epi32(sums[0], weights[0], a),

@@ -10,6 +10,7 @@ use super::pairs::{self, Pairs};
 use super::vector::{DOUBLED, Vector, scale_factor};
 use super::x86::{operations, x86_pairs};
 use crate::fetch::AHEAD_AVX512;
+use crate::isa::compiled_for;
 use crate::pack::{PANEL, UP_CODES};
 use crate::w4a4::{avx512, scale_unit};
 
@@ -46,7 +47,7 @@ impl Vector for __m512 {
     }
 
     operations! {
-        __m512, features: "avx2,fma,f16c,avx512f,avx512bw,avx512vl";
+        __m512, isa: Avx512;
         zero: _mm512_setzero_ps, splat: _mm512_set1_ps, load: _mm512_loadu_ps, store: _mm512_storeu_ps;
         add: _mm512_add_ps, mul: _mm512_mul_ps, mul_add: _mm512_fmadd_ps;
     }
@@ -84,25 +85,26 @@ unsafe fn scaled(scales: __m512, unit: __m512) -> __m512 {
     }
 }
 
-/// The same two vectors, computed before what follows; see that of 256 bits.
-#[target_feature(enable = "avx512f")]
-#[inline]
-fn in_order([mut left, mut right]: [__m512i; 2]) -> [__m512i; 2] {
-    // SAFETY: the block holds a comment and no instruction.
-    unsafe {
-        std::arch::asm!(
-            "/* {0} {1} */",
-            inout(zmm_reg) left,
-            inout(zmm_reg) right,
-            options(nomem, nostack, preserves_flags)
-        );
+compiled_for!(Avx512, {
+    /// The same two vectors, computed before what follows; see that of 256 bits.
+    #[inline]
+    fn in_order([mut left, mut right]: [__m512i; 2]) -> [__m512i; 2] {
+        // SAFETY: the block holds a comment and no instruction.
+        unsafe {
+            std::arch::asm!(
+                "/* {0} {1} */",
+                inout(zmm_reg) left,
+                inout(zmm_reg) right,
+                options(nomem, nostack, preserves_flags)
+            );
+        }
+        [left, right]
     }
-    [left, right]
-}
+});
 
 x86_pairs! {
     /// `vpmaddwd`.
-    Madd, MADD, features: "avx2,fma,f16c,avx512f,avx512bw,avx512vl", __m512, __m512i;
+    Madd, MADD, isa: Avx512, __m512, __m512i;
     weights: halves, splat: _mm512_set1_epi32, scaled: scaled, floats: _mm512_cvtepi32_ps;
     dot: _mm512_madd_epi16, add_dots: |sums, weights, a| in_order([
         _mm512_add_epi32(sums[0], _mm512_madd_epi16(weights[0], a)),
@@ -112,7 +114,7 @@ x86_pairs! {
 
 x86_pairs! {
     /// `vpdpwssd`, which adds, too.
-    Vnni, VNNI, features: "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni", __m512, __m512i;
+    Vnni, VNNI, isa: Avx512Vnni, __m512, __m512i;
     weights: halves, splat: _mm512_set1_epi32, scaled: scaled, floats: _mm512_cvtepi32_ps;
     dot: _mm512_madd_epi16, add_dots: |sums, weights, a| in_order([
         _mm512_dpwssd_epi32(sums[0], weights[0], a),

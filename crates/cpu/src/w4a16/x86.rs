@@ -1,12 +1,12 @@
 //! What the x86-64 implementations of [`Vector`](super::vector::Vector) and [`Pairs`](super::pairs::Pairs) share:
-//! intrinsics of a width wrapped into the traits, and the kernels compiled with the features they need.
+//! intrinsics of a width wrapped into the traits, and the kernels compiled for an instruction set.
 //!
 //! Reference: Intel Intrinsics Guide, <https://www.intel.com/content/www/us/en/docs/intrinsics-guide/>.
 
-/// The operations of `Vector` that are one instruction on `$vector`, and what is compiled with `$features`.
+/// The operations of `Vector` that are one instruction on `$vector`, and what is compiled for `$isa`.
 macro_rules! operations {
     (
-        $vector:ty, features: $features:literal;
+        $vector:ty, isa: $isa:ident;
         zero: $zero:path, splat: $splat:path, load: $load:path, store: $store:path;
         add: $add:path, mul: $mul:path, mul_add: $mul_add:path;
     ) => {
@@ -54,11 +54,12 @@ macro_rules! operations {
 
         #[inline(never)]
         unsafe fn pass(pass: &Pass) {
-            #[target_feature(enable = $features)]
-            unsafe fn compiled(pass: &Pass) {
-                // SAFETY: the caller's promises.
-                unsafe { kernel::pass::<$vector>(pass) }
-            }
+            compiled_for!($isa, {
+                unsafe fn compiled(pass: &Pass) {
+                    // SAFETY: the caller's promises.
+                    unsafe { kernel::pass::<$vector>(pass) }
+                }
+            });
             // SAFETY: the caller's promises.
             unsafe { compiled(pass) }
         }
@@ -66,11 +67,11 @@ macro_rules! operations {
 }
 pub(super) use operations;
 
-/// Implements `Pairs` for `$name`, and defines `$functions`, compiled with `$features`.
+/// Implements `Pairs` for `$name`, and defines `$functions`, compiled for `$isa`.
 macro_rules! x86_pairs {
     (
         $(#[$doc:meta])*
-        $name:ident, $functions:ident, features: $features:literal, $floats:ty, $integers:ty;
+        $name:ident, $functions:ident, isa: $isa:ident, $floats:ty, $integers:ty;
         weights: $weights:path, splat: $splat:path, scaled: $scaled:path, floats: $to_floats:path;
         dot: $dot:path, add_dots: |$sums:ident, $two:ident, $a:ident| $add_dots:expr;
     ) => {
@@ -121,11 +122,12 @@ macro_rules! x86_pairs {
 
             #[inline(never)]
             unsafe fn pass(pass: &pairs::Pass) {
-                #[target_feature(enable = $features)]
-                unsafe fn compiled(pass: &pairs::Pass) {
-                    // SAFETY: the caller's promises.
-                    unsafe { pairs::pass::<$name>(pass) }
-                }
+                compiled_for!($isa, {
+                    unsafe fn compiled(pass: &pairs::Pass) {
+                        // SAFETY: the caller's promises.
+                        unsafe { pairs::pass::<$name>(pass) }
+                    }
+                });
                 // SAFETY: the caller's promises.
                 unsafe { compiled(pass) }
             }
@@ -133,17 +135,19 @@ macro_rules! x86_pairs {
 
         /// What is compiled with this instruction set.
         pub(super) const $functions: Functions = {
-            #[target_feature(enable = $features)]
-            unsafe fn narrow(task: &Task) {
-                // SAFETY: the caller's promises.
-                unsafe { kernel::narrow::<$floats>(task) }
-            }
+            compiled_for!($isa, {
+                unsafe fn narrow(task: &Task) {
+                    // SAFETY: the caller's promises.
+                    unsafe { kernel::narrow::<$floats>(task) }
+                }
+            });
 
-            #[target_feature(enable = $features)]
-            unsafe fn wide(task: &Task) {
-                // SAFETY: the caller's promises.
-                unsafe { kernel::wide::<$name>(task) }
-            }
+            compiled_for!($isa, {
+                unsafe fn wide(task: &Task) {
+                    // SAFETY: the caller's promises.
+                    unsafe { kernel::wide::<$name>(task) }
+                }
+            });
 
             let (group_rows, pair_rows) = (<$floats as Vector>::ROWS, $name::ROWS);
             Functions { narrow, wide, group_rows, pair_rows }

@@ -12,6 +12,7 @@ use super::vector::{BIASED, Vector};
 use super::x86::{self, bias_halves, bias_whole, x86_vector};
 use super::{Functions, pipelined, spin};
 use crate::fetch::AHEAD;
+use crate::isa::compiled_for;
 use crate::pack::{CHUNK_K, PANEL, SCALE_EXPONENT, SCALES, UP_CODES};
 use crate::tile::RowTile;
 
@@ -75,28 +76,29 @@ pub(crate) unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat
     }
 }
 
-/// The same two vectors, both computed before what follows.
-///
-/// Left alone, LLVM finishes one vector's sums before the other's, or one row's before the next one's, keeps what the others
-/// need and spills it, since sixteen registers are just enough. Empty `asm` blocks, which keep their order, stop that.
-#[target_feature(enable = "avx2")]
-#[inline]
-pub(crate) fn in_order([mut left, mut right]: [__m256i; 2]) -> [__m256i; 2] {
-    // SAFETY: the block holds a comment and no instruction.
-    unsafe {
-        std::arch::asm!(
-            "/* {0} {1} */",
-            inout(ymm_reg) left,
-            inout(ymm_reg) right,
-            options(nomem, nostack, preserves_flags)
-        );
+compiled_for!(Avx2, {
+    /// The same two vectors, both computed before what follows.
+    ///
+    /// Left alone, LLVM finishes one vector's sums before the other's, or one row's before the next one's, keeps what the others
+    /// need and spills it, since sixteen registers are just enough. Empty `asm` blocks, which keep their order, stop that.
+    #[inline]
+    pub(crate) fn in_order([mut left, mut right]: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: the block holds a comment and no instruction.
+        unsafe {
+            std::arch::asm!(
+                "/* {0} {1} */",
+                inout(ymm_reg) left,
+                inout(ymm_reg) right,
+                options(nomem, nostack, preserves_flags)
+            );
+        }
+        [left, right]
     }
-    [left, right]
-}
+});
 
 x86_vector! {
     /// `vpmaddubsw` and i16 sums: two lanes per feature, of at most 4 · 2 · 24 · 12 = 2304 each.
-    Maddubs, MADDUBS, features: "avx2,fma,f16c", lanes: 8, ahead: AHEAD, __m256i, __m256;
+    Maddubs, MADDUBS, isa: Avx2, lanes: 8, ahead: AHEAD, __m256i, __m256;
     weights: weights, scales: scales, raw_scales: raw_scales, bias_word: bias_halves;
     broadcast: _mm256_set1_epi32, splat: _mm256_set1_ps;
     mul: _mm256_mul_ps, mul_add: _mm256_fmadd_ps, load: _mm256_loadu_ps, store: _mm256_storeu_ps;
@@ -114,7 +116,7 @@ x86_vector! {
 
 x86_vector! {
     /// `vpdpbusd`: i32 sums, one lane per feature.
-    Vnni, VNNI, features: "avx2,fma,f16c,avxvnni", lanes: 8, ahead: AHEAD, __m256i, __m256;
+    Vnni, VNNI, isa: AvxVnni, lanes: 8, ahead: AHEAD, __m256i, __m256;
     weights: weights, scales: scales, raw_scales: raw_scales, bias_word: bias_whole;
     broadcast: _mm256_set1_epi32, splat: _mm256_set1_ps;
     mul: _mm256_mul_ps, mul_add: _mm256_fmadd_ps, load: _mm256_loadu_ps, store: _mm256_storeu_ps;

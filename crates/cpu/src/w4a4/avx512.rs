@@ -14,6 +14,7 @@ use super::vector::{BIASED, Vector};
 use super::x86::{self, bias_halves, bias_whole, x86_vector};
 use super::{Functions, spin};
 use crate::fetch::AHEAD_AVX512;
+use crate::isa::compiled_for;
 use crate::pack::{CHUNK_K, PANEL, SCALE_EXPONENT, SCALES, UP_CODES};
 use crate::tile::RowTile;
 
@@ -79,7 +80,7 @@ pub(crate) unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat
 
 x86_vector! {
     /// `vpmaddubsw` and i16 sums: two lanes per feature, of at most 4 · 2 · 24 · 12 = 2304 each.
-    Maddubs, MADDUBS, features: "avx2,fma,f16c,avx512f,avx512bw,avx512vl", lanes: 16, ahead: AHEAD_AVX512, __m512i, __m512;
+    Maddubs, MADDUBS, isa: Avx512, lanes: 16, ahead: AHEAD_AVX512, __m512i, __m512;
     weights: weights, scales: scales, raw_scales: raw_scales, bias_word: bias_halves;
     broadcast: _mm512_set1_epi32, splat: _mm512_set1_ps;
     mul: _mm512_mul_ps, mul_add: _mm512_fmadd_ps, load: _mm512_loadu_ps, store: _mm512_storeu_ps;
@@ -97,7 +98,7 @@ x86_vector! {
 
 x86_vector! {
     /// `vpdpbusd`: i32 sums, one lane per feature.
-    Vnni, VNNI, features: "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni", lanes: 16, ahead: AHEAD_AVX512, __m512i, __m512;
+    Vnni, VNNI, isa: Avx512Vnni, lanes: 16, ahead: AHEAD_AVX512, __m512i, __m512;
     weights: weights, scales: scales, raw_scales: raw_scales, bias_word: bias_whole;
     broadcast: _mm512_set1_epi32, splat: _mm512_set1_ps;
     mul: _mm512_mul_ps, mul_add: _mm512_fmadd_ps, load: _mm512_loadu_ps, store: _mm512_storeu_ps;

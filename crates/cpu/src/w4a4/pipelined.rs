@@ -23,6 +23,7 @@ use super::digits::{DIGITS, DigitBlock, DigitTask, finish_pair};
 use super::kernel::STREAMS;
 use super::vector::{BIASED, Vector};
 use crate::fetch::fetch;
+use crate::isa::compiled_for;
 use crate::pack::{CHUNK, CHUNK_K, PANEL, SCALES, UP_CODES};
 use crate::tile::TILE_COLS;
 
@@ -252,100 +253,101 @@ macro_rules! block {
     };
 }
 
-/// [`Vector::multiply_blocks`].
-///
-/// # Safety
-/// The machine has AVX2 and FMA; the panels have the chunks of the blocks, and sums.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn multiply_blocks<V>(task: &DigitTask, blocks: &[DigitBlock])
-where
-    V: Vector<Sums = __m256i, Floats = __m256>,
-{
-    const { assert!(CHUNK_K == 16 && V::LANES == 8 && TILE_COLS * 4 == 128 && PANEL * 4 == 64) };
-    const { assert!(offset_of!(DigitBlock, digits) == 0) };
-    let [first, ..] = blocks else {
-        // SAFETY: the caller promises as many sums.
-        return unsafe { task.sums.write_bytes(0, task.panels * TILE_COLS) };
-    };
-    for p in 0..task.panels {
-        // The steps fetch what lies beyond; waiting for the first lines one by one takes 1 % of all.
-        let start = task.panel.wrapping_add(p * task.panel_stride + first.chunk as usize * CHUNK);
-        for distance in (0..AHEAD).step_by(CHUNK) {
-            fetch(start.wrapping_add(distance));
-        }
-    }
-    // SAFETY: reads the 16 bytes of the table.
-    let table = unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(BIASED.as_ptr().cast())) };
-    let mut totals = Totals([0.0; (STREAMS + 1) * TILE_COLS]);
-    let totals = (&raw mut totals.0).cast::<f32>();
-    // Nothing is before the first pair: its zeros go nowhere.
-    let mut sums = [[_mm256_setzero_si256(); 2]; 3];
-    let (mut before, mut to) = (&raw const *first, totals.wrapping_add(STREAMS * TILE_COLS));
-    let mut scales = task.panel.wrapping_add(SCALES);
-    let mut digits_before = first.count;
-    for block in blocks {
-        macro_rules! run {
-            ($steps:expr) => {
-                asm!(
-                    $steps,
-                    block = in(reg) block,
-                    before = inout(reg) before,
-                    codes = inout(reg) task.panel.add(block.chunk as usize * CHUNK) => _,
-                    scales = inout(reg) scales,
-                    sums = inout(reg) totals => _,
-                    to = inout(reg) to,
-                    stride = in(reg) task.panel_stride,
-                    count = inout(reg) task.panels => _,
-                    constants = in(reg) &raw const CONSTANTS,
-                    bias = const offset_of!(DigitBlock, bias),
-                    scale = const offset_of!(DigitBlock, scale),
-                    up = const UP_CODES,
-                    gate_scales = const SCALES,
-                    up_scales = const SCALES + PANEL,
-                    ahead = const AHEAD,
-                    in("ymm0") _mm256_set1_epi8(15),
-                    in("ymm1") table,
-                    inout("ymm2") sums[0][0],
-                    inout("ymm3") sums[0][1],
-                    inout("ymm4") sums[1][0],
-                    inout("ymm5") sums[1][1],
-                    inout("ymm6") sums[2][0],
-                    inout("ymm7") sums[2][1],
-                    out("ymm8") _,
-                    out("ymm9") _,
-                    out("ymm10") _,
-                    out("ymm11") _,
-                    out("ymm12") _,
-                    out("ymm13") _,
-                    out("ymm14") _,
-                    out("ymm15") _,
-                    options(nostack),
-                )
-            };
-        }
-        // SAFETY: reads the block, and the chunks of as many panels as the caller promises; adds to their sums. Of the
-        // block before, reads it and 16 scales, and adds to 16 sums. Prefetching reads nothing.
-        unsafe {
-            match (task.format, block.count, digits_before) {
-                (BlockFormat::Nvfp4, 2, 2) => run!(block!(Nvfp4, 2 after 2)),
-                (BlockFormat::Nvfp4, 2, _) => run!(block!(Nvfp4, 2 after 3)),
-                (BlockFormat::Nvfp4, _, 2) => run!(block!(Nvfp4, 3 after 2)),
-                (BlockFormat::Nvfp4, _, _) => run!(block!(Nvfp4, 3 after 3)),
-                (BlockFormat::Mxfp4, 2, 2) => run!(block!(Mxfp4, 2 after 2)),
-                (BlockFormat::Mxfp4, 2, _) => run!(block!(Mxfp4, 2 after 3)),
-                (BlockFormat::Mxfp4, _, 2) => run!(block!(Mxfp4, 3 after 2)),
-                (BlockFormat::Mxfp4, _, _) => run!(block!(Mxfp4, 3 after 3)),
+compiled_for!(Avx2, {
+    /// [`Vector::multiply_blocks`].
+    ///
+    /// # Safety
+    /// The machine has AVX2 and FMA; the panels have the chunks of the blocks, and sums.
+    pub(super) unsafe fn multiply_blocks<V>(task: &DigitTask, blocks: &[DigitBlock])
+    where
+        V: Vector<Sums = __m256i, Floats = __m256>,
+    {
+        const { assert!(CHUNK_K == 16 && V::LANES == 8 && TILE_COLS * 4 == 128 && PANEL * 4 == 64) };
+        const { assert!(offset_of!(DigitBlock, digits) == 0) };
+        let [first, ..] = blocks else {
+            // SAFETY: the caller promises as many sums.
+            return unsafe { task.sums.write_bytes(0, task.panels * TILE_COLS) };
+        };
+        for p in 0..task.panels {
+            // The steps fetch what lies beyond; waiting for the first lines one by one takes 1 % of all.
+            let start = task.panel.wrapping_add(p * task.panel_stride + first.chunk as usize * CHUNK);
+            for distance in (0..AHEAD).step_by(CHUNK) {
+                fetch(start.wrapping_add(distance));
             }
         }
-        digits_before = block.count;
+        // SAFETY: reads the 16 bytes of the table.
+        let table = unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(BIASED.as_ptr().cast())) };
+        let mut totals = Totals([0.0; (STREAMS + 1) * TILE_COLS]);
+        let totals = (&raw mut totals.0).cast::<f32>();
+        // Nothing is before the first pair: its zeros go nowhere.
+        let mut sums = [[_mm256_setzero_si256(); 2]; 3];
+        let (mut before, mut to) = (&raw const *first, totals.wrapping_add(STREAMS * TILE_COLS));
+        let mut scales = task.panel.wrapping_add(SCALES);
+        let mut digits_before = first.count;
+        for block in blocks {
+            macro_rules! run {
+                ($steps:expr) => {
+                    asm!(
+                        $steps,
+                        block = in(reg) block,
+                        before = inout(reg) before,
+                        codes = inout(reg) task.panel.add(block.chunk as usize * CHUNK) => _,
+                        scales = inout(reg) scales,
+                        sums = inout(reg) totals => _,
+                        to = inout(reg) to,
+                        stride = in(reg) task.panel_stride,
+                        count = inout(reg) task.panels => _,
+                        constants = in(reg) &raw const CONSTANTS,
+                        bias = const offset_of!(DigitBlock, bias),
+                        scale = const offset_of!(DigitBlock, scale),
+                        up = const UP_CODES,
+                        gate_scales = const SCALES,
+                        up_scales = const SCALES + PANEL,
+                        ahead = const AHEAD,
+                        in("ymm0") _mm256_set1_epi8(15),
+                        in("ymm1") table,
+                        inout("ymm2") sums[0][0],
+                        inout("ymm3") sums[0][1],
+                        inout("ymm4") sums[1][0],
+                        inout("ymm5") sums[1][1],
+                        inout("ymm6") sums[2][0],
+                        inout("ymm7") sums[2][1],
+                        out("ymm8") _,
+                        out("ymm9") _,
+                        out("ymm10") _,
+                        out("ymm11") _,
+                        out("ymm12") _,
+                        out("ymm13") _,
+                        out("ymm14") _,
+                        out("ymm15") _,
+                        options(nostack),
+                    )
+                };
+            }
+            // SAFETY: reads the block, and the chunks of as many panels as the caller promises; adds to their sums. Of the
+            // block before, reads it and 16 scales, and adds to 16 sums. Prefetching reads nothing.
+            unsafe {
+                match (task.format, block.count, digits_before) {
+                    (BlockFormat::Nvfp4, 2, 2) => run!(block!(Nvfp4, 2 after 2)),
+                    (BlockFormat::Nvfp4, 2, _) => run!(block!(Nvfp4, 2 after 3)),
+                    (BlockFormat::Nvfp4, _, 2) => run!(block!(Nvfp4, 3 after 2)),
+                    (BlockFormat::Nvfp4, _, _) => run!(block!(Nvfp4, 3 after 3)),
+                    (BlockFormat::Mxfp4, 2, 2) => run!(block!(Mxfp4, 2 after 2)),
+                    (BlockFormat::Mxfp4, 2, _) => run!(block!(Mxfp4, 2 after 3)),
+                    (BlockFormat::Mxfp4, _, 2) => run!(block!(Mxfp4, 3 after 2)),
+                    (BlockFormat::Mxfp4, _, _) => run!(block!(Mxfp4, 3 after 3)),
+                }
+            }
+            digits_before = block.count;
+        }
+        // SAFETY: the machine has the instructions; block, 16 scales and sums of the last pair, which is of up's features.
+        unsafe {
+            let chunk = scales.sub(SCALES + PANEL);
+            let mut last = [V::load(to), V::load(to.add(V::LANES))];
+            finish_pair::<V>(task.format, chunk, PANEL, &*before, &sums[..digits_before as usize], &mut last);
+            V::store(to, last[0]);
+            V::store(to.add(V::LANES), last[1]);
+            task.sums.copy_from_nonoverlapping(totals, task.panels * TILE_COLS);
+        }
     }
-    // SAFETY: the machine has the instructions; block, 16 scales and sums of the last pair, which is of up's features.
-    unsafe {
-        let chunk = scales.sub(SCALES + PANEL);
-        let mut last = [V::load(to), V::load(to.add(V::LANES))];
-        finish_pair::<V>(task.format, chunk, PANEL, &*before, &sums[..digits_before as usize], &mut last);
-        V::store(to, last[0]);
-        V::store(to.add(V::LANES), last[1]);
-        task.sums.copy_from_nonoverlapping(totals, task.panels * TILE_COLS);
-    }
-}
+});

@@ -1,5 +1,5 @@
 //! What the x86-64 implementations of [`Vector`](super::vector::Vector) share: one macro that wraps intrinsics of a
-//! width into the trait and compiles the kernel with the features they need.
+//! width into the trait and compiles the kernel for the instruction set.
 //!
 //! Reference: Intel Intrinsics Guide, <https://www.intel.com/content/www/us/en/docs/intrinsics-guide/>.
 
@@ -38,11 +38,11 @@ pub(super) unsafe fn doubled(codes: [u8; CHUNK_K]) -> ([i8; CHUNK_K], i32) {
     }
 }
 
-/// Implements `Vector` for `$name` and defines `$functions`, compiled with `$features`.
+/// Implements `Vector` for `$name` and defines `$functions`, compiled for `$isa`.
 macro_rules! x86_vector {
     (
         $(#[$doc:meta])*
-        $name:ident, $functions:ident, features: $features:literal, lanes: $lanes:literal, ahead: $ahead:ident, $integers:ty, $floats:ty;
+        $name:ident, $functions:ident, isa: $isa:ident, lanes: $lanes:literal, ahead: $ahead:ident, $integers:ty, $floats:ty;
         weights: $weights:path, scales: $scales:path, raw_scales: $raw_scales:path, bias_word: $bias_word:path;
         broadcast: $broadcast:path, splat: $splat:path;
         mul: $mul:path, mul_add: $mul_add:path, load: $load:path, store: $store:path;
@@ -196,41 +196,47 @@ macro_rules! x86_vector {
 
         /// What is compiled with this instruction set.
         pub(super) const $functions: Functions = {
-            #[target_feature(enable = $features)]
-            unsafe fn prepare(a: &Source<'_>, tile: &RowTile, chunks: Range<usize>, out: &mut [Block]) {
-                // SAFETY: the caller's promise.
-                unsafe { a.prepare::<$name>(tile, chunks, out) };
-            }
+            compiled_for!($isa, {
+                unsafe fn prepare(a: &Source<'_>, tile: &RowTile, chunks: Range<usize>, out: &mut [Block]) {
+                    // SAFETY: the caller's promise.
+                    unsafe { a.prepare::<$name>(tile, chunks, out) };
+                }
+            });
 
-            #[target_feature(enable = $features)]
-            unsafe fn multiply(task: &Task) {
-                // SAFETY: the caller's promises.
-                unsafe { kernel::multiply::<$name>(task) }
-            }
+            compiled_for!($isa, {
+                unsafe fn multiply(task: &Task) {
+                    // SAFETY: the caller's promises.
+                    unsafe { kernel::multiply::<$name>(task) }
+                }
+            });
 
-            #[target_feature(enable = $features)]
-            unsafe fn multiply_digits(task: &DigitTask, blocks: &[DigitBlock]) {
-                // SAFETY: the caller's promises.
-                unsafe { digits::multiply::<$name>(task, blocks) }
-            }
+            compiled_for!($isa, {
+                unsafe fn multiply_digits(task: &DigitTask, blocks: &[DigitBlock]) {
+                    // SAFETY: the caller's promises.
+                    unsafe { digits::multiply::<$name>(task, blocks) }
+                }
+            });
 
-            #[target_feature(enable = $features)]
-            unsafe fn integer_dots() -> usize {
-                // SAFETY: the caller's promise.
-                unsafe { spin::integer_dots::<$name>() }
-            }
+            compiled_for!($isa, {
+                unsafe fn integer_dots() -> usize {
+                    // SAFETY: the caller's promise.
+                    unsafe { spin::integer_dots::<$name>() }
+                }
+            });
 
-            #[target_feature(enable = $features)]
-            unsafe fn multiply_adds() -> usize {
-                // SAFETY: the caller's promise.
-                unsafe { spin::multiply_adds::<$name>() }
-            }
+            compiled_for!($isa, {
+                unsafe fn multiply_adds() -> usize {
+                    // SAFETY: the caller's promise.
+                    unsafe { spin::multiply_adds::<$name>() }
+                }
+            });
 
-            #[target_feature(enable = $features)]
-            unsafe fn read(from: *const f32, lines: usize) -> usize {
-                // SAFETY: the caller's promises.
-                unsafe { spin::read::<$name>(from, lines) }
-            }
+            compiled_for!($isa, {
+                unsafe fn read(from: *const f32, lines: usize) -> usize {
+                    // SAFETY: the caller's promises.
+                    unsafe { spin::read::<$name>(from, lines) }
+                }
+            });
 
             Functions {
                 prepare,

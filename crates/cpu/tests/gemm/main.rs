@@ -230,6 +230,29 @@ fn huge_sums_under_small_tensor_scales_fit_f16() {
     }
 }
 
+/// Scales of gate and of up that f32 cannot multiply by, which undo each other in C.
+#[test]
+fn tensor_scales_at_both_ends_of_f32_lose_nothing() {
+    let mut random = Random(41);
+    for a_format in [AFormat::Nvfp4, AFormat::F32, AFormat::Bf16] {
+        for (gate, up) in [(1e-44, 1e20), (1e20, 1e-44), (f32::from_bits(1), 1.0)] {
+            let format = BlockFormat::Nvfp4;
+            let weights =
+                GateUp::new(random.quantized(format, 16, 64, gate), random.quantized(format, 16, 64, up));
+            let a = random.activations(a_format, 5, 64);
+            let mut desc = desc(&a, &weights, Activation::Identity);
+            // So that the products are as large as f32 has digits for.
+            (desc.epilogue.alpha_gate, desc.epilogue.alpha_up) = (1e10, 1e10);
+            let want = reference(&desc.epilogue, &a, 0..5, &weights);
+            for isa in isas() {
+                let c = run_f32(&desc, isa, &a, &weights);
+                let distance = Comparison::new(&c, &want, 16).unwrap();
+                assert!(distance.rel_l2 <= 1e-6, "{a_format} {isa} {gate:e} {up:e}: {distance:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn w4a4_has_the_same_bits_on_every_isa_exact() {
     for (a_format, b_format) in [(AFormat::Nvfp4, BlockFormat::Nvfp4), (AFormat::Mxfp4, BlockFormat::Nvfp4)] {

@@ -485,3 +485,23 @@ fn gpu_plans_that_cannot_be_are_refused() {
         assert!(message.contains(said), "{to}: {message}");
     }
 }
+
+/// What a GPU multiplies sums by is one f32; a processor takes every tensor scale.
+#[test]
+fn a_tensor_scale_that_a_gpu_would_lose_is_refused() {
+    let (desc, a) = (desc(2, 32, 64, AFormat::Nvfp4, OutFormat::F32), operand(2, 64, AFormat::Nvfp4));
+    let mut weights = expert(32, 64, 0);
+    weights.up = {
+        let up = &weights.up;
+        let (codes, scales) = (up.codes().to_vec(), up.scales().to_vec());
+        let scale = dualgemm::formats::GlobalScale::multiplier(1e-44);
+        QuantizedMatrix::new("up", up.format(), 32, 64, codes, scales, up.scale_layout(), scale).unwrap()
+    };
+    let run = |plan: &Plan| {
+        let packed = plan.prepack(&weights).unwrap();
+        plan.runner(1).unwrap().run(&a, &packed, OutputMut::F32(&mut vec![0.0; 2 * 32]))
+    };
+    let message = run(&plan(&desc, None)).unwrap_err().to_string();
+    assert!(message.starts_with("up: tensor scales of up and of A and"), "{message}");
+    run(&DualGemm::plan(&desc, &Target::default()).unwrap()).unwrap();
+}

@@ -291,6 +291,37 @@ fn the_activation_alone_close() {
     }
 }
 
+/// Every pair of these as gate and up, against the same expression in f64. All kernels share what evaluates it.
+#[test]
+fn what_is_not_finite_is_as_in_f64() {
+    const INF: f32 = f32::INFINITY;
+    let gpu = gpu();
+    let values = [0.0, -0.0, 3.0, -3.0, -2000.0, 1e30, -1e30, f32::MAX, f32::MIN, INF, -INF, f32::NAN];
+    let pairs: Vec<(f32, f32)> = values.iter().flat_map(|&g| values.map(|u| (g, u))).collect();
+    let bytes =
+        |half: fn(&(f32, f32)) -> f32| pairs.iter().flat_map(|p| half(p).to_le_bytes()).collect::<Vec<_>>();
+    let n = pairs.len();
+    let (gate, up) = (upload(gpu, &bytes(|p| p.0)), upload(gpu, &bytes(|p| p.1)));
+    let none = DevicePtr::NULL;
+    let (alpha, bias) = ([1.0; 2], [none; 2]);
+    let products = Products { m: 1, n, gate, up, pitch: 4 * n, alpha, a_scale: none, bias };
+    let others = [-1.7, 0.0, 1e-40].map(|alpha| Activation::SwigluOai { alpha, beta: 1.0, limit: 7.0 });
+    for activation in Activation::EXAMPLES.into_iter().chain(others) {
+        let (program, ty) = (activation.program(), FloatType::F32);
+        let kernel = SiluMul::new(gpu, (ty, false, false), Sink::Float(ty), &program, true).unwrap();
+        let values = poisoned(gpu, 4 * n);
+        let to = Out::Image { values, pitch: 4 * n };
+        run(gpu, &kernel.spec(&products, &to, GlobalScale::ONE).unwrap());
+        for (&(gate, up), got) in pairs.iter().zip(floats(&read(gpu, values, 4 * n), ty)) {
+            let want = program.eval_f64(gate.into(), up.into()) as f32;
+            let near = (got - want).abs() <= 1e-5 * want.abs();
+            let same = near || got == want || got.is_nan() && want.is_nan();
+            let sign = want.is_nan() || got.is_sign_negative() == want.is_sign_negative();
+            assert!(same && sign, "{activation} of {gate:e} and {up:e}: {got:e}, not {want:e}");
+        }
+    }
+}
+
 #[test]
 fn the_activation_to_nvfp4_is_its_f32_quantized_exact() {
     let gpu = gpu();

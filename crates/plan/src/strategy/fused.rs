@@ -274,7 +274,7 @@ impl Kernels for Ready {
                 (pack, Some(GroupArgs { count: experts.count(), rows, pack_stride, alphas }))
             }
         };
-        let alpha = weights.alpha(&epilogue, a.scale);
+        let alpha = weights.alpha(&epilogue, a.scale)?;
         let c = Destination::of(call, &self.desc)?;
         let to = self.requantize.as_ref().map_or(c, Requantize::product);
         let args = FusedArgs {

@@ -104,7 +104,7 @@ impl Kernels for Ready {
         let &DualGemmDesc { n, k, epilogue, .. } = &self.desc;
         let mut specs = Vec::new();
         let a = self.prologue.specs(call.m, &call.a, None, &mut specs)?;
-        let alpha = weights.alpha(&epilogue, a.scale);
+        let alpha = weights.alpha(&epilogue, a.scale)?;
         let c = Destination::of(call, &self.desc)?.c;
         let [gate, up] = weights.one()?.packed_apart()?;
         let args = FusedArgs {

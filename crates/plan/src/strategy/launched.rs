@@ -52,12 +52,17 @@ impl<'a> Weights<'a> {
 
     /// What sums of gate and up are multiplied by, where A's tensor scale is `a_scale`. Of groups what they have in
     /// common: the rest is each one's own, in a table.
-    pub(super) fn alpha(self, epilogue: &Epilogue, a_scale: f32) -> [f32; 2] {
-        let [gate, up] = match self {
-            Self::One(weights) => weights.alpha(),
-            Self::Groups(..) => [1.0; 2],
-        };
-        [gate * epilogue.alpha_gate * a_scale, up * epilogue.alpha_up * a_scale]
+    ///
+    /// # Errors
+    /// If all scales together are no normal f32, for any of the groups.
+    pub(super) fn alpha(self, epilogue: &Epilogue, a_scale: f32) -> Result<[f32; 2], Error> {
+        match self {
+            Self::One(weights) => sum_factors(weights.alpha(), epilogue, a_scale),
+            Self::Groups(experts, _) => {
+                experts.each_alpha().try_for_each(|own| sum_factors(own, epilogue, a_scale).map(drop))?;
+                sum_factors([1.0; 2], epilogue, a_scale)
+            }
+        }
     }
 
     /// What the kernels that end in [`finish`](dualgemm_kernels::generic::finish) make of the sums of a call whose A became
@@ -72,10 +77,26 @@ impl<'a> Weights<'a> {
         a: &Image,
         factor: f32,
     ) -> Result<Output, Error> {
-        let alpha = self.alpha(&desc.epilogue, a.scale * factor);
+        let alpha = self.alpha(&desc.epilogue, a.scale * factor)?;
         let c = Destination::of(call, desc)?.c;
         Ok(Output { bias: self.bias(), a_scale: a.device_scale, ..Output::new(c, alpha) })
     }
+}
+
+/// What sums of gate and up are multiplied by: what belongs to the weights, the epilogue's factor and A's tensor scale.
+///
+/// # Errors
+/// If that is no normal f32: what is less would lose digits, or be 0.
+pub(super) fn sum_factors(weights: [f32; 2], epilogue: &Epilogue, a_scale: f32) -> Result<[f32; 2], Error> {
+    let factor = |half, of_weights: f32, alpha: f32| {
+        let exact = f64::from(of_weights) * f64::from(alpha) * f64::from(a_scale);
+        let factor = exact as f32;
+        match factor.is_normal() || alpha == 0.0 {
+            true => Ok(factor),
+            false => Err(Error::SumFactor { half, found: exact }),
+        }
+    };
+    Ok([factor("gate", weights[0], epilogue.alpha_gate)?, factor("up", weights[1], epilogue.alpha_up)?])
 }
 
 /// What a strategy makes of a plan: kernels and memory.
@@ -215,5 +236,33 @@ impl Destination {
                 Err(Error::Operand { tensor: "C", found: found.into(), expected: expected.to_string() })
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scales_that_together_are_no_normal_f32_are_refused_by_name() {
+        let tiny = 2f32.powi(-100);
+        let epilogue = Epilogue { alpha_up: tiny, ..Epilogue::default() };
+        assert_eq!(
+            sum_factors([1.0, tiny], &epilogue, 1.0).unwrap_err().to_string(),
+            "up: tensor scales of up and of A and the epilogue's alpha_up multiply its sums by 6.223015277861142e-61; on \
+             a GPU valid are magnitudes of 1.1754944e-38 to 3.4028235e38 (on the CPU, all)"
+        );
+        // Two of the three factors together would be 0.
+        assert_eq!(sum_factors([1.0, tiny], &epilogue, 2f32.powi(120)).unwrap()[1], 2f32.powi(-80));
+        for (scale, a_scale) in [(1e-44, 1.0), (1e-25, 1e-25), (1e25, 1e25)] {
+            assert!(
+                sum_factors([scale, 1.0], &Epilogue::default(), a_scale)
+                    .unwrap_err()
+                    .to_string()
+                    .starts_with("gate: ")
+            );
+        }
+        let zero = Epilogue { alpha_gate: 0.0, ..Epilogue::default() };
+        assert_eq!(sum_factors([1e-44, 1.0], &zero, 1.0).unwrap(), [0.0, 1.0]);
     }
 }

@@ -18,7 +18,7 @@ use dualgemm_kernels::generic::quantize::Out;
 use dualgemm_kernels::generic::rowwise::Sink;
 use dualgemm_kernels::generic::silu_mul::{Products, SiluMul};
 
-use super::launched::Destination;
+use super::launched::{Destination, sum_factors};
 use super::{Launches, Prepared, Rounding, Strategy, float_out};
 use crate::prologue::{Image, Order, Prologue, compute_type, overlapping};
 use crate::{Buffer, DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm};
@@ -214,12 +214,6 @@ impl Library {
         Ok(image)
     }
 
-    /// What multiplies gate and up, all scales together.
-    fn alpha(&self, a: &Image, weights: &DeviceWeights) -> [f32; 2] {
-        let [gate, up] = weights.alpha().map(|alpha| alpha * a.scale);
-        [gate * self.desc.epilogue.alpha_gate, up * self.desc.epilogue.alpha_up]
-    }
-
     /// The product with gate (0) or up (1), or with both.
     pub(super) fn product(
         &self,
@@ -231,7 +225,7 @@ impl Library {
     ) -> Result<(), Error> {
         let c = self.products.ptr().offset((half * self.desc.m * self.desc.n * 2) as u64);
         let b = dequantized.offset((half * self.half_bytes()) as u64);
-        let alpha = self.alpha(a, weights)[half];
+        let alpha = sum_factors(weights.alpha(), &self.desc.epilogue, a.scale)?[half];
         Ok(self.matmul.launch(stream, alpha, [a.values, b, c], self.workspaces[half].ptr())?)
     }
 
@@ -263,9 +257,10 @@ impl Library {
             }
             // The one product was multiplied by gate's alpha.
             Shape::One => {
-                let [of_gate, of_up] = weights.alpha();
+                let [of_gate, of_up] = weights.alpha().map(f64::from);
                 let (epilogue, up) = (&self.desc.epilogue, gate.offset(2 * n as u64));
-                let ratio = of_up * epilogue.alpha_up / (of_gate * epilogue.alpha_gate);
+                let up_alpha = of_up * f64::from(epilogue.alpha_up);
+                let ratio = (up_alpha / (of_gate * f64::from(epilogue.alpha_gate))) as f32;
                 Products { m, n, gate, up, pitch: 4 * n, alpha: [1.0, ratio], a_scale, bias }
             }
         };

@@ -11,6 +11,7 @@ use dualgemm_formats::FloatType;
 use dualgemm_gemm::{AFormat, DualGemmDesc};
 use dualgemm_kernels::generic::silu_mul::{Products, SiluMul};
 
+use super::launched::sum_factors;
 use super::library::{WORKSPACE, destination, sink, supports};
 use super::scaled::Prologue;
 use super::{Launches, Prepared, Rounding, Strategy};
@@ -117,14 +118,12 @@ impl Prepared for Ready {
         let mut specs = Vec::new();
         let a = self.prologue.specs(call.m, &call.a, None, &mut specs)?;
         specs.into_iter().try_for_each(|spec| self.launch(spec, stream))?;
-        let factors = [epilogue.alpha_gate, epilogue.alpha_up];
+        let alpha = sum_factors(weights.alpha(), &epilogue, a.scale)?;
         let (gate, workspace) = (self.products.ptr(), self.workspace.ptr());
         let up = gate.offset((2 * m * n) as u64);
-        let halves =
-            weights.atoms()?.into_iter().zip([gate, up]).zip(weights.alpha().into_iter().zip(factors));
-        for ((b, c), (alpha, factor)) in halves {
+        for ((b, c), alpha) in weights.atoms()?.into_iter().zip([gate, up]).zip(alpha) {
             let (operands, scales) = ([a.operand.codes, b.codes, c], [a.operand.scales, b.scales]);
-            self.matmul.launch_nvfp4(stream, alpha * factor * a.scale, operands, scales, workspace)?;
+            self.matmul.launch_nvfp4(stream, alpha, operands, scales, workspace)?;
         }
         let (bias, a_scale) = (weights.bias(), DevicePtr::NULL);
         let products = Products { m, n, gate, up, pitch: 2 * n, alpha: [1.0; 2], a_scale, bias };

@@ -255,7 +255,7 @@ impl Kernels for Ready {
         let a = self.prologue.specs(call.m, &call.a, weights.groups().as_ref(), &mut specs)?;
         let to = Destination::of(call, &self.desc)?;
         let Destination { c, scales, scale, .. } = self.requantize.as_ref().map_or(to, Requantize::product);
-        let alpha = weights.alpha(&self.desc.epilogue, a.scale);
+        let alpha = weights.alpha(&self.desc.epilogue, a.scale)?;
         let (bias, a_scale) = (weights.bias(), a.device_scale);
         let output = Output { c, scales, scale, alpha, bias, a_scale };
         specs.push(kernel.spec(&FusedArgs { a: a.operand, gate, up, output, groups })?);
