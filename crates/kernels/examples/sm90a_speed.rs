@@ -2,8 +2,7 @@
 //! a graph. `cargo run --release -p dualgemm-kernels --example sm90a_speed -- [SHAPE CONFIG...]...`
 //!
 //! A shape is `MxNxK`. A configuration is `ROW_GROUPS,TOKENS,BLOCKS_PER_STAGE,STAGES,K_GROUPS`, and behind it any of
-//! `:persistent`, `:stream-k`, `:split` (two CTAs split K), `:two` (two CTAs per multiprocessor), `:late` (the next kernel
-//! starts late), `:ragged` (as if K were no multiple of 64). Without arguments the shapes of `benchmarks/record/` are
+//! `:persistent`, `:stream-k`, `:split` (two CTAs split K), `:two` (two CTAs per multiprocessor), `:ragged` (as if K were no multiple of 64). Without arguments the shapes of `benchmarks/record/` are
 //! measured.
 
 use std::time::Duration;
@@ -59,7 +58,6 @@ fn config(text: &str) -> Option<Choice> {
             "stream-k" => (config, Scheduler::StreamK, ragged),
             "split" => (config.split_k(), scheduler, ragged),
             "two" => (config.two_per_sm(), scheduler, ragged),
-            "late" => (config.late(), scheduler, ragged),
             "ragged" => (config, scheduler, true),
             _ => return None,
         })

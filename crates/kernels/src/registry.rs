@@ -271,7 +271,9 @@ mod tests {
             for config in (kernel.configs)() {
                 let module = kernel.generate(&config, &Activation::Silu.program(), true).unwrap();
                 let target = format!(".target {}", kernel.arch);
-                assert!(module.to_string().contains(&target), "{} {config}", kernel.name);
+                let text = module.to_string();
+                assert!(text.contains(&target), "{} {config}", kernel.name);
+                assert!(text.contains("st.global"), "{} {config} leaves no result", kernel.name);
                 assert!(seen.insert((kernel.arch, kernel.name, config)));
             }
             let (config, silu) = ((kernel.configs)().remove(0), Activation::Silu.program());

@@ -8,6 +8,7 @@ use dualgemm_ptx::Target;
 use super::config::Config;
 use super::fused;
 use crate::Error;
+use crate::limits::Rules;
 use crate::parts::format::Formats;
 use crate::parts::loaded::Loaded;
 use crate::parts::operand::FusedArgs;
@@ -43,7 +44,12 @@ impl<'d> Fused<'d> {
         let Config { format, tokens, features, .. } = self.config;
         args.check(self.loaded.n, Formats::Scaled(format), &self.loaded.variant)?;
         let tiles = self.loaded.tiles(args, tokens, self.loaded.n.div_ceil(features as usize));
-        self.loaded.launch(args, self.config.parts(), (tiles, 1, self.config.threads()), "sm120a fused")
+        self.loaded.launch(
+            args,
+            self.config.parts(),
+            (tiles, 1, self.config.threads()),
+            Rules("sm120a fused"),
+        )
     }
 
     /// Starts the kernel.

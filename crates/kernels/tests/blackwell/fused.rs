@@ -306,7 +306,7 @@ fn operands_that_do_not_fit_are_refused_by_name() {
     let split = Config::Sm100(sm100a::config::Config { split_k: 2, ..FEATURES });
     assert_eq!(
         message(split, 40, &args),
-        "sm100a fused: CTAs that split K, each at least 256 of it: 2 asked for, 1 at most"
+        "sm100a fused: CTAs that split K, each at least 256 of it: 2 asked for; valid: 1"
     );
     let variant = Variant { out: Out::Nvfp4 { scale_layout: ScaleLayout::Linear }, ..f32_out() };
     let text = config.spec(&gpu, &variant, 40, &args).unwrap_err().to_string();
