@@ -168,15 +168,24 @@ impl Plan {
     /// Packs weights that are in the memory of the plan's GPU already, on it, after what `stream` was given before. Waits for
     /// it.
     ///
+    /// # Safety
+    /// Codes and scales are live memory of that GPU, as large as shape and layout make them; nobody writes them meanwhile.
+    ///
     /// # Errors
     /// If the plan is not for a GPU or reads weights in an order that is made on the host, as the pack of mxfp4 is, or an
     /// address is misaligned.
-    pub fn prepack_device(&self, weights: &DeviceGateUp<'_>, stream: Stream) -> Result<PackedWeights, Error> {
+    pub unsafe fn prepack_device(
+        &self,
+        weights: &DeviceGateUp<'_>,
+        stream: Stream,
+    ) -> Result<PackedWeights, Error> {
         self.check_shape("the weights", (weights.format, weights.n, weights.k))?;
         match self {
             Self::Cpu(_) => Err(Error::NotOnGpu),
             Self::Gpu { gpu, plan } => {
-                let packed = DeviceWeights::on_device(gpu.open()?, weights, plan.weight_form()?, stream)?;
+                let (gpu, form) = (gpu.open()?, plan.weight_form()?);
+                // SAFETY: the caller's promise.
+                let packed = unsafe { DeviceWeights::on_device(gpu, weights, form, stream) }?;
                 Ok(PackedWeights::Gpu(Arc::new(packed)))
             }
         }
@@ -212,7 +221,8 @@ impl Plan {
     /// let (a, c) = (Buffer::zeroed(gpu, m * k * 2)?, Buffer::zeroed(gpu, m * n * 2)?);
     /// let rows = Buffer::of(gpu, &[0u32, 4, 6].map(u32::to_le_bytes).concat())?;
     /// let call = DeviceCall { m, a: DeviceA::Float { values: a.ptr(), pitch: 2 * k }, c: DeviceC::Float(c.ptr()) };
-    /// runner.run_device_grouped(&GroupedCall { call, rows: rows.ptr() }, &experts, Stream::Own)?;
+    /// // SAFETY: the buffers have the sizes of the call, and are here until it has ended: freeing them waits.
+    /// unsafe { runner.run_device_grouped(&GroupedCall { call, rows: rows.ptr() }, &experts, Stream::Own) }?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -237,9 +247,12 @@ impl Plan {
     /// As [`prepack_experts`](Self::prepack_experts), for weights that are in the memory of the plan's GPU already; see
     /// [`prepack_device`](Self::prepack_device).
     ///
+    /// # Safety
+    /// As there.
+    ///
     /// # Errors
     /// As there, and if there is no expert.
-    pub fn prepack_experts_device(
+    pub unsafe fn prepack_experts_device(
         &self,
         experts: &[DeviceGateUp<'_>],
         stream: Stream,
@@ -251,7 +264,8 @@ impl Plan {
             Self::Cpu(_) => Err(Error::NotOnGpu),
             Self::Gpu { gpu, plan } => {
                 let gpu = gpu.open()?;
-                let experts = DeviceExperts::on_device(gpu, experts, plan.weight_form()?, stream)?;
+                // SAFETY: the caller's promise.
+                let experts = unsafe { DeviceExperts::on_device(gpu, experts, plan.weight_form()?, stream) }?;
                 PackedExperts::of(gpu, experts)
             }
         }

@@ -119,11 +119,14 @@ impl Runner {
     /// Launches one product on operands in device memory, on a stream of the caller's. Allocates nothing, waits for
     /// nothing, and can be recorded into a graph.
     ///
-    /// Calls of one runner share scratch memory: they are to be ordered, by being on one stream or by events.
+    /// # Safety
+    /// Until the call has ended, its operands are live memory of the plan's GPU, as large as the problem and the call make
+    /// them; nobody writes A or uses C meanwhile. Calls of one runner share scratch memory: they are ordered, by being on one
+    /// stream or by events.
     ///
     /// # Errors
     /// If the plan is not for a GPU, an operand does not fit it, or an address is misaligned.
-    pub fn run_device(
+    pub unsafe fn run_device(
         &self,
         call: &DeviceCall,
         weights: &PackedWeights,
@@ -131,16 +134,20 @@ impl Runner {
     ) -> Result<(), Error> {
         match self {
             Self::Cpu(_) => Err(Error::NotOnGpu),
-            Self::Gpu(runner) => runner.run_device(call, weights, stream),
+            // SAFETY: the caller's promise.
+            Self::Gpu(runner) => unsafe { runner.run_device(call, weights, stream) },
         }
     }
 
     /// As [`run_device`](Self::run_device), for rows in groups, each with weights of its own. How many rows a group has,
     /// maybe none, is read on the device; the host need not know it.
     ///
+    /// # Safety
+    /// As there; the first rows are ascending, one more than there are experts, and end with M at most.
+    ///
     /// # Errors
     /// As there, and if the plan takes one pair of weights a call: plan with [`GpuOptions::groups`](crate::GpuOptions::groups).
-    pub fn run_device_grouped(
+    pub unsafe fn run_device_grouped(
         &self,
         call: &GroupedCall,
         experts: &PackedExperts,
@@ -148,7 +155,8 @@ impl Runner {
     ) -> Result<(), Error> {
         match self {
             Self::Cpu(_) => Err(Error::NotOnGpu),
-            Self::Gpu(runner) => runner.run_device_grouped(call, experts, stream),
+            // SAFETY: the caller's promise.
+            Self::Gpu(runner) => unsafe { runner.run_device_grouped(call, experts, stream) },
         }
     }
 }

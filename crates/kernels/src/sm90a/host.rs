@@ -394,9 +394,14 @@ impl<'d> Fused<'d> {
 
     /// Starts the kernel.
     ///
+    /// # Safety
+    /// The addresses are those of operands of the sizes that `args` says, in the sense of [`Device::launch_on`].
+    ///
     /// # Errors
     /// As [`spec`](Self::spec), and what the device says of the launch.
-    pub fn launch(&self, args: &FusedArgs) -> Result<(), Error> {
-        Ok(self.device.launch(&self.spec(args)?)?)
+    pub unsafe fn launch(&self, args: &FusedArgs) -> Result<(), Error> {
+        let spec = self.spec(args)?;
+        // SAFETY: the kernel stays within its operands, for which the caller vouches.
+        Ok(unsafe { self.device.launch(&spec) }?)
     }
 }
