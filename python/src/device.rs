@@ -89,7 +89,9 @@ impl Weights {
         py.detach(|| {
             let runner = self.launcher(&desc, layout, stream)?;
             let runner = runner.lock().unwrap_or_else(PoisonError::into_inner);
-            runner.run_device(&call, &self.packed, Stream::Raw(stream))
+            // SAFETY: the arrays say what they are and live as long as their owner, who keeps them until the stream, which
+            // is the library's own, has done the call; a runner is for one stream.
+            unsafe { runner.run_device(&call, &self.packed, Stream::raw(stream)) }
         })
         .map_err(facade)?;
         Ok(match destination {
@@ -159,7 +161,9 @@ impl Weights {
         let packed = py
             .detach(|| {
                 let plan = DualGemm::plan_for_packing((g.rows, g.k), g.format, &target)?;
-                plan.prepack_device(&pair, Stream::Raw(stream.unwrap_or(0)))
+                // SAFETY: the arrays say what they are and live to the end of this call, which waits; the stream is the
+                // library's own.
+                unsafe { plan.prepack_device(&pair, Stream::raw(stream.unwrap_or(0))) }
             })
             .map_err(facade)?;
         let global_scales = (g.global_scale, u.global_scale);

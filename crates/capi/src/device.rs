@@ -43,8 +43,12 @@ pub(crate) fn address(pointer: *const c_void) -> DevicePtr {
 }
 
 /// The stream of a handle from C.
-pub(crate) fn stream(handle: *mut c_void) -> Stream {
-    Stream::Raw(handle.addr() as u64)
+///
+/// # Safety
+/// As [`Stream::raw`].
+pub(crate) unsafe fn stream(handle: *mut c_void) -> Stream {
+    // SAFETY: the caller's promise.
+    unsafe { Stream::raw(handle.addr() as u64) }
 }
 
 /// `len` bytes of the host at a pointer from C; none where there is no byte.

@@ -168,7 +168,8 @@ pub unsafe extern "C" fn dualgemm_plan_warm(
         // SAFETY: both are handles, by the caller's word.
         let (plan, weights) = unsafe { (borrow("plan", plan)?, borrow("weights", weights)?) };
         if let Plan::Gpu { .. } = plan.plan {
-            let runner = plan.launcher(device::stream(stream))?;
+            // SAFETY: the header asks for a stream of the device.
+            let runner = plan.launcher(unsafe { device::stream(stream) })?;
             runner.lock().unwrap_or_else(PoisonError::into_inner).warm(&weights.packed)?;
         }
         Ok(())
@@ -222,10 +223,13 @@ pub unsafe extern "C" fn dualgemm_run(
                 },
                 _ => DeviceC::Float(device::address(c)),
             };
-            let (call, stream) = (DeviceCall { m: a.rows, a: on_device, c }, device::stream(stream));
+            let call = DeviceCall { m: a.rows, a: on_device, c };
+            // SAFETY: the header asks for a stream of the device.
+            let stream = unsafe { device::stream(stream) };
             let runner = plan.launcher(stream)?;
             let runner = runner.lock().unwrap_or_else(PoisonError::into_inner);
-            return Ok(runner.run_device(&call, &weights.packed, stream)?);
+            // SAFETY: the header asks for operands of these sizes, there until the call has ended; a runner is for one stream.
+            return Ok(unsafe { runner.run_device(&call, &weights.packed, stream) }?);
         }
         if !stream.is_null() {
             return Err(Failure::unsupported(

@@ -168,12 +168,14 @@ pub unsafe extern "C" fn dualgemm_weights_from_device(
         let (gate, up) = unsafe { (borrow("gate", gate)?, borrow("up", up)?) };
         // SAFETY: `target` is a string, by the caller's word.
         let target = unsafe { device::target(target) }?;
-        // SAFETY: `out` can be written, by the caller's word.
+        // SAFETY: `out` can be written, the stream and what gate and up describe are there, by the caller's word.
         unsafe { give("out", out, || from_device(target, gate, up, device::stream(stream))) }
     })
 }
 
-fn from_device(
+/// # Safety
+/// `gate` and `up` describe device memory that is there.
+unsafe fn from_device(
     target: Target,
     gate: &dualgemm_matrix,
     up: &dualgemm_matrix,
@@ -204,7 +206,8 @@ fn from_device(
         bias: [None; 2],
     };
     let plan = DualGemm::plan_for_packing((n, k), format, &target)?;
-    let packed = plan.prepack_device(&pair, stream)?;
+    // SAFETY: the caller's promise.
+    let packed = unsafe { plan.prepack_device(&pair, stream) }?;
     Ok(dualgemm_weights { packed, target, n, k, format, activation: Ok(Activation::default()) })
 }
 

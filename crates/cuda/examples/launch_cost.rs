@@ -43,26 +43,35 @@ fn report(card: &Cuda, name: &str, call: impl Fn() -> Result<(), Error>) -> Resu
 fn main() -> Result<(), Error> {
     let card = Arc::new(Cuda::open(0)?);
     println!("{}, driver {}", card.info().name, Cuda::driver_version()?);
-    let stream = card.new_stream()?;
-    let stream = stream.id();
+    let owned = card.new_stream()?;
+    // SAFETY: `owned` is there to the end.
+    let stream = unsafe { owned.id() };
+    // SAFETY, here and below: the kernels use none of their arguments.
+    let start = |stream, launches: &[ReadyLaunch]| unsafe { card.start(stream, launches) };
     let (few, many) = (kernel(&card, 8, 1)?, kernel(&card, 128, 12)?);
     let ready = |spec: &LaunchSpec, early: bool| card.ready(spec.clone().programmatic(early));
     for early in [false, true] {
         let early_name = if early { ", early start" } else { "" };
         for (name, spec) in [("2 arguments", &few), ("13 arguments, one of 128 bytes", &many)] {
             let spec = spec.clone().programmatic(early);
-            report(&card, &format!("looked up, {name}{early_name}"), || card.launch_on(stream, &spec))?;
+            report(&card, &format!("looked up, {name}{early_name}"), || {
+                // SAFETY: see above.
+                unsafe { card.launch_on(stream, &spec) }
+            })?;
             let one: [ReadyLaunch; 1] = [ready(&spec, early)?];
-            report(&card, &format!("ready, {name}{early_name}"), || card.start(stream, &one))?;
+            report(&card, &format!("ready, {name}{early_name}"), || start(stream, &one))?;
         }
         let both = [ready(&few, early)?, ready(&many, early)?];
-        report(&card, &format!("two launches, ready{early_name}"), || card.start(stream, &both))?;
+        report(&card, &format!("two launches, ready{early_name}"), || start(stream, &both))?;
         let first_plain = [ready(&few, false)?, ready(&many, early)?];
         report(&card, &format!("two launches, ready, the second{early_name}"), || {
-            card.start(stream, &first_plain)
+            start(stream, &first_plain)
         })?;
-        let graph = card.record(|| card.start(Stream::Own, &both))?;
-        report(&card, &format!("two launches, a graph of both{early_name}"), || graph.replay_on(stream))?;
+        let graph = card.record(|| start(Stream::Own, &both))?;
+        report(&card, &format!("two launches, a graph of both{early_name}"), || {
+            // SAFETY: see above.
+            unsafe { graph.replay_on(stream) }
+        })?;
     }
     Ok(())
 }

@@ -47,7 +47,7 @@ impl Context {
     pub(crate) fn stream(&self, stream: Stream) -> sys::CUstream {
         match stream {
             Stream::Own => self.own,
-            Stream::Raw(handle) => handle as usize as sys::CUstream,
+            Stream::Raw(raw) => raw.handle() as usize as sys::CUstream,
         }
     }
 }
@@ -83,9 +83,13 @@ impl OwnedStream {
         Ok(Self { context: context.clone(), handle })
     }
 
-    /// The stream for launches; it holds as long as `self`.
-    pub fn id(&self) -> Stream {
-        Stream::Raw(self.handle as usize as u64)
+    /// The stream for launches.
+    ///
+    /// # Safety
+    /// It is not used after `self`.
+    pub unsafe fn id(&self) -> Stream {
+        // SAFETY: made in this context; the caller keeps it.
+        unsafe { Stream::raw(self.handle as usize as u64) }
     }
 }
 
@@ -123,7 +127,7 @@ impl Event {
     /// [`Error::Driver`].
     pub fn record(&self, stream: Stream) -> Result<(), Error> {
         self.context.enter()?;
-        // SAFETY: the event is alive; the stream is ours or the caller's, who vouches for it.
+        // SAFETY: the event is alive; the stream is ours, or was promised to be there.
         unsafe { result::event::record(self.handle, self.context.stream(stream)) }
             .map_err(|e| explain("cuEventRecord", e))
     }
@@ -135,7 +139,7 @@ impl Event {
     pub fn hold(&self, stream: Stream) -> Result<(), Error> {
         self.context.enter()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: the event is alive; the stream is ours or the caller's, who vouches for it.
+        // SAFETY: the event is alive; the stream is ours, or was promised to be there.
         unsafe { result::stream::wait_event(self.context.stream(stream), self.handle, flags) }
             .map_err(|e| explain("cuStreamWaitEvent", e))
     }

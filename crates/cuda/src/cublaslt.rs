@@ -341,13 +341,17 @@ impl Matmul {
 
     /// Measures the algorithms that the library proposes and keeps the fastest. Overwrites C and waits.
     ///
+    /// # Safety
+    /// As [`launch`](Self::launch).
+    ///
     /// # Errors
     /// [`Error::Driver`]; the failure of an earlier kernel.
-    pub fn choose(&mut self, operands: [DevicePtr; 3], workspace: DevicePtr) -> Result<(), Error> {
+    pub unsafe fn choose(&mut self, operands: [DevicePtr; 3], workspace: DevicePtr) -> Result<(), Error> {
         let cuda = self.open.cuda.clone();
         let mut best = (f64::INFINITY, 0);
         for algo in 0..self.algos.len() {
-            let run = || self.launch_by(algo, Stream::Own, 1.0, operands, workspace);
+            // SAFETY: the caller's promise.
+            let run = || unsafe { self.launch_by(algo, Stream::Own, 1.0, operands, workspace) };
             // Proposals may turn out to be unsupported; the first run also loads the kernel.
             if run().is_err() {
                 continue;
@@ -362,23 +366,30 @@ impl Matmul {
 
     /// As [`choose`](Self::choose), of nvfp4 operands.
     ///
+    /// # Safety
+    /// As [`launch_nvfp4`](Self::launch_nvfp4).
+    ///
     /// # Errors
     /// As `choose`; if the product is not one of [`Blas::matmul_nvfp4`].
-    pub fn choose_nvfp4(
+    pub unsafe fn choose_nvfp4(
         &mut self,
         operands: [DevicePtr; 3],
         scales: [DevicePtr; 2],
         workspace: DevicePtr,
     ) -> Result<(), Error> {
         self.set_scales(scales)?;
-        self.choose(operands, workspace)
+        // SAFETY: the caller's promise.
+        unsafe { self.choose(operands, workspace) }
     }
 
     /// As [`launch`](Self::launch), of nvfp4 operands with the block scales of A and of B.
     ///
+    /// # Safety
+    /// As there, of the scales too.
+    ///
     /// # Errors
     /// [`Error::Driver`]; if the product is not one of [`Blas::matmul_nvfp4`].
-    pub fn launch_nvfp4(
+    pub unsafe fn launch_nvfp4(
         &self,
         stream: Stream,
         alpha: f32,
@@ -388,7 +399,8 @@ impl Matmul {
     ) -> Result<(), Error> {
         let _alone = self.scales.as_ref().map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
         self.set_scales(scales)?;
-        self.launch_by(0, stream, alpha, operands, workspace)
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_by(0, stream, alpha, operands, workspace) }
     }
 
     /// Writes the addresses of the scales of A and of B into the description.
@@ -406,19 +418,26 @@ impl Matmul {
 
     /// Starts it on a stream. `workspace` has the bytes asked for when the product was made.
     ///
+    /// # Safety
+    /// Until it has ended, A, B, C and the workspace are live device memory of the sizes that the product was made for, and
+    /// nobody writes the former or uses the latter two in between.
+    ///
     /// # Errors
     /// [`Error::Driver`].
-    pub fn launch(
+    pub unsafe fn launch(
         &self,
         stream: Stream,
         alpha: f32,
         operands: [DevicePtr; 3],
         workspace: DevicePtr,
     ) -> Result<(), Error> {
-        self.launch_by(0, stream, alpha, operands, workspace)
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_by(0, stream, alpha, operands, workspace) }
     }
 
-    fn launch_by(
+    /// # Safety
+    /// As [`launch`](Self::launch).
+    unsafe fn launch_by(
         &self,
         algo: usize,
         stream: Stream,

@@ -250,12 +250,12 @@ impl Device for Cuda {
         tensor_map::encode(map)
     }
 
-    fn launch_on(&self, stream: Stream, spec: &LaunchSpec) -> Result<(), Error> {
+    unsafe fn launch_on(&self, stream: Stream, spec: &LaunchSpec) -> Result<(), Error> {
         self.enter()?;
         let function = self.checked_kernel(spec)?;
         let (attributes, pointers) = (attributes(spec), pointers(spec));
         // SAFETY: the kernel belongs to this context, which was entered; `checked_kernel` made sure that the arguments are
-        // what it declares. The stream is ours or the caller's, who vouches for it.
+        // what it declares. The stream is ours, or was promised to be there; so was the memory.
         unsafe { start(&function, spec, &attributes, &pointers, self.context.stream(stream)) }
     }
 

@@ -25,19 +25,26 @@ unsafe impl Sync for Graph {}
 impl Graph {
     /// Replays the launches, in order, after everything launched before on the device's own stream.
     ///
+    /// # Safety
+    /// As [`replay_on`](Self::replay_on).
+    ///
     /// # Errors
     /// [`Error::Driver`]; a kernel's failure comes with a later call.
-    pub fn replay(&self) -> Result<(), Error> {
-        self.replay_on(Stream::Own)
+    pub unsafe fn replay(&self) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.replay_on(Stream::Own) }
     }
 
     /// Replays the launches on a stream.
     ///
+    /// # Safety
+    /// What was promised for each launch when it was recorded holds for this replay, too: the memory is still there.
+    ///
     /// # Errors
     /// As [`replay`](Self::replay).
-    pub fn replay_on(&self, stream: Stream) -> Result<(), Error> {
+    pub unsafe fn replay_on(&self, stream: Stream) -> Result<(), Error> {
         self.context.enter()?;
-        // SAFETY: the graph lives as long as `self`; the stream is ours or the caller's, who vouches for it.
+        // SAFETY: the graph lives as long as `self`; the stream is ours, or was promised to be there; so was the memory.
         unsafe { result::graph::launch(self.executable, self.context.stream(stream)) }
             .map_err(|e| explain("cuGraphLaunch", e))
     }
@@ -75,7 +82,8 @@ impl Cuda {
         check("cuThreadExchangeStreamCaptureMode", unsafe {
             sys::cuThreadExchangeStreamCaptureMode(&mut mode)
         })?;
-        let graph = self.record_on(apart.id(), || self.start(apart.id(), launches));
+        // SAFETY: `apart` is there to the end. The launches are recorded, not run: who replays them vouches for them.
+        let graph = unsafe { self.record_on(apart.id(), || self.start(apart.id(), launches)) };
         // SAFETY: the result outlives the call; `mode` is what the driver gave above.
         check("cuThreadExchangeStreamCaptureMode", unsafe {
             sys::cuThreadExchangeStreamCaptureMode(&mut mode)
@@ -90,7 +98,7 @@ impl Cuda {
     pub fn is_recording(&self, stream: Stream) -> Result<bool, Error> {
         self.enter()?;
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        // SAFETY: the stream is ours or the caller's, who vouches for it; the result outlives the call.
+        // SAFETY: the stream is ours, or was promised to be there; the result outlives the call.
         let result = unsafe { sys::cuStreamIsCapturing(self.context().stream(stream), &mut status) };
         check("cuStreamIsCapturing", result)?;
         Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)

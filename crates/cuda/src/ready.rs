@@ -122,9 +122,12 @@ impl Cuda {
     /// Starts launches one after the other on a stream; as [`launch_on`](dualgemm_device::Device::launch_on) each, at
     /// less cost for the host.
     ///
+    /// # Safety
+    /// As there, for each.
+    ///
     /// # Errors
     /// As there, and [`Error::BadHandle`] for launches made ready on another GPU.
-    pub fn start(&self, stream: Stream, launches: &[ReadyLaunch]) -> Result<(), Error> {
+    pub unsafe fn start(&self, stream: Stream, launches: &[ReadyLaunch]) -> Result<(), Error> {
         self.enter()?;
         let handle = self.context().stream(stream);
         for launch in launches {
@@ -133,7 +136,7 @@ impl Cuda {
             }
             let ReadyLaunch { function, attributes, pointers, spec, .. } = launch;
             // SAFETY: the kernel is one of this context's, which was entered; `ready` checked that the arguments are what
-            // it declares, and they live as long as the launch. The stream is ours or the caller's, who vouches for it.
+            // it declares, and they live as long as the launch. The caller vouches for the rest.
             unsafe { start(function, spec, attributes, pointers, handle) }?;
         }
         Ok(())

@@ -10,13 +10,17 @@
 //! use dualgemm_device::{Args, Device, Error, LaunchSpec};
 //!
 //! /// Runs `kernel(x, n)` over `x` on any device.
-//! fn apply(device: &dyn Device, ptx: &str, kernel: &str, x: &mut [u8]) -> Result<(), Error> {
+//! ///
+//! /// # Safety
+//! /// The kernel reads and writes those bytes only.
+//! unsafe fn apply(device: &dyn Device, ptx: &str, kernel: &str, x: &mut [u8]) -> Result<(), Error> {
 //!     let module = device.load(ptx)?;
 //!     let kernel = device.function(module, kernel)?;
 //!     let buffer = device.alloc(x.len())?;
 //!     device.copy_to(buffer, x)?;
 //!     let args = Args::new().ptr(buffer).u32(x.len() as u32);
-//!     device.launch(&LaunchSpec::new(kernel, [1, 1, 1], [128, 1, 1]).args(args))?;
+//!     // SAFETY: the kernel stays within the `n` bytes at `x`.
+//!     unsafe { device.launch(&LaunchSpec::new(kernel, [1, 1, 1], [128, 1, 1]).args(args)) }?;
 //!     device.copy_from(x, buffer)?;
 //!     device.free(buffer)
 //! }
@@ -34,7 +38,7 @@ pub use args::{Arg, Args};
 pub use error::Error;
 pub use info::{Arch, DeviceInfo};
 pub use launch::LaunchSpec;
-pub use ptr::{DevicePtr, FunctionId, ModuleId, Stream};
+pub use ptr::{DevicePtr, FunctionId, ModuleId, RawStream, Stream};
 
 /// A GPU, or something that behaves like one.
 pub trait Device: Send + Sync {
@@ -97,17 +101,26 @@ pub trait Device: Send + Sync {
 
     /// Starts a kernel on a stream. Allocates nothing and waits for nothing.
     ///
+    /// # Safety
+    /// A card follows every address that the kernel makes of its arguments, in the memory of this process: until the kernel
+    /// has ended, what it reads and writes is live memory that it may read and write, and that nobody uses in between.
+    /// (The simulator looks after that itself and fails the launch.)
+    ///
     /// # Errors
     /// [`Error::Launch`] if the configuration or the arguments do not fit the kernel, [`Error::Kernel`] if
     /// the kernel failed and the device knows it already.
-    fn launch_on(&self, stream: Stream, spec: &LaunchSpec) -> Result<(), Error>;
+    unsafe fn launch_on(&self, stream: Stream, spec: &LaunchSpec) -> Result<(), Error>;
 
     /// Starts a kernel on the device's own stream.
     ///
+    /// # Safety
+    /// As [`launch_on`](Device::launch_on).
+    ///
     /// # Errors
     /// As [`launch_on`](Device::launch_on).
-    fn launch(&self, spec: &LaunchSpec) -> Result<(), Error> {
-        self.launch_on(Stream::Own, spec)
+    unsafe fn launch(&self, spec: &LaunchSpec) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_on(Stream::Own, spec) }
     }
 
     /// Waits for all launches.

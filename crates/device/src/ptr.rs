@@ -42,7 +42,37 @@ pub enum Stream {
     /// The device's own.
     #[default]
     Own,
-    /// One of the caller's, as the driver calls it (a `CUstream`; 0 is the legacy default stream). It must belong to
-    /// the device's primary context, as every stream of the CUDA runtime and of PyTorch does.
-    Raw(u64),
+    /// One of the caller's.
+    Raw(RawStream),
+}
+
+impl Stream {
+    /// One of the caller's, as the driver calls it (a `CUstream`; 0 is the legacy default stream).
+    ///
+    /// # Safety
+    /// As [`RawStream::new`].
+    pub const unsafe fn raw(handle: u64) -> Self {
+        // SAFETY: the caller's promise.
+        Self::Raw(unsafe { RawStream::new(handle) })
+    }
+}
+
+/// The driver's handle of a stream, which it follows without a look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RawStream(u64);
+
+impl RawStream {
+    /// Takes the handle at its word.
+    ///
+    /// # Safety
+    /// On a card it is a stream of the device's primary context, as every stream of the CUDA runtime and of PyTorch is, or
+    /// 0, and it is there as long as this is used.
+    pub const unsafe fn new(handle: u64) -> Self {
+        Self(handle)
+    }
+
+    /// The handle.
+    pub const fn handle(self) -> u64 {
+        self.0
+    }
 }

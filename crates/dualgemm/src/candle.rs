@@ -99,15 +99,7 @@ impl SwiGlu {
     /// # Errors
     /// If the halves do not belong together, or the device is not there.
     pub fn new(weights: &GateUp<'_>, options: &Options) -> Result<Self> {
-        let (n, k, format) = (weights.n(), weights.k(), weights.gate.format());
-        let target = options.target()?;
-        // Weights of a shape are packed alike for every plan; this is one that every target has.
-        let desc = DualGemmDesc { out: OutFormat::F16, ..DualGemmDesc::new(1, n, k, AFormat::F16, format) };
-        let plan = DualGemm::plan(&desc, &target);
-        let weights = plan.and_then(|plan| plan.prepack(weights)).map_err(Error::wrap)?;
-        let (epilogue, quantize_a) = (options.epilogue.unwrap_or_default(), options.quantize_a);
-        let runners = Mutex::default();
-        Ok(Self(Arc::new(Packed { weights, target, n, k, format, epilogue, quantize_a, runners })))
+        Ok(Self(Arc::new(Packed::new(weights, options, options.target()?)?)))
     }
 
     /// Features (N) of each half.
@@ -128,6 +120,15 @@ impl Module for SwiGlu {
 }
 
 impl Packed {
+    fn new(weights: &GateUp<'_>, options: &Options, target: Target) -> Result<Self> {
+        let (n, k, format) = (weights.n(), weights.k(), weights.gate.format());
+        let plan = DualGemm::plan_for_packing((n, k), format, &target);
+        let weights = plan.and_then(|plan| plan.prepack(weights)).map_err(Error::wrap)?;
+        let (epilogue, quantize_a) = (options.epilogue.unwrap_or_default(), options.quantize_a);
+        let runners = Mutex::default();
+        Ok(Self { weights, target, n, k, format, epilogue, quantize_a, runners })
+    }
+
     /// Rows of x and the shape of C.
     fn shapes(&self, x: &Layout) -> Result<(usize, Shape)> {
         match x.dims().split_last() {
@@ -291,5 +292,61 @@ fn decoded(m: &QuantizedMatrix<'_>) -> Result<Tensor> {
 impl Module for GatedMlp {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.gate_up.forward(x)?.broadcast_matmul(&self.down)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::formats::{Producer, Search, quantize};
+    use crate::{GpuId, GpuOptions, SimArch};
+
+    const N: usize = 48;
+    const K: usize = 96;
+
+    fn weights() -> GateUp<'static> {
+        let half = |name: &str, step: f32| {
+            let values: Vec<f32> = (0..N * K).map(|i| (i as f32 * step).sin()).collect();
+            let matrix = FloatMatrix::F32(Matrix::new(name, N, K, values).unwrap());
+            quantize(name, &matrix, Producer::Te, Search::Plain).unwrap()
+        };
+        GateUp::new(half("gate", 0.37), half("up", 0.53))
+    }
+
+    /// C of `rows` rows.
+    fn c<T: Float>(packed: &Packed, rows: usize) -> Vec<f64> {
+        let x: Vec<T> = (0..rows * K).map(|i| T::from_f64((i as f64 * 0.29).cos())).collect();
+        let layout = Layout::contiguous((rows, K));
+        let c = packed.cpu(&x, &layout, rows).unwrap_or_else(|e| panic!("{:?}: {e}", packed.target));
+        c.into_iter().map(T::to_f64).collect()
+    }
+
+    fn rel_l2(got: &[f64], want: &[f64]) -> f64 {
+        let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+        norm(&mut got.iter().zip(want).map(|(got, want)| got - want)) / norm(&mut want.iter().copied())
+    }
+
+    /// Weights are packed once for whatever comes: plans of one card may read them in different orders.
+    #[test]
+    fn every_target_takes_every_type_of_tensor_close() {
+        let weights = weights();
+        for quantize_a in [QuantizeA::No, QuantizeA::Dynamic] {
+            let options = Options { quantize_a, ..Options::default() };
+            let packed = |target| Packed::new(&weights, &options, target).unwrap();
+            let cpu = packed(Target::default());
+            for arch in SimArch::ALL {
+                let card = packed(Target::Gpu(GpuId::Sim(arch), GpuOptions::default()));
+                for rows in [1, 5] {
+                    let errors = [
+                        rel_l2(&c::<f16>(&card, rows), &c::<f16>(&cpu, rows)),
+                        rel_l2(&c::<bf16>(&card, rows), &c::<bf16>(&cpu, rows)),
+                    ];
+                    assert!(
+                        errors[0] < 1e-3 && errors[1] < 8e-3,
+                        "{arch:?} {quantize_a:?} {rows}: {errors:?}"
+                    );
+                }
+            }
+        }
     }
 }

@@ -224,7 +224,9 @@ impl GpuRunner {
         Ok(())
     }
 
-    pub(crate) fn run_device(
+    /// # Safety
+    /// As [`Runner::run_device`](crate::Runner::run_device).
+    pub(crate) unsafe fn run_device(
         &self,
         call: &DeviceCall,
         weights: &PackedWeights,
@@ -232,10 +234,13 @@ impl GpuRunner {
     ) -> Result<(), Error> {
         let weights = weights.on_gpu()?;
         self.check(call.m, &Packed::of(weights))?;
-        Ok(self.prepared.run(call, weights, stream)?)
+        // SAFETY: the caller vouches for the call; the weights were checked.
+        Ok(unsafe { self.prepared.run(call, weights, stream) }?)
     }
 
-    pub(crate) fn run_device_grouped(
+    /// # Safety
+    /// As [`Runner::run_device_grouped`](crate::Runner::run_device_grouped).
+    pub(crate) unsafe fn run_device_grouped(
         &self,
         call: &GroupedCall,
         experts: &PackedExperts,
@@ -243,7 +248,8 @@ impl GpuRunner {
     ) -> Result<(), Error> {
         let experts = experts.on_gpu()?;
         self.check(call.call.m, &Packed::of_experts(experts))?;
-        Ok(self.prepared.run_grouped(call, experts, stream)?)
+        // SAFETY: the caller vouches for the call; the weights were checked.
+        Ok(unsafe { self.prepared.run_grouped(call, experts, stream) }?)
     }
 
     pub(crate) fn run(
@@ -278,7 +284,8 @@ impl GpuRunner {
             let call = GroupedCall { call: operands.call(a.rows(), a_scale), rows: rows.ptr() };
             self.rows = Some(rows);
             self.check(a.rows(), &Packed::of_experts(&experts))?;
-            self.prepared.run_grouped(&call, &experts, Stream::Own)?;
+            // SAFETY: the call is on this runner's operands, which are the plan's.
+            unsafe { self.prepared.run_grouped(&call, &experts, Stream::Own) }?;
             for rows in groups.iter().filter(|rows| rows.count > 0) {
                 operands.read_c(rows.first, rows.count, &mut c)?;
             }
@@ -286,7 +293,8 @@ impl GpuRunner {
         }
         for rows in groups.iter().filter(|rows| rows.count > 0) {
             let call = operands.call_on(rows.first, rows.count, a_scale);
-            self.run_device(&call, rows.weights, Stream::Own)?;
+            // SAFETY: the call is on this runner's operands, which are the plan's.
+            unsafe { self.run_device(&call, rows.weights, Stream::Own) }?;
         }
         for rows in groups.iter().filter(|rows| rows.count > 0) {
             scale = operands.read_c(rows.first, rows.count, &mut c)?;
@@ -304,7 +312,8 @@ impl GpuRunner {
         }
         sets.iter().try_for_each(|weights| self.prepared.warm(weights))?;
         let call = operands.call(a.rows(), Operands::a_scale(a));
-        let run = |i: usize| self.prepared.run(&call, &sets[i % sets.len()], Stream::Own);
+        // SAFETY: the call is on this runner's operands, which are the plan's.
+        let run = |i: usize| unsafe { self.prepared.run(&call, &sets[i % sets.len()], Stream::Own) };
         Ok(Some(measure::time(card, self.launches, sets.len(), measure::Protocol::default(), run)?))
     }
 

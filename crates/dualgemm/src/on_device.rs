@@ -29,7 +29,8 @@
 //! let (a, c) = (Buffer::zeroed(gpu, m * k * 2)?, Buffer::zeroed(gpu, m * n * 2)?);
 //! let rows = Buffer::of(gpu, &[0u32, 4, 6].map(u32::to_le_bytes).concat())?;
 //! let call = DeviceCall { m, a: DeviceA::Float { values: a.ptr(), pitch: 2 * k }, c: DeviceC::Float(c.ptr()) };
-//! runner.run_device_grouped(&GroupedCall { call, rows: rows.ptr() }, &experts, Stream::Own)?;
+//! // SAFETY: the buffers have the sizes of the call, and live until it has ended: freeing them waits.
+//! unsafe { runner.run_device_grouped(&GroupedCall { call, rows: rows.ptr() }, &experts, Stream::Own) }?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -46,15 +47,24 @@ impl Plan {
     /// Packs weights that are in the memory of the plan's GPU already, on it, after what `stream` was given before. Waits for
     /// it.
     ///
+    /// # Safety
+    /// Codes and scales are live memory of that GPU, as large as shape and layout make them; nobody writes them meanwhile.
+    ///
     /// # Errors
     /// If the plan is not for a GPU or reads weights in an order that is made on the host, as the pack of mxfp4 is, or an
     /// address is misaligned.
-    pub fn prepack_device(&self, weights: &DeviceGateUp<'_>, stream: Stream) -> Result<PackedWeights, Error> {
+    pub unsafe fn prepack_device(
+        &self,
+        weights: &DeviceGateUp<'_>,
+        stream: Stream,
+    ) -> Result<PackedWeights, Error> {
         self.check_shape("the weights", (weights.format, weights.n, weights.k))?;
         match self {
             Self::Cpu(_) => Err(Error::NotOnGpu),
             Self::Gpu { gpu, plan } => {
-                let packed = DeviceWeights::on_device(gpu.open()?, weights, plan.weight_form()?, stream)?;
+                let (gpu, form) = (gpu.open()?, plan.weight_form()?);
+                // SAFETY: the caller's promise.
+                let packed = unsafe { DeviceWeights::on_device(gpu, weights, form, stream) }?;
                 Ok(PackedWeights::Gpu(Arc::new(packed)))
             }
         }
@@ -63,9 +73,12 @@ impl Plan {
     /// As [`prepack_experts`](Self::prepack_experts), for weights that are in the memory of the plan's GPU already; see
     /// [`prepack_device`](Self::prepack_device).
     ///
+    /// # Safety
+    /// As there.
+    ///
     /// # Errors
     /// As there, and if there is no expert.
-    pub fn prepack_experts_device(
+    pub unsafe fn prepack_experts_device(
         &self,
         experts: &[DeviceGateUp<'_>],
         stream: Stream,
@@ -77,7 +90,8 @@ impl Plan {
             Self::Cpu(_) => Err(Error::NotOnGpu),
             Self::Gpu { gpu, plan } => {
                 let gpu = gpu.open()?;
-                let experts = DeviceExperts::on_device(gpu, experts, plan.weight_form()?, stream)?;
+                // SAFETY: the caller's promise.
+                let experts = unsafe { DeviceExperts::on_device(gpu, experts, plan.weight_form()?, stream) }?;
                 PackedExperts::of(gpu, experts)
             }
         }
@@ -111,11 +125,14 @@ impl Runner {
     /// Launches one product on operands in device memory, on a stream of the caller's. Allocates nothing, waits for
     /// nothing, and can be recorded into a graph.
     ///
-    /// Calls of one runner share scratch memory: order them, by one stream or by events.
+    /// # Safety
+    /// Until the call has ended, its operands are live memory of the plan's GPU, as large as the problem and the call make
+    /// them; nobody writes A or uses C meanwhile. Calls of one runner share scratch memory: order them, by one stream or by
+    /// events.
     ///
     /// # Errors
     /// If the plan is not for a GPU, an operand does not fit it, or an address is misaligned.
-    pub fn run_device(
+    pub unsafe fn run_device(
         &self,
         call: &DeviceCall,
         weights: &PackedWeights,
@@ -123,16 +140,20 @@ impl Runner {
     ) -> Result<(), Error> {
         match self {
             Self::Cpu(_) => Err(Error::NotOnGpu),
-            Self::Gpu(runner) => runner.run_device(call, weights, stream),
+            // SAFETY: the caller's promise.
+            Self::Gpu(runner) => unsafe { runner.run_device(call, weights, stream) },
         }
     }
 
     /// As [`run_device`](Self::run_device), for rows in groups, each with weights of its own. How many rows a group has,
     /// maybe none, is read on the device; the host need not know it.
     ///
+    /// # Safety
+    /// As there; the first rows are ascending, one more than there are experts, and end with M at most.
+    ///
     /// # Errors
     /// As there, and if the plan takes one pair of weights a call: plan with [`GpuOptions::groups`](crate::GpuOptions::groups).
-    pub fn run_device_grouped(
+    pub unsafe fn run_device_grouped(
         &self,
         call: &GroupedCall,
         experts: &PackedExperts,
@@ -140,7 +161,8 @@ impl Runner {
     ) -> Result<(), Error> {
         match self {
             Self::Cpu(_) => Err(Error::NotOnGpu),
-            Self::Gpu(runner) => runner.run_device_grouped(call, experts, stream),
+            // SAFETY: the caller's promise.
+            Self::Gpu(runner) => unsafe { runner.run_device_grouped(call, experts, stream) },
         }
     }
 }

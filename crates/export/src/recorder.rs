@@ -179,7 +179,7 @@ impl Device for Recorder {
         map.to_bytes().map_err(|e| Error::TensorMap(e.to_string()))
     }
 
-    fn launch_on(&self, _: Stream, spec: &LaunchSpec) -> Result<(), Error> {
+    unsafe fn launch_on(&self, _: Stream, spec: &LaunchSpec) -> Result<(), Error> {
         let mut state = self.state();
         let kernel = spec.function.index as usize;
         if kernel >= state.kernels.len() {
@@ -218,7 +218,8 @@ mod tests {
             .ptr(DevicePtr::NULL)
             .tensor_map(recorder.tensor_map(&map).unwrap());
         let spec = LaunchSpec::new(function, [3, 2, 1], [32, 1, 1]).cluster([1, 2, 1]).args(args);
-        recorder.launch(&spec.programmatic(true)).unwrap();
+        // SAFETY: the recorder runs nothing.
+        unsafe { recorder.launch(&spec.programmatic(true)) }.unwrap();
         let recording = recorder.recording();
         assert_eq!(
             (recording.modules.as_slice(), recording.kernels.len()),
@@ -241,7 +242,8 @@ mod tests {
         assert_eq!(missing, "the module has no kernel `g`; it has: f");
         let function = recorder.function(module, "f").unwrap();
         let spec = LaunchSpec::new(function, [1; 3], [1; 3]).args(Args::new().ptr(DevicePtr(64)));
-        assert!(recorder.launch(&spec).unwrap_err().to_string().contains("it lies in no slot"));
+        // SAFETY: the recorder runs nothing.
+        assert!(unsafe { recorder.launch(&spec) }.unwrap_err().to_string().contains("it lies in no slot"));
         assert!(recorder.copy_to(DevicePtr(64), &[1]).is_err());
     }
 }

@@ -71,7 +71,8 @@ impl Check {
         let copies = (ROTATE / bytes.max(1)).clamp(2, 48);
         let sets = (0..copies).map(|_| set(self)).collect::<Result<Vec<_>, _>>()?;
         for spec in &sets[0].0 {
-            self.gpu.launch(spec)?;
+            // SAFETY: `set` made the operands as large as its launches say; they are freed at the end.
+            unsafe { self.gpu.launch(spec) }?;
         }
         self.gpu.synchronize()?;
         let (error, bound) = verify(self, &sets[0].1)?;
@@ -87,13 +88,16 @@ impl Check {
                 .map(|spec| spec.clone().programmatic(programmatic))
                 .collect();
             let rounds = (400 / copies).clamp(1, 40);
-            let graph = self
-                .gpu
-                .record(|| (0..rounds).flat_map(|_| &specs).try_for_each(|spec| self.gpu.launch(spec)))?;
-            graph.replay()?;
+            let graph = self.gpu.record(|| {
+                // SAFETY: as above.
+                (0..rounds).flat_map(|_| &specs).try_for_each(|spec| unsafe { self.gpu.launch(spec) })
+            })?;
+            // SAFETY: as above.
+            let replay = || unsafe { graph.replay() };
+            replay()?;
             let mut runs = Vec::new();
             for _ in 0..7 {
-                let time: Result<f64, dualgemm_device::Error> = self.gpu.time_us(|| graph.replay());
+                let time: Result<f64, dualgemm_device::Error> = self.gpu.time_us(replay);
                 runs.push(time? / (rounds * copies) as f64);
             }
             times.push(Timing::from_times(runs).median_us);
@@ -404,7 +408,8 @@ fn plain_gemms(
                     };
                     let spec = kernel.spec(&check.gpu, &args)?;
                     if !with_order {
-                        check.gpu.launch(&order)?;
+                        // SAFETY: A was allocated above in both orders.
+                        unsafe { check.gpu.launch(&order) }?;
                         return Ok((vec![spec], ptrs));
                     }
                     Ok((vec![order, spec], ptrs))

@@ -1,5 +1,7 @@
 //! What a kernel cannot take.
 
+use crate::limits::Valid;
+
 /// A problem or an operand that a kernel cannot take.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -23,16 +25,16 @@ pub enum Error {
         valid: String,
     },
     /// A configuration that does not fit the architecture.
-    #[error("{kernel}: {rule}: {value} asked for, {limit} at most")]
+    #[error("{kernel}: {what}: {found} asked for; valid: {valid}")]
     Unsupported {
         /// The kernel.
         kernel: &'static str,
         /// What is limited.
-        rule: &'static str,
+        what: &'static str,
         /// The value asked for.
-        value: u32,
-        /// The limit.
-        limit: u32,
+        found: u64,
+        /// The values that it may have.
+        valid: Valid,
     },
     /// Features of a kernel that exclude each other.
     #[error("{kernel}: {rule}")]

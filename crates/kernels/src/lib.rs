@@ -6,6 +6,7 @@
 pub mod error;
 pub mod fp8;
 pub mod generic;
+pub mod limits;
 pub mod parts;
 pub mod plain;
 pub mod probe;

@@ -188,6 +188,25 @@ pub const KERNELS: &[Kernel] = &[
     },
 ];
 
+/// Which fused kernels were seen to be right on which card: the start of their configurations' names, the card, and the
+/// record of it in `benchmarks/record`. Whatever has no row was simulated and assembled, no more.
+pub const SEEN: &[(&str, &str, &str)] = &[
+    ("sm80_fused", "H100", "h100-2026-11-28.csv"),
+    ("sm80_fused", "H200", "h200-other-kernels-2026-11-28.csv"),
+    ("sm90a_fused", "H100", "h100-2026-11-28.csv"),
+    ("sm90a_fused", "H200", "h100-2026-11-28.md"),
+    ("sm90a_plain", "H100", "h100-2026-11-28.csv"),
+    ("sm90a_plain", "H200", "h200-other-kernels-2026-11-28.csv"),
+    ("sm90a_fp8", "H100", "h100-2026-11-28.csv"),
+    ("sm90a_fp8", "H200", "h200-other-kernels-2026-11-28.csv"),
+];
+
+/// The cards that a configuration's kernel was seen on.
+pub fn seen_on(config: &str) -> Vec<&'static str> {
+    let rows = SEEN.iter().filter(|(kernel, ..)| config.starts_with(kernel));
+    rows.map(|&(_, card, _)| card).collect()
+}
+
 /// What is said of kernels for cards that could not be had.
 const BLACKWELL: &str =
     "C = act(A B1^T, A B2^T): nvfp4 operands on FP4 tensor cores, f16 C; simulated, not yet run on silicon";
@@ -271,7 +290,9 @@ mod tests {
             for config in (kernel.configs)() {
                 let module = kernel.generate(&config, &Activation::Silu.program(), true).unwrap();
                 let target = format!(".target {}", kernel.arch);
-                assert!(module.to_string().contains(&target), "{} {config}", kernel.name);
+                let text = module.to_string();
+                assert!(text.contains(&target), "{} {config}", kernel.name);
+                assert!(text.contains("st.global"), "{} {config} leaves no result", kernel.name);
                 assert!(seen.insert((kernel.arch, kernel.name, config)));
             }
             let (config, silu) = ((kernel.configs)().remove(0), Activation::Silu.program());
@@ -281,6 +302,38 @@ mod tests {
             assert_eq!(one != text(&silu, false), kernel.has_unaligned(), "{}", kernel.name);
             let message = kernel.generate("none", &Activation::Silu.program(), true).unwrap_err().to_string();
             assert!(message.contains(&(kernel.configs)()[0]), "{message}");
+        }
+    }
+
+    /// A file of the repository.
+    fn text(path: &str) -> String {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        std::fs::read_to_string(root.join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+    }
+
+    #[test]
+    fn a_card_is_named_where_a_record_has_it() {
+        for (kernel, card, record) in SEEN {
+            let text = text(&format!("benchmarks/record/{record}"));
+            // Prose speaks of strategies, tables of configurations.
+            let has = |line: &str| line.contains(card) && (record.ends_with(".md") || line.contains(kernel));
+            assert!(text.lines().any(has), "{kernel} on {card}: {record}");
+        }
+    }
+
+    #[test]
+    fn what_is_said_of_silicon_is_what_the_table_has() {
+        const UNSEEN: &str = "not yet run on silicon";
+        let readme = text("README.md");
+        for kernel in KERNELS.iter().filter(|kernel| kernel.has_unaligned()) {
+            let config = (kernel.configs)().remove(0);
+            let cards = seen_on(&config);
+            assert_eq!(kernel.doc.contains(UNSEEN), cards.is_empty(), "{} {}", kernel.arch, kernel.name);
+            let family: Vec<&str> = config.split('_').take(2).collect();
+            let family = format!("`{}_*`", family.join("_"));
+            let Some(row) = readme.lines().find(|line| line.contains(&family)) else { continue };
+            assert_eq!(row.contains(UNSEEN), cards.is_empty(), "{row}");
+            assert!(cards.iter().all(|card| row.contains(card)), "{row}");
         }
     }
 }

@@ -69,7 +69,8 @@ fn check_on(
     let want = reference(&epilogue(&variant, activation), &AOperand::Float(a), 0..m, &weights);
     let mut first = None;
     for _ in 0..launches {
-        kernel.launch(on_device.args()).unwrap_or_else(|e| panic!("{kernel:?}: {e}"));
+        // SAFETY: the operands were allocated here, as large as the launch says.
+        unsafe { kernel.launch(on_device.args()) }.unwrap_or_else(|e| panic!("{kernel:?}: {e}"));
         let bytes = on_device.read_c(gpu).unwrap();
         let got = on_device.read_values(gpu).unwrap();
         let comparison = Comparison::new(&got, &want, n).unwrap();
@@ -98,7 +99,8 @@ fn check_nvfp4(gpu: &dyn Device, config: Config, layout: ScaleLayout, (m, n, k):
     let pack = Pack::new(&weights).unwrap();
     let kernel = Fused::new(gpu, config, &float).unwrap();
     let on_device = Operands::upload(gpu, &kernel, &a, &pack).unwrap();
-    kernel.launch(on_device.args()).unwrap();
+    // SAFETY: the operands were allocated here, as large as the launch says.
+    unsafe { kernel.launch(on_device.args()) }.unwrap();
     let values = on_device.read_values(gpu).unwrap();
     on_device.free(gpu).unwrap();
     let scale = 0.003;
@@ -111,7 +113,8 @@ fn check_nvfp4(gpu: &dyn Device, config: Config, layout: ScaleLayout, (m, n, k):
     let kernel = Fused::new(gpu, config, &variant).unwrap();
     let mut on_device = Operands::upload(gpu, &kernel, &a, &pack).unwrap();
     on_device.args_mut().c_scale = scale;
-    kernel.launch(on_device.args()).unwrap_or_else(|e| panic!("{e}"));
+    // SAFETY: the operands were allocated here, as large as the launch says.
+    unsafe { kernel.launch(on_device.args()) }.unwrap_or_else(|e| panic!("{e}"));
     assert!(on_device.read_c(gpu).unwrap() == want.codes(), "{kernel:?}: codes");
     assert!(on_device.read_scales(gpu).unwrap() == want.scales(), "{kernel:?}: scales");
     assert!(on_device.guard_is_whole(gpu).unwrap());
@@ -146,7 +149,8 @@ fn check_groups(gpu: &dyn Device, config: Config, variant: Variant, sizes: &[u32
     let mut on_device = Operands::upload_groups(gpu, &kernel, &a, &packs, &rows).unwrap();
     let epilogue = Epilogue { alpha_gate: 0.5, alpha_up: -2.0, ..Epilogue::default() };
     on_device.args_mut().alpha = [epilogue.alpha_gate, epilogue.alpha_up];
-    kernel.launch(on_device.args()).unwrap_or_else(|e| panic!("{e}"));
+    // SAFETY: the operands were allocated here, as large as the launch says.
+    unsafe { kernel.launch(on_device.args()) }.unwrap_or_else(|e| panic!("{e}"));
     let got = on_device.read_values(gpu).unwrap();
     let a = AOperand::Float(a);
     let want: Vec<f64> = weights
@@ -169,7 +173,8 @@ fn check_apart(gpu: &dyn Device, config: Config, variant: Variant, activation: A
     let (a, weights) = operands(&both, shape);
     let kernel = Fused::new(gpu, config, &both).unwrap();
     let on_device = Operands::upload(gpu, &kernel, &a, &Pack::new(&weights).unwrap()).unwrap();
-    kernel.launch(on_device.args()).unwrap();
+    // SAFETY: the operands were allocated here, as large as the launch says.
+    unsafe { kernel.launch(on_device.args()) }.unwrap();
     let whole = (on_device.read_c(gpu).unwrap(), on_device.read_scales(gpu).unwrap());
     let bias = on_device.args().bias;
 
@@ -180,8 +185,11 @@ fn check_apart(gpu: &dyn Device, config: Config, variant: Variant, activation: A
     let pack = gpu.alloc(gate_pack.bytes().len()).unwrap();
     gpu.copy_to(pack, gate_pack.bytes()).unwrap();
     let args = *apart.args();
-    gate.launch(&FusedArgs { pack, ..args }).unwrap_or_else(|e| panic!("{gate:?} {m}x{n}x{k}: {e}"));
-    up.launch(&args).unwrap_or_else(|e| panic!("{up:?} {m}x{n}x{k}: {e}"));
+    // SAFETY: the operands were allocated here, as large as the launch says.
+    unsafe { gate.launch(&FusedArgs { pack, ..args }) }
+        .unwrap_or_else(|e| panic!("{gate:?} {m}x{n}x{k}: {e}"));
+    // SAFETY: the operands were allocated here, as large as the launch says.
+    unsafe { up.launch(&args) }.unwrap_or_else(|e| panic!("{up:?} {m}x{n}x{k}: {e}"));
     let got = apart.read_values(gpu).unwrap();
     if !got.is_empty() {
         let want = reference(&epilogue(&both, activation), &AOperand::Float(a), 0..m, &weights);
@@ -310,9 +318,12 @@ fn operands_that_do_not_fit_are_refused_by_name() {
     assert_eq!(message, "A is [2, 80]; the problem asks for [M, 64], as the weights are");
     let on_device = Operands::upload(&gpu, &kernel, &a, &pack).unwrap();
     let args = *on_device.args();
-    let message = kernel.launch(&FusedArgs { n: 36, ..args }).unwrap_err().to_string();
+    // SAFETY: the operands were allocated here, as large as the launch says.
+    let message = unsafe { kernel.launch(&FusedArgs { n: 36, ..args }) }.unwrap_err().to_string();
     assert_eq!(message, "N is 36; the problem asks for a multiple of 8, which the kernel was made for");
-    let message = kernel.launch(&FusedArgs { a: args.a.offset(2), ..args }).unwrap_err().to_string();
+    // SAFETY: the operands were allocated here, as large as the launch says.
+    let message =
+        unsafe { kernel.launch(&FusedArgs { a: args.a.offset(2), ..args }) }.unwrap_err().to_string();
     assert!(message.starts_with("A is at 0x") && message.ends_with("on a multiple of 16 bytes"), "{message}");
     let grouped = Variant { grouped: true, scheduler: Scheduler::StreamK, ..silu() };
     let message = Fused::new(&gpu, D, &grouped).unwrap_err().to_string();
@@ -321,7 +332,9 @@ fn operands_that_do_not_fit_are_refused_by_name() {
     let message = Fused::new(&gpu, D, &apart(Scheduler::Persistent)).unwrap_err().to_string();
     assert!(message.ends_with("gate and up apart are products of one problem on the grid scheduler"));
     let kernel = Fused::new(&gpu, D, &apart(Scheduler::Grid)).unwrap();
-    let message = kernel.launch(&FusedArgs { gate_sums: DevicePtr::NULL, ..args }).unwrap_err().to_string();
+    // SAFETY: the operands were allocated here, as large as the launch says.
+    let message =
+        unsafe { kernel.launch(&FusedArgs { gate_sums: DevicePtr::NULL, ..args }) }.unwrap_err().to_string();
     assert!(message.starts_with("gate's sums is at "), "{message}");
 }
 
@@ -371,11 +384,13 @@ fn ranges_of_features_are_parts_of_the_whole_exact() {
     let [large, small] = [Config::new(4, 16, 2, 2, 1), Config::new(2, 32, 2, 2, 1)]
         .map(|config| Fused::new(&gpu, config, &variant).unwrap());
     let on_device = Operands::upload(&gpu, &large, &a, &pack).unwrap();
-    large.launch(on_device.args()).unwrap();
+    // SAFETY: the operands were allocated here, as large as the launch says.
+    unsafe { large.launch(on_device.args()) }.unwrap();
     let whole = on_device.read_c(&gpu).unwrap();
     gpu.memset(on_device.args().c, 0xEE, whole.len()).unwrap();
     for (kernel, range) in [(&large, 0..128), (&small, 128..192)] {
-        gpu.launch(&kernel.spec_of(on_device.args(), range).unwrap()).unwrap();
+        // SAFETY: the operands were allocated here, as large as the launch says.
+        unsafe { gpu.launch(&kernel.spec_of(on_device.args(), range).unwrap()) }.unwrap();
     }
     assert!(on_device.read_c(&gpu).unwrap() == whole);
     assert!(on_device.guard_is_whole(&gpu).unwrap());

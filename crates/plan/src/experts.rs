@@ -43,9 +43,12 @@ impl DeviceExperts {
 
     /// As [`upload`](Self::upload), for experts that are on the device already; see [`DeviceWeights::on_device`].
     ///
+    /// # Safety
+    /// As there.
+    ///
     /// # Errors
     /// As there, and if there is none or shapes differ.
-    pub fn on_device(
+    pub unsafe fn on_device(
         gpu: &'static Gpu,
         experts: &[DeviceGateUp<'_>],
         form: WeightForm,
@@ -53,7 +56,8 @@ impl DeviceExperts {
     ) -> Result<Self, Error> {
         let layout = |weights: &DeviceGateUp<'_>| on_device_layout(weights, form);
         let placed = Self::new(gpu, experts, layout, |weights, layout, to| {
-            put_on_device(gpu, weights, layout, &to, stream)
+            // SAFETY: the caller vouches for the weights; the parts were made for the layout.
+            unsafe { put_on_device(gpu, weights, layout, &to, stream) }
         })?;
         gpu.synchronize()?;
         Ok(placed)

@@ -160,8 +160,9 @@ impl Device for Gpu {
     fn tensor_map(&self, map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES], Error> {
         self.device.tensor_map(map)
     }
-    fn launch_on(&self, stream: Stream, spec: &LaunchSpec) -> Result<(), Error> {
-        self.device.launch_on(stream, spec)
+    unsafe fn launch_on(&self, stream: Stream, spec: &LaunchSpec) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.device.launch_on(stream, spec) }
     }
     fn synchronize(&self) -> Result<(), Error> {
         self.device.synchronize()

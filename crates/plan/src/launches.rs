@@ -81,17 +81,27 @@ impl Kept {
         })
     }
 
-    fn start(&self, gpu: &Gpu, stream: Stream, graphs: &AtomicU32) -> Result<(), DeviceError> {
+    /// # Safety
+    /// As [`Device::launch_on`], of each launch.
+    unsafe fn start(&self, gpu: &Gpu, stream: Stream, graphs: &AtomicU32) -> Result<(), DeviceError> {
         match (self, gpu.card()) {
             (Self::Ready(launches, replay), Some(card)) => {
                 // Where that cannot be told, the launch itself says why.
                 let several = launches.len() > 1 && !card.is_recording(stream).unwrap_or(true);
-                match several.then(|| replay.graph(card, launches, graphs)).flatten() {
-                    Some(graph) => graph.lock().unwrap_or_else(PoisonError::into_inner).replay_on(stream),
-                    None => card.start(stream, launches),
+                let graph = several.then(|| replay.graph(card, launches, graphs)).flatten();
+                let graph = graph.map(|graph| graph.lock().unwrap_or_else(PoisonError::into_inner));
+                // SAFETY: the graph is of these launches, for which the caller vouches.
+                unsafe {
+                    match graph {
+                        Some(graph) => graph.replay_on(stream),
+                        None => card.start(stream, launches),
+                    }
                 }
             }
-            (Self::Specs(specs), _) => specs.iter().try_for_each(|spec| gpu.launch_on(stream, spec)),
+            (Self::Specs(specs), _) => {
+                // SAFETY: the caller's promise.
+                specs.iter().try_for_each(|spec| unsafe { gpu.launch_on(stream, spec) })
+            }
             (Self::Ready(..), None) => Err(DeviceError::BadHandle { what: "launch" }),
         }
     }
@@ -99,7 +109,10 @@ impl Kept {
 
 impl Launches {
     /// Launches what `build` lists for these operands, which it is asked for the first time only.
-    pub(crate) fn run(
+    ///
+    /// # Safety
+    /// As [`Device::launch_on`], of each launch; `key` tells operands apart.
+    pub(crate) unsafe fn run(
         &self,
         gpu: &'static Gpu,
         key: Key,
@@ -107,10 +120,12 @@ impl Launches {
         build: impl FnOnce() -> Result<Vec<LaunchSpec>, Error>,
     ) -> Result<(), Error> {
         if let Some(kept) = self.kept.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
-            return Ok(kept.start(gpu, stream, &self.graphs)?);
+            // SAFETY: these are the launches of the same operands, for which the caller vouches.
+            return Ok(unsafe { kept.start(gpu, stream, &self.graphs) }?);
         }
         let kept = Kept::new(gpu, build()?)?;
-        kept.start(gpu, stream, &self.graphs)?;
+        // SAFETY: the caller's promise.
+        unsafe { kept.start(gpu, stream, &self.graphs) }?;
         let mut all = self.kept.write().unwrap_or_else(PoisonError::into_inner);
         if all.len() >= MOST {
             all.clear();

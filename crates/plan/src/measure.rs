@@ -150,7 +150,8 @@ pub fn measure(
     let run = |i: usize| {
         let i = i % count;
         let call = sets.operands[i].call(problem.desc.m, a_scale);
-        prepared.run(&call, &sets.weights[i], Stream::Own)
+        // SAFETY: the operands are the problem's, on this device, and outlive what is timed.
+        unsafe { prepared.run(&call, &sets.weights[i], Stream::Own) }
     };
     (0..count).try_for_each(run)?;
     let mut rel_l2 = None;
@@ -188,7 +189,8 @@ pub fn time(
         Launches::Recorded => Some(card.record(all)?),
     };
     let replay = || match &graph {
-        Some(graph) => Ok(graph.replay()?),
+        // SAFETY: `run`, which vouches for its launches, and so its operands are still here.
+        Some(graph) => Ok(unsafe { graph.replay() }?),
         None => all(),
     };
     let mut times = Vec::with_capacity(protocol.replays);
@@ -228,7 +230,9 @@ pub fn limits(gpu: &'static Gpu, protocol: Protocol) -> Result<CardLimits, Error
     let card = card(gpu)?;
     let (zeros, out, kernel) = (Buffer::zeroed(gpu, READ)?, Buffer::new(gpu, 4)?, Read::new(gpu)?);
     let read = kernel.spec(zeros.ptr(), READ, out.ptr());
-    let took = time(card, Launches::Recorded, 1, protocol, |_| Ok(gpu.launch(&read)?))?;
+    // SAFETY: `zeros` has the bytes that are read, `out` the word that is written.
+    let launch = |_| Ok(unsafe { gpu.launch(&read) }?);
+    let took = time(card, Launches::Recorded, 1, protocol, launch)?;
     let bytes_per_s = READ as f64 / took.median_us * 1e6;
     drop(zeros);
     let (flops_per_s, flops_by) = match gpu.blas() {
@@ -239,8 +243,10 @@ pub fn limits(gpu: &'static Gpu, protocol: Protocol) -> Result<CardLimits, Error
             let [a, b] = [Buffer::of(gpu, &values)?, Buffer::of(gpu, &values)?];
             let (c, workspace) = (Buffer::new(gpu, SIDE * SIDE * 2)?, Buffer::new(gpu, 32 << 20)?);
             let operands = [a.ptr(), b.ptr(), c.ptr()];
-            product.choose(operands, workspace.ptr())?;
-            let run = |_| Ok(product.launch(Stream::Own, 1e-3, operands, workspace.ptr())?);
+            // SAFETY: the buffers above are as large as the product wants them.
+            unsafe { product.choose(operands, workspace.ptr()) }?;
+            // SAFETY: the same.
+            let run = |_| Ok(unsafe { product.launch(Stream::Own, 1e-3, operands, workspace.ptr()) }?);
             let took = time(card, Launches::Recorded, 2, protocol, run)?;
             (2.0 * (SIDE as f64).powi(3) / took.p10_us * 1e6, format!("{blas:?}, 8192 x 8192 x 8192"))
         }

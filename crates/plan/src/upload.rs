@@ -154,14 +154,16 @@ impl Uploads {
                     let over = most / e4m3::MAX;
                     let kernel = Expand::e4m3(*gpu, ScaleLayout::Linear, over)?;
                     let half = Codes { m: n, k, codes, pitch: k / 2, scales };
-                    gpu.launch(&kernel.spec(&half, to[i], k)?)?;
+                    // SAFETY: rows and scales are here until they have been expanded to as many bytes of the pack.
+                    unsafe { gpu.launch(&kernel.spec(&half, to[i], k)?) }?;
                     alpha[i] *= over;
                 }
                 // The rows are freed now.
                 gpu.synchronize()?;
             }
             (Some([.., gate, up]), WeightForm::Atoms) => {
-                to_atoms(gpu, layout, (ScaleLayout::Linear, [gate, up]), &to[2..], Stream::Own)?;
+                // SAFETY: as above, of the scales.
+                unsafe { to_atoms(gpu, layout, (ScaleLayout::Linear, [gate, up]), &to[2..], Stream::Own) }?;
                 gpu.synchronize()?;
             }
             _ => {}
@@ -171,7 +173,10 @@ impl Uploads {
 }
 
 /// Launches what brings scales of gate and up to their atoms.
-fn to_atoms(
+///
+/// # Safety
+/// Scales and atoms are device memory of the layout's size, as [`Device::launch_on`] wants it.
+unsafe fn to_atoms(
     gpu: &'static Gpu,
     layout: &Layout,
     (from, scales): (ScaleLayout, [DevicePtr; 2]),
@@ -180,7 +185,9 @@ fn to_atoms(
 ) -> Result<(), Error> {
     let kernel = ScaleAtoms::new(gpu, from)?;
     for (scales, &to) in scales.into_iter().zip(to) {
-        gpu.launch_on(stream, &kernel.spec((layout.n, layout.blocks()), scales, to, None)?)?;
+        let spec = kernel.spec((layout.n, layout.blocks()), scales, to, None)?;
+        // SAFETY: the caller's promise.
+        unsafe { gpu.launch_on(stream, &spec) }?;
     }
     Ok(())
 }
@@ -188,9 +195,12 @@ fn to_atoms(
 /// Launches what brings weights that are on the device to the parts of an order there, after what `stream` was given
 /// before.
 ///
+/// # Safety
+/// As [`DeviceWeights::on_device`](crate::DeviceWeights::on_device); `to` are the parts of `layout`.
+///
 /// # Errors
 /// If the order is made on the host, an address is misaligned, or a bias has another length.
-pub(crate) fn put_on_device(
+pub(crate) unsafe fn put_on_device(
     gpu: &'static Gpu,
     weights: &DeviceGateUp<'_>,
     layout: &Layout,
@@ -203,7 +213,8 @@ pub(crate) fn put_on_device(
         (WeightForm::Packed, BlockFormat::Nvfp4) => {
             let half = |i: usize| Codes { m: n, k, codes: codes[i], pitch: k / 2, scales: scales[i] };
             let spec = GpuPack::new(gpu, from)?.spec(&half(0), &half(1), to[0])?;
-            gpu.launch_on(stream, &spec)?;
+            // SAFETY: the caller's promise.
+            unsafe { gpu.launch_on(stream, &spec) }?;
             global_scales.map(|scale| scale * WEIGHT_FACTOR)
         }
         (WeightForm::Atoms, _) => {
@@ -211,9 +222,12 @@ pub(crate) fn put_on_device(
             for (name, (codes, &to)) in
                 ["codes of gate", "codes of up"].into_iter().zip(codes.into_iter().zip(to))
             {
-                gpu.launch_on(stream, &copy.spec(name, (codes, to), n * k / 2)?)?;
+                let spec = copy.spec(name, (codes, to), n * k / 2)?;
+                // SAFETY: the caller's promise.
+                unsafe { gpu.launch_on(stream, &spec) }?;
             }
-            to_atoms(gpu, layout, (from, scales), &to[2..], stream)?;
+            // SAFETY: the caller's promise.
+            unsafe { to_atoms(gpu, layout, (from, scales), &to[2..], stream) }?;
             global_scales
         }
         (form, format) => return Err(Error::MadeOnHost { format, form }),

@@ -97,10 +97,13 @@ impl DeviceWeights {
     /// Brings weights that are on the device already into the order asked for, on the device, after what `stream` was given
     /// before. Waits for it.
     ///
+    /// # Safety
+    /// Codes and scales are live memory of that GPU, as large as shape and layout make them; nobody writes them meanwhile.
+    ///
     /// # Errors
     /// If the order is made on the host ([`WeightForm::Atoms`] is not, nor of nvfp4 [`WeightForm::Packed`]), an address is
     /// misaligned, a bias has another length, or they do not fit.
-    pub fn on_device(
+    pub unsafe fn on_device(
         gpu: &'static Gpu,
         weights: &DeviceGateUp<'_>,
         form: WeightForm,
@@ -108,7 +111,8 @@ impl DeviceWeights {
     ) -> Result<Self, Error> {
         let layout = on_device_layout(weights, form)?;
         let parts = Parts::new(gpu, layout, 1)?;
-        let extras = put_on_device(gpu, weights, &layout, &parts.place(0), stream)?;
+        // SAFETY: the caller vouches for the weights; the parts were made for the layout.
+        let extras = unsafe { put_on_device(gpu, weights, &layout, &parts.place(0), stream) }?;
         gpu.synchronize()?;
         Self::new(gpu, parts, extras)
     }
@@ -177,7 +181,8 @@ impl DeviceWeights {
                 let global_scales = self.alpha;
                 let bias = [None; 2];
                 let rows = DeviceGateUp { format, n, k, codes, scales, layout, global_scales, bias };
-                Self::on_device(gpu, &rows, WeightForm::Packed, Stream::Own)
+                // SAFETY: the rows are parts of `self`.
+                unsafe { Self::on_device(gpu, &rows, WeightForm::Packed, Stream::Own) }
             }
             // Their scales are packed relative to the largest one, which takes a look at all of them first.
             BlockFormat::Mxfp4 => {

@@ -342,7 +342,7 @@ impl Device for Gpu {
     }
 
     /// Every launch ends before this returns, so all streams are one.
-    fn launch_on(&self, _: Stream, spec: &LaunchSpec) -> Result<(), Error> {
+    unsafe fn launch_on(&self, _: Stream, spec: &LaunchSpec) -> Result<(), Error> {
         let kernel = self.kernel(spec.function)?;
         let refuse = |reason: String| Error::Launch { kernel: kernel.name.clone(), reason };
         self.check_launch(&kernel, spec).map_err(refuse)?;

@@ -51,7 +51,8 @@ fn saxpy_on_a_grid_with_a_tail_exact() {
     let module = gpu.load(SAXPY).unwrap();
     let f = gpu.function(module, "saxpy").unwrap();
     let args = Args::new().u32(n).f32(2.0).ptr(dx).ptr(dy);
-    gpu.launch(&LaunchSpec::new(f, [8, 1, 1], [128, 1, 1]).args(args)).unwrap();
+    // SAFETY: the device is simulated and fails a launch that leaves its memory.
+    unsafe { gpu.launch(&LaunchSpec::new(f, [8, 1, 1], [128, 1, 1]).args(args)) }.unwrap();
     let mut out = vec![0; y.len()];
     gpu.copy_from(&mut out, dy).unwrap();
     for (i, v) in floats(&out).into_iter().enumerate() {
@@ -66,7 +67,8 @@ fn a_wrong_argument_is_named_exact() {
     let f = gpu.function(module, "saxpy").unwrap();
     let spec = LaunchSpec::new(f, [1, 1, 1], [32, 1, 1]).args(Args::new().u32(1).f64(2.0).u64(0).u64(0));
     assert_eq!(
-        gpu.launch(&spec).unwrap_err().to_string(),
+        // SAFETY: the device is simulated and fails a launch that leaves its memory.
+        unsafe { gpu.launch(&spec) }.unwrap_err().to_string(),
         "cannot launch `saxpy`: argument 1 is a f64 of 8 bytes, parameter `a` has 4"
     );
 }

@@ -12,6 +12,7 @@ use dualgemm::strategies::blackwell::Estimate;
 use dualgemm::strategies::{Error as GpuError, Gpu, STRATEGIES, Strategy};
 use dualgemm::{DualGemm, GpuId, Target};
 use dualgemm_kernels::parts::format::Formats;
+use dualgemm_kernels::registry::seen_on;
 use dualgemm_kernels::{sm80, sm90a, sm120a};
 use serde::Serialize;
 
@@ -49,7 +50,8 @@ struct GpuKernel {
     cards: &'static str,
     m: usize,
     kernel: String,
-    ran_on_silicon: bool,
+    /// The cards that this kernel was seen on, which may be others than those it is for.
+    seen_on: Vec<&'static str>,
 }
 
 /// A strategy on a GPU.
@@ -115,10 +117,13 @@ impl fmt::Display for Report {
             table.row([k.a_format.to_string(), k.m.to_string(), k.kernel.clone(), k.threads.to_string()]);
         }
         write!(f, "\n{table}")?;
-        let mut table = Table::new(&["GPU", "cards", "M", "fused kernel", "tried"]);
+        let mut table = Table::new(&["GPU", "for", "M", "fused kernel", "tried"]);
         for k in &self.gpu_kernels {
-            let tried = if k.ran_on_silicon { "on a card" } else { "simulated, not yet run on silicon" };
-            table.row([k.arch.into(), k.cards.into(), k.m.to_string(), k.kernel.clone(), tried.into()]);
+            let tried = match k.seen_on.as_slice() {
+                [] => "simulated, not yet run on silicon".into(),
+                cards => format!("on {}", cards.join(", ")),
+            };
+            table.row([k.arch.into(), k.cards.into(), k.m.to_string(), k.kernel.clone(), tried]);
         }
         write!(f, "\n{table}")
     }
@@ -133,16 +138,19 @@ fn gpu_kernels() -> Vec<GpuKernel> {
         Estimate::best(Formats::NVFP4, (m, n, k)).map_or_else(|e| e.to_string(), |(config, _)| config.name())
     };
     let workstation: Choose = |m| sm120a::config::Config::for_tokens(m).name();
-    let archs: [(&str, &str, Choose, bool); 6] = [
-        ("sm_80", "A100, L40S, RTX 4090 and others", portable, true),
-        ("sm_90a", "H100, H200", hopper, true),
-        ("sm_100a", "B200, GB200", datacenter, false),
-        ("sm_103a", "B300, GB300", datacenter, false),
-        ("sm_120a", "RTX PRO 6000, RTX 5090", workstation, false),
-        ("sm_121a", "DGX Spark", workstation, false),
+    let archs: [(&str, &str, Choose); 6] = [
+        ("sm_80", "A100, L40S, RTX 4090 and others", portable),
+        ("sm_90a", "H100, H200", hopper),
+        ("sm_100a", "B200, GB200", datacenter),
+        ("sm_103a", "B300, GB300", datacenter),
+        ("sm_120a", "RTX PRO 6000, RTX 5090", workstation),
+        ("sm_121a", "DGX Spark", workstation),
     ];
-    let rows = |(arch, cards, choose, ran_on_silicon): (&'static str, &'static str, Choose, bool)| {
-        ROWS.map(|m| GpuKernel { arch, cards, m, kernel: choose(m), ran_on_silicon })
+    let rows = |(arch, cards, choose): (&'static str, &'static str, Choose)| {
+        ROWS.map(|m| {
+            let kernel = choose(m);
+            GpuKernel { arch, cards, m, seen_on: seen_on(&kernel), kernel }
+        })
     };
     archs.into_iter().flat_map(rows).collect()
 }

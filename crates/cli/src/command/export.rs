@@ -9,6 +9,7 @@ use dualgemm::formats::BlockFormat;
 use dualgemm::gemm::{AFormat, DualGemmDesc};
 use dualgemm_bench::Shape;
 use dualgemm_export::gpumode::{self, ARCHES, Submission};
+use dualgemm_kernels::registry::seen_on;
 use dualgemm_ptx::Target;
 use serde::Serialize;
 
@@ -101,6 +102,7 @@ pub fn run(args: &ExportArgs, output: &Output) -> anyhow::Result<Verdict> {
     shapes.extend(&args.shape);
     let Submission { python, recording, shapes } = gpumode::submission(target, &shapes)?;
     write_whole(&args.output, python.as_bytes())?;
+    let ran_on_silicon = shapes.iter().all(|s| !seen_on(&s.config).is_empty());
     let shapes = shapes.into_iter().map(|s| ShapeReport {
         m: s.shape.m,
         n: s.shape.n,
@@ -113,7 +115,7 @@ pub fn run(args: &ExportArgs, output: &Output) -> anyhow::Result<Verdict> {
         arch: args.arch.clone(),
         bytes: python.len(),
         kernels: recording.kernels.len(),
-        ran_on_silicon: target == Target::Sm90a,
+        ran_on_silicon,
         shapes: shapes.collect(),
     })?;
     Ok(Verdict::Right)

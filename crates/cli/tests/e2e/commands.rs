@@ -298,22 +298,27 @@ fn doctor_says_which_kernel_would_run_and_why() {
         assert!(formats.contains(&format), "{format}");
     }
     // What would run on GPUs that this machine has not, too.
-    for (arch, prefix, ran) in [
-        ("sm_80", "sm80_", true),
-        ("sm_90a", "sm90a_", true),
-        ("sm_100a", "sm100a_", false),
-        ("sm_103a", "sm100a_", false),
-        ("sm_120a", "sm120a_", false),
-        ("sm_121a", "sm120a_", false),
+    for (arch, prefix, seen) in [
+        ("sm_80", "sm80_", &["H100", "H200"][..]),
+        ("sm_90a", "sm90a_", &["H100", "H200"]),
+        ("sm_100a", "sm100a_", &[]),
+        ("sm_103a", "sm100a_", &[]),
+        ("sm_120a", "sm120a_", &[]),
+        ("sm_121a", "sm120a_", &[]),
     ] {
         let kernels = report["gpu_kernels"].as_array().unwrap().iter().filter(|k| k["arch"] == arch);
         let kernels: Vec<_> = kernels.collect();
         assert_eq!(kernels.len(), 3, "{arch}");
         assert!(kernels.iter().all(|k| k["kernel"].as_str().unwrap().starts_with(prefix)), "{kernels:?}");
-        assert!(kernels.iter().all(|k| k["ran_on_silicon"] == ran));
+        assert!(kernels.iter().all(|k| k["seen_on"] == serde_json::json!(seen)));
     }
     let text = dualgemm().arg("doctor").output().unwrap();
-    assert!(String::from_utf8_lossy(&text.stdout).contains("B200, GB200"));
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    assert!(text.contains("B200, GB200") && !text.contains("on a card"), "{text}");
+    assert!(
+        text.lines().any(|line| line.contains("A100") && line.trim_end().ends_with("on H100, H200")),
+        "{text}"
+    );
     let forced = dualgemm().env("DUALGEMM_ISA", "portable").args(["doctor", "--json"]).output().unwrap();
     let forced: serde_json::Value = serde_json::from_slice(&forced.stdout).unwrap();
     let chosen =

@@ -51,9 +51,11 @@ impl Packed {
                 a: DeviceA::Float { values: DevicePtr(values), pitch: self.k * size_of::<T>() },
                 c: DeviceC::Float(DevicePtr(result)),
             };
-            let stream = stream.cu_stream().addr() as u64;
-            self.with_runner::<T, _>(rows, stream, |runner| {
-                runner.run_device(&call, &self.weights, Stream::Raw(stream))
+            let handle = stream.cu_stream().addr() as u64;
+            self.with_runner::<T, _>(rows, handle, |runner| {
+                // SAFETY: x and C are candle's, of this shape, and in use by its stream, which is of the primary context and
+                // there as long as `stream`; a runner is for calls on one stream.
+                unsafe { runner.run_device(&call, &self.weights, Stream::raw(handle)) }
             })?;
         }
         Ok(CudaStorage::wrap_cuda_slice(c, device.clone()))

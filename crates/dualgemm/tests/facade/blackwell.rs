@@ -118,11 +118,13 @@ fn weights_on_the_device_are_taken_exact() {
                 global_scales: [0, 1].map(|i| halves[i].global_scale().value()),
                 bias: [None, None],
             };
-            let packed = plan.prepack_device(&on_device, Stream::Own).unwrap();
+            // SAFETY: the operands were allocated here, as large as the problem.
+            let packed = unsafe { plan.prepack_device(&on_device, Stream::Own) }.unwrap();
             assert!(plan.run_to_vec(&a, &packed).unwrap() == want, "{format} {layout}");
             let for_floats =
                 DualGemm::plan(&DualGemmDesc { a: AFormat::F16, ..*plan.desc() }, &named(id, "portable"));
-            let refused = for_floats.unwrap().prepack_device(&on_device, Stream::Own);
+            // SAFETY: it is refused; nothing is launched.
+            let refused = unsafe { for_floats.unwrap().prepack_device(&on_device, Stream::Own) };
             assert_eq!(refused.is_ok(), format == BlockFormat::Nvfp4, "mxfp4 is packed on the host");
         }
     }

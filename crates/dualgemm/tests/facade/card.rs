@@ -85,7 +85,8 @@ fn ragged_shapes_are_right_and_write_nothing_else_close() {
             let packed = plan.prepack(&weights).unwrap();
             let runner = plan.runner(1).unwrap();
             let guarded = Guarded::new(&desc, &bytes(&a));
-            runner.run_device(&guarded.call, &packed, Stream::Own).unwrap();
+            // SAFETY: the operands were allocated here, as large as the problem.
+            unsafe { runner.run_device(&guarded.call, &packed, Stream::Own) }.unwrap();
             let got: Vec<f16> =
                 guarded.read().chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect();
             let want = reference_rows(&desc.epilogue, &a, &RowSample::all(m), &weights, &|_| ()).unwrap();
@@ -212,7 +213,8 @@ fn ten_thousand_replays_with_changing_contents_give_the_same_bits_exact() {
         let gpu = card().card().unwrap();
         let graph = gpu
             .record(|| {
-                let call = runner.run_device(&guarded.call, &packed, Stream::Own);
+                // SAFETY: the operands were allocated here, as large as the problem.
+                let call = unsafe { runner.run_device(&guarded.call, &packed, Stream::Own) };
                 call.map_err(|e| DeviceError::Kernel(e.to_string()))
             })
             .unwrap();
@@ -221,7 +223,8 @@ fn ten_thousand_replays_with_changing_contents_give_the_same_bits_exact() {
         for replay in 0..REPLAYS {
             let turn = replay * 7 % contents.len();
             card().copy_to(values, &contents[turn]).unwrap();
-            graph.replay().unwrap();
+            // SAFETY: the operands were allocated here, as large as the problem.
+            unsafe { graph.replay() }.unwrap();
             let c = guarded.read();
             match &first[turn] {
                 None => first[turn] = Some(c),
@@ -284,7 +287,8 @@ fn a_call_costs_the_host_at_most_five_microseconds() {
                 card().synchronize().unwrap();
                 let start = Instant::now();
                 for _ in 0..100 {
-                    runner.run_device(&call, &packed, Stream::Own).unwrap();
+                    // SAFETY: the operands were allocated here, as large as the problem.
+                    unsafe { runner.run_device(&call, &packed, Stream::Own) }.unwrap();
                 }
                 start.elapsed().as_secs_f64() * 1e4
             })
@@ -309,7 +313,8 @@ fn the_most_rows_and_offsets_beyond_32_bits_are_right_close() {
         a: DeviceA::Float { values: values.ptr(), pitch: 2 * k },
         c: DeviceC::Float(c.ptr()),
     };
-    plan.runner(1).unwrap().run_device(&call, &packed, Stream::Own).unwrap();
+    // SAFETY: the operands were allocated here, as large as the problem.
+    unsafe { plan.runner(1).unwrap().run_device(&call, &packed, Stream::Own) }.unwrap();
     let sample = RowSample::spread(m, 7);
     let want = reference_rows(&plan.desc().epilogue, &a, &sample, &weights, &|_| ()).unwrap();
     let mut got = Vec::new();
@@ -343,10 +348,14 @@ fn what_goes_wrong_is_said_and_leaves_the_card_usable_close() {
     let guarded = Guarded::new(&desc, &bytes(&operand(4, 64, AFormat::F16)));
     let DeviceA::Float { values, pitch } = guarded.call.a else { panic!("A is f16") };
     let a = DeviceA::Float { values: values.offset(4), pitch };
-    let misaligned = runner.run_device(&DeviceCall { a, ..guarded.call }, &packed, Stream::Own).unwrap_err();
+    // SAFETY: it is refused; nothing is launched.
+    let misaligned =
+        unsafe { runner.run_device(&DeviceCall { a, ..guarded.call }, &packed, Stream::Own) }.unwrap_err();
     assert!(misaligned.to_string().contains("multiple of 16 bytes"), "{misaligned}");
     let a = DeviceA::Float { values, pitch: 100 };
-    let stride = runner.run_device(&DeviceCall { a, ..guarded.call }, &packed, Stream::Own).unwrap_err();
+    // SAFETY: it is refused; nothing is launched.
+    let stride =
+        unsafe { runner.run_device(&DeviceCall { a, ..guarded.call }, &packed, Stream::Own) }.unwrap_err();
     assert!(stride.to_string().contains("row stride"), "{stride}");
     let found = error(&plan, &operand(4, 64, AFormat::F16), &expert(64, 64, 0));
     assert!(found < 5e-4, "{found:e}");

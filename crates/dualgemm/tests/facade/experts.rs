@@ -75,7 +75,8 @@ pub(crate) fn check(
     let device = on_device_as(id, desc, layout, tables[0]);
     let runner = plan.runner(experts.len()).unwrap();
     runner.warm_experts(&packed).unwrap();
-    let run = || runner.run_device_grouped(&device.call, &packed, Stream::Own);
+    // SAFETY: the operands were allocated here, as large as the problem.
+    let run = || unsafe { runner.run_device_grouped(&device.call, &packed, Stream::Own) };
     let graph = id.open().unwrap().card().map(|card| {
         card.record(|| run().map_err(|e| DeviceError::Kernel(e.to_string())))
             .unwrap_or_else(|e| panic!("{e}"))
@@ -83,7 +84,8 @@ pub(crate) fn check(
     for &first_rows in tables {
         device.set(first_rows);
         match &graph {
-            Some(graph) => graph.replay().unwrap(),
+            // SAFETY: the operands were allocated here, as large as the problem.
+            Some(graph) => unsafe { graph.replay() }.unwrap(),
             None => run().unwrap_or_else(|e| panic!("{plan}: {e}")),
         }
         let bytes = read(&device.c);
@@ -206,14 +208,16 @@ fn check_bits(id: &GpuId, strategy: &str, k: usize) {
         let packed = at_once.prepack_experts(&experts).unwrap();
         let device = on_device(id, &desc, &first_rows);
         let runner = at_once.runner(3).unwrap();
-        runner.run_device_grouped(&device.call, &packed, Stream::Own).unwrap();
+        // SAFETY: the operands were allocated here, as large as the problem.
+        unsafe { runner.run_device_grouped(&device.call, &packed, Stream::Own) }.unwrap();
         let got = (read(&device.c), read(&device.c_scales));
 
         // All rows with each expert's weights, of which its own are taken.
         let row_bytes = n * desc.out.bits_per_element() as usize / 8;
         for (weights, range) in packed.iter().zip(first_rows.windows(2)) {
             let alone = on_device(id, &desc, &[0, m as u32]);
-            runner.run_device(&alone.call.call, weights, Stream::Own).unwrap();
+            // SAFETY: the operands were allocated here, as large as the problem.
+            unsafe { runner.run_device(&alone.call.call, weights, Stream::Own) }.unwrap();
             let want = (read(&alone.c), read(&alone.c_scales));
             let bytes = range[0] as usize * row_bytes..range[1] as usize * row_bytes;
             assert!(got.0[bytes.clone()] == want.0[bytes], "{id} {out}, rows {range:?}");
@@ -395,19 +399,22 @@ fn check_on_device(id: &GpuId, a: AFormat) {
     let runner = plan.runner(2).unwrap();
     let run = |packed: &PackedExperts| {
         let device = on_device(id, plan.desc(), &[0, 2, 5]);
-        runner.run_device_grouped(&device.call, packed, Stream::Own).unwrap();
+        // SAFETY: the operands were allocated here, as large as the problem.
+        unsafe { runner.run_device_grouped(&device.call, packed, Stream::Own) }.unwrap();
         read(&device.c)
     };
     let from_host = plan.prepack_experts(&experts).unwrap();
     let want = run(&from_host);
-    assert!(want == run(&plan.prepack_experts_device(&on_gpu, Stream::Own).unwrap()));
+    // SAFETY: the operands were allocated here, as large as the problem.
+    assert!(want == run(&unsafe { plan.prepack_experts_device(&on_gpu, Stream::Own) }.unwrap()));
 
     // A copy of one expert is that expert.
     let PackedWeights::Gpu(weights) = &from_host[0] else { panic!("on a GPU") };
     let copy = PackedWeights::Gpu(weights.duplicate(id.open().unwrap()).unwrap().into());
     let one = |weights: &PackedWeights| {
         let device = on_device(id, plan.desc(), &[0, 5]);
-        runner.run_device(&device.call.call, weights, Stream::Own).unwrap();
+        // SAFETY: the operands were allocated here, as large as the problem.
+        unsafe { runner.run_device(&device.call.call, weights, Stream::Own) }.unwrap();
         read(&device.c)
     };
     assert!(one(&from_host[0]) == one(&copy));
@@ -423,20 +430,24 @@ fn what_groups_cannot_be_is_said() {
     let packed = many.prepack_experts(&experts).unwrap();
     let device = on_device(&SIM, &problem, &[0, 2, 5]);
     let runner = one.runner(2).unwrap();
-    let message = runner.run_device_grouped(&device.call, &packed, Stream::Own).unwrap_err().to_string();
+    // SAFETY: it is refused; nothing is launched.
+    let message =
+        unsafe { runner.run_device_grouped(&device.call, &packed, Stream::Own) }.unwrap_err().to_string();
     let wanted = "plan with GpuOptions::groups, which fused, persistent, decode, native take";
     assert!(message.ends_with(wanted), "{message}");
     assert!(runner.warm_experts(&packed).is_err());
 
     let runner = many.runner(2).unwrap();
     let run =
-        |call: GroupedCall| runner.run_device_grouped(&call, &packed, Stream::Own).unwrap_err().to_string();
+        // SAFETY: it is refused; nothing is launched.
+        |call: GroupedCall| unsafe { runner.run_device_grouped(&call, &packed, Stream::Own) }.unwrap_err().to_string();
     let misaligned = GroupedCall { rows: device.call.rows.offset(2), ..device.call };
     assert!(run(misaligned).starts_with("group rows is at "), "{}", run(misaligned));
     let many_rows = GroupedCall { call: DeviceCall { m: 6, ..device.call.call }, ..device.call };
     assert_eq!(run(many_rows), "A is [6, 64]; the problem asks for 1 to 5 rows");
     let other = plan(&desc(m, 48, k, AFormat::F16, OutFormat::F16), groups(2));
-    let other = other.runner(2).unwrap().run_device_grouped(&device.call, &packed, Stream::Own);
+    // SAFETY: it is refused; nothing is launched.
+    let other = unsafe { other.runner(2).unwrap().run_device_grouped(&device.call, &packed, Stream::Own) };
     assert!(other.unwrap_err().to_string().contains("[32, 64]"));
 
     let message = |e: Result<PackedExperts, dualgemm::Error>| e.unwrap_err().to_string();
@@ -464,11 +475,13 @@ fn what_groups_cannot_be_is_said() {
     let cpu = DualGemm::plan(&problem, &Target::default()).unwrap();
     let on_cpu = cpu.prepack_experts(&experts).unwrap();
     let runner = cpu.runner(2).unwrap();
-    assert!(runner.run_device_grouped(&device.call, &on_cpu, Stream::Own).is_err());
+    // SAFETY: it is refused; nothing is launched.
+    assert!(unsafe { runner.run_device_grouped(&device.call, &on_cpu, Stream::Own) }.is_err());
     let plan = plan_on(&BLACKWELL[1], &problem, groups(2));
     let Plan::Gpu { plan: chosen, .. } = &plan else { panic!("a GPU plan") };
     assert_eq!((chosen.groups, &*chosen.strategy), (1, "portable"));
     let (runner, apart) = (plan.runner(2).unwrap(), plan.prepack_experts(&experts).unwrap());
     assert_eq!(apart.len(), 2);
-    assert!(runner.run_device_grouped(&device.call, &apart, Stream::Own).is_err());
+    // SAFETY: it is refused; nothing is launched.
+    assert!(unsafe { runner.run_device_grouped(&device.call, &apart, Stream::Own) }.is_err());
 }

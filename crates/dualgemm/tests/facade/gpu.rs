@@ -294,7 +294,8 @@ fn padding_of_scales_does_not_count_exact() {
                 a: DeviceA::Nvfp4 { codes: codes.ptr(), scales: scales.ptr(), global_scale },
                 c: DeviceC::Float(c.ptr()),
             };
-            plan.runner(1).unwrap().run_device(&call, &weights, Stream::Own).unwrap();
+            // SAFETY: the operands were allocated here, as large as the problem.
+            unsafe { plan.runner(1).unwrap().run_device(&call, &weights, Stream::Own) }.unwrap();
             let mut got = vec![0; c.bytes()];
             c.read(&mut got).unwrap();
             let want: Vec<u8> = want.iter().flat_map(|x| x.to_le_bytes()).collect();
@@ -385,7 +386,8 @@ fn device_operands_give_the_same_bits_as_the_hosts_exact() {
         global_scales: [weights.gate.global_scale().value(), weights.up.global_scale().value()],
         bias: [None, None],
     };
-    let packed = plan.prepack_device(&on_device, Stream::Own).unwrap();
+    // SAFETY: the operands were allocated here, as large as the problem.
+    let packed = unsafe { plan.prepack_device(&on_device, Stream::Own) }.unwrap();
     drop(buffers);
     let AOperand::Float(FloatMatrix::F16(rows)) = &a else { panic!("A is f16") };
     let bytes: Vec<u8> = (0..m).flat_map(|r| rows.row(r)).flat_map(|x| x.to_le_bytes()).collect();
@@ -399,7 +401,8 @@ fn device_operands_give_the_same_bits_as_the_hosts_exact() {
     let runner = plan.runner(1).unwrap();
     runner.warm(&packed).unwrap();
     for _ in 0..2 {
-        runner.run_device(&call, &packed, Stream::Own).unwrap();
+        // SAFETY: the operands were allocated here, as large as the problem.
+        unsafe { runner.run_device(&call, &packed, Stream::Own) }.unwrap();
     }
     let mut got = vec![0; c.bytes()];
     c.read(&mut got).unwrap();
@@ -409,12 +412,15 @@ fn device_operands_give_the_same_bits_as_the_hosts_exact() {
 
     // One row fewer writes one row fewer.
     gpu().memset(c.ptr(), 0xEE, c.bytes()).unwrap();
-    runner.run_device(&DeviceCall { m: m - 1, ..call }, &packed, Stream::Own).unwrap();
+    // SAFETY: the operands were allocated here, as large as the problem.
+    unsafe { runner.run_device(&DeviceCall { m: m - 1, ..call }, &packed, Stream::Own) }.unwrap();
     c.read(&mut got).unwrap();
     assert_eq!(got[..(m - 1) * n * 2], want[..(m - 1) * n * 2]);
     assert!(got[(m - 1) * n * 2..].iter().all(|&b| b == 0xEE));
 
-    let message = |call: DeviceCall| runner.run_device(&call, &packed, Stream::Own).unwrap_err().to_string();
+    // SAFETY: it is refused; nothing is launched.
+    let message =
+        |call: DeviceCall| unsafe { runner.run_device(&call, &packed, Stream::Own) }.unwrap_err().to_string();
     let misaligned = DeviceA::Float { values: values.ptr().offset(2), pitch: 2 * k };
     assert!(message(DeviceCall { a: misaligned, ..call }).starts_with("A is at "));
     assert!(message(DeviceCall { c: DeviceC::Float(DevicePtr::NULL), ..call }).starts_with("C is at "));

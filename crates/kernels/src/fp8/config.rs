@@ -6,10 +6,9 @@ use dualgemm_ptx::layout::{SmemLayout, SmemRegion, SmemTile, Swizzle};
 use crate::Error;
 use crate::error::one_of;
 use crate::generic::finish;
+use crate::limits::{Rules, SHARED_DATACENTER, STAGES, Valid};
 use crate::parts::tma_tiles::Shape;
 
-/// Opt-in shared memory of one CTA on sm_90: 227 KiB.
-const SHARED_LIMIT: u32 = 227 << 10;
 /// Features of a warpgroup: the M of `wgmma`.
 pub const GROUP_FEATURES: u32 = 64;
 /// K elements of a stage, a byte each: the span of the 128-byte swizzle.
@@ -83,26 +82,16 @@ impl Config {
     /// # Errors
     /// Names the rule and the value.
     pub fn layout(&self, out: FloatType) -> Result<Layout, Error> {
-        let rule = |rule: &'static str, value: u32, limit: u32| {
-            Err(Error::Unsupported { kernel: "sm90a fp8", rule, value, limit })
-        };
-        if !(1..=2).contains(&self.row_groups) {
-            return rule("warpgroups that multiply, from 1", self.row_groups, 2);
-        }
-        if self.tokens == 0 || !self.tokens.is_multiple_of(8) || self.tokens > 128 {
-            return rule("tokens of the tile, a multiple of 8", self.tokens, 128);
-        }
-        if self.stages < 2 {
-            return rule("stages, from 2", self.stages, 16);
-        }
+        let rules = Rules("sm90a fp8");
+        rules.check("warpgroups that multiply", self.row_groups, Valid::range(1, 2))?;
+        rules.check("tokens of the tile", self.tokens, Valid::multiple(8, 128))?;
+        rules.check("stages", self.stages, STAGES)?;
         let mut smem = SmemLayout::new();
         let tokens = smem.alloc_parts("tokens", self.tokens * STAGE_K, self.stages, 1024);
         let weights = smem.alloc_parts("weights", 2 * self.features() * STAGE_K, self.stages, 1024);
         finish::stage_over(&mut smem, out, self.tokens, self.features());
         let (full, empty) = (smem.mbarriers("full", self.stages), smem.mbarriers("empty", self.stages));
-        if smem.bytes() > SHARED_LIMIT {
-            return rule("bytes of shared memory", smem.bytes(), SHARED_LIMIT);
-        }
+        rules.shared(smem.bytes(), SHARED_DATACENTER)?;
         let tile = SmemTile::new(GROUP_FEATURES, STAGE_K, Swizzle::B128)?;
         Ok(Layout { smem, tokens, weights, full, empty, tile })
     }

@@ -6,6 +6,7 @@ use dualgemm_ptx::ast::Module;
 use super::operand::{Boxed, FusedArgs};
 use super::rows::Variant;
 use crate::Error;
+use crate::limits::{GRID_X, Rules};
 
 /// The kernel and what a launch of it needs to know.
 #[derive(Clone)]
@@ -45,13 +46,11 @@ impl<'d> Loaded<'d> {
         args: &FusedArgs,
         parts: [Boxed; 3],
         (clusters, cluster, threads): (usize, u32, u32),
-        kernel: &'static str,
+        rules: Rules,
     ) -> Result<LaunchSpec, Error> {
-        let Ok(grid) = u32::try_from(clusters * cluster as usize) else {
-            let (value, limit) = (args.shape().0 as u32, i32::MAX as u32);
-            return Err(Error::Unsupported { kernel, rule: "tokens", value, limit });
-        };
-        Ok(LaunchSpec::new(self.function, [grid, 1, 1], [threads, 1, 1])
+        let grid = clusters as u64 * u64::from(cluster);
+        rules.check("CTAs", grid, GRID_X)?;
+        Ok(LaunchSpec::new(self.function, [grid as u32, 1, 1], [threads, 1, 1])
             .cluster([cluster, 1, 1])
             .dynamic_shared(self.shared)
             .args(args.args(self.device, parts, self.n, &self.variant)?))

@@ -7,10 +7,9 @@ use super::order::SPAN;
 use crate::Error;
 use crate::error::one_of;
 use crate::generic::finish;
+use crate::limits::{Rules, SHARED_DATACENTER, STAGES, Valid};
 use crate::parts::tma_tiles::Shape;
 
-/// Opt-in shared memory of one CTA on sm_90: 227 KiB.
-const SHARED_LIMIT: u32 = 227 << 10;
 /// Features of a warpgroup, which multiplies 64 rows: gate and up of each.
 pub const GROUP_FEATURES: u32 = 32;
 /// Bytes of codes of a row in a stage.
@@ -100,18 +99,10 @@ impl Config {
     /// # Errors
     /// Names the rule and the value.
     pub fn layout(&self, out: FloatType) -> Result<Layout, Error> {
-        let rule = |rule: &'static str, value: u32, limit: u32| {
-            Err(Error::Unsupported { kernel: "sm90a plain", rule, value, limit })
-        };
-        if !(1..=2).contains(&self.row_groups) {
-            return rule("warpgroups that multiply, from 1", self.row_groups, 2);
-        }
-        if self.tokens == 0 || !self.tokens.is_multiple_of(8) || self.tokens > 256 {
-            return rule("tokens of the tile, a multiple of 8", self.tokens, 256);
-        }
-        if self.stages < 2 {
-            return rule("stages, from 2", self.stages, 16);
-        }
+        let rules = Rules("sm90a plain");
+        rules.check("warpgroups that multiply", self.row_groups, Valid::range(1, 2))?;
+        rules.check("tokens of the tile", self.tokens, Valid::multiple(8, 256))?;
+        rules.check("stages", self.stages, STAGES)?;
         if self.scale_layout == ScaleLayout::Sf8x4 {
             return Err(Error::Combination { kernel: "sm90a plain", rule: "scales are linear or 128x4" });
         }
@@ -121,9 +112,7 @@ impl Config {
         let codes = smem.alloc_parts("codes", 2 * self.features() * ROW_BYTES, self.stages, 128);
         finish::stage_over(&mut smem, out, self.tokens, self.features());
         let (full, empty) = (smem.mbarriers("full", self.stages), smem.mbarriers("empty", self.stages));
-        if smem.bytes() > SHARED_LIMIT {
-            return rule("bytes of shared memory", smem.bytes(), SHARED_LIMIT);
-        }
+        rules.shared(smem.bytes(), SHARED_DATACENTER)?;
         Ok(Layout { smem, tokens, codes, full, empty, token_tile })
     }
 

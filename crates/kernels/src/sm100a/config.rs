@@ -6,10 +6,14 @@ use dualgemm_ptx::layout::{SmemLayout, SmemRegion, SmemTile};
 
 use crate::Error;
 use crate::error::one_of;
+use crate::limits::{Rules, SHARED_DATACENTER, STAGES, Valid};
 use crate::parts::format::{ATOM_LINES, ATOM_ROWS, Boxed, Format, Formats, STEP_K, atom_k};
 
-/// Opt-in shared memory of one CTA on sm_100: 227 KiB.
-const SHARED_LIMIT: u32 = 227 << 10;
+/// Its name in errors.
+pub(super) const KERNEL: &str = "sm100a fused";
+/// What the columns of an accumulator are.
+const FEATURES: &str = "features of a tile";
+const TOKENS: &str = "tokens of a tile";
 /// Columns of tensor memory.
 const TMEM_COLUMNS: u32 = 512;
 /// Columns of tensor memory that the scales of one atom take.
@@ -24,11 +28,6 @@ pub const WIDENERS: u32 = 8;
 pub const WIDE_COLUMNS: u32 = STEP_K / 2;
 /// Steps that may be widened ahead of the multiplication.
 const BUFFERS: u32 = 4;
-
-/// Rules of the accumulators.
-const COLUMNS: &str = "columns of an accumulator, a multiple of 16 features or 8 tokens";
-const HALVES: &str = "columns of an accumulator, the 64 features of half an atom";
-const WIDE_TOKENS: &str = "columns of an accumulator, a multiple of 16 tokens";
 
 /// Which operand has the 128 rows of the matrix instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -312,43 +311,34 @@ impl Config {
     /// # Errors
     /// Names the rule and the value.
     pub fn layout(&self) -> Result<Layout, Error> {
-        let rule = |rule: &'static str, value: u32, limit: u32| {
-            Err(Error::Unsupported { kernel: "sm100a fused", rule, value, limit })
-        };
-        // Beside widened weights both accumulators leave room for two buffers.
-        let (step, most, what) = match (self.side, self.formats) {
-            (Side::Tokens, Formats::Scaled(_)) => (16, 128, COLUMNS),
-            (Side::HalfAtoms, Formats::Scaled(_)) => (ATOM_ROWS / 2, ATOM_ROWS / 2, HALVES),
-            (Side::Features, Formats::Scaled(_)) => (8, 64, COLUMNS),
-            (Side::Features, Formats::Wide(_)) => (16, TMEM_COLUMNS / 2 - 2 * WIDE_COLUMNS, WIDE_TOKENS),
+        let rules = Rules(KERNEL);
+        // Scales beside split K, and both accumulators beside two buffers of widened weights.
+        let (columns, step, most) = match (self.side, self.formats) {
+            (Side::Tokens, Formats::Scaled(_)) if self.split_k > 1 => (FEATURES, COLUMN_ROWS, ATOM_ROWS),
+            (Side::Tokens, Formats::Scaled(_)) => (FEATURES, 16, ATOM_ROWS),
+            (Side::HalfAtoms, Formats::Scaled(_)) => (FEATURES, ATOM_ROWS / 2, ATOM_ROWS / 2),
+            (Side::Features, Formats::Scaled(_)) => (TOKENS, 8, 64),
+            (Side::Features, Formats::Wide(_)) => (TOKENS, 16, TMEM_COLUMNS / 2 - 2 * WIDE_COLUMNS),
             (Side::Tokens | Side::HalfAtoms, Formats::Wide(_)) => {
-                let rule = "A in 16 bits multiplies rows of features";
-                return Err(Error::Combination { kernel: "sm100a fused", rule });
+                return Err(Error::Combination {
+                    kernel: KERNEL,
+                    rule: "A in 16 bits multiplies rows of features",
+                });
             }
         };
-        if self.n == 0 || !self.n.is_multiple_of(step) || self.n > most {
-            return rule(what, self.n, most);
-        }
-        if !matches!(self.cta_group, 1 | 2) || (self.cta_group == 2 && self.side == Side::Features) {
-            return rule("CTAs per matrix instruction, 2 with rows of tokens only", self.cta_group, 2);
-        }
-        let most = match self.side {
-            Side::HalfAtoms => 1,
-            Side::Tokens => 2,
-            Side::Features => 4,
+        rules.check(columns, self.n, Valid::multiple(step, most))?;
+        let (group, split): (&[u32], &[u32]) = match self.side {
+            Side::Tokens => (&[1, 2], &[1, 2]),
+            Side::HalfAtoms => (&[1, 2], &[1]),
+            Side::Features => (&[1], &[1, 2, 4]),
         };
-        if !matches!(self.split_k, 1 | 2 | 4) || self.split_k > most {
-            return rule("CTAs or pairs that split K: 1, 2, or 4 with rows of features", self.split_k, most);
-        }
-        if self.accumulators == 0 || self.accumulators > if self.split_k > 1 { 1 } else { 2 } {
-            return rule("pairs of accumulators, 1 beside split K", self.accumulators, 2);
-        }
-        if self.split_k > 1 && self.moves_scales() {
-            return rule("features of a tile beside split K, a multiple of 32", self.n, 128);
-        }
-        if self.stages < 2 {
-            return rule("stages, from 2", self.stages, 16);
-        }
+        rules.check("CTAs of a matrix instruction", self.cta_group, Valid::OneOf(group))?;
+        rules.check("CTAs or pairs that split K", self.split_k, Valid::OneOf(split))?;
+        match self.split_k {
+            1 => rules.check("pairs of accumulators", self.accumulators, Valid::range(1, 2)),
+            _ => rules.check("pairs of accumulators beside split K", self.accumulators, Valid::range(1, 1)),
+        }?;
+        rules.check("stages", self.stages, STAGES)?;
         let (parts, mut stage) = (self.parts(), 0);
         let tile = |part: Boxed| SmemTile::new(part.rows, part.row_bytes(), part.swizzle());
         let tiles = [tile(parts[0])?, tile(parts[1])?, tile(parts[2])?];
@@ -392,12 +382,8 @@ impl Config {
                 ([0; 3], Some(Wide { format, tokens, widened, taken, buffers, column: first }))
             }
         };
-        if smem.bytes() > SHARED_LIMIT {
-            return rule("bytes of shared memory", smem.bytes(), SHARED_LIMIT);
-        }
-        if column > TMEM_COLUMNS {
-            return rule("columns of tensor memory", column, TMEM_COLUMNS);
-        }
+        rules.shared(smem.bytes(), SHARED_DATACENTER)?;
+        rules.check("columns of tensor memory", column, Valid::range(0, TMEM_COLUMNS))?;
         let tmem_columns = column.next_power_of_two().max(32);
         Ok(Layout {
             smem,
@@ -448,32 +434,9 @@ mod tests {
         let all: Vec<_> = ALL.into_iter().flat_map(Config::menu).collect();
         for config in &all {
             let layout = config.layout().unwrap();
-            assert!(layout.smem.bytes() <= SHARED_LIMIT && layout.tmem_columns <= TMEM_COLUMNS);
+            assert!(layout.smem.bytes() <= SHARED_DATACENTER && layout.tmem_columns <= TMEM_COLUMNS);
             assert_eq!(layout.ring.stride * config.cta_group, config.stage_bytes(), "{}", config.name());
             assert_eq!(Config::named(&config.name()), Ok(*config));
         }
-    }
-
-    #[test]
-    fn what_does_not_fit_is_refused_by_rule() {
-        let message = |config: Config| config.layout().unwrap_err().to_string();
-        let good = Config::tokens(64, 1, 5);
-        assert_eq!(
-            message(Config { n: 40, ..good }),
-            "sm100a fused: columns of an accumulator, a multiple of 16 features or 8 tokens: 40 asked for, 128 at most"
-        );
-        assert_eq!(
-            message(Config { stages: 12, ..good }),
-            "sm100a fused: bytes of shared memory: 467180 asked for, 232448 at most"
-        );
-        let wide = Config::wide(HalfFormat::F16, 208, 1, 2);
-        assert_eq!(
-            message(wide),
-            "sm100a fused: columns of an accumulator, a multiple of 16 tokens: 208 asked for, 192 at most"
-        );
-        assert_eq!(
-            message(Config { side: Side::Tokens, ..wide }),
-            "sm100a fused: A in 16 bits multiplies rows of features"
-        );
     }
 }

@@ -6,9 +6,10 @@
 use dualgemm_device::{Device, LaunchSpec};
 use dualgemm_ptx::Target;
 
-use super::config::Config;
+use super::config::{Config, KERNEL};
 use super::fused;
 use crate::Error;
+use crate::limits::{Rules, Valid};
 use crate::parts::format::Formats;
 use crate::parts::loaded::Loaded;
 use crate::parts::operand::FusedArgs;
@@ -43,38 +44,41 @@ impl<'d> Fused<'d> {
     pub fn spec(&self, args: &FusedArgs) -> Result<LaunchSpec, Error> {
         args.check(self.loaded.n, self.config.formats, &self.loaded.variant)?;
         let (m, k) = args.shape();
-        let unsupported =
-            |rule, value, limit| Err(Error::Unsupported { kernel: "sm100a fused", rule, value, limit });
+        let rules = Rules(KERNEL);
         let stages = (k as u32).div_ceil(self.config.stage_k());
-        if stages < self.config.split_k {
-            let rule = match self.config.formats {
-                Formats::Scaled(_) => "CTAs that split K, each at least 256 of it",
-                Formats::Wide(_) => "CTAs that split K, each at least 128 of it",
-            };
-            return unsupported(rule, self.config.split_k, stages);
-        }
+        let splitters = match self.config.formats {
+            Formats::Scaled(_) => "CTAs that split K, each at least 256 of it",
+            Formats::Wide(_) => "CTAs that split K, each at least 128 of it",
+        };
+        rules.check(splitters, self.config.split_k, Valid::range(1, stages))?;
         // The scales of a tile start on a multiple of 32 rows of an atom.
         let (tokens, scaled) = (self.config.tile_tokens(), matches!(self.config.formats, Formats::Scaled(_)));
-        if scaled && !tokens.is_multiple_of(32) && (m > tokens as usize || args.groups.is_some()) {
-            return unsupported("tokens with tiles of less than 32, in one group", m as u32, tokens);
+        if scaled && !tokens.is_multiple_of(32) {
+            if args.groups.is_some() {
+                return Err(Error::Combination {
+                    kernel: KERNEL,
+                    rule: "groups take tiles of 32 or 64 tokens",
+                });
+            }
+            rules.check("tokens of a problem of one tile", m as u64, Valid::range(1, tokens))?;
         }
         let cluster = self.config.cluster();
         let tiles = self.loaded.tiles(args, tokens, self.config.feature_tiles(self.loaded.n));
         let resident = (self.loaded.device.info().sm_count / cluster).max(1) as usize;
         let clusters = if self.config.exchanges() { tiles } else { tiles.min(resident) };
-        self.loaded.launch(
-            args,
-            self.config.parts(),
-            (clusters, cluster, self.config.threads()),
-            "sm100a fused",
-        )
+        self.loaded.launch(args, self.config.parts(), (clusters, cluster, self.config.threads()), rules)
     }
 
     /// Starts the kernel.
     ///
+    /// # Safety
+    /// The addresses are those of operands of the sizes that `args` says, in the sense of [`Device::launch_on`].
+    ///
     /// # Errors
     /// As [`spec`](Self::spec), and what the device says of the launch.
-    pub fn launch(&self, args: &FusedArgs) -> Result<(), Error> {
-        Ok(self.loaded.device.launch(&self.spec(args)?)?)
+    pub unsafe fn launch(&self, args: &FusedArgs) -> Result<(), Error> {
+        let spec = self.spec(args)?;
+        // SAFETY: the kernel stays within its operands, for which the caller vouches.
+        Ok(unsafe { self.loaded.device.launch(&spec) }?)
     }
 }

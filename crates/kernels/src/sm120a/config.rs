@@ -5,10 +5,11 @@ use dualgemm_ptx::layout::{SmemLayout, SmemRegion};
 
 use crate::Error;
 use crate::error::one_of;
+use crate::limits::{Rules, SHARED_LEAST, STAGES, Valid};
 use crate::parts::format::{ATOM_LINES, Boxed, Format, Formats, STEP_K, atom_k};
 
-/// Shared memory of one CTA on sm_120: 99 KiB.
-const SHARED_LIMIT: u32 = 99 << 10;
+/// Features or tokens of a tile: whole matrix instructions, and parts of one atom of scales that begin nowhere else.
+const SIDE: Valid = Valid::OneOf(&[16, 32, 64, 128]);
 /// Features of one matrix instruction: eight rows of gate and eight of up.
 pub const SLAB: u32 = 8;
 /// Tokens that one `ldmatrix.x4` brings: two matrix instructions.
@@ -151,25 +152,19 @@ impl Config {
     /// # Errors
     /// Names the rule and the value.
     pub fn layout(&self) -> Result<Layout, Error> {
-        let rule = |rule: &'static str, value: u32, limit: u32| {
-            Err(Error::Unsupported { kernel: "sm120a fused", rule, value, limit })
-        };
-        let warps = self.consumer_warps();
-        if !(1..=14).contains(&warps) {
-            return rule("warps that multiply, from 1", warps, 14);
-        }
-        if !matches!(self.stage_k, 128 | 256) || !self.steps().is_multiple_of(self.k_groups) {
-            return rule("K of a stage, 128 or 256, in whole steps per K group", self.stage_k, 256);
-        }
-        if !self.features.is_multiple_of(16 * self.feature_warps) || !128u32.is_multiple_of(self.features) {
-            return rule("features of the tile, 16 to 128 per row of warps", self.features, 128);
-        }
-        if !self.tokens.is_multiple_of(TOKEN_PAIR * self.token_warps) || !128u32.is_multiple_of(self.tokens) {
-            return rule("tokens of the tile, 16 to 128 per column of warps", self.tokens, 128);
-        }
-        if self.stages < 2 {
-            return rule("stages, from 2", self.stages, 16);
-        }
+        let rules = Rules("sm120a fused");
+        rules.check("features of the tile", self.features, SIDE)?;
+        rules.check("tokens of the tile", self.tokens, SIDE)?;
+        rules.check("K of a stage", self.stage_k, Valid::OneOf(&[128, 256]))?;
+        rules.check("warps along the features", self.feature_warps, Valid::DivisorOf(self.features / 16))?;
+        rules.check(
+            "warps along the tokens",
+            self.token_warps,
+            Valid::DivisorOf(self.tokens / TOKEN_PAIR),
+        )?;
+        rules.check("K groups", self.k_groups, Valid::DivisorOf(self.steps()))?;
+        rules.check("warps that multiply", self.consumer_warps(), Valid::range(1, 14))?;
+        rules.check("stages", self.stages, STAGES)?;
         let (parts, mut stage) = (self.parts(), 0);
         let mut take = |bytes: u32| {
             stage += bytes;
@@ -184,9 +179,7 @@ impl Config {
             smem.alloc("sums", sums - smem.bytes(), 16);
         }
         let (full, empty) = (smem.mbarriers("full", self.stages), smem.mbarriers("empty", self.stages));
-        if smem.bytes() > SHARED_LIMIT {
-            return rule("bytes of shared memory", smem.bytes(), SHARED_LIMIT);
-        }
+        rules.shared(smem.bytes(), SHARED_LEAST)?;
         Ok(Layout { smem, ring, codes, scales, full, empty })
     }
 
@@ -212,22 +205,8 @@ mod tests {
     #[test]
     fn every_configuration_of_every_menu_fits_and_has_a_name_of_its_own() {
         for config in BlockFormat::ALL.into_iter().flat_map(Config::menu) {
-            assert!(config.layout().unwrap().smem.bytes() <= SHARED_LIMIT);
+            assert!(config.layout().unwrap().smem.bytes() <= SHARED_LEAST);
             assert_eq!(Config::named(&config.name()), Ok(config));
         }
-    }
-
-    #[test]
-    fn what_does_not_fit_is_refused_by_rule() {
-        let [.., good] = Config::MENU;
-        let message = |config: Config| config.layout().unwrap_err().to_string();
-        assert_eq!(
-            message(Config { features: 96, ..good }),
-            "sm120a fused: features of the tile, 16 to 128 per row of warps: 96 asked for, 128 at most"
-        );
-        assert_eq!(
-            message(Config { stages: 9, ..good }),
-            "sm120a fused: bytes of shared memory: 175248 asked for, 101376 at most"
-        );
     }
 }

@@ -8,6 +8,7 @@ use dualgemm_ptx::Target;
 use super::config::Config;
 use super::fused;
 use crate::Error;
+use crate::limits::Rules;
 use crate::parts::format::Formats;
 use crate::parts::loaded::Loaded;
 use crate::parts::operand::FusedArgs;
@@ -43,14 +44,24 @@ impl<'d> Fused<'d> {
         let Config { format, tokens, features, .. } = self.config;
         args.check(self.loaded.n, Formats::Scaled(format), &self.loaded.variant)?;
         let tiles = self.loaded.tiles(args, tokens, self.loaded.n.div_ceil(features as usize));
-        self.loaded.launch(args, self.config.parts(), (tiles, 1, self.config.threads()), "sm120a fused")
+        self.loaded.launch(
+            args,
+            self.config.parts(),
+            (tiles, 1, self.config.threads()),
+            Rules("sm120a fused"),
+        )
     }
 
     /// Starts the kernel.
     ///
+    /// # Safety
+    /// The addresses are those of operands of the sizes that `args` says, in the sense of [`Device::launch_on`].
+    ///
     /// # Errors
     /// As [`spec`](Self::spec), and what the device says of the launch.
-    pub fn launch(&self, args: &FusedArgs) -> Result<(), Error> {
-        Ok(self.loaded.device.launch(&self.spec(args)?)?)
+    pub unsafe fn launch(&self, args: &FusedArgs) -> Result<(), Error> {
+        let spec = self.spec(args)?;
+        // SAFETY: the kernel stays within its operands, for which the caller vouches.
+        Ok(unsafe { self.loaded.device.launch(&spec) }?)
     }
 }

@@ -6,10 +6,8 @@ use dualgemm_ptx::layout::{SmemLayout, SmemRegion};
 use crate::Error;
 use crate::error::one_of;
 use crate::generic::finish;
+use crate::limits::{Rules, SHARED_LEAST, STAGES, Valid};
 use crate::sm90a::pack::{CHUNK_BYTES, CHUNK_FEATURES};
-
-/// Shared memory of one CTA on sm_89, the least of all: 99 KiB.
-const SHARED_LIMIT: u32 = 99 << 10;
 
 /// A tile and its pipeline.
 ///
@@ -89,33 +87,19 @@ impl Config {
     /// # Errors
     /// Names the rule and the value.
     pub fn layout(&self, out: FloatType) -> Result<Layout, Error> {
-        let rule = |rule: &'static str, value: u32, limit: u32| {
-            Err(Error::Unsupported { kernel: "sm80 fused", rule, value, limit })
-        };
-        if !(1..=8).contains(&(self.row_warps * self.token_warps)) {
-            return rule("warps, from 1", self.row_warps * self.token_warps, 8);
-        }
-        if !(4 * self.chunks).is_multiple_of(self.row_warps) || self.slabs() == 0 {
-            return rule(
-                "slabs are shared evenly by the warps along the rows",
-                self.row_warps,
-                4 * self.chunks,
-            );
-        }
-        let sums = self.slabs() * self.warp_tokens() / 2;
-        if !self.tokens.is_multiple_of(8 * self.token_warps) || self.tokens == 0 || sums > 64 {
-            return rule("sums of a thread, from whole groups of 8 tokens", sums, 64);
-        }
-        if self.stages < 2 {
-            return rule("stages, from 2", self.stages, 16);
-        }
+        let rules = Rules("sm80 fused");
+        rules.check("warps", self.row_warps.saturating_mul(self.token_warps), Valid::range(1, 8))?;
+        // A thread has four sums of a slab for eight tokens, 64 in all.
+        let slabs = Valid::multiple(self.row_warps, 16 * self.row_warps);
+        rules.check("slabs of 16 weight rows of a tile", self.chunks.saturating_mul(4), slabs)?;
+        let tokens = Valid::multiple(8 * self.token_warps, 16 / self.slabs() * 8 * self.token_warps);
+        rules.check("tokens of the tile", self.tokens, tokens)?;
+        rules.check("stages", self.stages, STAGES)?;
         let mut smem = SmemLayout::new();
         let tokens = smem.alloc_parts("tokens", self.tokens * 128, self.stages, 128);
         let weights = smem.alloc_parts("weights", self.chunks * CHUNK_BYTES as u32, self.stages, 128);
         finish::stage_over(&mut smem, out, self.tokens, self.features());
-        if smem.bytes() > SHARED_LIMIT {
-            return rule("bytes of shared memory", smem.bytes(), SHARED_LIMIT);
-        }
+        rules.shared(smem.bytes(), SHARED_LEAST)?;
         Ok(Layout { smem, tokens, weights })
     }
 

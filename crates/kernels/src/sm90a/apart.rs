@@ -24,10 +24,11 @@ impl Fused<'_> {
     pub(super) fn gate_of_thread(
         &self,
         k: &mut Kernel,
+        sums: &PointerParam,
         tile: Tile,
         thread: Reg<U32>,
-    ) -> Option<Addr<Global>> {
-        let sums = k.ld_pointer(self.gate_sums.as_ref()?);
+    ) -> Addr<Global> {
+        let sums = k.ld_pointer(sums);
         k.comment("The launch before has ended: it wrote these sums, or read older ones.");
         k.grid_dependency_wait();
         let [token_tiles, _] = self.tile_counts(k);
@@ -37,7 +38,7 @@ impl Fused<'_> {
         let byte = k.mul_wide(group, self.plane());
         let start = k.offset(sums, byte);
         let byte = k.mul_wide(thread, 8u32);
-        Some(k.offset(start, byte))
+        k.offset(start, byte)
     }
 
     /// Stores gate's sums of two features and two tokens.

@@ -7,9 +7,8 @@ use super::pack::{CHUNK_BYTES, CHUNK_FEATURES};
 use super::variant::{Out, Products, Scheduler, Variant};
 use crate::Error;
 use crate::error::one_of;
+use crate::limits::{MOST_STAGES, Rules, SHARED_DATACENTER, Valid};
 
-/// Opt-in shared memory of one CTA on sm_90: 227 KiB.
-const SHARED_LIMIT: u32 = 227 << 10;
 /// Shared memory of one multiprocessor, and what the driver keeps of it for each CTA.
 const SHARED_OF_SM: u32 = 228 << 10;
 const SHARED_RESERVED: u32 = 1 << 10;
@@ -17,6 +16,10 @@ const SHARED_RESERVED: u32 = 1 << 10;
 const REGISTERS: u32 = 64 << 10;
 /// Registers a thread is given at most here: `setmaxnreg` takes multiples of 8 up to 256, and no kernel has more use.
 const MOST_REGISTERS: u32 = 232;
+/// What refuses a configuration or operands.
+pub(super) const RULES: Rules = Rules("sm90a fused");
+/// K blocks of a stage: more make it too large for two stages beside tokens worth the tile.
+const MOST_BLOCKS: u32 = 8;
 
 /// Tile and pipeline of the fused kernel.
 ///
@@ -39,9 +42,6 @@ pub struct Config {
     pub k_split: u32,
     /// CTAs that fit on a multiprocessor. With two, the next kernel's weights stream in while this one ends.
     pub ctas_per_sm: u32,
-    /// The next kernel may start when the last weights have been asked for, instead of at once: then its CTAs do not
-    /// take bandwidth from this one's.
-    pub late_trigger: bool,
 }
 
 /// Shared memory of a configuration.
@@ -64,7 +64,7 @@ pub struct Layout {
 }
 
 impl Config {
-    /// One CTA per multiprocessor, trigger at once.
+    /// One CTA per multiprocessor.
     pub const fn new(
         row_groups: u32,
         tokens: u32,
@@ -72,18 +72,12 @@ impl Config {
         stages: u32,
         k_groups: u32,
     ) -> Self {
-        let (k_split, ctas_per_sm, late_trigger) = (1, 1, false);
-        Self { row_groups, tokens, blocks_per_stage, stages, k_groups, k_split, ctas_per_sm, late_trigger }
+        Self { row_groups, tokens, blocks_per_stage, stages, k_groups, k_split: 1, ctas_per_sm: 1 }
     }
 
     /// Two CTAs per multiprocessor.
     pub const fn two_per_sm(self) -> Self {
         Self { ctas_per_sm: 2, ..self }
-    }
-
-    /// The next kernel starts when this one has asked for its last weights.
-    pub const fn late(self) -> Self {
-        Self { late_trigger: true, ..self }
     }
 
     /// Two CTAs split K.
@@ -128,8 +122,7 @@ impl Config {
     /// tile.
     pub fn for_tokens(m: usize) -> Config {
         let [.., largest] = Self::MENU;
-        let fits =
-            |config: &Config| config.k_split == 1 && !config.late_trigger && config.tokens as usize >= m;
+        let fits = |config: &Config| config.k_split == 1 && config.tokens as usize >= m;
         Self::MENU.into_iter().find(fits).unwrap_or(largest)
     }
 
@@ -150,7 +143,7 @@ impl Config {
 
     /// Warpgroups that multiply.
     fn consumers(&self) -> u32 {
-        self.row_groups * self.k_groups
+        self.row_groups.saturating_mul(self.k_groups)
     }
 
     /// Registers of a producer thread and of a consumer thread after `setmaxnreg`.
@@ -208,40 +201,33 @@ impl Config {
     /// Names the rule and the value.
     pub fn layout(&self, variant: &Variant) -> Result<Layout, Error> {
         variant.check(self)?;
-        let rule = |rule: &'static str, value: u32, limit: u32| {
-            Err(Error::Unsupported { kernel: "sm90a fused", rule, value, limit })
-        };
-        if !(1..=4).contains(&self.consumers()) {
-            return rule("warpgroups that multiply, from 1", self.consumers(), 4);
-        }
-        if !(1..=2).contains(&self.ctas_per_sm) || self.consumers() + self.ctas_per_sm < 3 {
-            return rule("CTAs per multiprocessor, from 1, or 2 of one warpgroup", self.ctas_per_sm, 2);
-        }
-        if !(1..=2).contains(&self.k_split) {
-            return rule("CTAs that split K, from 1", self.k_split, 2);
-        }
-        if self.k_split > 1 && !self.tokens.is_multiple_of(16) {
-            return rule("tokens of the tile, a multiple of 16 where two CTAs split K", self.tokens, 256);
-        }
-        if self.k_groups > 1 && self.blocks_per_stage != self.k_groups {
-            return rule("K blocks per stage equal K groups", self.blocks_per_stage, self.k_groups);
-        }
+        RULES.check("warpgroups that multiply", self.consumers(), Valid::range(1, 4))?;
+        match self.consumers() {
+            1 => RULES.check(
+                "CTAs of one such warpgroup on a multiprocessor",
+                self.ctas_per_sm,
+                Valid::range(2, 2),
+            ),
+            _ => RULES.check("CTAs on a multiprocessor", self.ctas_per_sm, Valid::range(1, 2)),
+        }?;
+        RULES.check("CTAs that split K", self.k_split, Valid::range(1, 2))?;
+        match self.k_groups {
+            1 => RULES.check("K blocks of a stage", self.blocks_per_stage, Valid::range(1, MOST_BLOCKS)),
+            groups => {
+                let each = Valid::range(groups, groups);
+                RULES.check("K blocks of a stage, one for each K group", self.blocks_per_stage, each)
+            }
+        }?;
         // 32 registers of fragments, and about 40 of everything else; what stream-K knows of a tile takes a few more.
         let others = if variant.scheduler == Scheduler::StreamK { 80 } else { 72 };
         let largest = (self.registers().1.saturating_sub(others) * 2).clamp(16, 256);
-        if self.tokens == 0 || !self.tokens.is_multiple_of(8) || self.tokens > largest {
-            return rule(
-                "tokens of the tile, a multiple of 8 whose sums fit the registers",
-                self.tokens,
-                largest,
-            );
-        }
+        // CTAs that split K finish half of the tokens each.
+        let tokens = Valid::multiple(8 * self.k_split, largest);
+        RULES.check("tokens of the tile, their sums in registers", self.tokens, tokens)?;
         // A warpgroup loads its next block before it releases the one before this: with one block to a stage that takes
         // three stages.
         let least = if self.k_groups > 1 || self.blocks_per_stage == 1 { 3 } else { 2 };
-        if self.stages < least || self.blocks_per_stage == 0 {
-            return rule("stages, at least 2, or 3 where a warpgroup has one block in each", self.stages, 16);
-        }
+        RULES.check("stages", self.stages, Valid::range(least, MOST_STAGES))?;
         let token_tile = SmemTile::new(self.tokens, 128, Swizzle::B128)?;
         let mut smem = SmemLayout::new();
         let tokens = smem.alloc_parts("tokens", self.token_bytes(), self.stages, 1024);
@@ -257,10 +243,8 @@ impl Config {
             Scheduler::Persistent | Scheduler::StreamK => smem.alloc("epilogue", epilogue_bytes, 16).offset,
         };
         let (full, empty) = (smem.mbarriers("full", self.stages), smem.mbarriers("empty", self.stages));
-        let limit = SHARED_LIMIT.min(SHARED_OF_SM / self.ctas_per_sm - SHARED_RESERVED);
-        if smem.bytes() > limit {
-            return rule("bytes of shared memory", smem.bytes(), limit);
-        }
+        let most = SHARED_DATACENTER.min(SHARED_OF_SM / self.ctas_per_sm - SHARED_RESERVED);
+        RULES.shared(smem.bytes(), most)?;
         Ok(Layout { smem, epilogue, tokens, weights, full, empty, token_tile })
     }
 
@@ -285,9 +269,8 @@ impl Config {
         let Self { row_groups, tokens, blocks_per_stage, stages, k_groups, .. } = self;
         let split = if self.k_split > 1 { "_split2" } else { "" };
         let ctas = if self.ctas_per_sm > 1 { "_2perSM" } else { "" };
-        let late = if self.late_trigger { "_late" } else { "" };
         format!(
-            "sm90a_fused_{}x{tokens}_b{blocks_per_stage}_s{stages}_kg{k_groups}{split}{ctas}{late}",
+            "sm90a_fused_{}x{tokens}_b{blocks_per_stage}_s{stages}_kg{k_groups}{split}{ctas}",
             row_groups * 64
         )
     }

@@ -24,12 +24,12 @@ pub(super) const FLAG_BYTES: u32 = 4096;
 
 impl Fused<'_> {
     /// Exchanges half of the sums with the other CTA of the pair: what is left is this CTA's half of the tokens.
-    pub(super) fn exchange_halves(
+    pub(super) fn exchange_halves<'t>(
         &self,
         k: &mut Kernel,
-        tile: Tile,
+        tile: Tile<'t>,
         acc: &[Reg<F32>],
-    ) -> (Tile, Vec<Reg<F32>>) {
+    ) -> (Tile<'t>, Vec<Reg<F32>>) {
         let rank = k.special(Special::ClusterCtaRank);
         let upper = k.compare(Cmp::Eq, rank, 1u32);
         let (low, high) = acc.split_at(acc.len() / 2);
@@ -61,7 +61,12 @@ impl Fused<'_> {
 
     /// Writes every thread's sums where the CTA that finishes them adds them up: `[groups of 8 tokens][parts][threads]`,
     /// four f32 each, a part for each K group of each CTA. Gives the tile of this CTA, its groups and the parts.
-    pub(super) fn spread_sums(&self, k: &mut Kernel, tile: Tile, acc: &[Reg<F32>]) -> (Tile, u32, u32) {
+    pub(super) fn spread_sums<'t>(
+        &self,
+        k: &mut Kernel,
+        tile: Tile<'t>,
+        acc: &[Reg<F32>],
+    ) -> (Tile<'t>, u32, u32) {
         let config = self.config;
         let (groups, parts) = (config.tokens / 8 / config.k_split, config.k_groups * config.k_split);
         let plane = self.plane() * parts;
@@ -89,27 +94,22 @@ impl Fused<'_> {
         (Tile { token, ..tile }, groups, parts)
     }
 
-    fn workspace(&self, k: &mut Kernel) -> Addr<Global> {
-        let workspace = self.workspace.as_ref().map(|workspace| k.ld_pointer(workspace));
-        workspace.unwrap_or_else(|| k.ld_pointer(&self.out))
-    }
-
-    fn flag(&self, k: &mut Kernel, cta: Reg<U32>) -> Addr<Global> {
-        let workspace = self.workspace(k);
+    fn flag(&self, k: &mut Kernel, part: Part, cta: Reg<U32>) -> Addr<Global> {
+        let workspace = k.ld_pointer(part.workspace);
         let byte = k.mul_wide(cta, 4u32);
         k.offset(workspace, byte)
     }
 
-    fn slot(&self, k: &mut Kernel, cta: Reg<U32>) -> Addr<Global> {
-        let workspace = self.workspace(k);
+    fn slot(&self, k: &mut Kernel, part: Part, cta: Reg<U32>) -> Addr<Global> {
+        let workspace = k.ld_pointer(part.workspace);
         let byte = k.mul_wide(cta, self.config.tile_bytes() as u32);
         k.offset(workspace, byte).at(FLAG_BYTES)
     }
 
     /// Where this CTA's sums go.
-    pub(super) fn own_slot(&self, k: &mut Kernel) -> Addr<Global> {
+    pub(super) fn own_slot(&self, k: &mut Kernel, part: Part) -> Addr<Global> {
         let cta = k.special(Special::CtaidX);
-        self.slot(k, cta)
+        self.slot(k, part, cta)
     }
 
     /// Place of the first four sums of thread `thread`, those of the first eight tokens; those of the next eight follow
@@ -130,13 +130,13 @@ impl Fused<'_> {
     }
 
     /// All threads have written their sums: raises this CTA's flag.
-    pub(super) fn publish_part(&self, k: &mut Kernel) {
+    pub(super) fn publish_part(&self, k: &mut Kernel, part: Part) {
         k.bar_sync(1u32, self.config.consumer_threads());
         let thread = k.special(Special::TidX);
         let first = k.compare(Cmp::Eq, thread, 0u32);
         k.if_(first, "raise", |k| {
             let cta = k.special(Special::CtaidX);
-            let flag = self.flag(k, cta);
+            let flag = self.flag(k, part, cta);
             let one = k.mov::<U32>(1u32);
             k.st_release(Scope::Gpu, flag, one);
         });
@@ -150,7 +150,7 @@ impl Fused<'_> {
         body: impl FnOnce(&mut Kernel, Addr<Global>),
     ) {
         self.for_each_other(k, part, "add_parts", |k, cta| {
-            let slot = self.slot(k, cta);
+            let slot = self.slot(k, part, cta);
             body(k, slot);
         });
     }
@@ -176,7 +176,7 @@ impl Fused<'_> {
     /// One thread waits until all other parts of the tile are there, and lowers their flags.
     pub(super) fn spin_for_parts(&self, k: &mut Kernel, part: Part) {
         self.for_each_other(k, part, "await_parts", |k, cta| {
-            let flag = self.flag(k, cta);
+            let flag = self.flag(k, part, cta);
             k.do_while("await_flag", |k| {
                 let value: Reg<U32> = k.ld_acquire(Scope::Gpu, flag);
                 k.compare(Cmp::Eq, value, 0u32)

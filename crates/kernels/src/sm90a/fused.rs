@@ -17,6 +17,7 @@
 //! `schedule.rs` (which tile), `producers.rs`, `consumers.rs`, `store.rs`.
 //! Spec: <https://docs.nvidia.com/cuda/parallel-thread-execution/#asynchronous-warpgroup-level-matrix-instructions>.
 
+use dualgemm_formats::ScaleLayout;
 use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::{Module, Version};
 use dualgemm_ptx::builder::*;
@@ -64,9 +65,9 @@ pub(super) struct Fused<'a> {
     pub(super) a_scale: Option<PointerParam>,
     pub(super) quantize: Option<Quantize>,
     pub(super) groups: Option<Groups>,
+    /// Of stream-K.
     pub(super) workspace: Option<PointerParam>,
-    /// Where gate's sums are, of products apart.
-    pub(super) gate_sums: Option<PointerParam>,
+    pub(super) gate_sums: GateSums,
     pub(super) base: Addr<Shared>,
     pub(super) warp: Reg<U32>,
     pub(super) lane: Reg<U32>,
@@ -80,8 +81,19 @@ pub(super) enum Alpha {
     Table(PointerParam, [Param<F32>; 2]),
 }
 
+/// Where gate's sums are, of products apart.
+pub(super) enum GateSums {
+    /// Both products are computed here.
+    None,
+    /// Gate is: its sums go there.
+    Kept(PointerParam),
+    /// Up is: gate's sums come from there.
+    Read(PointerParam),
+}
+
 /// Parameters of an nvfp4 C.
 pub(super) struct Quantize {
+    pub(super) layout: ScaleLayout,
     pub(super) scales: PointerParam,
     /// `divisor / 6` and `1 / divisor` of the tensor scale's divisor.
     pub(super) factors: [Param<F32>; 2],
@@ -125,17 +137,25 @@ impl<'a> Fused<'a> {
         };
         let bias = variant.bias.then(|| [k.pointer("bias_gate"), k.pointer("bias_up")]);
         let a_scale = variant.a_scale.then(|| k.pointer("a_scale"));
-        let quantize = matches!(variant.out, Out::Nvfp4 { .. }).then(|| Quantize {
-            scales: k.pointer("out_scales"),
-            factors: [k.param("out_factor"), k.param("out_scale")],
-        });
+        let quantize = match variant.out {
+            Out::Nvfp4 { scale_layout } => Some(Quantize {
+                layout: scale_layout,
+                scales: k.pointer("out_scales"),
+                factors: [k.param("out_factor"), k.param("out_scale")],
+            }),
+            Out::F16 | Out::Bf16 | Out::F32 => None,
+        };
         let groups = variant.grouped.then(|| Groups {
             offsets: k.pointer("group_rows"),
             count: k.param("groups"),
             stride: k.param("group_stride"),
         });
         let workspace = (variant.scheduler == Scheduler::StreamK).then(|| k.pointer("workspace"));
-        let gate_sums = (variant.products != Products::Both).then(|| k.pointer("gate_sums"));
+        let gate_sums = match variant.products {
+            Products::Both => GateSums::None,
+            Products::Gate => GateSums::Kept(k.pointer("gate_sums")),
+            Products::Up => GateSums::Read(k.pointer("gate_sums")),
+        };
         let base = k.shared(&layout.smem);
         let [m, n, blocks] = sizes.map(|param| k.ld_param(&param));
         let warp = k.warp_index();
@@ -219,9 +239,7 @@ impl<'a> Fused<'a> {
             k.fence_mbarrier_init();
         });
         k.cta_sync();
-        if !self.config.late_trigger {
-            k.launch_dependents();
-        }
+        k.launch_dependents();
     }
 
     /// Features of a tile.

@@ -11,15 +11,16 @@ use dualgemm_formats::GlobalScale;
 use dualgemm_gemm::Error as OperandError;
 use dualgemm_ptx::layout::{Interleave, L2Promotion, OutOfBounds, TensorMap, TensorSwizzle};
 
-use super::config::Config;
+use super::config::{Config, RULES};
 use super::exchange::FLAG_BYTES;
 use super::fused;
 use super::pack::{CHUNK_BYTES, CHUNK_FEATURES, CHUNK_K};
 use super::variant::{Out, Products, Scheduler, Variant};
 use crate::Error;
+use crate::limits::Valid;
 
 /// CTAs along the second and the third dimension of a grid.
-const GRID_LIMIT: u32 = 65535;
+const GRID_YZ: Valid = Valid::range(1, 65535);
 
 /// The operands of one launch, as device addresses. Those that the variant does not use are not looked at.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -238,15 +239,7 @@ impl<'d> Fused<'d> {
         }
         if self.variant.scheduler == Scheduler::StreamK {
             check_address("workspace", args.workspace, 16)?;
-            if self.resident() > FLAG_BYTES / 4 {
-                let (rule, limit) = ("CTAs that share tiles", FLAG_BYTES / 4);
-                return Err(Error::Unsupported {
-                    kernel: "sm90a fused",
-                    rule,
-                    value: self.resident(),
-                    limit,
-                });
-            }
+            RULES.check("CTAs that share tiles", self.resident(), Valid::range(1, FLAG_BYTES / 4))?;
         }
         match (&args.groups, self.variant.grouped) {
             (Some(groups), true) => {
@@ -276,22 +269,16 @@ impl<'d> Fused<'d> {
             0 => u64::from(token_tiles) * u64::from(feature_tiles),
             _ => (args.m as u64 / u64::from(self.config.tokens) + ragged) * u64::from(feature_tiles),
         };
-        let rule = |rule, value: u64, limit: u32| {
-            let value = u32::try_from(value).unwrap_or(u32::MAX);
-            Err(Error::Unsupported { kernel: "sm90a fused", rule, value, limit })
-        };
         let stages = args.k.div_ceil(CHUNK_K).div_ceil(self.config.blocks_per_stage as usize) as u64;
-        if tiles * stages > i32::MAX as u64 {
-            return rule("stages of all tiles", tiles * stages, i32::MAX as u32);
-        }
+        // The kernel counts them in 32 bits.
+        RULES.check("stages of all tiles", tiles.saturating_mul(stages), Valid::range(1, i32::MAX as u32))?;
         let resident = u64::from(self.resident());
         Ok(match self.variant.scheduler {
             Scheduler::Grid if self.variant.grouped => [tiles as u32, 1, 1],
             Scheduler::Grid => {
                 let panels = token_tiles.div_ceil(self.config.panel());
-                if feature_tiles.max(panels) > GRID_LIMIT {
-                    return rule("tiles along the features", feature_tiles.max(panels).into(), GRID_LIMIT);
-                }
+                RULES.check("tiles along the features", feature_tiles, GRID_YZ)?;
+                RULES.check("panels of 2048 tokens", panels, GRID_YZ)?;
                 [token_tiles.min(self.config.panel()) * self.config.k_split, feature_tiles, panels]
             }
             Scheduler::Persistent => [tiles.min(resident) as u32, 1, 1],
@@ -407,9 +394,14 @@ impl<'d> Fused<'d> {
 
     /// Starts the kernel.
     ///
+    /// # Safety
+    /// The addresses are those of operands of the sizes that `args` says, in the sense of [`Device::launch_on`].
+    ///
     /// # Errors
     /// As [`spec`](Self::spec), and what the device says of the launch.
-    pub fn launch(&self, args: &FusedArgs) -> Result<(), Error> {
-        Ok(self.device.launch(&self.spec(args)?)?)
+    pub unsafe fn launch(&self, args: &FusedArgs) -> Result<(), Error> {
+        let spec = self.spec(args)?;
+        // SAFETY: the kernel stays within its operands, for which the caller vouches.
+        Ok(unsafe { self.device.launch(&spec) }?)
     }
 }

@@ -91,9 +91,6 @@ impl Fused<'_> {
                 });
             });
         });
-        if self.config.late_trigger {
-            k.launch_dependents();
-        }
     }
 
     pub(super) fn load_tokens(&self, k: &mut Kernel, tile: Option<Tile>, first_lane: Reg<Pred>) {

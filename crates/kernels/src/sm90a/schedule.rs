@@ -4,11 +4,10 @@
 use dualgemm_ptx::builder::*;
 
 use super::fused::{Fused, Groups};
-use super::variant::Scheduler;
 
 /// A tile, or the part of its K blocks that one CTA takes.
 #[derive(Clone, Copy)]
-pub(super) struct Tile {
+pub(super) struct Tile<'a> {
     /// First row of A and C, and the end of the rows that may be written.
     pub(super) token: Reg<U32>,
     pub(super) token_end: Reg<U32>,
@@ -19,21 +18,23 @@ pub(super) struct Tile {
     /// First K block and the end, if not all of them.
     pub(super) blocks: Option<(Reg<U32>, Reg<U32>)>,
     /// With stream-K, whose part of the tile this is.
-    pub(super) part: Option<Part>,
+    pub(super) part: Option<Part<'a>>,
 }
 
 /// A CTA's part of a tile of stream-K.
 #[derive(Clone, Copy)]
-pub(super) struct Part {
+pub(super) struct Part<'a> {
     /// The part begins, or ends, where the tile does.
     pub(super) head: Reg<Pred>,
     pub(super) tail: Reg<Pred>,
     /// Unit of work at which the tile ends.
     pub(super) tile_end: Reg<U32>,
     pub(super) shares: Shares,
+    /// Where the sums of parts meet.
+    pub(super) workspace: &'a PointerParam,
 }
 
-impl Tile {
+impl Tile<'_> {
     /// First K block, and the end.
     pub(super) fn block_range(&self, k: &mut Kernel, blocks: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
         self.blocks.unwrap_or_else(|| (k.mov::<U32>(0u32), blocks))
@@ -71,10 +72,10 @@ impl Fused<'_> {
         tile: Option<Tile>,
         body: impl FnOnce(&mut Kernel, Tile),
     ) {
-        match (tile, self.variant.scheduler) {
+        match (tile, &self.workspace) {
             (Some(tile), _) => body(k, tile),
-            (None, Scheduler::StreamK) => self.for_each_share(k, body),
-            (None, Scheduler::Grid | Scheduler::Persistent) => self.for_each_strided(k, body),
+            (None, Some(workspace)) => self.for_each_share(k, workspace, body),
+            (None, None) => self.for_each_strided(k, body),
         }
     }
 
@@ -88,7 +89,7 @@ impl Fused<'_> {
 
     /// The only tile of a CTA; CTAs beyond the last tile end here. Without groups the grid is (token tiles of a panel,
     /// feature tiles, panels), which needs no division; with groups it is as long as the worst case.
-    pub(super) fn grid_tile(&self, k: &mut Kernel) -> Tile {
+    pub(super) fn grid_tile(&self, k: &mut Kernel) -> Tile<'_> {
         let x = k.special(Special::CtaidX);
         if let Some(groups) = &self.groups {
             let (tile, found) = self.find_group(k, groups, x);
@@ -125,29 +126,34 @@ impl Fused<'_> {
         let index = k.special(Special::CtaidX);
         let index = k.mov(index);
         let step = k.special(Special::NctaidX);
-        let counts = self.groups.is_none().then(|| self.tile_counts(k));
-        k.loop_("tiles", |k, this| {
-            let tile = match (&self.groups, counts) {
-                (Some(groups), _) => {
-                    let (tile, found) = self.find_group(k, groups, index);
-                    k.break_if(this, !found);
-                    tile
-                }
-                (None, Some(counts)) => {
+        match &self.groups {
+            Some(groups) => k.loop_("tiles", |k, this| {
+                let (tile, found) = self.find_group(k, groups, index);
+                k.break_if(this, !found);
+                body(k, tile);
+                k.to(index).add(index, step);
+            }),
+            None => {
+                let counts = self.tile_counts(k);
+                k.loop_("tiles", |k, this| {
                     let tiles = k.mul(counts[0], counts[1]);
                     let done = k.compare(Cmp::Ge, index, tiles);
                     k.break_if(this, done);
-                    self.tile_at(k, counts, index)
-                }
-                (None, None) => return,
-            };
-            body(k, tile);
-            k.to(index).add(index, step);
-        });
+                    let tile = self.tile_at(k, counts, index);
+                    body(k, tile);
+                    k.to(index).add(index, step);
+                });
+            }
+        }
     }
 
     /// Tile `index` in the order of the grid: panels of token tiles, in each all feature tiles, token tiles fastest.
-    fn tile_at(&self, k: &mut Kernel, [token_tiles, feature_tiles]: [Reg<U32>; 2], index: Reg<U32>) -> Tile {
+    fn tile_at(
+        &self,
+        k: &mut Kernel,
+        [token_tiles, feature_tiles]: [Reg<U32>; 2],
+        index: Reg<U32>,
+    ) -> Tile<'_> {
         let panel_tiles = k.mul(feature_tiles, self.config.panel());
         let panel = k.div(index, panel_tiles);
         let inside = k.rem(index, panel_tiles);
@@ -173,7 +179,7 @@ impl Fused<'_> {
     }
 
     /// This CTA's share of the K blocks of all tiles: the end of one tile, whole ones, the beginning of another.
-    fn for_each_share(&self, k: &mut Kernel, body: impl FnOnce(&mut Kernel, Tile)) {
+    fn for_each_share(&self, k: &mut Kernel, workspace: &PointerParam, body: impl FnOnce(&mut Kernel, Tile)) {
         let shares = self.shares(k);
         let counts = self.tile_counts(k);
         let cta = k.special(Special::CtaidX);
@@ -194,7 +200,7 @@ impl Fused<'_> {
                 k.mul(stage, self.config.blocks_per_stage)
             });
             let end_block = k.min(end_block, self.blocks);
-            let part = Some(Part { head, tail, tile_end, shares });
+            let part = Some(Part { head, tail, tile_end, shares, workspace });
             let blocks = Some((first_block, end_block));
             let tile = Tile { blocks, part, ..self.tile_at(k, counts, index) };
             body(k, tile);
@@ -204,7 +210,7 @@ impl Fused<'_> {
 
     /// Tile `index` of a grouped problem, and whether there is one. All lanes of the warp are here: each looks at one
     /// group, 32 at a time.
-    fn find_group(&self, k: &mut Kernel, groups: &Groups, index: Reg<U32>) -> (Tile, Reg<Pred>) {
+    fn find_group(&self, k: &mut Kernel, groups: &Groups, index: Reg<U32>) -> (Tile<'_>, Reg<Pred>) {
         let offsets = k.ld_pointer(&groups.offsets);
         let count = k.ld_param(&groups.count);
         let [_, feature_tiles] = self.tile_counts(k);

@@ -1,10 +1,9 @@
 //! The end of a tile: sums in registers become rows of C. Two ways, by how the sums are spread over threads.
 
-use dualgemm_formats::ScaleLayout;
 use dualgemm_ptx::builder::*;
 
 use super::apart::FeatureSums;
-use super::fused::{Alpha, Fused};
+use super::fused::{Alpha, Fused, GateSums, Quantize};
 use super::schedule::Tile;
 use super::variant::{Out, Products};
 use crate::generic::rowwise::scale_offset;
@@ -47,30 +46,32 @@ impl Fused<'_> {
                 self.store_whole(k, tile, acc);
             },
             |k| {
-                let slot = self.own_slot(k);
+                let slot = self.own_slot(k, part);
                 let to = self.part_of_thread(k, slot, thread);
                 for (j, sums) in acc.chunks_exact(4).enumerate() {
                     k.st_vector(to.at(j as u32 * self.plane()), sums);
                 }
-                self.publish_part(k);
+                self.publish_part(k, part);
             },
         );
     }
 
     /// Stores sums that are whole: C, or gate's for a later launch.
     fn store_whole(&self, k: &mut Kernel, tile: Tile, acc: &[Reg<F32>]) {
-        let products = self.variant.products;
-        if products == Products::Both {
-            return self.store_transposed(k, tile, acc, None);
-        }
-        let thread = k.special(Special::TidX);
-        match self.gate_of_thread(k, tile, thread) {
-            Some(to) if products == Products::Gate => {
+        match &self.gate_sums {
+            GateSums::None => self.store_transposed(k, tile, acc, None),
+            GateSums::Kept(sums) => {
+                let thread = k.special(Special::TidX);
+                let to = self.gate_of_thread(k, sums, tile, thread);
                 for (group, sums) in acc.chunks_exact(4).enumerate() {
                     self.keep_gate(k, to.at(group as u32 * self.plane()), sums);
                 }
             }
-            gate => self.store_transposed(k, tile, acc, gate),
+            GateSums::Read(sums) => {
+                let thread = k.special(Special::TidX);
+                let gate = self.gate_of_thread(k, sums, tile, thread);
+                self.store_transposed(k, tile, acc, Some(gate));
+            }
         }
     }
 
@@ -273,12 +274,12 @@ impl Fused<'_> {
             let feature = k.mad(piece, piece_features, first_feature);
             let row = k.add(tile.token, token);
             let inside = k.compare(Cmp::Lt, row, tile.token_end);
-            match out {
-                Out::Nvfp4 { scale_layout } => {
+            match &self.quantize {
+                Some(quantize) => {
                     let inside = k.compare_and(Cmp::Lt, feature, self.n, inside);
-                    k.if_(inside, "block", |k| self.store_block(k, from, (row, feature), scale_layout));
+                    k.if_(inside, "block", |k| self.store_block(k, from, (row, feature), quantize));
                 }
-                _ if self.variant.aligned => {
+                None if self.variant.aligned => {
                     let inside = k.compare_and(Cmp::Lt, feature, self.n, inside);
                     k.if_(inside, "piece", |k| {
                         let words: [Reg<B32>; 4] = k.ld_vector(from);
@@ -286,7 +287,7 @@ impl Fused<'_> {
                         k.st_vector(to, &words);
                     });
                 }
-                _ => {
+                None => {
                     for element in 0..piece_features {
                         let feature = k.add(feature, element);
                         let inside = k.compare_and(Cmp::Lt, feature, self.n, inside);
@@ -316,9 +317,8 @@ impl Fused<'_> {
         k: &mut Kernel,
         from: Addr<Shared>,
         (row, feature): (Reg<U32>, Reg<U32>),
-        layout: ScaleLayout,
+        quantize: &Quantize,
     ) {
-        let Some(quantize) = &self.quantize else { return };
         let factors = [k.ld_param(&quantize.factors[0]), k.ld_param(&quantize.factors[1])];
         let halves: [[Reg<F32>; 8]; 2] = [0u32, 32].map(|byte| {
             let quarters: [[Reg<F32>; 4]; 2] = [0u32, 16].map(|more| k.ld_vector(from.at(byte + more)));
@@ -333,7 +333,7 @@ impl Fused<'_> {
         let to = k.offset(out, code);
         k.st_vector(to, &words);
         let (block, blocks) = (k.shr(feature, 4u32), k.shr(self.n, 4u32));
-        let offset = scale_offset(k, layout, row, block, blocks);
+        let offset = scale_offset(k, quantize.layout, row, block, blocks);
         let scales = k.ld_pointer(&quantize.scales);
         let to = k.offset(scales, offset);
         k.st_byte(to, byte);
@@ -367,7 +367,10 @@ impl Fused<'_> {
         let g = k.shr(self.lane, 2u32);
         let feature = k.add(feature, g);
         let features = self.features_of_thread(k, tile, feature);
-        let gate = self.gate_of_thread(k, tile, peer);
+        let gate = match &self.gate_sums {
+            GateSums::None => None,
+            GateSums::Kept(sums) | GateSums::Read(sums) => Some(self.gate_of_thread(k, sums, tile, peer)),
+        };
         let slot = k.shl(peer, 4u32);
         let from = k.offset(sums_at, slot.cast());
         let store = |k: &mut Kernel, group: Reg<U32>, sums: [Reg<F32>; 4]| {
@@ -375,7 +378,7 @@ impl Fused<'_> {
                 let skip = k.mul_wide(group, self.plane());
                 k.offset(gate, skip)
             });
-            if let (Products::Gate, Some(to)) = (self.variant.products, gate) {
+            if let (GateSums::Kept(_), Some(to)) = (&self.gate_sums, gate) {
                 return self.keep_gate(k, to, &sums);
             }
             for (i, (feature, factors)) in features.iter().enumerate() {
@@ -411,7 +414,7 @@ impl Fused<'_> {
                     store(k, group, sums);
                 },
                 |k| {
-                    let slot = self.own_slot(k);
+                    let slot = self.own_slot(k, part);
                     let to = self.part_of_thread(k, slot, peer);
                     let skip = k.mul_wide(group, self.plane());
                     let to = k.offset(to, skip);
@@ -420,7 +423,7 @@ impl Fused<'_> {
             );
         });
         if let Some(part) = tile.part {
-            k.if_(!part.head, "publish", |k| self.publish_part(k));
+            k.if_(!part.head, "publish", |k| self.publish_part(k, part));
         }
         if matches!(self.variant.out, Out::Nvfp4 { .. }) && !features.is_empty() {
             let body = |k: &mut Kernel| {

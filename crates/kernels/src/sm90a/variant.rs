@@ -181,9 +181,6 @@ impl Variant {
         if matches!(self.out, Out::Nvfp4 { .. }) && !self.aligned {
             return rule("nvfp4 output takes whole blocks: N is a multiple of 16");
         }
-        if self.scheduler != Scheduler::Grid && config.late_trigger {
-            return rule("a late trigger is for one tile per CTA, the grid scheduler");
-        }
         Ok(())
     }
 

@@ -160,7 +160,8 @@ pub fn run(config: Config, variant: &Variant, a: &AOperand<'_>, weights: &GateUp
     let output = Output::new(c, alpha(a, weights));
     let args = FusedArgs { a: x, gate, up, output, groups: None };
     let spec = config.spec(&gpu, variant, n, &args).unwrap();
-    gpu.launch(&spec).unwrap_or_else(|e| panic!("{}: {e}", config.name()));
+    // SAFETY: the operands were allocated here, as large as the launch says.
+    unsafe { gpu.launch(&spec) }.unwrap_or_else(|e| panic!("{}: {e}", config.name()));
     gpu.synchronize().unwrap();
     let mut c = download(&gpu, c, bytes + 256);
     assert!(c.split_off(bytes).iter().all(|&byte| byte == 0xEE), "{} wrote behind C", config.name());

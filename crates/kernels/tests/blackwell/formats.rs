@@ -102,7 +102,7 @@ fn operands_of_other_formats_are_refused_by_name() {
     let pairs = Config::Sm100(Sm100 { split_k: 2, ..WIDE });
     assert_eq!(
         message(pairs, f16),
-        "sm100a fused: CTAs that split K, each at least 128 of it: 2 asked for, 1 at most"
+        "sm100a fused: CTAs that split K, each at least 128 of it: 2 asked for; valid: 1"
     );
     let floats = dualgemm_bench::inputs::Inputs::seeded(1).floats("A", FloatType::F32, 3, 96).unwrap();
     assert_eq!(

@@ -158,7 +158,8 @@ fn an_nvfp4_c_is_the_quantized_floats_exact() {
             let variant = Variant { out: Out::Nvfp4 { scale_layout: layout }, ..f32_out() };
             let args = FusedArgs { a: x, gate, up, output, groups: None };
             let spec = config.spec(&gpu, &variant, n, &args).unwrap();
-            gpu.launch(&spec).unwrap_or_else(|e| panic!("{}: {e}", config.name()));
+            // SAFETY: the operands were allocated here, as large as the launch says.
+            unsafe { gpu.launch(&spec) }.unwrap_or_else(|e| panic!("{}: {e}", config.name()));
             assert_eq!(download(&gpu, c, m * n / 2), want.codes(), "{} {layout}", config.name());
             let want = want.scale_layout().convert(want.scales(), layout, m, n / 16);
             assert_eq!(download(&gpu, scales, want.len()), want, "{} {layout}", config.name());
@@ -189,7 +190,8 @@ fn bias_scale_of_a_and_activations_close() {
             ..Output::new(upload(&gpu, &vec![0; m * n * 4]), alpha)
         };
         let args = FusedArgs { a: x, gate, up, output, groups: None };
-        gpu.launch(&config.spec(&gpu, &variant, n, &args).unwrap()).unwrap();
+        // SAFETY: the operands were allocated here, as large as the launch says.
+        unsafe { gpu.launch(&config.spec(&gpu, &variant, n, &args).unwrap()) }.unwrap();
         let got = floats(&download(&gpu, output.c, m * n * 4));
         let epilogue = Epilogue { activation, ..Epilogue::default() };
         let weights = GateUp {
@@ -269,7 +271,8 @@ fn groups_close() {
         let output = Output::new(upload(&gpu, &vec![0xEE; m * n * 4]), [0.5, 2.0]);
         let args = FusedArgs { a: x, gate, up, output, groups: Some(groups) };
         let spec = config.spec(&gpu, &variant, n, &args).unwrap();
-        gpu.launch(&spec).unwrap_or_else(|e| panic!("{}: {e}", config.name()));
+        // SAFETY: the operands were allocated here, as large as the launch says.
+        unsafe { gpu.launch(&spec) }.unwrap_or_else(|e| panic!("{}: {e}", config.name()));
         let got = floats(&download(&gpu, output.c, m * n * 4));
         for (e, &count) in COUNTS.iter().enumerate().filter(|(_, m)| **m > 0) {
             let (a, weights) = &problems[e];
@@ -306,7 +309,7 @@ fn operands_that_do_not_fit_are_refused_by_name() {
     let split = Config::Sm100(sm100a::config::Config { split_k: 2, ..FEATURES });
     assert_eq!(
         message(split, 40, &args),
-        "sm100a fused: CTAs that split K, each at least 256 of it: 2 asked for, 1 at most"
+        "sm100a fused: CTAs that split K, each at least 256 of it: 2 asked for; valid: 1"
     );
     let variant = Variant { out: Out::Nvfp4 { scale_layout: ScaleLayout::Linear }, ..f32_out() };
     let text = config.spec(&gpu, &variant, 40, &args).unwrap_err().to_string();

@@ -70,7 +70,8 @@ pub fn upload_floats(gpu: &dyn Device, matrix: &FloatMatrix<'_>) -> Floats {
 
 /// Runs a launch to its end.
 pub fn run(gpu: &dyn Device, spec: &LaunchSpec) {
-    gpu.launch(spec).unwrap_or_else(|e| panic!("{e}"));
+    // SAFETY: the operands were allocated here, as large as the launch says.
+    unsafe { gpu.launch(spec) }.unwrap_or_else(|e| panic!("{e}"));
     gpu.synchronize().unwrap_or_else(|e| panic!("{e}"));
 }
 

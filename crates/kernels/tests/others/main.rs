@@ -5,6 +5,7 @@ mod atoms;
 mod common;
 mod cutlass;
 mod fp8;
+mod limits;
 mod pack;
 mod plain;
 mod rowwise;

@@ -26,11 +26,19 @@ struct Ready {
 }
 
 impl Prepared for Ready {
-    fn run(&self, call: &DeviceCall, weights: &Arc<DeviceWeights>, stream: Stream) -> Result<(), Error> {
+    unsafe fn run(
+        &self,
+        call: &DeviceCall,
+        weights: &Arc<DeviceWeights>,
+        stream: Stream,
+    ) -> Result<(), Error> {
         let (library, dequantized) = (&self.library, self.dequantized.ptr());
-        let a = library.image(call, stream)?;
-        library.dequantize(weights, dequantized, stream)?;
-        library.products(&a, weights, dequantized, stream)?;
-        library.activate(call, weights, stream)
+        // SAFETY: the caller vouches for the call, and the rest is this plan's.
+        unsafe {
+            let a = library.image(call, stream)?;
+            library.dequantize(weights, dequantized, stream)?;
+            library.products(&a, weights, dequantized, stream)?;
+            library.activate(call, weights, stream)
+        }
     }
 }

@@ -46,7 +46,8 @@ impl Cached {
         kept.retain(|_, kept| kept.of.strong_count() > 0);
         let dequantized = self.library.room()?;
         let at = dequantized.ptr();
-        self.library.dequantize(weights, at, Stream::Own)?;
+        // SAFETY: `at` has the room of both matrices, and the weights are this GPU's.
+        unsafe { self.library.dequantize(weights, at, Stream::Own) }?;
         // Other streams do not wait for ours.
         self.library.gpu.synchronize()?;
         kept.insert(weights.id(), Kept { of: Arc::downgrade(weights), dequantized });
@@ -59,10 +60,18 @@ impl Prepared for Cached {
         self.dequantized(weights).map(drop)
     }
 
-    fn run(&self, call: &DeviceCall, weights: &Arc<DeviceWeights>, stream: Stream) -> Result<(), Error> {
+    unsafe fn run(
+        &self,
+        call: &DeviceCall,
+        weights: &Arc<DeviceWeights>,
+        stream: Stream,
+    ) -> Result<(), Error> {
         let dequantized = self.dequantized(weights)?;
-        let a = self.library.image(call, stream)?;
-        self.library.products(&a, weights, dequantized, stream)?;
-        self.library.activate(call, weights, stream)
+        // SAFETY: the caller vouches for the call, and the rest is this plan's.
+        unsafe {
+            let a = self.library.image(call, stream)?;
+            self.library.products(&a, weights, dequantized, stream)?;
+            self.library.activate(call, weights, stream)
+        }
     }
 }

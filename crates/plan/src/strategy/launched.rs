@@ -129,16 +129,23 @@ impl<K: Kernels> Prepared for Launched<K> {
         self.kernels.warm(Weights::One(weights))
     }
 
-    fn run(&self, call: &DeviceCall, weights: &Arc<DeviceWeights>, stream: Stream) -> Result<(), Error> {
+    unsafe fn run(
+        &self,
+        call: &DeviceCall,
+        weights: &Arc<DeviceWeights>,
+        stream: Stream,
+    ) -> Result<(), Error> {
         let key = (weights.id(), call.key());
-        self.launches.run(self.gpu, key, stream, || self.kernels.specs(call, Weights::One(weights)))
+        let specs = || self.kernels.specs(call, Weights::One(weights));
+        // SAFETY: kernels stay within the operands, for which the caller vouches, and the memory that is theirs.
+        unsafe { self.launches.run(self.gpu, key, stream, specs) }
     }
 
     fn warm_grouped(&self, experts: &Arc<DeviceExperts>) -> Result<(), Error> {
         self.kernels.warm(Weights::Groups(experts, DevicePtr::NULL))
     }
 
-    fn run_grouped(
+    unsafe fn run_grouped(
         &self,
         call: &GroupedCall,
         experts: &Arc<DeviceExperts>,
@@ -146,7 +153,8 @@ impl<K: Kernels> Prepared for Launched<K> {
     ) -> Result<(), Error> {
         let key = (experts.id(), call.key());
         let specs = || self.kernels.specs(&call.call, Weights::Groups(experts, call.rows));
-        self.launches.run(self.gpu, key, stream, specs)
+        // SAFETY: as in `run`.
+        unsafe { self.launches.run(self.gpu, key, stream, specs) }
     }
 }
 

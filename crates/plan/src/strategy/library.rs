@@ -171,7 +171,9 @@ impl Library {
         };
         // Zeros take the same time as other numbers as far as one algorithm stands to another.
         let (a, b) = (Buffer::zeroed(gpu, desc.m * desc.k * 2)?, Buffer::zeroed(gpu, 2 * this.half_bytes())?);
-        this.matmul.choose([a.ptr(), b.ptr(), this.products.ptr()], this.workspaces[0].ptr())?;
+        let operands = [a.ptr(), b.ptr(), this.products.ptr()];
+        // SAFETY: all of them are here, as large as the product wants them.
+        unsafe { this.matmul.choose(operands, this.workspaces[0].ptr()) }?;
         Ok(this)
     }
 
@@ -186,24 +188,33 @@ impl Library {
     }
 
     /// Launches the dequantization of both matrices.
-    pub(super) fn dequantize(
+    ///
+    /// # Safety
+    /// As [`Prepared::run`](super::Prepared::run).
+    pub(super) unsafe fn dequantize(
         &self,
         weights: &DeviceWeights,
         out: DevicePtr,
         stream: Stream,
     ) -> Result<(), Error> {
         for (half, at) in weights.plain()?.iter().zip([0, self.half_bytes()]) {
-            self.launch(self.dequantize.spec(half, 1.0, out.offset(at as u64), 2 * self.desc.k)?, stream)?;
+            let spec = self.dequantize.spec(half, 1.0, out.offset(at as u64), 2 * self.desc.k)?;
+            // SAFETY: the caller's promise.
+            unsafe { self.launch(spec, stream) }?;
         }
         Ok(())
     }
 
     /// 16-bit A. The library's products are made for one M and for dense rows.
-    pub(super) fn image(&self, call: &DeviceCall, stream: Stream) -> Result<Image, Error> {
+    ///
+    /// # Safety
+    /// As [`Prepared::run`](super::Prepared::run).
+    pub(super) unsafe fn image(&self, call: &DeviceCall, stream: Stream) -> Result<Image, Error> {
         let (m, k) = (self.desc.m, self.desc.k);
         let mut specs = Vec::new();
         let image = self.prologue.specs(call.m, &call.a, None, &mut specs)?;
-        specs.into_iter().try_for_each(|spec| self.launch(spec, stream))?;
+        // SAFETY: the caller's promise.
+        specs.into_iter().try_for_each(|spec| unsafe { self.launch(spec, stream) })?;
         if (call.m, image.pitch) != (m, 2 * k) {
             return Err(Error::Operand {
                 tensor: "A",
@@ -215,7 +226,10 @@ impl Library {
     }
 
     /// The product with gate (0) or up (1), or with both.
-    pub(super) fn product(
+    ///
+    /// # Safety
+    /// As [`Prepared::run`](super::Prepared::run).
+    pub(super) unsafe fn product(
         &self,
         half: usize,
         a: &Image,
@@ -226,11 +240,15 @@ impl Library {
         let c = self.products.ptr().offset((half * self.desc.m * self.desc.n * 2) as u64);
         let b = dequantized.offset((half * self.half_bytes()) as u64);
         let alpha = sum_factors(weights.alpha(), &self.desc.epilogue, a.scale)?[half];
-        Ok(self.matmul.launch(stream, alpha, [a.values, b, c], self.workspaces[half].ptr())?)
+        // SAFETY: the caller's promise.
+        Ok(unsafe { self.matmul.launch(stream, alpha, [a.values, b, c], self.workspaces[half].ptr()) }?)
     }
 
     /// All products, one after the other.
-    pub(super) fn products(
+    ///
+    /// # Safety
+    /// As [`Prepared::run`](super::Prepared::run).
+    pub(super) unsafe fn products(
         &self,
         a: &Image,
         weights: &DeviceWeights,
@@ -238,11 +256,15 @@ impl Library {
         stream: Stream,
     ) -> Result<(), Error> {
         let count = if self.shape == Shape::One { 1 } else { 2 };
-        (0..count).try_for_each(|half| self.product(half, a, weights, dequantized, stream))
+        // SAFETY: the caller's promise.
+        (0..count).try_for_each(|half| unsafe { self.product(half, a, weights, dequantized, stream) })
     }
 
     /// The activation of both products, into C.
-    pub(super) fn activate(
+    ///
+    /// # Safety
+    /// As [`Prepared::run`](super::Prepared::run).
+    pub(super) unsafe fn activate(
         &self,
         call: &DeviceCall,
         weights: &DeviceWeights,
@@ -265,10 +287,14 @@ impl Library {
             }
         };
         let (out, scale) = destination(&self.desc, call)?;
-        self.launch(self.act.spec(&products, &out, scale)?, stream)
+        // SAFETY: the caller's promise.
+        unsafe { self.launch(self.act.spec(&products, &out, scale)?, stream) }
     }
 
-    fn launch(&self, spec: LaunchSpec, stream: Stream) -> Result<(), Error> {
-        Ok(self.gpu.launch_on(stream, &overlapping(self.gpu.info(), spec))?)
+    /// # Safety
+    /// As [`Device::launch_on`].
+    unsafe fn launch(&self, spec: LaunchSpec, stream: Stream) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        Ok(unsafe { self.gpu.launch_on(stream, &overlapping(self.gpu.info(), spec)) }?)
     }
 }

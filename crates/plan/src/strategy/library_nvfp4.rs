@@ -82,7 +82,9 @@ impl Strategy for LibraryNvfp4 {
         };
         let ([a, a_scales], [b, b_scales]) = (zeros(m)?, zeros(n)?);
         let operands = [a.ptr(), b.ptr(), products.ptr()];
-        matmul.choose_nvfp4(operands, [a_scales.ptr(), b_scales.ptr()], workspace.ptr())?;
+        let scales = [a_scales.ptr(), b_scales.ptr()];
+        // SAFETY: all of them are here, as large as the product wants them.
+        unsafe { matmul.choose_nvfp4(operands, scales, workspace.ptr()) }?;
         let act = SiluMul::new(gpu, (FloatType::F16, false, round), sink(out), &program, true)?;
         let prologue = Prologue::new(gpu, plan)?;
         Ok(Box::new(Ready { gpu, desc, prologue, matmul, act, products, workspace }))
@@ -102,13 +104,21 @@ struct Ready {
 }
 
 impl Ready {
-    fn launch(&self, spec: LaunchSpec, stream: Stream) -> Result<(), Error> {
-        Ok(self.gpu.launch_on(stream, &overlapping(self.gpu.info(), spec))?)
+    /// # Safety
+    /// As [`Device::launch_on`].
+    unsafe fn launch(&self, spec: LaunchSpec, stream: Stream) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        Ok(unsafe { self.gpu.launch_on(stream, &overlapping(self.gpu.info(), spec)) }?)
     }
 }
 
 impl Prepared for Ready {
-    fn run(&self, call: &DeviceCall, weights: &Arc<DeviceWeights>, stream: Stream) -> Result<(), Error> {
+    unsafe fn run(
+        &self,
+        call: &DeviceCall,
+        weights: &Arc<DeviceWeights>,
+        stream: Stream,
+    ) -> Result<(), Error> {
         let &DualGemmDesc { m, n, k, epilogue, .. } = &self.desc;
         if call.m != m {
             let (found, expected) =
@@ -117,18 +127,21 @@ impl Prepared for Ready {
         }
         let mut specs = Vec::new();
         let a = self.prologue.specs(call.m, &call.a, None, &mut specs)?;
-        specs.into_iter().try_for_each(|spec| self.launch(spec, stream))?;
+        // SAFETY: the caller vouches for the call, and the rest is this plan's.
+        specs.into_iter().try_for_each(|spec| unsafe { self.launch(spec, stream) })?;
         let alpha = sum_factors(weights.alpha(), &epilogue, a.scale)?;
         let (gate, workspace) = (self.products.ptr(), self.workspace.ptr());
         let up = gate.offset((2 * m * n) as u64);
         for ((b, c), alpha) in weights.atoms()?.into_iter().zip([gate, up]).zip(alpha) {
             let (operands, scales) = ([a.operand.codes, b.codes, c], [a.operand.scales, b.scales]);
-            self.matmul.launch_nvfp4(stream, alpha, operands, scales, workspace)?;
+            // SAFETY: as above.
+            unsafe { self.matmul.launch_nvfp4(stream, alpha, operands, scales, workspace) }?;
         }
         let (bias, a_scale) = (weights.bias(), DevicePtr::NULL);
         let products = Products { m, n, gate, up, pitch: 2 * n, alpha: [1.0; 2], a_scale, bias };
         let (out, scale) = destination(&self.desc, call)?;
-        self.launch(self.act.spec(&products, &out, scale)?, stream)
+        // SAFETY: as above.
+        unsafe { self.launch(self.act.spec(&products, &out, scale)?, stream) }
     }
 }
 

@@ -139,9 +139,18 @@ pub trait Prepared: Debug + Send + Sync {
 
     /// One call.
     ///
+    /// # Safety
+    /// Until it has ended, the operands of the call are live memory of the plan's GPU, as large as the problem and the call
+    /// make them; nobody writes A meanwhile, or uses C or the scratch memory of another call.
+    ///
     /// # Errors
     /// If an operand does not fit or is misaligned; what the device says of a launch.
-    fn run(&self, call: &DeviceCall, weights: &Arc<DeviceWeights>, stream: Stream) -> Result<(), Error>;
+    unsafe fn run(
+        &self,
+        call: &DeviceCall,
+        weights: &Arc<DeviceWeights>,
+        stream: Stream,
+    ) -> Result<(), Error>;
 
     /// As [`warm`](Self::warm), for calls on rows in groups.
     ///
@@ -154,9 +163,12 @@ pub trait Prepared: Debug + Send + Sync {
 
     /// One call on rows in groups, each with weights of its own.
     ///
+    /// # Safety
+    /// As [`run`](Self::run); the first rows are there, one more than there are experts, ascending to M at most.
+    ///
     /// # Errors
     /// As [`run`](Self::run), and if the plan is for one pair of weights a call.
-    fn run_grouped(
+    unsafe fn run_grouped(
         &self,
         call: &GroupedCall,
         experts: &Arc<DeviceExperts>,

@@ -150,7 +150,8 @@ impl Runtime {
             write(&format!("{dir}/launch{number}.txt"), text.as_bytes());
         }
         let start = std::time::Instant::now();
-        let result = self.gpu().launch(&spec);
+        // SAFETY: the device is simulated and fails a launch that leaves its memory.
+        let result = unsafe { self.gpu().launch(&spec) };
         if let Some(outcome) = self.gpu().take_outcome() {
             print!("{}", outcome.output);
         }
