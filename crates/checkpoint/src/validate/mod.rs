@@ -61,7 +61,7 @@ impl Checkpoint {
             let message = format!("{file}: no gated MLP ({})", self.why_no_mlp());
             findings.push(Finding::new("layers", file, "none", message));
         }
-        for name in self.index().modules.keys() {
+        for name in self.index().modules.keys().filter(|name| self.is_within(name)) {
             self.check_module(name, &mut findings);
         }
         for mlp in &self.index().mlps {

@@ -272,9 +272,10 @@ pub fn assert_mlp(c: &Checkpoint, scales: [f32; 2], input: Option<f32>) {
     assert_eq!(mlp.input_scales().unwrap().map(|(g, _)| g.value()), input);
 }
 
+/// What is said where a checkpoint is opened, or gate and up of layer 0 are taken from it.
 #[track_caller]
 pub fn open_error(f: &Fixture) -> String {
-    message(&f.open(&defaults()).unwrap_err())
+    message(&f.open(&defaults()).and_then(|c| c.gate_up(0).map(drop)).unwrap_err())
 }
 
 pub fn shard_name(shard: usize) -> String {
