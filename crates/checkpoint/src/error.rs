@@ -76,14 +76,16 @@ pub enum Error {
     },
     /// A tensor beside a weight that changes nobody knows what.
     #[error(
-        "{tensor}: belongs to `{module}`, but is unknown to the {convention} convention; valid beside a 4-bit weight are {valid}"
+        "{tensor}: belongs to `{module}`, but {why}; valid in the {convention} convention are one each of {valid}"
     )]
     UnknownTensor {
         /// Tensor at fault.
         tensor: String,
         /// Module that its name puts it under.
         module: String,
-        /// Convention that does not have it.
+        /// Why it cannot be used.
+        why: String,
+        /// Convention that does not have it, or not twice.
         convention: &'static str,
         /// Endings of names that it has.
         valid: String,

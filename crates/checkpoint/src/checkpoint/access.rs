@@ -118,17 +118,21 @@ impl Checkpoint {
     /// Refuses a weight with a tensor under its name that nothing says the meaning of.
     fn check_known(&self, name: &str, module: &Module, scheme: &Scheme) -> Result<(), Error> {
         let names = scheme.names.unwrap_or(self.convention.suffixes);
-        let has = |tensor: &str| names.iter().any(|(ending, _)| tensor[name.len()..] == **ending);
-        let mut unknown = module.unknown.iter().map(String::as_str);
-        match unknown.next().or_else(|| module.tensors().find(|tensor| !has(tensor))) {
-            None => Ok(()),
-            Some(tensor) => Err(Error::UnknownTensor {
-                tensor: tensor.into(),
-                module: name.into(),
-                convention: self.convention.name,
-                valid: list(names.iter().map(|(ending, _)| ending).filter(|e| e.starts_with('.'))),
-            }),
-        }
+        let role = |tensor: &str| names.iter().find(|(ending, _)| tensor[name.len()..] == **ending);
+        let mut unknown = module.tensors().filter(|tensor| role(tensor).is_none());
+        let Some(tensor) = unknown.next().or(module.unknown.first().map(String::as_str)) else {
+            return Ok(());
+        };
+        let first = role(tensor).and_then(|&(_, role)| module.get(role));
+        let valid = names.iter().filter(|(ending, role)| ending.starts_with('.') && *role != Role::Transform);
+        Err(Error::UnknownTensor {
+            tensor: tensor.into(),
+            module: name.into(),
+            why: first
+                .map_or("its meaning is not known".into(), |first| format!("`{first}` is in its place")),
+            convention: self.convention.name,
+            valid: list(valid.map(|(ending, _)| ending)),
+        })
     }
 
     /// How many experts a matrix holds one below the other, where all of a layer are one matrix.

@@ -73,10 +73,12 @@ fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
     let mut rules = Vec::new();
     if let Some((file, config)) = declared.iter().find(lists) {
         rules = modelopt::layer_rules(file, &without_scheme(config), groups)?;
+        rules.iter_mut().for_each(|(_, scheme)| scheme.names = Some(modelopt::SUFFIXES));
     } else if let Some(&(file, config)) =
         declared.iter().find(|(_, c)| c.get(ALGORITHM).is_some_and(Value::is_string))
     {
         let scheme = algorithm(&config[ALGORITHM], config.get("group_size"), file, ALGORITHM);
+        let scheme = scheme.map(|scheme| Scheme { names: Some(modelopt::SUFFIXES), ..scheme });
         let ignored = modelopt::ignored(file, config)?;
         let ignored = ignored.into_iter().map(|(_, name)| Pattern::Glob(name.into())).collect();
         rules.push((Pattern::But(Box::new(experts()), ignored), Scheme::or_refused(scheme)));
