@@ -22,6 +22,7 @@ use crate::diagnosis::{Problem, diagnose};
 use crate::layer::{self, Layer};
 use crate::report::Output;
 use crate::result::{Comparing, ResultMatrix};
+use crate::scales::Scales;
 use crate::tolerance::{Tolerance, Worst};
 
 /// Arguments of `verify`.
@@ -77,6 +78,9 @@ fn cosine(text: &str) -> Result<f64, String> {
 struct Report {
     result: PathBuf,
     against: String,
+    /// Which tensor scales the reference rests on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scales: Option<Scales>,
     m: usize,
     n: usize,
     out_dtype: AFormat,
@@ -92,6 +96,13 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { m, n, out_dtype, comparison: c, .. } = self;
         writeln!(f, "{}: {out_dtype} [{m}, {n}], against {}", self.result.display(), self.against)?;
+        if let Some(Scales { gate, up, a }) = &self.scales {
+            writeln!(f, "  gate         {gate}")?;
+            writeln!(f, "  up           {up}")?;
+            if let Some(a) = a {
+                writeln!(f, "  A            {a}")?;
+            }
+        }
         writeln!(f, "  relative L2  {:.3e}", c.rel_l2)?;
         writeln!(f, "  cosine       {:.12}", c.cosine)?;
         let step = if *out_dtype == AFormat::Nvfp4 { "steps of the e2m1 grid" } else { "ulp" };
@@ -137,21 +148,23 @@ pub fn run(args: &VerifyArgs, output: &Output) -> anyhow::Result<Verdict> {
         }
         comparing.finish()
     };
-    let finish = |against, comparison, tolerance: Tolerance, explain: &dyn Fn() -> Vec<&'static str>| {
-        let right = tolerance.holds(&comparison);
-        output.emit(&Report {
-            result: args.result.clone(),
-            against,
-            m,
-            n,
-            out_dtype: result.format(),
-            comparison,
-            tolerance,
-            right,
-            explanations: if right { Vec::new() } else { explain() },
-        })?;
-        Ok(right.into())
-    };
+    let finish =
+        |(against, scales), comparison, tolerance: Tolerance, explain: &dyn Fn() -> Vec<&'static str>| {
+            let right = tolerance.holds(&comparison);
+            output.emit(&Report {
+                result: args.result.clone(),
+                against,
+                scales,
+                m,
+                n,
+                out_dtype: result.format(),
+                comparison,
+                tolerance,
+                right,
+                explanations: if right { Vec::new() } else { explain() },
+            })?;
+            Ok(right.into())
+        };
     let same_shape = |what: &str, found: (usize, usize)| {
         if found != (m, n) {
             bail!("{}: C is [{m}, {n}]; {what} is [{}, {}]", args.result.display(), found.0, found.1);
@@ -164,7 +177,7 @@ pub fn run(args: &VerifyArgs, output: &Output) -> anyhow::Result<Verdict> {
             let reference = ResultMatrix::find(&files, args.tensor.as_deref())?;
             same_shape("the reference", reference.shape())?;
             let comparison = compare(&|rows| Ok(reference.to_f64(rows)))?;
-            finish(path.display().to_string(), comparison, tolerance(&Epilogue::default()), &Vec::new)
+            finish((path.display().to_string(), None), comparison, tolerance(&Epilogue::default()), &Vec::new)
         }
         (None, Some(path)) => {
             let checkpoint = layer::open(path, &args.layer.read)?;
@@ -175,6 +188,7 @@ pub fn run(args: &VerifyArgs, output: &Output) -> anyhow::Result<Verdict> {
             let source = Source::open(&args.activations)?;
             let input_scales = || Ok(layer.input_scales()?);
             let Activation { a, quantize, origin } = source.activation(&args.activations, k, input_scales)?;
+            let scales = layer.scales(&a, quantize);
             let a = dualgemm::quantize_a(&a, quantize)?;
             same_shape("the product", (a.rows(), n))?;
             let bar = output.progress("reference", n * row_blocks(m, n).count());
@@ -191,7 +205,9 @@ pub fn run(args: &VerifyArgs, output: &Output) -> anyhow::Result<Verdict> {
                 }
                 _ => tolerance(&epilogue),
             };
-            finish(against, comparison, tolerance, &|| diagnose(&problem, &result, tolerance.max_rel_l2))
+            finish((against, Some(scales)), comparison, tolerance, &|| {
+                diagnose(&problem, &result, tolerance.max_rel_l2)
+            })
         }
         (None, None) => bail!("--checkpoint or --reference: one of them is needed"),
     }
