@@ -117,19 +117,28 @@ impl Checkpoint {
 
     /// Refuses a weight with a tensor under its name that nothing says the meaning of.
     fn check_known(&self, name: &str, module: &Module, scheme: &Scheme) -> Result<(), Error> {
-        let names = scheme.names.unwrap_or(self.convention.suffixes);
+        // Producers have none for mxfp4, and loaders disagree on one that is there.
+        let no_scale = matches!(scheme.weights, Weights::Blocks(BlockFormat::Mxfp4));
+        let names = scheme.names.unwrap_or(self.convention.suffixes).iter();
+        let names: Vec<_> = names.filter(|(_, role)| !(no_scale && *role == Role::TensorScale)).collect();
         let role = |tensor: &str| names.iter().find(|(ending, _)| tensor[name.len()..] == **ending);
         let mut unknown = module.tensors().filter(|tensor| role(tensor).is_none());
         let Some(tensor) = unknown.next().or(module.unknown.first().map(String::as_str)) else {
             return Ok(());
         };
-        let first = role(tensor).and_then(|&(_, role)| module.get(role));
+        let first = role(tensor).and_then(|&&(_, role)| module.get(role));
+        let why = match first {
+            Some(first) => format!("`{first}` is in its place"),
+            None if no_scale && module.get(Role::TensorScale) == Some(tensor) => {
+                "mxfp4 has no tensor scale".into()
+            }
+            None => "its meaning is not known".into(),
+        };
         let valid = names.iter().filter(|(ending, role)| ending.starts_with('.') && *role != Role::Transform);
         Err(Error::UnknownTensor {
             tensor: tensor.into(),
             module: name.into(),
-            why: first
-                .map_or("its meaning is not known".into(), |first| format!("`{first}` is in its place")),
+            why,
             convention: self.convention.name,
             valid: list(valid.map(|(ending, _)| ending)),
         })

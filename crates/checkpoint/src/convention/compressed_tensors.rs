@@ -178,6 +178,16 @@ fn group_scheme(group: &Value, format: Option<&Value>, file: &Path, key: &str) -
     if weights["symmetric"] == false {
         return Err(config_error(file, format!("{key}.weights.symmetric"), &weights["symmetric"], "true"));
     }
+    // A byte tensor could be read as either.
+    let valid: &[&str] = match block {
+        BlockFormat::Nvfp4 => &["torch.float8_e4m3fn"],
+        BlockFormat::Mxfp4 => &["torch.uint8", "torch.float8_e8m0fnu"],
+    };
+    let scales = &weights["scale_dtype"];
+    if !scales.is_null() && !valid.iter().any(|name| scales == name) {
+        let valid = format!("{} for {block}", crate::error::list(valid));
+        return Err(config_error(file, format!("{key}.weights.scale_dtype"), scales, valid));
+    }
     // `dynamic: "local"` keeps a tensor scale in the file; `true` computes it for each input.
     let input = &group["input_activations"];
     let stored = four_bit_float(input) && input["dynamic"] != true && block == BlockFormat::Nvfp4;

@@ -98,6 +98,8 @@ pub(crate) const ELSEWHERE: &[Harmless] = &[
     ("v_proj.v_bias", "shifts values on their way into the cache"),
     ("k_proj.output_scale", "the older name of k_scale"),
     ("v_proj.output_scale", "the older name of v_scale"),
+    ("k_proj.output_quantizer.scale", "Quark's older name of k_scale"),
+    ("v_proj.output_quantizer.scale", "Quark's older name of v_scale"),
     ("gate.e_score_correction_bias", "is added to a router's scores once they are there"),
 ];
 /// What compressed-tensors, AutoRound and Quark say of activations in fp8.

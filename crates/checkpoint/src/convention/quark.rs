@@ -1,10 +1,11 @@
 //! AMD Quark: `X.weight` U8 and `X.weight_scale` U8 (ue8m0) for mxfp4; for nvfp4 F8_E4M3 with `X.weight_scale_2` and
-//! `X.input_scale_2`, F32 multipliers.
+//! `X.input_scale_2`, F32 multipliers. Older exports call mxfp4's scales `X.weight_quantizer.scale`.
 //!
 //! `config.json` holds one quantization for all modules, patterns of names with another, and names that are left out.
 //! A list of two is a quantization whose scales are quantized by the second.
 //!
-//! Source: `vllm/model_executor/layers/quantization/quark` of <https://github.com/vllm-project/vllm>
+//! Source: `vllm/model_executor/layers/quantization/quark` of <https://github.com/vllm-project/vllm>, for the older names
+//! <https://github.com/amd/Quark/issues/44>
 
 use std::path::Path;
 
@@ -27,6 +28,7 @@ pub const CONVENTION: Convention = Convention {
     suffixes: &[
         (".weight_scale_2", Role::TensorScale),
         (".weight_scale", Role::BlockScale),
+        (".weight_quantizer.scale", Role::BlockScale),
         (".input_scale_2", Role::InputScale),
         (".bias", Role::Bias),
         (".weight", Role::Weight),
