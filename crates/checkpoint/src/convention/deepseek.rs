@@ -72,7 +72,7 @@ fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
     let lists = |(_, config): &&(_, &Value)| config.get("quantized_layers").is_some_and(|l| !l.is_null());
     let mut rules = Vec::new();
     if let Some((file, config)) = declared.iter().find(lists) {
-        rules = modelopt::layer_rules(file, &without_scheme(config), groups)?;
+        rules = modelopt::layer_rules(file, config, groups)?;
         rules.iter_mut().for_each(|(_, scheme)| scheme.names = Some(modelopt::SUFFIXES));
     } else if let Some(&(file, config)) =
         declared.iter().find(|(_, c)| c.get(ALGORITHM).is_some_and(Value::is_string))
@@ -88,11 +88,4 @@ fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
         rules.push((experts(), Scheme { names: Some(NATIVE), ..native }));
     }
     Ok(Schemes::new(rules, Scheme::other("fp8 in blocks of 128 by 128")))
-}
-
-/// `activation_scheme` is that of the layers in fp8.
-fn without_scheme(config: &Value) -> Value {
-    let mut config = config.clone();
-    config.as_object_mut().map(|entries| entries.remove("activation_scheme"));
-    config
 }

@@ -5,7 +5,8 @@
 //! `hf_quant_config.json` (`quantization.quant_algo`) and in `config.json` (`quantization_config.quant_algo`);
 //! `MIXED_PRECISION` names one per module. Where both files, or `quant_algo` and `config_groups`, say what blocks
 //! are, each is held to what the algorithm means. An algorithm that is not known refuses its own modules. Where nothing
-//! says that activations have a scale, they need none.
+//! says that activations have a scale, or `activation_scheme` is `dynamic`
+//! (<https://github.com/vllm-project/vllm/pull/49715>), they need none.
 //!
 //! Source: `modelopt/torch/export/{quant_utils,convert_hf_config}.py` of
 //! <https://github.com/NVIDIA/Model-Optimizer>
@@ -92,6 +93,7 @@ fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
     let has = |config: &Value, key| config.get(key).is_some_and(|a| !a.is_null());
     let groups = declared.iter().find(|(_, config)| has(config, "config_groups")).map(|(_, config)| *config);
     let named: Vec<_> = declared.iter().filter(|(_, config)| has(config, "quant_algo")).collect();
+    let dynamic = declared.iter().any(|(_, config)| config["activation_scheme"] == "dynamic");
     let mut found = Vec::new();
     for &&(file, config) in &named {
         // One of two files may leave the list of layers to the other.
@@ -100,7 +102,12 @@ fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
         if config["quant_algo"] == MIXED && !lists(config) && elsewhere {
             continue;
         }
-        found.push(config_schemes(file, config, groups)?);
+        let (mut rules, mut otherwise) = config_schemes(file, config, groups)?;
+        if dynamic {
+            rules.iter_mut().for_each(|(_, scheme)| scheme.input = Input::Ignored);
+            otherwise.input = Input::Ignored;
+        }
+        found.push(Schemes::new(rules, otherwise));
     }
     let nvfp4 = json!({ "quant_algo": "NVFP4" });
     let algorithms = named.first().map_or(&nvfp4, |(_, config)| config);
@@ -123,7 +130,10 @@ pub(super) fn declared<'e>(evidence: &'e Evidence<'_>) -> Vec<(&'e Path, &'e Val
     evidence.config().into_iter().chain(legacy).collect()
 }
 
-fn config_schemes(file: &Path, config: &Value, groups: Option<&Value>) -> Result<Schemes, Error> {
+type Rules = Vec<(Pattern, Scheme)>;
+
+/// What a configuration says of modules by name, and of the others.
+fn config_schemes(file: &Path, config: &Value, groups: Option<&Value>) -> Result<(Rules, Scheme), Error> {
     let mut rules: Vec<_> = ignored(file, config)?
         .into_iter()
         .map(|(key, name)| (Pattern::Glob(name.into()), Scheme::float(format!("`{name}` in `{key}`"))))
@@ -131,21 +141,21 @@ fn config_schemes(file: &Path, config: &Value, groups: Option<&Value>) -> Result
     let algo = &config["quant_algo"];
     if algo.as_str() != Some(MIXED) {
         let otherwise = algorithm(algo, config.get("group_size"), file, "quant_algo");
-        let otherwise = otherwise.map(|scheme| match is_weight_only(config, groups, None) {
+        let otherwise = otherwise.map(|scheme| match is_weight_only(groups, None) {
             true => Scheme { input: Input::Ignored, ..scheme },
             false => scheme,
         });
-        return Ok(Schemes::new(rules, Scheme::or_refused(otherwise)));
+        return Ok((rules, Scheme::or_refused(otherwise)));
     }
     match (config.get("quantized_layers"), config.get("config_groups")) {
         // Some files have the groups alone.
         (None | Some(Value::Null), Some(groups @ Value::Object(_))) => {
             rules.extend(group_rules(groups, None, file)?);
-            Ok(Schemes::new(rules, Scheme::float("no target of `config_groups` matches it")))
+            Ok((rules, Scheme::float("no target of `config_groups` matches it")))
         }
         _ => {
             rules.extend(layer_rules(file, config, groups)?);
-            Ok(Schemes::new(rules, Scheme::float("not in `quantized_layers`")))
+            Ok((rules, Scheme::float("not in `quantized_layers`")))
         }
     }
 }
@@ -160,11 +170,7 @@ pub(super) fn ignored<'v>(file: &Path, config: &'v Value) -> Result<Vec<(&'stati
 }
 
 /// What `quantized_layers` says.
-pub(super) fn layer_rules(
-    file: &Path,
-    config: &Value,
-    groups: Option<&Value>,
-) -> Result<Vec<(Pattern, Scheme)>, Error> {
+pub(super) fn layer_rules(file: &Path, config: &Value, groups: Option<&Value>) -> Result<Rules, Error> {
     let layers = config.get("quantized_layers").unwrap_or(&Value::Null);
     let layers = object(layers, file, "quantized_layers", "an object of module name to quant_algo")?;
     let mut layers: Vec<_> = layers.iter().collect();
@@ -174,7 +180,7 @@ pub(super) fn layer_rules(
         let key = format!("quantized_layers.{name}.quant_algo");
         let algo = layer.get("quant_algo").unwrap_or(&Value::Null);
         let mut scheme = Scheme::or_refused(algorithm(algo, layer.get("group_size"), file, &key));
-        if is_weight_only(config, groups, Some(name)) {
+        if is_weight_only(groups, Some(name)) {
             scheme.input = Input::Ignored;
         }
         (Pattern::Glob(name.clone()), scheme)
@@ -184,9 +190,8 @@ pub(super) fn layer_rules(
 
 /// Whether activations have no stored scale although the algorithm is one that quantizes them: every group of the module
 /// (of the model, where there are no layers) is without `input_activations`
-/// (<https://github.com/vllm-project/vllm/pull/54427>), or the scheme of activations is dynamic
-/// (<https://github.com/vllm-project/vllm/pull/49715>).
-fn is_weight_only(config: &Value, groups: Option<&Value>, layer: Option<&str>) -> bool {
+/// (<https://github.com/vllm-project/vllm/pull/54427>).
+fn is_weight_only(groups: Option<&Value>, layer: Option<&str>) -> bool {
     let groups = groups.and_then(|config| config["config_groups"].as_object());
     let of_layer = |group: &&Value| match layer {
         None => true,
@@ -194,8 +199,7 @@ fn is_weight_only(config: &Value, groups: Option<&Value>, layer: Option<&str>) -
     };
     let mut inputs =
         groups.into_iter().flat_map(|g| g.values()).filter(of_layer).map(|g| &g["input_activations"]);
-    let weights_only = inputs.next().is_some_and(Value::is_null) && inputs.all(Value::is_null);
-    weights_only || config["activation_scheme"] == "dynamic"
+    inputs.next().is_some_and(Value::is_null) && inputs.all(Value::is_null)
 }
 
 /// What an algorithm makes of a module.
@@ -235,7 +239,7 @@ fn fits(
 
 /// ModelOpt repeats in `config_groups` what `quant_algo` means: both must say the same. `algorithms` is the configuration
 /// that names the algorithm. Where they do not, the modules of the group are refused.
-fn check_groups(file: &Path, config: &Value, algorithms: &Value) -> Result<Vec<(Pattern, Scheme)>, Error> {
+fn check_groups(file: &Path, config: &Value, algorithms: &Value) -> Result<Rules, Error> {
     let Some(groups) = config.get("config_groups").filter(|groups| !groups.is_null()) else {
         return Ok(Vec::new());
     };
