@@ -168,6 +168,11 @@ impl Checkpoint {
         self.schemes.of(module)
     }
 
+    /// Whether a module is in the part of the model that was asked for.
+    pub(crate) fn is_within(&self, module: &str) -> bool {
+        self.options.within.as_ref().is_none_or(|within| module.starts_with(within.as_str()))
+    }
+
     /// Every gated MLP, in layer order.
     pub fn mlps(&self) -> Vec<MlpInfo> {
         let info = |mlp: &Mlp| MlpInfo {
@@ -303,6 +308,10 @@ impl Checkpoint {
     /// If there is no such layer or it has no experts.
     pub fn experts(&self, layer: usize) -> Result<Experts<'_>, Error> {
         let mlp = self.mlp(layer, MlpKind::Experts)?;
+        if let Some(module) = mlp.of_all_experts().filter(|_| self.expert_ids(mlp).is_empty()) {
+            // Why their number is not known.
+            self.stored(module)?;
+        }
         Ok(Experts { checkpoint: self, mlp, ids: self.expert_ids(mlp) })
     }
 
@@ -311,13 +320,11 @@ impl Checkpoint {
         if !own.is_empty() {
             return own;
         }
-        let weight = mlp
-            .module(None, Projection::Gate)
-            .or_else(|| mlp.module(None, Projection::GateUp))
-            .and_then(|m| self.weight(m));
-        match weight {
+        let Some(module) = mlp.of_all_experts() else { return Vec::new() };
+        match self.weight(module) {
             Some(w) if !w.bytes.is_empty() && w.shape.len() > 2 => (0..w.shape[0]).collect(),
-            _ => Vec::new(),
+            Some(_) => (0..self.stored(module).ok().and_then(|s| s.experts).unwrap_or(0)).collect(),
+            None => Vec::new(),
         }
     }
 

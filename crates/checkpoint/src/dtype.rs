@@ -27,6 +27,15 @@ macro_rules! dtypes {
         }
 
         impl Dtype {
+    /// Whether elements may be packed 4-bit codes, or blocks of them.
+    pub(crate) fn holds_4_bits(self) -> bool {
+        match self {
+            Self::U8 | Self::I8 | Self::U32 | Self::F4 => true,
+            Self::Ggml(t) => matches!(t.id, Self::GGML_NVFP4 | Self::GGML_MXFP4),
+            _ => false,
+        }
+    }
+
             /// The safetensors types, in the order of the format's own enumeration.
             pub const SAFETENSORS: &'static [Self] = &[$(Self::$variant),*];
 

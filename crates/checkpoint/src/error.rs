@@ -74,6 +74,22 @@ pub enum Error {
         /// Convention that gives the name.
         convention: &'static str,
     },
+    /// A tensor beside a weight that changes nobody knows what.
+    #[error(
+        "{tensor}: belongs to `{module}`, but {why}; valid in the {convention} convention are one each of {valid}"
+    )]
+    UnknownTensor {
+        /// Tensor at fault.
+        tensor: String,
+        /// Module that its name puts it under.
+        module: String,
+        /// Why it cannot be used.
+        why: String,
+        /// Convention that does not have it, or not twice.
+        convention: &'static str,
+        /// Endings of names that it has.
+        valid: String,
+    },
     /// A tensor has a storage type that cannot hold what its name says.
     #[error("{tensor}: stored as {found}; {what} must be {valid}")]
     Dtype {
@@ -242,6 +258,7 @@ impl Error {
             Self::Config { .. } => "config",
             Self::Convention { .. } | Self::Name { .. } => "convention",
             Self::MissingTensor { .. } => "missing-tensor",
+            Self::UnknownTensor { .. } => "unknown-tensor",
             Self::Dtype { .. } => "storage-type",
             Self::Shape { .. } => "shape",
             Self::Format { source, .. } => match source {
@@ -274,6 +291,7 @@ impl Error {
             | Self::Activations { file, found, .. } => (path(file), found.clone()),
             Self::Config { file, key, found, .. } => (format!("{}: {key}", file.display()), found.clone()),
             Self::MissingTensor { tensor, .. } => (tensor.clone(), "missing".into()),
+            Self::UnknownTensor { tensor, module, .. } => (tensor.clone(), format!("beside {module}")),
             Self::Dtype { tensor, found, .. } => (tensor.clone(), found.clone()),
             Self::Shape { tensor, found, .. } => (tensor.clone(), format!("{found:?}")),
             Self::Format { file, source } => (path(file), source.to_string()),

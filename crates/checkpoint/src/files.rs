@@ -266,6 +266,11 @@ impl TensorFiles {
         }
     }
 
+    /// The file that holds the tensor of that name.
+    pub fn file_of(&self, name: &str) -> Option<&Path> {
+        self.tensors.get(name).map(|entry| self.files[entry.file].path())
+    }
+
     /// The tensor of that name.
     pub fn get(&self, name: &str) -> Option<TensorView<'_>> {
         let (name, entry) = self.tensors.get_key_value(name)?;

@@ -54,6 +54,6 @@ pub use files::{JsonFile, TensorFiles};
 pub use gate_up::{GateUpOrder, Half};
 pub use model_config::{hidden_activation, model_field};
 pub use module::MlpKind;
-pub use source::{GateUp, GateUpSource, MatrixSource};
+pub use source::{GateUp, GateUpSource, MatrixSource, ScaleOrigin};
 pub use tensor::{TensorData, TensorOut, TensorView};
 pub use validate::validate;

@@ -140,11 +140,17 @@ impl Place {
 #[derive(Debug, Default)]
 pub(crate) struct Module {
     tensors: BTreeMap<Role, String>,
+    /// Tensors under the name of its weight, a 4-bit one, that are none of these and not known to be harmless.
+    pub(crate) unknown: Vec<String>,
 }
 
 impl Module {
     pub(crate) fn get(&self, role: Role) -> Option<&str> {
         self.tensors.get(&role).map(String::as_str)
+    }
+
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = &str> {
+        self.tensors.values().map(String::as_str)
     }
 }
 
@@ -175,6 +181,11 @@ impl Mlp {
         expert.filter(|_| !self.experts().is_empty())
     }
 
+    /// The module that holds gate, or gate and up, of all experts in one tensor.
+    pub(crate) fn of_all_experts(&self) -> Option<&str> {
+        self.module(None, Gate).or_else(|| self.module(None, GateUp))
+    }
+
     /// Whether gate and up are one tensor.
     pub(crate) fn is_fused(&self) -> bool {
         self.modules.keys().any(|(_, p)| *p == GateUp)
@@ -199,25 +210,7 @@ pub(crate) struct ModuleIndex {
 impl ModuleIndex {
     /// Groups tensor names. With `within`, only MLPs whose name starts with it are listed.
     pub(crate) fn new(files: &TensorFiles, convention: &Convention, within: Option<&str>) -> Self {
-        let mut modules: BTreeMap<String, Module> = BTreeMap::new();
-        let mut others = Vec::new();
-        for t in files.tensors() {
-            match convention.split(t.name) {
-                Some((module, role)) => {
-                    let tensors = &mut modules.entry(module.into()).or_default().tensors;
-                    // `weight_packed` and a float `weight` side by side: the packed one is the weight.
-                    if let Some(first) = tensors.insert(role, t.name.into()) {
-                        others.push(if first.len() > t.name.len() {
-                            tensors.insert(role, first);
-                            t.name.into()
-                        } else {
-                            first
-                        });
-                    }
-                }
-                None => others.push(t.name.into()),
-            }
-        }
+        let (modules, others) = group(files, convention);
         let mut mlps: BTreeMap<(usize, String, MlpKind), Mlp> = BTreeMap::new();
         for (name, module) in &modules {
             // Scales without a weight still say that there was to be one.
@@ -249,6 +242,59 @@ impl ModuleIndex {
         let (mlps, ungated): (Vec<Mlp>, Vec<Mlp>) = mlps.into_values().partition(gated);
         Self { modules, mlps, ungated: ungated.into_iter().next().map(|mlp| mlp.path), others }
     }
+}
+
+fn holds_4_bits(files: &TensorFiles, tensor: &str) -> bool {
+    files.get(tensor).is_some_and(|t| t.dtype.holds_4_bits())
+}
+
+/// Modules by name, and the tensors that belong to none. What lies under the name of a 4-bit weight and is not understood
+/// stays with its module, so that it is not passed over.
+fn group(files: &TensorFiles, convention: &Convention) -> (BTreeMap<String, Module>, Vec<String>) {
+    let mut modules: BTreeMap<String, Module> = BTreeMap::new();
+    let (mut others, mut seconds) = (Vec::new(), Vec::new());
+    for t in files.tensors() {
+        let Some((name, role)) = convention.split(t.name) else {
+            others.push(t.name.to_owned());
+            continue;
+        };
+        let module = modules.entry(name.into()).or_default();
+        let Some(first) = module.tensors.insert(role, t.name.into()) else { continue };
+        // `weight_packed` and the float `weight` that it was made from side by side: the packed one is the weight.
+        let packed = [&*first, t.name].map(|tensor| holds_4_bits(files, tensor));
+        let second = if packed[0] || !packed[1] {
+            module.tensors.insert(role, first);
+            t.name.to_owned()
+        } else {
+            first
+        };
+        if role != Role::Weight || packed[0] == packed[1] {
+            module.unknown.push(second.clone());
+        }
+        seconds.push(second);
+    }
+    // The nearest module above by name: a part of the name ends there, or an ending without a dot begins.
+    let owner = |name: &str, boundary: &[char]| {
+        let known = |at: usize| modules.get_key_value(&name[..at]).map(|(owner, _)| owner.clone());
+        let mut ends = name.rmatch_indices(boundary).map(|(at, _)| at);
+        ends.find_map(|at| known(at).filter(|m| name[at..].starts_with('.') || ends_in_projection(m)))
+    };
+    let mut unknown: Vec<(String, String)> =
+        others.iter().filter_map(|t| Some((owner(t, &['.', '_'])?, t.clone()))).collect();
+    for (name, module) in &modules {
+        if let Some(owner) = owner(name, &['.']) {
+            unknown.extend(module.tensors().map(|t| (owner.clone(), t.to_owned())));
+        }
+    }
+    for (owner, tensor) in unknown {
+        let module = modules.entry(owner).or_default();
+        let of_4_bits = module.get(Role::Weight).is_some_and(|weight| holds_4_bits(files, weight));
+        if of_4_bits && !convention.is_harmless(&tensor) {
+            module.unknown.push(tensor);
+        }
+    }
+    others.append(&mut seconds);
+    (modules, others)
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! ```text
 //! codes U8 or I8 [E, rows, k / 2], F4 [E, rows, k]
 //!                                               scales [E, rows, k / block]    the usual case
+//! codes U8 [E * rows, k / 2]                    scales [E * rows, k / block]   experts one below the other
 //! codes U32 [E, rows, k / 8]                    scales [E, rows, k / block]    MLX
 //! codes U8 [E, rows, k / block, block / 2]      scales [E, rows, k / block]    blocks kept apart (gpt-oss)
 //! codes U8 [E, k / 2, rows]                     scales [E, k / block, rows]    transposed back after packing
@@ -77,13 +78,14 @@ impl<'a> Stored<'a> {
         })
     }
 
-    /// A weight as codes and block scales. `layout` is the convention's or the caller's.
+    /// A weight as codes and block scales. The order of both is the convention's or the caller's; `stacked` is how many
+    /// experts a matrix holds one below the other.
     pub(crate) fn new(
         weight: TensorView<'a>,
         scales: TensorView<'a>,
         format: BlockFormat,
-        layout: ScaleLayout,
-        swap_nibbles: bool,
+        (layout, swap_nibbles): (ScaleLayout, bool),
+        stacked: Option<usize>,
     ) -> Result<Self, Error> {
         let fits = match format {
             BlockFormat::Nvfp4 => matches!(scales.dtype, Dtype::F8E4m3 | Dtype::U8),
@@ -102,7 +104,7 @@ impl<'a> Stored<'a> {
             _ => return Err(weight.dtype_error("packed 4-bit codes", "U8, I8, U32 or F4")),
         };
         let (experts, outer, inner) = match *weight.shape {
-            [outer, inner] => (None, outer, inner),
+            [outer, inner] => (stacked, outer / stacked.unwrap_or(1), inner),
             [experts, outer, inner] => (Some(experts), outer, inner),
             [experts, outer, blocks, bytes] if bytes * 2 == format.block_len() => {
                 (Some(experts), outer, blocks * bytes)
@@ -123,12 +125,15 @@ impl<'a> Stored<'a> {
             arrangement: Arrangement::Transposed,
             swap_nibbles,
         };
+        let each = [outer, scales.shape.last().copied().unwrap_or(0)];
         let per_expert = match (experts, scales.shape) {
+            (Some(_), &[all, _]) if stacked.is_some() && all == this.weight.shape[0] => Some(&each[..]),
             (Some(e), [first, rest @ ..]) if *first == e && !rest.is_empty() => Some(rest),
             (None, all) => Some(all),
             _ => None,
         };
         let transposed = experts.is_some()
+            && stacked.is_none()
             && this.weight.dtype == Dtype::U8
             && matches!(per_expert, Some(&[blocks, rows]) if rows == inner && blocks * block == outer * 2);
         (this.rows, this.k) = if transposed { (inner, outer * 2) } else { (outer, inner * codes_per_unit) };

@@ -5,10 +5,11 @@ use std::path::Path;
 use dualgemm_formats::{BlockFormat, ScaleLayout};
 use fancy_regex::Regex;
 
+use crate::convention::Role;
 use crate::{Error, NibbleOrder};
 
 /// What the weights of a module are.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) enum Weights {
     /// 4-bit blocks.
     Blocks(BlockFormat),
@@ -16,6 +17,8 @@ pub(crate) enum Weights {
     Float(String),
     /// Quantized in a way that is not a 4-bit block format.
     Other(String),
+    /// The configuration says something of them that cannot be used, which concerns no other module.
+    Refused(Box<Error>),
     /// The storage type of the tensor says it (GGUF).
     ByType,
 }
@@ -32,7 +35,7 @@ pub(crate) enum Input {
 }
 
 /// Format of one module.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Scheme {
     pub(crate) weights: Weights,
     pub(crate) input: Input,
@@ -40,6 +43,8 @@ pub(crate) struct Scheme {
     pub(crate) nibble_order: NibbleOrder,
     /// Whether a weight without a tensor scale is a fault, where the convention does not say so of all nvfp4.
     pub(crate) needs_tensor_scale: bool,
+    /// Endings of tensor names, where the convention has several sets of them.
+    pub(crate) names: Option<&'static [(&'static str, Role)]>,
 }
 
 impl Scheme {
@@ -59,6 +64,11 @@ impl Scheme {
         Self::new(Weights::ByType, Input::Optional)
     }
 
+    /// What is said of a module, or why it cannot be used, once that module is asked for.
+    pub(crate) fn or_refused(found: Result<Self, Error>) -> Self {
+        found.unwrap_or_else(|e| Self::new(Weights::Refused(Box::new(e)), Input::Ignored))
+    }
+
     fn new(weights: Weights, input: Input) -> Self {
         Self {
             weights,
@@ -66,6 +76,7 @@ impl Scheme {
             scale_layout: ScaleLayout::Linear,
             nibble_order: NibbleOrder::LoHi,
             needs_tensor_scale: false,
+            names: None,
         }
     }
 }
@@ -81,6 +92,8 @@ pub(crate) enum Pattern {
     Regex(Box<Regex>),
     /// Every linear layer.
     Linear,
+    /// What the first matches and none of the others does.
+    But(Box<Pattern>, Vec<Pattern>),
 }
 
 impl Pattern {
@@ -107,6 +120,7 @@ impl Pattern {
             // A pattern that backtracks without end counts as no match; the limit is the library's.
             Self::Regex(regex) => regex.is_match(module).unwrap_or(false),
             Self::Linear => true,
+            Self::But(all, except) => all.matches(module) && !except.iter().any(|p| p.matches(module)),
         }
     }
 }
@@ -158,15 +172,21 @@ pub(crate) struct Schemes {
     rules: Vec<(Pattern, Scheme)>,
     otherwise: Scheme,
     transforms: Vec<Transform>,
+    /// What else is said of the same modules, which has to be usable too.
+    repeated: Vec<Schemes>,
 }
 
 impl Schemes {
     pub(crate) fn new(rules: Vec<(Pattern, Scheme)>, otherwise: Scheme) -> Self {
-        Self { rules, otherwise, transforms: Vec::new() }
+        Self { rules, otherwise, transforms: Vec::new(), repeated: Vec::new() }
     }
 
     pub(crate) fn with_transforms(self, transforms: Vec<Transform>) -> Self {
         Self { transforms, ..self }
+    }
+
+    pub(crate) fn with_repeated(self, repeated: Vec<Schemes>) -> Self {
+        Self { repeated, ..self }
     }
 
     /// What says that a module's inputs or outputs are transformed, if anything does.
@@ -176,6 +196,17 @@ impl Schemes {
     }
 
     pub(crate) fn of(&self, module: &str) -> &Scheme {
+        let scheme = self.first(module);
+        let refused = |s: &&Scheme| matches!(s.weights, Weights::Refused(_));
+        match scheme.weights {
+            Weights::Blocks(_) => {
+                self.repeated.iter().map(|s| s.first(module)).find(refused).unwrap_or(scheme)
+            }
+            _ => scheme,
+        }
+    }
+
+    fn first(&self, module: &str) -> &Scheme {
         self.rules.iter().find(|(p, _)| p.matches(module)).map_or(&self.otherwise, |(_, scheme)| scheme)
     }
 }

@@ -3,8 +3,9 @@
 //! GGUF blocks, alternating rows, transposed experts and swapped nibbles cannot be borrowed from the file; taking a
 //! run at a time keeps the copies small.
 
+use std::fmt;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix};
 
@@ -13,6 +14,30 @@ use crate::gate_up::{GateUpOrder, Half};
 use crate::module::{Mlp, Projection};
 use crate::packed::Stored;
 use crate::{Checkpoint, Error};
+
+/// Where a scale comes from.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[serde(untagged)]
+pub enum ScaleOrigin {
+    /// A tensor.
+    Tensor {
+        /// Its name.
+        tensor: String,
+        /// The file that holds it.
+        file: PathBuf,
+    },
+    /// No tensor: the scale is 1, and this says why.
+    One(String),
+}
+
+impl fmt::Display for ScaleOrigin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tensor { tensor, file } => write!(f, "`{tensor}` in {}", file.display()),
+            Self::One(why) => f.write_str(why),
+        }
+    }
+}
 
 type InputScales = Result<Option<(GlobalScale, GlobalScale)>, Error>;
 
@@ -46,6 +71,7 @@ pub struct MatrixSource<'a> {
     stored: Stored<'a>,
     expert: Option<usize>,
     tensor_scale: GlobalScale,
+    tensor_scale_from: ScaleOrigin,
     /// Which rows of a fused weight it is.
     half: Option<(GateUpOrder, Half)>,
 }
@@ -69,6 +95,11 @@ impl<'a> MatrixSource<'a> {
     /// The tensor scale.
     pub fn tensor_scale(&self) -> GlobalScale {
         self.tensor_scale
+    }
+
+    /// Where the tensor scale comes from.
+    pub fn tensor_scale_from(&self) -> &ScaleOrigin {
+        &self.tensor_scale_from
     }
 
     /// What error messages call it.
@@ -113,6 +144,7 @@ pub struct GateUpSource<'a> {
     pub(crate) up: MatrixSource<'a>,
     pub(crate) bias: Option<(Vec<f32>, Vec<f32>)>,
     input: InputScales,
+    input_from: Option<(ScaleOrigin, ScaleOrigin)>,
 }
 
 impl<'a> GateUpSource<'a> {
@@ -147,6 +179,17 @@ impl<'a> GateUpSource<'a> {
     /// Tensor scales of gate and up.
     pub fn tensor_scales(&self) -> (GlobalScale, GlobalScale) {
         (self.gate.tensor_scale(), self.up.tensor_scale())
+    }
+
+    /// Where the tensor scales of gate and up come from.
+    pub fn tensor_scales_from(&self) -> (&ScaleOrigin, &ScaleOrigin) {
+        (self.gate.tensor_scale_from(), self.up.tensor_scale_from())
+    }
+
+    /// Where the tensor scales of the activations come from, as gate and as up were calibrated; `None` if one of them is
+    /// not stored.
+    pub fn input_scales_from(&self) -> Option<(&ScaleOrigin, &ScaleOrigin)> {
+        self.input_from.as_ref().map(|(gate, up)| (gate, up))
     }
 
     /// Whether gate and up have biases.
@@ -202,9 +245,17 @@ impl Checkpoint {
                 stored: both.clone(),
                 expert,
                 tensor_scale,
+                tensor_scale_from: self.tensor_scale_from(module, &both),
                 half: Some((order, half)),
             };
-            return Ok(GateUpSource { gate: half(Half::Gate), up: half(Half::Up), bias, input });
+            let (gate, up) = (half(Half::Gate), half(Half::Up));
+            return Ok(GateUpSource {
+                gate,
+                up,
+                bias,
+                input,
+                input_from: self.input_scales_from(module, module),
+            });
         }
         let module =
             |projection| mlp.module(own, projection).ok_or_else(|| self.missing_module(mlp, own, projection));
@@ -237,7 +288,7 @@ impl Checkpoint {
         }
         let gate = self.whole(gate_module, gate, expert)?;
         let up = self.whole(up_module, up, expert)?;
-        Ok(GateUpSource { gate, up, bias, input })
+        Ok(GateUpSource { gate, up, bias, input, input_from: self.input_scales_from(gate_module, up_module) })
     }
 
     /// A stored weight, or that of an expert, as it is.
@@ -248,6 +299,28 @@ impl Checkpoint {
         expert: Option<usize>,
     ) -> Result<MatrixSource<'s>, Error> {
         let tensor_scale = self.checked_scale(module, &stored, expert)?;
-        Ok(MatrixSource { checkpoint: self, stored, expert, tensor_scale, half: None })
+        let tensor_scale_from = self.tensor_scale_from(module, &stored);
+        Ok(MatrixSource { checkpoint: self, stored, expert, tensor_scale, tensor_scale_from, half: None })
+    }
+
+    fn scale_tensor(&self, module: &str, role: Role) -> Option<ScaleOrigin> {
+        let tensor = self.index().modules.get(module)?.get(role)?;
+        Some(ScaleOrigin::Tensor { tensor: tensor.into(), file: self.files().file_of(tensor)?.into() })
+    }
+
+    fn tensor_scale_from(&self, module: &str, stored: &Stored<'_>) -> ScaleOrigin {
+        self.scale_tensor(module, Role::TensorScale).unwrap_or_else(|| {
+            ScaleOrigin::One(match stored.format {
+                BlockFormat::Mxfp4 => "1, by format (mxfp4)".into(),
+                BlockFormat::Nvfp4 => {
+                    format!("1, absent: the {} convention needs none here", self.convention().name)
+                }
+            })
+        })
+    }
+
+    fn input_scales_from(&self, gate: &str, up: &str) -> Option<(ScaleOrigin, ScaleOrigin)> {
+        let of = |module| self.scale_tensor(module, Role::InputScale);
+        Some((of(gate)?, of(up)?))
     }
 }

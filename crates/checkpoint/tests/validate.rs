@@ -139,6 +139,27 @@ fn missing_tensors_are_found_once_each() {
     assert_finds(&f, &[("missing-tensor", &format!("{GATE}.weight"), "missing")]);
 }
 
+#[test]
+fn tensors_that_nobody_knows_are_found_under_4_bit_weights_alone() {
+    let mut f = healthy();
+    let unknown = format!("{GATE}.weight_scale_3");
+    f.f32(&unknown, &[], &[1.0]).f32("model.layers.0.input_layernorm.weight_scale_3", &[], &[1.0]);
+    f.add("model.norm.weight", Dtype::Bf16, &[64], vec![0; 128]).f32("model.norm.perm", &[], &[1.0]);
+    assert_finds(&f, &[("unknown-tensor", &unknown, &format!("beside {GATE}"))]);
+}
+
+#[test]
+fn outside_of_what_was_asked_for_nothing_is_checked() {
+    let mut f = healthy();
+    f.modelopt("mtp.layers.0.mlp.gate_proj", &Weight::new(1, 64, 64), 0.0, None);
+    let within = |prefix: &str| {
+        let options = OpenOptions { within: Some(prefix.into()), ..OpenOptions::default() };
+        f.open(&options).unwrap().validate().len()
+    };
+    assert_eq!(within("model."), 0);
+    assert!(within("mtp.") > 1 && within("") == within("mtp."));
+}
+
 fn experts(numbers: &[u64]) -> Fixture {
     let mut f = Fixture { config: Some(modelopt_config("NVFP4")), ..Fixture::default() };
     for &e in numbers {

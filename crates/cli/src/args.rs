@@ -76,7 +76,7 @@ pub enum Command {
 #[derive(Debug, Default, Args)]
 pub struct ReadArgs {
     /// Convention of names and scales: modelopt, compressed-tensors, torchao, gguf, comfyui, gpt-oss, deepseek,
-    /// quark, auto-round or mlx. Without it, the one that the configuration or the file's metadata declares.
+    /// fp8-mxfp4, quark, auto-round or mlx. Without it, the one that the configuration or the file's metadata declares.
     #[arg(long, value_name = "NAME")]
     pub convention: Option<String>,
     /// Order of the rows of a fused gate/up tensor: gate-up, up-gate, up-gate-64, up-gate-32, gate-up-rows,

@@ -10,10 +10,11 @@ use dualgemm::checkpoint::{
     BadInputScale, Checkpoint, Error, GateUpSource, Linear, MlpKind, NibbleOrder, OpenOptions,
 };
 use dualgemm::formats::{self, BlockFormat, GlobalScale};
-use dualgemm::gemm::{Activation, Epilogue, GateUp};
+use dualgemm::gemm::{AOperand, Activation, Epilogue, GateUp, QuantizeA};
 use dualgemm::{PackedWeights, Plan};
 
 use crate::args::{EpilogueArgs, LayerArgs, NibbleOrderArg, ReadArgs};
+use crate::scales::Scales;
 
 /// Bytes of weights that are read at a time: little beside the weights of a layer, much beside the cost of letting
 /// go of pages.
@@ -136,6 +137,11 @@ impl<'c> Layer<'c> {
     pub fn input_scales(&self) -> Result<Option<InputScales>, Error> {
         let scales = self.source.input_scales()?;
         Ok(scales.map(|(gate, up)| InputScales { gate: gate.value(), up: up.value() }))
+    }
+
+    /// The scales that a result on this A rests on.
+    pub fn scales(&self, a: &AOperand<'_>, quantize: QuantizeA) -> Scales {
+        Scales::of(&self.source, a, quantize)
     }
 
     /// The down projection that follows.

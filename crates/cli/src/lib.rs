@@ -20,6 +20,7 @@ mod interrupt;
 mod limits;
 mod report;
 mod result;
+mod scales;
 mod simulated;
 mod tolerance;
 

@@ -4,10 +4,12 @@ use dualgemm_formats::{BlockFormat, GlobalScale};
 
 use super::{BadInputScale, Checkpoint, NibbleOrder};
 use crate::convention::Role;
+use crate::error::list;
 use crate::gate_up::GateUpOrder;
-use crate::module::{Mlp, Module, Place, Projection};
+use crate::model_config::expert_count;
+use crate::module::{Mlp, MlpKind, Module, Place, Projection};
 use crate::packed::Stored;
-use crate::scheme::{Input, Weights};
+use crate::scheme::{Input, Scheme, Weights};
 use crate::{Dtype, Error, TensorView};
 
 impl Checkpoint {
@@ -17,7 +19,7 @@ impl Checkpoint {
 
     /// Whether a module's weight is of a type that can hold 4-bit blocks.
     pub(crate) fn is_packed_module(&self, module: &str) -> bool {
-        self.weight(module).is_some_and(|weight| is_packed(weight.dtype))
+        self.weight(module).is_some_and(|weight| weight.dtype.holds_4_bits())
     }
 
     fn tensor(&self, module: &Module, role: Role) -> Option<TensorView<'_>> {
@@ -45,7 +47,7 @@ impl Checkpoint {
         let weight = self.index.modules.get(module).and_then(|m| m.get(Role::Weight));
         Error::MissingTensor {
             file: self.files.root().into(),
-            tensor: self.convention.tensor_name(module, weight, role),
+            tensor: self.convention.tensor_name(module, weight, role, self.scheme(module)),
             needed_by: needed_by.into(),
             convention: self.convention.name,
         }
@@ -77,18 +79,21 @@ impl Checkpoint {
                         supported: "the order that its blocks fix is",
                     });
                 }
-                return Stored::gguf(weight.clone()).ok_or_else(|| {
+                let stored = Stored::gguf(weight.clone()).ok_or_else(|| {
                     not_quantized(format!("its type is {} {:?}", weight.dtype, weight.shape))
-                });
+                })?;
+                self.check_known(name, module, scheme)?;
+                return Ok(stored);
             }
-            Weights::Float(why) if is_packed(weight.dtype) => {
+            Weights::Float(why) if weight.dtype.holds_4_bits() => {
                 return Err(not_quantized(format!("{why}, yet `{}` is {}", weight.name, weight.dtype)));
             }
             Weights::Float(why) => return Err(not_quantized(why.clone())),
             Weights::Other(what) => return Err(not_quantized(what.clone())),
+            Weights::Refused(e) => return Err((**e).clone()),
             Weights::Blocks(format) => *format,
         };
-        if !is_packed(weight.dtype) {
+        if !weight.dtype.holds_4_bits() {
             return Err(not_quantized(format!("`{}` is {}", weight.name, weight.dtype)));
         }
         if let Some(transform) = module.get(Role::Transform).or_else(|| self.schemes.transform(name)) {
@@ -98,14 +103,87 @@ impl Checkpoint {
                 supported: "plain block-scaled weights are",
             });
         }
+        self.check_known(name, module, scheme)?;
         let scales = self
             .tensor(module, Role::BlockScale)
             .ok_or_else(|| self.missing(name, Role::BlockScale, name))?;
+        let stacked = self.stacked_experts(name, module, &weight, &scales)?;
         let layout = self.options.scale_layout.unwrap_or(scheme.scale_layout);
         let swap = self.options.nibble_order.unwrap_or(scheme.nibble_order) == NibbleOrder::HiLo;
-        let stored = Stored::new(weight, scales, format, layout, swap)?;
+        let stored = Stored::new(weight, scales, format, (layout, swap), stacked)?;
         self.check_hidden_size(name, &stored)?;
         Ok(stored)
+    }
+
+    /// Refuses a weight with a tensor under its name that nothing says the meaning of.
+    fn check_known(&self, name: &str, module: &Module, scheme: &Scheme) -> Result<(), Error> {
+        // Producers have none for mxfp4, and loaders disagree on one that is there.
+        let no_scale = matches!(scheme.weights, Weights::Blocks(BlockFormat::Mxfp4));
+        let names = scheme.names.unwrap_or(self.convention.suffixes).iter();
+        let names: Vec<_> = names.filter(|(_, role)| !(no_scale && *role == Role::TensorScale)).collect();
+        let role = |tensor: &str| names.iter().find(|(ending, _)| tensor[name.len()..] == **ending);
+        let mut unknown = module.tensors().filter(|tensor| role(tensor).is_none());
+        let Some(tensor) = unknown.next().or(module.unknown.first().map(String::as_str)) else {
+            return Ok(());
+        };
+        let first = role(tensor).and_then(|&&(_, role)| module.get(role));
+        let why = match first {
+            Some(first) => format!("`{first}` is in its place"),
+            None if no_scale && module.get(Role::TensorScale) == Some(tensor) => {
+                "mxfp4 has no tensor scale".into()
+            }
+            None => "its meaning is not known".into(),
+        };
+        let valid = names.iter().filter(|(ending, role)| ending.starts_with('.') && *role != Role::Transform);
+        Err(Error::UnknownTensor {
+            tensor: tensor.into(),
+            module: name.into(),
+            why,
+            convention: self.convention.name,
+            valid: list(valid.map(|(ending, _)| ending)),
+        })
+    }
+
+    /// How many experts a matrix holds one below the other, where all of a layer are one matrix.
+    fn stacked_experts(
+        &self,
+        name: &str,
+        module: &Module,
+        weight: &TensorView<'_>,
+        scales: &TensorView<'_>,
+    ) -> Result<Option<usize>, Error> {
+        let of_all = |p: &Place| p.kind == MlpKind::Experts && p.expert.is_none();
+        if weight.shape.len() != 2 || !Place::parse(name).as_ref().is_some_and(of_all) {
+            return Ok(None);
+        }
+        let config = self.files.config().and_then(|json| expert_count(&json.value));
+        let tensor_scale = self.tensor(module, Role::TensorScale).map(|view| view.shape.iter().product());
+        let said = [
+            ("the configuration", config),
+            ("the shape of the block scales", (scales.shape.len() == 3).then(|| scales.shape[0])),
+            ("the number of tensor scales", tensor_scale.filter(|&count| count > 1)),
+        ];
+        let said: Vec<(&str, usize)> =
+            said.into_iter().filter_map(|(who, count)| Some((who, count?))).collect();
+        let fits = |count: usize| count > 0 && weight.shape[0].is_multiple_of(count);
+        match said.as_slice() {
+            [(_, count), rest @ ..] if rest.iter().all(|(_, c)| c == count) && fits(*count) => {
+                Ok(Some(*count))
+            }
+            [] => Err(weight.shape_error(
+                "all experts of a layer",
+                "[experts, rows, k / 2], or [experts · rows, k / 2] where num_experts, num_local_experts or \
+                 n_routed_experts of config.json says how many they are"
+                    .into(),
+            )),
+            said => Err(weight.shape_error(
+                "all experts of a layer",
+                format!(
+                    "[experts · rows, k / 2] with one number of experts that divides the rows; found {}",
+                    list(said.iter().map(|(who, count)| format!("{count} ({who})")))
+                ),
+            )),
+        }
     }
 
     /// A 3-D parameter whose K is not the model's hidden size has its dimensions in an order that is not known.
@@ -254,15 +332,6 @@ impl Checkpoint {
                 Err(view.shape_error(WHAT, format!("[{lead}{}]", stored.rows)))
             }
         }
-    }
-}
-
-/// Whether a storage type can hold 4-bit blocks.
-fn is_packed(dtype: Dtype) -> bool {
-    match dtype {
-        Dtype::U8 | Dtype::I8 | Dtype::U32 | Dtype::F4 => true,
-        Dtype::Ggml(t) => matches!(t.id, Dtype::GGML_NVFP4 | Dtype::GGML_MXFP4),
-        _ => false,
     }
 }
 

@@ -10,8 +10,8 @@ use std::path::Path;
 use dualgemm_formats::BlockFormat;
 use serde_json::Value;
 
-use super::compressed_tensors::SUFFIXES;
-use super::{Convention, Evidence, ScaleSense, config_error, object, rotations};
+use super::compressed_tensors::{SHAPES, SUFFIXES};
+use super::{Convention, ELSEWHERE, Evidence, FP8_INPUTS, ScaleSense, config_error, object, rotations};
 use crate::Error;
 use crate::scheme::{Input, Pattern, Scheme, Schemes};
 
@@ -23,6 +23,7 @@ pub const CONVENTION: Convention = Convention {
     needs_tensor_scale: true,
     fused_order: None,
     suffixes: SUFFIXES,
+    harmless: &[ELSEWHERE, FP8_INPUTS, SHAPES],
     detect: |evidence| evidence.method_is("auto-round"),
     schemes,
 };
@@ -36,7 +37,7 @@ fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
     if let Some(modules) = config.get("extra_config").filter(|modules| !modules.is_null()) {
         for (name, module) in object(modules, file, "extra_config", "an object of module names")? {
             let key = format!("extra_config.{name}");
-            let scheme = scheme(&[module, config], file, &format!("{key}."))?;
+            let scheme = Scheme::or_refused(scheme(&[module, config], file, &format!("{key}.")));
             // A dot is in every name.
             if name.contains(['*', '+', '?', '^', '$', '\\', '(', '[', '{', '|']) {
                 patterns.push((Pattern::target(&format!("re:.*(?:{name})"), file, &key)?, scheme));
@@ -47,8 +48,12 @@ fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
     }
     rules.append(&mut patterns);
     let transforms = rotations(&config["rotation_config"], "rotation_config");
-    Ok(Schemes::new(rules, scheme(&[config], file, "")?).with_transforms(transforms))
+    let otherwise = Scheme::or_refused(scheme(&[config], file, ""));
+    Ok(Schemes::new(rules, otherwise).with_transforms(transforms))
 }
+
+/// How types start that are not in 4-bit blocks, or not with as many bits as are said: `auto_round/data_type` of AutoRound.
+const OTHERS: [&str; 6] = ["int", "fp", "float", "bf", "mx_", "nv_fp"];
 
 /// What the first of `levels` that says something says.
 fn scheme(levels: &[&Value], file: &Path, key: &str) -> Result<Scheme, Error> {
@@ -60,7 +65,13 @@ fn scheme(levels: &[&Value], file: &Path, key: &str) -> Result<Scheme, Error> {
     let format = match (bits.as_u64(), data_type) {
         (Some(4), mx) if mx.starts_with("mx_fp") => BlockFormat::Mxfp4,
         (Some(4), nv) if nv.starts_with("nv_fp") => BlockFormat::Nvfp4,
-        _ => return Ok(Scheme::other(format!("{bits} bits of type {data_type}"))),
+        _ if OTHERS.iter().any(|start| data_type.starts_with(start)) => {
+            return Ok(Scheme::other(format!("{bits} bits of type {data_type}")));
+        }
+        _ => {
+            let valid = format!("nv_fp, mx_fp, or a type that starts with {}", crate::error::list(OTHERS));
+            return Err(config_error(file, format!("{key}data_type"), get("data_type"), valid));
+        }
     };
     let size = get("group_size");
     if *size != format.block_len() {

@@ -7,11 +7,13 @@
 //! Source: `comfy/{float,ops,quant_ops}.py` of <https://github.com/comfyanonymous/ComfyUI>, `comfy_kitchen/tensor/nvfp4.py`
 //! of <https://github.com/Comfy-Org/comfy-kitchen>
 
+use std::path::Path;
+
 use dualgemm_formats::{BlockFormat, ScaleLayout};
 use serde_json::Value;
 
 use super::modelopt::SUFFIXES;
-use super::{Convention, Evidence, ScaleSense, config_error};
+use super::{Convention, ELSEWHERE, Evidence, ScaleSense, config_error};
 use crate::scheme::{Input, Pattern, Scheme, Schemes};
 use crate::{Error, NibbleOrder};
 
@@ -23,6 +25,7 @@ pub const CONVENTION: Convention = Convention {
     needs_tensor_scale: true,
     fused_order: None,
     suffixes: SUFFIXES,
+    harmless: &[ELSEWHERE, &[(MARKER, "names the format of its layer, which is read")]],
     detect,
     schemes,
 };
@@ -50,16 +53,16 @@ fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
     for t in evidence.files.tensors() {
         if let Some(module) = t.name.strip_suffix(MARKER) {
             let value: Value = serde_json::from_slice(t.bytes).map_err(|e| not_json(t.name, e))?;
-            rules.push((Pattern::Under(module.into()), scheme(&value)));
+            rules.push((Pattern::Under(module.into()), scheme(&value, file, t.name)));
         }
     }
     if let Some(text) = evidence.metadata(METADATA) {
         let value: Value = serde_json::from_str(text).map_err(|e| not_json(METADATA, e))?;
         match &value["layers"] {
-            Value::Object(layers) => {
-                rules.extend(layers.iter().map(|(name, layer)| (Pattern::Under(name.clone()), scheme(layer))))
-            }
-            Value::Null if value.get("format").is_some() => otherwise = scheme(&value),
+            Value::Object(layers) => rules.extend(layers.iter().map(|(name, layer)| {
+                (Pattern::Under(name.clone()), scheme(layer, file, &format!("{METADATA}.layers.{name}")))
+            })),
+            Value::Null if value.get("format").is_some() => otherwise = scheme(&value, file, METADATA),
             other => {
                 return Err(config_error(file, format!("{METADATA}.layers"), other, "an object of layers"));
             }
@@ -79,9 +82,19 @@ fn nvfp4() -> Scheme {
     }
 }
 
-fn scheme(layer: &Value) -> Scheme {
-    match layer["format"].as_str() {
+/// How formats start that are not in 4-bit blocks: `comfy/quant_ops.py`.
+const OTHERS: [&str; 4] = ["float8_", "int8", "mxfp8", "int4"];
+
+fn scheme(layer: &Value, file: &Path, key: &str) -> Scheme {
+    let format = &layer["format"];
+    match format.as_str() {
         Some("nvfp4") => nvfp4(),
-        _ => Scheme::other(format!("format {}", layer["format"])),
+        Some(other) if OTHERS.iter().any(|start| other.starts_with(start)) => {
+            Scheme::other(format!("format {format}"))
+        }
+        _ => {
+            let valid = format!("nvfp4, or one that starts with {}", crate::error::list(OTHERS));
+            Scheme::or_refused(Err(config_error(file, format!("{key}.format"), format, valid)))
+        }
     }
 }

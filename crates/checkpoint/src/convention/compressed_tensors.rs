@@ -14,7 +14,9 @@ use std::path::Path;
 use dualgemm_formats::BlockFormat;
 use serde_json::Value;
 
-use super::{Convention, Evidence, Role, ScaleSense, config_error, object, strings};
+use super::{
+    Convention, ELSEWHERE, Evidence, FP8_INPUTS, Harmless, Role, ScaleSense, config_error, object, strings,
+};
 use crate::Error;
 use crate::scheme::{Input, Pattern, Scheme, Schemes, Transform};
 
@@ -26,6 +28,7 @@ pub const CONVENTION: Convention = Convention {
     needs_tensor_scale: true,
     fused_order: None,
     suffixes: SUFFIXES,
+    harmless: &[ELSEWHERE, FP8_INPUTS, SHAPES],
     // Mistral's files spell it with an underscore.
     detect: |evidence| METHODS.iter().find_map(|method| evidence.method_is(method)),
     schemes,
@@ -47,6 +50,9 @@ pub(super) const SUFFIXES: &[(&str, Role)] = &[
     ("_bias", Role::Bias),
 ];
 
+/// What is written beside a weight of any format.
+pub(super) const SHAPES: &[Harmless] = &[(".weight_shape", "repeats the shape of the weight")];
+
 const METHODS: [&str; 2] = ["compressed-tensors", "compressed_tensors"];
 
 /// `format` of the whole file or of a group, and the block format it means.
@@ -63,19 +69,44 @@ const FORMATS: &[(&str, Option<BlockFormat>)] = &[
 ];
 
 fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
-    let Some((file, config)) = evidence.config().filter(|(_, c)| c.get("config_groups").is_some()) else {
-        return Ok(Schemes::new(Vec::new(), Scheme::blocks(BlockFormat::Nvfp4, Input::Optional)));
+    let by_names = || Scheme::blocks(BlockFormat::Nvfp4, Input::Optional);
+    let Some((file, config)) = evidence.config() else {
+        return Ok(Schemes::new(Vec::new(), by_names()));
     };
-    let groups = object(&config["config_groups"], file, "config_groups", "an object of groups")?;
     let mut rules = Vec::new();
     for name in strings(config, "ignore", file)? {
         let scheme = Scheme::float(format!("`{name}` in `ignore`"));
         rules.push((Pattern::target(name, file, "ignore")?, scheme));
     }
-    let mut classes = Vec::new();
-    for (name, group) in groups {
+    let format = config.get("format").filter(|f| !f.is_null());
+    let otherwise = match (config.get("config_groups"), format) {
+        (Some(groups), _) => {
+            rules.extend(group_rules(groups, format, file)?);
+            Scheme::float("no target of `config_groups` matches it")
+        }
+        (None, None) => by_names(),
+        // Files that have been edited may have lost their groups.
+        (None, Some(format)) => {
+            Scheme::or_refused(declared_format(format, file, "format").map(|declared| match declared {
+                Some(block) => Scheme::blocks(block, Input::Optional),
+                None => Scheme::other(format!("format {format}")),
+            }))
+        }
+    };
+    Ok(Schemes::new(rules, otherwise).with_transforms(transforms(config, file)?))
+}
+
+/// What each group says of its targets; `format` is that of the whole file. Classes come last. What a group says that
+/// cannot be used refuses its own targets.
+pub(super) fn group_rules(
+    groups: &Value,
+    format: Option<&Value>,
+    file: &Path,
+) -> Result<Vec<(Pattern, Scheme)>, Error> {
+    let (mut rules, mut classes) = (Vec::new(), Vec::new());
+    for (name, group) in object(groups, file, "config_groups", "an object of groups")? {
         let key = format!("config_groups.{name}");
-        let scheme = group_scheme(group, config.get("format"), file, &key)?;
+        let scheme = Scheme::or_refused(group_scheme(group, format, file, &key));
         let targets = strings(group, "targets", file)?;
         if targets.is_empty() {
             let found = group.get("targets").unwrap_or(&Value::Null);
@@ -88,8 +119,15 @@ fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
         }
     }
     rules.append(&mut classes);
-    let otherwise = Scheme::float("no target of `config_groups` matches it");
-    Ok(Schemes::new(rules, otherwise).with_transforms(transforms(config, file)?))
+    Ok(rules)
+}
+
+/// The block format that a `format` means, if it is one.
+fn declared_format(format: &Value, file: &Path, key: &str) -> Result<Option<BlockFormat>, Error> {
+    let known = FORMATS.iter().find(|(name, _)| format.as_str() == Some(name));
+    known.map(|(_, block)| *block).ok_or_else(|| {
+        config_error(file, key, format, crate::error::list(FORMATS.iter().map(|(name, _)| name)))
+    })
 }
 
 /// Transforms of inputs and outputs; those of weights are in the weights.
@@ -121,13 +159,7 @@ fn group_scheme(group: &Value, format: Option<&Value>, file: &Path, key: &str) -
     let format = group.get("format").filter(|f| !f.is_null()).or(format.filter(|f| !f.is_null()));
     let declared = match format {
         None => None,
-        Some(f) => match FORMATS.iter().find(|(name, _)| f.as_str() == Some(name)) {
-            Some((_, declared)) => *declared,
-            None => {
-                let valid = crate::error::list(FORMATS.iter().map(|(name, _)| name));
-                return Err(config_error(file, format!("{key}.format"), f, valid));
-            }
-        },
+        Some(format) => declared_format(format, file, &format!("{key}.format"))?,
     };
     let four_bit_float = |args: &Value| args["num_bits"] == 4 && args["type"] == "float";
     if !four_bit_float(weights) {
@@ -143,6 +175,19 @@ fn group_scheme(group: &Value, format: Option<&Value>, file: &Path, key: &str) -
         let valid = declared.map_or("16 (nvfp4) or 32 (mxfp4)".to_string(), |d| d.block_len().to_string());
         config_error(file, format!("{key}.weights.group_size"), size, valid)
     })?;
+    if weights["symmetric"] == false {
+        return Err(config_error(file, format!("{key}.weights.symmetric"), &weights["symmetric"], "true"));
+    }
+    // A byte tensor could be read as either.
+    let valid: &[&str] = match block {
+        BlockFormat::Nvfp4 => &["torch.float8_e4m3fn"],
+        BlockFormat::Mxfp4 => &["torch.uint8", "torch.float8_e8m0fnu"],
+    };
+    let scales = &weights["scale_dtype"];
+    if !scales.is_null() && !valid.iter().any(|name| scales == name) {
+        let valid = format!("{} for {block}", crate::error::list(valid));
+        return Err(config_error(file, format!("{key}.weights.scale_dtype"), scales, valid));
+    }
     // `dynamic: "local"` keeps a tensor scale in the file; `true` computes it for each input.
     let input = &group["input_activations"];
     let stored = four_bit_float(input) && input["dynamic"] != true && block == BlockFormat::Nvfp4;

@@ -1,7 +1,9 @@
 //! GGUF: `blk.N.ffn_gate.weight` in block types 40 (NVFP4) and 39 (MXFP4), `.scale` and `.input_scale` F32
-//! multipliers, both optional; merged experts `ffn_gate_exps` are `[experts, rows, k]`.
+//! multipliers, both optional; merged experts `ffn_gate_exps` are `[experts, rows, k]`. Some converters call the first
+//! `.weight.scale`.
 //!
-//! Source: `ggml/src/ggml-common.h` and `conversion/base.py` of <https://github.com/ggml-org/llama.cpp>
+//! Source: `ggml/src/ggml-common.h` and `conversion/base.py` of <https://github.com/ggml-org/llama.cpp>; `.weight.scale`:
+//! <https://github.com/Luce-Org/lucebox/pull/146>
 
 use super::{Convention, Role, ScaleSense};
 use crate::GateUpOrder;
@@ -17,10 +19,12 @@ pub const CONVENTION: Convention = Convention {
     fused_order: Some(GateUpOrder::GateUp),
     suffixes: &[
         (".weight", Role::Weight),
+        (".weight.scale", Role::TensorScale),
         (".scale", Role::TensorScale),
         (".input_scale", Role::InputScale),
         (".bias", Role::Bias),
     ],
+    harmless: &[],
     detect: |evidence| evidence.files.gguf_metadata().map(|_| "a GGUF file".into()),
     schemes: |_| Ok(Schemes::new(Vec::new(), Scheme::by_type())),
 };

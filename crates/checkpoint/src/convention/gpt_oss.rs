@@ -6,7 +6,7 @@
 
 use dualgemm_formats::BlockFormat;
 
-use super::{Convention, Role, ScaleSense, strings};
+use super::{Convention, ELSEWHERE, Role, ScaleSense, strings};
 use crate::GateUpOrder;
 use crate::scheme::{Input, Pattern, Scheme, Schemes};
 
@@ -25,6 +25,7 @@ pub const CONVENTION: Convention = Convention {
         (".bias", Role::Bias),
         (".weight", Role::Weight),
     ],
+    harmless: &[ELSEWHERE],
     detect: |evidence| evidence.method_is("mxfp4"),
     schemes: |evidence| {
         let mut rules = Vec::new();

@@ -12,7 +12,7 @@ use std::path::Path;
 use dualgemm_formats::BlockFormat;
 use serde_json::Value;
 
-use super::{Convention, Evidence, Role, ScaleSense, config_error};
+use super::{Convention, ELSEWHERE, Evidence, Role, ScaleSense, config_error};
 use crate::Error;
 use crate::scheme::{Input, Pattern, Scheme, Schemes};
 
@@ -29,11 +29,14 @@ pub const CONVENTION: Convention = Convention {
         (".bias", Role::Bias),
         (".weight", Role::Weight),
     ],
+    harmless: &[ELSEWHERE],
     detect,
     schemes,
 };
 
-/// What each `mode` means; `affine` is one of the integer formats.
+/// Modes that are not in 4-bit blocks; `affine` is what has no mode, and integers.
+const OTHERS: [&str; 2] = ["affine", "mxfp8"];
+/// What each of the others means.
 const MODES: &[(&str, BlockFormat)] = &[("mxfp4", BlockFormat::Mxfp4), ("nvfp4", BlockFormat::Nvfp4)];
 
 fn detect(evidence: &Evidence<'_>) -> Option<String> {
@@ -50,18 +53,23 @@ fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
     let mut rules = Vec::new();
     for (name, level) in config.as_object().into_iter().flatten() {
         let scheme = match level {
-            Value::Object(_) => scheme(level, file, &format!("quantization.{name}"))?,
+            Value::Object(_) => Scheme::or_refused(scheme(level, file, &format!("quantization.{name}"))),
             Value::Bool(false) => Scheme::float(format!("`{name}` is false in `quantization`")),
             _ => continue,
         };
         rules.push((Pattern::Under(name.clone()), scheme));
     }
-    Ok(Schemes::new(rules, scheme(config, file, "quantization")?))
+    Ok(Schemes::new(rules, Scheme::or_refused(scheme(config, file, "quantization"))))
 }
 
 fn scheme(level: &Value, file: &Path, key: &str) -> Result<Scheme, Error> {
     let Some((_, format)) = MODES.iter().find(|(mode, _)| level["mode"] == **mode) else {
-        return Ok(Scheme::other(format!("mode {}, {} bits", level["mode"], level["bits"])));
+        let mode = &level["mode"];
+        if mode.is_null() || OTHERS.iter().any(|name| mode == name) {
+            return Ok(Scheme::other(format!("mode {mode}, {} bits", level["bits"])));
+        }
+        let valid = crate::error::list(MODES.iter().map(|(name, _)| name).chain(&OTHERS));
+        return Err(config_error(file, format!("{key}.mode"), mode, valid));
     };
     for (field, valid) in [("bits", 4), ("group_size", format.block_len())] {
         if level[field] != valid {

@@ -8,6 +8,7 @@ pub mod auto_round;
 pub mod comfyui;
 pub mod compressed_tensors;
 pub mod deepseek;
+pub mod fp8_mxfp4;
 pub mod gguf;
 pub mod gpt_oss;
 pub mod mlx;
@@ -23,7 +24,7 @@ use dualgemm_formats::scalar::{e2m1, e4m3};
 use serde_json::{Map, Value};
 
 use crate::error::list;
-use crate::scheme::{Pattern, Schemes, Transform};
+use crate::scheme::{Pattern, Scheme, Schemes, Transform};
 use crate::{Error, GateUpOrder, TensorFiles};
 
 /// What a tensor is to its module.
@@ -79,10 +80,30 @@ pub struct Convention {
     pub(crate) fused_order: Option<GateUpOrder>,
     /// Endings of tensor names; those that start with `_` or are empty belong to parameters without a `.weight`.
     pub(crate) suffixes: &'static [(&'static str, Role)],
+    /// Endings of further tensor names under a weight's, and why they change nothing for it.
+    pub(crate) harmless: &'static [&'static [Harmless]],
     /// Says what declares this convention, if anything does.
     pub(crate) detect: fn(&Evidence<'_>) -> Option<String>,
     pub(crate) schemes: fn(&Evidence<'_>) -> Result<Schemes, Error>,
 }
+
+/// Ending of a tensor name and why such a tensor changes nothing for the weight that it lies under.
+pub(crate) type Harmless = (&'static str, &'static str);
+
+/// What belongs to other parts of a model than to the linear layer whose name it carries, whoever writes it.
+pub(crate) const ELSEWHERE: &[Harmless] = &[
+    ("k_proj.k_scale", "scales keys on their way into the cache"),
+    ("v_proj.v_scale", "scales values on their way into the cache"),
+    ("k_proj.k_bias", "shifts keys on their way into the cache"),
+    ("v_proj.v_bias", "shifts values on their way into the cache"),
+    ("k_proj.output_scale", "the older name of k_scale"),
+    ("v_proj.output_scale", "the older name of v_scale"),
+    ("k_proj.output_quantizer.scale", "Quark's older name of k_scale"),
+    ("v_proj.output_quantizer.scale", "Quark's older name of v_scale"),
+    ("gate.e_score_correction_bias", "is added to a router's scores once they are there"),
+];
+/// What compressed-tensors, AutoRound and Quark say of activations in fp8.
+pub(crate) const FP8_INPUTS: &[Harmless] = &[(".input_scale", "scales activations in fp8, not weights")];
 
 /// Every convention, in the order in which they are listed to people.
 pub const CONVENTIONS: &[&Convention] = &[
@@ -93,6 +114,7 @@ pub const CONVENTIONS: &[&Convention] = &[
     &comfyui::CONVENTION,
     &gpt_oss::CONVENTION,
     &deepseek::CONVENTION,
+    &fp8_mxfp4::CONVENTION,
     &quark::CONVENTION,
     &auto_round::CONVENTION,
     &mlx::CONVENTION,
@@ -119,11 +141,23 @@ impl Convention {
         })
     }
 
+    /// Whether a tensor under a weight's name is known to change nothing for it.
+    pub(crate) fn is_harmless(&self, tensor: &str) -> bool {
+        self.harmless.iter().copied().flatten().any(|(ending, _)| tensor.ends_with(ending))
+    }
+
     /// The name a tensor of that role would have.
-    pub(crate) fn tensor_name(&self, module: &str, weight: Option<&str>, role: Role) -> String {
+    pub(crate) fn tensor_name(
+        &self,
+        module: &str,
+        weight: Option<&str>,
+        role: Role,
+        scheme: &Scheme,
+    ) -> String {
         // Parameters without `.weight` take the endings without a dot.
         let dotted = weight != Some(module);
-        let suffix = self.suffixes.iter().find(|(s, r)| *r == role && s.starts_with('.') == dotted);
+        let names = scheme.names.unwrap_or(self.suffixes);
+        let suffix = names.iter().find(|(s, r)| *r == role && s.starts_with('.') == dotted);
         format!("{module}{}", suffix.map_or("", |(s, _)| s))
     }
 

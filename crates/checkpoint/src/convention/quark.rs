@@ -1,17 +1,20 @@
 //! AMD Quark: `X.weight` U8 and `X.weight_scale` U8 (ue8m0) for mxfp4; for nvfp4 F8_E4M3 with `X.weight_scale_2` and
-//! `X.input_scale_2`, F32 multipliers.
+//! `X.input_scale_2`, F32 multipliers. Older exports call mxfp4's scales `X.weight_quantizer.scale`.
 //!
 //! `config.json` holds one quantization for all modules, patterns of names with another, and names that are left out.
 //! A list of two is a quantization whose scales are quantized by the second.
 //!
-//! Source: `vllm/model_executor/layers/quantization/quark` of <https://github.com/vllm-project/vllm>
+//! Source: `vllm/model_executor/layers/quantization/quark` of <https://github.com/vllm-project/vllm>, for the older names
+//! <https://github.com/amd/Quark/issues/44>
 
 use std::path::Path;
 
 use dualgemm_formats::BlockFormat;
 use serde_json::Value;
 
-use super::{Convention, Evidence, Role, ScaleSense, config_error, object, rotations, strings};
+use super::{
+    Convention, ELSEWHERE, Evidence, FP8_INPUTS, Role, ScaleSense, config_error, object, rotations, strings,
+};
 use crate::Error;
 use crate::scheme::{Input, Pattern, Scheme, Schemes};
 
@@ -25,13 +28,21 @@ pub const CONVENTION: Convention = Convention {
     suffixes: &[
         (".weight_scale_2", Role::TensorScale),
         (".weight_scale", Role::BlockScale),
+        (".weight_quantizer.scale", Role::BlockScale),
         (".input_scale_2", Role::InputScale),
         (".bias", Role::Bias),
         (".weight", Role::Weight),
     ],
+    harmless: &[ELSEWHERE, FP8_INPUTS],
     detect: |evidence| evidence.method_is("quark"),
     schemes,
 };
+
+/// Types of Quark, `quark/torch/quantization/config/type.py`, that are not in 4-bit blocks.
+const OTHERS: &[&str] = &[
+    "fp8_e4m3", "fp8_e5m2", "fp6_e2m3", "fp6_e3m2", "int8", "uint8", "int4", "uint4", "int3", "int2",
+    "int16", "uint16", "int32", "uint32", "mx", "mx6", "mx9", "bfp16", "bfloat16", "float16",
+];
 
 fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
     let Some((file, config)) = evidence.config() else {
@@ -48,11 +59,12 @@ fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
     }
     if let Some(layers) = config.get("layer_quant_config").filter(|layers| !layers.is_null()) {
         for (name, layer) in object(layers, file, "layer_quant_config", "an object of patterns")? {
-            let scheme = scheme(layer, file, &format!("layer_quant_config.{name}"))?;
+            let scheme = Scheme::or_refused(scheme(layer, file, &format!("layer_quant_config.{name}")));
             rules.push((Pattern::Glob(name.clone()), scheme));
         }
     }
-    let otherwise = scheme(&config["global_quant_config"], file, "global_quant_config")?;
+    let global = scheme(&config["global_quant_config"], file, "global_quant_config");
+    let otherwise = Scheme::or_refused(global);
     let algorithms = config["algo_config"].as_array().into_iter().flatten();
     let transforms = algorithms.flat_map(|algorithm| rotations(algorithm, "algo_config")).collect();
     Ok(Schemes::new(rules, otherwise).with_transforms(transforms))
@@ -68,8 +80,13 @@ fn scheme(config: &Value, file: &Path, key: &str) -> Result<Scheme, Error> {
     let Some(first) = weight.first() else {
         return Ok(Scheme::float(format!("no `weight` in `{key}`")));
     };
-    if first["dtype"] != "fp4" {
-        return Ok(Scheme::other(format!("dtype {}", first["dtype"])));
+    let dtype = &first["dtype"];
+    if dtype != "fp4" {
+        if OTHERS.iter().any(|name| dtype == name) {
+            return Ok(Scheme::other(format!("dtype {dtype}")));
+        }
+        let valid = crate::error::list(std::iter::once(&"fp4").chain(OTHERS));
+        return Err(config_error(file, format!("{key}.weight.dtype"), dtype, valid));
     }
     let format = match (weight.as_slice(), first["group_size"].as_u64()) {
         ([one], Some(32)) if one["scale_format"] == "e8m0" => BlockFormat::Mxfp4,

@@ -6,10 +6,12 @@
 //!
 //! Source: `torchao/prototype/{mx_formats/nvfp4_tensor.py,safetensors}` of <https://github.com/pytorch/ao>
 
+use std::path::Path;
+
 use dualgemm_formats::{BlockFormat, ScaleLayout};
 use serde_json::Value;
 
-use super::{Convention, Evidence, Role, ScaleSense, config_error};
+use super::{Convention, ELSEWHERE, Evidence, Role, ScaleSense, config_error};
 use crate::Error;
 use crate::scheme::{Input, Pattern, Scheme, Schemes};
 
@@ -28,6 +30,7 @@ pub const CONVENTION: Convention = Convention {
         (".bias", Role::Bias),
         (".weight", Role::Weight),
     ],
+    harmless: &[ELSEWHERE],
     detect,
     schemes,
 };
@@ -54,28 +57,7 @@ fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
     let mut rules = Vec::new();
     for (name, value) in weights(evidence) {
         let Some(module) = name.strip_suffix(".weight") else { continue };
-        let data = &value["_data"];
-        let scheme = match value["_type"].as_str() {
-            Some("Tensor") => Scheme::float("a plain tensor in the metadata"),
-            Some(TYPE) => {
-                let size = &data["block_size"];
-                if size.as_u64() != Some(16) {
-                    return Err(config_error(file, format!("metadata {name} block_size"), size, "16"));
-                }
-                let swizzled = match &data["is_swizzled_scales"] {
-                    Value::Null => false,
-                    Value::Bool(b) => *b,
-                    other => {
-                        let key = format!("metadata {name} is_swizzled_scales");
-                        return Err(config_error(file, key, other, "true or false"));
-                    }
-                };
-                let layout = if swizzled { ScaleLayout::Sf128x4 } else { ScaleLayout::Linear };
-                // Activations are quantized with a scale of their own at run time; a stored one is optional.
-                Scheme { scale_layout: layout, ..Scheme::blocks(BlockFormat::Nvfp4, Input::Optional) }
-            }
-            _ => Scheme::other(format!("tensor type {}", value["_type"])),
-        };
+        let scheme = Scheme::or_refused(scheme(name, &value, file));
         rules.push((Pattern::Under(module.into()), scheme));
     }
     let otherwise = if rules.is_empty() {
@@ -84,4 +66,32 @@ fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
         Scheme::float("not described in the metadata")
     };
     Ok(Schemes::new(rules, otherwise))
+}
+
+/// What the metadata of a weight says.
+fn scheme(name: &str, value: &Value, file: &Path) -> Result<Scheme, Error> {
+    match value["_type"].as_str() {
+        Some("Tensor") => return Ok(Scheme::float("a plain tensor in the metadata")),
+        Some(TYPE) => {}
+        _ => return Ok(Scheme::other(format!("tensor type {}", value["_type"]))),
+    }
+    let data = &value["_data"];
+    let size = &data["block_size"];
+    if size.as_u64() != Some(16) {
+        return Err(config_error(file, format!("metadata {name} block_size"), size, "16"));
+    }
+    let swizzled = match &data["is_swizzled_scales"] {
+        Value::Null => false,
+        Value::Bool(b) => *b,
+        other => {
+            let key = format!("metadata {name} is_swizzled_scales");
+            return Err(config_error(file, key, other, "true or false"));
+        }
+    };
+    // Which of its tensors are there is the weight's choice.
+    let parts = value["_tensor_data_names"].as_array();
+    let needs_tensor_scale = parts.is_some_and(|parts| parts.iter().any(|part| part == "per_tensor_scale"));
+    let scale_layout = if swizzled { ScaleLayout::Sf128x4 } else { ScaleLayout::Linear };
+    // Activations are quantized with a scale of their own at run time; a stored one is optional.
+    Ok(Scheme { scale_layout, needs_tensor_scale, ..Scheme::blocks(BlockFormat::Nvfp4, Input::Optional) })
 }

@@ -47,6 +47,10 @@ pub const RULES: &[Rule] = &[
         "missing-tensor",
         "every quantized weight has its block scales, tensor scale and declared activation scale",
     ),
+    error(
+        "unknown-tensor",
+        "every tensor under the name of a 4-bit weight is one that its convention has, once, or one known to change nothing",
+    ),
     error("storage-type", "codes are U8, I8, U32 or F4, scales F8_E4M3, F8_E8M0, U8 or F32"),
     error(
         "shape",

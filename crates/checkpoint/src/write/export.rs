@@ -10,8 +10,9 @@ use crate::module::{Mlp, MlpKind, Projection};
 use crate::scheme::Weights;
 use crate::{Checkpoint, Error, TensorOut};
 
-/// Endings of tensors that only describe a convention's own files.
-const MARKERS: &[&str] = &[".comfy_quant"];
+/// Endings of tensors that mean something in their own convention alone. Where `.input_scale` is none of the convention's,
+/// it scales activations in fp8.
+const MARKERS: &[&str] = &[".comfy_quant", ".weight_shape", ".input_scale"];
 
 impl Checkpoint {
     /// Everything in the checkpoint, ready to be written in another convention. Of a GGUF file, whose other
@@ -43,15 +44,16 @@ impl Checkpoint {
                 // Says why the weight is none that these scales could belong to.
                 self.stored(name)?;
             }
-            if let Weights::Other(what) = scheme
-                && (packed || has_scales)
-            {
-                model.foreign.get_or_insert_with(|| Error::Unsupported {
+            let foreign = match scheme {
+                Weights::Other(what) if packed || has_scales => Some(Error::Unsupported {
                     module: name.clone(),
                     found: what.clone(),
                     supported: "4-bit blocks beside floats are; GGUF output takes the MLPs alone",
-                });
-            }
+                }),
+                Weights::Refused(e) if has_scales => Some((**e).clone()),
+                _ => None,
+            };
+            model.foreign = model.foreign.take().or(foreign);
             if quantized && !done.contains(name.as_str()) && !is_gguf {
                 let LinearSource { weight, input, .. } = self.linear_source(name, None)?;
                 let weight = WeightOut::Stored(weight);

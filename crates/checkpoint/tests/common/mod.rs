@@ -272,9 +272,10 @@ pub fn assert_mlp(c: &Checkpoint, scales: [f32; 2], input: Option<f32>) {
     assert_eq!(mlp.input_scales().unwrap().map(|(g, _)| g.value()), input);
 }
 
+/// What is said where a checkpoint is opened, or gate and up of layer 0 are taken from it.
 #[track_caller]
 pub fn open_error(f: &Fixture) -> String {
-    message(&f.open(&defaults()).unwrap_err())
+    message(&f.open(&defaults()).and_then(|c| c.gate_up(0).map(drop)).unwrap_err())
 }
 
 pub fn shard_name(shard: usize) -> String {
@@ -314,4 +315,38 @@ pub fn message(e: &Error) -> String {
     let end = text[start + temp.len()..].find([':', ';', '/', ' ']);
     let end = end.map_or(text.len(), |i| start + temp.len() + i);
     format!("{}DIR{}", &text[..start], &text[end..])
+}
+
+/// That every element is code · block scale · tensor scale.
+#[track_caller]
+pub fn assert_values(m: &QuantizedMatrix<'_>, w: &Weight, tensor_scale: f64) {
+    const E2M1: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let e4m3 = |b: u8| match (b >> 3, f64::from(b & 7)) {
+        (0, mantissa) => mantissa * 2f64.powi(-9),
+        (exponent, mantissa) => (8.0 + mantissa) * 2f64.powi(i32::from(exponent) - 10),
+    };
+    assert_eq!((m.rows(), m.k()), (w.rows, w.k));
+    for row in 0..w.rows {
+        for k in 0..w.k {
+            let code = w.codes[(row * w.k + k) / 2] >> (4 * (k % 2)) & 15;
+            let scale = w.scales[(row * w.k + k) / w.block];
+            let scale = if w.block == 16 { e4m3(scale) } else { 2f64.powi(i32::from(scale) - 127) };
+            let sign = if code > 7 { -1.0 } else { 1.0 };
+            let (want, found) = (sign * E2M1[usize::from(code & 7)] * scale * tensor_scale, m.value(row, k));
+            assert!((found - want).abs() <= 1e-12 * want.abs(), "[{row}, {k}]: {found}, not {want}");
+        }
+    }
+}
+
+pub fn refusal<T: std::fmt::Debug>(found: Result<T, Error>) -> String {
+    message(&found.unwrap_err())
+}
+
+pub fn rules(c: &Checkpoint) -> Vec<&'static str> {
+    c.validate().iter().map(|f| f.rule.id).collect()
+}
+
+pub fn mxfp4(f: &mut Fixture, module: &str, w: &Weight, scale: (&str, Dtype)) {
+    f.add(&format!("{module}.weight"), Dtype::U8, &[w.rows, w.k / 2], w.codes.clone());
+    f.add(&format!("{module}{}", scale.0), scale.1, &[w.rows, w.k / 32], w.scales.clone());
 }

@@ -27,6 +27,7 @@ use crate::limits::Limits;
 use crate::machine::{self, Machine};
 use crate::report::{Bytes, Output, Time};
 use crate::result::OwnedResult;
+use crate::scales::Scales;
 use crate::tolerance::{Statement, Tolerance};
 use crate::{files, gpu, simulated};
 
@@ -107,6 +108,8 @@ struct Report {
     expert: Option<usize>,
     gate: TensorReport,
     up: TensorReport,
+    /// Which tensor scales were used.
+    scales: Scales,
     /// Where A comes from and what was done to it.
     a: String,
     m: usize,
@@ -177,10 +180,12 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let expert = self.expert.map_or(String::new(), |e| format!(", expert {e}"));
         writeln!(f, "layer {}{expert} of {} ({})", self.layer, self.checkpoint.display(), self.convention)?;
-        for (half, t) in [("gate", &self.gate), ("up", &self.up)] {
-            writeln!(f, "  {half:<8} {}, {}, tensor scale {:e}", t.name, t.format, t.tensor_scale)?;
+        for (half, t, scale) in [("gate", &self.gate, &self.scales.gate), ("up", &self.up, &self.scales.up)] {
+            writeln!(f, "  {half:<8} {}, {}, {scale}", t.name, t.format)?;
         }
-        writeln!(f, "  A        {}", self.a)?;
+        let static_scale = self.scales.a.as_ref().filter(|scale| scale.value.is_some());
+        let from = static_scale.map_or(String::new(), |scale| format!(", {}", scale.from));
+        writeln!(f, "  A        {}{from}", self.a)?;
         writeln!(f, "  plan     {}", self.plan.to_string().replace('\n', "\n         "))?;
         let Timing { median_us, p10_us, p90_us, runs } = self.timing;
         let time = |us: f64| Time(Duration::from_secs_f64(us * 1e-6));
@@ -348,6 +353,7 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
         expert: args.layer.expert,
         gate: half(&first.gate),
         up: half(&first.up),
+        scales: layer.scales(&a, desc.quantize_a),
         a: origin,
         m,
         n,

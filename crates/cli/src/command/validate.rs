@@ -41,8 +41,9 @@ impl fmt::Display for Report {
             writeln!(f, "{} {}: {}", severity(finding.rule.severity), finding.rule.id, finding.message)?;
         }
         let verdict = if self.valid { "valid" } else { "INVALID" };
-        let (errors, warnings) = (self.errors, self.warnings);
-        write!(f, "{}: {verdict}, {errors} errors, {warnings} warnings", self.checkpoint.display())
+        let count = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+        let (errors, warnings) = (count(self.errors, "error"), count(self.warnings, "warning"));
+        write!(f, "{}: {verdict}, {errors}, {warnings}", self.checkpoint.display())
     }
 }
 

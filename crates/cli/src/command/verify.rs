@@ -23,6 +23,7 @@ use crate::diagnosis::{Problem, diagnose};
 use crate::layer::{self, Layer};
 use crate::report::Output;
 use crate::result::{Comparing, ResultMatrix};
+use crate::scales::Scales;
 use crate::tolerance::{Statement, Tolerance};
 
 /// Arguments of `verify`.
@@ -78,6 +79,9 @@ fn cosine(text: &str) -> Result<f64, String> {
 struct Report {
     result: PathBuf,
     against: String,
+    /// Which tensor scales the reference rests on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scales: Option<Scales>,
     m: usize,
     n: usize,
     out_dtype: AFormat,
@@ -93,6 +97,13 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { m, n, out_dtype, comparison: c, .. } = self;
         writeln!(f, "{}: {out_dtype} [{m}, {n}], against {}", self.result.display(), self.against)?;
+        if let Some(Scales { gate, up, a }) = &self.scales {
+            writeln!(f, "  gate         {gate}")?;
+            writeln!(f, "  up           {up}")?;
+            if let Some(a) = a {
+                writeln!(f, "  A            {a}")?;
+            }
+        }
         let compared = format!("cosine {:.9}, all {} elements", c.cosine, c.elements);
         let statement = Statement { found: c, tolerance: &self.tolerance, compared }.to_string();
         write!(f, "  {}", statement.replace('\n', "\n  "))?;
@@ -123,21 +134,23 @@ pub fn run(args: &VerifyArgs, output: &Output) -> anyhow::Result<Verdict> {
         }
         comparing.finish()
     };
-    let finish = |against, comparison, tolerance: Tolerance, explain: &dyn Fn() -> Vec<&'static str>| {
-        let right = tolerance.holds(&comparison);
-        output.emit(&Report {
-            result: args.result.clone(),
-            against,
-            m,
-            n,
-            out_dtype: result.format(),
-            comparison,
-            tolerance,
-            right,
-            explanations: if right { Vec::new() } else { explain() },
-        })?;
-        Ok(right.into())
-    };
+    let finish =
+        |(against, scales), comparison, tolerance: Tolerance, explain: &dyn Fn() -> Vec<&'static str>| {
+            let right = tolerance.holds(&comparison);
+            output.emit(&Report {
+                result: args.result.clone(),
+                against,
+                scales,
+                m,
+                n,
+                out_dtype: result.format(),
+                comparison,
+                tolerance,
+                right,
+                explanations: if right { Vec::new() } else { explain() },
+            })?;
+            Ok(right.into())
+        };
     let same_shape = |what: &str, found: (usize, usize)| {
         if found != (m, n) {
             bail!("{}: C is [{m}, {n}]; {what} is [{}, {}]", args.result.display(), found.0, found.1);
@@ -152,7 +165,7 @@ pub fn run(args: &VerifyArgs, output: &Output) -> anyhow::Result<Verdict> {
             let comparison =
                 compare(&|rows| Ok(reference.to_f64(rows).into_iter().map(Bounded::from).collect()))?;
             let tolerance = limited(Tolerance::of(result.format(), &Epilogue::default()));
-            finish(path.display().to_string(), comparison, tolerance, &Vec::new)
+            finish((path.display().to_string(), None), comparison, tolerance, &Vec::new)
         }
         (None, Some(path)) => {
             let checkpoint = layer::open(path, &args.layer.read)?;
@@ -163,6 +176,7 @@ pub fn run(args: &VerifyArgs, output: &Output) -> anyhow::Result<Verdict> {
             let source = Source::open(&args.activations)?;
             let input_scales = || Ok(layer.input_scales()?);
             let Activation { a, quantize, origin } = source.activation(&args.activations, k, input_scales)?;
+            let scales = layer.scales(&a, quantize);
             let a = dualgemm::quantize_a(&a, quantize)?;
             same_shape("the product", (a.rows(), n))?;
             let bar = output.progress("reference", n * row_blocks(m, n).count());
@@ -179,7 +193,9 @@ pub fn run(args: &VerifyArgs, output: &Output) -> anyhow::Result<Verdict> {
                 }
                 _ => tolerance,
             };
-            finish(against, comparison, tolerance, &|| diagnose(&problem, &result, tolerance.max_rel_l2))
+            finish((against, Some(scales)), comparison, tolerance, &|| {
+                diagnose(&problem, &result, tolerance.max_rel_l2)
+            })
         }
         (None, None) => bail!("--checkpoint or --reference: one of them is needed"),
     }

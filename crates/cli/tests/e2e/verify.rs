@@ -224,3 +224,46 @@ fn text_names_the_worst_element_with_both_bit_patterns() {
     assert!(worst.contains("C[") && worst.matches("(0x").count() == 2, "{worst}");
     assert!(text.contains("WRONG: allowed are relative L2 ≤ 1e-5 and cosine ≥ 0.9999999999"), "{text}");
 }
+
+#[test]
+fn reports_say_which_tensor_every_scale_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let (checkpoint, out) = (data("modelopt-nvfp4"), dir.path().join("c.safetensors"));
+    let named =
+        |name: &str| format!("`model.layers.0.mlp.{name}` in {}/model.safetensors", checkpoint.display());
+    for (how, value, from) in [
+        (&[][..], None, None),
+        (&["--a-format", "nvfp4"], Some(1.3950893e-3), Some(named("gate_proj.input_scale"))),
+        (&["--quantize", "dynamic"], None, Some("dynamic: the largest value of A".into())),
+    ] {
+        let a = [&["--m", "4"], how].concat();
+        let ran = run_json(&[&[arg(&checkpoint), "--output", arg(&out)], &a[..]].concat(), 0);
+        let verify = ["verify", arg(&out), "--checkpoint", arg(&checkpoint)];
+        let verified = json(&[&verify[..], &a].concat(), 0);
+        assert_eq!(ran["scales"], verified["scales"]);
+        let scales = &ran["scales"];
+        for half in ["gate", "up"] {
+            assert_eq!(scales[half]["value"], ran[half]["tensor_scale"]);
+            let from = &scales[half]["from"];
+            assert_eq!(from["tensor"], format!("model.layers.0.mlp.{half}_proj.weight_scale_2"));
+            assert_eq!(from["file"], format!("{}/model.safetensors", checkpoint.display()));
+        }
+        assert_eq!(scales["a"]["value"].as_f64().map(|x| x as f32), value);
+        assert_eq!(scales["a"]["from"].as_str(), from.as_deref());
+        let output = dualgemm().args(verify).args(&a).assert().success();
+        let text = String::from_utf8_lossy(&output.get_output().stdout).into_owned();
+        assert!(text.contains(&named("up_proj.weight_scale_2")), "{text}");
+    }
+    let zero = changed_checkpoint(dir.path(), |name, bytes| {
+        if name.ends_with("input_scale") {
+            bytes.fill(0);
+        }
+    });
+    let option = "--unusable-input-scale-is-one";
+    let a = &run_json(&[arg(&zero), "--m", "4", "--a-format", "nvfp4", option], 0)["scales"]["a"];
+    assert_eq!(a["value"], 1.0);
+    assert!(
+        a["from"].as_str().unwrap().starts_with(&format!("{option}, instead of `model.layers.0.mlp.gate")),
+        "{a}"
+    );
+}

@@ -1,0 +1,351 @@
+//! What producers of one convention say in ways of their own: each value against a dequantization in f64 that is written
+//! in `common`.
+
+mod common;
+
+use common::*;
+use dualgemm_checkpoint::gguf::{GgufValue, write_to};
+use dualgemm_checkpoint::{Checkpoint, Dtype, GateUpOrder, OpenOptions, ScaleOrigin, TensorOut};
+use dualgemm_formats::BlockFormat;
+use serde_json::{Value, json};
+
+fn within(prefix: &str) -> OpenOptions {
+    OpenOptions { within: Some(prefix.into()), ..defaults() }
+}
+
+/// Gate, up and down of expert 0 below a path, each with a seed of its own.
+fn projections(path: &str) -> [(String, u64); 3] {
+    [("w1", 1), ("w3", 2), ("w2", 3)].map(|(p, seed)| (format!("{path}.experts.0.{p}"), seed))
+}
+
+/// nvfp4 experts of layer 0 by ModelOpt beside those of `mtp`, which stay as DeepSeek made them.
+fn deepseek_nvfp4(quantization: Value) -> Fixture {
+    let config =
+        json!({ "model_type": "deepseek_v4", "expert_dtype": "fp4", "quantization_config": quantization });
+    let mut f = Fixture { config: Some(config), ..Fixture::default() };
+    for (module, seed) in projections("layers.0.ffn") {
+        f.modelopt(&module, &Weight::new(seed, 64, 64), 1e-2, Some(0.5));
+    }
+    for (module, seed) in projections("mtp.0.ffn") {
+        mxfp4(&mut f, &module, &Weight::with_block(10 + seed, 64, 64, 32), (".scale", Dtype::F8E8m0));
+    }
+    for (module, _) in projections("layers.0.ffn.shared") {
+        let shared = module.replace("shared.experts.0", "shared_experts");
+        f.add(&format!("{shared}.weight"), Dtype::F8E4m3, &[64, 64], vec![0; 64 * 64]);
+        f.add(&format!("{shared}.scale"), Dtype::F8E8m0, &[1, 1], vec![120]);
+    }
+    f
+}
+
+fn deepseek_config() -> Value {
+    json!({ "quant_method": "fp8", "activation_scheme": "dynamic", "quant_algo": "MIXED_PRECISION",
+        "moe_quant_algo": "NVFP4", "group_size": 16, "weight_block_size": [128, 128],
+        "ignore": ["*.attn.*", "*.ffn.shared_experts.*", "head", "mtp.*"],
+        "quantized_layers": { "layers.0.ffn.experts": { "quant_algo": "NVFP4", "group_size": 16 } } })
+}
+
+#[test]
+fn deepseek_experts_are_nvfp4_where_modelopt_made_them_so_and_mxfp4_elsewhere() {
+    let mut by_name = deepseek_config();
+    by_name.as_object_mut().unwrap().remove("quantized_layers");
+    for config in [deepseek_config(), by_name] {
+        let f = deepseek_nvfp4(config);
+        let c = f.open(&within("layers")).unwrap();
+        let both = c.experts(0).unwrap().gate_up(0).unwrap();
+        assert_values(&both.gate, &Weight::new(1, 64, 64), f64::from(1e-2f32));
+        assert_values(&both.up, &Weight::new(2, 64, 64), f64::from(1e-2f32));
+        assert_eq!(both.input_scales().unwrap().unwrap().0.value(), 0.5);
+        assert_eq!(rules(&c), [""; 0]);
+        let c = f.open(&within("mtp")).unwrap();
+        let both = c.experts(0).unwrap().gate_up(0).unwrap();
+        assert_values(&both.up, &Weight::with_block(12, 64, 64, 32), 1.0);
+        assert_eq!(both.input_scales().unwrap(), None);
+        assert_eq!(rules(&f.open(&defaults()).unwrap()), [""; 0]);
+    }
+}
+
+#[test]
+fn deepseek_names_of_one_format_beside_the_other_are_refused() {
+    let gate = "layers.0.ffn.experts.0.w1";
+    let read = |f: &Fixture| refusal(f.open(&within("layers")).unwrap().experts(0).unwrap().gate_up(0));
+    let mut f = deepseek_nvfp4(deepseek_config());
+    f.add(&format!("{gate}.scale"), Dtype::F8E8m0, &[64, 2], vec![120; 128]);
+    assert_eq!(
+        read(&f),
+        format!(
+            "{gate}.scale: belongs to `{gate}`, but its meaning is not known; valid in the deepseek convention are one each \
+             of .weight_scale_2, .weight_scale, .input_scale, .bias, .weight"
+        )
+    );
+    for missing in ["weight_scale", "weight_scale_2"] {
+        let mut f = deepseek_nvfp4(deepseek_config());
+        f.remove(&format!("{gate}.{missing}"));
+        assert!(read(&f).starts_with(&format!("{gate}.{missing}: is missing")), "{}", read(&f));
+    }
+    let mut f = deepseek_nvfp4(deepseek_config());
+    f.remove("mtp.0.ffn.experts.0.w1.scale");
+    let c = f.open(&within("mtp")).unwrap();
+    let e = refusal(c.experts(0).unwrap().gate_up(0));
+    assert!(e.starts_with("mtp.0.ffn.experts.0.w1.scale: is missing"), "{e}");
+    // What is outside is not checked, as it is not read.
+    assert_eq!(rules(&c), ["missing-tensor"]);
+    assert_eq!(rules(&f.open(&within("layers")).unwrap()), [""; 0]);
+    // An algorithm that nobody knows is that of its own modules.
+    let mut config = deepseek_config();
+    config["quantized_layers"]["layers.0.ffn.experts"]["quant_algo"] = json!("IQ3_WIRE");
+    let f = deepseek_nvfp4(config);
+    assert!(
+        read(&f).contains("quantized_layers.layers.0.ffn.experts.quant_algo is \"IQ3_WIRE\"; valid is NVFP4")
+    );
+    assert!(f.open(&within("mtp")).unwrap().experts(0).unwrap().gate_up(0).is_ok());
+    let mut config = deepseek_config();
+    config.as_object_mut().unwrap().remove("quantized_layers");
+    config["moe_quant_algo"] = json!("IQ3_WIRE");
+    let f = deepseek_nvfp4(config);
+    assert!(read(&f).contains("moe_quant_algo is \"IQ3_WIRE\""));
+    assert_eq!(rules(&f.open(&within("layers")).unwrap()), ["config"]);
+}
+
+#[test]
+fn experts_in_mxfp4_beside_fp8_are_read_by_either_name_of_their_scales() {
+    let mimo = json!({ "store_dtype": "mxfp4", "mxfp4_block_size": 32 });
+    let ling = json!({ "routed_experts_quant_method": "mxfp4", "routed_experts_group_size": 32 });
+    let fixture = |own: &Value, scale: (&str, Dtype)| {
+        let mut config = json!({ "quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128] });
+        config.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
+        let mut f = Fixture { config: Some(json!({ "quantization_config": config })), ..Fixture::default() };
+        for (module, seed) in projections("model.layers.1.mlp") {
+            mxfp4(&mut f, &module, &Weight::with_block(seed, 64, 64, 32), scale);
+        }
+        f.add("model.layers.0.mlp.gate_proj.weight", Dtype::F8E4m3, &[64, 64], vec![0; 4096]);
+        f.f32("model.layers.0.mlp.gate_proj.weight_scale_inv", &[1, 1], &[1.0]);
+        f
+    };
+    let read = |f: &Fixture| {
+        f.open(&defaults()).unwrap().experts(1).unwrap().gate_up(0).map(|both| {
+            assert_values(&both.gate, &Weight::with_block(1, 64, 64, 32), 1.0);
+            assert_values(&both.up, &Weight::with_block(2, 64, 64, 32), 1.0);
+        })
+    };
+    for (own, scale) in [(&mimo, (".weight_scale", Dtype::U8)), (&ling, (".weight_scale_inv", Dtype::F8E8m0))]
+    {
+        let mut f = fixture(own, scale);
+        let c = f.open(&defaults()).unwrap();
+        assert_eq!((c.convention().name, rules(&c)), ("fp8-mxfp4", vec![]));
+        read(&f).unwrap();
+        assert!(refusal(c.linear("model.layers.0.mlp.gate_proj")).contains("is not quantized: fp8"));
+        // Two block scales, or another tensor scale, contradict the one there is.
+        let gate = "model.layers.1.mlp.experts.0.w1";
+        let other = if scale.0 == ".weight_scale" { "weight_scale_inv" } else { "weight_scale" };
+        f.f32(&format!("{gate}.{other}"), &[1, 1], &[0.5]);
+        assert!(refusal(read(&f)).contains(&format!(": belongs to `{gate}`, but `{gate}.weight_scale")));
+        let mut f = fixture(own, scale);
+        f.f32(&format!("{gate}.weight_scale_2"), &[1], &[0.5]);
+        assert!(refusal(read(&f)).starts_with(&format!("{gate}.weight_scale_2: belongs to `{gate}`")));
+        let mut f = fixture(own, scale);
+        f.remove(&format!("{gate}{}", scale.0));
+        assert!(refusal(read(&f)).contains("is missing from DIR"));
+    }
+    for (own, says) in [
+        (json!({ "store_dtype": "nvfp4" }), "store_dtype is \"nvfp4\"; valid is \"mxfp4\""),
+        (
+            json!({ "store_dtype": "mxfp4", "mxfp4_block_size": 16 }),
+            "mxfp4_block_size is 16; valid is 32 for mxfp4",
+        ),
+        (
+            json!({ "routed_experts_quant_method": "fp8" }),
+            "routed_experts_quant_method is \"fp8\"; valid is \"mxfp4\"",
+        ),
+    ] {
+        let e = refusal(read(&fixture(&own, (".weight_scale", Dtype::U8))));
+        assert!(e.ends_with(says), "{e}");
+    }
+}
+
+#[test]
+fn quark_scales_have_two_names() {
+    let level = json!({ "dtype": "fp4", "group_size": 32, "scale_format": "e8m0" });
+    let config = json!({ "quant_method": "quark", "global_quant_config": { "weight": level } });
+    for [gate, up] in
+        [[".weight_scale"; 2], [".weight_quantizer.scale"; 2], [".weight_scale", ".weight_quantizer.scale"]]
+    {
+        let mut f = Fixture { config: Some(json!({ "quantization_config": config })), ..Fixture::default() };
+        for (module, seed, scale) in [(GATE, 1, gate), (UP, 2, up)] {
+            mxfp4(&mut f, module, &Weight::with_block(seed, 64, 64, 32), (scale, Dtype::U8));
+        }
+        let c = f.open(&defaults()).unwrap();
+        assert_values(&c.gate_up(0).unwrap().gate, &Weight::with_block(1, 64, 64, 32), 1.0);
+        assert_values(&c.gate_up(0).unwrap().up, &Weight::with_block(2, 64, 64, 32), 1.0);
+        f.f32(&format!("{GATE}.input_quantizer.scale"), &[], &[0.5]);
+        assert!(open_error(&f).starts_with(&format!("{GATE}.input_quantizer.scale: belongs to")));
+    }
+}
+
+#[test]
+fn experts_one_below_the_other_are_told_apart_by_their_number() {
+    let [a, b] = [1, 2].map(|seed| Weight::new(seed, 64, 64));
+    let fixture = |experts: Option<u64>, scales: &[f32]| {
+        let mut config = compressed_config(&[(&["Linear"], 16, Value::Null)]);
+        config["num_experts"] = json!(experts);
+        let mut f = Fixture { config: Some(config), ..Fixture::default() };
+        for p in ["gate_up_proj", "down_proj"] {
+            let module = format!("model.layers.0.mlp.experts.{p}");
+            f.compressed(&module, &a.stacked(&b), 1.0, None);
+            f.remove(&format!("{module}.weight_global_scale"));
+            f.f32(&format!("{module}.weight_global_scale"), &[scales.len()], scales);
+        }
+        f
+    };
+    let options = || OpenOptions { gate_up_order: Some(GateUpOrder::GateUp), ..defaults() };
+    for (experts, scales, of_second) in
+        [(Some(2), &[8.0][..], 0.125), (Some(2), &[8.0, 4.0], 0.25), (None, &[8.0, 4.0], 0.25)]
+    {
+        let c = fixture(experts, scales).open(&options()).unwrap();
+        let found = c.experts(0).unwrap();
+        assert_eq!((found.ids(), rules(&c).is_empty()), (&[0, 1][..], true));
+        assert_values(&found.gate_up(0).unwrap().up, &a.rows_at(32..64), 0.125);
+        assert_values(&found.gate_up(1).unwrap().gate, &b.rows_at(0..32), of_second);
+        assert_values(&found.down(1).unwrap().weight, &b, of_second);
+        assert!(refusal(found.gate_up(2)).contains("no expert 2"));
+        assert_eq!(c.mlps()[0].experts, 2);
+    }
+    for (experts, scales, says) in [
+        (None, &[8.0][..], "num_experts, num_local_experts or n_routed_experts of config.json says how many"),
+        (Some(3), &[8.0], "found 3 (the configuration)"),
+        (Some(4), &[8.0, 4.0], "found 4 (the configuration), 2 (the number of tensor scales)"),
+        (Some(0), &[8.0], "found 0 (the configuration)"),
+    ] {
+        let c = fixture(experts, scales).open(&options()).unwrap();
+        let e = refusal(c.experts(0));
+        assert!(
+            e.starts_with("model.layers.0.mlp.experts.gate_up_proj.weight_packed: shape [128, 32]"),
+            "{e}"
+        );
+        assert!(e.contains(says), "{e}");
+        assert!(rules(&c).contains(&"shape"));
+    }
+}
+
+#[test]
+fn modelopt_without_activation_scales_is_weights_alone_where_it_says_so() {
+    let weights = json!({ "num_bits": 4, "type": "float", "group_size": 16 });
+    let group =
+        json!({ "group_0": { "weights": weights, "input_activations": null, "targets": ["Linear"] } });
+    let with = |key: &str, value: Value| {
+        let mut config = modelopt_config("NVFP4");
+        config["quantization_config"][key] = value;
+        modelopt(config, None)
+    };
+    for f in [
+        with("config_groups", group.clone()),
+        with("activation_scheme", json!("dynamic")),
+        modelopt(modelopt_config("W4A16_NVFP4"), None),
+    ] {
+        let c = f.open(&defaults()).unwrap();
+        assert_mlp(&c, [1e-3, 2e-3], None);
+        assert!(rules(&c).iter().all(|&rule| rule == "halves-tensor-scale"), "{:?}", rules(&c));
+    }
+    // One group with activations is one too many to leave their scales out.
+    let mut some = group.clone();
+    some["group_1"] = json!({ "weights": weights, "input_activations": weights, "targets": ["Linear"] });
+    let c = with("config_groups", some).open(&defaults()).unwrap();
+    assert!(rules(&c).contains(&"missing-tensor"));
+    // In a mixed file it is a matter of each layer's group.
+    let layers = json!({ GATE: { "quant_algo": "NVFP4" }, UP: { "quant_algo": "NVFP4" }, DOWN: { "quant_algo": "NVFP4" } });
+    let config = json!({ "quantization_config": { "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
+        "quantized_layers": layers, "config_groups": {
+            "group_0": { "weights": weights, "input_activations": null, "targets": [GATE, UP] },
+            "group_1": { "weights": weights, "input_activations": weights, "targets": [DOWN] } } } });
+    let c = modelopt(config, None).open(&defaults()).unwrap();
+    assert_mlp(&c, [1e-3, 2e-3], None);
+    assert!(refusal(c.down(0).unwrap().input_scale()).contains("input_scale: is missing"));
+}
+
+#[test]
+fn modelopt_says_what_mixed_layers_are_in_a_list_or_in_groups_and_in_either_file() {
+    let args = |bits: u64, size: u64| json!({ "num_bits": bits, "type": "float", "group_size": size });
+    let groups = json!({
+        "group_0": { "weights": args(8, 0), "input_activations": args(8, 0), "targets": [DOWN] },
+        "group_1": { "weights": args(4, 16), "input_activations": args(4, 16), "targets": [GATE, UP] } });
+    let config = json!({ "quantization_config": { "quant_method": "modelopt_mixed", "quant_algo": "MIXED_PRECISION",
+        "config_groups": groups } });
+    let c = modelopt(config, Some(0.25)).open(&defaults()).unwrap();
+    assert_mlp(&c, [1e-3, 2e-3], Some(0.25));
+    assert!(refusal(c.down(0)).contains("is not quantized: 8 bits of type \"float\""));
+    let mut f = modelopt(modelopt_config("MIXED_PRECISION"), Some(0.25));
+    f.hf_quant_config = Some(json!({ "quantization": { "quant_algo": "MIXED_PRECISION",
+        "quantized_layers": { "model.layers.0.mlp": { "quant_algo": "NVFP4", "group_size": 16 } } } }));
+    assert_mlp(&f.open(&defaults()).unwrap(), [1e-3, 2e-3], Some(0.25));
+}
+
+#[test]
+fn gguf_scales_have_two_names_and_no_third() {
+    let open = |tensors: &[(&str, f32)]| {
+        let w = Weight::with_block(1, 32, 64, 32);
+        let mut blocks = Vec::new();
+        for (codes, scale) in w.codes.chunks(16).zip(&w.scales) {
+            let code = |k: usize| codes[k / 2] >> (4 * (k % 2)) & 15;
+            blocks.push(*scale);
+            blocks.extend((0..16).map(|j| code(j) | code(j + 16) << 4));
+        }
+        let dtype = Dtype::from_ggml(Dtype::GGML_MXFP4).unwrap();
+        let mut all: Vec<TensorOut<'_>> = ["gate", "up"]
+            .map(|p| TensorOut::new(format!("blk.0.ffn_{p}.weight"), dtype, [32, 64], blocks.clone()))
+            .into();
+        all.extend(tensors.iter().map(|(name, value)| TensorOut::scalar(*name, &[1], *value)));
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.gguf");
+        let metadata = [("general.architecture".to_string(), GgufValue::String("llama".into()))];
+        write_to(&path, &metadata, &all).unwrap();
+        Checkpoint::open(&path, &defaults()).unwrap()
+    };
+    let w = Weight::with_block(1, 32, 64, 32);
+    let c = open(&[("blk.0.ffn_gate.weight.scale", 0.25), ("blk.0.ffn_up.scale", 0.5)]);
+    let both = c.gate_up(0).unwrap();
+    assert_values(&both.gate, &w, 0.25);
+    assert_values(&both.up, &w, 0.5);
+    for (names, refused) in [
+        (&["blk.0.ffn_gate.weight_scale"][..], "blk.0.ffn_gate.weight_scale"),
+        (&["blk.0.ffn_gate.weight.scale2"], "blk.0.ffn_gate.weight.scale2"),
+        (&["blk.0.ffn_gate.lora_a"], "blk.0.ffn_gate.lora_a"),
+        (&["blk.0.ffn_gate.scale", "blk.0.ffn_gate.weight.scale"], "blk.0.ffn_gate.weight.scale"),
+    ] {
+        let c = open(&names.iter().map(|name| (*name, 0.5)).collect::<Vec<_>>());
+        assert!(refusal(c.gate_up(0)).starts_with(&format!("{refused}: belongs to `blk.0.ffn_gate`")));
+        assert_eq!(rules(&c), ["unknown-tensor"]);
+    }
+    assert_eq!(rules(&open(&[("blk.0.ffn_gate_inp.weight", 0.5), ("blk.0.exp_probs_b.bias", 0.5)])), [""; 0]);
+}
+
+#[test]
+fn scales_say_which_tensor_of_which_file_they_are() {
+    let f = modelopt(modelopt_config("NVFP4"), Some(0.5));
+    let dir = tempfile::tempdir().unwrap();
+    f.write_sharded(dir.path(), |name| usize::from(name.contains("up_proj")));
+    let c = Checkpoint::open(dir.path(), &defaults()).unwrap();
+    let source = c.gate_up_source(0).unwrap();
+    let of = |tensor: String, shard| ScaleOrigin::Tensor { tensor, file: dir.path().join(shard_name(shard)) };
+    let (gate, up) = source.tensor_scales_from();
+    assert_eq!(gate, &of(format!("{GATE}.weight_scale_2"), 0));
+    assert_eq!(up, &of(format!("{UP}.weight_scale_2"), 1));
+    let (gate, up) = source.input_scales_from().unwrap();
+    assert_eq!((gate, up), (&of(format!("{GATE}.input_scale"), 0), &of(format!("{UP}.input_scale"), 1)));
+    let mut mx = Fixture { config: Some(modelopt_config("MXFP4")), ..Fixture::default() };
+    for module in [GATE, UP] {
+        mxfp4(&mut mx, module, &Weight::with_block(1, 64, 64, 32), (".weight_scale", Dtype::U8));
+    }
+    let c = mx.open(&defaults()).unwrap();
+    let source = c.gate_up_source(0).unwrap();
+    assert_eq!((source.format(), source.input_scales_from()), (BlockFormat::Mxfp4, None));
+    assert_eq!(source.tensor_scales_from().0.to_string(), "1, by format (mxfp4)");
+}
+
+#[test]
+fn the_least_tensor_scales_are_kept_as_they_are() {
+    let mut f = modelopt(modelopt_config("W4A16_NVFP4"), None);
+    f.tensor(&format!("{GATE}.weight_scale_2")).data = 1e-44f32.to_le_bytes().to_vec().into();
+    let c = f.open(&defaults()).unwrap();
+    let both = c.gate_up(0).unwrap();
+    assert_eq!(both.gate.global_scale().value().to_bits(), 7);
+    assert_values(&both.gate, &gate(), 7.0 * 2f64.powi(-149));
+}
