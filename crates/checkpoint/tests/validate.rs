@@ -113,7 +113,9 @@ fn halves_that_differ_are_found_with_their_ratio() {
     assert_eq!(
         findings(&f)[0].message,
         format!(
-            "{GATE}: tensor scales of gate and up differ, 0.0000385 and 0.0000483 (x1.2545); both are kept"
+            "{GATE}: tensor scales of gate and up differ, 0.0000385 and 0.0000483 (x1.2545); each is kept here, but vLLM takes \
+             one for all of them: quantize again from floats, with one scale for what is fused (`dualgemm quantize` gives \
+             them one)"
         )
     );
     let by_one =
