@@ -68,7 +68,7 @@ impl Differences {
             let (a, b) = (a.held(), b.held());
             let of_all = match all.len() {
                 1 => String::new(),
-                n => format!("; so do those of {} other sets of layers, by less or as much", n - 1),
+                n => format!("; the worst of {n} sets of layers"),
             };
             let message = format!("{module}: {what} differ, {a} and {b} (x{ratio:.4}); {then}{of_all}");
             findings.push(Finding::new(rule, module, format!("{a} and {b}"), message));
@@ -141,7 +141,7 @@ impl Checkpoint {
         if let [(name, dtype, format), others @ ..] = promised.as_slice() {
             let more = match others.len() {
                 0 => String::new(),
-                n => format!("; so are {n} other modules"),
+                n => format!(" ({n} more like it)"),
             };
             let message = format!(
                 "{name}: is {dtype}, but the configuration says {format}; what stays in floats must be named in `ignore`{more}"

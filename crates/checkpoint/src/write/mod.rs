@@ -128,7 +128,7 @@ pub fn write(path: &Path, output: Output, model: &Model<'_>) -> Result<WriteRepo
                 "a model without `{first}` and {} other tensors that are not read",
                 model.skipped.len() - 1
             ),
-            supported: "of a GGUF file the gated MLPs can be written, if asked for (`mlp_only`)",
+            supported: "of a GGUF file the gated MLPs can be written, if asked for (`mlp_only`, on the command line --mlp-only)",
         });
     }
     let mut seen = BTreeSet::new();

@@ -68,7 +68,14 @@ impl fmt::Display for Report {
 /// Converts.
 pub fn run(args: &ConvertArgs, output: &Output) -> anyhow::Result<Verdict> {
     let checkpoint = layer::open(&args.input, &args.read)?;
-    if args.mlp_only && args.to != write::Output::Gguf && checkpoint.files().gguf_metadata().is_none() {
+    let is_gguf = checkpoint.files().gguf_metadata().is_some();
+    if is_gguf && !args.mlp_only {
+        bail!(
+            "{}: of a GGUF file the gated MLPs alone are read; --mlp-only writes them",
+            args.input.display()
+        );
+    }
+    if args.mlp_only && args.to != write::Output::Gguf && !is_gguf {
         bail!("--mlp-only is for conversions to and from GGUF; {} holds every tensor", args.to.name());
     }
     let read = checkpoint.files().paths().chain([args.input.as_path()]);

@@ -50,17 +50,21 @@ fn write_whole(path: &Path, model: &Model<'_>) -> Result<WriteReport, Error> {
     let (family, config) = Family::of(model, path)?;
     let hparams = Hparams::of(config, path)?;
     let tensors = whole::tensors(path, model, family, &hparams)?;
-    let (_, mut metadata) = config_to_gguf(Some(config), family.architecture);
+    let architecture = family.architecture;
     let format = model.linears.first().map(|l| l.weight.format());
     let file_type = FILE_TYPES.iter().find(|(of, _)| *of == format).map_or(0, |(_, number)| *number);
     let name = path.file_stem().unwrap_or_default().to_string_lossy();
-    metadata.extend([
-        ("general.type".into(), GgufValue::String("model".into())),
-        ("general.name".into(), GgufValue::String(name.into())),
+    let string = |text: &str| GgufValue::String(text.into());
+    let mut metadata = vec![
+        ("general.architecture".into(), string(architecture)),
+        // What llama.cpp computes for these families, for readers that would have to guess.
+        (format!("{architecture}.hidden_activation"), string("silu")),
+        ("general.type".into(), string("model")),
+        ("general.name".into(), string(&name)),
         ("general.file_type".into(), GgufValue::U32(file_type)),
         ("general.quantization_version".into(), GgufValue::U32(2)),
-    ]);
-    metadata.extend(hparams.metadata(family.architecture));
+    ];
+    metadata.extend(hparams.metadata(architecture));
     metadata.extend(tokenizer::metadata(&model.beside, config, hparams.vocabulary)?);
     write_to(path, &metadata, &tensors)?;
     Ok(WriteReport { files: vec![path.into()], tensors: tensors.len(), skipped: Vec::new() })
