@@ -7,7 +7,7 @@ import torch
 
 from . import _dualgemm, _torch
 from ._ops import Weights
-from .errors import OperandError
+from .errors import OperandError, UnsupportedError
 
 __all__ = ["NVFP4GatedMLP", "patch_mlp"]
 
@@ -56,6 +56,14 @@ class NVFP4GatedMLP(torch.nn.Module):
     def extra_repr(self):
         return f"{self.weights!r}, quantize_a={self.quantize_a!r}"
 
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        # Left out, gate and up would be missing from what is saved, and nobody would know before it is loaded.
+        gate, up = self.weights.names
+        raise UnsupportedError(
+            f"{prefix.rstrip('.') or type(self).__name__}: {gate} and {up} are packed for kernels and cannot be saved; "
+            "the checkpoint that they come from holds them: load the model and call patch_mlp again"
+        )
+
     def __deepcopy__(self, memo):
         # Packed weights never change: a copy of the module shares them.
         down = copy.deepcopy(self.down_proj, memo)
@@ -76,6 +84,8 @@ def patch_mlp(model, checkpoint, *, quantize_a=None, down="keep", group=None, **
 
     An MLP is a module with ``gate_proj``, ``up_proj`` and ``down_proj``; its layer is the number in its name. With
     ``down="keep"`` the model's own down projection stays; ``"checkpoint"`` decodes the checkpoint's instead.
+
+    A patched model cannot be saved: ``state_dict`` and with it ``save_pretrained`` raise :class:`UnsupportedError`.
     """
     if down not in ("keep", "checkpoint"):
         raise OperandError(f"down is {down!r}; valid are keep, checkpoint")

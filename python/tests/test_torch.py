@@ -208,6 +208,13 @@ def test_a_models_mlps_are_replaced_close(layer14, path, x, down):
     assert 0.01 < rel_l2(after.float(), before.float()) < 0.25
 
 
+def test_a_patched_model_is_not_saved_without_its_weights(path):
+    m = model()
+    nn.patch_mlp(m, path)
+    with pytest.raises(dualgemm.UnsupportedError, match=r"layers.0.mlp: .*gate_proj.* cannot be saved; .* patch_mlp again"):
+        m.state_dict()
+
+
 def test_a_model_that_does_not_fit_is_left_as_it_was(path):
     with pytest.raises(dualgemm.OperandError, match="no module has gate_proj"):
         nn.patch_mlp(torch.nn.Linear(2, 2), path)

@@ -10,6 +10,7 @@
 //! | [`convention`] | names, reciprocals and configurations of each producer |
 //! | [`Checkpoint`] | layers, experts, fused and separate gate/up, as matrices that borrow the files |
 //! | [`validate`](mod@validate) | every rule, every finding |
+//! | [`linear`] | what producers quantize and engines fuse, by name |
 //! | [`Activations`] | operands and results of the product |
 //! | [`write`](mod@write) | ModelOpt, compressed-tensors and GGUF, whole or not at all |
 //!
@@ -29,6 +30,7 @@
 pub mod activations;
 pub mod convention;
 pub mod gguf;
+pub mod linear;
 pub mod safetensors;
 pub mod validate;
 pub mod write;

@@ -8,7 +8,7 @@ use bytemuck::Pod;
 use dualgemm_formats::{FloatMatrix, Matrix};
 use half::{bf16, f16};
 
-use crate::write::{WeightOut, WeightPart};
+use crate::write::{WeightOut, WeightPart, rotated_rows};
 use crate::{Dtype, Error};
 
 #[cfg(target_endian = "big")]
@@ -103,6 +103,15 @@ pub struct TensorOut<'a> {
 pub enum TensorData<'a> {
     /// In memory.
     Bytes(Cow<'a, [u8]>),
+    /// In memory, row by row, to be written in the order in which llama.cpp rotates the rows of a head.
+    Heads {
+        /// The rows.
+        bytes: Cow<'a, [u8]>,
+        /// Number of rows, a multiple of twice that of heads.
+        rows: usize,
+        /// Number of heads.
+        heads: usize,
+    },
     /// Made of weights, one after the other, as they are written.
     Weights(WeightPart, Vec<&'a WeightOut<'a>>),
 }
@@ -149,7 +158,7 @@ impl<'a> TensorOut<'a> {
     /// Number of bytes of the data, whatever the shape says.
     pub(crate) fn byte_len(&self) -> usize {
         match &self.data {
-            TensorData::Bytes(bytes) => bytes.len(),
+            TensorData::Bytes(bytes) | TensorData::Heads { bytes, .. } => bytes.len(),
             TensorData::Weights(part, weights) => weights.iter().map(|w| part.len(w)).sum(),
         }
     }
@@ -159,6 +168,10 @@ impl<'a> TensorOut<'a> {
         let mut write = |bytes: &[u8]| out.write_all(bytes).map_err(|e| Error::io(file, "write", e));
         match &self.data {
             TensorData::Bytes(bytes) => write(bytes),
+            TensorData::Heads { bytes, rows, heads } => {
+                let row = bytes.len() / rows;
+                rotated_rows(*rows, *heads).try_for_each(|r| write(&bytes[r * row..(r + 1) * row]))
+            }
             TensorData::Weights(part, weights) => {
                 weights.iter().try_for_each(|weight| part.write(weight, file, &mut write))
             }

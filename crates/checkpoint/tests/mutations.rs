@@ -178,7 +178,8 @@ fn mutated_checkpoints_give_matrices_or_errors() {
     ] {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(format!("m.{ending}"));
-        write(&path, output, &small_model()).unwrap();
+        let mlp_only = output == Output::Gguf;
+        write(&path, output, &Model { mlp_only, ..small_model() }).unwrap();
         let mut healthy = vec![std::fs::read(&path).unwrap()];
         // Also with dimensions swapped about: experts in one tensor, a zero dimension, other ranks.
         for (from, to) in

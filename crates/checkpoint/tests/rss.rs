@@ -4,7 +4,7 @@ mod common;
 
 use std::io::Write;
 
-use dualgemm_checkpoint::write::{Output, write};
+use dualgemm_checkpoint::write::{Model, Output, write};
 use dualgemm_checkpoint::{Checkpoint, Dtype, OpenOptions};
 
 /// High-water mark of resident memory, in bytes.
@@ -56,7 +56,9 @@ fn gguf_is_looked_at_without_codes_and_validated_and_converted_in_pieces() {
     let validated = peak() - before;
     assert!(validated < size / 5, "validating took {validated} of {size} bytes");
     for (output, name) in [(Output::Modelopt, "modelopt"), (Output::Gguf, "again.gguf")] {
-        write(&dir.path().join(name), output, &checkpoint.export().unwrap()).unwrap();
+        let mlp_only = output == Output::Gguf;
+        let model = Model { mlp_only, ..checkpoint.export().unwrap() };
+        write(&dir.path().join(name), output, &model).unwrap();
         let converted = peak() - before;
         assert!(converted < size / 5, "converting to {} took {converted} of {size} bytes", output.name());
     }

@@ -113,7 +113,9 @@ fn halves_that_differ_are_found_with_their_ratio() {
     assert_eq!(
         findings(&f)[0].message,
         format!(
-            "{GATE}: tensor scales of gate and up differ, 0.0000385 and 0.0000483 (x1.2545); both are kept"
+            "{GATE}: tensor scales of gate and up differ, 0.0000385 and 0.0000483 (x1.2545); each is kept here, but vLLM takes \
+             one for all of them: quantize again from floats, with one scale for what is fused (`dualgemm quantize` gives \
+             them one)"
         )
     );
     let by_one =
@@ -301,4 +303,84 @@ fn every_rule_has_a_text_and_a_severity() {
         assert!(rule.doc.len() > 20, "{}", rule.id);
     }
     assert_eq!(RULES.iter().filter(|r| r.severity == Severity::Warning).count(), 6);
+}
+
+/// Two layers of attention, whose tensor scales are given, and their MLPs.
+fn attention(mut f: Fixture, scales: [[f32; 3]; 2]) -> Fixture {
+    for (layer, scales) in scales.iter().enumerate() {
+        for (i, p) in ["q_proj", "k_proj", "v_proj"].iter().enumerate() {
+            let module = format!("model.layers.{layer}.self_attn.{p}");
+            f.compressed(&module, &Weight::new(40 + i as u64, 64, 64), scales[i], Some(8.0));
+        }
+    }
+    f
+}
+
+#[test]
+fn scales_of_what_engines_fuse_are_one_finding() {
+    assert_finds(&attention(compressed(), [[1000.0; 3], [500.0; 3]]), &[]);
+    let mut f = attention(compressed(), [[1000.0, 800.0, 900.0], [1000.0, 250.0, 500.0]]);
+    f.tensor("model.layers.0.mlp.up_proj.weight_global_scale").data = 2000f32.to_le_bytes().to_vec().into();
+    // Of the two sets of attention and the one of the MLP, that of layer 1 is the worst.
+    assert_finds(&f, &[("halves-tensor-scale", "model.layers.1.self_attn.k_proj", "1000 and 250")]);
+    let message = &findings(&f)[0].message;
+    assert!(
+        message.starts_with(
+            "model.layers.1.self_attn.k_proj: tensor scales of q_proj, k_proj, v_proj differ, 1000 and 250 (x4.0000); each is \
+             kept here, but vLLM takes one for all of them: quantize again from floats"
+        ),
+        "{message}"
+    );
+    assert!(message.ends_with("; the worst of 3 sets of layers"), "{message}");
+}
+
+#[test]
+fn files_that_contradict_their_configuration_are_found() {
+    // In 4 bits, and loaders look for floats.
+    let mut f = compressed();
+    f.compressed("model.embed_tokens", &Weight::new(9, 64, 64), 1000.0, Some(8.0));
+    assert_finds(&f, &[("declared", "model.embed_tokens", "nvfp4")]);
+    assert_eq!(
+        findings(&f)[0].message,
+        "model.embed_tokens: is an embedding in nvfp4; loaders of compressed-tensors read embeddings as floats alone, and \
+         leave this one as it was made"
+    );
+    // Named in `ignore`, or no target.
+    for (key, value, why) in [
+        ("ignore", json!([GATE]), format!("`{GATE}` in `ignore`")),
+        ("targets", json!(["re:.*(up|down)_proj"]), "no target of `config_groups` matches it".into()),
+    ] {
+        let mut f = compressed();
+        let config = &mut f.config.as_mut().unwrap()["quantization_config"];
+        if key == "ignore" {
+            config["ignore"] = value;
+        } else {
+            config["config_groups"]["group_0"]["targets"] = value;
+        }
+        let found = findings(&f);
+        assert_eq!((found[0].rule.severity, found[0].tensor.as_str()), (Severity::Error, GATE), "{found:?}");
+        assert!(found[0].message.contains(&why), "{found:?}");
+    }
+    // In floats, and the configuration says 4 bits.
+    let mut f = compressed();
+    for p in ["q_proj", "k_proj"] {
+        f.add(&format!("model.layers.0.self_attn.{p}.weight"), Dtype::Bf16, &[4, 4], vec![0; 32]);
+    }
+    // What the loaders take for floats, whatever the configuration says.
+    for name in ["model.embed_tokens", "model.layers.0.mlp.gate", "model.layers.0.input_layernorm"] {
+        f.add(&format!("{name}.weight"), Dtype::Bf16, &[4, 4], vec![0; 32]);
+    }
+    assert_finds(&f, &[("declared", "model.layers.0.self_attn.k_proj", "BF16")]);
+    assert_eq!(
+        findings(&f)[0].message,
+        "model.layers.0.self_attn.k_proj: is BF16, but the configuration says nvfp4; what stays in floats must be named in \
+         `ignore` (1 more like it)"
+    );
+    f.config.as_mut().unwrap()["quantization_config"]["ignore"] = json!(["lm_head", "re:.*self_attn.*"]);
+    assert_finds(&f, &[]);
+    // The output head is a linear layer to compressed-tensors.
+    f.add("lm_head.weight", Dtype::Bf16, &[4, 4], vec![0; 32]);
+    assert_finds(&f, &[]);
+    f.config.as_mut().unwrap()["quantization_config"]["ignore"] = json!(["re:.*self_attn.*"]);
+    assert_finds(&f, &[("declared", "lm_head", "BF16")]);
 }

@@ -17,7 +17,9 @@ fn defaults() -> OpenOptions {
 }
 
 fn convert(c: &Checkpoint, to: &std::path::Path, output: Output) -> (Checkpoint, WriteReport) {
-    let report = write(to, output, &c.export().unwrap()).unwrap();
+    // GGUF of these models, and what is read of it, is MLPs alone.
+    let mlp_only = output == Output::Gguf || c.convention().name == "gguf";
+    let report = write(to, output, &Model { mlp_only, ..c.export().unwrap() }).unwrap();
     for file in &report.files {
         assert!(file.exists(), "{}", file.display());
     }
@@ -319,7 +321,7 @@ fn long_matrices_are_written_in_runs_exact() {
 fn an_error_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     let left = || dir.path().read_dir().unwrap().map(|e| e.unwrap().file_name()).collect::<Vec<_>>();
-    let mut model = Model::default();
+    let mut model = Model { mlp_only: true, ..Model::default() };
     model.linears.push(linear("model.layers.0.mlp.gate_proj", 1, None));
     model.linears.push(linear("model.layers.0.mlp.gate_proj", 2, None));
     for (output, name) in
@@ -416,6 +418,7 @@ fn half_of_a_pair_is_written_and_scales_of_nothing_are_refused() {
     common::gate().assert_is(&gate.weight.read().unwrap());
     let report = write(&dir.path().join("ct"), Output::CompressedTensors, &model).unwrap();
     assert_eq!((report.tensors, report.skipped.len()), (9, 0));
+    let model = Model { mlp_only: true, ..model };
     let report = write(&dir.path().join("m.gguf"), Output::Gguf, &model).unwrap();
     assert_eq!(report.skipped, std::slice::from_ref(&up));
     let gguf = TensorFiles::open(&dir.path().join("m.gguf")).unwrap();
@@ -441,7 +444,8 @@ fn block_scales_that_are_none_are_not_written() {
             [(Output::Modelopt, "m"), (Output::CompressedTensors, "c.safetensors"), (Output::Gguf, "g.gguf")]
         {
             let path = dir.path().join(name);
-            let e = message(&write(&path, output, &a.export().unwrap()).unwrap_err());
+            let model = Model { mlp_only: true, ..a.export().unwrap() };
+            let e = message(&write(&path, output, &model).unwrap_err());
             assert!(e.contains(&format!("row 1, block 1 is {what}")), "{e}");
             assert!(!path.exists());
         }
@@ -468,7 +472,7 @@ fn a_block_scale_far_down_is_named_by_its_own_row() {
 fn experts_that_differ_in_bias_or_input_scale_are_not_made_alike() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");
-    let mut model = Model::default();
+    let mut model = Model { mlp_only: true, ..Model::default() };
     for expert in 0..2 {
         let module = format!("model.layers.0.mlp.experts.{expert}.gate_proj");
         model.linears.push(linear(&module, expert, (expert == 1).then_some(0.5)));

@@ -1,5 +1,6 @@
 //! Checks a checkpoint against every rule and lists what it finds, instead of stopping at the first fault.
 
+mod fused;
 mod rules;
 mod scale_order;
 
@@ -7,6 +8,7 @@ use std::path::Path;
 
 use dualgemm_formats::{GlobalScale, GlobalScaleSource, ScaleLayout};
 
+use fused::Differences;
 pub use rules::{RULES, Rule, Severity};
 
 use crate::convention::Role;
@@ -64,6 +66,9 @@ impl Checkpoint {
         for name in self.index().modules.keys().filter(|name| self.is_within(name)) {
             self.check_module(name, &mut findings);
         }
+        self.check_declared(&mut findings);
+        let mut differences = Differences::default();
+        self.check_fused(&mut differences);
         for mlp in &self.index().mlps {
             self.check_experts(mlp, &mut findings);
             let experts: Vec<Option<usize>> = match mlp.kind {
@@ -71,9 +76,10 @@ impl Checkpoint {
                 MlpKind::Dense | MlpKind::Shared => vec![None],
             };
             for expert in experts {
-                self.check_pair(mlp, expert, &mut findings);
+                self.check_pair(mlp, expert, &mut findings, &mut differences);
             }
         }
+        differences.into_findings(&mut findings);
         findings
     }
 
@@ -155,7 +161,13 @@ impl Checkpoint {
         }
     }
 
-    fn check_pair(&self, mlp: &Mlp, expert: Option<usize>, findings: &mut Vec<Finding>) {
+    fn check_pair(
+        &self,
+        mlp: &Mlp,
+        expert: Option<usize>,
+        findings: &mut Vec<Finding>,
+        differences: &mut Differences,
+    ) {
         let own = mlp.own(expert);
         let gate = mlp.module(own, Projection::Gate);
         let fused = mlp.module(own, Projection::GateUp);
@@ -171,33 +183,25 @@ impl Checkpoint {
             Ok(both) => both,
             Err(e) => return add(findings, &e),
         };
-        let mut compare = |rule, what: &str, gate: GlobalScale, up: GlobalScale, then: &str| {
-            if gate.value() != up.value() {
-                let ratio = (gate.exact() / up.exact()).max(up.exact() / gate.exact());
-                let of = expert.map_or(String::new(), |e| format!(" of expert {e}"));
-                findings.push(Finding::new(
-                    rule,
-                    module,
-                    format!("{} and {}", gate.held(), up.held()),
-                    format!(
-                        "{module}: {what} of gate and up{of} differ, {} and {} (x{ratio:.4}); {then}",
-                        gate.held(),
-                        up.held()
-                    ),
-                ));
-            }
-        };
+        let layers = expert.map_or("gate and up".into(), |e| format!("gate and up of expert {e}"));
         let (gate, up) = both.tensor_scales();
-        compare("halves-tensor-scale", "tensor scales", gate, up, "both are kept");
+        differences.compare("halves-tensor-scale", module, ("tensor scales", &layers), &[gate, up], || {
+            self.then_tensor_scales()
+        });
         match both.input_scales() {
             Ok(Some((gate, up))) => {
-                // The larger multiplier, which is the smaller divisor.
-                let wider = if gate.value() > up.value() { gate } else { up };
-                let then = format!(
-                    "the one input of both is quantized by {}, which saturates for neither",
-                    wider.held()
+                differences.compare(
+                    "halves-input-scale",
+                    module,
+                    ("activation scales", &layers),
+                    &[gate, up],
+                    || {
+                        // The larger multiplier, which is the smaller divisor.
+                        let wider = if gate.value() > up.value() { gate } else { up };
+                        let held = wider.held();
+                        format!("the one input of both is quantized by {held}, which saturates for neither")
+                    },
                 );
-                compare("halves-input-scale", "activation scales", gate, up, &then);
             }
             Ok(None) => {}
             Err(e) => add(findings, &e),

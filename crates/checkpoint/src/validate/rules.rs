@@ -70,7 +70,14 @@ pub const RULES: &[Rule] = &[
         "a multiplier is below 1 and a divisor above 1, or the convention is the wrong way round",
     ),
     error("uncalibrated", "every expert's activation scale was calibrated: present, positive and finite"),
-    warning("halves-tensor-scale", "gate and up share a tensor scale, which consumers that fuse them assume"),
+    error(
+        "declared",
+        "what the configuration says is in 4 bits is, and embeddings, which loaders read as floats, are not",
+    ),
+    warning(
+        "halves-tensor-scale",
+        "layers that engines read as one (gate and up; q, k and v) share a tensor scale, as engines assume",
+    ),
     warning("halves-input-scale", "gate and up share an activation scale: their input is the same"),
     error("activations", "an activation file holds one float tensor or one nvfp4 triple"),
 ];

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{LinearOut, Model, WeightOut};
+use super::{LinearOut, Model, WeightOut, beside};
 use crate::checkpoint::LinearSource;
 use crate::convention::Role;
 use crate::module::{Mlp, MlpKind, Projection};
@@ -23,8 +23,8 @@ impl Checkpoint {
     /// [`others`](Model::others), and [`foreign`](Model::foreign) says so.
     pub fn export(&self) -> Result<Model<'_>, Error> {
         let is_gguf = self.files().gguf_metadata().is_some();
-        let mut model =
-            Model { config: self.files().config().map(|json| json.value.clone()), ..Model::default() };
+        let config = self.files().config().map(|json| json.value.clone());
+        let mut model = Model { config, beside: beside(self.files())?, ..Model::default() };
         let mut done = BTreeSet::new();
         for mlp in &self.index().mlps {
             if mlp.modules().any(|m| self.is_quantized_module(m)) {

@@ -7,12 +7,15 @@ pub mod atomic;
 
 pub use crate::model_config::{to_gguf as config_to_gguf, to_metadata as config_to_metadata};
 
+mod beside;
 mod compressed_tensors;
 mod export;
 mod gguf;
 mod modelopt;
 mod weight;
 
+pub use beside::beside;
+pub(crate) use weight::rotated_rows;
 pub use weight::{WeightOut, WeightPart};
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,6 +27,7 @@ use serde_json::{Value, json};
 
 use crate::convention::{METADATA_CONFIG, SHORT_CONFIG};
 use crate::error::list;
+use crate::module::Place;
 use crate::safetensors::write_to;
 use crate::{Dtype, Error, TensorOut};
 
@@ -52,8 +56,13 @@ pub struct Model<'a> {
     /// Names of tensors of the source that this model leaves out.
     pub skipped: Vec<String>,
     /// The first module among the other tensors that is quantized in a way that no configuration written here declares.
-    /// GGUF leaves it out with the rest.
+    /// A file of MLPs alone leaves it out with the rest.
     pub foreign: Option<Error>,
+    /// Files that are copied beside safetensors in a directory, and whose tokenizer a GGUF file takes; see [`beside`].
+    pub beside: Vec<PathBuf>,
+    /// Write a model without what the output has no room for, or what is not read: of GGUF, the gated MLPs alone. Without
+    /// this, that is an error.
+    pub mlp_only: bool,
 }
 
 /// A convention that can be written.
@@ -64,7 +73,7 @@ pub enum Output {
     Modelopt,
     /// A directory with `config.json`, or one `.safetensors` file.
     CompressedTensors,
-    /// One `.gguf` file with the gated MLPs.
+    /// One `.gguf` file.
     Gguf,
 }
 
@@ -112,6 +121,16 @@ pub struct WriteReport {
 /// If a block scale is NaN or negative, the convention cannot hold the model or declare all of it, the path does not fit
 /// it, or the system refuses. Nothing is left behind then.
 pub fn write(path: &Path, output: Output, model: &Model<'_>) -> Result<WriteReport, Error> {
+    if let (false, [first, ..]) = (model.mlp_only, model.skipped.as_slice()) {
+        return Err(Error::Unsupported {
+            module: path.display().to_string(),
+            found: format!(
+                "a model without `{first}` and {} other tensors that are not read",
+                model.skipped.len() - 1
+            ),
+            supported: "of a GGUF file the gated MLPs can be written, if asked for (`mlp_only`, on the command line --mlp-only)",
+        });
+    }
     let mut seen = BTreeSet::new();
     if let Some(twice) = model.linears.iter().find(|l| !seen.insert(&l.module)) {
         return Err(Error::header(
@@ -178,6 +197,7 @@ fn write_hf<'m>(
             file.commit()?;
             files.push(path.join(name));
         }
+        files.extend(beside::copy(&model.beside, out.dir(), path)?);
         out.commit()?;
     }
     Ok(WriteReport { files, tensors, skipped: model.skipped.clone() })
@@ -212,14 +232,20 @@ fn divisor(scale: GlobalScale, tensor: &str) -> Result<f32, Error> {
     })
 }
 
-/// Names of the linear layers that stay in float: two-dimensional weights, and the output head, which may be
-/// tied to the embedding and so have no tensor of its own.
+/// Names of the modules that stay in float: two-dimensional weights, experts that are one parameter, and the output head,
+/// which may be tied to the embedding and so have no tensor of its own.
 fn float_modules(model: &Model<'_>) -> Vec<String> {
     let mut names: BTreeSet<String> = model
         .others
         .iter()
-        .filter(|t| t.shape.len() == 2 && t.dtype.is_float())
-        .filter_map(|t| t.name.strip_suffix(".weight").map(str::to_owned))
+        .filter(|t| t.dtype.is_float())
+        .filter_map(|t| match t.shape.len() {
+            2 => t.name.strip_suffix(".weight"),
+            3 => Place::parse(t.name.strip_suffix(".weight").unwrap_or(&t.name))
+                .and_then(|_| t.name.strip_suffix(".weight").or(Some(&t.name))),
+            _ => None,
+        })
+        .map(str::to_owned)
         .collect();
     if !model.linears.iter().any(|l| l.module == "lm_head") {
         names.insert("lm_head".into());

@@ -106,6 +106,35 @@ pub enum WeightPart {
     Scales,
     /// Both, in GGUF's blocks.
     GgufBlocks,
+    /// The same, rows in the order in which llama.cpp rotates them, for this number of heads.
+    GgufHeads(usize),
+}
+
+/// The rows of q or k in the order of llama.cpp, which rotates neighbours: Hugging Face's code rotates those half a head
+/// apart. `rows` is a multiple of `2 · heads`.
+pub(crate) fn rotated_rows(rows: usize, heads: usize) -> impl Iterator<Item = usize> + Clone {
+    let (head, half) = (rows / heads, rows / heads / 2);
+    (0..rows).map(move |row| row / head * head + row % 2 * half + row % head / 2)
+}
+
+/// A matrix with its rows in another order.
+fn reordered(
+    m: &QuantizedMatrix<'_>,
+    order: impl Iterator<Item = usize> + Clone,
+) -> Result<QuantizedMatrix<'static>, dualgemm_formats::Error> {
+    let codes: Vec<u8> = order.clone().flat_map(|row| m.row_codes(row)).copied().collect();
+    let scales: Vec<u8> =
+        order.flat_map(|row| (0..m.blocks()).map(move |block| m.scale_byte(row, block))).collect();
+    QuantizedMatrix::new(
+        m.name(),
+        m.format(),
+        m.rows(),
+        m.k(),
+        codes,
+        scales,
+        ScaleLayout::Linear,
+        m.global_scale(),
+    )
 }
 
 impl WeightPart {
@@ -116,7 +145,7 @@ impl WeightPart {
         match self {
             Self::Codes => codes,
             Self::Scales => scales,
-            Self::GgufBlocks => codes + scales,
+            Self::GgufBlocks | Self::GgufHeads(_) => codes + scales,
         }
     }
 
@@ -137,6 +166,13 @@ impl WeightPart {
             WeightOut::Stored(source) => source.file(),
         };
         let fault = |source| Error::Format { file: at_fault.into(), source };
+        if let Self::GgufHeads(heads) = self {
+            let m = weight.read()?;
+            // In its own order first, by which a fault is named.
+            m.check_scales().map_err(fault)?;
+            let m = reordered(&m, rotated_rows(m.rows(), heads)).map_err(fault)?;
+            return Self::GgufBlocks.write(&m.into(), file, write);
+        }
         weight.runs(|first, m| {
             if self == Self::Codes {
                 return write(&dense_codes(m));

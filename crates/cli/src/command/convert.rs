@@ -6,6 +6,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use anyhow::bail;
 use clap::Args;
 use dualgemm::checkpoint::write::{self, WriteReport};
 use serde::Serialize;
@@ -27,6 +28,10 @@ pub struct ConvertArgs {
     /// Convention to write: modelopt, compressed-tensors or gguf.
     #[arg(long, value_name = "CONVENTION")]
     pub to: write::Output,
+    /// Write the gated MLPs alone, where the rest cannot be written: to GGUF, of models that are not of the Llama, Mistral,
+    /// Qwen2 or Qwen3 family; from GGUF. Engines do not load such a file.
+    #[arg(long)]
+    pub mlp_only: bool,
     #[command(flatten)]
     pub read: ReadArgs,
 }
@@ -49,7 +54,13 @@ impl fmt::Display for Report {
         write!(f, "{} tensors in {}", written.tensors, files.join(", "))?;
         match written.skipped.as_slice() {
             [] => Ok(()),
-            skipped => write!(f, "\nleft out, as {} cannot hold them: {}", to.name(), skipped.join(", ")),
+            skipped => {
+                let (count, names) = (skipped.len(), skipped.join(", "));
+                write!(
+                    f,
+                    "\ngated MLPs only, which engines do not load; left out are {count} tensors: {names}"
+                )
+            }
         }
     }
 }
@@ -57,10 +68,20 @@ impl fmt::Display for Report {
 /// Converts.
 pub fn run(args: &ConvertArgs, output: &Output) -> anyhow::Result<Verdict> {
     let checkpoint = layer::open(&args.input, &args.read)?;
+    let is_gguf = checkpoint.files().gguf_metadata().is_some();
+    if is_gguf && !args.mlp_only {
+        bail!(
+            "{}: of a GGUF file the gated MLPs alone are read; --mlp-only writes them",
+            args.input.display()
+        );
+    }
+    if args.mlp_only && args.to != write::Output::Gguf && !is_gguf {
+        bail!("--mlp-only is for conversions to and from GGUF; {} holds every tensor", args.to.name());
+    }
     let read = checkpoint.files().paths().chain([args.input.as_path()]);
     files::is_no_input("OUT", &args.out, read)?;
     files::writable_model(&args.out)?;
-    let model = checkpoint.export()?;
+    let model = write::Model { mlp_only: args.mlp_only, ..checkpoint.export()? };
     let written = write::write(&args.out, args.to, &model)?;
     output.emit(&Report {
         input: args.input.clone(),

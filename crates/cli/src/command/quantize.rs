@@ -1,5 +1,6 @@
-//! `quantize IN OUT`: every 2-D float tensor of a safetensors file to nvfp4 as one producer does it, named as that
-//! producer names it; everything else is copied.
+//! `quantize IN OUT`: the linear layers of a model in safetensors to nvfp4 as one producer does it, named as that producer
+//! names them; everything else is copied. What stays in floats, and which layers share a tensor scale, is as the
+//! producers' own tools have it ([`linear`]).
 //!
 //! | producer | a tensor `M.weight` (or `M`) becomes |
 //! |---|---|
@@ -7,7 +8,7 @@
 //! | compressed-tensors | `M.weight_packed`, `M.weight_scale`, `M.weight_global_scale` (divisor) |
 //! | te | as compressed-tensors: Transformer Engine has no file format, but a divisor |
 //! | torchao | `M._weight_qdata`, `M._weight_scale`, `M._weight_per_tensor_scale` (multiplier) |
-//! | ggml | one tensor of type 40 under its old name if OUT ends in `.gguf`, else as modelopt with a tensor scale of 1 |
+//! | ggml | one tensor of type 40 if OUT ends in `.gguf`, else as modelopt with a tensor scale of 1 |
 //!
 //! OUT declares the convention, so that `run` and `validate` read it without being told.
 
@@ -15,15 +16,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use clap::Args;
 use dualgemm::checkpoint::write::{self, LinearOut, Model};
-use dualgemm::checkpoint::{Dtype, TensorFiles, TensorOut, TensorView, gguf, safetensors};
+use dualgemm::checkpoint::{Dtype, TensorFiles, TensorOut, TensorView, linear, safetensors};
 use dualgemm::formats::quantize::{quantize_group, relative_l2};
 use dualgemm::formats::{FloatMatrix, FloatType, Producer, QuantizedMatrix, Search};
 use rayon::prelude::*;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::Verdict;
 use crate::files::{is_no_input, writable_model};
@@ -46,13 +47,16 @@ pub struct QuantizeArgs {
     /// producer's, or one that lets block scales reach 256 instead of 448, where that errs less and no block loses by it.
     #[arg(long, value_enum)]
     pub search: Option<SearchArg>,
-    /// Give the gate and up projection of a layer one tensor scale, that of the larger of both, as ModelOpt and
-    /// llm-compressor do when they export.
+    /// Give each tensor a tensor scale of its own. Without this, layers that engines read as one (q, k and v; gate and up)
+    /// share one, as ModelOpt and llm-compressor have it: vLLM computes a fused layer by one scale alone.
     #[arg(long)]
-    pub share_gate_up: bool,
+    pub separate_scales: bool,
     /// Copy tensors whose name contains this text instead of quantizing them; may be repeated.
     #[arg(long, value_name = "TEXT")]
     pub skip: Vec<String>,
+    /// Of a GGUF file, write the gated MLPs alone. llama.cpp does not load it.
+    #[arg(long)]
+    pub mlp_only: bool,
 }
 
 /// Spellings of the searches.
@@ -75,6 +79,17 @@ struct Report {
     search: Search,
     tensors: Vec<TensorReport>,
     copied: Vec<String>,
+    /// Linear layers among the copied ones, and why they are.
+    kept: Vec<Kept>,
+    /// Names of tensors that OUT has no room for.
+    left_out: Vec<String>,
+    notes: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Kept {
+    name: String,
+    why: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -108,6 +123,15 @@ impl fmt::Display for Report {
         }
         let (quantized, copied) = (self.tensors.len(), self.copied.len());
         writeln!(f, "{quantized} tensors quantized as {} does, {copied} copied", self.producer)?;
+        for Kept { name, why } in &self.kept {
+            writeln!(f, "kept in floats: {name}, {why}")?;
+        }
+        for note in &self.notes {
+            writeln!(f, "note: {note}")?;
+        }
+        if !self.left_out.is_empty() {
+            writeln!(f, "left out, gated MLPs only: {} tensors", self.left_out.len())?;
+        }
         write!(f, "{table}written to {}", self.output.display())
     }
 }
@@ -121,19 +145,20 @@ pub fn run(args: &QuantizeArgs, output: &Output) -> anyhow::Result<Verdict> {
         bail!("{}: is a GGUF file; a safetensors file with float tensors is needed", args.input.display());
     }
     let search = args.search.map_or(Search::Plain, |SearchArg::Mse| Search::Mse);
-    let skipped = |t: &TensorView<'_>| args.skip.iter().any(|part| t.name.contains(part));
+    let mut kept = Vec::new();
     let (chosen, copied): (Vec<TensorView<'_>>, Vec<_>) =
-        files.tensors().partition(|t| t.dtype.is_float() && t.shape.len() == 2 && !skipped(t));
+        files.tensors().partition(|t| is_chosen(t, &args.skip, &mut kept));
     if chosen.is_empty() {
         let but = if args.skip.is_empty() { "" } else { " but for those to skip" };
         let input = args.input.display();
-        bail!("{input}: holds no 2-D float tensor to quantize{but}; F32, F16 or BF16 is needed");
+        bail!("{input}: holds no linear layer to quantize{but}; 2-D tensors of F32, F16 or BF16 are needed");
     }
-    if let Some(nothing) = args.skip.iter().find(|text| files.tensors().all(|t| !t.name.contains(*text))) {
-        bail!("--skip {nothing}: no tensor of {} has that in its name", args.input.display());
-    }
+    let unused = args.skip.iter().filter(|text| files.tensors().all(|t| !t.name.contains(*text)));
+    let notes = unused
+        .map(|text| format!("--skip {text}: no tensor of {} has that in its name", args.input.display()))
+        .collect();
     writable_model(&args.out)?;
-    let groups = groups(chosen, args.share_gate_up);
+    let groups = groups(chosen, args.separate_scales);
     let bar = output.progress("quantize", groups.len());
     let quantized: Vec<(QuantizedMatrix<'static>, TensorReport)> = groups
         .par_iter()
@@ -149,7 +174,7 @@ pub fn run(args: &QuantizeArgs, output: &Output) -> anyhow::Result<Verdict> {
     bar.finish_and_clear();
     let (matrices, tensors): (Vec<_>, Vec<_>) = quantized.into_iter().unzip();
     let dtypes: Vec<FloatType> = tensors.iter().map(|t: &TensorReport| t.dtype).collect();
-    form.write(args, matrices, &dtypes, &copied, files.config().map(|json| &json.value))?;
+    let left_out = form.write(args, matrices, &dtypes, &copied, &files)?;
     output.emit(&Report {
         input: args.input.clone(),
         output: args.out.clone(),
@@ -157,26 +182,48 @@ pub fn run(args: &QuantizeArgs, output: &Output) -> anyhow::Result<Verdict> {
         search,
         tensors,
         copied: copied.iter().map(|t| t.name.to_string()).collect(),
+        kept,
+        left_out,
+        notes,
     })?;
     Ok(Verdict::Right)
 }
 
-/// Tensors that get one tensor scale: each alone, or gate and up of a layer together.
-fn groups(tensors: Vec<TensorView<'_>>, share_gate_up: bool) -> Vec<Vec<TensorView<'_>>> {
-    const PAIRS: [(&str, &str); 3] = [("gate_proj", "up_proj"), ("w1", "w3"), ("ffn_gate", "ffn_up")];
-    let key = |name: &str| -> String {
-        let fold = |part| PAIRS.iter().find(|pair| pair.1 == part).map_or(part, |pair| pair.0);
-        name.split('.').map(fold).collect::<Vec<_>>().join(".")
+/// Whether a tensor is quantized; a linear layer that is not is added to those that are kept.
+fn is_chosen(t: &TensorView<'_>, skip: &[String], kept: &mut Vec<Kept>) -> bool {
+    let Some(module) = linear::linear_weight(t.name, t.dtype, t.shape) else {
+        // Looks like one, and is none.
+        let embedding = t.dtype.is_float() && linear::kept(t.name) == Some(linear::Kept::Embedding);
+        if embedding && t.shape.len() == 2 {
+            kept.push(Kept { name: t.name.into(), why: linear::Kept::Embedding.to_string() });
+        }
+        return false;
     };
-    let mut groups: Vec<(String, Vec<TensorView<'_>>)> = Vec::new();
+    let skipped = skip.iter().find(|part| t.name.contains(*part)).map(|part| format!("--skip {part}"));
+    let why = skipped.or_else(|| linear::kept(module).map(|what| what.to_string()));
+    let chosen = why.is_none();
+    kept.extend(why.map(|why| Kept { name: t.name.into(), why }));
+    chosen
+}
+
+/// Tensors that get one tensor scale: each alone, or those that engines read as one.
+fn groups(tensors: Vec<TensorView<'_>>, separate: bool) -> Vec<Vec<TensorView<'_>>> {
+    let mut groups: Vec<Vec<TensorView<'_>>> = Vec::new();
+    let mut known: BTreeMap<_, usize> = BTreeMap::new();
     for tensor in tensors {
-        let key = if share_gate_up { key(tensor.name) } else { tensor.name.into() };
-        match groups.iter_mut().find(|(known, _)| *known == key) {
-            Some((_, group)) => group.push(tensor),
-            None => groups.push((key, vec![tensor])),
+        let module = tensor.name.strip_suffix(".weight").unwrap_or(tensor.name);
+        match linear::fused(module).filter(|_| !separate) {
+            Some(key) => match known.get(&key) {
+                Some(&at) => groups[at].push(tensor),
+                None => {
+                    known.insert(key, groups.len());
+                    groups.push(vec![tensor]);
+                }
+            },
+            None => groups.push(vec![tensor]),
         }
     }
-    groups.into_iter().map(|(_, group)| group).collect()
+    groups
 }
 
 /// Quantizes tensors under one tensor scale and measures what that loses.
@@ -215,17 +262,19 @@ fn quantize_one_group(
 /// How OUT is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
-    /// As a checkpoint of a convention: a .safetensors file or a directory.
+    /// As a checkpoint of a convention: a .safetensors file, a directory or a .gguf file.
     Checkpoint(write::Output),
     Torchao,
-    Gguf,
 }
 
 impl Form {
     fn of(args: &QuantizeArgs) -> anyhow::Result<Self> {
         let out = args.out.display();
+        if args.mlp_only && args.out.extension().is_none_or(|e| e != "gguf") {
+            bail!("--mlp-only is for .gguf files; {out} holds every tensor");
+        }
         Ok(match (args.producer, args.out.extension().and_then(|e| e.to_str())) {
-            (Producer::Ggml, Some("gguf")) => Self::Gguf,
+            (Producer::Ggml, Some("gguf")) => Self::Checkpoint(write::Output::Gguf),
             (_, Some("gguf")) => bail!("{out}: .gguf is written with --producer ggml only; use .safetensors"),
             (Producer::ModelOpt | Producer::Ggml, _) => Self::Checkpoint(write::Output::Modelopt),
             (Producer::CompressedTensors | Producer::Te, _) => {
@@ -236,14 +285,16 @@ impl Form {
         })
     }
 
+    /// Writes, and returns the names of the tensors that there is no room for.
     fn write(
         self,
         args: &QuantizeArgs,
         matrices: Vec<QuantizedMatrix<'_>>,
         dtypes: &[FloatType],
         copied: &[TensorView<'_>],
-        config: Option<&Value>,
-    ) -> anyhow::Result<()> {
+        files: &TensorFiles,
+    ) -> anyhow::Result<Vec<String>> {
+        let config = files.config().map(|json| &json.value);
         let others: Vec<TensorOut<'_>> = copied.iter().map(TensorOut::from).collect();
         match self {
             Self::Checkpoint(convention) => {
@@ -254,8 +305,9 @@ impl Form {
                     bias: None,
                 };
                 let linears = matrices.into_iter().map(|m| linear(m.into_owned())).collect();
-                let model = Model { linears, others, config: config.cloned(), ..Model::default() };
-                write::write(&args.out, convention, &model)?;
+                let (config, beside, mlp_only) = (config.cloned(), write::beside(files)?, args.mlp_only);
+                let model = Model { linears, others, config, beside, mlp_only, ..Model::default() };
+                Ok(write::write(&args.out, convention, &model)?.skipped)
             }
             Self::Torchao => {
                 let mut tensors: Vec<TensorOut<'_>> = matrices.iter().flat_map(torchao_tensors).collect();
@@ -263,21 +315,9 @@ impl Form {
                 metadata.extend(config.map(write::config_to_metadata));
                 tensors.extend(others);
                 safetensors::write_to(&args.out, &tensors, &metadata)?;
-            }
-            Self::Gguf => {
-                let dtype =
-                    Dtype::from_ggml(Dtype::GGML_NVFP4).context("this build knows no GGUF NVFP4 type")?;
-                let mut tensors = Vec::new();
-                for m in &matrices {
-                    let bytes = dualgemm::formats::gguf::from_matrix(m)?;
-                    tensors.push(TensorOut::new(m.name(), dtype, [m.rows(), m.k()], bytes));
-                }
-                tensors.extend(others);
-                let (_, metadata) = write::config_to_gguf(config, "unknown");
-                gguf::write_to(&args.out, &metadata, &tensors)?;
+                Ok(Vec::new())
             }
         }
-        Ok(())
     }
 }
 
@@ -329,6 +369,8 @@ fn torchao_metadata(
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
 
     fn view<'a>(name: &'a str, shape: &'a [usize], bytes: &'a [u8]) -> TensorView<'a> {
@@ -336,14 +378,22 @@ mod tests {
     }
 
     #[test]
-    fn only_gate_and_up_of_one_layer_share() {
+    fn only_what_engines_fuse_shares() {
         let (shape, bytes) = ([1, 16], [0u8; 64]);
-        let names =
-            ["l.0.gate_proj.weight", "l.0.up_proj.weight", "l.1.gate_proj.weight", "l.0.down_proj.weight"];
+        let names = [
+            "l.0.gate_proj.weight",
+            "l.0.up_proj.weight",
+            "l.1.gate_proj.weight",
+            "l.0.down_proj.weight",
+            "l.0.attn.q_proj.weight",
+            "l.0.attn.k_proj.weight",
+            "l.0.attn.v_proj.weight",
+            "l.0.attn.o_proj.weight",
+        ];
         let views = || names.map(|name| view(name, &shape, &bytes)).to_vec();
-        let sizes = |shared| groups(views(), shared).iter().map(Vec::len).collect::<Vec<_>>();
-        assert_eq!(sizes(true), [2, 1, 1]);
-        assert_eq!(sizes(false), [1, 1, 1, 1]);
+        let sizes = |separate| groups(views(), separate).iter().map(Vec::len).collect::<Vec<_>>();
+        assert_eq!(sizes(false), [2, 1, 1, 3, 1]);
+        assert_eq!(sizes(true), [1; 8]);
     }
 
     /// The very entry that torchao 0.18 writes: without one of the fields it cannot make the tensor.

@@ -210,8 +210,20 @@ const CASES: &[(&str, &[&str])] = &[
         &["{dir}/no/such/c.safetensors: cannot "],
     ),
     (
-        "quantize {bf16} {dir}/o.safetensors --producer te --skip lm_heat",
-        &["--skip lm_heat: no tensor of mlp-bf16.safetensors has that in its name"],
+        "quantize {bf16} {dir}/o.safetensors --producer te --mlp-only",
+        &["--mlp-only is for .gguf files; {dir}/o.safetensors holds every tensor"],
+    ),
+    (
+        "quantize {bf16} {dir}/o.gguf --producer ggml",
+        &["o.gguf: a whole model without a config.json that names its type as GGUF is not supported"],
+    ),
+    (
+        "convert {gguf} {dir}/o --to modelopt",
+        &["of a GGUF file the gated MLPs alone are read; --mlp-only writes them"],
+    ),
+    (
+        "convert {ckpt} {dir}/o --to modelopt --mlp-only",
+        &["--mlp-only is for conversions to and from GGUF; modelopt holds every tensor"],
     ),
     ("quantize {bf16} {dir}/full-dir --producer te", &["{dir}/full-dir: exists already"]),
     ("quantize {bf16} {dir}/o.gguf --producer te", &["o.gguf: .gguf is written with --producer ggml only"]),
@@ -225,7 +237,7 @@ const CASES: &[(&str, &[&str])] = &[
     ),
     (
         "quantize {dir}/ints.safetensors {dir}/o.safetensors --producer te",
-        &["holds no 2-D float tensor to quantize; F32, F16 or BF16"],
+        &["holds no linear layer to quantize; 2-D tensors of F32, F16 or BF16"],
     ),
     (
         "quantize {gguf} {dir}/o.safetensors --producer te",

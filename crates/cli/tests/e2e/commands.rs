@@ -143,17 +143,8 @@ fn quantize_reproduces_the_exporters_gate_and_up() {
             ["weight_packed", "weight_scale", "weight_global_scale"],
         ),
     ] {
-        let report = json(
-            &[
-                "quantize",
-                arg(&data("mlp-bf16.safetensors")),
-                arg(&out),
-                "--producer",
-                producer,
-                "--share-gate-up",
-            ],
-            0,
-        );
+        let report =
+            json(&["quantize", arg(&data("mlp-bf16.safetensors")), arg(&out), "--producer", producer], 0);
         assert_eq!(report["tensors"].as_array().unwrap().len(), 3);
         let (ours, theirs) =
             (std::fs::read(&out).unwrap(), std::fs::read(data(exported).join("model.safetensors")).unwrap());
@@ -240,7 +231,9 @@ fn quantized_models_keep_their_activation() {
         ("ggml", "g.gguf", "from the file's metadata"),
     ] {
         let out = dir.path().join(out);
-        json(&["quantize", arg(&source), arg(&out), "--producer", producer], 0);
+        let mut args = vec!["quantize", arg(&source), arg(&out), "--producer", producer];
+        args.extend(out.extension().filter(|e| *e == "gguf").map(|_| "--mlp-only"));
+        json(&args, 0);
         let report = run_json(&[arg(&out), "--m", "1"], 0);
         assert_eq!((&report["activation"], &report["activation_from"]), (&"gelu_tanh".into(), &from.into()));
     }
@@ -257,8 +250,124 @@ fn quantize_copies_what_is_skipped_and_writes_gguf() {
     let copied = "model.layers.14.mlp.down_proj.weight";
     assert_eq!(tensor(&out, copied), tensor(&source, copied));
     let out = dir.path().join("q.gguf");
-    json(&["quantize", arg(&source), arg(&out), "--producer", "ggml"], 0);
+    json(&["quantize", arg(&source), arg(&out), "--producer", "ggml", "--mlp-only"], 0);
     assert_eq!(&std::fs::read(&out).unwrap()[..4], b"GGUF");
+    assert_eq!(run_json(&[arg(&out), "--layer", "14", "--m", "3"], 0)["right"], true);
+}
+
+/// A Llama of one layer in f32, with what lies beside such a model.
+fn small_model(dir: &std::path::Path) {
+    std::fs::create_dir(dir).unwrap();
+    let modules = [
+        ("model.embed_tokens", vec![64, 64]),
+        ("lm_head", vec![64, 64]),
+        ("model.norm", vec![64]),
+        ("model.layers.0.input_layernorm", vec![64]),
+        ("model.layers.0.post_attention_layernorm", vec![64]),
+        ("model.layers.0.self_attn.q_proj", vec![64, 64]),
+        ("model.layers.0.self_attn.k_proj", vec![32, 64]),
+        ("model.layers.0.self_attn.v_proj", vec![32, 64]),
+        ("model.layers.0.self_attn.o_proj", vec![64, 64]),
+        ("model.layers.0.mlp.gate_proj", vec![128, 64]),
+        ("model.layers.0.mlp.up_proj", vec![128, 64]),
+        ("model.layers.0.mlp.down_proj", vec![64, 128]),
+    ];
+    let mut state = 1u32;
+    let mut values = |shape: &[usize], size: f32| -> Vec<u8> {
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            ((state >> 8) as f32 / (1 << 24) as f32 - 0.5) * size
+        };
+        (0..shape.iter().product()).flat_map(|_: usize| next().to_le_bytes()).collect()
+    };
+    let sized = modules.iter().enumerate().map(|(i, (name, shape))| {
+        // Every module with a magnitude of its own.
+        (format!("{name}.weight"), shape.clone(), values(shape, 0.1 + i as f32 / 10.0))
+    });
+    let tensors: Vec<_> = sized.collect();
+    let views = tensors.iter().map(|(name, shape, bytes)| {
+        let view =
+            safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes).unwrap();
+        (name.as_str(), view)
+    });
+    safetensors::serialize_to_file(views, None, &dir.join("model.safetensors")).unwrap();
+    let config = serde_json::json!({ "model_type": "llama", "hidden_act": "silu", "hidden_size": 64,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1, "intermediate_size": 128,
+        "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "vocab_size": 64 });
+    std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
+    std::fs::write(dir.join("generation_config.json"), "{}").unwrap();
+}
+
+/// What the producers' own tools leave in floats stays, and layers that vLLM fuses share the scale of the largest.
+#[test]
+fn whole_models_are_quantized_as_their_loaders_read_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("model");
+    small_model(&source);
+    let float = source.join("model.safetensors");
+    for (producer, out, scale, codes) in [
+        ("modelopt", "m", "weight_scale_2", "weight"),
+        ("compressed-tensors", "c", "weight_global_scale", "weight_packed"),
+    ] {
+        let out = dir.path().join(out);
+        let args = ["quantize", arg(&source), arg(&out), "--producer", producer, "--skip", "no_such_name"];
+        let report = json(&args, 0);
+        let note = report["notes"][0].as_str().unwrap();
+        assert!(note.starts_with("--skip no_such_name: no tensor of"), "{note}");
+        let kept: Vec<_> = report["kept"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|k| (k["name"].as_str(), k["why"].as_str()))
+            .collect();
+        let [head, embedding] = ["lm_head.weight", "model.embed_tokens.weight"].map(Some);
+        assert_eq!(kept, [(head, Some("the output head")), (embedding, Some("an embedding"))]);
+        let written = out.join("model.safetensors");
+        for name in ["model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"] {
+            assert_eq!(tensor(&written, name), tensor(&float, name), "{name}");
+        }
+        let held = |module: &str| tensor(&written, &format!("model.layers.0.{module}.{scale}"));
+        assert!(
+            held("self_attn.q_proj") == held("self_attn.k_proj")
+                && held("self_attn.q_proj") == held("self_attn.v_proj")
+        );
+        assert!(held("mlp.gate_proj") == held("mlp.up_proj") && held("mlp.up_proj") != held("mlp.down_proj"));
+        assert!(out.join("generation_config.json").exists());
+        let validated = json(&["validate", arg(&out)], 0);
+        assert_eq!((&validated["errors"], &validated["warnings"]), (&0.into(), &0.into()), "{validated}");
+        // The producer's arithmetic on q, k and v as the one matrix that engines make of them.
+        let floats = std::fs::read(&float).unwrap();
+        let floats = safetensors::SafeTensors::deserialize(&floats).unwrap();
+        let qkv = ["q_proj", "k_proj", "v_proj"].map(|p| format!("model.layers.0.self_attn.{p}"));
+        let fused: Vec<u8> =
+            qkv.iter().flat_map(|m| floats.tensor(&format!("{m}.weight")).unwrap().data().to_vec()).collect();
+        let lone = dir.path().join("fused.safetensors");
+        let view =
+            safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![128, 64], &fused).unwrap();
+        safetensors::serialize_to_file([("qkv.weight", view)], None, &lone).unwrap();
+        let quantized = dir.path().join("qkv.safetensors");
+        json(&["quantize", arg(&lone), arg(&quantized), "--producer", producer], 0);
+        let bytes = |path: &std::path::Path, name: String| {
+            let file = std::fs::read(path).unwrap();
+            safetensors::SafeTensors::deserialize(&file).unwrap().tensor(&name).unwrap().data().to_vec()
+        };
+        for part in [codes, "weight_scale"] {
+            let parts: Vec<u8> = qkv.iter().flat_map(|m| bytes(&written, format!("{m}.{part}"))).collect();
+            assert!(parts == bytes(&quantized, format!("qkv.{part}")), "{producer}: {part}");
+        }
+        assert_eq!(held("self_attn.k_proj"), tensor(&quantized, &format!("qkv.{scale}")));
+    }
+    // Each its own, if asked for: validate warns of that, once.
+    let out = dir.path().join("separate");
+    json(&["quantize", arg(&source), arg(&out), "--producer", "modelopt", "--separate-scales"], 0);
+    let validated = json(&["validate", arg(&out)], 0);
+    assert_eq!((&validated["errors"], &validated["warnings"]), (&0.into(), &1.into()), "{validated}");
+    // And as GGUF, whole.
+    let out = dir.path().join("m.gguf");
+    assert_eq!(
+        json(&["quantize", arg(&source), arg(&out), "--producer", "ggml"], 0)["left_out"],
+        serde_json::json!([])
+    );
 }
 
 /// Codes and block scales never change. The tensor scale is written in the other sense between ModelOpt and
@@ -277,7 +386,10 @@ fn conversions_keep_the_product() {
         let original = c(&data(name));
         for (to, out) in [("modelopt", "m"), ("compressed-tensors", "c.safetensors"), ("gguf", "g.gguf")] {
             let converted = dir.path().join(format!("{name}-{out}"));
-            let report = json(&["convert", arg(&data(name)), arg(&converted), "--to", to], 0);
+            let (from, mut args) = (data(name), vec!["convert"]);
+            args.extend([arg(&from), arg(&converted), "--to", to]);
+            args.extend(name.ends_with("gguf").then_some("--mlp-only"));
+            let report = json(&args, 0);
             assert!(report["linears"].as_u64().unwrap() >= 3);
             let error = rel_l2(&c(&converted), &original);
             assert!(error <= 3e-7, "{name} to {to}: {error:e}");

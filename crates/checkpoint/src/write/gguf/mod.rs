@@ -1,7 +1,9 @@
-//! The gated MLPs of a model as a GGUF file.
-//!
-//! Other tensors are left out and reported: llama.cpp stores attention in an order of its own for each
-//! architecture, which renaming would get wrong.
+//! A model as a GGUF file: whole, for the families whose names and orders in llama.cpp are known here, or its gated MLPs
+//! alone, which llama.cpp does not load.
+
+mod hparams;
+mod tokenizer;
+mod whole;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,6 +15,8 @@ use crate::error::list;
 use crate::gguf::{GgufValue, write_to};
 use crate::module::{MlpKind, Place, Projection};
 use crate::{Dtype, Error, TensorOut};
+use hparams::Hparams;
+use whole::Family;
 
 /// Modules that become one tensor, by expert; keyed by layer and tensor name.
 type Groups<'m, 'a> = BTreeMap<(usize, String), Vec<(Option<usize>, &'m LinearOut<'a>)>>;
@@ -32,7 +36,41 @@ fn stem(place: &Place) -> String {
     format!("blk.{}.{projection}{kind}", place.layer)
 }
 
+/// Entry of the metadata that says that a file holds the gated MLPs of a model alone.
+const CONTENTS: &str = "dualgemm.contents";
+/// GGUF's numbers of what most tensors of a file are.
+const FILE_TYPES: [(Option<BlockFormat>, u32); 3] =
+    [(Some(BlockFormat::Nvfp4), 39), (Some(BlockFormat::Mxfp4), 38), (None, 32)];
+
 pub(super) fn write(path: &Path, model: &Model<'_>) -> Result<WriteReport, Error> {
+    if model.mlp_only { write_mlps(path, model) } else { write_whole(path, model) }
+}
+
+fn write_whole(path: &Path, model: &Model<'_>) -> Result<WriteReport, Error> {
+    let (family, config) = Family::of(model, path)?;
+    let hparams = Hparams::of(config, path)?;
+    let tensors = whole::tensors(path, model, family, &hparams)?;
+    let architecture = family.architecture;
+    let format = model.linears.first().map(|l| l.weight.format());
+    let file_type = FILE_TYPES.iter().find(|(of, _)| *of == format).map_or(0, |(_, number)| *number);
+    let name = path.file_stem().unwrap_or_default().to_string_lossy();
+    let string = |text: &str| GgufValue::String(text.into());
+    let mut metadata = vec![
+        ("general.architecture".into(), string(architecture)),
+        // What llama.cpp computes for these families, for readers that would have to guess.
+        (format!("{architecture}.hidden_activation"), string("silu")),
+        ("general.type".into(), string("model")),
+        ("general.name".into(), string(&name)),
+        ("general.file_type".into(), GgufValue::U32(file_type)),
+        ("general.quantization_version".into(), GgufValue::U32(2)),
+    ];
+    metadata.extend(hparams.metadata(architecture));
+    metadata.extend(tokenizer::metadata(&model.beside, config, hparams.vocabulary)?);
+    write_to(path, &metadata, &tensors)?;
+    Ok(WriteReport { files: vec![path.into()], tensors: tensors.len(), skipped: Vec::new() })
+}
+
+fn write_mlps(path: &Path, model: &Model<'_>) -> Result<WriteReport, Error> {
     let mut skipped = model.skipped.clone();
     skipped.extend(model.others.iter().map(|t| t.name.clone()));
     // Experts of one projection become one tensor.
@@ -48,7 +86,7 @@ pub(super) fn write(path: &Path, model: &Model<'_>) -> Result<WriteReport, Error
     let mut tensors = Vec::new();
     for ((_, stem), group) in &mut groups {
         group.sort_by_key(|(expert, _)| *expert);
-        push_group(&mut tensors, &mut skipped, stem, group, path)?;
+        push_group(&mut tensors, &mut skipped, stem, group, WeightPart::GgufBlocks, path)?;
     }
     let metadata = metadata(model, &groups);
     write_to(path, &metadata, &tensors)?;
@@ -60,6 +98,7 @@ fn push_group<'m>(
     skipped: &mut Vec<String>,
     stem: &str,
     group: &[(Option<usize>, &'m LinearOut<'_>)],
+    part: WeightPart,
     path: &Path,
 ) -> Result<(), Error> {
     let first = &group[0].1.weight;
@@ -93,7 +132,7 @@ fn push_group<'m>(
     })?;
     let weights = group.iter().map(|(_, l)| &l.weight).collect();
     let (name, shape) = (format!("{stem}.weight"), with(&[first.rows(), first.k()]));
-    tensors.push(TensorOut::of_weights(name, dtype, shape, WeightPart::GgufBlocks, weights));
+    tensors.push(TensorOut::of_weights(name, dtype, shape, part, weights));
 
     let mut floats = |name: &str, shape: Vec<usize>, values: Vec<f32>| {
         tensors.push(TensorOut::floats(format!("{stem}.{name}"), shape, &values));
@@ -125,6 +164,7 @@ fn push_group<'m>(
 fn metadata(model: &Model<'_>, groups: &Groups<'_, '_>) -> Vec<(String, GgufValue)> {
     let (architecture, mut out) = config_to_gguf(model.config.as_ref(), "llama");
     out.push(("general.quantization_version".into(), GgufValue::U32(2)));
+    out.push((CONTENTS.into(), GgufValue::String("gated MLPs only".into())));
     let count = |n: usize| GgufValue::U32(u32::try_from(n).unwrap_or(u32::MAX));
     let mut add = |key: &str, n: Option<usize>| {
         if let Some(n) = n {

@@ -1,0 +1,181 @@
+//! What producers quantize and engines fuse, by the name of a module.
+//!
+//! The tools of ModelOpt, llm-compressor and torchao quantize the linear layers of the language model, and leave the output
+//! head, routers, gates of linear attention, layers that predict further tokens and other modalities in floats. Embeddings
+//! are no linear layers to them nor to the loaders of their files, which know no quantized ones. Engines read some layers
+//! as one, with one tensor scale for all.
+//!
+//! Sources: `modelopt_recipes/configs/ptq/units/default_disabled_quantizers.yaml` of ModelOpt 0.47, `FUSED_LAYER_NAMES` of
+//! llm-compressor 0.14, `packed_modules_mapping` of vLLM's models.
+
+use std::fmt;
+
+use crate::Dtype;
+
+/// What a module is that stays in floats.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kept {
+    /// A table that is looked up.
+    Embedding,
+    /// What makes logits.
+    Head,
+    /// A norm.
+    Norm,
+    /// What chooses experts, or the gate of the shared one.
+    Router,
+    /// A convolution.
+    Convolution,
+    /// A part of linear attention with a row per head.
+    HeadGate,
+    /// Layers that predict further tokens.
+    Prediction,
+    /// An encoder of images or sound, or what follows it.
+    Modality,
+}
+
+impl fmt::Display for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Embedding => "an embedding",
+            Self::Head => "the output head",
+            Self::Norm => "a norm",
+            Self::Router => "a router",
+            Self::Convolution => "a convolution",
+            Self::HeadGate => "a gate of linear attention",
+            Self::Prediction => "a layer that predicts further tokens",
+            Self::Modality => "a part for images or sound",
+        })
+    }
+}
+
+/// Parts of a module's name that say what it is: any part that holds the text, in this order.
+const ANYWHERE: &[(&str, Kept)] = &[
+    ("vision", Kept::Modality),
+    ("visual", Kept::Modality),
+    ("image", Kept::Modality),
+    ("audio", Kept::Modality),
+    ("multi_modal", Kept::Modality),
+    ("multimodal", Kept::Modality),
+    ("mm_projector", Kept::Modality),
+    ("embed", Kept::Embedding),
+    ("embd", Kept::Embedding),
+    ("router", Kept::Router),
+    ("conv", Kept::Convolution),
+    ("norm", Kept::Norm),
+];
+/// The last part of a module's name.
+const LAST: &[(&str, Kept)] = &[
+    ("wte", Kept::Embedding),
+    ("wpe", Kept::Embedding),
+    ("lm_head", Kept::Head),
+    ("output_layer", Kept::Head),
+    ("proj_out", Kept::Head),
+    ("gate", Kept::Router),
+    ("shared_expert_gate", Kept::Router),
+    ("ffn_gate_inp", Kept::Router),
+    ("in_proj_a", Kept::HeadGate),
+    ("in_proj_b", Kept::HeadGate),
+    ("in_proj_ba", Kept::HeadGate),
+];
+
+/// What engines read as one layer: last parts of names below one module.
+const FUSED: &[&[&str]] = &[
+    &["gate_proj", "up_proj"],
+    &["w1", "w3"],
+    &["ffn_gate", "ffn_up"],
+    &["q_proj", "k_proj", "v_proj"],
+    &["wq", "wk", "wv"],
+    &["attn_q", "attn_k", "attn_v"],
+    &["q_a_proj", "kv_a_proj_with_mqa"],
+    &["in_proj_qkv", "in_proj_z"],
+];
+
+/// What a module is, if it is one that producers leave in floats.
+pub fn kept(module: &str) -> Option<Kept> {
+    let last = module.rsplit('.').next().unwrap_or(module);
+    let whole = match module {
+        "output" => Some(Kept::Head),
+        _ => module.starts_with("mtp.").then_some(Kept::Prediction),
+    };
+    let anywhere = || ANYWHERE.iter().find(|(text, _)| module.contains(text)).map(|(_, kept)| *kept);
+    let at_end = || LAST.iter().find(|(name, _)| *name == last).map(|(_, kept)| *kept);
+    whole.or_else(anywhere).or_else(at_end)
+}
+
+/// The module of a float tensor that is the weight of a linear layer: two-dimensional and `….weight`, or named without a dot.
+pub fn linear_weight<'n>(tensor: &'n str, dtype: Dtype, shape: &[usize]) -> Option<&'n str> {
+    let module = tensor.strip_suffix(".weight").or_else(|| (!tensor.contains('.')).then_some(tensor))?;
+    let linear = dtype.is_float() && shape.len() == 2;
+    linear
+        .then_some(module)
+        .filter(|m| !matches!(kept(m), Some(Kept::Embedding | Kept::Norm | Kept::Convolution)))
+}
+
+/// The names of the layers that engines read as one with this module, and the module above them.
+pub fn fused(module: &str) -> Option<(&str, &'static [&'static str])> {
+    let (parent, last) = module.rsplit_once('.').unwrap_or(("", module));
+    FUSED.iter().find(|names| names.contains(&last)).map(|names| (parent, *names))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_are_what_the_producers_take_them_for() {
+        for (module, expected) in [
+            ("model.embed_tokens", Some(Kept::Embedding)),
+            ("transformer.wte", Some(Kept::Embedding)),
+            ("token_embd", Some(Kept::Embedding)),
+            ("lm_head", Some(Kept::Head)),
+            ("language_model.lm_head", Some(Kept::Head)),
+            ("output", Some(Kept::Head)),
+            ("blk.0.attn_output", None),
+            ("encoder.layer.0.attention.output", None),
+            ("model.layers.0.mlp.gate", Some(Kept::Router)),
+            ("model.layers.0.block_sparse_moe.gate", Some(Kept::Router)),
+            ("model.layers.0.mlp.shared_expert_gate", Some(Kept::Router)),
+            ("model.layers.0.feed_forward.router", Some(Kept::Router)),
+            ("model.layers.0.mlp.gate_proj", None),
+            ("model.layers.0.mlp.experts.3.w2", None),
+            ("model.layers.0.self_attn.o_proj", None),
+            ("model.layers.0.linear_attn.in_proj_a", Some(Kept::HeadGate)),
+            ("model.layers.0.linear_attn.in_proj_qkv", None),
+            ("model.layers.0.linear_attn.conv1d", Some(Kept::Convolution)),
+            ("model.layers.0.input_layernorm", Some(Kept::Norm)),
+            ("model.visual.blocks.0.mlp.gate_proj", Some(Kept::Modality)),
+            ("vision_tower.layers.0.self_attn.q_proj", Some(Kept::Modality)),
+            ("multi_modal_projector.linear_1", Some(Kept::Modality)),
+            ("mtp.layers.0.mlp.gate_proj", Some(Kept::Prediction)),
+        ] {
+            assert_eq!(kept(module), expected, "{module}");
+        }
+    }
+
+    #[test]
+    fn only_weights_of_linear_layers_are() {
+        let of = |name, shape: &[usize]| linear_weight(name, Dtype::Bf16, shape);
+        assert_eq!(of("a.q_proj.weight", &[4, 16]), Some("a.q_proj"));
+        assert_eq!(of("w", &[4, 16]), Some("w"));
+        assert_eq!(of("lm_head.weight", &[4, 16]), Some("lm_head"));
+        for (name, shape) in [
+            ("a.q_proj.weight", &[16][..]),
+            ("a.experts.gate_up_proj", &[4, 16]),
+            ("model.embed_tokens.weight", &[4, 16]),
+            ("a.conv1d.weight", &[4, 1, 4]),
+        ] {
+            assert_eq!(of(name, shape), None, "{name}");
+        }
+        assert_eq!(linear_weight("a.q_proj.weight", Dtype::U8, &[4, 16]), None);
+    }
+
+    #[test]
+    fn what_engines_fuse_is_found_below_one_module() {
+        let of = |module| fused(module).map(|(parent, names)| (parent, names.len()));
+        assert_eq!(of("model.layers.0.self_attn.k_proj"), Some(("model.layers.0.self_attn", 3)));
+        assert_eq!(of("m.experts.7.w3"), Some(("m.experts.7", 2)));
+        assert_eq!(of("m.self_attn.kv_a_proj_with_mqa"), Some(("m.self_attn", 2)));
+        assert_eq!(of("gate_proj"), Some(("", 2)));
+        assert_eq!(of("m.self_attn.o_proj"), None);
+    }
+}
