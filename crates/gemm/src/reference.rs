@@ -34,7 +34,7 @@ pub fn reference(
 /// The same, each value with what a right result in f32 may be off by; see [`crate::bound`].
 ///
 /// # Panics
-/// As [`reference`].
+/// As [`reference()`].
 pub fn bounded_reference(
     epilogue: &Epilogue,
     a: &AOperand<'_>,

@@ -214,7 +214,7 @@ impl fmt::Display for Report {
         }
         match &self.error {
             Some(e) => {
-                let compared = format!("{} against the f64 reference", e.sample);
+                let compared = format!("against the f64 reference, {}", e.sample);
                 let statement = Statement { found: &e.comparison, tolerance: &e.tolerance, compared };
                 writeln!(f, "  error    {}", statement.to_string().replace('\n', "\n           "))?;
             }

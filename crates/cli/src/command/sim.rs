@@ -158,7 +158,7 @@ impl fmt::Display for Report {
             writeln!(f, "{message}")?;
         }
         if let Some(Finished { comparison, tolerance, launch }) = &self.finished {
-            let compared = format!("all {} elements against the f64 reference", comparison.elements);
+            let compared = format!("against the f64 reference, all {} elements", comparison.elements);
             writeln!(f, "{}", Statement { found: comparison, tolerance, compared })?;
             writeln!(f, "{}", launch.text)?;
         }

@@ -50,7 +50,7 @@ fn a_simulated_kernel_is_right_and_says_what_bounds_it() {
     assert!(launch["resources_us"].get(launch["bound"].as_str().unwrap()).is_some());
     let text = stdout(&SIM, 0);
     for part in
-        ["every check on", "reference: right", "kernel dual_gemm: 2 CTAs of", "H100 SXM5 80GB: at least"]
+        ["every check on", "elements: right", "kernel dual_gemm: 2 CTAs of", "H100 SXM5 80GB: at least"]
     {
         assert!(text.contains(part), "no {part:?} in\n{text}");
     }
