@@ -46,7 +46,7 @@ fn main() -> Result<(), Error> {
     let owned = card.new_stream()?;
     // SAFETY: `owned` is there to the end.
     let stream = unsafe { owned.id() };
-    // SAFETY, here and below: the kernels use none of their arguments.
+    // SAFETY: the kernels, here and below, use none of their arguments.
     let start = |stream, launches: &[ReadyLaunch]| unsafe { card.start(stream, launches) };
     let (few, many) = (kernel(&card, 8, 1)?, kernel(&card, 128, 12)?);
     let ready = |spec: &LaunchSpec, early: bool| card.ready(spec.clone().programmatic(early));
