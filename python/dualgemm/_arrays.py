@@ -62,7 +62,7 @@ def tell_autograd(out):
 
 
 def first_array(a):
-    """The array that decides of which library and on which device a result is."""
+    """The array that decides the library and the device of a result."""
     return a[0] if isinstance(a, tuple) else a
 
 

@@ -55,7 +55,7 @@ def _(a, weights, n, out_dtype, quantize_a, activation, round_gate_up_to_bf16):
 
 @_swiglu.register_autograd
 def _(ctx, grad):
-    raise UnsupportedError("dualgemm.swiglu has no derivative; what is to be differentiated needs weights in floats")
+    raise UnsupportedError("dualgemm.swiglu has no derivative; to differentiate, use weights in floats")
 
 
 def _refuse_tangent(a):

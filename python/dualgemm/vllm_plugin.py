@@ -70,7 +70,7 @@ def gate_up_method(method, prefix):
             static = None if reads_floats(method) else layer.input_scale
             weights = pack(layer.weight, layer.weight_scale, layer.weight_scale_2, static, getattr(layer, "bias", None))
             quantize_a = _torch.quantize_a_text(None if weights.input_scale is None else "static")
-            # vLLM keeps compiled graphs on disk, with this number in them: it is to be the same in every process.
+            # vLLM keeps compiled graphs on disk, with this number in them: it must be the same in every process.
             layer.dualgemm_call = _torch.handle(weights, name=prefix), weights.shape[0], quantize_a
             layer.dualgemm = weights
             for name in ("weight", "weight_scale", "weight_scale_2", "input_scale"):

@@ -1,4 +1,4 @@
-//! Memory of Python arrays, of whatever library, without importing any: where it is, of which type, shape and strides.
+//! Memory of Python arrays, of whatever library, without importing any: where it is, its type, shape and strides.
 //!
 //! | found by | arrays |
 //! |---|---|

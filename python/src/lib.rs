@@ -1,7 +1,7 @@
 //! The extension module `dualgemm._dualgemm`: views of Python arrays in, facade calls with the GIL released, results
 //! into arrays that the Python side allocated.
 //!
-//! Flow: [`array`] (who owns memory, where, of which type and strides) → [`operand`] (matrices that borrow it),
+//! Flow: [`array`] (memory's owner, address, type and strides) → [`operand`] (matrices that borrow it),
 //! [`options`] (what callers say in words) → [`weights`] and [`device`], [`convert`], [`challenge`] (the operations) → the
 //! facade. [`tools`] hands whole subcommands of the command over. Nothing here allocates a Python array and nothing imports a framework.
 

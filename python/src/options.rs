@@ -51,7 +51,7 @@ fn count(name: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
     })
 }
 
-/// Where in a checkpoint a layer is and how the checkpoint is to be read: the keywords of `Weights.from_checkpoint`.
+/// Where in a checkpoint a layer is and how to read the checkpoint: the keywords of `Weights.from_checkpoint`.
 pub struct LayerOptions {
     layer: LayerArgs,
     epilogue: EpilogueArgs,

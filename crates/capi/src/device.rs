@@ -147,7 +147,7 @@ pub unsafe extern "C" fn dualgemm_device_read(
         }
         // SAFETY: not null, and can be written for `bytes` bytes, by the caller's word.
         unsafe { to.write_bytes(0, bytes) };
-        // SAFETY: not null, `bytes` bytes by the caller's word, all of which were just written.
+        // SAFETY: not null, `bytes` bytes by the caller's word, all just written.
         let to = unsafe { std::slice::from_raw_parts_mut(to.cast::<u8>(), bytes) };
         device(gpu.copy_from(to, address(from)))
     })

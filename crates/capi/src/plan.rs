@@ -182,11 +182,11 @@ pub unsafe extern "C" fn dualgemm_plan_warm(
 /// An Nvfp4 C needs `c_scales`, block scales in the layout of the plan with padding, and writes its tensor scale to
 /// `c_global_scale`; for others both may be null.
 ///
-/// On the processor all pointers are the host's, and `stream` is null. On a GPU all are device memory, of which only
+/// On the processor all pointers are the host's, and `stream` is null. On a GPU all are device memory; only
 /// addresses are looked at here: the run is put on `stream` (a `CUstream` or `cudaStream_t` of the GPU's primary context,
 /// null for the legacy default stream), nothing is waited for, and operands must be there until it has ended. `c` is at a
 /// multiple of 16 bytes; the padding of `c_scales` stays as it is; `c_global_scale` is not written where the plan fixes it.
-/// Each stream has scratch memory of its own from its first run on, for as long as the plan lives: a stream is to be
+/// Each stream has scratch memory of its own from its first run on, for as long as the plan lives: a stream must be
 /// synchronized before it is destroyed, and CU_STREAM_PER_THREAD is for one thread.
 ///
 /// # Safety

@@ -192,7 +192,7 @@ impl Checkpoint {
         layers.into_iter().collect()
     }
 
-    /// What there is in place of gated MLPs, for messages where there is none.
+    /// What the checkpoint has instead of gated MLPs, for messages.
     pub fn why_no_mlp(&self) -> String {
         match &self.index.ungated {
             Some(path) => format!("`{path}` has up and down projections, but no gate"),
@@ -226,7 +226,7 @@ impl Checkpoint {
                 found: list(all.iter().map(|m| format!("{} `{}`", m.kind, m.path))),
                 valid: match kind {
                     MlpKind::Dense => {
-                        "there is no dense MLP in it; an expert or the shared one is to be named"
+                        "it has no dense MLP; name an expert or the shared one"
                     }
                     MlpKind::Shared => "there is no shared expert in it",
                     MlpKind::Experts => "there are no experts in it",

@@ -30,7 +30,7 @@ pub enum Error {
         /// What it should hold.
         valid: String,
     },
-    /// A path that is none of the readable kinds.
+    /// A path of a kind that cannot be read.
     #[error("{}: {found}; valid are {valid}", file.display())]
     Path {
         /// Path at fault.

@@ -211,7 +211,7 @@ fn unknown_methods_algorithms_and_group_sizes_are_named() {
     let config = |c: Value| open_error(&modelopt(json!({ "quantization_config": c }), None));
     assert!(
         config(json!({ "quant_method": "gptq" }))
-            .contains(r#"declares quant_method "gptq", which is none of the conventions; name"#)
+            .contains(r#"declares quant_method "gptq", which no convention has; name"#)
     );
     assert_eq!(
         config(json!({ "quant_method": "modelopt", "quant_algo": "NVFP5" })),

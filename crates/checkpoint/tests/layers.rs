@@ -50,8 +50,8 @@ fn gate_and_up_and_their_scales_may_lie_in_different_shards() {
         let e = message(&c.gate_up(5).unwrap_err());
         assert!(
             e.ends_with(
-                "layer 5 holds experts `model.layers.5.block_sparse_moe.experts`; there is no dense MLP in it; an expert or the \
-                 shared one is to be named"
+                "layer 5 holds experts `model.layers.5.block_sparse_moe.experts`; it has no dense MLP; name an expert or the \
+                 shared one"
             ),
             "{e}"
         );

@@ -177,7 +177,7 @@ fn tensors_under_a_weight_that_no_convention_has_refuse_it_by_name() {
             assert!(e.starts_with(&start), "{e}");
             let found = c.validate();
             assert!(found.iter().any(|f| f.rule.id == "unknown-tensor" && f.tensor == tensor), "{found:?}");
-            // It is no matter of its neighbours.
+            // Its neighbours do not matter.
             c.linear(UP).unwrap();
         }
     }

@@ -38,7 +38,7 @@ impl Source {
         Ok(Self { files: args.input.as_deref().map(TensorFiles::open).transpose()? })
     }
 
-    /// A for a layer whose weights have this K. `input_scales` is asked for the checkpoint's scales where A is to be
+    /// A for a layer whose weights have this K. `input_scales` is asked for the checkpoint's scales if A will be
     /// quantized.
     pub fn activation(
         &self,

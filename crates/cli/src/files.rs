@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail};
 use dualgemm::checkpoint::write::atomic::{AtomicDir, AtomicFile};
 
 /// Refuses an output, given as the argument `name`, that would replace one of the inputs, a file in it, or one that says
-/// how it is to be read: the configurations and indices beside it.
+/// how to read it: the configurations and indices beside it.
 pub fn is_no_input<'a>(
     name: &str,
     output: &Path,

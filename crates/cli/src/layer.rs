@@ -20,7 +20,7 @@ use crate::scales::Scales;
 /// go of pages.
 const RUN_BYTES: usize = 1 << 20;
 
-/// Opens a checkpoint as the arguments say it is to be read.
+/// Opens a checkpoint as the arguments say.
 pub fn open(path: &Path, args: &ReadArgs) -> Result<Checkpoint, Error> {
     let options = OpenOptions {
         convention: args.convention.clone(),

@@ -9,9 +9,9 @@ use bytemuck::{Pod, Zeroable};
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
-// SAFETY: 64 bytes without padding, of which every pattern, zero included, is valid.
+// SAFETY: 64 bytes without padding; every pattern is valid, zero included.
 unsafe impl Zeroable for Line {}
-// SAFETY: 64 bytes without padding, of which every pattern is valid; it is `Copy`, `repr(C)`, and holds no pointer.
+// SAFETY: 64 bytes without padding; every pattern is valid; it is `Copy`, `repr(C)`, and holds no pointer.
 unsafe impl Pod for Line {}
 
 /// A fixed number of `T`, zero at first, aligned to 64 bytes. `T` is aligned to at most that.

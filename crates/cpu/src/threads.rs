@@ -35,7 +35,7 @@ pub(crate) fn for_each<S>(
     }
 }
 
-/// A mutable slice of which threads write disjoint parts.
+/// A mutable slice whose disjoint parts threads write.
 #[derive(Debug)]
 pub(crate) struct SharedSlice<'a, T> {
     start: *mut T,

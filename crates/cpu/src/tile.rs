@@ -32,7 +32,7 @@ pub struct RowTile {
 /// Sums of one tile.
 #[derive(Debug)]
 pub struct Tile<'a> {
-    /// Which rows, and of which group.
+    /// Rows, and the group that they belong to.
     pub rows: RowTile,
     /// First feature, a multiple of 16.
     pub first_col: usize,

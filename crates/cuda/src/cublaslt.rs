@@ -30,9 +30,9 @@ const DESC_SCALE_MODES: [c_int; 2] = [31, 32];
 const SCALE_VEC16_UE4M3: i32 = 1;
 /// `CUDA_R_4F_E2M1`.
 const TYPE_E2M1: c_int = 33;
-/// Elements of nvfp4 in 16 bytes, on multiples of which rows of operands start.
+/// Elements of nvfp4 in 16 bytes; rows of operands start at multiples of it.
 const NVFP4_ROW_STEP: usize = 32;
-/// 16-bit elements in 16 bytes, on multiples of which rows of the result start.
+/// 16-bit elements in 16 bytes; rows of the result start at multiples of it.
 const RESULT_ROW_STEP: usize = 8;
 
 /// The 16-bit type of a product's operands and result.
@@ -286,7 +286,7 @@ fn nvfp4_rule(n: usize, k: usize) -> Result<(), Error> {
     })
 }
 
-/// One product with its algorithms, of which the first is used; see [`Blas::matmul`].
+/// One product with its algorithms; the first is used; see [`Blas::matmul`].
 pub struct Matmul {
     open: Arc<Open>,
     desc: Handle,

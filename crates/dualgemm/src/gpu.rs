@@ -141,7 +141,7 @@ impl TryFrom<String> for GpuId {
     }
 }
 
-/// What packed weights are: where, of which format, and `[n, k]` of each half.
+/// What packed weights are: their GPU, their format, and `[n, k]` of each half.
 struct Packed {
     gpu: &'static Gpu,
     shape: (BlockFormat, usize, usize),

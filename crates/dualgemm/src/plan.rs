@@ -145,7 +145,7 @@ impl Plan {
         })
     }
 
-    /// As [`prepack`](Self::prepack), for weights that come as runs of features, in order, of which never more than
+    /// As [`prepack`](Self::prepack), for weights that come as runs of features, in order; never more than
     /// one has to be in memory. All runs but the last have a multiple of 64 features.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use dualgemm_formats::{
 };
 use half::bf16;
 
-/// Global scale bits as held (`None`: there is none), scale bytes, code bytes of the four blocks.
+/// Global scale bits as held (`None` where a format has no such scale), scale bytes, code bytes of the four blocks.
 type Expected = (Option<u32>, [u8; 4], [[u8; 8]; 4]);
 
 fn check(x: &[bf16; 64], producer: Producer, (global, scales, codes): Expected) {

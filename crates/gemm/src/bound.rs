@@ -30,7 +30,7 @@ pub struct Bounded {
     pub error: f64,
 }
 
-/// A value of which nothing is known but itself.
+/// A value without a known bound.
 impl From<f64> for Bounded {
     fn from(value: f64) -> Self {
         Self { value, error: f64::INFINITY }

@@ -4,7 +4,7 @@
 //! format: it has to be what some number within the bound rounds to. One tolerance for all elements would hide wrong ones
 //! behind large ones (a product with shuffled scales can pass `atol = 1`).
 //!
-//! Against another result, of which no bound is known, there are relative L2 and cosine over all elements, and, since a few
+//! Against another result, which comes without a bound, there are relative L2 and cosine over all elements, and, since a few
 //! wrong ones among many hardly move these, the largest error beside what is usual in its row.
 
 use half::{bf16, f16};
@@ -55,7 +55,7 @@ element!(
     bf16, u16, |x| bf16::from_f32(to_odd(x))
 );
 
-/// Rounded to odd: of the two f32 around a number that is none, the one with the odd significand. That rounds to 16 bits
+/// Rounded to odd: of the two f32 around a number that is not an f32, the one with the odd significand. That rounds to 16 bits
 /// as the number itself does, where the nearest f32 may be a tie that the number is not. (`f16::from_f64` rounds twice.)
 fn to_odd(x: f64) -> f32 {
     let nearest = x as f32;
@@ -147,7 +147,7 @@ pub struct Comparison {
     pub nearest_rel_l2: Option<f64>,
     /// Elements compared.
     pub elements: usize,
-    /// Elements of which neither side is finite and both say the same: they count as right, and in nothing else.
+    /// Elements that are not finite and equal on both sides: they count as right, and in nothing else.
     pub not_finite: usize,
     /// Where the result is worst.
     pub worst: Worst,

@@ -32,7 +32,7 @@ type Failure = Box<dyn std::error::Error>;
 /// Bytes that must rotate for L2 (50 MB on an H100) to be cold.
 const ROTATE: usize = 160 << 20;
 
-/// The card, and what is to be run.
+/// The card, and what to run.
 struct Check {
     gpu: Cuda,
     words: Vec<String>,

@@ -30,7 +30,7 @@ impl DeviceExperts {
     /// Copies experts one by one to a device, in the order asked for.
     ///
     /// # Errors
-    /// If there is none, halves do not belong together, shapes or formats differ, or they do not fit.
+    /// If the list is empty, halves do not belong together, shapes or formats differ, or they do not fit.
     pub fn upload(gpu: &'static Gpu, experts: &[GateUp<'_>], form: WeightForm) -> Result<Self, Error> {
         let layout =
             |weights: &GateUp<'_>| Layout::new((weights.n(), weights.k()), weights.gate.format(), form);
@@ -47,7 +47,7 @@ impl DeviceExperts {
     /// As there.
     ///
     /// # Errors
-    /// As there, and if there is none or shapes differ.
+    /// As there, and if the list is empty or shapes differ.
     pub unsafe fn on_device(
         gpu: &'static Gpu,
         experts: &[DeviceGateUp<'_>],

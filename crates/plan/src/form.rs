@@ -229,7 +229,7 @@ mod tests {
     fn each_of_several_pairs_is_where_all_of_them_have_it() {
         let gpu = gpu();
         for form in FORMS {
-            // Sizes of which no part is a multiple of 16 bytes by itself, where an order does not pad.
+            // Sizes whose parts are not multiples of 16 bytes by themselves, where an order does not pad.
             let layout = Layout::new((3, 16), BlockFormat::Nvfp4, form).unwrap();
             let all = Parts::new(gpu, layout, 4).unwrap();
             assert_eq!(all.bytes(), 4 * all.one(0).unwrap().bytes(), "{form}");

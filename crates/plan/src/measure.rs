@@ -27,7 +27,7 @@ const REPLAY_US: f64 = 2500.0;
 /// How often to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Protocol {
-    /// Timed replays, of which the median counts.
+    /// Timed replays; the median counts.
     pub replays: usize,
     /// Rest before each.
     pub rest: Duration,

@@ -229,7 +229,7 @@ impl Operands {
         Ok(None)
     }
 
-    /// The relative L2 error of some rows of C, all M of which were computed.
+    /// The relative L2 error of some of the M rows of C.
     ///
     /// # Errors
     /// The failure of an earlier launch.

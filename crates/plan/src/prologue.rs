@@ -62,9 +62,9 @@ pub(crate) struct Image {
     pub values: DevicePtr,
     /// Bytes from row to row.
     pub pitch: usize,
-    /// What products are to be multiplied by.
+    /// What multiplies the products.
     pub scale: f32,
-    /// One f32 that they are to be multiplied by as well, or null.
+    /// One f32 that multiplies them as well, or null.
     pub device_scale: DevicePtr,
 }
 
@@ -79,7 +79,7 @@ pub(crate) struct Prologue {
     k: usize,
     /// Bytes from row to row of what is written.
     pitch: usize,
-    /// What products are to be multiplied by besides the tensor scale.
+    /// What multiplies the products besides the tensor scale.
     factor: f32,
     kind: Kind,
 }
@@ -131,8 +131,8 @@ impl TensorScale {
         Ok(Self::Dynamic { amax, parts, scale })
     }
 
-    /// Lists the launch that it takes, if any. Gives what the quantizer is told, what products are to be multiplied by, and
-    /// one f32 that they are to be multiplied by as well, or null.
+    /// Lists the launch that it takes, if any. Gives what the quantizer is told, what multiplies the products, and
+    /// one f32 that multiplies them as well, or null.
     pub(crate) fn specs(
         &self,
         a: &Floats,

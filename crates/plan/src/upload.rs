@@ -46,7 +46,7 @@ fn wrong<T>(found: String, expected: String) -> Result<T, Error> {
 }
 
 impl Uploads {
-    /// Weights that are to be brought to these addresses.
+    /// Weights to bring to these addresses.
     ///
     /// # Errors
     /// If memory for what they are made of does not fit.

@@ -63,7 +63,7 @@ impl DeviceWeights {
         Self::upload_runs(gpu, weights.n(), std::iter::once(Ok::<_, Error>(weights.clone())), form)
     }
 
-    /// As [`upload`](Self::upload), for weights that come as runs of features, in order, of which never more than one
+    /// As [`upload`](Self::upload), for weights that come as runs of features, in order; never more than one
     /// has to be in memory. All runs but the last have a multiple of 64 features.
     ///
     /// # Errors
@@ -234,7 +234,7 @@ impl DeviceWeights {
         self.parts.bytes()
     }
 
-    /// What sums of gate and up are to be multiplied by.
+    /// What multiplies the sums of gate and up.
     pub(crate) fn alpha(&self) -> [f32; 2] {
         self.alpha
     }

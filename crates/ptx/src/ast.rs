@@ -210,7 +210,7 @@ pub struct Variable {
 }
 
 impl Variable {
-    /// One element of a type, of which nothing else is said.
+    /// One element of a type without further attributes.
     pub(crate) fn new(space: Space, ty: Type, name: &str) -> Self {
         Self {
             line: Line::default(),

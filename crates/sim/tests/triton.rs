@@ -69,7 +69,7 @@ fn small(n: usize, seed: u32) -> Vec<i32> {
     (0..n as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed * 977) >> 29) as i32 - 3).collect()
 }
 
-/// C of `a` (m x k, by rows) and `b`, of which `at(k, n)` says where an element is.
+/// C of `a` (m x k, by rows) and `b`; `at(k, n)` says where an element of `b` is.
 fn product(a: &[i32], b: &[i32], [m, n, k]: [usize; 3], at: impl Fn(usize, usize) -> usize) -> Vec<i32> {
     (0..m * n).map(|i| (0..k).map(|kk| a[i / n * k + kk] * b[at(kk, i % n)]).sum()).collect()
 }

@@ -15,7 +15,7 @@ class Peer(typing.NamedTuple):
     """Something to be measured.
 
     ``prepare(operands)`` gives the call, which writes ``operands.c``; what depends on the weights alone is done before it
-    returns, as at load time. ``weight_bits`` is the size of a weight in memory, of which a rotation has to be larger than
+    returns, as at load time. ``weight_bits`` is the size of a weight in memory; a rotation has to be larger than
     the cache.
     """
 

@@ -1,4 +1,4 @@
-//! MLX: `X.weight` U32 of eight codes each, the first in the lowest bits, and `X.scales` U8; mxfp4, and nvfp4, of which
+//! MLX: `X.weight` U32 of eight codes each, the first in the lowest bits, and `X.scales` U8; mxfp4, and nvfp4, whose
 //! experts may have `X.global_scale`, the largest magnitude of each.
 //!
 //! `config.json` holds `mode`, `bits` and `group_size` of all modules, and entries under a module's name for those that

@@ -174,7 +174,7 @@ impl Convention {
             [(convention, _)] => Ok(convention),
             [] => match evidence.method() {
                 Some((file, method)) => fault(format!(
-                    "{} declares quant_method {method}, which is none of the conventions",
+                    "{} declares quant_method {method}, which no convention has",
                     file.display()
                 )),
                 None => fault(format!(

@@ -122,7 +122,7 @@ impl AtomicFile {
     }
 }
 
-/// Temporary names, under a mode of which the umask takes its part: as readable as any file, which temporary ones are not
+/// Temporary names, under a mode that the umask restricts: as readable as any file, unlike temporary ones
 /// by themselves.
 fn builder(mode: u32) -> tempfile::Builder<'static, 'static> {
     let mut builder = tempfile::Builder::new();
@@ -134,7 +134,7 @@ fn builder(mode: u32) -> tempfile::Builder<'static, 'static> {
     builder
 }
 
-/// Where links lead of which the last one leads nowhere.
+/// Where a chain of links leads whose last link leads nowhere.
 fn behind_links(path: &Path) -> PathBuf {
     let mut path = path.to_path_buf();
     // Links in a circle are found by who looks at what is there.

@@ -178,7 +178,7 @@ impl WeightPart {
                 return write(&dense_codes(m));
             }
             m.check_scales().map_err(|mut source| {
-                // Counted in the weight, of which this is a run.
+                // Counted in the whole weight; this is a run of it.
                 if let dualgemm_formats::Error::ScaleByte { row, .. } = &mut source {
                     *row += first;
                 }

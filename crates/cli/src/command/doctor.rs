@@ -204,7 +204,7 @@ pub fn run(_: &DoctorArgs, output: &Output) -> anyhow::Result<Verdict> {
 fn gpus() -> (Vec<Device>, Vec<StrategyReport>) {
     let mut devices = vec![Device { name: "cpu".into(), available: true, why: "always there".into() }];
     let mut strategies = Vec::new();
-    // Where there is none, opening the first one says why.
+    // Without a card, opening the first one says why.
     for ordinal in 0..dualgemm_cuda::Cuda::count().max(1) {
         let id = GpuId::Cuda(ordinal as i32);
         let name = id.to_string();

@@ -192,7 +192,7 @@ pub fn run(args: &QuantizeArgs, output: &Output) -> anyhow::Result<Verdict> {
 /// Whether a tensor is quantized; a linear layer that is not is added to those that are kept.
 fn is_chosen(t: &TensorView<'_>, skip: &[String], kept: &mut Vec<Kept>) -> bool {
     let Some(module) = linear::linear_weight(t.name, t.dtype, t.shape) else {
-        // Looks like one, and is none.
+        // Looks like one and is not.
         let embedding = t.dtype.is_float() && linear::kept(t.name) == Some(linear::Kept::Embedding);
         if embedding && t.shape.len() == 2 {
             kept.push(Kept { name: t.name.into(), why: linear::Kept::Embedding.to_string() });

@@ -137,7 +137,7 @@ impl Vector for __m256 {
 
     #[inline(always)]
     unsafe fn chain_activations(a: *const f32, _x: usize, y: usize) -> Self {
-        // SAFETY: the caller passes four values, of which this reads two.
+        // SAFETY: the caller passes four values; this reads two of them.
         unsafe { _mm256_castpd_ps(_mm256_set1_pd(a.add(2 * y).cast::<f64>().read_unaligned())) }
     }
 
@@ -155,7 +155,7 @@ impl Vector for __m256 {
 }
 
 x86_pairs! {
-    /// `vpmaddwd`, of which two ports do one a cycle, in a row with additions, which four ports do.
+    /// `vpmaddwd` (two ports, one a cycle each) in a row with additions (four ports).
     Madd, MADD, isa: Avx2, __m256, __m256i;
     weights: halves, splat: _mm256_set1_epi32, scaled: _mm256_mul_ps, floats: _mm256_cvtepi32_ps;
     dot: _mm256_madd_epi16, add_dots: |sums, weights, a| {

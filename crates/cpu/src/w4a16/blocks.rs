@@ -206,7 +206,7 @@ mod tests {
     }
 
     proptest! {
-        /// Rows of usual numbers, of which a few are replaced by any at all.
+        /// Rows of usual numbers, a few replaced by arbitrary ones.
         #[test]
         fn integers_and_rests_are_the_floats_exact(
             rows in prop::collection::vec(prop::array::uniform32(-4f32..4.0), 1..9),

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The inner sum is an exact integer. It is rounded to f32, multiplied and added, fused, so that 16 products cost two roundings.
-//! A rest that matters is treated in the same way, until there is none. The order is: chunks of 16 k ascending, in each the
+//! A rest that matters is treated in the same way, until nothing is left. The order is: chunks of 16 k ascending, in each the
 //! largest part first.
 //!
 //! What matters is every rest in bf16 and f16: these are exact. Of f32, a rest of at most K · 2⁻²⁵ of its float does

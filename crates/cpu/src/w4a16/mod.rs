@@ -323,7 +323,7 @@ impl TileKernel for Bound<'_> {
                 add: first > 0,
             };
             // SAFETY: the machine has the instruction set, or `new` would have failed; the slices hold all chunks of
-            // all panels and rows, of which the task covers `first..first + stretch`.
+            // all panels and rows; the task covers `first..first + stretch`.
             unsafe { function(&task) };
         }
     }

@@ -105,7 +105,7 @@ fn scalar_sum(a: &[f32], b: &QuantizedMatrix<'_>, n: usize, rows: usize, short: 
             while matters(&rest) {
                 let largest = rest.iter().fold(0f64, |most, x| most.max(x.abs()));
                 let part = |bits: i32| {
-                    // The power of two of which the largest has so many bits, and a little less than all of them.
+                    // The power of two whose largest multiple has so many bits, and a little less than all of them.
                     let exponent = (-100..40).find(|&e| 1.005 * largest < 2f64.powi(e + bits)).unwrap();
                     let integers = rest.map(|x| (x * 2f64.powi(-exponent)).round_ties_even());
                     let rest = std::array::from_fn(|i| rest[i] - integers[i] * 2f64.powi(exponent));

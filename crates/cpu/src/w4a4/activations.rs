@@ -28,7 +28,7 @@ pub(crate) struct Block {
     pub(super) scale: f32,
 }
 
-// SAFETY: 16 bytes, an i32 and an f32 without padding, all of which may be zero.
+// SAFETY: 16 bytes, an i32 and an f32 without padding; all may be zero.
 unsafe impl Zeroable for Block {}
 // SAFETY: as above, every bit pattern is valid; it is `Copy`, `repr(C)`, and holds no pointer.
 unsafe impl Pod for Block {}

@@ -20,7 +20,7 @@ use crate::lanes::{map, reduce};
 use crate::pack::{CHUNK, CHUNK_K};
 use crate::tile::TILE_COLS;
 
-/// What a digit of 1 stands for: 16-bit integers, which `vpmaddwd` multiplies with. 256² is none.
+/// What a digit of 1 stands for: 16-bit integers, which `vpmaddwd` multiplies with. 256² is not one.
 pub(super) const DIGITS: [i16; 3] = [1, 1 << 8, -1 << 15];
 
 /// 16 integers of one row: a cache line.
@@ -39,7 +39,7 @@ pub(crate) struct DigitBlock {
     pub(super) count: u32,
 }
 
-// SAFETY: 48 bytes, an i32, an f32 and two u32 without padding, all of which may be zero.
+// SAFETY: 48 bytes, an i32, an f32 and two u32 without padding; all may be zero.
 unsafe impl Zeroable for DigitBlock {}
 // SAFETY: as above, every bit pattern is valid; it is `Copy`, `repr(C)`, and holds no pointer.
 unsafe impl Pod for DigitBlock {}
@@ -160,7 +160,7 @@ unsafe fn add_pair<V: Vector, const D: usize>(
     // digits have quads 0 to 3.
     unsafe {
         let weights = [V::weights(chunk, column), V::weights(chunk, column + V::LANES)];
-        // Quads first: their weights stay in registers for all digits, of which none waits for another.
+        // Quads first: their weights stay in registers for all digits, and no digit waits for another.
         let mut sums_of_digits: [[V::Sums; 2]; D] =
             std::array::from_fn(|digit| [V::start_digit(&block.bias, digit); 2]);
         for (q, (left, right)) in weights[0].into_iter().zip(weights[1]).enumerate() {

@@ -223,7 +223,7 @@ impl TileKernel for Bound<'_> {
                 sums: sums.as_mut_ptr(),
             };
             // SAFETY: the machine has the instruction set, or `new` would have failed; the slices hold all chunks of
-            // all panels and rows, of which the task covers `first..first + stretch`.
+            // all panels and rows; the task covers `first..first + stretch`.
             unsafe { (self.kernel.functions.multiply)(&task) };
         }
     }

@@ -197,7 +197,7 @@ fn f16_and_bf16_outputs_are_the_rounded_f32_output_exact() {
     let mut c = vec![f16::NAN; 13 * 40];
     gemm(&desc, Isa::best()).run(&a, &group, OutputMut::F16(&mut c)).unwrap();
     assert!(c.iter().zip(&wide).all(|(c, &wide)| c.to_bits() == f16::from_f32(wide).to_bits()));
-    // A sum that nearly cancels may be off by more; there is none among these.
+    // A sum that nearly cancels may be off by more; none of these does.
     assert_eq!(Comparison::new(&c, &want, 40).unwrap().over_1_ulp, 0);
 
     desc.out = OutFormat::Bf16;

@@ -212,7 +212,7 @@ fn check_bits(id: &GpuId, strategy: &str, k: usize) {
         unsafe { runner.run_device_grouped(&device.call, &packed, Stream::Own) }.unwrap();
         let got = (read(&device.c), read(&device.c_scales));
 
-        // All rows with each expert's weights, of which its own are taken.
+        // All rows with each expert's weights; the expert's own rows are taken.
         let row_bytes = n * desc.out.bits_per_element() as usize / 8;
         for (weights, range) in packed.iter().zip(first_rows.windows(2)) {
             let alone = on_device(id, &desc, &[0, m as u32]);

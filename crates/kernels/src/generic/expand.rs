@@ -50,7 +50,7 @@ impl Codes {
 pub struct Expand {
     function: FunctionId,
     config: Config,
-    /// What e4m3 values are to be multiplied by.
+    /// What multiplies e4m3 values.
     scale: f32,
 }
 

@@ -78,7 +78,7 @@ pub enum Out {
     Grouped {
         /// As of [`Out::Codes`].
         codes: DevicePtr,
-        /// [`ScaleAtoms::grouped_bytes`](super::atoms::ScaleAtoms::grouped_bytes) bytes, of which those of rows that no
+        /// [`ScaleAtoms::grouped_bytes`](super::atoms::ScaleAtoms::grouped_bytes) bytes; those of rows that no
         /// group has are not written.
         scales: DevicePtr,
         /// The groups.

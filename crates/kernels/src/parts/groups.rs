@@ -1,4 +1,4 @@
-//! Rows in groups of which only device memory knows how many each has, and where the scales of A's rows then are: those of
+//! Row groups whose sizes are known only on the device, and where the scales of A's rows then are: those of
 //! each group start with an atom of their own.
 
 use dualgemm_device::{Args, DevicePtr};
@@ -75,8 +75,8 @@ impl GroupRows {
         (k.ld(rows), k.ld(last))
     }
 
-    /// Which row of the atoms is that of `row`, and whether it belongs to a group at all. One row for a whole warp, all
-    /// lanes of which must be here: they look at a group each.
+    /// Which row of the atoms is that of `row`, and whether it belongs to a group at all. One row for a whole warp,
+    /// whose lanes must all be here: each looks at a group.
     pub fn scale_row(&self, k: &mut Kernel, row: Reg<U32>) -> (Reg<U32>, Reg<Pred>) {
         let (rows, count) = (k.ld_pointer(&self.rows), k.ld_param(&self.count));
         let row_at = |k: &mut Kernel, index: Reg<U32>| {

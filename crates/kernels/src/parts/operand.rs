@@ -59,7 +59,7 @@ impl Operand {
     /// Copies matrices of one format and K to the device, behind each other.
     ///
     /// # Errors
-    /// If one has another format or K than the first, there is none, or the device has no room.
+    /// If the list is empty, formats or K differ, or the device has no room.
     pub fn upload_groups(device: &dyn Device, groups: &[&QuantizedMatrix<'_>]) -> Result<Self, Error> {
         let [first, ..] = groups else {
             let (found, expected) = ("no matrix".into(), "one at least".into());

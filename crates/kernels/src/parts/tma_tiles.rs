@@ -28,7 +28,7 @@ impl Shape {
         self.row_groups * 128
     }
 
-    /// Threads of a CTA: consumers, and a warpgroup of which one warp loads weights and one loads tokens.
+    /// Threads of a CTA: consumers, and a warpgroup in which one warp loads weights and another tokens.
     pub const fn threads(self) -> u32 {
         self.consumer_threads() + 128
     }

@@ -201,7 +201,7 @@ impl<'a> Fused<'a> {
             |k| {
                 k.setmaxnreg_dec(producer_registers);
                 let first_lane = k.compare(Cmp::Eq, self.lane, 0u32);
-                // One thread each, or a warp of which one thread loads, where all look for the tile's group.
+                // One thread each; or a warp whose lanes all look for the tile's group and one of which loads.
                 let member = |k: &mut Kernel, warp| match self.warps_find_tiles() {
                     true => k.compare(Cmp::Eq, self.warp, warp),
                     false => k.compare_and(Cmp::Eq, self.warp, warp, first_lane),

@@ -134,7 +134,7 @@ struct Origin {
     k: usize,
 }
 
-/// One of the two rows of a pair: of which matrix, and how its scales become bytes.
+/// One of the two rows of a pair: its matrix, and how its scales become bytes.
 #[derive(Clone, Copy)]
 struct Half<'a> {
     /// The matrix' row of a pair, beyond the last for some.

@@ -75,7 +75,7 @@ impl Fused<'_> {
         }
     }
 
-    /// A thread's features in the tile, the first of which is `feature`, with their factors; none if C is not made here.
+    /// A thread's features in the tile, from `feature` on, with their factors; empty if C is not made here.
     fn features_of_thread(&self, k: &mut Kernel, tile: Tile, feature: Reg<U32>) -> Vec<(Reg<U32>, Factors)> {
         let count = match self.variant.products {
             Products::Gate => 0,

@@ -1,7 +1,7 @@
 //! What one would run if 4-bit weights were 8-bit ones: both operands rounded to e4m3, one fused kernel on the products
 //! that Hopper has.
 //!
-//! For comparison only. A code and a block scale together have six significant bits, of which e4m3 keeps four, and A
+//! For comparison only. A code and a block scale together have six significant bits; e4m3 keeps four of them, and A
 //! loses as much: C is off by about 5 %, which the column of errors shows. No plan takes it unasked. Scales are one per
 //! tensor, as in the plain form of e4m3 serving: that of a weight matrix makes the largest value which its block scales
 //! allow 448, an nvfp4 A fills the range in the same way, and a float A gets its scale on each call, from its largest

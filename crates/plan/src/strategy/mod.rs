@@ -79,7 +79,7 @@ pub trait Strategy: Debug + Sync {
         Launches::Recorded
     }
 
-    /// Names of the kernels that it could use for the problem, all of which fit; empty if it has but one way.
+    /// Names of the kernels that fit the problem; empty if there is only one way.
     ///
     /// # Errors
     /// If it cannot take the problem, or not on this kind of device: the reason.
@@ -128,7 +128,7 @@ pub trait Strategy: Debug + Sync {
 ///
 /// Calls share scratch memory, so they must be ordered: all on one stream, or streams made to wait for each other.
 pub trait Prepared: Debug + Send + Sync {
-    /// What is to be done once for weights before calls with them are recorded. Does nothing the second time.
+    /// What must happen once for weights before calls with them are recorded. Does nothing the second time.
     ///
     /// # Errors
     /// If memory is lacking.

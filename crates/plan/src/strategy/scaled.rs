@@ -33,9 +33,9 @@ const ATOM_BLOCKS: usize = 4;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Scaled {
     pub(super) operand: Operand,
-    /// What products are to be multiplied by.
+    /// What multiplies the products.
     pub(super) scale: f32,
-    /// One f32 that they are to be multiplied by as well, or null.
+    /// One f32 that multiplies them as well, or null.
     pub(super) device_scale: DevicePtr,
 }
 
@@ -95,7 +95,7 @@ impl Prologue {
             (QuantizeA::No, None) if a == AFormat::Bf16 => Kind::Halves(HalfFormat::Bf16),
             (QuantizeA::No, None) => Kind::Halves(HalfFormat::F16),
             (QuantizeA::No, Some(format)) => {
-                // Padding along K is multiplied: by codes of zero, of which a NaN makes NaN. The caller's may be anything.
+                // Padding along K is multiplied: by codes of zero, and NaN times zero is NaN. The caller's may be anything.
                 let padded = !(k / format.block_len()).is_multiple_of(ATOM_BLOCKS);
                 let moved = layout != ScaleLayout::Sf128x4 || padded;
                 let to_atoms = Pair {

@@ -14,7 +14,7 @@ use dualgemm_ptx::ast::Operand;
 /// A decoded `cp.async`.
 #[derive(Debug, Clone)]
 pub enum CpAsync {
-    /// A copy of 4, 8 or 16 bytes, of which only `source` bytes are read and the rest zeroed.
+    /// A copy of 4, 8 or 16 bytes: `source` bytes are read, the rest is zeroed.
     Copy {
         /// Shared destination.
         to: Addr,

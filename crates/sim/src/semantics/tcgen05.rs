@@ -79,7 +79,7 @@ impl DataPath {
 
     /// The CTA, the cell and the bit within its word of A\[row\]\[k\] in TMEM, for elements of `bits` width
     /// (8-bit containers for the narrow types of kind::f8f6f4 and mxf8f6f4; PTX ISA 9.7.16.10.4). In layout B
-    /// each half of the lanes holds a copy of the CTA's 64 rows, of which this is the lower
+    /// each half of the lanes holds a copy of the CTA's 64 rows; this is the lower
     /// ([`copies`](Self::copies)).
     #[inline]
     pub const fn multiplicand(self, bits: u32, row: u32, k: u32) -> (u32, Cell, u32) {

@@ -26,7 +26,7 @@ fn around(name: &str, around: i32, spread: i32, random: &mut Random) -> Quantize
         .unwrap()
 }
 
-/// The element, and its neighbour, of which a code may be other than zero under the largest scale.
+/// The element and its neighbour, whose code may differ from zero under the largest scale.
 const HIDDEN: usize = 6;
 
 /// Whether activations are zero here, so that the largest scale has no effect.

@@ -82,7 +82,7 @@ pub struct Format {
 pub const F16: Format = Format::new(5, 10, 0, Specials::Ieee, 0x7fff);
 /// bfloat16. Canonical NaN 0x7fff.
 pub const BF16: Format = Format::new(8, 7, 0, Specials::Ieee, 0x7fff);
-/// TF32: an f32 of which the low 13 mantissa bits are ignored and written as zero (the ISA leaves the internal
+/// TF32: an f32 whose low 13 mantissa bits are ignored and written as zero (the ISA leaves the internal
 /// layout open; this is what chips do). Canonical NaN 0x7fffe000.
 pub const TF32: Format = Format::new(8, 10, 13, Specials::Ieee, 0x7fff_e000);
 /// IEEE binary32. Canonical NaN 0x7fffffff (the ISA says "an unspecified NaN"; this is the one chips make).
