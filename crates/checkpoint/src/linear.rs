@@ -111,8 +111,11 @@ pub fn linear_weight<'n>(tensor: &'n str, dtype: Dtype, shape: &[usize]) -> Opti
         .filter(|m| !matches!(kept(m), Some(Kept::Embedding | Kept::Norm | Kept::Convolution)))
 }
 
-/// The names of the layers that engines read as one with this module, and the module above them.
-pub fn fused(module: &str) -> Option<(&str, &'static [&'static str])> {
+/// Layers that engines read as one: the module above them, and their names below it.
+pub type Set<'n> = (&'n str, &'static [&'static str]);
+
+/// What engines read as one with this module.
+pub fn fused(module: &str) -> Option<Set<'_>> {
     let (parent, last) = module.rsplit_once('.').unwrap_or(("", module));
     FUSED.iter().find(|names| names.contains(&last)).map(|names| (parent, *names))
 }

@@ -9,7 +9,7 @@ use dualgemm_formats::GlobalScale;
 use super::{Finding, RULES};
 use crate::Checkpoint;
 use crate::convention::Role;
-use crate::linear::{Kept, fused, kept, linear_weight};
+use crate::linear::{Kept, Set, fused, kept, linear_weight};
 use crate::module::Place;
 use crate::scheme::{Input, Weights};
 
@@ -93,7 +93,7 @@ impl Checkpoint {
         if !self.is_loaded_by_engines() {
             return;
         }
-        let mut sets: BTreeMap<(&str, &[&str]), Vec<(&str, GlobalScale)>> = BTreeMap::new();
+        let mut sets: BTreeMap<Set<'_>, Vec<(&str, GlobalScale)>> = BTreeMap::new();
         for name in self.index().modules.keys() {
             let Some(key) = fused(name).filter(|_| Place::parse(name).is_none()) else { continue };
             // What cannot be read has been found at its module.
