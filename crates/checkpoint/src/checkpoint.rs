@@ -225,9 +225,7 @@ impl Checkpoint {
                 layer,
                 found: list(all.iter().map(|m| format!("{} `{}`", m.kind, m.path))),
                 valid: match kind {
-                    MlpKind::Dense => {
-                        "it has no dense MLP; name an expert or the shared one"
-                    }
+                    MlpKind::Dense => "it has no dense MLP; name an expert or the shared one",
                     MlpKind::Shared => "there is no shared expert in it",
                     MlpKind::Experts => "there are no experts in it",
                 }

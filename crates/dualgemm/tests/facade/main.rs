@@ -60,7 +60,9 @@ fn the_crate_includes_nothing_from_outside_its_folder() {
     let includes = include_str!("../../src/lib.rs").lines().filter(|line| line.contains("include_str!"));
     assert_eq!(includes.collect::<Vec<_>>(), ["#![doc = include_str!(\"../README.md\")]"]);
     assert!(include_str!("../../README.md").starts_with("# dualgemm"));
-    assert!(!std::fs::symlink_metadata(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).unwrap().is_symlink());
+    assert!(
+        !std::fs::symlink_metadata(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).unwrap().is_symlink()
+    );
 }
 
 /// The README's ten lines, against the reference.
