@@ -48,7 +48,7 @@ def swiglu(
 
     ``quantize_a`` makes A nvfp4 first (W4A4): ``"static"`` with the checkpoint's input scale, ``"dynamic"`` with one
     from A, or a number. ``activation`` overrides that of the weights: silu, clamped-silu[:LIMIT],
-    swiglustep[:LIMIT], swigluoai[:ALPHA,BETA,LIMIT], gelu-tanh, relu2 or identity.
+    swiglustep[:LIMIT], swigluoai[:ALPHA,BETA,LIMIT], gelu-tanh, relu, relu2 or identity.
 
     On CUDA arrays the weights must be on the same device (``device="cuda:0"`` where they are made). The product is
     launched on ``stream``, a number or an object with one, by default torch's current stream, and not waited for; after

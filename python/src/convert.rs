@@ -108,7 +108,7 @@ pub fn down(
 ) -> PyResult<()> {
     let options = LayerOptions::of(layer, keywords)?;
     let (rank, world) = options.rank();
-    let matrix = options.with_layer(py, &path, |layer, _, _| {
+    let matrix = options.with_layer(py, &path, |layer, _| {
         let linear = layer.down()?;
         Ok(linear.weight.shard_k(rank, world)?.into_owned())
     })?;

@@ -6,9 +6,9 @@ use std::path::Path;
 
 use dualgemm::checkpoint::GateUpOrder;
 use dualgemm::formats::ScaleLayout;
-use dualgemm::gemm::{Activation, Epilogue};
+use dualgemm::gemm::Activation;
 use dualgemm::{GpuOptions, Target};
-use dualgemm_cli::args::{self, EpilogueArgs, LayerArgs, NibbleOrderArg, ReadArgs};
+use dualgemm_cli::args::{self, LayerArgs, NibbleOrderArg, ReadArgs};
 use dualgemm_cli::layer::{self, Layer};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
@@ -54,7 +54,7 @@ fn count(name: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
 /// Where in a checkpoint a layer is and how to read the checkpoint: the keywords of `Weights.from_checkpoint`.
 pub struct LayerOptions {
     layer: LayerArgs,
-    epilogue: EpilogueArgs,
+    activation: Option<Activation>,
     rank: usize,
     world: usize,
     pub target: Target,
@@ -74,7 +74,7 @@ impl LayerOptions {
         let layer = layer.map(|layer| count("layer", layer)).transpose()?;
         let mut this = Self {
             layer: LayerArgs { layer, expert: None, shared_expert: false, read },
-            epilogue: EpilogueArgs { activation: None, round_gate_up_to_bf16: false },
+            activation: None,
             rank: 0,
             world: 1,
             target: Target::default(),
@@ -100,7 +100,7 @@ impl LayerOptions {
             "expert" => self.layer.expert = Some(count(key, value)?),
             "convention" => read.convention = value.extract()?,
             "within" => read.within = value.extract()?,
-            "activation" => self.epilogue.activation = Some(activation(&text()?)?),
+            "activation" => self.activation = Some(activation(&text()?)?),
             "gate_up_order" => read.gate_up_order = Some(order(&text()?)?),
             "nibble_order" => {
                 read.nibble_order = Some(match text()?.as_str() {
@@ -124,20 +124,18 @@ impl LayerOptions {
         Ok(())
     }
 
-    /// Opens the checkpoint and hands the layer, what the checkpoint says about it and this rank's features to
-    /// `use_it`, with the GIL released.
+    /// Opens the checkpoint and hands the layer and this rank's features to `use_it`, with the GIL released.
     pub fn with_layer<R: Send>(
         &self,
         py: Python<'_>,
         path: &Path,
-        use_it: impl FnOnce(&Layer<'_>, Epilogue, Range<usize>) -> anyhow::Result<R> + Send,
+        use_it: impl FnOnce(&Layer<'_>, Range<usize>) -> anyhow::Result<R> + Send,
     ) -> PyResult<R> {
         let result = pool::run(py, || {
-            let checkpoint = layer::open(path, &self.layer.read)?;
+            let checkpoint = layer::open(path, &self.layer.read, self.activation)?;
             let layer = Layer::of(&checkpoint, &self.layer)?;
-            let (epilogue, _) = layer::epilogue(&layer, &self.epilogue)?;
             let features = layer.shard(self.rank, self.world)?;
-            use_it(&layer, epilogue, features)
+            use_it(&layer, features)
         })?;
         result.map_err(|error| error::failure(&error.into()))
     }

@@ -225,13 +225,14 @@ impl Weights {
     ) -> PyResult<Self> {
         let options = LayerOptions::of(layer, keywords)?;
         let target = options.target.clone();
-        options.with_layer(py, &path, |layer, epilogue, features| {
+        options.with_layer(py, &path, |layer, features| {
+            let activation = layer.activation()?.activation;
             let shape = (features.len(), layer.k());
             let plan = DualGemm::plan_for_packing(shape, layer.format(), &target)?;
             let packed = layer.prepack(&plan, features.clone(), |_| ())?;
             let first = layer.features(features.start..features.start + 1)?;
             let found = Found {
-                activation: epilogue.activation,
+                activation,
                 // Scales of activations are optional: weights can be used without, and `static` says so then.
                 input_scale: layer.input_scales().ok().flatten().map(InputScales::used),
                 output_scale: layer.output_scale().ok().flatten(),

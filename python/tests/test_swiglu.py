@@ -186,7 +186,7 @@ def test_fused_orders_exact(pair, order):
 
 
 @pytest.mark.parametrize(
-    "activation", ["silu", "clamped-silu", "clamped-silu:0.5", "swiglustep", "swigluoai", "gelu-tanh", "relu2", "identity"]
+    "activation", ["silu", "clamped-silu", "clamped-silu:0.5", "swiglustep", "swigluoai", "gelu-tanh", "relu", "relu2", "identity"]
 )
 def test_activations_close(pair, weights, activation):
     a = 3 * matrix(M, K, 3)

@@ -116,7 +116,8 @@ typedef struct dualgemm_desc {
   // A `dualgemm_scale_layout`: that of an Nvfp4 A in the memory of a GPU. On the processor every A may have its own.
   uint32_t a_scale_layout;
   // The function of both products: silu, clamped-silu(:LIMIT), swiglustep(:LIMIT), swigluoai(:ALPHA,BETA,LIMIT),
-  // gelu-tanh, relu2 or identity. Null for the one that the configuration of the weights' checkpoint names, or silu. Not kept.
+  // gelu-tanh, relu, relu2 or identity. Null for the one that the weights' checkpoint states, or silu for weights from
+  // tensors. Not kept.
   const char *activation;
 } dualgemm_desc;
 
@@ -242,7 +243,8 @@ const char *dualgemm_version(void);
 
 // Packs gate and up of a layer's dense MLP from a checkpoint: a directory, a .safetensors, a .safetensors.index.json or
 // a .gguf file. Of the features, rank `rank` of `world` gets its share and reads no others; 0 of 1 is all of them. Plans
-// for these weights compute the activation that the checkpoint's configuration names, unless they are asked for another.
+// for these weights compute the activation that the checkpoint states, unless they are asked for another; where it states
+// none, they have to be asked for one.
 //
 // `target` is where they are packed for: null or "cpu" for the processor, "cuda:N" for a GPU, to which they are then
 // copied, "sim:sm_90a" for a simulated one.

@@ -37,7 +37,8 @@ pub struct dualgemm_desc {
     /// A `dualgemm_scale_layout`: that of an Nvfp4 A in the memory of a GPU. On the processor every A may have its own.
     pub a_scale_layout: u32,
     /// The function of both products: silu, clamped-silu(:LIMIT), swiglustep(:LIMIT), swigluoai(:ALPHA,BETA,LIMIT),
-    /// gelu-tanh, relu2 or identity. Null for the one that the configuration of the weights' checkpoint names, or silu. Not kept.
+    /// gelu-tanh, relu, relu2 or identity. Null for the one that the weights' checkpoint states, or silu for weights from
+    /// tensors. Not kept.
     pub activation: *const c_char,
 }
 

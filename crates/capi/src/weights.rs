@@ -24,7 +24,7 @@ pub struct dualgemm_weights {
     pub(crate) n: usize,
     pub(crate) k: usize,
     pub(crate) format: BlockFormat,
-    /// That of the checkpoint; SiLU where nothing names one. One that is not implemented matters to plans that ask for it.
+    /// That of the checkpoint, SiLU of tensors. One that is not known or not implemented matters to plans that ask for it.
     pub(crate) activation: Result<Activation, Failure>,
 }
 
@@ -59,7 +59,8 @@ pub(crate) unsafe fn borrow<'a, T>(name: &str, pointer: *const T) -> Result<&'a 
 
 /// Packs gate and up of a layer's dense MLP from a checkpoint: a directory, a .safetensors, a .safetensors.index.json or
 /// a .gguf file. Of the features, rank `rank` of `world` gets its share and reads no others; 0 of 1 is all of them. Plans
-/// for these weights compute the activation that the checkpoint's configuration names, unless they are asked for another.
+/// for these weights compute the activation that the checkpoint states, unless they are asked for another; where it states
+/// none, they have to be asked for one.
 ///
 /// `target` is where they are packed for: null or "cpu" for the processor, "cuda:N" for a GPU, to which they are then
 /// copied, "sim:sm_90a" for a simulated one.
@@ -113,8 +114,8 @@ fn from_checkpoint(
     let run = |at: usize| Ok(dualgemm::weights(source.features(at..end.min(at + RUN))?));
     let plan = DualGemm::plan_for_packing((n, k), format, &target)?;
     let packed = plan.prepack_runs((first..end).step_by(RUN).map(run))?;
-    let activation = dualgemm::activation(&checkpoint, layer, MlpKind::Dense);
-    let activation = activation.map(Option::unwrap_or_default).map_err(Failure::from);
+    let activation = checkpoint.activation(layer, MlpKind::Dense);
+    let activation = activation.map(|stated| stated.activation).map_err(Failure::from);
     Ok(dualgemm_weights { packed, target, n, k, format, activation })
 }
 

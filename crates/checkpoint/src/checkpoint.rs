@@ -7,9 +7,11 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use dualgemm_formats::{GlobalScale, QuantizedMatrix, ScaleLayout};
+use dualgemm_gemm::Activation;
 
 use crate::convention::{Convention, Evidence};
 use crate::error::list;
+use crate::families::{self, Origin, Said, Stated};
 use crate::gate_up::GateUpOrder;
 use crate::module::{Mlp, MlpKind, ModuleIndex, Projection};
 use crate::scheme::{Scheme, Schemes};
@@ -39,7 +41,7 @@ pub enum BadInputScale {
 }
 
 /// What a file cannot say about itself.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct OpenOptions {
     /// Name of the [convention](crate::convention::CONVENTIONS); by default what the files declare.
     pub convention: Option<String>,
@@ -53,6 +55,8 @@ pub struct OpenOptions {
     pub within: Option<String>,
     /// Policy for unusable activation scales.
     pub bad_input_scale: BadInputScale,
+    /// Activation of the MLPs, whatever the files say or leave out.
+    pub activation: Option<Activation>,
 }
 
 /// A checkpoint. Matrices taken from it borrow its mapped files and cannot outlive it:
@@ -200,7 +204,38 @@ impl Checkpoint {
         }
     }
 
-    fn is_quantized(&self, mlp: &Mlp) -> bool {
+    /// The activation of an MLP of a layer: the one that was asked for, or what the configuration and the family of the
+    /// model say. A plan knows nothing of checkpoints: it computes the one of its description.
+    ///
+    /// # Errors
+    /// If there is no such MLP, nothing says which activation it has, what does is not understood, or it is one that is
+    /// not implemented. An activation is never assumed.
+    pub fn activation(&self, layer: usize, kind: MlpKind) -> Result<Stated, Error> {
+        self.activation_of(self.mlp(layer, kind)?)
+    }
+
+    pub(crate) fn activation_of(&self, mlp: &Mlp) -> Result<Stated, Error> {
+        if let Some(activation) = self.options.activation {
+            return Ok(Stated { activation, origin: Origin::Asked });
+        }
+        let metadata = self.files.gguf_metadata();
+        let Some(config) = self.files.config() else {
+            return Err(families::no_configuration(self.files.root(), metadata.is_some()));
+        };
+        // The entries that are read are the language model's.
+        let tower = mlp.path.split('.').find(|part| part.starts_with("vis") || part.starts_with("audio"));
+        if let Some(tower) = tower {
+            return Err(Error::Activation {
+                file: config.path.clone(),
+                key: "the configuration".into(),
+                found: format!("not read for `{tower}`, which is no part of the language model"),
+                valid: "an MLP of the language model".into(),
+            });
+        }
+        Said::new(config, metadata).activation(mlp.layer, mlp.kind)
+    }
+
+    pub(crate) fn is_quantized(&self, mlp: &Mlp) -> bool {
         mlp.modules().any(|m| self.is_packed_module(m))
     }
 

@@ -52,6 +52,21 @@ pub enum Error {
         /// What would be valid.
         valid: String,
     },
+    /// The activation of an MLP is not known: nothing states it, or what does is not understood.
+    #[error(
+        "{}: {key} is {found}; valid is {valid}; an activation that is asked for (--activation, in Python activation=, \
+         in C the activation of dualgemm_desc, in candle Options::epilogue) overrides it", file.display()
+    )]
+    Activation {
+        /// File at fault.
+        file: PathBuf,
+        /// Where in the file.
+        key: String,
+        /// Value found.
+        found: String,
+        /// What would be valid.
+        valid: String,
+    },
     /// Nothing in the checkpoint says which convention its tensors follow, or more than one thing does.
     #[error("{}: {found}; name the convention explicitly, one of {valid}", file.display())]
     Convention {
@@ -256,6 +271,7 @@ impl Error {
             Self::Io { .. } | Self::Path { .. } => "readable",
             Self::Header { .. } => "header",
             Self::Config { .. } => "config",
+            Self::Activation { .. } => "activation",
             Self::Convention { .. } | Self::Name { .. } => "convention",
             Self::MissingTensor { .. } => "missing-tensor",
             Self::UnknownTensor { .. } => "unknown-tensor",
@@ -289,7 +305,9 @@ impl Error {
             | Self::Convention { file, found, .. }
             | Self::LayerKind { file, found, .. }
             | Self::Activations { file, found, .. } => (path(file), found.clone()),
-            Self::Config { file, key, found, .. } => (format!("{}: {key}", file.display()), found.clone()),
+            Self::Config { file, key, found, .. } | Self::Activation { file, key, found, .. } => {
+                (format!("{}: {key}", file.display()), found.clone())
+            }
             Self::MissingTensor { tensor, .. } => (tensor.clone(), "missing".into()),
             Self::UnknownTensor { tensor, module, .. } => (tensor.clone(), format!("beside {module}")),
             Self::Dtype { tensor, found, .. } => (tensor.clone(), found.clone()),

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::error::list;
+use crate::families::{Family, Said};
 use crate::gguf::{Gguf, GgufValue, split};
 use crate::mapped::MappedFile;
 use crate::model_config;
@@ -225,6 +226,11 @@ impl TensorFiles {
         let config = model_config::from_gguf(self.gguf.as_deref().unwrap_or_default());
         self.config = config.map(|value| JsonFile { path: path.into(), value });
         Ok(())
+    }
+
+    /// The family of models that the configuration or the metadata names, if it is known.
+    pub(crate) fn family(&self) -> Option<&'static Family> {
+        Said::new(self.config()?, self.gguf_metadata()).family()
     }
 
     fn add_gguf(&mut self, path: &Path) -> Result<Vec<(String, GgufValue)>, Error> {

@@ -8,6 +8,7 @@
 //! | [`safetensors`], [`gguf`] | headers, checked against an adversary; writers |
 //! | [`TensorFiles`] | the files of a checkpoint, mapped, as one set of [`TensorView`]s |
 //! | [`convention`] | names, reciprocals and configurations of each producer |
+//! | [`Family`] | families of models: which activation each has, and what says so |
 //! | [`Checkpoint`] | layers, experts, fused and separate gate/up, as matrices that borrow the files |
 //! | [`validate`](mod@validate) | every rule, every finding |
 //! | [`linear`] | what producers quantize and engines fuse, by name |
@@ -38,6 +39,7 @@ pub mod write;
 mod checkpoint;
 mod dtype;
 mod error;
+mod families;
 mod files;
 mod gate_up;
 mod mapped;
@@ -52,9 +54,10 @@ pub use activations::Activations;
 pub use checkpoint::{BadInputScale, Checkpoint, Experts, Linear, MlpInfo, NibbleOrder, OpenOptions};
 pub use dtype::{Dtype, GGML_TYPES, GgmlType};
 pub use error::Error;
+pub use families::{Family, Origin, Stated};
 pub use files::{JsonFile, TensorFiles};
 pub use gate_up::{GateUpOrder, Half};
-pub use model_config::{hidden_activation, model_field};
+pub use model_config::model_field;
 pub use module::MlpKind;
 pub use source::{GateUp, GateUpSource, MatrixSource, ScaleOrigin};
 pub use tensor::{TensorData, TensorOut, TensorView};

@@ -10,35 +10,31 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use crate::convention::{METADATA_CONFIG, SHORT_CONFIG};
+use crate::families::{Absent, COMMON_KEYS, Family, Function, OAI, concerns, model_types, says_nothing};
 use crate::gguf::GgufValue;
 use crate::{Error, JsonFile};
 
 /// Key of the safetensors metadata that carries a `config.json`.
 const METADATA: &str = "config.json";
-const ARCHITECTURE: &str = "general.architecture";
-const STEP: &str = "step35";
-/// Architectures whose name is not the `model_type` of their configuration: GGUF's and Hugging Face's.
-const RENAMED: [(&str, &str); 3] = [("gpt-oss", "gpt_oss"), (STEP, "step3p5"), ("deepseek4", "deepseek_v4")];
-/// Numbers of the activation that have one name in both.
-const NUMBERS: [&str; 3] = ["swiglu_limit", "swiglu_alpha", "swiglu_beta"];
-/// Lists of numbers of the activation, under their own names but for those that llama.cpp has others for.
-const LISTS: [&str; 4] =
-    ["swiglu_limits", "swiglu_limits_shared", "activation_sparsity_pattern", "mlp_multipliers"];
-/// Limits by layer, Step's names and llama.cpp's, which says with them what `swiglu_limit` does of other models.
-const LIMITS: [(&str, &str); 2] =
-    [("swiglu_limits", "swiglu_clamp_exp"), ("swiglu_limits_shared", "swiglu_clamp_shexp")];
-/// Number of the type f32 in GGUF's metadata.
+pub(crate) const ARCHITECTURE: &str = "general.architecture";
+/// Numbers of element types in GGUF's metadata.
 const F32: u32 = 6;
+const F64: u32 = 12;
+const I32: u32 = 5;
+/// Where configurations of several models have the language model's, before their own entries.
+const LANGUAGE_MODEL: [&str; 4] =
+    ["/text_config", "/llm_config", "/language_config", "/thinker_config/text_config"];
+/// GGUF's name of the function.
+const GGUF_ACTIVATION: &str = "hidden_activation";
+
+/// The parts of a configuration that are about the language model, the one that counts first.
+pub(crate) fn parts(config: &Value) -> impl Iterator<Item = &Value> {
+    LANGUAGE_MODEL.iter().filter_map(|path| config.pointer(path)).chain([config])
+}
 
 /// An entry of a configuration, that of the language model where there are several parts; null is no entry.
 pub fn model_field<'c>(config: &'c Value, key: &str) -> Option<&'c Value> {
-    let text = config.get("text_config").and_then(|text| text.get(key)).filter(|value| !value.is_null());
-    text.or_else(|| config.get(key)).filter(|value| !value.is_null())
-}
-
-/// The entry that names the activation of the MLPs.
-pub fn hidden_activation(config: &Value) -> Option<&Value> {
-    model_field(config, "hidden_act").or_else(|| model_field(config, "hidden_activation"))
+    parts(config).find_map(|part| part.get(key).filter(|value| !value.is_null()))
 }
 
 /// How many routed experts each layer has, where the configuration gives one number for all of them.
@@ -74,94 +70,169 @@ pub(crate) fn from_metadata(
     }
 }
 
-/// The architecture that a GGUF file names, and the entries about it that the metadata has room for. `otherwise` is the
-/// architecture of a model that names none.
+/// The architecture that a GGUF file names, and the entries about its activation. `otherwise` is the architecture of a
+/// model that names none. What is not understood is carried too, so that it is refused there as it is here.
 pub fn to_gguf(config: Option<&Value>, otherwise: &str) -> (String, Vec<(String, GgufValue)>) {
-    let field = |key| config.and_then(|config| model_field(config, key));
-    let model_type = field("model_type").and_then(Value::as_str).unwrap_or(otherwise);
-    let renamed = RENAMED.iter().find(|(_, name)| *name == model_type);
-    let architecture = renamed.map_or(model_type, |(name, _)| name).to_owned();
-    let mut entries = vec![(ARCHITECTURE.into(), GgufValue::String(architecture.clone()))];
-    if let Some(act) = config.and_then(hidden_activation).and_then(Value::as_str) {
-        entries.push((format!("{architecture}.hidden_activation"), GgufValue::String(act.into())));
-    }
-    for name in NUMBERS {
-        if let Some(number) = field(name).and_then(Value::as_f64) {
-            entries.push((format!("{architecture}.{name}"), GgufValue::F64(number)));
+    let Some(config) = config else { return (otherwise.into(), vec![text(ARCHITECTURE, otherwise)]) };
+    let family = Family::of_types(model_types(config));
+    let written =
+        family.and_then(|family| family.architectures.iter().chain(family.model_types).next().copied());
+    // What only GGUF has by that name is another family.
+    let own = || model_types(config).next().filter(|name| Family::of_architecture(name).is_none());
+    let architecture = written.or_else(own).unwrap_or(otherwise);
+    let mut entries = vec![text(ARCHITECTURE, architecture)];
+    let function = activation_name(config, family);
+    entries.extend(function.map(|name| text(&format!("{architecture}.{GGUF_ACTIVATION}"), &name)));
+    let limits = family.map_or(&[][..], |family| family.limits);
+    let ignored = family.map_or(&[][..], |family| family.ignored);
+    for (key, value) in parts(config).filter_map(Value::as_object).flatten() {
+        let name = gguf_name(family, architecture, key);
+        let limit = limits.iter().any(|limit| limit.key == *key);
+        let numbers = OAI.iter().any(|(keys, _)| keys.contains(&key.as_str()));
+        let explained = numbers || family.is_some_and(|family| family.explains(key));
+        let nothing = if explained { value.is_null() && !limit } else { says_nothing(value) };
+        let no_effect = nothing || COMMON_KEYS.iter().chain(ignored).any(|known| known == key);
+        if concerns(key) && !no_effect && !entries.iter().any(|(entry, _)| *entry == name) {
+            entries.push((name, to_value(value, limit)));
         }
     }
-    for name in LISTS {
-        if let Some(list) = field(name).and_then(Value::as_array) {
-            // llama.cpp has 0 where there is no limit.
-            let bytes = list.iter().flat_map(|number| (number.as_f64().unwrap_or(0.0) as f32).to_le_bytes());
-            let array = GgufValue::Array { element: F32, len: list.len() as u64, bytes: bytes.collect() };
-            entries.push((list_key(&architecture, name), array));
+    for limit in limits {
+        // A GGUF file without the entry would mean another limit.
+        let name = gguf_name(family, architecture, limit.key);
+        if let (Absent::Is(number), false) = (limit.absent, entries.iter().any(|(entry, _)| *entry == name)) {
+            entries.push((name, GgufValue::F32(number)));
         }
     }
-    (architecture, entries)
+    (architecture.into(), entries)
 }
 
-/// What the metadata of a GGUF file says, as a configuration would say it. Most architectures imply their activation.
+/// What a configuration calls its function, also that of single layers. Several names in one are none.
+fn activation_name(config: &Value, family: Option<&Family>) -> Option<String> {
+    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let at = |key: &&str| {
+        let (first, rest) = key.split_once('.').unwrap_or((key, ""));
+        let path = if rest.is_empty() { String::new() } else { format!("/{}", rest.replace('.', "/")) };
+        Some(text(model_field(config, first)?.pointer(&path).filter(|value| !value.is_null())?))
+    };
+    let blocks = model_field(config, "block_configs").and_then(Value::as_array);
+    let of_block = |block: &Value| Some(text(block.pointer("/ffn/hidden_act")?));
+    let mut names: Vec<String> = blocks.into_iter().flatten().filter_map(of_block).collect();
+    match family {
+        Some(family) => {
+            // Layers without a name of their own have the family's.
+            let others = || Some(family.implied()?.name().to_owned()).filter(|_| blocks.is_some());
+            names.extend(family.activation_keys().iter().find_map(at).or_else(others));
+        }
+        None => names.extend(COMMON_KEYS.iter().filter_map(at)),
+    }
+    names.dedup();
+    Some(names.join(" and ")).filter(|names| !names.is_empty())
+}
+
+fn text(key: &str, value: &str) -> (String, GgufValue) {
+    (key.into(), GgufValue::String(value.into()))
+}
+
+/// What GGUF calls an entry of a configuration.
+pub(crate) fn gguf_name(family: Option<&Family>, architecture: &str, key: &str) -> String {
+    let limit = family.and_then(|family| family.limits.iter().find(|limit| limit.key == key));
+    let name = match limit {
+        Some(limit) => limit.gguf,
+        None if family.map_or(COMMON_KEYS, Family::activation_keys).contains(&key) => GGUF_ACTIVATION,
+        None => key,
+    };
+    format!("{architecture}.{name}")
+}
+
+/// A value of a configuration in GGUF, numbers of limits in the type that llama.cpp reads. What GGUF has no type for
+/// becomes text, so that it is refused and not lost.
+fn to_value(value: &Value, limit: bool) -> GgufValue {
+    // llama.cpp has 0 where there is no limit.
+    let number = |number: &Value| number.as_f64().or_else(|| number.is_null().then_some(0.0));
+    match (value, number(value)) {
+        (_, Some(number)) if limit => GgufValue::F32(number as f32),
+        (Value::Number(_), Some(number)) => GgufValue::F64(number),
+        (Value::Bool(set), _) => GgufValue::Bool(*set),
+        (Value::String(text), _) => GgufValue::String(text.clone()),
+        (Value::Array(all), _) if all.iter().all(|element| number(element).is_some()) => {
+            let bytes = all.iter().filter_map(number).flat_map(|number| (number as f32).to_le_bytes());
+            GgufValue::Array { element: F32, len: all.len() as u64, bytes: bytes.collect() }
+        }
+        _ => GgufValue::String(value.to_string()),
+    }
+}
+
+/// What the metadata of a GGUF file says, as a configuration would say it. What its family implies is left to the table,
+/// unless only GGUF has the family.
 pub(crate) fn from_gguf(metadata: &[(String, GgufValue)]) -> Option<Value> {
     let get = |key: &str| metadata.iter().find(|(k, _)| k == key).map(|(_, value)| value);
     let architecture = get(ARCHITECTURE)?.as_str()?;
-    let renamed = RENAMED.iter().find(|(name, _)| *name == architecture);
+    let family = Family::of_architecture(architecture);
+    let model_type = family.and_then(|family| family.model_types.first().copied()).unwrap_or(architecture);
     let mut config = Map::new();
-    config.insert("model_type".into(), renamed.map_or(architecture, |(_, name)| name).into());
-    // `LLM_FFN_GELU` of llama.cpp is gelu by tanh; its other gated MLPs are silu but for gpt-oss, which is known by name, and
-    // MiniMax-M3.
-    let implied =
-        (architecture.starts_with("gemma") || architecture == "grok").then_some("gelu_pytorch_tanh");
-    let implied = implied.or((architecture == "minimax-m3").then_some("swigluoai"));
-    let implied = implied.or(renamed.map(|_| "silu"));
-    if architecture == "gemma3n" {
-        // llama.cpp has this built in: the first ten layers are sparse.
-        config.insert("activation_sparsity_pattern".into(), json!(vec![0.95; 10]));
+    config.insert("model_type".into(), model_type.into());
+    if let Some((Function::Fixed { shape, .. }, [])) = family.map(|f| (f.function, f.model_types)) {
+        config.insert(COMMON_KEYS[0].into(), shape.name().into());
     }
-    let list = |key: &str| get(key).map_or_else(Vec::new, numbers);
-    for name in LISTS {
-        let list = list(&list_key(architecture, name));
-        if !list.is_empty() {
-            config.insert(name.into(), json!(list));
+    let of_model = |entry: &'_ str| Some(entry.strip_prefix(architecture)?.strip_prefix('.')?.to_owned());
+    for (entry, value) in metadata {
+        let Some(name) = of_model(entry) else { continue };
+        let limit = family.and_then(|family| family.limits.iter().find(|limit| limit.gguf == name));
+        let key = match limit {
+            Some(limit) => limit.key,
+            None if name == GGUF_ACTIVATION => family.map_or(COMMON_KEYS[0], Family::activation_key),
+            None => name.as_str(),
+        };
+        if limit.is_some() || concerns(key) {
+            let value = from_value(value);
+            // llama.cpp has one for each layer where the model has one for all.
+            let one = value
+                .as_array()
+                .filter(|all| limit.is_some_and(|l| !l.list) && all.windows(2).all(|w| w[0] == w[1]));
+            config.insert(key.into(), one.and_then(|all| all.first()).cloned().unwrap_or(value));
         }
     }
-    let of_others = LIMITS.iter().filter(|_| architecture != STEP);
-    let mut of_others: Vec<f32> =
-        of_others.flat_map(|(_, key)| list(&format!("{architecture}.{key}"))).collect();
-    // Other models have one limit for all layers; what has several is left to be refused.
-    of_others.dedup();
-    match of_others.as_slice() {
-        [] | [0.0] => None,
-        [limit] => config.insert("swiglu_limit".into(), json!(limit)),
-        several => config.insert("swiglu_limit".into(), json!(several)),
-    };
-    let named = get(&format!("{architecture}.hidden_activation")).and_then(GgufValue::as_str);
-    if let Some(act) = named.or(implied) {
-        config.insert("hidden_act".into(), act.into());
-    }
-    for name in NUMBERS {
-        match get(&format!("{architecture}.{name}")) {
-            Some(GgufValue::F64(number)) => config.insert(name.into(), (*number).into()),
-            Some(GgufValue::F32(number)) => config.insert(name.into(), f64::from(*number).into()),
-            _ => None,
-        };
+    for limit in family.map_or(&[][..], |family| family.limits) {
+        // A configuration without the entry would mean another limit.
+        if limit.absent_in_gguf == Absent::NoLimit && matches!(limit.absent, Absent::Is(_)) {
+            config.entry(limit.key).or_insert(Value::Null);
+        }
     }
     Some(Value::Object(config))
 }
 
-/// Key of one of [`LISTS`].
-fn list_key(architecture: &str, name: &str) -> String {
-    let of_step = LIMITS.iter().find(|(limits, _)| architecture == STEP && *limits == name);
-    format!("{architecture}.{}", of_step.map_or(name, |(_, key)| key))
-}
-
-/// The elements of an array of f32.
-fn numbers(value: &GgufValue) -> Vec<f32> {
+/// A metadata value as a configuration has it. A number that JSON has no word for becomes text, so that it is refused and
+/// not taken for nothing.
+fn from_value(value: &GgufValue) -> Value {
+    let number = |number: f64| if number.is_finite() { json!(number) } else { json!(number.to_string()) };
     match value {
-        GgufValue::Array { element: F32, bytes, .. } => {
-            bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+        GgufValue::F32(x) => number(f64::from(*x)),
+        GgufValue::F64(x) => number(*x),
+        GgufValue::String(text) => json!(text),
+        GgufValue::Bool(set) => json!(set),
+        GgufValue::U8(x) => json!(x),
+        GgufValue::I8(x) => json!(x),
+        GgufValue::U16(x) => json!(x),
+        GgufValue::I16(x) => json!(x),
+        GgufValue::U32(x) => json!(x),
+        GgufValue::I32(x) => json!(x),
+        GgufValue::U64(x) => json!(x),
+        GgufValue::I64(x) => json!(x),
+        GgufValue::Array { element: F32, bytes, .. } => bytes
+            .chunks_exact(4)
+            .map(|b| number(f32::from_le_bytes([b[0], b[1], b[2], b[3]]).into()))
+            .collect(),
+        GgufValue::Array { element: F64, bytes, .. } => {
+            let eight = |b: &[u8]| b.try_into().map_or(f64::NAN, f64::from_le_bytes);
+            bytes.chunks_exact(8).map(|b| number(eight(b))).collect()
         }
-        _ => Vec::new(),
+        GgufValue::Array { element: I32, bytes, .. } => {
+            bytes.chunks_exact(4).map(|b| json!(i32::from_le_bytes([b[0], b[1], b[2], b[3]]))).collect()
+        }
+        GgufValue::Array { element, .. } => {
+            let kind = GgufValue::TYPES.get(*element as usize).unwrap_or(&"unknown");
+            json!(format!("an array of {kind}"))
+        }
     }
 }
 
@@ -169,51 +240,90 @@ fn numbers(value: &GgufValue) -> Vec<f32> {
 mod tests {
     use super::*;
 
-    fn through_gguf(config: Value) -> Value {
-        from_gguf(&to_gguf(Some(&config), "llama").1).unwrap()
+    fn through_gguf(config: &Value) -> Value {
+        from_gguf(&to_gguf(Some(config), "unknown").1).unwrap()
     }
 
     #[test]
     fn activations_survive_gguf() {
         for config in [
-            json!({ "model_type": "gemma2", "hidden_act": "gelu_pytorch_tanh" }),
+            json!({ "model_type": "gemma2", "hidden_activation": "gelu_pytorch_tanh" }),
             json!({ "model_type": "gpt_oss", "hidden_act": "silu", "swiglu_limit": 7.0 }),
             json!({ "model_type": "own", "hidden_act": "relu2" }),
             json!({ "model_type": "own", "hidden_act": "swigluoai", "swiglu_alpha": 1.5, "swiglu_beta": 0.5 }),
-            json!({ "model_type": "own", "swiglu_limits": [7.0, 7.0] }),
+            json!({ "model_type": "own", "hidden_act": "silu", "my_swiglu_limit": "seven" }),
+            json!({ "model_type": "own", "swiglu_limits": [7.0, 8.0] }),
             json!({ "model_type": "falcon_h1", "hidden_act": "silu", "mlp_multipliers": [0.75, 0.5] }),
-            json!({ "model_type": "gemma3n_text", "hidden_act": "gelu_pytorch_tanh", "activation_sparsity_pattern": [0.5, 0.0] }),
+            json!({ "model_type": "gemma3n_text", "hidden_activation": "gelu_pytorch_tanh", "activation_sparsity_pattern": [0.5, 0.0] }),
             json!({ "model_type": "step3p5", "hidden_act": "silu", "swiglu_limits": [0.0, 7.5], "swiglu_limits_shared": [16.0] }),
+            json!({ "model_type": "bailing_hybrid", "hidden_act": "silu", "expert_swiglu_limit_list": [0.0, 4.0] }),
+            json!({ "model_type": "deepseek_v4", "hidden_act": "silu", "swiglu_limit": 10.0 }),
+            json!({ "model_type": "hy_v4", "hidden_act": "silu", "swiglu_limit": 10.0 }),
+            json!({ "model_type": "kimi_k3", "hidden_act": "situ", "activation_situ_beta": 2.0 }),
         ] {
-            assert_eq!(through_gguf(config.clone()), config);
+            assert_eq!(through_gguf(&config), config);
         }
         let parts = json!({ "model_type": "gemma3", "text_config": { "model_type": "gemma3_text", "hidden_activation": "x" } });
-        assert_eq!(through_gguf(parts), json!({ "model_type": "gemma3_text", "hidden_act": "x" }));
+        assert_eq!(through_gguf(&parts), json!({ "model_type": "gemma3_text", "hidden_activation": "x" }));
+        // What has no effect is not carried where it would have one, and two names stay two.
+        let both = json!({ "model_type": "gemma2", "hidden_act": "gelu", "hidden_activation": "gelu_new" });
+        assert_eq!(through_gguf(&both)["hidden_activation"], "gelu_new");
+        let two = json!({ "hidden_act": "silu", "hidden_activation": "relu" });
+        assert_eq!(through_gguf(&two), json!({ "model_type": "unknown", "hidden_act": "silu and relu" }));
+        let odd = json!({ "model_type": "llama", "hidden_act": 5, "swiglu_limits": [1, "x"] });
+        assert_eq!(
+            through_gguf(&odd),
+            json!({ "model_type": "llama", "hidden_act": "5", "swiglu_limits": "[1,\"x\"]" })
+        );
+        // Where a configuration says nothing, its family does, and another thing than in GGUF.
+        assert_eq!(through_gguf(&json!({ "model_type": "hy_v4" }))["swiglu_limit"], 10.0);
+        assert_eq!(
+            through_gguf(&json!({ "model_type": "hy_v4", "swiglu_limit": null }))["swiglu_limit"],
+            0.0
+        );
+        assert_eq!(to_gguf(None, "unknown").1, [text(ARCHITECTURE, "unknown")]);
     }
 
     #[test]
-    fn architectures_imply_activations() {
-        let of = |name: &str| from_gguf(&[(ARCHITECTURE.into(), GgufValue::String(name.into()))]).unwrap();
-        assert_eq!(of("gemma3n")["hidden_act"], "gelu_pytorch_tanh");
-        assert_eq!(of("gemma3n")["activation_sparsity_pattern"][9], 0.95);
-        assert_eq!(of("gpt-oss"), json!({ "model_type": "gpt_oss", "hidden_act": "silu" }));
-        assert_eq!(of("qwen3moe"), json!({ "model_type": "qwen3moe" }));
-        assert_eq!(of("minimax-m3")["hidden_act"], "swigluoai");
+    fn architectures_become_families() {
+        let of = |name: &str| from_gguf(&[text(ARCHITECTURE, name)]).unwrap();
+        assert_eq!(of("gpt-oss"), json!({ "model_type": "gpt_oss" }));
+        assert_eq!(of("qwen3moe"), json!({ "model_type": "qwen3_moe" }));
+        assert_eq!(of("foo"), json!({ "model_type": "foo" }));
+        // A configuration of theirs without a limit would mean 10.
+        assert_eq!(of("glm5-next"), json!({ "model_type": "glm5_next_text", "swiglu_limit": null }));
+        // Only GGUF has the family.
+        assert_eq!(of("spark2_5"), json!({ "model_type": "spark2_5", "hidden_act": "gelu_pytorch_tanh" }));
         assert_eq!(from_gguf(&[]), None);
     }
 
     #[test]
-    fn limits_by_layer_are_one_limit_where_the_model_has_one() {
-        let of = |limits: &[f32]| {
-            let bytes = limits.iter().flat_map(|limit| limit.to_le_bytes()).collect();
-            let array = GgufValue::Array { element: F32, len: limits.len() as u64, bytes };
-            let name = GgufValue::String("deepseek4".into());
-            let metadata = [(ARCHITECTURE.into(), name), ("deepseek4.swiglu_clamp_exp".into(), array)];
+    fn limits_are_read_in_every_form() {
+        let of = |limit: GgufValue| {
+            let metadata = [text(ARCHITECTURE, "deepseek4"), ("deepseek4.swiglu_clamp_exp".into(), limit)];
             from_gguf(&metadata).unwrap()["swiglu_limit"].clone()
         };
-        assert_eq!(of(&[10.0, 10.0]), json!(10.0));
-        assert_eq!(of(&[0.0, 0.0]), Value::Null);
-        assert_eq!(of(&[0.0, 10.0]), json!([0.0, 10.0]));
+        let array = |element, bytes: Vec<u8>, size: usize| GgufValue::Array {
+            element,
+            len: (bytes.len() / size) as u64,
+            bytes,
+        };
+        let f32s = |all: &[f32]| array(F32, all.iter().flat_map(|x| x.to_le_bytes()).collect(), 4);
+        assert_eq!(of(f32s(&[10.0, 10.0])), json!(10.0));
+        assert_eq!(of(f32s(&[0.0, 10.0])), json!([0.0, 10.0]));
+        assert_eq!(of(GgufValue::F32(10.0)), json!(10.0));
+        assert_eq!(of(GgufValue::F64(2.5)), json!(2.5));
+        assert_eq!(of(GgufValue::U32(7)), json!(7));
+        let f64s = [0.5f64, 2.5].iter().flat_map(|x| x.to_le_bytes()).collect();
+        assert_eq!(of(array(F64, f64s, 8)), json!([0.5, 2.5]));
+        assert_eq!(
+            of(array(I32, [0i32, 4].iter().flat_map(|x| x.to_le_bytes()).collect(), 4)),
+            json!([0, 4])
+        );
+        // None of these is a limit, and none may pass for no limit.
+        assert_eq!(of(f32s(&[f32::NAN, 1.0])), json!(["NaN", 1.0]));
+        assert_eq!(of(GgufValue::F32(f32::INFINITY)), json!("inf"));
+        assert_eq!(of(array(8, vec![0; 8], 8)), json!("an array of string"));
     }
 
     #[test]

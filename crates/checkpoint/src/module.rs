@@ -4,6 +4,8 @@
 //! |---|---|
 //! | Hugging Face | `model.layers.I.mlp.{gate,up,down,gate_up}_proj` |
 //! | Mixtral | `model.layers.I.block_sparse_moe.experts.E.{w1,w3,w2}` |
+//! | Granite | `model.layers.I.{block_sparse_moe,shared_mlp}.{input,output}_linear`, experts in one tensor |
+//! | HunYuan | `model.layers.I.mlp.{gate_and_up,down}_proj` |
 //! | Llama | `layers.I.feed_forward.{w1,w3,w2}` |
 //! | Step | `model.layers.I.{moe,share_expert}.{gate,up,down}_proj`, experts in one tensor |
 //! | MLX | `model.layers.I.mlp.switch_mlp.{gate,up,down}_proj`, experts in one tensor |
@@ -58,6 +60,9 @@ const PROJECTIONS: &[(&str, Projection, Option<MlpKind>)] = &[
     ("w3", Up, None),
     ("w2", Down, None),
     ("w13", GateUp, None),
+    ("gate_and_up_proj", GateUp, None),
+    ("input_linear", GateUp, None),
+    ("output_linear", Down, None),
     ("ffn_gate", Gate, None),
     ("ffn_up", Up, None),
     ("ffn_down", Down, None),
@@ -71,11 +76,8 @@ const PROJECTIONS: &[(&str, Projection, Option<MlpKind>)] = &[
     ("ffn_down_shexp", Down, Some(Shared)),
 ];
 
-/// Architectures in GGUF whose `ffn_up` holds the gate rows, then the up rows.
-const FUSED_UP: &[&str] = &["chatglm", "glm4", "phi3"];
-
 /// Parts of a name that say that routed experts follow, the last of them next to the number of one.
-const ROUTED: &[&str] = &["experts", "local_experts", "moe", "switch_mlp"];
+const ROUTED: &[&str] = &["block_sparse_moe", "experts", "local_experts", "moe", "switch_mlp"];
 /// How the part of a name starts that says that it is of the shared expert.
 const SHARED: &[&str] = &["shared_expert", "share_expert", "shared_mlp"];
 
@@ -231,9 +233,7 @@ impl ModuleIndex {
         }
         // A gated MLP has a gate: an MLP with `up_proj` and `down_proj` alone is not one.
         let gated = |m: &Mlp| m.modules.keys().any(|(_, p)| matches!(p, Gate | GateUp));
-        let architecture =
-            files.gguf_metadata().and(files.config()).and_then(|c| c.value["model_type"].as_str());
-        if architecture.is_some_and(|name| FUSED_UP.contains(&name)) {
+        if files.gguf_metadata().and(files.family()).is_some_and(|family| family.fused_up) {
             for mlp in mlps.values_mut().filter(|mlp| !gated(mlp)) {
                 let both = mlp.modules.remove(&(None, Up));
                 mlp.modules.extend(both.map(|name| ((None, GateUp), name)));
@@ -359,6 +359,16 @@ mod tests {
                 Up,
             ),
             ("gate_proj", "", 0, Dense, None, Gate),
+            (
+                "model.layers.2.block_sparse_moe.input_linear",
+                "model.layers.2.block_sparse_moe",
+                2,
+                Experts,
+                None,
+                GateUp,
+            ),
+            ("model.layers.2.shared_mlp.output_linear", "model.layers.2.shared_mlp", 2, Shared, None, Down),
+            ("model.layers.4.mlp.gate_and_up_proj", "model.layers.4.mlp", 4, Dense, None, GateUp),
         ] {
             assert_eq!(place(name), (path.into(), layer, kind, expert, projection), "{name}");
         }

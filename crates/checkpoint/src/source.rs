@@ -228,7 +228,7 @@ impl Checkpoint {
         let own = mlp.own(expert);
         if let Some(module) = mlp.module(own, Projection::GateUp) {
             let both = self.stored(module)?;
-            let order = self.fused_order().ok_or_else(|| Error::FusedOrder {
+            let order = self.fused_order(module).ok_or_else(|| Error::FusedOrder {
                 tensor: both.weight_name().into(),
                 valid: GateUpOrder::names(),
             })?;

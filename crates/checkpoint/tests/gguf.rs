@@ -120,7 +120,7 @@ fn a_file_that_was_split_is_opened_whole_by_the_name_of_any_part() {
         let mlp = c.gate_up(0).unwrap();
         gate.assert_is(&mlp.gate);
         up.assert_is(&mlp.up);
-        assert_eq!(c.files().config().unwrap().value["model_type"], "gemma3");
+        assert_eq!(c.files().config().unwrap().value["model_type"], "gemma3_text");
         assert!(c.validate().is_empty(), "{:?}", c.validate());
     }
     let twice = [tensors[0].clone(), tensors[1].clone()].concat();
@@ -147,7 +147,7 @@ fn architectures_that_fuse_gate_into_up_are_read_as_they_are() {
         write_to(&path, &metadata, tensors).unwrap();
         Checkpoint::open(&path, &OpenOptions::default()).unwrap()
     };
-    for architecture in ["phi3", "glm4", "chatglm"] {
+    for architecture in ["phi3", "glm4", "chatglm", "plamo2", "plamo3"] {
         for tensors in [std::slice::from_ref(&both), &apart] {
             let c = open(architecture, tensors);
             let mlp = c.gate_up(0).unwrap();

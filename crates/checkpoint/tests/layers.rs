@@ -212,7 +212,7 @@ fn stacked_scales_that_fit_neither_order_are_refused() {
 #[test]
 fn gpt_oss_blocks_are_read_with_the_order_its_format_fixes() {
     let weights: Vec<Weight> = (0..2).map(|e| Weight::with_block(60 + e, 64, 96, 32)).collect();
-    let config = json!({ "hidden_size": 96, "quantization_config": { "quant_method": "mxfp4",
+    let config = json!({ "model_type": "gpt_oss", "hidden_size": 96, "quantization_config": { "quant_method": "mxfp4",
         "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"] } });
     let mut f = Fixture { config: Some(config), ..Fixture::default() };
     let name = "model.layers.4.mlp.experts.gate_up_proj";

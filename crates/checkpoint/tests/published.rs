@@ -168,7 +168,7 @@ fn deepseek_keeps_experts_in_mxfp4_beside_fp8() {
 
 fn quark_config() -> Value {
     let level = json!({ "dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0" });
-    json!({ "quantization_config": { "quant_method": "quark", "exclude": ["lm_head", "re:.*self_attn.*"],
+    json!({ "hidden_act": "silu", "quantization_config": { "quant_method": "quark", "exclude": ["lm_head", "re:.*self_attn.*"],
         "algo_config": null, "layer_quant_config": {}, "global_quant_config": { "weight": level, "input_tensors": level } } })
 }
 
@@ -244,7 +244,7 @@ fn mlx_packs_eight_codes_in_a_word() {
         f.add("lm_head.weight", Dtype::U32, &[8, 16], vec![0; 512]);
         f.add("lm_head.scales", Dtype::Bf16, &[8, 1], vec![0; 16]);
         for key in ["quantization", "quantization_config"] {
-            f.config = Some(json!({ key: quantization }));
+            f.config = Some(json!({ "hidden_act": "silu", key: quantization }));
             let c = f.open(&defaults()).unwrap();
             assert_eq!(c.convention().name, "mlx");
             let both = c.gate_up(0).unwrap();
@@ -266,7 +266,7 @@ fn mlx_packs_eight_codes_in_a_word() {
 #[test]
 fn auto_round_writes_compressed_tensors_under_another_configuration() {
     let config = |data_type: &str, size: u64, extra: Value| {
-        json!({ "quantization_config": { "quant_method": "auto-round", "packing_format": "auto_round:llm_compressor",
+        json!({ "hidden_act": "silu", "quantization_config": { "quant_method": "auto-round", "packing_format": "auto_round:llm_compressor",
             "bits": 4, "data_type": data_type, "group_size": size, "act_bits": 4, "extra_config": extra } })
     };
     let extra = json!({ "lm_head": { "bits": 16, "data_type": "float" }, ".*self_attn.*": { "bits": 8 } });

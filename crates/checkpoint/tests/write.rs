@@ -491,7 +491,7 @@ fn the_models_configuration_goes_where_the_output_has_room_for_it() {
     let dir = tempfile::tempdir().unwrap();
     let mut config = modelopt_config("NVFP4");
     config["model_type"] = json!("gemma2");
-    config["hidden_act"] = json!("gelu_pytorch_tanh");
+    config["hidden_activation"] = json!("gelu_pytorch_tanh");
     config["hidden_size"] = json!(64);
     let a = common::modelopt(config, Some(0.5)).open(&defaults()).unwrap();
     let held = |c: &Checkpoint, key: &str| c.files().config().unwrap().value.get(key).cloned();
@@ -500,12 +500,12 @@ fn the_models_configuration_goes_where_the_output_has_room_for_it() {
     let (back, _) = convert(&gguf, &dir.path().join("hf"), Output::Modelopt);
     for c in [&lone, &gguf, &back] {
         assert_eq!(held(c, "model_type"), Some(json!("gemma2")));
-        assert_eq!(held(c, "hidden_act"), Some(json!("gelu_pytorch_tanh")));
+        assert_eq!(held(c, "hidden_activation"), Some(json!("gelu_pytorch_tanh")));
         assert_same_layer(&a, c);
     }
     assert_eq!(held(&lone, "hidden_size"), Some(json!(64)));
     // What lies beside a file that carries its own configuration is another model's.
     std::fs::write(dir.path().join("config.json"), r#"{ "hidden_act": "silu" }"#).unwrap();
     let again = Checkpoint::open(&dir.path().join("m.safetensors"), &defaults()).unwrap();
-    assert_eq!(held(&again, "hidden_act"), Some(json!("gelu_pytorch_tanh")));
+    assert_eq!(held(&again, "hidden_activation"), Some(json!("gelu_pytorch_tanh")));
 }

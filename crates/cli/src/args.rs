@@ -144,8 +144,8 @@ pub struct ActivationArgs {
 /// What happens between the products and C.
 #[derive(Debug, Args)]
 pub struct EpilogueArgs {
-    /// Activation: silu, clamped-silu(:LIMIT), swiglustep(:LIMIT), swigluoai(:ALPHA,BETA,LIMIT), gelu-tanh, relu2 or
-    /// identity. Without it, the one the checkpoint names, or silu.
+    /// Activation: silu, clamped-silu(:LIMIT), swiglustep(:LIMIT), swigluoai(:ALPHA,BETA,LIMIT), gelu-tanh, relu,
+    /// relu2 or identity. Without it, the one that the checkpoint states.
     #[arg(long, value_name = "NAME")]
     pub activation: Option<Activation>,
     /// Round both products to bf16 before the activation, as unfused bf16 pipelines do.

@@ -77,6 +77,7 @@ const MISTAKES: &[Mistake] = &[
     },
     Mistake { name: "the activation is silu", make: |p| activated(p, Activation::Silu) },
     Mistake { name: "the activation is gelu-tanh", make: |p| activated(p, Activation::GeluTanh) },
+    Mistake { name: "the activation is relu", make: |p| activated(p, Activation::Relu) },
     Mistake { name: "the activation is relu2", make: |p| activated(p, Activation::Relu2) },
     Mistake { name: "the activation is swigluoai", make: |p| activated(p, Activation::SWIGLU_OAI) },
     Mistake {

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::bail;
 use dualgemm::checkpoint::{
-    BadInputScale, Checkpoint, Error, GateUpSource, Linear, MlpKind, NibbleOrder, OpenOptions,
+    BadInputScale, Checkpoint, Error, GateUpSource, Linear, MlpKind, NibbleOrder, OpenOptions, Stated,
 };
 use dualgemm::formats::{self, BlockFormat, GlobalScale};
 use dualgemm::gemm::{AOperand, Activation, Epilogue, GateUp, QuantizeA};
@@ -20,8 +20,8 @@ use crate::scales::Scales;
 /// go of pages.
 const RUN_BYTES: usize = 1 << 20;
 
-/// Opens a checkpoint as the arguments say.
-pub fn open(path: &Path, args: &ReadArgs) -> Result<Checkpoint, Error> {
+/// Opens a checkpoint as the arguments say; an activation overrides what the checkpoint states.
+pub fn open(path: &Path, args: &ReadArgs, activation: Option<Activation>) -> Result<Checkpoint, Error> {
     let options = OpenOptions {
         convention: args.convention.clone(),
         nibble_order: args.nibble_order.map(|order| match order {
@@ -35,6 +35,7 @@ pub fn open(path: &Path, args: &ReadArgs) -> Result<Checkpoint, Error> {
             true => BadInputScale::One,
             false => BadInputScale::Refuse,
         },
+        activation,
     };
     Checkpoint::open(path, &options)
 }
@@ -87,6 +88,16 @@ enum Which {
     Expert(usize),
 }
 
+impl Which {
+    fn kind(self) -> (MlpKind, Option<usize>) {
+        match self {
+            Self::Dense => (MlpKind::Dense, None),
+            Self::Shared => (MlpKind::Shared, None),
+            Self::Expert(expert) => (MlpKind::Experts, Some(expert)),
+        }
+    }
+}
+
 impl<'c> Layer<'c> {
     /// The MLP that the arguments name.
     pub fn of(checkpoint: &'c Checkpoint, args: &LayerArgs) -> anyhow::Result<Self> {
@@ -123,6 +134,11 @@ impl<'c> Layer<'c> {
         self.source.format()
     }
 
+    /// The activation of the MLP, and what says so.
+    pub fn activation(&self) -> Result<Stated, Error> {
+        self.checkpoint.activation(self.number, self.which.kind().0)
+    }
+
     /// Both halves, read.
     pub fn weights(&self) -> Result<GateUp<'c>, Error> {
         self.features(0..self.n())
@@ -156,11 +172,7 @@ impl<'c> Layer<'c> {
     /// The scale by which the down projection expects C to be quantized, a multiplier. None if nothing says so, as in a part
     /// of a checkpoint, which may have no down projection.
     pub fn output_scale(&self) -> Result<Option<f32>, Error> {
-        let (kind, expert) = match self.which {
-            Which::Dense => (MlpKind::Dense, None),
-            Which::Shared => (MlpKind::Shared, None),
-            Which::Expert(expert) => (MlpKind::Experts, Some(expert)),
-        };
+        let (kind, expert) = self.which.kind();
         if !self.checkpoint.has_down(self.number, kind, expert) {
             return Ok(None);
         }
@@ -213,28 +225,10 @@ impl<'c> Layer<'c> {
     }
 }
 
-/// The epilogue that the arguments ask for, or that the checkpoint's configuration names for a layer, and where it comes
-/// from.
-pub fn epilogue(layer: &Layer<'_>, args: &EpilogueArgs) -> anyhow::Result<(Epilogue, &'static str)> {
-    let (activation, from) = match args.activation {
-        Some(activation) => (activation, "as asked"),
-        None => match (named_activation(layer)?, layer.checkpoint.files().config()) {
-            (Some(activation), Some(config)) if config.path.ends_with("config.json") => {
-                (activation, "from config.json")
-            }
-            (Some(activation), _) => (activation, "from the file's metadata"),
-            (None, _) => (Activation::Silu, "by default"),
-        },
-    };
+/// The epilogue of a layer: its activation, and what the arguments ask for.
+pub fn epilogue(layer: &Layer<'_>, args: &EpilogueArgs) -> Result<(Epilogue, Stated), Error> {
+    let stated = layer.activation()?;
     let round_gate_up_to_bf16 = args.round_gate_up_to_bf16;
-    Ok((Epilogue { activation, round_gate_up_to_bf16, ..Epilogue::default() }, from))
-}
-
-fn named_activation(layer: &Layer<'_>) -> Result<Option<Activation>, dualgemm::Error> {
-    let kind = match layer.which {
-        Which::Dense => MlpKind::Dense,
-        Which::Shared => MlpKind::Shared,
-        Which::Expert(_) => MlpKind::Experts,
-    };
-    dualgemm::activation(layer.checkpoint, layer.number, kind)
+    let epilogue = Epilogue { activation: stated.activation, round_gate_up_to_bf16, ..Epilogue::default() };
+    Ok((epilogue, stated))
 }

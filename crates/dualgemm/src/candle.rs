@@ -39,7 +39,7 @@ mod cuda;
 /// What is computed, and where.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The function of the two products; `None` for SiLU, or that of the checkpoint where there is one.
+    /// The function of the two products; `None` for that of the checkpoint, or for SiLU where there is none.
     pub epilogue: Option<Epilogue>,
     /// Whether x is quantized on the way in.
     pub quantize_a: QuantizeA,
@@ -262,7 +262,8 @@ impl GatedMlp {
     /// A layer's dense MLP for tensors of a float type.
     ///
     /// # Errors
-    /// If there is no such layer, a tensor is missing or breaks a rule, or the device is not there.
+    /// If there is no such layer, a tensor is missing or breaks a rule, the device is not there, or nothing states the
+    /// activation and the options ask for none.
     pub fn from_checkpoint(path: &Path, layer: usize, dtype: DType, options: &Options) -> Result<Self> {
         let checkpoint = Checkpoint::open(path, &OpenOptions::default()).map_err(Error::wrap)?;
         let weights = crate::weights(checkpoint.gate_up(layer).map_err(Error::wrap)?);
@@ -270,8 +271,7 @@ impl GatedMlp {
         let down = decoded(&down.weight)?.to_dtype(dtype)?.to_device(&options.device)?;
         let mut options = options.clone();
         if options.epilogue.is_none() {
-            let activation = crate::activation(&checkpoint, layer, MlpKind::Dense);
-            let activation = activation.map_err(Error::wrap)?.unwrap_or_default();
+            let activation = checkpoint.activation(layer, MlpKind::Dense).map_err(Error::wrap)?.activation;
             options.epilogue = Some(Epilogue { activation, ..Epilogue::default() });
         }
         Ok(Self { gate_up: SwiGlu::new(&weights, &options)?, down: down.t()? })

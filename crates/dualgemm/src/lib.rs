@@ -6,7 +6,6 @@
 //! [`Plan::prepack`] brings the weights into kernel order once, [`Plan::run`] multiplies. [`check`] compares a result with the
 //! f64 reference.
 
-mod activation;
 #[cfg(feature = "candle")]
 pub mod candle;
 pub mod check;
@@ -30,7 +29,6 @@ pub use dualgemm_plan as strategies;
 #[cfg(feature = "cuda")]
 pub use dualgemm_plan::{DeviceA, DeviceC, DeviceCall, DeviceGateUp, GpuOptions, GroupedCall};
 
-pub use activation::activation;
 pub use error::Error;
 #[cfg(feature = "cuda")]
 pub use gpu::GpuId;

@@ -199,6 +199,8 @@ pub enum Activation {
     },
     /// `gelu(gate) · up`, gelu by its tanh approximation (Gemma).
     GeluTanh,
+    /// `relu(gate) · up` (SmallThinker).
+    Relu,
     /// `relu(gate)² · up`.
     Relu2,
     /// `gate · up`.
@@ -210,12 +212,13 @@ impl Activation {
     pub const SWIGLU_OAI: Self = Self::SwigluOai { alpha: 1.702, beta: 1.0, limit: 7.0 };
 
     /// One of each, for tests and listings.
-    pub const EXAMPLES: [Self; 7] = [
+    pub const EXAMPLES: [Self; 8] = [
         Self::Silu,
         Self::ClampedSilu { limit: 7.0 },
         Self::SwigluStep { limit: 7.0 },
         Self::SWIGLU_OAI,
         Self::GeluTanh,
+        Self::Relu,
         Self::Relu2,
         Self::Identity,
     ];
@@ -244,6 +247,7 @@ impl Activation {
                 let twice_inner = (Gate + Gate * Gate * Gate * 0.044715) * 1.595_769_2;
                 Gate.above_infinity() * twice_inner.sigmoid() * Up
             }
+            Self::Relu => Gate.max(0.0) * Up,
             Self::Relu2 => {
                 // The square alone overflows from 2⁶⁴ on.
                 let gate = Gate.max(0.0);
@@ -265,7 +269,7 @@ impl Activation {
     /// Names the number and its value.
     pub fn check(self) -> Result<(), Error> {
         let (slopes, limit) = match self {
-            Self::Silu | Self::GeluTanh | Self::Relu2 | Self::Identity => return Ok(()),
+            Self::Silu | Self::GeluTanh | Self::Relu | Self::Relu2 | Self::Identity => return Ok(()),
             Self::ClampedSilu { limit } | Self::SwigluStep { limit } => (vec![], limit),
             Self::SwigluOai { alpha, beta, limit } => (vec![("alpha", alpha), ("beta", beta)], limit),
         };
@@ -292,6 +296,7 @@ impl std::fmt::Display for Activation {
             Self::SwigluStep { limit } => write!(f, "swiglustep:{limit}"),
             Self::SwigluOai { alpha, beta, limit } => write!(f, "swigluoai:{alpha},{beta},{limit}"),
             Self::GeluTanh => f.write_str("gelu-tanh"),
+            Self::Relu => f.write_str("relu"),
             Self::Relu2 => f.write_str("relu2"),
             Self::Identity => f.write_str("identity"),
         }
@@ -317,6 +322,7 @@ impl std::str::FromStr for Activation {
             ("swigluoai", []) => Self::SWIGLU_OAI,
             ("swigluoai", &[alpha, beta, limit]) => Self::SwigluOai { alpha, beta, limit },
             ("gelu-tanh", []) => Self::GeluTanh,
+            ("relu", []) => Self::Relu,
             ("relu2", []) => Self::Relu2,
             ("identity", []) => Self::Identity,
             _ => return Err(unknown()),
@@ -411,6 +417,7 @@ mod tests {
                 let inner = (2.0 / std::f64::consts::PI).sqrt() * (gate + 0.044715 * gate.powi(3));
                 let gelu = 0.5 * gate * (1.0 + inner.tanh()) * up;
                 assert!((eval(Activation::GeluTanh, gate, up) - gelu).abs() <= 1e-6 * gelu.abs() + 1e-12);
+                assert_eq!(eval(Activation::Relu, gate, up), gate.max(0.0) * up);
                 assert_eq!(eval(Activation::Relu2, gate, up), gate.max(0.0) * up * gate.max(0.0));
                 assert_eq!(eval(Activation::Identity, gate, up), gate * up);
             }

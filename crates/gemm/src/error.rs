@@ -32,7 +32,7 @@ pub enum Error {
     /// A text that names no activation.
     #[error(
         "activation `{found}` is unknown; valid are silu, clamped-silu[:LIMIT], swiglustep[:LIMIT], \
-         swigluoai[:ALPHA,BETA,LIMIT], gelu-tanh, relu2, identity, with finite numbers and positive limits"
+         swigluoai[:ALPHA,BETA,LIMIT], gelu-tanh, relu, relu2, identity, with finite numbers and positive limits"
     )]
     UnknownActivation {
         /// The text.

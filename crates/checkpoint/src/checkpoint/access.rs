@@ -231,9 +231,10 @@ impl Checkpoint {
         self.tensor_scale(module, stored, expert)
     }
 
-    /// Order of the rows of fused tensors, as the caller or the convention says.
-    pub(crate) fn fused_order(&self) -> Option<GateUpOrder> {
-        self.options.gate_up_order.or(self.convention.fused_order)
+    /// Order of the rows of a fused module, as the caller, the convention or the family says.
+    pub(crate) fn fused_order(&self, module: &str) -> Option<GateUpOrder> {
+        let of_family = || self.files.family()?.fused_order(module);
+        self.options.gate_up_order.or(self.convention.fused_order).or_else(of_family)
     }
 
     /// The number in a scale tensor that belongs to an expert, or to all.

@@ -71,6 +71,7 @@ impl Checkpoint {
         self.check_fused(&mut differences);
         for mlp in &self.index().mlps {
             self.check_experts(mlp, &mut findings);
+            self.check_activation(mlp, &mut findings);
             let experts: Vec<Option<usize>> = match mlp.kind {
                 MlpKind::Experts => self.expert_ids(mlp).into_iter().map(Some).collect(),
                 MlpKind::Dense | MlpKind::Shared => vec![None],
@@ -158,6 +159,18 @@ impl Checkpoint {
             let message =
                 format!("{}: has no expert {first} ({missing} of {expected} are missing)", mlp.path);
             findings.push(Finding::new("layers", &mlp.path, format!("{missing} experts"), message));
+        }
+    }
+
+    /// What no layer states is one finding.
+    fn check_activation(&self, mlp: &Mlp, findings: &mut Vec<Finding>) {
+        if let Err(e) = self.activation_of(mlp)
+            && self.is_quantized(mlp)
+        {
+            let finding = Finding::from(&e);
+            if !findings.iter().any(|known| known.message == finding.message) {
+                findings.push(finding);
+            }
         }
     }
 

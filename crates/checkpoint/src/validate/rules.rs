@@ -37,6 +37,10 @@ pub const RULES: &[Rule] = &[
         "config",
         "config.json, hf_quant_config.json and file metadata hold known values; bits, type and group_size fit the format",
     ),
+    error(
+        "activation",
+        "the activation of every gated MLP is stated, by the configuration or the model's family, and is implemented",
+    ),
     error("convention", "exactly one known convention is declared or named"),
     warning("config-agrees", "config.json and hf_quant_config.json name the same algorithm"),
     error(

@@ -283,7 +283,7 @@ pub fn shard_name(shard: usize) -> String {
 }
 
 pub fn modelopt_config(algo: &str) -> Value {
-    json!({ "quantization_config": { "quant_method": "modelopt", "quant_algo": algo, "ignore": ["lm_head"] } })
+    json!({ "hidden_act": "silu", "quantization_config": { "quant_method": "modelopt", "quant_algo": algo, "ignore": ["lm_head"] } })
 }
 
 /// A compressed-tensors configuration with these groups: (targets, group size, activations).
@@ -299,7 +299,7 @@ pub fn compressed_config(groups: &[(&[&str], u64, Value)]) -> Value {
             )
         })
         .collect();
-    json!({ "quantization_config": {
+    json!({ "hidden_act": "silu", "quantization_config": {
         "quant_method": "compressed-tensors", "format": null, "ignore": ["lm_head"], "config_groups": groups } })
 }
 

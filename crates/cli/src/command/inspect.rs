@@ -46,6 +46,8 @@ struct Report {
 struct MlpReport {
     #[serde(flatten)]
     info: MlpInfo,
+    /// Activation and what says so, or why it is not known.
+    activation: String,
     entries: Vec<Entry>,
 }
 
@@ -138,6 +140,21 @@ fn entries(checkpoint: &Checkpoint, info: &MlpInfo) -> Vec<Entry> {
     }
 }
 
+impl Report {
+    /// Activations, each with the MLPs that have it, in the order of the layers.
+    fn activations(&self) -> Vec<(&str, String)> {
+        let mut all: Vec<(&str, Vec<String>)> = Vec::new();
+        for MlpReport { info, activation, .. } in &self.mlps {
+            let name = format!("{} {}", info.kind, info.layer);
+            match all.iter_mut().find(|(known, _)| known == activation) {
+                Some((_, mlps)) => mlps.push(name),
+                None => all.push((activation, vec![name])),
+            }
+        }
+        all.into_iter().map(|(activation, mlps)| (activation, mlps.join(", "))).collect()
+    }
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (count, bytes) = (self.tensor_count, Bytes(self.bytes as u64));
@@ -173,6 +190,9 @@ impl fmt::Display for Report {
             }
         }
         write!(f, "{table}")?;
+        for (activation, layers) in self.activations() {
+            writeln!(f, "activation of {layers}: {activation}")?;
+        }
         if let Some(tensors) = &self.tensors {
             let mut table = Table::new(&["tensor", "type", "shape"]);
             for t in tensors {
@@ -199,14 +219,18 @@ impl fmt::Display for Report {
 
 /// Lists.
 pub fn run(args: &InspectArgs, output: &Output) -> anyhow::Result<Verdict> {
-    let checkpoint = layer::open(&args.checkpoint, &args.read)?;
+    let checkpoint = layer::open(&args.checkpoint, &args.read, None)?;
     let infos = checkpoint.mlps();
     let bar = output.progress("inspect", infos.len());
     let mlps: Vec<MlpReport> = infos
         .into_iter()
         .map(|info| {
             bar.inc(1);
-            MlpReport { entries: entries(&checkpoint, &info), info }
+            let activation = match checkpoint.activation(info.layer, info.kind) {
+                Ok(stated) => stated.to_string(),
+                Err(error) => format!("not known: {error}"),
+            };
+            MlpReport { entries: entries(&checkpoint, &info), activation, info }
         })
         .collect();
     bar.finish_and_clear();

@@ -25,7 +25,7 @@ pub struct PtxArgs {
     #[arg(long, value_name = "NAME")]
     pub config: Option<String>,
     /// Activation, silu if nothing is said: silu, clamped-silu(:LIMIT), swiglustep(:LIMIT), swigluoai(:ALPHA,BETA,LIMIT),
-    /// gelu-tanh, relu2 or identity.
+    /// gelu-tanh, relu, relu2 or identity.
     #[arg(long, value_name = "NAME")]
     pub activation: Option<Activation>,
     /// For N that is no multiple of 8: rows of C start anywhere.

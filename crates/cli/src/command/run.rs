@@ -118,7 +118,8 @@ struct Report {
     a_format: AFormat,
     out_dtype: &'static str,
     activation: dualgemm::gemm::Activation,
-    activation_from: &'static str,
+    /// What says so: file and entry, the family, or the option.
+    activation_from: String,
     device: String,
     device_name: String,
     kernel: String,
@@ -186,6 +187,7 @@ impl fmt::Display for Report {
         let static_scale = self.scales.a.as_ref().filter(|scale| scale.value.is_some());
         let from = static_scale.map_or(String::new(), |scale| format!(", {}", scale.from));
         writeln!(f, "  A        {}{from}", self.a)?;
+        writeln!(f, "  activation {} ({})", self.activation, self.activation_from)?;
         writeln!(f, "  plan     {}", self.plan.to_string().replace('\n', "\n         "))?;
         let Timing { median_us, p10_us, p90_us, runs } = self.timing;
         let time = |us: f64| Time(Duration::from_secs_f64(us * 1e-6));
@@ -267,14 +269,14 @@ pub fn run(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
 }
 
 fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
-    let checkpoint = layer::open(&args.checkpoint, &args.layer.read)?;
+    let checkpoint = layer::open(&args.checkpoint, &args.layer.read, args.epilogue.activation)?;
     if let Some(path) = &args.output {
         let inputs = [Some(args.checkpoint.as_path()), args.activations.input.as_deref()];
         files::is_no_input("--output", path, inputs.into_iter().flatten().chain(checkpoint.files().paths()))?;
         files::writable(path)?;
     }
     let layer = Layer::of(&checkpoint, &args.layer)?;
-    let (epilogue, activation_from) = layer::epilogue(&layer, &args.epilogue)?;
+    let (epilogue, stated) = layer::epilogue(&layer, &args.epilogue)?;
     let (n, k) = (layer.n(), layer.k());
     let source = Source::open(&args.activations)?;
     let input_scales = || Ok(layer.input_scales()?);
@@ -360,8 +362,8 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
         k,
         a_format: desc.a_compute(),
         out_dtype: desc.out.name(),
-        activation: epilogue.activation,
-        activation_from,
+        activation: stated.activation,
+        activation_from: stated.origin.to_string(),
         device: args.device.to_string(),
         device_name,
         kernel: plan.kernel().into(),

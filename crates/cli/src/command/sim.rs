@@ -54,8 +54,8 @@ pub struct SimArgs {
     /// configuration takes: nvfp4 without one, mxfp4, or A in f16 or bf16.
     #[arg(long, value_name = "NAME")]
     pub config: Option<String>,
-    /// Activation: silu, clamped-silu(:LIMIT), swiglustep(:LIMIT), swigluoai(:ALPHA,BETA,LIMIT), gelu-tanh, relu2 or
-    /// identity.
+    /// Activation: silu, clamped-silu(:LIMIT), swiglustep(:LIMIT), swigluoai(:ALPHA,BETA,LIMIT), gelu-tanh, relu,
+    /// relu2 or identity.
     #[arg(long, value_name = "NAME", default_value = "silu")]
     pub activation: Activation,
     /// A warp that executes more instructions than this is taken to hang.

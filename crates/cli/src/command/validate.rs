@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use dualgemm::checkpoint::Error;
 use dualgemm::checkpoint::validate::{Finding, RULES, Severity};
+use dualgemm::gemm::Activation;
 use serde::Serialize;
 
 use super::Verdict;
@@ -21,6 +22,9 @@ pub struct ValidateArgs {
     pub checkpoint: Option<PathBuf>,
     #[command(flatten)]
     pub read: ReadArgs,
+    /// Activation of the MLPs, where the checkpoint states none that is understood; as for run.
+    #[arg(long, value_name = "NAME")]
+    pub activation: Option<Activation>,
     /// List the rules instead.
     #[arg(long, conflicts_with = "checkpoint")]
     pub rules: bool,
@@ -75,7 +79,7 @@ pub fn run(args: &ValidateArgs, output: &Output) -> anyhow::Result<Verdict> {
         output.emit(&RuleList { rules: RULES })?;
         return Ok(Verdict::Right);
     };
-    let findings = match layer::open(path, &args.read) {
+    let findings = match layer::open(path, &args.read, args.activation) {
         Ok(checkpoint) => checkpoint.validate(),
         // No such file, or a name that no convention knows: there is nothing to find faults in.
         Err(error @ (Error::Io { .. } | Error::Path { .. } | Error::Name { .. })) => return Err(error.into()),

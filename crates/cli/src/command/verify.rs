@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use anyhow::bail;
 use clap::Args;
 use dualgemm::check::{RowSample, bounded_rows, row_blocks};
-use dualgemm::checkpoint::TensorFiles;
+use dualgemm::checkpoint::{Stated, TensorFiles};
 use dualgemm::gemm::{AFormat, Bounded, Comparison, Epilogue};
 use serde::Serialize;
 
@@ -75,6 +75,19 @@ fn cosine(text: &str) -> Result<f64, String> {
     found.ok_or_else(|| "a number from -1 to 1 is needed".into())
 }
 
+/// The activation of the reference, and what says so.
+#[derive(Debug, Serialize)]
+struct ActivationReport {
+    activation: dualgemm::gemm::Activation,
+    activation_from: String,
+}
+
+impl From<Stated> for ActivationReport {
+    fn from(stated: Stated) -> Self {
+        Self { activation: stated.activation, activation_from: stated.origin.to_string() }
+    }
+}
+
 #[derive(Debug, Serialize)]
 struct Report {
     result: PathBuf,
@@ -85,6 +98,8 @@ struct Report {
     m: usize,
     n: usize,
     out_dtype: AFormat,
+    #[serde(flatten)]
+    activation: Option<ActivationReport>,
     #[serde(flatten)]
     comparison: Comparison,
     tolerance: Tolerance,
@@ -97,6 +112,9 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { m, n, out_dtype, comparison: c, .. } = self;
         writeln!(f, "{}: {out_dtype} [{m}, {n}], against {}", self.result.display(), self.against)?;
+        if let Some(ActivationReport { activation, activation_from }) = &self.activation {
+            writeln!(f, "  activation   {activation} ({activation_from})")?;
+        }
         if let Some(Scales { gate, up, a }) = &self.scales {
             writeln!(f, "  gate         {gate}")?;
             writeln!(f, "  up           {up}")?;
@@ -134,23 +152,28 @@ pub fn run(args: &VerifyArgs, output: &Output) -> anyhow::Result<Verdict> {
         }
         comparing.finish()
     };
-    let finish =
-        |(against, scales), comparison, tolerance: Tolerance, explain: &dyn Fn() -> Vec<&'static str>| {
-            let right = tolerance.holds(&comparison);
-            output.emit(&Report {
-                result: args.result.clone(),
-                against,
-                scales,
-                m,
-                n,
-                out_dtype: result.format(),
-                comparison,
-                tolerance,
-                right,
-                explanations: if right { Vec::new() } else { explain() },
-            })?;
-            Ok(right.into())
-        };
+    let finish = |stated: Option<(Scales, Stated)>,
+                  against,
+                  comparison,
+                  tolerance: Tolerance,
+                  explain: &dyn Fn() -> Vec<&'static str>| {
+        let right = tolerance.holds(&comparison);
+        let (scales, activation) = stated.unzip();
+        output.emit(&Report {
+            result: args.result.clone(),
+            against,
+            scales,
+            m,
+            n,
+            out_dtype: result.format(),
+            activation: activation.map(Into::into),
+            comparison,
+            tolerance,
+            right,
+            explanations: if right { Vec::new() } else { explain() },
+        })?;
+        Ok(right.into())
+    };
     let same_shape = |what: &str, found: (usize, usize)| {
         if found != (m, n) {
             bail!("{}: C is [{m}, {n}]; {what} is [{}, {}]", args.result.display(), found.0, found.1);
@@ -165,12 +188,12 @@ pub fn run(args: &VerifyArgs, output: &Output) -> anyhow::Result<Verdict> {
             let comparison =
                 compare(&|rows| Ok(reference.to_f64(rows).into_iter().map(Bounded::from).collect()))?;
             let tolerance = limited(Tolerance::of(result.format(), &Epilogue::default()));
-            finish((path.display().to_string(), None), comparison, tolerance, &Vec::new)
+            finish(None, path.display().to_string(), comparison, tolerance, &Vec::new)
         }
         (None, Some(path)) => {
-            let checkpoint = layer::open(path, &args.layer.read)?;
+            let checkpoint = layer::open(path, &args.layer.read, args.epilogue.activation)?;
             let layer = Layer::of(&checkpoint, &args.layer)?;
-            let (epilogue, _) = layer::epilogue(&layer, &args.epilogue)?;
+            let (epilogue, stated) = layer::epilogue(&layer, &args.epilogue)?;
             let weights = layer.weights()?;
             let (n, k) = (weights.n(), weights.k());
             let source = Source::open(&args.activations)?;
@@ -193,7 +216,7 @@ pub fn run(args: &VerifyArgs, output: &Output) -> anyhow::Result<Verdict> {
                 }
                 _ => tolerance,
             };
-            finish((against, Some(scales)), comparison, tolerance, &|| {
+            finish(Some((scales, stated)), against, comparison, tolerance, &|| {
                 diagnose(&problem, &result, tolerance.max_rel_l2)
             })
         }

@@ -168,8 +168,10 @@ fn quantized_files_are_read_back_by_every_producers_name() {
     for producer in ["modelopt", "compressed-tensors", "torchao", "te", "ggml"] {
         let out = dir.path().join(format!("{producer}.safetensors"));
         json(&["quantize", arg(&source), arg(&out), "--producer", producer], 0);
-        assert_eq!(json(&["validate", arg(&out)], 0)["errors"], 0, "{producer}");
-        let report = run_json(&[arg(&out), "--layer", "14", "--m", "3"], 0);
+        // The floats come without a configuration.
+        let silu = ["--activation", "silu"];
+        assert_eq!(json(&[&["validate", arg(&out)], &silu[..]].concat(), 0)["errors"], 0, "{producer}");
+        let report = run_json(&[&[arg(&out), "--layer", "14", "--m", "3"], &silu[..]].concat(), 0);
         assert_eq!(report["right"], true, "{producer}");
     }
 }
@@ -225,10 +227,10 @@ fn quantized_models_keep_their_activation() {
     std::fs::copy(data("mlp-bf16.safetensors"), source.join("model.safetensors")).unwrap();
     std::fs::write(source.join("config.json"), r#"{ "hidden_activation": "gelu_pytorch_tanh" }"#).unwrap();
     for (producer, out, from) in [
-        ("modelopt", "m", "from config.json"),
-        ("te", "t.safetensors", "from the file's metadata"),
-        ("torchao", "o.safetensors", "from the file's metadata"),
-        ("ggml", "g.gguf", "from the file's metadata"),
+        ("modelopt", "m", "config.json: hidden_activation"),
+        ("te", "t.safetensors", "t.safetensors: hidden_activation"),
+        ("torchao", "o.safetensors", "o.safetensors: hidden_activation"),
+        ("ggml", "g.gguf", "g.gguf: unknown.hidden_activation"),
     ] {
         let out = dir.path().join(out);
         let mut args = vec!["quantize", arg(&source), arg(&out), "--producer", producer];
@@ -236,6 +238,31 @@ fn quantized_models_keep_their_activation() {
         json(&args, 0);
         let report = run_json(&[arg(&out), "--m", "1"], 0);
         assert_eq!((&report["activation"], &report["activation_from"]), (&"gelu_tanh".into(), &from.into()));
+    }
+}
+
+#[test]
+fn reports_say_which_activation_it_is_and_what_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let c = dir.path().join("c.safetensors");
+    let text = |args: &[&str]| String::from_utf8(dualgemm().args(args).output().unwrap().stdout).unwrap();
+    for (checkpoint, from) in
+        [("modelopt-nvfp4", "config.json: hidden_act"), ("mlp-nvfp4.gguf", "family llama")]
+    {
+        let checkpoint = data(checkpoint);
+        let run = ["--m", "2", "--output", arg(&c), "--repeat", "1", "--no-roofline"];
+        let printed = text(&[&["run", arg(&checkpoint)], &run[..]].concat());
+        assert!(printed.contains(&format!("\n  activation silu ({from})\n")), "{printed}");
+        let verify = ["verify", arg(&c), "--checkpoint", arg(&checkpoint), "--m", "2"];
+        let report = json(&verify, 0);
+        assert_eq!((&report["activation"], &report["activation_from"]), (&"silu".into(), &from.into()));
+        let printed = text(&verify);
+        assert!(printed.contains(&format!("\n  activation   silu ({from})\n")), "{printed}");
+        let asked = json(&[&verify[..], &["--activation", "relu"]].concat(), 1);
+        assert_eq!(asked["activation_from"], "as asked, --activation");
+        assert!(asked["explanations"].to_string().contains("silu"), "{asked}");
+        let printed = text(&["inspect", arg(&checkpoint)]);
+        assert!(printed.contains(&format!("activation of dense MLP 0: silu ({from})\n")), "{printed}");
     }
 }
 
@@ -515,6 +542,7 @@ fn activation_functions_are_applied() {
         ("swiglustep:0.5", "swiglu_step"),
         ("swigluoai", "swiglu_oai"),
         ("gelu-tanh", "gelu_tanh"),
+        ("relu", "relu"),
         ("relu2", "relu2"),
         ("identity", "identity"),
     ] {
@@ -523,10 +551,10 @@ fn activation_functions_are_applied() {
         let found = &report["activation"];
         let found =
             found.as_str().or_else(|| found.as_object().and_then(|o| o.keys().next()).map(String::as_str));
-        assert_eq!((found, &report["activation_from"]), (Some(kind), &"as asked".into()));
+        assert_eq!((found, &report["activation_from"]), (Some(kind), &"as asked, --activation".into()));
     }
     let report = run_json(&[arg(&checkpoint), "--m", "1"], 0);
-    assert_eq!(report["activation_from"], "from config.json");
+    assert_eq!(report["activation_from"], "config.json: hidden_act");
 }
 
 #[test]

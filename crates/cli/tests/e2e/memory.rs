@@ -40,7 +40,8 @@ fn run_holds_the_weights_once_and_c_in_its_own_format() {
         write_layer(&path, n, k);
         for &(a, c, bytes_of_c) in formats {
             let rows = m.to_string();
-            let checkpoint = [arg(&path), "--convention", "modelopt", "--m", &rows, "--check", "none"];
+            let reading = [arg(&path), "--convention", "modelopt", "--activation", "silu"];
+            let checkpoint = [&reading[..], &["--m", &rows, "--check", "none"]].concat();
             let formats = ["--a-format", a, "--out-dtype", c];
             let report = run_json(&[&checkpoint[..], &formats].concat(), 0);
             let peak = report["peak_rss_bytes"].as_f64().unwrap();

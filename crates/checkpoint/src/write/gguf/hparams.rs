@@ -3,11 +3,12 @@
 use std::f64::consts::PI;
 use std::path::Path;
 
+use dualgemm_gemm::Activation;
 use serde_json::Value;
 
-use crate::Error;
 use crate::gguf::GgufValue;
-use crate::model_config::{hidden_activation, model_field};
+use crate::model_config::model_field;
+use crate::{Error, JsonFile, MlpKind, Stated};
 
 /// Numbers of a model.
 #[derive(Debug)]
@@ -69,9 +70,15 @@ impl Hparams {
     /// If a number is missing, or the model does what llama.cpp does not.
     pub(super) fn of(config: &Value, path: &Path) -> Result<Self, Error> {
         let read = Reader { config, path };
-        let act = hidden_activation(config);
-        if act.is_some_and(|act| act != "silu" && act != "swish") {
-            return Err(read.fault("hidden_act", act, "silu, which llama.cpp computes for this family"));
+        let json = JsonFile { path: path.into(), value: config.clone() };
+        let stated = Stated::of_config(&json, 0, MlpKind::Dense)?;
+        if stated.activation != Activation::Silu {
+            let found = Value::from(stated.activation.to_string());
+            return Err(read.fault(
+                "hidden_act",
+                Some(&found),
+                "silu, which llama.cpp computes for this family",
+            ));
         }
         let (hidden, heads) = (read.count("hidden_size")?, read.count("num_attention_heads")?);
         let head_dim = read.count_or("head_dim", hidden / heads)?;

@@ -162,7 +162,7 @@ fn push_group<'m>(
 }
 
 fn metadata(model: &Model<'_>, groups: &Groups<'_, '_>) -> Vec<(String, GgufValue)> {
-    let (architecture, mut out) = config_to_gguf(model.config.as_ref(), "llama");
+    let (architecture, mut out) = config_to_gguf(model.config.as_ref(), "unknown");
     out.push(("general.quantization_version".into(), GgufValue::U32(2)));
     out.push((CONTENTS.into(), GgufValue::String("gated MLPs only".into())));
     let count = |n: usize| GgufValue::U32(u32::try_from(n).unwrap_or(u32::MAX));
