@@ -579,7 +579,7 @@ fn conformance_writes_its_cases_out() {
     assert_eq!((&written["cases"], &written["folder"]), (&4.into(), &arg(&cases).into()));
     for name in ["ldmatrix", "ldmatrix_b8", "ldmatrix_unpack", "ldmatrix_window"] {
         let text = std::fs::read_to_string(cases.join(format!("mma/{name}.ptx"))).unwrap();
-        let case = dualgemm_testkit::conformance::load(name, &text).unwrap();
+        let case = dualgemm_conformance::conformance::load(name, &text).unwrap();
         assert!(case.rows.contains(&name.to_string()) && !case.launches.is_empty(), "{text}");
     }
     let again = dualgemm().args(["conformance", "--write", arg(&cases)]).assert().code(2);

@@ -1,8 +1,8 @@
 //! What conformance cases expect of arithmetic that Rust has itself, computed without the simulator.
 
 use dualgemm_ptx::isa;
-use dualgemm_testkit::conformance::data::{Data, size};
-use dualgemm_testkit::conformance::{Argument, load_all};
+use dualgemm_conformance::conformance::data::{Data, size};
+use dualgemm_conformance::conformance::{Argument, load_all};
 use half::{bf16, f16};
 use std::collections::BTreeMap;
 
@@ -180,9 +180,9 @@ fn cases_expect_what_rust_computes_exact() {
 }
 
 /// The output buffers of a case by element type, after checking that they are what is recorded.
-fn simulate(case: &dualgemm_testkit::conformance::Case) -> BTreeMap<String, Vec<u8>> {
+fn simulate(case: &dualgemm_conformance::conformance::Case) -> BTreeMap<String, Vec<u8>> {
     let gpu = dualgemm_sim::Gpu::new(dualgemm_sim::Config::default());
-    let outcome = dualgemm_testkit::conformance::run(&gpu, case).unwrap();
+    let outcome = dualgemm_conformance::conformance::run(&gpu, case).unwrap();
     assert!(outcome.is_expected(case), "{}", case.name);
     let buffers = outcome.0.into_iter().map(|(launch, argument, bytes)| {
         let Argument::Buffer(b) = &case.launches[launch].arguments[argument] else { unreachable!() };

@@ -112,7 +112,7 @@ impl Records {
     }
 }
 
-const RECORD: &str = "`cargo run --release -p dualgemm-testkit --example record`";
+const RECORD: &str = "`cargo run --release -p dualgemm-conformance --example record`";
 
 impl Record {
     /// A draft's text with what is expected in its blanks, or what is wrong and what to do.

@@ -1,4 +1,4 @@
-//! Writes `cases.tsv` anew: `cargo run --release -p dualgemm-testkit --example record`.
+//! Writes `cases.tsv` anew: `cargo run --release -p dualgemm-conformance --example record`.
 //!
 //! Each draft runs in the simulator, and its text's hash and the outputs' are recorded. Drafts that bring along what is
 //! expected must agree with the simulator. A draft that fails keeps the line it had; all failures are listed at the
@@ -7,9 +7,9 @@
 use dualgemm_ptx::Target;
 use dualgemm_sim::report::Card;
 use dualgemm_sim::{Config, Gpu};
-use dualgemm_testkit::conformance::record::{Record, Records};
-use dualgemm_testkit::conformance::{self, hash};
-use dualgemm_testkit::generate::{BLANK, Draft, drafts};
+use dualgemm_conformance::conformance::record::{Record, Records};
+use dualgemm_conformance::conformance::{self, hash};
+use dualgemm_conformance::generate::{BLANK, Draft, drafts};
 use rayon::prelude::*;
 use std::process::ExitCode;
 

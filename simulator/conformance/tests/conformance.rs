@@ -5,10 +5,10 @@ use dualgemm_device::Device;
 use dualgemm_ptx::{Target, isa, parse};
 use dualgemm_sim::report::Card;
 use dualgemm_sim::{Config, Gpu};
-use dualgemm_testkit::conformance::record::{RECORDED, Records};
-use dualgemm_testkit::conformance::report::{Devices, Result as Agreement, run_all};
-use dualgemm_testkit::conformance::{Argument, Case, data, hash, load, load_all};
-use dualgemm_testkit::generate::{BLANK, Draft, drafts};
+use dualgemm_conformance::conformance::record::{RECORDED, Records};
+use dualgemm_conformance::conformance::report::{Devices, Result as Agreement, run_all};
+use dualgemm_conformance::conformance::{Argument, Case, data, hash, load, load_all};
+use dualgemm_conformance::generate::{BLANK, Draft, drafts};
 use rayon::prelude::*;
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -25,7 +25,7 @@ fn every_case_gives_in_the_simulator_what_is_recorded_exact() {
         .par_iter()
         .filter_map(|case| {
             let target = Target::from_name(case.target()).unwrap();
-            match dualgemm_testkit::conformance::run(&*simulator(target), case) {
+            match dualgemm_conformance::conformance::run(&*simulator(target), case) {
                 Ok(outcome) if outcome.is_expected(&case) => None,
                 Ok(_) => Some(format!("{}: the result is not what is recorded", case.name)),
                 Err(error) => Some(error.to_string()),
@@ -122,7 +122,7 @@ fn a_case_that_is_not_as_recorded_is_refused_with_what_to_do() {
     assert_eq!(cases[0].certified.as_deref(), Some("equal H100 2026-11-28"));
 
     let refused = |tsv: &str, drafts| complete(tsv, drafts).unwrap_err().to_string();
-    let record = "`cargo run --release -p dualgemm-testkit --example record`";
+    let record = "`cargo run --release -p dualgemm-conformance --example record`";
     let changed = format!("{text}// More.\n");
     assert_eq!(
         refused(&line, vec![draft("a/x", &changed)]),
@@ -183,7 +183,7 @@ fn a_wrong_expectation_is_noticed() {
     let mut text = case.ptx.clone();
     text.replace_range(at..=at, digit);
     let broken = load(&case.name, &text).unwrap();
-    let outcome = dualgemm_testkit::conformance::run(&*simulator(Target::Sm90a), &broken).unwrap();
+    let outcome = dualgemm_conformance::conformance::run(&*simulator(Target::Sm90a), &broken).unwrap();
     assert!(!outcome.is_expected(&broken));
 }
 

@@ -1,5 +1,5 @@
 //! Runs every conformance case on CUDA device 0 and in the simulator and prints where they differ; exit code 1 if
-//! they do: `cargo run --release -p dualgemm-testkit --example conformance_gpu [PART [CARD]]`, with part of a case's name,
+//! they do: `cargo run --release -p dualgemm-conformance --example conformance_gpu [PART [CARD]]`, with part of a case's name,
 //! or "", and which card this is and when, such as "H100 2026-11-28": `cases.tsv` then says that it agreed.
 //! `dualgemm conformance --device cuda:0` runs the same with a report.
 
@@ -8,8 +8,8 @@ use dualgemm_device::Device;
 use dualgemm_ptx::Target;
 use dualgemm_sim::report::Card;
 use dualgemm_sim::{Config, Gpu};
-use dualgemm_testkit::conformance::record::Records;
-use dualgemm_testkit::conformance::report::{Devices, run_all};
+use dualgemm_conformance::conformance::record::Records;
+use dualgemm_conformance::conformance::report::{Devices, run_all};
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 

@@ -57,7 +57,7 @@ fn every_program_of_the_document_is_in_the_readme_exact() {
 fn the_messages_of_the_table_of_checks_are_the_golden_ones_exact() {
     let document = read(DOCUMENTS[1]);
     let mut directories = Vec::new();
-    for row in document.lines().filter(|line| line.contains("../crates/sim/tests/fail/")) {
+    for row in document.lines().filter(|line| line.contains("../simulator/sim/tests/fail/")) {
         let Some((head, message)) = row.trim_end_matches(" |").rsplit_once(" | ") else { continue };
         let Some((_, case)) = head.rsplit_once('[') else { continue };
         let (case, _) = case.split_once(']').unwrap();
