@@ -28,12 +28,18 @@
 //! # }
 //! ```
 
+#![cfg_attr(
+    not(feature = "write"),
+    expect(dead_code, reason = "what only writing uses is small; the feature spares its dependencies")
+)]
+
 pub mod activations;
 pub mod convention;
 pub mod gguf;
 pub mod linear;
 pub mod safetensors;
 pub mod validate;
+#[cfg(feature = "write")]
 pub mod write;
 
 mod checkpoint;
@@ -60,5 +66,7 @@ pub use gate_up::{GateUpOrder, Half};
 pub use model_config::model_field;
 pub use module::MlpKind;
 pub use source::{GateUp, GateUpSource, MatrixSource, ScaleOrigin};
-pub use tensor::{TensorData, TensorOut, TensorView};
+pub use tensor::TensorView;
 pub use validate::validate;
+#[cfg(feature = "write")]
+pub use write::{TensorData, TensorOut};

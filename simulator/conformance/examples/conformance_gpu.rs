@@ -3,13 +3,13 @@
 //! or "", and which card this is and when, such as "H100 2026-11-28": `cases.tsv` then says that it agreed.
 //! `dualgemm conformance --device cuda:0` runs the same with a report.
 
+use dualgemm_conformance::conformance::record::Records;
+use dualgemm_conformance::conformance::report::{Devices, run_all};
 use dualgemm_cuda::Cuda;
 use dualgemm_device::Device;
 use dualgemm_ptx::Target;
 use dualgemm_sim::report::Card;
 use dualgemm_sim::{Config, Gpu};
-use dualgemm_conformance::conformance::record::Records;
-use dualgemm_conformance::conformance::report::{Devices, run_all};
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 

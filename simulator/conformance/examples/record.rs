@@ -4,12 +4,12 @@
 //! expected must agree with the simulator. A draft that fails keeps the line it had; all failures are listed at the
 //! end. What a card said stays with the lines that stay as they are.
 
-use dualgemm_ptx::Target;
-use dualgemm_sim::report::Card;
-use dualgemm_sim::{Config, Gpu};
 use dualgemm_conformance::conformance::record::{Record, Records};
 use dualgemm_conformance::conformance::{self, hash};
 use dualgemm_conformance::generate::{BLANK, Draft, drafts};
+use dualgemm_ptx::Target;
+use dualgemm_sim::report::Card;
+use dualgemm_sim::{Config, Gpu};
 use rayon::prelude::*;
 use std::process::ExitCode;
 

@@ -1,14 +1,14 @@
 //! Every conformance case gives in the simulator what is recorded, no case changes unnoticed, and every row of the
 //! instruction table has one.
 
-use dualgemm_device::Device;
-use dualgemm_ptx::{Target, isa, parse};
-use dualgemm_sim::report::Card;
-use dualgemm_sim::{Config, Gpu};
 use dualgemm_conformance::conformance::record::{RECORDED, Records};
 use dualgemm_conformance::conformance::report::{Devices, Result as Agreement, run_all};
 use dualgemm_conformance::conformance::{Argument, Case, data, hash, load, load_all};
 use dualgemm_conformance::generate::{BLANK, Draft, drafts};
+use dualgemm_device::Device;
+use dualgemm_ptx::{Target, isa, parse};
+use dualgemm_sim::report::Card;
+use dualgemm_sim::{Config, Gpu};
 use rayon::prelude::*;
 use std::collections::BTreeSet;
 use std::sync::LazyLock;

@@ -1,8 +1,8 @@
 //! What conformance cases expect of arithmetic that Rust has itself, computed without the simulator.
 
-use dualgemm_ptx::isa;
 use dualgemm_conformance::conformance::data::{Data, size};
 use dualgemm_conformance::conformance::{Argument, load_all};
+use dualgemm_ptx::isa;
 use half::{bf16, f16};
 use std::collections::BTreeMap;
 

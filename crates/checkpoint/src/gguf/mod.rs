@@ -13,10 +13,12 @@ pub(crate) mod mxfp4;
 mod read;
 pub(crate) mod split;
 mod value;
+#[cfg(feature = "write")]
 mod write;
 
 pub use read::{Gguf, GgufTensor};
 pub use value::GgufValue;
+#[cfg(feature = "write")]
 pub use write::write_to;
 
 pub(crate) const MAGIC: [u8; 4] = *b"GGUF";

@@ -10,7 +10,9 @@
 //! Format: <https://github.com/huggingface/safetensors#format>
 
 mod read;
+#[cfg(feature = "write")]
 mod write;
 
 pub use read::{Header, TensorInfo};
+#[cfg(feature = "write")]
 pub use write::{serialize, write_to};

@@ -7,14 +7,17 @@ pub mod atomic;
 
 pub use crate::model_config::{to_gguf as config_to_gguf, to_metadata as config_to_metadata};
 
+mod activations;
 mod beside;
 mod compressed_tensors;
 mod export;
 mod gguf;
 mod modelopt;
+mod tensor;
 mod weight;
 
 pub use beside::beside;
+pub use tensor::{TensorData, TensorOut};
 pub(crate) use weight::rotated_rows;
 pub use weight::{WeightOut, WeightPart};
 
@@ -29,7 +32,7 @@ use crate::convention::{METADATA_CONFIG, SHORT_CONFIG};
 use crate::error::list;
 use crate::module::Place;
 use crate::safetensors::write_to;
-use crate::{Dtype, Error, TensorOut};
+use crate::{Dtype, Error};
 
 /// One quantized linear layer to write.
 #[derive(Debug, Clone)]

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout, gguf};
 
-use crate::activations::dense_codes;
+use super::activations::dense_codes;
 use crate::gguf::mxfp4;
 use crate::{Error, MatrixSource};
 

@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use clap::Args;
 use dualgemm::checkpoint::write::atomic::AtomicDir;
+use dualgemm_conformance::conformance::load_all;
+use dualgemm_conformance::conformance::report::{Devices, run_all};
 use dualgemm_cuda::Cuda;
 use dualgemm_device::Device;
 use dualgemm_ptx::Target;
 use dualgemm_sim::{Card, Config, Gpu};
-use dualgemm_conformance::conformance::load_all;
-use dualgemm_conformance::conformance::report::{Devices, run_all};
 use serde::Serialize;
 
 use super::Verdict;
