@@ -1,6 +1,5 @@
 //! Which activation an MLP has, by family: right values, where they come from, and refusals. Files are written here.
 
-#[allow(dead_code)]
 mod common;
 
 use std::path::Path;

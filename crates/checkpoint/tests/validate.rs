@@ -255,8 +255,7 @@ fn files_that_do_not_open_are_one_finding() {
 
 #[test]
 fn padding_that_is_not_zero_is_found() {
-    let mut f = Fixture::default();
-    f.config = Some(json!({ "hidden_act": "silu" }));
+    let mut f = Fixture { config: Some(json!({ "hidden_act": "silu" })), ..Fixture::default() };
     f.metadata.insert("_quantization_metadata".into(), r#"{"format": "nvfp4"}"#.into());
     for p in ["gate_proj", "up_proj"] {
         let w = Weight::new(1, 100, 64);

@@ -308,7 +308,7 @@ mod tests {
         }
         let plain = |names: fn(&Family) -> &[&'static str]| {
             let all: BTreeSet<&str> =
-                Family::ALL.iter().filter(|f| is_plain(f)).flat_map(|f| names(f)).copied().collect();
+                Family::ALL.iter().filter(|f| is_plain(f)).flat_map(names).copied().collect();
             all.into_iter().collect::<Vec<_>>().join(", ")
         };
         for line in [plain(|f| f.model_types), plain(|f| f.architectures)] {
