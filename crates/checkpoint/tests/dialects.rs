@@ -113,7 +113,10 @@ fn experts_in_mxfp4_beside_fp8_are_read_by_either_name_of_their_scales() {
     let fixture = |own: &Value, scale: (&str, Dtype)| {
         let mut config = json!({ "quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128] });
         config.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
-        let mut f = Fixture { config: Some(json!({ "quantization_config": config })), ..Fixture::default() };
+        let mut f = Fixture {
+            config: Some(json!({ "hidden_act": "silu", "quantization_config": config })),
+            ..Fixture::default()
+        };
         for (module, seed) in projections("model.layers.1.mlp") {
             mxfp4(&mut f, &module, &Weight::with_block(seed, 64, 64, 32), scale);
         }

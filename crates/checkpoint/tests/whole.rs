@@ -278,7 +278,9 @@ fn what_cannot_be_written_whole_is_refused_and_nothing_written() {
     refused(&f, "a whole model with `score.weight` as GGUF");
     let mut f = model("llama");
     f.config.as_mut().unwrap()["hidden_act"] = json!("gelu");
-    refused(&f, "`hidden_act` of the model's configuration is \"gelu\"; valid is silu");
+    refused(&f, "hidden_act is \"gelu\", which is not implemented");
+    f.config.as_mut().unwrap()["hidden_act"] = json!("relu");
+    refused(&f, "`hidden_act` of the model's configuration is \"relu\"; valid is silu");
     let mut f = model("llama");
     f.config.as_mut().unwrap()["rope_parameters"]["rope_type"] = json!("longrope");
     refused(&f, "rope_parameters.rope_type` of the model's configuration is \"longrope\"; valid is default");

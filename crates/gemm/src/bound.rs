@@ -74,7 +74,8 @@ impl Bounded {
     fn pick(self, other: Self, smaller: bool) -> Self {
         let pick = |l: f64, r: f64| match (l, r) {
             (l, r) if l.is_nan() || r.is_nan() => f64::NAN,
-            (l, r) if (l < r) == smaller => l,
+            // Of equal zeros the second: max(-0, 0) is 0, in vectors and in PTX.
+            (l, r) if (if smaller { l < r } else { l > r }) => l,
             (_, r) => r,
         };
         let low = pick(self.value - self.error, other.value - other.error);

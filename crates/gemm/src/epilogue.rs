@@ -492,7 +492,7 @@ mod tests {
             for (gate, up) in [(-INF, 3.0), (-INF, -3.0), (-1e39, 3.0), (-1e39, -3.0)] {
                 let want = match activation {
                     Activation::Identity => gate * up,
-                    Activation::Relu2 => 0.0f64.copysign(up),
+                    Activation::Relu | Activation::Relu2 => 0.0f64.copysign(up),
                     _ => 0.0f64.copysign(-up),
                 };
                 let found = eval(activation, gate, up);
