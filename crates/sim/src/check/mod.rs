@@ -1,10 +1,12 @@
 //! The checkers: pure bookkeeping that says whether an access or an operation is allowed.
 //!
 //! `order` knows who has synchronized with whom, `shadow` remembers accesses word by word, `pages` does so for
-//! global memory and `cross` compares what different clusters did to it. Bounds, alignment, barriers, mbarriers,
+//! global memory and `cross` compares what different clusters did to it; `proxy` knows which writes were fenced for the
+//! async proxy. Bounds, alignment, barriers, mbarriers,
 //! registers in flight and tensor memory are checked where they are implemented (`memory`, `machine`, `exec`).
 
 pub mod cross;
 pub mod order;
 pub mod pages;
+pub mod proxy;
 pub mod shadow;

@@ -4,13 +4,14 @@
 //! asynchronous operation. Each has a clock that advances when it publishes (arrives, releases, issues
 //! asynchronous work). A [`View`] says, for every actor of the cluster, up to which of its clock values this
 //! party has synchronized: an access `(actor, clock)` happened before iff `clock <= view.seen[actor]`.
-//! `fenced` is the same for generic-proxy writes that a `fence.proxy.async` has made visible to the async proxy
-//! anywhere along the way (PTX ISA "Memory Consistency Model", proxy-preserved base causality order).
+//! `fenced` is the same for generic-proxy writes that a `fence.proxy.async` of their memory has made visible to the async
+//! proxy anywhere along the way (PTX ISA "Memory Consistency Model", proxy-preserved base causality order).
 //!
 //! Assumption, stated in the crate documentation: lanes that execute an instruction together are ordered with
 //! what they executed together before, as if `__syncwarp` stood between. Strict checks do not make it where some lanes
 //! publish: others then learn of the remaining lanes only what a `__syncwarp` or a barrier came after.
 
+use super::proxy::{Fence, Fenced, Memory};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -54,7 +55,7 @@ impl Places {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct View {
     seen: Vec<u32>,
-    fenced: Vec<u32>,
+    fenced: Fenced,
     /// Operations of tensor cores that need not be complete, but are ordered before what follows on the same core.
     piped: Vec<u32>,
     /// What is known of other clusters, through global memory.
@@ -64,7 +65,8 @@ pub struct View {
 /// Knowledge about other clusters: what their actors had published.
 pub type Foreign = BTreeMap<u32, Vec<u32>>;
 
-fn join(into: &mut Vec<u32>, from: &[u32]) {
+/// Takes the later of two clocks for every actor.
+pub(super) fn join(into: &mut Vec<u32>, from: &[u32]) {
     if into.len() < from.len() {
         into.resize(from.len(), 0);
     }
@@ -88,10 +90,10 @@ impl View {
         self.seen.get(actor as usize).is_some_and(|&c| clock <= c)
     }
 
-    /// Whether that generic-proxy write is visible to the async proxy.
+    /// Whether that generic-proxy write to this memory is visible to the async proxy.
     #[inline]
-    pub fn knows_fenced(&self, actor: Actor, clock: u32) -> bool {
-        self.fenced.get(actor as usize).is_some_and(|&c| clock <= c)
+    pub fn knows_fenced(&self, memory: Memory, actor: Actor, clock: u32) -> bool {
+        self.fenced.knows(memory, actor, clock)
     }
 
     /// Whether an action of another cluster happened before.
@@ -103,6 +105,14 @@ impl View {
             .is_some_and(|&c| clock <= c)
     }
 
+    /// Whether all actions that another party of the same cluster knows happened before.
+    pub fn knows_all(&self, other: &View, own: Actor) -> bool {
+        let theirs = other.seen.iter().enumerate();
+        theirs
+            .into_iter()
+            .all(|(actor, &clock)| clock == 0 || actor == own as usize || self.knows(actor as Actor, clock))
+    }
+
     /// Learns one action.
     pub fn learn(&mut self, actor: Actor, clock: u32) {
         set(&mut self.seen, actor, clock);
@@ -111,7 +121,7 @@ impl View {
     /// Learns everything another party of the same cluster knew.
     pub fn join(&mut self, other: &View) {
         join(&mut self.seen, &other.seen);
-        join(&mut self.fenced, &other.fenced);
+        self.fenced.join(&other.fenced);
         join(&mut self.piped, &other.piped);
         if let Some(theirs) = &other.foreign {
             match &mut self.foreign {
@@ -129,28 +139,24 @@ impl View {
 
     /// Forgets what an actor did after `clock`.
     pub fn limit(&mut self, actor: Actor, clock: u32) {
-        for known in [&mut self.seen, &mut self.fenced] {
-            if let Some(known) = known.get_mut(actor as usize) {
-                *known = (*known).min(clock);
-            }
+        if let Some(known) = self.seen.get_mut(actor as usize) {
+            *known = (*known).min(clock);
         }
+        self.fenced.limit(actor, clock);
     }
 
     /// Keeps what another party of the same cluster knows as well.
     pub fn meet(&mut self, other: &View) {
         self.piped.clear();
-        for (mine, theirs) in [(&mut self.seen, &other.seen), (&mut self.fenced, &other.fenced)] {
-            mine.truncate(theirs.len());
-            mine.iter_mut().zip(theirs).for_each(|(a, &b)| *a = (*a).min(b));
-        }
+        self.seen.truncate(other.seen.len());
+        self.seen.iter_mut().zip(&other.seen).for_each(|(a, &b)| *a = (*a).min(b));
+        self.fenced.meet(&other.fenced);
         self.foreign = None;
     }
 
-    /// `fence.proxy.async`: every generic write known now becomes visible to the async proxy.
-    pub fn fence_proxy(&mut self) {
-        let seen = std::mem::take(&mut self.seen);
-        join(&mut self.fenced, &seen);
-        self.seen = seen;
+    /// `fence.proxy.async`: every generic write known now to the memories named becomes visible to the async proxy.
+    pub fn fence_proxy(&mut self, memories: &[Fence]) {
+        memories.iter().for_each(|fence| self.fenced.fence(*fence, &self.seen));
     }
 
     /// `tcgen05.fence::before_thread_sync`: what was issued to the tensor core is passed on to those who synchronize.
@@ -204,12 +210,12 @@ mod tests {
     fn a_proxy_fence_covers_what_is_known_then_exact() {
         let mut a = View::default();
         a.learn(1, 4);
-        a.fence_proxy();
+        a.fence_proxy(&[Fence::Cluster]);
         a.learn(1, 5);
-        assert!(a.knows_fenced(1, 4) && !a.knows_fenced(1, 5));
+        assert!(a.knows_fenced(Memory::Shared(0), 1, 4) && !a.knows_fenced(Memory::Shared(0), 1, 5));
         let mut b = View::default();
         b.join(&a);
-        assert!(b.knows_fenced(1, 4) && !b.knows_fenced(1, 5));
+        assert!(b.knows_fenced(Memory::Shared(0), 1, 4) && !b.knows_fenced(Memory::Shared(0), 1, 5));
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! strong writes (atomics, volatile) that are not ordered with each other are kept together.
 
 use super::order::{Actor, View};
+use super::proxy::Memory;
 use smallvec::SmallVec;
 use std::collections::HashMap;
 
@@ -112,6 +113,8 @@ pub struct Look {
     pub race: bool,
     /// Unwritten bytes.
     pub uninit: bool,
+    /// The memory accessed.
+    pub memory: Memory,
 }
 
 /// All states in use by the words of one cluster.
@@ -207,7 +210,7 @@ impl States {
             if races(w) && (w.kind.proxy || !a.kind.same) {
                 return Err(Conflict::Race(*w));
             }
-            if a.kind.proxy && !w.kind.proxy && !view.knows_fenced(w.actor, w.clock) {
+            if a.kind.proxy && !w.kind.proxy && !view.knows_fenced(look.memory, w.actor, w.clock) {
                 return Err(Conflict::Unfenced(*w));
             }
         }
@@ -319,9 +322,10 @@ impl States {
 
 #[cfg(test)]
 mod tests {
+    use super::super::proxy::Fence;
     use super::*;
 
-    const LOOK: Look = Look { race: true, uninit: true };
+    const LOOK: Look = Look { race: true, uninit: true, memory: Memory::Shared(0) };
 
     fn by(actor: Actor, clock: u32, kind: Kind) -> Access {
         Access { actor, clock, pc: actor as u32 * 100 + clock, kind }
@@ -392,7 +396,9 @@ mod tests {
         view.learn(0, 1);
         let r = by(1, 1, Kind::PROXY_READ);
         assert_eq!(run(&[(0, 16, w, &view), (0, 16, r, &view)]), Err((0, Conflict::Unfenced(w))));
-        view.fence_proxy();
+        view.fence_proxy(&[Fence::Global]);
+        assert_eq!(run(&[(0, 16, w, &view), (0, 16, r, &view)]), Err((0, Conflict::Unfenced(w))));
+        view.fence_proxy(&[Fence::Cta(0)]);
         assert_eq!(run(&[(0, 16, w, &view), (0, 16, r, &view)]), Ok(()));
     }
 

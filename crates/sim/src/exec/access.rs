@@ -7,6 +7,7 @@
 use super::Cx;
 use crate::check::order::View;
 use crate::check::pages::PAGE;
+use crate::check::proxy::Memory;
 use crate::check::shadow::{Access, Conflict, Kind, Look};
 use crate::decode::operand::Addr;
 use crate::machine::cluster::Cluster;
@@ -36,9 +37,10 @@ impl Agent {
 }
 
 impl<'a> Cluster<'a> {
-    fn look(&self) -> Look {
+    /// What to look for in an access to this memory.
+    pub(super) fn look(&self, memory: Memory) -> Look {
         let checks = self.launch.config.checks;
-        Look { race: checks.race, uninit: checks.uninit }
+        Look { race: checks.race, uninit: checks.uninit && memory != Memory::Global, memory }
     }
 
     /// Checks an access to the shared memory of a CTA of the cluster and remembers it.
@@ -86,7 +88,7 @@ impl<'a> Cluster<'a> {
         } else {
             self.counters.shared_read += u64::from(len);
         }
-        let look = self.look();
+        let look = self.look(Memory::Shared(rank));
         let access = Access { actor: who.actor, clock: who.clock, pc: who.pc, kind };
         let cta = &mut self.ctas[rank as usize];
         let result =
@@ -112,7 +114,7 @@ impl<'a> Cluster<'a> {
         } else {
             self.counters.global_read += len;
         }
-        let look = Look { uninit: false, ..self.look() };
+        let look = self.look(Memory::Global);
         if !look.race {
             return Ok(());
         }
@@ -166,7 +168,7 @@ impl<'a> Cluster<'a> {
                 ),
             )
             .party(other(a))
-            .help("put fence.proxy.async after the write, before the synchronization that orders the two"),
+            .help("put fence.proxy.async of that memory after the write, before the synchronization that orders the two"),
             Conflict::Uninit => {
                 Fault::new(Check::Uninit, format!("{noun} of {len} bytes of {space} memory that nothing wrote"))
             }

@@ -1,7 +1,8 @@
 //! Fences, named barriers of a CTA, the cluster barrier, and `__syncwarp`.
 
 use super::{Cx, Result};
-use crate::decode::fence::{Barrier, Fence, Kind};
+use crate::check::proxy::Fence as Proxied;
+use crate::decode::fence::{Barrier, Fence, Kind, Memories};
 use crate::decode::operand::Scope;
 use crate::machine::step::Flow;
 use crate::machine::warp::Wait;
@@ -22,7 +23,15 @@ pub fn fence(op: &Fence, cx: &mut Cx<'_, '_>) -> Result {
                 cx.g.carried.fenced = Some((*scope, cx.g.publish(cx.m)));
             }
         }
-        Fence::Async => cx.g.fence_proxy(),
+        Fence::Async(memories) => {
+            let own = Proxied::Cta(cx.cta as u32);
+            cx.g.fence_proxy(match memories {
+                Memories::All => &[Proxied::Global, Proxied::Cluster],
+                Memories::Global => &[Proxied::Global],
+                Memories::Cluster => &[Proxied::Cluster],
+                Memories::Cta => std::slice::from_ref(&own),
+            });
+        }
         Fence::Nothing => {}
     }
     Ok(Flow::Next)

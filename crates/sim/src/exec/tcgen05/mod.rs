@@ -12,7 +12,8 @@ mod transfer;
 use super::mbarrier::locate;
 use super::{Cx, Result};
 use crate::check::order::View;
-use crate::check::shadow::{Access, Conflict, Kind, Look};
+use crate::check::proxy::Memory;
+use crate::check::shadow::{Access, Conflict, Kind};
 use crate::decode::operand::Addr;
 use crate::decode::tcgen05::Tcgen05;
 use crate::machine::cluster::Cluster;
@@ -52,8 +53,7 @@ impl Cluster<'_> {
         } else {
             self.counters.tmem_read += bytes;
         }
-        let checks = self.launch.config.checks;
-        let look = Look { race: checks.race, uninit: checks.uninit };
+        let look = self.look(Memory::Shared(rank));
         let access = Access { actor: who.actor, clock: who.clock, pc: who.pc, kind };
         let start = Tmem::index(at.lane, at.column) * 4;
         let shadow = &mut self.ctas[rank as usize].tmem.shadow;

@@ -4,6 +4,7 @@
 //! publish through the views of [`order`](crate::check::order).
 
 use crate::check::order::{Actor, View};
+use crate::check::proxy::Fence;
 use crate::decode::operand::Scope as Reach;
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -190,12 +191,12 @@ impl Group {
         self.clock += 1;
     }
 
-    /// `fence.proxy.async`
-    pub fn fence_proxy(&mut self) {
+    /// `fence.proxy.async` of these memories.
+    pub fn fence_proxy(&mut self, memories: &[Fence]) {
         let (actor, clock) = (self.actor, self.clock);
         let view = Arc::make_mut(&mut self.view);
         view.learn(actor, clock);
-        view.fence_proxy();
+        view.fence_proxy(memories);
         self.clock += 1;
     }
 }
