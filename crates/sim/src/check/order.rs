@@ -11,8 +11,8 @@
 //! what they executed together before, as if `__syncwarp` stood between. Strict checks do not make it where some lanes
 //! publish: others then learn of the remaining lanes only what a `__syncwarp` or a barrier came after.
 
+use super::outside::Outside;
 use super::proxy::{Fence, Fenced, Memory};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Actors of one warp: groups that diverged. More than this many at once share the last one.
@@ -58,12 +58,9 @@ pub struct View {
     fenced: Fenced,
     /// Operations of tensor cores that need not be complete, but are ordered before what follows on the same core.
     piped: Vec<u32>,
-    /// What is known of other clusters, through global memory.
-    foreign: Option<Arc<Foreign>>,
+    /// What is known of other clusters and launches.
+    outside: Option<Arc<Outside>>,
 }
-
-/// Knowledge about other clusters: what their actors had published.
-pub type Foreign = BTreeMap<u32, Vec<u32>>;
 
 /// Takes the later of two clocks for every actor.
 pub(super) fn join(into: &mut Vec<u32>, from: &[u32]) {
@@ -96,13 +93,9 @@ impl View {
         self.fenced.knows(memory, actor, clock)
     }
 
-    /// Whether an action of another cluster happened before.
-    pub fn knows_foreign(&self, cluster: u32, actor: Actor, clock: u32) -> bool {
-        self.foreign
-            .as_ref()
-            .and_then(|f| f.get(&cluster))
-            .and_then(|seen| seen.get(actor as usize))
-            .is_some_and(|&c| clock <= c)
+    /// What is known of other clusters and launches.
+    pub fn outside(&self) -> Option<&Arc<Outside>> {
+        self.outside.as_ref()
     }
 
     /// Whether all actions that another party of the same cluster knows happened before.
@@ -123,17 +116,8 @@ impl View {
         join(&mut self.seen, &other.seen);
         self.fenced.join(&other.fenced);
         join(&mut self.piped, &other.piped);
-        if let Some(theirs) = &other.foreign {
-            match &mut self.foreign {
-                None => self.foreign = Some(theirs.clone()),
-                Some(mine) if Arc::ptr_eq(mine, theirs) => {}
-                Some(mine) => {
-                    let mine = Arc::make_mut(mine);
-                    for (cluster, seen) in theirs.iter() {
-                        join(mine.entry(*cluster).or_default(), seen);
-                    }
-                }
-            }
+        if let Some(theirs) = &other.outside {
+            Outside::join(&mut self.outside, theirs);
         }
     }
 
@@ -151,7 +135,7 @@ impl View {
         self.seen.truncate(other.seen.len());
         self.seen.iter_mut().zip(&other.seen).for_each(|(a, &b)| *a = (*a).min(b));
         self.fenced.meet(&other.fenced);
-        self.foreign = None;
+        self.outside = None;
     }
 
     /// `fence.proxy.async`: every generic write known now to the memories named becomes visible to the async proxy.
@@ -180,15 +164,15 @@ impl View {
         self.piped = piped;
     }
 
-    /// This knowledge as a party of cluster `to` receives it from cluster `from`.
-    pub fn exported(&self, from: u32, to: u32) -> View {
-        if from == to {
-            return self.clone();
-        }
-        let mut foreign = self.foreign.as_deref().cloned().unwrap_or_default();
-        let own = foreign.remove(&to);
-        foreign.insert(from, self.seen.clone());
-        View { seen: own.unwrap_or_default(), foreign: Some(Arc::new(foreign)), ..View::default() }
+    /// This knowledge of a party of `cluster`, as other clusters receive it.
+    pub fn told(&self, cluster: u32) -> Arc<Outside> {
+        let outside = self.outside.as_deref().cloned().unwrap_or_default();
+        Arc::new(outside.with(cluster, &self.seen))
+    }
+
+    /// What a party of `cluster` learns from another cluster, or from a launch before.
+    pub fn heard(outside: &Arc<Outside>, cluster: u32) -> View {
+        View { seen: outside.of(cluster).to_vec(), outside: Some(outside.clone()), ..View::default() }
     }
 }
 
@@ -233,9 +217,10 @@ mod tests {
     fn knowledge_of_other_clusters_keeps_its_cluster_exact() {
         let mut a = View::default();
         a.learn(1, 4);
-        let b = a.exported(0, 9);
-        assert!(!b.knows(1, 4) && b.knows_foreign(0, 1, 4) && !b.knows_foreign(2, 1, 4));
-        let back = b.exported(9, 0);
-        assert!(back.knows(1, 4) && !back.knows_foreign(0, 1, 4));
+        let b = View::heard(&a.told(0), 9);
+        let outside = b.outside().unwrap();
+        assert!(!b.knows(1, 4) && outside.knows(0, 1, 4) && !outside.knows(2, 1, 4));
+        let back = View::heard(&b.told(9), 0);
+        assert!(back.knows(1, 4) && !back.outside().unwrap().knows(9, 1, 4));
     }
 }

@@ -4,10 +4,12 @@
 //! number. A tile that one instruction fills moves from one state to one other, so the map is computed once and
 //! the rest is comparing and storing a `u32`. Bytes of a word with different histories split it into four states.
 //!
-//! Reads are kept until something ordered after them reads or writes (as in FastTrack, Flanagan and Freund 2009);
+//! Accesses are kept until something ordered after them reads or writes (as in FastTrack, Flanagan and Freund 2009) that
+//! knows no more of the rest of the grid and conflicts with as much;
 //! strong writes (atomics, volatile) that are not ordered with each other are kept together.
 
 use super::order::{Actor, View};
+use super::outside::Era;
 use super::proxy::Memory;
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -23,6 +25,20 @@ pub struct Access {
     pub pc: u32,
     /// What.
     pub kind: Kind,
+    /// What it knew of the rest of the grid, for global memory.
+    pub era: Era,
+}
+
+impl Access {
+    /// Whether both are strong: such accesses never race.
+    pub fn both_strong(&self, other: &Access) -> bool {
+        self.kind.strong && other.kind.strong
+    }
+
+    /// Whether whatever conflicts with `older`, which is ordered before this and no weaker, conflicts with this as well.
+    fn stands_for(&self, older: &Access) -> bool {
+        self.era == older.era && self.kind.strong <= older.kind.strong
+    }
 }
 
 /// What kind of access.
@@ -204,8 +220,7 @@ impl States {
             return Ok(if a.kind.write { WRITTEN } else { id });
         }
         let ordered = |b: &Access| b.actor == a.actor || view.knows(b.actor, b.clock);
-        // Strong accesses never race with each other.
-        let races = |b: &Access| !(ordered(b) || a.kind.strong && b.kind.strong);
+        let races = |b: &Access| !(ordered(b) || a.both_strong(b));
         for w in &cell.writes {
             if races(w) && (w.kind.proxy || !a.kind.same) {
                 return Err(Conflict::Race(*w));
@@ -214,8 +229,8 @@ impl States {
                 return Err(Conflict::Unfenced(*w));
             }
         }
-        let keep =
-            |list: &List| -> List { list.iter().filter(|b| !ordered(b)).copied().take(KEPT - 1).collect() };
+        let needed = |b: &&Access| !(ordered(b) && a.stands_for(b));
+        let keep = |list: &List| -> List { list.iter().filter(needed).copied().take(KEPT - 1).collect() };
         let new = if a.kind.write {
             if let Some(r) = cell.reads.iter().find(|r| races(r)) {
                 return Err(Conflict::Race(*r));
@@ -328,7 +343,7 @@ mod tests {
     const LOOK: Look = Look { race: true, uninit: true, memory: Memory::Shared(0) };
 
     fn by(actor: Actor, clock: u32, kind: Kind) -> Access {
-        Access { actor, clock, pc: actor as u32 * 100 + clock, kind }
+        Access { actor, clock, pc: actor as u32 * 100 + clock, kind, era: 0 }
     }
 
     fn run(steps: &[(usize, usize, Access, &View)]) -> Result<(), (usize, Conflict)> {

@@ -89,7 +89,7 @@ impl<'a> Cluster<'a> {
             self.counters.shared_read += u64::from(len);
         }
         let look = self.look(Memory::Shared(rank));
-        let access = Access { actor: who.actor, clock: who.clock, pc: who.pc, kind };
+        let access = Access { actor: who.actor, clock: who.clock, pc: who.pc, kind, era: 0 };
         let cta = &mut self.ctas[rank as usize];
         let result =
             self.states.access(&mut cta.shared.shadow, offset as usize, len as usize, access, who.view, look);
@@ -118,7 +118,8 @@ impl<'a> Cluster<'a> {
         if !look.race {
             return Ok(());
         }
-        let access = Access { actor: who.actor, clock: who.clock, pc: who.pc, kind };
+        let era = self.eras.number(who.view.outside());
+        let access = Access { actor: who.actor, clock: who.clock, pc: who.pc, kind, era };
         let mut at = address;
         let end = address + len;
         while at < end {

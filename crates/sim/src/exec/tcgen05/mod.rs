@@ -54,7 +54,7 @@ impl Cluster<'_> {
             self.counters.tmem_read += bytes;
         }
         let look = self.look(Memory::Shared(rank));
-        let access = Access { actor: who.actor, clock: who.clock, pc: who.pc, kind };
+        let access = Access { actor: who.actor, clock: who.clock, pc: who.pc, kind, era: 0 };
         let start = Tmem::index(at.lane, at.column) * 4;
         let shadow = &mut self.ctas[rank as usize].tmem.shadow;
         let result = self.states.access(shadow, start, n as usize * 4, access, &who.fenced, look);
