@@ -7,6 +7,7 @@ use super::order::Places;
 use super::outside::Eras;
 use super::pages::PAGE;
 use super::shadow::{Access, StateId, States, WRITTEN};
+use crate::decode::operand::Scope;
 use crate::machine::cluster::Cluster;
 use crate::machine::grid::Launch;
 use crate::trap::{Check, Trap, TrapParty};
@@ -101,7 +102,7 @@ impl Finished {
                         x.eras.get(at.era).is_some_and(|o| o.knows(y.index, other.actor, other.clock))
                     };
                     let race = |x: &Access, y: &Access| {
-                        !x.both_strong(y) && !knows(a, x, b, y) && !knows(b, y, a, x)
+                        !x.both_strong(y, Scope::Gpu) && !knows(a, x, b, y) && !knows(b, y, a, x)
                     };
                     if (writes || also)
                         && let Some((address, x, y)) = conflict(page, a, b, race)

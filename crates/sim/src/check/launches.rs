@@ -6,6 +6,7 @@
 //! triggers without having waited itself, those before it may be in progress as well.
 
 use super::cross::Finished;
+use crate::decode::operand::Scope;
 use crate::machine::grid::Launch;
 use crate::program::Kernel;
 use crate::trap::{Check, Trap, TrapParty};
@@ -43,7 +44,7 @@ impl Launches {
             let found = did.against(&past.did, |own, x, y| {
                 let waited = past.awaited && own.eras.get(x.era).is_some_and(|o| o.has_waited());
                 // What has not triggered has ended, so its reads are done; its writes need not be visible.
-                (y.kind.write || triggered) && !waited && !x.both_strong(y)
+                (y.kind.write || triggered) && !waited && !x.both_strong(y, Scope::Gpu)
             });
             let Some((address, (x, (cta, warp)), (y, (other_cta, other_warp)))) = found else { continue };
             let mut message = format!(

@@ -13,6 +13,7 @@
 
 use super::outside::Outside;
 use super::proxy::{Fence, Fenced, Memory};
+use crate::decode::operand::Scope;
 use std::sync::Arc;
 
 /// Actors of one warp: groups that diverged. More than this many at once share the last one.
@@ -23,31 +24,52 @@ pub const ENGINES_PER_CTA: usize = 64;
 /// Index of an actor in its cluster.
 pub type Actor = u16;
 
+/// How the actors of a cluster are numbered.
+#[derive(Debug, Clone, Copy)]
+pub struct Actors {
+    /// CTAs of the cluster.
+    pub ctas: usize,
+    /// Warps of a CTA.
+    pub warps: usize,
+}
+
+impl Actors {
+    /// Actors that are groups of lanes; those of asynchronous operations follow.
+    pub fn groups(self) -> usize {
+        self.ctas * self.warps * GROUPS_PER_WARP
+    }
+
+    /// The rank and warp of an actor; no warp for an asynchronous operation.
+    fn of(self, actor: Actor) -> (usize, Option<u32>) {
+        let (actor, groups) = (actor as usize, self.groups());
+        if actor < groups {
+            let warp = actor / GROUPS_PER_WARP;
+            (warp / self.warps, Some((warp % self.warps) as u32))
+        } else {
+            (((actor - groups) / ENGINES_PER_CTA).min(self.ctas - 1), None)
+        }
+    }
+
+    /// The least scope that holds both.
+    pub fn apart(self, a: Actor, b: Actor) -> Scope {
+        if self.of(a).0 == self.of(b).0 { Scope::Cta } else { Scope::Cluster }
+    }
+}
+
 /// Which CTA and warp an actor belongs to.
 #[derive(Debug, Clone)]
 pub struct Places {
     /// CTAs by rank.
     pub ctas: Vec<[u32; 3]>,
-    /// Warps of a CTA.
-    pub warps: usize,
+    /// The numbers of actors.
+    pub actors: Actors,
 }
 
 impl Places {
-    /// Actors that are groups of lanes; those of asynchronous operations follow.
-    pub fn group_actors(&self) -> usize {
-        self.ctas.len() * self.warps * GROUPS_PER_WARP
-    }
-
     /// The CTA and warp of an actor; no warp for an asynchronous operation.
     pub fn of(&self, actor: Actor) -> ([u32; 3], Option<u32>) {
-        let (actor, groups) = (actor as usize, self.group_actors());
-        if actor < groups {
-            let warp = actor / GROUPS_PER_WARP;
-            (self.ctas[warp / self.warps], Some((warp % self.warps) as u32))
-        } else {
-            let cta = (actor - groups) / ENGINES_PER_CTA;
-            (self.ctas[cta.min(self.ctas.len() - 1)], None)
-        }
+        let (rank, warp) = self.actors.of(actor);
+        (self.ctas[rank], warp)
     }
 }
 
@@ -104,6 +126,15 @@ impl View {
         theirs
             .into_iter()
             .all(|(actor, &clock)| clock == 0 || actor == own as usize || self.knows(actor as Actor, clock))
+    }
+
+    /// What a `fence.mbarrier_init` of an actor makes known by itself: what the lanes of its warp have initialized.
+    pub fn initialized(&self, actor: Actor, clock: u32) -> View {
+        let first = actor as usize / GROUPS_PER_WARP * GROUPS_PER_WARP;
+        let mut own = vec![0; first];
+        own.extend(self.seen.iter().skip(first).take(GROUPS_PER_WARP));
+        set(&mut own, actor, clock);
+        View { fenced: Fenced::initialized(own), ..View::default() }
     }
 
     /// Learns one action.

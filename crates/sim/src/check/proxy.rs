@@ -9,9 +9,11 @@ pub enum Memory {
     Global,
     /// The shared memory of the CTA with this rank.
     Shared(u32),
+    /// An mbarrier there.
+    Mbarrier(u32),
 }
 
-/// The memories that a `fence.proxy.async` names.
+/// The memories that a `fence.proxy.async` names, or `fence.mbarrier_init`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fence {
     /// `.global`
@@ -20,13 +22,18 @@ pub enum Fence {
     Cluster,
     /// `.shared::cta`: the shared memory of the CTA of this rank.
     Cta(u32),
+    /// Initializations of mbarriers by the warp itself.
+    Init,
 }
 
 impl Fence {
     fn covers(self, memory: Memory) -> bool {
         match (self, memory) {
-            (Fence::Global, Memory::Global) | (Fence::Cluster, Memory::Shared(_)) => true,
-            (Fence::Cta(own), Memory::Shared(rank)) => own == rank,
+            (Fence::Global, Memory::Global) | (Fence::Cluster, Memory::Shared(_) | Memory::Mbarrier(_)) => {
+                true
+            }
+            (Fence::Init, Memory::Mbarrier(_)) => true,
+            (Fence::Cta(own), Memory::Shared(rank) | Memory::Mbarrier(rank)) => own == rank,
             _ => false,
         }
     }
@@ -50,6 +57,11 @@ impl Fenced {
             Some((_, old)) => join(old, seen),
             None => self.0.push((fence, seen.to_vec())),
         }
+    }
+
+    /// `fence.mbarrier_init` alone, when `seen` is known.
+    pub fn initialized(seen: Vec<u32>) -> Fenced {
+        Fenced(vec![(Fence::Init, seen)])
     }
 
     /// Learns of another party's fences.
@@ -84,12 +96,15 @@ mod tests {
         let after = |fence| {
             let mut fenced = Fenced::default();
             fenced.fence(fence, &[0, 4]);
-            [Memory::Global, Memory::Shared(0), Memory::Shared(1)].map(|m| fenced.knows(m, 1, 4))
+            let memories = [Memory::Global, Memory::Shared(0), Memory::Shared(1), Memory::Mbarrier(1)];
+            memories.map(|m| fenced.knows(m, 1, 4))
         };
-        assert_eq!(after(Fence::Global), [true, false, false]);
-        assert_eq!(after(Fence::Cluster), [false, true, true]);
-        assert_eq!(after(Fence::Cta(1)), [false, false, true]);
-        let mut fenced = Fenced::default();
+        assert_eq!(after(Fence::Global), [true, false, false, false]);
+        assert_eq!(after(Fence::Cluster), [false, true, true, true]);
+        assert_eq!(after(Fence::Cta(1)), [false, false, true, true]);
+        assert_eq!(after(Fence::Init), [false, false, false, true]);
+        let mut fenced = Fenced::initialized(vec![0, 4]);
+        assert!(fenced.knows(Memory::Mbarrier(0), 1, 4) && !fenced.knows(Memory::Mbarrier(0), 0, 1));
         fenced.fence(Fence::Global, &[0, 4]);
         assert!(!fenced.knows(Memory::Global, 1, 5) && !fenced.knows(Memory::Global, 2, 1));
     }

@@ -8,9 +8,10 @@
 //! knows no more of the rest of the grid and conflicts with as much;
 //! strong writes (atomics, volatile) that are not ordered with each other are kept together.
 
-use super::order::{Actor, View};
+use super::order::{Actor, Actors, View};
 use super::outside::Era;
 use super::proxy::Memory;
+use crate::decode::operand::Scope;
 use smallvec::SmallVec;
 use std::collections::HashMap;
 
@@ -30,9 +31,9 @@ pub struct Access {
 }
 
 impl Access {
-    /// Whether both are strong: such accesses never race.
-    pub fn both_strong(&self, other: &Access) -> bool {
-        self.kind.strong && other.kind.strong
+    /// Whether both are strong and reach each other, so that they do not race; `apart` is the least scope that holds both.
+    pub fn both_strong(&self, other: &Access, apart: Scope) -> bool {
+        self.kind.strong.min(other.kind.strong) >= Some(apart)
     }
 
     /// Whether whatever conflicts with `older`, which is ordered before this and no weaker, conflicts with this as well.
@@ -46,8 +47,8 @@ impl Access {
 pub struct Kind {
     /// Whether it writes.
     pub write: bool,
-    /// Atomic, volatile or relaxed: does not race with another strong access.
-    pub strong: bool,
+    /// Atomic, volatile or relaxed, and how far it reaches: does not race with another strong access in reach.
+    pub strong: Option<Scope>,
     /// Through the async proxy.
     pub proxy: bool,
     /// A write of the bytes that are there already: does not race with another write.
@@ -56,17 +57,17 @@ pub struct Kind {
 
 impl Kind {
     /// A plain load.
-    pub const READ: Kind = Kind { write: false, strong: false, proxy: false, same: false };
+    pub const READ: Kind = Kind { write: false, strong: None, proxy: false, same: false };
     /// A plain store.
-    pub const WRITE: Kind = Kind { write: true, strong: false, proxy: false, same: false };
+    pub const WRITE: Kind = Kind { write: true, strong: None, proxy: false, same: false };
     /// A read by an async engine.
-    pub const PROXY_READ: Kind = Kind { write: false, strong: false, proxy: true, same: false };
+    pub const PROXY_READ: Kind = Kind { write: false, strong: None, proxy: true, same: false };
     /// A write by an async engine.
-    pub const PROXY_WRITE: Kind = Kind { write: true, strong: false, proxy: true, same: false };
+    pub const PROXY_WRITE: Kind = Kind { write: true, strong: None, proxy: true, same: false };
 
     /// The same access, strong or not.
     #[must_use]
-    pub const fn strong(self, strong: bool) -> Kind {
+    pub const fn strong(self, strong: Option<Scope>) -> Kind {
         Kind { strong, ..self }
     }
 
@@ -78,7 +79,7 @@ impl Kind {
 
     /// "write", "atomic access", ...
     pub const fn noun(self) -> &'static str {
-        match (self.write, self.strong, self.proxy) {
+        match (self.write, self.strong.is_some(), self.proxy) {
             (true, false, false) => "write",
             (false, false, false) => "read",
             (true, true, false) => "strong write",
@@ -131,6 +132,8 @@ pub struct Look {
     pub uninit: bool,
     /// The memory accessed.
     pub memory: Memory,
+    /// The parties of the cluster.
+    pub actors: Actors,
 }
 
 /// All states in use by the words of one cluster.
@@ -220,7 +223,7 @@ impl States {
             return Ok(if a.kind.write { WRITTEN } else { id });
         }
         let ordered = |b: &Access| b.actor == a.actor || view.knows(b.actor, b.clock);
-        let races = |b: &Access| !(ordered(b) || a.both_strong(b));
+        let races = |b: &Access| !(ordered(b) || a.both_strong(b, look.actors.apart(a.actor, b.actor)));
         for w in &cell.writes {
             if races(w) && (w.kind.proxy || !a.kind.same) {
                 return Err(Conflict::Race(*w));
@@ -340,7 +343,9 @@ mod tests {
     use super::super::proxy::Fence;
     use super::*;
 
-    const LOOK: Look = Look { race: true, uninit: true, memory: Memory::Shared(0) };
+    /// Four warps in each of two CTAs: actors 0 to 15 and 16 to 31.
+    const ACTORS: Actors = Actors { ctas: 2, warps: 4 };
+    const LOOK: Look = Look { race: true, uninit: true, memory: Memory::Shared(0), actors: ACTORS };
 
     fn by(actor: Actor, clock: u32, kind: Kind) -> Access {
         Access { actor, clock, pc: actor as u32 * 100 + clock, kind, era: 0 }
@@ -398,10 +403,14 @@ mod tests {
     #[test]
     fn strong_accesses_do_not_race_with_each_other_exact() {
         let none = View::default();
-        let s = |actor| by(actor, 1, Kind::WRITE.strong(true));
+        let s = |actor| by(actor, 1, Kind::WRITE.strong(Some(Scope::Cta)));
         assert_eq!(run(&[(0, 4, s(0), &none), (0, 4, s(1), &none), (0, 4, s(2), &none)]), Ok(()));
         let r = by(3, 1, Kind::READ);
         assert_eq!(run(&[(0, 4, s(0), &none), (0, 4, r, &none)]), Err((0, Conflict::Race(s(0)))));
+        // In another CTA only a wider scope is in reach.
+        assert_eq!(run(&[(0, 4, s(0), &none), (0, 4, s(16), &none)]), Err((0, Conflict::Race(s(0)))));
+        let wide = |actor| by(actor, 1, Kind::WRITE.strong(Some(Scope::Cluster)));
+        assert_eq!(run(&[(0, 4, wide(0), &none), (0, 4, wide(16), &none)]), Ok(()));
     }
 
     #[test]

@@ -19,6 +19,8 @@ pub enum Fence {
     },
     /// `fence.proxy.async`: generic writes to these memories become visible to the async proxy.
     Async(Memories),
+    /// `fence.mbarrier_init`: initializations of mbarriers by this thread become visible to the cluster and the async proxy.
+    Initialized,
     /// A fence between proxies that are one here.
     Nothing,
 }
@@ -115,8 +117,8 @@ pub fn fence(i: &mut Ins<'_>) -> Result<Op> {
         let memory = memories.into_iter().find(|(name, _)| named(name));
         return Ok(Op::Fence(Fence::Async(memory.map_or(Memories::All, |m| m.1))));
     }
-    // Restricted to mbarrier.init or to one space: a fence of everything is at least as strong.
-    i.ignore(&["mbarrier_init"]);
+    let initialized = i.has("mbarrier_init");
+    // Restricted to one space: a fence of everything is at least as strong.
     i.ignore_if(|m| m.starts_with("sync_restrict"));
     let acquire = i.has("acquire");
     let release = i.has("release");
@@ -124,6 +126,9 @@ pub fn fence(i: &mut Ins<'_>) -> Result<Op> {
     let scope = scope(i);
     i.finish()?;
     let Some(scope) = scope else { return i.error("needs a scope: .cta .cluster .gpu or .sys") };
+    if initialized {
+        return Ok(Op::Fence(Fence::Initialized));
+    }
     let both = acquire == release;
     Ok(Op::Fence(Fence::Memory { scope, acquire: both || acquire, release: both || release }))
 }

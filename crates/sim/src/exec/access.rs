@@ -40,7 +40,12 @@ impl<'a> Cluster<'a> {
     /// What to look for in an access to this memory.
     pub(super) fn look(&self, memory: Memory) -> Look {
         let checks = self.launch.config.checks;
-        Look { race: checks.race, uninit: checks.uninit && memory != Memory::Global, memory }
+        Look {
+            race: checks.race,
+            uninit: checks.uninit && memory != Memory::Global,
+            memory,
+            actors: self.places.actors,
+        }
     }
 
     /// Checks an access to the shared memory of a CTA of the cluster and remembers it.

@@ -32,6 +32,7 @@ pub fn fence(op: &Fence, cx: &mut Cx<'_, '_>) -> Result {
                 Memories::Cta => std::slice::from_ref(&own),
             });
         }
+        Fence::Initialized => cx.g.fence_initialized(),
         Fence::Nothing => {}
     }
     Ok(Flow::Next)
@@ -164,11 +165,10 @@ fn cluster_arrive(cx: &mut Cx<'_, '_>, aligned: bool, release: bool) -> Result {
     let view = cx.g.publish(cx.m);
     let live = cx.cl.live_threads();
     let b = &mut cx.cl.barrier;
-    match &cx.g.carried.fenced {
-        _ if release => b.current.join(&view),
-        // A relaxed arrival passes on what the last fence covered.
-        Some((scope, fenced)) if *scope >= Scope::Cluster => b.current.join(fenced),
-        _ => {}
+    if release {
+        b.current.join(&view);
+    } else if let Some(fenced) = cx.g.carried.passed_on(Scope::Cluster) {
+        b.current.join(&fenced);
     }
     let (actor, round) = (cx.g.actor, b.generation);
     let own = cx.cl.ctas[cx.cta].mbarriers.values_mut().filter(|m| m.init.0 == actor);

@@ -13,7 +13,7 @@ use super::regs::Regs;
 use super::rng::Rng;
 use super::warp::{Group, GroupKind, Wait, Warp};
 use crate::check::cross::Dependency;
-use crate::check::order::{Actor, GROUPS_PER_WARP, Places, View};
+use crate::check::order::{Actor, Actors, GROUPS_PER_WARP, Places, View};
 use crate::check::outside::Eras;
 use crate::check::pages::Pages;
 use crate::check::shadow::States;
@@ -156,11 +156,12 @@ impl<'a> Cluster<'a> {
             };
             all_warps.push((0..warps).map(make).collect());
         }
-        let places = Places { ctas: ctas.iter().map(|c: &Cta| c.id).collect(), warps: warps as usize };
+        let actors = Actors { ctas: ctas.len(), warps: warps as usize };
+        let places = Places { ctas: ctas.iter().map(|c: &Cta| c.id).collect(), actors };
         Cluster {
             launch,
             index,
-            engine: Engine::new(ctas.len(), places.group_actors()),
+            engine: Engine::new(ctas.len(), actors.groups()),
             places,
             ctas,
             warps: all_warps,

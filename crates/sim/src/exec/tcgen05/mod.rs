@@ -240,8 +240,9 @@ fn commit(cx: &mut Cx<'_, '_>, group: u32, barrier: &Addr, mask: Option<Src>) ->
     let (agent, _) = cx.tensor_agent();
     let due = cx.cl.tensor_due(cx.cta);
     let me = agent.clone();
-    let job =
-        move |cl: &mut Cluster<'_>| ranks.into_iter().try_for_each(|rank| cl.async_arrive(rank, offset, &me));
+    let job = move |cl: &mut Cluster<'_>| {
+        ranks.into_iter().try_for_each(|rank| cl.async_arrive(rank, offset, &me, true))
+    };
     cx.cl.engine.push(due, agent, Box::new(job));
     Ok(Flow::Next)
 }

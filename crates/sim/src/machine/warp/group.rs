@@ -77,16 +77,34 @@ pub struct Carried {
     pub observed: Option<Arc<View>>,
     /// What it had published at its last fence, and how far that reaches: strong writes pass it on.
     pub fenced: Option<(Reach, Arc<View>)>,
+    /// The initializations of mbarriers that it has fenced, which relaxed arrivals pass on too.
+    pub initialized: Option<Arc<View>>,
     /// What its last `tcgen05.fence::after_thread_sync` adds to what it knows, for tensor memory.
     pub tensor: Arc<View>,
 }
 
 impl Carried {
+    /// What a relaxed arrival or write passes on in a scope: what fences that reach as far have covered.
+    pub fn passed_on(&self, scope: Reach) -> Option<Arc<View>> {
+        let fenced = self.fenced.as_ref().filter(|(reach, _)| *reach >= scope).map(|(_, view)| view);
+        match (fenced, &self.initialized) {
+            (Some(fenced), Some(initialized)) => {
+                let mut both = fenced.clone();
+                Arc::make_mut(&mut both).join(initialized);
+                Some(both)
+            }
+            (fenced, initialized) => fenced.or(initialized.as_ref()).cloned(),
+        }
+    }
+
     /// That of lanes which join.
     pub(super) fn merge(&mut self, other: &Carried) {
         Arc::make_mut(&mut self.tensor).join(&other.tensor);
         if let Some(theirs) = &other.observed {
             Arc::make_mut(self.observed.get_or_insert_default()).join(theirs);
+        }
+        if let Some(theirs) = &other.initialized {
+            Arc::make_mut(self.initialized.get_or_insert_default()).join(theirs);
         }
         match (&mut self.fenced, &other.fenced) {
             (Some((reach, mine)), Some((other, theirs))) => {
@@ -188,6 +206,14 @@ impl Group {
     /// `__syncwarp`, or a barrier that includes one: the lanes know what the others did.
     pub fn sync(&mut self) {
         self.loose = Loose { since: self.clock, ..Loose::default() };
+        self.clock += 1;
+    }
+
+    /// `fence.mbarrier_init`
+    pub fn fence_initialized(&mut self) {
+        let own = self.view.initialized(self.actor, self.clock);
+        self.join(&own);
+        Arc::make_mut(self.carried.initialized.get_or_insert_default()).join(&own);
         self.clock += 1;
     }
 
