@@ -80,6 +80,8 @@ pub struct View {
     fenced: Fenced,
     /// Operations of tensor cores that need not be complete, but are ordered before what follows on the same core.
     piped: Vec<u32>,
+    /// What happened before a `tcgen05.fence::before_thread_sync`, for those who take it up by `after_thread_sync`.
+    tensor: Vec<u32>,
     /// What is known of other clusters and launches.
     outside: Option<Arc<Outside>>,
 }
@@ -147,6 +149,7 @@ impl View {
         join(&mut self.seen, &other.seen);
         self.fenced.join(&other.fenced);
         join(&mut self.piped, &other.piped);
+        join(&mut self.tensor, &other.tensor);
         if let Some(theirs) = &other.outside {
             Outside::join(&mut self.outside, theirs);
         }
@@ -163,6 +166,7 @@ impl View {
     /// Keeps what another party of the same cluster knows as well.
     pub fn meet(&mut self, other: &View) {
         self.piped.clear();
+        self.tensor.clear();
         self.seen.truncate(other.seen.len());
         self.seen.iter_mut().zip(&other.seen).for_each(|(a, &b)| *a = (*a).min(b));
         self.fenced.meet(&other.fenced);
@@ -179,12 +183,19 @@ impl View {
         join(&mut self.piped, &issued.seen);
     }
 
+    /// What a relaxed arrival passes on after `tcgen05.fence::before_thread_sync`.
+    pub fn before_fence(&self) -> View {
+        View { piped: self.piped.clone(), tensor: self.seen.clone(), ..View::default() }
+    }
+
     /// `tcgen05.fence::after_thread_sync`: what `observed` synchronized with, and what was passed on to it.
     pub fn after_fence(&mut self, acquired: &View, observed: Option<&View>) {
-        join(&mut self.piped, &acquired.piped);
+        for other in std::iter::once(acquired).chain(observed) {
+            join(&mut self.seen, &other.tensor);
+            join(&mut self.piped, &other.piped);
+        }
         if let Some(observed) = observed {
             join(&mut self.seen, &observed.seen);
-            join(&mut self.piped, &observed.piped);
         }
     }
 

@@ -198,6 +198,8 @@ pub fn execute(op: &Tcgen05, cx: &mut Cx<'_, '_>) -> Result {
         Tcgen05::Commit(group, barrier, mask) => commit(cx, *group, barrier, *mask),
         Tcgen05::FenceBefore => {
             Arc::make_mut(&mut cx.g.view).pipe(&cx.w.tensor_issued);
+            let before = cx.g.publish(cx.m).before_fence();
+            cx.g.carried.pass_on(&before);
             Ok(Flow::Next)
         }
         Tcgen05::FenceAfter => {

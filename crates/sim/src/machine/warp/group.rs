@@ -77,8 +77,9 @@ pub struct Carried {
     pub observed: Option<Arc<View>>,
     /// What it had published at its last fence, and how far that reaches: strong writes pass it on.
     pub fenced: Option<(Reach, Arc<View>)>,
-    /// The initializations of mbarriers that it has fenced, which relaxed arrivals pass on too.
-    pub initialized: Option<Arc<View>>,
+    /// What other fences have covered: initializations of mbarriers, and what was done to tensor memory. Relaxed arrivals
+    /// pass it on too.
+    other: Option<Arc<View>>,
     /// What its last `tcgen05.fence::after_thread_sync` adds to what it knows, for tensor memory.
     pub tensor: Arc<View>,
 }
@@ -87,14 +88,19 @@ impl Carried {
     /// What a relaxed arrival or write passes on in a scope: what fences that reach as far have covered.
     pub fn passed_on(&self, scope: Reach) -> Option<Arc<View>> {
         let fenced = self.fenced.as_ref().filter(|(reach, _)| *reach >= scope).map(|(_, view)| view);
-        match (fenced, &self.initialized) {
-            (Some(fenced), Some(initialized)) => {
+        match (fenced, &self.other) {
+            (Some(fenced), Some(other)) => {
                 let mut both = fenced.clone();
-                Arc::make_mut(&mut both).join(initialized);
+                Arc::make_mut(&mut both).join(other);
                 Some(both)
             }
-            (fenced, initialized) => fenced.or(initialized.as_ref()).cloned(),
+            (fenced, other) => fenced.or(other.as_ref()).cloned(),
         }
+    }
+
+    /// Lets relaxed arrivals pass this on.
+    pub fn pass_on(&mut self, what: &View) {
+        Arc::make_mut(self.other.get_or_insert_default()).join(what);
     }
 
     /// That of lanes which join.
@@ -103,8 +109,8 @@ impl Carried {
         if let Some(theirs) = &other.observed {
             Arc::make_mut(self.observed.get_or_insert_default()).join(theirs);
         }
-        if let Some(theirs) = &other.initialized {
-            Arc::make_mut(self.initialized.get_or_insert_default()).join(theirs);
+        if let Some(theirs) = &other.other {
+            self.pass_on(theirs);
         }
         match (&mut self.fenced, &other.fenced) {
             (Some((reach, mine)), Some((other, theirs))) => {
@@ -213,7 +219,7 @@ impl Group {
     pub fn fence_initialized(&mut self) {
         let own = self.view.initialized(self.actor, self.clock);
         self.join(&own);
-        Arc::make_mut(self.carried.initialized.get_or_insert_default()).join(&own);
+        self.carried.pass_on(&own);
         self.clock += 1;
     }
 
