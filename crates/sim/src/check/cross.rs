@@ -98,16 +98,12 @@ impl Finished {
             for (n, &(i, writes)) in users.iter().enumerate() {
                 for &(k, also) in &users[n + 1..] {
                     let (a, b) = (&self.clusters[i], &self.clusters[k]);
-                    let knows = |x: &Used, at: &Access, y: &Used, other: &Access| {
-                        x.eras.get(at.era).is_some_and(|o| o.knows(y.index, other.actor, other.clock))
-                    };
-                    let race = |x: &Access, y: &Access| {
-                        !x.both_strong(y, Scope::Gpu) && !knows(a, x, b, y) && !knows(b, y, a, x)
-                    };
+                    let wrong = |x: &Access, y: &Access| wrong((a, x), (b, y));
                     if (writes || also)
-                        && let Some((address, x, y)) = conflict(page, a, b, race)
+                        && let Some((address, x, y)) = conflict(page, a, b, |x, y| wrong(x, y).is_some())
+                        && let Some(check) = wrong(&x, &y)
                     {
-                        return Err(Box::new(report(launch, address, (a, x), (b, y))));
+                        return Err(Box::new(report(launch, check, address, [(a, x), (b, y)])));
                     }
                 }
             }
@@ -115,8 +111,8 @@ impl Finished {
         Ok(())
     }
 
-    /// The first conflict at the lowest address with the accesses of an earlier grid that `race` confirms, given the
-    /// cluster, access and place of both: this grid's and the earlier one's.
+    /// A conflict of this grid with an earlier one: address, own access, earlier access. `race` says whether two accesses are
+    /// one, given the cluster of this grid, its access, and the earlier one.
     pub fn against(
         &self,
         earlier: &Finished,
@@ -172,27 +168,50 @@ fn conflict(
     None
 }
 
-fn report(launch: &Launch<'_>, address: u64, a: (&Used, Access), b: (&Used, Access)) -> Trap {
+/// What is wrong between conflicting accesses of two clusters.
+fn wrong(a: (&Used, &Access), b: (&Used, &Access)) -> Option<Check> {
+    for ((first, x), (second, y)) in [(a, b), (b, a)] {
+        if let Some(known) = second.eras.get(y.era)
+            && known.knows(first.index, x.actor, x.clock)
+        {
+            let owes = x.kind.write && !x.kind.proxy && y.kind.proxy;
+            let fenced = known.knows_fenced(first.index, x.actor, x.clock);
+            return (owes && !fenced).then_some(Check::Proxy);
+        }
+    }
+    (!a.1.both_strong(b.1, Scope::Gpu)).then_some(Check::Race)
+}
+
+fn report(launch: &Launch<'_>, check: Check, address: u64, mut parties: [(&Used, Access); 2]) -> Trap {
+    let (message, help): (&str, _) = match check {
+        Check::Proxy => {
+            parties.sort_by_key(|(_, access)| access.kind.proxy);
+            (
+                "may not see a",
+                "put fence.proxy.async of global memory after the write, before the synchronization that orders the two",
+            )
+        }
+        _ => (
+            "is not ordered with a",
+            "order them with a release after the one and an acquire before the other, at .gpu scope",
+        ),
+    };
+    let [(a, x), (b, y)] = parties;
     let site = |pc: u32| launch.kernel.sites.get(pc as usize).cloned();
-    let (cta, warp) = b.0.places.of(b.1.actor);
-    let (other_cta, other_warp) = a.0.places.of(a.1.actor);
-    let message = format!(
-        "{} of global memory is not ordered with a {} by another cluster",
-        b.1.kind.noun(),
-        a.1.kind.noun()
-    );
+    let ((other_cta, other_warp), (cta, warp)) = (a.places.of(x.actor), b.places.of(y.actor));
+    let (noun, other) = (y.kind.noun(), x.kind.noun());
     Trap {
-        site: site(b.1.pc),
+        site: site(y.pc),
         cta: Some(cta),
         warp,
         address: Some(format!("global {address:#x}")),
         others: vec![TrapParty {
-            role: a.1.kind.noun().to_string(),
-            site: site(a.1.pc),
+            role: other.to_string(),
+            site: site(x.pc),
             cta: Some(other_cta),
             warp: other_warp,
         }],
-        help: Some("order them with a release after the one and an acquire before the other, at .gpu scope"),
-        ..launch.trap(Check::Race, message)
+        help: Some(help),
+        ..launch.trap(check, format!("{noun} of global memory {message} {other} by another cluster"))
     }
 }

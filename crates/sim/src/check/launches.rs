@@ -25,7 +25,7 @@ struct Past {
 #[derive(Debug, Default)]
 pub struct Launches(Vec<Past>);
 
-/// How many launches are remembered; a card has no room for more at once.
+/// How many launches are remembered: what a long chain of them did must not fill the host's memory.
 const KEPT: usize = 4;
 
 impl Launches {

@@ -176,6 +176,11 @@ impl View {
     /// `fence.proxy.async`: every generic write known now to the memories named becomes visible to the async proxy.
     pub fn fence_proxy(&mut self, memories: &[Fence]) {
         memories.iter().for_each(|fence| self.fenced.fence(*fence, &self.seen));
+        if let Some(outside) = &mut self.outside
+            && memories.contains(&Fence::Global)
+        {
+            Outside::fence_proxy(outside);
+        }
     }
 
     /// `tcgen05.fence::before_thread_sync`: what was issued to the tensor core is passed on to those who synchronize.
@@ -209,12 +214,15 @@ impl View {
     /// This knowledge of a party of `cluster`, as other clusters receive it.
     pub fn told(&self, cluster: u32) -> Arc<Outside> {
         let outside = self.outside.as_deref().cloned().unwrap_or_default();
-        Arc::new(outside.with(cluster, &self.seen))
+        Arc::new(outside.with(cluster, &self.seen, self.fenced.global()))
     }
 
     /// What a party of `cluster` learns from another cluster, or from a launch before.
     pub fn heard(outside: &Arc<Outside>, cluster: u32) -> View {
-        View { seen: outside.of(cluster).to_vec(), outside: Some(outside.clone()), ..View::default() }
+        let [seen, fenced] = outside.of(cluster);
+        let mut view = View { seen: seen.to_vec(), outside: Some(outside.clone()), ..View::default() };
+        view.fenced.fence(Fence::Global, fenced);
+        view
     }
 }
 

@@ -51,6 +51,11 @@ impl Fenced {
         self.0.iter().any(|(fence, seen)| fence.covers(memory) && reaches(seen))
     }
 
+    /// Up to which clock of each actor writes to global memory have been fenced.
+    pub fn global(&self) -> &[u32] {
+        self.0.iter().find(|(fence, _)| *fence == Fence::Global).map_or(&[], |(_, seen)| seen)
+    }
+
     /// Executes a fence when `seen` is known.
     pub fn fence(&mut self, fence: Fence, seen: &[u32]) {
         match self.0.iter_mut().find(|(f, _)| *f == fence) {
