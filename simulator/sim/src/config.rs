@@ -15,7 +15,7 @@ pub struct Checks {
     /// What PTX demands and chips forgive. Off by default, for code that others wrote relies on the chip, CUTLASS's
     /// kernels included: `tcgen05.wait::ld` between `tcgen05.ld` and uses of its registers, for which the chip waits
     /// by itself; `cp.async.bulk.wait_group.read` before the exit, as a CTA's shared memory stays until its bulk
-    /// stores have read it; `fence.mbarrier_init` between an initialization and a relaxed `barrier.cluster`; and
+    /// stores have read it; `fence.mbarrier_init` between an initialization and a relaxed `barrier.cluster` or the async proxy; and
     /// `bar.warp.sync` between accesses of a warp and an arrival of some of its lanes that passes them on.
     pub strict: bool,
 }

@@ -1,5 +1,6 @@
 //! The simulated GPU: memory, modules and launches behind [`Device`].
 
+use crate::check::launches::Launches;
 use crate::config::Config;
 use crate::decode::link;
 use crate::error::Error as LoadError;
@@ -14,7 +15,7 @@ use dualgemm_device::{Args, Device, DeviceInfo, DevicePtr, Error, FunctionId, La
 use dualgemm_ptx::Space as VarSpace;
 use dualgemm_ptx::ast::Linkage;
 use dualgemm_ptx::layout::{TENSOR_MAP_BYTES, TensorMap};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What a finished launch left behind.
@@ -45,6 +46,8 @@ struct Module {
 struct State {
     global: Global,
     modules: Vec<Module>,
+    /// Launches that the next one may overlap with, by stream.
+    launches: HashMap<Stream, Launches>,
     last: Option<Outcome>,
     trap: Option<Trap>,
 }
@@ -99,13 +102,20 @@ impl Gpu {
             memory_bytes: card.memory_bytes,
         };
         let global = Global::new(card.memory_bytes);
-        let state = State { global, modules: Vec::new(), last: None, trap: None };
+        let state = State { global, modules: Vec::new(), launches: HashMap::new(), last: None, trap: None };
         Gpu { config, info, state: Mutex::new(state) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         // A panic while the lock was held left plain data behind; it stays usable.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The state when every launch has ended: nothing later overlaps with them.
+    fn settled(&self) -> MutexGuard<'_, State> {
+        let mut state = self.state();
+        state.launches.clear();
+        state
     }
 
     /// The settings.
@@ -290,19 +300,19 @@ impl Device for Gpu {
     }
 
     fn free(&self, ptr: DevicePtr) -> Result<(), Error> {
-        if self.state().global.free(ptr.0) {
+        if self.settled().global.free(ptr.0) {
             return Ok(());
         }
         Err(bad_pointer(ptr, 0, "it is not the start of a live allocation".into()))
     }
 
     fn copy_to(&self, dst: DevicePtr, src: &[u8]) -> Result<(), Error> {
-        self.state().global.write(dst.0, src).map_err(|f| bad_pointer(dst, src.len(), f.message))
+        self.settled().global.write(dst.0, src).map_err(|f| bad_pointer(dst, src.len(), f.message))
     }
 
     fn copy_from(&self, dst: &mut [u8], src: DevicePtr) -> Result<(), Error> {
         let n = dst.len();
-        self.state().global.read(src.0, dst).map_err(|f| bad_pointer(src, n, f.message))
+        self.settled().global.read(src.0, dst).map_err(|f| bad_pointer(src, n, f.message))
     }
 
     fn memset(&self, dst: DevicePtr, value: u8, bytes: usize) -> Result<(), Error> {
@@ -341,13 +351,14 @@ impl Device for Gpu {
         map.to_bytes().map_err(|e| Error::TensorMap(e.to_string()))
     }
 
-    /// Every launch ends before this returns, so all streams are one.
-    unsafe fn launch_on(&self, _: Stream, spec: &LaunchSpec) -> Result<(), Error> {
+    /// Every launch ends before this returns, so streams differ only in what may overlap.
+    unsafe fn launch_on(&self, stream: Stream, spec: &LaunchSpec) -> Result<(), Error> {
         let kernel = self.kernel(spec.function)?;
         let refuse = |reason: String| Error::Launch { kernel: kernel.name.clone(), reason };
         self.check_launch(&kernel, spec).map_err(refuse)?;
         let params = Gpu::parameters(&kernel, &spec.args).map_err(refuse)?;
         let mut state = self.state();
+        let mut launches = state.launches.remove(&stream).filter(|_| spec.programmatic).unwrap_or_default();
         let cluster = cluster_of(&kernel, spec);
         let clusters = spec.grid.iter().product::<u32>() / cluster.iter().product::<u32>();
         let clustered = cluster != [1, 1, 1] || kernel.cluster.is_some();
@@ -364,10 +375,15 @@ impl Device for Gpu {
             config: &self.config,
             solo: clusters == 1,
             releases: Mutex::default(),
+            overlaps: &launches,
         };
         let result = grid::run(&launch);
         match result {
-            Ok((counters, output)) => {
+            Ok((counters, output, did)) => {
+                if self.config.checks.race {
+                    launches.add(kernel.clone(), did);
+                    state.launches.insert(stream, launches);
+                }
                 let (grid, block, dynamic_shared) = (spec.grid, spec.block, spec.dynamic_shared);
                 state.last = Some(Outcome { kernel, counters, output, grid, block, dynamic_shared });
                 Ok(())
@@ -382,6 +398,7 @@ impl Device for Gpu {
 
     fn synchronize(&self) -> Result<(), Error> {
         // Launches end before `launch` returns.
+        drop(self.settled());
         Ok(())
     }
 }

@@ -24,8 +24,9 @@
 //! - **`tcgen05`** between threads is ordered by a release and an acquire, as other accesses are; `tcgen05.fence` is
 //!   demanded after relaxed waits and for what is not complete. [`Checks::strict`] demands `tcgen05.wait::ld`.
 //! - **Tensor cores** compute as `semantics::dot` says; approximate functions within PTX's stated error.
-//! - One kernel runs at a time, so `griddepcontrol` has nothing to wait for, and every CTA is launched, so
-//!   `clusterlaunchcontrol.try_cancel` always answers "not cancelled".
+//! - Launches run one after the other; races are looked for as if those with the programmatic attribute overlapped with the
+//!   launches before, up to `griddepcontrol.wait`. Every CTA is launched, so `clusterlaunchcontrol.try_cancel` always answers
+//!   "not cancelled".
 //! - System scope is GPU scope: there is one device.
 
 pub mod check;

@@ -1,7 +1,7 @@
 //! Bad kernels must trap with exactly the text beside them, and their mended twins must not.
 //!
 //! `fail/<check>/<case>.ptx` holds both: lines ending in `//BAD` are only in the bad kernel, lines starting with
-//! `//FIX` only in the mended one. The first line says how to launch it. `<case>.stderr` is the message.
+//! `//FIX` only in the mended one. The first line says how to launch it, and those after it what to launch next. `<case>.stderr` is the message.
 //! `UPDATE_GOLDEN=1 cargo test --test fail` writes the messages anew, to be read before they are committed.
 
 use dualgemm_device::{Args, Device, Error, LaunchSpec};
@@ -16,19 +16,21 @@ fn dims(text: &str) -> [u32; 3] {
     out
 }
 
-/// Launches the kernel as the first line of `text` says.
+/// Launches what the first lines of `text` say, one after another; a launch without `args` has those of the first.
 fn run(text: &str, seed: u64) -> Result<(), Error> {
-    let header = text.lines().next().unwrap().strip_prefix("// launch ").expect("a launch line");
-    let get = |key: &str| header.split(' ').find_map(|f| f.strip_prefix(key)?.strip_prefix('='));
-    let card = match get("card") {
+    let launches: Vec<&str> = text.lines().map_while(|l| l.strip_prefix("// launch ")).collect();
+    let value = |line: &str, key: &str| {
+        line.split(' ').find_map(|f| f.strip_prefix(key)?.strip_prefix('=')).map(str::to_owned)
+    };
+    let first = launches.first().expect("a launch line");
+    let card = match value(first, "card").as_deref() {
         Some("B200") => Card::B200,
         _ => Card::H100,
     };
     let gpu = Gpu::new(Config::default().card(card).seed(seed).checks(Checks::ALL));
     let module = gpu.load(text)?;
-    let f = gpu.function(module, "k")?;
     let mut args = Args::new();
-    for arg in get("args").into_iter().flat_map(|a| a.split(',')) {
+    for arg in value(first, "args").iter().flat_map(|a| a.split(',')) {
         let (kind, n) = arg.split_once(':').unwrap();
         let buffer = gpu.alloc(n.parse().unwrap())?;
         if kind == "freed" {
@@ -36,13 +38,18 @@ fn run(text: &str, seed: u64) -> Result<(), Error> {
         }
         args = args.ptr(buffer);
     }
-    let shape = |key: &str| get(key).map_or([1; 3], dims);
-    let spec = LaunchSpec::new(f, shape("grid"), shape("block"))
-        .cluster(shape("cluster"))
-        .dynamic_shared(get("shared").map_or(0, |n| n.parse().unwrap()))
-        .args(args);
-    // SAFETY: the device is simulated and fails a launch that leaves its memory.
-    unsafe { gpu.launch(&spec) }
+    for line in launches {
+        let f = gpu.function(module, value(line, "kernel").as_deref().unwrap_or("k"))?;
+        let shape = |key: &str| value(line, key).map_or([1; 3], |text| dims(&text));
+        let spec = LaunchSpec::new(f, shape("grid"), shape("block"))
+            .cluster(shape("cluster"))
+            .dynamic_shared(value(line, "shared").map_or(0, |n| n.parse().unwrap()))
+            .programmatic(line.contains("programmatic"))
+            .args(args.clone());
+        // SAFETY: the device is simulated and fails a launch that leaves its memory.
+        unsafe { gpu.launch(&spec) }?;
+    }
+    Ok(())
 }
 
 /// The text without fixes, and with them. Both keep their line numbers.

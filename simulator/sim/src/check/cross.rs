@@ -1,49 +1,71 @@
-//! Races between clusters on global memory, found when the grid has ended.
+//! Races between clusters, and between launches, on global memory: found when the grid has ended.
 //!
-//! Two accesses of different clusters, one of them a write, are a race unless one cluster ever learned of the
-//! other's access (through an acquire of what was released after it). "Ever" rather than "before": a cluster
-//! that synchronizes later than it should is not noticed here, one that does not synchronize at all is.
+//! Two accesses of different clusters, one of them a write, are a race unless one of them knew the other when it was made
+//! (through an acquire of what was released after it). Whatever the interleaving was, it is found.
 
-use super::order::{Places, View};
+use super::order::Places;
+use super::outside::Eras;
 use super::pages::PAGE;
 use super::shadow::{Access, StateId, States, WRITTEN};
+use crate::decode::operand::Scope;
 use crate::machine::cluster::Cluster;
 use crate::machine::grid::Launch;
 use crate::trap::{Check, Trap, TrapParty};
 use std::collections::BTreeMap;
 
-struct Used {
+/// What a cluster did to global memory.
+#[derive(Debug)]
+pub struct Used {
     index: u32,
     pages: BTreeMap<u64, Vec<StateId>>,
     states: States,
-    view: View,
+    /// What it knew of the rest of the grid.
+    pub eras: Eras,
     places: Places,
 }
 
 /// What the clusters that have ended did to global memory.
-#[derive(Default)]
-pub struct Finished(Vec<Used>);
+#[derive(Debug, Default)]
+pub struct Finished {
+    clusters: Vec<Used>,
+    /// How they met with the launches around theirs.
+    pub dependency: Dependency,
+}
+
+/// How a grid met with the launches around it.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Dependency {
+    /// A thread executed `griddepcontrol.launch_dependents`.
+    pub triggered: bool,
+    /// A thread executed `griddepcontrol.wait`.
+    pub waited: bool,
+    /// Before the next launch may start, a `griddepcontrol.wait` of this one has passed.
+    pub late: bool,
+}
+
+/// Users of a page, and whether they write.
+type Users = BTreeMap<u64, Vec<(usize, bool)>>;
 
 impl Finished {
     /// Takes over a cluster's record.
     pub fn add(&mut self, cluster: Cluster<'_>) {
+        for cta in &cluster.ctas {
+            let own = cta.dependency;
+            self.dependency.triggered |= own.triggered;
+            self.dependency.waited |= own.waited;
+            self.dependency.late |= if own.triggered { own.late } else { own.waited };
+        }
         let mut pages = cluster.pages;
         let mut states = cluster.states;
         states.compact(pages.words());
-        let places = cluster.places;
-        self.0.push(Used {
-            index: cluster.index,
-            pages: pages.into_compressed(),
-            states,
-            view: cluster.last_view,
-            places,
-        });
+        let (index, eras, places) = (cluster.index, cluster.eras, cluster.places);
+        self.clusters.push(Used { index, pages: pages.into_compressed(), states, eras, places });
     }
 
     /// Bytes of global memory that any of the clusters touched, in words of 4.
     pub fn unique_bytes(&self) -> u64 {
         let mut pages: BTreeMap<u64, Vec<bool>> = BTreeMap::new();
-        for used in &self.0 {
+        for used in &self.clusters {
             for (page, words) in &used.pages {
                 let touched = pages.entry(*page).or_insert_with(|| vec![false; PAGE as usize / 4]);
                 for (i, t) in touched.iter_mut().enumerate() {
@@ -54,36 +76,75 @@ impl Finished {
         pages.values().flatten().filter(|t| **t).count() as u64 * 4
     }
 
-    /// Reports the race at the lowest address, if there is one.
-    ///
-    /// # Errors
-    /// The trap.
-    pub fn check(mut self, launch: &Launch<'_>) -> Result<(), Box<Trap>> {
-        self.0.sort_by_key(|u| u.index);
-        let mut users: BTreeMap<u64, Vec<(usize, bool)>> = BTreeMap::new();
-        for (i, used) in self.0.iter().enumerate() {
+    fn users(&self) -> Users {
+        let mut users = Users::new();
+        for (i, used) in self.clusters.iter().enumerate() {
             let writes = used.states.writers();
             for (&page, words) in &used.pages {
                 let writer = words.iter().any(|w| writes[*w as usize]);
                 users.entry(page).or_default().push((i, writer));
             }
         }
-        for (page, users) in users {
-            for (n, &(a, a_writes)) in users.iter().enumerate() {
-                for &(b, b_writes) in &users[n + 1..] {
-                    if (a_writes || b_writes)
-                        && let Some((address, x, y)) = conflict(page, &self.0[a], &self.0[b])
+        users
+    }
+
+    /// Reports the race at the lowest address, if there is one.
+    ///
+    /// # Errors
+    /// The trap.
+    pub fn check(&mut self, launch: &Launch<'_>) -> Result<(), Box<Trap>> {
+        self.clusters.sort_by_key(|u| u.index);
+        for (page, users) in self.users() {
+            for (n, &(i, writes)) in users.iter().enumerate() {
+                for &(k, also) in &users[n + 1..] {
+                    let (a, b) = (&self.clusters[i], &self.clusters[k]);
+                    let wrong = |x: &Access, y: &Access| wrong((a, x), (b, y));
+                    if (writes || also)
+                        && let Some((address, x, y)) = conflict(page, a, b, |x, y| wrong(x, y).is_some())
+                        && let Some(check) = wrong(&x, &y)
                     {
-                        return Err(Box::new(report(launch, address, (&self.0[a], x), (&self.0[b], y))));
+                        return Err(Box::new(report(launch, check, address, [(a, x), (b, y)])));
                     }
                 }
             }
         }
         Ok(())
     }
+
+    /// A conflict of this grid with an earlier one: address, own access, earlier access. `race` says whether two accesses are
+    /// one, given the cluster of this grid, its access, and the earlier one.
+    pub fn against(
+        &self,
+        earlier: &Finished,
+        race: impl Fn(&Used, &Access, &Access) -> bool,
+    ) -> Option<(u64, Party, Party)> {
+        let theirs = earlier.users();
+        for (page, users) in self.users() {
+            for &(i, writes) in &users {
+                for &(k, also) in theirs.get(&page).map_or(&[][..], |v| v) {
+                    let (a, b) = (&self.clusters[i], &earlier.clusters[k]);
+                    if (writes || also)
+                        && let Some((address, x, y)) = conflict(page, a, b, |x, y| race(a, x, y))
+                    {
+                        return Some((address, (x, a.places.of(x.actor)), (y, b.places.of(y.actor))));
+                    }
+                }
+            }
+        }
+        None
+    }
 }
 
-fn conflict(page: u64, a: &Used, b: &Used) -> Option<(u64, Access, Access)> {
+/// An access, with the CTA and warp that made it.
+pub type Party = (Access, ([u32; 3], Option<u32>));
+
+/// The first byte of a page that both access, one of them with a write, so that `race` holds.
+fn conflict(
+    page: u64,
+    a: &Used,
+    b: &Used,
+    race: impl Fn(&Access, &Access) -> bool,
+) -> Option<(u64, Access, Access)> {
     let (pa, pb) = (&a.pages[&page], &b.pages[&page]);
     let mut clear = Vec::new();
     for i in 0..pa.len().max(pb.len()) {
@@ -93,10 +154,7 @@ fn conflict(page: u64, a: &Used, b: &Used) -> Option<(u64, Access, Access)> {
         }
         for (mx, ax) in a.states.remembered(x) {
             for (my, ay) in b.states.remembered(y) {
-                let conflicting = (ax.kind.write || ay.kind.write) && !(ax.kind.strong && ay.kind.strong);
-                let ordered = a.view.knows_foreign(b.index, ay.actor, ay.clock)
-                    || b.view.knows_foreign(a.index, ax.actor, ax.clock);
-                if mx & my != 0 && conflicting && !ordered {
+                if mx & my != 0 && (ax.kind.write || ay.kind.write) && race(&ax, &ay) {
                     let byte = (mx & my).trailing_zeros() as u64;
                     return Some((page * PAGE + i as u64 * 4 + byte, ax, ay));
                 }
@@ -110,27 +168,50 @@ fn conflict(page: u64, a: &Used, b: &Used) -> Option<(u64, Access, Access)> {
     None
 }
 
-fn report(launch: &Launch<'_>, address: u64, a: (&Used, Access), b: (&Used, Access)) -> Trap {
+/// What is wrong between conflicting accesses of two clusters.
+fn wrong(a: (&Used, &Access), b: (&Used, &Access)) -> Option<Check> {
+    for ((first, x), (second, y)) in [(a, b), (b, a)] {
+        if let Some(known) = second.eras.get(y.era)
+            && known.knows(first.index, x.actor, x.clock)
+        {
+            let owes = x.kind.write && !x.kind.proxy && y.kind.proxy;
+            let fenced = known.knows_fenced(first.index, x.actor, x.clock);
+            return (owes && !fenced).then_some(Check::Proxy);
+        }
+    }
+    (!a.1.both_strong(b.1, Scope::Gpu)).then_some(Check::Race)
+}
+
+fn report(launch: &Launch<'_>, check: Check, address: u64, mut parties: [(&Used, Access); 2]) -> Trap {
+    let (message, help): (&str, _) = match check {
+        Check::Proxy => {
+            parties.sort_by_key(|(_, access)| access.kind.proxy);
+            (
+                "may not see a",
+                "put fence.proxy.async of global memory after the write, before the synchronization that orders the two",
+            )
+        }
+        _ => (
+            "is not ordered with a",
+            "order them with a release after the one and an acquire before the other, at .gpu scope",
+        ),
+    };
+    let [(a, x), (b, y)] = parties;
     let site = |pc: u32| launch.kernel.sites.get(pc as usize).cloned();
-    let (cta, warp) = b.0.places.of(b.1.actor);
-    let (other_cta, other_warp) = a.0.places.of(a.1.actor);
-    let message = format!(
-        "{} of global memory is not ordered with a {} by another cluster",
-        b.1.kind.noun(),
-        a.1.kind.noun()
-    );
+    let ((other_cta, other_warp), (cta, warp)) = (a.places.of(x.actor), b.places.of(y.actor));
+    let (noun, other) = (y.kind.noun(), x.kind.noun());
     Trap {
-        site: site(b.1.pc),
+        site: site(y.pc),
         cta: Some(cta),
         warp,
         address: Some(format!("global {address:#x}")),
         others: vec![TrapParty {
-            role: a.1.kind.noun().to_string(),
-            site: site(a.1.pc),
+            role: other.to_string(),
+            site: site(x.pc),
             cta: Some(other_cta),
             warp: other_warp,
         }],
-        help: Some("order them with a release after the one and an acquire before the other, at .gpu scope"),
-        ..launch.trap(Check::Race, message)
+        help: Some(help),
+        ..launch.trap(check, format!("{noun} of global memory {message} {other} by another cluster"))
     }
 }

@@ -4,10 +4,14 @@
 //! number. A tile that one instruction fills moves from one state to one other, so the map is computed once and
 //! the rest is comparing and storing a `u32`. Bytes of a word with different histories split it into four states.
 //!
-//! Reads are kept until something ordered after them reads or writes (as in FastTrack, Flanagan and Freund 2009);
+//! Accesses are kept until something ordered after them reads or writes (as in FastTrack, Flanagan and Freund 2009) that
+//! knows no more of the rest of the grid and conflicts with as much;
 //! strong writes (atomics, volatile) that are not ordered with each other are kept together.
 
-use super::order::{Actor, View};
+use super::order::{Actor, Actors, View};
+use super::outside::Era;
+use super::proxy::Memory;
+use crate::decode::operand::Scope;
 use smallvec::SmallVec;
 use std::collections::HashMap;
 
@@ -22,6 +26,20 @@ pub struct Access {
     pub pc: u32,
     /// What.
     pub kind: Kind,
+    /// What it knew of the rest of the grid, for global memory.
+    pub era: Era,
+}
+
+impl Access {
+    /// Whether both are strong and reach each other, so that they do not race; `apart` is the least scope that holds both.
+    pub fn both_strong(&self, other: &Access, apart: Scope) -> bool {
+        self.kind.strong.min(other.kind.strong) >= Some(apart)
+    }
+
+    /// Whether whatever conflicts with `older`, which is ordered before this and no weaker, conflicts with this as well.
+    fn stands_for(&self, older: &Access) -> bool {
+        self.era == older.era && self.kind.strong <= older.kind.strong
+    }
 }
 
 /// What kind of access.
@@ -29,8 +47,8 @@ pub struct Access {
 pub struct Kind {
     /// Whether it writes.
     pub write: bool,
-    /// Atomic, volatile or relaxed: does not race with another strong access.
-    pub strong: bool,
+    /// Atomic, volatile or relaxed, and how far it reaches: does not race with another strong access in reach.
+    pub strong: Option<Scope>,
     /// Through the async proxy.
     pub proxy: bool,
     /// A write of the bytes that are there already: does not race with another write.
@@ -39,17 +57,17 @@ pub struct Kind {
 
 impl Kind {
     /// A plain load.
-    pub const READ: Kind = Kind { write: false, strong: false, proxy: false, same: false };
+    pub const READ: Kind = Kind { write: false, strong: None, proxy: false, same: false };
     /// A plain store.
-    pub const WRITE: Kind = Kind { write: true, strong: false, proxy: false, same: false };
+    pub const WRITE: Kind = Kind { write: true, strong: None, proxy: false, same: false };
     /// A read by an async engine.
-    pub const PROXY_READ: Kind = Kind { write: false, strong: false, proxy: true, same: false };
+    pub const PROXY_READ: Kind = Kind { write: false, strong: None, proxy: true, same: false };
     /// A write by an async engine.
-    pub const PROXY_WRITE: Kind = Kind { write: true, strong: false, proxy: true, same: false };
+    pub const PROXY_WRITE: Kind = Kind { write: true, strong: None, proxy: true, same: false };
 
     /// The same access, strong or not.
     #[must_use]
-    pub const fn strong(self, strong: bool) -> Kind {
+    pub const fn strong(self, strong: Option<Scope>) -> Kind {
         Kind { strong, ..self }
     }
 
@@ -61,7 +79,7 @@ impl Kind {
 
     /// "write", "atomic access", ...
     pub const fn noun(self) -> &'static str {
-        match (self.write, self.strong, self.proxy) {
+        match (self.write, self.strong.is_some(), self.proxy) {
             (true, false, false) => "write",
             (false, false, false) => "read",
             (true, true, false) => "strong write",
@@ -112,6 +130,10 @@ pub struct Look {
     pub race: bool,
     /// Unwritten bytes.
     pub uninit: bool,
+    /// The memory accessed.
+    pub memory: Memory,
+    /// The parties of the cluster.
+    pub actors: Actors,
 }
 
 /// All states in use by the words of one cluster.
@@ -201,18 +223,17 @@ impl States {
             return Ok(if a.kind.write { WRITTEN } else { id });
         }
         let ordered = |b: &Access| b.actor == a.actor || view.knows(b.actor, b.clock);
-        // Strong accesses never race with each other.
-        let races = |b: &Access| !(ordered(b) || a.kind.strong && b.kind.strong);
+        let races = |b: &Access| !(ordered(b) || a.both_strong(b, look.actors.apart(a.actor, b.actor)));
         for w in &cell.writes {
             if races(w) && (w.kind.proxy || !a.kind.same) {
                 return Err(Conflict::Race(*w));
             }
-            if a.kind.proxy && !w.kind.proxy && !view.knows_fenced(w.actor, w.clock) {
+            if a.kind.proxy && !w.kind.proxy && !view.knows_fenced(look.memory, w.actor, w.clock) {
                 return Err(Conflict::Unfenced(*w));
             }
         }
-        let keep =
-            |list: &List| -> List { list.iter().filter(|b| !ordered(b)).copied().take(KEPT - 1).collect() };
+        let needed = |b: &&Access| !(ordered(b) && a.stands_for(b));
+        let keep = |list: &List| -> List { list.iter().filter(needed).copied().take(KEPT - 1).collect() };
         let new = if a.kind.write {
             if let Some(r) = cell.reads.iter().find(|r| races(r)) {
                 return Err(Conflict::Race(*r));
@@ -319,12 +340,15 @@ impl States {
 
 #[cfg(test)]
 mod tests {
+    use super::super::proxy::Fence;
     use super::*;
 
-    const LOOK: Look = Look { race: true, uninit: true };
+    /// Four warps in each of two CTAs: actors 0 to 15 and 16 to 31.
+    const ACTORS: Actors = Actors { ctas: 2, warps: 4 };
+    const LOOK: Look = Look { race: true, uninit: true, memory: Memory::Shared(0), actors: ACTORS };
 
     fn by(actor: Actor, clock: u32, kind: Kind) -> Access {
-        Access { actor, clock, pc: actor as u32 * 100 + clock, kind }
+        Access { actor, clock, pc: actor as u32 * 100 + clock, kind, era: 0 }
     }
 
     fn run(steps: &[(usize, usize, Access, &View)]) -> Result<(), (usize, Conflict)> {
@@ -379,10 +403,14 @@ mod tests {
     #[test]
     fn strong_accesses_do_not_race_with_each_other_exact() {
         let none = View::default();
-        let s = |actor| by(actor, 1, Kind::WRITE.strong(true));
+        let s = |actor| by(actor, 1, Kind::WRITE.strong(Some(Scope::Cta)));
         assert_eq!(run(&[(0, 4, s(0), &none), (0, 4, s(1), &none), (0, 4, s(2), &none)]), Ok(()));
         let r = by(3, 1, Kind::READ);
         assert_eq!(run(&[(0, 4, s(0), &none), (0, 4, r, &none)]), Err((0, Conflict::Race(s(0)))));
+        // In another CTA only a wider scope is in reach.
+        assert_eq!(run(&[(0, 4, s(0), &none), (0, 4, s(16), &none)]), Err((0, Conflict::Race(s(0)))));
+        let wide = |actor| by(actor, 1, Kind::WRITE.strong(Some(Scope::Cluster)));
+        assert_eq!(run(&[(0, 4, wide(0), &none), (0, 4, wide(16), &none)]), Ok(()));
     }
 
     #[test]
@@ -392,7 +420,9 @@ mod tests {
         view.learn(0, 1);
         let r = by(1, 1, Kind::PROXY_READ);
         assert_eq!(run(&[(0, 16, w, &view), (0, 16, r, &view)]), Err((0, Conflict::Unfenced(w))));
-        view.fence_proxy();
+        view.fence_proxy(&[Fence::Global]);
+        assert_eq!(run(&[(0, 16, w, &view), (0, 16, r, &view)]), Err((0, Conflict::Unfenced(w))));
+        view.fence_proxy(&[Fence::Cta(0)]);
         assert_eq!(run(&[(0, 16, w, &view), (0, 16, r, &view)]), Ok(()));
     }
 

@@ -58,6 +58,8 @@ pub enum Control {
     Policy(Dst),
     /// `nanosleep`: others run first.
     Sleep,
+    /// `griddepcontrol`; whether it waits.
+    Dependency(bool),
     /// `clusterlaunchcontrol.query_cancel.is_canceled`
     IsCanceled(Dst, Src),
     /// `clusterlaunchcontrol.query_cancel.get_first_ctaid`: components from the first.
@@ -155,8 +157,11 @@ pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
             }
             Control::Registers(inc, n as u32)
         }
-        "griddepcontrol" | "pmevent" => {
-            i.ignore(&["wait", "launch_dependents", "mask"]);
+        "griddepcontrol" => {
+            Control::Dependency(i.need("an action", &[("wait", true), ("launch_dependents", false)])?)
+        }
+        "pmevent" => {
+            i.ignore(&["mask"]);
             i.finish()?;
             return Ok(Op::Nop);
         }

@@ -17,10 +17,25 @@ pub enum Fence {
         /// Releases.
         release: bool,
     },
-    /// `fence.proxy.async`: generic writes become visible to the async proxy.
-    Async,
+    /// `fence.proxy.async`: generic writes to these memories become visible to the async proxy.
+    Async(Memories),
+    /// `fence.mbarrier_init`: initializations of mbarriers by this thread become visible to the cluster and the async proxy.
+    Initialized,
     /// A fence between proxies that are one here.
     Nothing,
+}
+
+/// The memories of a `fence.proxy.async`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Memories {
+    /// None is named: all.
+    All,
+    /// `.global`
+    Global,
+    /// `.shared::cluster`
+    Cluster,
+    /// `.shared::cta`
+    Cta,
 }
 
 /// What a CTA barrier does.
@@ -81,7 +96,6 @@ pub fn fence(i: &mut Ins<'_>) -> Result<Op> {
     if proxy {
         let asynchronous = i.ast.modifiers.iter().any(|m| m.starts_with("async"));
         let alias = i.has("alias");
-        // What follows names the spaces and directions of the fence; all of them are fenced here.
         let tensormap = i.ast.modifiers.iter().any(|m| m.starts_with("tensormap"));
         if !(asynchronous || alias || tensormap) {
             return i.error("needs a proxy: .alias, .async or .tensormap::generic");
@@ -91,10 +105,20 @@ pub fn fence(i: &mut Ins<'_>) -> Result<Op> {
             let Some(scope) = scope else { return i.error("needs a scope: .cta .cluster .gpu or .sys") };
             return Ok(Op::Fence(Fence::Memory { scope, acquire, release: !acquire }));
         }
-        return Ok(Op::Fence(if asynchronous { Fence::Async } else { Fence::Nothing }));
+        if !asynchronous {
+            return Ok(Op::Fence(Fence::Nothing));
+        }
+        let named = |memory: &str| i.ast.modifiers.iter().any(|m| m.ends_with(memory));
+        let memories = [
+            ("shared::cluster", Memories::Cluster),
+            ("shared::cta", Memories::Cta),
+            ("global", Memories::Global),
+        ];
+        let memory = memories.into_iter().find(|(name, _)| named(name));
+        return Ok(Op::Fence(Fence::Async(memory.map_or(Memories::All, |m| m.1))));
     }
-    // Restricted to mbarrier.init or to one space: a fence of everything is at least as strong.
-    i.ignore(&["mbarrier_init"]);
+    let initialized = i.has("mbarrier_init");
+    // Restricted to one space: a fence of everything is at least as strong.
     i.ignore_if(|m| m.starts_with("sync_restrict"));
     let acquire = i.has("acquire");
     let release = i.has("release");
@@ -102,6 +126,9 @@ pub fn fence(i: &mut Ins<'_>) -> Result<Op> {
     let scope = scope(i);
     i.finish()?;
     let Some(scope) = scope else { return i.error("needs a scope: .cta .cluster .gpu or .sys") };
+    if initialized {
+        return Ok(Op::Fence(Fence::Initialized));
+    }
     let both = acquire == release;
     Ok(Op::Fence(Fence::Memory { scope, acquire: both || acquire, release: both || release }))
 }

@@ -328,7 +328,7 @@ impl Ins<'_> {
 }
 
 /// How far synchronization reaches. System scope is as GPU scope here: there is one device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
     /// `.cta`
     Cta,
@@ -349,4 +349,11 @@ pub struct Ordering {
     pub release: bool,
     /// Scope.
     pub scope: Scope,
+}
+
+impl Ordering {
+    /// How far a strong access reaches.
+    pub fn reach(self) -> Option<Scope> {
+        self.strong.then_some(self.scope)
+    }
 }

@@ -7,6 +7,7 @@
 use super::Cx;
 use crate::check::order::View;
 use crate::check::pages::PAGE;
+use crate::check::proxy::Memory;
 use crate::check::shadow::{Access, Conflict, Kind, Look};
 use crate::decode::operand::Addr;
 use crate::machine::cluster::Cluster;
@@ -36,9 +37,15 @@ impl Agent {
 }
 
 impl<'a> Cluster<'a> {
-    fn look(&self) -> Look {
+    /// What to look for in an access to this memory.
+    pub(super) fn look(&self, memory: Memory) -> Look {
         let checks = self.launch.config.checks;
-        Look { race: checks.race, uninit: checks.uninit }
+        Look {
+            race: checks.race,
+            uninit: checks.uninit && memory != Memory::Global,
+            memory,
+            actors: self.places.actors,
+        }
     }
 
     /// Checks an access to the shared memory of a CTA of the cluster and remembers it.
@@ -86,8 +93,8 @@ impl<'a> Cluster<'a> {
         } else {
             self.counters.shared_read += u64::from(len);
         }
-        let look = self.look();
-        let access = Access { actor: who.actor, clock: who.clock, pc: who.pc, kind };
+        let look = self.look(Memory::Shared(rank));
+        let access = Access { actor: who.actor, clock: who.clock, pc: who.pc, kind, era: 0 };
         let cta = &mut self.ctas[rank as usize];
         let result =
             self.states.access(&mut cta.shared.shadow, offset as usize, len as usize, access, who.view, look);
@@ -112,11 +119,12 @@ impl<'a> Cluster<'a> {
         } else {
             self.counters.global_read += len;
         }
-        let look = Look { uninit: false, ..self.look() };
+        let look = self.look(Memory::Global);
         if !look.race {
             return Ok(());
         }
-        let access = Access { actor: who.actor, clock: who.clock, pc: who.pc, kind };
+        let era = self.eras.number(who.view.outside());
+        let access = Access { actor: who.actor, clock: who.clock, pc: who.pc, kind, era };
         let mut at = address;
         let end = address + len;
         while at < end {
@@ -166,7 +174,7 @@ impl<'a> Cluster<'a> {
                 ),
             )
             .party(other(a))
-            .help("put fence.proxy.async after the write, before the synchronization that orders the two"),
+            .help("put fence.proxy.async of that memory after the write, before the synchronization that orders the two"),
             Conflict::Uninit => {
                 Fault::new(Check::Uninit, format!("{noun} of {len} bytes of {space} memory that nothing wrote"))
             }

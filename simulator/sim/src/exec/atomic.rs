@@ -40,7 +40,7 @@ pub fn execute(op: &Atomic, cx: &mut Cx<'_, '_>) -> Result {
     for l in lanes(m) {
         cx.aligned_to(op.address.space, addresses[l], total as u64, l)?;
         let mut buffer = [0u8; 32];
-        let kind = Kind::READ.strong(true);
+        let kind = Kind::READ.strong(op.order.reach());
         cx.read_lane(op.address.space, addresses[l], l, kind, &mut buffer[..total])?;
         let before = buffer;
         let global = matches!(crate::memory::place(op.address.space, addresses[l]), Place::Global(_));
@@ -63,7 +63,13 @@ pub fn execute(op: &Atomic, cx: &mut Cx<'_, '_>) -> Result {
                 part.copy_from_slice(&new.to_le_bytes()[..bytes]);
             }
         }
-        cx.write_lane(op.address.space, addresses[l], l, Kind::WRITE.strong(true), &buffer[..total])?;
+        cx.write_lane(
+            op.address.space,
+            addresses[l],
+            l,
+            Kind::WRITE.strong(op.order.reach()),
+            &buffer[..total],
+        )?;
         changed |= buffer[..total] != before[..total];
     }
     if !changed {

@@ -1,6 +1,7 @@
 //! Control flow, traps, calls, register reallocation.
 
 use super::{Cx, Result, lanes};
+use crate::check::order::View;
 use crate::check::shadow::Kind;
 use crate::decode::Op;
 use crate::decode::control::{Builtin, Control};
@@ -70,6 +71,10 @@ pub fn execute(op: &Control, cx: &mut Cx<'_, '_>) -> Result {
             cx.w.regs.w64(*d, m, &[0; 32]);
             Ok(Flow::Next)
         }
+        Control::Dependency(wait) => {
+            dependency(cx, *wait);
+            Ok(Flow::Next)
+        }
         Control::Sleep => Ok(Flow::Yield),
         Control::IsCanceled(d, s) => {
             let v = cx.w.regs.r128(*s, m);
@@ -85,6 +90,21 @@ pub fn execute(op: &Control, cx: &mut Cx<'_, '_>) -> Result {
             }
             Ok(Flow::Next)
         }
+    }
+}
+
+/// `griddepcontrol`: the launches before have ended already, but only who waits knows.
+fn dependency(cx: &mut Cx<'_, '_>, wait: bool) {
+    let own = &mut cx.cl.ctas[cx.cta].dependency;
+    if !wait {
+        if !own.triggered {
+            own.late = cx.g.view.outside().is_some_and(|o| o.has_waited());
+        }
+        own.triggered = true;
+    } else if !cx.cl.launch.overlaps.is_empty() {
+        own.waited = true;
+        let waited = cx.cl.eras.waited();
+        cx.g.join(&View::heard(&waited, cx.cl.index));
     }
 }
 

@@ -5,7 +5,7 @@ use super::mbarrier::locate;
 use super::{Cx, Result, lanes};
 use crate::check::shadow::Kind;
 use crate::decode::copy::{Bulk, BulkCopy, Completion, CpAsync, Reduce};
-use crate::decode::operand::Addr;
+use crate::decode::operand::{Addr, Scope};
 use crate::machine::cluster::Cluster;
 use crate::machine::engine::{Agent, Job};
 use crate::machine::groups::{OpId, OpState};
@@ -87,7 +87,7 @@ impl Cluster<'_> {
                     Place::Global(a) => {
                         let n = src.len() as u64;
                         let who = agent.who();
-                        self.touch_global(a, n, Kind::PROXY_WRITE.strong(true), who)?;
+                        self.touch_global(a, n, Kind::PROXY_WRITE.strong(Some(Scope::Gpu)), who)?;
                         self.launch.global.read(a, &mut old)?;
                     }
                     other => self.async_read(other, &mut old, agent)?,

@@ -1,7 +1,8 @@
 //! Fences, named barriers of a CTA, the cluster barrier, and `__syncwarp`.
 
 use super::{Cx, Result};
-use crate::decode::fence::{Barrier, Fence, Kind};
+use crate::check::proxy::Fence as Proxied;
+use crate::decode::fence::{Barrier, Fence, Kind, Memories};
 use crate::decode::operand::Scope;
 use crate::machine::step::Flow;
 use crate::machine::warp::Wait;
@@ -22,7 +23,16 @@ pub fn fence(op: &Fence, cx: &mut Cx<'_, '_>) -> Result {
                 cx.g.carried.fenced = Some((*scope, cx.g.publish(cx.m)));
             }
         }
-        Fence::Async => cx.g.fence_proxy(),
+        Fence::Async(memories) => {
+            let own = Proxied::Cta(cx.cta as u32);
+            cx.g.fence_proxy(match memories {
+                Memories::All => &[Proxied::Global, Proxied::Cluster],
+                Memories::Global => &[Proxied::Global],
+                Memories::Cluster => &[Proxied::Cluster],
+                Memories::Cta => std::slice::from_ref(&own),
+            });
+        }
+        Fence::Initialized => cx.g.fence_initialized(),
         Fence::Nothing => {}
     }
     Ok(Flow::Next)
@@ -155,11 +165,10 @@ fn cluster_arrive(cx: &mut Cx<'_, '_>, aligned: bool, release: bool) -> Result {
     let view = cx.g.publish(cx.m);
     let live = cx.cl.live_threads();
     let b = &mut cx.cl.barrier;
-    match &cx.g.carried.fenced {
-        _ if release => b.current.join(&view),
-        // A relaxed arrival passes on what the last fence covered.
-        Some((scope, fenced)) if *scope >= Scope::Cluster => b.current.join(fenced),
-        _ => {}
+    if release {
+        b.current.join(&view);
+    } else if let Some(fenced) = cx.g.carried.passed_on(Scope::Cluster) {
+        b.current.join(&fenced);
     }
     let (actor, round) = (cx.g.actor, b.generation);
     let own = cx.cl.ctas[cx.cta].mbarriers.values_mut().filter(|m| m.init.0 == actor);

@@ -57,7 +57,7 @@ fn load(cx: &mut Cx<'_, '_>, a: &Addr, ty: Type, d: &[Dst], order: Ordering) -> 
     }
     let width = ty.bytes() as usize;
     let total = width * d.len();
-    let kind = Kind::READ.strong(order.strong);
+    let kind = Kind::READ.strong(order.reach());
     let mut bytes = [[0u8; 32]; 32];
     for l in lanes(cx.m) {
         cx.aligned_to(a.space, addresses[l], total as u64, l)?;
@@ -133,7 +133,7 @@ fn store(cx: &mut Cx<'_, '_>, a: &Addr, ty: Type, s: &[Src], order: Ordering) ->
         let places = cx.places(a, &addresses);
         cx.release_at(&places, order, false);
     }
-    let kind = Kind::WRITE.strong(order.strong);
+    let kind = Kind::WRITE.strong(order.reach());
     for l in lanes(cx.m) {
         cx.aligned_to(a.space, addresses[l], total as u64, l)?;
         cx.write_lane(a.space, addresses[l], l, kind, &bytes[l][..total])?;

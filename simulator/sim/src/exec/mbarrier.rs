@@ -1,7 +1,8 @@
 //! mbarriers: counts in `semantics::mbarrier`, knowledge and waiting here.
 
 use super::{Cx, Result, lanes};
-use crate::check::order::View;
+use crate::check::order::{Actor, View};
+use crate::check::proxy::Memory;
 use crate::check::shadow::Kind;
 use crate::decode::mbarrier::{Arrive, Mbar};
 use crate::decode::operand::{Addr, Ordering};
@@ -17,16 +18,40 @@ use crate::semantics::mbarrier::{Mbarrier, Outcome};
 use crate::trap::{Check, Fault, Party};
 use std::sync::Arc;
 
+/// Who uses an mbarrier.
+pub struct User {
+    actor: Actor,
+    view: Arc<View>,
+    asynchronous: bool,
+}
+
+impl User {
+    /// An operation in flight, through the async proxy or not.
+    fn of(agent: &Agent, asynchronous: bool) -> User {
+        User { actor: agent.actor, view: agent.view.clone(), asynchronous }
+    }
+
+    /// Whether an initialization happened before.
+    fn knows(&self, rank: u32, (actor, clock): (Actor, u32)) -> bool {
+        actor == self.actor || self.view.knows(actor, clock) || self.fenced(rank, (actor, clock))
+    }
+
+    /// Whether an initialization is visible to the async proxy.
+    fn fenced(&self, rank: u32, (actor, clock): (Actor, u32)) -> bool {
+        self.view.knows_fenced(Memory::Mbarrier(rank), actor, clock)
+    }
+}
+
 impl Cluster<'_> {
     /// The mbarrier at an offset of a CTA.
     ///
     /// # Errors
-    /// There is none, or its initialization is not ordered before.
+    /// There is none, or its initialization is not ordered before, or not fenced.
     pub fn mbarrier(
         &mut self,
         rank: u32,
         offset: u32,
-        knows: impl Fn(u16, u32) -> bool,
+        user: &User,
     ) -> std::result::Result<&mut MbarrierObject, Fault> {
         let at = self.launch.describe_shared(rank, offset);
         let size = self.ctas.len();
@@ -49,7 +74,7 @@ impl Cluster<'_> {
             // relaxed arrival; CUTLASS's kernels for sm_100 leave it out for one barrier.
             Some(b)
                 if race
-                    && !knows(b.init.0, b.init.1)
+                    && !user.knows(rank, b.init)
                     && (strict || b.announced.is_none_or(|round| round >= rounds)) =>
             {
                 let party =
@@ -58,6 +83,17 @@ impl Cluster<'_> {
                     .at(at)
                     .party(party)
                     .help("synchronize after mbarrier.init: a CTA barrier, or fence.mbarrier_init and a cluster barrier"))
+            }
+            Some(b) if race && strict && user.asynchronous && !user.fenced(rank, b.init) => {
+                let party =
+                    Party { role: "mbarrier.init".into(), pc: Some(b.init_pc), cta: Some(id), warp: None };
+                Err(Fault::new(
+                    Check::Proxy,
+                    "the async proxy uses an mbarrier whose initialization was not fenced",
+                )
+                .at(at)
+                .party(party)
+                .help("execute fence.mbarrier_init.release.cluster after mbarrier.init, in the same thread"))
             }
             Some(b) => Ok(b),
         }
@@ -70,7 +106,7 @@ impl Cluster<'_> {
     pub fn complete_tx(&mut self, rank: u32, offset: u32, bytes: u32, agent: &Agent) -> Result<()> {
         let view = agent.outcome();
         let at = self.launch.describe_shared(rank, offset);
-        let b = self.mbarrier(rank, offset, |a, c| agent.view.knows(a, c))?;
+        let b = self.mbarrier(rank, offset, &User::of(agent, true))?;
         b.current.join(&view);
         let out = b.state.complete_tx(bytes).map_err(|m| Fault::from(m).at(at))?;
         b.advance(out.barrier, out.completed);
@@ -78,14 +114,14 @@ impl Cluster<'_> {
         Ok(())
     }
 
-    /// An asynchronous operation arrives at a barrier.
+    /// An asynchronous operation arrives at a barrier; `proxy` is whether through the async proxy.
     ///
     /// # Errors
     /// As [`mbarrier`](Cluster::mbarrier); an arrival too many.
-    pub fn async_arrive(&mut self, rank: u32, offset: u32, agent: &Agent) -> Result<()> {
+    pub fn async_arrive(&mut self, rank: u32, offset: u32, agent: &Agent, proxy: bool) -> Result<()> {
         let view = agent.outcome();
         let at = self.launch.describe_shared(rank, offset);
-        let b = self.mbarrier(rank, offset, |a, c| agent.view.knows(a, c))?;
+        let b = self.mbarrier(rank, offset, &User::of(agent, proxy))?;
         b.current.join(&view);
         let out = b.state.arrive(1).map_err(|m| Fault::from(m).at(at))?;
         b.advance(out.barrier, out.completed);
@@ -107,9 +143,8 @@ pub fn locate(space: Space, address: u64) -> std::result::Result<(u32, u32), Fau
 }
 
 impl Cx<'_, '_> {
-    fn knows(&self) -> impl Fn(u16, u32) -> bool + use<> {
-        let (actor, view) = (self.g.actor, self.g.view.clone());
-        move |a, c| a == actor || view.knows(a, c)
+    fn user(&self) -> User {
+        User { actor: self.g.actor, view: self.g.view.clone(), asynchronous: false }
     }
 
     fn barrier_at(&mut self, space: Space, address: u64, lane: usize) -> Result<(u32, u32)> {
@@ -134,8 +169,8 @@ pub fn execute(op: &Mbar, cx: &mut Cx<'_, '_>) -> Result {
             let addresses = cx.addresses(a);
             for l in lanes(cx.m) {
                 let (rank, offset) = cx.barrier_at(a.space, addresses[l], l)?;
-                let knows = cx.knows();
-                cx.cl.mbarrier(rank, offset, knows).map_err(|f| f.lane(l as u32))?;
+                let user = cx.user();
+                cx.cl.mbarrier(rank, offset, &user).map_err(|f| f.lane(l as u32))?;
                 cx.cl.ctas[rank as usize].mbarriers.remove(&offset);
                 cx.cl.progress += 1;
             }
@@ -204,12 +239,12 @@ fn change(
     if cx.w.regs.bad.is_some() {
         return Ok(Flow::Next);
     }
-    let knows = cx.knows();
+    let user = cx.user();
     let mut states = [0; 32];
     for l in lanes(cx.m) {
         let (rank, offset) = cx.barrier_at(a.space, addresses[l], l)?;
         let at = cx.cl.launch.describe_shared(rank, offset);
-        let b = cx.cl.mbarrier(rank, offset, &knows).map_err(|f| f.lane(l as u32))?;
+        let b = cx.cl.mbarrier(rank, offset, &user).map_err(|f| f.lane(l as u32))?;
         states[l] = b.state.state();
         if let Some(view) = &view {
             b.current.join(view);
@@ -225,12 +260,8 @@ fn change(
 fn execute_arrive(cx: &mut Cx<'_, '_>, op: &Arrive) -> Result {
     let (operand, drop) = (op.expect.unwrap_or(op.count), op.drop);
     let expect = op.expect.is_some();
-    // A relaxed arrival passes on what the last fence covered.
-    let view = if op.order.release {
-        Some(cx.g.publish(cx.m))
-    } else {
-        cx.g.carried.fenced.as_ref().filter(|f| f.0 >= op.order.scope).map(|f| f.1.clone())
-    };
+    let view =
+        if op.order.release { Some(cx.g.publish(cx.m)) } else { cx.g.carried.passed_on(op.order.scope) };
     change(cx, &op.address, operand, (op.state, view), move |b, n| match (expect, drop) {
         (false, false) => b.arrive(n),
         (false, true) => b.arrive_drop(n),
@@ -239,9 +270,11 @@ fn execute_arrive(cx: &mut Cx<'_, '_>, op: &Arrive) -> Result {
     })
 }
 
-/// One in this many waits answers "not yet" at first, as hardware may.
+/// Besides the first wait at each place, one in this many answers "not yet" at first, as hardware may.
 const SPURIOUS: u64 = 16;
 
+/// The first wait of a thread at each place answers "not yet" unless the phase is known to be complete: it could have come
+/// earlier. So what a kernel does without a retry is seen with any seed.
 fn wait(
     cx: &mut Cx<'_, '_>,
     d: Dst,
@@ -256,7 +289,7 @@ fn wait(
     if cx.w.regs.bad.is_some() {
         return Ok(Flow::Next);
     }
-    let knows = cx.knows();
+    let user = cx.user();
     let mut done = 0;
     let mut views = Vec::new();
     let mut first = None;
@@ -272,7 +305,7 @@ fn wait(
             }
             Some(_) => same = false,
         }
-        let b = cx.cl.mbarrier(rank, offset, &knows).map_err(|f| f.lane(l as u32))?;
+        let b = cx.cl.mbarrier(rank, offset, &user).map_err(|f| f.lane(l as u32))?;
         let complete =
             if parity { b.state.test_parity(phases[l] as u32 & 1) } else { b.state.test_state(phases[l]) };
         if complete {
@@ -281,9 +314,14 @@ fn wait(
         }
     }
     let progress = cx.cl.progress;
+    let open = done == 0 || views.iter().any(|v| !cx.g.view.knows_all(v, cx.g.actor));
+    let first_here = open && cx.w.first_wait(cx.pc, cx.m);
+    if first_here {
+        (done, views) = (0, Vec::new());
+    }
     if done == 0 && !cx.g.forced {
         let again = cx.g.polled == Some((cx.pc, progress));
-        let spurious = blocks && !again && cx.cl.rng.below(SPURIOUS) == 0;
+        let spurious = first_here || blocks && !again && cx.cl.rng.below(SPURIOUS) == 0;
         if !spurious && (blocks || again) {
             let wait = match first {
                 Some((rank, offset, phase)) if same && parity => {
@@ -305,11 +343,11 @@ fn wait(
 /// `cp.async.mbarrier.arrive`: arrives once for each lane when its earlier `cp.async` are complete.
 fn copy_arrive(cx: &mut Cx<'_, '_>, a: &Addr, noinc: bool) -> Result {
     let addresses = cx.addresses(a);
-    let knows = cx.knows();
+    let user = cx.user();
     let mut targets = Vec::new();
     for l in lanes(cx.m) {
         let (rank, offset) = cx.barrier_at(a.space, addresses[l], l)?;
-        let b = cx.cl.mbarrier(rank, offset, &knows).map_err(|f| f.lane(l as u32))?;
+        let b = cx.cl.mbarrier(rank, offset, &user).map_err(|f| f.lane(l as u32))?;
         if !noinc {
             b.state = b.state.increment_pending().map_err(|m| Fault::from(m).lane(l as u32))?;
         }
@@ -345,7 +383,7 @@ impl Cluster<'_> {
                 .collect();
             let view = Arc::make_mut(&mut me.view);
             known.iter().for_each(|v| view.join(v));
-            targets.into_iter().try_for_each(|(rank, offset)| cl.async_arrive(rank, offset, &me))
+            targets.into_iter().try_for_each(|(rank, offset)| cl.async_arrive(rank, offset, &me, false))
         };
         self.engine.push(due, agent, Box::new(job));
     }

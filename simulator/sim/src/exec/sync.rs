@@ -6,6 +6,7 @@
 
 use super::Cx;
 use crate::check::order::View;
+use crate::check::outside::Outside;
 use crate::decode::operand::{Ordering, Scope};
 use crate::memory::Place;
 use std::sync::Arc;
@@ -19,8 +20,18 @@ pub struct Release {
     pub cta: u32,
     /// How far it reaches.
     pub scope: Scope,
-    /// What a reader learns.
+    /// What a reader of the cluster learns.
     pub view: Arc<View>,
+    /// What a reader of another cluster learns, where there can be one.
+    pub told: Option<Arc<Outside>>,
+}
+
+impl Release {
+    /// Whether a reader of another cluster learns nothing from `old` that this one does not say.
+    fn replaces(&self, old: &Release) -> bool {
+        let (Some(new), Some(told)) = (&self.told, &old.told) else { return false };
+        old.scope <= self.scope && old.cluster != self.cluster && new.covers(told)
+    }
 }
 
 impl Cx<'_, '_> {
@@ -39,11 +50,13 @@ impl Cx<'_, '_> {
         if !self.cl.launch.config.checks.race {
             return;
         }
-        let view = self.publishes(order);
-        let release = view.map(|(scope, view)| Release {
-            cluster: self.cl.index,
+        let cluster = self.cl.index;
+        let global = !self.cl.launch.solo && places.iter().any(|p| matches!(p, Place::Global(_)));
+        let release = self.publishes(order).map(|(scope, view)| Release {
+            cluster,
             cta: self.cta as u32,
             scope: scope.min(order.scope),
+            told: global.then(|| view.told(cluster)),
             view,
         });
         for p in places {
@@ -52,10 +65,14 @@ impl Cx<'_, '_> {
                     list.clear();
                 }
                 if let Some(release) = &release {
+                    list.retain(|old| !release.replaces(old));
                     match list.iter_mut().find(|r| {
                         (r.cluster, r.cta, r.scope) == (release.cluster, release.cta, release.scope)
                     }) {
-                        Some(old) => Arc::make_mut(&mut old.view).join(&release.view),
+                        Some(old) => {
+                            Arc::make_mut(&mut old.view).join(&release.view);
+                            old.told = global.then(|| old.view.told(cluster));
+                        }
                         None => list.push(release.clone()),
                     }
                 }
@@ -80,7 +97,8 @@ impl Cx<'_, '_> {
             return;
         }
         let (cluster, cta) = (self.cl.index, self.cta as u32);
-        let mut learned: Vec<View> = Vec::new();
+        let mut learned: Vec<Arc<View>> = Vec::new();
+        let known = self.g.view.outside().cloned();
         let mut take = |list: &[Release]| {
             for r in list {
                 let needed = match (r.cluster == cluster, r.cta == cta) {
@@ -89,7 +107,14 @@ impl Cx<'_, '_> {
                     _ => Scope::Gpu,
                 };
                 if r.scope >= needed && order.scope >= needed {
-                    learned.push(r.view.exported(r.cluster, cluster));
+                    match &r.told {
+                        Some(told) if r.cluster != cluster => {
+                            if known.as_ref().is_none_or(|known| !known.covers(told)) {
+                                learned.push(Arc::new(View::heard(told, cluster)));
+                            }
+                        }
+                        _ => learned.push(r.view.clone()),
+                    }
                 }
             }
         };

@@ -5,7 +5,7 @@ use super::mbarrier::locate;
 use super::{Cx, Result, lanes};
 use crate::check::shadow::Kind;
 use crate::decode::copy::Reduce;
-use crate::decode::operand::Addr;
+use crate::decode::operand::{Addr, Scope};
 use crate::decode::tma::{Mode, Tensor};
 use crate::machine::cluster::Cluster;
 use crate::machine::engine::{Agent, Job};
@@ -251,7 +251,7 @@ fn write_piece(
     me: &Agent,
 ) -> Result<()> {
     let Some(reduce) = reduce else { return cl.async_write_global(at, bytes, me) };
-    cl.touch_global(at, bytes.len() as u64, Kind::PROXY_WRITE.strong(true), me.who())?;
+    cl.touch_global(at, bytes.len() as u64, Kind::PROXY_WRITE.strong(Some(Scope::Gpu)), me.who())?;
     let mut old = vec![0; bytes.len()];
     cl.launch.global.read(at, &mut old)?;
     apply(reduce, &mut old, bytes, true)?;

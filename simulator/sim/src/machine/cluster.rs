@@ -12,7 +12,9 @@ use super::ids::Ids;
 use super::regs::Regs;
 use super::rng::Rng;
 use super::warp::{Group, GroupKind, Wait, Warp};
-use crate::check::order::{Actor, GROUPS_PER_WARP, Places, View};
+use crate::check::cross::Dependency;
+use crate::check::order::{Actor, Actors, GROUPS_PER_WARP, Places, View};
+use crate::check::outside::Eras;
 use crate::check::pages::Pages;
 use crate::check::shadow::States;
 use crate::exec::sync::Release;
@@ -86,8 +88,8 @@ pub struct Cluster<'a> {
     pub pages: Pages,
     /// What strong writes to shared memory have published, by `(rank, offset)`.
     pub shared_releases: BTreeMap<(u32, u32), Vec<Release>>,
-    /// Everything the cluster's exited threads knew.
-    pub last_view: View,
+    /// What its parties have known of the rest of the grid.
+    pub eras: Eras,
     /// Instructions executed by the cluster: its clock.
     pub time: u64,
     /// Grows whenever something happens that a waiting thread could notice.
@@ -137,6 +139,7 @@ impl<'a> Cluster<'a> {
                 tmem: Tmem::default(),
                 barriers: Default::default(),
                 mbarriers: BTreeMap::new(),
+                dependency: Dependency::default(),
                 live_threads: threads,
                 spare_registers: 0,
                 tensor_busy_until: 0,
@@ -153,11 +156,12 @@ impl<'a> Cluster<'a> {
             };
             all_warps.push((0..warps).map(make).collect());
         }
-        let places = Places { ctas: ctas.iter().map(|c: &Cta| c.id).collect(), warps: warps as usize };
+        let actors = Actors { ctas: ctas.len(), warps: warps as usize };
+        let places = Places { ctas: ctas.iter().map(|c: &Cta| c.id).collect(), actors };
         Cluster {
             launch,
             index,
-            engine: Engine::new(ctas.len(), places.group_actors()),
+            engine: Engine::new(ctas.len(), actors.groups()),
             places,
             ctas,
             warps: all_warps,
@@ -167,7 +171,7 @@ impl<'a> Cluster<'a> {
             states: States::default(),
             pages: Pages::default(),
             shared_releases: BTreeMap::new(),
-            last_view: View::default(),
+            eras: Eras::default(),
             time: 0,
             progress: 0,
             ordered: Vec::new(),

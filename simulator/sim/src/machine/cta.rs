@@ -1,6 +1,7 @@
 //! A CTA: its shared and tensor memory, its barriers, its place in the grid.
 
 use super::groups::Warpgroup;
+use crate::check::cross::Dependency;
 use crate::check::order::View;
 use crate::memory::shared::Shared;
 use crate::memory::tmem::Tmem;
@@ -88,6 +89,8 @@ pub struct Cta {
     pub barriers: [NamedBarrier; 16],
     /// Live mbarrier objects by offset.
     pub mbarriers: BTreeMap<u32, MbarrierObject>,
+    /// How it meets with the launches around this one.
+    pub dependency: Dependency,
     /// Threads that have not exited.
     pub live_threads: u32,
     /// Registers that `setmaxnreg.dec` has given back and `.inc` may take.

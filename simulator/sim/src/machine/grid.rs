@@ -6,7 +6,8 @@
 //! clusters take turns in order of their index. So no result depends on how fast a host thread was.
 
 use super::cluster::{Cluster, Status};
-use crate::check::cross;
+use crate::check::cross::Finished;
+use crate::check::launches::Launches;
 use crate::config::Config;
 use crate::exec::sync::Release;
 use crate::memory::global::Global;
@@ -41,6 +42,8 @@ pub struct Launch<'a> {
     pub config: &'a Config,
     /// The grid is a single cluster: nothing else can notice the order of its accesses.
     pub solo: bool,
+    /// It may have started before launches of these ended, if there are any.
+    pub overlaps: &'a Launches,
     /// What strong writes to global memory have published, by address. Used only by the cluster whose turn it
     /// is, so the lock is never contended.
     pub releases: Mutex<BTreeMap<u64, Vec<Release>>>,
@@ -51,11 +54,11 @@ const ROUND: u64 = 20_000;
 /// Rounds without any progress after which the grid is taken to be stuck.
 const PATIENCE: u32 = 64;
 
-/// Runs a grid to its end. Returns what was counted and printed.
+/// Runs a grid to its end. Returns what was counted and printed, and what it did to global memory.
 ///
 /// # Errors
 /// The first trap, in order of clusters.
-pub fn run(launch: &Launch<'_>) -> Result<(Counters, String), Box<Trap>> {
+pub fn run(launch: &Launch<'_>) -> Result<(Counters, String, Finished), Box<Trap>> {
     let size: u32 = launch.cluster.iter().product();
     let total = launch.grid.iter().product::<u32>() / size;
     let capacity = (launch.resident_limit() / size).max(1);
@@ -64,7 +67,7 @@ pub fn run(launch: &Launch<'_>) -> Result<(Counters, String), Box<Trap>> {
     let mut resident: Vec<Cluster<'_>> = Vec::new();
     let mut counters = Counters::default();
     let mut output = String::new();
-    let mut finished = cross::Finished::default();
+    let mut finished = Finished::default();
     let mut idle = 0;
     let mut last_progress = 0;
     while next < total || !resident.is_empty() {
@@ -109,7 +112,8 @@ pub fn run(launch: &Launch<'_>) -> Result<(Counters, String), Box<Trap>> {
     }
     counters.unique_bytes = finished.unique_bytes();
     finished.check(launch)?;
-    Ok((counters, output))
+    launch.overlaps.check(launch, &finished)?;
+    Ok((counters, output, finished))
 }
 
 impl<'a> Launch<'a> {

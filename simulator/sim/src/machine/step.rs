@@ -186,7 +186,6 @@ impl<'a> Cluster<'a> {
 
     fn exit_lanes(&mut self, w: &mut Warp, g: Group, m: u32) -> Option<Group> {
         self.progress += 1;
-        self.last_view.join(&g.view);
         let next = g.pc + 1;
         w.exit(g, m).map(|g| Group { pc: next, ..g })
     }

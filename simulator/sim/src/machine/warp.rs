@@ -84,6 +84,8 @@ pub struct Warp {
     /// Where registers got undefined values from: the register that nothing wrote, its lanes, the instruction that
     /// read it first.
     pub undefined: HashMap<Reg, (Reg, u32, u32)>,
+    /// Lanes that have waited for an mbarrier, by instruction.
+    waited: HashMap<u32, u32>,
     /// Instructions executed.
     pub executed: u64,
     /// First actor of the warp.
@@ -128,6 +130,7 @@ impl Warp {
             cluster_arrived: (0, 0),
             wgmma: Default::default(),
             undefined: HashMap::new(),
+            waited: HashMap::new(),
             executed: 0,
             first_actor,
             slot_clock: [1; GROUPS_PER_WARP],
@@ -401,6 +404,14 @@ impl Warp {
         for result in self.regs.take_tainted() {
             self.undefined.insert(result, origin);
         }
+    }
+
+    /// Whether some of these lanes wait for an mbarrier at this instruction for the first time.
+    pub fn first_wait(&mut self, pc: u32, lanes: u32) -> bool {
+        let before = self.waited.entry(pc).or_default();
+        let first = lanes & !*before != 0;
+        *before |= lanes;
+        first
     }
 
     /// Whether every lane has exited.

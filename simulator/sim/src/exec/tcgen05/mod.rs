@@ -12,7 +12,8 @@ mod transfer;
 use super::mbarrier::locate;
 use super::{Cx, Result};
 use crate::check::order::View;
-use crate::check::shadow::{Access, Conflict, Kind, Look};
+use crate::check::proxy::Memory;
+use crate::check::shadow::{Access, Conflict, Kind};
 use crate::decode::operand::Addr;
 use crate::decode::tcgen05::Tcgen05;
 use crate::machine::cluster::Cluster;
@@ -52,9 +53,8 @@ impl Cluster<'_> {
         } else {
             self.counters.tmem_read += bytes;
         }
-        let checks = self.launch.config.checks;
-        let look = Look { race: checks.race, uninit: checks.uninit };
-        let access = Access { actor: who.actor, clock: who.clock, pc: who.pc, kind };
+        let look = self.look(Memory::Shared(rank));
+        let access = Access { actor: who.actor, clock: who.clock, pc: who.pc, kind, era: 0 };
         let start = Tmem::index(at.lane, at.column) * 4;
         let shadow = &mut self.ctas[rank as usize].tmem.shadow;
         let result = self.states.access(shadow, start, n as usize * 4, access, &who.fenced, look);
@@ -198,6 +198,8 @@ pub fn execute(op: &Tcgen05, cx: &mut Cx<'_, '_>) -> Result {
         Tcgen05::Commit(group, barrier, mask) => commit(cx, *group, barrier, *mask),
         Tcgen05::FenceBefore => {
             Arc::make_mut(&mut cx.g.view).pipe(&cx.w.tensor_issued);
+            let before = cx.g.publish(cx.m).before_fence();
+            cx.g.carried.pass_on(&before);
             Ok(Flow::Next)
         }
         Tcgen05::FenceAfter => {
@@ -240,8 +242,9 @@ fn commit(cx: &mut Cx<'_, '_>, group: u32, barrier: &Addr, mask: Option<Src>) ->
     let (agent, _) = cx.tensor_agent();
     let due = cx.cl.tensor_due(cx.cta);
     let me = agent.clone();
-    let job =
-        move |cl: &mut Cluster<'_>| ranks.into_iter().try_for_each(|rank| cl.async_arrive(rank, offset, &me));
+    let job = move |cl: &mut Cluster<'_>| {
+        ranks.into_iter().try_for_each(|rank| cl.async_arrive(rank, offset, &me, true))
+    };
     cx.cl.engine.push(due, agent, Box::new(job));
     Ok(Flow::Next)
 }

@@ -4,6 +4,7 @@
 //! publish through the views of [`order`](crate::check::order).
 
 use crate::check::order::{Actor, View};
+use crate::check::proxy::Fence;
 use crate::decode::operand::Scope as Reach;
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -76,16 +77,40 @@ pub struct Carried {
     pub observed: Option<Arc<View>>,
     /// What it had published at its last fence, and how far that reaches: strong writes pass it on.
     pub fenced: Option<(Reach, Arc<View>)>,
+    /// What other fences have covered: initializations of mbarriers, and what was done to tensor memory. Relaxed arrivals
+    /// pass it on too.
+    other: Option<Arc<View>>,
     /// What its last `tcgen05.fence::after_thread_sync` adds to what it knows, for tensor memory.
     pub tensor: Arc<View>,
 }
 
 impl Carried {
+    /// What a relaxed arrival or write passes on in a scope: what fences that reach as far have covered.
+    pub fn passed_on(&self, scope: Reach) -> Option<Arc<View>> {
+        let fenced = self.fenced.as_ref().filter(|(reach, _)| *reach >= scope).map(|(_, view)| view);
+        match (fenced, &self.other) {
+            (Some(fenced), Some(other)) => {
+                let mut both = fenced.clone();
+                Arc::make_mut(&mut both).join(other);
+                Some(both)
+            }
+            (fenced, other) => fenced.or(other.as_ref()).cloned(),
+        }
+    }
+
+    /// Lets relaxed arrivals pass this on.
+    pub fn pass_on(&mut self, what: &View) {
+        Arc::make_mut(self.other.get_or_insert_default()).join(what);
+    }
+
     /// That of lanes which join.
     pub(super) fn merge(&mut self, other: &Carried) {
         Arc::make_mut(&mut self.tensor).join(&other.tensor);
         if let Some(theirs) = &other.observed {
             Arc::make_mut(self.observed.get_or_insert_default()).join(theirs);
+        }
+        if let Some(theirs) = &other.other {
+            self.pass_on(theirs);
         }
         match (&mut self.fenced, &other.fenced) {
             (Some((reach, mine)), Some((other, theirs))) => {
@@ -190,12 +215,20 @@ impl Group {
         self.clock += 1;
     }
 
-    /// `fence.proxy.async`
-    pub fn fence_proxy(&mut self) {
+    /// `fence.mbarrier_init`
+    pub fn fence_initialized(&mut self) {
+        let own = self.view.initialized(self.actor, self.clock);
+        self.join(&own);
+        self.carried.pass_on(&own);
+        self.clock += 1;
+    }
+
+    /// `fence.proxy.async` of these memories.
+    pub fn fence_proxy(&mut self, memories: &[Fence]) {
         let (actor, clock) = (self.actor, self.clock);
         let view = Arc::make_mut(&mut self.view);
         view.learn(actor, clock);
-        view.fence_proxy();
+        view.fence_proxy(memories);
         self.clock += 1;
     }
 }
