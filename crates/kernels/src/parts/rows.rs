@@ -275,6 +275,8 @@ impl<'a> Rows<'a> {
             k.if_(inside, "block", |k| {
                 self.store_block(k, *layout, (scales, factors), (token, feature), values);
             });
+            // The next tile's `.aligned` instructions want whole warps.
+            k.warp_sync();
             return;
         }
         let to = self.place(k, token, feature);

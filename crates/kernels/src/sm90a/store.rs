@@ -309,6 +309,8 @@ impl Fused<'_> {
                 }
             }
         });
+        // Lanes leave the loop apart, and the next tile's `wgmma` wants whole warps.
+        k.warp_sync();
     }
 
     /// One block of 16 staged elements as codes and a scale byte, by the rule of the CPU path.

@@ -255,7 +255,7 @@ fn pad(spec: &str, text: String) -> String {
 /// `setmaxnreg`: registers move between a warp and the CTA's pool. Without a known count at entry ptxas ignores
 /// the instruction, and so does this.
 fn registers(cx: &mut Cx<'_, '_>, inc: bool, n: u32) -> Result {
-    if let Some(flow) = cx.aligned() {
+    if let Some(flow) = cx.aligned()? {
         return Ok(flow);
     }
     let launch = cx.cl.launch;

@@ -65,9 +65,10 @@ fn cta(
     count: Option<Src>,
     vote: Option<(Dst, Src)>,
 ) -> Result {
+    // Compilers put it after branches as it is; lanes wait for each other here in any case.
     if aligned
         && cx.g.arrived.is_none()
-        && let Some(flow) = cx.aligned()
+        && let Some(flow) = cx.gather(u32::MAX)
     {
         return Ok(flow);
     }
@@ -152,7 +153,7 @@ fn cta(
 }
 
 fn cluster_arrive(cx: &mut Cx<'_, '_>, aligned: bool, release: bool) -> Result {
-    if aligned && let Some(flow) = cx.aligned() {
+    if aligned && let Some(flow) = cx.aligned()? {
         return Ok(flow);
     }
     let (arrived, _) = cx.w.cluster_arrived;
@@ -184,7 +185,7 @@ fn cluster_arrive(cx: &mut Cx<'_, '_>, aligned: bool, release: bool) -> Result {
 }
 
 fn cluster_wait(cx: &mut Cx<'_, '_>, aligned: bool, acquire: bool) -> Result {
-    if aligned && let Some(flow) = cx.aligned() {
+    if aligned && let Some(flow) = cx.aligned()? {
         return Ok(flow);
     }
     let (arrived, generation) = cx.w.cluster_arrived;

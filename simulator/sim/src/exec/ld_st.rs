@@ -181,7 +181,7 @@ fn same_address(
 /// # Errors
 /// Everything that can be wrong with an access.
 pub fn matrix(op: &Matrix, cx: &mut Cx<'_, '_>) -> Result {
-    if let Some(flow) = cx.aligned() {
+    if let Some(flow) = cx.aligned()? {
         return Ok(flow);
     }
     let m = cx.m;

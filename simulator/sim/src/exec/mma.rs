@@ -78,7 +78,7 @@ pub(super) fn gather(
 /// # Errors
 /// Selectors of scales that are not valid.
 pub fn execute(op: &Mma, cx: &mut Cx<'_, '_>) -> Result {
-    if let Some(flow) = cx.aligned() {
+    if let Some(flow) = cx.aligned()? {
         return Ok(flow);
     }
     let [m, n, k] = op.shape.map(|v| v as usize);

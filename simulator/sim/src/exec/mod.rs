@@ -26,7 +26,7 @@ use crate::machine::step::Flow;
 use crate::machine::warp::{Group, Wait, Warp};
 use crate::program::{Reg, Src};
 use crate::semantics::Misuse;
-use crate::trap::{Check, Fault};
+use crate::trap::{Check, Fault, Party};
 
 /// What an instruction works on.
 pub struct Cx<'c, 'a> {
@@ -80,8 +80,20 @@ impl Cx<'_, '_> {
     }
 
     /// As [`gather`](Cx::gather) for an `.aligned` instruction: all lanes of the warp.
-    pub fn aligned(&mut self) -> Option<Flow> {
-        self.gather(u32::MAX)
+    ///
+    /// # Errors
+    /// With strict checks, lanes that only the end of a branch has brought together.
+    pub fn aligned(&mut self) -> Result<Option<Flow>> {
+        let flow = self.gather(u32::MAX);
+        match self.g.met {
+            Some(pc) if flow.is_none() && self.cl.launch.config.checks.strict => Err(Fault::new(
+                Check::Barrier,
+                "an .aligned instruction after lanes of the warp have taken different branches",
+            )
+            .party(Party { role: "branch".into(), pc: Some(pc), cta: None, warp: None })
+            .help("execute bar.warp.sync first: lanes need not run together again where branches meet")),
+            _ => Ok(flow),
+        }
     }
 
     /// The value that all active lanes have in common.

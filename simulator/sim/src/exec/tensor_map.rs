@@ -30,7 +30,7 @@ pub fn execute(op: &TensorMapOp, cx: &mut Cx<'_, '_>) -> Result {
             }
         }
         TensorMapOp::Copy { to, from, scope } => {
-            if let Some(flow) = cx.aligned() {
+            if let Some(flow) = cx.aligned()? {
                 return Ok(flow);
             }
             let (dst, src) = (cx.addresses(to), cx.addresses(from));

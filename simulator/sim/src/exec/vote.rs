@@ -58,6 +58,9 @@ pub fn execute(op: &Vote, cx: &mut Cx<'_, '_>) -> Result {
         None => [cx.m; 32],
     };
     let m = cx.m;
+    if m == cx.g.mask && mask.is_some() {
+        cx.g.met = None;
+    }
     match op {
         Vote::Shuffle(mode, d, p, s) => {
             let unwritten = cx.w.regs.unwritten(s[0]);

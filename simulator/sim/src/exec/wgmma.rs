@@ -25,7 +25,7 @@ use std::sync::Arc;
 /// # Errors
 /// Bad descriptors, missing fences, registers in flight.
 pub fn execute(op: &Wgmma, cx: &mut Cx<'_, '_>) -> Result {
-    if let Some(flow) = cx.aligned() {
+    if let Some(flow) = cx.aligned()? {
         return Ok(flow);
     }
     match op {

@@ -18,7 +18,7 @@ use crate::semantics::instr_desc::Accumulator;
 /// # Errors
 /// Everything that can be wrong with an access.
 pub fn execute(op: &Wmma, cx: &mut Cx<'_, '_>) -> Result {
-    if let Some(flow) = cx.aligned() {
+    if let Some(flow) = cx.aligned()? {
         return Ok(flow);
     }
     match op {

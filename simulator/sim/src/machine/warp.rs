@@ -37,6 +37,8 @@ pub enum ScopeKind {
 pub struct Scope {
     /// Its kind.
     pub kind: ScopeKind,
+    /// The branch that parted them.
+    branch: u32,
     /// The instruction where they meet.
     pub pc: u32,
     /// Lanes that will come.
@@ -107,6 +109,7 @@ impl Warp {
     ) -> Warp {
         let root = Scope {
             kind: ScopeKind::Root,
+            branch: u32::MAX,
             pc: u32::MAX,
             expected: lanes,
             arrived: 0,
@@ -156,6 +159,7 @@ impl Warp {
             view,
             carried: Carried::default(),
             loose: Loose { since: self.slot_clock[slot] - 1, ..Loose::default() },
+            met: None,
             wait: Wait::No,
             forced: false,
             arrived: None,
@@ -175,6 +179,7 @@ impl Warp {
     pub fn open_scope(&mut self, kind: ScopeKind, pc: u32, expected: u32, parent: usize) -> usize {
         let scope = Scope {
             kind,
+            branch: u32::MAX,
             pc,
             expected,
             arrived: 0,
@@ -209,15 +214,18 @@ impl Warp {
         let scope = if reconverge == u32::MAX || scope.kind == ScopeKind::Branch && scope.pc == reconverge {
             group.scope
         } else {
-            self.open_scope(ScopeKind::Branch, reconverge, group.mask, group.scope)
+            let scope = self.open_scope(ScopeKind::Branch, reconverge, group.mask, group.scope);
+            self.scopes[scope].branch = group.pc;
+            scope
         };
         let (mask, carried) = (group.mask, group.carried.clone());
-        let (actor, loose) = (group.actor, group.loose.clone());
+        let (actor, loose, met) = (group.actor, group.loose.clone(), group.met);
         let view = self.retire(group);
         let mut first = None;
         for (pc, lanes) in [(next, mask & !taken), (target, taken)] {
             let mut part = self.new_group(pc, lanes, scope, view.clone());
             part.carried = carried.clone();
+            part.met = met;
             part.loose.before = loose.before.clone();
             if loose.lanes & !lanes != 0 {
                 part.loose.before.push((actor, loose.since));
@@ -262,8 +270,9 @@ impl Warp {
         let scope = &mut self.scopes[id];
         scope.live = false;
         let (pc, mask, parent) = (scope.pc, scope.arrived, scope.parent);
+        let met = (scope.kind == ScopeKind::Branch).then_some(scope.branch);
         let (view, carried) = (std::mem::take(&mut scope.view), std::mem::take(&mut scope.carried));
-        Group { carried, ..self.new_group(pc, mask, parent, view) }
+        Group { carried, met, ..self.new_group(pc, mask, parent, view) }
     }
 
     /// Takes lanes out of every scope from `from` up to and without `to`; groups that this completes are made
@@ -376,6 +385,7 @@ impl Warp {
             group.carried.merge(&other.carried);
             let view = self.retire(other);
             group.join(&view);
+            group.met = Some(group.pc);
             group.mask |= lanes;
             group.scope = common;
             i = 0;

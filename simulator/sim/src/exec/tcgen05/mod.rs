@@ -166,7 +166,7 @@ pub fn execute(op: &Tcgen05, cx: &mut Cx<'_, '_>) -> Result {
             | Tcgen05::FenceBefore
             | Tcgen05::FenceAfter
     );
-    if whole_warp && let Some(flow) = cx.aligned() {
+    if whole_warp && let Some(flow) = cx.aligned()? {
         return Ok(flow);
     }
     match op {

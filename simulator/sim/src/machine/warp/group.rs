@@ -155,6 +155,8 @@ pub struct Group {
     pub carried: Carried,
     /// What it has not synchronized within itself.
     pub loose: Loose,
+    /// The branch after which its lanes met again, unless a `.sync` instruction of all of them came since.
+    pub met: Option<u32>,
     /// Why it does not run.
     pub wait: Wait,
     /// A polling instruction must answer now, even with "not yet".
@@ -212,6 +214,7 @@ impl Group {
     /// `__syncwarp`, or a barrier that includes one: the lanes know what the others did.
     pub fn sync(&mut self) {
         self.loose = Loose { since: self.clock, ..Loose::default() };
+        self.met = None;
         self.clock += 1;
     }
 
