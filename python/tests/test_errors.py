@@ -283,7 +283,7 @@ def test_faults_of_a_checkpoint_name_the_tensor(layer14, tmp_path):
     file = copy / "model.safetensors"
     data = file.read_bytes().replace(b"gate_proj.weight_scale_2", b"gate_proj.weight_scaleX2")
     file.write_bytes(data)
-    with pytest.raises(dualgemm.CheckpointError, match=r"gate_proj.weight_scale_2: is missing"):
+    with pytest.raises(dualgemm.CheckpointError, match=r"gate_proj.weight_scaleX2"):
         Weights.from_checkpoint(copy)
 
 

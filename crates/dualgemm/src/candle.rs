@@ -295,7 +295,7 @@ impl Module for GatedMlp {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "sim"))]
 mod tests {
     use super::*;
     use crate::formats::{Producer, Search, quantize};
