@@ -84,7 +84,7 @@ fn emit(k: &mut Kernel, (ty, grouped): (FloatType, bool), target: Target) {
     let first_lane = k.compare(Cmp::Eq, lane, 0u32);
     let warp = k.shr(thread, 5u32);
     let slot = k.shl(warp, 2u32);
-    let slot = k.offset(base.at(of_warps.offset), slot.cast());
+    let slot = k.offset(base.at(of_warps.offset), slot);
     k.when(first_lane).st(slot, amax);
     k.cta_sync();
     let first = k.compare(Cmp::Eq, thread, 0u32);

@@ -182,7 +182,7 @@ impl<'a> Finish<'a> {
     ) -> Addr<Shared> {
         let row = k.mul(token, pitch(self.ty, staged.features));
         let byte = k.mad(feature, values::bytes(self.ty), row);
-        k.offset(staged.start, byte.cast())
+        k.offset(staged.start, byte)
     }
 
     /// The staged tile to C, 16 bytes at a time. A barrier comes before.

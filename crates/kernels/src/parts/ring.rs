@@ -31,7 +31,7 @@ impl Position {
     /// The mbarrier of this place, of those from `first` on.
     pub fn barrier(self, k: &mut Kernel, first: Addr<Shared>) -> Addr<Shared> {
         let offset = k.shl(self.index, 3u32);
-        k.offset(first, offset.cast())
+        k.offset(first, offset)
     }
 }
 

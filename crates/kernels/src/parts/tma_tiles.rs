@@ -139,7 +139,7 @@ impl<'a> Frame<'a> {
             let full = self.ring.wait_empty(k, at);
             k.mbarrier_arrive_expect_tx(full, self.shape.stage_bytes);
             let offset = k.mul(at.index, region.stride);
-            let slot = k.offset(self.base.at(region.offset), offset.cast());
+            let slot = k.offset(self.base.at(region.offset), offset);
             let column = k.mul(block, bytes);
             let place = [column.cast::<S32>().into(), self.feature.cast::<S32>().into()];
             for (half, map) in maps.into_iter().enumerate() {
@@ -163,7 +163,7 @@ impl<'a> Frame<'a> {
         k.for_range("token_stages", 0u32, stages, 1, |k, block, _| {
             let full = self.ring.wait_empty(k, at);
             let offset = k.mul(at.index, region.stride);
-            let slot = k.offset(self.base.at(region.offset), offset.cast());
+            let slot = k.offset(self.base.at(region.offset), offset);
             let first = k.mul(block, width * panels.len() as u32);
             for (panel, &to) in (0..).zip(panels) {
                 let column = if panel == 0 { first } else { k.add(first, width * panel) };

@@ -133,7 +133,7 @@ impl<'a> Fused<'a> {
         let q = k.and(self.frame.lane, 3u32);
         let piece = k.shl(q, 4u32);
         let byte = k.mad(feature, ROW_BYTES, piece);
-        let codes = k.offset(self.frame.base.at(self.layout.codes.offset), byte.cast());
+        let codes = k.offset(self.frame.base.at(self.layout.codes.offset), byte);
         let up = self.config.features() * ROW_BYTES;
         let feature = k.add(feature, self.frame.feature);
         let tokens = self.frame.base.at(self.layout.tokens.offset);
@@ -178,7 +178,7 @@ impl<'a> Fused<'a> {
         self.frame.ring.wait_full(k, consumer.take);
         let at = k.mul(consumer.take.index, self.layout.codes.stride);
         for (half, start) in consumer.codes.into_iter().enumerate() {
-            let from = k.offset(start, at.cast());
+            let from = k.offset(start, at);
             let words: [Reg<B32>; 4] = k.ld_vector(from);
             for (i, word) in words.into_iter().enumerate() {
                 k.assign(consumer.raw[4 * half + i], word);

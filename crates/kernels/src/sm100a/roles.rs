@@ -49,7 +49,7 @@ impl Fused<'_> {
             k.mbarrier_wait(empty, at.phase, "empty");
             let full = at.barrier(k, self.base.at(self.layout.full.offset));
             let offset = k.mul(at.index, self.layout.ring.stride);
-            let slot = k.offset(self.base.at(self.layout.ring.offset), offset.cast());
+            let slot = k.offset(self.base.at(self.layout.ring.offset), offset);
             load(k, stage, slot, full);
             at.advance(k);
         });
@@ -194,7 +194,7 @@ impl Fused<'_> {
                 }
                 k.tcgen05_fence_after();
                 let offset = k.mul(stage_at.index, self.layout.ring.stride);
-                let slot = k.offset(self.base.at(self.layout.ring.offset), offset.cast());
+                let slot = k.offset(self.base.at(self.layout.ring.offset), offset);
                 let first_step = k.mul(stage, config.steps());
                 for step in 0..config.steps() {
                     let more = k.add(first_step, step);

@@ -40,7 +40,7 @@ impl Fused<'_> {
                     let stage = k.mul(at.index, self.layout.ring.stride);
                     let lines = [own, other].map(|line| {
                         let byte = k.add(stage, line);
-                        k.offset(self.base.at(self.layout.ring.offset), byte.cast())
+                        k.offset(self.base.at(self.layout.ring.offset), byte)
                     });
                     self.move_lines(k, lines, second_half);
                     k.fence_proxy_async_shared();

@@ -123,7 +123,7 @@ impl Fused<'_> {
         let element = k.and(row, 3u32);
         let element = k.mad(place, 4u32, element);
         let byte = k.shl(element, 2u32);
-        let to = k.offset(self.base.at(self.layout.ring.offset), byte.cast());
+        let to = k.offset(self.base.at(self.layout.ring.offset), byte);
         for first in (0..self.config.n).step_by(8) {
             for (half, sums) in (0u32..).zip(self.load_sums(k, sums, first, 8)) {
                 for (i, sum) in (0u32..).zip(sums) {
@@ -164,7 +164,7 @@ impl Fused<'_> {
         let [kept_sums, sent_sums] = [kept, sent].map(|first| Addr::new(k.add(sums.base(), first)));
         let (_, row) = self.quarter(k);
         let row = k.shl(row, 4u32);
-        let place = k.offset(self.base.at(self.layout.ring.offset), row.cast());
+        let place = k.offset(self.base.at(self.layout.ring.offset), row);
         let fours = |half: u32, first: u32| {
             let four = (half * own + first) / 4;
             (four..four + PIECE / 4).map(|four| four * ATOM_ROWS * 16)
@@ -221,7 +221,7 @@ impl Fused<'_> {
                     let place = k.xor(piece, 2 * four);
                     let place = k.mad(column, ATOM_ROWS / 4, place);
                     let byte = k.shl(place, 4u32);
-                    k.offset(ring, byte.cast()).at(four * ATOM_ROWS / PIECE * 16)
+                    k.offset(ring, byte).at(four * ATOM_ROWS / PIECE * 16)
                 })
                 .collect();
             let halves = [0, 1]

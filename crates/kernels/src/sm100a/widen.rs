@@ -51,10 +51,10 @@ impl Fused<'_> {
                     let here = k.compare(Cmp::Lt, number, self.steps);
                     k.if_(here, "widen_step", |k| {
                         let pieces = [0, 1].map(|piece| {
-                            let at = k.offset(codes[(2 * step + piece) as usize], offset.cast());
+                            let at = k.offset(codes[(2 * step + piece) as usize], offset);
                             k.ld_vector::<B32, _, 4>(at)
                         });
-                        let at = k.offset(scales.at(step * ATOM_BYTES), offset.cast());
+                        let at = k.offset(scales.at(step * ATOM_BYTES), offset);
                         let scales = k.ld::<B32, _>(at);
                         let values = widen_step(k, wide.format, pieces, scales);
                         let taken = buffer_at.barrier(k, self.base.at(wide.taken.offset));
@@ -98,14 +98,14 @@ impl Fused<'_> {
         let pieces = (0..part.row_bytes() / 16).map(|piece| {
             let bits = k.xor(bits, piece * 16);
             let at = k.add(start, bits);
-            k.offset(ring.at(gate_codes), at.cast())
+            k.offset(ring.at(gate_codes), at)
         });
         let codes = pieces.collect();
         let [gate_scales, up_scales] = [Which::Gate, Which::Up].map(|half| layout.scales[half as usize]);
         let half = k.mul(up, up_scales - gate_scales);
         let line = k.mad(self.lane, 16u32, half);
         let word = k.mad(quarter, 4u32, line);
-        (codes, k.offset(ring.at(gate_scales), word.cast()))
+        (codes, k.offset(ring.at(gate_scales), word))
     }
 
     /// Gate and up of one step, from the next buffer.

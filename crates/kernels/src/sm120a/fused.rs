@@ -169,7 +169,7 @@ impl<'a> Fused<'a> {
                 k.mbarrier_arrive_expect_tx(full, self.config.stage_bytes());
             }
             let offset = k.mul(at.index, self.layout.ring.stride);
-            let slot = k.offset(self.base.at(self.layout.ring.offset), offset.cast());
+            let slot = k.offset(self.base.at(self.layout.ring.offset), offset);
             for &which in operands {
                 let to =
                     [self.layout.codes, self.layout.scales].map(|offset| slot.at(offset[which as usize]));
@@ -234,7 +234,7 @@ impl<'a> Fused<'a> {
         let byte = k.add(byte, step * 32);
         let byte = k.xor(byte, bits);
         let offset = k.add(offset, byte);
-        k.offset(start, offset.cast())
+        k.offset(start, offset)
     }
 
     /// The scale word of step 0 of a row of an operand: rows of an atom lie 32 apart side by side.
@@ -245,7 +245,7 @@ impl<'a> Fused<'a> {
         let column = k.shr(row, 5u32);
         let column = k.shl(column, 2u32);
         let word = k.add(line, column);
-        k.offset(start, word.cast())
+        k.offset(start, word)
     }
 
     fn lane_addresses(&self, k: &mut Kernel, tile: Tile, [along, beside, _]: [Reg<U32>; 3]) -> LaneAddresses {
@@ -259,7 +259,7 @@ impl<'a> Fused<'a> {
         let first = k.mul(along, config.slabs() * SLAB);
         let feature_row = k.add(first, row);
         let half = k.mul(low, layout.codes[Which::Up as usize] - layout.codes[Which::Gate as usize]);
-        let start = k.offset(ring.at(layout.codes[Which::Gate as usize]), half.cast());
+        let start = k.offset(ring.at(layout.codes[Which::Gate as usize]), half);
         let weights =
             (0..config.steps()).map(|step| self.lane_row(k, start, feature_row, high, step)).collect();
 
@@ -277,7 +277,7 @@ impl<'a> Fused<'a> {
         let g = k.shr(self.lane, 2u32);
         let odd = k.and(self.lane, 1u32);
         let half = k.mul(odd, layout.scales[Which::Up as usize] - layout.scales[Which::Gate as usize]);
-        let start = k.offset(ring.at(layout.scales[Which::Gate as usize]), half.cast());
+        let start = k.offset(ring.at(layout.scales[Which::Gate as usize]), half);
         let feature = k.add(tile.feature, first);
         let feature = k.add(feature, g);
         let weight_scales = self.scale_word(k, start, feature);
@@ -331,8 +331,8 @@ impl<'a> Fused<'a> {
         // An atom of mxfp4 has the scales of two steps.
         let (of_atom, atom) = (step % config.atom_steps(), step / config.atom_steps());
         let select = |register| ScaleSelect { register, byte: 2 * of_atom as u16, thread: 0 };
-        let weights = k.offset(lane.weights[step as usize], offset.cast());
-        let weight_scales = k.offset(lane.weight_scales.at(atom * ATOM_BYTES), offset.cast());
+        let weights = k.offset(lane.weights[step as usize], offset);
+        let weight_scales = k.offset(lane.weight_scales.at(atom * ATOM_BYTES), offset);
         // Eight rows further is eight lines of 16 bytes further, and four bytes further after 32 rows.
         let scale_at = |rows: u32| rows % 32 * 16 + rows / 32 * 4;
         let a: Vec<([Reg<B32>; 4], Reg<B32>)> = (0..config.slabs())
@@ -342,8 +342,8 @@ impl<'a> Fused<'a> {
                 (fragment, k.ld(weight_scales.at(scale_at(rows))))
             })
             .collect();
-        let tokens = k.offset(lane.tokens[step as usize], offset.cast());
-        let token_scales = k.offset(lane.token_scales.at(atom * ATOM_BYTES), offset.cast());
+        let tokens = k.offset(lane.tokens[step as usize], offset);
+        let token_scales = k.offset(lane.token_scales.at(atom * ATOM_BYTES), offset);
         for pair in 0..config.token_groups() / 2 {
             let rows = pair * TOKEN_PAIR;
             let [b0, b1, b2, b3] = k.ldmatrix::<4>(false, tokens.at(rows * row_bytes));

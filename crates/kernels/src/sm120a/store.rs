@@ -21,7 +21,7 @@ impl Fused<'_> {
         let column = k.shl(feature, 2u32);
         let place = k.mad(token, config.pitch(), column);
         let place = k.mad(k_group, 2 * config.plane(), place);
-        let place = k.offset(self.base.at(self.layout.ring.offset), place.cast());
+        let place = k.offset(self.base.at(self.layout.ring.offset), place);
         for (i, sum) in (0u32..).zip(sums) {
             let (slab, group) = (i / config.token_groups(), i % config.token_groups());
             let place = place.at(slab * SLAB * 4 + group * 8 * config.pitch());
@@ -42,7 +42,7 @@ impl Fused<'_> {
             let (token, piece) = (k.div(i, pieces), k.rem(i, pieces));
             let column = k.mul(piece, PIECE * 4);
             let from = k.mad(token, config.pitch(), column);
-            let from = k.offset(self.base.at(self.layout.ring.offset), from.cast());
+            let from = k.offset(self.base.at(self.layout.ring.offset), from);
             let four = |k: &mut Kernel, from: Addr<Shared>| {
                 let first: [Reg<F32>; 4] = k.ld_vector(from);
                 (1..config.k_groups).fold(first, |sums, k_group| {

@@ -216,7 +216,7 @@ impl<'a> Fused<'a> {
             let mut from = k.offset(self.loads.a, skip);
             let at = k.mul(stage, self.layout.tokens.stride);
             let at = k.add(at, self.loads.to);
-            let to = k.offset(self.base.at(self.layout.tokens.offset), at.cast());
+            let to = k.offset(self.base.at(self.layout.tokens.offset), at);
             let rows_at_once = config.threads() / 8;
             for first in (0..config.tokens).step_by(rows_at_once as usize) {
                 if first > 0 {
@@ -235,7 +235,7 @@ impl<'a> Fused<'a> {
             let skip = k.mul_wide(block, CHUNK_BYTES as u32);
             let at = k.mul(stage, self.layout.weights.stride);
             let at = k.mad(self.thread, 16u32, at);
-            let to = k.offset(self.base.at(self.layout.weights.offset), at.cast());
+            let to = k.offset(self.base.at(self.layout.weights.offset), at);
             for (chunk, from) in self.loads.chunks.iter().enumerate() {
                 let from = k.offset(*from, skip);
                 let to = to.at((chunk * CHUNK_BYTES) as u32);
@@ -280,8 +280,8 @@ impl<'a> Fused<'a> {
                 let row = k.add(row, g);
                 let scales = k.mad(row, 8u32, chunk);
                 let start = self.base.at(self.layout.weights.offset);
-                let codes = k.offset(start, codes.cast());
-                [codes, k.offset(start.at(CODE_BYTES as i64), scales.cast())]
+                let codes = k.offset(start, codes);
+                [codes, k.offset(start.at(CODE_BYTES as i64), scales)]
             })
             .collect();
         k.comment(
@@ -296,7 +296,7 @@ impl<'a> Fused<'a> {
         let tokens = [0u32, 4].map(|half| {
             let piece = if half == 0 { piece } else { k.xor(piece, half) };
             let byte = k.mad(piece, 16u32, rows);
-            k.offset(self.base.at(self.layout.tokens.offset), byte.cast())
+            k.offset(self.base.at(self.layout.tokens.offset), byte)
         });
         Places { slabs, tokens }
     }
@@ -308,7 +308,7 @@ impl<'a> Fused<'a> {
             .slabs
             .iter()
             .map(|slab| {
-                let [codes, scales] = slab.map(|place| k.offset(place, weights.cast()));
+                let [codes, scales] = slab.map(|place| k.offset(place, weights));
                 let words: [Reg<B32>; 4] = k.ld_vector(codes);
                 let pairs: [Reg<B32>; 2] = k.ld_vector(scales);
                 std::array::from_fn(|step| {
@@ -317,7 +317,7 @@ impl<'a> Fused<'a> {
             })
             .collect();
         let at = k.mul(stage, self.layout.tokens.stride);
-        let tokens = places.tokens.map(|place| k.offset(place, at.cast()));
+        let tokens = places.tokens.map(|place| k.offset(place, at));
         let groups = self.config.warp_tokens() / 8;
         for group in 0..groups {
             for (half, place) in tokens.into_iter().enumerate() {

@@ -50,14 +50,14 @@ impl Fused<'_> {
         if split {
             group = k.mad(k_group, CHUNK_BYTES as u32, group);
         }
-        let start = k.offset(self.shared(self.layout.weights.offset), group.cast());
+        let start = k.offset(self.shared(self.layout.weights.offset), group);
         let thread = k.shl(warp, 5u32);
         let thread = k.add(thread, self.lane);
         let codes = k.shl(thread, 4u32);
-        let codes = k.offset(start, codes.cast());
+        let codes = k.offset(start, codes);
         let row = k.shr(thread, 2u32);
         let scales = k.shl(row, 3u32);
-        let scales = k.offset(start.at(CODE_BYTES as i64), scales.cast());
+        let scales = k.offset(start.at(CODE_BYTES as i64), scales);
         let raw = array(k);
         let fragments = [array(k), array(k)];
         let load = self.start(k, 0, self.layout.weights.stride);
@@ -94,7 +94,7 @@ impl Fused<'_> {
     fn load_block(&self, k: &mut Kernel, consumer: &Consumer, block: u32) {
         let at = consumer.load.offset;
         let [codes, scales] =
-            consumer.codes.map(|address| k.offset(address, at.cast()).at(block * CHUNK_BYTES as u32));
+            consumer.codes.map(|address| k.offset(address, at).at(block * CHUNK_BYTES as u32));
         let words: [Reg<B32>; 4] = k.ld_vector(codes);
         let pairs: [Reg<B32>; 2] = k.ld_vector(scales);
         for (to, from) in consumer.raw.iter().zip(words.into_iter().chain(pairs)) {

@@ -39,7 +39,7 @@ impl Fused<'_> {
         let (kept, sent) = (pick(high, low), pick(low, high));
         let thread = k.special(Special::TidX);
         let byte = k.shl(thread, 4u32);
-        let own = k.offset(self.shared(self.layout.epilogue), byte.cast());
+        let own = k.offset(self.shared(self.layout.epilogue), byte);
         let other = k.xor(rank, 1u32);
         let other = k.map_to_rank(own, other);
         k.comment("The other CTA is done with its ring.");
@@ -75,13 +75,13 @@ impl Fused<'_> {
         let start = self.shared(self.layout.epilogue);
         let quads = || acc.chunks_exact(4).enumerate().map(|(j, sums)| (j as u32, sums));
         if config.k_split == 1 {
-            let own = k.offset(start, byte.cast());
+            let own = k.offset(start, byte);
             quads().for_each(|(j, sums)| k.st_vector(own.at(j * plane), sums));
             return (tile, groups, parts);
         }
         let rank = k.special(Special::ClusterCtaRank);
         let byte = k.mad(rank, config.consumer_threads() * 16, byte);
-        let own = k.offset(start, byte.cast());
+        let own = k.offset(start, byte);
         let finishers = [k.map_to_rank(own, 0u32), k.map_to_rank(own, 1u32)];
         k.comment("The other CTA is done with its ring.");
         k.cluster_sync();

@@ -289,7 +289,7 @@ impl<'a> Fused<'a> {
     /// The barrier of a stage in `region`.
     pub(super) fn barrier(&self, k: &mut Kernel, region: u32, stage: Reg<U32>) -> Addr<Shared> {
         let offset = k.shl(stage, 3u32);
-        k.offset(self.base.at(region), offset.cast())
+        k.offset(self.base.at(region), offset)
     }
 
     /// Address of a group's part of a table with `bytes` bytes for each group; the start without groups.

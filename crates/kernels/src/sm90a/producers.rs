@@ -82,7 +82,7 @@ impl Fused<'_> {
                     k.mbarrier_arrive_expect_tx(full, bytes);
                     let bytes = k.mul(count, CHUNK_BYTES as u32);
                     let from = k.mul_wide(block, CHUNK_BYTES as u32);
-                    let slot = k.offset(self.shared(self.layout.weights.offset), at.offset.cast());
+                    let slot = k.offset(self.shared(self.layout.weights.offset), at.offset);
                     for (group, row) in rows.iter().enumerate() {
                         let from = k.offset(*row, from);
                         let group = group as u32 * self.config.blocks_per_stage * CHUNK_BYTES as u32;
@@ -105,7 +105,7 @@ impl Fused<'_> {
             self.as_one(k, first_lane, |k| {
                 self.fill_ring(k, "token_stages", tile, at, |k, block, count| {
                     let full = self.barrier(k, self.layout.full.offset, at.stage);
-                    let slot = k.offset(self.shared(self.layout.tokens.offset), at.offset.cast());
+                    let slot = k.offset(self.shared(self.layout.tokens.offset), at.offset);
                     let token = tile.token.cast::<S32>().into();
                     if self.whole_stage_loads() {
                         let place = [0i32.into(), token, block.cast::<S32>().into()];

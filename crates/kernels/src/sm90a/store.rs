@@ -200,7 +200,7 @@ impl Fused<'_> {
         let row = if at_once == 4 { self.lane } else { k.and(self.lane, 7u32) };
         let row = k.mul(row, pitch);
         let place = k.add(row, column);
-        let place = k.offset(self.staged(), place.cast());
+        let place = k.offset(self.staged(), place);
         for (index, sums) in sums.chunks(at_once).enumerate() {
             let halves: Vec<Reg<B32>> = sums
                 .iter()
@@ -228,7 +228,7 @@ impl Fused<'_> {
         let row = k.mul(token, pitch);
         let column = k.shl(feature, 2u32);
         let place = k.add(row, column);
-        let place = k.offset(self.staged(), place.cast());
+        let place = k.offset(self.staged(), place);
         for e in 0..2 {
             let value = self.activate(k, factors, sums.gate[e], sums.up[e]);
             k.st(place.at(e as u32 * pitch), value);
@@ -270,7 +270,7 @@ impl Fused<'_> {
             let (token, piece) = (k.div(i, pieces), k.rem(i, pieces));
             let from = k.mul(token, config.pitch(self.variant));
             let from = k.mad(piece, piece_features * bytes, from);
-            let from = k.offset(stage, from.cast());
+            let from = k.offset(stage, from);
             let feature = k.mad(piece, piece_features, first_feature);
             let row = k.add(tile.token, token);
             let inside = k.compare(Cmp::Lt, row, tile.token_end);
@@ -372,7 +372,7 @@ impl Fused<'_> {
             GateSums::Kept(sums) | GateSums::Read(sums) => Some(self.gate_of_thread(k, sums, tile, peer)),
         };
         let slot = k.shl(peer, 4u32);
-        let from = k.offset(sums_at, slot.cast());
+        let from = k.offset(sums_at, slot);
         let store = |k: &mut Kernel, group: Reg<U32>, sums: [Reg<F32>; 4]| {
             let gate = gate.map(|gate| {
                 let skip = k.mul_wide(group, self.plane());
@@ -391,7 +391,7 @@ impl Fused<'_> {
         };
         k.for_range("reduce", k_group, groups, config.k_groups, |k, group, _| {
             let at = k.mul(group, plane);
-            let from = k.offset(from, at.cast());
+            let from = k.offset(from, at);
             let mut sums: [Reg<F32>; 4] = k.ld_vector(from);
             for part in 1..parts {
                 let more: [Reg<F32>; 4] = k.ld_vector(from.at(part * threads * 16));
