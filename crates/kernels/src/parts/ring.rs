@@ -22,16 +22,15 @@ impl Position {
 
     /// One place further.
     pub fn advance(self, k: &mut Kernel) {
-        k.to(self.index).add(self.index, 1u32);
+        k.to(self.index).eval(self.index + 1);
         let wrapped = k.compare(Cmp::Eq, self.index, self.count);
         k.when(wrapped).to(self.index).mov::<U32>(0u32);
-        k.when(wrapped).to(self.phase).xor(self.phase, 1u32);
+        k.when(wrapped).to(self.phase).eval(self.phase ^ 1);
     }
 
     /// The mbarrier of this place, of those from `first` on.
     pub fn barrier(self, k: &mut Kernel, first: Addr<Shared>) -> Addr<Shared> {
-        let offset = k.shl(self.index, 3u32);
-        k.offset(first, offset)
+        k.offset(first, self.index << 3)
     }
 }
 
@@ -90,7 +89,6 @@ impl Ring {
 
 /// Low word of a `wgmma` descriptor of a tile at `start`; `desc` is the tile's.
 pub(crate) fn low_word(k: &mut Kernel, start: Addr<Shared>, desc: u64) -> Reg<U32> {
-    let address = k.add(start.base().cast::<U32>(), start.offset() as u32);
-    let field = k.shr(address, 4u32);
-    k.or(field.cast::<B32>(), desc as u32).cast()
+    let field = k.eval((start.base() + start.offset() as u32) >> 4);
+    k.eval(field.cast::<B32>() | desc as u32).cast()
 }
