@@ -20,8 +20,7 @@ impl Fused<'_> {
         k.for_range(name, first, end, self.config.blocks_per_stage, |k, block, _| {
             let empty = self.barrier(k, self.layout.empty.offset, at.stage);
             k.mbarrier_wait(empty, at.phase, "empty");
-            let left = k.sub(end, block);
-            let count = k.min(left, self.config.blocks_per_stage);
+            let count = k.eval((end - block).min(self.config.blocks_per_stage));
             load(k, block, count);
             self.advance(k, at);
         });
@@ -44,17 +43,12 @@ impl Fused<'_> {
         }
         k.comment("Row tiles beyond the last one read it again; their features are not stored.");
         let chunk = self.variant.chunk_features();
-        let up = k.add(self.n, chunk - 1);
-        let tiles = k.shr(up, chunk.ilog2());
-        let last = k.sub(tiles, 1u32);
-        let first = k.mul(tile.features, self.config.row_groups);
+        let last = k.eval(((self.n + (chunk - 1)) >> chunk.ilog2()) - 1);
+        let first = k.eval(tile.features * self.config.row_groups);
         (0..self.config.row_groups)
             .map(|group| {
-                let tile = k.add(first, group);
-                let tile = k.min(tile, last);
-                let chunk = k.mul_wide(tile, self.blocks);
-                let byte = k.mul(chunk, CHUNK_BYTES as u64);
-                k.offset(weights, byte)
+                let tile = (first + group).min(last);
+                k.offset(weights, tile.mul_wide(self.blocks) * CHUNK_BYTES as u64)
             })
             .collect()
     }
@@ -74,14 +68,14 @@ impl Fused<'_> {
                     let bytes = match self.whole_stage_loads() {
                         // Blocks beyond K are filled with zeros, and count.
                         true => {
-                            let bytes = k.mul(count, chunks);
-                            k.add(bytes, self.config.token_bytes())
+                            let bytes = k.eval(count * chunks);
+                            k.eval(bytes + self.config.token_bytes())
                         }
-                        false => k.mul(count, chunks + self.config.tokens * 128),
+                        false => k.eval(count * (chunks + self.config.tokens * 128)),
                     };
                     k.mbarrier_arrive_expect_tx(full, bytes);
-                    let bytes = k.mul(count, CHUNK_BYTES as u32);
-                    let from = k.mul_wide(block, CHUNK_BYTES as u32);
+                    let bytes = k.eval(count * CHUNK_BYTES as u32);
+                    let from = k.eval(block.mul_wide(CHUNK_BYTES as u32));
                     let slot = k.offset(self.shared(self.layout.weights.offset), at.offset);
                     for (group, row) in rows.iter().enumerate() {
                         let from = k.offset(*row, from);
@@ -114,8 +108,7 @@ impl Fused<'_> {
                     for b in 0..self.config.blocks_per_stage {
                         let here = k.compare(Cmp::Gt, count, b);
                         k.if_(here, "token_block", |k| {
-                            let block = k.add(block, b);
-                            let column = k.shl(block, 6u32);
+                            let column = k.eval((block + b) << 6);
                             let place = [column.cast::<S32>().into(), token.clone()];
                             k.tensor_load(slot.at(b * self.config.tokens * 128), map, &place, full, &options);
                         });
