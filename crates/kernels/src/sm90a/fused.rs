@@ -160,7 +160,7 @@ impl<'a> Fused<'a> {
         let [m, n, blocks] = sizes.map(|param| k.ld_param(&param));
         let warp = k.warp_index();
         let thread = k.special(Special::TidX);
-        let lane = k.and(thread, 31u32);
+        let lane = k.eval(thread & 31);
         Self {
             config,
             variant,
@@ -274,22 +274,21 @@ impl<'a> Fused<'a> {
     }
 
     pub(super) fn advance(&self, k: &mut Kernel, at: Position) {
-        k.to(at.stage).add(at.stage, 1u32);
+        k.to(at.stage).eval(at.stage + 1);
         if at.step != 0 {
-            k.to(at.offset).add(at.offset, at.step);
+            k.to(at.offset).eval(at.offset + at.step);
         }
         let wrapped = k.compare(Cmp::Eq, at.stage, self.config.stages);
         k.when(wrapped).to(at.stage).mov::<U32>(0u32);
         if at.step != 0 {
             k.when(wrapped).to(at.offset).mov::<U32>(0u32);
         }
-        k.when(wrapped).to(at.phase).xor(at.phase, 1u32);
+        k.when(wrapped).to(at.phase).eval(at.phase ^ 1);
     }
 
     /// The barrier of a stage in `region`.
     pub(super) fn barrier(&self, k: &mut Kernel, region: u32, stage: Reg<U32>) -> Addr<Shared> {
-        let offset = k.shl(stage, 3u32);
-        k.offset(self.base.at(region), offset)
+        k.offset(self.base.at(region), stage << 3)
     }
 
     /// Address of a group's part of a table with `bytes` bytes for each group; the start without groups.
@@ -302,11 +301,7 @@ impl<'a> Fused<'a> {
     ) -> Addr<Global> {
         match tile.group {
             None => table,
-            Some(group) => {
-                let group = k.convert::<U64, U32>(group);
-                let skip = k.mul(group, bytes);
-                k.offset(table, skip)
-            }
+            Some(group) => k.offset(table, group.widen() * bytes),
         }
     }
 }
