@@ -54,16 +54,16 @@ impl Fused<'_> {
         let line = k.eval(atom * atoms + stage * part.along_k());
         let half = self.half_of_atom(k, feature);
         let words = LINES_BYTES / 8;
-        let word = k.mul(half, HALF_LINES / 8 * words);
+        let word = k.eval(half * (HALF_LINES / 8 * words));
         for (up, which) in (0..).zip([Which::Gate, Which::Up]) {
             for group in 0..part.rows / HALF_LINES {
-                let row = k.add(row, group * COLUMN_ROWS);
+                let row = k.eval(row + group * COLUMN_ROWS);
                 let to = (group * COLUMN_ROWS + up * HALF_LINES) * part.row_bytes();
                 let to = slot.at(layout.codes[Which::Gate as usize] + to);
                 self.maps.load_codes(k, which, to, (column, row), (full, &options));
             }
             for eight in 0..HALF_LINES / 8 {
-                let word = k.add(word, eight * words);
+                let word = k.eval(word + eight * words);
                 let to = (up * HALF_LINES / 8 + eight) * part.along_k() * LINES_BYTES;
                 let to = slot.at(layout.scales[Which::Gate as usize] + to);
                 self.maps.load_scales(k, which, to, (word, line), (full, &options));
