@@ -42,9 +42,9 @@ pub fn generate(target: Target) -> Result<Module, Error> {
             let loaded: Vec<[Reg<U32>; 4]> =
                 (0..LOADS).map(|i| k.ld_vector(from.at(i * THREADS * 16))).collect();
             for word in loaded.into_iter().flatten() {
-                k.to(sum).add(sum, word);
+                k.to(sum).eval(sum + word);
             }
-            k.to(piece).add(piece, ctas);
+            k.to(piece).eval(piece + ctas);
         });
         k.comment("Never true of zeros, which is what is read; without it nothing would be.");
         let odd = k.compare(Cmp::Eq, sum, 1u32);

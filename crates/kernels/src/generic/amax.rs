@@ -72,7 +72,7 @@ fn emit(k: &mut Kernel, (ty, grouped): (FloatType, bool), target: Target) {
         let loaded = values::load(k, ty, from);
         let of_these = values::amax(k, &loaded);
         k.to(amax).max(amax, of_these);
-        k.to(unit).add(unit, step);
+        k.to(unit).eval(unit + step);
     });
     for distance in [16u32, 8, 4, 2, 1] {
         let other = k.shuffle(Shuffle::Xor, amax, distance);

@@ -219,16 +219,16 @@ pub(crate) fn scale_offset(
     block: Reg<U32>,
     blocks: Reg<U32>,
 ) -> Reg<U64> {
-    let (rows_log2, atom_bytes, inner) = match layout {
+    let (rows_log2, atom_bytes, line) = match layout {
         ScaleLayout::Linear => return k.eval(row.mul_wide(blocks) + block.widen()),
         ScaleLayout::Sf128x4 => (7u32, 512u64, ((row & 31) << 4) + (row.bit_field(5, 2) << 2)),
         ScaleLayout::Sf8x4 => (3, 32, (row & 7) << 2),
     };
-    let inner = k.eval(inner);
+    let line = k.eval(line);
     let atoms = k.eval((blocks + 3) >> 2);
     let atom_row = row >> rows_log2;
     let atom = atom_row.mul_wide(atoms) + (block >> 2).widen();
-    k.eval(atom * atom_bytes + (inner + (block & 3)).widen())
+    k.eval(atom * atom_bytes + (line + (block & 3)).widen())
 }
 
 fn emit(k: &mut Kernel, config: &Config, program: &Program, target: Target) {

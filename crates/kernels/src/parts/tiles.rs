@@ -108,9 +108,9 @@ impl Tiles {
                 k.loop_(name, |k, this| {
                     let end = k.compare(Cmp::Ge, tile, tiles);
                     k.break_if(this, end);
-                    let (feature, token) = (k.eval(tile / token_tiles), k.eval(tile % token_tiles));
-                    let feature = k.eval(feature * self.features);
-                    let token = k.eval(token * self.tokens);
+                    let [along, beside] = [k.eval(tile / token_tiles), k.eval(tile % token_tiles)];
+                    let feature = k.eval(along * self.features);
+                    let token = k.eval(beside * self.tokens);
                     body(k, Tile { token, end: self.m, row: token, atom: zero, feature, group: None });
                     k.to(tile).eval(tile + self.stride);
                 });
@@ -157,9 +157,9 @@ impl Tiles {
                     });
                 },
                 |k| {
-                    let (feature, row) = (k.eval(tile / token_tiles), k.eval(tile % token_tiles));
-                    let feature = k.eval(feature * self.features);
-                    let row = k.eval(row * self.tokens);
+                    let [along, beside] = [k.eval(tile / token_tiles), k.eval(tile % token_tiles)];
+                    let feature = k.eval(along * self.features);
+                    let row = k.eval(beside * self.tokens);
                     let token = k.eval(start + row);
                     body(k, Tile { token, end, row, atom, feature, group: Some(group) });
                     k.to(tile).eval(tile + self.stride);

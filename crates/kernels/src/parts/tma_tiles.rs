@@ -80,9 +80,9 @@ impl<'a> Frame<'a> {
         let thread = k.special(Special::TidX);
         let lane = k.eval(thread & 31);
         let first_lane = k.compare(Cmp::Eq, lane, 0u32);
-        let (token, feature) = (k.special(Special::CtaidX), k.special(Special::CtaidY));
-        let token = k.eval(token * shape.tokens);
-        let feature = k.eval(feature * shape.features);
+        let (token_tile, feature_tile) = (k.special(Special::CtaidX), k.special(Special::CtaidY));
+        let token = k.eval(token_tile * shape.tokens);
+        let feature = k.eval(feature_tile * shape.features);
         let ring = Ring::new(base, shape.stages, barriers[0], barriers[1]);
         Self { shape, finish, ring, base, warp, lane, first_lane, token, feature, m, n, k: blocks }
     }

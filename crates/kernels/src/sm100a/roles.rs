@@ -224,9 +224,9 @@ impl Fused<'_> {
             1 => k.tcgen05_commit(CtaGroup::One, barrier),
             _ => {
                 let (even, both) = (k.eval(self.rank & !1), k.mov::<U32>(3u32));
-                let both = k.eval(both << even);
-                let both = k.convert::<U16, U32>(both);
-                k.tcgen05_commit_multicast(CtaGroup::Two, barrier, both.cast());
+                let pair = k.eval(both << even);
+                let pair = k.convert::<U16, U32>(pair);
+                k.tcgen05_commit_multicast(CtaGroup::Two, barrier, pair.cast());
             }
         }
     }

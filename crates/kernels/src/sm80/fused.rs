@@ -253,8 +253,7 @@ impl<'a> Fused<'a> {
         let slabs = (0..slabs)
             .map(|slab| {
                 let slab = k.eval(first + slab);
-                let chunk = k.eval(slab >> 2);
-                let within = k.eval(slab & 3);
+                let (chunk, within) = (k.eval(slab >> 2), k.eval(slab & 3));
                 let chunk = k.eval(chunk * CHUNK_BYTES as u32);
                 let codes = k.eval(((within << 5) + self.lane) * 16 + chunk);
                 let scales = k.eval(((within << 3) + g) * 8 + chunk);

@@ -42,7 +42,7 @@ impl Tile<'_> {
 
     /// How many K blocks.
     pub(super) fn block_count(&self, k: &mut Kernel, blocks: Reg<U32>) -> Reg<U32> {
-        self.blocks.map_or(blocks, |(first, end)| k.sub(end, first))
+        self.blocks.map_or(blocks, |(first, end)| k.eval(end - first))
     }
 }
 

@@ -191,12 +191,12 @@ impl Fused<'_> {
     /// `sums` those of all groups of eight tokens.
     fn stage_halves(&self, k: &mut Kernel, factors: &Factors, column: Reg<U32>, sums: &[FeatureSums]) {
         let pitch = self.config.pitch(self.variant);
-        let column = k.eval(column << 1);
+        let byte = k.eval(column << 1);
         // `stmatrix` takes the row address of matrix i from lanes 8i .. 8i+8; a matrix is 8 tokens.
         let at_once = if sums.len().is_multiple_of(4) { 4 } else { 1 };
         let token = if at_once == 4 { self.lane } else { k.eval(self.lane & 7) };
         let row = k.eval(token * pitch);
-        let place = k.offset(self.staged(), row + column);
+        let place = k.offset(self.staged(), row + byte);
         for (index, sums) in sums.chunks(at_once).enumerate() {
             let halves: Vec<Reg<B32>> = sums
                 .iter()
