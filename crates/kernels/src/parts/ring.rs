@@ -15,22 +15,55 @@ pub(crate) struct Position {
 }
 
 impl Position {
-    /// At the start. Who waits for something to become free begins with phase 1, which a fresh barrier lets pass.
+    /// At the start. Those who wait for a place to become free start at phase 1, which a fresh barrier lets pass.
     pub fn start(k: &mut Kernel, phase: u32, count: u32) -> Self {
         Self { index: k.mov::<U32>(0u32), phase: k.mov::<U32>(phase), count }
     }
 
     /// One place further.
     pub fn advance(self, k: &mut Kernel) {
+        self.advance_with(k, None);
+    }
+
+    /// One place further, an offset that runs along with it.
+    fn advance_with(self, k: &mut Kernel, along: Option<(Reg<U32>, u32)>) {
         k.to(self.index).eval(self.index + 1);
+        if let Some((offset, step)) = along {
+            k.to(offset).eval(offset + step);
+        }
         let wrapped = k.compare(Cmp::Eq, self.index, self.count);
         k.when(wrapped).to(self.index).mov::<U32>(0u32);
+        if let Some((offset, _)) = along {
+            k.when(wrapped).to(offset).mov::<U32>(0u32);
+        }
         k.when(wrapped).to(self.phase).eval(self.phase ^ 1);
     }
 
     /// The mbarrier of this place, of those from `first` on.
     pub fn barrier(self, k: &mut Kernel, first: Addr<Shared>) -> Addr<Shared> {
         k.offset(first, self.index << 3)
+    }
+}
+
+/// A position with the offset of its stage, which runs along instead of being multiplied out for every stage: Hopper's
+/// main loop has few instructions to spare beside decoding.
+#[derive(Clone, Copy)]
+pub(crate) struct Cursor {
+    pub at: Position,
+    /// `index · step`.
+    pub offset: Reg<U32>,
+    step: u32,
+}
+
+impl Cursor {
+    /// At the start of a ring whose stages are `step` apart; with 0 there is no offset to keep.
+    pub fn start(k: &mut Kernel, ring: &Ring, fills: bool, step: u32) -> Self {
+        Self { at: ring.start(k, fills), offset: k.mov::<U32>(0u32), step }
+    }
+
+    /// One stage further.
+    pub fn advance(self, k: &mut Kernel) {
+        self.at.advance_with(k, (self.step != 0).then_some((self.offset, self.step)));
     }
 }
 

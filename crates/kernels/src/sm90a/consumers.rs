@@ -5,11 +5,11 @@ use dualgemm_ptx::builder::*;
 use super::decode::{
     BF16_MAGNITUDE_MASK, BF16_SCALE_BASE, BF16_SCALE_MASK, FIELD_MASK, MAGNITUDE_MASK, SCALE_MASK, SIGN_MASK,
 };
-use super::fused::{Fused, Position};
+use super::fused::Fused;
 use super::pack::{CHUNK_BYTES, CODE_BYTES};
 use super::schedule::Tile;
 use super::variant::Compute;
-use crate::parts::ring::low_word;
+use crate::parts::ring::{Cursor, low_word};
 
 /// `(a & b) | c` as a truth table of `lop3`.
 const AND_OR: u8 = 0xEA;
@@ -23,9 +23,9 @@ pub(super) struct Consumer {
     /// Low word of the descriptor of the tokens of its first block in stage 0.
     desc: Reg<U32>,
     /// Stage to load next, to multiply next, to release next.
-    load: Position,
-    multiply: Position,
-    release: Position,
+    load: Cursor,
+    multiply: Cursor,
+    release: Cursor,
     raw: [Reg<B32>; 6],
     fragments: [[Reg<B32>; 16]; 2],
     first_lane: Reg<Pred>,
@@ -57,9 +57,9 @@ impl Fused<'_> {
         let scales = k.offset(start.at(CODE_BYTES as i64), (thread >> 2) << 3);
         let raw = array(k);
         let fragments = [array(k), array(k)];
-        let load = self.start(k, 0, self.layout.weights.stride);
-        let multiply = self.start(k, 0, self.layout.tokens.stride / 16);
-        let release = self.start(k, 0, 0);
+        let load = Cursor::start(k, &self.ring, false, self.layout.weights.stride);
+        let multiply = Cursor::start(k, &self.ring, false, self.layout.tokens.stride / 16);
+        let release = Cursor::start(k, &self.ring, false, 0);
         let mut desc = self.first_desc(k);
         if split {
             desc = k.eval(k_group * (self.config.tokens * 8) + desc);
@@ -98,8 +98,7 @@ impl Fused<'_> {
     }
 
     fn wait_full(&self, k: &mut Kernel, consumer: &Consumer) {
-        let full = self.barrier(k, self.layout.full.offset, consumer.load.stage);
-        k.mbarrier_wait(full, consumer.load.phase, "full");
+        self.ring.wait_full(k, consumer.load.at);
     }
 
     /// Four `wgmma` on decoded fragments; `low` is the low word of the descriptor of the block's tokens.
@@ -149,8 +148,8 @@ impl Fused<'_> {
             k.comment("The last stage, whole or not, is done with.");
             let ragged = k.compare(Cmp::Ne, count % per_stage, 0u32);
             k.if_(ragged, "ragged", |k| {
-                self.advance(k, consumer.load);
-                self.advance(k, consumer.multiply);
+                consumer.load.advance(k);
+                consumer.multiply.advance(k);
             });
             self.release(k, consumer);
         } else {
@@ -162,8 +161,8 @@ impl Fused<'_> {
             k.if_(skipped, "skip", |k| {
                 self.wait_full(k, consumer);
                 self.release(k, consumer);
-                self.advance(k, consumer.load);
-                self.advance(k, consumer.multiply);
+                consumer.load.advance(k);
+                consumer.multiply.advance(k);
             });
         }
     }
@@ -180,7 +179,7 @@ impl Fused<'_> {
         self.wait_full(k, consumer);
         self.load_block(k, consumer, 0);
         if per_stage == 1 {
-            self.advance(k, *load);
+            load.advance(k);
         }
         self.decode_block(k, &consumer.raw, &fragments[0]);
 
@@ -202,7 +201,7 @@ impl Fused<'_> {
                 });
                 self.multiply_block(k, acc, now, desc);
                 if (b + 1) % per_stage == 0 {
-                    self.advance(k, *multiply);
+                    multiply.advance(k);
                 }
                 let more = k.compare(Cmp::Lt, block + 1, blocks);
                 k.if_(more, "load", |k| {
@@ -211,7 +210,7 @@ impl Fused<'_> {
                     }
                     self.load_block(k, consumer, (b + 1) % per_stage);
                     if (b + 2).is_multiple_of(per_stage) {
-                        self.advance(k, *load);
+                        load.advance(k);
                     }
                 });
                 k.comment("The previous block is multiplied: its fragments are free, and so is its stage if it was the last.");
@@ -233,9 +232,8 @@ impl Fused<'_> {
 
     /// Tells the producers that this warp is done with a stage.
     fn release(&self, k: &mut Kernel, consumer: &Consumer) {
-        let empty = self.barrier(k, self.layout.empty.offset, consumer.release.stage);
-        k.when(consumer.first_lane).mbarrier_arrive(empty);
-        self.advance(k, consumer.release);
+        self.ring.release(k, consumer.release.at, consumer.first_lane);
+        consumer.release.advance(k);
     }
 
     // ---- decoding: the operations of `decode.rs` ----

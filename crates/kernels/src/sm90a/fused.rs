@@ -26,6 +26,7 @@ use super::config::{Config, Layout};
 use super::schedule::Tile;
 use super::variant::{Out, Products, Scheduler, Variant};
 use crate::Error;
+use crate::parts::ring::Ring;
 
 /// Name of the kernel in its module.
 pub const ENTRY: &str = "dual_gemm";
@@ -69,6 +70,7 @@ pub(super) struct Fused<'a> {
     pub(super) workspace: Option<PointerParam>,
     pub(super) gate_sums: GateSums,
     pub(super) base: Addr<Shared>,
+    pub(super) ring: Ring,
     pub(super) warp: Reg<U32>,
     pub(super) lane: Reg<U32>,
 }
@@ -106,17 +108,6 @@ pub(super) struct Groups {
     pub(super) count: Param<U32>,
     /// Bytes from one group's weights to the next one's.
     pub(super) stride: Param<U64>,
-}
-
-/// Where a role stands in the ring. Offsets run along instead of being multiplied out for every block: the main loop
-/// has few instructions to spare beside decoding.
-#[derive(Clone, Copy)]
-pub(super) struct Position {
-    pub(super) stage: Reg<U32>,
-    pub(super) phase: Reg<U32>,
-    /// `stage · step`.
-    pub(super) offset: Reg<U32>,
-    step: u32,
 }
 
 impl<'a> Fused<'a> {
@@ -157,6 +148,7 @@ impl<'a> Fused<'a> {
             Products::Up => GateSums::Read(k.pointer("gate_sums")),
         };
         let base = k.shared(&layout.smem);
+        let ring = Ring::new(base, config.stages, &layout.full, &layout.empty);
         let [m, n, blocks] = sizes.map(|param| k.ld_param(&param));
         let warp = k.warp_index();
         let thread = k.special(Special::TidX);
@@ -179,13 +171,15 @@ impl<'a> Fused<'a> {
             workspace,
             gate_sums,
             base,
+            ring,
             warp,
             lane,
         }
     }
 
     fn emit(&self, k: &mut Kernel) {
-        self.init_barriers(k);
+        self.ring.init(k, 1, self.config.consumer_threads() / 32);
+        k.launch_dependents();
         if self.groups.is_some() {
             k.comment("Rows of the groups may come from the kernel before.");
             k.grid_dependency_wait();
@@ -225,23 +219,6 @@ impl<'a> Fused<'a> {
         );
     }
 
-    fn init_barriers(&self, k: &mut Kernel) {
-        let thread = k.special(Special::TidX);
-        let first = k.compare(Cmp::Eq, thread, 0u32);
-        k.if_(first, "init", |k| {
-            for stage in 0..self.config.stages {
-                k.mbarrier_init(self.base.at(self.layout.full.part(stage)), 1u32);
-                k.mbarrier_init(
-                    self.base.at(self.layout.empty.part(stage)),
-                    self.config.consumer_threads() / 32,
-                );
-            }
-            k.fence_mbarrier_init();
-        });
-        k.cta_sync();
-        k.launch_dependents();
-    }
-
     /// Features of a tile.
     pub(super) fn features(&self) -> u32 {
         self.variant.features(self.config)
@@ -265,30 +242,6 @@ impl<'a> Fused<'a> {
     /// A constant offset in shared memory.
     pub(super) fn shared(&self, offset: u32) -> Addr<Shared> {
         self.base.at(offset)
-    }
-
-    // ---- the ring ----
-
-    pub(super) fn start(&self, k: &mut Kernel, phase: u32, step: u32) -> Position {
-        Position { stage: k.mov::<U32>(0u32), phase: k.mov::<U32>(phase), offset: k.mov::<U32>(0u32), step }
-    }
-
-    pub(super) fn advance(&self, k: &mut Kernel, at: Position) {
-        k.to(at.stage).eval(at.stage + 1);
-        if at.step != 0 {
-            k.to(at.offset).eval(at.offset + at.step);
-        }
-        let wrapped = k.compare(Cmp::Eq, at.stage, self.config.stages);
-        k.when(wrapped).to(at.stage).mov::<U32>(0u32);
-        if at.step != 0 {
-            k.when(wrapped).to(at.offset).mov::<U32>(0u32);
-        }
-        k.when(wrapped).to(at.phase).eval(at.phase ^ 1);
-    }
-
-    /// The barrier of a stage in `region`.
-    pub(super) fn barrier(&self, k: &mut Kernel, region: u32, stage: Reg<U32>) -> Addr<Shared> {
-        k.offset(self.base.at(region), stage << 3)
     }
 
     /// Address of a group's part of a table with `bytes` bytes for each group; the start without groups.
