@@ -31,6 +31,7 @@ use super::config::{Config, Layout, Side, WIDENERS};
 use crate::Error;
 use crate::parts::format::{ATOM_ROWS, STEP_K};
 use crate::parts::operand::Maps;
+use crate::parts::ring::Ring;
 use crate::parts::rows::{Rows, Variant};
 use crate::parts::tiles::{Tile, Tiles};
 
@@ -66,6 +67,7 @@ pub(super) struct Fused<'a> {
     pub tiles: Tiles,
     pub grouped: bool,
     pub base: Addr<Shared>,
+    pub ring: Ring,
     pub n: Reg<U32>,
     /// Stages of this CTA: from `first` below `end`.
     pub first_stage: Reg<U32>,
@@ -94,6 +96,7 @@ impl<'a> Fused<'a> {
         let [m, n, kk] = ["m", "n", "k"].map(|name| k.param::<U32>(name)).map(|param| k.ld_param(&param));
         let rows = Rows::declare(k, variant, n);
         let base = k.shared(&layout.smem);
+        let ring = Ring::new(base, config.stages, &layout.full, &layout.empty);
         let (rank, who) = match cluster {
             1 => (k.mov::<U32>(0u32), [Special::CtaidX, Special::NctaidX].map(|s| k.special(s))),
             _ => {
@@ -130,6 +133,7 @@ impl<'a> Fused<'a> {
             tiles,
             grouped,
             base,
+            ring,
             n,
             first_stage,
             end_stage,

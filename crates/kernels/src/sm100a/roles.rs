@@ -45,11 +45,9 @@ impl Fused<'_> {
         load: impl FnOnce(&mut Kernel, Reg<U32>, Addr<Shared>, Addr<Shared>),
     ) {
         k.for_range(name, self.first_stage, self.end_stage, 1, |k, stage, _| {
-            let empty = at.barrier(k, self.base.at(self.layout.empty.offset));
-            k.mbarrier_wait(empty, at.phase, "empty");
-            let full = at.barrier(k, self.base.at(self.layout.full.offset));
-            let ring = self.base.at(self.layout.ring.offset);
-            let slot = k.offset(ring, at.index * self.layout.ring.stride);
+            let full = self.ring.wait_empty(k, at);
+            let start = self.base.at(self.layout.ring.offset);
+            let slot = k.offset(start, at.index * self.layout.ring.stride);
             load(k, stage, slot, full);
             at.advance(k);
         });
@@ -82,7 +80,7 @@ impl Fused<'_> {
 
     pub(super) fn load_weights(&self, k: &mut Kernel) {
         [Which::Gate, Which::Up].into_iter().for_each(|half| self.maps.prefetch(k, half));
-        let at = Position::start(k, 1, self.config.stages);
+        let at = self.ring.start(k, true);
         self.tiles.for_each(k, "weight_tiles", |k, tile| {
             let atom = tile.weight_atom(k, self.n, tile.feature);
             let row = match (self.config.side, self.config.cta_group) {
@@ -124,7 +122,7 @@ impl Fused<'_> {
     pub(super) fn load_a(&self, k: &mut Kernel) {
         self.maps.prefetch(k, Which::A);
         k.grid_dependency_wait();
-        let at = Position::start(k, 1, self.config.stages);
+        let at = self.ring.start(k, true);
         self.tiles.for_each(k, "a_tiles", |k, tile| {
             let tile = self.own(k, tile);
             let atom = k.eval(tile.atom + (tile.row >> ATOM_ROWS.ilog2()));
@@ -162,7 +160,7 @@ impl Fused<'_> {
 
     fn multiply_tiles(&self, k: &mut Kernel, tmem: Addr<Tmem>) {
         let config = self.config;
-        let stage_at = Position::start(k, 0, config.stages);
+        let stage_at = self.ring.start(k, false);
         let sums_at = Position::start(k, 1, config.accumulators);
         let wide = self.layout.wide.as_ref().map(|wide| (wide, Position::start(k, 0, wide.buffers)));
         let ready = wide.map_or(&self.layout.full, |(wide, _)| &wide.tokens);
@@ -188,8 +186,8 @@ impl Fused<'_> {
                     k.mbarrier_wait_cluster(moved, stage_at.phase, "moved");
                 }
                 k.tcgen05_fence_after();
-                let ring = self.base.at(self.layout.ring.offset);
-                let slot = k.offset(ring, stage_at.index * self.layout.ring.stride);
+                let start = self.base.at(self.layout.ring.offset);
+                let slot = k.offset(start, stage_at.index * self.layout.ring.stride);
                 let first_step = k.eval(stage * config.steps());
                 for step in 0..config.steps() {
                     let here = k.compare(Cmp::Lt, first_step + step, self.steps);
@@ -208,7 +206,7 @@ impl Fused<'_> {
                     });
                 }
                 k.assign(before, 1u32);
-                let empty = stage_at.barrier(k, self.base.at(self.layout.empty.offset));
+                let empty = stage_at.barrier(k, self.ring.empty);
                 self.commit(k, empty);
                 stage_at.advance(k);
             });

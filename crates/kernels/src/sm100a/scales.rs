@@ -17,7 +17,6 @@ use super::config::{COLUMN_ROWS, Moved};
 use super::fused::Fused;
 use crate::parts::format::ATOM_BYTES;
 use crate::parts::operand::Which;
-use crate::parts::ring::Position;
 
 /// Rows that scales are moved by.
 const HALF: u32 = COLUMN_ROWS / 2;
@@ -25,7 +24,7 @@ const HALF: u32 = COLUMN_ROWS / 2;
 impl Fused<'_> {
     /// Moves the weights' scales of every stage of every tile that needs it.
     pub(super) fn move_scales(&self, k: &mut Kernel, scales: &Moved) {
-        let at = Position::start(k, 0, self.config.stages);
+        let at = self.ring.start(k, false);
         let other = k.eval(self.lane ^ HALF);
         let [own, other] = [self.lane, other].map(|line| k.eval(line << 4));
         let second_half = k.compare(Cmp::Ge, self.lane, HALF);

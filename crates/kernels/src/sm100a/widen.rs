@@ -30,8 +30,7 @@ const MMA_COLUMNS: u32 = MMA_K / 2;
 impl Fused<'_> {
     /// Widens every stage of every tile: this thread its row of gate or of up.
     pub(super) fn widen(&self, k: &mut Kernel, wide: &Wide, tmem: Addr<Tmem>) {
-        let (stage_at, buffer_at) =
-            (Position::start(k, 0, self.config.stages), Position::start(k, 1, wide.buffers));
+        let (stage_at, buffer_at) = (self.ring.start(k, false), Position::start(k, 1, wide.buffers));
         let (quarter, row) = self.quarter(k);
         let up = k.eval((self.warp >> 2) & 1);
         let (codes, scales) = self.row_in_stage(k, quarter, row, up);
@@ -40,7 +39,7 @@ impl Fused<'_> {
         let first_lane = k.compare(Cmp::Eq, self.lane, 0u32);
         self.tiles.for_each(k, "widen_tiles", |k, _| {
             k.for_range("widen_stages", self.first_stage, self.end_stage, 1, |k, stage, _| {
-                let full = stage_at.barrier(k, self.base.at(self.layout.full.offset));
+                let full = stage_at.barrier(k, self.ring.full);
                 k.mbarrier_wait(full, stage_at.phase, "weights");
                 let offset = k.eval(stage_at.index * self.layout.ring.stride);
                 let first_step = k.eval(stage * self.config.steps());
@@ -68,8 +67,7 @@ impl Fused<'_> {
                     });
                 }
                 k.warp_sync();
-                let empty = stage_at.barrier(k, self.base.at(self.layout.empty.offset));
-                k.when(first_lane).mbarrier_arrive(empty);
+                self.ring.release(k, stage_at, first_lane);
                 stage_at.advance(k);
             });
         });

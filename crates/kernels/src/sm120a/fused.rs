@@ -25,7 +25,7 @@ use super::config::{Config, Layout, SLAB, TOKEN_PAIR};
 use crate::Error;
 use crate::parts::format::{ATOM_BYTES, ATOM_ROWS, Formats, STEP_K};
 use crate::parts::operand::{Maps, Which};
-use crate::parts::ring::Position;
+use crate::parts::ring::Ring;
 use crate::parts::rows::{Rows, Variant};
 use crate::parts::tiles::{Tile, Tiles};
 
@@ -58,6 +58,7 @@ pub(super) struct Fused<'a> {
     pub rows: Rows<'a>,
     tiles: Tiles,
     pub base: Addr<Shared>,
+    ring: Ring,
     n: Reg<U32>,
     /// Stages and steps of K.
     stages: Reg<U32>,
@@ -84,6 +85,7 @@ impl<'a> Fused<'a> {
         let [m, n, kk] = ["m", "n", "k"].map(|name| k.param::<U32>(name)).map(|param| k.ld_param(&param));
         let rows = Rows::declare(k, variant, n);
         let base = k.shared(&layout.smem);
+        let ring = Ring::new(base, config.stages, &layout.full, &layout.empty);
         let [cta, ctas] = [Special::CtaidX, Special::NctaidX].map(|special| k.special(special));
         let size = (config.tokens, config.features);
         let tiles = Tiles::declare(k, variant.grouped, size, (m, n), (cta, ctas));
@@ -98,6 +100,7 @@ impl<'a> Fused<'a> {
             rows,
             tiles,
             base,
+            ring,
             n,
             stages,
             steps,
@@ -157,16 +160,14 @@ impl<'a> Fused<'a> {
         announce: bool,
         options: &TmaOptions,
     ) {
-        let at = Position::start(k, 1, self.config.stages);
+        let at = self.ring.start(k, true);
         k.for_range(name, 0u32, self.stages, 1, |k, stage, _| {
-            let empty = at.barrier(k, self.base.at(self.layout.empty.offset));
-            k.mbarrier_wait(empty, at.phase, "empty");
-            let full = at.barrier(k, self.base.at(self.layout.full.offset));
+            let full = self.ring.wait_empty(k, at);
             if announce {
                 k.mbarrier_arrive_expect_tx(full, self.config.stage_bytes());
             }
-            let ring = self.base.at(self.layout.ring.offset);
-            let slot = k.offset(ring, at.index * self.layout.ring.stride);
+            let start = self.base.at(self.layout.ring.offset);
+            let slot = k.offset(start, at.index * self.layout.ring.stride);
             for &which in operands {
                 let to =
                     [self.layout.codes, self.layout.scales].map(|offset| slot.at(offset[which as usize]));
@@ -276,11 +277,10 @@ impl<'a> Fused<'a> {
         let count = config.slabs() * config.token_groups();
         let sums: Vec<[Reg<F32>; 4]> =
             (0..count).map(|_| std::array::from_fn(|_| k.mov::<F32>(0.0f32))).collect();
-        let at = Position::start(k, 0, config.stages);
+        let at = self.ring.start(k, false);
         let first_lane = k.compare(Cmp::Eq, self.lane, 0u32);
         k.for_range("stages", 0u32, self.stages, 1, |k, stage, _| {
-            let full = at.barrier(k, self.base.at(self.layout.full.offset));
-            k.mbarrier_wait(full, at.phase, "full");
+            self.ring.wait_full(k, at);
             let offset = k.eval(at.index * self.layout.ring.stride);
             let first = k.eval(stage * config.steps());
             for step in 0..config.steps() {
@@ -291,8 +291,7 @@ impl<'a> Fused<'a> {
                 k.if_(here, "step", |k| self.multiply_step(k, &lane, offset, step, &sums));
             }
             k.warp_sync();
-            let empty = at.barrier(k, self.base.at(self.layout.empty.offset));
-            k.when(first_lane).mbarrier_arrive(empty);
+            self.ring.release(k, at, first_lane);
             at.advance(k);
         });
         sums
