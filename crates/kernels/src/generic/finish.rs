@@ -10,7 +10,7 @@ use dualgemm_ptx::layout::SmemLayout;
 use super::quantize::fits;
 use super::{load, values};
 use crate::Error;
-use crate::parts::epilogue;
+use crate::parts::epilogue::Factors;
 
 /// C and what makes it from the sums; what the host gives to every fused GEMM.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -90,12 +90,6 @@ pub(crate) struct Finish<'a> {
     bias: [PointerParam; 2],
 }
 
-/// What the products of one feature are multiplied by, and what is added.
-pub(crate) struct Factors {
-    alpha: [Reg<F32>; 2],
-    bias: [Reg<F32>; 2],
-}
-
 /// A tile of C in shared memory and its place in C.
 pub(crate) struct Staged {
     /// First element; rows are [`pitch`] bytes apart.
@@ -158,13 +152,12 @@ impl<'a> Finish<'a> {
             k.when(given).to(bias).ld::<F32, _>(from);
             bias
         });
-        Factors { alpha, bias }
+        Factors { alpha, bias: Some(bias) }
     }
 
     /// The element of C.
     pub(crate) fn activate(&self, k: &mut Kernel, factors: &Factors, sums: [Reg<F32>; 2]) -> Reg<F32> {
-        let [gate, up] = [0, 1].map(|half| k.fma(sums[half], factors.alpha[half], factors.bias[half]));
-        epilogue::evaluate(k, self.program, gate, up)
+        factors.activate(k, self.program, sums)
     }
 
     /// Rounds an element and stores it in the staged tile.

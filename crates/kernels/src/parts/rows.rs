@@ -6,7 +6,8 @@ use dualgemm_formats::{GlobalScale, ScaleLayout};
 use dualgemm_gemm::{Error as OperandError, Program};
 use dualgemm_ptx::builder::*;
 
-use super::{epilogue, nvfp4};
+use super::epilogue::Factors;
+use super::nvfp4;
 use crate::Error;
 use crate::generic::rowwise::scale_offset;
 
@@ -252,11 +253,8 @@ impl<'a> Rows<'a> {
         (group, feature): (Option<Reg<U32>>, Reg<U32>),
         sums: [Reg<F32>; 2],
     ) -> Reg<F32> {
-        let [gate, up] = match self.bias(k, group, feature) {
-            None => [k.mul(sums[0], alpha[0]), k.mul(sums[1], alpha[1])],
-            Some(bias) => [k.fma(sums[0], alpha[0], bias[0]), k.fma(sums[1], alpha[1], bias[1])],
-        };
-        epilogue::evaluate(k, &self.variant.program, gate, up)
+        let factors = Factors { alpha, bias: self.bias(k, group, feature) };
+        factors.activate(k, &self.variant.program, sums)
     }
 
     /// Stores the 16 features of one token from `feature` on, a multiple of 16, those below N, if the token lies below

@@ -7,13 +7,8 @@ use super::fused::{Alpha, Fused, GateSums, Quantize};
 use super::schedule::Tile;
 use super::variant::{Out, Products};
 use crate::generic::rowwise::scale_offset;
-use crate::parts::{epilogue, nvfp4};
-
-/// What the products of one feature are multiplied by, and what is added.
-struct Factors {
-    alpha: [Reg<F32>; 2],
-    bias: Option<[Reg<F32>; 2]>,
-}
+use crate::parts::epilogue::{self, Factors};
+use crate::parts::nvfp4;
 
 impl Fused<'_> {
     /// Everything after the main loop of a tile.
@@ -128,18 +123,15 @@ impl Fused<'_> {
     }
 
     fn activate(&self, k: &mut Kernel, factors: &Factors, gate: Reg<F32>, up: Reg<F32>) -> Reg<F32> {
-        let mut products = [gate, up];
-        for (half, product) in products.iter_mut().enumerate() {
-            *product = match &factors.bias {
-                None => k.mul(*product, factors.alpha[half]),
-                Some(bias) => k.fma(*product, factors.alpha[half], bias[half]),
-            };
-            if self.variant.round_gate_up_to_bf16 {
-                let rounded = k.f32_to_bf16(*product);
-                *product = k.bf16_to_f32(rounded);
-            }
+        if !self.variant.round_gate_up_to_bf16 {
+            return factors.activate(k, &self.variant.program, [gate, up]);
         }
-        epilogue::evaluate(k, &self.variant.program, products[0], products[1])
+        let [gate, up] = [(0, gate), (1, up)].map(|(half, sum)| {
+            let product = factors.product(k, half, sum);
+            let rounded = k.f32_to_bf16(product);
+            k.bf16_to_f32(rounded)
+        });
+        epilogue::evaluate(k, &self.variant.program, gate, up)
     }
 
     /// Two neighbouring 16-bit elements of C.
