@@ -9,7 +9,7 @@ use std::ops::{Add, BitAnd, BitOr, BitXor, Div, Mul, Rem, Shl, Shr, Sub};
 
 /// A formula that gives a `T`: registers and numbers joined by `+ - * / % & | ^ << >>` and the methods of [`Formula`].
 ///
-/// A formula is written with registers, numbers and Rust's operators and precedence, and costs nothing until
+/// Precedence is Rust's: shifts bind less than sums, `&` less than shifts. A formula appends nothing until
 /// [`Kernel::eval`] (or another method that takes formulas, like [`Kernel::offset`]) appends its instructions:
 ///
 /// - Operands come before what is made of them, the left one first, and each operation is one instruction. So the
