@@ -30,21 +30,21 @@ pub fn generate(target: Target) -> Result<Module, Error> {
         let (start, pieces) = (k.ld_pointer(&start), k.ld_param(&pieces));
         let (thread, cta, ctas) =
             (k.special(Special::TidX), k.special(Special::CtaidX), k.special(Special::NctaidX));
-        let own = k.mul_wide(thread, 16u32);
+        let own = k.eval(thread.mul_wide(16));
         let start = k.offset(start, own);
         let sum = k.mov::<U32>(0u32);
         let piece = k.mov::<U32>(cta);
         k.loop_("pieces", |k, this| {
             let done = k.compare(Cmp::Ge, piece, pieces);
             k.break_if(this, done);
-            let byte = k.mul_wide(piece, CTA_BYTES);
+            let byte = k.eval(piece.mul_wide(CTA_BYTES));
             let from = k.offset(start, byte);
             let loaded: Vec<[Reg<U32>; 4]> =
                 (0..LOADS).map(|i| k.ld_vector(from.at(i * THREADS * 16))).collect();
             for word in loaded.into_iter().flatten() {
-                k.to(sum).add(sum, word);
+                k.to(sum).eval(sum + word);
             }
-            k.to(piece).add(piece, ctas);
+            k.to(piece).eval(piece + ctas);
         });
         k.comment("Never true of zeros, which is what is read; without it nothing would be.");
         let odd = k.compare(Cmp::Eq, sum, 1u32);

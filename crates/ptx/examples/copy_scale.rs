@@ -25,7 +25,7 @@ pub fn copy_scale(target: Target) -> Result<Module, Error> {
         let (tile, full) = (base.at(tile.offset), base.at(full.offset));
         let thread = k.special(Special::TidX);
         let cta = k.special(Special::CtaidX);
-        let first = k.mul_wide(cta, TILE * 4);
+        let first = k.eval(cta.mul_wide(TILE * 4));
 
         k.comment("One thread sets up the barrier and starts the copy.");
         let leader = k.compare(Cmp::Eq, thread, 0u32);
@@ -41,14 +41,12 @@ pub fn copy_scale(target: Target) -> Result<Module, Error> {
         k.mbarrier_wait(full, 0u32, "tile");
 
         k.comment("Every thread scales one element.");
-        let byte = k.shl(thread, 2u32);
-        let place = k.offset(tile, byte);
+        let place = k.offset(tile, thread << 2);
         let x = k.ld::<F32, _>(place);
         let factor = k.ld_param(&factor);
         let y = k.mul(x, factor);
         let out = k.ld_pointer(&out);
-        let byte = k.mad_wide(thread, 4u32, first);
-        let place = k.offset(out, byte);
+        let place = k.offset(out, thread.mul_wide(4) + first);
         k.st(place, y);
     });
     module.finish()

@@ -17,8 +17,7 @@ pub fn iota(fence: bool) -> Result<String, dualgemm_ptx::Error> {
         let out = k.pointer("out");
         let tile = k.shared(&smem).at(tile.offset);
         let thread = k.special(Special::TidX);
-        let byte = k.shl(thread, 2u32);
-        let place = k.offset(tile, byte);
+        let place = k.offset(tile, thread << 2);
         k.st(place, thread);
         if fence {
             k.comment("Ordinary stores become visible to the bulk copy.");

@@ -84,22 +84,21 @@ impl<'a> Fused<'a> {
         let frame = &self.frame;
         let tokens = low_word(k, frame.base.at(self.layout.tokens.offset), desc);
         let weights = low_word(k, frame.base.at(self.layout.weights.offset), desc);
-        let group = k.shr(frame.warp, 2u32);
-        let weights = k.mad(group, GROUP_FEATURES * STAGE_K / 16, weights);
+        let weights = k.eval((frame.warp >> 2) * (GROUP_FEATURES * STAGE_K / 16) + weights);
         let high = k.mov::<B32>((desc >> 32) as u32);
         let take = frame.ring.start(k, false);
         let release = frame.ring.start(k, false);
         k.for_range("k_stages", 0u32, frame.k, 1, |k, block, _| {
             frame.ring.wait_full(k, take);
-            let tokens = k.mad(take.index, self.layout.tokens.stride / 16, tokens);
-            let weights = k.mad(take.index, self.layout.weights.stride / 16, weights);
+            let tokens = k.eval(take.index * (self.layout.tokens.stride / 16) + tokens);
+            let weights = k.eval(take.index * (self.layout.weights.stride / 16) + weights);
             k.wgmma_fence();
             for step in 0..STAGE_K / 32 {
                 let advance = self.layout.tile.advance_k(32 * step) as u32;
-                let b = k.add(tokens, advance);
+                let b = k.eval(tokens + advance);
                 let b = k.pack_64(b.cast::<B32>(), high);
                 for (half, sums) in sums.iter().enumerate() {
-                    let a = k.add(weights, advance + half as u32 * bytes / 16);
+                    let a = k.eval(weights + (advance + half as u32 * bytes / 16));
                     let a = k.pack_64(a.cast::<B32>(), high);
                     k.wgmma(WgmmaFormat::E4m3, sums, WgmmaA::Desc(a), b, true);
                 }
@@ -116,18 +115,17 @@ impl<'a> Fused<'a> {
     fn store(&self, k: &mut Kernel, sums: &[Vec<Reg<F32>>; 2]) {
         let frame = &self.frame;
         let staged = frame.staged(k);
-        let (g, q) = (k.shr(frame.lane, 2u32), k.and(frame.lane, 3u32));
-        let feature = k.mad(frame.warp, 16u32, g);
-        let token = k.shl(q, 1u32);
+        let (g, q) = (k.eval(frame.lane >> 2), k.eval(frame.lane & 3));
+        let feature = k.eval(frame.warp * 16 + g);
+        let token = k.eval(q << 1);
         let scales = k.ld_pointer(&self.row_scales);
         let scaled = k.compare(Cmp::Ne, scales.base(), 0u64);
         let factors = [0u32, 8].map(|h| {
-            let feature = k.add(frame.feature, feature);
-            let feature = k.add(feature, h);
-            frame.finish.factors(k, feature, frame.n)
+            let feature_of_c = k.eval(frame.feature + feature + h);
+            frame.finish.factors(k, feature_of_c, frame.n)
         });
         let places = [0u32, 8].map(|h| {
-            let feature = k.add(feature, h);
+            let feature = k.eval(feature + h);
             frame.finish.place(k, &staged, token, feature)
         });
         let pitch = finish::pitch(self.out, staged.features);
@@ -135,11 +133,9 @@ impl<'a> Fused<'a> {
             for e in 0..2 {
                 let in_tile = 8 * j + e;
                 let scale = k.mov(1.0f32);
-                let row = k.add(token, in_tile);
-                let row = k.add(row, frame.token);
+                let row = k.eval(token + in_tile + frame.token);
                 let inside = k.compare_and(Cmp::Lt, row, frame.m, scaled);
-                let byte = k.mul_wide(row, 4u32);
-                let from = k.offset(scales, byte);
+                let from = k.offset(scales, row.mul_wide(4));
                 k.when(inside).to(scale).ld::<F32, _>(from);
                 for h in 0..2u32 {
                     let at = (4 * j + 2 * h + e) as usize;

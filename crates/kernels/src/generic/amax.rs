@@ -56,35 +56,30 @@ fn emit(k: &mut Kernel, (ty, grouped): (FloatType, bool), target: Target) {
     let (thread, cta, ctas) =
         (k.special(Special::TidX), k.special(Special::CtaidX), k.special(Special::NctaidX));
     let amax = k.mov(0.0f32);
-    let mut unit = k.mad(cta, THREADS, thread);
+    let mut unit = k.eval(cta * THREADS + thread);
     if let Some(groups) = &groups {
         let (first, last) = groups.ends(k);
-        let (before, end) = (k.mul(first, per_row), k.mul(last, per_row));
-        unit = k.add(unit, before);
-        units = k.min(units, end);
+        let (before, end) = (k.eval(first * per_row), k.eval(last * per_row));
+        unit = k.eval(unit + before);
+        units = k.eval(units.min(end));
     }
-    let step = k.mul(ctas, THREADS);
+    let step = k.eval(ctas * THREADS);
     k.loop_("units", |k, this| {
         let done = k.compare(Cmp::Ge, unit, units);
         k.break_if(this, done);
-        let (row, unit_of_row) = (k.div(unit, per_row), k.rem(unit, per_row));
-        let row = k.mul_wide(row, pitch);
-        let byte = k.mad_wide(unit_of_row, WIDTH * values::bytes(ty), row);
-        let from = k.offset(start, byte);
+        let (row, unit_of_row) = (k.eval(unit / per_row), k.eval(unit % per_row));
+        let from = k.offset(start, unit_of_row.mul_wide(WIDTH * values::bytes(ty)) + row.mul_wide(pitch));
         let loaded = values::load(k, ty, from);
         let of_these = values::amax(k, &loaded);
         k.to(amax).max(amax, of_these);
-        k.to(unit).add(unit, step);
+        k.to(unit).eval(unit + step);
     });
     for distance in [16u32, 8, 4, 2, 1] {
         let other = k.shuffle(Shuffle::Xor, amax, distance);
         k.to(amax).max(amax, other);
     }
-    let lane = k.and(thread, 31u32);
-    let first_lane = k.compare(Cmp::Eq, lane, 0u32);
-    let warp = k.shr(thread, 5u32);
-    let slot = k.shl(warp, 2u32);
-    let slot = k.offset(base.at(of_warps.offset), slot.cast());
+    let first_lane = k.compare(Cmp::Eq, thread & 31, 0u32);
+    let slot = k.offset(base.at(of_warps.offset), (thread >> 5) << 2);
     k.when(first_lane).st(slot, amax);
     k.cta_sync();
     let first = k.compare(Cmp::Eq, thread, 0u32);
@@ -95,8 +90,7 @@ fn emit(k: &mut Kernel, (ty, grouped): (FloatType, bool), target: Target) {
             amax = k.max(amax, of_warp);
         }
         let parts = k.ld_pointer(&parts);
-        let byte = k.mul_wide(cta, 4u32);
-        let to = k.offset(parts, byte);
+        let to = k.offset(parts, cta.mul_wide(4));
         k.st(to, amax);
     });
 }

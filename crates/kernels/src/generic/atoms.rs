@@ -55,20 +55,18 @@ fn emit(k: &mut Kernel, (layout, grouped): (ScaleLayout, bool), target: Target) 
     let [rows, blocks] = sizes.map(|size| k.ld_param(&size));
     let (row, chunk) = (k.special(Special::CtaidX), k.special(Special::CtaidY));
     let thread = k.special(Special::TidX);
-    let atom = k.mad(chunk, THREADS, thread);
-    let first = k.mul(atom, BLOCKS);
+    let atom = k.eval(chunk * THREADS + thread);
+    let first = k.eval(atom * BLOCKS);
     let in_rows = k.compare(Cmp::Lt, row, rows);
     let offset = scale_offset(k, layout, row, first, blocks);
     let start = k.ld_pointer(&from);
     let from = k.offset(start, offset);
     let mut word = k.mov::<U32>(0u32);
     for i in 0..BLOCKS {
-        let block = k.add(first, i);
-        let inside = k.compare_and(Cmp::Lt, block, blocks, in_rows);
+        let inside = k.compare_and(Cmp::Lt, first + i, blocks, in_rows);
         let scale = k.mov::<U32>(0u32);
         k.when(inside).to(scale).ld_byte(from.at(i));
-        let placed = k.shl(scale, 8 * i);
-        word = k.or(word, placed);
+        word = k.eval(word | (scale << (8 * i)));
     }
     let (row, here) = match &groups {
         None => (row, k.compare(Cmp::Lt, first, blocks)),

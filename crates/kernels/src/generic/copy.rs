@@ -32,10 +32,10 @@ pub fn generate(target: Target) -> Result<Module, Error> {
         let (from, pieces, to) = (k.pointer("from"), k.param::<U32>("pieces"), k.pointer("to"));
         take_turn(k, target);
         let (cta, thread) = (k.special(Special::CtaidX), k.special(Special::TidX));
-        let piece = k.mad(cta, THREADS, thread);
+        let piece = k.eval(cta * THREADS + thread);
         let pieces = k.ld_param(&pieces);
         let inside = k.compare(Cmp::Lt, piece, pieces);
-        let byte = k.mul_wide(piece, PIECE);
+        let byte = k.eval(piece.mul_wide(PIECE));
         let [from, to] = [from, to].map(|pointer| {
             let start = k.ld_pointer(&pointer);
             k.offset(start, byte)

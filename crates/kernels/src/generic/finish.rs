@@ -10,7 +10,7 @@ use dualgemm_ptx::layout::SmemLayout;
 use super::quantize::fits;
 use super::{load, values};
 use crate::Error;
-use crate::parts::epilogue;
+use crate::parts::epilogue::Factors;
 
 /// C and what makes it from the sums; what the host gives to every fused GEMM.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -90,12 +90,6 @@ pub(crate) struct Finish<'a> {
     bias: [PointerParam; 2],
 }
 
-/// What the products of one feature are multiplied by, and what is added.
-pub(crate) struct Factors {
-    alpha: [Reg<F32>; 2],
-    bias: [Reg<F32>; 2],
-}
-
 /// A tile of C in shared memory and its place in C.
 pub(crate) struct Staged {
     /// First element; rows are [`pitch`] bytes apart.
@@ -149,7 +143,7 @@ impl<'a> Finish<'a> {
             k.mul(alpha, scale)
         });
         let inside = k.compare(Cmp::Lt, feature, n);
-        let byte = k.mul_wide(feature, 4u32);
+        let byte = k.eval(feature.mul_wide(4));
         let bias = [0, 1].map(|half| {
             let bias = k.mov(0.0f32);
             let table = k.ld_pointer(&self.bias[half]);
@@ -158,13 +152,12 @@ impl<'a> Finish<'a> {
             k.when(given).to(bias).ld::<F32, _>(from);
             bias
         });
-        Factors { alpha, bias }
+        Factors { alpha, bias: Some(bias) }
     }
 
     /// The element of C.
     pub(crate) fn activate(&self, k: &mut Kernel, factors: &Factors, sums: [Reg<F32>; 2]) -> Reg<F32> {
-        let [gate, up] = [0, 1].map(|half| k.fma(sums[half], factors.alpha[half], factors.bias[half]));
-        epilogue::evaluate(k, self.program, gate, up)
+        factors.activate(k, self.program, sums)
     }
 
     /// Rounds an element and stores it in the staged tile.
@@ -180,9 +173,8 @@ impl<'a> Finish<'a> {
         token: Reg<U32>,
         feature: Reg<U32>,
     ) -> Addr<Shared> {
-        let row = k.mul(token, pitch(self.ty, staged.features));
-        let byte = k.mad(feature, values::bytes(self.ty), row);
-        k.offset(staged.start, byte.cast())
+        let row = token * pitch(self.ty, staged.features);
+        k.offset(staged.start, feature * values::bytes(self.ty) + row)
     }
 
     /// The staged tile to C, 16 bytes at a time. A barrier comes before.
@@ -193,17 +185,14 @@ impl<'a> Finish<'a> {
         let out = k.ld_pointer(&self.out);
         let thread = k.special(Special::TidX);
         k.for_range("store", thread, staged.tokens * pieces, staged.threads, |k, i, _| {
-            let (token, piece) = (k.div(i, pieces), k.rem(i, pieces));
-            let in_tile = k.mul(piece, per_piece);
+            let (token, piece) = (k.eval(i / pieces), k.eval(i % pieces));
+            let in_tile = k.eval(piece * per_piece);
             let from = self.place(k, staged, token, in_tile);
-            let row = k.add(staged.token, token);
-            let feature = k.add(staged.feature, in_tile);
+            let row = k.eval(staged.token + token);
+            let feature = k.eval(staged.feature + in_tile);
             let inside = k.compare(Cmp::Lt, row, staged.m);
-            let start = k.mul_wide(row, staged.n);
-            let first = k.convert::<U64, U32>(feature);
-            let element = k.add(start, first);
-            let byte = k.mul(element, u64::from(size));
-            let to = k.offset(out, byte);
+            let start = k.eval(row.mul_wide(staged.n));
+            let to = k.offset(out, (start + feature.widen()) * u64::from(size));
             if self.aligned {
                 let inside = k.compare_and(Cmp::Lt, feature, staged.n, inside);
                 k.if_(inside, "piece", |k| {
@@ -213,7 +202,7 @@ impl<'a> Finish<'a> {
                 return;
             }
             for element in 0..per_piece {
-                let feature = k.add(feature, element);
+                let feature = k.eval(feature + element);
                 let inside = k.compare_and(Cmp::Lt, feature, staged.n, inside);
                 k.if_(inside, "element", |k| {
                     let (from, to) = (from.at(element * size), to.at(element * size));

@@ -23,11 +23,11 @@ pub(crate) fn decode_step(
     let (fields, scale) = match format {
         HalfFormat::F16 => {
             let rotated = if block == 0 { scales } else { k.funnel_left(scales, scales, 8u32) };
-            (fields_f16(k, word), k.and(rotated, SCALE_MASK))
+            (fields_f16(k, word), k.eval(rotated & SCALE_MASK))
         }
         HalfFormat::Bf16 => {
             let placed = match block {
-                0 => k.shr(scales.cast::<U32>(), 3u32).cast(),
+                0 => k.eval(scales.cast::<U32>() >> 3).cast(),
                 _ => k.funnel_left(scales, scales, 5u32),
             };
             let base = k.mov::<B32>(BF16_SCALE_BASE);

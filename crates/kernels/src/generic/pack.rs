@@ -49,24 +49,20 @@ fn emit(k: &mut Kernel, layout: ScaleLayout, target: Target) {
         (k.special(Special::CtaidX), k.special(Special::CtaidY), k.special(Special::NctaidX));
     let thread = k.special(Special::TidX);
     let out = k.ld_pointer(&out);
-    let index = k.mul_wide(tile, chunks);
-    let within = k.convert::<U64, U32>(chunk);
-    let index = k.add(index, within);
-    let byte = k.mul(index, CHUNK_BYTES as u64);
-    let out = k.offset(out, byte);
-    let first_feature = k.mul(tile, CHUNK_FEATURES as u32);
-    let first_block = k.mul(chunk, CHUNK_K as u32 / 16);
+    let first_chunk = k.eval(tile.mul_wide(chunks));
+    let out = k.offset(out, (first_chunk + chunk.widen()) * CHUNK_BYTES as u64);
+    let first_feature = k.eval(tile * CHUNK_FEATURES as u32);
+    let first_block = k.eval(chunk * (CHUNK_K as u32 / 16));
 
     k.comment("Codes.");
-    let step = k.and(thread, 3u32);
-    let row = k.shr(thread, 2u32);
-    let feature = k.add(first_feature, row);
-    let block = k.add(first_block, step);
+    let step = k.eval(thread & 3);
+    let row = k.eval(thread >> 2);
+    let feature = k.eval(first_feature + row);
+    let block = k.eval(first_block + step);
     let inside = k.compare(Cmp::Lt, feature, features);
     let inside = k.compare_and(Cmp::Lt, block, blocks, inside);
     let pitch = k.ld_param(&pitch);
-    let start = k.mul_wide(feature, pitch);
-    let byte = k.mad_wide(block, 8u32, start);
+    let byte = k.eval(block.mul_wide(8) + feature.mul_wide(pitch));
     k.comment("Blocks whose scale is zero get zero codes, as the host gives them.");
     let scale_at = scale_offset(k, layout, feature, block, blocks);
     let [gate, up] = [0, 1].map(|half| {
@@ -83,11 +79,7 @@ fn emit(k: &mut Kernel, layout: ScaleLayout, target: Target) {
         }
         words
     });
-    let lanes = k.shl(row, 6u32);
-    let word = k.shl(step, 2u32);
-    let place = k.add(lanes, word);
-    let place = k.convert::<U64, U32>(place);
-    let to = k.offset(out, place);
+    let to = k.offset(out, ((row << 6) + (step << 2)).widen());
     for q in 0..4u32 {
         let word = encode_word(k, [gate[0], up[0], gate[1], up[1]], q);
         k.st(to.at(16 * q), word);
@@ -96,14 +88,11 @@ fn emit(k: &mut Kernel, layout: ScaleLayout, target: Target) {
     k.comment("Scales.");
     let has_scales = k.compare(Cmp::Lt, thread, (CHUNK_BYTES - CODE_BYTES) as u32 / 4);
     k.if_(has_scales, "scales", |k| {
-        let row = k.shr(thread, 1u32);
-        let feature = k.add(first_feature, row);
-        let pair = k.and(thread, 1u32);
-        let pair = k.shl(pair, 1u32);
-        let block = k.add(first_block, pair);
+        let feature = k.eval(first_feature + (thread >> 1));
+        let block = k.eval(first_block + ((thread & 1) << 1));
         let starts = [0, 1].map(|half| k.ld_pointer(&scales[half]));
         let encoded = [0u32, 1].map(|which| {
-            let block = k.add(block, which);
+            let block = k.eval(block + which);
             let inside = k.compare(Cmp::Lt, feature, features);
             let inside = k.compare_and(Cmp::Lt, block, blocks, inside);
             let offset = scale_offset(k, layout, feature, block, blocks);
@@ -117,9 +106,8 @@ fn emit(k: &mut Kernel, layout: ScaleLayout, target: Target) {
         });
         // As `encode_scales`: the second block's pair is rotated by 8.
         let second = k.funnel_right(encoded[1], encoded[1], 8u32);
-        let word = k.or(encoded[0], second);
-        let place = k.mul_wide(thread, 4u32);
-        let to = k.offset(out, place);
+        let word = k.eval(encoded[0] | second);
+        let to = k.offset(out, thread.mul_wide(4));
         k.st(to.at(CODE_BYTES as i64), word);
     });
 }
@@ -129,7 +117,7 @@ fn encode_word(k: &mut Kernel, words: [Reg<B32>; 4], q: u32) -> Reg<B32> {
     let mut packed = k.mov::<B32>(0u32);
     for (field, word) in words.into_iter().enumerate() {
         // The even element's code in bits 3..0, the odd one's in bits 19..16.
-        let odd = k.shr(word, 4u32);
+        let odd = k.eval(word >> 4);
         let both = k.permute(word, odd, q | q << 4 | (4 + q) << 8 | (4 + q) << 12);
         for part in [7u8, 8] {
             // Where the specification puts the bits of this part of a code.
@@ -139,9 +127,9 @@ fn encode_word(k: &mut Kernel, words: [Reg<B32>; 4], q: u32) -> Reg<B32> {
                 encode_lane(codes).trailing_zeros()
             };
             let shift = place(part) - part.trailing_zeros();
-            let bits = k.and(both, u32::from(part) * 0x0001_0001);
-            let bits = if shift == 0 { bits } else { k.shl(bits, shift) };
-            packed = k.or(packed, bits);
+            let bits = both & (u32::from(part) * 0x0001_0001);
+            let bits = if shift == 0 { bits } else { bits << shift };
+            packed = k.eval(packed | bits);
         }
     }
     packed
@@ -149,9 +137,7 @@ fn encode_word(k: &mut Kernel, words: [Reg<B32>; 4], q: u32) -> Reg<B32> {
 
 /// Gate and up scale of one block, as halves times 2⁷: `decode::encode_scale`, in bits 14..7 and 30..23.
 fn encode_scale_pair(k: &mut Kernel, [gate, up]: [Reg<U32>; 2]) -> Reg<B32> {
-    let gate = k.shl(gate, 7u32);
-    let up = k.shl(up, 23u32);
-    let placed = k.or(gate, up).cast::<B32>();
+    let placed = k.eval((gate << 7) | (up << 23)).cast::<B32>();
     // An e4m3 byte placed in a half is scale · 2⁻⁸; times 2¹⁵ it is what the pack holds.
     let factor = k.mov::<B32>(0x7800_7800u32).cast::<F16x2>();
     k.mul(placed.cast::<F16x2>(), factor).cast()

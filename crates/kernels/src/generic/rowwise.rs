@@ -189,21 +189,18 @@ impl Place {
         pitch: Reg<U32>,
         bytes: u32,
     ) -> Addr<Global> {
-        let row = k.mul_wide(self.row, pitch);
-        let byte = k.mad_wide(self.unit, bytes, row);
-        k.offset(start, byte)
+        k.offset(start, self.unit.mul_wide(bytes) + self.row.mul_wide(pitch))
     }
 
     /// Blocks of a row, and the same rounded up to whole atoms of scales.
     pub(super) fn blocks(&self, k: &mut Kernel, format: BlockFormat) -> [Reg<U32>; 2] {
-        let blocks = k.shr(self.columns, format.block_len().ilog2());
-        let padded = k.add(blocks, 3u32);
-        [blocks, k.and(padded, !3u32)]
+        let blocks = k.eval(self.columns >> format.block_len().ilog2());
+        [blocks, k.eval((blocks + 3) & !3)]
     }
 
     /// Number of the thread's block in the row.
     pub(super) fn block(&self, k: &mut Kernel, format: BlockFormat) -> Reg<U32> {
-        k.shr(self.unit, (format.block_len() as u32 / WIDTH).ilog2())
+        k.eval(self.unit >> (format.block_len() as u32 / WIDTH).ilog2())
     }
 
     /// Offset of the scale of the thread's block.
@@ -222,33 +219,16 @@ pub(crate) fn scale_offset(
     block: Reg<U32>,
     blocks: Reg<U32>,
 ) -> Reg<U64> {
-    let (rows_log2, atom_bytes, inner) = match layout {
-        ScaleLayout::Linear => {
-            let block = k.convert::<U64, U32>(block);
-            return k.mad_wide(row, blocks, block);
-        }
-        ScaleLayout::Sf128x4 => {
-            let line = k.and(row, 31u32);
-            let line = k.shl(line, 4u32);
-            let quarter = k.bit_field(row, 5u32, 2u32);
-            let quarter = k.shl(quarter, 2u32);
-            (7u32, 512u32, k.add(line, quarter))
-        }
-        ScaleLayout::Sf8x4 => {
-            let line = k.and(row, 7u32);
-            (3, 32, k.shl(line, 2u32))
-        }
+    let (rows_log2, atom_bytes, line) = match layout {
+        ScaleLayout::Linear => return k.eval(row.mul_wide(blocks) + block.widen()),
+        ScaleLayout::Sf128x4 => (7u32, 512u64, ((row & 31) << 4) + (row.bit_field(5, 2) << 2)),
+        ScaleLayout::Sf8x4 => (3, 32, (row & 7) << 2),
     };
-    let atoms = k.add(blocks, 3u32);
-    let atoms = k.shr(atoms, 2u32);
-    let atom_row = k.shr(row, rows_log2);
-    let atom = k.shr(block, 2u32);
-    let atom = k.convert::<U64, U32>(atom);
-    let atom = k.mad_wide(atom_row, atoms, atom);
-    let byte = k.and(block, 3u32);
-    let byte = k.add(inner, byte);
-    let byte = k.convert::<U64, U32>(byte);
-    k.mad(atom, u64::from(atom_bytes), byte)
+    let line = k.eval(line);
+    let atoms = k.eval((blocks + 3) >> 2);
+    let atom_row = row >> rows_log2;
+    let atom = atom_row.mul_wide(atoms) + (block >> 2).widen();
+    k.eval(atom * atom_bytes + (line + (block & 3)).widen())
 }
 
 fn emit(k: &mut Kernel, config: &Config, program: &Program, target: Target) {
@@ -264,12 +244,12 @@ fn emit(k: &mut Kernel, config: &Config, program: &Program, target: Target) {
     let row = k.special(Special::CtaidX);
     let chunk = k.special(Special::CtaidY);
     let thread = k.special(Special::TidX);
-    let first = k.mul(chunk, THREADS);
-    let unit = k.add(first, thread);
-    let column = k.mul(unit, WIDTH);
+    let first = k.eval(chunk * THREADS);
+    let unit = k.eval(first + thread);
+    let column = k.eval(unit * WIDTH);
     let in_rows = k.compare(Cmp::Lt, row, rows);
     let inside = k.compare_and(Cmp::Lt, column, columns, in_rows);
-    let left = k.sub(columns, column);
+    let left = k.eval(columns - column);
     let place = Place { row, unit, left, columns, in_rows, inside, aligned: config.aligned };
     if dependent {
         source.prefetch(k, &place);
@@ -423,7 +403,7 @@ impl GatedParams {
         let from = k.ld_pointer(&self.a_scale);
         let given = k.compare(Cmp::Ne, from.base(), 0u64);
         k.when(given).to(a_scale).ld::<F32, _>(from);
-        let column = k.mul_wide(place.unit, WIDTH * 4);
+        let column = k.eval(place.unit.mul_wide(WIDTH * 4));
         let halves = [(gate, 0), (up, 1)].map(|(values, half)| {
             let alpha = k.ld_param(&self.alpha[half]);
             let alpha = k.mul(alpha, a_scale);

@@ -114,20 +114,15 @@ fn store_permuted(
     floats: &[Reg<F32>; 8],
 ) {
     let size = values::bytes(ty);
-    let up = k.add(place.columns, SPAN as u32 - 1);
-    let spans = k.shr(up, SPAN.ilog2());
-    let end = k.mul(spans, SPAN as u32 / WIDTH);
+    let spans = (place.columns + (SPAN as u32 - 1)) >> SPAN.ilog2();
+    let end = k.eval(spans * (SPAN as u32 / WIDTH));
     let inside = k.compare_and(Cmp::Lt, place.unit, end, place.in_rows);
     k.comment("Lane quarter q and word i of the span: two k16 steps from 2i on, columns from 2q on.");
-    let span = k.shr(place.unit, 4u32);
-    let q = k.bit_field(place.unit, 2u32, 2u32);
-    let i = k.and(place.unit, 3u32);
-    let column = k.shl(span, SPAN.ilog2());
-    let column = k.mad(i, 32u32, column);
-    let column = k.mad(q, 2u32, column);
-    let row = k.mul_wide(place.row, pitch);
-    let byte = k.mad_wide(column, size, row);
-    let to = k.offset(start, byte);
+    let span = k.eval(place.unit >> 4);
+    let q = k.eval(place.unit.bit_field(2, 2));
+    let i = k.eval(place.unit & 3);
+    let column = q * 2 + (i * 32 + (span << SPAN.ilog2()));
+    let to = k.offset(start, column.mul_wide(size) + place.row.mul_wide(pitch));
     k.if_(inside, "store", |k| {
         for p in 0..4usize {
             let at = column_of(p) as u32 * size;
@@ -169,7 +164,7 @@ fn store_scale(
     let end = if layout == ScaleLayout::Linear { blocks } else { padded };
     let byte = k.select::<U32>(place.inside, byte, 0u32);
     let block = place.block(k, BlockFormat::Nvfp4);
-    let odd = k.and(place.unit, 1u32);
+    let odd = k.eval(place.unit & 1);
     let (row, even) = match groups {
         None => (place.row, k.compare(Cmp::Eq, odd, 0u32)),
         Some(groups) => {
@@ -229,14 +224,12 @@ fn from_amax(
     let (parts, count) = (k.ld_pointer(parts), k.ld_param(count));
     k.comment("Every warp reads all parts, so that no barrier is needed.");
     let lane = k.special(Special::LaneId);
-    let byte = k.mul_wide(lane, 4u32);
-    let from = k.offset(parts, byte);
+    let from = k.offset(parts, lane.mul_wide(4));
     let mut amax = k.mov(0.0f32);
     let loaded: Vec<Reg<F32>> = (0..MAX_PARTS / 32)
         .map(|i| {
             let part = k.mov(0.0f32);
-            let index = k.add(lane, 32 * i);
-            let here = k.compare(Cmp::Lt, index, count);
+            let here = k.compare(Cmp::Lt, lane + 32 * i, count);
             k.when(here).to(part).ld::<F32, _>(from.at(128 * i));
             part
         })
@@ -254,8 +247,7 @@ fn from_amax(
     let none = k.compare(Cmp::Eq, least, 0.0f32);
     let divisor = k.select::<F32>(none, 1.0f32, divisor);
     let inverse = k.rcp(divisor);
-    let first = k.or(place.row, place.unit);
-    let first = k.compare(Cmp::Eq, first, 0u32);
+    let first = k.compare(Cmp::Eq, place.row | place.unit, 0u32);
     let to = k.ld_pointer(scale);
     k.when(first).st(to, inverse);
     [k.mul(divisor, 1.0f32 / 6.0), inverse]

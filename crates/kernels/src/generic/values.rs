@@ -35,7 +35,7 @@ pub(super) fn name(ty: FloatType) -> &'static str {
 /// Both elements of a word of 16-bit floats.
 fn widen(k: &mut Kernel, ty: FloatType, word: Reg<B32>) -> [Reg<F32>; 2] {
     if ty == FloatType::Bf16 {
-        let (low, high) = (k.shl(word, 16u32), k.and(word, 0xFFFF_0000u32));
+        let (low, high) = (k.eval(word << 16), k.eval(word & 0xFFFF_0000));
         return [k.from_bits(low), k.from_bits(high)];
     }
     let (low, high) = k.unpack_32(word);
@@ -52,8 +52,7 @@ fn load_one(k: &mut Kernel, ty: FloatType, from: Addr<Global>) -> Reg<F32> {
         }
         FloatType::Bf16 => {
             let half: Reg<U16> = k.ld(from);
-            let word = k.convert::<U32, U16>(half);
-            let word = k.shl(word, 16u32);
+            let word = k.eval(half.widen() << 16);
             k.from_bits(word)
         }
     }
@@ -152,7 +151,7 @@ pub(super) fn decode_block(k: &mut Kernel, format: BlockFormat, codes: Reg<B32>,
             let one = k.mov::<U32>(ONE);
             let pairs = decode(k, codes, one);
             // 2^(byte - 127); byte 0 is a subnormal.
-            let bits = k.shl(scale, 23u32);
+            let bits = k.eval(scale << 23);
             let least = k.compare(Cmp::Eq, scale, 0u32);
             let bits = k.select::<U32>(least, 1u32 << 22, bits);
             let scale = k.from_bits(bits);
@@ -164,18 +163,17 @@ pub(super) fn decode_block(k: &mut Kernel, format: BlockFormat, codes: Reg<B32>,
 /// `code · scale` of eight codes, even elements in low nibbles, as four pairs of f16: exact, since a product has at
 /// most six significant bits and is a multiple of 2⁻¹⁰.
 pub(super) fn decode(k: &mut Kernel, codes: Reg<B32>, scale: Reg<U32>) -> [Reg<F16x2>; 4] {
-    let shifted = k.shl(scale, 7u32).cast::<B32>();
+    let shifted = k.eval(scale << 7).cast::<B32>();
     let doubled = k.permute(shifted, shifted, 0x1010u32);
     let scale = k.mov::<B32>(SCALE_FACTOR);
     let scale = k.mul(doubled.cast::<F16x2>(), scale.cast::<F16x2>());
     let factor = k.mov::<B32>(CODE_FACTOR).cast::<F16x2>();
-    let even = k.shl(codes, 4u32);
+    let even = k.eval(codes << 4);
     std::array::from_fn(|pair| {
         // Even element in bits 15..12, odd one in bits 31..28; the masks drop what lies below them.
         let p = pair as u32;
         let both = k.permute(even, codes, p | p << 4 | (4 + p) << 8 | (4 + p) << 12);
-        let magnitude = k.shr(both, 3u32);
-        let magnitude = k.and(magnitude, 0x0E00_0E00u32);
+        let magnitude = k.eval((both >> 3) & 0x0E00_0E00);
         let half = k.lop3(both, 0x8000_8000u32, magnitude, AND_OR);
         let code = k.mul(half.cast::<F16x2>(), factor);
         k.mul(code, scale)
@@ -194,13 +192,14 @@ pub(super) fn encode_e4m3_word(k: &mut Kernel, values: &[Reg<F32>]) -> Reg<B32> 
     let mut word = k.mov::<U32>(0u32);
     for (i, &value) in values.iter().enumerate() {
         let bits = k.to_bits(value).cast::<U32>();
-        let sign = k.shr(bits, 24u32);
-        let sign = k.and(sign, 0x80u32);
+        let sign = k.eval((bits >> 24) & 0x80);
         let magnitude = k.abs(value);
         let byte = encode_e4m3(k, magnitude);
-        let byte = k.or(byte, sign);
-        let placed = if i == 0 { byte } else { k.shl(byte, 8 * i as u32) };
-        word = k.or(word, placed);
+        let byte = byte | sign;
+        word = match i {
+            0 => k.eval(word | byte),
+            _ => k.eval(word | (byte << (8 * i as u32))),
+        };
     }
     word.cast()
 }

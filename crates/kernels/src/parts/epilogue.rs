@@ -6,6 +6,28 @@ use dualgemm_ptx::builder::{F32, Kernel, Reg};
 /// 1 / ln 2.
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
 
+/// What the sums of one feature are multiplied by, gate's and up's, and what is then added if anything is.
+pub(crate) struct Factors {
+    pub alpha: [Reg<F32>; 2],
+    pub bias: Option<[Reg<F32>; 2]>,
+}
+
+impl Factors {
+    /// The product of gate (0) or up (1) from its sum.
+    pub fn product(&self, k: &mut Kernel, half: usize, sum: Reg<F32>) -> Reg<F32> {
+        match &self.bias {
+            None => k.mul(sum, self.alpha[half]),
+            Some(bias) => k.fma(sum, self.alpha[half], bias[half]),
+        }
+    }
+
+    /// The element of C from the sums of gate and up.
+    pub fn activate(&self, k: &mut Kernel, program: &Program, sums: [Reg<F32>; 2]) -> Reg<F32> {
+        let [gate, up] = [0, 1].map(|half| self.product(k, half, sums[half]));
+        evaluate(k, program, gate, up)
+    }
+}
+
 /// Appends the program for one element and gives its result.
 ///
 /// `sigmoid` and `tanh` are one `ex2.approx` and one `rcp.approx` each, good to about 2⁻²²; both saturate to their

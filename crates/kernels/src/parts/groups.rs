@@ -70,8 +70,7 @@ impl GroupRows {
     /// The first row of the first group, and the row behind the last one's.
     pub fn ends(&self, k: &mut Kernel) -> (Reg<U32>, Reg<U32>) {
         let (rows, count) = (k.ld_pointer(&self.rows), k.ld_param(&self.count));
-        let byte = k.mul_wide(count, 4u32);
-        let last = k.offset(rows, byte);
+        let last = k.offset(rows, count.mul_wide(4));
         (k.ld(rows), k.ld(last))
     }
 
@@ -79,10 +78,7 @@ impl GroupRows {
     /// whose lanes must all be here: each looks at a group.
     pub fn scale_row(&self, k: &mut Kernel, row: Reg<U32>) -> (Reg<U32>, Reg<Pred>) {
         let (rows, count) = (k.ld_pointer(&self.rows), k.ld_param(&self.count));
-        let row_at = |k: &mut Kernel, index: Reg<U32>| {
-            let byte = k.mul_wide(index, 4u32);
-            k.offset(rows, byte)
-        };
+        let row_at = |k: &mut Kernel, index: Reg<U32>| k.offset(rows, index.mul_wide(4));
         let (first, last) = (k.ld::<U32, _>(rows), row_at(k, count));
         let last: Reg<U32> = k.ld(last);
         let begun = k.compare(Cmp::Ge, row, first);
@@ -96,16 +92,14 @@ impl GroupRows {
             k.break_if(this, done);
             let at = row_at(k, group);
             let (start, end) = (k.ld::<U32, _>(at), k.ld::<U32, _>(at.at(4)));
-            let own = k.sub(end, start);
-            let up = k.add(own, ATOM_ROWS - 1);
-            let whole = k.and(up, !(ATOM_ROWS - 1));
+            let whole = k.eval((end - start + (ATOM_ROWS - 1)) & !(ATOM_ROWS - 1));
             let begun = k.compare(Cmp::Le, start, row);
-            let part = k.sub(row, start);
+            let part = k.eval(row - start);
             let part = k.select::<U32>(begun, part, 0u32);
             let ended = k.compare(Cmp::Le, end, row);
             let counted = k.select::<U32>(ended, whole, part);
-            k.to(before).add(before, counted);
-            k.to(group).add(group, 32u32);
+            k.to(before).eval(before + counted);
+            k.to(group).eval(group + 32);
         });
         (k.redux(Redux::Add, before), inside)
     }

@@ -48,29 +48,28 @@ pub(crate) fn encode_e4m3(k: &mut Kernel, x: Reg<F32>) -> Reg<U32> {
     const STEPS: f32 = 16384.0;
     let steps = k.add(x, STEPS);
     let steps = k.to_bits(steps).cast::<U32>();
-    let steps = k.sub(steps, STEPS.to_bits());
+    let steps = k.eval(steps - STEPS.to_bits());
     // Normal: the significand rounded to three bits; exponents count from 2⁻⁷ instead of 2⁻¹²⁷.
-    let rounded = round_significand(k, x, 3);
-    let rounded = k.sub(rounded, 120u32 << 3);
+    let rounded = round_significand(k, x, 3, 120);
     let small = k.compare(Cmp::Lt, x, 1.0f32 / 64.0);
     let byte = k.select::<U32>(small, steps, rounded);
-    k.min(byte, 0x7Eu32)
+    k.eval(byte.min(0x7E))
 }
 
-/// Exponent and the upper `bits` bits of the significand of a number that is not negative, rounded to nearest even.
-fn round_significand(k: &mut Kernel, x: Reg<F32>, bits: u32) -> Reg<U32> {
+/// Exponent and the upper `bits` bits of the significand of a number that is not negative, rounded to nearest even; the
+/// exponent less `bias`.
+fn round_significand(k: &mut Kernel, x: Reg<F32>, bits: u32, bias: u32) -> Reg<U32> {
     let dropped = 23 - bits;
     let x = k.to_bits(x).cast::<U32>();
-    let odd = k.bit_field(x, dropped, 1u32);
-    let up = k.add(x, (1u32 << (dropped - 1)) - 1);
-    let up = k.add(up, odd);
-    k.shr(up, dropped)
+    let odd = k.eval(x.bit_field(dropped, 1));
+    let rounded = (x + ((1 << (dropped - 1)) - 1) + odd) >> dropped;
+    k.eval(rounded - (bias << bits))
 }
 
 /// The number of an e4m3 byte that is not negative.
 fn decode_e4m3(k: &mut Kernel, byte: Reg<U32>) -> Reg<F32> {
-    let half = k.shl(byte, 7u32);
-    let (half, _) = k.unpack_32(half);
+    let placed = k.eval(byte << 7);
+    let (half, _) = k.unpack_32(placed);
     let number = k.f16_to_f32(half.cast());
     k.mul(number, 256.0f32)
 }
@@ -82,24 +81,24 @@ pub(crate) fn encode_e2m1(k: &mut Kernel, values: &[Reg<F32>; 8]) -> Reg<B32> {
     let mut word = k.mov::<U32>(0u32);
     for (i, &value) in values.iter().enumerate() {
         let bits = k.to_bits(value).cast::<U32>();
-        let magnitude = k.and(bits, 0x7FFF_FFFFu32);
+        let magnitude = k.eval(bits & 0x7FFF_FFFF);
         // As integers, NaN and infinity are larger than 6 too.
-        let bounded = k.min(magnitude, e2m1::MAX.to_bits());
+        let bounded = k.eval(magnitude.min(e2m1::MAX.to_bits()));
         let bounded = k.from_bits(bounded);
         let steps = k.add(bounded, STEPS);
         let steps = k.to_bits(steps).cast::<U32>();
-        let steps = k.sub(steps, STEPS.to_bits());
-        let rounded = round_significand(k, bounded, 1);
-        let rounded = k.sub(rounded, 126u32 << 1);
+        let steps = k.eval(steps - STEPS.to_bits());
+        let rounded = round_significand(k, bounded, 1, 126);
         let small = k.compare(Cmp::Lt, bounded, 1.0f32);
         let code = k.select::<U32>(small, steps, rounded);
         let number = k.compare(Cmp::Le, magnitude, f32::INFINITY.to_bits());
-        let sign = k.shr(bits, 28u32);
-        let sign = k.and(sign, 8u32);
-        let signed = k.or(code, sign);
+        let sign = k.eval((bits >> 28) & 8);
+        let signed = k.eval(code | sign);
         let code = k.select::<U32>(number, signed, code);
-        let placed = if i == 0 { code } else { k.shl(code, 4 * i as u32) };
-        word = k.or(word, placed);
+        word = match i {
+            0 => k.eval(word | code),
+            _ => k.eval(word | (code << (4 * i as u32))),
+        };
     }
     word.cast()
 }

@@ -304,14 +304,14 @@ impl Maps {
         (row, atom): (Reg<U32>, Reg<U32>),
         (full, options): ([Addr<Shared>; 2], &TmaOptions),
     ) {
-        let first = k.mul(stage, part.box_columns() * part.boxes());
+        let first = k.eval(stage * (part.box_columns() * part.boxes()));
         for panel in 0..part.boxes() {
-            let column = if panel == 0 { first } else { k.add(first, panel * part.box_columns()) };
+            let column = if panel == 0 { first } else { k.eval(first + panel * part.box_columns()) };
             let to = to[0].at(panel * part.code_bytes() / part.boxes());
             self.load_codes(k, which, to, (column, row), (full[0], options));
         }
         // Scale maps count in 8 bytes.
-        let word = k.mul(stage, part.atom_bytes() / 8);
+        let word = k.eval(stage * (part.atom_bytes() / 8));
         self.load_scales(k, which, to[1], (word, atom), (full[1], options));
     }
 

@@ -15,23 +15,55 @@ pub(crate) struct Position {
 }
 
 impl Position {
-    /// At the start. Who waits for something to become free begins with phase 1, which a fresh barrier lets pass.
+    /// At the start. Those who wait for a place to become free start at phase 1, which a fresh barrier lets pass.
     pub fn start(k: &mut Kernel, phase: u32, count: u32) -> Self {
         Self { index: k.mov::<U32>(0u32), phase: k.mov::<U32>(phase), count }
     }
 
     /// One place further.
     pub fn advance(self, k: &mut Kernel) {
-        k.to(self.index).add(self.index, 1u32);
+        self.advance_with(k, None);
+    }
+
+    /// One place further, an offset that runs along with it.
+    fn advance_with(self, k: &mut Kernel, along: Option<(Reg<U32>, u32)>) {
+        k.to(self.index).eval(self.index + 1);
+        if let Some((offset, step)) = along {
+            k.to(offset).eval(offset + step);
+        }
         let wrapped = k.compare(Cmp::Eq, self.index, self.count);
         k.when(wrapped).to(self.index).mov::<U32>(0u32);
-        k.when(wrapped).to(self.phase).xor(self.phase, 1u32);
+        if let Some((offset, _)) = along {
+            k.when(wrapped).to(offset).mov::<U32>(0u32);
+        }
+        k.when(wrapped).to(self.phase).eval(self.phase ^ 1);
     }
 
     /// The mbarrier of this place, of those from `first` on.
     pub fn barrier(self, k: &mut Kernel, first: Addr<Shared>) -> Addr<Shared> {
-        let offset = k.shl(self.index, 3u32);
-        k.offset(first, offset.cast())
+        k.offset(first, self.index << 3)
+    }
+}
+
+/// A position with the offset of its stage, which runs along instead of being multiplied out for every stage: Hopper's
+/// main loop has few instructions to spare beside decoding.
+#[derive(Clone, Copy)]
+pub(crate) struct Cursor {
+    pub at: Position,
+    /// `index · step`.
+    pub offset: Reg<U32>,
+    step: u32,
+}
+
+impl Cursor {
+    /// At the start of a ring whose stages are `step` apart; with 0 there is no offset to keep.
+    pub fn start(k: &mut Kernel, ring: &Ring, fills: bool, step: u32) -> Self {
+        Self { at: ring.start(k, fills), offset: k.mov::<U32>(0u32), step }
+    }
+
+    /// One stage further.
+    pub fn advance(self, k: &mut Kernel) {
+        self.at.advance_with(k, (self.step != 0).then_some((self.offset, self.step)));
     }
 }
 
@@ -90,7 +122,6 @@ impl Ring {
 
 /// Low word of a `wgmma` descriptor of a tile at `start`; `desc` is the tile's.
 pub(crate) fn low_word(k: &mut Kernel, start: Addr<Shared>, desc: u64) -> Reg<U32> {
-    let address = k.add(start.base().cast::<U32>(), start.offset() as u32);
-    let field = k.shr(address, 4u32);
-    k.or(field.cast::<B32>(), desc as u32).cast()
+    let field = k.eval((start.base() + start.offset() as u32) >> 4);
+    k.eval(field.cast::<B32>() | desc as u32).cast()
 }

@@ -6,7 +6,8 @@ use dualgemm_formats::{GlobalScale, ScaleLayout};
 use dualgemm_gemm::{Error as OperandError, Program};
 use dualgemm_ptx::builder::*;
 
-use super::{epilogue, nvfp4};
+use super::epilogue::Factors;
+use super::nvfp4;
 use crate::Error;
 use crate::generic::rowwise::scale_offset;
 
@@ -214,8 +215,7 @@ impl<'a> Rows<'a> {
         let mut alpha = [&self.alpha[0], &self.alpha[1]].map(|alpha| k.ld_param(alpha));
         if let Some((table, group)) = self.alphas.as_ref().zip(group) {
             let table = k.ld_pointer(table);
-            let byte = k.mul_wide(group, 8u32);
-            let at = k.offset(table, byte);
+            let at = k.offset(table, group.mul_wide(8));
             let own: [Reg<F32>; 2] = k.ld_vector(at);
             alpha = [k.mul(alpha[0], own[0]), k.mul(alpha[1], own[1])];
         }
@@ -231,11 +231,11 @@ impl<'a> Rows<'a> {
     fn bias(&self, k: &mut Kernel, group: Option<Reg<U32>>, feature: Reg<U32>) -> Option<[Reg<F32>; 2]> {
         let halves = self.bias.as_ref()?;
         let inside = k.compare(Cmp::Lt, feature, self.n);
-        let mut element = k.convert::<U64, U32>(feature);
-        if let Some(group) = group {
-            element = k.mad_wide(group, self.n, element);
-        }
-        let byte = k.shl(element, 2u32);
+        let element = match group {
+            None => feature.widen(),
+            Some(group) => group.mul_wide(self.n) + feature.widen(),
+        };
+        let byte = k.eval(element << 2);
         Some([&halves[0], &halves[1]].map(|half| {
             let bias = k.mov(0.0f32);
             let table = k.ld_pointer(half);
@@ -253,11 +253,8 @@ impl<'a> Rows<'a> {
         (group, feature): (Option<Reg<U32>>, Reg<U32>),
         sums: [Reg<F32>; 2],
     ) -> Reg<F32> {
-        let [gate, up] = match self.bias(k, group, feature) {
-            None => [k.mul(sums[0], alpha[0]), k.mul(sums[1], alpha[1])],
-            Some(bias) => [k.fma(sums[0], alpha[0], bias[0]), k.fma(sums[1], alpha[1], bias[1])],
-        };
-        epilogue::evaluate(k, &self.variant.program, gate, up)
+        let factors = Factors { alpha, bias: self.bias(k, group, feature) };
+        factors.activate(k, &self.variant.program, sums)
     }
 
     /// Stores the 16 features of one token from `feature` on, a multiple of 16, those below N, if the token lies below
@@ -283,7 +280,7 @@ impl<'a> Rows<'a> {
         if !self.variant.aligned {
             let bytes = self.variant.out.row_bytes(1) as u32;
             for (i, &value) in (0u32..).zip(values) {
-                let feature = k.add(feature, i);
+                let feature = k.eval(feature + i);
                 let inside = k.compare_and(Cmp::Lt, feature, self.n, inside);
                 self.variant.out.store(k, inside, to.at(i * bytes), value);
             }
@@ -296,7 +293,7 @@ impl<'a> Rows<'a> {
         };
         let per_piece = PIECE * 4 / words.len() as u32;
         for (i, piece) in (0u32..).zip(words.chunks_exact(4)) {
-            let feature = k.add(feature, i * per_piece);
+            let feature = k.eval(feature + i * per_piece);
             let inside = k.compare_and(Cmp::Lt, feature, self.n, inside);
             k.when(inside).st_vector(to.at(i * 16), piece);
         }
@@ -305,12 +302,11 @@ impl<'a> Rows<'a> {
     /// Address of an element of C.
     fn place(&self, k: &mut Kernel, token: Reg<U32>, feature: Reg<U32>) -> Addr<Global> {
         let start = k.ld_pointer(&self.start);
-        let feature = k.convert::<U64, U32>(feature);
-        let element = k.mad_wide(token, self.n, feature);
+        let element = token.mul_wide(self.n) + feature.widen();
         let byte = match self.variant.out {
-            Out::F16 | Out::Bf16 => k.shl(element, 1u32),
-            Out::F32 => k.shl(element, 2u32),
-            Out::Nvfp4 { .. } => k.shr(element, 1u32),
+            Out::F16 | Out::Bf16 => element << 1,
+            Out::F32 => element << 2,
+            Out::Nvfp4 { .. } => element >> 1,
         };
         k.offset(start, byte)
     }
@@ -329,7 +325,7 @@ impl<'a> Rows<'a> {
         let (words, byte) = nvfp4::encode_block(k, halves, factors);
         let to = self.place(k, token, feature);
         k.st_vector(to, &words);
-        let (block, blocks) = (k.shr(feature, 4u32), k.shr(self.n, 4u32));
+        let (block, blocks) = (k.eval(feature >> 4), k.eval(self.n >> 4));
         let offset = scale_offset(k, layout, token, block, blocks);
         let scales = k.ld_pointer(scales);
         let to = k.offset(scales, offset);

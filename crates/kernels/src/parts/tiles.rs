@@ -48,19 +48,18 @@ impl Tile {
     pub fn weight_row(&self, k: &mut Kernel, n: Reg<U32>, row: Reg<U32>) -> Reg<U32> {
         match self.group {
             None => row,
-            Some(group) => k.mad(group, n, row),
+            Some(group) => k.eval(group * n + row),
         }
     }
 
     /// The atom of scales that holds row `row` of the weights of the tile's group, of `n` each.
     pub fn weight_atom(&self, k: &mut Kernel, n: Reg<U32>, row: Reg<U32>) -> Reg<U32> {
-        let atom = k.shr(row, ATOM_ROWS.ilog2());
+        let atom = k.eval(row >> ATOM_ROWS.ilog2());
         match self.group {
             None => atom,
             Some(group) => {
-                let up = k.add(n, ATOM_ROWS - 1);
-                let atoms = k.shr(up, ATOM_ROWS.ilog2());
-                k.mad(group, atoms, atom)
+                let atoms = k.eval((n + (ATOM_ROWS - 1)) >> ATOM_ROWS.ilog2());
+                k.eval(group * atoms + atom)
             }
         }
     }
@@ -93,14 +92,8 @@ impl Tiles {
             let count = k.param::<U32>("groups");
             (rows, k.ld_param(&count))
         });
-        let up = k.add(n, features - 1);
-        let feature_tiles = k.div(up, features);
+        let feature_tiles = k.eval(n.div_ceil(features));
         Self { tokens, features, m, feature_tiles, groups, first: who, stride: of }
-    }
-
-    fn token_tiles(&self, k: &mut Kernel, rows: Reg<U32>) -> Reg<U32> {
-        let up = k.add(rows, self.tokens - 1);
-        k.div(up, self.tokens)
     }
 
     /// Runs `body` for every tile. Those along the tokens run fastest, so that clusters that run together read the same
@@ -109,17 +102,17 @@ impl Tiles {
         let tile = k.mov::<U32>(self.first);
         match &self.groups {
             None => {
-                let token_tiles = self.token_tiles(k, self.m);
-                let tiles = k.mul(token_tiles, self.feature_tiles);
+                let token_tiles = k.eval(self.m.div_ceil(self.tokens));
+                let tiles = k.eval(token_tiles * self.feature_tiles);
                 let zero = k.mov::<U32>(0u32);
                 k.loop_(name, |k, this| {
                     let end = k.compare(Cmp::Ge, tile, tiles);
                     k.break_if(this, end);
-                    let (feature, token) = (k.div(tile, token_tiles), k.rem(tile, token_tiles));
-                    let feature = k.mul(feature, self.features);
-                    let token = k.mul(token, self.tokens);
+                    let [along, beside] = [k.eval(tile / token_tiles), k.eval(tile % token_tiles)];
+                    let feature = k.eval(along * self.features);
+                    let token = k.eval(beside * self.tokens);
                     body(k, Tile { token, end: self.m, row: token, atom: zero, feature, group: None });
-                    k.to(tile).add(tile, self.stride);
+                    k.to(tile).eval(tile + self.stride);
                 });
             }
             Some((rows, count)) => self.for_each_of_groups(k, name, tile, (rows, *count), body),
@@ -136,46 +129,40 @@ impl Tiles {
         body: impl FnOnce(&mut Kernel, Tile),
     ) {
         let rows = k.ld_pointer(rows);
-        let row_at = |k: &mut Kernel, index: Reg<U32>| -> Reg<U32> {
-            let byte = k.mul_wide(index, 4u32);
-            let at = k.offset(rows, byte);
-            k.ld(at)
-        };
         let [group, atom] = [0, 1].map(|_| k.mov::<U32>(0u32));
         let start: Reg<U32> = k.ld(rows);
         let end: Reg<U32> = k.ld(rows.at(4));
         k.loop_(name, |k, this| {
             let done = k.compare(Cmp::Ge, group, count);
             k.break_if(this, done);
-            let own_rows = k.sub(end, start);
-            let token_tiles = self.token_tiles(k, own_rows);
-            let tiles = k.mul(token_tiles, self.feature_tiles);
+            let own_rows = k.eval(end - start);
+            let token_tiles = k.eval(own_rows.div_ceil(self.tokens));
+            let tiles = k.eval(token_tiles * self.feature_tiles);
             let beyond = k.compare(Cmp::Ge, tile, tiles);
             k.if_else(
                 beyond,
                 "next_group",
                 |k| {
                     k.comment("`tile` counts from the group's first tile.");
-                    k.to(tile).sub(tile, tiles);
-                    let up = k.add(own_rows, ATOM_ROWS - 1);
-                    let atoms = k.shr(up, ATOM_ROWS.ilog2());
-                    k.to(atom).add(atom, atoms);
+                    k.to(tile).eval(tile - tiles);
+                    let atoms = k.eval((own_rows + (ATOM_ROWS - 1)) >> ATOM_ROWS.ilog2());
+                    k.to(atom).eval(atom + atoms);
                     k.assign(start, end);
-                    k.to(group).add(group, 1u32);
+                    k.to(group).eval(group + 1);
                     let more = k.compare(Cmp::Lt, group, count);
                     k.if_(more, "rows", |k| {
-                        let next = k.add(group, 1u32);
-                        let next = row_at(k, next);
+                        let at = k.offset(rows, (group + 1).mul_wide(4));
+                        let next: Reg<U32> = k.ld(at);
                         k.assign(end, next);
                     });
                 },
                 |k| {
-                    let (feature, row) = (k.div(tile, token_tiles), k.rem(tile, token_tiles));
-                    let feature = k.mul(feature, self.features);
-                    let row = k.mul(row, self.tokens);
-                    let token = k.add(start, row);
+                    let [along, beside] = [k.eval(tile / token_tiles), k.eval(tile % token_tiles)];
+                    let feature = k.eval(along * self.features);
+                    let row = k.eval(beside * self.tokens);
+                    let token = k.eval(start + row);
                     body(k, Tile { token, end, row, atom, feature, group: Some(group) });
-                    k.to(tile).add(tile, self.stride);
+                    k.to(tile).eval(tile + self.stride);
                 },
             );
         });

@@ -78,11 +78,11 @@ impl<'a> Frame<'a> {
         let [m, n, blocks] = sizes.map(|size| k.ld_param(&size));
         let warp = k.warp_index();
         let thread = k.special(Special::TidX);
-        let lane = k.and(thread, 31u32);
+        let lane = k.eval(thread & 31);
         let first_lane = k.compare(Cmp::Eq, lane, 0u32);
-        let (token, feature) = (k.special(Special::CtaidX), k.special(Special::CtaidY));
-        let token = k.mul(token, shape.tokens);
-        let feature = k.mul(feature, shape.features);
+        let (token_tile, feature_tile) = (k.special(Special::CtaidX), k.special(Special::CtaidY));
+        let token = k.eval(token_tile * shape.tokens);
+        let feature = k.eval(feature_tile * shape.features);
         let ring = Ring::new(base, shape.stages, barriers[0], barriers[1]);
         Self { shape, finish, ring, base, warp, lane, first_lane, token, feature, m, n, k: blocks }
     }
@@ -138,9 +138,8 @@ impl<'a> Frame<'a> {
         k.for_range("weight_stages", 0u32, stages, 1, |k, block, _| {
             let full = self.ring.wait_empty(k, at);
             k.mbarrier_arrive_expect_tx(full, self.shape.stage_bytes);
-            let offset = k.mul(at.index, region.stride);
-            let slot = k.offset(self.base.at(region.offset), offset.cast());
-            let column = k.mul(block, bytes);
+            let slot = k.offset(self.base.at(region.offset), at.index * region.stride);
+            let column = k.eval(block * bytes);
             let place = [column.cast::<S32>().into(), self.feature.cast::<S32>().into()];
             for (half, map) in maps.into_iter().enumerate() {
                 let to = slot.at(half as u32 * self.shape.features * bytes);
@@ -162,11 +161,10 @@ impl<'a> Frame<'a> {
         let at = self.ring.start(k, true);
         k.for_range("token_stages", 0u32, stages, 1, |k, block, _| {
             let full = self.ring.wait_empty(k, at);
-            let offset = k.mul(at.index, region.stride);
-            let slot = k.offset(self.base.at(region.offset), offset.cast());
-            let first = k.mul(block, width * panels.len() as u32);
+            let slot = k.offset(self.base.at(region.offset), at.index * region.stride);
+            let first = k.eval(block * (width * panels.len() as u32));
             for (panel, &to) in (0..).zip(panels) {
-                let column = if panel == 0 { first } else { k.add(first, width * panel) };
+                let column = if panel == 0 { first } else { k.eval(first + width * panel) };
                 let place = [column.cast::<S32>().into(), self.token.cast::<S32>().into()];
                 k.tensor_load(slot.at(to), map, &place, full, &TmaOptions::default());
             }

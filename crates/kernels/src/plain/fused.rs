@@ -100,8 +100,7 @@ impl<'a> Fused<'a> {
         let finish = Finish::declare(k, out, aligned, program);
         let memory = (&layout.smem, [&layout.full, &layout.empty]);
         let frame = Frame::new(k, config.shape(), memory, sizes, finish);
-        let up = k.add(frame.k, SPAN as u32 / 16 - 1);
-        let blocks = k.shr(up, (SPAN / 16).ilog2());
+        let blocks = k.eval((frame.k + (SPAN as u32 / 16 - 1)) >> (SPAN / 16).ilog2());
         Self { config, layout, out, maps, scales, scale_blocks: frame.k, frame, blocks }
     }
 
@@ -124,18 +123,17 @@ impl<'a> Fused<'a> {
 
     /// Feature of this lane's rows in the tile.
     fn lane_feature(&self, k: &mut Kernel) -> Reg<U32> {
-        let g = k.shr(self.frame.lane, 2u32);
-        k.mad(self.frame.warp, GROUP_FEATURES / 4, g)
+        let g = k.eval(self.frame.lane >> 2);
+        k.eval(self.frame.warp * (GROUP_FEATURES / 4) + g)
     }
 
     fn consumer(&self, k: &mut Kernel) -> Consumer {
         let feature = self.lane_feature(k);
-        let q = k.and(self.frame.lane, 3u32);
-        let piece = k.shl(q, 4u32);
-        let byte = k.mad(feature, ROW_BYTES, piece);
-        let codes = k.offset(self.frame.base.at(self.layout.codes.offset), byte.cast());
+        let q = k.eval(self.frame.lane & 3);
+        let codes_start = self.frame.base.at(self.layout.codes.offset);
+        let codes = k.offset(codes_start, feature * ROW_BYTES + (q << 4));
         let up = self.config.features() * ROW_BYTES;
-        let feature = k.add(feature, self.frame.feature);
+        let feature = k.eval(feature + self.frame.feature);
         let tokens = self.frame.base.at(self.layout.tokens.offset);
         Consumer {
             codes: [codes, codes.at(up)],
@@ -154,11 +152,10 @@ impl<'a> Fused<'a> {
     /// Loads the scales of a group of stages, from stage `first` on.
     fn load_scales(&self, k: &mut Kernel, consumer: &Consumer, first: Reg<U32>) {
         let starts = [0, 1].map(|half| k.ld_pointer(&self.scales[half]));
-        let pair = k.shl(consumer.q, 1u32);
+        let pair = k.eval(consumer.q << 1);
         let exists = k.compare(Cmp::Lt, consumer.feature, self.frame.n);
         for (i, to) in consumer.next.into_iter().enumerate() {
-            let stage = k.add(first, i as u32);
-            let block = k.mad(stage, SPAN as u32 / 16, pair);
+            let block = k.eval((first + i as u32) * (SPAN as u32 / 16) + pair);
             let inside = k.compare_and(Cmp::Lt, block, self.scale_blocks, exists);
             let layout = self.config.scale_layout;
             let offset = scale_offset(k, layout, consumer.feature, block, self.scale_blocks);
@@ -176,9 +173,9 @@ impl<'a> Fused<'a> {
     /// Waits for the next stage and loads this lane's codes.
     fn load_codes_of_lane(&self, k: &mut Kernel, consumer: &Consumer) {
         self.frame.ring.wait_full(k, consumer.take);
-        let at = k.mul(consumer.take.index, self.layout.codes.stride);
+        let at = k.eval(consumer.take.index * self.layout.codes.stride);
         for (half, start) in consumer.codes.into_iter().enumerate() {
-            let from = k.offset(start, at.cast());
+            let from = k.offset(start, at);
             let words: [Reg<B32>; 4] = k.ld_vector(from);
             for (i, word) in words.into_iter().enumerate() {
                 k.assign(consumer.raw[4 * half + i], word);
@@ -194,8 +191,8 @@ impl<'a> Fused<'a> {
             // This half's scale byte of the row, in both halves of a register.
             let byte = 2 * row + half;
             let both = k.permute(scales, zero, byte | 4 << 4 | byte << 8 | 4 << 12);
-            let scale = k.shl(both, 7u32);
-            let scale = k.mul(scale.cast::<F16x2>(), factor);
+            let placed = k.eval(both << 7);
+            let scale = k.mul(placed.cast::<F16x2>(), factor);
             for word in 0..2u32 {
                 let pairs = pairs(k, consumer.raw[(4 * row + 2 * half + word) as usize]);
                 for (p, pair) in pairs.into_iter().enumerate() {
@@ -216,7 +213,7 @@ impl<'a> Fused<'a> {
         for step in 0..4u32 {
             let a = std::array::from_fn(|i| consumer.fragments[half as usize][4 * step as usize + i]);
             let advance = self.layout.token_tile.advance_k(32 * step) as u32;
-            let low = k.add(at, half * self.config.panel_bytes() / 16 + advance);
+            let low = k.eval(at + (half * self.config.panel_bytes() / 16 + advance));
             let desc = k.pack_64(low.cast::<B32>(), high);
             k.wgmma(WgmmaFormat::Half(HalfFormat::F16), sums, WgmmaA::Regs(a), desc, true);
         }
@@ -233,10 +230,10 @@ impl<'a> Fused<'a> {
             for (now, next) in consumer.now.into_iter().zip(consumer.next) {
                 k.assign(now, next);
             }
-            let after = k.add(first, SCALE_STAGES);
+            let after = k.eval(first + SCALE_STAGES);
             self.load_scales(k, &consumer, after);
             for i in 0..SCALE_STAGES {
-                let stage = k.add(first, i);
+                let stage = k.eval(first + i);
                 if i > 0 {
                     let done = k.compare(Cmp::Ge, stage, self.blocks);
                     k.break_if(this, done);
@@ -249,7 +246,7 @@ impl<'a> Fused<'a> {
 
     /// One stage; its first half is decoded already, and so is the first half of the next one afterwards.
     fn stage(&self, k: &mut Kernel, consumer: &Consumer, stage: Reg<U32>, i: usize, sums: &[Reg<F32>]) {
-        let at = k.mad(consumer.take.index, self.layout.tokens.stride / 16, consumer.tokens);
+        let at = k.eval(consumer.take.index * (self.layout.tokens.stride / 16) + consumer.tokens);
         self.multiply_half(k, consumer, 0, at, sums);
         k.comment("The stage before is multiplied.");
         k.wgmma_wait(1);
@@ -257,8 +254,7 @@ impl<'a> Fused<'a> {
         self.decode(k, consumer, 1, consumer.now[i]);
         self.multiply_half(k, consumer, 1, at, sums);
         consumer.take.advance(k);
-        let next = k.add(stage, 1u32);
-        let more = k.compare(Cmp::Lt, next, self.blocks);
+        let more = k.compare(Cmp::Lt, stage + 1, self.blocks);
         k.if_(more, "load", |k| self.load_codes_of_lane(k, consumer));
         k.wgmma_wait(1);
         let scales = *consumer.now.get(i + 1).unwrap_or(&consumer.next[0]);
@@ -269,9 +265,8 @@ impl<'a> Fused<'a> {
         let frame = &self.frame;
         let staged = frame.staged(k);
         let feature = self.lane_feature(k);
-        let q = k.and(frame.lane, 3u32);
-        let token = k.shl(q, 1u32);
-        let of_c = k.add(frame.feature, feature);
+        let token = k.eval((frame.lane & 3) << 1);
+        let of_c = k.eval(frame.feature + feature);
         let factors = frame.finish.factors(k, of_c, frame.n);
         let place = frame.finish.place(k, &staged, token, feature);
         let pitch = finish::pitch(self.out, staged.features);
@@ -294,11 +289,13 @@ fn pairs(k: &mut Kernel, word: Reg<B32>) -> [Reg<B32>; 4] {
     std::array::from_fn(|p| {
         let p = p as u32;
         let magnitude = match p {
-            3 => k.shr(word.cast::<U32>(), 3u32).cast(),
-            _ => k.shl(word, 9 - 4 * p),
+            3 => k.eval(word.cast::<U32>() >> 3).cast(),
+            _ => k.eval(word << (9 - 4 * p)),
         };
-        let sign = if p == 3 { word } else { k.shl(word, 12 - 4 * p) };
-        let sign = k.and(sign, SIGN_MASK);
+        let sign = match p {
+            3 => k.eval(word & SIGN_MASK),
+            _ => k.eval((word << (12 - 4 * p)) & SIGN_MASK),
+        };
         k.lop3(magnitude, MAGNITUDE_MASK, sign, AND_OR)
     })
 }

@@ -31,6 +31,7 @@ use super::config::{Config, Layout, Side, WIDENERS};
 use crate::Error;
 use crate::parts::format::{ATOM_ROWS, STEP_K};
 use crate::parts::operand::Maps;
+use crate::parts::ring::Ring;
 use crate::parts::rows::{Rows, Variant};
 use crate::parts::tiles::{Tile, Tiles};
 
@@ -66,6 +67,7 @@ pub(super) struct Fused<'a> {
     pub tiles: Tiles,
     pub grouped: bool,
     pub base: Addr<Shared>,
+    pub ring: Ring,
     pub n: Reg<U32>,
     /// Stages of this CTA: from `first` below `end`.
     pub first_stage: Reg<U32>,
@@ -94,6 +96,7 @@ impl<'a> Fused<'a> {
         let [m, n, kk] = ["m", "n", "k"].map(|name| k.param::<U32>(name)).map(|param| k.ld_param(&param));
         let rows = Rows::declare(k, variant, n);
         let base = k.shared(&layout.smem);
+        let ring = Ring::new(base, config.stages, &layout.full, &layout.empty);
         let (rank, who) = match cluster {
             1 => (k.mov::<U32>(0u32), [Special::CtaidX, Special::NctaidX].map(|s| k.special(s))),
             _ => {
@@ -104,24 +107,19 @@ impl<'a> Fused<'a> {
         let size = (config.tile_tokens(), config.tile_features());
         let tiled = match config.side {
             // Tiles of both halves of the last atom too.
-            Side::HalfAtoms => {
-                let up = k.add(n, ATOM_ROWS - 1);
-                k.and(up, !(ATOM_ROWS - 1))
-            }
+            Side::HalfAtoms => k.eval((n + (ATOM_ROWS - 1)) & !(ATOM_ROWS - 1)),
             Side::Tokens | Side::Features => n,
         };
         let tiles = Tiles::declare(k, variant.grouped, size, (m, tiled), (who[0], who[1]));
-        let [steps, stages] = [STEP_K, config.stage_k()].map(|by| {
-            let up = k.add(kk, by - 1);
-            k.div(up, by)
-        });
-        let (half, part) = (k.and(rank, config.cta_group - 1), k.shr(rank, config.cta_group.ilog2()));
+        let [steps, stages] = [STEP_K, config.stage_k()].map(|by| k.eval(kk.div_ceil(by)));
+        let half = k.eval(rank & (config.cta_group - 1));
+        let part = k.eval(rank >> config.cta_group.ilog2());
         let (first_stage, end_stage) = match config.split_k {
             1 => (k.mov::<U32>(0u32), stages),
             parts => {
-                let scaled = k.mul(stages, part);
-                let next = k.add(scaled, stages);
-                (k.div(scaled, parts), k.div(next, parts))
+                let scaled = k.eval(stages * part);
+                let next = k.eval(scaled + stages);
+                (k.eval(scaled / parts), k.eval(next / parts))
             }
         };
         let warp = k.warp_index();
@@ -135,6 +133,7 @@ impl<'a> Fused<'a> {
             tiles,
             grouped,
             base,
+            ring,
             n,
             first_stage,
             end_stage,
@@ -265,7 +264,7 @@ impl<'a> Fused<'a> {
         if self.config.cta_group == 1 {
             return row;
         }
-        k.mad(self.half, ATOM_ROWS, row)
+        k.eval(self.half * ATOM_ROWS + row)
     }
 
     /// The tile with the tokens that are this CTA's.

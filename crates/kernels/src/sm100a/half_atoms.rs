@@ -24,20 +24,19 @@ use crate::parts::operand::Which;
 impl Fused<'_> {
     /// The first feature of the tile that `feature`, a multiple of 64, stands for.
     pub(super) fn half_atoms_feature(&self, k: &mut Kernel, feature: Reg<U32>) -> Reg<U32> {
-        let atom = k.and(feature, !(ATOM_ROWS - 1));
+        let atom = k.eval(feature & !(ATOM_ROWS - 1));
         let half = self.half_of_atom(k, feature);
-        k.mad(half, HALF_LINES, atom)
+        k.eval(half * HALF_LINES + atom)
     }
 
     fn half_of_atom(&self, k: &mut Kernel, feature: Reg<U32>) -> Reg<U32> {
-        let half = k.shr(feature, (ATOM_ROWS / 2).ilog2());
-        k.and(half, 1u32)
+        k.eval((feature >> (ATOM_ROWS / 2).ilog2()) & 1)
     }
 
     /// The first row of gate, or of up, that this CTA keeps: the odd one of a pair has the last two of the four times 16.
     pub(super) fn half_atoms_rows(&self, k: &mut Kernel, feature: Reg<U32>) -> Reg<U32> {
         let first = self.half_atoms_feature(k, feature);
-        k.mad(self.half, ATOM_ROWS / 2, first)
+        k.eval(self.half * (ATOM_ROWS / 2) + first)
     }
 
     /// Loads gate, up and their scales of a stage: 16 rows at a time from `row` on, and half of the lines of `atom`.
@@ -50,23 +49,21 @@ impl Fused<'_> {
         (row, atom, feature): (Reg<U32>, Reg<U32>, Reg<U32>),
     ) {
         let (layout, [_, part, _], options) = (self.layout, self.config.parts(), self.options());
-        let column = k.mul(stage, part.box_columns());
-        let up = k.add(self.steps, self.config.atom_steps() - 1);
-        let atoms = k.div(up, self.config.atom_steps());
-        let first_atom = k.mul(stage, part.along_k());
-        let line = k.mad(atom, atoms, first_atom);
+        let column = k.eval(stage * part.box_columns());
+        let atoms = k.eval(self.steps.div_ceil(self.config.atom_steps()));
+        let line = k.eval(atom * atoms + stage * part.along_k());
         let half = self.half_of_atom(k, feature);
         let words = LINES_BYTES / 8;
-        let word = k.mul(half, HALF_LINES / 8 * words);
+        let word = k.eval(half * (HALF_LINES / 8 * words));
         for (up, which) in (0..).zip([Which::Gate, Which::Up]) {
             for group in 0..part.rows / HALF_LINES {
-                let row = k.add(row, group * COLUMN_ROWS);
+                let row = k.eval(row + group * COLUMN_ROWS);
                 let to = (group * COLUMN_ROWS + up * HALF_LINES) * part.row_bytes();
                 let to = slot.at(layout.codes[Which::Gate as usize] + to);
                 self.maps.load_codes(k, which, to, (column, row), (full, &options));
             }
             for eight in 0..HALF_LINES / 8 {
-                let word = k.add(word, eight * words);
+                let word = k.eval(word + eight * words);
                 let to = (up * HALF_LINES / 8 + eight) * part.along_k() * LINES_BYTES;
                 let to = slot.at(layout.scales[Which::Gate as usize] + to);
                 self.maps.load_scales(k, which, to, (word, line), (full, &options));

@@ -16,7 +16,7 @@ impl Fused<'_> {
         if self.config.cta_group == 1 {
             return barrier;
         }
-        let even = k.and(self.rank, !1u32);
+        let even = k.eval(self.rank & !1);
         let mapped = k.map_to_rank(barrier, even);
         Addr::new(mapped.base()).at(mapped.offset())
     }
@@ -26,7 +26,7 @@ impl Fused<'_> {
         if self.config.cta_group == 1 {
             return k.when(lane).mbarrier_arrive(barrier);
         }
-        let even = k.and(self.rank, !1u32);
+        let even = k.eval(self.rank & !1);
         let barrier = k.map_to_rank(barrier, even);
         k.when(lane).mbarrier_arrive_remote_release(barrier);
     }
@@ -45,11 +45,9 @@ impl Fused<'_> {
         load: impl FnOnce(&mut Kernel, Reg<U32>, Addr<Shared>, Addr<Shared>),
     ) {
         k.for_range(name, self.first_stage, self.end_stage, 1, |k, stage, _| {
-            let empty = at.barrier(k, self.base.at(self.layout.empty.offset));
-            k.mbarrier_wait(empty, at.phase, "empty");
-            let full = at.barrier(k, self.base.at(self.layout.full.offset));
-            let offset = k.mul(at.index, self.layout.ring.stride);
-            let slot = k.offset(self.base.at(self.layout.ring.offset), offset.cast());
+            let full = self.ring.wait_empty(k, at);
+            let start = self.base.at(self.layout.ring.offset);
+            let slot = k.offset(start, at.index * self.layout.ring.stride);
             load(k, stage, slot, full);
             at.advance(k);
         });
@@ -82,13 +80,13 @@ impl Fused<'_> {
 
     pub(super) fn load_weights(&self, k: &mut Kernel) {
         [Which::Gate, Which::Up].into_iter().for_each(|half| self.maps.prefetch(k, half));
-        let at = Position::start(k, 1, self.config.stages);
+        let at = self.ring.start(k, true);
         self.tiles.for_each(k, "weight_tiles", |k, tile| {
             let atom = tile.weight_atom(k, self.n, tile.feature);
             let row = match (self.config.side, self.config.cta_group) {
                 (Side::HalfAtoms, _) => self.half_atoms_rows(k, tile.feature),
                 (_, 1) => tile.feature,
-                _ => k.mad(self.half, self.config.n / 2, tile.feature),
+                _ => k.eval(self.half * (self.config.n / 2) + tile.feature),
             };
             let row = tile.weight_row(k, self.n, row);
             self.fill_ring(k, "weight_stages", at, |k, stage, slot, full| {
@@ -124,11 +122,10 @@ impl Fused<'_> {
     pub(super) fn load_a(&self, k: &mut Kernel) {
         self.maps.prefetch(k, Which::A);
         k.grid_dependency_wait();
-        let at = Position::start(k, 1, self.config.stages);
+        let at = self.ring.start(k, true);
         self.tiles.for_each(k, "a_tiles", |k, tile| {
             let tile = self.own(k, tile);
-            let atom = k.shr(tile.row, ATOM_ROWS.ilog2());
-            let atom = k.add(tile.atom, atom);
+            let atom = k.eval(tile.atom + (tile.row >> ATOM_ROWS.ilog2()));
             self.fill_ring(k, "a_stages", at, |k, stage, slot, full| {
                 let full = match &self.layout.wide {
                     None => self.leaders_barrier(k, full),
@@ -146,10 +143,9 @@ impl Fused<'_> {
 
     /// A descriptor: the constant `desc` with the shared address put in.
     pub(super) fn desc(&self, k: &mut Kernel, slot: Addr<Shared>, desc: u64) -> Reg<U64> {
-        let address = k.add(slot.base().cast::<U32>(), slot.offset() as u32);
-        let field = k.shr(address, 4u32);
-        let field = k.convert::<U64, U32>(field);
-        k.or(field.cast::<B64>(), desc).cast()
+        let address = slot.base() + slot.offset() as u32;
+        let field = k.eval((address >> 4).widen());
+        k.eval(field.cast::<B64>() | desc).cast()
     }
 
     /// Issues every matrix instruction of the pair or CTA.
@@ -164,7 +160,7 @@ impl Fused<'_> {
 
     fn multiply_tiles(&self, k: &mut Kernel, tmem: Addr<Tmem>) {
         let config = self.config;
-        let stage_at = Position::start(k, 0, config.stages);
+        let stage_at = self.ring.start(k, false);
         let sums_at = Position::start(k, 1, config.accumulators);
         let wide = self.layout.wide.as_ref().map(|wide| (wide, Position::start(k, 0, wide.buffers)));
         let ready = wide.map_or(&self.layout.full, |(wide, _)| &wide.tokens);
@@ -173,17 +169,14 @@ impl Fused<'_> {
             let stored = sums_at.barrier(k, self.base.at(self.layout.stored.offset));
             k.mbarrier_wait(stored, sums_at.phase, "stored");
             k.tcgen05_fence_after();
-            let pair = k.mul(sums_at.index, 2 * config.n);
-            let sums = Addr::<Tmem>::new(k.add(tmem.base(), pair));
+            let sums = k.offset(tmem, sums_at.index * (2 * config.n));
             k.comment("A tile that starts inside an atom finds its scales some columns further.");
             let columns_start = match config.side {
                 Side::Tokens => tile.feature,
                 Side::HalfAtoms => k.mov::<U32>(0u32),
                 Side::Features => tile.row,
             };
-            let inside = k.rem(columns_start, ATOM_ROWS);
-            let inside = k.shr(inside, 5u32);
-            let columns_tmem = Addr::<Tmem>::new(k.add(tmem.base(), inside));
+            let columns_tmem = k.offset(tmem, (columns_start % ATOM_ROWS) >> 5);
             let before = k.mov::<U32>(0u32);
             k.for_range("stages", self.first_stage, self.end_stage, 1, |k, stage, _| {
                 let full = stage_at.barrier(k, self.base.at(ready.offset));
@@ -193,12 +186,11 @@ impl Fused<'_> {
                     k.mbarrier_wait_cluster(moved, stage_at.phase, "moved");
                 }
                 k.tcgen05_fence_after();
-                let offset = k.mul(stage_at.index, self.layout.ring.stride);
-                let slot = k.offset(self.base.at(self.layout.ring.offset), offset.cast());
-                let first_step = k.mul(stage, config.steps());
+                let start = self.base.at(self.layout.ring.offset);
+                let slot = k.offset(start, stage_at.index * self.layout.ring.stride);
+                let first_step = k.eval(stage * config.steps());
                 for step in 0..config.steps() {
-                    let more = k.add(first_step, step);
-                    let here = k.compare(Cmp::Lt, more, self.steps);
+                    let here = k.compare(Cmp::Lt, first_step + step, self.steps);
                     k.if_(here, "step", |k| {
                         let first = k.compare(Cmp::Ne, before, 0u32);
                         let accumulate = if step == 0 { first } else { always };
@@ -214,7 +206,7 @@ impl Fused<'_> {
                     });
                 }
                 k.assign(before, 1u32);
-                let empty = stage_at.barrier(k, self.base.at(self.layout.empty.offset));
+                let empty = stage_at.barrier(k, self.ring.empty);
                 self.commit(k, empty);
                 stage_at.advance(k);
             });
@@ -229,10 +221,10 @@ impl Fused<'_> {
         match self.config.cta_group {
             1 => k.tcgen05_commit(CtaGroup::One, barrier),
             _ => {
-                let (even, both) = (k.and(self.rank, !1u32), k.mov::<U32>(3u32));
-                let both = k.shl(both, even);
-                let both = k.convert::<U16, U32>(both);
-                k.tcgen05_commit_multicast(CtaGroup::Two, barrier, both.cast());
+                let (even, both) = (k.eval(self.rank & !1), k.mov::<U32>(3u32));
+                let pair = k.eval(both << even);
+                let pair = k.convert::<U16, U32>(pair);
+                k.tcgen05_commit_multicast(CtaGroup::Two, barrier, pair.cast());
             }
         }
     }
@@ -277,7 +269,7 @@ impl Fused<'_> {
         let operand = |k: &mut Kernel, which: Which| {
             let tile = &layout.tiles[which as usize];
             let start = self.desc(k, slot.at(layout.codes[which as usize]), tile.tcgen05_desc());
-            k.add(start, tile.advance_k(step * 32)).cast::<B64>()
+            k.eval(start + tile.advance_k(step * 32)).cast::<B64>()
         };
         let x = operand(k, Which::A);
         let rows = ATOM_ROWS * config.cta_group;

@@ -17,7 +17,6 @@ use super::config::{COLUMN_ROWS, Moved};
 use super::fused::Fused;
 use crate::parts::format::ATOM_BYTES;
 use crate::parts::operand::Which;
-use crate::parts::ring::Position;
 
 /// Rows that scales are moved by.
 const HALF: u32 = COLUMN_ROWS / 2;
@@ -25,23 +24,20 @@ const HALF: u32 = COLUMN_ROWS / 2;
 impl Fused<'_> {
     /// Moves the weights' scales of every stage of every tile that needs it.
     pub(super) fn move_scales(&self, k: &mut Kernel, scales: &Moved) {
-        let at = Position::start(k, 0, self.config.stages);
-        let other = k.xor(self.lane, HALF);
-        let [own, other] = [self.lane, other].map(|line| k.shl(line, 4u32));
+        let at = self.ring.start(k, false);
+        let other = k.eval(self.lane ^ HALF);
+        let [own, other] = [self.lane, other].map(|line| k.eval(line << 4));
         let second_half = k.compare(Cmp::Ge, self.lane, HALF);
         let first_lane = k.compare(Cmp::Eq, self.lane, 0u32);
         self.tiles.for_each(k, "moved_tiles", |k, tile| {
-            let inside = k.and(tile.feature, HALF);
-            let moves = k.compare(Cmp::Ne, inside, 0u32);
+            let moves = k.compare(Cmp::Ne, tile.feature & HALF, 0u32);
             k.for_range("moved_stages", self.first_stage, self.end_stage, 1, |k, _, _| {
                 let arrived = at.barrier(k, self.base.at(scales.arrived.offset));
                 k.mbarrier_wait(arrived, at.phase, "scales");
                 k.if_(moves, "move", |k| {
-                    let stage = k.mul(at.index, self.layout.ring.stride);
-                    let lines = [own, other].map(|line| {
-                        let byte = k.add(stage, line);
-                        k.offset(self.base.at(self.layout.ring.offset), byte.cast())
-                    });
+                    let stage = k.eval(at.index * self.layout.ring.stride);
+                    let ring = self.base.at(self.layout.ring.offset);
+                    let lines = [own, other].map(|line| k.offset(ring, stage + line));
                     self.move_lines(k, lines, second_half);
                     k.fence_proxy_async_shared();
                 });

@@ -15,9 +15,8 @@ const STORERS: u32 = 128;
 impl Fused<'_> {
     /// The warp's quarter of the 128 lanes, and this thread's lane among them.
     pub(super) fn quarter(&self, k: &mut Kernel) -> (Reg<U32>, Reg<U32>) {
-        let quarter = k.and(self.warp, 3u32);
-        let row = k.shl(quarter, 5u32);
-        (quarter, k.add(row, self.lane))
+        let quarter = k.eval(self.warp & 3);
+        (quarter, k.eval((quarter << 5) + self.lane))
     }
 
     /// Loads `columns` columns of gate and of up from column `first` on, for this thread's lane.
@@ -36,15 +35,13 @@ impl Fused<'_> {
     pub(super) fn store_tiles(&self, k: &mut Kernel, tmem: Addr<Tmem>) {
         let at = Position::start(k, 0, self.config.accumulators);
         let (quarter, _) = self.quarter(k);
-        let lanes = k.shl(quarter, 21u32);
-        let lanes = k.add(tmem.base(), lanes);
+        let lanes = k.offset(tmem, quarter << 21);
         self.tiles.for_each(k, "store_tiles", |k, tile| {
             let tile = self.own(k, tile);
             let done = at.barrier(k, self.base.at(self.layout.done.offset));
             k.mbarrier_wait(done, at.phase, "done");
             k.tcgen05_fence_after();
-            let pair = k.mul(at.index, 2 * self.config.n);
-            let sums = Addr::new(k.add(lanes, pair));
+            let sums = k.offset(lanes, at.index * (2 * self.config.n));
             let alpha = self.rows.alpha(k, tile.group);
             match (self.config.side, self.config.split_k) {
                 (Side::Features, _) => {
@@ -89,8 +86,8 @@ impl Fused<'_> {
         [gate, up]: [&[Reg<F32>]; 2],
     ) {
         let (_, row) = self.quarter(k);
-        let token = k.add(tile.token, row);
-        let feature = k.add(tile.feature, first);
+        let token = k.eval(tile.token + row);
+        let feature = k.eval(tile.feature + first);
         self.store_piece(k, tile, (token, feature), alpha, [gate, up]);
     }
 
@@ -104,7 +101,7 @@ impl Fused<'_> {
         [gate, up]: [&[Reg<F32>]; 2],
     ) {
         let values = std::array::from_fn(|i| {
-            let feature = k.add(feature, i as u32);
+            let feature = k.eval(feature + i as u32);
             self.rows.activate(k, alpha, (tile.group, feature), [gate[i], up[i]])
         });
         self.rows.store(k, (token, tile.end), feature, &values);
@@ -115,15 +112,11 @@ impl Fused<'_> {
     /// times 16 rows read 128 bytes in a row. They are permuted, so that 32 threads with a row each write to 32 banks.
     fn put_sums(&self, k: &mut Kernel, sums: Addr<Tmem>) {
         let (_, row) = self.quarter(k);
-        let (piece, four) = (k.shr(row, PIECE.ilog2()), k.shr(row, 2u32));
-        let four = k.and(four, PIECE / 4 - 1);
-        let twice = k.shl(four, 1u32);
-        let place = k.xor(piece, twice);
-        let place = k.mad(four, ATOM_ROWS / PIECE, place);
-        let element = k.and(row, 3u32);
-        let element = k.mad(place, 4u32, element);
-        let byte = k.shl(element, 2u32);
-        let to = k.offset(self.base.at(self.layout.ring.offset), byte.cast());
+        let piece = k.eval(row >> PIECE.ilog2());
+        let four = k.eval((row >> 2) & (PIECE / 4 - 1));
+        let place = k.eval(four * (ATOM_ROWS / PIECE) + (piece ^ (four << 1)));
+        let ring = self.base.at(self.layout.ring.offset);
+        let to = k.offset(ring, (place * 4 + (row & 3)) << 2);
         for first in (0..self.config.n).step_by(8) {
             for (half, sums) in (0u32..).zip(self.load_sums(k, sums, first, 8)) {
                 for (i, sum) in (0u32..).zip(sums) {
@@ -143,7 +136,7 @@ impl Fused<'_> {
             if self.config.split_k == 1 {
                 k.when(first_lane).mbarrier_arrive(put);
             } else {
-                let rank = k.add(self.half, part * self.config.cta_group);
+                let rank = k.eval(self.half + part * self.config.cta_group);
                 let put = k.map_to_rank(put, rank);
                 k.when(first_lane).mbarrier_arrive_remote_release(put);
             }
@@ -159,12 +152,11 @@ impl Fused<'_> {
     /// behind each other, and adds what the other has put to what is in its tensor memory.
     fn exchange_halves(&self, k: &mut Kernel, sums: Addr<Tmem>, tile: Tile, alpha: [Reg<F32>; 2]) {
         let own = self.config.n / 2;
-        let other = k.xor(self.part, 1u32);
-        let [kept, sent] = [self.part, other].map(|part| k.mul(part, own));
-        let [kept_sums, sent_sums] = [kept, sent].map(|first| Addr::new(k.add(sums.base(), first)));
+        let other = k.eval(self.part ^ 1);
+        let [kept, sent] = [self.part, other].map(|part| k.eval(part * own));
+        let [kept_sums, sent_sums] = [kept, sent].map(|first| k.offset(sums, first));
         let (_, row) = self.quarter(k);
-        let row = k.shl(row, 4u32);
-        let place = k.offset(self.base.at(self.layout.ring.offset), row.cast());
+        let place = k.offset(self.base.at(self.layout.ring.offset), row << 4);
         let fours = |half: u32, first: u32| {
             let four = (half * own + first) / 4;
             (four..four + PIECE / 4).map(|four| four * ATOM_ROWS * 16)
@@ -177,7 +169,7 @@ impl Fused<'_> {
             }
         }
         self.wait_for_sums(k);
-        let rank = k.xor(self.rank, self.config.cta_group);
+        let rank = k.eval(self.rank ^ self.config.cta_group);
         let others = k.map_to_rank(place, rank);
         for first in (0..own).step_by(PIECE as usize) {
             let more = [0, 1].map(|half| {
@@ -187,7 +179,7 @@ impl Fused<'_> {
             let [gate, up] = [0, 1].map(|half| {
                 sums[half].iter().zip(&more[half]).map(|(&sum, &more)| k.add(sum, more)).collect::<Vec<_>>()
             });
-            let first = k.add(kept, first);
+            let first = k.eval(kept + first);
             self.store_token(k, tile, alpha, first, [&gate, &up]);
         }
     }
@@ -212,22 +204,20 @@ impl Fused<'_> {
         let ring = self.base.at(self.layout.ring.offset);
         let (_, row) = self.quarter(k);
         let pieces = ATOM_ROWS / PIECE;
-        let first = k.mad(self.rank, STORERS, row);
+        let first = k.eval(self.rank * STORERS + row);
         k.for_range("parts", first, config.n * pieces, STORERS * config.split_k, |k, i, _| {
-            let (column, piece) = (k.div(i, pieces), k.rem(i, pieces));
-            let feature = k.mul(piece, PIECE);
+            let (column, piece) = (k.eval(i / pieces), k.eval(i % pieces));
+            let feature = k.eval(piece * PIECE);
             let fours: Vec<Addr<Shared>> = (0..PIECE / 4)
                 .map(|four| {
-                    let place = k.xor(piece, 2 * four);
-                    let place = k.mad(column, ATOM_ROWS / 4, place);
-                    let byte = k.shl(place, 4u32);
-                    k.offset(ring, byte.cast()).at(four * ATOM_ROWS / PIECE * 16)
+                    let place = column * (ATOM_ROWS / 4) + (piece ^ (2 * four));
+                    k.offset(ring, place << 4).at(four * ATOM_ROWS / PIECE * 16)
                 })
                 .collect();
             let halves = [0, 1]
                 .map(|half| fours.iter().flat_map(|from| self.add_four(k, from.at(half * plane))).collect());
             let [gate, up]: [Vec<Reg<F32>>; 2] = halves;
-            let place = (k.add(tile.token, column), k.add(tile.feature, feature));
+            let place = (k.eval(tile.token + column), k.eval(tile.feature + feature));
             self.store_piece(k, tile, place, alpha, [&gate, &up]);
         });
     }

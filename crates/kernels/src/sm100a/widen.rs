@@ -30,38 +30,33 @@ const MMA_COLUMNS: u32 = MMA_K / 2;
 impl Fused<'_> {
     /// Widens every stage of every tile: this thread its row of gate or of up.
     pub(super) fn widen(&self, k: &mut Kernel, wide: &Wide, tmem: Addr<Tmem>) {
-        let (stage_at, buffer_at) =
-            (Position::start(k, 0, self.config.stages), Position::start(k, 1, wide.buffers));
+        let (stage_at, buffer_at) = (self.ring.start(k, false), Position::start(k, 1, wide.buffers));
         let (quarter, row) = self.quarter(k);
-        let group = k.shr(self.warp, 2u32);
-        let up = k.and(group, 1u32);
+        let up = k.eval((self.warp >> 2) & 1);
         let (codes, scales) = self.row_in_stage(k, quarter, row, up);
-        let lanes = k.shl(quarter, 21u32);
-        let first = k.mad(up, WIDE_COLUMNS, lanes);
-        let first = Addr::<Tmem>::new(k.add(first, tmem.base())).at(wide.column);
+        let first = up * WIDE_COLUMNS + (quarter << 21) + tmem.base();
+        let first = Addr::<Tmem>::new(k.eval(first)).at(wide.column);
         let first_lane = k.compare(Cmp::Eq, self.lane, 0u32);
         self.tiles.for_each(k, "widen_tiles", |k, _| {
             k.for_range("widen_stages", self.first_stage, self.end_stage, 1, |k, stage, _| {
-                let full = stage_at.barrier(k, self.base.at(self.layout.full.offset));
+                let full = stage_at.barrier(k, self.ring.full);
                 k.mbarrier_wait(full, stage_at.phase, "weights");
-                let offset = k.mul(stage_at.index, self.layout.ring.stride);
-                let first_step = k.mul(stage, self.config.steps());
+                let offset = k.eval(stage_at.index * self.layout.ring.stride);
+                let first_step = k.eval(stage * self.config.steps());
                 for step in 0..self.config.steps() {
-                    let number = k.add(first_step, step);
-                    let here = k.compare(Cmp::Lt, number, self.steps);
+                    let here = k.compare(Cmp::Lt, first_step + step, self.steps);
                     k.if_(here, "widen_step", |k| {
                         let pieces = [0, 1].map(|piece| {
-                            let at = k.offset(codes[(2 * step + piece) as usize], offset.cast());
+                            let at = k.offset(codes[(2 * step + piece) as usize], offset);
                             k.ld_vector::<B32, _, 4>(at)
                         });
-                        let at = k.offset(scales.at(step * ATOM_BYTES), offset.cast());
+                        let at = k.offset(scales.at(step * ATOM_BYTES), offset);
                         let scales = k.ld::<B32, _>(at);
                         let values = widen_step(k, wide.format, pieces, scales);
                         let taken = buffer_at.barrier(k, self.base.at(wide.taken.offset));
                         k.mbarrier_wait(taken, buffer_at.phase, "taken");
                         k.tcgen05_fence_after();
-                        let buffer = k.mul(buffer_at.index, 2 * WIDE_COLUMNS);
-                        let to = Addr::new(k.add(first.base(), buffer)).at(first.offset());
+                        let to = k.offset(first, buffer_at.index * (2 * WIDE_COLUMNS));
                         k.tmem_st(TmemShape::Lanes32Bits32, to, &values);
                         k.tmem_wait_st();
                         k.tcgen05_fence_before();
@@ -72,8 +67,7 @@ impl Fused<'_> {
                     });
                 }
                 k.warp_sync();
-                let empty = stage_at.barrier(k, self.base.at(self.layout.empty.offset));
-                k.when(first_lane).mbarrier_arrive(empty);
+                self.ring.release(k, stage_at, first_lane);
                 stage_at.advance(k);
             });
         });
@@ -90,22 +84,15 @@ impl Fused<'_> {
         let (layout, part) = (self.layout, self.config.parts()[Which::Gate as usize]);
         let ring = self.base.at(layout.ring.offset);
         let [gate_codes, up_codes] = [Which::Gate, Which::Up].map(|half| layout.codes[half as usize]);
-        let half = k.mul(up, up_codes - gate_codes);
-        let start = k.mad(row, part.row_bytes(), half);
+        let start = k.eval(row * part.row_bytes() + up * (up_codes - gate_codes));
         k.comment("Codes lie permuted in rows of 64 bytes: bits 4 and 5 change with bits 7 and 8.");
-        let bits = k.shl(row, 3u32);
-        let bits = k.and(bits, 0x30u32);
-        let pieces = (0..part.row_bytes() / 16).map(|piece| {
-            let bits = k.xor(bits, piece * 16);
-            let at = k.add(start, bits);
-            k.offset(ring.at(gate_codes), at.cast())
-        });
+        let bits = k.eval((row << 3) & 0x30);
+        let pieces = (0..part.row_bytes() / 16)
+            .map(|piece| k.offset(ring.at(gate_codes), start + (bits ^ (piece * 16))));
         let codes = pieces.collect();
         let [gate_scales, up_scales] = [Which::Gate, Which::Up].map(|half| layout.scales[half as usize]);
-        let half = k.mul(up, up_scales - gate_scales);
-        let line = k.mad(self.lane, 16u32, half);
-        let word = k.mad(quarter, 4u32, line);
-        (codes, k.offset(ring.at(gate_scales), word.cast()))
+        let line = self.lane * 16 + up * (up_scales - gate_scales);
+        (codes, k.offset(ring.at(gate_scales), quarter * 4 + line))
     }
 
     /// Gate and up of one step, from the next buffer.
@@ -120,8 +107,7 @@ impl Fused<'_> {
         let widened = buffer_at.barrier(k, self.base.at(wide.widened.offset));
         k.mbarrier_wait(widened, buffer_at.phase, "widened");
         k.tcgen05_fence_after();
-        let buffer = k.mul(buffer_at.index, 2 * WIDE_COLUMNS);
-        let weights = Addr::<Tmem>::new(k.add(tmem.base(), buffer)).at(wide.column);
+        let weights = k.offset(tmem, buffer_at.index * (2 * WIDE_COLUMNS)).at(wide.column);
         let format = match wide.format {
             HalfFormat::F16 => OperandFormat::F16,
             HalfFormat::Bf16 => OperandFormat::Bf16,
@@ -132,7 +118,7 @@ impl Fused<'_> {
         let start = self.desc(k, slot.at(self.layout.codes[Which::A as usize]), tile.tcgen05_desc());
         let mmas = WIDE_COLUMNS / MMA_COLUMNS;
         for i in 0..mmas {
-            let tokens = k.add(start, tile.advance_k((step * mmas + i) * 2 * MMA_K)).cast::<B64>();
+            let tokens = k.eval(start + tile.advance_k((step * mmas + i) * 2 * MMA_K)).cast::<B64>();
             for half in 0..2 {
                 let a = weights.at(half * WIDE_COLUMNS + i * MMA_COLUMNS).into();
                 let d = sums.at(half * self.config.n);

@@ -25,7 +25,7 @@ use super::config::{Config, Layout, SLAB, TOKEN_PAIR};
 use crate::Error;
 use crate::parts::format::{ATOM_BYTES, ATOM_ROWS, Formats, STEP_K};
 use crate::parts::operand::{Maps, Which};
-use crate::parts::ring::Position;
+use crate::parts::ring::Ring;
 use crate::parts::rows::{Rows, Variant};
 use crate::parts::tiles::{Tile, Tiles};
 
@@ -58,6 +58,7 @@ pub(super) struct Fused<'a> {
     pub rows: Rows<'a>,
     tiles: Tiles,
     pub base: Addr<Shared>,
+    ring: Ring,
     n: Reg<U32>,
     /// Stages and steps of K.
     stages: Reg<U32>,
@@ -84,13 +85,11 @@ impl<'a> Fused<'a> {
         let [m, n, kk] = ["m", "n", "k"].map(|name| k.param::<U32>(name)).map(|param| k.ld_param(&param));
         let rows = Rows::declare(k, variant, n);
         let base = k.shared(&layout.smem);
+        let ring = Ring::new(base, config.stages, &layout.full, &layout.empty);
         let [cta, ctas] = [Special::CtaidX, Special::NctaidX].map(|special| k.special(special));
         let size = (config.tokens, config.features);
         let tiles = Tiles::declare(k, variant.grouped, size, (m, n), (cta, ctas));
-        let [stages, steps] = [config.stage_k, STEP_K].map(|by| {
-            let up = k.add(kk, by - 1);
-            k.div(up, by)
-        });
+        let [stages, steps] = [config.stage_k, STEP_K].map(|by| k.eval(kk.div_ceil(by)));
         let warp = k.warp_index();
         let lane = k.special(Special::LaneId);
         Self {
@@ -101,6 +100,7 @@ impl<'a> Fused<'a> {
             rows,
             tiles,
             base,
+            ring,
             n,
             stages,
             steps,
@@ -160,16 +160,14 @@ impl<'a> Fused<'a> {
         announce: bool,
         options: &TmaOptions,
     ) {
-        let at = Position::start(k, 1, self.config.stages);
+        let at = self.ring.start(k, true);
         k.for_range(name, 0u32, self.stages, 1, |k, stage, _| {
-            let empty = at.barrier(k, self.base.at(self.layout.empty.offset));
-            k.mbarrier_wait(empty, at.phase, "empty");
-            let full = at.barrier(k, self.base.at(self.layout.full.offset));
+            let full = self.ring.wait_empty(k, at);
             if announce {
                 k.mbarrier_arrive_expect_tx(full, self.config.stage_bytes());
             }
-            let offset = k.mul(at.index, self.layout.ring.stride);
-            let slot = k.offset(self.base.at(self.layout.ring.offset), offset.cast());
+            let start = self.base.at(self.layout.ring.offset);
+            let slot = k.offset(start, at.index * self.layout.ring.stride);
             for &which in operands {
                 let to =
                     [self.layout.codes, self.layout.scales].map(|offset| slot.at(offset[which as usize]));
@@ -198,8 +196,7 @@ impl<'a> Fused<'a> {
         k.grid_dependency_wait();
         let options = TmaOptions { own_cta: true, ..TmaOptions::default() };
         self.tiles.for_each(k, "a_tiles", |k, tile| {
-            let atom = k.shr(tile.row, ATOM_ROWS.ilog2());
-            let atom = k.add(tile.atom, atom);
+            let atom = k.eval(tile.atom + (tile.row >> ATOM_ROWS.ilog2()));
             self.load(k, "a_stages", &[Which::A], (tile.token, atom), false, &options);
         });
     }
@@ -209,9 +206,9 @@ impl<'a> Fused<'a> {
     /// Warp along the features, along the tokens, and K group.
     pub(super) fn place(&self, k: &mut Kernel) -> [Reg<U32>; 3] {
         let Config { feature_warps, token_warps, .. } = *self.config;
-        let along = k.rem(self.warp, feature_warps);
-        let rest = k.div(self.warp, feature_warps);
-        [along, k.rem(rest, token_warps), k.div(rest, token_warps)]
+        let along = k.eval(self.warp % feature_warps);
+        let rest = k.eval(self.warp / feature_warps);
+        [along, k.eval(rest % token_warps), k.eval(rest / token_warps)]
     }
 
     /// A lane's row of a matrix of `ldmatrix`: `row` rows below `start`, at 16-byte piece `piece` (0 or 1) of step
@@ -225,64 +222,49 @@ impl<'a> Fused<'a> {
         step: u32,
     ) -> Addr<Shared> {
         let part = self.config.parts()[0];
-        let offset = k.mul(row, part.row_bytes());
+        let line = k.eval(row * part.row_bytes());
         // The same permutation as `Swizzle::apply`: bits 4 to 6 change with bits 7 to 9.
-        let bits = k.shr(offset, 3u32);
-        let mask = if part.swizzle() == Swizzle::B128 { 0x70u32 } else { 0x30u32 };
-        let bits = k.and(bits, mask);
-        let byte = k.shl(piece, 4u32);
-        let byte = k.add(byte, step * 32);
-        let byte = k.xor(byte, bits);
-        let offset = k.add(offset, byte);
-        k.offset(start, offset.cast())
+        let mask = if part.swizzle() == Swizzle::B128 { 0x70 } else { 0x30 };
+        let bits = k.eval((line >> 3) & mask);
+        k.offset(start, line + (((piece << 4) + step * 32) ^ bits))
     }
 
     /// The scale word of step 0 of a row of an operand: rows of an atom lie 32 apart side by side.
     fn scale_word(&self, k: &mut Kernel, start: Addr<Shared>, row: Reg<U32>) -> Addr<Shared> {
-        let row = k.rem(row, ATOM_ROWS);
-        let line = k.and(row, 31u32);
-        let line = k.shl(line, 4u32);
-        let column = k.shr(row, 5u32);
-        let column = k.shl(column, 2u32);
-        let word = k.add(line, column);
-        k.offset(start, word.cast())
+        let row = k.eval(row % ATOM_ROWS);
+        k.offset(start, ((row & 31) << 4) + ((row >> 5) << 2))
     }
 
     fn lane_addresses(&self, k: &mut Kernel, tile: Tile, [along, beside, _]: [Reg<U32>; 3]) -> LaneAddresses {
         let (config, layout) = (self.config, self.layout);
         let ring = self.base.at(layout.ring.offset);
-        let row = k.and(self.lane, 7u32);
-        let eight = k.shr(self.lane, 3u32);
-        let (low, high) = (k.and(eight, 1u32), k.shr(self.lane, 4u32));
+        let row = k.eval(self.lane & 7);
+        let (low, high) = (k.eval((self.lane >> 3) & 1), k.eval(self.lane >> 4));
 
         k.comment("Weights: matrices are gate and up of piece 0, gate and up of piece 1.");
-        let first = k.mul(along, config.slabs() * SLAB);
-        let feature_row = k.add(first, row);
-        let half = k.mul(low, layout.codes[Which::Up as usize] - layout.codes[Which::Gate as usize]);
-        let start = k.offset(ring.at(layout.codes[Which::Gate as usize]), half.cast());
+        let first = k.eval(along * (config.slabs() * SLAB));
+        let feature_row = k.eval(first + row);
+        let [_, gate, up] = layout.codes;
+        let start = k.offset(ring.at(gate), low * (up - gate));
         let weights =
             (0..config.steps()).map(|step| self.lane_row(k, start, feature_row, high, step)).collect();
 
         k.comment("Tokens: matrices are pieces 0 and 1 of eight tokens, then of the next eight.");
-        let first_token = k.mul(beside, config.token_groups() * 8);
-        let group = k.shl(high, 3u32);
-        let token_row = k.add(first_token, row);
-        let token_row = k.add(token_row, group);
+        let first_token = k.eval(beside * (config.token_groups() * 8));
+        let group = k.eval(high << 3);
+        let token_row = k.eval(first_token + row + group);
         let start = ring.at(layout.codes[Which::A as usize]);
         let tokens = (0..config.steps()).map(|step| self.lane_row(k, start, token_row, low, step)).collect();
 
         k.comment(
             "Scales: lane 4g gives those of row g, lane 4g + 1 of row g + 8; of B, lane 4g of column g.",
         );
-        let g = k.shr(self.lane, 2u32);
-        let odd = k.and(self.lane, 1u32);
-        let half = k.mul(odd, layout.scales[Which::Up as usize] - layout.scales[Which::Gate as usize]);
-        let start = k.offset(ring.at(layout.scales[Which::Gate as usize]), half.cast());
-        let feature = k.add(tile.feature, first);
-        let feature = k.add(feature, g);
+        let g = k.eval(self.lane >> 2);
+        let [_, gate, up] = layout.scales;
+        let start = k.offset(ring.at(gate), (self.lane & 1) * (up - gate));
+        let feature = k.eval(tile.feature + first + g);
         let weight_scales = self.scale_word(k, start, feature);
-        let token = k.add(tile.row, first_token);
-        let token = k.add(token, g);
+        let token = k.eval(tile.row + first_token + g);
         let token_scales = self.scale_word(k, ring.at(layout.scales[Which::A as usize]), token);
         LaneAddresses { weights, tokens, weight_scales, token_scales }
     }
@@ -295,24 +277,21 @@ impl<'a> Fused<'a> {
         let count = config.slabs() * config.token_groups();
         let sums: Vec<[Reg<F32>; 4]> =
             (0..count).map(|_| std::array::from_fn(|_| k.mov::<F32>(0.0f32))).collect();
-        let at = Position::start(k, 0, config.stages);
+        let at = self.ring.start(k, false);
         let first_lane = k.compare(Cmp::Eq, self.lane, 0u32);
         k.for_range("stages", 0u32, self.stages, 1, |k, stage, _| {
-            let full = at.barrier(k, self.base.at(self.layout.full.offset));
-            k.mbarrier_wait(full, at.phase, "full");
-            let offset = k.mul(at.index, self.layout.ring.stride);
-            let first = k.mul(stage, config.steps());
+            self.ring.wait_full(k, at);
+            let offset = k.eval(at.index * self.layout.ring.stride);
+            let first = k.eval(stage * config.steps());
             for step in 0..config.steps() {
-                let number = k.add(first, step);
-                let mut here = k.compare(Cmp::Lt, number, self.steps);
+                let mut here = k.compare(Cmp::Lt, first + step, self.steps);
                 if config.k_groups > 1 {
                     here = k.compare_and(Cmp::Eq, place[2], step % config.k_groups, here);
                 }
                 k.if_(here, "step", |k| self.multiply_step(k, &lane, offset, step, &sums));
             }
             k.warp_sync();
-            let empty = at.barrier(k, self.base.at(self.layout.empty.offset));
-            k.when(first_lane).mbarrier_arrive(empty);
+            self.ring.release(k, at, first_lane);
             at.advance(k);
         });
         sums
@@ -331,8 +310,8 @@ impl<'a> Fused<'a> {
         // An atom of mxfp4 has the scales of two steps.
         let (of_atom, atom) = (step % config.atom_steps(), step / config.atom_steps());
         let select = |register| ScaleSelect { register, byte: 2 * of_atom as u16, thread: 0 };
-        let weights = k.offset(lane.weights[step as usize], offset.cast());
-        let weight_scales = k.offset(lane.weight_scales.at(atom * ATOM_BYTES), offset.cast());
+        let weights = k.offset(lane.weights[step as usize], offset);
+        let weight_scales = k.offset(lane.weight_scales.at(atom * ATOM_BYTES), offset);
         // Eight rows further is eight lines of 16 bytes further, and four bytes further after 32 rows.
         let scale_at = |rows: u32| rows % 32 * 16 + rows / 32 * 4;
         let a: Vec<([Reg<B32>; 4], Reg<B32>)> = (0..config.slabs())
@@ -342,8 +321,8 @@ impl<'a> Fused<'a> {
                 (fragment, k.ld(weight_scales.at(scale_at(rows))))
             })
             .collect();
-        let tokens = k.offset(lane.tokens[step as usize], offset.cast());
-        let token_scales = k.offset(lane.token_scales.at(atom * ATOM_BYTES), offset.cast());
+        let tokens = k.offset(lane.tokens[step as usize], offset);
+        let token_scales = k.offset(lane.token_scales.at(atom * ATOM_BYTES), offset);
         for pair in 0..config.token_groups() / 2 {
             let rows = pair * TOKEN_PAIR;
             let [b0, b1, b2, b3] = k.ldmatrix::<4>(false, tokens.at(rows * row_bytes));

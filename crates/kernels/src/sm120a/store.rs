@@ -12,16 +12,13 @@ impl Fused<'_> {
     pub(super) fn stage(&self, k: &mut Kernel, sums: &[[Reg<F32>; 4]]) {
         let config = self.config;
         let [along, beside, k_group] = self.place(k);
-        let (g, q) = (k.shr(self.lane, 2u32), k.and(self.lane, 3u32));
-        let token = k.mul(beside, config.token_groups() * 8);
-        let pair = k.shl(q, 1u32);
-        let token = k.add(token, pair);
-        let feature = k.mul(along, config.slabs() * SLAB);
-        let feature = k.add(feature, g);
-        let column = k.shl(feature, 2u32);
-        let place = k.mad(token, config.pitch(), column);
-        let place = k.mad(k_group, 2 * config.plane(), place);
-        let place = k.offset(self.base.at(self.layout.ring.offset), place.cast());
+        let (g, q) = (k.eval(self.lane >> 2), k.eval(self.lane & 3));
+        let first_token = k.eval(beside * (config.token_groups() * 8));
+        let token = k.eval(first_token + (q << 1));
+        let first_feature = k.eval(along * (config.slabs() * SLAB));
+        let column = k.eval((first_feature + g) << 2);
+        let ring = self.base.at(self.layout.ring.offset);
+        let place = k.offset(ring, k_group * (2 * config.plane()) + (token * config.pitch() + column));
         for (i, sum) in (0u32..).zip(sums) {
             let (slab, group) = (i / config.token_groups(), i % config.token_groups());
             let place = place.at(slab * SLAB * 4 + group * 8 * config.pitch());
@@ -39,10 +36,9 @@ impl Fused<'_> {
         let pieces = config.features / PIECE;
         let thread = k.special(Special::TidX);
         k.for_range("store", thread, config.tokens * pieces, config.consumer_warps() * 32, |k, i, _| {
-            let (token, piece) = (k.div(i, pieces), k.rem(i, pieces));
-            let column = k.mul(piece, PIECE * 4);
-            let from = k.mad(token, config.pitch(), column);
-            let from = k.offset(self.base.at(self.layout.ring.offset), from.cast());
+            let (token, piece) = (k.eval(i / pieces), k.eval(i % pieces));
+            let ring = self.base.at(self.layout.ring.offset);
+            let from = k.offset(ring, token * config.pitch() + piece * (PIECE * 4));
             let four = |k: &mut Kernel, from: Addr<Shared>| {
                 let first: [Reg<F32>; 4] = k.ld_vector(from);
                 (1..config.k_groups).fold(first, |sums, k_group| {
@@ -54,10 +50,10 @@ impl Fused<'_> {
                 (0..PIECE / 4).flat_map(|i| four(k, from.at(half * config.plane() + i * 16))).collect()
             });
             let [gate, up]: [Vec<Reg<F32>>; 2] = halves;
-            let token = k.add(tile.token, token);
-            let first = k.mad(piece, PIECE, tile.feature);
+            let token = k.eval(tile.token + token);
+            let first = k.eval(piece * PIECE + tile.feature);
             let values = std::array::from_fn(|i| {
-                let feature = k.add(first, i as u32);
+                let feature = k.eval(first + i as u32);
                 self.rows.activate(k, alpha, (tile.group, feature), [gate[i], up[i]])
             });
             self.rows.store(k, (token, tile.end), first, &values);

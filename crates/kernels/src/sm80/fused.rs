@@ -108,48 +108,36 @@ impl<'a> Fused<'a> {
         take_turn(k, target);
         let [m, n, depth] = sizes.map(|size| k.ld_param(&size));
         let thread = k.special(Special::TidX);
-        let lane = k.and(thread, 31u32);
-        let warp = k.shr(thread, 5u32);
+        let lane = k.eval(thread & 31);
+        let warp = k.eval(thread >> 5);
         let (token_tile, feature_tile) = (k.special(Special::CtaidX), k.special(Special::CtaidY));
-        let token = k.mul(token_tile, config.tokens);
-        let feature = k.mul(feature_tile, config.features());
-        let up = k.add(depth, 63u32);
-        let blocks = k.shr(up, 6u32);
+        let token = k.eval(token_tile * config.tokens);
+        let feature = k.eval(feature_tile * config.features());
+        let blocks = k.eval((depth + 63) >> 6);
 
         let (a, pitch) = (k.ld_pointer(&a), k.ld_param(&pitch));
-        let row = k.shr(thread, 3u32);
-        let piece = k.and(thread, 7u32);
-        let first = k.add(token, row);
-        let start = k.mul_wide(first, pitch);
-        let start = k.mad_wide(piece, 16u32, start);
-        let a = k.offset(a, start);
-        let low = k.and(row, 7u32);
-        let swizzled = k.xor(piece, low);
-        let to = k.shl(swizzled, 4u32);
-        let to = k.mad(row, ROW, to);
-        let rows_apart = k.mul_wide(pitch, config.threads() / 8);
-        let rows_left = k.sub(m, first);
+        let row = k.eval(thread >> 3);
+        let piece = k.eval(thread & 7);
+        let first = k.eval(token + row);
+        let a = k.offset(a, piece.mul_wide(16) + first.mul_wide(pitch));
+        let to = k.eval(row * ROW + ((piece ^ (row & 7)) << 4));
+        let rows_apart = k.eval(pitch.mul_wide(config.threads() / 8));
+        let rows_left = k.eval(m - first);
         let rows_left = {
             let beyond = k.compare(Cmp::Ge, first, m);
             k.select::<U32>(beyond, 0u32, rows_left)
         };
         k.comment("Row tiles beyond the last one read it again; their features are not stored.");
         let weights = k.ld_pointer(&weights);
-        let up = k.add(n, CHUNK_FEATURES as u32 - 1);
-        let tiles = k.shr(up, CHUNK_FEATURES.ilog2());
-        let last = k.sub(tiles, 1u32);
+        let last = k.eval(((n + (CHUNK_FEATURES as u32 - 1)) >> CHUNK_FEATURES.ilog2()) - 1);
         let chunks = (0..config.chunks)
             .map(|chunk| {
-                let tile = k.mul(feature_tile, config.chunks);
-                let tile = k.add(tile, chunk);
-                let tile = k.min(tile, last);
-                let index = k.mul_wide(tile, blocks);
-                let byte = k.mul(index, CHUNK_BYTES as u64);
-                let byte = k.mad_wide(thread, 16u32, byte);
-                k.offset(weights, byte)
+                let first = k.eval(feature_tile * config.chunks);
+                let tile = (first + chunk).min(last);
+                k.offset(weights, thread.mul_wide(16) + tile.mul_wide(blocks) * CHUNK_BYTES as u64)
             })
             .collect();
-        let column = k.shl(piece, 3u32);
+        let column = k.eval(piece << 3);
         let loads = Loads { a, rows_apart, to, column, rows_left, chunks };
         Self {
             config,
@@ -185,7 +173,7 @@ impl<'a> Fused<'a> {
             k.cp_async_wait(config.stages - 2);
             k.comment("The stage has arrived for all threads, and all are done with the one before, which is refilled.");
             k.cta_sync();
-            let next = k.add(block, config.stages - 1);
+            let next = k.eval(block + (config.stages - 1));
             self.load(k, next, write);
             self.advance(k, write);
             self.multiply(k, &places, read, &sums);
@@ -199,7 +187,7 @@ impl<'a> Fused<'a> {
 
     /// The next stage's number.
     fn advance(&self, k: &mut Kernel, stage: Reg<U32>) {
-        k.to(stage).add(stage, 1u32);
+        k.to(stage).eval(stage + 1);
         let wrapped = k.compare(Cmp::Eq, stage, self.config.stages);
         k.when(wrapped).to(stage).mov::<U32>(0u32);
     }
@@ -209,14 +197,10 @@ impl<'a> Fused<'a> {
         let config = self.config;
         let exists = k.compare(Cmp::Lt, block, self.blocks);
         k.if_(exists, "load", |k| {
-            let column = k.shl(block, 6u32);
-            let column = k.add(column, self.loads.column);
-            let in_row = k.compare(Cmp::Lt, column, self.k);
-            let skip = k.mul_wide(block, ROW);
-            let mut from = k.offset(self.loads.a, skip);
-            let at = k.mul(stage, self.layout.tokens.stride);
-            let at = k.add(at, self.loads.to);
-            let to = k.offset(self.base.at(self.layout.tokens.offset), at.cast());
+            let in_row = k.compare(Cmp::Lt, (block << 6) + self.loads.column, self.k);
+            let mut from = k.offset(self.loads.a, block.mul_wide(ROW));
+            let start = k.eval(stage * self.layout.tokens.stride);
+            let to = k.offset(self.base.at(self.layout.tokens.offset), start + self.loads.to);
             let rows_at_once = config.threads() / 8;
             for first in (0..config.tokens).step_by(rows_at_once as usize) {
                 if first > 0 {
@@ -232,10 +216,9 @@ impl<'a> Fused<'a> {
                     k.when(mine).cp_async_16_partial(to, from, bytes);
                 }
             }
-            let skip = k.mul_wide(block, CHUNK_BYTES as u32);
-            let at = k.mul(stage, self.layout.weights.stride);
-            let at = k.mad(self.thread, 16u32, at);
-            let to = k.offset(self.base.at(self.layout.weights.offset), at.cast());
+            let skip = k.eval(block.mul_wide(CHUNK_BYTES as u32));
+            let start = self.base.at(self.layout.weights.offset);
+            let to = k.offset(start, self.thread * 16 + stage * self.layout.weights.stride);
             for (chunk, from) in self.loads.chunks.iter().enumerate() {
                 let from = k.offset(*from, skip);
                 let to = to.at((chunk * CHUNK_BYTES) as u32);
@@ -258,57 +241,49 @@ impl<'a> Fused<'a> {
     fn warps(&self, k: &mut Kernel) -> [Reg<U32>; 2] {
         match self.config.token_warps {
             1 => [self.warp, k.mov::<U32>(0u32)],
-            _ => [k.rem(self.warp, self.config.row_warps), k.div(self.warp, self.config.row_warps)],
+            _ => [k.eval(self.warp % self.config.row_warps), k.eval(self.warp / self.config.row_warps)],
         }
     }
 
     /// Where a lane reads in stage 0.
     fn places(&self, k: &mut Kernel) -> Places {
         let [row_warp, token_warp] = self.warps(k);
-        let (slabs, g) = (self.config.slabs(), k.shr(self.lane, 2u32));
-        let first = k.mul(row_warp, slabs);
+        let (slabs, g) = (self.config.slabs(), k.eval(self.lane >> 2));
+        let first = k.eval(row_warp * slabs);
         let slabs = (0..slabs)
             .map(|slab| {
-                let slab = k.add(first, slab);
-                let chunk = k.shr(slab, 2u32);
-                let within = k.and(slab, 3u32);
-                let chunk = k.mul(chunk, CHUNK_BYTES as u32);
-                let lane = k.shl(within, 5u32);
-                let lane = k.add(lane, self.lane);
-                let codes = k.mad(lane, 16u32, chunk);
-                let row = k.shl(within, 3u32);
-                let row = k.add(row, g);
-                let scales = k.mad(row, 8u32, chunk);
+                let slab = k.eval(first + slab);
+                let (chunk, within) = (k.eval(slab >> 2), k.eval(slab & 3));
+                let chunk = k.eval(chunk * CHUNK_BYTES as u32);
+                let codes = k.eval(((within << 5) + self.lane) * 16 + chunk);
+                let scales = k.eval(((within << 3) + g) * 8 + chunk);
                 let start = self.base.at(self.layout.weights.offset);
-                let codes = k.offset(start, codes.cast());
-                [codes, k.offset(start.at(CODE_BYTES as i64), scales.cast())]
+                let codes = k.offset(start, codes);
+                [codes, k.offset(start.at(CODE_BYTES as i64), scales)]
             })
             .collect();
         k.comment(
             "`ldmatrix`: lane 8m + i gives row i of matrix m, here eight tokens and the m-th eight of 32 K.",
         );
-        let row = k.and(self.lane, 7u32);
-        let piece = k.shr(self.lane, 3u32);
-        let piece = k.xor(piece, row);
-        let first = k.mul(token_warp, self.config.warp_tokens());
-        let token = k.add(first, row);
-        let rows = k.mul(token, ROW);
+        let row = k.eval(self.lane & 7);
+        let piece = k.eval((self.lane >> 3) ^ row);
+        let first = k.eval(token_warp * self.config.warp_tokens());
+        let rows = k.eval((first + row) * ROW);
         let tokens = [0u32, 4].map(|half| {
-            let piece = if half == 0 { piece } else { k.xor(piece, half) };
-            let byte = k.mad(piece, 16u32, rows);
-            k.offset(self.base.at(self.layout.tokens.offset), byte.cast())
+            let piece = if half == 0 { piece } else { k.eval(piece ^ half) };
+            k.offset(self.base.at(self.layout.tokens.offset), piece * 16 + rows)
         });
         Places { slabs, tokens }
     }
 
     /// Multiplies the K block in a stage.
     fn multiply(&self, k: &mut Kernel, places: &Places, stage: Reg<U32>, sums: &[Reg<F32>]) {
-        let weights = k.mul(stage, self.layout.weights.stride);
+        let weights = k.eval(stage * self.layout.weights.stride);
         let fragments: Vec<[[Reg<B32>; 4]; 4]> = places
             .slabs
             .iter()
             .map(|slab| {
-                let [codes, scales] = slab.map(|place| k.offset(place, weights.cast()));
+                let [codes, scales] = slab.map(|place| k.offset(place, weights));
                 let words: [Reg<B32>; 4] = k.ld_vector(codes);
                 let pairs: [Reg<B32>; 2] = k.ld_vector(scales);
                 std::array::from_fn(|step| {
@@ -316,8 +291,8 @@ impl<'a> Fused<'a> {
                 })
             })
             .collect();
-        let at = k.mul(stage, self.layout.tokens.stride);
-        let tokens = places.tokens.map(|place| k.offset(place, at.cast()));
+        let at = k.eval(stage * self.layout.tokens.stride);
+        let tokens = places.tokens.map(|place| k.offset(place, at));
         let groups = self.config.warp_tokens() / 8;
         for group in 0..groups {
             for (half, place) in tokens.into_iter().enumerate() {
@@ -348,15 +323,13 @@ impl<'a> Fused<'a> {
         };
         let [row_warp, token_warp] = self.warps(k);
         let groups = config.warp_tokens() / 8;
-        let (g, q) = (k.shr(self.lane, 2u32), k.and(self.lane, 3u32));
-        let pair = k.shl(q, 1u32);
-        let token = k.mad(token_warp, config.warp_tokens(), pair);
+        let (g, q) = (k.eval(self.lane >> 2), k.eval(self.lane & 3));
+        let token = k.eval(token_warp * config.warp_tokens() + (q << 1));
         let pitch = finish::pitch(self.variant.out, config.features());
         for slab in 0..config.slabs() {
-            let index = k.mul(row_warp, config.slabs());
-            let index = k.add(index, slab);
-            let feature = k.mad(index, 8u32, g);
-            let of_c = k.add(self.feature, feature);
+            let first = k.eval(row_warp * config.slabs());
+            let feature = k.eval((first + slab) * 8 + g);
+            let of_c = k.eval(self.feature + feature);
             let factors = self.finish.factors(k, of_c, self.n);
             let place = self.finish.place(k, &staged, token, feature);
             for group in 0..groups {

@@ -32,13 +32,10 @@ impl Fused<'_> {
         k.comment("The launch before has ended: it wrote these sums, or read older ones.");
         k.grid_dependency_wait();
         let [token_tiles, _] = self.tile_counts(k);
-        let groups = k.mul(token_tiles, self.config.tokens / 8);
-        let first = k.shr(tile.token, 3u32);
-        let group = k.mad(tile.features, groups, first);
-        let byte = k.mul_wide(group, self.plane());
-        let start = k.offset(sums, byte);
-        let byte = k.mul_wide(thread, 8u32);
-        k.offset(start, byte)
+        let groups = k.eval(token_tiles * (self.config.tokens / 8));
+        let group = tile.features * groups + (tile.token >> 3);
+        let start = k.offset(sums, group.mul_wide(self.plane()));
+        k.offset(start, thread.mul_wide(8))
     }
 
     /// Stores gate's sums of two features and two tokens.

@@ -5,10 +5,11 @@ use dualgemm_ptx::builder::*;
 use super::decode::{
     BF16_MAGNITUDE_MASK, BF16_SCALE_BASE, BF16_SCALE_MASK, FIELD_MASK, MAGNITUDE_MASK, SCALE_MASK, SIGN_MASK,
 };
-use super::fused::{Fused, Position};
+use super::fused::Fused;
 use super::pack::{CHUNK_BYTES, CODE_BYTES};
 use super::schedule::Tile;
 use super::variant::Compute;
+use crate::parts::ring::{Cursor, low_word};
 
 /// `(a & b) | c` as a truth table of `lop3`.
 const AND_OR: u8 = 0xEA;
@@ -22,9 +23,9 @@ pub(super) struct Consumer {
     /// Low word of the descriptor of the tokens of its first block in stage 0.
     desc: Reg<U32>,
     /// Stage to load next, to multiply next, to release next.
-    load: Position,
-    multiply: Position,
-    release: Position,
+    load: Cursor,
+    multiply: Cursor,
+    release: Cursor,
     raw: [Reg<B32>; 6],
     fragments: [[Reg<B32>; 16]; 2],
     first_lane: Reg<Pred>,
@@ -33,39 +34,35 @@ pub(super) struct Consumer {
 impl Fused<'_> {
     /// Warpgroup's row group and K group, warp in the warpgroup.
     pub(super) fn place(&self, k: &mut Kernel) -> [Reg<U32>; 3] {
-        let warpgroup = k.shr(self.warp, 2u32);
+        let warpgroup = k.eval(self.warp >> 2);
         let (rows, k_group) = match (self.config.row_groups, self.config.k_groups) {
             (_, 1) => (warpgroup, k.mov::<U32>(0u32)),
             (1, _) => (k.mov::<U32>(0u32), warpgroup),
-            (groups, _) => (k.rem(warpgroup, groups), k.div(warpgroup, groups)),
+            (groups, _) => (k.eval(warpgroup % groups), k.eval(warpgroup / groups)),
         };
-        [rows, k_group, k.and(self.warp, 3u32)]
+        [rows, k_group, k.eval(self.warp & 3)]
     }
 
     /// Sets up what a consumer keeps.
     pub(super) fn consumer(&self, k: &mut Kernel) -> Consumer {
         let [row_group, k_group, warp] = self.place(k);
         let split = self.config.k_groups > 1;
-        let mut group = k.mul(row_group, self.config.blocks_per_stage * CHUNK_BYTES as u32);
+        let mut group = k.eval(row_group * (self.config.blocks_per_stage * CHUNK_BYTES as u32));
         if split {
-            group = k.mad(k_group, CHUNK_BYTES as u32, group);
+            group = k.eval(k_group * CHUNK_BYTES as u32 + group);
         }
-        let start = k.offset(self.shared(self.layout.weights.offset), group.cast());
-        let thread = k.shl(warp, 5u32);
-        let thread = k.add(thread, self.lane);
-        let codes = k.shl(thread, 4u32);
-        let codes = k.offset(start, codes.cast());
-        let row = k.shr(thread, 2u32);
-        let scales = k.shl(row, 3u32);
-        let scales = k.offset(start.at(CODE_BYTES as i64), scales.cast());
+        let start = k.offset(self.shared(self.layout.weights.offset), group);
+        let thread = k.eval((warp << 5) + self.lane);
+        let codes = k.offset(start, thread << 4);
+        let scales = k.offset(start.at(CODE_BYTES as i64), (thread >> 2) << 3);
         let raw = array(k);
         let fragments = [array(k), array(k)];
-        let load = self.start(k, 0, self.layout.weights.stride);
-        let multiply = self.start(k, 0, self.layout.tokens.stride / 16);
-        let release = self.start(k, 0, 0);
+        let load = Cursor::start(k, &self.ring, false, self.layout.weights.stride);
+        let multiply = Cursor::start(k, &self.ring, false, self.layout.tokens.stride / 16);
+        let release = Cursor::start(k, &self.ring, false, 0);
         let mut desc = self.first_desc(k);
         if split {
-            desc = k.mad(k_group, self.config.tokens * 8, desc);
+            desc = k.eval(k_group * (self.config.tokens * 8) + desc);
         }
         let first_lane = k.compare(Cmp::Eq, self.lane, 0u32);
         Consumer {
@@ -85,16 +82,14 @@ impl Fused<'_> {
     /// over 16.
     fn first_desc(&self, k: &mut Kernel) -> Reg<U32> {
         let start = self.shared(self.layout.tokens.offset);
-        let address = k.add(start.base().cast::<U32>(), start.offset() as u32);
-        let field = k.shr(address, 4u32);
-        k.or(field.cast::<B32>(), self.layout.token_tile.wgmma_desc() as u32).cast()
+        low_word(k, start, self.layout.token_tile.wgmma_desc())
     }
 
     /// Four code words and two scale words of block `block` of the stage that is loaded next.
     fn load_block(&self, k: &mut Kernel, consumer: &Consumer, block: u32) {
         let at = consumer.load.offset;
         let [codes, scales] =
-            consumer.codes.map(|address| k.offset(address, at.cast()).at(block * CHUNK_BYTES as u32));
+            consumer.codes.map(|address| k.offset(address, at).at(block * CHUNK_BYTES as u32));
         let words: [Reg<B32>; 4] = k.ld_vector(codes);
         let pairs: [Reg<B32>; 2] = k.ld_vector(scales);
         for (to, from) in consumer.raw.iter().zip(words.into_iter().chain(pairs)) {
@@ -103,8 +98,7 @@ impl Fused<'_> {
     }
 
     fn wait_full(&self, k: &mut Kernel, consumer: &Consumer) {
-        let full = self.barrier(k, self.layout.full.offset, consumer.load.stage);
-        k.mbarrier_wait(full, consumer.load.phase, "full");
+        self.ring.wait_full(k, consumer.load.at);
     }
 
     /// Four `wgmma` on decoded fragments; `low` is the low word of the descriptor of the block's tokens.
@@ -114,7 +108,7 @@ impl Fused<'_> {
         for step in 0..4 {
             let a = std::array::from_fn(|i| fragments[4 * step + i]);
             let advance = self.layout.token_tile.advance_k(32 * step as u32) as u32;
-            let low = if step == 0 { low } else { k.add(low, advance) };
+            let low = if step == 0 { low } else { k.eval(low + advance) };
             let desc = k.pack_64(low.cast::<B32>(), high);
             let format = WgmmaFormat::Half(self.variant.compute.format());
             k.wgmma(format, acc, WgmmaA::Regs(a), desc, true);
@@ -132,11 +126,7 @@ impl Fused<'_> {
         let per_stage = if k_groups > 1 { 1 } else { self.config.blocks_per_stage };
         let mine = match k_groups {
             1 => count,
-            _ => {
-                let up = k.add(count, k_groups - 1);
-                let up = k.sub(up, consumer.k_group);
-                k.div(up, k_groups)
-            }
+            _ => k.eval((count + (k_groups - 1) - consumer.k_group) / k_groups),
         };
         if self.many_tiles() {
             for sum in acc {
@@ -156,25 +146,23 @@ impl Fused<'_> {
         }
         if k_groups == 1 {
             k.comment("The last stage, whole or not, is done with.");
-            let ragged = k.rem(count, per_stage);
-            let ragged = k.compare(Cmp::Ne, ragged, 0u32);
+            let ragged = k.compare(Cmp::Ne, count % per_stage, 0u32);
             k.if_(ragged, "ragged", |k| {
-                self.advance(k, consumer.load);
-                self.advance(k, consumer.multiply);
+                consumer.load.advance(k);
+                consumer.multiply.advance(k);
             });
             self.release(k, consumer);
         } else {
             let any = some_blocks(k);
             k.if_(any, "last_release", |k| self.release(k, consumer));
             k.comment("A last stage that holds no block of this K group.");
-            let up = k.add(count, k_groups - 1);
-            let stages = k.div(up, k_groups);
+            let stages = k.eval(count.div_ceil(k_groups));
             let skipped = k.compare(Cmp::Lt, mine, stages);
             k.if_(skipped, "skip", |k| {
                 self.wait_full(k, consumer);
                 self.release(k, consumer);
-                self.advance(k, consumer.load);
-                self.advance(k, consumer.multiply);
+                consumer.load.advance(k);
+                consumer.multiply.advance(k);
             });
         }
     }
@@ -191,7 +179,7 @@ impl Fused<'_> {
         self.wait_full(k, consumer);
         self.load_block(k, consumer, 0);
         if per_stage == 1 {
-            self.advance(k, *load);
+            load.advance(k);
         }
         self.decode_block(k, &consumer.raw, &fragments[0]);
 
@@ -200,30 +188,29 @@ impl Fused<'_> {
         let unrolled = if per_stage.is_multiple_of(2) { per_stage } else { 2 * per_stage };
         k.for_range("k_blocks", 0u32, blocks, unrolled, |k, start, this| {
             for b in 0..unrolled {
-                let block = k.add(start, b);
+                let block = k.eval(start + b);
                 if b > 0 {
                     let done = k.compare(Cmp::Ge, block, blocks);
                     k.break_if(this, done);
                 }
                 let (now, next) = (&fragments[b as usize % 2], &fragments[(b as usize + 1) % 2]);
-                let desc = k.add(consumer.desc, multiply.offset);
-                let desc = match b % per_stage {
+                let desc = consumer.desc + multiply.offset;
+                let desc = k.eval(match b % per_stage {
                     0 => desc,
-                    b => k.add(desc, b * self.config.tokens * 8),
-                };
+                    b => desc + b * self.config.tokens * 8,
+                });
                 self.multiply_block(k, acc, now, desc);
                 if (b + 1) % per_stage == 0 {
-                    self.advance(k, *multiply);
+                    multiply.advance(k);
                 }
-                let block = k.add(block, 1u32);
-                let more = k.compare(Cmp::Lt, block, blocks);
+                let more = k.compare(Cmp::Lt, block + 1, blocks);
                 k.if_(more, "load", |k| {
                     if (b + 1) % per_stage == 0 {
                         self.wait_full(k, consumer);
                     }
                     self.load_block(k, consumer, (b + 1) % per_stage);
                     if (b + 2).is_multiple_of(per_stage) {
-                        self.advance(k, *load);
+                        load.advance(k);
                     }
                 });
                 k.comment("The previous block is multiplied: its fragments are free, and so is its stage if it was the last.");
@@ -245,9 +232,8 @@ impl Fused<'_> {
 
     /// Tells the producers that this warp is done with a stage.
     fn release(&self, k: &mut Kernel, consumer: &Consumer) {
-        let empty = self.barrier(k, self.layout.empty.offset, consumer.release.stage);
-        k.when(consumer.first_lane).mbarrier_arrive(empty);
-        self.advance(k, consumer.release);
+        self.ring.release(k, consumer.release.at, consumer.first_lane);
+        consumer.release.advance(k);
     }
 
     // ---- decoding: the operations of `decode.rs` ----
@@ -273,14 +259,14 @@ impl Fused<'_> {
     fn scale_pairs(&self, k: &mut Kernel, word: Reg<B32>) -> [Reg<B32>; 2] {
         match self.variant.compute {
             Compute::F16 => {
-                let first = k.and(word, SCALE_MASK);
+                let first = k.eval(word & SCALE_MASK);
                 let rotated = k.funnel_left(word, word, 8u32);
-                [first, k.and(rotated, SCALE_MASK)]
+                [first, k.eval(rotated & SCALE_MASK)]
             }
             Compute::Bf16 => {
                 let base = k.mov::<B32>(BF16_SCALE_BASE);
-                let first = k.shr(word.cast::<U32>(), 3u32).cast();
-                let first = k.lop3(first, BF16_SCALE_MASK, base, AND_OR);
+                let shifted = k.eval(word.cast::<U32>() >> 3).cast();
+                let first = k.lop3(shifted, BF16_SCALE_MASK, base, AND_OR);
                 let rotated = k.funnel_left(word, word, 5u32);
                 [first, k.lop3(rotated, BF16_SCALE_MASK, base, AND_OR)]
             }
@@ -312,25 +298,22 @@ fn decode_word<T>(
 
 /// The bits of `mask` of the word shifted left by `magnitude`, and the sign bits of the word shifted left by `sign`.
 fn field(k: &mut Kernel, word: Reg<B32>, mask: u32, magnitude: u32, sign: u32) -> Reg<B32> {
-    let sign = k.shl(word, sign);
-    let sign = k.and(sign, SIGN_MASK);
-    let magnitude = k.shl(word, magnitude);
+    let sign = k.eval((word << sign) & SIGN_MASK);
+    let magnitude = k.eval(word << magnitude);
     k.lop3(magnitude, mask, sign, AND_OR)
 }
 
 pub(crate) fn fields_f16(k: &mut Kernel, word: Reg<B32>) -> [Reg<B32>; 4] {
-    let first = k.and(word, FIELD_MASK);
-    let second = k.shl(word, 3u32);
-    let second = k.and(second, FIELD_MASK);
+    let first = k.eval(word & FIELD_MASK);
+    let second = k.eval((word << 3) & FIELD_MASK);
     [first, second, field(k, word, MAGNITUDE_MASK, 6, 1), field(k, word, MAGNITUDE_MASK, 9, 2)]
 }
 
 pub(crate) fn fields_bf16(k: &mut Kernel, word: Reg<B32>) -> [Reg<B32>; 4] {
-    let sign = k.and(word, SIGN_MASK);
-    let first = k.shr(word.cast::<U32>(), 3u32).cast();
-    let first = k.lop3(first, BF16_MAGNITUDE_MASK, sign, AND_OR);
-    let sign = k.shl(word, 3u32);
-    let sign = k.and(sign, SIGN_MASK);
+    let sign = k.eval(word & SIGN_MASK);
+    let shifted = k.eval(word.cast::<U32>() >> 3).cast();
+    let first = k.lop3(shifted, BF16_MAGNITUDE_MASK, sign, AND_OR);
+    let sign = k.eval((word << 3) & SIGN_MASK);
     let second = k.lop3(word, BF16_MAGNITUDE_MASK, sign, AND_OR);
     [first, second, field(k, word, BF16_MAGNITUDE_MASK, 3, 1), field(k, word, BF16_MAGNITUDE_MASK, 6, 2)]
 }

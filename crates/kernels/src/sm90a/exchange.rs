@@ -38,9 +38,8 @@ impl Fused<'_> {
         };
         let (kept, sent) = (pick(high, low), pick(low, high));
         let thread = k.special(Special::TidX);
-        let byte = k.shl(thread, 4u32);
-        let own = k.offset(self.shared(self.layout.epilogue), byte.cast());
-        let other = k.xor(rank, 1u32);
+        let own = k.offset(self.shared(self.layout.epilogue), thread << 4);
+        let other = k.eval(rank ^ 1);
         let other = k.map_to_rank(own, other);
         k.comment("The other CTA is done with its ring.");
         k.cluster_sync();
@@ -54,8 +53,7 @@ impl Fused<'_> {
                 k.to(*sum).add(*sum, more);
             });
         }
-        let half = k.mul(rank, self.config.tokens / 2);
-        let token = k.add(tile.token, half);
+        let token = k.eval(tile.token + rank * (self.config.tokens / 2));
         (Tile { token, ..tile }, kept)
     }
 
@@ -71,17 +69,16 @@ impl Fused<'_> {
         let (groups, parts) = (config.tokens / 8 / config.k_split, config.k_groups * config.k_split);
         let plane = self.plane() * parts;
         let thread = k.special(Special::TidX);
-        let byte = k.shl(thread, 4u32);
+        let byte = k.eval(thread << 4);
         let start = self.shared(self.layout.epilogue);
         let quads = || acc.chunks_exact(4).enumerate().map(|(j, sums)| (j as u32, sums));
         if config.k_split == 1 {
-            let own = k.offset(start, byte.cast());
+            let own = k.offset(start, byte);
             quads().for_each(|(j, sums)| k.st_vector(own.at(j * plane), sums));
             return (tile, groups, parts);
         }
         let rank = k.special(Special::ClusterCtaRank);
-        let byte = k.mad(rank, config.consumer_threads() * 16, byte);
-        let own = k.offset(start, byte.cast());
+        let own = k.offset(start, rank * (config.consumer_threads() * 16) + byte);
         let finishers = [k.map_to_rank(own, 0u32), k.map_to_rank(own, 1u32)];
         k.comment("The other CTA is done with its ring.");
         k.cluster_sync();
@@ -89,21 +86,18 @@ impl Fused<'_> {
             k.st_vector(finishers[(j / groups) as usize].at(j % groups * plane), sums);
         });
         k.cluster_sync();
-        let half = k.mul(rank, config.tokens / 2);
-        let token = k.add(tile.token, half);
+        let token = k.eval(tile.token + rank * (config.tokens / 2));
         (Tile { token, ..tile }, groups, parts)
     }
 
     fn flag(&self, k: &mut Kernel, part: Part, cta: Reg<U32>) -> Addr<Global> {
         let workspace = k.ld_pointer(part.workspace);
-        let byte = k.mul_wide(cta, 4u32);
-        k.offset(workspace, byte)
+        k.offset(workspace, cta.mul_wide(4))
     }
 
     fn slot(&self, k: &mut Kernel, part: Part, cta: Reg<U32>) -> Addr<Global> {
         let workspace = k.ld_pointer(part.workspace);
-        let byte = k.mul_wide(cta, self.config.tile_bytes() as u32);
-        k.offset(workspace, byte).at(FLAG_BYTES)
+        k.offset(workspace, cta.mul_wide(self.config.tile_bytes() as u32)).at(FLAG_BYTES)
     }
 
     /// Where this CTA's sums go.
@@ -120,8 +114,7 @@ impl Fused<'_> {
         slot: Addr<Global>,
         thread: Reg<U32>,
     ) -> Addr<Global> {
-        let byte = k.mul_wide(thread, 16u32);
-        k.offset(slot, byte)
+        k.offset(slot, thread.mul_wide(16))
     }
 
     /// Bytes of the sums of all threads for eight tokens.
@@ -163,13 +156,13 @@ impl Fused<'_> {
         body: impl FnOnce(&mut Kernel, Reg<U32>),
     ) {
         let own = k.special(Special::CtaidX);
-        let cta = k.add(own, 1u32);
+        let cta = k.eval(own + 1);
         k.loop_(name, |k, this| {
             let start = part.shares.start(k, cta);
             let done = k.compare(Cmp::Ge, start, part.tile_end);
             k.break_if(this, done);
             body(k, cta);
-            k.to(cta).add(cta, 1u32);
+            k.to(cta).eval(cta + 1);
         });
     }
 

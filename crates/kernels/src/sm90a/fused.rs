@@ -26,6 +26,7 @@ use super::config::{Config, Layout};
 use super::schedule::Tile;
 use super::variant::{Out, Products, Scheduler, Variant};
 use crate::Error;
+use crate::parts::ring::Ring;
 
 /// Name of the kernel in its module.
 pub const ENTRY: &str = "dual_gemm";
@@ -69,6 +70,7 @@ pub(super) struct Fused<'a> {
     pub(super) workspace: Option<PointerParam>,
     pub(super) gate_sums: GateSums,
     pub(super) base: Addr<Shared>,
+    pub(super) ring: Ring,
     pub(super) warp: Reg<U32>,
     pub(super) lane: Reg<U32>,
 }
@@ -106,17 +108,6 @@ pub(super) struct Groups {
     pub(super) count: Param<U32>,
     /// Bytes from one group's weights to the next one's.
     pub(super) stride: Param<U64>,
-}
-
-/// Where a role stands in the ring. Offsets run along instead of being multiplied out for every block: the main loop
-/// has few instructions to spare beside decoding.
-#[derive(Clone, Copy)]
-pub(super) struct Position {
-    pub(super) stage: Reg<U32>,
-    pub(super) phase: Reg<U32>,
-    /// `stage · step`.
-    pub(super) offset: Reg<U32>,
-    step: u32,
 }
 
 impl<'a> Fused<'a> {
@@ -157,10 +148,11 @@ impl<'a> Fused<'a> {
             Products::Up => GateSums::Read(k.pointer("gate_sums")),
         };
         let base = k.shared(&layout.smem);
+        let ring = Ring::new(base, config.stages, &layout.full, &layout.empty);
         let [m, n, blocks] = sizes.map(|param| k.ld_param(&param));
         let warp = k.warp_index();
         let thread = k.special(Special::TidX);
-        let lane = k.and(thread, 31u32);
+        let lane = k.eval(thread & 31);
         Self {
             config,
             variant,
@@ -179,13 +171,15 @@ impl<'a> Fused<'a> {
             workspace,
             gate_sums,
             base,
+            ring,
             warp,
             lane,
         }
     }
 
     fn emit(&self, k: &mut Kernel) {
-        self.init_barriers(k);
+        self.ring.init(k, 1, self.config.consumer_threads() / 32);
+        k.launch_dependents();
         if self.groups.is_some() {
             k.comment("Rows of the groups may come from the kernel before.");
             k.grid_dependency_wait();
@@ -225,23 +219,6 @@ impl<'a> Fused<'a> {
         );
     }
 
-    fn init_barriers(&self, k: &mut Kernel) {
-        let thread = k.special(Special::TidX);
-        let first = k.compare(Cmp::Eq, thread, 0u32);
-        k.if_(first, "init", |k| {
-            for stage in 0..self.config.stages {
-                k.mbarrier_init(self.base.at(self.layout.full.part(stage)), 1u32);
-                k.mbarrier_init(
-                    self.base.at(self.layout.empty.part(stage)),
-                    self.config.consumer_threads() / 32,
-                );
-            }
-            k.fence_mbarrier_init();
-        });
-        k.cta_sync();
-        k.launch_dependents();
-    }
-
     /// Features of a tile.
     pub(super) fn features(&self) -> u32 {
         self.variant.features(self.config)
@@ -267,31 +244,6 @@ impl<'a> Fused<'a> {
         self.base.at(offset)
     }
 
-    // ---- the ring ----
-
-    pub(super) fn start(&self, k: &mut Kernel, phase: u32, step: u32) -> Position {
-        Position { stage: k.mov::<U32>(0u32), phase: k.mov::<U32>(phase), offset: k.mov::<U32>(0u32), step }
-    }
-
-    pub(super) fn advance(&self, k: &mut Kernel, at: Position) {
-        k.to(at.stage).add(at.stage, 1u32);
-        if at.step != 0 {
-            k.to(at.offset).add(at.offset, at.step);
-        }
-        let wrapped = k.compare(Cmp::Eq, at.stage, self.config.stages);
-        k.when(wrapped).to(at.stage).mov::<U32>(0u32);
-        if at.step != 0 {
-            k.when(wrapped).to(at.offset).mov::<U32>(0u32);
-        }
-        k.when(wrapped).to(at.phase).xor(at.phase, 1u32);
-    }
-
-    /// The barrier of a stage in `region`.
-    pub(super) fn barrier(&self, k: &mut Kernel, region: u32, stage: Reg<U32>) -> Addr<Shared> {
-        let offset = k.shl(stage, 3u32);
-        k.offset(self.base.at(region), offset.cast())
-    }
-
     /// Address of a group's part of a table with `bytes` bytes for each group; the start without groups.
     pub(super) fn of_group(
         &self,
@@ -302,11 +254,7 @@ impl<'a> Fused<'a> {
     ) -> Addr<Global> {
         match tile.group {
             None => table,
-            Some(group) => {
-                let group = k.convert::<U64, U32>(group);
-                let skip = k.mul(group, bytes);
-                k.offset(table, skip)
-            }
+            Some(group) => k.offset(table, group.widen() * bytes),
         }
     }
 }

@@ -2,9 +2,10 @@
 
 use dualgemm_ptx::builder::*;
 
-use super::fused::{Fused, Position};
+use super::fused::Fused;
 use super::pack::CHUNK_BYTES;
 use super::schedule::Tile;
+use crate::parts::ring::Cursor;
 
 impl Fused<'_> {
     /// Runs `load` for every stage of a tile: `load(k, first block, blocks of this stage)`, after the stage is empty.
@@ -13,17 +14,16 @@ impl Fused<'_> {
         k: &mut Kernel,
         name: &str,
         tile: Tile,
-        at: Position,
+        cursor: Cursor,
         load: impl FnOnce(&mut Kernel, Reg<U32>, Reg<U32>),
     ) {
         let (first, end) = tile.block_range(k, self.blocks);
         k.for_range(name, first, end, self.config.blocks_per_stage, |k, block, _| {
-            let empty = self.barrier(k, self.layout.empty.offset, at.stage);
-            k.mbarrier_wait(empty, at.phase, "empty");
-            let left = k.sub(end, block);
-            let count = k.min(left, self.config.blocks_per_stage);
+            let empty = cursor.at.barrier(k, self.ring.empty);
+            k.mbarrier_wait(empty, cursor.at.phase, "empty");
+            let count = k.eval((end - block).min(self.config.blocks_per_stage));
             load(k, block, count);
-            self.advance(k, at);
+            cursor.advance(k);
         });
     }
 
@@ -44,17 +44,12 @@ impl Fused<'_> {
         }
         k.comment("Row tiles beyond the last one read it again; their features are not stored.");
         let chunk = self.variant.chunk_features();
-        let up = k.add(self.n, chunk - 1);
-        let tiles = k.shr(up, chunk.ilog2());
-        let last = k.sub(tiles, 1u32);
-        let first = k.mul(tile.features, self.config.row_groups);
+        let last = k.eval(((self.n + (chunk - 1)) >> chunk.ilog2()) - 1);
+        let first = k.eval(tile.features * self.config.row_groups);
         (0..self.config.row_groups)
             .map(|group| {
-                let tile = k.add(first, group);
-                let tile = k.min(tile, last);
-                let chunk = k.mul_wide(tile, self.blocks);
-                let byte = k.mul(chunk, CHUNK_BYTES as u64);
-                k.offset(weights, byte)
+                let tile = (first + group).min(last);
+                k.offset(weights, tile.mul_wide(self.blocks) * CHUNK_BYTES as u64)
             })
             .collect()
     }
@@ -64,25 +59,25 @@ impl Fused<'_> {
         // tiles read too must stay.
         let l2 = (self.config.tokens <= 64).then_some(Eviction::First);
         let options = TmaOptions { l2, ..TmaOptions::default() };
-        let at = self.start(k, 1, self.layout.weights.stride);
+        let cursor = Cursor::start(k, &self.ring, true, self.layout.weights.stride);
         self.for_each_tile(k, tile, |k, tile| {
             self.as_one(k, first_lane, |k| {
                 let rows = self.weight_rows(k, tile);
-                self.fill_ring(k, "weight_stages", tile, at, |k, block, count| {
-                    let full = self.barrier(k, self.layout.full.offset, at.stage);
+                self.fill_ring(k, "weight_stages", tile, cursor, |k, block, count| {
+                    let full = cursor.at.barrier(k, self.ring.full);
                     let chunks = self.config.row_groups * CHUNK_BYTES as u32;
                     let bytes = match self.whole_stage_loads() {
                         // Blocks beyond K are filled with zeros, and count.
                         true => {
-                            let bytes = k.mul(count, chunks);
-                            k.add(bytes, self.config.token_bytes())
+                            let bytes = k.eval(count * chunks);
+                            k.eval(bytes + self.config.token_bytes())
                         }
-                        false => k.mul(count, chunks + self.config.tokens * 128),
+                        false => k.eval(count * (chunks + self.config.tokens * 128)),
                     };
                     k.mbarrier_arrive_expect_tx(full, bytes);
-                    let bytes = k.mul(count, CHUNK_BYTES as u32);
-                    let from = k.mul_wide(block, CHUNK_BYTES as u32);
-                    let slot = k.offset(self.shared(self.layout.weights.offset), at.offset.cast());
+                    let bytes = k.eval(count * CHUNK_BYTES as u32);
+                    let from = k.eval(block.mul_wide(CHUNK_BYTES as u32));
+                    let slot = k.offset(self.shared(self.layout.weights.offset), cursor.offset);
                     for (group, row) in rows.iter().enumerate() {
                         let from = k.offset(*row, from);
                         let group = group as u32 * self.config.blocks_per_stage * CHUNK_BYTES as u32;
@@ -100,12 +95,12 @@ impl Fused<'_> {
             k.grid_dependency_wait();
         }
         let options = TmaOptions::default();
-        let at = self.start(k, 1, self.layout.tokens.stride);
+        let cursor = Cursor::start(k, &self.ring, true, self.layout.tokens.stride);
         self.for_each_tile(k, tile, |k, tile| {
             self.as_one(k, first_lane, |k| {
-                self.fill_ring(k, "token_stages", tile, at, |k, block, count| {
-                    let full = self.barrier(k, self.layout.full.offset, at.stage);
-                    let slot = k.offset(self.shared(self.layout.tokens.offset), at.offset.cast());
+                self.fill_ring(k, "token_stages", tile, cursor, |k, block, count| {
+                    let full = cursor.at.barrier(k, self.ring.full);
+                    let slot = k.offset(self.shared(self.layout.tokens.offset), cursor.offset);
                     let token = tile.token.cast::<S32>().into();
                     if self.whole_stage_loads() {
                         let place = [0i32.into(), token, block.cast::<S32>().into()];
@@ -114,8 +109,7 @@ impl Fused<'_> {
                     for b in 0..self.config.blocks_per_stage {
                         let here = k.compare(Cmp::Gt, count, b);
                         k.if_(here, "token_block", |k| {
-                            let block = k.add(block, b);
-                            let column = k.shl(block, 6u32);
+                            let column = k.eval((block + b) << 6);
                             let place = [column.cast::<S32>().into(), token.clone()];
                             k.tensor_load(slot.at(b * self.config.tokens * 128), map, &place, full, &options);
                         });

@@ -42,7 +42,7 @@ impl Tile<'_> {
 
     /// How many K blocks.
     pub(super) fn block_count(&self, k: &mut Kernel, blocks: Reg<U32>) -> Reg<U32> {
-        self.blocks.map_or(blocks, |(first, end)| k.sub(end, first))
+        self.blocks.map_or(blocks, |(first, end)| k.eval(end - first))
     }
 }
 
@@ -59,8 +59,7 @@ pub(super) struct Shares {
 impl Shares {
     /// First unit of CTA `cta`.
     pub(super) fn start(&self, k: &mut Kernel, cta: Reg<U32>) -> Reg<U32> {
-        let early = k.min(cta, self.longer);
-        k.mad(cta, self.each, early)
+        k.eval(cta * self.each + cta.min(self.longer))
     }
 }
 
@@ -81,10 +80,8 @@ impl Fused<'_> {
 
     /// Tiles along the tokens and along the features, of the whole problem without groups.
     pub(super) fn tile_counts(&self, k: &mut Kernel) -> [Reg<U32>; 2] {
-        [(self.m, self.config.tokens), (self.n, self.features())].map(|(size, tile)| {
-            let up = k.add(size, tile - 1);
-            k.div(up, tile)
-        })
+        [(self.m, self.config.tokens), (self.n, self.features())]
+            .map(|(size, tile)| k.eval(size.div_ceil(tile)))
     }
 
     /// The only tile of a CTA; CTAs beyond the last tile end here. Without groups the grid is (token tiles of a panel,
@@ -98,9 +95,8 @@ impl Fused<'_> {
         }
         k.comment("Token tiles run fastest: CTAs that run together read the same weights.");
         let (features, panel) = (k.special(Special::CtaidY), k.special(Special::CtaidZ));
-        let x = if self.config.k_split > 1 { k.shr(x, 1u32) } else { x };
-        let token = k.mad(panel, self.config.panel(), x);
-        let token = k.mul(token, self.config.tokens);
+        let x = if self.config.k_split > 1 { k.eval(x >> 1) } else { x };
+        let token = k.eval((panel * self.config.panel() + x) * self.config.tokens);
         k.comment("The last panel may be narrower.");
         let beyond = k.compare(Cmp::Ge, token, self.m);
         k.when(beyond).exit();
@@ -111,14 +107,10 @@ impl Fused<'_> {
     /// The K blocks of this CTA of a pair: half of the stages, the first CTA one more if they are odd.
     fn half_of_k(&self, k: &mut Kernel) -> (Reg<U32>, Reg<U32>) {
         let stage = self.config.blocks_per_stage;
-        let up = k.add(self.blocks, 2 * stage - 1);
-        let half = k.div(up, 2 * stage);
-        let half = k.mul(half, stage);
+        let half = k.eval(self.blocks.div_ceil(2 * stage) * stage);
         let rank = k.special(Special::ClusterCtaRank);
-        let first = k.mul(rank, half);
-        let first = k.min(first, self.blocks);
-        let end = k.add(first, half);
-        (first, k.min(end, self.blocks))
+        let first = k.eval((rank * half).min(self.blocks));
+        (first, k.eval((first + half).min(self.blocks)))
     }
 
     /// Every so-many-th tile.
@@ -131,17 +123,17 @@ impl Fused<'_> {
                 let (tile, found) = self.find_group(k, groups, index);
                 k.break_if(this, !found);
                 body(k, tile);
-                k.to(index).add(index, step);
+                k.to(index).eval(index + step);
             }),
             None => {
                 let counts = self.tile_counts(k);
                 k.loop_("tiles", |k, this| {
-                    let tiles = k.mul(counts[0], counts[1]);
+                    let tiles = k.eval(counts[0] * counts[1]);
                     let done = k.compare(Cmp::Ge, index, tiles);
                     k.break_if(this, done);
                     let tile = self.tile_at(k, counts, index);
                     body(k, tile);
-                    k.to(index).add(index, step);
+                    k.to(index).eval(index + step);
                 });
             }
         }
@@ -154,28 +146,23 @@ impl Fused<'_> {
         [token_tiles, feature_tiles]: [Reg<U32>; 2],
         index: Reg<U32>,
     ) -> Tile<'_> {
-        let panel_tiles = k.mul(feature_tiles, self.config.panel());
-        let panel = k.div(index, panel_tiles);
-        let inside = k.rem(index, panel_tiles);
-        let first = k.mul(panel, self.config.panel());
-        let left = k.sub(token_tiles, first);
-        let width = k.min(left, self.config.panel());
-        let features = k.div(inside, width);
-        let token = k.rem(inside, width);
-        let token = k.add(token, first);
-        let token = k.mul(token, self.config.tokens);
+        let panel_tiles = k.eval(feature_tiles * self.config.panel());
+        let panel = k.eval(index / panel_tiles);
+        let inside = k.eval(index % panel_tiles);
+        let first = k.eval(panel * self.config.panel());
+        let width = k.eval((token_tiles - first).min(self.config.panel()));
+        let features = k.eval(inside / width);
+        let token = k.eval((inside % width + first) * self.config.tokens);
         Tile { token, token_end: self.m, features, group: None, blocks: None, part: None }
     }
 
     /// How stream-K shares the work.
     fn shares(&self, k: &mut Kernel) -> Shares {
         let [token_tiles, feature_tiles] = self.tile_counts(k);
-        let up = k.add(self.blocks, self.config.blocks_per_stage - 1);
-        let stages = k.div(up, self.config.blocks_per_stage);
-        let tiles = k.mul(token_tiles, feature_tiles);
-        let units = k.mul(tiles, stages);
+        let stages = k.eval(self.blocks.div_ceil(self.config.blocks_per_stage));
+        let units = k.eval(token_tiles * feature_tiles * stages);
         let ctas = k.special(Special::NctaidX);
-        Shares { each: k.div(units, ctas), longer: k.rem(units, ctas), stages }
+        Shares { each: k.eval(units / ctas), longer: k.eval(units % ctas), stages }
     }
 
     /// This CTA's share of the K blocks of all tiles: the end of one tile, whole ones, the beginning of another.
@@ -184,22 +171,20 @@ impl Fused<'_> {
         let counts = self.tile_counts(k);
         let cta = k.special(Special::CtaidX);
         let unit = shares.start(k, cta);
-        let next = k.add(cta, 1u32);
+        let next = k.eval(cta + 1);
         let end = shares.start(k, next);
         k.loop_("shares", |k, this| {
             let done = k.compare(Cmp::Ge, unit, end);
             k.break_if(this, done);
-            let index = k.div(unit, shares.stages);
-            let tile_start = k.mul(index, shares.stages);
-            let tile_end = k.add(tile_start, shares.stages);
-            let part_end = k.min(tile_end, end);
+            let index = k.eval(unit / shares.stages);
+            let tile_start = k.eval(index * shares.stages);
+            let tile_end = k.eval(tile_start + shares.stages);
+            let part_end = k.eval(tile_end.min(end));
             let head = k.compare(Cmp::Eq, unit, tile_start);
             let tail = k.compare(Cmp::Eq, part_end, tile_end);
-            let [first_block, end_block] = [unit, part_end].map(|at| {
-                let stage = k.sub(at, tile_start);
-                k.mul(stage, self.config.blocks_per_stage)
-            });
-            let end_block = k.min(end_block, self.blocks);
+            let [first_block, end_block] =
+                [unit, part_end].map(|at| k.eval((at - tile_start) * self.config.blocks_per_stage));
+            let end_block = k.eval(end_block.min(self.blocks));
             let part = Some(Part { head, tail, tile_end, shares, workspace });
             let blocks = Some((first_block, end_block));
             let tile = Tile { blocks, part, ..self.tile_at(k, counts, index) };
@@ -219,55 +204,51 @@ impl Fused<'_> {
         let token_tiles = k.mov::<U32>(1u32);
         let found = k.mov::<U32>(0u32);
         k.for_range("groups", 0u32, count, 32, |k, first, this| {
-            let mine = k.add(first, self.lane);
+            let mine = k.eval(first + self.lane);
             let [start, end] = [zero(k), zero(k)];
             let exists = k.compare(Cmp::Lt, mine, count);
             k.if_(exists, "group", |k| {
-                let at = k.mul_wide(mine, 4u32);
-                let at = k.offset(offsets, at);
+                let at = k.offset(offsets, mine.mul_wide(4));
                 let (low, high): (Reg<U32>, Reg<U32>) = (k.ld(at), k.ld(at.at(4)));
                 k.assign(start, low);
                 k.assign(end, high);
             });
-            let rows = k.sub(end, start);
-            let up = k.add(rows, self.config.tokens - 1);
-            let width = k.div(up, self.config.tokens);
-            let own = k.mul(width, feature_tiles);
+            let width = k.eval((end - start).div_ceil(self.config.tokens));
+            let own = k.eval(width * feature_tiles);
             k.comment("Tiles up to and with this lane's group.");
             let sum = k.mov(own);
             for distance in [1u32, 2, 4, 8, 16] {
                 let lower = k.shuffle(Shuffle::Up, sum, distance);
                 let add = k.compare(Cmp::Ge, self.lane, distance);
-                k.when(add).to(sum).add(sum, lower);
+                k.when(add).to(sum).eval(sum + lower);
             }
-            let sum = k.add(sum, tiles_before);
+            let sum = k.eval(sum + tiles_before);
             let beyond = k.compare(Cmp::Gt, sum, index);
             let lanes = k.ballot(beyond);
             let any = k.compare(Cmp::Ne, lanes.cast::<U32>(), 0u32);
             k.if_(any, "found", |k| {
                 let complement = k.not(lanes).cast::<U32>();
-                let negative = k.add(complement, 1u32);
-                let lowest = k.and(lanes.cast::<U32>(), negative);
+                let negative = k.eval(complement + 1);
+                let lowest = k.eval(lanes.cast::<U32>() & negative);
                 let zeros = k.leading_zeros(lowest);
-                let lane = k.mov::<U32>(31u32);
-                let lane = k.sub(lane, zeros);
-                let before = k.sub(sum, own);
+                let last = k.mov::<U32>(31u32);
+                let lane = k.eval(last - zeros);
+                let before = k.eval(sum - own);
                 for (to, from) in
                     [(group, mine), (token, start), (token_end, end), (token_tiles, width), (local, before)]
                 {
                     let value = k.shuffle(Shuffle::Index, from, lane);
                     k.assign(to, value);
                 }
-                k.to(local).sub(index, local);
+                k.to(local).eval(index - local);
                 k.assign(found, 1u32);
             });
             k.break_if(this, any);
             let all = k.shuffle(Shuffle::Index, sum, 31u32);
             k.assign(tiles_before, all);
         });
-        let features = k.div(local, token_tiles);
-        let inside = k.rem(local, token_tiles);
-        let token = k.mad(inside, self.config.tokens, token);
+        let features = k.eval(local / token_tiles);
+        let token = k.eval(local % token_tiles * self.config.tokens + token);
         let found = k.compare(Cmp::Ne, found, 0u32);
         (Tile { token, token_end, features, group: Some(group), blocks: None, part: None }, found)
     }

@@ -7,13 +7,8 @@ use super::fused::{Alpha, Fused, GateSums, Quantize};
 use super::schedule::Tile;
 use super::variant::{Out, Products};
 use crate::generic::rowwise::scale_offset;
-use crate::parts::{epilogue, nvfp4};
-
-/// What the products of one feature are multiplied by, and what is added.
-struct Factors {
-    alpha: [Reg<F32>; 2],
-    bias: Option<[Reg<F32>; 2]>,
-}
+use crate::parts::epilogue::{self, Factors};
+use crate::parts::nvfp4;
 
 impl Fused<'_> {
     /// Everything after the main loop of a tile.
@@ -83,7 +78,7 @@ impl Fused<'_> {
         };
         (0..count)
             .map(|i| {
-                let feature = if i == 0 { feature } else { k.add(feature, 8 * i) };
+                let feature = if i == 0 { feature } else { k.eval(feature + 8 * i) };
                 (feature, self.factors(k, tile, feature))
             })
             .collect()
@@ -110,11 +105,11 @@ impl Fused<'_> {
             alpha = alpha.map(|alpha| k.mul(alpha, scale));
         }
         let bias = self.bias.as_ref().map(|halves| {
-            let first = k.mul(tile.features, self.features());
-            let feature = k.add(first, feature);
+            let first = k.eval(tile.features * self.features());
+            let feature = k.eval(first + feature);
             let inside = k.compare(Cmp::Lt, feature, self.n);
-            let byte = k.mul_wide(feature, 4u32);
-            let row_bytes = k.mul_wide(self.n, 4u32);
+            let byte = k.eval(feature.mul_wide(4));
+            let row_bytes = k.eval(self.n.mul_wide(4));
             [&halves[0], &halves[1]].map(|half| {
                 let bias = k.mov(0.0f32);
                 let table = k.ld_pointer(half);
@@ -128,18 +123,15 @@ impl Fused<'_> {
     }
 
     fn activate(&self, k: &mut Kernel, factors: &Factors, gate: Reg<F32>, up: Reg<F32>) -> Reg<F32> {
-        let mut products = [gate, up];
-        for (half, product) in products.iter_mut().enumerate() {
-            *product = match &factors.bias {
-                None => k.mul(*product, factors.alpha[half]),
-                Some(bias) => k.fma(*product, factors.alpha[half], bias[half]),
-            };
-            if self.variant.round_gate_up_to_bf16 {
-                let rounded = k.f32_to_bf16(*product);
-                *product = k.bf16_to_f32(rounded);
-            }
+        if !self.variant.round_gate_up_to_bf16 {
+            return factors.activate(k, &self.variant.program, [gate, up]);
         }
-        epilogue::evaluate(k, &self.variant.program, products[0], products[1])
+        let [gate, up] = [(0, gate), (1, up)].map(|(half, sum)| {
+            let product = factors.product(k, half, sum);
+            let rounded = k.f32_to_bf16(product);
+            k.bf16_to_f32(rounded)
+        });
+        epilogue::evaluate(k, &self.variant.program, gate, up)
     }
 
     /// Two neighbouring 16-bit elements of C.
@@ -155,11 +147,8 @@ impl Fused<'_> {
     fn store_transposed(&self, k: &mut Kernel, tile: Tile, acc: &[Reg<F32>], gate: Option<Addr<Global>>) {
         let [row_group, _, warp] = self.place(k);
         let slab = self.slab_log2();
-        let column = k.shl(row_group, slab + 2);
-        let slab = k.shl(warp, slab);
-        let column = k.add(column, slab);
-        let g = k.shr(self.lane, 2u32);
-        let feature = k.add(column, g);
+        let column = k.eval((row_group << (slab + 2)) + (warp << slab));
+        let feature = k.eval(column + (self.lane >> 2));
         let groups = || acc.chunks_exact(4).enumerate();
         for (i, (feature, factors)) in self.features_of_thread(k, tile, feature).iter().enumerate() {
             let sums = |k: &mut Kernel, (group, sums): (usize, &[Reg<F32>])| {
@@ -168,7 +157,7 @@ impl Fused<'_> {
             };
             match self.variant.out {
                 Out::F16 | Out::Bf16 => {
-                    let column = if i == 0 { column } else { k.add(column, 8 * i as u32) };
+                    let column = if i == 0 { column } else { k.eval(column + 8 * i as u32) };
                     let sums: Vec<FeatureSums> = groups().map(|group| sums(k, group)).collect();
                     self.stage_halves(k, factors, column, &sums);
                 }
@@ -194,13 +183,12 @@ impl Fused<'_> {
     /// `sums` those of all groups of eight tokens.
     fn stage_halves(&self, k: &mut Kernel, factors: &Factors, column: Reg<U32>, sums: &[FeatureSums]) {
         let pitch = self.config.pitch(self.variant);
-        let column = k.shl(column, 1u32);
+        let byte = k.eval(column << 1);
         // `stmatrix` takes the row address of matrix i from lanes 8i .. 8i+8; a matrix is 8 tokens.
         let at_once = if sums.len().is_multiple_of(4) { 4 } else { 1 };
-        let row = if at_once == 4 { self.lane } else { k.and(self.lane, 7u32) };
-        let row = k.mul(row, pitch);
-        let place = k.add(row, column);
-        let place = k.offset(self.staged(), place.cast());
+        let token = if at_once == 4 { self.lane } else { k.eval(self.lane & 7) };
+        let row = k.eval(token * pitch);
+        let place = k.offset(self.staged(), row + byte);
         for (index, sums) in sums.chunks(at_once).enumerate() {
             let halves: Vec<Reg<B32>> = sums
                 .iter()
@@ -225,10 +213,8 @@ impl Fused<'_> {
     ) {
         let pitch = self.config.pitch(self.variant);
         let token = self.token_of(k, group);
-        let row = k.mul(token, pitch);
-        let column = k.shl(feature, 2u32);
-        let place = k.add(row, column);
-        let place = k.offset(self.staged(), place.cast());
+        let row = k.eval(token * pitch);
+        let place = k.offset(self.staged(), row + (feature << 2));
         for e in 0..2 {
             let value = self.activate(k, factors, sums.gate[e], sums.up[e]);
             k.st(place.at(e as u32 * pitch), value);
@@ -237,20 +223,15 @@ impl Fused<'_> {
 
     /// First of the two tokens of a group of eight whose sums a lane holds.
     fn token_of(&self, k: &mut Kernel, group: Reg<U32>) -> Reg<U32> {
-        let q = k.and(self.lane, 3u32);
-        let pair = k.shl(q, 1u32);
-        let token = k.shl(group, 3u32);
-        k.add(token, pair)
+        let pair = k.eval((self.lane & 3) << 1);
+        k.eval((group << 3) + pair)
     }
 
     /// Address of an element of C's row-major matrix of `bytes`-byte elements.
     fn element(&self, k: &mut Kernel, row: Reg<U32>, feature: Reg<U32>, bytes: u32) -> Addr<Global> {
         let out = k.ld_pointer(&self.out);
-        let start = k.mul_wide(row, self.n);
-        let feature = k.convert::<U64, U32>(feature);
-        let element = k.add(start, feature);
-        let byte = k.shl(element, bytes.ilog2());
-        k.offset(out, byte)
+        let start = k.eval(row.mul_wide(self.n));
+        k.offset(out, (start + feature.widen()) << bytes.ilog2())
     }
 
     /// Where the tile is staged.
@@ -265,14 +246,13 @@ impl Fused<'_> {
         let (pieces, bytes) = (self.features() / piece_features, out.staged_bytes());
         let stage = self.staged();
         let thread = k.special(Special::TidX);
-        let first_feature = k.mul(tile.features, self.features());
+        let first_feature = k.eval(tile.features * self.features());
         k.for_range("store", thread, tokens * pieces, config.consumer_threads(), |k, i, _| {
-            let (token, piece) = (k.div(i, pieces), k.rem(i, pieces));
-            let from = k.mul(token, config.pitch(self.variant));
-            let from = k.mad(piece, piece_features * bytes, from);
-            let from = k.offset(stage, from.cast());
-            let feature = k.mad(piece, piece_features, first_feature);
-            let row = k.add(tile.token, token);
+            let (token, piece) = (k.eval(i / pieces), k.eval(i % pieces));
+            let row = token * config.pitch(self.variant);
+            let from = k.offset(stage, piece * (piece_features * bytes) + row);
+            let feature = k.eval(piece * piece_features + first_feature);
+            let row = k.eval(tile.token + token);
             let inside = k.compare(Cmp::Lt, row, tile.token_end);
             match &self.quantize {
                 Some(quantize) => {
@@ -289,7 +269,7 @@ impl Fused<'_> {
                 }
                 None => {
                     for element in 0..piece_features {
-                        let feature = k.add(feature, element);
+                        let feature = k.eval(feature + element);
                         let inside = k.compare_and(Cmp::Lt, feature, self.n, inside);
                         k.if_(inside, "element", |k| {
                             let to = self.element(k, row, feature, bytes);
@@ -328,13 +308,10 @@ impl Fused<'_> {
         });
         let (words, byte) = nvfp4::encode_block(k, halves, factors);
         let out = k.ld_pointer(&self.out);
-        let start = k.mul_wide(row, self.n);
-        let wide = k.convert::<U64, U32>(feature);
-        let element = k.add(start, wide);
-        let code = k.shr(element, 1u32);
-        let to = k.offset(out, code);
+        let start = k.eval(row.mul_wide(self.n));
+        let to = k.offset(out, (start + feature.widen()) >> 1);
         k.st_vector(to, &words);
-        let (block, blocks) = (k.shr(feature, 4u32), k.shr(self.n, 4u32));
+        let (block, blocks) = (k.eval(feature >> 4), k.eval(self.n >> 4));
         let offset = scale_offset(k, quantize.layout, row, block, blocks);
         let scales = k.ld_pointer(&quantize.scales);
         let to = k.offset(scales, offset);
@@ -360,26 +337,19 @@ impl Fused<'_> {
         let plane = config.row_groups * 128 * 16 * parts;
         let threads = config.row_groups * 128;
         let (peer, k_group) = match config.row_groups {
-            1 => (k.and(thread, 127u32), k.shr(thread, 7u32)),
-            _ => (k.rem(thread, threads), k.div(thread, threads)),
+            1 => (k.eval(thread & 127), k.eval(thread >> 7)),
+            _ => (k.eval(thread % threads), k.eval(thread / threads)),
         };
         k.comment("Thread `peer` held feature lane/4 of its warp's eight, tokens 2(lane%4) and the next.");
-        let warp = k.shr(peer, 5u32);
-        let feature = k.shl(warp, self.slab_log2());
-        let g = k.shr(self.lane, 2u32);
-        let feature = k.add(feature, g);
+        let feature = k.eval(((peer >> 5) << self.slab_log2()) + (self.lane >> 2));
         let features = self.features_of_thread(k, tile, feature);
         let gate = match &self.gate_sums {
             GateSums::None => None,
             GateSums::Kept(sums) | GateSums::Read(sums) => Some(self.gate_of_thread(k, sums, tile, peer)),
         };
-        let slot = k.shl(peer, 4u32);
-        let from = k.offset(sums_at, slot.cast());
+        let from = k.offset(sums_at, peer << 4);
         let store = |k: &mut Kernel, group: Reg<U32>, sums: [Reg<F32>; 4]| {
-            let gate = gate.map(|gate| {
-                let skip = k.mul_wide(group, self.plane());
-                k.offset(gate, skip)
-            });
+            let gate = gate.map(|gate| k.offset(gate, group.mul_wide(self.plane())));
             if let (GateSums::Kept(_), Some(to)) = (&self.gate_sums, gate) {
                 return self.keep_gate(k, to, &sums);
             }
@@ -392,8 +362,7 @@ impl Fused<'_> {
             }
         };
         k.for_range("reduce", k_group, groups, config.k_groups, |k, group, _| {
-            let at = k.mul(group, plane);
-            let from = k.offset(from, at.cast());
+            let from = k.offset(from, group * plane);
             let mut sums: [Reg<F32>; 4] = k.ld_vector(from);
             for part in 1..parts {
                 let more: [Reg<F32>; 4] = k.ld_vector(from.at(part * threads * 16));
@@ -406,8 +375,7 @@ impl Fused<'_> {
                 |k| {
                     self.for_each_part(k, part, |k, slot| {
                         let from = self.part_of_thread(k, slot, peer);
-                        let skip = k.mul_wide(group, self.plane());
-                        let from = k.offset(from, skip);
+                        let from = k.offset(from, group.mul_wide(self.plane()));
                         let more: [Reg<F32>; 4] = k.ld_vector(from);
                         sums.iter().zip(more).for_each(|(sum, more)| {
                             k.to(*sum).add(*sum, more);
@@ -418,8 +386,7 @@ impl Fused<'_> {
                 |k| {
                     let slot = self.own_slot(k, part);
                     let to = self.part_of_thread(k, slot, peer);
-                    let skip = k.mul_wide(group, self.plane());
-                    let to = k.offset(to, skip);
+                    let to = k.offset(to, group.mul_wide(self.plane()));
                     k.st_vector(to, &sums);
                 },
             );
@@ -448,14 +415,13 @@ impl Fused<'_> {
         (group, feature): (Reg<U32>, Reg<U32>),
         sums: &FeatureSums,
     ) {
-        let first = k.mul(tile.features, self.features());
-        let feature = k.add(feature, first);
+        let feature = k.eval(feature + tile.features * self.features());
         let inside = k.compare(Cmp::Lt, feature, self.n);
         let token = self.token_of(k, group);
-        let row = k.add(token, tile.token);
+        let row = k.eval(token + tile.token);
         for e in 0..2 {
             let value = self.activate(k, factors, sums.gate[e], sums.up[e]);
-            let row = k.add(row, e as u32);
+            let row = k.eval(row + e as u32);
             let inside = k.compare_and(Cmp::Lt, row, tile.token_end, inside);
             let to = self.element(k, row, feature, self.variant.out.staged_bytes());
             self.variant.out.store(k, inside, to, value);

@@ -3,8 +3,8 @@
 //! Floating-point additions and multiplications are written with `.rn`, so that ptxas does not fuse them: the
 //! simulator and the chip give the same bits.
 
-use super::Kernel;
 use super::reg::*;
+use super::{Expr, Kernel};
 use crate::ast::{Immediate, Operand};
 use crate::types::Type;
 
@@ -300,20 +300,21 @@ impl Kernel {
         self.give("div.approx.ftz.f32", vec![a.operand(), b.operand()])
     }
 
-    /// `a` compared with `b`.
-    pub fn compare<T: Ordered>(&mut self, cmp: Cmp, a: Reg<T>, b: impl Src<T>) -> Reg<Pred> {
-        self.give(&format!("setp.{}.{}", cmp.as_str(), T::TYPE), vec![a.operand(), b.operand()])
+    /// `a`, a register or a formula, compared with `b`.
+    pub fn compare<T: Ordered>(&mut self, cmp: Cmp, a: impl Into<Expr<T>>, b: impl Src<T>) -> Reg<Pred> {
+        let a = a.into().operand(self);
+        self.give(&format!("setp.{}.{}", cmp.as_str(), T::TYPE), vec![a, b.operand()])
     }
 
     /// `a` compared with `b`, and `c`.
     pub fn compare_and<T: Ordered>(
         &mut self,
         cmp: Cmp,
-        a: Reg<T>,
+        a: impl Into<Expr<T>>,
         b: impl Src<T>,
         c: impl Into<Cond>,
     ) -> Reg<Pred> {
-        let sources = vec![a.operand(), b.operand(), c.into().operand()];
+        let sources = vec![a.into().operand(self), b.operand(), c.into().operand()];
         self.give(&format!("setp.{}.and.{}", cmp.as_str(), T::TYPE), sources)
     }
 

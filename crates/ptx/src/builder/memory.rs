@@ -3,7 +3,7 @@
 use super::addr::{Addr, AddrSpace, Cluster, Global, Shared};
 use super::arith::Integer;
 use super::reg::*;
-use super::{Kernel, number, vector};
+use super::{Expr, Kernel, number, vector};
 use crate::ast::Operand;
 use crate::types::Type;
 
@@ -162,12 +162,12 @@ fn access(ty: Type) -> Type {
 }
 
 impl Kernel {
-    /// This address plus a number of bytes in a register.
-    pub fn offset<S: AddrSpace>(&mut self, address: Addr<S>, bytes: Reg<S::Pointer>) -> Addr<S>
+    /// This address plus a number of bytes in a register, or a formula's.
+    pub fn offset<S: AddrSpace>(&mut self, address: Addr<S>, bytes: impl Into<Expr<S::Pointer>>) -> Addr<S>
     where
         S::Pointer: Integer,
     {
-        Addr::new(self.add(address.base(), bytes)).at(address.offset())
+        Addr::new(self.eval(address.base() + bytes)).at(address.offset())
     }
 
     /// Loads one value.

@@ -1,8 +1,9 @@
 //! The typed builder: a kernel is a Rust function that reads top to bottom and leaves PTX.
 //!
 //! [`Builder`] makes a module, [`Kernel`] one kernel. A method of `Kernel` appends one instruction (a few, where
-//! the documentation says so) and returns the register it writes. Around an instruction,
-//! [`Kernel::to`] names the register to write, and [`Kernel::when`] and [`Kernel::unless`] guard it:
+//! the documentation says so) and returns the register it writes. Integer arithmetic is written as formulas
+//! ([`Expr`]). Around an instruction, [`Kernel::to`] names the register to write, and [`Kernel::when`] and
+//! [`Kernel::unless`] guard it:
 //!
 //! ```
 //! use dualgemm_ptx::builder::*;
@@ -13,8 +14,7 @@
 //!     let data = k.pointer("data");
 //!     let data = k.ld_pointer(&data);
 //!     let thread = k.special(Special::TidX);
-//!     let offset = k.mul_wide(thread, 4u32);
-//!     let place = k.offset(data, offset);
+//!     let place = k.offset(data, thread.mul_wide(4));
 //!     let x = k.ld::<F32, _>(place);
 //!     let y = k.add(x, x);
 //!     k.st(place, y);
@@ -29,6 +29,7 @@ mod addr;
 mod arith;
 mod control;
 mod cvt;
+mod expr;
 mod flow;
 mod mbarrier;
 mod memory;
@@ -41,6 +42,7 @@ mod wgmma;
 pub use addr::{Addr, AddrSpace, Cluster, Generic, Global, Shared, Tmem};
 pub use arith::{Bits, Cmp, Float, Integer, Number, Ordered, Wide};
 pub use control::{Redux, Shuffle, Special};
+pub use expr::{Expr, Formula};
 pub use flow::Loop;
 pub use memory::{AtomOp, Atomic, Eviction, Hint, Scope, Semantics};
 pub use mma::{HalfFormat, ScaleSelect};

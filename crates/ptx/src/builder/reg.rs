@@ -1,5 +1,6 @@
 //! Typed registers, and the values an instruction takes in place of one.
 
+use super::Expr;
 use crate::ast::{Immediate, Operand};
 use crate::name::Name;
 use crate::types::Type;
@@ -181,7 +182,7 @@ pub struct Value<T> {
 }
 
 impl<T> Value<T> {
-    fn new(operand: Operand) -> Value<T> {
+    pub(super) fn new(operand: Operand) -> Value<T> {
         Value { operand, ty: PhantomData }
     }
 }
@@ -229,6 +230,12 @@ macro_rules! numbers {
         impl Src<$ty> for $number {
             fn value(self) -> Value<$ty> {
                 self.into()
+            }
+        }
+
+        impl From<$number> for Expr<$ty> {
+            fn from($value: $number) -> Expr<$ty> {
+                Value::from($value).into()
             }
         }
     )*};
