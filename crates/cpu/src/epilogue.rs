@@ -18,10 +18,10 @@
 
 use dualgemm_gemm::{Epilogue, Op, Program};
 
+use crate::isa::{Available, InstructionSet, Work};
 use crate::pack::{PANEL, PackedGateUp};
 use crate::tile::{TILE_COLS, Tile};
-use crate::vmath::{self, Vectorized};
-use crate::{Error, Isa};
+use crate::{Error, Isa, vmath};
 
 /// Rows that are evaluated together where there are as many.
 const ROWS: usize = 4;
@@ -31,7 +31,7 @@ const STACK_OPS: usize = 32;
 /// An [`Epilogue`] ready to be applied to tiles.
 #[derive(Debug, Clone)]
 pub struct TileEpilogue {
-    isa: Isa,
+    isa: Available,
     program: Program,
     alpha: [f64; 2],
     round_to_bf16: bool,
@@ -44,7 +44,7 @@ impl TileEpilogue {
     /// If this machine lacks `isa`.
     pub fn new(epilogue: &Epilogue, isa: Isa) -> Result<Self, Error> {
         Ok(Self {
-            isa: isa.require()?,
+            isa: isa.checked()?,
             program: epilogue.activation.program(),
             alpha: [epilogue.alpha_gate.into(), epilogue.alpha_up.into()],
             round_to_bf16: epilogue.round_gate_up_to_bf16,
@@ -65,13 +65,11 @@ impl TileEpilogue {
         let sum_scale = a_scale * f64::from(tile.unit);
         let alpha = [0, 1].map(|half| self.alpha[half] * scales[half].exact() * sum_scale);
         let rows = &mut tile.sums.as_chunks_mut().0[..tile.rows.rows];
-        let work = Apply { epilogue: self, alpha, bias, rows };
-        // SAFETY: `new` required that the machine has the instruction set.
-        unsafe { vmath::dispatch(self.isa, work) }
+        self.isa.dispatch(Apply { epilogue: self, alpha, bias, rows });
     }
 }
 
-/// The work of [`TileEpilogue::apply`] as something to compile per instruction set.
+/// What [`TileEpilogue::apply`] compiles per instruction set.
 struct Apply<'a> {
     epilogue: &'a TileEpilogue,
     alpha: [f64; 2],
@@ -79,11 +77,11 @@ struct Apply<'a> {
     rows: &'a mut [[f32; TILE_COLS]],
 }
 
-impl Vectorized for Apply<'_> {
+impl Work for Apply<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn run<S: InstructionSet>(self, _: S) {
         if self.rows.len() < ROWS { self.groups::<1>() } else { self.groups::<ROWS>() }
     }
 }

@@ -69,7 +69,7 @@ const BEYOND_CACHES: usize = 192 << 20;
 /// # Errors
 /// If this machine lacks the instruction set.
 pub fn measure(isa: Isa, threads: usize) -> Result<Limits, Error> {
-    let kernel = w4a4::Kernel::new(isa)?;
+    let kernel = w4a4::Kernel::new(isa.checked()?);
     let threads = threads.max(1);
     Ok(Limits {
         isa,
@@ -88,7 +88,7 @@ pub fn measure(isa: Isa, threads: usize) -> Result<Limits, Error> {
 /// # Errors
 /// If this machine lacks the plan's instruction set.
 pub fn of_plan(plan: &CpuPlan) -> Result<(f64, f64), Error> {
-    let kernel = w4a4::Kernel::new(plan.isa)?;
+    let kernel = w4a4::Kernel::new(plan.isa.checked()?);
     let operations = match plan.desc.a_compute().block_format() {
         Some(_) => w4a4_tile(kernel, plan.threads)?,
         None => {

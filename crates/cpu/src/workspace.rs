@@ -50,7 +50,7 @@ pub struct Workspace {
 #[derive(Debug)]
 enum Activations {
     W4a4(w4a4::Kernel, Aligned<w4a4::Block>),
-    W4a16(w4a16::Kernel, Aligned<f32>),
+    W4a16(w4a16::Kernel, w4a16::Buffer),
 }
 
 impl Workspace {
@@ -60,18 +60,18 @@ impl Workspace {
     /// If the machine lacks the plan's instruction set, as a plan from elsewhere may ask for, or the memory.
     pub fn new(plan: &CpuPlan, max_groups: usize) -> Result<Self, Error> {
         plan.check()?;
+        let isa = plan.isa.checked()?;
         let (rows, k) = (plan.rows(), plan.desc.k);
         let wave = rows.min(WAVE_ROWS);
         let no_memory = || Error::NoMemory { rows, k };
         let activations = match plan.desc.a_compute().block_format() {
             Some(_) => {
                 let blocks = Aligned::try_zeroed(wave * (k / CHUNK_K));
-                Activations::W4a4(w4a4::Kernel::new(plan.isa)?, blocks.ok_or_else(no_memory)?)
+                Activations::W4a4(w4a4::Kernel::new(isa), blocks.ok_or_else(no_memory)?)
             }
             None => {
-                let kernel = w4a16::Kernel::new(plan.isa, plan.desc.b)?;
-                let words = Aligned::try_zeroed(w4a16::buffer_len(wave, rows, k));
-                Activations::W4a16(kernel, words.ok_or_else(no_memory)?)
+                let buffer = w4a16::Buffer::try_new(wave, rows, k);
+                Activations::W4a16(w4a16::Kernel::new(isa, plan.desc.b), buffer.ok_or_else(no_memory)?)
             }
         };
         let (mut tiles, mut amax) = (Vec::new(), Vec::new());
@@ -136,7 +136,7 @@ impl Workspace {
             (Activations::W4a16(kernel, buffer), AOperand::Float(a)) => {
                 let sink = sink(GlobalScale::ONE)?;
                 for tiles in schedule::waves(tiles, WAVE_ROWS) {
-                    let kernel = kernel.prepare(threads, a, self.plan.rows(), tiles, buffer);
+                    let kernel = kernel.prepare(threads, a, tiles, buffer);
                     schedule::run(sums, tiles, weights_of, &kernel, &sink);
                 }
                 Ok(sink)
@@ -200,7 +200,7 @@ fn global_scale(
                 let group = groups.partition_point(|group| group.range().end <= row);
                 let counts = groups.get(group).is_some_and(|group| group.first_row <= row);
                 let largest = if counts { Producer::Te.amax(a, row..row + 1) } else { 0.0 };
-                // SAFETY: each row is claimed once, and has one element.
+                // SAFETY: `for_each` hands out each row once, and a row has one element.
                 unsafe { shared.part(row, 1) }.fill(largest);
             };
             threads::for_each(if a.rows() == 1 { 1 } else { threads }, a.rows(), |_| (), of_row);

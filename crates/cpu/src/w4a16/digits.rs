@@ -21,9 +21,8 @@ use dualgemm_formats::FloatMatrix;
 
 use super::split::{LONG_BITS, SHORT_BITS, largest, power_of_two, take_integers};
 use super::widen;
-use crate::Isa;
+use crate::isa::{InstructionSet, Work};
 use crate::pack::CHUNK_K;
-use crate::vmath::{self, Vectorized};
 use crate::w4a4::DigitBlock;
 
 /// Elements that are converted at a time.
@@ -37,56 +36,45 @@ pub(super) const fn words(k: usize) -> usize {
     k / CHUNK_K * BLOCK_WORDS
 }
 
-/// f32 words that hold as many blocks as are of use.
+/// f32 words that hold as many blocks as can be worthwhile.
 pub(super) const fn useful_words(k: usize) -> usize {
     most_blocks(k) * BLOCK_WORDS
 }
 
-/// Blocks from where on they take longer than [`kernel`](super::kernel) does, by their counts of operations.
+/// The number of blocks above which [`few_rows`](super::few_rows) is faster, by counts of operations.
 const fn most_blocks(k: usize) -> usize {
     k / CHUNK_K * 7 / 4
 }
 
-/// Writes a row into `out` and returns how many blocks it took. Does not if
-/// - `out` is too small, or [`kernel`](super::kernel) is faster than so many blocks;
-/// - a number is infinite or NaN, extremely small or large.
+/// Writes a row into `out` as digit blocks and returns their number. The result is `None` if
+/// - `out` is too small, or floats are multiplied faster than so many blocks;
+/// - a number is infinite, NaN, extremely small or extremely large.
 ///
-/// `unit` is what a sum of the kernel of 1 stands for.
-///
-/// # Safety
-/// The machine has `isa`.
-pub(super) unsafe fn write(
-    isa: Isa,
-    unit: f32,
-    a: &FloatMatrix<'_>,
-    row: usize,
-    out: &mut [f32],
-) -> Option<usize> {
-    // SAFETY: the caller's promise.
-    unsafe { vmath::dispatch(isa, Write { unit, a, row, out }) }
+/// The [`chunk`](DigitBlock::chunk) of each block is below the row's number of chunks.
+pub(super) struct Write<'a> {
+    /// The value that a sum of 1 of the kernel stands for.
+    pub(super) unit: f32,
+    /// A.
+    pub(super) a: &'a FloatMatrix<'a>,
+    /// The row of A.
+    pub(super) row: usize,
+    /// Where the blocks go.
+    pub(super) out: &'a mut [f32],
 }
 
-/// The work of [`write()`] as something to compile per instruction set.
-struct Write<'a> {
-    unit: f32,
-    a: &'a FloatMatrix<'a>,
-    row: usize,
-    out: &'a mut [f32],
-}
-
-impl Vectorized for Write<'_> {
+impl Work for Write<'_> {
     type Output = Option<usize>;
 
     #[inline(always)]
-    fn run(self) -> Option<usize> {
+    fn run<S: InstructionSet>(self, _: S) -> Option<usize> {
         let Self { unit, a, row, out } = self;
         let (k, short) = (a.cols(), may_be_short(a));
         let room = out.len() / BLOCK_WORDS;
         let blocks: &mut [DigitBlock] = bytemuck::cast_slice_mut(&mut out[..room * BLOCK_WORDS]);
         let most = room.min(most_blocks(k));
-        let (mut count, mut wide) = (0, [0.0; SPAN]);
+        let (mut count, mut widened) = (0, [0.0; SPAN]);
         for first in (0..k).step_by(SPAN) {
-            let span = widen(a, row, first, &mut wide[..SPAN.min(k - first)]);
+            let span = widen(a, row, first, &mut widened[..SPAN.min(k - first)]);
             for (i, floats) in span.as_chunks::<CHUNK_K>().0.iter().enumerate() {
                 let (mut rest, mut left) = (*floats, largest(floats));
                 while left != 0.0 {
@@ -106,7 +94,7 @@ impl Vectorized for Write<'_> {
     }
 }
 
-/// The first `count` blocks that [`write()`] wrote.
+/// The first `count` blocks that [`Write`] wrote.
 pub(super) fn read(count: usize, from: &[f32]) -> &[DigitBlock] {
     bytemuck::cast_slice(&from[..count * BLOCK_WORDS])
 }

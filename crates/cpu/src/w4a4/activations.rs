@@ -12,7 +12,7 @@ use dualgemm_formats::scalar::e4m3;
 use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, QuantizedMatrix};
 use half::slice::HalfFloatSliceExt;
 
-use super::vector::Vector;
+use crate::isa::{InstructionSet, Work};
 use crate::pack::CHUNK_K;
 use crate::tile::RowTile;
 
@@ -73,32 +73,44 @@ impl Source<'_> {
             _ => 1.0,
         }
     }
+}
 
-    /// Fills `out`, `[chunks of the span][rows of the tile]`. Inlined, so that quantizing uses the vectors of whoever
-    /// calls this.
-    ///
-    /// # Safety
-    /// The machine has the instruction set of `V`.
+/// Fills `out`, `[chunks][rows of the tile]`, with chunks of the tile's rows.
+pub(super) struct Prepare<'a> {
+    /// A.
+    pub(super) a: &'a Source<'a>,
+    /// Rows of A.
+    pub(super) tile: &'a RowTile,
+    /// Chunks of K.
+    pub(super) chunks: Range<usize>,
+    /// Where the blocks go.
+    pub(super) out: &'a mut [Block],
+}
+
+impl Work for Prepare<'_> {
+    type Output = ();
+
     #[inline(always)]
-    pub(super) unsafe fn prepare<V: Vector>(&self, tile: &RowTile, chunks: Range<usize>, out: &mut [Block]) {
+    fn run<S: InstructionSet>(self, _: S) {
+        let Self { a: source, tile, chunks, out } = self;
         let block = |codes, scale| {
-            // SAFETY: the caller's promise.
-            let (codes, sum) = unsafe { V::doubled(codes) };
-            Block { codes, bias: V::bias_word(sum), scale }
+            // SAFETY: the machine has the instruction set, since `run` got its token.
+            let (codes, sum) = unsafe { S::doubled(codes) };
+            Block { codes, bias: S::bias_word(sum), scale }
         };
         for row in 0..tile.rows {
             let to = out[row..].iter_mut().step_by(tile.rows).zip(chunks.clone());
-            match self {
-                Self::Quantized(a) => {
+            match source {
+                Source::Quantized(a) => {
                     let codes = a.row_codes(tile.first_row + row).as_chunks().0;
                     let chunks_per_block = a.format().block_len() / CHUNK_K;
-                    let units = 1.0 / self.unit();
+                    let units = 1.0 / source.unit();
                     for (out, chunk) in to {
                         let scale = a.scale_byte(tile.first_row + row, chunk / chunks_per_block);
                         *out = block(unpack(&codes[chunk]), a.format().decode_scale(scale) * units);
                     }
                 }
-                Self::Float(a, global_scale) => {
+                Source::Float(a, global_scale) => {
                     let mut wide = [0.0; CHUNK_K];
                     for (out, chunk) in to {
                         let values = widen(a, tile.first_row + row, chunk, &mut wide);
@@ -108,8 +120,8 @@ impl Source<'_> {
                 }
             }
         }
-        // One row goes through registers, where there is less to gain.
-        if V::SCALES_INTEGERS && tile.rows > 1 {
+        // One row goes through registers, where integers gain less.
+        if S::SCALES_INTEGERS && tile.rows > 1 {
             out.chunks_exact_mut(tile.rows).for_each(Block::scales_to_integers);
         }
     }

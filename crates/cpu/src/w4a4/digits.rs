@@ -16,6 +16,7 @@ use dualgemm_formats::BlockFormat;
 use super::kernel::{STREAMS, add_scaled};
 use super::vector::{BIAS, Vector};
 use crate::fetch::fetch;
+use crate::isa::{InstructionSet, Work};
 use crate::lanes::{map, reduce};
 use crate::pack::{CHUNK, CHUNK_K};
 use crate::tile::TILE_COLS;
@@ -33,9 +34,9 @@ pub(crate) struct DigitBlock {
     pub(super) bias: i32,
     /// What an integer of 1 stands for, a power of two.
     pub(super) scale: f32,
-    /// The chunk that they are multiplied with.
-    pub(super) chunk: u32,
-    /// How many digits there are, 2 or 3. Others are zero.
+    /// The chunk of weights that they are multiplied with.
+    pub(crate) chunk: u32,
+    /// Number of digits, 2 or 3. The third is zero if there are two.
     pub(super) count: u32,
 }
 
@@ -62,51 +63,72 @@ impl DigitBlock {
     }
 }
 
-/// Some panels that one row of integers is multiplied with.
+/// Some panels, to be multiplied with one row of integers.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct DigitTask {
+pub(crate) struct DigitTask {
     /// Block format of the weights.
     pub(super) format: BlockFormat,
     /// The first panel.
     pub(super) panel: *const u8,
     /// Bytes from panel to panel.
     pub(super) panel_stride: usize,
-    /// Panels.
+    /// Number of panels.
     pub(super) panels: usize,
-    /// What the products overwrite, `[panels][32]`.
+    /// Sums, `[panels][32]`, which the products overwrite.
     pub(super) sums: *mut f32,
 }
 
 /// Multiplies the blocks of one row.
-///
-/// # Safety
-/// The machine has the instruction set of `V`, the pointers of the task point to as much as it says, and the panels
-/// have the chunks of the blocks.
-#[inline(always)]
-pub(super) unsafe fn multiply<V: Vector>(task: &DigitTask, blocks: &[DigitBlock]) {
-    // SAFETY: the caller's promises, for panel after panel.
-    unsafe {
+pub(super) struct Multiply<'a> {
+    task: DigitTask,
+    blocks: &'a [DigitBlock],
+}
+
+impl<'a> Multiply<'a> {
+    /// A product for [`Work::run`].
+    ///
+    /// # Safety
+    /// While it runs, the pointers of the task are valid for as many panels and sums as it says, and each panel has the chunk
+    /// of every block.
+    pub(super) unsafe fn new(task: DigitTask, blocks: &'a [DigitBlock]) -> Self {
+        Self { task, blocks }
+    }
+}
+
+impl Work for Multiply<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: InstructionSet>(self, _: S) {
+        let Self { task, blocks } = self;
         let mut panel = 0;
         while panel < task.panels {
             let panels = if task.panels - panel < STREAMS { 1 } else { STREAMS };
-            let part = DigitTask {
-                panel: task.panel.add(panel * task.panel_stride),
-                panels,
-                sums: task.sums.add(panel * TILE_COLS),
-                ..*task
-            };
-            V::multiply_blocks(&part, blocks);
+            // SAFETY: the machine has the instruction set, since `run` got its token. Whoever called `new` vouched for the
+            // pointers, and these are panels and sums from among them.
+            unsafe {
+                let part = DigitTask {
+                    panel: task.panel.add(panel * task.panel_stride),
+                    panels,
+                    sums: task.sums.add(panel * TILE_COLS),
+                    ..task
+                };
+                S::multiply_blocks(&part, blocks);
+            }
             panel += panels;
         }
     }
 }
 
-/// [`Vector::multiply_blocks`] as compilers order it.
+/// [`Vector::multiply_blocks`] in the order that compilers choose.
+///
+/// # Safety
+/// That of [`Vector::multiply_blocks`], on which the functions below rely, too.
 #[inline(always)]
 pub(super) unsafe fn multiply_blocks<V: Vector>(task: &DigitTask, blocks: &[DigitBlock]) {
-    // Loops are compiled for each format, so that they do not ask for it with every vector of scales.
+    // The loops are compiled for each format, so that they do not branch on it for every vector of scales.
     let of_format = |format| DigitTask { format, ..*task };
-    // SAFETY: the caller's promises.
+    // SAFETY: the task has `STREAMS` panels where as many are multiplied, or else one: `Multiply` cuts it so.
     unsafe {
         match (task.format, task.panels) {
             (BlockFormat::Nvfp4, STREAMS) => streams::<V, STREAMS>(&of_format(BlockFormat::Nvfp4), blocks),
@@ -121,7 +143,7 @@ pub(super) unsafe fn multiply_blocks<V: Vector>(task: &DigitTask, blocks: &[Digi
 #[inline(always)]
 unsafe fn streams<V: Vector, const PANELS: usize>(task: &DigitTask, blocks: &[DigitBlock]) {
     let vectors = TILE_COLS / V::LANES;
-    // SAFETY: the caller promises `PANELS` panels and their sums, and that they have the chunk of each block; column < 32.
+    // SAFETY: the task has `PANELS` panels and their sums, and every panel has the chunk of each block; column < 32.
     unsafe {
         let mut accumulators = [[V::splat(&0.0); 4]; PANELS];
         for block in blocks {
@@ -156,8 +178,8 @@ unsafe fn add_pair<V: Vector, const D: usize>(
     block: &DigitBlock,
     sums: &mut [V::Floats],
 ) {
-    // SAFETY: the machine has the instructions; the caller passes a chunk, and a column at least two vectors before its end;
-    // digits have quads 0 to 3.
+    // SAFETY: `streams` passes a whole chunk, and a column at least two vectors before its end; q is below 4, and a digit has
+    // four quads.
     unsafe {
         let weights = [V::weights(chunk, column), V::weights(chunk, column + V::LANES)];
         // Quads first: their weights stay in registers for all digits, and no digit waits for another.
@@ -173,6 +195,9 @@ unsafe fn add_pair<V: Vector, const D: usize>(
 }
 
 /// Joins the sums of the digits of two vectors of features and adds them, scaled.
+///
+/// # Safety
+/// The machine has the instruction set of `V`; `chunk` points to a chunk, and `column` is at least two vectors before its end.
 #[inline(always)]
 pub(super) unsafe fn finish_pair<V: Vector>(
     format: BlockFormat,
@@ -182,7 +207,7 @@ pub(super) unsafe fn finish_pair<V: Vector>(
     sums_of_digits: &[[V::Sums; 2]],
     sums: &mut [V::Floats],
 ) {
-    // SAFETY: as above.
+    // SAFETY: reads the scales of these columns, and numbers behind references.
     unsafe {
         let mut joined = [V::joined(&block.bias); 2];
         for (digit, sums) in sums_of_digits.iter().enumerate().rev() {
@@ -261,8 +286,9 @@ mod tests {
                         let fused = FUSED || isa != Isa::Portable;
                         let want: Vec<f32> =
                             (0..panels).flat_map(|panel| model(&weights, panel, &blocks, fused)).collect();
-                        let (kernel, mut sums) = (Kernel::new(isa).unwrap(), vec![f32::NAN; want.len()]);
-                        // SAFETY: chunks of the blocks are below those of the weights.
+                        let (kernel, mut sums) =
+                            (Kernel::new(isa.checked().unwrap()), vec![f32::NAN; want.len()]);
+                        // SAFETY: `blocks` draws chunks below those of the weights.
                         unsafe { kernel.multiply_digits(&weights, 0..panels, &only, &mut sums) };
                         assert_eq!(sums, want, "{isa} {format} {n}");
                     }

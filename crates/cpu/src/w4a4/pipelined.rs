@@ -257,7 +257,8 @@ compiled_for!(Avx2, {
     /// [`Vector::multiply_blocks`].
     ///
     /// # Safety
-    /// The machine has AVX2 and FMA; the panels have the chunks of the blocks, and sums.
+    /// The machine has AVX2 and FMA. The pointers of the task are valid for its panels and sums, at most [`STREAMS`] panels, and
+    /// each panel has the chunk of every block.
     pub(super) unsafe fn multiply_blocks<V>(task: &DigitTask, blocks: &[DigitBlock])
     where
         V: Vector<Sums = __m256i, Floats = __m256>,
@@ -265,7 +266,7 @@ compiled_for!(Avx2, {
         const { assert!(CHUNK_K == 16 && V::LANES == 8 && TILE_COLS * 4 == 128 && PANEL * 4 == 64) };
         const { assert!(offset_of!(DigitBlock, digits) == 0) };
         let [first, ..] = blocks else {
-            // SAFETY: the caller promises as many sums.
+            // SAFETY: the task has 32 sums for each panel.
             return unsafe { task.sums.write_bytes(0, task.panels * TILE_COLS) };
         };
         for p in 0..task.panels {
@@ -324,8 +325,9 @@ compiled_for!(Avx2, {
                     )
                 };
             }
-            // SAFETY: reads the block, and the chunks of as many panels as the caller promises; adds to their sums. Of the
-            // block before, reads it and 16 scales, and adds to 16 sums. Prefetching reads nothing.
+            // SAFETY: the steps read the block and its chunk of each of the task's panels, and add to the sums of these panels in
+            // `totals`, which has room for `STREAMS`. They also read the block before and 16 of its scales, and add to 16 of its
+            // sums. Prefetching may touch any address.
             unsafe {
                 match (task.format, block.count, digits_before) {
                     (BlockFormat::Nvfp4, 2, 2) => run!(block!(Nvfp4, 2 after 2)),
@@ -340,7 +342,8 @@ compiled_for!(Avx2, {
             }
             digits_before = block.count;
         }
-        // SAFETY: the machine has the instructions; block, 16 scales and sums of the last pair, which is of up's features.
+        // SAFETY: the asm left `before`, `scales` and `to` at the block, the 16 scales and the 16 sums of the last pair, which
+        // holds up's features. `totals` and the task's sums have 32 for each panel.
         unsafe {
             let chunk = scales.sub(SCALES + PANEL);
             let mut last = [V::load(to), V::load(to.add(V::LANES))];

@@ -67,10 +67,8 @@ fn check(isas: &[Isa], pair: &GateUp<'_>, a: &FloatMatrix<'_>, what: &str) -> us
     };
     let weights = [values(&pair.gate), values(&pair.up)];
     let activations: Vec<f64> = (0..rows * K).map(|i| f64::from(a.value(i / K, i % K))).collect();
-    let got: Vec<_> = isas
-        .iter()
-        .map(|&isa| sums(Kernel::new(isa, pair.gate.format()).unwrap(), a, &one_tile(rows), &packed))
-        .collect();
+    let got: Vec<_> =
+        isas.iter().map(|&isa| sums(kernel(isa, pair.gate.format()), a, &one_tile(rows), &packed)).collect();
     let mut checked = 0;
     for i in 0..rows * 2 * N {
         let (row, half, n) = (i / N / 2, i / N % 2, i % N);
