@@ -1,7 +1,7 @@
 //! From the sums of a tile to values of C: scale, bias, optional rounding to bf16, activation.
 //!
-//! A [`Program`] is evaluated operation by operation over 64 elements at a time (4 rows of 16 features, or one of few
-//! rows), so that reading it costs little beside computing it. The order of roundings, each to f32 and the same on
+//! A [`Program`] is evaluated operation by operation over 64 elements at a time (4 rows of 16 features; single rows if there are
+//! fewer), so that interpreting it costs little beside computing it. The order of roundings, each to f32 and the same on
 //! every ISA:
 //!
 //! ```text
@@ -11,10 +11,10 @@
 //! C    = the program, one rounding per operation (sigmoid and tanh: see `vmath`)
 //! ```
 //!
-//! An alpha that is subnormal or overflows, as of a tensor scale of 1e-44, stays f64, and so does the product until it is
-//! rounded: no tensor scale is lost.
+//! An alpha that is subnormal in f32 or overflows it, as with a tensor scale of 1e-44, stays f64, and so does the product until
+//! it is rounded. So no tensor scale is lost.
 //!
-//! What is not finite: see [`dualgemm_gemm::epilogue`]. NaN is always the one with bits 0x7FC00000.
+//! [`dualgemm_gemm::epilogue`] defines results that are not finite. NaN always has the bits 0x7FC00000.
 
 use dualgemm_gemm::{Epilogue, Op, Program};
 
@@ -23,9 +23,9 @@ use crate::pack::{PANEL, PackedGateUp};
 use crate::tile::{TILE_COLS, Tile};
 use crate::{Error, Isa, vmath};
 
-/// Rows that are evaluated together where there are as many.
+/// Rows that are evaluated together if a tile has so many.
 const ROWS: usize = 4;
-/// Operations whose results fit the stack; programs with more allocate for each tile. No activation has more.
+/// Most operations whose results stay on the stack. Programs with more allocate for each tile; no activation has more.
 const STACK_OPS: usize = 32;
 
 /// An [`Epilogue`] ready to be applied to tiles.
@@ -52,7 +52,7 @@ impl TileEpilogue {
     }
 
     /// Replaces the sums of gate by values of C, given the tensor scale of A. Features past the tile's `cols` get
-    /// some value.
+    /// arbitrary values.
     pub(crate) fn apply(&self, tile: &mut Tile<'_>, weights: &PackedGateUp, a_scale: f64) {
         let bias = weights.biases().map(|bias| {
             bias.map(|bias| {
@@ -86,7 +86,7 @@ impl Work for Apply<'_> {
     }
 }
 
-/// Elements of a few rows that are evaluated together. Aligned, since a vector in two cache lines waits for both.
+/// Elements of a few rows that are evaluated together. Aligned, since loading a vector from two cache lines waits for both.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
 struct Lanes<const ROWS: usize>([[f32; PANEL]; ROWS]);
@@ -143,8 +143,8 @@ impl Apply<'_> {
 
 /// Gate or up, which starts at column `first`, of up to `ROWS` rows.
 ///
-/// Loops are over the elements of all rows, and rows are only copied: of a loop in a loop LLVM would take the inner one apart
-/// and gather elements of all rows, which with AVX-512 took five times as long.
+/// Arithmetic loops run over the elements of all rows at once. With nested loops over rows and elements, LLVM unrolled the inner
+/// one and gathered elements across rows, which took five times as long with AVX-512.
 #[inline(always)]
 fn product<const ROWS: usize>(
     sums: &[[f32; TILE_COLS]],

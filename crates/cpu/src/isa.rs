@@ -1,8 +1,8 @@
 //! Instruction sets that have kernels, and the one place that chooses between them.
 //!
-//! The choice is made at run time: one binary holds every kernel, and tests can force each. [`Isa::checked`] asks the
-//! machine once. What it returns, [`Available`], is the proof that every later call relies on: [`Available::dispatch`] runs a
-//! [`Work`] in the copy that was compiled for that instruction set, and hands it a token of no size, which only
+//! The choice is made at run time: one binary holds every kernel, and tests can force each. `Isa::checked` asks the
+//! machine once. What it returns, `Available`, is the proof that every later call relies on: `Available::dispatch` runs a
+//! `Work` in the copy that was compiled for that instruction set, and hands it a token of no size, which only
 //! `dispatch` can make. Code that holds a token may use the instructions.
 
 use crate::{Error, w4a4, w4a16};
@@ -42,6 +42,7 @@ macro_rules! compiled_for {
 pub(crate) use compiled_for;
 
 /// Implements `unsafe` methods of a trait, each by one expression.
+#[cfg(target_arch = "x86_64")]
 macro_rules! unsafe_methods {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)? { $body:expr })*) => {$(
         #[inline(always)]
@@ -52,6 +53,7 @@ macro_rules! unsafe_methods {
         }
     )*};
 }
+#[cfg(target_arch = "x86_64")]
 pub(crate) use unsafe_methods;
 
 /// The operations of one instruction set. Its values are tokens: who holds one runs on a machine that has it.

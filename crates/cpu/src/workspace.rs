@@ -13,8 +13,8 @@ use crate::threads::{self, SharedSlice};
 use crate::tile::{MAX_TILE_ROWS, RowTile, TileSink};
 use crate::{Error, w4a4, w4a16};
 
-/// Rows of A that are prepared and multiplied before the next: they bound the memory that A takes, and are many items of work
-/// for every thread.
+/// Rows of A that are prepared and multiplied before the next ones. This bounds the memory for prepared activations and leaves
+/// many items of work for every thread.
 const WAVE_ROWS: usize = 1024;
 const _: () = assert!(MAX_TILE_ROWS <= WAVE_ROWS);
 
@@ -23,7 +23,7 @@ const _: () = assert!(MAX_TILE_ROWS <= WAVE_ROWS);
 pub struct Group<'a> {
     /// First row of A, at or after the end of the group before.
     pub first_row: usize,
-    /// Rows; none is fine.
+    /// Number of rows, which may be 0.
     pub rows: usize,
     /// The weights.
     pub weights: &'a PackedGateUp,
@@ -46,7 +46,7 @@ pub struct Workspace {
     amax: Vec<f32>,
 }
 
-/// A kernel and the buffer in which it wants A.
+/// A kernel and the buffer for its activations.
 #[derive(Debug)]
 enum Activations {
     W4a4(w4a4::Kernel, Aligned<w4a4::Block>),
@@ -54,10 +54,10 @@ enum Activations {
 }
 
 impl Workspace {
-    /// Buffers for calls with up to `max_groups` groups.
+    /// Allocates the buffers for calls with up to `max_groups` groups.
     ///
     /// # Errors
-    /// If the machine lacks the plan's instruction set, as a plan from elsewhere may ask for, or the memory.
+    /// If the machine lacks the plan's instruction set (a plan may come from another machine) or the memory.
     pub fn new(plan: &CpuPlan, max_groups: usize) -> Result<Self, Error> {
         plan.check()?;
         let isa = plan.isa.checked()?;
@@ -75,7 +75,7 @@ impl Workspace {
             }
         };
         let (mut tiles, mut amax) = (Vec::new(), Vec::new());
-        // Each group that has rows may end with a tile that is not full.
+        // The last tile of each group that has rows may not be full.
         let room = tiles.try_reserve_exact(rows.div_ceil(plan.tile_rows) + max_groups.min(rows));
         let maxima = if plan.desc.quantize_a == QuantizeA::Dynamic { rows } else { 0 };
         room.and(amax.try_reserve_exact(maxima)).map_err(|_| no_memory())?;
@@ -182,8 +182,8 @@ impl Workspace {
     }
 }
 
-/// The tensor scale with which A is quantized on the way in, by Transformer Engine's rule as GPU kernels do it. Rows of no
-/// group hold anything and do not count.
+/// The tensor scale by which A is quantized while it is prepared, by Transformer Engine's rule, as in GPU kernels. Rows of no
+/// group may hold anything and do not count.
 fn global_scale(
     how: QuantizeA,
     a: &FloatMatrix<'_>,

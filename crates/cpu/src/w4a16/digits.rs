@@ -1,21 +1,21 @@
-//! One row: floats as integers of 15 or 22 bits, multiplied by the integer kernels of W4A4.
+//! One row: floats become integers of 15 or 22 bits, which the integer kernels of W4A4 multiply.
 //!
 //! ```text
 //! 16 floats = 2^e · integers + rests                   see [`split`](super::split)
 //! sum += (Σ_k integer[k] · code[k]) · 2^e · scale
 //! ```
 //!
-//! The inner sum is an exact integer. It is rounded to f32, multiplied and added, fused, so that 16 products cost two roundings.
-//! A rest that matters is treated in the same way, until nothing is left. The order is: chunks of 16 k ascending, in each the
-//! largest part first.
+//! The inner sum is an exact integer. Rounding it to f32 and a fused multiply-add make two roundings for 16 products. A rest that
+//! matters is split again in the same way, until none is left. The order is: chunks of 16 k ascending, in each chunk the largest
+//! part first.
 //!
-//! What matters is every rest in bf16 and f16: these are exact. Of f32, a rest of at most K · 2⁻²⁵ of its float does
-//! not (and none of more than 2⁻¹², which is less than the last bit of an f16): so a result is within
-//! K · 2⁻²⁴ · Σ |a · w| of the exact one, which is the bound of K additions in f32. It is usually nearer than these: most
-//! floats lose nothing, and 16 products take two roundings instead of 16.
+//! Every rest of bf16 and f16 matters, so that these are exact. A rest of f32 is dropped if it is at most K · 2⁻²⁵ of its float,
+//! and at most 2⁻¹², which is less than the last bit of an f16. So a result is within K · 2⁻²⁴ · Σ |a · w| of the exact one, the
+//! bound of K additions in f32. It is usually closer than those additions would be: most floats lose nothing, and 16 products
+//! take two roundings instead of 16.
 //!
-//! Integers of 15 bits take two digits, which are faster to multiply, and are tried first with bf16 and f16: if these leave
-//! a rest that matters, and with f32 always, integers have 22 bits, in three digits.
+//! Integers of 15 bits take two digits, which are faster to multiply. bf16 and f16 try them first; if a rest matters, and always
+//! for f32, integers have 22 bits, in three digits.
 
 use dualgemm_formats::FloatMatrix;
 
@@ -99,13 +99,13 @@ pub(super) fn read(count: usize, from: &[f32]) -> &[DigitBlock] {
     bytemuck::cast_slice(&from[..count * BLOCK_WORDS])
 }
 
-/// Whether integers of 15 bits are worth trying: they never hold what matters of an f32.
+/// Whether integers of 15 bits are worth trying: for f32 they always leave a rest that matters.
 #[inline(always)]
 fn may_be_short(a: &FloatMatrix<'_>) -> bool {
     !matches!(a, FloatMatrix::F32(_))
 }
 
-/// Multiples of 2^exponent.
+/// 16 multiples of 2^exponent.
 #[derive(Debug, PartialEq)]
 struct Part {
     exponent: i32,
@@ -113,7 +113,8 @@ struct Part {
     integers: [i32; CHUNK_K],
 }
 
-/// Takes the largest part from what is left of 16 floats, `most` the largest of it, and tells whether the rest matters.
+/// Subtracts the largest part from `rest`, which is left of 16 floats and has the largest magnitude `most`. Returns the part and
+/// whether the new rest matters.
 #[inline(always)]
 fn take_part(
     rest: &mut [f32; CHUNK_K],

@@ -3,26 +3,22 @@
 //! Only sums round: f32, f16 and bf16 activations are exact in f32, and so is a code times its scale. (A weight of mxfp4 can
 //! be 6 · 2¹²⁷. Kernels compute with a quarter of it, see [`sum_unit`], so that none exceeds f32.)
 //!
-//! There are five ways to multiply. [`Kernel::prepare`] chooses one for each tile from the activations alone; each has one order
-//! of sums, which all instruction sets share:
+//! [`Kernel::prepare`] looks at the numbers of a tile and chooses one of five ways to multiply: docs/kernels/cpu.md says when each
+//! is taken, and why there are five. Each has one order of sums, which all instruction sets share.
 //!
-//! | rows of a tile | activations | way | file |
-//! |---|---|---|---|
-//! | 1 | bf16, f16 | integers of 15 bits in two digits, or of 22 bits where 15 lose something | [`digits`] |
-//! | 1 | f32 | integers of 22 bits in three digits | [`digits`] |
-//! | 1 to 4 | f32, f16; bf16 in one row; where digits do not suit | floats, weights from register to register | [`few_rows`] |
-//! | 2 and more | bf16; f16 from 5 rows on | pairs of 15-bit integers and a list of rests | [`pairs`] |
-//! | any | the rest: f32 from 5 rows on, and where rests are many | floats, weights decoded into a buffer | [`many_rows`] |
-//!
-//! docs/kernels/cpu.md explains them, and what each instruction set does.
+//! | module | what |
+//! |---|---|
+//! | [`digits`] | one row: integers of two digits, or of three, for the kernels of W4A4 |
+//! | [`few_rows`] | floats; weights go from register to register |
+//! | [`many_rows`] | floats; weights are decoded into a buffer first |
+//! | [`pairs`] | several rows of bf16 or f16: activations and weights as 16-bit integers |
+//! | [`kernel`], [`vector`] | what the ways with floats share, and the operations an instruction set has to provide for them |
+//! | [`blocks`], [`split`] | writes the activations of many rows; splits floats into integers and rests |
+//! | [`portable`], [`x86`], [`avx2`], [`avx512`] | the instruction sets |
 //!
 //! However large or small the factors are, a sum is right, within the rounding of K additions in f32, if the magnitudes of its
 //! products add up to less than 2¹²⁷: no intermediate value overflows before the sum does, and in particular nothing that is
 //! multiplied by a code of zero. Products below 2⁻¹²⁶ lose as many bits as f32 loses there (two more in mxfp4).
-//!
-//! The other modules: [`kernel`] has what the float ways share, [`vector`] the operations an instruction set provides for them,
-//! [`blocks`] writes the activations of many rows, [`split`] splits floats into integers and rests, and [`portable`], [`x86`],
-//! [`avx2`] and [`avx512`] are the instruction sets.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

@@ -21,18 +21,18 @@ use crate::lanes::{map, reduce};
 use crate::pack::{CHUNK, CHUNK_K};
 use crate::tile::TILE_COLS;
 
-/// What a digit of 1 stands for: 16-bit integers, which `vpmaddwd` multiplies with. 256² is not one.
+/// The value that a 1 in each digit stands for. All are 16-bit integers, which `vpmaddwd` needs; 256² would not be.
 pub(super) const DIGITS: [i16; 3] = [1, 1 << 8, -1 << 15];
 
 /// 16 integers of one row: a cache line.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Zeroable, Pod)]
 #[repr(C)]
 pub(crate) struct DigitBlock {
-    /// By k, the low digits first.
+    /// The digits of each k, low digits first.
     pub(super) digits: [[i8; CHUNK_K]; 3],
-    /// What takes the bias of the weights off the dot product.
+    /// Subtracts the bias of the weights from the dot product.
     pub(super) bias: i32,
-    /// What an integer of 1 stands for, a power of two.
+    /// The value that an integer of 1 stands for, a power of two.
     pub(super) scale: f32,
     /// The chunk of weights that they are multiplied with.
     pub(crate) chunk: u32,
@@ -40,18 +40,13 @@ pub(crate) struct DigitBlock {
     pub(super) count: u32,
 }
 
-// SAFETY: 48 bytes, an i32, an f32 and two u32 without padding; all may be zero.
-unsafe impl Zeroable for DigitBlock {}
-// SAFETY: as above, every bit pattern is valid; it is `Copy`, `repr(C)`, and holds no pointer.
-unsafe impl Pod for DigitBlock {}
-
 impl DigitBlock {
-    /// Integers of a magnitude of at most 127 · 257 in two digits, and 127 · 2¹⁵ + 2¹⁴ in three, so that a weighted sum of
-    /// 16 fits an i32.
+    /// Splits integers into `count` digits. Their magnitudes are at most 127 · 257 for two digits and 127 · 2¹⁵ + 2¹⁴ for three,
+    /// so that a weighted sum of 16 fits an i32.
     #[inline(always)]
     pub(crate) fn new(count: u32, integers: [i32; CHUNK_K], scale: f32, chunk: u32) -> Self {
         let bias = -i32::from(BIAS) * reduce(&integers, i32::wrapping_add);
-        // To the nearest, so that the two lower digits of the rest suffice.
+        // Rounded to the nearest, so that two lower digits can hold the rest.
         let high = map(&integers, |integer| if count == 3 { -((integer + (1 << 14)) >> 15) } else { 0 });
         let mut rest = integers;
         for (rest, high) in rest.iter_mut().zip(high) {
@@ -152,7 +147,7 @@ unsafe fn streams<V: Vector, const PANELS: usize>(task: &DigitTask, blocks: &[Di
                 fetch(chunk.wrapping_add(V::AHEAD / STREAMS));
                 for (i, pair) in accumulators[..vectors].chunks_exact_mut(2).enumerate() {
                     let column = 2 * i * V::LANES;
-                    // Asked per block, outside of both loops, this takes a third more time in three digits on AVX-512/VNNI.
+                    // Branching once per block, outside of both loops, makes three digits a third slower on AVX-512/VNNI.
                     if block.count == 2 {
                         add_pair::<V, 2>(task.format, chunk, column, block, pair);
                     } else {
@@ -233,7 +228,7 @@ mod tests {
     use dualgemm_formats::scalar::e2m1::DOUBLED;
     use proptest::prelude::*;
 
-    /// Blocks of two and three digits in any order, the largest integers among them, for chunks in any order.
+    /// Blocks of two and three digits, some with the largest integers, for chunks in any order.
     fn blocks(chunks: usize) -> impl Strategy<Value = Vec<([i32; CHUNK_K], DigitBlock)>> {
         let integers = prop::array::uniform16(prop_oneof![-1i32..=1, Just(4_177_920), Just(-4_177_920)]);
         let block = (integers, any::<[i32; CHUNK_K]>(), 2..=3u32, -20i32..20, 0..chunks as u32).prop_map(
@@ -249,7 +244,7 @@ mod tests {
         prop::collection::vec(block, 0..12)
     }
 
-    /// The sums of [`multiply`] by their definition, with multiply-adds fused or not.
+    /// The sums of [`Multiply`] by their definition, with multiply-adds fused or not.
     fn model(
         weights: &PackedGateUp,
         panel: usize,

@@ -128,7 +128,7 @@ unsafe fn one_row<V: Vector, const PANELS: usize>(
                     }
                     for (v, (accumulator, dots)) in pair.iter_mut().zip(dots).enumerate() {
                         let scales = V::scales(chunk, column + v * V::LANES, task.format);
-                        let scale = V::splat(&raw const (*block).scale);
+                        let scale = V::splat((&raw const (*block).scale).cast());
                         *accumulator =
                             add_scaled::<V>(task.format, V::floats(dots), scale, scales, *accumulator);
                     }
@@ -183,7 +183,7 @@ unsafe fn many_rows<V: Vector>(task: &Task<'_>, panel: *const u8, sums: *mut f32
         for c in 0..task.chunks {
             let (chunk, blocks) = (panel.add(c * CHUNK), task.blocks.as_ptr().add(c * task.rows));
             fetch(chunk.wrapping_add(V::AHEAD));
-            let integers = V::SCALES_INTEGERS && (*blocks).scale_is_integer();
+            let integers = V::SCALES_INTEGERS && (*blocks).scale.is_integer();
             for column in (0..TILE_COLS).step_by(2 * V::LANES) {
                 let (pass, sums) = (Pass::<V>::new(task.format, chunk, column), sums.add(column));
                 if integers {
@@ -264,7 +264,7 @@ impl<V: Vector> Pass<V> {
                     add_scaled::<V>(
                         self.format,
                         V::floats(dots),
-                        V::splat(scale),
+                        V::splat(scale.cast()),
                         self.scales[v],
                         V::load(to),
                     )

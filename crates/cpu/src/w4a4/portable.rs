@@ -105,7 +105,7 @@ impl<const FUSED: bool> Vector for Portable<FUSED> {
 
     #[inline(always)]
     unsafe fn scaled_floats(sums: [f32; 8], scale: *const i32) -> [f32; 8] {
-        // SAFETY: the caller passes a word.
+        // SAFETY: the trait has `scale` point to a word.
         let scale = f32::from(unsafe { *scale } as i16);
         sums.map(|sum| sum * scale)
     }
