@@ -39,7 +39,7 @@ impl<T: Pod> Aligned<T> {
 }
 
 /// Asks for pages of 2 MiB before memory is first touched: weights stream through many pages, and each small one
-/// costs a table walk (worse under virtualization). Advice only; buffers too small for it are left alone.
+/// costs a table walk (worse under virtualization). This is advice only, and not given for smaller buffers.
 #[cfg(all(target_os = "linux", not(miri)))]
 fn advise_huge_pages(lines: &mut Vec<Line>) {
     const HUGE: usize = 2 << 20;

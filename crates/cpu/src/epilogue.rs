@@ -7,7 +7,7 @@
 //! ```text
 //! gate = sum · alpha_gate (+ bias)     alpha_gate = Epilogue::alpha_gate · tensor scales · unit of the sums,
 //! up   = sum · alpha_up   (+ bias)                  computed in f64 and rounded once, if that is a normal f32
-//! both to bf16, if asked
+//! both to bf16, if the epilogue says so
 //! C    = the program, one rounding per operation (sigmoid and tanh: see `vmath`)
 //! ```
 //!
@@ -141,7 +141,7 @@ impl Apply<'_> {
     }
 }
 
-/// Gate or up, which starts at column `first`, of up to `ROWS` rows.
+/// Gate or up of up to `ROWS` rows: the half of the sums that starts at column `first`.
 ///
 /// Arithmetic loops run over the elements of all rows at once. With nested loops over rows and elements, LLVM unrolled the inner
 /// one and gathered elements across rows, which took five times as long with AVX-512.
@@ -261,7 +261,7 @@ mod tests {
         sums.as_chunks::<TILE_COLS>().0.iter().map(|row| *row.first_chunk().unwrap()).collect()
     }
 
-    /// Sums from -12 to 12 in an order without structure, a few special ones among them.
+    /// Pseudo-random sums from -12 to 12.
     fn sums(rows: usize) -> Vec<f32> {
         let mut state = 7u32;
         let mut next = || {
@@ -317,13 +317,13 @@ mod tests {
         }
     }
 
-    /// The relative error grows with the exponent, as that of e^x does for any x that was rounded, and not faster.
+    /// The relative error grows with the exponent, as that of e^x does for a rounded x, and not faster.
     #[test]
     fn gelu_tanh_keeps_its_digits_for_negative_gates() {
         let weights = weights(16, [GlobalScale::ONE; 2], None);
         let epilogue = Epilogue { activation: Activation::GeluTanh, ..Epilogue::default() };
         let gates: Vec<f32> = (-640..=639).map(|i| i as f32 / 64.0).collect();
-        // `apply` takes a sum of 1 for a quarter.
+        // `apply` multiplies sums by its unit of a quarter.
         let row = |gates: &[f32]| gates.iter().map(|gate| 4.0 * gate).chain([12.0; 16]).collect::<Vec<_>>();
         let sums: Vec<f32> = gates.chunks_exact(16).flat_map(row).collect();
         let got =
@@ -375,13 +375,13 @@ mod tests {
         }
     }
 
-    /// Every pair of these as gate and up, against the same expression in f64.
+    /// Every pair of these values as gate and up, against the same expression in f64.
     #[test]
     fn what_is_not_finite_is_as_in_f64_on_every_isa() {
         const INF: f32 = f32::INFINITY;
         let values = [0.0, -0.0, 3.0, -3.0, -2000.0, 1e30, -1e30, f32::MAX, f32::MIN, INF, -INF, f32::NAN];
         let pairs: Vec<(f32, f32)> = values.iter().flat_map(|&g| values.map(|u| (g, u))).collect();
-        // `apply` takes a sum for a quarter, and this scale makes up for it.
+        // `apply` multiplies sums by its unit of a quarter, which this scale undoes.
         let weights = weights(16, [GlobalScale::multiplier(4.0); 2], None);
         let sums: Vec<f32> = pairs
             .chunks_exact(16)
@@ -403,7 +403,7 @@ mod tests {
         }
     }
 
-    /// Factors of every size beside sums of every size: the product is that of f64, rounded once.
+    /// Factors of every size times sums of every size: the product is that of f64, rounded once.
     #[test]
     fn no_scale_is_too_small_or_too_large_for_what_comes_out() {
         let epilogue = Epilogue { activation: Activation::Identity, ..Epilogue::default() };

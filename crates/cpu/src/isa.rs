@@ -56,12 +56,12 @@ macro_rules! unsafe_methods {
 #[cfg(target_arch = "x86_64")]
 pub(crate) use unsafe_methods;
 
-/// The operations of one instruction set. Its values are tokens: who holds one runs on a machine that has it.
+/// The operations of one instruction set. A value is a token: code that holds one runs on a machine with the instruction set.
 pub(crate) trait InstructionSet: w4a4::Vector + w4a16::Pairs {}
 
 impl<T: w4a4::Vector + w4a16::Pairs> InstructionSet for T {}
 
-/// The token of plain Rust, with fused multiply-adds or without.
+/// The token of kernels without intrinsics, with fused multiply-adds or without.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Portable<const FUSED: bool>(());
 
@@ -91,13 +91,13 @@ pub(crate) trait Work {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Available {
     isa: Isa,
-    /// Whether portable kernels fuse multiply-adds even where the target cannot, so that tests can compare bits.
+    /// Whether portable kernels fuse multiply-adds, if need be in software, so that tests can compare bits.
     #[cfg(test)]
     fused: bool,
 }
 
 impl Available {
-    /// Runs a work with this instruction set.
+    /// Runs `work`, compiled for this instruction set.
     pub(crate) fn dispatch<W: Work>(self, work: W) -> W::Output {
         #[cfg(target_arch = "x86_64")]
         macro_rules! run_compiled {
@@ -136,7 +136,7 @@ impl Available {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Isa {
-    /// Plain Rust, written so that compilers vectorize it. Runs everywhere.
+    /// Rust without intrinsics, in a form that compilers vectorize. Runs everywhere.
     Portable,
     /// x86-64 with AVX2, FMA and F16C (Haswell, Zen and later).
     Avx2,

@@ -1,4 +1,4 @@
-//! The fused dual GEMM on CPUs: prepacked weights, AVX-512/VNNI, AVX2 and portable kernels.
+//! The fused dual GEMM on CPUs: packed weights, AVX-512/VNNI, AVX2 and portable kernels.
 //!
 //! In the order of processing:
 //!

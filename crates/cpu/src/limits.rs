@@ -127,7 +127,7 @@ fn best(threads: usize, weight: f64, work: impl Fn() -> usize + Sync) -> f64 {
 
 /// Bytes per second at which `len` bytes (a little more, to fill whole parts) are read again and again.
 fn read_rate(kernel: w4a4::Kernel, threads: usize, len: usize) -> f64 {
-    // Read in order, as weights are. Smaller parts where there is less to share.
+    // Parts are read in order, as weights are. They are smaller if there is less to share among threads.
     let part = if len < 16 << 20 { 64 << 10 } else { 1 << 20 } / size_of::<f32>();
     let parts = len.div_ceil(part * size_of::<f32>()).max(1);
     let memory = Aligned::<f32>::zeroed(parts * part);
@@ -204,8 +204,8 @@ mod tests {
         }
     }
 
-    /// Orders of magnitude only: any machine that runs this does between 0.1 and 10⁴ of each per nanosecond and
-    /// thread, and the time the figures take is bounded.
+    /// Checks orders of magnitude only: any machine does between 0.1 and 10⁴ of each per nanosecond and thread. The time that
+    /// measuring takes is bounded.
     #[test]
     fn limits_are_plausible_and_quickly_measured() {
         let start = Instant::now();

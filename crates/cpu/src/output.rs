@@ -1,8 +1,8 @@
 //! From values of C to bytes of C: f32, f16, bf16, or nvfp4 for the down projection.
 //!
-//! Conversions round to nearest, ties to even, once, from f32. Blocks of nvfp4 follow Transformer Engine's rule
-//! ([`Producer::Te`]), which is what GPU kernels that write nvfp4 do. With a dynamic tensor scale C is kept in f32
-//! until its largest magnitude is known, and then quantized in a second pass; or it is computed twice.
+//! Conversions round f32 once, to nearest, ties to even. Blocks of nvfp4 follow Transformer Engine's rule
+//! ([`Producer::Te`]), as in GPU kernels that write nvfp4. With a dynamic tensor scale, C is either kept in f32 until its
+//! largest magnitude is known and then quantized in a second pass, or computed twice.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -22,7 +22,7 @@ use crate::workspace::Group;
 /// Finishes tiles and writes them to C, `[rows, n]`.
 #[derive(Debug)]
 pub(crate) struct OutputSink<'a> {
-    /// What happens to the sums.
+    /// Turns sums into values.
     pub(crate) epilogue: &'a TileEpilogue,
     /// The groups that the rows belong to.
     pub(crate) groups: &'a [Group<'a>],
@@ -206,7 +206,7 @@ pub(crate) fn quantize_deferred(
     );
 }
 
-/// The quantizer of C under a tensor scale.
+/// The quantizer of C for a tensor scale.
 pub(crate) fn quantizer(scale: GlobalScale) -> Quantizer {
     Quantizer::new(Producer::Te, scale, FloatType::F32, Search::Plain)
 }

@@ -44,7 +44,7 @@ pub const SCALES: usize = 256;
 /// A scale byte of nvfp4, placed in bits 20 to 27 of an f32, is the scale times 2 to the power of minus this.
 pub(crate) const SCALE_EXPONENT: u32 = 117;
 
-/// The byte of a pack for a block scale.
+/// The byte that stands for a block scale in a pack.
 const fn pack_scale(format: BlockFormat, byte: u8) -> u8 {
     match format {
         BlockFormat::Nvfp4 if byte > 0 => {
@@ -54,7 +54,7 @@ const fn pack_scale(format: BlockFormat, byte: u8) -> u8 {
     }
 }
 
-/// The block scale of a byte of a pack.
+/// The block scale for which a byte of a pack stands.
 #[inline(always)]
 pub(crate) fn unpack_scale(format: BlockFormat, byte: u8) -> f32 {
     match format {
@@ -276,7 +276,7 @@ mod tests {
         weights
     }
 
-    /// The drawing in the head of this file, as a function.
+    /// The drawing at the head of this file, as a function.
     fn byte_of(half: usize, feature: usize, k: usize) -> (usize, u32) {
         let (line, quad, j) = (k / 8, k / 4 % 2, k % 4);
         (half * UP_CODES + line * 64 + feature * 4 + j, 4 * quad as u32)
@@ -316,7 +316,7 @@ mod tests {
             for byte in bytes {
                 let packed = pack_scale(format, byte);
                 assert_eq!(unpack_scale(format, packed), format.decode_scale(byte), "{format} {byte:#04x}");
-                // No subnormals, whatever else: 2⁻⁹ to 448.
+                // 2⁻⁹ to 448, without subnormals.
                 assert!(
                     format == BlockFormat::Mxfp4 || byte == 0 || (1 << 3..=18 << 3 | 6).contains(&packed)
                 );

@@ -6,7 +6,7 @@ use crate::pack::{CHUNK, CHUNK_K, PANEL};
 use crate::tile::MAX_TILE_ROWS;
 use crate::{Error, Isa, w4a4, w4a16};
 
-/// What a caller may choose. The default lets the plan choose.
+/// Choices of a caller. By default the plan chooses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuOptions {
     /// Instruction set; by default what [`Isa::detect`] finds.
@@ -189,7 +189,7 @@ mod tests {
                 assert!(message.contains("do not fit the memory"), "{message}");
             }
         }
-        // Groups without rows take none.
+        // Groups without rows take no memory.
         assert!(Workspace::new(&plan(5, AFormat::Nvfp4), usize::MAX).is_ok());
     }
 

@@ -1,4 +1,4 @@
-//! Memory that a plan's runs need, allocated once, and the runs.
+//! The runs of a plan, and their memory, which is allocated once.
 
 use std::ops::Range;
 

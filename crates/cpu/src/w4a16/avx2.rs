@@ -1,5 +1,5 @@
-//! W4A16 with 256-bit vectors. For few rows, codes become bf16 by two byte shuffles, and bf16 f32 by a shift or a mask; for
-//! many, they become integers by one shuffle, and integers f32.
+//! W4A16 with 256-bit vectors. For few rows, two byte shuffles turn codes into bf16, and a shift or a mask turns bf16 into f32. For
+//! many rows, one shuffle turns codes into integers, which are then converted to f32.
 
 use std::arch::x86_64::*;
 
@@ -82,25 +82,25 @@ unsafe fn halves(chunk: *const u8, column: usize, quad: usize) -> [__m256i; 2] {
     // SAFETY: `codes` reads 32 bytes of the chunk, to which `chunk` points.
     unsafe {
         let bytes = _mm256_shuffle_epi8(table(&INTEGERS), codes(chunk, column, quad));
-        // One of the bytes 0 and 1 of each 16 bits.
+        // The low and the high byte of each 16 bits, sign-extended.
         [_mm256_maddubs_epi16(_mm256_set1_epi16(1), bytes), _mm256_srai_epi16::<8>(bytes)]
     }
 }
 
 impl Vector for __m256 {
     const LANES: usize = 8;
-    /// 12 of 16 registers: two accumulators each, which is also what hides the latency of two multipliers.
+    /// Two accumulators each take 12 of 16 registers, and as many chains hide the latency of two multipliers.
     const ROWS: usize = 6;
     const AHEAD: usize = AHEAD;
 
-    /// By integers, which keep the shuffle units free: three quarters of the time that two byte shuffles and
+    /// Codes become integers first, which keeps the shuffle units free: three quarters of the time that two byte shuffles and
     /// unpacking take.
     #[inline(always)]
     unsafe fn weights(chunk: *const u8, column: usize, quad: usize) -> [Self; 4] {
         // SAFETY: `halves` reads 32 bytes of the chunk, to which `chunk` points.
         unsafe {
             let [even, odd] = halves(chunk, column, quad);
-            // One of the halves of each 32 bits as i32.
+            // The low and the high half of each 32 bits as i32.
             let low = |halves| _mm256_cvtepi32_ps(_mm256_madd_epi16(halves, _mm256_set1_epi32(1)));
             let high = |halves| _mm256_cvtepi32_ps(_mm256_srai_epi32::<16>(halves));
             [low(even), low(odd), high(even), high(odd)]
@@ -153,7 +153,7 @@ impl Vector for __m256 {
     }
 }
 
-// `vpmaddwd` (two ports, one a cycle each) in a row with additions (four ports).
+// `vpmaddwd`, which two ports execute, followed by an addition, which four ports do.
 x86_pairs! {
     Avx2, __m256, __m256i;
     weights: halves, splat: _mm256_set1_epi32, scaled: _mm256_mul_ps, floats: _mm256_cvtepi32_ps;
@@ -163,7 +163,7 @@ x86_pairs! {
     };
 }
 
-// `vpdpwssd`, which adds, too.
+// `vpdpwssd`, which also adds.
 x86_pairs! {
     AvxVnni, __m256, __m256i;
     weights: halves, splat: _mm256_set1_epi32, scaled: _mm256_mul_ps, floats: _mm256_cvtepi32_ps;

@@ -1,4 +1,4 @@
-//! W4A16 with 512-bit vectors: one register is the table of all 16 code values, indexed by the codes as they lie.
+//! W4A16 with 512-bit vectors: one register holds the table of all 16 code values, and packed codes are its indices.
 
 use std::arch::x86_64::*;
 
@@ -15,7 +15,7 @@ use crate::w4a4::{avx512, scale_unit};
 
 impl Vector for __m512 {
     const LANES: usize = 16;
-    /// 28 of 32 registers.
+    /// Two accumulators each take 28 of 32 registers.
     const ROWS: usize = 14;
     const AHEAD: usize = AHEAD_AVX512;
 
@@ -73,8 +73,8 @@ unsafe fn halves(chunk: *const u8, column: usize, quad: usize) -> [__m512i; 2] {
     }
 }
 
-/// [`Pairs::scaled`] by adding exponents: Zen 5 multiplies floats with the two units that multiply integers, and adds with two
-/// more. 4 to 7 % of all.
+/// [`Pairs::scaled`] by adding exponents. Zen 5 multiplies floats with the two units that multiply integers, and adds with two
+/// others. This saves 4 to 7 % of the time.
 #[inline(always)]
 unsafe fn scaled(scales: __m512, unit: __m512) -> __m512 {
     // SAFETY: arithmetic in registers needs AVX-512 alone.
@@ -111,7 +111,7 @@ x86_pairs! {
     ]);
 }
 
-// `vpdpwssd`, which adds, too.
+// `vpdpwssd`, which also adds.
 x86_pairs! {
     Avx512Vnni, __m512, __m512i;
     weights: halves, splat: _mm512_set1_epi32, scaled: scaled, floats: _mm512_cvtepi32_ps;

@@ -23,7 +23,7 @@ use crate::isa::{InstructionSet, Work};
 use crate::pack::CHUNK_K;
 use crate::tile::RowTile;
 
-/// f32 words of a row's integers in a chunk.
+/// Four-byte words of a row's integers in a chunk.
 pub(super) const PAIR_WORDS: usize = CHUNK_K / 2 + 1;
 
 /// Multiplying floats is faster if there is more than one rest for so many chunks of a row: with AVX2, 16 features of a row and
@@ -180,7 +180,7 @@ mod tests {
         (layout, out)
     }
 
-    /// The floats that integers and rests add up to.
+    /// The floats that are the sums of integers and rests.
     fn joined(rows: usize, group_rows: usize, rests: usize, out: &[f32]) -> Vec<[f64; 2 * CHUNK_K]> {
         let mut joined = vec![[0.0; 2 * CHUNK_K]; rows];
         let (mut integers, all_rests) = out.split_at(rows * 2 * PAIR_WORDS);
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn too_many_rests_leave_floats_by_group_and_k_exact() {
-        // Of each two neighbours one is 2²⁰ times the other, which so is a rest.
+        // One of two neighbours is 2²⁰ times the other, which becomes a rest.
         let row: [f32; 32] = std::array::from_fn(|k| if k % 2 == 0 { 3e6 } else { 3.25 });
         let mut rows = [[1.0; 32]; 16];
         rows[9] = row;

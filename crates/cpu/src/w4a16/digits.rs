@@ -28,15 +28,15 @@ use crate::w4a4::DigitBlock;
 /// Elements that are converted at a time.
 const SPAN: usize = 16 * CHUNK_K;
 
-/// f32 words in a block.
+/// Four-byte words in a block.
 const BLOCK_WORDS: usize = size_of::<DigitBlock>() / size_of::<f32>();
 
-/// f32 words that hold a row of `k` floats in one block per chunk.
+/// Four-byte words that hold a row of `k` floats in one block per chunk.
 pub(super) const fn words(k: usize) -> usize {
     k / CHUNK_K * BLOCK_WORDS
 }
 
-/// f32 words that hold as many blocks as can be worthwhile.
+/// Four-byte words that hold as many blocks as can be worthwhile.
 pub(super) const fn useful_words(k: usize) -> usize {
     most_blocks(k) * BLOCK_WORDS
 }
@@ -47,7 +47,7 @@ const fn most_blocks(k: usize) -> usize {
 }
 
 /// Writes a row into `out` as digit blocks and returns their number. The result is `None` if
-/// - `out` is too small, or floats are multiplied faster than so many blocks;
+/// - `out` is too small, or multiplying floats is faster than multiplying so many blocks;
 /// - a number is infinite, NaN, extremely small or extremely large.
 ///
 /// The [`chunk`](DigitBlock::chunk) of each block is below the row's number of chunks.
@@ -134,7 +134,7 @@ fn take_part(
     Some((Part { exponent, digits: 3, integers }, matters(rest, floats, k)))
 }
 
-/// Whether the rest of any float is more than a sum of `k` products may lose anyway.
+/// Whether the rest of any float is larger than the error that a sum of `k` products may have anyway.
 #[inline(always)]
 fn matters(rest: &[f32; CHUNK_K], floats: &[f32; CHUNK_K], k: usize) -> bool {
     let share = (k as f32 * 2f32.powi(-25)).min(2f32.powi(-12));

@@ -50,7 +50,7 @@ pub(super) struct Block {
 }
 
 impl Block {
-    /// Fetches the chunk of the next block that lies as far in it as this one: once, with the first features.
+    /// Fetches the chunk one block after this one: once, while the first features are decoded.
     #[inline(always)]
     pub(super) fn fetch_next(&self, chunk: *const u8) {
         if self.column == 0 {
@@ -70,8 +70,8 @@ impl Work for Multiply<'_> {
         let Self(task) = self;
         task.check();
         // The loops are compiled for each format, so that they do not branch on it for every vector of scales.
-        // SAFETY: the machine has the instruction set, since `run` got its token, and `check` compared the slices with the
-        // numbers of the task.
+        // SAFETY: the machine has the instruction set, since `run` got its token; `check` compared the slices with the numbers of
+        // the task; and `Kernel::prepare`, the only author of layouts, had `blocks::Write` write these activations.
         unsafe {
             match task.format {
                 BlockFormat::Nvfp4 => multiply_task::<S>(Task { format: BlockFormat::Nvfp4, ..task }),

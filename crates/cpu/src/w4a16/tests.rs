@@ -15,7 +15,7 @@ use crate::isa::Available;
 use crate::pack::{PANEL, PackedGateUp};
 use crate::tile::{MAX_TILE_ROWS, RowTile, TILE_COLS, TileKernel};
 
-/// A generator of numbers without structure.
+/// A generator of pseudo-random numbers.
 struct Random(u64);
 
 impl Random {
@@ -99,8 +99,8 @@ fn one_tile(m: usize) -> [RowTile; 1] {
     [RowTile { group: 0, first_row: 0, rows: m }]
 }
 
-/// The order of sums as the heads of `digits` and `kernel` state it, in scalar code. Integers may be `short`
-/// unless floats are f32.
+/// The order of sums that the heads of `digits` and `kernel` state, in scalar code. Integers may be `short` unless floats are
+/// f32.
 fn scalar_sum(a: &[f32], b: &QuantizedMatrix<'_>, n: usize, rows: usize, short: bool) -> f32 {
     let scale = |k: usize| b.format().decode_scale(b.scale_byte(n, k / b.format().block_len()));
     let code = |k: usize| e2m1::decode(b.code(n, k));
@@ -114,7 +114,7 @@ fn scalar_sum(a: &[f32], b: &QuantizedMatrix<'_>, n: usize, rows: usize, short: 
             while matters(&rest) {
                 let largest = rest.iter().fold(0f64, |most, x| most.max(x.abs()));
                 let part = |bits: i32| {
-                    // The power of two whose largest multiple has so many bits, and a little less than all of them.
+                    // The smallest power of two for which the largest multiple, and a little more, has so many bits.
                     let exponent = (-100..40).find(|&e| 1.005 * largest < 2f64.powi(e + bits)).unwrap();
                     let integers = rest.map(|x| (x * 2f64.powi(-exponent)).round_ties_even());
                     let rest = std::array::from_fn(|i| rest[i] - integers[i] * 2f64.powi(exponent));
@@ -150,7 +150,7 @@ fn scalar_sum(a: &[f32], b: &QuantizedMatrix<'_>, n: usize, rows: usize, short: 
     blocks.reduce(|total, chain| total + chain).unwrap()
 }
 
-/// The order of sums as the head of `pairs` states it.
+/// The order of sums that the head of `pairs` states.
 fn scalar_pairs(a: &[f32], scale: impl Fn(usize) -> f32, code: impl Fn(usize) -> f32) -> f32 {
     let mut sum = 0f32;
     for first in (0..a.len()).step_by(BLOCK_K) {
@@ -278,7 +278,7 @@ fn every_isa_is_close_to_f64() {
                         for n_at in 0..n {
                             let terms = (0..k).map(|i| f64::from(a.value(row, i)) * b.value(n_at, i));
                             let (want, size) = terms.fold((0.0, 0.0), |(s, t), x| (s + x, t + x.abs()));
-                            // At most BLOCK_K + 4 roundings (two each if unfused) on the way of a term.
+                            // A term passes at most BLOCK_K + 4 roundings, twice as many if unfused.
                             let bound = size * 2.0 * (BLOCK_K + 4) as f64 * 2f64.powi(-24);
                             let sum = f64::from(got[(row * 2 + half) * n + n_at]);
                             assert!((sum - want).abs() <= bound, "{isa} M={m}: {sum} {want}");
@@ -298,7 +298,7 @@ fn what_takes_too_many_digits_is_multiplied_as_floats() {
         assert!(are_digits(kernel, &a), "one row");
     }
     assert!(!are_digits(kernel, &bf16s(2, 64)), "two rows");
-    // Sixteen numbers over 15 and over 45 bits.
+    // Sixteen numbers that span 15 and 45 bits.
     let spread = |bits: i32| -> Vec<f32> { (0..64).map(|k| 1.25 * 2f32.powi(-(k % 16) * bits)).collect() };
     assert!(are_digits(kernel, &f32_matrix(1, 64, &spread(1))));
     assert!(!are_digits(kernel, &f32_matrix(1, 64, &spread(3))));
@@ -309,7 +309,7 @@ fn what_takes_too_many_digits_is_multiplied_as_floats() {
     }
 }
 
-/// Sums of few roundings against those of f64: f16 and bf16 lose nothing, whatever they are as integers.
+/// f16 and bf16 lose nothing, whatever integers they become: their sums have few roundings against those of f64.
 #[test]
 fn f16_and_bf16_activations_are_used_exactly() {
     let (m, n, k) = (11, 7, BLOCK_K + 48);
@@ -353,7 +353,7 @@ fn f16_and_bf16_activations_are_used_exactly() {
     }
 }
 
-/// That sums are as near to those of f64 as those of f32 with one rounding per term would be, and a little nearer.
+/// Asserts that sums are a little closer to those of f64 than sums in f32 with one rounding per term.
 fn assert_close(got: &[f32], a: &FloatMatrix<'_>, pair: &GateUp<'_>, what: &str) {
     for row in 0..a.rows() {
         for (half, b) in [&pair.gate, &pair.up].into_iter().enumerate() {

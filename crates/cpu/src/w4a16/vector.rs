@@ -1,4 +1,4 @@
-//! The operations that the W4A16 kernels are written in; each instruction set implements them once.
+//! The operations from which the kernels with floats are built; each instruction set implements them once.
 
 use dualgemm_formats::BlockFormat;
 use dualgemm_formats::scalar::e2m1;
@@ -6,7 +6,7 @@ use dualgemm_formats::scalar::e2m1;
 use super::many_rows::Pass;
 use super::sum_unit;
 
-/// Twice the values of the codes: integers, as some instruction sets decode them.
+/// Twice the values of the codes, which makes them integers: some instruction sets decode them as integers.
 pub(super) const DOUBLED: [f32; 16] = {
     let (mut values, mut code) = ([0.0; 16], 0);
     while code < 16 {
@@ -31,7 +31,7 @@ pub(crate) trait Vector: Copy {
     const LANES: usize;
     /// Most rows whose sums, for two vectors of features, fit the registers.
     const ROWS: usize;
-    /// How far ahead of use weights are fetched, all panels that are read at once together: see [`fetch`](crate::fetch).
+    /// How many bytes ahead of their use weights are fetched: [`AHEAD`](crate::fetch::AHEAD) or its like.
     const AHEAD: usize;
 
     /// Twice the values of the codes of four consecutive k, `4·quad ..`, for `LANES` features: one vector per k.

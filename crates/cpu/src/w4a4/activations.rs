@@ -51,7 +51,7 @@ impl Scale {
         f32::from_bits(self.0)
     }
 
-    /// Whether this is an integer. All scales of a chunk are what the first one is.
+    /// Whether this is an integer. If the first scale of a chunk is one, all are.
     #[inline(always)]
     pub(super) fn is_integer(self) -> bool {
         (self.0 as i32) < 0
@@ -145,7 +145,7 @@ impl Work for Prepare<'_> {
                 }
             }
         }
-        // One row goes through registers, where integers gain less.
+        // `one_row` uses floats, since integers gain little where sums stay in registers.
         if S::SCALES_INTEGERS && tile.rows > 1 {
             out.chunks_exact_mut(tile.rows).for_each(Block::scales_to_integers);
         }
@@ -167,7 +167,7 @@ impl Block {
     }
 }
 
-/// The codes of 8 bytes, the even element in the low nibble.
+/// The codes in 8 bytes, with even elements in low nibbles.
 #[inline(always)]
 fn unpack(bytes: &[u8; CHUNK_K / 2]) -> [u8; CHUNK_K] {
     let halves = u64::from_le_bytes(*bytes);
@@ -207,7 +207,7 @@ mod tests {
         assert_eq!(unpack(&bytes), codes);
     }
 
-    /// All 127 scales of nvfp4, each alone and behind one that is an integer.
+    /// Each of the 127 scales of nvfp4, twice and behind one that can be an integer.
     #[test]
     fn scales_become_integers_where_all_are_exact() {
         let block = |scale| Block { codes: [0; CHUNK_K], bias: 0, scale: Scale::float(scale) };

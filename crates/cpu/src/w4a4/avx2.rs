@@ -50,10 +50,10 @@ unsafe fn scale_bits(chunk: *const u8, column: usize, format: BlockFormat) -> __
 /// [`Vector::raw_scales`].
 ///
 /// # Safety
-/// That of the method.
+/// The machine has the instruction set, and `chunk` points to a chunk of a panel.
 #[inline(always)]
 unsafe fn raw_scales(chunk: *const u8, column: usize, format: BlockFormat) -> __m256 {
-    // SAFETY: `scale_bits` reads the scales of a chunk, to which the method gets a pointer.
+    // SAFETY: `scale_bits` reads the scales of a chunk, to which `chunk` points.
     unsafe { _mm256_castsi256_ps(scale_bits(chunk, column, format)) }
 }
 
@@ -78,8 +78,8 @@ pub(crate) unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat
 compiled_for!(Avx2, {
     /// Returns the two vectors unchanged, and makes the compiler compute both before anything that follows.
     ///
-    /// LLVM would finish one vector's sums before the other's, or one row's before the next one's. Meanwhile it would spill the
-    /// operands of the others, since sixteen registers are just enough. Empty `asm` blocks keep their order and so prevent that.
+    /// Otherwise LLVM finishes one vector's sums before the other's, or one row's before the next one's, and spills the operands
+    /// of the others meanwhile: sixteen registers are just enough. Empty `asm` blocks keep their order and so prevent that.
     #[inline]
     pub(crate) fn in_order([mut left, mut right]: [__m256i; 2]) -> [__m256i; 2] {
         // SAFETY: the block holds a comment and no instruction.

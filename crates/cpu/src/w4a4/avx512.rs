@@ -51,10 +51,10 @@ unsafe fn scale_bits(chunk: *const u8, column: usize, format: BlockFormat) -> __
 /// [`Vector::raw_scales`].
 ///
 /// # Safety
-/// That of the method.
+/// The machine has the instruction set, and `chunk` points to a chunk of a panel.
 #[inline(always)]
 unsafe fn raw_scales(chunk: *const u8, column: usize, format: BlockFormat) -> __m512 {
-    // SAFETY: `scale_bits` reads the scales of a chunk, to which the method gets a pointer.
+    // SAFETY: `scale_bits` reads the scales of a chunk, to which `chunk` points.
     unsafe { _mm512_castsi512_ps(scale_bits(chunk, column, format)) }
 }
 

@@ -1,4 +1,4 @@
-//! One row of integers of 15 or 22 bits and a sign against packed panels, for one row of floats in W4A16.
+//! One row of integers of 15 or 22 bits and a sign, times packed panels: what one row of floats becomes in W4A16.
 //!
 //! ```text
 //! integer = Σ DIGITS[i] · digit[i]                       two or three bytes, by block
@@ -8,7 +8,7 @@
 //!     sum += dot · scale_a · scale_b                     fused: one rounding; scale_a is a power of two
 //! ```
 //!
-//! The order of the f32 sums is that of the blocks, from 0, on every instruction set.
+//! On every instruction set, f32 sums start at 0 and add the blocks in their order.
 
 use bytemuck::{Pod, Zeroable};
 use dualgemm_formats::BlockFormat;
@@ -177,7 +177,7 @@ unsafe fn add_pair<V: Vector, const D: usize>(
     // four quads.
     unsafe {
         let weights = [V::weights(chunk, column), V::weights(chunk, column + V::LANES)];
-        // Quads first: their weights stay in registers for all digits, and no digit waits for another.
+        // Quads are the outer loop: their weights stay in registers for all digits, and no digit waits for another.
         let mut sums_of_digits: [[V::Sums; 2]; D] =
             std::array::from_fn(|digit| [V::start_digit(&block.bias, digit); 2]);
         for (q, (left, right)) in weights[0].into_iter().zip(weights[1]).enumerate() {

@@ -30,7 +30,7 @@ use crate::tile::TILE_COLS;
 /// How many bytes ahead of their use weights of each panel are fetched: further than in loops that do less per chunk.
 const AHEAD: usize = 4 * CHUNK;
 
-/// What the steps read: the [`DIGITS`] for every feature, and the least bits of a scale of mxfp4.
+/// Constants that the steps read: the [`DIGITS`] for every feature, and the bits of the smallest scale of mxfp4.
 #[repr(C, align(32))]
 struct Constants {
     digits: [[i16; 16]; 3],
@@ -183,7 +183,7 @@ macro_rules! at {
     (up, $line:literal) => { concat!("{up} + ", $line) };
 }
 
-/// Prefetches a line of the chunk that lies [`AHEAD`]. Both halves together fetch all lines of that chunk.
+/// Prefetches a line of the chunk [`AHEAD`] of this one. Both halves together fetch all lines of that chunk.
 macro_rules! fetch {
     ($half:ident, $line:literal) => {
         concat!("prefetcht0 [{codes} + {ahead} + ", at!($half, $line), "]\n")

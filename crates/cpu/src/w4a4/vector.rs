@@ -1,4 +1,4 @@
-//! The operations that the W4A4 kernel is written in; each instruction set implements them once.
+//! The operations from which the W4A4 kernel is built; each instruction set implements them once.
 //!
 //! Codes are doubled into integers of at most 12, so that the dot product of a 16-element block is an integer of at
 //! most 16 · 144 = 2304, exact in i16 however it is grouped. Where the hardware multiplies unsigned by signed bytes,
@@ -31,7 +31,7 @@ pub(super) const BIASED: [u8; 16] = {
 pub(crate) trait Vector: Copy {
     /// Features per vector; divides 16.
     const LANES: usize;
-    /// How far ahead of use weights are fetched, all panels that are read at once together: see [`fetch`](crate::fetch).
+    /// How many bytes ahead of their use weights are fetched: [`AHEAD`](crate::fetch::AHEAD) or its like.
     const AHEAD: usize;
     /// Four consecutive weights for each feature.
     type Quads: Copy;
@@ -49,8 +49,8 @@ pub(crate) trait Vector: Copy {
     /// The doubled values of 16 codes, and their sum.
     unsafe fn doubled(codes: [u8; CHUNK_K]) -> ([i8; CHUNK_K], i32);
 
-    /// The four weight quads of a chunk for the features `column ..`, `column` counting 16 gate features, then
-    /// 16 up features. Reads the chunk's codes.
+    /// The four weight quads of a chunk for the features `column ..`. `column` counts the 16 gate features, then the 16 up
+    /// features, and is a multiple of [`LANES`](Self::LANES) below 32. Reads the chunk's codes.
     unsafe fn weights(chunk: *const u8, column: usize) -> [Self::Quads; 4];
 
     /// The scales of the same features, times [`scale_unit`]. Reads the chunk's scales. A scale of zero may give any number,

@@ -10,7 +10,7 @@ use dualgemm_formats::scalar::e2m1;
 use super::vector::BIAS;
 use crate::pack::CHUNK_K;
 
-/// −12 · sum, one half of it in each of two i16 lanes. For kernels whose sums are i16.
+/// −12 · sum, split equally between two i16 lanes. For kernels whose sums are i16.
 pub(super) fn bias_halves(sum: i32) -> i32 {
     let half = (-i32::from(BIAS) / 2 * sum) as u16;
     i32::from(half) | i32::from(half) << 16
