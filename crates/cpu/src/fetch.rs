@@ -10,6 +10,7 @@ pub(crate) const AHEAD: usize = 8 * CHUNK;
 /// The same on processors with AVX-512, which can wait for more lines. Compared with [`AHEAD`], W4A4 from the last-level cache
 /// takes 26 % less time with one row and 38 % less with two on Zen 5; one row from DRAM takes 5 to 15 % less on Sapphire Rapids. 32
 /// and 64 chunks take up to 7 % longer.
+#[cfg(target_arch = "x86_64")]
 pub(crate) const AHEAD_AVX512: usize = 48 * CHUNK;
 
 /// Prefetches the lines of a chunk. `chunk` may be any address, since prefetching never faults.

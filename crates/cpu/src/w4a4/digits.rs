@@ -22,6 +22,7 @@ use crate::pack::{CHUNK, CHUNK_K};
 use crate::tile::TILE_COLS;
 
 /// The value that a 1 in each digit stands for. All are 16-bit integers, which `vpmaddwd` needs; 256² would not be.
+#[cfg(any(test, target_arch = "x86_64"))]
 pub(super) const DIGITS: [i16; 3] = [1, 1 << 8, -1 << 15];
 
 /// 16 integers of one row: a cache line.

@@ -5,6 +5,7 @@
 //! weights carry a bias of +12, and prepared activations hold a word that subtracts it again ([`Vector::bias_word`]).
 
 use dualgemm_formats::BlockFormat;
+#[cfg(target_arch = "x86_64")]
 use dualgemm_formats::scalar::e2m1::DOUBLED;
 
 use super::digits::{DigitBlock, DigitTask};
@@ -14,6 +15,7 @@ use crate::pack::{CHUNK_K, SCALE_EXPONENT};
 pub(super) const BIAS: i8 = 12;
 
 /// Doubled weights plus [`BIAS`] by code, a byte-shuffle table.
+#[cfg(target_arch = "x86_64")]
 pub(super) const BIASED: [u8; 16] = {
     let mut table = [0; 16];
     let mut code = 0;
