@@ -1,8 +1,8 @@
 //! Speed of the whole operation on this machine: prepare A, multiply, epilogue, write C as f16.
 //!
 //! `cargo run --release -p dualgemm-cpu --example gemm_speed [f32|f16|bf16|nvfp4] [1t|2t|...] [4c] [100ms] [MxNxK ...]`.
-//! Packing is excluded. Copies (`4c`) of the weights are used in turns, so that caches do not hold them. Activations are normally distributed, since how they are spread decides how few rows are
-//! multiplied. Without a number of threads, one and two are measured.
+//! Packing is excluded. `4c` uses four copies of the weights in turn, so that caches do not hold them. Activations are normally
+//! distributed, since their spread decides how few rows are multiplied. Without a number of threads, one and two are measured.
 
 use std::time::{Duration, Instant};
 

@@ -58,7 +58,7 @@ fn main() {
             let plan = CpuPlan::new(&desc, options).expect("a healthy problem");
             let mut gemm = CpuGemm::new(&plan, 1).expect("an available instruction set");
             let mut c = vec![0.0; m * n];
-            // Fewer rows read weights faster than caches forget them: several copies take turns.
+            // With few rows, caches would still hold the weights from the turn before: several copies take turns.
             let copies: Vec<PackedGateUp> =
                 (1..if m <= 4 { 4 } else { 1 }).map(|_| weights.clone()).collect();
             let mut turns = std::iter::once(&weights).chain(&copies).cycle();

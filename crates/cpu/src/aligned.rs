@@ -5,16 +5,11 @@ use std::ops::{Deref, DerefMut};
 
 use bytemuck::{Pod, Zeroable};
 
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Zeroable, Pod)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
-// SAFETY: 64 bytes without padding; every pattern is valid, zero included.
-unsafe impl Zeroable for Line {}
-// SAFETY: 64 bytes without padding; every pattern is valid; it is `Copy`, `repr(C)`, and holds no pointer.
-unsafe impl Pod for Line {}
-
-/// A fixed number of `T`, zero at first, aligned to 64 bytes. `T` is aligned to at most that.
+/// A fixed number of `T`, zero at first, aligned to 64 bytes. `T` needs no larger alignment.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Aligned<T> {
     lines: Vec<Line>,
@@ -28,14 +23,14 @@ impl<T: Pod> Aligned<T> {
         Self::fill(Vec::with_capacity((len * size_of::<T>()).div_ceil(64)), len)
     }
 
-    /// The same, or `None` where the system would never give so much memory, for which a program would be ended.
+    /// The same, or `None` if the system refuses so much memory, which would otherwise end the program.
     pub(crate) fn try_zeroed(len: usize) -> Option<Self> {
         let mut lines = Vec::new();
         lines.try_reserve_exact(len.checked_mul(size_of::<T>())?.div_ceil(64)).ok()?;
         Some(Self::fill(lines, len))
     }
 
-    /// Zeros in the room that was made for them.
+    /// `len` zeros in `lines`, which has the capacity.
     fn fill(mut lines: Vec<Line>, len: usize) -> Self {
         advise_huge_pages(&mut lines);
         lines.resize((len * size_of::<T>()).div_ceil(64), Line([0; 64]));
@@ -44,7 +39,7 @@ impl<T: Pod> Aligned<T> {
 }
 
 /// Asks for pages of 2 MiB before memory is first touched: weights stream through many pages, and each small one
-/// costs a table walk (worse under virtualization). Advice only; buffers too small for it are left alone.
+/// costs a table walk (worse under virtualization). This is advice only, and not given for smaller buffers.
 #[cfg(all(target_os = "linux", not(miri)))]
 fn advise_huge_pages(lines: &mut Vec<Line>) {
     const HUGE: usize = 2 << 20;

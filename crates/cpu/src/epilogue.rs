@@ -1,37 +1,37 @@
 //! From the sums of a tile to values of C: scale, bias, optional rounding to bf16, activation.
 //!
-//! A [`Program`] is evaluated operation by operation over 64 elements at a time (4 rows of 16 features, or one of few
-//! rows), so that reading it costs little beside computing it. The order of roundings, each to f32 and the same on
+//! A [`Program`] is evaluated operation by operation over 64 elements at a time (4 rows of 16 features; single rows if there are
+//! fewer), so that interpreting it costs little beside computing it. The order of roundings, each to f32 and the same on
 //! every ISA:
 //!
 //! ```text
 //! gate = sum · alpha_gate (+ bias)     alpha_gate = Epilogue::alpha_gate · tensor scales · unit of the sums,
 //! up   = sum · alpha_up   (+ bias)                  computed in f64 and rounded once, if that is a normal f32
-//! both to bf16, if asked
+//! both to bf16, if the epilogue says so
 //! C    = the program, one rounding per operation (sigmoid and tanh: see `vmath`)
 //! ```
 //!
-//! An alpha that is subnormal or overflows, as of a tensor scale of 1e-44, stays f64, and so does the product until it is
-//! rounded: no tensor scale is lost.
+//! An alpha that is subnormal in f32 or overflows it, as with a tensor scale of 1e-44, stays f64, and so does the product until
+//! it is rounded. So no tensor scale is lost.
 //!
-//! What is not finite: see [`dualgemm_gemm::epilogue`]. NaN is always the one with bits 0x7FC00000.
+//! [`dualgemm_gemm::epilogue`] defines results that are not finite. NaN always has the bits 0x7FC00000.
 
 use dualgemm_gemm::{Epilogue, Op, Program};
 
+use crate::isa::{Available, InstructionSet, Work};
 use crate::pack::{PANEL, PackedGateUp};
 use crate::tile::{TILE_COLS, Tile};
-use crate::vmath::{self, Vectorized};
-use crate::{Error, Isa};
+use crate::{Error, Isa, vmath};
 
-/// Rows that are evaluated together where there are as many.
+/// Rows that are evaluated together if a tile has so many.
 const ROWS: usize = 4;
-/// Operations whose results fit the stack; programs with more allocate for each tile. No activation has more.
+/// Most operations whose results stay on the stack. Programs with more allocate for each tile; no activation has more.
 const STACK_OPS: usize = 32;
 
 /// An [`Epilogue`] ready to be applied to tiles.
 #[derive(Debug, Clone)]
 pub struct TileEpilogue {
-    isa: Isa,
+    isa: Available,
     program: Program,
     alpha: [f64; 2],
     round_to_bf16: bool,
@@ -44,7 +44,7 @@ impl TileEpilogue {
     /// If this machine lacks `isa`.
     pub fn new(epilogue: &Epilogue, isa: Isa) -> Result<Self, Error> {
         Ok(Self {
-            isa: isa.require()?,
+            isa: isa.checked()?,
             program: epilogue.activation.program(),
             alpha: [epilogue.alpha_gate.into(), epilogue.alpha_up.into()],
             round_to_bf16: epilogue.round_gate_up_to_bf16,
@@ -52,7 +52,7 @@ impl TileEpilogue {
     }
 
     /// Replaces the sums of gate by values of C, given the tensor scale of A. Features past the tile's `cols` get
-    /// some value.
+    /// arbitrary values.
     pub(crate) fn apply(&self, tile: &mut Tile<'_>, weights: &PackedGateUp, a_scale: f64) {
         let bias = weights.biases().map(|bias| {
             bias.map(|bias| {
@@ -65,13 +65,11 @@ impl TileEpilogue {
         let sum_scale = a_scale * f64::from(tile.unit);
         let alpha = [0, 1].map(|half| self.alpha[half] * scales[half].exact() * sum_scale);
         let rows = &mut tile.sums.as_chunks_mut().0[..tile.rows.rows];
-        let work = Apply { epilogue: self, alpha, bias, rows };
-        // SAFETY: `new` required that the machine has the instruction set.
-        unsafe { vmath::dispatch(self.isa, work) }
+        self.isa.dispatch(Apply { epilogue: self, alpha, bias, rows });
     }
 }
 
-/// The work of [`TileEpilogue::apply`] as something to compile per instruction set.
+/// What [`TileEpilogue::apply`] compiles per instruction set.
 struct Apply<'a> {
     epilogue: &'a TileEpilogue,
     alpha: [f64; 2],
@@ -79,16 +77,16 @@ struct Apply<'a> {
     rows: &'a mut [[f32; TILE_COLS]],
 }
 
-impl Vectorized for Apply<'_> {
+impl Work for Apply<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn run<S: InstructionSet>(self, _: S) {
         if self.rows.len() < ROWS { self.groups::<1>() } else { self.groups::<ROWS>() }
     }
 }
 
-/// Elements of a few rows that are evaluated together. Aligned, since a vector in two cache lines waits for both.
+/// Elements of a few rows that are evaluated together. Aligned, since loading a vector from two cache lines waits for both.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
 struct Lanes<const ROWS: usize>([[f32; PANEL]; ROWS]);
@@ -143,10 +141,10 @@ impl Apply<'_> {
     }
 }
 
-/// Gate or up, which starts at column `first`, of up to `ROWS` rows.
+/// Gate or up of up to `ROWS` rows: the half of the sums that starts at column `first`.
 ///
-/// Loops are over the elements of all rows, and rows are only copied: of a loop in a loop LLVM would take the inner one apart
-/// and gather elements of all rows, which with AVX-512 took five times as long.
+/// Arithmetic loops run over the elements of all rows at once. With nested loops over rows and elements, LLVM unrolled the inner
+/// one and gathered elements across rows, which took five times as long with AVX-512.
 #[inline(always)]
 fn product<const ROWS: usize>(
     sums: &[[f32; TILE_COLS]],
@@ -263,7 +261,7 @@ mod tests {
         sums.as_chunks::<TILE_COLS>().0.iter().map(|row| *row.first_chunk().unwrap()).collect()
     }
 
-    /// Sums from -12 to 12 in an order without structure, a few special ones among them.
+    /// Pseudo-random sums from -12 to 12.
     fn sums(rows: usize) -> Vec<f32> {
         let mut state = 7u32;
         let mut next = || {
@@ -319,13 +317,13 @@ mod tests {
         }
     }
 
-    /// The relative error grows with the exponent, as that of e^x does for any x that was rounded, and not faster.
+    /// The relative error grows with the exponent, as that of e^x does for a rounded x, and not faster.
     #[test]
     fn gelu_tanh_keeps_its_digits_for_negative_gates() {
         let weights = weights(16, [GlobalScale::ONE; 2], None);
         let epilogue = Epilogue { activation: Activation::GeluTanh, ..Epilogue::default() };
         let gates: Vec<f32> = (-640..=639).map(|i| i as f32 / 64.0).collect();
-        // `apply` takes a sum of 1 for a quarter.
+        // `apply` multiplies sums by its unit of a quarter.
         let row = |gates: &[f32]| gates.iter().map(|gate| 4.0 * gate).chain([12.0; 16]).collect::<Vec<_>>();
         let sums: Vec<f32> = gates.chunks_exact(16).flat_map(row).collect();
         let got =
@@ -377,13 +375,13 @@ mod tests {
         }
     }
 
-    /// Every pair of these as gate and up, against the same expression in f64.
+    /// Every pair of these values as gate and up, against the same expression in f64.
     #[test]
     fn what_is_not_finite_is_as_in_f64_on_every_isa() {
         const INF: f32 = f32::INFINITY;
         let values = [0.0, -0.0, 3.0, -3.0, -2000.0, 1e30, -1e30, f32::MAX, f32::MIN, INF, -INF, f32::NAN];
         let pairs: Vec<(f32, f32)> = values.iter().flat_map(|&g| values.map(|u| (g, u))).collect();
-        // `apply` takes a sum for a quarter, and this scale makes up for it.
+        // `apply` multiplies sums by its unit of a quarter, which this scale undoes.
         let weights = weights(16, [GlobalScale::multiplier(4.0); 2], None);
         let sums: Vec<f32> = pairs
             .chunks_exact(16)
@@ -405,7 +403,7 @@ mod tests {
         }
     }
 
-    /// Factors of every size beside sums of every size: the product is that of f64, rounded once.
+    /// Factors of every size times sums of every size: the product is that of f64, rounded once.
     #[test]
     fn no_scale_is_too_small_or_too_large_for_what_comes_out() {
         let epilogue = Epilogue { activation: Activation::Identity, ..Epilogue::default() };

@@ -1,4 +1,4 @@
-//! What can go wrong before a kernel runs. Nothing can while it does.
+//! What can go wrong before a kernel runs. A running kernel cannot fail.
 
 use crate::Isa;
 
@@ -6,7 +6,7 @@ use crate::Isa;
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Error {
-    /// A name that is no instruction set.
+    /// A name that no instruction set has.
     #[error("there is no instruction set {name:?}; known are {}", Isa::ALL.map(Isa::name).join(", "))]
     UnknownIsa {
         /// The name found.
@@ -17,10 +17,10 @@ pub enum Error {
     IsaUnavailable {
         /// The instruction set asked for.
         isa: Isa,
-        /// What could be asked for.
+        /// The best one that the machine has.
         best: Isa,
     },
-    /// Buffers larger than the machine.
+    /// Buffers that do not fit the memory.
     #[error(
         "A of up to {rows} rows of {k} needs buffers that do not fit the memory; fewer rows at a time are needed"
     )]
@@ -30,7 +30,7 @@ pub enum Error {
         /// K.
         k: usize,
     },
-    /// A serialized pack that is not one.
+    /// Bytes that are not a serialized pack.
     #[error("packed weights: {what} is {found}; {expected} is needed")]
     PackedBytes {
         /// Which part.

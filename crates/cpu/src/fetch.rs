@@ -2,15 +2,18 @@
 
 use crate::pack::CHUNK;
 
-/// How far ahead of use weights are fetched, all panels that are read at once together. One row from DRAM takes 60 % longer
-/// without on Zen 3, and 6 % longer when all four panels are fetched 8 chunks ahead: that is more than a core can wait for.
+/// How many bytes ahead of their use weights are fetched, over all panels that are read at once. On Zen 3, one row from DRAM
+/// takes 60 % longer without fetching, and 6 % longer if each of four panels is fetched 8 chunks ahead: a core cannot wait for so
+/// many lines.
 pub(crate) const AHEAD: usize = 8 * CHUNK;
 
-/// The same on processors with AVX-512, which can wait for more. On Zen 5 one row of W4A4 takes 26 % less from the last cache
-/// and two rows 38 % less, on Sapphire Rapids one row from DRAM 5 to 15 % less. 32 and 64 chunks take up to 7 % longer.
+/// The same on processors with AVX-512, which can wait for more lines. Compared with [`AHEAD`], W4A4 from the last-level cache
+/// takes 26 % less time with one row and 38 % less with two on Zen 5; one row from DRAM takes 5 to 15 % less on Sapphire Rapids. 32
+/// and 64 chunks take up to 7 % longer.
+#[cfg(target_arch = "x86_64")]
 pub(crate) const AHEAD_AVX512: usize = 48 * CHUNK;
 
-/// Asks for the lines of a chunk. `chunk` may be any address: asking reads nothing.
+/// Prefetches the lines of a chunk. `chunk` may be any address, since prefetching never faults.
 #[inline(always)]
 pub(crate) fn fetch(chunk: *const u8) {
     for line in 0..CHUNK.div_ceil(64) {
@@ -22,7 +25,7 @@ pub(crate) fn fetch(chunk: *const u8) {
 #[inline(always)]
 fn prefetch(address: *const u8) {
     use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-    // SAFETY: every x86-64 processor has the instruction, which may be given any address.
+    // SAFETY: every x86-64 processor has the instruction, and it takes any address.
     unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
 }
 

@@ -7,26 +7,26 @@ use crate::aligned::Aligned;
 use crate::output::{Destination, OutputSink, quantize_deferred, quantizer};
 use crate::{CpuPlan, Error, Group, TileEpilogue, Workspace};
 
-/// A planned problem with everything that its runs need. Runs allocate nothing, but that rayon's queue takes a new block every
-/// few dozen calls from outside its pool.
+/// A planned problem with everything that its runs need. Runs allocate nothing, except that rayon's queue takes a new block
+/// every few dozen calls from outside its pool.
 ///
-/// With activations that stay floats, gate and up are each within the rounding of K additions in f32, whatever the sizes of
-/// factors, if the magnitudes of their products, tensor scales left out, add up to less than 2¹²⁷. Where they do not, sums
-/// may be infinite or NaN, as sums in f32 are.
+/// With activations that stay floats, gate and up are each within the rounding of K additions in f32, however large or small the
+/// factors are, if the magnitudes of their products, without tensor scales, add up to less than 2¹²⁷. Beyond that, sums may be
+/// infinite or NaN, as sums in f32 are.
 #[derive(Debug)]
 pub struct CpuGemm {
     workspace: Workspace,
     epilogue: TileEpilogue,
-    /// C in f32, if its tensor scale is to come from its values and it is computed once.
+    /// C in f32, if its tensor scale comes from its values and it is computed once.
     deferred: Aligned<f32>,
 }
 
 impl CpuGemm {
-    /// Buffers for runs with up to `max_groups` groups. A dynamic tensor scale of C takes `4 · m · n · batch` bytes
-    /// beyond those of A, or [twice the time](crate::CpuOptions::dynamic_c_twice).
+    /// Allocates the buffers for runs with up to `max_groups` groups. A dynamic tensor scale of C takes `4 · m · n · batch` bytes
+    /// more, or [twice the time](crate::CpuOptions::dynamic_c_twice).
     ///
     /// # Errors
-    /// If this machine lacks the plan's instruction set, as a plan from elsewhere may ask for, or the memory.
+    /// If this machine lacks the plan's instruction set (a plan may come from another machine) or the memory.
     pub fn new(plan: &CpuPlan, max_groups: usize) -> Result<Self, Error> {
         let desc = &plan.desc;
         let values = if desc.out.is_dynamic() && !plan.twice { plan.rows() * desc.n } else { 0 };
@@ -42,13 +42,13 @@ impl CpuGemm {
         self.workspace.plan()
     }
 
-    /// Computes the rows of every group into C, `[rows of A, n]`. Rows that belong to no group are left alone; of a
-    /// re-quantized C, their scales and the padding become zero.
+    /// Computes the rows of every group into C, `[rows of A, n]`. Rows of no group stay unchanged, except that a re-quantized C
+    /// gets zeros for their scales and for padding.
     ///
     /// Returns the tensor scale of a re-quantized C.
     ///
-    /// A caller inside the rayon pool works along; any other sleeps until the pool is done, which costs 20 to 60 µs and
-    /// shows with one row.
+    /// A caller inside the rayon pool takes part in the work. Any other sleeps until the pool is done, which costs 20 to 60 µs;
+    /// with one row that is noticeable.
     ///
     /// # Errors
     /// If A, a group or `c` does not fit the plan, or a block scale of A is NaN or negative. Then C is unchanged,

@@ -1,11 +1,14 @@
-//! Instruction sets that kernels exist for, and which of them this machine has.
+//! Instruction sets that have kernels, and the one place that chooses between them.
 //!
-//! Selection happens at run time only: one binary holds every kernel, and each can be forced for tests.
+//! The choice is made at run time: one binary holds every kernel, and tests can force each. `Isa::checked` asks the
+//! machine once. What it returns, `Available`, is the proof that every later call relies on: `Available::dispatch` runs a
+//! `Work` in the copy that was compiled for that instruction set, and hands it a token of no size, which only
+//! `dispatch` can make. Code that holds a token may use the instructions.
 
-use crate::Error;
+use crate::{Error, w4a4, w4a16};
 
-/// Calls a macro with `[features] arguments`, the features being what kernels of an instruction set are compiled with and
-/// what a machine must have to run them: they stand here alone, so that the two cannot differ.
+/// Calls a macro with `[features] arguments`. The features are both what the kernels of an instruction set are compiled with
+/// and what a machine must have to run them; listing them once keeps the two equal.
 #[cfg(target_arch = "x86_64")]
 macro_rules! with_features {
     (Avx2, $to:ident! $arguments:tt) => {
@@ -38,11 +41,102 @@ macro_rules! compiled_for {
 #[cfg(target_arch = "x86_64")]
 pub(crate) use compiled_for;
 
+/// Implements `unsafe` methods of a trait, each by one expression.
+#[cfg(target_arch = "x86_64")]
+macro_rules! unsafe_methods {
+    ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)? { $body:expr })*) => {$(
+        #[inline(always)]
+        unsafe fn $name($($argument: $type),*) $(-> $result)? {
+            // SAFETY: the trait makes two demands on callers, and the expression needs no more. The machine has the
+            // instruction set: callers hold its token. Pointers are valid for what the method reads or writes.
+            unsafe { $body }
+        }
+    )*};
+}
+#[cfg(target_arch = "x86_64")]
+pub(crate) use unsafe_methods;
+
+/// The operations of one instruction set. A value is a token: code that holds one runs on a machine with the instruction set.
+pub(crate) trait InstructionSet: w4a4::Vector + w4a16::Pairs {}
+
+impl<T: w4a4::Vector + w4a16::Pairs> InstructionSet for T {}
+
+/// The token of kernels without intrinsics, with fused multiply-adds or without.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Portable<const FUSED: bool>(());
+
+/// Defines the tokens of instruction sets.
+#[cfg(target_arch = "x86_64")]
+macro_rules! tokens {
+    ($($isa:ident)*) => {$(
+        /// The token of the instruction set of this name.
+        #[derive(Debug, Clone, Copy)]
+        pub(crate) struct $isa(());
+    )*};
+}
+#[cfg(target_arch = "x86_64")]
+tokens!(Avx2 AvxVnni Avx512 Avx512Vnni);
+
+/// A computation that is compiled once per instruction set.
+pub(crate) trait Work {
+    /// Its result.
+    type Output;
+
+    /// Computes. Implementations must be `#[inline(always)]`, and so must everything they call: a function that is not inlined
+    /// is compiled without the instruction set.
+    fn run<S: InstructionSet>(self, token: S) -> Self::Output;
+}
+
+/// An instruction set that this machine has: [`Isa::checked`] is the only way to get one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Available {
+    isa: Isa,
+    /// Whether portable kernels fuse multiply-adds, if need be in software, so that tests can compare bits.
+    #[cfg(test)]
+    fused: bool,
+}
+
+impl Available {
+    /// Runs `work`, compiled for this instruction set.
+    pub(crate) fn dispatch<W: Work>(self, work: W) -> W::Output {
+        #[cfg(target_arch = "x86_64")]
+        macro_rules! run_compiled {
+            ($($isa:ident)*) => {
+                match self.isa {
+                    Isa::Portable => {}
+                    $(Isa::$isa => {
+                        compiled_for!($isa, {
+                            fn compiled<W: Work>(work: W) -> W::Output {
+                                work.run($isa(()))
+                            }
+                        });
+                        // SAFETY: `checked` found all features that `compiled` is compiled with.
+                        return unsafe { compiled(work) };
+                    })*
+                }
+            };
+        }
+        #[cfg(target_arch = "x86_64")]
+        run_compiled!(Avx2 AvxVnni Avx512 Avx512Vnni);
+        #[cfg(test)]
+        if self.fused {
+            return work.run(Portable::<true>(()));
+        }
+        work.run(Portable::<FUSED>(()))
+    }
+
+    /// Portable kernels with fused multiply-adds.
+    #[cfg(test)]
+    pub(crate) fn fused_portable() -> Self {
+        Self { isa: Isa::Portable, fused: true }
+    }
+}
+
 /// An instruction set with kernels of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Isa {
-    /// Plain Rust, written so that compilers vectorize it. Runs everywhere.
+    /// Rust without intrinsics, in a form that compilers vectorize. Runs everywhere.
     Portable,
     /// x86-64 with AVX2, FMA and F16C (Haswell, Zen and later).
     Avx2,
@@ -93,12 +187,12 @@ impl Isa {
         self == Self::Portable
     }
 
-    /// The best one that this machine has.
+    /// The fastest one that this machine has.
     pub fn best() -> Self {
         Self::ALL.into_iter().rev().find(|isa| isa.available()).unwrap_or(Self::Portable)
     }
 
-    /// The one that [`Isa::ENV`] asks for, or else the best.
+    /// The one that [`Isa::ENV`] names, or else the fastest.
     ///
     /// # Errors
     /// If the variable names no instruction set, or one that this machine lacks.
@@ -112,9 +206,21 @@ impl Isa {
     /// Itself, if this machine has it.
     ///
     /// # Errors
-    /// If not.
+    /// If the machine lacks it.
     pub fn require(self) -> Result<Self, Error> {
         if self.available() { Ok(self) } else { Err(Error::IsaUnavailable { isa: self, best: Self::best() }) }
+    }
+
+    /// The proof that this machine has it.
+    ///
+    /// # Errors
+    /// If the machine lacks it.
+    pub(crate) fn checked(self) -> Result<Available, Error> {
+        Ok(Available {
+            isa: self.require()?,
+            #[cfg(test)]
+            fused: FUSED,
+        })
     }
 }
 

@@ -1,8 +1,8 @@
-//! Arrays of 16 as LLVM turns them into vectors.
+//! Loops over arrays of 16 in a form that LLVM turns into vectors.
 //!
-//! It takes arrays apart that `array::map` went through, which is not always inlined, and reductions in order.
+//! LLVM splits arrays into scalars where `array::map` is not inlined, which happens, and where a reduction runs in order.
 
-/// `f` of each value.
+/// Applies `f` to each value.
 #[inline(always)]
 pub(crate) fn map<T: Copy, U: Copy>(values: &[T; 16], f: impl Fn(T) -> U) -> [U; 16] {
     let mut out = [f(values[0]); 16];
@@ -12,7 +12,7 @@ pub(crate) fn map<T: Copy, U: Copy>(values: &[T; 16], f: impl Fn(T) -> U) -> [U;
     out
 }
 
-/// The values joined by `f`, which is associative and commutative.
+/// Reduces the values with `f`, which is associative and commutative.
 #[inline(always)]
 pub(crate) fn reduce<T: Copy>(values: &[T; 16], f: impl Fn(T, T) -> T) -> T {
     let (left, right) = values.split_at(8);

@@ -1,15 +1,15 @@
-//! The fused dual GEMM on CPUs: prepacked weights, AVX-512/VNNI, AVX2 and portable kernels.
+//! The fused dual GEMM on CPUs: packed weights, AVX-512/VNNI, AVX2 and portable kernels.
 //!
-//! In the order that data takes:
+//! In the order of processing:
 //!
 //! | module | what |
 //! |---|---|
 //! | [`isa`] | [`Isa`]: which kernels this machine can run |
 //! | [`pack`] | [`PackedGateUp`]: weights in kernel order, packed once |
-//! | [`tile`] | [`Tile`], [`TileKernel`], [`TileSink`]: sums of up to 128 rows by 16 features, between kernel and epilogue |
+//! | [`tile`] | [`Tile`], [`TileKernel`], [`TileSink`]: sums of up to 256 rows by 16 features, between kernel and epilogue |
 //! | [`plan`] | [`CpuPlan`]: kernel, tile and threads for a problem |
 //! | [`workspace`] | [`Workspace`]: the buffers of a plan, and the runs that use them |
-//! | [`limits`] | [`limits::Limits`]: what the machine can do at most, measured |
+//! | [`limits`] | [`limits::Limits`]: the most that the machine can do, measured |
 //! | [`epilogue`] | [`TileEpilogue`]: from sums to values of C |
 //! | [`gemm`] | [`CpuGemm`]: the whole operation, from operands to C |
 

@@ -1,7 +1,7 @@
-//! What this machine can do at most, measured: the roofline that products are held against.
+//! The most that this machine can do, measured: the roofline that products are compared with.
 //!
 //! Each figure is the best of many short samples over all threads, since other work on the machine can only lower
-//! it. A figure takes about a quarter of a second.
+//! it. Measuring one takes about a quarter of a second.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -22,19 +22,19 @@ pub struct Limits {
     pub isa: Isa,
     /// Threads that ran at once.
     pub threads: usize,
-    /// Bytes read per second from memory that no cache holds.
+    /// Bytes per second read from memory that is in no cache.
     pub dram_read: f64,
     /// Additions and multiplications per second of byte dot products from registers, accumulated as integers.
     pub integer_dot: f64,
-    /// The same of the W4A4 kernel, whose block scales cost as many instructions again, from the first-level cache.
+    /// The same for the W4A4 kernel with operands in the first-level cache. Its block scales cost as many instructions again.
     pub w4a4_tile: f64,
     /// Additions and multiplications per second of f32 multiply-adds from registers.
     pub f32_multiply_add: f64,
 }
 
 impl Limits {
-    /// The rate, one of the fields or a part of one, that bounds the arithmetic of a problem, and its name. Several rows of
-    /// f16 count as f32: what of them holds few bits is multiplied as 16-bit integers, and can be faster than that.
+    /// The rate that bounds the arithmetic of a problem, and its name: one of the fields or a fraction of one. Several rows of
+    /// f16 count as f32; blocks with few significant bits are multiplied as 16-bit integers and can be faster.
     pub fn operations(&self, desc: &DualGemmDesc) -> (&'static str, f64) {
         let floats = ("f32", self.f32_multiply_add);
         match (desc.a_compute().block_format(), byte_products(desc)) {
@@ -52,8 +52,8 @@ impl Limits {
     }
 }
 
-/// How many products of bytes one of a weight and an activation takes that W4A16 multiplies as integers: two for 16 bits, as
-/// bytes or together, three for 24.
+/// The number of byte products in one product of a weight and an activation that W4A16 multiplies as integers: two for 16
+/// bits, three for 24.
 fn byte_products(desc: &DualGemmDesc) -> Option<f64> {
     match desc.a_compute() {
         AFormat::Bf16 => Some(2.0),
@@ -69,7 +69,7 @@ const BEYOND_CACHES: usize = 192 << 20;
 /// # Errors
 /// If this machine lacks the instruction set.
 pub fn measure(isa: Isa, threads: usize) -> Result<Limits, Error> {
-    let kernel = w4a4::Kernel::new(isa)?;
+    let kernel = w4a4::Kernel::new(isa.checked()?);
     let threads = threads.max(1);
     Ok(Limits {
         isa,
@@ -81,14 +81,13 @@ pub fn measure(isa: Isa, threads: usize) -> Result<Limits, Error> {
     })
 }
 
-/// The two rates that bound repeated runs of one plan, for callers that need no more: operations per second
-/// ([`Limits::operations`]), and bytes per second from wherever the operands of that plan live when they are used again,
-/// a cache or memory. Takes no more memory than the operands.
+/// The two rates that bound repeated runs of one plan: operations per second ([`Limits::operations`]), and bytes per second
+/// from the cache or memory where the plan's operands are when they are used again. Takes no more memory than the operands.
 ///
 /// # Errors
 /// If this machine lacks the plan's instruction set.
 pub fn of_plan(plan: &CpuPlan) -> Result<(f64, f64), Error> {
-    let kernel = w4a4::Kernel::new(plan.isa)?;
+    let kernel = w4a4::Kernel::new(plan.isa.checked()?);
     let operations = match plan.desc.a_compute().block_format() {
         Some(_) => w4a4_tile(kernel, plan.threads)?,
         None => {
@@ -101,7 +100,7 @@ pub fn of_plan(plan: &CpuPlan) -> Result<(f64, f64), Error> {
     Ok((operations, read_rate(kernel, plan.threads, len)))
 }
 
-/// Best rate of `work`, which takes some microseconds and returns how many units of `weight` it did.
+/// Best rate of `work`, which takes some microseconds and returns how many units of `weight` it has done.
 fn best(threads: usize, weight: f64, work: impl Fn() -> usize + Sync) -> f64 {
     const SAMPLE: Duration = Duration::from_millis(5);
     let once = || {
@@ -115,7 +114,7 @@ fn best(threads: usize, weight: f64, work: impl Fn() -> usize + Sync) -> f64 {
     while begin.elapsed() < 50 * SAMPLE {
         let start = Instant::now();
         let done = std::sync::atomic::AtomicUsize::new(0);
-        // Several items per thread, so that one that is held up does not hold up the others.
+        // Several items per thread, so that a thread that is held up does not delay the others.
         let item = |(): &mut (), _| {
             let units: usize = (0..repeats.div_ceil(4)).map(|_| work()).sum();
             done.fetch_add(units, std::sync::atomic::Ordering::Relaxed);
@@ -128,7 +127,7 @@ fn best(threads: usize, weight: f64, work: impl Fn() -> usize + Sync) -> f64 {
 
 /// Bytes per second at which `len` bytes (a little more, to fill whole parts) are read again and again.
 fn read_rate(kernel: w4a4::Kernel, threads: usize, len: usize) -> f64 {
-    // Read in order, as weights are. Smaller parts where there is less to share.
+    // Parts are read in order, as weights are. They are smaller if there is less to share among threads.
     let part = if len < 16 << 20 { 64 << 10 } else { 1 << 20 } / size_of::<f32>();
     let parts = len.div_ceil(part * size_of::<f32>()).max(1);
     let memory = Aligned::<f32>::zeroed(parts * part);
@@ -205,8 +204,8 @@ mod tests {
         }
     }
 
-    /// Orders of magnitude only: any machine that runs this does between 0.1 and 10⁴ of each per nanosecond and
-    /// thread, and the time the figures take is bounded.
+    /// Checks orders of magnitude only: any machine does between 0.1 and 10⁴ of each per nanosecond and thread. The time that
+    /// measuring takes is bounded.
     #[test]
     fn limits_are_plausible_and_quickly_measured() {
         let start = Instant::now();

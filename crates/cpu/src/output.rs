@@ -1,8 +1,8 @@
 //! From values of C to bytes of C: f32, f16, bf16, or nvfp4 for the down projection.
 //!
-//! Conversions round to nearest, ties to even, once, from f32. Blocks of nvfp4 follow Transformer Engine's rule
-//! ([`Producer::Te`]), which is what GPU kernels that write nvfp4 do. With a dynamic tensor scale C is kept in f32
-//! until its largest magnitude is known, and then quantized in a second pass; or it is computed twice.
+//! Conversions round f32 once, to nearest, ties to even. Blocks of nvfp4 follow Transformer Engine's rule
+//! ([`Producer::Te`]), as in GPU kernels that write nvfp4. With a dynamic tensor scale, C is either kept in f32 until its
+//! largest magnitude is known and then quantized in a second pass, or computed twice.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -22,9 +22,9 @@ use crate::workspace::Group;
 /// Finishes tiles and writes them to C, `[rows, n]`.
 #[derive(Debug)]
 pub(crate) struct OutputSink<'a> {
-    /// What happens to the sums.
+    /// Turns sums into values.
     pub(crate) epilogue: &'a TileEpilogue,
-    /// Whose rows are which.
+    /// The groups that the rows belong to.
     pub(crate) groups: &'a [Group<'a>],
     /// The tensor scale of A.
     pub(crate) a_scale: f64,
@@ -34,16 +34,16 @@ pub(crate) struct OutputSink<'a> {
     pub(crate) c: Destination<'a>,
 }
 
-/// Where values of C go, and as what.
+/// Where values of C go, and in which type.
 #[derive(Debug)]
 pub(crate) enum Destination<'a> {
     F32(SharedSlice<'a, f32>),
     F16(SharedSlice<'a, f16>),
     Bf16(SharedSlice<'a, bf16>),
     Nvfp4(Nvfp4<'a>, Quantizer),
-    /// To a buffer, until the tensor scale is known.
+    /// To a buffer until the tensor scale is known.
     Deferred(SharedSlice<'a, f32>, Amax),
-    /// Nowhere: they are computed for the tensor scale alone.
+    /// Nowhere: only the tensor scale is computed.
     Amax(Amax),
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct Nvfp4<'a> {
 
 impl<'a> Destination<'a> {
     /// The destination for `rows` rows of a C that is planned as `format`. If its tensor scale is dynamic, the values go to
-    /// `deferred`, which holds as many, or nowhere, and the buffers of C come back for when the scale is known.
+    /// `deferred`, which has room for all of them, or nowhere. Then the buffers of C come back, for use once the scale is known.
     ///
     /// # Errors
     /// If `out` has another format or size.
@@ -95,7 +95,7 @@ impl<'a> Destination<'a> {
                     let expected = expected(format!("{} code and {scale_bytes} scale bytes", values / 2));
                     return Err(fault(found, expected));
                 }
-                // Padding has to be zero, and lies anywhere between.
+                // Padding, which some layouts have between the scales, must be zero.
                 scales.fill(0);
                 let (codes, scales) = (SharedSlice::new(codes), SharedSlice::new(scales));
                 let buffers = Nvfp4 { codes, scales, scale_layout };
@@ -135,8 +135,8 @@ impl TileSink for OutputSink<'_> {
         for (row, values) in rows.iter().enumerate() {
             let (row, cols) = (tile.rows.first_row + row, tile.cols);
             let at = row * self.n + tile.first_col;
-            // SAFETY: every element of C belongs to one tile, and every tile is stored once; a block of 16 columns
-            // has eight code bytes and one scale byte of its own.
+            // SAFETY: the schedule makes each element of C part of one tile and stores each tile once, so no two threads write
+            // the same element or block.
             unsafe {
                 match &self.c {
                     Destination::F32(c) | Destination::Deferred(c, _) => {
@@ -169,10 +169,10 @@ impl Nvfp4<'_> {
         values: &[f32; PANEL],
     ) {
         let (codes, scale) = quantizer.block(values);
-        // SAFETY: the eight bytes are this block's own, which nobody else writes, by the caller's word.
+        // SAFETY: each block has eight code bytes of its own, and nobody else writes this block.
         unsafe { self.codes.part((row * blocks + block) * 8, 8) }.copy_from_slice(&codes);
         let at = self.scale_layout.offset(row, block, blocks);
-        // SAFETY: a layout gives every block a byte of its own, which nobody else writes, by the caller's word.
+        // SAFETY: the layout gives each block a byte of its own, and nobody else writes this block.
         unsafe { self.scales.part(at, 1) }.fill(scale);
     }
 }
@@ -192,13 +192,13 @@ pub(crate) fn quantize_deferred(
         rows,
         |_| (),
         |(), row| {
-            // Groups are in order; rows between them belong to nobody.
+            // Groups are in order; rows between them belong to no group.
             let group = groups.partition_point(|group| group.first_row + group.rows <= row);
             if groups[group].first_row <= row {
-                // SAFETY: each row is claimed once, here and below.
+                // SAFETY: `for_each` hands out each row once.
                 let blocks = unsafe { values.part(row * n, n) }.as_chunks::<PANEL>().0;
                 for (block, values) in blocks.iter().enumerate() {
-                    // SAFETY: a block is of one row, and each row is claimed once.
+                    // SAFETY: the block belongs to this row alone, which `for_each` hands out once.
                     unsafe { to.write(quantizer, row, block, blocks.len(), values) };
                 }
             }
@@ -206,12 +206,12 @@ pub(crate) fn quantize_deferred(
     );
 }
 
-/// The quantizer of C under a tensor scale.
+/// The quantizer of C for a tensor scale.
 pub(crate) fn quantizer(scale: GlobalScale) -> Quantizer {
     Quantizer::new(Producer::Te, scale, FloatType::F32, Search::Plain)
 }
 
-/// The largest magnitude that was seen by any thread. NaN does not count.
+/// The largest magnitude that any thread saw. NaN does not count.
 #[derive(Debug, Default)]
 pub(crate) struct Amax(AtomicU32);
 
@@ -223,7 +223,7 @@ impl Amax {
         self.0.fetch_max(largest, Ordering::Relaxed);
     }
 
-    /// The tensor scale that it calls for.
+    /// The tensor scale for this magnitude.
     pub(crate) fn global_scale(&self) -> GlobalScale {
         Producer::Te.global_scale(f32::from_bits(self.0.load(Ordering::Relaxed)), FloatType::F32)
     }

@@ -1,4 +1,4 @@
-//! Weights prepacked for the CPU kernels: done once, then read by every instruction set and by W4A4 and W4A16 alike.
+//! Weights packed for the CPU kernels. They are packed once; every instruction set, W4A4 and W4A16 read the same pack.
 //!
 //! A *panel* is 16 gate features and the same 16 up features over all of K. It is one contiguous stream of
 //! *chunks*, one per 16 elements of K, so that a product of few rows reads memory in order:
@@ -13,10 +13,10 @@
 //!      272  up scales            16          of `vpmaddubsw` and `vpdpbusd`
 //! ```
 //!
-//! That is 4.5 bits per weight, as nvfp4 itself. An mxfp4 block is two chunks that repeat its scale, a byte of ue8m0. A scale of
-//! nvfp4 is a byte with 5 bits of exponent and 3 of significand, which hold all e4m3 without subnormals: so it becomes an f32 by
-//! a shift and an addition. Under a scale of zero all codes are zero, so that kernels may read that byte as they like.
-//! Features that fill the last panel have zero codes and zero scales.
+//! That is 4.5 bits per weight, as in nvfp4 itself. An mxfp4 block is two chunks that repeat its scale, a byte of ue8m0. A scale
+//! of nvfp4 is a byte with 5 bits of exponent and 3 of significand, which hold every e4m3 value without subnormals, so that a
+//! shift and an addition make it an f32. Codes under a scale of zero are zero, so that kernels may read that scale as any number.
+//! The features that pad the last panel have zero codes and zero scales.
 
 mod bytes;
 
@@ -41,10 +41,10 @@ pub const UP_CODES: usize = 128;
 /// Offset of the 16 gate scales in a chunk; the 16 up scales follow.
 pub const SCALES: usize = 256;
 
-/// A scale byte of nvfp4 in the bits 20 to 27 of an f32 is the scale times 2 to the power of minus this.
+/// A scale byte of nvfp4, placed in bits 20 to 27 of an f32, is the scale times 2 to the power of minus this.
 pub(crate) const SCALE_EXPONENT: u32 = 117;
 
-/// The byte of a pack for a block scale.
+/// The byte that stands for a block scale in a pack.
 const fn pack_scale(format: BlockFormat, byte: u8) -> u8 {
     match format {
         BlockFormat::Nvfp4 if byte > 0 => {
@@ -54,7 +54,7 @@ const fn pack_scale(format: BlockFormat, byte: u8) -> u8 {
     }
 }
 
-/// The block scale of a byte of a pack.
+/// The block scale for which a byte of a pack stands.
 #[inline(always)]
 pub(crate) fn unpack_scale(format: BlockFormat, byte: u8) -> f32 {
     match format {
@@ -64,7 +64,7 @@ pub(crate) fn unpack_scale(format: BlockFormat, byte: u8) -> f32 {
     }
 }
 
-/// A pair of weight matrices in kernel order, with what the epilogue needs to know about them.
+/// A pair of weight matrices in kernel order, with the tensor scales and biases that the epilogue needs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PackedGateUp {
     format: BlockFormat,
@@ -87,12 +87,12 @@ impl PackedGateUp {
         Ok(this)
     }
 
-    /// Packs `n` features of weights that come as runs of them, in order, so that never more than one run is held
-    /// beside the pack. All runs but the last have a multiple of [`PANEL`] features.
+    /// Packs `n` features of weights that come in runs of consecutive features, so that only one run is held beside the pack at
+    /// a time. All runs but the last have a multiple of [`PANEL`] features.
     ///
     /// # Errors
-    /// Hands on the errors of the runs. If a run breaks a rule of [`pack`](Self::pack), differs from the first in
-    /// format, K, tensor scales or having biases, or the runs are not `n` features together.
+    /// Passes on the errors of the runs. If a run breaks a rule of [`pack`](Self::pack), differs from the first in
+    /// format, K, tensor scales or the presence of biases, or the runs do not add up to `n` features.
     pub fn pack_runs<'w, E: From<Error>>(
         n: usize,
         runs: impl IntoIterator<Item = Result<GateUp<'w>, E>>,
@@ -117,7 +117,7 @@ impl PackedGateUp {
         }
     }
 
-    /// An empty pack of `n` features, the rest as `weights` has it.
+    /// An empty pack of `n` features that otherwise matches `weights`.
     fn like(weights: &GateUp<'_>, n: usize) -> Self {
         let bias = |bias: &Option<Cow<'_, [f32]>>| bias.as_ref().map(|_| vec![0.0; n]);
         Self {
@@ -148,7 +148,7 @@ impl PackedGateUp {
         })
     }
 
-    /// Packs features from `first`, which starts a panel, on.
+    /// Packs the features of a run, the first of which is `first` and starts a panel.
     fn pack_run(&mut self, first: usize, run: &GateUp<'_>) {
         for (all, bias) in self.biases.iter_mut().zip([&run.gate_bias, &run.up_bias]) {
             if let (Some(all), Some(bias)) = (all, bias) {
@@ -162,7 +162,7 @@ impl PackedGateUp {
             run.n().div_ceil(PANEL),
             |_| (),
             |(), panel| {
-                // SAFETY: each panel is claimed once and panels do not overlap.
+                // SAFETY: `for_each` hands out each panel once, and panels do not overlap.
                 let out = unsafe { shared.part((first / PANEL + panel) * len, len) };
                 for (half, matrix) in [&run.gate, &run.up].into_iter().enumerate() {
                     pack_half(matrix, panel * PANEL, half, out);
@@ -186,12 +186,12 @@ impl PackedGateUp {
         self.k
     }
 
-    /// Panels of 16 features, the last one filled up with zeros.
+    /// Number of panels of 16 features, the last one padded with zeros.
     pub fn panels(&self) -> usize {
         self.n.div_ceil(PANEL)
     }
 
-    /// Chunks of 16 elements in a panel.
+    /// Number of chunks of 16 elements in a panel.
     pub fn chunks(&self) -> usize {
         self.k / CHUNK_K
     }
@@ -199,7 +199,7 @@ impl PackedGateUp {
     /// The bytes of a panel: [`chunks`](Self::chunks) times [`CHUNK`].
     ///
     /// # Panics
-    /// If there is no such panel.
+    /// If the pack has no panel of this number.
     pub fn panel(&self, panel: usize) -> &[u8] {
         &self.panels[panel * self.panel_len()..][..self.panel_len()]
     }
@@ -209,7 +209,7 @@ impl PackedGateUp {
         &self.panels[panels.start * self.panel_len()..panels.end * self.panel_len()]
     }
 
-    /// Bytes that a product reads: codes and scales of all panels.
+    /// Number of bytes that a product reads: codes and scales of all panels.
     pub fn bytes(&self) -> usize {
         self.panels.len()
     }
@@ -276,7 +276,7 @@ mod tests {
         weights
     }
 
-    /// The drawing in the head of this file, as a function.
+    /// The drawing at the head of this file, as a function.
     fn byte_of(half: usize, feature: usize, k: usize) -> (usize, u32) {
         let (line, quad, j) = (k / 8, k / 4 % 2, k % 4);
         (half * UP_CODES + line * 64 + feature * 4 + j, 4 * quad as u32)
@@ -316,7 +316,7 @@ mod tests {
             for byte in bytes {
                 let packed = pack_scale(format, byte);
                 assert_eq!(unpack_scale(format, packed), format.decode_scale(byte), "{format} {byte:#04x}");
-                // No subnormals, whatever else: 2⁻⁹ to 448.
+                // 2⁻⁹ to 448, without subnormals.
                 assert!(
                     format == BlockFormat::Mxfp4 || byte == 0 || (1 << 3..=18 << 3 | 6).contains(&packed)
                 );

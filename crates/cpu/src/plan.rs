@@ -1,4 +1,4 @@
-//! The choice of kernel, tile and threads for a problem: made from its description alone, printable, serializable.
+//! The choice of kernel, tile and threads for a problem. It depends on the description alone, prints and serializes.
 
 use dualgemm_gemm::{AFormat, AOperand, DualGemmDesc};
 
@@ -6,15 +6,15 @@ use crate::pack::{CHUNK, CHUNK_K, PANEL};
 use crate::tile::MAX_TILE_ROWS;
 use crate::{Error, Isa, w4a4, w4a16};
 
-/// What a caller may choose. The default lets the plan choose.
+/// Choices of a caller. By default the plan chooses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuOptions {
     /// Instruction set; by default what [`Isa::detect`] finds.
     pub isa: Option<Isa>,
     /// Threads; by default those of the current rayon pool.
     pub threads: Option<usize>,
-    /// Computes a C whose tensor scale comes from its values twice, once for the scale, rather than keep it in f32 until the
-    /// scale is known: twice the time, and `4 · m · n · batch` bytes less.
+    /// Computes C twice if its tensor scale comes from its values: once for the scale, once for the result. That takes twice the
+    /// time and saves the `4 · m · n · batch` bytes that C takes in f32 until the scale is known.
     pub dynamic_c_twice: bool,
 }
 
@@ -33,12 +33,12 @@ pub struct CpuPlan {
     pub tile_features: usize,
     /// Threads that share the work.
     pub threads: usize,
-    /// Whether C is computed once for its tensor scale and once more under it: [`CpuOptions::dynamic_c_twice`].
+    /// Whether C is computed twice, first for its tensor scale: [`CpuOptions::dynamic_c_twice`].
     #[serde(default)]
     pub twice: bool,
-    /// Multiplications and additions, those of a second time left out.
+    /// Multiplications and additions, counted once even if C is computed twice.
     pub flops: f64,
-    /// Bytes that have to move at least: A and C once, the packed weights once.
+    /// The fewest bytes that have to move: A, C and the packed weights once each.
     pub bytes: f64,
 }
 
@@ -46,7 +46,7 @@ impl CpuPlan {
     /// Plans a problem.
     ///
     /// # Errors
-    /// If the description breaks a rule, or an instruction set is asked for that the machine lacks.
+    /// If the description breaks a rule, or the options name an instruction set that the machine lacks.
     pub fn new(desc: &DualGemmDesc, options: CpuOptions) -> Result<Self, Error> {
         desc.check()?;
         let isa = options.isa.map_or_else(Isa::detect, Isa::require)?;
@@ -78,7 +78,7 @@ impl CpuPlan {
         self.desc.m * self.desc.batch
     }
 
-    /// Checks what a plan read from a file may break.
+    /// Checks the rules that a plan from a file may break.
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.desc.check()?;
         self.isa.require()?;
@@ -93,7 +93,7 @@ impl CpuPlan {
         Ok(())
     }
 
-    /// The error of an A that the plan is not for.
+    /// The error for an A that the plan was not made for.
     pub(crate) fn not_a(&self, a: &AOperand<'_>) -> Error {
         Error::NotPlanned {
             what: "A",
@@ -189,7 +189,7 @@ mod tests {
                 assert!(message.contains("do not fit the memory"), "{message}");
             }
         }
-        // Groups without rows take none.
+        // Groups without rows take no memory.
         assert!(Workspace::new(&plan(5, AFormat::Nvfp4), usize::MAX).is_ok());
     }
 

@@ -1,6 +1,6 @@
-//! Which rows and panels are multiplied when, and by whom: the loop around every kernel.
+//! The loop around every kernel: which thread multiplies which rows and panels, and when.
 //!
-//! Tiles in the outer loop, panels in the inner one: a tile's activations stay in the second-level cache while all
+//! Tiles are the outer loop and panels the inner one, so that a tile's activations stay in the second-level cache while all
 //! weights stream past. A tile and a few panels are one item of work; each output belongs to exactly one item.
 
 use std::ops::Range;
@@ -11,13 +11,13 @@ use crate::pack::{PANEL, PackedGateUp};
 use crate::threads;
 use crate::tile::{MAX_TILE_ROWS, RowTile, TILE_COLS, Tile, TileKernel, TileSink};
 
-/// Items per thread that leave little idle time at the end.
+/// Items per thread: so many leave little idle time at the end.
 const ITEMS_PER_THREAD: usize = 32;
 
 /// Most panels in an item: a long stretch of memory to stream.
 const MAX_PANELS: usize = 8;
 
-/// Most rows of sums in an item, panel by panel: 64 KiB, which leave room in the second-level cache.
+/// Most rows of sums in an item, over all its panels: 64 KiB, which leaves room in the second-level cache.
 const MAX_SUM_ROWS: usize = 512;
 const _: () = assert!(MAX_TILE_ROWS <= MAX_SUM_ROWS);
 
@@ -29,8 +29,8 @@ pub(crate) fn tile_sums(workers: usize) -> Vec<TileSums> {
     (0..workers).map(|_| Mutex::new(Aligned::zeroed(MAX_SUM_ROWS * TILE_COLS))).collect()
 }
 
-/// Replaces `tiles` by the tiles of row ranges, one range per group: as equal as whole rows allow, none of more
-/// than `most` rows. Groups without rows have no tiles.
+/// Replaces `tiles` by the tiles of row ranges, one range per group. Tiles of a group differ by at most one row and have at most
+/// `most` rows. Groups without rows have no tiles.
 pub(crate) fn cut(groups: impl Iterator<Item = Range<usize>>, most: usize, tiles: &mut Vec<RowTile>) {
     tiles.clear();
     for (group, rows) in groups.enumerate() {
@@ -70,7 +70,7 @@ pub(crate) fn run<'w>(
     threads::for_each(
         sums.len(),
         tiles.len() * items_per_tile,
-        // A worker's number is its own, so the lock is free; what a panic left in the sums is overwritten.
+        // Each worker has its own number, so the lock is free. Sums that a panic left behind are overwritten.
         |worker| sums[worker].lock().unwrap_or_else(PoisonError::into_inner),
         |sums, item| {
             let rows = tiles[item / items_per_tile];

@@ -1,7 +1,7 @@
-//! Work shared among threads: numbered items, claimed in order, by whichever thread is free.
+//! Work shared among threads: numbered items, which free threads claim in order.
 //!
-//! An item's result depends on the item alone, so results do not depend on how many threads there are or which of
-//! them does what. Nothing here allocates.
+//! An item's result depends on the item alone, so the number of threads and their timing do not change results. Nothing here
+//! allocates.
 
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,8 +10,7 @@ use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterato
 
 /// Calls `body` once for each of `0..items`, on up to `threads` threads of the current rayon pool.
 ///
-/// Every participant gets a worker number below `threads`, no two at once the same, and a state from
-/// `state(worker)` that it keeps.
+/// Every participant gets its own worker number below `threads`, and keeps the state that `state(worker)` returns.
 pub(crate) fn for_each<S>(
     threads: usize,
     items: usize,
@@ -43,10 +42,10 @@ pub(crate) struct SharedSlice<'a, T> {
     slice: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: access goes through `part`, whose callers promise that parts do not overlap; that is as sending each
-// part, a `&mut [T]`, to one thread.
+// SAFETY: access goes through `part`, whose contract makes parts in use disjoint. So sharing this sends disjoint `&mut [T]`
+// to threads.
 unsafe impl<T: Send> Sync for SharedSlice<'_, T> {}
-// SAFETY: it stands for the `&mut [T]` it was made of, which may be sent.
+// SAFETY: it stands for the `&mut [T]` it was made from, which may be sent.
 unsafe impl<T: Send> Send for SharedSlice<'_, T> {}
 
 impl<'a, T> SharedSlice<'a, T> {
@@ -64,8 +63,8 @@ impl<'a, T> SharedSlice<'a, T> {
     /// If the part exceeds the slice.
     pub(crate) unsafe fn part(&self, start: usize, len: usize) -> &'a mut [T] {
         assert!(start <= self.len && len <= self.len - start, "part {start}+{len} of {}", self.len);
-        // SAFETY: inside the slice by the assertion, which is borrowed for `'a`; not aliased by the caller's
-        // promise.
+        // SAFETY: the assertion keeps the part inside the slice, which is borrowed for `'a`, and this function's contract
+        // excludes aliasing.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
     }
 }
@@ -81,7 +80,7 @@ mod tests {
                 let mut counts = vec![0u32; items];
                 let shared = SharedSlice::new(&mut counts);
                 let count = |(): &mut (), item| {
-                    // SAFETY: items are claimed once each, so parts do not overlap.
+                    // SAFETY: each item is claimed once, so parts do not overlap.
                     let count = unsafe { shared.part(item, 1) };
                     count[0] += 1;
                 };

@@ -1,4 +1,4 @@
-//! The border between a kernel and what follows it: a tile of f32 sums, handed over while it is in the cache.
+//! The interface between a kernel and its epilogue: a tile of f32 sums, handed over while it is in the cache.
 //!
 //! ```text
 //! [`TileKernel::multiply`]  →  sums[rows][32]  →  [`TileSink::store`]
@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use crate::pack::{PANEL, PackedGateUp};
 
-/// Most rows that a tile may have; [`CpuPlan::tile_rows`](crate::CpuPlan::tile_rows) are the most that a kernel wants.
+/// Most rows that a tile may have. A plan's tiles have at most [`CpuPlan::tile_rows`](crate::CpuPlan::tile_rows).
 pub const MAX_TILE_ROWS: usize = 256;
 
 /// f32 sums per row of a tile: 16 gate features, then the same 16 up features.
@@ -36,22 +36,22 @@ pub struct Tile<'a> {
     pub rows: RowTile,
     /// First feature, a multiple of 16.
     pub first_col: usize,
-    /// Features that exist, 1 to 16; sums beyond them mean nothing.
+    /// Features that exist, 1 to 16; sums beyond them have no meaning.
     pub cols: usize,
-    /// What a sum of 1 stands for, tensor scales left out: [`TileKernel::sum_unit`].
+    /// The value that a sum of 1 stands for, without tensor scales: [`TileKernel::sum_unit`].
     pub unit: f32,
-    /// `[rows][32]` sums on a cache line each: 16 gate, 16 up. The sink may overwrite them.
+    /// `[rows][32]` sums: 16 gate, 16 up, each on its own cache line. The sink may overwrite them.
     pub sums: &'a mut [f32],
 }
 
 /// Computes tiles.
 pub trait TileKernel: Sync {
     /// Overwrites `sums`, `[rows][32]`, with the products of the rows and of one panel of `weights`, in units of
-    /// [`sum_unit`](Self::sum_unit), tensor scales left out.
+    /// [`sum_unit`](Self::sum_unit), without tensor scales.
     fn multiply(&self, rows: &RowTile, weights: &PackedGateUp, panel: usize, sums: &mut [f32]);
 
-    /// Overwrites `sums`, `[panel][rows][32]`, with the products of several panels. The order in which they are
-    /// computed is the kernel's business; by default one follows the other.
+    /// Overwrites `sums`, `[panel][rows][32]`, with the products of several panels, in an order that the kernel chooses. By
+    /// default it multiplies panel after panel.
     fn multiply_panels(
         &self,
         rows: &RowTile,
@@ -64,11 +64,11 @@ pub trait TileKernel: Sync {
         }
     }
 
-    /// What a sum of 1 stands for: a power of two. Sinks multiply it into their alpha, without loss.
+    /// The value that a sum of 1 stands for: a power of two. Sinks multiply it into their alpha without loss.
     fn sum_unit(&self, weights: &PackedGateUp) -> f32;
 }
 
-/// Consumes tiles, from several threads at once and in any order; every element of C once.
+/// Consumes tiles. Several threads call it at once, in any order, and every element of C comes once.
 pub trait TileSink: Sync {
     /// Finishes and writes one tile.
     fn store(&self, tile: &mut Tile<'_>);

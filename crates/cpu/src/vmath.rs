@@ -1,56 +1,13 @@
-//! Elementwise functions of the epilogue, written so that compilers vectorize them and every ISA rounds alike.
+//! Elementwise functions of the epilogue, in a form that compilers vectorize and every ISA rounds alike.
 //!
-//! Only operations that IEEE 754 defines exactly are used (add, subtract, multiply, divide, compare, bit
-//! patterns), one after the other as written: Rust never contracts or reorders them, so a function has the same
-//! bits with 1, 8 or 16 lanes, with or without FMA. [`Isa`] only decides how many lanes the compiler may use.
+//! They use only operations that IEEE 754 defines exactly (add, subtract, multiply, divide, compare, bit
+//! patterns). Rust never contracts or reorders these, so a function has the same
+//! bits with 1, 8 or 16 lanes, with or without FMA. The [`Isa`](crate::Isa) only decides how many lanes the compiler may use.
 //!
 //! Accuracy against f64, over every f32: [`sigmoid`] within 2.5 ulp and [`tanh`] within 1.5 ulp where the result is
 //! normal, one step of 2⁻¹⁴⁹ where it is subnormal.
 
-use crate::Isa;
-#[cfg(target_arch = "x86_64")]
-use crate::isa::compiled_for;
-
-/// A computation that [`dispatch`] compiles once per instruction set.
-pub(crate) trait Vectorized {
-    /// What it returns.
-    type Output;
-
-    /// The computation. Implementations must be `#[inline(always)]`, and so must what they call, or else the
-    /// wider instruction sets do not reach their loops.
-    fn run(self) -> Self::Output;
-}
-
-/// Runs `v`, compiled for `isa`.
-///
-/// # Safety
-/// The machine has `isa`; see [`Isa::require`].
-pub(crate) unsafe fn dispatch<V: Vectorized>(isa: Isa, v: V) -> V::Output {
-    #[cfg(target_arch = "x86_64")]
-    {
-        compiled_for!(Avx2, {
-            fn avx2<V: Vectorized>(v: V) -> V::Output {
-                v.run()
-            }
-        });
-        compiled_for!(Avx512, {
-            fn avx512<V: Vectorized>(v: V) -> V::Output {
-                v.run()
-            }
-        });
-        match isa {
-            // SAFETY: the caller promises that the machine has these features.
-            Isa::Avx2 | Isa::AvxVnni => return unsafe { avx2(v) },
-            // SAFETY: the caller promises that the machine has these features.
-            Isa::Avx512 | Isa::Avx512Vnni => return unsafe { avx512(v) },
-            Isa::Portable => {}
-        }
-    }
-    let _ = isa;
-    v.run()
-}
-
-/// From here on `e^-y` is 0 in f32 (2⁻¹⁵⁰ = e^-103.97).
+/// `e^-y` rounds to 0 in f32 for larger y (2⁻¹⁵⁰ = e^-103.97).
 const EXP_LIMIT: f32 = 104.0;
 
 /// `e^-y` for `0 ≤ y ≤ 104`, within 1 ulp (half a step where subnormal). NaN gives NaN.
@@ -129,8 +86,8 @@ pub(crate) fn bf16_bits(x: f32) -> u16 {
     (if nan { 0x7FC0 } else { rounded }) as u16
 }
 
-/// The number itself, and one NaN for every NaN: which payload an operation passes on is left open by IEEE 754
-/// and differs between instruction sets.
+/// The number itself, or the same NaN for every NaN: IEEE 754 does not say which payload an operation passes on, and
+/// instruction sets differ.
 #[inline(always)]
 pub(crate) fn canonical(x: f32) -> f32 {
     let bits = x.to_bits();

@@ -1,4 +1,4 @@
-//! Memory that a plan's runs need, allocated once, and the runs.
+//! The runs of a plan, and their memory, which is allocated once.
 
 use std::ops::Range;
 
@@ -13,8 +13,8 @@ use crate::threads::{self, SharedSlice};
 use crate::tile::{MAX_TILE_ROWS, RowTile, TileSink};
 use crate::{Error, w4a4, w4a16};
 
-/// Rows of A that are prepared and multiplied before the next: they bound the memory that A takes, and are many items of work
-/// for every thread.
+/// Rows of A that are prepared and multiplied before the next ones. This bounds the memory for prepared activations and leaves
+/// many items of work for every thread.
 const WAVE_ROWS: usize = 1024;
 const _: () = assert!(MAX_TILE_ROWS <= WAVE_ROWS);
 
@@ -23,7 +23,7 @@ const _: () = assert!(MAX_TILE_ROWS <= WAVE_ROWS);
 pub struct Group<'a> {
     /// First row of A, at or after the end of the group before.
     pub first_row: usize,
-    /// Rows; none is fine.
+    /// Number of rows, which may be 0.
     pub rows: usize,
     /// The weights.
     pub weights: &'a PackedGateUp,
@@ -46,36 +46,36 @@ pub struct Workspace {
     amax: Vec<f32>,
 }
 
-/// A kernel and the buffer in which it wants A.
+/// A kernel and the buffer for its activations.
 #[derive(Debug)]
 enum Activations {
     W4a4(w4a4::Kernel, Aligned<w4a4::Block>),
-    W4a16(w4a16::Kernel, Aligned<f32>),
+    W4a16(w4a16::Kernel, w4a16::Buffer),
 }
 
 impl Workspace {
-    /// Buffers for calls with up to `max_groups` groups.
+    /// Allocates the buffers for calls with up to `max_groups` groups.
     ///
     /// # Errors
-    /// If the machine lacks the plan's instruction set, as a plan from elsewhere may ask for, or the memory.
+    /// If the machine lacks the plan's instruction set (a plan may come from another machine) or the memory.
     pub fn new(plan: &CpuPlan, max_groups: usize) -> Result<Self, Error> {
         plan.check()?;
+        let isa = plan.isa.checked()?;
         let (rows, k) = (plan.rows(), plan.desc.k);
         let wave = rows.min(WAVE_ROWS);
         let no_memory = || Error::NoMemory { rows, k };
         let activations = match plan.desc.a_compute().block_format() {
             Some(_) => {
                 let blocks = Aligned::try_zeroed(wave * (k / CHUNK_K));
-                Activations::W4a4(w4a4::Kernel::new(plan.isa)?, blocks.ok_or_else(no_memory)?)
+                Activations::W4a4(w4a4::Kernel::new(isa), blocks.ok_or_else(no_memory)?)
             }
             None => {
-                let kernel = w4a16::Kernel::new(plan.isa, plan.desc.b)?;
-                let words = Aligned::try_zeroed(w4a16::buffer_len(wave, rows, k));
-                Activations::W4a16(kernel, words.ok_or_else(no_memory)?)
+                let buffer = w4a16::Buffer::try_new(wave, rows, k);
+                Activations::W4a16(w4a16::Kernel::new(isa, plan.desc.b), buffer.ok_or_else(no_memory)?)
             }
         };
         let (mut tiles, mut amax) = (Vec::new(), Vec::new());
-        // Each group that has rows may end with a tile that is not full.
+        // The last tile of each group that has rows may not be full.
         let room = tiles.try_reserve_exact(rows.div_ceil(plan.tile_rows) + max_groups.min(rows));
         let maxima = if plan.desc.quantize_a == QuantizeA::Dynamic { rows } else { 0 };
         room.and(amax.try_reserve_exact(maxima)).map_err(|_| no_memory())?;
@@ -136,7 +136,7 @@ impl Workspace {
             (Activations::W4a16(kernel, buffer), AOperand::Float(a)) => {
                 let sink = sink(GlobalScale::ONE)?;
                 for tiles in schedule::waves(tiles, WAVE_ROWS) {
-                    let kernel = kernel.prepare(threads, a, self.plan.rows(), tiles, buffer);
+                    let kernel = kernel.prepare(threads, a, tiles, buffer);
                     schedule::run(sums, tiles, weights_of, &kernel, &sink);
                 }
                 Ok(sink)
@@ -182,8 +182,8 @@ impl Workspace {
     }
 }
 
-/// The tensor scale with which A is quantized on the way in, by Transformer Engine's rule as GPU kernels do it. Rows of no
-/// group hold anything and do not count.
+/// The tensor scale by which A is quantized while it is prepared, by Transformer Engine's rule, as in GPU kernels. Rows of no
+/// group may hold anything and do not count.
 fn global_scale(
     how: QuantizeA,
     a: &FloatMatrix<'_>,
@@ -200,7 +200,7 @@ fn global_scale(
                 let group = groups.partition_point(|group| group.range().end <= row);
                 let counts = groups.get(group).is_some_and(|group| group.first_row <= row);
                 let largest = if counts { Producer::Te.amax(a, row..row + 1) } else { 0.0 };
-                // SAFETY: each row is claimed once, and has one element.
+                // SAFETY: `for_each` hands out each row once, and a row has one element.
                 unsafe { shared.part(row, 1) }.fill(largest);
             };
             threads::for_each(if a.rows() == 1 { 1 } else { threads }, a.rows(), |_| (), of_row);

@@ -1,5 +1,5 @@
-//! Products allocate nothing once planned: one test in a binary of its own, whose allocator counts what the threads of the
-//! pool ask for. Other threads are those of the test harness, which allocate when they please.
+//! Products allocate nothing once planned. This test has a binary of its own, whose allocator counts the requests of the pool's
+//! threads. The test harness has other threads, which may allocate at any time.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -24,14 +24,14 @@ unsafe impl GlobalAlloc for Counting {
     /// As [`GlobalAlloc::alloc`].
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(COUNTED.get().into(), Ordering::SeqCst);
-        // SAFETY: the layout is as the caller promises it to be: of more than no bytes.
+        // SAFETY: `System.alloc` has the same contract: the layout is of at least one byte.
         unsafe { System.alloc(layout) }
     }
 
     /// # Safety
     /// As [`GlobalAlloc::dealloc`].
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: `alloc` took the memory from there with this layout, as the caller promises.
+        // SAFETY: the contract of `dealloc` says that `alloc` returned this pointer for this layout, and it came from `System`.
         unsafe { System.dealloc(pointer, layout) }
     }
 }

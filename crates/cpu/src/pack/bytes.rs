@@ -37,10 +37,10 @@ impl PackedGateUp {
         out
     }
 
-    /// A pack from the bytes that [`to_bytes`](Self::to_bytes) gave.
+    /// A pack from the bytes that [`to_bytes`](Self::to_bytes) returned.
     ///
     /// # Errors
-    /// If they are something else, of another version, truncated, too long or altered.
+    /// If the bytes are not a pack, of another version, truncated, too long or altered.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, Error> {
         let header = Header::read(bytes)?;
         let fault = |what, found: String, expected: String| Error::PackedBytes { what, found, expected };
@@ -86,7 +86,7 @@ struct Header {
 
 impl Header {
     const MAGIC: [u8; 8] = *b"dgemmcpu";
-    /// Counts changes of the layout of chunks or of this header.
+    /// Increases with each change of the layout of chunks or of this header.
     const VERSION: u32 = 2;
     const DIGEST: usize = 48;
     const LEN: usize = 64;
@@ -182,8 +182,8 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]))
 }
 
-/// FNV-1a over 64-bit words, rotated so that high bits matter; the digest's own bytes are left out. Guards against
-/// damage, not against malice.
+/// FNV-1a over 64-bit words, rotated so that high bits matter, without the digest's own bytes. Guards against damage, not
+/// against malice.
 fn digest(bytes: &[u8]) -> u64 {
     let mut hash = 0xCBF2_9CE4_8422_2325u64;
     let mut feed = |word: u64| hash = (hash ^ word).wrapping_mul(0x0100_0000_01B3).rotate_left(29);

@@ -1,17 +1,16 @@
-//! W4A16 with 256-bit vectors. For few rows, codes become bf16 by two byte shuffles, and bf16 f32 by a shift or a mask; for
-//! many, they become integers by one shuffle, and integers f32.
+//! W4A16 with 256-bit vectors. For few rows, two byte shuffles turn codes into bf16, and a shift or a mask turns bf16 into f32. For
+//! many rows, one shuffle turns codes into integers, which are then converted to f32.
 
 use std::arch::x86_64::*;
 
 use dualgemm_formats::BlockFormat;
 
-use super::Functions;
-use super::kernel::{self, Pass, Task};
+use super::many_rows;
 use super::pairs::{self, Pairs};
 use super::vector::{DOUBLED, Vector, scale_factor};
-use super::x86::{operations, x86_pairs};
+use super::x86::{operations, separate_pass, x86_pairs};
 use crate::fetch::AHEAD;
-use crate::isa::compiled_for;
+use crate::isa::{Avx2, AvxVnni, compiled_for, unsafe_methods};
 use crate::pack::{PANEL, UP_CODES};
 use crate::w4a4::avx2::{self, in_order};
 use crate::w4a4::scale_unit;
@@ -37,7 +36,7 @@ unsafe fn table(bytes: &[u8; 16]) -> __m256i {
 /// Codes of eight features × four k, a byte each.
 #[inline(always)]
 unsafe fn codes(chunk: *const u8, column: usize, quad: usize) -> __m256i {
-    // SAFETY: reads 32 bytes of one line of the chunk's half.
+    // SAFETY: reads half of a line of 64 bytes: 128 · half + 64 · line + 32 + 32 ≤ 256, the chunk's code bytes.
     unsafe {
         let from = chunk.add(column / PANEL * UP_CODES + quad / 2 * 64 + column % PANEL * 4);
         let line = _mm256_loadu_si256(from.cast());
@@ -51,7 +50,7 @@ unsafe fn codes(chunk: *const u8, column: usize, quad: usize) -> __m256i {
 #[inline(always)]
 unsafe fn pairs(chunk: *const u8, column: usize, quad: usize) -> [__m256i; 2] {
     const TABLES: [[u8; 16]; 2] = [code_bytes(16), code_bytes(24)];
-    // SAFETY: the caller's promises.
+    // SAFETY: `codes` reads 32 bytes of the chunk, to which `chunk` points.
     unsafe {
         let codes = codes(chunk, column, quad);
         let [low, high] = [0, 1].map(|byte| _mm256_shuffle_epi8(table(&TABLES[byte]), codes));
@@ -62,7 +61,7 @@ unsafe fn pairs(chunk: *const u8, column: usize, quad: usize) -> [__m256i; 2] {
 /// Both halves of pairs of bf16, as f32.
 #[inline(always)]
 unsafe fn split(pairs: __m256i) -> [__m256; 2] {
-    // SAFETY: the machine has AVX2.
+    // SAFETY: arithmetic in registers needs AVX2 alone.
     unsafe {
         let high = _mm256_and_si256(pairs, _mm256_set1_epi32(0xFFFF_0000_u32 as i32));
         [_mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs)), _mm256_castsi256_ps(high)]
@@ -80,28 +79,28 @@ unsafe fn halves(chunk: *const u8, column: usize, quad: usize) -> [__m256i; 2] {
         }
         bytes
     };
-    // SAFETY: the caller's promises.
+    // SAFETY: `codes` reads 32 bytes of the chunk, to which `chunk` points.
     unsafe {
         let bytes = _mm256_shuffle_epi8(table(&INTEGERS), codes(chunk, column, quad));
-        // One of the bytes 0 and 1 of each 16 bits.
+        // The low and the high byte of each 16 bits, sign-extended.
         [_mm256_maddubs_epi16(_mm256_set1_epi16(1), bytes), _mm256_srai_epi16::<8>(bytes)]
     }
 }
 
 impl Vector for __m256 {
     const LANES: usize = 8;
-    /// 12 of 16 registers: two accumulators each, which is also what hides the latency of two multipliers.
+    /// Two accumulators each take 12 of 16 registers, and as many chains hide the latency of two multipliers.
     const ROWS: usize = 6;
     const AHEAD: usize = AHEAD;
 
-    /// By integers, which keep the shuffle units free: three quarters of the time that two byte shuffles and
+    /// Codes become integers first, which keeps the shuffle units free: three quarters of the time that two byte shuffles and
     /// unpacking take.
     #[inline(always)]
     unsafe fn weights(chunk: *const u8, column: usize, quad: usize) -> [Self; 4] {
-        // SAFETY: the caller's promises.
+        // SAFETY: `halves` reads 32 bytes of the chunk, to which `chunk` points.
         unsafe {
             let [even, odd] = halves(chunk, column, quad);
-            // One of the halves of each 32 bits as i32.
+            // The low and the high half of each 32 bits as i32.
             let low = |halves| _mm256_cvtepi32_ps(_mm256_madd_epi16(halves, _mm256_set1_epi32(1)));
             let high = |halves| _mm256_cvtepi32_ps(_mm256_srai_epi32::<16>(halves));
             [low(even), low(odd), high(even), high(odd)]
@@ -110,7 +109,7 @@ impl Vector for __m256 {
 
     #[inline(always)]
     unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat) -> Self {
-        // SAFETY: the caller's promises.
+        // SAFETY: reads the scales of the chunk, to which `chunk` points.
         unsafe {
             let factor = scale_factor(format) / scale_unit(format);
             Self::mul(avx2::scales(chunk, column, format), _mm256_set1_ps(factor))
@@ -119,7 +118,7 @@ impl Vector for __m256 {
 
     #[inline(always)]
     unsafe fn chain_weights(chunk: *const u8, column: usize, quad: usize) -> [[Self; 2]; 2] {
-        // SAFETY: the caller's promises.
+        // SAFETY: `pairs` reads 32 bytes of the chunk, to which `chunk` points.
         unsafe {
             let [left, right] = pairs(chunk, column, quad);
             [split(left), split(right)]
@@ -128,7 +127,7 @@ impl Vector for __m256 {
 
     #[inline(always)]
     unsafe fn chain_scales(chunk: *const u8, column: usize, format: BlockFormat) -> [Self; 2] {
-        // SAFETY: the caller's promises.
+        // SAFETY: reads the scales of the chunk, to which `chunk` points.
         unsafe {
             let scales = Self::scales(chunk, column, format);
             [_mm256_unpacklo_ps(scales, scales), _mm256_unpackhi_ps(scales, scales)]
@@ -137,13 +136,13 @@ impl Vector for __m256 {
 
     #[inline(always)]
     unsafe fn chain_activations(a: *const f32, _x: usize, y: usize) -> Self {
-        // SAFETY: the caller passes four values; this reads two of them.
+        // SAFETY: `a` points to four values; this reads two of them, from an even index below 4.
         unsafe { _mm256_castpd_ps(_mm256_set1_pd(a.add(2 * y).cast::<f64>().read_unaligned())) }
     }
 
     #[inline(always)]
     unsafe fn join_chains(chains: [Self; 2], to: *mut f32) {
-        // SAFETY: the caller passes room for eight values.
+        // SAFETY: `to` points to room for eight values.
         unsafe { Self::store(to, _mm256_hadd_ps(chains[0], chains[1])) };
     }
 
@@ -154,9 +153,9 @@ impl Vector for __m256 {
     }
 }
 
+// `vpmaddwd`, which two ports execute, followed by an addition, which four ports do.
 x86_pairs! {
-    /// `vpmaddwd` (two ports, one a cycle each) in a row with additions (four ports).
-    Madd, MADD, isa: Avx2, __m256, __m256i;
+    Avx2, __m256, __m256i;
     weights: halves, splat: _mm256_set1_epi32, scaled: _mm256_mul_ps, floats: _mm256_cvtepi32_ps;
     dot: _mm256_madd_epi16, add_dots: |sums, weights, a| {
         let dots = in_order(weights.map(|weights| _mm256_madd_epi16(weights, a)));
@@ -164,9 +163,9 @@ x86_pairs! {
     };
 }
 
+// `vpdpwssd`, which also adds.
 x86_pairs! {
-    /// `vpdpwssd`, which adds, too.
-    Vnni, VNNI, isa: AvxVnni, __m256, __m256i;
+    AvxVnni, __m256, __m256i;
     weights: halves, splat: _mm256_set1_epi32, scaled: _mm256_mul_ps, floats: _mm256_cvtepi32_ps;
     dot: _mm256_madd_epi16, add_dots: |sums, weights, a| in_order([
         _mm256_dpwssd_avx_epi32(sums[0], weights[0], a),

@@ -1,28 +1,27 @@
-//! W4A16 with 512-bit vectors: one register is the table of all 16 code values, indexed by the codes as they lie.
+//! W4A16 with 512-bit vectors: one register holds the table of all 16 code values, and packed codes are its indices.
 
 use std::arch::x86_64::*;
 
 use dualgemm_formats::BlockFormat;
 
-use super::Functions;
-use super::kernel::{self, Pass, Task};
+use super::many_rows;
 use super::pairs::{self, Pairs};
 use super::vector::{DOUBLED, Vector, scale_factor};
-use super::x86::{operations, x86_pairs};
+use super::x86::{operations, separate_pass, x86_pairs};
 use crate::fetch::AHEAD_AVX512;
-use crate::isa::compiled_for;
+use crate::isa::{Avx512, Avx512Vnni, compiled_for, unsafe_methods};
 use crate::pack::{PANEL, UP_CODES};
 use crate::w4a4::{avx512, scale_unit};
 
 impl Vector for __m512 {
     const LANES: usize = 16;
-    /// 28 of 32 registers.
+    /// Two accumulators each take 28 of 32 registers.
     const ROWS: usize = 14;
     const AHEAD: usize = AHEAD_AVX512;
 
     #[inline(always)]
     unsafe fn weights(chunk: *const u8, column: usize, quad: usize) -> [Self; 4] {
-        // SAFETY: reads one line of the chunk's half.
+        // SAFETY: reads a line of 64 bytes: 128 · half + 64 · line + 64 ≤ 256, the chunk's code bytes.
         unsafe {
             let values = Self::load(DOUBLED.as_ptr());
             let line = _mm512_loadu_si512(chunk.add(column / PANEL * UP_CODES + quad / 2 * 64).cast());
@@ -39,7 +38,7 @@ impl Vector for __m512 {
 
     #[inline(always)]
     unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat) -> Self {
-        // SAFETY: the caller's promises.
+        // SAFETY: reads the scales of the chunk, to which `chunk` points.
         unsafe {
             let factor = scale_factor(format) / scale_unit(format);
             Self::mul(avx512::scales(chunk, column, format), _mm512_set1_ps(factor))
@@ -64,7 +63,7 @@ unsafe fn halves(chunk: *const u8, column: usize, quad: usize) -> [__m512i; 2] {
         }
         integers
     };
-    // SAFETY: reads one line of the chunk's half.
+    // SAFETY: reads a line of 64 bytes: 128 · half + 64 · line + 64 ≤ 256, the chunk's code bytes.
     unsafe {
         let table = _mm512_loadu_si512(INTEGERS.as_ptr().cast());
         let line = _mm512_loadu_si512(chunk.add(column / PANEL * UP_CODES + quad / 2 * 64).cast());
@@ -74,11 +73,11 @@ unsafe fn halves(chunk: *const u8, column: usize, quad: usize) -> [__m512i; 2] {
     }
 }
 
-/// [`Pairs::scaled`] by adding exponents: Zen 5 multiplies floats with the two units that multiply integers, and adds with two
-/// more. 4 to 7 % of all.
+/// [`Pairs::scaled`] by adding exponents. Zen 5 multiplies floats with the two units that multiply integers, and adds with two
+/// others. This saves 4 to 7 % of the time.
 #[inline(always)]
 unsafe fn scaled(scales: __m512, unit: __m512) -> __m512 {
-    // SAFETY: the machine has the instructions.
+    // SAFETY: arithmetic in registers needs AVX-512 alone.
     unsafe {
         let exponent = _mm512_sub_epi32(_mm512_castps_si512(unit), _mm512_castps_si512(_mm512_set1_ps(1.0)));
         _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(scales), exponent))
@@ -86,7 +85,7 @@ unsafe fn scaled(scales: __m512, unit: __m512) -> __m512 {
 }
 
 compiled_for!(Avx512, {
-    /// The same two vectors, computed before what follows; see that of 256 bits.
+    /// [`avx2::in_order`](crate::w4a4::avx2::in_order) for vectors of 512 bits.
     #[inline]
     fn in_order([mut left, mut right]: [__m512i; 2]) -> [__m512i; 2] {
         // SAFETY: the block holds a comment and no instruction.
@@ -102,9 +101,9 @@ compiled_for!(Avx512, {
     }
 });
 
+// `vpmaddwd`.
 x86_pairs! {
-    /// `vpmaddwd`.
-    Madd, MADD, isa: Avx512, __m512, __m512i;
+    Avx512, __m512, __m512i;
     weights: halves, splat: _mm512_set1_epi32, scaled: scaled, floats: _mm512_cvtepi32_ps;
     dot: _mm512_madd_epi16, add_dots: |sums, weights, a| in_order([
         _mm512_add_epi32(sums[0], _mm512_madd_epi16(weights[0], a)),
@@ -112,9 +111,9 @@ x86_pairs! {
     ]);
 }
 
+// `vpdpwssd`, which also adds.
 x86_pairs! {
-    /// `vpdpwssd`, which adds, too.
-    Vnni, VNNI, isa: Avx512Vnni, __m512, __m512i;
+    Avx512Vnni, __m512, __m512i;
     weights: halves, splat: _mm512_set1_epi32, scaled: scaled, floats: _mm512_cvtepi32_ps;
     dot: _mm512_madd_epi16, add_dots: |sums, weights, a| in_order([
         _mm512_dpwssd_epi32(sums[0], weights[0], a),

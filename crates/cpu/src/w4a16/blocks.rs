@@ -4,34 +4,43 @@
 //! floats        [group of rows][k][row of group]                  1024 bytes of each row
 //! integers      [group of rows][chunk]                            576 bytes of each row
 //!                   [pair][row of group]    two i16: k = 4i + 0 and 2, or 4i + 1 and 3
-//!                   [row of group]          f32, the power of two that they are multiples of, 1 if all are 0
+//!                   [row of group]          f32: the power of two that one unit of them stands for, 1 if all are 0
 //! rests         behind the integers, by group, k, and row of group
 //! ```
 //!
-//! Which of them a block of a tile is follows from its numbers alone.
+//! The numbers of a block of a tile alone decide which of the two it is. Integers and rests lie in the same four-byte words as
+//! floats would.
 
 use bytemuck::{Pod, Zeroable};
 use dualgemm_formats::FloatMatrix;
 
-use super::kernel::{BLOCK_K, groups};
+use super::kernel::{BLOCK_K, Layout, groups};
+use super::pairs::Pairs;
 use super::split::{SHORT_BITS, largest, power_of_two, take_integers};
+use super::vector::Vector;
 use super::widen;
-use crate::Isa;
+use crate::isa::{InstructionSet, Work};
 use crate::pack::CHUNK_K;
 use crate::tile::RowTile;
-use crate::vmath::{self, Vectorized};
 
-/// f32 words of a row's integers in a chunk.
+/// Four-byte words of a row's integers in a chunk.
 pub(super) const PAIR_WORDS: usize = CHUNK_K / 2 + 1;
 
-/// Rests, on average over as many rows and chunks, from where on multiplying floats is faster: with AVX2, 16 features of a
-/// row and a chunk take four cycles less as integers, and a rest takes six to eight.
+/// Multiplying floats is faster if there is more than one rest for so many chunks of a row: with AVX2, 16 features of a row and
+/// a chunk take four cycles less as integers, and a rest takes six to eight.
 const CHUNKS_PER_REST: usize = 2;
 
-/// What tells that a block is floats; if it is integers, that is the number of rests.
-pub(super) const AS_FLOATS: f32 = -1.0;
+/// Where an element of K is in a block of pairs.
+pub(super) struct Place {
+    /// Chunk of the block.
+    pub(super) chunk: usize,
+    /// Pair of the chunk.
+    pub(super) pair: usize,
+    /// Element of the pair.
+    pub(super) element: usize,
+}
 
-/// What an integer of 15 bits leaves of a float. It has few bits: its product with a weight is exact in f32.
+/// What an integer of 15 bits leaves of a float. It has so few bits that its product with a weight is exact in f32.
 #[derive(Debug, Clone, Copy, PartialEq, Zeroable, Pod)]
 #[repr(C)]
 pub(super) struct Rest {
@@ -48,15 +57,15 @@ impl Rest {
         self.at[0].into()
     }
 
-    /// Chunk of the block, pair of the chunk, and element of the pair.
+    /// Where its k is in the block.
     #[inline(always)]
-    pub(super) fn place(self) -> (usize, usize, usize) {
+    pub(super) fn place(self) -> Place {
         let k = usize::from(self.at[1]);
-        (k / CHUNK_K, k % CHUNK_K / 4 * 2 + k % 2, k % 4 / 2)
+        Place { chunk: k / CHUNK_K, pair: k % CHUNK_K / 4 * 2 + k % 2, element: k % 4 / 2 }
     }
 }
 
-/// One block of K of a tile, to be written into `out`, of `BLOCK_K` or fewer words per row.
+/// One block of K of a tile, to be written into `out`: `BLOCK_K` or fewer words per row. The result says how.
 pub(super) struct Write<'a> {
     /// A.
     pub(super) a: &'a FloatMatrix<'a>,
@@ -64,49 +73,42 @@ pub(super) struct Write<'a> {
     pub(super) tile: &'a RowTile,
     /// First k.
     pub(super) first: usize,
-    /// Most rows of a group of floats.
-    pub(super) group_rows: usize,
-    /// Most rows of a group of integers.
-    pub(super) pair_rows: usize,
-    /// Where to.
+    /// Where the block goes.
     pub(super) out: &'a mut [f32],
 }
 
-/// Writes a block and returns the word that tells how.
-///
-/// # Safety
-/// The machine has `isa`.
-pub(super) unsafe fn write(isa: Isa, block: Write<'_>) -> f32 {
-    // SAFETY: the caller's promise.
-    unsafe { vmath::dispatch(isa, block) }
-}
-
-impl Vectorized for Write<'_> {
-    type Output = f32;
+impl Work for Write<'_> {
+    type Output = Layout;
 
     #[inline(always)]
-    fn run(mut self) -> f32 {
-        // Most of f32 leave a rest of 15 bits.
-        let rests = if matches!(self.a, FloatMatrix::F32(_)) { None } else { self.integers() };
-        rests.map_or_else(
-            || {
-                self.floats();
-                AS_FLOATS
-            },
-            |rests| rests as f32,
-        )
+    fn run<S: InstructionSet>(self, _: S) -> Layout {
+        self.write(<S as Pairs>::Floats::ROWS, <S as Pairs>::ROWS)
     }
 }
 
 impl Write<'_> {
+    /// Writes in groups of up to `float_rows` or `pair_rows` rows.
     #[inline(always)]
-    fn floats(&mut self) {
+    fn write(mut self, float_rows: usize, pair_rows: usize) -> Layout {
+        // Most f32 have more than 15 bits and would leave a rest.
+        let rests = if matches!(self.a, FloatMatrix::F32(_)) { None } else { self.integers(pair_rows) };
+        match rests {
+            Some(rests) => Layout::Pairs { rests },
+            None => {
+                self.floats(float_rows);
+                Layout::Floats
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn floats(&mut self, group_rows: usize) {
         let k = self.out.len() / self.tile.rows;
-        let mut wide = [0.0; BLOCK_K];
-        for group in groups(self.tile.rows, self.group_rows) {
+        let mut widened = [0.0; BLOCK_K];
+        for group in groups(self.tile.rows, group_rows) {
             let out = &mut self.out[group.start * k..group.end * k];
             for (i, row) in group.clone().enumerate() {
-                let values = widen(self.a, self.tile.first_row + row, self.first, &mut wide[..k]);
+                let values = widen(self.a, self.tile.first_row + row, self.first, &mut widened[..k]);
                 for (value, out) in values.iter().zip(out.chunks_exact_mut(group.len())) {
                     out[i] = *value;
                 }
@@ -114,18 +116,20 @@ impl Write<'_> {
         }
     }
 
-    /// Returns the number of rests, or nothing if there are too many.
+    /// Returns the number of rests, or `None` if there are too many.
     #[inline(always)]
-    fn integers(&mut self) -> Option<usize> {
+    fn integers(&mut self, group_rows: usize) -> Option<usize> {
         let rows = self.tile.rows;
         let chunks = self.out.len() / rows / CHUNK_K;
         let (mut out, rests) = self.out.split_at_mut(rows * chunks * PAIR_WORDS);
         let rests: &mut [Rest] = bytemuck::cast_slice_mut(&mut rests[..rows * chunks / CHUNKS_PER_REST * 2]);
-        let (mut count, mut wide) = (0, [0.0; CHUNK_K]);
-        for group in groups(rows, self.pair_rows) {
+        let (mut count, mut widened) = (0, [0.0; CHUNK_K]);
+        for group in groups(rows, group_rows) {
             for chunk in 0..chunks {
                 let here;
                 (here, out) = out.split_at_mut(group.len() * PAIR_WORDS);
+                let (pairs, units) = here.split_at_mut(CHUNK_K / 2 * group.len());
+                let pairs: &mut [[i16; 2]] = bytemuck::cast_slice_mut(pairs);
                 for (i, row) in group.clone().enumerate() {
                     let k = chunk * CHUNK_K;
                     let mut floats = [0.0; CHUNK_K];
@@ -133,7 +137,7 @@ impl Write<'_> {
                         self.a,
                         self.tile.first_row + row,
                         self.first + k,
-                        &mut wide,
+                        &mut widened,
                     ));
                     let most = largest(&floats);
                     let (unit, integers) = take_integers::<SHORT_BITS>(&mut floats, most)
@@ -141,13 +145,11 @@ impl Write<'_> {
                             (power_of_two(exponent), integers)
                         });
                     for (quad, integers) in integers.as_chunks::<4>().0.iter().enumerate() {
-                        let pair = |x: usize| {
-                            f32::from_bits(integers[x] as u32 & 0xFFFF | (integers[x + 2] as u32) << 16)
-                        };
-                        here[2 * quad * group.len() + i] = pair(0);
-                        here[(2 * quad + 1) * group.len() + i] = pair(1);
+                        let pair = |x: usize| [integers[x] as i16, integers[x + 2] as i16];
+                        pairs[2 * quad * group.len() + i] = pair(0);
+                        pairs[(2 * quad + 1) * group.len() + i] = pair(1);
                     }
-                    here[CHUNK_K / 2 * group.len() + i] = unit;
+                    units[i] = unit;
                     if floats.iter().fold(false, |any, rest| any | (*rest != 0.0)) {
                         for (i, &value) in floats.iter().enumerate().filter(|(_, value)| **value != 0.0) {
                             *rests.get_mut(count)? = Rest { value, at: [row as u16, (k + i) as u16] };
@@ -168,18 +170,17 @@ mod tests {
     use half::bf16;
     use proptest::prelude::*;
 
-    /// A block of some rows, which are given by row.
-    fn written(rows: &[[f32; 2 * CHUNK_K]], group_rows: usize) -> (f32, Vec<f32>) {
+    /// Writes a block of rows, in groups of `group_rows`.
+    fn written(rows: &[[f32; 2 * CHUNK_K]], group_rows: usize) -> (Layout, Vec<f32>) {
         let data: Vec<bf16> = rows.iter().flatten().map(|&x| bf16::from_f32(x)).collect();
         let a = FloatMatrix::Bf16(Matrix::new("a", rows.len(), 2 * CHUNK_K, data).unwrap());
         let tile = RowTile { group: 0, first_row: 0, rows: rows.len() };
         let mut out = vec![f32::NAN; rows.len() * 2 * CHUNK_K];
-        let block = Write { a: &a, tile: &tile, first: 0, group_rows, pair_rows: group_rows, out: &mut out };
-        // SAFETY: any machine has the portable instruction set.
-        (unsafe { write(Isa::Portable, block) }, out)
+        let layout = Write { a: &a, tile: &tile, first: 0, out: &mut out }.write(group_rows, group_rows);
+        (layout, out)
     }
 
-    /// The floats that integers and rests add up to.
+    /// The floats that are the sums of integers and rests.
     fn joined(rows: usize, group_rows: usize, rests: usize, out: &[f32]) -> Vec<[f64; 2 * CHUNK_K]> {
         let mut joined = vec![[0.0; 2 * CHUNK_K]; rows];
         let (mut integers, all_rests) = out.split_at(rows * 2 * PAIR_WORDS);
@@ -190,9 +191,10 @@ mod tests {
                 for (i, row) in group.clone().enumerate() {
                     for k in 0..CHUNK_K {
                         let at = Rest { value: 0.0, at: [row as u16, (CHUNK_K * chunk + k) as u16] };
-                        let (of_chunk, pair, of_pair) = at.place();
-                        assert_eq!((at.row(), of_chunk), (row, chunk));
-                        let integer = (here[pair * group.len() + i].to_bits() >> (16 * of_pair)) as i16;
+                        let place = at.place();
+                        assert_eq!((at.row(), place.chunk), (row, chunk));
+                        let integer =
+                            (here[place.pair * group.len() + i].to_bits() >> (16 * place.element)) as i16;
                         let unit = f64::from(here[CHUNK_K / 2 * group.len() + i]);
                         joined[row][CHUNK_K * chunk + k] = f64::from(integer) * unit;
                     }
@@ -218,9 +220,9 @@ mod tests {
                 let count = rows.len();
                 rows[row % count][k % 32] = value;
             }
-            let (kind, out) = written(&rows, group_rows);
-            prop_assume!(kind != AS_FLOATS);
-            for (row, joined) in rows.iter().zip(joined(rows.len(), group_rows, kind as usize, &out)) {
+            let (layout, out) = written(&rows, group_rows);
+            let Layout::Pairs { rests } = layout else { return Err(TestCaseError::reject("floats")) };
+            for (row, joined) in rows.iter().zip(joined(rows.len(), group_rows, rests, &out)) {
                 for (x, joined) in row.iter().zip(joined) {
                     let x = bf16::from_f32(*x).to_f64();
                     prop_assert!(x == joined || x.is_nan() && joined.is_nan(), "{x:e} {joined:e}");
@@ -232,25 +234,25 @@ mod tests {
     #[test]
     fn usual_numbers_leave_few_rests_and_zeros_none() {
         let row: [f32; 32] = std::array::from_fn(|k| (k as f32 - 15.7) / 3.0);
-        assert_eq!(written(&[row, row], 6).0, 0.0);
-        assert_eq!(written(&[[0.0; 32], [-0.0; 32]], 6).0, 0.0);
+        assert_eq!(written(&[row, row], 6).0, Layout::Pairs { rests: 0 });
+        assert_eq!(written(&[[0.0; 32], [-0.0; 32]], 6).0, Layout::Pairs { rests: 0 });
         let mut large = [row; 12];
         large[5][3] = 2000.0;
-        let rests = written(&large, 6).0;
-        assert!((1.0..=12.0).contains(&rests), "{rests}");
+        let layout = written(&large, 6).0;
+        assert!(matches!(layout, Layout::Pairs { rests: 1..=12 }), "{layout:?}");
     }
 
     #[test]
     fn too_many_rests_leave_floats_by_group_and_k_exact() {
-        // Of each two neighbours one is 2²⁰ times the other, which so is a rest.
+        // One of two neighbours is 2²⁰ times the other, which becomes a rest.
         let row: [f32; 32] = std::array::from_fn(|k| if k % 2 == 0 { 3e6 } else { 3.25 });
         let mut rows = [[1.0; 32]; 16];
         rows[9] = row;
-        let (kind, out) = written(&rows, 5);
-        assert_eq!(kind, 16.0);
+        let (layout, out) = written(&rows, 5);
+        assert_eq!(layout, Layout::Pairs { rests: 16 });
         assert_eq!(joined(16, 5, 16, &out)[9], row.map(|x| bf16::from_f32(x).to_f64()));
-        let (kind, out) = written(&[row, row, [2.0; 32]], 2);
-        assert_eq!(kind, AS_FLOATS);
+        let (layout, out) = written(&[row, row, [2.0; 32]], 2);
+        assert_eq!(layout, Layout::Floats);
         let want: Vec<f32> =
             row.iter().flat_map(|&x| [bf16::from_f32(x).to_f32(); 2]).chain([2.0; 32]).collect();
         assert_eq!(out, want);

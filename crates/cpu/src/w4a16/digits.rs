@@ -1,92 +1,80 @@
-//! One row: floats as integers of 15 or 22 bits, multiplied by the integer kernels of W4A4.
+//! One row: floats become integers of 15 or 22 bits, which the integer kernels of W4A4 multiply.
 //!
 //! ```text
 //! 16 floats = 2^e · integers + rests                   see [`split`](super::split)
 //! sum += (Σ_k integer[k] · code[k]) · 2^e · scale
 //! ```
 //!
-//! The inner sum is an exact integer. It is rounded to f32, multiplied and added, fused, so that 16 products cost two roundings.
-//! A rest that matters is treated in the same way, until nothing is left. The order is: chunks of 16 k ascending, in each the
-//! largest part first.
+//! The inner sum is an exact integer. Rounding it to f32 and a fused multiply-add make two roundings for 16 products. A rest that
+//! matters is split again in the same way, until none is left. The order is: chunks of 16 k ascending, in each chunk the largest
+//! part first.
 //!
-//! What matters is every rest in bf16 and f16: these are exact. Of f32, a rest of at most K · 2⁻²⁵ of its float does
-//! not (and none of more than 2⁻¹², which is less than the last bit of an f16): so a result is within
-//! K · 2⁻²⁴ · Σ |a · w| of the exact one, which is the bound of K additions in f32. It is usually nearer than these: most
-//! floats lose nothing, and 16 products take two roundings instead of 16.
+//! Every rest of bf16 and f16 matters, so that these are exact. A rest of f32 is dropped if it is at most K · 2⁻²⁵ of its float,
+//! and at most 2⁻¹², which is less than the last bit of an f16. So a result is within K · 2⁻²⁴ · Σ |a · w| of the exact one, the
+//! bound of K additions in f32. It is usually closer than those additions would be: most floats lose nothing, and 16 products
+//! take two roundings instead of 16.
 //!
-//! Integers of 15 bits take two digits, which are faster to multiply, and are tried first with bf16 and f16: if these leave
-//! a rest that matters, and with f32 always, integers have 22 bits, in three digits.
+//! Integers of 15 bits take two digits, which are faster to multiply. bf16 and f16 try them first; if a rest matters, and always
+//! for f32, integers have 22 bits, in three digits.
 
 use dualgemm_formats::FloatMatrix;
 
 use super::split::{LONG_BITS, SHORT_BITS, largest, power_of_two, take_integers};
 use super::widen;
-use crate::Isa;
+use crate::isa::{InstructionSet, Work};
 use crate::pack::CHUNK_K;
-use crate::vmath::{self, Vectorized};
 use crate::w4a4::DigitBlock;
 
 /// Elements that are converted at a time.
 const SPAN: usize = 16 * CHUNK_K;
 
-/// f32 words in a block.
+/// Four-byte words in a block.
 const BLOCK_WORDS: usize = size_of::<DigitBlock>() / size_of::<f32>();
 
-/// f32 words that hold a row of `k` floats in one block per chunk.
+/// Four-byte words that hold a row of `k` floats in one block per chunk.
 pub(super) const fn words(k: usize) -> usize {
     k / CHUNK_K * BLOCK_WORDS
 }
 
-/// f32 words that hold as many blocks as are of use.
+/// Four-byte words that hold as many blocks as can be worthwhile.
 pub(super) const fn useful_words(k: usize) -> usize {
     most_blocks(k) * BLOCK_WORDS
 }
 
-/// Blocks from where on they take longer than [`kernel`](super::kernel) does, by their counts of operations.
+/// The number of blocks above which [`few_rows`](super::few_rows) is faster, by counts of operations.
 const fn most_blocks(k: usize) -> usize {
     k / CHUNK_K * 7 / 4
 }
 
-/// Writes a row into `out` and returns how many blocks it took. Does not if
-/// - `out` is too small, or [`kernel`](super::kernel) is faster than so many blocks;
-/// - a number is infinite or NaN, extremely small or large.
+/// Writes a row into `out` as digit blocks and returns their number. The result is `None` if
+/// - `out` is too small, or multiplying floats is faster than multiplying so many blocks;
+/// - a number is infinite, NaN, extremely small or extremely large.
 ///
-/// `unit` is what a sum of the kernel of 1 stands for.
-///
-/// # Safety
-/// The machine has `isa`.
-pub(super) unsafe fn write(
-    isa: Isa,
-    unit: f32,
-    a: &FloatMatrix<'_>,
-    row: usize,
-    out: &mut [f32],
-) -> Option<usize> {
-    // SAFETY: the caller's promise.
-    unsafe { vmath::dispatch(isa, Write { unit, a, row, out }) }
+/// The [`chunk`](DigitBlock::chunk) of each block is below the row's number of chunks.
+pub(super) struct Write<'a> {
+    /// The value that a sum of 1 of the kernel stands for.
+    pub(super) unit: f32,
+    /// A.
+    pub(super) a: &'a FloatMatrix<'a>,
+    /// The row of A.
+    pub(super) row: usize,
+    /// Where the blocks go.
+    pub(super) out: &'a mut [f32],
 }
 
-/// The work of [`write()`] as something to compile per instruction set.
-struct Write<'a> {
-    unit: f32,
-    a: &'a FloatMatrix<'a>,
-    row: usize,
-    out: &'a mut [f32],
-}
-
-impl Vectorized for Write<'_> {
+impl Work for Write<'_> {
     type Output = Option<usize>;
 
     #[inline(always)]
-    fn run(self) -> Option<usize> {
+    fn run<S: InstructionSet>(self, _: S) -> Option<usize> {
         let Self { unit, a, row, out } = self;
         let (k, short) = (a.cols(), may_be_short(a));
         let room = out.len() / BLOCK_WORDS;
         let blocks: &mut [DigitBlock] = bytemuck::cast_slice_mut(&mut out[..room * BLOCK_WORDS]);
         let most = room.min(most_blocks(k));
-        let (mut count, mut wide) = (0, [0.0; SPAN]);
+        let (mut count, mut widened) = (0, [0.0; SPAN]);
         for first in (0..k).step_by(SPAN) {
-            let span = widen(a, row, first, &mut wide[..SPAN.min(k - first)]);
+            let span = widen(a, row, first, &mut widened[..SPAN.min(k - first)]);
             for (i, floats) in span.as_chunks::<CHUNK_K>().0.iter().enumerate() {
                 let (mut rest, mut left) = (*floats, largest(floats));
                 while left != 0.0 {
@@ -106,18 +94,18 @@ impl Vectorized for Write<'_> {
     }
 }
 
-/// The first `count` blocks that [`write()`] wrote.
+/// The first `count` blocks that [`Write`] wrote.
 pub(super) fn read(count: usize, from: &[f32]) -> &[DigitBlock] {
     bytemuck::cast_slice(&from[..count * BLOCK_WORDS])
 }
 
-/// Whether integers of 15 bits are worth trying: they never hold what matters of an f32.
+/// Whether integers of 15 bits are worth trying: for f32 they always leave a rest that matters.
 #[inline(always)]
 fn may_be_short(a: &FloatMatrix<'_>) -> bool {
     !matches!(a, FloatMatrix::F32(_))
 }
 
-/// Multiples of 2^exponent.
+/// 16 multiples of 2^exponent.
 #[derive(Debug, PartialEq)]
 struct Part {
     exponent: i32,
@@ -125,7 +113,8 @@ struct Part {
     integers: [i32; CHUNK_K],
 }
 
-/// Takes the largest part from what is left of 16 floats, `most` the largest of it, and tells whether the rest matters.
+/// Subtracts the largest part from `rest`, which is left of 16 floats and has the largest magnitude `most`. Returns the part and
+/// whether the new rest matters.
 #[inline(always)]
 fn take_part(
     rest: &mut [f32; CHUNK_K],
@@ -145,7 +134,7 @@ fn take_part(
     Some((Part { exponent, digits: 3, integers }, matters(rest, floats, k)))
 }
 
-/// Whether the rest of any float is more than a sum of `k` products may lose anyway.
+/// Whether the rest of any float is larger than the error that a sum of `k` products may have anyway.
 #[inline(always)]
 fn matters(rest: &[f32; CHUNK_K], floats: &[f32; CHUNK_K], k: usize) -> bool {
     let share = (k as f32 * 2f32.powi(-25)).min(2f32.powi(-12));

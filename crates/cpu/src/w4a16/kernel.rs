@@ -1,39 +1,45 @@
-//! The W4A16 product of some rows with packed panels, generic over the instruction set.
+//! What the two ways with floats share: see [`few_rows`](super::few_rows) and [`many_rows`](super::many_rows).
 //!
-//! Two algorithms, chosen by the number of rows; either has one order of f32 sums, the same on every instruction set.
-//! All multiply-adds are fused, but for [`portable`](super::portable) on machines without:
+//! Each has one order of f32 sums, the same on every instruction set. All multiply-adds are fused, except in
+//! [`portable`](super::portable) kernels on machines that cannot:
 //!
 //! ```text
-//! narrow, up to narrow_rows, all below 2¹²¹: bound by decoding; weights go from register to register
+//! few rows, all numbers below 2¹²¹: bound by decoding; weights go from register to register
 //!     per chunk of 16 k, two chains: chain x sums a[k] · code[k] over k mod 4 = 2x, 2x+1, ascending, from 0
 //!     sum[x] += chain[x] · scale                       chunks ascending, from 0
 //!     sum = sum[0] + sum[1]
 //!
-//! wide: bound by multiplication; weights are decoded once per tile into a buffer in the first-level cache
+//! many rows: bound by multiplication; weights are decoded once per tile into a buffer in the first-level cache
 //!     per BLOCK_K of k, one chain: a[k] · (code[k] · scale), ascending, from 0; code · scale is exact in f32
 //!     sum = the first chain, then += chain             blocks ascending
-//!   or, if this block of the tile is integers, what pairs states
+//!   or, if this block of the tile is integers, the order that pairs.rs states
 //! ```
 
 use std::ops::Range;
 
-use dualgemm_formats::{BlockFormat, FloatMatrix};
+use dualgemm_formats::BlockFormat;
 
-pub(super) use super::narrow::narrow;
-pub(super) use super::wide::{Pass, pass, wide};
+use crate::pack::{CHUNK, CHUNK_K};
+use crate::tile::TILE_COLS;
 
-/// Most rows that [`narrow`] handles.
-pub(super) const NARROW_ROWS: usize = 4;
-
-/// The most rows of an A that it is used for: from two rows of bf16 on, integers are faster.
-pub(super) fn narrow_rows(a: &FloatMatrix<'_>) -> usize {
-    if matches!(a, FloatMatrix::Bf16(_)) { 1 } else { NARROW_ROWS }
-}
-
-/// Elements of K that [`wide`] decodes at a time: 16 features of them are half a first-level cache of 32 KiB.
+/// Elements of K that [`many_rows`](super::many_rows) decodes at a time: 16 features of them are half a first-level cache of
+/// 32 KiB.
 pub(super) const BLOCK_K: usize = 256;
 
-/// The groups of rows of a wide tile: as even as whole rows allow, none of more than `most` rows.
+/// How the activations of a tile are written in one block of [`BLOCK_K`] of k.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Layout {
+    /// Floats, `[chunk][row][k]`, in the order of [`few_rows`](super::few_rows).
+    FewRows,
+    /// Floats, `[group of rows][k][row of group]`.
+    Floats,
+    /// Pairs of integers, and behind them so many rests: see [`blocks`](super::blocks).
+    Pairs { rests: usize },
+    /// The whole of a single row as so many [`digits`](super::digits) blocks.
+    Digits { blocks: usize },
+}
+
+/// Splits the rows of a tile into groups, as even as whole rows allow, of at most `most` rows.
 #[inline(always)]
 pub(super) fn groups(rows: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
     let count = rows.div_ceil(most);
@@ -44,27 +50,39 @@ pub(super) fn groups(rows: usize, most: usize) -> impl Iterator<Item = Range<usi
     })
 }
 
-/// A product of some rows with a stretch of K of some panels.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Task {
+/// Some rows of floats and a stretch of K of some panels.
+#[derive(Debug)]
+pub(super) struct Task<'a> {
     /// Block format of the weights.
     pub(super) format: BlockFormat,
-    /// First chunk of the first panel.
-    pub(super) panel: *const u8,
+    /// Packed weights, from the first chunk of the first panel on.
+    pub(super) packed: &'a [u8],
     /// Bytes from panel to panel.
     pub(super) panel_stride: usize,
-    /// Panels.
+    /// Number of panels.
     pub(super) panels: usize,
-    /// Chunks of each panel.
+    /// Number of chunks of each panel.
     pub(super) chunks: usize,
-    /// `rows · chunks · 16` activations, in an order of each algorithm.
-    pub(super) a: *const f32,
-    /// What each block of BLOCK_K of k of the activations is, see [`blocks`](super::blocks).
-    pub(super) kinds: *const f32,
-    /// Rows.
+    /// `rows · chunks · 16` words of activations.
+    pub(super) a: &'a [f32],
+    /// How each block of them is written.
+    pub(super) layouts: &'a [Layout],
+    /// Number of rows.
     pub(super) rows: usize,
     /// `[panels][rows][32]` sums.
-    pub(super) sums: *mut f32,
-    /// Whether to add to the sums or to overwrite them; only [`wide`] can add.
+    pub(super) sums: &'a mut [f32],
+    /// Whether to add to the sums or to overwrite them; only [`many_rows`](super::many_rows) can add.
     pub(super) add: bool,
+}
+
+impl Task<'_> {
+    /// Asserts that the slices are as long as the numbers say, for kernels that go on with pointers.
+    #[inline(always)]
+    pub(super) fn check(&self) {
+        let last_panel = self.panels.saturating_sub(1) * self.panel_stride;
+        assert!(last_panel + self.chunks * CHUNK <= self.packed.len(), "weights");
+        assert!(self.rows * self.chunks * CHUNK_K <= self.a.len(), "activations");
+        assert!((self.chunks * CHUNK_K).div_ceil(BLOCK_K) <= self.layouts.len(), "layouts");
+        assert_eq!(self.panels * self.rows * TILE_COLS, self.sums.len(), "sums");
+    }
 }

@@ -6,25 +6,24 @@
 //! sum += rest[k] · (code[k] · scale)                    fused; for each rest that is not 0
 //! ```
 //!
-//! The order is: blocks of BLOCK_K of k ascending, in each the chunks of 16 ascending, and then its rests by k ascending.
-//! So bf16 and f16 are exact, and 16 products cost one rounding, and one more for each rest.
+//! The order is: blocks of BLOCK_K of k ascending; in each block its chunks of 16 ascending, then its rests by k ascending.
+//! So bf16 and f16 are exact. 16 products cost one rounding, and each rest costs one more.
 //!
-//! `vpmaddwd` does 16 products where a fused multiply-add does 8, on as many ports. Where it is bf16, one float in 150
-//! leaves a rest (of normally distributed ones), f16 one in 20. See `write` in [`blocks`](super::blocks) for where floats
-//! are better left alone.
+//! `vpmaddwd` does 16 products where a fused multiply-add does 8, on as many ports. If floats are normally distributed, one in
+//! 150 leaves a rest in bf16, and one in 20 in f16. [`blocks`](super::blocks) decides where there are too many.
 
 use dualgemm_formats::BlockFormat;
 
-use super::blocks::{PAIR_WORDS, Rest};
+use super::blocks::{PAIR_WORDS, Place, Rest};
 use super::kernel::groups;
+use super::many_rows::{Block, Decoded, for_rows};
 use super::split::EXPONENTS;
 use super::vector::Vector;
-use super::wide::{Block, Decoded, for_rows};
 use crate::pack::{CHUNK, CHUNK_K, SCALES};
 use crate::tile::TILE_COLS;
 
-/// Scale bytes of mxfp4 for which a scale, times its factor of 2⁻³ and any power of two of A, is a normal f32. No model has
-/// others, but for blocks of zeros.
+/// Scale bytes of mxfp4 for which a scale, times its factor of 2⁻³ and any power of two of A, is a normal f32. Models have
+/// other scales only for blocks of zeros.
 const USUAL_SCALES: std::ops::RangeInclusive<u8> =
     (127 + 3 - 126 - *EXPONENTS.start()) as u8..=(127 + 3 + 127 - *EXPONENTS.end()) as u8;
 
@@ -34,7 +33,7 @@ const PAIRS: usize = CHUNK_K / 2;
 /// The operations on pairs of 16-bit integers, of `Floats::LANES` features: each instruction set implements them once.
 ///
 /// Methods are `unsafe` for the reasons of [`Vector`].
-pub(super) trait Pairs {
+pub(crate) trait Pairs {
     /// The sums.
     type Floats: Vector;
     /// Most rows whose sums of two vectors fit the registers.
@@ -52,13 +51,14 @@ pub(super) trait Pairs {
     /// The pair at `pair` for every feature.
     unsafe fn splat(pair: *const [i16; 2]) -> Self::Pair;
 
-    /// Of each feature, the sum of the two products.
+    /// The sum of the two products of each feature.
     unsafe fn dot(weights: Self::Pairs, a: Self::Pair) -> Self::Sums;
 
-    /// The same of two vectors of features, added to `sums`. Compilers must not compute one row after another.
+    /// The same for two vectors of features, added to `sums`. Implementations keep the compiler from computing one row after
+    /// another.
     unsafe fn add_dots(sums: [Self::Sums; 2], weights: [Self::Pairs; 2], a: Self::Pair) -> [Self::Sums; 2];
 
-    /// `scales · unit`, where units are powers of two, and all three are normal numbers.
+    /// `scales · unit`, where `unit` is a power of two, and both factors and the product are normal numbers.
     unsafe fn scaled(scales: Self::Floats, unit: Self::Floats) -> Self::Floats;
 
     /// As f32, exact.
@@ -77,16 +77,18 @@ struct Weights {
 }
 
 /// Multiplies all rows of a tile with two vectors of features of a block of K. Its activations are
-/// `[group of rows][chunk]`, of each first the integers, `[pair][row of group]`, and then `[row of group]` powers of two.
+/// `[group of rows][chunk]`: first the integers, `[pair][row of group]`, then the powers of two, `[row of group]`.
 ///
 /// # Safety
-/// The machine has the instruction set of `P`, and the pointers of the block point to as much as it says.
+/// The machine has the instruction set of `P`. The pointers of the block are valid for its chunks, rows and sums, and
+/// [`blocks::Write`](super::blocks::Write) wrote its activations and `rests` rests.
 #[inline(always)]
 pub(super) unsafe fn multiply<P: Pairs>(block: &Block, rests: usize, decoded: &mut Decoded) {
     let Block { rows, chunks, .. } = *block;
     let weights =
         Weights { scales: decoded.scales.as_mut_ptr().cast(), pairs: decoded.weights.as_mut_ptr().cast() };
-    // SAFETY: all offsets stay inside what the caller promises; `decoded` has room for two weights in 8 bytes.
+    // SAFETY: groups lie inside `rows`; `Write` put the rests right behind the integers, with rows and k of this tile and block;
+    // `decoded` has room for a block of weights, of which two take at most 8 bytes.
     unsafe {
         let usual_scales = decode::<P>(block, weights);
         for group in groups(rows, P::ROWS) {
@@ -101,13 +103,13 @@ pub(super) unsafe fn multiply<P: Pairs>(block: &Block, rests: usize, decoded: &m
     }
 }
 
-/// Two vectors of features of some chunks. Returns whether all scales are usual.
+/// Decodes two vectors of features of a block. Returns whether all scales are usual.
 #[inline(always)]
 unsafe fn decode<P: Pairs>(block: &Block, to: Weights) -> bool {
     let mut usual = true;
     let (mut scales, mut pairs) = (to.scales, to.pairs.cast::<P::Pairs>());
     for c in 0..block.chunks {
-        // SAFETY: the caller passes a block, and room for the weights.
+        // SAFETY: `multiply` passes a block of whole chunks, a column two vectors before their end, and room for the weights.
         unsafe {
             let chunk = block.packed.add(c * CHUNK);
             block.fetch_next(chunk);
@@ -132,17 +134,17 @@ unsafe fn decode<P: Pairs>(block: &Block, to: Weights) -> bool {
     usual
 }
 
-/// One group of rows over a decoded block of K.
+/// One group of rows and a decoded block of K.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Pass {
+pub(crate) struct Pass {
     /// Rows, at most [`Pairs::ROWS`].
     rows: usize,
     weights: Weights,
-    /// Whether all scales may be multiplied with all powers of two.
+    /// Whether the product of any scale and any power of two of A is a normal f32.
     usual_scales: bool,
     /// Chunks of K.
     chunks: usize,
-    /// `[chunk]` integers and powers of two.
+    /// `[chunk]`: integers, then powers of two.
     a: *const f32,
     /// Two vectors of the first row, 32 values before those of the next one.
     sums: *mut f32,
@@ -150,13 +152,14 @@ pub(super) struct Pass {
     add: bool,
 }
 
-/// Multiplies one group of rows. Compiled as a function of its own, as the one of floats is.
+/// Multiplies one group of rows. Compiled as a separate function for the reason that
+/// [`many_rows::pass`](super::many_rows::pass) gives.
 ///
 /// # Safety
-/// The machine has the instruction set of `P`, and the pointers point to as much as they say.
+/// The machine has the instruction set of `P`, and the pointers of the pass are valid for what their fields say.
 #[inline(always)]
 pub(super) unsafe fn pass<P: Pairs>(pass: &Pass) {
-    // SAFETY: the caller's promises.
+    // SAFETY: `for_rows` picks the `ROWS` that is `pass.rows`, and the rest of the contract is this function's.
     unsafe {
         if pass.usual_scales {
             for_rows!(pass.rows, P::ROWS, |ROWS| pass_rows::<P, ROWS, true>(pass));
@@ -170,7 +173,7 @@ pub(super) unsafe fn pass<P: Pairs>(pass: &Pass) {
 #[inline(always)]
 unsafe fn pass_rows<P: Pairs, const ROWS: usize, const USUAL: bool>(pass: &Pass) {
     let (mut pairs, mut scales, mut a) = (pass.weights.pairs.cast::<P::Pairs>(), pass.weights.scales, pass.a);
-    // SAFETY: the pass has `chunks` chunks of weights, scales and activations, and `ROWS` rows of sums.
+    // SAFETY: `pass` vouches for `chunks` chunks of weights, scales and activations, and `ROWS` rows of sums.
     unsafe {
         for chunk in 0..pass.chunks {
             let splat = |pair: usize, row: usize| P::splat(a.add(pair * ROWS + row).cast());
@@ -191,8 +194,9 @@ unsafe fn pass_rows<P: Pairs, const ROWS: usize, const USUAL: bool>(pass: &Pass)
                     let scales = P::Floats::load(scales.add(v * P::Floats::LANES));
                     let sum = if pass.add || chunk > 0 { P::Floats::load(to) } else { P::Floats::zero() };
                     let dots = P::floats(sums);
-                    // All but the sum is exact. The second way is 3 % slower: both scales and sums cannot be memory
-                    // operands. In the first one, extreme powers of two would leave f32, also where dots are zero.
+                    // Only the addition rounds. The first way multiplies two scales, whose product may overflow if they are
+                    // extreme, even where dots are zero. The second way is 3 % slower: not both scales and sums can be
+                    // memory operands.
                     let sum = if USUAL {
                         P::Floats::mul_add(dots, P::scaled(scales, unit), sum)
                     } else {
@@ -211,10 +215,10 @@ unsafe fn pass_rows<P: Pairs, const ROWS: usize, const USUAL: bool>(pass: &Pass)
 #[inline(always)]
 unsafe fn add_rest<P: Pairs>(weights: Weights, rest: Rest, sums: *mut f32) {
     const ONE: [[i16; 2]; 2] = [[1, 0], [0, 1]];
-    let (chunk, pair, of_pair) = rest.place();
-    // SAFETY: the caller passes weights of the rest's chunk and the sums of its row.
+    let Place { chunk, pair, element } = rest.place();
+    // SAFETY: `multiply` passes all decoded chunks of the block and the sums of all rows: the rest's are among them.
     unsafe {
-        let one = P::splat(&ONE[of_pair]);
+        let one = P::splat(&ONE[element]);
         let value = P::Floats::splat(&rest.value);
         for v in 0..2 {
             let weights_of_pair = weights.pairs.cast::<P::Pairs>().add(2 * (chunk * PAIRS + pair) + v).read();

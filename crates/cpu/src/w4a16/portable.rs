@@ -1,22 +1,23 @@
-//! W4A16 in plain Rust: loops over eight f32 lanes, which LLVM turns into SSE2, NEON or other vectors.
+//! W4A16 without intrinsics: loops over eight f32 lanes, which LLVM turns into SSE2, NEON or other vectors.
 //!
-//! Where the target has a fused multiply-add (ARM64, or x86-64 compiled for one), it is used, and the results have
-//! the bits of every other instruction set. Elsewhere it would be a call into the C library for every element, so
-//! products are rounded before they are added; these results differ from the others in the last bits.
+//! Where the target has a fused multiply-add (ARM64, or x86-64 compiled for one), these loops use it, and the results have
+//! the bits of every other instruction set. Elsewhere it would be a call into the C library for every element. So the loops
+//! round products before adding them, and their results differ from the others in the last bits.
 
 use dualgemm_formats::BlockFormat;
 
-use super::Functions;
-use super::kernel::{self, Pass};
+use super::many_rows;
 use super::pairs::{self, Pairs};
 use super::vector::{DOUBLED, Vector, scale_factor};
 use crate::fetch::AHEAD;
+use crate::isa::Portable;
 use crate::pack::{PANEL, SCALES, UP_CODES, unpack_scale};
 
+/// Eight lanes.
 #[derive(Clone, Copy)]
-pub(super) struct Portable<const FUSED: bool>([f32; 8]);
+pub(crate) struct Lanes<const FUSED: bool>([f32; 8]);
 
-impl<const FUSED: bool> Vector for Portable<FUSED> {
+impl<const FUSED: bool> Vector for Lanes<FUSED> {
     const LANES: usize = 8;
     const AHEAD: usize = AHEAD;
     const ROWS: usize = 4;
@@ -49,19 +50,19 @@ impl<const FUSED: bool> Vector for Portable<FUSED> {
 
     #[inline(always)]
     unsafe fn splat(value: *const f32) -> Self {
-        // SAFETY: the caller passes a value.
+        // SAFETY: the trait has `value` point to an f32.
         Self([unsafe { *value }; 8])
     }
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: the caller passes eight values.
+        // SAFETY: the trait has `from` point to `LANES` values, eight.
         Self(unsafe { from.cast::<[f32; 8]>().read_unaligned() })
     }
 
     #[inline(always)]
     unsafe fn store(to: *mut f32, value: Self) {
-        // SAFETY: the caller passes room for eight values.
+        // SAFETY: the trait has `to` point to room for `LANES` values, eight.
         unsafe { to.cast::<[f32; 8]>().write_unaligned(value.0) };
     }
 
@@ -83,9 +84,9 @@ impl<const FUSED: bool> Vector for Portable<FUSED> {
     }
 
     #[inline(never)]
-    unsafe fn pass(pass: &Pass) {
-        // SAFETY: the caller's promises.
-        unsafe { kernel::pass::<Self>(pass) }
+    unsafe fn pass(pass: &many_rows::Pass) {
+        // SAFETY: the trait has the pointers of the pass be valid, and any machine runs this.
+        unsafe { many_rows::pass::<Self>(pass) }
     }
 }
 
@@ -100,14 +101,12 @@ fn add_dot(mut sums: [f32; 8], weights: [[f32; 8]; 2], a: [f32; 2]) -> [f32; 8] 
     sums
 }
 
-/// Pairs as floats: their products and sums are integers below 2²³, and exact. As integers LLVM regroups them across
-/// lanes, as it does those of W4A4. Without the instructions for which there are pairs they take a third longer than floats, for
-/// the same bits as everywhere.
-pub(super) struct FloatPairs<const FUSED: bool>;
-
-impl<const FUSED: bool> Pairs for FloatPairs<FUSED> {
-    type Floats = Portable<FUSED>;
-    /// LLVM keeps no more in registers, and else takes twice the time.
+/// Pairs as floats: their products and sums are integers below 2²³, and exact. LLVM regroups integers across lanes, as it does
+/// those of W4A4. Without the instructions that pairs are made for, they take a third longer than floats; they are used so that
+/// all machines give the same bits.
+impl<const FUSED: bool> Pairs for Portable<FUSED> {
+    type Floats = Lanes<FUSED>;
+    /// More rows take twice the time, since LLVM does not keep their sums in registers.
     const ROWS: usize = 2;
     type Pairs = [[f32; 8]; 2];
     type Pair = [f32; 2];
@@ -115,20 +114,20 @@ impl<const FUSED: bool> Pairs for FloatPairs<FUSED> {
 
     #[inline(always)]
     unsafe fn weights(chunk: *const u8, column: usize, quad: usize) -> [[[f32; 8]; 2]; 2] {
-        // SAFETY: the caller's promises.
-        let [k0, k1, k2, k3] = unsafe { Portable::<FUSED>::weights(chunk, column, quad) };
+        // SAFETY: both traits demand the same of the chunk.
+        let [k0, k1, k2, k3] = unsafe { Lanes::<FUSED>::weights(chunk, column, quad) };
         [[k0.0, k2.0], [k1.0, k3.0]]
     }
 
     #[inline(always)]
     unsafe fn splat(pair: *const [i16; 2]) -> [f32; 2] {
-        // SAFETY: the caller passes a pair.
+        // SAFETY: the trait has `pair` point to a pair.
         unsafe { pair.read_unaligned() }.map(f32::from)
     }
 
     #[inline(always)]
     unsafe fn scaled(scales: Self::Floats, unit: Self::Floats) -> Self::Floats {
-        // SAFETY: any machine has the instructions.
+        // SAFETY: any machine runs this.
         unsafe { Self::Floats::mul(scales, unit) }
     }
 
@@ -143,20 +142,13 @@ impl<const FUSED: bool> Pairs for FloatPairs<FUSED> {
     }
 
     #[inline(always)]
-    unsafe fn floats(sums: [f32; 8]) -> Portable<FUSED> {
-        Portable(sums)
+    unsafe fn floats(sums: [f32; 8]) -> Lanes<FUSED> {
+        Lanes(sums)
     }
 
     #[inline(never)]
     unsafe fn pass(pass: &pairs::Pass) {
-        // SAFETY: the caller's promises.
+        // SAFETY: the trait has the pointers of the pass be valid, and any machine runs this.
         unsafe { pairs::pass::<Self>(pass) }
     }
-}
-
-/// [`kernel::narrow`] and [`kernel::wide`] in plain Rust.
-pub(super) const fn functions<const FUSED: bool>() -> Functions {
-    let (narrow, wide) = (kernel::narrow::<Portable<FUSED>>, kernel::wide::<FloatPairs<FUSED>>);
-    let (group_rows, pair_rows) = (Portable::<FUSED>::ROWS, FloatPairs::<FUSED>::ROWS);
-    Functions { narrow, wide, group_rows, pair_rows }
 }

@@ -1,7 +1,7 @@
 //! Floats as integers times a power of two, for the integer kernels of one row and of many.
 //!
 //! ```text
-//! 16 floats = 2^e · integers + rests                   e is such that the largest integer has BITS bits
+//! 16 floats = 2^e · integers + rests                   e makes the largest integer BITS bits long
 //! ```
 //!
 //! Floats are rounded to the nearest integer, ties to even; rests are exact.
@@ -9,28 +9,28 @@
 use crate::lanes::{map, reduce};
 use crate::pack::CHUNK_K;
 
-/// Bits of the largest of integers of 15 bits: a little less, see [`HEADROOM`].
+/// Bits of short integers, which fit an i16 and two digits. The largest has a little less, see [`HEADROOM`].
 pub(super) const SHORT_BITS: i32 = 15;
 
-/// Bits of the largest of long integers, of three digits.
+/// Bits of long integers, which fit three digits.
 pub(super) const LONG_BITS: i32 = 22;
 
-/// The largest integer times this has the bits of its kind, since two digits reach from -127 · 257 to 127 · 257 =
-/// 0.996 · 2¹⁵, and three from -127.5 · 2¹⁵ to that, 0.996 · 2²².
+/// The largest integer times this has at most the bits of its kind. Two digits reach from -127 · 257 to 127 · 257 =
+/// 0.996 · 2¹⁵, and three from -127.5 · 2¹⁵ to 127.5 · 2¹⁵ = 0.996 · 2²².
 const HEADROOM: f32 = 1.005;
 
-/// Exponents for which a dot product of integers and codes stays a normal number of f32, and with a scale of nvfp4, too.
+/// Exponents for which a dot product of integers and codes is a normal f32, with a scale of nvfp4 and without.
 pub(super) const EXPONENTS: std::ops::RangeInclusive<i32> = -90..=40;
 
-/// The largest magnitude of 16 floats, NaN if any is.
+/// The largest magnitude of 16 floats; NaN if any of them is NaN.
 #[inline(always)]
 pub(super) fn largest(floats: &[f32; CHUNK_K]) -> f32 {
     f32::from_bits(reduce(&map(floats, |x| x.to_bits() & (u32::MAX >> 1)), Ord::max))
 }
 
-/// Takes from each float the nearest multiple of 2^exponent, which it returns with the multiples. The largest of them has
-/// about `BITS` bits. `largest` is the [`largest`](largest()) of the floats, which callers know. Takes nothing from floats that are all zero, or of
-/// which one is infinite, NaN, or too small or large.
+/// Subtracts from each float its nearest multiple of 2^exponent. Returns the exponent and the multiples, the largest of which
+/// has about `BITS` bits. `largest` is the [`largest`](largest()) of the floats, which callers know. Subtracts nothing and returns
+/// `None` if all floats are zero, or if one is infinite, NaN, too small or too large.
 #[inline(always)]
 pub(super) fn take_integers<const BITS: i32>(
     rest: &mut [f32; CHUNK_K],
@@ -39,7 +39,7 @@ pub(super) fn take_integers<const BITS: i32>(
     // Adding 1.5 · 2²³ rounds to the nearest integer and leaves it in the low bits of the significand.
     const ROUND: f32 = 12_582_912.0;
     let most = (largest * HEADROOM).to_bits() >> 23;
-    // Below 2^(most - 126), if finite.
+    // `largest · HEADROOM` is below 2^(most - 126), if finite.
     let exponent = most as i32 - 126 - BITS;
     if !EXPONENTS.contains(&exponent) {
         return None;

@@ -7,13 +7,15 @@ use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedM
 use dualgemm_gemm::GateUp;
 use half::{bf16, f16};
 
-use super::kernel::{BLOCK_K, NARROW_ROWS};
-use super::{AS_DIGITS, HEADER, Kernel, blocks, buffer_len};
+use super::few_rows::FEW_ROWS;
+use super::kernel::{BLOCK_K, Layout};
+use super::{Buffer, Kernel};
+use crate::Isa;
+use crate::isa::Available;
 use crate::pack::{PANEL, PackedGateUp};
 use crate::tile::{MAX_TILE_ROWS, RowTile, TILE_COLS, TileKernel};
-use crate::{Isa, w4a4};
 
-/// A generator of numbers without structure.
+/// A generator of pseudo-random numbers.
 struct Random(u64);
 
 impl Random {
@@ -59,11 +61,18 @@ fn f32_matrix(m: usize, k: usize, data: &[f32]) -> FloatMatrix<'_> {
     FloatMatrix::F32(Matrix::new("a", m, k, data).unwrap())
 }
 
+/// Room for `m` rows that holds NaN.
+fn poisoned(m: usize, k: usize) -> Buffer {
+    let mut buffer = Buffer::try_new(m, m, k).unwrap();
+    buffer.words.fill(f32::NAN);
+    buffer
+}
+
 /// All sums of a kernel, `[m][2][n]`, tile by tile.
 fn sums(kernel: Kernel, a: &FloatMatrix<'_>, tiles: &[RowTile], packed: &PackedGateUp) -> Vec<f32> {
     let (m, n) = (a.rows(), packed.n());
-    let (mut out, mut buffer) = (vec![0.0; m * 2 * n], vec![f32::NAN; buffer_len(m, m, a.cols())]);
-    let bound = kernel.prepare(2, a, m, tiles, &mut buffer);
+    let (mut out, mut buffer) = (vec![0.0; m * 2 * n], poisoned(m, a.cols()));
+    let bound = kernel.prepare(2, a, tiles, &mut buffer);
     for tile in tiles {
         for panel in 0..packed.panels() {
             let mut sums = vec![f32::NAN; tile.rows * TILE_COLS];
@@ -90,8 +99,8 @@ fn one_tile(m: usize) -> [RowTile; 1] {
     [RowTile { group: 0, first_row: 0, rows: m }]
 }
 
-/// The order of sums as the heads of `digits` and `kernel` state it, in scalar code. Integers may be `short`
-/// unless floats are f32.
+/// The order of sums that the heads of `digits` and `kernel` state, in scalar code. Integers may be `short` unless floats are
+/// f32.
 fn scalar_sum(a: &[f32], b: &QuantizedMatrix<'_>, n: usize, rows: usize, short: bool) -> f32 {
     let scale = |k: usize| b.format().decode_scale(b.scale_byte(n, k / b.format().block_len()));
     let code = |k: usize| e2m1::decode(b.code(n, k));
@@ -105,7 +114,7 @@ fn scalar_sum(a: &[f32], b: &QuantizedMatrix<'_>, n: usize, rows: usize, short: 
             while matters(&rest) {
                 let largest = rest.iter().fold(0f64, |most, x| most.max(x.abs()));
                 let part = |bits: i32| {
-                    // The power of two whose largest multiple has so many bits, and a little less than all of them.
+                    // The smallest power of two for which the largest multiple, and a little more, has so many bits.
                     let exponent = (-100..40).find(|&e| 1.005 * largest < 2f64.powi(e + bits)).unwrap();
                     let integers = rest.map(|x| (x * 2f64.powi(-exponent)).round_ties_even());
                     let rest = std::array::from_fn(|i| rest[i] - integers[i] * 2f64.powi(exponent));
@@ -123,7 +132,7 @@ fn scalar_sum(a: &[f32], b: &QuantizedMatrix<'_>, n: usize, rows: usize, short: 
     if short {
         return scalar_pairs(a, scale, code);
     }
-    if rows <= NARROW_ROWS {
+    if rows <= FEW_ROWS {
         let mut totals = [0f32; 2];
         for first in (0..a.len()).step_by(16) {
             for (x, total) in totals.iter_mut().enumerate() {
@@ -141,7 +150,7 @@ fn scalar_sum(a: &[f32], b: &QuantizedMatrix<'_>, n: usize, rows: usize, short: 
     blocks.reduce(|total, chain| total + chain).unwrap()
 }
 
-/// The order of sums as the head of `pairs` states it.
+/// The order of sums that the head of `pairs` states.
 fn scalar_pairs(a: &[f32], scale: impl Fn(usize) -> f32, code: impl Fn(usize) -> f32) -> f32 {
     let mut sum = 0f32;
     for first in (0..a.len()).step_by(BLOCK_K) {
@@ -165,33 +174,33 @@ fn scalar_pairs(a: &[f32], scale: impl Fn(usize) -> f32, code: impl Fn(usize) ->
     sum
 }
 
+/// How a kernel writes the first block of these rows.
+fn layout(kernel: Kernel, a: &FloatMatrix<'_>) -> Layout {
+    let mut buffer = poisoned(a.rows(), a.cols());
+    kernel.prepare(1, a, &one_tile(a.rows()), &mut buffer);
+    buffer.layouts[0]
+}
+
 /// Whether a kernel writes these rows as digits.
 fn are_digits(kernel: Kernel, a: &FloatMatrix<'_>) -> bool {
-    let mut buffer = vec![f32::NAN; buffer_len(a.rows(), a.rows(), a.cols())];
-    kernel.prepare(1, a, a.rows(), &one_tile(a.rows()), &mut buffer);
-    buffer[0] == AS_DIGITS
+    matches!(layout(kernel, a), Layout::Digits { .. })
 }
 
 /// How many rests a kernel leaves of the first block of these rows, if it writes them as integers.
 fn rests(kernel: Kernel, a: &FloatMatrix<'_>) -> Option<usize> {
-    let mut buffer = vec![f32::NAN; buffer_len(a.rows(), a.rows(), a.cols())];
-    kernel.prepare(1, a, a.rows(), &one_tile(a.rows()), &mut buffer);
-    let kind = buffer[HEADER + a.rows() * a.cols()];
-    (kind != blocks::AS_FLOATS).then_some(kind as usize)
+    if let Layout::Pairs { rests } = layout(kernel, a) { Some(rests) } else { None }
 }
 
-/// The portable kernel, with or without fused multiply-adds.
-fn portable<const FUSED: bool>(format: BlockFormat) -> Kernel {
-    let kernel = Kernel::new(Isa::Portable, format).unwrap();
-    let (digits, functions) = (w4a4::Kernel::portable::<FUSED>(), super::portable::functions::<FUSED>());
-    Kernel { digits, functions, ..kernel }
+/// The kernel of an instruction set.
+fn kernel(isa: Isa, format: BlockFormat) -> Kernel {
+    Kernel::new(isa.checked().unwrap(), format)
 }
 
 /// The kernel of an instruction set, with fused multiply-adds.
 fn fused(isa: Isa, format: BlockFormat) -> Kernel {
     match isa {
-        Isa::Portable => portable::<true>(format),
-        _ => Kernel::new(isa, format).unwrap(),
+        Isa::Portable => Kernel::new(Available::fused_portable(), format),
+        _ => kernel(isa, format),
     }
 }
 
@@ -216,7 +225,7 @@ fn the_order_of_sums_is_the_documented_one_exact() {
     for format in BlockFormat::ALL {
         let pair = weights(format, n, k, 1);
         let packed = PackedGateUp::pack(&pair).unwrap();
-        for m in [1, 2, NARROW_ROWS, NARROW_ROWS + 1] {
+        for m in [1, 2, FEW_ROWS, FEW_ROWS + 1] {
             let (kernel, data) = (fused(Isa::Portable, format), activations(m, k));
             for (a, short) in [(bf16s(m, k), true), (f32_matrix(m, k, &data), false)] {
                 assert_eq!(are_digits(kernel, &a), m == 1);
@@ -240,7 +249,7 @@ fn every_isa_gives_the_same_bits_as_portable_exact() {
     for format in BlockFormat::ALL {
         for k in [32, 96, BLOCK_K, BLOCK_K + 64] {
             let packed = PackedGateUp::pack(&weights(format, 19, k, 2)).unwrap();
-            for m in (1..=NARROW_ROWS + 1).chain([13, 14, 15, 29, MAX_TILE_ROWS - 1, MAX_TILE_ROWS]) {
+            for m in (1..=FEW_ROWS + 1).chain([13, 14, 15, 29, MAX_TILE_ROWS - 1, MAX_TILE_ROWS]) {
                 let data = activations(m, k);
                 for a in [f32_matrix(m, k, &data), bf16s(m, k)] {
                     let want = sums(fused(Isa::Portable, format), &a, &one_tile(m), &packed);
@@ -260,16 +269,16 @@ fn every_isa_is_close_to_f64() {
     let pair = weights(BlockFormat::Nvfp4, n, k, 4);
     let packed = PackedGateUp::pack(&pair).unwrap();
     for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
-        for m in [1, NARROW_ROWS, 17] {
+        for m in [1, FEW_ROWS, 17] {
             let data = activations(m, k);
             for a in [f32_matrix(m, k, &data), bf16s(m, k)] {
-                let got = sums(Kernel::new(isa, BlockFormat::Nvfp4).unwrap(), &a, &one_tile(m), &packed);
+                let got = sums(kernel(isa, BlockFormat::Nvfp4), &a, &one_tile(m), &packed);
                 for row in 0..m {
                     for (half, b) in [&pair.gate, &pair.up].into_iter().enumerate() {
                         for n_at in 0..n {
                             let terms = (0..k).map(|i| f64::from(a.value(row, i)) * b.value(n_at, i));
                             let (want, size) = terms.fold((0.0, 0.0), |(s, t), x| (s + x, t + x.abs()));
-                            // At most BLOCK_K + 4 roundings (two each if unfused) on the way of a term.
+                            // A term passes at most BLOCK_K + 4 roundings, twice as many if unfused.
                             let bound = size * 2.0 * (BLOCK_K + 4) as f64 * 2f64.powi(-24);
                             let sum = f64::from(got[(row * 2 + half) * n + n_at]);
                             assert!((sum - want).abs() <= bound, "{isa} M={m}: {sum} {want}");
@@ -283,13 +292,13 @@ fn every_isa_is_close_to_f64() {
 
 #[test]
 fn what_takes_too_many_digits_is_multiplied_as_floats() {
-    let kernel = Kernel::new(Isa::best(), BlockFormat::Nvfp4).unwrap();
+    let kernel = kernel(Isa::best(), BlockFormat::Nvfp4);
     let similar = activations(1, 64);
     for a in [bf16s(1, 64), f32_matrix(1, 64, &similar)] {
         assert!(are_digits(kernel, &a), "one row");
     }
     assert!(!are_digits(kernel, &bf16s(2, 64)), "two rows");
-    // Sixteen numbers over 15 and over 45 bits.
+    // Sixteen numbers that span 15 and 45 bits.
     let spread = |bits: i32| -> Vec<f32> { (0..64).map(|k| 1.25 * 2f32.powi(-(k % 16) * bits)).collect() };
     assert!(are_digits(kernel, &f32_matrix(1, 64, &spread(1))));
     assert!(!are_digits(kernel, &f32_matrix(1, 64, &spread(3))));
@@ -300,7 +309,7 @@ fn what_takes_too_many_digits_is_multiplied_as_floats() {
     }
 }
 
-/// Sums of few roundings against those of f64: f16 and bf16 lose nothing, whatever they are as integers.
+/// f16 and bf16 lose nothing, whatever integers they become: their sums have few roundings against those of f64.
 #[test]
 fn f16_and_bf16_activations_are_used_exactly() {
     let (m, n, k) = (11, 7, BLOCK_K + 48);
@@ -344,7 +353,7 @@ fn f16_and_bf16_activations_are_used_exactly() {
     }
 }
 
-/// That sums are as near to those of f64 as those of f32 with one rounding per term would be, and a little nearer.
+/// Asserts that sums are a little closer to those of f64 than sums in f32 with one rounding per term.
 fn assert_close(got: &[f32], a: &FloatMatrix<'_>, pair: &GateUp<'_>, what: &str) {
     for row in 0..a.rows() {
         for (half, b) in [&pair.gate, &pair.up].into_iter().enumerate() {
@@ -369,7 +378,7 @@ fn views_and_several_tiles_give_the_same_bits_exact() {
         out[..k].copy_from_slice(row);
     }
     let view = FloatMatrix::F32(Matrix::strided("a", m, k, stride, &padded[..]).unwrap());
-    let kernel = Kernel::new(Isa::best(), BlockFormat::Nvfp4).unwrap();
+    let kernel = kernel(Isa::best(), BlockFormat::Nvfp4);
     let want = sums(kernel, &f32_matrix(m, k, &data), &one_tile(m), &packed);
     let tile = |first_row, rows| RowTile { group: 0, first_row, rows };
     let got = sums(kernel, &view, &[tile(0, 10), tile(10, 9), tile(19, 12)], &packed);
@@ -380,7 +389,7 @@ fn views_and_several_tiles_give_the_same_bits_exact() {
 fn rows_do_not_touch_each_other() {
     let k = 48;
     let packed = PackedGateUp::pack(&weights(BlockFormat::Nvfp4, 16, k, 7)).unwrap();
-    let kernel = Kernel::new(Isa::best(), BlockFormat::Nvfp4).unwrap();
+    let kernel = kernel(Isa::best(), BlockFormat::Nvfp4);
     for (m, special, short) in [(3, f32::NAN, false), (20, f32::INFINITY, false), (20, f32::INFINITY, true)] {
         let of = |data: &[f32]| match short {
             true => sums(kernel, &as_bf16(m, k, data), &one_tile(m), &packed),
@@ -416,10 +425,10 @@ fn every_code_times_every_scale_is_exact() {
             // Row r picks element r.
             let mut data = vec![0.0; 16 * k];
             (0..16).for_each(|i| data[i * k + i] = 1.0);
-            for (rows, short) in [(NARROW_ROWS, false), (NARROW_ROWS, true), (16, false), (16, true)] {
+            for (rows, short) in [(FEW_ROWS, false), (FEW_ROWS, true), (16, false), (16, true)] {
                 let data = &data[..rows * k];
                 let a = if short { as_bf16(rows, k, data) } else { f32_matrix(rows, k, data) };
-                let got = sums(Kernel::new(isa, format).unwrap(), &a, &one_tile(rows), &packed);
+                let got = sums(kernel(isa, format), &a, &one_tile(rows), &packed);
                 for row in 0..rows {
                     let want = weight.value(0, row) as f32;
                     assert_eq!(

@@ -1,12 +1,12 @@
-//! The operations that the W4A16 kernels are written in; each instruction set implements them once.
+//! The operations from which the kernels with floats are built; each instruction set implements them once.
 
 use dualgemm_formats::BlockFormat;
 use dualgemm_formats::scalar::e2m1;
 
-use super::kernel::Pass;
+use super::many_rows::Pass;
 use super::sum_unit;
 
-/// Twice the values of the codes: integers, as some instruction sets decode them.
+/// Twice the values of the codes, which makes them integers: some instruction sets decode them as integers.
 pub(super) const DOUBLED: [f32; 16] = {
     let (mut values, mut code) = ([0.0; 16], 0);
     while code < 16 {
@@ -16,25 +16,25 @@ pub(super) const DOUBLED: [f32; 16] = {
     values
 };
 
-/// What scales are multiplied with, since codes are doubled and sums count in [`sum_unit`].
+/// The factor in [`Vector::scales`]: codes are doubled, and sums count in [`sum_unit`].
 pub(super) const fn scale_factor(format: BlockFormat) -> f32 {
     0.5 / sum_unit(format)
 }
 
 /// A vector of f32.
 ///
-/// Every method is `unsafe` for the same two reasons: the machine must have the instruction set, and pointers must
-/// be valid for what the method says it reads or writes (no alignment is asked for). `column` counts the 16 gate
-/// features, then the 16 up features of a panel, and is a multiple of [`LANES`](Self::LANES).
-pub(super) trait Vector: Copy {
+/// Every method is `unsafe` with the same two conditions: the machine has the instruction set, and pointers are valid for what
+/// the method says it reads or writes (they need no alignment). `chunk` points to [`CHUNK`](crate::pack::CHUNK) bytes.
+/// `column` counts the 16 gate features, then the 16 up features of a panel; it is a multiple of [`LANES`](Self::LANES) below 32.
+pub(crate) trait Vector: Copy {
     /// Elements; divides 16.
     const LANES: usize;
     /// Most rows whose sums, for two vectors of features, fit the registers.
     const ROWS: usize;
-    /// How far ahead of use weights are fetched, all panels that are read at once together: see [`fetch`](crate::fetch).
+    /// How many bytes ahead of their use weights are fetched: [`AHEAD`](crate::fetch::AHEAD) or its like.
     const AHEAD: usize;
 
-    /// Twice the codes of four consecutive k, `4·quad ..`, for `LANES` features: one vector per k.
+    /// Twice the values of the codes of four consecutive k, `4·quad ..`, for `LANES` features: one vector per k.
     unsafe fn weights(chunk: *const u8, column: usize, quad: usize) -> [Self; 4];
 
     /// The scales of the same features times [`scale_factor`].
@@ -44,11 +44,11 @@ pub(super) trait Vector: Copy {
     /// x′ = 0 and 1 of every feature, the weight of k = 4·quad + 2·x′ + y. Lanes may mix features and chains, but
     /// in the same way for both y, and as [`chain_scales`](Self::chain_scales) does.
     ///
-    /// The order that this and the next three have by default is that of [`weights`](Self::weights): one chain per
-    /// vector, no lanes mixed.
+    /// By default this and the next three methods have the order of [`weights`](Self::weights): one chain per vector,
+    /// no lanes mixed.
     #[inline(always)]
     unsafe fn chain_weights(chunk: *const u8, column: usize, quad: usize) -> [[Self; 2]; 2] {
-        // SAFETY: the caller's promises.
+        // SAFETY: both methods read the same of the chunk.
         let [k0, k1, k2, k3] = unsafe { Self::weights(chunk, column, quad) };
         [[k0, k1], [k2, k3]]
     }
@@ -56,7 +56,7 @@ pub(super) trait Vector: Copy {
     /// The scale that belongs to each lane of [`chain_weights`](Self::chain_weights).
     #[inline(always)]
     unsafe fn chain_scales(chunk: *const u8, column: usize, format: BlockFormat) -> [Self; 2] {
-        // SAFETY: the caller's promises.
+        // SAFETY: both methods read the same of the chunk.
         [unsafe { Self::scales(chunk, column, format) }; 2]
     }
 
@@ -64,14 +64,14 @@ pub(super) trait Vector: Copy {
     /// the quad, k in the order 0, 2, 1, 3.
     #[inline(always)]
     unsafe fn chain_activations(a: *const f32, x: usize, y: usize) -> Self {
-        // SAFETY: the caller passes four values.
+        // SAFETY: `a` points to four values, and 2y + x is below 4.
         unsafe { Self::splat(a.add(2 * y + x)) }
     }
 
     /// Writes chain 0 + chain 1 of every feature, `LANES` values by feature.
     #[inline(always)]
     unsafe fn join_chains(chains: [Self; 2], to: *mut f32) {
-        // SAFETY: the caller passes room for `LANES` values.
+        // SAFETY: `to` points to room for `LANES` values, as `store` needs.
         unsafe { Self::store(to, Self::add(chains[0], chains[1])) };
     }
 
@@ -96,6 +96,6 @@ pub(super) trait Vector: Copy {
     /// `a · b + c`, rounded once where the machine can.
     unsafe fn mul_add(a: Self, b: Self, c: Self) -> Self;
 
-    /// [`wide::pass`](super::wide::pass), not inlined.
+    /// [`many_rows::pass`](super::many_rows::pass), not inlined.
     unsafe fn pass(pass: &Pass);
 }

@@ -1,4 +1,4 @@
-//! A for the W4A4 kernels: codes doubled to bytes, with the block's scale and what the bias of the weights needs.
+//! A for the W4A4 kernels: doubled codes as bytes, the block's scale, and the word that subtracts the bias of the weights.
 //!
 //! ```text
 //! blocks[tile][chunk][row of tile]       24 bytes each, read once per panel, in order
@@ -12,37 +12,62 @@ use dualgemm_formats::scalar::e4m3;
 use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, QuantizedMatrix};
 use half::slice::HalfFloatSliceExt;
 
-use super::vector::Vector;
+use crate::isa::{InstructionSet, Work};
 use crate::pack::CHUNK_K;
 use crate::tile::RowTile;
 
 /// 16 elements of one row.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Zeroable, Pod)]
 #[repr(C)]
 pub(crate) struct Block {
     /// Doubled codes, by k.
     pub(super) codes: [i8; CHUNK_K],
     /// [`Vector::bias_word`](super::vector::Vector::bias_word) of their sum.
     pub(super) bias: i32,
-    /// The block scale in units of [`Source::unit`], or the bits of an integer.
-    pub(super) scale: f32,
+    /// The block scale in units of [`Source::unit`].
+    pub(super) scale: Scale,
 }
 
-// SAFETY: 16 bytes, an i32 and an f32 without padding; all may be zero.
-unsafe impl Zeroable for Block {}
-// SAFETY: as above, every bit pattern is valid; it is `Copy`, `repr(C)`, and holds no pointer.
-unsafe impl Pod for Block {}
+/// A block scale in one word: a float, which is never negative, or a negative integer. The sign tells which.
+#[derive(Debug, Clone, Copy, PartialEq, Zeroable, Pod)]
+#[repr(transparent)]
+pub(super) struct Scale(u32);
 
-/// Chunks that are prepared together: their codes are one cache line per row.
+impl Scale {
+    #[inline(always)]
+    fn float(scale: f32) -> Self {
+        Self(scale.to_bits())
+    }
+
+    /// In units of [`INTEGER_UNIT`], once in each half of the word.
+    #[inline(always)]
+    fn integer(scale: i16) -> Self {
+        Self(u32::from(scale as u16) * 0x1_0001)
+    }
+
+    /// The float that this holds before [`Block::scales_to_integers`].
+    #[inline(always)]
+    fn value(self) -> f32 {
+        f32::from_bits(self.0)
+    }
+
+    /// Whether this is an integer. If the first scale of a chunk is one, all are.
+    #[inline(always)]
+    pub(super) fn is_integer(self) -> bool {
+        (self.0 as i32) < 0
+    }
+}
+
+/// Chunks that are prepared together: their codes fill one cache line per row.
 pub(super) const SPAN: usize = 8;
 
-/// What an integer scale of 1 stands for, see [`Block::scales_to_integers`].
+/// The value that an integer scale of 1 stands for. It is negative, so that integers are.
 pub(super) const INTEGER_UNIT: f32 = -1.0 / 64.0;
 
-/// A, quantized before or to be quantized on the way in.
+/// A, quantized already or to be quantized while it is prepared.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Source<'a> {
-    /// As it came.
+    /// Quantized already.
     Quantized(&'a QuantizedMatrix<'a>),
     /// Floats to be quantized to nvfp4 by Transformer Engine's rule, with this tensor scale.
     Float(&'a FloatMatrix<'a>, GlobalScale),
@@ -65,79 +90,84 @@ impl Source<'_> {
         }
     }
 
-    /// What a block scale of 1 stands for: 2¹² in mxfp4, so that the largest dot product, 2304, times the largest scale, 2¹²⁷,
-    /// is an f32. The smallest scale stays exact.
+    /// The value that a block scale of 1 stands for: 2¹² in mxfp4, so that the largest dot product, 2304, times the largest
+    /// scale, 2¹²⁷, is an f32. The smallest scale stays exact.
     pub(super) fn unit(&self) -> f32 {
         match self {
             Self::Quantized(a) if a.format() == BlockFormat::Mxfp4 => 4096.0,
             _ => 1.0,
         }
     }
+}
 
-    /// Fills `out`, `[chunks of the span][rows of the tile]`. Inlined, so that quantizing uses the vectors of whoever
-    /// calls this.
-    ///
-    /// # Safety
-    /// The machine has the instruction set of `V`.
+/// Fills `out`, `[chunks][rows of the tile]`, with chunks of the tile's rows.
+pub(super) struct Prepare<'a> {
+    /// A.
+    pub(super) a: &'a Source<'a>,
+    /// Rows of A.
+    pub(super) tile: &'a RowTile,
+    /// Chunks of K.
+    pub(super) chunks: Range<usize>,
+    /// Where the blocks go.
+    pub(super) out: &'a mut [Block],
+}
+
+impl Work for Prepare<'_> {
+    type Output = ();
+
     #[inline(always)]
-    pub(super) unsafe fn prepare<V: Vector>(&self, tile: &RowTile, chunks: Range<usize>, out: &mut [Block]) {
+    fn run<S: InstructionSet>(self, _: S) {
+        let Self { a: source, tile, chunks, out } = self;
         let block = |codes, scale| {
-            // SAFETY: the caller's promise.
-            let (codes, sum) = unsafe { V::doubled(codes) };
-            Block { codes, bias: V::bias_word(sum), scale }
+            // SAFETY: the machine has the instruction set, since `run` got its token.
+            let (codes, sum) = unsafe { S::doubled(codes) };
+            Block { codes, bias: S::bias_word(sum), scale: Scale::float(scale) }
         };
         for row in 0..tile.rows {
             let to = out[row..].iter_mut().step_by(tile.rows).zip(chunks.clone());
-            match self {
-                Self::Quantized(a) => {
+            match source {
+                Source::Quantized(a) => {
                     let codes = a.row_codes(tile.first_row + row).as_chunks().0;
                     let chunks_per_block = a.format().block_len() / CHUNK_K;
-                    let units = 1.0 / self.unit();
+                    let units = 1.0 / source.unit();
                     for (out, chunk) in to {
                         let scale = a.scale_byte(tile.first_row + row, chunk / chunks_per_block);
                         *out = block(unpack(&codes[chunk]), a.format().decode_scale(scale) * units);
                     }
                 }
-                Self::Float(a, global_scale) => {
-                    let mut wide = [0.0; CHUNK_K];
+                Source::Float(a, global_scale) => {
+                    let mut widened = [0.0; CHUNK_K];
                     for (out, chunk) in to {
-                        let values = widen(a, tile.first_row + row, chunk, &mut wide);
+                        let values = widen(a, tile.first_row + row, chunk, &mut widened);
                         let (codes, scale) = te_codes(values, *global_scale);
                         *out = block(codes, e4m3::decode(scale));
                     }
                 }
             }
         }
-        // One row goes through registers, where there is less to gain.
-        if V::SCALES_INTEGERS && tile.rows > 1 {
+        // `one_row` uses floats, since integers gain little where sums stay in registers.
+        if S::SCALES_INTEGERS && tile.rows > 1 {
             out.chunks_exact_mut(tile.rows).for_each(Block::scales_to_integers);
         }
     }
 }
 
 impl Block {
-    /// Turns the scales of a chunk's rows into integers in units of [`INTEGER_UNIT`], one in each half of the word, if
-    /// all are such: from 1/8 on every e4m3 scale is. A chunk whose first scale is 0 is left alone, since a zero would
-    /// not show that it is an integer; the others do by their sign.
+    /// Turns the scales of a chunk's rows into integers if all are multiples of [`INTEGER_UNIT`]: every e4m3 scale from 1/8
+    /// on is. Leaves a chunk alone if its first scale is 0, since the sign of a zero would not show that it is an integer.
     #[inline(always)]
     fn scales_to_integers(blocks: &mut [Self]) {
-        let integer = |block: &Self| (block.scale / INTEGER_UNIT) as i16;
-        let exact = |block: &Self| f32::from(integer(block)) * INTEGER_UNIT == block.scale;
-        if blocks[0].scale != 0.0 && blocks.iter().all(exact) {
+        let integer = |block: &Self| (block.scale.value() / INTEGER_UNIT) as i16;
+        let exact = |block: &Self| f32::from(integer(block)) * INTEGER_UNIT == block.scale.value();
+        if blocks[0].scale.value() != 0.0 && blocks.iter().all(exact) {
             for block in blocks {
-                block.scale = f32::from_bits(u32::from(integer(block) as u16) * 0x1_0001);
+                block.scale = Scale::integer(integer(block));
             }
         }
     }
-
-    /// Whether the scales of this block's chunk are integers; this is the first row's.
-    #[inline(always)]
-    pub(super) fn scale_is_integer(&self) -> bool {
-        self.scale.is_sign_negative()
-    }
 }
 
-/// The codes of 8 bytes, the even element in the low nibble.
+/// The codes in 8 bytes, with even elements in low nibbles.
 #[inline(always)]
 fn unpack(bytes: &[u8; CHUNK_K / 2]) -> [u8; CHUNK_K] {
     let halves = u64::from_le_bytes(*bytes);
@@ -149,20 +179,20 @@ fn unpack(bytes: &[u8; CHUNK_K / 2]) -> [u8; CHUNK_K] {
     (u128::from(low) | u128::from(high) << 64).to_le_bytes()
 }
 
-/// 16 elements of a row as f32.
+/// 16 elements of a row as f32: in place if they are f32, or else in `room`.
 #[inline(always)]
 fn widen<'a>(
     a: &'a FloatMatrix<'_>,
     row: usize,
     chunk: usize,
-    wide: &'a mut [f32; CHUNK_K],
+    room: &'a mut [f32; CHUNK_K],
 ) -> &'a [f32; CHUNK_K] {
     match a {
         FloatMatrix::F32(a) => return &a.row(row).as_chunks().0[chunk],
-        FloatMatrix::F16(a) => a.row(row).as_chunks::<CHUNK_K>().0[chunk].convert_to_f32_slice(wide),
-        FloatMatrix::Bf16(a) => a.row(row).as_chunks::<CHUNK_K>().0[chunk].convert_to_f32_slice(wide),
+        FloatMatrix::F16(a) => a.row(row).as_chunks::<CHUNK_K>().0[chunk].convert_to_f32_slice(room),
+        FloatMatrix::Bf16(a) => a.row(row).as_chunks::<CHUNK_K>().0[chunk].convert_to_f32_slice(room),
     }
-    wide
+    room
 }
 
 #[cfg(test)]
@@ -177,21 +207,21 @@ mod tests {
         assert_eq!(unpack(&bytes), codes);
     }
 
-    /// All 127 scales of nvfp4, each alone and behind one that is an integer.
+    /// Each of the 127 scales of nvfp4, twice and behind one that can be an integer.
     #[test]
     fn scales_become_integers_where_all_are_exact() {
-        let block = |scale| Block { codes: [0; CHUNK_K], bias: 0, scale };
+        let block = |scale| Block { codes: [0; CHUNK_K], bias: 0, scale: Scale::float(scale) };
         for scale in (0..0x7F).map(e4m3::decode) {
             let whole = (scale * 64.0).fract() == 0.0;
             assert!(whole || scale < 0.125, "{scale}");
             for (scales, integer) in [([scale, scale], whole && scale > 0.0), ([448.0, scale], whole)] {
                 let mut blocks = scales.map(block);
                 Block::scales_to_integers(&mut blocks);
-                assert_eq!(blocks[0].scale_is_integer(), integer, "{scales:?}");
+                assert_eq!(blocks[0].scale.is_integer(), integer, "{scales:?}");
                 for (block, scale) in blocks.iter().zip(scales) {
-                    let halves = [block.scale.to_bits() as i16, (block.scale.to_bits() >> 16) as i16];
+                    let halves = [block.scale.0 as i16, (block.scale.0 >> 16) as i16];
                     let values = halves.map(|half| f32::from(half) * INTEGER_UNIT);
-                    assert_eq!(if integer { values } else { [block.scale; 2] }, [scale; 2]);
+                    assert_eq!(if integer { values } else { [block.scale.value(); 2] }, [scale; 2]);
                 }
             }
         }

@@ -1,25 +1,21 @@
 //! W4A4 with 256-bit integers: `vpmaddubsw` (AVX2), or `vpdpbusd` where AVX-VNNI adds it.
 
 use std::arch::x86_64::*;
-use std::ops::Range;
 
 use dualgemm_formats::BlockFormat;
 
-use super::activations::{Block, Source};
 use super::digits::{self, DIGITS, DigitBlock, DigitTask};
-use super::kernel::{self, Task};
+use super::pipelined;
 use super::vector::{BIASED, Vector};
 use super::x86::{self, bias_halves, bias_whole, x86_vector};
-use super::{Functions, pipelined, spin};
 use crate::fetch::AHEAD;
-use crate::isa::compiled_for;
+use crate::isa::{Avx2, AvxVnni, compiled_for, unsafe_methods};
 use crate::pack::{CHUNK_K, PANEL, SCALE_EXPONENT, SCALES, UP_CODES};
-use crate::tile::RowTile;
 
 /// Eight features × four weights, from one half of each line of a chunk.
 #[inline(always)]
 unsafe fn weights(chunk: *const u8, column: usize) -> [__m256i; 4] {
-    // SAFETY: reads 32 bytes of each of the half's two lines, inside the chunk.
+    // SAFETY: reads half of each of two lines of 64 bytes: 128 · half + 64 + 32 + 32 ≤ 256, the chunk's code bytes.
     unsafe {
         let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(BIASED.as_ptr().cast()));
         let nibble = _mm256_set1_epi8(15);
@@ -35,10 +31,10 @@ unsafe fn weights(chunk: *const u8, column: usize) -> [__m256i; 4] {
     }
 }
 
-/// The bits of eight scales as f32: those of nvfp4 times 2 to the power of -[`SCALE_EXPONENT`].
+/// The bits of eight scales as f32; scales of nvfp4 are multiplied by 2 to the power of -[`SCALE_EXPONENT`].
 #[inline(always)]
 unsafe fn scale_bits(chunk: *const u8, column: usize, format: BlockFormat) -> __m256i {
-    // SAFETY: reads 8 of the chunk's 32 scale bytes.
+    // SAFETY: reads 8 of the chunk's 32 scale bytes, since `column` is a multiple of 8 below 32.
     unsafe {
         let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(chunk.add(SCALES + column).cast()));
         match format {
@@ -52,9 +48,12 @@ unsafe fn scale_bits(chunk: *const u8, column: usize, format: BlockFormat) -> __
 }
 
 /// [`Vector::raw_scales`].
+///
+/// # Safety
+/// The machine has the instruction set, and `chunk` points to a chunk of a panel.
 #[inline(always)]
 unsafe fn raw_scales(chunk: *const u8, column: usize, format: BlockFormat) -> __m256 {
-    // SAFETY: the caller's promises.
+    // SAFETY: `scale_bits` reads the scales of a chunk, to which `chunk` points.
     unsafe { _mm256_castsi256_ps(scale_bits(chunk, column, format)) }
 }
 
@@ -64,7 +63,7 @@ unsafe fn raw_scales(chunk: *const u8, column: usize, format: BlockFormat) -> __
 /// The machine has the instruction set, and `chunk` points to a chunk of a panel.
 #[inline(always)]
 pub(crate) unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat) -> __m256 {
-    // SAFETY: the caller's promises.
+    // SAFETY: `scale_bits` reads the scales of a chunk, to which `chunk` points.
     unsafe {
         let bits = scale_bits(chunk, column, format);
         _mm256_castsi256_ps(match format {
@@ -77,10 +76,10 @@ pub(crate) unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat
 }
 
 compiled_for!(Avx2, {
-    /// The same two vectors, both computed before what follows.
+    /// Returns the two vectors unchanged, and makes the compiler compute both before anything that follows.
     ///
-    /// Left alone, LLVM finishes one vector's sums before the other's, or one row's before the next one's, keeps what the others
-    /// need and spills it, since sixteen registers are just enough. Empty `asm` blocks, which keep their order, stop that.
+    /// Otherwise LLVM finishes one vector's sums before the other's, or one row's before the next one's, and spills the operands
+    /// of the others meanwhile: sixteen registers are just enough. Empty `asm` blocks keep their order and so prevent that.
     #[inline]
     pub(crate) fn in_order([mut left, mut right]: [__m256i; 2]) -> [__m256i; 2] {
         // SAFETY: the block holds a comment and no instruction.
@@ -96,9 +95,9 @@ compiled_for!(Avx2, {
     }
 });
 
+// `vpmaddubsw` and i16 sums: two lanes per feature, of at most 4 · 2 · 24 · 12 = 2304 each.
 x86_vector! {
-    /// `vpmaddubsw` and i16 sums: two lanes per feature, of at most 4 · 2 · 24 · 12 = 2304 each.
-    Maddubs, MADDUBS, isa: Avx2, lanes: 8, ahead: AHEAD, __m256i, __m256;
+    Avx2, lanes: 8, ahead: AHEAD, __m256i, __m256;
     weights: weights, scales: scales, raw_scales: raw_scales, bias_word: bias_halves;
     broadcast: _mm256_set1_epi32, splat: _mm256_set1_ps;
     mul: _mm256_mul_ps, mul_add: _mm256_fmadd_ps, load: _mm256_loadu_ps, store: _mm256_storeu_ps;
@@ -114,9 +113,9 @@ x86_vector! {
     whole_bias: true, joined_floats: _mm256_cvtepi32_ps, multiply_blocks: pipelined;
 }
 
+// `vpdpbusd`: i32 sums, one lane per feature.
 x86_vector! {
-    /// `vpdpbusd`: i32 sums, one lane per feature.
-    Vnni, VNNI, isa: AvxVnni, lanes: 8, ahead: AHEAD, __m256i, __m256;
+    AvxVnni, lanes: 8, ahead: AHEAD, __m256i, __m256;
     weights: weights, scales: scales, raw_scales: raw_scales, bias_word: bias_whole;
     broadcast: _mm256_set1_epi32, splat: _mm256_set1_ps;
     mul: _mm256_mul_ps, mul_add: _mm256_fmadd_ps, load: _mm256_loadu_ps, store: _mm256_storeu_ps;

@@ -3,25 +3,20 @@
 //! One vector holds the 16 features of half a panel.
 
 use std::arch::x86_64::*;
-use std::ops::Range;
 
 use dualgemm_formats::BlockFormat;
 
-use super::activations::{Block, Source};
 use super::digits::{self, DIGITS, DigitBlock, DigitTask};
-use super::kernel::{self, Task};
 use super::vector::{BIASED, Vector};
 use super::x86::{self, bias_halves, bias_whole, x86_vector};
-use super::{Functions, spin};
 use crate::fetch::AHEAD_AVX512;
-use crate::isa::compiled_for;
+use crate::isa::{Avx512, Avx512Vnni, unsafe_methods};
 use crate::pack::{CHUNK_K, PANEL, SCALE_EXPONENT, SCALES, UP_CODES};
-use crate::tile::RowTile;
 
 /// Sixteen features × four weights, from the two lines of one half of a chunk.
 #[inline(always)]
 unsafe fn weights(chunk: *const u8, column: usize) -> [__m512i; 4] {
-    // SAFETY: reads the half's two lines, inside the chunk.
+    // SAFETY: reads two lines of 64 bytes: 128 · half + 128 ≤ 256, the chunk's code bytes.
     unsafe {
         let table = _mm512_broadcast_i32x4(_mm_loadu_si128(BIASED.as_ptr().cast()));
         let nibble = _mm512_set1_epi8(15);
@@ -37,10 +32,10 @@ unsafe fn weights(chunk: *const u8, column: usize) -> [__m512i; 4] {
     }
 }
 
-/// The bits of sixteen scales as f32: those of nvfp4 times 2 to the power of -[`SCALE_EXPONENT`].
+/// The bits of sixteen scales as f32; scales of nvfp4 are multiplied by 2 to the power of -[`SCALE_EXPONENT`].
 #[inline(always)]
 unsafe fn scale_bits(chunk: *const u8, column: usize, format: BlockFormat) -> __m512i {
-    // SAFETY: reads 16 of the chunk's 32 scale bytes.
+    // SAFETY: reads 16 of the chunk's 32 scale bytes, since `column` is 0 or 16.
     unsafe {
         let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(chunk.add(SCALES + column).cast()));
         match format {
@@ -54,9 +49,12 @@ unsafe fn scale_bits(chunk: *const u8, column: usize, format: BlockFormat) -> __
 }
 
 /// [`Vector::raw_scales`].
+///
+/// # Safety
+/// The machine has the instruction set, and `chunk` points to a chunk of a panel.
 #[inline(always)]
 unsafe fn raw_scales(chunk: *const u8, column: usize, format: BlockFormat) -> __m512 {
-    // SAFETY: the caller's promises.
+    // SAFETY: `scale_bits` reads the scales of a chunk, to which `chunk` points.
     unsafe { _mm512_castsi512_ps(scale_bits(chunk, column, format)) }
 }
 
@@ -66,7 +64,7 @@ unsafe fn raw_scales(chunk: *const u8, column: usize, format: BlockFormat) -> __
 /// The machine has the instruction set, and `chunk` points to a chunk of a panel.
 #[inline(always)]
 pub(crate) unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat) -> __m512 {
-    // SAFETY: the caller's promises.
+    // SAFETY: `scale_bits` reads the scales of a chunk, to which `chunk` points.
     unsafe {
         let bits = scale_bits(chunk, column, format);
         _mm512_castsi512_ps(match format {
@@ -78,9 +76,9 @@ pub(crate) unsafe fn scales(chunk: *const u8, column: usize, format: BlockFormat
     }
 }
 
+// `vpmaddubsw` and i16 sums: two lanes per feature, of at most 4 · 2 · 24 · 12 = 2304 each.
 x86_vector! {
-    /// `vpmaddubsw` and i16 sums: two lanes per feature, of at most 4 · 2 · 24 · 12 = 2304 each.
-    Maddubs, MADDUBS, isa: Avx512, lanes: 16, ahead: AHEAD_AVX512, __m512i, __m512;
+    Avx512, lanes: 16, ahead: AHEAD_AVX512, __m512i, __m512;
     weights: weights, scales: scales, raw_scales: raw_scales, bias_word: bias_halves;
     broadcast: _mm512_set1_epi32, splat: _mm512_set1_ps;
     mul: _mm512_mul_ps, mul_add: _mm512_fmadd_ps, load: _mm512_loadu_ps, store: _mm512_storeu_ps;
@@ -96,9 +94,9 @@ x86_vector! {
     whole_bias: true, joined_floats: _mm512_cvtepi32_ps, multiply_blocks: digits;
 }
 
+// `vpdpbusd`: i32 sums, one lane per feature.
 x86_vector! {
-    /// `vpdpbusd`: i32 sums, one lane per feature.
-    Vnni, VNNI, isa: Avx512Vnni, lanes: 16, ahead: AHEAD_AVX512, __m512i, __m512;
+    Avx512Vnni, lanes: 16, ahead: AHEAD_AVX512, __m512i, __m512;
     weights: weights, scales: scales, raw_scales: raw_scales, bias_word: bias_whole;
     broadcast: _mm512_set1_epi32, splat: _mm512_set1_ps;
     mul: _mm512_mul_ps, mul_add: _mm512_fmadd_ps, load: _mm512_loadu_ps, store: _mm512_storeu_ps;

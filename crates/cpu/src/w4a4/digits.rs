@@ -1,4 +1,4 @@
-//! One row of integers of 15 or 22 bits and a sign against packed panels, for one row of floats in W4A16.
+//! One row of integers of 15 or 22 bits and a sign, times packed panels: what one row of floats becomes in W4A16.
 //!
 //! ```text
 //! integer = Σ DIGITS[i] · digit[i]                       two or three bytes, by block
@@ -8,7 +8,7 @@
 //!     sum += dot · scale_a · scale_b                     fused: one rounding; scale_a is a power of two
 //! ```
 //!
-//! The order of the f32 sums is that of the blocks, from 0, on every instruction set.
+//! On every instruction set, f32 sums start at 0 and add the blocks in their order.
 
 use bytemuck::{Pod, Zeroable};
 use dualgemm_formats::BlockFormat;
@@ -16,41 +16,38 @@ use dualgemm_formats::BlockFormat;
 use super::kernel::{STREAMS, add_scaled};
 use super::vector::{BIAS, Vector};
 use crate::fetch::fetch;
+use crate::isa::{InstructionSet, Work};
 use crate::lanes::{map, reduce};
 use crate::pack::{CHUNK, CHUNK_K};
 use crate::tile::TILE_COLS;
 
-/// What a digit of 1 stands for: 16-bit integers, which `vpmaddwd` multiplies with. 256² is not one.
+/// The value that a 1 in each digit stands for. All are 16-bit integers, which `vpmaddwd` needs; 256² would not be.
+#[cfg(any(test, target_arch = "x86_64"))]
 pub(super) const DIGITS: [i16; 3] = [1, 1 << 8, -1 << 15];
 
 /// 16 integers of one row: a cache line.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Zeroable, Pod)]
 #[repr(C)]
 pub(crate) struct DigitBlock {
-    /// By k, the low digits first.
+    /// The digits of each k, low digits first.
     pub(super) digits: [[i8; CHUNK_K]; 3],
-    /// What takes the bias of the weights off the dot product.
+    /// Subtracts the bias of the weights from the dot product.
     pub(super) bias: i32,
-    /// What an integer of 1 stands for, a power of two.
+    /// The value that an integer of 1 stands for, a power of two.
     pub(super) scale: f32,
-    /// The chunk that they are multiplied with.
-    pub(super) chunk: u32,
-    /// How many digits there are, 2 or 3. Others are zero.
+    /// The chunk of weights that they are multiplied with.
+    pub(crate) chunk: u32,
+    /// Number of digits, 2 or 3. The third is zero if there are two.
     pub(super) count: u32,
 }
 
-// SAFETY: 48 bytes, an i32, an f32 and two u32 without padding; all may be zero.
-unsafe impl Zeroable for DigitBlock {}
-// SAFETY: as above, every bit pattern is valid; it is `Copy`, `repr(C)`, and holds no pointer.
-unsafe impl Pod for DigitBlock {}
-
 impl DigitBlock {
-    /// Integers of a magnitude of at most 127 · 257 in two digits, and 127 · 2¹⁵ + 2¹⁴ in three, so that a weighted sum of
-    /// 16 fits an i32.
+    /// Splits integers into `count` digits. Their magnitudes are at most 127 · 257 for two digits and 127 · 2¹⁵ + 2¹⁴ for three,
+    /// so that a weighted sum of 16 fits an i32.
     #[inline(always)]
     pub(crate) fn new(count: u32, integers: [i32; CHUNK_K], scale: f32, chunk: u32) -> Self {
         let bias = -i32::from(BIAS) * reduce(&integers, i32::wrapping_add);
-        // To the nearest, so that the two lower digits of the rest suffice.
+        // Rounded to the nearest, so that two lower digits can hold the rest.
         let high = map(&integers, |integer| if count == 3 { -((integer + (1 << 14)) >> 15) } else { 0 });
         let mut rest = integers;
         for (rest, high) in rest.iter_mut().zip(high) {
@@ -62,51 +59,72 @@ impl DigitBlock {
     }
 }
 
-/// Some panels that one row of integers is multiplied with.
+/// Some panels, to be multiplied with one row of integers.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct DigitTask {
+pub(crate) struct DigitTask {
     /// Block format of the weights.
     pub(super) format: BlockFormat,
     /// The first panel.
     pub(super) panel: *const u8,
     /// Bytes from panel to panel.
     pub(super) panel_stride: usize,
-    /// Panels.
+    /// Number of panels.
     pub(super) panels: usize,
-    /// What the products overwrite, `[panels][32]`.
+    /// Sums, `[panels][32]`, which the products overwrite.
     pub(super) sums: *mut f32,
 }
 
 /// Multiplies the blocks of one row.
-///
-/// # Safety
-/// The machine has the instruction set of `V`, the pointers of the task point to as much as it says, and the panels
-/// have the chunks of the blocks.
-#[inline(always)]
-pub(super) unsafe fn multiply<V: Vector>(task: &DigitTask, blocks: &[DigitBlock]) {
-    // SAFETY: the caller's promises, for panel after panel.
-    unsafe {
+pub(super) struct Multiply<'a> {
+    task: DigitTask,
+    blocks: &'a [DigitBlock],
+}
+
+impl<'a> Multiply<'a> {
+    /// A product for [`Work::run`].
+    ///
+    /// # Safety
+    /// While it runs, the pointers of the task are valid for as many panels and sums as it says, and each panel has the chunk
+    /// of every block.
+    pub(super) unsafe fn new(task: DigitTask, blocks: &'a [DigitBlock]) -> Self {
+        Self { task, blocks }
+    }
+}
+
+impl Work for Multiply<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: InstructionSet>(self, _: S) {
+        let Self { task, blocks } = self;
         let mut panel = 0;
         while panel < task.panels {
             let panels = if task.panels - panel < STREAMS { 1 } else { STREAMS };
-            let part = DigitTask {
-                panel: task.panel.add(panel * task.panel_stride),
-                panels,
-                sums: task.sums.add(panel * TILE_COLS),
-                ..*task
-            };
-            V::multiply_blocks(&part, blocks);
+            // SAFETY: the machine has the instruction set, since `run` got its token. Whoever called `new` vouched for the
+            // pointers, and these are panels and sums from among them.
+            unsafe {
+                let part = DigitTask {
+                    panel: task.panel.add(panel * task.panel_stride),
+                    panels,
+                    sums: task.sums.add(panel * TILE_COLS),
+                    ..task
+                };
+                S::multiply_blocks(&part, blocks);
+            }
             panel += panels;
         }
     }
 }
 
-/// [`Vector::multiply_blocks`] as compilers order it.
+/// [`Vector::multiply_blocks`] in the order that compilers choose.
+///
+/// # Safety
+/// That of [`Vector::multiply_blocks`], on which the functions below rely, too.
 #[inline(always)]
 pub(super) unsafe fn multiply_blocks<V: Vector>(task: &DigitTask, blocks: &[DigitBlock]) {
-    // Loops are compiled for each format, so that they do not ask for it with every vector of scales.
+    // The loops are compiled for each format, so that they do not branch on it for every vector of scales.
     let of_format = |format| DigitTask { format, ..*task };
-    // SAFETY: the caller's promises.
+    // SAFETY: the task has `STREAMS` panels where as many are multiplied, or else one: `Multiply` cuts it so.
     unsafe {
         match (task.format, task.panels) {
             (BlockFormat::Nvfp4, STREAMS) => streams::<V, STREAMS>(&of_format(BlockFormat::Nvfp4), blocks),
@@ -121,7 +139,7 @@ pub(super) unsafe fn multiply_blocks<V: Vector>(task: &DigitTask, blocks: &[Digi
 #[inline(always)]
 unsafe fn streams<V: Vector, const PANELS: usize>(task: &DigitTask, blocks: &[DigitBlock]) {
     let vectors = TILE_COLS / V::LANES;
-    // SAFETY: the caller promises `PANELS` panels and their sums, and that they have the chunk of each block; column < 32.
+    // SAFETY: the task has `PANELS` panels and their sums, and every panel has the chunk of each block; column < 32.
     unsafe {
         let mut accumulators = [[V::splat(&0.0); 4]; PANELS];
         for block in blocks {
@@ -130,7 +148,7 @@ unsafe fn streams<V: Vector, const PANELS: usize>(task: &DigitTask, blocks: &[Di
                 fetch(chunk.wrapping_add(V::AHEAD / STREAMS));
                 for (i, pair) in accumulators[..vectors].chunks_exact_mut(2).enumerate() {
                     let column = 2 * i * V::LANES;
-                    // Asked per block, outside of both loops, this takes a third more time in three digits on AVX-512/VNNI.
+                    // Branching once per block, outside of both loops, makes three digits a third slower on AVX-512/VNNI.
                     if block.count == 2 {
                         add_pair::<V, 2>(task.format, chunk, column, block, pair);
                     } else {
@@ -156,11 +174,11 @@ unsafe fn add_pair<V: Vector, const D: usize>(
     block: &DigitBlock,
     sums: &mut [V::Floats],
 ) {
-    // SAFETY: the machine has the instructions; the caller passes a chunk, and a column at least two vectors before its end;
-    // digits have quads 0 to 3.
+    // SAFETY: `streams` passes a whole chunk, and a column at least two vectors before its end; q is below 4, and a digit has
+    // four quads.
     unsafe {
         let weights = [V::weights(chunk, column), V::weights(chunk, column + V::LANES)];
-        // Quads first: their weights stay in registers for all digits, and no digit waits for another.
+        // Quads are the outer loop: their weights stay in registers for all digits, and no digit waits for another.
         let mut sums_of_digits: [[V::Sums; 2]; D] =
             std::array::from_fn(|digit| [V::start_digit(&block.bias, digit); 2]);
         for (q, (left, right)) in weights[0].into_iter().zip(weights[1]).enumerate() {
@@ -173,6 +191,9 @@ unsafe fn add_pair<V: Vector, const D: usize>(
 }
 
 /// Joins the sums of the digits of two vectors of features and adds them, scaled.
+///
+/// # Safety
+/// The machine has the instruction set of `V`; `chunk` points to a chunk, and `column` is at least two vectors before its end.
 #[inline(always)]
 pub(super) unsafe fn finish_pair<V: Vector>(
     format: BlockFormat,
@@ -182,7 +203,7 @@ pub(super) unsafe fn finish_pair<V: Vector>(
     sums_of_digits: &[[V::Sums; 2]],
     sums: &mut [V::Floats],
 ) {
-    // SAFETY: as above.
+    // SAFETY: reads the scales of these columns, and numbers behind references.
     unsafe {
         let mut joined = [V::joined(&block.bias); 2];
         for (digit, sums) in sums_of_digits.iter().enumerate().rev() {
@@ -208,7 +229,7 @@ mod tests {
     use dualgemm_formats::scalar::e2m1::DOUBLED;
     use proptest::prelude::*;
 
-    /// Blocks of two and three digits in any order, the largest integers among them, for chunks in any order.
+    /// Blocks of two and three digits, some with the largest integers, for chunks in any order.
     fn blocks(chunks: usize) -> impl Strategy<Value = Vec<([i32; CHUNK_K], DigitBlock)>> {
         let integers = prop::array::uniform16(prop_oneof![-1i32..=1, Just(4_177_920), Just(-4_177_920)]);
         let block = (integers, any::<[i32; CHUNK_K]>(), 2..=3u32, -20i32..20, 0..chunks as u32).prop_map(
@@ -224,7 +245,7 @@ mod tests {
         prop::collection::vec(block, 0..12)
     }
 
-    /// The sums of [`multiply`] by their definition, with multiply-adds fused or not.
+    /// The sums of [`Multiply`] by their definition, with multiply-adds fused or not.
     fn model(
         weights: &PackedGateUp,
         panel: usize,
@@ -261,8 +282,9 @@ mod tests {
                         let fused = FUSED || isa != Isa::Portable;
                         let want: Vec<f32> =
                             (0..panels).flat_map(|panel| model(&weights, panel, &blocks, fused)).collect();
-                        let (kernel, mut sums) = (Kernel::new(isa).unwrap(), vec![f32::NAN; want.len()]);
-                        // SAFETY: chunks of the blocks are below those of the weights.
+                        let (kernel, mut sums) =
+                            (Kernel::new(isa.checked().unwrap()), vec![f32::NAN; want.len()]);
+                        // SAFETY: `blocks` draws chunks below those of the weights.
                         unsafe { kernel.multiply_digits(&weights, 0..panels, &only, &mut sums) };
                         assert_eq!(sums, want, "{isa} {format} {n}");
                     }

@@ -6,79 +6,90 @@
 //!     for each row:
 //!         integer dot products over the chunk         exact
 //!         sum += dot as f32 · (scale_a · scale_b)      one rounding
-//!   or    sum += (dot as f32 · scale_a) · scale_b      the same, for weights of mxfp4
-//!   or    sum += (dot · scale_a) as f32 · scale_b      the same, if the instruction set multiplies there anyway
+//!   or    sum += (dot as f32 · scale_a) · scale_b      same value; weights in mxfp4
+//!   or    sum += (dot · scale_a) as f32 · scale_b      same value; the instruction set multiplies there anyway
 //! ```
 //!
 //! The order of the f32 sums is fixed: one accumulator per output, chunks in ascending order, from 0. `dot` (12
 //! bits) times the two scales (4 bits each) fits f32, so only the addition rounds, with or without a fused
 //! multiply-add, and every instruction set gives the same bits.
 //!
-//! Two extreme scales of mxfp4 may leave f32 together, where the dot product is small, or zero. So they are not multiplied with
-//! each other, and a sum is right, within the rounding of its additions, if the magnitudes of its products add up to less than
-//! 2¹²⁷, or 2¹²⁵ where only the weights are mxfp4. Of products below 2⁻¹¹⁴ as many bits may be lost as f32 loses below 2⁻¹²⁶,
-//! and portable without a fused multiply-add may lose one more. Within these bounds, which no model comes near, bits are equal.
+//! The product of two extreme scales of mxfp4 may overflow or underflow f32 where the dot product is small or zero. So these
+//! scales are not multiplied with each other first. A sum is right, within the rounding of its additions, if the magnitudes of
+//! its products add up to less than 2¹²⁷ (2¹²⁵ if only the weights are mxfp4). Products below 2⁻¹¹⁴ may lose as many bits as f32
+//! loses below 2⁻¹²⁶, and portable kernels without a fused multiply-add may lose one more. Bits are equal within these bounds,
+//! which no model comes near.
 
 use dualgemm_formats::BlockFormat;
 
 use super::activations::{Block, INTEGER_UNIT};
 use super::vector::Vector;
 use crate::fetch::fetch;
+use crate::isa::{InstructionSet, Work};
 use crate::pack::{CHUNK, PANEL};
 use crate::tile::TILE_COLS;
 
-/// Panels that [`single`] reads at once: 14 % faster from DRAM than one on a single Zen 3 core.
+/// Panels that [`one_row`] reads at once: 14 % faster from DRAM than one on a single Zen 3 core.
 pub(super) const STREAMS: usize = 4;
 
-/// A few rows of A against a stretch of K of some panels.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Task {
+/// Some rows of A and a stretch of K of some panels. Its products are added to the sums.
+#[derive(Debug)]
+pub(super) struct Task<'a> {
     /// Block format of the weights.
     pub(super) format: BlockFormat,
-    /// First chunk of the first panel.
-    pub(super) panel: *const u8,
+    /// Packed weights, from the first chunk of the first panel on.
+    pub(super) packed: &'a [u8],
     /// Bytes from panel to panel.
     pub(super) panel_stride: usize,
-    /// Panels.
+    /// Number of panels.
     pub(super) panels: usize,
-    /// Chunks of each panel.
+    /// Number of chunks of each panel.
     pub(super) chunks: usize,
     /// Activations, `[chunks][rows]`.
-    pub(super) blocks: *const Block,
-    /// Rows.
+    pub(super) blocks: &'a [Block],
+    /// Number of rows.
     pub(super) rows: usize,
-    /// What the products are added to, `[panels][rows][32]`.
-    pub(super) sums: *mut f32,
+    /// Sums, `[panels][rows][32]`.
+    pub(super) sums: &'a mut [f32],
+}
+
+impl Work for Task<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: InstructionSet>(self, _: S) {
+        assert!(
+            self.panels.saturating_sub(1) * self.panel_stride + self.chunks * CHUNK <= self.packed.len(),
+            "weights"
+        );
+        assert!(self.chunks * self.rows <= self.blocks.len(), "activations");
+        assert_eq!(self.panels * self.rows * TILE_COLS, self.sums.len(), "sums");
+        // The loops are compiled for each format, so that they do not branch on it for every vector of scales.
+        // SAFETY: the machine has the instruction set, since `run` got its token, and the slices were just checked.
+        unsafe {
+            match self.format {
+                BlockFormat::Nvfp4 => multiply::<S>(Task { format: BlockFormat::Nvfp4, ..self }),
+                BlockFormat::Mxfp4 => multiply::<S>(Task { format: BlockFormat::Mxfp4, ..self }),
+            }
+        }
+    }
 }
 
 /// Adds the products of a task to its sums.
 ///
 /// # Safety
-/// The machine has the instruction set of `V`, and the pointers of the task point to as much as it says.
+/// The machine has the instruction set of `V`, and the slices of the task are as long as its numbers say: `run` checks that.
+/// The functions below rely on the same.
 #[inline(always)]
-pub(super) unsafe fn multiply<V: Vector>(task: &Task) {
-    // Loops are compiled for each format, so that they do not ask for it with every vector of scales.
-    let of_format = |format| Task { format, ..*task };
-    // SAFETY: the caller's promises.
-    unsafe {
-        match task.format {
-            BlockFormat::Nvfp4 => multiply_format::<V>(&of_format(BlockFormat::Nvfp4)),
-            BlockFormat::Mxfp4 => multiply_format::<V>(&of_format(BlockFormat::Mxfp4)),
-        }
-    }
-}
-
-/// [`multiply`], where the compiler knows the format.
-#[inline(always)]
-unsafe fn multiply_format<V: Vector>(task: &Task) {
-    let (mut panel, mut sums, mut left) = (task.panel, task.sums, task.panels);
+unsafe fn multiply<V: Vector>(task: Task<'_>) {
+    let (mut panel, mut sums, mut left) = (task.packed.as_ptr(), task.sums.as_mut_ptr(), task.panels);
     while left > 0 {
-        // SAFETY: the caller's promises, for panel after panel.
+        // SAFETY: `left` panels and their sums start at the pointers, which advance by the panels that are done.
         unsafe {
             let done = match task.rows {
-                1 if left >= STREAMS => single::<V, STREAMS>(task, panel, sums),
-                1 => single::<V, 1>(task, panel, sums),
-                _ => wide::<V>(task, panel, sums),
+                1 if left >= STREAMS => one_row::<V, STREAMS>(&task, panel, sums),
+                1 => one_row::<V, 1>(&task, panel, sums),
+                _ => many_rows::<V>(&task, panel, sums),
             };
             left -= done;
             panel = panel.wrapping_add(done * task.panel_stride);
@@ -88,18 +99,23 @@ unsafe fn multiply_format<V: Vector>(task: &Task) {
 }
 
 /// One row: each weight is used as soon as it is decoded. Several panels are read at once, since one stream of
-/// addresses does not keep the memory busy. Returns how many.
+/// addresses does not keep the memory busy. Returns the number of panels.
 #[inline(always)]
-unsafe fn single<V: Vector, const PANELS: usize>(task: &Task, panel: *const u8, sums: *mut f32) -> usize {
+unsafe fn one_row<V: Vector, const PANELS: usize>(
+    task: &Task<'_>,
+    panel: *const u8,
+    sums: *mut f32,
+) -> usize {
     const { assert!(TILE_COLS / V::LANES <= 4 && PANEL.is_multiple_of(V::LANES)) };
-    let vectors = TILE_COLS / V::LANES;
-    // SAFETY: all offsets stay inside what the task promises: panel < PANELS, chunk < chunks, column < 32.
+    let (vectors, blocks) = (TILE_COLS / V::LANES, task.blocks.as_ptr());
+    // SAFETY: `PANELS` panels and their sums start at the pointers, and the task has `chunks` chunks of each and of A. Loops
+    // keep p < PANELS, c < chunks and column < 32.
     unsafe {
         let at = |panel: usize, v: usize| sums.add(panel * TILE_COLS + v * V::LANES);
         let mut accumulators: [[V::Floats; 4]; PANELS] =
             std::array::from_fn(|panel| std::array::from_fn(|v| V::load(at(panel, v % vectors))));
         for c in 0..task.chunks {
-            let block = task.blocks.add(c);
+            let block = blocks.add(c);
             for (p, accumulators) in accumulators.iter_mut().enumerate() {
                 let chunk = panel.add(p * task.panel_stride + c * CHUNK);
                 fetch(chunk.wrapping_add(V::AHEAD / PANELS));
@@ -112,7 +128,7 @@ unsafe fn single<V: Vector, const PANELS: usize>(task: &Task, panel: *const u8, 
                     }
                     for (v, (accumulator, dots)) in pair.iter_mut().zip(dots).enumerate() {
                         let scales = V::scales(chunk, column + v * V::LANES, task.format);
-                        let scale = V::splat(&raw const (*block).scale);
+                        let scale = V::splat((&raw const (*block).scale).cast());
                         *accumulator =
                             add_scaled::<V>(task.format, V::floats(dots), scale, scales, *accumulator);
                     }
@@ -128,8 +144,11 @@ unsafe fn single<V: Vector, const PANELS: usize>(task: &Task, panel: *const u8, 
     PANELS
 }
 
-/// `dots · scale · scales + sum`, with weights of `format`. What is multiplied first is exact, so that only the rest rounds; of
+/// `dots · scale · scales + sum`, with weights of `format`. The first product is exact, so that only the last step rounds. With
 /// nvfp4 it does not wait for the dot products.
+///
+/// # Safety
+/// The machine has the instruction set of `V`.
 #[inline(always)]
 pub(super) unsafe fn add_scaled<V: Vector>(
     format: BlockFormat,
@@ -138,7 +157,7 @@ pub(super) unsafe fn add_scaled<V: Vector>(
     scales: V::Floats,
     sum: V::Floats,
 ) -> V::Floats {
-    // SAFETY: the caller promises the instructions.
+    // SAFETY: arithmetic in registers needs the instruction set alone.
     unsafe {
         match format {
             BlockFormat::Nvfp4 => V::mul_add(dots, V::mul(scale, scales), sum),
@@ -150,20 +169,21 @@ pub(super) unsafe fn add_scaled<V: Vector>(
 /// Four activations of a block.
 #[inline(always)]
 unsafe fn quad<V: Vector>(block: *const Block, quad: usize) -> V::Quad {
-    // SAFETY: the caller passes a block, which has quads 0 to 3.
+    // SAFETY: `block` points to a block, which has 16 codes, and `quad` is below 4.
     unsafe { V::quad((&raw const (*block).codes).cast::<i8>().add(4 * quad)) }
 }
 
-/// Several rows: the weights of two vectors of features stay in registers while all rows pass; the sums, which one
-/// chunk needs only once, live in the first-level cache. Multiplies one panel, and returns that.
+/// Several rows: the weights of two vectors of features stay in registers while all rows pass. The sums, which one
+/// chunk needs only once, live in the first-level cache. Multiplies one panel and returns 1.
 #[inline(always)]
-unsafe fn wide<V: Vector>(task: &Task, panel: *const u8, sums: *mut f32) -> usize {
-    // SAFETY: all offsets stay inside what the task promises: chunk < chunks, row < rows, column < 32.
+unsafe fn many_rows<V: Vector>(task: &Task<'_>, panel: *const u8, sums: *mut f32) -> usize {
+    // SAFETY: a panel of `chunks` chunks and its sums start at the pointers, and the task has `rows` blocks of each chunk of A.
+    // Loops keep c < chunks and column < 32.
     unsafe {
         for c in 0..task.chunks {
-            let (chunk, blocks) = (panel.add(c * CHUNK), task.blocks.add(c * task.rows));
+            let (chunk, blocks) = (panel.add(c * CHUNK), task.blocks.as_ptr().add(c * task.rows));
             fetch(chunk.wrapping_add(V::AHEAD));
-            let integers = V::SCALES_INTEGERS && (*blocks).scale_is_integer();
+            let integers = V::SCALES_INTEGERS && (*blocks).scale.is_integer();
             for column in (0..TILE_COLS).step_by(2 * V::LANES) {
                 let (pass, sums) = (Pass::<V>::new(task.format, chunk, column), sums.add(column));
                 if integers {
@@ -188,10 +208,10 @@ pub(super) struct Pass<V: Vector> {
 }
 
 impl<V: Vector> Pass<V> {
-    /// Decodes the features `column ..` of a chunk, in which there are two vectors from there on.
+    /// Decodes two vectors of features of a chunk, from `column` on.
     #[inline(always)]
     pub(super) unsafe fn new(format: BlockFormat, chunk: *const u8, column: usize) -> Self {
-        // SAFETY: the caller passes a chunk, and a column at least two vectors before its end.
+        // SAFETY: `many_rows` passes a whole chunk, and a column at least two vectors before its end.
         unsafe {
             Self {
                 format,
@@ -201,11 +221,11 @@ impl<V: Vector> Pass<V> {
         }
     }
 
-    /// The same with all scales times `factor`, a power of two.
+    /// The same with all scales multiplied by `factor`, a power of two.
     #[inline(always)]
     unsafe fn scaled_by(self, factor: f32) -> Self {
         let Self { scales: [left, right], .. } = self;
-        // SAFETY: the machine has the instructions.
+        // SAFETY: arithmetic in registers needs the instruction set alone, and `splat` reads a reference.
         unsafe {
             let factor = V::splat(&factor);
             Self { scales: [V::mul(left, factor), V::mul(right, factor)], ..self }
@@ -216,7 +236,7 @@ impl<V: Vector> Pass<V> {
     #[inline(always)]
     unsafe fn rows<const INTEGERS: bool>(&self, rows: usize, mut block: *const Block, mut sums: *mut f32) {
         for _ in 0..rows {
-            // SAFETY: the caller passes the blocks of as many rows, and their sums of these features.
+            // SAFETY: `many_rows` passes the blocks of `rows` rows and their sums at this column.
             unsafe {
                 self.row::<INTEGERS>(block, sums);
                 (block, sums) = (block.add(1), sums.add(TILE_COLS));
@@ -227,7 +247,7 @@ impl<V: Vector> Pass<V> {
     /// Adds one row's products to its sums.
     #[inline(always)]
     unsafe fn row<const INTEGERS: bool>(&self, block: *const Block, sums: *mut f32) {
-        // SAFETY: the caller passes one block and the row's sums of these features.
+        // SAFETY: `rows` passes one block and the row's sums at this column: two vectors.
         unsafe {
             let start = V::start(&raw const (*block).bias);
             let mut sums_of_block = [start; 2];
@@ -244,7 +264,7 @@ impl<V: Vector> Pass<V> {
                     add_scaled::<V>(
                         self.format,
                         V::floats(dots),
-                        V::splat(scale),
+                        V::splat(scale.cast()),
                         self.scales[v],
                         V::load(to),
                     )

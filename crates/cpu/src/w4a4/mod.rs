@@ -2,13 +2,15 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`activations`] | A as the kernel reads it |
+//! | [`activations`] | A in the layout that the kernel reads |
 //! | [`vector`] | the operations an instruction set has to provide |
-//! | [`kernel`] | the product, written once over them |
-//! | [`digits`] | the same of one row of longer integers, for W4A16 |
-//! | `pipelined` | that with AVX2, instruction by instruction |
+//! | [`kernel`] | the product, written once with these operations |
+//! | [`digits`] | one row of longer integers, for W4A16 |
+//! | `pipelined` | the same with AVX2, in assembly |
 //! | [`spin`] | loops that measure the machine |
 //! | [`portable`], [`x86`], [`avx2`], [`avx512`] | the instruction sets |
+//!
+//! docs/kernels/cpu.md says which way a product takes.
 
 mod activations;
 #[cfg(target_arch = "x86_64")]
@@ -35,94 +37,51 @@ use digits::DigitTask;
 use dualgemm_formats::BlockFormat;
 use kernel::Task;
 use vector::raw_scale_unit;
-pub(crate) use vector::scale_unit;
+pub(crate) use vector::{Vector, scale_unit};
 
-use crate::isa::FUSED;
+use crate::isa::Available;
 use crate::pack::{CHUNK, CHUNK_K, PackedGateUp};
 use crate::threads::{self, SharedSlice};
 use crate::tile::{RowTile, TILE_COLS, TileKernel};
-use crate::{Error, Isa};
 
-/// What is compiled once per instruction set, and needs a machine that has it.
-#[derive(Debug, Clone, Copy)]
-struct Functions {
-    /// [`Source::prepare`].
-    prepare: unsafe fn(&Source<'_>, &RowTile, Range<usize>, &mut [Block]),
-    /// [`kernel::multiply`].
-    multiply: unsafe fn(&Task),
-    /// [`digits::multiply`].
-    multiply_digits: unsafe fn(&DigitTask, &[DigitBlock]),
-    /// [`spin::integer_dots`].
-    integer_dots: unsafe fn() -> usize,
-    /// [`spin::multiply_adds`].
-    multiply_adds: unsafe fn() -> usize,
-    /// [`spin::read`].
-    read: unsafe fn(*const f32, usize) -> usize,
-}
-
-/// Most rows of a tile: beyond, decoding weights takes no time that counts.
+/// Most rows of a tile. With this many, decoding weights already takes a negligible share of the time.
 pub(crate) const TILE_ROWS: usize = 64;
 
-/// Blocks of A, 24 bytes each, that are multiplied with several panels in turn: 192 KiB, which leaves room for sums
-/// and passing weights in a second-level cache of 512 KiB.
+/// Blocks of A, 24 bytes each, that are multiplied with several panels in turn: 192 KiB. A second-level cache of 512 KiB
+/// then has room for sums and for the weights that stream through.
 const CACHED_BLOCKS: usize = 8192;
 
-/// The kernel of one instruction set, which the machine has.
+/// The kernel of one instruction set.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Kernel {
-    functions: Functions,
-}
+pub(crate) struct Kernel(Available);
 
 impl Kernel {
     /// The kernel for an instruction set.
-    ///
-    /// # Errors
-    /// If this machine lacks it.
-    pub(crate) fn new(isa: Isa) -> Result<Self, Error> {
-        isa.require()?;
-        #[cfg(target_arch = "x86_64")]
-        let functions = match isa {
-            Isa::Portable => portable::functions::<FUSED>(),
-            Isa::Avx2 => avx2::MADDUBS,
-            Isa::AvxVnni => avx2::VNNI,
-            Isa::Avx512 => avx512::MADDUBS,
-            Isa::Avx512Vnni => avx512::VNNI,
-        };
-        #[cfg(not(target_arch = "x86_64"))]
-        let functions = portable::functions::<FUSED>();
-        Ok(Self { functions })
+    pub(crate) fn new(isa: Available) -> Self {
+        Self(isa)
     }
 
-    /// The portable kernel, with or without fused multiply-adds.
-    #[cfg(test)]
-    pub(crate) fn portable<const FUSED: bool>() -> Self {
-        Self { functions: portable::functions::<FUSED>() }
-    }
-
-    /// Does dot products from registers; returns how many products.
+    /// Does dot products from registers and returns how many products.
     pub(crate) fn spin_integer_dots(self) -> usize {
-        // SAFETY: the machine has the instruction set, or `new` would have failed.
-        unsafe { (self.functions.integer_dots)() }
+        self.0.dispatch(spin::IntegerDots)
     }
 
-    /// Does f32 multiply-adds from registers; returns how many.
+    /// Does f32 multiply-adds from registers and returns how many.
     pub(crate) fn spin_multiply_adds(self) -> usize {
-        // SAFETY: the machine has the instruction set, or `new` would have failed.
-        unsafe { (self.functions.multiply_adds)() }
+        self.0.dispatch(spin::MultiplyAdds)
     }
 
-    /// Reads all whole lines of 64 bytes; returns how many bytes.
+    /// Reads all whole lines of 64 bytes and returns how many bytes.
     pub(crate) fn spin_read(self, memory: &[f32]) -> usize {
-        // SAFETY: as above, and the lines are inside the slice.
-        unsafe { (self.functions.read)(memory.as_ptr(), memory.len() / 16) }
+        self.0.dispatch(spin::Read(memory))
     }
 
     /// Overwrites `sums`, `[panel][32]`, with the products of some panels and one row of integers, in units of
     /// [`digit_unit`]. Blocks are added in their order, from 0: each is an exact integer dot product, which is rounded to
-    /// f32, multiplied with the scales and added, with one rounding for both where multiply-adds are fused.
+    /// f32, multiplied by the scales and added; a fused multiply-add rounds the last two steps once.
     ///
     /// # Safety
-    /// The weights have the chunks of all blocks.
+    /// [`chunk`](DigitBlock::chunk) of every block is below the number of chunks of the weights.
     ///
     /// # Panics
     /// If `sums` has another size.
@@ -141,9 +100,9 @@ impl Kernel {
             panels: panels.len(),
             sums: sums.as_mut_ptr(),
         };
-        // SAFETY: the machine has the instruction set, or `new` would have failed; the slices are as long as the task
-        // says, and the caller promises the chunks.
-        unsafe { (self.functions.multiply_digits)(&task, blocks) };
+        // SAFETY: `panel_range` returned that many panels, the assertion checked the sums, and the caller vouches for the
+        // chunks of the blocks.
+        self.0.dispatch(unsafe { digits::Multiply::new(task, blocks) });
     }
 
     /// Writes A into `blocks`, `[tile][chunk][row of tile]`, and returns the kernel bound to it.
@@ -170,21 +129,21 @@ impl Kernel {
                 let (tile, first) = (&tiles[item / spans], item % spans * activations::SPAN);
                 let span = first..chunks.min(first + activations::SPAN);
                 let start = (tile.first_row - tiles[0].first_row) * chunks + span.start * tile.rows;
-                // SAFETY: each span of each tile is claimed once, and tiles have no row in common.
+                // SAFETY: `for_each` hands out each item once, and the parts of two items are disjoint: they are different
+                // spans of one tile, or of tiles without a common row.
                 let out = unsafe { shared.part(start, span.len() * tile.rows) };
-                // SAFETY: the machine has the instruction set, or `new` would have failed.
-                unsafe { (self.functions.prepare)(a, tile, span, out) };
+                self.0.dispatch(activations::Prepare { a, tile, chunks: span, out });
             },
         );
         let first_row = tiles.first().map_or(0, |tile| tile.first_row);
-        Bound { kernel: self, unit: a.unit(), first_row, chunks, blocks }
+        Bound { isa: self.0, unit: a.unit(), first_row, chunks, blocks }
     }
 }
 
 /// A kernel and the activations it multiplies.
 #[derive(Debug)]
 pub(crate) struct Bound<'a> {
-    kernel: Kernel,
+    isa: Available,
     unit: f32,
     first_row: usize,
     chunks: usize,
@@ -209,22 +168,19 @@ impl TileKernel for Bound<'_> {
         let packed = weights.panel_range(panels.clone());
         let sums = &mut sums[..panels.len() * rows * TILE_COLS];
         sums.fill(0.0);
-        // A stretch of K of all panels before the next one: its activations stay in the second-level cache.
+        // All panels take one stretch of K before the next one, so that its activations stay in the second-level cache.
         let stretch = CACHED_BLOCKS / rows;
         for first in (0..chunks).step_by(stretch) {
-            let task = Task {
+            self.isa.dispatch(Task {
                 format: weights.format(),
-                panel: packed[first * CHUNK..].as_ptr(),
+                packed: &packed[first * CHUNK..],
                 panel_stride: chunks * CHUNK,
                 panels: panels.len(),
                 chunks: stretch.min(chunks - first),
-                blocks: blocks[first * rows..].as_ptr(),
+                blocks: &blocks[first * rows..],
                 rows,
-                sums: sums.as_mut_ptr(),
-            };
-            // SAFETY: the machine has the instruction set, or `new` would have failed; the slices hold all chunks of
-            // all panels and rows; the task covers `first..first + stretch`.
-            unsafe { (self.kernel.functions.multiply)(&task) };
+                sums,
+            });
         }
     }
 
@@ -234,7 +190,7 @@ impl TileKernel for Bound<'_> {
     }
 }
 
-/// What a sum of [`Kernel::multiply_digits`] of 1 stands for: only the codes of the weights are doubled.
+/// The value that a sum of 1 of [`Kernel::multiply_digits`] stands for: only the codes of the weights are doubled.
 pub(crate) const fn digit_unit(format: BlockFormat) -> f32 {
     0.5 / raw_scale_unit(format)
 }

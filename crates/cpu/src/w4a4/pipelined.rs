@@ -1,15 +1,15 @@
 //! One row of digits with `vpmaddubsw`, in an order of instructions that LLVM does not find.
 //!
-//! The sums of a pair of vectors of features are joined, scaled and added, each step waiting for the one before. Meanwhile
-//! the next pair is decoded and multiplied. That needs all sixteen registers at any time, and so an order in which each step
-//! frees what the next one takes: the sums of a digit are read right before the first products of that digit replace them.
-//! LLVM has its own order, and spills.
+//! The sums of a pair of vectors of features are joined, scaled and added, and each of these steps waits for the one before.
+//! Meanwhile the next pair is decoded and multiplied. That needs all sixteen registers all the time, so each step has to free the
+//! registers that the next one fills: the sums of a digit are read right before the first products of that digit replace them.
+//! LLVM reorders the steps and spills.
 //!
 //! | registers | what |
 //! |---|---|
 //! | 0, 1 | nibble mask, table of codes |
-//! | 2 to 7 | the sums of digit 0, 1 and 2, of either vector: first those before, then those of this pair |
-//! | 8, 9 and 10, 11 | weights of an even quad and of an odd one; between them, scales |
+//! | 2 to 7 | the sums of digits 0, 1 and 2 for both vectors: first of the pair before, then of this pair |
+//! | 8, 9 and 10, 11 | weights of an even quad and of an odd one; in between, scales |
 //! | 12, 13 | four activations, products |
 //! | 14, 15 | joined sums of the pair before |
 
@@ -27,10 +27,10 @@ use crate::isa::compiled_for;
 use crate::pack::{CHUNK, CHUNK_K, PANEL, SCALES, UP_CODES};
 use crate::tile::TILE_COLS;
 
-/// How far ahead of use weights of each panel are fetched: a little further than where less is done between.
+/// How many bytes ahead of their use weights of each panel are fetched: further than in loops that do less per chunk.
 const AHEAD: usize = 4 * CHUNK;
 
-/// What the steps read: the [`DIGITS`] for every feature, and the least bits of a scale of mxfp4.
+/// Constants that the steps read: the [`DIGITS`] for every feature, and the bits of the smallest scale of mxfp4.
 #[repr(C, align(32))]
 struct Constants {
     digits: [[i16; 16]; 3],
@@ -40,7 +40,8 @@ struct Constants {
 static CONSTANTS: Constants =
     Constants { digits: [[DIGITS[0]; 16], [DIGITS[1]; 16], [DIGITS[2]; 16]], least_scale: [1 << 22; 8] };
 
-/// Sums of some panels, and of none. Aligned, since one vector in two would lie in two cache lines.
+/// Sums of some panels, and a spare place for the zeros before the first pair. Aligned, or else every other vector would lie in
+/// two cache lines.
 #[repr(C, align(64))]
 struct Totals([f32; (STREAMS + 1) * TILE_COLS]);
 
@@ -111,7 +112,7 @@ macro_rules! add {
     };
 }
 
-/// Joins the sums before of a digit: of the highest one with what takes the bias off.
+/// Joins the sums of a digit of the pair before. The highest digit starts from the word that subtracts the bias.
 #[rustfmt::skip]
 macro_rules! join {
     (highest $digit:tt) => {
@@ -130,7 +131,7 @@ macro_rules! join {
     };
 }
 
-/// Scales and adds one vector of what was joined, as [`add_scaled`](super::kernel::add_scaled) does. The scale of the block
+/// Scales one vector of joined sums and adds it, as [`add_scaled`](super::kernel::add_scaled) does. The scale of the block
 /// stays in register 9 from the first vector to the second.
 macro_rules! finish {
     ($format:ident, $half:ident, 0) => {
@@ -166,7 +167,7 @@ macro_rules! finish {
     };
 }
 
-/// Where the scales and sums of the pair before are: before gate's features of a panel, up's of another one.
+/// Where the scales and sums of the pair before are: before gate's features of a panel come up's features of another panel.
 #[rustfmt::skip]
 macro_rules! before {
     (scales gate) => { "{scales}" };
@@ -182,7 +183,7 @@ macro_rules! at {
     (up, $line:literal) => { concat!("{up} + ", $line) };
 }
 
-/// Prefetches a line of the chunk that lies [`AHEAD`]. Both halves together fetch all of its lines.
+/// Prefetches a line of the chunk [`AHEAD`] of this one. Both halves together fetch all lines of that chunk.
 macro_rules! fetch {
     ($half:ident, $line:literal) => {
         concat!("prefetcht0 [{codes} + {ahead} + ", at!($half, $line), "]\n")
@@ -191,8 +192,8 @@ macro_rules! fetch {
 
 /// The steps of a pair of two digits. Before the first products of digit 1, `$before` joins the sums of all digits but 0.
 ///
-/// Which step comes where was found by trying, here and in [`three`](three!): 19 cycles on Zen 3 for two digits, 24 for three.
-/// Others nearby take up to 4 % more; the order of LLVM, one pair after the other, 21.7 and 27.8. Four ports could do it in
+/// The order of steps, here and in `three!`, was found by trying: 19 cycles on Zen 3 for two digits, 24 for three.
+/// Similar orders take up to 4 % more. LLVM's order, one pair after the other, takes 21.7 and 27.8. The limit of four ports is
 /// 16.5 and 21.3.
 #[rustfmt::skip]
 macro_rules! two {
@@ -208,7 +209,7 @@ macro_rules! two {
     };
 }
 
-/// The steps of a pair of three digits. `$before2` and `$before1` join what is summed in digit 2 and 1.
+/// The steps of a pair of three digits. `$before2` and `$before1` join the sums of digits 2 and 1 of the pair before.
 #[rustfmt::skip]
 macro_rules! three {
     ($format:ident, $half:ident, $before2:expr, $before1:expr) => {
@@ -224,7 +225,7 @@ macro_rules! three {
     };
 }
 
-/// All pairs of a block: the first one finishes the last one of the block before, which may have had other digits.
+/// All pairs of a block. The first one finishes the last pair of the block before, which may have another number of digits.
 macro_rules! block {
     ($format:ident, 2 after 2) => { block!($format, two, [join!(highest 1)], [join!(highest 1)]) };
     ($format:ident, 2 after 3) => { block!($format, two, [concat!(join!(highest 2), join!(1))], [join!(highest 1)]) };
@@ -253,11 +254,24 @@ macro_rules! block {
     };
 }
 
+/// Fetches the first [`AHEAD`] bytes of each panel, since the steps fetch only what follows. Waiting for these lines one by one
+/// would take 1 % of the time.
+#[inline(always)]
+fn fetch_first(task: &DigitTask, chunk: u32) {
+    for p in 0..task.panels {
+        let start = task.panel.wrapping_add(p * task.panel_stride + chunk as usize * CHUNK);
+        for distance in (0..AHEAD).step_by(CHUNK) {
+            fetch(start.wrapping_add(distance));
+        }
+    }
+}
+
 compiled_for!(Avx2, {
     /// [`Vector::multiply_blocks`].
     ///
     /// # Safety
-    /// The machine has AVX2 and FMA; the panels have the chunks of the blocks, and sums.
+    /// The machine has AVX2 and FMA. The pointers of the task are valid for its panels and sums, at most [`STREAMS`] panels, and
+    /// each panel has the chunk of every block.
     pub(super) unsafe fn multiply_blocks<V>(task: &DigitTask, blocks: &[DigitBlock])
     where
         V: Vector<Sums = __m256i, Floats = __m256>,
@@ -265,21 +279,15 @@ compiled_for!(Avx2, {
         const { assert!(CHUNK_K == 16 && V::LANES == 8 && TILE_COLS * 4 == 128 && PANEL * 4 == 64) };
         const { assert!(offset_of!(DigitBlock, digits) == 0) };
         let [first, ..] = blocks else {
-            // SAFETY: the caller promises as many sums.
+            // SAFETY: the task has 32 sums for each panel.
             return unsafe { task.sums.write_bytes(0, task.panels * TILE_COLS) };
         };
-        for p in 0..task.panels {
-            // The steps fetch what lies beyond; waiting for the first lines one by one takes 1 % of all.
-            let start = task.panel.wrapping_add(p * task.panel_stride + first.chunk as usize * CHUNK);
-            for distance in (0..AHEAD).step_by(CHUNK) {
-                fetch(start.wrapping_add(distance));
-            }
-        }
+        fetch_first(task, first.chunk);
         // SAFETY: reads the 16 bytes of the table.
         let table = unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(BIASED.as_ptr().cast())) };
         let mut totals = Totals([0.0; (STREAMS + 1) * TILE_COLS]);
         let totals = (&raw mut totals.0).cast::<f32>();
-        // Nothing is before the first pair: its zeros go nowhere.
+        // No pair is before the first one: zeros go to the spare sums.
         let mut sums = [[_mm256_setzero_si256(); 2]; 3];
         let (mut before, mut to) = (&raw const *first, totals.wrapping_add(STREAMS * TILE_COLS));
         let mut scales = task.panel.wrapping_add(SCALES);
@@ -304,28 +312,19 @@ compiled_for!(Avx2, {
                         gate_scales = const SCALES,
                         up_scales = const SCALES + PANEL,
                         ahead = const AHEAD,
-                        in("ymm0") _mm256_set1_epi8(15),
-                        in("ymm1") table,
-                        inout("ymm2") sums[0][0],
-                        inout("ymm3") sums[0][1],
-                        inout("ymm4") sums[1][0],
-                        inout("ymm5") sums[1][1],
-                        inout("ymm6") sums[2][0],
-                        inout("ymm7") sums[2][1],
-                        out("ymm8") _,
-                        out("ymm9") _,
-                        out("ymm10") _,
-                        out("ymm11") _,
-                        out("ymm12") _,
-                        out("ymm13") _,
-                        out("ymm14") _,
-                        out("ymm15") _,
+                        in("ymm0") _mm256_set1_epi8(15), in("ymm1") table,
+                        inout("ymm2") sums[0][0], inout("ymm3") sums[0][1],
+                        inout("ymm4") sums[1][0], inout("ymm5") sums[1][1],
+                        inout("ymm6") sums[2][0], inout("ymm7") sums[2][1],
+                        out("ymm8") _, out("ymm9") _, out("ymm10") _, out("ymm11") _,
+                        out("ymm12") _, out("ymm13") _, out("ymm14") _, out("ymm15") _,
                         options(nostack),
                     )
                 };
             }
-            // SAFETY: reads the block, and the chunks of as many panels as the caller promises; adds to their sums. Of the
-            // block before, reads it and 16 scales, and adds to 16 sums. Prefetching reads nothing.
+            // SAFETY: the steps read the block and its chunk of each of the task's panels, and add to the sums of these panels in
+            // `totals`, which has room for `STREAMS`. They also read the block before and 16 of its scales, and add to 16 of its
+            // sums. Prefetching may touch any address.
             unsafe {
                 match (task.format, block.count, digits_before) {
                     (BlockFormat::Nvfp4, 2, 2) => run!(block!(Nvfp4, 2 after 2)),
@@ -340,7 +339,8 @@ compiled_for!(Avx2, {
             }
             digits_before = block.count;
         }
-        // SAFETY: the machine has the instructions; block, 16 scales and sums of the last pair, which is of up's features.
+        // SAFETY: the asm left `before`, `scales` and `to` at the block, the 16 scales and the 16 sums of the last pair, which
+        // holds up's features. `totals` and the task's sums have 32 for each panel.
         unsafe {
             let chunk = scales.sub(SCALES + PANEL);
             let mut last = [V::load(to), V::load(to.add(V::LANES))];

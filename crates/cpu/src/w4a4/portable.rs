@@ -1,20 +1,16 @@
-//! W4A4 in plain Rust: loops over eight f32 lanes, which LLVM turns into SSE2, NEON or other vectors.
+//! W4A4 without intrinsics: loops over eight f32 lanes, which LLVM turns into SSE2, NEON or other vectors.
 //!
 //! Dot products of doubled codes are integers below 2²⁴, and so exact in f32. Integers would be narrower, but LLVM
-//! regroups their sums across lanes and ends up with shuffles, ten times slower; float sums it leaves alone.
+//! regroups their sums across lanes and adds shuffles, which is ten times slower. It may not regroup float sums.
 
 use dualgemm_formats::BlockFormat;
 use dualgemm_formats::scalar::e2m1::DOUBLED;
 
-use super::digits::{DigitBlock, DigitTask};
+use super::digits::{self, DigitBlock, DigitTask};
 use super::vector::{Vector, raw_scale_unit, scale_unit};
-use super::{Functions, digits, kernel, spin};
 use crate::fetch::AHEAD;
+use crate::isa::Portable;
 use crate::pack::{CHUNK_K, PANEL, SCALES, UP_CODES, unpack_scale};
-
-/// Eight features in arrays, multiply-adds fused or not.
-#[derive(Clone, Copy)]
-struct Portable<const FUSED: bool>;
 
 /// The doubled value of the code in the low four bits, as lanes without tables compute it.
 #[inline(always)]
@@ -79,14 +75,14 @@ impl<const FUSED: bool> Vector for Portable<FUSED> {
 
     #[inline(always)]
     unsafe fn raw_scales(chunk: *const u8, column: usize, format: BlockFormat) -> [f32; 8] {
-        // SAFETY: the caller's promises.
+        // SAFETY: reads the chunk's scales, as this method may.
         let scales = unsafe { Self::scales(chunk, column, format) };
         scales.map(|scale| scale * (raw_scale_unit(format) / scale_unit(format)))
     }
 
     #[inline(always)]
     unsafe fn quad(quad: *const i8) -> [f32; 4] {
-        // SAFETY: the caller passes four codes.
+        // SAFETY: the trait has `quad` point to four codes.
         std::array::from_fn(|k| f32::from(unsafe { *quad.add(k) }))
     }
 
@@ -109,7 +105,7 @@ impl<const FUSED: bool> Vector for Portable<FUSED> {
 
     #[inline(always)]
     unsafe fn scaled_floats(sums: [f32; 8], scale: *const i32) -> [f32; 8] {
-        // SAFETY: the caller passes a word.
+        // SAFETY: the trait has `scale` point to a word.
         let scale = f32::from(unsafe { *scale } as i16);
         sums.map(|sum| sum * scale)
     }
@@ -139,13 +135,13 @@ impl<const FUSED: bool> Vector for Portable<FUSED> {
 
     #[inline(always)]
     unsafe fn multiply_blocks(task: &DigitTask, blocks: &[DigitBlock]) {
-        // SAFETY: the caller's promises.
+        // SAFETY: both demand the same of the task and of the blocks.
         unsafe { digits::multiply_blocks::<Self>(task, blocks) }
     }
 
     #[inline(always)]
     unsafe fn splat(value: *const f32) -> [f32; 8] {
-        // SAFETY: the caller passes a value.
+        // SAFETY: the trait has `value` point to an f32.
         [unsafe { *value }; 8]
     }
 
@@ -161,29 +157,14 @@ impl<const FUSED: bool> Vector for Portable<FUSED> {
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> [f32; 8] {
-        // SAFETY: the caller passes eight values.
+        // SAFETY: the trait has `from` point to `LANES` values, eight.
         unsafe { from.cast::<[f32; 8]>().read_unaligned() }
     }
 
     #[inline(always)]
     unsafe fn store(to: *mut f32, value: [f32; 8]) {
-        // SAFETY: the caller passes room for eight values.
+        // SAFETY: the trait has `to` point to room for `LANES` values, eight.
         unsafe { to.cast::<[f32; 8]>().write_unaligned(value) };
-    }
-}
-
-/// What is compiled for any machine.
-pub(super) const fn functions<const FUSED: bool>() -> Functions {
-    Functions {
-        prepare: |a, tile, chunks, out| {
-            // SAFETY: any machine has these instructions.
-            unsafe { a.prepare::<Portable<FUSED>>(tile, chunks, out) };
-        },
-        multiply: kernel::multiply::<Portable<FUSED>>,
-        multiply_digits: digits::multiply::<Portable<FUSED>>,
-        integer_dots: spin::integer_dots::<Portable<FUSED>>,
-        multiply_adds: spin::multiply_adds::<Portable<FUSED>>,
-        read: spin::read::<Portable<FUSED>>,
     }
 }
 

@@ -4,27 +4,30 @@ use std::hint::black_box;
 
 use super::kernel::STREAMS;
 use super::vector::Vector;
+use crate::isa::{InstructionSet, Work};
 use crate::pack::CHUNK;
 
 /// Turns per call.
 const TURNS: usize = 1024;
 
-/// Dot products of activation quads with four vectors of weights, all in registers. Returns the products done.
-///
-/// # Safety
-/// The machine has the instruction set of `V`.
-#[inline(always)]
-pub(super) unsafe fn integer_dots<V: Vector>() -> usize {
-    // Chains of sums hide the latency of `vpdpbusd`; 256-bit registers hold eight, 512-bit ones sixteen.
-    const { assert!(V::LANES == 8 || V::LANES == 16) };
-    // SAFETY: the caller's promise.
-    unsafe { if V::LANES == 16 { dots::<V, 4>() } else { dots::<V, 2>() } }
+/// Dot products of activation quads with four vectors of weights, all in registers. Returns the number of products.
+pub(super) struct IntegerDots;
+
+impl Work for IntegerDots {
+    type Output = usize;
+
+    #[inline(always)]
+    fn run<S: InstructionSet>(self, token: S) -> usize {
+        // Chains of sums hide the latency of `vpdpbusd`; 256-bit registers hold eight, 512-bit ones sixteen.
+        const { assert!(<S as Vector>::LANES == 8 || <S as Vector>::LANES == 16) };
+        if <S as Vector>::LANES == 16 { dots::<S, 4>(token) } else { dots::<S, 2>(token) }
+    }
 }
 
 #[inline(always)]
-unsafe fn dots<V: Vector, const ROWS: usize>() -> usize {
+fn dots<V: Vector, const ROWS: usize>(_: V) -> usize {
     let (chunk, codes, zero) = (black_box([0x5Au8; CHUNK]), black_box([[1i8; 4]; 8]), black_box(0));
-    // SAFETY: reads one chunk, and quads 0 to 7.
+    // SAFETY: the token shows that the machine has the instructions; they read one chunk, a word, and quads of four codes.
     unsafe {
         let weights = V::weights(chunk.as_ptr(), 0);
         let mut sums = [[[V::start(&zero); 2]; 2]; ROWS];
@@ -41,15 +44,23 @@ unsafe fn dots<V: Vector, const ROWS: usize>() -> usize {
     }
 }
 
-/// f32 multiply-adds, ten chains of them. Returns the products done.
-///
-/// # Safety
-/// The machine has the instruction set of `V`.
+/// f32 multiply-adds in ten chains. Returns the number of products.
+pub(super) struct MultiplyAdds;
+
+impl Work for MultiplyAdds {
+    type Output = usize;
+
+    #[inline(always)]
+    fn run<S: InstructionSet>(self, token: S) -> usize {
+        multiply_adds(token)
+    }
+}
+
 #[inline(always)]
-pub(super) unsafe fn multiply_adds<V: Vector>() -> usize {
+fn multiply_adds<V: Vector>(_: V) -> usize {
     const CHAINS: usize = 10;
     let (values, ones) = (black_box([0.5f32; 8]), black_box([1.0f32; 16]));
-    // SAFETY: reads one of eight values, and up to 16 ones.
+    // SAFETY: the token shows that the machine has the instructions; they read one of eight values, and up to 16 ones.
     unsafe {
         let one = V::load(ones.as_ptr());
         let mut sums = [one; CHAINS];
@@ -64,16 +75,24 @@ pub(super) unsafe fn multiply_adds<V: Vector>() -> usize {
     }
 }
 
-/// Reads `lines` lines of 64 bytes as floats, in as many streams as the kernel for one row. Fetching is left to the
-/// hardware, which is faster where so little is done with each line (by 5 % on Zen 3). Returns the bytes read.
-///
-/// # Safety
-/// The machine has the instruction set of `V`; `from` points to as many lines.
+/// Reads all whole lines of 64 bytes, in as many streams as the kernel for one row. The hardware prefetches, which is faster
+/// than instructions where so little is done with each line (by 5 % on Zen 3). Returns the number of bytes.
+pub(super) struct Read<'a>(pub(super) &'a [f32]);
+
+impl Work for Read<'_> {
+    type Output = usize;
+
+    #[inline(always)]
+    fn run<S: InstructionSet>(self, token: S) -> usize {
+        read(self.0, token)
+    }
+}
+
 #[inline(always)]
-pub(super) unsafe fn read<V: Vector>(from: *const f32, lines: usize) -> usize {
+fn read<V: Vector>(memory: &[f32], _: V) -> usize {
     const LINE: usize = 16;
-    let stream = lines / STREAMS;
-    // SAFETY: every load stays inside the line.
+    let (from, stream) = (memory.as_ptr(), memory.len() / LINE / STREAMS);
+    // SAFETY: the token shows that the machine has the instructions; each load is inside one of `STREAMS · stream` whole lines.
     unsafe {
         let one = V::splat(black_box(&1.0));
         let mut sums = [one; 4];

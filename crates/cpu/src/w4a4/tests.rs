@@ -1,4 +1,4 @@
-//! Every instruction set of the machine against a plain model with the same bits, and that against f64.
+//! Every instruction set of the machine against a scalar model with the same bits, and the model against f64.
 
 use std::sync::Mutex;
 
@@ -80,7 +80,7 @@ fn model(a: &QuantizedMatrix<'_>, weights: &GateUp<'_>) -> Vec<f32> {
     sums
 }
 
-/// What a block scale of 1 of A stands for.
+/// The value that a block scale of 1 of A stands for.
 fn unit_of(format: BlockFormat) -> f32 {
     match format {
         BlockFormat::Nvfp4 => 1.0,
@@ -191,7 +191,7 @@ fn all_code_pairs_at_extreme_scales_exact() {
     check_exact(outer.clone(), &GateUp::new(inner, outer));
 }
 
-/// All pairs of scales as large and as small as the formats have, over codes that are all largest, or all zero.
+/// All pairs of the largest and smallest scales of each format, with codes that are all largest or all zero.
 #[test]
 fn extreme_scales_are_right_together() {
     let formats = [(BlockFormat::Nvfp4, [0x01, 0x38, 0x7E]), (BlockFormat::Mxfp4, [0, 127, 254])];
@@ -220,7 +220,7 @@ fn extreme_scales_are_right_together() {
                         let scales = scale(format_a, scales_a[i / 6]) * scale(format_b, scales_b[i % 3]);
                         let want = if codes_a == codes_b { 32.0 * 36.0 * scales } else { 0.0 };
                         let got = f64::from(sum) * unit;
-                        // What is beyond f32 may come out as infinity.
+                        // Results beyond f32 may be infinite.
                         let right = (got - want).abs() <= 2f64.powi(-137) || got.min(want) >= 2f64.powi(127);
                         assert!(right, "{isa}, {desc}, element {i}: {got:e}, not {want:e}");
                     }
@@ -296,7 +296,7 @@ fn groups_use_their_own_rows_and_weights_exact() {
     }
 }
 
-/// Batch entries lie one after the other in A, and are groups.
+/// Batch entries are consecutive groups of rows of A.
 #[test]
 fn batch_entries_use_their_own_weights_exact() {
     let (m, n, k) = (3, 18, 48);
@@ -324,7 +324,7 @@ fn no_rows_at_all_is_fine() {
     assert!(sums.iter().all(|sum| sum.is_nan()));
 }
 
-/// Quantizing on the way in is quantizing beforehand.
+/// Quantizing while preparing gives the same as quantizing before.
 #[test]
 fn float_activations_are_quantized_as_by_the_formats_crate_exact() {
     let (m, k) = (70, 160);

@@ -15,7 +15,7 @@ use dualgemm_gemm::{
 };
 use half::{bf16, f16};
 
-/// A generator of numbers without structure.
+/// A generator of pseudo-random numbers.
 struct Random(u64);
 
 impl Random {
@@ -59,15 +59,15 @@ impl Random {
 
     fn activations(&mut self, format: AFormat, m: usize, k: usize) -> AOperand<'static> {
         let data = || Random(9).floats(m * k);
-        let narrow = |x: &f32| x * 3.0;
+        let tripled = |x: &f32| x * 3.0;
         match format {
             AFormat::F32 => AOperand::Float(FloatMatrix::F32(Matrix::new("a", m, k, data()).unwrap())),
             AFormat::F16 => {
-                let data: Vec<f16> = data().iter().map(|x| f16::from_f32(narrow(x))).collect();
+                let data: Vec<f16> = data().iter().map(|x| f16::from_f32(tripled(x))).collect();
                 AOperand::Float(FloatMatrix::F16(Matrix::new("a", m, k, data).unwrap()))
             }
             AFormat::Bf16 => {
-                let data: Vec<bf16> = data().iter().map(|x| bf16::from_f32(narrow(x))).collect();
+                let data: Vec<bf16> = data().iter().map(|x| bf16::from_f32(tripled(x))).collect();
                 AOperand::Float(FloatMatrix::Bf16(Matrix::new("a", m, k, data).unwrap()))
             }
             AFormat::Nvfp4 => AOperand::Quantized(self.quantized(BlockFormat::Nvfp4, m, k, 0.5)),
@@ -104,7 +104,7 @@ fn isas() -> impl Iterator<Item = Isa> {
     Isa::ALL.into_iter().filter(|isa| isa.available())
 }
 
-/// What C may differ by: the sums' error bound carried through the activation, and its own roundings.
+/// Asserts that C is within its error bound: that of the sums carried through the activation, and the activation's roundings.
 ///
 /// A term of a sum passes at most 256 + K/256 + 4 roundings in W4A16 (twice as many where multiply-adds are not
 /// fused), K/16 + 2 in W4A4.
@@ -197,7 +197,7 @@ fn f16_and_bf16_outputs_are_the_rounded_f32_output_exact() {
     let mut c = vec![f16::NAN; 13 * 40];
     gemm(&desc, Isa::best()).run(&a, &group, OutputMut::F16(&mut c)).unwrap();
     assert!(c.iter().zip(&wide).all(|(c, &wide)| c.to_bits() == f16::from_f32(wide).to_bits()));
-    // A sum that nearly cancels may be off by more; none of these does.
+    // A sum that nearly cancels may be off by more; none of these cancels.
     assert_eq!(Comparison::new(&c, &want, 40).unwrap().over_1_ulp, 0);
 
     desc.out = OutFormat::Bf16;
@@ -241,7 +241,7 @@ fn tensor_scales_at_both_ends_of_f32_lose_nothing() {
                 GateUp::new(random.quantized(format, 16, 64, gate), random.quantized(format, 16, 64, up));
             let a = random.activations(a_format, 5, 64);
             let mut desc = desc(&a, &weights, Activation::Identity);
-            // So that the products are as large as f32 has digits for.
+            // Makes the products large enough to be normal f32.
             (desc.epilogue.alpha_gate, desc.epilogue.alpha_up) = (1e10, 1e10);
             let want = reference(&desc.epilogue, &a, 0..5, &weights);
             for isa in isas() {
@@ -367,7 +367,7 @@ fn a_quantized_on_the_way_in_equals_a_quantized_before_exact() {
     }
 }
 
-/// A is prepared some rows at a time, in buffers for as many: a row is what it is on its own, wherever it lies.
+/// A is prepared in waves of rows, whose buffers are reused. Each row's result is the same wherever the row lies.
 #[test]
 fn more_rows_than_are_prepared_at_a_time_are_each_right() {
     let (m, n, k) = (2600, 20, 32);

@@ -1,4 +1,4 @@
-//! Any number of rows, the ends of K, and what lies between rows, beside them or in rows of nobody.
+//! Any number of rows, the ends of K, and memory between rows, beside them or in rows of no group.
 
 use super::*;
 
@@ -126,7 +126,7 @@ fn groups_have_their_own_weights_and_gaps_stay_untouched_exact() {
     }
 }
 
-/// flashinfer#3057: what lies in rows of no group, as where a mixture has room for more tokens than it got.
+/// flashinfer#3057: rows of no group, as in a mixture that has room for more tokens than it got, may hold anything.
 #[test]
 fn rows_of_no_group_never_change_a_bit_exact() {
     let (n, k, ranges) = (16, 64, [0..3, 3..3, 7..12]);

@@ -1,16 +1,16 @@
-//! Factors as large and as small as their formats have, against f64: what is right of the others is right of these.
+//! The largest and the smallest factors of each format against f64: they obey the same bounds as others.
 
 use super::super::SPAN_K;
 use super::*;
 
-/// Rows that take each of the ways: one, few, and groups of many.
+/// Numbers of rows for each way to multiply: one, few, and groups of many.
 const ROWS: [usize; 4] = [1, 2, 5, 13];
 /// More than is prepared at a time.
 const K: usize = SPAN_K + 64;
 const N: usize = 3;
 
-/// Mxfp4 weights with scales within `spread` of byte `around`. Every fifth block has the largest scale and, but at
-/// [`hidden`], zero codes.
+/// Mxfp4 weights with scales within `spread` of byte `around`. Every fifth block has the largest scale, and zero codes except
+/// at [`hidden`].
 fn around(name: &str, around: i32, spread: i32, random: &mut Random) -> QuantizedMatrix<'static> {
     let blocks = N * K / 32;
     let (mut codes, mut scales) = (vec![0; N * K / 2], vec![254; blocks]);
@@ -26,7 +26,7 @@ fn around(name: &str, around: i32, spread: i32, random: &mut Random) -> Quantize
         .unwrap()
 }
 
-/// The element and its neighbour, whose code may differ from zero under the largest scale.
+/// This element and its neighbour may have codes other than zero under the largest scale.
 const HIDDEN: usize = 6;
 
 /// Whether activations are zero here, so that the largest scale has no effect.
@@ -34,8 +34,8 @@ fn hidden(k: usize) -> bool {
     k / 32 % 5 == 2 && k % 32 / 2 == HIDDEN / 2
 }
 
-/// Numbers of up to `2^exponent`, in f32, f16 and bf16. Those of kind 1 are spread over 2⁴⁰; of those of kind 2, the first
-/// row alone is large.
+/// Numbers of up to `2^exponent` in f32, f16 and bf16. Those of kind 1 spread over 2⁴⁰; in kind 2 only the first row is
+/// large.
 fn numbers(rows: usize, exponent: i32, kind: usize, random: &mut Random) -> [FloatMatrix<'static>; 3] {
     let data: Vec<f32> = (0..rows * K)
         .map(|i| {
@@ -67,10 +67,8 @@ fn check(isas: &[Isa], pair: &GateUp<'_>, a: &FloatMatrix<'_>, what: &str) -> us
     };
     let weights = [values(&pair.gate), values(&pair.up)];
     let activations: Vec<f64> = (0..rows * K).map(|i| f64::from(a.value(i / K, i % K))).collect();
-    let got: Vec<_> = isas
-        .iter()
-        .map(|&isa| sums(Kernel::new(isa, pair.gate.format()).unwrap(), a, &one_tile(rows), &packed))
-        .collect();
+    let got: Vec<_> =
+        isas.iter().map(|&isa| sums(kernel(isa, pair.gate.format()), a, &one_tile(rows), &packed)).collect();
     let mut checked = 0;
     for i in 0..rows * 2 * N {
         let (row, half, n) = (i / N / 2, i / N % 2, i % N);
@@ -136,7 +134,7 @@ fn nvfp4_with_activations_of_every_exponent_close() {
     assert!(checked > 10_000, "{checked} sums");
 }
 
-/// A number of 3e38 in any place of a row, under scales that leave its product finite: few rows take another way then.
+/// A number of 3e38 anywhere in a row, with scales that keep its product finite: few rows take another way then.
 #[test]
 fn one_number_near_the_largest_is_right_wherever_it_is_close() {
     let (isas, mut random) = (isas(), Random(14));

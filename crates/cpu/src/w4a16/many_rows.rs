@@ -1,15 +1,15 @@
-//! Many rows: decodes a block of K into the first-level cache and passes all rows over it. See
+//! Many rows: decodes a block of K into the first-level cache and multiplies all rows with it. See
 //! [`kernel`](super::kernel) for the order of sums.
 
 use std::mem::MaybeUninit;
 
 use dualgemm_formats::BlockFormat;
 
-use super::blocks::AS_FLOATS;
-use super::kernel::{BLOCK_K, Task, groups};
+use super::kernel::{BLOCK_K, Layout, Task, groups};
 use super::pairs::{self, Pairs};
 use super::vector::Vector;
 use crate::fetch::fetch;
+use crate::isa::{InstructionSet, Work};
 use crate::pack::{CHUNK, CHUNK_K};
 use crate::tile::TILE_COLS;
 
@@ -22,9 +22,9 @@ const CHUNKS: usize = BLOCK_K / CHUNK_K;
 /// Room for decoded weights.
 #[repr(align(64))]
 pub(super) struct Decoded {
-    /// `[k][features of a pass]`, or as [`pairs`] has them.
+    /// `[k][features of a pass]`, or pairs in the order of [`pairs`].
     pub(super) weights: MaybeUninit<[f32; BLOCK_K * MAX_WIDTH]>,
-    /// Of pairs: `[chunk][features of a pass]`.
+    /// For pairs: `[chunk][features of a pass]`.
     pub(super) scales: MaybeUninit<[f32; CHUNKS * MAX_WIDTH]>,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Block {
     pub(super) packed: *const u8,
     /// Chunks, up to [`BLOCK_K`] of k.
     pub(super) chunks: usize,
-    /// First feature of the panel.
+    /// First feature of the panel that is multiplied.
     pub(super) column: usize,
     /// Rows.
     pub(super) rows: usize,
@@ -50,7 +50,7 @@ pub(super) struct Block {
 }
 
 impl Block {
-    /// Fetches what follows a block after this chunk, once of all its features.
+    /// Fetches the chunk one block after this one: once, while the first features are decoded.
     #[inline(always)]
     pub(super) fn fetch_next(&self, chunk: *const u8) {
         if self.column == 0 {
@@ -59,46 +59,52 @@ impl Block {
     }
 }
 
-/// Any number of rows.
-///
-/// # Safety
-/// The machine has the instruction set of `P`, and the pointers of the task point to as much as it says.
-#[inline(always)]
-pub(super) unsafe fn wide<P: Pairs>(task: &Task) {
-    // Loops are compiled for each format, so that they do not ask for it with every vector of scales.
-    let of_format = |format| Task { format, ..*task };
-    // SAFETY: the caller's promises.
-    unsafe {
-        match task.format {
-            BlockFormat::Nvfp4 => wide_format::<P>(&of_format(BlockFormat::Nvfp4)),
-            BlockFormat::Mxfp4 => wide_format::<P>(&of_format(BlockFormat::Mxfp4)),
+/// Any number of rows, as [`blocks`](super::blocks) writes them.
+pub(super) struct Multiply<'a>(pub(super) Task<'a>);
+
+impl Work for Multiply<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: InstructionSet>(self, _: S) {
+        let Self(task) = self;
+        task.check();
+        // The loops are compiled for each format, so that they do not branch on it for every vector of scales.
+        // SAFETY: the machine has the instruction set, since `run` got its token; `check` compared the slices with the numbers of
+        // the task; and `Kernel::prepare`, the only author of layouts, had `blocks::Write` write these activations.
+        unsafe {
+            match task.format {
+                BlockFormat::Nvfp4 => multiply_task::<S>(Task { format: BlockFormat::Nvfp4, ..task }),
+                BlockFormat::Mxfp4 => multiply_task::<S>(Task { format: BlockFormat::Mxfp4, ..task }),
+            }
         }
     }
 }
 
-/// [`wide`], where the compiler knows the format.
+/// [`Multiply`], where the compiler knows the format.
 #[inline(always)]
-unsafe fn wide_format<P: Pairs>(task: &Task) {
+unsafe fn multiply_task<P: Pairs>(task: Task<'_>) {
     const { assert!(2 * P::Floats::LANES <= MAX_WIDTH) };
-    let Task { format, chunks, rows, .. } = *task;
+    let Task { format, chunks, rows, .. } = task;
+    let (packed, a, sums) = (task.packed.as_ptr(), task.a.as_ptr(), task.sums.as_mut_ptr());
     let mut decoded = Decoded { weights: MaybeUninit::uninit(), scales: MaybeUninit::uninit() };
     for panel in 0..task.panels {
         for first in (0..chunks).step_by(CHUNKS) {
             let chunks = CHUNKS.min(chunks - first);
-            // SAFETY: all offsets stay inside what the caller promises: panel < panels, first + chunks ≤ the task's,
+            let layout = task.layouts[first / CHUNKS];
+            // SAFETY: `Task::check` compared the slices with these bounds: panel < panels, first + chunks ≤ the task's,
             // column < 32.
             unsafe {
-                let packed = task.panel.add(panel * task.panel_stride + first * CHUNK);
-                let a = task.a.add(first * rows * CHUNK_K);
-                let rests = *task.kinds.add(first / CHUNKS);
+                let packed = packed.add(panel * task.panel_stride + first * CHUNK);
+                let a = a.add(first * rows * CHUNK_K);
                 for column in (0..TILE_COLS).step_by(2 * P::Floats::LANES) {
-                    let sums = task.sums.add(panel * rows * TILE_COLS + column);
+                    let sums = sums.add(panel * rows * TILE_COLS + column);
                     let block =
                         Block { format, packed, chunks, column, rows, a, sums, add: task.add || first > 0 };
-                    if rests == AS_FLOATS {
-                        multiply::<P::Floats>(&block, &mut decoded);
-                    } else {
-                        pairs::multiply::<P>(&block, rests as usize, &mut decoded);
+                    match layout {
+                        Layout::Pairs { rests } => pairs::multiply::<P>(&block, rests, &mut decoded),
+                        Layout::Floats => multiply::<P::Floats>(&block, &mut decoded),
+                        other => unreachable!("{other:?} is multiplied elsewhere"),
                     }
                 }
             }
@@ -106,12 +112,12 @@ unsafe fn wide_format<P: Pairs>(task: &Task) {
     }
 }
 
-/// Multiplies floats, `[group of rows][k][row of group]`: a pass reads them in order.
+/// Multiplies floats, `[group of rows][k][row of group]`, which a pass reads in order.
 #[inline(always)]
 unsafe fn multiply<V: Vector>(block: &Block, decoded: &mut Decoded) {
     let Block { rows, chunks, .. } = *block;
     let weights = decoded.weights.as_mut_ptr().cast::<f32>();
-    // SAFETY: all offsets stay inside what the caller promises; `decoded` has room for a block.
+    // SAFETY: `multiply_task` passes whole chunks and `rows` rows of activations and sums; `decoded` has room for a block.
     unsafe {
         for c in 0..chunks {
             let (chunk, to) = (block.packed.add(c * CHUNK), weights.add(c * CHUNK_K * 2 * V::LANES));
@@ -136,7 +142,7 @@ unsafe fn multiply<V: Vector>(block: &Block, decoded: &mut Decoded) {
 unsafe fn decode<V: Vector>(format: BlockFormat, chunk: *const u8, column: usize, to: *mut f32) {
     for v in 0..2 {
         let column = column + v * V::LANES;
-        // SAFETY: the caller passes a chunk, a column two vectors before its end, and room for the weights.
+        // SAFETY: `multiply` passes a whole chunk, a column two vectors before its end, and room for the chunk's weights.
         unsafe {
             let scales = V::scales(chunk, column, format);
             for quad in 0..CHUNK_K / 4 {
@@ -148,7 +154,7 @@ unsafe fn decode<V: Vector>(format: BlockFormat, chunk: *const u8, column: usize
     }
 }
 
-/// `$body` with `$ROWS` a constant, of the value of `$rows`, which is at most `$most`.
+/// `$body` with a constant `$ROWS` of the value of `$rows`, which is at most `$most`.
 macro_rules! for_rows {
     ($rows:expr, $most:expr, |$ROWS:ident| $body:expr) => {
         for_rows!($rows, $most, |$ROWS| $body; 1 2 3 4 5 6 7 8 9 10 11 12 13 14)
@@ -165,9 +171,9 @@ macro_rules! for_rows {
 }
 pub(super) use for_rows;
 
-/// One group of rows over a decoded block of K.
+/// One group of rows and a decoded block of K.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Pass {
+pub(crate) struct Pass {
     /// Rows, at most [`Vector::ROWS`].
     rows: usize,
     /// `[k][2 · LANES]`.
@@ -184,19 +190,19 @@ pub(super) struct Pass {
 
 /// Multiplies one group of rows.
 ///
-/// Instruction sets compile this as a function of its own: inlined, its accumulators would share the registers with
-/// what decoding keeps there, and some would be spilled (a third of the speed, on Zen 3).
+/// Instruction sets compile this as a separate function: inlined, its accumulators would share the registers with the
+/// values that decoding keeps there, and some would be spilled (a third of the speed, on Zen 3).
 ///
 /// # Safety
-/// The machine has the instruction set of `V`, and the pointers point to as much as they say.
+/// The machine has the instruction set of `V`, and the pointers of the pass are valid for what their fields say.
 #[inline(always)]
 pub(super) unsafe fn pass<V: Vector>(pass: &Pass) {
-    // SAFETY: the caller's promises.
+    // SAFETY: `for_rows` picks the `ROWS` that is `pass.rows`, and the rest of the contract is this function's.
     for_rows!(pass.rows, V::ROWS, |ROWS| unsafe { pass_rows::<V, ROWS>(pass) });
 }
 
-/// k of a turn of the loop of [`pass_rows`]. With one, counting takes 3 of 23 instructions, which show (10 %) where the core's
-/// other thread is busy, too, and takes half of what the core can issue.
+/// k of a turn of the loop of [`pass_rows`]. With one, counting takes 3 of 23 instructions. That costs 10 % where the core's
+/// other thread is busy and takes half of what the core can issue.
 const UNROLL: usize = 4;
 const _: () = assert!(CHUNK_K.is_multiple_of(UNROLL));
 
@@ -204,7 +210,8 @@ const _: () = assert!(CHUNK_K.is_multiple_of(UNROLL));
 #[inline(always)]
 unsafe fn pass_rows<V: Vector, const ROWS: usize>(pass: &Pass) {
     let (mut weights, mut a) = (pass.weights, pass.a);
-    // SAFETY: the pass has `k` rows of weights, `[k][ROWS]` activations, and `ROWS` rows of sums.
+    // SAFETY: `pass` vouches for `k` rows of weights, `[k][ROWS]` activations, and `ROWS` rows of sums; k is a multiple of
+    // `UNROLL`, since chunks are.
     unsafe {
         let mut accumulators = [[V::zero(); 2]; ROWS];
         for _ in 0..pass.k / UNROLL {
