@@ -26,7 +26,8 @@ const STEP: f64 = f64::from_bits((1023 - 149) << 52);
 pub struct Bounded {
     /// The value in f64.
     pub value: f64,
-    /// The most that a right f32 differs by; infinite where that is not known.
+    /// The most that a right f32 differs by; infinite where that is not known, NaN where a number on the way exceeds f32 and
+    /// anything may come out.
     pub error: f64,
 }
 
@@ -62,7 +63,9 @@ impl Bounded {
 
     /// One more rounding to f32.
     fn rounded(self) -> Self {
-        Self { error: self.error + self.value.abs() * ROUNDING + STEP, ..self }
+        let error = self.error + self.value.abs() * ROUNDING + STEP;
+        let overflows = self.value.is_finite() && self.value.abs() + error > f64::from(f32::MAX);
+        Self { error: if overflows { f64::NAN } else { error }, ..self }
     }
 
     fn product_with(self, other: Self) -> Self {

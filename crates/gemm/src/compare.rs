@@ -149,6 +149,8 @@ pub struct Comparison {
     pub elements: usize,
     /// Elements that are not finite and equal on both sides: they count as right, and in nothing else.
     pub not_finite: usize,
+    /// Elements that a number beyond f32 led to, so that nothing is known of them: they count as right, and in nothing else.
+    pub overflowed: usize,
     /// Where the result is worst.
     pub worst: Worst,
 }
@@ -182,6 +184,7 @@ pub struct Comparer {
     over_1_ulp: usize,
     elements: usize,
     not_finite: usize,
+    overflowed: usize,
     /// What [`Worst`] is chosen by.
     worst_by: f64,
     max_of_bound: f64,
@@ -204,6 +207,7 @@ impl Comparer {
             over_1_ulp: 0,
             elements: 0,
             not_finite: 0,
+            overflowed: 0,
             worst_by: -1.0,
             max_of_bound: 0.0,
             over_bound: 0,
@@ -232,6 +236,11 @@ impl Comparer {
         let usual = (finite.map(|w| w * w).sum::<f64>() / want.len() as f64).sqrt();
         for (&g, &bounded) in got.iter().zip(want) {
             let bounded: Bounded = bounded.into();
+            if bounded.error.is_nan() && !bounded.value.is_nan() {
+                self.overflowed += 1;
+                self.elements += 1;
+                continue;
+            }
             let w = bounded.value;
             let rounded = T::from_f64(w);
             let value = g.to_f64();
@@ -310,6 +319,7 @@ impl Comparer {
             nearest_rel_l2: None,
             elements: self.elements,
             not_finite: self.not_finite,
+            overflowed: self.overflowed,
             worst: self.worst,
         })
     }
@@ -318,6 +328,20 @@ impl Comparer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What overflowed is not held against a kernel; a wrong neighbour still is.
+    #[test]
+    fn what_exceeds_f32_on_the_way_is_counted_and_not_compared() {
+        let of = |gate: f64, up: f64| {
+            let bounded = |sum: f64| Bounded::product(16, [sum, sum.abs()], 1.0, 0.0);
+            crate::Activation::ClampedSilu { limit: 7.0 }.program().eval(bounded(gate), bounded(up))
+        };
+        let want = [of(3e39, 1.0), of(1.0, 1.0)];
+        let compare = |got: [f32; 2]| Comparison::new(&got, &want, 2).unwrap();
+        let right = compare([f32::INFINITY, want[1].value as f32]);
+        assert_eq!((right.overflowed, right.over_bound, right.rel_l2 < 1e-6), (1, 0, true));
+        assert_eq!(compare([7.0, 2.0]).over_bound, 1);
+    }
 
     #[test]
     fn equal_results_have_no_distance() {
