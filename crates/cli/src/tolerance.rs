@@ -164,7 +164,9 @@ impl fmt::Display for Statement<'_> {
         let worst = &found.worst;
         write!(f, "worst element C[{},{}] is off by {:.1e}", worst.row, worst.col, worst.error())?;
         match worst.bound.filter(|_| tolerance.within_bound) {
-            Some(bound) if found.max_of_bound < 0.01 => write!(f, ", less than 0.01 of its bound {bound:.1e}")?,
+            Some(bound) if found.max_of_bound < 0.01 => {
+                write!(f, ", less than 0.01 of its bound {bound:.1e}")?
+            }
             Some(bound) => write!(f, ", {:.2} of its bound {bound:.1e}", found.max_of_bound)?,
             None => write!(f, " of {:.1e}", worst.want.abs())?,
         }
@@ -179,7 +181,10 @@ impl fmt::Display for Statement<'_> {
         }
         if found.overflowed > 0 {
             let (some, all) = (found.overflowed, found.elements);
-            writeln!(f, "{some} of {all} elements are not compared: gate, up or C exceeds f32 (3.4e38) on the way")?;
+            writeln!(
+                f,
+                "{some} of {all} elements are not compared: gate, up or C exceeds f32 (3.4e38) on the way"
+            )?;
         }
         write!(f, "{tolerance}")?;
         match tolerance.holds(found) {

@@ -1,6 +1,7 @@
 //! All kernels but the fused Hopper and Blackwell ones, in the simulator with all checkers on; on a GPU with
 //! `DUALGEMM_TEST_DEVICE=cuda`.
 
+mod anatomy;
 mod atoms;
 mod common;
 mod cutlass;
