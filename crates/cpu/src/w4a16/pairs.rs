@@ -88,7 +88,7 @@ pub(super) unsafe fn multiply<P: Pairs>(block: &Block, rests: usize, decoded: &m
     let weights =
         Weights { scales: decoded.scales.as_mut_ptr().cast(), pairs: decoded.weights.as_mut_ptr().cast() };
     // SAFETY: groups lie inside `rows`; `Write` put the rests right behind the integers, with rows and k of this tile and block;
-    // `decoded` has room for a block of weights, of which two take at most 8 bytes.
+    // `decoded` has room for a block of weights; two of them take at most 8 bytes.
     unsafe {
         let usual_scales = decode::<P>(block, weights);
         for group in groups(rows, P::ROWS) {
