@@ -8,6 +8,7 @@
 //! `exec`).
 
 pub mod cross;
+pub mod hash;
 pub mod launches;
 pub mod order;
 pub mod outside;
