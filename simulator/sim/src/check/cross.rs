@@ -5,8 +5,8 @@
 
 use super::order::Places;
 use super::outside::Eras;
-use super::pages::PAGE;
-use super::shadow::{Access, StateId, States, WRITTEN};
+use super::pages::{PAGE, Run};
+use super::shadow::{Access, StateId, States};
 use crate::decode::operand::Scope;
 use crate::machine::cluster::Cluster;
 use crate::machine::grid::Launch;
@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 #[derive(Debug)]
 pub struct Used {
     index: u32,
-    pages: BTreeMap<u64, Vec<StateId>>,
+    pages: BTreeMap<u64, Vec<Run>>,
     states: States,
     /// What it knew of the rest of the grid.
     pub eras: Eras,
@@ -59,18 +59,16 @@ impl Finished {
         let mut states = cluster.states;
         states.compact(pages.words());
         let (index, eras, places) = (cluster.index, cluster.eras, cluster.places);
-        self.clusters.push(Used { index, pages: pages.into_compressed(), states, eras, places });
+        self.clusters.push(Used { index, pages: pages.into_runs(), states, eras, places });
     }
 
     /// Bytes of global memory that any of the clusters touched, in words of 4.
     pub fn unique_bytes(&self) -> u64 {
         let mut pages: BTreeMap<u64, Vec<bool>> = BTreeMap::new();
         for used in &self.clusters {
-            for (page, words) in &used.pages {
+            for (page, runs) in &used.pages {
                 let touched = pages.entry(*page).or_insert_with(|| vec![false; PAGE as usize / 4]);
-                for (i, t) in touched.iter_mut().enumerate() {
-                    *t |= words[i.min(words.len() - 1)] != WRITTEN;
-                }
+                runs.iter().for_each(|run| touched[run.start.into()..run.end.into()].fill(true));
             }
         }
         pages.values().flatten().filter(|t| **t).count() as u64 * 4
@@ -80,8 +78,8 @@ impl Finished {
         let mut users = Users::new();
         for (i, used) in self.clusters.iter().enumerate() {
             let writes = used.states.writers();
-            for (&page, words) in &used.pages {
-                let writer = words.iter().any(|w| writes[*w as usize]);
+            for (&page, runs) in &used.pages {
+                let writer = runs.iter().any(|run| writes[run.state as usize]);
                 users.entry(page).or_default().push((i, writer));
             }
         }
@@ -138,6 +136,25 @@ impl Finished {
 /// An access, with the CTA and warp that made it.
 pub type Party = (Access, ([u32; 3], Option<u32>));
 
+/// Where runs of two clusters overlap: first word, both states.
+fn overlaps<'a>(a: &'a [Run], b: &'a [Run]) -> impl Iterator<Item = (u16, StateId, StateId)> + 'a {
+    let (mut i, mut k) = (0, 0);
+    std::iter::from_fn(move || {
+        loop {
+            let (x, y) = (a.get(i)?, b.get(k)?);
+            if x.end <= y.end {
+                i += 1;
+            } else {
+                k += 1;
+            }
+            let start = x.start.max(y.start);
+            if start < x.end.min(y.end) {
+                return Some((start, x.state, y.state));
+            }
+        }
+    })
+}
+
 /// The first byte of a page that both access, one of them with a write, so that `race` holds.
 fn conflict(
     page: u64,
@@ -145,18 +162,16 @@ fn conflict(
     b: &Used,
     race: impl Fn(&Access, &Access) -> bool,
 ) -> Option<(u64, Access, Access)> {
-    let (pa, pb) = (&a.pages[&page], &b.pages[&page]);
     let mut clear = Vec::new();
-    for i in 0..pa.len().max(pb.len()) {
-        let (x, y) = (pa[i.min(pa.len() - 1)], pb[i.min(pb.len() - 1)]);
-        if x == WRITTEN || y == WRITTEN || clear.contains(&(x, y)) {
+    for (i, x, y) in overlaps(&a.pages[&page], &b.pages[&page]) {
+        if clear.contains(&(x, y)) {
             continue;
         }
         for (mx, ax) in a.states.remembered(x) {
             for (my, ay) in b.states.remembered(y) {
                 if mx & my != 0 && (ax.kind.write || ay.kind.write) && race(&ax, &ay) {
                     let byte = (mx & my).trailing_zeros() as u64;
-                    return Some((page * PAGE + i as u64 * 4 + byte, ax, ay));
+                    return Some((page * PAGE + u64::from(i) * 4 + byte, ax, ay));
                 }
             }
         }

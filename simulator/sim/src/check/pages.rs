@@ -22,15 +22,53 @@ impl Pages {
         self.0.values_mut()
     }
 
-    /// Pages in order; a page whose words are all in one state is shortened to that one.
-    pub fn into_compressed(self) -> BTreeMap<u64, Vec<StateId>> {
-        let mut pages = self.0;
-        for words in pages.values_mut() {
-            if words.iter().all(|w| *w == words[0]) {
-                words.truncate(1);
-                words.shrink_to_fit();
-            }
+    /// What was touched of each page, in order: a grid that fills memory has thousands of clusters with a few runs each.
+    pub fn into_runs(self) -> BTreeMap<u64, Vec<Run>> {
+        let touched =
+            |(number, words): (u64, Vec<StateId>)| Some((number, runs(&words))).filter(|p| !p.1.is_empty());
+        self.0.into_iter().filter_map(touched).collect()
+    }
+}
+
+/// Words of a page that were touched and are in one state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    /// The first.
+    pub start: u16,
+    /// The one after the last.
+    pub end: u16,
+    /// Their state.
+    pub state: StateId,
+}
+
+fn runs(words: &[StateId]) -> Vec<Run> {
+    let mut out = Vec::new();
+    let mut start = 0;
+    for same in words.chunk_by(|a, b| a == b) {
+        let end = start + same.len() as u16;
+        if same[0] != WRITTEN {
+            out.push(Run { start, end, state: same[0] });
         }
-        pages
+        start = end;
+    }
+    out.shrink_to_fit();
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_leave_out_what_was_not_touched_exact() {
+        let mut pages = Pages::default();
+        pages.page(3)[4..8].fill(5);
+        pages.page(3)[8] = 6;
+        pages.page(3)[WORDS - 1] = 5;
+        pages.page(7);
+        let run = |start, end, state| Run { start, end, state };
+        let last = WORDS as u16;
+        let found = vec![run(4, 8, 5), run(8, 9, 6), run(last - 1, last, 5)];
+        assert_eq!(pages.into_runs(), BTreeMap::from([(3, found)]));
     }
 }

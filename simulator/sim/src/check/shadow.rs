@@ -8,12 +8,12 @@
 //! knows no more of the rest of the grid and conflicts with as much;
 //! strong writes (atomics, volatile) that are not ordered with each other are kept together.
 
+use super::hash::QuickMap;
 use super::order::{Actor, Actors, View};
 use super::outside::Era;
 use super::proxy::Memory;
 use crate::decode::operand::Scope;
 use smallvec::SmallVec;
-use std::collections::HashMap;
 
 /// One access as the shadow remembers it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -140,12 +140,12 @@ pub struct Look {
 #[derive(Debug)]
 pub struct States {
     states: Vec<State>,
-    ids: HashMap<State, StateId>,
+    ids: QuickMap<State, StateId>,
 }
 
 impl Default for States {
     fn default() -> States {
-        let mut states = States { states: Vec::new(), ids: HashMap::new() };
+        let mut states = States { states: Vec::new(), ids: QuickMap::default() };
         states.intern(State::Whole(Cell::default()));
         states.intern(State::Whole(Cell { written: true, ..Cell::default() }));
         states
@@ -179,10 +179,10 @@ impl States {
     /// Drops every state that no word holds. `words` visits all words of all shadows.
     pub fn compact<'a>(&mut self, words: impl Iterator<Item = &'a mut Vec<StateId>>) {
         let old = std::mem::take(self);
-        let mut map: HashMap<StateId, StateId> = HashMap::new();
+        let mut map: Vec<Option<StateId>> = vec![None; old.states.len()];
         for word in words.flat_map(|w| w.iter_mut()) {
-            *word = match map.get(word) {
-                Some(&id) => id,
+            *word = match map[*word as usize] {
+                Some(id) => id,
                 None => {
                     let state = match &old.states[*word as usize] {
                         State::Split(parts) => {
@@ -191,7 +191,7 @@ impl States {
                         whole => whole.clone(),
                     };
                     let id = self.intern(state);
-                    map.insert(*word, id);
+                    map[*word as usize] = Some(id);
                     id
                 }
             };

@@ -9,10 +9,11 @@ use crate::check::order::View;
 use crate::check::pages::PAGE;
 use crate::check::proxy::Memory;
 use crate::check::shadow::{Access, Conflict, Kind, Look};
+use crate::check::undefined::Hole;
 use crate::decode::operand::Addr;
 use crate::machine::cluster::Cluster;
 use crate::machine::engine::Agent;
-use crate::memory::{self, Place, SHARED_RESERVED, Space, outside, place};
+use crate::memory::{self, Place, Space, outside, place};
 use crate::trap::{Check, Fault, Party};
 use std::sync::Arc;
 
@@ -98,9 +99,21 @@ impl<'a> Cluster<'a> {
         let cta = &mut self.ctas[rank as usize];
         let result =
             self.states.access(&mut cta.shared.shadow, offset as usize, len as usize, access, who.view, look);
-        result.map_err(|(byte, c)| {
-            self.conflict(c, kind, len, "shared", |l| l.describe_shared(rank, byte as u32))
-        })
+        let holes = &mut cta.shared.holes;
+        let hole = match kind.write {
+            true => {
+                holes.fill(offset.into(), len.into());
+                None
+            }
+            false => holes.of(offset.into(), len.into()).filter(|_| look.uninit),
+        };
+        match (result, hole) {
+            (Err((byte, c)), _) => {
+                Err(self.conflict(c, kind, len, "shared", |l| l.describe_shared(rank, byte as u32)))
+            }
+            (Ok(()), Some(hole)) => Err(self.launch.undefined(hole.origin, None, who.pc)),
+            (Ok(()), None) => Ok(()),
+        }
     }
 
     /// Checks an access to global memory and remembers it.
@@ -142,7 +155,7 @@ impl<'a> Cluster<'a> {
         Ok(())
     }
 
-    fn conflict(
+    pub(super) fn conflict(
         &self,
         conflict: Conflict,
         kind: Kind,
@@ -233,27 +246,6 @@ impl<'a> Cluster<'a> {
     }
 }
 
-impl crate::machine::grid::Launch<'_> {
-    /// A shared address as the kernel's author knows it.
-    pub fn describe_shared(&self, rank: u32, offset: u32) -> String {
-        let mut text = if self.clustered {
-            format!("shared {offset:#x} of cluster rank {rank}")
-        } else {
-            format!("shared {offset:#x}")
-        };
-        let at = offset.wrapping_sub(SHARED_RESERVED);
-        let variable =
-            self.kernel.shared_variables.iter().find(|(_, start, n)| (*start..start + n).contains(&at));
-        let dynamic = self.kernel.dynamic_offset;
-        if let Some((name, start, _)) = variable {
-            text += &format!(" (`{name}` + {})", at - start);
-        } else if at >= dynamic && at < dynamic + self.dynamic_shared {
-            text += &format!(" (dynamic shared memory + {})", at - dynamic);
-        }
-        text
-    }
-}
-
 impl Cx<'_, '_> {
     /// A lane of the group as the one who accesses.
     fn who(&mut self, lane: usize) -> (u16, u32, Arc<View>) {
@@ -306,6 +298,24 @@ impl Cx<'_, '_> {
         kind: Kind,
         out: &mut [u8],
     ) -> Result<(), Fault> {
+        match self.load_lane(space, address, lane, kind, out)? {
+            Some(hole) => Err(self.cl.launch.undefined(hole.origin, Some(lane), self.pc)),
+            None => Ok(()),
+        }
+    }
+
+    /// Reads bytes for one lane that may be undefined: returns which are.
+    ///
+    /// # Errors
+    /// Everything else that can be wrong with a read.
+    pub fn load_lane(
+        &mut self,
+        space: Space,
+        address: u64,
+        lane: usize,
+        kind: Kind,
+        out: &mut [u8],
+    ) -> Result<Option<Hole>, Fault> {
         self.read(space, address, lane, kind, out).map_err(|f| f.lane(lane as u32))
     }
 
@@ -316,7 +326,7 @@ impl Cx<'_, '_> {
         lane: usize,
         kind: Kind,
         out: &mut [u8],
-    ) -> Result<(), Fault> {
+    ) -> Result<Option<Hole>, Fault> {
         let at = self.allowed(space, address, lane)?;
         let n = out.len();
         let (actor, clock, view) = self.who(lane);
@@ -335,24 +345,30 @@ impl Cx<'_, '_> {
         match at {
             Place::Global(a) => {
                 self.cl.touch_global(a, n as u64, kind, who)?;
-                launch.global.read(a, out)
+                launch.global.read(a, out)?;
             }
             Place::Shared { rank, offset } => {
-                self.cl.touch_shared(rank, offset, n as u32, kind, who)?;
+                let hole = match self.cl.touch_shared(rank, offset, n as u32, kind, who) {
+                    Err(fault) if fault.check == Check::Uninit => {
+                        self.cl.hole_in_shared(rank, offset, n as u32, kind, who)?
+                    }
+                    result => result.map(|()| None)?,
+                };
                 out.copy_from_slice(self.cl.ctas[rank as usize].shared.slice(rank, offset, n)?);
-                Ok(())
+                return Ok(hole);
             }
             Place::Local(o) => {
                 out.copy_from_slice(self.w.local.slice(lane, o, n, at)?);
-                Ok(())
+                return Ok(self.w.local.hole(lane, o, n));
             }
             Place::FuncParam(o) => {
                 out.copy_from_slice(self.w.func_params.slice(lane, o, n, at)?);
-                Ok(())
+                return Ok(self.w.func_params.hole(lane, o, n));
             }
-            Place::Const(o) => inside(launch.constant, o, "constant memory", out),
-            Place::Param(o) => inside(launch.params, o, "the kernel's parameters", out),
+            Place::Const(o) => inside(launch.constant, o, "constant memory", out)?,
+            Place::Param(o) => inside(launch.params, o, "the kernel's parameters", out)?,
         }
+        Ok(None)
     }
 
     /// Writes bytes for one lane.
@@ -367,18 +383,43 @@ impl Cx<'_, '_> {
         kind: Kind,
         src: &[u8],
     ) -> Result<(), Fault> {
-        self.write(space, address, lane, kind, src).map_err(|f| f.lane(lane as u32))
+        self.store_lane(space, address, lane, kind, src, None)
     }
 
-    fn write(
+    /// Writes bytes for one lane, some of which are undefined. The memory of the thread or CTA keeps them.
+    ///
+    /// # Errors
+    /// Everything that can be wrong with a write; undefined bytes in memory that others see.
+    pub fn store_lane(
         &mut self,
         space: Space,
         address: u64,
         lane: usize,
         kind: Kind,
         src: &[u8],
+        hole: Option<Hole>,
     ) -> Result<(), Fault> {
-        let at = self.allowed(space, address, lane)?;
+        let at = self.allowed(space, address, lane).map_err(|f| f.lane(lane as u32))?;
+        if let Some(hole) = hole {
+            match at {
+                Place::Shared { rank, .. } if rank as usize == self.cta => {}
+                Place::Local(_) | Place::FuncParam(_) => {}
+                _ => return Err(self.cl.launch.undefined(hole.origin, Some(lane), self.pc)),
+            }
+        }
+        self.write(at, lane, kind, src).map_err(|f| f.lane(lane as u32))?;
+        match (at, hole) {
+            (Place::Local(o), _) => self.w.local.set_hole(lane, o, src.len(), hole),
+            (Place::FuncParam(o), _) => self.w.func_params.set_hole(lane, o, src.len(), hole),
+            (Place::Shared { rank, offset }, Some(hole)) => {
+                self.cl.ctas[rank as usize].shared.holes.dig(offset.into(), hole);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, at: Place, lane: usize, kind: Kind, src: &[u8]) -> Result<(), Fault> {
         let n = src.len();
         let (actor, clock, view) = self.who(lane);
         let who = Who { actor, clock, pc: self.pc, view: &view };

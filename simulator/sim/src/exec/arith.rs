@@ -450,11 +450,14 @@ pub fn execute(op: &Arith, cx: &mut Cx<'_, '_>) -> Result {
     Ok(Flow::Next)
 }
 
-/// `selp`: moves one of two values; the value not chosen may be undefined.
+/// `selp`: moves one of two values.
 fn select(cx: &mut Cx<'_, '_>, d: Dst, s: &[Src; 2], p: Src) {
-    let p = cx.w.regs.pred(p, cx.m);
-    cx.w.regs.copy(d, s[0], cx.m & p);
-    cx.w.regs.copy(d, s[1], cx.m & !p);
+    let m = cx.m;
+    let p = cx.w.regs.pred(p, m);
+    cx.w.regs.moving(|regs| {
+        let (a, b) = (regs.r64(s[0], m & p), regs.r64(s[1], m & !p));
+        regs.w64(d, m, &std::array::from_fn(|i| if p >> i & 1 != 0 { a[i] } else { b[i] }));
+    });
 }
 
 fn two(cx: &mut Cx<'_, '_>, op: Int2, ty: IntType, d: Dst, s: &[Src; 2], packed: bool) {

@@ -127,6 +127,10 @@ fn copy(memory: &mut Local, m: u32, from: u32, to: u32, bytes: u32) {
         let source = source.to_vec();
         if let Ok(target) = memory.slice(lane, to.into(), bytes as usize, place) {
             target.copy_from_slice(&source);
+            for byte in 0..u64::from(bytes) {
+                let hole = memory.hole(lane, u64::from(from) + byte, 1);
+                memory.set_hole(lane, u64::from(to) + byte, 1, hole);
+            }
         }
     }
 }

@@ -177,29 +177,23 @@ pub fn execute(op: &Convert, cx: &mut Cx<'_, '_>) -> Result {
 }
 
 fn pack(regs: &mut Regs, m: u32, d: Dst, s: &[Src], bits: u32) {
-    // Undefined elements make an undefined register, not a fault: compilers pack them freely.
-    let unwritten = s.iter().fold(0, |u, s| u | regs.unwritten(*s));
-    let known = m & !unwritten;
     let mut r = [0u128; 32];
     for (k, s) in s.iter().enumerate() {
-        let v = regs.r64(*s, known);
+        let v = regs.r64(*s, m);
         let keep = u64::MAX >> (64 - bits);
         for (r, v) in r.iter_mut().zip(v) {
             *r |= u128::from(v & keep) << (k as u32 * bits);
         }
     }
     regs.w128(d, m, &r);
-    regs.forget(d, m & unwritten);
 }
 
 fn unpack(regs: &mut Regs, m: u32, d: &[Dst], s: Src, bits: u32) {
-    let unwritten = regs.unwritten(s);
-    let v = regs.r128(s, m & !unwritten);
+    let v = regs.r128(s, m);
     let keep = u64::MAX >> (64 - bits);
     for (k, d) in d.iter().enumerate() {
         let part = v.map(|v| (v >> (k as u32 * bits)) as u64 & keep);
         regs.w64(*d, m, &part);
-        regs.forget(*d, m & unwritten);
     }
 }
 

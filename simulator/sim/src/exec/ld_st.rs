@@ -2,8 +2,10 @@
 
 use super::{Cx, Result, lanes};
 use crate::check::shadow::Kind;
+use crate::check::undefined::Hole;
 use crate::decode::ld_st::{Matrix, Memory};
 use crate::decode::operand::{Addr, Ordering};
+use crate::machine::regs::Shadow;
 use crate::machine::step::Flow;
 use crate::machine::warp::Wait;
 use crate::memory::{Place, place};
@@ -59,9 +61,11 @@ fn load(cx: &mut Cx<'_, '_>, a: &Addr, ty: Type, d: &[Dst], order: Ordering) -> 
     let total = width * d.len();
     let kind = Kind::READ.strong(order.reach());
     let mut bytes = [[0u8; 32]; 32];
+    let mut holes = Vec::new();
     for l in lanes(cx.m) {
         cx.aligned_to(a.space, addresses[l], total as u64, l)?;
-        cx.read_lane(a.space, addresses[l], l, kind, &mut bytes[l][..total])?;
+        let hole = cx.load_lane(a.space, addresses[l], l, kind, &mut bytes[l][..total])?;
+        holes.extend(hole.map(|hole| (l, hole)));
     }
     for (k, d) in d.iter().enumerate() {
         let at = k * width;
@@ -92,6 +96,9 @@ fn load(cx: &mut Cx<'_, '_>, a: &Addr, ty: Type, d: &[Dst], order: Ordering) -> 
                 cx.w.regs.w64(*d, cx.m, &v);
             }
         }
+        if !holes.is_empty() {
+            cx.w.regs.set_shadow(*d, cx.m, &loaded(&holes, at, width, ty.is_signed()));
+        }
     }
     if order.strong {
         let places = cx.places(a, &addresses);
@@ -99,6 +106,20 @@ fn load(cx: &mut Cx<'_, '_>, a: &Addr, ty: Type, d: &[Dst], order: Ordering) -> 
         return Ok(Flow::Yield);
     }
     Ok(Flow::Next)
+}
+
+/// The undefined bits of a register loaded from `width` bytes at `at` of what each lane has read.
+fn loaded(holes: &[(usize, Hole)], at: usize, width: usize, signed: bool) -> Shadow {
+    let mut out = Shadow::default();
+    for (l, hole) in holes {
+        let bytes = (0..width).filter(|b| hole.bytes >> (at + b) & 1 != 0);
+        let mut bits = bytes.fold(0, |m, b| m | 0xffu128 << (8 * b));
+        if signed && bits >> (8 * width - 1) & 1 != 0 {
+            bits |= u128::MAX << (8 * width - 1);
+        }
+        out.add(*l, bits, (bits != 0).then_some(hole.origin));
+    }
+    out
 }
 
 fn store(cx: &mut Cx<'_, '_>, a: &Addr, ty: Type, s: &[Src], order: Ordering) -> Result {
@@ -111,8 +132,17 @@ fn store(cx: &mut Cx<'_, '_>, a: &Addr, ty: Type, s: &[Src], order: Ordering) ->
     let width = ty.bytes() as usize;
     let total = width * s.len();
     let mut bytes = [[0u8; 32]; 32];
+    let mut holes = [None; 32];
     for (k, s) in s.iter().enumerate() {
         let at = k * width;
+        // Only what is undefined of the bytes stored matters, so the registers do not check this read.
+        if cx.w.regs.unwritten(*s) & cx.m != 0 {
+            let shadow = cx.w.regs.shadow(*s, cx.pc);
+            for l in lanes(cx.m) {
+                holes[l] = join(holes[l], shadow.hole(l, width), at);
+            }
+        }
+        let check = cx.w.regs.check_reads(false);
         if width == 16 {
             let v = cx.w.regs.r128(*s, cx.m);
             for l in lanes(cx.m) {
@@ -124,6 +154,7 @@ fn store(cx: &mut Cx<'_, '_>, a: &Addr, ty: Type, s: &[Src], order: Ordering) ->
                 bytes[l][at..at + width].copy_from_slice(&v[l].to_le_bytes()[..width]);
             }
         }
+        cx.w.regs.check_reads(check);
     }
     if cx.w.regs.bad.is_some() {
         // The dispatch loop reports it; memory stays as it is.
@@ -136,12 +167,21 @@ fn store(cx: &mut Cx<'_, '_>, a: &Addr, ty: Type, s: &[Src], order: Ordering) ->
     let kind = Kind::WRITE.strong(order.reach());
     for l in lanes(cx.m) {
         cx.aligned_to(a.space, addresses[l], total as u64, l)?;
-        cx.write_lane(a.space, addresses[l], l, kind, &bytes[l][..total])?;
+        cx.store_lane(a.space, addresses[l], l, kind, &bytes[l][..total], holes[l])?;
     }
     if !order.strong {
         same_address(cx, a, &addresses, &bytes, total)?;
     }
     Ok(if order.strong { Flow::Yield } else { Flow::Next })
+}
+
+/// A lane's undefined bytes and those of its next register, which goes to byte `at`.
+fn join(before: Option<Hole>, next: Option<Hole>, at: usize) -> Option<Hole> {
+    let next = next.map(|h| Hole { bytes: h.bytes << at, ..h });
+    match (before, next) {
+        (Some(a), Some(b)) => Some(Hole { bytes: a.bytes | b.bytes, ..a }),
+        (a, b) => a.or(b),
+    }
 }
 
 /// Lanes of one instruction that store different values to one address: which one stays is undefined.
@@ -188,15 +228,20 @@ pub fn matrix(op: &Matrix, cx: &mut Cx<'_, '_>) -> Result {
     match op {
         Matrix::Load(a, d, shape) => {
             let count = d.len() / shape.registers() * shape.rows();
+            let mut holes: Vec<Option<Hole>> = Vec::new();
             let rows = rows(cx, a, count, |cx, address, l| {
                 let mut row = [0u8; 16];
                 match shape {
                     MatrixShape::M8n16(narrow) => {
                         let packed = &mut row[..narrow.packed_bytes()];
                         cx.read_lane(a.space, address, l, Kind::READ, packed)?;
+                        holes.push(None);
                         Ok(narrow.widen(row, 0))
                     }
-                    _ => cx.read_lane(a.space, address, l, Kind::READ, &mut row).map(|()| row),
+                    _ => {
+                        holes.push(cx.load_lane(a.space, address, l, Kind::READ, &mut row)?);
+                        Ok(row)
+                    }
                 }
             })?;
             for (k, d) in d.iter().enumerate() {
@@ -209,12 +254,34 @@ pub fn matrix(op: &Matrix, cx: &mut Cx<'_, '_>) -> Result {
                     }))
                 });
                 cx.w.regs.w32(*d, m, &v);
+                if holes.iter().any(Option::is_some) {
+                    let holes = &holes[matrix * shape.rows()..];
+                    let mut shadow = Shadow::default();
+                    for (l, e) in (0..32).flat_map(|l| (0..4).map(move |e| (l, e))) {
+                        let (row, column) = shape.place(l, register, e);
+                        if let Some(hole) = holes[row].filter(|h| h.bytes >> column & 1 != 0) {
+                            shadow.add(l as usize, 0xff << (8 * e), Some(hole.origin));
+                        }
+                    }
+                    cx.w.regs.set_shadow(*d, m, &shadow);
+                }
             }
         }
         Matrix::Store(a, s, shape) => {
             let mut out = vec![[0u8; 16]; shape.rows() * s.len()];
+            let mut holes = vec![None; out.len()];
             for (k, s) in s.iter().enumerate() {
-                let v = cx.w.regs.r32(*s, m);
+                let defined = cx.w.regs.unwritten(*s) & m == 0;
+                if !defined {
+                    let shadow = cx.w.regs.shadow(*s, cx.pc);
+                    for (l, e) in (0..32).flat_map(|l| (0..4).map(move |e| (l, e))) {
+                        let (row, column) = shape.place(l, 0, e);
+                        let row = &mut holes[shape.rows() * k + row];
+                        let byte = shadow.hole(l as usize, 4).filter(|h| h.bytes >> e & 1 != 0);
+                        *row = join(*row, byte.map(|h| Hole { bytes: 1, ..h }), column);
+                    }
+                }
+                let v = if defined { cx.w.regs.r32(*s, m) } else { cx.w.regs.peek32(*s) };
                 for (l, v) in v.into_iter().enumerate() {
                     for (e, byte) in v.to_le_bytes().into_iter().enumerate() {
                         let (row, column) = shape.place(l as u32, 0, e as u32);
@@ -226,18 +293,27 @@ pub fn matrix(op: &Matrix, cx: &mut Cx<'_, '_>) -> Result {
                 return Ok(Flow::Next);
             }
             rows(cx, a, out.len(), |cx, address, l| {
-                cx.write_lane(a.space, address, l, Kind::WRITE, &out[l])?;
+                cx.store_lane(a.space, address, l, Kind::WRITE, &out[l], holes[l])?;
                 Ok([0; 16])
             })?;
         }
         Matrix::Transpose(d, s) => {
-            let v = cx.w.regs.r32(*s, m);
+            let shadow = cx.w.regs.shadow(*s, cx.pc);
+            let v = cx.w.regs.peek32(*s);
             let element = |l: u32, half: u32| {
                 let (lane, from) = movmatrix_source(l, half);
                 v[lane as usize] >> (16 * from) & 0xffff
             };
             let r = std::array::from_fn(|l| element(l as u32, 0) | element(l as u32, 1) << 16);
             cx.w.regs.w32(*d, m, &r);
+            let mut moved = Shadow::default();
+            for (l, half) in (0..32).flat_map(|l| [(l, 0), (l, 1)]) {
+                let (lane, from) = movmatrix_source(l, half);
+                let bits = shadow.bits[lane as usize] >> (16 * from) & 0xffff;
+                let origin = shadow.origins[lane as usize].filter(|_| bits != 0);
+                moved.add(l as usize, bits << (16 * half), origin);
+            }
+            cx.w.regs.set_shadow(*d, m, &moved);
         }
     }
     Ok(Flow::Next)

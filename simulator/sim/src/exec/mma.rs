@@ -1,6 +1,6 @@
 //! `mma.sync`: gathers the fragments, multiplies as `semantics::dot` says, scatters the result.
 
-use super::{Cx, Result};
+use super::{Cx, Result, undefined};
 use crate::decode::mma::{Kind, Mma};
 use crate::machine::regs::FULL;
 use crate::machine::step::Flow;
@@ -86,6 +86,22 @@ pub fn execute(op: &Mma, cx: &mut Cx<'_, '_>) -> Result {
     if op.kind != Kind::Double {
         cx.cl.counters.tensor(width(op.elements[0]), 2 * (m * n * k) as u64);
     }
+    if !undefined::any_operand(op, cx) {
+        return product(op, cx, shape);
+    }
+    // Rows and columns that nobody looks at may be undefined.
+    let shadows = undefined::product(op, cx)?;
+    let check = cx.w.regs.check_reads(false);
+    let result = product(op, cx, shape);
+    cx.w.regs.check_reads(check);
+    for (d, shadow) in op.d.iter().zip(&shadows) {
+        cx.w.regs.set_shadow(Dst::Reg(*d), FULL, shadow);
+    }
+    result
+}
+
+fn product(op: &Mma, cx: &mut Cx<'_, '_>, shape: Shape) -> Result {
+    let Shape { m, n, k } = shape;
     if op.kind == Kind::Double {
         return double(op, cx, shape);
     }

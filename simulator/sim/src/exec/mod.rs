@@ -16,6 +16,7 @@ pub mod sync;
 pub mod tcgen05;
 pub mod tensor_map;
 pub mod tma;
+pub mod undefined;
 pub mod vote;
 pub mod wgmma;
 pub mod wmma;

@@ -1,7 +1,9 @@
 //! Data exchange within a warp. Every operation first brings the lanes of its member mask together.
 
 use super::{Cx, Result, lanes};
+use crate::check::undefined::{Origin, Source};
 use crate::decode::vote::{Ballot, Redux, Shuffle, Vote};
+use crate::machine::regs::Shadow;
 use crate::machine::step::Flow;
 use crate::program::Src;
 use crate::semantics::float::{F32, arith};
@@ -63,22 +65,26 @@ pub fn execute(op: &Vote, cx: &mut Cx<'_, '_>) -> Result {
     }
     match op {
         Vote::Shuffle(mode, d, p, s) => {
-            let unwritten = cx.w.regs.unwritten(s[0]);
+            let pc = cx.pc;
+            let shadow = (cx.w.regs.unwritten(s[0]) != 0).then(|| cx.w.regs.shadow(s[0], pc));
+            let mut undefined = Shadow::default();
             let a = cx.w.regs.peek32(s[0]);
             let (b, c) = (cx.w.regs.r32(s[1], m), cx.w.regs.r32(s[2], m));
             let mut out = [0; 32];
-            let (mut valid, mut undefined) = (0u32, 0u32);
+            let mut valid = 0u32;
             for l in lanes(m) {
                 let (from, ok) = shuffle(*mode, l as u32, b[l], c[l]);
                 // A lane that does not take part, or has exited, gives an undefined value.
-                if all[l] >> from & 1 == 0 || unwritten >> from & 1 != 0 {
-                    undefined |= 1 << l;
+                if all[l] >> from & 1 == 0 {
+                    undefined.add(l, u128::MAX, Some(Origin { source: Source::Lane(from), pc }));
+                } else if let Some(shadow) = &shadow {
+                    undefined.add(l, shadow.bits[from as usize], shadow.origins[from as usize]);
                 }
                 out[l] = a[from as usize];
                 valid |= u32::from(ok) << l;
             }
             cx.w.regs.w32(*d, m, &out);
-            cx.w.regs.forget(*d, undefined);
+            cx.w.regs.set_shadow(*d, m, &undefined);
             cx.w.regs.wpred(*p, m, valid);
         }
         Vote::Ballot(mode, d, p, _) => {

@@ -50,14 +50,6 @@ pub fn execute(op: &Wgmma, cx: &mut Cx<'_, '_>) -> Result {
     }
 }
 
-fn name(cx: &Cx<'_, '_>, reg: Reg) -> String {
-    let names = &cx.cl.launch.kernel.names[0];
-    match reg {
-        Reg::R32(i) => names.get(i as usize).cloned().unwrap_or_default(),
-        _ => String::new(),
-    }
-}
-
 fn issue(op: &Multiply, cx: &mut Cx<'_, '_>) -> Result {
     let scale_d = match cx.w.regs.pred(op.scale_d, FULL) {
         0 => false,
@@ -87,7 +79,10 @@ fn issue(op: &Multiply, cx: &mut Cx<'_, '_>) -> Result {
     };
     for (reg, is_d) in op.d.iter().map(|r| (*r, true)).chain(a_regs.iter().map(|r| (*r, false))) {
         if cx.w.regs.written_since_fence(reg) {
-            let text = format!("register {} was written after the last wgmma.fence", name(cx, reg));
+            let text = format!(
+                "register {} was written after the last wgmma.fence",
+                cx.cl.launch.kernel.register(reg)
+            );
             return Err(Fault::new(Check::InFlight, text)
                 .help("execute wgmma.fence.sync.aligned between writing registers and wgmma.mma_async"));
         }
@@ -96,15 +91,17 @@ fn issue(op: &Multiply, cx: &mut Cx<'_, '_>) -> Result {
         let in_flight = if is_d { lock == Lock::Source } else { lock == Lock::Target };
         if in_flight {
             let holder = cx.w.wgmma.held.iter().find(|h| h.1 == reg).map(|h| h.3);
-            let text = format!("register {} is used by another wgmma.mma_async in flight", name(cx, reg));
+            let text = format!(
+                "register {} is used by another wgmma.mma_async in flight",
+                cx.cl.launch.kernel.register(reg)
+            );
             return Err(Fault::new(Check::InFlight, text)
                 .party(Party { role: "in flight".into(), pc: holder, cta: None, warp: None })
                 .help("wait for the group with wgmma.wait_group first"));
         }
-        let unwritten = cx.w.regs.unwritten(Src::Reg(reg));
-        if used && lock == Lock::Free && unwritten != 0 && cx.cl.launch.config.checks.uninit {
-            let text = format!("register {} is read before anything wrote it", name(cx, reg));
-            return Err(Fault::new(Check::Uninit, text).lane(unwritten.trailing_zeros()));
+        if used && lock == Lock::Free && cx.w.regs.unwritten(Src::Reg(reg)) != 0 {
+            cx.w.regs.r32(Src::Reg(reg), FULL);
+            return Ok(Flow::Next);
         }
     }
     let id = share(op, cx, a_desc, b_desc, scale_d)?;

@@ -10,6 +10,7 @@ use crate::check::cross::Finished;
 use crate::check::launches::Launches;
 use crate::config::Config;
 use crate::exec::sync::Release;
+use crate::memory::SHARED_RESERVED;
 use crate::memory::global::Global;
 use crate::program::Kernel;
 use crate::report::Counters;
@@ -156,5 +157,24 @@ impl<'a> Launch<'a> {
             others: Vec::new(),
             help: None,
         }
+    }
+
+    /// A shared address as the kernel's author knows it.
+    pub fn describe_shared(&self, rank: u32, offset: u32) -> String {
+        let mut text = if self.clustered {
+            format!("shared {offset:#x} of cluster rank {rank}")
+        } else {
+            format!("shared {offset:#x}")
+        };
+        let at = offset.wrapping_sub(SHARED_RESERVED);
+        let variable =
+            self.kernel.shared_variables.iter().find(|(_, start, n)| (*start..start + n).contains(&at));
+        let dynamic = self.kernel.dynamic_offset;
+        if let Some((name, start, _)) = variable {
+            text += &format!(" (`{name}` + {})", at - start);
+        } else if at >= dynamic && at < dynamic + self.dynamic_shared {
+            text += &format!(" (dynamic shared memory + {})", at - dynamic);
+        }
+        text
     }
 }

@@ -4,12 +4,15 @@
 //! reported by the dispatch loop after the instruction: reads need no error path of their own.
 
 mod marks;
+mod undefined;
 
 pub use marks::{BadReg, Lock};
+pub use undefined::{Aside, Shadow};
 
 use super::ids::Ids;
 use crate::program::{Dst, Reg, Src};
 use marks::Meta;
+use std::collections::HashMap;
 
 /// All lanes.
 pub const FULL: u32 = u32::MAX;
@@ -27,10 +30,14 @@ pub struct Regs {
     pub ids: Ids,
     /// The first broken rule of the running instruction.
     pub bad: Option<BadReg>,
-    /// Lanes in which the running instruction has read something unwritten: what it writes there is undefined.
+    /// The undefined bits of registers, in lanes that `written` does not have. Without an entry all are.
+    shadows: HashMap<Reg, Box<Shadow>>,
+    /// Lanes in which the running instruction has read undefined bits; its writes are put aside then.
     undefined: u32,
-    /// Registers the running instruction has made undefined so.
-    tainted: Vec<Reg>,
+    /// Registers it has read them from.
+    reads: Vec<Reg>,
+    /// Its writes.
+    aside: Vec<Aside>,
     /// The running instruction only moves values.
     moving: bool,
     /// A register in flight that it has read.
@@ -72,8 +79,10 @@ impl Regs {
             meta_pred: vec![0; np],
             ids,
             bad: None,
+            shadows: HashMap::new(),
             undefined: 0,
-            tainted: Vec::new(),
+            reads: Vec::new(),
+            aside: Vec::new(),
             moving: false,
             moved_from: None,
             moved: Vec::new(),
@@ -160,8 +169,11 @@ impl Regs {
     pub fn w32(&mut self, d: Dst, m: u32, v: &[u32; 32]) {
         match d {
             Dst::Reg(Reg::R32(i)) => {
-                self.will_write(Reg::R32(i), m);
-                blend(&mut self.r32[i as usize], v, m);
+                if self.will_write(Reg::R32(i), m) {
+                    blend(&mut self.r32[i as usize], v, m);
+                } else {
+                    self.put_aside(Reg::R32(i), m, v.map(u64::from));
+                }
             }
             Dst::Sink => {}
             other => self.w64(other, m, &v.map(u64::from)),
@@ -173,16 +185,18 @@ impl Regs {
     pub fn w64(&mut self, d: Dst, m: u32, v: &[u64; 32]) {
         match d {
             Dst::Reg(Reg::R64(i)) => {
-                self.will_write(Reg::R64(i), m);
-                blend(&mut self.r64[i as usize], v, m);
+                if self.will_write(Reg::R64(i), m) {
+                    blend(&mut self.r64[i as usize], v, m);
+                } else {
+                    self.put_aside(Reg::R64(i), m, *v);
+                }
             }
             Dst::Reg(Reg::R128(i)) => {
                 self.w64(Dst::Reg(Reg::R64(i)), m, v);
                 self.w64(Dst::Reg(Reg::R64(i + 1)), m, &[0; 32]);
             }
-            Dst::Reg(Reg::R32(i)) => {
-                self.will_write(Reg::R32(i), m);
-                blend(&mut self.r32[i as usize], &v.map(|v| v as u32), m);
+            Dst::Reg(Reg::R32(_)) => {
+                self.w32(d, m, &v.map(|v| v as u32));
             }
             Dst::Reg(Reg::Pred(_)) => {
                 let p = (0..32).fold(0, |p, i| p | u32::from(v[i] != 0) << i);
@@ -208,46 +222,44 @@ impl Regs {
     pub fn wpred(&mut self, d: Dst, m: u32, p: u32) {
         match d {
             Dst::Reg(Reg::Pred(i)) => {
+                if self.undefined != 0 {
+                    return self.put_aside(Reg::Pred(i), m, std::array::from_fn(|l| u64::from(p >> l & 1)));
+                }
                 let i = i as usize;
                 self.pred[i] = self.pred[i] & !m | p & m;
                 self.meta_pred[i] |= m;
-                if self.undefined != 0 {
-                    self.taint(Reg::Pred(i as u32), m);
-                }
             }
             Dst::Sink => {}
             other => self.w64(other, m, &std::array::from_fn(|i| u64::from(p >> i & 1))),
         }
     }
 
-    /// Copies a register without reading it: what was unwritten stays so. Compilers move undefined values
-    /// about freely; only using one is wrong.
+    /// Copies a register; those in flight may be copied as well.
     pub fn copy(&mut self, d: Dst, s: Src, m: u32) {
-        self.moving(|r| r.copy_as_is(d, s, m));
+        self.moving(|r| {
+            if let Src::Reg(Reg::R128(_)) = s {
+                let v = r.r128(s, m);
+                r.w128(d, m, &v);
+            } else if let Dst::Reg(Reg::Pred(_)) = d {
+                let p = r.pred(s, m);
+                r.wpred(d, m, p);
+            } else {
+                let v = r.r64(s, m);
+                r.w64(d, m, &v);
+            }
+        });
     }
 
-    fn copy_as_is(&mut self, d: Dst, s: Src, m: u32) {
-        let unwritten = self.unwritten(s);
-        let check = std::mem::replace(&mut self.check_uninit, false);
-        if let Src::Reg(Reg::R128(_)) = s {
-            let v = self.r128(s, m);
-            self.w128(d, m, &v);
-        } else if let (Dst::Reg(Reg::Pred(_)), _) = (d, s) {
-            let p = self.pred(s, m);
-            self.wpred(d, m, p);
-        } else {
-            let v = self.r64(s, m);
-            self.w64(d, m, &v);
-        }
-        self.check_uninit = check;
-        self.forget(d, unwritten & m);
-    }
-
-    /// Reads a value without asking whether it was written (registers an instruction may ignore).
+    /// Reads a value without asking whether it is defined.
     pub fn peek32(&mut self, s: Src) -> [u32; 32] {
-        let check = std::mem::replace(&mut self.check_uninit, false);
-        let v = self.r32(s, FULL);
-        self.check_uninit = check;
+        self.peek64(s).map(|v| v as u32)
+    }
+
+    /// Reads a value without asking whether it is defined.
+    pub fn peek64(&mut self, s: Src) -> [u64; 32] {
+        let check = self.check_reads(false);
+        let v = self.r64(s, FULL);
+        self.check_reads(check);
         v
     }
 
@@ -271,6 +283,7 @@ impl Regs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::check::undefined::{Origin, Source};
 
     fn regs() -> Regs {
         Regs::new([2, 3, 1], Ids::default(), true)
@@ -290,15 +303,28 @@ mod tests {
     }
 
     #[test]
-    fn unwritten_lanes_are_noticed_on_use_but_not_on_copy_exact() {
+    fn writes_after_an_undefined_read_are_put_aside_and_marked_exact() {
         let mut r = regs();
-        r.w32(Dst::Reg(Reg::R32(0)), 0x1, &[7; 32]);
-        r.copy(Dst::Reg(Reg::R32(1)), Src::Reg(Reg::R32(0)), FULL);
+        let (from, to) = (Reg::R32(0), Reg::R32(1));
+        r.w32(Dst::Reg(from), 0x1, &[7; 32]);
+        r.r32(Src::Reg(from), 0x1);
         assert_eq!(r.bad, None);
-        r.r32(Src::Reg(Reg::R32(1)), 0x1);
-        assert_eq!(r.bad, None);
-        r.r32(Src::Reg(Reg::R32(1)), 0x3);
-        assert_eq!(r.bad, Some(BadReg::Unwritten(Reg::R32(1), 0x2)));
+        r.copy(Dst::Reg(to), Src::Reg(from), 0x3);
+        assert_eq!(r.bad.take(), Some(BadReg::Unwritten(from, 0x2)));
+        assert_eq!((r.undefined_lanes(), r.values(to)), (0x2, [0; 32]));
+        let (reads, aside) = r.take_aside();
+        assert_eq!(reads, [from]);
+        let shadow = r.shadow(Src::Reg(from), 5);
+        assert_eq!(shadow.origins[1], Some(Origin { source: Source::Register(from), pc: 5 }));
+        assert_eq!((shadow.origins[0], shadow.bits[1]), (None, 0xffff_ffff));
+        let mut half = Shadow::default();
+        half.add(1, 0xff00, shadow.origins[1]);
+        r.put_back(&aside[0], &half);
+        assert_eq!(r.unwritten(Src::Reg(to)), !0x1);
+        assert_eq!((r.shadow(Src::Reg(to), 9).hole(1, 4)).map(|h| h.bytes), Some(0x2));
+        assert_eq!(r.shadow(Src::Reg(to), 9).origins[1], shadow.origins[1]);
+        r.w32(Dst::Reg(to), FULL, &[1; 32]);
+        assert_eq!(r.unwritten(Src::Reg(to)), 0);
     }
 
     #[test]

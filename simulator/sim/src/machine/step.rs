@@ -5,6 +5,7 @@ use super::cluster::Cluster;
 use super::engine::Agent;
 use super::regs::BadReg;
 use super::warp::{Group, ScopeKind, Wait, Warp};
+use crate::check::undefined::{Origin, Source};
 use crate::decode::Op;
 use crate::exec::{self, Cx};
 use crate::program::{Reg, Src};
@@ -93,9 +94,14 @@ impl<'a> Cluster<'a> {
             w.regs.ids.clock = self.time;
             self.counters.count(w.index, inst.opcode);
             let mut m = g.mask;
+            let mut unsure = 0;
             if let Some((p, negated)) = inst.guard {
                 let p = w.regs.pred(Src::Reg(Reg::Pred(p)), m);
                 m &= if negated { !p } else { p };
+                unsure = w.regs.undefined_lanes();
+                if unsure != 0 && inst.op.only_computes() {
+                    m |= unsure;
+                }
             }
             let flow = if m == 0 && !matches!(inst.op, Op::Branch(_)) {
                 Ok(Flow::Next)
@@ -103,19 +109,18 @@ impl<'a> Cluster<'a> {
                 exec::execute(&inst.op, &mut Cx { cl: self, w, g: &mut g, cta, m, pc })
             };
             let flow = match (flow, w.regs.bad.take()) {
-                (Ok(flow), None) => flow,
-                (Err(fault), None) => {
-                    return Err(Box::new(self.trap(fault, Some((cta, w, Some(&g))), None, false)));
-                }
                 // Compilers compute with undefined values where the result does not matter.
-                (Ok(flow), Some(BadReg::Unwritten(r, lanes))) if inst.op.only_computes() => {
-                    w.note_undefined(r, lanes, pc);
-                    flow
+                (Ok(flow), Some(BadReg::Unwritten(..))) if inst.op.only_computes() => {
+                    let mut cx = Cx { cl: self, w, g: &mut g, cta, m, pc };
+                    exec::undefined::settle(&inst.op, &mut cx, unsure).map(|()| flow)
                 }
+                (flow, None) => flow,
                 // An undefined operand is the cause of whatever else went wrong.
-                (_, Some(bad)) => {
-                    let (fault, at) = self.bad_register(bad, w, pc);
-                    let g = Group { pc: at, ..g };
+                (_, Some(bad)) => Err(self.bad_register(bad, w, pc)),
+            };
+            let flow = match flow {
+                Ok(flow) => flow,
+                Err(fault) => {
                     return Err(Box::new(self.trap(fault, Some((cta, w, Some(&g))), None, false)));
                 }
             };
@@ -190,22 +195,13 @@ impl<'a> Cluster<'a> {
         w.exit(g, m).map(|g| Group { pc: next, ..g })
     }
 
-    /// The fault, and the instruction to blame.
-    fn bad_register(&self, bad: BadReg, w: &Warp, pc: u32) -> (Fault, u32) {
-        let names = &self.launch.kernel.names;
-        let name = |r: Reg| {
-            let (file, i) = match r {
-                Reg::R32(i) => (0, i),
-                Reg::R64(i) | Reg::R128(i) => (1, i),
-                Reg::Pred(i) => (2, i),
-            };
-            names[file].get(i as usize).cloned().unwrap_or_else(|| format!("register {i}"))
-        };
+    fn bad_register(&self, bad: BadReg, w: &Warp, pc: u32) -> Fault {
         match bad {
             BadReg::Unwritten(r, lanes) => {
-                let (r, lanes, pc) = w.undefined.get(&r).copied().unwrap_or((r, lanes, pc));
-                let text = format!("register {} is read before anything wrote it", name(r));
-                (Fault::new(Check::Uninit, text).lane(lanes.trailing_zeros()), pc)
+                let lane = lanes.trailing_zeros() as usize & 31;
+                let source = Source::Register(r);
+                let origin = w.regs.shadow(Src::Reg(r), pc).origins[lane].unwrap_or(Origin { source, pc });
+                self.launch.undefined(origin, Some(lane), pc)
             }
             BadReg::InFlight(r, write) => {
                 let held = w.wgmma.held.iter().find(|h| h.1 == r);
@@ -213,7 +209,7 @@ impl<'a> Cluster<'a> {
                     Check::InFlight,
                     format!(
                         "register {} is {} while an earlier instruction in flight uses it",
-                        name(r),
+                        self.launch.kernel.register(r),
                         if write { "written" } else { "read" }
                     ),
                 )
@@ -226,7 +222,7 @@ impl<'a> Cluster<'a> {
                         warp: None,
                     });
                 }
-                (fault, pc)
+                fault
             }
         }
     }

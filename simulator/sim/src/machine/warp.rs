@@ -14,7 +14,6 @@ use super::groups::{AsyncGroups, OpId};
 use super::regs::{Lock, Regs};
 use crate::check::order::{Actor, GROUPS_PER_WARP, View};
 use crate::memory::local::Local;
-use crate::program::Reg;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -83,9 +82,6 @@ pub struct Warp {
     pub cluster_arrived: (u32, u64),
     /// Its matrix operations in flight.
     pub wgmma: super::groups::WgmmaState,
-    /// Where registers got undefined values from: the register that nothing wrote, its lanes, the instruction that
-    /// read it first.
-    pub undefined: HashMap<Reg, (Reg, u32, u32)>,
     /// Lanes that have waited for an mbarrier, by instruction.
     waited: HashMap<u32, u32>,
     /// Instructions executed.
@@ -132,7 +128,6 @@ impl Warp {
             tensor_issued: View::default(),
             cluster_arrived: (0, 0),
             wgmma: Default::default(),
-            undefined: HashMap::new(),
             waited: HashMap::new(),
             executed: 0,
             first_actor,
@@ -406,14 +401,6 @@ impl Warp {
             self.regs.lock(reg, lock);
         }
         self.wgmma.held = stay;
-    }
-
-    /// The instruction at `pc` has computed with lanes of a register that nothing wrote: its results are undefined.
-    pub fn note_undefined(&mut self, r: Reg, lanes: u32, pc: u32) {
-        let origin = self.undefined.get(&r).copied().unwrap_or((r, lanes, pc));
-        for result in self.regs.take_tainted() {
-            self.undefined.insert(result, origin);
-        }
     }
 
     /// Whether some of these lanes wait for an mbarrier at this instruction for the first time.

@@ -2,6 +2,7 @@
 
 use super::{Place, SHARED_RESERVED, outside};
 use crate::check::shadow::{FRESH, StateId};
+use crate::check::undefined::Holes;
 use crate::trap::Fault;
 
 /// Bytes and shadow. Offset 0 of the address space is offset 0 here; the reserved first KiB holds nothing.
@@ -10,6 +11,8 @@ pub struct Shared {
     bytes: Vec<u8>,
     /// One state for every 32-bit word.
     pub shadow: Vec<StateId>,
+    /// Bytes whose last write was of an undefined value.
+    pub holes: Holes,
 }
 
 impl Shared {
@@ -18,7 +21,7 @@ impl Shared {
         let total = (SHARED_RESERVED + size).next_multiple_of(16) as usize;
         let mut bytes = vec![0; total];
         bytes.truncate((SHARED_RESERVED + size) as usize);
-        Shared { bytes, shadow: vec![FRESH; total / 4] }
+        Shared { bytes, shadow: vec![FRESH; total / 4], holes: Holes::default() }
     }
 
     /// Usable bytes.

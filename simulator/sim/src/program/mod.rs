@@ -234,4 +234,14 @@ impl Kernel {
             names: Default::default(),
         }
     }
+
+    /// The name of a register, for messages.
+    pub fn register(&self, r: Reg) -> String {
+        let (file, i) = match r {
+            Reg::R32(i) => (0, i),
+            Reg::R64(i) | Reg::R128(i) => (1, i),
+            Reg::Pred(i) => (2, i),
+        };
+        self.names[file].get(i as usize).cloned().unwrap_or_else(|| format!("register {i}"))
+    }
 }

@@ -1,8 +1,8 @@
-//! What is known of each register beside its value: which lanes have been written, and since which fence; and whether an
+//! What is known of each register beside its value: in which lanes all bits are defined, since which fence; and whether an
 //! operation in flight (`wgmma`, `tcgen05.ld`) owns it.
 
 use super::{FULL, Regs};
-use crate::program::{Dst, Reg, Src};
+use crate::program::{Reg, Src};
 
 /// What a register may be used for while `wgmma` is in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -21,7 +21,7 @@ pub enum Lock {
 /// What was wrong with a register access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BadReg {
-    /// Read before it was written, in these lanes.
+    /// Read where not all bits are defined, in these lanes.
     Unwritten(Reg, u32),
     /// Touched while in flight; `true` for a write.
     InFlight(Reg, bool),
@@ -39,25 +39,13 @@ impl Regs {
     #[cold]
     pub(super) fn complain(&mut self, bad: BadReg) {
         match bad {
-            BadReg::Unwritten(_, lanes) => {
-                self.undefined |= lanes;
+            BadReg::Unwritten(r, lanes) => {
+                self.has_read(r, lanes);
                 self.bad.get_or_insert(bad);
             }
             BadReg::InFlight(..) if matches!(self.bad, Some(BadReg::InFlight(..))) => {}
             BadReg::InFlight(..) => self.bad = Some(bad),
         }
-    }
-
-    #[cold]
-    pub(super) fn taint(&mut self, r: Reg, m: u32) {
-        self.forget(Dst::Reg(r), m & self.undefined);
-        self.tainted.push(r);
-    }
-
-    /// Ends an instruction whose result may be undefined; returns the registers it has made so.
-    pub fn take_tainted(&mut self) -> Vec<Reg> {
-        self.undefined = 0;
-        std::mem::take(&mut self.tainted)
     }
 
     #[inline]
@@ -83,22 +71,24 @@ impl Regs {
         }
     }
 
+    /// Whether the value is written now, not put aside.
     #[inline]
-    pub(super) fn will_write(&mut self, r: Reg, m: u32) {
+    pub(super) fn will_write(&mut self, r: Reg, m: u32) -> bool {
         let epoch = self.epoch;
+        let now = self.undefined == 0;
         let meta = self.meta(r);
-        meta.written |= m;
+        if now {
+            meta.written |= m;
+        }
         meta.epoch = epoch;
         if meta.lock != Lock::Free {
             self.complain(BadReg::InFlight(r, true));
-        }
-        if self.undefined != 0 {
-            self.taint(r, m);
         }
         if let Some(from) = self.moved_from {
             self.lock(r, Lock::Loaded);
             self.moved.push((from, r));
         }
+        now
     }
 
     /// Runs what only moves values between registers: those in flight may take part and stay in flight.
@@ -122,9 +112,10 @@ impl Regs {
         }
     }
 
-    /// Lanes in which a source is unwritten.
+    /// Lanes in which not all bits of a source are defined.
     pub fn unwritten(&self, s: Src) -> u32 {
         match s {
+            _ if !self.check_uninit => 0,
             Src::Reg(Reg::R32(i)) => !self.meta32[i as usize].written,
             Src::Reg(Reg::R64(i)) => !self.meta64[i as usize].written,
             Src::Reg(Reg::R128(i)) => {
@@ -132,23 +123,6 @@ impl Regs {
             }
             Src::Reg(Reg::Pred(i)) | Src::NotPred(i) => !self.meta_pred[i as usize],
             _ => 0,
-        }
-    }
-
-    /// Marks lanes of a register unwritten.
-    pub fn forget(&mut self, d: Dst, lanes: u32) {
-        if lanes == 0 {
-            return;
-        }
-        match d {
-            Dst::Reg(Reg::R32(i)) => self.meta32[i as usize].written &= !lanes,
-            Dst::Reg(Reg::R64(i)) => self.meta64[i as usize].written &= !lanes,
-            Dst::Reg(Reg::R128(i)) => {
-                self.meta64[i as usize].written &= !lanes;
-                self.meta64[i as usize + 1].written &= !lanes;
-            }
-            Dst::Reg(Reg::Pred(i)) => self.meta_pred[i as usize] &= !lanes,
-            Dst::Sink => {}
         }
     }
 
@@ -178,6 +152,7 @@ impl Regs {
 mod tests {
     use super::*;
     use crate::machine::ids::Ids;
+    use crate::program::Dst;
 
     fn regs() -> Regs {
         Regs::new([2, 0, 0], Ids::default(), true)
