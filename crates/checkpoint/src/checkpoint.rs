@@ -11,7 +11,7 @@ use dualgemm_gemm::Activation;
 
 use crate::convention::{Convention, Evidence};
 use crate::error::list;
-use crate::families::{self, Origin, Said, Stated};
+use crate::families::{self, Origin, Owner, Said, Stated};
 use crate::gate_up::GateUpOrder;
 use crate::module::{Mlp, MlpKind, ModuleIndex, Projection};
 use crate::scheme::{Scheme, Schemes};
@@ -223,16 +223,18 @@ impl Checkpoint {
             return Err(families::no_configuration(self.files.root(), metadata.is_some()));
         };
         // The entries that are read are the language model's.
-        let tower = mlp.path.split('.').find(|part| part.starts_with("vis") || part.starts_with("audio"));
-        if let Some(tower) = tower {
+        let owner = families::owner(&mlp.path);
+        if let Owner::Unknown(part) = owner {
             return Err(Error::Activation {
                 file: config.path.clone(),
                 key: "the configuration".into(),
-                found: format!("not read for `{tower}`, which is no part of the language model"),
+                found: format!(
+                    "not read for names with `{part}`, which is not known as a part of the language model"
+                ),
                 valid: "an MLP of the language model".into(),
             });
         }
-        Said::new(config, metadata).activation(mlp.layer, mlp.kind)
+        Said::new(config, metadata).activation(mlp.layer, mlp.kind, owner == Owner::Mtp)
     }
 
     pub(crate) fn is_quantized(&self, mlp: &Mlp) -> bool {
