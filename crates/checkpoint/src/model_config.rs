@@ -189,7 +189,15 @@ pub(crate) fn from_gguf(metadata: &[(String, GgufValue)]) -> Option<Value> {
             let one = value
                 .as_array()
                 .filter(|all| limit.is_some_and(|l| !l.list) && all.windows(2).all(|w| w[0] == w[1]));
-            config.insert(key.into(), one.and_then(|all| all.first()).cloned().unwrap_or(value));
+            let value = one.and_then(|all| all.first()).cloned().unwrap_or(value);
+            match config.get(key) {
+                // Two entries for one that do not agree: neither is taken.
+                Some(other) if *other != value => {
+                    let both = format!("{other} and {value}").replace('"', "");
+                    config.insert(key.into(), both.into())
+                }
+                _ => config.insert(key.into(), value),
+            };
         }
     }
     for limit in family.map_or(&[][..], |family| family.limits) {

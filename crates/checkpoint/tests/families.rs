@@ -279,6 +279,18 @@ fn nothing_is_assumed_of_a_family_that_is_not_known() {
     assert!(text.contains(want), "{text}");
     let named = gguf("foo", &[("hidden_activation", GgufValue::String("silu".into()))]);
     assert_states(&named, 0, Dense, "silu", "m.gguf: foo.hidden_activation");
+    // The configuration's own word for it is one, too.
+    let text = |name: &str| GgufValue::String(name.into());
+    let own = gguf("foo", &[("hidden_act", text("relu"))]);
+    assert_states(&own, 0, Dense, "relu", "m.gguf: foo.hidden_act");
+    for (first, second) in [("relu", "silu"), ("silu", "relu")] {
+        let both = gguf("foo", &[("hidden_act", text(first)), ("hidden_activation", text(second))]);
+        let text = refusal(&both, 0, Dense);
+        assert!(
+            text.contains(&format!("foo.hidden_act is \"{first} and {second}\", which is not implemented")),
+            "{text}"
+        );
+    }
     assert!(
         refusal(&safetensors(&json!({ "model_type": "foo" })), 0, Dense).contains("model_type is \"foo\"")
     );

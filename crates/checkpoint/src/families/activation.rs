@@ -188,7 +188,10 @@ impl<'c> Said<'c> {
 
     /// What the file calls an entry.
     fn name(&self, key: &str) -> String {
-        self.gguf.map_or_else(|| key.into(), |(name, _)| gguf_name(self.family, name, key))
+        let Some((name, metadata)) = self.gguf else { return key.into() };
+        // Some files have the configuration's own word for it.
+        let own = format!("{name}.{key}");
+        if metadata.iter().any(|(entry, _)| *entry == own) { own } else { gguf_name(self.family, name, key) }
     }
 
     fn fault(&self, key: &str, found: impl Into<String>, valid: impl Into<String>) -> Error {
