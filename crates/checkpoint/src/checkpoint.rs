@@ -28,6 +28,9 @@ pub enum NibbleOrder {
     HiLo,
 }
 
+/// The convention whose files come with a function of their own.
+const GPT_OSS: &str = "gpt-oss";
+
 /// What to do with a stored activation scale that is zero, negative, infinite or NaN, as calibration leaves it
 /// for modules that saw no or only zero activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
@@ -234,7 +237,22 @@ impl Checkpoint {
                 valid: "an MLP of the language model".into(),
             });
         }
-        Said::new(config, metadata).activation(mlp.layer, mlp.kind, owner == Owner::Mtp)
+        let said = Said::new(config, metadata);
+        let stated = said.activation(mlp.layer, mlp.kind, owner == Owner::Mtp)?;
+        // gpt-oss calls its own function silu, too.
+        let is_plain = !matches!(stated.activation, Activation::SwigluOai { .. });
+        if self.convention.name == GPT_OSS && said.family().is_none() && is_plain {
+            return Err(Error::Activation {
+                file: config.path.clone(),
+                key: "the configuration".into(),
+                found: format!(
+                    "of a family that is not known, says {}, and its tensors are stored as gpt-oss stores them",
+                    stated.activation
+                ),
+                valid: "a known family, or swigluoai".into(),
+            });
+        }
+        Ok(stated)
     }
 
     pub(crate) fn is_quantized(&self, mlp: &Mlp) -> bool {

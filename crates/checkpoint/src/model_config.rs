@@ -10,7 +10,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use crate::convention::{METADATA_CONFIG, SHORT_CONFIG};
-use crate::families::{Absent, COMMON_KEYS, Family, Function, OAI, concerns, model_types, says_nothing};
+use crate::families::{Absent, COMMON_KEYS, Family, Function, OAI, model_types, says_nothing, speaks};
 use crate::gguf::GgufValue;
 use crate::{Error, JsonFile};
 
@@ -92,7 +92,7 @@ pub fn to_gguf(config: Option<&Value>, otherwise: &str) -> (String, Vec<(String,
         let explained = numbers || family.is_some_and(|family| family.explains(key));
         let nothing = if explained { value.is_null() && !limit } else { says_nothing(value) };
         let no_effect = nothing || COMMON_KEYS.iter().chain(ignored).any(|known| known == key);
-        if concerns(key) && !no_effect && !entries.iter().any(|(entry, _)| *entry == name) {
+        if speaks(key, value) && !no_effect && !entries.iter().any(|(entry, _)| *entry == name) {
             entries.push((name, to_value(value, limit)));
         }
     }
@@ -183,8 +183,8 @@ pub(crate) fn from_gguf(metadata: &[(String, GgufValue)]) -> Option<Value> {
             None if name == GGUF_ACTIVATION => family.map_or(COMMON_KEYS[0], Family::activation_key),
             None => name.as_str(),
         };
-        if limit.is_some() || concerns(key) {
-            let value = from_value(value);
+        let value = from_value(value);
+        if limit.is_some() || speaks(key, &value) {
             // llama.cpp has one for each layer where the model has one for all.
             let one = value
                 .as_array()

@@ -358,7 +358,27 @@ fn entries_about_activations_that_are_not_understood_are_refused_by_name() {
         refusal(&c, 0, Dense)
             .contains("m.gguf: llama.swiglu_clamp_exp is [7.0], which is not understood in family \"llama\"")
     );
+    // Inside objects of the language model's part, in other spelling, or as a type.
+    for (entry, named) in [
+        (json!({ "moe_config": { "swiglu_limit": 3.0 } }), "moe_config.swiglu_limit is 3.0"),
+        (json!({ "ffn_config": { "activation": "gelu" } }), "ffn_config.activation is \"gelu\""),
+        (json!({ "text_config": { "mlp": { "hidden_act": "relu" } } }), "mlp.hidden_act is \"relu\""),
+        (json!({ "hiddenAct": "gelu" }), "hiddenAct is \"gelu\""),
+        (json!({ "nonlinearity": "gelu" }), "nonlinearity is \"gelu\""),
+        (json!({ "mlp_type": "geglu" }), "mlp_type is \"geglu\""),
+    ] {
+        let mut config = json!({ "model_type": "qwen3", "hidden_act": "silu" });
+        config.as_object_mut().unwrap().extend(entry.as_object().unwrap().clone());
+        let text = refusal(&safetensors(&config), 0, Dense);
+        assert!(text.contains(&format!("config.json: {named}, which is not understood in ")), "{text}");
+    }
     // What says nothing, agrees, or is about something else.
+    let c = safetensors(
+        &json!({ "model_type": "qwen3", "hidden_act": "silu", "mlp_type": "SwiGLU", "moe_config": { "swiglu_limit": 0 },
+        "mlp": { "activation": "swish" }, "attn_config": { "clamp": 8.0 }, "talker_config": { "hidden_act": "gelu" },
+        "decoder": { "model_type": "x", "hidden_act": "gelu" } }),
+    );
+    assert_states(&c, 0, Dense, "silu", "config.json: hidden_act");
     let c = safetensors(
         &json!({ "model_type": "llama", "hidden_act": "silu", "swiglu_limit": null, "swiglu_limits": [0, 0],
         "activation_function": "swish", "activation_dropout": 0.1, "rope_scaling": { "alpha": 2.0 },
@@ -559,4 +579,23 @@ fn the_corpus_of_configurations_gives_activations_or_refusals() {
             }
         }
     }
+}
+
+#[test]
+fn tensors_stored_as_gpt_oss_stores_them_are_not_taken_for_silu() {
+    let open = |config: Value| {
+        let mut all = json!({ "quantization_config": { "quant_method": "mxfp4" } });
+        all.as_object_mut().unwrap().extend(config.as_object().unwrap().clone());
+        let mut f = Fixture { config: Some(all), ..Fixture::default() };
+        let module = "model.layers.0.mlp.experts.gate_up_proj";
+        f.add(&format!("{module}_blocks"), Dtype::U8, &[1, 32, 1, 16], vec![0x21; 32 * 16]);
+        f.add(&format!("{module}_scales"), Dtype::U8, &[1, 32, 1], vec![120; 32]);
+        f.open(&defaults()).unwrap()
+    };
+    let c = open(json!({ "model_type": "gpt_oss", "hidden_act": "silu" }));
+    assert_states(&c, 0, Experts, "swigluoai:1.702,1,7", "family gpt_oss");
+    let text = refusal(&open(json!({ "model_type": "gpt_oss_puzzle", "hidden_act": "silu" })), 0, Experts);
+    assert!(text.contains("says silu, and its tensors are stored as gpt-oss stores them"), "{text}");
+    let c = open(json!({ "model_type": "gpt_oss_puzzle", "hidden_act": "swigluoai" }));
+    assert_states(&c, 0, Experts, "swigluoai:1.702,1,7", "config.json: hidden_act");
 }

@@ -7,7 +7,7 @@ use dualgemm_gemm::Activation;
 use serde_json::Value;
 
 use super::{
-    Absent, Clamp, Family, Function, Limit, Neutral, OAI, Shape, concerns, model_types, says_nothing,
+    Absent, Clamp, Family, Function, Limit, Neutral, OAI, Shape, inner, model_types, says_nothing, speaks,
 };
 use crate::gguf::GgufValue;
 use crate::model_config::{ARCHITECTURE, from_gguf, gguf_name, model_field, parts};
@@ -440,28 +440,37 @@ impl<'c> Said<'c> {
             of_family || of_shape || of_nobody
         };
         // Another name of the same function is no contradiction.
-        let agrees = |value: &Value| value.as_str().and_then(Shape::named) == Some(shape);
+        let agrees = |value: &Value| {
+            value.as_str().and_then(|name| Shape::named(&name.to_ascii_lowercase())) == Some(shape)
+        };
+        let open = |key: &str, value: &Value| speaks(key, value) && !says_nothing(value) && !agrees(value);
         for part in parts(&self.config.value).filter_map(Value::as_object) {
-            for (key, value) in part {
-                if concerns(key) && !says_nothing(value) && !followed(key) && !agrees(value) {
-                    let text = value.to_string();
-                    let text = if text.len() > 60 { "a longer value".into() } else { text };
-                    let (_, name) = self.who();
-                    let family = if self.family.is_some() {
-                        format!("family {name}")
-                    } else {
-                        "a family that is not known".into()
-                    };
-                    let found = format!("{text}, which is not understood in {family}");
-                    return Err(self.fault(
-                        key,
-                        found,
-                        "an entry that a row of the family explains, or none",
-                    ));
-                }
+            if let Some((key, value)) = part.iter().find(|(key, value)| open(key, value) && !followed(key)) {
+                return Err(self.not_understood(key, value));
+            }
+        }
+        // What the language model's part keeps in objects of its own.
+        let part = parts(&self.config.value).next().and_then(Value::as_object);
+        for (name, value) in part.into_iter().flatten().filter(|(name, _)| !followed(name)) {
+            let within = inner(name, value).into_iter().flatten();
+            if let Some((key, value)) = within.into_iter().find(|(key, value)| open(key, value)) {
+                return Err(self.not_understood(&format!("{name}.{key}"), value));
             }
         }
         Ok(())
+    }
+
+    fn not_understood(&self, key: &str, value: &Value) -> Error {
+        let text = value.to_string();
+        let text = if text.len() > 60 { "a longer value".into() } else { text };
+        let (_, name) = self.who();
+        let family = if self.family.is_some() {
+            format!("family {name}")
+        } else {
+            "a family that is not known".into()
+        };
+        let found = format!("{text}, which is not understood in {family}");
+        self.fault(key, found, "an entry that a row of the family explains, or none")
     }
 }
 

@@ -19,7 +19,7 @@ mod words;
 pub use activation::{Origin, Stated};
 pub(crate) use activation::{Said, no_configuration};
 pub(crate) use trunk::{Owner, owner};
-pub(crate) use words::{concerns, says_nothing};
+pub(crate) use words::{inner, says_nothing, speaks};
 
 use serde_json::Value;
 
