@@ -11,7 +11,7 @@ use dualgemm_gemm::Activation;
 
 use crate::convention::{Convention, Evidence};
 use crate::error::list;
-use crate::families::{self, Origin, Said, Stated};
+use crate::families::{self, Origin, Owner, Said, Stated};
 use crate::gate_up::GateUpOrder;
 use crate::module::{Mlp, MlpKind, ModuleIndex, Projection};
 use crate::scheme::{Scheme, Schemes};
@@ -27,6 +27,9 @@ pub enum NibbleOrder {
     /// The high one: ComfyUI.
     HiLo,
 }
+
+/// The convention whose files come with a function of their own.
+const GPT_OSS: &str = "gpt-oss";
 
 /// What to do with a stored activation scale that is zero, negative, infinite or NaN, as calibration leaves it
 /// for modules that saw no or only zero activations.
@@ -223,16 +226,33 @@ impl Checkpoint {
             return Err(families::no_configuration(self.files.root(), metadata.is_some()));
         };
         // The entries that are read are the language model's.
-        let tower = mlp.path.split('.').find(|part| part.starts_with("vis") || part.starts_with("audio"));
-        if let Some(tower) = tower {
+        let owner = families::owner(&mlp.path);
+        if let Owner::Unknown(part) = owner {
             return Err(Error::Activation {
                 file: config.path.clone(),
                 key: "the configuration".into(),
-                found: format!("not read for `{tower}`, which is no part of the language model"),
+                found: format!(
+                    "not read for names with `{part}`, which is not known as a part of the language model"
+                ),
                 valid: "an MLP of the language model".into(),
             });
         }
-        Said::new(config, metadata).activation(mlp.layer, mlp.kind)
+        let said = Said::new(config, metadata);
+        let stated = said.activation(mlp.layer, mlp.kind, owner == Owner::Mtp)?;
+        // gpt-oss calls its own function silu, too.
+        let is_plain = !matches!(stated.activation, Activation::SwigluOai { .. });
+        if self.convention.name == GPT_OSS && said.family().is_none() && is_plain {
+            return Err(Error::Activation {
+                file: config.path.clone(),
+                key: "the configuration".into(),
+                found: format!(
+                    "of a family that is not known, says {}, and its tensors are stored as gpt-oss stores them",
+                    stated.activation
+                ),
+                valid: "a known family, or swigluoai".into(),
+            });
+        }
+        Ok(stated)
     }
 
     pub(crate) fn is_quantized(&self, mlp: &Mlp) -> bool {

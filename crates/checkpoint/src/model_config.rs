@@ -10,7 +10,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use crate::convention::{METADATA_CONFIG, SHORT_CONFIG};
-use crate::families::{Absent, COMMON_KEYS, Family, Function, OAI, concerns, model_types, says_nothing};
+use crate::families::{Absent, COMMON_KEYS, Family, Function, OAI, model_types, says_nothing, speaks};
 use crate::gguf::GgufValue;
 use crate::{Error, JsonFile};
 
@@ -92,7 +92,7 @@ pub fn to_gguf(config: Option<&Value>, otherwise: &str) -> (String, Vec<(String,
         let explained = numbers || family.is_some_and(|family| family.explains(key));
         let nothing = if explained { value.is_null() && !limit } else { says_nothing(value) };
         let no_effect = nothing || COMMON_KEYS.iter().chain(ignored).any(|known| known == key);
-        if concerns(key) && !no_effect && !entries.iter().any(|(entry, _)| *entry == name) {
+        if speaks(key, value) && !no_effect && !entries.iter().any(|(entry, _)| *entry == name) {
             entries.push((name, to_value(value, limit)));
         }
     }
@@ -183,13 +183,21 @@ pub(crate) fn from_gguf(metadata: &[(String, GgufValue)]) -> Option<Value> {
             None if name == GGUF_ACTIVATION => family.map_or(COMMON_KEYS[0], Family::activation_key),
             None => name.as_str(),
         };
-        if limit.is_some() || concerns(key) {
-            let value = from_value(value);
+        let value = from_value(value);
+        if limit.is_some() || speaks(key, &value) {
             // llama.cpp has one for each layer where the model has one for all.
             let one = value
                 .as_array()
                 .filter(|all| limit.is_some_and(|l| !l.list) && all.windows(2).all(|w| w[0] == w[1]));
-            config.insert(key.into(), one.and_then(|all| all.first()).cloned().unwrap_or(value));
+            let value = one.and_then(|all| all.first()).cloned().unwrap_or(value);
+            match config.get(key) {
+                // Two entries for one that do not agree: neither is taken.
+                Some(other) if *other != value => {
+                    let both = format!("{other} and {value}").replace('"', "");
+                    config.insert(key.into(), both.into())
+                }
+                _ => config.insert(key.into(), value),
+            };
         }
     }
     for limit in family.map_or(&[][..], |family| family.limits) {

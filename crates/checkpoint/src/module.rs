@@ -77,9 +77,9 @@ const PROJECTIONS: &[(&str, Projection, Option<MlpKind>)] = &[
 ];
 
 /// Parts of a name that say that routed experts follow, the last of them next to the number of one.
-const ROUTED: &[&str] = &["block_sparse_moe", "experts", "local_experts", "moe", "switch_mlp"];
+pub(crate) const ROUTED: &[&str] = &["block_sparse_moe", "experts", "local_experts", "moe", "switch_mlp"];
 /// How the part of a name starts that says that it is of the shared expert.
-const SHARED: &[&str] = &["shared_expert", "share_expert", "shared_mlp"];
+pub(crate) const SHARED: &[&str] = &["shared_expert", "share_expert", "shared_mlp"];
 
 fn last_part(module: &str) -> &str {
     module.rsplit('.').next().unwrap_or(module)

@@ -222,6 +222,27 @@ fn limits_that_are_none_are_refused_by_their_element() {
 }
 
 #[test]
+fn negative_limits_are_none_where_code_reads_them_so() {
+    for (model_type, key, limit) in
+        [("hy_v4", "swiglu_limit", json!(-1)), ("exaone_moe", "swiglu_limits", json!([0, -1.0]))]
+    {
+        let c = safetensors(&json!({ "model_type": model_type, "hidden_act": "silu", key: limit }));
+        assert_states(&c, 1, Experts, "silu", &format!("config.json: {key}, hidden_act"));
+    }
+    assert_eq!(
+        gguf("hy_v4", &[("swiglu_clamp_exp", f32s(&[-1.0, -1.0]))])
+            .activation(0, Experts)
+            .unwrap()
+            .activation,
+        Activation::Silu
+    );
+    assert_states(&gguf("minicpm", &[]), 0, Dense, "silu", "family minicpm");
+    let c =
+        safetensors(&json!({ "model_type": "minicpm", "hidden_act": "fatrelu", "hidden_act_param": 0.1 }));
+    assert!(refusal(&c, 0, Dense).contains("hidden_act is \"fatrelu\", which is not implemented"));
+}
+
+#[test]
 fn what_else_is_done_to_gates_is_refused() {
     let gemma = |pattern: Value| {
         safetensors(
@@ -258,6 +279,18 @@ fn nothing_is_assumed_of_a_family_that_is_not_known() {
     assert!(text.contains(want), "{text}");
     let named = gguf("foo", &[("hidden_activation", GgufValue::String("silu".into()))]);
     assert_states(&named, 0, Dense, "silu", "m.gguf: foo.hidden_activation");
+    // The configuration's own word for it is one, too.
+    let text = |name: &str| GgufValue::String(name.into());
+    let own = gguf("foo", &[("hidden_act", text("relu"))]);
+    assert_states(&own, 0, Dense, "relu", "m.gguf: foo.hidden_act");
+    for (first, second) in [("relu", "silu"), ("silu", "relu")] {
+        let both = gguf("foo", &[("hidden_act", text(first)), ("hidden_activation", text(second))]);
+        let text = refusal(&both, 0, Dense);
+        assert!(
+            text.contains(&format!("foo.hidden_act is \"{first} and {second}\", which is not implemented")),
+            "{text}"
+        );
+    }
     assert!(
         refusal(&safetensors(&json!({ "model_type": "foo" })), 0, Dense).contains("model_type is \"foo\"")
     );
@@ -325,7 +358,27 @@ fn entries_about_activations_that_are_not_understood_are_refused_by_name() {
         refusal(&c, 0, Dense)
             .contains("m.gguf: llama.swiglu_clamp_exp is [7.0], which is not understood in family \"llama\"")
     );
+    // Inside objects of the language model's part, in other spelling, or as a type.
+    for (entry, named) in [
+        (json!({ "moe_config": { "swiglu_limit": 3.0 } }), "moe_config.swiglu_limit is 3.0"),
+        (json!({ "ffn_config": { "activation": "gelu" } }), "ffn_config.activation is \"gelu\""),
+        (json!({ "text_config": { "mlp": { "hidden_act": "relu" } } }), "mlp.hidden_act is \"relu\""),
+        (json!({ "hiddenAct": "gelu" }), "hiddenAct is \"gelu\""),
+        (json!({ "nonlinearity": "gelu" }), "nonlinearity is \"gelu\""),
+        (json!({ "mlp_type": "geglu" }), "mlp_type is \"geglu\""),
+    ] {
+        let mut config = json!({ "model_type": "qwen3", "hidden_act": "silu" });
+        config.as_object_mut().unwrap().extend(entry.as_object().unwrap().clone());
+        let text = refusal(&safetensors(&config), 0, Dense);
+        assert!(text.contains(&format!("config.json: {named}, which is not understood in ")), "{text}");
+    }
     // What says nothing, agrees, or is about something else.
+    let c = safetensors(
+        &json!({ "model_type": "qwen3", "hidden_act": "silu", "mlp_type": "SwiGLU", "moe_config": { "swiglu_limit": 0 },
+        "mlp": { "activation": "swish" }, "attn_config": { "clamp": 8.0 }, "talker_config": { "hidden_act": "gelu" },
+        "decoder": { "model_type": "x", "hidden_act": "gelu" } }),
+    );
+    assert_states(&c, 0, Dense, "silu", "config.json: hidden_act");
     let c = safetensors(
         &json!({ "model_type": "llama", "hidden_act": "silu", "swiglu_limit": null, "swiglu_limits": [0, 0],
         "activation_function": "swish", "activation_dropout": 0.1, "rope_scaling": { "alpha": 2.0 },
@@ -342,7 +395,72 @@ fn towers_are_not_taken_for_the_language_model() {
         tensor.name = tensor.name.replace("model.", "model.visual.");
     }
     let text = refusal(&f.open(&defaults()).unwrap(), 0, Dense);
-    assert!(text.contains("not read for `visual`"), "{text}");
+    assert!(text.contains("not read for names with `visual`, which is not known"), "{text}");
+    // GGUF's projectors for images, and parts with a configuration of their own.
+    for (path, part) in [
+        ("v.blk.0", "v"),
+        ("talker.model.layers.0.mlp", "talker"),
+        ("model.vit.layers.0.mlp", "vit"),
+        ("embed_vision.mlp", "embed_vision"),
+    ] {
+        let c = at(path, &json!({ "model_type": "qwen3", "hidden_act": "silu" }), &defaults());
+        assert!(refusal(&c, 0, Dense).contains(&format!("names with `{part}`")), "{path}");
+        let asked = OpenOptions { activation: Some(Activation::GeluTanh), ..defaults() };
+        let c = at(path, &json!({ "model_type": "qwen3", "hidden_act": "silu" }), &asked);
+        assert_states(&c, 0, Dense, "gelu-tanh", "as asked, --activation");
+    }
+    for path in ["model.language_model.layers.0.mlp", "thinker.model.layers.0.mlp", "midlayer.mlp", "mlp"] {
+        let c = at(path, &json!({ "model_type": "qwen3", "hidden_act": "relu" }), &defaults());
+        assert_states(&c, 0, Dense, "relu", "config.json: hidden_act");
+    }
+}
+
+/// One MLP of that name.
+fn at(path: &str, config: &Value, options: &OpenOptions) -> Checkpoint {
+    let mut all = modelopt_config("NVFP4");
+    all.as_object_mut().unwrap().extend(config.as_object().unwrap().clone());
+    let mut f = Fixture { config: Some(all), ..Fixture::default() };
+    for (projection, rows, k) in [("gate_proj", 16, 32), ("up_proj", 16, 32), ("down_proj", 32, 16)] {
+        f.modelopt(&format!("{path}.{projection}"), &Weight::new(1, rows, k), 1e-3, Some(1.0));
+    }
+    f.open(options).unwrap()
+}
+
+#[test]
+fn limits_of_layers_hold_for_those_that_predict_further_tokens_only_where_code_says_so() {
+    let exaone = |limits: Value| json!({ "model_type": "exaone_moe", "hidden_act": "silu", "swiglu_limits": limits, "num_hidden_layers": 1 });
+    let (mtp, beyond) = ("mtp.layers.0.mlp", "model.layers.1.mlp");
+    let c = at("model.layers.0.mlp", &exaone(json!([4.0])), &defaults());
+    assert_states(
+        &c,
+        0,
+        Dense,
+        "clamped-silu:4",
+        "config.json: swiglu_limits, hidden_act; family exaone_moe",
+    );
+    let plain = "config.json: hidden_act; family exaone_moe";
+    assert_states(&at(mtp, &exaone(json!([4.0])), &defaults()), 0, Dense, "silu", plain);
+    assert_states(&at(beyond, &exaone(json!([4.0])), &defaults()), 1, Dense, "silu", plain);
+    assert_states(&at(beyond, &exaone(json!([4.0, 0.0])), &defaults()), 1, Dense, "silu", plain);
+    let text = refusal(&at(beyond, &exaone(json!([4.0, 5.0])), &defaults()), 1, Dense);
+    assert!(text.contains("swiglu_limits is 5.0, which is not known to hold in layer 1"), "{text}");
+    let step = json!({ "model_type": "step3p5", "hidden_act": "silu", "swiglu_limits_shared": [4.0] });
+    let c = at("model.mtp.layers.0.mlp", &step, &defaults());
+    assert_states(&c, 0, Dense, "silu", "config.json: hidden_act; family step3p5");
+    // Nothing says so of this one.
+    let ling =
+        json!({ "model_type": "bailing_hybrid", "hidden_act": "silu", "expert_swiglu_limit_list": [4.0] });
+    let text = refusal(&at("model.mtp.layers.0.mlp.experts.0", &ling, &defaults()), 0, Experts);
+    assert!(
+        text.contains("expert_swiglu_limit_list is one limit for each layer, which is not known"),
+        "{text}"
+    );
+    // One limit for all layers is theirs, too.
+    let hy = json!({ "model_type": "hy_v4", "hidden_act": "silu", "swiglu_limit": 4.0 });
+    let c = at("mtp.layers.0.mlp.experts.0", &hy, &defaults());
+    assert_eq!(c.activation(0, Experts).unwrap().activation, Activation::ClampedSilu { limit: 4.0 });
+    let c = at(mtp, &json!({ "model_type": "qwen3_next", "hidden_act": "silu" }), &defaults());
+    assert_states(&c, 0, Dense, "silu", "config.json: hidden_act");
 }
 
 /// Rows of `order`, which the family defines.
@@ -461,4 +579,23 @@ fn the_corpus_of_configurations_gives_activations_or_refusals() {
             }
         }
     }
+}
+
+#[test]
+fn tensors_stored_as_gpt_oss_stores_them_are_not_taken_for_silu() {
+    let open = |config: Value| {
+        let mut all = json!({ "quantization_config": { "quant_method": "mxfp4" } });
+        all.as_object_mut().unwrap().extend(config.as_object().unwrap().clone());
+        let mut f = Fixture { config: Some(all), ..Fixture::default() };
+        let module = "model.layers.0.mlp.experts.gate_up_proj";
+        f.add(&format!("{module}_blocks"), Dtype::U8, &[1, 32, 1, 16], vec![0x21; 32 * 16]);
+        f.add(&format!("{module}_scales"), Dtype::U8, &[1, 32, 1], vec![120; 32]);
+        f.open(&defaults()).unwrap()
+    };
+    let c = open(json!({ "model_type": "gpt_oss", "hidden_act": "silu" }));
+    assert_states(&c, 0, Experts, "swigluoai:1.702,1,7", "family gpt_oss");
+    let text = refusal(&open(json!({ "model_type": "gpt_oss_puzzle", "hidden_act": "silu" })), 0, Experts);
+    assert!(text.contains("says silu, and its tensors are stored as gpt-oss stores them"), "{text}");
+    let c = open(json!({ "model_type": "gpt_oss_puzzle", "hidden_act": "swigluoai" }));
+    assert_states(&c, 0, Experts, "swigluoai:1.702,1,7", "config.json: hidden_act");
 }

@@ -290,6 +290,31 @@ fn what_cannot_be_written_whole_is_refused_and_nothing_written() {
     let mut f = model("llama");
     f.config.as_mut().unwrap()["num_attention_heads"] = json!(3);
     refused(&f, "64 rows of `model.layers.0.self_attn.q_proj` for 3 heads");
+    let mut f = model("llama");
+    f.config.as_mut().unwrap()["vocab_size"] = json!(99);
+    refused(
+        &f,
+        "`vocab_size` of the model's configuration is 99; valid is 16, the rows of model.embed_tokens.weight",
+    );
+    // llama.cpp stops at these.
+    for projections in [&["gate_proj", "up_proj"][..], &["down_proj"]] {
+        let mut f = model("llama");
+        let modules = projections.iter().map(|p| format!("model.layers.0.mlp.{p}"));
+        for module in modules.clone() {
+            f.f32(&format!("{module}.bias"), &[64], &[0.5; 64]);
+        }
+        refused(&f, ".weight` in NVFP4 with a tensor scale and a bias is not supported; llama.cpp loads");
+        // A projection in floats may have one.
+        for module in modules {
+            for suffix in ["weight", "weight_scale", "weight_scale_2"] {
+                f.remove(&format!("{module}.{suffix}"));
+            }
+            floats(&mut f, &format!("{module}.weight"), &[64, HIDDEN]);
+        }
+        let g = to_gguf(&f, &[]).unwrap();
+        let name = projections[0].replace("_proj", "");
+        assert!(g.get(&format!("blk.0.ffn_{name}.bias")).is_some());
+    }
     let odd = [("tokenizer.json", tokenizer(json!({ "type": "Metaspace" })))];
     let e = to_gguf(&model("llama"), &odd).unwrap_err();
     assert!(e.contains("pre_tokenizer is {\"type\":\"Metaspace\"}; valid is byte-level BPE"), "{e}");

@@ -509,3 +509,81 @@ fn the_models_configuration_goes_where_the_output_has_room_for_it() {
     let again = Checkpoint::open(&dir.path().join("m.safetensors"), &defaults()).unwrap();
     assert_eq!(held(&again, "hidden_activation"), Some(json!("gelu_pytorch_tanh")));
 }
+
+/// A model with MLPs of these names.
+fn mlps(names: &[&str], config: Value) -> Model<'static> {
+    let module = |path: &str, projection: &str| format!("{path}.{projection}_proj");
+    let all = names.iter().flat_map(|path| ["gate", "up", "down"].map(|p| module(path, p)));
+    let linears = all.zip(1..).map(|(module, seed)| linear(&module, seed, None)).collect();
+    Model { linears, config: Some(config), mlp_only: true, ..Model::default() }
+}
+
+#[test]
+fn layers_of_other_parts_are_not_the_language_models_in_gguf() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    let qwen = || json!({ "model_type": "qwen3_vl", "hidden_act": "silu" });
+    let names = ["model.language_model.layers.0.mlp", "model.visual.blocks.1.mlp", "mtp.layers.0.mlp"];
+    let report = write(&path, Output::Gguf, &mlps(&names, qwen())).unwrap();
+    assert_eq!(report.skipped.len(), 6, "{:?}", report.skipped);
+    assert!(report.skipped.iter().all(|name| name.starts_with("model.visual.") || name.starts_with("mtp.")));
+    let read = Checkpoint::open(&path, &defaults()).unwrap();
+    assert_eq!(read.layers(), [0]);
+    let gate = linear("blk.0.ffn_gate", 1, None);
+    assert_eq!(read.gate_up(0).unwrap().gate.row_codes(3), gate.weight.read().unwrap().row_codes(3));
+
+    let refused = |model: &Model<'_>| {
+        let path = dir.path().join("refused.gguf");
+        let e = message(&write(&path, Output::Gguf, model).unwrap_err());
+        assert!(!path.exists());
+        e
+    };
+    let e = refused(&mlps(&["model.visual.blocks.1.mlp"], qwen()));
+    assert!(
+        e.contains("without a quantized MLP in a language model's layers (`model.visual.blocks.1.mlp."),
+        "{e}"
+    );
+    // Longcat has two in each layer.
+    let e = refused(&mlps(&["model.layers.0.mlps.0", "model.layers.0.mlps.1"], qwen()));
+    assert!(
+        e.contains("two MLPs of layer 0 of one kind, `model.layers.0.mlps.0` and `model.layers.0.mlps.1`"),
+        "{e}"
+    );
+}
+
+#[test]
+fn activations_that_gguf_would_not_give_back_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    let blocks = json!([{ "ffn": { "hidden_act": "relu" } }, { "ffn": { "hidden_act": "silu" } }]);
+    for (config, why) in [
+        (
+            json!({ "model_type": "bitnet" }),
+            "layer 0, whose activation is relu2, which would not be read back",
+        ),
+        (
+            json!({ "model_type": "nemotron-nas", "hidden_act": "silu", "block_configs": blocks }),
+            "layer 0, whose activation is relu, which would not be read back",
+        ),
+        (
+            json!({ "model_type": "dbrx", "ffn_config": { "ffn_act_fn": { "name": "relu" } } }),
+            "which would not be read back: dbrx.hidden_act is \"relu\", which is not understood",
+        ),
+    ] {
+        let names = ["model.layers.0.mlp", "model.layers.1.mlp"];
+        let e = message(&write(&path, Output::Gguf, &mlps(&names, config)).unwrap_err());
+        assert!(e.contains(why), "{e}");
+        assert!(!path.exists());
+    }
+    // What is named is carried.
+    for (config, activation) in [
+        (json!({ "model_type": "dbrx", "ffn_config": { "ffn_act_fn": { "name": "silu" } } }), "silu"),
+        (json!({ "model_type": "smallthinker" }), "relu"),
+        (json!({ "model_type": "hy_v4", "swiglu_limit": -1 }), "silu"),
+    ] {
+        write(&path, Output::Gguf, &mlps(&["model.layers.0.mlp"], config)).unwrap();
+        let read = Checkpoint::open(&path, &defaults()).unwrap();
+        let stated = read.activation(0, dualgemm_checkpoint::MlpKind::Dense).unwrap();
+        assert_eq!(stated.activation.to_string(), activation);
+    }
+}

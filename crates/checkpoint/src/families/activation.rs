@@ -7,7 +7,7 @@ use dualgemm_gemm::Activation;
 use serde_json::Value;
 
 use super::{
-    Absent, Clamp, Family, Function, Limit, Neutral, OAI, Shape, concerns, model_types, says_nothing,
+    Absent, Clamp, Family, Function, Limit, Neutral, OAI, Shape, inner, model_types, says_nothing, speaks,
 };
 use crate::gguf::GgufValue;
 use crate::model_config::{ARCHITECTURE, from_gguf, gguf_name, model_field, parts};
@@ -29,7 +29,7 @@ impl Stated {
     /// # Errors
     /// As [`Checkpoint::activation`](crate::Checkpoint::activation).
     pub fn of_config(config: &JsonFile, layer: usize, kind: MlpKind) -> Result<Self, Error> {
-        Said::new(config, None).activation(layer, kind)
+        Said::new(config, None).activation(layer, kind, false)
     }
 
     /// What the metadata of a GGUF file says of an MLP.
@@ -43,7 +43,7 @@ impl Stated {
         kind: MlpKind,
     ) -> Result<Self, Error> {
         let value = from_gguf(metadata).ok_or_else(|| no_configuration(file, true))?;
-        Said::new(&JsonFile { path: file.into(), value }, Some(metadata)).activation(layer, kind)
+        Said::new(&JsonFile { path: file.into(), value }, Some(metadata)).activation(layer, kind, false)
     }
 }
 
@@ -141,15 +141,15 @@ impl<'c> Said<'c> {
         self.family
     }
 
-    /// The activation of an MLP.
-    pub(crate) fn activation(&self, layer: usize, kind: MlpKind) -> Result<Stated, Error> {
+    /// The activation of an MLP; `mtp` says that it is in a part that predicts further tokens and numbers its own layers.
+    pub(crate) fn activation(&self, layer: usize, kind: MlpKind, mtp: bool) -> Result<Stated, Error> {
         let mut followed = Followed::default();
-        let shape = self.shape(layer, &mut followed)?;
+        let shape = self.shape(layer, mtp, &mut followed)?;
         self.check_rest(shape)?;
         for neutral in self.family.map_or(&[][..], |family| family.neutral) {
             self.check_neutral(neutral, layer)?;
         }
-        let limit = self.limit(layer, kind, &mut followed)?;
+        let limit = self.limit(layer, kind, mtp, &mut followed)?;
         let activation = match (shape, limit) {
             (Shape::Oai, _) => {
                 let [alpha, beta, limit] = OAI.map(|(keys, usual)| self.number(keys, usual, &mut followed));
@@ -188,7 +188,10 @@ impl<'c> Said<'c> {
 
     /// What the file calls an entry.
     fn name(&self, key: &str) -> String {
-        self.gguf.map_or_else(|| key.into(), |(name, _)| gguf_name(self.family, name, key))
+        let Some((name, metadata)) = self.gguf else { return key.into() };
+        // Some files have the configuration's own word for it.
+        let own = format!("{name}.{key}");
+        if metadata.iter().any(|(entry, _)| *entry == own) { own } else { gguf_name(self.family, name, key) }
     }
 
     fn fault(&self, key: &str, found: impl Into<String>, valid: impl Into<String>) -> Error {
@@ -209,12 +212,13 @@ impl<'c> Said<'c> {
         }
     }
 
-    fn shape(&self, layer: usize, followed: &mut Followed) -> Result<Shape, Error> {
+    fn shape(&self, layer: usize, mtp: bool, followed: &mut Followed) -> Result<Shape, Error> {
         let function = self.family.map_or(NO_FAMILY, |family| family.function);
         // Nemotron-NAS has one for each layer.
         let by_layer = format!("block_configs.{layer}.ffn.hidden_act");
         let mut found = None;
-        for key in std::iter::once(by_layer.as_str()).chain(function.keys().iter().copied()) {
+        for key in Some(by_layer.as_str()).filter(|_| !mtp).into_iter().chain(function.keys().iter().copied())
+        {
             let Some(value) = self.field(key) else { continue };
             let shape = self.shape_named(function, key, value)?;
             match found {
@@ -321,11 +325,16 @@ impl<'c> Said<'c> {
         &self,
         layer: usize,
         kind: MlpKind,
+        mtp: bool,
         followed: &mut Followed,
     ) -> Result<Option<(f32, String)>, Error> {
         let limits = self.family.map_or(&[][..], |family| family.limits);
         for limit in limits.iter().filter(|limit| limit.kinds.contains(&kind)) {
             if let Some(value) = self.entry(limit.key) {
+                if limit.list && (mtp || self.is_beyond(layer)) {
+                    followed.family = true;
+                    return self.limit_in_mtp(limit, value, layer, mtp);
+                }
                 self.follow(limit.key, followed);
                 return self.limit_in(limit, value, layer);
             }
@@ -347,6 +356,30 @@ impl<'c> Said<'c> {
         Ok(None)
     }
 
+    /// Whether a layer comes after those that the configuration counts: one that predicts further tokens.
+    fn is_beyond(&self, layer: usize) -> bool {
+        let count = self.field("num_hidden_layers").and_then(Value::as_u64);
+        count.is_some_and(|count| layer as u64 >= count)
+    }
+
+    /// The limit of a layer that predicts further tokens, where the entry is about the others, one by one.
+    fn limit_in_mtp(
+        &self,
+        limit: &Limit,
+        value: &Value,
+        layer: usize,
+        mtp: bool,
+    ) -> Result<Option<(f32, String)>, Error> {
+        let own = value.get(layer).filter(|_| !mtp);
+        if says_nothing(value) || (limit.in_mtp == Absent::NoLimit && own.is_none_or(says_nothing)) {
+            return Ok(None);
+        }
+        let found = own.map_or_else(|| "one limit for each layer".into(), Value::to_string);
+        let found =
+            format!("{found}, which is not known to hold in layer {layer}, one that predicts further tokens");
+        Err(self.fault(limit.key, found, "no limit"))
+    }
+
     fn limit_in(&self, limit: &Limit, value: &Value, layer: usize) -> Result<Option<(f32, String)>, Error> {
         let (key, value) = match value {
             Value::Array(all) => {
@@ -362,7 +395,8 @@ impl<'c> Said<'c> {
             }
             one => (limit.key.into(), one),
         };
-        if value.is_null() || value.as_f64() == Some(0.0) {
+        let is_none = |number: f64| number == 0.0 || (limit.negative && number < 0.0);
+        if value.is_null() || value.as_f64().is_some_and(is_none) {
             return Ok(None);
         }
         let number =
@@ -406,28 +440,37 @@ impl<'c> Said<'c> {
             of_family || of_shape || of_nobody
         };
         // Another name of the same function is no contradiction.
-        let agrees = |value: &Value| value.as_str().and_then(Shape::named) == Some(shape);
+        let agrees = |value: &Value| {
+            value.as_str().and_then(|name| Shape::named(&name.to_ascii_lowercase())) == Some(shape)
+        };
+        let open = |key: &str, value: &Value| speaks(key, value) && !says_nothing(value) && !agrees(value);
         for part in parts(&self.config.value).filter_map(Value::as_object) {
-            for (key, value) in part {
-                if concerns(key) && !says_nothing(value) && !followed(key) && !agrees(value) {
-                    let text = value.to_string();
-                    let text = if text.len() > 60 { "a longer value".into() } else { text };
-                    let (_, name) = self.who();
-                    let family = if self.family.is_some() {
-                        format!("family {name}")
-                    } else {
-                        "a family that is not known".into()
-                    };
-                    let found = format!("{text}, which is not understood in {family}");
-                    return Err(self.fault(
-                        key,
-                        found,
-                        "an entry that a row of the family explains, or none",
-                    ));
-                }
+            if let Some((key, value)) = part.iter().find(|(key, value)| open(key, value) && !followed(key)) {
+                return Err(self.not_understood(key, value));
+            }
+        }
+        // What the language model's part keeps in objects of its own.
+        let part = parts(&self.config.value).next().and_then(Value::as_object);
+        for (name, value) in part.into_iter().flatten().filter(|(name, _)| !followed(name)) {
+            let within = inner(name, value).into_iter().flatten();
+            if let Some((key, value)) = within.into_iter().find(|(key, value)| open(key, value)) {
+                return Err(self.not_understood(&format!("{name}.{key}"), value));
             }
         }
         Ok(())
+    }
+
+    fn not_understood(&self, key: &str, value: &Value) -> Error {
+        let text = value.to_string();
+        let text = if text.len() > 60 { "a longer value".into() } else { text };
+        let (_, name) = self.who();
+        let family = if self.family.is_some() {
+            format!("family {name}")
+        } else {
+            "a family that is not known".into()
+        };
+        let found = format!("{text}, which is not understood in {family}");
+        self.fault(key, found, "an entry that a row of the family explains, or none")
     }
 }
 

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `table.rs` | the rows, one per family |
 //! | `activation.rs` | which activation an MLP has, read as the row of its family says, and where that is stated |
+//! | `trunk.rs` | which MLPs are the language model's, told by their names |
 //! | `words.rs` | entries that speak of an activation, whoever wrote them |
 //!
 //! Flow: [`Checkpoint::activation`](crate::Checkpoint::activation) finds the row by `model_type`, or by
@@ -12,11 +13,13 @@
 
 mod activation;
 mod table;
+mod trunk;
 mod words;
 
 pub use activation::{Origin, Stated};
 pub(crate) use activation::{Said, no_configuration};
-pub(crate) use words::{concerns, says_nothing};
+pub(crate) use trunk::{Owner, owner};
+pub(crate) use words::{inner, says_nothing, speaks};
 
 use serde_json::Value;
 
@@ -134,6 +137,10 @@ pub(crate) struct Limit {
     pub(crate) list: bool,
     pub(crate) absent: Absent,
     pub(crate) absent_in_gguf: Absent,
+    /// What holds in layers that predict further tokens, where there is one limit per layer.
+    pub(crate) in_mtp: Absent,
+    /// Whether a negative number is no limit either.
+    pub(crate) negative: bool,
 }
 
 /// A number, or one per layer, that changes gates in a way that is not implemented, unless it is the neutral one.

@@ -49,12 +49,26 @@ const fn missing(
 
 /// A limit for all MLPs of some kinds under one entry, in GGUF under `gguf`.
 const fn limit(key: &'static str, gguf: &'static str, kinds: &'static [MlpKind]) -> Limit {
-    Limit { kinds, key, gguf, list: false, absent: Absent::NoLimit, absent_in_gguf: Absent::NoLimit }
+    Limit {
+        kinds,
+        key,
+        gguf,
+        list: false,
+        absent: Absent::NoLimit,
+        absent_in_gguf: Absent::NoLimit,
+        in_mtp: Absent::Refused,
+        negative: false,
+    }
 }
 
 /// A limit for each layer.
 const fn limits(key: &'static str, gguf: &'static str, kinds: &'static [MlpKind]) -> Limit {
     Limit { list: true, ..limit(key, gguf, kinds) }
+}
+
+/// The same in a family whose layers that predict further tokens have none.
+const fn limits_of_trunk(key: &'static str, gguf: &'static str, kinds: &'static [MlpKind]) -> Limit {
+    Limit { in_mtp: Absent::NoLimit, ..limits(key, gguf, kinds) }
 }
 
 /// Shared experts and dense MLPs have a limit of their own in GGUF, or else that of the routed experts.
@@ -113,13 +127,14 @@ pub(super) const FAMILIES: &[Family] = &[
     Family {
         limits: &[Limit {
             absent: Absent::Is(10.0),
+            negative: true,
             ..limit("swiglu_limit", "swiglu_clamp_exp", &[Experts])
         }],
         source: "transformers/models/hy_v4, vllm/models/hy_v4, llama.cpp/src/models/hy-v4.cpp",
         ..plain(&["hy_v4", "hy_v4_vl_text", "hy_v4_vl"], &["hy_v4"])
     },
     Family {
-        limits: &[limits("swiglu_limits", "swiglu_limits", ALL)],
+        limits: &[Limit { negative: true, ..limits_of_trunk("swiglu_limits", "swiglu_limits", ALL) }],
         source: "vllm/model_executor/models/exaone_moe.py, llama.cpp/src/models/exaone-moe.cpp",
         ..plain(&["exaone_moe"], &["exaone-moe"])
     },
@@ -154,8 +169,8 @@ pub(super) const FAMILIES: &[Family] = &[
     Family {
         clamp: Clamp::After,
         limits: &[
-            limits("swiglu_limits", "swiglu_clamp_exp", &[Experts]),
-            limits("swiglu_limits_shared", "swiglu_clamp_shexp", &[Dense, Shared]),
+            limits_of_trunk("swiglu_limits", "swiglu_clamp_exp", &[Experts]),
+            limits_of_trunk("swiglu_limits_shared", "swiglu_clamp_shexp", &[Dense, Shared]),
         ],
         source: "transformers/models/step3p7, vllm/model_executor/models/step3p5.py, llama.cpp/src/models/step35.cpp",
         ..plain(&["step3p5", "step3p7", "step5"], &["step35"])
@@ -398,6 +413,7 @@ pub(super) const FAMILIES: &[Family] = &[
     plain(&["maincoder"], &["maincoder"]),
     plain(&["mellum"], &["mellum"]),
     plain(&["mimo_v2_flash"], &["mimo2"]),
+    plain(&["minicpm"], &["minicpm"]),
     plain(&["minicpm3"], &["minicpm3"]),
     plain(&["minimax", "minimax_m1", "minimax_text_01"], &["minimax-01"]),
     plain(&["minimax_m2"], &["minimax-m2"]),

@@ -1,8 +1,9 @@
 //! Entries of a configuration that speak of an activation or a limit, told by the words of their names.
 //!
-//! A name is taken apart at `_`, `.` and `-`, so that `act` is found in `hidden_act` and not in `factor`.
+//! A name is taken apart at `_`, `.`, `-` and capitals, so that `act` is found in `hidden_act` and `hiddenAct` and not in
+//! `factor`.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// Words of entries about activations.
 const WORDS: &[&str] = &[
@@ -17,6 +18,7 @@ const WORDS: &[&str] = &[
     "glu",
     "limit",
     "limits",
+    "nonlinearity",
     "reglu",
     "relu",
     "situ",
@@ -28,6 +30,9 @@ const WORDS: &[&str] = &[
 const STEMS: &[&str] = &["swiglu", "clamp"];
 /// Names without any of the words.
 const NAMES: &[&str] = &["mlp_multipliers", "non_linearity", "feed_forward_proj"];
+
+/// Names whose values may name a function.
+const TYPES: &[&str] = &["ffn_type", "mlp_type"];
 
 /// Words that say that an entry is about something else.
 const ELSEWHERE: &[&str] = &[
@@ -109,12 +114,74 @@ const OTHERS: &[&str] = &[
     "timm_override_act_layers",
 ];
 
+/// Words of objects in a configuration that are about something else than the language model's MLPs, beside the others.
+const OTHER_OBJECTS: &[&str] = &[
+    "acoustic",
+    "backbone",
+    "code2wav",
+    "codec",
+    "compression",
+    "decoder",
+    "depth",
+    "diffusion",
+    "dit",
+    "encoder",
+    "generation",
+    "head",
+    "id2label",
+    "img",
+    "label2id",
+    "perceiver",
+    "qformer",
+    "quantization",
+    "sam",
+    "semantic",
+    "talker",
+    "tokenizer",
+    "vae",
+    "video",
+    "vit",
+    "vocoder",
+    "vq",
+];
+
+/// The words of a name, in small letters.
+fn words(key: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let mut was_small = false;
+    for letter in key.chars() {
+        let ends = ['_', '.', '-'].contains(&letter);
+        if ends || (was_small && letter.is_uppercase()) {
+            words.push(String::new());
+        }
+        if let (false, Some(word)) = (ends, words.last_mut()) {
+            word.extend(letter.to_lowercase());
+        }
+        was_small = letter.is_lowercase();
+    }
+    words
+}
+
 /// Whether an entry speaks of the activation of an MLP, as far as its name tells.
 pub(crate) fn concerns(key: &str) -> bool {
-    let words = || key.split(['_', '.', '-']);
-    let about = NAMES.contains(&key)
-        || words().any(|word| WORDS.contains(&word) || STEMS.iter().any(|stem| word.contains(stem)));
-    about && !OTHERS.contains(&key) && !words().any(|word| ELSEWHERE.contains(&word))
+    let words = words(key);
+    let has = |list: &[&str]| words.iter().any(|word| list.contains(&word.as_str()));
+    let stems = || STEMS.iter().any(|stem| key.to_lowercase().contains(stem));
+    (NAMES.contains(&key) || has(WORDS) || stems()) && !OTHERS.contains(&key) && !has(ELSEWHERE)
+}
+
+/// The same, of a name whose value may name a function, too.
+pub(crate) fn speaks(key: &str, value: &Value) -> bool {
+    concerns(key) || (TYPES.contains(&key) && value.as_str().is_some_and(concerns))
+}
+
+/// Entries of an object inside a language model's configuration, unless it is about another model or another part of this.
+pub(crate) fn inner<'v>(key: &str, value: &'v Value) -> Option<&'v Map<String, Value>> {
+    let words = words(key);
+    let elsewhere =
+        |word: &String| [ELSEWHERE, OTHER_OBJECTS].iter().any(|list| list.contains(&word.as_str()));
+    let object = value.as_object().filter(|object| !object.contains_key("model_type"));
+    object.filter(|_| !words.iter().any(elsewhere))
 }
 
 /// Whether a value leaves everything as it is: null, false, nothing at all, or a limit of 0.
@@ -174,6 +241,11 @@ mod tests {
             "mlp_clamp",
             "expert_limit",
             "swiglulimit",
+            "hiddenAct",
+            "mlpActivation",
+            "SwiGLULimit",
+            "nonlinearity",
+            "ffn_nonlinearity",
         ] {
             assert!(concerns(key), "{key}");
         }
@@ -281,7 +353,31 @@ mod tests {
         "intermediate_size",
         "expert_gating_func",
         "use_cache",
+        "routerActivation",
+        "H_cycles",
+        "transformersVersion",
+        "mlp_type",
     ];
+
+    #[test]
+    fn types_and_objects_are_about_activations_where_they_say_so() {
+        use serde_json::json;
+        for name in ["geglu", "SwiGLU", "gated-gelu"] {
+            assert!(speaks("mlp_type", &json!(name)), "{name}");
+        }
+        for name in ["dense", "vanilla_mlp", "GatedMLP"] {
+            assert!(!speaks("mlp_type", &json!(name)), "{name}");
+        }
+        for name in ["moe_config", "ffn_config", "mlp", "extra"] {
+            assert!(inner(name, &json!({ "activation": "gelu" })).is_some(), "{name}");
+            assert!(inner(name, &json!({ "model_type": "other", "activation": "gelu" })).is_none(), "{name}");
+        }
+        for name in
+            ["vision_config", "quantization_config", "rope_parameters", "attn_config", "talker_config"]
+        {
+            assert!(inner(name, &json!({ "activation": "gelu" })).is_none(), "{name}");
+        }
+    }
 
     #[test]
     fn values_that_leave_everything_as_it_is_say_nothing() {

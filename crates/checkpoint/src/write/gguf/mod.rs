@@ -12,9 +12,10 @@ use dualgemm_formats::{BlockFormat, GlobalScaleSource, gguf as nvfp4};
 
 use super::{LinearOut, Model, WeightPart, WriteReport, config_to_gguf};
 use crate::error::list;
+use crate::families::{Owner, owner};
 use crate::gguf::{GgufValue, write_to};
 use crate::module::{MlpKind, Place, Projection};
-use crate::{Dtype, Error, TensorOut};
+use crate::{Dtype, Error, JsonFile, Stated, TensorOut};
 use hparams::Hparams;
 use whole::Family;
 
@@ -75,13 +76,36 @@ fn write_mlps(path: &Path, model: &Model<'_>) -> Result<WriteReport, Error> {
     skipped.extend(model.others.iter().map(|t| t.name.clone()));
     // Experts of one projection become one tensor.
     let mut groups = Groups::new();
+    let mut places = BTreeMap::new();
     for linear in &model.linears {
-        match Place::parse(&linear.module) {
-            Some(place) => {
-                groups.entry((place.layer, stem(&place))).or_default().push((place.expert, linear));
-            }
-            None => skipped.push(linear.module.clone()),
+        // `blk.N` is a layer of the language model: other parts' layers have no name there.
+        let of_trunk = |place: &Place| owner(&place.path) == Owner::Trunk;
+        let Some(place) = Place::parse(&linear.module).filter(of_trunk) else {
+            skipped.push(linear.module.clone());
+            continue;
+        };
+        let first = places.entry((place.layer, place.kind)).or_insert_with(|| place.path.clone());
+        if *first != place.path {
+            return Err(Error::Unsupported {
+                module: path.display().to_string(),
+                found: format!(
+                    "two MLPs of layer {} of one kind, `{first}` and `{}`,",
+                    place.layer, place.path
+                ),
+                supported: "one dense MLP, one shared expert and one set of experts for each layer are in GGUF",
+            });
         }
+        groups.entry((place.layer, stem(&place))).or_default().push((place.expert, linear));
+    }
+    if let (true, Some(other)) = (groups.is_empty(), model.linears.first()) {
+        return Err(Error::Unsupported {
+            module: path.display().to_string(),
+            found: format!(
+                "a model without a quantized MLP in a language model's layers (`{}` is there)",
+                other.module
+            ),
+            supported: "names with the parts of a language model are, as in model.layers.0.mlp",
+        });
     }
     let mut tensors = Vec::new();
     for ((_, stem), group) in &mut groups {
@@ -89,8 +113,45 @@ fn write_mlps(path: &Path, model: &Model<'_>) -> Result<WriteReport, Error> {
         push_group(&mut tensors, &mut skipped, stem, group, WeightPart::GgufBlocks, path)?;
     }
     let metadata = metadata(model, &groups);
+    check_activations(path, model, &metadata, places.into_keys())?;
     write_to(path, &metadata, &tensors)?;
     Ok(WriteReport { files: vec![path.into()], tensors: tensors.len(), skipped })
+}
+
+/// Nothing is written that would be read back with another activation, or refused where the source is not.
+fn check_activations(
+    path: &Path,
+    model: &Model<'_>,
+    metadata: &[(String, GgufValue)],
+    mut mlps: impl Iterator<Item = (usize, MlpKind)>,
+) -> Result<(), Error> {
+    let Some(config) = &model.config else { return Ok(()) };
+    let config = JsonFile { path: "config.json".into(), value: config.clone() };
+    // Without what an open checkpoint could be asked for.
+    let why = |e: Error| match e {
+        Error::Activation { key, found, .. } => format!("{key} is {found}"),
+        other => other.to_string(),
+    };
+    mlps.try_for_each(|(layer, kind)| {
+        let here = Stated::of_config(&config, layer, kind);
+        let found = match (here, Stated::of_gguf(path, metadata, layer, kind)) {
+            (Ok(here), Ok(there)) if here.activation == there.activation => return Ok(()),
+            // Refused on both sides: whoever reads either has to ask for an activation.
+            (Err(_), Err(_)) => return Ok(()),
+            (Ok(here), Ok(there)) => {
+                format!("{}, which would be read as {}", here.activation, there.activation)
+            }
+            (Ok(here), Err(e)) => format!("{}, which would not be read back: {}", here.activation, why(e)),
+            (Err(e), Ok(there)) => {
+                format!("not known ({}) and would be read as {}", why(e), there.activation)
+            }
+        };
+        Err(Error::Unsupported {
+            module: path.display().to_string(),
+            found: format!("the {kind} of layer {layer}, whose activation is {found},"),
+            supported: "activations that GGUF's metadata can name for the model's architecture are",
+        })
+    })
 }
 
 fn push_group<'m>(

@@ -15,7 +15,7 @@ use super::hparams::Hparams;
 use super::push_group;
 use crate::error::list;
 use crate::write::{Model, WeightPart};
-use crate::{Error, TensorData, TensorOut};
+use crate::{Dtype, Error, TensorData, TensorOut};
 
 /// A family of models that can be written whole.
 #[derive(Debug)]
@@ -143,6 +143,7 @@ pub(super) fn tensors<'m>(
         tensors.push(float(path, tensor, family, hparams)?);
     }
     check_whole(path, &tensors, family, hparams)?;
+    check_biases(path, &tensors)?;
     if let Some(factors) = &hparams.rope_factors {
         tensors.push(TensorOut::floats("rope_freqs.weight", [factors.len()], factors));
     }
@@ -170,6 +171,14 @@ fn float<'m>(
         let found = format!("{} of {} {:?}", tensor.name, tensor.dtype, tensor.shape);
         return Err(unknown(path, &found));
     }
+    if name == "token_embd" && tensor.shape[0] != hparams.vocabulary {
+        return Err(Error::Config {
+            file: path.into(),
+            key: "`vocab_size` of the model's configuration".into(),
+            found: hparams.vocabulary.to_string(),
+            valid: format!("{}, the rows of {}", tensor.shape[0], tensor.name),
+        });
+    }
     let mut out = TensorOut { name: format!("{name}.{suffix}"), ..tensor.clone() };
     if dimensions == 1 {
         let view = crate::TensorView { name: &tensor.name, dtype: tensor.dtype, shape: &tensor.shape, bytes };
@@ -195,6 +204,26 @@ fn check_heads(path: &Path, name: &str, rows: usize, heads: usize) -> Result<(),
         format!("{rows} rows of `{name}` for {heads} heads"),
         "an even number of rows for each head, as config.json counts them",
     ))
+}
+
+/// llama.cpp stops where an NVFP4 projection of an MLP has a tensor scale and a bias (`build_ffn` of `llama-graph.cpp`).
+fn check_biases(path: &Path, tensors: &[TensorOut<'_>]) -> Result<(), Error> {
+    let names: BTreeSet<&str> = tensors.iter().map(|t| t.name.as_str()).collect();
+    let of_mlp = |t: &&TensorOut<'_>| {
+        let stem = t.name.strip_suffix(".weight").filter(|stem| stem.contains(".ffn_"));
+        let has = |stem: &str, suffix| names.contains(format!("{stem}.{suffix}").as_str());
+        t.dtype.ggml_id() == Some(Dtype::GGML_NVFP4)
+            && stem.is_some_and(|stem| has(stem, "scale") && has(stem, "bias"))
+    };
+    match tensors.iter().find(of_mlp) {
+        Some(t) => Err(Error::Unsupported {
+            module: path.display().to_string(),
+            found: format!("`{}` in NVFP4 with a tensor scale and a bias", t.name),
+            supported: "llama.cpp loads NVFP4 projections of an MLP with one of the two; `quantize --producer ggml` \
+                        writes no tensor scales",
+        }),
+        None => Ok(()),
+    }
 }
 
 /// llama.cpp refuses a file that lacks a tensor or has one more: better that here.
