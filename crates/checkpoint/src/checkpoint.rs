@@ -151,7 +151,7 @@ impl Checkpoint {
                 Some(name) => Convention::named(name)?,
                 None => Convention::detect(&evidence)?,
             };
-            (convention, (convention.schemes)(&evidence)?)
+            (convention, convention.schemes(&evidence)?)
         };
         let index = ModuleIndex::new(&files, convention, options.within.as_deref());
         Ok(Self { files, convention, schemes, index, options: options.clone() })
@@ -173,6 +173,11 @@ impl Checkpoint {
 
     pub(crate) fn scheme(&self, module: &str) -> &Scheme {
         self.schemes.of(module)
+    }
+
+    /// Whether two files say different things of a module in 4 bits.
+    pub(crate) fn is_contradicted(&self, module: &str) -> bool {
+        self.is_packed_module(module) && self.schemes.contradiction(module).is_some()
     }
 
     /// Whether a module is in the part of the model that was asked for.

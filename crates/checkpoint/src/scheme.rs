@@ -1,6 +1,6 @@
 //! Which format a configuration promises for which module: ordered rules, first match wins.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use dualgemm_formats::{BlockFormat, ScaleLayout};
 use fancy_regex::Regex;
@@ -172,13 +172,15 @@ pub(crate) struct Schemes {
     rules: Vec<(Pattern, Scheme)>,
     otherwise: Scheme,
     transforms: Vec<Transform>,
-    /// What else is said of the same modules, which has to be usable too.
+    /// What else is said of the same modules, which has to be usable too, and the same.
     repeated: Vec<Schemes>,
+    /// The file that says so, where several do.
+    file: PathBuf,
 }
 
 impl Schemes {
     pub(crate) fn new(rules: Vec<(Pattern, Scheme)>, otherwise: Scheme) -> Self {
-        Self { rules, otherwise, transforms: Vec::new(), repeated: Vec::new() }
+        Self { rules, otherwise, transforms: Vec::new(), repeated: Vec::new(), file: PathBuf::new() }
     }
 
     pub(crate) fn with_transforms(self, transforms: Vec<Transform>) -> Self {
@@ -187,6 +189,32 @@ impl Schemes {
 
     pub(crate) fn with_repeated(self, repeated: Vec<Schemes>) -> Self {
         Self { repeated, ..self }
+    }
+
+    pub(crate) fn said_by(self, file: &Path) -> Self {
+        Self { file: file.into(), ..self }
+    }
+
+    /// Why a module in 4-bit blocks cannot be used: another file says something else of it. One that says nothing of it,
+    /// as a list of layers without it does, is less detailed.
+    pub(crate) fn contradiction(&self, module: &str) -> Option<Error> {
+        let Weights::Blocks(format) = self.first(module).weights else { return None };
+        self.repeated.iter().find_map(|other| {
+            let named = other.rules.iter().any(|(p, _)| p.matches(module));
+            let found = match &other.first(module).weights {
+                Weights::Blocks(same) if *same == format => return None,
+                Weights::Blocks(another) => another.to_string(),
+                Weights::Float(why) if named => format!("left in floats by {why}"),
+                Weights::Other(what) => what.clone(),
+                Weights::Float(_) | Weights::Refused(_) | Weights::ByType => return None,
+            };
+            Some(Error::Config {
+                file: other.file.clone(),
+                key: format!("what is said of `{module}`"),
+                found,
+                valid: format!("{format}, as {} says", self.file.display()),
+            })
+        })
     }
 
     /// What says that a module's inputs or outputs are transformed, if anything does.

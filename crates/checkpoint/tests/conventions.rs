@@ -354,6 +354,26 @@ fn hf_quant_config_is_held_to_the_same_rule_beside_config_json() {
 }
 
 #[test]
+fn asymmetric_groups_of_modelopt_are_refused() {
+    let groups = |weights: Value, inputs: Value| {
+        let level =
+            |symmetric| json!({ "num_bits": 4, "type": "float", "group_size": 16, "symmetric": symmetric });
+        let mut config = modelopt_config("NVFP4");
+        config["quantization_config"]["config_groups"] = json!({ "group_0": { "targets": ["Linear"],
+            "weights": level(weights), "input_activations": level(inputs) } });
+        modelopt(config, Some(0.25))
+    };
+    for symmetric in [json!(true), Value::Null] {
+        let c = groups(symmetric, json!(false)).open(&defaults()).unwrap();
+        assert_mlp(&c, [1e-3, 2e-3], Some(0.25));
+    }
+    assert_eq!(
+        open_error(&groups(json!(false), json!(true))),
+        "DIR/config.json: config_groups.group_0.weights.symmetric is false; valid is true for nvfp4"
+    );
+}
+
+#[test]
 fn two_declarations_are_refused() {
     let mut f = modelopt(modelopt_config("NVFP4"), None);
     f.add("x.comfy_quant", Dtype::U8, &[2], b"{}".to_vec());

@@ -352,3 +352,21 @@ fn the_least_tensor_scales_are_kept_as_they_are() {
     assert_eq!(both.gate.global_scale().value().to_bits(), 7);
     assert_values(&both.gate, &gate(), 7.0 * 2f64.powi(-149));
 }
+
+#[test]
+fn experts_of_deepseek_are_fp4_where_nothing_says_otherwise() {
+    for model_type in ["deepseek_v4", "deepseek_v41"] {
+        let config = json!({ "model_type": model_type, "quantization_config": { "quant_method": "fp8" } });
+        let mut f = Fixture { config: Some(config), ..Fixture::default() };
+        for (module, seed) in projections("layers.0.ffn") {
+            mxfp4(&mut f, &module, &Weight::with_block(seed, 64, 64, 32), (".scale", Dtype::F8E8m0));
+        }
+        let c = f.open(&defaults()).unwrap();
+        assert_eq!(c.convention().name, "deepseek");
+        let both = c.experts(0).unwrap().gate_up(0).unwrap();
+        assert_values(&both.gate, &Weight::with_block(1, 64, 64, 32), 1.0);
+        assert_values(&both.up, &Weight::with_block(2, 64, 64, 32), 1.0);
+        f.config.as_mut().unwrap()["expert_dtype"] = json!("fp8");
+        assert!(open_error(&f).contains(r#"declares quant_method "fp8""#));
+    }
+}

@@ -277,7 +277,8 @@ fn auto_round_writes_compressed_tensors_under_another_configuration() {
     let c = compressed(config("nv_fp", 16, but_two), Some(8.0)).open(&defaults()).unwrap();
     assert_mlp(&c, [1.0 / 1000.0, 1.0 / 500.0], Some(0.125));
     let mut rotated = config("nv_fp", 16, Value::Null);
-    rotated["quantization_config"]["rotation_config"] = json!({ "r1": true, "r4": true });
+    rotated["quantization_config"]["rotation_config"] =
+        json!({ "r1": true, "online_r1_rotation": false, "r4": true });
     let c = compressed(rotated, None).open(&defaults()).unwrap();
     assert_mlp(&c, [1.0 / 1000.0, 1.0 / 500.0], None);
     assert!(

@@ -265,3 +265,185 @@ fn torchao_scales_that_its_metadata_lists_are_needed() {
     let c = f.open(&defaults()).unwrap();
     assert_values(&c.gate_up(0).unwrap().up, &Weight::new(1, 64, 64), 0.25);
 }
+
+/// The gate projection is refused with this text, and the down projection is, or is not.
+#[track_caller]
+fn assert_transformed(f: &Fixture, says: Option<&str>, down: bool) {
+    let c = f.open(&defaults()).unwrap();
+    match says {
+        Some(says) => {
+            let e = refusal(c.gate_up(0));
+            assert!(
+                e.starts_with(&format!("{GATE}: `{says}")) && e.contains("changes what the weights mean"),
+                "{e}"
+            );
+            assert!(c.validate().iter().any(|f| f.rule.id == "unsupported" && f.tensor == GATE));
+        }
+        None => drop(c.gate_up(0).unwrap()),
+    }
+    assert_eq!(c.down(0).is_err(), down);
+}
+
+#[test]
+fn rotations_at_run_time_refuse_what_they_concern_in_every_convention() {
+    let with = |mut config: Value, key: &str, value: &Value| {
+        config["quantization_config"][key] = value.clone();
+        config
+    };
+    let fixtures = |key: &str, value: &Value| {
+        let auto_round = json!({ "quantization_config": { "quant_method": "auto-round", "bits": 4, "data_type": "nv_fp",
+            "group_size": 16 } });
+        let groups: [(&[&str], u64, Value); 1] = [(&["Linear"], 16, Value::Null)];
+        [
+            compressed(with(auto_round, key, value), None),
+            compressed(with(compressed_config(&groups), key, value), None),
+            modelopt(with(modelopt_config("W4A16_NVFP4"), key, value), None),
+        ]
+    };
+    let hadamard = json!({ "algorithm": "hadamard", "block_size": 16, "hadamard_type": "hadamard" });
+    let offline =
+        json!({ "r1": true, "r2": true, "r3": true, "online_r1_rotation": false, "rotation_size": 32 });
+    let mut down = offline.clone();
+    down["r4"] = json!(true);
+    for (key, value, says, of_down) in [
+        ("rotation_config", hadamard.clone(), Some("rotation_config.algorithm: \"hadamard\"`"), true),
+        ("rotation_config", json!("hadamard"), Some("rotation_config: \"hadamard\"`"), true),
+        ("rotation_config", json!([hadamard]), Some("rotation_config: ["), true),
+        ("rotation_config", offline.clone(), None, false),
+        ("rotation_config", down, None, true),
+        (
+            "spinquant_config",
+            json!({ "r4": false }),
+            Some("spinquant_config.online_r1_rotation: true where"),
+            true,
+        ),
+        (
+            "spinquant_config",
+            json!({ "r1": false, "online_r1_rotation": 1 }),
+            Some("spinquant_config.online_r1_rotation: 1`"),
+            true,
+        ),
+        (
+            "spinquant_config",
+            json!({ "r1": false, "r4": "yes" }),
+            Some("spinquant_config.r4: \"yes\"`"),
+            true,
+        ),
+        ("spinquant_config", json!({ "r1": false, "r5": true }), Some("spinquant_config.r5: true`"), true),
+        ("hadamard_group_size", json!(32), Some("hadamard_group_size: 32`"), true),
+        ("svdquant_config", json!({ "rank": 32 }), Some("svdquant_config: {"), true),
+        ("weights", json!({ "use_rotation": true }), Some("weights.use_rotation: true`"), true),
+        ("transform_config", json!([{ "type": "hadamard" }]), Some("transform_config: ["), true),
+        (
+            "transform_config",
+            json!({ "type": "hadamard" }),
+            Some("transform_config.type: \"hadamard\"`"),
+            true,
+        ),
+        ("rotation_config", Value::Null, None, false),
+        ("rotation_config", json!({}), None, false),
+        ("hadamard_transform", json!(false), None, false),
+        ("hadamard_group_size", json!(0), None, false),
+        ("transform_config", json!({ "config_groups": {} }), None, false),
+    ] {
+        for f in fixtures(key, &value) {
+            assert_transformed(&f, says, of_down);
+        }
+    }
+    let apply = |apply: Value| json!({ "config_groups": { "u": { "type": "hadamard", "apply": apply } } });
+    let at = |location: Value| json!([{ "location": location, "targets": ["re:.*(gate|up)_proj"], "ignore": ["x"] }]);
+    for (value, says, of_down) in [
+        (at(json!("input")), Some("transform_config.config_groups.u`"), false),
+        (at(json!("INPUT")), Some("transform_config.config_groups.u.apply.location: \"INPUT\"`"), false),
+        (at(Value::Null), Some("transform_config.config_groups.u.apply.location: null`"), false),
+        (at(json!("k_cache")), None, false),
+        (at(json!("weight_output")), None, false),
+        (
+            json!({ "location": "input", "targets": ["Linear"] }),
+            Some("transform_config.config_groups.u: {"),
+            true,
+        ),
+        (
+            json!([{ "location": "input", "targets": "Linear" }]),
+            Some("transform_config.config_groups.u.apply: {"),
+            true,
+        ),
+        (
+            json!([{ "location": "input", "targets": ["re:("] }]),
+            Some("transform_config.config_groups.u.apply: {"),
+            true,
+        ),
+        (json!([]), None, false),
+    ] {
+        for f in fixtures("transform_config", &apply(value)) {
+            assert_transformed(&f, says, of_down);
+        }
+    }
+    // The older file of ModelOpt, too.
+    let mut f = modelopt(modelopt_config("W4A16_NVFP4"), None);
+    f.hf_quant_config = Some(json!({ "quantization": { "quant_algo": "W4A16_NVFP4", "rotate": true } }));
+    assert_transformed(&f, Some("rotate: true`"), true);
+}
+
+fn quark(config: Value) -> Fixture {
+    let mut config = json!({ "hidden_act": "silu", "quantization_config": config });
+    config["quantization_config"]["quant_method"] = json!("quark");
+    modelopt(config, None)
+}
+
+#[test]
+fn algorithms_of_quark_are_known_or_refused() {
+    let level = json!([{ "dtype": "fp4", "group_size": 16 }, { "dtype": "fp8_e4m3" }]);
+    let with = |algorithms: Value| {
+        quark(json!({ "global_quant_config": { "weight": level }, "algo_config": algorithms }))
+    };
+    for (algorithms, says, of_down) in [
+        (
+            json!([{ "name": "awq", "scaling_layers": [{ "inp": "x" }] }, { "name": "gptq", "damp_percent": 0.01 }]),
+            None,
+            false,
+        ),
+        (json!([{ "name": "rotation", "r1": true, "scaling_layers": { "first_layer": [] } }]), None, false),
+        (json!([{ "name": "quarot", "r1": true, "r2": true, "r3": true, "r4": false }]), None, false),
+        (
+            json!({ "name": "rotation", "online_r1_rotation": true }),
+            Some("algo_config.online_r1_rotation`"),
+            true,
+        ),
+        (json!([{ "name": "awq" }, { "name": "rotation", "r4": true }]), None, true),
+        (json!([{ "name": "svdquant" }]), Some("algo_config: {\"name\":\"svdquant\"}`"), true),
+        (json!("rotation"), Some("algo_config: \"rotation\"`"), true),
+        (json!([]), None, false),
+    ] {
+        assert_transformed(&with(algorithms), says, of_down);
+    }
+}
+
+#[test]
+fn quark_says_what_linear_layers_are_by_their_class_too() {
+    let level = json!([{ "dtype": "fp4", "group_size": 16 }, { "dtype": "fp8_e4m3" }]);
+    let c = quark(json!({ "global_quant_config": { "weight": null }, "exclude": [DOWN],
+        "layer_type_quant_config": { "Conv2d": { "weight": { "dtype": "int8" } }, "Linear": { "weight": level } } }));
+    let c = c.open(&defaults()).unwrap();
+    assert_mlp(&c, [1e-3, 2e-3], None);
+    assert!(refusal(c.down(0)).contains("in `exclude`"));
+    // It goes before what is said of everything, and after what is said of a name.
+    let global = json!({ "weight": level });
+    let int8 = json!({ "weight": { "dtype": "int8" } });
+    let c = quark(json!({ "global_quant_config": global, "layer_quant_config": { "*up_proj": global },
+        "layer_type_quant_config": { "Linear": int8 } }));
+    let c = c.open(&defaults()).unwrap();
+    c.linear(UP).unwrap();
+    assert!(refusal(c.gate_up(0)).starts_with(&format!("{GATE}: is not quantized: dtype \"int8\"")));
+    let e = open_error(&quark(
+        json!({ "global_quant_config": global, "layer_type_quant_config": { "MoeMLP": global } }),
+    ));
+    assert!(
+        e.contains("layer_type_quant_config.MoeMLP is {")
+            && e.ends_with("valid is Linear, Conv2d or ConvTranspose2d as a class"),
+        "{e}"
+    );
+    let e =
+        open_error(&quark(json!({ "global_quant_config": global, "layer_type_quant_config": ["Linear"] })));
+    assert!(e.contains("layer_type_quant_config is [\"Linear\"]; valid is an object of classes"), "{e}");
+}

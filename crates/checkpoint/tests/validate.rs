@@ -249,8 +249,62 @@ fn files_that_do_not_open_are_one_finding() {
     assert_eq!(validate(dir.path(), &OpenOptions::default())[0].rule.id, "header");
     let mut f = healthy();
     f.hf_quant_config = Some(json!({ "quantization": { "quant_algo": "FP8" } }));
+    // Different names of one format.
+    f.hf_quant_config = Some(json!({ "quantization": { "quant_algo": "NVFP4_AWQ" } }));
     let found = findings(&f);
-    assert_eq!((found.len(), found[0].rule.id, found[0].value.as_str()), (1, "config-agrees", "\"FP8\""));
+    assert_eq!(
+        (found.len(), found[0].rule.id, found[0].value.as_str()),
+        (1, "config-agrees", "\"NVFP4_AWQ\"")
+    );
+}
+
+#[test]
+fn files_that_say_different_things_of_a_module_refuse_it() {
+    let mut f = healthy();
+    let modules = ["down_proj", "gate_proj", "up_proj"].map(|p| format!("model.layers.0.mlp.{p}"));
+    for (quantization, concerned, says) in [
+        (json!({ "quant_algo": "FP8" }), &modules[..], "quant_algo FP8"),
+        (json!({ "quant_algo": "W4A8_MXFP4_FP8" }), &modules[..], "mxfp4"),
+        (
+            json!({ "quant_algo": "NVFP4", "exclude_modules": ["*gate_proj"] }),
+            &modules[1..2],
+            "left in floats by `*gate_proj` in `exclude_modules`",
+        ),
+    ] {
+        f.hf_quant_config = Some(json!({ "quantization": quantization }));
+        let found = findings(&f);
+        assert_eq!(found.len(), concerned.len(), "{found:#?}");
+        for (finding, module) in found.iter().zip(concerned) {
+            assert_eq!((finding.rule.id, finding.rule.severity), ("config", Severity::Error));
+            let start =
+                format!("hf_quant_config.json: what is said of `{module}` is {says}; valid is nvfp4, as ");
+            assert!(finding.message.contains(&start), "{}", finding.message);
+            assert!(finding.message.ends_with("config.json says"), "{}", finding.message);
+        }
+    }
+    // Less is said in one of them.
+    for quantization in [
+        json!({ "quant_algo": "MIXED_PRECISION", "quantized_layers": { GATE: { "quant_algo": "NVFP4" } } }),
+        json!({ "quant_algo": "NVFP4", "exclude_modules": ["lm_head", "*self_attn*"] }),
+        json!({ "kv_cache_quant_algo": "FP8" }),
+    ] {
+        f.hf_quant_config = Some(json!({ "quantization": quantization }));
+        assert!(findings(&f).iter().all(|f| f.rule.severity == Severity::Warning), "{:#?}", findings(&f));
+    }
+}
+
+#[test]
+fn a_half_that_is_left_in_floats_is_found() {
+    for (p, other) in [("gate_proj", "up_proj"), ("up_proj", "gate_proj")] {
+        let mut f = healthy();
+        let module = format!("model.layers.0.mlp.{p}");
+        f.tensors.retain(|t| !t.name.starts_with(&module));
+        f.add(&format!("{module}.weight"), Dtype::Bf16, &[64, 64], vec![0; 64 * 64 * 2]);
+        f.config.as_mut().unwrap()["quantization_config"]["ignore"] = json!([module]);
+        assert_finds(&f, &[("layers", &module, &format!("`{module}` in `ignore`"))]);
+        f.open(&OpenOptions::default()).unwrap().linear(&format!("model.layers.0.mlp.{other}")).unwrap();
+        assert!(f.open(&OpenOptions::default()).unwrap().gate_up(0).is_err());
+    }
 }
 
 #[test]

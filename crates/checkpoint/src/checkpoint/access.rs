@@ -96,6 +96,9 @@ impl Checkpoint {
         if !weight.dtype.holds_4_bits() {
             return Err(not_quantized(format!("`{}` is {}", weight.name, weight.dtype)));
         }
+        if let Some(contradiction) = self.schemes.contradiction(name) {
+            return Err(contradiction);
+        }
         if let Some(transform) = module.get(Role::Transform).or_else(|| self.schemes.transform(name)) {
             return Err(Error::Unsupported {
                 module: name.into(),

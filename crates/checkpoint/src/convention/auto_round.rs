@@ -11,7 +11,7 @@ use dualgemm_formats::BlockFormat;
 use serde_json::Value;
 
 use super::compressed_tensors::{SHAPES, SUFFIXES};
-use super::{Convention, ELSEWHERE, Evidence, FP8_INPUTS, ScaleSense, config_error, object, rotations};
+use super::{Convention, ELSEWHERE, Evidence, FP8_INPUTS, ScaleSense, config_error, object};
 use crate::Error;
 use crate::scheme::{Input, Pattern, Scheme, Schemes};
 
@@ -47,9 +47,8 @@ fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
         }
     }
     rules.append(&mut patterns);
-    let transforms = rotations(&config["rotation_config"], "rotation_config");
     let otherwise = Scheme::or_refused(scheme(&[config], file, ""));
-    Ok(Schemes::new(rules, otherwise).with_transforms(transforms))
+    Ok(Schemes::new(rules, otherwise))
 }
 
 /// How types start that are not in 4-bit blocks, or not with as many bits as are said: `auto_round/data_type` of AutoRound.

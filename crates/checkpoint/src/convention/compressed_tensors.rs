@@ -4,7 +4,7 @@
 //! `config.json` holds groups of targets, each with its own format. A module takes the first target that matches
 //! its name; the class `Linear` is looked at only after every name and pattern, as the loaders of this format
 //! do. `nvfp4-pack-quantized` has blocks of 16, `mxfp4-pack-quantized` blocks of 32 with ue8m0 scales and no
-//! tensor scale. A transform that the model applies at run time is one that the weights expect.
+//! tensor scale.
 //!
 //! Source: `src/compressed_tensors/compressors/nvfp4` and `quantization/quant_scheme.py` of
 //! <https://github.com/vllm-project/compressed-tensors>
@@ -18,7 +18,7 @@ use super::{
     Convention, ELSEWHERE, Evidence, FP8_INPUTS, Harmless, Role, ScaleSense, config_error, object, strings,
 };
 use crate::Error;
-use crate::scheme::{Input, Pattern, Scheme, Schemes, Transform};
+use crate::scheme::{Input, Pattern, Scheme, Schemes};
 
 /// The compressed-tensors convention.
 pub const CONVENTION: Convention = Convention {
@@ -93,7 +93,7 @@ fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
             }))
         }
     };
-    Ok(Schemes::new(rules, otherwise).with_transforms(transforms(config, file)?))
+    Ok(Schemes::new(rules, otherwise))
 }
 
 /// What each group says of its targets; `format` is that of the whole file. Classes come last. What a group says that
@@ -128,30 +128,6 @@ fn declared_format(format: &Value, file: &Path, key: &str) -> Result<Option<Bloc
     known.map(|(_, block)| *block).ok_or_else(|| {
         config_error(file, key, format, crate::error::list(FORMATS.iter().map(|(name, _)| name)))
     })
-}
-
-/// Transforms of inputs and outputs; those of weights are in the weights.
-fn transforms(config: &Value, file: &Path) -> Result<Vec<Transform>, Error> {
-    let groups = config.pointer("/transform_config/config_groups").and_then(Value::as_object);
-    let mut found = Vec::new();
-    for (name, group) in groups.into_iter().flatten() {
-        let key = format!("transform_config.config_groups.{name}");
-        for apply in group["apply"].as_array().into_iter().flatten() {
-            if !matches!(apply["location"].as_str(), Some("input" | "output")) {
-                continue;
-            }
-            let patterns = |part| {
-                let names = strings(apply, part, file)?.into_iter();
-                names.map(|name| Pattern::target(name, file, &key)).collect::<Result<_, Error>>()
-            };
-            found.push(Transform {
-                targets: patterns("targets")?,
-                ignore: patterns("ignore")?,
-                what: key.clone(),
-            });
-        }
-    }
-    Ok(found)
 }
 
 fn group_scheme(group: &Value, format: Option<&Value>, file: &Path, key: &str) -> Result<Scheme, Error> {

@@ -42,6 +42,9 @@ pub const CONVENTION: Convention = Convention {
 const NATIVE: &[(&str, Role)] =
     &[(".scale", Role::BlockScale), (".bias", Role::Bias), (".weight", Role::Weight)];
 
+/// `model_type` of the models whose experts are in fp4 where `expert_dtype` does not say otherwise.
+const FAMILIES: [&str; 2] = ["deepseek_v4", "deepseek_v41"];
+
 /// Key of what ModelOpt made of the experts.
 const ALGORITHM: &str = "moe_quant_algo";
 
@@ -55,7 +58,9 @@ fn detect(evidence: &Evidence<'_>) -> Option<String> {
         Some(dtype) => (dtype == "fp4").then(|| format!("expert_dtype in {}", file.display())),
         None => {
             let model = &evidence.files.config()?.value;
-            model_field(model, "model_type").is_some_and(|t| t == "deepseek_v4").then_some(method)
+            model_field(model, "model_type")
+                .is_some_and(|t| FAMILIES.iter().any(|f| t == f))
+                .then_some(method)
         }
     }
 }

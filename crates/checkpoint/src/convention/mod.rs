@@ -15,6 +15,7 @@ pub mod mlx;
 pub mod modelopt;
 pub mod quark;
 pub mod torchao;
+mod transforms;
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -24,7 +25,7 @@ use dualgemm_formats::scalar::{e2m1, e4m3};
 use serde_json::{Map, Value};
 
 use crate::error::list;
-use crate::scheme::{Pattern, Scheme, Schemes, Transform};
+use crate::scheme::{Scheme, Schemes, Transform};
 use crate::{Error, GateUpOrder, TensorFiles};
 
 /// What a tensor is to its module.
@@ -84,7 +85,7 @@ pub struct Convention {
     pub(crate) harmless: &'static [&'static [Harmless]],
     /// Says what declares this convention, if anything does.
     pub(crate) detect: fn(&Evidence<'_>) -> Option<String>,
-    pub(crate) schemes: fn(&Evidence<'_>) -> Result<Schemes, Error>,
+    schemes: fn(&Evidence<'_>) -> Result<Schemes, Error>,
 }
 
 /// Ending of a tensor name and why such a tensor changes nothing for the weight that it lies under.
@@ -131,6 +132,11 @@ impl Convention {
             found: name.into(),
             valid: names(),
         })
+    }
+
+    /// What the files say of each module under this convention.
+    pub(crate) fn schemes(&self, evidence: &Evidence<'_>) -> Result<Schemes, Error> {
+        Ok((self.schemes)(evidence)?.with_transforms(evidence.transforms()))
     }
 
     /// Splits a tensor name into module and role.
@@ -258,23 +264,15 @@ impl<'a> Evidence<'a> {
         (value.as_str() == Some(method)).then(|| format!("quant_method in {}", path.display()))
     }
 
+    /// What the model does to the inputs and outputs of modules at run time.
+    fn transforms(&self) -> Vec<Transform> {
+        modelopt::declared(self).into_iter().flat_map(|(file, config)| transforms::of(config, file)).collect()
+    }
+
     /// An entry of the safetensors metadata.
     pub(crate) fn metadata(&self, key: &str) -> Option<&'a str> {
         self.files.metadata().get(key).map(String::as_str)
     }
-}
-
-/// What Quark and AutoRound say of rotations that the model applies at run time: R1 to the inputs of every layer, R4 to
-/// those of the down projection.
-pub(crate) fn rotations(config: &Value, key: &str) -> Vec<Transform> {
-    let all = [("online_r1_rotation", Pattern::Linear), ("r4", Pattern::Glob("*down_proj".into()))];
-    let applied = all.into_iter().filter(|(name, _)| config[*name] == true);
-    let transform = |(name, target)| Transform {
-        targets: vec![target],
-        ignore: Vec::new(),
-        what: format!("{key}.{name}"),
-    };
-    applied.map(transform).collect()
 }
 
 /// A configuration value that cannot be used.

@@ -4,8 +4,8 @@
 //! Experts that stay one parameter are `X` itself, with `X_weight_scale` and so on. The algorithm is in
 //! `hf_quant_config.json` (`quantization.quant_algo`) and in `config.json` (`quantization_config.quant_algo`);
 //! `MIXED_PRECISION` names one per module. Where both files, or `quant_algo` and `config_groups`, say what blocks
-//! are, each is held to what the algorithm means. An algorithm that is not known refuses its own modules. Where nothing
-//! says that activations have a scale, or `activation_scheme` is `dynamic`
+//! are, each is held to what the algorithm means; modules that the files disagree on are refused. An algorithm that is not
+//! known refuses its own modules. Where nothing says that activations have a scale, or `activation_scheme` is `dynamic`
 //! (<https://github.com/vllm-project/vllm/pull/49715>), they need none.
 //!
 //! Source: `modelopt/torch/export/{quant_utils,convert_hf_config}.py` of
@@ -107,7 +107,7 @@ fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
             rules.iter_mut().for_each(|(_, scheme)| scheme.input = Input::Ignored);
             otherwise.input = Input::Ignored;
         }
-        found.push(Schemes::new(rules, otherwise));
+        found.push(Schemes::new(rules, otherwise).said_by(file));
     }
     let nvfp4 = json!({ "quant_algo": "NVFP4" });
     let algorithms = named.first().map_or(&nvfp4, |(_, config)| config);
@@ -269,8 +269,14 @@ fn check_group(file: &Path, group_key: &str, group: &Value, algo: &Value) -> Res
         let Some(args) = group.get(part).filter(|args| !args.is_null()) else { continue };
         let key = format!("{group_key}.{part}");
         object(args, file, &key, "an object with `num_bits`, `type` and `group_size`")?;
-        let valid = [json!(4), json!("float"), json!(format.block_len())];
-        for (field, valid) in ["num_bits", "type", "group_size"].iter().zip(&valid) {
+        let values = [
+            ("num_bits", json!(4)),
+            ("type", json!("float")),
+            ("group_size", json!(format.block_len())),
+            ("symmetric", json!(true)),
+        ];
+        // Activations are quantized here, and symmetrically.
+        for (field, valid) in values.iter().filter(|(field, _)| *field != "symmetric" || part == "weights") {
             fits(args.get(field), valid, format, file, || format!("{key}.{field}"))?;
         }
     }

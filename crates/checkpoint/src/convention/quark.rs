@@ -12,9 +12,7 @@ use std::path::Path;
 use dualgemm_formats::BlockFormat;
 use serde_json::Value;
 
-use super::{
-    Convention, ELSEWHERE, Evidence, FP8_INPUTS, Role, ScaleSense, config_error, object, rotations, strings,
-};
+use super::{Convention, ELSEWHERE, Evidence, FP8_INPUTS, Role, ScaleSense, config_error, object, strings};
 use crate::Error;
 use crate::scheme::{Input, Pattern, Scheme, Schemes};
 
@@ -63,11 +61,21 @@ fn schemes(evidence: &Evidence<'_>) -> Result<Schemes, Error> {
             rules.push((Pattern::Glob(name.clone()), scheme));
         }
     }
+    // Of classes there is one that matters; a class of another model's own may be made of linear layers.
+    if let Some(types) = config.get("layer_type_quant_config").filter(|types| !types.is_null()) {
+        for (class, layer) in object(types, file, "layer_type_quant_config", "an object of classes")? {
+            let key = format!("layer_type_quant_config.{class}");
+            let scheme = match class.as_str() {
+                "Conv2d" | "ConvTranspose2d" => continue,
+                "Linear" => scheme(layer, file, &key),
+                _ => Err(config_error(file, key, layer, "Linear, Conv2d or ConvTranspose2d as a class")),
+            };
+            rules.push((Pattern::Linear, Scheme::or_refused(scheme)));
+        }
+    }
     let global = scheme(&config["global_quant_config"], file, "global_quant_config");
     let otherwise = Scheme::or_refused(global);
-    let algorithms = config["algo_config"].as_array().into_iter().flatten();
-    let transforms = algorithms.flat_map(|algorithm| rotations(algorithm, "algo_config")).collect();
-    Ok(Schemes::new(rules, otherwise).with_transforms(transforms))
+    Ok(Schemes::new(rules, otherwise))
 }
 
 fn scheme(config: &Value, file: &Path, key: &str) -> Result<Scheme, Error> {

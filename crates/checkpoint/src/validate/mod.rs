@@ -92,6 +92,8 @@ impl Checkpoint {
         let old = algo(self.files().hf_quant_config(), "/quantization/quant_algo");
         if let (Some(new), Some(old)) = (new, old)
             && new != old
+            // What matters is an error of the modules that it concerns.
+            && !self.index().modules.keys().any(|module| self.is_contradicted(module))
         {
             let file = self.files().root().display().to_string();
             let message = format!("{file}: config.json says quant_algo {new}, hf_quant_config.json {old}");
@@ -184,10 +186,19 @@ impl Checkpoint {
         let own = mlp.own(expert);
         let gate = mlp.module(own, Projection::Gate);
         let fused = mlp.module(own, Projection::GateUp);
-        let Some(module) = gate.or(fused).filter(|m| self.is_packed_module(m)) else { return };
+        let Some(module) = gate.or(fused) else { return };
+        let packed = [Some(module), mlp.module(own, Projection::Up)]
+            .map(|m| m.is_some_and(|m| self.is_packed_module(m)));
+        if packed == [false; 2] {
+            return;
+        }
         // What concerns one module has been found there already.
         let add = |findings: &mut Vec<Finding>, e: &Error| {
-            let finding = Finding::from(e);
+            let mut finding = Finding::from(e);
+            // One of the two was left in floats: neither can be computed.
+            if fused.is_none() && packed[0] != packed[1] && matches!(e, Error::NotQuantized { .. }) {
+                finding.rule = Rule::named("layers");
+            }
             if !findings.iter().any(|f| f.message == finding.message) {
                 findings.push(finding);
             }

@@ -42,7 +42,10 @@ pub const RULES: &[Rule] = &[
         "the activation of every gated MLP is stated, by the configuration or the model's family, and is implemented",
     ),
     error("convention", "exactly one known convention is declared or named"),
-    warning("config-agrees", "config.json and hf_quant_config.json name the same algorithm"),
+    warning(
+        "config-agrees",
+        "config.json and hf_quant_config.json name the same algorithm; where they mean different formats, that is an error",
+    ),
     error(
         "layers",
         "gate, up and down of an MLP belong together and can be found, and no expert of a layer is missing",

@@ -104,13 +104,11 @@ struct TensorReport {
     tensor_scale_held: f32,
     rel_l2: f64,
     rel_l2_plain: f64,
-    non_finite: usize,
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut table =
-            Table::new(&["tensor", "shape", "tensor scale", "rel L2 plain", "rel L2", "not finite"]);
+        let mut table = Table::new(&["tensor", "shape", "tensor scale", "rel L2 plain", "rel L2"]);
         for t in &self.tensors {
             table.row([
                 t.name.clone(),
@@ -118,7 +116,6 @@ impl fmt::Display for Report {
                 format!("{:e}", t.tensor_scale),
                 format!("{:.5}", t.rel_l2_plain),
                 format!("{:.5}", t.rel_l2),
-                t.non_finite.to_string(),
             ]);
         }
         let (quantized, copied) = (self.tensors.len(), self.copied.len());
@@ -233,6 +230,9 @@ fn quantize_one_group(
     search: Search,
 ) -> anyhow::Result<Vec<(QuantizedMatrix<'static>, TensorReport)>> {
     let floats = group.iter().map(TensorView::float_matrix).collect::<Result<Vec<_>, _>>()?;
+    for (tensor, x) in group.iter().zip(&floats) {
+        check_finite(tensor.name, x)?;
+    }
     let named: Vec<(&str, &FloatMatrix<'_>)> = group.iter().map(|t| t.name).zip(&floats).collect();
     let found = quantize_group(&named, producer, search)?;
     let plain = match search {
@@ -250,13 +250,23 @@ fn quantize_one_group(
             tensor_scale_held: q.global_scale().held(),
             rel_l2,
             rel_l2_plain: plain.as_ref().map_or(rel_l2, |plain| relative_l2(&plain[index], x)),
-            non_finite: (0..x.rows())
-                .map(|row| (0..x.cols()).filter(|&col| !x.value(row, col).is_finite()).count())
-                .sum(),
         }
     };
     let reports: Vec<_> = found.iter().enumerate().map(|(index, q)| report(index, q)).collect();
     Ok(found.into_iter().zip(reports).collect())
+}
+
+/// A code of NaN or infinity would be some other number.
+fn check_finite(name: &str, x: &FloatMatrix<'_>) -> anyhow::Result<()> {
+    for row in 0..x.rows() {
+        let mut values = (0..x.cols()).map(|col| (col, x.value(row, col)));
+        if let Some((col, value)) = values.find(|(_, value)| !value.is_finite()) {
+            bail!(
+                "{name}: element [{row}, {col}] is {value}; weights to quantize must be finite (--skip copies a tensor)"
+            );
+        }
+    }
+    Ok(())
 }
 
 /// How OUT is written.

@@ -325,6 +325,30 @@ fn small_model(dir: &std::path::Path) {
     std::fs::write(dir.join("generation_config.json"), "{}").unwrap();
 }
 
+/// Codes of weights that are no numbers would be numbers; nothing is written.
+#[test]
+fn weights_that_are_not_finite_are_not_quantized() {
+    let dir = tempfile::tempdir().unwrap();
+    for (value, text) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf"), (f32::NEG_INFINITY, "-inf")] {
+        let mut bytes = 1f32.to_le_bytes().repeat(4 * 64);
+        bytes[(2 * 64 + 5) * 4..][..4].copy_from_slice(&value.to_le_bytes());
+        let view =
+            safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![4, 64], &bytes).unwrap();
+        let (source, out) = (dir.path().join("w.safetensors"), dir.path().join("q.safetensors"));
+        safetensors::serialize_to_file([("x.up_proj.weight", view)], None, &source).unwrap();
+        for producer in ["modelopt", "compressed-tensors", "te", "torchao", "ggml"] {
+            let args = ["quantize", arg(&source), arg(&out), "--producer", producer];
+            let failed = dualgemm().args(args).output().unwrap();
+            assert_eq!(failed.status.code(), Some(2));
+            let message = String::from_utf8_lossy(&failed.stderr);
+            let expected =
+                format!("x.up_proj.weight: element [2, 5] is {text}; weights to quantize must be finite");
+            assert!(message.contains(&expected), "{message}");
+            assert!(!out.exists());
+        }
+    }
+}
+
 /// What the producers' own tools leave in floats stays, and layers that vLLM fuses share the scale of the largest.
 #[test]
 fn whole_models_are_quantized_as_their_loaders_read_them() {
