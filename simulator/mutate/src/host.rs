@@ -4,9 +4,7 @@ use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dualgemm_device::{
-    Device, DeviceInfo, DevicePtr, Error, FunctionId, LaunchSpec, ModuleId, Stream,
-};
+use dualgemm_device::{Device, DeviceInfo, DevicePtr, Error, FunctionId, LaunchSpec, ModuleId, Stream};
 use dualgemm_ptx::ast::Module;
 use dualgemm_ptx::layout::{TENSOR_MAP_BYTES, TensorMap};
 use dualgemm_ptx::parse;

@@ -6,7 +6,7 @@ use std::ops::Range;
 use dualgemm_ptx::ast::{Immediate, Instruction, Item, Line, Module, Operand, RegDecl, Statement};
 use dualgemm_ptx::{Name, Type};
 
-use crate::units::{Path, each, has_effect, is_wait_loop, share_registers, units};
+use crate::units::{Path, commute, each, has_effect, is_wait_loop, share_registers, units};
 
 /// What a mutant does to its instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -60,7 +60,7 @@ pub struct Mutant {
     pub kind: Kind,
     /// The line of the instruction in the text.
     pub line: u32,
-    /// The instruction, and for a move what it passes: ` > ` before or after.
+    /// The instruction, ` > ` and what follows it; for a move to the front what precedes it, ` > ` and the instruction.
     pub text: String,
     item: usize,
     path: Path,
@@ -84,7 +84,9 @@ impl Mutant {
         let Some(list) = inner(list, &self.path) else { return module.to_string() };
         match &self.edit {
             Edit::Replace(range, with) => drop(list.splice(range.clone(), with.iter().cloned())),
-            Edit::Swap(first, second) => list[first.start..second.end].rotate_left(second.start - first.start),
+            Edit::Swap(first, second) => {
+                list[first.start..second.end].rotate_left(second.start - first.start)
+            }
         }
         module.to_string()
     }
@@ -126,8 +128,7 @@ impl Finder<'_> {
             match &list[unit.clone()] {
                 [Statement::Instruction(instruction)] => {
                     if synchronizes(instruction) {
-                        self.add(Kind::Drop, instruction, None, Edit::Replace(unit.clone(), Vec::new()));
-                        self.moves(list, &units, at, instruction);
+                        self.drop_or_move(list, &units, at, instruction);
                     }
                     self.weaken(instruction, unit.clone());
                 }
@@ -139,9 +140,13 @@ impl Finder<'_> {
                 whole if is_wait_loop(whole) => {
                     let waits = |s: &&Statement| matches!(s, Statement::Instruction(i) if has_effect(i));
                     if let Some(Statement::Instruction(wait)) = whole.iter().find(waits) {
-                        self.add(Kind::Drop, wait, None, Edit::Replace(unit.clone(), Vec::new()));
-                        self.add(Kind::NoRetry, wait, None, Edit::Replace(unit.end - 1..unit.end, Vec::new()));
-                        self.moves(list, &units, at, wait);
+                        self.drop_or_move(list, &units, at, wait);
+                        self.add(
+                            Kind::NoRetry,
+                            wait,
+                            None,
+                            Edit::Replace(unit.end - 1..unit.end, Vec::new()),
+                        );
                     }
                     for place in unit.clone() {
                         if let Statement::Instruction(instruction) = &list[place] {
@@ -172,10 +177,14 @@ impl Finder<'_> {
         self.found.push(Mutant { kind, line, text, item: self.item, path, edit });
     }
 
-    /// Past the next unit on either side that memory or other threads notice: arithmetic between commutes with it.
-    fn moves(&mut self, list: &[Statement], units: &[Range<usize>], at: usize, moved: &Instruction) {
+    /// Away, and past the next unit on either side that memory or other threads notice: arithmetic between commutes
+    /// with it. The text of what is dropped says what followed, too, which tells equal barriers apart.
+    fn drop_or_move(&mut self, list: &[Statement], units: &[Range<usize>], at: usize, moved: &Instruction) {
         let own = units[at].clone();
-        if let Some((to, passed)) = neighbour(list, own.clone(), units[at + 1..].iter()) {
+        let next = neighbour(list, own.clone(), units[at + 1..].iter());
+        let passed = next.as_ref().map(|(_, passed)| *passed);
+        self.add(Kind::Drop, moved, passed, Edit::Replace(own.clone(), Vec::new()));
+        if let Some((to, passed)) = next {
             self.add(Kind::Later, moved, Some(passed), Edit::Swap(own.clone(), own.end..to.end));
         }
         if let Some((to, passed)) = neighbour(list, own.clone(), units[..at].iter().rev()) {
@@ -217,11 +226,15 @@ fn neighbour<'a, 'u>(
         let (mut effect, mut tied) = (None, false);
         for statement in &list[other.clone()] {
             each(statement, &mut |passed| {
+                let mut commutes = false;
                 let leaves = matches!(&*passed.root, "ret" | "exit" | "call" | "trap" | "brx");
                 let jumps = passed.root == "bra" && other.len() == 1;
-                each_of(&list[own.clone()], &mut |moved| tied |= share_registers(moved, passed));
+                each_of(&list[own.clone()], &mut |moved| {
+                    tied |= share_registers(moved, passed);
+                    commutes |= commute(moved, passed);
+                });
                 tied |= leaves || jumps;
-                if has_effect(passed) {
+                if has_effect(passed) && !commutes {
                     effect.get_or_insert(passed);
                 }
             });
@@ -253,7 +266,8 @@ fn synchronizes(instruction: &Instruction) -> bool {
         }),
         "cp" => {
             instruction.has("async")
-                && (has(&["commit_group", "wait_group", "wait_all"]) || instruction.starts_with(&["cp", "async", "mbarrier"]))
+                && (has(&["commit_group", "wait_group", "wait_all"])
+                    || instruction.starts_with(&["cp", "async", "mbarrier"]))
         }
         _ => false,
     }
@@ -301,7 +315,10 @@ fn weaker(instruction: &Instruction) -> Vec<(Kind, Vec<Name>)> {
         found.extend(spelled("shared::cluster", "shared::cta").map(|other| (Kind::Space, other)));
         found.extend(spelled("global", "shared::cta").map(|other| (Kind::Space, other)));
         if instruction.modifiers.len() == 2 {
-            found.extend(["global", "shared::cta"].map(|space| (Kind::Space, after("async", &[space]).unwrap_or_default())));
+            found.extend(
+                ["global", "shared::cta"]
+                    .map(|space| (Kind::Space, after("async", &[space]).unwrap_or_default())),
+            );
         }
     }
     found
@@ -310,7 +327,9 @@ fn weaker(instruction: &Instruction) -> Vec<(Kind, Vec<Name>)> {
 /// The instruction with `operation by` done to one of its operands before.
 fn shifted(instruction: &Instruction, operand: Option<usize>, operation: &str, by: i64) -> Statement {
     let mut with = instruction.clone();
-    let Some(place) = operand.and_then(|at| with.operands.get_mut(at)) else { return Statement::Instruction(with) };
+    let Some(place) = operand.and_then(|at| with.operands.get_mut(at)) else {
+        return Statement::Instruction(with);
+    };
     if let Operand::Imm(number) = *place {
         let number = number.bits() as i64;
         *place = Operand::Imm(Immediate::Int(match operation {

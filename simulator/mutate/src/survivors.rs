@@ -13,8 +13,15 @@ pub struct Row {
     pub mutation: String,
     /// The text of the mutant, [`Mutant::text`].
     pub text: String,
-    /// Why it is harmless.
+    /// Why it is harmless; or `open: `, and what is not known.
     pub why: String,
+}
+
+impl Row {
+    /// Whether the mutant is known to survive and not known to be harmless.
+    pub fn is_open(&self) -> bool {
+        self.why.starts_with("open: ")
+    }
 }
 
 /// The list.
@@ -25,7 +32,9 @@ pub struct Survivors {
 
 /// A line of the list that is not one.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("line {line} of the survivors has {found} columns; it needs 4: kernel, mutation, text, why, separated by tabs")]
+#[error(
+    "line {line} of the survivors has {found} columns; it needs 4: kernel, mutation, text, why, separated by tabs"
+)]
 pub struct BadLine {
     line: usize,
     found: usize,

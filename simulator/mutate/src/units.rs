@@ -26,7 +26,8 @@ pub(crate) fn target(instruction: &Instruction) -> Option<&str> {
 
 /// The statements of `range`, cut where control neither enters nor leaves between.
 pub(crate) fn units(list: &[Statement], range: Range<usize>) -> Vec<Range<usize>> {
-    let label = |name: &str| list.iter().position(|s| matches!(s, Statement::Label(_, label) if *label == *name));
+    let label =
+        |name: &str| list.iter().position(|s| matches!(s, Statement::Label(_, label) if *label == *name));
     // From the first to the last of each branch and its label.
     let mut spans = Vec::new();
     for at in range.clone() {
@@ -55,18 +56,27 @@ pub(crate) fn units(list: &[Statement], range: Range<usize>) -> Vec<Range<usize>
 pub(crate) fn has_effect(instruction: &Instruction) -> bool {
     match &*instruction.root {
         "ld" => !instruction.has("param") && !instruction.has("const"),
-        "st" | "atom" | "red" | "cp" | "mbarrier" | "bar" | "barrier" | "fence" | "membar" | "wgmma" | "tcgen05"
-        | "ldmatrix" | "stmatrix" | "griddepcontrol" => true,
+        "st" | "atom" | "red" | "cp" | "mbarrier" | "bar" | "barrier" | "fence" | "membar" | "wgmma"
+        | "tcgen05" | "ldmatrix" | "stmatrix" | "griddepcontrol" => true,
         _ => false,
     }
 }
 
+/// Whether two instructions do the same in either order: initializations of two mbarriers.
+pub(crate) fn commute(one: &Instruction, other: &Instruction) -> bool {
+    [one, other].iter().all(|instruction| instruction.starts_with(&["mbarrier", "init"]))
+}
+
 /// Whether the statements are a loop around a wait: for an mbarrier, or for what another thread stores.
 pub(crate) fn is_wait_loop(statements: &[Statement]) -> bool {
-    let [Statement::Label(_, label), inner @ .., Statement::Instruction(last)] = statements else { return false };
+    let [Statement::Label(_, label), inner @ .., Statement::Instruction(last)] = statements else {
+        return false;
+    };
     let polls = |s: &Statement| match s {
         Statement::Instruction(i) => {
-            i.has("try_wait") || i.has("test_wait") || i.root == "ld" && (i.has("acquire") || i.has("relaxed"))
+            i.has("try_wait")
+                || i.has("test_wait")
+                || i.root == "ld" && (i.has("acquire") || i.has("relaxed"))
         }
         _ => false,
     };

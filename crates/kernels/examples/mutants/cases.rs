@@ -1,5 +1,6 @@
 //! Host programs: small problems, a configuration of each family. A kernel writes A first, and every launch may start
-//! before the one before has ended, so that each has something to wait for.
+//! before the one before has ended, so that each has something to wait for. Rings have few stages and wrap around, the last
+//! stage of a tile is the ring's first, where the epilogue writes, and kernels whose CTAs take several tiles get fewer CTAs than the card holds.
 
 use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
 use dualgemm_device::{Device, DevicePtr, LaunchSpec};
@@ -50,28 +51,30 @@ pub fn cases() -> Vec<Case> {
     let stream = || Variant { scheduler: Scheduler::StreamK, ..silu() };
     let persistent = || Variant { scheduler: Scheduler::Persistent, ..silu() };
     let [tokens, features, pairs, split, wide] = blackwell();
-    let [geforce, ..] = sm120a::config::Config::MENU;
-    let [few, ..] = sm80::config::Config::MENU;
+    let nvfp4 = rows::Out::Nvfp4 { scale_layout: ScaleLayout::Linear };
     let mut cases = elementwise();
     cases.extend([
-        sm80(few, (9, 40, 144)),
-        plain(plain::config::Config::MENU[0], (9, 40, 288)),
-        fp8(fp8::config::Config::MENU[0], (9, 72, 1424)),
-        sm90a(hopper(2, 16, 2, 2, 1), silu(), (9, 40, 336)),
-        sm90a(hopper(1, 8, 4, 3, 4), silu(), (9, 40, 1104)),
-        sm90a(hopper(2, 16, 2, 2, 1).split_k(), silu(), (17, 68, 448)),
-        sm90a(hopper(2, 8, 2, 2, 1), persistent(), (9, 136, 192)),
-        sm90a(hopper(2, 16, 2, 2, 1), stream(), (17, 72, 720)),
-        sm90a(hopper(2, 16, 2, 2, 1), Variant { out: rows::Out::Nvfp4 { scale_layout: ScaleLayout::Linear }, ..silu() }, (9, 80, 192)),
+        sm80(sm80::config::Config { stages: 3, ..sm80::config::Config::MENU[0] }, (8, 40, 784)),
+        plain(
+            plain::config::Config { row_groups: 2, stages: 2, ..plain::config::Config::MENU[0] },
+            (16, 136, 1120),
+        ),
+        fp8(fp8::config::Config { row_groups: 2, stages: 2, ..fp8::config::Config::MENU[0] }, (16, 136, 592)),
+        sm90a(hopper(2, 16, 2, 2, 1), silu(), (16, 40, 592), None),
+        sm90a(hopper(1, 8, 4, 3, 4), silu(), (8, 40, 1744), None),
+        sm90a(hopper(2, 16, 2, 2, 1).split_k(), silu(), (16, 68, 1232), None),
+        sm90a(hopper(2, 8, 2, 2, 1), persistent(), (9, 200, 192), Some(3)),
+        sm90a(hopper(2, 16, 2, 2, 1), stream(), (32, 300, 192), Some(4)),
+        sm90a(hopper(2, 16, 2, 2, 1), Variant { out: nvfp4, ..silu() }, (16, 80, 592), None),
     ]);
-    cases.extend(apart(hopper(2, 16, 2, 2, 1), (9, 40, 336)));
+    cases.extend(apart(hopper(2, 16, 2, 2, 1), (16, 40, 592)));
     cases.extend([
-        sm100a(tokens, (130, 72, 768)),
-        sm100a(features, (9, 130, 768)),
-        sm100a(pairs, (131, 72, 768)),
-        sm100a(split, (9, 130, 1040)),
-        sm100a(wide, (9, 130, 592)),
-        sm120a(geforce, (9, 40, 592)),
+        sm100a(tokens, (40, 280, 592), Some(2)),
+        sm100a(features, (16, 130, 1104), None),
+        sm100a(pairs, (131, 100, 592), Some(4)),
+        sm100a(split, (16, 130, 2320), None),
+        sm100a(wide, (16, 130, 688), None),
+        sm120a(sm120a::config::Config { stages: 2, ..sm120a::config::Config::MENU[0] }, (9, 40, 1104)),
     ]);
     cases
 }
@@ -192,8 +195,11 @@ fn sm80(config: sm80::config::Config, shape: Shape) -> Case {
     let (m, n, k) = shape;
     let pack = Pack::new(&weights(shape)).expect("weights that fit");
     Case::new(config.name(), Card::H100, move |device| {
-        let variant =
-            sm80::fused::Variant { compute: HalfFormat::F16, out: FloatType::F16, aligned: n.is_multiple_of(8) };
+        let variant = sm80::fused::Variant {
+            compute: HalfFormat::F16,
+            out: FloatType::F16,
+            aligned: n.is_multiple_of(8),
+        };
         let kernel = sm80::host::Fused::new(device, config, &variant, &Activation::Silu.program())?;
         let (a, c) = (poisoned(device, m * k * 2)?, poisoned(device, m * n * 2)?);
         let first = writes_a(device, (m, k), Sink::Image(FloatType::F16), (a, 2 * k))?;
@@ -242,7 +248,7 @@ fn fp8(config: fp8::config::Config, shape: Shape) -> Case {
     })
 }
 
-fn sm90a(config: sm90a::config::Config, variant: Variant, shape: Shape) -> Case {
+fn sm90a(config: sm90a::config::Config, variant: Variant, shape: Shape, ctas: Option<u32>) -> Case {
     let (m, n, k) = shape;
     let variant = variant.for_weights(n, k);
     let pack = Pack::new(&weights(shape)).expect("weights that fit");
@@ -254,7 +260,8 @@ fn sm90a(config: sm90a::config::Config, variant: Variant, shape: Shape) -> Case 
         operands.args_mut().c_scale = 0.003;
         let args = operands.args();
         let first = writes_a(device, (m, k), Sink::Image(FloatType::F16), (args.a, 2 * k))?;
-        let spec = kernel.spec(args)?;
+        let mut spec = kernel.spec(args)?;
+        spec.grid[0] = ctas.unwrap_or(spec.grid[0]);
         let mut c = finish(device, [first, spec.clone(), spec], (args.c, 0))?;
         c.extend(operands.read_c(device)?);
         c.extend(operands.read_scales(device)?);
@@ -323,13 +330,14 @@ fn operands(
     Ok((first, FusedArgs { a, gate, up, output, groups: None }))
 }
 
-fn sm100a(config: sm100a::config::Config, shape: Shape) -> Case {
+fn sm100a(config: sm100a::config::Config, shape: Shape, ctas: Option<u32>) -> Case {
     let (m, n, _) = shape;
     Case::new(config.name(), Card::B200, move |device| {
         let variant = rows::Variant::new(Activation::Silu.program());
         let kernel = sm100a::host::Fused::new(device, config, &variant, n)?;
         let (first, args) = operands(device, config.formats, shape)?;
-        let spec = kernel.spec(&args)?;
+        let mut spec = kernel.spec(&args)?;
+        spec.grid[0] = ctas.unwrap_or(spec.grid[0]);
         finish(device, [first, spec.clone(), spec], (args.output.c, m * n * 2))
     })
 }
