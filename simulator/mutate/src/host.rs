@@ -55,7 +55,7 @@ pub enum HostError {
         reason: String,
     },
     /// It loads fewer modules.
-    #[error("the program loads {loaded} modules; number {asked}, counted from 0, is to be edited")]
+    #[error("the program loads {loaded} modules; number {asked}, counted from 0, will be edited")]
     NoModule {
         /// How many it loads.
         loaded: usize,
