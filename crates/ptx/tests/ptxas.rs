@@ -5,6 +5,7 @@
 //! environment variable PTXAS names it if it is not on PATH.
 
 mod kernels;
+mod near;
 
 use dualgemm_ptx::ast::{Module, Version};
 use dualgemm_ptx::isa::{self, Family, Row, Sample};

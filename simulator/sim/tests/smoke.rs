@@ -93,4 +93,11 @@ fn an_unknown_instruction_is_named_with_its_line_exact() {
         gpu.load(&text).unwrap_err().to_string(),
         "cannot load the PTX: line 26: `fma.rn.sideways.f32`: the simulator does not know .sideways of this instruction"
     );
+    let text = SAXPY.replace("fma.rn.f32 f4, f1, f2, f3;", "barrier.cluster.wait.relaxed.aligned;");
+    let text = text.replace("sm_80", "sm_90a");
+    assert_eq!(
+        gpu.load(&text).unwrap_err().to_string(),
+        "cannot load the PTX: line 26: `barrier.cluster.wait.relaxed.aligned`: the simulator does not know .relaxed of this \
+         instruction"
+    );
 }

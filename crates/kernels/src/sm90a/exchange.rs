@@ -133,6 +133,8 @@ impl Fused<'_> {
             let one = k.mov::<U32>(1u32);
             k.st_release(Scope::Gpu, flag, one);
         });
+        k.comment("The next tile's `wgmma` wants the lanes together again.");
+        k.warp_sync();
     }
 
     /// Runs `body` for the slot of every other CTA that has a part of this tile, in the order of K.

@@ -161,7 +161,8 @@ fn compatible(wanted: Type, found: Type, wider: bool) -> bool {
     if (wanted == Type::Pred) != (found == Type::Pred) {
         return false;
     }
-    let size = if wider {
+    // A number of a float type fills its register.
+    let size = if wider && !wanted.is_float() {
         found.bits() >= wanted.bits() && found.bits() <= 64
     } else {
         found.bits() == wanted.bits()
@@ -169,7 +170,10 @@ fn compatible(wanted: Type, found: Type, wider: bool) -> bool {
     // Untyped registers hold anything; integers and floats do not mix.
     let untyped =
         |t: Type| matches!(t, Type::B8 | Type::B16 | Type::B32 | Type::B64 | Type::B128 | Type::Pred);
-    size && (untyped(wanted) || untyped(found) || wanted.is_float() == found.is_float())
+    // Two halves are no float of the whole width.
+    let packed = |t: Type| matches!(t, Type::F16x2 | Type::Bf16x2 | Type::F32x2);
+    let alike = wanted.is_float() == found.is_float() && packed(wanted) == packed(found);
+    size && (untyped(wanted) || untyped(found) || alike)
 }
 
 fn check(slot: &Slot, letters: &Letters, operand: &Operand, scope: &impl Scope) -> Result<(), String> {
@@ -240,10 +244,11 @@ fn address_base(space: &str, name: &str, scope: &impl Scope) -> bool {
     match (scope.register(name), space) {
         // A variable's name.
         (None, _) => space != "tmem",
-        (
-            Some(ty),
-            "shared" | "shared::cta" | "shared::cluster" | "local" | "const" | "param" | "param_out",
-        ) => matches!(ty.bits(), 32 | 64) && !ty.is_float(),
+        // What a call passes has a name, never an address in a register.
+        (Some(_), "param_out") => false,
+        (Some(ty), "shared" | "shared::cta" | "shared::cluster" | "local" | "const" | "param") => {
+            matches!(ty.bits(), 32 | 64) && !ty.is_float()
+        }
         (Some(ty), "tmem") => compatible(Type::B32, ty, false),
         (Some(ty), _) => compatible(Type::B64, ty, false),
     }

@@ -73,8 +73,8 @@ pub enum Barrier {
     Warp(Src),
     /// `barrier.cluster.arrive`; whether aligned, whether it releases.
     ClusterArrive(bool, bool),
-    /// `barrier.cluster.wait`; whether aligned, whether it acquires.
-    ClusterWait(bool, bool),
+    /// `barrier.cluster.wait`; whether aligned.
+    ClusterWait(bool),
 }
 
 fn scope(i: &mut Ins<'_>) -> Option<Scope> {
@@ -148,11 +148,17 @@ pub fn barrier(i: &mut Ins<'_>) -> Result<Op> {
     i.ignore(&["cta"]);
     let aligned = i.has("aligned") || short;
     if cluster {
-        let relaxed = i.has("relaxed");
-        i.ignore(&["release", "acquire"]);
+        // A wait always acquires: PTX 9 spells `.relaxed` for arrivals only, and ptxas refuses it on a wait.
         let op = match i.need("an operation", &[("arrive", true), ("wait", false)])? {
-            true => Barrier::ClusterArrive(aligned, !relaxed),
-            false => Barrier::ClusterWait(aligned, !relaxed),
+            true => {
+                let relaxed = i.has("relaxed");
+                i.ignore_if(|m| m == "release" && !relaxed);
+                Barrier::ClusterArrive(aligned, !relaxed)
+            }
+            false => {
+                i.ignore(&["acquire"]);
+                Barrier::ClusterWait(aligned)
+            }
         };
         i.finish()?;
         return Ok(Op::Barrier(op));

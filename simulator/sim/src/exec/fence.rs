@@ -53,7 +53,7 @@ pub fn barrier(op: &Barrier, cx: &mut Cx<'_, '_>) -> Result {
         }),
         Barrier::Cta { kind, aligned, id, count, vote } => cta(cx, *kind, *aligned, *id, *count, *vote),
         Barrier::ClusterArrive(aligned, release) => cluster_arrive(cx, *aligned, *release),
-        Barrier::ClusterWait(aligned, acquire) => cluster_wait(cx, *aligned, *acquire),
+        Barrier::ClusterWait(aligned) => cluster_wait(cx, *aligned),
     }
 }
 
@@ -184,7 +184,7 @@ fn cluster_arrive(cx: &mut Cx<'_, '_>, aligned: bool, release: bool) -> Result {
     Ok(Flow::Next)
 }
 
-fn cluster_wait(cx: &mut Cx<'_, '_>, aligned: bool, acquire: bool) -> Result {
+fn cluster_wait(cx: &mut Cx<'_, '_>, aligned: bool) -> Result {
     if aligned && let Some(flow) = cx.aligned()? {
         return Ok(flow);
     }
@@ -197,9 +197,7 @@ fn cluster_wait(cx: &mut Cx<'_, '_>, aligned: bool, acquire: bool) -> Result {
     }
     cx.w.cluster_arrived.0 &= !cx.m;
     let done = cx.cl.barrier.done.clone();
-    cx.g.learn(&done, acquire);
-    if acquire {
-        cx.g.sync();
-    }
+    cx.g.learn(&done, true);
+    cx.g.sync();
     Ok(Flow::Next)
 }

@@ -1,0 +1,121 @@
+//! The list of mutants that are proven harmless: tab-separated lines of kernel, mutation, line of the text, and why.
+
+use thiserror::Error;
+
+use crate::kinds::Mutant;
+
+/// One line: what survives, and why that is right. `*` stands for any text, `%` for any register.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Row {
+    /// Kernels, as the program names them.
+    pub kernel: String,
+    /// The kind of the mutant.
+    pub mutation: String,
+    /// The text of the mutant, [`Mutant::text`].
+    pub text: String,
+    /// Why it is harmless; or `open: `, and what is not known.
+    pub why: String,
+}
+
+impl Row {
+    /// Whether the mutant is known to survive and not known to be harmless.
+    pub fn is_open(&self) -> bool {
+        self.why.starts_with("open: ")
+    }
+}
+
+/// The list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Survivors {
+    rows: Vec<Row>,
+}
+
+/// A line of the list that is not one.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error(
+    "line {line} of the survivors has {found} columns; it needs 4: kernel, mutation, text, why, separated by tabs"
+)]
+pub struct BadLine {
+    line: usize,
+    found: usize,
+}
+
+impl Survivors {
+    /// Reads the list. Lines that start with `#` are comments.
+    ///
+    /// # Errors
+    /// If a line has another number of columns, or an empty one.
+    pub fn parse(text: &str) -> Result<Survivors, BadLine> {
+        let lines = text.lines().enumerate().filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
+        let row = |(at, line): (usize, &str)| {
+            let columns: Vec<&str> = line.split('\t').filter(|column| !column.is_empty()).collect();
+            let [kernel, mutation, text, why] = columns[..] else {
+                return Err(BadLine { line: at + 1, found: columns.len() });
+            };
+            let [kernel, mutation, text, why] = [kernel, mutation, text, why].map(str::to_string);
+            Ok(Row { kernel, mutation, text, why })
+        };
+        Ok(Survivors { rows: lines.map(row).collect::<Result<_, _>>()? })
+    }
+
+    /// Every line.
+    pub fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+
+    /// The number of the first line, of [`rows`](Self::rows), that explains a mutant of this kernel.
+    pub fn explains(&self, kernel: &str, mutant: &Mutant) -> Option<usize> {
+        let (kind, text) = (mutant.kind.to_string(), without_numbers(&mutant.text));
+        self.rows.iter().position(|row| {
+            is_like(kernel, &row.kernel) && is_like(&kind, &row.mutation) && is_like(&text, &row.text)
+        })
+    }
+}
+
+/// The text with `%` for each register `%r12`: numbers change with every edit of a kernel.
+fn without_numbers(text: &str) -> String {
+    let mut parts = text.split('%');
+    let mut out = parts.next().unwrap_or_default().to_string();
+    for part in parts {
+        out.push('%');
+        let name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        out.push_str(part.trim_start_matches(name));
+    }
+    out
+}
+
+/// Whether `pattern`, in which `*` stands for any text, describes the whole of `text`.
+fn is_like(text: &str, pattern: &str) -> bool {
+    let Some((head, tail)) = pattern.split_once('*') else { return text == pattern };
+    let Some(rest) = text.strip_prefix(head) else { return false };
+    (0..=rest.len()).filter(|&at| rest.is_char_boundary(at)).any(|at| is_like(&rest[at..], tail))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_describe_whole_texts() {
+        for (text, pattern, like) in [
+            ("drop", "drop", true),
+            ("drop", "dro", false),
+            ("fused: f16", "fused*", true),
+            ("bar.sync 0 > ld.shared.u32 %, [%+4]", "bar.sync * > ld.shared*", true),
+            ("bar.sync 0 > st.shared.u32 [%], %", "bar.sync * > ld.shared*", false),
+            ("abab", "*ab", true),
+        ] {
+            assert_eq!(is_like(text, pattern), like, "{text} {pattern}");
+        }
+        assert_eq!(without_numbers("ld.u32 %rd12, [%r3+16], 5"), "ld.u32 %, [%+16], 5");
+    }
+
+    #[test]
+    fn a_line_without_a_reason_is_refused() {
+        let error = Survivors::parse("# list\nfused\tdrop\tbar.sync 0\t\n").unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "line 2 of the survivors has 3 columns; it needs 4: kernel, mutation, text, why, separated by tabs"
+        );
+    }
+}
