@@ -26,7 +26,7 @@ fn every_case_gives_in_the_simulator_what_is_recorded_exact() {
         .filter_map(|case| {
             let target = Target::from_name(case.target()).unwrap();
             match dualgemm_conformance::conformance::run(&*simulator(target), case) {
-                Ok(outcome) if outcome.is_expected(&case) => None,
+                Ok(outcome) if outcome.is_expected(case) => None,
                 Ok(_) => Some(format!("{}: the result is not what is recorded", case.name)),
                 Err(error) => Some(error.to_string()),
             }
