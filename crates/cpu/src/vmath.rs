@@ -67,8 +67,8 @@ pub(crate) fn min(l: f32, r: f32) -> f32 {
 /// The larger of two, NaN if either is.
 #[inline(always)]
 pub(crate) fn max(l: f32, r: f32) -> f32 {
-    let larger = if l < r { r } else { l };
-    if r.is_nan() { r } else { larger }
+    let larger = if l > r { l } else { r };
+    if l.is_nan() { l } else { larger }
 }
 
 /// The nearest bf16, ties to even, as an f32. NaN stays NaN.
