@@ -39,7 +39,7 @@ mod cuda;
 /// What is computed, and where.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The function of the two products; `None` for that of the checkpoint, or for SiLU where there is none.
+    /// The function of the two products; `None` takes the checkpoint's and, for weights without a checkpoint, SiLU.
     pub epilogue: Option<Epilogue>,
     /// Whether x is quantized on the way in.
     pub quantize_a: QuantizeA,

@@ -92,7 +92,7 @@ pub(crate) enum Function {
         /// What its configurations may call it.
         names: &'static [&'static str],
     },
-    /// It is none of those that can be computed here: what it is.
+    /// It cannot be computed here: what it is.
     Missing(&'static str),
 }
 
