@@ -52,6 +52,16 @@ impl Bounded {
         Self { value, error }.rounded()
     }
 
+    /// The most that the errors of many terms add up to, if they are as good as independent, from the sum of their squares.
+    pub(crate) fn together(squares: f64) -> f64 {
+        6.0 * squares.sqrt()
+    }
+
+    /// With an error more.
+    pub(crate) fn off_by(self, error: f64) -> Self {
+        Self { error: self.error + error, ..self }
+    }
+
     /// Rounded by a function that keeps order, where the value may fall to either side of a border.
     pub(crate) fn rounded_by(self, round: impl Fn(f64) -> f64) -> Self {
         Self::between(round(self.value), round(self.value - self.error), round(self.value + self.error))

@@ -5,7 +5,7 @@
 //! | module | what |
 //! |---|---|
 //! | [`mod@reference`] | the operation in f64, the definition everything is tested against |
-//! | [`operands`] | [`AOperand`], [`GateUp`], [`OutputMut`]: the tensors of one call |
+//! | [`operands`] | [`AOperand`], [`GateUp`], [`Linear`], [`OutputMut`]: the tensors of one call |
 //! | [`epilogue`] | [`Expr`], [`Activation`], [`Epilogue`]: what happens between accumulator and store |
 //! | [`desc`] | [`DualGemmDesc`]: shapes and formats, known before any tensor is |
 //! | [`bound`] | [`Bounded`]: how far from it a right result may be |
@@ -21,8 +21,8 @@ pub mod reference;
 
 pub use bound::Bounded;
 pub use compare::{Comparer, Comparison};
-pub use desc::{AFormat, DualGemmDesc, OutFormat, OutScale, QuantizeA};
+pub use desc::{AFormat, DualGemmDesc, Operation, OutFormat, OutScale, QuantizeA};
 pub use epilogue::{Activation, Epilogue, Expr, Op, Program, Slot};
 pub use error::Error;
-pub use operands::{AOperand, GateUp, OutputMut};
-pub use reference::{bounded_reference, reference};
+pub use operands::{AOperand, GateUp, Linear, OutputMut, WeightRef};
+pub use reference::{bounded_reference, reference, reference_of};
