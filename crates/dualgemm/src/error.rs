@@ -36,6 +36,10 @@ pub enum Error {
         /// What the plan is for.
         plan: &'static str,
     },
+    /// A linear layer planned for a GPU.
+    #[cfg(feature = "cuda")]
+    #[error("GPUs compute gate and up; a linear layer runs on the processor (cpu)")]
+    LinearOnGpu,
     /// Device memory given to a plan for the processor.
     #[error("the plan is for the processor, which cannot read device memory")]
     NotOnGpu,

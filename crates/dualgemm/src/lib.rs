@@ -12,6 +12,8 @@ pub mod check;
 pub mod error;
 #[cfg(feature = "cuda")]
 pub mod gpu;
+pub mod mixture;
+pub mod mlp;
 #[cfg(feature = "cuda")]
 pub mod on_device;
 pub mod packed;
@@ -34,6 +36,8 @@ pub use error::Error;
 pub use gpu::GpuId;
 #[cfg(feature = "sim")]
 pub use gpu::SimArch;
+pub use mixture::{MixtureDesc, MixturePlan, MixtureRunner};
+pub use mlp::{MlpPlan, MlpRunner, PackedMlp};
 pub use packed::{PackedExperts, PackedWeights};
 pub use plan::{DualGemm, Plan, Target};
 pub use runner::{Rows, Runner};

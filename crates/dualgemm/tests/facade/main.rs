@@ -9,6 +9,7 @@ mod card;
 mod experts;
 #[cfg(feature = "sim")]
 mod gpu;
+mod mlp;
 #[cfg(feature = "sim")]
 mod on_device;
 
