@@ -89,9 +89,9 @@ pub struct PackedMlp {
 /// An [`MlpPlan`] with the buffers of its runs.
 #[derive(Debug)]
 pub struct MlpRunner {
-    desc: MlpDesc,
-    gate_up: Runner,
-    down: Runner,
+    pub(crate) desc: MlpDesc,
+    pub(crate) gate_up: Runner,
+    pub(crate) down: Runner,
     /// Made at the first call, where operands on a GPU are the rule.
     between: Option<Between>,
     #[cfg(feature = "cuda")]
