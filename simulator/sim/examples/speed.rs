@@ -1,6 +1,6 @@
 //! How fast ordinary code is simulated, with the default checks: arithmetic in a loop, and a fill of 1056 CTAs.
 //!
-//! `cargo run --release -p dualgemm-sim --example speed [NUMBERS THAT A THREAD STORES]`
+//! `cargo run --release -p dualgemm-sim --example speed [NUMBERS THAT A THREAD STORES, 0 FOR NO FILL]`
 
 use dualgemm_device::{Args, Device, LaunchSpec};
 use dualgemm_sim::{Config, Gpu};
@@ -59,6 +59,9 @@ fn main() -> Result<(), dualgemm_device::Error> {
     println!("spin: {:.0} million lane operations/s on one core", operations / seconds / 1e6);
 
     let each = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(500);
+    if each == 0 {
+        return Ok(());
+    }
     let numbers = 1056 * 128 * each;
     let (out, matrix) = (gpu.alloc(2 * numbers as usize)?, gpu.alloc(640)?);
     gpu.copy_to(matrix, &[0x5a; 640])?;

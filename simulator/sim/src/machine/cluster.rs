@@ -270,6 +270,7 @@ impl<'a> Cluster<'a> {
         loop {
             while let Some((agent, job)) = self.engine.pop(self.time) {
                 self.progress += 1;
+                self.states.forget();
                 job(self).map_err(|fault| self.trap_async(fault, &agent))?;
             }
             if self.time >= end {
@@ -361,6 +362,7 @@ impl<'a> Cluster<'a> {
     fn engine_turn(&mut self) -> Result<(), Box<Trap>> {
         for (agent, job) in std::mem::take(&mut self.ordered) {
             self.progress += 1;
+            self.states.forget();
             job(self).map_err(|fault| self.trap_async(fault, &agent))?;
         }
         Ok(())
