@@ -47,20 +47,23 @@ pub fn bounded_reference(
         (&weights.up, &weights.up_bias, epilogue.alpha_up),
     ];
     let mut halves = gate_up.map(|(b, bias, alpha)| {
-        let weight_rows: Vec<Vec<f64>> =
-            (0..b.rows()).map(|n| (0..b.k()).map(|k| b.value(n, k)).collect()).collect();
+        assert_eq!(a.k(), b.k(), "K of A and of {}", b.name());
+        // Sums of a token side by side: each in order of K, without waiting for the one before.
+        let columns: Vec<Vec<f64>> =
+            (0..b.k()).map(|k| (0..b.rows()).map(|n| b.value(n, k)).collect()).collect();
         let mut acc = Vec::with_capacity(rows.len() * b.rows());
         for m in rows.clone() {
-            let a_row: Vec<f64> = (0..a.k()).map(|k| a.value(m, k)).collect();
-            for (n, b_row) in weight_rows.iter().enumerate() {
-                assert_eq!(a_row.len(), b_row.len(), "K of A and of {}", b.name());
-                let [mut dot, mut magnitudes] = [0.0; 2];
-                for (x, y) in a_row.iter().zip(b_row) {
-                    dot += x * y;
-                    magnitudes += (x * y).abs();
+            let mut sums = vec![[0.0; 2]; b.rows()];
+            for (k, column) in columns.iter().enumerate() {
+                let x = a.value(m, k);
+                for ([dot, magnitudes], y) in sums.iter_mut().zip(column) {
+                    *dot += x * y;
+                    *magnitudes += (x * y).abs();
                 }
+            }
+            for (n, sums) in sums.into_iter().enumerate() {
                 let bias = bias.as_ref().map_or(0.0, |bias| f64::from(bias[n]));
-                acc.push(Bounded::product(a_row.len(), [dot, magnitudes], alpha.into(), bias));
+                acc.push(Bounded::product(b.k(), sums, alpha.into(), bias));
             }
         }
         acc

@@ -303,21 +303,26 @@ impl States {
         }
         let (first, last) = (start / 4, (start + len - 1) / 4);
         let address = std::ptr::from_ref(view) as usize;
+        let mut memo = (StateId::MAX, 0, 0);
         for (i, word) in words.iter_mut().enumerate().take(last + 1).skip(first) {
             let low = start.saturating_sub(i * 4).min(4);
             let high = (start + len - i * 4).min(4);
             let mask = (0xfu8 << low) & (0xf >> (4 - high));
-            let Look { memory, uninit, .. } = look;
-            let step = Step { id: *word, mask, access: a, view: address, memory, uninit };
-            *word = match self.last {
-                Some((last, new)) if last == step => new,
-                _ => {
-                    let new = self.step(step.id, mask, a, view, look);
-                    let new = new.map_err(|c| (self.blame(step.id, i, mask, c), c))?;
-                    self.last = Some((step, new));
-                    new
-                }
-            };
+            let old = *word;
+            if (memo.0, memo.1) != (old, mask) {
+                let Look { memory, uninit, .. } = look;
+                let step = Step { id: old, mask, access: a, view: address, memory, uninit };
+                let new = match self.last {
+                    Some((last, new)) if last == step => new,
+                    _ => {
+                        let new = self.step(old, mask, a, view, look);
+                        new.map_err(|c| (self.blame(old, i, mask, c), c))?
+                    }
+                };
+                self.last = Some((step, new));
+                memo = (old, mask, new);
+            }
+            *word = memo.2;
         }
         Ok(())
     }
