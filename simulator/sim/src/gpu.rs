@@ -8,6 +8,7 @@ use crate::machine::grid::{self, Launch};
 use crate::memory::Space;
 use crate::memory::global::Global;
 use crate::program::Kernel;
+use crate::progress::Progress;
 use crate::report::Counters;
 use crate::semantics::dot::Generation;
 use crate::trap::Trap;
@@ -57,6 +58,7 @@ struct State {
 pub struct Gpu {
     config: Config,
     info: DeviceInfo,
+    progress: Arc<Progress>,
     state: Mutex<State>,
 }
 
@@ -103,7 +105,7 @@ impl Gpu {
         };
         let global = Global::new(card.memory_bytes);
         let state = State { global, modules: Vec::new(), launches: HashMap::new(), last: None, trap: None };
-        Gpu { config, info, state: Mutex::new(state) }
+        Gpu { config, info, progress: Arc::default(), state: Mutex::new(state) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -121,6 +123,11 @@ impl Gpu {
     /// The settings.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// How far its launch has come; whoever holds it may stop that.
+    pub fn progress(&self) -> &Arc<Progress> {
+        &self.progress
     }
 
     /// What the last successful launch left behind; taken.
@@ -376,6 +383,7 @@ impl Device for Gpu {
             solo: clusters == 1,
             releases: Mutex::default(),
             overlaps: &launches,
+            progress: &self.progress,
         };
         let result = grid::run(&launch);
         match result {

@@ -102,6 +102,8 @@ pub struct Cluster<'a> {
     pub turn: bool,
     /// What has been counted.
     pub counters: Counters,
+    /// Operations of tensor cores that [`Progress`](crate::Progress) knows of.
+    told: u64,
     /// Text printed by the kernel.
     pub output: String,
     /// `(progress, how often)` polls were answered "not yet" without effect.
@@ -178,6 +180,7 @@ impl<'a> Cluster<'a> {
             rng: Rng::new(launch.config.seed, index as u64 + 1),
             turn: false,
             counters: Counters::new(launch.kernel.opcodes.len(), warps as usize),
+            told: 0,
             output: String::new(),
             forced: (0, 0),
         }
@@ -270,9 +273,15 @@ impl<'a> Cluster<'a> {
         loop {
             while let Some((agent, job)) = self.engine.pop(self.time) {
                 self.progress += 1;
+                self.states.forget();
                 job(self).map_err(|fault| self.trap_async(fault, &agent))?;
             }
-            if self.time >= end {
+            let issued = self.counters.tensor_ops.iter().sum();
+            if issued != self.told {
+                self.launch.progress.add_tensor_operations(issued - self.told);
+                self.told = issued;
+            }
+            if self.time >= end || self.launch.progress.is_stopped() {
                 return Ok(Status::Running);
             }
             if let Some((c, w, g)) = self.pick() {
@@ -361,6 +370,7 @@ impl<'a> Cluster<'a> {
     fn engine_turn(&mut self) -> Result<(), Box<Trap>> {
         for (agent, job) in std::mem::take(&mut self.ordered) {
             self.progress += 1;
+            self.states.forget();
             job(self).map_err(|fault| self.trap_async(fault, &agent))?;
         }
         Ok(())

@@ -55,6 +55,7 @@ impl Cluster<'_> {
     /// Checks a CTA whose last thread has exited.
     pub(super) fn cta_exits(&mut self, cta: usize) -> Result<(), Fault> {
         let checks = self.launch.config.checks;
+        self.launch.progress.cta_finishes();
         let c = &self.ctas[cta];
         if c.tmem.in_use() {
             return Err(Fault::new(
