@@ -3,9 +3,11 @@
 use super::groups::Warpgroup;
 use crate::check::cross::Dependency;
 use crate::check::order::View;
+use crate::decode::operand::Scope;
 use crate::memory::shared::Shared;
 use crate::memory::tmem::Tmem;
 use crate::semantics::mbarrier::Mbarrier;
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -58,9 +60,33 @@ pub struct MbarrierObject {
     /// The round of the cluster barrier at which the one who initialized it has arrived, if only relaxed.
     pub announced: Option<u64>,
     /// What those who arrived in this phase knew.
-    pub current: View,
+    pub current: Told,
     /// What waiters of completed phases learn.
-    pub done: Arc<View>,
+    pub done: Told,
+}
+
+/// Who told what: the CTA of a thread whose arrival reaches that CTA alone, or the cluster; nobody in particular where that
+/// makes no difference.
+#[derive(Debug, Clone, Default)]
+pub struct Told(SmallVec<[(Option<(usize, Scope)>, Arc<View>); 1]>);
+
+impl Told {
+    /// Adds what one who arrived knew.
+    pub fn join(&mut self, from: Option<(usize, Scope)>, view: &Arc<View>) {
+        match self.0.iter_mut().find(|(other, _)| *other == from) {
+            Some((_, known)) => Arc::make_mut(known).join(view),
+            None => self.0.push((from, view.clone())),
+        }
+    }
+
+    /// What one who waits learns: with a scope, of arrivals in the same CTA, and in others if both scopes reach that far.
+    pub fn to(&self, waiter: Option<(usize, Scope)>) -> impl Iterator<Item = &Arc<View>> {
+        let reaches = move |from: Option<(usize, Scope)>| match (from, waiter) {
+            (Some((from, wide)), Some((to, scope))) => from == to || wide.min(scope) > Scope::Cta,
+            _ => true,
+        };
+        self.0.iter().filter(move |(from, _)| reaches(*from)).map(|(_, view)| view)
+    }
 }
 
 impl MbarrierObject {
@@ -68,8 +94,9 @@ impl MbarrierObject {
     pub fn advance(&mut self, state: Mbarrier, completed: bool) {
         self.state = state;
         if completed {
-            let current = std::mem::take(&mut self.current);
-            Arc::make_mut(&mut self.done).join(&current);
+            for (from, view) in std::mem::take(&mut self.current).0 {
+                self.done.join(from, &view);
+            }
         }
     }
 }
@@ -93,6 +120,8 @@ pub struct Cta {
     pub dependency: Dependency,
     /// Threads that have not exited.
     pub live_threads: u32,
+    /// What those knew that have, in a cluster.
+    pub gone: View,
     /// Registers that `setmaxnreg.dec` has given back and `.inc` may take.
     pub spare_registers: i64,
     /// When the newest tensor-core operation of the CTA completes; later ones complete later.

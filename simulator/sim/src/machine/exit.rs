@@ -2,6 +2,7 @@
 
 use super::cluster::Cluster;
 use super::warp::{GroupKind, Warp};
+use crate::check::shadow::FRESH;
 use crate::trap::{Check, Fault, Party};
 
 impl Cluster<'_> {
@@ -52,6 +53,31 @@ impl Cluster<'_> {
         Ok(())
     }
 
+    /// What other CTAs of the cluster did to the shared memory of one that exits must be over.
+    fn others_are_done(&self, cta: usize) -> Result<(), Fault> {
+        let c = &self.ctas[cta];
+        let mut last = FRESH;
+        for (word, &state) in c.shared.shadow.iter().enumerate() {
+            if state == last {
+                continue;
+            }
+            last = state;
+            let by_others = self.states.remembered(state).into_iter().map(|(_, access)| access);
+            let mut open = by_others.filter(|a| self.places.actors.rank(a.actor) != cta);
+            if let Some(a) = open.find(|a| !c.gone.knows(a.actor, a.clock)) {
+                let (by, warp) = self.places.of(a.actor);
+                return Err(Fault::new(
+                    Check::Race,
+                    format!("the CTA exits, not ordered with an earlier {} of its shared memory", a.kind.noun()),
+                )
+                .at(self.launch.describe_shared(c.rank, word as u32 * 4))
+                .party(Party { role: format!("earlier {}", a.kind.noun()), pc: Some(a.pc), cta: Some(by), warp })
+                .help("let it wait for the others at the end: barrier.cluster.arrive.release and barrier.cluster.wait"));
+            }
+        }
+        Ok(())
+    }
+
     /// Checks a CTA whose last thread has exited.
     pub(super) fn cta_exits(&mut self, cta: usize) -> Result<(), Fault> {
         let checks = self.launch.config.checks;
@@ -62,6 +88,9 @@ impl Cluster<'_> {
                 format!("the CTA exits with tensor memory allocated: {}", c.tmem.describe()),
             )
             .help("tcgen05.dealloc every allocation before the end of the kernel"));
+        }
+        if checks.race && self.ctas.len() > 1 {
+            self.others_are_done(cta)?;
         }
         if !checks.exit {
             return Ok(());

@@ -153,9 +153,9 @@ impl<'a> Cluster<'a> {
                         exec::control::return_values(code, &self.launch.kernel.callees, w, call, m);
                         self.return_lanes(w, g, m, call)
                     }
-                    None => self.exit_lanes(w, g, m),
+                    None => self.exit_lanes(cta, w, g, m),
                 },
-                Flow::Exit => self.exit_lanes(w, g, m),
+                Flow::Exit => self.exit_lanes(cta, w, g, m),
                 Flow::Wait(wait) => Some(Group { wait, ..g }),
             };
             if let Some(g) = slot.take() {
@@ -189,8 +189,11 @@ impl<'a> Cluster<'a> {
         w.settle(back)
     }
 
-    fn exit_lanes(&mut self, w: &mut Warp, g: Group, m: u32) -> Option<Group> {
+    fn exit_lanes(&mut self, cta: usize, w: &mut Warp, g: Group, m: u32) -> Option<Group> {
         self.progress += 1;
+        if self.ctas.len() > 1 {
+            self.ctas[cta].gone.join(&g.view);
+        }
         let next = g.pc + 1;
         w.exit(g, m).map(|g| Group { pc: next, ..g })
     }
