@@ -7,7 +7,7 @@ use crate::check::shadow::Kind;
 use crate::decode::mbarrier::{Arrive, Mbar};
 use crate::decode::operand::{Addr, Ordering, Scope};
 use crate::machine::cluster::Cluster;
-use crate::machine::cta::MbarrierObject;
+use crate::machine::cta::{MbarrierObject, Reach};
 use crate::machine::engine::Agent;
 use crate::machine::step::Flow;
 use crate::machine::warp::{GroupKind, Wait};
@@ -144,7 +144,7 @@ pub fn locate(space: Space, address: u64) -> std::result::Result<(u32, u32), Fau
 
 impl Cx<'_, '_> {
     /// How far an arrival or a wait of this scope reaches, where that is looked at.
-    fn reach(&self, scope: Scope) -> Option<(usize, Scope)> {
+    fn reach(&self, scope: Scope) -> Reach {
         (self.cl.launch.config.checks.strict && self.cl.ctas.len() > 1).then_some((self.cta, scope))
     }
 
@@ -181,8 +181,8 @@ pub fn execute(op: &Mbar, cx: &mut Cx<'_, '_>) -> Result {
             }
             Ok(Flow::Next)
         }
-        Mbar::Expect(a, n) => change(cx, a, *n, (Dst::Sink, None, None), |b, n| b.expect_tx(n)),
-        Mbar::Complete(a, n) => change(cx, a, *n, (Dst::Sink, None, None), |b, n| b.complete_tx(n)),
+        Mbar::Expect(a, n) => change(cx, a, *n, Dst::Sink, None, |b, n| b.expect_tx(n)),
+        Mbar::Complete(a, n) => change(cx, a, *n, Dst::Sink, None, |b, n| b.complete_tx(n)),
         Mbar::Arrive(arrive) => execute_arrive(cx, arrive),
         Mbar::Wait { d, address, phase, parity, blocks, order } => {
             wait(cx, *d, address, *phase, *parity, *blocks, *order)
@@ -231,12 +231,20 @@ fn init(cx: &mut Cx<'_, '_>, a: &Addr, count: Src) -> Result {
     Ok(Flow::Next)
 }
 
-/// Applies `f` for every lane; `view` goes to the waiters that it reaches, the state before it to `to`.
+/// What an arrival says, how far, and when.
+struct Arrival {
+    view: Option<Arc<View>>,
+    reach: Reach,
+    clock: u32,
+}
+
+/// Applies `f` for every lane; the state before it goes to `to`.
 fn change(
     cx: &mut Cx<'_, '_>,
     a: &Addr,
     operand: Src,
-    (to, view, reach): (Dst, Option<Arc<View>>, Option<(usize, Scope)>),
+    to: Dst,
+    arrival: Option<Arrival>,
     f: impl Fn(Mbarrier, u32) -> std::result::Result<Outcome, Misuse>,
 ) -> Result {
     let addresses = cx.addresses(a);
@@ -251,11 +259,14 @@ fn change(
         let at = cx.cl.launch.describe_shared(rank, offset);
         let b = cx.cl.mbarrier(rank, offset, &user).map_err(|f| f.lane(l as u32))?;
         states[l] = b.state.state();
-        if let Some(view) = &view {
-            b.current.join(reach, view);
+        if let Some(Arrival { view: Some(view), reach, .. }) = &arrival {
+            b.current.join(*reach, view);
         }
         let out = f(b.state, n[l]).map_err(|m| Fault::from(m).lane(l as u32).at(at))?;
         b.advance(out.barrier, out.completed);
+        if let Some(arrival) = arrival.as_ref().filter(|_| rank as usize != cx.cta) {
+            cx.cl.ctas[rank as usize].visits.insert(cx.g.actor, (arrival.clock, cx.pc));
+        }
     }
     cx.cl.progress += 1;
     cx.w.regs.w64(to, cx.m, &states);
@@ -265,10 +276,11 @@ fn change(
 fn execute_arrive(cx: &mut Cx<'_, '_>, op: &Arrive) -> Result {
     let (operand, drop) = (op.expect.unwrap_or(op.count), op.drop);
     let expect = op.expect.is_some();
+    let clock = cx.g.clock;
     let view =
         if op.order.release { Some(cx.g.publish(cx.m)) } else { cx.g.carried.passed_on(op.order.scope) };
-    let reach = cx.reach(op.order.scope);
-    change(cx, &op.address, operand, (op.state, view, reach), move |b, n| match (expect, drop) {
+    let arrival = Arrival { view, reach: cx.reach(op.order.scope), clock };
+    change(cx, &op.address, operand, op.state, Some(arrival), move |b, n| match (expect, drop) {
         (false, false) => b.arrive(n),
         (false, true) => b.arrive_drop(n),
         (true, false) => b.arrive_expect_tx(n),

@@ -142,6 +142,7 @@ impl<'a> Cluster<'a> {
                 dependency: Dependency::default(),
                 live_threads: threads,
                 gone: View::default(),
+                visits: BTreeMap::new(),
                 spare_registers: 0,
                 tensor_busy_until: 0,
                 warpgroups: (0..warps.div_ceil(4)).map(|_| Default::default()).collect(),

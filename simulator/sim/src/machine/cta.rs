@@ -2,7 +2,7 @@
 
 use super::groups::Warpgroup;
 use crate::check::cross::Dependency;
-use crate::check::order::View;
+use crate::check::order::{Actor, View};
 use crate::decode::operand::Scope;
 use crate::memory::shared::Shared;
 use crate::memory::tmem::Tmem;
@@ -65,14 +65,18 @@ pub struct MbarrierObject {
     pub done: Told,
 }
 
-/// Who told what: the CTA of a thread whose arrival reaches that CTA alone, or the cluster; nobody in particular where that
-/// makes no difference.
+/// The CTA of a thread and the scope of its arrival or wait; none where that makes no difference.
+pub type Reach = Option<(usize, Scope)>;
+
+/// Who told what.
 #[derive(Debug, Clone, Default)]
-pub struct Told(SmallVec<[(Option<(usize, Scope)>, Arc<View>); 1]>);
+pub struct Told(SmallVec<[Heard; 1]>);
+
+type Heard = (Reach, Arc<View>);
 
 impl Told {
     /// Adds what one who arrived knew.
-    pub fn join(&mut self, from: Option<(usize, Scope)>, view: &Arc<View>) {
+    pub fn join(&mut self, from: Reach, view: &Arc<View>) {
         match self.0.iter_mut().find(|(other, _)| *other == from) {
             Some((_, known)) => Arc::make_mut(known).join(view),
             None => self.0.push((from, view.clone())),
@@ -80,8 +84,8 @@ impl Told {
     }
 
     /// What one who waits learns: with a scope, of arrivals in the same CTA, and in others if both scopes reach that far.
-    pub fn to(&self, waiter: Option<(usize, Scope)>) -> impl Iterator<Item = &Arc<View>> {
-        let reaches = move |from: Option<(usize, Scope)>| match (from, waiter) {
+    pub fn to(&self, waiter: Reach) -> impl Iterator<Item = &Arc<View>> {
+        let reaches = move |from: Reach| match (from, waiter) {
             (Some((from, wide)), Some((to, scope))) => from == to || wide.min(scope) > Scope::Cta,
             _ => true,
         };
@@ -122,6 +126,8 @@ pub struct Cta {
     pub live_threads: u32,
     /// What those knew that have, in a cluster.
     pub gone: View,
+    /// The last arrival at one of its mbarriers by each thread of another CTA: clock and instruction.
+    pub visits: BTreeMap<Actor, (u32, u32)>,
     /// Registers that `setmaxnreg.dec` has given back and `.inc` may take.
     pub spare_registers: i64,
     /// When the newest tensor-core operation of the CTA completes; later ones complete later.

@@ -56,6 +56,18 @@ impl Cluster<'_> {
     /// What other CTAs of the cluster did to the shared memory of one that exits must be over.
     fn others_are_done(&self, cta: usize) -> Result<(), Fault> {
         let c = &self.ctas[cta];
+        let fault = |noun: &str, actor, pc| {
+            let (by, warp) = self.places.of(actor);
+            let text = format!("the CTA exits, not ordered with an earlier {noun} of its shared memory");
+            Fault::new(Check::Race, text)
+                .party(Party { role: format!("earlier {noun}"), pc: Some(pc), cta: Some(by), warp })
+                .help("let it wait for the others at the end: barrier.cluster.arrive.release and barrier.cluster.wait")
+        };
+        if let Some((&actor, (_, pc))) =
+            c.visits.iter().find(|(actor, (clock, _))| !c.gone.knows(**actor, *clock))
+        {
+            return Err(fault("arrival at an mbarrier", actor, *pc));
+        }
         let mut last = FRESH;
         for (word, &state) in c.shared.shadow.iter().enumerate() {
             if state == last {
@@ -65,14 +77,8 @@ impl Cluster<'_> {
             let by_others = self.states.remembered(state).into_iter().map(|(_, access)| access);
             let mut open = by_others.filter(|a| self.places.actors.rank(a.actor) != cta);
             if let Some(a) = open.find(|a| !c.gone.knows(a.actor, a.clock)) {
-                let (by, warp) = self.places.of(a.actor);
-                return Err(Fault::new(
-                    Check::Race,
-                    format!("the CTA exits, not ordered with an earlier {} of its shared memory", a.kind.noun()),
-                )
-                .at(self.launch.describe_shared(c.rank, word as u32 * 4))
-                .party(Party { role: format!("earlier {}", a.kind.noun()), pc: Some(a.pc), cta: Some(by), warp })
-                .help("let it wait for the others at the end: barrier.cluster.arrive.release and barrier.cluster.wait"));
+                let at = self.launch.describe_shared(c.rank, word as u32 * 4);
+                return Err(fault(a.kind.noun(), a.actor, a.pc).at(at));
             }
         }
         Ok(())
