@@ -16,6 +16,7 @@ use dualgemm_device::{Args, Device, DeviceInfo, DevicePtr, Error, FunctionId, La
 use dualgemm_ptx::Space as VarSpace;
 use dualgemm_ptx::ast::Linkage;
 use dualgemm_ptx::layout::{TENSOR_MAP_BYTES, TensorMap};
+use dualgemm_ptx::legal;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -164,6 +165,9 @@ impl Gpu {
                     self.info.arch
                 ),
             });
+        }
+        if let Some(illegal) = legal::check_foreign(&ast).into_iter().next() {
+            return Err(illegal.into());
         }
         let mut state = self.state();
         let mut symbols = link::Symbols::new();

@@ -143,6 +143,8 @@ impl<'a> Cluster<'a> {
                 mbarriers: BTreeMap::new(),
                 dependency: Dependency::default(),
                 live_threads: threads,
+                gone: View::default(),
+                visits: BTreeMap::new(),
                 spare_registers: 0,
                 tensor_busy_until: 0,
                 warpgroups: (0..warps.div_ceil(4)).map(|_| Default::default()).collect(),

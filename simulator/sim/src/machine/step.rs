@@ -140,7 +140,7 @@ impl<'a> Cluster<'a> {
                 Flow::Next | Flow::Yield => g.pc = pc + 1,
                 Flow::Branch(target) if m == g.mask => g.pc = target,
                 Flow::Branch(_) if m == 0 => g.pc = pc + 1,
-                flow => *slot = slot.take().and_then(|g| self.depart(w, g, m, flow)),
+                flow => *slot = slot.take().and_then(|g| self.depart(cta, w, g, m, flow)),
             }
             if let Some(g) = slot {
                 g.forced = false;
@@ -157,7 +157,7 @@ impl<'a> Cluster<'a> {
     }
 
     /// Lets lanes of a group go different ways, call, return or exit. Returns the group to go on with.
-    fn depart(&mut self, w: &mut Warp, mut g: Group, m: u32, flow: Flow) -> Option<Group> {
+    fn depart(&mut self, cta: usize, w: &mut Warp, mut g: Group, m: u32, flow: Flow) -> Option<Group> {
         g.forced = false;
         let pc = g.pc;
         let kernel = self.launch.kernel;
@@ -179,9 +179,9 @@ impl<'a> Cluster<'a> {
                     exec::control::return_values(&kernel.code, &kernel.callees, w, call, m);
                     self.return_lanes(w, g, m, call)
                 }
-                None => self.exit_lanes(w, g, m),
+                None => self.exit_lanes(cta, w, g, m),
             },
-            Flow::Exit => self.exit_lanes(w, g, m),
+            Flow::Exit => self.exit_lanes(cta, w, g, m),
             Flow::Next | Flow::Yield | Flow::Wait(_) => Some(g),
         }
     }
@@ -201,8 +201,11 @@ impl<'a> Cluster<'a> {
         w.settle(back)
     }
 
-    fn exit_lanes(&mut self, w: &mut Warp, g: Group, m: u32) -> Option<Group> {
+    fn exit_lanes(&mut self, cta: usize, w: &mut Warp, g: Group, m: u32) -> Option<Group> {
         self.progress += 1;
+        if self.ctas.len() > 1 {
+            self.ctas[cta].gone.join(&g.view);
+        }
         let next = g.pc + 1;
         w.exit(g, m).map(|g| Group { pc: next, ..g })
     }
