@@ -28,6 +28,9 @@ pub enum Dtype {
     F32,
     F16,
     Bf16,
+    /// Numbers of experts.
+    I32,
+    I64,
     /// A plain byte, signed or not: packed codes, or scales that the caller vouches for.
     Byte,
     /// Two e2m1 codes in a byte.
@@ -37,11 +40,13 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    const NAMES: [(&'static str, Self); 9] = [
+    const NAMES: [(&'static str, Self); 11] = [
         ("float64", Self::F64),
         ("float32", Self::F32),
         ("float16", Self::F16),
         ("bfloat16", Self::Bf16),
+        ("int32", Self::I32),
+        ("int64", Self::I64),
         ("uint8", Self::Byte),
         ("int8", Self::Byte),
         ("float4_e2m1fn_x2", Self::F4x2),
@@ -56,8 +61,8 @@ impl Dtype {
     /// Bytes per element.
     pub fn size(self) -> usize {
         match self {
-            Self::F64 => 8,
-            Self::F32 => 4,
+            Self::F64 | Self::I64 => 8,
+            Self::F32 | Self::I32 => 4,
             Self::F16 | Self::Bf16 => 2,
             Self::Byte | Self::F4x2 | Self::E4m3 | Self::Ue8m0 => 1,
         }
@@ -351,6 +356,8 @@ fn interface_of<'py>(
         ("<f8", _) => Dtype::F64,
         ("<f4", _) => Dtype::F32,
         ("<f2", _) => Dtype::F16,
+        ("<i4", _) => Dtype::I32,
+        ("<i8", _) => Dtype::I64,
         ("|u1" | "|i1", _) => Dtype::Byte,
         (_, Ok(dtype)) => {
             let known: String = dtype.getattr("name").unwrap_or(dtype).str()?.extract()?;
@@ -448,6 +455,8 @@ fn dlpack<'py>(name: &str, object: &Bound<'py, PyAny>) -> PyResult<Array<'py>> {
         (2, 32, 1) => Dtype::F32,
         (2, 16, 1) => Dtype::F16,
         (4, 16, 1) => Dtype::Bf16,
+        (0, 32, 1) => Dtype::I32,
+        (0, 64, 1) => Dtype::I64,
         (0 | 1, 8, 1) => Dtype::Byte,
         (10, 8, 1) => Dtype::E4m3,
         (14, 8, 1) => Dtype::Ue8m0,
