@@ -11,7 +11,7 @@ from . import errors
 from ._arrays import Quantized
 from ._dualgemm import Checkpoint, __version__, get_num_threads, set_num_threads
 from ._ops import Experts, Linear, Mlp, Weights, dequantize, experts, linear, mlp, quantize, swiglu
-from ._tools import Report, bench, inspect, run, simulate, validate
+from ._tools import Report, bench, convert, inspect, quantize_model, run, simulate, validate
 from .errors import (
     ArgumentError,
     CheckpointError,
@@ -37,6 +37,7 @@ __all__ = [
     "Weights",
     "__version__",
     "bench",
+    "convert",
     "dequantize",
     "errors",
     "experts",
@@ -45,6 +46,7 @@ __all__ = [
     "linear",
     "mlp",
     "quantize",
+    "quantize_model",
     "run",
     "set_num_threads",
     "simulate",
