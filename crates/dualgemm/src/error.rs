@@ -36,10 +36,6 @@ pub enum Error {
         /// What the plan is for.
         plan: &'static str,
     },
-    /// A linear layer planned for a GPU.
-    #[cfg(feature = "cuda")]
-    #[error("GPUs compute gate and up; a linear layer runs on the processor (cpu)")]
-    LinearOnGpu,
     /// Device memory given to a plan for the processor.
     #[error("the plan is for the processor, which cannot read device memory")]
     NotOnGpu,
@@ -49,4 +45,11 @@ pub enum Error {
         /// What they would have to share, and what would do.
         reason: &'static str,
     },
+}
+
+#[cfg(feature = "cuda")]
+impl From<dualgemm_device::Error> for Error {
+    fn from(error: dualgemm_device::Error) -> Self {
+        Self::Gpu(error.into())
+    }
 }

@@ -1,5 +1,8 @@
 //! The whole gated MLP: gate, up and down in one call.
 
+#[cfg(feature = "cuda")]
+mod on_device;
+
 use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
 use dualgemm_gemm::{AOperand, DualGemmDesc, GatedMlp, MlpDesc, OutFormat, OutputMut};
 use half::{bf16, f16};
@@ -22,6 +25,8 @@ impl MlpPlan {
     /// If the description breaks a rule, or the target is not there or lacks what is asked of it.
     pub fn new(desc: &MlpDesc, target: &Target) -> Result<Self, Error> {
         desc.check()?;
+        #[cfg(feature = "cuda")]
+        let target = &on_device::target(desc, target)?;
         Ok(Self {
             gate_up: DualGemm::plan(&desc.gate_up, target)?,
             down: DualGemm::plan(&desc.down, target)?,
@@ -48,11 +53,20 @@ impl MlpPlan {
     pub fn runner(&self, max_groups: usize) -> Result<MlpRunner, Error> {
         let desc = self.desc();
         desc.check()?;
-        Ok(MlpRunner {
+        let runner = MlpRunner {
             gate_up: self.gate_up.runner(max_groups)?,
             down: self.down.runner(max_groups)?,
-            between: Between::new(&desc.gate_up)?,
+            between: None,
+            #[cfg(feature = "cuda")]
+            on_device: None,
             desc,
+        };
+        Ok(match (&self.gate_up, &self.down) {
+            #[cfg(feature = "cuda")]
+            (Plan::Gpu { gpu, .. }, Plan::Gpu { gpu: down, .. }) if gpu == down => {
+                MlpRunner { on_device: Some(on_device::Between::new(gpu.open()?, &desc.gate_up)?), ..runner }
+            }
+            _ => MlpRunner { between: Some(Between::new(&desc.gate_up)?), ..runner },
         })
     }
 }
@@ -78,7 +92,10 @@ pub struct MlpRunner {
     desc: MlpDesc,
     gate_up: Runner,
     down: Runner,
-    between: Between,
+    /// Made at the first call, where operands on a GPU are the rule.
+    between: Option<Between>,
+    #[cfg(feature = "cuda")]
+    on_device: Option<on_device::Between>,
 }
 
 impl MlpRunner {
@@ -128,8 +145,12 @@ impl MlpRunner {
             let group = move |&Rows { first, count, weights }| Rows { first, count, weights: part(weights) };
             groups.iter().map(group).collect::<Vec<_>>()
         };
-        let scale = self.gate_up.run_grouped(a, &of(|mlp| &mlp.gate_up), self.between.output(rows, desc))?;
-        let hidden = self.between.operand(rows, desc, scale)?;
+        let between = match &mut self.between {
+            Some(between) => between,
+            none => none.insert(Between::new(desc)?),
+        };
+        let scale = self.gate_up.run_grouped(a, &of(|mlp| &mlp.gate_up), between.output(rows, desc))?;
+        let hidden = between.operand(rows, desc, scale)?;
         self.down.run_grouped(&hidden, &of(|mlp| &mlp.down), c)
     }
 }

@@ -5,8 +5,6 @@ use std::sync::Arc;
 
 use dualgemm_cpu::{CpuGemm, CpuOptions, CpuPlan, PackedGateUp};
 use dualgemm_formats::BlockFormat;
-#[cfg(feature = "cuda")]
-use dualgemm_gemm::Operation;
 use dualgemm_gemm::{AFormat, AOperand, DualGemmDesc, GateUp, OutFormat, OutputMut, WeightRef};
 #[cfg(feature = "cuda")]
 use dualgemm_plan::{DeviceExperts, DeviceWeights, GpuOptions, GpuPlan};
@@ -53,8 +51,6 @@ impl DualGemm {
     pub fn plan(desc: &DualGemmDesc, target: &Target) -> Result<Plan, Error> {
         Ok(match target {
             Target::Cpu(options) => Plan::Cpu(CpuPlan::new(desc, *options)?),
-            #[cfg(feature = "cuda")]
-            Target::Gpu(_, _) if desc.op == Operation::Linear => return Err(Error::LinearOnGpu),
             #[cfg(feature = "cuda")]
             Target::Gpu(id, options) => {
                 Plan::Gpu { gpu: id.clone(), plan: GpuPlan::new(desc, id.open()?, options)? }
@@ -146,9 +142,10 @@ impl Plan {
                 let form = plan.weight_form()?;
                 PackedWeights::Gpu(Arc::new(DeviceWeights::upload(gpu.open()?, pair, form)?))
             }
-            // `DualGemm::plan` plans no linear layers there.
             #[cfg(feature = "cuda")]
-            (Self::Gpu { .. }, WeightRef::Linear(_)) => return Err(Error::LinearOnGpu),
+            (Self::Gpu { gpu, .. }, WeightRef::Linear(layer)) => {
+                PackedWeights::Gpu(Arc::new(DeviceWeights::upload_linear(gpu.open()?, layer)?))
+            }
         })
     }
 

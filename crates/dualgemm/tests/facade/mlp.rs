@@ -257,3 +257,96 @@ fn the_mlp_of_a_real_layer_is_within_the_bounds_of_f64() {
         assert_eq!(outside, 0, "{plan}");
     }
 }
+
+/// On a simulated H100: linear layers, and MLPs whose rows are between the products on the GPU.
+#[cfg(feature = "sim")]
+mod on_a_gpu {
+    use dualgemm::device::Stream;
+    use dualgemm::strategies::Buffer;
+    use dualgemm::{DeviceA, DeviceC, DeviceCall, GpuId, GpuOptions, SimArch};
+
+    use super::*;
+
+    fn target(strategy: Option<&str>) -> Target {
+        let options = GpuOptions { strategy: strategy.map(Into::into), ..GpuOptions::default() };
+        Target::Gpu(GpuId::Sim(SimArch::Sm90a), options)
+    }
+
+    #[test]
+    fn linear_layers_are_within_the_bounds_of_f64() {
+        let ways = [
+            (1, AFormat::F16, Some("decode")),
+            (9, AFormat::Bf16, Some("fused")),
+            (9, AFormat::Nvfp4, Some("persistent")),
+            (33, AFormat::F16, Some("stream-k")),
+            (5, AFormat::Nvfp4, None),
+        ];
+        for (m, a, strategy) in ways {
+            let desc = DualGemmDesc::linear(m, 136, 224, a, BlockFormat::Nvfp4);
+            let layer = mlp(224, 32, 136, 2).down;
+            let plan = DualGemm::plan(&desc, &target(strategy)).unwrap();
+            let (a, packed) = (activations(a, m, 224), plan.prepack(&layer).unwrap());
+            let c = plan.run_to_vec(&a, &packed).unwrap();
+            let want = dualgemm::gemm::bounded_reference(&desc.epilogue, &a, 0..m, &layer);
+            assert_within(&c, &want, &plan.to_string());
+        }
+        for other in ["waves", "plain", "baseline"] {
+            let desc = DualGemmDesc::linear(1, 136, 224, AFormat::F16, BlockFormat::Nvfp4);
+            let message = DualGemm::plan(&desc, &target(Some(other))).unwrap_err().to_string();
+            assert!(message.ends_with("a linear layer; it computes gate and up"), "{message}");
+        }
+    }
+
+    #[test]
+    fn weights_packed_for_the_other_operation_are_refused() {
+        let desc = DualGemmDesc::linear(1, 64, 64, AFormat::F16, BlockFormat::Nvfp4);
+        let linear = DualGemm::plan(&desc, &target(None)).unwrap();
+        let pair = DualGemm::plan(&DualGemmDesc { op: Default::default(), ..desc }, &target(None)).unwrap();
+        let packed = pair.prepack(&expert(64, 64, 1)).unwrap();
+        let message = linear.run_to_vec(&activations(AFormat::F16, 1, 64), &packed).unwrap_err().to_string();
+        assert!(message.contains("asks for packed for a linear layer"), "{message}");
+        assert!(linear.prepack(&expert(64, 64, 1)).is_err());
+    }
+
+    #[test]
+    fn mlps_are_within_the_bounds_of_f64_whatever_is_between() {
+        let ways = [
+            (AFormat::Bf16, OutFormat::Bf16),
+            (AFormat::F16, OutFormat::F16),
+            (AFormat::F16, nvfp4(OutScale::Static(0.01))),
+            (AFormat::Nvfp4, nvfp4(OutScale::Static(0.01))),
+        ];
+        for (a_format, between) in ways {
+            let (m, shape) = (5, [80, 96, 48]);
+            let desc = desc(m, shape, a_format, between, OutFormat::F32);
+            let (a, mlp) = (activations(a_format, m, 96), mlp(80, 96, 48, 1));
+            let plan = MlpPlan::new(&desc, &target(None)).unwrap();
+            let (packed, mut runner) = (plan.prepack(&mlp).unwrap(), plan.runner(1).unwrap());
+            let mut c = vec![f32::NAN; m * 48];
+            runner.run(&a, &packed, OutputMut::F32(&mut c)).unwrap();
+            assert_within(&c, &mlp_reference(&desc, &a, 0..m, &mlp), &plan.to_string());
+            let AOperand::Float(FloatMatrix::F16(rows)) = &a else { continue };
+            let gpu = GpuId::Sim(SimArch::Sm90a).open().unwrap();
+            let bytes: Vec<u8> = rows.as_dense().unwrap().iter().flat_map(|x| x.to_le_bytes()).collect();
+            let (a, on_device) = (Buffer::of(gpu, &bytes).unwrap(), Buffer::zeroed(gpu, m * 48 * 4).unwrap());
+            let call = DeviceCall {
+                m,
+                a: DeviceA::Float { values: a.ptr(), pitch: 2 * 96 },
+                c: DeviceC::Float(on_device.ptr()),
+            };
+            runner.warm(&packed).unwrap();
+            for _ in 0..2 {
+                // SAFETY: the buffers have the sizes of the call, and live until they are read, which waits.
+                unsafe { runner.run_device(&call, &packed, Stream::Own) }.unwrap();
+            }
+            let mut bytes = vec![0; m * 48 * 4];
+            on_device.read(&mut bytes).unwrap();
+            let found: Vec<f32> =
+                bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+            assert_eq!(found, c, "{plan}");
+        }
+        let dynamic = desc(1, [32, 32, 32], AFormat::F16, nvfp4(OutScale::Dynamic), OutFormat::F32);
+        let message = MlpPlan::new(&dynamic, &target(None)).unwrap_err().to_string();
+        assert!(message.contains("with a dynamic scale; the problem asks for a static scale"), "{message}");
+    }
+}

@@ -12,6 +12,7 @@ use dualgemm_ptx::builder::*;
 
 use super::fused::Fused;
 use super::schedule::Tile;
+use super::variant::Products;
 
 /// Sums of gate and up of two tokens of one feature.
 pub(super) struct FeatureSums {
@@ -45,7 +46,8 @@ impl Fused<'_> {
         }
     }
 
-    /// Both sums of a thread's feature: of four sums of its own, or from memory and two of its own.
+    /// Both sums of a thread's feature: of four sums of its own, or from memory and two of its own; of a linear layer twice the
+    /// same.
     pub(super) fn feature_sums(
         &self,
         k: &mut Kernel,
@@ -55,6 +57,9 @@ impl Fused<'_> {
     ) -> FeatureSums {
         let two = |first: usize| [sums[first], sums[first + 1]];
         match gate {
+            None if self.variant.products == Products::Linear => {
+                FeatureSums { gate: two(2 * feature), up: two(2 * feature) }
+            }
             None => FeatureSums { gate: two(0), up: two(2) },
             Some(from) => {
                 let gate = k.ld_vector(from.at(feature as u32 * self.plane() / 2));
