@@ -233,9 +233,14 @@ def test_threads_share_weights_and_runners_exact(path, hidden):
     assert not wrong
 
 
-def test_a_card_is_asked_for_a_linear_layer_in_vain(path):
-    with pytest.raises(dualgemm.Error, match="linear"):
-        dualgemm.Linear.from_checkpoint(path, "model.layers.0.mlp.down_proj", device="sim:sm_90a")
+def test_the_kernels_of_a_card_give_the_same_simulated_close():
+    t = mlp_of(64, 64, 64)
+    a = RNG.standard_normal((4, 64)).astype(np.float16)
+    layer = [dualgemm.Linear.from_tensors(t["down"], device=device) for device in ("cpu", "sim:sm_90a")]
+    assert layer[1].device == "sim:sm_90a"
+    assert rel_l2(dualgemm.linear(a, layer[1]), dualgemm.linear(a, layer[0])) < 2e-3
+    mlp = [dualgemm.Mlp.from_tensors(**t, device=device) for device in ("cpu", "sim:sm_90a")]
+    assert rel_l2(dualgemm.mlp(a, mlp[1]), dualgemm.mlp(a, mlp[0])) < 2e-3
 
 
 def test_bf16_arrays_in_and_out_close():
