@@ -17,8 +17,8 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ._dualgemm import Checkpoint
-from ._patch import patch_model
 from .errors import UnsupportedError
+from .nn import Packed, patch_model
 
 #: How transformers knows directories by what their ``quantization_config`` says in ``quant_method``.
 METHODS = ("modelopt", "compressed-tensors")
@@ -38,6 +38,13 @@ class Config(QuantizationConfigMixin):
 
     def __init__(self, **entries):
         self.__dict__.update(entries)
+
+
+def set_loading(model, loading):
+    """transformers asks the model for its state while it loads, and only then may what is in 4 bits be missing there."""
+    for module in model.modules():
+        if isinstance(module, Packed):
+            module.loading = loading
 
 
 class Quantizer(HfQuantizer):
@@ -61,9 +68,20 @@ class Quantizer(HfQuantizer):
         root = pathlib.Path(checkpoint_files[0]).parent
         # One file may be a part; the directory has the configuration, too.
         self.checkpoint = Checkpoint(root)
-        model.dualgemm_report = patch_model(model, self.checkpoint, quantize_a=_quantize_a)
-        known = {rf"^{re.escape(module)}\." for module in self.checkpoint.modules()}
+        report = model.dualgemm_report = patch_model(model, self.checkpoint, quantize_a=_quantize_a)
+        set_loading(model, True)
+        known = {rf"^{re.escape(module)}\." for module in (*self.checkpoint.modules(), *report.replaced)}
         model._keys_to_ignore_on_load_unexpected = set(model._keys_to_ignore_on_load_unexpected or ()) | known
+
+    def update_weight_conversions(self, weight_conversions, model):
+        """Experts that are here already are not to be read and put together once more."""
+        if any(name.endswith("experts.gate_up_proj") for name, _ in model.named_parameters()):
+            return weight_conversions
+        return [c for c in weight_conversions if not any("experts" in target for target in c.target_patterns)]
+
+    def _process_model_after_weight_loading(self, model, **kwargs):
+        set_loading(model, False)
+        return model
 
     def get_state_dict_and_metadata(self, model):
         from safetensors.torch import load_file

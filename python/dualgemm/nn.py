@@ -18,6 +18,9 @@ __all__ = ["NVFP4Experts", "NVFP4GatedMLP", "NVFP4Linear", "PatchReport", "patch
 class Packed(torch.nn.Module):
     """A module whose weights are packed for kernels. They never change: copies of the module share them."""
 
+    #: True while a loader asks a model for the names of what it has yet to load.
+    loading = False
+
     def __init__(self, weights, operator, how, more=(), texts=()):
         super().__init__()
         self.weights = weights
@@ -36,6 +39,8 @@ class Packed(torch.nn.Module):
         return repr(self.weights)
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
+        if self.loading:
+            return
         # Left out, the weights would be missing from what is saved, and nobody would know before it is loaded.
         raise UnsupportedError(
             f"{prefix.rstrip('.') or type(self).__name__}: {self._names()} are packed for kernels and cannot be saved; "

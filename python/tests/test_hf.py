@@ -49,7 +49,8 @@ def test_a_directory_loads_as_transformers_load_theirs_close(tmp_path, config, p
     assert (log_probabilities(model, IDS) - log_probabilities(want, IDS)).abs().max() < 1e-3
     greedy = [m.generate(IDS[:1], max_new_tokens=8, do_sample=False, pad_token_id=0) for m in (model, want)]
     assert torch.equal(*greedy)
-    assert not [r for r in caplog.records if "newly initialized" in r.getMessage()]
+    # transformers warns of what is missing or has no place.
+    assert not [r.getMessage() for r in caplog.records if "LOAD REPORT" in r.getMessage()]
 
 
 @pytest.mark.parametrize("producer", hf.METHODS)
@@ -58,7 +59,7 @@ def test_what_was_read_is_saved_exact(tmp_path, producer):
     load(path).save_pretrained(tmp_path / "again")
     before, after = (load_file(p / "model.safetensors") for p in (path, tmp_path / "again"))
     assert before.keys() == after.keys()
-    assert all(torch.equal(before[n].view(torch.uint8), after[n].view(torch.uint8)) for n in before)
+    assert all(torch.equal(before[n].reshape(-1).view(torch.uint8), after[n].reshape(-1).view(torch.uint8)) for n in before)
     kept = [json.loads((p / "config.json").read_text())["quantization_config"] for p in (path, tmp_path / "again")]
     assert kept[0] == kept[1]
     assert torch.equal(load(tmp_path / "again")(IDS).logits, load(path)(IDS).logits)
@@ -72,7 +73,7 @@ def test_activations_in_4_bits_are_asked_for_where_it_is_registered(tmp_path):
 
 def test_what_it_cannot_do_is_said(tmp_path):
     _, path = made(tmp_path, llama(), "modelopt")
-    with pytest.raises(dualgemm.UnsupportedError, match="device_map: names cuda:0; .* patch_model"):
+    with pytest.raises(dualgemm.UnsupportedError, match=r"device_map: names cuda:0; .*patch_model"):
         transformers.AutoModelForCausalLM.from_pretrained(path, device_map={"": "cuda:0"})
     config = json.loads((path / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "modelopt", "quant_algo": "FP8"}
