@@ -119,8 +119,12 @@ impl MlpRunner {
         groups: &[Rows<'_, PackedMlp>],
         c: OutputMut<'_>,
     ) -> Result<Option<f32>, Error> {
-        // From outside its pool, every product would wake the pool and wait for it; so they enter it together.
-        rayon::scope(|_| self.run_inside(a, groups, c))
+        // From outside its pool, every product would wake the pool and wait for it; so they enter it together. One thread
+        // needs none.
+        match &self.down {
+            Runner::Cpu(gemm) if gemm.plan().threads == 1 => self.run_inside(a, groups, c),
+            _ => rayon::scope(|_| self.run_inside(a, groups, c)),
+        }
     }
 
     fn run_inside(
