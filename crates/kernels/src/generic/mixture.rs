@@ -91,15 +91,7 @@ fn route(k: &mut Kernel, target: Target) {
         k.st(counter, zero);
     });
     k.cta_sync();
-    let each_choice = |k: &mut Kernel, name, body: &dyn Fn(&mut Kernel, Reg<U32>, Reg<U32>, Reg<Pred>)| {
-        k.for_range(name, thread, choices, ROUTE_THREADS, |k, choice, _| {
-            let from = k.offset(ids, choice.mul_wide(4));
-            let expert: Reg<U32> = k.ld(from);
-            let here = k.compare(Cmp::Lt, expert, experts);
-            body(k, choice, expert, here);
-        });
-    };
-    each_choice(k, "count", &|k, _, expert, here| {
+    each_choice(k, "count", (ids, choices, experts), |k, _, expert, here| {
         let counter = k.offset(counters, expert << 2);
         k.when(here).red::<U32, Shared>(AtomOp::Add, Semantics::Relaxed, Scope::Cta, counter, 1u32);
     });
@@ -107,7 +99,7 @@ fn route(k: &mut Kernel, target: Target) {
     let first_warp = k.compare(Cmp::Lt, thread, 32u32);
     k.if_(first_warp, "sum", |k| first_rows(k, (counters, rows), thread, experts));
     k.cta_sync();
-    each_choice(k, "place", &|k, choice, expert, here| {
+    each_choice(k, "place", (ids, choices, experts), |k, choice, expert, here| {
         let row = k.mov::<U32>(NONE);
         k.if_(here, "row", |k| {
             let counter = k.offset(counters, expert << 2);
@@ -118,6 +110,22 @@ fn route(k: &mut Kernel, target: Target) {
         });
         let to = k.offset(row_of, choice.mul_wide(4));
         k.st(to, row);
+    });
+}
+
+/// Runs `body` for the choices of a thread: with the choice, its expert, and whether that is here.
+fn each_choice(
+    k: &mut Kernel,
+    name: &str,
+    (ids, choices, experts): (Addr<Global>, Reg<U32>, Reg<U32>),
+    body: impl FnOnce(&mut Kernel, Reg<U32>, Reg<U32>, Reg<Pred>),
+) {
+    let thread = k.special(Special::TidX);
+    k.for_range(name, thread, choices, ROUTE_THREADS, |k, choice, _| {
+        let from = k.offset(ids, choice.mul_wide(4));
+        let expert: Reg<U32> = k.ld(from);
+        let here = k.compare(Cmp::Lt, expert, experts);
+        body(k, choice, expert, here);
     });
 }
 

@@ -144,7 +144,7 @@ pub struct States {
     last: Option<(Step, StateId)>,
 }
 
-/// A word in this state, of which these bytes are accessed. The view is its address.
+/// A word in this state, and the bytes of it that are accessed. The view is its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Step {
     id: StateId,
