@@ -144,7 +144,7 @@ pub struct States {
     last: Option<(Step, StateId)>,
 }
 
-/// A word in this state, of which these bytes are accessed. The view is its address.
+/// An access to some bytes of a word in one state. The view is known by its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Step {
     id: StateId,
