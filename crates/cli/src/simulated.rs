@@ -31,7 +31,7 @@ pub fn fits((m, n, k): (usize, usize, usize), runs: usize, asked: &str) -> anyho
 /// The time that is left when `done` of `all` steps took so long; `None` while too few are done to tell.
 pub fn left(took: Duration, done: u64, all: u64) -> Option<Duration> {
     let (done, all) = (done as f64, all as f64);
-    (done >= all / 100.0).then(|| took.mul_f64((all / done - 1.0).max(0.0)))
+    (done > 0.0 && done >= all / 100.0).then(|| took.mul_f64((all / done - 1.0).max(0.0)))
 }
 
 /// A time that is known about, in whole seconds or minutes.
