@@ -12,8 +12,6 @@ use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use crate::simulated;
-
 /// Where reports, failures and progress go.
 #[derive(Debug)]
 pub struct Output {
@@ -61,12 +59,9 @@ impl Output {
         code
     }
 
-    /// What stands on stderr while the simulator runs, which takes at most about so long; invisible where stderr is no
-    /// terminal.
-    pub fn simulation(&self, at_most: Duration) -> ProgressBar {
-        let message = format!("simulate, at most about {}", simulated::about(at_most));
-        let bar = self
-            .bar("{spinner} {msg}, {elapsed} so far", || ProgressBar::new_spinner().with_message(message));
+    /// What stands on stderr while the simulator runs one launch after the other; invisible where stderr is no terminal.
+    pub fn simulation(&self) -> ProgressBar {
+        let bar = self.bar("{spinner} simulate, {elapsed} so far", ProgressBar::new_spinner);
         if !bar.is_hidden() {
             bar.enable_steady_tick(Duration::from_millis(200));
         }

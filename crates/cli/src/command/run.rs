@@ -310,11 +310,9 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
     let no_clock = matches!(args.device, DeviceArg::Gpu(GpuId::Sim(_)));
     // Without a clock one run says all.
     let runs = args.repeat.map(|runs| runs as usize).or(no_clock.then_some(1));
-    let simulation = if no_clock {
-        Some(simulated::fits((m, n, k), runs.unwrap_or(1), &format!("--device {}", args.device))?)
-    } else {
-        None
-    };
+    if no_clock {
+        simulated::fits((m, n, k), runs.unwrap_or(1), &format!("--device {}", args.device))?;
+    }
     machine::fits(memory(&desc), || format!("C [{m}, {n}] of A [{m}, {k}]"))?;
     let limits = if args.no_roofline || no_clock { None } else { Some(Limits::measure(&plan)?) };
 
@@ -323,7 +321,7 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
     let packed = layer.prepack(&plan, 0..n, |done| bar.set_position(done as u64))?;
     bar.finish_and_clear();
     let prepack_us = begin.elapsed().as_secs_f64() * 1e6;
-    let bar = simulation.map(|at_most| output.simulation(at_most));
+    let bar = no_clock.then(|| output.simulation());
     let (c, timing) = multiply(runs, no_clock, &plan, &a, packed)?;
     if let Some(bar) = bar {
         bar.finish_and_clear();

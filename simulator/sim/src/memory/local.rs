@@ -52,7 +52,8 @@ impl Local {
         true
     }
 
-    /// Reads 4, 8 or 16 bytes of every lane of a mask, one after the other in `out`; false as [`lanes`](Local::lanes).
+    /// Reads 4, 8 or 16 bytes of every lane of a mask, one after the other in `out`. False, and nothing done, if some do
+    /// not lie inside or undefined ones are about.
     pub fn load(&mut self, mask: u32, offsets: &[u64; 32], bytes: usize, out: &mut [u8]) -> bool {
         fn to<const N: usize>(out: &mut [u8]) -> impl FnMut(&mut [u8; N], usize) {
             |from, l| out[l * N..][..N].copy_from_slice(from)
@@ -65,7 +66,7 @@ impl Local {
         }
     }
 
-    /// Writes 4, 8 or 16 defined bytes of every lane of a mask; false as [`lanes`](Local::lanes).
+    /// Writes 4, 8 or 16 defined bytes of every lane of a mask; false as for [`load`](Local::load).
     pub fn store(&mut self, mask: u32, offsets: &[u64; 32], bytes: usize, src: &[u8]) -> bool {
         fn from<const N: usize>(src: &[u8]) -> impl FnMut(&mut [u8; N], usize) {
             |to, l| to.copy_from_slice(&src[l * N..][..N])
