@@ -63,7 +63,8 @@ pub struct RunArgs {
     /// How a GPU puts the operation together, see bench --list; without it, the fastest that is known.
     #[arg(long, value_name = "NAME")]
     pub strategy: Option<String>,
-    /// Instruction set of the kernels: portable, avx2, avxvnni, avx512 or avx512vnni. Without it, the best one here.
+    /// Instruction set of the kernels: portable, avx2, avxvnni, avx512, avx512vnni, avx512bf16 or amxbf16. Without it, the best one
+    /// here.
     #[arg(long, value_name = "ISA")]
     pub isa: Option<Isa>,
     /// Threads; without it, all there are.
