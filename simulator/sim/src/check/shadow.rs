@@ -144,7 +144,7 @@ pub struct States {
     last: Option<(Step, StateId)>,
 }
 
-/// An access to some bytes of a word in one state. The view is known by its address.
+/// A word in this state, and the bytes of it that are accessed. The view is its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Step {
     id: StateId,
@@ -447,9 +447,9 @@ mod tests {
         view.learn(0, 1);
         let r = by(1, 1, Kind::PROXY_READ);
         assert_eq!(run(&[(0, 16, w, &view), (0, 16, r, &view)]), Err((0, Conflict::Unfenced(w))));
-        view.fence_proxy(&[Fence::Global]);
+        view.fence_proxy(&[Fence::Global], (9, 1));
         assert_eq!(run(&[(0, 16, w, &view), (0, 16, r, &view)]), Err((0, Conflict::Unfenced(w))));
-        view.fence_proxy(&[Fence::Cta(0)]);
+        view.fence_proxy(&[Fence::Cta(0)], (9, 1));
         assert_eq!(run(&[(0, 16, w, &view), (0, 16, r, &view)]), Ok(()));
     }
 
