@@ -11,12 +11,14 @@
 //! C    = the program, one rounding per operation (sigmoid and tanh: see `vmath`)
 //! ```
 //!
+//! A linear layer has no activation: C = sum · alpha_gate (+ bias), for all 32 features of a panel.
+//!
 //! An alpha that is subnormal in f32 or overflows it, as with a tensor scale of 1e-44, stays f64, and so does the product until
 //! it is rounded. So no tensor scale is lost.
 //!
 //! [`dualgemm_gemm::epilogue`] defines results that are not finite. NaN always has the bits 0x7FC00000.
 
-use dualgemm_gemm::{Epilogue, Op, Program};
+use dualgemm_gemm::{Epilogue, Op, Operation, Program};
 
 use crate::isa::{Available, InstructionSet, Work};
 use crate::pack::{PANEL, PackedGateUp};
@@ -51,27 +53,32 @@ impl TileEpilogue {
         })
     }
 
-    /// Replaces the sums of gate by values of C, given the tensor scale of A. Features past the tile's `cols` get
-    /// arbitrary values.
+    /// Replaces the sums by values of C, given the tensor scale of A: those of gate, or of a linear layer all. Features past the
+    /// tile's `cols` get arbitrary values.
     pub(crate) fn apply(&self, tile: &mut Tile<'_>, weights: &PackedGateUp, a_scale: f64) {
-        let bias = weights.biases().map(|bias| {
-            bias.map(|bias| {
+        let op = weights.op();
+        let bias = [0, 1].map(|half| {
+            weights.biases()[half].map(|bias| {
+                let skip = if op == Operation::Linear { half * PANEL } else { 0 };
+                let of_tile = &bias[tile.first_col..][..tile.cols];
                 let mut padded = [0.0; PANEL];
-                padded[..tile.cols].copy_from_slice(&bias[tile.first_col..][..tile.cols]);
+                padded.iter_mut().zip(of_tile.iter().skip(skip)).for_each(|(to, from)| *to = *from);
                 padded
             })
         });
         let scales = weights.global_scales();
         let sum_scale = a_scale * f64::from(tile.unit);
-        let alpha = [0, 1].map(|half| self.alpha[half] * scales[half].exact() * sum_scale);
+        let alpha =
+            [0, op.matrices() - 1].map(|matrix| self.alpha[matrix] * scales[matrix].exact() * sum_scale);
         let rows = &mut tile.sums.as_chunks_mut().0[..tile.rows.rows];
-        self.isa.dispatch(Apply { epilogue: self, alpha, bias, rows });
+        self.isa.dispatch(Apply { epilogue: self, op, alpha, bias, rows });
     }
 }
 
 /// What [`TileEpilogue::apply`] compiles per instruction set.
 struct Apply<'a> {
     epilogue: &'a TileEpilogue,
+    op: Operation,
     alpha: [f64; 2],
     bias: [Option<[f32; PANEL]>; 2],
     rows: &'a mut [[f32; TILE_COLS]],
@@ -82,7 +89,12 @@ impl Work for Apply<'_> {
 
     #[inline(always)]
     fn run<S: InstructionSet>(self, _: S) {
-        if self.rows.len() < ROWS { self.groups::<1>() } else { self.groups::<ROWS>() }
+        match (self.op, self.rows.len() < ROWS) {
+            (Operation::GateUp, true) => self.groups::<1>(),
+            (Operation::GateUp, false) => self.groups::<ROWS>(),
+            (Operation::Linear, true) => self.linear::<1>(),
+            (Operation::Linear, false) => self.linear::<ROWS>(),
+        }
     }
 }
 
@@ -112,10 +124,28 @@ impl<const ROWS: usize> Lanes<ROWS> {
 }
 
 impl Apply<'_> {
+    /// All rows of a linear layer, `ROWS` at a time.
+    #[inline(always)]
+    fn linear<const ROWS: usize>(self) {
+        let bias = self.bias.map(|bias| bias.map(|bias| Lanes([bias; ROWS])));
+        for rows in self.rows.chunks_mut(ROWS) {
+            for (half, bias) in bias.iter().enumerate() {
+                let first = half * PANEL;
+                let mut results = product(rows, first, self.alpha[half], bias, false);
+                for result in results.flat_mut() {
+                    *result = vmath::canonical(*result);
+                }
+                for (row, results) in rows.iter_mut().zip(&results.0) {
+                    row[first..][..PANEL].copy_from_slice(results);
+                }
+            }
+        }
+    }
+
     /// All rows, `ROWS` at a time.
     #[inline(always)]
     fn groups<const ROWS: usize>(self) {
-        let Self { epilogue, alpha, bias, rows } = self;
+        let Self { epilogue, alpha, bias, rows, .. } = self;
         let bias = bias.map(|bias| bias.map(|bias| Lanes([bias; ROWS])));
         let ops = epilogue.program.ops();
         let (mut stack, mut heap) = ([Lanes::<ROWS>::splat(0.0); STACK_OPS], Vec::new());

@@ -30,16 +30,6 @@ pub enum Error {
         /// K.
         k: usize,
     },
-    /// Bytes that are not a serialized pack.
-    #[error("packed weights: {what} is {found}; {expected} is needed")]
-    PackedBytes {
-        /// Which part.
-        what: &'static str,
-        /// What it is.
-        found: String,
-        /// What it has to be.
-        expected: String,
-    },
     /// Row ranges of experts that do not fit A.
     #[error(
         "group {group}: rows {start}..{end} do not fit; they must follow row {previous_end} and end by {rows}"

@@ -145,8 +145,10 @@ impl TileSink for OutputSink<'_> {
                     Destination::F16(c) => c.part(at, cols).convert_from_f32_slice(&values[..cols]),
                     Destination::Bf16(c) => c.part(at, cols).convert_from_f32_slice(&values[..cols]),
                     Destination::Nvfp4(buffers, quantizer) => {
-                        let block = &values.as_chunks::<PANEL>().0[0];
-                        buffers.write(quantizer, row, tile.first_col / PANEL, self.n / PANEL, block);
+                        for (block, values) in values[..cols].as_chunks::<PANEL>().0.iter().enumerate() {
+                            let block = tile.first_col / PANEL + block;
+                            buffers.write(quantizer, row, block, self.n / PANEL, values);
+                        }
                     }
                     Destination::Amax(_) => {}
                 }

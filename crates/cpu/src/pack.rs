@@ -1,7 +1,7 @@
 //! Weights packed for the CPU kernels. They are packed once; every instruction set, W4A4 and W4A16 read the same pack.
 //!
-//! A *panel* is 16 gate features and the same 16 up features over all of K. It is one contiguous stream of
-//! *chunks*, one per 16 elements of K, so that a product of few rows reads memory in order:
+//! A *panel* is 16 gate features and the same 16 up features over all of K, or 32 consecutive features of a linear layer, the
+//! first 16 in the place of gate. It is one contiguous stream of *chunks*, one per 16 elements of K, so that a product of few rows reads memory in order:
 //!
 //! ```text
 //! panel p = features 16p .. 16p+16           chunk c = elements 16c .. 16c+16 of K, 288 bytes
@@ -18,13 +18,10 @@
 //! shift and an addition make it an f32. Codes under a scale of zero are zero, so that kernels may read that scale as any number.
 //! The features that pad the last panel have zero codes and zero scales.
 
-mod bytes;
-
-use std::borrow::Cow;
 use std::ops::Range;
 
 use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix};
-use dualgemm_gemm::GateUp;
+use dualgemm_gemm::{GateUp, Operation, WeightRef};
 
 use crate::Error;
 use crate::aligned::Aligned;
@@ -32,6 +29,12 @@ use crate::threads::{self, SharedSlice};
 
 /// Gate features (and up features) of a panel.
 pub const PANEL: usize = 16;
+
+/// Columns of C that a panel makes.
+pub const fn panel_columns(op: Operation) -> usize {
+    PANEL * 2 / op.matrices()
+}
+
 /// Elements of K in a chunk.
 pub const CHUNK_K: usize = 16;
 /// Bytes of a chunk.
@@ -64,9 +67,10 @@ pub(crate) fn unpack_scale(format: BlockFormat, byte: u8) -> f32 {
     }
 }
 
-/// A pair of weight matrices in kernel order, with the tensor scales and biases that the epilogue needs.
+/// A pair of weight matrices, or a single one, in kernel order, with the tensor scales and biases that the epilogue needs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PackedGateUp {
+    op: Operation,
     format: BlockFormat,
     n: usize,
     k: usize,
@@ -76,13 +80,14 @@ pub struct PackedGateUp {
 }
 
 impl PackedGateUp {
-    /// Packs a pair of weights, on all threads of the current rayon pool.
+    /// Packs a pair of weights or a linear layer, on all threads of the current rayon pool.
     ///
     /// # Errors
     /// If the halves do not belong together or a block scale is NaN or negative.
-    pub fn pack(weights: &GateUp<'_>) -> Result<Self, Error> {
+    pub fn pack<'w>(weights: impl Into<WeightRef<'w>>) -> Result<Self, Error> {
+        let weights = weights.into();
         weights.check()?;
-        let mut this = Self::like(weights, weights.n());
+        let mut this = Self::like(weights, weights.first().rows());
         this.pack_run(0, weights);
         Ok(this)
     }
@@ -101,9 +106,9 @@ impl PackedGateUp {
         for run in runs {
             let run = run?;
             run.check().map_err(Error::from)?;
-            let this = this.get_or_insert_with(|| Self::like(&run, n));
+            let this = this.get_or_insert_with(|| Self::like((&run).into(), n));
             this.check_run(done, &run)?;
-            this.pack_run(done, &run);
+            this.pack_run(done, (&run).into());
             done += run.n();
         }
         match this {
@@ -118,15 +123,18 @@ impl PackedGateUp {
     }
 
     /// An empty pack of `n` features that otherwise matches `weights`.
-    fn like(weights: &GateUp<'_>, n: usize) -> Self {
-        let bias = |bias: &Option<Cow<'_, [f32]>>| bias.as_ref().map(|_| vec![0.0; n]);
+    fn like(weights: WeightRef<'_>, n: usize) -> Self {
+        let (op, [first, second]) = (weights.op(), halves(weights));
+        let bias = |(_, bias): Half<'_>| bias.map(|_| vec![0.0; n]);
+        let (format, k) = (first.0.format(), first.0.k());
         Self {
-            format: weights.gate.format(),
+            op,
+            format,
             n,
-            k: weights.k(),
-            global_scales: [weights.gate.global_scale(), weights.up.global_scale()],
-            biases: [bias(&weights.gate_bias), bias(&weights.up_bias)],
-            panels: Aligned::zeroed(n.div_ceil(PANEL) * (weights.k() / CHUNK_K) * CHUNK),
+            k,
+            global_scales: [first.0.global_scale(), second.0.global_scale()],
+            biases: [bias(first), bias(second)],
+            panels: Aligned::zeroed(n.div_ceil(panel_columns(op)) * (k / CHUNK_K) * CHUNK),
         }
     }
 
@@ -149,26 +157,32 @@ impl PackedGateUp {
     }
 
     /// Packs the features of a run, the first of which is `first` and starts a panel.
-    fn pack_run(&mut self, first: usize, run: &GateUp<'_>) {
-        for (all, bias) in self.biases.iter_mut().zip([&run.gate_bias, &run.up_bias]) {
+    fn pack_run(&mut self, first: usize, run: WeightRef<'_>) {
+        let (halves, n) = (halves(run), run.first().rows());
+        for (all, (_, bias)) in self.biases.iter_mut().zip(halves) {
             if let (Some(all), Some(bias)) = (all, bias) {
-                all[first..first + run.n()].copy_from_slice(bias);
+                all[first..first + n].copy_from_slice(bias);
             }
         }
-        let len = self.panel_len();
+        let (len, columns) = (self.panel_len(), panel_columns(self.op));
         let shared = SharedSlice::new(&mut self.panels);
         threads::for_each(
             rayon::current_num_threads(),
-            run.n().div_ceil(PANEL),
+            n.div_ceil(columns),
             |_| (),
             |(), panel| {
                 // SAFETY: `for_each` hands out each panel once, and panels do not overlap.
-                let out = unsafe { shared.part((first / PANEL + panel) * len, len) };
-                for (half, matrix) in [&run.gate, &run.up].into_iter().enumerate() {
-                    pack_half(matrix, panel * PANEL, half, out);
+                let out = unsafe { shared.part((first / columns + panel) * len, len) };
+                for (half, (matrix, _)) in halves.into_iter().enumerate() {
+                    pack_half(matrix, panel * columns + half * (columns - PANEL), half, out);
                 }
             },
         );
+    }
+
+    /// What the weights are for.
+    pub fn op(&self) -> Operation {
+        self.op
     }
 
     /// Block format of the codes.
@@ -186,9 +200,9 @@ impl PackedGateUp {
         self.k
     }
 
-    /// Number of panels of 16 features, the last one padded with zeros.
+    /// Number of panels, the last one padded with zeros.
     pub fn panels(&self) -> usize {
-        self.n.div_ceil(PANEL)
+        self.n.div_ceil(panel_columns(self.op))
     }
 
     /// Number of chunks of 16 elements in a panel.
@@ -214,14 +228,14 @@ impl PackedGateUp {
         self.panels.len()
     }
 
-    /// Tensor scales of gate and of up.
+    /// Tensor scales of gate and of up; of a linear layer twice the same.
     pub fn global_scales(&self) -> [GlobalScale; 2] {
         self.global_scales
     }
 
-    /// Biases of gate and of up, [`n`](Self::n) values each.
+    /// Biases of gate and of up, [`n`](Self::n) values each; of a linear layer twice the same.
     pub fn biases(&self) -> [Option<&[f32]>; 2] {
-        [self.biases[0].as_deref(), self.biases[1].as_deref()]
+        self.biases.each_ref().map(Option::as_deref)
     }
 
     fn panel_len(&self) -> usize {
@@ -229,10 +243,23 @@ impl PackedGateUp {
     }
 }
 
+/// A matrix whose features fill one half of the panels, and its bias.
+type Half<'w> = (&'w QuantizedMatrix<'w>, Option<&'w [f32]>);
+
+/// Gate and up, or a linear layer twice.
+fn halves(weights: WeightRef<'_>) -> [Half<'_>; 2] {
+    match weights {
+        WeightRef::GateUp(pair) => {
+            [(&pair.gate, pair.gate_bias.as_deref()), (&pair.up, pair.up_bias.as_deref())]
+        }
+        WeightRef::Linear(layer) => [(&layer.weight, layer.bias.as_deref()); 2],
+    }
+}
+
 /// Packs up to 16 features from `first` on into one half of a panel.
 fn pack_half(matrix: &QuantizedMatrix<'_>, first: usize, half: usize, panel: &mut [u8]) {
     let blocks_per_chunk = matrix.format().block_len() / CHUNK_K;
-    for feature in 0..PANEL.min(matrix.rows() - first) {
+    for feature in 0..PANEL.min(matrix.rows().saturating_sub(first)) {
         let codes = matrix.row_codes(first + feature);
         for (c, chunk) in panel.chunks_exact_mut(CHUNK).enumerate() {
             let scale = pack_scale(matrix.format(), matrix.scale_byte(first + feature, c / blocks_per_chunk));
@@ -256,10 +283,12 @@ fn pack_half(matrix: &QuantizedMatrix<'_>, first: usize, half: usize, panel: &mu
 
 #[cfg(test)]
 mod tests {
+    use std::borrow::Cow;
+
     use super::*;
     use dualgemm_formats::ScaleLayout;
 
-    pub(super) fn weights(format: BlockFormat, n: usize, k: usize, seed: usize) -> GateUp<'static> {
+    fn weights(format: BlockFormat, n: usize, k: usize, seed: usize) -> GateUp<'static> {
         let matrix = |name: &str, seed: usize, global| {
             let codes: Vec<u8> = (0..n * k / 2).map(|i| (((i + seed) * 2_654_435_761) >> 13) as u8).collect();
             let scales: Vec<u8> =
@@ -311,6 +340,28 @@ mod tests {
     }
 
     #[test]
+    fn a_linear_layer_fills_both_halves_with_consecutive_features() {
+        for n in [1, 16, 17, 32, 50] {
+            let pair = weights(BlockFormat::Nvfp4, n, 32, 3);
+            let layer = dualgemm_gemm::Linear { weight: pair.up.clone(), bias: pair.up_bias.clone() };
+            let packed = PackedGateUp::pack(&layer).unwrap();
+            assert_eq!((packed.panels(), packed.biases()), (n.div_ceil(32), [pair.up_bias.as_deref(); 2]));
+            for (feature, at) in (0..packed.panels() * 32).flat_map(|f| [0, 9, 31].map(|k| (f, k))) {
+                let chunk = &packed.panel(feature / 32)[at / 16 * CHUNK..][..CHUNK];
+                let (byte, shift) = byte_of(feature % 32 / 16, feature % 16, at % 16);
+                let scale = unpack_scale(BlockFormat::Nvfp4, chunk[SCALES + feature % 32]);
+                let code = chunk[byte] >> shift & 15;
+                let expected = match feature < n {
+                    true => BlockFormat::Nvfp4.decode_scale(layer.weight.scale_byte(feature, at / 16)),
+                    false => 0.0,
+                };
+                assert_eq!(scale, expected, "feature {feature} of {n}");
+                assert_eq!(code, if expected == 0.0 { 0 } else { layer.weight.code(feature, at) });
+            }
+        }
+    }
+
+    #[test]
     fn every_scale_comes_back_exact() {
         for (format, bytes) in [(BlockFormat::Nvfp4, 0..0x7F), (BlockFormat::Mxfp4, 0..0xFF)] {
             for byte in bytes {
@@ -338,25 +389,9 @@ mod tests {
     }
 
     /// Features `range` of weights, biases included.
-    fn run(weights: &GateUp<'_>, range: Range<usize>) -> GateUp<'static> {
-        let half = |m: &QuantizedMatrix<'_>| {
-            let codes: Vec<u8> = range.clone().flat_map(|row| m.row_codes(row).to_vec()).collect();
-            let scale = |row| (0..m.blocks()).map(move |block| m.scale_byte(row, block));
-            let scales: Vec<u8> = range.clone().flat_map(scale).collect();
-            let (format, layout) = (m.format(), ScaleLayout::Linear);
-            QuantizedMatrix::new(
-                m.name(),
-                format,
-                range.len(),
-                m.k(),
-                codes,
-                scales,
-                layout,
-                m.global_scale(),
-            )
-            .unwrap()
-        };
-        let bias = |b: &Option<Cow<'_, [f32]>>| b.as_ref().map(|b| b[range.clone()].to_vec().into());
+    fn run<'w>(weights: &'w GateUp<'_>, range: Range<usize>) -> GateUp<'w> {
+        let half = |m: &'w QuantizedMatrix<'_>| m.slice_rows(range.clone()).unwrap();
+        let bias = |b: &'w Option<Cow<'_, [f32]>>| b.as_ref().map(|b| b[range.clone()].into());
         GateUp {
             gate: half(&weights.gate),
             up: half(&weights.up),
@@ -368,8 +403,8 @@ mod tests {
     #[test]
     fn runs_give_the_same_pack_as_the_whole_exact() {
         for (format, seed) in [(BlockFormat::Nvfp4, 0), (BlockFormat::Mxfp4, 1)] {
-            let whole = weights(format, 53, 64, seed);
-            let parts = |at: &[usize]| -> Vec<Result<GateUp<'static>, Error>> {
+            let (whole, another) = (weights(format, 53, 64, seed), weights(format, 53, 64, seed + 1));
+            let parts = |at: &[usize]| -> Vec<Result<GateUp<'_>, Error>> {
                 at.windows(2).map(|w| Ok(run(&whole, w[0]..w[1]))).collect()
             };
             let packed = PackedGateUp::pack(&whole).unwrap();
@@ -381,7 +416,7 @@ mod tests {
             }
             assert!(PackedGateUp::pack_runs(52, parts(&[0, 48, 53])).is_err());
             let mut other = parts(&[0, 32, 53]);
-            other[1] = Ok(run(&weights(format, 53, 64, seed + 1), 32..53));
+            other[1] = Ok(run(&another, 32..53));
             assert!(PackedGateUp::pack_runs(53, other).is_err(), "another bias");
         }
     }

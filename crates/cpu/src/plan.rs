@@ -2,7 +2,7 @@
 
 use dualgemm_gemm::{AFormat, AOperand, DualGemmDesc};
 
-use crate::pack::{CHUNK, CHUNK_K, PANEL};
+use crate::pack::{CHUNK, CHUNK_K, PANEL, panel_columns};
 use crate::tile::MAX_TILE_ROWS;
 use crate::{Error, Isa, w4a4, w4a16};
 
@@ -29,7 +29,7 @@ pub struct CpuPlan {
     pub kernel: String,
     /// Rows that are multiplied together.
     pub tile_rows: usize,
-    /// Features of each half that are multiplied together.
+    /// Features of each half that are multiplied together; of a linear layer twice as many.
     pub tile_features: usize,
     /// Threads that share the work.
     pub threads: usize,
@@ -56,7 +56,7 @@ impl CpuPlan {
             None => ("w4a16", w4a16::TILE_ROWS),
         };
         let tile_rows = desc.m.min(most_rows);
-        let panels = (desc.n.div_ceil(PANEL) * desc.batch) as f64;
+        let panels = (desc.n.div_ceil(panel_columns(desc.op)) * desc.batch) as f64;
         let packed = panels * (desc.k / CHUNK_K * CHUNK) as f64;
         let nominal = DualGemmDesc { n: 0, ..*desc }.bytes();
         let c = desc.out.bits_per_element() / 8.0 * (desc.m * desc.n * desc.batch) as f64;

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use crate::aligned::Aligned;
-use crate::pack::{PANEL, PackedGateUp};
+use crate::pack::{PackedGateUp, panel_columns};
 use crate::threads;
 use crate::tile::{MAX_TILE_ROWS, RowTile, TILE_COLS, Tile, TileKernel, TileSink};
 
@@ -63,6 +63,7 @@ pub(crate) fn run<'w>(
 ) {
     let Some(first) = tiles.first() else { return };
     let (n, panels) = (weights_of(first.group).n(), weights_of(first.group).panels());
+    let columns = panel_columns(weights_of(first.group).op());
     let rows = tiles.iter().fold(1, |most, tile| most.max(tile.rows));
     let most = MAX_PANELS.min(MAX_SUM_ROWS / rows);
     let per_item = (tiles.len() * panels / (sums.len() * ITEMS_PER_THREAD)).clamp(1, most);
@@ -80,8 +81,8 @@ pub(crate) fn run<'w>(
             let (unit, sums) = (kernel.sum_unit(weights), &mut sums[..panels.len() * rows.rows * TILE_COLS]);
             kernel.multiply_panels(&rows, weights, panels.clone(), sums);
             for (panel, sums) in panels.zip(sums.chunks_exact_mut(rows.rows * TILE_COLS)) {
-                let first_col = panel * PANEL;
-                sink.store(&mut Tile { rows, first_col, cols: PANEL.min(n - first_col), unit, sums });
+                let first_col = panel * columns;
+                sink.store(&mut Tile { rows, first_col, cols: columns.min(n - first_col), unit, sums });
             }
         },
     );

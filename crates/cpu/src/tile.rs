@@ -5,8 +5,8 @@
 //!  W4A4 or W4A16               16 gate, 16 up      scale, bias, activation, convert or re-quantize, write
 //! ```
 //!
-//! A tile covers up to [`MAX_TILE_ROWS`] rows and the 16 features of one packed panel: a row of a tile is one
-//! block of a re-quantized C.
+//! A tile covers up to [`MAX_TILE_ROWS`] rows and one packed panel: a row of a tile is one block of a re-quantized C, or two if
+//! the panel is of a linear layer, whose 32 sums are 32 columns of C.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ use crate::pack::{PANEL, PackedGateUp};
 /// Most rows that a tile may have. A plan's tiles have at most [`CpuPlan::tile_rows`](crate::CpuPlan::tile_rows).
 pub const MAX_TILE_ROWS: usize = 256;
 
-/// f32 sums per row of a tile: 16 gate features, then the same 16 up features.
+/// f32 sums per row of a tile: 16 gate features, then the same 16 up features, or 32 features of a linear layer.
 pub const TILE_COLS: usize = 2 * PANEL;
 
 /// Consecutive rows of A (and C) that are multiplied with the same weights.
@@ -34,13 +34,13 @@ pub struct RowTile {
 pub struct Tile<'a> {
     /// Rows, and the group that they belong to.
     pub rows: RowTile,
-    /// First feature, a multiple of 16.
+    /// First column of C, a multiple of 16.
     pub first_col: usize,
-    /// Features that exist, 1 to 16; sums beyond them have no meaning.
+    /// Columns that exist, 1 to 16, or to 32 in a linear layer; sums beyond them have no meaning.
     pub cols: usize,
     /// The value that a sum of 1 stands for, without tensor scales: [`TileKernel::sum_unit`].
     pub unit: f32,
-    /// `[rows][32]` sums: 16 gate, 16 up, each on its own cache line. The sink may overwrite them.
+    /// `[rows][32]` sums, each half on its own cache line. The sink may overwrite them.
     pub sums: &'a mut [f32],
 }
 

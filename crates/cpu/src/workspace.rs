@@ -170,12 +170,12 @@ impl Workspace {
                 return Err(Error::GroupRows { group: index, start, end, previous_end, rows });
             }
             previous_end = end;
-            if (weights.format(), weights.n(), weights.k()) != (desc.b, desc.n, desc.k) {
-                return Err(Error::NotPlanned {
-                    what: "a pair of weights",
-                    found: format!("{} [{}, {}]", weights.format(), weights.n(), weights.k()),
-                    expected: format!("{} [{}, {}]", desc.b, desc.n, desc.k),
-                });
+            let found = (weights.op(), weights.format(), weights.n(), weights.k());
+            let expected = (desc.op, desc.b, desc.n, desc.k);
+            if found != expected {
+                let text = |(op, format, n, k)| format!("{format} [{n}, {k}] for {op}");
+                let (found, expected) = (text(found), text(expected));
+                return Err(Error::NotPlanned { what: "a pack of weights", found, expected });
             }
         }
         Ok(())

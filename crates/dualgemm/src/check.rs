@@ -194,27 +194,10 @@ pub fn select_rows(a: &AOperand<'_>, rows: &[usize]) -> Result<AOperand<'static>
 
 /// A range of the features of both halves; codes are borrowed.
 fn features<'w>(weights: &'w GateUp<'_>, range: Range<usize>) -> Result<GateUp<'w>, Error> {
-    let half = |m: &'w QuantizedMatrix<'_>| -> Result<QuantizedMatrix<'w>, Error> {
-        let scales: Vec<u8> =
-            range.clone().flat_map(|row| (0..m.blocks()).map(move |b| m.scale_byte(row, b))).collect();
-        let stride = m.row_stride();
-        let codes = &m.codes()[range.start * stride..(range.end - 1) * stride + m.k() / 2];
-        Ok(QuantizedMatrix::strided(
-            m.name(),
-            m.format(),
-            range.len(),
-            m.k(),
-            stride,
-            codes,
-            scales,
-            ScaleLayout::Linear,
-            m.global_scale(),
-        )?)
-    };
     let bias = |bias: &'w Option<std::borrow::Cow<'_, [f32]>>| bias.as_ref().map(|b| b[range.clone()].into());
     Ok(GateUp {
-        gate: half(&weights.gate)?,
-        up: half(&weights.up)?,
+        gate: weights.gate.slice_rows(range.clone())?,
+        up: weights.up.slice_rows(range.clone())?,
         gate_bias: bias(&weights.gate_bias),
         up_bias: bias(&weights.up_bias),
     })

@@ -46,3 +46,10 @@ pub enum Error {
         reason: &'static str,
     },
 }
+
+#[cfg(feature = "cuda")]
+impl From<dualgemm_device::Error> for Error {
+    fn from(error: dualgemm_device::Error) -> Self {
+        Self::Gpu(error.into())
+    }
+}

@@ -12,6 +12,8 @@ pub mod check;
 pub mod error;
 #[cfg(feature = "cuda")]
 pub mod gpu;
+pub mod mixture;
+pub mod mlp;
 #[cfg(feature = "cuda")]
 pub mod on_device;
 pub mod packed;
@@ -29,11 +31,17 @@ pub use dualgemm_plan as strategies;
 #[cfg(feature = "cuda")]
 pub use dualgemm_plan::{DeviceA, DeviceC, DeviceCall, DeviceGateUp, GpuOptions, GroupedCall};
 
+#[cfg(feature = "cuda")]
+pub use dualgemm_plan::mixture::MixtureCall;
 pub use error::Error;
 #[cfg(feature = "cuda")]
 pub use gpu::GpuId;
 #[cfg(feature = "sim")]
 pub use gpu::SimArch;
+#[cfg(feature = "cuda")]
+pub use mixture::{DeviceMixture, PackedMixture};
+pub use mixture::{MixtureDesc, MixturePlan, MixtureRunner};
+pub use mlp::{MlpPlan, MlpRunner, PackedMlp};
 pub use packed::{PackedExperts, PackedWeights};
 pub use plan::{DualGemm, Plan, Target};
 pub use runner::{Rows, Runner};

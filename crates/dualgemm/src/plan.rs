@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dualgemm_cpu::{CpuGemm, CpuOptions, CpuPlan, PackedGateUp};
 use dualgemm_formats::BlockFormat;
-use dualgemm_gemm::{AFormat, AOperand, DualGemmDesc, GateUp, OutFormat, OutputMut};
+use dualgemm_gemm::{AFormat, AOperand, DualGemmDesc, GateUp, OutFormat, OutputMut, WeightRef};
 #[cfg(feature = "cuda")]
 use dualgemm_plan::{DeviceExperts, DeviceWeights, GpuOptions, GpuPlan};
 
@@ -128,20 +128,24 @@ impl Plan {
         }
     }
 
-    /// Brings weights into the order of the kernels, on a GPU also to it. Done once per pair of weights, not per call.
+    /// Brings weights, a pair or a linear layer, into the order of the kernels, on a GPU also to it. Done once, not per call.
     ///
     /// # Errors
     /// If the halves do not belong together, are not what the plan is for, or a block scale is NaN or negative.
-    pub fn prepack(&self, weights: &GateUp<'_>) -> Result<PackedWeights, Error> {
-        self.check_shape(weights.gate.name(), (weights.gate.format(), weights.n(), weights.k()))?;
-        Ok(match self {
-            Self::Cpu(_) => PackedWeights::Cpu(PackedGateUp::pack(weights)?),
+    pub fn prepack<'w>(&self, weights: impl Into<WeightRef<'w>>) -> Result<PackedWeights, Error> {
+        let weights = weights.into();
+        self.desc().check_weights(weights)?;
+        Ok(match (self, weights) {
+            (Self::Cpu(_), weights) => PackedWeights::Cpu(PackedGateUp::pack(weights)?),
             #[cfg(feature = "cuda")]
-            Self::Gpu { gpu, plan } => PackedWeights::Gpu(Arc::new(DeviceWeights::upload(
-                gpu.open()?,
-                weights,
-                plan.weight_form()?,
-            )?)),
+            (Self::Gpu { gpu, plan }, WeightRef::GateUp(pair)) => {
+                let form = plan.weight_form()?;
+                PackedWeights::Gpu(Arc::new(DeviceWeights::upload(gpu.open()?, pair, form)?))
+            }
+            #[cfg(feature = "cuda")]
+            (Self::Gpu { gpu, .. }, WeightRef::Linear(layer)) => {
+                PackedWeights::Gpu(Arc::new(DeviceWeights::upload_linear(gpu.open()?, layer)?))
+            }
         })
     }
 

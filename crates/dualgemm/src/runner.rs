@@ -7,16 +7,24 @@ use dualgemm_gemm::{AOperand, OutputMut};
 use crate::gpu::GpuRunner;
 use crate::{Error, PackedWeights};
 
-/// Rows of A that share a pair of weights: an expert of a mixture, or an entry of a batch.
-#[derive(Debug, Clone, Copy)]
-pub struct Rows<'a> {
+/// Rows of A that share weights: an expert of a mixture, or an entry of a batch.
+#[derive(Debug)]
+pub struct Rows<'a, W = PackedWeights> {
     /// First row of A, at or after the end of the rows before.
     pub first: usize,
     /// How many; none is fine.
     pub count: usize,
     /// Their weights.
-    pub weights: &'a PackedWeights,
+    pub weights: &'a W,
 }
+
+impl<W> Clone for Rows<'_, W> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<W> Copy for Rows<'_, W> {}
 
 /// A plan with the buffers of its runs, which allocate nothing on a processor's heap or a GPU's memory, but for the list
 /// of the groups of [`run_grouped`](Self::run_grouped).

@@ -1,8 +1,21 @@
 //! Parts of a matrix for tensor parallelism. A part never splits a block, because a block has one scale.
 
+use std::ops::Range;
+
 use crate::{Error, QuantizedMatrix};
 
 impl QuantizedMatrix<'_> {
+    /// Consecutive rows of the matrix. Codes are borrowed, scales keep their layout.
+    ///
+    /// # Errors
+    /// If `rows` is empty.
+    ///
+    /// # Panics
+    /// If the matrix has not these rows.
+    pub fn slice_rows(&self, rows: Range<usize>) -> Result<QuantizedMatrix<'_>, Error> {
+        self.part(rows.start, rows.len(), 0, self.k())
+    }
+
     /// Rows `rank · rows / ranks ..` of the matrix: the output features of one rank. Codes are borrowed.
     ///
     /// # Errors
@@ -14,7 +27,7 @@ impl QuantizedMatrix<'_> {
             return Err(Error::ShardRows { tensor, rows, ranks });
         }
         let rows = self.rows() / ranks;
-        self.part(rank * rows, rows, 0, self.k())
+        self.slice_rows(rank * rows..(rank + 1) * rows)
     }
 
     /// Columns `rank · k / ranks ..` of the matrix: the input features of one rank. Codes are borrowed.

@@ -52,6 +52,16 @@ impl Bounded {
         Self { value, error }.rounded()
     }
 
+    /// The most that the errors of many terms add up to, if they are as good as independent, from the sum of their squares.
+    pub(crate) fn together(squares: f64) -> f64 {
+        6.0 * squares.sqrt()
+    }
+
+    /// With an error more.
+    pub(crate) fn off_by(self, error: f64) -> Self {
+        Self { error: self.error + error, ..self }
+    }
+
     /// Rounded by a function that keeps order, where the value may fall to either side of a border.
     pub(crate) fn rounded_by(self, round: impl Fn(f64) -> f64) -> Self {
         Self::between(round(self.value), round(self.value - self.error), round(self.value + self.error))
@@ -66,6 +76,16 @@ impl Bounded {
         let error = self.error + self.value.abs() * ROUNDING + STEP;
         let overflows = self.value.is_finite() && self.value.abs() + error > f64::from(f32::MAX);
         Self { error: if overflows { f64::NAN } else { error }, ..self }
+    }
+
+    /// The sum with another.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self { value: self.value + other.value, error: self.error + other.error }.rounded()
+    }
+
+    /// The product with a number of f32.
+    pub(crate) fn times(self, factor: f64) -> Self {
+        self.product_with(Self::exact(factor))
     }
 
     fn product_with(self, other: Self) -> Self {
@@ -109,13 +129,12 @@ impl Program {
         let mut values: Vec<Bounded> = Vec::with_capacity(self.ops().len());
         for op in self.ops() {
             let at = |slot: Slot| values[slot.0 as usize];
-            let sum = |l: Bounded, r: Bounded, value| Bounded { value, error: l.error + r.error }.rounded();
             values.push(match *op {
                 Op::Gate => gate,
                 Op::Up => up,
                 Op::Const(c) => Bounded::exact(c.into()),
-                Op::Add(l, r) => sum(at(l), at(r), at(l).value + at(r).value),
-                Op::Sub(l, r) => sum(at(l), at(r), at(l).value - at(r).value),
+                Op::Add(l, r) => at(l).plus(at(r)),
+                Op::Sub(l, r) => at(l).plus(Bounded { value: -at(r).value, ..at(r) }),
                 Op::Mul(l, r) => at(l).product_with(at(r)),
                 Op::Min(l, r) => at(l).pick(at(r), true),
                 Op::Max(l, r) => at(l).pick(at(r), false),

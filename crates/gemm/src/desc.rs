@@ -2,7 +2,8 @@
 
 use dualgemm_formats::{BlockFormat, ScaleLayout};
 
-use crate::{AOperand, Epilogue, Error, GateUp};
+use crate::operands::WeightRef;
+use crate::{AOperand, Epilogue, Error};
 
 /// Element format of A.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -52,6 +53,36 @@ impl AFormat {
             Self::Nvfp4 => 4.5,
             Self::Mxfp4 => 4.25,
         }
+    }
+}
+
+/// What becomes of a product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Operation {
+    /// `C = act(A·B1ᵀ, A·B2ᵀ)`, the first half of a gated MLP.
+    #[default]
+    GateUp,
+    /// `C = A·B1ᵀ`, a linear layer. The epilogue's activation is unused, and so is `alpha_up`.
+    Linear,
+}
+
+impl Operation {
+    /// Weight matrices of `[n, k]`.
+    pub const fn matrices(self) -> usize {
+        match self {
+            Self::GateUp => 2,
+            Self::Linear => 1,
+        }
+    }
+}
+
+impl std::fmt::Display for Operation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::GateUp => "gate and up",
+            Self::Linear => "a linear layer",
+        })
     }
 }
 
@@ -146,7 +177,7 @@ impl std::fmt::Display for OutFormat {
     }
 }
 
-/// `C[m,n] = act(A·B1ᵀ, A·B2ᵀ)` with A `[m,k]` and B1, B2 `[n,k]`, `batch` times over.
+/// `C[m,n] = act(A·B1ᵀ, A·B2ᵀ)` with A `[m,k]` and B1, B2 `[n,k]`, or `C[m,n] = A·B1ᵀ`; `batch` times over.
 ///
 /// A grouped (mixture of experts) problem has the same description: `m` counts the rows of all experts, and
 /// the row ranges come with the call.
@@ -170,13 +201,21 @@ pub struct DualGemmDesc {
     pub out: OutFormat,
     /// Between accumulator and store.
     pub epilogue: Epilogue,
+    /// What becomes of the products.
+    #[serde(default)]
+    pub op: Operation,
 }
 
 impl DualGemmDesc {
     /// A single problem with f32 output and the SiLU epilogue.
     pub fn new(m: usize, n: usize, k: usize, a: AFormat, b: BlockFormat) -> Self {
         let (quantize_a, out, epilogue) = (QuantizeA::No, OutFormat::F32, Epilogue::default());
-        Self { m, n, k, batch: 1, a, quantize_a, b, out, epilogue }
+        Self { m, n, k, batch: 1, a, quantize_a, b, out, epilogue, op: Operation::GateUp }
+    }
+
+    /// A single linear layer of `n` features with f32 output.
+    pub fn linear(m: usize, n: usize, k: usize, a: AFormat, b: BlockFormat) -> Self {
+        Self { op: Operation::Linear, ..Self::new(m, n, k, a, b) }
     }
 
     /// The format that A is multiplied in: nvfp4 where a float A is quantized on the way in.
@@ -232,7 +271,12 @@ impl DualGemmDesc {
     ///
     /// # Errors
     /// Names the tensor and what the description wants.
-    pub fn check_operands(&self, a: &AOperand<'_>, weights: &GateUp<'_>) -> Result<(), Error> {
+    pub fn check_operands<'w>(
+        &self,
+        a: &AOperand<'_>,
+        weights: impl Into<WeightRef<'w>>,
+    ) -> Result<(), Error> {
+        let weights = weights.into();
         self.check()?;
         weights.check()?;
         let found = AFormat::of(a);
@@ -243,20 +287,31 @@ impl DualGemmDesc {
                 expected: format!("{} [{}, {}]", self.a, self.m, self.k),
             });
         }
-        if (weights.gate.format(), weights.n(), weights.k()) != (self.b, self.n, self.k) {
-            let gate = &weights.gate;
-            return Err(Error::Operand {
-                tensor: gate.name().into(),
-                found: format!("{} [{}, {}]", gate.format(), gate.rows(), gate.k()),
-                expected: format!("{} [{}, {}]", self.b, self.n, self.k),
-            });
-        }
-        Ok(())
+        self.check_weights(weights)
     }
 
-    /// Multiplications and additions of both products, all batch entries: `4·m·n·k·batch`.
+    /// Checks that weights fit this description.
+    ///
+    /// # Errors
+    /// Names the tensor and what the description wants.
+    pub fn check_weights(&self, weights: WeightRef<'_>) -> Result<(), Error> {
+        let (op, first) = (weights.op(), weights.first());
+        let found = (first.format(), first.rows(), first.k());
+        let expected = (self.b, self.n, self.k);
+        if (op, found) == (self.op, expected) {
+            return Ok(());
+        }
+        let text = |op, (format, n, k): (BlockFormat, usize, usize)| match weights.op() == self.op {
+            true => format!("{format} [{n}, {k}]"),
+            false => format!("{op} of {format} [{n}, {k}]"),
+        };
+        let (found, expected) = (text(op, found), text(self.op, expected));
+        Err(Error::Operand { tensor: first.name().into(), found, expected })
+    }
+
+    /// Multiplications and additions of all batch entries: `2·m·n·k·batch` for each matrix of weights.
     pub fn flops(&self) -> f64 {
-        4.0 * self.m as f64 * self.n as f64 * self.k as f64 * self.batch as f64
+        2.0 * self.op.matrices() as f64 * self.m as f64 * self.n as f64 * self.k as f64 * self.batch as f64
     }
 
     /// Bytes that must move if every operand is read once and C written once, padding, biases and tensor scales not
@@ -268,8 +323,9 @@ impl DualGemmDesc {
             BlockFormat::Mxfp4 => AFormat::Mxfp4,
         }
         .bits_per_element();
-        let bits =
-            m * k * self.a.bits_per_element() + 2.0 * n * k * b_bits + m * n * self.out.bits_per_element();
+        let bits = m * k * self.a.bits_per_element()
+            + self.op.matrices() as f64 * n * k * b_bits
+            + m * n * self.out.bits_per_element();
         bits / 8.0 * self.batch as f64
     }
 }
@@ -283,14 +339,18 @@ fn check_scale(tensor: &str, value: f32) -> Result<(), Error> {
 
 impl std::fmt::Display for DualGemmDesc {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { m, n, k, batch, a, b, out, epilogue, .. } = self;
-        write!(f, "C[{m},{n}] {out} = {}(A[{m},{k}] {a}", epilogue.activation)?;
+        let Self { m, n, k, batch, a, b, out, epilogue, op, .. } = self;
+        let (function, weights) = match op {
+            Operation::GateUp => (epilogue.activation.to_string(), "B1,B2"),
+            Operation::Linear => ("linear".into(), "B"),
+        };
+        write!(f, "C[{m},{n}] {out} = {function}(A[{m},{k}] {a}")?;
         match self.quantize_a {
             QuantizeA::No => {}
             QuantizeA::Static(scale) => write!(f, "→nvfp4(scale={scale:e})")?,
             QuantizeA::Dynamic => f.write_str("→nvfp4(dynamic)")?,
         }
-        write!(f, " · B1,B2[{n},{k}]ᵀ {b})")?;
+        write!(f, " · {weights}[{n},{k}]ᵀ {b})")?;
         if *batch > 1 {
             write!(f, " × {batch}")?;
         }

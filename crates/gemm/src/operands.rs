@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use dualgemm_formats::{FloatMatrix, QuantizedMatrix};
 use half::{bf16, f16};
 
-use crate::Error;
+use crate::{Error, Operation};
 
 /// The activation matrix A, `[m, k]`.
 #[derive(Debug, Clone, PartialEq)]
@@ -87,13 +87,102 @@ impl<'a> GateUp<'a> {
                 up: format!("{} is {} [{}, {}]", up.name(), up.format(), up.rows(), up.k()),
             });
         }
-        for (half, bias) in [(gate, &self.gate_bias), (up, &self.up_bias)] {
-            half.check_scales()?;
-            if let Some(bias) = bias.as_ref().filter(|bias| bias.len() != half.rows()) {
-                return Err(Error::BiasLen { tensor: half.name().into(), found: bias.len(), n: half.rows() });
-            }
+        check_matrix(gate, &self.gate_bias)?;
+        check_matrix(up, &self.up_bias)
+    }
+}
+
+fn check_matrix(matrix: &QuantizedMatrix<'_>, bias: &Option<Cow<'_, [f32]>>) -> Result<(), Error> {
+    matrix.check_scales()?;
+    match bias.as_ref().filter(|bias| bias.len() != matrix.rows()) {
+        Some(bias) => {
+            Err(Error::BiasLen { tensor: matrix.name().into(), found: bias.len(), n: matrix.rows() })
         }
-        Ok(())
+        None => Ok(()),
+    }
+}
+
+/// The weights of a linear layer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Linear<'a> {
+    /// `[n, k]`: a row for each feature of C.
+    pub weight: QuantizedMatrix<'a>,
+    /// Added after all scales, `[n]`.
+    pub bias: Option<Cow<'a, [f32]>>,
+}
+
+impl<'a> Linear<'a> {
+    /// A layer without bias.
+    pub fn new(weight: QuantizedMatrix<'a>) -> Self {
+        Self { weight, bias: None }
+    }
+
+    /// Features (N).
+    pub fn n(&self) -> usize {
+        self.weight.rows()
+    }
+
+    /// Elements per row (K).
+    pub fn k(&self) -> usize {
+        self.weight.k()
+    }
+
+    /// Checks that the bias has N values and that no block scale is NaN or negative.
+    ///
+    /// # Errors
+    /// Names the tensor and the rule.
+    pub fn check(&self) -> Result<(), Error> {
+        check_matrix(&self.weight, &self.bias)
+    }
+}
+
+/// The weights of either operation.
+#[derive(Debug, Clone, Copy)]
+pub enum WeightRef<'w> {
+    /// A pair.
+    GateUp(&'w GateUp<'w>),
+    /// A single matrix.
+    Linear(&'w Linear<'w>),
+}
+
+impl<'w> From<&'w GateUp<'_>> for WeightRef<'w> {
+    fn from(weights: &'w GateUp<'_>) -> Self {
+        Self::GateUp(weights)
+    }
+}
+
+impl<'w> From<&'w Linear<'_>> for WeightRef<'w> {
+    fn from(weights: &'w Linear<'_>) -> Self {
+        Self::Linear(weights)
+    }
+}
+
+impl<'w> WeightRef<'w> {
+    /// What they are for.
+    pub fn op(self) -> Operation {
+        match self {
+            Self::GateUp(_) => Operation::GateUp,
+            Self::Linear(_) => Operation::Linear,
+        }
+    }
+
+    /// Gate, or the only matrix. The other one has its format and shape.
+    pub fn first(self) -> &'w QuantizedMatrix<'w> {
+        match self {
+            Self::GateUp(pair) => &pair.gate,
+            Self::Linear(layer) => &layer.weight,
+        }
+    }
+
+    /// Checks the rules of [`GateUp::check`] or [`Linear::check`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn check(self) -> Result<(), Error> {
+        match self {
+            Self::GateUp(pair) => pair.check(),
+            Self::Linear(layer) => layer.check(),
+        }
     }
 }
 

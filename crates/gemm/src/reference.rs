@@ -1,9 +1,13 @@
-//! The operation, in f64 and in the plainest loops: what every kernel is compared with.
+//! The operations, in f64 and in the plainest loops: what every kernel is compared with.
 //!
 //! ```text
 //! gate[m,n] = alpha_gate · Σ_k A[m,k] · B1[n,k] + bias_gate[n]
 //! up[m,n]   = alpha_up   · Σ_k A[m,k] · B2[n,k] + bias_up[n]
 //! C[m,n]    = act(gate[m,n], up[m,n])                          silu: gate · sigmoid(gate) · up
+//!
+//! linear    C[m,n] = alpha_gate · Σ_k A[m,k] · B[n,k] + bias[n]
+//! MLP       Y = linear(H) where H is C above, stored in the format between the products
+//! mixture   Y[t] = Σ_j w[t,j] · MLP of expert id[t,j] (A[t]), in the order of j; or of w[t,j] · A[t]
 //! ```
 //!
 //! A value of A or B is `code · block_scale · tensor_scale`, or a float as it is. Products of codes and scales are
@@ -11,10 +15,12 @@
 
 use std::ops::Range;
 
+use dualgemm_formats::QuantizedMatrix;
 use half::bf16;
 
 use crate::bound::Bounded;
 use crate::compare::Element;
+use crate::operands::WeightRef;
 use crate::{AOperand, Epilogue, GateUp};
 
 /// C for `rows` of A against one pair of weights: `rows.len() · n` values, row-major.
@@ -31,44 +37,70 @@ pub fn reference(
     bounded_reference(epilogue, a, rows, weights).into_iter().map(|c| c.value).collect()
 }
 
-/// The same, each value with what a right result in f32 may be off by; see [`crate::bound`].
+/// C of either operation, each value with what a right result in f32 may be off by; see [`crate::bound`].
 ///
 /// # Panics
 /// As [`reference()`].
-pub fn bounded_reference(
+pub fn bounded_reference<'w>(
     epilogue: &Epilogue,
     a: &AOperand<'_>,
     rows: Range<usize>,
-    weights: &GateUp<'_>,
+    weights: impl Into<WeightRef<'w>>,
 ) -> Vec<Bounded> {
+    let exact = |m| (0..a.k()).map(|k| Bounded::exact(a.value(m, k))).collect();
+    reference_of(epilogue, &rows.map(exact).collect::<Vec<_>>(), weights.into())
+}
+
+/// As [`bounded_reference`], for rows of A that may be off themselves.
+///
+/// # Panics
+/// As [`reference()`].
+pub fn reference_of(epilogue: &Epilogue, a: &[Vec<Bounded>], weights: WeightRef<'_>) -> Vec<Bounded> {
+    let bias = |bias: &Option<std::borrow::Cow<'_, [f32]>>, n: usize| {
+        bias.as_ref().map_or(0.0, |bias| f64::from(bias[n]))
+    };
+    let (gate, up) = match weights {
+        WeightRef::Linear(layer) => {
+            return products(a, &layer.weight, epilogue.alpha_gate, |n| bias(&layer.bias, n));
+        }
+        WeightRef::GateUp(pair) => (
+            products(a, &pair.gate, epilogue.alpha_gate, |n| bias(&pair.gate_bias, n)),
+            products(a, &pair.up, epilogue.alpha_up, |n| bias(&pair.up_bias, n)),
+        ),
+    };
     let program = epilogue.activation.program();
-    let gate_up = [
-        (&weights.gate, &weights.gate_bias, epilogue.alpha_gate),
-        (&weights.up, &weights.up_bias, epilogue.alpha_up),
-    ];
-    let mut halves = gate_up.map(|(b, bias, alpha)| {
-        let weight_rows: Vec<Vec<f64>> =
-            (0..b.rows()).map(|n| (0..b.k()).map(|k| b.value(n, k)).collect()).collect();
-        let mut acc = Vec::with_capacity(rows.len() * b.rows());
-        for m in rows.clone() {
-            let a_row: Vec<f64> = (0..a.k()).map(|k| a.value(m, k)).collect();
-            for (n, b_row) in weight_rows.iter().enumerate() {
-                assert_eq!(a_row.len(), b_row.len(), "K of A and of {}", b.name());
-                let [mut dot, mut magnitudes] = [0.0; 2];
-                for (x, y) in a_row.iter().zip(b_row) {
-                    dot += x * y;
-                    magnitudes += (x * y).abs();
-                }
-                let bias = bias.as_ref().map_or(0.0, |bias| f64::from(bias[n]));
-                acc.push(Bounded::product(a_row.len(), [dot, magnitudes], alpha.into(), bias));
+    let rounded = |x: Bounded| match epilogue.round_gate_up_to_bf16 {
+        true => x.rounded_by(|x| <bf16 as Element>::from_f64(x).to_f64()),
+        false => x,
+    };
+    gate.into_iter().zip(up).map(|(gate, up)| program.eval(rounded(gate), rounded(up))).collect()
+}
+
+/// `alpha · A·Bᵀ + bias`, row-major.
+fn products(
+    a: &[Vec<Bounded>],
+    b: &QuantizedMatrix<'_>,
+    alpha: f32,
+    bias: impl Fn(usize) -> f64,
+) -> Vec<Bounded> {
+    // Sums of a token side by side: each in order of K, without waiting for the one before.
+    let columns: Vec<Vec<f64>> = (0..b.k()).map(|k| (0..b.rows()).map(|n| b.value(n, k)).collect()).collect();
+    let mut c = Vec::with_capacity(a.len() * b.rows());
+    for a_row in a {
+        assert_eq!(a_row.len(), b.k(), "K of A and of {}", b.name());
+        let mut sums = vec![[0.0; 3]; b.rows()];
+        for (x, column) in a_row.iter().zip(&columns) {
+            for ([dot, magnitudes, squares], y) in sums.iter_mut().zip(column) {
+                let (product, off) = (x.value * y, x.error * y);
+                *dot += product;
+                *magnitudes += product.abs();
+                *squares += off * off;
             }
         }
-        acc
-    });
-    if epilogue.round_gate_up_to_bf16 {
-        let round = |x: f64| <bf16 as Element>::from_f64(x).to_f64();
-        halves.iter_mut().flatten().for_each(|x| *x = x.rounded_by(round));
+        for (n, [dot, magnitudes, squares]) in sums.into_iter().enumerate() {
+            let sum = Bounded::product(b.k(), [dot, magnitudes], alpha.into(), bias(n));
+            c.push(sum.off_by(f64::from(alpha).abs() * Bounded::together(squares)));
+        }
     }
-    let [gate, up] = halves;
-    gate.into_iter().zip(up).map(|(gate, up)| program.eval(gate, up)).collect()
+    c
 }

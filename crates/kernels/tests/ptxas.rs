@@ -111,6 +111,8 @@ fn every_variant_of_the_fused_hopper_kernel_assembles_without_spills() {
         Variant { grouped: true, scheduler: Scheduler::Persistent, ..full() },
         Variant { scheduler: Scheduler::Persistent, ..full() },
         Variant { scheduler: Scheduler::StreamK, ..full() },
+        Variant { products: Products::Linear, ..variant() },
+        Variant { products: Products::Linear, out: Out::F32, grouped: true, ..full() },
         full().gate_before(),
         Variant { products: Products::Up, ..variant() },
         Variant { products: Products::Up, out: Out::F32, aligned: false, whole_blocks: false, ..full() },

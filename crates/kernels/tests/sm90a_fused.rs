@@ -7,7 +7,9 @@ use dualgemm_formats::quantize::Quantizer;
 use dualgemm_formats::{
     BlockFormat, FloatMatrix, FloatType, GlobalScale, Matrix, Producer, ScaleLayout, Search,
 };
-use dualgemm_gemm::{AOperand, Activation, Comparison, Epilogue, GateUp, reference};
+use dualgemm_gemm::{
+    AOperand, Activation, Bounded, Comparison, Epilogue, GateUp, Linear, bounded_reference, reference,
+};
 use dualgemm_kernels::sm90a::config::Config;
 use dualgemm_kernels::sm90a::host::{Fused, FusedArgs};
 use dualgemm_kernels::sm90a::operands::Operands;
@@ -203,6 +205,54 @@ fn check_apart(gpu: &dyn Device, config: Config, variant: Variant, activation: A
     on_device.free(gpu).unwrap();
 }
 
+/// Linear layers, one for each group of rows: every value within the bound of its reference.
+fn check_linear(gpu: &dyn Device, config: Config, variant: Variant, sizes: &[u32], (n, k): (usize, usize)) {
+    let variant =
+        Variant { products: Products::Linear, grouped: sizes.len() > 1, ..variant }.for_weights(n, k);
+    let rows: Vec<u32> = (0..=sizes.len()).map(|g| sizes[..g].iter().sum()).collect();
+    let mut inputs = Inputs::seeded(17);
+    let layers: Vec<Linear<'_>> = (0..sizes.len())
+        .map(|group| {
+            let scale = GlobalScale::multiplier(0.011 * (group + 1) as f32);
+            let sets = (CodeSet::Full, ScaleSet::Unit);
+            let weight = inputs.quantized("w", BlockFormat::Nvfp4, (n, k), sets, scale).unwrap();
+            let bias = (0..n).map(|i| group as f32 - i as f32 / 32.0).collect();
+            Linear { weight, bias: variant.bias.then_some(bias) }
+        })
+        .collect();
+    let packs: Vec<Pack> = layers.iter().map(|layer| Pack::of_matrix(&layer.weight).unwrap()).collect();
+    let a = inputs.floats("a", FloatType::F16, rows[sizes.len()] as usize, k).unwrap();
+    let kernel = Fused::new(gpu, config, &variant).unwrap();
+    let mut on_device = match &packs[..] {
+        [pack] => Operands::upload(gpu, &kernel, &a, pack),
+        _ => Operands::upload_groups(gpu, &kernel, &a, &packs, &rows),
+    }
+    .unwrap();
+    if variant.bias {
+        let all: Vec<u8> =
+            layers.iter().flat_map(|l| l.bias.as_deref().unwrap()).flat_map(|b| b.to_le_bytes()).collect();
+        gpu.copy_to(on_device.args().bias[0], &all).unwrap();
+    }
+    let epilogue = Epilogue { alpha_gate: 0.5, ..Epilogue::default() };
+    on_device.args_mut().alpha[0] *= 0.5;
+    // SAFETY: the operands were allocated here, as large as the launch says.
+    unsafe { kernel.launch(on_device.args()) }.unwrap_or_else(|e| panic!("{kernel:?}: {e}"));
+    let got = on_device.read_values(gpu).unwrap();
+    let a = AOperand::Float(a);
+    let of_group = |(layer, rows): (&Linear<'_>, &[u32])| {
+        bounded_reference(&epilogue, &a, rows[0] as usize..rows[1] as usize, layer)
+    };
+    let want: Vec<Bounded> = layers.iter().zip(rows.windows(2)).flat_map(of_group).collect();
+    let comparison = Comparison::new(&got, &want, n).unwrap();
+    assert!(comparison.rel_l2 < bound(variant.out), "{kernel:?}: {comparison:?}");
+    if variant.out == Out::F32 {
+        let within = |(got, want): (&f32, &Bounded)| (f64::from(*got) - want.value).abs() <= want.error;
+        assert!(got.iter().zip(&want).all(within), "{kernel:?}");
+    }
+    assert!(on_device.guard_is_whole(gpu).unwrap());
+    on_device.free(gpu).unwrap();
+}
+
 const P: Config = Config::new(2, 64, 2, 3, 1);
 const D: Config = Config::new(1, 8, 4, 3, 4);
 
@@ -288,6 +338,24 @@ fn gate_and_up_in_launches_of_their_own_equal_one_launch_exact() {
     }
     let oai = Activation::SWIGLU_OAI;
     check_apart(&gpu, Config::new(1, 24, 2, 3, 2), silu(), oai, (21, 70, 144));
+}
+
+#[test]
+fn linear_layers_close() {
+    let gpu = simulator();
+    let check = |config, variant, sizes: &[u32], shape| check_linear(&gpu, config, variant, sizes, shape);
+    let wide = || Variant { out: Out::F32, bias: true, ..silu() };
+    check(P, silu(), &[65], (200, 336));
+    check(P, wide(), &[3], (37, 80));
+    for config in [D, Config::new(2, 16, 2, 2, 1).split_k(), Config::new(2, 16, 2, 3, 2).split_k()] {
+        check(config, silu(), &[17], (140, 448));
+        check(config, wide(), &[9], (35, 80));
+    }
+    check(D, wide(), &[0, 9, 0, 1, 8, 0], (72, 256));
+    let scheduled = |scheduler| Variant { scheduler, ..wide() };
+    check(Config::new(2, 8, 2, 2, 1), scheduled(Scheduler::Persistent), &[3, 0, 17], (4000, 64));
+    check(Config::new(2, 16, 2, 2, 1), scheduled(Scheduler::StreamK), &[40], (264, 720));
+    check(D, scheduled(Scheduler::StreamK), &[9], (136, 2048));
 }
 
 #[test]

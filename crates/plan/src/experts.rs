@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use dualgemm_device::{Device, DevicePtr, Stream};
 use dualgemm_formats::BlockFormat;
-use dualgemm_gemm::GateUp;
+use dualgemm_gemm::{GateUp, Linear, Operation};
 use dualgemm_kernels::parts::operand::Operand;
 
 use crate::form::{Layout, Parts};
-use crate::upload::{Extras, Uploads, float_bytes, on_device_layout, put_on_device};
+use crate::upload::{
+    Extras, Uploads, float_bytes, linear_layout, on_device_layout, put_linear, put_on_device,
+};
 use crate::weights::next_id;
 use crate::{Buffer, DeviceGateUp, DeviceWeights, Error, Gpu, WeightForm};
 
@@ -39,6 +41,14 @@ impl DeviceExperts {
             uploads.add(weights)?;
             uploads.finish()
         })
+    }
+
+    /// Copies the linear layers of experts, their down projections, to a device.
+    ///
+    /// # Errors
+    /// As [`DeviceWeights::upload_linear`], and if the list is empty or shapes differ.
+    pub fn upload_linear(gpu: &'static Gpu, experts: &[Linear<'_>]) -> Result<Self, Error> {
+        Self::new(gpu, experts, linear_layout, |layer, _, to| put_linear(gpu, layer, &to))
     }
 
     /// As [`upload`](Self::upload), for experts that are on the device already; see [`DeviceWeights::on_device`].
@@ -161,9 +171,9 @@ impl DeviceExperts {
         (0..self.count()).map(one).collect()
     }
 
-    /// The packs, and bytes from one to the next.
-    pub(crate) fn packed(&self) -> Result<(DevicePtr, usize), Error> {
-        self.parts.packed()
+    /// The packs for an operation, and bytes from one to the next.
+    pub(crate) fn packed(&self, op: Operation) -> Result<(DevicePtr, usize), Error> {
+        self.parts.packed(op)
     }
 
     /// Gate and up of all experts as rows of codes with scales in 128x4 atoms, each expert's by themselves.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use dualgemm_device::{Device, DevicePtr};
 use dualgemm_formats::{BlockFormat, ScaleLayout};
+use dualgemm_gemm::Operation;
 use dualgemm_kernels::generic::expand::Codes;
 use dualgemm_kernels::generic::pack::GpuPack;
 use dualgemm_kernels::parts::operand::{ATOM_ROWS, Format, Operand};
@@ -20,6 +21,8 @@ pub enum WeightForm {
     Packed,
     /// The same order, each matrix packed by itself.
     PackedApart,
+    /// The same order, the only matrix of a linear layer.
+    PackedLinear,
     /// As producers write them: rows of codes, linear scales.
     Plain,
     /// Rows of codes, scales in 128x4 atoms: what Blackwell's tensor cores read.
@@ -29,11 +32,22 @@ pub enum WeightForm {
     E4m3,
 }
 
+impl WeightForm {
+    /// The fragment order of the fused kernels of an operation.
+    pub const fn packed(op: Operation) -> Self {
+        match op {
+            Operation::GateUp => Self::Packed,
+            Operation::Linear => Self::PackedLinear,
+        }
+    }
+}
+
 impl std::fmt::Display for WeightForm {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Packed => "packed",
             Self::PackedApart => "packed apart",
+            Self::PackedLinear => "packed for a linear layer",
             Self::Plain => "plain",
             Self::Atoms => "rows of codes with 128x4 scales",
             Self::E4m3 => "e4m3",
@@ -46,7 +60,7 @@ pub(crate) fn apart_bytes(n: usize, k: usize) -> usize {
     n.div_ceil(CHUNK_ROWS) * k.div_ceil(CHUNK_K) * CHUNK_BYTES
 }
 
-/// A pair of weight matrices in an order.
+/// A pair of weight matrices, or a linear layer's, in an order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
     /// Rows of each matrix.
@@ -84,6 +98,7 @@ impl Layout {
         let parts = match self.form {
             WeightForm::Packed => vec![GpuPack::bytes(n, k)],
             WeightForm::PackedApart => vec![apart_bytes(n, k); 2],
+            WeightForm::PackedLinear => vec![apart_bytes(n, k)],
             WeightForm::Plain => rows(n * blocks),
             WeightForm::Atoms => rows(ScaleLayout::Sf128x4.len(n, blocks)),
             WeightForm::E4m3 => vec![n * k; 2],
@@ -176,12 +191,12 @@ impl Parts {
         }
     }
 
-    /// The packs, and bytes from one to the next.
+    /// The packs for an operation, and bytes from one to the next.
     ///
     /// # Errors
-    /// If they are not packed; so do the others say.
-    pub(crate) fn packed(&self) -> Result<(DevicePtr, usize), Error> {
-        let [pack] = self.addresses(WeightForm::Packed)?;
+    /// If they are not packed for it; so do the others say.
+    pub(crate) fn packed(&self, op: Operation) -> Result<(DevicePtr, usize), Error> {
+        let [pack] = self.addresses(WeightForm::packed(op))?;
         Ok((pack, self.bytes() / self.count))
     }
 
@@ -218,8 +233,14 @@ impl Parts {
 mod tests {
     use super::*;
 
-    const FORMS: [WeightForm; 5] =
-        [WeightForm::Packed, WeightForm::PackedApart, WeightForm::Plain, WeightForm::Atoms, WeightForm::E4m3];
+    const FORMS: [WeightForm; 6] = [
+        WeightForm::Packed,
+        WeightForm::PackedApart,
+        WeightForm::PackedLinear,
+        WeightForm::Plain,
+        WeightForm::Atoms,
+        WeightForm::E4m3,
+    ];
 
     fn gpu() -> &'static Gpu {
         Gpu::of(Arc::new(dualgemm_sim::Gpu::new(dualgemm_sim::Config::default())))
@@ -266,7 +287,8 @@ mod tests {
         assert_eq!(message, wanted);
         assert!(parts(WeightForm::Plain).atoms().is_err(), "as many parts, another order");
         assert!(
-            parts(WeightForm::Atoms).packed().is_err() && parts(WeightForm::E4m3).packed_apart().is_err()
+            parts(WeightForm::Atoms).packed(Operation::GateUp).is_err()
+                && parts(WeightForm::E4m3).packed_apart().is_err()
         );
         for form in FORMS {
             let takes_mxfp4 = Layout::new((3, 32), BlockFormat::Mxfp4, form).is_ok();

@@ -174,13 +174,13 @@ pub fn measure(
 ///
 /// # Errors
 /// What `run` reports; the failure of a kernel.
-pub fn time(
+pub fn time<E: From<dualgemm_device::Error>>(
     card: &Cuda,
     launches: Launches,
     turns: usize,
     protocol: Protocol,
-    run: impl Fn(usize) -> Result<(), Error>,
-) -> Result<Timing, Error> {
+    run: impl Fn(usize) -> Result<(), E>,
+) -> Result<Timing, E> {
     let once = card.time_us(|| (0..turns).try_for_each(&run))? / turns as f64;
     let calls = ((REPLAY_US / once.max(1.0)) as usize).clamp(turns, 400);
     let all = || (0..calls).try_for_each(&run);
@@ -231,7 +231,7 @@ pub fn limits(gpu: &'static Gpu, protocol: Protocol) -> Result<CardLimits, Error
     let (zeros, out, kernel) = (Buffer::zeroed(gpu, READ)?, Buffer::new(gpu, 4)?, Read::new(gpu)?);
     let read = kernel.spec(zeros.ptr(), READ, out.ptr());
     // SAFETY: `zeros` has the bytes that are read, `out` the word that is written.
-    let launch = |_| Ok(unsafe { gpu.launch(&read) }?);
+    let launch = |_| Ok::<_, Error>(unsafe { gpu.launch(&read) }?);
     let took = time(card, Launches::Recorded, 1, protocol, launch)?;
     let bytes_per_s = READ as f64 / took.median_us * 1e6;
     drop(zeros);
@@ -246,7 +246,8 @@ pub fn limits(gpu: &'static Gpu, protocol: Protocol) -> Result<CardLimits, Error
             // SAFETY: the buffers above are as large as the product wants them.
             unsafe { product.choose(operands, workspace.ptr()) }?;
             // SAFETY: the same.
-            let run = |_| Ok(unsafe { product.launch(Stream::Own, 1e-3, operands, workspace.ptr()) }?);
+            let run =
+                |_| Ok::<_, Error>(unsafe { product.launch(Stream::Own, 1e-3, operands, workspace.ptr()) }?);
             let took = time(card, Launches::Recorded, 2, protocol, run)?;
             (2.0 * (SIDE as f64).powi(3) / took.p10_us * 1e6, format!("{blas:?}, 8192 x 8192 x 8192"))
         }

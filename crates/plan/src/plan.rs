@@ -2,7 +2,7 @@
 
 use dualgemm_device::DeviceInfo;
 use dualgemm_formats::ScaleLayout;
-use dualgemm_gemm::DualGemmDesc;
+use dualgemm_gemm::{DualGemmDesc, Operation};
 
 use crate::choices::Choices;
 use crate::prologue::compute_type;
@@ -107,11 +107,7 @@ impl GpuPlan {
         let mut fitting: Vec<(&'static dyn Strategy, Vec<String>)> = Vec::new();
         let mut refusals = Vec::new();
         for s in wanted {
-            let kernels = match grouped {
-                false => s.kernels(desc, info),
-                true => s.grouped_kernels(desc, options.groups, info),
-            };
-            match kernels {
+            match s.kernels_for(desc, options.groups, info) {
                 Ok(kernels) => fitting.push((s, kernels)),
                 Err(error) if options.strategy.is_some() => return Err(error),
                 Err(error) => refusals.push(error.to_string()),
@@ -127,7 +123,8 @@ impl GpuPlan {
             fitting.iter().any(|(s, kernels)| s.name() == strategy && kernels.iter().any(|k| k == kernel))
         };
         // What was measured had one pair of weights.
-        if let Some((choice, chosen_by)) = choices.best(desc, &known).filter(|_| !grouped) {
+        let like_measured = !grouped && desc.op == Operation::GateUp;
+        if let Some((choice, chosen_by)) = choices.best(desc, &known).filter(|_| like_measured) {
             return Ok(plan(&choice.strategy, choice.kernel.clone(), chosen_by));
         }
         let expected = fitting
@@ -171,7 +168,10 @@ impl GpuPlan {
     /// # Errors
     /// As [`strategy`](Self::strategy).
     pub fn weight_form(&self) -> Result<WeightForm, Error> {
-        Ok(self.strategy()?.weight_form())
+        Ok(match self.desc.op {
+            Operation::GateUp => self.strategy()?.weight_form(),
+            Operation::Linear => WeightForm::PackedLinear,
+        })
     }
 
     /// Loads the kernels and takes the memory.
@@ -182,10 +182,7 @@ impl GpuPlan {
         // A plan from elsewhere may be for another card, or of another build.
         self.desc.check()?;
         let (strategy, info) = (self.strategy()?, dualgemm_device::Device::info(gpu));
-        let kernels = match self.groups {
-            ..=1 => strategy.kernels(&self.desc, info)?,
-            groups => strategy.grouped_kernels(&self.desc, groups, info)?,
-        };
+        let kernels = strategy.kernels_for(&self.desc, self.groups, info)?;
         if !kernels.contains(&self.kernel) {
             return Err(no_kernel(strategy, &self.kernel, &kernels));
         }

@@ -4,7 +4,7 @@
 use dualgemm_device::{Device, DevicePtr, Stream};
 use dualgemm_formats::scalar::{e2m1, e4m3};
 use dualgemm_formats::{BlockFormat, QuantizedMatrix, ScaleLayout};
-use dualgemm_gemm::GateUp;
+use dualgemm_gemm::{GateUp, Linear};
 use dualgemm_kernels::generic::atoms::ScaleAtoms;
 use dualgemm_kernels::generic::copy::Copy;
 use dualgemm_kernels::generic::expand::{Codes, Expand};
@@ -20,7 +20,7 @@ use crate::{Buffer, DeviceGateUp, Error, Gpu, WeightForm};
 pub(crate) struct Extras {
     /// What sums of gate and up are multiplied by: their tensor scales, and what the order asks for.
     pub alpha: [f32; 2],
-    /// Biases of gate and up one after the other, if either has one.
+    /// Biases of gate and up one after the other, if either has one; that of a linear layer twice.
     pub bias: Option<Vec<f32>>,
 }
 
@@ -53,7 +53,9 @@ impl Uploads {
     pub(crate) fn new(gpu: &'static Gpu, layout: Layout, to: Vec<DevicePtr>) -> Result<Self, Error> {
         let (codes, scales) = (layout.n * layout.k / 2, layout.n * layout.blocks());
         let staged: &[usize] = match layout.form {
-            WeightForm::Packed | WeightForm::PackedApart | WeightForm::Plain => &[],
+            WeightForm::Packed | WeightForm::PackedApart | WeightForm::PackedLinear | WeightForm::Plain => {
+                &[]
+            }
             WeightForm::Atoms => &[scales, scales],
             // Its scale is that of the largest block scale of all runs.
             WeightForm::E4m3 => &[codes, codes, scales, scales],
@@ -66,7 +68,7 @@ impl Uploads {
     fn rows(&self) -> Option<[DevicePtr; 4]> {
         let staged = self.staged.iter().map(Buffer::ptr);
         let all: Vec<DevicePtr> = match self.layout.form {
-            WeightForm::Packed | WeightForm::PackedApart => return None,
+            WeightForm::Packed | WeightForm::PackedApart | WeightForm::PackedLinear => return None,
             WeightForm::Plain => self.to.clone(),
             WeightForm::Atoms => self.to[..2].iter().copied().chain(staged).collect(),
             WeightForm::E4m3 => staged.collect(),
@@ -87,7 +89,7 @@ impl Uploads {
         }
         let step = match form {
             WeightForm::Packed => CHUNK_FEATURES,
-            WeightForm::PackedApart => CHUNK_ROWS,
+            WeightForm::PackedApart | WeightForm::PackedLinear => CHUNK_ROWS,
             WeightForm::Plain | WeightForm::E4m3 | WeightForm::Atoms => 1,
         };
         if !first.is_multiple_of(step) {
@@ -115,7 +117,10 @@ impl Uploads {
                 }
                 alpha
             }
-            (None, _) => {
+            (None, form) => {
+                if form != WeightForm::Packed {
+                    return wrong("gate and up".into(), form.to_string());
+                }
                 let pack = Pack::new(run)?;
                 self.gpu.copy_to(self.to[0].offset(GpuPack::bytes(first, k) as u64), pack.bytes())?;
                 pack.alpha()
@@ -170,6 +175,22 @@ impl Uploads {
         }
         Ok(Extras { alpha, bias: bias.clone() })
     }
+}
+
+/// The layout of a linear layer.
+pub(crate) fn linear_layout(layer: &Linear<'_>) -> Result<Layout, Error> {
+    Layout::new((layer.n(), layer.k()), layer.weight.format(), WeightForm::PackedLinear)
+}
+
+/// Packs a linear layer and copies it to its part.
+///
+/// # Errors
+/// If the bias has another length, a scale is NaN or negative, or mxfp4 scales are too far apart.
+pub(crate) fn put_linear(gpu: &'static Gpu, layer: &Linear<'_>, to: &[DevicePtr]) -> Result<Extras, Error> {
+    layer.check()?;
+    let pack = Pack::of_matrix(&layer.weight)?;
+    gpu.copy_to(to[0], pack.bytes())?;
+    Ok(Extras { alpha: pack.alpha(), bias: layer.bias.as_ref().map(|bias| [&bias[..], &bias[..]].concat()) })
 }
 
 /// Launches what brings scales of gate and up to their atoms.

@@ -1,16 +1,18 @@
-//! A pair of weight matrices on a device, in the order that a strategy reads.
+//! A pair of weight matrices, or a linear layer's, on a device, in the order that a strategy reads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use dualgemm_device::{Device, DevicePtr, Stream};
 use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout};
-use dualgemm_gemm::GateUp;
+use dualgemm_gemm::{GateUp, Linear, Operation};
 use dualgemm_kernels::generic::expand::Codes;
 use dualgemm_kernels::parts::operand::Operand;
 
 use crate::form::{Layout, Parts};
-use crate::upload::{Extras, Uploads, float_bytes, on_device_layout, put_on_device};
+use crate::upload::{
+    Extras, Uploads, float_bytes, linear_layout, on_device_layout, put_linear, put_on_device,
+};
 use crate::{Buffer, DeviceExperts, Error, Gpu, WeightForm};
 
 /// A pair of quantized weight matrices in device memory, as producers write them. Biases come from the host.
@@ -61,6 +63,16 @@ impl DeviceWeights {
     /// If the halves do not belong together, are not in a format for the order, or do not fit.
     pub fn upload(gpu: &'static Gpu, weights: &GateUp<'_>, form: WeightForm) -> Result<Self, Error> {
         Self::upload_runs(gpu, weights.n(), std::iter::once(Ok::<_, Error>(weights.clone())), form)
+    }
+
+    /// Copies the weights of a linear layer to a device.
+    ///
+    /// # Errors
+    /// If the bias has another length, a scale is NaN or negative, mxfp4 scales are too far apart, or they do not fit.
+    pub fn upload_linear(gpu: &'static Gpu, layer: &Linear<'_>) -> Result<Self, Error> {
+        let parts = Parts::new(gpu, linear_layout(layer)?, 1)?;
+        let extras = put_linear(gpu, layer, &parts.place(0))?;
+        Self::new(gpu, parts, extras)
     }
 
     /// As [`upload`](Self::upload), for weights that come as runs of features, in order; never more than one
@@ -247,9 +259,9 @@ impl DeviceWeights {
         }
     }
 
-    /// The pack.
-    pub(crate) fn packed(&self) -> Result<DevicePtr, Error> {
-        self.parts.packed().map(|(pack, _)| pack)
+    /// The pack for an operation.
+    pub(crate) fn packed(&self, op: Operation) -> Result<DevicePtr, Error> {
+        self.parts.packed(op).map(|(pack, _)| pack)
     }
 
     /// The packs of gate and up by themselves.

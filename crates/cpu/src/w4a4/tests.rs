@@ -413,7 +413,7 @@ fn what_does_not_fit_the_plan_is_refused_by_name() {
     };
     assert_eq!(
         message(&a, &[(0, 4, &other)]),
-        "a pair of weights is nvfp4 [8, 64]; the plan was made for nvfp4 [8, 32]"
+        "a pack of weights is nvfp4 [8, 64] for gate and up; the plan was made for nvfp4 [8, 32] for gate and up"
     );
     assert_eq!(
         message(&a, &[(0, 2, &packed), (1, 2, &packed)]),

@@ -6,9 +6,12 @@ mod blackwell;
 #[cfg(feature = "sim")]
 mod card;
 #[cfg(feature = "sim")]
+mod card_mlp;
+#[cfg(feature = "sim")]
 mod experts;
 #[cfg(feature = "sim")]
 mod gpu;
+mod mlp;
 #[cfg(feature = "sim")]
 mod on_device;
 

@@ -6,12 +6,14 @@
 //!
 //! A launch for up has its tiles and threads where that for gate had them, so every thread finds what it wrote, and a warp
 //! writes and reads whole lines. They are f32, 8 bytes of traffic for each element of C: C is then rounded once, as in one
-//! launch, and sums need no scale to fit a smaller type.
+//! launch, and sums need no scale to fit a smaller type. Threads that use them have seen tokens arrive, whose producer
+//! waited for the launch before: it has written these sums, or read older ones.
 
 use dualgemm_ptx::builder::*;
 
 use super::fused::Fused;
 use super::schedule::Tile;
+use super::variant::Products;
 
 /// Sums of gate and up of two tokens of one feature.
 pub(super) struct FeatureSums {
@@ -29,8 +31,6 @@ impl Fused<'_> {
         thread: Reg<U32>,
     ) -> Addr<Global> {
         let sums = k.ld_pointer(sums);
-        k.comment("The launch before has ended: it wrote these sums, or read older ones.");
-        k.grid_dependency_wait();
         let [token_tiles, _] = self.tile_counts(k);
         let groups = k.eval(token_tiles * (self.config.tokens / 8));
         let group = tile.features * groups + (tile.token >> 3);
@@ -45,7 +45,8 @@ impl Fused<'_> {
         }
     }
 
-    /// Both sums of a thread's feature: of four sums of its own, or from memory and two of its own.
+    /// Both sums of a thread's feature: of four sums of its own, or from memory and two of its own; of a linear layer twice the
+    /// same.
     pub(super) fn feature_sums(
         &self,
         k: &mut Kernel,
@@ -55,6 +56,9 @@ impl Fused<'_> {
     ) -> FeatureSums {
         let two = |first: usize| [sums[first], sums[first + 1]];
         match gate {
+            None if self.variant.products == Products::Linear => {
+                FeatureSums { gate: two(2 * feature), up: two(2 * feature) }
+            }
             None => FeatureSums { gate: two(0), up: two(2) },
             Some(from) => {
                 let gate = k.ld_vector(from.at(feature as u32 * self.plane() / 2));

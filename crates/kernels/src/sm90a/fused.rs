@@ -85,7 +85,7 @@ pub(super) enum Alpha {
 
 /// Where gate's sums are, of products apart.
 pub(super) enum GateSums {
-    /// Both products are computed here.
+    /// All sums are computed here.
     None,
     /// Gate is: its sums go there.
     Kept(PointerParam),
@@ -143,7 +143,7 @@ impl<'a> Fused<'a> {
         });
         let workspace = (variant.scheduler == Scheduler::StreamK).then(|| k.pointer("workspace"));
         let gate_sums = match variant.products {
-            Products::Both => GateSums::None,
+            Products::Both | Products::Linear => GateSums::None,
             Products::Gate => GateSums::Kept(k.pointer("gate_sums")),
             Products::Up => GateSums::Read(k.pointer("gate_sums")),
         };

@@ -174,7 +174,7 @@ impl<'d> Fused<'d> {
     /// launch.
     pub fn gate_sums_bytes(&self, m: usize, n: usize) -> usize {
         match self.variant.products {
-            Products::Both => 0,
+            Products::Both | Products::Linear => 0,
             Products::Gate | Products::Up => {
                 let [tokens, features] = self.tiles(m, n);
                 tokens as usize * features as usize * self.config.tile_bytes()
@@ -234,7 +234,7 @@ impl<'d> Fused<'d> {
         if self.variant.a_scale {
             check_address("A's scale", args.a_scale, 4)?;
         }
-        if self.variant.products != Products::Both {
+        if self.variant.products.apart() {
             check_address("gate's sums", args.gate_sums, 16)?;
         }
         if self.variant.scheduler == Scheduler::StreamK {
@@ -384,7 +384,7 @@ impl<'d> Fused<'d> {
         if self.variant.scheduler == Scheduler::StreamK {
             list = list.ptr(args.workspace);
         }
-        if self.variant.products != Products::Both {
+        if self.variant.products.apart() {
             list = list.ptr(args.gate_sums);
         }
         let block = [self.config.threads(), 1, 1];

@@ -73,7 +73,8 @@ impl Pack {
         Ok(Self { bias, ..Self::of_halves(&halves, n.div_ceil(CHUNK_FEATURES), (n, k)) })
     }
 
-    /// Packs one matrix by itself, for launches of one product. [`alpha`](Self::alpha) has its factor twice.
+    /// Packs one matrix by itself, for launches of one product. [`alpha`](Self::alpha) has its factor twice, and the pack has no
+    /// bias.
     ///
     /// # Errors
     /// If it holds a NaN or negative scale, or mxfp4 scales too far apart.

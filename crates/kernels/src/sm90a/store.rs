@@ -123,6 +123,9 @@ impl Fused<'_> {
     }
 
     fn activate(&self, k: &mut Kernel, factors: &Factors, gate: Reg<F32>, up: Reg<F32>) -> Reg<F32> {
+        if self.variant.products == Products::Linear {
+            return factors.product(k, 0, gate);
+        }
         if !self.variant.round_gate_up_to_bf16 {
             return factors.activate(k, &self.variant.program, [gate, up]);
         }

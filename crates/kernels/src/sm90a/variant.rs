@@ -79,6 +79,8 @@ pub enum Products {
     /// Up alone, from a pack of that matrix: its epilogue reads the sums that a launch of [`Gate`](Self::Gate) with the
     /// same configuration left, and makes C of both.
     Up,
+    /// A linear layer, from a pack of its matrix: C is the sums times the first factor, plus the first bias.
+    Linear,
 }
 
 impl Products {
@@ -87,8 +89,13 @@ impl Products {
     pub(super) fn features_per_thread(self) -> u32 {
         match self {
             Self::Both => 1,
-            Self::Gate | Self::Up => 2,
+            Self::Gate | Self::Up | Self::Linear => 2,
         }
+    }
+
+    /// Whether another launch leaves or reads sums.
+    pub(super) fn apart(self) -> bool {
+        matches!(self, Self::Gate | Self::Up)
     }
 }
 
@@ -172,7 +179,7 @@ impl Variant {
         if self.grouped && self.scheduler == Scheduler::StreamK {
             return rule("grouped problems run on the grid or persistent scheduler");
         }
-        if self.products != Products::Both && (self.grouped || self.scheduler != Scheduler::Grid) {
+        if self.products.apart() && (self.grouped || self.scheduler != Scheduler::Grid) {
             return rule("gate and up apart are products of one problem on the grid scheduler");
         }
         if (self.grouped || self.scheduler != Scheduler::Grid) && config.k_split > 1 {
@@ -205,6 +212,7 @@ impl Variant {
             Products::Both => "",
             Products::Gate => " gate alone",
             Products::Up => " up after gate",
+            Products::Linear => " linear",
         };
         let flag = |on: bool, name: &'static str| if on { name } else { "" };
         format!(

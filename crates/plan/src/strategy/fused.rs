@@ -3,10 +3,10 @@
 
 use dualgemm_device::{Device, DeviceInfo, DevicePtr, LaunchSpec};
 use dualgemm_formats::FloatType;
-use dualgemm_gemm::{DualGemmDesc, OutFormat, OutScale, QuantizeA};
+use dualgemm_gemm::{DualGemmDesc, Operation, OutFormat, OutScale, QuantizeA};
 use dualgemm_kernels::sm90a::config::Config;
 use dualgemm_kernels::sm90a::host::{Fused as Kernel, FusedArgs, GroupArgs};
-use dualgemm_kernels::sm90a::variant::{Compute, Out, Scheduler, Variant};
+use dualgemm_kernels::sm90a::variant::{Compute, Out, Products, Scheduler, Variant};
 
 use super::launched::{Destination, Kernels, Launched, Variants, Weights};
 use super::requantize::Requantize;
@@ -129,6 +129,10 @@ pub(super) fn variant_of(desc: &DualGemmDesc) -> Result<Variant, String> {
             OutFormat::Bf16 => Out::Bf16,
             OutFormat::Nvfp4 { scale_layout, .. } => Out::Nvfp4 { scale_layout },
         },
+        products: match desc.op {
+            Operation::GateUp => Products::Both,
+            Operation::Linear => Products::Linear,
+        },
         a_scale: desc.quantize_a == QuantizeA::Dynamic,
         round_gate_up_to_bf16: desc.epilogue.round_gate_up_to_bf16,
         ..Variant::new(desc.epilogue.activation.program())
@@ -151,6 +155,10 @@ impl Strategy for Fused {
 
     fn automatic(&self) -> bool {
         true
+    }
+
+    fn takes(&self, op: Operation) -> bool {
+        op == Operation::GateUp || !self.waves
     }
 
     fn kernels(&self, desc: &DualGemmDesc, info: &DeviceInfo) -> Result<Vec<String>, Error> {
@@ -264,13 +272,13 @@ impl Kernels for Ready {
     }
 
     fn specs(&self, call: &DeviceCall, weights: Weights<'_>) -> Result<Vec<LaunchSpec>, Error> {
-        let &DualGemmDesc { n, k, epilogue, .. } = &self.desc;
+        let &DualGemmDesc { n, k, op, epilogue, .. } = &self.desc;
         let mut specs = Vec::new();
         let a = self.prologue.specs(call.m, &call.a, weights.groups().as_ref(), &mut specs)?;
         let (pack, groups) = match weights {
-            Weights::One(weights) => (weights.packed()?, None),
+            Weights::One(weights) => (weights.packed(op)?, None),
             Weights::Groups(experts, rows) => {
-                let ((pack, pack_stride), alphas) = (experts.packed()?, experts.alphas());
+                let ((pack, pack_stride), alphas) = (experts.packed(op)?, experts.alphas());
                 (pack, Some(GroupArgs { count: experts.count(), rows, pack_stride, alphas }))
             }
         };

@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use dualgemm_device::{DeviceInfo, Stream};
 use dualgemm_formats::FloatType;
-use dualgemm_gemm::{DualGemmDesc, OutFormat};
+use dualgemm_gemm::{DualGemmDesc, Operation, OutFormat};
 
 use crate::{DeviceCall, DeviceExperts, DeviceWeights, Error, Gpu, GpuPlan, GroupedCall, WeightForm};
 
@@ -55,7 +55,7 @@ pub trait Strategy: Debug + Sync {
     /// What it does, in one line.
     fn doc(&self) -> &'static str;
 
-    /// The order in which it reads weights.
+    /// The order in which it reads weights of gate and up.
     fn weight_form(&self) -> WeightForm;
 
     /// What it rounds on the way.
@@ -68,6 +68,28 @@ pub trait Strategy: Debug + Sync {
     /// are read. The others are there to be compared with: they run if they are named.
     fn automatic(&self) -> bool {
         false
+    }
+
+    /// Whether it computes this operation.
+    fn takes(&self, op: Operation) -> bool {
+        op == Operation::GateUp
+    }
+
+    /// Names of the kernels for a problem with rows in about `groups` groups, 1 if in one.
+    ///
+    /// # Errors
+    /// The reason why there are none.
+    fn kernels_for(
+        &self,
+        desc: &DualGemmDesc,
+        groups: usize,
+        info: &DeviceInfo,
+    ) -> Result<Vec<String>, Error> {
+        if !self.takes(desc.op) {
+            let reason = format!("{}; it computes gate and up", desc.op);
+            return Err(Error::Unsupported { strategy: self.name(), reason });
+        }
+        if groups > 1 { self.grouped_kernels(desc, groups, info) } else { self.kernels(desc, info) }
     }
 
     /// Whether it needs NVIDIA's library.

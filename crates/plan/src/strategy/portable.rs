@@ -3,7 +3,7 @@
 
 use dualgemm_device::{DeviceInfo, LaunchSpec};
 use dualgemm_formats::FloatType;
-use dualgemm_gemm::DualGemmDesc;
+use dualgemm_gemm::{DualGemmDesc, Operation};
 use dualgemm_kernels::sm80::config::Config;
 use dualgemm_kernels::sm80::fused::Variant;
 use dualgemm_kernels::sm80::host::{Fused as Kernel, FusedArgs};
@@ -93,7 +93,7 @@ impl Kernels for Ready {
             (Destination::of(call, &self.desc)?, weights.output(call, &self.desc, &a, 1.0)?);
         output.c = self.requantize.as_ref().map_or(to, Requantize::product).c;
         let size = (call.m, n, k);
-        let weights = weights.one()?.packed()?;
+        let weights = weights.one()?.packed(Operation::GateUp)?;
         let args = FusedArgs { size, a: a.values, a_pitch: a.pitch, weights, output };
         specs.push(self.kernel.spec(&args)?);
         if let Some(requantize) = &self.requantize {

@@ -138,7 +138,7 @@ impl Kernels for Ready {
         let alpha = weights.alpha(&epilogue, a_scale)?;
         let output =
             Output { scales: to.scales, scale: to.scale, bias: weights.bias(), ..Output::new(to.c, alpha) };
-        let weights = weights.one()?.packed()?;
+        let weights = weights.one()?.packed(self.desc.op)?;
         let args = FusedArgs { size: (call.m, n, k), a, a_pitch, a_scales, weights, output };
         Ok(vec![kernel.spec(&args)?])
     }
