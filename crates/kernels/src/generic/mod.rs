@@ -23,7 +23,7 @@ pub mod quantize;
 pub mod rowwise;
 pub mod silu_mul;
 mod sink;
-mod values;
+pub(crate) mod values;
 
 use dualgemm_device::{Arch, Device, FunctionId};
 use dualgemm_ptx::Target;
