@@ -10,7 +10,7 @@ use std::path::Path;
 use dualgemm_formats::ScaleLayout;
 use dualgemm_gemm::Activation;
 
-use crate::convention::{Convention, Evidence, Role};
+use crate::convention::{Convention, Evidence};
 use crate::error::list;
 use crate::families::{self, Origin, Owner, Said, Stated};
 use crate::gate_up::GateUpOrder;
@@ -395,7 +395,7 @@ impl Checkpoint {
     /// # Errors
     /// As [`linear`](Self::linear).
     pub fn linear_source(&self, module: &str) -> Result<LinearSource<'_>, Error> {
-        if self.index.modules.get(module).is_none_or(|m| m.get(Role::Weight).is_none()) {
+        if !self.index.modules.contains_key(module) {
             return Err(self.no_module(module));
         }
         self.layer_source(module, None)

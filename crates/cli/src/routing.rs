@@ -88,7 +88,7 @@ impl OwnedRouting {
         };
         if let Some((at, id)) = ids.iter().enumerate().find(missing) {
             bail!(
-                "{}: {IDS}[{}, {}] is {id}, which is none of the layer's {} experts; -1 skips one",
+                "{}: {IDS}[{}, {}] is {id}, where the layer has {} others; -1 skips one",
                 path.display(),
                 at / in_file,
                 at % in_file,

@@ -9,7 +9,7 @@ use half::{bf16, f16};
 
 use crate::{DualGemm, Error, PackedWeights, Plan, Rows, Runner, Target};
 
-/// How an MLP is computed: two plans, of which the second reads what the first writes.
+/// How an MLP is computed: two plans. The second reads what the first writes.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct MlpPlan {
     /// Gate and up.
