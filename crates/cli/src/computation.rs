@@ -218,8 +218,8 @@ impl Planned {
     /// With buffers.
     pub fn runner(&self) -> Result<Running, dualgemm::Error> {
         Ok(match self {
-            Self::Product(plan) => Running::Product(plan.runner(1)?),
-            Self::Mlp(plan) => Running::Mlp(plan.runner(1)?),
+            Self::Product(plan) => Running::Product(Box::new(plan.runner(1)?)),
+            Self::Mlp(plan) => Running::Mlp(Box::new(plan.runner(1)?)),
             Self::Mixture { routed, shared } => Running::Mixture {
                 routed: Box::new(routed.runner()?),
                 shared: shared.as_ref().map(|plan| plan.runner(1).map(Box::new)).transpose()?,
@@ -283,9 +283,9 @@ pub enum Packed {
 #[derive(Debug)]
 pub enum Running {
     /// One product.
-    Product(Runner),
+    Product(Box<Runner>),
     /// A whole MLP.
-    Mlp(MlpRunner),
+    Mlp(Box<MlpRunner>),
     /// A mixture.
     Mixture {
         /// The routed experts.
