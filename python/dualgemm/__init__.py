@@ -1,17 +1,17 @@
-"""The gated MLP of language models on 4-bit weights: ``C = SiLU(A·B1ᵀ) ∘ (A·B2ᵀ)``.
+"""Language models on 4-bit weights: gated MLPs, mixtures of experts and linear layers.
 
->>> w = dualgemm.Weights.from_checkpoint("model-nvfp4", layer=0)
->>> c = dualgemm.swiglu(a, w)
+>>> w = dualgemm.Mlp.from_checkpoint("model-nvfp4", layer=0)
+>>> y = dualgemm.mlp(a, w)
 
 ``a`` is a numpy array, a torch tensor, anything with DLPack or ``__cuda_array_interface__``, or a :class:`Quantized`;
-``c`` is a torch tensor where ``a`` is one, else a numpy array. Torch is never imported here; ``dualgemm.nn`` needs it.
+the result is a torch tensor where ``a`` is one, else a numpy array. Torch is never imported here; ``dualgemm.nn`` needs it.
 """
 
 from . import errors
 from ._arrays import Quantized
-from ._dualgemm import __version__, get_num_threads, set_num_threads
-from ._ops import Weights, dequantize, quantize, swiglu
-from ._tools import Report, bench, inspect, run, simulate, validate
+from ._dualgemm import Checkpoint, __version__, get_num_threads, set_num_threads
+from ._ops import Experts, Linear, Mlp, Weights, dequantize, experts, linear, mlp, quantize, swiglu
+from ._tools import Report, bench, convert, inspect, quantize_model, run, simulate, validate
 from .errors import (
     ArgumentError,
     CheckpointError,
@@ -23,9 +23,13 @@ from .errors import (
 
 __all__ = [
     "ArgumentError",
+    "Checkpoint",
     "CheckpointError",
     "CheckpointFileError",
     "Error",
+    "Experts",
+    "Linear",
+    "Mlp",
     "OperandError",
     "Quantized",
     "Report",
@@ -33,11 +37,16 @@ __all__ = [
     "Weights",
     "__version__",
     "bench",
+    "convert",
     "dequantize",
     "errors",
+    "experts",
     "get_num_threads",
     "inspect",
+    "linear",
+    "mlp",
     "quantize",
+    "quantize_model",
     "run",
     "set_num_threads",
     "simulate",

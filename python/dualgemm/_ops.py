@@ -23,7 +23,7 @@ from ._arrays import (
 )
 from .errors import OperandError
 
-Weights = _dualgemm.Weights
+Weights, Linear, Mlp, Experts = _dualgemm.Weights, _dualgemm.Linear, _dualgemm.Mlp, _dualgemm.Experts
 
 
 def swiglu(
@@ -64,21 +64,82 @@ def swiglu(
         raise OperandError('out_scale and out_scale_layout are for out_dtype="nvfp4"')
     if isinstance(out, tuple):
         raise OperandError("out is a tuple; an array of floats is needed, and nvfp4 results are new arrays")
-    torch = torch_of(a)
-    if torch is not None and is_followed(torch, a):
-        # torch.compile sees one opaque operator, and autograd says that it has no derivative.
-        if out is not None or stream is not None or to_nvfp4:
-            raise OperandError(
-                "out, stream and nvfp4 results are not available where torch compiles, traces or differentiates"
-            )
-        from . import _torch
-
-        return _torch.swiglu(a, w, out_dtype, quantize_a, activation, round_gate_up_to_bf16)
+    followed = _followed(a, out, stream, to_nvfp4)
+    if followed:
+        return followed.swiglu(a, w, out_dtype, quantize_a, activation, round_gate_up_to_bf16)
     stream = _stream(a, stream)
     if to_nvfp4:
         options = (quantize_a, activation, round_gate_up_to_bf16, stream)
         return _to_nvfp4(a, w, out, options, out_scale, out_scale_layout)
-    return floats(a, w, out, stream, out_dtype, quantize_a, activation, round_gate_up_to_bf16)
+    return floats(a, w, out, out_dtype, (quantize_a, activation), (round_gate_up_to_bf16, stream))
+
+
+def linear(a, w, out=None, *, out_dtype=None, quantize_a=None):
+    """``C = A·Wᵀ``, plus the layer's bias if it has one.
+
+    ``a`` is ``[..., K]`` as :func:`swiglu` takes it, ``w`` a :class:`Linear`; C is ``[..., N]`` in ``out`` or in a new array
+    of ``out_dtype``, by default the type of A. ``quantize_a`` makes A nvfp4 first (W4A4): ``"static"`` with the
+    checkpoint's input scale, ``"dynamic"`` with one from A, or a number. On the processor; the GIL is released.
+    """
+    if not isinstance(w, Linear):
+        raise TypeError(f"w is a {type(w).__name__}; a dualgemm.Linear is needed")
+    followed = _followed(a, out)
+    if followed:
+        return followed.linear(a, w, out_dtype, quantize_a)
+    return floats(a, w, out, out_dtype, (quantize_a,))
+
+
+def mlp(a, w, out=None, *, out_dtype=None, quantize_a=None, quantize_hidden=None):
+    """A whole gated MLP: ``Y = act(A·gateᵀ, A·upᵀ)·downᵀ``, in one call.
+
+    ``a`` is ``[..., K]`` as :func:`swiglu` takes it, ``w`` an :class:`Mlp`; Y is ``[..., H]`` in ``out`` or in a new array of
+    ``out_dtype``, by default the type of A, which is also the type between the products. ``quantize_a`` makes A nvfp4
+    first, ``quantize_hidden`` what is between the products: ``"static"`` with the checkpoint's input scale of the layer
+    that follows, ``"dynamic"``, or a number. On the processor; the GIL is released.
+    """
+    if not isinstance(w, Mlp):
+        raise TypeError(f"w is a {type(w).__name__}; a dualgemm.Mlp is needed")
+    followed = _followed(a, out)
+    if followed:
+        return followed.mlp(a, w, out_dtype, quantize_a, quantize_hidden)
+    return floats(a, w, out, out_dtype, (quantize_a, quantize_hidden))
+
+
+def experts(
+    a, topk_ids, topk_weights, w, out=None, *, out_dtype=None, quantize_a=None, quantize_hidden=None, add=False
+):
+    """A mixture of experts: ``Y[t] = Σⱼ topk_weights[t, j] · MLP of expert topk_ids[t, j] (A[t])``, in the order of j.
+
+    ``a`` is ``[tokens, K]`` in floats or a :class:`Quantized`; ``topk_ids`` (int32 or int64) and ``topk_weights`` (floats)
+    are ``[tokens, experts per token]``; ``w`` are :class:`Experts`. A token's choice of -1, or of an expert that is not here, adds
+    nothing. Y is ``[tokens, H]`` in ``out`` or in a new array; ``add=True`` adds to what ``out`` holds, as to a shared
+    expert's result. ``quantize_a`` and ``quantize_hidden`` are as for :func:`mlp`; "static" takes the largest scale of all
+    experts. On the processor; the GIL is released, and results depend on no number of threads.
+    """
+    if not isinstance(w, Experts):
+        raise TypeError(f"w is a {type(w).__name__}; dualgemm.Experts are needed")
+    if add and out is None:
+        raise OperandError("add needs out, the array that is added to")
+    matrix_shape("a", first_array(a))
+    followed = _followed(a, out)
+    if followed:
+        return followed.experts(a, topk_ids, topk_weights, w, out_dtype, quantize_a, quantize_hidden)
+    return floats(a, w, out, out_dtype, (quantize_a, quantize_hidden), (add,), (topk_ids, topk_weights))
+
+
+def _followed(a, out, stream=None, to_nvfp4=False):
+    """The module of operators, if torch has to see one: torch.compile sees it as opaque, and autograd says that it has no
+    derivative."""
+    torch = torch_of(a)
+    if torch is None or not is_followed(torch, a):
+        return None
+    if out is not None or stream is not None or to_nvfp4:
+        raise OperandError(
+            "out, stream and nvfp4 results are not available where torch compiles, traces or differentiates"
+        )
+    from . import _torch
+
+    return _torch
 
 
 def _stream(a, stream):
@@ -90,8 +151,9 @@ def _stream(a, stream):
     return 0
 
 
-def floats(a, w, out, stream, out_dtype, quantize_a, activation, round_gate_up_to_bf16):
-    """C in floats, computed at once whatever torch does: :func:`swiglu` and its operator end here."""
+def floats(a, w, out, out_dtype, how, more=(), routing=()):
+    """C in floats, computed at once whatever torch does: every operation and its operator end here. ``how`` says how C is
+    computed, which weights can check without an A; ``more`` and ``routing`` go with it."""
     n, k = w.shape
     torch = torch_of(a)
     if isinstance(a, tuple):
@@ -111,10 +173,10 @@ def floats(a, w, out, stream, out_dtype, quantize_a, activation, round_gate_up_t
         flat = _flat_out(out, lead, n)
         tell_autograd(out)
     if rows:
-        w._run(a, flat, quantize_a, activation, round_gate_up_to_bf16, stream)
+        w._run(a, flat, *routing, *how, *more)
     else:
         _check_empty(a, flat, n, k)
-        w._check(quantize_a, activation)
+        w._check(*how)
     return out
 
 

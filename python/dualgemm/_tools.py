@@ -23,8 +23,8 @@ class Report(dict):
         return pandas.json_normalize(self._rows(self))
 
 
-def _run(command, *positional, rows=None, **options):
-    args = [command]
+def _run(command, *positional, rows=None, more=(), **options):
+    args = [command, *more]
     for name, value in options.items():
         flag = "--" + name.replace("_", "-")
         if value is None or value is False:
@@ -43,6 +43,10 @@ def _run(command, *positional, rows=None, **options):
 # Functions of the module, which a report needs to be pickled.
 def _entries(report):
     return [{**{k: v for k, v in mlp.items() if k != "entries"}, **e} for mlp in report["mlps"] for e in mlp["entries"]]
+
+
+def _tensors(report):
+    return report["tensors"]
 
 
 def _findings(report):
@@ -66,6 +70,23 @@ def inspect(checkpoint, *, tensors=False, **reading):
 def validate(checkpoint, **reading):
     """Every rule that a checkpoint breaks, as ``dualgemm validate``; ``report.right`` is False if one is an error."""
     return _run("validate", checkpoint, rows=_findings, **reading)
+
+
+def quantize_model(model, out, *, producer="modelopt", search=None, separate_scales=False, skip=()):
+    """Quantizes the linear layers of a model, a directory or file of safetensors, to nvfp4 and writes it to ``out``, a new
+    directory or a .safetensors file, as ``dualgemm quantize``: bit for bit as ``producer`` does, modelopt,
+    compressed-tensors, torchao, te or ggml. ``search="mse"`` chooses block scales of least squared error;
+    ``separate_scales`` gives each tensor a scale of its own, where engines read several as one; ``skip`` are parts of names
+    whose tensors stay in floats. The report lists tensors with their errors."""
+    more = [f"--skip={text}" for text in ([skip] if isinstance(skip, str) else skip)]
+    options = {"producer": producer, "search": search, "separate_scales": separate_scales}
+    return _run("quantize", model, out, rows=_tensors, more=more, **options)
+
+
+def convert(checkpoint, out, to, *, mlp_only=False, **reading):
+    """Rewrites a checkpoint in another convention, ``"modelopt"``, ``"compressed-tensors"`` or ``"gguf"``, without touching a
+    code, as ``dualgemm convert``."""
+    return _run("convert", checkpoint, out, to=to, mlp_only=mlp_only, **reading)
 
 
 def run(checkpoint, layer=None, **options):

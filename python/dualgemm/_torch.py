@@ -1,4 +1,5 @@
-"""The operator ``torch.ops.dualgemm.swiglu``: opaque to torch.compile, with a fake implementation for its shapes."""
+"""The operators ``torch.ops.dualgemm.swiglu``, ``linear``, ``mlp`` and ``experts``: opaque to torch.compile, with fake
+implementations for their shapes."""
 
 import hashlib
 import weakref
@@ -28,7 +29,30 @@ def handle(w, name=None):
     return number
 
 
-@torch.library.custom_op("dualgemm::swiglu", mutates_args=())
+def _operator(function):
+    """The operator of a function, its shapes, and the word that it has no derivative."""
+    name = function.__name__.lstrip("_")
+    operator = torch.library.custom_op(f"dualgemm::{name}", mutates_args=())(function)
+
+    def fake(a, weights, n, out_dtype, *rest):
+        return a.new_empty((*a.shape[:-1], n), dtype=out_dtype)
+
+    def backward(ctx, grad):
+        raise UnsupportedError(f"dualgemm.{name} has no derivative; to differentiate, use weights in floats")
+
+    operator.register_fake(fake)
+    operator.register_autograd(backward)
+
+
+def _compute(a, number, out_dtype, how, more=(), routing=()):
+    w = WEIGHTS.get(number)
+    if w is None:
+        raise OperandError(f"weights: the number {number} is that of none that live; a graph keeps none alive")
+    _refuse_tangent(a)
+    return floats(a.detach(), w, None, out_dtype, how, more, routing)
+
+
+@_operator
 def _swiglu(
     a: torch.Tensor,
     weights: int,
@@ -38,30 +62,42 @@ def _swiglu(
     activation: str,
     round_gate_up_to_bf16: bool,
 ) -> torch.Tensor:
-    w = WEIGHTS.get(weights)
-    if w is None:
-        raise OperandError(f"weights: the number {weights} is that of none that live; a graph keeps none alive")
-    _refuse_tangent(a)
-    a = a.detach()
     stream = stream_number(a, None) if is_on_gpu(a) else 0
-    how = _quantize_a(quantize_a)
-    return floats(a, w, None, stream, out_dtype, how, activation or None, round_gate_up_to_bf16)
+    how = (_quantize_a(quantize_a), activation or None)
+    return _compute(a, weights, out_dtype, how, (round_gate_up_to_bf16, stream))
 
 
-@_swiglu.register_fake
-def _(a, weights, n, out_dtype, quantize_a, activation, round_gate_up_to_bf16):
-    return a.new_empty((*a.shape[:-1], n), dtype=out_dtype)
+@_operator
+def _linear(a: torch.Tensor, weights: int, n: int, out_dtype: torch.dtype, quantize_a: str) -> torch.Tensor:
+    return _compute(a, weights, out_dtype, (_quantize_a(quantize_a),))
 
 
-@_swiglu.register_autograd
-def _(ctx, grad):
-    raise UnsupportedError("dualgemm.swiglu has no derivative; to differentiate, use weights in floats")
+@_operator
+def _mlp(
+    a: torch.Tensor, weights: int, n: int, out_dtype: torch.dtype, quantize_a: str, quantize_hidden: str
+) -> torch.Tensor:
+    return _compute(a, weights, out_dtype, (_quantize_a(quantize_a), _quantize_a(quantize_hidden)))
+
+
+@_operator
+def _experts(
+    a: torch.Tensor,
+    weights: int,
+    n: int,
+    out_dtype: torch.dtype,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    quantize_a: str,
+    quantize_hidden: str,
+) -> torch.Tensor:
+    how = (_quantize_a(quantize_a), _quantize_a(quantize_hidden))
+    return _compute(a, weights, out_dtype, how, (False,), (topk_ids, topk_weights.detach()))
 
 
 def _refuse_tangent(a):
     """Torch looks for a backward alone and lets forward derivatives of operators be zero."""
     if torch.autograd.forward_ad.unpack_dual(a).tangent is not None:
-        raise UnsupportedError("a: has a tangent; dualgemm.swiglu has no derivative")
+        raise UnsupportedError("a: has a tangent; operators of dualgemm have no derivative")
 
 
 def _quantize_a(text):
@@ -70,25 +106,40 @@ def _quantize_a(text):
     return text if text in ("static", "dynamic") else float(text)
 
 
-def quantize_a_text(how):
-    """``quantize_a`` as the operator takes it."""
+def quantize_a_text(how, argument="quantize_a"):
+    """``quantize_a`` as the operators take it."""
     if isinstance(how, bool) or isinstance(how, str) and how not in ("static", "dynamic"):
-        raise ArgumentError(f'quantize_a `{how}` is unknown; valid are None, "static", "dynamic" or a number')
+        raise ArgumentError(f'{argument} `{how}` is unknown; valid are None, "static", "dynamic" or a number')
     return "" if how is None else how if isinstance(how, str) else repr(float(how))
 
 
-def swiglu(a, w, out_dtype=None, quantize_a=None, activation=None, round_gate_up_to_bf16=False):
-    """``dualgemm.swiglu`` through the operator."""
+def _head(a, w, out_dtype):
+    """What every operator begins with."""
     if not torch.compiler.is_compiling():
         # The kernel sees none of those that torch.func makes.
         _refuse_tangent(a)
     out_dtype = a.dtype if out_dtype is None else getattr(torch, float_name(out_dtype, None))
-    return torch.ops.dualgemm.swiglu(
-        a,
-        handle(w),
-        w.shape[0],
-        out_dtype,
-        quantize_a_text(quantize_a),
-        activation or "",
-        round_gate_up_to_bf16,
-    )
+    return a, handle(w), w.shape[0], out_dtype
+
+
+def swiglu(a, w, out_dtype, quantize_a, activation, round_gate_up_to_bf16):
+    """``dualgemm.swiglu`` through the operator."""
+    how = quantize_a_text(quantize_a), activation or "", round_gate_up_to_bf16
+    return torch.ops.dualgemm.swiglu(*_head(a, w, out_dtype), *how)
+
+
+def linear(a, w, out_dtype, quantize_a):
+    """``dualgemm.linear`` through the operator."""
+    return torch.ops.dualgemm.linear(*_head(a, w, out_dtype), quantize_a_text(quantize_a))
+
+
+def mlp(a, w, out_dtype, quantize_a, quantize_hidden):
+    """``dualgemm.mlp`` through the operator."""
+    how = quantize_a_text(quantize_a), quantize_a_text(quantize_hidden, "quantize_hidden")
+    return torch.ops.dualgemm.mlp(*_head(a, w, out_dtype), *how)
+
+
+def experts(a, topk_ids, topk_weights, w, out_dtype, quantize_a, quantize_hidden):
+    """``dualgemm.experts`` through the operator."""
+    how = quantize_a_text(quantize_a), quantize_a_text(quantize_hidden, "quantize_hidden")
+    return torch.ops.dualgemm.experts(*_head(a, w, out_dtype), topk_ids, topk_weights, *how)

@@ -1,4 +1,5 @@
-"""The gated MLP as a torch module, and the replacement of those of a loaded model. Needs torch."""
+"""Linear layers, gated MLPs and blocks of experts as torch modules, and the replacement of those of a loaded model. Needs
+torch."""
 
 import copy
 import re
@@ -6,68 +7,167 @@ import re
 import torch
 
 from . import _dualgemm, _torch
-from ._ops import Weights
+from ._arrays import is_followed
+from ._ops import Experts, Linear, Mlp, Weights, floats
+from ._patch import PatchReport, patch_model
 from .errors import OperandError, UnsupportedError
 
-__all__ = ["NVFP4GatedMLP", "patch_mlp"]
+__all__ = ["NVFP4Experts", "NVFP4GatedMLP", "NVFP4Linear", "PatchReport", "patch_mlp", "patch_model"]
 
 
-class NVFP4GatedMLP(torch.nn.Module):
-    """``down(SiLU(x·gateᵀ) ∘ (x·upᵀ))`` with gate and up in 4 bits.
+class Packed(torch.nn.Module):
+    """A module whose weights are packed for kernels. They never change: copies of the module share them."""
 
-    Without ``down_proj`` the result is the product of both, ``[..., N]``. With a process ``group`` of
-    torch.distributed, weights and ``down_proj`` are this rank's shards and the results are summed over the ranks.
+    #: True while a loader asks a model for the names of what it has yet to load.
+    loading = False
+
+    def __init__(self, weights, operator, how, more=(), texts=()):
+        super().__init__()
+        self.weights = weights
+        self._operator, self._how, self._more = operator, how, more
+        self._handle, self._n = _torch.handle(weights), weights.shape[0]
+        self._texts = texts
+
+    def _compute(self, x, *routing):
+        # An operator of torch takes longer to call than a small layer to compute.
+        if not x.is_cpu or is_followed(torch, x):
+            return self._operator(x, self._handle, self._n, x.dtype, *routing, *self._texts)
+        return floats(x, self.weights, None, None, self._how, self._more, routing)
+
+    def _names(self):
+        """What is packed, for messages."""
+        return repr(self.weights)
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        if self.loading:
+            return
+        # Left out, the weights would be missing from what is saved, and nobody would know before it is loaded.
+        raise UnsupportedError(
+            f"{prefix.rstrip('.') or type(self).__name__}: {self._names()} are packed for kernels and cannot be saved; "
+            "the checkpoint that they come from holds them: load the model and call patch_model or patch_mlp again"
+        )
+
+
+class NVFP4Linear(Packed):
+    """``x·Wᵀ + b`` with W, a :class:`dualgemm.Linear`, in 4 bits. On the processor."""
+
+    def __init__(self, weights, *, quantize_a=None):
+        texts = (_torch.quantize_a_text(quantize_a),)
+        super().__init__(weights, torch.ops.dualgemm.linear, (quantize_a,), texts=texts)
+        self.quantize_a = quantize_a
+        self.out_features, self.in_features = weights.shape
+
+    @classmethod
+    def from_checkpoint(cls, path, module, *, quantize_a=None, **reading):
+        """A module of a checkpoint by its name."""
+        return cls(Linear.from_checkpoint(path, module, **reading), quantize_a=quantize_a)
+
+    def forward(self, x):
+        return self._compute(x)
+
+    def extra_repr(self):
+        return f"{self.weights!r}, quantize_a={self.quantize_a!r}"
+
+    def _names(self):
+        return self.weights.name
+
+    def __deepcopy__(self, memo):
+        return type(self)(self.weights, quantize_a=self.quantize_a)
+
+
+class NVFP4GatedMLP(Packed):
+    """``down(SiLU(x·gateᵀ) ∘ (x·upᵀ))``.
+
+    With a :class:`dualgemm.Mlp` all three matrices are in 4 bits; that is for the processor. With :class:`dualgemm.Weights`
+    gate and up are, and ``down_proj`` is a module; without one the result is the product of both, ``[..., N]``. ``quantize_a``
+    ``"static"`` or ``"dynamic"`` quantizes what goes into each product that is in 4 bits, a number what goes into the
+    first. With a process ``group`` of torch.distributed, weights and ``down_proj`` are this rank's shards and the results are
+    summed over the ranks.
     """
 
     def __init__(self, weights, down_proj=None, *, quantize_a=None, group=None):
-        super().__init__()
-        self.weights = weights
+        text = _torch.quantize_a_text(quantize_a)
+        if isinstance(weights, Mlp):
+            if down_proj is not None:
+                raise OperandError("down_proj: is given, and the weights have a down projection")
+            operator = torch.ops.dualgemm.mlp
+            how, more, texts = _both(quantize_a), (), tuple(map(_torch.quantize_a_text, _both(quantize_a)))
+        else:
+            operator, how, more, texts = torch.ops.dualgemm.swiglu, (quantize_a, None), (False, 0), (text, "", False)
+        super().__init__(weights, operator, how, more, texts)
         self.down_proj = down_proj
         self.quantize_a = quantize_a
         self.group = group
-        self._handle, self._n = _torch.handle(weights), weights.shape[0]
-        self._quantize_a = _torch.quantize_a_text(quantize_a)
 
     @classmethod
     def from_checkpoint(
         cls, path, layer=None, *, dtype=torch.bfloat16, device=None, quantize_a=None, group=None, **reading
     ):
-        """A layer of a checkpoint on a ``device``, its down projection decoded to ``dtype``. ``reading`` is handed to
-        :meth:`dualgemm.Weights.from_checkpoint`; ``group`` gives its rank and world."""
+        """A layer of a checkpoint on a ``device``: on the processor with all three matrices in 4 bits, on a GPU with its
+        down projection decoded to ``dtype``. ``reading`` is handed to :meth:`dualgemm.Mlp.from_checkpoint`; ``group``
+        gives its rank and world."""
         device = torch.device(device or "cpu")
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
         if group is not None:
             rank, world = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
             reading = {"rank": rank, "world": world, **reading}
+        if device.type == "cpu":
+            return cls(Mlp.from_checkpoint(path, layer, **reading), quantize_a=quantize_a, group=group)
         weights = Weights.from_checkpoint(path, layer, device=device, **reading)
         down = _down(path, layer, weights, dtype, reading).to(device=device)
         return cls(weights, down, quantize_a=quantize_a, group=group)
 
     def forward(self, x):
-        c = torch.ops.dualgemm.swiglu(x, self._handle, self._n, x.dtype, self._quantize_a, "", False)
-        if self.down_proj is None:
-            return c
-        c = self.down_proj(c)
+        y = self._compute(x)
+        if isinstance(self.weights, Weights) and self.down_proj is None:
+            return y
+        if self.down_proj is not None:
+            y = self.down_proj(y)
         if self.group is not None:
-            torch.distributed.all_reduce(c, group=self.group)
-        return c
+            torch.distributed.all_reduce(y, group=self.group)
+        return y
 
     def extra_repr(self):
         return f"{self.weights!r}, quantize_a={self.quantize_a!r}"
 
-    def _save_to_state_dict(self, destination, prefix, keep_vars):
-        # Left out, gate and up would be missing from what is saved, and nobody would know before it is loaded.
-        gate, up = self.weights.names
-        raise UnsupportedError(
-            f"{prefix.rstrip('.') or type(self).__name__}: {gate} and {up} are packed for kernels and cannot be saved; "
-            "the checkpoint that they come from holds them: load the model and call patch_mlp again"
-        )
+    def _names(self):
+        return " and ".join(self.weights.names)
 
     def __deepcopy__(self, memo):
-        # Packed weights never change: a copy of the module shares them.
         down = copy.deepcopy(self.down_proj, memo)
         return type(self)(self.weights, down, quantize_a=self.quantize_a, group=self.group)
+
+
+class NVFP4Experts(Packed):
+    """A block of experts, :class:`dualgemm.Experts`, in the place of transformers' own: it takes tokens ``[tokens, K]``, the
+    numbers of their experts and the weights of these. On the processor."""
+
+    def __init__(self, weights, *, quantize_a=None):
+        how = _both(quantize_a)
+        texts = tuple(map(_torch.quantize_a_text, how))
+        super().__init__(weights, torch.ops.dualgemm.experts, how, (False,), texts)
+        self.quantize_a = quantize_a
+        self.num_experts = weights.count
+
+    @classmethod
+    def from_checkpoint(cls, path, layer=None, *, quantize_a=None, **reading):
+        """The routed experts of a layer of a checkpoint; see :meth:`dualgemm.Experts.from_checkpoint`."""
+        return cls(Experts.from_checkpoint(path, layer, **reading), quantize_a=quantize_a)
+
+    def forward(self, hidden_states, top_k_index, top_k_weights):
+        return self._compute(hidden_states, top_k_index, top_k_weights)
+
+    def extra_repr(self):
+        return f"{self.weights!r}, quantize_a={self.quantize_a!r}"
+
+    def __deepcopy__(self, memo):
+        return type(self)(self.weights, quantize_a=self.quantize_a)
+
+
+def _both(quantize_a):
+    """What a module says of both products: a number is that of the first."""
+    return quantize_a, quantize_a if isinstance(quantize_a, str) else None
 
 
 def _down(path, layer, weights, dtype, reading):

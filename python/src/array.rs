@@ -13,9 +13,11 @@
 //! <https://dmlc.github.io/dlpack/latest/c_api.html>.
 
 use std::ffi::c_void;
+use std::sync::{Mutex, PoisonError};
 
 use dualgemm_cli::machine;
 use pyo3::exceptions::{PyMemoryError, PyTypeError};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyCapsuleMethods, PyDict, PyString};
 
@@ -28,6 +30,9 @@ pub enum Dtype {
     F32,
     F16,
     Bf16,
+    /// Numbers of experts.
+    I32,
+    I64,
     /// A plain byte, signed or not: packed codes, or scales that the caller vouches for.
     Byte,
     /// Two e2m1 codes in a byte.
@@ -37,11 +42,13 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    const NAMES: [(&'static str, Self); 9] = [
+    const NAMES: [(&'static str, Self); 11] = [
         ("float64", Self::F64),
         ("float32", Self::F32),
         ("float16", Self::F16),
         ("bfloat16", Self::Bf16),
+        ("int32", Self::I32),
+        ("int64", Self::I64),
         ("uint8", Self::Byte),
         ("int8", Self::Byte),
         ("float4_e2m1fn_x2", Self::F4x2),
@@ -56,8 +63,8 @@ impl Dtype {
     /// Bytes per element.
     pub fn size(self) -> usize {
         match self {
-            Self::F64 => 8,
-            Self::F32 => 4,
+            Self::F64 | Self::I64 => 8,
+            Self::F32 | Self::I32 => 4,
             Self::F16 | Self::Bf16 => 2,
             Self::Byte | Self::F4x2 | Self::E4m3 | Self::Ue8m0 => 1,
         }
@@ -104,11 +111,12 @@ pub struct Array<'py> {
 impl<'py> Array<'py> {
     /// The array in `object`, which messages call `name`.
     pub fn of(name: &str, object: &Bound<'py, PyAny>) -> PyResult<Self> {
-        let array = if object.hasattr("data_ptr")? {
+        let py = object.py();
+        let array = if object.hasattr(intern!(py, "data_ptr"))? {
             torch(name, object)?
-        } else if let Ok(interface) = object.getattr("__cuda_array_interface__") {
+        } else if let Ok(interface) = object.getattr(intern!(py, "__cuda_array_interface__")) {
             interface_of(name, object, &interface, Place::Cuda(None))?
-        } else if let Ok(interface) = object.getattr("__array_interface__") {
+        } else if let Ok(interface) = object.getattr(intern!(py, "__array_interface__")) {
             interface_of(name, object, &interface, Place::Cpu)?
         } else if object.hasattr("__dlpack__")? {
             dlpack(name, object)?
@@ -298,34 +306,49 @@ fn unknown(name: &str, dtype: &str) -> PyErr {
     Kind::Operand.raise(format!("{name}: its type is {dtype}; {hint}"))
 }
 
+/// A type of torch, known by its object once its name was read.
+fn torch_dtype(name: &str, dtype: &Bound<'_, PyAny>) -> PyResult<Dtype> {
+    static KNOWN: Mutex<Vec<(Py<PyAny>, Dtype)>> = Mutex::new(Vec::new());
+    let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, found)) = known().iter().find(|(object, _)| object.is(dtype)) {
+        return Ok(*found);
+    }
+    let full = dtype.str()?.to_string();
+    let short = full.rsplit('.').next().unwrap_or(&full);
+    let found = Dtype::named(short).ok_or_else(|| unknown(name, short))?;
+    known().push((dtype.clone().unbind(), found));
+    Ok(found)
+}
+
 fn torch<'py>(name: &str, tensor: &Bound<'py, PyAny>) -> PyResult<Array<'py>> {
-    let device = tensor.getattr("device")?;
-    let kind: String = device.getattr("type")?.extract()?;
-    let place = match kind.as_str() {
-        "cpu" => Place::Cpu,
-        "cuda" => Place::Cuda(device.getattr("index")?.extract()?),
-        _ => {
+    // Names are made once: this is most of what a call of a small layer takes.
+    let py = tensor.py();
+    let place = if tensor.getattr(intern!(py, "is_cpu"))?.is_truthy()? {
+        Place::Cpu
+    } else {
+        let device = tensor.getattr("device")?;
+        let kind: String = device.getattr("type")?.extract()?;
+        if kind != "cuda" {
             let message = format!("{name}: is on device {kind}; valid are cpu and cuda");
             return Err(Kind::Unsupported.raise(message));
         }
+        Place::Cuda(device.getattr("index")?.extract()?)
     };
-    let full = tensor.getattr("dtype")?.str()?.to_string();
-    let dtype = full.rsplit('.').next().unwrap_or(&full);
-    if tensor.call_method0("is_neg")?.extract()? {
+    let dtype = torch_dtype(name, &tensor.getattr(intern!(py, "dtype"))?)?;
+    if tensor.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
         let message =
             format!("{name}: is a view that torch has yet to negate; resolve_neg() makes it a tensor");
         return Err(Kind::Operand.raise(message));
     }
     // Sparse tensors have no memory of their own, nor have those that vmap makes.
-    let pointer = tensor.call_method0("data_ptr").map_err(|error| {
-        Kind::Operand
-            .raise(format!("{name}: a dense tensor is needed; torch says: {}", error.value(tensor.py())))
+    let pointer = tensor.call_method0(intern!(py, "data_ptr")).map_err(|error| {
+        Kind::Operand.raise(format!("{name}: a dense tensor is needed; torch says: {}", error.value(py)))
     })?;
     Ok(Array {
         pointer: pointer.extract::<usize>()? as *mut u8,
-        dtype: Dtype::named(dtype).ok_or_else(|| unknown(name, dtype))?,
-        shape: tensor.getattr("shape")?.extract()?,
-        strides: tensor.call_method0("stride")?.extract()?,
+        dtype,
+        shape: tensor.getattr(intern!(py, "shape"))?.extract()?,
+        strides: tensor.call_method0(intern!(py, "stride"))?.extract()?,
         writable: true,
         place,
         _owner: tensor.clone(),
@@ -351,6 +374,8 @@ fn interface_of<'py>(
         ("<f8", _) => Dtype::F64,
         ("<f4", _) => Dtype::F32,
         ("<f2", _) => Dtype::F16,
+        ("<i4", _) => Dtype::I32,
+        ("<i8", _) => Dtype::I64,
         ("|u1" | "|i1", _) => Dtype::Byte,
         (_, Ok(dtype)) => {
             let known: String = dtype.getattr("name").unwrap_or(dtype).str()?.extract()?;
@@ -448,6 +473,8 @@ fn dlpack<'py>(name: &str, object: &Bound<'py, PyAny>) -> PyResult<Array<'py>> {
         (2, 32, 1) => Dtype::F32,
         (2, 16, 1) => Dtype::F16,
         (4, 16, 1) => Dtype::Bf16,
+        (0, 32, 1) => Dtype::I32,
+        (0, 64, 1) => Dtype::I64,
         (0 | 1, 8, 1) => Dtype::Byte,
         (10, 8, 1) => Dtype::E4m3,
         (14, 8, 1) => Dtype::Ue8m0,

@@ -1,7 +1,5 @@
 //! Floats to codes and back, and the down projection of a checkpoint as floats.
 
-use std::path::PathBuf;
-
 use dualgemm::formats::quantize::mxfp4::quantize_mxfp4;
 use dualgemm::formats::quantize::quantize_with;
 use dualgemm::formats::{self, BlockFormat, GlobalScale, Producer, QuantizedMatrix, Search};
@@ -102,15 +100,14 @@ pub fn dequantize(py: Python<'_>, q: &Bound<'_, PyTuple>, out: &Bound<'_, PyAny>
 pub fn down(
     py: Python<'_>,
     out: &Bound<'_, PyAny>,
-    path: PathBuf,
+    path: &Bound<'_, PyAny>,
     layer: Option<&Bound<'_, PyAny>>,
     keywords: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<()> {
     let options = LayerOptions::of(layer, keywords)?;
-    let (rank, world) = options.rank();
-    let matrix = options.with_layer(py, &path, |layer, _| {
+    let matrix = options.with_layer(py, path, |layer, _| {
         let linear = layer.down()?;
-        Ok(linear.weight.shard_k(rank, world)?.into_owned())
+        Ok(linear.weight.shard_k(options.rank, options.world)?.into_owned())
     })?;
     decode(py, &matrix, out)
 }

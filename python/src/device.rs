@@ -4,15 +4,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use dualgemm::device::{DevicePtr, Stream};
 use dualgemm::formats::{BlockFormat, ScaleLayout};
-use dualgemm::gemm::{AFormat, DualGemmDesc, Epilogue, OutScale, QuantizeA};
+use dualgemm::gemm::{AFormat, Activation, DualGemmDesc, Epilogue, OutScale, QuantizeA};
 use dualgemm::{DeviceA, DeviceC, DeviceCall, DeviceGateUp, DualGemm, GpuId, GpuOptions, Runner, Target};
 use pyo3::prelude::*;
 
 use crate::array::{Array, Dtype, Place};
 use crate::destination::Destination;
 use crate::error::{Kind, facade};
+use crate::facts::Facts;
 use crate::operand::{Quantized, Source};
-use crate::weights::{Found, Weights};
+use crate::options::device_name;
+use crate::weights::Weights;
 
 /// Runners by problem, order of A's scales and stream. They stay for as long as the weights: a recorded graph uses
 /// their memory. M is rounded up to a power of two, so that there are few.
@@ -51,17 +53,17 @@ impl Weights {
             _ => false,
         };
         if !here {
-            let own = self.device_name();
+            let own = device_name(&self.target);
             return Err(Kind::Operand.raise(format!(
                 "a: is on {place} and the weights are on {own}; make them with device=\"cuda:N\" or move a"
             )));
         }
         let (a, format, m, k, layout) = on_device(source)?;
-        if k != self.k {
-            let message = format!("a: is [{m}, {k}]; [..., {}] is needed", self.k);
+        if k != self.facts.k {
+            let message = format!("a: is [{m}, {k}]; [..., {}] is needed", self.facts.k);
             return Err(Kind::Operand.raise(message));
         }
-        destination.check(source, m, self.n)?;
+        destination.check(source, m, self.facts.n)?;
         if destination.arrays().iter().any(|array| !array.is_dense() || !array.writable) {
             return Err(Kind::Operand.raise("out: is not contiguous row by row, or read-only"));
         }
@@ -83,7 +85,13 @@ impl Weights {
             quantize_a,
             out: destination.format(),
             epilogue,
-            ..DualGemmDesc::new(m.next_power_of_two().max(16), self.n, self.k, format, self.format)
+            ..DualGemmDesc::new(
+                m.next_power_of_two().max(16),
+                self.facts.n,
+                self.facts.k,
+                format,
+                self.facts.format,
+            )
         };
         let call = DeviceCall { m, a, c };
         py.detach(|| {
@@ -128,7 +136,8 @@ impl Weights {
         py: Python<'_>,
         (gate, up): (&Quantized<'_>, &Quantized<'_>),
         bias: [Option<Vec<f32>>; 2],
-        found: Found,
+        activation: Activation,
+        input_scale: Option<f32>,
         stream: Option<u64>,
     ) -> PyResult<Self> {
         let Place::Cuda(ordinal) = gate.place() else {
@@ -166,8 +175,15 @@ impl Weights {
                 unsafe { plan.prepack_device(&pair, Stream::raw(stream.unwrap_or(0))) }
             })
             .map_err(facade)?;
-        let global_scales = (g.global_scale, u.global_scale);
-        Ok(Self::on_device(packed, target, (g.format, g.rows, g.k), global_scales, found))
+        let facts = Facts {
+            names: vec!["gate".into(), "up".into()],
+            n: g.rows,
+            k: g.k,
+            format: g.format,
+            global_scales: vec![g.global_scale, u.global_scale],
+            input_scale,
+        };
+        Ok(Self::new(packed, target, facts, activation, None))
     }
 }
 

@@ -2,18 +2,25 @@
 //! into arrays that the Python side allocated.
 //!
 //! Flow: [`array`] (memory's owner, address, type and strides) → [`operand`] (matrices that borrow it),
-//! [`options`] (what callers say in words) → [`weights`] and [`device`], [`convert`], [`challenge`] (the operations) → the
-//! facade. [`tools`] hands whole subcommands of the command over. Nothing here allocates a Python array and nothing imports a framework.
+//! [`options`] (what callers say in words), [`checkpoint`] (opened once) → [`weights`] and [`device`], [`linear`], [`mlp`],
+//! [`experts`] on [`runners`] that all share, [`convert`], [`challenge`] (the operations) → the facade. [`tools`] hands whole subcommands of the command over. Nothing here allocates a Python array and nothing imports a framework.
 
 mod array;
 mod challenge;
+mod checkpoint;
 mod convert;
 mod destination;
 mod device;
 mod error;
+mod experts;
+mod facts;
+mod linear;
+mod mlp;
+mod number;
 mod operand;
 mod options;
 mod pool;
+mod runners;
 mod tools;
 mod weights;
 
@@ -23,7 +30,11 @@ use pyo3::prelude::*;
 #[pymodule(gil_used = true)]
 fn _dualgemm(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<checkpoint::Checkpoint>()?;
     module.add_class::<weights::Weights>()?;
+    module.add_class::<linear::Linear>()?;
+    module.add_class::<mlp::Mlp>()?;
+    module.add_class::<experts::Experts>()?;
     module.add_function(wrap_pyfunction!(convert::quantize, module)?)?;
     module.add_function(wrap_pyfunction!(convert::dequantize, module)?)?;
     module.add_function(wrap_pyfunction!(convert::scales_len, module)?)?;
@@ -32,6 +43,7 @@ fn _dualgemm(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(challenge::challenge_scales, module)?)?;
     module.add_function(wrap_pyfunction!(challenge::reference, module)?)?;
     module.add_function(wrap_pyfunction!(tools::command, module)?)?;
+    module.add_function(wrap_pyfunction!(tools::main, module)?)?;
     module.add_function(wrap_pyfunction!(pool::set_num_threads, module)?)?;
     module.add_function(wrap_pyfunction!(pool::get_num_threads, module)?)?;
     Ok(())

@@ -59,6 +59,14 @@ impl<'py> Source<'py> {
         }
     }
 
+    /// Its rows.
+    pub fn rows(&self) -> PyResult<usize> {
+        match self {
+            Self::Float(array) => Ok(array.matrix("a")?.0),
+            Self::Quantized(quantized) => Ok(quantized.codes.matrix("a codes")?.0),
+        }
+    }
+
     /// The matrix, in this machine's memory.
     pub fn operand(&self, name: &str) -> PyResult<AOperand<'_>> {
         match self {
@@ -252,7 +260,7 @@ pub fn floats<'a>(name: &str, array: &'a Array<'_>) -> PyResult<FloatMatrix<'a>>
         Dtype::Bf16 => FloatMatrix::Bf16(matrix::<bf16>(name, array)?),
         other => {
             let hint = match other {
-                Dtype::F64 => "round it to one of them first",
+                Dtype::F64 | Dtype::I32 | Dtype::I64 => "round it to one of them first",
                 _ => "codes come as a dualgemm.Quantized with their scales",
             };
             let message = format!("{name}: is {other}; float32, float16 or bfloat16 is needed; {hint}");

@@ -2,19 +2,21 @@
 //! `Weights.from_checkpoint`.
 
 use std::ops::Range;
-use std::path::Path;
+use std::path::PathBuf;
+use std::sync::Arc;
 
-use dualgemm::checkpoint::GateUpOrder;
+use dualgemm::checkpoint::{Checkpoint, GateUpOrder};
 use dualgemm::formats::ScaleLayout;
 use dualgemm::gemm::Activation;
-use dualgemm::{GpuOptions, Target};
-use dualgemm_cli::args::{self, LayerArgs, NibbleOrderArg, ReadArgs};
-use dualgemm_cli::layer::{self, Layer};
+use dualgemm::{DualGemm, GpuOptions, PackedWeights, Target};
+use dualgemm_cli::args::{self, LayerArgs, NibbleOrderArg};
+use dualgemm_cli::layer::{self, InputScales, Layer};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::error::{self, Kind, facade};
+use crate::facts::Facts;
 use crate::operand::layout;
 use crate::pool;
 
@@ -29,6 +31,14 @@ fn target(name: &str) -> PyResult<Target> {
 /// A target from anything whose text is its name, as torch devices are.
 pub fn device_target(device: Option<&Bound<'_, PyAny>>) -> PyResult<Target> {
     device.map_or_else(|| Ok(Target::default()), |device| target(&device.str()?.extract::<String>()?))
+}
+
+/// The name of a target.
+pub fn device_name(target: &Target) -> String {
+    match target {
+        Target::Gpu(id, _) => id.to_string(),
+        _ => "cpu".into(),
+    }
 }
 
 /// An order of gate and up in one matrix, by name.
@@ -55,39 +65,48 @@ fn count(name: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
 pub struct LayerOptions {
     layer: LayerArgs,
     activation: Option<Activation>,
-    rank: usize,
-    world: usize,
+    /// A keyword that says how to read a file, if there is one.
+    reading: Option<String>,
+    pub rank: usize,
+    pub world: usize,
     pub target: Target,
 }
 
 impl LayerOptions {
     /// From keywords; an unknown one is a `TypeError`.
     pub fn of(layer: Option<&Bound<'_, PyAny>>, keywords: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
-        let read = ReadArgs {
-            convention: None,
-            gate_up_order: None,
-            nibble_order: None,
-            scale_layout: None,
-            within: None,
-            unusable_input_scale_is_one: false,
-        };
         let layer = layer.map(|layer| count("layer", layer)).transpose()?;
-        let mut this = Self {
-            layer: LayerArgs { layer, expert: None, shared_expert: false, read },
-            activation: None,
-            rank: 0,
-            world: 1,
-            target: Target::default(),
-        };
+        let mut this = Self::numbered(0, false);
+        this.layer.layer = layer;
         for (key, value) in keywords.into_iter().flatten() {
             this.set(&key.extract::<String>()?, &value)?;
         }
         Ok(this)
     }
 
+    /// A layer by its number.
+    pub fn numbered(layer: usize, shared_expert: bool) -> Self {
+        let layer = LayerArgs { layer: Some(layer), shared_expert, ..LayerArgs::default() };
+        Self { layer, activation: None, reading: None, rank: 0, world: 1, target: Target::default() }
+    }
+
+    /// Of a module by name, which no number and no rank goes with.
+    pub fn of_module(keywords: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
+        for key in keywords.into_iter().flat_map(|keywords| keywords.keys()) {
+            let key: String = key.extract()?;
+            if matches!(key.as_str(), "expert" | "shared_expert" | "rank" | "world" | "activation") {
+                return Err(PyTypeError::new_err(format!("unexpected keyword argument '{key}'")));
+            }
+        }
+        Self::of(None, keywords)
+    }
+
     fn set(&mut self, key: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
         let text = || value.extract::<String>();
         let read = &mut self.layer.read;
+        if !matches!(key, "device" | "rank" | "world" | "shared_expert" | "expert") && !value.is_none() {
+            self.reading = Some(key.into());
+        }
         match key {
             // None is the default of those that have no other.
             "device" | "expert" | "activation" | "gate_up_order" | "nibble_order" | "scale_layout"
@@ -124,24 +143,66 @@ impl LayerOptions {
         Ok(())
     }
 
-    /// Opens the checkpoint and hands the layer and this rank's features to `use_it`, with the GIL released.
+    /// Opens the checkpoint, unless it is a `dualgemm.Checkpoint`, which is open.
+    pub fn open(&self, py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<Arc<Checkpoint>> {
+        if let Ok(opened) = path.cast::<crate::checkpoint::Checkpoint>() {
+            return match &self.reading {
+                None => Ok(opened.get().files.clone()),
+                Some(key) => Err(Kind::Argument.raise(format!(
+                    "{key} says how to read a file; it belongs where the Checkpoint is made"
+                ))),
+            };
+        }
+        let path: PathBuf = path.extract()?;
+        let opened = pool::run(py, || layer::open(&path, &self.layer.read, self.activation))?;
+        opened.map(Arc::new).map_err(facade)
+    }
+
+    /// Hands the opened checkpoint to `use_it`, with the GIL released.
+    pub fn with_checkpoint<R: Send>(
+        &self,
+        py: Python<'_>,
+        path: &Bound<'_, PyAny>,
+        use_it: impl FnOnce(&Checkpoint) -> anyhow::Result<R> + Send,
+    ) -> PyResult<R> {
+        let checkpoint = self.open(py, path)?;
+        pool::run(py, || use_it(&checkpoint))?.map_err(|error| error::failure(&error.into()))
+    }
+
+    /// Hands the layer and this rank's features to `use_it`.
     pub fn with_layer<R: Send>(
         &self,
         py: Python<'_>,
-        path: &Path,
+        path: &Bound<'_, PyAny>,
         use_it: impl FnOnce(&Layer<'_>, Range<usize>) -> anyhow::Result<R> + Send,
     ) -> PyResult<R> {
-        let result = pool::run(py, || {
-            let checkpoint = layer::open(path, &self.layer.read, self.activation)?;
-            let layer = Layer::of(&checkpoint, &self.layer)?;
+        self.with_checkpoint(py, path, |checkpoint| {
+            let layer = Layer::of(checkpoint, &self.layer)?;
             let features = layer.shard(self.rank, self.world)?;
             use_it(&layer, features)
-        })?;
-        result.map_err(|error| error::failure(&error.into()))
+        })
     }
 
-    /// The rank and how many there are.
-    pub fn rank(&self) -> (usize, usize) {
-        (self.rank, self.world)
+    /// An expert of the layer, or its MLP.
+    pub fn layer_of<'c>(
+        &self,
+        checkpoint: &'c Checkpoint,
+        expert: Option<usize>,
+    ) -> anyhow::Result<Layer<'c>> {
+        Layer::of(checkpoint, &LayerArgs { expert, ..self.layer.clone() })
     }
+}
+
+/// Gate and up of a layer in kernel order.
+pub fn pack_layer(
+    layer: &Layer<'_>,
+    features: Range<usize>,
+    target: &Target,
+) -> anyhow::Result<(PackedWeights, Facts)> {
+    let plan = DualGemm::plan_for_packing((features.len(), layer.k()), layer.format(), target)?;
+    let packed = layer.prepack(&plan, features.clone(), |_| ())?;
+    let first = layer.features(features.start..features.start + 1)?;
+    // Scales of activations are optional: weights can be used without, and `static` says so then.
+    let input_scale = layer.input_scales().ok().flatten().map(InputScales::used);
+    Ok((packed, Facts { n: features.len(), ..Facts::of(&[&first.gate, &first.up], input_scale) }))
 }

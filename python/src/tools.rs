@@ -1,4 +1,4 @@
-//! Whole subcommands of the command, for the functions that have one: inspect, validate, bench, simulate.
+//! Whole subcommands of the command, for the functions that have one, and the command itself.
 
 use std::ffi::OsString;
 
@@ -11,4 +11,10 @@ use crate::{error, pool};
 pub fn command(py: Python<'_>, args: Vec<OsString>) -> PyResult<(String, bool)> {
     let document = pool::run(py, || dualgemm_cli::document(args))?;
     document.map(|d| (d.json, d.right)).map_err(|failure| error::failure(&failure))
+}
+
+/// Runs the command, the program's name first, with its output on the terminal, and returns its exit code.
+#[pyfunction]
+pub fn main(py: Python<'_>, args: Vec<OsString>) -> PyResult<u8> {
+    pool::run(py, || dualgemm_cli::run(args))
 }

@@ -46,6 +46,26 @@ def hidden(layer14):
     return x.astype(ml_dtypes.bfloat16)
 
 
+#: Values of the sixteen codes.
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6] * 2, np.float32) * np.repeat([1, -1], 8).astype(np.float32)
+
+
+def dequantized(path):
+    """The tensors of a checkpoint of ModelOpt or compressed-tensors in f32, by the names of the float model."""
+    t, out = tensors(path), {}
+    for name, x in t.items():
+        module = name.removesuffix(".weight_packed").removesuffix(".weight")
+        if x.dtype == np.uint8:
+            divisor = t.get(f"{module}.weight_global_scale")
+            scale = t[f"{module}.weight_scale_2"] if divisor is None else 1 / divisor.astype(np.float32)
+            codes = np.stack([x & 15, x >> 4], -1).reshape(x.shape[0], -1)
+            blocks = t[f"{module}.weight_scale"].astype(np.float32) * np.float32(np.ravel(scale)[0])
+            out[f"{module}.weight"] = E2M1[codes] * np.repeat(blocks, 16, 1)
+        elif "_scale" not in name:
+            out[name] = x.astype(np.float32)
+    return out
+
+
 def rel_l2(got, want):
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
     return np.linalg.norm(got - want) / np.linalg.norm(want)

@@ -39,7 +39,7 @@ def test_classes_have_the_bases_that_python_users_catch():
     [
         (lambda: a(k=80), r"A is f32 \[2, 80\]; .*K = 64"),
         (lambda: a(dtype=np.float64), "a: is float64; .*round it"),
-        (lambda: a(dtype=np.int32), "a: its type is int32"),
+        (lambda: a(dtype=np.int32), "a: is int32; .*round it"),
         (lambda: a(dtype=np.complex64), "a: its type is complex64"),
         (lambda: a(dtype=">f4"), "a: its type is >f4"),
         (lambda: a(dtype=ml_dtypes.float8_e4m3fn), "a: is float8_e4m3fn; .*with their scales"),

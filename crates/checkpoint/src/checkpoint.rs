@@ -159,6 +159,11 @@ impl Checkpoint {
         self.options.within.as_ref().is_none_or(|within| module.starts_with(within.as_str()))
     }
 
+    /// Names of the modules whose weights are of a type that holds 4-bit blocks.
+    pub fn quantized_modules(&self) -> impl Iterator<Item = &str> {
+        self.index.modules.keys().map(String::as_str).filter(|module| self.is_packed_module(module))
+    }
+
     /// Every gated MLP, in layer order.
     pub fn mlps(&self) -> Vec<MlpInfo> {
         let info = |mlp: &Mlp| MlpInfo {

@@ -32,7 +32,7 @@ pub struct Cli {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 the thing checked is wrong; 2 bad input or usage; 3 not supported on \
-                          this machine or in this build.";
+                          this machine or in this build; 130 interrupted.";
 
 /// The subcommands.
 #[derive(Debug, Subcommand)]
@@ -73,7 +73,7 @@ pub enum Command {
 }
 
 /// How to read a checkpoint that does not describe itself fully.
-#[derive(Debug, Default, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub struct ReadArgs {
     /// Convention of names and scales: modelopt, compressed-tensors, torchao, gguf, comfyui, gpt-oss, deepseek,
     /// fp8-mxfp4, quark, auto-round or mlx. Without it, the one that the configuration or the file's metadata declares.
@@ -99,7 +99,7 @@ pub struct ReadArgs {
 }
 
 /// Which MLP of a checkpoint.
-#[derive(Debug, Default, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub struct LayerArgs {
     /// Layer of the checkpoint; may be left out where there is only one.
     #[arg(long, value_name = "I")]

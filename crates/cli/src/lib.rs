@@ -41,14 +41,19 @@ pub use crate::failure::Unsupported;
 
 /// Runs the command that this process was started with.
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    ExitCode::from(run(std::env::args_os().collect()))
+}
+
+/// Runs the command on its arguments, the program's name first, and returns its exit code.
+pub fn run(args: Vec<OsString>) -> u8 {
+    let cli = match Cli::try_parse_from(&args) {
         Ok(cli) => cli,
         // Help and version are no failures: clap prints them on stdout.
         Err(error) if !error.use_stderr() => {
-            return error.print().map_or(ExitCode::from(2), |()| ExitCode::SUCCESS);
+            return error.print().map_or(failure::USAGE, |()| 0);
         }
         Err(error) => {
-            let output = Output::new(std::env::args_os().any(|arg| arg == "--json"));
+            let output = Output::new(args.iter().any(|arg| arg == "--json"));
             return output.fail(&failure::usage_line(&error), failure::USAGE);
         }
     };
@@ -56,7 +61,7 @@ pub fn main() -> ExitCode {
     interrupt::remove_uncommitted_on_signals();
     let output = Output::new(cli.json);
     // Said before the work, not when its report cannot be written.
-    if let Some(arg) = std::env::args_os().find(|arg| cli.json && arg.to_str().is_none()) {
+    if let Some(arg) = args.iter().find(|arg| cli.json && arg.to_str().is_none()) {
         let line =
             format!("{}: is not UTF-8, which JSON holds alone; give another name", arg.to_string_lossy());
         return output.fail(&line, failure::USAGE);
@@ -64,9 +69,9 @@ pub fn main() -> ExitCode {
     // The hook keeps the backtrace off the terminal; the message goes out as one line like any other.
     panic::set_hook(Box::new(|_| ()));
     match panic::catch_unwind(AssertUnwindSafe(|| command::run(cli.command, &output))) {
-        Ok(Ok(Verdict::Right)) => ExitCode::SUCCESS,
-        Ok(Ok(Verdict::Wrong)) => ExitCode::from(failure::CHECK_FAILED),
-        Ok(Err(error)) if report::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Ok(Ok(Verdict::Right)) => 0,
+        Ok(Ok(Verdict::Wrong)) => failure::CHECK_FAILED,
+        Ok(Err(error)) if report::is_broken_pipe(&error) => 0,
         Ok(Err(error)) => output.fail(&failure::line(&error), failure::exit_code(&error)),
         Err(payload) => output.fail(&failure::panic_line(payload.as_ref()), failure::PANIC),
     }

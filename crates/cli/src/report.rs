@@ -5,15 +5,12 @@
 use std::borrow::Cow;
 use std::fmt::{self, Display};
 use std::io::{self, IsTerminal as _, Write as _};
-use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-
-use crate::simulated;
 
 /// Where reports, failures and progress go.
 #[derive(Debug)]
@@ -51,27 +48,29 @@ impl Output {
         writeln!(stdout, "{}", text.trim_end()).and_then(|()| stdout.flush()).context("stdout")
     }
 
-    /// Says on one line of stderr what went wrong; with `--json`, stdout gets it as a document too.
-    pub fn fail(&self, message: &str, code: u8) -> ExitCode {
+    /// Says on one line of stderr what went wrong and returns the exit code; with `--json`, stdout gets it as a document too.
+    pub fn fail(&self, message: &str, code: u8) -> u8 {
         // Nothing is left to be done about a closed stderr or stdout.
         let _ = writeln!(io::stderr(), "error: {}", visible(message));
         if self.json {
             let document = serde_json::json!({ "error": message, "exit_code": code });
             let _ = writeln!(io::stdout(), "{document:#}");
         }
-        ExitCode::from(code)
+        code
     }
 
-    /// What stands on stderr while the simulator runs, which takes at most about so long; invisible where stderr is no
-    /// terminal.
-    pub fn simulation(&self, at_most: Duration) -> ProgressBar {
-        let message = format!("simulate, at most about {}", simulated::about(at_most));
-        let bar = self
-            .bar("{spinner} {msg}, {elapsed} so far", || ProgressBar::new_spinner().with_message(message));
+    /// What stands on stderr while the simulator runs one launch after the other; invisible where stderr is no terminal.
+    pub fn simulation(&self) -> ProgressBar {
+        let bar = self.bar("{spinner} simulate, {elapsed} so far", ProgressBar::new_spinner);
         if !bar.is_hidden() {
             bar.enable_steady_tick(Duration::from_millis(200));
         }
         bar
+    }
+
+    /// A bar over so many steps on stderr, with a message; invisible where stderr is no terminal.
+    pub fn fraction(&self, len: u64) -> ProgressBar {
+        self.bar("{bar:20} {percent}% {msg}", || ProgressBar::new(len))
     }
 
     /// A progress bar over `len` steps on stderr; invisible where stderr is no terminal.

@@ -5,6 +5,7 @@
 //! `Work` in the copy that was compiled for that instruction set, and hands it a token of no size, which only
 //! `dispatch` can make. Code that holds a token may use the instructions.
 
+use crate::amx::Tiles;
 use crate::{Error, w4a4, w4a16};
 
 /// Calls a macro with `[features] arguments`. The features are both what the kernels of an instruction set are compiled with
@@ -23,6 +24,13 @@ macro_rules! with_features {
     (Avx512Vnni, $to:ident! $arguments:tt) => {
         $to! { ["avx2" "fma" "f16c" "avx512f" "avx512bw" "avx512vl" "avx512vnni"] $arguments }
     };
+    (Avx512Bf16, $to:ident! $arguments:tt) => {
+        $to! {
+            ["avx2" "fma" "f16c" "avx512f" "avx512bw" "avx512vl" "avx512vnni" "avx512vbmi" "avx512bf16"] $arguments
+        }
+    };
+    // Tiles themselves are not a feature of stable Rust: see `amx`.
+    (AmxBf16, $to:ident! $arguments:tt) => { $crate::isa::with_features! { Avx512Bf16, $to! $arguments } };
 }
 #[cfg(target_arch = "x86_64")]
 pub(crate) use with_features;
@@ -75,7 +83,7 @@ macro_rules! tokens {
     )*};
 }
 #[cfg(target_arch = "x86_64")]
-tokens!(Avx2 AvxVnni Avx512 Avx512Vnni);
+tokens!(Avx2 AvxVnni Avx512 Avx512Vnni Avx512Bf16 AmxBf16);
 
 /// A computation that is compiled once per instruction set.
 pub(crate) trait Work {
@@ -91,6 +99,8 @@ pub(crate) trait Work {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Available {
     isa: Isa,
+    /// The tiles that kernels may use.
+    pub(crate) tiles: Tiles,
     /// Whether portable kernels fuse multiply-adds, if need be in software, so that tests can compare bits.
     #[cfg(test)]
     fused: bool,
@@ -117,7 +127,7 @@ impl Available {
             };
         }
         #[cfg(target_arch = "x86_64")]
-        run_compiled!(Avx2 AvxVnni Avx512 Avx512Vnni);
+        run_compiled!(Avx2 AvxVnni Avx512 Avx512Vnni Avx512Bf16 AmxBf16);
         #[cfg(test)]
         if self.fused {
             return work.run(Portable::<true>(()));
@@ -128,7 +138,13 @@ impl Available {
     /// Portable kernels with fused multiply-adds.
     #[cfg(test)]
     pub(crate) fn fused_portable() -> Self {
-        Self { isa: Isa::Portable, fused: true }
+        Self { isa: Isa::Portable, tiles: Tiles::No, fused: true }
+    }
+
+    /// The same with tiles in software.
+    #[cfg(test)]
+    pub(crate) fn emulating_tiles(self) -> Self {
+        Self { tiles: Tiles::Emulated, ..self }
     }
 }
 
@@ -146,11 +162,23 @@ pub enum Isa {
     Avx512,
     /// AVX-512 with VNNI (Cascade Lake, Ice Lake, Zen 4 and later).
     Avx512Vnni,
+    /// AVX-512 with VNNI, VBMI and BF16 (Zen 4, Sapphire Rapids and later).
+    Avx512Bf16,
+    /// The same, and tiles of bf16 with AMX (Sapphire Rapids and later), if the system lets a process use them.
+    AmxBf16,
 }
 
 impl Isa {
-    /// Every instruction set, slowest first.
-    pub const ALL: [Self; 5] = [Self::Portable, Self::Avx2, Self::AvxVnni, Self::Avx512, Self::Avx512Vnni];
+    /// Every instruction set, slowest first, except that AVX512-BF16 is slow on some processors: see [`best`](Self::best).
+    pub const ALL: [Self; 7] = [
+        Self::Portable,
+        Self::Avx2,
+        Self::AvxVnni,
+        Self::Avx512,
+        Self::Avx512Vnni,
+        Self::Avx512Bf16,
+        Self::AmxBf16,
+    ];
 
     /// The environment variable that forces one, by its [`name`](Self::name).
     pub const ENV: &str = "DUALGEMM_ISA";
@@ -163,6 +191,8 @@ impl Isa {
             Self::AvxVnni => "avxvnni",
             Self::Avx512 => "avx512",
             Self::Avx512Vnni => "avx512vnni",
+            Self::Avx512Bf16 => "avx512bf16",
+            Self::AmxBf16 => "amxbf16",
         }
     }
 
@@ -178,6 +208,8 @@ impl Isa {
             Self::AvxVnni => with_features!(AvxVnni, detected!()),
             Self::Avx512 => with_features!(Avx512, detected!()),
             Self::Avx512Vnni => with_features!(Avx512Vnni, detected!()),
+            Self::Avx512Bf16 => with_features!(Avx512Bf16, detected!()),
+            Self::AmxBf16 => with_features!(AmxBf16, detected!()) && crate::amx::permitted(),
         }
     }
 
@@ -189,7 +221,18 @@ impl Isa {
 
     /// The fastest one that this machine has.
     pub fn best() -> Self {
-        Self::ALL.into_iter().rev().find(|isa| isa.available()).unwrap_or(Self::Portable)
+        Self::ALL.into_iter().rev().find(|isa| isa.available() && isa.pays()).unwrap_or(Self::Portable)
+    }
+
+    /// Whether it is as fast as those before it, on a processor that has it. VDPBF16PS is on AMD's; on an Emerald Rapids, bf16 take
+    /// twice the time of 16-bit integers.
+    fn pays(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        if self == Self::Avx512Bf16 {
+            // The first word of "AuthenticAMD".
+            return std::arch::x86_64::__cpuid(0).ebx == u32::from_le_bytes(*b"Auth");
+        }
+        true
     }
 
     /// The one that [`Isa::ENV`] names, or else the fastest.
@@ -211,6 +254,17 @@ impl Isa {
         if self.available() { Ok(self) } else { Err(Error::IsaUnavailable { isa: self, best: Self::best() }) }
     }
 
+    /// The tiles that its kernels use.
+    pub(crate) fn tiles(self) -> Tiles {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16 => Tiles::Vectors,
+            #[cfg(target_arch = "x86_64")]
+            Self::AmxBf16 => Tiles::Hardware,
+            _ => Tiles::No,
+        }
+    }
+
     /// The proof that this machine has it.
     ///
     /// # Errors
@@ -218,6 +272,7 @@ impl Isa {
     pub(crate) fn checked(self) -> Result<Available, Error> {
         Ok(Available {
             isa: self.require()?,
+            tiles: self.tiles(),
             #[cfg(test)]
             fused: FUSED,
         })
@@ -255,7 +310,7 @@ mod tests {
         }
         assert_eq!(
             "sse9".parse::<Isa>().unwrap_err().to_string(),
-            "there is no instruction set \"sse9\"; known are portable, avx2, avxvnni, avx512, avx512vnni"
+            "there is no instruction set \"sse9\"; known are portable, avx2, avxvnni, avx512, avx512vnni, avx512bf16, amxbf16"
         );
     }
 
@@ -263,7 +318,7 @@ mod tests {
     fn the_best_is_available_and_nothing_better_is() {
         let best = Isa::best();
         assert!(best.available() && Isa::Portable.available());
-        assert!(Isa::ALL.into_iter().filter(|&isa| isa > best).all(|isa| !isa.available()));
+        assert!(Isa::ALL.into_iter().filter(|&isa| isa > best).all(|isa| !isa.available() || !isa.pays()));
     }
 
     #[test]

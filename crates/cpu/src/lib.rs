@@ -1,4 +1,4 @@
-//! The fused dual GEMM on CPUs: packed weights, AVX-512/VNNI, AVX2 and portable kernels.
+//! The fused dual GEMM on CPUs: packed weights, AMX, AVX-512, AVX2 and portable kernels.
 //!
 //! In the order of processing:
 //!
@@ -14,6 +14,9 @@
 //! | [`gemm`] | [`CpuGemm`]: the whole operation, from operands to C |
 
 mod aligned;
+// Only processors of this architecture have tiles, and tests emulate them.
+#[cfg_attr(not(any(target_arch = "x86_64", test)), allow(dead_code))]
+mod amx;
 pub mod epilogue;
 pub mod error;
 mod fetch;

@@ -10,10 +10,12 @@ use dualgemm_formats::{BlockFormat, GlobalScale, QuantizedMatrix, ScaleLayout};
 use dualgemm_gemm::{AFormat, DualGemmDesc, GateUp};
 
 use crate::aligned::Aligned;
+use crate::amx::Tiles;
 use crate::pack::{CHUNK_K, PANEL, PackedGateUp};
 use crate::tile::{RowTile, TILE_COLS, TileKernel};
 use crate::w4a4::{self, Source};
-use crate::{CpuPlan, Error, Isa, threads};
+use crate::w4a16::tiles;
+use crate::{CpuPlan, Error, Isa, threads, w4a16};
 
 /// Rates of one instruction set on this machine.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -30,6 +32,9 @@ pub struct Limits {
     pub w4a4_tile: f64,
     /// Additions and multiplications per second of f32 multiply-adds from registers.
     pub f32_multiply_add: f64,
+    /// The same of dot products of bf16 with operands in the first-level cache, by AMX or AVX512-BF16; 0 where there is neither.
+    #[serde(default)]
+    pub bf16_dot: f64,
 }
 
 impl Limits {
@@ -37,13 +42,14 @@ impl Limits {
     /// f16 count as f32; blocks with few significant bits are multiplied as 16-bit integers and can be faster.
     pub fn operations(&self, desc: &DualGemmDesc) -> (&'static str, f64) {
         let floats = ("f32", self.f32_multiply_add);
-        match (desc.a_compute().block_format(), byte_products(desc)) {
+        let others = match (desc.a_compute().block_format(), byte_products(desc)) {
             (Some(_), _) => ("W4A4", self.w4a4_tile),
             (_, Some(products)) if self.integer_dot / products > floats.1 => {
                 (if products == 2.0 { "16-bit" } else { "24-bit" }, self.integer_dot / products)
             }
             _ => floats,
-        }
+        };
+        bf16_terms(self.isa, desc).map_or(others, |terms| ("bf16", self.bf16_dot / terms))
     }
 
     /// The least time, in seconds, for this many operations at `rate` (one of the fields) and bytes from memory.
@@ -59,6 +65,15 @@ fn byte_products(desc: &DualGemmDesc) -> Option<f64> {
         AFormat::Bf16 => Some(2.0),
         _ => (desc.m == 1).then_some(3.0),
     }
+}
+
+/// The number of bf16 into which each float of A is cut where all of its rows are multiplied as bf16.
+fn bf16_terms(isa: Isa, desc: &DualGemmDesc) -> Option<f64> {
+    let terms = match desc.a_compute().block_format() {
+        Some(a) => w4a4::takes_tiles(isa, a, desc.b, desc.m, desc.k).then_some(1),
+        None => w4a16::tile_terms(isa.tiles(), desc.a_compute(), desc.b, desc.m, desc.k),
+    };
+    terms.map(|terms| terms as f64)
 }
 
 /// Several times the last-level cache of the machines that this runs on.
@@ -78,6 +93,7 @@ pub fn measure(isa: Isa, threads: usize) -> Result<Limits, Error> {
         integer_dot: best(threads, 2.0, || kernel.spin_integer_dots()),
         w4a4_tile: w4a4_tile(kernel, threads)?,
         f32_multiply_add: best(threads, 2.0, || kernel.spin_multiply_adds()),
+        bf16_dot: bf16_dot(isa, threads)?,
     })
 }
 
@@ -88,9 +104,10 @@ pub fn measure(isa: Isa, threads: usize) -> Result<Limits, Error> {
 /// If this machine lacks the plan's instruction set.
 pub fn of_plan(plan: &CpuPlan) -> Result<(f64, f64), Error> {
     let kernel = w4a4::Kernel::new(plan.isa.checked()?);
-    let operations = match plan.desc.a_compute().block_format() {
-        Some(_) => w4a4_tile(kernel, plan.threads)?,
-        None => {
+    let operations = match (bf16_terms(plan.isa, &plan.desc), plan.desc.a_compute().block_format()) {
+        (Some(terms), _) => bf16_dot(plan.isa, plan.threads)? / terms,
+        (None, Some(_)) => w4a4_tile(kernel, plan.threads)?,
+        (None, None) => {
             let floats = best(plan.threads, 2.0, || kernel.spin_multiply_adds());
             let integers = |products| best(plan.threads, 2.0, || kernel.spin_integer_dots()) / products;
             byte_products(&plan.desc).map_or(floats, |products| floats.max(integers(products)))
@@ -143,6 +160,11 @@ fn read_rate(kernel: w4a4::Kernel, threads: usize, len: usize) -> f64 {
     rate
 }
 
+fn bf16_dot(isa: Isa, threads: usize) -> Result<f64, Error> {
+    let isa = isa.checked()?;
+    Ok(if isa.tiles == Tiles::No { 0.0 } else { best(threads, 2.0, || isa.dispatch(tiles::Spin(isa.tiles))) })
+}
+
 fn w4a4_tile(kernel: w4a4::Kernel, threads: usize) -> Result<f64, Error> {
     // 8 KiB of sums, 4.6 KiB of weights, 12 KiB of activations per chunk pair: all in a first-level cache.
     const K: usize = 8 * CHUNK_K;
@@ -179,6 +201,7 @@ mod tests {
             integer_dot: 12.0,
             w4a4_tile: 7.0,
             f32_multiply_add: 3.0,
+            bf16_dot: 0.0,
         };
         let operations =
             |m, a, limits: Limits| limits.operations(&DualGemmDesc::new(m, 64, 64, a, BlockFormat::Nvfp4));
@@ -190,6 +213,35 @@ mod tests {
         for a in [AFormat::F16, AFormat::F32] {
             assert_eq!(operations(1, a, limits), ("24-bit", 4.0));
             assert_eq!(operations(2, a, limits), ("f32", 3.0));
+        }
+    }
+
+    #[test]
+    fn what_is_multiplied_as_bf16_is_bounded_by_that() {
+        let limits = |isa| Limits {
+            isa,
+            threads: 1,
+            dram_read: 1.0,
+            integer_dot: 12.0,
+            w4a4_tile: 7.0,
+            f32_multiply_add: 3.0,
+            bf16_dot: 60.0,
+        };
+        let operations =
+            |isa, m, a| limits(isa).operations(&DualGemmDesc::new(m, 64, 64, a, BlockFormat::Nvfp4));
+        for (m, a, amx, vectors) in [
+            (7, AFormat::Bf16, ("16-bit", 6.0), ("16-bit", 6.0)),
+            (8, AFormat::Bf16, ("bf16", 60.0), ("bf16", 60.0)),
+            (16, AFormat::F16, ("bf16", 30.0), ("f32", 3.0)),
+            (16, AFormat::F32, ("bf16", 20.0), ("f32", 3.0)),
+            (47, AFormat::Nvfp4, ("W4A4", 7.0), ("W4A4", 7.0)),
+            (48, AFormat::Nvfp4, ("bf16", 60.0), ("W4A4", 7.0)),
+            (48, AFormat::Mxfp4, ("W4A4", 7.0), ("W4A4", 7.0)),
+        ] {
+            if cfg!(target_arch = "x86_64") {
+                assert_eq!(operations(Isa::AmxBf16, m, a), amx, "{m} {a}");
+                assert_eq!(operations(Isa::Avx512Bf16, m, a), vectors, "{m} {a}");
+            }
         }
     }
 

@@ -52,7 +52,7 @@ impl CpuPlan {
         let isa = options.isa.map_or_else(Isa::detect, Isa::require)?;
         let threads = options.threads.unwrap_or_else(rayon::current_num_threads).max(1);
         let (operands, most_rows) = match desc.a_compute().block_format() {
-            Some(_) => ("w4a4", w4a4::TILE_ROWS),
+            Some(a) => ("w4a4", w4a4::tile_rows(isa, a, desc.b, desc.k)),
             None => ("w4a16", w4a16::TILE_ROWS),
         };
         let tile_rows = desc.m.min(most_rows);

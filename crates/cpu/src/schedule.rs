@@ -1,18 +1,17 @@
 //! The loop around every kernel: which thread multiplies which rows and panels, and when.
 //!
 //! Tiles are the outer loop and panels the inner one, so that a tile's activations stay in the second-level cache while all
-//! weights stream past. A tile and a few panels are one item of work; each output belongs to exactly one item.
+//! weights stream past. A tile and some consecutive panels are one item of work; each output belongs to exactly one item. Items get
+//! smaller towards the end, so that threads end together.
 
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::Isa;
 use crate::aligned::Aligned;
 use crate::pack::{PackedGateUp, panel_columns};
 use crate::threads;
 use crate::tile::{MAX_TILE_ROWS, RowTile, TILE_COLS, Tile, TileKernel, TileSink};
-
-/// Items per thread: so many leave little idle time at the end.
-const ITEMS_PER_THREAD: usize = 32;
 
 /// Most panels in an item: a long stretch of memory to stream.
 const MAX_PANELS: usize = 8;
@@ -21,12 +20,17 @@ const MAX_PANELS: usize = 8;
 const MAX_SUM_ROWS: usize = 512;
 const _: () = assert!(MAX_TILE_ROWS <= MAX_SUM_ROWS);
 
+/// The same for tiles of AMX, which take a panel of 256 rows in less time than its activations take from the last-level cache: they
+/// are read once for eight panels. 256 KiB, in a second-level cache of 2 MiB that two threads share.
+const MAX_SUM_ROWS_AMX: usize = 2048;
+
 /// Room for the sums of one worker's item.
 pub(crate) type TileSums = Mutex<Aligned<f32>>;
 
 /// Sums for each of `workers` workers.
-pub(crate) fn tile_sums(workers: usize) -> Vec<TileSums> {
-    (0..workers).map(|_| Mutex::new(Aligned::zeroed(MAX_SUM_ROWS * TILE_COLS))).collect()
+pub(crate) fn tile_sums(isa: Isa, workers: usize) -> Vec<TileSums> {
+    let rows = if isa == Isa::AmxBf16 { MAX_SUM_ROWS_AMX } else { MAX_SUM_ROWS };
+    (0..workers).map(|_| Mutex::new(Aligned::zeroed(rows * TILE_COLS))).collect()
 }
 
 /// Replaces `tiles` by the tiles of row ranges, one range per group. Tiles of a group differ by at most one row and have at most
@@ -65,19 +69,18 @@ pub(crate) fn run<'w>(
     let (n, panels) = (weights_of(first.group).n(), weights_of(first.group).panels());
     let columns = panel_columns(weights_of(first.group).op());
     let rows = tiles.iter().fold(1, |most, tile| most.max(tile.rows));
-    let most = MAX_PANELS.min(MAX_SUM_ROWS / rows);
-    let per_item = (tiles.len() * panels / (sums.len() * ITEMS_PER_THREAD)).clamp(1, most);
-    let items_per_tile = panels.div_ceil(per_item);
-    threads::for_each(
+    let room = sums.first().map_or(0, |sums| lock(sums).len() / TILE_COLS);
+    let most = MAX_PANELS.min(room / rows);
+    threads::for_each_run(
         sums.len(),
-        tiles.len() * items_per_tile,
-        // Each worker has its own number, so the lock is free. Sums that a panic left behind are overwritten.
-        |worker| sums[worker].lock().unwrap_or_else(PoisonError::into_inner),
-        |sums, item| {
-            let rows = tiles[item / items_per_tile];
+        tiles.len() * panels,
+        |first, left| (3 * left / 4).clamp(1, most).min(panels - first % panels),
+        // Each worker has its own number, so the lock is free.
+        |worker| lock(&sums[worker]),
+        |sums, items| {
+            let rows = tiles[items.start / panels];
             let weights = weights_of(rows.group);
-            let first = item % items_per_tile * per_item;
-            let panels = first..panels.min(first + per_item);
+            let panels = items.start % panels..(items.end - 1) % panels + 1;
             let (unit, sums) = (kernel.sum_unit(weights), &mut sums[..panels.len() * rows.rows * TILE_COLS]);
             kernel.multiply_panels(&rows, weights, panels.clone(), sums);
             for (panel, sums) in panels.zip(sums.chunks_exact_mut(rows.rows * TILE_COLS)) {
@@ -86,6 +89,11 @@ pub(crate) fn run<'w>(
             }
         },
     );
+}
+
+/// Sums that a panic left behind are overwritten.
+fn lock(sums: &TileSums) -> MutexGuard<'_, Aligned<f32>> {
+    sums.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

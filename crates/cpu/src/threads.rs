@@ -1,9 +1,10 @@
-//! Work shared among threads: numbered items, which free threads claim in order.
+//! Work shared among threads: numbered items, which free threads claim in order, one by one or in runs.
 //!
 //! An item's result depends on the item alone, so the number of threads and their timing do not change results. Nothing here
 //! allocates.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
@@ -17,19 +18,37 @@ pub(crate) fn for_each<S>(
     state: impl Fn(usize) -> S + Sync,
     body: impl Fn(&mut S, usize) + Sync,
 ) {
-    let next = AtomicUsize::new(0);
+    for_each_run(threads, items, |_, _| 1, state, |state, run| body(state, run.start));
+}
+
+/// The same for runs of items, which cover `0..items`. `len(first, left)` is the length, at least 1, of a run that starts at item
+/// `first`, when `left` items are left for each thread.
+pub(crate) fn for_each_run<S>(
+    threads: usize,
+    items: usize,
+    len: impl Fn(usize, usize) -> usize + Sync,
+    state: impl Fn(usize) -> S + Sync,
+    body: impl Fn(&mut S, Range<usize>) + Sync,
+) {
+    let (next, workers) = (AtomicUsize::new(0), threads.min(items).max(1));
+    let claim = || {
+        let end =
+            |first: usize| (first < items).then(|| items.min(first + len(first, (items - first) / workers)));
+        let first = next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, end).ok()?;
+        end(first).map(|end| first..end)
+    };
     let work = |worker| {
-        let mut item = next.fetch_add(1, Ordering::Relaxed);
-        if item < items {
+        let mut run = claim();
+        if run.is_some() {
             let mut state = state(worker);
-            while item < items {
-                body(&mut state, item);
-                item = next.fetch_add(1, Ordering::Relaxed);
+            while let Some(items) = run {
+                body(&mut state, items);
+                run = claim();
             }
         }
     };
-    match threads.min(items) {
-        0 | 1 => work(0),
+    match workers {
+        1 => work(0),
         workers => (0..workers).into_par_iter().with_max_len(1).for_each(work),
     }
 }
@@ -87,6 +106,26 @@ mod tests {
                 for_each(threads, items, |_| (), count);
                 assert!(counts.iter().all(|&count| count == 1), "{threads} threads, {items} items");
             }
+        }
+    }
+
+    #[test]
+    fn runs_cover_every_item_once() {
+        for threads in [1, 3, 8] {
+            let counts: Vec<_> = (0..1000).map(|_| AtomicUsize::new(0)).collect();
+            // Runs end at multiples of 7, and get shorter towards the end.
+            let len = |first: usize, left: usize| (left / 2).clamp(1, 7 - first % 7);
+            for_each_run(
+                threads,
+                counts.len(),
+                len,
+                |_| (),
+                |(), run| {
+                    assert!(run.start / 7 == (run.end - 1) / 7, "{run:?}");
+                    run.for_each(|item| _ = counts[item].fetch_add(1, Ordering::Relaxed));
+                },
+            );
+            assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1), "{threads} threads");
         }
     }
 

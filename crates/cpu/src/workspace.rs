@@ -65,12 +65,14 @@ impl Workspace {
         let wave = rows.min(WAVE_ROWS);
         let no_memory = || Error::NoMemory { rows, k };
         let activations = match plan.desc.a_compute().block_format() {
-            Some(_) => {
-                let blocks = Aligned::try_zeroed(wave * (k / CHUNK_K));
-                Activations::W4a4(w4a4::Kernel::new(isa), blocks.ok_or_else(no_memory)?)
+            Some(a) => {
+                let kernel = w4a4::Kernel::new(isa).with_tiles(a, plan.desc.b, k);
+                let blocks = Aligned::try_zeroed(wave * kernel.row_blocks(k / CHUNK_K));
+                Activations::W4a4(kernel, blocks.ok_or_else(no_memory)?)
             }
             None => {
-                let buffer = w4a16::Buffer::try_new(wave, rows, k);
+                let terms = w4a16::tile_terms(isa.tiles, plan.desc.a, plan.desc.b, plan.tile_rows, k);
+                let buffer = w4a16::Buffer::try_new(wave, rows, k, terms.unwrap_or(0));
                 Activations::W4a16(w4a16::Kernel::new(isa, plan.desc.b), buffer.ok_or_else(no_memory)?)
             }
         };
@@ -82,7 +84,7 @@ impl Workspace {
         amax.resize(maxima, 0.0);
         Ok(Self {
             activations,
-            sums: schedule::tile_sums(plan.threads),
+            sums: schedule::tile_sums(plan.isa, plan.threads),
             tiles,
             max_groups,
             amax,

@@ -89,9 +89,9 @@ pub struct PackedMlp {
 /// An [`MlpPlan`] with the buffers of its runs.
 #[derive(Debug)]
 pub struct MlpRunner {
-    desc: MlpDesc,
-    gate_up: Runner,
-    down: Runner,
+    pub(crate) desc: MlpDesc,
+    pub(crate) gate_up: Runner,
+    pub(crate) down: Runner,
     /// Made at the first call, where operands on a GPU are the rule.
     between: Option<Between>,
     #[cfg(feature = "cuda")]
@@ -119,8 +119,12 @@ impl MlpRunner {
         groups: &[Rows<'_, PackedMlp>],
         c: OutputMut<'_>,
     ) -> Result<Option<f32>, Error> {
-        // From outside its pool, every product would wake the pool and wait for it; so they enter it together.
-        rayon::scope(|_| self.run_inside(a, groups, c))
+        // From outside its pool, every product would wake the pool and wait for it; so they enter it together. One thread
+        // needs none.
+        match &self.down {
+            Runner::Cpu(gemm) if gemm.plan().threads == 1 => self.run_inside(a, groups, c),
+            _ => rayon::scope(|_| self.run_inside(a, groups, c)),
+        }
     }
 
     fn run_inside(

@@ -15,5 +15,6 @@ pub mod sm100a;
 pub mod sm120a;
 pub mod sm80;
 pub mod sm90a;
+pub mod warpwise;
 
 pub use error::Error;

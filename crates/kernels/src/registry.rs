@@ -11,11 +11,11 @@ use crate::generic::dequantize::Dequantize;
 use crate::generic::expand::Expand;
 use crate::generic::quantize::Quantize;
 use crate::generic::silu_mul::SiluMul;
-use crate::generic::{amax, atoms, copy, pack, rowwise};
+use crate::generic::{amax, atoms, copy, mixture, pack, rowwise};
 use crate::parts::format::Formats;
 use crate::parts::rows;
 use crate::sm90a::{config::Config, fused, variant::Variant};
-use crate::{Error, fp8, plain, sm80, sm100a, sm120a};
+use crate::{Error, fp8, plain, sm80, sm100a, sm120a, warpwise};
 
 /// A kernel that can be generated.
 #[derive(Debug, Clone, Copy)]
@@ -79,6 +79,18 @@ pub const KERNELS: &[Kernel] = &[
         text: Text::Product(|config, program, aligned| {
             let variant = Variant { aligned, whole_blocks: true, ..Variant::new(program.clone()) };
             fused::generate(&Config::named(config)?, &variant)
+        }),
+    },
+    Kernel {
+        name: "warpwise",
+        doc: "the same for up to 16 tokens, each warp with weights of its own by mma.sync",
+        arch: Target::Sm90a,
+        configs: || warpwise::config::Config::menu().map(|config| config.name()).collect(),
+        text: Text::Product(|config, program, aligned| {
+            let rows = rows::Variant { aligned, ..rows::Variant::new(program.clone()) };
+            let a = warpwise::fused::A::Half(HalfFormat::F16);
+            let variant = warpwise::fused::Variant { a, whole_blocks: true, rows };
+            warpwise::fused::generate(&warpwise::config::Config::named(config)?, &variant)
         }),
     },
     Kernel {
@@ -178,6 +190,15 @@ pub const KERNELS: &[Kernel] = &[
         }),
     },
     Kernel {
+        name: "mixture",
+        doc: "rows sorted by expert, and the weighted sum of what experts make of them",
+        arch: Target::Sm80,
+        configs: || mixture::Step::all().into_iter().map(mixture::Step::name).collect(),
+        text: Text::Fixed(|config| {
+            mixture::generate(one_of(config, mixture::Step::all(), |step| step.name())?, Target::Sm80)
+        }),
+    },
+    Kernel {
         name: "pack",
         doc: "the weight pack of sm_90a from a checkpoint's layout",
         arch: Target::Sm80,
@@ -195,6 +216,7 @@ pub const SEEN: &[(&str, &str, &str)] = &[
     ("sm80_fused", "H200", "h200-other-kernels-2026-11-28.csv"),
     ("sm90a_fused", "H100", "h100-2026-11-28.csv"),
     ("sm90a_fused", "H200", "h100-2026-11-28.md"),
+    ("sm90a_warpwise", "H200", "h200-decode-2026-11-29.md"),
     ("sm90a_plain", "H100", "h100-2026-11-28.csv"),
     ("sm90a_plain", "H200", "h200-other-kernels-2026-11-28.csv"),
     ("sm90a_fp8", "H100", "h100-2026-11-28.csv"),

@@ -13,7 +13,7 @@ use dualgemm_kernels::parts::rows;
 use dualgemm_kernels::registry::{KERNELS, Kernel};
 use dualgemm_kernels::sm90a::variant::{Compute, Out, Products, Scheduler, Variant};
 use dualgemm_kernels::sm90a::{config::Config, fused};
-use dualgemm_kernels::{sm100a, sm120a};
+use dualgemm_kernels::{sm100a, sm120a, warpwise};
 use dualgemm_ptx::Target;
 use dualgemm_ptx::builder::HalfFormat;
 use rayon::prelude::*;
@@ -125,6 +125,35 @@ fn every_variant_of_the_fused_hopper_kernel_assembles_without_spills() {
             assemble(&format!("{}, {}", config.name(), variant.name()), "sm_90a", &module.to_string());
         }
     }
+}
+
+#[test]
+#[ignore = "needs ptxas"]
+fn every_variant_of_the_kernel_for_few_tokens_assembles_without_spills() {
+    use warpwise::fused::A;
+    let full = || rows::Variant {
+        bias: true,
+        a_scale: true,
+        aligned: true,
+        ..rows::Variant::new(Activation::SWIGLU_OAI.program())
+    };
+    let nvfp4 = rows::Out::Nvfp4 { scale_layout: ScaleLayout::Sf128x4 };
+    let variants = [
+        (A::Half(HalfFormat::Bf16), false, rows::Variant { out: rows::Out::F32, aligned: false, ..full() }),
+        (A::Half(HalfFormat::F16), true, rows::Variant { out: nvfp4, ..full() }),
+        (A::Nvfp4(ScaleLayout::Linear), true, full()),
+        (A::Nvfp4(ScaleLayout::Sf128x4), false, rows::Variant { out: rows::Out::Bf16, ..full() }),
+    ];
+    let configs: Vec<_> = warpwise::config::Config::menu().collect();
+    configs.into_par_iter().for_each(|config| {
+        for (a, whole_blocks, rows) in variants.clone() {
+            let what = format!("{}, {a:?} to {:?}", config.name(), rows.out);
+            let variant = warpwise::fused::Variant { a, whole_blocks, rows };
+            // Codes of A are for up to eight tokens.
+            let Ok(module) = warpwise::fused::generate(&config, &variant) else { continue };
+            assemble(&what, "sm_90a", &module.to_string());
+        }
+    });
 }
 
 /// A configuration of one of Blackwell's kernels.

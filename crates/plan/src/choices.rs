@@ -14,8 +14,8 @@ use dualgemm_gemm::DualGemmDesc;
 use crate::plan::ChosenBy;
 use crate::{Error, Gpu};
 
-/// Measurements on an H100, as the tuner wrote them.
-const SHIPPED: &str = include_str!("../tuned/h100.json");
+/// Measurements on an H100, as the tuner wrote them, and on an H200 those of the kernel for few rows.
+const SHIPPED: [&str; 2] = [include_str!("../tuned/h100.json"), include_str!("../tuned/h200.json")];
 
 /// One measurement: a kernel of a strategy on a problem.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -117,7 +117,11 @@ impl Choices {
 }
 
 fn shipped() -> Vec<Choice> {
-    serde_json::from_str::<File>(SHIPPED).map(|file| file.choices).unwrap_or_default()
+    SHIPPED
+        .iter()
+        .filter_map(|text| serde_json::from_str::<File>(text).ok())
+        .flat_map(|file| file.choices)
+        .collect()
 }
 
 /// What this process has read, by file.
@@ -202,8 +206,9 @@ mod tests {
 
     #[test]
     fn the_shipped_table_is_read_and_names_kernels_that_exist() {
-        let choices = serde_json::from_str::<File>(SHIPPED).unwrap().choices;
-        for c in &choices {
+        let choices = SHIPPED.map(|text| serde_json::from_str::<File>(text).unwrap().choices);
+        assert_eq!(choices.concat(), shipped());
+        for c in choices.iter().flatten() {
             let s = crate::strategy::strategy(&c.strategy).unwrap();
             assert!(c.median_us > 0.0, "{c:?}");
             let desc = DualGemmDesc::new(c.m, c.n, c.k, AFormat::F16, BlockFormat::Nvfp4);

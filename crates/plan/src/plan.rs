@@ -248,7 +248,10 @@ mod tests {
     #[test]
     fn few_rows_are_decoded_and_many_take_large_tiles() {
         let kernel = |m, n, k| choose(&desc(m, n, k), &GpuOptions::default()).unwrap().kernel;
-        assert!(kernel(1, 4096, 7168).contains("x8_"));
+        // 4096 and 14336 features in halves of chunks, shared by 128 of 132 multiprocessors.
+        assert_eq!(kernel(1, 4096, 7168), "sm90a_warpwise_32x2_kg16_s2");
+        assert_eq!(kernel(1, 14336, 4096), "sm90a_warpwise_112x2_kg4_s2");
+        assert!(kernel(20, 4096, 7168).contains("sm90a_fused_64x32_"));
         assert!(kernel(512, 4096, 7168).contains("128x256"));
         assert!(kernel(8192, 14336, 4096).contains("128x256"));
     }

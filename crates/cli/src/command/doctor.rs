@@ -172,8 +172,15 @@ pub fn run(_: &DoctorArgs, output: &Output) -> anyhow::Result<Verdict> {
             why: match (isa == chosen, isa.available()) {
                 (true, _) if forced => format!("chosen: {} asks for it", Isa::ENV),
                 (true, _) => "chosen: the best one that this processor has".into(),
-                (false, true) if isa > chosen => format!("passed over: {} asks for {chosen}", Isa::ENV),
+                (false, true) if isa > chosen && forced => {
+                    format!("passed over: {} asks for {chosen}", Isa::ENV)
+                }
+                (false, true) if isa > chosen => format!("slower than {chosen} on this processor"),
                 (false, true) => format!("{chosen} is faster; --isa {isa} forces it"),
+                (false, false) if isa == Isa::AmxBf16 => {
+                    "this processor lacks it, or the system does not permit its use (sandboxes often do not)"
+                        .into()
+                }
                 (false, false) => "this processor lacks it".into(),
             },
         })

@@ -71,7 +71,8 @@ pub struct RunArgs {
     /// How a GPU puts the operation together, see bench --list; without it, the fastest that is known.
     #[arg(long, value_name = "NAME")]
     pub strategy: Option<String>,
-    /// Instruction set of the kernels: portable, avx2, avxvnni, avx512 or avx512vnni. Without it, the best one here.
+    /// Instruction set of the kernels: portable, avx2, avxvnni, avx512, avx512vnni, avx512bf16 or amxbf16. Without it, the best one
+    /// here.
     #[arg(long, value_name = "ISA")]
     pub isa: Option<Isa>,
     /// Threads; without it, all there are.
@@ -164,11 +165,9 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
     let no_clock = matches!(args.device, DeviceArg::Gpu(GpuId::Sim(_)));
     // Without a clock one run says all.
     let runs = args.repeat.map(|runs| runs as usize).or(no_clock.then_some(1));
-    let simulation = if no_clock {
-        Some(simulated::fits((m, n, k), runs.unwrap_or(1), &format!("--device {}", args.device))?)
-    } else {
-        None
-    };
+    if no_clock {
+        simulated::fits((m, n, k), runs.unwrap_or(1), &format!("--device {}", args.device))?;
+    }
     let routing = problem.routing.as_ref();
     let routed = routing.map(OwnedRouting::routed).unwrap_or_default();
     let work = desc.work(routed);
@@ -184,7 +183,7 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
     checkpoint.files().release_pages();
     bar.finish_and_clear();
     let prepack_us = begin.elapsed().as_secs_f64() * 1e6;
-    let bar = simulation.map(|at_most| output.simulation(at_most));
+    let bar = no_clock.then(|| output.simulation());
     let (c, timing) = multiply((runs, no_clock), (&plan, desc), &a, packed, routing)?;
     if let Some(bar) = bar {
         bar.finish_and_clear();

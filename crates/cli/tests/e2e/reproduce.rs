@@ -91,7 +91,8 @@ fn every_isa_gives_the_same_bits_for_w4a4_exact() {
     let doctor = json(&["doctor"], 0);
     let mut outputs = Vec::new();
     for isa in doctor["instruction_sets"].as_array().unwrap() {
-        if isa["available"] == true {
+        // Tiles of AMX have bits of their own from 48 rows on (docs/adr/0006), and these are 64.
+        if isa["available"] == true && isa["isa"] != "amxbf16" {
             let isa = isa["isa"].as_str().unwrap();
             let out = dir.path().join(format!("{isa}.safetensors"));
             run_json(&[arg(&checkpoint), "--input", arg(&expected), "--isa", isa, "--output", arg(&out)], 0);

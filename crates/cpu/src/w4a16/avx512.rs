@@ -9,7 +9,7 @@ use super::pairs::{self, Pairs};
 use super::vector::{DOUBLED, Vector, scale_factor};
 use super::x86::{operations, separate_pass, x86_pairs};
 use crate::fetch::AHEAD_AVX512;
-use crate::isa::{Avx512, Avx512Vnni, compiled_for, unsafe_methods};
+use crate::isa::{AmxBf16, Avx512, Avx512Bf16, Avx512Vnni, compiled_for, unsafe_methods};
 use crate::pack::{PANEL, UP_CODES};
 use crate::w4a4::{avx512, scale_unit};
 
@@ -42,6 +42,18 @@ impl Vector for __m512 {
         unsafe {
             let factor = scale_factor(format) / scale_unit(format);
             Self::mul(avx512::scales(chunk, column, format), _mm512_set1_ps(factor))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(to: *mut u32, low: Self, high: Self) {
+        // SAFETY: `to` points to room for 16 words; the rest is arithmetic in registers.
+        unsafe {
+            let (low, high) = (_mm512_srli_epi32::<16>(_mm512_castps_si512(low)), _mm512_castps_si512(high));
+            // Takes bits of `high` where the mask is set, and of `low` elsewhere.
+            let words =
+                _mm512_ternarylogic_epi32::<0xCA>(_mm512_set1_epi32(0xFFFF_0000_u32 as i32), high, low);
+            _mm512_storeu_si512(to.cast(), words);
         }
     }
 
@@ -112,11 +124,16 @@ x86_pairs! {
 }
 
 // `vpdpwssd`, which also adds.
-x86_pairs! {
-    Avx512Vnni, __m512, __m512i;
-    weights: halves, splat: _mm512_set1_epi32, scaled: scaled, floats: _mm512_cvtepi32_ps;
-    dot: _mm512_madd_epi16, add_dots: |sums, weights, a| in_order([
-        _mm512_dpwssd_epi32(sums[0], weights[0], a),
-        _mm512_dpwssd_epi32(sums[1], weights[1], a),
-    ]);
+macro_rules! vnni_pairs {
+    ($($isa:ident)*) => {$(
+        x86_pairs! {
+            $isa, __m512, __m512i;
+            weights: halves, splat: _mm512_set1_epi32, scaled: scaled, floats: _mm512_cvtepi32_ps;
+            dot: _mm512_madd_epi16, add_dots: |sums, weights, a| in_order([
+                _mm512_dpwssd_epi32(sums[0], weights[0], a),
+                _mm512_dpwssd_epi32(sums[1], weights[1], a),
+            ]);
+        }
+    )*};
 }
+vnni_pairs!(Avx512Vnni Avx512Bf16 AmxBf16);

@@ -35,6 +35,8 @@ pub(super) enum Layout {
     Floats,
     /// Pairs of integers, and behind them so many rests: see [`blocks`](super::blocks).
     Pairs { rests: usize },
+    /// So many bf16 for each float: see [`tiles`](super::tiles). All blocks of a tile are this, or none.
+    Tiles { terms: usize },
     /// The whole of a single row as so many [`digits`](super::digits) blocks.
     Digits { blocks: usize },
 }

@@ -3,8 +3,8 @@
 //! Only sums round: f32, f16 and bf16 activations are exact in f32, and so is a code times its scale. (A weight of mxfp4 can
 //! be 6 · 2¹²⁷. Kernels compute with a quarter of it, see [`sum_unit`], so that none exceeds f32.)
 //!
-//! [`Kernel::prepare`] looks at the numbers of a tile and chooses one of five ways to multiply: docs/kernels/cpu.md says when each
-//! is taken, and why there are five. Each has one order of sums, which all instruction sets share.
+//! [`Kernel::prepare`] looks at the numbers of a tile and chooses one of seven ways to multiply: docs/kernels/cpu.md says when each
+//! is taken, and why there are so many. Each has one order of sums, which all instruction sets that have it share.
 //!
 //! | module | what |
 //! |---|---|
@@ -12,6 +12,8 @@
 //! | [`few_rows`] | floats; weights go from register to register |
 //! | [`many_rows`] | floats; weights are decoded into a buffer first |
 //! | [`pairs`] | several rows of bf16 or f16: activations and weights as 16-bit integers |
+//! | [`tiles`] | many rows on processors with AMX: activations and weights as bf16 |
+//! | `dots` | the same of bf16 with AVX512-BF16 |
 //! | [`kernel`], [`vector`] | what the ways with floats share, and the operations an instruction set has to provide for them |
 //! | [`blocks`], [`split`] | writes the activations of many rows; splits floats into integers and rests |
 //! | [`portable`], [`x86`], [`avx2`], [`avx512`] | the instruction sets |
@@ -26,6 +28,8 @@ mod avx2;
 mod avx512;
 mod blocks;
 mod digits;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod dots;
 mod few_rows;
 mod kernel;
 mod many_rows;
@@ -34,19 +38,23 @@ mod portable;
 mod split;
 #[cfg(test)]
 mod tests;
+#[cfg_attr(not(any(target_arch = "x86_64", test)), allow(dead_code))]
+pub(crate) mod tiles;
 mod vector;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 use std::ops::Range;
 
-use dualgemm_formats::{BlockFormat, FloatMatrix};
+use dualgemm_formats::{BlockFormat, FloatMatrix, FloatType};
+use dualgemm_gemm::AFormat;
 use few_rows::{TOO_LARGE, max_few_rows};
 use half::slice::HalfFloatSliceExt;
 use kernel::{BLOCK_K, Layout, Task};
 pub(crate) use pairs::Pairs;
 
 use crate::aligned::Aligned;
+use crate::amx::{TILE_K, Tiles};
 use crate::isa::Available;
 use crate::pack::{CHUNK, CHUNK_K, PackedGateUp};
 use crate::threads::{self, SharedSlice};
@@ -93,11 +101,23 @@ pub(crate) struct Buffer {
     layouts: Vec<Layout>,
 }
 
+/// The number of bf16 that [`tiles`] cut each float of A into, if there may be tiles that take so many rows and this K.
+pub(crate) fn tile_terms(tiles: Tiles, a: AFormat, b: BlockFormat, rows: usize, k: usize) -> Option<usize> {
+    let terms = match a {
+        AFormat::F32 => 3,
+        AFormat::F16 => 2,
+        AFormat::Bf16 | AFormat::Nvfp4 | AFormat::Mxfp4 => 1,
+    };
+    let fits = b == BlockFormat::Nvfp4 && k.is_multiple_of(TILE_K) && rows >= tiles::min_rows(tiles, terms)?;
+    fits.then_some(terms)
+}
+
 impl Buffer {
-    /// Room for `span` rows of a plan that has `rows`, or `None` if the system cannot give so much memory.
-    pub(crate) fn try_new(span: usize, rows: usize, k: usize) -> Option<Self> {
+    /// Room for `span` rows of a plan that has `rows`, and for so many [terms](tiles) of each float, or `None` if the system cannot
+    /// give so much memory.
+    pub(crate) fn try_new(span: usize, rows: usize, k: usize, terms: usize) -> Option<Self> {
         let digits = if rows <= MAX_ROOMY_ROWS { digits::useful_words(k) } else { digits::words(k) };
-        let (row_len, mut layouts) = (digits.max(k), Vec::new());
+        let (row_len, mut layouts) = (digits.max(k).max(k.checked_mul(terms)?.div_ceil(2)), Vec::new());
         let words = Aligned::try_zeroed(span.checked_mul(row_len)?)?;
         layouts.try_reserve_exact(span * k.div_ceil(BLOCK_K)).ok()?;
         layouts.resize(span * k.div_ceil(BLOCK_K), Layout::Floats);
@@ -147,6 +167,23 @@ impl Kernel {
                     return;
                 }
                 let len = SPAN_K.min(k - first);
+                if let Some(terms) = self.tile_terms(a, tile) {
+                    // SAFETY: as below; these parts are not larger than the room for a row allows.
+                    let (out, layouts) = unsafe {
+                        (
+                            words.part(
+                                row * row_len + first * tile.rows * terms / 2,
+                                (len * tile.rows * terms).div_ceil(2),
+                            ),
+                            layouts.part(row * blocks + first / BLOCK_K, len.div_ceil(BLOCK_K)),
+                        )
+                    };
+                    let out = bytemuck::cast_slice_mut(out);
+                    // What does not fit is written below.
+                    let fits = self.isa.dispatch(tiles::Write { a, terms, tile, first, out });
+                    layouts.fill(if fits { Layout::Tiles { terms } } else { Layout::Floats });
+                    return;
+                }
                 // SAFETY: `for_each` hands out each item once, and the parts of two items are disjoint: they are different spans
                 // of one tile, or of tiles without a common row.
                 let (out, layouts) = unsafe {
@@ -158,16 +195,27 @@ impl Kernel {
                 self.write_span(a, tile, first, out, layouts);
             },
         );
-        for tile in tiles.iter().filter(|tile| (2..=max_few_rows(a)).contains(&tile.rows)) {
+        for tile in tiles.iter().filter(|tile| tile.rows > 1) {
             let row = tile.first_row - first_row;
             let layouts = &mut buffer.layouts[row * blocks..][..blocks];
-            let few = layouts.iter().filter(|&&layout| layout == Layout::FewRows).count();
-            if (1..blocks).contains(&few) {
-                // Some spans hold numbers too large for the order of the others.
+            let whole = self.tile_terms(a, tile).map_or(Layout::FewRows, |terms| Layout::Tiles { terms });
+            let count = layouts.iter().filter(|&&layout| layout == whole).count();
+            if (1..blocks).contains(&count) || whole != Layout::FewRows && count == 0 {
+                // Some spans hold numbers too large or too small for the order of the others.
                 self.write_blocks(a, tile, 0, &mut buffer.words[row * row_len..][..k * tile.rows], layouts);
             }
         }
         Bound { kernel: self, first_row, k, a: buffer }
+    }
+
+    /// The number of terms of each float if the rows are for [`tiles`].
+    fn tile_terms(self, a: &FloatMatrix<'_>, tile: &RowTile) -> Option<usize> {
+        let format = match a.float_type() {
+            FloatType::F32 => AFormat::F32,
+            FloatType::F16 => AFormat::F16,
+            FloatType::Bf16 => AFormat::Bf16,
+        };
+        tile_terms(self.isa.tiles, format, self.format, tile.rows, a.cols())
     }
 
     /// Writes a tile of one row, as digits if it can.
@@ -282,6 +330,10 @@ impl TileKernel for Bound<'_> {
             return unsafe { w4a4::Kernel::new(isa).multiply_digits(weights, panels, blocks, sums) };
         }
         let packed = weights.panel_range(panels.clone());
+        if let Layout::Tiles { terms } = layouts[0] {
+            let (tiles, panels, a) = (isa.tiles, panels.len(), bytemuck::cast_slice(a));
+            return isa.dispatch(tiles::Multiply { tiles, packed, panels, chunks, a, rows, terms, sums });
+        }
         let few = layouts[0] == Layout::FewRows;
         // All panels take one stretch of K before the next one, so that its activations stay in the second-level cache.
         let stretch = if few { chunks } else { (CACHED / rows / BLOCK_K).max(1) * BLOCK_K / CHUNK_K };

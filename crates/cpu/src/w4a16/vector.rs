@@ -87,6 +87,20 @@ pub(crate) trait Vector: Copy {
     /// Writes `LANES` values.
     unsafe fn store(to: *mut f32, value: Self);
 
+    /// Writes `LANES` pairs of bf16, each a value of `low` and then one of `high`. These have no more bits than bf16 have.
+    #[inline(always)]
+    unsafe fn store_bf16(to: *mut u32, low: Self, high: Self) {
+        let [mut lows, mut highs] = [[0u32; 16]; 2];
+        // SAFETY: a vector has at most 16 lanes, and `to` points to room for `LANES` words.
+        unsafe {
+            Self::store(lows.as_mut_ptr().cast(), low);
+            Self::store(highs.as_mut_ptr().cast(), high);
+            for (i, (low, high)) in lows.into_iter().zip(highs).enumerate().take(Self::LANES) {
+                to.add(i).write(low >> 16 | high & 0xFFFF_0000);
+            }
+        }
+    }
+
     /// Sum.
     unsafe fn add(a: Self, b: Self) -> Self;
 

@@ -12,9 +12,11 @@ use dualgemm_formats::scalar::e4m3;
 use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, QuantizedMatrix};
 use half::slice::HalfFloatSliceExt;
 
+use crate::amx::TILE_K;
 use crate::isa::{InstructionSet, Work};
 use crate::pack::CHUNK_K;
 use crate::tile::RowTile;
+use crate::w4a16::tiles;
 
 /// 16 elements of one row.
 #[derive(Debug, Clone, Copy, PartialEq, Zeroable, Pod)]
@@ -100,6 +102,70 @@ impl Source<'_> {
     }
 }
 
+impl Source<'_> {
+    /// Calls `each` with the index, the codes and the scale, in units of [`unit`](Self::unit), of some chunks of a row.
+    #[inline(always)]
+    fn for_each_chunk(
+        &self,
+        row: usize,
+        chunks: Range<usize>,
+        mut each: impl FnMut(usize, [u8; CHUNK_K], f32),
+    ) {
+        match self {
+            Self::Quantized(a) => {
+                let codes = a.row_codes(row).as_chunks().0;
+                let chunks_per_block = a.format().block_len() / CHUNK_K;
+                let units = 1.0 / self.unit();
+                for (i, chunk) in chunks.enumerate() {
+                    let scale = a.scale_byte(row, chunk / chunks_per_block);
+                    each(i, unpack(&codes[chunk]), a.format().decode_scale(scale) * units);
+                }
+            }
+            Self::Float(a, global_scale) => {
+                let mut widened = [0.0; CHUNK_K];
+                for (i, chunk) in chunks.enumerate() {
+                    let (codes, scale) = te_codes(widen(a, row, chunk, &mut widened), *global_scale);
+                    each(i, codes, e4m3::decode(scale));
+                }
+            }
+        }
+    }
+}
+
+/// Writes the same chunks of an A in nvfp4 into `out` for [`tiles`]: doubled codes times their scales, which are bf16.
+pub(super) struct PrepareTiles<'a> {
+    /// A.
+    pub(super) a: &'a Source<'a>,
+    /// Rows of A.
+    pub(super) tile: &'a RowTile,
+    /// Chunks of K: blocks of [`tiles::BLOCK_K`] and what is left at the end.
+    pub(super) chunks: Range<usize>,
+    /// Where they go.
+    pub(super) out: &'a mut [u16],
+}
+
+impl Work for PrepareTiles<'_> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn run<S: InstructionSet>(self, _: S) -> bool {
+        let Self { a, tile, chunks, out } = self;
+        tiles::write(tile.rows, 1, out, |row, block, mut steps| {
+            let first = chunks.start + block.start / CHUNK_K;
+            let chunks = first..first + block.len() / CHUNK_K;
+            a.for_each_chunk(tile.first_row + row, chunks, |i, codes, scale| {
+                // SAFETY: the machine has the instruction set, since `run` got its token.
+                let (codes, _) = unsafe { S::doubled(codes) };
+                let to = &mut steps.step(i * CHUNK_K / TILE_K)[i * CHUNK_K % TILE_K..];
+                for (to, code) in to.iter_mut().zip(codes) {
+                    *to = ((f32::from(code) * scale).to_bits() >> 16) as u16;
+                }
+            });
+            true
+        })
+    }
+}
+
 /// Fills `out`, `[chunks][rows of the tile]`, with chunks of the tile's rows.
 pub(super) struct Prepare<'a> {
     /// A.
@@ -124,26 +190,12 @@ impl Work for Prepare<'_> {
             Block { codes, bias: S::bias_word(sum), scale: Scale::float(scale) }
         };
         for row in 0..tile.rows {
-            let to = out[row..].iter_mut().step_by(tile.rows).zip(chunks.clone());
-            match source {
-                Source::Quantized(a) => {
-                    let codes = a.row_codes(tile.first_row + row).as_chunks().0;
-                    let chunks_per_block = a.format().block_len() / CHUNK_K;
-                    let units = 1.0 / source.unit();
-                    for (out, chunk) in to {
-                        let scale = a.scale_byte(tile.first_row + row, chunk / chunks_per_block);
-                        *out = block(unpack(&codes[chunk]), a.format().decode_scale(scale) * units);
-                    }
+            let mut to = out[row..].iter_mut().step_by(tile.rows);
+            source.for_each_chunk(tile.first_row + row, chunks.clone(), |_, codes, scale| {
+                if let Some(to) = to.next() {
+                    *to = block(codes, scale);
                 }
-                Source::Float(a, global_scale) => {
-                    let mut widened = [0.0; CHUNK_K];
-                    for (out, chunk) in to {
-                        let values = widen(a, tile.first_row + row, chunk, &mut widened);
-                        let (codes, scale) = te_codes(values, *global_scale);
-                        *out = block(codes, e4m3::decode(scale));
-                    }
-                }
-            }
+            });
         }
         // `one_row` uses floats, since integers gain little where sums stay in registers.
         if S::SCALES_INTEGERS && tile.rows > 1 {

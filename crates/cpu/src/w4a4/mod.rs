@@ -39,10 +39,13 @@ use kernel::Task;
 use vector::raw_scale_unit;
 pub(crate) use vector::{Vector, scale_unit};
 
+use crate::Isa;
+use crate::amx::TILE_K;
 use crate::isa::Available;
 use crate::pack::{CHUNK, CHUNK_K, PackedGateUp};
 use crate::threads::{self, SharedSlice};
 use crate::tile::{RowTile, TILE_COLS, TileKernel};
+use crate::w4a16::tiles;
 
 /// Most rows of a tile. With this many, decoding weights already takes a negligible share of the time.
 pub(crate) const TILE_ROWS: usize = 64;
@@ -51,29 +54,66 @@ pub(crate) const TILE_ROWS: usize = 64;
 /// then has room for sums and for the weights that stream through.
 const CACHED_BLOCKS: usize = 8192;
 
+/// Fewest rows that tiles of AMX multiply.
+pub(crate) const MIN_TILE_ROWS: usize = 48;
+
+/// Whether tiles can hold numbers of these formats.
+fn fit_tiles(a: BlockFormat, b: BlockFormat, k: usize) -> bool {
+    (a, b) == (BlockFormat::Nvfp4, BlockFormat::Nvfp4) && k.is_multiple_of(TILE_K)
+}
+
+/// Whether tiles multiply so many rows of a problem.
+pub(crate) fn takes_tiles(isa: Isa, a: BlockFormat, b: BlockFormat, rows: usize, k: usize) -> bool {
+    isa.tiles().are_real() && fit_tiles(a, b, k) && rows >= MIN_TILE_ROWS
+}
+
+/// Most rows of a tile for a problem. Tiles of AMX take as many rows as in W4A16, since they widen weights as well.
+pub(crate) fn tile_rows(isa: Isa, a: BlockFormat, b: BlockFormat, k: usize) -> usize {
+    if isa == Isa::AmxBf16 && fit_tiles(a, b, k) { crate::w4a16::TILE_ROWS } else { TILE_ROWS }
+}
+
 /// The kernel of one instruction set.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Kernel(Available);
+pub(crate) struct Kernel {
+    isa: Available,
+    /// Whether tiles multiply [`MIN_TILE_ROWS`] rows and more.
+    tiles: bool,
+}
 
 impl Kernel {
-    /// The kernel for an instruction set.
+    /// The kernel for an instruction set, without tiles.
     pub(crate) fn new(isa: Available) -> Self {
-        Self(isa)
+        Self { isa, tiles: false }
+    }
+
+    /// The same with [`tiles`], where there are tiles and they hold numbers of these formats.
+    pub(crate) fn with_tiles(self, a: BlockFormat, b: BlockFormat, k: usize) -> Self {
+        Self { tiles: fit_tiles(a, b, k) && self.isa.tiles.are_real(), ..self }
+    }
+
+    /// Blocks that hold a row of so many chunks.
+    pub(crate) fn row_blocks(self, chunks: usize) -> usize {
+        if self.tiles { (chunks * CHUNK_K * size_of::<u16>()).div_ceil(size_of::<Block>()) } else { chunks }
+    }
+
+    /// Whether tiles multiply so many rows.
+    fn takes_tiles(self, rows: usize) -> bool {
+        self.tiles && rows >= MIN_TILE_ROWS
     }
 
     /// Does dot products from registers and returns how many products.
     pub(crate) fn spin_integer_dots(self) -> usize {
-        self.0.dispatch(spin::IntegerDots)
+        self.isa.dispatch(spin::IntegerDots)
     }
 
     /// Does f32 multiply-adds from registers and returns how many.
     pub(crate) fn spin_multiply_adds(self) -> usize {
-        self.0.dispatch(spin::MultiplyAdds)
+        self.isa.dispatch(spin::MultiplyAdds)
     }
 
     /// Reads all whole lines of 64 bytes and returns how many bytes.
     pub(crate) fn spin_read(self, memory: &[f32]) -> usize {
-        self.0.dispatch(spin::Read(memory))
+        self.isa.dispatch(spin::Read(memory))
     }
 
     /// Overwrites `sums`, `[panel][32]`, with the products of some panels and one row of integers, in units of
@@ -102,10 +142,11 @@ impl Kernel {
         };
         // SAFETY: `panel_range` returned that many panels, the assertion checked the sums, and the caller vouches for the
         // chunks of the blocks.
-        self.0.dispatch(unsafe { digits::Multiply::new(task, blocks) });
+        self.isa.dispatch(unsafe { digits::Multiply::new(task, blocks) });
     }
 
-    /// Writes A into `blocks`, `[tile][chunk][row of tile]`, and returns the kernel bound to it.
+    /// Writes A into `blocks`, [`row_blocks`](Self::row_blocks) for each row, and returns the kernel bound to it. Tiles are
+    /// `[chunk][row of tile]` blocks, or what [`tiles`] says.
     ///
     /// # Panics
     /// If `blocks` is too short for the tiles.
@@ -116,8 +157,15 @@ impl Kernel {
         tiles: &[RowTile],
         blocks: &'a mut [Block],
     ) -> Bound<'a> {
+        // Three blocks of tiles are as long as a whole number of blocks for each row.
+        const TILES_SPAN: usize = 3 * tiles::BLOCK_K / CHUNK_K;
+        const TILES_BLOCKS: usize = TILES_SPAN * CHUNK_K * size_of::<u16>() / size_of::<Block>();
+        const { assert!(TILES_BLOCKS * size_of::<Block>() == TILES_SPAN * CHUNK_K * size_of::<u16>()) };
         let chunks = a.k() / CHUNK_K;
-        let spans = chunks.div_ceil(activations::SPAN);
+        let (span, row_blocks) =
+            (if self.tiles { TILES_SPAN } else { activations::SPAN }, self.row_blocks(chunks));
+        let spans = chunks.div_ceil(span);
+        let first_row = tiles.first().map_or(0, |tile| tile.first_row);
         let shared = SharedSlice::new(blocks);
         // One row takes a few microseconds, less than waking a thread.
         let threads = if a.rows() == 1 { 1 } else { threads };
@@ -126,24 +174,34 @@ impl Kernel {
             tiles.len() * spans,
             |_| (),
             |(), item| {
-                let (tile, first) = (&tiles[item / spans], item % spans * activations::SPAN);
-                let span = first..chunks.min(first + activations::SPAN);
-                let start = (tile.first_row - tiles[0].first_row) * chunks + span.start * tile.rows;
+                let (tile, at) = (&tiles[item / spans], item % spans);
+                let (row, chunks) = (tile.first_row - first_row, at * span..chunks.min((at + 1) * span));
                 // SAFETY: `for_each` hands out each item once, and the parts of two items are disjoint: they are different
                 // spans of one tile, or of tiles without a common row.
-                let out = unsafe { shared.part(start, span.len() * tile.rows) };
-                self.0.dispatch(activations::Prepare { a, tile, chunks: span, out });
+                let part = |first, len| unsafe { shared.part(row * row_blocks + first, len) };
+                if self.takes_tiles(tile.rows) {
+                    let words = chunks.len() * CHUNK_K * tile.rows;
+                    let len = (words * size_of::<u16>()).div_ceil(size_of::<Block>());
+                    let out = part(at * TILES_BLOCKS * tile.rows, len);
+                    let out = &mut bytemuck::cast_slice_mut(out)[..words];
+                    self.isa.dispatch(activations::PrepareTiles { a, tile, chunks, out });
+                    return;
+                }
+                for first in chunks.clone().step_by(activations::SPAN) {
+                    let chunks = first..chunks.end.min(first + activations::SPAN);
+                    let out = part(first * tile.rows, chunks.len() * tile.rows);
+                    self.isa.dispatch(activations::Prepare { a, tile, chunks, out });
+                }
             },
         );
-        let first_row = tiles.first().map_or(0, |tile| tile.first_row);
-        Bound { isa: self.0, unit: a.unit(), first_row, chunks, blocks }
+        Bound { kernel: self, unit: a.unit(), first_row, chunks, blocks }
     }
 }
 
 /// A kernel and the activations it multiplies.
 #[derive(Debug)]
 pub(crate) struct Bound<'a> {
-    isa: Available,
+    kernel: Kernel,
     unit: f32,
     first_row: usize,
     chunks: usize,
@@ -162,16 +220,21 @@ impl TileKernel for Bound<'_> {
         panels: Range<usize>,
         sums: &mut [f32],
     ) {
-        let (chunks, rows) = (self.chunks, tile.rows);
+        let (isa, chunks, rows) = (self.kernel.isa, self.chunks, tile.rows);
         assert_eq!(weights.chunks(), chunks, "K of A and of the weights");
-        let blocks = &self.blocks[(tile.first_row - self.first_row) * chunks..][..chunks * rows];
+        let row_blocks = self.kernel.row_blocks(chunks);
+        let blocks = &self.blocks[(tile.first_row - self.first_row) * row_blocks..][..row_blocks * rows];
         let packed = weights.panel_range(panels.clone());
         let sums = &mut sums[..panels.len() * rows * TILE_COLS];
+        if self.kernel.takes_tiles(rows) {
+            let (tiles, panels, a) = (isa.tiles, panels.len(), bytemuck::cast_slice(blocks));
+            return isa.dispatch(tiles::Multiply { tiles, packed, panels, chunks, a, rows, terms: 1, sums });
+        }
         sums.fill(0.0);
         // All panels take one stretch of K before the next one, so that its activations stay in the second-level cache.
         let stretch = CACHED_BLOCKS / rows;
         for first in (0..chunks).step_by(stretch) {
-            self.isa.dispatch(Task {
+            isa.dispatch(Task {
                 format: weights.format(),
                 packed: &packed[first * CHUNK..],
                 panel_stride: chunks * CHUNK,

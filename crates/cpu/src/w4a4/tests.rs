@@ -8,9 +8,14 @@ use dualgemm_formats::{
     BlockFormat, FloatMatrix, GlobalScale, Matrix, Producer, QuantizedMatrix, ScaleLayout, Search,
 };
 use dualgemm_gemm::{AFormat, AOperand, Activation, DualGemmDesc, Epilogue, GateUp, QuantizeA, reference};
+use half::bf16;
 use proptest::prelude::*;
 
 use super::vector::scale_unit;
+use super::*;
+use crate::aligned::Aligned;
+use crate::tile::{TILE_COLS, TileKernel};
+use crate::w4a16;
 use crate::{CpuOptions, CpuPlan, Error, Group, Isa, PackedGateUp, Tile, TileSink, Workspace};
 
 /// Collects sums, `[row][gate features, then up features]`.
@@ -107,6 +112,11 @@ fn available() -> impl Iterator<Item = Isa> {
     Isa::ALL.into_iter().filter(|isa| isa.available())
 }
 
+/// Those whose sums have the same bits for any number of rows.
+fn exact() -> impl DoubleEndedIterator<Item = Isa> {
+    Isa::ALL.into_iter().filter(|&isa| isa != Isa::AmxBf16 && isa.available())
+}
+
 fn desc_of(a: &AOperand<'_>, weights: &GateUp<'_>) -> DualGemmDesc {
     DualGemmDesc::new(a.rows(), weights.n(), weights.k(), AFormat::of(a), weights.gate.format())
 }
@@ -118,7 +128,9 @@ fn check_exact(a: QuantizedMatrix<'_>, weights: &GateUp<'_>) {
     let a = AOperand::Quantized(a);
     let desc = desc_of(&a, weights);
     let group = [Group { first_row: 0, rows: a.rows(), weights: &packed }];
-    for isa in available() {
+    // Tiles have another order of sums.
+    let tiles = |isa| isa == Isa::AmxBf16 && a.rows() >= MIN_TILE_ROWS;
+    for isa in available().filter(|&isa| !tiles(isa)) {
         for threads in [1, 3] {
             let got = run(isa, threads, &desc, &a, &group).unwrap();
             for (index, (got, want)) in got.iter().zip(&want).enumerate() {
@@ -152,6 +164,38 @@ fn all_shapes_around_the_tile_sizes_exact() {
             random("a", BlockFormat::Nvfp4, m, k, seed),
             &weights(BlockFormat::Nvfp4, n, k, seed + 1),
         );
+    }
+}
+
+/// The values of A, doubled, as bf16: tiles multiply them in W4A16 as they multiply A itself here.
+#[test]
+fn tiles_give_the_bits_of_w4a16_with_the_same_numbers_exact() {
+    let available = Isa::best().checked().unwrap().emulating_tiles();
+    for (m, k) in [(MIN_TILE_ROWS, 32), (65, 800), (100, 1632)] {
+        let pair = weights(BlockFormat::Nvfp4, 21, k, 3);
+        let (a, packed) = (random("a", BlockFormat::Nvfp4, m, k, 4), PackedGateUp::pack(&pair).unwrap());
+        let doubled: Vec<bf16> = (0..m * k).map(|i| bf16::from_f64(2.0 * a.value(i / k, i % k))).collect();
+        let doubled = FloatMatrix::Bf16(Matrix::new("a", m, k, doubled).unwrap());
+        let tile = RowTile { group: 0, first_row: 0, rows: m };
+        let (mut got, mut want) = (vec![f32::NAN; m * 2 * TILE_COLS], vec![f32::NAN; m * 2 * TILE_COLS]);
+
+        let kernel = Kernel::new(available).with_tiles(BlockFormat::Nvfp4, BlockFormat::Nvfp4, k);
+        let mut blocks = Aligned::zeroed(m * kernel.row_blocks(k / CHUNK_K));
+        let bound = kernel.prepare(2, &Source::Quantized(&a), &[tile], &mut blocks);
+        bound.multiply_panels(&tile, &packed, 0..2, &mut got);
+        assert_eq!(bound.sum_unit(&packed), 0.5);
+
+        let mut buffer = w4a16::Buffer::try_new(m, m, k, 1).unwrap();
+        let kernel = w4a16::Kernel::new(available, BlockFormat::Nvfp4);
+        kernel.prepare(2, &doubled, &[tile], &mut buffer).multiply_panels(&tile, &packed, 0..2, &mut want);
+        assert!(got.iter().zip(&want).all(|(got, want)| got.to_bits() == want.to_bits()), "{m} rows of {k}");
+
+        for (row, got) in got.as_chunks::<TILE_COLS>().0[..m].iter().enumerate() {
+            let terms = (0..k).map(|k| a.value(row, k) * pair.gate.value(0, k));
+            let (want, size) = terms.fold((0.0, 0.0), |(s, t), x| (s + x, t + x.abs()));
+            let bound = size * (k / TILE_K + 17) as f64 * 2f64.powi(-24);
+            assert!((0.5 * f64::from(got[0]) - want).abs() <= bound, "row {row}: {} {want}", got[0]);
+        }
     }
 }
 
@@ -285,7 +329,7 @@ fn groups_use_their_own_rows_and_weights_exact() {
     let models: Vec<Vec<f32>> = experts.iter().map(|expert| model(&a, expert)).collect();
     let operand = AOperand::Quantized(a);
     let desc = desc_of(&operand, &experts[0]);
-    for isa in available() {
+    for isa in exact() {
         let got = run(isa, 2, &desc, &operand, &groups).unwrap();
         for (row, got) in got.chunks_exact(2 * n).enumerate() {
             match ranges.iter().position(|range| range.contains(&row)) {
@@ -344,10 +388,14 @@ fn float_activations_are_quantized_as_by_the_formats_crate_exact() {
         let quantized = quantize("a", &a, Producer::Te, Search::Plain).unwrap();
         let scale = quantized.global_scale();
         let want = model(&quantized, &weights);
+        let quantized = AOperand::Quantized(quantized);
+        let of_best = run(Isa::best(), 1, &desc_of(&quantized, &weights), &quantized, &group).unwrap();
         let a = AOperand::Float(a);
         for (how, threads) in [(QuantizeA::Dynamic, 2), (QuantizeA::Dynamic, 1)] {
             let desc = DualGemmDesc { quantize_a: how, ..desc_of(&a, &weights) };
-            assert_eq!(run(Isa::best(), threads, &desc, &a, &group).unwrap(), want);
+            let isa = exact().next_back().unwrap();
+            assert_eq!(run(isa, threads, &desc, &a, &group).unwrap(), want);
+            assert_eq!(run(Isa::best(), threads, &desc, &a, &group).unwrap(), of_best);
             let plan = CpuPlan::new(&desc, CpuOptions::default()).unwrap();
             let mut found = GlobalScale::ONE;
             let collect = Collect { n: 20, sums: Mutex::new(vec![0.0; m * 40]) };

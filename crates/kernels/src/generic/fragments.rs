@@ -3,8 +3,8 @@
 
 use dualgemm_ptx::builder::*;
 
-use crate::sm90a::consumers::{fields_bf16, fields_f16};
-use crate::sm90a::decode::{BF16_SCALE_BASE, BF16_SCALE_MASK, SCALE_MASK};
+use crate::sm90a::consumers::fields_bf16;
+use crate::sm90a::decode::{BF16_SCALE_BASE, BF16_SCALE_MASK, FIELD_MASK, SCALE_MASK};
 
 /// `(a & b) | c` as a truth table of `lop3`.
 const AND_OR: u8 = 0xEA;
@@ -47,4 +47,38 @@ pub(crate) fn decode_step(
             }
         }
     })
+}
+
+/// [`decode_word`](crate::sm90a::decode::decode_word). A sign and a magnitude that lie too far apart are both moved by one
+/// multiplication: nine operations, three of them off the units for bits, which are the scarce ones.
+fn fields_f16(k: &mut Kernel, word: Reg<B32>) -> [Reg<B32>; 4] {
+    let mut moved = |field: u32, factor: u32| {
+        let field = k.eval(word & field).cast::<U32>();
+        let product = k.mul(field, factor).cast::<B32>();
+        k.eval(product & FIELD_MASK)
+    };
+    // Signs at bits 14 and 13, magnitudes at 3 and 0: to 15 and 9. What comes beside them carries into neither.
+    let (third, fourth) = (moved(0x4038_4038, 1 << 1 | 1 << 6), moved(0x2007_2007, 1 << 2 | 1 << 9));
+    let first = k.eval(word & FIELD_MASK);
+    let second = k.eval((word << 3) & FIELD_MASK);
+    [first, second, third, fourth]
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::sm90a::decode::{FIELD_MASK, decode_word};
+
+    #[test]
+    fn two_fields_move_by_one_multiplication_each() {
+        // Every pair of lanes that differ in the fields, whatever else they hold.
+        for low in 0..=u16::MAX {
+            for high in [0, u16::MAX, low, !low, low.rotate_left(5)] {
+                let word = u32::from(low) | u32::from(high) << 16;
+                let moved = |field: u32, factor: u32| (word & field).wrapping_mul(factor) & FIELD_MASK;
+                let [_, _, third, fourth] = decode_word(word);
+                assert_eq!(moved(0x4038_4038, 66), third, "{word:#010x}");
+                assert_eq!(moved(0x2007_2007, 516), fourth, "{word:#010x}");
+            }
+        }
+    }
 }

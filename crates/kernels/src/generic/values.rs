@@ -162,7 +162,7 @@ pub(super) fn decode_block(k: &mut Kernel, format: BlockFormat, codes: Reg<B32>,
 
 /// `code · scale` of eight codes, even elements in low nibbles, as four pairs of f16: exact, since a product has at
 /// most six significant bits and is a multiple of 2⁻¹⁰.
-pub(super) fn decode(k: &mut Kernel, codes: Reg<B32>, scale: Reg<U32>) -> [Reg<F16x2>; 4] {
+pub(crate) fn decode(k: &mut Kernel, codes: Reg<B32>, scale: Reg<U32>) -> [Reg<F16x2>; 4] {
     let shifted = k.eval(scale << 7).cast::<B32>();
     let doubled = k.permute(shifted, shifted, 0x1010u32);
     let scale = k.mov::<B32>(SCALE_FACTOR);

@@ -11,3 +11,4 @@ mod pack;
 mod plain;
 mod rowwise;
 mod sm80;
+mod warpwise;

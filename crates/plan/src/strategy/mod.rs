@@ -16,6 +16,7 @@ pub mod plain;
 pub mod portable;
 mod requantize;
 mod scaled;
+pub mod warpwise;
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -220,6 +221,7 @@ pub const STRATEGIES: &[&dyn Strategy] = &[
     &fused::Fused::STREAM_K,
     &fused::Fused::DECODE,
     &fused::Fused::WAVES,
+    &warpwise::Warpwise,
     &plain::Plain,
     &portable::Portable,
     &native::Native,

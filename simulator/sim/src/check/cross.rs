@@ -17,11 +17,19 @@ use std::collections::BTreeMap;
 #[derive(Debug)]
 pub struct Used {
     index: u32,
-    pages: BTreeMap<u64, Vec<Run>>,
+    /// Sorted.
+    runs: Vec<Run>,
     states: States,
     /// What it knew of the rest of the grid.
     pub eras: Eras,
     places: Places,
+}
+
+impl Used {
+    fn on_page(&self, page: u64) -> &[Run] {
+        let from = &self.runs[self.runs.partition_point(|run| run.page < page)..];
+        &from[..from.partition_point(|run| run.page == page)]
+    }
 }
 
 /// What the clusters that have ended did to global memory.
@@ -59,28 +67,32 @@ impl Finished {
         let mut states = cluster.states;
         states.compact(pages.words());
         let (index, eras, places) = (cluster.index, cluster.eras, cluster.places);
-        self.clusters.push(Used { index, pages: pages.into_runs(), states, eras, places });
+        self.clusters.push(Used { index, runs: pages.into_runs(), states, eras, places });
     }
 
     /// Bytes of global memory that any of the clusters touched, in words of 4.
     pub fn unique_bytes(&self) -> u64 {
-        let mut pages: BTreeMap<u64, Vec<bool>> = BTreeMap::new();
-        for used in &self.clusters {
-            for (page, runs) in &used.pages {
-                let touched = pages.entry(*page).or_insert_with(|| vec![false; PAGE as usize / 4]);
-                runs.iter().for_each(|run| touched[run.start.into()..run.end.into()].fill(true));
-            }
+        let mut spans: Vec<(u64, u64)> = Vec::new();
+        for run in self.clusters.iter().flat_map(|used| &used.runs) {
+            let first = run.page * PAGE / 4;
+            spans.push((first + u64::from(run.start), first + u64::from(run.end)));
         }
-        pages.values().flatten().filter(|t| **t).count() as u64 * 4
+        spans.sort_unstable();
+        let (mut words, mut reached) = (0, 0);
+        for (start, end) in spans {
+            words += end.saturating_sub(start.max(reached));
+            reached = reached.max(end);
+        }
+        words * 4
     }
 
     fn users(&self) -> Users {
         let mut users = Users::new();
         for (i, used) in self.clusters.iter().enumerate() {
             let writes = used.states.writers();
-            for (&page, runs) in &used.pages {
+            for runs in used.runs.chunk_by(|a, b| a.page == b.page) {
                 let writer = runs.iter().any(|run| writes[run.state as usize]);
-                users.entry(page).or_default().push((i, writer));
+                users.entry(runs[0].page).or_default().push((i, writer));
             }
         }
         users
@@ -163,7 +175,7 @@ fn conflict(
     race: impl Fn(&Access, &Access) -> bool,
 ) -> Option<(u64, Access, Access)> {
     let mut clear = Vec::new();
-    for (i, x, y) in overlaps(&a.pages[&page], &b.pages[&page]) {
+    for (i, x, y) in overlaps(a.on_page(page), b.on_page(page)) {
         if clear.contains(&(x, y)) {
             continue;
         }

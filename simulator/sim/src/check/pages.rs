@@ -4,7 +4,7 @@ use super::shadow::{StateId, WRITTEN};
 use std::collections::BTreeMap;
 
 /// Bytes of a page.
-pub const PAGE: u64 = 4096;
+pub const PAGE: u64 = 1024;
 const WORDS: usize = PAGE as usize / 4;
 
 /// Pages by number (address / [`PAGE`]).
@@ -22,17 +22,20 @@ impl Pages {
         self.0.values_mut()
     }
 
-    /// What was touched of each page, in order: a grid that fills memory has thousands of clusters with a few runs each.
-    pub fn into_runs(self) -> BTreeMap<u64, Vec<Run>> {
-        let touched =
-            |(number, words): (u64, Vec<StateId>)| Some((number, runs(&words))).filter(|p| !p.1.is_empty());
-        self.0.into_iter().filter_map(touched).collect()
+    /// What was touched, in order: a grid that fills memory has thousands of clusters with a thousand runs each.
+    pub fn into_runs(self) -> Vec<Run> {
+        let mut out = Vec::new();
+        self.0.into_iter().for_each(|(page, words)| runs(page, &words, &mut out));
+        out.shrink_to_fit();
+        out
     }
 }
 
 /// Words of a page that were touched and are in one state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
+    /// The page.
+    pub page: u64,
     /// The first.
     pub start: u16,
     /// The one after the last.
@@ -41,18 +44,15 @@ pub struct Run {
     pub state: StateId,
 }
 
-fn runs(words: &[StateId]) -> Vec<Run> {
-    let mut out = Vec::new();
+fn runs(page: u64, words: &[StateId], out: &mut Vec<Run>) {
     let mut start = 0;
     for same in words.chunk_by(|a, b| a == b) {
         let end = start + same.len() as u16;
         if same[0] != WRITTEN {
-            out.push(Run { start, end, state: same[0] });
+            out.push(Run { page, start, end, state: same[0] });
         }
         start = end;
     }
-    out.shrink_to_fit();
-    out
 }
 
 #[cfg(test)]
@@ -66,9 +66,9 @@ mod tests {
         pages.page(3)[8] = 6;
         pages.page(3)[WORDS - 1] = 5;
         pages.page(7);
-        let run = |start, end, state| Run { start, end, state };
+        let run = |start, end, state| Run { page: 3, start, end, state };
         let last = WORDS as u16;
         let found = vec![run(4, 8, 5), run(8, 9, 6), run(last - 1, last, 5)];
-        assert_eq!(pages.into_runs(), BTreeMap::from([(3, found)]));
+        assert_eq!(pages.into_runs(), found);
     }
 }

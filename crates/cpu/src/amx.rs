@@ -1,0 +1,307 @@
+//! The tile registers of AMX: what a thread does with them, and the permission to do it.
+//!
+//! Stable Rust has no intrinsics for them, so one block of assembly multiplies a whole stretch of K. Tests run the same kernels
+//! with emulated tiles, which compute the bits that the SDM states for TDPBF16PS (volume 2, "Dot Product of BF16 Tiles
+//! Accumulated into Packed Single Precision Tile"):
+//!
+//! ```text
+//! for each of 16 sums, from 32 pairs of bf16:
+//!     even = fma over k = 0, 2, .. 30 from 0        DAZ and FTZ: what is below 2⁻¹²⁶ counts as 0
+//!     odd  = fma over k = 1, 3, .. 31 from 0
+//!     sum  = sum + (even + odd)
+//! ```
+
+use crate::tile::TILE_COLS;
+
+/// Rows of A in a tile register.
+pub(crate) const TILE_ROWS: usize = 16;
+
+/// Elements of K in a tile register.
+pub(crate) const TILE_K: usize = 32;
+
+/// One or two groups of rows, and a stretch of K of one panel.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pass {
+    /// `[step][row][32]` bf16 of the first group.
+    pub(crate) a: *const u16,
+    /// The same of the second group, which has [`TILE_ROWS`] rows, if there is one.
+    pub(crate) second: Option<*const u16>,
+    /// `[step][gate, up][pair of k][feature][2]` bf16.
+    pub(crate) b: *const u16,
+    /// Steps of [`TILE_K`], at least one.
+    pub(crate) steps: usize,
+    /// `[row of both groups][32]`: the products are added to them.
+    pub(crate) sums: *mut f32,
+}
+
+/// The tile registers of a thread.
+pub(crate) trait Unit {
+    /// Takes the registers.
+    ///
+    /// # Safety
+    /// The machine has the unit, and the system permits its use.
+    unsafe fn new() -> Self;
+
+    /// Sets the rows of the first group.
+    ///
+    /// # Panics
+    /// If they are not 1 to 16.
+    fn configure(&mut self, rows: usize);
+
+    /// Multiplies.
+    ///
+    /// # Safety
+    /// The unit is configured, for 16 rows if there is a second group. The pointers are valid for the steps and rows of the pass.
+    unsafe fn pass(&mut self, pass: &Pass);
+}
+
+/// The tiles that kernels may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tiles {
+    /// None.
+    No,
+    /// [`Vectors`](crate::w4a16::dots::Vectors) in their place.
+    #[cfg(target_arch = "x86_64")]
+    Vectors,
+    /// Those of the processor.
+    #[cfg(target_arch = "x86_64")]
+    Hardware,
+    /// Emulated ones.
+    #[cfg(test)]
+    Emulated,
+}
+
+impl Tiles {
+    /// Whether these are tiles, which multiply many times as fast as vectors.
+    pub(crate) fn are_real(self) -> bool {
+        match self {
+            Self::No => false,
+            #[cfg(target_arch = "x86_64")]
+            Self::Vectors => false,
+            #[cfg(target_arch = "x86_64")]
+            Self::Hardware => true,
+            #[cfg(test)]
+            Self::Emulated => true,
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use hardware::{Amx, permitted};
+
+#[cfg(target_arch = "x86_64")]
+mod hardware {
+    use std::arch::asm;
+    use std::sync::OnceLock;
+
+    use super::{Pass, TILE_COLS, TILE_ROWS, Unit};
+
+    /// Whether the processor multiplies tiles of bf16 and the system lets this process do so. Asks for the permission once: it
+    /// holds for all threads, for as long as the process lives. From then on the system saves 8 KiB more of a thread that is
+    /// interrupted by a signal while it uses tiles. Sandboxes like gVisor and kernels before 5.16 refuse.
+    pub(crate) fn permitted() -> bool {
+        static PERMITTED: OnceLock<bool> = OnceLock::new();
+        *PERMITTED.get_or_init(|| has_tiles() && ask())
+    }
+
+    /// Looks for AMX-BF16 and AMX-TILE in leaf 7 of CPUID.
+    fn has_tiles() -> bool {
+        use std::arch::x86_64::{__cpuid_count, __get_cpuid_max};
+        let bits = 1 << 22 | 1 << 24;
+        __get_cpuid_max(0).0 >= 7 && __cpuid_count(7, 0).edx & bits == bits
+    }
+
+    #[cfg(all(target_os = "linux", not(miri)))]
+    fn ask() -> bool {
+        const ARCH_REQ_XCOMP_PERM: libc::c_ulong = 0x1023;
+        const XFEATURE_XTILEDATA: libc::c_ulong = 18;
+        // SAFETY: the call takes two numbers, and changes only how much state the system saves for this process.
+        unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
+    }
+
+    #[cfg(not(all(target_os = "linux", not(miri))))]
+    fn ask() -> bool {
+        false
+    }
+
+    /// The real registers. They are released when this is dropped.
+    #[derive(Debug)]
+    pub(crate) struct Amx {
+        /// The rows that the registers are configured for; 0 before.
+        rows: usize,
+    }
+
+    /// The operand of LDTILECFG for palette 1.
+    #[repr(C, align(64))]
+    struct Configuration {
+        palette: u8,
+        start_row: u8,
+        reserved: [u8; 14],
+        bytes_per_row: [u16; 16],
+        rows: [u8; 16],
+    }
+
+    impl Unit for Amx {
+        unsafe fn new() -> Self {
+            Self { rows: 0 }
+        }
+
+        fn configure(&mut self, rows: usize) {
+            assert!((1..=TILE_ROWS).contains(&rows), "{rows} rows of a tile");
+            if self.rows == rows {
+                return;
+            }
+            let mut configuration = Configuration {
+                palette: 1,
+                start_row: 0,
+                reserved: [0; 14],
+                bytes_per_row: [0; 16],
+                rows: [0; 16],
+            };
+            let (first, all) = (rows as u8, TILE_ROWS as u8);
+            configuration.rows[..6].copy_from_slice(&[first, first, all, all, first, all]);
+            configuration.bytes_per_row[..6].fill(64);
+            // SAFETY: whoever called `new` vouched for the unit, and the configuration keeps the rules of the palette. Tile
+            // registers are all that changes, and no code but `pass` uses them.
+            unsafe {
+                asm!("ldtilecfg [{}]", in(reg) &raw const configuration, options(nostack, preserves_flags, readonly));
+            }
+            self.rows = rows;
+        }
+
+        // Tiles 0 to 3 are sums: gate and up of the first group, gate and up of the second. Tile 4 is A, and 5 is B. With two more tiles
+        // each would be loaded once per step. But two threads of a core seem to share the registers behind the names: this loop does
+        // 12900 GFLOP/s on 16 threads of an Emerald Rapids, two to a core, and one with eight tiles 8400.
+        unsafe fn pass(&mut self, pass: &Pass) {
+            let Pass { a, second, b, steps, sums } = *pass;
+            let (stride, sums_stride, step) = (64usize, TILE_COLS * size_of::<f32>(), self.rows * 64);
+            // SAFETY: the caller vouches for what is read and written: tiles have 64 bytes in each of their rows. Nothing relies
+            // on what tile registers hold before and after a block. A step of B is two tiles of 1024 bytes.
+            unsafe {
+                if let Some(second) = second {
+                    asm!(
+                        "tileloadd tmm0, [{sums} + {sums_stride}]",
+                        "tileloadd tmm1, [{sums} + {sums_stride} + 64]",
+                        "tileloadd tmm2, [{sums} + {sums_stride} + 2048]",
+                        "tileloadd tmm3, [{sums} + {sums_stride} + 2112]",
+                        "2:",
+                        "tileloadd tmm4, [{a} + {stride}]",
+                        "tileloadd tmm5, [{b} + {stride}]",
+                        "tdpbf16ps tmm0, tmm4, tmm5",
+                        "tileloadd tmm5, [{b} + {stride} + 1024]",
+                        "tdpbf16ps tmm1, tmm4, tmm5",
+                        "tileloadd tmm4, [{second} + {stride}]",
+                        "tdpbf16ps tmm3, tmm4, tmm5",
+                        "tileloadd tmm5, [{b} + {stride}]",
+                        "tdpbf16ps tmm2, tmm4, tmm5",
+                        "add {a}, 1024",
+                        "add {second}, 1024",
+                        "add {b}, 2048",
+                        "dec {steps}",
+                        "jnz 2b",
+                        "tilestored [{sums} + {sums_stride}], tmm0",
+                        "tilestored [{sums} + {sums_stride} + 64], tmm1",
+                        "tilestored [{sums} + {sums_stride} + 2048], tmm2",
+                        "tilestored [{sums} + {sums_stride} + 2112], tmm3",
+                        a = inout(reg) a => _, second = inout(reg) second => _, b = inout(reg) b => _,
+                        steps = inout(reg) steps => _, sums = in(reg) sums,
+                        stride = in(reg) stride, sums_stride = in(reg) sums_stride,
+                        options(nostack),
+                    );
+                } else {
+                    asm!(
+                        "tileloadd tmm0, [{sums} + {sums_stride}]",
+                        "tileloadd tmm1, [{sums} + {sums_stride} + 64]",
+                        "2:",
+                        "tileloadd tmm4, [{a} + {stride}]",
+                        "tileloadd tmm5, [{b} + {stride}]",
+                        "tdpbf16ps tmm0, tmm4, tmm5",
+                        "tileloadd tmm5, [{b} + {stride} + 1024]",
+                        "tdpbf16ps tmm1, tmm4, tmm5",
+                        "add {a}, {step}",
+                        "add {b}, 2048",
+                        "dec {steps}",
+                        "jnz 2b",
+                        "tilestored [{sums} + {sums_stride}], tmm0",
+                        "tilestored [{sums} + {sums_stride} + 64], tmm1",
+                        a = inout(reg) a => _, b = inout(reg) b => _, steps = inout(reg) steps => _,
+                        sums = in(reg) sums, step = in(reg) step,
+                        stride = in(reg) stride, sums_stride = in(reg) sums_stride,
+                        options(nostack),
+                    );
+                }
+            }
+        }
+    }
+    const _: () = assert!(TILE_ROWS * TILE_COLS * size_of::<f32>() == 2048);
+
+    impl Drop for Amx {
+        fn drop(&mut self) {
+            if self.rows > 0 {
+                // SAFETY: the registers are configured, so the machine has the instruction.
+                unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) use emulated::Emulated;
+
+#[cfg(test)]
+mod emulated {
+    use super::{Pass, TILE_COLS, TILE_K, TILE_ROWS, Unit};
+
+    /// Tiles in software, bit for bit.
+    #[derive(Debug)]
+    pub(crate) struct Emulated {
+        rows: usize,
+    }
+
+    /// DAZ or FTZ.
+    fn flushed(x: f32) -> f32 {
+        if x.abs() < f32::MIN_POSITIVE { 0f32.copysign(x) } else { x }
+    }
+
+    /// One sum of TDPBF16PS, from a row of A and a column of B.
+    pub(crate) fn dot(sum: f32, a: &[u16; TILE_K], b: &[u16; TILE_K]) -> f32 {
+        let value = |bits: u16| flushed(f32::from_bits(u32::from(bits) << 16));
+        let mut chains = [0f32; 2];
+        for (k, (&a, &b)) in a.iter().zip(b).enumerate() {
+            chains[k % 2] = flushed(value(a).mul_add(value(b), chains[k % 2]));
+        }
+        flushed(flushed(sum) + flushed(chains[0] + chains[1]))
+    }
+
+    impl Unit for Emulated {
+        unsafe fn new() -> Self {
+            Self { rows: 0 }
+        }
+
+        fn configure(&mut self, rows: usize) {
+            assert!((1..=TILE_ROWS).contains(&rows), "{rows} rows of a tile");
+            self.rows = rows;
+        }
+
+        unsafe fn pass(&mut self, pass: &Pass) {
+            assert!(self.rows > 0 && (pass.second.is_none() || self.rows == TILE_ROWS), "configured");
+            let groups = [(Some(pass.a), self.rows), (pass.second, TILE_ROWS)];
+            for (group, (a, rows)) in groups.into_iter().enumerate() {
+                let Some(a) = a else { continue };
+                for (step, row) in (0..pass.steps).flat_map(|step| (0..rows).map(move |row| (step, row))) {
+                    for column in 0..TILE_COLS {
+                        // SAFETY: the caller vouches for the steps and rows of the pass.
+                        unsafe {
+                            let sum = pass.sums.add((group * TILE_ROWS + row) * TILE_COLS + column);
+                            let a = a.add((step * rows + row) * TILE_K).cast::<[u16; TILE_K]>().read();
+                            let b = pass.b.add((step * TILE_COLS + column / 16 * 16) * TILE_K);
+                            let b =
+                                std::array::from_fn(|k| b.add(k / 2 * 32 + column % 16 * 2 + k % 2).read());
+                            *sum = dot(*sum, &a, &b);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

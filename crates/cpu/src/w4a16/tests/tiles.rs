@@ -1,0 +1,188 @@
+//! Tiles of bf16: emulated ones against the order of sums that [`tiles`](super::super::tiles) states, in scalar code, and against
+//! f64; real ones against emulated ones.
+
+use proptest::prelude::*;
+
+use super::super::tiles;
+use super::*;
+use crate::amx::Tiles;
+
+/// The kernel of an instruction set with emulated tiles.
+fn emulated(isa: Isa) -> Kernel {
+    Kernel::new(isa.checked().unwrap().emulating_tiles(), BlockFormat::Nvfp4)
+}
+
+fn as_f16(m: usize, k: usize, data: &[f32]) -> FloatMatrix<'static> {
+    FloatMatrix::F16(
+        Matrix::new("a", m, k, data.iter().map(|&x| f16::from_f32(x)).collect::<Vec<_>>()).unwrap(),
+    )
+}
+
+fn each_type(m: usize, k: usize, data: &[f32]) -> [FloatMatrix<'_>; 3] {
+    [as_bf16(m, k, data), as_f16(m, k, data), f32_matrix(m, k, data)]
+}
+
+/// The order of sums that the head of `tiles` states.
+fn scalar_tiles(a: &[f32], b: &QuantizedMatrix<'_>, n: usize, terms: usize) -> f32 {
+    let (mut sum, mut rest) = (0f32, a.to_vec());
+    for first in (0..a.len()).step_by(tiles::BLOCK_K) {
+        let block = first..a.len().min(first + tiles::BLOCK_K);
+        for _ in 0..terms {
+            for step in block.clone().step_by(32) {
+                let mut chains = [0f32; 2];
+                for k in step..step + 32 {
+                    let high = f32::from_bits(rest[k].to_bits() & 0xFFFF_0000);
+                    chains[k % 2] = high.mul_add(b.value(n, k) as f32, chains[k % 2]);
+                    rest[k] -= high;
+                }
+                sum += chains[0] + chains[1];
+            }
+        }
+    }
+    assert!(rest.iter().all(|&rest| rest == 0.0), "terms lose bits");
+    sum
+}
+
+/// The order of sums that the head of `dots` states.
+fn scalar_dots(a: &[f32], b: &QuantizedMatrix<'_>, n: usize) -> f32 {
+    (0..a.len()).step_by(tiles::BLOCK_K).fold(0f32, |sum, first| {
+        let ks = (first..a.len().min(first + tiles::BLOCK_K)).map(|k| k ^ 1);
+        sum + ks.fold(0f32, |chain, k| a[k].mul_add(b.value(n, k) as f32, chain))
+    })
+}
+
+/// Where there is AVX512-BF16; elsewhere there is nothing to test.
+#[test]
+fn the_order_of_sums_of_vectors_is_the_documented_one_exact() {
+    if !Isa::Avx512Bf16.available() {
+        eprintln!("this machine has no {}: not tested", Isa::Avx512Bf16);
+        return;
+    }
+    let (n, k, kernel) = (5, tiles::BLOCK_K + 64, kernel(Isa::Avx512Bf16, BlockFormat::Nvfp4));
+    let pair = weights(BlockFormat::Nvfp4, n, k, 1);
+    let packed = PackedGateUp::pack(&pair).unwrap();
+    for m in [8, 9, 16, 23, 47] {
+        let a = bf16s(m, k);
+        assert_eq!(layout(kernel, &a), Layout::Tiles { terms: 1 });
+        let rows = (0..m).map(|row| (0..k).map(|k| a.value(row, k)).collect::<Vec<_>>());
+        let of_row = |row: Vec<f32>| {
+            let of_half = |half| (0..n).map(|n| scalar_dots(&row, half, n)).collect::<Vec<_>>();
+            [of_half(&pair.gate), of_half(&pair.up)].concat()
+        };
+        let want: Vec<f32> = rows.flat_map(of_row).collect();
+        assert_bits(&sums(kernel, &a, &one_tile(m), &packed), &want, &format!("M={m}"));
+    }
+    assert!(!matches!(layout(kernel, &f32_matrix(32, k, &activations(32, k))), Layout::Tiles { .. }));
+}
+
+#[test]
+fn the_order_of_sums_of_tiles_is_the_documented_one_exact() {
+    let (n, k) = (5, tiles::BLOCK_K + 64);
+    let pair = weights(BlockFormat::Nvfp4, n, k, 1);
+    let packed = PackedGateUp::pack(&pair).unwrap();
+    // One group, a full one, two, two and a rest, more than are cached at once.
+    for m in [8, 16, 32, 51] {
+        let data = activations(m, k);
+        for (a, terms) in each_type(m, k, &data)
+            .iter()
+            .zip(1..)
+            .filter(|(_, terms)| Some(m) >= tiles::min_rows(Tiles::Emulated, *terms))
+        {
+            assert_eq!(layout(emulated(Isa::Portable), a), Layout::Tiles { terms });
+            let mut want = vec![];
+            for row in 0..m {
+                let row: Vec<f32> = (0..k).map(|k| a.value(row, k)).collect();
+                for half in [&pair.gate, &pair.up] {
+                    want.extend((0..n).map(|n| scalar_tiles(&row, half, n, terms)));
+                }
+            }
+            for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+                let got = sums(emulated(isa), a, &one_tile(m), &packed);
+                assert_bits(&got, &want, &format!("{isa} M={m}, {terms} terms"));
+            }
+        }
+    }
+}
+
+/// On a machine with AMX, its tiles are compared; elsewhere there is nothing to compare.
+#[test]
+fn real_tiles_give_the_bits_of_emulated_ones_exact() {
+    if !Isa::AmxBf16.available() {
+        eprintln!("this machine has no tiles: not compared");
+        return;
+    }
+    for k in [32, 64, 3 * tiles::BLOCK_K + 96] {
+        let packed = PackedGateUp::pack(&weights(BlockFormat::Nvfp4, 37, k, 2)).unwrap();
+        for m in [8, 15, 16, 17, 33, 64, 100, MAX_TILE_ROWS] {
+            let mut data = activations(m, k);
+            let mut random = Random(m as u64);
+            data.iter_mut().for_each(|x| *x *= 2f32.powi(random.bits() as i32 % 60 - 30));
+            for a in &each_type(m, k, &data) {
+                let want = sums(emulated(Isa::AmxBf16), a, &one_tile(m), &packed);
+                let got = sums(kernel(Isa::AmxBf16, BlockFormat::Nvfp4), a, &one_tile(m), &packed);
+                assert_bits(&got, &want, &format!("M={m} K={k}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn what_tiles_would_flush_goes_another_way() {
+    let (m, k) = (16, 64);
+    let packed = PackedGateUp::pack(&weights(BlockFormat::Nvfp4, 16, k, 3)).unwrap();
+    let (kernel, others) = (emulated(Isa::best()), kernel(Isa::best(), BlockFormat::Nvfp4));
+    let smallest = [2f32.powi(-109), 2f32.powi(-93)];
+    for (small, fits) in [(1.0, true), (0.5, false), (f32::INFINITY, false), (f32::NAN, false), (0.0, true)] {
+        let mut data = activations(m, k);
+        data.iter_mut().for_each(|x| *x = x.abs().max(0.25));
+        let mut with = |smallest: f32| {
+            data[k + 5] = smallest * small;
+            data.clone()
+        };
+        let (bf16s, f32s) = (with(smallest[0]), with(smallest[1]));
+        for a in [as_bf16(m, k, &bf16s), f32_matrix(m, k, &f32s)] {
+            assert_eq!(matches!(layout(kernel, &a), Layout::Tiles { .. }), fits, "{small}");
+            if !fits {
+                let want = sums(others, &a, &one_tile(m), &packed);
+                assert_bits(&sums(kernel, &a, &one_tile(m), &packed), &want, "another way");
+            }
+        }
+    }
+    // Rows too few, K too odd, another format.
+    assert!(!matches!(layout(kernel, &bf16s(7, k)), Layout::Tiles { .. }));
+    assert!(!matches!(layout(kernel, &bf16s(m, 48)), Layout::Tiles { .. }));
+    let mxfp4 = Kernel::new(Isa::best().checked().unwrap().emulating_tiles(), BlockFormat::Mxfp4);
+    assert!(!matches!(layout(mxfp4, &bf16s(m, k)), Layout::Tiles { .. }));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
+    /// Whatever the size of the numbers, sums are within the bound of the verifier without its probability: a rounding for each of
+    /// K/32 + 17 sums and each term.
+    #[test]
+    fn tiles_are_close_to_f64(
+        seed in any::<u64>(),
+        m in 8usize..40,
+        steps in 1usize..12,
+        spread in 0i32..30,
+        at in -60i32..60,
+    ) {
+        let (n, k, mut random) = (3, 32 * steps, Random(seed));
+        let pair = weights(BlockFormat::Nvfp4, n, k, seed);
+        let packed = PackedGateUp::pack(&pair).unwrap();
+        let data: Vec<f32> = (0..m * k)
+            .map(|_| random.float() * 2f32.powi(at - random.bits() as i32 % (spread + 1)))
+            .collect();
+        let f16s: Vec<f32> = data.iter().map(|x| x * 2f32.powi(-at)).collect();
+        for a in [as_bf16(m, k, &data), as_f16(m, k, &f16s), f32_matrix(m, k, &data)] {
+            let got = sums(emulated(Isa::best()), &a, &one_tile(m), &packed);
+            for (i, &got) in got.iter().enumerate() {
+                let (row, b, n) = (i / n / 2, [&pair.gate, &pair.up][i / n % 2], i % n);
+                let terms = (0..k).map(|k| f64::from(a.value(row, k)) * b.value(n, k));
+                let (want, size) = terms.fold((0.0, 0.0), |(s, t), x| (s + x, t + x.abs()));
+                let bound = size * (steps + 17) as f64 * 1.01 * 2f64.powi(-24);
+                prop_assert!((f64::from(got) - want).abs() <= bound, "{got:e} {want:e} ± {bound:e}");
+            }
+        }
+    }
+}

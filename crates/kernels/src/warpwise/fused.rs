@@ -1,0 +1,398 @@
+//! The fused dual GEMM for few tokens: warps that share nothing until their sums meet.
+//!
+//! ```text
+//! each warp, with a chunk's 64 weight rows (32 features, gate and up) and a part of K:
+//!    one lane  bulk copies of packed chunks into the warp's own ring, ahead of `griddepcontrol.wait`
+//!    all lanes per K block of 64: A's fragments (tokens.rs) · codes and scales → fragments · mma.m16n8k16
+//! then         sums through shared memory, added in the order of K → activation → C
+//! ```
+//!
+//! Two CTAs fit on a multiprocessor, and a kernel has one for each: while one ends, the next kernel's has its rings full
+//! already, and decodes as soon as A is there. Nothing but the end synchronizes warps, and blocks of A that they share.
+//!
+//! Rows of a slab are eight gate rows and the eight up rows of the same features, so a thread's sums 0 and 1 are gate, 2
+//! and 3 up, of one feature and two tokens.
+//!
+//! Flow: [`Config`], [`Variant`] → here → PTX. Spec: PTX ISA, "Matrix Fragments for mma.m16n8k16".
+
+use dualgemm_formats::ScaleLayout;
+use dualgemm_ptx::Target;
+use dualgemm_ptx::ast::Module;
+use dualgemm_ptx::builder::*;
+
+use super::config::{Config, HALF_FEATURES, Layout};
+use super::tokens::{Lane, Place, Tokens};
+use crate::Error;
+use crate::generic::fragments::decode_step;
+use crate::generic::module;
+use crate::parts::ring::Position;
+use crate::parts::rows::{self, PIECE, Rows};
+use crate::sm90a::pack::{CHUNK_BYTES, CODE_BYTES};
+
+/// Name of the kernel in its module.
+pub const ENTRY: &str = "dual_gemm";
+/// Slabs of 16 weight rows of a chunk.
+const SLABS: u32 = 4;
+
+/// What A is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum A {
+    /// 16-bit floats.
+    Half(HalfFormat),
+    /// nvfp4 codes with block scales in this order.
+    Nvfp4(ScaleLayout),
+}
+
+impl A {
+    /// What is multiplied.
+    pub(super) fn compute(self) -> HalfFormat {
+        match self {
+            A::Half(format) => format,
+            A::Nvfp4(_) => HalfFormat::F16,
+        }
+    }
+}
+
+/// What the kernel computes, beside its tile.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Variant {
+    /// A's format.
+    pub a: A,
+    /// Promises that K is a multiple of 64.
+    pub whole_blocks: bool,
+    /// C and what makes it of the sums; not grouped.
+    pub rows: rows::Variant,
+}
+
+/// Generates the kernel.
+///
+/// # Errors
+/// If the configuration does not fit the architecture or the variant.
+pub fn generate(config: &Config, variant: &Variant) -> Result<Module, Error> {
+    let layout = config.layout()?;
+    let rule = |rule| Err(Error::Combination { kernel: "sm90a warpwise", rule });
+    if variant.rows.grouped {
+        return rule("it takes one problem");
+    }
+    if !config.expands_codes() && matches!(variant.a, A::Nvfp4(_)) {
+        return rule("codes of A are expanded for up to eight tokens");
+    }
+    let about = format!("C = act(A B1^T, A B2^T), 4-bit weights, each warp by itself: {}", config.name());
+    module(Target::Sm90a, &about, ENTRY, |k| Fused::new(k, config, &layout, variant).emit(k))
+}
+
+struct Fused<'a> {
+    config: &'a Config,
+    layout: &'a Layout,
+    variant: &'a Variant,
+    rows: Rows<'a>,
+    tokens: Tokens,
+    weights: PointerParam,
+    base: Addr<Shared>,
+    m: Reg<U32>,
+    n: Reg<U32>,
+    /// K, and its blocks of 64.
+    k: Reg<U32>,
+    blocks: Reg<U32>,
+}
+
+/// A warp's share.
+struct Share {
+    /// Its first chunk, that chunk's K block, and how many follow each other.
+    from: Addr<Global>,
+    first: Reg<U32>,
+    count: Reg<U32>,
+    /// Its ring and the ring's barriers.
+    ring: Addr<Shared>,
+    full: Addr<Shared>,
+    /// The row group and the part of K; whether there are such rows.
+    group: Reg<U32>,
+    part: Reg<U32>,
+    any: Reg<Pred>,
+    /// Which halves of the chunks are the CTA's, if it does not have whole ones.
+    halves: Option<[Reg<Pred>; 2]>,
+}
+
+impl<'a> Fused<'a> {
+    fn new(k: &mut Kernel, config: &'a Config, layout: &'a Layout, variant: &'a Variant) -> Self {
+        k.required_threads(config.threads());
+        k.min_ctas(2);
+        let tokens = Tokens::declare(k, variant.a);
+        let weights = k.pointer("weights");
+        let sizes = [k.param::<U32>("m"), k.param::<U32>("n"), k.param::<U32>("k")];
+        let base = k.shared(&layout.smem);
+        let [m, n, depth] = sizes.map(|size| k.ld_param(&size));
+        let rows = Rows::declare(k, &variant.rows, n);
+        let blocks = k.eval((depth + 63) >> 6);
+        Self { config, layout, variant, rows, tokens, weights, base, m, n, k: depth, blocks }
+    }
+
+    // Found where they are needed: registers are short in the loop.
+
+    /// First token of the CTA.
+    fn token(&self, k: &mut Kernel) -> Reg<U32> {
+        let tile = k.special(Special::CtaidY);
+        k.eval(tile * self.config.tokens)
+    }
+
+    /// First half of a chunk of the CTA, and the end.
+    fn halves(&self, k: &mut Kernel) -> [Reg<U32>; 2] {
+        let cta = k.special(Special::CtaidX);
+        let all = k.eval(self.n.div_ceil(HALF_FEATURES));
+        let start = k.eval((cta * self.config.halves).min(all));
+        [start, k.eval((start + self.config.halves).min(all))]
+    }
+
+    fn lane(&self, k: &mut Kernel) -> Reg<U32> {
+        let thread = k.special(Special::TidX);
+        k.eval(thread & 31)
+    }
+
+    fn emit(&self, k: &mut Kernel) {
+        k.launch_dependents();
+        let share = self.share(k);
+        let elected = k.elect();
+        k.if_(elected, "init", |k| {
+            (0..self.config.chunks).for_each(|i| k.mbarrier_init(share.full.at(8 * i), 1u32));
+            k.fence_mbarrier_init();
+        });
+        k.warp_sync();
+        let elected = k.elect();
+        k.if_(elected, "first_chunks", |k| {
+            for slot in 0..self.config.chunks {
+                let there = k.compare_and(Cmp::Gt, share.count, slot, share.any);
+                let slot = k.mov::<U32>(slot);
+                k.if_(there, "first_chunk", |k| self.ask_weights(k, &share, slot, slot));
+            }
+        });
+        k.warp_sync();
+        k.grid_dependency_wait();
+        let sums = k.zeros((SLABS * self.config.token_groups() * 4) as usize);
+        let any = k.compare(Cmp::Gt, share.count, 0u32);
+        k.if_(any, "share", |k| self.multiply(k, &share, &sums));
+        k.comment("The ring is read: the warp's sums take its place.");
+        k.warp_sync();
+        let lane = self.lane(k);
+        let own = k.offset(share.ring, lane << 4);
+        for (i, four) in (0u32..).zip(sums.chunks_exact(4)) {
+            k.st_vector(own.at(i * 512), four);
+        }
+        k.cta_sync();
+        self.reduce(k);
+        k.cta_sync();
+        self.store(k);
+    }
+
+    /// The rows and the K blocks of this warp.
+    fn share(&self, k: &mut Kernel) -> Share {
+        let (config, [start, end], warp) = (self.config, self.halves(k), k.warp_index());
+        let (group, part) = match (config.row_groups(), config.k_groups) {
+            (1, _) => (k.mov::<U32>(0u32), warp),
+            (_, parts) => (k.eval(warp / parts), k.eval(warp % parts)),
+        };
+        let tile = k.eval((start >> 1) + group);
+        let any = k.compare(Cmp::Lt, tile << 1, end);
+        let first = k.eval(part * self.blocks / config.k_groups);
+        let next = k.eval((part + 1) * self.blocks / config.k_groups);
+        let count = k.eval(next - first);
+        // Of a CTA with features, warps without rows bring their part of A too.
+        let busy = if config.shares_blocks() { k.compare(Cmp::Lt, start, end) } else { any };
+        let count = k.select::<U32>(busy, count, 0u32);
+        let weights = k.ld_pointer(&self.weights);
+        let chunk = k.eval(tile.mul_wide(self.blocks) + first.widen());
+        let from = k.offset(weights, chunk * CHUNK_BYTES as u64);
+        let ring = self.base.at(self.layout.weights.offset);
+        let ring = k.offset(ring, warp * (config.chunks * CHUNK_BYTES as u32));
+        let full = self.base.at(self.layout.full.offset);
+        let full = k.offset(full, warp * (8 * config.chunks));
+        let halves = (config.halves % 2 == 1).then(|| {
+            let half = k.eval(tile << 1);
+            let low = k.compare(Cmp::Ge, half, start);
+            let high = k.compare(Cmp::Lt, half + 1, end);
+            [low, high]
+        });
+        Share { from, first, count, ring, full, group, part, any, halves }
+    }
+
+    /// Starts the copy of chunk `unit` of the share, or of the half that is the CTA's, into place `at` of the ring.
+    fn ask_weights(&self, k: &mut Kernel, share: &Share, unit: Reg<U32>, at: Reg<U32>) {
+        const CODES: u32 = CODE_BYTES as u32;
+        const CHUNK: u32 = CHUNK_BYTES as u32;
+        let full = k.offset(share.full, at << 3);
+        let to = k.offset(share.ring, at * CHUNK);
+        let from = k.offset(share.from, unit.mul_wide(CHUNK));
+        // Read once.
+        let options = TmaOptions { l2: Some(Eviction::First), ..TmaOptions::default() };
+        let whole = |k: &mut Kernel| {
+            k.mbarrier_arrive_expect_tx(full, CHUNK);
+            k.bulk_load(to, from, CHUNK, full, &options);
+        };
+        let Some([low, high]) = share.halves else { return whole(k) };
+        let both = k.select::<U32>(low, 1u32, 0u32);
+        let both = k.compare_and(Cmp::Ne, both, 0u32, high);
+        k.if_else(both, "whole", whole, |k| {
+            k.mbarrier_arrive_expect_tx(full, CHUNK / 2);
+            let half = k.select::<U32>(low, 0u32, 1u32);
+            for (start, bytes) in [(0, CODES / 2), (CODES, (CHUNK - CODES) / 2)] {
+                let to = k.offset(to.at(start), half * bytes);
+                let from = k.offset(from.at(start), half.mul_wide(bytes));
+                k.bulk_load(to, from, bytes, full, &options);
+            }
+        });
+    }
+
+    /// All chunks of the warp's share.
+    fn multiply(&self, k: &mut Kernel, share: &Share, sums: &[Reg<F32>]) {
+        let (config, warp, lane) = (self.config, k.warp_index(), self.lane(k));
+        let codes = k.offset(share.ring, lane << 4);
+        let scales = k.offset(share.ring.at(CODE_BYTES as u32), (lane >> 2) << 3);
+        let block = self.base.at(self.layout.tokens.offset);
+        let bytes = config.block_bytes();
+        let block = match config.shares_blocks() {
+            true => k.offset(block, share.part * (2 * bytes)),
+            false => k.offset(block, warp * bytes),
+        };
+        let place = Place {
+            lane,
+            token: self.token(k),
+            m: self.m,
+            first: share.first,
+            count: share.count,
+            k: self.k,
+            whole: self.variant.whole_blocks,
+            group: share.group,
+            part: share.part,
+            block,
+        };
+        let tokens = self.tokens.start(k, config, &place);
+        let at = Position::start(k, 0, config.chunks);
+        k.for_range("k_blocks", 0u32, share.count, 1, |k, unit, _| {
+            tokens.wait(k, unit);
+            let body = |k: &mut Kernel| {
+                let full = at.barrier(k, share.full);
+                k.mbarrier_wait(full, at.phase, "chunk");
+                let skip = k.eval(at.index * CHUNK_BYTES as u32);
+                let chunk = [k.offset(codes, skip), k.offset(scales, skip)];
+                self.multiply_chunk(k, share, (&tokens, unit), chunk, sums);
+            };
+            match config.shares_blocks() {
+                true => k.if_(share.any, "rows", body),
+                false => body(k),
+            }
+            tokens.advance(k);
+            k.comment("All lanes have read the chunk: another takes its place.");
+            k.warp_sync();
+            let next = k.eval(unit + config.chunks);
+            let more = k.compare_and(Cmp::Lt, next, share.count, share.any);
+            k.if_(more, "refill", |k| {
+                let elected = k.elect();
+                k.if_(elected, "next_chunk", |k| self.ask_weights(k, share, next, at.index));
+                k.warp_sync();
+            });
+            at.advance(k);
+        });
+    }
+
+    /// A chunk, its codes and scales at `chunk` for this lane, with a block of A.
+    fn multiply_chunk(
+        &self,
+        k: &mut Kernel,
+        share: &Share,
+        (tokens, unit): (&Lane<'_>, Reg<U32>),
+        [codes, scales]: [Addr<Shared>; 2],
+        sums: &[Reg<F32>],
+    ) {
+        let compute = self.variant.a.compute();
+        let fragments = tokens.read(k, unit);
+        let slabs = |k: &mut Kernel, range: std::ops::Range<u32>| {
+            for slab in range {
+                let words: [Reg<B32>; 4] = k.ld_vector(codes.at(slab * 512));
+                let pairs: [Reg<B32>; 2] = k.ld_vector(scales.at(slab * 64));
+                for step in 0..4 {
+                    let a = decode_step(k, compute, words[step], pairs[step / 2], step % 2);
+                    for (group, fragments) in fragments.iter().enumerate() {
+                        let first = (group * SLABS as usize + slab as usize) * 4;
+                        let acc: [Reg<F32>; 4] = std::array::from_fn(|i| sums[first + i]);
+                        k.mma_half(compute, &acc, &a, &fragments[step]);
+                    }
+                }
+            }
+        };
+        match share.halves {
+            None => slabs(k, 0..SLABS),
+            Some(halves) => {
+                for (half, there) in (0u32..).zip(halves) {
+                    k.if_(there, "half", |k| slabs(k, 2 * half..2 * half + 2));
+                    k.warp_sync();
+                }
+            }
+        }
+    }
+
+    /// Adds the sums of the warps of each row group in the order of K and makes elements of C of them:
+    /// `[token][feature]` f32 where A was.
+    fn reduce(&self, k: &mut Kernel) {
+        let config = self.config;
+        let groups = config.token_groups();
+        let alpha = self.rows.alpha(k, None);
+        let (thread, lane, [first, _]) = (k.special(Special::TidX), self.lane(k), self.halves(k));
+        let region = config.chunks * CHUNK_BYTES as u32;
+        let count = config.row_groups() * groups * SLABS * 32;
+        k.for_range("reduce", thread, count, config.threads(), |k, item, _| {
+            let row_group = k.eval(item / (groups * SLABS * 32));
+            let within = k.eval(item % (groups * SLABS * 32));
+            let start = self.base.at(self.layout.weights.offset);
+            let from = k.offset(start, row_group * (config.k_groups * region) + (within << 4));
+            let sums: [Reg<F32>; 4] = std::array::from_fn(|_| k.mov(0.0f32));
+            // All at once would take more registers than there are.
+            let at_once = if config.k_groups.is_multiple_of(4) { 4 } else { config.k_groups };
+            k.for_range("parts", 0u32, config.k_groups, at_once, |k, first, _| {
+                let from = k.offset(from, first * region);
+                for part in 0..at_once {
+                    let more: [Reg<F32>; 4] = k.ld_vector(from.at(part * region));
+                    sums.iter().zip(more).for_each(|(sum, more)| {
+                        k.to(*sum).add(*sum, more);
+                    });
+                }
+            });
+            let slab = k.eval((within >> 5) & (SLABS - 1));
+            let feature = k.eval(row_group * 32 + (slab << 3) + (lane >> 2));
+            let token = k.eval(((within >> 7) << 3) + ((lane & 3) << 1));
+            let of_c = k.eval(((first >> 1) << 5) + feature);
+            let tile = self.base.at(self.layout.tokens.offset);
+            let to = k.offset(tile, token * config.pitch() + (feature << 2));
+            for e in 0..2u32 {
+                let pair = [sums[e as usize], sums[e as usize + 2]];
+                let value = self.rows.activate(k, alpha, (None, of_c), pair);
+                let inside = k.compare(Cmp::Lt, token + e, config.tokens);
+                k.when(inside).st(to.at(e * config.pitch()), value);
+            }
+        });
+    }
+
+    /// The tile of C to memory, 16 features of a token at a time.
+    fn store(&self, k: &mut Kernel) {
+        let (config, [start, end], thread) = (self.config, self.halves(k), k.special(Special::TidX));
+        let count = config.tokens * config.halves;
+        let first = self.token(k);
+        let last = k.eval((first + config.tokens).min(self.m));
+        k.comment("Whole warps: what is beyond the tile is not stored.");
+        k.for_range("store", thread, count.next_multiple_of(32), config.threads(), |k, item, _| {
+            let (token, half) = (k.eval(item / config.halves), k.eval(item % config.halves));
+            let half = k.eval(half + start);
+            let there = k.compare(Cmp::Lt, item, count);
+            let there = k.compare_and(Cmp::Lt, half, end, there);
+            let tile = self.base.at(self.layout.tokens.offset);
+            let within = k.eval((half - ((start >> 1) << 1)) * (PIECE * 4));
+            let within = k.eval(token * config.pitch() + within);
+            let within = k.select::<U32>(there, within, 0u32);
+            let from = k.offset(tile, within);
+            let quarters: [[Reg<F32>; 4]; 4] = [0u32, 16, 32, 48].map(|byte| k.ld_vector(from.at(byte)));
+            let values = std::array::from_fn(|i| quarters[i / 4][i % 4]);
+            let row = k.eval(first + token);
+            let row = k.select::<U32>(there, row, last);
+            let feature = k.eval(half * HALF_FEATURES);
+            self.rows.store(k, (row, last), feature, &values);
+        });
+    }
+}

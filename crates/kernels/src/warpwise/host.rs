@@ -1,0 +1,90 @@
+//! The host side of the kernel for few tokens.
+
+use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};
+
+use super::config::{Config, RULES};
+use super::fused::{self, A, Variant};
+use crate::Error;
+use crate::generic::load;
+use crate::generic::quantize::{block_rule, fits};
+use crate::limits::{GRID_X, Valid};
+use crate::parts::rows::Output;
+use crate::sm90a::pack::CHUNK_K;
+
+/// Operands in device memory.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct FusedArgs {
+    /// Tokens, features, K (a multiple of 16).
+    pub size: (usize, usize, usize),
+    /// A, `[m, k]` in the kernel's 16-bit type, or codes, dense.
+    pub a: DevicePtr,
+    /// Bytes from row to row of an A of floats, a multiple of 16.
+    pub a_pitch: usize,
+    /// Scale bytes of an nvfp4 A.
+    pub a_scales: DevicePtr,
+    /// The weight pack, [`sm90a::pack`](crate::sm90a::pack).
+    pub weights: DevicePtr,
+    /// C; alpha holds the tensor scales.
+    pub output: Output,
+}
+
+/// The kernel, loaded on a device for one variant.
+#[derive(Clone)]
+pub struct Fused<'d> {
+    device: &'d dyn Device,
+    function: FunctionId,
+    config: Config,
+    variant: Variant,
+    shared: u32,
+}
+
+impl std::fmt::Debug for Fused<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {:?}", self.config.name(), self.variant)
+    }
+}
+
+impl<'d> Fused<'d> {
+    /// Generates and loads the kernel. What the variant says of C's rows must hold for every N it is launched with.
+    ///
+    /// # Errors
+    /// If the configuration does not fit, or the device refuses the text.
+    pub fn new(device: &'d dyn Device, config: Config, variant: &Variant) -> Result<Self, Error> {
+        let function = load(device, &fused::generate(&config, variant)?, fused::ENTRY)?;
+        let shared = config.layout()?.smem.bytes();
+        Ok(Self { device, function, config, variant: variant.clone(), shared })
+    }
+
+    /// The launch on these operands; it can be repeated and recorded. With [`LaunchSpec::programmatic`] it may start
+    /// before the launch ahead of it has ended: it reads weights at once, everything else after that end.
+    ///
+    /// # Errors
+    /// If a size, a stride or an address breaks a rule.
+    pub fn spec(&self, args: &FusedArgs) -> Result<LaunchSpec, Error> {
+        let (m, n, k) = args.size;
+        block_rule("A", m, k)?;
+        self.variant.rows.check(n)?;
+        fits("weights", "address", args.weights.0 as usize, 1, 16)?;
+        fits("A", "address", args.a.0 as usize, 1, 16)?;
+        let grid = self.config.grid(m, n, self.device.info().sm_count);
+        RULES.check("CTAs along the features", grid[0], GRID_X)?;
+        RULES.check("tiles of tokens", grid[1], Valid::range(1, 65535))?;
+        let list = match self.variant.a {
+            A::Half(_) => {
+                fits("A", "bytes from row to row", args.a_pitch, 2 * k, 16)?;
+                Args::new().ptr(args.a).u32(args.a_pitch as u32)
+            }
+            A::Nvfp4(_) => {
+                fits("A", "address of scales", args.a_scales.0 as usize, 1, 1)?;
+                Args::new().ptr(args.a).ptr(args.a_scales)
+            }
+        };
+        if self.variant.whole_blocks {
+            fits("A", "elements of a row", k, 1, CHUNK_K)?;
+        }
+        let list = list.ptr(args.weights).u32(m as u32).u32(n as u32).u32(k as u32);
+        let list = args.output.args(list, &self.variant.rows, None)?;
+        let spec = LaunchSpec::new(self.function, grid, [self.config.threads(), 1, 1]);
+        Ok(spec.dynamic_shared(self.shared).args(list))
+    }
+}

@@ -1,0 +1,267 @@
+//! A's fragments, out of blocks in shared memory: lanes bring the next block there, 16-bit floats by `cp.async`, codes by
+//! way of registers in which they are expanded. A warp has a block of its own, which it fills again as soon as all lanes
+//! have read it, or shares two with the warps that have the same part of K.
+
+use dualgemm_formats::ScaleLayout;
+use dualgemm_ptx::builder::*;
+
+use super::config::{Config, ROW};
+use super::fused::A;
+use crate::generic::rowwise::scale_offset;
+use crate::generic::values::decode;
+
+/// Elements that a lane reads of a row.
+const PIECE: u32 = 8;
+/// Rows that the lanes of a warp read at once.
+const ROWS: u32 = 4;
+
+/// The B operands of the four k16 steps of a block, for eight tokens.
+pub(super) type Fragments = [[Reg<B32>; 2]; 4];
+
+/// The parameters.
+pub(super) enum Tokens {
+    Half { start: PointerParam, pitch: Param<U32> },
+    Codes { start: PointerParam, scales: PointerParam, layout: ScaleLayout },
+}
+
+/// A warp's part of A.
+pub(super) struct Place {
+    pub lane: Reg<U32>,
+    /// First token of the tile, and the number of rows of A.
+    pub token: Reg<U32>,
+    pub m: Reg<U32>,
+    /// First K block of the share, and how many, at least one.
+    pub first: Reg<U32>,
+    pub count: Reg<U32>,
+    /// Elements of a row, and whether they are whole blocks.
+    pub k: Reg<U32>,
+    pub whole: bool,
+    /// The row group of the warp and its part of K.
+    pub group: Reg<U32>,
+    pub part: Reg<U32>,
+    /// Its first block in shared memory: rows of 128 bytes, pieces of 16 exchanged by the row's low bits.
+    pub block: Addr<Shared>,
+}
+
+/// What a lane keeps from block to block.
+pub(super) struct Lane<'a> {
+    config: &'a Config,
+    pieces: Vec<Piece>,
+    codes: Option<Codes>,
+    count: Reg<U32>,
+    /// Blocks in which its pieces lie within the row, if that may be fewer.
+    within: Option<Reg<S32>>,
+    /// Where it reads, for `ldmatrix`: of the first and the second 32 K.
+    from: [Addr<Shared>; 2],
+    /// Bytes from the first block to this one, of warps that share two, and the barrier at which they meet.
+    turn: Option<(Reg<U32>, Reg<U32>)>,
+}
+
+/// A piece of a row that the lane brings.
+struct Piece {
+    /// Where it is in the share's first block, and where it goes.
+    from: Addr<Global>,
+    to: Addr<Shared>,
+    /// Whether there is one, if not all lanes have it.
+    has: Option<Reg<Pred>>,
+}
+
+impl Piece {
+    /// The next instruction is for lanes that have the piece.
+    fn guarded<'k>(&self, k: &'k mut Kernel) -> &'k mut Kernel {
+        match self.has {
+            None => k,
+            Some(has) => k.when(has),
+        }
+    }
+}
+
+/// What more it keeps if A is codes.
+struct Codes {
+    /// The scales of its pieces, and bytes from block to block of them.
+    scales: Vec<Addr<Global>>,
+    step: u32,
+    /// Of each piece of the next block, the codes and the scale.
+    next: Vec<[Reg<B32>; 2]>,
+}
+
+impl Tokens {
+    pub fn declare(k: &mut Kernel, a: A) -> Self {
+        let start = k.pointer("a");
+        match a {
+            A::Half(_) => Self::Half { start, pitch: k.param("a_pitch") },
+            A::Nvfp4(layout) => Self::Codes { start, scales: k.pointer("a_scales"), layout },
+        }
+    }
+
+    /// Starts to read a warp's first block.
+    pub fn start<'a>(&self, k: &mut Kernel, config: &'a Config, place: &Place) -> Lane<'a> {
+        let &Place { lane, token, m, first, count, k: depth, whole, group, part, block } = place;
+        let (row, piece) = (k.eval(lane >> 3), k.eval(lane & 7));
+        let within = (!whole).then(|| {
+            let blocks = k.eval((depth + 63 - piece * PIECE) >> 6);
+            k.eval(blocks - first).cast()
+        });
+        k.comment("Rows beyond the last one read it again; their tokens are not stored.");
+        let end = k.eval(m - 1);
+        // Rows of a tile are dealt out by fours, to all row groups if they share blocks.
+        let shares = config.shares_blocks();
+        let (row, step) = match shares {
+            true => (k.eval(group * ROWS + row), config.row_groups() * ROWS),
+            false => (row, ROWS),
+        };
+        let rows: Vec<Reg<U32>> = (0..config.tokens.div_ceil(step)).map(|i| k.eval(row + i * step)).collect();
+        let of_a: Vec<Reg<U32>> = rows.iter().map(|row| k.eval((*row + token).min(end))).collect();
+        let (from, codes) = self.pieces(k, &of_a, piece, (first, depth));
+        let pieces = (1..).zip(from).zip(rows).map(|((i, from), row)| {
+            let line = k.eval(row * ROW);
+            let to = k.offset(block, ((piece ^ (row & 7)) << 4) + line);
+            let has = (i * step > config.tokens).then(|| k.compare(Cmp::Lt, row, config.tokens));
+            Piece { from, to, has }
+        });
+        let pieces = pieces.collect();
+        k.comment(
+            "`ldmatrix`: lane 8m + i gives row i of matrix m, here eight tokens and the m-th eight of 32 K.",
+        );
+        let row = k.eval((lane & 7).min(config.tokens - 1));
+        let piece = k.eval((lane >> 3) ^ row);
+        let line = k.eval(row * ROW);
+        let from = [0u32, 4].map(|half| k.offset(block, ((piece ^ half) << 4) + line));
+        let turn = shares.then(|| (k.mov::<U32>(0u32), k.eval(part + 1)));
+        let this = Lane { config, pieces, codes, count, within, from, turn };
+        let none = k.mov::<U32>(0u32);
+        this.load(k, none, none);
+        this
+    }
+
+    /// Piece `piece` of the share's first block in some rows; `first` is the block, `depth` the length of rows.
+    fn pieces(
+        &self,
+        k: &mut Kernel,
+        rows: &[Reg<U32>],
+        piece: Reg<U32>,
+        (first, depth): (Reg<U32>, Reg<U32>),
+    ) -> (Vec<Addr<Global>>, Option<Codes>) {
+        match self {
+            Self::Half { start, pitch } => {
+                let (start, pitch) = (k.ld_pointer(start), k.ld_param(pitch));
+                let within = k.eval((first << 7) + (piece << 4));
+                let at = rows.iter().map(|row| k.offset(start, row.mul_wide(pitch) + within.widen()));
+                (at.collect(), None)
+            }
+            Self::Codes { start, scales, layout } => {
+                let (start, scales) = (k.ld_pointer(start), k.ld_pointer(scales));
+                let of_row = k.eval(depth >> 1);
+                let within = k.eval((first << 5) + (piece << 2));
+                let at = rows.iter().map(|row| k.offset(start, row.mul_wide(of_row) + within.widen()));
+                let at = at.collect();
+                let (block, blocks) = (k.eval((first << 2) + (piece >> 1)), k.eval(depth >> 4));
+                let scales = rows.iter().map(|row| {
+                    let offset = scale_offset(k, *layout, *row, block, blocks);
+                    k.offset(scales, offset)
+                });
+                let scales = scales.collect();
+                // Four scales of a row are neighbours; the next four are in the next atom, if there are atoms.
+                let step = match layout {
+                    ScaleLayout::Linear => 4,
+                    ScaleLayout::Sf128x4 => 512,
+                    ScaleLayout::Sf8x4 => 32,
+                };
+                let next = rows.iter().map(|_| [k.mov(0u32), k.mov(0u32)]).collect();
+                (at, Some(Codes { scales, step, next }))
+            }
+        }
+    }
+}
+
+impl Lane<'_> {
+    /// Starts to read block `unit` of the share, which exists, into the block `turn` bytes behind the first one.
+    fn load(&self, k: &mut Kernel, unit: Reg<U32>, turn: Reg<U32>) {
+        let there = self.within.map(|within| k.compare(Cmp::Lt, unit.cast::<S32>(), within));
+        let Some(codes) = &self.codes else {
+            for piece in &self.pieces {
+                let from = k.offset(piece.from, unit.mul_wide(ROW));
+                let to = if self.turn.is_some() { k.offset(piece.to, turn) } else { piece.to };
+                let bytes = there.map(|there| k.select::<U32>(there, 16u32, 0u32));
+                match bytes {
+                    None => piece.guarded(k).cp_async_16(to, from),
+                    Some(bytes) => piece.guarded(k).cp_async_16_partial(to, from, bytes),
+                }
+            }
+            return k.cp_async_commit();
+        };
+        for ((piece, scale), next) in self.pieces.iter().zip(&codes.scales).zip(&codes.next) {
+            let load = |k: &mut Kernel| {
+                let from = k.offset(piece.from, unit.mul_wide(ROW / 4));
+                let scale = k.offset(*scale, unit.mul_wide(codes.step));
+                k.to(next[0]).ld::<B32, _>(from);
+                let scale = k.ld_byte(scale).cast();
+                k.assign(next[1], scale);
+            };
+            match there {
+                None => load(k),
+                Some(there) => {
+                    k.assign(next[1], 0u32);
+                    k.if_(there, "within_row", load);
+                    k.warp_sync();
+                }
+            }
+        }
+    }
+
+    /// Waits for block `unit` of the share. All who read the block before have done so.
+    pub fn wait(&self, k: &mut Kernel, unit: Reg<U32>) {
+        match &self.codes {
+            None => k.cp_async_wait(0),
+            Some(codes) => {
+                for (piece, &[codes, scale]) in self.pieces.iter().zip(&codes.next) {
+                    let values = decode(k, codes, scale.cast());
+                    let to = self.turn.map_or(piece.to, |(turn, _)| k.offset(piece.to, turn));
+                    piece.guarded(k).st_vector(to, &values);
+                }
+            }
+        }
+        match self.turn {
+            None => k.warp_sync(),
+            Some((turn, barrier)) => {
+                k.bar_sync(barrier, 32 * self.config.row_groups());
+                let other = k.eval(turn ^ self.config.block_bytes());
+                self.load_next(k, unit, other);
+            }
+        }
+    }
+
+    /// Starts to read the block after `unit`, if there is one.
+    fn load_next(&self, k: &mut Kernel, unit: Reg<U32>, turn: Reg<U32>) {
+        let next = k.eval(unit + 1);
+        let more = k.compare(Cmp::Lt, next, self.count);
+        k.if_(more, "next_of_a", |k| self.load(k, next, turn));
+    }
+
+    /// The fragments of block `unit`, for each eight tokens.
+    pub fn read(&self, k: &mut Kernel, unit: Reg<U32>) -> Vec<Fragments> {
+        let from = match self.turn {
+            None => self.from,
+            Some((turn, _)) => self.from.map(|from| k.offset(from, turn)),
+        };
+        let fragments = (0..self.config.token_groups())
+            .map(|group| {
+                let [low, high] = from.map(|from| k.ldmatrix::<4>(false, from.at(group * 8 * ROW)));
+                [[low[0], low[1]], [low[2], low[3]], [high[0], high[1]], [high[2], high[3]]]
+            })
+            .collect();
+        if self.turn.is_none() {
+            k.warp_sync();
+            let same = k.mov::<U32>(0u32);
+            self.load_next(k, unit, same);
+        }
+        fragments
+    }
+
+    /// On to the next block.
+    pub fn advance(&self, k: &mut Kernel) {
+        if let Some((turn, _)) = self.turn {
+            k.to(turn).eval(turn ^ self.config.block_bytes());
+        }
+    }
+}

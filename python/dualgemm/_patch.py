@@ -1,0 +1,226 @@
+"""The replacement of every quantized layer of a Hugging Face model. Needs torch."""
+
+import inspect
+import re
+
+import torch
+
+from ._dualgemm import Checkpoint
+from ._ops import Experts, Linear, Mlp, Weights
+from .errors import OperandError
+
+#: Parts of names that are there in one file and not in the other, and parts that have two names.
+SKIPPED = {"model", "language_model", "text_model", "transformer"}
+RENAMED = {"block_sparse_moe": "mlp"}
+#: Children of a gated MLP: gate and up, or both in one, and down.
+GATED = [(("gate_proj", "up_proj"), "down_proj"), (("gate_up_proj",), "down_proj"), (("w1", "w3"), "w2")]
+DOWN = {"down_proj", "w2", "ffn_down", "ffn_down_exps", "ffn_down_shexp", "output_linear"}
+
+
+class PatchReport:
+    """What :func:`patch_model` did: ``replaced`` and ``left`` say of modules by name what they are now and why they stayed;
+    ``unused`` lists modules of the checkpoint that the model has no place for."""
+
+    def __init__(self):
+        self.replaced, self.left, self.unused = {}, {}, []
+
+    def __repr__(self):
+        counts = {}
+        for what in self.replaced.values():
+            counts[what] = counts.get(what, 0) + 1
+        done = ", ".join(f"{count} {what}" for what, count in counts.items())
+        text = f"<PatchReport: replaced {done or 'nothing'}"
+        if self.left:
+            some = [f"{name} ({why})" for name, why in list(self.left.items())[:2]]
+            text += f"; left {len(self.left)}: {', '.join(some)}{', …' if len(self.left) > 2 else ''}"
+        if self.unused:
+            text += f"; unused {len(self.unused)} of the checkpoint: {self.unused[0]}{', …' if len(self.unused) > 1 else ''}"
+        return text + ">"
+
+
+def normal(name):
+    """A name without what models and files put before it."""
+    return ".".join(RENAMED.get(part, part) for part in name.split(".") if part not in SKIPPED)
+
+
+def shape(module):
+    """``[out, in]`` of a linear layer."""
+    return [module.out_features, module.in_features]
+
+
+class Step:
+    """A module that will be replaced: what was checked, and how to make what takes its place."""
+
+    def __init__(self, name, what, make):
+        self.name, self.what, self.make = name, what, make
+
+
+class Plan:
+    """Matches modules of a model with those of a checkpoint, and checks all before anything is replaced."""
+
+    def __init__(self, checkpoint, quantize_a):
+        from . import nn
+
+        self.nn, self.checkpoint, self.quantize_a = nn, checkpoint, quantize_a
+        self.modules = {normal(module): module for module in checkpoint.modules()}
+        self.mlps = {(layer, kind): path for layer, kind, path in checkpoint.mlps()}
+        self.taken, self.steps, self.left, self.below = set(), [], {}, ()
+
+    def visit(self, name, module):
+        if not name or name.startswith(self.below):
+            return
+        if isinstance(module, self.nn.Packed):
+            raise OperandError(f"{name}: is a {type(module).__name__}; the model is already patched")
+        step = self.experts(name, module) or self.mlp(name, module) or self.linear(name, module)
+        if step:
+            self.steps.append(step)
+            self.below += (f"{name}.",)
+
+    def held(self, name, kind):
+        """The number of the layer and the checkpoint's modules of the MLP that a name means, None if it has none in 4 bits."""
+        number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", name)
+        layer = int(number.group(1)) if number else 0
+        path = self.mlps.get((layer, kind))
+        if path is None:
+            return None
+        names = {normal(name), re.sub(r"\.experts\.\d+$", ".experts", normal(name))}
+        of_gguf = path == f"blk.{layer}" and any(n.startswith(f"layers.{layer}.") for n in names)
+        if not of_gguf and normal(path) not in names:
+            return None
+        return layer, [m for m in self.modules.values() if m.startswith(f"{path}.")]
+
+    def experts(self, name, module):
+        """transformers' blocks: all experts' weights in two parameters of three dimensions."""
+        gate_up, down = getattr(module, "gate_up_proj", None), getattr(module, "down_proj", None)
+        if not all(isinstance(p, torch.nn.Parameter) and p.dim() == 3 for p in (gate_up, down)):
+            return None
+        found = self.held(name, "experts")
+        if found is None:
+            self.left[name] = "not in 4 bits in the checkpoint"
+            return None
+        if len(inspect.signature(module.forward).parameters) != 3:
+            self.left[name] = f"{type(module).__name__} takes other arguments than tokens, experts and weights"
+            return None
+        if gate_up.is_cuda:
+            self.left[name] = f"on {gate_up.device}; mixtures are computed on the processor"
+            return None
+        layer, modules = found
+        held, h, n, k = self.checkpoint._check_mlp(layer, "experts")
+        need = [gate_up.shape[0], sorted(gate_up.shape[1:]), sorted(down.shape[1:])]
+        if [held, sorted((2 * n, k)), sorted((h, n))] != need:
+            raise OperandError(
+                f"{name}: the model has {gate_up.shape[0]} experts of {list(gate_up.shape[1:])} and "
+                f"{list(down.shape[1:])}; the checkpoint has {held} of 2 x [{n}, {k}] and [{h}, {n}]"
+            )
+        self.taken.update(modules)
+
+        def make():
+            return self.nn.NVFP4Experts(Experts.from_checkpoint(self.checkpoint, layer), quantize_a=self.quantize_a)
+
+        return Step(name, f"blocks of {held} experts", make)
+
+    def mlp(self, name, module):
+        """A module of linear layers that make a gated MLP."""
+        for gates, down_name in GATED:
+            children = [getattr(module, child, None) for child in (*gates, down_name)]
+            if all(isinstance(child, torch.nn.Linear) for child in children):
+                break
+        else:
+            return None
+        *gate_up, down = children
+        expert = re.search(r"\.experts\.(\d+)$", name)
+        kind = "experts" if expert else "shared" if "shared" in name else "dense"
+        found = self.held(name, kind)
+        if found is None:
+            return None
+        layer, modules = found
+        of_one = [m for m in modules if re.search(rf"\.{expert.group(1)}\.", m)] if expert else modules
+        in_4_bits = {m.rpartition(".")[2] for m in of_one}
+        if not in_4_bits - DOWN:
+            # Down alone, which is a linear layer.
+            return None
+        on_gpu = down.weight.is_cuda
+        whole = bool(in_4_bits & DOWN) and not on_gpu
+        which = {"shared_expert": kind == "shared", "expert": int(expert.group(1)) if expert else None}
+        need = [sum(g.out_features for g in gate_up) // 2, gate_up[0].in_features, *shape(down)]
+        if in_4_bits & DOWN:
+            _, h, n, k = self.checkpoint._check_mlp(layer, kind)
+            if [n, k, h, n] != need:
+                raise OperandError(
+                    f"{name}: the model has gate and up of {need[:2]} and down of {need[2:]}; the checkpoint has "
+                    f"{[n, k]} and {[h, n]}"
+                )
+        self.taken.update(of_one)
+
+        def make():
+            if whole:
+                weights, rest = Mlp.from_checkpoint(self.checkpoint, layer, **which), None
+            else:
+                device = down.weight.device
+                weights, rest = Weights.from_checkpoint(self.checkpoint, layer, device=device, **which), down
+            return self.nn.NVFP4GatedMLP(weights, rest, quantize_a=self.quantize_a)
+
+        if not whole:
+            self.left[f"{name}.{down_name}"] = (
+                f"on {down.weight.device}; linear layers are computed on the processor"
+                if on_gpu
+                else "not in 4 bits in the checkpoint"
+            )
+        return Step(name, "MLPs" if whole else "MLPs but for their down projections", make)
+
+    def linear(self, name, module):
+        if not isinstance(module, torch.nn.Linear):
+            return None
+        held = self.modules.get(normal(name))
+        if held is None:
+            self.left[name] = "not in 4 bits in the checkpoint"
+            return None
+        if module.weight.is_cuda:
+            self.left[name] = f"on {module.weight.device}; linear layers are computed on the processor"
+            return None
+        n, k, has_bias = self.checkpoint._check_linear(held)
+        if [n, k] != shape(module) or has_bias != (module.bias is not None):
+            with_bias = {True: "with a bias", False: "without a bias"}
+            raise OperandError(
+                f"{name}: the model has {shape(module)} {with_bias[module.bias is not None]}; the checkpoint has "
+                f"{[n, k]} {with_bias[has_bias]}"
+            )
+        self.taken.add(held)
+
+        def make():
+            return self.nn.NVFP4Linear(Linear.from_checkpoint(self.checkpoint, held), quantize_a=self.quantize_a)
+
+        return Step(name, "linear layers", make)
+
+
+def patch_model(model, checkpoint, *, quantize_a=None, **reading):
+    """Replaces every linear layer, gated MLP and block of experts of a Hugging Face model that a checkpoint holds in 4 bits,
+    and returns a :class:`PatchReport` of what it replaced and what it left and why.
+
+    ``checkpoint`` is a path, read as ``reading`` says, or a :class:`dualgemm.Checkpoint`. ``quantize_a`` is that of the
+    modules: None uses activations as they are (W4A16), ``"static"`` or ``"dynamic"`` quantizes them (W4A4).
+
+    All is read and checked first: a fault, such as a shape that the model has not, names the layer and leaves the model as it
+    was. Then one module after another is packed and takes the place of the old one, whose memory is free if nobody else
+    keeps it; so the model is never there twice. On a GPU gate and up are replaced and the rest stays.
+    """
+    if not isinstance(checkpoint, Checkpoint):
+        checkpoint = Checkpoint(checkpoint, **reading)
+    elif reading:
+        raise OperandError(f"{next(iter(reading))} says how to read a file; it belongs where the Checkpoint is made")
+    plan = Plan(checkpoint, quantize_a)
+    for name, module in model.named_modules():
+        plan.visit(name, module)
+    if not plan.steps:
+        raise OperandError(
+            f"{type(model).__name__}: no module has a counterpart in 4 bits in {checkpoint.path}, whose modules are "
+            f"named like {next(iter(plan.modules.values()), 'nothing')}"
+        )
+    report = PatchReport()
+    report.left = plan.left
+    report.unused = [module for module in plan.modules.values() if module not in plan.taken]
+    for step in plan.steps:
+        parent, _, last = step.name.rpartition(".")
+        setattr(model.get_submodule(parent), last, step.make())
+        report.replaced[step.name] = step.what
+    return report

@@ -1,0 +1,123 @@
+//! What is known of packed weights beside their bytes, and what callers say of activations.
+
+use dualgemm::checkpoint;
+use dualgemm::formats::{BlockFormat, GlobalScale, QuantizedMatrix};
+use dualgemm::gemm::{DualGemmDesc, Linear, QuantizeA};
+use dualgemm::{DualGemm, PackedWeights, Target};
+use half::{bf16, f16};
+use pyo3::prelude::*;
+
+use crate::array::{Array, Dtype};
+use crate::error::Kind;
+
+/// Of one product: gate and up, or a linear layer.
+#[derive(Debug, Clone)]
+pub struct Facts {
+    /// Of the tensors.
+    pub names: Vec<String>,
+    pub n: usize,
+    pub k: usize,
+    pub format: BlockFormat,
+    /// One for each tensor, multipliers.
+    pub global_scales: Vec<f32>,
+    /// By which A is quantized, a multiplier.
+    pub input_scale: Option<f32>,
+}
+
+impl Facts {
+    /// Of matrices of one shape.
+    pub fn of(matrices: &[&QuantizedMatrix<'_>], input_scale: Option<f32>) -> Self {
+        let first = matrices[0];
+        Self {
+            names: matrices.iter().map(|m| m.name().into()).collect(),
+            n: first.rows(),
+            k: first.k(),
+            format: first.format(),
+            global_scales: matrices.iter().map(|m| m.global_scale().value()).collect(),
+            input_scale,
+        }
+    }
+
+    /// How A is quantized, as a caller says it: None, "static", "dynamic" or a number.
+    pub fn quantize(&self, argument: &str, how: &Bound<'_, PyAny>) -> PyResult<QuantizeA> {
+        if how.is_none() {
+            return Ok(QuantizeA::No);
+        }
+        // True is a number to Python, and numpy's too; as a tensor scale nobody means it.
+        let is_bool = how.get_type().name()?.to_string().starts_with("bool");
+        if let (false, Ok(scale)) = (is_bool, how.extract::<f64>()) {
+            return Ok(QuantizeA::Static(scale as f32));
+        }
+        match how.str()?.extract::<String>()?.as_str() {
+            "dynamic" => Ok(QuantizeA::Dynamic),
+            "static" => self.input_scale.map(QuantizeA::Static).ok_or_else(|| {
+                let name = &self.names[0];
+                Kind::Operand.raise(format!(
+                    "{name}: has no input scale; {argument}=\"dynamic\" or a number is needed"
+                ))
+            }),
+            other => {
+                let message = format!(
+                    "{argument} `{other}` is unknown; valid are None, \"static\", \"dynamic\" or a number"
+                );
+                Err(Kind::Argument.raise(message))
+            }
+        }
+    }
+}
+
+/// Bytes that packed weights take.
+pub fn packed_bytes(packed: &PackedWeights) -> usize {
+    match packed {
+        PackedWeights::Cpu(weights) => weights.bytes(),
+        PackedWeights::Gpu(weights) => weights.bytes(),
+        _ => 0,
+    }
+}
+
+/// Checks a linear layer and brings it into the order of the kernels.
+pub fn pack_linear(linear: &Linear<'_>, target: &Target) -> Result<PackedWeights, dualgemm::Error> {
+    linear.check()?;
+    let a = dualgemm::gemm::AFormat::Bf16;
+    let desc = DualGemmDesc::linear(1, linear.n(), linear.k(), a, linear.weight.format());
+    DualGemm::plan(&desc, target)?.prepack(linear)
+}
+
+/// A linear layer of a checkpoint as the operand of a product, and the scale of what goes into it if there is a usable one:
+/// weights can be used without, and `static` says so then.
+pub fn linear_of(linear: checkpoint::Linear<'_>) -> (Linear<'_>, Option<f32>) {
+    let input_scale = linear.input_scale().ok().flatten().map(GlobalScale::value);
+    (Linear { weight: linear.weight, bias: linear.bias.map(Into::into) }, input_scale)
+}
+
+/// An input scale as a caller gives it.
+pub fn checked_input_scale(argument: &str, scale: Option<f32>) -> PyResult<()> {
+    match scale {
+        Some(scale) if !(scale > 0.0 && scale.is_finite()) => {
+            Err(Kind::Operand.raise(format!("{argument}: is {scale}; a positive finite number is needed")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The values of a bias.
+pub fn values(name: &str, bias: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<f32>>> {
+    let Some(bias) = bias else { return Ok(None) };
+    let array = Array::on_cpu(name, bias)?;
+    if array.shape.len() != 1 {
+        return Err(Kind::Operand.raise(format!("{name}: shape {:?}; [N] is needed", array.shape)));
+    }
+    float_values(name, &array).map(Some)
+}
+
+/// All elements of an array of floats.
+pub fn float_values(name: &str, array: &Array<'_>) -> PyResult<Vec<f32>> {
+    match array.dtype {
+        Dtype::F32 => array.gather(name),
+        Dtype::F16 => Ok(array.gather::<f16>(name)?.into_iter().map(f16::to_f32).collect()),
+        Dtype::Bf16 => Ok(array.gather::<bf16>(name)?.into_iter().map(bf16::to_f32).collect()),
+        other => {
+            Err(Kind::Operand.raise(format!("{name}: is {other}; float32, float16 or bfloat16 is needed")))
+        }
+    }
+}

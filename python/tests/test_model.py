@@ -1,0 +1,250 @@
+"""Whole models of transformers with their layers in 4 bits, against the same models on dequantized weights. Skipped,
+visibly, where torch or transformers is missing."""
+
+import copy
+
+import numpy as np
+import pytest
+from conftest import dequantized, tensors
+
+import dualgemm
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+nn = pytest.importorskip("dualgemm.nn")
+
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+CONVENTIONS = ["modelopt", "compressed-tensors"]
+SMALL = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 96,
+    "tie_word_embeddings": False,
+}
+
+
+def llama(**more):
+    return transformers.LlamaConfig(**{**SMALL, "intermediate_size": 96, **more})
+
+
+def phi3():
+    return transformers.Phi3Config(**SMALL, intermediate_size=96, pad_token_id=0)
+
+
+def qwen2():
+    """With biases at q, k and v."""
+    return transformers.Qwen2Config(**SMALL, intermediate_size=96)
+
+
+def qwen3_moe():
+    return transformers.Qwen3MoeConfig(
+        **SMALL, intermediate_size=96, moe_intermediate_size=32, num_experts=8, num_experts_per_tok=2, mlp_only_layers=[1]
+    )
+
+
+def saved(config, directory, seed=0):
+    """A model of random weights, saved in bf16."""
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    for p in model.parameters():
+        # Initial weights are so small that every token is as likely as any other.
+        p.data = torch.randn_like(p) * (0.3 if p.dim() > 1 else 1)
+    model.save_pretrained(directory)
+    return directory
+
+
+def load(directory, dtype=torch.float32):
+    return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
+
+
+def on_dequantized(model, state):
+    """The model with the dequantized weights in place of its own; experts of one tensor each go into transformers' two."""
+    own = model.state_dict()
+    left = {name: torch.from_numpy(x.copy()) for name, x in state.items()}
+    for name in own:
+        if name in left:
+            own[name] = left.pop(name)
+        elif name.endswith("experts.gate_up_proj"):
+            of = name.removesuffix(".gate_up_proj")
+            halves = [[left.pop(f"{of}.{e}.{p}_proj.weight") for p in ("gate", "up")] for e in range(len(own[name]))]
+            own[name] = torch.stack([torch.cat(pair) for pair in halves])
+        elif name.endswith("experts.down_proj"):
+            of = name.removesuffix(".down_proj")
+            own[name] = torch.stack([left.pop(f"{of}.{e}.down_proj.weight") for e in range(len(own[name]))])
+        else:
+            assert name == "lm_head.weight", name
+    assert not left, left.keys()
+    model.load_state_dict(own)
+    return model
+
+
+def log_probabilities(model, ids):
+    with torch.no_grad():
+        return model(ids).logits.double().log_softmax(-1)
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+@pytest.mark.parametrize("config,replaced", [
+    (llama, "8 linear layers, 2 MLPs"),
+    (qwen2, "8 linear layers, 2 MLPs"),
+    (phi3, "4 linear layers, 2 MLPs"),
+    (qwen3_moe, "8 linear layers, 1 blocks of 8 experts, 1 MLPs"),
+])  # fmt: skip
+def test_tiny_models_are_those_on_dequantized_weights_close(tmp_path, convention, config, replaced):
+    floats = saved(config(), tmp_path / "floats")
+    dualgemm.quantize_model(floats, tmp_path / "q", producer=convention)
+    model = load(floats)
+    report = nn.patch_model(model, tmp_path / "q", **({"gate_up_order": "gate-up"} if config is phi3 else {}))
+    assert sorted(repr(report).split("replaced ")[1].split("; left")[0].split(", ")) == sorted(replaced.split(", "))
+    assert report.left["lm_head"] == "not in 4 bits in the checkpoint" and not report.unused
+    want = on_dequantized(load(floats), dequantized(tmp_path / "q" / "model.safetensors"))
+    ids = torch.arange(24).reshape(2, 12) * 7 % 96
+    p, q = log_probabilities(model, ids), log_probabilities(want, ids)
+    assert (p - q).abs().max() < 1e-3 < (q - log_probabilities(load(floats), ids)).abs().max()
+    greedy = [m.generate(ids[:1], max_new_tokens=16, do_sample=False, pad_token_id=0) for m in (model, want)]
+    assert torch.equal(*greedy)
+
+
+def test_a_tiny_gpt_oss_is_that_on_its_codes_close(tmp_path):
+    """MXFP4 blocks as OpenAI's files hold them, against transformers' own experts on what they decode to."""
+    config = transformers.GptOssConfig(
+        **SMALL, intermediate_size=32, num_local_experts=4, num_experts_per_tok=2, layer_types=["full_attention"] * 2
+    )
+    floats = saved(config, tmp_path / "floats")
+    model, want = load(floats), load(floats)
+    rng, stored = np.random.default_rng(0), {}
+    for name, p in model.state_dict().items():
+        *_, last = name.split(".")
+        if last not in ("gate_up_proj", "down_proj"):
+            stored[name] = p.contiguous()
+            continue
+        experts, k, rows = p.shape
+        codes = rng.integers(0, 256, (experts, rows, k // 32, 16), np.uint8)
+        scales = rng.integers(122, 126, (experts, rows, k // 32)).astype(np.uint8)
+        stored[f"{name}_blocks"], stored[f"{name}_scales"] = torch.from_numpy(codes), torch.from_numpy(scales)
+        for e in range(experts):
+            q = dualgemm.Quantized(codes[e].reshape(rows, k // 2), scales[e], format="mxfp4")
+            want.state_dict()[name][e] = torch.from_numpy(dualgemm.dequantize(q)).T
+    (tmp_path / "q").mkdir()
+    save_file(stored, tmp_path / "q" / "model.safetensors")
+    config.quantization_config = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    config.save_pretrained(tmp_path / "q")
+    report = nn.patch_model(model, tmp_path / "q")
+    assert set(report.replaced.values()) == {"blocks of 4 experts"} and len(report.replaced) == 2
+    ids = torch.arange(24).reshape(2, 12) * 7 % 96
+    assert (log_probabilities(model, ids) - log_probabilities(want, ids)).abs().max() < 1e-3
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("tiny")
+    dualgemm.quantize_model(saved(llama(), directory / "floats"), directory / "q")
+    return directory
+
+
+def test_activations_in_4_bits_too_close(tiny):
+    ids = torch.arange(12)[None] * 7 % 96
+    with pytest.raises(dualgemm.OperandError, match="has no input scale"):
+        model = load(tiny / "floats")
+        nn.patch_model(model, tiny / "q", quantize_a="static")
+        log_probabilities(model, ids)
+    model = load(tiny / "floats")
+    nn.patch_model(model, tiny / "q", quantize_a="dynamic")
+    plain = load(tiny / "floats")
+    nn.patch_model(plain, tiny / "q")
+    # Four bits cost something, a wrong scale far more.
+    kl = log_probabilities(plain, ids).exp() * (log_probabilities(plain, ids) - log_probabilities(model, ids))
+    assert 1e-4 < kl.sum(-1).mean() < 1
+
+
+def test_a_patched_model_compiles_in_one_graph_exact(tiny):
+    model = load(tiny / "floats", torch.bfloat16)
+    nn.patch_model(model, tiny / "q")
+    ids = torch.arange(12)[None] * 7 % 96
+    with torch.no_grad():
+        want = model(ids, use_cache=False).logits
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(ids, use_cache=False).logits, want)
+
+
+def test_copies_of_a_patched_model_share_its_weights_exact(tiny):
+    model = load(tiny / "floats")
+    nn.patch_model(model, tiny / "q")
+    copied, ids = copy.deepcopy(model), torch.arange(12)[None]
+    assert copied.model.layers[0].mlp.weights is model.model.layers[0].mlp.weights
+    assert torch.equal(log_probabilities(copied, ids), log_probabilities(model, ids))
+
+
+def test_a_second_call_says_that_it_is_the_second(tiny):
+    model = load(tiny / "floats")
+    nn.patch_model(model, dualgemm.Checkpoint(tiny / "q"))
+    with pytest.raises(dualgemm.OperandError, match=r"layers.0.self_attn.q_proj: is a NVFP4Linear; .* already patched"):
+        nn.patch_model(model, tiny / "q")
+    with pytest.raises(dualgemm.UnsupportedError, match="cannot be saved"):
+        model.save_pretrained(tiny / "again")
+
+
+@pytest.mark.parametrize("change,message", [
+    ({"intermediate_size": 128}, r"layers.0.mlp: the model has gate and up of \[128, 64\] and down of \[64, 128\]; .*\[96, 64\]"),
+    ({"num_key_value_heads": 4}, r"layers.0.self_attn.k_proj: the model has \[64, 64\] without a bias; .* \[32, 64\] without"),
+    ({"attention_bias": True}, r"layers.0.self_attn.q_proj: the model has \[64, 64\] with a bias; .* without a bias"),
+])  # fmt: skip
+def test_a_model_that_does_not_fit_is_named_and_left_as_it_was(tiny, change, message):
+    model = transformers.AutoModelForCausalLM.from_config(llama(**change))
+    before = [id(m) for m in model.modules()]
+    with pytest.raises(dualgemm.OperandError, match=message):
+        nn.patch_model(model, tiny / "q")
+    assert [id(m) for m in model.modules()] == before
+
+
+def test_a_checkpoint_that_is_broken_in_its_last_layer_leaves_the_model_as_it_was(tiny, tmp_path):
+    path = tmp_path / "broken"
+    path.mkdir()
+    for file in (tiny / "q").iterdir():
+        (path / file.name).write_bytes(file.read_bytes())
+    data = bytearray((path / "model.safetensors").read_bytes())
+    name = "model.layers.1.mlp.down_proj.weight_scale"
+    scales = tensors(path / "model.safetensors")[name]
+    at = bytes(data).rindex(scales.tobytes())
+    data[at] = 0x7F
+    (path / "model.safetensors").write_bytes(data)
+    model = load(tiny / "floats")
+    before = [id(m) for m in model.modules()]
+    with pytest.raises(dualgemm.Error, match=r"model.layers.1.mlp.down_proj.*NaN"):
+        nn.patch_model(model, path)
+    assert [id(m) for m in model.modules()] == before
+
+
+def test_what_the_model_has_no_place_for_is_reported(tiny):
+    model = transformers.AutoModelForCausalLM.from_config(llama(num_hidden_layers=1))
+    report = nn.patch_model(model, tiny / "q")
+    assert len(report.unused) == 7 and all(".layers.1." in module for module in report.unused)
+    assert "unused 7 of the checkpoint: model.layers.1." in repr(report)
+    with pytest.raises(dualgemm.OperandError, match="Linear: no module has a counterpart in 4 bits"):
+        nn.patch_model(torch.nn.Linear(2, 2), tiny / "q")
+
+
+def test_experts_that_lack_a_projection_are_named(tmp_path):
+    floats = saved(qwen3_moe(), tmp_path / "floats")
+    dualgemm.quantize_model(floats, tmp_path / "q")
+    file = tmp_path / "q" / "model.safetensors"
+    state = {n: t for n, t in load_file(file).items() if ".layers.0.mlp.experts.5.down_proj" not in n}
+    save_file(state, file)
+    model = load(floats)
+    with pytest.raises(dualgemm.CheckpointError, match="the down projection of expert 5 beside .*model.layers.0.mlp.experts"):
+        nn.patch_model(model, tmp_path / "q")
+
+
+def test_models_without_memory_of_their_own_are_patched_from_a_skeleton(tiny):
+    """The floats are never there, nor twice what is in 4 bits."""
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(llama())
+    nn.patch_model(model, tiny / "q")
+    assert {p.shape for p in model.model.layers.parameters()} == {torch.Size([64])}
+    x = torch.randn(2, 64)
+    want = dualgemm.mlp(x, dualgemm.Mlp.from_checkpoint(tiny / "q", 1))
+    assert torch.equal(model.model.layers[1].mlp(x), want)
