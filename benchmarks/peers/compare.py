@@ -1,10 +1,10 @@
 """Times the CPU peers and dualgemm side by side: round-robin, one process at a time, same operands.
 
-    python3 benchmarks/peers/compare.py [--shapes MxNxK,…] [--peers NAME,…] [--record FILE.csv] [--json]
+    python3 benchmarks/peers/compare.py [--op gate-up|linear|mlp] [--shapes MxNxK,…] [--peers NAME,…] [--record FILE.csv] [--json]
 
 Every peer is a worker, a process that packs its weights once and then takes turns:
 
-    worker PEER FOLDER M N K COLD_BYTES THREADS
+    worker PEER FOLDER M N K COLD_BYTES THREADS [OP]
     its first line of output    {"weights_bytes": …, "sets": …}, after writing C to FOLDER/M/PEER.c
     a line of input             seconds; the worker runs for at least that long
     a line of output            [µs, …], one per run; the first run of a turn counts only if it fills the turn
@@ -53,15 +53,19 @@ PEERS = {
     "onnxruntime-f32": PYTHON,
     "gemm-f32": [RUST / "gemm_f32"],
 }
+# Multiplications and additions of one M·N·K, and who can do it beside gate and up.
+FLOPS = {"gate-up": 4, "linear": 2, "mlp": 6}
+ANY_OP = [name for name, command in PEERS.items() if command in (GGML, IK)]
 SHAPES = "1x4096x7168,16x4096x7168,64x4096x7168,256x3072x4096,256x4096x7168,512x4096x7168"
 
 
 class Worker:
     """A peer that has packed its weights and waits, stopped, for its turn."""
 
-    def __init__(self, name, command, folder, shape, cold_bytes, threads):
-        self.name, self.turns = name, []
+    def __init__(self, name, command, folder, shape, cold_bytes, options):
+        self.name, self.turns, threads = name, [], options.threads
         arguments = [*command, name, folder, *shape, cold_bytes, threads]
+        arguments += [] if options.op == "gate-up" else [options.op]
         env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         self.process = subprocess.Popen(
             list(map(str, arguments)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
@@ -122,11 +126,11 @@ def compare(shape, cold, peers, here, options):
     """Rows of the table for one shape."""
     m, n, k = shape
     folder = install.HOME / f"operands/{n}x{k}"
-    operands.make(folder, m, n, k)
+    operands.make(folder, m, n, k, options.op)
     # Four times the last cache: what a set of weights left there is gone when its next turn comes.
     cold_bytes = 4 * here["l3_bytes"] if cold else 0
     commands = {name: command for name, (command, _) in OURS.items()} | peers
-    workers = [Worker(name, command, folder, shape, cold_bytes, options.threads) for name, command in commands.items()]
+    workers = [Worker(name, command, folder, shape, cold_bytes, options) for name, command in commands.items()]
     try:
         for worker in workers:
             worker.ready()
@@ -137,12 +141,12 @@ def compare(shape, cold, peers, here, options):
     for worker in workers:
         times = sorted(time for turn in worker.turns for time in turn)
         median, p10, p90 = (times[round(q * (len(times) - 1))] for q in (0.5, 0.1, 0.9))
-        row = {"m": m, "n": n, "k": k, "weights": "cold" if cold else "warm", "peer": worker.name}
+        row = {"op": options.op, "m": m, "n": n, "k": k, "weights": "cold" if cold else "warm", "peer": worker.name}
         row |= {"median_us": median, "p10_us": p10, "p90_us": p90, "runs": len(times)}
-        row |= {"gflops": 4 * m * n * k / median / 1e3, "weights_mb": worker.setup["weights_bytes"] / 1e6}
+        row |= {"gflops": FLOPS[options.op] * m * n * k / median / 1e3, "weights_mb": worker.setup["weights_bytes"] / 1e6}
         _, a_format = OURS.get(worker.name, (None, "f32"))
-        row["rel_l2"] = operands.relative_error(folder, worker.name, "f32", m, n)
-        row["rel_l2_of_kernel"] = operands.relative_error(folder, worker.name, a_format, m, n)
+        row["rel_l2"] = operands.relative_error(folder, worker.name, "f32", shape, options.op)
+        row["rel_l2_of_kernel"] = operands.relative_error(folder, worker.name, a_format, shape, options.op)
         for kernel in OURS:
             rounds = ratios.get((worker.name, kernel), [])
             for key, pick in ("", statistics.median), ("_min", min), ("_max", max):
@@ -175,16 +179,18 @@ def show(rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", default=SHAPES, help="MxNxK, comma-separated; M = 1 is measured cold and warm")
-    parser.add_argument("--peers", default=",".join(PEERS), help="comma-separated")
+    parser.add_argument("--op", choices=FLOPS, default="gate-up", help="mlp has a down projection back to K")
+    parser.add_argument("--peers", help="comma-separated; without it, all that know the operation")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.15, help="length of a turn, at least one run")
     parser.add_argument("--record", type=Path, metavar="FILE.csv", help="append the rows")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
     options = parser.parse_args()
-    names = options.peers.split(",")
-    if unknown := [name for name in names if name not in PEERS]:
-        parser.error(f"no peer is called {unknown[0]}; there are: {', '.join(PEERS)}")
+    known = list(PEERS) if options.op == "gate-up" else ANY_OP
+    names = options.peers.split(",") if options.peers else known
+    if unknown := [name for name in names if name not in known]:
+        parser.error(f"no peer for {options.op} is called {unknown[0]}; there are: {', '.join(known)}")
     here, rows = machine(), []
     about = {"date": datetime.date.today().isoformat(), "commit": install.COMMIT.read_text().strip(), **here}
     about["threads"] = options.threads

@@ -1,5 +1,6 @@
 // ggml or ik_llama.cpp (same API, other kernels) as a worker; the protocol is in compare.py.
-// One graph: two products and silu(gate)*up, or ik_llama.cpp's operation that fuses all three.
+// One graph: two products and silu(gate)*up, or ik_llama.cpp's operation that fuses all three; and the down projection of a
+// whole MLP. A linear layer is the first product alone.
 
 #include "ggml.h"
 #if __has_include("ggml-cpu.h") // ggml; ik_llama.cpp has everything in ggml.h
@@ -72,8 +73,8 @@ static std::vector<uint8_t> pack(ggml_type type, const std::string & base, int64
 }
 
 int main(int argc, char ** argv) {
-    if (argc != 8) {
-        std::fprintf(stderr, "usage: %s PEER FOLDER M N K COLD_BYTES THREADS\n", argv[0]);
+    if (argc != 8 && argc != 9) {
+        std::fprintf(stderr, "usage: %s PEER FOLDER M N K COLD_BYTES THREADS [gate-up|linear|mlp]\n", argv[0]);
         return 2;
     }
     const Peer * peer = nullptr;
@@ -88,16 +89,22 @@ int main(int argc, char ** argv) {
     const int64_t m = std::atoll(argv[3]), n = std::atoll(argv[4]), k = std::atoll(argv[5]);
     const size_t cold_bytes = std::atoll(argv[6]);
     const int threads = std::atoi(argv[7]);
+    const std::string op = argc == 9 ? argv[8] : "gate-up";
+    const bool linear = op == "linear", mlp = op == "mlp";
 #ifdef GGML_UPSTREAM
     ggml_cpu_init();
 #endif
 
-    const auto gate = pack(peer->type, folder + "/b1", n, k), up = pack(peer->type, folder + "/b2", n, k);
-    const size_t weights_bytes = gate.size() + up.size(), sets = 1 + cold_bytes / weights_bytes;
-    const size_t c_bytes = m * n * sizeof(float), a_bytes = m * k * sizeof(float);
-    ggml_context * ctx = ggml_init({sets * (weights_bytes + 3 * c_bytes + (1 << 20)) + a_bytes, nullptr, false});
-    const auto weights = [&](const std::vector<uint8_t> & packed) {
-        ggml_tensor * t = ggml_new_tensor_2d(ctx, peer->type, k, n);
+    const auto some = [&](bool wanted, const char * name, int64_t rows, int64_t columns) {
+        return wanted ? pack(peer->type, folder + name, rows, columns) : std::vector<uint8_t>();
+    };
+    const auto gate = some(true, "/b1", n, k), up = some(!linear, "/b2", n, k), down = some(mlp, "/b3", k, n);
+    const size_t weights_bytes = gate.size() + up.size() + down.size(), sets = 1 + cold_bytes / weights_bytes;
+    const size_t h_bytes = m * n * sizeof(float), a_bytes = m * k * sizeof(float), c_bytes = mlp ? a_bytes : h_bytes;
+    const size_t graph_bytes = weights_bytes + 3 * h_bytes + a_bytes + (1 << 20);
+    ggml_context * ctx = ggml_init({sets * graph_bytes + a_bytes, nullptr, false});
+    const auto weights = [&](const std::vector<uint8_t> & packed, int64_t rows, int64_t columns) {
+        ggml_tensor * t = ggml_new_tensor_2d(ctx, peer->type, columns, rows);
         std::memcpy(t->data, packed.data(), packed.size());
         return t;
     };
@@ -107,11 +114,17 @@ int main(int argc, char ** argv) {
     std::vector<uint8_t> work;
     ggml_tensor * c = nullptr;
     for (size_t set = 0; set < sets; set++) {
-        ggml_tensor * b1 = weights(gate), * b2 = weights(up);
+        ggml_tensor * b1 = weights(gate, n, k);
+        if (linear) {
+            c = ggml_mul_mat(ctx, b1, a);
+        } else {
+            ggml_tensor * b2 = weights(up, n, k);
 #ifndef GGML_UPSTREAM
-        if (peer->fused) c = ggml_fused_up_gate(ctx, b2, b1, a, GGML_UNARY_OP_SILU);
+            if (peer->fused) c = ggml_fused_up_gate(ctx, b2, b1, a, GGML_UNARY_OP_SILU);
 #endif
-        if (!peer->fused) c = ggml_swiglu_split(ctx, ggml_mul_mat(ctx, b1, a), ggml_mul_mat(ctx, b2, a));
+            if (!peer->fused) c = ggml_swiglu_split(ctx, ggml_mul_mat(ctx, b1, a), ggml_mul_mat(ctx, b2, a));
+        }
+        if (mlp) c = ggml_mul_mat(ctx, weights(down, k, n), c);
         graphs.push_back(ggml_new_graph(ctx));
         ggml_build_forward_expand(graphs.back(), c);
     }

@@ -1,13 +1,15 @@
 """Operands that every peer gets, and the f64 reference that every result is compared with.
 
-A, B1 and B2 are normally distributed; B1 and B2 are rounded to NVFP4 with a tensor scale of 1, A is f32. Files, in one
-folder per N x K, all little-endian and row-major:
+A and the weights are normally distributed; weights are rounded to NVFP4 with a tensor scale of 1, A is f32. B1 and B2 are
+gate and up, B1 alone a linear layer, B3 [K, N] the down projection of an MLP. Files, in one folder per N x K, all
+little-endian and row-major:
 
     b1.codes  b2.codes    [N, K/2]   two e2m1 codes a byte, the even element in the low nibble
     b1.scales b2.scales   [N, K/16]  e4m3
     b1.f32    b2.f32      [N, K]     the same numbers
+    b3.…                  [K, …]     likewise
     M/a.f32               [M, K]
-    M/PEER.c              [M, N]     f32, written by each peer
+    M/PEER.c              [M, N]     f32, written by each peer; [M, K] of an MLP
 """
 
 import numpy as np
@@ -56,12 +58,16 @@ def read(path, rows):
     return np.memmap(path, np.float32, "r").reshape(rows, -1)
 
 
-def make(folder, m, n, k):
+WEIGHTS = {"gate-up": ["b1", "b2"], "linear": ["b1"], "mlp": ["b1", "b2", "b3"]}
+
+
+def make(folder, m, n, k, op):
     """Writes what is not there yet."""
     (folder / str(m)).mkdir(parents=True, exist_ok=True)
-    for index, name in enumerate(["b1", "b2"]):
+    for index, name in enumerate(WEIGHTS[op]):
         if not (folder / f"{name}.f32").exists():
-            x = np.random.default_rng(index).standard_normal((n, k), np.float32)
+            shape = (k, n) if name == "b3" else (n, k)
+            x = np.random.default_rng(index).standard_normal(shape, np.float32)
             for kind, array in zip(["codes", "scales", "f32"], quantize(x, 1), strict=True):
                 write(folder / f"{name}.{kind}", array)
     if not (folder / f"{m}/a.f32").exists():
@@ -70,17 +76,29 @@ def make(folder, m, n, k):
         write(folder / f"{m}/a.f32", x)
 
 
-def relative_error(folder, peer, a_format, m, n):
-    """Relative L2 error of a peer's C against f64 with A rounded to `a_format`, over four rows, first to last."""
+def reference(folder, a, n, k, op):
+    """C of some rows in f64."""
+
+    def product(x, name, features):
+        parts = np.array_split(read(folder / f"{name}.f32", features), 16)
+        return np.concatenate([x @ part.astype(np.float64).T for part in parts], axis=1)
+
+    first = product(a, "b1", n)
+    if op == "linear":
+        return first
+    c = first / (1 + np.exp(-first)) * product(a, "b2", n)
+    return product(c, "b3", k) if op == "mlp" else c
+
+
+def relative_error(folder, peer, a_format, shape, op):
+    """Relative L2 error of a peer's C against f64 with A rounded to `a_format`, over four rows, first to last. What is
+    between the products of an MLP is not rounded there."""
+    m, n, k = shape
     rows = np.unique(np.linspace(0, m - 1, REFERENCE_ROWS).astype(int))
-    cached = folder / f"{m}/reference-{a_format}.f64"
+    cached = folder / f"{m}/reference-{op}-{a_format}.f64"
     if not cached.exists():
         a = rounded(read(folder / f"{m}/a.f32", m), a_format)[rows].astype(np.float64)
-        gate, up = (
-            np.concatenate([a @ part.astype(np.float64).T for part in np.array_split(weights, 16)], axis=1)
-            for weights in (read(folder / f"{name}.f32", n) for name in ("b1", "b2"))
-        )
-        write(cached, gate / (1 + np.exp(-gate)) * up)
-    want = np.fromfile(cached).reshape(len(rows), n)
+        write(cached, reference(folder, a, n, k, op))
+    want = np.fromfile(cached).reshape(len(rows), -1)
     got = read(folder / f"{m}/{peer}.c", m)[rows]
     return float(np.linalg.norm(got - want) / np.linalg.norm(want))

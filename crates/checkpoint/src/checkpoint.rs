@@ -2,11 +2,12 @@
 //! borrow the mapped files.
 
 mod access;
+mod modules;
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use dualgemm_formats::{GlobalScale, QuantizedMatrix, ScaleLayout};
+use dualgemm_formats::ScaleLayout;
 use dualgemm_gemm::Activation;
 
 use crate::convention::{Convention, Evidence};
@@ -15,8 +16,10 @@ use crate::families::{self, Origin, Owner, Said, Stated};
 use crate::gate_up::GateUpOrder;
 use crate::module::{Mlp, MlpKind, ModuleIndex, Projection};
 use crate::scheme::{Scheme, Schemes};
-use crate::source::{GateUp, GateUpSource, MatrixSource};
+use crate::source::{GateUp, GateUpSource};
 use crate::{Error, TensorFiles};
+
+pub use modules::{Linear, LinearSource, ModuleInfo};
 
 /// Which nibble of a byte holds the even element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -81,35 +84,6 @@ pub struct Checkpoint {
     schemes: Schemes,
     index: ModuleIndex,
     options: OpenOptions,
-}
-
-/// One quantized linear layer.
-#[derive(Debug, Clone)]
-pub struct Linear<'a> {
-    /// `[out, in]`: a row per output feature, K is the input features.
-    pub weight: QuantizedMatrix<'a>,
-    /// `out` values.
-    pub bias: Option<Vec<f32>>,
-    input: Result<Option<GlobalScale>, Error>,
-}
-
-impl Linear<'_> {
-    /// Tensor scale of the activations that go into this layer, whichever way the file stores it; `None` if the
-    /// checkpoint has none (weights only).
-    ///
-    /// # Errors
-    /// If the checkpoint declares one and it is missing or unusable. The weight can be used regardless.
-    pub fn input_scale(&self) -> Result<Option<GlobalScale>, Error> {
-        self.input.clone()
-    }
-}
-
-/// The same, found and not yet read.
-#[derive(Debug)]
-pub(crate) struct LinearSource<'a> {
-    pub(crate) weight: MatrixSource<'a>,
-    pub(crate) bias: Option<Vec<f32>>,
-    pub(crate) input: Result<Option<GlobalScale>, Error>,
 }
 
 /// One gated MLP of a layer.
@@ -333,7 +307,15 @@ impl Checkpoint {
     /// # Errors
     /// As [`gate_up`](Self::gate_up).
     pub fn down(&self, layer: usize) -> Result<Linear<'_>, Error> {
-        self.down_of(self.mlp(layer, MlpKind::Dense)?, None)
+        self.down_source(layer)?.read()
+    }
+
+    /// The same before it is read, to be taken a run of features at a time.
+    ///
+    /// # Errors
+    /// As [`gate_up`](Self::gate_up).
+    pub fn down_source(&self, layer: usize) -> Result<LinearSource<'_>, Error> {
+        self.down_source_of(self.mlp(layer, MlpKind::Dense)?, None)
     }
 
     /// Whether an MLP of a layer, or one of its routed experts, has a down projection at all, as part of a checkpoint may not.
@@ -362,7 +344,15 @@ impl Checkpoint {
     /// # Errors
     /// As [`gate_up`](Self::gate_up).
     pub fn shared_down(&self, layer: usize) -> Result<Linear<'_>, Error> {
-        self.down_of(self.mlp(layer, MlpKind::Shared)?, None)
+        self.shared_down_source(layer)?.read()
+    }
+
+    /// The same before it is read, to be taken a run of features at a time.
+    ///
+    /// # Errors
+    /// As [`gate_up`](Self::gate_up).
+    pub fn shared_down_source(&self, layer: usize) -> Result<LinearSource<'_>, Error> {
+        self.down_source_of(self.mlp(layer, MlpKind::Shared)?, None)
     }
 
     /// The routed experts of a layer, whether each has tensors of its own or all share one.
@@ -391,10 +381,10 @@ impl Checkpoint {
         }
     }
 
-    pub(crate) fn down_of(&self, mlp: &Mlp, expert: Option<usize>) -> Result<Linear<'_>, Error> {
+    pub(crate) fn down_source_of(&self, mlp: &Mlp, expert: Option<usize>) -> Result<LinearSource<'_>, Error> {
         let own = mlp.own(expert);
         let module = mlp.module(own, Projection::Down);
-        self.linear_of(module.ok_or_else(|| self.missing_module(mlp, own, Projection::Down))?, expert)
+        self.layer_source(module.ok_or_else(|| self.missing_module(mlp, own, Projection::Down))?, expert)
     }
 
     /// A quantized module by name, for example an attention projection.
@@ -402,25 +392,18 @@ impl Checkpoint {
     /// # Errors
     /// If there is no such module, it is not quantized, or a tensor is missing or breaks a rule.
     pub fn linear(&self, module: &str) -> Result<Linear<'_>, Error> {
-        self.linear_of(module, None)
+        self.linear_source(module)?.read()
     }
 
-    fn linear_of(&self, module: &str, expert: Option<usize>) -> Result<Linear<'_>, Error> {
-        let source = self.linear_source(module, expert)?;
-        let weight = source.weight.read(0..source.weight.rows())?;
-        Ok(Linear { weight, bias: source.bias, input: source.input })
-    }
-
-    /// A quantized module before it is read.
-    pub(crate) fn linear_source(
-        &self,
-        module: &str,
-        expert: Option<usize>,
-    ) -> Result<LinearSource<'_>, Error> {
-        let stored = self.stored(module)?;
-        let bias = self.bias(module, &stored, expert)?;
-        let input = self.input_scale(module, &stored, expert);
-        Ok(LinearSource { weight: self.whole(module, stored, expert)?, bias, input })
+    /// The same before it is read, to be taken a run of features at a time.
+    ///
+    /// # Errors
+    /// As [`linear`](Self::linear).
+    pub fn linear_source(&self, module: &str) -> Result<LinearSource<'_>, Error> {
+        if !self.index.modules.contains_key(module) {
+            return Err(self.no_module(module));
+        }
+        self.layer_source(module, None)
     }
 }
 
@@ -468,7 +451,15 @@ impl<'a> Experts<'a> {
     /// # Errors
     /// As [`gate_up`](Self::gate_up).
     pub fn down(&self, expert: usize) -> Result<Linear<'a>, Error> {
+        self.down_source(expert)?.read()
+    }
+
+    /// The same before it is read, to be taken a run of features at a time.
+    ///
+    /// # Errors
+    /// As [`gate_up`](Self::gate_up).
+    pub fn down_source(&self, expert: usize) -> Result<LinearSource<'a>, Error> {
         self.check(expert)?;
-        self.checkpoint.down_of(self.mlp, Some(expert))
+        self.checkpoint.down_source_of(self.mlp, Some(expert))
     }
 }

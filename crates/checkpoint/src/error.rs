@@ -209,6 +209,16 @@ pub enum Error {
         /// Valid names.
         valid: String,
     },
+    /// A name that no module has.
+    #[error("{module}: there is no such module in {}; names most like it are {near}", file.display())]
+    NoModule {
+        /// Checkpoint.
+        file: PathBuf,
+        /// Name asked for.
+        module: String,
+        /// Names that exist.
+        near: String,
+    },
     /// A module that is not quantized where a quantized one is needed.
     #[error("{module}: is not quantized: {why}; a 4-bit weight (nvfp4 or mxfp4) is needed")]
     NotQuantized {
@@ -285,6 +295,7 @@ impl Error {
             Self::ScaleValue { .. } => "tensor-scale",
             Self::NoLayer { .. }
             | Self::LayerKind { .. }
+            | Self::NoModule { .. }
             | Self::NoExpert { .. }
             | Self::HalvesDiffer { .. } => "layers",
             Self::FusedOrder { .. } | Self::FusedRows { .. } => "fused-order",
@@ -315,6 +326,7 @@ impl Error {
             Self::Format { file, source } => (path(file), source.to_string()),
             Self::ScaleValue { tensor, value, .. } => (tensor.clone(), value.to_string()),
             Self::NoLayer { file, layer, .. } => (path(file), layer.to_string()),
+            Self::NoModule { file, module, .. } => (path(file), module.clone()),
             Self::NoExpert { path, expert, .. } => (path.clone(), expert.to_string()),
             Self::FusedOrder { tensor, .. } => (tensor.clone(), "no order".into()),
             Self::FusedRows { tensor, rows, .. } => (tensor.clone(), format!("{rows} rows")),

@@ -57,7 +57,9 @@ mod source;
 mod tensor;
 
 pub use activations::Activations;
-pub use checkpoint::{BadInputScale, Checkpoint, Experts, Linear, MlpInfo, NibbleOrder, OpenOptions};
+pub use checkpoint::{
+    BadInputScale, Checkpoint, Experts, Linear, LinearSource, MlpInfo, ModuleInfo, NibbleOrder, OpenOptions,
+};
 pub use dtype::{Dtype, GGML_TYPES, GgmlType};
 pub use error::Error;
 pub use families::{Family, Origin, Stated};

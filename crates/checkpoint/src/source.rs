@@ -171,6 +171,11 @@ impl<'a> GateUpSource<'a> {
         self.input.clone()
     }
 
+    /// Gate and up.
+    pub fn matrices(&self) -> [&MatrixSource<'a>; 2] {
+        [&self.gate, &self.up]
+    }
+
     /// What error messages call gate and up.
     pub fn names(&self) -> (String, String) {
         (self.gate.name(), self.up.name())
@@ -303,7 +308,7 @@ impl Checkpoint {
         Ok(MatrixSource { checkpoint: self, stored, expert, tensor_scale, tensor_scale_from, half: None })
     }
 
-    fn scale_tensor(&self, module: &str, role: Role) -> Option<ScaleOrigin> {
+    pub(crate) fn scale_tensor(&self, module: &str, role: Role) -> Option<ScaleOrigin> {
         let tensor = self.index().modules.get(module)?.get(role)?;
         Some(ScaleOrigin::Tensor { tensor: tensor.into(), file: self.files().file_of(tensor)?.into() })
     }

@@ -369,3 +369,26 @@ fn paths_that_are_no_checkpoint_are_named() {
     std::fs::write(dir.path().join("m.safetensors"), b"").unwrap();
     assert!(open(dir.path()).contains("rule `length-prefix`: found a file of 0 bytes"));
 }
+
+#[test]
+fn linear_layers_are_listed_and_names_that_are_not_there_bring_those_most_like_them() {
+    let mut f = w4a16();
+    for (seed, name) in ["mlp.down_proj", "self_attn.k_proj", "self_attn.q_proj"].into_iter().enumerate() {
+        f.modelopt(&format!("model.layers.0.{name}"), &Weight::new(seed as u64, 64, 64), 1e-3, None);
+    }
+    let c = f.open(&defaults()).unwrap();
+    let names: Vec<String> =
+        c.modules().iter().map(|m| format!("{} {} {:?}", m.name, m.format, m.shape)).collect();
+    let of = |name: &str| format!("model.layers.0.{name} nvfp4 [64, 64]");
+    assert_eq!(names, ["mlp.down_proj", "self_attn.k_proj", "self_attn.q_proj"].map(of));
+    let error = message(&c.linear("model.layers.0.self_attn.qproj").unwrap_err());
+    let near = "names most like it are model.layers.0.self_attn.q_proj, model.layers.0.self_attn.k_proj, ";
+    assert!(error.contains("there is no such module in ") && error.contains(near), "{error}");
+    // A run of features is a part of the whole.
+    let (source, whole) = (
+        c.linear_source("model.layers.0.mlp.down_proj").unwrap(),
+        c.linear("model.layers.0.mlp.down_proj").unwrap(),
+    );
+    let part = source.features(16..32).unwrap();
+    assert_eq!(part.weight.row_codes(3), whole.weight.row_codes(19));
+}

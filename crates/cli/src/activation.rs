@@ -7,13 +7,13 @@ use dualgemm::gemm::{AFormat, AOperand, QuantizeA};
 use dualgemm_bench::inputs::Inputs;
 use half::{bf16, f16};
 
-use crate::args::{AFormatArg, ActivationArgs, QuantizeArg};
+use crate::args::{AFormatArg, ActivationArgs, OpArg, QuantizeArg};
 use crate::layer::InputScales;
 
 /// Rows of a generated A.
 const DEFAULT_M: usize = 64;
 /// Seed of a generated A.
-const DEFAULT_SEED: u64 = 0;
+pub const DEFAULT_SEED: u64 = 0;
 
 /// A ready to be multiplied.
 #[derive(Debug)]
@@ -24,6 +24,17 @@ pub struct Activation<'a> {
     pub quantize: QuantizeA,
     /// Where it comes from and what was done to it, for people.
     pub origin: String,
+}
+
+impl<'a> Activation<'a> {
+    /// As an operation takes it. Rows of a mixture meet several experts, so they are quantized once, before.
+    pub fn ready_for(self, op: OpArg) -> anyhow::Result<Self> {
+        if op != OpArg::Moe || self.quantize == QuantizeA::No {
+            return Ok(self);
+        }
+        let AOperand::Quantized(a) = dualgemm::quantize_a(&self.a, self.quantize)? else { return Ok(self) };
+        Ok(Self { a: AOperand::Quantized(a), quantize: QuantizeA::No, origin: self.origin })
+    }
 }
 
 /// The files that A comes from, kept open while A is in use.

@@ -115,6 +115,91 @@ pub struct LayerArgs {
     pub read: ReadArgs,
 }
 
+/// What is computed of a checkpoint.
+#[derive(Debug, Args)]
+pub struct OperationArgs {
+    /// What to compute: gate and up of an MLP, one linear layer, a whole MLP, or a mixture of experts.
+    #[arg(long, value_enum, value_name = "OPERATION", default_value_t = OpArg::GateUp)]
+    pub op: OpArg,
+    /// The layer of --op linear by its name, such as model.layers.0.self_attn.q_proj or lm_head.
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["layer", "expert", "shared_expert"])]
+    pub module: Option<String>,
+    /// Format between gate/up and the down projection of --op mlp and moe [default: bf16]. nvfp4 takes the down projection's
+    /// input scale, the largest of a mixture's; where there is none, an MLP has that of its values.
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub between: Option<OutFormatArg>,
+    /// Experts of each token of --op moe. Without it, what --routing has, or num_experts_per_tok of the configuration.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub top_k: Option<u32>,
+    /// Safetensors file with topk_ids [M, k] (I32 or I64; -1 skips an expert) and topk_weights [M, k] (F32) for --op moe.
+    /// Without it, experts and weights are drawn with --seed.
+    #[arg(long, value_name = "FILE")]
+    pub routing: Option<PathBuf>,
+    /// Whether the weights of --op moe multiply what comes out of an expert or what goes in, as in Llama 4 [default: output].
+    #[arg(long, value_enum, value_name = "SIDE")]
+    pub router_weights: Option<RouterWeightsArg>,
+    /// Leave out the shared expert of --op moe, which is added otherwise.
+    #[arg(long)]
+    pub routed_only: bool,
+}
+
+impl OperationArgs {
+    /// Refuses options of another operation.
+    pub fn check(&self) -> anyhow::Result<()> {
+        let mixture = [
+            ("--top-k", self.top_k.is_some()),
+            ("--routing", self.routing.is_some()),
+            ("--router-weights", self.router_weights.is_some()),
+            ("--routed-only", self.routed_only),
+        ];
+        let mlp = matches!(self.op, OpArg::Mlp | OpArg::Moe);
+        let of = [("--module", self.module.is_some(), self.op == OpArg::Linear, "linear")]
+            .into_iter()
+            .chain([("--between", self.between.is_some(), mlp, "mlp and moe")])
+            .chain(mixture.map(|(option, given)| (option, given, self.op == OpArg::Moe, "moe")));
+        for (option, given, fits, valid) in of {
+            if given && !fits {
+                anyhow::bail!("{option}: is for --op {valid}; this is --op {}", self.op.name());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Spellings of the operations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OpArg {
+    /// act(A·gateᵀ, A·upᵀ).
+    GateUp,
+    /// A·Wᵀ.
+    Linear,
+    /// Gate and up, then the down projection.
+    Mlp,
+    /// The weighted sum of the MLPs of each token's experts.
+    Moe,
+}
+
+impl OpArg {
+    /// The spelling.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::GateUp => "gate-up",
+            Self::Linear => "linear",
+            Self::Mlp => "mlp",
+            Self::Moe => "moe",
+        }
+    }
+}
+
+/// Where the weights of a router go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum RouterWeightsArg {
+    /// They multiply each expert's result.
+    Output,
+    /// They multiply each expert's input.
+    Input,
+}
+
 /// What A is.
 #[derive(Debug, Args)]
 pub struct ActivationArgs {

@@ -7,14 +7,14 @@ use std::path::Path;
 
 use anyhow::bail;
 use dualgemm::checkpoint::{
-    BadInputScale, Checkpoint, Error, GateUpSource, Linear, MlpKind, NibbleOrder, OpenOptions, Stated,
+    BadInputScale, Checkpoint, Error, GateUpSource, Linear, LinearSource, MlpKind, NibbleOrder, OpenOptions,
+    Stated,
 };
 use dualgemm::formats::{self, BlockFormat, GlobalScale};
-use dualgemm::gemm::{AOperand, Activation, Epilogue, GateUp, QuantizeA};
+use dualgemm::gemm::{Activation, Epilogue, GateUp};
 use dualgemm::{PackedWeights, Plan};
 
 use crate::args::{EpilogueArgs, LayerArgs, NibbleOrderArg, ReadArgs};
-use crate::scales::Scales;
 
 /// Bytes of weights that are read at a time: little beside the weights of a layer, much beside the cost of letting
 /// go of pages.
@@ -82,9 +82,12 @@ pub struct Layer<'c> {
 
 /// Which MLP of a layer.
 #[derive(Debug, Clone, Copy)]
-enum Which {
+pub enum Which {
+    /// The layer's one MLP.
     Dense,
+    /// The expert that every token goes through.
     Shared,
+    /// A routed expert.
     Expert(usize),
 }
 
@@ -101,20 +104,20 @@ impl Which {
 impl<'c> Layer<'c> {
     /// The MLP that the arguments name.
     pub fn of(checkpoint: &'c Checkpoint, args: &LayerArgs) -> anyhow::Result<Self> {
-        let number = match (args.layer, checkpoint.layers().as_slice()) {
-            (Some(layer), _) => layer,
-            (None, &[only]) => only,
-            (None, []) => {
-                let within = args.read.within.as_ref();
-                let within = within.map_or(String::new(), |name| format!(" whose name starts with `{name}`"));
-                bail!("{}: has no gated MLP{within}; see inspect", checkpoint.files().root().display())
-            }
-            (None, layers) => bail!("--layer: is needed; {} layers have a gated MLP", layers.len()),
+        let which = match (args.expert, args.shared_expert) {
+            (None, false) => Which::Dense,
+            (None, true) => Which::Shared,
+            (Some(expert), _) => Which::Expert(expert),
         };
-        let (which, source) = match (args.expert, args.shared_expert) {
-            (None, false) => (Which::Dense, checkpoint.gate_up_source(number)?),
-            (None, true) => (Which::Shared, checkpoint.shared_gate_up_source(number)?),
-            (Some(expert), _) => (Which::Expert(expert), checkpoint.experts(number)?.gate_up_source(expert)?),
+        Ok(Self::at(checkpoint, number(checkpoint, args)?, which)?)
+    }
+
+    /// That MLP of a layer.
+    pub fn at(checkpoint: &'c Checkpoint, number: usize, which: Which) -> Result<Self, Error> {
+        let source = match which {
+            Which::Dense => checkpoint.gate_up_source(number)?,
+            Which::Shared => checkpoint.shared_gate_up_source(number)?,
+            Which::Expert(expert) => checkpoint.experts(number)?.gate_up_source(expert)?,
         };
         Ok(Self { number, checkpoint, which, source })
     }
@@ -155,17 +158,22 @@ impl<'c> Layer<'c> {
         Ok(scales.map(|(gate, up)| InputScales { gate: gate.value(), up: up.value() }))
     }
 
-    /// The scales that a result on this A rests on.
-    pub fn scales(&self, a: &AOperand<'_>, quantize: QuantizeA) -> Scales {
-        Scales::of(&self.source, a, quantize)
+    /// Gate and up as they were found.
+    pub fn source(&self) -> &GateUpSource<'c> {
+        &self.source
     }
 
     /// The down projection that follows.
     pub fn down(&self) -> Result<Linear<'c>, Error> {
+        self.down_source()?.read()
+    }
+
+    /// The same, not read.
+    pub fn down_source(&self) -> Result<LinearSource<'c>, Error> {
         match self.which {
-            Which::Dense => self.checkpoint.down(self.number),
-            Which::Shared => self.checkpoint.shared_down(self.number),
-            Which::Expert(expert) => self.checkpoint.experts(self.number)?.down(expert),
+            Which::Dense => self.checkpoint.down_source(self.number),
+            Which::Shared => self.checkpoint.shared_down_source(self.number),
+            Which::Expert(expert) => self.checkpoint.experts(self.number)?.down_source(expert),
         }
     }
 
@@ -176,7 +184,7 @@ impl<'c> Layer<'c> {
         if !self.checkpoint.has_down(self.number, kind, expert) {
             return Ok(None);
         }
-        Ok(self.down()?.input_scale()?.map(GlobalScale::value))
+        Ok(self.down_source()?.input_scale()?.map(GlobalScale::value))
     }
 
     /// The features of one rank of a tensor-parallel group. They are columns of the down projection, whose blocks are
@@ -198,14 +206,6 @@ impl<'c> Layer<'c> {
         Ok(rank * features..(rank + 1) * features)
     }
 
-    /// How many features of gate and up [`prepack`](Self::prepack) and the reference hold in memory at a time.
-    pub fn features_per_run(&self) -> usize {
-        // Whole panels of the kernels, whole tiles of block scales and whole periods of alternating rows.
-        const MULTIPLE: usize = 128;
-        let bytes_per_feature = self.k() + self.k() / 8;
-        (RUN_BYTES / bytes_per_feature).max(1).next_multiple_of(MULTIPLE)
-    }
-
     /// Brings some features into the order of the kernels, a run of them at a time, and lets go of what was read.
     /// `progress` is told how many are done.
     pub fn prepack(
@@ -214,7 +214,7 @@ impl<'c> Layer<'c> {
         features: Range<usize>,
         progress: impl Fn(usize),
     ) -> Result<PackedWeights, dualgemm::Error> {
-        let (run, end) = (self.features_per_run(), features.end);
+        let (run, end) = (features_per_run(self.k()), features.end);
         let packed = plan.prepack_runs(features.clone().step_by(run).map(|first| {
             self.checkpoint.files().release_pages();
             progress(first - features.start);
@@ -222,6 +222,27 @@ impl<'c> Layer<'c> {
         }))?;
         self.checkpoint.files().release_pages();
         Ok(packed)
+    }
+}
+
+/// How many features of `k` elements packing and the reference read before they let go of pages.
+pub fn features_per_run(k: usize) -> usize {
+    // Whole panels of the kernels, whole tiles of block scales and whole periods of alternating rows.
+    const MULTIPLE: usize = 128;
+    (RUN_BYTES / (k + k / 8)).max(1).next_multiple_of(MULTIPLE)
+}
+
+/// The layer that the arguments name, or the only one.
+pub fn number(checkpoint: &Checkpoint, args: &LayerArgs) -> anyhow::Result<usize> {
+    match (args.layer, checkpoint.layers().as_slice()) {
+        (Some(layer), _) => Ok(layer),
+        (None, &[only]) => Ok(only),
+        (None, []) => {
+            let within = args.read.within.as_ref();
+            let within = within.map_or(String::new(), |name| format!(" whose name starts with `{name}`"));
+            bail!("{}: has no gated MLP{within}; see inspect", checkpoint.files().root().display())
+        }
+        (None, layers) => bail!("--layer: is needed; {} layers have a gated MLP", layers.len()),
     }
 }
 

@@ -10,6 +10,7 @@ pub mod machine;
 
 mod activation;
 mod command;
+mod computation;
 mod diagnosis;
 mod failure;
 mod files;
@@ -18,8 +19,10 @@ mod flips;
 mod gpu;
 mod interrupt;
 mod limits;
+mod operation;
 mod report;
 mod result;
+mod routing;
 mod scales;
 mod simulated;
 mod tolerance;

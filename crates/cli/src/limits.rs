@@ -2,26 +2,19 @@
 
 use std::fmt;
 
-use dualgemm::Plan;
 use dualgemm_bench::Roofline;
 use serde::Serialize;
 
-/// Measured rates, for the arithmetic and the size of one plan.
+/// Measured rates, for the arithmetic and the size of one computation.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Limits {
-    /// Multiplications and additions per second, of the kind that the plan does.
-    flops_per_s: f64,
+    /// Multiplications and additions per second, of the kinds that it does.
+    pub flops_per_s: f64,
     /// Bytes per second, from where operands of this size live when they are used again.
-    bytes_per_s: f64,
+    pub bytes_per_s: f64,
 }
 
 impl Limits {
-    /// Measures, for about half a second.
-    pub fn measure(plan: &Plan) -> Result<Self, dualgemm::Error> {
-        let (flops_per_s, bytes_per_s) = plan.measure_limits()?;
-        Ok(Self { flops_per_s, bytes_per_s })
-    }
-
     /// The same as a roofline.
     pub fn roofline(self) -> Roofline {
         Roofline { flops_per_s: self.flops_per_s, bytes_per_s: self.bytes_per_s }

@@ -10,7 +10,9 @@ use dualgemm::checkpoint::{Activations, TensorFiles};
 use dualgemm::formats::quantize::te_codes;
 use dualgemm::formats::scalar::{e2m1, e4m3};
 use dualgemm::formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
-use dualgemm::gemm::{AFormat, AOperand, Bounded, Comparer, Comparison, DualGemmDesc, OutFormat, OutputMut};
+use dualgemm::gemm::{
+    AFormat, AOperand, Bounded, Comparer, Comparison, DualGemmDesc, OutFormat, OutScale, OutputMut,
+};
 use half::{bf16, f16};
 
 /// C, `[m, n]`, in the form in which A of the next layer would be given.
@@ -39,6 +41,19 @@ impl<'a> ResultMatrix<'a> {
         match &self.0 {
             AOperand::Quantized(m) => Some(m.global_scale().value()),
             AOperand::Float(_) => None,
+        }
+    }
+
+    /// The format that a run which makes it was asked for.
+    pub fn out(&self) -> OutFormat {
+        match &self.0 {
+            AOperand::Float(FloatMatrix::F32(_)) => OutFormat::F32,
+            AOperand::Float(FloatMatrix::F16(_)) => OutFormat::F16,
+            AOperand::Float(FloatMatrix::Bf16(_)) => OutFormat::Bf16,
+            AOperand::Quantized(m) => OutFormat::Nvfp4 {
+                scale_layout: m.scale_layout(),
+                global_scale: OutScale::Static(m.global_scale().value()),
+            },
         }
     }
 

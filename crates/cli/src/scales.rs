@@ -1,29 +1,77 @@
-//! Which tensor scales a result rests on, and where each comes from: a part of the reports of `run` and `verify`.
+//! Which matrices and tensor scales a result rests on, and where each comes from: a part of the reports of `run` and
+//! `verify`.
 
 use std::fmt;
 
-use dualgemm::checkpoint::{GateUpSource, ScaleOrigin};
+use dualgemm::checkpoint::{GateUpSource, LinearSource, MatrixSource, ScaleOrigin, Stated};
 use dualgemm::formats::{GlobalScale, GlobalScaleSource};
-use dualgemm::gemm::{AOperand, QuantizeA};
+use dualgemm::gemm::{AOperand, Activation, QuantizeA};
 use serde::Serialize;
 
-/// The scales of the three operands.
+/// A matrix of weights.
 #[derive(Debug, Serialize)]
-pub struct Scales {
-    /// Of gate.
-    pub gate: Scale,
-    /// Of up.
-    pub up: Scale,
-    /// Of A; none where A stays floats.
-    pub a: Option<InputScale>,
+pub struct MatrixReport {
+    /// gate, up, down or linear.
+    role: &'static str,
+    /// Number of the routed expert that it belongs to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expert: Option<usize>,
+    /// Whether it belongs to a mixture's shared expert.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    shared: bool,
+    name: String,
+    format: String,
+    /// The multiplier.
+    tensor_scale: f32,
+    tensor_scale_from: ScaleOrigin,
 }
 
-/// A tensor scale of weights.
-#[derive(Debug, Serialize)]
-pub struct Scale {
-    /// The multiplier.
-    value: f32,
-    from: ScaleOrigin,
+impl MatrixReport {
+    /// A matrix of a checkpoint.
+    pub fn of(role: &'static str, matrix: &MatrixSource<'_>) -> Self {
+        Self {
+            role,
+            expert: None,
+            shared: false,
+            name: matrix.name(),
+            format: format!("{} [{}, {}]", matrix.format(), matrix.rows(), matrix.k()),
+            tensor_scale: matrix.tensor_scale().value(),
+            tensor_scale_from: matrix.tensor_scale_from().clone(),
+        }
+    }
+
+    /// The same of a routed expert, or of the shared one.
+    pub fn of_expert(self, expert: Option<usize>) -> Self {
+        Self { expert, shared: expert.is_none(), ..self }
+    }
+}
+
+impl fmt::Display for MatrixReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, format, from) = (&self.name, &self.format, &self.tensor_scale_from);
+        match from {
+            ScaleOrigin::Tensor { .. } => {
+                write!(f, "{name}, {format}, tensor scale {:e}, {from}", self.tensor_scale)
+            }
+            ScaleOrigin::One(_) => write!(f, "{name}, {format}, tensor scale {from}"),
+        }
+    }
+}
+
+/// A line for each of a list of matrices, but only the first of many experts; roles in `width` columns after two blanks.
+pub fn write_matrices(f: &mut fmt::Formatter<'_>, all: &[MatrixReport], width: usize) -> fmt::Result {
+    let first = all.iter().find_map(|matrix| matrix.expert);
+    let more = all.iter().filter(|m| m.role == "down" && m.expert.is_some() && m.expert != first).count();
+    for matrix in all.iter().filter(|matrix| matrix.expert == first || matrix.expert.is_none()) {
+        let of = matrix.expert.map_or(String::new(), |expert| format!("expert {expert}: "));
+        let of = if matrix.shared { "shared expert: " } else { &of };
+        let and = match (matrix.role, matrix.expert.is_some(), more) {
+            ("down", true, 1..) => format!("; and {more} experts more"),
+            _ => String::new(),
+        };
+        writeln!(f, "  {:<width$} {of}{matrix}{and}", matrix.role)?;
+    }
+    Ok(())
 }
 
 /// The tensor scale that quantizes A.
@@ -35,49 +83,38 @@ pub struct InputScale {
     pub from: String,
 }
 
-impl Scales {
-    /// Those of a layer on an A before it is quantized.
-    pub fn of(layer: &GateUpSource<'_>, a: &AOperand<'_>, quantize: QuantizeA) -> Self {
-        let ((gate, up), (gate_from, up_from)) = (layer.tensor_scales(), layer.tensor_scales_from());
-        let scale =
-            |scale: GlobalScale, from: &ScaleOrigin| Scale { value: scale.value(), from: from.clone() };
-        let a = match (a, quantize) {
+impl InputScale {
+    /// That of an A before it is quantized; none where A stays floats. `from` says where a static scale comes from.
+    pub fn of(a: &AOperand<'_>, quantize: QuantizeA, from: impl FnOnce(f32) -> String) -> Option<Self> {
+        match (a, quantize) {
             (AOperand::Quantized(a), _) => {
-                Some(InputScale { value: Some(a.global_scale().value()), from: "the input's own".into() })
+                Some(Self { value: Some(a.global_scale().value()), from: "the input's own".into() })
             }
             (_, QuantizeA::No) => None,
             (_, QuantizeA::Dynamic) => {
-                Some(InputScale { value: None, from: "dynamic: the largest value of A".into() })
+                Some(Self { value: None, from: "dynamic: the largest value of A".into() })
             }
-            (_, QuantizeA::Static(value)) => {
-                Some(InputScale { value: Some(value), from: static_from(layer, value) })
-            }
-        };
-        Self { gate: scale(gate, gate_from), up: scale(up, up_from), a }
-    }
-}
-
-/// Whose scale it is that quantizes A: gate's, unless only up's has that value.
-fn static_from(layer: &GateUpSource<'_>, value: f32) -> String {
-    let (Ok(Some((gate, up))), Some((gate_from, up_from))) =
-        (layer.input_scales(), layer.input_scales_from())
-    else {
-        return "the checkpoint".into();
-    };
-    let (scale, from) = if gate.value() == value { (gate, gate_from) } else { (up, up_from) };
-    match scale.source() {
-        GlobalScaleSource::Absent => format!("--unusable-input-scale-is-one, instead of {from}"),
-        GlobalScaleSource::Multiplier | GlobalScaleSource::Divisor(_) => from.to_string(),
-    }
-}
-
-impl fmt::Display for Scale {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.from {
-            ScaleOrigin::Tensor { .. } => write!(f, "tensor scale {:e}, {}", self.value, self.from),
-            ScaleOrigin::One(_) => write!(f, "tensor scale {}", self.from),
+            (_, QuantizeA::Static(value)) => Some(Self { value: Some(value), from: from(value) }),
         }
     }
+}
+
+/// Whose scale it is that quantizes A: gate's, unless only up's has that value; none if neither.
+pub fn of_gate_up(layer: &GateUpSource<'_>, value: f32) -> Option<String> {
+    let ((gate, up), (gate_from, up_from)) = (layer.input_scales().ok()??, layer.input_scales_from()?);
+    [(gate, gate_from), (up, up_from)].into_iter().find_map(|(scale, from)| origin(scale, from, value))
+}
+
+/// Whose scale it is that quantizes what goes into a linear layer, if it has that value.
+pub fn of_linear(layer: &LinearSource<'_>, value: f32) -> Option<String> {
+    origin(layer.input_scale().ok()??, layer.input_scale_from()?, value)
+}
+
+fn origin(scale: GlobalScale, from: &ScaleOrigin, value: f32) -> Option<String> {
+    (scale.value() == value).then(|| match scale.source() {
+        GlobalScaleSource::Absent => format!("--unusable-input-scale-is-one, instead of {from}"),
+        GlobalScaleSource::Multiplier | GlobalScaleSource::Divisor(_) => from.to_string(),
+    })
 }
 
 impl fmt::Display for InputScale {
@@ -86,5 +123,20 @@ impl fmt::Display for InputScale {
             Some(value) => write!(f, "tensor scale {value:e}, {}", self.from),
             None => write!(f, "tensor scale {}", self.from),
         }
+    }
+}
+
+/// The activation, and what says so: file and entry, the family, or the option.
+#[derive(Debug, Serialize)]
+pub struct ActivationReport {
+    /// The activation.
+    pub activation: Activation,
+    /// What says so.
+    pub activation_from: String,
+}
+
+impl From<Stated> for ActivationReport {
+    fn from(stated: Stated) -> Self {
+        Self { activation: stated.activation, activation_from: stated.origin.to_string() }
     }
 }

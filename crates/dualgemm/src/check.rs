@@ -6,10 +6,13 @@
 use std::ops::Range;
 
 use dualgemm_formats::{FloatMatrix, Matrix, QuantizedMatrix, ScaleLayout};
-use dualgemm_gemm::{AOperand, Bounded, Epilogue, GateUp, bounded_reference};
+use dualgemm_gemm::{
+    AOperand, Bounded, Epilogue, GateUp, GatedMlp, Linear, MlpDesc, RouterWeights, Routing, WeightRef,
+    reference_of, stored,
+};
 use rayon::prelude::*;
 
-use crate::Error;
+use crate::{Error, MixtureDesc};
 
 /// Features that one call of the reference decodes: few enough to stay in a cache, enough to pay for decoding A.
 const FEATURES_PER_RUN: usize = 64;
@@ -51,9 +54,8 @@ impl RowSample {
         Self { rows: (0..count).map(step).collect(), of: m }
     }
 
-    /// As many rows as take about `budget` multiplications of the reference, at least `least`.
-    pub fn within(m: usize, n: usize, k: usize, budget: f64, least: usize) -> Self {
-        let per_row = 2.0 * n as f64 * k as f64;
+    /// As many of `m` rows as take about `budget` multiplications of the reference, `per_row` each; at least `least`.
+    pub fn within(m: usize, per_row: f64, budget: f64, least: usize) -> Self {
         Self::spread(m, ((budget / per_row) as usize).max(least))
     }
 
@@ -113,49 +115,188 @@ pub fn bounded_rows(
     progress: &(dyn Fn(usize) + Sync),
 ) -> Result<Vec<Bounded>, Error> {
     weights.check()?;
-    bounded_runs(epilogue, a, sample, weights.n(), &|run| features(weights, run), progress)
+    bounded_runs(epilogue, a, sample, weights.n(), &|run| Ok(weights.features(run)?), progress)
 }
 
-/// As [`bounded_rows`], for weights of `n` features that are read a run at a time: `features` is called once for
-/// each run, from several threads.
+/// As [`bounded_rows`], for weights of `n` features, a pair or a linear layer, that are read a run at a time: `features`
+/// is called once for each run, from several threads.
 ///
 /// # Errors
 /// Hands on the errors of `features`; otherwise as [`bounded_rows`].
-pub fn bounded_runs<'w>(
+pub fn bounded_runs<W>(
     epilogue: &Epilogue,
     a: &AOperand<'_>,
     sample: &RowSample,
     n: usize,
-    features: &(dyn Fn(Range<usize>) -> Result<GateUp<'w>, Error> + Sync),
+    features: &(dyn Fn(Range<usize>) -> Result<W, Error> + Sync),
+    progress: &(dyn Fn(usize) + Sync),
+) -> Result<Vec<Bounded>, Error>
+where
+    W: Send,
+    for<'w> &'w W: Into<WeightRef<'w>>,
+{
+    product(epilogue, &rows_of(a, sample.rows()), n, features, progress)
+}
+
+/// Where the weights of a whole MLP are, to be read a run of features at a time.
+pub trait MlpFeatures: Sync {
+    /// Some features of gate and up.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    fn gate_up(&self, run: Range<usize>) -> Result<GateUp<'_>, Error>;
+    /// Some features of the down projection.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    fn down(&self, run: Range<usize>) -> Result<Linear<'_>, Error>;
+}
+
+impl MlpFeatures for GatedMlp<'_> {
+    fn gate_up(&self, run: Range<usize>) -> Result<GateUp<'_>, Error> {
+        Ok(self.gate_up.features(run)?)
+    }
+
+    fn down(&self, run: Range<usize>) -> Result<Linear<'_>, Error> {
+        Ok(self.down.features(run)?)
+    }
+}
+
+/// Y of a whole MLP for the sampled rows, as [`mlp_reference`](dualgemm_gemm::mlp_reference) has it. `progress` is told of
+/// features of both products. A dynamic scale between them is that of all rows of A; then gate and up of all are computed.
+///
+/// # Errors
+/// If weights cannot be read, do not belong together, or K of A is another.
+pub fn mlp_rows(
+    desc: &MlpDesc,
+    a: &AOperand<'_>,
+    sample: &RowSample,
+    mlp: &dyn MlpFeatures,
     progress: &(dyn Fn(usize) + Sync),
 ) -> Result<Vec<Bounded>, Error> {
-    let a = select_rows(a, sample.rows())?;
+    if !desc.gate_up.out.is_dynamic() {
+        return mlp_of(desc, &rows_of(a, sample.rows()), sample.rows().len(), |row| row, mlp, progress);
+    }
+    let all: Vec<usize> = (0..a.rows()).collect();
+    mlp_of(desc, &rows_of(a, &all), sample.rows().len(), |row| sample.rows()[row], mlp, progress)
+}
+
+/// Y of a mixture for the sampled tokens, as [`mixture_reference`](dualgemm_gemm::mixture_reference) has it: experts that are
+/// `None` are computed elsewhere. Each expert is read once.
+///
+/// # Errors
+/// If weights cannot be read or do not belong together, K of A is another, or the routing has a number beyond the experts.
+pub fn mixture_rows<E: MlpFeatures>(
+    desc: &MixtureDesc,
+    a: &AOperand<'_>,
+    sample: &RowSample,
+    routing: Routing<'_>,
+    experts: &[Option<E>],
+    progress: &(dyn Fn(usize) + Sync),
+) -> Result<Vec<Bounded>, Error> {
+    let MixtureDesc { mlp, top_k, router, .. } = desc;
+    routing.check(a.rows(), *top_k, experts.len())?;
+    let (tokens, n) = (rows_of(a, sample.rows()), mlp.down.n);
+    // The results of each choice of the sampled tokens, and which choices each expert has.
+    let mut results: Vec<Option<Vec<Bounded>>> = vec![None; tokens.len() * top_k];
+    let mut chosen: Vec<Vec<usize>> = vec![Vec::new(); experts.len()];
+    let at = |choice: usize| sample.rows()[choice / top_k] * top_k + choice % top_k;
+    for choice in 0..results.len() {
+        if let Ok(expert) = usize::try_from(routing.ids[at(choice)]) {
+            chosen[expert].push(choice);
+        }
+    }
+    for (expert, choices) in experts.iter().zip(&chosen) {
+        let Some(expert) = expert.as_ref().filter(|_| !choices.is_empty()) else { continue };
+        let row = |&choice: &usize| {
+            let (row, weight) = (&tokens[choice / top_k], routing.weights[at(choice)]);
+            match (router, a) {
+                (RouterWeights::Input, AOperand::Float(a)) => {
+                    let scaled = |x: &Bounded| a.float_type().round(x.value as f32 * weight).into();
+                    row.iter().map(|x| Bounded::exact(scaled(x))).collect()
+                }
+                _ => row.clone(),
+            }
+        };
+        let rows: Vec<Vec<Bounded>> = choices.iter().map(row).collect();
+        let y = mlp_of(mlp, &rows, rows.len(), |row| row, expert, progress)?;
+        for (&choice, y) in choices.iter().zip(y.chunks(n)) {
+            results[choice] = Some(y.to_vec());
+        }
+    }
+    let mut sums = vec![Bounded::exact(0.0); tokens.len() * n];
+    for (choice, result) in results.iter().enumerate() {
+        let factor = if *router == RouterWeights::Output { routing.weights[at(choice)] } else { 1.0 };
+        let sums = &mut sums[choice / top_k * n..][..n];
+        for (sum, y) in sums.iter_mut().zip(result.iter().flatten()) {
+            *sum = sum.plus(y.times(factor.into()));
+        }
+    }
+    Ok(sums)
+}
+
+/// Y of an MLP for `count` of these rows, which `pick` names.
+fn mlp_of(
+    desc: &MlpDesc,
+    a: &[Vec<Bounded>],
+    count: usize,
+    pick: impl Fn(usize) -> usize,
+    mlp: &dyn MlpFeatures,
+    progress: &(dyn Fn(usize) + Sync),
+) -> Result<Vec<Bounded>, Error> {
+    let MlpDesc { gate_up, down } = desc;
+    let hidden = product(&gate_up.epilogue, a, gate_up.n, &|run| mlp.gate_up(run), progress)?;
+    let hidden = stored(hidden, gate_up.out, gate_up.n);
+    let rows: Vec<_> = (0..count).map(|row| hidden[pick(row) * gate_up.n..][..gate_up.n].to_vec()).collect();
+    product(&down.epilogue, &rows, down.n, &|run| mlp.down(run), progress)
+}
+
+/// One product for rows that may be off themselves, in runs of features.
+fn product<W>(
+    epilogue: &Epilogue,
+    a: &[Vec<Bounded>],
+    n: usize,
+    features: &(dyn Fn(Range<usize>) -> Result<W, Error> + Sync),
+    progress: &(dyn Fn(usize) + Sync),
+) -> Result<Vec<Bounded>, Error>
+where
+    W: Send,
+    for<'w> &'w W: Into<WeightRef<'w>>,
+{
     let runs: Vec<Range<usize>> =
         (0..n).step_by(FEATURES_PER_RUN).map(|n0| n0..n.min(n0 + FEATURES_PER_RUN)).collect();
     let parts = runs
         .par_iter()
         .map(|run| {
             let weights = features(run.clone())?;
+            let weights: WeightRef<'_> = (&weights).into();
             weights.check()?;
-            if a.k() != weights.k() {
+            let first = weights.first();
+            if let Some(row) = a.iter().find(|row| row.len() != first.k()) {
                 return Err(Error::Gemm(dualgemm_gemm::Error::Operand {
                     tensor: "A".into(),
-                    found: format!("[{}, {}]", a.rows(), a.k()),
-                    expected: format!("K = {}, as {} has", weights.k(), weights.gate.name()),
+                    found: format!("[{}, {}]", a.len(), row.len()),
+                    expected: format!("K = {}, as {} has", first.k(), first.name()),
                 }));
             }
-            let part = bounded_reference(epilogue, &a, 0..a.rows(), &weights);
+            let part = reference_of(epilogue, a, weights);
             progress(run.len());
             Ok(part)
         })
         .collect::<Result<Vec<_>, Error>>()?;
-    let mut c = Vec::with_capacity(a.rows() * n);
-    for row in 0..a.rows() {
+    let mut c = Vec::with_capacity(a.len() * n);
+    for row in 0..a.len() {
         for (run, part) in runs.iter().zip(&parts) {
             c.extend_from_slice(&part[row * run.len()..(row + 1) * run.len()]);
         }
     }
     Ok(c)
+}
+
+/// Some rows of A, which are exact.
+fn rows_of(a: &AOperand<'_>, rows: &[usize]) -> Vec<Vec<Bounded>> {
+    let row = |&row: &usize| (0..a.k()).map(|k| Bounded::exact(a.value(row, k))).collect();
+    rows.iter().map(row).collect()
 }
 
 /// Some rows of A, copied.
@@ -189,17 +330,6 @@ pub fn select_rows(a: &AOperand<'_>, rows: &[usize]) -> Result<AOperand<'static>
                 m.global_scale(),
             )?)
         }
-    })
-}
-
-/// A range of the features of both halves; codes are borrowed.
-fn features<'w>(weights: &'w GateUp<'_>, range: Range<usize>) -> Result<GateUp<'w>, Error> {
-    let bias = |bias: &'w Option<std::borrow::Cow<'_, [f32]>>| bias.as_ref().map(|b| b[range.clone()].into());
-    Ok(GateUp {
-        gate: weights.gate.slice_rows(range.clone())?,
-        up: weights.up.slice_rows(range.clone())?,
-        gate_bias: bias(&weights.gate_bias),
-        up_bias: bias(&weights.up_bias),
     })
 }
 
@@ -269,8 +399,8 @@ mod tests {
         assert_eq!(RowSample::spread(100, 4).to_string(), "4 of 100 rows");
         assert_eq!(RowSample::spread(3, 4), RowSample::all(3));
         assert_eq!(RowSample::all(3).to_string(), "all 3 rows");
-        assert_eq!(RowSample::within(8192, 14336, 4096, 1e9, 4).rows().len(), 8);
-        assert_eq!(RowSample::within(8192, 14336, 4096, 1.0, 4).rows().len(), 4);
+        assert_eq!(RowSample::within(8192, 2.0 * 14336.0 * 4096.0, 1e9, 4).rows().len(), 8);
+        assert_eq!(RowSample::within(8192, 2.0 * 14336.0 * 4096.0, 1.0, 4).rows().len(), 4);
     }
 
     #[test]

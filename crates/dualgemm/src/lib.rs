@@ -49,7 +49,7 @@ pub use runner::{Rows, Runner};
 use dualgemm_checkpoint::Activations;
 use dualgemm_formats::quantize::quantize_with;
 use dualgemm_formats::{GlobalScale, Producer, Search};
-use dualgemm_gemm::{AOperand, GateUp, QuantizeA};
+use dualgemm_gemm::{AOperand, GateUp, Linear, QuantizeA};
 
 /// Weights of a checkpoint as the operand of a product.
 pub fn weights(gate_up: checkpoint::GateUp<'_>) -> GateUp<'_> {
@@ -60,6 +60,11 @@ pub fn weights(gate_up: checkpoint::GateUp<'_>) -> GateUp<'_> {
         gate_bias: gate_bias.map(Into::into),
         up_bias: up_bias.map(Into::into),
     }
+}
+
+/// A quantized layer of a checkpoint as the operand of a product.
+pub fn linear(layer: checkpoint::Linear<'_>) -> Linear<'_> {
+    Linear { weight: layer.weight, bias: layer.bias.map(Into::into) }
 }
 
 /// Activations of a file as the operand of a product.

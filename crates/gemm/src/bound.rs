@@ -40,7 +40,7 @@ impl From<f64> for Bounded {
 
 impl Bounded {
     /// A value without error.
-    pub(crate) fn exact(value: f64) -> Self {
+    pub fn exact(value: f64) -> Self {
         Self { value, error: 0.0 }
     }
 
@@ -79,12 +79,12 @@ impl Bounded {
     }
 
     /// The sum with another.
-    pub(crate) fn plus(self, other: Self) -> Self {
+    pub fn plus(self, other: Self) -> Self {
         Self { value: self.value + other.value, error: self.error + other.error }.rounded()
     }
 
     /// The product with a number of f32.
-    pub(crate) fn times(self, factor: f64) -> Self {
+    pub fn times(self, factor: f64) -> Self {
         self.product_with(Self::exact(factor))
     }
 

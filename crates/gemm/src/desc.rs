@@ -77,6 +77,16 @@ impl Operation {
     }
 }
 
+impl Operation {
+    /// Spelling on a command line and in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::GateUp => "gate-up",
+            Self::Linear => "linear",
+        }
+    }
+}
+
 impl std::fmt::Display for Operation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
@@ -318,15 +328,18 @@ impl DualGemmDesc {
     /// counted.
     pub fn bytes(&self) -> f64 {
         let (m, n, k) = (self.m as f64, self.n as f64, self.k as f64);
+        let bits = m * k * self.a.bits_per_element() + m * n * self.out.bits_per_element();
+        bits / 8.0 * self.batch as f64 + self.weight_bytes()
+    }
+
+    /// Those of the weights alone.
+    pub fn weight_bytes(&self) -> f64 {
         let b_bits = match self.b {
             BlockFormat::Nvfp4 => AFormat::Nvfp4,
             BlockFormat::Mxfp4 => AFormat::Mxfp4,
         }
         .bits_per_element();
-        let bits = m * k * self.a.bits_per_element()
-            + self.op.matrices() as f64 * n * k * b_bits
-            + m * n * self.out.bits_per_element();
-        bits / 8.0 * self.batch as f64
+        (self.op.matrices() * self.batch) as f64 * self.n as f64 * self.k as f64 * b_bits / 8.0
     }
 }
 

@@ -194,8 +194,11 @@ pub fn mixture_reference(
     y
 }
 
-/// Values as they are stored between the products, with the neighbours that they may be rounded to instead.
-fn stored(values: Vec<Bounded>, format: OutFormat, cols: usize) -> Vec<Bounded> {
+/// Rows of `cols` values as they are stored between the products, with the neighbours that they may be rounded to instead.
+///
+/// # Panics
+/// If a tensor scale or `cols` is one that [`MlpDesc::check`] refuses.
+pub fn stored(values: Vec<Bounded>, format: OutFormat, cols: usize) -> Vec<Bounded> {
     fn through<T: Element>(x: f64) -> f64 {
         T::from_f64(x).to_f64()
     }

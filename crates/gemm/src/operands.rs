@@ -1,6 +1,7 @@
 //! The tensors of one call. All borrow; nothing here copies weights or activations.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use dualgemm_formats::{FloatMatrix, QuantizedMatrix};
 use half::{bf16, f16};
@@ -74,6 +75,19 @@ impl<'a> GateUp<'a> {
         self.gate.k()
     }
 
+    /// Some features of both halves; codes are borrowed.
+    ///
+    /// # Errors
+    /// If the range is empty or reaches past N.
+    pub fn features(&self, range: Range<usize>) -> Result<GateUp<'_>, Error> {
+        Ok(GateUp {
+            gate: self.gate.slice_rows(range.clone())?,
+            up: self.up.slice_rows(range.clone())?,
+            gate_bias: bias_of(&self.gate_bias, range.clone()),
+            up_bias: bias_of(&self.up_bias, range),
+        })
+    }
+
     /// Checks what one matrix alone cannot: that both halves have one shape and format, that biases have N
     /// values, and that no block scale is NaN or negative.
     ///
@@ -90,6 +104,10 @@ impl<'a> GateUp<'a> {
         check_matrix(gate, &self.gate_bias)?;
         check_matrix(up, &self.up_bias)
     }
+}
+
+fn bias_of<'s>(bias: &'s Option<Cow<'_, [f32]>>, range: Range<usize>) -> Option<Cow<'s, [f32]>> {
+    bias.as_ref().map(|bias| bias[range].into())
 }
 
 fn check_matrix(matrix: &QuantizedMatrix<'_>, bias: &Option<Cow<'_, [f32]>>) -> Result<(), Error> {
@@ -125,6 +143,14 @@ impl<'a> Linear<'a> {
     /// Elements per row (K).
     pub fn k(&self) -> usize {
         self.weight.k()
+    }
+
+    /// Some features; codes are borrowed.
+    ///
+    /// # Errors
+    /// If the range is empty or reaches past N.
+    pub fn features(&self, range: Range<usize>) -> Result<Linear<'_>, Error> {
+        Ok(Linear { weight: self.weight.slice_rows(range.clone())?, bias: bias_of(&self.bias, range) })
     }
 
     /// Checks that the bias has N values and that no block scale is NaN or negative.

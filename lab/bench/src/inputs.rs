@@ -80,6 +80,28 @@ impl Inputs {
         )
     }
 
+    /// Experts of each token, drawn from `experts`, and their weights, positive and of sum 1: `[tokens, top_k]` of both. No token
+    /// has an expert twice.
+    ///
+    /// # Panics
+    /// If there are fewer experts than each token has.
+    pub fn routing(&mut self, tokens: usize, experts: &[i32], top_k: usize) -> (Vec<i32>, Vec<f32>) {
+        assert!(top_k <= experts.len(), "{top_k} of {} experts", experts.len());
+        let (mut ids, mut weights) = (Vec::new(), Vec::new());
+        let mut order = experts.to_vec();
+        for _ in 0..tokens {
+            for at in 0..top_k {
+                let left = order.len() - at;
+                order.swap(at, at + self.rng.next_u32() as usize % left);
+            }
+            ids.extend_from_slice(&order[..top_k]);
+            let drawn: Vec<f32> = (0..top_k).map(|_| 0.05 + self.unit()).collect();
+            let sum: f32 = drawn.iter().sum();
+            weights.extend(drawn.iter().map(|weight| weight / sum));
+        }
+        (ids, weights)
+    }
+
     /// A dense float matrix whose values look like activations: the sum of four uniforms, scaled to unit variance.
     ///
     /// # Errors
@@ -152,6 +174,18 @@ mod tests {
             );
             m.unwrap().check_scales().unwrap();
         }
+    }
+
+    #[test]
+    fn routings_name_each_expert_once_and_weights_sum_to_one() {
+        let (ids, weights) = Inputs::seeded(4).routing(50, &[0, 2, 3, 5, 7], 3);
+        for (ids, weights) in ids.chunks(3).zip(weights.chunks(3)) {
+            let distinct: std::collections::HashSet<_> = ids.iter().collect();
+            assert!(distinct.len() == 3 && ids.iter().all(|id| [0, 2, 3, 5, 7].contains(id)), "{ids:?}");
+            assert!((weights.iter().sum::<f32>() - 1.0).abs() < 1e-6, "{weights:?}");
+        }
+        assert_eq!(ids.iter().collect::<std::collections::HashSet<_>>().len(), 5);
+        assert_eq!(Inputs::seeded(4).routing(50, &[0, 2, 3, 5, 7], 3), (ids, weights));
     }
 
     #[test]

@@ -18,5 +18,5 @@ pub mod shapes;
 pub use error::Error;
 pub use protocol::{Protocol, Timing};
 pub use report::{Report, Row};
-pub use roofline::{Bound, Roofline};
+pub use roofline::{Bound, Roofline, Work};
 pub use shapes::{SHAPE_SETS, Shape, ShapeSet};

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use dualgemm_gemm::DualGemmDesc;
 
 use crate::challenge::Ranking;
-use crate::{Bound, Roofline, Timing};
+use crate::{Bound, Roofline, Timing, Work};
 
 /// One measured problem.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -16,6 +16,9 @@ pub struct Row {
     pub driver: String,
     /// Version of the program that measured.
     pub commit: String,
+    /// What was computed: `gate-up`, `linear`, `mlp`, or `moe` with how many experts each token has of how many.
+    #[serde(default = "gate_up")]
+    pub op: String,
     /// Rows of A.
     pub m: usize,
     /// Features.
@@ -51,6 +54,11 @@ pub struct Row {
     pub rel_l2: Option<f64>,
 }
 
+/// What reports that do not say it measured.
+fn gate_up() -> String {
+    "gate-up".into()
+}
+
 /// Who and what was measured, the part of a [`Row`] that does not follow from the problem and its time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Subject {
@@ -77,12 +85,25 @@ impl Row {
         timing: Timing,
         rel_l2: Option<f64>,
     ) -> Self {
+        Self::of(subject, (desc.op.name(), desc, desc.into()), roofline, timing, rel_l2)
+    }
+
+    /// The same for an operation of several products: its name, the one that has its shape, format of A and of C, and what all
+    /// have to do.
+    pub fn of(
+        subject: Subject,
+        (op, desc, work): (&str, &DualGemmDesc, Work),
+        roofline: &Roofline,
+        timing: Timing,
+        rel_l2: Option<f64>,
+    ) -> Self {
         let Subject { device, driver, commit, strategy, kernel, threads } = subject;
-        let floor_us = roofline.floor_us(desc);
+        let floor_us = roofline.floor_us(work);
         Self {
             device,
             driver,
             commit,
+            op: op.into(),
             m: desc.m,
             n: desc.n,
             k: desc.k,
@@ -94,10 +115,10 @@ impl Row {
             timing,
             floor_us,
             roofline_fraction: floor_us / timing.median_us,
-            bound: roofline.bound(desc),
-            gflops: desc.flops() / timing.median_us * 1e-3,
-            gbps: desc.bytes() / timing.median_us * 1e-3,
-            flops_per_byte: desc.flops() / desc.bytes(),
+            bound: roofline.bound(work),
+            gflops: work.flops / timing.median_us * 1e-3,
+            gbps: work.bytes / timing.median_us * 1e-3,
+            flops_per_byte: work.flops / work.bytes,
             rel_l2,
         }
     }
@@ -125,7 +146,7 @@ pub struct NamedRoofline {
     pub roofline: Roofline,
 }
 
-const CSV_HEADER: &str = "device,driver,commit,m,n,k,a_format,out_dtype,strategy,kernel,threads,median_us,p10_us,p90_us,floor_us,roofline_fraction,bound,gflops,gbps,rel_l2";
+const CSV_HEADER: &str = "device,driver,commit,m,n,k,a_format,out_dtype,strategy,kernel,threads,median_us,p10_us,p90_us,floor_us,roofline_fraction,bound,gflops,gbps,rel_l2,op";
 
 /// A column of a table: its head, and its cell for a measurement.
 pub(crate) type Column<'a> = (&'static str, &'a dyn Fn(&Row) -> String);
@@ -153,7 +174,8 @@ impl Report {
 
     /// A line per measurement: problem, strategy and kernel, these columns, and the error. The ranking comes last.
     pub(crate) fn table(&self, columns: &[Column<'_>]) -> String {
-        let measured: [Column<'_>; 7] = [
+        let measured: [Column<'_>; 8] = [
+            ("op", &|r| r.op.clone()),
             ("m", &|r| r.m.to_string()),
             ("n", &|r| r.n.to_string()),
             ("k", &|r| r.k.to_string()),
@@ -179,7 +201,7 @@ impl Report {
             let labels = [&r.a_format, &r.out_dtype, &r.strategy, &r.kernel].map(|s| csv_field(s)).join(",");
             let _ = writeln!(
                 out,
-                "{names},{},{},{},{labels},{},{:.3},{:.3},{:.3},{:.3},{:.4},{},{:.2},{:.2},{}",
+                "{names},{},{},{},{labels},{},{:.3},{:.3},{:.3},{:.3},{:.4},{},{:.2},{:.2},{},{}",
                 r.m,
                 r.n,
                 r.k,
@@ -192,7 +214,8 @@ impl Report {
                 r.bound,
                 r.gflops,
                 r.gbps,
-                r.rel_l2.map_or(String::new(), |e| format!("{e:e}"))
+                r.rel_l2.map_or(String::new(), |e| format!("{e:e}")),
+                csv_field(&r.op)
             );
         }
         out

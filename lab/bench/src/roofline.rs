@@ -21,6 +21,22 @@ impl std::fmt::Display for Bound {
     }
 }
 
+/// What has to be done at least.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Work {
+    /// Arithmetic operations.
+    pub flops: f64,
+    /// Bytes to and from memory.
+    pub bytes: f64,
+}
+
+impl From<&DualGemmDesc> for Work {
+    /// Every operand read once, C written once.
+    fn from(desc: &DualGemmDesc) -> Self {
+        Self { flops: desc.flops(), bytes: desc.bytes() }
+    }
+}
+
 /// The two rates of one machine for one kind of arithmetic, both measured, not looked up.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Roofline {
@@ -31,20 +47,20 @@ pub struct Roofline {
 }
 
 impl Roofline {
-    /// `max(FLOP / rate, bytes / bandwidth)` in µs: every operand read once, C written once.
-    pub fn floor_us(&self, desc: &DualGemmDesc) -> f64 {
-        let (compute, memory) = self.floors_us(desc);
+    /// `max(FLOP / rate, bytes / bandwidth)` in µs.
+    pub fn floor_us(&self, work: impl Into<Work>) -> f64 {
+        let (compute, memory) = self.floors_us(work.into());
         compute.max(memory)
     }
 
     /// Which of the two floors is higher.
-    pub fn bound(&self, desc: &DualGemmDesc) -> Bound {
-        let (compute, memory) = self.floors_us(desc);
+    pub fn bound(&self, work: impl Into<Work>) -> Bound {
+        let (compute, memory) = self.floors_us(work.into());
         if compute >= memory { Bound::Compute } else { Bound::Memory }
     }
 
-    fn floors_us(&self, desc: &DualGemmDesc) -> (f64, f64) {
-        (desc.flops() / self.flops_per_s * 1e6, desc.bytes() / self.bytes_per_s * 1e6)
+    fn floors_us(&self, work: Work) -> (f64, f64) {
+        (work.flops / self.flops_per_s * 1e6, work.bytes / self.bytes_per_s * 1e6)
     }
 
     /// FLOP per byte at which both limits meet.

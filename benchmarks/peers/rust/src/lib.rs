@@ -20,19 +20,23 @@ pub struct Job {
     pub cold_bytes: usize,
     /// Threads.
     pub threads: usize,
+    /// gate-up, linear or mlp.
+    pub op: String,
 }
 
 impl Job {
     /// Reads the command line.
     ///
     /// # Panics
-    /// If it is not `PEER FOLDER M N K COLD_BYTES THREADS`.
+    /// If it is not `PEER FOLDER M N K COLD_BYTES THREADS [OP]`.
     pub fn from_args() -> Self {
         let args: Vec<String> = std::env::args().skip(1).collect();
         let [peer, folder, numbers @ ..] = args.as_slice() else { panic!("{USAGE}") };
+        let (numbers, op) = numbers.split_at(numbers.len().min(5));
         let numbers: Vec<usize> = numbers.iter().map(|x| x.parse().expect(USAGE)).collect();
         let [m, n, k, cold_bytes, threads] = numbers[..] else { panic!("{USAGE}") };
-        Self { peer: peer.clone(), folder: folder.into(), m, n, k, cold_bytes, threads }
+        let op = op.first().map_or("gate-up", String::as_str).into();
+        Self { peer: peer.clone(), folder: folder.into(), m, n, k, cold_bytes, threads, op }
     }
 
     /// The bytes of an operand file.
@@ -69,7 +73,8 @@ impl Job {
     /// If C or the answer cannot be written, or a turn is not a number.
     pub fn serve(&self, weights_bytes: usize, mut run: impl FnMut(usize, &mut [f32])) {
         let sets = self.sets(weights_bytes);
-        let mut c = vec![0f32; self.m * self.n];
+        let columns = if self.op == "mlp" { self.k } else { self.n };
+        let mut c = vec![0f32; self.m * columns];
         for set in 0..sets {
             run(set, &mut c);
         }
@@ -98,4 +103,4 @@ impl Job {
     }
 }
 
-const USAGE: &str = "usage: PEER FOLDER M N K COLD_BYTES THREADS";
+const USAGE: &str = "usage: PEER FOLDER M N K COLD_BYTES THREADS [gate-up|linear|mlp]";

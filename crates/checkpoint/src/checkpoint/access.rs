@@ -88,7 +88,9 @@ impl Checkpoint {
             Weights::Float(why) if weight.dtype.holds_4_bits() => {
                 return Err(not_quantized(format!("{why}, yet `{}` is {}", weight.name, weight.dtype)));
             }
-            Weights::Float(why) => return Err(not_quantized(why.clone())),
+            Weights::Float(why) => {
+                return Err(not_quantized(format!("{why}, and `{}` is {}", weight.name, weight.dtype)));
+            }
             Weights::Other(what) => return Err(not_quantized(what.clone())),
             Weights::Refused(e) => return Err((**e).clone()),
             Weights::Blocks(format) => *format,

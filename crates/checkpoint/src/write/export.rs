@@ -55,7 +55,7 @@ impl Checkpoint {
             };
             model.foreign = model.foreign.take().or(foreign);
             if quantized && !done.contains(name.as_str()) && !is_gguf {
-                let LinearSource { weight, input, .. } = self.linear_source(name, None)?;
+                let LinearSource { weight, input, .. } = self.layer_source(name, None)?;
                 let weight = WeightOut::Stored(weight);
                 model.linears.push(LinearOut {
                     module: name.clone(),
@@ -139,7 +139,7 @@ impl Checkpoint {
             }
             if let Some(module) = packed(Projection::Down) {
                 done.insert(module);
-                let LinearSource { weight, bias, input } = self.linear_source(module, expert)?;
+                let LinearSource { weight, bias, input, .. } = self.layer_source(module, expert)?;
                 push(name(Projection::Down, "down_proj"), weight, input?, bias);
             }
         }

@@ -5,49 +5,47 @@
 //! a real decoder; warm, one set is used again and again.
 
 pub(super) mod gpu;
+pub(super) mod operands;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
-use dualgemm::check::{RowSample, bounded_rows};
-use dualgemm::cpu::{CpuOptions, Isa, limits};
-use dualgemm::formats::{BlockFormat, FloatType, GlobalScale};
-use dualgemm::gemm::{AFormat, AOperand, DualGemmDesc, GateUp, OutFormat, OutScale, QuantizeA};
+use dualgemm::cpu::{Isa, limits};
 use dualgemm::strategies::STRATEGIES;
-use dualgemm::{DualGemm, Plan, Target};
-use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
-use dualgemm_bench::report::{NamedRoofline, Subject};
-use dualgemm_bench::{Protocol, Report, Roofline, Row, SHAPE_SETS, Shape, plot, shapes};
+use dualgemm_bench::report::NamedRoofline;
+use dualgemm_bench::{Report, Roofline, SHAPE_SETS, Shape, plot, shapes};
 use serde::Serialize;
 
+use self::operands::{Operands, desc, memory};
 use super::Verdict;
-use crate::args::{AFormatArg, DeviceArg, OutFormatArg};
+use crate::args::{AFormatArg, DeviceArg, OpArg, OutFormatArg};
+use crate::computation::{Desc, Routed};
 use crate::files::{writable, write_whole};
-use crate::machine::{self, Machine};
+use crate::machine;
 use crate::report::Output;
-use crate::result::OwnedResult;
-use crate::tolerance::{Statement, Tolerance};
 
-/// Weights that take turns when cold: several times the last-level cache of the machines that this runs on.
-const BEYOND_CACHES: usize = 192 << 20;
 /// Multiplications of the reference per shape.
 pub(super) const REFERENCE_BUDGET: f64 = 4e8;
-/// Seed of the operands.
-const SEED: u64 = 1;
-/// Mean square of a generated nvfp4 value before its tensor scale: 8.56 of the codes, a third of the block scales.
-const MEAN_SQUARE: f32 = 2.85;
-/// Tensor scale of a re-quantized C.
-const OUT_SCALE: f32 = 1e-2;
-
 /// Arguments of `bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     /// Shape sets (challenge, decode, prefill, llama) or single shapes as MxNxK, comma-separated.
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "challenge")]
     pub shapes: Vec<String>,
+    /// What to compute: gate and up, a linear layer, a whole MLP with a down projection back to K, or a mixture of them.
+    #[arg(long, value_enum, value_name = "OPERATION", default_value_t = OpArg::GateUp)]
+    pub op: OpArg,
+    /// Format between gate/up and the down projection of --op mlp and moe [default: bf16].
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub between: Option<OutFormatArg>,
+    /// Experts of --op moe.
+    #[arg(long, value_name = "E", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub experts: u16,
+    /// Experts of each token of --op moe.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub top_k: u16,
     /// Formats of A, comma-separated. f32, f16 and bf16 are used as they are.
     #[arg(long, value_enum, value_name = "FORMATS", value_delimiter = ',', default_value = "nvfp4")]
     pub a_format: Vec<AFormatArg>,
@@ -164,7 +162,13 @@ pub fn run(args: &BenchArgs, output: &Output) -> anyhow::Result<Verdict> {
     let shapes = parse_shapes(&args.shapes)?;
     let plot = args.plot.as_deref().map(plot_file).transpose()?;
     args.csv.as_deref().map(writable).transpose()?;
+    if args.between.is_some() && !matches!(args.op, OpArg::Mlp | OpArg::Moe) {
+        bail!("--between: is for --op mlp and moe; this is --op {}", args.op.name());
+    }
     if let DeviceArg::Gpu(id) = &args.device {
+        if args.op != OpArg::GateUp {
+            bail!("--op {}: --device cpu measures it; on a GPU it is gate-up", args.op.name());
+        }
         return gpu::run(args, id, &shapes, plot.as_deref(), output);
     }
     if args.strategy.iter().any(|name| !["auto", "all", "fused"].contains(&name.as_str())) {
@@ -220,22 +224,26 @@ pub(super) fn shape(text: &str) -> Result<Shape, String> {
 fn measure_all(args: &BenchArgs, shapes: &[Shape], output: &Output) -> anyhow::Result<Report> {
     let isa = args.isa.map_or_else(Isa::detect, Ok)?;
     let limits = limits::measure(isa, rayon::current_num_threads())?;
-    let roofline = |desc: &DualGemmDesc| {
-        let (name, flops_per_s) = limits.operations(desc);
+    let roofline = |desc: &Desc, routed: Routed| {
+        let mut names: Vec<_> =
+            desc.products(routed).iter().map(|(desc, _)| limits.operations(desc).0).collect();
+        names.dedup();
+        let flops_per_s = desc.rate(routed, |desc| limits.operations(desc).1);
         let roofline = Roofline { flops_per_s, bytes_per_s: limits.dram_read };
-        NamedRoofline { name: format!("{isa} {name}"), roofline }
+        NamedRoofline { name: format!("{isa} {}", names.join(" and ")), roofline }
     };
     let mut rooflines = Vec::<NamedRoofline>::new();
     let mut rows = Vec::new();
     let bar = output.progress("bench", shapes.len() * args.a_format.len());
     for &shape in shapes {
         // Checked before the operands of a shape are made: those may take gigabytes.
-        let descs = args.a_format.iter().map(|&a| desc(shape, a, args.out_dtype)).collect::<Vec<_>>();
-        descs.iter().try_for_each(DualGemmDesc::check).with_context(|| format!("--shapes {shape}"))?;
-        machine::fits(memory(shape, args.cache), || format!("--shapes {shape}"))?;
-        let operands = Operands::new(shape, args.cache)?;
+        let descs = args.a_format.iter().map(|&a| desc(args, shape, a)).collect::<Vec<_>>();
+        descs.iter().try_for_each(Desc::check).with_context(|| format!("--shapes {shape}"))?;
+        let Some(first) = descs.first() else { continue };
+        machine::fits(memory(first, args.cache), || format!("--shapes {shape}"))?;
+        let operands = Operands::new(first, shape)?;
         for desc in &descs {
-            let named = roofline(desc);
+            let named = roofline(desc, operands.routed());
             rows.push(operands.measure(args, desc, &named.roofline)?);
             if rooflines.iter().all(|other| other.name != named.name) {
                 rooflines.push(named);
@@ -245,129 +253,6 @@ fn measure_all(args: &BenchArgs, shapes: &[Shape], output: &Output) -> anyhow::R
     }
     bar.finish_and_clear();
     Ok(Report::new(rooflines, rows))
-}
-
-pub(super) fn desc(Shape { m, n, k }: Shape, a: AFormatArg, out: OutFormatArg) -> DualGemmDesc {
-    let a = match a {
-        AFormatArg::F32 => AFormat::F32,
-        AFormatArg::F16 => AFormat::F16,
-        AFormatArg::Bf16 => AFormat::Bf16,
-        AFormatArg::Nvfp4 => AFormat::Nvfp4,
-    };
-    let out = match out {
-        OutFormatArg::F32 => OutFormat::F32,
-        OutFormatArg::F16 => OutFormat::F16,
-        OutFormatArg::Bf16 => OutFormat::Bf16,
-        OutFormatArg::Nvfp4 => OutFormat::Nvfp4 {
-            scale_layout: dualgemm::formats::ScaleLayout::Linear,
-            global_scale: OutScale::Static(OUT_SCALE),
-        },
-    };
-    DualGemmDesc { out, quantize_a: QuantizeA::No, ..DualGemmDesc::new(m, n, k, a, BlockFormat::Nvfp4) }
-}
-
-/// The weights of a shape.
-struct Operands {
-    weights: GateUp<'static>,
-    /// Sets that take turns.
-    sets: usize,
-}
-
-/// B1 and B2 of a shape.
-pub(super) fn weights(Shape { n, k, .. }: Shape) -> anyhow::Result<GateUp<'static>> {
-    let mut inputs = Inputs::seeded(SEED);
-    // A has unit variance, so both products have it too: no format of C overflows or loses its small values.
-    let scale = GlobalScale::multiplier((MEAN_SQUARE * k as f32).powf(-0.5));
-    let mut half =
-        |name| inputs.quantized(name, BlockFormat::Nvfp4, (n, k), (CodeSet::Full, ScaleSet::Unit), scale);
-    Ok(GateUp::new(half("gate")?, half("up")?))
-}
-
-/// A of a problem.
-pub(super) fn activations(desc: &DualGemmDesc) -> anyhow::Result<AOperand<'static>> {
-    let mut inputs = Inputs::seeded(SEED + 1);
-    Ok(match desc.a {
-        AFormat::F32 => AOperand::Float(inputs.floats("A", FloatType::F32, desc.m, desc.k)?),
-        AFormat::F16 => AOperand::Float(inputs.floats("A", FloatType::F16, desc.m, desc.k)?),
-        AFormat::Bf16 => AOperand::Float(inputs.floats("A", FloatType::Bf16, desc.m, desc.k)?),
-        AFormat::Nvfp4 | AFormat::Mxfp4 => {
-            let sets = (CodeSet::Full, ScaleSet::Unit);
-            let scale = GlobalScale::multiplier(MEAN_SQUARE.powf(-0.5));
-            AOperand::Quantized(inputs.quantized("A", BlockFormat::Nvfp4, (desc.m, desc.k), sets, scale)?)
-        }
-    })
-}
-
-/// Sets of packed weights that take turns.
-fn sets(Shape { n, k, .. }: Shape, cache: CacheArg) -> usize {
-    match cache {
-        CacheArg::Cold => BEYOND_CACHES.div_ceil(n * k / 8 * 9).max(1),
-        CacheArg::Warm => 1,
-    }
-}
-
-/// Bytes of memory that a shape which was checked takes at least: weights and their packs, A in f32 as it is drawn and as
-/// the kernels take it, C.
-fn memory(shape: Shape, cache: CacheArg) -> f64 {
-    let [m, n, k] = [shape.m, shape.n, shape.k].map(|x| x as f64);
-    n * k * 1.125 * (1 + sets(shape, cache)) as f64 + m * k * 8.0 + m * n * 2.0
-}
-
-impl Operands {
-    fn new(shape: Shape, cache: CacheArg) -> anyhow::Result<Self> {
-        Ok(Self { weights: weights(shape)?, sets: sets(shape, cache) })
-    }
-
-    fn measure(&self, args: &BenchArgs, desc: &DualGemmDesc, roofline: &Roofline) -> anyhow::Result<Row> {
-        let options = CpuOptions { isa: args.isa, ..CpuOptions::default() };
-        let plan = DualGemm::plan(desc, &Target::Cpu(options))?;
-        let packed = plan.prepack(&self.weights)?;
-        let sets = vec![packed; self.sets];
-        let a = activations(desc)?;
-        let mut c = OwnedResult::zeroed(desc);
-        let mut runner = plan.runner(1)?;
-        let protocol = if args.smoke {
-            Protocol::SMOKE
-        } else {
-            Protocol { budget: Duration::from_secs_f64(args.budget), ..Protocol::default() }
-        };
-        let timing = protocol.measure(|run| -> Result<(), dualgemm::Error> {
-            let scale = runner.run(&a, &sets[run % sets.len()], c.as_output())?;
-            c.set_global_scale(scale);
-            Ok(())
-        })?;
-        let rel_l2 = if args.no_check { None } else { Some(self.check(&plan, &a, &c)?) };
-        let subject = Subject {
-            device: Machine::detect().cpu_model,
-            driver: String::new(),
-            commit: machine::COMMIT.into(),
-            strategy: "fused".into(),
-            kernel: plan.kernel().into(),
-            threads: plan.threads(),
-        };
-        Ok(Row::new(subject, desc, roofline, timing, rel_l2))
-    }
-
-    /// The relative L2 error on some rows; a wrong result ends the benchmark.
-    fn check(&self, plan: &Plan, a: &AOperand<'_>, c: &OwnedResult) -> anyhow::Result<f64> {
-        let desc = plan.desc();
-        let sample = RowSample::within(desc.m, desc.n, desc.k, REFERENCE_BUDGET, 1);
-        let want = bounded_rows(&desc.epilogue, a, &sample, &self.weights, &|_| {})?;
-        let c = c.as_matrix(desc.m, desc.n)?;
-        let comparison = c.compare(&want, &sample)?;
-        let tolerance = Tolerance::bounded(c.format(), &desc.epilogue);
-        if !tolerance.holds(&comparison) {
-            bail!(
-                "{} on {}x{}x{} is wrong; please report it: {}",
-                plan.kernel(),
-                desc.m,
-                desc.n,
-                desc.k,
-                Statement { found: &comparison, tolerance: &tolerance, compared: sample.to_string() }
-            );
-        }
-        Ok(comparison.rel_l2)
-    }
 }
 
 #[cfg(test)]

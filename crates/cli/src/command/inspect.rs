@@ -1,13 +1,17 @@
-//! `inspect CHECKPOINT`: its gated MLPs, convention and scales, gate and up side by side.
+//! `inspect CHECKPOINT`: its gated MLPs, convention and scales, gate and up side by side; and which linear layers there are
+//! in which format.
+
+mod matrices;
 
 use std::fmt;
 use std::path::PathBuf;
 
 use clap::Args;
-use dualgemm::checkpoint::{Checkpoint, Error, GateUpSource, MlpInfo, MlpKind};
+use dualgemm::checkpoint::{Checkpoint, Error, GateUpSource, MlpInfo, MlpKind, ModuleInfo};
 use dualgemm::formats::GlobalScale;
 use serde::Serialize;
 
+use self::matrices::Matrices;
 use super::Verdict;
 use crate::args::ReadArgs;
 use crate::layer;
@@ -35,6 +39,8 @@ struct Report {
     /// Experts (and MLPs without experts) whose gate and up have different tensor scales. A consumer that fuses
     /// both into one matrix with one scale computes them wrongly.
     halves_differ: Vec<String>,
+    /// Every linear layer, quantized or not.
+    modules: Vec<ModuleInfo>,
     tensor_count: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     tensors: Option<Vec<TensorReport>>,
@@ -190,6 +196,7 @@ impl fmt::Display for Report {
             }
         }
         write!(f, "{table}")?;
+        write!(f, "{}", Matrices::of(&self.modules))?;
         for (activation, layers) in self.activations() {
             writeln!(f, "activation of {layers}: {activation}")?;
         }
@@ -253,6 +260,7 @@ pub fn run(args: &InspectArgs, output: &Output) -> anyhow::Result<Verdict> {
         bytes: files.total_bytes(),
         mlps,
         halves_differ,
+        modules: checkpoint.modules(),
         tensor_count: files.tensors().count(),
         tensors,
         why_no_mlp: checkpoint.why_no_mlp(),

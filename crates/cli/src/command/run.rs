@@ -1,34 +1,40 @@
-//! `run CHECKPOINT --layer I`: gate and up of a layer on activations, timed and compared with the f64 reference.
+//! `run CHECKPOINT --layer I`: gate and up of a layer on activations, or another operation (`--op`), timed and compared with
+//! the f64 reference.
 //!
 //! Memory holds the weights once: packing reads them from the mapped file and lets go of its pages on the way, and
 //! the reference maps them again after the packed ones are dropped. C is there once too, in its own format.
 
-use std::fmt;
+mod report;
+
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use dualgemm::check::{RowSample, bounded_runs};
+use dualgemm::check::RowSample;
 use dualgemm::checkpoint::Checkpoint;
 use dualgemm::cpu::{CpuOptions, Isa};
 use dualgemm::device::Device as _;
-use dualgemm::formats::QuantizedMatrix;
-use dualgemm::gemm::{AFormat, AOperand, Comparison, DualGemmDesc, OutFormat, OutScale};
-use dualgemm::{DualGemm, GpuId, GpuOptions, PackedWeights, Plan, Target};
-use dualgemm_bench::{Bound, Protocol, Timing};
-use serde::Serialize;
+use dualgemm::gemm::{AOperand, Bounded, OutFormat, OutScale};
+use dualgemm::{GpuId, GpuOptions, Target};
+use dualgemm_bench::{Protocol, Timing};
 
+use self::report::{ErrorReport, Report, RooflineReport, RoutingReport};
 use super::Verdict;
 use crate::activation::{Activation, Source};
-use crate::args::{ActivationArgs, DeviceArg, EpilogueArgs, LayerArgs, OutFormatArg, ScaleLayoutArg};
-use crate::layer::{self, Layer};
-use crate::limits::Limits;
+use crate::args::{
+    ActivationArgs, DeviceArg, EpilogueArgs, LayerArgs, OperationArgs, OutFormatArg, RouterWeightsArg,
+    ScaleLayoutArg,
+};
+use crate::computation::{Desc, Packed, Planned, Routed};
+use crate::layer;
 use crate::machine::{self, Machine};
-use crate::report::{Bytes, Output, Time};
+use crate::operation::{Operation, Problem};
+use crate::report::Output;
 use crate::result::OwnedResult;
-use crate::scales::Scales;
-use crate::tolerance::{Statement, Tolerance};
+use crate::routing::OwnedRouting;
+use crate::scales::InputScale;
+use crate::tolerance::Tolerance;
 use crate::{files, gpu, simulated};
 
 /// Multiplications of the reference that a run is worth; above that, rows are sampled.
@@ -45,6 +51,8 @@ const MAX_C_IN_F32: f64 = 0.1;
 pub struct RunArgs {
     /// Directory, .safetensors, .safetensors.index.json or .gguf file.
     pub checkpoint: PathBuf,
+    #[command(flatten)]
+    pub operation: OperationArgs,
     #[command(flatten)]
     pub layer: LayerArgs,
     #[command(flatten)]
@@ -101,148 +109,8 @@ fn parse_check(text: &str) -> Result<Check, String> {
     }
 }
 
-#[derive(Debug, Serialize)]
-struct Report {
-    checkpoint: PathBuf,
-    convention: &'static str,
-    layer: usize,
-    expert: Option<usize>,
-    gate: TensorReport,
-    up: TensorReport,
-    /// Which tensor scales were used.
-    scales: Scales,
-    /// Where A comes from and what was done to it.
-    a: String,
-    m: usize,
-    n: usize,
-    k: usize,
-    a_format: AFormat,
-    out_dtype: &'static str,
-    activation: dualgemm::gemm::Activation,
-    /// What says so: file and entry, the family, or the option.
-    activation_from: String,
-    device: String,
-    device_name: String,
-    kernel: String,
-    threads: usize,
-    plan: Plan,
-    prepack_us: f64,
-    #[serde(flatten)]
-    timing: Timing,
-    /// A simulated GPU has no clock: the time is this machine's, and says nothing about a card.
-    simulated: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    gflops: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    gbps: Option<f64>,
-    #[serde(flatten)]
-    roofline: Option<RooflineReport>,
-    #[serde(flatten)]
-    error: Option<ErrorReport>,
-    output: Option<PathBuf>,
-    peak_rss_bytes: Option<u64>,
-}
-
-#[derive(Debug, Serialize)]
-struct RooflineReport {
-    floor_us: f64,
-    bound: Bound,
-    roofline_fraction: f64,
-    limits: Limits,
-}
-
-impl RooflineReport {
-    fn new(limits: Limits, desc: &DualGemmDesc, timing: &Timing) -> Self {
-        let roofline = limits.roofline();
-        let floor_us = roofline.floor_us(desc);
-        let roofline_fraction = floor_us / timing.median_us;
-        Self { floor_us, bound: roofline.bound(desc), roofline_fraction, limits }
-    }
-}
-
-#[derive(Debug, Serialize)]
-struct TensorReport {
-    name: String,
-    format: String,
-    tensor_scale: f32,
-}
-
-#[derive(Debug, Serialize)]
-struct ErrorReport {
-    #[serde(flatten)]
-    comparison: Comparison,
-    rows_compared: usize,
-    #[serde(skip)]
-    sample: RowSample,
-    tolerance: Tolerance,
-    right: bool,
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let expert = self.expert.map_or(String::new(), |e| format!(", expert {e}"));
-        writeln!(f, "layer {}{expert} of {} ({})", self.layer, self.checkpoint.display(), self.convention)?;
-        for (half, t, scale) in [("gate", &self.gate, &self.scales.gate), ("up", &self.up, &self.scales.up)] {
-            writeln!(f, "  {half:<8} {}, {}, {scale}", t.name, t.format)?;
-        }
-        let static_scale = self.scales.a.as_ref().filter(|scale| scale.value.is_some());
-        let from = static_scale.map_or(String::new(), |scale| format!(", {}", scale.from));
-        writeln!(f, "  A        {}{from}", self.a)?;
-        writeln!(f, "  activation {} ({})", self.activation, self.activation_from)?;
-        writeln!(f, "  plan     {}", self.plan.to_string().replace('\n', "\n         "))?;
-        let Timing { median_us, p10_us, p90_us, runs } = self.timing;
-        let time = |us: f64| Time(Duration::from_secs_f64(us * 1e-6));
-        let packing = time(self.prepack_us);
-        match self.gflops.zip(self.gbps) {
-            Some((gflops, gbps)) => writeln!(
-                f,
-                "  time     {} (median of {runs}, 80 % within {} to {}), {gflops:.1} GFLOP/s, {gbps:.1} GB/s; packing \
-                 {packing}",
-                time(median_us),
-                time(p10_us),
-                time(p90_us),
-            )?,
-            None => writeln!(f, "  simulated in {} on this machine; packing {packing}", time(median_us))?,
-        }
-        if let Some(r) = &self.roofline {
-            writeln!(
-                f,
-                "  roofline {:.0} % of what {} allows: {} ({}: {})",
-                r.roofline_fraction * 100.0,
-                self.device_name,
-                time(r.floor_us),
-                r.bound,
-                r.limits,
-            )?;
-        }
-        match &self.error {
-            Some(e) => {
-                let compared = format!("against the f64 reference, {}", e.sample);
-                let statement = Statement { found: &e.comparison, tolerance: &e.tolerance, compared };
-                writeln!(f, "  error    {}", statement.to_string().replace('\n', "\n           "))?;
-            }
-            None => writeln!(f, "  error    not compared")?,
-        }
-        if let Some(path) = &self.output {
-            let scale = match self.plan.desc().out {
-                OutFormat::Nvfp4 { global_scale: OutScale::Static(scale), .. } => {
-                    format!(", tensor scale {scale:e} of the down projection,")
-                }
-                OutFormat::Nvfp4 { .. } => ", tensor scale of its largest value,".into(),
-                _ => String::new(),
-            };
-            let Self { out_dtype, m, n, .. } = self;
-            writeln!(f, "  output   {out_dtype} [{m}, {n}]{scale} to {}", path.display())?;
-        }
-        match self.peak_rss_bytes {
-            Some(bytes) => write!(f, "  memory   {} at most", Bytes(bytes)),
-            None => Ok(()),
-        }
-    }
-}
-
-/// What C is stored as; an nvfp4 C takes the down projection's input scale, or one of its own.
-fn out_format(args: &RunArgs, layer: &Layer<'_>) -> anyhow::Result<OutFormat> {
+/// What C is stored as; an nvfp4 C takes the next layer's input scale, or one of its own.
+fn out_format(args: &RunArgs, operation: &Operation<'_>) -> anyhow::Result<OutFormat> {
     if args.out_scale_layout.is_some() && args.out_dtype != OutFormatArg::Nvfp4 {
         bail!("--out-scale-layout: C has no block scales; they come with --out-dtype nvfp4");
     }
@@ -252,7 +120,7 @@ fn out_format(args: &RunArgs, layer: &Layer<'_>) -> anyhow::Result<OutFormat> {
         OutFormatArg::Bf16 => OutFormat::Bf16,
         OutFormatArg::Nvfp4 => OutFormat::Nvfp4 {
             scale_layout: args.out_scale_layout.unwrap_or(ScaleLayoutArg::Linear).into(),
-            global_scale: layer.output_scale()?.map_or(OutScale::Dynamic, OutScale::Static),
+            global_scale: operation.output_scale()?.map_or(OutScale::Dynamic, OutScale::Static),
         },
     })
 }
@@ -272,41 +140,27 @@ pub fn run(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
 fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
     let checkpoint = layer::open(&args.checkpoint, &args.layer.read, args.epilogue.activation)?;
     if let Some(path) = &args.output {
-        let inputs = [Some(args.checkpoint.as_path()), args.activations.input.as_deref()];
+        let inputs = [
+            Some(args.checkpoint.as_path()),
+            args.activations.input.as_deref(),
+            args.operation.routing.as_deref(),
+        ];
         files::is_no_input("--output", path, inputs.into_iter().flatten().chain(checkpoint.files().paths()))?;
         files::writable(path)?;
     }
-    let layer = Layer::of(&checkpoint, &args.layer)?;
-    let (epilogue, stated) = layer::epilogue(&layer, &args.epilogue)?;
-    let (n, k) = (layer.n(), layer.k());
+    let operation = Operation::of(&checkpoint, &args.operation, &args.layer)?;
+    let (_, stated) = operation.epilogue(&args.epilogue)?;
     let source = Source::open(&args.activations)?;
-    let input_scales = || Ok(layer.input_scales()?);
-    let Activation { a, quantize, origin } = source.activation(&args.activations, k, input_scales)?;
-    let m = a.rows();
-    let desc = DualGemmDesc {
-        quantize_a: quantize,
-        out: out_format(args, &layer)?,
-        epilogue,
-        ..DualGemmDesc::new(m, n, k, AFormat::of(&a), layer.format())
-    };
-    let (target, device_name) = match &args.device {
-        DeviceArg::Cpu => {
-            if args.strategy.is_some() {
-                bail!("--strategy: a processor has one way; the strategies are for --device cuda");
-            }
-            let dynamic_c_twice = c_in_f32(&desc) > MAX_C_IN_F32 * packed_weights(&desc);
-            let options = CpuOptions { isa: args.isa, dynamic_c_twice, ..CpuOptions::default() };
-            (Target::Cpu(options), Machine::detect().cpu_model)
-        }
-        DeviceArg::Gpu(id) => {
-            if args.isa.is_some() {
-                bail!("--isa: {id} is a GPU; instruction sets are those of --device cpu");
-            }
-            let options = GpuOptions { strategy: args.strategy.clone(), ..GpuOptions::default() };
-            (Target::Gpu(id.clone(), options), gpu::open(id)?.info().name.clone())
-        }
-    };
-    let plan = gpu::supported(DualGemm::plan(&desc, &target))?;
+    let given = source.activation(&args.activations, operation.k()?, || operation.input_scales())?;
+    let input_scale = InputScale::of(&given.a, given.quantize, |value| operation.input_scale_from(value));
+    let Activation { a, quantize, origin } = given.ready_for(args.operation.op)?;
+    let out = out_format(args, &operation)?;
+    let options = (&args.operation, &args.activations);
+    let problem = operation.problem((&a, quantize), options, &args.epilogue, out)?;
+    let desc = &problem.desc;
+    let (m, n, k) = (a.rows(), desc.last().n, a.k());
+    let (target, device_name) = target(args, desc)?;
+    let plan = gpu::supported(Planned::new(desc, &target))?;
     tracing::info!(%plan, "planned");
     let no_clock = matches!(args.device, DeviceArg::Gpu(GpuId::Sim(_)));
     // Without a clock one run says all.
@@ -314,16 +168,23 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
     if no_clock {
         simulated::fits((m, n, k), runs.unwrap_or(1), &format!("--device {}", args.device))?;
     }
-    machine::fits(memory(&desc), || format!("C [{m}, {n}] of A [{m}, {k}]"))?;
-    let limits = if args.no_roofline || no_clock { None } else { Some(Limits::measure(&plan)?) };
+    let routing = problem.routing.as_ref();
+    let routed = routing.map(OwnedRouting::routed).unwrap_or_default();
+    let work = desc.work(routed);
+    machine::fits(desc.memory(routed), || format!("C [{m}, {n}] of A [{m}, {k}]"))?;
+    let limits = match args.no_roofline || no_clock {
+        true => None,
+        false => Some(plan.measure_limits(desc, work, routed)?),
+    };
 
     let begin = Instant::now();
-    let bar = output.progress("pack", n);
-    let packed = layer.prepack(&plan, 0..n, |done| bar.set_position(done as u64))?;
+    let bar = output.progress("pack", operation.features(desc));
+    let packed = operation.prepack(&plan, routing, &|done| bar.set_position(done as u64))?;
+    checkpoint.files().release_pages();
     bar.finish_and_clear();
     let prepack_us = begin.elapsed().as_secs_f64() * 1e6;
     let bar = no_clock.then(|| output.simulation());
-    let (c, timing) = multiply(runs, no_clock, &plan, &a, packed)?;
+    let (c, timing) = multiply((runs, no_clock), (&plan, desc), &a, packed, routing)?;
     if let Some(bar) = bar {
         bar.finish_and_clear();
     }
@@ -331,47 +192,54 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
         c.write(path, m, n)?;
     }
 
-    // Names and scales are those of any feature; the whole is not read for them.
-    let first = layer.features(0..1)?;
-    let half = |m: &QuantizedMatrix<'_>| TensorReport {
-        name: m.name().into(),
-        format: format!("{} [{n}, {k}]", m.format()),
-        tensor_scale: m.global_scale().value(),
-    };
     let sample = match args.check {
-        None => Some(RowSample::within(m, n, k, REFERENCE_BUDGET, LEAST_ROWS)),
+        None => Some(RowSample::within(m, desc.multiplications_per_row(), REFERENCE_BUDGET, LEAST_ROWS)),
         Some(Check::All) => Some(RowSample::all(m)),
         Some(Check::Rows(0)) => None,
         Some(Check::Rows(rows)) => Some(RowSample::spread(m, rows)),
     };
-    let error =
-        sample.map(|sample| compare(&plan, &a, (&checkpoint, &layer), &c, sample, output)).transpose()?;
+    let compare = |sample| {
+        let want = reference(&checkpoint, &operation, (&problem, &a), &sample, output)?;
+        compare(&plan, &c, &want, (m, n), sample)
+    };
+    let error = sample.map(compare).transpose()?;
     let right = error.as_ref().is_none_or(|e| e.right);
     output.emit(&Report {
         checkpoint: args.checkpoint.clone(),
         convention: checkpoint.convention().name,
-        layer: layer.number,
+        op: args.operation.op.name(),
+        layer: operation.layer(),
         expert: args.layer.expert,
-        gate: half(&first.gate),
-        up: half(&first.up),
-        scales: layer.scales(&a, desc.quantize_a),
+        module: args.operation.module.clone(),
+        matrices: operation.matrices(routing),
+        input_scale,
+        between: desc.between(),
+        routing: routing.map(|routing| RoutingReport {
+            from: routing.origin.clone(),
+            top_k: routing.top_k,
+            rows: routed.rows,
+            experts: routed.experts,
+            router_weights: match args.operation.router_weights {
+                Some(RouterWeightsArg::Input) => "input",
+                Some(RouterWeightsArg::Output) | None => "output",
+            },
+        }),
         a: origin,
         m,
         n,
         k,
-        a_format: desc.a_compute(),
-        out_dtype: desc.out.name(),
-        activation: stated.activation,
-        activation_from: stated.origin.to_string(),
+        a_format: desc.first().a_compute(),
+        out_dtype: out.name(),
+        activation: stated.map(Into::into),
         device: args.device.to_string(),
         device_name,
-        kernel: plan.kernel().into(),
+        kernel: plan.kernel(),
         threads: plan.threads(),
         prepack_us,
         simulated: no_clock,
-        gflops: (!no_clock).then(|| desc.flops() / timing.median_us * 1e-3),
-        gbps: (!no_clock).then(|| desc.bytes() / timing.median_us * 1e-3),
-        roofline: limits.map(|limits| RooflineReport::new(limits, &desc, &timing)),
+        gflops: (!no_clock).then(|| work.flops / timing.median_us * 1e-3),
+        gbps: (!no_clock).then(|| work.bytes / timing.median_us * 1e-3),
+        roofline: limits.map(|limits| RooflineReport::new(limits, work, &timing)),
         timing,
         plan,
         error,
@@ -381,61 +249,66 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
     Ok(right.into())
 }
 
-/// Bytes of memory that a problem takes at least beside its operands: C, A as the kernels take it, the packed weights.
-fn memory(desc: &DualGemmDesc) -> f64 {
-    let c = c_in_f32(desc) * desc.out.bits_per_element() / 32.0;
-    c + (desc.m * desc.k) as f64 + packed_weights(desc)
-}
-
-/// Bytes of gate and up, packed.
-fn packed_weights(desc: &DualGemmDesc) -> f64 {
-    1.125 * desc.n as f64 * desc.k as f64
-}
-
-/// Bytes of C in f32.
-fn c_in_f32(desc: &DualGemmDesc) -> f64 {
-    4.0 * desc.m as f64 * desc.n as f64
+/// Where to compute, and what it is called.
+fn target(args: &RunArgs, desc: &Desc) -> anyhow::Result<(Target, String)> {
+    match &args.device {
+        DeviceArg::Cpu => {
+            if args.strategy.is_some() {
+                bail!("--strategy: a processor has one way; the strategies are for --device cuda");
+            }
+            let last = desc.last();
+            let c_in_f32 = 4.0 * last.m as f64 * last.n as f64;
+            let dynamic_c_twice = c_in_f32 > MAX_C_IN_F32 * desc.packed_bytes(Routed::default());
+            let options = CpuOptions { isa: args.isa, dynamic_c_twice, ..CpuOptions::default() };
+            Ok((Target::Cpu(options), Machine::detect().cpu_model))
+        }
+        DeviceArg::Gpu(id) => {
+            if args.isa.is_some() {
+                bail!("--isa: {id} is a GPU; instruction sets are those of --device cpu");
+            }
+            if !matches!(desc, Desc::Product(_)) {
+                let op = args.operation.op.name();
+                bail!("--op {op}: {id} is a GPU; --device cpu computes it, GPUs gate-up and linear");
+            }
+            let options = GpuOptions { strategy: args.strategy.clone(), ..GpuOptions::default() };
+            Ok((Target::Gpu(id.clone(), options), gpu::open(id)?.info().name.clone()))
+        }
+    }
 }
 
 /// Runs, timed, and drops the weights. Where there is a clock, one run before does not count.
 fn multiply(
-    runs: Option<usize>,
-    no_clock: bool,
-    plan: &Plan,
+    (runs, no_clock): (Option<usize>, bool),
+    (plan, desc): (&Planned, &Desc),
     a: &AOperand<'_>,
-    packed: PackedWeights,
+    packed: Packed,
+    routing: Option<&OwnedRouting>,
 ) -> anyhow::Result<(OwnedResult, Timing)> {
-    let mut runner = gpu::supported(plan.runner(1))?;
-    let mut c = OwnedResult::zeroed(plan.desc());
+    let mut running = gpu::supported(plan.runner())?;
+    let mut c = OwnedResult::zeroed(desc.last());
     let warmup = usize::from(!no_clock);
     let protocol = match runs {
         Some(runs) => Protocol { warmup, min_runs: runs, max_runs: runs, ..Protocol::default() },
         None => Protocol { warmup, min_runs: 1, max_runs: 1000, budget: Duration::from_millis(300) },
     };
-    let timing = protocol.measure(|_| -> Result<(), dualgemm::Error> {
-        let scale = runner.run(a, &packed, c.as_output())?;
-        c.set_global_scale(scale);
-        Ok(())
-    })?;
+    let routing = routing.map(OwnedRouting::as_ref);
+    let timing = protocol.measure(|_| running.run(a, &packed, routing, &mut c))?;
     // A GPU has a clock of its own, and in real use its operands are there already.
-    let timing = runner.time(a, &packed)?.unwrap_or(timing);
+    let timing = running.time(a, &packed)?.unwrap_or(timing);
     Ok((c, timing))
 }
 
-/// Compares some rows of C with the reference.
-fn compare(
-    plan: &Plan,
-    a: &AOperand<'_>,
-    (checkpoint, layer): (&Checkpoint, &Layer<'_>),
-    c: &OwnedResult,
-    sample: RowSample,
+/// The f64 reference of some rows; pages that were read for it are let go of on the way.
+pub(super) fn reference(
+    checkpoint: &Checkpoint,
+    operation: &Operation<'_>,
+    (problem, a): (&Problem, &AOperand<'_>),
+    sample: &RowSample,
     output: &Output,
-) -> anyhow::Result<ErrorReport> {
-    let desc = plan.desc();
-    let bar = output.progress("reference", desc.n);
-    let a = dualgemm::quantize_a(a, desc.quantize_a)?;
-    let features = |run| Ok(layer.features(run)?);
-    let run = layer.features_per_run();
+) -> anyhow::Result<Vec<Bounded>> {
+    let bar = output.progress("reference", operation.features(&problem.desc));
+    let a = dualgemm::quantize_a(a, problem.desc.first().quantize_a)?;
+    let run = layer::features_per_run(a.k());
     let progress = |done: usize| {
         let before = bar.position() as usize;
         bar.inc(done as u64);
@@ -443,10 +316,21 @@ fn compare(
             checkpoint.files().release_pages();
         }
     };
-    let want = bounded_runs(&desc.epilogue, &a, &sample, desc.n, &features, &progress)?;
+    let want = operation.reference(problem, &a, sample, &progress)?;
     bar.finish_and_clear();
-    let c = c.as_matrix(desc.m, desc.n)?;
-    let (comparison, tolerance) = (c.compare(&want, &sample)?, Tolerance::of_plan(plan, c.format())?);
+    Ok(want)
+}
+
+/// Compares some rows of C with the reference.
+fn compare(
+    plan: &Planned,
+    c: &OwnedResult,
+    want: &[Bounded],
+    (m, n): (usize, usize),
+    sample: RowSample,
+) -> anyhow::Result<ErrorReport> {
+    let c = c.as_matrix(m, n)?;
+    let (comparison, tolerance) = (c.compare(want, &sample)?, Tolerance::of_plan(plan.last(), c.format())?);
     let right = tolerance.holds(&comparison);
     Ok(ErrorReport { comparison, rows_compared: sample.rows().len(), sample, tolerance, right })
 }

@@ -12,7 +12,7 @@ use dualgemm::strategies::{Strategy, choices, strategy, tune};
 use serde::Serialize;
 
 use super::Verdict;
-use super::bench::{self, gpu::Operands};
+use super::bench::{self, gpu::Operands, operands};
 use crate::args::{AFormatArg, DeviceArg, OutFormatArg};
 use crate::failure::Unsupported;
 use crate::report::{Output, Table};
@@ -115,9 +115,9 @@ pub fn run(args: &TuneArgs, output: &Output) -> anyhow::Result<Verdict> {
     let (mut problems, mut found) = (Vec::new(), Vec::new());
     let bar = output.progress("tune", shapes.len());
     for shape in shapes {
-        let desc = bench::desc(shape, args.a_format, args.out_dtype);
+        let desc = operands::product(shape, args.a_format, args.out_dtype);
         desc.check()?;
-        let weights = bench::weights(shape)?;
+        let weights = operands::weights(shape)?;
         let operands = Operands::new(desc, &weights, true)?;
         let chosen = (!named.is_empty()).then_some(named.as_slice());
         let budget = Duration::from_secs(args.budget);

@@ -11,19 +11,21 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::Args;
-use dualgemm::check::{RowSample, bounded_rows, row_blocks};
+use dualgemm::check::{RowSample, row_blocks};
 use dualgemm::checkpoint::{Stated, TensorFiles};
 use dualgemm::gemm::{AFormat, Bounded, Comparison, Epilogue};
 use serde::Serialize;
 
 use super::Verdict;
+use super::run::reference;
 use crate::activation::{Activation, Source};
-use crate::args::{ActivationArgs, EpilogueArgs, LayerArgs};
+use crate::args::{ActivationArgs, EpilogueArgs, LayerArgs, OperationArgs};
 use crate::diagnosis::{Problem, diagnose};
-use crate::layer::{self, Layer};
+use crate::layer;
+use crate::operation::Operation;
 use crate::report::Output;
 use crate::result::{Comparing, ResultMatrix};
-use crate::scales::Scales;
+use crate::scales::{ActivationReport, InputScale, MatrixReport, write_matrices};
 use crate::tolerance::{Statement, Tolerance};
 
 /// Arguments of `verify`.
@@ -36,6 +38,8 @@ pub struct VerifyArgs {
     pub tensor: Option<String>,
     #[command(flatten)]
     pub against: Against,
+    #[command(flatten)]
+    pub operation: OperationArgs,
     #[command(flatten)]
     pub layer: LayerArgs,
     #[command(flatten)]
@@ -75,26 +79,26 @@ fn cosine(text: &str) -> Result<f64, String> {
     found.ok_or_else(|| "a number from -1 to 1 is needed".into())
 }
 
-/// The activation of the reference, and what says so.
-#[derive(Debug, Serialize)]
-struct ActivationReport {
-    activation: dualgemm::gemm::Activation,
-    activation_from: String,
+/// What the reference of a checkpoint rests on.
+#[derive(Default)]
+struct Basis {
+    matrices: Vec<MatrixReport>,
+    input_scale: Option<InputScale>,
+    stated: Option<Stated>,
 }
 
-impl From<Stated> for ActivationReport {
-    fn from(stated: Stated) -> Self {
-        Self { activation: stated.activation, activation_from: stated.origin.to_string() }
-    }
-}
+type Explained = anyhow::Result<Vec<&'static str>>;
 
 #[derive(Debug, Serialize)]
 struct Report {
     result: PathBuf,
     against: String,
-    /// Which tensor scales the reference rests on.
+    /// The weights that the reference rests on, with their tensor scales.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    matrices: Vec<MatrixReport>,
+    /// The tensor scale that quantizes A.
     #[serde(skip_serializing_if = "Option::is_none")]
-    scales: Option<Scales>,
+    input_scale: Option<InputScale>,
     m: usize,
     n: usize,
     out_dtype: AFormat,
@@ -115,12 +119,9 @@ impl fmt::Display for Report {
         if let Some(ActivationReport { activation, activation_from }) = &self.activation {
             writeln!(f, "  activation   {activation} ({activation_from})")?;
         }
-        if let Some(Scales { gate, up, a }) = &self.scales {
-            writeln!(f, "  gate         {gate}")?;
-            writeln!(f, "  up           {up}")?;
-            if let Some(a) = a {
-                writeln!(f, "  A            {a}")?;
-            }
+        write_matrices(f, &self.matrices, 12)?;
+        if let Some(a) = &self.input_scale {
+            writeln!(f, "  A            {a}")?;
         }
         let compared = format!("cosine {:.9}, all {} elements", c.cosine, c.elements);
         let statement = Statement { found: c, tolerance: &self.tolerance, compared }.to_string();
@@ -152,28 +153,27 @@ pub fn run(args: &VerifyArgs, output: &Output) -> anyhow::Result<Verdict> {
         }
         comparing.finish()
     };
-    let finish = |stated: Option<(Scales, Stated)>,
-                  against,
-                  comparison,
-                  tolerance: Tolerance,
-                  explain: &dyn Fn() -> Vec<&'static str>| {
-        let right = tolerance.holds(&comparison);
-        let (scales, activation) = stated.unzip();
-        output.emit(&Report {
-            result: args.result.clone(),
-            against,
-            scales,
-            m,
-            n,
-            out_dtype: result.format(),
-            activation: activation.map(Into::into),
-            comparison,
-            tolerance,
-            right,
-            explanations: if right { Vec::new() } else { explain() },
-        })?;
-        Ok(right.into())
-    };
+    let finish =
+        |basis: Basis, against, comparison, tolerance: Tolerance, explain: &dyn Fn() -> Explained| {
+            let right = tolerance.holds(&comparison);
+            let Basis { matrices, input_scale, stated } = basis;
+            let explanations = if right { Vec::new() } else { explain()? };
+            output.emit(&Report {
+                result: args.result.clone(),
+                against,
+                matrices,
+                input_scale,
+                m,
+                n,
+                out_dtype: result.format(),
+                activation: stated.map(Into::into),
+                comparison,
+                tolerance,
+                right,
+                explanations,
+            })?;
+            Ok(right.into())
+        };
     let same_shape = |what: &str, found: (usize, usize)| {
         if found != (m, n) {
             bail!("{}: C is [{m}, {n}]; {what} is [{}, {}]", args.result.display(), found.0, found.1);
@@ -188,36 +188,38 @@ pub fn run(args: &VerifyArgs, output: &Output) -> anyhow::Result<Verdict> {
             let comparison =
                 compare(&|rows| Ok(reference.to_f64(rows).into_iter().map(Bounded::from).collect()))?;
             let tolerance = limited(Tolerance::of(result.format(), &Epilogue::default()));
-            finish(None, path.display().to_string(), comparison, tolerance, &Vec::new)
+            finish(Basis::default(), path.display().to_string(), comparison, tolerance, &|| Ok(Vec::new()))
         }
         (None, Some(path)) => {
             let checkpoint = layer::open(path, &args.layer.read, args.epilogue.activation)?;
-            let layer = Layer::of(&checkpoint, &args.layer)?;
-            let (epilogue, stated) = layer::epilogue(&layer, &args.epilogue)?;
-            let weights = layer.weights()?;
-            let (n, k) = (weights.n(), weights.k());
+            let operation = Operation::of(&checkpoint, &args.operation, &args.layer)?;
+            let (epilogue, stated) = operation.epilogue(&args.epilogue)?;
             let source = Source::open(&args.activations)?;
-            let input_scales = || Ok(layer.input_scales()?);
-            let Activation { a, quantize, origin } = source.activation(&args.activations, k, input_scales)?;
-            let scales = layer.scales(&a, quantize);
-            let a = dualgemm::quantize_a(&a, quantize)?;
-            same_shape("the product", (a.rows(), n))?;
-            let bar = output.progress("reference", n * row_blocks(m, n).count());
-            let progress = |done: usize| bar.inc(done as u64);
-            let comparison = compare(&|rows| Ok(bounded_rows(&epilogue, &a, rows, &weights, &progress)?))?;
-            bar.finish_and_clear();
+            let given = source.activation(&args.activations, operation.k()?, || operation.input_scales())?;
+            let input_scale =
+                InputScale::of(&given.a, given.quantize, |value| operation.input_scale_from(value));
+            let Activation { a, quantize, origin } = given.ready_for(args.operation.op)?;
+            let options = (&args.operation, &args.activations);
+            let problem = operation.problem((&a, quantize), options, &args.epilogue, result.out())?;
+            same_shape("the product", (a.rows(), problem.desc.last().n))?;
+            let comparison =
+                compare(&|rows| reference(&checkpoint, &operation, (&problem, &a), rows, output))?;
             let against =
-                format!("the f64 reference of layer {} of {}, A {origin}", layer.number, path.display());
-            let problem = Problem { a, weights, epilogue };
-            let tolerance = limited(Tolerance::bounded(result.format(), &epilogue));
-            let tolerance = match (result.tensor_scale(), layer.output_scale()) {
+                format!("the f64 reference of {} of {}, A {origin}", operation.name(), path.display());
+            let tolerance = limited(Tolerance::bounded(result.format(), &problem.desc.last().epilogue));
+            let tolerance = match (result.tensor_scale(), operation.output_scale()) {
                 (Some(found), Ok(Some(given))) if found == given && tolerance.within_bound => {
                     tolerance.under_given_scale()
                 }
                 _ => tolerance,
             };
-            finish(Some((scales, stated)), against, comparison, tolerance, &|| {
-                diagnose(&problem, &result, tolerance.max_rel_l2)
+            let basis = Basis { matrices: operation.matrices(problem.routing.as_ref()), input_scale, stated };
+            finish(basis, against, comparison, tolerance, &|| {
+                // The mistakes that are known are those of gate and up.
+                let Operation::GateUp(layer) = &operation else { return Ok(Vec::new()) };
+                let a = dualgemm::quantize_a(&a, quantize)?;
+                let problem = Problem { a, weights: layer.weights()?, epilogue };
+                Ok(diagnose(&problem, &result, tolerance.max_rel_l2))
             })
         }
         (None, None) => bail!("--checkpoint or --reference: one of them is needed"),

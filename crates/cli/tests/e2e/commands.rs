@@ -28,7 +28,7 @@ fn run_reports_the_keys_that_scripts_rely_on() {
     }
     assert!(report["max_ulp"].is_u64() && report["runs"].as_u64().unwrap() >= 1);
     assert_eq!(report["plan"]["desc"]["m"], 64);
-    assert_eq!(report["gate"]["name"], "model.layers.0.mlp.gate_proj.weight");
+    assert_eq!(report["matrices"][0]["name"], "model.layers.0.mlp.gate_proj.weight");
     assert_eq!(report["right"], true);
 }
 

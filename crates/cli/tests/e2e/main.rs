@@ -7,6 +7,7 @@ mod estimate;
 mod export;
 mod gpu_kernels;
 mod memory;
+mod operations;
 mod readme;
 mod reproduce;
 mod verify;

@@ -244,16 +244,16 @@ fn reports_say_which_tensor_every_scale_was() {
         let ran = run_json(&[&[arg(&checkpoint), "--output", arg(&out)], &a[..]].concat(), 0);
         let verify = ["verify", arg(&out), "--checkpoint", arg(&checkpoint)];
         let verified = json(&[&verify[..], &a].concat(), 0);
-        assert_eq!(ran["scales"], verified["scales"]);
-        let scales = &ran["scales"];
-        for half in ["gate", "up"] {
-            assert_eq!(scales[half]["value"], ran[half]["tensor_scale"]);
-            let from = &scales[half]["from"];
+        assert_eq!(ran["matrices"], verified["matrices"]);
+        assert_eq!(ran["input_scale"], verified.get("input_scale").cloned().unwrap_or_default());
+        for (half, matrix) in ["gate", "up"].into_iter().zip(ran["matrices"].as_array().unwrap()) {
+            assert_eq!(matrix["role"], half);
+            let from = &matrix["tensor_scale_from"];
             assert_eq!(from["tensor"], format!("model.layers.0.mlp.{half}_proj.weight_scale_2"));
             assert_eq!(from["file"], format!("{}/model.safetensors", checkpoint.display()));
         }
-        assert_eq!(scales["a"]["value"].as_f64().map(|x| x as f32), value);
-        assert_eq!(scales["a"]["from"].as_str(), from.as_deref());
+        assert_eq!(ran["input_scale"]["value"].as_f64().map(|x| x as f32), value);
+        assert_eq!(ran["input_scale"]["from"].as_str(), from.as_deref());
         let output = dualgemm().args(verify).args(&a).assert().success();
         let text = String::from_utf8_lossy(&output.get_output().stdout).into_owned();
         assert!(text.contains(&named("up_proj.weight_scale_2")), "{text}");
@@ -264,7 +264,7 @@ fn reports_say_which_tensor_every_scale_was() {
         }
     });
     let option = "--unusable-input-scale-is-one";
-    let a = &run_json(&[arg(&zero), "--m", "4", "--a-format", "nvfp4", option], 0)["scales"]["a"];
+    let a = &run_json(&[arg(&zero), "--m", "4", "--a-format", "nvfp4", option], 0)["input_scale"];
     assert_eq!(a["value"], 1.0);
     assert!(
         a["from"].as_str().unwrap().starts_with(&format!("{option}, instead of `model.layers.0.mlp.gate")),

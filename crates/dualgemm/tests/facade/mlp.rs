@@ -1,5 +1,6 @@
 //! Whole MLPs and mixtures of them, against their f64 references.
 
+use dualgemm::check::{RowSample, mixture_rows, mlp_rows};
 use dualgemm::gemm::{
     Bounded, GatedMlp, Linear, MlpDesc, OutScale, RouterWeights, Routing, mixture_reference, mlp_reference,
 };
@@ -415,5 +416,25 @@ mod on_a_gpu {
         assert_eq!(message, "experts is 1 MLPs; the problem asks for 5 MLPs");
         let on_cpu = MixturePlan::new(&desc, &Target::default()).unwrap();
         assert!(matches!(on_cpu.device_runner(false), Err(Error::NotOnGpu)));
+    }
+}
+
+/// What large problems are compared with, a sample of the rows in runs of features, is the plain reference.
+#[test]
+fn sampled_references_are_the_plain_ones_exact() {
+    let sample = RowSample::spread(7, 3);
+    let rows = |y: Vec<Bounded>| sample.pick(&y, 48);
+    for between in [OutFormat::Bf16, nvfp4(OutScale::Static(0.01)), nvfp4(OutScale::Dynamic)] {
+        let desc = desc(7, [80, 96, 48], AFormat::Bf16, between, OutFormat::F32);
+        let (a, mlp) = (activations(AFormat::Bf16, 7, 96), mlp(80, 96, 48, 1));
+        let want = rows(mlp_reference(&desc, &a, 0..7, &mlp));
+        assert_eq!(mlp_rows(&desc, &a, &sample, &mlp, &|_| ()).unwrap(), want, "{between}");
+    }
+    for router in [RouterWeights::Output, RouterWeights::Input] {
+        let desc = mixture(7, AFormat::Bf16, OutFormat::Bf16, OutFormat::F32, router);
+        let (a, all, weights) = (activations(AFormat::Bf16, 7, 64), experts(), weights());
+        let routing = Routing { ids: &IDS, weights: &weights };
+        let want = rows(mixture_reference(&desc.mlp, router, &a, routing, &all));
+        assert_eq!(mixture_rows(&desc, &a, &sample, routing, &all, &|_| ()).unwrap(), want, "{router:?}");
     }
 }

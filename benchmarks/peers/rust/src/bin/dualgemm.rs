@@ -3,8 +3,11 @@
 
 use dualgemm::cpu::CpuOptions;
 use dualgemm::formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
-use dualgemm::gemm::{AFormat, AOperand, DualGemmDesc, GateUp, OutputMut, QuantizeA};
-use dualgemm::{DualGemm, Error, Target};
+use dualgemm::gemm::{
+    AFormat, AOperand, DualGemmDesc, GateUp, GatedMlp, Linear, MlpDesc, Operation, OutFormat, OutScale,
+    OutputMut, QuantizeA,
+};
+use dualgemm::{DualGemm, Error, MlpPlan, Target};
 use dualgemm_peers::Job;
 use half::bf16;
 
@@ -20,18 +23,15 @@ fn main() -> Result<(), Error> {
         "dualgemm-w4a16-f32" => (AFormat::F32, QuantizeA::No),
         other => panic!("no kernel is called {other}"),
     };
-    let matrix = |name| {
+    let matrix = |name, n, k| {
         let (codes, scales) = (job.bytes(&format!("{name}.codes")), job.bytes(&format!("{name}.scales")));
         let (format, layout) = (BlockFormat::Nvfp4, ScaleLayout::Linear);
         QuantizedMatrix::new(name, format, n, k, codes, scales, layout, GlobalScale::ONE)
     };
-    let desc = DualGemmDesc { quantize_a, ..DualGemmDesc::new(m, n, k, a_format, BlockFormat::Nvfp4) };
-    let options = CpuOptions { threads: Some(job.threads), ..CpuOptions::default() };
-    let plan = DualGemm::plan(&desc, &Target::Cpu(options))?;
-    let packed = plan.prepack(&GateUp::new(matrix("b1")?, matrix("b2")?))?;
+    let gate_up = DualGemmDesc { quantize_a, ..DualGemmDesc::new(m, n, k, a_format, BlockFormat::Nvfp4) };
+    let target = Target::Cpu(CpuOptions { threads: Some(job.threads), ..CpuOptions::default() });
     // Codes and block scales.
-    let weights_bytes = 2 * n * k * 9 / 16;
-    let sets = vec![packed; job.sets(weights_bytes)];
+    let weights_bytes = |matrices: usize| matrices * n * k * 9 / 16;
     let a = AOperand::Float(match a_format {
         AFormat::Bf16 => {
             let a: Vec<bf16> = job.a().into_iter().map(bf16::from_f32).collect();
@@ -39,8 +39,37 @@ fn main() -> Result<(), Error> {
         }
         _ => FloatMatrix::F32(Matrix::new("a", m, k, job.a())?),
     });
+    if job.op == "mlp" {
+        // What is between has the format of A as it is multiplied.
+        let between = match (quantize_a, a_format) {
+            (QuantizeA::Dynamic, _) => {
+                OutFormat::Nvfp4 { scale_layout: ScaleLayout::Linear, global_scale: OutScale::Dynamic }
+            }
+            (_, AFormat::Bf16) => OutFormat::Bf16,
+            _ => OutFormat::F32,
+        };
+        let gate_up = DualGemmDesc { out: between, ..gate_up };
+        let plan = MlpPlan::new(&MlpDesc::new(gate_up, k, BlockFormat::Nvfp4, OutFormat::F32), &target)?;
+        let gate_up = GateUp::new(matrix("b1", n, k)?, matrix("b2", n, k)?);
+        let packed = plan.prepack(&GatedMlp { gate_up, down: Linear::new(matrix("b3", k, n)?) })?;
+        let sets = vec![packed; job.sets(weights_bytes(3))];
+        let mut runner = plan.runner(1)?;
+        job.serve(weights_bytes(3), |set, c| {
+            runner.run(&a, &sets[set], OutputMut::F32(c)).expect("operands fit the plan");
+        });
+        return Ok(());
+    }
+    let linear = job.op == "linear";
+    let op = if linear { Operation::Linear } else { Operation::GateUp };
+    let plan = DualGemm::plan(&DualGemmDesc { op, ..gate_up }, &target)?;
+    let packed = match linear {
+        true => plan.prepack(&Linear::new(matrix("b1", n, k)?))?,
+        false => plan.prepack(&GateUp::new(matrix("b1", n, k)?, matrix("b2", n, k)?))?,
+    };
+    let bytes = weights_bytes(op.matrices());
+    let sets = vec![packed; job.sets(bytes)];
     let mut runner = plan.runner(1)?;
-    job.serve(weights_bytes, |set, c| {
+    job.serve(bytes, |set, c| {
         runner.run(&a, &sets[set], OutputMut::F32(c)).expect("operands fit the plan");
     });
     Ok(())

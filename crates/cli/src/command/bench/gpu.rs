@@ -19,7 +19,8 @@ use dualgemm_bench::report::{NamedRoofline, Subject};
 use dualgemm_bench::{Report, Roofline, Row, Shape, plot};
 use serde::Serialize;
 
-use super::{BenchArgs, REFERENCE_BUDGET, activations, desc, weights};
+use super::operands::{activations, product as desc, weights};
+use super::{BenchArgs, REFERENCE_BUDGET};
 use crate::command::Verdict;
 use crate::files::write_whole;
 use crate::machine;
@@ -70,7 +71,7 @@ impl Operands {
         check: bool,
     ) -> anyhow::Result<Self> {
         let a = activations(&desc)?;
-        let sample = RowSample::within(desc.m, desc.n, desc.k, REFERENCE_BUDGET, 1);
+        let sample = RowSample::within(desc.m, desc.flops() / desc.m as f64 / 2.0, REFERENCE_BUDGET, 1);
         let want = match check {
             true => reference_rows(&desc.epilogue, &a, &sample, weights, &|_| {})?,
             false => Vec::new(),

@@ -1,0 +1,155 @@
+//! Linear layers by name: attention projections, down projections, output heads.
+
+use std::ops::Range;
+
+use dualgemm_formats::{GlobalScale, QuantizedMatrix};
+
+use super::Checkpoint;
+use crate::convention::Role;
+use crate::error::list;
+use crate::linear::{Kept, kept};
+use crate::{Error, MatrixSource, ScaleOrigin};
+
+/// Names that are listed where a module is not there.
+const NEAR: usize = 4;
+
+type InputScale = Result<Option<GlobalScale>, Error>;
+
+/// One quantized linear layer.
+#[derive(Debug, Clone)]
+pub struct Linear<'a> {
+    /// `[out, in]`: a row per output feature, K is the input features.
+    pub weight: QuantizedMatrix<'a>,
+    /// `out` values.
+    pub bias: Option<Vec<f32>>,
+    input: InputScale,
+}
+
+impl Linear<'_> {
+    /// Tensor scale of the activations that go into this layer, whichever way the file stores it; `None` if the
+    /// checkpoint has none (weights only).
+    ///
+    /// # Errors
+    /// If the checkpoint declares one and it is missing or unusable. The weight can be used regardless.
+    pub fn input_scale(&self) -> InputScale {
+        self.input.clone()
+    }
+}
+
+/// The same, found and not yet read.
+#[derive(Debug, Clone)]
+pub struct LinearSource<'a> {
+    /// `[out, in]`.
+    pub weight: MatrixSource<'a>,
+    /// `out` values.
+    pub bias: Option<Vec<f32>>,
+    pub(crate) input: InputScale,
+    input_from: Option<ScaleOrigin>,
+}
+
+impl<'a> LinearSource<'a> {
+    /// As [`Linear::input_scale`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn input_scale(&self) -> InputScale {
+        self.input.clone()
+    }
+
+    /// Where the tensor scale of the activations comes from; `None` if it is not stored.
+    pub fn input_scale_from(&self) -> Option<&ScaleOrigin> {
+        self.input_from.as_ref()
+    }
+
+    /// Some features. Rows of codes that lie in the file as they are needed are borrowed.
+    ///
+    /// # Errors
+    /// If the range is empty, or a tensor breaks a rule of its format.
+    ///
+    /// # Panics
+    /// If `features` reaches past the rows of the weight.
+    pub fn features(&self, features: Range<usize>) -> Result<Linear<'a>, Error> {
+        Ok(Linear {
+            weight: self.weight.read(features.clone())?,
+            bias: self.bias.as_ref().map(|bias| bias[features].to_vec()),
+            input: self.input.clone(),
+        })
+    }
+
+    /// All features.
+    ///
+    /// # Errors
+    /// As [`features`](Self::features).
+    pub fn read(&self) -> Result<Linear<'a>, Error> {
+        self.features(0..self.weight.rows())
+    }
+}
+
+/// A linear layer of a checkpoint, quantized or not.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct ModuleInfo {
+    /// Its name.
+    pub name: String,
+    /// Block format of 4-bit weights, or the type of the stored tensor; where 4-bit weights cannot be used, why.
+    pub format: String,
+    /// `[out, in]`, with the experts first where all are one tensor.
+    pub shape: Vec<usize>,
+}
+
+impl Checkpoint {
+    /// Every linear layer in the order of their names: no embeddings, norms and convolutions.
+    pub fn modules(&self) -> Vec<ModuleInfo> {
+        let apart = |name: &str| {
+            matches!(kept(name), Some(Kept::Embedding | Kept::Norm | Kept::Convolution | Kept::Modality))
+        };
+        let names = self.index.modules.keys().filter(|name| !apart(name) && self.is_within(name));
+        names.filter_map(|name| self.module_info(name)).collect()
+    }
+
+    fn module_info(&self, name: &str) -> Option<ModuleInfo> {
+        let weight = self.weight(name).filter(|weight| weight.shape.len() >= 2)?;
+        let (format, shape) = if self.is_packed_module(name) {
+            match self.stored(name) {
+                Ok(stored) => {
+                    let shape = stored.experts.into_iter().chain([stored.rows, stored.k]).collect();
+                    (stored.format.to_string(), shape)
+                }
+                Err(error) => (error.to_string(), weight.shape.to_vec()),
+            }
+        } else {
+            (weight.dtype.to_string().to_lowercase(), weight.shape.to_vec())
+        };
+        Some(ModuleInfo { name: name.into(), format, shape })
+    }
+
+    /// What is said of a name that no module has: which names are most like it.
+    pub(crate) fn no_module(&self, module: &str) -> Error {
+        let common = |a: &mut dyn Iterator<Item = u8>, b: &mut dyn Iterator<Item = u8>| {
+            a.zip(b).take_while(|(a, b)| a == b).count()
+        };
+        let alike = |name: &str| {
+            let from_start = common(&mut module.bytes(), &mut name.bytes());
+            from_start + common(&mut module.bytes().rev(), &mut name.bytes().rev())
+        };
+        let mut near: Vec<String> = self.modules().into_iter().map(|module| module.name).collect();
+        near.sort_by_key(|name| std::cmp::Reverse(alike(name)));
+        Error::NoModule {
+            file: self.files.root().into(),
+            module: module.into(),
+            near: if near.is_empty() { "none".into() } else { list(near.iter().take(NEAR)) },
+        }
+    }
+
+    /// A quantized module before it is read.
+    pub(crate) fn layer_source(
+        &self,
+        module: &str,
+        expert: Option<usize>,
+    ) -> Result<LinearSource<'_>, Error> {
+        let stored = self.stored(module)?;
+        let bias = self.bias(module, &stored, expert)?;
+        let input = self.input_scale(module, &stored, expert);
+        let input_from = self.scale_tensor(module, Role::InputScale);
+        Ok(LinearSource { weight: self.whole(module, stored, expert)?, bias, input, input_from })
+    }
+}

@@ -1,0 +1,463 @@
+//! What is computed of a checkpoint, found in its files: gate and up, a linear layer, a whole MLP, or a mixture of experts.
+
+use std::ops::Range;
+
+use anyhow::{Context as _, bail};
+use dualgemm::check::{MlpFeatures, RowSample, bounded_runs, mixture_rows, mlp_rows};
+use dualgemm::checkpoint::{Checkpoint, LinearSource, MlpKind, Stated, model_field};
+use dualgemm::formats::{BlockFormat, GlobalScale, ScaleLayout};
+use dualgemm::gemm::{
+    AFormat, AOperand, Bounded, DualGemmDesc, Epilogue, GateUp, Linear, MlpDesc, OutFormat, OutScale,
+    QuantizeA, RouterWeights, stored,
+};
+use dualgemm::{Error, MixtureDesc, MlpPlan, PackedMlp};
+
+use crate::activation::DEFAULT_SEED;
+use crate::args::{
+    ActivationArgs, EpilogueArgs, LayerArgs, OpArg, OperationArgs, OutFormatArg, RouterWeightsArg,
+};
+use crate::computation::{Desc, Packed, Planned};
+use crate::layer::{self, InputScales, Layer, Which};
+use crate::routing::OwnedRouting;
+use crate::scales::{self, MatrixReport};
+
+/// A whole MLP.
+#[derive(Debug)]
+pub struct Mlp<'c> {
+    layer: Layer<'c>,
+    down: LinearSource<'c>,
+}
+
+/// All experts of a layer.
+#[derive(Debug)]
+pub struct Mixture<'c> {
+    checkpoint: &'c Checkpoint,
+    number: usize,
+    /// By number.
+    experts: Vec<Option<Mlp<'c>>>,
+    shared: Option<Mlp<'c>>,
+}
+
+/// What is computed.
+#[derive(Debug)]
+pub enum Operation<'c> {
+    /// Gate and up of an MLP.
+    GateUp(Layer<'c>),
+    /// A linear layer, by its name.
+    Linear(String, LinearSource<'c>),
+    /// A whole MLP.
+    Mlp(Mlp<'c>),
+    /// A mixture of experts.
+    Mixture(Mixture<'c>),
+}
+
+impl<'c> Mlp<'c> {
+    fn of(layer: Layer<'c>) -> anyhow::Result<Self> {
+        let down = layer.down_source()?;
+        if down.weight.k() != layer.n() {
+            bail!(
+                "{}: is [{}, {}]; gate and up have {} features, which are its K",
+                down.weight.name(),
+                down.weight.rows(),
+                down.weight.k(),
+                layer.n()
+            );
+        }
+        Ok(Self { layer, down })
+    }
+
+    fn desc(&self, gate_up: DualGemmDesc, out: OutFormat) -> MlpDesc {
+        MlpDesc::new(gate_up, self.down.weight.rows(), self.down.weight.format(), out)
+    }
+
+    fn prepack(&self, plan: &MlpPlan, progress: impl Fn(usize)) -> Result<PackedMlp, Error> {
+        let gate_up = self.layer.prepack(&plan.gate_up, 0..self.layer.n(), progress)?;
+        Ok(PackedMlp { gate_up, down: plan.down.prepack(&dualgemm::linear(self.down.read()?))? })
+    }
+
+    fn matrices(&self) -> [MatrixReport; 3] {
+        let [gate, up] = self.layer.source().matrices();
+        [("gate", gate), ("up", up), ("down", &self.down.weight)].map(|(role, m)| MatrixReport::of(role, m))
+    }
+}
+
+impl MlpFeatures for Mlp<'_> {
+    fn gate_up(&self, run: Range<usize>) -> Result<GateUp<'_>, Error> {
+        Ok(self.layer.features(run)?)
+    }
+
+    fn down(&self, run: Range<usize>) -> Result<Linear<'_>, Error> {
+        Ok(dualgemm::linear(self.down.features(run)?))
+    }
+}
+
+impl<'c> Mixture<'c> {
+    fn of(checkpoint: &'c Checkpoint, number: usize, routed_only: bool) -> anyhow::Result<Self> {
+        let ids = checkpoint.experts(number)?.ids().to_vec();
+        let mut experts: Vec<_> = (0..ids.last().map_or(0, |last| last + 1)).map(|_| None).collect();
+        for id in ids {
+            experts[id] = Some(Mlp::of(Layer::at(checkpoint, number, Which::Expert(id))?)?);
+        }
+        let has_shared = |mlp: &dualgemm::checkpoint::MlpInfo| {
+            (mlp.layer, mlp.kind) == (number, MlpKind::Shared) && mlp.quantized
+        };
+        let shared = match checkpoint.mlps().iter().find(|mlp| has_shared(mlp)).filter(|_| !routed_only) {
+            Some(mlp) => {
+                let gate = checkpoint.files().tensors().map(|tensor| tensor.name).find(|name| {
+                    let of_layer = name.split('.').any(|part| part.parse() == Ok(number));
+                    of_layer && (name.contains("shared_expert_gate") || name.contains("ffn_gate_inp_shexp"))
+                });
+                if let Some(gate) = gate {
+                    bail!(
+                        "{gate}: multiplies the shared expert `{}` by a gate that is not computed here; \
+                         --routed-only leaves the shared expert out",
+                        mlp.path
+                    );
+                }
+                Some(Mlp::of(Layer::at(checkpoint, number, Which::Shared)?)?)
+            }
+            None => None,
+        };
+        Ok(Self { checkpoint, number, experts, shared })
+    }
+
+    /// Every expert, the shared one last.
+    fn all(&self) -> impl Iterator<Item = &Mlp<'c>> {
+        self.experts.iter().flatten().chain(&self.shared)
+    }
+
+    fn first(&self) -> anyhow::Result<&Mlp<'c>> {
+        self.all().next().with_context(|| format!("layer {}: has no expert", self.number))
+    }
+
+    fn ids(&self) -> Vec<usize> {
+        (0..self.experts.len()).filter(|&id| self.experts[id].is_some()).collect()
+    }
+
+    fn routing(
+        &self,
+        args: &OperationArgs,
+        a: &ActivationArgs,
+        tokens: usize,
+    ) -> anyhow::Result<OwnedRouting> {
+        let top_k = args.top_k.map(|top_k| top_k as usize);
+        if let Some(path) = &args.routing {
+            return OwnedRouting::read(path, tokens, &self.ids(), top_k);
+        }
+        let stated = || {
+            let config = self.checkpoint.files().config()?;
+            let top_k = model_field(&config.value, "num_experts_per_tok")?.as_u64()?;
+            usize::try_from(top_k).ok().filter(|&top_k| top_k > 0)
+        };
+        let top_k = top_k.or_else(stated);
+        let top_k = top_k.context("--top-k: is needed; the configuration has no num_experts_per_tok")?;
+        OwnedRouting::seeded(tokens, &self.ids(), top_k, a.seed.unwrap_or(DEFAULT_SEED))
+    }
+}
+
+/// A problem of an operation: what a plan is made of.
+#[derive(Debug)]
+pub struct Problem {
+    /// Shapes and formats.
+    pub desc: Desc,
+    /// Of a mixture.
+    pub routing: Option<OwnedRouting>,
+}
+
+impl<'c> Operation<'c> {
+    /// The one that the arguments name.
+    pub fn of(checkpoint: &'c Checkpoint, args: &OperationArgs, which: &LayerArgs) -> anyhow::Result<Self> {
+        args.check()?;
+        Ok(match args.op {
+            OpArg::GateUp => Self::GateUp(Layer::of(checkpoint, which)?),
+            OpArg::Mlp => Self::Mlp(Mlp::of(Layer::of(checkpoint, which)?)?),
+            OpArg::Linear => {
+                let module = args.module.as_ref().context("--module: is needed for --op linear")?;
+                Self::Linear(module.clone(), checkpoint.linear_source(module)?)
+            }
+            OpArg::Moe => {
+                if which.expert.is_some() || which.shared_expert {
+                    bail!("--op moe: is of all experts of a layer; --op mlp is of one");
+                }
+                let number = layer::number(checkpoint, which)?;
+                Self::Mixture(Mixture::of(checkpoint, number, args.routed_only)?)
+            }
+        })
+    }
+
+    /// What reports call it: the layer, or the module.
+    pub fn name(&self) -> String {
+        match self {
+            Self::GateUp(layer) | Self::Mlp(Mlp { layer, .. }) => format!("layer {}", layer.number),
+            Self::Linear(name, _) => name.clone(),
+            Self::Mixture(mixture) => format!("layer {}", mixture.number),
+        }
+    }
+
+    /// Number of the layer, where it is of one.
+    pub fn layer(&self) -> Option<usize> {
+        match self {
+            Self::GateUp(layer) | Self::Mlp(Mlp { layer, .. }) => Some(layer.number),
+            Self::Linear(..) => None,
+            Self::Mixture(mixture) => Some(mixture.number),
+        }
+    }
+
+    /// Columns of A.
+    pub fn k(&self) -> anyhow::Result<usize> {
+        Ok(match self {
+            Self::GateUp(layer) | Self::Mlp(Mlp { layer, .. }) => layer.k(),
+            Self::Linear(_, linear) => linear.weight.k(),
+            Self::Mixture(mixture) => mixture.first()?.layer.k(),
+        })
+    }
+
+    /// The scales by which A may be quantized; of a mixture the largest, none if an expert has none.
+    pub fn input_scales(&self) -> anyhow::Result<Option<InputScales>> {
+        Ok(match self {
+            Self::GateUp(layer) | Self::Mlp(Mlp { layer, .. }) => layer.input_scales()?,
+            Self::Linear(_, linear) => {
+                let scale = linear.input_scale()?.map(GlobalScale::value);
+                scale.map(|scale| InputScales { gate: scale, up: scale })
+            }
+            Self::Mixture(mixture) => {
+                let mut largest = InputScales { gate: 0.0, up: 0.0 };
+                for mlp in mixture.all() {
+                    let Some(scales) = mlp.layer.input_scales()? else { return Ok(None) };
+                    (largest.gate, largest.up) = (largest.gate.max(scales.gate), largest.up.max(scales.up));
+                }
+                Some(largest)
+            }
+        })
+    }
+
+    /// What says that A is quantized by this scale.
+    pub fn input_scale_from(&self, value: f32) -> String {
+        let found = match self {
+            Self::GateUp(layer) | Self::Mlp(Mlp { layer, .. }) => scales::of_gate_up(layer.source(), value),
+            Self::Linear(_, linear) => scales::of_linear(linear, value),
+            Self::Mixture(mixture) => {
+                mixture.all().find_map(|mlp| scales::of_gate_up(mlp.layer.source(), value))
+            }
+        };
+        found.unwrap_or_else(|| "the checkpoint".into())
+    }
+
+    /// The activation, and what says so; none of a linear layer.
+    pub fn epilogue(&self, args: &EpilogueArgs) -> anyhow::Result<(Epilogue, Option<Stated>)> {
+        let layer = match self {
+            Self::GateUp(layer) | Self::Mlp(Mlp { layer, .. }) => layer,
+            Self::Mixture(mixture) => &mixture.first()?.layer,
+            Self::Linear(..) => {
+                let asked = [
+                    ("--activation", args.activation.is_some()),
+                    ("--round-gate-up-to-bf16", args.round_gate_up_to_bf16),
+                ];
+                if let Some((option, _)) = asked.into_iter().find(|(_, asked)| *asked) {
+                    bail!(
+                        "{option}: a linear layer has no activation; it comes with --op gate-up, mlp and moe"
+                    );
+                }
+                return Ok((Epilogue::default(), None));
+            }
+        };
+        let (epilogue, stated) = layer::epilogue(layer, args)?;
+        Ok((epilogue, Some(stated)))
+    }
+
+    /// The matrices that are read.
+    pub fn matrices(&self, routing: Option<&OwnedRouting>) -> Vec<MatrixReport> {
+        match self {
+            Self::GateUp(layer) => {
+                let [gate, up] = layer.source().matrices();
+                vec![MatrixReport::of("gate", gate), MatrixReport::of("up", up)]
+            }
+            Self::Linear(_, linear) => vec![MatrixReport::of("linear", &linear.weight)],
+            Self::Mlp(mlp) => mlp.matrices().into(),
+            Self::Mixture(mixture) => {
+                let used = |id: &usize| routing.is_none_or(|routing| routing.names(*id));
+                let of = |mlp: &Mlp<'_>, expert| mlp.matrices().map(|matrix| matrix.of_expert(expert));
+                let experts = (0..mixture.experts.len())
+                    .filter(used)
+                    .filter_map(|id| Some(of(mixture.experts[id].as_ref()?, Some(id))));
+                experts.chain(mixture.shared.iter().map(|mlp| of(mlp, None))).flatten().collect()
+            }
+        }
+    }
+
+    /// The scale that the next layer has for a C in nvfp4, where something says so.
+    pub fn output_scale(&self) -> anyhow::Result<Option<f32>> {
+        Ok(match self {
+            Self::GateUp(layer) => layer.output_scale()?,
+            Self::Linear(..) | Self::Mlp(_) | Self::Mixture(_) => None,
+        })
+    }
+
+    /// The problem on an A of `m` rows, with C in `out`.
+    pub fn problem(
+        &self,
+        (a, quantize_a): (&AOperand<'_>, QuantizeA),
+        (args, a_args): (&OperationArgs, &ActivationArgs),
+        epilogues: &EpilogueArgs,
+        out: OutFormat,
+    ) -> anyhow::Result<Problem> {
+        let (m, a_format) = (a.rows(), AFormat::of(a));
+        let product = |n: usize, k: usize, format: BlockFormat, epilogue: Epilogue, out: OutFormat| {
+            DualGemmDesc { quantize_a, out, epilogue, ..DualGemmDesc::new(m, n, k, a_format, format) }
+        };
+        let gate_up = |layer: &Layer<'_>, out: OutFormat| -> anyhow::Result<DualGemmDesc> {
+            let (epilogue, _) = layer::epilogue(layer, epilogues)?;
+            Ok(product(layer.n(), layer.k(), layer.format(), epilogue, out))
+        };
+        let mut routing = None;
+        let desc = match self {
+            Self::GateUp(layer) => Desc::Product(gate_up(layer, out)?),
+            Self::Linear(_, linear) => {
+                let (w, linear) =
+                    (&linear.weight, DualGemmDesc::linear(m, 1, 1, a_format, BlockFormat::Nvfp4));
+                Desc::Product(DualGemmDesc {
+                    op: linear.op,
+                    ..product(w.rows(), w.k(), w.format(), Epilogue::default(), out)
+                })
+            }
+            Self::Mlp(mlp) => {
+                let between = between(args.between, mlp.down.input_scale())?;
+                Desc::Mlp(mlp.desc(gate_up(&mlp.layer, between)?, out))
+            }
+            Self::Mixture(mixture) => {
+                let between = mixture_between(args.between, mixture)?;
+                let first = mixture.first()?;
+                let chosen = mixture.routing(args, a_args, m)?;
+                let routed = MixtureDesc {
+                    mlp: first.desc(gate_up(&first.layer, between)?, out),
+                    experts: mixture.experts.len(),
+                    top_k: chosen.top_k,
+                    router: match args.router_weights {
+                        Some(RouterWeightsArg::Input) => RouterWeights::Input,
+                        Some(RouterWeightsArg::Output) | None => RouterWeights::Output,
+                    },
+                };
+                if routed.router == RouterWeights::Input && a_format.block_format().is_some() {
+                    bail!(
+                        "--router-weights input: multiplies A, which is {a_format}; f32, f16 or bf16 is needed"
+                    );
+                }
+                routing = Some(chosen);
+                let shared = mixture.shared.as_ref();
+                let shared = shared.map(|mlp| anyhow::Ok(mlp.desc(gate_up(&mlp.layer, between)?, out)));
+                Desc::Mixture { routed, shared: shared.transpose()? }
+            }
+        };
+        desc.check()?;
+        Ok(Problem { desc, routing })
+    }
+
+    /// Brings the weights that are used into the order of the kernels.
+    pub fn prepack(
+        &self,
+        planned: &Planned,
+        routing: Option<&OwnedRouting>,
+        progress: &dyn Fn(usize),
+    ) -> Result<Packed, Error> {
+        Ok(match (self, planned) {
+            (Self::GateUp(layer), Planned::Product(plan)) => {
+                Packed::Product(layer.prepack(plan, 0..layer.n(), progress)?)
+            }
+            (Self::Linear(_, linear), Planned::Product(plan)) => {
+                Packed::Product(plan.prepack(&dualgemm::linear(linear.read()?))?)
+            }
+            (Self::Mlp(mlp), Planned::Mlp(plan)) => Packed::Mlp(mlp.prepack(plan, progress)?),
+            (Self::Mixture(mixture), Planned::Mixture { routed: plan, shared }) => {
+                let used = |id: usize| routing.is_none_or(|routing| routing.names(id));
+                let pack = |(id, mlp): (usize, &Option<Mlp<'_>>)| {
+                    let mlp = mlp.as_ref().filter(|_| used(id));
+                    mlp.map(|mlp| {
+                        let packed = mlp.prepack(&plan.mlp, progress);
+                        mixture.checkpoint.files().release_pages();
+                        packed
+                    })
+                    .transpose()
+                };
+                let routed = mixture.experts.iter().enumerate().map(pack).collect::<Result<_, _>>()?;
+                let both = mixture.shared.as_ref().zip(shared.as_ref());
+                let shared = both.map(|(mlp, plan)| mlp.prepack(plan, progress)).transpose()?;
+                Packed::Mixture { routed, shared }
+            }
+            _ => unreachable!("the plan is made of this operation's description"),
+        })
+    }
+
+    /// Features that packing and the reference tell of: those of gate and up, and of down.
+    pub fn features(&self, desc: &Desc) -> usize {
+        match (self, desc) {
+            (Self::GateUp(_) | Self::Linear(..), _) => desc.last().n,
+            (Self::Mlp(_), _) => desc.first().n + desc.last().n,
+            (Self::Mixture(mixture), _) => (desc.first().n + desc.last().n) * mixture.all().count(),
+        }
+    }
+
+    /// C of the sampled rows in f64. A is as the products see it.
+    pub fn reference(
+        &self,
+        Problem { desc, routing }: &Problem,
+        a: &AOperand<'_>,
+        sample: &RowSample,
+        progress: &(dyn Fn(usize) + Sync),
+    ) -> Result<Vec<Bounded>, Error> {
+        match (self, desc, routing) {
+            (Self::GateUp(layer), Desc::Product(desc), _) => {
+                bounded_runs(&desc.epilogue, a, sample, desc.n, &|run| Ok(layer.features(run)?), progress)
+            }
+            (Self::Linear(_, linear), Desc::Product(desc), _) => {
+                let features = |run| Ok(dualgemm::linear(linear.features(run)?));
+                bounded_runs(&desc.epilogue, a, sample, desc.n, &features, progress)
+            }
+            (Self::Mlp(mlp), Desc::Mlp(desc), _) => mlp_rows(desc, a, sample, mlp, progress),
+            (Self::Mixture(mixture), Desc::Mixture { routed, shared }, Some(routing)) => {
+                let routing = routing.as_ref();
+                let mut sums = mixture_rows(routed, a, sample, routing, &mixture.experts, progress)?;
+                if let Some((mlp, desc)) = mixture.shared.as_ref().zip(shared.as_ref()) {
+                    let before =
+                        stored(mlp_rows(desc, a, sample, mlp, progress)?, desc.down.out, desc.down.n);
+                    sums.iter_mut().zip(before).for_each(|(sum, before)| *sum = sum.plus(before));
+                }
+                Ok(sums)
+            }
+            _ => unreachable!("the description is this operation's"),
+        }
+    }
+}
+
+/// The format between the products of an MLP; nvfp4 takes the down projection's input scale.
+fn between(
+    asked: Option<OutFormatArg>,
+    scale: Result<Option<GlobalScale>, dualgemm::checkpoint::Error>,
+) -> anyhow::Result<OutFormat> {
+    Ok(match asked {
+        Some(OutFormatArg::F32) => OutFormat::F32,
+        Some(OutFormatArg::F16) => OutFormat::F16,
+        Some(OutFormatArg::Bf16) | None => OutFormat::Bf16,
+        Some(OutFormatArg::Nvfp4) => OutFormat::Nvfp4 {
+            scale_layout: ScaleLayout::Linear,
+            global_scale: scale?.map_or(OutScale::Dynamic, |scale| OutScale::Static(scale.value())),
+        },
+    })
+}
+
+/// The same for a mixture, whose experts share the largest of their scales.
+fn mixture_between(asked: Option<OutFormatArg>, mixture: &Mixture<'_>) -> anyhow::Result<OutFormat> {
+    let mut largest = GlobalScale::multiplier(0.0);
+    for mlp in mixture.all().filter(|_| asked == Some(OutFormatArg::Nvfp4)) {
+        let Some(scale) = mlp.down.input_scale()? else {
+            bail!(
+                "--between nvfp4: {} has no input scale, and the tokens of a mixture cannot share a dynamic one; f32, f16 \
+                 and bf16 are possible",
+                mlp.down.weight.name()
+            );
+        };
+        if scale.value() > largest.value() {
+            largest = scale;
+        }
+    }
+    between(asked, Ok(Some(largest)))
+}

@@ -1,0 +1,111 @@
+//! Which experts each token goes to, and their weights: read from a file or drawn with a seed.
+
+use std::path::Path;
+
+use anyhow::{Context as _, bail};
+use dualgemm::checkpoint::{Dtype, TensorFiles, TensorView};
+use dualgemm::gemm::Routing;
+use dualgemm_bench::inputs::Inputs;
+
+use crate::computation::Routed;
+
+const IDS: &str = "topk_ids";
+const WEIGHTS: &str = "topk_weights";
+
+/// `[tokens, top_k]` of both.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OwnedRouting {
+    ids: Vec<i32>,
+    weights: Vec<f32>,
+    /// Experts of each token.
+    pub top_k: usize,
+    /// Where it comes from, for people.
+    pub origin: String,
+}
+
+impl OwnedRouting {
+    /// For kernels and references.
+    pub fn as_ref(&self) -> Routing<'_> {
+        Routing { ids: &self.ids, weights: &self.weights }
+    }
+
+    /// Rows and experts that it comes to.
+    pub fn routed(&self) -> Routed {
+        Routed::of(self.as_ref())
+    }
+
+    /// Whether a token goes to an expert.
+    pub fn names(&self, expert: usize) -> bool {
+        self.ids.iter().any(|&id| usize::try_from(id) == Ok(expert))
+    }
+
+    /// Draws for this many tokens from these experts.
+    pub fn seeded(tokens: usize, experts: &[usize], top_k: usize, seed: u64) -> anyhow::Result<Self> {
+        if top_k > experts.len() {
+            bail!("--top-k: is {top_k}; there are {} experts", experts.len());
+        }
+        let numbers: Vec<i32> = experts.iter().filter_map(|&expert| i32::try_from(expert).ok()).collect();
+        let (ids, weights) = Inputs::seeded(seed).routing(tokens, &numbers, top_k);
+        Ok(Self { ids, weights, top_k, origin: format!("{top_k} experts a token, drawn with seed {seed}") })
+    }
+
+    /// Reads one for this many tokens and these experts.
+    pub fn read(path: &Path, tokens: usize, experts: &[usize], top_k: Option<usize>) -> anyhow::Result<Self> {
+        let files = TensorFiles::open(path)?;
+        let tensor = |name: &str| {
+            let found = files.get(name).with_context(|| {
+                format!("{}: has no tensor {name}; {IDS} and {WEIGHTS} are needed", path.display())
+            })?;
+            let [rows, top_k] = *found.shape else {
+                bail!("{}: {name} is {:?}; [M, k] is needed", path.display(), found.shape)
+            };
+            if rows != tokens || top_k == 0 {
+                bail!("{}: {name} is [{rows}, {top_k}]; A has {tokens} rows", path.display());
+            }
+            Ok((found, top_k))
+        };
+        let ((ids, in_file), (weights, of_weights)) = (tensor(IDS)?, tensor(WEIGHTS)?);
+        if in_file != of_weights {
+            bail!("{}: {IDS} is [M, {in_file}] and {WEIGHTS} [M, {of_weights}]", path.display());
+        }
+        if let Some(asked) = top_k.filter(|&asked| asked != in_file) {
+            bail!("--top-k: is {asked}; {} has {in_file} experts a token", path.display());
+        }
+        let ids = numbers(&ids, path)?;
+        if weights.dtype != Dtype::F32 {
+            bail!("{}: {WEIGHTS} is {}; F32 is needed", path.display(), weights.dtype);
+        }
+        let this = Self {
+            ids: ids.iter().map(|&id| i32::try_from(id).unwrap_or(i32::MAX).max(-1)).collect(),
+            weights: weights.to_f32("the weights of a router")?,
+            top_k: in_file,
+            origin: format!("{in_file} experts a token, from {}", path.display()),
+        };
+        let beyond = experts.last().map_or(0, |last| last + 1);
+        this.as_ref().check(tokens, in_file, beyond).with_context(|| path.display().to_string())?;
+        let missing = |&(_, &id): &(usize, &i64)| {
+            usize::try_from(id).is_ok_and(|id| experts.binary_search(&id).is_err())
+        };
+        if let Some((at, id)) = ids.iter().enumerate().find(missing) {
+            bail!(
+                "{}: {IDS}[{}, {}] is {id}, where the layer has {} others; -1 skips one",
+                path.display(),
+                at / in_file,
+                at % in_file,
+                experts.len()
+            );
+        }
+        Ok(this)
+    }
+}
+
+/// Integers of 32 or 64 bits.
+fn numbers(view: &TensorView<'_>, path: &Path) -> anyhow::Result<Vec<i64>> {
+    Ok(match view.dtype {
+        Dtype::I32 => {
+            view.bytes.as_chunks().0.iter().map(|bytes| i32::from_le_bytes(*bytes).into()).collect()
+        }
+        Dtype::I64 => view.bytes.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect(),
+        other => bail!("{}: {} is {other}; I32 or I64 is needed", path.display(), view.name),
+    })
+}

@@ -1,0 +1,295 @@
+//! `run`, `verify`, `bench` and `inspect` of linear layers, whole MLPs and mixtures of experts.
+
+use std::path::{Path, PathBuf};
+
+use crate::common::{arg, data, dualgemm, json, run_json, tensor};
+use half::bf16;
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+
+const HIDDEN: &str = "hidden-states-f32.safetensors";
+
+/// Tensors of a file.
+type Tensors = Vec<(String, Dtype, Vec<usize>, Vec<u8>)>;
+
+fn write(path: &Path, tensors: &Tensors) {
+    let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
+        (name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+    });
+    safetensors::serialize_to_file(views, None, path).unwrap();
+}
+
+/// Numbers that look drawn, and are the same everywhere.
+fn drawn(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bf16::from_f32((state >> 40) as f32 / (1 << 24) as f32 - 0.5)
+    };
+    (0..len).flat_map(|_| next().to_le_bytes()).collect()
+}
+
+/// A layer with these routed experts and perhaps a shared one, quantized: N = 64, K = 48.
+fn mixture(dir: &Path, experts: &[usize], shared: bool) -> PathBuf {
+    let mut floats: Tensors = Vec::new();
+    let mut add = |path: String, seed: u64| {
+        for (at, (half, shape)) in
+            [("gate", [64, 48]), ("up", [64, 48]), ("down", [48, 64])].into_iter().enumerate()
+        {
+            let bytes = drawn(seed * 3 + at as u64 + 1, shape[0] * shape[1]);
+            floats.push((format!("{path}.{half}_proj.weight"), Dtype::BF16, shape.to_vec(), bytes));
+        }
+    };
+    for &expert in experts {
+        add(format!("model.layers.5.mlp.experts.{expert}"), expert as u64);
+    }
+    if shared {
+        add("model.layers.5.mlp.shared_experts".into(), 99);
+    }
+    floats.push(("lm_head.weight".into(), Dtype::BF16, vec![32, 48], drawn(7, 32 * 48)));
+    let (from, to) = (dir.join("floats.safetensors"), dir.join("mixture.safetensors"));
+    write(&from, &floats);
+    json(&["quantize", arg(&from), arg(&to), "--producer", "modelopt"], 0);
+    to
+}
+
+/// A routing with 64-bit or 32-bit numbers.
+fn routing(path: &Path, ids: &[i64], weights: &[f32], shape: [usize; 2], wide: bool) {
+    let (dtype, bytes) = match wide {
+        true => (Dtype::I64, ids.iter().flat_map(|id| id.to_le_bytes()).collect()),
+        false => (Dtype::I32, ids.iter().flat_map(|&id| (id as i32).to_le_bytes()).collect()),
+    };
+    let weights = weights.iter().flat_map(|weight| weight.to_le_bytes()).collect();
+    write(
+        path,
+        &vec![
+            ("topk_ids".into(), dtype, shape.to_vec(), bytes),
+            ("topk_weights".into(), Dtype::F32, shape.to_vec(), weights),
+        ],
+    );
+}
+
+#[test]
+fn every_linear_layer_is_right_and_verifies() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("c.safetensors");
+    for checkpoint in ["modelopt-nvfp4", "compressed-tensors-nvfp4a16"] {
+        let checkpoint = data(checkpoint);
+        for (module, shape) in [("self_attn.k_proj", [192, 576]), ("mlp.down_proj", [576, 1536])] {
+            let module = format!("model.layers.0.{module}");
+            let of = ["--op", "linear", "--module", &module];
+            for how in [&["--m", "1"][..], &["--m", "17", "--a-format", "nvfp4"]] {
+                let run = [&[arg(&checkpoint), "--output", arg(&out)], &of[..], how].concat();
+                let report = run_json(&run, 0);
+                assert_eq!(report["right"], true);
+                assert_eq!((&report["op"], &report["module"]), (&"linear".into(), &module.as_str().into()));
+                assert_eq!([&report["n"], &report["k"]], [shape[0], shape[1]]);
+                let matrices = report["matrices"].as_array().unwrap();
+                assert_eq!((matrices.len(), &matrices[0]["role"]), (1, &"linear".into()));
+                assert!(report["layer"].is_null() && report.get("activation").is_none(), "{report}");
+                let verify = ["verify", arg(&out), "--checkpoint", arg(&checkpoint)];
+                json(&[&verify[..], &of, how].concat(), 0);
+            }
+            // Another layer's result is wrong.
+            if shape == [192, 576] {
+                let other = ["--op", "linear", "--module", "model.layers.0.self_attn.v_proj", "--m", "17"];
+                let verify = ["verify", arg(&out), "--checkpoint", arg(&checkpoint)];
+                json(&[&verify[..], &other, &["--a-format", "nvfp4"]].concat(), 1);
+            }
+        }
+    }
+}
+
+/// A whole MLP is its two products, one after the other.
+#[test]
+fn an_mlp_is_gate_up_and_then_down_exact() {
+    let dir = tempfile::tempdir().unwrap();
+    let [between, chained, whole] =
+        ["h", "y", "w"].map(|name| dir.path().join(format!("{name}.safetensors")));
+    let (checkpoint, hidden) = (data("modelopt-nvfp4"), data(HIDDEN));
+    let input = ["--input", arg(&hidden), "--a-format", "bf16"];
+    for format in ["f32", "f16", "bf16", "nvfp4"] {
+        let gate_up = [arg(&checkpoint), "--out-dtype", format, "--output", arg(&between)];
+        run_json(&[&gate_up[..], &input].concat(), 0);
+        let down = ["--op", "linear", "--module", "model.layers.0.mlp.down_proj", "--input", arg(&between)];
+        run_json(&[&[arg(&checkpoint), "--output", arg(&chained)], &down[..]].concat(), 0);
+        let mlp = ["--op", "mlp", "--between", format];
+        let run = [&[arg(&checkpoint), "--output", arg(&whole)], &mlp[..], &input].concat();
+        let report = run_json(&run, 0);
+        assert_eq!((&report["right"], &report["rows_compared"]), (&true.into(), &64.into()));
+        let roles: Vec<_> = report["matrices"].as_array().unwrap().iter().map(|m| &m["role"]).collect();
+        assert_eq!(roles, ["gate", "up", "down"]);
+        assert_eq!((&report["n"], &report["k"]), (&576.into(), &576.into()));
+        assert!(tensor(&whole, "c") == tensor(&chained, "c"), "{format}");
+        let verify = ["verify", arg(&whole), "--checkpoint", arg(&checkpoint)];
+        json(&[&verify[..], &mlp, &input].concat(), 0);
+        // What is between makes a difference that verify sees.
+        let other = if format == "nvfp4" { "bf16" } else { "nvfp4" };
+        json(&[&verify[..], &["--op", "mlp", "--between", other], &input].concat(), 1);
+    }
+}
+
+/// Weights alone come with no scale for what is between, so nvfp4 takes that of all rows.
+#[test]
+fn a_dynamic_scale_between_is_that_of_every_row() {
+    let checkpoint = data("compressed-tensors-nvfp4a16");
+    let args = [arg(&checkpoint), "--op", "mlp", "--between", "nvfp4", "--m", "9", "--check", "2"];
+    let report = run_json(&args, 0);
+    assert_eq!((&report["right"], &report["rows_compared"]), (&true.into(), &2.into()));
+    assert_eq!(report["between"]["nvfp4"]["global_scale"], "dynamic", "{}", report["between"]);
+}
+
+#[test]
+fn a_mixture_of_one_expert_is_its_mlp_exact() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoint = mixture(dir.path(), &[0, 1, 3], false);
+    let [file, one, whole] = ["r", "y", "w"].map(|name| dir.path().join(format!("{name}.safetensors")));
+    let silu = ["--activation", "silu", "--m", "3"];
+    for wide in [false, true] {
+        routing(&file, &[3, 3, 3], &[1.0; 3], [3, 1], wide);
+        let mlp = [arg(&checkpoint), "--op", "mlp", "--expert", "3", "--output", arg(&one)];
+        run_json(&[&mlp[..], &silu].concat(), 0);
+        let moe = [arg(&checkpoint), "--op", "moe", "--routing", arg(&file), "--output", arg(&whole)];
+        let report = run_json(&[&moe[..], &silu].concat(), 0);
+        assert_eq!((&report["routing"]["rows"], &report["routing"]["experts"]), (&3.into(), &1.into()));
+        let experts: Vec<_> = report["matrices"].as_array().unwrap().iter().map(|m| &m["expert"]).collect();
+        assert_eq!(experts, [3, 3, 3]);
+        assert!(tensor(&whole, "c") == tensor(&one, "c"));
+    }
+    // Skipped experts leave zeros.
+    routing(&file, &[-1, 3, -1], &[f32::NAN, 0.5, 1.0], [3, 1], true);
+    let moe = [arg(&checkpoint), "--op", "moe", "--routing", arg(&file), "--output", arg(&whole)];
+    assert_eq!(run_json(&[&moe[..], &silu].concat(), 0)["routing"]["rows"], 1);
+    let c = tensor(&whole, "c");
+    assert!(c[..48].iter().chain(&c[96..]).all(|c| *c == 0.0) && c[48..96].iter().all(|c| *c != 0.0));
+}
+
+#[test]
+fn mixtures_are_right_and_verify_with_the_same_options_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoint = mixture(dir.path(), &[0, 1, 2, 3, 4], true);
+    let out = dir.path().join("c.safetensors");
+    let of = ["--op", "moe", "--layer", "5", "--activation", "silu", "--top-k", "2"];
+    let ways = [
+        &["--m", "40"][..],
+        &["--m", "1", "--a-format", "nvfp4", "--out-dtype", "bf16"],
+        &["--m", "6", "--router-weights", "input", "--between", "f32"],
+        &["--m", "6", "--routed-only", "--out-dtype", "f16", "--seed", "3"],
+    ];
+    for how in ways {
+        let report = run_json(&[&[arg(&checkpoint), "--output", arg(&out)], &of[..], how].concat(), 0);
+        assert_eq!(report["right"], true, "{how:?}");
+        let shared = report["matrices"].as_array().unwrap().iter().filter(|m| m["shared"] == true).count();
+        assert_eq!(shared, if how.contains(&"--routed-only") { 0 } else { 3 });
+        let options: Vec<&str> = match how.iter().position(|arg| *arg == "--out-dtype") {
+            Some(at) => [&how[..at], &how[at + 2..]].concat(),
+            None => how.to_vec(),
+        };
+        let verify = ["verify", arg(&out), "--checkpoint", arg(&checkpoint)];
+        json(&[&verify[..], &of, &options].concat(), 0);
+        let other = match how.contains(&"--seed") {
+            true => options.iter().map(|arg| if *arg == "3" { "4" } else { arg }).collect(),
+            false => [&options[..], &["--routed-only"]].concat(),
+        };
+        json(&[&verify[..], &of, &other].concat(), 1);
+    }
+}
+
+#[test]
+fn what_a_mixture_cannot_be_is_one_line_and_leaves_no_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoint = mixture(dir.path(), &[0, 1, 3], true);
+    let [file, out] = ["r", "c"].map(|name| dir.path().join(format!("{name}.safetensors")));
+    let refused = |more: &[&str], want: &[&str]| {
+        let args = ["run", arg(&checkpoint), "--activation", "silu", "--m", "2", "--output", arg(&out)];
+        let output = dualgemm().args(args).args(more).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), stderr.lines().count()), (Some(2), 1), "{more:?}: {stderr}");
+        let stderr = stderr.replace(arg(dir.path()), "{dir}");
+        assert!(want.iter().all(|want| stderr.contains(want)), "{more:?}: {stderr}");
+        assert!(!out.exists(), "{more:?}");
+    };
+    let moe = |more: &[&str], want: &[&str]| refused(&[&["--op", "moe"], more].concat(), want);
+    moe(&[], &["--top-k: is needed; the configuration has no num_experts_per_tok"]);
+    moe(&["--top-k", "4"], &["--top-k: is 4; there are 3 experts"]);
+    moe(&["--top-k", "2", "--expert", "1"], &["--op moe: is of all experts"]);
+    moe(&["--top-k", "2", "--out-dtype", "nvfp4"], &["C of the mixture is nvfp4", "f32, f16 or bf16"]);
+    moe(&["--top-k", "2", "--between", "nvfp4"], &["--between nvfp4: ", "down_proj", "has no input scale"]);
+    moe(
+        &["--top-k", "2", "--quantize", "dynamic", "--router-weights", "input"],
+        &["--router-weights input: multiplies A, which is nvfp4"],
+    );
+    moe(&["--top-k", "2", "--device", "sim:sm_90a"], &["--op moe: sim:sm_90a is a GPU"]);
+    let given = ["--routing", arg(&file)];
+    routing(&file, &[0, 1, 3, 4], &[0.5; 4], [2, 2], true);
+    moe(&given, &["{dir}/r.safetensors: topk_ids[1, 1] is 4", "numbers below 4"]);
+    routing(&file, &[0, 1, 2, 3], &[0.5; 4], [2, 2], false);
+    moe(&given, &["topk_ids[1, 0] is 2, where the layer has 3 others; -1 skips one"]);
+    routing(&file, &[0, 1, 3, i64::from(u32::MAX) + 2], &[0.5; 4], [2, 2], true);
+    moe(&given, &["topk_ids[1, 1] is "]);
+    routing(&file, &[0, 1, 3, 0], &[0.5, 0.5, f32::NAN, 0.5], [2, 2], true);
+    moe(&given, &["topk_weights[1, 0] is NaN", "finite numbers"]);
+    routing(&file, &[0, 1, 3, 0], &[0.5; 4], [4, 1], true);
+    moe(&given, &["topk_ids is [4, 1]; A has 2 rows"]);
+    routing(&file, &[0, 1, 3, 0], &[0.5; 4], [2, 2], true);
+    moe(&[&given[..], &["--top-k", "1"]].concat(), &["--top-k: is 1; ", "has 2 experts a token"]);
+    moe(&["--routing", arg(&checkpoint)], &["has no tensor topk_ids"]);
+    refused(&["--op", "mlp"], &["name an expert or the shared one"]);
+    refused(&["--op", "linear", "--module", "lm_head"], &["lm_head: is not quantized", "BF16"]);
+    refused(&["--op", "linear", "--module", "lm_heat"], &["lm_heat: there is no such module in", "lm_head"]);
+
+    // An expert that lacks its down projection.
+    let bytes = std::fs::read(&checkpoint).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let kept = tensors.tensors().into_iter().filter(|(name, _)| !name.contains("experts.1.down_proj"));
+    let kept: Tensors =
+        kept.map(|(name, view)| (name, view.dtype(), view.shape().to_vec(), view.data().to_vec())).collect();
+    write(&checkpoint, &kept);
+    // Its metadata, which told the convention, is lost on the way.
+    let convention = ["--convention", "modelopt", "--top-k", "2"];
+    moe(&convention, &["the down projection of expert 1", "is missing"]);
+}
+
+#[test]
+fn bench_measures_every_operation() {
+    for (op, more, name, flops) in [
+        ("linear", &[][..], "linear", 2.0 * 3.0 * 32.0 * 64.0),
+        ("mlp", &["--between", "f16"], "mlp", 6.0 * 3.0 * 32.0 * 64.0),
+        ("moe", &["--experts", "5", "--top-k", "2"], "moe 2 of 5", 12.0 * 3.0 * 32.0 * 64.0),
+    ] {
+        let args = ["bench", "--shapes", "3x32x64", "--smoke", "--a-format", "bf16,nvfp4", "--op", op];
+        let report = json(&[&args[..], more].concat(), 0);
+        let rows = report["rows"].as_array().unwrap();
+        assert_eq!(rows.len(), 2);
+        for row in rows {
+            assert_eq!(row["op"], name);
+            assert!(row["rel_l2"].as_f64().unwrap() < 1e-2, "{row}");
+            let found = row["gflops"].as_f64().unwrap() * row["median_us"].as_f64().unwrap() * 1e3;
+            assert!((found / flops - 1.0).abs() < 1e-9, "{op}: {found}, want {flops}");
+        }
+    }
+}
+
+#[test]
+fn inspect_tells_of_every_matrix() {
+    let checkpoint = data("modelopt-nvfp4");
+    let report = json(&["inspect", arg(&checkpoint)], 0);
+    let modules = report["modules"].as_array().unwrap();
+    let of = |name: &str| modules.iter().find(|m| m["name"] == name).map(|m| (&m["format"], &m["shape"]));
+    let shape = serde_json::json!([192, 576]);
+    assert_eq!(of("model.layers.0.self_attn.k_proj"), Some((&"nvfp4".into(), &shape)));
+    assert_eq!(of("model.layers.0.input_layernorm"), None);
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoint = mixture(dir.path(), &[0, 1, 3], true);
+    let output = dualgemm().args(["inspect", arg(&checkpoint)]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    for line in [
+        "matrices of model.layers.5\n",
+        "  nvfp4 [48, 64]           mlp.experts.*.down_proj (3), mlp.shared_experts.down_proj\n",
+        "lm_head                    bf16 [32, 48]\n",
+    ] {
+        assert!(text.contains(line), "no {line:?} in\n{text}");
+    }
+}
