@@ -249,6 +249,7 @@ impl<'a> Cluster<'a> {
 impl Cx<'_, '_> {
     /// A lane of the group as the one who accesses.
     fn who(&mut self, lane: usize) -> (u16, u32, Arc<View>) {
+        self.g.carried.quiet = false;
         if self.cl.launch.config.checks.strict {
             self.g.loose.lanes |= 1 << lane;
         }

@@ -169,10 +169,12 @@ fn store(cx: &mut Cx<'_, '_>, a: &Addr, ty: Type, s: &[Src], order: Ordering) ->
         cx.aligned_to(a.space, addresses[l], total as u64, l)?;
         cx.store_lane(a.space, addresses[l], l, kind, &bytes[l][..total], holes[l])?;
     }
-    if !order.strong {
-        same_address(cx, a, &addresses, &bytes, total)?;
+    if order.strong {
+        cx.released();
+        return Ok(Flow::Yield);
     }
-    Ok(if order.strong { Flow::Yield } else { Flow::Next })
+    same_address(cx, a, &addresses, &bytes, total)?;
+    Ok(Flow::Next)
 }
 
 /// A lane's undefined bytes and those of its next register, which goes to byte `at`.
