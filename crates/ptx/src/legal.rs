@@ -7,6 +7,7 @@
 use crate::ast::{Function, Instruction, Line, Module, RegDecl, Statement, Version};
 use crate::isa::grammar::{Pattern, storage};
 use crate::isa::{self, Fit, Letters, Row, Scope};
+use crate::name::Name;
 use crate::target::{Target, Targets};
 use crate::types::Type;
 use std::collections::HashMap;
@@ -264,7 +265,7 @@ impl Context<'_> {
             return None;
         }
         let others = if self.foreign { of_root(&isa::FOREIGN) } else { &[] };
-        let any_order = self.foreign && ANY_ORDER.contains(&&*instruction.root);
+        let any_order = self.foreign && is_in_any_order(instruction);
         let forms = self.opcodes.entry(instruction.opcode()).or_insert_with(|| {
             let spelled = |pattern: &Pattern| match any_order {
                 true => isa::opcode_in_any_order(pattern, &instruction.modifiers),
@@ -301,6 +302,18 @@ impl Context<'_> {
             return Some(Illegal::Target { function, line, instruction: text, target, row, needs });
         }
         Some(unfit(function, instruction, &fits, candidates))
+    }
+}
+
+/// Whether ptxas does not look at the order of the modifiers: of loads and stores those before the vector and the type.
+fn is_in_any_order(instruction: &Instruction) -> bool {
+    let is_vector = |name: &Name| matches!(&**name, "v2" | "v4" | "v8");
+    match (&*instruction.root, &instruction.modifiers[..]) {
+        ("ld" | "st", [front @ .., vector, ty]) => {
+            let plain = !front.iter().any(|name| is_vector(name) || storage(name).is_some());
+            plain && storage(ty).is_some() && storage(vector).is_none() && !instruction.has("async")
+        }
+        (root, _) => ANY_ORDER.contains(&root),
     }
 }
 

@@ -54,7 +54,7 @@ pub(crate) fn opcode_in_any_order(pattern: &Pattern, modifiers: &[Name]) -> Vec<
     })
 }
 
-/// Every way to spell the opcode with some of the modifiers, in an order that `next` allows.
+/// Every way to spell the opcode, taking the modifiers in an order that `next` allows: it is given those used as bits.
 fn ways<I: Iterator<Item = usize>>(
     pattern: &Pattern,
     modifiers: &[Name],

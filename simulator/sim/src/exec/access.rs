@@ -253,6 +253,7 @@ impl Cx<'_, '_> {
 
     /// Notes that lanes access memory that others see.
     pub(super) fn note(&mut self, lanes: u32) {
+        self.g.carried.quiet = false;
         if self.cl.launch.config.checks.strict {
             self.g.loose.lanes |= lanes;
         }

@@ -72,6 +72,7 @@ pub fn execute(op: &Atomic, cx: &mut Cx<'_, '_>) -> Result {
         )?;
         changed |= buffer[..total] != before[..total];
     }
+    cx.released();
     if !changed {
         // Nobody can notice; a spin on a lock is no progress.
         cx.cl.progress = progress;

@@ -21,6 +21,7 @@ pub fn fence(op: &Fence, cx: &mut Cx<'_, '_>) -> Result {
             }
             if *release {
                 cx.g.carried.fenced = Some((*scope, cx.g.publish(cx.m)));
+                cx.g.carried.quiet = true;
             }
         }
         Fence::Async(memories) => {

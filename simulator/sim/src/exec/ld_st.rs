@@ -171,10 +171,12 @@ fn store(cx: &mut Cx<'_, '_>, a: &Addr, ty: Type, s: &[Src], order: Ordering) ->
     }
     let kind = Kind::WRITE.strong(order.reach());
     cx.store_warp(a.space, &addresses, total, kind, &bytes, undefined.then_some(&holes))?;
-    if !order.strong {
-        same_address(cx, a, &addresses, &bytes, total)?;
+    if order.strong {
+        cx.released();
+        return Ok(Flow::Yield);
     }
-    Ok(if order.strong { Flow::Yield } else { Flow::Next })
+    same_address(cx, a, &addresses, &bytes, total)?;
+    Ok(Flow::Next)
 }
 
 /// A lane's undefined bytes and those of its next register, which goes to byte `at`.

@@ -35,13 +35,23 @@ impl Release {
 }
 
 impl Cx<'_, '_> {
-    /// What a strong write passes on: everything for a release, what the last fence covered otherwise.
+    /// What a strong write passes on: everything for a release, what the last fence covered otherwise. Who observes the
+    /// write comes after it, whatever it carries; that is said where nothing else was done since what it carries.
     fn publishes(&mut self, order: Ordering) -> Option<(Scope, Arc<View>)> {
-        if order.release {
-            Some((order.scope, self.g.publish(self.m)))
-        } else {
-            self.g.carried.fenced.clone()
+        let alone = self.g.carried.quiet || order.release;
+        let mut passed = match order.release {
+            true => Some((order.scope, self.g.publish(self.m))),
+            false => self.g.carried.fenced.clone(),
+        };
+        if let Some((_, view)) = passed.as_mut().filter(|_| alone && self.g.is_whole(self.m)) {
+            Arc::make_mut(view).learn(self.g.actor, self.g.clock);
         }
+        passed
+    }
+
+    /// After a strong write: later actions are not part of what it passed on.
+    pub fn released(&mut self) {
+        self.g.clock += 1;
     }
 
     /// Publishes what a strong write at these places carries. A plain store starts a new release sequence, a

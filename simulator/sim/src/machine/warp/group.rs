@@ -77,6 +77,8 @@ pub struct Carried {
     pub observed: Option<Arc<View>>,
     /// What it had published at its last fence, and how far that reaches: strong writes pass it on.
     pub fenced: Option<(Reach, Arc<View>)>,
+    /// Whether it has accessed no memory since.
+    pub quiet: bool,
     /// What other fences have covered: initializations of mbarriers, and what was done to tensor memory. Relaxed arrivals
     /// pass it on too.
     other: Option<Arc<View>>,
@@ -105,6 +107,7 @@ impl Carried {
 
     /// That of lanes which join.
     pub(super) fn merge(&mut self, other: &Carried) {
+        self.quiet = false;
         Arc::make_mut(&mut self.tensor).join(&other.tensor);
         if let Some(theirs) = &other.observed {
             Arc::make_mut(self.observed.get_or_insert_default()).join(theirs);
@@ -196,6 +199,11 @@ impl Group {
             Arc::make_mut(&mut view).limit(actor, clock);
         }
         view
+    }
+
+    /// Whether these lanes speak for all that the group did.
+    pub fn is_whole(&self, lanes: u32) -> bool {
+        self.loose.lanes & !lanes == 0 && self.loose.before.is_empty()
     }
 
     /// Everything that the group knows and did.
