@@ -21,6 +21,7 @@ from ._arrays import (
     tell_autograd,
     torch_of,
 )
+from ._threads import follow
 from .errors import OperandError
 
 Weights, Linear, Mlp, Experts = _dualgemm.Weights, _dualgemm.Linear, _dualgemm.Mlp, _dualgemm.Experts
@@ -156,6 +157,8 @@ def floats(a, w, out, out_dtype, how, more=(), routing=()):
     computed, which weights can check without an A; ``more`` and ``routing`` go with it."""
     n, k = w.shape
     torch = torch_of(a)
+    if torch is not None:
+        follow(torch)
     if isinstance(a, tuple):
         rows, lead = first_array(a).shape[0], None
     else:
