@@ -32,7 +32,7 @@ pub struct Cli {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 the thing checked is wrong; 2 bad input or usage; 3 not supported on \
-                          this machine or in this build.";
+                          this machine or in this build; 130 interrupted.";
 
 /// The subcommands.
 #[derive(Debug, Subcommand)]

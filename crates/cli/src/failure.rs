@@ -10,6 +10,8 @@ pub const CHECK_FAILED: u8 = 1;
 pub const USAGE: u8 = 2;
 /// The input is fine, but this build or machine cannot do what was asked.
 pub const UNSUPPORTED: u8 = 3;
+/// Ctrl-C, as shells count it.
+pub const INTERRUPTED: u8 = 130;
 /// A bug in dualgemm.
 pub const PANIC: u8 = 101;
 
@@ -23,8 +25,19 @@ pub struct Unsupported {
     pub instead: String,
 }
 
+/// Ctrl-C ended the command before it was done.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted: {0}")]
+pub struct Interrupted(
+    /// What was done.
+    pub String,
+);
+
 /// The exit code of an error that ended a command.
 pub fn exit_code(error: &anyhow::Error) -> u8 {
+    if error.is::<Interrupted>() {
+        return INTERRUPTED;
+    }
     let missing = |error: &cpu::Error| matches!(error, cpu::Error::IsaUnavailable { .. });
     let unsupported = error.chain().any(|cause| {
         cause.is::<Unsupported>()

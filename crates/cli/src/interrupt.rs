@@ -1,4 +1,23 @@
-//! Signals that end the command: what it has half written goes first.
+//! Signals that end the command: what it has half written goes first, and a simulation says how far it came.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use dualgemm_sim::Progress;
+
+/// The simulation that the next Ctrl-C stops.
+static SIMULATION: Mutex<Option<Arc<Progress>>> = Mutex::new(None);
+
+fn swap(simulation: Option<Arc<Progress>>) -> Option<Arc<Progress>> {
+    std::mem::replace(&mut SIMULATION.lock().unwrap_or_else(PoisonError::into_inner), simulation)
+}
+
+/// Does work that the first Ctrl-C stops at this simulation; a second one ends the command at once.
+pub fn stopping<T>(simulation: &Arc<Progress>, work: impl FnOnce() -> T) -> T {
+    swap(Some(simulation.clone()));
+    let result = work();
+    swap(None);
+    result
+}
 
 /// From here on a signal that ends this process removes what it has under temporary names.
 #[cfg(unix)]
@@ -14,6 +33,12 @@ pub fn remove_uncommitted_on_signals() {
     let Ok(mut signals) = Signals::new(ends) else { return };
     std::thread::spawn(move || {
         for signal in signals.forever() {
+            if signal == SIGINT
+                && let Some(simulation) = swap(None)
+            {
+                simulation.stop();
+                continue;
+            }
             atomic::remove_uncommitted();
             let _ = emulate_default_handler(signal);
         }

@@ -73,6 +73,11 @@ impl Output {
         bar
     }
 
+    /// A bar over so many steps on stderr, with a message; invisible where stderr is no terminal.
+    pub fn fraction(&self, len: u64) -> ProgressBar {
+        self.bar("{bar:20} {percent}% {msg}", || ProgressBar::new(len))
+    }
+
     /// A progress bar over `len` steps on stderr; invisible where stderr is no terminal.
     pub fn progress(&self, what: &'static str, len: usize) -> ProgressBar {
         let bar = || ProgressBar::new(len as u64).with_message(what);

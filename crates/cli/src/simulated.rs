@@ -34,6 +34,12 @@ pub fn fits((m, n, k): (usize, usize, usize), runs: usize, asked: &str) -> anyho
     Ok(Duration::from_secs_f64(work / WORK_PER_S))
 }
 
+/// The time that is left when `done` of `all` steps took so long; `None` while too few are done to tell.
+pub fn left(took: Duration, done: u64, all: u64) -> Option<Duration> {
+    let (done, all) = (done as f64, all as f64);
+    (done >= all / 100.0).then(|| took.mul_f64((all / done - 1.0).max(0.0)))
+}
+
 /// A time that is known about, in whole seconds or minutes.
 pub fn about(time: Duration) -> String {
     match time.as_secs_f64() {
@@ -53,6 +59,15 @@ mod tests {
             [of(0.2), of(4.04), of(89.0), of(91.0), of(1200.0)],
             ["1 s", "5 s", "89 s", "2 min", "20 min"]
         );
+    }
+
+    #[test]
+    fn what_is_left_follows_from_what_is_done() {
+        let took = Duration::from_secs(3);
+        assert_eq!(left(took, 25, 100), Some(Duration::from_secs(9)));
+        // More than was expected, because of padding.
+        assert_eq!(left(took, 110, 100), Some(Duration::ZERO));
+        assert_eq!((left(took, 9, 1000), left(took, 0, 0)), (None, None));
     }
 
     #[test]

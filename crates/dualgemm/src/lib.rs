@@ -31,11 +31,15 @@ pub use dualgemm_plan as strategies;
 #[cfg(feature = "cuda")]
 pub use dualgemm_plan::{DeviceA, DeviceC, DeviceCall, DeviceGateUp, GpuOptions, GroupedCall};
 
+#[cfg(feature = "cuda")]
+pub use dualgemm_plan::mixture::MixtureCall;
 pub use error::Error;
 #[cfg(feature = "cuda")]
 pub use gpu::GpuId;
 #[cfg(feature = "sim")]
 pub use gpu::SimArch;
+#[cfg(feature = "cuda")]
+pub use mixture::{DeviceMixture, PackedMixture};
 pub use mixture::{MixtureDesc, MixturePlan, MixtureRunner};
 pub use mlp::{MlpPlan, MlpRunner, PackedMlp};
 pub use packed::{PackedExperts, PackedWeights};

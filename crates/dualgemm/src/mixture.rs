@@ -8,6 +8,9 @@
 //! Sorting is stable and the sum is in f32 in the order of j, so results do not depend on the number of threads. How many rows
 //! an expert gets is known only here; no buffer depends on it.
 
+#[cfg(feature = "cuda")]
+mod on_device;
+
 use dualgemm_formats::{FloatMatrix, Matrix, QuantizedMatrix, ScaleLayout};
 use dualgemm_gemm::{
     AFormat, AOperand, Error as GemmError, MlpDesc, OutFormat, OutputMut, RouterWeights, Routing,
@@ -18,6 +21,8 @@ use rayon::prelude::*;
 
 use crate::mlp::try_vec;
 use crate::{Error, MlpPlan, MlpRunner, PackedMlp, Rows, Target};
+#[cfg(feature = "cuda")]
+pub use on_device::{DeviceMixture, PackedMixture};
 
 /// Shapes and formats of a mixture.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -30,6 +35,16 @@ pub struct MixtureDesc {
     pub top_k: usize,
     /// Where the router's weights go.
     pub router: RouterWeights,
+}
+
+impl MixtureDesc {
+    fn check_count(&self, found: usize) -> Result<(), Error> {
+        if found == self.experts {
+            return Ok(());
+        }
+        let (found, expected) = (format!("{found} MLPs"), format!("{} MLPs", self.experts));
+        Err(Error::Gemm(GemmError::Operand { tensor: "experts".into(), found, expected }))
+    }
 }
 
 /// How a mixture is computed.
@@ -70,6 +85,8 @@ impl MixturePlan {
             GemmError::TooLarge { tensor: "A", batch: top_k, rows: mlp.gate_up.m, cols: mlp.gate_up.k };
         let rows = mlp.gate_up.m.checked_mul(top_k).ok_or(too_large)?;
         (mlp.gate_up.m, mlp.down.m, mlp.down.out) = (rows, rows, OutFormat::F32);
+        #[cfg(feature = "cuda")]
+        let target = &on_device::target(desc, target)?;
         Ok(Self { desc: *desc, mlp: MlpPlan::new(&mlp, target)? })
     }
 

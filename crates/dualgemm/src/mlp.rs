@@ -9,7 +9,7 @@ use half::{bf16, f16};
 
 use crate::{DualGemm, Error, PackedWeights, Plan, Rows, Runner, Target};
 
-/// How an MLP is computed: two plans, of which the second reads what the first writes.
+/// How an MLP is computed: two plans. The second reads what the first writes.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct MlpPlan {
     /// Gate and up.
@@ -89,9 +89,9 @@ pub struct PackedMlp {
 /// An [`MlpPlan`] with the buffers of its runs.
 #[derive(Debug)]
 pub struct MlpRunner {
-    desc: MlpDesc,
-    gate_up: Runner,
-    down: Runner,
+    pub(crate) desc: MlpDesc,
+    pub(crate) gate_up: Runner,
+    pub(crate) down: Runner,
     /// Made at the first call, where operands on a GPU are the rule.
     between: Option<Between>,
     #[cfg(feature = "cuda")]

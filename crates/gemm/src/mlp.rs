@@ -18,7 +18,7 @@ use crate::{
     AFormat, AOperand, DualGemmDesc, Error, GateUp, Linear, Operation, OutFormat, OutScale, reference_of,
 };
 
-/// Shapes and formats of a whole gated MLP: two descriptions of which the second reads what the first writes.
+/// Shapes and formats of a whole gated MLP: two descriptions. The second reads what the first writes.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct MlpDesc {
     /// Gate and up. Its `out` is the format between the products.

@@ -83,22 +83,22 @@ fn products(
     alpha: f32,
     bias: impl Fn(usize) -> f64,
 ) -> Vec<Bounded> {
-    let weight_rows: Vec<Vec<f64>> =
-        (0..b.rows()).map(|n| (0..b.k()).map(|k| b.value(n, k)).collect()).collect();
+    // Sums of a token side by side: each in order of K, without waiting for the one before.
+    let columns: Vec<Vec<f64>> = (0..b.k()).map(|k| (0..b.rows()).map(|n| b.value(n, k)).collect()).collect();
     let mut c = Vec::with_capacity(a.len() * b.rows());
     for a_row in a {
-        let exact = a_row.iter().all(|x| x.error == 0.0);
-        for (n, b_row) in weight_rows.iter().enumerate() {
-            assert_eq!(a_row.len(), b_row.len(), "K of A and of {}", b.name());
-            let [mut dot, mut magnitudes, mut squares] = [0.0; 3];
-            for (x, y) in a_row.iter().zip(b_row) {
-                dot += x.value * y;
-                magnitudes += (x.value * y).abs();
+        assert_eq!(a_row.len(), b.k(), "K of A and of {}", b.name());
+        let mut sums = vec![[0.0; 3]; b.rows()];
+        for (x, column) in a_row.iter().zip(&columns) {
+            for ([dot, magnitudes, squares], y) in sums.iter_mut().zip(column) {
+                let (product, off) = (x.value * y, x.error * y);
+                *dot += product;
+                *magnitudes += product.abs();
+                *squares += off * off;
             }
-            if !exact {
-                squares = a_row.iter().zip(b_row).map(|(x, y)| (x.error * y) * (x.error * y)).sum();
-            }
-            let sum = Bounded::product(a_row.len(), [dot, magnitudes], alpha.into(), bias(n));
+        }
+        for (n, [dot, magnitudes, squares]) in sums.into_iter().enumerate() {
+            let sum = Bounded::product(b.k(), [dot, magnitudes], alpha.into(), bias(n));
             c.push(sum.off_by(f64::from(alpha).abs() * Bounded::together(squares)));
         }
     }

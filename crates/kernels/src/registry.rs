@@ -11,7 +11,7 @@ use crate::generic::dequantize::Dequantize;
 use crate::generic::expand::Expand;
 use crate::generic::quantize::Quantize;
 use crate::generic::silu_mul::SiluMul;
-use crate::generic::{amax, atoms, copy, pack, rowwise};
+use crate::generic::{amax, atoms, copy, mixture, pack, rowwise};
 use crate::parts::format::Formats;
 use crate::parts::rows;
 use crate::sm90a::{config::Config, fused, variant::Variant};
@@ -175,6 +175,15 @@ pub const KERNELS: &[Kernel] = &[
         text: Text::Fixed(|config| {
             one_of(config, ["bytes"], |name| (*name).into())?;
             copy::generate(Target::Sm80)
+        }),
+    },
+    Kernel {
+        name: "mixture",
+        doc: "rows sorted by expert, and the weighted sum of what experts make of them",
+        arch: Target::Sm80,
+        configs: || mixture::Step::all().into_iter().map(mixture::Step::name).collect(),
+        text: Text::Fixed(|config| {
+            mixture::generate(one_of(config, mixture::Step::all(), |step| step.name())?, Target::Sm80)
         }),
     },
     Kernel {

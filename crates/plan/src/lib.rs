@@ -10,6 +10,7 @@
 //! | [`plan`] | [`GpuPlan`]: what is chosen, and why |
 //! | [`strategy`](mod@strategy) | the ways to put the operation together, as a list |
 //! | [`weights`], [`experts`], [`form`], [`call`], [`operands`] | operands in device memory |
+//! | [`mixture`] | what stands around the products of a mixture of experts |
 //! | [`gpu`] | a GPU with its loaded kernels; memory that frees itself |
 //! | [`choices`], [`tune`] | what was measured fastest, and measuring it |
 //! | [`blackwell`] | what the fused sm_100 kernel should take, an estimate |
@@ -26,6 +27,7 @@ pub mod form;
 pub mod gpu;
 mod launches;
 pub mod measure;
+pub mod mixture;
 mod model;
 pub mod operands;
 pub mod plan;

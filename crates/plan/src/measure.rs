@@ -246,7 +246,8 @@ pub fn limits(gpu: &'static Gpu, protocol: Protocol) -> Result<CardLimits, Error
             // SAFETY: the buffers above are as large as the product wants them.
             unsafe { product.choose(operands, workspace.ptr()) }?;
             // SAFETY: the same.
-            let run = |_| Ok::<_, Error>(unsafe { product.launch(Stream::Own, 1e-3, operands, workspace.ptr()) }?);
+            let run =
+                |_| Ok::<_, Error>(unsafe { product.launch(Stream::Own, 1e-3, operands, workspace.ptr()) }?);
             let took = time(card, Launches::Recorded, 2, protocol, run)?;
             (2.0 * (SIDE as f64).powi(3) / took.p10_us * 1e6, format!("{blas:?}, 8192 x 8192 x 8192"))
         }

@@ -1,11 +1,11 @@
 //! Is a module legal on the target it names? Every instruction must be a row of the table that the target and
 //! the PTX version have, with operands the form allows.
 //!
-//! The builder runs this on what it built; it also judges modules that were read from text. It knows only
+//! The builder runs [`check`] on what it built; [`check_foreign`] judges modules that others wrote. Both know only
 //! what the table knows: an instruction missing there is reported as unknown, not as wrong.
 
 use crate::ast::{Function, Instruction, Line, Module, RegDecl, Statement, Version};
-use crate::isa::grammar::Pattern;
+use crate::isa::grammar::{Pattern, storage};
 use crate::isa::{self, Fit, Letters, Row, Scope};
 use crate::target::{Target, Targets};
 use crate::types::Type;
@@ -108,6 +108,35 @@ pub enum Illegal {
     },
 }
 
+/// Opcodes of which ptxas takes the modifiers in any order.
+const ANY_ORDER: &[&str] = &[
+    "add",
+    "atom",
+    "cvt",
+    "div",
+    "ex2",
+    "fma",
+    "lg2",
+    "match",
+    "movmatrix",
+    "mul",
+    "neg",
+    "rcp",
+    "red",
+    "redux",
+    "rsqrt",
+    "set",
+    "setp",
+    "shfl",
+    "sin",
+    "cos",
+    "sqrt",
+    "stmatrix",
+    "sub",
+    "tanh",
+    "vote",
+];
+
 /// Everything in `module` that its target or version does not have, in text order. Empty: legal.
 pub fn check(module: &Module) -> Vec<Illegal> {
     let name = module.target.first().map_or("", |t| t.as_str());
@@ -118,6 +147,21 @@ pub fn check(module: &Module) -> Vec<Illegal> {
     if module.version < target.since() {
         out.push(Illegal::TargetVersion { target, needs: target.since(), found: module.version });
     }
+    all(module, (Some(target), false), &mut out);
+    out
+}
+
+/// The instructions of a module that others wrote that no form of the table and of [`isa::foreign`] has on its target, if
+/// that is known, and repeated modifiers. Nothing else is said of instructions whose first word the table lacks, and nothing of
+/// versions.
+pub fn check_foreign(module: &Module) -> Vec<Illegal> {
+    let target = module.target.first().and_then(|name| Target::from_name(name));
+    let mut out = Vec::new();
+    all(module, (target, true), &mut out);
+    out
+}
+
+fn all(module: &Module, (target, foreign): (Option<Target>, bool), out: &mut Vec<Illegal>) {
     let mut opcodes = HashMap::new();
     for function in module.functions() {
         let mut registers = Registers::default();
@@ -127,10 +171,10 @@ pub fn check(module: &Module) -> Vec<Illegal> {
                 registers.declare(&param.name, None, param.ty);
             }
         }
-        let mut context = Context { function, target, version: module.version, opcodes: &mut opcodes };
-        context.body(function.body.as_deref().unwrap_or_default(), &mut registers, &mut out);
+        let version = module.version;
+        let mut context = Context { function, target, foreign, version, opcodes: &mut opcodes };
+        context.body(function.body.as_deref().unwrap_or_default(), &mut registers, out);
     }
-    out
 }
 
 /// The registers visible at a statement.
@@ -183,7 +227,9 @@ type Forms = Vec<(&'static Row, &'static Pattern, Vec<Letters>)>;
 
 struct Context<'a> {
     function: &'a Function,
-    target: Target,
+    target: Option<Target>,
+    /// Whether others wrote the module.
+    foreign: bool,
     version: Version,
     /// Forms of the opcodes met so far: a module has few opcodes and many instructions.
     opcodes: &'a mut HashMap<String, Forms>,
@@ -210,19 +256,30 @@ impl Context<'_> {
             let register = guard.register.to_string();
             return Some(Illegal::Guard { function, line, instruction: instruction.to_string(), register });
         }
-        let candidates = isa::OPCODES.get(&*instruction.root).map(Vec::as_slice).unwrap_or_default();
+        let of_root = |table: &'static isa::Opcodes| {
+            table.get(&*instruction.root).map(Vec::as_slice).unwrap_or_default()
+        };
+        let candidates = of_root(&isa::OPCODES);
+        if self.foreign && candidates.is_empty() && !repeats(instruction) {
+            return None;
+        }
+        let others = if self.foreign { of_root(&isa::FOREIGN) } else { &[] };
+        let any_order = self.foreign && ANY_ORDER.contains(&&*instruction.root);
         let forms = self.opcodes.entry(instruction.opcode()).or_insert_with(|| {
-            let spelled = |pattern: &Pattern| isa::opcode(pattern, &instruction.modifiers);
-            let all = candidates.iter().map(|(row, pattern)| (*row, pattern, spelled(pattern)));
+            let spelled = |pattern: &Pattern| match any_order {
+                true => isa::opcode_in_any_order(pattern, &instruction.modifiers),
+                false => isa::opcode(pattern, &instruction.modifiers),
+            };
+            let all = candidates.iter().chain(others).map(|(row, pattern)| (*row, pattern, spelled(pattern)));
             all.filter(|(.., ways)| !ways.is_empty()).collect()
         });
-        let fits: Vec<(&Row, Fit)> = forms
+        let fits: Vec<(&'static Row, Fit)> = forms
             .iter()
             .map(|(row, pattern, ways)| (*row, isa::fit(pattern, ways, &instruction.operands, registers)))
             .collect();
         let right: Vec<&Row> = fits.iter().filter(|(_, fit)| *fit == Fit::Yes).map(|(row, _)| *row).collect();
-        let has = |row: &Row| row.targets.contains(self.target);
-        if right.iter().any(|row| has(row) && row.since <= self.version) {
+        let has = |row: &Row| self.target.is_none_or(|target| row.targets.contains(target));
+        if right.iter().any(|row| has(row) && (self.foreign || row.since <= self.version)) {
             return None;
         }
         let text = instruction.to_string();
@@ -238,37 +295,48 @@ impl Context<'_> {
                 needs,
             });
         }
-        if let Some(row) = right.first() {
+        if let (Some(row), Some(target)) = (right.first(), self.target) {
             let needs = right.iter().fold(row.targets, |all, row| all.with(row.targets));
-            let (target, row) = (self.target, row.name);
+            let row = row.name;
             return Some(Illegal::Target { function, line, instruction: text, target, row, needs });
         }
-        // Among equals the first row of the table: `max_by_key` takes the last.
-        let furthest = fits.iter().rev().filter_map(|(row, fit)| match fit {
-            Fit::No(index, expected) => Some((*index, row.name, expected)),
-            Fit::Yes => None,
-        });
-        if let Some((index, row, expected)) = furthest.max_by_key(|(index, ..)| *index) {
-            let expected = expected.clone();
-            return Some(Illegal::Operand {
-                function,
-                line,
-                instruction: text,
-                index: index + 1,
-                expected,
-                row,
-            });
-        }
-        // The forms that share most of the modifiers.
-        let mut near: Vec<&Row> = candidates.iter().map(|(row, _)| *row).collect();
-        let shared =
-            |row: &Row| instruction.modifiers.iter().filter(|m| row.form.contains(m.as_str())).count();
-        near.sort_by_key(|row| std::cmp::Reverse(shared(row)));
-        let forms: Vec<&str> = near.iter().take(2).map(|row| row.form).collect();
-        let forms = match forms.len() {
-            0 => String::new(),
-            _ => format!("; the nearest forms are: {}", forms.join("; ")),
-        };
-        Some(Illegal::UnknownInstruction { function, line, instruction: text, forms })
+        Some(unfit(function, instruction, &fits, candidates))
     }
+}
+
+/// Whether a modifier that is no type and no order of a matrix comes twice.
+fn repeats(instruction: &Instruction) -> bool {
+    let list = &instruction.modifiers;
+    let once = |name: &str| storage(name).is_none() && !matches!(name, "row" | "col");
+    (0..list.len()).any(|at| once(&list[at]) && list[..at].contains(&list[at]))
+}
+
+/// Why no form has the instruction: the operand that the nearest form with its opcode does not take, or the forms with the
+/// same first word.
+fn unfit(
+    function: String,
+    instruction: &Instruction,
+    fits: &[(&'static Row, Fit)],
+    candidates: &[(&'static Row, Pattern)],
+) -> Illegal {
+    let (Line(line), text) = (instruction.line, instruction.to_string());
+    // Among equals the first row of the table: `max_by_key` takes the last.
+    let furthest = fits.iter().rev().filter_map(|(row, fit)| match fit {
+        Fit::No(index, expected) => Some((*index, row.name, expected)),
+        Fit::Yes => None,
+    });
+    if let Some((index, row, expected)) = furthest.max_by_key(|(index, ..)| *index) {
+        let expected = expected.clone();
+        return Illegal::Operand { function, line, instruction: text, index: index + 1, expected, row };
+    }
+    // The forms that share most of the modifiers.
+    let mut near: Vec<&Row> = candidates.iter().map(|(row, _)| *row).collect();
+    let shared = |row: &Row| instruction.modifiers.iter().filter(|m| row.form.contains(m.as_str())).count();
+    near.sort_by_key(|row| std::cmp::Reverse(shared(row)));
+    let forms: Vec<&str> = near.iter().take(2).map(|row| row.form).collect();
+    let forms = match forms.len() {
+        0 => String::new(),
+        _ => format!("; the nearest forms are: {}", forms.join("; ")),
+    };
+    Illegal::UnknownInstruction { function, line, instruction: text, forms }
 }

@@ -85,6 +85,18 @@ fn every_sample_assembles_on_every_claimed_target() {
 
 #[test]
 #[ignore = "needs ptxas"]
+fn every_form_of_others_assembles() {
+    for &target in Target::ALL {
+        let samples = samples(isa::foreign().filter(|row| row.targets.contains(target)));
+        let module = Row::sample_module(&samples, target, NEWEST);
+        let verdict = assemble(&module, target, &["-O0"]);
+        let refused = refused(&module, &verdict.messages);
+        assert!(verdict.success, "{target}: {refused:#?}\n{}", verdict.messages);
+    }
+}
+
+#[test]
+#[ignore = "needs ptxas"]
 fn every_sample_is_refused_on_every_other_target() {
     for family in Family::ALL {
         for &target in Target::ALL {

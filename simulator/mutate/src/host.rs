@@ -28,6 +28,8 @@ pub enum Fate {
     Wrong,
     /// It ended with the result of the original under every seed.
     Survived,
+    /// It ended with that result, but nothing executes what it changes: a larger problem may.
+    NotReached,
     /// It could not be loaded or launched; the reason.
     Refused(String),
 }
@@ -38,6 +40,7 @@ impl fmt::Display for Fate {
             Fate::Stopped(check) => f.write_str(check.name()),
             Fate::Wrong => f.write_str("wrong result"),
             Fate::Survived => f.write_str("survived"),
+            Fate::NotReached => f.write_str("not reached"),
             Fate::Refused(reason) => write!(f, "refused: {reason}"),
         }
     }
@@ -115,9 +118,18 @@ impl<'r> Host<'r> {
 
     /// What becomes of a mutant: the first seed that shows something decides.
     pub fn run(&self, mutant: &Mutant) -> Fate {
-        let text = mutant.apply(&self.module);
+        match self.of_text(&mutant.apply(&self.module)) {
+            Fate::Survived if self.of_text(&mutant.trapped(&self.module)) == Fate::Survived => {
+                Fate::NotReached
+            }
+            fate => fate,
+        }
+    }
+
+    /// What becomes of the program with this text of the module.
+    fn of_text(&self, text: &str) -> Fate {
         for &seed in &self.seeds {
-            let device = Edited::new(self.config.clone().seed(seed), Some((&self.text, &text)));
+            let device = Edited::new(self.config.clone().seed(seed), Some((&self.text, text)));
             match (self.run)(&device) {
                 Ok(bytes) if bytes == self.want => {}
                 Ok(_) => return Fate::Wrong,

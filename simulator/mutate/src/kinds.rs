@@ -77,19 +77,45 @@ enum Edit {
 impl Mutant {
     /// The text of the module with this edit.
     pub(crate) fn apply(&self, module: &Module) -> String {
-        let mut module = module.clone();
-        let Item::Function(function) = &mut module.items[self.item] else { return module.to_string() };
-        let list = function.body.get_or_insert_default();
-        // The path was made of blocks of this module.
-        let Some(list) = inner(list, &self.path) else { return module.to_string() };
-        match &self.edit {
+        self.edited(module, |list| match &self.edit {
             Edit::Replace(range, with) => drop(list.splice(range.clone(), with.iter().cloned())),
             Edit::Swap(first, second) => {
                 list[first.start..second.end].rotate_left(second.start - first.start)
             }
+        })
+    }
+
+    /// The text of the module with a trap where the edit would be: whoever comes there stops.
+    pub(crate) fn trapped(&self, module: &Module) -> String {
+        let place = match &self.edit {
+            Edit::Swap(_, second) if self.kind == Kind::Earlier => second.start,
+            Edit::Swap(range, _) | Edit::Replace(range, _) => range.start,
+        };
+        self.edited(module, |list| {
+            let guard = match &list[place] {
+                Statement::Instruction(instruction) => instruction.guard.clone(),
+                _ => None,
+            };
+            let trap = Instruction { guard, ..plain("trap", &[], Vec::new()) };
+            list.insert(place, Statement::Instruction(trap));
+        })
+    }
+
+    fn edited(&self, module: &Module, edit: impl FnOnce(&mut Vec<Statement>)) -> String {
+        let mut module = module.clone();
+        // The path was made of blocks of this module.
+        if let Item::Function(function) = &mut module.items[self.item]
+            && let Some(list) = inner(function.body.get_or_insert_default(), &self.path)
+        {
+            edit(list);
         }
         module.to_string()
     }
+}
+
+fn plain(root: &str, modifiers: &[&str], operands: Vec<Operand>) -> Instruction {
+    let modifiers = modifiers.iter().map(|&modifier| modifier.into()).collect();
+    Instruction { line: Line::default(), guard: None, root: root.into(), modifiers, operands }
 }
 
 /// The list of statements at a path.
@@ -343,13 +369,8 @@ fn shifted(instruction: &Instruction, operand: Option<usize>, operation: &str, b
     let name: Name = "mutated".into();
     let ty = if operation == "xor" { "b32" } else { "u32" };
     let register = std::mem::replace(place, Operand::Ident(name.clone()));
-    let arithmetic = Instruction {
-        line: Line::default(),
-        guard: None,
-        root: operation.into(),
-        modifiers: vec![ty.into()],
-        operands: vec![Operand::Ident(name.clone()), register, Operand::Imm(Immediate::Int(by))],
-    };
+    let operands = vec![Operand::Ident(name.clone()), register, Operand::Imm(Immediate::Int(by))];
+    let arithmetic = plain(operation, &[ty], operands);
     let declared = RegDecl { line: Line::default(), vector: None, ty: Type::B32, names: vec![(name, None)] };
     Statement::Block(vec![
         Statement::Reg(declared),

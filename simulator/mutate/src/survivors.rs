@@ -1,4 +1,7 @@
-//! The list of mutants that are proven harmless: tab-separated lines of kernel, mutation, line of the text, and why.
+//! The list of mutants that are proven harmless: tab-separated lines of a key and a reason, and of kernel, mutation, line of
+//! the text, and the key of the reason.
+
+use std::collections::BTreeMap;
 
 use thiserror::Error;
 
@@ -13,7 +16,7 @@ pub struct Row {
     pub mutation: String,
     /// The text of the mutant, [`Mutant::text`].
     pub text: String,
-    /// Why it is harmless; or `open: `, and what is not known.
+    /// Why it is harmless, in the list's words; or `open: `, and what is not known.
     pub why: String,
 }
 
@@ -32,30 +35,61 @@ pub struct Survivors {
 
 /// A line of the list that is not one.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error(
-    "line {line} of the survivors has {found} columns; it needs 4: kernel, mutation, text, why, separated by tabs"
-)]
-pub struct BadLine {
-    line: usize,
-    found: usize,
+pub enum BadLine {
+    /// It has another number of columns.
+    #[error(
+        "line {line} of the survivors has {found} columns; it needs 2, a key and a reason, or 4: kernel, mutation, text, \
+         key, separated by tabs"
+    )]
+    Columns {
+        /// Its number.
+        line: usize,
+        /// How many it has.
+        found: usize,
+    },
+    /// No reason before it has its key.
+    #[error("line {line} of the survivors has the key `{key}`; the reasons above it are {known}")]
+    Key {
+        /// Its number.
+        line: usize,
+        /// The key.
+        key: String,
+        /// Those that there are.
+        known: String,
+    },
+    /// No line has the key of a reason.
+    #[error("no line of the survivors has the reason `{0}`")]
+    Unused(String),
 }
 
 impl Survivors {
     /// Reads the list. Lines that start with `#` are comments.
     ///
     /// # Errors
-    /// If a line has another number of columns, or an empty one.
+    /// If a line has another number of columns, or an empty one, or a key that no reason has; if a reason is not used.
     pub fn parse(text: &str) -> Result<Survivors, BadLine> {
         let lines = text.lines().enumerate().filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
-        let row = |(at, line): (usize, &str)| {
+        let (mut reasons, mut rows) = (BTreeMap::new(), Vec::new());
+        for (at, line) in lines {
             let columns: Vec<&str> = line.split('\t').filter(|column| !column.is_empty()).collect();
-            let [kernel, mutation, text, why] = columns[..] else {
-                return Err(BadLine { line: at + 1, found: columns.len() });
-            };
-            let [kernel, mutation, text, why] = [kernel, mutation, text, why].map(str::to_string);
-            Ok(Row { kernel, mutation, text, why })
-        };
-        Ok(Survivors { rows: lines.map(row).collect::<Result<_, _>>()? })
+            match columns[..] {
+                [key, why] => drop(reasons.insert(key, (why, 0))),
+                [kernel, mutation, text, key] => {
+                    let Some((why, used)) = reasons.get_mut(key) else {
+                        let known = reasons.keys().copied().collect::<Vec<_>>().join(", ");
+                        return Err(BadLine::Key { line: at + 1, key: key.into(), known });
+                    };
+                    *used += 1;
+                    let [kernel, mutation, text, why] = [kernel, mutation, text, *why].map(str::to_string);
+                    rows.push(Row { kernel, mutation, text, why });
+                }
+                _ => return Err(BadLine::Columns { line: at + 1, found: columns.len() }),
+            }
+        }
+        match reasons.into_iter().find(|(_, (_, used))| *used == 0) {
+            Some((key, _)) => Err(BadLine::Unused(key.into())),
+            None => Ok(Survivors { rows }),
+        }
     }
 
     /// Every line.
@@ -111,11 +145,19 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_a_reason_is_refused() {
-        let error = Survivors::parse("# list\nfused\tdrop\tbar.sync 0\t\n").unwrap_err();
+    fn a_row_has_the_reason_of_its_key_and_no_other_exact() {
+        let list = Survivors::parse("twice\tanother follows\nfused\tdrop\tbar.sync 0\ttwice\n").unwrap();
+        assert_eq!(list.rows()[0].why, "another follows");
+        let message = |text: &str| Survivors::parse(text).unwrap_err().to_string();
         assert_eq!(
-            error.to_string(),
-            "line 2 of the survivors has 3 columns; it needs 4: kernel, mutation, text, why, separated by tabs"
+            message("# list\nfused\tdrop\tbar.sync 0\t\n"),
+            "line 2 of the survivors has 3 columns; it needs 2, a key and a reason, or 4: kernel, mutation, text, key, \
+             separated by tabs"
         );
+        assert_eq!(
+            message("a\tb\nc\td\nfused\tdrop\tbar.sync 0\te\n"),
+            "line 3 of the survivors has the key `e`; the reasons above it are a, c"
+        );
+        assert_eq!(message("a\tb\n"), "no line of the survivors has the reason `a`");
     }
 }

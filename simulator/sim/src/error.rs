@@ -1,5 +1,6 @@
 //! Why PTX text cannot be loaded.
 
+use dualgemm_ptx::legal::Illegal;
 use thiserror::Error;
 
 /// Every error of loading a module.
@@ -9,6 +10,9 @@ pub enum Error {
     /// The text is not PTX.
     #[error(transparent)]
     Syntax(#[from] dualgemm_ptx::Error),
+    /// An instruction that has no form of the table, whether or not an assembler takes it.
+    #[error("the simulator has no such form: {0}")]
+    Form(#[from] Illegal),
     /// An instruction, modifier or operand that the simulator does not execute.
     #[error("line {line}: `{instruction}`: {reason}")]
     Instruction {

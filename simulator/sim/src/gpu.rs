@@ -8,6 +8,7 @@ use crate::machine::grid::{self, Launch};
 use crate::memory::Space;
 use crate::memory::global::Global;
 use crate::program::Kernel;
+use crate::progress::Progress;
 use crate::report::Counters;
 use crate::semantics::dot::Generation;
 use crate::trap::Trap;
@@ -15,6 +16,7 @@ use dualgemm_device::{Args, Device, DeviceInfo, DevicePtr, Error, FunctionId, La
 use dualgemm_ptx::Space as VarSpace;
 use dualgemm_ptx::ast::Linkage;
 use dualgemm_ptx::layout::{TENSOR_MAP_BYTES, TensorMap};
+use dualgemm_ptx::legal;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -57,6 +59,7 @@ struct State {
 pub struct Gpu {
     config: Config,
     info: DeviceInfo,
+    progress: Arc<Progress>,
     state: Mutex<State>,
 }
 
@@ -103,7 +106,7 @@ impl Gpu {
         };
         let global = Global::new(card.memory_bytes);
         let state = State { global, modules: Vec::new(), launches: HashMap::new(), last: None, trap: None };
-        Gpu { config, info, state: Mutex::new(state) }
+        Gpu { config, info, progress: Arc::default(), state: Mutex::new(state) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -121,6 +124,11 @@ impl Gpu {
     /// The settings.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// How far its launch has come; whoever holds it may stop that.
+    pub fn progress(&self) -> &Arc<Progress> {
+        &self.progress
     }
 
     /// What the last successful launch left behind; taken.
@@ -157,6 +165,9 @@ impl Gpu {
                     self.info.arch
                 ),
             });
+        }
+        if let Some(illegal) = legal::check_foreign(&ast).into_iter().next() {
+            return Err(illegal.into());
         }
         let mut state = self.state();
         let mut symbols = link::Symbols::new();
@@ -376,6 +387,7 @@ impl Device for Gpu {
             solo: clusters == 1,
             releases: Mutex::default(),
             overlaps: &launches,
+            progress: &self.progress,
         };
         let result = grid::run(&launch);
         match result {

@@ -40,6 +40,8 @@ pub enum Check {
     Explicit,
     /// More instructions than the configured limit.
     Limit,
+    /// The host stopped the launch ([`Progress::stop`](crate::Progress::stop)): nothing is known to be wrong.
+    Stopped,
 }
 
 impl Check {
@@ -61,6 +63,7 @@ impl Check {
             Check::Illegal => "illegal operand",
             Check::Explicit => "trap",
             Check::Limit => "instruction limit",
+            Check::Stopped => "stopped",
         }
     }
 }

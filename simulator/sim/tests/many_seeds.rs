@@ -1,7 +1,8 @@
 //! Seeds decide the interleaving and nothing else does.
 
 use dualgemm_device::{Args, Device, Error, LaunchSpec};
-use dualgemm_sim::{Checks, Config, Gpu, explore};
+use dualgemm_sim::report::Counters;
+use dualgemm_sim::{Check, Checks, Config, Gpu, explore};
 use std::collections::BTreeSet;
 
 /// Loads 128 bytes by bulk copy and stores what it finds; `WAIT` is replaced.
@@ -84,9 +85,12 @@ const SUM: &str = r"
 }
 ";
 
+fn on_threads<T: Send>(threads: usize, run: impl FnOnce() -> T + Send) -> T {
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(run)
+}
+
 fn sum(seed: u64, threads: usize) -> [u8; 4] {
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-    pool.install(|| {
+    on_threads(threads, || {
         let gpu = Gpu::new(Config::default().seed(seed));
         let f = gpu.function(gpu.load(SUM).unwrap(), "k").unwrap();
         let out = gpu.alloc(4).unwrap();
@@ -110,4 +114,53 @@ fn results_do_not_depend_on_the_number_of_threads_exact() {
             }
         }
     }
+}
+
+/// The fill of the speed example; `edit` changes its text. What it leaves behind and what was counted, or the report.
+fn fill(edit: (&str, &str), threads: usize) -> Result<(Vec<u8>, Counters), String> {
+    let run = || -> Result<(Vec<u8>, Counters), Error> {
+        let gpu = Gpu::new(Config::default());
+        let text = include_str!("ptx/fill.ptx").replace(edit.0, edit.1);
+        let kernel = gpu.function(gpu.load(&text)?, "fill")?;
+        let mut bytes = vec![0; 20 * 128 * 3 * 2];
+        let (out, matrix) = (gpu.alloc(bytes.len())?, gpu.alloc(640)?);
+        gpu.copy_to(matrix, &(0..640u32).map(|i| (i * i % 251) as u8).collect::<Vec<_>>())?;
+        let args = Args::new().ptr(out).ptr(matrix).u32(bytes.len() as u32 / 2);
+        // SAFETY: the device is simulated and fails a launch that leaves its memory.
+        unsafe { gpu.launch(&LaunchSpec::new(kernel, [20, 1, 1], [128, 1, 1]).args(args)) }?;
+        gpu.copy_from(&mut bytes, out)?;
+        Ok((bytes, gpu.take_outcome().unwrap().counters))
+    };
+    on_threads(threads, || run().map_err(|error| error.to_string()))
+}
+
+#[test]
+fn memory_counts_and_reports_do_not_depend_on_the_number_of_threads_exact() {
+    // From thread 2000 on, in CTA 15, all threads store to the same places.
+    let clash = ("mov.u32 digits, thread;", "min.u32 thread, thread, 2000; mov.u32 digits, thread;");
+    let (right, report) = (fill(("", ""), 1).unwrap(), fill(clash, 1).unwrap_err());
+    assert_eq!(right.1.global_written, right.0.len() as u64);
+    assert!(report.contains("data race: write of global memory is not ordered"), "{report}");
+    assert!(report.contains("CTA (16, 0, 0)") && report.contains("CTA (15, 0, 0)"), "{report}");
+    for threads in [2, 3, 8] {
+        assert_eq!(fill(("", ""), threads).as_ref(), Ok(&right));
+        assert_eq!(fill(clash, threads).as_ref(), Err(&report));
+    }
+}
+
+#[test]
+fn a_launch_that_the_host_stops_says_how_far_it_came() {
+    let gpu = Gpu::new(Config::default());
+    let kernel = gpu.function(gpu.load(SUM).unwrap(), "k").unwrap();
+    let out = gpu.alloc(4).unwrap();
+    let spec = LaunchSpec::new(kernel, [50, 1, 1], [64, 1, 1]).args(Args::new().ptr(out));
+    // SAFETY: the device is simulated and fails a launch that leaves its memory.
+    unsafe { gpu.launch(&spec) }.unwrap();
+    assert_eq!(gpu.progress().ctas(), (50, 50));
+    gpu.progress().stop();
+    // SAFETY: as above.
+    unsafe { gpu.launch(&spec) }.unwrap_err();
+    let trap = gpu.take_trap().unwrap();
+    let message = "the host stopped the launch when 0 of 50 CTAs had finished";
+    assert_eq!((trap.check, trap.message.as_str()), (Check::Stopped, message));
 }

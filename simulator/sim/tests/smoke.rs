@@ -88,16 +88,28 @@ fn an_unknown_instruction_is_named_with_its_line_exact() {
         gpu.load(&text).unwrap_err().to_string(),
         "cannot load the PTX: line 26: `wobble.rn.f32`: the simulator does not know this instruction"
     );
+    let start = "cannot load the PTX: the simulator has no such form: saxpy, line 26: ";
     let text = SAXPY.replace("fma.rn.f32", "fma.rn.sideways.f32");
     assert_eq!(
         gpu.load(&text).unwrap_err().to_string(),
-        "cannot load the PTX: line 26: `fma.rn.sideways.f32`: the simulator does not know .sideways of this instruction"
+        format!(
+            "{start}`fma.rn.sideways.f32 f4, f1, f2, f3`: no such instruction is known; the nearest forms are: \
+             fma.<rn|rz|rm|rp>{{.ftz}}{{.sat}}.f32  d:f32, a:f32, b:f32, c:f32; fma.<rn|rz|rm|rp>{{.ftz}}.f32x2  \
+             d:f32x2, a:f32x2!, b:f32x2!, c:f32x2!"
+        )
     );
     let text = SAXPY.replace("fma.rn.f32 f4, f1, f2, f3;", "barrier.cluster.wait.relaxed.aligned;");
     let text = text.replace("sm_80", "sm_90a");
+    let message = gpu.load(&text).unwrap_err().to_string();
+    assert!(
+        message.starts_with(&format!("{start}`barrier.cluster.wait.relaxed.aligned`: no such")),
+        "{message}"
+    );
+    let text = SAXPY.replace("fma.rn.f32 f4, f1, f2, f3;", "fma.rn.f32 f4, f1, f2, rd1;");
     assert_eq!(
         gpu.load(&text).unwrap_err().to_string(),
-        "cannot load the PTX: line 26: `barrier.cluster.wait.relaxed.aligned`: the simulator does not know .relaxed of this \
-         instruction"
+        format!(
+            "{start}`fma.rn.f32 f4, f1, f2, rd1`: operand 4 must be `c`: a .f32 register or a number (fma_f32)"
+        )
     );
 }

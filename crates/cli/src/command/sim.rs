@@ -4,17 +4,18 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
 use clap::Args;
+use dualgemm::check::{RowSample, bounded_rows};
 use dualgemm::formats::{BlockFormat, FloatType, GlobalScale};
-use dualgemm::gemm::{
-    AFormat, AOperand, Activation, Comparison, DualGemmDesc, Epilogue, GateUp, bounded_reference,
-};
+use dualgemm::gemm::{AFormat, AOperand, Activation, Comparison, DualGemmDesc, Epilogue, GateUp};
 use dualgemm::strategies::blackwell::Estimate;
 use dualgemm_bench::Shape;
 use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
-use dualgemm_device::{Device as _, DevicePtr, LaunchSpec};
+use dualgemm_device::{Device as _, DevicePtr, Error as DeviceError, LaunchSpec};
 use dualgemm_kernels::parts::operand::{Format, Formats, FusedArgs, Operand};
 use dualgemm_kernels::parts::rows::{self, Output as Destination};
 use dualgemm_kernels::registry::seen_on;
@@ -22,16 +23,16 @@ use dualgemm_kernels::sm90a::{host::Fused, operands::Operands, pack::Pack, varia
 use dualgemm_kernels::{sm90a, sm100a, sm120a};
 use dualgemm_ptx::builder::HalfFormat;
 use dualgemm_sim::report::Report as LaunchReport;
-use dualgemm_sim::{Card, Checks, Config as SimConfig, Gpu};
+use dualgemm_sim::{Card, Check, Checks, Config as SimConfig, Gpu};
 use half::f16;
 use serde::Serialize;
 
 use super::bench::shape;
 use super::{Verdict, ptx};
-use crate::failure::Unsupported;
+use crate::failure::{Interrupted, Unsupported};
 use crate::report::Output;
-use crate::simulated;
 use crate::tolerance::{Statement, Tolerance};
+use crate::{interrupt, simulated};
 
 /// Tensor scales of the generated operands: different ones, so that a mix-up shows.
 const A_SCALE: f32 = 0.5;
@@ -180,6 +181,8 @@ struct Prepared {
     a: AOperand<'static>,
     spec: LaunchSpec,
     c: DevicePtr,
+    /// Tokens of a tile.
+    tokens: u32,
     estimate: Option<Estimate>,
 }
 
@@ -207,7 +210,8 @@ fn prepare_hopper(
     let fused = Fused::new(gpu, config, &Variant::new(args.activation.program()).for_weights(n, k))?;
     let operands = Operands::upload(gpu, &fused, &a, &Pack::new(weights)?)?;
     let (spec, c) = (fused.spec(operands.args())?, operands.args().c);
-    Ok(Prepared { config: config.name(), a: AOperand::Float(a), spec, c, estimate: None })
+    let (tokens, config) = (config.tokens, config.name());
+    Ok(Prepared { config, a: AOperand::Float(a), spec, c, tokens, estimate: None })
 }
 
 /// Formats of the operands of the configuration that was asked for; Hopper's are all for nvfp4 weights.
@@ -257,18 +261,49 @@ fn prepare_blackwell(
         groups: None,
     };
     let variant = rows::Variant::new(args.activation.program());
-    let (config, spec, estimate) = if gpu.info().arch.major == 10 {
+    let (config, spec, tokens, estimate) = if gpu.info().arch.major == 10 {
         use sm100a::config::Config;
         let guess = || Estimate::best(formats, (m, n, k)).map(|(config, _)| config);
         let config = args.config.as_deref().map_or_else(guess, Config::named)?;
         let spec = sm100a::host::Fused::new(gpu, config, &variant, n)?.spec(&operands)?;
-        (config.name(), spec, Estimate::new(&config, (m, n, k)).ok())
+        (config.name(), spec, config.tile_tokens(), Estimate::new(&config, (m, n, k)).ok())
     } else {
         use sm120a::config::Config;
         let config = args.config.as_deref().map_or_else(|| Ok(Config::for_tokens(m)), Config::named)?;
-        (config.name(), sm120a::host::Fused::new(gpu, config, &variant, n)?.spec(&operands)?, None)
+        let spec = sm120a::host::Fused::new(gpu, config, &variant, n)?.spec(&operands)?;
+        (config.name(), spec, config.tokens, None)
     };
-    Ok(Prepared { config, a, spec, c, estimate })
+    Ok(Prepared { config, a, spec, c, tokens, estimate })
+}
+
+/// Launches, and shows how far it has come: of the operations of tensor cores, which take most of the time, it is known how
+/// many there will be.
+///
+/// # Errors
+/// What the device says of the launch.
+fn launch(gpu: &Gpu, spec: &LaunchSpec, operations: u64, output: &Output) -> Result<(), DeviceError> {
+    let (bar, begin, progress) = (output.fraction(operations), Instant::now(), gpu.progress());
+    let show = || {
+        let done = progress.tensor_operations();
+        let left = simulated::left(begin.elapsed(), done, operations);
+        let left =
+            left.map_or_else(|| "time left unknown".into(), |t| format!("{} left", simulated::about(t)));
+        let (finished, ctas) = progress.ctas();
+        bar.set_position(done.min(operations));
+        bar.set_message(format!("simulated, {finished} of {ctas} CTAs finished, {left}"));
+    };
+    std::thread::scope(|scope| {
+        let (ended, end) = mpsc::channel::<()>();
+        scope.spawn(move || {
+            while end.recv_timeout(Duration::from_millis(200)) == Err(mpsc::RecvTimeoutError::Timeout) {
+                show();
+            }
+        });
+        // SAFETY: the device is simulated and fails a launch that leaves its memory.
+        let result = interrupt::stopping(progress, || unsafe { gpu.launch(spec) });
+        drop(ended);
+        result
+    })
 }
 
 /// Simulates a launch.
@@ -289,7 +324,7 @@ pub fn run(args: &SimArgs, output: &Output) -> anyhow::Result<Verdict> {
     };
     let kernel = ptx::find(name, &args.arch)?;
     DualGemmDesc::new(m, n, k, AFormat::F16, formats.weights()).check()?;
-    let bar = output.simulation(simulated::fits((m, n, k), 1, "--shape")?);
+    simulated::fits((m, n, k), 1, "--shape")?;
 
     let mut inputs = Inputs::seeded(args.seed);
     let mut half = |name, scale| {
@@ -301,12 +336,21 @@ pub fn run(args: &SimArgs, output: &Output) -> anyhow::Result<Verdict> {
     let mut settings = SimConfig::default().card(card).checks(Checks::ALL).seed(args.seed);
     settings.max_instructions = args.max_instructions.unwrap_or(settings.max_instructions);
     let gpu = Gpu::new(settings);
-    let Prepared { config, a, spec, c, estimate } = match card {
+    let Prepared { config, a, spec, c, tokens, estimate } = match card {
         Card::H100 => prepare_hopper(&gpu, args, &mut inputs, &weights)?,
         _ => prepare_blackwell(&gpu, args, &mut inputs, &weights, formats)?,
     };
-    // SAFETY: the device is simulated and fails a launch that leaves its memory.
-    let (right, trap, finished) = match unsafe { gpu.launch(&spec) } {
+    let operations = 4 * (m.next_multiple_of(tokens as usize) * n * k) as u64;
+    let launched = launch(&gpu, &spec, operations, output);
+    let trap = gpu.take_trap();
+    if gpu.progress().is_stopped() {
+        let (finished, ctas) = gpu.progress().ctas();
+        let found = trap.filter(|trap| trap.check != Check::Stopped);
+        let found =
+            found.map_or_else(|| "no check has failed".into(), |trap| format!("a check has failed: {trap}"));
+        return Err(Interrupted(format!("{finished} of {ctas} CTAs have finished; {found}")).into());
+    }
+    let (right, trap, finished) = match launched {
         Ok(()) => {
             let launched = gpu.take_outcome().ok_or_else(|| anyhow!("the launch left no report"))?;
             let mut bytes = vec![0; m * n * size_of::<f16>()];
@@ -315,18 +359,20 @@ pub fn run(args: &SimArgs, output: &Output) -> anyhow::Result<Verdict> {
             let epilogue = Epilogue { activation: args.activation, ..Epilogue::default() };
             // C is f16 whatever A is.
             let tolerance = Tolerance::bounded(AFormat::F16, &epilogue);
-            let want = bounded_reference(&epilogue, &a, 0..m, &weights);
+            let bar = output.progress("reference", n);
+            let count = |done: usize| bar.inc(done as u64);
+            let want = bounded_rows(&epilogue, &a, &RowSample::all(m), &weights, &count)?;
+            bar.finish_and_clear();
             let comparison = Comparison::new(&got, &want, n)?;
             let launch = Launch::new(&LaunchReport::new(&launched, None), card);
             (tolerance.holds(&comparison), None, Some(Finished { comparison, tolerance, launch }))
         }
         // A trap is a finding about the kernel; anything else is a fault of the call.
-        Err(error) => match gpu.take_trap() {
+        Err(error) => match trap {
             Some(trap) => (false, Some(trap.to_string()), None),
             None => return Err(error.into()),
         },
     };
-    bar.finish_and_clear();
     output.emit(&Report {
         kernel: kernel.name,
         arch: kernel.arch.as_str(),

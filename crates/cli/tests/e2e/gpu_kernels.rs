@@ -132,3 +132,30 @@ fn what_does_not_exist_is_named_with_what_does() {
     refused(&["sim", "--arch", "sm_90a", "--shape", "1x32x65"], 2, ["K = 65", "16"]);
     refused(&["sim", "--arch", "sm_90a", "--shape", "1x99999999999x16"], 2, ["--shape", "2^34"]);
 }
+
+/// When the signal arrives is a matter of luck: later and later, until the simulation has begun.
+#[cfg(unix)]
+#[test]
+fn an_interrupted_simulation_says_how_far_it_came() {
+    use std::process::{Command, Stdio};
+    use std::time::Duration;
+    for delay in (1..100).map(|n| Duration::from_millis(200 * n)) {
+        let mut command = Command::new(assert_cmd::cargo::cargo_bin("dualgemm"));
+        let args = ["sim", "--arch", "sm_100a", "--shape", "4096x256x4096"];
+        let child = command.args(args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        std::thread::sleep(delay);
+        Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status().unwrap();
+        let ended = child.wait_with_output().unwrap();
+        // A signal that comes before the launch ends the command as it always does.
+        if let Some(code) = ended.status.code() {
+            let said = String::from_utf8(ended.stderr).unwrap();
+            assert_eq!(code, 130, "after {delay:?}: {said}");
+            assert!(
+                said.starts_with("error: interrupted: ")
+                    && said.contains(" CTAs have finished; no check has failed")
+            );
+            return;
+        }
+    }
+    panic!("no signal found a simulation");
+}

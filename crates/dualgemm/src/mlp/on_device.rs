@@ -32,7 +32,7 @@ pub(super) fn target(desc: &MlpDesc, target: &Target) -> Result<Target, Error> {
 }
 
 impl MlpRunner {
-    fn on_device(&self) -> Result<&Between, Error> {
+    pub(crate) fn on_device(&self) -> Result<&Between, Error> {
         self.on_device.as_ref().ok_or(Error::NotOnGpu)
     }
 
@@ -82,7 +82,7 @@ impl MlpRunner {
 
 /// What the first product leaves for the second, in a GPU's memory.
 #[derive(Debug)]
-pub(super) struct Between {
+pub(crate) struct Between {
     gpu: &'static Gpu,
     /// Floats or codes.
     values: Buffer,
@@ -104,7 +104,13 @@ impl Between {
         Ok(Self { gpu, values: buffer(bytes)?, scales: scale_bytes.map(buffer).transpose()? })
     }
 
-    fn c(&self) -> DeviceC {
+    /// The GPU.
+    pub(crate) fn gpu(&self) -> &'static Gpu {
+        self.gpu
+    }
+
+    /// Where the first product writes.
+    pub(crate) fn c(&self) -> DeviceC {
         match &self.scales {
             None => DeviceC::Float(self.values.ptr()),
             Some(scales) => DeviceC::Nvfp4 {
@@ -115,7 +121,8 @@ impl Between {
         }
     }
 
-    fn a(&self, desc: &DualGemmDesc) -> DeviceA {
+    /// The same for the second to read.
+    pub(crate) fn a(&self, desc: &DualGemmDesc) -> DeviceA {
         match (&self.scales, desc.out) {
             (Some(scales), OutFormat::Nvfp4 { global_scale: OutScale::Static(global_scale), .. }) => {
                 DeviceA::Nvfp4 { codes: self.values.ptr(), scales: scales.ptr(), global_scale }

@@ -349,4 +349,71 @@ mod on_a_gpu {
         let message = MlpPlan::new(&dynamic, &target(None)).unwrap_err().to_string();
         assert!(message.contains("with a dynamic scale; the problem asks for a static scale"), "{message}");
     }
+
+    /// Tokens whose experts are not there, experts without tokens, calls of fewer tokens than planned, twice.
+    #[test]
+    fn mixtures_are_within_the_bounds_of_f64() {
+        let gpu = GpuId::Sim(SimArch::Sm90a).open().unwrap();
+        let all: Vec<GatedMlp<'_>> = (0..5).map(|e| mlp(32, 64, 48, e)).collect();
+        let experts: Vec<Option<GatedMlp<'_>>> = all.iter().cloned().map(Some).collect();
+        // Expert 3 gets no row; -1 and 7 are skipped, which the reference takes for experts that are elsewhere.
+        let ids: [i32; 14] = [1, 0, 2, 1, -1, 0, 4, 2, 0, 2, 1, 7, 2, 0];
+        let seen = ids.map(|id| if id == 7 { -1 } else { id });
+        let buffer = |bytes: Vec<u8>| Buffer::of(gpu, &bytes).unwrap();
+        let weights = weights();
+        for (out, between, add) in [
+            (OutFormat::F32, OutFormat::F16, false),
+            (OutFormat::F32, OutFormat::F16, true),
+            (OutFormat::F32, nvfp4(OutScale::Static(0.01)), false),
+        ] {
+            let desc = mixture(9, AFormat::F16, between, out, RouterWeights::Output);
+            let plan = MixturePlan::new(&desc, &target(None)).unwrap();
+            let (packed, runner) = (plan.prepack_on_device(&all).unwrap(), plan.device_runner(add).unwrap());
+            runner.warm(&packed).unwrap();
+            for tokens in [7, 3] {
+                let choices = 2 * tokens;
+                let a = activations(AFormat::F16, tokens, 64);
+                let AOperand::Float(FloatMatrix::F16(rows)) = &a else { panic!("A is f16") };
+                let a_bytes = rows.as_dense().unwrap().iter().flat_map(|x| x.to_le_bytes()).collect();
+                let on_device = [
+                    buffer(a_bytes),
+                    buffer(ids[..choices].iter().flat_map(|id| id.to_le_bytes()).collect()),
+                    buffer(weights[..choices].iter().flat_map(|w| w.to_le_bytes()).collect()),
+                    buffer((0..tokens * 48).flat_map(|_| 100f32.to_le_bytes()).collect()),
+                ];
+                let [a_at, ids_at, weights_at, c_at] = on_device.each_ref().map(Buffer::ptr);
+                let (values, pitch) = (a_at, 2 * 64);
+                let call =
+                    DeviceCall { m: tokens, a: DeviceA::Float { values, pitch }, c: DeviceC::Float(c_at) };
+                let call = dualgemm::MixtureCall { call, ids: ids_at, weights: weights_at };
+                // SAFETY: the buffers have the sizes of the call, and live until C is read, which waits.
+                unsafe { runner.run(&call, &packed, Stream::Own) }.unwrap();
+                let mut bytes = vec![0; tokens * 48 * 4];
+                on_device[3].read(&mut bytes).unwrap();
+                let offset = if add { 100.0 } else { 0.0 };
+                let found: Vec<f32> =
+                    bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes) - offset).collect();
+                let routing = Routing { ids: &seen[..choices], weights: &weights[..choices] };
+                let mut want = mixture_reference(&desc.mlp, RouterWeights::Output, &a, routing, &experts);
+                // What is added to rounds once more.
+                want.iter_mut().for_each(|want| want.error += f64::from(offset) * 1e-6);
+                assert_within(&found, &want, &format!("{} {between} {add}", plan.mlp));
+            }
+        }
+    }
+
+    #[test]
+    fn mixtures_that_a_gpu_does_not_take_are_refused_by_name() {
+        let refused = |desc: &MixtureDesc| MixturePlan::new(desc, &target(None)).unwrap_err().to_string();
+        let desc = mixture(2, AFormat::F16, OutFormat::F16, OutFormat::F32, RouterWeights::Output);
+        let input = MixtureDesc { router: RouterWeights::Input, ..desc };
+        assert!(refused(&input).starts_with("the router's weights on a GPU is for the input"));
+        let quantized = mixture(2, AFormat::Nvfp4, OutFormat::F16, OutFormat::F32, RouterWeights::Output);
+        assert!(refused(&quantized).starts_with("A of a mixture on a GPU is nvfp4"));
+        let plan = MixturePlan::new(&desc, &target(None)).unwrap();
+        let message = plan.prepack_on_device(&[mlp(32, 64, 48, 0)]).unwrap_err().to_string();
+        assert_eq!(message, "experts is 1 MLPs; the problem asks for 5 MLPs");
+        let on_cpu = MixturePlan::new(&desc, &Target::default()).unwrap();
+        assert!(matches!(on_cpu.device_runner(false), Err(Error::NotOnGpu)));
+    }
 }

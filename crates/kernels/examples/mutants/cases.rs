@@ -7,13 +7,19 @@ use dualgemm_device::{Device, DevicePtr, LaunchSpec};
 use dualgemm_formats::{BlockFormat, FloatMatrix, FloatType, GlobalScale, QuantizedMatrix, ScaleLayout};
 use dualgemm_gemm::{Activation, GateUp};
 use dualgemm_kernels::generic::amax::{Amax, MAX_PARTS};
+use dualgemm_kernels::generic::atoms::ScaleAtoms;
+use dualgemm_kernels::generic::copy::Copy;
+use dualgemm_kernels::generic::dequantize::Dequantize;
 use dualgemm_kernels::generic::expand::{Codes, Expand};
 use dualgemm_kernels::generic::finish;
+use dualgemm_kernels::generic::pack::GpuPack;
 use dualgemm_kernels::generic::quantize::{Floats, Out, Quantize, Scale};
 use dualgemm_kernels::generic::rowwise::Sink;
+use dualgemm_kernels::generic::silu_mul::{Products as Both, SiluMul};
 use dualgemm_kernels::parts::format::Formats;
 use dualgemm_kernels::parts::operand::{FusedArgs, Operand};
-use dualgemm_kernels::parts::rows;
+use dualgemm_kernels::parts::{rows, tiles};
+use dualgemm_kernels::sm90a::host::GroupArgs;
 use dualgemm_kernels::sm90a::operands::Operands;
 use dualgemm_kernels::sm90a::pack::Pack;
 use dualgemm_kernels::sm90a::variant::{Products, Scheduler, Variant};
@@ -50,8 +56,8 @@ pub fn cases() -> Vec<Case> {
     let hopper = sm90a::config::Config::new;
     let stream = || Variant { scheduler: Scheduler::StreamK, ..silu() };
     let persistent = || Variant { scheduler: Scheduler::Persistent, ..silu() };
-    let [tokens, features, pairs, split, wide] = blackwell();
     let nvfp4 = rows::Out::Nvfp4 { scale_layout: ScaleLayout::Linear };
+    let grouped = |scheduler| Variant { scheduler, grouped: true, ..silu() };
     let mut cases = elementwise();
     cases.extend([
         sm80(sm80::config::Config { stages: 3, ..sm80::config::Config::MENU[0] }, (8, 40, 784)),
@@ -69,21 +75,16 @@ pub fn cases() -> Vec<Case> {
     ]);
     cases.extend(apart(hopper(2, 16, 2, 2, 1), (16, 40, 592)));
     cases.extend([
-        sm100a(tokens, (40, 280, 592), Some(2)),
-        sm100a(features, (16, 130, 1104), None),
-        sm100a(pairs, (131, 100, 592), Some(4)),
-        sm100a(split, (16, 130, 2320), None),
-        sm100a(wide, (16, 130, 688), None),
-        sm120a(sm120a::config::Config { stages: 2, ..sm120a::config::Config::MENU[0] }, (9, 40, 1104)),
+        sm90a(hopper(2, 8, 2, 2, 1), grouped(Scheduler::Grid), (16, 40, 592), None),
+        sm90a(hopper(2, 8, 2, 2, 1), grouped(Scheduler::Persistent), (16, 200, 192), Some(3)),
     ]);
+    cases.extend(sm100a_cases());
+    let sm120 = sm120a::config::Config { stages: 2, ..sm120a::config::Config::MENU[0] };
+    cases.extend([false, true].map(|grouped| sm120a(sm120, grouped, (16, 40, 1104))));
     cases
 }
 
-fn silu() -> Variant {
-    Variant::new(Activation::Silu.program())
-}
-
-fn blackwell() -> [sm100a::config::Config; 5] {
+fn sm100a_cases() -> Vec<Case> {
     use sm100a::config::{Config, Side};
     let tokens = Config {
         formats: Formats::NVFP4,
@@ -95,9 +96,31 @@ fn blackwell() -> [sm100a::config::Config; 5] {
         accumulators: 2,
     };
     let features = Config { side: Side::Features, n: 16, accumulators: 1, ..tokens };
-    let wide = Config { formats: Formats::Wide(HalfFormat::F16), ..features };
     let pairs = Config { cta_group: 2, accumulators: 1, ..tokens };
-    [tokens, features, pairs, Config { split_k: 2, ..features }, wide]
+    let nvfp4 = rows::Out::Nvfp4 { scale_layout: ScaleLayout::Linear };
+    let plain = || rows::Variant::new(Activation::Silu.program());
+    let grouped = rows::Variant { grouped: true, out: nvfp4, ..plain() };
+    vec![
+        sm100a(tokens, plain(), (40, 280, 592), Some(2)),
+        sm100a(tokens, grouped, (48, 96, 592), Some(2)),
+        sm100a(features, plain(), (16, 130, 1104), None),
+        sm100a(pairs, plain(), (131, 100, 592), Some(4)),
+        // Tiles that start in the middle of a column of scales, tiles of half atoms, and halves of K in pairs.
+        sm100a(Config { n: 48, ..pairs }, plain(), (131, 96, 592), Some(2)),
+        sm100a(Config { side: Side::HalfAtoms, n: 64, ..pairs }, plain(), (131, 128, 592), Some(2)),
+        sm100a(Config { split_k: 2, ..pairs }, plain(), (131, 32, 1104), None),
+        sm100a(Config { n: 32, split_k: 2, ..features }, plain(), (20, 130, 2320), None),
+        sm100a(
+            Config { formats: Formats::Wide(HalfFormat::F16), stages: 3, ..features },
+            plain(),
+            (16, 130, 688),
+            None,
+        ),
+    ]
+}
+
+fn silu() -> Variant {
+    Variant::new(Activation::Silu.program())
 }
 
 fn bytes_of(a: &FloatMatrix<'_>) -> Vec<u8> {
@@ -153,6 +176,20 @@ fn finish(
     Ok(read)
 }
 
+/// Groups of a grouped problem: where their rows begin and end is 16 bytes of device memory.
+const GROUPS: usize = 3;
+
+/// Where the rows of the groups begin, and the end: the second group has none.
+fn group_rows(m: usize) -> Vec<u8> {
+    [0, m / 3, m / 3, m].into_iter().flat_map(|row| (row as u32).to_le_bytes()).collect()
+}
+
+/// A copy of what is at an address, and the launch that makes it.
+fn copied(device: &dyn Device, from: DevicePtr, bytes: usize) -> Result<(DevicePtr, LaunchSpec), Refused> {
+    let to = poisoned(device, bytes)?;
+    Ok((to, Copy::new(device)?.spec("A", (from, to), bytes)?))
+}
+
 /// What writes A in the order of a sink to `values`, rows `pitch` bytes apart.
 fn writes_a(
     device: &dyn Device,
@@ -165,30 +202,64 @@ fn writes_a(
     Ok(Quantize::new(device, FloatType::F16, sink, false)?.spec(&a, &Out::Image { values, pitch }, &scale)?)
 }
 
-/// The largest magnitude, codes under a scale from it, and floats from the codes again, each a kernel of its own.
+/// Every elementwise kernel, on what those before it have made: a case for each.
 fn elementwise() -> Vec<Case> {
     let (m, k) = (40, 208);
     let run = move |device: &dyn Device| {
         let amax = Amax::new(device, FloatType::F16)?;
-        let quantize = Quantize::new(device, FloatType::F16, Sink::Codes(ScaleLayout::Sf128x4), true)?;
+        let quantize = Quantize::new(device, FloatType::F16, Sink::Codes(ScaleLayout::Linear), true)?;
+        let atoms = ScaleAtoms::new(device, ScaleLayout::Linear)?;
         let expand = Expand::new(device, ScaleLayout::Sf128x4, FloatType::F16)?;
-        let image = poisoned(device, m * k * 2)?;
-        let first = writes_a(device, (m, k), Sink::Image(FloatType::F16), (image, 2 * k))?;
-        let a = Floats { m, k, values: image, pitch: 2 * k };
+        let dequantize = Dequantize::new(device, ScaleLayout::Sf128x4, FloatType::F16)?;
+        let program = Activation::Silu.program();
+        let gated = SiluMul::new(
+            device,
+            (FloatType::F16, false, false),
+            Sink::Float(FloatType::F16),
+            &program,
+            true,
+        )?;
+        let pack = GpuPack::new(device, ScaleLayout::Sf128x4)?;
+        let (bytes, pitch) = (m * k * 2, 2 * k);
+        let [image, expanded, dequantized, products] = [(); 4].map(|()| poisoned(device, bytes));
+        let (image, expanded, dequantized, products) = (image?, expanded?, dequantized?, products?);
+        let first = writes_a(device, (m, k), Sink::Image(FloatType::F16), (image, pitch))?;
+        let a = Floats { m, k, values: image, pitch };
         let (parts, scale) = (poisoned(device, MAX_PARTS as usize * 4)?, poisoned(device, 4)?);
-        let scales = poisoned(device, ScaleLayout::Sf128x4.len(m, k / 16))?;
         let codes = poisoned(device, m * k / 2)?;
-        let out = Out::Codes { codes, scales };
+        let linear = poisoned(device, ScaleLayout::Linear.len(m, k / 16))?;
+        let scales = poisoned(device, ScaleLayout::Sf128x4.len(m, k / 16))?;
         let coded = Codes { m, k, codes, pitch: k / 2, scales };
-        let expanded = poisoned(device, m * k * 2)?;
-        let amax = amax.spec(&a, parts, None)?;
-        let quantize = quantize.spec(&a, &out, &Scale::Dynamic { parts, scale })?;
-        let expand = expand.spec(&coded, expanded, 2 * k)?;
-        finish(device, [first, amax, quantize, expand], (expanded, m * k * 2))
+        let pack_bytes = GpuPack::bytes(m, k);
+        let out = poisoned(device, bytes + pack_bytes)?;
+        let both = Both {
+            m,
+            n: k,
+            gate: expanded,
+            up: dequantized,
+            pitch,
+            alpha: [0.5, 2.0],
+            a_scale: scale,
+            bias: [DevicePtr::NULL; 2],
+        };
+        let launches = [
+            first,
+            amax.spec(&a, parts, None)?,
+            quantize.spec(&a, &Out::Codes { codes, scales: linear }, &Scale::Dynamic { parts, scale })?,
+            atoms.spec((m, k / 16), linear, scales, None)?,
+            expand.spec(&coded, expanded, pitch)?,
+            dequantize.spec(&coded, 0.5, dequantized, pitch)?,
+            gated.spec(&both, &Out::Image { values: products, pitch }, GlobalScale::ONE)?,
+            pack.spec(&coded, &coded, DevicePtr(out.0 + bytes as u64))?,
+            Copy::new(device)?.spec("C", (products, out), bytes)?,
+        ];
+        finish(device, launches, (out, bytes + pack_bytes))
     };
-    let names = ["amax_f16", "quantize_f16_dynamic", "expand_nvfp4"];
-    let case = |(module, name): (usize, &str)| Case { module, ..Case::new(name.into(), Card::H100, run) };
-    names.into_iter().enumerate().map(case).collect()
+    // In the order in which they are loaded; the eighth is that of the first launch.
+    let names =
+        ["amax_f16", "quantize_f16_dynamic", "scale_atoms", "expand_nvfp4", "dequantize", "silu_mul", "pack"];
+    let names = names.into_iter().enumerate().chain([(8, "copy")]);
+    names.map(|(module, name)| Case { module, ..Case::new(name.into(), Card::H100, run) }).collect()
 }
 
 fn sm80(config: sm80::config::Config, shape: Shape) -> Case {
@@ -251,18 +322,29 @@ fn fp8(config: fp8::config::Config, shape: Shape) -> Case {
 fn sm90a(config: sm90a::config::Config, variant: Variant, shape: Shape, ctas: Option<u32>) -> Case {
     let (m, n, k) = shape;
     let variant = variant.for_weights(n, k);
-    let pack = Pack::new(&weights(shape)).expect("weights that fit");
+    let packs =
+        vec![Pack::new(&weights(shape)).expect("weights that fit"); if variant.grouped { GROUPS } else { 1 }];
     let name = format!("{}, {}", config.name(), variant.name());
     Case::new(name, Card::H100, move |device| {
         let kernel = sm90a::host::Fused::new(device, config, &variant)?;
-        let mut operands = Operands::upload(device, &kernel, &floats(m, k), &pack)?;
+        let mut launches = Vec::new();
+        let mut operands = if variant.grouped {
+            let mut operands = Operands::upload_groups(device, &kernel, &floats(m, k), &packs, &[])?;
+            let (rows, copy) = copied(device, upload(device, &group_rows(m))?, 4 * (GROUPS + 1))?;
+            launches.push(copy);
+            operands.args_mut().groups = operands.args().groups.map(|groups| GroupArgs { rows, ..groups });
+            operands
+        } else {
+            Operands::upload(device, &kernel, &floats(m, k), &packs[0])?
+        };
         operands.args_mut().a = poisoned(device, m * k * 2)?;
         operands.args_mut().c_scale = 0.003;
         let args = operands.args();
-        let first = writes_a(device, (m, k), Sink::Image(FloatType::F16), (args.a, 2 * k))?;
+        launches.push(writes_a(device, (m, k), Sink::Image(FloatType::F16), (args.a, 2 * k))?);
         let mut spec = kernel.spec(args)?;
         spec.grid[0] = ctas.unwrap_or(spec.grid[0]);
-        let mut c = finish(device, [first, spec.clone(), spec], (args.c, 0))?;
+        launches.extend([spec.clone(), spec]);
+        let mut c = finish(device, launches, (args.c, 0))?;
         c.extend(operands.read_c(device)?);
         c.extend(operands.read_scales(device)?);
         Ok(c)
@@ -298,57 +380,81 @@ fn apart(config: sm90a::config::Config, shape: Shape) -> [Case; 2] {
     })
 }
 
-/// What a kernel of Blackwell is launched with, and the launch that writes A.
+/// What a kernel of Blackwell is launched with, and the launches that write A.
 fn operands(
     device: &dyn Device,
-    formats: Formats,
+    (formats, grouped): (Formats, bool),
     (m, n, k): Shape,
-) -> Result<(LaunchSpec, FusedArgs), Refused> {
+) -> Result<(Vec<LaunchSpec>, FusedArgs), Refused> {
     let weights = weights((m, n, k));
     let mut inputs = Inputs::seeded(3);
-    let (first, a) = match formats {
+    let mut quantized =
+        |format, m| inputs.quantized("a", format, (m, k), (CodeSet::Full, ScaleSet::Unit), GlobalScale::ONE);
+    let (launches, a, groups) = match formats {
+        Formats::Scaled(format) if grouped => {
+            let parts = [quantized(format, m / 3)?, quantized(format, m - m / 3)?];
+            let a = Operand::upload_groups(device, &[&parts[0], &parts[1]])?;
+            let (codes, first) = copied(device, a.codes, m * a.pitch)?;
+            let (rows, second) = copied(device, upload(device, &group_rows(m))?, 4 * (GROUPS + 1))?;
+            let alphas = [0.5f32, 2.0].map(f32::to_le_bytes).concat().repeat(GROUPS);
+            let groups = tiles::GroupArgs { count: GROUPS, rows, alphas: upload(device, &alphas)? };
+            (vec![first, second], Operand { codes, ..a }, Some(groups))
+        }
         Formats::Scaled(format) => {
-            let sets = (CodeSet::Full, ScaleSet::Unit);
-            let a = inputs.quantized("a", format, (m, k), sets, GlobalScale::ONE)?;
-            let a = Operand::upload(device, &a)?;
+            let a = Operand::upload(device, &quantized(format, m)?)?;
             let from = upload(device, &bytes_of(&floats(m, k)))?;
             let from = Floats { m, k, values: from, pitch: 2 * k };
             let sink = Sink::Codes(ScaleLayout::Sf128x4);
             let out = Out::Codes { codes: a.codes, scales: a.scales };
             let scale = Scale::Static(GlobalScale::multiplier(0.01));
-            (Quantize::new(device, FloatType::F16, sink, false)?.spec(&from, &out, &scale)?, a)
+            (vec![Quantize::new(device, FloatType::F16, sink, false)?.spec(&from, &out, &scale)?], a, None)
         }
         Formats::Wide(_) => {
             let a = Operand::upload_floats(device, &floats(m, k))?;
-            (writes_a(device, (m, k), Sink::Image(FloatType::F16), (a.codes, a.pitch))?, a)
+            let first = writes_a(device, (m, k), Sink::Image(FloatType::F16), (a.codes, a.pitch))?;
+            (vec![first], a, None)
         }
     };
-    let c = poisoned(device, m * n * 2)?;
-    let output = rows::Output::new(c, [0.011 * 0.01, 0.023 * 0.01]);
-    let gate = Operand::upload(device, &weights.gate)?;
-    let up = Operand::upload(device, &weights.up)?;
-    Ok((first, FusedArgs { a, gate, up, output, groups: None }))
+    let half = |of: &QuantizedMatrix<'_>| match grouped {
+        true => Operand::upload_groups(device, &[of; GROUPS]),
+        false => Operand::upload(device, of),
+    };
+    let mut output = rows::Output::new(poisoned(device, m * n * 2)?, [0.011 * 0.01, 0.023 * 0.01]);
+    // Behind C in memory, and read with it.
+    output.scales = DevicePtr(output.c.0 + (m * n / 2) as u64);
+    Ok((launches, FusedArgs { a, gate: half(&weights.gate)?, up: half(&weights.up)?, output, groups }))
 }
 
-fn sm100a(config: sm100a::config::Config, shape: Shape, ctas: Option<u32>) -> Case {
+/// The launches that write A, then a kernel twice, then what it wrote.
+fn blackwell(
+    device: &dyn Device,
+    mut launches: Vec<LaunchSpec>,
+    mut spec: LaunchSpec,
+    (args, ctas): (&FusedArgs, Option<u32>),
+    bytes: usize,
+) -> Result<Vec<u8>, Refused> {
+    spec.grid[0] = ctas.unwrap_or(spec.grid[0]);
+    launches.extend([spec.clone(), spec]);
+    finish(device, launches, (args.output.c, bytes))
+}
+
+fn sm100a(config: sm100a::config::Config, variant: rows::Variant, shape: Shape, ctas: Option<u32>) -> Case {
     let (m, n, _) = shape;
-    Case::new(config.name(), Card::B200, move |device| {
-        let variant = rows::Variant::new(Activation::Silu.program());
+    let name = format!("{}{}", config.name(), if variant.grouped { "_grouped" } else { "" });
+    Case::new(name, Card::B200, move |device| {
         let kernel = sm100a::host::Fused::new(device, config, &variant, n)?;
-        let (first, args) = operands(device, config.formats, shape)?;
-        let mut spec = kernel.spec(&args)?;
-        spec.grid[0] = ctas.unwrap_or(spec.grid[0]);
-        finish(device, [first, spec.clone(), spec], (args.output.c, m * n * 2))
+        let (launches, args) = operands(device, (config.formats, variant.grouped), shape)?;
+        blackwell(device, launches, kernel.spec(&args)?, (&args, ctas), m * n * 2)
     })
 }
 
-fn sm120a(config: sm120a::config::Config, shape: Shape) -> Case {
+fn sm120a(config: sm120a::config::Config, grouped: bool, shape: Shape) -> Case {
     let (m, n, _) = shape;
-    Case::new(config.name(), Card::RtxPro6000, move |device| {
-        let variant = rows::Variant::new(Activation::Silu.program());
+    let name = format!("{}{}", config.name(), if grouped { "_grouped" } else { "" });
+    Case::new(name, Card::RtxPro6000, move |device| {
+        let variant = rows::Variant { grouped, ..rows::Variant::new(Activation::Silu.program()) };
         let kernel = sm120a::host::Fused::new(device, config, &variant, n)?;
-        let (first, args) = operands(device, Formats::Scaled(config.format), shape)?;
-        let spec = kernel.spec(&args)?;
-        finish(device, [first, spec.clone(), spec], (args.output.c, m * n * 2))
+        let (launches, args) = operands(device, (Formats::Scaled(config.format), grouped), shape)?;
+        blackwell(device, launches, kernel.spec(&args)?, (&args, None), m * n * 2)
     })
 }

@@ -3,6 +3,7 @@
 //! Most of them are one shape ([`rowwise`]): a thread takes eight neighbouring elements of a row from a source, and
 //! gives them to a sink. [`expand`], [`quantize`], [`silu_mul`] and [`dequantize`] are pairs of both; [`pack`] writes
 //! the weight pack of [`sm90a`](crate::sm90a) on the GPU, [`atoms`] the scales of Blackwell's kernels, whose codes [`copy`] brings along.
+//! [`mixture`] sorts rows by expert and sums what comes out.
 //!
 //! All are safe to record into a graph: no allocation, no host synchronization, pointers from the caller. From sm_90 on
 //! they take part in programmatic dependent launch: the next kernel may start at once
@@ -16,6 +17,7 @@ pub mod dequantize;
 pub mod expand;
 pub mod finish;
 pub(crate) mod fragments;
+pub mod mixture;
 pub mod pack;
 pub mod quantize;
 pub mod rowwise;

@@ -181,9 +181,9 @@ impl<'a> Frame<'a> {
         });
     }
 
-    /// Where the ring was, once every warpgroup is done with it: the tile on its way to C.
+    /// Where the ring was, once every warpgroup is done with it: the tile on its way to C. Whoever stores it has seen tokens
+    /// arrive, whose producer waited for the launch before.
     pub fn staged(&self, k: &mut Kernel) -> Staged {
-        k.grid_dependency_wait();
         k.comment("Every warpgroup is done with the ring, which becomes the staged tile.");
         let threads = self.shape.consumer_threads();
         k.bar_sync(1u32, threads);

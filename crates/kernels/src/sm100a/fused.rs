@@ -147,7 +147,6 @@ impl<'a> Fused<'a> {
     }
 
     fn emit(&self, k: &mut Kernel) {
-        let clustered = self.config.cluster() > 1;
         self.set_up(k);
         let tmem = Addr::<Tmem>::new(k.ld(self.base.at(self.layout.tmem_address.offset)));
         k.launch_dependents();
@@ -174,19 +173,20 @@ impl<'a> Fused<'a> {
                 k.role(self.warp, 8..8 + WIDENERS, "widen", |k| self.widen(k, wide, tmem));
             }
         }
-        k.tcgen05_fence_before();
-        k.warp_sync();
-        if clustered {
-            k.comment("No CTA leaves while another may still reach its shared memory.");
+        // No CTA of a cluster leaves while another may still reach its shared memory.
+        self.meet(k);
+        let allocating = k.compare(Cmp::Eq, self.warp, 3u32);
+        k.if_(allocating, "free", |k| k.tmem_dealloc(self.group(), tmem, self.layout.tmem_columns));
+    }
+
+    /// All threads of the CTA, or of the cluster, whose barrier wants the lanes of a warp together.
+    fn meet(&self, k: &mut Kernel) {
+        if self.config.cluster() > 1 {
+            k.warp_sync();
             k.cluster_sync();
         } else {
             k.cta_sync();
         }
-        let allocating = k.compare(Cmp::Eq, self.warp, 3u32);
-        k.if_(allocating, "free", |k| {
-            k.tcgen05_fence_after();
-            k.tmem_dealloc(self.group(), tmem, self.layout.tmem_columns);
-        });
     }
 
     /// The roles of single lanes, and of the warp that moves scales.
@@ -208,10 +208,9 @@ impl<'a> Fused<'a> {
         let thread = k.special(Special::TidX);
         let first = k.compare(Cmp::Eq, thread, 0u32);
         k.if_(first, "barriers", |k| {
-            let widening = if layout.wide.is_some() { WIDENERS } else { 0 };
             for stage in 0..config.stages {
                 k.mbarrier_init(base.at(layout.full.part(stage)), 1u32);
-                k.mbarrier_init(base.at(layout.empty.part(stage)), 1 + widening);
+                k.mbarrier_init(base.at(layout.empty.part(stage)), 1u32);
             }
             if let Some(scales) = &layout.moved {
                 for stage in 0..config.stages {
@@ -228,10 +227,13 @@ impl<'a> Fused<'a> {
             }
             for pair in 0..config.accumulators {
                 k.mbarrier_init(base.at(layout.done.part(pair)), 1u32);
-                k.mbarrier_init(base.at(layout.stored.part(pair)), 4 * config.cta_group);
             }
             if config.exchanges() {
                 k.mbarrier_init(base.at(layout.put.offset), 4 * config.split_k);
+            } else {
+                for pair in 0..config.accumulators {
+                    k.mbarrier_init(base.at(layout.stored.part(pair)), 4 * config.cta_group);
+                }
             }
             k.fence_mbarrier_init();
         });
@@ -240,14 +242,7 @@ impl<'a> Fused<'a> {
             k.tmem_alloc(self.group(), base.at(layout.tmem_address.offset), layout.tmem_columns);
             k.tmem_relinquish(self.group());
         });
-        k.tcgen05_fence_before();
-        k.warp_sync();
-        if config.cluster() > 1 {
-            k.cluster_sync();
-        } else {
-            k.cta_sync();
-        }
-        k.tcgen05_fence_after();
+        self.meet(k);
     }
 
     /// One lane of a warp runs `body`.
@@ -255,7 +250,6 @@ impl<'a> Fused<'a> {
         k.role(self.warp, warp..warp + 1, name, |k| {
             let leader = k.elect();
             k.if_(leader, name, body);
-            k.warp_sync();
         });
     }
 

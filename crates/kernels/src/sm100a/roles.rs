@@ -121,7 +121,9 @@ impl Fused<'_> {
 
     pub(super) fn load_a(&self, k: &mut Kernel) {
         self.maps.prefetch(k, Which::A);
-        k.grid_dependency_wait();
+        if !self.grouped {
+            k.grid_dependency_wait();
+        }
         let at = self.ring.start(k, true);
         self.tiles.for_each(k, "a_tiles", |k, tile| {
             let tile = self.own(k, tile);
@@ -166,9 +168,13 @@ impl Fused<'_> {
         let ready = wide.map_or(&self.layout.full, |(wide, _)| &wide.tokens);
         let always = k.compare(Cmp::Eq, self.lane, self.lane);
         self.tiles.for_each(k, "tiles", |k, tile| {
-            let stored = sums_at.barrier(k, self.base.at(self.layout.stored.offset));
-            k.mbarrier_wait(stored, sums_at.phase, "stored");
-            k.tcgen05_fence_after();
+            if !config.exchanges() {
+                let stored = sums_at.barrier(k, self.base.at(self.layout.stored.offset));
+                match config.cta_group {
+                    1 => k.mbarrier_wait(stored, sums_at.phase, "stored"),
+                    _ => k.mbarrier_wait_cluster(stored, sums_at.phase, "stored"),
+                }
+            }
             let sums = k.offset(tmem, sums_at.index * (2 * config.n));
             k.comment("A tile that starts inside an atom finds its scales some columns further.");
             let columns_start = match config.side {
@@ -185,7 +191,6 @@ impl Fused<'_> {
                     let moved = stage_at.barrier(k, self.base.at(scales.moved.offset));
                     k.mbarrier_wait_cluster(moved, stage_at.phase, "moved");
                 }
-                k.tcgen05_fence_after();
                 let start = self.base.at(self.layout.ring.offset);
                 let slot = k.offset(start, stage_at.index * self.layout.ring.stride);
                 let first_step = k.eval(stage * config.steps());

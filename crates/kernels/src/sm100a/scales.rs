@@ -25,8 +25,7 @@ impl Fused<'_> {
     /// Moves the weights' scales of every stage of every tile that needs it.
     pub(super) fn move_scales(&self, k: &mut Kernel, scales: &Moved) {
         let at = self.ring.start(k, false);
-        let other = k.eval(self.lane ^ HALF);
-        let [own, other] = [self.lane, other].map(|line| k.eval(line << 4));
+        let own = k.eval(self.lane << 4);
         let second_half = k.compare(Cmp::Ge, self.lane, HALF);
         let first_lane = k.compare(Cmp::Eq, self.lane, 0u32);
         self.tiles.for_each(k, "moved_tiles", |k, tile| {
@@ -37,8 +36,8 @@ impl Fused<'_> {
                 k.if_(moves, "move", |k| {
                     let stage = k.eval(at.index * self.layout.ring.stride);
                     let ring = self.base.at(self.layout.ring.offset);
-                    let lines = [own, other].map(|line| k.offset(ring, stage + line));
-                    self.move_lines(k, lines, second_half);
+                    let line = k.offset(ring, stage + own);
+                    self.move_lines(k, line, second_half);
                     k.fence_proxy_async_shared();
                 });
                 k.warp_sync();
@@ -49,8 +48,9 @@ impl Fused<'_> {
         });
     }
 
-    /// Every lane takes the words of the line 16 further or before, in all atoms of the stage at these lines.
-    fn move_lines(&self, k: &mut Kernel, [own, other]: [Addr<Shared>; 2], second_half: Reg<Pred>) {
+    /// Every lane takes the words of the line 16 further or before, from the lane that has it, in all atoms of the stage at
+    /// this line. No lane reads what another writes, so that nothing has to order them.
+    fn move_lines(&self, k: &mut Kernel, own: Addr<Shared>, second_half: Reg<Pred>) {
         let part = self.config.parts()[Which::Gate as usize];
         let along_k = part.atom_bytes() / ATOM_BYTES;
         // Offsets of the atoms that follow each other along the rows.
@@ -63,10 +63,11 @@ impl Fused<'_> {
         let rows: Vec<Vec<u32>> = rows.collect();
         let words: Vec<Vec<Reg<B32>>> = rows
             .iter()
-            .map(|atoms| atoms.iter().flat_map(|&at| k.ld_vector::<B32, _, 4>(other.at(at))).collect())
+            .map(|atoms| atoms.iter().flat_map(|&at| k.ld_vector::<B32, _, 4>(own.at(at))).collect())
             .collect();
-        k.warp_sync();
         for (atoms, words) in rows.iter().zip(words) {
+            let words: Vec<Reg<B32>> =
+                words.into_iter().map(|word| k.shuffle(Shuffle::Xor, word, HALF)).collect();
             let moved: Vec<Reg<B32>> = (0..words.len())
                 .map(|i| match words.get(i + 1) {
                     Some(&behind) => k.select::<B32>(second_half, behind, words[i]),

@@ -40,7 +40,6 @@ impl Fused<'_> {
             let tile = self.own(k, tile);
             let done = at.barrier(k, self.base.at(self.layout.done.offset));
             k.mbarrier_wait(done, at.phase, "done");
-            k.tcgen05_fence_after();
             let sums = k.offset(lanes, at.index * (2 * self.config.n));
             let alpha = self.rows.alpha(k, tile.group);
             match (self.config.side, self.config.split_k) {
@@ -67,11 +66,11 @@ impl Fused<'_> {
                     }
                 }
             }
-            k.tcgen05_fence_before();
-            k.warp_sync();
-            let stored = at.barrier(k, self.base.at(self.layout.stored.offset));
-            let first_lane = k.compare(Cmp::Eq, self.lane, 0u32);
-            self.arrive_at_leader(k, stored, first_lane);
+            if !self.config.exchanges() {
+                let stored = at.barrier(k, self.base.at(self.layout.stored.offset));
+                let first_lane = k.compare(Cmp::Eq, self.lane, 0u32);
+                self.arrive_at_leader(k, stored, first_lane);
+            }
             at.advance(k);
         });
     }

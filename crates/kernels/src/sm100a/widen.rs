@@ -3,8 +3,11 @@
 //!
 //! ```text
 //! full[stage] ─→ warps 8 to 11 (gate), 12 to 15 (up): a thread has one row ─→ widened[buffer] ─→ warp 2
-//! empty[stage] ←─┘                                     taken[buffer] ←───────────────────────────┘
+//!                                                      taken[buffer] ←───────────────────────────┤
+//! empty[stage] ←────────────────────────────────────────────────────────────────────────────────┘
 //! ```
+//!
+//! The products of a stage end after all its codes were read, so that they alone give it back.
 //!
 //! A code has two significant bits and a scale four, and their product lies between 2⁻¹⁰ and 2688: exact in f16, and
 //! in bf16 as well. Tensor scales are left to the epilogue.
@@ -55,19 +58,14 @@ impl Fused<'_> {
                         let values = widen_step(k, wide.format, pieces, scales);
                         let taken = buffer_at.barrier(k, self.base.at(wide.taken.offset));
                         k.mbarrier_wait(taken, buffer_at.phase, "taken");
-                        k.tcgen05_fence_after();
                         let to = k.offset(first, buffer_at.index * (2 * WIDE_COLUMNS));
                         k.tmem_st(TmemShape::Lanes32Bits32, to, &values);
                         k.tmem_wait_st();
-                        k.tcgen05_fence_before();
-                        k.warp_sync();
                         let widened = buffer_at.barrier(k, self.base.at(wide.widened.offset));
                         k.when(first_lane).mbarrier_arrive(widened);
                         buffer_at.advance(k);
                     });
                 }
-                k.warp_sync();
-                self.ring.release(k, stage_at, first_lane);
                 stage_at.advance(k);
             });
         });
@@ -106,7 +104,6 @@ impl Fused<'_> {
     ) {
         let widened = buffer_at.barrier(k, self.base.at(wide.widened.offset));
         k.mbarrier_wait(widened, buffer_at.phase, "widened");
-        k.tcgen05_fence_after();
         let weights = k.offset(tmem, buffer_at.index * (2 * WIDE_COLUMNS)).at(wide.column);
         let format = match wide.format {
             HalfFormat::F16 => OperandFormat::F16,

@@ -120,7 +120,6 @@ impl<'a> Fused<'a> {
             }
             k.fence_mbarrier_init();
         });
-        k.warp_sync();
         k.cta_sync();
         k.launch_dependents();
         if self.grouped {
@@ -193,7 +192,9 @@ impl<'a> Fused<'a> {
 
     fn load_a(&self, k: &mut Kernel) {
         self.maps.prefetch(k, Which::A);
-        k.grid_dependency_wait();
+        if !self.grouped {
+            k.grid_dependency_wait();
+        }
         let options = TmaOptions { own_cta: true, ..TmaOptions::default() };
         self.tiles.for_each(k, "a_tiles", |k, tile| {
             let atom = k.eval(tile.atom + (tile.row >> ATOM_ROWS.ilog2()));

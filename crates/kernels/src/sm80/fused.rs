@@ -180,7 +180,6 @@ impl<'a> Fused<'a> {
             self.advance(k, read);
         });
         k.comment("Copies of stages beyond the last block are empty; the ring becomes the staged tile.");
-        k.cp_async_wait(0);
         k.cta_sync();
         self.store(k, &sums);
     }

@@ -6,7 +6,8 @@
 //!
 //! A launch for up has its tiles and threads where that for gate had them, so every thread finds what it wrote, and a warp
 //! writes and reads whole lines. They are f32, 8 bytes of traffic for each element of C: C is then rounded once, as in one
-//! launch, and sums need no scale to fit a smaller type.
+//! launch, and sums need no scale to fit a smaller type. Threads that use them have seen tokens arrive, whose producer
+//! waited for the launch before: it has written these sums, or read older ones.
 
 use dualgemm_ptx::builder::*;
 
@@ -30,8 +31,6 @@ impl Fused<'_> {
         thread: Reg<U32>,
     ) -> Addr<Global> {
         let sums = k.ld_pointer(sums);
-        k.comment("The launch before has ended: it wrote these sums, or read older ones.");
-        k.grid_dependency_wait();
         let [token_tiles, _] = self.tile_counts(k);
         let groups = k.eval(token_tiles * (self.config.tokens / 8));
         let group = tile.features * groups + (tile.token >> 3);

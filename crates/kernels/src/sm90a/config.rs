@@ -87,7 +87,7 @@ impl Config {
 
     /// The configurations worth having: measured best somewhere, each for a range of tokens (see
     /// `benchmarks/record/`).
-    pub const MENU: [Config; 19] = [
+    pub const MENU: [Config; 22] = [
         Config::new(1, 8, 4, 10, 4),
         Config::new(1, 16, 4, 10, 4),
         // Weights read far ahead hold up a kernel that expands A meanwhile: fewer of them where A is nvfp4.
@@ -96,6 +96,10 @@ impl Config {
         Config::new(1, 32, 4, 6, 4),
         Config::new(1, 64, 3, 6, 3),
         Config::new(1, 64, 4, 5, 4),
+        // Linear layers of few features: 64 of them to a tile leave multiprocessors without one.
+        Config::new(1, 16, 4, 10, 4).split_k(),
+        Config::new(1, 32, 4, 8, 4).split_k(),
+        Config::new(1, 64, 3, 6, 3).split_k(),
         Config::new(2, 8, 2, 10, 1).two_per_sm(),
         Config::new(2, 16, 2, 8, 1).two_per_sm(),
         Config::new(4, 8, 2, 6, 1),

@@ -41,28 +41,58 @@ impl Letters {
 
 /// Every way in which `modifiers` spell the opcode of `pattern`.
 pub(crate) fn opcode(pattern: &Pattern, modifiers: &[Name]) -> Vec<Letters> {
+    ways(pattern, modifiers, |used| used.trailing_ones() as usize..used.trailing_ones() as usize + 1)
+}
+
+/// As [`opcode`], with the modifiers in any order but that of types, which tells operands apart.
+pub(crate) fn opcode_in_any_order(pattern: &Pattern, modifiers: &[Name]) -> Vec<Letters> {
+    ways(pattern, modifiers, |used| {
+        let left = move |at: &usize| used >> at & 1 == 0;
+        let first_type = (0..modifiers.len()).filter(left).find(|&at| storage(&modifiers[at]).is_some());
+        let next = move |&at: &usize| storage(&modifiers[at]).is_none() || first_type == Some(at);
+        (0..modifiers.len()).filter(next)
+    })
+}
+
+/// Every way to spell the opcode with some of the modifiers, in an order that `next` allows.
+fn ways<I: Iterator<Item = usize>>(
+    pattern: &Pattern,
+    modifiers: &[Name],
+    next: impl Fn(u64) -> I,
+) -> Vec<Letters> {
     let mut states = vec![(0, Letters::default())];
-    parts(&pattern.parts, modifiers, &mut states);
-    states.retain(|(used, _)| *used == modifiers.len());
+    // No instruction has 64 modifiers.
+    if modifiers.len() < 64 {
+        parts(&pattern.parts, modifiers, &next, &mut states);
+        states.retain(|(used, _)| *used == (1 << modifiers.len()) - 1);
+    }
     states.into_iter().map(|(_, letters)| letters).collect()
 }
 
 /// Advances each state (modifiers used, letters bound) over `list`; a state that cannot is dropped.
-fn parts(list: &[Part], modifiers: &[Name], states: &mut Vec<(usize, Letters)>) {
+fn parts<I: Iterator<Item = usize>>(
+    list: &[Part],
+    modifiers: &[Name],
+    allowed: &impl Fn(u64) -> I,
+    states: &mut Vec<(u64, Letters)>,
+) {
     for part in list {
         match part {
             Part::Modifier(spelling) => {
                 let mut next = Vec::new();
                 for (used, letters) in states.drain(..) {
-                    if let Some(text) = modifiers.get(used) {
-                        spell(spelling, text, letters, &mut |letters| next.push((used + 1, letters)));
+                    for at in allowed(used).filter(|&at| at < modifiers.len() && used >> at & 1 == 0) {
+                        let used = used | 1 << at;
+                        spell(spelling, &modifiers[at], letters.clone(), &mut |letters| {
+                            next.push((used, letters));
+                        });
                     }
                 }
                 *states = next;
             }
             Part::Optional(flag, inner) => {
                 let mut with = states.clone();
-                parts(inner, modifiers, &mut with);
+                parts(inner, modifiers, allowed, &mut with);
                 for (_, letters) in &mut with {
                     letters.present.extend(flag);
                 }
@@ -178,6 +208,10 @@ fn compatible(wanted: Type, found: Type, wider: bool) -> bool {
 
 fn check(slot: &Slot, letters: &Letters, operand: &Operand, scope: &impl Scope) -> Result<(), String> {
     let ok = match (slot, operand) {
+        // Compilers write one register in braces.
+        (Slot::Value(_), Operand::Vector(elements)) if elements.len() == 1 => {
+            return check(slot, letters, &elements[0], scope);
+        }
         (Slot::Value(value), _) => check_value(value, letters, operand, scope),
         (Slot::Number { allowed, .. }, Operand::Imm(number)) => {
             let n = number.bits() as i64;

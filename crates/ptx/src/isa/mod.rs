@@ -19,7 +19,7 @@ use grammar::Pattern;
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-pub(crate) use matching::{Fit, Letters, Scope, fit, opcode};
+pub(crate) use matching::{Fit, Letters, Scope, fit, opcode, opcode_in_any_order};
 pub use sample::Sample;
 
 macro_rules! rows {
@@ -39,6 +39,7 @@ macro_rules! rows {
 mod arith;
 mod control;
 mod cvt;
+mod foreign;
 mod ld_st;
 mod mbarrier;
 mod mma;
@@ -159,6 +160,12 @@ pub fn find(instruction: &Instruction) -> Vec<&'static Row> {
         .collect()
 }
 
+/// Forms that others write and ptxas takes: what a row has, with words that change no value. The builder does not make them;
+/// [`legal::check_foreign`](crate::legal::check_foreign) knows them.
+pub fn foreign() -> impl Iterator<Item = &'static Row> {
+    foreign::ROWS.iter()
+}
+
 /// The table as Markdown: one section per family, one line per row.
 pub fn markdown() -> String {
     let mut text = String::new();
@@ -176,16 +183,23 @@ pub fn markdown() -> String {
 }
 
 /// The table by opcode root, with forms read.
-pub(crate) static OPCODES: LazyLock<HashMap<String, Vec<(&'static Row, Pattern)>>> = LazyLock::new(|| {
-    let mut map: HashMap<String, Vec<(&'static Row, Pattern)>> = HashMap::new();
-    for row in rows() {
-        // `every_form_is_well_written` reads the whole table, so none is skipped here.
+pub(crate) static OPCODES: LazyLock<Opcodes> = LazyLock::new(|| by_root(rows()));
+
+/// The forms of others by opcode root.
+pub(crate) static FOREIGN: LazyLock<Opcodes> = LazyLock::new(|| by_root(foreign()));
+
+pub(crate) type Opcodes = HashMap<String, Vec<(&'static Row, Pattern)>>;
+
+fn by_root(rows: impl Iterator<Item = &'static Row>) -> Opcodes {
+    let mut map = Opcodes::new();
+    for row in rows {
+        // `every_form_is_well_written` reads them all, so none is skipped here.
         if let Ok(pattern) = grammar::parse(row.form) {
             map.entry(pattern.root.clone()).or_default().push((row, pattern));
         }
     }
     map
-});
+}
 
 #[cfg(test)]
 mod tests {
@@ -194,7 +208,7 @@ mod tests {
 
     #[test]
     fn every_form_is_well_written() {
-        for row in rows() {
+        for row in rows().chain(foreign()) {
             if let Err(mistake) = grammar::parse(row.form) {
                 panic!("{}: {mistake} in {}", row.name, row.form);
             }
@@ -212,7 +226,7 @@ mod tests {
 
     #[test]
     fn names_are_unique() {
-        let names: HashSet<&str> = rows().map(|row| row.name).collect();
-        assert_eq!(names.len(), rows().count());
+        let names: HashSet<&str> = rows().chain(foreign()).map(|row| row.name).collect();
+        assert_eq!(names.len(), rows().count() + foreign().count());
     }
 }

@@ -50,9 +50,14 @@ impl Actors {
         }
     }
 
+    /// The rank of an actor's CTA.
+    pub fn rank(self, actor: Actor) -> usize {
+        self.of(actor).0
+    }
+
     /// The least scope that holds both.
     pub fn apart(self, a: Actor, b: Actor) -> Scope {
-        if self.of(a).0 == self.of(b).0 { Scope::Cta } else { Scope::Cluster }
+        if self.rank(a) == self.rank(b) { Scope::Cta } else { Scope::Cluster }
     }
 }
 
@@ -173,9 +178,12 @@ impl View {
         self.outside = None;
     }
 
-    /// `fence.proxy.async`: every generic write known now to the memories named becomes visible to the async proxy.
-    pub fn fence_proxy(&mut self, memories: &[Fence]) {
-        memories.iter().for_each(|fence| self.fenced.fence(*fence, &self.seen));
+    /// `fence.proxy.async`: every generic write known now to the memories named, and the actor's own, becomes visible to the
+    /// async proxy. That others may know of those is for a `__syncwarp` to say.
+    pub fn fence_proxy(&mut self, memories: &[Fence], (actor, clock): (Actor, u32)) {
+        let mut seen = self.seen.clone();
+        set(&mut seen, actor, clock);
+        memories.iter().for_each(|fence| self.fenced.fence(*fence, &seen));
         if let Some(outside) = &mut self.outside
             && memories.contains(&Fence::Global)
         {
@@ -244,9 +252,10 @@ mod tests {
     fn a_proxy_fence_covers_what_is_known_then_exact() {
         let mut a = View::default();
         a.learn(1, 4);
-        a.fence_proxy(&[Fence::Cluster]);
+        a.fence_proxy(&[Fence::Cluster], (0, 2));
         a.learn(1, 5);
         assert!(a.knows_fenced(Memory::Shared(0), 1, 4) && !a.knows_fenced(Memory::Shared(0), 1, 5));
+        assert!(a.knows_fenced(Memory::Shared(0), 0, 2) && !a.knows(0, 2));
         let mut b = View::default();
         b.join(&a);
         assert!(b.knows_fenced(Memory::Shared(0), 1, 4) && !b.knows_fenced(Memory::Shared(0), 1, 5));

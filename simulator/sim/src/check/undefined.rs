@@ -42,6 +42,12 @@ pub struct Hole {
 pub struct Holes(BTreeMap<u64, Origin>);
 
 impl Holes {
+    /// Whether there are none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The undefined ones of `len` bytes.
     #[inline]
     pub fn of(&self, at: u64, len: u64) -> Option<Hole> {

@@ -1,6 +1,6 @@
 //! `mbarrier`. PTX ISA 9.7.13.15.
 
-use super::operand::{Addr, Ordering};
+use super::operand::{Addr, Ordering, Scope};
 use super::{Ins, Op, Result};
 use crate::memory::Space;
 use crate::program::{Dst, Src};
@@ -66,6 +66,9 @@ pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     i.ignore(&["b64", "noComplete"]);
     let relaxed = i.ast.has("relaxed");
     let mut order = i.ordering();
+    // PTX ISA 9.7.13.15.13 and 16: without a word the scope is that of the CTA.
+    let says = ["cta", "cluster", "gpu", "sys"].iter().any(|scope| i.ast.has(scope));
+    order.scope = if says { order.scope } else { Scope::Cta };
     let space = match i.space() {
         Space::SharedCluster => Space::SharedCluster,
         Space::SharedCta => Space::SharedCta,

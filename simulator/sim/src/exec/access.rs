@@ -15,7 +15,6 @@ use crate::machine::cluster::Cluster;
 use crate::machine::engine::Agent;
 use crate::memory::{self, Place, Space, outside, place};
 use crate::trap::{Check, Fault, Party};
-use std::sync::Arc;
 
 /// Who accesses.
 #[derive(Debug, Clone, Copy)]
@@ -247,12 +246,16 @@ impl<'a> Cluster<'a> {
 }
 
 impl Cx<'_, '_> {
-    /// A lane of the group as the one who accesses.
-    fn who(&mut self, lane: usize) -> (u16, u32, Arc<View>) {
+    /// The group as the one who accesses, with what it knows.
+    pub(super) fn who<'v>(&self, view: &'v View) -> Who<'v> {
+        Who { actor: self.g.actor, clock: self.g.clock, pc: self.pc, view }
+    }
+
+    /// Notes that lanes access memory that others see.
+    pub(super) fn note(&mut self, lanes: u32) {
         if self.cl.launch.config.checks.strict {
-            self.g.loose.lanes |= 1 << lane;
+            self.g.loose.lanes |= lanes;
         }
-        (self.g.actor, self.g.clock, self.g.view.clone())
     }
 
     /// Address of every lane.
@@ -329,8 +332,6 @@ impl Cx<'_, '_> {
     ) -> Result<Option<Hole>, Fault> {
         let at = self.allowed(space, address, lane)?;
         let n = out.len();
-        let (actor, clock, view) = self.who(lane);
-        let who = Who { actor, clock, pc: self.pc, view: &view };
         let inside = |memory: &[u8], offset: u64, what: &str, out: &mut [u8]| {
             let end = offset.checked_add(n as u64).filter(|e| *e <= memory.len() as u64);
             match end {
@@ -344,10 +345,15 @@ impl Cx<'_, '_> {
         let launch = self.cl.launch;
         match at {
             Place::Global(a) => {
-                self.cl.touch_global(a, n as u64, kind, who)?;
+                self.note(1 << lane);
+                let view = self.g.view.clone();
+                self.cl.touch_global(a, n as u64, kind, self.who(&view))?;
                 launch.global.read(a, out)?;
             }
             Place::Shared { rank, offset } => {
+                self.note(1 << lane);
+                let view = self.g.view.clone();
+                let who = self.who(&view);
                 let hole = match self.cl.touch_shared(rank, offset, n as u32, kind, who) {
                     Err(fault) if fault.check == Check::Uninit => {
                         self.cl.hole_in_shared(rank, offset, n as u32, kind, who)?
@@ -421,10 +427,11 @@ impl Cx<'_, '_> {
 
     fn write(&mut self, at: Place, lane: usize, kind: Kind, src: &[u8]) -> Result<(), Fault> {
         let n = src.len();
-        let (actor, clock, view) = self.who(lane);
-        let who = Who { actor, clock, pc: self.pc, view: &view };
         match at {
             Place::Global(a) => {
+                self.note(1 << lane);
+                let view = self.g.view.clone();
+                let who = self.who(&view);
                 // Threads that store one value to one place are common: only differing values are a race.
                 if let Err(fault) = self.cl.touch_global(a, n as u64, kind, who) {
                     let mut old = [0; 128];
@@ -437,6 +444,9 @@ impl Cx<'_, '_> {
                 self.cl.launch.global.write(a, src)
             }
             Place::Shared { rank, offset } => {
+                self.note(1 << lane);
+                let view = self.g.view.clone();
+                let who = self.who(&view);
                 if let Err(fault) = self.cl.touch_shared(rank, offset, n as u32, kind, who) {
                     let there = self.cl.ctas.get_mut(rank as usize);
                     let old = there.and_then(|cta| cta.shared.slice(rank, offset, n).ok());

@@ -132,6 +132,18 @@ pub fn lop3(table: u8, a: u32, b: u32, c: u32) -> u32 {
     })
 }
 
+/// The same for 32 lanes, one after the other for each bit of the table.
+fn lop3_row(table: u8, v: &[[u32; 32]; 3]) -> [u32; 32] {
+    let mut out = [0; 32];
+    for i in (0..8).filter(|i| table >> i & 1 != 0) {
+        let flip = [4, 2, 1].map(|bit| if i & bit != 0 { 0 } else { u32::MAX });
+        for (l, out) in out.iter_mut().enumerate() {
+            *out |= (v[0][l] ^ flip[0]) & (v[1][l] ^ flip[1]) & (v[2][l] ^ flip[2]);
+        }
+    }
+    out
+}
+
 fn extract(ty: IntType, a: u64, b: u64, c: u64) -> u64 {
     let (pos, len) = (b as u32 & 0xff, c as u32 & 0xff);
     let bits = ty.bits;
@@ -234,18 +246,21 @@ pub fn compares(c: Comparison, a: u64, b: u64) -> bool {
             let prepare = |v: u64| format.decode(if ftz { format.flush(v) } else { v });
             compare(op, prepare(a), prepare(b))
         }
-        Comparison::Int(op, ty) => {
-            let (a, b) = (ty.value(a), ty.value(b));
-            match op {
-                Compare::Eq => a == b,
-                Compare::Ne => a != b,
-                Compare::Lt => a < b,
-                Compare::Le => a <= b,
-                Compare::Gt => a > b,
-                // Unordered forms do not exist for integers; the parser's grammar leaves only `ge`.
-                _ => a >= b,
-            }
-        }
+        Comparison::Int(op, ty) => ordered(op, ty.key(a), ty.key(b)),
+    }
+}
+
+/// Compares integers.
+#[inline]
+fn ordered(op: Compare, a: u64, b: u64) -> bool {
+    match op {
+        Compare::Eq => a == b,
+        Compare::Ne => a != b,
+        Compare::Lt => a < b,
+        Compare::Le => a <= b,
+        Compare::Gt => a > b,
+        // Unordered forms do not exist for integers; the parser's grammar leaves only `ge`.
+        _ => a >= b,
     }
 }
 
@@ -262,7 +277,7 @@ fn bits(f: impl Fn(usize) -> bool) -> u32 {
 }
 
 #[inline]
-fn map2(a: &[u32; 32], b: &[u32; 32], f: impl Fn(u32, u32) -> u32) -> [u32; 32] {
+fn map2<T: Copy, R>(a: &[T; 32], b: &[T; 32], f: impl Fn(T, T) -> R) -> [R; 32] {
     std::array::from_fn(|i| f(a[i], b[i]))
 }
 
@@ -289,15 +304,21 @@ fn fast2(op: Int2, signed: bool, a: &[u32; 32], b: &[u32; 32]) -> Option<[u32; 3
 
 fn setp(cx: &mut Cx<'_, '_>, c: Comparison, s: &[Src; 2], wide: bool) -> u32 {
     let m = cx.m;
-    if wide {
-        let (a, b) = (cx.w.regs.r64(s[0], m), cx.w.regs.r64(s[1], m));
-        return bits(|i| compares(c, a[i], b[i]));
-    }
-    let (a, b) = (cx.w.regs.r32(s[0], m), cx.w.regs.r32(s[1], m));
-    match c {
-        Comparison::Int(Compare::Eq, IntType { bits: 32, .. }) => bits(|i| a[i] == b[i]),
-        Comparison::Int(Compare::Ne, IntType { bits: 32, .. }) => bits(|i| a[i] != b[i]),
-        _ => bits(|i| compares(c, a[i].into(), b[i].into())),
+    let (a, b) = if wide {
+        (cx.w.regs.r64(s[0], m), cx.w.regs.r64(s[1], m))
+    } else {
+        (cx.w.regs.r32(s[0], m).map(u64::from), cx.w.regs.r32(s[1], m).map(u64::from))
+    };
+    let Comparison::Int(op, ty) = c else { return bits(|i| compares(c, a[i], b[i])) };
+    let (a, b) = (a.map(|v| ty.key(v)), b.map(|v| ty.key(v)));
+    // One loop per operator, so that the compiler sees which it is.
+    match op {
+        Compare::Eq => bits(|i| ordered(Compare::Eq, a[i], b[i])),
+        Compare::Ne => bits(|i| ordered(Compare::Ne, a[i], b[i])),
+        Compare::Lt => bits(|i| ordered(Compare::Lt, a[i], b[i])),
+        Compare::Le => bits(|i| ordered(Compare::Le, a[i], b[i])),
+        Compare::Gt => bits(|i| ordered(Compare::Gt, a[i], b[i])),
+        _ => bits(|i| ordered(op, a[i], b[i])),
     }
 }
 
@@ -332,7 +353,13 @@ pub fn execute(op: &Arith, cx: &mut Cx<'_, '_>) -> Result {
         Arith::Three(op, ty, d, s, p) => {
             if ty.bits == 64 || matches!(op, Int3::Mad(Part::Wide)) {
                 let v = [cx.w.regs.r64(s[0], m), cx.w.regs.r64(s[1], m), cx.w.regs.r64(s[2], m)];
-                cx.w.regs.w64(*d, m, &std::array::from_fn(|i| int3(*op, *ty, v[0][i], v[1][i], v[2][i])));
+                let r = match op {
+                    Int3::Mad(Part::Lo) => {
+                        std::array::from_fn(|i| v[0][i].wrapping_mul(v[1][i]).wrapping_add(v[2][i]))
+                    }
+                    _ => std::array::from_fn(|i| int3(*op, *ty, v[0][i], v[1][i], v[2][i])),
+                };
+                cx.w.regs.w64(*d, m, &r);
                 return Ok(Flow::Next);
             }
             let v = [cx.w.regs.r32(s[0], m), cx.w.regs.r32(s[1], m), cx.w.regs.r32(s[2], m)];
@@ -340,7 +367,7 @@ pub fn execute(op: &Arith, cx: &mut Cx<'_, '_>) -> Result {
                 Int3::Mad(Part::Lo) if ty.bits == 32 => {
                     std::array::from_fn(|i| v[0][i].wrapping_mul(v[1][i]).wrapping_add(v[2][i]))
                 }
-                Int3::Lop3(t) => std::array::from_fn(|i| lop3(*t, v[0][i], v[1][i], v[2][i])),
+                Int3::Lop3(t) => lop3_row(*t, &v),
                 _ => std::array::from_fn(|i| {
                     int3(*op, *ty, v[0][i].into(), v[1][i].into(), v[2][i].into()) as u32
                 }),
@@ -464,18 +491,24 @@ fn two(cx: &mut Cx<'_, '_>, op: Int2, ty: IntType, d: Dst, s: &[Src; 2], packed:
     let m = cx.m;
     if ty.bits == 64 {
         let (a, b) = (cx.w.regs.r64(s[0], m), cx.w.regs.r64(s[1], m));
-        let r: [u64; 32] = match op {
-            Int2::Add => std::array::from_fn(|i| a[i].wrapping_add(b[i])),
-            Int2::And => std::array::from_fn(|i| a[i] & b[i]),
-            Int2::Or => std::array::from_fn(|i| a[i] | b[i]),
-            _ => std::array::from_fn(|i| int2(op, ty, a[i], b[i])),
+        let r = match op {
+            Int2::Add => map2(&a, &b, u64::wrapping_add),
+            Int2::Sub => map2(&a, &b, u64::wrapping_sub),
+            Int2::Mul(Part::Lo) => map2(&a, &b, u64::wrapping_mul),
+            Int2::And => map2(&a, &b, |x, y| x & y),
+            Int2::Or => map2(&a, &b, |x, y| x | y),
+            Int2::Xor => map2(&a, &b, |x, y| x ^ y),
+            _ => map2(&a, &b, |x, y| int2(op, ty, x, y)),
         };
         cx.w.regs.w64(d, m, &r);
         return;
     }
     let (a, b) = (cx.w.regs.r32(s[0], m), cx.w.regs.r32(s[1], m));
     if op == Int2::Mul(Part::Wide) {
-        let r: [u64; 32] = std::array::from_fn(|i| product(Part::Wide, ty, a[i].into(), b[i].into()));
+        let r = match ty {
+            IntType { bits: 32, signed: false } => map2(&a, &b, |x, y| u64::from(x) * u64::from(y)),
+            _ => map2(&a, &b, |x, y| product(Part::Wide, ty, x.into(), y.into())),
+        };
         cx.w.regs.w64(d, m, &r);
         return;
     }

@@ -1,5 +1,6 @@
 //! Loads and stores.
 
+use super::warp::Bytes;
 use super::{Cx, Result, lanes};
 use crate::check::shadow::Kind;
 use crate::check::undefined::Hole;
@@ -60,40 +61,26 @@ fn load(cx: &mut Cx<'_, '_>, a: &Addr, ty: Type, d: &[Dst], order: Ordering) -> 
     let width = ty.bytes() as usize;
     let total = width * d.len();
     let kind = Kind::READ.strong(order.reach());
-    let mut bytes = [[0u8; 32]; 32];
-    let mut holes = Vec::new();
-    for l in lanes(cx.m) {
-        cx.aligned_to(a.space, addresses[l], total as u64, l)?;
-        let hole = cx.load_lane(a.space, addresses[l], l, kind, &mut bytes[l][..total])?;
-        holes.extend(hole.map(|hole| (l, hole)));
-    }
+    let mut bytes = [0; 1024];
+    let holes = cx.load_warp(a.space, &addresses, total, kind, &mut bytes)?;
     for (k, d) in d.iter().enumerate() {
         let at = k * width;
         match (d, width) {
             (Dst::Reg(Reg::R32(_)), 4) => {
-                let v = std::array::from_fn(|l| {
-                    let b = &bytes[l][at..];
-                    u32::from_le_bytes([b[0], b[1], b[2], b[3]])
-                });
+                let v = row::<4>(&bytes, total, at).map(u32::from_le_bytes);
                 cx.w.regs.w32(*d, cx.m, &v);
             }
-            (_, 16) => {
-                let v = std::array::from_fn(|l| {
-                    let mut b = [0; 16];
-                    b.copy_from_slice(&bytes[l][at..at + 16]);
-                    u128::from_le_bytes(b)
-                });
-                cx.w.regs.w128(*d, cx.m, &v);
-            }
+            (_, 16) => cx.w.regs.w128(*d, cx.m, &row(&bytes, total, at).map(u128::from_le_bytes)),
             _ => {
-                let v: [u64; 32] = std::array::from_fn(|l| {
-                    let mut b = [0; 8];
-                    b[..width].copy_from_slice(&bytes[l][at..at + width]);
-                    let v = u64::from_le_bytes(b);
-                    let unused = 64 - 8 * width as u32;
-                    if ty.is_signed() { ((v << unused) as i64 >> unused) as u64 } else { v }
-                });
-                cx.w.regs.w64(*d, cx.m, &v);
+                let v = match width {
+                    1 => row::<1>(&bytes, total, at).map(|b| b[0].into()),
+                    2 => row::<2>(&bytes, total, at).map(|b| u16::from_le_bytes(b).into()),
+                    4 => row::<4>(&bytes, total, at).map(|b| u32::from_le_bytes(b).into()),
+                    _ => row::<8>(&bytes, total, at).map(u64::from_le_bytes),
+                };
+                let unused = 64 - 8 * width as u32;
+                let extend = |v: u64| ((v << unused) as i64 >> unused) as u64;
+                cx.w.regs.w64(*d, cx.m, &if ty.is_signed() { v.map(extend) } else { v });
             }
         }
         if !holes.is_empty() {
@@ -106,6 +93,21 @@ fn load(cx: &mut Cx<'_, '_>, a: &Addr, ty: Type, d: &[Dst], order: Ordering) -> 
         return Ok(Flow::Yield);
     }
     Ok(Flow::Next)
+}
+
+/// `N` bytes of every lane, at byte `at` of its `total`.
+#[inline]
+fn row<const N: usize>(bytes: &Bytes, total: usize, at: usize) -> [[u8; N]; 32] {
+    let lanes = bytes.chunks_exact(total).map(|lane| lane[at..].first_chunk().copied());
+    let mut out = [[0; N]; 32];
+    out.iter_mut().zip(lanes).for_each(|(out, lane)| *out = lane.unwrap_or(*out));
+    out
+}
+
+/// Sets what [`row`] reads.
+#[inline]
+fn set_row<const N: usize>(bytes: &mut Bytes, total: usize, at: usize, row: [[u8; N]; 32]) {
+    bytes.chunks_exact_mut(total).zip(row).for_each(|(lane, v)| lane[at..at + N].copy_from_slice(&v));
 }
 
 /// The undefined bits of a register loaded from `width` bytes at `at` of what each lane has read.
@@ -131,12 +133,14 @@ fn store(cx: &mut Cx<'_, '_>, a: &Addr, ty: Type, s: &[Src], order: Ordering) ->
     }
     let width = ty.bytes() as usize;
     let total = width * s.len();
-    let mut bytes = [[0u8; 32]; 32];
+    let mut bytes = [0; 1024];
     let mut holes = [None; 32];
+    let mut undefined = false;
     for (k, s) in s.iter().enumerate() {
         let at = k * width;
         // Only what is undefined of the bytes stored matters, so the registers do not check this read.
         if cx.w.regs.unwritten(*s) & cx.m != 0 {
+            undefined = true;
             let shadow = cx.w.regs.shadow(*s, cx.pc);
             for l in lanes(cx.m) {
                 holes[l] = join(holes[l], shadow.hole(l, width), at);
@@ -145,13 +149,14 @@ fn store(cx: &mut Cx<'_, '_>, a: &Addr, ty: Type, s: &[Src], order: Ordering) ->
         let check = cx.w.regs.check_reads(false);
         if width == 16 {
             let v = cx.w.regs.r128(*s, cx.m);
-            for l in lanes(cx.m) {
-                bytes[l][at..at + 16].copy_from_slice(&v[l].to_le_bytes());
-            }
+            set_row(&mut bytes, total, at, v.map(u128::to_le_bytes));
         } else {
             let v = cx.w.regs.r64(*s, cx.m);
-            for l in lanes(cx.m) {
-                bytes[l][at..at + width].copy_from_slice(&v[l].to_le_bytes()[..width]);
+            match width {
+                1 => set_row(&mut bytes, total, at, v.map(|v| [v as u8])),
+                2 => set_row(&mut bytes, total, at, v.map(|v| (v as u16).to_le_bytes())),
+                4 => set_row(&mut bytes, total, at, v.map(|v| (v as u32).to_le_bytes())),
+                _ => set_row(&mut bytes, total, at, v.map(u64::to_le_bytes)),
             }
         }
         cx.w.regs.check_reads(check);
@@ -165,10 +170,7 @@ fn store(cx: &mut Cx<'_, '_>, a: &Addr, ty: Type, s: &[Src], order: Ordering) ->
         cx.release_at(&places, order, false);
     }
     let kind = Kind::WRITE.strong(order.reach());
-    for l in lanes(cx.m) {
-        cx.aligned_to(a.space, addresses[l], total as u64, l)?;
-        cx.store_lane(a.space, addresses[l], l, kind, &bytes[l][..total], holes[l])?;
-    }
+    cx.store_warp(a.space, &addresses, total, kind, &bytes, undefined.then_some(&holes))?;
     if !order.strong {
         same_address(cx, a, &addresses, &bytes, total)?;
     }
@@ -185,26 +187,22 @@ fn join(before: Option<Hole>, next: Option<Hole>, at: usize) -> Option<Hole> {
 }
 
 /// Lanes of one instruction that store different values to one address: which one stays is undefined.
-fn same_address(
-    cx: &Cx<'_, '_>,
-    a: &Addr,
-    addresses: &[u64; 32],
-    bytes: &[[u8; 32]; 32],
-    total: usize,
-) -> Result<()> {
+fn same_address(cx: &Cx<'_, '_>, a: &Addr, addresses: &[u64; 32], bytes: &Bytes, total: usize) -> Result<()> {
     let private = matches!(a.space, crate::memory::Space::Local | crate::memory::Space::FuncParam);
     if private || !cx.cl.launch.config.checks.race {
         return Ok(());
     }
-    let mut order: Vec<usize> = lanes(cx.m).collect();
-    if order.windows(2).all(|p| addresses[p[0]] < addresses[p[1]]) {
+    let ascending = |l: usize| cx.m >> l & 3 != 3 || addresses[l] < addresses[l + 1];
+    if cx.m.count_ones() == 32 - cx.m.leading_zeros() - cx.m.trailing_zeros() && (0..31).all(ascending) {
         return Ok(());
     }
+    let of = |l: usize| &bytes[l * total..][..total];
+    let mut order: Vec<usize> = lanes(cx.m).collect();
     order.sort_by_key(|&l| (addresses[l], l));
     for p in order.windows(2) {
         let (x, y) = (p[0], p[1]);
         let local = matches!(place(a.space, addresses[x]), Place::Local(_));
-        if addresses[x] == addresses[y] && bytes[x][..total] != bytes[y][..total] && !local {
+        if addresses[x] == addresses[y] && of(x) != of(y) && !local {
             return Err(Fault::new(
                 Check::Race,
                 format!("lanes {x} and {y} store different values to one address in one instruction"),

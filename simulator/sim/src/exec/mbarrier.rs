@@ -5,9 +5,9 @@ use crate::check::order::{Actor, View};
 use crate::check::proxy::Memory;
 use crate::check::shadow::Kind;
 use crate::decode::mbarrier::{Arrive, Mbar};
-use crate::decode::operand::{Addr, Ordering};
+use crate::decode::operand::{Addr, Ordering, Scope};
 use crate::machine::cluster::Cluster;
-use crate::machine::cta::MbarrierObject;
+use crate::machine::cta::{MbarrierObject, Reach};
 use crate::machine::engine::Agent;
 use crate::machine::step::Flow;
 use crate::machine::warp::{GroupKind, Wait};
@@ -104,10 +104,10 @@ impl Cluster<'_> {
     /// # Errors
     /// As [`mbarrier`](Cluster::mbarrier); a transaction count out of range.
     pub fn complete_tx(&mut self, rank: u32, offset: u32, bytes: u32, agent: &Agent) -> Result<()> {
-        let view = agent.outcome();
+        let view = Arc::new(agent.outcome());
         let at = self.launch.describe_shared(rank, offset);
         let b = self.mbarrier(rank, offset, &User::of(agent, true))?;
-        b.current.join(&view);
+        b.current.join(None, &view);
         let out = b.state.complete_tx(bytes).map_err(|m| Fault::from(m).at(at))?;
         b.advance(out.barrier, out.completed);
         self.progress += 1;
@@ -119,10 +119,10 @@ impl Cluster<'_> {
     /// # Errors
     /// As [`mbarrier`](Cluster::mbarrier); an arrival too many.
     pub fn async_arrive(&mut self, rank: u32, offset: u32, agent: &Agent, proxy: bool) -> Result<()> {
-        let view = agent.outcome();
+        let view = Arc::new(agent.outcome());
         let at = self.launch.describe_shared(rank, offset);
         let b = self.mbarrier(rank, offset, &User::of(agent, proxy))?;
-        b.current.join(&view);
+        b.current.join(None, &view);
         let out = b.state.arrive(1).map_err(|m| Fault::from(m).at(at))?;
         b.advance(out.barrier, out.completed);
         self.progress += 1;
@@ -143,6 +143,11 @@ pub fn locate(space: Space, address: u64) -> std::result::Result<(u32, u32), Fau
 }
 
 impl Cx<'_, '_> {
+    /// How far an arrival or a wait of this scope reaches, where that is looked at.
+    fn reach(&self, scope: Scope) -> Reach {
+        (self.cl.launch.config.checks.strict && self.cl.ctas.len() > 1).then_some((self.cta, scope))
+    }
+
     fn user(&self) -> User {
         User { actor: self.g.actor, view: self.g.view.clone(), asynchronous: false }
     }
@@ -176,8 +181,8 @@ pub fn execute(op: &Mbar, cx: &mut Cx<'_, '_>) -> Result {
             }
             Ok(Flow::Next)
         }
-        Mbar::Expect(a, n) => change(cx, a, *n, (Dst::Sink, None), |b, n| b.expect_tx(n)),
-        Mbar::Complete(a, n) => change(cx, a, *n, (Dst::Sink, None), |b, n| b.complete_tx(n)),
+        Mbar::Expect(a, n) => change(cx, a, *n, Dst::Sink, None, |b, n| b.expect_tx(n)),
+        Mbar::Complete(a, n) => change(cx, a, *n, Dst::Sink, None, |b, n| b.complete_tx(n)),
         Mbar::Arrive(arrive) => execute_arrive(cx, arrive),
         Mbar::Wait { d, address, phase, parity, blocks, order } => {
             wait(cx, *d, address, *phase, *parity, *blocks, *order)
@@ -219,19 +224,27 @@ fn init(cx: &mut Cx<'_, '_>, a: &Addr, count: Src) -> Result {
             init: (cx.g.actor, cx.g.clock),
             announced: None,
             current: Default::default(),
-            done: Arc::default(),
+            done: Default::default(),
         };
         cx.cl.ctas[rank as usize].mbarriers.insert(offset, object);
     }
     Ok(Flow::Next)
 }
 
-/// Applies `f` for every lane; `view` goes to the waiters, the state before it to `to`.
+/// What an arrival says, how far, and when.
+struct Arrival {
+    view: Option<Arc<View>>,
+    reach: Reach,
+    clock: u32,
+}
+
+/// Applies `f` for every lane; the state before it goes to `to`.
 fn change(
     cx: &mut Cx<'_, '_>,
     a: &Addr,
     operand: Src,
-    (to, view): (Dst, Option<Arc<View>>),
+    to: Dst,
+    arrival: Option<Arrival>,
     f: impl Fn(Mbarrier, u32) -> std::result::Result<Outcome, Misuse>,
 ) -> Result {
     let addresses = cx.addresses(a);
@@ -246,11 +259,14 @@ fn change(
         let at = cx.cl.launch.describe_shared(rank, offset);
         let b = cx.cl.mbarrier(rank, offset, &user).map_err(|f| f.lane(l as u32))?;
         states[l] = b.state.state();
-        if let Some(view) = &view {
-            b.current.join(view);
+        if let Some(Arrival { view: Some(view), reach, .. }) = &arrival {
+            b.current.join(*reach, view);
         }
         let out = f(b.state, n[l]).map_err(|m| Fault::from(m).lane(l as u32).at(at))?;
         b.advance(out.barrier, out.completed);
+        if let Some(arrival) = arrival.as_ref().filter(|_| rank as usize != cx.cta) {
+            cx.cl.ctas[rank as usize].visits.insert(cx.g.actor, (arrival.clock, cx.pc));
+        }
     }
     cx.cl.progress += 1;
     cx.w.regs.w64(to, cx.m, &states);
@@ -260,9 +276,11 @@ fn change(
 fn execute_arrive(cx: &mut Cx<'_, '_>, op: &Arrive) -> Result {
     let (operand, drop) = (op.expect.unwrap_or(op.count), op.drop);
     let expect = op.expect.is_some();
+    let clock = cx.g.clock;
     let view =
         if op.order.release { Some(cx.g.publish(cx.m)) } else { cx.g.carried.passed_on(op.order.scope) };
-    change(cx, &op.address, operand, (op.state, view), move |b, n| match (expect, drop) {
+    let arrival = Arrival { view, reach: cx.reach(op.order.scope), clock };
+    change(cx, &op.address, operand, op.state, Some(arrival), move |b, n| match (expect, drop) {
         (false, false) => b.arrive(n),
         (false, true) => b.arrive_drop(n),
         (true, false) => b.arrive_expect_tx(n),
@@ -289,7 +307,7 @@ fn wait(
     if cx.w.regs.bad.is_some() {
         return Ok(Flow::Next);
     }
-    let user = cx.user();
+    let (user, reach) = (cx.user(), cx.reach(order.scope));
     let mut done = 0;
     let mut views = Vec::new();
     let mut first = None;
@@ -310,7 +328,7 @@ fn wait(
             if parity { b.state.test_parity(phases[l] as u32 & 1) } else { b.state.test_state(phases[l]) };
         if complete {
             done |= 1 << l;
-            views.push(b.done.clone());
+            views.extend(b.done.to(reach).cloned());
         }
     }
     let progress = cx.cl.progress;

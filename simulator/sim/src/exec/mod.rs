@@ -18,6 +18,7 @@ pub mod tensor_map;
 pub mod tma;
 pub mod undefined;
 pub mod vote;
+pub mod warp;
 pub mod wgmma;
 pub mod wmma;
 

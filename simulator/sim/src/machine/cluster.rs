@@ -102,6 +102,8 @@ pub struct Cluster<'a> {
     pub turn: bool,
     /// What has been counted.
     pub counters: Counters,
+    /// Operations of tensor cores that [`Progress`](crate::Progress) knows of.
+    told: u64,
     /// Text printed by the kernel.
     pub output: String,
     /// `(progress, how often)` polls were answered "not yet" without effect.
@@ -141,6 +143,8 @@ impl<'a> Cluster<'a> {
                 mbarriers: BTreeMap::new(),
                 dependency: Dependency::default(),
                 live_threads: threads,
+                gone: View::default(),
+                visits: BTreeMap::new(),
                 spare_registers: 0,
                 tensor_busy_until: 0,
                 warpgroups: (0..warps.div_ceil(4)).map(|_| Default::default()).collect(),
@@ -178,6 +182,7 @@ impl<'a> Cluster<'a> {
             rng: Rng::new(launch.config.seed, index as u64 + 1),
             turn: false,
             counters: Counters::new(launch.kernel.opcodes.len(), warps as usize),
+            told: 0,
             output: String::new(),
             forced: (0, 0),
         }
@@ -270,9 +275,15 @@ impl<'a> Cluster<'a> {
         loop {
             while let Some((agent, job)) = self.engine.pop(self.time) {
                 self.progress += 1;
+                self.states.forget();
                 job(self).map_err(|fault| self.trap_async(fault, &agent))?;
             }
-            if self.time >= end {
+            let issued = self.counters.tensor_ops.iter().sum();
+            if issued != self.told {
+                self.launch.progress.add_tensor_operations(issued - self.told);
+                self.told = issued;
+            }
+            if self.time >= end || self.launch.progress.is_stopped() {
                 return Ok(Status::Running);
             }
             if let Some((c, w, g)) = self.pick() {
@@ -361,6 +372,7 @@ impl<'a> Cluster<'a> {
     fn engine_turn(&mut self) -> Result<(), Box<Trap>> {
         for (agent, job) in std::mem::take(&mut self.ordered) {
             self.progress += 1;
+            self.states.forget();
             job(self).map_err(|fault| self.trap_async(fault, &agent))?;
         }
         Ok(())

@@ -2,10 +2,12 @@
 
 use super::groups::Warpgroup;
 use crate::check::cross::Dependency;
-use crate::check::order::View;
+use crate::check::order::{Actor, View};
+use crate::decode::operand::Scope;
 use crate::memory::shared::Shared;
 use crate::memory::tmem::Tmem;
 use crate::semantics::mbarrier::Mbarrier;
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -58,9 +60,37 @@ pub struct MbarrierObject {
     /// The round of the cluster barrier at which the one who initialized it has arrived, if only relaxed.
     pub announced: Option<u64>,
     /// What those who arrived in this phase knew.
-    pub current: View,
+    pub current: Told,
     /// What waiters of completed phases learn.
-    pub done: Arc<View>,
+    pub done: Told,
+}
+
+/// The CTA of a thread and the scope of its arrival or wait; none where that makes no difference.
+pub type Reach = Option<(usize, Scope)>;
+
+/// Who told what.
+#[derive(Debug, Clone, Default)]
+pub struct Told(SmallVec<[Heard; 1]>);
+
+type Heard = (Reach, Arc<View>);
+
+impl Told {
+    /// Adds what one who arrived knew.
+    pub fn join(&mut self, from: Reach, view: &Arc<View>) {
+        match self.0.iter_mut().find(|(other, _)| *other == from) {
+            Some((_, known)) => Arc::make_mut(known).join(view),
+            None => self.0.push((from, view.clone())),
+        }
+    }
+
+    /// What one who waits learns: with a scope, of arrivals in the same CTA, and in others if both scopes reach that far.
+    pub fn to(&self, waiter: Reach) -> impl Iterator<Item = &Arc<View>> {
+        let reaches = move |from: Reach| match (from, waiter) {
+            (Some((from, wide)), Some((to, scope))) => from == to || wide.min(scope) > Scope::Cta,
+            _ => true,
+        };
+        self.0.iter().filter(move |(from, _)| reaches(*from)).map(|(_, view)| view)
+    }
 }
 
 impl MbarrierObject {
@@ -68,8 +98,9 @@ impl MbarrierObject {
     pub fn advance(&mut self, state: Mbarrier, completed: bool) {
         self.state = state;
         if completed {
-            let current = std::mem::take(&mut self.current);
-            Arc::make_mut(&mut self.done).join(&current);
+            for (from, view) in std::mem::take(&mut self.current).0 {
+                self.done.join(from, &view);
+            }
         }
     }
 }
@@ -93,6 +124,10 @@ pub struct Cta {
     pub dependency: Dependency,
     /// Threads that have not exited.
     pub live_threads: u32,
+    /// What those knew that have, in a cluster.
+    pub gone: View,
+    /// The last arrival at one of its mbarriers by each thread of another CTA: clock and instruction.
+    pub visits: BTreeMap<Actor, (u32, u32)>,
     /// Registers that `setmaxnreg.dec` has given back and `.inc` may take.
     pub spare_registers: i64,
     /// When the newest tensor-core operation of the CTA completes; later ones complete later.

@@ -2,6 +2,7 @@
 
 use super::cluster::Cluster;
 use super::warp::{GroupKind, Warp};
+use crate::check::shadow::FRESH;
 use crate::trap::{Check, Fault, Party};
 
 impl Cluster<'_> {
@@ -52,9 +53,41 @@ impl Cluster<'_> {
         Ok(())
     }
 
+    /// What other CTAs of the cluster did to the shared memory of one that exits must be over.
+    fn others_are_done(&self, cta: usize) -> Result<(), Fault> {
+        let c = &self.ctas[cta];
+        let fault = |noun: &str, actor, pc| {
+            let (by, warp) = self.places.of(actor);
+            let text = format!("the CTA exits, not ordered with an earlier {noun} of its shared memory");
+            Fault::new(Check::Race, text)
+                .party(Party { role: format!("earlier {noun}"), pc: Some(pc), cta: Some(by), warp })
+                .help("let it wait for the others at the end: barrier.cluster.arrive.release and barrier.cluster.wait")
+        };
+        if let Some((&actor, (_, pc))) =
+            c.visits.iter().find(|(actor, (clock, _))| !c.gone.knows(**actor, *clock))
+        {
+            return Err(fault("arrival at an mbarrier", actor, *pc));
+        }
+        let mut last = FRESH;
+        for (word, &state) in c.shared.shadow.iter().enumerate() {
+            if state == last {
+                continue;
+            }
+            last = state;
+            let by_others = self.states.remembered(state).into_iter().map(|(_, access)| access);
+            let mut open = by_others.filter(|a| self.places.actors.rank(a.actor) != cta);
+            if let Some(a) = open.find(|a| !c.gone.knows(a.actor, a.clock)) {
+                let at = self.launch.describe_shared(c.rank, word as u32 * 4);
+                return Err(fault(a.kind.noun(), a.actor, a.pc).at(at));
+            }
+        }
+        Ok(())
+    }
+
     /// Checks a CTA whose last thread has exited.
     pub(super) fn cta_exits(&mut self, cta: usize) -> Result<(), Fault> {
         let checks = self.launch.config.checks;
+        self.launch.progress.cta_finishes();
         let c = &self.ctas[cta];
         if c.tmem.in_use() {
             return Err(Fault::new(
@@ -62,6 +95,9 @@ impl Cluster<'_> {
                 format!("the CTA exits with tensor memory allocated: {}", c.tmem.describe()),
             )
             .help("tcgen05.dealloc every allocation before the end of the kernel"));
+        }
+        if checks.race && self.ctas.len() > 1 {
+            self.others_are_done(cta)?;
         }
         if !checks.exit {
             return Ok(());

@@ -13,6 +13,7 @@ use crate::exec::sync::Release;
 use crate::memory::SHARED_RESERVED;
 use crate::memory::global::Global;
 use crate::program::Kernel;
+use crate::progress::Progress;
 use crate::report::Counters;
 use crate::trap::{Check, Fault, Trap};
 use rayon::prelude::*;
@@ -45,6 +46,8 @@ pub struct Launch<'a> {
     pub solo: bool,
     /// It may have started before launches of these ended, if there are any.
     pub overlaps: &'a Launches,
+    /// Who waits for it looks here.
+    pub progress: &'a Progress,
     /// What strong writes to global memory have published, by address. Used only by the cluster whose turn it
     /// is, so the lock is never contended.
     pub releases: Mutex<BTreeMap<u64, Vec<Release>>>,
@@ -64,6 +67,7 @@ pub fn run(launch: &Launch<'_>) -> Result<(Counters, String, Finished), Box<Trap
     let total = launch.grid.iter().product::<u32>() / size;
     let capacity = (launch.resident_limit() / size).max(1);
     let mut limit = (launch.config.resident_ctas / size).clamp(1, capacity);
+    launch.progress.begin(total * size);
     let mut next = 0;
     let mut resident: Vec<Cluster<'_>> = Vec::new();
     let mut counters = Counters::default();
@@ -99,6 +103,13 @@ pub fn run(launch: &Launch<'_>) -> Result<(Counters, String, Finished), Box<Trap
             keep.push(cluster);
         }
         resident = keep;
+        if launch.progress.is_stopped() {
+            // Races of what has finished are races whatever the rest would have done.
+            finished.check(launch)?;
+            let (finished, all) = launch.progress.ctas();
+            let message = format!("the host stopped the launch when {finished} of {all} CTAs had finished");
+            return Err(Box::new(launch.trap(Check::Stopped, message)));
+        }
         let progress = resident.iter().map(|c| c.progress).sum::<u64>();
         idle = if polling && progress == last_progress { idle + 1 } else { 0 };
         last_progress = progress;

@@ -236,14 +236,20 @@ impl Regs {
 
     /// Copies a register; those in flight may be copied as well.
     pub fn copy(&mut self, d: Dst, s: Src, m: u32) {
-        self.moving(|r| {
-            if let Src::Reg(Reg::R128(_)) = s {
+        self.moving(|r| match (d, s) {
+            (_, Src::Reg(Reg::R128(_))) => {
                 let v = r.r128(s, m);
                 r.w128(d, m, &v);
-            } else if let Dst::Reg(Reg::Pred(_)) = d {
+            }
+            (Dst::Reg(Reg::Pred(_)), _) => {
                 let p = r.pred(s, m);
                 r.wpred(d, m, p);
-            } else {
+            }
+            (Dst::Reg(Reg::R32(_)), _) => {
+                let v = r.r32(s, m);
+                r.w32(d, m, &v);
+            }
+            _ => {
                 let v = r.r64(s, m);
                 r.w64(d, m, &v);
             }

@@ -86,13 +86,15 @@ impl<'a> Cluster<'a> {
         let code = &self.launch.kernel.code;
         let limit = self.launch.config.max_instructions;
         for _ in 0..count {
-            let Some(mut g) = slot.take() else { return Ok(()) };
+            // Other lanes of the warp may have become runnable; the scheduler finds them.
+            let Some(g) = slot else { return Ok(()) };
             let pc = g.pc;
             let inst = &code[pc as usize];
             self.time += 1;
             w.executed += 1;
             w.regs.ids.clock = self.time;
             self.counters.count(w.index, inst.opcode);
+            self.states.forget();
             let mut m = g.mask;
             let mut unsure = 0;
             if let Some((p, negated)) = inst.guard {
@@ -106,65 +108,45 @@ impl<'a> Cluster<'a> {
             let flow = if m == 0 && !matches!(inst.op, Op::Branch(_)) {
                 Ok(Flow::Next)
             } else {
-                exec::execute(&inst.op, &mut Cx { cl: self, w, g: &mut g, cta, m, pc })
+                exec::execute(&inst.op, &mut Cx { cl: self, w, g, cta, m, pc })
             };
             let flow = match (flow, w.regs.bad.take()) {
+                (flow, None) => flow,
                 // Compilers compute with undefined values where the result does not matter.
                 (Ok(flow), Some(BadReg::Unwritten(..))) if inst.op.only_computes() => {
-                    let mut cx = Cx { cl: self, w, g: &mut g, cta, m, pc };
+                    let mut cx = Cx { cl: self, w, g, cta, m, pc };
                     exec::undefined::settle(&inst.op, &mut cx, unsure).map(|()| flow)
                 }
-                (flow, None) => flow,
                 // An undefined operand is the cause of whatever else went wrong.
                 (_, Some(bad)) => Err(self.bad_register(bad, w, pc)),
             };
             let flow = match flow {
+                Ok(_) if w.executed > limit => {
+                    Err(Fault::new(Check::Limit, format!("the warp has executed {limit} instructions")))
+                }
+                flow => flow,
+            };
+            let flow = match flow {
                 Ok(flow) => flow,
-                Err(fault) => {
-                    return Err(Box::new(self.trap(fault, Some((cta, w, Some(&g))), None, false)));
-                }
+                Err(fault) => return Err(Box::new(self.trap(fault, Some((cta, w, Some(g))), None, false))),
             };
-            if w.executed > limit {
-                let fault = Fault::new(Check::Limit, format!("the warp has executed {limit} instructions"));
-                return Err(Box::new(self.trap(fault, Some((cta, w, Some(&g))), None, false)));
-            }
             let stop = matches!(flow, Flow::Yield | Flow::Wait(_));
-            let waits = matches!(flow, Flow::Wait(_));
-            if !waits {
-                g.forced = false;
-            }
-            *slot = match flow {
-                Flow::Next | Flow::Yield => Some(Group { pc: pc + 1, ..g }),
-                Flow::Branch(target) if m == g.mask => Some(Group { pc: target, ..g }),
-                Flow::Branch(_) if m == 0 => Some(Group { pc: pc + 1, ..g }),
-                Flow::Branch(target) => w.split(g, m, target, pc + 1, inst.reconverge),
-                Flow::Some(lanes, target) if lanes == g.mask => Some(Group { pc: target, ..g }),
-                // Lanes outside the guard have nothing left to do here; they re-execute and skip.
-                Flow::Some(lanes, target) => w.split(g, lanes, target, pc, inst.reconverge),
-                Flow::Part(lanes) => w.split(g, lanes, pc, pc, pc + 1),
-                Flow::Call(_) if m != g.mask => w.split(g, m, pc, pc + 1, pc + 1),
-                Flow::Call(callee) => {
-                    g.scope = w.open_scope(ScopeKind::Call { callee }, pc + 1, g.mask, g.scope);
-                    g.pc = self.launch.kernel.callees[callee as usize].entry;
-                    Some(g)
+            // In place where no lanes part: a group is too large to move for every instruction.
+            match flow {
+                Flow::Wait(wait) => {
+                    g.wait = wait;
+                    break;
                 }
-                Flow::Return => match w.enclosing_call(g.scope) {
-                    Some(call) => {
-                        exec::control::return_values(code, &self.launch.kernel.callees, w, call, m);
-                        self.return_lanes(w, g, m, call)
-                    }
-                    None => self.exit_lanes(w, g, m),
-                },
-                Flow::Exit => self.exit_lanes(w, g, m),
-                Flow::Wait(wait) => Some(Group { wait, ..g }),
-            };
-            if let Some(g) = slot.take() {
-                let here = w.scopes[g.scope].pc == g.pc && !waits;
-                *slot = if here { w.settle(g) } else { Some(g) };
+                Flow::Next | Flow::Yield => g.pc = pc + 1,
+                Flow::Branch(target) if m == g.mask => g.pc = target,
+                Flow::Branch(_) if m == 0 => g.pc = pc + 1,
+                flow => *slot = slot.take().and_then(|g| self.depart(cta, w, g, m, flow)),
             }
-            if slot.is_none() {
-                // Other lanes of the warp may have become runnable; the scheduler finds them.
-                return Ok(());
+            if let Some(g) = slot {
+                g.forced = false;
+                if w.scopes[g.scope].pc == g.pc {
+                    *slot = slot.take().and_then(|g| w.settle(g));
+                }
             }
             if stop {
                 break;
@@ -172,6 +154,36 @@ impl<'a> Cluster<'a> {
         }
         w.groups.extend(slot.take());
         Ok(())
+    }
+
+    /// Lets lanes of a group go different ways, call, return or exit. Returns the group to go on with.
+    fn depart(&mut self, cta: usize, w: &mut Warp, mut g: Group, m: u32, flow: Flow) -> Option<Group> {
+        g.forced = false;
+        let pc = g.pc;
+        let kernel = self.launch.kernel;
+        let reconverge = kernel.code[pc as usize].reconverge;
+        match flow {
+            Flow::Branch(target) => w.split(g, m, target, pc + 1, reconverge),
+            Flow::Some(lanes, target) if lanes == g.mask => Some(Group { pc: target, ..g }),
+            // Lanes outside the guard have nothing left to do here; they re-execute and skip.
+            Flow::Some(lanes, target) => w.split(g, lanes, target, pc, reconverge),
+            Flow::Part(lanes) => w.split(g, lanes, pc, pc, pc + 1),
+            Flow::Call(_) if m != g.mask => w.split(g, m, pc, pc + 1, pc + 1),
+            Flow::Call(callee) => {
+                g.scope = w.open_scope(ScopeKind::Call { callee }, pc + 1, g.mask, g.scope);
+                g.pc = kernel.callees[callee as usize].entry;
+                Some(g)
+            }
+            Flow::Return => match w.enclosing_call(g.scope) {
+                Some(call) => {
+                    exec::control::return_values(&kernel.code, &kernel.callees, w, call, m);
+                    self.return_lanes(w, g, m, call)
+                }
+                None => self.exit_lanes(cta, w, g, m),
+            },
+            Flow::Exit => self.exit_lanes(cta, w, g, m),
+            Flow::Next | Flow::Yield | Flow::Wait(_) => Some(g),
+        }
     }
 
     fn return_lanes(&mut self, w: &mut Warp, g: Group, m: u32, call: usize) -> Option<Group> {
@@ -189,8 +201,11 @@ impl<'a> Cluster<'a> {
         w.settle(back)
     }
 
-    fn exit_lanes(&mut self, w: &mut Warp, g: Group, m: u32) -> Option<Group> {
+    fn exit_lanes(&mut self, cta: usize, w: &mut Warp, g: Group, m: u32) -> Option<Group> {
         self.progress += 1;
+        if self.ctas.len() > 1 {
+            self.ctas[cta].gone.join(&g.view);
+        }
         let next = g.pc + 1;
         w.exit(g, m).map(|g| Group { pc: next, ..g })
     }

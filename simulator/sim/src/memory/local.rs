@@ -31,6 +31,53 @@ impl Local {
         Ok(&mut self.bytes[start + offset as usize..start + end as usize])
     }
 
+    /// Copies `N` bytes of each lane at these offsets to `out`, or from there; false, and nothing changed, if some do not lie
+    /// inside or undefined ones are about.
+    #[inline]
+    fn lanes<const N: usize>(
+        &mut self,
+        mask: u32,
+        offsets: &[u64; 32],
+        mut copy: impl FnMut(&mut [u8; N], usize),
+    ) -> bool {
+        let inside = |l: usize| mask >> l & 1 == 0 || offsets[l].saturating_add(N as u64) <= self.size as u64;
+        if !self.holes.is_empty() || !(0..32).all(inside) {
+            return false;
+        }
+        for (l, offset) in offsets.iter().enumerate().filter(|(l, _)| mask >> l & 1 != 0) {
+            if let Some(bytes) = self.bytes[l * self.size + *offset as usize..].first_chunk_mut() {
+                copy(bytes, l);
+            }
+        }
+        true
+    }
+
+    /// Reads 4, 8 or 16 bytes of every lane of a mask, one after the other in `out`; false as [`lanes`](Local::lanes).
+    pub fn load(&mut self, mask: u32, offsets: &[u64; 32], bytes: usize, out: &mut [u8]) -> bool {
+        fn to<const N: usize>(out: &mut [u8]) -> impl FnMut(&mut [u8; N], usize) {
+            |from, l| out[l * N..][..N].copy_from_slice(from)
+        }
+        match bytes {
+            4 => self.lanes::<4>(mask, offsets, to(out)),
+            8 => self.lanes::<8>(mask, offsets, to(out)),
+            16 => self.lanes::<16>(mask, offsets, to(out)),
+            _ => false,
+        }
+    }
+
+    /// Writes 4, 8 or 16 defined bytes of every lane of a mask; false as [`lanes`](Local::lanes).
+    pub fn store(&mut self, mask: u32, offsets: &[u64; 32], bytes: usize, src: &[u8]) -> bool {
+        fn from<const N: usize>(src: &[u8]) -> impl FnMut(&mut [u8; N], usize) {
+            |to, l| to.copy_from_slice(&src[l * N..][..N])
+        }
+        match bytes {
+            4 => self.lanes::<4>(mask, offsets, from(src)),
+            8 => self.lanes::<8>(mask, offsets, from(src)),
+            16 => self.lanes::<16>(mask, offsets, from(src)),
+            _ => false,
+        }
+    }
+
     fn at(&self, lane: usize, offset: u64) -> u64 {
         (lane * self.size) as u64 + offset
     }

@@ -39,13 +39,11 @@ pub(super) struct TensorWho {
 impl Cluster<'_> {
     /// Checks an access to `n` cells of a lane and remembers it.
     fn touch_tmem(&mut self, rank: u32, at: Cell, n: u32, kind: Kind, who: &TensorWho) -> Result<()> {
-        let place = format!(
-            "tensor memory lane {}, columns {}..{} of cluster rank {rank}",
-            at.lane,
-            at.column,
-            at.column + n
-        );
-        self.ctas[rank as usize].tmem.check(at.lane, 1, at.column, n).map_err(|f| f.at(&place))?;
+        let Cell { lane, column } = at;
+        self.ctas[rank as usize].tmem.check(lane, 1, column, n).map_err(|f| {
+            let end = column + n;
+            f.at(format_args!("tensor memory lane {lane}, columns {column}..{end} of cluster rank {rank}"))
+        })?;
         let bytes = u64::from(n) * 4;
         if kind.write {
             self.counters.tmem_written += bytes;

@@ -73,7 +73,8 @@ pub fn load(op: &Access, cx: &mut Cx<'_, '_>) -> Result {
         }
         return Ok(Flow::Next);
     }
-    let agent = cx.agent();
+    // It takes nothing of the lanes, so the wait for it orders none of their accesses.
+    let agent = cx.cl.agent(cx.cta, cx.w, cx.g, 0);
     let who = cx.tensor_who((agent.actor, agent.clock), &agent.view, false);
     let id = cx.cl.start_op(&agent);
     cx.w.async_groups.start(GroupKind::TmemLoad, cx.m, id);

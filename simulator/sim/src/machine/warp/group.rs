@@ -228,10 +228,7 @@ impl Group {
 
     /// `fence.proxy.async` of these memories.
     pub fn fence_proxy(&mut self, memories: &[Fence]) {
-        let (actor, clock) = (self.actor, self.clock);
-        let view = Arc::make_mut(&mut self.view);
-        view.learn(actor, clock);
-        view.fence_proxy(memories);
+        Arc::make_mut(&mut self.view).fence_proxy(memories, (self.actor, self.clock));
         self.clock += 1;
     }
 }

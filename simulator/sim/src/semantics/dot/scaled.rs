@@ -43,51 +43,122 @@ pub fn multiply_scaled(
         return multiply_one_scale(model, shape, a, b, scales, c);
     }
     assert!((k / blocks).is_multiple_of(GROUP), "a block is a multiple of {GROUP} elements");
-    // Codes doubled are integers up to 12.
-    let doubled = |x: &[f32]| x.iter().map(|&x| (2.0 * x) as i16).collect::<Vec<_>>();
-    let (a, b) = (doubled(a), doubled(b));
-    let exponents = |s: &[f32]| s.iter().map(|&s| exponent(s, scales.min_exponent)).collect::<Vec<_>>();
-    let (ea, eb) = (exponents(scales.a), exponents(scales.b));
-    let groups = k / GROUP;
-    let per_block = groups / blocks;
-    for row in 0..m {
-        let a_row = &a[row * k..][..k];
-        for col in 0..n {
-            let b_row = &b[col * k..][..k];
-            let c = &mut c[row * n + col];
-            let (sa, sb) = (&scales.a[row * blocks..][..blocks], &scales.b[col * blocks..][..blocks]);
-            let (ea, eb) = (&ea[row * blocks..][..blocks], &eb[col * blocks..][..blocks]);
+    let exponents = |s: &[f32]| s.iter().map(|&s| exponent_of_scale(s, scales)).collect::<Vec<_>>();
+    let ea = exponents(scales.a);
+    let mut panel = Panel::new(shape, b, scales);
+    for (row, c) in c.chunks_exact_mut(n).enumerate() {
+        let (a, at) = (&a[row * k..][..k], row * blocks);
+        let sa = &scales.a[at..][..blocks];
+        if panel.finite && sa.iter().all(|s| !s.is_nan()) && c.iter().all(|c| c.is_finite()) {
+            panel.row(a, sa, &ea[at..][..blocks], c);
+            continue;
+        }
+        for (col, c) in c.iter_mut().enumerate() {
+            let sb = &scales.b[col * blocks..][..blocks];
             if !c.is_finite() || sa.iter().chain(sb).any(|s| s.is_nan()) {
                 // Codes and scales have no infinity: the sum is C's, or NaN.
                 let nan_or_zero: f64 = sa.iter().chain(sb).map(|&s| s as f64 * 0.0).sum();
                 *c = not_finite(nan_or_zero + *c as f64);
-                continue;
+            } else {
+                let one = Shape { m: 1, n: 1, k };
+                let scales = BlockScales { a: sa, b: sb, ..scales };
+                Panel::new(one, &b[col * k..][..k], scales).row(
+                    a,
+                    sa,
+                    &ea[at..][..blocks],
+                    std::slice::from_mut(c),
+                );
             }
-            let mut top = exponent(*c, -126);
-            for block in 0..blocks {
-                if sa[block] != 0.0 && sb[block] != 0.0 {
-                    top = top.max(ea[block] + eb[block]);
-                }
-            }
-            let scale = power(FRACTION_BITS - top);
-            let mut sum = (*c as f64 * scale) as i64;
-            for group in 0..groups {
-                let at = group * GROUP;
-                let dot = dot16(&a_row[at..], &b_row[at..]);
-                let block = group / per_block;
-                // 12 bits times two significands of 4: exact. The quarter undoes the doubling.
-                let term = dot as f64 * 0.25 * (sa[block] as f64 * sb[block] as f64);
-                sum += (term * scale) as i64;
-            }
-            *c = finish(sum as f64 * power(top - FRACTION_BITS), super::Sum::F32);
         }
     }
 }
 
-/// The exact sum of sixteen products of doubled codes.
-#[inline]
-fn dot16(a: &[i16], b: &[i16]) -> i32 {
-    a[..GROUP].iter().zip(&b[..GROUP]).map(|(&x, &y)| x as i32 * y as i32).sum()
+/// The exponent of a scale; that of zero is below all others, and two of them add.
+fn exponent_of_scale(s: f32, scales: BlockScales<'_>) -> i32 {
+    if s == 0.0 { -4000 } else { exponent(s, scales.min_exponent) }
+}
+
+/// B with its columns side by side, so that a row of D is loops over columns, which the compiler turns into vector code.
+struct Panel {
+    columns: usize,
+    /// No scale is NaN.
+    finite: bool,
+    /// `[kk][column]`
+    values: Vec<f32>,
+    /// `[block][column]`
+    scales: Vec<f64>,
+    exponents: Vec<i32>,
+    top: Vec<i32>,
+    dots: Vec<f32>,
+    sums: Vec<f64>,
+}
+
+impl Panel {
+    fn new(Shape { n, k, .. }: Shape, b: &[f32], scales: BlockScales<'_>) -> Panel {
+        let blocks = scales.blocks;
+        let scale = |block: usize| (0..n).map(move |col| scales.b[col * blocks + block]);
+        Panel {
+            columns: n,
+            finite: scales.b.iter().all(|s| !s.is_nan()),
+            values: (0..k).flat_map(|kk| (0..n).map(move |col| b[col * k + kk])).collect(),
+            scales: (0..blocks).flat_map(scale).map(f64::from).collect(),
+            exponents: (0..blocks).flat_map(scale).map(|s| exponent_of_scale(s, scales)).collect(),
+            top: vec![0; n],
+            dots: vec![0.0; n],
+            sums: vec![0.0; n],
+        }
+    }
+
+    /// One row of A times all columns, plus `c`; everything is finite.
+    fn row(&mut self, a: &[f32], sa: &[f32], ea: &[i32], c: &mut [f32]) {
+        #[cfg(target_arch = "x86_64")]
+        if std::arch::is_x86_feature_detected!("avx2") {
+            // SAFETY: the CPU has AVX2, as was just asked.
+            unsafe { row_avx2(self, a, sa, ea, c) };
+            return;
+        }
+        self.row_portable(a, sa, ea, c);
+    }
+
+    #[inline(always)]
+    fn row_portable(&mut self, a: &[f32], sa: &[f32], ea: &[i32], c: &mut [f32]) {
+        let n = self.columns;
+        for (top, &c) in self.top.iter_mut().zip(&*c) {
+            *top = exponent(c, -126);
+        }
+        for (ea, eb) in ea.iter().zip(self.exponents.chunks_exact(n)) {
+            self.top.iter_mut().zip(eb).for_each(|(top, eb)| *top = (*top).max(ea + eb));
+        }
+        for ((sum, &c), &top) in self.sums.iter_mut().zip(&*c).zip(&self.top) {
+            *sum = (c as f64 * power(FRACTION_BITS - top)).trunc();
+        }
+        let per_block = a.len() / sa.len() / GROUP;
+        for (group, (a, b)) in a.chunks(GROUP).zip(self.values.chunks(GROUP * n)).enumerate() {
+            let block = group / per_block;
+            // Codes are halves up to 6: sums of sixteen products are exact.
+            self.dots.fill(0.0);
+            for (&a, b) in a.iter().zip(b.chunks_exact(n)) {
+                self.dots.iter_mut().zip(b).for_each(|(dot, &b)| *dot += a * b);
+            }
+            let (sa, sb) = (sa[block] as f64, &self.scales[block * n..][..n]);
+            let columns = self.sums.iter_mut().zip(&self.dots).zip(sb).zip(&self.top);
+            for (((sum, &dot), &sb), &top) in columns {
+                // 12 bits times two significands of 4: exact, and so are sums of terms below 2^48.
+                *sum += (dot as f64 * (sa * sb) * power(FRACTION_BITS - top)).trunc();
+            }
+        }
+        for ((c, &sum), &top) in c.iter_mut().zip(&self.sums).zip(&self.top) {
+            // + 0: a sum of zeros is +0.
+            *c = finish((sum + 0.0) * power(top - FRACTION_BITS), super::Sum::F32);
+        }
+    }
+}
+
+/// [`Panel::row_portable`] compiled for AVX2: the same operations, more columns at a time.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn row_avx2(panel: &mut Panel, a: &[f32], sa: &[f32], ea: &[i32], c: &mut [f32]) {
+    panel.row_portable(a, sa, ea, c);
 }
 
 /// One power-of-two scale per row (`scale_vec::1X`): it moves the exponents of a row's products and nothing

@@ -57,6 +57,9 @@ pub fn mul(format: Format, a: u32, b: u32, mode: Mode) -> u32 {
 /// `a * b + c` with one rounding (PTX ISA 9.7.3.6, 9.7.4.4).
 #[inline]
 pub fn fma(format: Format, a: u32, b: u32, c: u32, mode: Mode) -> u32 {
+    if format == F32 && mode == Mode::PLAIN {
+        return canonical(f32::from_bits(a).mul_add(f32::from_bits(b), f32::from_bits(c)));
+    }
     let product = operand(format, a, mode) * operand(format, b, mode);
     result(format, add_to_odd(product, operand(format, c, mode), mode.round), mode)
 }

@@ -50,6 +50,13 @@ impl IntType {
         }
     }
 
+    /// A number that grows as the value of the low bits of a register does.
+    #[inline]
+    pub const fn key(self, register: u64) -> u64 {
+        let unused = 64 - self.bits;
+        if self.signed { register << unused ^ 1 << 63 } else { register << unused }
+    }
+
     /// The two's complement bits of `value`, within the type's width.
     #[inline]
     pub const fn bits_of(self, value: i128) -> u64 {

@@ -1,0 +1,348 @@
+//! Around the products of a mixture of experts: rows sorted by expert before them, the weighted sum over experts after.
+//!
+//! ```text
+//! route     ids [tokens, top_k]      ─► first row of each expert, row of each choice, choice of each row      1 CTA
+//! gather    A [tokens, k], 16 bits   ─► rows by expert                                                        a CTA for each row
+//! combine   results [rows, n], f32   ─► C[t] = Σ_j weight[t, j] · result of (t, j), in the order of j         256 · 8 columns
+//! ```
+//!
+//! A choice is `token · top_k + j`. Negative experts, and those from the number of experts on, are skipped: they are computed
+//! elsewhere. Which of an expert's rows a choice becomes depends on timing; what is computed of it does not, so neither does C.
+
+use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};
+use dualgemm_formats::FloatType;
+use dualgemm_gemm::Error as OperandError;
+use dualgemm_ptx::Target;
+use dualgemm_ptx::ast::Module;
+use dualgemm_ptx::builder::*;
+use dualgemm_ptx::layout::SmemLayout;
+
+use super::quantize::fits;
+use super::rowwise::WIDTH;
+use super::{load, module, take_turn, target_for, values};
+use crate::Error;
+
+/// Threads of the CTA that sorts.
+const ROUTE_THREADS: u32 = 1024;
+/// Threads of the other CTAs.
+const THREADS: u32 = 256;
+/// Most experts: their counters in shared memory take 16 KiB.
+pub const MAX_EXPERTS: usize = 4096;
+/// The row of a choice that has none.
+const NONE: u32 = u32::MAX;
+
+/// One of the kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Sorts choices by expert.
+    Route,
+    /// Copies rows of A into that order.
+    Gather,
+    /// Sums results, to C of this type; adds them to what is there, or not.
+    Combine(FloatType, bool),
+}
+
+impl Step {
+    /// Every kernel.
+    pub fn all() -> Vec<Self> {
+        let combine =
+            FloatType::ALL.into_iter().flat_map(|ty| [false, true].map(|add| Self::Combine(ty, add)));
+        [Self::Route, Self::Gather].into_iter().chain(combine).collect()
+    }
+
+    /// Its name, which is that of the entry in its module.
+    pub fn name(self) -> String {
+        match self {
+            Self::Route => "route".into(),
+            Self::Gather => "gather".into(),
+            Self::Combine(ty, add) => {
+                format!("combine_{}{}", values::name(ty), if add { "_add" } else { "" })
+            }
+        }
+    }
+}
+
+/// Generates a kernel.
+///
+/// # Errors
+/// If the target lacks an instruction.
+pub fn generate(step: Step, target: Target) -> Result<Module, Error> {
+    module(target, "mixtures of experts", &step.name(), |k| match step {
+        Step::Route => route(k, target),
+        Step::Gather => gather(k, target),
+        Step::Combine(ty, add) => combine(k, target, ty, add),
+    })
+}
+
+fn route(k: &mut Kernel, target: Target) {
+    k.required_threads(ROUTE_THREADS);
+    let (ids, choices, experts) = (k.pointer("ids"), k.param::<U32>("choices"), k.param::<U32>("experts"));
+    let [rows, row_of, choice_of] = ["rows", "row_of", "choice_of"].map(|name| k.pointer(name));
+    let mut smem = SmemLayout::new();
+    let counters = smem.alloc("rows_of_expert", MAX_EXPERTS as u32 * 4, 4);
+    let counters = k.shared(&smem).at(counters.offset);
+    take_turn(k, target);
+    let (choices, experts) = (k.ld_param(&choices), k.ld_param(&experts));
+    let [ids, rows, row_of, choice_of] = [ids, rows, row_of, choice_of].map(|p| k.ld_pointer(&p));
+    let thread = k.special(Special::TidX);
+    k.for_range("clear", thread, experts, ROUTE_THREADS, |k, expert, _| {
+        let zero = k.mov::<U32>(0u32);
+        let counter = k.offset(counters, expert << 2);
+        k.st(counter, zero);
+    });
+    k.cta_sync();
+    each_choice(k, "count", (ids, choices, experts), |k, _, expert, here| {
+        let counter = k.offset(counters, expert << 2);
+        k.when(here).red::<U32, Shared>(AtomOp::Add, Semantics::Relaxed, Scope::Cta, counter, 1u32);
+    });
+    k.cta_sync();
+    let first_warp = k.compare(Cmp::Lt, thread, 32u32);
+    k.if_(first_warp, "sum", |k| first_rows(k, (counters, rows), thread, experts));
+    k.cta_sync();
+    each_choice(k, "place", (ids, choices, experts), |k, choice, expert, here| {
+        let row = k.mov::<U32>(NONE);
+        k.if_(here, "row", |k| {
+            let counter = k.offset(counters, expert << 2);
+            let own: Reg<U32> = k.atom(AtomOp::Add, Semantics::Relaxed, Scope::Cta, counter, 1u32);
+            k.assign(row, own);
+            let to = k.offset(choice_of, own.mul_wide(4));
+            k.st(to, choice);
+        });
+        let to = k.offset(row_of, choice.mul_wide(4));
+        k.st(to, row);
+    });
+}
+
+/// Runs `body` for the choices of a thread: with the choice, its expert, and whether that is here.
+fn each_choice(
+    k: &mut Kernel,
+    name: &str,
+    (ids, choices, experts): (Addr<Global>, Reg<U32>, Reg<U32>),
+    body: impl FnOnce(&mut Kernel, Reg<U32>, Reg<U32>, Reg<Pred>),
+) {
+    let thread = k.special(Special::TidX);
+    k.for_range(name, thread, choices, ROUTE_THREADS, |k, choice, _| {
+        let from = k.offset(ids, choice.mul_wide(4));
+        let expert: Reg<U32> = k.ld(from);
+        let here = k.compare(Cmp::Lt, expert, experts);
+        body(k, choice, expert, here);
+    });
+}
+
+/// One warp replaces the number of rows of each expert by its first row, in shared and in global memory.
+fn first_rows(
+    k: &mut Kernel,
+    (counters, rows): (Addr<Shared>, Addr<Global>),
+    lane: Reg<U32>,
+    experts: Reg<U32>,
+) {
+    let before = k.mov::<U32>(0u32);
+    k.for_range("experts", 0u32, experts, 32, |k, first, _| {
+        let expert = k.eval(first + lane);
+        let here = k.compare(Cmp::Lt, expert, experts);
+        let counter = k.offset(counters, expert << 2);
+        let count = k.mov::<U32>(0u32);
+        k.when(here).to(count).ld::<U32, _>(counter);
+        let sum = k.mov(count);
+        for distance in [1u32, 2, 4, 8, 16] {
+            let other = k.shuffle(Shuffle::Up, sum, distance);
+            let from_below = k.compare(Cmp::Ge, lane, distance);
+            k.when(from_below).to(sum).eval(sum + other);
+        }
+        let row = k.eval(before + sum - count);
+        k.when(here).st(counter, row);
+        let to = k.offset(rows, expert.mul_wide(4));
+        k.when(here).st(to, row);
+        let all = k.shuffle(Shuffle::Index, sum, 31u32);
+        k.to(before).eval(before + all);
+    });
+    let last = k.compare(Cmp::Eq, lane, 0u32);
+    let to = k.offset(rows, experts.mul_wide(4));
+    k.when(last).st(to, before);
+}
+
+fn gather(k: &mut Kernel, target: Target) {
+    k.required_threads(THREADS);
+    let (a, pitch, pieces) = (k.pointer("a"), k.param::<U32>("a_pitch"), k.param::<U32>("pieces"));
+    let (top_k, experts) = (k.param::<U32>("top_k"), k.param::<U32>("experts"));
+    let [rows, choice_of, out] = ["rows", "choice_of", "out"].map(|name| k.pointer(name));
+    take_turn(k, target);
+    let [pitch, pieces, top_k, experts] = [pitch, pieces, top_k, experts].map(|p| k.ld_param(&p));
+    let [a, rows, choice_of, out] = [a, rows, choice_of, out].map(|p| k.ld_pointer(&p));
+    let (row, thread) = (k.special(Special::CtaidX), k.special(Special::TidX));
+    let end = k.offset(rows, experts.mul_wide(4));
+    let end: Reg<U32> = k.ld(end);
+    let beyond = k.compare(Cmp::Ge, row, end);
+    k.when(beyond).exit();
+    let choice = k.offset(choice_of, row.mul_wide(4));
+    let choice: Reg<U32> = k.ld(choice);
+    let token = k.eval(choice / top_k);
+    let from = k.offset(a, token.mul_wide(pitch));
+    let to = k.eval(pieces << 4);
+    let to = k.offset(out, row.mul_wide(to));
+    k.for_range("piece", thread, pieces, THREADS, |k, piece, _| {
+        let byte = k.eval(piece.mul_wide(16));
+        let [from, to] = [from, to].map(|start| k.offset(start, byte));
+        let words: [Reg<B32>; 4] = k.ld_vector(from);
+        k.st_vector(to, &words);
+    });
+}
+
+fn combine(k: &mut Kernel, target: Target, ty: FloatType, add: bool) {
+    k.required_threads(THREADS);
+    let [results, row_of, weights] = ["results", "row_of", "weights"].map(|name| k.pointer(name));
+    let (n, top_k, out) = (k.param::<U32>("n"), k.param::<U32>("top_k"), k.pointer("out"));
+    take_turn(k, target);
+    let (n, top_k) = (k.ld_param(&n), k.ld_param(&top_k));
+    let [results, row_of, weights, out] = [results, row_of, weights, out].map(|p| k.ld_pointer(&p));
+    let (cta, token, thread) =
+        (k.special(Special::CtaidX), k.special(Special::CtaidY), k.special(Special::TidX));
+    let column = k.eval((cta * THREADS + thread) * WIDTH);
+    let beyond = k.compare(Cmp::Ge, column, n);
+    k.when(beyond).exit();
+    let sums: [Reg<F32>; WIDTH as usize] = std::array::from_fn(|_| k.mov(0.0f32));
+    let first = k.eval(token * top_k);
+    k.for_range("choices", 0u32, top_k, 1, |k, j, _| {
+        let byte = k.eval((first + j).mul_wide(4));
+        let [row, weight] = [row_of, weights].map(|start| k.offset(start, byte));
+        let row: Reg<U32> = k.ld(row);
+        let here = k.compare(Cmp::Ne, row, NONE);
+        k.if_(here, "add", |k| {
+            let weight: Reg<F32> = k.ld(weight);
+            let from = k.offset(results, (row.mul_wide(n) + column.widen()) << 2);
+            let found = values::load(k, FloatType::F32, from);
+            for (sum, value) in sums.iter().zip(found) {
+                let product = k.mul(weight, value);
+                k.to(*sum).add(*sum, product);
+            }
+        });
+    });
+    let to = k.offset(out, (token.mul_wide(n) + column.widen()) << values::bytes(ty).ilog2());
+    if add {
+        let before = values::load(k, ty, to);
+        for (sum, before) in sums.iter().zip(before) {
+            k.to(*sum).add(*sum, before);
+        }
+    }
+    values::store(k, ty, to, &sums);
+}
+
+/// Where the lists of a call are, in device memory: all written by [`Mixture::route`].
+#[derive(Debug, Clone, Copy)]
+pub struct Lists {
+    /// First row of each expert, and how many there are: `[experts + 1]` u32.
+    pub rows: DevicePtr,
+    /// `[tokens · top_k]` u32: the row of each choice, `u32::MAX` if it has none.
+    pub row_of: DevicePtr,
+    /// `[tokens · top_k]` u32: the choice of each row.
+    pub choice_of: DevicePtr,
+}
+
+/// How many there are of everything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sizes {
+    /// Rows of A and of C.
+    pub tokens: usize,
+    /// Experts of each.
+    pub top_k: usize,
+    /// Experts that there are.
+    pub experts: usize,
+}
+
+/// The kernels, loaded on a device.
+#[derive(Debug, Clone, Copy)]
+pub struct Mixture {
+    route: FunctionId,
+    gather: FunctionId,
+    combine: FunctionId,
+}
+
+impl Mixture {
+    /// Loads the kernels for a C of this type; with `add`, what is there is added to.
+    ///
+    /// # Errors
+    /// If the device refuses the text.
+    pub fn new(device: &dyn Device, out: FloatType, add: bool) -> Result<Self, Error> {
+        let target = target_for(device.info().arch);
+        let of = |step: Step| load(device, &generate(step, target)?, &step.name());
+        let [route, gather, combine] = [Step::Route, Step::Gather, Step::Combine(out, add)].map(of);
+        Ok(Self { route: route?, gather: gather?, combine: combine? })
+    }
+
+    /// The launch that sorts the choices in `ids`, `[tokens, top_k]` i32.
+    ///
+    /// # Errors
+    /// If there are more experts than [`MAX_EXPERTS`], or more choices than a grid has.
+    pub fn route(&self, sizes: &Sizes, ids: DevicePtr, lists: &Lists) -> Result<LaunchSpec, Error> {
+        let choices = sizes.choices()?;
+        let args = Args::new().ptr(ids).u32(choices).u32(sizes.experts as u32);
+        let args = args.ptr(lists.rows).ptr(lists.row_of).ptr(lists.choice_of);
+        let spec = LaunchSpec::new(self.route, [1, 1, 1], [ROUTE_THREADS, 1, 1]).args(args);
+        Ok(spec.dynamic_shared(MAX_EXPERTS as u32 * 4))
+    }
+
+    /// The launch that copies rows of A, `k` elements of 16 bits whose rows lie `pitch` bytes apart, to `out`, dense.
+    ///
+    /// # Errors
+    /// If K or the pitch is not a multiple of 8 elements, or an address of 16 bytes.
+    pub fn gather(
+        &self,
+        sizes: &Sizes,
+        (a, pitch, k): (DevicePtr, usize, usize),
+        lists: &Lists,
+        out: DevicePtr,
+    ) -> Result<LaunchSpec, Error> {
+        fits("A", "bytes of a row", k * 2, 16, 16)?;
+        fits("A", "bytes from row to row", pitch, k * 2, 16)?;
+        fits("A", "address", a.0 as usize, 1, 16)?;
+        fits("A by expert", "address", out.0 as usize, 1, 16)?;
+        let args = Args::new().ptr(a).u32(pitch as u32).u32((k / 8) as u32).u32(sizes.top_k as u32);
+        let args = args.u32(sizes.experts as u32).ptr(lists.rows).ptr(lists.choice_of).ptr(out);
+        Ok(LaunchSpec::new(self.gather, [sizes.choices()?, 1, 1], [THREADS, 1, 1]).args(args))
+    }
+
+    /// The launch that sums `results`, `[rows, n]` f32, with `weights`, `[tokens, top_k]` f32, to C, `[tokens, n]`.
+    ///
+    /// # Errors
+    /// If N is not a multiple of 8, or an address of 16 bytes.
+    pub fn combine(
+        &self,
+        sizes: &Sizes,
+        (results, n): (DevicePtr, usize),
+        (lists, weights): (&Lists, DevicePtr),
+        c: DevicePtr,
+    ) -> Result<LaunchSpec, Error> {
+        fits("C", "features", n, WIDTH as usize, WIDTH as usize)?;
+        fits("C", "address", c.0 as usize, 1, 16)?;
+        fits("results of experts", "address", results.0 as usize, 1, 16)?;
+        sizes.choices()?;
+        let args = Args::new().ptr(results).ptr(lists.row_of).ptr(weights);
+        let args = args.u32(n as u32).u32(sizes.top_k as u32).ptr(c);
+        let grid = [(n as u32 / WIDTH).div_ceil(THREADS), sizes.tokens as u32, 1];
+        Ok(LaunchSpec::new(self.combine, grid, [THREADS, 1, 1]).args(args))
+    }
+}
+
+impl Sizes {
+    /// Choices of all tokens.
+    ///
+    /// # Errors
+    /// If the kernels cannot count something.
+    pub fn choices(&self) -> Result<u32, Error> {
+        let refuse = |found: String, expected: &str| {
+            let (tensor, expected) = ("the mixture".into(), expected.into());
+            Err(OperandError::Operand { tensor, found, expected }.into())
+        };
+        let Self { tokens, top_k, experts } = *self;
+        if experts == 0 || experts > MAX_EXPERTS {
+            return refuse(format!("of {experts} experts"), "1 to 4096 experts");
+        }
+        match tokens.checked_mul(top_k).and_then(|choices| i32::try_from(choices).ok()) {
+            Some(choices) if choices > 0 && tokens <= 65535 => Ok(choices as u32),
+            _ => refuse(
+                format!("of {tokens} tokens with {top_k} experts each"),
+                "1 to 65535 tokens, 2^31 choices",
+            ),
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! What stands around the products of a mixture of experts on a GPU: sorting before them, summing after.
+
+use dualgemm_device::{DevicePtr, Stream};
+use dualgemm_formats::FloatType;
+pub use dualgemm_kernels::generic::mixture::Sizes;
+use dualgemm_kernels::generic::mixture::{Lists, Mixture};
+
+use crate::launches::Launches;
+use crate::{Buffer, DeviceA, DeviceC, DeviceCall, Error, Gpu, GroupedCall};
+
+/// A call on a mixture whose operands are in device memory.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MixtureCall {
+    /// A and C of the tokens. A is floats of 16 bits.
+    pub call: DeviceCall,
+    /// Experts of each token, `[m, top_k]` i32; negative ones, and those that there are not, are skipped.
+    pub ids: DevicePtr,
+    /// Their weights, `[m, top_k]` f32.
+    pub weights: DevicePtr,
+}
+
+/// Kernels and memory around the products.
+#[derive(Debug)]
+pub struct AroundExperts {
+    gpu: &'static Gpu,
+    kernels: Mixture,
+    sizes: Sizes,
+    k: usize,
+    n: usize,
+    /// First rows, rows and choices, behind each other.
+    lists: Buffer,
+    gathered: Buffer,
+    results: Buffer,
+    before: Launches,
+    after: Launches,
+}
+
+impl AroundExperts {
+    /// For up to `sizes.tokens` tokens of `k` elements of 16 bits, and `n` features of C.
+    ///
+    /// # Errors
+    /// If a size is beyond the kernels, or memory is lacking.
+    pub fn new(
+        gpu: &'static Gpu,
+        sizes: Sizes,
+        [k, n]: [usize; 2],
+        (out, add): (FloatType, bool),
+    ) -> Result<Self, Error> {
+        let choices = sizes.choices()? as usize;
+        Ok(Self {
+            gpu,
+            kernels: Mixture::new(gpu, out, add)?,
+            sizes,
+            k,
+            n,
+            lists: Buffer::new(gpu, 4 * (sizes.experts + 1 + 2 * choices))?,
+            gathered: Buffer::new(gpu, (choices * k * 2).next_multiple_of(16))?,
+            results: Buffer::new(gpu, choices * n * 4)?,
+            before: Launches::default(),
+            after: Launches::default(),
+        })
+    }
+
+    fn lists(&self) -> Lists {
+        let (rows, after_rows) = (self.lists.ptr(), 4 * (self.sizes.experts as u64 + 1));
+        let row_of = rows.offset(after_rows);
+        let choice_of = row_of.offset(4 * (self.sizes.tokens * self.sizes.top_k) as u64);
+        Lists { rows, row_of, choice_of }
+    }
+
+    fn sizes(&self, call: &MixtureCall) -> Result<Sizes, Error> {
+        let tokens = call.call.m;
+        if tokens == 0 || tokens > self.sizes.tokens {
+            let (found, expected) = (format!("{tokens} rows"), format!("1 to {} rows", self.sizes.tokens));
+            return Err(Error::Operand { tensor: "A", found, expected });
+        }
+        Ok(Sizes { tokens, ..self.sizes })
+    }
+
+    /// The call of the first product on rows by expert, whose C is `c`.
+    pub fn gate_up(&self, call: &MixtureCall, c: DeviceC) -> GroupedCall {
+        let a = DeviceA::Float { values: self.gathered.ptr(), pitch: 2 * self.k };
+        let m = call.call.m * self.sizes.top_k;
+        GroupedCall { call: DeviceCall { m, a, c }, rows: self.lists().rows }
+    }
+
+    /// The call of the second product, on what the first left.
+    pub fn down(&self, call: &MixtureCall, a: DeviceA) -> GroupedCall {
+        let (m, c) = (call.call.m * self.sizes.top_k, DeviceC::Float(self.results.ptr()));
+        GroupedCall { call: DeviceCall { m, a, c }, rows: self.lists().rows }
+    }
+
+    /// Launches what comes before the products.
+    ///
+    /// # Safety
+    /// A and the lists of experts are live memory of this GPU, as large as the call makes them, until the call has ended.
+    ///
+    /// # Errors
+    /// If an operand is misaligned or of another format; what the device says of a launch.
+    pub unsafe fn before(&self, call: &MixtureCall, stream: Stream) -> Result<(), Error> {
+        let specs = || {
+            let DeviceA::Float { values, pitch } = call.call.a else {
+                let found = call.call.a.kind().into();
+                return Err(Error::Operand { tensor: "A", found, expected: "floats of 16 bits".into() });
+            };
+            let (sizes, lists) = (self.sizes(call)?, self.lists());
+            let gather = self.kernels.gather(&sizes, (values, pitch, self.k), &lists, self.gathered.ptr())?;
+            Ok(vec![self.kernels.route(&sizes, call.ids, &lists)?, gather])
+        };
+        // SAFETY: lists and rows have room for all choices; the caller vouches for the rest.
+        unsafe { self.before.run(self.gpu, (call.ids.0, call.call.key()), stream, specs) }
+    }
+
+    /// Launches what comes after the products.
+    ///
+    /// # Safety
+    /// C and the weights are live memory of this GPU, as large as the call makes them, until the call has ended.
+    ///
+    /// # Errors
+    /// As [`before`](Self::before).
+    pub unsafe fn after(&self, call: &MixtureCall, stream: Stream) -> Result<(), Error> {
+        let specs = || {
+            let DeviceC::Float(c) = call.call.c else {
+                return Err(Error::Operand { tensor: "C", found: "nvfp4".into(), expected: "floats".into() });
+            };
+            let results = (self.results.ptr(), self.n);
+            Ok(vec![self.kernels.combine(&self.sizes(call)?, results, (&self.lists(), call.weights), c)?])
+        };
+        // SAFETY: as in `before`.
+        unsafe { self.after.run(self.gpu, (call.weights.0, call.call.key()), stream, specs) }
+    }
+}
