@@ -128,25 +128,20 @@ class Torch:
     def __init__(self, model, prompt, clock):
         self.model, self.prompt, self.clock = model, prompt, clock
 
-    def prefill(self):
+    def turn(self, count):
+        """Seconds of the prefill, and of decoding some tokens after it."""
         import torch
 
         with torch.inference_mode():
             start = self.clock()
             out = self.model(self.prompt, use_cache=True, logits_to_keep=1)
-            return self.clock() - start, out
-
-    def decode(self, count):
-        import torch
-
-        _, out = self.prefill()
-        cache, token = out.past_key_values, out.logits[:, -1:].argmax(-1)
-        with torch.inference_mode():
+            prefill = self.clock() - start
+            cache, token = out.past_key_values, out.logits[:, -1:].argmax(-1)
             start = self.clock()
             for _ in range(count):
                 out = self.model(token, past_key_values=cache, use_cache=True)
                 token = out.logits[:, -1:].argmax(-1)
-            return self.clock() - start
+            return prefill, self.clock() - start
 
 
 class LlamaCpp:
@@ -168,12 +163,10 @@ class LlamaCpp:
         assert timings["predicted_n"] == count
         return self.clock() - start
 
-    def prefill(self):
+    def turn(self, count):
         # The first token comes of the prompt.
-        return self.run(1), None
-
-    def decode(self, count):
-        return self.run(count + 1) - self.run(1)
+        prefill = self.run(1)
+        return prefill, self.run(count + 1) - prefill
 
 
 def contenders(args, prompt):
@@ -212,10 +205,11 @@ def speed(args):
     rows = {name: {"prefill": [], "decode": []} for name in all_of_them}
     for turn in range(args.rounds + 1):
         for name, one in all_of_them.items():
-            prefill, decode = args.prefill / one.prefill()[0], args.decode / one.decode(args.decode)
+            prefill, decode = one.turn(args.decode)
             if turn:  # The first one warms up.
-                rows[name]["prefill"].append(prefill)
-                rows[name]["decode"].append(decode)
+                rows[name]["prefill"].append(args.prefill / prefill)
+                rows[name]["decode"].append(args.decode / decode)
+            print(f"turn {turn}: {name}, {args.prefill / prefill:.1f} and {args.decode / decode:.2f}", file=sys.stderr, flush=True)
     base = {what: statistics.median(next(iter(rows.values()))[what]) for what in ("prefill", "decode")}
     print(f"{args.threads} threads, {args.clock} time, prefill of {args.prefill}, decode of {args.decode}, medians of {args.rounds} turns")
     print("| | prefill, tokens/s | decode, tokens/s | prefill, ours is × | decode, ours is × |\n|---|---|---|---|---|")
