@@ -4,13 +4,15 @@
 >>> y = dualgemm.mlp(a, w)
 
 ``a`` is a numpy array, a torch tensor, anything with DLPack or ``__cuda_array_interface__``, or a :class:`Quantized`;
-the result is a torch tensor where ``a`` is one, else a numpy array. Torch is never imported here; ``dualgemm.nn`` needs it.
+the result is a torch tensor where ``a`` is one, else a numpy array. Torch is never imported here; ``dualgemm.nn``,
+``dualgemm.hf`` and :func:`calibrate` need it.
 """
 
 from . import errors
 from ._arrays import Quantized
-from ._dualgemm import Checkpoint, __version__, get_num_threads, set_num_threads
+from ._dualgemm import Checkpoint, __version__
 from ._ops import Experts, Linear, Mlp, Weights, dequantize, experts, linear, mlp, quantize, swiglu
+from ._threads import get_num_threads, set_num_threads
 from ._tools import Report, bench, convert, inspect, quantize_model, run, simulate, validate
 from .errors import (
     ArgumentError,
@@ -20,6 +22,16 @@ from .errors import (
     OperandError,
     UnsupportedError,
 )
+
+
+def __getattr__(name):
+    # Needs torch, which is not imported unasked.
+    if name == "calibrate":
+        from .calibration import calibrate
+
+        return calibrate
+    raise AttributeError(f"module 'dualgemm' has no attribute '{name}'")
+
 
 __all__ = [
     "ArgumentError",
@@ -37,6 +49,7 @@ __all__ = [
     "Weights",
     "__version__",
     "bench",
+    "calibrate",
     "convert",
     "dequantize",
     "errors",

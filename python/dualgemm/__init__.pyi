@@ -2,9 +2,13 @@ from os import PathLike
 from typing import Any, Literal, NamedTuple, Sequence, Union
 
 from . import errors as errors
+from ._dualgemm import Checkpoint as Checkpoint
+from ._dualgemm import Experts as Experts
+from ._dualgemm import Linear as Linear
+from ._dualgemm import Mlp as Mlp
 from ._dualgemm import Weights as Weights
-from ._dualgemm import get_num_threads as get_num_threads
-from ._dualgemm import set_num_threads as set_num_threads
+from .calibration import Calibration as _Calibration
+from .calibration import calibrate as calibrate
 from .errors import ArgumentError as ArgumentError
 from .errors import CheckpointError as CheckpointError
 from .errors import CheckpointFileError as CheckpointFileError
@@ -45,6 +49,30 @@ def swiglu(
     out_scale: float | None = ...,
     out_scale_layout: _ScaleLayout = ...,
 ) -> Any: ...
+def linear(a: Any, w: Linear, out: Any = ..., *, out_dtype: Any = ..., quantize_a: _QuantizeA = ...) -> Any: ...
+def mlp(
+    a: Any,
+    w: Mlp,
+    out: Any = ...,
+    *,
+    out_dtype: Any = ...,
+    quantize_a: _QuantizeA = ...,
+    quantize_hidden: _QuantizeA = ...,
+) -> Any: ...
+def experts(
+    a: Any,
+    topk_ids: Any,
+    topk_weights: Any,
+    w: Experts,
+    out: Any = ...,
+    *,
+    out_dtype: Any = ...,
+    quantize_a: _QuantizeA = ...,
+    quantize_hidden: _QuantizeA = ...,
+    add: bool = ...,
+) -> Any: ...
+def set_num_threads(threads: int) -> None: ...
+def get_num_threads() -> int: ...
 def quantize(
     x: Any,
     *,
@@ -57,6 +85,24 @@ def quantize(
 def dequantize(q: tuple[Any, ...], dtype: Any = ..., *, out: Any = ...) -> Any: ...
 def inspect(checkpoint: _Path, *, tensors: bool = ..., **reading: Any) -> Report: ...
 def validate(checkpoint: _Path, **reading: Any) -> Report: ...
+def quantize_model(
+    model: _Path,
+    out: _Path,
+    *,
+    producer: Literal["modelopt", "compressed-tensors", "torchao", "te", "ggml"] = ...,
+    search: Literal["mse"] | None = ...,
+    separate_scales: bool = ...,
+    skip: str | Sequence[str] = ...,
+    calibration: _Path | _Calibration | None = ...,
+) -> Report: ...
+def convert(
+    checkpoint: _Path,
+    out: _Path,
+    to: Literal["modelopt", "compressed-tensors", "gguf"],
+    *,
+    mlp_only: bool = ...,
+    **reading: Any,
+) -> Report: ...
 def run(checkpoint: _Path, layer: int | None = ..., **options: Any) -> Report: ...
 def bench(shapes: str | Sequence[str] = ..., **options: Any) -> Report: ...
 def simulate(arch: str, shape: str | tuple[int, int, int], **options: Any) -> Report: ...

@@ -31,6 +31,10 @@ class Quantized(NamedTuple):
         rows, row_bytes = self.codes.shape
         return rows, 2 * row_bytes
 
+    def __repr__(self):
+        codes = list(getattr(self.codes, "shape", ()))
+        return f"Quantized({self.format}, codes {codes}, {self.scale_layout} scales, global_scale={self.global_scale})"
+
 
 def torch_of(array):
     """The torch module if ``array`` is one of its tensors, else None."""

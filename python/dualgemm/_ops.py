@@ -21,6 +21,7 @@ from ._arrays import (
     tell_autograd,
     torch_of,
 )
+from ._threads import follow
 from .errors import OperandError
 
 Weights, Linear, Mlp, Experts = _dualgemm.Weights, _dualgemm.Linear, _dualgemm.Mlp, _dualgemm.Experts
@@ -62,8 +63,6 @@ def swiglu(
     to_nvfp4 = out_dtype is not None and dtype_name(out_dtype) == "nvfp4"
     if not to_nvfp4 and (out_scale is not None or out_scale_layout != "linear"):
         raise OperandError('out_scale and out_scale_layout are for out_dtype="nvfp4"')
-    if isinstance(out, tuple):
-        raise OperandError("out is a tuple; an array of floats is needed, and nvfp4 results are new arrays")
     followed = _followed(a, out, stream, to_nvfp4)
     if followed:
         return followed.swiglu(a, w, out_dtype, quantize_a, activation, round_gate_up_to_bf16)
@@ -156,6 +155,8 @@ def floats(a, w, out, out_dtype, how, more=(), routing=()):
     computed, which weights can check without an A; ``more`` and ``routing`` go with it."""
     n, k = w.shape
     torch = torch_of(a)
+    if torch is not None:
+        follow(torch)
     if isinstance(a, tuple):
         rows, lead = first_array(a).shape[0], None
     else:
@@ -168,6 +169,8 @@ def floats(a, w, out, out_dtype, how, more=(), routing=()):
         flat = empty_like(first_array(a), (rows, n), float_name(out_dtype, float_of(a)))
         out = flat if lead is None else flat.reshape((*lead, n))
     else:
+        if isinstance(out, tuple):
+            raise OperandError("out is a tuple; an array of floats is needed, and nvfp4 results are new arrays")
         if out_dtype is not None and dtype_name(out_dtype) != dtype_name(out.dtype):
             raise OperandError(f"out is {dtype_name(out.dtype)}; out_dtype asks for {dtype_name(out_dtype)}")
         flat = _flat_out(out, lead, n)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 
 from . import _dualgemm
 
@@ -72,14 +73,28 @@ def validate(checkpoint, **reading):
     return _run("validate", checkpoint, rows=_findings, **reading)
 
 
-def quantize_model(model, out, *, producer="modelopt", search=None, separate_scales=False, skip=()):
+def quantize_model(model, out, *, producer="modelopt", search=None, separate_scales=False, skip=(), calibration=None):
     """Quantizes the linear layers of a model, a directory or file of safetensors, to nvfp4 and writes it to ``out``, a new
     directory or a .safetensors file, as ``dualgemm quantize``: bit for bit as ``producer`` does, modelopt,
     compressed-tensors, torchao, te or ggml. ``search="mse"`` chooses block scales of least squared error;
     ``separate_scales`` gives each tensor a scale of its own, where engines read several as one; ``skip`` are parts of names
-    whose tensors stay in floats. The report lists tensors with their errors."""
+    whose tensors stay in floats. ``calibration``, a path or what :func:`calibrate` returned, adds input scales, by which
+    activations can be quantized too (W4A4). The report lists tensors with their errors."""
+    if hasattr(calibration, "save"):
+        with tempfile.TemporaryDirectory() as directory:
+            path = os.path.join(directory, "calibration.json")
+            calibration.save(path)
+            return quantize_model(
+                model,
+                out,
+                producer=producer,
+                search=search,
+                separate_scales=separate_scales,
+                skip=skip,
+                calibration=path,
+            )
     more = [f"--skip={text}" for text in ([skip] if isinstance(skip, str) else skip)]
-    options = {"producer": producer, "search": search, "separate_scales": separate_scales}
+    options = {"producer": producer, "search": search, "separate_scales": separate_scales, "calibration": calibration}
     return _run("quantize", model, out, rows=_tensors, more=more, **options)
 
 

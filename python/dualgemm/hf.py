@@ -29,7 +29,9 @@ _quantize_a = None
 def is_nvfp4(config):
     """Whether a ``quantization_config`` is of NVFP4, whoever wrote it."""
     if config.get("quant_method") == "modelopt":
-        return "NVFP4" in str(config.get("quant_algo") or config.get("config_groups"))
+        algorithm, layers = str(config.get("quant_algo")), config.get("quantized_layers") or {}
+        mixed = algorithm == "MIXED_PRECISION" and all("NVFP4" in str(l.get("quant_algo")) for l in layers.values())
+        return mixed or "NVFP4" in algorithm
     return str(config.get("format")).startswith("nvfp4")
 
 

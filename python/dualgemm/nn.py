@@ -191,6 +191,9 @@ def patch_mlp(model, checkpoint, *, quantize_a=None, down="keep", group=None, **
         raise OperandError(f"down is {down!r}; valid are keep, checkpoint")
     if group is not None and down == "keep":
         raise OperandError('with a group, down="checkpoint" is needed: the model holds the whole down projection')
+    patched = [name for name, module in model.named_modules() if isinstance(module, NVFP4GatedMLP)]
+    if patched:
+        raise OperandError(f"{patched[0]}: is a NVFP4GatedMLP; the model is already patched")
     found = [
         (name, module)
         for name, module in model.named_modules()

@@ -44,10 +44,10 @@ def test_the_readmes_example_runs(monkeypatch):
 
 
 def test_every_relative_link_leads_somewhere():
-    text = (ROOT / "docs/python.md").read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#]+)", text):
-        if "://" not in target:
-            assert os.path.exists(ROOT / "docs" / target), target
+    for page in ("docs/python.md", "docs/model.md"):
+        for target in re.findall(r"\]\(([^)#]+)", (ROOT / page).read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert os.path.exists(ROOT / "docs" / target), (page, target)
 
 
 def test_the_roofline_is_drawn(tmp_path, monkeypatch):
@@ -93,3 +93,29 @@ def test_the_tours_cells_run(monkeypatch):
             body = body.replace("2048x2048", "64x64").replace("budget=0.8", "smoke=True").replace("1536, 576", "96, 576")
             printed += render.run("tour.py", body, names)
     assert printed.count("right: True") == 2 and "no fault" in printed
+
+
+def test_the_way_of_a_model_runs(tmp_path, monkeypatch, capsys):
+    """docs/model.md with a small model of the same name."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    from test_model import llama, saved
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers.quantizers import auto
+
+    monkeypatch.chdir(tmp_path)
+    for mapping in (auto.AUTO_QUANTIZATION_CONFIG_MAPPING, auto.AUTO_QUANTIZER_MAPPING):
+        for method in ("modelopt", "compressed-tensors"):
+            # Taken back afterwards.
+            monkeypatch.setitem(mapping, method, mapping.get(method))
+    saved(llama(vocab_size=256), tmp_path / "SmolLM2-135M")
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    of_bytes = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    of_bytes.pre_tokenizer, of_bytes.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=of_bytes).save_pretrained("SmolLM2-135M")
+    found, names = blocks("docs/model.md"), {}
+    assert len(found) == 4
+    for _, code in found:
+        exec(compile(code, "docs/model.md", "exec"), names)
+    assert "replaced 8 linear layers, 2 MLPs; left 1: lm_head" in capsys.readouterr().out
+    assert isinstance(names["model"], torch.nn.Module)

@@ -200,8 +200,10 @@ def test_no_rows_are_no_work_and_wrong_shapes_are_wrong():
     assert dualgemm.mlp(np.ones((0, 64), np.float32), w).shape == (0, 48)
     with pytest.raises(dualgemm.OperandError, match="no input scale; quantize_hidden="):
         dualgemm.mlp(np.ones((0, 64), np.float32), w, quantize_hidden="static")
-    with pytest.raises(dualgemm.OperandError):
+    with pytest.raises(dualgemm.OperandError, match=r"A is f32 \[2, 32\]; .*K = 64"):
         dualgemm.mlp(np.ones((2, 32), np.float32), w)
+    with pytest.raises(dualgemm.OperandError, match="out is a tuple; an array of floats is needed"):
+        dualgemm.mlp(np.ones((2, 64), np.float32), w, (1, 2))
 
 
 def test_a_checkpoint_is_opened_once_and_says_what_it_has(path):

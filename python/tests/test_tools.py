@@ -1,6 +1,8 @@
 """The functions that are subcommands of the command."""
 
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -61,3 +63,27 @@ def test_bench_rows_become_a_table():
 def test_simulate_runs_the_hopper_kernel():
     report = dualgemm.simulate("sm_90a", (16, 64, 64))
     assert report.right and report["arch"] == "sm_90a" and report["rel_l2"] < 1e-3
+
+
+def test_a_model_is_quantized_and_converted(layer14, tmp_path):
+    report = dualgemm.quantize_model(layer14 / "mlp-bf16.safetensors", tmp_path / "q", skip=["down_proj"])
+    assert len(report["tensors"]) == 2 and report["kept"][0]["why"] == "--skip down_proj"
+    better = dualgemm.quantize_model(
+        layer14 / "mlp-bf16.safetensors", tmp_path / "mse.safetensors", producer="compressed-tensors", search="mse"
+    )
+    assert len(better["tensors"]) == 3 and all(t["rel_l2"] < t["rel_l2_plain"] for t in better["tensors"])
+    again = dualgemm.convert(layer14 / "modelopt-nvfp4", tmp_path / "ct", "compressed-tensors")
+    assert again["linears"] == 7 and dualgemm.Checkpoint(tmp_path / "ct").convention == "compressed-tensors"
+    with pytest.raises(dualgemm.Error, match="producer"):
+        dualgemm.quantize_model(layer14 / "mlp-bf16.safetensors", tmp_path / "no", producer="nobody")
+
+
+def test_the_command_is_a_module_of_the_package(layer14):
+    def run(*args):
+        return subprocess.run([sys.executable, "-m", "dualgemm", *args], capture_output=True, text=True, timeout=120)
+
+    done = run("inspect", str(layer14 / "modelopt-nvfp4"))
+    assert done.returncode == 0 and "modelopt" in done.stdout and done.stderr == ""
+    done = run("inspect", "nowhere")
+    assert done.returncode == 2 and done.stderr.startswith("error: nowhere") and done.stderr.count("\n") == 1
+    assert "quantize" in run("--help").stdout

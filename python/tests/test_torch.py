@@ -73,10 +73,31 @@ def test_devices_without_memory_are_refused(weights):
         dualgemm.swiglu(torch.empty(2, 576, device="meta"), weights)
 
 
-def test_the_operator_passes_torchs_own_checks(weights, x):
-    args = (x[:4], _torch.handle(weights), 1536, torch.bfloat16, "static", "", False)
-    torch.library.opcheck(torch.ops.dualgemm.swiglu, args)
-    assert torch.equal(torch.ops.dualgemm.swiglu(*args), dualgemm.swiglu(x[:4], weights, quantize_a="static"))
+def test_the_operators_pass_torchs_own_checks(weights, path, x):
+    operators, head = torch.ops.dualgemm, (1536, torch.bfloat16)
+    args = (x[:4], _torch.handle(weights), *head, "static", "", False)
+    torch.library.opcheck(operators.swiglu, args)
+    assert torch.equal(operators.swiglu(*args), dualgemm.swiglu(x[:4], weights, quantize_a="static"))
+    head = (576, torch.bfloat16)
+    layer = dualgemm.Linear.from_checkpoint(path, "model.layers.0.self_attn.q_proj")
+    args = (x[:4], _torch.handle(layer), *head, "static")
+    torch.library.opcheck(operators.linear, args)
+    assert torch.equal(operators.linear(*args), dualgemm.linear(x[:4], layer, quantize_a="static"))
+    mlp = dualgemm.Mlp.from_checkpoint(path)
+    args = (x[:4], _torch.handle(mlp), *head, "", "dynamic")
+    torch.library.opcheck(operators.mlp, args)
+    assert torch.equal(operators.mlp(*args), dualgemm.mlp(x[:4], mlp, quantize_hidden="dynamic"))
+    three = [dualgemm.quantize(torch.randn(n, k)) for n, k in ((32, 576), (32, 576), (576, 32))]
+    experts = dualgemm.Experts.from_tensors([dict(zip(("gate", "up", "down"), three)), None])
+    ids, shares = torch.tensor([[0, 1]] * 4), torch.rand(4, 2)
+    args = (x[:4], _torch.handle(experts), *head, ids, shares, "", "")
+    torch.library.opcheck(operators.experts, args)
+    assert torch.equal(operators.experts(*args), dualgemm.experts(x[:4], ids, shares, experts))
+    a = x[:2].clone().requires_grad_()
+    with pytest.raises(dualgemm.UnsupportedError, match="dualgemm.mlp has no derivative"):
+        dualgemm.mlp(a, mlp).float().sum().backward()
+    with pytest.raises(dualgemm.OperandError, match="out, stream and nvfp4 results are not available"):
+        dualgemm.linear(a, layer, torch.empty(2, 576))
 
 
 def test_a_gradient_is_refused_where_it_is_asked_for(weights, x):
@@ -204,6 +225,8 @@ def test_a_models_mlps_are_replaced_close(layer14, path, x, down):
         assert nn.patch_mlp(m, path, down=down) == ["layers.0.mlp"]
         after = m.layers[0].mlp(x)
     assert isinstance(m.layers[0].mlp, nn.NVFP4GatedMLP)
+    with pytest.raises(dualgemm.OperandError, match="layers.0.mlp: is a NVFP4GatedMLP; the model is already patched"):
+        nn.patch_mlp(m, path)
     # Four bits cost this much; a wrong scale or order costs far more.
     assert 0.01 < rel_l2(after.float(), before.float()) < 0.25
 

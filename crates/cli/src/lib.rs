@@ -9,6 +9,7 @@ pub mod layer;
 pub mod machine;
 
 mod activation;
+mod calibration;
 mod command;
 mod computation;
 mod diagnosis;

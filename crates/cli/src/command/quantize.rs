@@ -21,12 +21,13 @@ use clap::Args;
 use dualgemm::checkpoint::write::{self, LinearOut, Model};
 use dualgemm::checkpoint::{Dtype, TensorFiles, TensorOut, TensorView, linear, safetensors};
 use dualgemm::formats::quantize::{quantize_group, relative_l2};
-use dualgemm::formats::{FloatMatrix, FloatType, Producer, QuantizedMatrix, Search};
+use dualgemm::formats::{FloatMatrix, FloatType, GlobalScale, Producer, QuantizedMatrix, Search};
 use rayon::prelude::*;
 use serde::Serialize;
 use serde_json::json;
 
 use super::Verdict;
+use crate::calibration::Calibration;
 use crate::files::{is_no_input, writable_model};
 use crate::report::{Output, Table};
 
@@ -54,6 +55,10 @@ pub struct QuantizeArgs {
     /// Copy tensors whose name contains this text instead of quantizing them; may be repeated.
     #[arg(long, value_name = "TEXT")]
     pub skip: Vec<String>,
+    /// What went into each layer while the model ran, as dualgemm.calibrate of the Python package writes it. With it, files
+    /// hold input scales, and activations can be quantized with these (W4A4).
+    #[arg(long, value_name = "FILE")]
+    pub calibration: Option<PathBuf>,
     /// Of a GGUF file, write the gated MLPs alone. llama.cpp does not load it.
     #[arg(long)]
     pub mlp_only: bool,
@@ -136,6 +141,7 @@ impl fmt::Display for Report {
 /// Quantizes and writes.
 pub fn run(args: &QuantizeArgs, output: &Output) -> anyhow::Result<Verdict> {
     let form = Form::of(args)?;
+    let calibration = args.calibration.as_deref().map(Calibration::read).transpose()?;
     let files = TensorFiles::open(&args.input)?;
     is_no_input("OUT", &args.out, files.paths().chain([args.input.as_path()]))?;
     if files.gguf_metadata().is_some() {
@@ -169,9 +175,17 @@ pub fn run(args: &QuantizeArgs, output: &Output) -> anyhow::Result<Verdict> {
         .flatten()
         .collect();
     bar.finish_and_clear();
+    let input_scale = |name: &str| {
+        let scale = calibration.as_ref().map(|c| c.input_scale(module(name), args.producer));
+        scale.transpose()
+    };
+    let input_scales = quantized
+        .iter()
+        .map(|(matrix, _)| input_scale(matrix.name()))
+        .collect::<anyhow::Result<Vec<Option<GlobalScale>>>>()?;
     let (matrices, tensors): (Vec<_>, Vec<_>) = quantized.into_iter().unzip();
     let dtypes: Vec<FloatType> = tensors.iter().map(|t: &TensorReport| t.dtype).collect();
-    let left_out = form.write(args, matrices, &dtypes, &copied, &files)?;
+    let left_out = form.write(args, matrices, &input_scales, &dtypes, &copied, &files)?;
     output.emit(&Report {
         input: args.input.clone(),
         output: args.out.clone(),
@@ -184,6 +198,11 @@ pub fn run(args: &QuantizeArgs, output: &Output) -> anyhow::Result<Verdict> {
         notes,
     })?;
     Ok(Verdict::Right)
+}
+
+/// The module of a weight.
+fn module(name: &str) -> &str {
+    name.strip_suffix(".weight").unwrap_or(name)
 }
 
 /// Whether a tensor is quantized; a linear layer that is not is added to those that are kept.
@@ -208,8 +227,7 @@ fn groups(tensors: Vec<TensorView<'_>>, separate: bool) -> Vec<Vec<TensorView<'_
     let mut groups: Vec<Vec<TensorView<'_>>> = Vec::new();
     let mut known: BTreeMap<_, usize> = BTreeMap::new();
     for tensor in tensors {
-        let module = tensor.name.strip_suffix(".weight").unwrap_or(tensor.name);
-        match linear::fused(module).filter(|_| !separate) {
+        match linear::fused(module(tensor.name)).filter(|_| !separate) {
             Some(key) => match known.get(&key) {
                 Some(&at) => groups[at].push(tensor),
                 None => {
@@ -290,6 +308,11 @@ impl Form {
             (Producer::CompressedTensors | Producer::Te, _) => {
                 Self::Checkpoint(write::Output::CompressedTensors)
             }
+            (Producer::Torchao, _) if args.calibration.is_some() => {
+                bail!(
+                    "--calibration: torchao's files hold no input scale; valid with it are the other producers"
+                )
+            }
             (Producer::Torchao, Some("safetensors")) => Self::Torchao,
             (Producer::Torchao, _) => bail!("{out}: torchao tensors are written to a .safetensors file only"),
         })
@@ -300,6 +323,7 @@ impl Form {
         self,
         args: &QuantizeArgs,
         matrices: Vec<QuantizedMatrix<'_>>,
+        input_scales: &[Option<GlobalScale>],
         dtypes: &[FloatType],
         copied: &[TensorView<'_>],
         files: &TensorFiles,
@@ -308,13 +332,13 @@ impl Form {
         let others: Vec<TensorOut<'_>> = copied.iter().map(TensorOut::from).collect();
         match self {
             Self::Checkpoint(convention) => {
-                let linear = |weight: QuantizedMatrix<'static>| LinearOut {
-                    module: weight.name().strip_suffix(".weight").unwrap_or(weight.name()).into(),
-                    weight: weight.into(),
-                    input_scale: None,
+                let linear = |(weight, &input_scale): (QuantizedMatrix<'_>, _)| LinearOut {
+                    module: module(weight.name()).into(),
+                    weight: weight.into_owned().into(),
+                    input_scale,
                     bias: None,
                 };
-                let linears = matrices.into_iter().map(|m| linear(m.into_owned())).collect();
+                let linears = matrices.into_iter().zip(input_scales).map(linear).collect();
                 let (config, beside, mlp_only) = (config.cloned(), write::beside(files)?, args.mlp_only);
                 let model = Model { linears, others, config, beside, mlp_only, ..Model::default() };
                 Ok(write::write(&args.out, convention, &model)?.skipped)

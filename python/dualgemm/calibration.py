@@ -1,0 +1,130 @@
+"""What goes into each linear layer of a model while it runs on a text, for the input scales of W4A4. Needs torch."""
+
+import json
+import os
+
+import torch
+
+from .errors import OperandError
+
+#: As the command spells them.
+DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+
+
+class Calibration(dict):
+    """The largest magnitude of what went into each module, by name; ``dtype`` is the type of the activations.
+    ``unseen`` lists experts that no token went to: they have the largest number of their block, as ModelOpt gives them."""
+
+    def __init__(self, amax, dtype, unseen=()):
+        super().__init__(amax)
+        self.dtype, self.unseen = dtype, list(unseen)
+
+    def save(self, path):
+        """Writes the file that ``dualgemm quantize --calibration`` reads."""
+        # Under another name first: whoever reads finds the whole file or none.
+        part = f"{os.fspath(path)}.{os.getpid()}.part"
+        with open(part, "w", encoding="utf-8") as file:
+            json.dump({"dtype": self.dtype, "amax": dict(self)}, file, indent=1)
+        os.replace(part, path)
+
+    def __repr__(self):
+        unseen = f", {len(self.unseen)} experts unseen" if self.unseen else ""
+        return f"<Calibration of {len(self)} modules in {self.dtype}{unseen}>"
+
+
+class _Observer:
+    """Hooks at the modules of a model."""
+
+    def __init__(self, model):
+        self.amax, self.experts, self.dtypes, self.handles = {}, {}, set(), []
+        for name, module in model.named_modules():
+            if isinstance(module, torch.nn.Linear):
+                self.handles.append(module.register_forward_pre_hook(self.linear(name)))
+            elif all(getattr(getattr(module, p, None), "ndim", 0) == 3 for p in ("gate_up_proj", "down_proj")):
+                self.experts[name] = module.gate_up_proj.shape[0]
+                self.handles.append(module.register_forward_pre_hook(self.block(name), with_kwargs=True))
+
+    def remove(self):
+        for handle in self.handles:
+            handle.remove()
+
+    def see(self, name, x):
+        if x.numel():
+            self.dtypes.add(x.dtype)
+            largest = x.detach().abs().amax().float()
+            before = self.amax.get(name)
+            # NaN stays: torch.maximum hands it on.
+            self.amax[name] = largest if before is None else torch.maximum(before, largest)
+
+    def linear(self, name):
+        return lambda module, args: self.see(name, args[0])
+
+    def block(self, name):
+        """transformers compute a block of experts in one module: what enters each of its products is computed here."""
+
+        def hook(module, args, kwargs):
+            tokens, ids, _ = (*args, *kwargs.values())
+            for expert in ids.unique().tolist():
+                if not 0 <= expert < module.gate_up_proj.shape[0]:
+                    continue
+                x = tokens[(ids == expert).any(-1)]
+                for projection in ("gate_proj", "up_proj"):
+                    self.see(f"{name}.{expert}.{projection}", x)
+                self.see(f"{name}.{expert}.down_proj", _hidden(module, x, expert))
+
+        return hook
+
+
+def _hidden(module, x, expert):
+    """What enters an expert's down projection."""
+    weight = module.gate_up_proj[expert]
+    bias = getattr(module, "gate_up_proj_bias", None)
+    product = torch.nn.functional.linear(x, weight if weight.shape[1] == x.shape[1] else weight.T)
+    if bias is not None:
+        product = product + bias[expert]
+    if hasattr(module, "_apply_gate"):
+        return module._apply_gate(product)
+    gate, up = product.chunk(2, dim=-1)
+    return module.act_fn(gate) * up
+
+
+def calibrate(model, batches):
+    """Runs a model in floats on ``batches`` and returns a :class:`Calibration`: the largest magnitude of what goes into each
+    linear layer and into each expert's projections, from which ModelOpt and llm-compressor make their input scales.
+
+    A batch is a tensor of token numbers, a dictionary of the model's arguments, or a tuple of them. ``quantize_model(...,
+    calibration=...)`` writes the scales; checkpoints with them can be used with ``quantize_a="static"``. The model is left as
+    it was.
+    """
+    observer = _Observer(model)
+    try:
+        count = 0
+        with torch.no_grad():
+            for batch in batches:
+                count += 1
+                if isinstance(batch, torch.Tensor):
+                    model(batch)
+                elif isinstance(batch, tuple):
+                    model(*batch)
+                else:
+                    model(**batch)
+    finally:
+        observer.remove()
+    if not count:
+        raise OperandError("batches: there is none")
+    amax = {name: value.item() for name, value in observer.amax.items()}
+    unseen = []
+    for block, experts in observer.experts.items():
+        for projection in ("gate_proj", "up_proj", "down_proj"):
+            names = [f"{block}.{expert}.{projection}" for expert in range(experts)]
+            seen = [amax[name] for name in names if name in amax]
+            if seen:
+                unseen += [n.rpartition(".")[0] for n in names if n not in amax and projection == "down_proj"]
+                amax.update({name: max(seen) for name in names if name not in amax})
+    for name, value in amax.items():
+        if not 0 < value < float("inf"):
+            raise OperandError(f"{name}: what went in has a largest magnitude of {value}; a positive finite one is needed")
+    dtypes = [DTYPES[dtype] for dtype in DTYPES if dtype in observer.dtypes]
+    if not dtypes:
+        raise OperandError(f"{type(model).__name__}: no linear layer of it ran on float32, float16 or bfloat16")
+    return Calibration(amax, dtypes[-1], unseen)

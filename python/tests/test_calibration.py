@@ -1,0 +1,141 @@
+"""Calibration against what compressed-tensors computes and against hand-made hooks. Skipped, visibly, where torch or
+transformers is missing."""
+
+import json
+
+import numpy as np
+import pytest
+from conftest import tensors
+from test_model import llama, load, log_probabilities, qwen3_moe, saved
+
+import dualgemm
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+from dualgemm import nn  # noqa: E402
+
+BATCHES = [torch.arange(12)[None] * 7 % 96, {"input_ids": torch.arange(20)[None] * 5 % 96}, (torch.arange(3)[None],)]
+
+
+def seen(model, batches):
+    """The inputs of every linear layer, kept whole."""
+    inputs, handles = {}, []
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            handles.append(module.register_forward_pre_hook(lambda m, args, name=name: inputs.setdefault(name, []).append(args[0])))
+    with torch.no_grad():
+        for batch in batches:
+            model(**(batch if isinstance(batch, dict) else {"input_ids": batch if torch.is_tensor(batch) else batch[0]}))
+    for handle in handles:
+        handle.remove()
+    return inputs
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory):
+    return saved(llama(), tmp_path_factory.mktemp("dense"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_largest_magnitudes_are_those_of_all_batches_exact(dense, dtype):
+    model = load(dense, dtype)
+    calibration = dualgemm.calibrate(model, iter(BATCHES))
+    want = {n: max(x.abs().max().item() for x in xs) for n, xs in seen(model, BATCHES).items()}
+    assert dict(calibration) == want and not calibration.unseen
+    assert calibration.dtype == ("f32" if dtype == torch.float32 else "bf16")
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert repr(calibration).startswith("<Calibration of 15 modules in ")
+
+
+def test_the_files_hold_the_producers_scales_exact(dense, tmp_path):
+    model = load(dense, torch.bfloat16)
+    calibration = dualgemm.calibrate(model, BATCHES)
+    calibration.save(tmp_path / "calibration.json")
+    assert json.loads((tmp_path / "calibration.json").read_text())["amax"] == dict(calibration)
+    dualgemm.quantize_model(dense, tmp_path / "mo", calibration=calibration)
+    dualgemm.quantize_model(dense, tmp_path / "ct", producer="compressed-tensors", calibration=tmp_path / "calibration.json")
+    mo, ct = (tensors(tmp_path / p / "model.safetensors") for p in ("mo", "ct"))
+    helpers = pytest.importorskip("compressed_tensors.quantization.utils.helpers")
+    for name, xs in seen(model, BATCHES).items():
+        if name == "lm_head":
+            continue
+        # As ModelOpt: amax / (6 * 448) in f32.
+        assert mo[f"{name}.input_scale"] == np.float32(calibration[name]) / np.float32(2688)
+        # As llm-compressor: the function that it calls, on what its observer saw.
+        x = torch.cat([x.flatten() for x in xs])
+        assert ct[f"{name}.input_global_scale"] == helpers.generate_gparam(x.min(), x.max()).numpy()
+    config = json.loads((tmp_path / "mo" / "config.json").read_text())["quantization_config"]
+    assert config["quant_algo"] == "NVFP4"
+
+
+def test_a_calibrated_model_computes_with_static_scales_close(dense, tmp_path):
+    model = load(dense)
+    dualgemm.quantize_model(dense, tmp_path / "q", calibration=dualgemm.calibrate(model, BATCHES))
+    p = {}
+    for how in (None, "static", "dynamic"):
+        model = load(dense)
+        nn.patch_model(model, tmp_path / "q", quantize_a=how)
+        p[how] = log_probabilities(model, BATCHES[0])
+    kl = {how: (p[None].exp() * (p[None] - p[how])).sum(-1).mean() for how in ("static", "dynamic")}
+    # Four bits cost something, a wrong scale far more.
+    assert 1e-4 < kl["static"] < 2 * kl["dynamic"] < 2
+
+
+def test_experts_are_seen_one_by_one_close(tmp_path):
+    floats = saved(qwen3_moe(), tmp_path / "floats")
+    model = load(floats)
+    calibration = dualgemm.calibrate(model, BATCHES[:1])
+    block, taken = model.model.layers[0].mlp.experts, []
+    handle = block.register_forward_pre_hook(lambda m, args: taken.append(args))
+    log_probabilities(model, BATCHES[0])
+    handle.remove()
+    ((x, ids, _),) = taken
+    name, here = "model.layers.0.mlp.experts", set(ids.flatten().tolist())
+    for e in range(8):
+        if e not in here:
+            assert f"{name}.{e}" in calibration.unseen
+            continue
+        rows = x[(ids == e).any(1)]
+        gate, up = (rows @ block.gate_up_proj[e].T).chunk(2, -1)
+        hidden = torch.nn.functional.silu(gate) * up
+        assert calibration[f"{name}.{e}.gate_proj"] == calibration[f"{name}.{e}.up_proj"] == rows.abs().max().item()
+        assert calibration[f"{name}.{e}.down_proj"] == pytest.approx(hidden.abs().max().item(), rel=1e-5)
+    most = max(calibration[f"{name}.{e}.down_proj"] for e in here)
+    assert all(calibration[f"{expert}.down_proj"] == most for expert in calibration.unseen)
+    dualgemm.quantize_model(floats, tmp_path / "q", calibration=calibration)
+    experts = dualgemm.Experts.from_checkpoint(tmp_path / "q", 0)
+    want = max(calibration[f"{name}.{e}.down_proj"] for e in range(8)) / 2688
+    assert experts.input_scales[1] == pytest.approx(want, rel=1e-6)
+
+
+def test_what_cannot_be_calibrated_is_said(dense, tmp_path):
+    with pytest.raises(dualgemm.OperandError, match="batches: there is none"):
+        dualgemm.calibrate(load(dense), [])
+    model = load(dense)
+    model.model.embed_tokens.weight.data[5] = float("nan")
+    with pytest.raises(dualgemm.OperandError, match="q_proj: what went in has a largest magnitude of nan"):
+        dualgemm.calibrate(model, [torch.tensor([[5, 6]])])
+    calibration = dualgemm.calibrate(load(dense), BATCHES)
+    del calibration["model.layers.1.mlp.up_proj"]
+    with pytest.raises(dualgemm.Error, match="has no amax of model.layers.1.mlp.up_proj, which is quantized"):
+        dualgemm.quantize_model(dense, tmp_path / "q", calibration=calibration)
+    assert not (tmp_path / "q").exists()
+
+
+def test_torchs_number_of_threads_is_taken_over():
+    before = torch.get_num_threads()
+    w = dualgemm.Linear.from_tensors(dualgemm.quantize(np.ones((32, 32), np.float32)))
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            dualgemm.linear(torch.ones(1, 32), w)
+            assert dualgemm.get_num_threads() == threads
+        dualgemm.set_num_threads(2)
+        torch.set_num_threads(1)
+        assert dualgemm.get_num_threads() == 2
+        dualgemm.set_num_threads(0)
+        assert dualgemm.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+        dualgemm.set_num_threads(0)
