@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dualgemm::checkpoint::{Checkpoint as Files, MlpKind};
-use dualgemm_cli::layer::Layer;
+use dualgemm_cli::layer::{Layer, features_per_run};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -31,8 +31,9 @@ impl Checkpoint {
 /// Reads gate, up and down and checks them as packing does: H, N and K.
 fn check_mlp(layer: &Layer<'_>) -> anyhow::Result<(usize, usize, usize)> {
     layer.activation()?;
-    for first in (0..layer.n()).step_by(layer.features_per_run()) {
-        layer.features(first..layer.n().min(first + layer.features_per_run()))?.check()?;
+    let run = features_per_run(layer.k());
+    for first in (0..layer.n()).step_by(run) {
+        layer.features(first..layer.n().min(first + run))?.check()?;
     }
     let (down, _) = linear_of(layer.down()?);
     down.check()?;
