@@ -263,13 +263,7 @@ impl MixtureRunner {
             let found = format!("{format} [{}, {}]", a.rows(), a.k());
             return wrong("A", found, format!("{} [up to {}, {}]", gate_up.a, gate_up.m, gate_up.k));
         }
-        if experts.len() != self.desc.experts {
-            return wrong(
-                "experts",
-                format!("{} MLPs", experts.len()),
-                format!("{} MLPs", self.desc.experts),
-            );
-        }
+        self.desc.check_count(experts.len())?;
         let (found, len) = match c {
             OutputMut::F32(c) => (OutFormat::F32, c.len()),
             OutputMut::F16(c) => (OutFormat::F16, c.len()),
