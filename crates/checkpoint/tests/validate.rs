@@ -301,7 +301,8 @@ fn a_half_that_is_left_in_floats_is_found() {
         f.tensors.retain(|t| !t.name.starts_with(&module));
         f.add(&format!("{module}.weight"), Dtype::Bf16, &[64, 64], vec![0; 64 * 64 * 2]);
         f.config.as_mut().unwrap()["quantization_config"]["ignore"] = json!([module]);
-        assert_finds(&f, &[("layers", &module, &format!("`{module}` in `ignore`"))]);
+        let found = format!("`{module}` in `ignore`, and `{module}.weight` is BF16");
+        assert_finds(&f, &[("layers", &module, &found)]);
         f.open(&OpenOptions::default()).unwrap().linear(&format!("model.layers.0.mlp.{other}")).unwrap();
         assert!(f.open(&OpenOptions::default()).unwrap().gate_up(0).is_err());
     }

@@ -28,6 +28,8 @@ use dualgemm_mutate::Refused;
 use dualgemm_ptx::builder::HalfFormat;
 use dualgemm_sim::Card;
 
+use crate::few_tokens::{mixture, warpwise};
+
 type Shape = (usize, usize, usize);
 type Run = Box<dyn Fn(&dyn Device) -> Result<Vec<u8>, Refused> + Sync>;
 
@@ -42,7 +44,7 @@ pub struct Case {
 }
 
 impl Case {
-    fn new(
+    pub fn new(
         name: String,
         card: Card,
         run: impl Fn(&dyn Device) -> Result<Vec<u8>, Refused> + Sync + 'static,
@@ -59,6 +61,8 @@ pub fn cases() -> Vec<Case> {
     let nvfp4 = rows::Out::Nvfp4 { scale_layout: ScaleLayout::Linear };
     let grouped = |scheduler| Variant { scheduler, grouped: true, ..silu() };
     let mut cases = elementwise();
+    cases.extend(mixture());
+    cases.extend(warpwise());
     cases.extend([
         sm80(sm80::config::Config { stages: 3, ..sm80::config::Config::MENU[0] }, (8, 40, 784)),
         plain(
@@ -72,6 +76,7 @@ pub fn cases() -> Vec<Case> {
         sm90a(hopper(2, 8, 2, 2, 1), persistent(), (9, 200, 192), Some(3)),
         sm90a(hopper(2, 16, 2, 2, 1), stream(), (32, 300, 192), Some(4)),
         sm90a(hopper(2, 16, 2, 2, 1), Variant { out: nvfp4, ..silu() }, (16, 80, 592), None),
+        sm90a(hopper(2, 16, 2, 2, 1), Variant { products: Products::Linear, ..silu() }, (16, 80, 592), None),
     ]);
     cases.extend(apart(hopper(2, 16, 2, 2, 1), (16, 40, 592)));
     cases.extend([
@@ -123,7 +128,7 @@ fn silu() -> Variant {
     Variant::new(Activation::Silu.program())
 }
 
-fn bytes_of(a: &FloatMatrix<'_>) -> Vec<u8> {
+pub fn bytes_of(a: &FloatMatrix<'_>) -> Vec<u8> {
     match a {
         FloatMatrix::F32(m) => (0..m.rows()).flat_map(|r| m.row(r)).flat_map(|x| x.to_le_bytes()).collect(),
         FloatMatrix::F16(m) => (0..m.rows()).flat_map(|r| m.row(r)).flat_map(|x| x.to_le_bytes()).collect(),
@@ -131,11 +136,11 @@ fn bytes_of(a: &FloatMatrix<'_>) -> Vec<u8> {
     }
 }
 
-fn floats(rows: usize, k: usize) -> FloatMatrix<'static> {
+pub fn floats(rows: usize, k: usize) -> FloatMatrix<'static> {
     Inputs::seeded(5).floats("a", FloatType::F16, rows, k).expect("a matrix that fits")
 }
 
-fn weights((_, n, k): Shape) -> GateUp<'static> {
+pub fn weights((_, n, k): Shape) -> GateUp<'static> {
     let mut inputs = Inputs::seeded(7);
     let mut half = |name, scale| {
         let sets = (CodeSet::Full, ScaleSet::Unit);
@@ -145,13 +150,13 @@ fn weights((_, n, k): Shape) -> GateUp<'static> {
     GateUp::new(half("gate", 0.011), half("up", 0.023))
 }
 
-fn upload(device: &dyn Device, bytes: &[u8]) -> Result<DevicePtr, Refused> {
+pub fn upload(device: &dyn Device, bytes: &[u8]) -> Result<DevicePtr, Refused> {
     let ptr = device.alloc(bytes.len())?;
     device.copy_to(ptr, bytes)?;
     Ok(ptr)
 }
 
-fn poisoned(device: &dyn Device, bytes: usize) -> Result<DevicePtr, Refused> {
+pub fn poisoned(device: &dyn Device, bytes: usize) -> Result<DevicePtr, Refused> {
     upload(device, &vec![0xA5; bytes])
 }
 
@@ -162,7 +167,7 @@ fn upload_codes(device: &dyn Device, matrix: &QuantizedMatrix<'_>) -> Result<Cod
 }
 
 /// Launches that may overlap, then what lies at an address.
-fn finish(
+pub fn finish(
     device: &dyn Device,
     specs: impl IntoIterator<Item = LaunchSpec>,
     (from, bytes): (DevicePtr, usize),
@@ -185,13 +190,17 @@ fn group_rows(m: usize) -> Vec<u8> {
 }
 
 /// A copy of what is at an address, and the launch that makes it.
-fn copied(device: &dyn Device, from: DevicePtr, bytes: usize) -> Result<(DevicePtr, LaunchSpec), Refused> {
+pub fn copied(
+    device: &dyn Device,
+    from: DevicePtr,
+    bytes: usize,
+) -> Result<(DevicePtr, LaunchSpec), Refused> {
     let to = poisoned(device, bytes)?;
     Ok((to, Copy::new(device)?.spec("A", (from, to), bytes)?))
 }
 
 /// What writes A in the order of a sink to `values`, rows `pitch` bytes apart.
-fn writes_a(
+pub fn writes_a(
     device: &dyn Device,
     (m, k): (usize, usize),
     sink: Sink,
@@ -322,8 +331,12 @@ fn fp8(config: fp8::config::Config, shape: Shape) -> Case {
 fn sm90a(config: sm90a::config::Config, variant: Variant, shape: Shape, ctas: Option<u32>) -> Case {
     let (m, n, k) = shape;
     let variant = variant.for_weights(n, k);
-    let packs =
-        vec![Pack::new(&weights(shape)).expect("weights that fit"); if variant.grouped { GROUPS } else { 1 }];
+    let pair = weights(shape);
+    let pack = match variant.products {
+        Products::Linear => Pack::of_matrix(&pair.gate),
+        _ => Pack::new(&pair),
+    };
+    let packs = vec![pack.expect("weights that fit"); if variant.grouped { GROUPS } else { 1 }];
     let name = format!("{}, {}", config.name(), variant.name());
     Case::new(name, Card::H100, move |device| {
         let kernel = sm90a::host::Fused::new(device, config, &variant)?;

@@ -9,6 +9,7 @@
 //! line of the list explains none of all. `--verbose` says what became of each.
 
 mod cases;
+mod few_tokens;
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -46,8 +47,10 @@ fn run(case: &Case, survivors: &Survivors, every: usize, summary: &mut Summary, 
     let start = Instant::now();
     let sample: Vec<_> = all.iter().step_by(every).collect();
     let family = case.name.split_once("_fused").map_or("elementwise", |(family, _)| family);
-    let family =
-        ["sm90a_plain", "sm90a_fp8"].into_iter().find(|name| case.name.starts_with(name)).unwrap_or(family);
+    let family = ["sm90a_plain", "sm90a_fp8", "sm90a_warpwise"]
+        .into_iter()
+        .find(|name| case.name.starts_with(name))
+        .unwrap_or(family);
     let counts = summary.families.entry(family.into()).or_default();
     for (at, mutant) in sample.iter().enumerate() {
         let fate = host.run(mutant);

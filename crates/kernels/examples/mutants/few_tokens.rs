@@ -1,0 +1,123 @@
+//! The kernel for few tokens, and the kernels around the products of a mixture.
+
+use dualgemm_device::Device;
+use dualgemm_formats::{FloatType, GlobalScale, ScaleLayout};
+use dualgemm_gemm::Activation;
+use dualgemm_kernels::generic::copy::Copy;
+use dualgemm_kernels::generic::mixture::{Lists, Mixture, Sizes};
+use dualgemm_kernels::generic::quantize::{Floats, Out, Quantize, Scale};
+use dualgemm_kernels::generic::rowwise::Sink;
+use dualgemm_kernels::parts::rows;
+use dualgemm_kernels::sm90a::pack::Pack;
+use dualgemm_kernels::warpwise::config::Config;
+use dualgemm_kernels::warpwise::fused::{A, Variant};
+use dualgemm_kernels::warpwise::host::{Fused, FusedArgs};
+use dualgemm_mutate::Refused;
+use dualgemm_ptx::builder::HalfFormat;
+use dualgemm_sim::Card;
+
+use crate::cases::{Case, bytes_of, copied, finish, floats, poisoned, upload, weights, writes_a};
+
+/// Warps with a ring of their own each, and warps that share blocks of A; A in floats and in codes. Each warp's ring goes round.
+pub fn warpwise() -> Vec<Case> {
+    let f16 = A::Half(HalfFormat::F16);
+    let nvfp4 = A::Nvfp4(ScaleLayout::Linear);
+    let config = |halves, tokens, k_groups| Config { halves, tokens, k_groups, chunks: 2 };
+    vec![
+        case(config(3, 2, 2), f16, (2, 56, 64 * 13)),
+        case(config(3, 8, 2), f16, (8, 56, 64 * 13)),
+        case(config(3, 2, 2), nvfp4, (2, 56, 64 * 13)),
+        case(config(3, 8, 2), nvfp4, (8, 56, 64 * 13)),
+    ]
+}
+
+fn case(config: Config, a: A, shape: (usize, usize, usize)) -> Case {
+    let (m, n, k) = shape;
+    let pack = Pack::new(&weights(shape)).expect("weights that fit");
+    let kind = if matches!(a, A::Half(_)) { "f16" } else { "nvfp4" };
+    Case::new(format!("{}, {kind}", config.name()), Card::H100, move |device| {
+        let rows = rows::Variant::new(Activation::Silu.program()).for_features(n);
+        let variant = Variant { a, whole_blocks: true, rows };
+        let kernel = Fused::new(device, config, &variant)?;
+        let (values, c) = (poisoned(device, m * k * 2)?, poisoned(device, m * n * 2)?);
+        let a_scales = poisoned(device, m * k / 16)?;
+        let first = match a {
+            A::Half(_) => writes_a(device, (m, k), Sink::Image(FloatType::F16), (values, 2 * k))?,
+            A::Nvfp4(layout) => {
+                let from = upload(device, &bytes_of(&floats(m, k)))?;
+                let from = Floats { m, k, values: from, pitch: 2 * k };
+                let out = Out::Codes { codes: values, scales: a_scales };
+                let scale = Scale::Static(GlobalScale::multiplier(0.01));
+                Quantize::new(device, FloatType::F16, Sink::Codes(layout), false)?
+                    .spec(&from, &out, &scale)?
+            }
+        };
+        let output = rows::Output::new(c, pack.alpha());
+        let weights = upload(device, pack.bytes())?;
+        let args = FusedArgs { size: shape, a: values, a_pitch: 2 * k, a_scales, weights, output };
+        let mut spec = kernel.spec(&args)?;
+        // One CTA without features will do.
+        spec.grid[0] = n.div_ceil(16 * config.halves as usize) as u32 + 1;
+        finish(device, [first, spec.clone(), spec], (c, m * n * 2))
+    })
+}
+
+/// Experts are chosen, A and results written by kernels before: a case for each kernel. Which of an expert's rows a choice gets
+/// depends on timing, so all of them are of one token and have one result.
+pub fn mixture() -> Vec<Case> {
+    let run = |device: &dyn Device| -> Result<Vec<u8>, Refused> {
+        let (k, n) = (64, 40);
+        let sizes = Sizes { tokens: 40, top_k: 2, experts: 48 };
+        let choices = sizes.tokens * sizes.top_k;
+        // Several warps clear, count and place; two tokens have experts that are elsewhere.
+        let expert_of = |token: usize| token * 7 % sizes.experts;
+        let ids = (0..sizes.tokens).flat_map(|token| match token {
+            3 => [-1, expert_of(token) as i32],
+            5 => [-1, 99],
+            _ => [expert_of(token) as i32; 2],
+        });
+        let mut of_row: Vec<i32> = ids.clone().filter(|id| (0..sizes.experts as i32).contains(id)).collect();
+        of_row.sort_unstable();
+        let kernels = Mixture::new(device, FloatType::F32, false)?;
+        let lists = Lists {
+            rows: poisoned(device, 4 * (sizes.experts + 1))?,
+            row_of: poisoned(device, 4 * choices)?,
+            choice_of: poisoned(device, 4 * choices)?,
+        };
+        // In pieces of 16 bytes.
+        let written = |bytes: Vec<u8>| {
+            let bytes = [bytes, vec![0; 15]].concat();
+            let bytes = &bytes[..bytes.len() / 16 * 16];
+            copied(device, upload(device, bytes)?, bytes.len())
+        };
+        let ids = ids.flat_map(i32::to_le_bytes).collect();
+        let result = |expert: i32| {
+            (0..n as i32).flat_map(move |column| ((expert * 100 + column) as f32).to_le_bytes())
+        };
+        let results = of_row.iter().flat_map(|&expert| result(expert));
+        let weights = (0..choices).flat_map(|i| (i as f32 + 0.5).to_le_bytes()).collect();
+        let (ids, first) = written(ids)?;
+        let (a, second) = written(bytes_of(&floats(sizes.tokens, k)))?;
+        let (results, third) = written(results.collect())?;
+        let (weights, fourth) = written(weights)?;
+        let (rows, bytes) = (of_row.len() * k * 2, sizes.tokens * n * 4);
+        let gathered = poisoned(device, choices * k * 2)?;
+        let (c, seen) = (poisoned(device, bytes)?, poisoned(device, bytes + rows)?);
+        let copy = Copy::new(device)?;
+        let launches = [
+            first,
+            second,
+            third,
+            fourth,
+            kernels.route(&sizes, ids, &lists)?,
+            kernels.gather(&sizes, (a, 2 * k, k), &lists, gathered)?,
+            kernels.combine(&sizes, (results, n), (&lists, weights), c)?,
+            copy.spec("C", (c, seen), bytes)?,
+            copy.spec("A by expert", (gathered, seen.offset(bytes as u64)), rows)?,
+        ];
+        finish(device, launches, (seen, bytes + rows))
+    };
+    // In the order in which they are loaded.
+    let names = ["route", "gather", "combine_f32"].into_iter().enumerate();
+    names.map(|(module, name)| Case { module, ..Case::new(name.into(), Card::H100, run) }).collect()
+}
