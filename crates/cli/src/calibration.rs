@@ -44,7 +44,8 @@ impl Calibration {
     }
 
     /// The scale of what goes into a module, as the producer makes it: ModelOpt the multiplier amax / 2688 in f32, llm-compressor
-    /// the divisor 2688 / amax, rounded in the type of the activations.
+    /// the divisor 2688 / amax, rounded in the type of the activations. llama.cpp makes none: GGUF takes ModelOpt's, as
+    /// `convert` does.
     ///
     /// # Errors
     /// If the file has no number for the module.
@@ -53,6 +54,7 @@ impl Calibration {
             let (path, count) = (self.path.display(), self.held.amax.len());
             bail!("{path}: has no amax of {module}, which is quantized; it has those of {count} modules");
         };
+        let producer = if producer == Producer::Ggml { Producer::ModelOpt } else { producer };
         Ok(producer.global_scale(amax, self.held.dtype))
     }
 }
@@ -72,6 +74,7 @@ mod tests {
         let c = read(r#"{"dtype": "bf16", "amax": {"a.q_proj": 12.5}}"#).unwrap();
         let scale = |producer| c.input_scale("a.q_proj", producer).unwrap();
         assert_eq!(scale(Producer::ModelOpt), GlobalScale::multiplier(12.5 / 2688.0));
+        assert_eq!(scale(Producer::Ggml), scale(Producer::ModelOpt));
         // 1 / 12.5 has no bf16; with its nearest, 0.080078, it is 215.25, whose nearest is 215.
         assert_eq!(scale(Producer::CompressedTensors), GlobalScale::divisor(215.0));
         let error = c.input_scale("a.k_proj", Producer::ModelOpt).unwrap_err().to_string();

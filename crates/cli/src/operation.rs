@@ -1,10 +1,12 @@
 //! What is computed of a checkpoint, found in its files: gate and up, a linear layer, a whole MLP, or a mixture of experts.
 
+mod mixture;
+
 use std::ops::Range;
 
 use anyhow::{Context as _, bail};
 use dualgemm::check::{MlpFeatures, RowSample, bounded_runs, mixture_rows, mlp_rows};
-use dualgemm::checkpoint::{Checkpoint, LinearSource, MlpKind, Stated, model_field};
+use dualgemm::checkpoint::{Checkpoint, LinearSource, Stated};
 use dualgemm::formats::{BlockFormat, GlobalScale, ScaleLayout};
 use dualgemm::gemm::{
     AFormat, AOperand, Bounded, DualGemmDesc, Epilogue, GateUp, Linear, MlpDesc, OutFormat, OutScale,
@@ -12,12 +14,11 @@ use dualgemm::gemm::{
 };
 use dualgemm::{Error, MixtureDesc, MlpPlan, PackedMlp};
 
-use crate::activation::DEFAULT_SEED;
 use crate::args::{
     ActivationArgs, EpilogueArgs, LayerArgs, OpArg, OperationArgs, OutFormatArg, RouterWeightsArg,
 };
 use crate::computation::{Desc, Packed, Planned};
-use crate::layer::{self, InputScales, Layer, Which};
+use crate::layer::{self, InputScales, Layer};
 use crate::routing::OwnedRouting;
 use crate::scales::{self, MatrixReport};
 
@@ -88,70 +89,6 @@ impl MlpFeatures for Mlp<'_> {
 
     fn down(&self, run: Range<usize>) -> Result<Linear<'_>, Error> {
         Ok(dualgemm::linear(self.down.features(run)?))
-    }
-}
-
-impl<'c> Mixture<'c> {
-    fn of(checkpoint: &'c Checkpoint, number: usize, routed_only: bool) -> anyhow::Result<Self> {
-        let ids = checkpoint.experts(number)?.ids().to_vec();
-        let mut experts: Vec<_> = (0..ids.last().map_or(0, |last| last + 1)).map(|_| None).collect();
-        for id in ids {
-            experts[id] = Some(Mlp::of(Layer::at(checkpoint, number, Which::Expert(id))?)?);
-        }
-        let has_shared = |mlp: &dualgemm::checkpoint::MlpInfo| {
-            (mlp.layer, mlp.kind) == (number, MlpKind::Shared) && mlp.quantized
-        };
-        let shared = match checkpoint.mlps().iter().find(|mlp| has_shared(mlp)).filter(|_| !routed_only) {
-            Some(mlp) => {
-                let gate = checkpoint.files().tensors().map(|tensor| tensor.name).find(|name| {
-                    let of_layer = name.split('.').any(|part| part.parse() == Ok(number));
-                    of_layer && (name.contains("shared_expert_gate") || name.contains("ffn_gate_inp_shexp"))
-                });
-                if let Some(gate) = gate {
-                    bail!(
-                        "{gate}: multiplies the shared expert `{}` by a gate that is not computed here; \
-                         --routed-only leaves the shared expert out",
-                        mlp.path
-                    );
-                }
-                Some(Mlp::of(Layer::at(checkpoint, number, Which::Shared)?)?)
-            }
-            None => None,
-        };
-        Ok(Self { checkpoint, number, experts, shared })
-    }
-
-    /// Every expert, the shared one last.
-    fn all(&self) -> impl Iterator<Item = &Mlp<'c>> {
-        self.experts.iter().flatten().chain(&self.shared)
-    }
-
-    fn first(&self) -> anyhow::Result<&Mlp<'c>> {
-        self.all().next().with_context(|| format!("layer {}: has no expert", self.number))
-    }
-
-    fn ids(&self) -> Vec<usize> {
-        (0..self.experts.len()).filter(|&id| self.experts[id].is_some()).collect()
-    }
-
-    fn routing(
-        &self,
-        args: &OperationArgs,
-        a: &ActivationArgs,
-        tokens: usize,
-    ) -> anyhow::Result<OwnedRouting> {
-        let top_k = args.top_k.map(|top_k| top_k as usize);
-        if let Some(path) = &args.routing {
-            return OwnedRouting::read(path, tokens, &self.ids(), top_k);
-        }
-        let stated = || {
-            let config = self.checkpoint.files().config()?;
-            let top_k = model_field(&config.value, "num_experts_per_tok")?.as_u64()?;
-            usize::try_from(top_k).ok().filter(|&top_k| top_k > 0)
-        };
-        let top_k = top_k.or_else(stated);
-        let top_k = top_k.context("--top-k: is needed; the configuration has no num_experts_per_tok")?;
-        OwnedRouting::seeded(tokens, &self.ids(), top_k, a.seed.unwrap_or(DEFAULT_SEED))
     }
 }
 
@@ -322,10 +259,12 @@ impl<'c> Operation<'c> {
             }
             Self::Mlp(mlp) => {
                 let between = between(args.between, mlp.down.input_scale())?;
+                check_finite(a, between)?;
                 Desc::Mlp(mlp.desc(gate_up(&mlp.layer, between)?, out))
             }
             Self::Mixture(mixture) => {
                 let between = mixture_between(args.between, mixture)?;
+                check_finite(a, between)?;
                 let first = mixture.first()?;
                 let chosen = mixture.routing(args, a_args, m)?;
                 let routed = MixtureDesc {
@@ -425,6 +364,19 @@ impl<'c> Operation<'c> {
             }
             _ => unreachable!("the description is this operation's"),
         }
+    }
+}
+
+/// Refuses an A whose NaN or infinity would be some finite number between the products: nvfp4 has neither.
+fn check_finite(a: &AOperand<'_>, between: OutFormat) -> anyhow::Result<()> {
+    let (AOperand::Float(a), OutFormat::Nvfp4 { .. }) = (a, between) else { return Ok(()) };
+    let mut at = (0..a.rows()).flat_map(|row| (0..a.cols()).map(move |col| (row, col)));
+    match at.find(|&(row, col)| !a.value(row, col).is_finite()) {
+        None => Ok(()),
+        Some((row, col)) => bail!(
+            "A: element [{row},{col}] is {}; --between nvfp4 has no such number: finite ones are needed, or --between bf16",
+            a.value(row, col)
+        ),
     }
 }
 

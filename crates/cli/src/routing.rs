@@ -76,7 +76,8 @@ impl OwnedRouting {
             bail!("{}: {WEIGHTS} is {}; F32 is needed", path.display(), weights.dtype);
         }
         let this = Self {
-            ids: ids.iter().map(|&id| i32::try_from(id).unwrap_or(i32::MAX).max(-1)).collect(),
+            // Any negative number skips; one beyond 32 bits is refused below, as it is in the file.
+            ids: ids.iter().map(|&id| i32::try_from(id.max(-1)).unwrap_or(-1)).collect(),
             weights: weights.to_f32("the weights of a router")?,
             top_k: in_file,
             origin: format!("{in_file} experts a token, from {}", path.display()),

@@ -31,6 +31,21 @@ fn drawn(seed: u64, len: usize) -> Vec<u8> {
     (0..len).flat_map(|_| next().to_le_bytes()).collect()
 }
 
+/// Routed experts alone, in a file of their own: N, K and the features of down.
+fn mixture_of(dir: &Path, experts: &[usize], [n, k, h]: [usize; 3]) -> PathBuf {
+    let mut floats: Tensors = Vec::new();
+    for expert in experts {
+        for (half, shape) in [("gate", [n, k]), ("up", [n, k]), ("down", [h, n])] {
+            let name = format!("model.layers.5.mlp.experts.{expert}.{half}_proj.weight");
+            floats.push((name, Dtype::BF16, shape.to_vec(), drawn(3, shape[0] * shape[1])));
+        }
+    }
+    let (from, to) = (dir.join("others-floats.safetensors"), dir.join("others.safetensors"));
+    write(&from, &floats);
+    json(&["quantize", arg(&from), arg(&to), "--producer", "modelopt"], 0);
+    to
+}
+
 /// A layer with these routed experts and perhaps a shared one, quantized: N = 64, K = 48.
 fn mixture(dir: &Path, experts: &[usize], shared: bool) -> PathBuf {
     let mut floats: Tensors = Vec::new();
@@ -240,16 +255,60 @@ fn what_a_mixture_cannot_be_is_one_line_and_leaves_no_file() {
     refused(&["--op", "linear", "--module", "lm_head"], &["lm_head: is not quantized", "BF16"]);
     refused(&["--op", "linear", "--module", "lm_heat"], &["lm_heat: there is no such module in", "lm_head"]);
 
+    let tensors = |path: &Path| -> Tensors {
+        let bytes = std::fs::read(path).unwrap();
+        let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap().tensors();
+        let owned = |(name, view): (String, safetensors::tensor::TensorView<'_>)| {
+            (name, view.dtype(), view.shape().to_vec(), view.data().to_vec())
+        };
+        tensors.into_iter().map(owned).collect()
+    };
+    let (whole, floats) = (tensors(&checkpoint), tensors(&dir.path().join("floats.safetensors")));
+    // The metadata, which told the convention, is lost on the way.
+    let rewritten = |tensors: &Tensors, want: &[&str]| {
+        write(&checkpoint, tensors);
+        moe(&["--convention", "modelopt", "--top-k", "2"], want);
+    };
+    // A shared expert in 16 bits, and what else may stand there: none of it is left out silently.
+    let mut shared: Tensors = whole.iter().filter(|t| !t.0.contains("shared")).cloned().collect();
+    shared.extend(floats.iter().filter(|t| t.0.contains("shared")).cloned());
+    rewritten(
+        &shared,
+        &["shared_experts: is the shared expert of layer 5, and not in 4 bits", "--routed-only"],
+    );
+    shared.retain(|t| !t.0.contains("shared") || t.0.contains("shared_experts.down"));
+    rewritten(&shared, &["shared_experts", "--routed-only"]);
+    let renamed = |tensors: &Tensors, from: &str, to: &str| -> Tensors {
+        tensors.iter().map(|t| (t.0.replace(from, to), t.1, t.2.clone(), t.3.clone())).collect()
+    };
+    let huge = renamed(&whole, "experts.3.", "experts.2147483653.");
+    rewritten(&huge, &["has an expert of number 2147483653; at most 65535 is taken"]);
+    // The down projection of another expert has its shape in the place of gate and up: N = 48, K = 64.
+    let other = mixture_of(dir.path(), &[1], [64, 64, 48]);
+    let mut odd: Tensors = whole.iter().filter(|t| !t.0.contains("experts.1.")).cloned().collect();
+    odd.extend(tensors(&other).into_iter().filter(|t| t.0.contains("experts.1.")));
+    rewritten(
+        &odd,
+        &["experts of a layer have one shape and format", "experts.1.gate_proj.weight is nvfp4 [64, 64]"],
+    );
     // An expert that lacks its down projection.
-    let bytes = std::fs::read(&checkpoint).unwrap();
-    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-    let kept = tensors.tensors().into_iter().filter(|(name, _)| !name.contains("experts.1.down_proj"));
-    let kept: Tensors =
-        kept.map(|(name, view)| (name, view.dtype(), view.shape().to_vec(), view.data().to_vec())).collect();
-    write(&checkpoint, &kept);
-    // Its metadata, which told the convention, is lost on the way.
-    let convention = ["--convention", "modelopt", "--top-k", "2"];
-    moe(&convention, &["the down projection of expert 1", "is missing"]);
+    let kept: Tensors = whole.iter().filter(|t| !t.0.contains("experts.1.down_proj")).cloned().collect();
+    rewritten(&kept, &["the down projection of expert 1", "is missing"]);
+
+    // NaN in A would be a number in nvfp4 between the products.
+    write(&checkpoint, &whole);
+    let a = dir.path().join("a.safetensors");
+    let mut values = vec![1f32; 48];
+    values[5] = f32::NAN;
+    write(
+        &a,
+        &vec![("x".into(), Dtype::F32, vec![1, 48], values.iter().flat_map(|x| x.to_le_bytes()).collect())],
+    );
+    let run = ["run", arg(&checkpoint), "--convention", "modelopt", "--activation", "silu", "--op", "mlp"];
+    let more = ["--expert", "1", "--between", "nvfp4", "--input", arg(&a)];
+    let output = dualgemm().args(run).args(more).output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.contains("A: element [0,5] is NaN; --between nvfp4 has no such number"), "{stderr}");
 }
 
 #[test]
