@@ -298,7 +298,7 @@ fn what_a_mixture_cannot_be_is_one_line_and_leaves_no_file() {
     // NaN in A would be a number in nvfp4 between the products.
     write(&checkpoint, &whole);
     let a = dir.path().join("a.safetensors");
-    let mut values = vec![1f32; 48];
+    let mut values = [1f32; 48];
     values[5] = f32::NAN;
     write(
         &a,
