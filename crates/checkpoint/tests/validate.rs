@@ -196,6 +196,18 @@ fn experts_that_are_not_there_are_found() {
 }
 
 #[test]
+fn experts_that_lack_a_projection_are_found() {
+    for (projection, name) in [("down_proj", "down"), ("up_proj", "up"), ("gate_proj", "gate")] {
+        let mut f = experts(&[0, 1, 2]);
+        let module = format!("model.layers.0.mlp.experts.1.{projection}.");
+        f.tensors.retain(|t| !t.name.starts_with(&module));
+        let found = findings(&f);
+        let message = format!("expert 1 has no {name} projection (1 of 3 have none)");
+        assert!(found.iter().any(|f| f.rule.id == "layers" && f.message.ends_with(&message)), "{found:#?}");
+    }
+}
+
+#[test]
 fn uncalibrated_experts_are_listed() {
     let mut f = experts(&[0, 1, 2]);
     let scale = |e: usize, p: &str| format!("model.layers.0.mlp.experts.{e}.{p}.input_scale");

@@ -162,6 +162,24 @@ impl Checkpoint {
                 format!("{}: has no expert {first} ({missing} of {expected} are missing)", mlp.path);
             findings.push(Finding::new("layers", &mlp.path, format!("{missing} experts"), message));
         }
+        for (projection, name) in [
+            (Projection::Gate, "gate"),
+            (Projection::Up, "up"),
+            (Projection::GateUp, "gate and up"),
+            (Projection::Down, "down"),
+        ] {
+            let without = |&&expert: &&usize| mlp.module(Some(expert), projection).is_none();
+            let lacking = experts.iter().filter(without).count();
+            let Some(first) = experts.iter().find(without).filter(|_| lacking < experts.len()) else {
+                continue;
+            };
+            let message = format!(
+                "{}: expert {first} has no {name} projection ({lacking} of {} have none)",
+                mlp.path,
+                experts.len()
+            );
+            findings.push(Finding::new("layers", &mlp.path, format!("{lacking} without {name}"), message));
+        }
     }
 
     /// What no layer states is one finding.
