@@ -24,13 +24,12 @@ from .errors import (
 )
 
 
-def __getattr__(name):
-    # Needs torch, which is not imported unasked.
-    if name == "calibrate":
-        from .calibration import calibrate
+def calibrate(model, batches):
+    """The largest magnitude of what goes into each linear layer of a model; see :mod:`dualgemm.calibration`. Needs torch."""
+    # Torch is not imported unasked.
+    from . import calibration
 
-        return calibrate
-    raise AttributeError(f"module 'dualgemm' has no attribute '{name}'")
+    return calibration.calibrate(model, batches)
 
 
 __all__ = [

@@ -183,7 +183,7 @@ impl fmt::Display for Statement<'_> {
             let (some, all) = (found.overflowed, found.elements);
             writeln!(
                 f,
-                "{some} of {all} elements are not compared: gate, up or C exceeds f32 (3.4e38) on the way"
+                "{some} of {all} elements are not compared: a number on the way to C exceeds its type (f32: 3.4e38)"
             )?;
         }
         write!(f, "{tolerance}")?;
