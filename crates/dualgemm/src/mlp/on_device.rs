@@ -36,7 +36,7 @@ impl MlpRunner {
         self.on_device.as_ref().ok_or(Error::NotOnGpu)
     }
 
-    /// Prepares for calls with this MLP; see [`Runner::warm`].
+    /// Prepares for calls with this MLP; see [`Runner::warm`](crate::Runner::warm).
     ///
     /// # Errors
     /// If memory is lacking, or the weights are for another target.
@@ -49,7 +49,7 @@ impl MlpRunner {
     /// into a graph.
     ///
     /// # Safety
-    /// As [`Runner::run_device`].
+    /// As [`Runner::run_device`](crate::Runner::run_device).
     ///
     /// # Errors
     /// As there.
