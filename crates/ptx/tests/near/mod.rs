@@ -201,10 +201,11 @@ fn nearly_legal_forms_of_the_table_are_taken() {
     );
     assert!(lenient.is_empty(), "{lenient:#?}");
     if std::env::var_os("UPDATE_NEAR").is_some() {
-        let lines: String = lacking.iter().map(|line| format!("{line}\n")).collect();
-        std::fs::write(LACKING, lines).unwrap();
+        let known = std::fs::read_to_string(LACKING).unwrap();
+        let all: BTreeSet<&str> = known.lines().chain(lacking.iter().map(String::as_str)).collect();
+        std::fs::write(LACKING, all.into_iter().map(|line| format!("{line}\n")).collect::<String>()).unwrap();
     }
-    // Newer assemblers take fewer.
+    // The list has what 13.0 takes, and beside it what 13.5 alone does.
     let known = std::fs::read_to_string(LACKING).unwrap();
     let known: BTreeSet<&str> = known.lines().collect();
     let new: Vec<&String> = lacking.iter().filter(|line| !known.contains(line.as_str())).collect();
