@@ -156,7 +156,7 @@ impl PackedGateUp {
         })
     }
 
-    /// Packs the features of a run, the first of which is `first` and starts a panel.
+    /// Packs the features of a run. They go to feature `first` and on; that one starts a panel.
     fn pack_run(&mut self, first: usize, run: WeightRef<'_>) {
         let (halves, n) = (halves(run), run.first().rows());
         for (all, (_, bias)) in self.biases.iter_mut().zip(halves) {

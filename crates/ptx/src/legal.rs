@@ -109,7 +109,7 @@ pub enum Illegal {
     },
 }
 
-/// Opcodes of which ptxas takes the modifiers in any order.
+/// Opcodes whose modifiers ptxas takes in any order.
 const ANY_ORDER: &[&str] = &[
     "add",
     "atom",

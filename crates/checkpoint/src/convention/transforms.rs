@@ -164,7 +164,7 @@ impl Found<'_> {
         }
     }
 
-    /// Groups of compressed-tensors, each of which lists what it is applied to.
+    /// Groups of compressed-tensors. Each lists what it is applied to.
     fn transform_config(&mut self, config: &Value, at: &str) {
         let Some(entries) = config.as_object() else { return self.add_unknown(at, config) };
         for (entry, value) in entries.iter().filter(|(_, value)| !says_nothing(value)) {

@@ -28,8 +28,8 @@ pub(super) fn largest(floats: &[f32; CHUNK_K]) -> f32 {
     f32::from_bits(reduce(&map(floats, |x| x.to_bits() & (u32::MAX >> 1)), Ord::max))
 }
 
-/// Subtracts from each float its nearest multiple of 2^exponent. Returns the exponent and the multiples, the largest of which
-/// has about `BITS` bits. `largest` is the [`largest`](largest()) of the floats, which callers know. Subtracts nothing and returns
+/// Subtracts from each float its nearest multiple of 2^exponent. Returns the exponent and the multiples; the largest one has
+/// about `BITS` bits. `largest` is the [`largest`](largest()) of the floats, which callers know. Subtracts nothing and returns
 /// `None` if all floats are zero, or if one is infinite, NaN, too small or too large.
 #[inline(always)]
 pub(super) fn take_integers<const BITS: i32>(

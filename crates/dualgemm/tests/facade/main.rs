@@ -41,15 +41,9 @@ fn expert(n: usize, k: usize, e: usize) -> GateUp<'static> {
     GateUp::new(quantized("gate", n, k, 0.7 + step), quantized("up", n, k, 1.3 + step))
 }
 
-/// Some features of weights with linear scales and without biases.
-fn features(weights: &GateUp<'_>, rows: std::ops::Range<usize>) -> GateUp<'static> {
-    let half = |m: &QuantizedMatrix<'_>| {
-        let codes: Vec<u8> = rows.clone().flat_map(|row| m.row_codes(row).to_vec()).collect();
-        let scale = |row| (0..m.blocks()).map(move |block| m.scale_byte(row, block));
-        let scales: Vec<u8> = rows.clone().flat_map(scale).collect();
-        let (layout, global) = (m.scale_layout(), m.global_scale());
-        QuantizedMatrix::new(m.name(), m.format(), rows.len(), m.k(), codes, scales, layout, global).unwrap()
-    };
+/// Some features of weights without biases.
+fn features<'w>(weights: &'w GateUp<'_>, rows: std::ops::Range<usize>) -> GateUp<'w> {
+    let half = |m: &'w QuantizedMatrix<'_>| m.slice_rows(rows.clone()).unwrap();
     GateUp::new(half(&weights.gate), half(&weights.up))
 }
 

@@ -393,7 +393,7 @@ impl Cx<'_, '_> {
         self.store_lane(space, address, lane, kind, src, None)
     }
 
-    /// Writes bytes for one lane, some of which are undefined. The memory of the thread or CTA keeps them.
+    /// Writes bytes for one lane; some may be undefined. The memory of the thread or CTA keeps them.
     ///
     /// # Errors
     /// Everything that can be wrong with a write; undefined bytes in memory that others see.
