@@ -16,77 +16,36 @@ use thiserror::Error;
 /// One thing that is not legal. `line` is 0 in a module that was built, not read.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the message says what each field is")]
 pub enum Illegal {
     /// `.target` is not one this crate knows.
     #[error("target {found} is not known; known are {known}", known = Targets::ALL)]
-    UnknownTarget {
-        /// The name in the module.
-        found: String,
-    },
+    UnknownTarget { found: String },
     /// The module's PTX version does not have its target yet.
     #[error("target {target} needs PTX {needs}, the module is written for PTX {found}")]
-    TargetVersion {
-        /// The module's target.
-        target: Target,
-        /// The first version that has it.
-        needs: Version,
-        /// The module's version.
-        found: Version,
-    },
+    TargetVersion { target: Target, needs: Version, found: Version },
     /// An instruction that is not legal.
     #[error("{function}, line {line}: `{instruction}`{problem}")]
-    Instruction {
-        /// The kernel or function.
-        function: String,
-        /// Line in the text.
-        line: u32,
-        /// The instruction as printed.
-        instruction: String,
-        /// What is wrong with it.
-        problem: Problem,
-    },
+    Instruction { function: String, line: u32, instruction: String, problem: Problem },
 }
 
 /// Why an instruction is not legal. Its text is the end of a sentence that starts with the instruction.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the message says what each field is")]
 pub enum Problem {
     /// No row of the table has this opcode.
     #[error(": no such instruction is known{forms}")]
-    Unknown {
-        /// The forms with the same first word, as an end of the sentence.
-        forms: String,
-    },
+    Unknown { forms: String },
     /// The target lacks the instruction.
     #[error(" does not exist on {target}; {row} needs {needs}")]
-    Target {
-        /// The module's target.
-        target: Target,
-        /// The table row the instruction is of.
-        row: &'static str,
-        /// The targets that have it.
-        needs: Targets,
-    },
+    Target { target: Target, row: &'static str, needs: Targets },
     /// The PTX version lacks the instruction.
     #[error(" does not exist in PTX {found}; {row} needs PTX {needs}")]
-    Version {
-        /// The module's version.
-        found: Version,
-        /// The table row the instruction is of.
-        row: &'static str,
-        /// The first version that has it.
-        needs: Version,
-    },
+    Version { found: Version, row: &'static str, needs: Version },
     /// An operand is not what the form takes.
     #[error(": operand {index} must be {expected} ({row})")]
-    Operand {
-        /// Which operand, from 1.
-        index: usize,
-        /// What the form takes there.
-        expected: String,
-        /// The table row the instruction is of.
-        row: &'static str,
-    },
+    Operand { index: usize, expected: String, row: &'static str },
     /// The guard is no predicate register.
     #[error(": the guard {0} is not a predicate register")]
     Guard(String),
