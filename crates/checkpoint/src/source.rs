@@ -219,15 +219,17 @@ impl<'a> GateUpSource<'a> {
             input: self.input.clone(),
         })
     }
+
+    /// All features.
+    ///
+    /// # Errors
+    /// As [`features`](Self::features).
+    pub fn read(&self) -> Result<GateUp<'a>, Error> {
+        self.features(0..self.n())
+    }
 }
 
 impl Checkpoint {
-    /// Gate and up of an MLP or of one of its experts, read.
-    pub(crate) fn gate_up_of(&self, mlp: &Mlp, expert: Option<usize>) -> Result<GateUp<'_>, Error> {
-        let source = self.source_of(mlp, expert)?;
-        source.features(0..source.n())
-    }
-
     /// Gate and up of an MLP or of one of its experts, found and checked against each other.
     pub(crate) fn source_of(&self, mlp: &Mlp, expert: Option<usize>) -> Result<GateUpSource<'_>, Error> {
         let own = mlp.own(expert);

@@ -4,7 +4,9 @@ mod common;
 
 use std::collections::BTreeSet;
 
-use common::{Fixture, Weight, compressed_config, message, modelopt_config, testdata};
+use common::{
+    Fixture, Weight, assert_has, assert_starts, compressed_config, message, modelopt_config, testdata,
+};
 use dualgemm_checkpoint::write::{LinearOut, Model, Output, WriteReport, write};
 use dualgemm_checkpoint::{
     Checkpoint, Dtype, GateUpOrder, Half, OpenOptions, TensorFiles, TensorOut, validate,
@@ -243,7 +245,7 @@ fn mxfp4_is_written_where_it_exists() {
         assert_eq!(c.gate_up(0).unwrap().gate.global_scale(), GlobalScale::ONE);
     }
     let e = write(&dir.path().join("mo"), Output::Modelopt, &a.export().unwrap()).unwrap_err().to_string();
-    assert!(e.contains("mxfp4 in ModelOpt's convention is not supported; nvfp4 is"), "{e}");
+    assert_has(&e, "mxfp4 in ModelOpt's convention is not supported; nvfp4 is");
     assert!(!dir.path().join("mo").exists());
 }
 
@@ -328,10 +330,7 @@ fn an_error_leaves_nothing_behind() {
         [(Output::Modelopt, "m"), (Output::CompressedTensors, "m"), (Output::Gguf, "m.gguf")]
     {
         let e = message(&write(&dir.path().join(name), output, &model).unwrap_err());
-        assert!(
-            e.contains("found module `model.layers.0.mlp.gate_proj` twice; valid is distinct names"),
-            "{e}"
-        );
+        assert_has(&e, "found module `model.layers.0.mlp.gate_proj` twice; valid is distinct names");
         assert!(left().is_empty(), "{:?}", left());
     }
     // K = 64 fits GGUF; these experts leave a gap.
@@ -339,26 +338,24 @@ fn an_error_leaves_nothing_behind() {
     model.linears.push(linear("model.layers.1.mlp.experts.0.gate_proj", 1, None));
     model.linears.push(linear("model.layers.1.mlp.experts.2.gate_proj", 1, None));
     let e = message(&write(&dir.path().join("m.gguf"), Output::Gguf, &model).unwrap_err());
-    assert!(e.contains("experts numbered from 0 without gaps"), "{e}");
+    assert_has(&e, "experts numbered from 0 without gaps");
     assert!(left().is_empty());
     // Wrong endings, occupied directories, missing parents.
     let error = |path: &std::path::Path, output| message(&write(path, output, &model).unwrap_err());
-    assert!(
-        error(&dir.path().join("m"), Output::Gguf).contains("does not end in .gguf; valid are a .gguf file")
+    assert_has(&error(&dir.path().join("m"), Output::Gguf), "does not end in .gguf; valid are a .gguf file");
+    assert_has(
+        &error(&dir.path().join("m.gguf"), Output::Modelopt),
+        "ends in .gguf, which modelopt cannot be",
     );
-    assert!(
-        error(&dir.path().join("m.gguf"), Output::Modelopt)
-            .contains("ends in .gguf, which modelopt cannot be")
-    );
-    assert!(
-        error(&dir.path().join("none/m"), Output::Modelopt)
-            .contains("cannot create a temporary directory beside")
+    assert_has(
+        &error(&dir.path().join("none/m"), Output::Modelopt),
+        "cannot create a temporary directory beside",
     );
     std::fs::create_dir(dir.path().join("full")).unwrap();
     std::fs::write(dir.path().join("full/a"), b"a").unwrap();
-    assert!(
-        error(&dir.path().join("full"), Output::Modelopt)
-            .contains("exists already; valid are a new or empty")
+    assert_has(
+        &error(&dir.path().join("full"), Output::Modelopt),
+        "exists already; valid are a new or empty",
     );
     assert_eq!(left(), ["full"]);
 }
@@ -371,7 +368,7 @@ fn a_scale_without_a_reciprocal_is_refused() {
     l.input_scale = Some(GlobalScale::multiplier(1e-45));
     model.linears.push(l);
     let e = write(&dir.path().join("m"), Output::CompressedTensors, &model).unwrap_err().to_string();
-    assert!(e.starts_with("model.layers.0.mlp.gate_proj.input_global_scale: holds"), "{e}");
+    assert_starts(&e, "model.layers.0.mlp.gate_proj.input_global_scale: holds");
 }
 
 #[test]
@@ -427,10 +424,10 @@ fn half_of_a_pair_is_written_and_scales_of_nothing_are_refused() {
     let mut f = common::modelopt(modelopt_config("NVFP4"), Some(0.5));
     *f.tensor(&up) = TensorOut::new(up.clone(), Dtype::F32, [128, 32], vec![0; 128 * 32 * 4]);
     let e = message(&f.open(&defaults()).unwrap().export().unwrap_err());
-    assert!(e.contains(&format!("`{up}` is F32; a 4-bit weight (nvfp4 or mxfp4) is needed")), "{e}");
+    assert_has(&e, &format!("`{up}` is F32; a 4-bit weight (nvfp4 or mxfp4) is needed"));
     f.remove(&up);
     let e = message(&f.open(&defaults()).unwrap().export().unwrap_err());
-    assert!(e.starts_with(&format!("{up}: is missing")), "{e}");
+    assert_starts(&e, &format!("{up}: is missing"));
 }
 
 #[test]
@@ -446,7 +443,7 @@ fn block_scales_that_are_none_are_not_written() {
             let path = dir.path().join(name);
             let model = Model { mlp_only: true, ..a.export().unwrap() };
             let e = message(&write(&path, output, &model).unwrap_err());
-            assert!(e.contains(&format!("row 1, block 1 is {what}")), "{e}");
+            assert_has(&e, &format!("row 1, block 1 is {what}"));
             assert!(!path.exists());
         }
     }
@@ -465,7 +462,7 @@ fn a_block_scale_far_down_is_named_by_its_own_row() {
     let e = write(&dir.path().join("m"), Output::Modelopt, &a.export().unwrap()).unwrap_err().to_string();
     let root = a.files().root().display();
     let found = "gate_up_proj.weight (up): block scale 0x80 at row 66000, block 1 is negative";
-    assert!(e.starts_with(&format!("{root}: model.layers.0.mlp.{found}")), "{e}");
+    assert_starts(&e, &format!("{root}: model.layers.0.mlp.{found}"));
 }
 
 #[test]
@@ -482,7 +479,7 @@ fn experts_that_differ_in_bias_or_input_scale_are_not_made_alike() {
     std::fs::remove_file(&path).unwrap();
     model.linears[0].bias = Some(vec![1.0; 130]);
     let e = message(&write(&path, Output::Gguf, &model).unwrap_err());
-    assert!(e.contains("a bias for 1 of 2 experts is not supported; one for each or none at all is"), "{e}");
+    assert_has(&e, "a bias for 1 of 2 experts is not supported; one for each or none at all is");
     assert!(!path.exists());
 }
 
@@ -539,16 +536,10 @@ fn layers_of_other_parts_are_not_the_language_models_in_gguf() {
         e
     };
     let e = refused(&mlps(&["model.visual.blocks.1.mlp"], qwen()));
-    assert!(
-        e.contains("without a quantized MLP in a language model's layers (`model.visual.blocks.1.mlp."),
-        "{e}"
-    );
+    assert_has(&e, "without a quantized MLP in a language model's layers (`model.visual.blocks.1.mlp.");
     // Longcat has two in each layer.
     let e = refused(&mlps(&["model.layers.0.mlps.0", "model.layers.0.mlps.1"], qwen()));
-    assert!(
-        e.contains("two MLPs of layer 0 of one kind, `model.layers.0.mlps.0` and `model.layers.0.mlps.1`"),
-        "{e}"
-    );
+    assert_has(&e, "two MLPs of layer 0 of one kind, `model.layers.0.mlps.0` and `model.layers.0.mlps.1`");
 }
 
 #[test]
@@ -572,7 +563,7 @@ fn activations_that_gguf_would_not_give_back_are_refused() {
     ] {
         let names = ["model.layers.0.mlp", "model.layers.1.mlp"];
         let e = message(&write(&path, Output::Gguf, &mlps(&names, config)).unwrap_err());
-        assert!(e.contains(why), "{e}");
+        assert_has(&e, why);
         assert!(!path.exists());
     }
     // What is named is carried.

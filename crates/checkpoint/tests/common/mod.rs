@@ -307,6 +307,24 @@ pub fn local_activations() -> Value {
     json!({ "num_bits": 4, "type": "float", "group_size": 16, "dynamic": "local" })
 }
 
+/// That a text has this part.
+#[track_caller]
+pub fn assert_has(text: &str, part: &str) {
+    assert!(text.contains(part), "{text}\nhas no\n{part}");
+}
+
+/// That a text starts so.
+#[track_caller]
+pub fn assert_starts(text: &str, start: &str) {
+    assert!(text.starts_with(start), "{text}\ndoes not start with\n{start}");
+}
+
+/// That a text ends so.
+#[track_caller]
+pub fn assert_ends(text: &str, end: &str) {
+    assert!(text.ends_with(end), "{text}\ndoes not end with\n{end}");
+}
+
 /// Messages with the temporary directory's name taken out.
 pub fn message(e: &Error) -> String {
     let text = e.to_string();
