@@ -225,7 +225,7 @@ fn draft(row: &'static Row, name: &str, ga: &str, gb: &str, within: Option<&str>
     let declared = format!(".reg .f32 %f<{}>;\n.reg .b32 %d<{}>;\n", registers.0.max(1), registers.1.max(1));
     let tail = within.map(|w| format!(" within {w}")).unwrap_or_default();
     let ty = if within.is_some() { "f32" } else { "u32" };
-    let mut raw = Raw::new("wgmma", name, row.name, "block 128", &format!("{ty} {}", offset / 4));
+    let mut raw = Raw::new(&format!("wgmma/{name}"), row.name, "block 128", &format!("{ty} {}", offset / 4));
     raw.head[1] += &tail;
     raw.head.extend(arguments);
     raw.parameters = parameters;
