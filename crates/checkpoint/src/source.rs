@@ -19,13 +19,9 @@ use crate::{Checkpoint, Error};
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 #[serde(untagged)]
 pub enum ScaleOrigin {
-    /// A tensor.
-    Tensor {
-        /// Its name.
-        tensor: String,
-        /// The file that holds it.
-        file: PathBuf,
-    },
+    /// A tensor and the file that holds it.
+    #[expect(missing_docs, reason = "said above")]
+    Tensor { tensor: String, file: PathBuf },
     /// No tensor: the scale is 1, and this says why.
     One(String),
 }
@@ -126,7 +122,6 @@ impl<'a> MatrixSource<'a> {
         packed.matrix(self.file())
     }
 
-    /// Path of the checkpoint.
     pub(crate) fn file(&self) -> &'a Path {
         self.checkpoint.files().root()
     }

@@ -42,7 +42,6 @@ fn assemble(module: &Module, target: Target, flags: &[&str]) -> Verdict {
     Verdict { success: run.status.success(), messages }
 }
 
-/// The samples of `rows`.
 fn samples<'a>(rows: impl Iterator<Item = &'static Row> + 'a) -> Vec<Sample> {
     rows.flat_map(Row::samples).collect()
 }

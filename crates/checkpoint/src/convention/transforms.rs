@@ -108,7 +108,6 @@ impl Found<'_> {
         }
     }
 
-    /// One algorithm of Quark.
     fn algorithm(&mut self, algorithm: &Value, at: &str) {
         let is_one_of = |names: &[&str]| names.iter().any(|name| algorithm["name"] == *name);
         if is_one_of(&ROTATIONS) {

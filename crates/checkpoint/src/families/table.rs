@@ -69,7 +69,6 @@ const fn limit(key: &'static str, gguf: &'static str, kinds: &'static [MlpKind])
     }
 }
 
-/// A limit for each layer.
 const fn limits(key: &'static str, gguf: &'static str, kinds: &'static [MlpKind]) -> Limit {
     Limit { list: true, ..limit(key, gguf, kinds) }
 }

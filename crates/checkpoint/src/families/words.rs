@@ -5,7 +5,6 @@
 
 use serde_json::{Map, Value};
 
-/// Words of entries about activations.
 #[rustfmt::skip]
 const WORDS: &[&str] = &[
     "act", "acts", "activation", "activations", "alpha", "beta", "geglu", "gegelu", "glu", "limit",

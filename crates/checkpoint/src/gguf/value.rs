@@ -22,7 +22,6 @@ macro_rules! values {
         }
 
         impl GgufValue {
-            /// The name of a type.
             pub(crate) const fn type_name(kind: u32) -> &'static str {
                 match kind { $($kind => $name,)* 7 => "bool", 8 => "string", 9 => "array", _ => "unknown" }
             }

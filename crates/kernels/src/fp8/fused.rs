@@ -26,9 +26,6 @@ use crate::parts::tma_tiles::Frame;
 pub const ENTRY: &str = "dual_gemm";
 
 /// Generates the kernel with C of type `out`; `aligned` promises that rows of C start at multiples of 16 bytes.
-///
-/// # Errors
-/// If the configuration does not fit.
 pub fn generate(config: &Config, out: FloatType, program: &Program, aligned: bool) -> Result<Module, Error> {
     let layout = config.layout(out)?;
     let about = format!("C = act(A B1^T, A B2^T), e4m3: {}", config.name());

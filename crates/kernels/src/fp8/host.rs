@@ -38,9 +38,6 @@ pub struct Fused {
 impl Fused {
     /// Generates and loads the kernel with C of type `out`; `aligned` promises that rows of C start at multiples of 16
     /// bytes.
-    ///
-    /// # Errors
-    /// If the configuration does not fit, or the device refuses the text.
     pub fn new(
         device: &dyn Device,
         config: Config,
@@ -54,9 +51,6 @@ impl Fused {
     }
 
     /// The launch on these operands; it can be repeated and recorded.
-    ///
-    /// # Errors
-    /// If a size or an address breaks a rule.
     pub fn spec(&self, device: &dyn Device, args: &FusedArgs) -> Result<LaunchSpec, Error> {
         let (m, n, k) = args.size;
         block_rule("A", m, k)?;

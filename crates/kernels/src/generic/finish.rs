@@ -78,7 +78,6 @@ impl Loaded {
     }
 }
 
-/// The end of a kernel.
 pub(crate) struct Finish<'a> {
     ty: FloatType,
     /// Rows of C start at multiples of 16 bytes.
@@ -98,10 +97,8 @@ pub(crate) struct Staged {
     pub(crate) tokens: u32,
     pub(crate) features: u32,
     pub(crate) threads: u32,
-    /// First token and first feature.
     pub(crate) token: Reg<U32>,
     pub(crate) feature: Reg<U32>,
-    /// Rows and columns of C.
     pub(crate) m: Reg<U32>,
     pub(crate) n: Reg<U32>,
 }

@@ -97,9 +97,6 @@ impl Variant {
     }
 
     /// Refuses nvfp4 output of features that are not whole blocks.
-    ///
-    /// # Errors
-    /// Names the rule.
     pub fn check(&self, n: usize) -> Result<(), Error> {
         if matches!(self.out, Out::Nvfp4 { .. }) && !n.is_multiple_of(PIECE as usize) {
             let (found, expected) = (format!("N = {n}"), "a multiple of 16, whole blocks".into());

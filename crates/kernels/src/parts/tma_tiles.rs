@@ -9,7 +9,6 @@ use dualgemm_ptx::layout::{SmemLayout, SmemRegion};
 use super::ring::{Position, Ring};
 use crate::generic::finish::{Finish, Staged};
 
-/// Numbers of a CTA.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shape {
     /// Tokens and features of the tile.

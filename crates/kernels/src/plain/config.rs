@@ -66,9 +66,6 @@ impl Config {
     }
 
     /// The configuration of the menu that [`name`](Self::name) calls so.
-    ///
-    /// # Errors
-    /// If there is none; the error lists the names.
     pub fn named(name: &str) -> Result<Config, Error> {
         one_of(name, Self::menu(), Self::name)
     }
@@ -83,7 +80,6 @@ impl Config {
         self.tokens * 128
     }
 
-    /// Bytes of a stage.
     fn stage_bytes(&self) -> u32 {
         2 * self.panel_bytes() + 2 * self.features() * ROW_BYTES
     }
@@ -95,9 +91,6 @@ impl Config {
     }
 
     /// Shared memory for output of this type, or what does not fit.
-    ///
-    /// # Errors
-    /// Names the rule and the value.
     pub fn layout(&self, out: FloatType) -> Result<Layout, Error> {
         let rules = Rules("sm90a plain");
         rules.check("warpgroups that multiply", self.row_groups, Valid::range(1, 2))?;

@@ -39,9 +39,6 @@ const AND_OR: u8 = 0xEA;
 const SCALE_FACTOR: u32 = 0x7800_7800;
 
 /// Generates the kernel with C of type `out`; `aligned` promises that rows of C start at multiples of 16 bytes.
-///
-/// # Errors
-/// If the configuration does not fit.
 pub fn generate(config: &Config, out: FloatType, program: &Program, aligned: bool) -> Result<Module, Error> {
     let layout = config.layout(out)?;
     let about =

@@ -24,9 +24,6 @@ pub struct Fused<'d> {
 
 impl<'d> Fused<'d> {
     /// Generates and loads the kernel for `n` features.
-    ///
-    /// # Errors
-    /// If the configuration does not fit, or the device refuses the text.
     pub fn new(device: &'d dyn Device, config: Config, variant: &Variant, n: usize) -> Result<Self, Error> {
         let target = match device.info().arch.minor {
             3 => Target::Sm103a,
@@ -38,9 +35,6 @@ impl<'d> Fused<'d> {
     }
 
     /// The launch on these operands; it can be repeated and recorded.
-    ///
-    /// # Errors
-    /// If the operands do not belong together, or do not fit the configuration.
     pub fn spec(&self, args: &FusedArgs) -> Result<LaunchSpec, Error> {
         args.check(self.loaded.n, self.config.formats, &self.loaded.variant)?;
         let (m, k) = args.shape();
@@ -67,18 +61,5 @@ impl<'d> Fused<'d> {
         let resident = (self.loaded.device.info().sm_count / cluster).max(1) as usize;
         let clusters = if self.config.exchanges() { tiles } else { tiles.min(resident) };
         self.loaded.launch(args, self.config.parts(), (clusters, cluster, self.config.threads()), rules)
-    }
-
-    /// Starts the kernel.
-    ///
-    /// # Safety
-    /// The addresses are those of operands of the sizes that `args` says, in the sense of [`Device::launch_on`].
-    ///
-    /// # Errors
-    /// As [`spec`](Self::spec), and what the device says of the launch.
-    pub unsafe fn launch(&self, args: &FusedArgs) -> Result<(), Error> {
-        let spec = self.spec(args)?;
-        // SAFETY: the kernel stays within its operands, for which the caller vouches.
-        Ok(unsafe { self.loaded.device.launch(&spec) }?)
     }
 }

@@ -23,9 +23,6 @@ pub struct Fused<'d> {
 
 impl<'d> Fused<'d> {
     /// Generates and loads the kernel for `n` features.
-    ///
-    /// # Errors
-    /// If the configuration does not fit, or the device refuses the text.
     pub fn new(device: &'d dyn Device, config: Config, variant: &Variant, n: usize) -> Result<Self, Error> {
         let target = match device.info().arch.minor {
             1 => Target::Sm121a,
@@ -37,9 +34,6 @@ impl<'d> Fused<'d> {
     }
 
     /// The launch on these operands; it can be repeated and recorded.
-    ///
-    /// # Errors
-    /// If the operands do not belong together, or cannot be described to the TMA unit.
     pub fn spec(&self, args: &FusedArgs) -> Result<LaunchSpec, Error> {
         let Config { format, tokens, features, .. } = self.config;
         args.check(self.loaded.n, Formats::Scaled(format), &self.loaded.variant)?;
@@ -50,18 +44,5 @@ impl<'d> Fused<'d> {
             (tiles, 1, self.config.threads()),
             Rules("sm120a fused"),
         )
-    }
-
-    /// Starts the kernel.
-    ///
-    /// # Safety
-    /// The addresses are those of operands of the sizes that `args` says, in the sense of [`Device::launch_on`].
-    ///
-    /// # Errors
-    /// As [`spec`](Self::spec), and what the device says of the launch.
-    pub unsafe fn launch(&self, args: &FusedArgs) -> Result<(), Error> {
-        let spec = self.spec(args)?;
-        // SAFETY: the kernel stays within its operands, for which the caller vouches.
-        Ok(unsafe { self.loaded.device.launch(&spec) }?)
     }
 }

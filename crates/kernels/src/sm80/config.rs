@@ -49,9 +49,6 @@ impl Config {
     ];
 
     /// The configuration of the menu that [`name`](Self::name) calls so.
-    ///
-    /// # Errors
-    /// If there is none; the error lists the names.
     pub fn named(name: &str) -> Result<Config, Error> {
         one_of(name, Self::MENU, Self::name)
     }
@@ -83,9 +80,6 @@ impl Config {
     }
 
     /// Shared memory for output of this type, or what does not fit.
-    ///
-    /// # Errors
-    /// Names the rule and the value.
     pub fn layout(&self, out: FloatType) -> Result<Layout, Error> {
         let rules = Rules("sm80 fused");
         rules.check("warps", self.row_warps.saturating_mul(self.token_warps), Valid::range(1, 8))?;

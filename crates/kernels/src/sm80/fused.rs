@@ -42,9 +42,6 @@ pub struct Variant {
 }
 
 /// Generates the kernel.
-///
-/// # Errors
-/// If the configuration does not fit.
 pub fn generate(
     config: &Config,
     variant: &Variant,

@@ -34,9 +34,6 @@ pub struct Fused {
 
 impl Fused {
     /// Generates and loads the kernel. [`Variant::aligned`] must hold for every N it is launched with.
-    ///
-    /// # Errors
-    /// If the configuration does not fit, or the device refuses the text.
     pub fn new(
         device: &dyn Device,
         config: Config,
@@ -49,9 +46,6 @@ impl Fused {
     }
 
     /// The launch on these operands; it can be repeated and recorded.
-    ///
-    /// # Errors
-    /// If a size, a stride or an address breaks a rule.
     pub fn spec(&self, args: &FusedArgs) -> Result<LaunchSpec, Error> {
         let (m, n, k) = args.size;
         block_rule("A", m, k)?;

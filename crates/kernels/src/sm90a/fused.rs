@@ -32,9 +32,6 @@ use crate::parts::ring::Ring;
 pub const ENTRY: &str = "dual_gemm";
 
 /// Generates the kernel.
-///
-/// # Errors
-/// If the configuration does not fit the architecture, or the variant has features that exclude each other.
 pub fn generate(config: &Config, variant: &Variant) -> Result<Module, Error> {
     let layout = config.layout(variant)?;
     let mut module = Builder::new(Target::Sm90a, Version::new(8, 0));
@@ -56,7 +53,6 @@ pub(super) struct Fused<'a> {
     pub(super) map: TensorMapParam,
     pub(super) weights: PointerParam,
     pub(super) out: PointerParam,
-    /// Rows of A.
     pub(super) m: Reg<U32>,
     pub(super) n: Reg<U32>,
     /// K blocks of 64.
@@ -93,7 +89,6 @@ pub(super) enum GateSums {
     Read(PointerParam),
 }
 
-/// Parameters of an nvfp4 C.
 pub(super) struct Quantize {
     pub(super) layout: ScaleLayout,
     pub(super) scales: PointerParam,
@@ -101,7 +96,6 @@ pub(super) struct Quantize {
     pub(super) factors: [Param<F32>; 2],
 }
 
-/// Parameters of a grouped problem.
 pub(super) struct Groups {
     /// First row of each group, and one more.
     pub(super) offsets: PointerParam,
@@ -219,7 +213,6 @@ impl<'a> Fused<'a> {
         );
     }
 
-    /// Features of a tile.
     pub(super) fn features(&self) -> u32 {
         self.variant.features(self.config)
     }

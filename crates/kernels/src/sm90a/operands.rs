@@ -39,9 +39,6 @@ impl Operands {
 
     /// As [`upload`](Self::upload), for groups: group g has rows `rows[g] .. rows[g + 1]` of A and the weights
     /// `packs[g]`.
-    ///
-    /// # Errors
-    /// As [`upload`](Self::upload).
     pub fn upload_groups(
         device: &dyn Device,
         fused: &Fused<'_>,
@@ -126,9 +123,6 @@ impl Operands {
     }
 
     /// C's bytes, row-major, after the launches before.
-    ///
-    /// # Errors
-    /// The failure of an earlier launch.
     pub fn read_c(&self, device: &dyn Device) -> Result<Vec<u8>, Error> {
         let mut c = vec![0; c_bytes(self.out, self.args.m, self.args.n)];
         device.copy_from(&mut c, self.args.c)?;
@@ -136,9 +130,6 @@ impl Operands {
     }
 
     /// C's elements, row-major, after the launches before. An nvfp4 C has none: see [`read_c`](Self::read_c).
-    ///
-    /// # Errors
-    /// The failure of an earlier launch.
     pub fn read_values(&self, device: &dyn Device) -> Result<Vec<f32>, Error> {
         let bytes = self.read_c(device)?;
         let halves = || bytes.as_chunks().0.iter().copied();
@@ -151,9 +142,6 @@ impl Operands {
     }
 
     /// The scale bytes of an nvfp4 C, padding included; empty for other formats.
-    ///
-    /// # Errors
-    /// The failure of an earlier launch.
     pub fn read_scales(&self, device: &dyn Device) -> Result<Vec<u8>, Error> {
         let Out::Nvfp4 { scale_layout } = self.out else { return Ok(Vec::new()) };
         let mut scales = vec![0; scale_layout.len(self.args.m, self.args.n / 16)];
@@ -162,9 +150,6 @@ impl Operands {
     }
 
     /// Whether the bytes behind C are what they were.
-    ///
-    /// # Errors
-    /// The failure of an earlier launch.
     pub fn guard_is_whole(&self, device: &dyn Device) -> Result<bool, Error> {
         let mut guard = vec![0; GUARD];
         device

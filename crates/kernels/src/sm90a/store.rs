@@ -237,7 +237,6 @@ impl Fused<'_> {
         k.offset(out, (start + feature.widen()) << bytes.ilog2())
     }
 
-    /// Where the tile is staged.
     fn staged(&self) -> Addr<Shared> {
         self.shared(self.layout.epilogue + self.config.exchange_bytes())
     }

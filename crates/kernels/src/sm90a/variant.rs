@@ -160,7 +160,6 @@ impl Variant {
         Self { products, bias: false, a_scale: false, round_gate_up_to_bf16: false, ..self.clone() }
     }
 
-    /// Features of a tile.
     pub(super) fn features(&self, config: &Config) -> u32 {
         config.features() * self.products.features_per_thread()
     }
@@ -171,9 +170,6 @@ impl Variant {
     }
 
     /// Checks what does not go together.
-    ///
-    /// # Errors
-    /// Names the rule.
     pub fn check(&self, config: &Config) -> Result<(), Error> {
         let rule = |rule| Err(Error::Combination { kernel: "sm90a fused", rule });
         if self.grouped && self.scheduler == Scheduler::StreamK {

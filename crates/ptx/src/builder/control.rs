@@ -37,7 +37,6 @@ words! {
     }
 }
 
-/// All 32 lanes.
 fn all() -> Operand {
     Src::<B32>::operand(u32::MAX)
 }

@@ -379,7 +379,6 @@ impl Kernel {
         }
     }
 
-    /// Appends an instruction.
     fn push(&mut self, opcode: &str, operands: Vec<Operand>) {
         if let Some((class, index)) = self.destination.take() {
             let (ty, prefix) = DECLARED[class];
@@ -410,12 +409,10 @@ fn param_operand(name: &str) -> Operand {
     Operand::Address(Address { base: AddressBase::Ident(name.into()), offset: 0, unified: false })
 }
 
-/// A number as an operand.
 fn number(value: i64) -> Operand {
     Operand::Imm(crate::ast::Immediate::Int(value))
 }
 
-/// Registers as a vector operand.
 fn vector<T: RegType>(registers: &[Reg<T>]) -> Operand {
     Operand::Vector(registers.iter().map(|r| r.operand()).collect())
 }

@@ -24,7 +24,6 @@ pub use sample::Sample;
 
 macro_rules! rows {
     ($family:ident; $($name:ident $since:literal $targets:ident $section:literal $form:literal;)*) => {
-        /// The rows of this family.
         pub(super) const ROWS: &[super::Row] = &[$(super::Row {
             name: stringify!($name),
             family: super::Family::$family,

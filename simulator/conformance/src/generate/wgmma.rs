@@ -34,7 +34,6 @@ pub fn drafts() -> Vec<Draft> {
     list
 }
 
-/// The N of an instruction.
 fn width(instruction: &Instruction) -> usize {
     let shape = instruction.modifiers.iter().find_map(|m| m.as_str().strip_prefix("m64n"));
     shape.and_then(|s| s.split('k').next()?.parse().ok()).unwrap_or(8)
@@ -232,7 +231,6 @@ fn draft(row: &'static Row, name: &str, ga: &str, gb: &str, within: Option<&str>
     raw.body(&(declared + &body)).directives(".reqntid 128, 1, 1\n").draft()
 }
 
-/// Whether the accumulators are binary32.
 fn last_float(instruction: &Instruction) -> bool {
     instruction.modifiers.iter().any(|m| m.as_str() == "f32")
 }
