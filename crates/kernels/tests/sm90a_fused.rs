@@ -10,6 +10,7 @@ use dualgemm_formats::{
 use dualgemm_gemm::{
     AOperand, Activation, Bounded, Comparison, Epilogue, GateUp, Linear, bounded_reference, reference,
 };
+use dualgemm_kernels::Error;
 use dualgemm_kernels::sm90a::config::Config;
 use dualgemm_kernels::sm90a::host::{Fused, FusedArgs};
 use dualgemm_kernels::sm90a::operands::Operands;
@@ -35,6 +36,11 @@ fn operands(variant: &Variant, (m, n, k): Shape) -> (FloatMatrix<'static>, GateU
         Compute::Bf16 => FloatType::Bf16,
     };
     (inputs.floats("a", ty, m, k).unwrap(), weights)
+}
+
+fn launch(kernel: &Fused<'_>, args: &FusedArgs) -> Result<(), Error> {
+    // SAFETY: the operands were allocated here, as large as the launch says.
+    unsafe { kernel.launch(args) }
 }
 
 fn silu() -> Variant {
@@ -71,8 +77,7 @@ fn check_on(
     let want = reference(&epilogue(&variant, activation), &AOperand::Float(a), 0..m, &weights);
     let mut first = None;
     for _ in 0..launches {
-        // SAFETY: the operands were allocated here, as large as the launch says.
-        unsafe { kernel.launch(on_device.args()) }.unwrap_or_else(|e| panic!("{kernel:?}: {e}"));
+        launch(&kernel, on_device.args()).unwrap_or_else(|e| panic!("{kernel:?}: {e}"));
         let bytes = on_device.read_c(gpu).unwrap();
         let got = on_device.read_values(gpu).unwrap();
         let comparison = Comparison::new(&got, &want, n).unwrap();
@@ -101,8 +106,7 @@ fn check_nvfp4(gpu: &dyn Device, config: Config, layout: ScaleLayout, (m, n, k):
     let pack = Pack::new(&weights).unwrap();
     let kernel = Fused::new(gpu, config, &float).unwrap();
     let on_device = Operands::upload(gpu, &kernel, &a, &pack).unwrap();
-    // SAFETY: the operands were allocated here, as large as the launch says.
-    unsafe { kernel.launch(on_device.args()) }.unwrap();
+    launch(&kernel, on_device.args()).unwrap();
     let values = on_device.read_values(gpu).unwrap();
     on_device.free(gpu).unwrap();
     let scale = 0.003;
@@ -115,8 +119,7 @@ fn check_nvfp4(gpu: &dyn Device, config: Config, layout: ScaleLayout, (m, n, k):
     let kernel = Fused::new(gpu, config, &variant).unwrap();
     let mut on_device = Operands::upload(gpu, &kernel, &a, &pack).unwrap();
     on_device.args_mut().c_scale = scale;
-    // SAFETY: the operands were allocated here, as large as the launch says.
-    unsafe { kernel.launch(on_device.args()) }.unwrap_or_else(|e| panic!("{e}"));
+    launch(&kernel, on_device.args()).unwrap_or_else(|e| panic!("{e}"));
     assert!(on_device.read_c(gpu).unwrap() == want.codes(), "{kernel:?}: codes");
     assert!(on_device.read_scales(gpu).unwrap() == want.scales(), "{kernel:?}: scales");
     assert!(on_device.guard_is_whole(gpu).unwrap());
@@ -151,8 +154,7 @@ fn check_groups(gpu: &dyn Device, config: Config, variant: Variant, sizes: &[u32
     let mut on_device = Operands::upload_groups(gpu, &kernel, &a, &packs, &rows).unwrap();
     let epilogue = Epilogue { alpha_gate: 0.5, alpha_up: -2.0, ..Epilogue::default() };
     on_device.args_mut().alpha = [epilogue.alpha_gate, epilogue.alpha_up];
-    // SAFETY: the operands were allocated here, as large as the launch says.
-    unsafe { kernel.launch(on_device.args()) }.unwrap_or_else(|e| panic!("{e}"));
+    launch(&kernel, on_device.args()).unwrap_or_else(|e| panic!("{e}"));
     let got = on_device.read_values(gpu).unwrap();
     let a = AOperand::Float(a);
     let want: Vec<f64> = weights
@@ -175,8 +177,7 @@ fn check_apart(gpu: &dyn Device, config: Config, variant: Variant, activation: A
     let (a, weights) = operands(&both, shape);
     let kernel = Fused::new(gpu, config, &both).unwrap();
     let on_device = Operands::upload(gpu, &kernel, &a, &Pack::new(&weights).unwrap()).unwrap();
-    // SAFETY: the operands were allocated here, as large as the launch says.
-    unsafe { kernel.launch(on_device.args()) }.unwrap();
+    launch(&kernel, on_device.args()).unwrap();
     let whole = (on_device.read_c(gpu).unwrap(), on_device.read_scales(gpu).unwrap());
     let bias = on_device.args().bias;
 
@@ -187,11 +188,8 @@ fn check_apart(gpu: &dyn Device, config: Config, variant: Variant, activation: A
     let pack = gpu.alloc(gate_pack.bytes().len()).unwrap();
     gpu.copy_to(pack, gate_pack.bytes()).unwrap();
     let args = *apart.args();
-    // SAFETY: the operands were allocated here, as large as the launch says.
-    unsafe { gate.launch(&FusedArgs { pack, ..args }) }
-        .unwrap_or_else(|e| panic!("{gate:?} {m}x{n}x{k}: {e}"));
-    // SAFETY: the operands were allocated here, as large as the launch says.
-    unsafe { up.launch(&args) }.unwrap_or_else(|e| panic!("{up:?} {m}x{n}x{k}: {e}"));
+    launch(&gate, &FusedArgs { pack, ..args }).unwrap_or_else(|e| panic!("{gate:?} {m}x{n}x{k}: {e}"));
+    launch(&up, &args).unwrap_or_else(|e| panic!("{up:?} {m}x{n}x{k}: {e}"));
     let got = apart.read_values(gpu).unwrap();
     if !got.is_empty() {
         let want = reference(&epilogue(&both, activation), &AOperand::Float(a), 0..m, &weights);
@@ -235,8 +233,7 @@ fn check_linear(gpu: &dyn Device, config: Config, variant: Variant, sizes: &[u32
     }
     let epilogue = Epilogue { alpha_gate: 0.5, ..Epilogue::default() };
     on_device.args_mut().alpha[0] *= 0.5;
-    // SAFETY: the operands were allocated here, as large as the launch says.
-    unsafe { kernel.launch(on_device.args()) }.unwrap_or_else(|e| panic!("{kernel:?}: {e}"));
+    launch(&kernel, on_device.args()).unwrap_or_else(|e| panic!("{kernel:?}: {e}"));
     let got = on_device.read_values(gpu).unwrap();
     let a = AOperand::Float(a);
     let of_group = |(layer, rows): (&Linear<'_>, &[u32])| {
@@ -386,12 +383,9 @@ fn operands_that_do_not_fit_are_refused_by_name() {
     assert_eq!(message, "A is [2, 80]; the problem asks for [M, 64], as the weights are");
     let on_device = Operands::upload(&gpu, &kernel, &a, &pack).unwrap();
     let args = *on_device.args();
-    // SAFETY: the operands were allocated here, as large as the launch says.
-    let message = unsafe { kernel.launch(&FusedArgs { n: 36, ..args }) }.unwrap_err().to_string();
+    let message = launch(&kernel, &FusedArgs { n: 36, ..args }).unwrap_err().to_string();
     assert_eq!(message, "N is 36; the problem asks for a multiple of 8, which the kernel was made for");
-    // SAFETY: the operands were allocated here, as large as the launch says.
-    let message =
-        unsafe { kernel.launch(&FusedArgs { a: args.a.offset(2), ..args }) }.unwrap_err().to_string();
+    let message = launch(&kernel, &FusedArgs { a: args.a.offset(2), ..args }).unwrap_err().to_string();
     assert!(message.starts_with("A is at 0x") && message.ends_with("on a multiple of 16 bytes"), "{message}");
     let grouped = Variant { grouped: true, scheduler: Scheduler::StreamK, ..silu() };
     let message = Fused::new(&gpu, D, &grouped).unwrap_err().to_string();
@@ -400,9 +394,7 @@ fn operands_that_do_not_fit_are_refused_by_name() {
     let message = Fused::new(&gpu, D, &apart(Scheduler::Persistent)).unwrap_err().to_string();
     assert!(message.ends_with("gate and up apart are products of one problem on the grid scheduler"));
     let kernel = Fused::new(&gpu, D, &apart(Scheduler::Grid)).unwrap();
-    // SAFETY: the operands were allocated here, as large as the launch says.
-    let message =
-        unsafe { kernel.launch(&FusedArgs { gate_sums: DevicePtr::NULL, ..args }) }.unwrap_err().to_string();
+    let message = launch(&kernel, &FusedArgs { gate_sums: DevicePtr::NULL, ..args }).unwrap_err().to_string();
     assert!(message.starts_with("gate's sums is at "), "{message}");
 }
 
@@ -452,8 +444,7 @@ fn ranges_of_features_are_parts_of_the_whole_exact() {
     let [large, small] = [Config::new(4, 16, 2, 2, 1), Config::new(2, 32, 2, 2, 1)]
         .map(|config| Fused::new(&gpu, config, &variant).unwrap());
     let on_device = Operands::upload(&gpu, &large, &a, &pack).unwrap();
-    // SAFETY: the operands were allocated here, as large as the launch says.
-    unsafe { large.launch(on_device.args()) }.unwrap();
+    launch(&large, on_device.args()).unwrap();
     let whole = on_device.read_c(&gpu).unwrap();
     gpu.memset(on_device.args().c, 0xEE, whole.len()).unwrap();
     for (kernel, range) in [(&large, 0..128), (&small, 128..192)] {

@@ -30,11 +30,11 @@ fn check(
     let mut inputs = Inputs::seeded(31);
     let mut matrix = |name, rows| bytes(&inputs.floats(name, FloatType::F32, rows, k).unwrap());
     let (a, gate, up) = (matrix("a", m), matrix("gate", n), matrix("up", n));
-    let size = if out == FloatType::F32 { 4 } else { 2 };
+    let size = size(out);
     let kernel = Fused::new(gpu, config, out, &activation.program(), (n * size).is_multiple_of(16)).unwrap();
     let scales: Vec<f32> = (0..m).map(|row| if rows { 0.5 + row as f32 / 64.0 } else { 1.0 }).collect();
     let row_scales = match rows {
-        true => upload(gpu, &scales.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>()),
+        true => upload_f32s(gpu, &scales),
         false => DevicePtr::NULL,
     };
     let c = poisoned(gpu, m * n * size);

@@ -24,17 +24,11 @@ pub(super) struct Requantize {
 
 impl Requantize {
     /// Those for a problem, if its C has a dynamic scale.
-    ///
-    /// # Errors
-    /// If memory is lacking.
     pub(super) fn of(gpu: &'static Gpu, desc: &DualGemmDesc) -> Result<Option<Self>, Error> {
         if desc.out.is_dynamic() { Self::of_floats(gpu, desc) } else { Ok(None) }
     }
 
     /// Those for a problem, if its C is nvfp4 and the product's kernel writes floats alone.
-    ///
-    /// # Errors
-    /// If memory is lacking.
     pub(super) fn of_floats(gpu: &'static Gpu, desc: &DualGemmDesc) -> Result<Option<Self>, Error> {
         let &DualGemmDesc { m, n, out, .. } = desc;
         let OutFormat::Nvfp4 { scale_layout, .. } = out else { return Ok(None) };
