@@ -16,11 +16,11 @@ use dualgemm_gemm::{AOperand, Activation, Comparison, Epilogue, GateUp, referenc
 use dualgemm_kernels::generic::amax::{Amax, MAX_PARTS};
 use dualgemm_kernels::generic::dequantize::Dequantize;
 use dualgemm_kernels::generic::expand::{Codes, Expand};
-use dualgemm_kernels::generic::finish::Output;
 use dualgemm_kernels::generic::pack::GpuPack;
 use dualgemm_kernels::generic::quantize::{Floats, Out, Quantize, Scale};
 use dualgemm_kernels::generic::rowwise::Sink;
 use dualgemm_kernels::generic::silu_mul::{Products, SiluMul};
+use dualgemm_kernels::parts::rows::{Output, Variant};
 use dualgemm_kernels::sm90a::decode::WEIGHT_FACTOR;
 use dualgemm_kernels::sm90a::pack::Pack;
 use dualgemm_kernels::{fp8, plain, sm80};
@@ -325,7 +325,6 @@ impl Wanted {
 }
 
 fn gemms(check: &mut Check) -> Result<(), Failure> {
-    let program = Activation::Silu.program();
     for (m, n, k) in
         [(1, 4096, 7168), (16, 4096, 7168), (64, 4096, 7168), (256, 4096, 7168), (512, 3072, 7168)]
     {
@@ -341,13 +340,12 @@ fn gemms(check: &mut Check) -> Result<(), Failure> {
             if (config.tokens as usize) < m.min(64) || config.tokens as usize > 2 * m.max(8) {
                 continue;
             }
-            let variant =
-                sm80::fused::Variant { compute: HalfFormat::F16, out: FloatType::F16, aligned: true };
-            let kernel = sm80::host::Fused::new(&check.gpu, config, &variant, &program)?;
+            let variant = sm80::fused::Variant { compute: HalfFormat::F16, rows: rows_of_c(n) };
             check.kernel(
                 &format!("{} {m}x{n}x{k}", config.name()),
                 (pack.bytes().len() + 2 * m * (k + n), flops),
                 |check| {
+                    let kernel = sm80::host::Fused::new(&check.gpu, config, &variant)?;
                     let (c, a, weights) =
                         (check.gpu.alloc(m * n * 2)?, check.upload(&rows)?, check.upload(pack.bytes())?);
                     let output = Output::new(c, pack.alpha());
@@ -363,6 +361,11 @@ fn gemms(check: &mut Check) -> Result<(), Failure> {
     Ok(())
 }
 
+/// C in f16 of `n` features, nothing added.
+fn rows_of_c(n: usize) -> Variant {
+    Variant::new(Activation::Silu.program()).for_features(n)
+}
+
 /// The kernel without prepack, with the launch that brings A into its order.
 fn plain_gemms(
     check: &mut Check,
@@ -371,20 +374,19 @@ fn plain_gemms(
     want: &Wanted,
     weights: &GateUp<'_>,
 ) -> Result<(), Failure> {
-    let program = Activation::Silu.program();
     let permute = Quantize::new(&check.gpu, FloatType::F16, Sink::Permuted(FloatType::F16), false)?;
     let alpha = [&weights.gate, &weights.up].map(|half| half.global_scale().value() * WEIGHT_FACTOR);
     for config in plain::config::Config::MENU {
         if (config.tokens as usize) < m.min(64) || config.tokens as usize > 2 * m.max(8) {
             continue;
         }
-        let kernel = plain::host::Fused::new(&check.gpu, config, FloatType::F16, &program, true)?;
         for with_order in [false, true] {
             let what = if with_order { " with A's order" } else { "" };
             check.kernel(
                 &format!("{}{what} {m}x{n}x{k}", config.name()),
                 (n * k * 9 / 8 + 2 * m * (k + n), 4.0 * (m * n * k) as f64),
                 |check| {
+                    let kernel = plain::host::Fused::new(&check.gpu, config, &rows_of_c(n))?;
                     let (c, values) = (check.gpu.alloc(m * n * 2)?, check.upload(rows)?);
                     let permuted = check.gpu.alloc(m * k * 2)?;
                     let mut ptrs = vec![c, values, permuted];
@@ -406,7 +408,7 @@ fn plain_gemms(
                         weights,
                         output,
                     };
-                    let spec = kernel.spec(&check.gpu, &args)?;
+                    let spec = kernel.spec(&args)?;
                     if !with_order {
                         // SAFETY: A was allocated above in both orders.
                         unsafe { check.gpu.launch(&order) }?;
@@ -444,17 +446,17 @@ fn fp8_gemms(check: &mut Check, (m, n, k): (usize, usize, usize), a: &AOperand<'
         if (config.tokens as usize) < m.min(64) || config.tokens as usize > 2 * m.max(8) {
             continue;
         }
-        let kernel = fp8::host::Fused::new(&check.gpu, config, FloatType::F16, &program, true)?;
         check.kernel(
             &format!("{} {m}x{n}x{k}", config.name()),
             (2 * n * k + m * (k + 2 * n), 4.0 * (m * n * k) as f64),
             |check| {
+                let kernel = fp8::host::Fused::new(&check.gpu, config, &rows_of_c(n))?;
                 let c = check.gpu.alloc(m * n * 2)?;
                 let (a, gate, up) = (check.upload(&codes)?, check.upload(&gate)?, check.upload(&up)?);
                 let output = Output::new(c, alpha);
                 let row_scales = DevicePtr::NULL;
                 let args = fp8::host::FusedArgs { size: (m, n, k), a, row_scales, gate, up, output };
-                Ok((vec![kernel.spec(&check.gpu, &args)?], vec![c, a, gate, up]))
+                Ok((vec![kernel.spec(&args)?], vec![c, a, gate, up]))
             },
             |check, ptrs| {
                 let c = halves(&check.read(ptrs[0], m * n * 2)?);

@@ -1,6 +1,6 @@
 //! Every kernel of this crate, as a list. To add a kernel, add a row.
 
-use dualgemm_formats::{BlockFormat, FloatType, ScaleLayout};
+use dualgemm_formats::{BlockFormat, ScaleLayout};
 use dualgemm_gemm::{Activation, Program};
 use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::Module;
@@ -84,7 +84,7 @@ pub const KERNELS: &[Kernel] = &[
         arch: Target::Sm90a,
         configs: || warpwise::config::Config::menu().map(|config| config.name()).collect(),
         text: Text::Product(|config, program, aligned| {
-            let rows = rows::Variant { aligned, ..rows::Variant::new(program.clone()) };
+            let rows = f16_rows(program, aligned);
             let a = warpwise::fused::A::Half(HalfFormat::F16);
             let variant = warpwise::fused::Variant { a, whole_blocks: true, rows };
             warpwise::fused::generate(&warpwise::config::Config::named(config)?, &variant)
@@ -96,7 +96,7 @@ pub const KERNELS: &[Kernel] = &[
         arch: Target::Sm90a,
         configs: || plain::config::Config::menu().map(|config| config.name()).collect(),
         text: Text::Product(|config, program, aligned| {
-            plain::fused::generate(&plain::config::Config::named(config)?, FloatType::F16, program, aligned)
+            plain::fused::generate(&plain::config::Config::named(config)?, &f16_rows(program, aligned))
         }),
     },
     Kernel {
@@ -105,7 +105,7 @@ pub const KERNELS: &[Kernel] = &[
         arch: Target::Sm90a,
         configs: || fp8::config::Config::MENU.map(|config| config.name()).into(),
         text: Text::Product(|config, program, aligned| {
-            fp8::fused::generate(&fp8::config::Config::named(config)?, FloatType::F16, program, aligned)
+            fp8::fused::generate(&fp8::config::Config::named(config)?, &f16_rows(program, aligned))
         }),
     },
     Kernel {
@@ -114,8 +114,8 @@ pub const KERNELS: &[Kernel] = &[
         arch: Target::Sm80,
         configs: || sm80::config::Config::MENU.map(|config| config.name()).into(),
         text: Text::Product(|config, program, aligned| {
-            let variant = sm80::fused::Variant { compute: HalfFormat::F16, out: FloatType::F16, aligned };
-            sm80::fused::generate(&sm80::config::Config::named(config)?, &variant, program, Target::Sm80)
+            let variant = sm80::fused::Variant { compute: HalfFormat::F16, rows: f16_rows(program, aligned) };
+            sm80::fused::generate(&sm80::config::Config::named(config)?, &variant, Target::Sm80)
         }),
     },
     SM100,
@@ -275,13 +275,17 @@ fn generate_sm100(name: &str, program: &Program, aligned: bool, arch: Target) ->
         Formats::Wide(HalfFormat::Bf16) => rows::Out::Bf16,
         Formats::Wide(HalfFormat::F16) | Formats::Scaled(_) => rows::Out::F16,
     };
-    let variant = rows::Variant { aligned, out, ..rows::Variant::new(program.clone()) };
+    let variant = rows::Variant { out, ..f16_rows(program, aligned) };
     sm100a::fused::generate(&config, &variant, arch)
 }
 
 fn generate_sm120(name: &str, program: &Program, aligned: bool, arch: Target) -> Result<Module, Error> {
-    let variant = rows::Variant { aligned, ..rows::Variant::new(program.clone()) };
-    sm120a::fused::generate(&sm120a::config::Config::named(name)?, &variant, arch)
+    sm120a::fused::generate(&sm120a::config::Config::named(name)?, &f16_rows(program, aligned), arch)
+}
+
+/// C in f16, nothing added.
+fn f16_rows(program: &Program, aligned: bool) -> rows::Variant {
+    rows::Variant { aligned, ..rows::Variant::new(program.clone()) }
 }
 
 fn names(configs: Vec<rowwise::Config>) -> Vec<String> {

@@ -11,7 +11,7 @@ use dualgemm_gemm::Activation;
 use dualgemm_kernels::parts::format::Formats;
 use dualgemm_kernels::parts::rows;
 use dualgemm_kernels::registry::{KERNELS, Kernel};
-use dualgemm_kernels::sm90a::variant::{Compute, Out, Products, Scheduler, Variant};
+use dualgemm_kernels::sm90a::variant::{Out, Products, Scheduler, Variant};
 use dualgemm_kernels::sm90a::{config::Config, fused};
 use dualgemm_kernels::{sm100a, sm120a, warpwise};
 use dualgemm_ptx::Target;
@@ -104,9 +104,13 @@ fn every_variant_of_the_fused_hopper_kernel_assembles_without_spills() {
     let variant = || Variant::new(Activation::SWIGLU_OAI.program()).for_weights(4096, 7168);
     let full = || Variant { bias: true, a_scale: true, round_gate_up_to_bf16: true, ..variant() };
     let variants = [
-        Variant { compute: Compute::Bf16, out: Out::Bf16, aligned: false, whole_blocks: false, ..full() },
+        Variant { compute: HalfFormat::Bf16, out: Out::Bf16, aligned: false, whole_blocks: false, ..full() },
         Variant { out: Out::F32, ..full() },
-        Variant { compute: Compute::Bf16, out: Out::Nvfp4 { scale_layout: ScaleLayout::Sf128x4 }, ..full() },
+        Variant {
+            compute: HalfFormat::Bf16,
+            out: Out::Nvfp4 { scale_layout: ScaleLayout::Sf128x4 },
+            ..full()
+        },
         Variant { grouped: true, ..full() },
         Variant { grouped: true, scheduler: Scheduler::Persistent, ..full() },
         Variant { scheduler: Scheduler::Persistent, ..full() },

@@ -10,12 +10,12 @@ use dualgemm_formats::{
 use dualgemm_gemm::{
     AOperand, Activation, Bounded, Comparison, Epilogue, GateUp, Linear, bounded_reference, reference,
 };
-use dualgemm_kernels::Error;
 use dualgemm_kernels::sm90a::config::Config;
 use dualgemm_kernels::sm90a::host::{Fused, FusedArgs};
 use dualgemm_kernels::sm90a::operands::Operands;
 use dualgemm_kernels::sm90a::pack::Pack;
-use dualgemm_kernels::sm90a::variant::{Compute, Out, Products, Scheduler, Variant};
+use dualgemm_kernels::sm90a::variant::{Out, Products, Scheduler, Variant};
+use dualgemm_ptx::builder::HalfFormat;
 use dualgemm_sim::{Checks, Gpu};
 
 type Shape = (usize, usize, usize);
@@ -32,15 +32,10 @@ fn operands(variant: &Variant, (m, n, k): Shape) -> (FloatMatrix<'static>, GateU
         weights.up_bias = Some((0..n).map(|i| 0.5 - i as f32 / 32.0).collect());
     }
     let ty = match variant.compute {
-        Compute::F16 => FloatType::F16,
-        Compute::Bf16 => FloatType::Bf16,
+        HalfFormat::F16 => FloatType::F16,
+        HalfFormat::Bf16 => FloatType::Bf16,
     };
     (inputs.floats("a", ty, m, k).unwrap(), weights)
-}
-
-fn launch(kernel: &Fused<'_>, args: &FusedArgs) -> Result<(), Error> {
-    // SAFETY: the operands were allocated here, as large as the launch says.
-    unsafe { kernel.launch(args) }
 }
 
 fn silu() -> Variant {
@@ -77,14 +72,15 @@ fn check_on(
     let want = reference(&epilogue(&variant, activation), &AOperand::Float(a), 0..m, &weights);
     let mut first = None;
     for _ in 0..launches {
-        launch(&kernel, on_device.args()).unwrap_or_else(|e| panic!("{kernel:?}: {e}"));
+        // SAFETY: the operands were allocated here, as large as the launch says.
+        unsafe { kernel.launch(on_device.args()) }.unwrap_or_else(|e| panic!("{kernel:?}: {e}"));
         let bytes = on_device.read_c(gpu).unwrap();
         let got = on_device.read_values(gpu).unwrap();
         let comparison = Comparison::new(&got, &want, n).unwrap();
         assert!(comparison.rel_l2 < bound(variant.out), "{kernel:?} {m}x{n}x{k}: {comparison:?}");
         assert!(on_device.guard_is_whole(gpu).unwrap(), "{kernel:?} {m}x{n}x{k} wrote behind C");
         assert!(first.get_or_insert(bytes.clone()) == &bytes, "{kernel:?} {m}x{n}x{k}: other bits");
-        gpu.memset(on_device.args().c, 0xEE, bytes.len()).unwrap();
+        gpu.memset(on_device.args().output.c, 0xEE, bytes.len()).unwrap();
     }
     on_device.free(gpu).unwrap();
 }
@@ -106,7 +102,8 @@ fn check_nvfp4(gpu: &dyn Device, config: Config, layout: ScaleLayout, (m, n, k):
     let pack = Pack::new(&weights).unwrap();
     let kernel = Fused::new(gpu, config, &float).unwrap();
     let on_device = Operands::upload(gpu, &kernel, &a, &pack).unwrap();
-    launch(&kernel, on_device.args()).unwrap();
+    // SAFETY: the operands were allocated here, as large as the launch says.
+    unsafe { kernel.launch(on_device.args()) }.unwrap();
     let values = on_device.read_values(gpu).unwrap();
     on_device.free(gpu).unwrap();
     let scale = 0.003;
@@ -118,8 +115,9 @@ fn check_nvfp4(gpu: &dyn Device, config: Config, layout: ScaleLayout, (m, n, k):
     let variant = Variant { out: Out::Nvfp4 { scale_layout: layout }, ..silu() }.for_weights(n, k);
     let kernel = Fused::new(gpu, config, &variant).unwrap();
     let mut on_device = Operands::upload(gpu, &kernel, &a, &pack).unwrap();
-    on_device.args_mut().c_scale = scale;
-    launch(&kernel, on_device.args()).unwrap_or_else(|e| panic!("{e}"));
+    on_device.args_mut().output.scale = scale;
+    // SAFETY: the operands were allocated here, as large as the launch says.
+    unsafe { kernel.launch(on_device.args()) }.unwrap_or_else(|e| panic!("{e}"));
     assert!(on_device.read_c(gpu).unwrap() == want.codes(), "{kernel:?}: codes");
     assert!(on_device.read_scales(gpu).unwrap() == want.scales(), "{kernel:?}: scales");
     assert!(on_device.guard_is_whole(gpu).unwrap());
@@ -153,8 +151,9 @@ fn check_groups(gpu: &dyn Device, config: Config, variant: Variant, sizes: &[u32
     let kernel = Fused::new(gpu, config, &variant).unwrap();
     let mut on_device = Operands::upload_groups(gpu, &kernel, &a, &packs, &rows).unwrap();
     let epilogue = Epilogue { alpha_gate: 0.5, alpha_up: -2.0, ..Epilogue::default() };
-    on_device.args_mut().alpha = [epilogue.alpha_gate, epilogue.alpha_up];
-    launch(&kernel, on_device.args()).unwrap_or_else(|e| panic!("{e}"));
+    on_device.args_mut().output.alpha = [epilogue.alpha_gate, epilogue.alpha_up];
+    // SAFETY: the operands were allocated here, as large as the launch says.
+    unsafe { kernel.launch(on_device.args()) }.unwrap_or_else(|e| panic!("{e}"));
     let got = on_device.read_values(gpu).unwrap();
     let a = AOperand::Float(a);
     let want: Vec<f64> = weights
@@ -177,19 +176,24 @@ fn check_apart(gpu: &dyn Device, config: Config, variant: Variant, activation: A
     let (a, weights) = operands(&both, shape);
     let kernel = Fused::new(gpu, config, &both).unwrap();
     let on_device = Operands::upload(gpu, &kernel, &a, &Pack::new(&weights).unwrap()).unwrap();
-    launch(&kernel, on_device.args()).unwrap();
+    // SAFETY: the operands were allocated here, as large as the launch says.
+    unsafe { kernel.launch(on_device.args()) }.unwrap();
     let whole = (on_device.read_c(gpu).unwrap(), on_device.read_scales(gpu).unwrap());
-    let bias = on_device.args().bias;
+    let bias = on_device.args().output.bias;
 
     let [gate, up] = [up.gate_before(), up].map(|variant| Fused::new(gpu, config, &variant).unwrap());
     let [gate_pack, up_pack] = [&weights.gate, &weights.up].map(|half| Pack::of_matrix(half).unwrap());
     let mut apart = Operands::upload(gpu, &up, &a, &up_pack).unwrap();
-    (apart.args_mut().bias, apart.args_mut().alpha) = (bias, [gate_pack.alpha()[0], up_pack.alpha()[0]]);
+    let output = &mut apart.args_mut().output;
+    (output.bias, output.alpha) = (bias, [gate_pack.alpha()[0], up_pack.alpha()[0]]);
     let pack = gpu.alloc(gate_pack.bytes().len()).unwrap();
     gpu.copy_to(pack, gate_pack.bytes()).unwrap();
     let args = *apart.args();
-    launch(&gate, &FusedArgs { pack, ..args }).unwrap_or_else(|e| panic!("{gate:?} {m}x{n}x{k}: {e}"));
-    launch(&up, &args).unwrap_or_else(|e| panic!("{up:?} {m}x{n}x{k}: {e}"));
+    // SAFETY: the operands were allocated here, as large as the launch says.
+    unsafe { gate.launch(&FusedArgs { pack, ..args }) }
+        .unwrap_or_else(|e| panic!("{gate:?} {m}x{n}x{k}: {e}"));
+    // SAFETY: the operands were allocated here, as large as the launch says.
+    unsafe { up.launch(&args) }.unwrap_or_else(|e| panic!("{up:?} {m}x{n}x{k}: {e}"));
     let got = apart.read_values(gpu).unwrap();
     if !got.is_empty() {
         let want = reference(&epilogue(&both, activation), &AOperand::Float(a), 0..m, &weights);
@@ -229,11 +233,12 @@ fn check_linear(gpu: &dyn Device, config: Config, variant: Variant, sizes: &[u32
     if variant.bias {
         let all: Vec<u8> =
             layers.iter().flat_map(|l| l.bias.as_deref().unwrap()).flat_map(|b| b.to_le_bytes()).collect();
-        gpu.copy_to(on_device.args().bias[0], &all).unwrap();
+        gpu.copy_to(on_device.args().output.bias[0], &all).unwrap();
     }
     let epilogue = Epilogue { alpha_gate: 0.5, ..Epilogue::default() };
-    on_device.args_mut().alpha[0] *= 0.5;
-    launch(&kernel, on_device.args()).unwrap_or_else(|e| panic!("{kernel:?}: {e}"));
+    on_device.args_mut().output.alpha[0] *= 0.5;
+    // SAFETY: the operands were allocated here, as large as the launch says.
+    unsafe { kernel.launch(on_device.args()) }.unwrap_or_else(|e| panic!("{kernel:?}: {e}"));
     let got = on_device.read_values(gpu).unwrap();
     let a = AOperand::Float(a);
     let of_group = |(layer, rows): (&Linear<'_>, &[u32])| {
@@ -282,7 +287,7 @@ fn every_activation_close() {
 fn bf16_in_and_every_float_out_close() {
     for (config, shape) in [(Config::new(2, 16, 2, 2, 1), (9, 68, 128)), (D, (5, 36, 256))] {
         for out in [Out::F16, Out::Bf16, Out::F32] {
-            check(config, Variant { compute: Compute::Bf16, out, ..silu() }, shape);
+            check(config, Variant { compute: HalfFormat::Bf16, out, ..silu() }, shape);
         }
         check(config, Variant { out: Out::F32, ..silu() }, (3, 35, 80));
     }
@@ -327,7 +332,11 @@ fn gate_and_up_in_launches_of_their_own_equal_one_launch_exact() {
     check(P, Variant { out: Out::F32, bias: true, ..silu() }, (3, 37, 80));
     for config in [D, Config::new(2, 16, 2, 2, 1).split_k(), Config::new(2, 16, 2, 3, 2).split_k()] {
         check(config, silu(), (17, 140, 448));
-        check(config, Variant { compute: Compute::Bf16, out: Out::Bf16, bias: true, ..silu() }, (9, 35, 80));
+        check(
+            config,
+            Variant { compute: HalfFormat::Bf16, out: Out::Bf16, bias: true, ..silu() },
+            (9, 35, 80),
+        );
     }
     for config in [Config::new(2, 16, 2, 2, 1), D] {
         let out = Out::Nvfp4 { scale_layout: ScaleLayout::Linear };
@@ -383,9 +392,12 @@ fn operands_that_do_not_fit_are_refused_by_name() {
     assert_eq!(message, "A is [2, 80]; the problem asks for [M, 64], as the weights are");
     let on_device = Operands::upload(&gpu, &kernel, &a, &pack).unwrap();
     let args = *on_device.args();
-    let message = launch(&kernel, &FusedArgs { n: 36, ..args }).unwrap_err().to_string();
-    assert_eq!(message, "N is 36; the problem asks for a multiple of 8, which the kernel was made for");
-    let message = launch(&kernel, &FusedArgs { a: args.a.offset(2), ..args }).unwrap_err().to_string();
+    // SAFETY: the operands were allocated here, as large as the launch says.
+    let message = unsafe { kernel.launch(&FusedArgs { n: 36, ..args }) }.unwrap_err().to_string();
+    assert_eq!(message, "C is N = 36; the problem asks for a multiple of 8, which the kernel was made for");
+    // SAFETY: the operands were allocated here, as large as the launch says.
+    let message =
+        unsafe { kernel.launch(&FusedArgs { a: args.a.offset(2), ..args }) }.unwrap_err().to_string();
     assert!(message.starts_with("A is at 0x") && message.ends_with("on a multiple of 16 bytes"), "{message}");
     let grouped = Variant { grouped: true, scheduler: Scheduler::StreamK, ..silu() };
     let message = Fused::new(&gpu, D, &grouped).unwrap_err().to_string();
@@ -394,7 +406,9 @@ fn operands_that_do_not_fit_are_refused_by_name() {
     let message = Fused::new(&gpu, D, &apart(Scheduler::Persistent)).unwrap_err().to_string();
     assert!(message.ends_with("gate and up apart are products of one problem on the grid scheduler"));
     let kernel = Fused::new(&gpu, D, &apart(Scheduler::Grid)).unwrap();
-    let message = launch(&kernel, &FusedArgs { gate_sums: DevicePtr::NULL, ..args }).unwrap_err().to_string();
+    // SAFETY: the operands were allocated here, as large as the launch says.
+    let message =
+        unsafe { kernel.launch(&FusedArgs { gate_sums: DevicePtr::NULL, ..args }) }.unwrap_err().to_string();
     assert!(message.starts_with("gate's sums is at "), "{message}");
 }
 
@@ -414,7 +428,7 @@ fn on_a_card_close_and_repeatable() {
         let oai = Activation::SWIGLU_OAI;
         let float = Variant { out: Out::F32, bias: true, ..Variant::new(oai.program()) };
         check_on(&gpu, config, float.clone(), oai, (33, 130, 1040), 2);
-        check_on(&gpu, config, Variant { compute: Compute::Bf16, ..float }, oai, (33, 130, 1040), 2);
+        check_on(&gpu, config, Variant { compute: HalfFormat::Bf16, ..float }, oai, (33, 130, 1040), 2);
         for (m, n, k) in [(64, 520, 464), (130, 1000, 2048)] {
             check_apart(&gpu, config, silu(), Activation::Silu, (m, n, k));
         }
@@ -444,9 +458,10 @@ fn ranges_of_features_are_parts_of_the_whole_exact() {
     let [large, small] = [Config::new(4, 16, 2, 2, 1), Config::new(2, 32, 2, 2, 1)]
         .map(|config| Fused::new(&gpu, config, &variant).unwrap());
     let on_device = Operands::upload(&gpu, &large, &a, &pack).unwrap();
-    launch(&large, on_device.args()).unwrap();
+    // SAFETY: the operands were allocated here, as large as the launch says.
+    unsafe { large.launch(on_device.args()) }.unwrap();
     let whole = on_device.read_c(&gpu).unwrap();
-    gpu.memset(on_device.args().c, 0xEE, whole.len()).unwrap();
+    gpu.memset(on_device.args().output.c, 0xEE, whole.len()).unwrap();
     for (kernel, range) in [(&large, 0..128), (&small, 128..192)] {
         // SAFETY: the operands were allocated here, as large as the launch says.
         unsafe { gpu.launch(&kernel.spec_of(on_device.args(), range).unwrap()) }.unwrap();

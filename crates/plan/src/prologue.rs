@@ -20,6 +20,7 @@ use dualgemm_kernels::generic::quantize::{E4M3_FACTOR, Floats, Out, Quantize, Sc
 use dualgemm_kernels::generic::rowwise::Sink;
 use dualgemm_kernels::parts::groups::Groups;
 use dualgemm_kernels::plain::order::SPAN;
+use dualgemm_ptx::builder::HalfFormat;
 
 use crate::strategy::one_group;
 use crate::{Buffer, DeviceA, Error, Gpu, GpuPlan};
@@ -44,6 +45,17 @@ pub(crate) fn compute_type(desc: &DualGemmDesc) -> Result<FloatType, String> {
     }
 }
 
+/// The same as matrix instructions call it.
+///
+/// # Errors
+/// As [`compute_type`].
+pub(crate) fn half_format(desc: &DualGemmDesc) -> Result<HalfFormat, String> {
+    Ok(match compute_type(desc)? {
+        FloatType::Bf16 => HalfFormat::Bf16,
+        FloatType::F16 | FloatType::F32 => HalfFormat::F16,
+    })
+}
+
 /// The order of K, and what is rounded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
@@ -57,7 +69,7 @@ pub(crate) enum Order {
 
 /// A as kernels multiply it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Image {
+pub(crate) struct PreparedA {
     /// The first element.
     pub values: DevicePtr,
     /// Bytes from row to row.
@@ -198,6 +210,11 @@ impl Prologue {
         Ok(Self { k: desc.k, pitch, factor, kind })
     }
 
+    /// Whether the products are multiplied by an f32 in device memory.
+    pub(crate) fn has_device_scale(&self) -> bool {
+        matches!(&self.kind, Kind::Quantize { scale: TensorScale::Dynamic { .. }, .. })
+    }
+
     /// Lists their launches and says where A is then.
     pub(crate) fn specs(
         &self,
@@ -205,15 +222,15 @@ impl Prologue {
         a: &DeviceA,
         groups: Option<&Groups>,
         specs: &mut Vec<LaunchSpec>,
-    ) -> Result<Image, Error> {
+    ) -> Result<PreparedA, Error> {
         let (k, pitch_out, null) = (self.k, self.pitch, DevicePtr::NULL);
         let whole = |image: &Buffer, scale, device_scale| {
             let scale = scale * self.factor;
-            Ok(Image { values: image.ptr(), pitch: pitch_out, scale, device_scale })
+            Ok(PreparedA { values: image.ptr(), pitch: pitch_out, scale, device_scale })
         };
         match (&self.kind, *a) {
             (Kind::Direct, DeviceA::Float { values, pitch }) => {
-                Ok(Image { values, pitch, scale: 1.0, device_scale: null })
+                Ok(PreparedA { values, pitch, scale: 1.0, device_scale: null })
             }
             (Kind::Permute { kernel, image }, DeviceA::Float { values, pitch }) => {
                 let out = Out::Image { values: image.ptr(), pitch: pitch_out };

@@ -17,10 +17,9 @@ use std::fmt::Write as _;
 use dualgemm_bench::Shape;
 use dualgemm_bench::challenge::{RANKED, TESTS};
 use dualgemm_device::{Device as _, DeviceInfo, DevicePtr, LaunchSpec};
-use dualgemm_formats::{BlockFormat, FloatType, ScaleLayout};
+use dualgemm_formats::{BlockFormat, ScaleLayout};
 use dualgemm_gemm::{AFormat, Activation, DualGemmDesc, OutFormat, Program};
 use dualgemm_kernels::generic::expand::{Codes, Expand};
-use dualgemm_kernels::generic::finish;
 use dualgemm_kernels::parts::operand::{ATOM_ROWS, Format, Formats, FusedArgs, Operand};
 use dualgemm_kernels::parts::rows;
 use dualgemm_kernels::plain::order::SPAN;
@@ -169,17 +168,17 @@ fn hopper(recorder: &Recorder, slots: &Slots, shape: Shape) -> Result<Launches, 
         |i: usize, m: usize| Codes { m, k, codes: slots.codes[i], pitch: k / 2, scales: slots.scales[i] };
     let pitch = 2 * k.next_multiple_of(SPAN);
     let expand = Expand::permuted(recorder, ScaleLayout::Sf128x4).map_err(refused)?;
-    let aligned = n.is_multiple_of(8);
-    let kernel = plain::host::Fused::new(recorder, config, FloatType::F16, &program(), aligned);
+    let variant = rows::Variant::new(program()).for_features(n);
+    let kernel = plain::host::Fused::new(recorder, config, &variant);
     let args = plain::host::FusedArgs {
         size: (m, n, k),
         a: slots.scratch,
         a_pitch: pitch,
         weights: [codes(1, n), codes(2, n)],
-        output: finish::Output::new(slots.c, [WEIGHT_FACTOR; 2]),
+        output: rows::Output::new(slots.c, [WEIGHT_FACTOR; 2]),
     };
     let first = expand.spec(&codes(0, m), slots.scratch, pitch).map_err(refused)?;
-    let second = kernel.and_then(|kernel| kernel.spec(recorder, &args)).map_err(refused)?;
+    let second = kernel.and_then(|kernel| kernel.spec(&args)).map_err(refused)?;
     Ok((config.name(), m * pitch, vec![first, second]))
 }
 

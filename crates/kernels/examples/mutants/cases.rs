@@ -11,7 +11,6 @@ use dualgemm_kernels::generic::atoms::ScaleAtoms;
 use dualgemm_kernels::generic::copy::Copy;
 use dualgemm_kernels::generic::dequantize::Dequantize;
 use dualgemm_kernels::generic::expand::{Codes, Expand};
-use dualgemm_kernels::generic::finish;
 use dualgemm_kernels::generic::pack::GpuPack;
 use dualgemm_kernels::generic::quantize::{Floats, Out, Quantize, Scale};
 use dualgemm_kernels::generic::rowwise::Sink;
@@ -271,19 +270,20 @@ fn elementwise() -> Vec<Case> {
     names.map(|(module, name)| Case { module, ..Case::new(name.into(), Card::H100, run) }).collect()
 }
 
+/// C in f16 of `n` features, nothing added.
+fn rows_of_c(n: usize) -> rows::Variant {
+    rows::Variant::new(Activation::Silu.program()).for_features(n)
+}
+
 fn sm80(config: sm80::config::Config, shape: Shape) -> Case {
     let (m, n, k) = shape;
     let pack = Pack::new(&weights(shape)).expect("weights that fit");
     Case::new(config.name(), Card::H100, move |device| {
-        let variant = sm80::fused::Variant {
-            compute: HalfFormat::F16,
-            out: FloatType::F16,
-            aligned: n.is_multiple_of(8),
-        };
-        let kernel = sm80::host::Fused::new(device, config, &variant, &Activation::Silu.program())?;
+        let variant = sm80::fused::Variant { compute: HalfFormat::F16, rows: rows_of_c(n) };
+        let kernel = sm80::host::Fused::new(device, config, &variant)?;
         let (a, c) = (poisoned(device, m * k * 2)?, poisoned(device, m * n * 2)?);
         let first = writes_a(device, (m, k), Sink::Image(FloatType::F16), (a, 2 * k))?;
-        let output = finish::Output::new(c, pack.alpha());
+        let output = rows::Output::new(c, pack.alpha());
         let weights = upload(device, pack.bytes())?;
         let args = sm80::host::FusedArgs { size: shape, a, a_pitch: 2 * k, weights, output };
         let spec = kernel.spec(&args)?;
@@ -296,17 +296,15 @@ fn plain(config: plain::config::Config, shape: Shape) -> Case {
     let GateUp { gate, up, .. } = weights(shape);
     let halves = [gate, up].map(|half| half.with_scale_layout(config.scale_layout));
     Case::new(config.name(), Card::H100, move |device| {
-        let aligned = n.is_multiple_of(8);
-        let program = Activation::Silu.program();
-        let kernel = plain::host::Fused::new(device, config, FloatType::F16, &program, aligned)?;
+        let kernel = plain::host::Fused::new(device, config, &rows_of_c(n))?;
         let a_pitch = 2 * k.next_multiple_of(plain::order::SPAN);
         let (a, c) = (poisoned(device, m * a_pitch)?, poisoned(device, m * n * 2)?);
         let first = writes_a(device, (m, k), Sink::Permuted(FloatType::F16), (a, a_pitch))?;
         let [gate, up] = &halves;
         let weights = [upload_codes(device, gate)?, upload_codes(device, up)?];
-        let output = finish::Output::new(c, [0.011, 0.023]);
+        let output = rows::Output::new(c, [0.011, 0.023]);
         let args = plain::host::FusedArgs { size: shape, a, a_pitch, weights, output };
-        let spec = kernel.spec(device, &args)?;
+        let spec = kernel.spec(&args)?;
         finish(device, [first, spec.clone(), spec], (c, m * n * 2))
     })
 }
@@ -314,16 +312,15 @@ fn plain(config: plain::config::Config, shape: Shape) -> Case {
 fn fp8(config: fp8::config::Config, shape: Shape) -> Case {
     let (m, n, k) = shape;
     Case::new(config.name(), Card::H100, move |device| {
-        let program = Activation::Silu.program();
-        let kernel = fp8::host::Fused::new(device, config, FloatType::F16, &program, n.is_multiple_of(8))?;
+        let kernel = fp8::host::Fused::new(device, config, &rows_of_c(n))?;
         let (a, c) = (poisoned(device, m * k)?, poisoned(device, m * n * 2)?);
         let first = writes_a(device, (m, k), Sink::E4m3, (a, k))?;
         // Numbers of every size but NaN.
         let codes: Vec<u8> = (0..n * k).map(|i| (i * 37 % 0x60) as u8).collect();
         let (gate, up) = (upload(device, &codes)?, upload(device, &codes[..n * k])?);
-        let output = finish::Output::new(c, [0.001, 0.002]);
+        let output = rows::Output::new(c, [0.001, 0.002]);
         let args = fp8::host::FusedArgs { size: shape, a, row_scales: DevicePtr::NULL, gate, up, output };
-        let spec = kernel.spec(device, &args)?;
+        let spec = kernel.spec(&args)?;
         finish(device, [first, spec.clone(), spec], (c, m * n * 2))
     })
 }
@@ -351,13 +348,13 @@ fn sm90a(config: sm90a::config::Config, variant: Variant, shape: Shape, ctas: Op
             Operands::upload(device, &kernel, &floats(m, k), &packs[0])?
         };
         operands.args_mut().a = poisoned(device, m * k * 2)?;
-        operands.args_mut().c_scale = 0.003;
+        operands.args_mut().output.scale = 0.003;
         let args = operands.args();
         launches.push(writes_a(device, (m, k), Sink::Image(FloatType::F16), (args.a, 2 * k))?);
         let mut spec = kernel.spec(args)?;
         spec.grid[0] = ctas.unwrap_or(spec.grid[0]);
         launches.extend([spec.clone(), spec]);
-        let mut c = finish(device, launches, (args.c, 0))?;
+        let mut c = finish(device, launches, (args.output.c, 0))?;
         c.extend(operands.read_c(device)?);
         c.extend(operands.read_scales(device)?);
         Ok(c)
@@ -385,7 +382,7 @@ fn apart(config: sm90a::config::Config, shape: Shape) -> [Case; 2] {
             let gate = gate.spec(&sm90a::host::FusedArgs { pack, ..args })?;
             let up = up.spec(&args)?;
             let twice = [first, gate.clone(), up.clone(), gate, up];
-            let mut c = finish(device, twice, (args.c, 0))?;
+            let mut c = finish(device, twice, (args.output.c, 0))?;
             c.extend(operands.read_c(device)?);
             Ok(c)
         };

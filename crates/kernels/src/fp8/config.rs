@@ -1,12 +1,12 @@
 //! Tiles of the e4m3 kernel and the shared memory that follows from them.
 
-use dualgemm_formats::FloatType;
 use dualgemm_ptx::layout::{SmemLayout, SmemRegion, SmemTile, Swizzle};
 
 use crate::Error;
 use crate::error::one_of;
-use crate::generic::finish;
 use crate::limits::{Rules, SHARED_DATACENTER, STAGES, Valid};
+use crate::parts::rows::Out;
+use crate::parts::staged::stage_over;
 use crate::parts::tma_tiles::Shape;
 
 /// Features of a warpgroup: the M of `wgmma`.
@@ -74,7 +74,7 @@ impl Config {
     }
 
     /// Shared memory for output of this type, or what does not fit.
-    pub fn layout(&self, out: FloatType) -> Result<Layout, Error> {
+    pub fn layout(&self, out: Out) -> Result<Layout, Error> {
         let rules = Rules("sm90a fp8");
         rules.check("warpgroups that multiply", self.row_groups, Valid::range(1, 2))?;
         rules.check("tokens of the tile", self.tokens, Valid::multiple(8, 128))?;
@@ -82,7 +82,7 @@ impl Config {
         let mut smem = SmemLayout::new();
         let tokens = smem.alloc_parts("tokens", self.tokens * STAGE_K, self.stages, 1024);
         let weights = smem.alloc_parts("weights", 2 * self.features() * STAGE_K, self.stages, 1024);
-        finish::stage_over(&mut smem, out, self.tokens, self.features());
+        stage_over(&mut smem, out, self.tokens, self.features());
         let (full, empty) = (smem.mbarriers("full", self.stages), smem.mbarriers("empty", self.stages));
         rules.shared(smem.bytes(), SHARED_DATACENTER)?;
         let tile = SmemTile::new(GROUP_FEATURES, STAGE_K, Swizzle::B128)?;

@@ -9,57 +9,47 @@
 //!
 //! Flow: [`Config`] → here → PTX. Spec: <https://docs.nvidia.com/cuda/parallel-thread-execution/#asynchronous-warpgroup-level-matrix-instructions>.
 
-use dualgemm_formats::FloatType;
-use dualgemm_gemm::Program;
 use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::Module;
 use dualgemm_ptx::builder::*;
 
 use super::config::{Config, GROUP_FEATURES, Layout, STAGE_K};
 use crate::Error;
-use crate::generic::finish::{self, Finish};
 use crate::generic::module;
 use crate::parts::ring::low_word;
+use crate::parts::rows::Variant;
 use crate::parts::tma_tiles::Frame;
 
 /// Name of the kernel in its module.
 pub const ENTRY: &str = "dual_gemm";
 
-/// Generates the kernel with C of type `out`; `aligned` promises that rows of C start at multiples of 16 bytes.
-pub fn generate(config: &Config, out: FloatType, program: &Program, aligned: bool) -> Result<Module, Error> {
-    let layout = config.layout(out)?;
+/// Generates the kernel.
+pub fn generate(config: &Config, variant: &Variant) -> Result<Module, Error> {
+    let layout = config.layout(variant.out)?;
+    variant.one_problem("sm90a fp8")?;
     let about = format!("C = act(A B1^T, A B2^T), e4m3: {}", config.name());
     module(Target::Sm90a, &about, ENTRY, |k| {
-        Fused::new(k, config, &layout, out, program, aligned).emit(k);
+        Fused::new(k, config, &layout, variant).emit(k);
     })
 }
 
 struct Fused<'a> {
     config: &'a Config,
     layout: &'a Layout,
-    out: FloatType,
-    frame: Frame<'a>,
+    frame: Frame,
     /// Tensor maps of A, gate, up.
     maps: [TensorMapParam; 3],
     row_scales: PointerParam,
 }
 
 impl<'a> Fused<'a> {
-    fn new(
-        k: &mut Kernel,
-        config: &'a Config,
-        layout: &'a Layout,
-        out: FloatType,
-        program: &'a Program,
-        aligned: bool,
-    ) -> Self {
+    fn new(k: &mut Kernel, config: &'a Config, layout: &'a Layout, variant: &Variant) -> Self {
         let maps = ["tokens", "gate", "up"].map(|name| k.tensor_map(name));
         let sizes = ["m", "n", "blocks"].map(|name| k.param(name));
         let row_scales = k.pointer("row_scales");
-        let finish = Finish::declare(k, out, aligned, program);
         let memory = (&layout.smem, [&layout.full, &layout.empty]);
-        let frame = Frame::new(k, config.shape(), memory, sizes, finish);
-        Self { config, layout, out, frame, maps, row_scales }
+        let frame = Frame::new(k, config.shape(), memory, sizes, variant);
+        Self { config, layout, frame, maps, row_scales }
     }
 
     fn emit(&self, k: &mut Kernel) {
@@ -119,13 +109,12 @@ impl<'a> Fused<'a> {
         let scaled = k.compare(Cmp::Ne, scales.base(), 0u64);
         let factors = [0u32, 8].map(|h| {
             let feature_of_c = k.eval(frame.feature + feature + h);
-            frame.finish.factors(k, feature_of_c, frame.n)
+            frame.rows.factors(k, None, feature_of_c)
         });
         let places = [0u32, 8].map(|h| {
             let feature = k.eval(feature + h);
-            frame.finish.place(k, &staged, token, feature)
+            staged.place(k, token, feature)
         });
-        let pitch = finish::pitch(self.out, staged.features);
         for j in 0..self.config.tokens / 8 {
             for e in 0..2 {
                 let in_tile = 8 * j + e;
@@ -137,8 +126,8 @@ impl<'a> Fused<'a> {
                 for h in 0..2u32 {
                     let at = (4 * j + 2 * h + e) as usize;
                     let products = [k.mul(sums[0][at], scale), k.mul(sums[1][at], scale)];
-                    let value = frame.finish.activate(k, &factors[h as usize], products);
-                    frame.finish.stage(k, places[h as usize].at(in_tile * pitch), value);
+                    let value = factors[h as usize].activate(k, &frame.rows.variant.program, products);
+                    staged.store(k, places[h as usize].at(in_tile * staged.pitch()), value);
                 }
             }
         }

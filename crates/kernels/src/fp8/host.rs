@@ -1,15 +1,14 @@
 //! The host side of the e4m3 kernel.
 
 use dualgemm_device::{Args, Device, DevicePtr, LaunchSpec};
-use dualgemm_formats::FloatType;
-use dualgemm_gemm::Program;
 use dualgemm_ptx::layout::{TensorDataType, TensorMap, TensorSwizzle};
 
 use super::config::{Config, STAGE_K};
 use super::fused;
 use crate::Error;
-use crate::generic::finish::{Loaded, Output};
 use crate::generic::quantize::{block_rule, fits};
+use crate::parts::loaded::Loaded;
+use crate::parts::rows::{Output, Variant};
 
 /// Operands in device memory, e4m3 matrices with dense rows.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -28,32 +27,26 @@ pub struct FusedArgs {
     pub output: Output,
 }
 
-/// The kernel, loaded on a device for one activation.
-#[derive(Debug, Clone, Copy)]
-pub struct Fused {
-    loaded: Loaded,
+/// The kernel, loaded on a device for one variant.
+#[derive(Debug, Clone)]
+pub struct Fused<'d> {
+    loaded: Loaded<'d>,
     config: Config,
 }
 
-impl Fused {
-    /// Generates and loads the kernel with C of type `out`; `aligned` promises that rows of C start at multiples of 16
-    /// bytes.
-    pub fn new(
-        device: &dyn Device,
-        config: Config,
-        out: FloatType,
-        program: &Program,
-        aligned: bool,
-    ) -> Result<Self, Error> {
-        let module = fused::generate(&config, out, program, aligned)?;
-        let memory = (fused::ENTRY, config.layout(out)?.smem.bytes());
-        Ok(Self { loaded: Loaded::new(device, &module, memory, (out, aligned))?, config })
+impl<'d> Fused<'d> {
+    /// Generates and loads the kernel.
+    pub fn new(device: &'d dyn Device, config: Config, variant: &Variant) -> Result<Self, Error> {
+        let module = fused::generate(&config, variant)?;
+        let memory = (fused::ENTRY, config.layout(variant.out)?.smem.bytes());
+        Ok(Self { loaded: Loaded::new(device, &module, memory, variant)?, config })
     }
 
     /// The launch on these operands; it can be repeated and recorded.
-    pub fn spec(&self, device: &dyn Device, args: &FusedArgs) -> Result<LaunchSpec, Error> {
+    pub fn spec(&self, args: &FusedArgs) -> Result<LaunchSpec, Error> {
         let (m, n, k) = args.size;
         block_rule("A", m, k)?;
+        self.loaded.rows.check(n)?;
         let mut list = Args::new();
         for (tensor, ptr, rows, tile) in [
             ("A", args.a, m, self.config.tokens),
@@ -69,11 +62,12 @@ impl Fused {
                 (tile, STAGE_K),
                 TensorSwizzle::B128,
             );
-            list = list.tensor_map(device.tensor_map(&map)?);
+            list = list.tensor_map(self.loaded.device.tensor_map(&map)?);
         }
         fits("A", "address of row scales", args.row_scales.0 as usize, 0, 4)?;
         let list = list.u32(m as u32).u32(n as u32).u32(k.div_ceil(STAGE_K as usize) as u32);
+        let list = args.output.args(list.ptr(args.row_scales), &self.loaded.rows, None)?;
         let shape = self.config.shape();
-        self.loaded.spec((shape.grid(m, n), shape.threads()), list.ptr(args.row_scales), &args.output)
+        Ok(self.loaded.launch(shape.grid(m, n), shape.threads()).args(list))
     }
 }

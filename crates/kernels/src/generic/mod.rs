@@ -15,7 +15,6 @@ pub mod atoms;
 pub mod copy;
 pub mod dequantize;
 pub mod expand;
-pub mod finish;
 pub(crate) mod fragments;
 pub mod mixture;
 pub mod pack;

@@ -1,4 +1,4 @@
-//! A fused kernel of Blackwell, loaded on a device for one N: what the hosts of both architectures do alike.
+//! A fused kernel, loaded on a device: what the hosts of all architectures do alike.
 
 use dualgemm_device::{Device, FunctionId, LaunchSpec};
 use dualgemm_ptx::ast::Module;
@@ -6,53 +6,53 @@ use dualgemm_ptx::ast::Module;
 use super::operand::{Boxed, FusedArgs};
 use super::rows::Variant;
 use crate::Error;
+use crate::generic::load;
 use crate::limits::{GRID_X, Rules};
 
 /// The kernel and what a launch of it needs to know.
 #[derive(Clone)]
 pub(crate) struct Loaded<'d> {
     pub device: &'d dyn Device,
-    pub variant: Variant,
-    pub n: usize,
+    /// What it makes of the sums.
+    pub rows: Variant,
     function: FunctionId,
+    /// Bytes of shared memory of a CTA.
     shared: u32,
 }
 
+impl std::fmt::Debug for Loaded<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}", self.rows)
+    }
+}
+
 impl<'d> Loaded<'d> {
-    /// Generates the kernel called `entry` for `n` features and loads it; it takes `shared` bytes of shared memory.
+    /// Loads the kernel called `entry`, whose CTAs take `shared` bytes.
     pub fn new(
         device: &'d dyn Device,
-        variant: &Variant,
-        n: usize,
+        module: &Module,
         (entry, shared): (&str, u32),
-        generate: impl FnOnce(&Variant) -> Result<Module, Error>,
+        rows: &Variant,
     ) -> Result<Self, Error> {
-        let variant = variant.clone().for_features(n);
-        variant.check(n)?;
-        let ptx = generate(&variant)?.to_string();
-        let function = device.function(device.load(&ptx)?, entry)?;
-        Ok(Self { device, variant, n, function, shared })
+        Ok(Self { device, rows: rows.clone(), function: load(device, module, entry)?, shared })
     }
 
-    /// Tiles of `tokens` at most, with so many along the features: each group's last one may be a part of one.
-    pub fn tiles(&self, args: &FusedArgs, tokens: u32, feature_tiles: usize) -> usize {
-        let (m, _) = args.shape();
-        (m / tokens as usize + args.group_count()) * feature_tiles
+    /// A launch of CTAs of `threads`, its arguments yet to come.
+    pub fn launch(&self, grid: [u32; 3], threads: u32) -> LaunchSpec {
+        LaunchSpec::new(self.function, grid, [threads, 1, 1]).dynamic_shared(self.shared)
     }
 
-    /// A launch of `clusters` clusters of `cluster` CTAs. Operands were checked.
-    pub fn launch(
+    /// A launch of `clusters` clusters of `cluster` CTAs on Blackwell's operands, which were checked.
+    pub fn launch_clusters(
         &self,
-        args: &FusedArgs,
+        (args, n): (&FusedArgs, usize),
         parts: [Boxed; 3],
         (clusters, cluster, threads): (usize, u32, u32),
         rules: Rules,
     ) -> Result<LaunchSpec, Error> {
         let grid = clusters as u64 * u64::from(cluster);
         rules.check("CTAs", grid, GRID_X)?;
-        Ok(LaunchSpec::new(self.function, [grid as u32, 1, 1], [threads, 1, 1])
-            .cluster([cluster, 1, 1])
-            .dynamic_shared(self.shared)
-            .args(args.args(self.device, parts, self.n, &self.variant)?))
+        let args = args.args(self.device, parts, n, &self.rows)?;
+        Ok(self.launch([grid as u32, 1, 1], threads).cluster([cluster, 1, 1]).args(args))
     }
 }

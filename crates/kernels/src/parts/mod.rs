@@ -8,5 +8,6 @@ pub(crate) mod nvfp4;
 pub mod operand;
 pub(crate) mod ring;
 pub mod rows;
+pub(crate) mod staged;
 pub mod tiles;
 pub(crate) mod tma_tiles;

@@ -181,6 +181,11 @@ impl FusedArgs {
         self.groups.map_or(1, |groups| groups.count)
     }
 
+    /// Tiles of `tokens` at most, with so many along the features: each group's last one may be a part of one.
+    pub(crate) fn tiles(&self, tokens: u32, feature_tiles: usize) -> usize {
+        (self.a.rows / tokens as usize + self.group_count()) * feature_tiles
+    }
+
     /// Refuses operands that do not belong together, for a kernel of `n` features and these formats.
     ///
     /// # Errors

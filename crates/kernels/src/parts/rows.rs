@@ -1,8 +1,8 @@
-//! C in global memory, and what makes its elements from the sums: tensor scales, bias, activation. For kernels in which a
-//! thread holds consecutive features of a token.
+//! C in global memory, and what makes its elements from the sums: tensor scales, bias, activation. Threads that hold
+//! consecutive features of a token store them from here; others by way of a [tile in shared memory](super::staged).
 
 use dualgemm_device::{Args, DevicePtr};
-use dualgemm_formats::{GlobalScale, ScaleLayout};
+use dualgemm_formats::{FloatType, GlobalScale, ScaleLayout};
 use dualgemm_gemm::{Error as OperandError, Program};
 use dualgemm_ptx::builder::*;
 
@@ -31,6 +31,32 @@ pub enum Out {
 }
 
 impl Out {
+    /// C of floats.
+    pub const fn float(ty: FloatType) -> Self {
+        match ty {
+            FloatType::F16 => Self::F16,
+            FloatType::Bf16 => Self::Bf16,
+            FloatType::F32 => Self::F32,
+        }
+    }
+
+    /// Features of C in 16 bytes, or in one block of nvfp4: what one thread copies at once.
+    pub(crate) const fn piece(self) -> u32 {
+        match self {
+            Self::F16 | Self::Bf16 => 8,
+            Self::F32 => 4,
+            Self::Nvfp4 { .. } => PIECE,
+        }
+    }
+
+    /// Bytes of an element in a staged tile.
+    pub(crate) const fn staged_bytes(self) -> u32 {
+        match self {
+            Self::F16 | Self::Bf16 => 2,
+            Self::F32 | Self::Nvfp4 { .. } => 4,
+        }
+    }
+
     /// Bytes that `features` take in a row of C.
     pub const fn row_bytes(self, features: usize) -> usize {
         match self {
@@ -96,14 +122,38 @@ impl Variant {
         Self { aligned: self.out.row_bytes(n).is_multiple_of(16), ..self }
     }
 
-    /// Refuses nvfp4 output of features that are not whole blocks.
+    /// Refuses nvfp4 output of features that are not whole blocks, and rows that are not aligned as promised.
     pub fn check(&self, n: usize) -> Result<(), Error> {
-        if matches!(self.out, Out::Nvfp4 { .. }) && !n.is_multiple_of(PIECE as usize) {
-            let (found, expected) = (format!("N = {n}"), "a multiple of 16, whole blocks".into());
-            return Err(OperandError::Operand { tensor: "an nvfp4 C".into(), found, expected }.into());
+        let piece = self.out.piece();
+        let (tensor, expected) = match self.out {
+            Out::Nvfp4 { .. } => ("an nvfp4 C", "a multiple of 16, whole blocks".into()),
+            _ if self.aligned => ("C", format!("a multiple of {piece}, which the kernel was made for")),
+            _ => return Ok(()),
+        };
+        if !n.is_multiple_of(piece as usize) {
+            let found = format!("N = {n}");
+            return Err(OperandError::Operand { tensor: tensor.into(), found, expected }.into());
         }
         Ok(())
     }
+
+    /// Refuses groups, for a kernel that takes one problem.
+    pub(crate) fn one_problem(&self, kernel: &'static str) -> Result<(), Error> {
+        match self.grouped {
+            true => Err(Error::Combination { kernel, rule: "it takes one problem" }),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Refuses null, and addresses that are no multiple of `align` bytes.
+pub(crate) fn check_address(tensor: &str, ptr: DevicePtr, align: u64) -> Result<(), Error> {
+    if ptr == DevicePtr::NULL || !ptr.0.is_multiple_of(align) {
+        let (found, expected) =
+            (format!("at {ptr}"), format!("device memory on a multiple of {align} bytes"));
+        return Err(OperandError::Operand { tensor: tensor.into(), found, expected }.into());
+    }
+    Ok(())
 }
 
 /// C and what belongs to it, of one launch. What the variant does not use is not looked at.
@@ -139,31 +189,23 @@ impl Output {
         variant: &Variant,
         alphas: Option<DevicePtr>,
     ) -> Result<Args, Error> {
-        let aligned = |tensor: &str, ptr: DevicePtr, to: u64| {
-            if ptr.0 != 0 && ptr.0.is_multiple_of(to) {
-                return Ok(());
-            }
-            let (found, expected) =
-                (format!("address {:#x}", ptr.0), format!("a multiple of {to} bytes, not null"));
-            Err(Error::from(OperandError::Operand { tensor: tensor.into(), found, expected }))
-        };
-        aligned("C", self.c, variant.out.step(variant.aligned))?;
+        check_address("C", self.c, variant.out.step(variant.aligned))?;
         let mut args = args.ptr(self.c).f32(self.alpha[0]).f32(self.alpha[1]);
         if let Some(table) = alphas {
-            aligned("the groups' alphas", table, 8)?;
+            check_address("the groups' alphas", table, 8)?;
             args = args.ptr(table);
         }
         if variant.bias {
-            aligned("the bias of gate", self.bias[0], 4)?;
-            aligned("the bias of up", self.bias[1], 4)?;
+            check_address("the bias of gate", self.bias[0], 4)?;
+            check_address("the bias of up", self.bias[1], 4)?;
             args = args.ptr(self.bias[0]).ptr(self.bias[1]);
         }
         if variant.a_scale {
-            aligned("A's tensor scale", self.a_scale, 4)?;
+            check_address("A's tensor scale", self.a_scale, 4)?;
             args = args.ptr(self.a_scale);
         }
         if let Out::Nvfp4 { .. } = variant.out {
-            aligned("C's scales", self.scales, 1)?;
+            check_address("C's scales", self.scales, 1)?;
             if !(self.scale.is_finite() && self.scale > 0.0 && (1.0 / self.scale).is_finite()) {
                 let (found, expected) = (self.scale.to_string(), "positive with a finite reciprocal".into());
                 return Err(
@@ -178,33 +220,42 @@ impl Output {
 }
 
 /// Parameters of a kernel that say where C is and what makes it.
-pub(crate) struct Rows<'a> {
-    variant: &'a Variant,
+pub(crate) struct Rows {
+    pub variant: Variant,
     start: PointerParam,
     alpha: [Param<F32>; 2],
     /// One pair more per group.
     alphas: Option<PointerParam>,
     bias: Option<[PointerParam; 2]>,
     a_scale: Option<PointerParam>,
-    quantize: Option<(ScaleLayout, PointerParam, [Param<F32>; 2])>,
-    n: Reg<U32>,
+    pub(super) quantize: Option<Quantize>,
+    pub n: Reg<U32>,
 }
 
-impl<'a> Rows<'a> {
-    pub fn declare(k: &mut Kernel, variant: &'a Variant, n: Reg<U32>) -> Self {
+/// Parameters of an nvfp4 C.
+pub(super) struct Quantize {
+    layout: ScaleLayout,
+    scales: PointerParam,
+    /// `divisor / 6` and `1 / divisor` of the tensor scale's divisor.
+    factors: [Param<F32>; 2],
+}
+
+impl Rows {
+    pub fn declare(k: &mut Kernel, variant: &Variant, n: Reg<U32>) -> Self {
         let start = k.pointer("out");
         let alpha = [k.param("alpha_gate"), k.param("alpha_up")];
         let alphas = variant.grouped.then(|| k.pointer("alphas"));
         let bias = variant.bias.then(|| [k.pointer("bias_gate"), k.pointer("bias_up")]);
         let a_scale = variant.a_scale.then(|| k.pointer("a_scale"));
         let quantize = match variant.out {
-            Out::Nvfp4 { scale_layout } => {
-                let scales = k.pointer("out_scales");
-                Some((scale_layout, scales, [k.param("divisor_sixth"), k.param("divisor_inverse")]))
-            }
+            Out::Nvfp4 { scale_layout } => Some(Quantize {
+                layout: scale_layout,
+                scales: k.pointer("out_scales"),
+                factors: [k.param("divisor_sixth"), k.param("divisor_inverse")],
+            }),
             Out::F16 | Out::Bf16 | Out::F32 => None,
         };
-        Self { variant, start, alpha, alphas, bias, a_scale, quantize, n }
+        Self { variant: variant.clone(), start, alpha, alphas, bias, a_scale, quantize, n }
     }
 
     /// What both sums of a group's tile are multiplied by.
@@ -242,6 +293,11 @@ impl<'a> Rows<'a> {
         }))
     }
 
+    /// What the sums of a feature of a group become products by.
+    pub fn factors(&self, k: &mut Kernel, group: Option<Reg<U32>>, feature: Reg<U32>) -> Factors {
+        Factors { alpha: self.alpha(k, group), bias: self.bias(k, group, feature) }
+    }
+
     /// The element of C from the sums of gate and up.
     pub fn activate(
         &self,
@@ -264,11 +320,9 @@ impl<'a> Rows<'a> {
         values: &[Reg<F32>; PIECE as usize],
     ) {
         let inside = k.compare(Cmp::Lt, token, end);
-        if let Some((layout, scales, factors)) = &self.quantize {
+        if let Some(quantize) = &self.quantize {
             let inside = k.compare_and(Cmp::Lt, feature, self.n, inside);
-            k.if_(inside, "block", |k| {
-                self.store_block(k, *layout, (scales, factors), (token, feature), values);
-            });
+            k.if_(inside, "block", |k| self.store_block(k, quantize, (token, feature), values));
             // The next tile's `.aligned` instructions want whole warps.
             k.warp_sync();
             return;
@@ -297,7 +351,7 @@ impl<'a> Rows<'a> {
     }
 
     /// Address of an element of C.
-    fn place(&self, k: &mut Kernel, token: Reg<U32>, feature: Reg<U32>) -> Addr<Global> {
+    pub fn place(&self, k: &mut Kernel, token: Reg<U32>, feature: Reg<U32>) -> Addr<Global> {
         let start = k.ld_pointer(&self.start);
         let element = token.mul_wide(self.n) + feature.widen();
         let byte = match self.variant.out {
@@ -309,22 +363,21 @@ impl<'a> Rows<'a> {
     }
 
     /// One block as codes and a scale byte, by the rule of the CPU path.
-    fn store_block(
+    pub(super) fn store_block(
         &self,
         k: &mut Kernel,
-        layout: ScaleLayout,
-        (scales, factors): (&PointerParam, &[Param<F32>; 2]),
+        quantize: &Quantize,
         (token, feature): (Reg<U32>, Reg<U32>),
         values: &[Reg<F32>; PIECE as usize],
     ) {
-        let factors = [k.ld_param(&factors[0]), k.ld_param(&factors[1])];
+        let factors = [k.ld_param(&quantize.factors[0]), k.ld_param(&quantize.factors[1])];
         let halves: [[Reg<F32>; 8]; 2] = [0, 8].map(|first| std::array::from_fn(|i| values[first + i]));
         let (words, byte) = nvfp4::encode_block(k, halves, factors);
         let to = self.place(k, token, feature);
         k.st_vector(to, &words);
         let (block, blocks) = (k.eval(feature >> 4), k.eval(self.n >> 4));
-        let offset = scale_offset(k, layout, token, block, blocks);
-        let scales = k.ld_pointer(scales);
+        let offset = scale_offset(k, quantize.layout, token, block, blocks);
+        let scales = k.ld_pointer(&quantize.scales);
         let to = k.offset(scales, offset);
         k.st_byte(to, byte);
     }

@@ -7,7 +7,8 @@ use dualgemm_ptx::builder::*;
 use dualgemm_ptx::layout::{SmemLayout, SmemRegion};
 
 use super::ring::{Position, Ring};
-use crate::generic::finish::{Finish, Staged};
+use super::rows::{Rows, Variant};
+use super::staged::Staged;
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shape {
@@ -45,9 +46,9 @@ impl Shape {
 }
 
 /// What every role of a CTA reads.
-pub(crate) struct Frame<'a> {
+pub(crate) struct Frame {
     pub shape: Shape,
-    pub finish: Finish<'a>,
+    pub rows: Rows,
     pub ring: Ring,
     pub base: Addr<Shared>,
     pub warp: Reg<U32>,
@@ -56,25 +57,25 @@ pub(crate) struct Frame<'a> {
     /// First token and first feature of the tile.
     pub token: Reg<U32>,
     pub feature: Reg<U32>,
-    /// Sizes of the problem; K counts what the kernel's third parameter does.
+    /// Tokens of the problem; K counts what the kernel's third parameter does.
     pub m: Reg<U32>,
-    pub n: Reg<U32>,
     pub k: Reg<U32>,
 }
 
-impl<'a> Frame<'a> {
+impl Frame {
     /// Reads the parameters; `barriers` are those of full and of empty stages.
     pub fn new(
         k: &mut Kernel,
         shape: Shape,
         (smem, barriers): (&SmemLayout, [&SmemRegion; 2]),
         sizes: [Param<U32>; 3],
-        finish: Finish<'a>,
+        variant: &Variant,
     ) -> Self {
         k.required_threads(shape.threads());
         k.min_ctas(1);
         let base = k.shared(smem);
         let [m, n, blocks] = sizes.map(|size| k.ld_param(&size));
+        let rows = Rows::declare(k, variant, n);
         let warp = k.warp_index();
         let thread = k.special(Special::TidX);
         let lane = k.eval(thread & 31);
@@ -83,7 +84,7 @@ impl<'a> Frame<'a> {
         let token = k.eval(token_tile * shape.tokens);
         let feature = k.eval(feature_tile * shape.features);
         let ring = Ring::new(base, shape.stages, barriers[0], barriers[1]);
-        Self { shape, finish, ring, base, warp, lane, first_lane, token, feature, m, n, k: blocks }
+        Self { shape, rows, ring, base, warp, lane, first_lane, token, feature, m, k: blocks }
     }
 
     /// The roles of the CTA's threads. Weights do not depend on the kernel before; tokens do.
@@ -182,17 +183,16 @@ impl<'a> Frame<'a> {
 
     /// Where the ring was, once every warpgroup is done with it: the tile on its way to C. Whoever stores it has seen tokens
     /// arrive, whose producer waited for the launch before.
-    pub fn staged(&self, k: &mut Kernel) -> Staged {
+    pub fn staged(&self, k: &mut Kernel) -> Staged<'_> {
         k.comment("Every warpgroup is done with the ring, which becomes the staged tile.");
         let threads = self.shape.consumer_threads();
         k.bar_sync(1u32, threads);
-        let &Self { shape: Shape { tokens, features, .. }, base: start, token, feature, m, n, .. } = self;
-        Staged { start, tokens, features, threads, token, feature, m, n }
+        Staged { rows: &self.rows, start: self.base, features: self.shape.features, threads }
     }
 
     /// Stores the staged tile.
-    pub fn copy_out(&self, k: &mut Kernel, staged: &Staged) {
+    pub fn copy_out(&self, k: &mut Kernel, staged: &Staged<'_>) {
         k.bar_sync(1u32, self.shape.consumer_threads());
-        self.finish.copy_out(k, staged);
+        staged.copy_out(k, self.shape.tokens, (self.token, self.m), self.feature);
     }
 }

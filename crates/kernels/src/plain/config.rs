@@ -1,13 +1,14 @@
 //! Tiles of the kernel without prepack, and the shared memory that follows from them.
 
-use dualgemm_formats::{FloatType, ScaleLayout};
+use dualgemm_formats::ScaleLayout;
 use dualgemm_ptx::layout::{SmemLayout, SmemRegion, SmemTile, Swizzle};
 
 use super::order::SPAN;
 use crate::Error;
 use crate::error::one_of;
-use crate::generic::finish;
 use crate::limits::{Rules, SHARED_DATACENTER, STAGES, Valid};
+use crate::parts::rows::Out;
+use crate::parts::staged::stage_over;
 use crate::parts::tma_tiles::Shape;
 
 /// Features of a warpgroup, which multiplies 64 rows: gate and up of each.
@@ -91,7 +92,7 @@ impl Config {
     }
 
     /// Shared memory for output of this type, or what does not fit.
-    pub fn layout(&self, out: FloatType) -> Result<Layout, Error> {
+    pub fn layout(&self, out: Out) -> Result<Layout, Error> {
         let rules = Rules("sm90a plain");
         rules.check("warpgroups that multiply", self.row_groups, Valid::range(1, 2))?;
         rules.check("tokens of the tile", self.tokens, Valid::multiple(8, 256))?;
@@ -103,7 +104,7 @@ impl Config {
         let mut smem = SmemLayout::new();
         let tokens = smem.alloc_parts("tokens", 2 * self.panel_bytes(), self.stages, 1024);
         let codes = smem.alloc_parts("codes", 2 * self.features() * ROW_BYTES, self.stages, 128);
-        finish::stage_over(&mut smem, out, self.tokens, self.features());
+        stage_over(&mut smem, out, self.tokens, self.features());
         let (full, empty) = (smem.mbarriers("full", self.stages), smem.mbarriers("empty", self.stages));
         rules.shared(smem.bytes(), SHARED_DATACENTER)?;
         Ok(Layout { smem, tokens, codes, full, empty, token_tile })

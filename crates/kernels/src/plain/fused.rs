@@ -13,8 +13,6 @@
 //!
 //! Flow: [`Config`] → here → PTX.
 
-use dualgemm_formats::FloatType;
-use dualgemm_gemm::Program;
 use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::Module;
 use dualgemm_ptx::builder::*;
@@ -22,10 +20,10 @@ use dualgemm_ptx::builder::*;
 use super::config::{Config, GROUP_FEATURES, Layout, ROW_BYTES};
 use super::order::SPAN;
 use crate::Error;
-use crate::generic::finish::{self, Finish};
 use crate::generic::module;
 use crate::generic::rowwise::scale_offset;
 use crate::parts::ring::{Position, low_word};
+use crate::parts::rows::Variant;
 use crate::parts::tma_tiles::Frame;
 use crate::sm90a::decode::{MAGNITUDE_MASK, SIGN_MASK};
 
@@ -38,21 +36,21 @@ const AND_OR: u8 = 0xEA;
 /// 2¹⁵, twice: an e4m3 byte placed in a half is `scale · 2⁻⁸`; times this it is `scale · 2⁷`.
 const SCALE_FACTOR: u32 = 0x7800_7800;
 
-/// Generates the kernel with C of type `out`; `aligned` promises that rows of C start at multiples of 16 bytes.
-pub fn generate(config: &Config, out: FloatType, program: &Program, aligned: bool) -> Result<Module, Error> {
-    let layout = config.layout(out)?;
+/// Generates the kernel.
+pub fn generate(config: &Config, variant: &Variant) -> Result<Module, Error> {
+    let layout = config.layout(variant.out)?;
+    variant.one_problem("sm90a plain")?;
     let about =
         format!("C = act(A B1^T, A B2^T), nvfp4 weights as they lie in a checkpoint: {}", config.name());
     module(Target::Sm90a, &about, ENTRY, |k| {
-        Fused::new(k, config, &layout, out, program, aligned).emit(k);
+        Fused::new(k, config, &layout, variant).emit(k);
     })
 }
 
 struct Fused<'a> {
     config: &'a Config,
     layout: &'a Layout,
-    out: FloatType,
-    frame: Frame<'a>,
+    frame: Frame,
     /// Tensor maps of A, gate codes, up codes.
     maps: [TensorMapParam; 3],
     scales: [PointerParam; 2],
@@ -83,22 +81,14 @@ struct Consumer {
 }
 
 impl<'a> Fused<'a> {
-    fn new(
-        k: &mut Kernel,
-        config: &'a Config,
-        layout: &'a Layout,
-        out: FloatType,
-        program: &'a Program,
-        aligned: bool,
-    ) -> Self {
+    fn new(k: &mut Kernel, config: &'a Config, layout: &'a Layout, variant: &Variant) -> Self {
         let maps = ["tokens", "gate_codes", "up_codes"].map(|name| k.tensor_map(name));
         let scales = [k.pointer("gate_scales"), k.pointer("up_scales")];
         let sizes = ["m", "n", "scale_blocks"].map(|name| k.param(name));
-        let finish = Finish::declare(k, out, aligned, program);
         let memory = (&layout.smem, [&layout.full, &layout.empty]);
-        let frame = Frame::new(k, config.shape(), memory, sizes, finish);
+        let frame = Frame::new(k, config.shape(), memory, sizes, variant);
         let blocks = k.eval((frame.k + (SPAN as u32 / 16 - 1)) >> (SPAN / 16).ilog2());
-        Self { config, layout, out, maps, scales, scale_blocks: frame.k, frame, blocks }
+        Self { config, layout, maps, scales, scale_blocks: frame.k, frame, blocks }
     }
 
     fn emit(&self, k: &mut Kernel) {
@@ -150,7 +140,7 @@ impl<'a> Fused<'a> {
     fn load_scales(&self, k: &mut Kernel, consumer: &Consumer, first: Reg<U32>) {
         let starts = [0, 1].map(|half| k.ld_pointer(&self.scales[half]));
         let pair = k.eval(consumer.q << 1);
-        let exists = k.compare(Cmp::Lt, consumer.feature, self.frame.n);
+        let exists = k.compare(Cmp::Lt, consumer.feature, self.frame.rows.n);
         for (i, to) in consumer.next.into_iter().enumerate() {
             let block = k.eval((first + i as u32) * (SPAN as u32 / 16) + pair);
             let inside = k.compare_and(Cmp::Lt, block, self.scale_blocks, exists);
@@ -264,13 +254,12 @@ impl<'a> Fused<'a> {
         let feature = self.lane_feature(k);
         let token = k.eval((frame.lane & 3) << 1);
         let of_c = k.eval(frame.feature + feature);
-        let factors = frame.finish.factors(k, of_c, frame.n);
-        let place = frame.finish.place(k, &staged, token, feature);
-        let pitch = finish::pitch(self.out, staged.features);
+        let factors = frame.rows.factors(k, None, of_c);
+        let place = staged.place(k, token, feature);
         for (j, sums) in sums.chunks_exact(4).enumerate() {
             for e in 0..2 {
-                let value = frame.finish.activate(k, &factors, [sums[e], sums[e + 2]]);
-                frame.finish.stage(k, place.at((8 * j + e) as u32 * pitch), value);
+                let value = factors.activate(k, &frame.rows.variant.program, [sums[e], sums[e + 2]]);
+                staged.store(k, place.at((8 * j + e) as u32 * staged.pitch()), value);
             }
         }
         frame.copy_out(k, &staged);

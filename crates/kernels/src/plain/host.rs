@@ -1,8 +1,7 @@
 //! The host side of the kernel without prepack.
 
 use dualgemm_device::{Args, Device, DevicePtr, LaunchSpec};
-use dualgemm_formats::FloatType;
-use dualgemm_gemm::{Error as OperandError, Program};
+use dualgemm_gemm::Error as OperandError;
 use dualgemm_ptx::layout::{TensorDataType, TensorMap, TensorSwizzle};
 
 use super::config::{Config, ROW_BYTES};
@@ -10,8 +9,9 @@ use super::fused;
 use super::order::SPAN;
 use crate::Error;
 use crate::generic::expand::Codes;
-use crate::generic::finish::{Loaded, Output};
 use crate::generic::quantize::{block_rule, fits};
+use crate::parts::loaded::Loaded;
+use crate::parts::rows::{Output, Variant};
 
 /// Operands in device memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -30,32 +30,26 @@ pub struct FusedArgs {
     pub output: Output,
 }
 
-/// The kernel, loaded on a device for one activation.
-#[derive(Debug, Clone, Copy)]
-pub struct Fused {
-    loaded: Loaded,
+/// The kernel, loaded on a device for one variant.
+#[derive(Debug, Clone)]
+pub struct Fused<'d> {
+    loaded: Loaded<'d>,
     config: Config,
 }
 
-impl Fused {
-    /// Generates and loads the kernel with C of type `out`; `aligned` promises that rows of C start at multiples of 16
-    /// bytes.
-    pub fn new(
-        device: &dyn Device,
-        config: Config,
-        out: FloatType,
-        program: &Program,
-        aligned: bool,
-    ) -> Result<Self, Error> {
-        let module = fused::generate(&config, out, program, aligned)?;
-        let memory = (fused::ENTRY, config.layout(out)?.smem.bytes());
-        Ok(Self { loaded: Loaded::new(device, &module, memory, (out, aligned))?, config })
+impl<'d> Fused<'d> {
+    /// Generates and loads the kernel.
+    pub fn new(device: &'d dyn Device, config: Config, variant: &Variant) -> Result<Self, Error> {
+        let module = fused::generate(&config, variant)?;
+        let memory = (fused::ENTRY, config.layout(variant.out)?.smem.bytes());
+        Ok(Self { loaded: Loaded::new(device, &module, memory, variant)?, config })
     }
 
     /// The launch on these operands; it can be repeated and recorded.
-    pub fn spec(&self, device: &dyn Device, args: &FusedArgs) -> Result<LaunchSpec, Error> {
+    pub fn spec(&self, args: &FusedArgs) -> Result<LaunchSpec, Error> {
         let (m, n, k) = args.size;
         block_rule("A", m, k)?;
+        self.loaded.rows.check(n)?;
         if !k.is_multiple_of(32) {
             let (found, expected) = (
                 format!("[{m}, {k}]"),
@@ -74,7 +68,7 @@ impl Fused {
             (self.config.tokens, 64),
             TensorSwizzle::B128,
         );
-        let mut list = Args::new().tensor_map(device.tensor_map(&map)?);
+        let mut list = Args::new().tensor_map(self.loaded.device.tensor_map(&map)?);
         for (tensor, half) in ["gate", "up"].into_iter().zip(&args.weights) {
             if (half.m, half.k) != (n, k) {
                 let (found, expected) = (format!("[{}, {}]", half.m, half.k), format!("[{n}, {k}]"));
@@ -91,12 +85,13 @@ impl Fused {
                 (self.config.features(), ROW_BYTES),
                 TensorSwizzle::None,
             );
-            list = list.tensor_map(device.tensor_map(&map)?);
+            list = list.tensor_map(self.loaded.device.tensor_map(&map)?);
         }
         let [gate, up] = args.weights;
         let list = list.ptr(gate.scales).ptr(up.scales);
         let list = list.u32(m as u32).u32(n as u32).u32(k as u32 / 16);
+        let list = args.output.args(list, &self.loaded.rows, None)?;
         let shape = self.config.shape();
-        self.loaded.spec((shape.grid(m, n), shape.threads()), list, &args.output)
+        Ok(self.loaded.launch(shape.grid(m, n), shape.threads()).args(list))
     }
 }

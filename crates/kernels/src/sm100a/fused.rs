@@ -60,7 +60,7 @@ pub(super) struct Fused<'a> {
     pub config: &'a Config,
     pub layout: &'a Layout,
     pub maps: Maps,
-    pub rows: Rows<'a>,
+    pub rows: Rows,
     pub tiles: Tiles,
     pub grouped: bool,
     pub base: Addr<Shared>,

@@ -20,6 +20,7 @@ use crate::parts::rows::Variant;
 pub struct Fused<'d> {
     loaded: Loaded<'d>,
     config: Config,
+    n: usize,
 }
 
 impl<'d> Fused<'d> {
@@ -30,13 +31,15 @@ impl<'d> Fused<'d> {
             _ => Target::Sm100a,
         };
         let memory = (fused::ENTRY, config.layout()?.smem.bytes());
-        let generate = |variant: &Variant| fused::generate(&config, variant, target);
-        Ok(Self { loaded: Loaded::new(device, variant, n, memory, generate)?, config })
+        let variant = variant.clone().for_features(n);
+        variant.check(n)?;
+        let module = fused::generate(&config, &variant, target)?;
+        Ok(Self { loaded: Loaded::new(device, &module, memory, &variant)?, config, n })
     }
 
     /// The launch on these operands; it can be repeated and recorded.
     pub fn spec(&self, args: &FusedArgs) -> Result<LaunchSpec, Error> {
-        args.check(self.loaded.n, self.config.formats, &self.loaded.variant)?;
+        args.check(self.n, self.config.formats, &self.loaded.rows)?;
         let (m, k) = args.shape();
         let rules = Rules(KERNEL);
         let stages = (k as u32).div_ceil(self.config.stage_k());
@@ -57,9 +60,10 @@ impl<'d> Fused<'d> {
             rules.check("tokens of a problem of one tile", m as u64, Valid::range(1, tokens))?;
         }
         let cluster = self.config.cluster();
-        let tiles = self.loaded.tiles(args, tokens, self.config.feature_tiles(self.loaded.n));
+        let tiles = args.tiles(tokens, self.config.feature_tiles(self.n));
         let resident = (self.loaded.device.info().sm_count / cluster).max(1) as usize;
         let clusters = if self.config.exchanges() { tiles } else { tiles.min(resident) };
-        self.loaded.launch(args, self.config.parts(), (clusters, cluster, self.config.threads()), rules)
+        let size = (clusters, cluster, self.config.threads());
+        self.loaded.launch_clusters((args, self.n), self.config.parts(), size, rules)
     }
 }

@@ -52,7 +52,7 @@ pub(super) struct Fused<'a> {
     pub layout: &'a Layout,
     grouped: bool,
     maps: Maps,
-    pub rows: Rows<'a>,
+    pub rows: Rows,
     tiles: Tiles,
     pub base: Addr<Shared>,
     ring: Ring,

@@ -19,6 +19,7 @@ use crate::parts::rows::Variant;
 pub struct Fused<'d> {
     loaded: Loaded<'d>,
     config: Config,
+    n: usize,
 }
 
 impl<'d> Fused<'d> {
@@ -29,20 +30,18 @@ impl<'d> Fused<'d> {
             _ => Target::Sm120a,
         };
         let memory = (fused::ENTRY, config.layout()?.smem.bytes());
-        let generate = |variant: &Variant| fused::generate(&config, variant, target);
-        Ok(Self { loaded: Loaded::new(device, variant, n, memory, generate)?, config })
+        let variant = variant.clone().for_features(n);
+        variant.check(n)?;
+        let module = fused::generate(&config, &variant, target)?;
+        Ok(Self { loaded: Loaded::new(device, &module, memory, &variant)?, config, n })
     }
 
     /// The launch on these operands; it can be repeated and recorded.
     pub fn spec(&self, args: &FusedArgs) -> Result<LaunchSpec, Error> {
         let Config { format, tokens, features, .. } = self.config;
-        args.check(self.loaded.n, Formats::Scaled(format), &self.loaded.variant)?;
-        let tiles = self.loaded.tiles(args, tokens, self.loaded.n.div_ceil(features as usize));
-        self.loaded.launch(
-            args,
-            self.config.parts(),
-            (tiles, 1, self.config.threads()),
-            Rules("sm120a fused"),
-        )
+        args.check(self.n, Formats::Scaled(format), &self.loaded.rows)?;
+        let tiles = args.tiles(tokens, self.n.div_ceil(features as usize));
+        let size = (tiles, 1, self.config.threads());
+        self.loaded.launch_clusters((args, self.n), self.config.parts(), size, Rules("sm120a fused"))
     }
 }

@@ -1,12 +1,12 @@
 //! Tiles of the fused kernel for sm_80, and the shared memory that follows from them.
 
-use dualgemm_formats::FloatType;
 use dualgemm_ptx::layout::{SmemLayout, SmemRegion};
 
 use crate::Error;
 use crate::error::one_of;
-use crate::generic::finish;
 use crate::limits::{Rules, SHARED_LEAST, STAGES, Valid};
+use crate::parts::rows::Out;
+use crate::parts::staged::stage_over;
 use crate::sm90a::pack::{CHUNK_BYTES, CHUNK_FEATURES};
 
 /// A tile and its pipeline.
@@ -80,7 +80,7 @@ impl Config {
     }
 
     /// Shared memory for output of this type, or what does not fit.
-    pub fn layout(&self, out: FloatType) -> Result<Layout, Error> {
+    pub fn layout(&self, out: Out) -> Result<Layout, Error> {
         let rules = Rules("sm80 fused");
         rules.check("warps", self.row_warps.saturating_mul(self.token_warps), Valid::range(1, 8))?;
         // A thread has four sums of a slab for eight tokens, 64 in all.
@@ -92,7 +92,7 @@ impl Config {
         let mut smem = SmemLayout::new();
         let tokens = smem.alloc_parts("tokens", self.tokens * 128, self.stages, 128);
         let weights = smem.alloc_parts("weights", self.chunks * CHUNK_BYTES as u32, self.stages, 128);
-        finish::stage_over(&mut smem, out, self.tokens, self.features());
+        stage_over(&mut smem, out, self.tokens, self.features());
         rules.shared(smem.bytes(), SHARED_LEAST)?;
         Ok(Layout { smem, tokens, weights })
     }

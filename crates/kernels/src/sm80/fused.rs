@@ -12,17 +12,16 @@
 //!
 //! Flow: [`Config`] → here → PTX. Spec: PTX ISA, "Matrix Fragments for mma.m16n8k16".
 
-use dualgemm_formats::FloatType;
-use dualgemm_gemm::Program;
 use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::Module;
 use dualgemm_ptx::builder::*;
 
 use super::config::{Config, Layout};
 use crate::Error;
-use crate::generic::finish::{self, Finish, Staged};
 use crate::generic::fragments::decode_step;
 use crate::generic::{module, take_turn};
+use crate::parts::rows::{self, Rows};
+use crate::parts::staged::Staged;
 use crate::sm90a::pack::{CHUNK_BYTES, CHUNK_FEATURES, CODE_BYTES};
 
 /// Name of the kernel in its module.
@@ -31,27 +30,21 @@ pub const ENTRY: &str = "dual_gemm";
 const ROW: u32 = 128;
 
 /// What the kernel computes, beside its tile.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Variant {
     /// Type of A and of the multiplication.
     pub compute: HalfFormat,
-    /// Type of C.
-    pub out: FloatType,
-    /// Whether rows of C start at multiples of 16 bytes.
-    pub aligned: bool,
+    /// C and what makes it of the sums; not grouped.
+    pub rows: rows::Variant,
 }
 
 /// Generates the kernel.
-pub fn generate(
-    config: &Config,
-    variant: &Variant,
-    program: &Program,
-    target: Target,
-) -> Result<Module, Error> {
-    let layout = config.layout(variant.out)?;
+pub fn generate(config: &Config, variant: &Variant, target: Target) -> Result<Module, Error> {
+    let layout = config.layout(variant.rows.out)?;
+    variant.rows.one_problem("sm80 fused")?;
     let about = format!("C = act(A B1^T, A B2^T), 4-bit weights, mma.sync: {}", config.name());
     module(target, &about, ENTRY, |k| {
-        Fused::new(k, config, &layout, variant, program, target).emit(k);
+        Fused::new(k, config, &layout, variant, target).emit(k);
     })
 }
 
@@ -59,7 +52,7 @@ struct Fused<'a> {
     config: &'a Config,
     layout: &'a Layout,
     variant: &'a Variant,
-    finish: Finish<'a>,
+    rows: Rows,
     base: Addr<Shared>,
     thread: Reg<U32>,
     lane: Reg<U32>,
@@ -68,7 +61,6 @@ struct Fused<'a> {
     token: Reg<U32>,
     feature: Reg<U32>,
     m: Reg<U32>,
-    n: Reg<U32>,
     k: Reg<U32>,
     blocks: Reg<U32>,
     loads: Loads,
@@ -94,16 +86,15 @@ impl<'a> Fused<'a> {
         config: &'a Config,
         layout: &'a Layout,
         variant: &'a Variant,
-        program: &'a Program,
         target: Target,
     ) -> Self {
         k.required_threads(config.threads());
         let (a, pitch, weights) = (k.pointer("a"), k.param::<U32>("a_pitch"), k.pointer("weights"));
         let sizes = [k.param::<U32>("m"), k.param::<U32>("n"), k.param::<U32>("k")];
-        let finish = Finish::declare(k, variant.out, variant.aligned, program);
         let base = k.shared(&layout.smem);
         take_turn(k, target);
         let [m, n, depth] = sizes.map(|size| k.ld_param(&size));
+        let rows = Rows::declare(k, &variant.rows, n);
         let thread = k.special(Special::TidX);
         let lane = k.eval(thread & 31);
         let warp = k.eval(thread >> 5);
@@ -140,7 +131,7 @@ impl<'a> Fused<'a> {
             config,
             layout,
             variant,
-            finish,
+            rows,
             base,
             thread,
             lane,
@@ -148,7 +139,6 @@ impl<'a> Fused<'a> {
             token,
             feature,
             m,
-            n,
             k: depth,
             blocks,
             loads,
@@ -307,38 +297,29 @@ impl<'a> Fused<'a> {
 
     fn store(&self, k: &mut Kernel, sums: &[Reg<F32>]) {
         let config = self.config;
-        let staged = Staged {
-            start: self.base,
-            tokens: config.tokens,
-            features: config.features(),
-            threads: config.threads(),
-            token: self.token,
-            feature: self.feature,
-            m: self.m,
-            n: self.n,
-        };
+        let (features, threads) = (config.features(), config.threads());
+        let staged = Staged { rows: &self.rows, start: self.base, features, threads };
         let [row_warp, token_warp] = self.warps(k);
         let groups = config.warp_tokens() / 8;
         let (g, q) = (k.eval(self.lane >> 2), k.eval(self.lane & 3));
         let token = k.eval(token_warp * config.warp_tokens() + (q << 1));
-        let pitch = finish::pitch(self.variant.out, config.features());
         for slab in 0..config.slabs() {
             let first = k.eval(row_warp * config.slabs());
             let feature = k.eval((first + slab) * 8 + g);
             let of_c = k.eval(self.feature + feature);
-            let factors = self.finish.factors(k, of_c, self.n);
-            let place = self.finish.place(k, &staged, token, feature);
+            let factors = self.rows.factors(k, None, of_c);
+            let place = staged.place(k, token, feature);
             for group in 0..groups {
                 let first = (slab * groups + group) as usize * 4;
                 for e in 0..2 {
-                    let value = self.finish.activate(k, &factors, [sums[first + e], sums[first + e + 2]]);
-                    let to = place.at((group * 8 + e as u32) * pitch);
-                    self.finish.stage(k, to, value);
+                    let sums = [sums[first + e], sums[first + e + 2]];
+                    let value = factors.activate(k, &self.rows.variant.program, sums);
+                    staged.store(k, place.at((group * 8 + e as u32) * staged.pitch()), value);
                 }
             }
         }
         k.cta_sync();
-        self.finish.copy_out(k, &staged);
+        staged.copy_out(k, config.tokens, (self.token, self.m), self.feature);
     }
 }
 

@@ -8,6 +8,7 @@ use super::variant::{Out, Products, Scheduler, Variant};
 use crate::Error;
 use crate::error::one_of;
 use crate::limits::{MOST_STAGES, Rules, SHARED_DATACENTER, Valid};
+use crate::parts::staged::pitch;
 
 /// Shared memory of one multiprocessor, and what the driver keeps of it for each CTA.
 const SHARED_OF_SM: u32 = 228 << 10;
@@ -168,12 +169,6 @@ impl Config {
         self.blocks_per_stage * self.row_groups * CHUNK_BYTES as u32
     }
 
-    /// Bytes from one token's staged output row to the next: 16 more than its features take, which spreads the
-    /// rows over the banks.
-    pub(super) fn pitch(&self, variant: &Variant) -> u32 {
-        variant.features(self) * variant.out.staged_bytes() + 16
-    }
-
     /// Bytes of the sums of K groups, or of the other CTA of a pair, that the epilogue adds up: with both, of half of the
     /// tokens twice. The staged output tile lies behind them.
     pub(super) fn exchange_bytes(&self) -> u32 {
@@ -187,7 +182,8 @@ impl Config {
     fn epilogue_bytes(&self, variant: &Variant) -> u32 {
         let direct = self.k_groups > 1 && !matches!(variant.out, Out::Nvfp4 { .. });
         let unstaged = direct || variant.products == Products::Gate;
-        self.exchange_bytes() + if unstaged { 0 } else { self.tokens * self.pitch(variant) }
+        self.exchange_bytes()
+            + if unstaged { 0 } else { self.tokens * pitch(variant.out, variant.features(self)) }
     }
 
     /// Bytes of a tile's sums, all K groups added up.

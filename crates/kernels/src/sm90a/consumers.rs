@@ -8,7 +8,6 @@ use super::decode::{
 use super::fused::Fused;
 use super::pack::{CHUNK_BYTES, CODE_BYTES};
 use super::schedule::Tile;
-use super::variant::Compute;
 use crate::parts::ring::{Cursor, low_word};
 
 /// `(a & b) | c` as a truth table of `lop3`.
@@ -110,7 +109,7 @@ impl Fused<'_> {
             let advance = self.layout.token_tile.advance_k(32 * step as u32) as u32;
             let low = if step == 0 { low } else { k.eval(low + advance) };
             let desc = k.pack_64(low.cast::<B32>(), high);
-            let format = WgmmaFormat::Half(self.variant.compute.format());
+            let format = WgmmaFormat::Half(self.variant.compute);
             k.wgmma(format, acc, WgmmaA::Regs(a), desc, true);
         }
         k.wgmma_commit();
@@ -248,8 +247,8 @@ impl Fused<'_> {
                 let step = 2 * pair + half;
                 let to = &fragments[4 * step..4 * step + 4];
                 match self.variant.compute {
-                    Compute::F16 => decode_word::<F16x2>(k, raw[step], scale, to, fields_f16),
-                    Compute::Bf16 => decode_word::<Bf16x2>(k, raw[step], scale, to, fields_bf16),
+                    HalfFormat::F16 => decode_word::<F16x2>(k, raw[step], scale, to, fields_f16),
+                    HalfFormat::Bf16 => decode_word::<Bf16x2>(k, raw[step], scale, to, fields_bf16),
                 }
             }
         }
@@ -258,12 +257,12 @@ impl Fused<'_> {
     /// Scales of gate and up of the two k16 blocks of a scale word.
     fn scale_pairs(&self, k: &mut Kernel, word: Reg<B32>) -> [Reg<B32>; 2] {
         match self.variant.compute {
-            Compute::F16 => {
+            HalfFormat::F16 => {
                 let first = k.eval(word & SCALE_MASK);
                 let rotated = k.funnel_left(word, word, 8u32);
                 [first, k.eval(rotated & SCALE_MASK)]
             }
-            Compute::Bf16 => {
+            HalfFormat::Bf16 => {
                 let base = k.mov::<B32>(BF16_SCALE_BASE);
                 let shifted = k.eval(word.cast::<U32>() >> 3).cast();
                 let first = k.lop3(shifted, BF16_SCALE_MASK, base, AND_OR);

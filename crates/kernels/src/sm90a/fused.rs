@@ -17,16 +17,16 @@
 //! `schedule.rs` (which tile), `producers.rs`, `consumers.rs`, `store.rs`.
 //! Spec: <https://docs.nvidia.com/cuda/parallel-thread-execution/#asynchronous-warpgroup-level-matrix-instructions>.
 
-use dualgemm_formats::ScaleLayout;
 use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::{Module, Version};
 use dualgemm_ptx::builder::*;
 
 use super::config::{Config, Layout};
 use super::schedule::Tile;
-use super::variant::{Out, Products, Scheduler, Variant};
+use super::variant::{Products, Scheduler, Variant};
 use crate::Error;
 use crate::parts::ring::Ring;
+use crate::parts::rows::Rows;
 
 /// Name of the kernel in its module.
 pub const ENTRY: &str = "dual_gemm";
@@ -52,15 +52,10 @@ pub(super) struct Fused<'a> {
     pub(super) layout: &'a Layout,
     pub(super) map: TensorMapParam,
     pub(super) weights: PointerParam,
-    pub(super) out: PointerParam,
     pub(super) m: Reg<U32>,
-    pub(super) n: Reg<U32>,
     /// K blocks of 64.
     pub(super) blocks: Reg<U32>,
-    pub(super) alpha: Alpha,
-    pub(super) bias: Option<[PointerParam; 2]>,
-    pub(super) a_scale: Option<PointerParam>,
-    pub(super) quantize: Option<Quantize>,
+    pub(super) rows: Rows,
     pub(super) groups: Option<Groups>,
     /// Of stream-K.
     pub(super) workspace: Option<PointerParam>,
@@ -71,14 +66,6 @@ pub(super) struct Fused<'a> {
     pub(super) lane: Reg<U32>,
 }
 
-/// What the products are multiplied by.
-pub(super) enum Alpha {
-    /// One problem: gate and up.
-    Values([Param<F32>; 2]),
-    /// Grouped: `[groups][2]`, and what all groups have in common.
-    Table(PointerParam, [Param<F32>; 2]),
-}
-
 /// Where gate's sums are, of products apart.
 pub(super) enum GateSums {
     /// All sums are computed here.
@@ -87,13 +74,6 @@ pub(super) enum GateSums {
     Kept(PointerParam),
     /// Up is: gate's sums come from there.
     Read(PointerParam),
-}
-
-pub(super) struct Quantize {
-    pub(super) layout: ScaleLayout,
-    pub(super) scales: PointerParam,
-    /// `divisor / 6` and `1 / divisor` of the tensor scale's divisor.
-    pub(super) factors: [Param<F32>; 2],
 }
 
 pub(super) struct Groups {
@@ -112,24 +92,12 @@ impl<'a> Fused<'a> {
             k.cluster(config.k_split, 1, 1);
         }
         let map = k.tensor_map("tokens");
-        let (weights, out) = (k.pointer("weights"), k.pointer("out"));
+        let weights = k.pointer("weights");
         let sizes = [k.param::<U32>("m"), k.param::<U32>("n"), k.param::<U32>("k_blocks")];
-        let table = variant.grouped.then(|| k.pointer("alphas"));
-        let values = [k.param("alpha_gate"), k.param("alpha_up")];
-        let alpha = match table {
-            None => Alpha::Values(values),
-            Some(table) => Alpha::Table(table, values),
-        };
-        let bias = variant.bias.then(|| [k.pointer("bias_gate"), k.pointer("bias_up")]);
-        let a_scale = variant.a_scale.then(|| k.pointer("a_scale"));
-        let quantize = match variant.out {
-            Out::Nvfp4 { scale_layout } => Some(Quantize {
-                layout: scale_layout,
-                scales: k.pointer("out_scales"),
-                factors: [k.param("out_factor"), k.param("out_scale")],
-            }),
-            Out::F16 | Out::Bf16 | Out::F32 => None,
-        };
+        let base = k.shared(&layout.smem);
+        let ring = Ring::new(base, config.stages, &layout.full, &layout.empty);
+        let [m, n, blocks] = sizes.map(|param| k.ld_param(&param));
+        let rows = Rows::declare(k, &variant.rows(), n);
         let groups = variant.grouped.then(|| Groups {
             offsets: k.pointer("group_rows"),
             count: k.param("groups"),
@@ -141,9 +109,6 @@ impl<'a> Fused<'a> {
             Products::Gate => GateSums::Kept(k.pointer("gate_sums")),
             Products::Up => GateSums::Read(k.pointer("gate_sums")),
         };
-        let base = k.shared(&layout.smem);
-        let ring = Ring::new(base, config.stages, &layout.full, &layout.empty);
-        let [m, n, blocks] = sizes.map(|param| k.ld_param(&param));
         let warp = k.warp_index();
         let thread = k.special(Special::TidX);
         let lane = k.eval(thread & 31);
@@ -153,14 +118,9 @@ impl<'a> Fused<'a> {
             layout,
             map,
             weights,
-            out,
             m,
-            n,
             blocks,
-            alpha,
-            bias,
-            a_scale,
-            quantize,
+            rows,
             groups,
             workspace,
             gate_sums,

@@ -6,10 +6,10 @@
 
 use std::ops::Range;
 
-use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};
-use dualgemm_formats::GlobalScale;
+use dualgemm_device::{Args, Device, DevicePtr, LaunchSpec};
 use dualgemm_gemm::Error as OperandError;
-use dualgemm_ptx::layout::{Interleave, L2Promotion, OutOfBounds, TensorMap, TensorSwizzle};
+use dualgemm_ptx::builder::HalfFormat;
+use dualgemm_ptx::layout::{Interleave, L2Promotion, OutOfBounds, TensorDataType, TensorMap, TensorSwizzle};
 
 use super::config::{Config, RULES};
 use super::exchange::FLAG_BYTES;
@@ -18,6 +18,8 @@ use super::pack::{CHUNK_BYTES, CHUNK_FEATURES, CHUNK_K};
 use super::variant::{Out, Products, Scheduler, Variant};
 use crate::Error;
 use crate::limits::Valid;
+use crate::parts::loaded::Loaded;
+use crate::parts::rows::{Output, check_address};
 
 /// CTAs along the second and the third dimension of a grid.
 const GRID_YZ: Valid = Valid::range(1, 65535);
@@ -31,25 +33,14 @@ pub struct FusedArgs {
     pub lda: usize,
     /// Bytes of a [`Pack`](super::pack::Pack), on a multiple of 16.
     pub pack: DevicePtr,
-    /// C, `[m, n]`; for nvfp4 its codes, `[m, n / 2]` bytes.
-    pub c: DevicePtr,
-    /// Scale bytes of an nvfp4 C.
-    pub c_scales: DevicePtr,
-    /// Tensor scale of an nvfp4 C, a multiplier.
-    pub c_scale: f32,
+    /// C. Alpha is [`Pack::alpha`](super::pack::Pack::alpha) times whatever belongs to A and the epilogue.
+    pub output: Output,
     /// Rows of A; of all groups together.
     pub m: usize,
     /// Features.
     pub n: usize,
     /// Elements that are summed, a multiple of 16.
     pub k: usize,
-    /// What the sums of gate and up are multiplied by: [`Pack::alpha`](super::pack::Pack::alpha) times whatever belongs to
-    /// A and the epilogue. Of grouped problems what they have in common: the rest is each one's own, in [`GroupArgs`].
-    pub alpha: [f32; 2],
-    /// Biases of gate and up, `[n]` f32; grouped `[groups, n]`.
-    pub bias: [DevicePtr; 2],
-    /// One f32 that both products are multiplied by.
-    pub a_scale: DevicePtr,
     /// The groups of a grouped problem.
     pub groups: Option<GroupArgs>,
     /// [`Fused::gate_sums_bytes`] bytes, of products apart: the launch of gate writes them, that of up reads them. Both
@@ -69,48 +60,24 @@ pub struct GroupArgs {
     pub rows: DevicePtr,
     /// Bytes from the pack of one group to that of the next, a multiple of 16.
     pub pack_stride: usize,
-    /// `[count][2]` f32: what each group's sums of gate and up are multiplied by beside [`FusedArgs::alpha`].
+    /// `[count][2]` f32: what each group's sums of gate and up are multiplied by beside [`Output::alpha`].
     pub alphas: DevicePtr,
 }
 
 impl FusedArgs {
-    /// One problem of dense f16 or bf16 matrices, without bias.
-    pub fn new(
-        a: DevicePtr,
-        pack: DevicePtr,
-        c: DevicePtr,
-        (m, n, k): (usize, usize, usize),
-        alpha: [f32; 2],
-    ) -> Self {
-        let none = DevicePtr::NULL;
-        Self {
-            a,
-            lda: k,
-            pack,
-            c,
-            c_scales: none,
-            c_scale: 1.0,
-            m,
-            n,
-            k,
-            alpha,
-            bias: [none; 2],
-            a_scale: none,
-            groups: None,
-            gate_sums: none,
-            workspace: none,
-        }
+    /// One problem on a dense A.
+    pub fn new(a: DevicePtr, pack: DevicePtr, output: Output, (m, n, k): (usize, usize, usize)) -> Self {
+        let null = DevicePtr::NULL;
+        Self { a, lda: k, pack, output, m, n, k, groups: None, gate_sums: null, workspace: null }
     }
 }
 
 /// The fused kernel, loaded on a device.
 #[derive(Clone)]
 pub struct Fused<'d> {
-    device: &'d dyn Device,
+    loaded: Loaded<'d>,
     config: Config,
     variant: Variant,
-    function: FunctionId,
-    shared: u32,
 }
 
 impl std::fmt::Debug for Fused<'_> {
@@ -124,27 +91,15 @@ fn refuse(tensor: &str, found: impl std::fmt::Display, expected: &str) -> Error 
     OperandError::Operand { tensor: tensor.into(), found, expected }.into()
 }
 
-fn check_address(tensor: &str, ptr: DevicePtr, align: u64) -> Result<(), Error> {
-    if ptr == DevicePtr::NULL || !ptr.0.is_multiple_of(align) {
-        return Err(refuse(
-            tensor,
-            format!("at {ptr}"),
-            &format!("device memory on a multiple of {align} bytes"),
-        ));
-    }
-    Ok(())
-}
-
 impl<'d> Fused<'d> {
     /// Generates and loads the kernel.
     ///
     /// # Errors
     /// If the configuration does not fit, the variant contradicts itself, or the device refuses the text.
     pub fn new(device: &'d dyn Device, config: Config, variant: &Variant) -> Result<Self, Error> {
-        let ptx = fused::generate(&config, variant)?.to_string();
-        let function = device.function(device.load(&ptx)?, fused::ENTRY)?;
-        let shared = config.layout(variant)?.smem.bytes();
-        Ok(Self { device, config, variant: variant.clone(), function, shared })
+        let memory = (fused::ENTRY, config.layout(variant)?.smem.bytes());
+        let loaded = Loaded::new(device, &fused::generate(&config, variant)?, memory, &variant.rows())?;
+        Ok(Self { loaded, config, variant: variant.clone() })
     }
 
     /// Tile and pipeline.
@@ -159,7 +114,7 @@ impl<'d> Fused<'d> {
 
     /// CTAs that the card holds at once.
     fn resident(&self) -> u32 {
-        self.device.info().sm_count * self.config.ctas_per_sm
+        self.loaded.device.info().sm_count * self.config.ctas_per_sm
     }
 
     /// Bytes of [`FusedArgs::workspace`]; 0 for all schedulers but stream-K.
@@ -200,10 +155,7 @@ impl<'d> Fused<'d> {
         if !k.is_multiple_of(16) {
             return Err(refuse("K", k, "a multiple of 16"));
         }
-        let piece = self.variant.out.piece() as usize;
-        if self.variant.aligned && !n.is_multiple_of(piece) {
-            return Err(refuse("N", n, &format!("a multiple of {piece}, which the kernel was made for")));
-        }
+        self.loaded.rows.check(n)?;
         if self.variant.whole_blocks && !k.is_multiple_of(CHUNK_K) {
             return Err(refuse("K", k, &format!("a multiple of {CHUNK_K}, which the kernel was made for")));
         }
@@ -212,28 +164,6 @@ impl<'d> Fused<'d> {
         }
         check_address("A", args.a, 16)?;
         check_address("pack", args.pack, 16)?;
-        check_address(
-            "C",
-            args.c,
-            if self.variant.aligned { 16 } else { self.variant.out.staged_bytes().into() },
-        )?;
-        if let Out::Nvfp4 { .. } = self.variant.out {
-            check_address("C's scales", args.c_scales, 1)?;
-            if !(args.c_scale.is_finite() && args.c_scale > 0.0 && (1.0 / args.c_scale).is_finite()) {
-                return Err(refuse(
-                    "C's tensor scale",
-                    args.c_scale,
-                    "a positive number with a finite reciprocal",
-                ));
-            }
-        }
-        if self.variant.bias {
-            check_address("gate bias", args.bias[0], 4)?;
-            check_address("up bias", args.bias[1], 4)?;
-        }
-        if self.variant.a_scale {
-            check_address("A's scale", args.a_scale, 4)?;
-        }
         if self.variant.products.apart() {
             check_address("gate's sums", args.gate_sums, 16)?;
         }
@@ -244,7 +174,6 @@ impl<'d> Fused<'d> {
         match (&args.groups, self.variant.grouped) {
             (Some(groups), true) => {
                 check_address("group rows", groups.rows, 4)?;
-                check_address("alphas", groups.alphas, 8)?;
                 if groups.count == 0
                     || groups.count > i32::MAX as usize
                     || !groups.pack_stride.is_multiple_of(16)
@@ -288,7 +217,11 @@ impl<'d> Fused<'d> {
 
     fn tensor_map(&self, args: &FusedArgs) -> TensorMap {
         let (m, k, stride) = (args.m as u64, args.k as u64, args.lda as u64 * 2);
-        let (data_type, swizzle) = (self.variant.compute.tensor_type(), TensorSwizzle::B128);
+        let swizzle = TensorSwizzle::B128;
+        let data_type = match self.variant.compute {
+            HalfFormat::F16 => TensorDataType::F16,
+            HalfFormat::Bf16 => TensorDataType::Bf16,
+        };
         let box_rows = self.config.tokens;
         if !(self.variant.whole_blocks && self.config.whole_stage_loads()) {
             let tile = (box_rows, CHUNK_K as u32);
@@ -339,42 +272,30 @@ impl<'d> Fused<'d> {
         if self.variant.products != Products::Both {
             return rule("a range of features is for both products in one launch");
         }
-        let element = match self.variant.out {
-            Out::F16 | Out::Bf16 => 2,
-            Out::F32 => 4,
-            Out::Nvfp4 { .. } => return rule("a range of features is for a C of floats"),
-        };
+        if let Out::Nvfp4 { .. } = self.variant.out {
+            return rule("a range of features is for a C of floats");
+        }
         let grid = self.grid(&FusedArgs { n: count, ..*args })?;
         let chunks = features.start / CHUNK_FEATURES * args.k.div_ceil(CHUNK_K);
         let start = features.start as u64;
         let part = FusedArgs {
             pack: args.pack.offset((chunks * CHUNK_BYTES) as u64),
-            c: args.c.offset(start * element),
-            bias: args.bias.map(|bias| bias.offset(start * 4)),
+            output: Output {
+                c: args.output.c.offset(self.variant.out.row_bytes(features.start) as u64),
+                bias: args.output.bias.map(|bias| bias.offset(start * 4)),
+                ..args.output
+            },
             ..*args
         };
         self.launch_of(&part, grid)
     }
 
     fn launch_of(&self, args: &FusedArgs, grid: [u32; 3]) -> Result<LaunchSpec, Error> {
-        let map = self.device.tensor_map(&self.tensor_map(args))?;
+        let map = self.loaded.device.tensor_map(&self.tensor_map(args))?;
         let sizes = [args.m, args.n, args.k.div_ceil(CHUNK_K)].map(|size| size as u32);
-        let mut list = Args::new().tensor_map(map).ptr(args.pack).ptr(args.c);
-        list = sizes.into_iter().fold(list, Args::u32);
-        if let Some(groups) = &args.groups {
-            list = list.ptr(groups.alphas);
-        }
-        list = list.f32(args.alpha[0]).f32(args.alpha[1]);
-        if self.variant.bias {
-            list = list.ptr(args.bias[0]).ptr(args.bias[1]);
-        }
-        if self.variant.a_scale {
-            list = list.ptr(args.a_scale);
-        }
-        if let Out::Nvfp4 { .. } = self.variant.out {
-            let divisor = 1.0 / GlobalScale::multiplier(args.c_scale).value();
-            list = list.ptr(args.c_scales).f32(divisor * (1.0 / 6.0)).f32(1.0 / divisor);
-        }
+        let list = sizes.into_iter().fold(Args::new().tensor_map(map).ptr(args.pack), Args::u32);
+        let alphas = args.groups.map(|groups| groups.alphas);
+        let mut list = args.output.args(list, &self.loaded.rows, alphas)?;
         if let Some(groups) = &args.groups {
             list = list.ptr(groups.rows).u32(groups.count as u32).u64(groups.pack_stride as u64);
         }
@@ -384,9 +305,8 @@ impl<'d> Fused<'d> {
         if self.variant.products.apart() {
             list = list.ptr(args.gate_sums);
         }
-        let block = [self.config.threads(), 1, 1];
-        let spec = LaunchSpec::new(self.function, grid, block).cluster([self.config.k_split, 1, 1]);
-        Ok(spec.dynamic_shared(self.shared).args(list))
+        let spec = self.loaded.launch(grid, self.config.threads());
+        Ok(spec.cluster([self.config.k_split, 1, 1]).args(list))
     }
 
     /// Starts the kernel.
@@ -396,6 +316,6 @@ impl<'d> Fused<'d> {
     pub unsafe fn launch(&self, args: &FusedArgs) -> Result<(), Error> {
         let spec = self.spec(args)?;
         // SAFETY: the kernel stays within its operands, for which the caller vouches.
-        Ok(unsafe { self.device.launch(&spec) }?)
+        Ok(unsafe { self.loaded.device.launch(&spec) }?)
     }
 }

@@ -9,6 +9,7 @@ use super::host::{Fused, FusedArgs, GroupArgs};
 use super::pack::Pack;
 use super::variant::Out;
 use crate::Error;
+use crate::parts::rows::Output;
 
 /// Bytes behind C that no kernel may write.
 const GUARD: usize = 256;
@@ -52,7 +53,7 @@ impl Operands {
         let alphas: Vec<u8> = packs.iter().flat_map(Pack::alpha).flat_map(f32::to_le_bytes).collect();
         let alphas = this.alloc(device, &alphas)?;
         let pack_stride = packs.first().map_or(0, |pack| pack.bytes().len());
-        this.args.alpha = [1.0; 2];
+        this.args.output.alpha = [1.0; 2];
         this.args.groups = Some(GroupArgs { count: packs.len(), rows, pack_stride, alphas });
         Ok(this)
     }
@@ -84,23 +85,23 @@ impl Operands {
             FloatMatrix::Bf16(a) => (0..m).flat_map(|r| a.row(r)).flat_map(|x| x.to_le_bytes()).collect(),
         };
         let (out, null) = (fused.variant().out, DevicePtr::NULL);
-        let args = FusedArgs::new(null, null, null, (m, n, k), pack.alpha());
+        let args = FusedArgs::new(null, null, Output::new(null, pack.alpha()), (m, n, k));
         let mut this = Self { args, out, allocations: Vec::new() };
         this.args.a = this.alloc(device, &rows)?;
         this.args.pack = match packs {
             [pack] => this.alloc(device, pack.bytes())?,
             _ => this.alloc(device, &packs.iter().flat_map(Pack::bytes).copied().collect::<Vec<u8>>())?,
         };
-        this.args.c = this.alloc(device, &vec![POISON; c_bytes(out, m, n) + GUARD])?;
+        this.args.output.c = this.alloc(device, &vec![POISON; this.c_bytes() + GUARD])?;
         if fused.variant().bias {
             for half in 0..2 {
                 let of_pack = |pack: &Pack| pack.bias().map_or_else(|| vec![0.0; n], |b| b[half].to_vec());
                 let bias: Vec<u8> = packs.iter().flat_map(of_pack).flat_map(f32::to_le_bytes).collect();
-                this.args.bias[half] = this.alloc(device, &bias)?;
+                this.args.output.bias[half] = this.alloc(device, &bias)?;
             }
         }
         if let Out::Nvfp4 { scale_layout } = out {
-            this.args.c_scales = this.alloc(device, &vec![0; scale_layout.len(m, n / 16)])?;
+            this.args.output.scales = this.alloc(device, &vec![0; scale_layout.len(m, n / 16)])?;
         }
         if fused.gate_sums_bytes(m, n) > 0 {
             // NaN, where nothing is written.
@@ -110,6 +111,10 @@ impl Operands {
             this.args.workspace = this.alloc(device, &vec![0; fused.workspace_bytes()])?;
         }
         Ok(this)
+    }
+
+    fn c_bytes(&self) -> usize {
+        self.args.m * self.out.row_bytes(self.args.n)
     }
 
     /// The operands as the kernel takes them.
@@ -124,8 +129,8 @@ impl Operands {
 
     /// C's bytes, row-major, after the launches before.
     pub fn read_c(&self, device: &dyn Device) -> Result<Vec<u8>, Error> {
-        let mut c = vec![0; c_bytes(self.out, self.args.m, self.args.n)];
-        device.copy_from(&mut c, self.args.c)?;
+        let mut c = vec![0; self.c_bytes()];
+        device.copy_from(&mut c, self.args.output.c)?;
         Ok(c)
     }
 
@@ -145,15 +150,14 @@ impl Operands {
     pub fn read_scales(&self, device: &dyn Device) -> Result<Vec<u8>, Error> {
         let Out::Nvfp4 { scale_layout } = self.out else { return Ok(Vec::new()) };
         let mut scales = vec![0; scale_layout.len(self.args.m, self.args.n / 16)];
-        device.copy_from(&mut scales, self.args.c_scales)?;
+        device.copy_from(&mut scales, self.args.output.scales)?;
         Ok(scales)
     }
 
     /// Whether the bytes behind C are what they were.
     pub fn guard_is_whole(&self, device: &dyn Device) -> Result<bool, Error> {
         let mut guard = vec![0; GUARD];
-        device
-            .copy_from(&mut guard, self.args.c.offset(c_bytes(self.out, self.args.m, self.args.n) as u64))?;
+        device.copy_from(&mut guard, self.args.output.c.offset(self.c_bytes() as u64))?;
         Ok(guard.iter().all(|&byte| byte == POISON))
     }
 
@@ -163,13 +167,5 @@ impl Operands {
     /// If the operands belong to another device.
     pub fn free(self, device: &dyn Device) -> Result<(), Error> {
         self.allocations.into_iter().try_for_each(|ptr| Ok(device.free(ptr)?))
-    }
-}
-
-fn c_bytes(out: Out, m: usize, n: usize) -> usize {
-    match out {
-        Out::F16 | Out::Bf16 => m * n * 2,
-        Out::F32 => m * n * 4,
-        Out::Nvfp4 { .. } => m * n / 2,
     }
 }

@@ -44,7 +44,7 @@ impl Fused<'_> {
         }
         k.comment("Row tiles beyond the last one read it again; their features are not stored.");
         let chunk = self.variant.chunk_features();
-        let last = k.eval(((self.n + (chunk - 1)) >> chunk.ilog2()) - 1);
+        let last = k.eval(((self.rows.n + (chunk - 1)) >> chunk.ilog2()) - 1);
         let first = k.eval(tile.features * self.config.row_groups);
         (0..self.config.row_groups)
             .map(|group| {

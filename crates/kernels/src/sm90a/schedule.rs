@@ -78,7 +78,7 @@ impl Fused<'_> {
 
     /// Tiles along the tokens and along the features, of the whole problem without groups.
     pub(super) fn tile_counts(&self, k: &mut Kernel) -> [Reg<U32>; 2] {
-        [(self.m, self.config.tokens), (self.n, self.features())]
+        [(self.m, self.config.tokens), (self.rows.n, self.features())]
             .map(|(size, tile)| k.eval(size.div_ceil(tile)))
     }
 

@@ -3,12 +3,11 @@
 use dualgemm_ptx::builder::*;
 
 use super::apart::FeatureSums;
-use super::fused::{Alpha, Fused, GateSums, Quantize};
+use super::fused::{Fused, GateSums};
 use super::schedule::Tile;
 use super::variant::{Out, Products};
-use crate::generic::rowwise::scale_offset;
 use crate::parts::epilogue::{self, Factors};
-use crate::parts::nvfp4;
+use crate::parts::staged::Staged;
 
 impl Fused<'_> {
     /// Everything after the main loop of a tile.
@@ -84,42 +83,10 @@ impl Fused<'_> {
             .collect()
     }
 
-    /// What one feature, given by its place in the tile, is multiplied by. Features beyond the last have no bias.
+    /// What the sums of a feature, given by its place in the tile, become products by.
     fn factors(&self, k: &mut Kernel, tile: Tile, feature: Reg<U32>) -> Factors {
-        let mut alpha = match &self.alpha {
-            Alpha::Values(alpha) => [k.ld_param(&alpha[0]), k.ld_param(&alpha[1])],
-            Alpha::Table(table, common) => {
-                let table = k.ld_pointer(table);
-                let bytes = k.mov::<U64>(8u64);
-                let at = self.of_group(k, table, tile, bytes);
-                let own: [Reg<F32>; 2] = k.ld_vector(at);
-                [0, 1].map(|half| {
-                    let common = k.ld_param(&common[half]);
-                    k.mul(own[half], common)
-                })
-            }
-        };
-        if let Some(scale) = &self.a_scale {
-            let scale = k.ld_pointer(scale);
-            let scale: Reg<F32> = k.ld(scale);
-            alpha = alpha.map(|alpha| k.mul(alpha, scale));
-        }
-        let bias = self.bias.as_ref().map(|halves| {
-            let first = k.eval(tile.features * self.features());
-            let feature = k.eval(first + feature);
-            let inside = k.compare(Cmp::Lt, feature, self.n);
-            let byte = k.eval(feature.mul_wide(4));
-            let row_bytes = k.eval(self.n.mul_wide(4));
-            [&halves[0], &halves[1]].map(|half| {
-                let bias = k.mov(0.0f32);
-                let table = k.ld_pointer(half);
-                let table = self.of_group(k, table, tile, row_bytes);
-                let at = k.offset(table, byte);
-                k.when(inside).to(bias).ld::<F32, _>(at);
-                bias
-            })
-        });
-        Factors { alpha, bias }
+        let of_c = k.eval(feature + tile.features * self.features());
+        self.rows.factors(k, tile.group, of_c)
     }
 
     fn activate(&self, k: &mut Kernel, factors: &Factors, gate: Reg<F32>, up: Reg<F32>) -> Reg<F32> {
@@ -173,7 +140,6 @@ impl Fused<'_> {
                 }
             }
         }
-        k.bar_sync(1u32, self.config.consumer_threads());
         self.copy_out(k, tile, acc.len() as u32 * 2);
     }
 
@@ -185,13 +151,13 @@ impl Fused<'_> {
     /// Transposes 16-bit elements by `stmatrix` to rows of tokens. `column` is the first of the warp's eight features,
     /// `sums` those of all groups of eight tokens.
     fn stage_halves(&self, k: &mut Kernel, factors: &Factors, column: Reg<U32>, sums: &[FeatureSums]) {
-        let pitch = self.config.pitch(self.variant);
+        let staged = self.staged();
         let byte = k.eval(column << 1);
         // `stmatrix` takes the row address of matrix i from lanes 8i .. 8i+8; a matrix is 8 tokens.
         let at_once = if sums.len().is_multiple_of(4) { 4 } else { 1 };
         let token = if at_once == 4 { self.lane } else { k.eval(self.lane & 7) };
-        let row = k.eval(token * pitch);
-        let place = k.offset(self.staged(), row + byte);
+        let row = k.eval(token * staged.pitch());
+        let place = k.offset(staged.start, row + byte);
         for (index, sums) in sums.chunks(at_once).enumerate() {
             let halves: Vec<Reg<B32>> = sums
                 .iter()
@@ -201,7 +167,7 @@ impl Fused<'_> {
                     self.pair(k, first, second)
                 })
                 .collect();
-            let row = index as u32 * at_once as u32 * 8 * pitch;
+            let row = index as u32 * at_once as u32 * 8 * staged.pitch();
             k.stmatrix(true, place.at(row), &halves);
         }
     }
@@ -214,13 +180,12 @@ impl Fused<'_> {
         (group, feature): (Reg<U32>, Reg<U32>),
         sums: &FeatureSums,
     ) {
-        let pitch = self.config.pitch(self.variant);
+        let staged = self.staged();
         let token = self.token_of(k, group);
-        let row = k.eval(token * pitch);
-        let place = k.offset(self.staged(), row + (feature << 2));
+        let place = staged.place(k, token, feature);
         for e in 0..2 {
             let value = self.activate(k, factors, sums.gate[e], sums.up[e]);
-            k.st(place.at(e as u32 * pitch), value);
+            k.st(place.at(e as u32 * staged.pitch()), value);
         }
     }
 
@@ -230,94 +195,19 @@ impl Fused<'_> {
         k.eval((group << 3) + pair)
     }
 
-    /// Address of an element of C's row-major matrix of `bytes`-byte elements.
-    fn element(&self, k: &mut Kernel, row: Reg<U32>, feature: Reg<U32>, bytes: u32) -> Addr<Global> {
-        let out = k.ld_pointer(&self.out);
-        let start = k.eval(row.mul_wide(self.n));
-        k.offset(out, (start + feature.widen()) << bytes.ilog2())
+    fn staged(&self) -> Staged<'_> {
+        let start = self.shared(self.layout.epilogue + self.config.exchange_bytes());
+        let (features, threads) = (self.features(), self.config.consumer_threads());
+        Staged { rows: &self.rows, start, features, threads }
     }
 
-    fn staged(&self) -> Addr<Shared> {
-        self.shared(self.layout.epilogue + self.config.exchange_bytes())
-    }
-
-    /// Staged rows of `tokens` tokens to C, a piece at a time.
+    /// Staged rows of `tokens` tokens to C, once all threads have staged theirs.
     fn copy_out(&self, k: &mut Kernel, tile: Tile, tokens: u32) {
-        let (config, out) = (self.config, self.variant.out);
-        let piece_features = out.piece();
-        let (pieces, bytes) = (self.features() / piece_features, out.staged_bytes());
-        let stage = self.staged();
-        let thread = k.special(Special::TidX);
-        let first_feature = k.eval(tile.features * self.features());
-        k.for_range("store", thread, tokens * pieces, config.consumer_threads(), |k, i, _| {
-            let (token, piece) = (k.eval(i / pieces), k.eval(i % pieces));
-            let row = token * config.pitch(self.variant);
-            let from = k.offset(stage, piece * (piece_features * bytes) + row);
-            let feature = k.eval(piece * piece_features + first_feature);
-            let row = k.eval(tile.token + token);
-            let inside = k.compare(Cmp::Lt, row, tile.token_end);
-            match &self.quantize {
-                Some(quantize) => {
-                    let inside = k.compare_and(Cmp::Lt, feature, self.n, inside);
-                    k.if_(inside, "block", |k| self.store_block(k, from, (row, feature), quantize));
-                }
-                None if self.variant.aligned => {
-                    let inside = k.compare_and(Cmp::Lt, feature, self.n, inside);
-                    k.if_(inside, "piece", |k| {
-                        let words: [Reg<B32>; 4] = k.ld_vector(from);
-                        let to = self.element(k, row, feature, bytes);
-                        k.st_vector(to, &words);
-                    });
-                }
-                None => {
-                    for element in 0..piece_features {
-                        let feature = k.eval(feature + element);
-                        let inside = k.compare_and(Cmp::Lt, feature, self.n, inside);
-                        k.if_(inside, "element", |k| {
-                            let to = self.element(k, row, feature, bytes);
-                            let from = from.at(element * bytes);
-                            match bytes {
-                                2 => {
-                                    let half: Reg<B16> = k.ld(from);
-                                    k.st(to, half);
-                                }
-                                _ => {
-                                    let word: Reg<B32> = k.ld(from);
-                                    k.st(to, word);
-                                }
-                            }
-                        });
-                    }
-                }
-            }
-        });
+        k.bar_sync(1u32, self.config.consumer_threads());
+        let feature = k.eval(tile.features * self.features());
+        self.staged().copy_out(k, tokens, (tile.token, tile.token_end), feature);
         // Lanes leave the loop apart, and the next tile's `wgmma` wants whole warps.
         k.warp_sync();
-    }
-
-    /// One block of 16 staged elements as codes and a scale byte, by the rule of the CPU path.
-    fn store_block(
-        &self,
-        k: &mut Kernel,
-        from: Addr<Shared>,
-        (row, feature): (Reg<U32>, Reg<U32>),
-        quantize: &Quantize,
-    ) {
-        let factors = [k.ld_param(&quantize.factors[0]), k.ld_param(&quantize.factors[1])];
-        let halves: [[Reg<F32>; 8]; 2] = [0u32, 32].map(|byte| {
-            let quarters: [[Reg<F32>; 4]; 2] = [0u32, 16].map(|more| k.ld_vector(from.at(byte + more)));
-            std::array::from_fn(|i| quarters[i / 4][i % 4])
-        });
-        let (words, byte) = nvfp4::encode_block(k, halves, factors);
-        let out = k.ld_pointer(&self.out);
-        let start = k.eval(row.mul_wide(self.n));
-        let to = k.offset(out, (start + feature.widen()) >> 1);
-        k.st_vector(to, &words);
-        let (block, blocks) = (k.eval(feature >> 4), k.eval(self.n >> 4));
-        let offset = scale_offset(k, quantize.layout, row, block, blocks);
-        let scales = k.ld_pointer(&quantize.scales);
-        let to = k.offset(scales, offset);
-        k.st_byte(to, byte);
     }
 
     // ---- sums of several K groups ----
@@ -397,10 +287,7 @@ impl Fused<'_> {
             k.if_(!part.head, "publish", |k| self.publish_part(k, part));
         }
         if matches!(self.variant.out, Out::Nvfp4 { .. }) && !features.is_empty() {
-            let body = |k: &mut Kernel| {
-                k.bar_sync(1u32, config.consumer_threads());
-                self.copy_out(k, tile, groups * 8);
-            };
+            let body = |k: &mut Kernel| self.copy_out(k, tile, groups * 8);
             match tile.part {
                 None => body(k),
                 Some(part) => k.if_(part.head, "copy_out", body),
@@ -418,14 +305,14 @@ impl Fused<'_> {
         sums: &FeatureSums,
     ) {
         let feature = k.eval(feature + tile.features * self.features());
-        let inside = k.compare(Cmp::Lt, feature, self.n);
+        let inside = k.compare(Cmp::Lt, feature, self.rows.n);
         let token = self.token_of(k, group);
         let row = k.eval(token + tile.token);
         for e in 0..2 {
             let value = self.activate(k, factors, sums.gate[e], sums.up[e]);
             let row = k.eval(row + e as u32);
             let inside = k.compare_and(Cmp::Lt, row, tile.token_end, inside);
-            let to = self.element(k, row, feature, self.variant.out.staged_bytes());
+            let to = self.rows.place(k, row, feature);
             self.variant.out.store(k, inside, to, value);
         }
     }

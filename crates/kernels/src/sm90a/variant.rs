@@ -3,58 +3,12 @@
 
 use dualgemm_gemm::Program;
 use dualgemm_ptx::builder::HalfFormat;
-use dualgemm_ptx::layout::TensorDataType;
 
 use super::config::Config;
 use super::pack::{CHUNK_FEATURES, CHUNK_K};
 use crate::Error;
+use crate::parts::rows;
 pub use crate::parts::rows::Out;
-
-/// The 16-bit type that is multiplied: A's. Weights are widened to it, exactly.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Compute {
-    /// Binary16.
-    F16,
-    /// bfloat16.
-    Bf16,
-}
-
-impl Compute {
-    /// As `wgmma` calls it.
-    pub(super) fn format(self) -> HalfFormat {
-        match self {
-            Self::F16 => HalfFormat::F16,
-            Self::Bf16 => HalfFormat::Bf16,
-        }
-    }
-
-    /// As a tensor map calls it.
-    pub(super) fn tensor_type(self) -> TensorDataType {
-        match self {
-            Self::F16 => TensorDataType::F16,
-            Self::Bf16 => TensorDataType::Bf16,
-        }
-    }
-}
-
-impl Out {
-    /// Features of C in 16 bytes, or in one block of nvfp4: what one thread stores at once.
-    pub(super) fn piece(self) -> u32 {
-        match self {
-            Self::F16 | Self::Bf16 => 8,
-            Self::F32 => 4,
-            Self::Nvfp4 { .. } => 16,
-        }
-    }
-
-    /// Bytes of an element in the staged tile.
-    pub(super) fn staged_bytes(self) -> u32 {
-        match self {
-            Self::F16 | Self::Bf16 => 2,
-            Self::F32 | Self::Nvfp4 { .. } => 4,
-        }
-    }
-}
 
 /// How tiles are handed to CTAs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -104,8 +58,8 @@ impl Products {
 pub struct Variant {
     /// The products of this launch.
     pub products: Products,
-    /// Type of A and of the multiplication.
-    pub compute: Compute,
+    /// Type of A and of the multiplication: weights are widened to it, exactly.
+    pub compute: HalfFormat,
     /// Format of C.
     pub out: Out,
     /// The activation.
@@ -132,7 +86,7 @@ impl Variant {
     pub fn new(program: Program) -> Self {
         Self {
             products: Products::Both,
-            compute: Compute::F16,
+            compute: HalfFormat::F16,
             out: Out::F16,
             program,
             bias: false,
@@ -158,6 +112,12 @@ impl Variant {
     pub fn gate_before(&self) -> Self {
         let products = Products::Gate;
         Self { products, bias: false, a_scale: false, round_gate_up_to_bf16: false, ..self.clone() }
+    }
+
+    /// What is made of the sums.
+    pub(super) fn rows(&self) -> rows::Variant {
+        let Self { out, ref program, bias, a_scale, grouped, aligned, .. } = *self;
+        rows::Variant { out, program: program.clone(), bias, a_scale, grouped, aligned }
     }
 
     pub(super) fn features(&self, config: &Config) -> u32 {
@@ -190,8 +150,8 @@ impl Variant {
     /// A name that tells variants of one configuration apart, the activation left out.
     pub fn name(&self) -> String {
         let compute = match self.compute {
-            Compute::F16 => "f16",
-            Compute::Bf16 => "bf16",
+            HalfFormat::F16 => "f16",
+            HalfFormat::Bf16 => "bf16",
         };
         let out = match self.out {
             Out::F16 => "f16".into(),

@@ -70,12 +70,10 @@ pub struct Variant {
 /// If the configuration does not fit the architecture or the variant.
 pub fn generate(config: &Config, variant: &Variant) -> Result<Module, Error> {
     let layout = config.layout()?;
-    let rule = |rule| Err(Error::Combination { kernel: "sm90a warpwise", rule });
-    if variant.rows.grouped {
-        return rule("it takes one problem");
-    }
+    let kernel = "sm90a warpwise";
+    variant.rows.one_problem(kernel)?;
     if !config.expands_codes() && matches!(variant.a, A::Nvfp4(_)) {
-        return rule("codes of A are expanded for up to eight tokens");
+        return Err(Error::Combination { kernel, rule: "codes of A are expanded for up to eight tokens" });
     }
     let about = format!("C = act(A B1^T, A B2^T), 4-bit weights, each warp by itself: {}", config.name());
     module(Target::Sm90a, &about, ENTRY, |k| Fused::new(k, config, &layout, variant).emit(k))
@@ -85,7 +83,7 @@ struct Fused<'a> {
     config: &'a Config,
     layout: &'a Layout,
     variant: &'a Variant,
-    rows: Rows<'a>,
+    rows: Rows,
     tokens: Tokens,
     weights: PointerParam,
     base: Addr<Shared>,

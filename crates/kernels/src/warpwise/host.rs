@@ -1,13 +1,13 @@
 //! The host side of the kernel for few tokens.
 
-use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};
+use dualgemm_device::{Args, Device, DevicePtr, LaunchSpec};
 
 use super::config::{Config, RULES};
 use super::fused::{self, A, Variant};
 use crate::Error;
-use crate::generic::load;
 use crate::generic::quantize::{block_rule, fits};
 use crate::limits::{GRID_X, Valid};
+use crate::parts::loaded::Loaded;
 use crate::parts::rows::Output;
 use crate::sm90a::pack::CHUNK_K;
 
@@ -31,11 +31,9 @@ pub struct FusedArgs {
 /// The kernel, loaded on a device for one variant.
 #[derive(Clone)]
 pub struct Fused<'d> {
-    device: &'d dyn Device,
-    function: FunctionId,
+    loaded: Loaded<'d>,
     config: Config,
     variant: Variant,
-    shared: u32,
 }
 
 impl std::fmt::Debug for Fused<'_> {
@@ -50,9 +48,9 @@ impl<'d> Fused<'d> {
     /// # Errors
     /// If the configuration does not fit, or the device refuses the text.
     pub fn new(device: &'d dyn Device, config: Config, variant: &Variant) -> Result<Self, Error> {
-        let function = load(device, &fused::generate(&config, variant)?, fused::ENTRY)?;
-        let shared = config.layout()?.smem.bytes();
-        Ok(Self { device, function, config, variant: variant.clone(), shared })
+        let memory = (fused::ENTRY, config.layout()?.smem.bytes());
+        let loaded = Loaded::new(device, &fused::generate(&config, variant)?, memory, &variant.rows)?;
+        Ok(Self { loaded, config, variant: variant.clone() })
     }
 
     /// The launch on these operands; it can be repeated and recorded. With [`LaunchSpec::programmatic`] it may start
@@ -66,7 +64,7 @@ impl<'d> Fused<'d> {
         self.variant.rows.check(n)?;
         fits("weights", "address", args.weights.0 as usize, 1, 16)?;
         fits("A", "address", args.a.0 as usize, 1, 16)?;
-        let grid = self.config.grid(m, n, self.device.info().sm_count);
+        let grid = self.config.grid(m, n, self.loaded.device.info().sm_count);
         RULES.check("CTAs along the features", grid[0], GRID_X)?;
         RULES.check("tiles of tokens", grid[1], Valid::range(1, 65535))?;
         let list = match self.variant.a {
@@ -84,7 +82,6 @@ impl<'d> Fused<'d> {
         }
         let list = list.ptr(args.weights).u32(m as u32).u32(n as u32).u32(k as u32);
         let list = args.output.args(list, &self.variant.rows, None)?;
-        let spec = LaunchSpec::new(self.function, grid, [self.config.threads(), 1, 1]);
-        Ok(spec.dynamic_shared(self.shared).args(list))
+        Ok(self.loaded.launch(grid, self.config.threads()).args(list))
     }
 }

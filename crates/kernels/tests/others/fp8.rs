@@ -6,7 +6,7 @@ use dualgemm_formats::{FloatMatrix, FloatType, scalar::e4m3};
 use dualgemm_gemm::Activation;
 use dualgemm_kernels::fp8::config::Config;
 use dualgemm_kernels::fp8::host::{Fused, FusedArgs};
-use dualgemm_kernels::generic::finish::Output;
+use dualgemm_kernels::parts::rows::{Out, Output, Variant};
 
 use crate::common::*;
 use crate::sm80::error_of;
@@ -30,11 +30,12 @@ fn check(
     let mut inputs = Inputs::seeded(31);
     let mut matrix = |name, rows| bytes(&inputs.floats(name, FloatType::F32, rows, k).unwrap());
     let (a, gate, up) = (matrix("a", m), matrix("gate", n), matrix("up", n));
-    let size = size(out);
-    let kernel = Fused::new(gpu, config, out, &activation.program(), (n * size).is_multiple_of(16)).unwrap();
+    let size = if out == FloatType::F32 { 4 } else { 2 };
+    let variant = Variant { out: Out::float(out), ..Variant::new(activation.program()) }.for_features(n);
+    let kernel = Fused::new(gpu, config, &variant).unwrap();
     let scales: Vec<f32> = (0..m).map(|row| if rows { 0.5 + row as f32 / 64.0 } else { 1.0 }).collect();
     let row_scales = match rows {
-        true => upload_f32s(gpu, &scales),
+        true => upload(gpu, &scales.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>()),
         false => DevicePtr::NULL,
     };
     let c = poisoned(gpu, m * n * size);
@@ -47,7 +48,7 @@ fn check(
         up: upload(gpu, &up),
         output: Output::new(c, alpha),
     };
-    run(gpu, &kernel.spec(gpu, &args).unwrap());
+    run(gpu, &kernel.spec(&args).unwrap());
     let program = activation.program();
     let dot = |row: usize, weights: &[u8], feature: usize| -> f64 {
         let pairs = a[row * k..][..k].iter().zip(&weights[feature * k..][..k]);

@@ -1,10 +1,10 @@
 //! Every rule of a configuration: values on both sides of its bounds, and what is said of those that it refuses.
 
-use dualgemm_formats::{FloatType, ScaleLayout};
+use dualgemm_formats::ScaleLayout;
 use dualgemm_gemm::Activation;
 use dualgemm_kernels::limits::Valid;
 use dualgemm_kernels::parts::format::Formats;
-use dualgemm_kernels::sm90a::variant::{Scheduler, Variant};
+use dualgemm_kernels::sm90a::variant::{Out, Scheduler, Variant};
 use dualgemm_kernels::{Error, fp8, plain, sm80, sm90a, sm100a, sm120a};
 use dualgemm_ptx::builder::HalfFormat;
 
@@ -51,7 +51,7 @@ fn eights(to: u32) -> impl Iterator<Item = u32> {
 fn of_the_e4m3_kernel() {
     let base = fp8::config::Config { row_groups: 1, tokens: 8, stages: 2 };
     type Config = fp8::config::Config;
-    let of = |config: Config| config.layout(FloatType::F16);
+    let of = |config: Config| config.layout(Out::F16);
     let rule = |what, right: Vec<u32>, valid| rule("sm90a fp8", what, right, valid);
     rule("warpgroups that multiply", vec![1, 2], "from 1 to 2")
         .walk(|row_groups| of(Config { row_groups, ..base }));
@@ -64,7 +64,7 @@ fn of_the_e4m3_kernel() {
 fn of_the_kernel_without_prepack() {
     type Config = plain::config::Config;
     let base = Config { row_groups: 1, tokens: 8, stages: 2, scale_layout: ScaleLayout::Linear };
-    let of = |config: Config| config.layout(FloatType::F16);
+    let of = |config: Config| config.layout(Out::F16);
     let rule = |what, right: Vec<u32>, valid| rule("sm90a plain", what, right, valid);
     rule("warpgroups that multiply", vec![1, 2], "from 1 to 2")
         .walk(|row_groups| of(Config { row_groups, ..base }));
@@ -79,7 +79,7 @@ fn of_the_kernel_without_prepack() {
 fn of_the_portable_kernel() {
     type Config = sm80::config::Config;
     let base = Config { chunks: 1, row_warps: 1, token_warps: 1, tokens: 8, stages: 2 };
-    let of = |config: Config| config.layout(FloatType::F16);
+    let of = |config: Config| config.layout(Out::F16);
     let rule = |what, right: Vec<u32>, valid| rule("sm80 fused", what, right, valid);
     // Four chunks are 16 slabs; 16 tokens are shared by two warps.
     let wide = Config { chunks: 4, tokens: 16, token_warps: 2, ..base };

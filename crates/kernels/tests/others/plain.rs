@@ -3,9 +3,9 @@
 use dualgemm_bench::inputs::Inputs;
 use dualgemm_formats::{FloatType, GlobalScale, ScaleLayout};
 use dualgemm_gemm::{AOperand, Activation, Epilogue, GateUp, reference};
-use dualgemm_kernels::generic::finish::Output;
 use dualgemm_kernels::generic::quantize::{Out, Quantize, Scale};
 use dualgemm_kernels::generic::rowwise::Sink;
+use dualgemm_kernels::parts::rows::{self, Output, Variant};
 use dualgemm_kernels::plain::config::Config;
 use dualgemm_kernels::plain::host::{Fused, FusedArgs};
 use dualgemm_kernels::plain::order::SPAN;
@@ -28,8 +28,9 @@ fn check(config: Config, out: FloatType, activation: Activation, (m, n, k): (usi
     let to = Out::Image { values: permuted, pitch: a_pitch };
     run(gpu, &permute.spec(&upload_floats(gpu, &a), &to, &Scale::Static(GlobalScale::ONE)).unwrap());
 
-    let aligned = (n * size).is_multiple_of(16);
-    let kernel = Fused::new(gpu, config, out, &activation.program(), aligned).unwrap();
+    let variant =
+        Variant { out: rows::Out::float(out), ..Variant::new(activation.program()) }.for_features(n);
+    let kernel = Fused::new(gpu, config, &variant).unwrap();
     let c = poisoned(gpu, m * n * size);
     let alpha = [&weights.gate, &weights.up].map(|half| half.global_scale().value() * WEIGHT_FACTOR);
     let args = FusedArgs {
@@ -39,7 +40,7 @@ fn check(config: Config, out: FloatType, activation: Activation, (m, n, k): (usi
         weights: [&weights.gate, &weights.up].map(|half| upload_codes(gpu, half)),
         output: Output::new(c, alpha),
     };
-    run(gpu, &kernel.spec(gpu, &args).unwrap());
+    run(gpu, &kernel.spec(&args).unwrap());
     let epilogue = Epilogue { activation, ..Epilogue::default() };
     let want = reference(&epilogue, &AOperand::Float(a), 0..m, &weights);
     let error = error_of(&read(gpu, c, m * n * size), out, &want, n);
@@ -65,11 +66,11 @@ fn tails_and_scale_layouts_of_the_plain_kernel_close() {
 #[test]
 fn k_that_the_tma_unit_cannot_take_is_refused() {
     let gpu = gpu();
-    let kernel = Fused::new(gpu, Config::MENU[0], FloatType::F16, &Activation::Silu.program(), true).unwrap();
+    let kernel = Fused::new(gpu, Config::MENU[0], &Variant::new(Activation::Silu.program())).unwrap();
     let weights = weights((32, 80));
     let halves = [&weights.gate, &weights.up].map(|half| upload_codes(gpu, half));
     let (a, output) = (halves[0].codes, Output::new(halves[0].codes, [1.0; 2]));
     let args = FusedArgs { size: (1, 32, 80), a, a_pitch: 256, weights: halves, output };
-    let message = kernel.spec(gpu, &args).unwrap_err().to_string();
+    let message = kernel.spec(&args).unwrap_err().to_string();
     assert!(message.contains("K a multiple of 32"), "{message}");
 }

@@ -2,9 +2,12 @@
 
 use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
 use dualgemm_device::Device;
-use dualgemm_formats::{BlockFormat, FloatType, GlobalScale};
+use dualgemm_formats::quantize::Quantizer;
+use dualgemm_formats::{
+    BlockFormat, FloatMatrix, FloatType, GlobalScale, Matrix, Producer, ScaleLayout, Search,
+};
 use dualgemm_gemm::{AOperand, Activation, Comparison, Epilogue, GateUp, reference};
-use dualgemm_kernels::generic::finish::Output;
+use dualgemm_kernels::parts::rows::{self, Out, Output};
 use dualgemm_kernels::sm80::config::Config;
 use dualgemm_kernels::sm80::fused::Variant;
 use dualgemm_kernels::sm80::host::{Fused, FusedArgs};
@@ -52,8 +55,14 @@ fn check(
     let a = inputs.floats("a", ty, m, k).unwrap();
     let mut weights = weights((n, k));
     let pack = Pack::new(&weights).unwrap();
-    let variant = Variant { compute, out, aligned: (n * size).is_multiple_of(16) };
-    let kernel = Fused::new(gpu, config, &variant, &activation.program()).unwrap();
+    let rows = rows::Variant {
+        out: Out::float(out),
+        bias: biased,
+        a_scale: biased,
+        ..rows::Variant::new(activation.program())
+    };
+    let variant = Variant { compute, rows: rows.for_features(n) };
+    let kernel = Fused::new(gpu, config, &variant).unwrap();
     let on_device = upload_floats(gpu, &a);
     let c = poisoned(gpu, m * n * size);
     let mut output = Output::new(c, pack.alpha());
@@ -111,4 +120,36 @@ fn the_sm80_kernel_runs_on_cards_of_other_generations_close() {
         let types = (HalfFormat::Bf16, FloatType::F16);
         check(&gpu, Config::MENU[1], types, Activation::Silu, (9, 40, 144), true);
     }
+}
+
+/// An nvfp4 C is what the quantizer makes of the same kernel's f32.
+#[test]
+fn nvfp4_c_of_the_sm80_kernel_equals_its_f32_quantized_exact() {
+    let (gpu, (m, n, k)) = (gpu(), (9, 80, 144));
+    let (config, scale, layout) = (Config::MENU[1], GlobalScale::multiplier(0.003), ScaleLayout::Sf128x4);
+    let a = upload_floats(gpu, &Inputs::seeded(5).floats("a", FloatType::F16, m, k).unwrap());
+    let pack = Pack::new(&weights((n, k))).unwrap();
+    let weights = upload(gpu, pack.bytes());
+    let run_to = |out, output| {
+        let rows = rows::Variant { out, ..rows::Variant::new(Activation::Silu.program()) };
+        let variant = Variant { compute: HalfFormat::F16, rows: rows.for_features(n) };
+        let kernel = Fused::new(gpu, config, &variant).unwrap();
+        let args = FusedArgs { size: (m, n, k), a: a.values, a_pitch: a.pitch, weights, output };
+        run(gpu, &kernel.spec(&args).unwrap());
+    };
+    let floats = poisoned(gpu, m * n * 4);
+    run_to(Out::F32, Output::new(floats, pack.alpha()));
+    let values = read(gpu, floats, m * n * 4);
+    let values: Vec<f32> = values.as_chunks().0.iter().copied().map(f32::from_le_bytes).collect();
+    let values = FloatMatrix::F32(Matrix::new("c", m, n, values).unwrap());
+    let quantizer = Quantizer::new(Producer::Te, scale, FloatType::F32, Search::Plain);
+    let want = quantizer.matrix("c", &values).unwrap().with_scale_layout(layout);
+
+    let (codes, scales) = (poisoned(gpu, m * n / 2), upload(gpu, &vec![0; layout.len(m, n / 16)]));
+    run_to(
+        Out::Nvfp4 { scale_layout: layout },
+        Output { scales, scale: scale.value(), ..Output::new(codes, pack.alpha()) },
+    );
+    assert_eq!(read(gpu, codes, m * n / 2), want.codes());
+    assert_eq!(read(gpu, scales, layout.len(m, n / 16)), want.scales());
 }

@@ -12,11 +12,12 @@ use dualgemm_formats::BlockFormat;
 use dualgemm_gemm::{DualGemmDesc, QuantizeA};
 use dualgemm_kernels::fp8::config::Config;
 use dualgemm_kernels::fp8::host::{Fused as Kernel, FusedArgs};
+use dualgemm_kernels::parts::rows::{Output, Variant};
 
-use super::launched::{Kernels, Launched, Weights};
-use super::{Prepared, Rounding, Strategy, float_c, require_sm90a, rows_are_aligned};
-use crate::prologue::{Order, Prologue, compute_type};
-use crate::{DeviceCall, Error, Gpu, GpuPlan, WeightForm, model};
+use super::one_product::{OneProduct, Product};
+use super::{Prepared, Rounding, Strategy, kernels_for_c, require_sm90a};
+use crate::prologue::{Order, PreparedA, compute_type};
+use crate::{DeviceWeights, Error, Gpu, GpuPlan, WeightForm, model};
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -51,9 +52,9 @@ impl Strategy for Fp8 {
         if desc.b != BlockFormat::Nvfp4 {
             return unsupported(format!("B is {}; it takes nvfp4", desc.b));
         }
-        let out = float_c(self.name(), desc)?;
-        let fits = |config: &Config| config.layout(out).is_ok();
-        Ok(Config::MENU.into_iter().filter(fits).map(|config| config.name()).collect())
+        kernels_for_c(self.name(), desc, Config::MENU, |config, out| {
+            config.layout(out).is_ok().then(|| config.name())
+        })
     }
 
     fn estimate_us(&self, desc: &DualGemmDesc, info: &DeviceInfo, kernel: &str) -> Option<f64> {
@@ -61,34 +62,30 @@ impl Strategy for Fp8 {
     }
 
     fn prepare(&self, gpu: &'static Gpu, plan: &GpuPlan) -> Result<Box<dyn Prepared>, Error> {
-        let desc = plan.desc;
-        let out = float_c(self.name(), &desc)?;
-        let aligned = rows_are_aligned(&desc);
-        let program = desc.epilogue.activation.program();
-        let kernel = Kernel::new(gpu, Config::named(&plan.kernel)?, out, &program, aligned)?;
-        let prologue = Prologue::new(gpu, plan, Order::E4m3)?;
-        Ok(Launched::prepared(gpu, Ready { gpu, desc, prologue, kernel }))
+        OneProduct::prepared(gpu, plan, Order::E4m3, Fp8Product(Config::named(&plan.kernel)?))
     }
 }
 
 #[derive(Debug)]
-struct Ready {
-    gpu: &'static Gpu,
-    desc: DualGemmDesc,
-    prologue: Prologue,
-    kernel: Kernel,
-}
+struct Fp8Product(Config);
 
-impl Kernels for Ready {
-    fn specs(&self, call: &DeviceCall, weights: Weights<'_>) -> Result<Vec<LaunchSpec>, Error> {
-        let DualGemmDesc { n, k, .. } = self.desc;
-        let mut specs = Vec::new();
-        let a = self.prologue.specs(call.m, &call.a, None, &mut specs)?;
-        let output = weights.output(call, &self.desc, &a, 1.0)?;
-        let [gate, up] = weights.one()?.e4m3()?;
-        let (size, row_scales) = ((call.m, n, k), DevicePtr::NULL);
-        let args = FusedArgs { size, a: a.values, row_scales, gate, up, output };
-        specs.push(self.kernel.spec(self.gpu, &args)?);
-        Ok(specs)
+impl Product for Fp8Product {
+    type Kernel = Kernel<'static>;
+
+    fn load(&self, gpu: &'static Gpu, rows: &Variant) -> Result<Self::Kernel, Error> {
+        Ok(Kernel::new(gpu, self.0, rows)?)
+    }
+
+    fn spec(
+        &self,
+        kernel: &Self::Kernel,
+        size: (usize, usize, usize),
+        a: &PreparedA,
+        weights: &DeviceWeights,
+        output: Output,
+    ) -> Result<LaunchSpec, Error> {
+        let [gate, up] = weights.e4m3()?;
+        let row_scales = DevicePtr::NULL;
+        Ok(kernel.spec(&FusedArgs { size, a: a.values, row_scales, gate, up, output })?)
     }
 }

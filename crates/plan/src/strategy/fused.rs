@@ -2,16 +2,16 @@
 //! written once. Weights are packed beforehand into the order in which registers want them.
 
 use dualgemm_device::{Device, DeviceInfo, DevicePtr, LaunchSpec};
-use dualgemm_formats::FloatType;
-use dualgemm_gemm::{DualGemmDesc, Operation, OutFormat, OutScale, QuantizeA};
+use dualgemm_gemm::{DualGemmDesc, Operation};
+use dualgemm_kernels::parts::rows;
 use dualgemm_kernels::sm90a::config::Config;
 use dualgemm_kernels::sm90a::host::{Fused as Kernel, FusedArgs, GroupArgs};
-use dualgemm_kernels::sm90a::variant::{Compute, Out, Products, Scheduler, Variant};
+use dualgemm_kernels::sm90a::variant::{Out, Products, Scheduler, Variant};
 
-use super::launched::{Destination, Kernels, Launched, Variants, Weights};
+use super::launched::{Destination, Kernels, Launched, Variants, Weights, rows_of};
 use super::requantize::Requantize;
 use super::{Prepared, Strategy, require_sm90a};
-use crate::prologue::{Order, Prologue, compute_type};
+use crate::prologue::{Order, Prologue, half_format};
 use crate::{Buffer, DeviceCall, Error, Gpu, GpuPlan, WeightForm, model};
 
 /// Most rows that the decode strategy is for.
@@ -117,25 +117,17 @@ impl Fused {
 
 /// What the kernel computes for a problem, on the grid scheduler.
 pub(super) fn variant_of(desc: &DualGemmDesc) -> Result<Variant, String> {
+    let rows::Variant { out, a_scale, program, .. } = rows_of(desc);
     let variant = Variant {
-        compute: match compute_type(desc)? {
-            FloatType::Bf16 => Compute::Bf16,
-            _ => Compute::F16,
-        },
-        out: match desc.out {
-            // A dynamic scale needs all of C first.
-            OutFormat::F32 | OutFormat::Nvfp4 { global_scale: OutScale::Dynamic, .. } => Out::F32,
-            OutFormat::F16 => Out::F16,
-            OutFormat::Bf16 => Out::Bf16,
-            OutFormat::Nvfp4 { scale_layout, .. } => Out::Nvfp4 { scale_layout },
-        },
+        compute: half_format(desc)?,
+        out,
         products: match desc.op {
             Operation::GateUp => Products::Both,
             Operation::Linear => Products::Linear,
         },
-        a_scale: desc.quantize_a == QuantizeA::Dynamic,
+        a_scale,
         round_gate_up_to_bf16: desc.epilogue.round_gate_up_to_bf16,
-        ..Variant::new(desc.epilogue.activation.program())
+        ..Variant::new(program)
     };
     Ok(variant.for_weights(desc.n, desc.k))
 }
@@ -282,18 +274,14 @@ impl Kernels for Ready {
                 (pack, Some(GroupArgs { count: experts.count(), rows, pack_stride, alphas }))
             }
         };
-        let alpha = weights.alpha(&epilogue, a.scale)?;
         let c = Destination::of(call, &self.desc)?;
         let to = self.requantize.as_ref().map_or(c, Requantize::product);
+        let output = weights.output(&to, &epilogue, a.scale, a.device_scale)?;
         let args = FusedArgs {
             lda: a.pitch / 2,
-            c_scales: to.scales,
-            c_scale: to.scale,
-            bias: weights.bias(),
-            a_scale: a.device_scale,
             groups,
             workspace: self.workspace.as_ref().map_or(DevicePtr::NULL, Buffer::ptr),
-            ..FusedArgs::new(a.values, pack, to.c, (call.m, n, k), alpha)
+            ..FusedArgs::new(a.values, pack, output, (call.m, n, k))
         };
         self.kernels(weights)?.specs(&args, self.gpu.info(), &mut specs)?;
         if let Some(requantize) = &self.requantize {

@@ -103,15 +103,13 @@ impl Kernels for Ready {
         let &DualGemmDesc { n, k, epilogue, .. } = &self.desc;
         let mut specs = Vec::new();
         let a = self.prologue.specs(call.m, &call.a, None, &mut specs)?;
-        let alpha = weights.alpha(&epilogue, a.scale)?;
-        let c = Destination::of(call, &self.desc)?.c;
+        let to = Destination::of(call, &self.desc)?;
+        let output = weights.output(&to, &epilogue, a.scale, a.device_scale)?;
         let [gate, up] = weights.one()?.packed_apart()?;
         let args = FusedArgs {
             lda: a.pitch / 2,
-            bias: weights.bias(),
-            a_scale: a.device_scale,
             gate_sums: self.sums.ptr(),
-            ..FusedArgs::new(a.values, gate, c, (call.m, n, k), alpha)
+            ..FusedArgs::new(a.values, gate, output, (call.m, n, k))
         };
         specs.push(self.gate.spec(&args)?);
         specs.push(self.up(weights)?.spec(&FusedArgs { pack: up, ..args })?);

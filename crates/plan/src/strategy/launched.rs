@@ -5,13 +5,12 @@ use std::fmt::Debug;
 use std::sync::{Arc, OnceLock};
 
 use dualgemm_device::{DevicePtr, LaunchSpec, Stream};
-use dualgemm_gemm::{DualGemmDesc, Epilogue, OutFormat, OutScale};
-use dualgemm_kernels::generic::finish::Output;
+use dualgemm_gemm::{DualGemmDesc, Epilogue, OutFormat, OutScale, QuantizeA};
 use dualgemm_kernels::parts::groups::Groups;
+use dualgemm_kernels::parts::rows::{Out, Output, Variant};
 
 use super::{Prepared, one_group};
 use crate::launches::Launches;
-use crate::prologue::Image;
 use crate::{DeviceC, DeviceCall, DeviceExperts, DeviceWeights, Error, Gpu, GroupedCall};
 
 #[derive(Debug, Clone, Copy)]
@@ -64,21 +63,21 @@ impl<'a> Weights<'a> {
         }
     }
 
-    /// What the kernels that end in [`finish`](dualgemm_kernels::generic::finish) make of the sums of a call whose A became
-    /// `a`; `factor` is the kernel's own beside the tensor scales.
+    /// What kernels make of the sums, and where it goes; `a_scale` is A's tensor scale times what else a kernel owes its
+    /// sums, `device_scale` the one in device memory or null.
     ///
     /// # Errors
-    /// If C is not what the problem says.
+    /// As [`alpha`](Self::alpha).
     pub(super) fn output(
         self,
-        call: &DeviceCall,
-        desc: &DualGemmDesc,
-        a: &Image,
-        factor: f32,
+        to: &Destination,
+        epilogue: &Epilogue,
+        a_scale: f32,
+        device_scale: DevicePtr,
     ) -> Result<Output, Error> {
-        let alpha = self.alpha(&desc.epilogue, a.scale * factor)?;
-        let c = Destination::of(call, desc)?.c;
-        Ok(Output { bias: self.bias(), a_scale: a.device_scale, ..Output::new(c, alpha) })
+        let &Destination { c, scales, scale, .. } = to;
+        let (alpha, bias) = (self.alpha(epilogue, a_scale)?, self.bias());
+        Ok(Output { c, scales, scale, alpha, bias, a_scale: device_scale })
     }
 }
 
@@ -96,6 +95,19 @@ pub(super) fn sum_factors(weights: [f32; 2], epilogue: &Epilogue, a_scale: f32) 
         }
     };
     Ok([factor("gate", weights[0], epilogue.alpha_gate)?, factor("up", weights[1], epilogue.alpha_up)?])
+}
+
+/// What kernels make of a problem's sums, for weights without biases. A dynamic scale of C needs all of C first, so they write
+/// f32 then.
+pub(super) fn rows_of(desc: &DualGemmDesc) -> Variant {
+    let out = match desc.out {
+        OutFormat::F32 | OutFormat::Nvfp4 { global_scale: OutScale::Dynamic, .. } => Out::F32,
+        OutFormat::F16 => Out::F16,
+        OutFormat::Bf16 => Out::Bf16,
+        OutFormat::Nvfp4 { scale_layout, .. } => Out::Nvfp4 { scale_layout },
+    };
+    let a_scale = desc.quantize_a == QuantizeA::Dynamic;
+    Variant { out, a_scale, ..Variant::new(desc.epilogue.activation.program()) }.for_features(desc.n)
 }
 
 /// What a strategy makes of a plan: kernels and memory.

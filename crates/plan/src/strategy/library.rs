@@ -20,7 +20,7 @@ use dualgemm_kernels::generic::silu_mul::{Products, SiluMul};
 
 use super::launched::{Destination, sum_factors};
 use super::{Launches, Prepared, Rounding, Strategy, float_out};
-use crate::prologue::{Image, Order, Prologue, compute_type, overlapping};
+use crate::prologue::{Order, PreparedA, Prologue, compute_type, overlapping};
 use crate::{Buffer, DeviceCall, DeviceWeights, Error, Gpu, GpuPlan, WeightForm};
 
 /// Scratch that the library may use; what its fast Hopper kernels ask for.
@@ -207,7 +207,7 @@ impl Library {
     ///
     /// # Safety
     /// As [`Prepared::run`](super::Prepared::run).
-    pub(super) unsafe fn image(&self, call: &DeviceCall, stream: Stream) -> Result<Image, Error> {
+    pub(super) unsafe fn image(&self, call: &DeviceCall, stream: Stream) -> Result<PreparedA, Error> {
         let (m, k) = (self.desc.m, self.desc.k);
         let mut specs = Vec::new();
         let image = self.prologue.specs(call.m, &call.a, None, &mut specs)?;
@@ -230,7 +230,7 @@ impl Library {
     pub(super) unsafe fn product(
         &self,
         half: usize,
-        a: &Image,
+        a: &PreparedA,
         weights: &DeviceWeights,
         dequantized: DevicePtr,
         stream: Stream,
@@ -248,7 +248,7 @@ impl Library {
     /// As [`Prepared::run`](super::Prepared::run).
     pub(super) unsafe fn products(
         &self,
-        a: &Image,
+        a: &PreparedA,
         weights: &DeviceWeights,
         dequantized: DevicePtr,
         stream: Stream,

@@ -11,6 +11,7 @@ mod launched;
 pub mod library;
 pub mod library_nvfp4;
 pub mod native;
+mod one_product;
 pub mod parallel_streams;
 pub mod plain;
 pub mod portable;
@@ -24,6 +25,7 @@ use std::sync::Arc;
 use dualgemm_device::{DeviceInfo, Stream};
 use dualgemm_formats::FloatType;
 use dualgemm_gemm::{DualGemmDesc, Operation, OutFormat};
+use dualgemm_kernels::parts::rows::Out;
 
 use crate::{DeviceCall, DeviceExperts, DeviceWeights, Error, Gpu, GpuPlan, GroupedCall, WeightForm};
 
@@ -234,24 +236,25 @@ fn require_sm90a(strategy: &'static str, info: &DeviceInfo) -> Result<(), Error>
     Err(Error::Unsupported { strategy, reason })
 }
 
-/// The float type of C for kernels that write floats and do not round gate and up.
+/// The kernels of `menu` for a problem, if they can make its C; they do not round gate and up.
 ///
 /// # Errors
 /// If the problem asks for something else.
-fn float_c(strategy: &'static str, desc: &DualGemmDesc) -> Result<FloatType, Error> {
+fn kernels_for_c<C>(
+    strategy: &'static str,
+    desc: &DualGemmDesc,
+    menu: impl IntoIterator<Item = C>,
+    name: impl Fn(&C, Out) -> Option<String>,
+) -> Result<Vec<String>, Error> {
+    let unsupported = |reason| Err(Error::Unsupported { strategy, reason });
     if desc.epilogue.round_gate_up_to_bf16 {
-        let reason = "it does not round gate and up to bf16".into();
-        return Err(Error::Unsupported { strategy, reason });
+        return unsupported("it does not round gate and up to bf16".into());
     }
-    float_out(desc.out).ok_or_else(|| {
-        let reason = format!("C is {}; it writes floats", desc.out);
-        Error::Unsupported { strategy, reason }
-    })
-}
-
-/// Whether every row of a float C starts at a multiple of 16 bytes.
-fn rows_are_aligned(desc: &DualGemmDesc) -> bool {
-    (desc.n * desc.out.bits_per_element() as usize / 8).is_multiple_of(16)
+    let rows = launched::rows_of(desc);
+    if let Err(error) = rows.check(desc.n) {
+        return unsupported(error.to_string());
+    }
+    Ok(menu.into_iter().filter_map(|config| name(&config, rows.out)).collect())
 }
 
 /// The float type of C, if it is one.

@@ -6,14 +6,14 @@
 
 use dualgemm_device::{Arch, Device, DeviceInfo, LaunchSpec};
 use dualgemm_formats::BlockFormat;
-use dualgemm_gemm::{AFormat, DualGemmDesc, OutFormat, OutScale, QuantizeA};
+use dualgemm_gemm::{AFormat, DualGemmDesc};
 use dualgemm_kernels::parts::operand::{Formats, FusedArgs};
-use dualgemm_kernels::parts::rows::{Out, Output, Variant};
+use dualgemm_kernels::parts::rows::Variant;
 use dualgemm_kernels::parts::tiles::GroupArgs;
 use dualgemm_kernels::{sm100a, sm120a};
 use dualgemm_ptx::builder::HalfFormat;
 
-use super::launched::{Destination, Kernels, Launched, Variants, Weights};
+use super::launched::{Destination, Kernels, Launched, Variants, Weights, rows_of};
 use super::requantize::Requantize;
 use super::scaled::Prologue;
 use super::{Prepared, Strategy};
@@ -157,14 +157,7 @@ impl Strategy for Native {
 
     fn prepare(&self, gpu: &'static Gpu, plan: &GpuPlan) -> Result<Box<dyn Prepared>, Error> {
         let (desc, prologue) = (plan.desc, Prologue::new(gpu, plan)?);
-        let out = match desc.out {
-            OutFormat::F32 | OutFormat::Nvfp4 { global_scale: OutScale::Dynamic, .. } => Out::F32,
-            OutFormat::F16 => Out::F16,
-            OutFormat::Bf16 => Out::Bf16,
-            OutFormat::Nvfp4 { scale_layout, .. } => Out::Nvfp4 { scale_layout },
-        };
-        let variant = Variant { out, ..Variant::new(desc.epilogue.activation.program()) };
-        let variant = Variant { a_scale: desc.quantize_a == QuantizeA::Dynamic, ..variant };
+        let variant = rows_of(&desc);
         let (name, kernels) = (plan.kernel.clone(), Variants::new(plan.groups > 1));
         let requantize = Requantize::of(gpu, &desc)?;
         let ready = Ready { gpu, desc, prologue, name, variant, kernels, requantize };
@@ -253,10 +246,8 @@ impl Kernels for Ready {
         let mut specs = Vec::new();
         let a = self.prologue.specs(call.m, &call.a, weights.groups().as_ref(), &mut specs)?;
         let to = Destination::of(call, &self.desc)?;
-        let Destination { c, scales, scale, .. } = self.requantize.as_ref().map_or(to, Requantize::product);
-        let alpha = weights.alpha(&self.desc.epilogue, a.scale)?;
-        let (bias, a_scale) = (weights.bias(), a.device_scale);
-        let output = Output { c, scales, scale, alpha, bias, a_scale };
+        let product = self.requantize.as_ref().map_or(to, Requantize::product);
+        let output = weights.output(&product, &self.desc.epilogue, a.scale, a.device_scale)?;
         specs.push(kernel.spec(&FusedArgs { a: a.operand, gate, up, output, groups })?);
         if let Some(requantize) = &self.requantize {
             requantize.specs(call.m, &to, &mut specs)?;

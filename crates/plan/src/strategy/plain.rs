@@ -4,14 +4,15 @@
 use dualgemm_device::{DeviceInfo, LaunchSpec};
 use dualgemm_formats::{BlockFormat, FloatType};
 use dualgemm_gemm::{DualGemmDesc, QuantizeA};
+use dualgemm_kernels::parts::rows::{Output, Variant};
 use dualgemm_kernels::plain::config::Config;
 use dualgemm_kernels::plain::host::{Fused as Kernel, FusedArgs};
 use dualgemm_kernels::sm90a::decode::WEIGHT_FACTOR;
 
-use super::launched::{Kernels, Launched, Weights};
-use super::{Prepared, Strategy, float_c, require_sm90a, rows_are_aligned};
-use crate::prologue::{Order, Prologue, compute_type};
-use crate::{DeviceCall, Error, Gpu, GpuPlan, WeightForm, model};
+use super::one_product::{OneProduct, Product};
+use super::{Prepared, Strategy, kernels_for_c, require_sm90a};
+use crate::prologue::{Order, PreparedA, compute_type};
+use crate::{DeviceWeights, Error, Gpu, GpuPlan, WeightForm, model};
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -45,9 +46,9 @@ impl Strategy for Plain {
                 desc.b, desc.k
             ));
         }
-        let out = float_c(self.name(), desc)?;
-        let fits = |config: &Config| config.layout(out).is_ok();
-        Ok(Config::MENU.into_iter().filter(fits).map(|config| config.name()).collect())
+        kernels_for_c(self.name(), desc, Config::MENU, |config, out| {
+            config.layout(out).is_ok().then(|| config.name())
+        })
     }
 
     fn estimate_us(&self, desc: &DualGemmDesc, info: &DeviceInfo, kernel: &str) -> Option<f64> {
@@ -56,33 +57,33 @@ impl Strategy for Plain {
     }
 
     fn prepare(&self, gpu: &'static Gpu, plan: &GpuPlan) -> Result<Box<dyn Prepared>, Error> {
-        let desc = plan.desc;
-        let out = float_c(self.name(), &desc)?;
-        let aligned = rows_are_aligned(&desc);
-        let program = desc.epilogue.activation.program();
-        let kernel = Kernel::new(gpu, Config::named(&plan.kernel)?, out, &program, aligned)?;
-        let prologue = Prologue::new(gpu, plan, Order::Permuted)?;
-        Ok(Launched::prepared(gpu, Ready { gpu, desc, prologue, kernel }))
+        OneProduct::prepared(gpu, plan, Order::Permuted, PlainProduct(Config::named(&plan.kernel)?))
     }
 }
 
 #[derive(Debug)]
-struct Ready {
-    gpu: &'static Gpu,
-    desc: DualGemmDesc,
-    prologue: Prologue,
-    kernel: Kernel,
-}
+struct PlainProduct(Config);
 
-impl Kernels for Ready {
-    fn specs(&self, call: &DeviceCall, weights: Weights<'_>) -> Result<Vec<LaunchSpec>, Error> {
-        let DualGemmDesc { n, k, .. } = self.desc;
-        let mut specs = Vec::new();
-        let a = self.prologue.specs(call.m, &call.a, None, &mut specs)?;
-        let output = weights.output(call, &self.desc, &a, WEIGHT_FACTOR)?;
-        let (size, weights) = ((call.m, n, k), weights.one()?.plain()?);
-        let args = FusedArgs { size, a: a.values, a_pitch: a.pitch, weights, output };
-        specs.push(self.kernel.spec(self.gpu, &args)?);
-        Ok(specs)
+impl Product for PlainProduct {
+    type Kernel = Kernel<'static>;
+
+    fn load(&self, gpu: &'static Gpu, rows: &Variant) -> Result<Self::Kernel, Error> {
+        Ok(Kernel::new(gpu, self.0, rows)?)
+    }
+
+    fn factor(&self) -> f32 {
+        WEIGHT_FACTOR
+    }
+
+    fn spec(
+        &self,
+        kernel: &Self::Kernel,
+        size: (usize, usize, usize),
+        a: &PreparedA,
+        weights: &DeviceWeights,
+        output: Output,
+    ) -> Result<LaunchSpec, Error> {
+        let weights = weights.plain()?;
+        Ok(kernel.spec(&FusedArgs { size, a: a.values, a_pitch: a.pitch, weights, output })?)
     }
 }

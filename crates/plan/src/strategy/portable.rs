@@ -1,19 +1,18 @@
 //! The fused kernel by `mma.sync`, for every NVIDIA GPU from sm_80 on: slower than what is written for one architecture,
-//! but nobody is turned away. It reads the same pack. C in nvfp4 is made of its f32 by a kernel of its own.
+//! but nobody is turned away. It reads the same pack.
 
 use dualgemm_device::{DeviceInfo, LaunchSpec};
-use dualgemm_formats::FloatType;
 use dualgemm_gemm::{DualGemmDesc, Operation};
+use dualgemm_kernels::parts::rows::{self, Output};
 use dualgemm_kernels::sm80::config::Config;
 use dualgemm_kernels::sm80::fused::Variant;
 use dualgemm_kernels::sm80::host::{Fused as Kernel, FusedArgs};
 use dualgemm_ptx::builder::HalfFormat;
 
-use super::launched::{Destination, Kernels, Launched, Weights};
-use super::requantize::Requantize;
-use super::{Prepared, Strategy, float_c, rows_are_aligned};
-use crate::prologue::{Order, Prologue, compute_type};
-use crate::{DeviceCall, Error, Gpu, GpuPlan, WeightForm, model};
+use super::one_product::{OneProduct, Product};
+use super::{Prepared, Strategy, kernels_for_c};
+use crate::prologue::{Order, PreparedA, compute_type, half_format};
+use crate::{DeviceWeights, Error, Gpu, GpuPlan, WeightForm, model};
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -44,9 +43,9 @@ impl Strategy for Portable {
         if let Err(reason) = compute_type(desc) {
             return unsupported(reason);
         }
-        let out = float_c(self.name(), &Requantize::float_problem(desc))?;
-        let fits = |config: &Config| config.layout(out).is_ok();
-        Ok(Config::MENU.into_iter().filter(fits).map(|config| config.name()).collect())
+        kernels_for_c(self.name(), desc, Config::MENU, |config, out| {
+            config.layout(out).is_ok().then(|| config.name())
+        })
     }
 
     fn estimate_us(&self, desc: &DualGemmDesc, info: &DeviceInfo, kernel: &str) -> Option<f64> {
@@ -54,51 +53,38 @@ impl Strategy for Portable {
     }
 
     fn prepare(&self, gpu: &'static Gpu, plan: &GpuPlan) -> Result<Box<dyn Prepared>, Error> {
-        let (desc, product) = (plan.desc, Requantize::float_problem(&plan.desc));
-        let variant = Variant {
-            compute: match compute_type(&desc) {
-                Ok(FloatType::Bf16) => HalfFormat::Bf16,
-                _ => HalfFormat::F16,
-            },
-            out: float_c(self.name(), &product)?,
-            aligned: rows_are_aligned(&product),
-        };
-        let program = desc.epilogue.activation.program();
-        let kernel = Kernel::new(gpu, Config::named(&plan.kernel)?, &variant, &program)?;
-        let prologue = Prologue::new(gpu, plan, Order::Rows)?;
-        let requantize = Requantize::of_floats(gpu, &desc)?;
-        Ok(Launched::prepared(gpu, Ready { gpu, desc, prologue, kernel, requantize }))
+        let compute = half_format(&plan.desc).unwrap_or(HalfFormat::F16);
+        let product = PortableProduct { config: Config::named(&plan.kernel)?, compute };
+        OneProduct::prepared(gpu, plan, Order::Rows, product)
     }
 }
 
 #[derive(Debug)]
-struct Ready {
-    gpu: &'static Gpu,
-    desc: DualGemmDesc,
-    prologue: Prologue,
-    kernel: Kernel,
-    requantize: Option<Requantize>,
+struct PortableProduct {
+    config: Config,
+    compute: HalfFormat,
 }
 
-impl Kernels for Ready {
-    fn warm(&self, weights: Weights<'_>) -> Result<(), Error> {
-        weights.one()?.packed_too(self.gpu).map(drop)
+impl Product for PortableProduct {
+    type Kernel = Kernel<'static>;
+
+    fn load(&self, gpu: &'static Gpu, rows: &rows::Variant) -> Result<Self::Kernel, Error> {
+        Ok(Kernel::new(gpu, self.config, &Variant { compute: self.compute, rows: rows.clone() })?)
     }
 
-    fn specs(&self, call: &DeviceCall, weights: Weights<'_>) -> Result<Vec<LaunchSpec>, Error> {
-        let DualGemmDesc { n, k, .. } = self.desc;
-        let (weights, mut specs) = (Weights::One(weights.one()?.packed_too(self.gpu)?), Vec::new());
-        let a = self.prologue.specs(call.m, &call.a, None, &mut specs)?;
-        let (to, mut output) =
-            (Destination::of(call, &self.desc)?, weights.output(call, &self.desc, &a, 1.0)?);
-        output.c = self.requantize.as_ref().map_or(to, Requantize::product).c;
-        let size = (call.m, n, k);
-        let weights = weights.one()?.packed(Operation::GateUp)?;
-        let args = FusedArgs { size, a: a.values, a_pitch: a.pitch, weights, output };
-        specs.push(self.kernel.spec(&args)?);
-        if let Some(requantize) = &self.requantize {
-            requantize.specs(call.m, &to, &mut specs)?;
-        }
-        Ok(specs)
+    fn weights<'w>(&self, gpu: &'static Gpu, weights: &'w DeviceWeights) -> Result<&'w DeviceWeights, Error> {
+        weights.packed_too(gpu)
+    }
+
+    fn spec(
+        &self,
+        kernel: &Self::Kernel,
+        size: (usize, usize, usize),
+        a: &PreparedA,
+        weights: &DeviceWeights,
+        output: Output,
+    ) -> Result<LaunchSpec, Error> {
+        let weights = weights.packed(Operation::GateUp)?;
+        Ok(kernel.spec(&FusedArgs { size, a: a.values, a_pitch: a.pitch, weights, output })?)
     }
 }

@@ -2,17 +2,16 @@
 //! end of the kernel before. It reads the same pack, and nvfp4 activations as they are, without a kernel that expands them.
 
 use dualgemm_device::{DeviceInfo, DevicePtr, LaunchSpec};
-use dualgemm_formats::FloatType;
-use dualgemm_gemm::{AFormat, DualGemmDesc, OutFormat, OutScale, QuantizeA};
-use dualgemm_kernels::parts::rows::{self, Out, Output};
+use dualgemm_gemm::{AFormat, DualGemmDesc, QuantizeA};
+use dualgemm_kernels::parts::rows;
 use dualgemm_kernels::warpwise::config::Config;
 use dualgemm_kernels::warpwise::fused::{A, Variant};
 use dualgemm_kernels::warpwise::host::{Fused as Kernel, FusedArgs};
 use dualgemm_ptx::builder::HalfFormat;
 
-use super::launched::{Destination, Kernels, Launched, Variants, Weights};
+use super::launched::{Destination, Kernels, Launched, Variants, Weights, rows_of};
 use super::{Prepared, Strategy, require_sm90a};
-use crate::prologue::compute_type;
+use crate::prologue::half_format;
 use crate::{DeviceA, DeviceCall, Error, Gpu, GpuPlan, WeightForm, model};
 
 /// See the [module](self).
@@ -22,30 +21,18 @@ pub struct Warpwise;
 impl Warpwise {
     /// What the kernel makes of the sums, and its type of A if that is floats.
     fn variant(&self, desc: &DualGemmDesc) -> Result<(Option<HalfFormat>, rows::Variant), String> {
-        let half = match (compute_type(desc)?, desc.a) {
-            (_, AFormat::Nvfp4) => None,
-            (FloatType::Bf16, _) => Some(HalfFormat::Bf16),
-            _ => Some(HalfFormat::F16),
-        };
+        let half = half_format(desc)?;
+        let half = (desc.a != AFormat::Nvfp4).then_some(half);
         if desc.quantize_a != QuantizeA::No {
             return Err("A is quantized on the way in, by a kernel that finds no room beside this one".into());
         }
         if desc.epilogue.round_gate_up_to_bf16 {
             return Err("it does not round gate and up to bf16".into());
         }
-        let out = match desc.out {
-            OutFormat::F32 => Out::F32,
-            OutFormat::F16 => Out::F16,
-            OutFormat::Bf16 => Out::Bf16,
-            OutFormat::Nvfp4 { scale_layout, global_scale: OutScale::Static(_) } => {
-                Out::Nvfp4 { scale_layout }
-            }
-            OutFormat::Nvfp4 { .. } => {
-                return Err("C has a dynamic scale; it writes floats, or nvfp4 under a static one".into());
-            }
-        };
-        let rows = rows::Variant { out, ..rows::Variant::new(desc.epilogue.activation.program()) };
-        Ok((half, rows.for_features(desc.n)))
+        if desc.out.is_dynamic() {
+            return Err("C has a dynamic scale; it writes floats, or nvfp4 under a static one".into());
+        }
+        Ok((half, rows_of(desc)))
     }
 }
 
@@ -135,9 +122,7 @@ impl Kernels for Ready {
             }
         };
         let to = Destination::of(call, &self.desc)?;
-        let alpha = weights.alpha(&epilogue, a_scale)?;
-        let output =
-            Output { scales: to.scales, scale: to.scale, bias: weights.bias(), ..Output::new(to.c, alpha) };
+        let output = weights.output(&to, &epilogue, a_scale, DevicePtr::NULL)?;
         let weights = weights.one()?.packed(self.desc.op)?;
         let args = FusedArgs { size: (call.m, n, k), a, a_pitch, a_scales, weights, output };
         Ok(vec![kernel.spec(&args)?])
