@@ -291,7 +291,7 @@ impl Checkpoint {
     /// # Errors
     /// If there is no such layer, it holds experts only, or a tensor is missing, not quantized or breaks a rule.
     pub fn gate_up(&self, layer: usize) -> Result<GateUp<'_>, Error> {
-        self.gate_up_of(self.mlp(layer, MlpKind::Dense)?, None)
+        self.gate_up_source(layer)?.read()
     }
 
     /// The same before it is read, to be taken a run of features at a time.
@@ -323,15 +323,7 @@ impl Checkpoint {
         self.mlp(layer, kind).is_ok_and(|mlp| mlp.module(mlp.own(expert), Projection::Down).is_some())
     }
 
-    /// Gate and up of a layer's shared expert.
-    ///
-    /// # Errors
-    /// As [`gate_up`](Self::gate_up).
-    pub fn shared_gate_up(&self, layer: usize) -> Result<GateUp<'_>, Error> {
-        self.gate_up_of(self.mlp(layer, MlpKind::Shared)?, None)
-    }
-
-    /// The same before it is read, to be taken a run of features at a time.
+    /// Gate and up of a layer's shared expert, not yet read.
     ///
     /// # Errors
     /// As [`gate_up`](Self::gate_up).
@@ -339,15 +331,7 @@ impl Checkpoint {
         self.source_of(self.mlp(layer, MlpKind::Shared)?, None)
     }
 
-    /// The down projection of a layer's shared expert.
-    ///
-    /// # Errors
-    /// As [`gate_up`](Self::gate_up).
-    pub fn shared_down(&self, layer: usize) -> Result<Linear<'_>, Error> {
-        self.shared_down_source(layer)?.read()
-    }
-
-    /// The same before it is read, to be taken a run of features at a time.
+    /// The down projection of a layer's shared expert, not yet read.
     ///
     /// # Errors
     /// As [`gate_up`](Self::gate_up).
@@ -433,8 +417,7 @@ impl<'a> Experts<'a> {
     /// # Errors
     /// If there is no such expert, or a tensor is missing, not quantized or breaks a rule.
     pub fn gate_up(&self, expert: usize) -> Result<GateUp<'a>, Error> {
-        self.check(expert)?;
-        self.checkpoint.gate_up_of(self.mlp, Some(expert))
+        self.gate_up_source(expert)?.read()
     }
 
     /// The same before it is read, to be taken a run of features at a time.

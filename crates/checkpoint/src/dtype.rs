@@ -182,30 +182,11 @@ mod tests {
 
     #[test]
     fn names_and_sizes_agree_with_the_safetensors_crate() {
-        use safetensors::Dtype as Theirs;
+        use safetensors::Dtype::*;
+        #[rustfmt::skip]
         let theirs = [
-            Theirs::BOOL,
-            Theirs::F4,
-            Theirs::F6_E2M3,
-            Theirs::F6_E3M2,
-            Theirs::U8,
-            Theirs::I8,
-            Theirs::F8_E5M2,
-            Theirs::F8_E4M3,
-            Theirs::F8_E8M0,
-            Theirs::F8_E4M3FNUZ,
-            Theirs::F8_E5M2FNUZ,
-            Theirs::I16,
-            Theirs::U16,
-            Theirs::F16,
-            Theirs::BF16,
-            Theirs::I32,
-            Theirs::U32,
-            Theirs::F32,
-            Theirs::C64,
-            Theirs::F64,
-            Theirs::I64,
-            Theirs::U64,
+            BOOL, F4, F6_E2M3, F6_E3M2, U8, I8, F8_E5M2, F8_E4M3, F8_E8M0, F8_E4M3FNUZ, F8_E5M2FNUZ, I16, U16, F16,
+            BF16, I32, U32, F32, C64, F64, I64, U64,
         ];
         assert_eq!(theirs.len(), Dtype::SAFETENSORS.len());
         for (ours, theirs) in Dtype::SAFETENSORS.iter().zip(theirs) {

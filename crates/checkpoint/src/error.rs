@@ -7,258 +7,82 @@ use std::sync::Arc;
 /// A fault of a file, a configuration or a tensor.
 #[non_exhaustive]
 #[derive(Debug, Clone, thiserror::Error)]
+#[expect(missing_docs, reason = "the message says what each field is")]
 pub enum Error {
     /// The operating system refused.
     #[error("{}: cannot {action}: {source}", file.display())]
-    Io {
-        /// File at fault.
-        file: PathBuf,
-        /// What was tried.
-        action: &'static str,
-        /// The system's reason.
-        source: Arc<std::io::Error>,
-    },
+    Io { file: PathBuf, action: &'static str, source: Arc<std::io::Error> },
     /// A safetensors header, a GGUF header or a shard index breaks a rule of its format.
     #[error("{}: header rule `{rule}`: found {found}; valid is {valid}", file.display())]
-    Header {
-        /// File at fault.
-        file: PathBuf,
-        /// Name of the rule.
-        rule: &'static str,
-        /// What the file holds.
-        found: String,
-        /// What it should hold.
-        valid: String,
-    },
+    Header { file: PathBuf, rule: &'static str, found: String, valid: String },
     /// A path of a kind that cannot be read.
     #[error("{}: {found}; valid are {valid}", file.display())]
-    Path {
-        /// Path at fault.
-        file: PathBuf,
-        /// What is there.
-        found: String,
-        /// What can be opened or written.
-        valid: &'static str,
-    },
+    Path { file: PathBuf, found: String, valid: &'static str },
     /// A JSON configuration holds something unusable.
     #[error("{}: {key} is {found}; valid is {valid}", file.display())]
-    Config {
-        /// File at fault.
-        file: PathBuf,
-        /// Where in the file.
-        key: String,
-        /// Value found.
-        found: String,
-        /// What would be valid.
-        valid: String,
-    },
+    Config { file: PathBuf, key: String, found: String, valid: String },
     /// The activation of an MLP is not known: nothing states it, or what does is not understood.
     #[error(
         "{}: {key} is {found}; valid is {valid}; an activation that is asked for (--activation, in Python activation=, \
          in C the activation of dualgemm_desc, in candle Options::epilogue) overrides it", file.display()
     )]
-    Activation {
-        /// File at fault.
-        file: PathBuf,
-        /// Where in the file.
-        key: String,
-        /// Value found.
-        found: String,
-        /// What would be valid.
-        valid: String,
-    },
+    Activation { file: PathBuf, key: String, found: String, valid: String },
     /// Nothing in the checkpoint says which convention its tensors follow, or more than one thing does.
     #[error("{}: {found}; name the convention explicitly, one of {valid}", file.display())]
-    Convention {
-        /// Checkpoint.
-        file: PathBuf,
-        /// What was found instead of one declaration.
-        found: String,
-        /// Names of the conventions.
-        valid: String,
-    },
+    Convention { file: PathBuf, found: String, valid: String },
     /// A tensor that must be there is not.
     #[error("{tensor}: is missing from {}; {needed_by} needs it ({convention} convention)", file.display())]
-    MissingTensor {
-        /// Checkpoint.
-        file: PathBuf,
-        /// Name of the tensor.
-        tensor: String,
-        /// What needs it.
-        needed_by: String,
-        /// Convention that gives the name.
-        convention: &'static str,
-    },
+    MissingTensor { file: PathBuf, tensor: String, needed_by: String, convention: &'static str },
     /// A tensor beside a weight that changes nobody knows what.
     #[error(
         "{tensor}: belongs to `{module}`, but {why}; valid in the {convention} convention are one each of {valid}"
     )]
-    UnknownTensor {
-        /// Tensor at fault.
-        tensor: String,
-        /// Module that its name puts it under.
-        module: String,
-        /// Why it cannot be used.
-        why: String,
-        /// Convention that does not have it, or not twice.
-        convention: &'static str,
-        /// Endings of names that it has.
-        valid: String,
-    },
+    UnknownTensor { tensor: String, module: String, why: String, convention: &'static str, valid: String },
     /// A tensor has a storage type that cannot hold what its name says.
     #[error("{tensor}: stored as {found}; {what} must be {valid}")]
-    Dtype {
-        /// Tensor at fault.
-        tensor: String,
-        /// What the tensor is for.
-        what: &'static str,
-        /// Storage type found.
-        found: String,
-        /// Types that would do.
-        valid: &'static str,
-    },
+    Dtype { tensor: String, what: &'static str, found: String, valid: &'static str },
     /// A tensor has the wrong shape.
     #[error("{tensor}: shape {found:?} cannot be {what}; valid is {valid}")]
-    Shape {
-        /// Tensor at fault.
-        tensor: String,
-        /// What the tensor is for.
-        what: &'static str,
-        /// Shape found.
-        found: Vec<usize>,
-        /// What would be valid.
-        valid: String,
-    },
+    Shape { tensor: String, what: &'static str, found: Vec<usize>, valid: String },
     /// A tensor breaks a rule of its block format.
     #[error("{}: {source}", file.display())]
-    Format {
-        /// Checkpoint.
-        file: PathBuf,
-        /// The rule.
-        source: dualgemm_formats::Error,
-    },
+    Format { file: PathBuf, source: dualgemm_formats::Error },
     /// A scale of a tensor or of its activations is no scale.
     #[error("{tensor}: holds {value}; {what} must be a positive finite number")]
-    ScaleValue {
-        /// Tensor at fault.
-        tensor: String,
-        /// What the tensor is for.
-        what: &'static str,
-        /// Value found.
-        value: f32,
-    },
+    ScaleValue { tensor: String, what: &'static str, value: f32 },
     /// There is no such layer.
     #[error("{}: no gated MLP in layer {layer}; there is one in {exist}", file.display())]
-    NoLayer {
-        /// Checkpoint.
-        file: PathBuf,
-        /// Layer asked for.
-        layer: usize,
-        /// Layers that exist.
-        exist: String,
-    },
+    NoLayer { file: PathBuf, layer: usize, exist: String },
     /// The layer exists but not in the form asked for.
     #[error("{}: layer {layer} holds {found}; {valid}", file.display())]
-    LayerKind {
-        /// Checkpoint.
-        file: PathBuf,
-        /// Layer asked for.
-        layer: usize,
-        /// What the layer holds.
-        found: String,
-        /// What can be asked for instead.
-        valid: String,
-    },
+    LayerKind { file: PathBuf, layer: usize, found: String, valid: String },
     /// There is no such expert.
     #[error("{path}: no expert {expert}; there are {exist}")]
-    NoExpert {
-        /// Path of the experts.
-        path: String,
-        /// Expert asked for.
-        expert: usize,
-        /// Experts that exist.
-        exist: String,
-    },
+    NoExpert { path: String, expert: usize, exist: String },
     /// Gate and up are one tensor and nothing says in which order.
     #[error("{tensor}: holds gate and up in one tensor; name their order explicitly, one of {valid}")]
-    FusedOrder {
-        /// The fused tensor.
-        tensor: String,
-        /// Spellings of the orders.
-        valid: String,
-    },
+    FusedOrder { tensor: String, valid: String },
     /// A fused tensor whose rows do not fit the order named for it.
     #[error("{tensor}: has {rows} rows; order {order} needs a positive multiple of {multiple}")]
-    FusedRows {
-        /// The fused tensor.
-        tensor: String,
-        /// Order named.
-        order: &'static str,
-        /// Rows found.
-        rows: usize,
-        /// What the rows must be a multiple of.
-        multiple: usize,
-    },
+    FusedRows { tensor: String, order: &'static str, rows: usize, multiple: usize },
     /// Something named in a text that has no such name.
     #[error("{what} `{found}` is unknown; valid are {valid}")]
-    Name {
-        /// What the name is for.
-        what: &'static str,
-        /// Name found.
-        found: String,
-        /// Valid names.
-        valid: String,
-    },
+    Name { what: &'static str, found: String, valid: String },
     /// A name that no module has.
     #[error("{module}: there is no such module in {}; names most like it are {near}", file.display())]
-    NoModule {
-        /// Checkpoint.
-        file: PathBuf,
-        /// Name asked for.
-        module: String,
-        /// Names that exist.
-        near: String,
-    },
+    NoModule { file: PathBuf, module: String, near: String },
     /// A module that is not quantized where a quantized one is needed.
     #[error("{module}: is not quantized: {why}; a 4-bit weight (nvfp4 or mxfp4) is needed")]
-    NotQuantized {
-        /// Module at fault.
-        module: String,
-        /// What the checkpoint says.
-        why: String,
-    },
+    NotQuantized { module: String, why: String },
     /// Gate and up do not belong together.
     #[error("{gate} is {gate_shape} and {up} is {up_shape}; gate and up must have one shape")]
-    HalvesDiffer {
-        /// Name of the gate tensor.
-        gate: String,
-        /// Its shape and kind.
-        gate_shape: String,
-        /// Name of the up tensor.
-        up: String,
-        /// Its shape and kind.
-        up_shape: String,
-    },
+    HalvesDiffer { gate: String, gate_shape: String, up: String, up_shape: String },
     /// Valid data of a kind that this crate does not handle.
     #[error("{module}: {found} is not supported; {supported}")]
-    Unsupported {
-        /// Module or file.
-        module: String,
-        /// What it is.
-        found: String,
-        /// What is supported.
-        supported: &'static str,
-    },
+    Unsupported { module: String, found: String, supported: &'static str },
     /// A file of activations without exactly one readable operand.
     #[error("{}: {found}; valid is {valid}", file.display())]
-    Activations {
-        /// File at fault.
-        file: PathBuf,
-        /// What it holds.
-        found: String,
-        /// What it should hold.
-        valid: &'static str,
-    },
+    Activations { file: PathBuf, found: String, valid: &'static str },
 }
 
 impl Error {

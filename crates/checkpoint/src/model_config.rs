@@ -238,8 +238,7 @@ fn from_value(value: &GgufValue) -> Value {
             bytes.chunks_exact(4).map(|b| json!(i32::from_le_bytes([b[0], b[1], b[2], b[3]]))).collect()
         }
         GgufValue::Array { element, .. } => {
-            let kind = GgufValue::TYPES.get(*element as usize).unwrap_or(&"unknown");
-            json!(format!("an array of {kind}"))
+            json!(format!("an array of {}", GgufValue::type_name(*element)))
         }
     }
 }

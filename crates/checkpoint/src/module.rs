@@ -156,7 +156,6 @@ impl Module {
     }
 }
 
-/// The modules of one MLP.
 #[derive(Debug, Clone)]
 pub(crate) struct Mlp {
     pub(crate) path: String,

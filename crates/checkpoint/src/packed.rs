@@ -29,7 +29,6 @@ use crate::{Dtype, Error, TensorView};
 /// Bytes of GGUF blocks that are unpacked at a time where only their scales are kept.
 const RUN_BYTES: usize = 1 << 20;
 
-/// Where a module's scales are.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Arrangement {
     /// Row-major scales `[rows, blocks]`, or one of the padded layouts, per expert.
@@ -54,7 +53,6 @@ pub(crate) struct Stored<'a> {
 }
 
 impl<'a> Stored<'a> {
-    /// A weight in GGUF blocks.
     pub(crate) fn gguf(weight: TensorView<'a>) -> Option<Self> {
         let format = match weight.dtype.ggml_id() {
             Some(Dtype::GGML_NVFP4) => BlockFormat::Nvfp4,
@@ -197,7 +195,6 @@ impl<'a> Stored<'a> {
         }
     }
 
-    /// Name of the stored weight.
     pub(crate) fn weight_name(&self) -> &'a str {
         self.weight.name
     }

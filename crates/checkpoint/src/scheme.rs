@@ -34,7 +34,6 @@ pub(crate) enum Input {
     Ignored,
 }
 
-/// Format of one module.
 #[derive(Debug, Clone)]
 pub(crate) struct Scheme {
     pub(crate) weights: Weights,
@@ -162,7 +161,6 @@ fn glob_matches(glob: &str, text: &str) -> bool {
 pub(crate) struct Transform {
     pub(crate) targets: Vec<Pattern>,
     pub(crate) ignore: Vec<Pattern>,
-    /// Where the configuration says so.
     pub(crate) what: String,
 }
 

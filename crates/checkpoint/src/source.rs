@@ -19,13 +19,9 @@ use crate::{Checkpoint, Error};
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 #[serde(untagged)]
 pub enum ScaleOrigin {
-    /// A tensor.
-    Tensor {
-        /// Its name.
-        tensor: String,
-        /// The file that holds it.
-        file: PathBuf,
-    },
+    /// A tensor and the file that holds it.
+    #[expect(missing_docs, reason = "said above")]
+    Tensor { tensor: String, file: PathBuf },
     /// No tensor: the scale is 1, and this says why.
     One(String),
 }
@@ -126,7 +122,6 @@ impl<'a> MatrixSource<'a> {
         packed.matrix(self.file())
     }
 
-    /// Path of the checkpoint.
     pub(crate) fn file(&self) -> &'a Path {
         self.checkpoint.files().root()
     }
@@ -219,15 +214,17 @@ impl<'a> GateUpSource<'a> {
             input: self.input.clone(),
         })
     }
+
+    /// All features.
+    ///
+    /// # Errors
+    /// As [`features`](Self::features).
+    pub fn read(&self) -> Result<GateUp<'a>, Error> {
+        self.features(0..self.n())
+    }
 }
 
 impl Checkpoint {
-    /// Gate and up of an MLP or of one of its experts, read.
-    pub(crate) fn gate_up_of(&self, mlp: &Mlp, expert: Option<usize>) -> Result<GateUp<'_>, Error> {
-        let source = self.source_of(mlp, expert)?;
-        source.features(0..source.n())
-    }
-
     /// Gate and up of an MLP or of one of its experts, found and checked against each other.
     pub(crate) fn source_of(&self, mlp: &Mlp, expert: Option<usize>) -> Result<GateUpSource<'_>, Error> {
         let own = mlp.own(expert);

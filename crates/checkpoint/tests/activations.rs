@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Fixture, Weight};
+use common::{Fixture, Weight, assert_starts};
 use dualgemm_checkpoint::safetensors::serialize;
 use dualgemm_checkpoint::{Activations, Dtype, TensorFiles};
 use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
@@ -98,20 +98,20 @@ fn a_triple_is_found_among_other_tensors() {
 #[test]
 fn unusable_activation_files_are_named() {
     let mut f = Fixture::default();
-    assert!(
-        read_error(&f, None)
-            .starts_with("DIR/a.safetensors: no tensor; valid is one F32, F16 or BF16 tensor")
+    assert_starts(
+        &read_error(&f, None),
+        "DIR/a.safetensors: no tensor; valid is one F32, F16 or BF16 tensor",
     );
     f.f32("x", &[1, 1], &[0.0]).f32("y", &[1, 1], &[0.0]);
-    assert!(read_error(&f, None).starts_with("DIR/a.safetensors: several tensors (x, y); valid is"));
-    assert!(read_error(&f, Some("z")).starts_with("DIR/a.safetensors: no tensor `z` among x, y; valid is"));
+    assert_starts(&read_error(&f, None), "DIR/a.safetensors: several tensors (x, y); valid is");
+    assert_starts(&read_error(&f, Some("z")), "DIR/a.safetensors: no tensor `z` among x, y; valid is");
 
     let mut f = Fixture::default();
     f.add("x", Dtype::I32, &[1, 1], vec![0; 4]);
     assert_eq!(read_error(&f, None), "x: stored as I32; a float matrix must be F32, F16 or BF16");
     let mut f = Fixture::default();
     f.f32("x", &[0, 4], &[]);
-    assert!(read_error(&f, None).starts_with("x: shape [0, 4] cannot be a matrix"));
+    assert_starts(&read_error(&f, None), "x: shape [0, 4] cannot be a matrix");
 
     type Change = (fn(&mut Fixture), &'static str);
     let changes: [Change; 6] = [
@@ -138,6 +138,6 @@ fn unusable_activation_files_are_named() {
         let mut f = triple();
         change(&mut f);
         let e = read_error(&f, None);
-        assert!(e.starts_with(expected), "{e}");
+        assert_starts(&e, expected);
     }
 }

@@ -197,11 +197,8 @@ fn recipe_yaml_decides_nothing() {
     std::fs::write(dir.path().join("recipe.yaml"), "quant_method: compressed-tensors\nscheme: NVFP4\n")
         .unwrap();
     let e = message(&Checkpoint::open(dir.path(), &defaults()).unwrap_err());
-    assert!(e.contains("no config.json, hf_quant_config.json or file metadata declares"), "{e}");
-    assert!(
-        e.contains("weight_packed` looks like compressed-tensors); name the convention explicitly"),
-        "{e}"
-    );
+    assert_has(&e, "no config.json, hf_quant_config.json or file metadata declares");
+    assert_has(&e, "weight_packed` looks like compressed-tensors); name the convention explicitly");
     let options = OpenOptions { convention: Some("compressed-tensors".into()), ..defaults() };
     assert_mlp(&Checkpoint::open(dir.path(), &options).unwrap(), [1e-3, 2e-3], None);
 }
@@ -209,9 +206,9 @@ fn recipe_yaml_decides_nothing() {
 #[test]
 fn unknown_methods_algorithms_and_group_sizes_are_named() {
     let config = |c: Value| open_error(&modelopt(json!({ "quantization_config": c }), None));
-    assert!(
-        config(json!({ "quant_method": "gptq" }))
-            .contains(r#"declares quant_method "gptq", which no convention has; name"#)
+    assert_has(
+        &config(json!({ "quant_method": "gptq" })),
+        r#"declares quant_method "gptq", which no convention has; name"#,
     );
     assert_eq!(
         config(json!({ "quant_method": "modelopt", "quant_algo": "NVFP5" })),
@@ -235,18 +232,18 @@ fn unknown_methods_algorithms_and_group_sizes_are_named() {
     }
     let mut c = compressed_config(&[(&["Linear"], 32, Value::Null)]);
     c["quantization_config"]["format"] = json!("nvfp4-pack-quantized");
-    assert!(open_error(&compressed(c.clone(), None)).ends_with("weights.group_size is 32; valid is 16"));
+    assert_ends(&open_error(&compressed(c.clone(), None)), "weights.group_size is 32; valid is 16");
     c["quantization_config"]["format"] = json!("marlin-24");
-    assert!(
-        open_error(&compressed(c, None))
-            .contains("config_groups.group_0.format is \"marlin-24\"; valid is nvfp4-pack")
+    assert_has(
+        &open_error(&compressed(c, None)),
+        "config_groups.group_0.format is \"marlin-24\"; valid is nvfp4-pack",
     );
     let c = compressed_config(&[(&["re:("], 16, Value::Null)]);
-    assert!(open_error(&compressed(c, None)).contains("config_groups.group_0.targets is `re:(` ("));
+    assert_has(&open_error(&compressed(c, None)), "config_groups.group_0.targets is `re:(` (");
     let c = compressed_config(&[(&[], 16, Value::Null)]);
-    assert!(
-        open_error(&compressed(c, None))
-            .ends_with("config_groups.group_0.targets is []; valid is at least one target")
+    assert_ends(
+        &open_error(&compressed(c, None)),
+        "config_groups.group_0.targets is []; valid is at least one target",
     );
 }
 
@@ -378,8 +375,8 @@ fn two_declarations_are_refused() {
     let mut f = modelopt(modelopt_config("NVFP4"), None);
     f.add("x.comfy_quant", Dtype::U8, &[2], b"{}".to_vec());
     let e = open_error(&f);
-    assert!(e.contains("declares several conventions: modelopt (quant_method in"), "{e}");
-    assert!(e.contains("comfyui (tensor `x.comfy_quant`)"), "{e}");
+    assert_has(&e, "declares several conventions: modelopt (quant_method in");
+    assert_has(&e, "comfyui (tensor `x.comfy_quant`)");
 }
 
 #[test]
@@ -388,16 +385,14 @@ fn missing_tensors_are_named_with_who_needs_them() {
         let mut f = modelopt(modelopt_config("NVFP4"), Some(0.5));
         f.remove(&format!("{GATE}.{tensor}"));
         let e = message(&f.open(&defaults()).unwrap().gate_up(0).unwrap_err());
-        assert!(e.starts_with(&format!("{GATE}.{tensor}: is missing from DIR; {GATE}")), "{e}");
+        assert_starts(&e, &format!("{GATE}.{tensor}: is missing from DIR; {GATE}"));
     }
     let mut f = modelopt(modelopt_config("NVFP4"), Some(0.5));
     f.tensors.retain(|t| !t.name.starts_with(UP));
     let e = message(&f.open(&defaults()).unwrap().gate_up(0).unwrap_err());
-    assert!(
-        e.starts_with(&format!(
-            "the up projection beside `{GATE}`: is missing from DIR; `model.layers.0.mlp`"
-        )),
-        "{e}"
+    assert_starts(
+        &e,
+        &format!("the up projection beside `{GATE}`: is missing from DIR; `model.layers.0.mlp`"),
     );
 }
 
@@ -422,16 +417,13 @@ fn unusable_tensor_scales_are_refused_by_name() {
         f.tensor(&format!("{GATE}.weight_global_scale")).data = bad.to_le_bytes().to_vec().into();
         let e = f.open(&defaults()).unwrap().gate_up(0).unwrap_err().to_string();
         let start = format!("{GATE}.weight_global_scale: holds {bad}; a tensor scale must be a positive");
-        assert!(e.starts_with(&start), "{e}");
+        assert_starts(&e, &start);
 
         let mut f = compressed(config, Some(8.0));
         f.tensor(&format!("{UP}.input_global_scale")).data = bad.to_le_bytes().to_vec().into();
         let c = f.open(&defaults()).unwrap();
         let e = c.gate_up(0).unwrap().input_scales().unwrap_err().to_string();
-        assert!(
-            e.starts_with(&format!("{UP}.input_global_scale: holds {bad}; an activation scale must")),
-            "{e}"
-        );
+        assert_starts(&e, &format!("{UP}.input_global_scale: holds {bad}; an activation scale must"));
         let c = f.open(&OpenOptions { bad_input_scale: BadInputScale::One, ..defaults() }).unwrap();
         let (gate, up) = c.gate_up(0).unwrap().input_scales().unwrap().unwrap();
         assert_eq!([gate.value(), up.value()], [0.125, 1.0]);

@@ -86,7 +86,7 @@ fn deepseek_names_of_one_format_beside_the_other_are_refused() {
     f.remove("mtp.0.ffn.experts.0.w1.scale");
     let c = f.open(&within("mtp")).unwrap();
     let e = refusal(c.experts(0).unwrap().gate_up(0));
-    assert!(e.starts_with("mtp.0.ffn.experts.0.w1.scale: is missing"), "{e}");
+    assert_starts(&e, "mtp.0.ffn.experts.0.w1.scale: is missing");
     // What is outside is not checked, as it is not read.
     assert_eq!(rules(&c), ["missing-tensor"]);
     assert_eq!(rules(&f.open(&within("layers")).unwrap()), [""; 0]);
@@ -94,15 +94,13 @@ fn deepseek_names_of_one_format_beside_the_other_are_refused() {
     let mut config = deepseek_config();
     config["quantized_layers"]["layers.0.ffn.experts"]["quant_algo"] = json!("IQ3_WIRE");
     let f = deepseek_nvfp4(config);
-    assert!(
-        read(&f).contains("quantized_layers.layers.0.ffn.experts.quant_algo is \"IQ3_WIRE\"; valid is NVFP4")
-    );
+    assert_has(&read(&f), "quantized_layers.layers.0.ffn.experts.quant_algo is \"IQ3_WIRE\"; valid is NVFP4");
     assert!(f.open(&within("mtp")).unwrap().experts(0).unwrap().gate_up(0).is_ok());
     let mut config = deepseek_config();
     config.as_object_mut().unwrap().remove("quantized_layers");
     config["moe_quant_algo"] = json!("IQ3_WIRE");
     let f = deepseek_nvfp4(config);
-    assert!(read(&f).contains("moe_quant_algo is \"IQ3_WIRE\""));
+    assert_has(&read(&f), "moe_quant_algo is \"IQ3_WIRE\"");
     assert_eq!(rules(&f.open(&within("layers")).unwrap()), ["config"]);
 }
 
@@ -136,18 +134,18 @@ fn experts_in_mxfp4_beside_fp8_are_read_by_either_name_of_their_scales() {
         let c = f.open(&defaults()).unwrap();
         assert_eq!((c.convention().name, rules(&c)), ("fp8-mxfp4", vec![]));
         read(&f).unwrap();
-        assert!(refusal(c.linear("model.layers.0.mlp.gate_proj")).contains("is not quantized: fp8"));
+        assert_has(&refusal(c.linear("model.layers.0.mlp.gate_proj")), "is not quantized: fp8");
         // Two block scales, or another tensor scale, contradict the one there is.
         let gate = "model.layers.1.mlp.experts.0.w1";
         let other = if scale.0 == ".weight_scale" { "weight_scale_inv" } else { "weight_scale" };
         f.f32(&format!("{gate}.{other}"), &[1, 1], &[0.5]);
-        assert!(refusal(read(&f)).contains(&format!(": belongs to `{gate}`, but `{gate}.weight_scale")));
+        assert_has(&refusal(read(&f)), &format!(": belongs to `{gate}`, but `{gate}.weight_scale"));
         let mut f = fixture(own, scale);
         f.f32(&format!("{gate}.weight_scale_2"), &[1], &[0.5]);
-        assert!(refusal(read(&f)).starts_with(&format!("{gate}.weight_scale_2: belongs to `{gate}`")));
+        assert_starts(&refusal(read(&f)), &format!("{gate}.weight_scale_2: belongs to `{gate}`"));
         let mut f = fixture(own, scale);
         f.remove(&format!("{gate}{}", scale.0));
-        assert!(refusal(read(&f)).contains("is missing from DIR"));
+        assert_has(&refusal(read(&f)), "is missing from DIR");
     }
     for (own, says) in [
         (json!({ "store_dtype": "nvfp4" }), "store_dtype is \"nvfp4\"; valid is \"mxfp4\""),
@@ -161,7 +159,7 @@ fn experts_in_mxfp4_beside_fp8_are_read_by_either_name_of_their_scales() {
         ),
     ] {
         let e = refusal(read(&fixture(&own, (".weight_scale", Dtype::U8))));
-        assert!(e.ends_with(says), "{e}");
+        assert_ends(&e, says);
     }
 }
 
@@ -180,7 +178,7 @@ fn quark_scales_have_two_names() {
         assert_values(&c.gate_up(0).unwrap().gate, &Weight::with_block(1, 64, 64, 32), 1.0);
         assert_values(&c.gate_up(0).unwrap().up, &Weight::with_block(2, 64, 64, 32), 1.0);
         f.f32(&format!("{GATE}.input_quantizer.scale"), &[], &[0.5]);
-        assert!(open_error(&f).starts_with(&format!("{GATE}.input_quantizer.scale: belongs to")));
+        assert_starts(&open_error(&f), &format!("{GATE}.input_quantizer.scale: belongs to"));
     }
 }
 
@@ -209,7 +207,7 @@ fn experts_one_below_the_other_are_told_apart_by_their_number() {
         assert_values(&found.gate_up(0).unwrap().up, &a.rows_at(32..64), 0.125);
         assert_values(&found.gate_up(1).unwrap().gate, &b.rows_at(0..32), of_second);
         assert_values(&found.down(1).unwrap().weight, &b, of_second);
-        assert!(refusal(found.gate_up(2)).contains("no expert 2"));
+        assert_has(&refusal(found.gate_up(2)), "no expert 2");
         assert_eq!(c.mlps()[0].experts, 2);
     }
     for (experts, scales, says) in [
@@ -220,11 +218,8 @@ fn experts_one_below_the_other_are_told_apart_by_their_number() {
     ] {
         let c = fixture(experts, scales).open(&options()).unwrap();
         let e = refusal(c.experts(0));
-        assert!(
-            e.starts_with("model.layers.0.mlp.experts.gate_up_proj.weight_packed: shape [128, 32]"),
-            "{e}"
-        );
-        assert!(e.contains(says), "{e}");
+        assert_starts(&e, "model.layers.0.mlp.experts.gate_up_proj.weight_packed: shape [128, 32]");
+        assert_has(&e, says);
         assert!(rules(&c).contains(&"shape"));
     }
 }
@@ -261,7 +256,7 @@ fn modelopt_without_activation_scales_is_weights_alone_where_it_says_so() {
             "group_1": { "weights": weights, "input_activations": weights, "targets": [DOWN] } } } });
     let c = modelopt(config, None).open(&defaults()).unwrap();
     assert_mlp(&c, [1e-3, 2e-3], None);
-    assert!(refusal(c.down(0).unwrap().input_scale()).contains("input_scale: is missing"));
+    assert_has(&refusal(c.down(0).unwrap().input_scale()), "input_scale: is missing");
 }
 
 #[test]
@@ -274,7 +269,7 @@ fn modelopt_says_what_mixed_layers_are_in_a_list_or_in_groups_and_in_either_file
         "config_groups": groups } });
     let c = modelopt(config, Some(0.25)).open(&defaults()).unwrap();
     assert_mlp(&c, [1e-3, 2e-3], Some(0.25));
-    assert!(refusal(c.down(0)).contains("is not quantized: 8 bits of type \"float\""));
+    assert_has(&refusal(c.down(0)), "is not quantized: 8 bits of type \"float\"");
     let mut f = modelopt(modelopt_config("MIXED_PRECISION"), Some(0.25));
     f.hf_quant_config = Some(json!({ "quantization": { "quant_algo": "MIXED_PRECISION",
         "quantized_layers": { "model.layers.0.mlp": { "quant_algo": "NVFP4", "group_size": 16 } } } }));
@@ -314,7 +309,7 @@ fn gguf_scales_have_two_names_and_no_third() {
         (&["blk.0.ffn_gate.scale", "blk.0.ffn_gate.weight.scale"], "blk.0.ffn_gate.weight.scale"),
     ] {
         let c = open(&names.iter().map(|name| (*name, 0.5)).collect::<Vec<_>>());
-        assert!(refusal(c.gate_up(0)).starts_with(&format!("{refused}: belongs to `blk.0.ffn_gate`")));
+        assert_starts(&refusal(c.gate_up(0)), &format!("{refused}: belongs to `blk.0.ffn_gate`"));
         assert_eq!(rules(&c), ["unknown-tensor"]);
     }
     assert_eq!(rules(&open(&[("blk.0.ffn_gate_inp.weight", 0.5), ("blk.0.exp_probs_b.bias", 0.5)])), [""; 0]);
@@ -367,6 +362,6 @@ fn experts_of_deepseek_are_fp4_where_nothing_says_otherwise() {
         assert_values(&both.gate, &Weight::with_block(1, 64, 64, 32), 1.0);
         assert_values(&both.up, &Weight::with_block(2, 64, 64, 32), 1.0);
         f.config.as_mut().unwrap()["expert_dtype"] = json!("fp8");
-        assert!(open_error(&f).contains(r#"declares quant_method "fp8""#));
+        assert_has(&open_error(&f), r#"declares quant_method "fp8""#);
     }
 }

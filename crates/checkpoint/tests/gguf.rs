@@ -2,6 +2,8 @@
 
 mod common;
 
+use common::{assert_ends, assert_has};
+
 use common::Weight;
 use dualgemm_checkpoint::gguf::{GgufValue, write_to};
 use dualgemm_checkpoint::{Checkpoint, Dtype, GateUpOrder, OpenOptions, TensorOut};
@@ -126,10 +128,10 @@ fn a_file_that_was_split_is_opened_whole_by_the_name_of_any_part() {
     let twice = [tensors[0].clone(), tensors[1].clone()].concat();
     write_to(&part(2), &[], &twice).unwrap();
     let e = Checkpoint::open(&part(1), &OpenOptions::default()).unwrap_err().to_string();
-    assert!(e.contains("header rule `duplicate`: found tensor `blk.0.ffn_gate.weight`, which"), "{e}");
+    assert_has(&e, "header rule `duplicate`: found tensor `blk.0.ffn_gate.weight`, which");
     std::fs::remove_file(part(2)).unwrap();
     let e = Checkpoint::open(&part(1), &OpenOptions::default()).unwrap_err().to_string();
-    assert!(e.contains("m-00002-of-00002.gguf: cannot open"), "{e}");
+    assert_has(&e, "m-00002-of-00002.gguf: cannot open");
 }
 
 #[test]
@@ -157,5 +159,5 @@ fn architectures_that_fuse_gate_into_up_are_read_as_they_are() {
         }
     }
     let e = open("starcoder2", &[both]).gate_up(0).unwrap_err().to_string();
-    assert!(e.ends_with("(`blk.0` has up and down projections, but no gate)"), "{e}");
+    assert_ends(&e, "(`blk.0` has up and down projections, but no gate)");
 }

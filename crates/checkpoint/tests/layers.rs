@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Fixture, Weight, message, modelopt_config};
+use common::{Fixture, Weight, assert_ends, assert_has, assert_starts, message, modelopt_config};
 use dualgemm_checkpoint::{Checkpoint, Dtype, Error, GateUpOrder, Half, MlpKind, OpenOptions};
 use serde_json::json;
 
@@ -48,12 +48,10 @@ fn gate_and_up_and_their_scales_may_lie_in_different_shards() {
         let e = experts.gate_up(3).unwrap_err().to_string();
         assert_eq!(e, "model.layers.5.block_sparse_moe.experts: no expert 3; there are 0, 1, 2");
         let e = message(&c.gate_up(5).unwrap_err());
-        assert!(
-            e.ends_with(
-                "layer 5 holds experts `model.layers.5.block_sparse_moe.experts`; it has no dense MLP; name an expert or the \
-                 shared one"
-            ),
-            "{e}"
+        assert_ends(
+            &e,
+            "layer 5 holds experts `model.layers.5.block_sparse_moe.experts`; it has no dense MLP; name an expert or the \
+                 shared one",
         );
     }
 }
@@ -67,10 +65,7 @@ fn a_missing_expert_tensor_names_the_expert() {
     f.remove("model.layers.0.mlp.experts.7.up_proj.weight_scale_2");
     let c = f.open(&defaults()).unwrap();
     let e = message(&c.experts(0).unwrap().gate_up(7).unwrap_err());
-    assert!(
-        e.starts_with("model.layers.0.mlp.experts.7.up_proj.weight_scale_2: is missing from DIR;"),
-        "{e}"
-    );
+    assert_starts(&e, "model.layers.0.mlp.experts.7.up_proj.weight_scale_2: is missing from DIR;");
 }
 
 /// Gate and up arranged in an order, by the order's own index function, which has drawings of its own.
@@ -206,7 +201,7 @@ fn stacked_scales_that_fit_neither_order_are_refused() {
     t.shape = vec![3, 4, 96];
     let c = f.open(&with_order(GateUpOrder::GateUp)).unwrap();
     let e = c.experts(0).unwrap().gate_up(0).unwrap_err().to_string();
-    assert!(e.contains("shape [3, 4, 96] cannot be block scales; valid is [3, 96, 4] for"), "{e}");
+    assert_has(&e, "shape [3, 4, 96] cannot be block scales; valid is [3, 96, 4] for");
 }
 
 #[test]
@@ -268,10 +263,10 @@ fn shared_and_routed_experts_and_dense_layers_are_told_apart() {
     assert_eq!(kinds, [(0, MlpKind::Dense), (1, MlpKind::Experts), (1, MlpKind::Shared)]);
     Weight::new(1, 64, 64).assert_is(&c.gate_up(0).unwrap().gate);
     Weight::new(11, 64, 64).assert_is(&c.experts(1).unwrap().gate_up(0).unwrap().gate);
-    Weight::new(22, 64, 64).assert_is(&c.shared_gate_up(1).unwrap().up);
-    Weight::new(23, 64, 64).assert_is(&c.shared_down(1).unwrap().weight);
+    Weight::new(22, 64, 64).assert_is(&c.shared_gate_up_source(1).unwrap().read().unwrap().up);
+    Weight::new(23, 64, 64).assert_is(&c.shared_down_source(1).unwrap().read().unwrap().weight);
     assert!(matches!(c.experts(0), Err(Error::LayerKind { .. })));
-    assert!(message(&c.gate_up(7).unwrap_err()).ends_with("there is one in layers 0 to 1"));
+    assert_ends(&message(&c.gate_up(7).unwrap_err()), "there is one in layers 0 to 1");
 }
 
 #[test]
@@ -338,36 +333,35 @@ fn indices_that_lie_are_refused() {
              model-00000.safetensors, which does not hold it; valid is the file that holds each tensor"
         )
     );
-    assert!(
-        error(&|j| drop(j["weight_map"].as_object_mut().unwrap().remove(up)))
-            .contains(&format!("no entry for tensor `{up}`"))
+    assert_has(
+        &error(&|j| drop(j["weight_map"].as_object_mut().unwrap().remove(up))),
+        &format!("no entry for tensor `{up}`"),
     );
-    assert!(
-        error(&|j| j["weight_map"][up] = json!("../secret.safetensors"))
-            .contains("rule `shard-name`: found \"../secret.safetensors\"")
+    assert_has(
+        &error(&|j| j["weight_map"][up] = json!("../secret.safetensors")),
+        "rule `shard-name`: found \"../secret.safetensors\"",
     );
-    assert!(error(&|j| j["weight_map"][up] = json!("/etc/passwd")).contains("rule `shard-name`"));
-    assert!(error(&|j| j["weight_map"][up] = json!(3)).contains("rule `shard-name`: found 3 for tensor"));
-    assert!(error(&|j| j["weight_map"] = json!({})).contains("an empty `weight_map`"));
-    assert!(error(&|j| j["weight_map"] = json!([])).contains("no object `weight_map`"));
-    assert!(error(&|j| j["weight_map"][up] = json!("model-00009.safetensors")).contains(&format!(
-        "rule `weight-map`: found tensor `{up}` in model-00009.safetensors, which is not there"
-    )));
+    assert_has(&error(&|j| j["weight_map"][up] = json!("/etc/passwd")), "rule `shard-name`");
+    assert_has(&error(&|j| j["weight_map"][up] = json!(3)), "rule `shard-name`: found 3 for tensor");
+    assert_has(&error(&|j| j["weight_map"] = json!({})), "an empty `weight_map`");
+    assert_has(&error(&|j| j["weight_map"] = json!([])), "no object `weight_map`");
+    assert_has(
+        &error(&|j| j["weight_map"][up] = json!("model-00009.safetensors")),
+        &format!("rule `weight-map`: found tensor `{up}` in model-00009.safetensors, which is not there"),
+    );
 }
 
 #[test]
 fn paths_that_are_no_checkpoint_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let open = |path: &std::path::Path| message(&Checkpoint::open(path, &defaults()).unwrap_err());
-    assert!(open(dir.path()).starts_with("DIR: holds no safetensors file; valid are a directory with"));
-    assert!(open(&dir.path().join("none")).starts_with("DIR/none: cannot open: No such file"));
+    assert_starts(&open(dir.path()), "DIR: holds no safetensors file; valid are a directory with");
+    assert_starts(&open(&dir.path().join("none")), "DIR/none: cannot open: No such file");
     std::fs::write(dir.path().join("model.bin"), b"x").unwrap();
-    assert!(
-        open(&dir.path().join("model.bin")).starts_with("DIR/model.bin: has an unknown ending; valid are")
-    );
+    assert_starts(&open(&dir.path().join("model.bin")), "DIR/model.bin: has an unknown ending; valid are");
     std::fs::write(dir.path().join("config.json"), b"[1]").unwrap();
     std::fs::write(dir.path().join("m.safetensors"), b"").unwrap();
-    assert!(open(dir.path()).contains("rule `length-prefix`: found a file of 0 bytes"));
+    assert_has(&open(dir.path()), "rule `length-prefix`: found a file of 0 bytes");
 }
 
 #[test]

@@ -211,7 +211,9 @@ fn mutated_checkpoints_give_matrices_or_errors() {
                 let (read, _down) = match mlp.kind {
                     MlpKind::Dense => (c.gate_up(mlp.layer).is_ok(), c.down(mlp.layer).is_ok()),
                     MlpKind::Shared => {
-                        (c.shared_gate_up(mlp.layer).is_ok(), c.shared_down(mlp.layer).is_ok())
+                        let source = c.shared_gate_up_source(mlp.layer);
+                        let down = c.shared_down_source(mlp.layer);
+                        (source.and_then(|s| s.read()).is_ok(), down.and_then(|s| s.read()).is_ok())
                     }
                     MlpKind::Experts => c.experts(mlp.layer).map_or((false, false), |experts| {
                         let all = |f: &dyn Fn(usize) -> bool| experts.ids().iter().all(|&e| f(e));

@@ -72,5 +72,5 @@ fn mlx_scales_that_are_declared_are_needed() {
     assert_eq!(with(level.clone()), Ok(64));
     level["global_scale"] = json!(true);
     let e = with(level).unwrap_err();
-    assert!(e.contains("model.layers.0.mlp.switch_mlp.gate_proj.global_scale"), "{e}");
+    assert_has(&e, "model.layers.0.mlp.switch_mlp.gate_proj.global_scale");
 }

@@ -26,8 +26,8 @@ fn shared_experts_are_known_by_every_name() {
             f.modelopt(module, w, 1e-3, None);
         });
         let c = f.open(&defaults()).unwrap();
-        Weight::new(1, 64, 64).assert_is(&c.shared_gate_up(1).unwrap().gate);
-        Weight::new(3, 64, 64).assert_is(&c.shared_down(1).unwrap().weight);
+        Weight::new(1, 64, 64).assert_is(&c.shared_gate_up_source(1).unwrap().read().unwrap().gate);
+        Weight::new(3, 64, 64).assert_is(&c.shared_down_source(1).unwrap().read().unwrap().weight);
     }
 }
 
@@ -73,7 +73,7 @@ fn mlps_without_a_gate_are_said_to_be_such() {
         "DIR: no gated MLP in layer 1; there is one in no layer (`backbone.layers.1.mixer.experts` has up and down \
          projections, but no gate)"
     );
-    assert!(c.validate()[0].message.ends_with("has up and down projections, but no gate)"));
+    assert_ends(&c.validate()[0].message, "has up and down projections, but no gate)");
 }
 
 #[test]
@@ -159,11 +159,11 @@ fn deepseek_keeps_experts_in_mxfp4_beside_fp8() {
         assert_eq!((both.gate.format(), both.gate.k()), (BlockFormat::Mxfp4, 64));
         Weight::with_block(1, 64, 64, 32).assert_is(&both.gate);
         Weight::with_block(2, 64, 64, 32).assert_is(&both.up);
-        assert!(c.shared_gate_up(0).unwrap_err().to_string().contains("is not quantized: fp8 in blocks"));
+        assert_has(&c.shared_gate_up_source(0).unwrap_err().to_string(), "is not quantized: fp8 in blocks");
         assert!(c.validate().is_empty(), "{:?}", c.validate());
     }
     f.config.as_mut().unwrap()["quantization_config"]["expert_dtype"] = json!("fp8");
-    assert!(open_error(&f).contains(r#"declares quant_method "fp8""#));
+    assert_has(&open_error(&f), r#"declares quant_method "fp8""#);
 }
 
 fn quark_config() -> Value {
@@ -191,19 +191,19 @@ fn quark_mxfp4_is_read_and_exceptions_of_layers_come_first() {
         change(&mut f.config.as_mut().unwrap()["quantization_config"]);
         message(&f.open(&defaults()).and_then(|c| c.gate_up(0).map(drop)).unwrap_err())
     };
-    assert!(
-        error(&|c| c["layer_quant_config"] = json!({ "*gate_proj": { "weight": { "dtype": "fp8_e4m3" } } }))
-            .starts_with(&format!("{GATE}: is not quantized: dtype \"fp8_e4m3\""))
+    assert_starts(
+        &error(&|c| c["layer_quant_config"] = json!({ "*gate_proj": { "weight": { "dtype": "fp8_e4m3" } } })),
+        &format!("{GATE}: is not quantized: dtype \"fp8_e4m3\""),
     );
-    assert!(error(&|c| c["exclude"] = json!(["*mlp*"])).contains("`*mlp*` in `exclude`"));
-    assert!(error(&|c| c["exclude"] = json!(["re:.*mlp"])).contains("`re:.*mlp` in `exclude`"));
-    assert!(
-        error(&|c| c["global_quant_config"]["weight"]["group_size"] = json!(16))
-            .contains("config.json: global_quant_config.weight is ")
+    assert_has(&error(&|c| c["exclude"] = json!(["*mlp*"])), "`*mlp*` in `exclude`");
+    assert_has(&error(&|c| c["exclude"] = json!(["re:.*mlp"])), "`re:.*mlp` in `exclude`");
+    assert_has(
+        &error(&|c| c["global_quant_config"]["weight"]["group_size"] = json!(16)),
+        "config.json: global_quant_config.weight is ",
     );
-    assert!(
-        error(&|c| c["algo_config"] = json!([{ "name": "rotation", "online_r1_rotation": true }]))
-            .contains("`algo_config.online_r1_rotation`, which changes what the weights mean")
+    assert_has(
+        &error(&|c| c["algo_config"] = json!([{ "name": "rotation", "online_r1_rotation": true }])),
+        "`algo_config.online_r1_rotation`, which changes what the weights mean",
     );
 }
 
@@ -281,9 +281,7 @@ fn auto_round_writes_compressed_tensors_under_another_configuration() {
         json!({ "r1": true, "online_r1_rotation": false, "r4": true });
     let c = compressed(rotated, None).open(&defaults()).unwrap();
     assert_mlp(&c, [1.0 / 1000.0, 1.0 / 500.0], None);
-    assert!(
-        c.down(0).unwrap_err().to_string().contains("`rotation_config.r4`, which changes what the weights")
-    );
+    assert_has(&c.down(0).unwrap_err().to_string(), "`rotation_config.r4`, which changes what the weights");
     let mut f = Fixture { config: Some(config("mx_fp", 32, extra)), ..Fixture::default() };
     mlp("model.layers.0.mlp", 1, 32, |module, w| {
         f.compressed(module, w, 0.0, None);
@@ -298,7 +296,7 @@ fn auto_round_writes_compressed_tensors_under_another_configuration() {
     ] {
         let c = compressed(config("nv_fp", 16, extra), None).open(&defaults()).unwrap();
         let e = c.gate_up(0).unwrap_err().to_string();
-        assert!(e.starts_with(&format!("{GATE}: is not quantized: {why}")), "{e}");
+        assert_starts(&e, &format!("{GATE}: is not quantized: {why}"));
     }
     assert_eq!(
         open_error(&compressed(config("nv_fp", 32, Value::Null), None)),

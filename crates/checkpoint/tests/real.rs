@@ -2,6 +2,8 @@
 
 mod common;
 
+use common::{assert_ends, assert_has};
+
 use common::testdata;
 use dualgemm_checkpoint::{Activations, Checkpoint, OpenOptions, validate};
 use dualgemm_formats::{FloatMatrix, GlobalScaleSource, QuantizedMatrix};
@@ -123,17 +125,14 @@ fn real_checkpoints_break_no_rule() {
 #[test]
 fn a_missing_layer_says_which_exist() {
     let e = open("modelopt-nvfp4").gate_up(14).unwrap_err().to_string();
-    assert!(e.ends_with("modelopt-nvfp4: no gated MLP in layer 14; there is one in layer 0"), "{e}");
+    assert_ends(&e, "modelopt-nvfp4: no gated MLP in layer 14; there is one in layer 0");
 }
 
 #[test]
 fn float_checkpoints_are_not_taken_for_quantized_ones() {
     let path = testdata("mlp-bf16.safetensors");
     let e = Checkpoint::open(&path, &OpenOptions::default()).unwrap_err().to_string();
-    assert!(
-        e.contains("declares how it is quantized; name the convention explicitly, one of modelopt,"),
-        "{e}"
-    );
+    assert_has(&e, "declares how it is quantized; name the convention explicitly, one of modelopt,");
     let options = OpenOptions { convention: Some("modelopt".into()), ..Default::default() };
     let c = Checkpoint::open(&path, &options).unwrap();
     assert_eq!(

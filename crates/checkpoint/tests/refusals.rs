@@ -12,7 +12,7 @@ fn what_is_not_known_of_one_module_leaves_the_others_readable() {
     let check = |f: &Fixture, says: &str| {
         let c = f.open(&defaults()).unwrap();
         assert!(refusal(c.linear(GATE)).contains(says), "{}", refusal(c.linear(GATE)));
-        assert!(refusal(c.gate_up(0)).contains(says));
+        assert_has(&refusal(c.gate_up(0)), says);
         c.linear(UP).unwrap();
         assert!(c.validate().iter().any(|f| f.rule.id == "config" && f.message.contains(says)));
         // Nothing is written of it that would read as something else.
@@ -103,15 +103,13 @@ fn a_file_without_groups_is_what_its_format_says() {
     };
     let c = with(json!({ "format": "nvfp4-pack-quantized", "ignore": [DOWN] })).open(&defaults()).unwrap();
     assert_mlp(&c, [1e-3, 2e-3], None);
-    assert!(refusal(c.down(0)).contains("in `ignore`"));
-    assert!(
-        open_error(&with(json!({ "format": "mxfp4-pack-quantized" })))
-            .contains("but mxfp4 has no tensor scale; valid")
+    assert_has(&refusal(c.down(0)), "in `ignore`");
+    assert_has(
+        &open_error(&with(json!({ "format": "mxfp4-pack-quantized" }))),
+        "but mxfp4 has no tensor scale; valid",
     );
-    assert!(open_error(&with(json!({ "format": "float-quantized" }))).contains("is not quantized: format"));
-    assert!(
-        open_error(&with(json!({ "format": "nvfp5" }))).contains("format is \"nvfp5\"; valid is nvfp4-pack")
-    );
+    assert_has(&open_error(&with(json!({ "format": "float-quantized" }))), "is not quantized: format");
+    assert_has(&open_error(&with(json!({ "format": "nvfp5" }))), "format is \"nvfp5\"; valid is nvfp4-pack");
 }
 
 #[test]
@@ -174,7 +172,7 @@ fn tensors_under_a_weight_that_no_convention_has_refuse_it_by_name() {
             let start = format!(
                 "{tensor}: belongs to `{GATE}`, but its meaning is not known; valid in the {convention} convention"
             );
-            assert!(e.starts_with(&start), "{e}");
+            assert_starts(&e, &start);
             let found = c.validate();
             assert!(found.iter().any(|f| f.rule.id == "unknown-tensor" && f.tensor == tensor), "{found:?}");
             // Its neighbours do not matter.
@@ -216,7 +214,7 @@ fn what_is_known_to_change_nothing_is_let_pass() {
     assert!(rules(&c).iter().all(|&rule| rule == "halves-tensor-scale"), "{:?}", rules(&c));
     // The same ending means nothing of the kind beside another weight.
     f.f32(&format!("{GATE}.k_scale"), &[], &[0.5]);
-    assert!(open_error(&f).starts_with(&format!("{GATE}.k_scale: belongs to")));
+    assert_starts(&open_error(&f), &format!("{GATE}.k_scale: belongs to"));
     // The float that a weight was packed from says nothing new; a second packed one does.
     let config = || compressed_config(&[(&["Linear"], 16, Value::Null)]);
     let mut f = compressed(config(), None);
@@ -225,7 +223,7 @@ fn what_is_known_to_change_nothing_is_let_pass() {
     assert_mlp(&f.open(&defaults()).unwrap(), [1e-3, 2e-3], None);
     let mut f = compressed(config(), None);
     f.add(&format!("{GATE}.weight"), Dtype::U8, &[128, 32], gate().codes);
-    assert!(open_error(&f).contains(&format!(": belongs to `{GATE}`, but `{GATE}.weight")));
+    assert_has(&open_error(&f), &format!(": belongs to `{GATE}`, but `{GATE}.weight"));
 }
 
 #[test]
@@ -241,9 +239,7 @@ fn mxfp4_has_no_tensor_scale_that_could_be_meant() {
         1.0,
     );
     f.f32(&format!("{GATE}.weight_scale_2"), &[], &[0.5]);
-    assert!(
-        open_error(&f).starts_with(&format!("{GATE}.weight_scale_2: belongs to `{GATE}`, but mxfp4 has no"))
-    );
+    assert_starts(&open_error(&f), &format!("{GATE}.weight_scale_2: belongs to `{GATE}`, but mxfp4 has no"));
 }
 
 #[test]
@@ -258,7 +254,7 @@ fn torchao_scales_that_its_metadata_lists_are_needed() {
             json!({ "_type": "NVFP4Tensor", "_data": { "block_size": 16 }, "_tensor_data_names": names });
         f.metadata.insert(format!("{module}.weight"), value.to_string());
     }
-    assert!(open_error(&f).starts_with(&format!("{GATE}._weight_per_tensor_scale: is missing")));
+    assert_starts(&open_error(&f), &format!("{GATE}._weight_per_tensor_scale: is missing"));
     for module in [GATE, UP] {
         f.f32(&format!("{module}._weight_per_tensor_scale"), &[], &[0.25]);
     }
@@ -426,7 +422,7 @@ fn quark_says_what_linear_layers_are_by_their_class_too() {
         "layer_type_quant_config": { "Conv2d": { "weight": { "dtype": "int8" } }, "Linear": { "weight": level } } }));
     let c = c.open(&defaults()).unwrap();
     assert_mlp(&c, [1e-3, 2e-3], None);
-    assert!(refusal(c.down(0)).contains("in `exclude`"));
+    assert_has(&refusal(c.down(0)), "in `exclude`");
     // It goes before what is said of everything, and after what is said of a name.
     let global = json!({ "weight": level });
     let int8 = json!({ "weight": { "dtype": "int8" } });
@@ -434,7 +430,7 @@ fn quark_says_what_linear_layers_are_by_their_class_too() {
         "layer_type_quant_config": { "Linear": int8 } }));
     let c = c.open(&defaults()).unwrap();
     c.linear(UP).unwrap();
-    assert!(refusal(c.gate_up(0)).starts_with(&format!("{GATE}: is not quantized: dtype \"int8\"")));
+    assert_starts(&refusal(c.gate_up(0)), &format!("{GATE}: is not quantized: dtype \"int8\""));
     let e = open_error(&quark(
         json!({ "global_quant_config": global, "layer_type_quant_config": { "MoeMLP": global } }),
     ));
@@ -445,5 +441,5 @@ fn quark_says_what_linear_layers_are_by_their_class_too() {
     );
     let e =
         open_error(&quark(json!({ "global_quant_config": global, "layer_type_quant_config": ["Linear"] })));
-    assert!(e.contains("layer_type_quant_config is [\"Linear\"]; valid is an object of classes"), "{e}");
+    assert_has(&e, "layer_type_quant_config is [\"Linear\"]; valid is an object of classes");
 }

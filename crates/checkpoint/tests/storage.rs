@@ -40,11 +40,11 @@ fn torchao_is_declared_by_metadata_in_both_scale_layouts() {
         format!("{GATE}.weight"),
         json!({ "_type": "NVFP4Tensor", "_data": { "block_size": 32 } }).to_string(),
     );
-    assert!(open_error(&f).ends_with("block_size is 32; valid is 16"));
+    assert_ends(&open_error(&f), "block_size is 32; valid is 16");
     let mut f = torchao(false);
     f.metadata.insert(format!("{GATE}.weight"), json!({ "_type": "Int4Tensor" }).to_string());
     let e = f.open(&defaults()).unwrap().gate_up(0).unwrap_err().to_string();
-    assert!(e.contains(r#"is not quantized: tensor type "Int4Tensor""#), "{e}");
+    assert_has(&e, r#"is not quantized: tensor type "Int4Tensor""#);
 }
 
 /// 100 rows, so that stored scales have padding rows.
@@ -93,7 +93,7 @@ fn comfyui_scales_and_nibbles_are_read_in_their_own_order() {
         f.add(&format!("{m}.comfy_quant"), Dtype::U8, &[26], br#"{"format":"float8_e4m3fn"}"#.to_vec());
     };
     let e = comfyui(fp8).open(&defaults()).unwrap().gate_up(0).unwrap_err().to_string();
-    assert!(e.contains(r#"is not quantized: format "float8_e4m3fn""#), "{e}");
+    assert_has(&e, r#"is not quantized: format "float8_e4m3fn""#);
 }
 
 #[test]

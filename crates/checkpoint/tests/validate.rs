@@ -2,7 +2,10 @@
 
 mod common;
 
-use common::{Fixture, Weight, compressed_config, local_activations, modelopt_config, testdata};
+use common::{
+    Fixture, Weight, assert_ends, assert_starts, compressed_config, local_activations, modelopt_config,
+    testdata,
+};
 use dualgemm_checkpoint::validate::{Finding, RULES, Severity};
 use dualgemm_checkpoint::{Checkpoint, Dtype, OpenOptions, TensorFiles, validate};
 use dualgemm_formats::ScaleLayout;
@@ -121,12 +124,12 @@ fn halves_that_differ_are_found_with_their_ratio() {
     let by_one =
         |used: &str| format!("the one input of both is quantized by {used}, which saturates for neither");
     let message = findings(&f)[1].message.clone();
-    assert!(message.ends_with(&format!("0.5 and 0.25 (x2.0000); {}", by_one("0.5"))), "{message}");
+    assert_ends(&message, &format!("0.5 and 0.25 (x2.0000); {}", by_one("0.5")));
     // Of divisors the smaller one.
     let mut f = compressed();
     f.tensor("model.layers.0.mlp.up_proj.input_global_scale").data = 2f32.to_le_bytes().to_vec().into();
     let message = findings(&f)[0].message.clone();
-    assert!(message.ends_with(&format!("8 and 2 (x4.0000); {}", by_one("2"))), "{message}");
+    assert_ends(&message, &format!("8 and 2 (x4.0000); {}", by_one("2")));
 }
 
 #[test]
@@ -391,14 +394,12 @@ fn scales_of_what_engines_fuse_are_one_finding() {
     // Of the two sets of attention and the one of the MLP, that of layer 1 is the worst.
     assert_finds(&f, &[("halves-tensor-scale", "model.layers.1.self_attn.k_proj", "1000 and 250")]);
     let message = &findings(&f)[0].message;
-    assert!(
-        message.starts_with(
-            "model.layers.1.self_attn.k_proj: tensor scales of q_proj, k_proj, v_proj differ, 1000 and 250 (x4.0000); each is \
-             kept here, but vLLM takes one for all of them: quantize again from floats"
-        ),
-        "{message}"
+    assert_starts(
+        message,
+        "model.layers.1.self_attn.k_proj: tensor scales of q_proj, k_proj, v_proj differ, 1000 and 250 (x4.0000); each is \
+             kept here, but vLLM takes one for all of them: quantize again from floats",
     );
-    assert!(message.ends_with("; the worst of 3 sets of layers"), "{message}");
+    assert_ends(message, "; the worst of 3 sets of layers");
 }
 
 #[test]

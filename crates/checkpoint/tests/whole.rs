@@ -5,7 +5,7 @@ mod common;
 
 use std::path::Path;
 
-use common::{Fixture, Weight, defaults, message, modelopt_config, testdata};
+use common::{Fixture, Weight, assert_has, defaults, message, modelopt_config, testdata};
 use dualgemm_checkpoint::gguf::GgufValue;
 use dualgemm_checkpoint::write::{Model, Output, write};
 use dualgemm_checkpoint::{Checkpoint, Dtype, TensorFiles};
@@ -264,7 +264,7 @@ fn a_tokenizer_beside_the_model_goes_along() {
 fn what_cannot_be_written_whole_is_refused_and_nothing_written() {
     let refused = |f: &Fixture, part: &str| {
         let e = to_gguf(f, &[]).unwrap_err();
-        assert!(e.contains(part), "{e}");
+        assert_has(&e, part);
     };
     refused(
         &model("gemma2"),
@@ -317,7 +317,7 @@ fn what_cannot_be_written_whole_is_refused_and_nothing_written() {
     }
     let odd = [("tokenizer.json", tokenizer(json!({ "type": "Metaspace" })))];
     let e = to_gguf(&model("llama"), &odd).unwrap_err();
-    assert!(e.contains("pre_tokenizer is {\"type\":\"Metaspace\"}; valid is byte-level BPE"), "{e}");
+    assert_has(&e, "pre_tokenizer is {\"type\":\"Metaspace\"}; valid is byte-level BPE");
 }
 
 #[test]
@@ -331,7 +331,7 @@ fn of_gguf_only_mlps_are_read_and_that_has_to_be_asked_for() {
     let gguf = Checkpoint::open(&path, &defaults()).unwrap();
     let out = dir.path().join("hf");
     let e = message(&write(&out, Output::Modelopt, &gguf.export().unwrap()).unwrap_err());
-    assert!(e.contains("of a GGUF file the gated MLPs can be written, if asked for"), "{e}");
+    assert_has(&e, "of a GGUF file the gated MLPs can be written, if asked for");
     let model = Model { mlp_only: true, ..gguf.export().unwrap() };
     let report = write(&out, Output::Modelopt, &model).unwrap();
     assert!(report.skipped.contains(&"blk.0.attn_q.weight".into()));

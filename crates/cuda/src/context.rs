@@ -122,9 +122,6 @@ impl Event {
     }
 
     /// Puts the event after what the stream has been given so far.
-    ///
-    /// # Errors
-    /// [`Error::Driver`].
     pub fn record(&self, stream: Stream) -> Result<(), Error> {
         self.context.enter()?;
         // SAFETY: the event is alive; the stream is ours, or was promised to be there.
@@ -133,9 +130,6 @@ impl Event {
     }
 
     /// Makes what the stream is given from now on wait for the event.
-    ///
-    /// # Errors
-    /// [`Error::Driver`].
     pub fn hold(&self, stream: Stream) -> Result<(), Error> {
         self.context.enter()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
@@ -144,7 +138,6 @@ impl Event {
             .map_err(|e| explain("cuStreamWaitEvent", e))
     }
 
-    /// Waits on the host.
     pub(crate) fn wait(&self) -> Result<(), Error> {
         // SAFETY: the event is alive.
         unsafe { result::event::synchronize(self.handle) }.map_err(|e| explain("cuEventSynchronize", e))

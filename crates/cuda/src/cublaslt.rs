@@ -421,9 +421,6 @@ impl Matmul {
     /// # Safety
     /// Until it has ended, A, B, C and the workspace are live device memory of the sizes that the product was made for, and
     /// nobody writes the former or uses the latter two in between.
-    ///
-    /// # Errors
-    /// [`Error::Driver`].
     pub unsafe fn launch(
         &self,
         stream: Stream,

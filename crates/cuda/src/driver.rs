@@ -53,7 +53,6 @@ fn is_installed() -> bool {
     })
 }
 
-/// What a device is.
 pub(crate) fn info(device: sys::CUdevice) -> Result<DeviceInfo, Error> {
     use CUdevice_attribute as A;
     let attribute = |attribute: CUdevice_attribute| -> Result<u32, Error> {

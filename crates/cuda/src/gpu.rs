@@ -68,9 +68,6 @@ impl Cuda {
     }
 
     /// The driver's version as it counts: 13000 is CUDA 13.0.
-    ///
-    /// # Errors
-    /// [`Error::Driver`].
     pub fn driver_version() -> Result<i32, Error> {
         init()?;
         let mut version = 0;
@@ -79,9 +76,6 @@ impl Cuda {
     }
 
     /// Another stream of this GPU.
-    ///
-    /// # Errors
-    /// [`Error::Driver`].
     pub fn new_stream(&self) -> Result<OwnedStream, Error> {
         OwnedStream::new(&self.context)
     }
@@ -92,9 +86,6 @@ impl Cuda {
     }
 
     /// Makes this GPU the one that this thread's calls to libraries go to.
-    ///
-    /// # Errors
-    /// [`Error::Driver`].
     pub fn enter(&self) -> Result<(), Error> {
         self.context.enter()
     }

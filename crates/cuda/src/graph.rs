@@ -154,9 +154,6 @@ impl Cuda {
     }
 
     /// An event that streams can wait for, without a clock.
-    ///
-    /// # Errors
-    /// [`Error::Driver`].
     pub fn event(&self) -> Result<Event, Error> {
         Event::new(self.context(), sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }

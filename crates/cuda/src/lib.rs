@@ -22,6 +22,9 @@
 //! | [`ReadyLaunch`]: a launch checked and laid out once | `ready.rs` |
 //! | [`Blas`]: NVIDIA's library products, as peers to measure against | `cublaslt.rs` |
 //!
+//! A method that does not say when it fails does so by [`Error::Driver`](dualgemm_device::Error::Driver), in the
+//! driver's words.
+//!
 //! The driver keeps what it assembled from PTX on disk (`~/.nv/ComputeCache`), so that only the first program on a
 //! machine that loads a kernel waits for the assembler.
 

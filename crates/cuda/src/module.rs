@@ -156,7 +156,6 @@ fn param_counts(ptx: &str) -> Vec<(String, usize)> {
 pub(crate) struct Function {
     name: String,
     handle: sys::CUfunction,
-    /// Bytes of each parameter.
     params: Vec<usize>,
     /// Dynamic shared memory that launches may ask for so far.
     shared: Mutex<u32>,

@@ -301,12 +301,6 @@ impl<'a> QuantizedMatrix<'a> {
         self
     }
 
-    /// The same matrix under another name.
-    pub fn with_name(mut self, name: impl Into<String>) -> Self {
-        self.name = name.into();
-        self
-    }
-
     /// The same matrix, owning its bytes.
     pub fn into_owned(self) -> QuantizedMatrix<'static> {
         QuantizedMatrix {

@@ -5,45 +5,20 @@ use crate::limits::Valid;
 /// A problem or an operand that a kernel cannot take.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message says what each field is")]
 pub enum Error {
     /// mxfp4 weights whose scales the pack cannot hold exactly.
     #[error("{tensor}: its mxfp4 scales span {found} octaves; the sm_90a pack holds at most {most}")]
-    PackRange {
-        /// The weight.
-        tensor: String,
-        /// Octaves between the smallest and the largest scale.
-        found: u8,
-        /// Octaves possible.
-        most: u8,
-    },
+    PackRange { tensor: String, found: u8, most: u8 },
     /// A name that no configuration has.
     #[error("no configuration {found:?}; there are {valid}")]
-    NoConfig {
-        /// The name asked for.
-        found: String,
-        /// The names there are, separated by commas.
-        valid: String,
-    },
+    NoConfig { found: String, valid: String },
     /// A configuration that does not fit the architecture.
     #[error("{kernel}: {what}: {found} asked for; valid: {valid}")]
-    Unsupported {
-        /// The kernel.
-        kernel: &'static str,
-        /// What is limited.
-        what: &'static str,
-        /// The value asked for.
-        found: u64,
-        /// The values that it may have.
-        valid: Valid,
-    },
+    Unsupported { kernel: &'static str, what: &'static str, found: u64, valid: Valid },
     /// Features of a kernel that exclude each other.
     #[error("{kernel}: {rule}")]
-    Combination {
-        /// The kernel.
-        kernel: &'static str,
-        /// The rule that is broken.
-        rule: &'static str,
-    },
+    Combination { kernel: &'static str, rule: &'static str },
     /// A tile or descriptor that the hardware does not have.
     #[error(transparent)]
     Layout(#[from] dualgemm_ptx::layout::LayoutError),

@@ -11,7 +11,6 @@ pub(crate) const SHARED_LEAST: u32 = 99 << 10;
 /// Stages of a ring: one is filled while another is read. No menu has more than 16, and the bound keeps sums of bytes
 /// within 32 bits.
 pub(crate) const STAGES: Valid = Valid::range(2, MOST_STAGES);
-/// The most of them.
 pub(crate) const MOST_STAGES: u32 = 16;
 /// CTAs along the first dimension of a grid.
 pub(crate) const GRID_X: Valid = Valid::range(1, i32::MAX as u32);

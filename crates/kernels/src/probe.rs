@@ -9,7 +9,6 @@ use crate::Error;
 
 /// Name of the kernel in its module.
 pub const ENTRY: &str = "read";
-/// Threads of a CTA.
 const THREADS: u32 = 512;
 /// 16-byte loads that a thread has under way.
 const LOADS: u32 = 8;
@@ -18,9 +17,6 @@ const CTA_BYTES: u32 = THREADS * LOADS * 16;
 
 /// Generates the kernel: parameters are an address, how many pieces of 64 KiB to read from there on, and where to write
 /// a number if everything read adds up to one that it does not add up to.
-///
-/// # Errors
-/// If the target lacks an instruction.
 pub fn generate(target: Target) -> Result<Module, Error> {
     let mut module = Builder::new(target, target.since().max(Version::new(7, 1)));
     module.comment("reads memory and throws it away");
@@ -63,9 +59,6 @@ pub struct Read {
 
 impl Read {
     /// Loads the kernel.
-    ///
-    /// # Errors
-    /// If the device refuses the text.
     pub fn new(device: &dyn Device) -> Result<Self, Error> {
         let target = crate::generic::target_for(device.info().arch);
         let function = device.function(device.load(&generate(target)?.to_string())?, ENTRY)?;

@@ -56,9 +56,6 @@ impl Kernel {
 
     /// Its text for an activation, if it computes one; `aligned` promises that rows of C start at multiples of 16 bytes (N is
     /// a multiple of 8).
-    ///
-    /// # Errors
-    /// If none of its configurations has that name.
     pub fn generate(&self, config: &str, program: &Program, aligned: bool) -> Result<Module, Error> {
         one_of(config, (self.configs)(), String::clone)?;
         match self.text {

@@ -54,7 +54,6 @@ impl Choice {
     }
 }
 
-/// The file's contents.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 struct File {
     card: String,

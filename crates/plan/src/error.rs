@@ -5,69 +5,29 @@ use std::path::PathBuf;
 /// A problem, an operand or a machine that a GPU plan cannot take.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message says what each field is")]
 pub enum Error {
     /// A strategy that does not fit the problem or the machine.
     #[error("strategy {strategy} cannot take this: {reason}")]
-    Unsupported {
-        /// The strategy.
-        strategy: &'static str,
-        /// The rule, the value found and what would be valid.
-        reason: String,
-    },
+    Unsupported { strategy: &'static str, reason: String },
     /// Activations that no kernel multiplies.
     #[error("{reason}")]
-    Activations {
-        /// What they are and what would do.
-        reason: String,
-    },
+    Activations { reason: String },
     /// A name that no strategy has.
     #[error("no strategy is called {found:?}; there are {valid}")]
-    NoStrategy {
-        /// The name asked for.
-        found: String,
-        /// The names there are, separated by commas.
-        valid: String,
-    },
+    NoStrategy { found: String, valid: String },
     /// A kernel configuration that a strategy does not have.
     #[error("strategy {strategy} has no kernel {found:?}; it has {valid}")]
-    NoKernel {
-        /// The strategy.
-        strategy: &'static str,
-        /// The name asked for.
-        found: String,
-        /// The names there are, separated by commas.
-        valid: String,
-    },
+    NoKernel { strategy: &'static str, found: String, valid: String },
     /// No strategy takes the problem on this machine.
     #[error("no GPU strategy can take {problem} on {device}: {reasons}")]
-    NothingFits {
-        /// The problem.
-        problem: String,
-        /// The device.
-        device: String,
-        /// What each strategy says.
-        reasons: String,
-    },
+    NothingFits { problem: String, device: String, reasons: String },
     /// A device address that is not aligned as kernels need it.
     #[error("{tensor}: device address {address:#x} is not a multiple of {align} bytes")]
-    Misaligned {
-        /// The tensor.
-        tensor: &'static str,
-        /// Its address.
-        address: u64,
-        /// What it must be a multiple of.
-        align: u64,
-    },
+    Misaligned { tensor: &'static str, address: u64, align: u64 },
     /// An operand that is not what the plan was made for.
     #[error("{tensor} is {found}; the plan asks for {expected}")]
-    Operand {
-        /// The operand.
-        tensor: &'static str,
-        /// What it is.
-        found: String,
-        /// What the plan wants.
-        expected: String,
-    },
+    Operand { tensor: &'static str, found: String, expected: String },
     /// Scales that together leave the range in which GPU kernels multiply by them.
     #[error(
         "{half}: tensor scales of {half} and of A and the epilogue's alpha_{half} multiply its sums by {found:e}; on a GPU \
@@ -75,47 +35,22 @@ pub enum Error {
         f32::MIN_POSITIVE,
         f32::MAX
     )]
-    SumFactor {
-        /// Whose sums.
-        half: &'static str,
-        /// What they are multiplied by.
-        found: f64,
-    },
+    SumFactor { half: &'static str, found: f64 },
     /// Weights in device memory that are brought to an order on the host alone.
     #[error(
         "{format} weights in device memory are not brought to the order that the plan asks for, {form}; give them in the \
          host's memory"
     )]
-    MadeOnHost {
-        /// What they are quantized to.
-        format: dualgemm_formats::BlockFormat,
-        /// The order.
-        form: crate::WeightForm,
-    },
+    MadeOnHost { format: dualgemm_formats::BlockFormat, form: crate::WeightForm },
     /// A call on rows in groups by a plan for one pair of weights a call.
     #[error("the plan is for one pair of weights a call; plan with GpuOptions::groups, which {takers} take")]
-    OneGroup {
-        /// Strategies that can, separated by commas.
-        takers: String,
-    },
+    OneGroup { takers: String },
     /// A tuned configuration gave a wrong result and was not taken.
     #[error("{kernel} is wrong on {problem}: relative L2 error {rel_l2:e}; please report it")]
-    Wrong {
-        /// The strategy and kernel.
-        kernel: String,
-        /// The problem.
-        problem: String,
-        /// Its error against the f64 reference.
-        rel_l2: f64,
-    },
+    Wrong { kernel: String, problem: String, rel_l2: f64 },
     /// The file of tuned choices cannot be written.
     #[error("{}: {reason}", path.display())]
-    Cache {
-        /// The file.
-        path: PathBuf,
-        /// What the system says.
-        reason: String,
-    },
+    Cache { path: PathBuf, reason: String },
     /// A kernel that cannot be made or launched.
     #[error(transparent)]
     Kernel(#[from] dualgemm_kernels::Error),

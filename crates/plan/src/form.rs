@@ -85,7 +85,6 @@ impl Layout {
         Ok(Self { n, k, format, form })
     }
 
-    /// Blocks of a row.
     pub(crate) fn blocks(&self) -> usize {
         self.k / self.format.block_len()
     }
@@ -112,7 +111,6 @@ impl Layout {
 pub(crate) struct Parts {
     gpu: &'static Gpu,
     layout: Layout,
-    /// How many pairs.
     count: usize,
     /// Of each part those of all pairs, behind each other.
     buffers: Vec<Arc<Buffer>>,
@@ -142,7 +140,6 @@ impl Parts {
         self.count
     }
 
-    /// Bytes of all.
     pub(crate) fn bytes(&self) -> usize {
         self.buffers.iter().map(|buffer| buffer.bytes()).sum()
     }

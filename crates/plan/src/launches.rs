@@ -32,7 +32,6 @@ pub(crate) type Key = (u64, [u64; 9]);
 #[derive(Debug, Default)]
 pub(crate) struct Launches {
     kept: RwLock<HashMap<Key, Kept, BuildHasherDefault<Mixer>>>,
-    /// How many graphs there are.
     graphs: AtomicU32,
 }
 

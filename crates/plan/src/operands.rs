@@ -16,7 +16,6 @@ use crate::{Buffer, DeviceA, DeviceC, DeviceCall, Error, Gpu};
 pub struct Operands {
     gpu: &'static Gpu,
     desc: DualGemmDesc,
-    /// Order of A's block scales.
     a_layout: ScaleLayout,
     a: Buffer,
     /// Block scales of a quantized A.

@@ -28,7 +28,6 @@ pub(crate) struct Extras {
 pub(crate) struct Uploads {
     gpu: &'static Gpu,
     layout: Layout,
-    /// The parts.
     to: Vec<DevicePtr>,
     /// Rows of codes and linear scales that the parts are made of in the end, where they are not the parts.
     staged: Vec<Buffer>,

@@ -259,7 +259,6 @@ impl DeviceWeights {
         }
     }
 
-    /// The pack for an operation.
     pub(crate) fn packed(&self, op: Operation) -> Result<DevicePtr, Error> {
         self.parts.packed(op).map(|(pack, _)| pack)
     }

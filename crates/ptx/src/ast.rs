@@ -9,6 +9,7 @@
 //! Specification: PTX ISA "Syntax", "Directives".
 
 use crate::name::Name;
+use crate::target::Target;
 use crate::types::{Space, Type};
 
 /// The line of the text a piece of the tree came from, counted from 1; 0 if it came from no text.
@@ -49,6 +50,12 @@ pub struct Module {
 }
 
 impl Module {
+    /// A module of 64-bit addresses for `target`.
+    pub(crate) fn new(target: Target, version: Version, items: Vec<Item>) -> Self {
+        let target = vec![target.as_str().into()];
+        Self { header: Vec::new(), version, target, address_size: Some(64), items }
+    }
+
     /// The functions of the module, in order, declarations included.
     pub fn functions(&self) -> impl Iterator<Item = &Function> {
         self.items.iter().filter_map(|item| match item {
@@ -134,6 +141,21 @@ pub struct Function {
 }
 
 impl Function {
+    /// A function that others may call, without parameters and directives.
+    pub(crate) fn new(kind: FunctionKind, name: &str, body: Vec<Statement>) -> Self {
+        Self {
+            line: Line::default(),
+            linkage: Linkage::Visible,
+            kind,
+            attribute: None,
+            returns: Vec::new(),
+            name: name.into(),
+            params: Vec::new(),
+            directives: Vec::new(),
+            body: Some(body),
+        }
+    }
+
     /// The numbers of the directive `name` (without the dot), e.g. `[128, 1, 1]` for `maxntid`; an empty
     /// slice for a directive without numbers; `None` if it is absent.
     pub fn directive(&self, name: &str) -> Option<&[u64]> {
@@ -346,6 +368,16 @@ pub struct Instruction {
 }
 
 impl Instruction {
+    pub(crate) fn new(root: &str, modifiers: impl Iterator<Item = Name>, operands: Vec<Operand>) -> Self {
+        Self {
+            line: Line::default(),
+            guard: None,
+            root: root.into(),
+            modifiers: modifiers.collect(),
+            operands,
+        }
+    }
+
     /// Whether the modifier `name` is present.
     pub fn has(&self, name: &str) -> bool {
         self.modifiers.iter().any(|m| m == name)

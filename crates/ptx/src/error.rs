@@ -5,19 +5,11 @@ use thiserror::Error;
 /// Every error of this crate.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the message says what each field is")]
 pub enum Error {
     /// The text is not PTX. Lines and columns count from 1; columns count characters.
     #[error("line {line}, column {column}: found {found}, expected {expected}")]
-    Syntax {
-        /// Line of the offending token.
-        line: u32,
-        /// Column of the offending token's first character.
-        column: u32,
-        /// The offending token, quoted, or "end of file".
-        found: String,
-        /// What would be valid there.
-        expected: String,
-    },
+    Syntax { line: u32, column: u32, found: String, expected: String },
     /// A layout cannot exist.
     #[error(transparent)]
     Layout(#[from] crate::layout::LayoutError),
@@ -26,30 +18,12 @@ pub enum Error {
     Illegal(Vec<crate::legal::Illegal>),
     /// The builder was told to write a register of another class than the instruction gives.
     #[error("kernel {kernel}: {register} is declared .{declared}, the instruction gives .{result}")]
-    Destination {
-        /// The kernel.
-        kernel: String,
-        /// The register given to `to`.
-        register: String,
-        /// Its declared type.
-        declared: crate::Type,
-        /// What the instruction gives.
-        result: crate::Type,
-    },
+    Destination { kernel: String, register: String, declared: crate::Type, result: crate::Type },
     /// The builder was told to write a register by an instruction that gives nothing.
     #[error(
         "kernel {kernel}: {register} (.{declared}) cannot be written by {opcode}, which gives no single result"
     )]
-    NoResult {
-        /// The kernel.
-        kernel: String,
-        /// The register given to `to`.
-        register: String,
-        /// Its declared type.
-        declared: crate::Type,
-        /// The instruction.
-        opcode: String,
-    },
+    NoResult { kernel: String, register: String, declared: crate::Type, opcode: String },
 }
 
 /// One per line.

@@ -4,7 +4,7 @@
 //! The builder runs [`check`] on what it built; [`check_foreign`] judges modules that others wrote. Both know only
 //! what the table knows: an instruction missing there is reported as unknown, not as wrong.
 
-use crate::ast::{Function, Instruction, Line, Module, RegDecl, Statement, Version};
+use crate::ast::{Function, Instruction, Module, RegDecl, Statement, Version};
 use crate::isa::grammar::{Pattern, storage};
 use crate::isa::{self, Fit, Letters, Row, Scope};
 use crate::name::Name;
@@ -16,125 +16,46 @@ use thiserror::Error;
 /// One thing that is not legal. `line` is 0 in a module that was built, not read.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the message says what each field is")]
 pub enum Illegal {
     /// `.target` is not one this crate knows.
     #[error("target {found} is not known; known are {known}", known = Targets::ALL)]
-    UnknownTarget {
-        /// The name in the module.
-        found: String,
-    },
+    UnknownTarget { found: String },
     /// The module's PTX version does not have its target yet.
     #[error("target {target} needs PTX {needs}, the module is written for PTX {found}")]
-    TargetVersion {
-        /// The module's target.
-        target: Target,
-        /// The first version that has it.
-        needs: Version,
-        /// The module's version.
-        found: Version,
-    },
+    TargetVersion { target: Target, needs: Version, found: Version },
+    /// An instruction that is not legal.
+    #[error("{function}, line {line}: `{instruction}`{problem}")]
+    Instruction { function: String, line: u32, instruction: String, problem: Problem },
+}
+
+/// Why an instruction is not legal. Its text is the end of a sentence that starts with the instruction.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "the message says what each field is")]
+pub enum Problem {
     /// No row of the table has this opcode.
-    #[error("{function}, line {line}: `{instruction}`: no such instruction is known{forms}")]
-    UnknownInstruction {
-        /// The kernel or function.
-        function: String,
-        /// Line in the text.
-        line: u32,
-        /// The instruction as printed.
-        instruction: String,
-        /// The forms with the same first word, as an end of the sentence.
-        forms: String,
-    },
+    #[error(": no such instruction is known{forms}")]
+    Unknown { forms: String },
     /// The target lacks the instruction.
-    #[error("{function}, line {line}: `{instruction}` does not exist on {target}; {row} needs {needs}")]
-    Target {
-        /// The kernel or function.
-        function: String,
-        /// Line in the text.
-        line: u32,
-        /// The instruction as printed.
-        instruction: String,
-        /// The module's target.
-        target: Target,
-        /// The table row the instruction is of.
-        row: &'static str,
-        /// The targets that have it.
-        needs: Targets,
-    },
+    #[error(" does not exist on {target}; {row} needs {needs}")]
+    Target { target: Target, row: &'static str, needs: Targets },
     /// The PTX version lacks the instruction.
-    #[error(
-        "{function}, line {line}: `{instruction}` does not exist in PTX {found}; {row} needs PTX {needs}"
-    )]
-    InstructionVersion {
-        /// The kernel or function.
-        function: String,
-        /// Line in the text.
-        line: u32,
-        /// The instruction as printed.
-        instruction: String,
-        /// The module's version.
-        found: Version,
-        /// The table row the instruction is of.
-        row: &'static str,
-        /// The first version that has it.
-        needs: Version,
-    },
+    #[error(" does not exist in PTX {found}; {row} needs PTX {needs}")]
+    Version { found: Version, row: &'static str, needs: Version },
     /// An operand is not what the form takes.
-    #[error("{function}, line {line}: `{instruction}`: operand {index} must be {expected} ({row})")]
-    Operand {
-        /// The kernel or function.
-        function: String,
-        /// Line in the text.
-        line: u32,
-        /// The instruction as printed.
-        instruction: String,
-        /// Which operand, from 1.
-        index: usize,
-        /// What the form takes there.
-        expected: String,
-        /// The table row the instruction is of.
-        row: &'static str,
-    },
+    #[error(": operand {index} must be {expected} ({row})")]
+    Operand { index: usize, expected: String, row: &'static str },
     /// The guard is no predicate register.
-    #[error("{function}, line {line}: `{instruction}`: the guard {register} is not a predicate register")]
-    Guard {
-        /// The kernel or function.
-        function: String,
-        /// Line in the text.
-        line: u32,
-        /// The instruction as printed.
-        instruction: String,
-        /// The guard's name.
-        register: String,
-    },
+    #[error(": the guard {0} is not a predicate register")]
+    Guard(String),
 }
 
 /// Opcodes whose modifiers ptxas takes in any order.
+#[rustfmt::skip]
 const ANY_ORDER: &[&str] = &[
-    "add",
-    "atom",
-    "cvt",
-    "div",
-    "ex2",
-    "fma",
-    "lg2",
-    "match",
-    "movmatrix",
-    "mul",
-    "neg",
-    "rcp",
-    "red",
-    "redux",
-    "rsqrt",
-    "set",
-    "setp",
-    "shfl",
-    "sin",
-    "cos",
-    "sqrt",
-    "stmatrix",
-    "sub",
-    "tanh",
+    "add", "atom", "cvt", "div", "ex2", "fma", "lg2", "match", "movmatrix", "mul", "neg", "rcp",
+    "red", "redux", "rsqrt", "set", "setp", "shfl", "sin", "cos", "sqrt", "stmatrix", "sub", "tanh",
     "vote",
 ];
 
@@ -242,20 +163,24 @@ impl Context<'_> {
             match statement {
                 Statement::Reg(reg) => registers.declare_all(reg),
                 Statement::Block(inner) => self.body(inner, &mut registers.clone(), out),
-                Statement::Instruction(instruction) => out.extend(self.instruction(instruction, registers)),
+                Statement::Instruction(instruction) => {
+                    out.extend(self.problem(instruction, registers).map(|problem| Illegal::Instruction {
+                        function: self.function.name.to_string(),
+                        line: instruction.line.0,
+                        instruction: instruction.to_string(),
+                        problem,
+                    }));
+                }
                 _ => {}
             }
         }
     }
 
-    fn instruction(&mut self, instruction: &Instruction, registers: &Registers) -> Option<Illegal> {
-        let function = self.function.name.to_string();
-        let Line(line) = instruction.line;
+    fn problem(&mut self, instruction: &Instruction, registers: &Registers) -> Option<Problem> {
         if let Some(guard) = &instruction.guard
             && registers.register(&guard.register) != Some(Type::Pred)
         {
-            let register = guard.register.to_string();
-            return Some(Illegal::Guard { function, line, instruction: instruction.to_string(), register });
+            return Some(Problem::Guard(guard.register.to_string()));
         }
         let of_root = |table: &'static isa::Opcodes| {
             table.get(&*instruction.root).map(Vec::as_slice).unwrap_or_default()
@@ -283,25 +208,15 @@ impl Context<'_> {
         if right.iter().any(|row| has(row) && (self.foreign || row.since <= self.version)) {
             return None;
         }
-        let text = instruction.to_string();
         // The closest miss: too old a version, the wrong target, a wrong operand, in this order.
         if let Some(row) = right.iter().filter(|row| has(row)).min_by_key(|row| row.since) {
-            let (row, needs) = (row.name, row.since);
-            return Some(Illegal::InstructionVersion {
-                function,
-                line,
-                instruction: text,
-                found: self.version,
-                row,
-                needs,
-            });
+            return Some(Problem::Version { found: self.version, row: row.name, needs: row.since });
         }
         if let (Some(row), Some(target)) = (right.first(), self.target) {
             let needs = right.iter().fold(row.targets, |all, row| all.with(row.targets));
-            let row = row.name;
-            return Some(Illegal::Target { function, line, instruction: text, target, row, needs });
+            return Some(Problem::Target { target, row: row.name, needs });
         }
-        Some(unfit(function, instruction, &fits, candidates))
+        Some(unfit(instruction, &fits, candidates))
     }
 }
 
@@ -327,20 +242,17 @@ fn repeats(instruction: &Instruction) -> bool {
 /// Why no form has the instruction: the operand that the nearest form with its opcode does not take, or the forms with the
 /// same first word.
 fn unfit(
-    function: String,
     instruction: &Instruction,
     fits: &[(&'static Row, Fit)],
     candidates: &[(&'static Row, Pattern)],
-) -> Illegal {
-    let (Line(line), text) = (instruction.line, instruction.to_string());
+) -> Problem {
     // Among equals the first row of the table: `max_by_key` takes the last.
     let furthest = fits.iter().rev().filter_map(|(row, fit)| match fit {
         Fit::No(index, expected) => Some((*index, row.name, expected)),
         Fit::Yes => None,
     });
     if let Some((index, row, expected)) = furthest.max_by_key(|(index, ..)| *index) {
-        let expected = expected.clone();
-        return Illegal::Operand { function, line, instruction: text, index: index + 1, expected, row };
+        return Problem::Operand { index: index + 1, expected: expected.clone(), row };
     }
     // The forms that share most of the modifiers.
     let mut near: Vec<&Row> = candidates.iter().map(|(row, _)| *row).collect();
@@ -351,5 +263,5 @@ fn unfit(
         0 => String::new(),
         _ => format!("; the nearest forms are: {}", forms.join("; ")),
     };
-    Illegal::UnknownInstruction { function, line, instruction: text, forms }
+    Problem::Unknown { forms }
 }

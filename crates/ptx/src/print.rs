@@ -25,7 +25,6 @@ fn comment(f: &mut Formatter<'_>, indent: &str, text: &str) -> fmt::Result {
     Ok(())
 }
 
-/// Items separated by `separator`.
 fn joined<T>(
     f: &mut Formatter<'_>,
     items: &[T],

@@ -94,8 +94,6 @@ impl Targets {
     pub const SM100_ARCH: Targets = Targets::of(&[Target::Sm100a, Target::Sm103a]);
     /// sm_100a alone.
     pub const SM100A: Targets = Targets::of(&[Target::Sm100a]);
-    /// sm_90a and the data-centre Blackwell family.
-    pub const SM90A_SM100: Targets = Targets::SM100.with(Targets::SM90A);
     /// The GeForce family: sm_120a, sm_120f, sm_121a.
     pub const SM120: Targets = Targets::of(&[Target::Sm120a, Target::Sm120f, Target::Sm121a]);
 

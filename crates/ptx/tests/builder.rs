@@ -7,7 +7,7 @@ mod kernels;
 use dualgemm_ptx::ast::Version;
 use dualgemm_ptx::builder::*;
 use dualgemm_ptx::layout::{OperandFormat, SmemLayout};
-use dualgemm_ptx::legal::Illegal;
+use dualgemm_ptx::legal::{Illegal, Problem};
 use dualgemm_ptx::{Error, Target, parse};
 use std::path::PathBuf;
 
@@ -78,7 +78,7 @@ fn missing_instruction_is_an_error_that_names_it_and_the_target() {
     let Err(Error::Illegal(illegal)) = builder.finish() else { panic!("wgmma on sm_100a") };
     assert_eq!(illegal.len(), 7, "{illegal:#?}");
     for error in &illegal {
-        assert!(matches!(error, Illegal::Target { target: Target::Sm100a, .. }), "{error}");
+        assert!(matches!(error, Illegal::Instruction { problem: Problem::Target { .. }, .. }), "{error}");
         assert!(error.to_string().contains("wgmma"), "{error}");
         assert!(error.to_string().contains("does not exist on sm_100a"), "{error}");
     }

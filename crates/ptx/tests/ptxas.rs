@@ -42,7 +42,6 @@ fn assemble(module: &Module, target: Target, flags: &[&str]) -> Verdict {
     Verdict { success: run.status.success(), messages }
 }
 
-/// The samples of `rows`.
 fn samples<'a>(rows: impl Iterator<Item = &'static Row> + 'a) -> Vec<Sample> {
     rows.flat_map(Row::samples).collect()
 }
@@ -69,7 +68,7 @@ fn refused(module: &Module, messages: &str) -> BTreeSet<(u32, String)> {
 #[test]
 #[ignore = "needs ptxas"]
 fn every_sample_assembles_on_every_claimed_target() {
-    for family in Family::ALL {
+    for &family in Family::ALL {
         for &target in Target::ALL {
             let samples = samples(family.rows().iter().filter(|r| r.targets.contains(target)));
             if samples.is_empty() {
@@ -98,7 +97,7 @@ fn every_form_of_others_assembles() {
 #[test]
 #[ignore = "needs ptxas"]
 fn every_sample_is_refused_on_every_other_target() {
-    for family in Family::ALL {
+    for &family in Family::ALL {
         for &target in Target::ALL {
             let missing = |row: &&Row| !row.targets.contains(target) && !LENIENT.contains(&row.name);
             let samples = samples(family.rows().iter().filter(missing));

@@ -5,21 +5,14 @@ use std::path::PathBuf;
 /// A report that cannot be made or written.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message says what each field is")]
 pub enum Error {
     /// An unknown shape set.
     #[error("no shape set is called `{name}`; there are: {known}")]
-    UnknownShapeSet {
-        /// What was asked for.
-        name: String,
-        /// What exists, comma-separated.
-        known: String,
-    },
+    UnknownShapeSet { name: String, known: String },
     /// A plot in a format that is not drawn.
     #[error("{}: plots are written as .svg or .png", path.display())]
-    PlotFormat {
-        /// The file asked for.
-        path: PathBuf,
-    },
+    PlotFormat { path: PathBuf },
     /// A build that draws no plots.
     #[error("this build draws no plots; dualgemm-bench has the feature `plot` for that")]
     NoPlots,
@@ -28,10 +21,5 @@ pub enum Error {
     NothingToPlot,
     /// Drawing failed.
     #[error("{}: {reason}", path.display())]
-    Draw {
-        /// The file being written.
-        path: PathBuf,
-        /// What the drawing library says.
-        reason: String,
-    },
+    Draw { path: PathBuf, reason: String },
 }

@@ -252,7 +252,6 @@ impl<'a> Evidence<'a> {
         self.config.as_ref().map(|(path, value)| (path.as_path(), value.as_ref()))
     }
 
-    /// `quant_method` of the configuration.
     pub(crate) fn method(&self) -> Option<(&Path, &Value)> {
         let (path, config) = self.config()?;
         config.get("quant_method").map(|m| (path, m))
@@ -285,7 +284,6 @@ pub(crate) fn config_error(
     Error::Config { file: file.into(), key: key.into(), found: found.to_string(), valid: valid.into() }
 }
 
-/// The entries of an object.
 pub(super) fn object<'v>(
     value: &'v Value,
     file: &Path,

@@ -169,7 +169,6 @@ pub(super) fn ignored<'v>(file: &Path, config: &'v Value) -> Result<Vec<(&'stati
     Ok(names)
 }
 
-/// What `quantized_layers` says.
 pub(super) fn layer_rules(file: &Path, config: &Value, groups: Option<&Value>) -> Result<Rules, Error> {
     let layers = config.get("quantized_layers").unwrap_or(&Value::Null);
     let layers = object(layers, file, "quantized_layers", "an object of module name to quant_algo")?;

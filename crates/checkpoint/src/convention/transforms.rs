@@ -23,34 +23,13 @@ const IN_WEIGHTS: [&str; 7] = ["awq", "gptq", "gptaq", "qronos", "autoround", "s
 /// What Quark and AutoRound call the rotations R1 to R4.
 const ROTATIONS: [&str; 3] = ["rotation", "spinquant", "quarot"];
 /// How these rotations were made and where: of no effect where none is applied at run time.
+#[rustfmt::skip]
 const SETTINGS: [&str; 27] = [
-    "rotation_size",
-    "random_r1",
-    "random_r2",
-    "random_r3",
-    "random_r4",
-    "trainable",
-    "trainable_rotation",
-    "trainable_smooth",
-    "train_smooth",
-    "smooth_positions",
-    "scaling_layers",
-    "backbone",
-    "model_decoder_layers",
-    "v_proj",
-    "o_proj",
-    "self_attn",
-    "mlp",
-    "online_config",
-    "head_dim",
-    "hidden_size",
-    "intermediate_size",
-    "iters",
-    "lr",
-    "smooth_lr",
-    "batch_size",
-    "fuse_rmsnorm",
-    "untie_embeddings",
+    "rotation_size", "random_r1", "random_r2", "random_r3", "random_r4", "trainable",
+    "trainable_rotation", "trainable_smooth", "train_smooth", "smooth_positions", "scaling_layers",
+    "backbone", "model_decoder_layers", "v_proj", "o_proj", "self_attn", "mlp", "online_config",
+    "head_dim", "hidden_size", "intermediate_size", "iters", "lr", "smooth_lr", "batch_size",
+    "fuse_rmsnorm", "untie_embeddings",
 ];
 /// Locations of compressed-tensors that are in the weights, and those that are inside of attention.
 const ELSEWHERE: [&str; 4] = ["weight_input", "weight_output", "k_cache", "q_attn"];
@@ -129,7 +108,6 @@ impl Found<'_> {
         }
     }
 
-    /// One algorithm of Quark.
     fn algorithm(&mut self, algorithm: &Value, at: &str) {
         let is_one_of = |names: &[&str]| names.iter().any(|name| algorithm["name"] == *name);
         if is_one_of(&ROTATIONS) {

@@ -114,7 +114,6 @@ pub(crate) struct Said<'c> {
     family: Option<&'static Family>,
 }
 
-/// The entries that were followed.
 #[derive(Debug, Default)]
 struct Followed {
     keys: Vec<String>,

@@ -87,7 +87,6 @@ pub(crate) enum Function {
     },
     /// The family's code has it built in.
     Fixed {
-        /// The function.
         shape: Shape,
         /// What its configurations may call it.
         names: &'static [&'static str],
@@ -129,7 +128,6 @@ pub(crate) enum Absent {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limit {
     pub(crate) kinds: &'static [MlpKind],
-    /// The entry of a configuration.
     pub(crate) key: &'static str,
     /// The entry in GGUF, after the architecture.
     pub(crate) gguf: &'static str,

@@ -9,9 +9,18 @@ use crate::GateUpOrder::{GateUp, GateUpRows, UpGate};
 use crate::module::MlpKind::{self, Dense, Experts, Shared};
 
 const ALL: &[MlpKind] = &[Dense, Shared, Experts];
-const SILU: Function = Function::Named { keys: COMMON_KEYS, otherwise: Some(Shape::Silu), also: &[] };
+const SILU: Function = named(COMMON_KEYS, Shape::Silu);
 const PLAIN: &str = "transformers/models, llama.cpp/src/models";
 const DEEPSEEK: &str = "sglang/srt/models/deepseek_v2.py, llama.cpp/src/models/deepseek2.cpp";
+
+/// The function that the first of these entries names, or else `otherwise`.
+const fn named(keys: &'static [&'static str], otherwise: Shape) -> Function {
+    Function::Named { keys, otherwise: Some(otherwise), also: &[] }
+}
+
+const fn fixed(shape: Shape, names: &'static [&'static str]) -> Function {
+    Function::Fixed { shape, names }
+}
 
 /// silu, unless `hidden_act` names another function.
 const fn plain(model_types: &'static [&'static str], architectures: &'static [&'static str]) -> Family {
@@ -31,8 +40,7 @@ const fn plain(model_types: &'static [&'static str], architectures: &'static [&'
 
 /// gelu by tanh, unless `hidden_activation` names another function.
 const fn gemma(model_types: &'static [&'static str], architectures: &'static [&'static str]) -> Family {
-    let function =
-        Function::Named { keys: &["hidden_activation"], otherwise: Some(Shape::GeluTanh), also: &[] };
+    let function = named(&["hidden_activation"], Shape::GeluTanh);
     // transformers reads the other entry alone; its `hidden_act` may say the exact gelu.
     Family { function, ignored: &["hidden_act"], ..plain(model_types, architectures) }
 }
@@ -61,7 +69,6 @@ const fn limit(key: &'static str, gguf: &'static str, kinds: &'static [MlpKind])
     }
 }
 
-/// A limit for each layer.
 const fn limits(key: &'static str, gguf: &'static str, kinds: &'static [MlpKind]) -> Limit {
     Limit { list: true, ..limit(key, gguf, kinds) }
 }
@@ -86,19 +93,19 @@ const HUNYUAN: &[(&str, crate::GateUpOrder)] = &[("gate_and_up_proj", UpGate)];
 pub(super) const FAMILIES: &[Family] = &[
     // The gpt-oss activation.
     Family {
-        function: Function::Fixed { shape: Shape::Oai, names: &["silu", "swigluoai"] },
+        function: fixed(Shape::Oai, &["silu", "swigluoai"]),
         fused: &[("gate_up_proj", GateUpRows)],
         source: "transformers/models/gpt_oss, sglang/srt/models/gpt_oss.py, llama.cpp/src/llama-graph.cpp",
         ..plain(&["gpt_oss"], &["gpt-oss"])
     },
     Family {
-        function: Function::Fixed { shape: Shape::Oai, names: &["silu", "swigluoai"] },
+        function: fixed(Shape::Oai, &["silu", "swigluoai"]),
         fused: HALVES,
         source: "transformers/models/openai_privacy_filter",
         ..plain(&["openai_privacy_filter"], &[])
     },
     Family {
-        function: Function::Fixed { shape: Shape::Oai, names: &["silu", "swigluoai"] },
+        function: fixed(Shape::Oai, &["silu", "swigluoai"]),
         fused: HALVES,
         source: "transformers/models/minimax_m3_vl, vllm/models/minimax_m3, llama.cpp/src/models/minimax-m3.cpp",
         ..plain(&["minimax_m3_vl_text", "minimax_m3_vl", "minimax_m3"], &["minimax-m3"])
@@ -215,26 +222,23 @@ pub(super) const FAMILIES: &[Family] = &[
         ..gemma(&["gemma3n_text", "gemma3n"], &["gemma3n"])
     },
     Family {
-        function: Function::Fixed {
-            shape: Shape::GeluTanh,
-            names: &["gelu", "gelu_pytorch_tanh", "gelu_tanh"],
-        },
+        function: fixed(Shape::GeluTanh, &["gelu", "gelu_pytorch_tanh", "gelu_tanh"]),
         source: "sglang/srt/models/grok.py, llama.cpp/src/models/grok.cpp",
         ..plain(&["grok-1"], &["grok"])
     },
     Family {
         // Hugging Face's and MLX's code do not agree on which gelu it is; llama.cpp has one alone.
-        function: Function::Fixed { shape: Shape::GeluTanh, names: &["gelu", "gelu_pytorch_tanh"] },
+        function: fixed(Shape::GeluTanh, &["gelu", "gelu_pytorch_tanh"]),
         source: "llama.cpp/src/models/spark2-5.cpp",
         ..plain(&[], &["spark2_5"])
     },
     Family {
-        function: Function::Fixed { shape: Shape::Relu, names: &["relu"] },
+        function: fixed(Shape::Relu, &["relu"]),
         source: "llama.cpp/src/models/smallthinker.cpp",
         ..plain(&["smallthinker"], &["smallthinker"])
     },
     Family {
-        function: Function::Named { keys: COMMON_KEYS, otherwise: Some(Shape::Relu2), also: &[] },
+        function: named(COMMON_KEYS, Shape::Relu2),
         source: "transformers/models/bitnet",
         ..plain(&["bitnet"], &[])
     },
@@ -267,40 +271,28 @@ pub(super) const FAMILIES: &[Family] = &[
     missing(&["zamba", "zamba2"], &[], "the exact gelu", "transformers/models/zamba2"),
     // silu under other names.
     Family {
-        function: Function::Named { keys: &["activation"], otherwise: Some(Shape::Silu), also: &[] },
+        function: named(&["activation"], Shape::Silu),
         source: "vllm/transformers_utils/configs/mistral.py, llama.cpp/conversion/mistral.py",
         ..plain(&["params.json"], &[])
     },
     Family {
-        function: Function::Named {
-            keys: &["ffn_config.ffn_act_fn.name"],
-            otherwise: Some(Shape::Silu),
-            also: &[],
-        },
+        function: named(&["ffn_config.ffn_act_fn.name"], Shape::Silu),
         source: "transformers/models/dbrx, llama.cpp/src/models/dbrx.cpp",
         ..plain(&["dbrx"], &["dbrx"])
     },
     Family {
-        function: Function::Named {
-            keys: &["activation_function", "hidden_act"],
-            otherwise: Some(Shape::Silu),
-            also: &[],
-        },
+        function: named(&["activation_function", "hidden_act"], Shape::Silu),
         fused: INPUT_LINEAR,
         source: "transformers/models/jetmoe",
         ..plain(&["jetmoe"], &[])
     },
     Family {
-        function: Function::Named {
-            keys: &["activation_function", "hidden_act"],
-            otherwise: Some(Shape::Silu),
-            also: &[],
-        },
+        function: named(&["activation_function", "hidden_act"], Shape::Silu),
         source: "transformers/models/exaone, llama.cpp/src/models/exaone.cpp",
         ..plain(&["exaone"], &["exaone"])
     },
     Family {
-        function: Function::Named { keys: &["activation_function"], otherwise: Some(Shape::Silu), also: &[] },
+        function: named(&["activation_function"], Shape::Silu),
         source: "llama.cpp/conversion/jais.py",
         ..plain(&[], &["jais"])
     },

@@ -199,25 +199,19 @@ impl Reader<'_> {
 
     fn value(&mut self, kind: u32) -> Result<GgufValue, Error> {
         const WHAT: &str = "a metadata value";
-        Ok(match kind {
-            0 => GgufValue::U8(self.array::<1>(WHAT)?[0]),
-            1 => GgufValue::I8(self.array(WHAT).map(i8::from_le_bytes)?),
-            2 => GgufValue::U16(self.array(WHAT).map(u16::from_le_bytes)?),
-            3 => GgufValue::I16(self.array(WHAT).map(i16::from_le_bytes)?),
-            4 => GgufValue::U32(self.u32(WHAT)?),
-            5 => GgufValue::I32(self.array(WHAT).map(i32::from_le_bytes)?),
-            6 => GgufValue::F32(self.array(WHAT).map(f32::from_le_bytes)?),
-            7 => GgufValue::Bool(self.bool_byte()?),
-            8 => GgufValue::String(self.string(WHAT)?),
+        match kind {
+            7 => self.bool_byte().map(GgufValue::Bool),
+            8 => self.string(WHAT).map(GgufValue::String),
             GgufValue::ARRAY => {
                 let (element, len, range) = self.skip_array(0)?;
-                GgufValue::Array { element, len, bytes: self.bytes[range].to_vec() }
+                Ok(GgufValue::Array { element, len, bytes: self.bytes[range].to_vec() })
             }
-            10 => GgufValue::U64(self.u64(WHAT)?),
-            11 => GgufValue::I64(self.array(WHAT).map(i64::from_le_bytes)?),
-            12 => GgufValue::F64(self.array(WHAT).map(f64::from_le_bytes)?),
-            _ => return Err(self.value_type(kind)),
-        })
+            _ => {
+                let len = GgufValue::min_len(kind).ok_or_else(|| self.value_type(kind))?;
+                let number = GgufValue::number(kind, self.take(len, WHAT)?);
+                number.ok_or_else(|| self.value_type(kind))
+            }
+        }
     }
 
     fn bool_byte(&mut self) -> Result<bool, Error> {

@@ -19,7 +19,6 @@ const LOADED: [&str; 2] = ["modelopt", "compressed-tensors"];
 /// Scales of layers that are read as one, and are not the same.
 struct Difference {
     module: String,
-    /// What differs, in words.
     what: String,
     scales: [GlobalScale; 2],
     ratio: f64,

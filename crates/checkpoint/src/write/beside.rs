@@ -6,19 +6,10 @@ use super::atomic::AtomicFile;
 use crate::{Error, TensorFiles};
 
 /// Endings of files that hold weights, whole or in part, or say where they are.
+#[rustfmt::skip]
 const WEIGHTS: &[&str] = &[
-    ".safetensors",
-    ".index.json",
-    ".bin",
-    ".pt",
-    ".pth",
-    ".ckpt",
-    ".gguf",
-    ".onnx",
-    ".onnx_data",
-    ".h5",
-    ".msgpack",
-    ".tflite",
+    ".safetensors", ".index.json", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".onnx_data",
+    ".h5", ".msgpack", ".tflite",
 ];
 /// What says how the weights that are read are quantized, or holds those weights' configuration.
 const REPLACED: &[&str] = &["config.json", "hf_quant_config.json", "params.json", "recipe.yaml"];

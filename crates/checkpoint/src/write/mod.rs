@@ -161,7 +161,6 @@ pub fn write(path: &Path, output: Output, model: &Model<'_>) -> Result<WriteRepo
 struct Described<'a> {
     tensors: Vec<TensorOut<'a>>,
     quantization_config: Value,
-    /// Further JSON files beside `config.json`.
     files: Vec<(&'static str, Value)>,
 }
 

@@ -239,23 +239,17 @@ pub fn down() -> Weight {
 
 pub fn modelopt(config: Value, input: Option<f32>) -> Fixture {
     let mut f = Fixture { config: Some(config), ..Fixture::default() };
-    f.modelopt(GATE, &gate(), 1e-3, input).modelopt(UP, &up(), 2e-3, input).modelopt(
-        DOWN,
-        &down(),
-        3e-3,
-        input,
-    );
+    for (module, w, scale) in [(GATE, gate(), 1e-3), (UP, up(), 2e-3), (DOWN, down(), 3e-3)] {
+        f.modelopt(module, &w, scale, input);
+    }
     f
 }
 
 pub fn compressed(config: Value, input: Option<f32>) -> Fixture {
     let mut f = Fixture { config: Some(config), ..Fixture::default() };
-    f.compressed(GATE, &gate(), 1000.0, input).compressed(UP, &up(), 500.0, input).compressed(
-        DOWN,
-        &down(),
-        250.0,
-        input,
-    );
+    for (module, w, divisor) in [(GATE, gate(), 1000.0), (UP, up(), 500.0), (DOWN, down(), 250.0)] {
+        f.compressed(module, &w, divisor, input);
+    }
     f
 }
 
@@ -275,7 +269,7 @@ pub fn assert_mlp(c: &Checkpoint, scales: [f32; 2], input: Option<f32>) {
 /// What is said where a checkpoint is opened, or gate and up of layer 0 are taken from it.
 #[track_caller]
 pub fn open_error(f: &Fixture) -> String {
-    message(&f.open(&defaults()).and_then(|c| c.gate_up(0).map(drop)).unwrap_err())
+    refusal(f.open(&defaults()).and_then(|c| c.gate_up(0).map(drop)))
 }
 
 pub fn shard_name(shard: usize) -> String {
@@ -305,6 +299,24 @@ pub fn compressed_config(groups: &[(&[&str], u64, Value)]) -> Value {
 
 pub fn local_activations() -> Value {
     json!({ "num_bits": 4, "type": "float", "group_size": 16, "dynamic": "local" })
+}
+
+/// That a text has this part.
+#[track_caller]
+pub fn assert_has(text: &str, part: &str) {
+    assert!(text.contains(part), "{text}\nhas no\n{part}");
+}
+
+/// That a text starts so.
+#[track_caller]
+pub fn assert_starts(text: &str, start: &str) {
+    assert!(text.starts_with(start), "{text}\ndoes not start with\n{start}");
+}
+
+/// That a text ends so.
+#[track_caller]
+pub fn assert_ends(text: &str, end: &str) {
+    assert!(text.ends_with(end), "{text}\ndoes not end with\n{end}");
 }
 
 /// Messages with the temporary directory's name taken out.
@@ -338,8 +350,9 @@ pub fn assert_values(m: &QuantizedMatrix<'_>, w: &Weight, tensor_scale: f64) {
     }
 }
 
-pub fn refusal<T: std::fmt::Debug>(found: Result<T, Error>) -> String {
-    message(&found.unwrap_err())
+#[track_caller]
+pub fn refusal<T>(found: Result<T, Error>) -> String {
+    message(&found.err().expect("a refusal"))
 }
 
 pub fn rules(c: &Checkpoint) -> Vec<&'static str> {

@@ -3,7 +3,6 @@
 use crate::scalar::e2m1;
 use crate::{FloatType, GlobalScale, GlobalScaleSource};
 
-/// The elements of one block.
 pub(super) type Block = [f32; 16];
 
 /// The rule by which one producer quantizes. Everything else is common to all.

@@ -19,12 +19,10 @@ use cases::{Case, cases};
 use dualgemm_mutate::{Fate, Host, Survivors, mutants};
 use dualgemm_sim::{Checks, Config};
 
-/// The list, beside this file.
 const SURVIVORS: &str = include_str!("survivors.tsv");
 /// Each mutant runs under these.
 const SEEDS: std::ops::Range<u64> = 0..2;
 
-/// What was found.
 #[derive(Default)]
 struct Summary {
     fates: BTreeMap<String, usize>,

@@ -54,9 +54,6 @@ impl Config {
     ];
 
     /// The configuration of the menu that [`name`](Self::name) calls so.
-    ///
-    /// # Errors
-    /// If there is none; the error lists the names.
     pub fn named(name: &str) -> Result<Config, Error> {
         one_of(name, Self::MENU, Self::name)
     }
@@ -66,7 +63,6 @@ impl Config {
         self.row_groups * GROUP_FEATURES
     }
 
-    /// Bytes of a stage.
     fn stage_bytes(&self) -> u32 {
         (self.tokens + 2 * self.features()) * STAGE_K
     }

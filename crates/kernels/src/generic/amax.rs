@@ -20,7 +20,6 @@ use crate::parts::groups::{GroupRows, Groups};
 pub const ENTRY: &str = "amax";
 /// Most parts there are: what the workspace must hold, as f32.
 pub const MAX_PARTS: u32 = 512;
-/// Threads of a CTA.
 const THREADS: u32 = 256;
 
 /// Every kernel: the type of the floats, and whether they are of rows in groups.
@@ -34,9 +33,6 @@ pub fn name(&(ty, grouped): &(FloatType, bool)) -> String {
 }
 
 /// Generates the kernel for floats of this type, of rows in groups or in one.
-///
-/// # Errors
-/// If the target lacks an instruction.
 pub fn generate(ty: FloatType, grouped: bool, target: Target) -> Result<Module, Error> {
     let about = format!("largest magnitudes of {}", name(&(ty, grouped)));
     module(target, &about, ENTRY, |k| emit(k, (ty, grouped), target))
@@ -105,17 +101,11 @@ pub struct Amax {
 
 impl Amax {
     /// Loads the kernel for floats of this type.
-    ///
-    /// # Errors
-    /// If the device refuses the text.
     pub fn new(device: &dyn Device, ty: FloatType) -> Result<Self, Error> {
         Self::load(device, ty, false)
     }
 
     /// As [`new`](Self::new), for rows in groups.
-    ///
-    /// # Errors
-    /// If the device refuses the text.
     pub fn grouped(device: &dyn Device, ty: FloatType) -> Result<Self, Error> {
         Self::load(device, ty, true)
     }

@@ -37,9 +37,6 @@ pub fn name(&(from, grouped): &(ScaleLayout, bool)) -> String {
 }
 
 /// Generates the kernel for scales in this order, of rows in groups or in one.
-///
-/// # Errors
-/// If the target lacks an instruction.
 pub fn generate(from: ScaleLayout, grouped: bool, target: Target) -> Result<Module, Error> {
     let about = format!("block scales to 128x4 atoms: {}", name(&(from, grouped)));
     module(target, &about, ENTRY, |k| emit(k, (from, grouped), target))
@@ -90,17 +87,11 @@ pub struct ScaleAtoms {
 
 impl ScaleAtoms {
     /// Loads the kernel for scales in this order.
-    ///
-    /// # Errors
-    /// If the device refuses the text.
     pub fn new(device: &dyn Device, from: ScaleLayout) -> Result<Self, Error> {
         Self::load(device, from, false)
     }
 
     /// As [`new`](Self::new), for rows in groups.
-    ///
-    /// # Errors
-    /// If the device refuses the text.
     pub fn grouped(device: &dyn Device, from: ScaleLayout) -> Result<Self, Error> {
         Self::load(device, from, true)
     }

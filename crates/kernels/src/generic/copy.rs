@@ -17,15 +17,11 @@ use crate::Error;
 
 /// Name of the kernel in its module.
 pub const ENTRY: &str = "copy";
-/// Threads of a CTA.
 const THREADS: u32 = 256;
 /// Bytes of a thread.
 const PIECE: u32 = 16;
 
 /// Generates the kernel.
-///
-/// # Errors
-/// If the target lacks an instruction.
 pub fn generate(target: Target) -> Result<Module, Error> {
     module(target, "bytes as they are", ENTRY, |k| {
         k.required_threads(THREADS);
@@ -55,9 +51,6 @@ pub struct Copy {
 
 impl Copy {
     /// Loads the kernel.
-    ///
-    /// # Errors
-    /// If the device refuses the text.
     pub fn new(device: &dyn Device) -> Result<Self, Error> {
         Ok(Self { function: load(device, &generate(target_for(device.info().arch))?, ENTRY)? })
     }

@@ -37,17 +37,11 @@ impl Dequantize {
     }
 
     /// Loads the kernel for nvfp4 with scales in this layout and values of this type.
-    ///
-    /// # Errors
-    /// If the device refuses the text.
     pub fn new(device: &dyn Device, layout: ScaleLayout, ty: FloatType) -> Result<Self, Error> {
         Self::of(device, BlockFormat::Nvfp4, layout, ty)
     }
 
     /// Loads the kernel for a matrix in this format.
-    ///
-    /// # Errors
-    /// If the device refuses the text.
     pub fn of(
         device: &dyn Device,
         format: BlockFormat,
@@ -62,9 +56,6 @@ impl Dequantize {
 
     /// The launch that writes the values of `weights`, times `tensor_scale`, to `out`, rows `pitch` bytes apart (a
     /// multiple of 16).
-    ///
-    /// # Errors
-    /// If a stride or an address breaks a rule.
     pub fn spec(
         &self,
         weights: &Codes,

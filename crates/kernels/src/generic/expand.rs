@@ -74,17 +74,11 @@ impl Expand {
     }
 
     /// Loads the kernel for nvfp4 with scales in this layout and values of this type.
-    ///
-    /// # Errors
-    /// If the device refuses the text.
     pub fn new(device: &dyn Device, layout: ScaleLayout, ty: FloatType) -> Result<Self, Error> {
         Self::of(device, BlockFormat::Nvfp4, layout, ty)
     }
 
     /// Loads the kernel for a matrix in this format.
-    ///
-    /// # Errors
-    /// If the device refuses the text.
     pub fn of(
         device: &dyn Device,
         format: BlockFormat,
@@ -96,9 +90,6 @@ impl Expand {
 
     /// Loads the kernel for scales in this layout and f16 in the order that [`plain`](crate::plain) multiplies: rows
     /// are padded by zeros to [`SPAN`] elements.
-    ///
-    /// # Errors
-    /// If the device refuses the text.
     pub fn permuted(device: &dyn Device, layout: ScaleLayout) -> Result<Self, Error> {
         let sink = Sink::Permuted(FloatType::F16);
         Self::load(device, Self::config(BlockFormat::Nvfp4, layout, sink), 1.0)
@@ -123,9 +114,6 @@ impl Expand {
     }
 
     /// The launch that writes `[m, k]` values to `out`, rows `pitch` bytes apart (a multiple of 16).
-    ///
-    /// # Errors
-    /// If a stride or an address breaks a rule.
     pub fn spec(&self, a: &Codes, out: DevicePtr, pitch: usize) -> Result<LaunchSpec, Error> {
         a.check("A")?;
         self.config.check_blocks("A", a.k)?;

@@ -63,9 +63,6 @@ impl Step {
 }
 
 /// Generates a kernel.
-///
-/// # Errors
-/// If the target lacks an instruction.
 pub fn generate(step: Step, target: Target) -> Result<Module, Error> {
     module(target, "mixtures of experts", &step.name(), |k| match step {
         Step::Route => route(k, target),
@@ -259,9 +256,6 @@ pub struct Mixture {
 
 impl Mixture {
     /// Loads the kernels for a C of this type; with `add`, what is there is added to.
-    ///
-    /// # Errors
-    /// If the device refuses the text.
     pub fn new(device: &dyn Device, out: FloatType, add: bool) -> Result<Self, Error> {
         let target = target_for(device.info().arch);
         let of = |step: Step| load(device, &generate(step, target)?, &step.name());

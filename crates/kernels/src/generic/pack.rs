@@ -25,13 +25,9 @@ use crate::sm90a::pack::{CHUNK_BYTES, CHUNK_FEATURES, CHUNK_K, CODE_BYTES};
 
 /// Name of the kernel in its module.
 pub const ENTRY: &str = "pack";
-/// Threads of a CTA.
 const THREADS: u32 = 128;
 
 /// Generates the kernel for scales in this layout.
-///
-/// # Errors
-/// If the target lacks an instruction.
 pub fn generate(layout: ScaleLayout, target: Target) -> Result<Module, Error> {
     module(target, &format!("sm_90a weight pack from {layout} scales"), ENTRY, |k| emit(k, layout, target))
 }
@@ -151,9 +147,6 @@ pub struct GpuPack {
 
 impl GpuPack {
     /// Loads the kernel for scales in this layout.
-    ///
-    /// # Errors
-    /// If the device refuses the text.
     pub fn new(device: &dyn Device, layout: ScaleLayout) -> Result<Self, Error> {
         let module = generate(layout, target_for(device.info().arch))?;
         Ok(Self { function: load(device, &module, ENTRY)? })

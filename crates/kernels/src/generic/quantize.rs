@@ -149,9 +149,6 @@ impl Quantize {
     /// Loads the kernel for floats of type `ty`, a sink ([`Sink::Codes`], [`Sink::Grouped`], [`Sink::Image`] or
     /// [`Sink::E4m3`]; to
     /// [`Sink::Float`] and [`Sink::Permuted`] it converts) and a static or a dynamic scale.
-    ///
-    /// # Errors
-    /// If the device refuses the text.
     pub fn new(device: &dyn Device, ty: FloatType, sink: Sink, dynamic: bool) -> Result<Self, Error> {
         let config = Self::config(ty, sink, dynamic);
         let module =

@@ -158,9 +158,6 @@ impl Config {
 /// Permuted  values, bytes per row
 /// E4m3    values, bytes per row, and: static 1 / tensor scale, or dynamic as Image
 /// ```
-///
-/// # Errors
-/// If the target lacks an instruction.
 pub fn generate(config: &Config, program: &Program, target: Target) -> Result<Module, Error> {
     module(target, &format!("elementwise: {}", config.name()), ENTRY, |k| emit(k, config, program, target))
 }
@@ -172,7 +169,6 @@ pub(super) struct Place {
     pub(super) unit: Reg<U32>,
     /// Elements of the row that are left, from the first of the eight on.
     pub(super) left: Reg<U32>,
-    /// Columns of the matrix.
     pub(super) columns: Reg<U32>,
     /// In a row of the matrix, whatever the column.
     pub(super) in_rows: Reg<Pred>,

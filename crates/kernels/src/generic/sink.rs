@@ -9,7 +9,6 @@ use super::values;
 use crate::parts::groups::GroupRows;
 use crate::plain::order::{SPAN, column as column_of};
 
-/// Parameters of a sink.
 pub(super) struct SinkParams {
     out: PointerParam,
     pitch: Param<U32>,

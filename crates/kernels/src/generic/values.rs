@@ -15,7 +15,6 @@ const CODE_FACTOR: u32 = 0x7400_7400;
 /// 2⁸ as a half: an e4m3 byte placed in a half is `scale · 2⁻⁸`.
 const SCALE_FACTOR: u32 = 0x5C00_5C00;
 
-/// Bytes of one element.
 pub(super) fn bytes(ty: FloatType) -> u32 {
     match ty {
         FloatType::F32 => 4,
@@ -42,7 +41,6 @@ fn widen(k: &mut Kernel, ty: FloatType, word: Reg<B32>) -> [Reg<F32>; 2] {
     [k.f16_to_f32(low.cast()), k.f16_to_f32(high.cast())]
 }
 
-/// One element.
 fn load_one(k: &mut Kernel, ty: FloatType, from: Addr<Global>) -> Reg<F32> {
     match ty {
         FloatType::F32 => k.ld(from),

@@ -3,7 +3,6 @@
 use dualgemm_gemm::{Op, Program};
 use dualgemm_ptx::builder::{F32, Kernel, Reg};
 
-/// 1 / ln 2.
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
 
 /// What the sums of one feature are multiplied by, gate's and up's, and what is then added if anything is.

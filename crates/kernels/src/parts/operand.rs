@@ -262,7 +262,6 @@ impl FusedArgs {
     }
 }
 
-/// Which operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Which {
     /// A.

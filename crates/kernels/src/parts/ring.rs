@@ -67,7 +67,6 @@ impl Cursor {
     }
 }
 
-/// Barriers of the ring.
 #[derive(Clone, Copy)]
 pub(crate) struct Ring {
     pub(crate) stages: u32,

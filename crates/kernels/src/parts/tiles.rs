@@ -28,7 +28,6 @@ impl GroupArgs {
     }
 }
 
-/// One tile.
 #[derive(Clone, Copy)]
 pub(crate) struct Tile {
     /// First row of A and C, and the end of the rows that belong to the group.
@@ -65,7 +64,6 @@ impl Tile {
     }
 }
 
-/// The tiles of a kernel.
 pub(crate) struct Tiles {
     /// Tokens and features of a tile.
     tokens: u32,

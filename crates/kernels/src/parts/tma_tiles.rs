@@ -10,7 +10,6 @@ use super::ring::{Position, Ring};
 use super::rows::{Rows, Variant};
 use super::staged::Staged;
 
-/// Numbers of a CTA.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shape {
     /// Tokens and features of the tile.

@@ -67,9 +67,6 @@ impl Config {
     }
 
     /// The configuration of the menu that [`name`](Self::name) calls so.
-    ///
-    /// # Errors
-    /// If there is none; the error lists the names.
     pub fn named(name: &str) -> Result<Config, Error> {
         one_of(name, Self::menu(), Self::name)
     }
@@ -84,7 +81,6 @@ impl Config {
         self.tokens * 128
     }
 
-    /// Bytes of a stage.
     fn stage_bytes(&self) -> u32 {
         2 * self.panel_bytes() + 2 * self.features() * ROW_BYTES
     }

@@ -14,7 +14,6 @@ pub(super) const KERNEL: &str = "sm100a fused";
 /// What the columns of an accumulator are.
 const FEATURES: &str = "features of a tile";
 const TOKENS: &str = "tokens of a tile";
-/// Columns of tensor memory.
 const TMEM_COLUMNS: u32 = 512;
 /// Columns of tensor memory that the scales of one atom take.
 pub const ATOM_COLUMNS: u32 = 4;
@@ -178,9 +177,6 @@ impl Config {
     }
 
     /// The configuration of any menu that [`name`](Self::name) calls so.
-    ///
-    /// # Errors
-    /// If there is none; the error lists the names.
     pub fn named(name: &str) -> Result<Config, Error> {
         let formats =
             [Formats::NVFP4, Formats::MXFP4, Formats::Wide(HalfFormat::F16), Formats::Wide(HalfFormat::Bf16)];
@@ -307,9 +303,6 @@ impl Config {
     }
 
     /// Shared and tensor memory, or what does not fit.
-    ///
-    /// # Errors
-    /// Names the rule and the value.
     pub fn layout(&self) -> Result<Layout, Error> {
         let rules = Rules(KERNEL);
         // Scales beside split K, and both accumulators beside two buffers of widened weights.

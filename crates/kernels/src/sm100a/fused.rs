@@ -42,9 +42,6 @@ const ISSUING_REGISTERS: u32 = 72;
 const STORING_REGISTERS: u32 = 184;
 
 /// Generates the kernel for `target`, sm_100a or sm_103a.
-///
-/// # Errors
-/// If the configuration does not fit, or the target lacks an instruction.
 pub fn generate(config: &Config, variant: &Variant, target: Target) -> Result<Module, Error> {
     let layout = config.layout()?;
     let mut module = Builder::new(target, Version::new(8, 8));

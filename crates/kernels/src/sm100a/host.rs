@@ -25,9 +25,6 @@ pub struct Fused<'d> {
 
 impl<'d> Fused<'d> {
     /// Generates and loads the kernel for `n` features.
-    ///
-    /// # Errors
-    /// If the configuration does not fit, or the device refuses the text.
     pub fn new(device: &'d dyn Device, config: Config, variant: &Variant, n: usize) -> Result<Self, Error> {
         let target = match device.info().arch.minor {
             3 => Target::Sm103a,
@@ -41,9 +38,6 @@ impl<'d> Fused<'d> {
     }
 
     /// The launch on these operands; it can be repeated and recorded.
-    ///
-    /// # Errors
-    /// If the operands do not belong together, or do not fit the configuration.
     pub fn spec(&self, args: &FusedArgs) -> Result<LaunchSpec, Error> {
         args.check(self.n, self.config.formats, &self.loaded.rows)?;
         let (m, k) = args.shape();
@@ -71,18 +65,5 @@ impl<'d> Fused<'d> {
         let clusters = if self.config.exchanges() { tiles } else { tiles.min(resident) };
         let size = (clusters, cluster, self.config.threads());
         self.loaded.launch_clusters((args, self.n), self.config.parts(), size, rules)
-    }
-
-    /// Starts the kernel.
-    ///
-    /// # Safety
-    /// The addresses are those of operands of the sizes that `args` says, in the sense of [`Device::launch_on`].
-    ///
-    /// # Errors
-    /// As [`spec`](Self::spec), and what the device says of the launch.
-    pub unsafe fn launch(&self, args: &FusedArgs) -> Result<(), Error> {
-        let spec = self.spec(args)?;
-        // SAFETY: the kernel stays within its operands, for which the caller vouches.
-        Ok(unsafe { self.loaded.device.launch(&spec) }?)
     }
 }

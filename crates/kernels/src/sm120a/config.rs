@@ -82,9 +82,6 @@ impl Config {
     }
 
     /// The configuration of any menu that [`name`](Self::name) calls so.
-    ///
-    /// # Errors
-    /// If there is none; the error lists the names.
     pub fn named(name: &str) -> Result<Config, Error> {
         one_of(name, BlockFormat::ALL.into_iter().flat_map(Self::menu), Self::name)
     }
@@ -148,9 +145,6 @@ impl Config {
     }
 
     /// Shared memory, or what does not fit.
-    ///
-    /// # Errors
-    /// Names the rule and the value.
     pub fn layout(&self) -> Result<Layout, Error> {
         let rules = Rules("sm120a fused");
         rules.check("features of the tile", self.features, SIDE)?;

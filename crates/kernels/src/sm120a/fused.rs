@@ -33,9 +33,6 @@ use crate::parts::tiles::{Tile, Tiles};
 pub const ENTRY: &str = "dual_gemm";
 
 /// Generates the kernel for `target`, sm_120a or sm_121a.
-///
-/// # Errors
-/// If the configuration does not fit, or the target lacks an instruction.
 pub fn generate(config: &Config, variant: &Variant, target: Target) -> Result<Module, Error> {
     let layout = config.layout()?;
     let mut module = Builder::new(target, Version::new(8, 8));
@@ -60,7 +57,6 @@ pub(super) struct Fused<'a> {
     pub base: Addr<Shared>,
     ring: Ring,
     n: Reg<U32>,
-    /// Stages and steps of K.
     stages: Reg<U32>,
     steps: Reg<U32>,
     pub warp: Reg<U32>,

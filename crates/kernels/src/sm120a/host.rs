@@ -24,9 +24,6 @@ pub struct Fused<'d> {
 
 impl<'d> Fused<'d> {
     /// Generates and loads the kernel for `n` features.
-    ///
-    /// # Errors
-    /// If the configuration does not fit, or the device refuses the text.
     pub fn new(device: &'d dyn Device, config: Config, variant: &Variant, n: usize) -> Result<Self, Error> {
         let target = match device.info().arch.minor {
             1 => Target::Sm121a,
@@ -40,27 +37,11 @@ impl<'d> Fused<'d> {
     }
 
     /// The launch on these operands; it can be repeated and recorded.
-    ///
-    /// # Errors
-    /// If the operands do not belong together, or cannot be described to the TMA unit.
     pub fn spec(&self, args: &FusedArgs) -> Result<LaunchSpec, Error> {
         let Config { format, tokens, features, .. } = self.config;
         args.check(self.n, Formats::Scaled(format), &self.loaded.rows)?;
         let tiles = args.tiles(tokens, self.n.div_ceil(features as usize));
         let size = (tiles, 1, self.config.threads());
         self.loaded.launch_clusters((args, self.n), self.config.parts(), size, Rules("sm120a fused"))
-    }
-
-    /// Starts the kernel.
-    ///
-    /// # Safety
-    /// The addresses are those of operands of the sizes that `args` says, in the sense of [`Device::launch_on`].
-    ///
-    /// # Errors
-    /// As [`spec`](Self::spec), and what the device says of the launch.
-    pub unsafe fn launch(&self, args: &FusedArgs) -> Result<(), Error> {
-        let spec = self.spec(args)?;
-        // SAFETY: the kernel stays within its operands, for which the caller vouches.
-        Ok(unsafe { self.loaded.device.launch(&spec) }?)
     }
 }

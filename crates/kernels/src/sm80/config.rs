@@ -49,9 +49,6 @@ impl Config {
     ];
 
     /// The configuration of the menu that [`name`](Self::name) calls so.
-    ///
-    /// # Errors
-    /// If there is none; the error lists the names.
     pub fn named(name: &str) -> Result<Config, Error> {
         one_of(name, Self::MENU, Self::name)
     }

@@ -44,9 +44,6 @@ impl<'d> Fused<'d> {
     }
 
     /// The launch on these operands; it can be repeated and recorded.
-    ///
-    /// # Errors
-    /// If a size, a stride or an address breaks a rule.
     pub fn spec(&self, args: &FusedArgs) -> Result<LaunchSpec, Error> {
         let (m, n, k) = args.size;
         block_rule("A", m, k)?;

@@ -116,9 +116,6 @@ impl Config {
     ];
 
     /// The configuration of the menu that [`name`](Self::name) calls so.
-    ///
-    /// # Errors
-    /// If there is none; the error lists the names.
     pub fn named(name: &str) -> Result<Config, Error> {
         one_of(name, Self::MENU, Self::name)
     }
@@ -182,7 +179,6 @@ impl Config {
         }
     }
 
-    /// Bytes that the epilogue needs.
     fn epilogue_bytes(&self, variant: &Variant) -> u32 {
         let direct = self.k_groups > 1 && !matches!(variant.out, Out::Nvfp4 { .. });
         let unstaged = direct || variant.products == Products::Gate;
@@ -196,9 +192,6 @@ impl Config {
     }
 
     /// Shared memory, or what does not fit.
-    ///
-    /// # Errors
-    /// Names the rule and the value.
     pub fn layout(&self, variant: &Variant) -> Result<Layout, Error> {
         variant.check(self)?;
         RULES.check("warpgroups that multiply", self.consumers(), Valid::range(1, 4))?;

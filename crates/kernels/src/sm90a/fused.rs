@@ -32,9 +32,6 @@ use crate::parts::rows::Rows;
 pub const ENTRY: &str = "dual_gemm";
 
 /// Generates the kernel.
-///
-/// # Errors
-/// If the configuration does not fit the architecture, or the variant has features that exclude each other.
 pub fn generate(config: &Config, variant: &Variant) -> Result<Module, Error> {
     let layout = config.layout(variant)?;
     let mut module = Builder::new(Target::Sm90a, Version::new(8, 0));
@@ -178,7 +175,6 @@ impl<'a> Fused<'a> {
         );
     }
 
-    /// Features of a tile.
     pub(super) fn features(&self) -> u32 {
         self.variant.features(self.config)
     }

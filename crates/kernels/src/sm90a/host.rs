@@ -245,9 +245,6 @@ impl<'d> Fused<'d> {
 
     /// The launch on these operands; it can be repeated and recorded. With [`LaunchSpec::programmatic`] it may start
     /// before the launch ahead of it has ended: it reads weights and biases at once, everything else after that end.
-    ///
-    /// # Errors
-    /// Names the operand, what it is and what it must be.
     pub fn spec(&self, args: &FusedArgs) -> Result<LaunchSpec, Error> {
         self.check(args)?;
         self.launch_of(args, self.grid(args)?)
@@ -316,9 +313,6 @@ impl<'d> Fused<'d> {
     ///
     /// # Safety
     /// The addresses are those of operands of the sizes that `args` says, in the sense of [`Device::launch_on`].
-    ///
-    /// # Errors
-    /// As [`spec`](Self::spec), and what the device says of the launch.
     pub unsafe fn launch(&self, args: &FusedArgs) -> Result<(), Error> {
         let spec = self.spec(args)?;
         // SAFETY: the kernel stays within its operands, for which the caller vouches.

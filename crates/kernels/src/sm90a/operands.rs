@@ -40,9 +40,6 @@ impl Operands {
 
     /// As [`upload`](Self::upload), for groups: group g has rows `rows[g] .. rows[g + 1]` of A and the weights
     /// `packs[g]`.
-    ///
-    /// # Errors
-    /// As [`upload`](Self::upload).
     pub fn upload_groups(
         device: &dyn Device,
         fused: &Fused<'_>,
@@ -131,9 +128,6 @@ impl Operands {
     }
 
     /// C's bytes, row-major, after the launches before.
-    ///
-    /// # Errors
-    /// The failure of an earlier launch.
     pub fn read_c(&self, device: &dyn Device) -> Result<Vec<u8>, Error> {
         let mut c = vec![0; self.c_bytes()];
         device.copy_from(&mut c, self.args.output.c)?;
@@ -141,9 +135,6 @@ impl Operands {
     }
 
     /// C's elements, row-major, after the launches before. An nvfp4 C has none: see [`read_c`](Self::read_c).
-    ///
-    /// # Errors
-    /// The failure of an earlier launch.
     pub fn read_values(&self, device: &dyn Device) -> Result<Vec<f32>, Error> {
         let bytes = self.read_c(device)?;
         let halves = || bytes.as_chunks().0.iter().copied();
@@ -156,9 +147,6 @@ impl Operands {
     }
 
     /// The scale bytes of an nvfp4 C, padding included; empty for other formats.
-    ///
-    /// # Errors
-    /// The failure of an earlier launch.
     pub fn read_scales(&self, device: &dyn Device) -> Result<Vec<u8>, Error> {
         let Out::Nvfp4 { scale_layout } = self.out else { return Ok(Vec::new()) };
         let mut scales = vec![0; scale_layout.len(self.args.m, self.args.n / 16)];
@@ -167,9 +155,6 @@ impl Operands {
     }
 
     /// Whether the bytes behind C are what they were.
-    ///
-    /// # Errors
-    /// The failure of an earlier launch.
     pub fn guard_is_whole(&self, device: &dyn Device) -> Result<bool, Error> {
         let mut guard = vec![0; GUARD];
         device.copy_from(&mut guard, self.args.output.c.offset(self.c_bytes() as u64))?;

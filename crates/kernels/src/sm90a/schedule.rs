@@ -40,7 +40,6 @@ impl Tile<'_> {
         self.blocks.unwrap_or_else(|| (k.mov::<U32>(0u32), blocks))
     }
 
-    /// How many K blocks.
     pub(super) fn block_count(&self, k: &mut Kernel, blocks: Reg<U32>) -> Reg<U32> {
         self.blocks.map_or(blocks, |(first, end)| k.eval(end - first))
     }
@@ -52,7 +51,6 @@ impl Tile<'_> {
 pub(super) struct Shares {
     each: Reg<U32>,
     longer: Reg<U32>,
-    /// Stages of one tile.
     stages: Reg<U32>,
 }
 

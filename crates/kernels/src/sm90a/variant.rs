@@ -131,9 +131,6 @@ impl Variant {
     }
 
     /// Checks what does not go together.
-    ///
-    /// # Errors
-    /// Names the rule.
     pub fn check(&self, config: &Config) -> Result<(), Error> {
         let rule = |rule| Err(Error::Combination { kernel: "sm90a fused", rule });
         if self.grouped && self.scheduler == Scheduler::StreamK {

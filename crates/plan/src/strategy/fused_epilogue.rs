@@ -77,7 +77,6 @@ struct Ready {
     desc: DualGemmDesc,
     prologue: Prologue,
     gate: Kernel<'static>,
-    /// Gate's sums.
     sums: Buffer,
     /// What the launch of up computes.
     variant: Variant,

@@ -13,7 +13,6 @@ use super::{Prepared, one_group};
 use crate::launches::Launches;
 use crate::{DeviceC, DeviceCall, DeviceExperts, DeviceWeights, Error, Gpu, GroupedCall};
 
-/// The weights of a call.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Weights<'a> {
     One(&'a DeviceWeights),
@@ -225,7 +224,6 @@ impl<K> Variants<K> {
 /// Where C of a call goes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Destination {
-    /// C, or its codes.
     pub(super) c: DevicePtr,
     /// Block scales of an nvfp4 C, or null.
     pub(super) scales: DevicePtr,

@@ -123,7 +123,6 @@ pub(super) fn destination(desc: &DualGemmDesc, call: &DeviceCall) -> Result<(Out
     })
 }
 
-/// How many products there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
     /// Gate and up, each for itself.
@@ -182,7 +181,6 @@ impl Library {
         Ok(Buffer::new(self.gpu, 2 * self.half_bytes())?)
     }
 
-    /// Bytes of a dequantized matrix.
     fn half_bytes(&self) -> usize {
         self.desc.n * self.desc.k * 2
     }

@@ -51,7 +51,6 @@ impl Family {
         }
     }
 
-    /// Configurations for the problem.
     fn kernels(self, desc: &DualGemmDesc, formats: Formats, grouped: bool) -> Vec<String> {
         let Self::Sm100 = self else {
             return sm120a::config::Config::menu(formats.weights()).map(|config| config.name()).into();

@@ -53,7 +53,6 @@ impl Requantize {
         }
     }
 
-    /// Where the product goes.
     pub(super) fn product(&self) -> Destination {
         let null = DevicePtr::NULL;
         Destination { c: self.scratch.ptr(), scales: null, scale: 1.0, dynamic_scale: null }

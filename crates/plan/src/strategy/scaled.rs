@@ -33,7 +33,6 @@ const ATOM_BLOCKS: usize = 4;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Scaled {
     pub(super) operand: Operand,
-    /// What multiplies the products.
     pub(super) scale: f32,
     /// One f32 that multiplies them as well, or null.
     pub(super) device_scale: DevicePtr,
@@ -42,7 +41,6 @@ pub(super) struct Scaled {
 /// The kernels before the product, with their memory.
 #[derive(Debug)]
 pub(super) struct Prologue {
-    /// Most rows of a call.
     m: usize,
     k: usize,
     kind: Kind,

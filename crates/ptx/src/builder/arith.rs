@@ -4,7 +4,7 @@
 //! simulator and the chip give the same bits.
 
 use super::reg::*;
-use super::{Expr, Kernel};
+use super::{Expr, Kernel, vector};
 use crate::ast::{Immediate, Operand};
 use crate::types::Type;
 
@@ -78,45 +78,114 @@ impl Wide for S32 {
     type Product = S64;
 }
 
-/// A comparison. Floating-point comparisons with NaN are false, except `Ne`, which is then false too: PTX
-/// `.ne` is the ordered one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cmp {
-    /// Equal.
-    Eq,
-    /// Different.
-    Ne,
-    /// Less.
-    Lt,
-    /// Less or equal.
-    Le,
-    /// Greater.
-    Gt,
-    /// Greater or equal.
-    Ge,
-}
-
-impl Cmp {
-    const fn as_str(self) -> &'static str {
-        match self {
-            Cmp::Eq => "eq",
-            Cmp::Ne => "ne",
-            Cmp::Lt => "lt",
-            Cmp::Le => "le",
-            Cmp::Gt => "gt",
-            Cmp::Ge => "ge",
-        }
+words! {
+    /// A comparison. Floating-point comparisons with NaN are false, except `Ne`, which is then false too: PTX
+    /// `.ne` is the ordered one.
+    Cmp {
+        Eq "eq" "Equal.",
+        Ne "ne" "Different.",
+        Lt "lt" "Less.",
+        Le "le" "Less or equal.",
+        Gt "gt" "Greater.",
+        Ge "ge" "Greater or equal.",
     }
 }
 
-/// Methods of one opcode: name, bound, opcode with `{}` for the type, sources.
-macro_rules! methods {
-    ($($(#[$doc:meta])* $name:ident<$ty:ident: $bound:ident>($a:ident $(, $b:ident: $kind:ty)*) $opcode:expr;)*) => {$(
-        $(#[$doc])*
-        pub fn $name<$ty: $bound>(&mut self, $a: Reg<$ty> $(, $b: impl Src<$kind>)*) -> Reg<$ty> {
-            self.give(&$opcode, vec![$a.operand() $(, $b.operand())*])
-        }
-    )*};
+instructions! {
+    /// Sum; integers wrap.
+    add<T: Number>(a: Reg<T>, b: impl Src<T>) -> T = format!("add{}.{}", T::ROUNDING, T::TYPE);
+    /// Difference; integers wrap.
+    sub<T: Number>(a: Reg<T>, b: impl Src<T>) -> T = format!("sub{}.{}", T::ROUNDING, T::TYPE);
+    /// Product; integers keep the low half.
+    mul<T: Number>(a: Reg<T>, b: impl Src<T>) -> T = format!("mul{}.{}", T::LOW, T::TYPE);
+    /// The high half of an integer product.
+    mul_hi<T: Integer>(a: Reg<T>, b: impl Src<T>) -> T = format!("mul.hi.{}", T::TYPE);
+    /// `a * b + c`, rounded once.
+    fma<T: Float>(a: Reg<T>, b: impl Src<T>, c: impl Src<T>) -> T = format!("fma.rn.{}", T::TYPE);
+    /// The low half of `a * b + c`.
+    mad<T: Integer>(a: Reg<T>, b: impl Src<T>, c: impl Src<T>) -> T = format!("mad.lo.{}", T::TYPE);
+    /// Quotient towards zero.
+    div<T: Integer>(a: Reg<T>, b: impl Src<T>) -> T = format!("div.{}", T::TYPE);
+    /// Remainder of [`div`](Self::div).
+    rem<T: Integer>(a: Reg<T>, b: impl Src<T>) -> T = format!("rem.{}", T::TYPE);
+    /// The smaller one; a NaN loses.
+    min<T: Ordered>(a: Reg<T>, b: impl Src<T>) -> T = format!("min.{}", T::TYPE);
+    /// The larger one; a NaN loses.
+    max<T: Ordered>(a: Reg<T>, b: impl Src<T>) -> T = format!("max.{}", T::TYPE);
+    /// The smaller one; NaN if either is.
+    min_nan<T: Float>(a: Reg<T>, b: impl Src<T>) -> T = format!("min.NaN.{}", T::TYPE);
+    /// The larger one; NaN if either is.
+    max_nan<T: Float>(a: Reg<T>, b: impl Src<T>) -> T = format!("max.NaN.{}", T::TYPE);
+    /// The opposite.
+    neg<T: Float>(a: Reg<T>) -> T = format!("neg.{}", T::TYPE);
+    /// The magnitude.
+    abs<T: Float>(a: Reg<T>) -> T = format!("abs.{}", T::TYPE);
+    /// Bitwise and.
+    and<T: Bits>(a: Reg<T>, b: impl Src<T>) -> T = format!("and.{}", T::BITS);
+    /// Bitwise or.
+    or<T: Bits>(a: Reg<T>, b: impl Src<T>) -> T = format!("or.{}", T::BITS);
+    /// Bitwise exclusive or.
+    xor<T: Bits>(a: Reg<T>, b: impl Src<T>) -> T = format!("xor.{}", T::BITS);
+    /// Bitwise complement.
+    not<T: Bits>(a: Reg<T>) -> T = format!("not.{}", T::BITS);
+    /// Shift left by `n` bits; 0 from the width on.
+    shl<T: Bits>(a: Reg<T>, n: impl Src<U32>) -> T = format!("shl.{}", T::BITS);
+    /// Shift right by `n` bits; signed types replicate the sign.
+    shr<T: Bits>(a: Reg<T>, n: impl Src<U32>) -> T = format!("shr.{}", T::TYPE);
+    /// `bfe`: `len` bits from bit `pos` on; signed types replicate the sign.
+    bit_field<T: Integer>(a: Reg<T>, pos: impl Src<U32>, len: impl Src<U32>) -> T
+        = format!("bfe.{}", T::TYPE);
+
+    /// The full product.
+    mul_wide<T: Wide>(a: Reg<T>, b: impl Src<T>) -> T::Product = format!("mul.wide.{}", T::TYPE);
+    /// `bfi`: `b` with its bits from `pos` on, `len` of them, replaced by the low bits of `a`.
+    bit_insert<T: Bits>(a: Reg<T>, b: impl Src<T>, pos: impl Src<U32>, len: impl Src<U32>) -> T
+        = format!("bfi.{}", T::BITS);
+    /// `lop3`: for each bit, `lut` bit `4a + 2b + c`; e.g. 0xE8 is the majority, 0xEA is `(a & b) | c`.
+    lop3<T: RegType<Class = ClassB32>>(a: Reg<T>, b: impl Src<T>, c: impl Src<T>, lut: u8) -> T
+        = "lop3.b32", [a.operand(), b.operand(), c.operand(), Operand::Imm(Immediate::Hex(lut.into()))];
+    /// `prmt`: four bytes picked from the eight of `a` (0 to 3) and `b` (4 to 7) by the nibbles of `selector`.
+    permute<T: RegType<Class = ClassB32>>(a: Reg<T>, b: impl Src<T>, selector: impl Src<B32>) -> T = "prmt.b32";
+    /// The high word of `hi:lo` shifted left by `n` modulo 32; with `lo == hi` a rotation.
+    funnel_left<T: RegType<Class = ClassB32>>(lo: Reg<T>, hi: Reg<T>, n: impl Src<U32>) -> T
+        = "shf.l.wrap.b32";
+    /// The low word of `hi:lo` shifted right by `n` modulo 32.
+    funnel_right<T: RegType<Class = ClassB32>>(lo: Reg<T>, hi: Reg<T>, n: impl Src<U32>) -> T
+        = "shf.r.wrap.b32";
+    /// How many bits are set.
+    popcount<T: Bits>(a: Reg<T>) -> U32 = format!("popc.{}", T::BITS);
+    /// How many leading bits are clear.
+    leading_zeros<T: Bits>(a: Reg<T>) -> U32 = format!("clz.{}", T::BITS);
+
+    /// `1 / a`, correctly rounded.
+    rcp(a: Reg<F32>) -> F32 = "rcp.rn.f32";
+    /// `1 / a`, off by at most 1 ulp; subnormals are flushed.
+    rcp_approx(a: Reg<F32>) -> F32 = "rcp.approx.ftz.f32";
+    /// `2^a`, off by at most 2 ulp; subnormals are flushed.
+    ex2_approx(a: Reg<F32>) -> F32 = "ex2.approx.ftz.f32";
+    /// `log2 a`; subnormals are flushed.
+    lg2_approx(a: Reg<F32>) -> F32 = "lg2.approx.ftz.f32";
+    /// `tanh a`, off by at most 2^-11 relative.
+    tanh_approx(a: Reg<F32>) -> F32 = "tanh.approx.f32";
+    /// `a / b`, correctly rounded.
+    div_exact(a: impl Src<F32>, b: impl Src<F32>) -> F32 = "div.rn.f32";
+    /// `a / b` as `a * (1 / b)`, off by at most 2 ulp for `b` between 2^-126 and 2^126; subnormals are flushed.
+    div_approx(a: Reg<F32>, b: impl Src<F32>) -> F32 = "div.approx.ftz.f32";
+
+    // Packing; the first source is the low part.
+
+    /// Two 32-bit registers as one of 64 bits.
+    pack_64<T: RegType<Class = ClassB32>>(low: Reg<T>, high: Reg<T>) -> B64 = "mov.b64", [vector(&[low, high])];
+    /// Two 16-bit registers as one of 32 bits.
+    pack_32<T: RegType<Class = ClassB16>>(low: Reg<T>, high: Reg<T>) -> B32 = "mov.b32", [vector(&[low, high])];
+    /// Two 8-bit registers as one of 16 bits.
+    pack_16(low: Reg<B8>, high: Reg<B8>) -> B16 = "mov.b16", [vector(&[low, high])];
+    /// Four 8-bit registers as one of 32 bits, lowest first.
+    pack_bytes(bytes: [Reg<B8>; 4]) -> B32 = "mov.b32", [vector(&bytes)];
+    /// The bits of a binary32.
+    to_bits(a: Reg<F32>) -> B32 = "mov.b32";
+    /// The binary32 with these bits.
+    from_bits<T: RegType<Class = ClassB32>>(a: Reg<T>) -> F32 = "mov.b32";
 }
 
 impl Kernel {
@@ -139,165 +208,6 @@ impl Kernel {
     /// `n` new registers holding 0.
     pub fn zeros(&mut self, n: usize) -> Vec<Reg<F32>> {
         (0..n).map(|_| self.mov(0.0f32)).collect()
-    }
-
-    methods! {
-        /// Sum; integers wrap.
-        add<T: Number>(a, b: T) format!("add{}.{}", T::ROUNDING, T::TYPE);
-        /// Difference; integers wrap.
-        sub<T: Number>(a, b: T) format!("sub{}.{}", T::ROUNDING, T::TYPE);
-        /// Product; integers keep the low half.
-        mul<T: Number>(a, b: T) format!("mul{}.{}", T::LOW, T::TYPE);
-        /// The high half of an integer product.
-        mul_hi<T: Integer>(a, b: T) format!("mul.hi.{}", T::TYPE);
-        /// `a * b + c`, rounded once.
-        fma<T: Float>(a, b: T, c: T) format!("fma.rn.{}", T::TYPE);
-        /// The low half of `a * b + c`.
-        mad<T: Integer>(a, b: T, c: T) format!("mad.lo.{}", T::TYPE);
-        /// Quotient towards zero.
-        div<T: Integer>(a, b: T) format!("div.{}", T::TYPE);
-        /// Remainder of [`div`](Self::div).
-        rem<T: Integer>(a, b: T) format!("rem.{}", T::TYPE);
-        /// The smaller one; a NaN loses.
-        min<T: Ordered>(a, b: T) format!("min.{}", T::TYPE);
-        /// The larger one; a NaN loses.
-        max<T: Ordered>(a, b: T) format!("max.{}", T::TYPE);
-        /// The smaller one; NaN if either is.
-        min_nan<T: Float>(a, b: T) format!("min.NaN.{}", T::TYPE);
-        /// The larger one; NaN if either is.
-        max_nan<T: Float>(a, b: T) format!("max.NaN.{}", T::TYPE);
-        /// The opposite.
-        neg<T: Float>(a) format!("neg.{}", T::TYPE);
-        /// The magnitude.
-        abs<T: Float>(a) format!("abs.{}", T::TYPE);
-        /// Bitwise and.
-        and<T: Bits>(a, b: T) format!("and.{}", T::BITS);
-        /// Bitwise or.
-        or<T: Bits>(a, b: T) format!("or.{}", T::BITS);
-        /// Bitwise exclusive or.
-        xor<T: Bits>(a, b: T) format!("xor.{}", T::BITS);
-        /// Bitwise complement.
-        not<T: Bits>(a) format!("not.{}", T::BITS);
-        /// Shift left by `n` bits; 0 from the width on.
-        shl<T: Bits>(a, n: U32) format!("shl.{}", T::BITS);
-        /// Shift right by `n` bits; signed types replicate the sign.
-        shr<T: Bits>(a, n: U32) format!("shr.{}", T::TYPE);
-        /// `bfe`: `len` bits from bit `pos` on; signed types replicate the sign.
-        bit_field<T: Integer>(a, pos: U32, len: U32) format!("bfe.{}", T::TYPE);
-    }
-
-    /// The full product.
-    pub fn mul_wide<T: Wide>(&mut self, a: Reg<T>, b: impl Src<T>) -> Reg<T::Product> {
-        self.give(&format!("mul.wide.{}", T::TYPE), vec![a.operand(), b.operand()])
-    }
-
-    /// The full product plus `c`.
-    pub fn mad_wide<T: Wide>(
-        &mut self,
-        a: Reg<T>,
-        b: impl Src<T>,
-        c: impl Src<T::Product>,
-    ) -> Reg<T::Product> {
-        self.give(&format!("mad.wide.{}", T::TYPE), vec![a.operand(), b.operand(), c.operand()])
-    }
-
-    /// `bfi`: `b` with its bits from `pos` on, `len` of them, replaced by the low bits of `a`.
-    pub fn bit_insert<T: Bits>(
-        &mut self,
-        a: Reg<T>,
-        b: impl Src<T>,
-        pos: impl Src<U32>,
-        len: impl Src<U32>,
-    ) -> Reg<T> {
-        let sources = vec![a.operand(), b.operand(), pos.operand(), len.operand()];
-        self.give(&format!("bfi.{}", T::BITS), sources)
-    }
-
-    /// `lop3`: for each bit, `lut` bit `4a + 2b + c`; e.g. 0xE8 is the majority, 0xEA is `(a & b) | c`.
-    pub fn lop3<T: RegType<Class = ClassB32>>(
-        &mut self,
-        a: Reg<T>,
-        b: impl Src<T>,
-        c: impl Src<T>,
-        lut: u8,
-    ) -> Reg<T> {
-        let lut = Operand::Imm(Immediate::Hex(lut.into()));
-        self.give("lop3.b32", vec![a.operand(), b.operand(), c.operand(), lut])
-    }
-
-    /// `prmt`: four bytes picked from the eight of `a` (0 to 3) and `b` (4 to 7) by the nibbles of `selector`.
-    pub fn permute<T: RegType<Class = ClassB32>>(
-        &mut self,
-        a: Reg<T>,
-        b: impl Src<T>,
-        selector: impl Src<B32>,
-    ) -> Reg<T> {
-        self.give("prmt.b32", vec![a.operand(), b.operand(), selector.operand()])
-    }
-
-    /// The high word of `hi:lo` shifted left by `n` modulo 32; with `lo == hi` a rotation.
-    pub fn funnel_left<T: RegType<Class = ClassB32>>(
-        &mut self,
-        lo: Reg<T>,
-        hi: Reg<T>,
-        n: impl Src<U32>,
-    ) -> Reg<T> {
-        self.give("shf.l.wrap.b32", vec![lo.operand(), hi.operand(), n.operand()])
-    }
-
-    /// The low word of `hi:lo` shifted right by `n` modulo 32.
-    pub fn funnel_right<T: RegType<Class = ClassB32>>(
-        &mut self,
-        lo: Reg<T>,
-        hi: Reg<T>,
-        n: impl Src<U32>,
-    ) -> Reg<T> {
-        self.give("shf.r.wrap.b32", vec![lo.operand(), hi.operand(), n.operand()])
-    }
-
-    /// How many bits are set.
-    pub fn popcount<T: Bits>(&mut self, a: Reg<T>) -> Reg<U32> {
-        self.give(&format!("popc.{}", T::BITS), vec![a.operand()])
-    }
-
-    /// How many leading bits are clear.
-    pub fn leading_zeros<T: Bits>(&mut self, a: Reg<T>) -> Reg<U32> {
-        self.give(&format!("clz.{}", T::BITS), vec![a.operand()])
-    }
-
-    /// `1 / a`, correctly rounded.
-    pub fn rcp(&mut self, a: Reg<F32>) -> Reg<F32> {
-        self.give("rcp.rn.f32", vec![a.operand()])
-    }
-
-    /// `1 / a`, off by at most 1 ulp; subnormals are flushed.
-    pub fn rcp_approx(&mut self, a: Reg<F32>) -> Reg<F32> {
-        self.give("rcp.approx.ftz.f32", vec![a.operand()])
-    }
-
-    /// `2^a`, off by at most 2 ulp; subnormals are flushed.
-    pub fn ex2_approx(&mut self, a: Reg<F32>) -> Reg<F32> {
-        self.give("ex2.approx.ftz.f32", vec![a.operand()])
-    }
-
-    /// `log2 a`; subnormals are flushed.
-    pub fn lg2_approx(&mut self, a: Reg<F32>) -> Reg<F32> {
-        self.give("lg2.approx.ftz.f32", vec![a.operand()])
-    }
-
-    /// `tanh a`, off by at most 2^-11 relative.
-    pub fn tanh_approx(&mut self, a: Reg<F32>) -> Reg<F32> {
-        self.give("tanh.approx.f32", vec![a.operand()])
-    }
-
-    /// `a / b`, correctly rounded.
-    pub fn div_exact(&mut self, a: impl Src<F32>, b: impl Src<F32>) -> Reg<F32> {
-        self.give("div.rn.f32", vec![a.operand(), b.operand()])
-    }
-
-    /// `a / b` as `a * (1 / b)`, off by at most 2 ulp for `b` between 2^-126 and 2^126; subnormals are flushed.
-    pub fn div_approx(&mut self, a: Reg<F32>, b: impl Src<F32>) -> Reg<F32> {
-        self.give("div.approx.ftz.f32", vec![a.operand(), b.operand()])
     }
 
     /// `a`, a register or a formula, compared with `b`.
@@ -327,59 +237,27 @@ impl Kernel {
         self.give(&format!("selp.{ty}"), vec![a.operand(), b.operand(), p.operand()])
     }
 
-    // Packing; the first source is the low part.
-
-    /// Two 32-bit registers as one of 64 bits.
-    pub fn pack_64<T: RegType<Class = ClassB32>>(&mut self, low: Reg<T>, high: Reg<T>) -> Reg<B64> {
-        let parts = Operand::Vector(vec![low.operand(), high.operand()]);
-        self.give("mov.b64", vec![parts])
-    }
-
     /// The low and the high half.
     pub fn unpack_64<T: RegType<Class = ClassB64>>(&mut self, a: Reg<T>) -> (Reg<B32>, Reg<B32>) {
-        let (low, high) = (self.register(), self.register());
-        self.push("mov.b64", vec![Operand::Vector(vec![low.operand(), high.operand()]), a.operand()]);
+        let [low, high] = self.parts("mov.b64", a);
         (low, high)
-    }
-
-    /// Two 16-bit registers as one of 32 bits.
-    pub fn pack_32<T: RegType<Class = ClassB16>>(&mut self, low: Reg<T>, high: Reg<T>) -> Reg<B32> {
-        let parts = Operand::Vector(vec![low.operand(), high.operand()]);
-        self.give("mov.b32", vec![parts])
     }
 
     /// The low and the high half.
     pub fn unpack_32<T: RegType<Class = ClassB32>>(&mut self, a: Reg<T>) -> (Reg<B16>, Reg<B16>) {
-        let (low, high) = (self.register(), self.register());
-        self.push("mov.b32", vec![Operand::Vector(vec![low.operand(), high.operand()]), a.operand()]);
+        let [low, high] = self.parts("mov.b32", a);
         (low, high)
-    }
-
-    /// Two 8-bit registers as one of 16 bits.
-    pub fn pack_16(&mut self, low: Reg<B8>, high: Reg<B8>) -> Reg<B16> {
-        self.give("mov.b16", vec![Operand::Vector(vec![low.operand(), high.operand()])])
-    }
-
-    /// Four 8-bit registers as one of 32 bits, lowest first.
-    pub fn pack_bytes(&mut self, bytes: [Reg<B8>; 4]) -> Reg<B32> {
-        self.give("mov.b32", vec![super::vector(&bytes)])
     }
 
     /// The four bytes, lowest first.
     pub fn unpack_bytes<T: RegType<Class = ClassB32>>(&mut self, a: Reg<T>) -> [Reg<B8>; 4] {
-        let bytes = std::array::from_fn(|_| self.register());
-        self.push("mov.b32", vec![super::vector(&bytes), a.operand()]);
-        bytes
+        self.parts("mov.b32", a)
     }
 
-    /// The bits of a binary32.
-    pub fn to_bits(&mut self, a: Reg<F32>) -> Reg<B32> {
-        self.give("mov.b32", vec![a.operand()])
-    }
-
-    /// The binary32 with these bits.
-    pub fn from_bits<T: RegType<Class = ClassB32>>(&mut self, a: Reg<T>) -> Reg<F32> {
-        self.give("mov.b32", vec![a.operand()])
+    fn parts<T: RegType, P: RegType, const N: usize>(&mut self, opcode: &str, whole: Reg<T>) -> [Reg<P>; N] {
+        let parts = std::array::from_fn(|_| self.register());
+        self.push(opcode, vec![vector(&parts), whole.operand()]);
+        parts
     }
 }
 

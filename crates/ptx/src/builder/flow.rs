@@ -6,7 +6,7 @@ use crate::ast::{Line, Operand, Statement};
 use crate::name::Name;
 use std::ops::Range;
 
-/// The two ends of a loop, to leave it or start its next turn.
+/// The two ends of a loop.
 #[derive(Debug, Clone)]
 pub struct Loop {
     start: Name,
@@ -139,27 +139,16 @@ impl Kernel {
         self.when(cond).branch(&this.end);
     }
 
-    /// Starts the next turn of a [`loop_`](Self::loop_) if `cond` holds.
-    pub fn continue_if(&mut self, this: &Loop, cond: impl Into<Cond>) {
-        self.when(cond).branch(&this.start);
-    }
-
     fn no_unroll(&mut self) {
         self.body.push(Statement::Pragma(vec!["nounroll".into()]));
     }
+}
 
-    /// `ret`: the threads are done.
-    pub fn ret(&mut self) {
-        self.push("ret", Vec::new());
-    }
-
-    /// `exit`: the threads end.
-    pub fn exit(&mut self) {
-        self.push("exit", Vec::new());
-    }
-
-    /// `trap`: the kernel aborts.
-    pub fn trap(&mut self) {
-        self.push("trap", Vec::new());
-    }
+instructions! {
+    /// The threads are done.
+    ret() = "ret";
+    /// The threads end.
+    exit() = "exit";
+    /// The kernel aborts.
+    trap() = "trap";
 }

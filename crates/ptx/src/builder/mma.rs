@@ -5,21 +5,11 @@ use super::reg::*;
 use super::{Kernel, number, vector};
 use crate::ast::Operand;
 
-/// Format of 16-bit operands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum HalfFormat {
-    /// Binary16.
-    F16,
-    /// bfloat16.
-    Bf16,
-}
-
-impl HalfFormat {
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            HalfFormat::F16 => "f16",
-            HalfFormat::Bf16 => "bf16",
-        }
+words! {
+    /// Format of 16-bit operands.
+    HalfFormat {
+        F16 "f16" "Binary16.",
+        Bf16 "bf16" "bfloat16.",
     }
 }
 

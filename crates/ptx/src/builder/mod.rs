@@ -25,6 +25,41 @@
 //! Names are deterministic: registers are numbered in order, labels carry the name given to the block.
 //! [`Builder::finish`] checks every instruction against the table ([`crate::legal`]).
 
+/// Enums whose values are words of the text.
+macro_rules! words {
+    ($($(#[$meta:meta])* $name:ident { $($(#[$attribute:meta])* $value:ident $word:literal $doc:literal,)* })*) => {$(
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum $name { $($(#[$attribute])* #[doc = $doc] $value,)* }
+
+        impl $name {
+            pub(super) const fn as_str(self) -> &'static str {
+                match self { $($name::$value => $word,)* }
+            }
+        }
+    )*};
+}
+
+/// Methods that append one instruction: what they take and give, the opcode, and its sources, which are the arguments
+/// unless they are listed.
+macro_rules! instructions {
+    ($($(#[$doc:meta])* $name:ident $(<$($g:ident: $bound:path),+>)? ($($arg:ident: $ty:ty),*) $(-> $result:ty)?
+        = $opcode:expr $(, [$($source:expr),*])?;)*) => {
+        impl $crate::builder::Kernel {$(
+            $(#[$doc])*
+            pub fn $name $(<$($g: $bound),+>)? (&mut self $(, $arg: $ty)*) $(-> Reg<$result>)? {
+                let opcode = $opcode;
+                let sources = instructions!(@sources ($($arg)*) $([$($source),*])?);
+                instructions!(@append self opcode sources $($result)?)
+            }
+        )*}
+    };
+    (@sources ($($arg:ident)*)) => { vec![$($arg.operand()),*] };
+    (@sources ($($arg:ident)*) [$($source:expr),*]) => { vec![$($source),*] };
+    (@append $kernel:ident $opcode:ident $sources:ident) => { $kernel.push(&$opcode, $sources) };
+    (@append $kernel:ident $opcode:ident $sources:ident $result:ty) => { $kernel.give(&$opcode, $sources) };
+}
+
 mod addr;
 mod arith;
 mod control;
@@ -82,13 +117,7 @@ impl Builder {
     /// An empty module for `target` in PTX version `version`.
     pub fn new(target: Target, version: Version) -> Builder {
         Builder {
-            module: Module {
-                header: Vec::new(),
-                version,
-                target: vec![target.as_str().into()],
-                address_size: Some(64),
-                items: Vec::new(),
-            },
+            module: Module::new(target, version, Vec::new()),
             smem_alignment: None,
             mistakes: Vec::new(),
         }
@@ -202,15 +231,9 @@ impl Kernel {
         builder.smem_alignment = builder.smem_alignment.max(self.smem_alignment);
         builder.mistakes.append(&mut self.mistakes);
         builder.module.items.push(Item::Function(Function {
-            line: Line::default(),
-            linkage: Linkage::Visible,
-            kind: FunctionKind::Entry,
-            attribute: None,
-            returns: Vec::new(),
-            name: self.name.into(),
             params: self.params,
             directives: self.directives,
-            body: Some(body),
+            ..Function::new(FunctionKind::Entry, &self.name, body)
         }));
     }
 
@@ -356,7 +379,6 @@ impl Kernel {
         }
     }
 
-    /// Appends an instruction.
     fn push(&mut self, opcode: &str, operands: Vec<Operand>) {
         if let Some((class, index)) = self.destination.take() {
             let (ty, prefix) = DECLARED[class];
@@ -368,16 +390,9 @@ impl Kernel {
             });
         }
         let mut parts = opcode.split('.');
-        let root = parts.next().unwrap_or_default().into();
-        let modifiers = parts.map(Into::into).collect();
-        let guard = self.guard.take();
-        self.body.push(Statement::Instruction(Instruction {
-            line: Line::default(),
-            guard,
-            root,
-            modifiers,
-            operands,
-        }));
+        let root = parts.next().unwrap_or_default();
+        let instruction = Instruction::new(root, parts.map(Into::into), operands);
+        self.body.push(Statement::Instruction(Instruction { guard: self.guard.take(), ..instruction }));
     }
 
     /// Appends an instruction with one result, written first.
@@ -394,12 +409,10 @@ fn param_operand(name: &str) -> Operand {
     Operand::Address(Address { base: AddressBase::Ident(name.into()), offset: 0, unified: false })
 }
 
-/// A number as an operand.
 fn number(value: i64) -> Operand {
     Operand::Imm(crate::ast::Immediate::Int(value))
 }
 
-/// Registers as a vector operand.
 fn vector<T: RegType>(registers: &[Reg<T>]) -> Operand {
     Operand::Vector(registers.iter().map(|r| r.operand()).collect())
 }

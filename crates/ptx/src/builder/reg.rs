@@ -19,7 +19,6 @@ pub trait RegClass: Copy + 'static {
     const INDEX: usize;
 }
 
-/// Number of register classes.
 pub(super) const CLASSES: usize = 8;
 
 macro_rules! classes {

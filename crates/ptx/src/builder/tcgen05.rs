@@ -7,93 +7,40 @@ use super::{Kernel, vector};
 use crate::ast::Operand;
 use crate::layout::OperandFormat;
 
-/// Whether one CTA or a pair executes the instruction. A kernel uses one value throughout.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CtaGroup {
-    /// One CTA.
-    One,
-    /// The two CTAs whose ranks differ in bit 0.
-    Two,
-}
-
-impl CtaGroup {
-    pub(super) fn modifier(self) -> &'static str {
-        match self {
-            CtaGroup::One => ".cta_group::1",
-            CtaGroup::Two => ".cta_group::2",
-        }
+words! {
+    /// Whether one CTA or a pair executes the instruction. A kernel uses one value throughout.
+    CtaGroup {
+        One ".cta_group::1" "One CTA.",
+        Two ".cta_group::2" "The two CTAs whose ranks differ in bit 0.",
     }
-}
 
-/// What happens to the buffer that holds A between matrix instructions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Collector {
-    /// Nothing is kept.
-    #[default]
-    Discard,
-    /// A is read and kept.
-    Fill,
-    /// The kept A is used and kept.
-    Use,
-    /// The kept A is used for the last time.
-    LastUse,
-}
-
-impl Collector {
-    fn modifier(self) -> &'static str {
-        match self {
-            Collector::Discard => "",
-            Collector::Fill => ".collector::a::fill",
-            Collector::Use => ".collector::a::use",
-            Collector::LastUse => ".collector::a::lastuse",
-        }
+    /// What happens to the buffer that holds A between matrix instructions.
+    #[derive(Default)]
+    Collector {
+        #[default]
+        Discard "" "Nothing is kept.",
+        Fill ".collector::a::fill" "A is read and kept.",
+        Use ".collector::a::use" "The kept A is used and kept.",
+        LastUse ".collector::a::lastuse" "The kept A is used for the last time.",
     }
-}
 
-/// How many elements of K share a scale, as the instruction spells it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ScaleVector {
-    /// NVFP4, spelling of sm_100a and sm_103a alone (PTX 8.7).
-    Nvf4Vec4,
-    /// NVFP4, the spelling that sm_100f takes too (PTX 8.8).
-    Nvf4Block16,
-    /// MXFP4: one scale per 32 elements (PTX 8.8).
-    Mxf4Block32,
-}
-
-impl ScaleVector {
-    fn modifier(self) -> &'static str {
-        match self {
-            ScaleVector::Nvf4Vec4 => ".kind::mxf4nvf4.block_scale.scale_vec::4X",
-            ScaleVector::Nvf4Block16 => ".kind::mxf4nvf4.block_scale.block16",
-            ScaleVector::Mxf4Block32 => ".kind::mxf4.block_scale.block32",
-        }
+    /// How many elements of K share a scale, as the instruction spells it.
+    ScaleVector {
+        Nvf4Vec4 ".kind::mxf4nvf4.block_scale.scale_vec::4X" "NVFP4, spelling of sm_100a and sm_103a alone (PTX 8.7).",
+        Nvf4Block16 ".kind::mxf4nvf4.block_scale.block16" "NVFP4, the spelling that sm_100f takes too (PTX 8.8).",
+        Mxf4Block32 ".kind::mxf4.block_scale.block32" "MXFP4: one scale per 32 elements (PTX 8.8).",
     }
-}
 
-/// How `ld` and `st` spread tensor memory over a warp: lanes by bits per repetition.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TmemShape {
-    /// Thread `t` gets lane `t`, one column per register.
-    Lanes32Bits32,
-    /// 16 lanes, 64 bits.
-    Lanes16Bits64,
-    /// 16 lanes, 128 bits: two registers per repetition.
-    Lanes16Bits128,
-    /// 16 lanes, 256 bits: four registers per repetition.
-    Lanes16Bits256,
+    /// How `ld` and `st` spread tensor memory over a warp: lanes by bits per repetition.
+    TmemShape {
+        Lanes32Bits32 "32x32b" "Thread `t` gets lane `t`, one column per register.",
+        Lanes16Bits64 "16x64b" "16 lanes, 64 bits.",
+        Lanes16Bits128 "16x128b" "16 lanes, 128 bits: two registers per repetition.",
+        Lanes16Bits256 "16x256b" "16 lanes, 256 bits: four registers per repetition.",
+    }
 }
 
 impl TmemShape {
-    fn as_str(self) -> &'static str {
-        match self {
-            TmemShape::Lanes32Bits32 => "32x32b",
-            TmemShape::Lanes16Bits64 => "16x64b",
-            TmemShape::Lanes16Bits128 => "16x128b",
-            TmemShape::Lanes16Bits256 => "16x256b",
-        }
-    }
-
     fn registers(self) -> usize {
         match self {
             TmemShape::Lanes32Bits32 | TmemShape::Lanes16Bits64 => 1,
@@ -151,26 +98,57 @@ impl Mma {
     }
 }
 
-impl Kernel {
+instructions! {
     /// Allocates `columns` (a power of two from 32 to 512) of tensor memory and writes their address to shared
     /// memory. A whole warp executes it.
-    pub fn tmem_alloc(&mut self, group: CtaGroup, address: Addr<Shared>, columns: impl Src<U32>) {
-        let opcode = format!("tcgen05.alloc{}.sync.aligned.shared::cta.b32", group.modifier());
-        self.push(&opcode, vec![address.operand(), columns.operand()]);
-    }
-
+    tmem_alloc(group: CtaGroup, address: Addr<Shared>, columns: impl Src<U32>)
+        = format!("tcgen05.alloc{}.sync.aligned.shared::cta.b32", group.as_str()),
+        [address.operand(), columns.operand()];
     /// Returns tensor memory, before the kernel ends.
-    pub fn tmem_dealloc(&mut self, group: CtaGroup, tmem: Addr<Tmem>, columns: impl Src<U32>) {
-        let opcode = format!("tcgen05.dealloc{}.sync.aligned.b32", group.modifier());
-        self.push(&opcode, vec![tmem.base().operand(), columns.operand()]);
-    }
-
+    tmem_dealloc(group: CtaGroup, tmem: Addr<Tmem>, columns: impl Src<U32>)
+        = format!("tcgen05.dealloc{}.sync.aligned.b32", group.as_str()),
+        [tmem.base().operand(), columns.operand()];
     /// Promises not to allocate again, which lets the next CTA allocate.
-    pub fn tmem_relinquish(&mut self, group: CtaGroup) {
-        let opcode = format!("tcgen05.relinquish_alloc_permit{}.sync.aligned", group.modifier());
-        self.push(&opcode, Vec::new());
-    }
+    tmem_relinquish(group: CtaGroup)
+        = format!("tcgen05.relinquish_alloc_permit{}.sync.aligned", group.as_str()), [];
+    /// Stores registers to tensor memory; done after [`tmem_wait_st`](Self::tmem_wait_st).
+    tmem_st(shape: TmemShape, to: Addr<Tmem>, registers: &[Reg<B32>])
+        = format!("tcgen05.st.sync.aligned.{}.x{}.b32", shape.as_str(), registers.len() / shape.registers()),
+        [to.operand(), vector(registers)];
+    /// Waits for the loads of this thread.
+    tmem_wait_ld() = "tcgen05.wait::ld.sync.aligned";
+    /// Waits for the stores of this thread.
+    tmem_wait_st() = "tcgen05.wait::st.sync.aligned";
+    /// Copies 512 bytes of scale factors (32 rows of 16 bytes) to four columns, repeated in all four quarters of
+    /// the lanes.
+    tmem_cp_scales(group: CtaGroup, to: Addr<Tmem>, from: Reg<B64>)
+        = format!("tcgen05.cp{}.32x128b.warpx4", group.as_str()), [to.operand(), from.operand()];
+    /// Copies 128 rows of 32 bytes to eight columns.
+    tmem_cp_rows(group: CtaGroup, to: Addr<Tmem>, from: Reg<B64>)
+        = format!("tcgen05.cp{}.128x256b", group.as_str()), [to.operand(), from.operand()];
+    /// Moves rows of tensor memory down by one.
+    tmem_shift_down(group: CtaGroup, tmem: Addr<Tmem>)
+        = format!("tcgen05.shift{}.down", group.as_str()), [tmem.operand()];
 
+    /// Arrives once at `mbarrier` when all matrix instructions and copies this thread issued are done.
+    tcgen05_commit(group: CtaGroup, mbarrier: Addr<Shared>)
+        = format!("tcgen05.commit{}.mbarrier::arrive::one.shared::cluster.b64", group.as_str()),
+        [mbarrier.operand()];
+    /// As [`tcgen05_commit`](Self::tcgen05_commit), at the mbarrier at this offset in every CTA of `mask` (a
+    /// register: ptxas takes no constant here).
+    tcgen05_commit_multicast(group: CtaGroup, mbarrier: Addr<Shared>, mask: Reg<B16>)
+        = format!(
+            "tcgen05.commit{}.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64",
+            group.as_str()
+        ),
+        [mbarrier.operand(), mask.operand()];
+    /// Orders earlier tcgen05 instructions before a following barrier.
+    tcgen05_fence_before() = "tcgen05.fence::before_thread_sync";
+    /// Orders later tcgen05 instructions behind a preceding barrier.
+    tcgen05_fence_after() = "tcgen05.fence::after_thread_sync";
+}
+
+impl Kernel {
     /// Loads `repetitions` (a power of two up to 128) of `shape` from tensor memory. The registers may be read
     /// after [`tmem_wait_ld`](Self::tmem_wait_ld).
     pub fn tmem_ld(&mut self, shape: TmemShape, repetitions: usize, from: Addr<Tmem>) -> Vec<Reg<B32>> {
@@ -180,45 +158,10 @@ impl Kernel {
         registers
     }
 
-    /// Stores registers to tensor memory; done after [`tmem_wait_st`](Self::tmem_wait_st).
-    pub fn tmem_st(&mut self, shape: TmemShape, to: Addr<Tmem>, registers: &[Reg<B32>]) {
-        let repetitions = registers.len() / shape.registers();
-        let opcode = format!("tcgen05.st.sync.aligned.{}.x{repetitions}.b32", shape.as_str());
-        self.push(&opcode, vec![to.operand(), vector(registers)]);
-    }
-
-    /// Waits for the loads of this thread.
-    pub fn tmem_wait_ld(&mut self) {
-        self.push("tcgen05.wait::ld.sync.aligned", Vec::new());
-    }
-
-    /// Waits for the stores of this thread.
-    pub fn tmem_wait_st(&mut self) {
-        self.push("tcgen05.wait::st.sync.aligned", Vec::new());
-    }
-
-    /// Copies 512 bytes of scale factors (32 rows of 16 bytes) to four columns, repeated in all four quarters of
-    /// the lanes.
-    pub fn tmem_cp_scales(&mut self, group: CtaGroup, to: Addr<Tmem>, from: Reg<B64>) {
-        let opcode = format!("tcgen05.cp{}.32x128b.warpx4", group.modifier());
-        self.push(&opcode, vec![to.operand(), from.operand()]);
-    }
-
-    /// Copies 128 rows of 32 bytes to eight columns.
-    pub fn tmem_cp_rows(&mut self, group: CtaGroup, to: Addr<Tmem>, from: Reg<B64>) {
-        let opcode = format!("tcgen05.cp{}.128x256b", group.modifier());
-        self.push(&opcode, vec![to.operand(), from.operand()]);
-    }
-
-    /// Moves rows of tensor memory down by one.
-    pub fn tmem_shift_down(&mut self, group: CtaGroup, tmem: Addr<Tmem>) {
-        self.push(&format!("tcgen05.shift{}.down", group.modifier()), vec![tmem.operand()]);
-    }
-
     /// `D = A B + D`, or `D = A B` where `accumulate` is false. `mma.desc` is an
     /// [`InstrDesc`](crate::layout::InstrDesc) with A of this format. One thread executes it.
     pub fn tcgen05_mma(&mut self, mma: Mma, format: OperandFormat, accumulate: Reg<Pred>) {
-        let (group, collector) = (mma.group.modifier(), mma.collector.modifier());
+        let (group, collector) = (mma.group.as_str(), mma.collector.as_str());
         let opcode = format!("tcgen05.mma{group}.kind::{}{collector}", format.kind());
         let mut operands = mma.operands();
         operands.push(accumulate.operand());
@@ -235,36 +178,10 @@ impl Kernel {
         sfb: Addr<Tmem>,
         accumulate: Reg<Pred>,
     ) {
-        let (group, collector) = (mma.group.modifier(), mma.collector.modifier());
-        let opcode = format!("tcgen05.mma{group}{}{collector}", scale_vector.modifier());
+        let (group, collector) = (mma.group.as_str(), mma.collector.as_str());
+        let opcode = format!("tcgen05.mma{group}{}{collector}", scale_vector.as_str());
         let mut operands = mma.operands();
         operands.extend([sfa.operand(), sfb.operand(), accumulate.operand()]);
         self.push(&opcode, operands);
-    }
-
-    /// Arrives once at `mbarrier` when all matrix instructions and copies this thread issued are done.
-    pub fn tcgen05_commit(&mut self, group: CtaGroup, mbarrier: Addr<Shared>) {
-        let opcode = format!("tcgen05.commit{}.mbarrier::arrive::one.shared::cluster.b64", group.modifier());
-        self.push(&opcode, vec![mbarrier.operand()]);
-    }
-
-    /// As [`tcgen05_commit`](Self::tcgen05_commit), at the mbarrier at this offset in every CTA of `mask` (a
-    /// register: ptxas takes no constant here).
-    pub fn tcgen05_commit_multicast(&mut self, group: CtaGroup, mbarrier: Addr<Shared>, mask: Reg<B16>) {
-        let opcode = format!(
-            "tcgen05.commit{}.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64",
-            group.modifier()
-        );
-        self.push(&opcode, vec![mbarrier.operand(), mask.operand()]);
-    }
-
-    /// Orders earlier tcgen05 instructions before a following barrier.
-    pub fn tcgen05_fence_before(&mut self) {
-        self.push("tcgen05.fence::before_thread_sync", Vec::new());
-    }
-
-    /// Orders later tcgen05 instructions behind a preceding barrier.
-    pub fn tcgen05_fence_after(&mut self) {
-        self.push("tcgen05.fence::after_thread_sync", Vec::new());
     }
 }

@@ -28,7 +28,7 @@ impl TmaOptions {
 
     fn modifiers(&self) -> String {
         let multicast = if self.multicast.is_some() { ".multicast::cluster" } else { "" };
-        let group = self.cta_group.map(|g| g.modifier()).unwrap_or_default();
+        let group = self.cta_group.map(CtaGroup::as_str).unwrap_or_default();
         let hint = if self.l2.is_some() { ".L2::cache_hint" } else { "" };
         format!("{multicast}{group}{hint}")
     }
@@ -39,21 +39,54 @@ impl TmaOptions {
     }
 }
 
-/// What a reducing copy does at its destination.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TmaReduce {
-    /// Sum.
-    Add,
-    /// Minimum.
-    Min,
-    /// Maximum.
-    Max,
+words! {
+    /// What a reducing copy does at its destination.
+    TmaReduce {
+        Add "add" "Sum.",
+        Min "min" "Minimum.",
+        Max "max" "Maximum.",
+    }
 }
 
 /// `[map, {c0, c1, ...}]`
 fn place(map: Reg<U64>, coordinates: &[Value<S32>]) -> Operand {
     let coordinates = coordinates.iter().map(|c| c.clone().operand()).collect();
     Operand::List(vec![map.operand(), Operand::Vector(coordinates)])
+}
+
+instructions! {
+    /// Copies `bytes` bytes of the own shared memory to another CTA's and completes them on its mbarrier.
+    bulk_copy_cluster(to: Addr<Cluster>, from: Addr<Shared>, bytes: impl Src<U32>, mbarrier: Addr<Cluster>)
+        = "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes";
+    /// Copies `bytes` bytes of shared memory to global memory, as part of the thread's bulk group.
+    bulk_store(to: Addr<Global>, from: Addr<Shared>, bytes: impl Src<U32>)
+        = "cp.async.bulk.global.shared::cta.bulk_group";
+    /// Brings `bytes` bytes of global memory into L2.
+    bulk_prefetch(from: Addr<Global>, bytes: impl Src<U32>) = "cp.async.bulk.prefetch.L2.global";
+    /// Stores shared memory to the box at `coordinates`; parts outside the tensor are not written.
+    tensor_store(map: Reg<U64>, coordinates: &[Value<S32>], from: Addr<Shared>)
+        = format!("cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group", coordinates.len()),
+        [place(map, coordinates), from.operand()];
+    /// As [`tensor_store`](Self::tensor_store), but combines with what is there.
+    tensor_reduce(op: TmaReduce, map: Reg<U64>, coordinates: &[Value<S32>], from: Addr<Shared>)
+        = format!(
+            "cp.reduce.async.bulk.tensor.{}d.global.shared::cta.{}.tile.bulk_group",
+            coordinates.len(),
+            op.as_str()
+        ),
+        [place(map, coordinates), from.operand()];
+    /// Brings the box at `coordinates` into L2.
+    tensor_prefetch(map: Reg<U64>, coordinates: &[Value<S32>])
+        = format!("cp.async.bulk.prefetch.tensor.{}d.L2.global.tile", coordinates.len()),
+        [place(map, coordinates)];
+    /// Closes a group of bulk stores of this thread.
+    bulk_commit() = "cp.async.bulk.commit_group";
+    /// Waits until at most `pending` groups of this thread are unfinished.
+    bulk_wait(pending: u32) = "cp.async.bulk.wait_group", [number(pending.into())];
+    /// Waits until at most `pending` groups of this thread have yet to read shared memory.
+    bulk_wait_read(pending: u32) = "cp.async.bulk.wait_group.read", [number(pending.into())];
+    /// Fetches a tensor map ahead of its first use.
+    prefetch_tensor_map(map: Reg<U64>) = "prefetch.tensormap", [Addr::<super::Generic>::new(map).operand()];
 }
 
 impl Kernel {
@@ -77,29 +110,6 @@ impl Kernel {
         self.push(&opcode, operands);
     }
 
-    /// Copies `bytes` bytes of the own shared memory to another CTA's and completes them on its mbarrier.
-    pub fn bulk_copy_cluster(
-        &mut self,
-        to: Addr<Cluster>,
-        from: Addr<Shared>,
-        bytes: impl Src<U32>,
-        mbarrier: Addr<Cluster>,
-    ) {
-        let opcode = "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes";
-        self.push(opcode, vec![to.operand(), from.operand(), bytes.operand(), mbarrier.operand()]);
-    }
-
-    /// Copies `bytes` bytes of shared memory to global memory, as part of the thread's bulk group.
-    pub fn bulk_store(&mut self, to: Addr<Global>, from: Addr<Shared>, bytes: impl Src<U32>) {
-        let operands = vec![to.operand(), from.operand(), bytes.operand()];
-        self.push("cp.async.bulk.global.shared::cta.bulk_group", operands);
-    }
-
-    /// Brings `bytes` bytes of global memory into L2.
-    pub fn bulk_prefetch(&mut self, from: Addr<Global>, bytes: impl Src<U32>) {
-        self.push("cp.async.bulk.prefetch.L2.global", vec![from.operand(), bytes.operand()]);
-    }
-
     /// Loads the box at `coordinates` (innermost first, in elements; parts outside the tensor are filled) to
     /// shared memory and completes the bytes of the whole box on `mbarrier`.
     pub fn tensor_load(
@@ -119,56 +129,5 @@ impl Kernel {
         let mut operands = vec![to.operand(), place(map, coordinates), mbarrier.operand()];
         operands.extend(options.operands());
         self.push(&opcode, operands);
-    }
-
-    /// Stores shared memory to the box at `coordinates`; parts outside the tensor are not written.
-    pub fn tensor_store(&mut self, map: Reg<U64>, coordinates: &[Value<S32>], from: Addr<Shared>) {
-        let opcode =
-            format!("cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group", coordinates.len());
-        self.push(&opcode, vec![place(map, coordinates), from.operand()]);
-    }
-
-    /// As [`tensor_store`](Self::tensor_store), but combines with what is there.
-    pub fn tensor_reduce(
-        &mut self,
-        op: TmaReduce,
-        map: Reg<U64>,
-        coordinates: &[Value<S32>],
-        from: Addr<Shared>,
-    ) {
-        let op = match op {
-            TmaReduce::Add => "add",
-            TmaReduce::Min => "min",
-            TmaReduce::Max => "max",
-        };
-        let rank = coordinates.len();
-        let opcode = format!("cp.reduce.async.bulk.tensor.{rank}d.global.shared::cta.{op}.tile.bulk_group");
-        self.push(&opcode, vec![place(map, coordinates), from.operand()]);
-    }
-
-    /// Brings the box at `coordinates` into L2.
-    pub fn tensor_prefetch(&mut self, map: Reg<U64>, coordinates: &[Value<S32>]) {
-        let opcode = format!("cp.async.bulk.prefetch.tensor.{}d.L2.global.tile", coordinates.len());
-        self.push(&opcode, vec![place(map, coordinates)]);
-    }
-
-    /// Closes a group of bulk stores of this thread.
-    pub fn bulk_commit(&mut self) {
-        self.push("cp.async.bulk.commit_group", Vec::new());
-    }
-
-    /// Waits until at most `pending` groups of this thread are unfinished.
-    pub fn bulk_wait(&mut self, pending: u32) {
-        self.push("cp.async.bulk.wait_group", vec![number(pending.into())]);
-    }
-
-    /// Waits until at most `pending` groups of this thread have yet to read shared memory.
-    pub fn bulk_wait_read(&mut self, pending: u32) {
-        self.push("cp.async.bulk.wait_group.read", vec![number(pending.into())]);
-    }
-
-    /// Fetches a tensor map ahead of its first use.
-    pub fn prefetch_tensor_map(&mut self, map: Reg<U64>) {
-        self.push("prefetch.tensormap", vec![Addr::<super::Generic>::new(map).operand()]);
     }
 }

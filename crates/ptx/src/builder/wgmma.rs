@@ -23,22 +23,16 @@ pub enum WgmmaA {
     Regs([Reg<B32>; 4]),
 }
 
-impl Kernel {
+instructions! {
     /// Orders earlier accesses to accumulator and A registers before the following `wgmma`s.
-    pub fn wgmma_fence(&mut self) {
-        self.push("wgmma.fence.sync.aligned", Vec::new());
-    }
-
+    wgmma_fence() = "wgmma.fence.sync.aligned";
     /// Closes a group of `wgmma`s.
-    pub fn wgmma_commit(&mut self) {
-        self.push("wgmma.commit_group.sync.aligned", Vec::new());
-    }
-
+    wgmma_commit() = "wgmma.commit_group.sync.aligned";
     /// Waits until at most `pending` groups are unfinished.
-    pub fn wgmma_wait(&mut self, pending: u32) {
-        self.push("wgmma.wait_group.sync.aligned", vec![number(pending.into())]);
-    }
+    wgmma_wait(pending: u32) = "wgmma.wait_group.sync.aligned", [number(pending.into())];
+}
 
+impl Kernel {
     /// `acc = A B + acc` with 64 rows of A and `2 * acc.len()` rows of B, both K-major, or `acc = A B` if
     /// `accumulate` is false. Register `4 j + 2 h + e` of the accumulator holds row
     /// `16 (warp % 4) + lane / 4 + 8 h`, column `8 j + 2 (lane % 4) + e`.

@@ -43,7 +43,6 @@ pub(crate) enum Part {
     Optional(Option<char>, Vec<Part>),
 }
 
-/// A piece of a modifier.
 #[derive(Debug)]
 pub(crate) enum Piece {
     Text(String),
@@ -51,7 +50,6 @@ pub(crate) enum Piece {
     Again(char),
 }
 
-/// When an operand is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Presence {
     Always,
@@ -59,7 +57,6 @@ pub(crate) enum Presence {
     If(char),
 }
 
-/// What an operand may be.
 #[derive(Debug)]
 pub(crate) enum Slot {
     Value(Value),

@@ -24,7 +24,6 @@ pub use sample::Sample;
 
 macro_rules! rows {
     ($family:ident; $($name:ident $since:literal $targets:ident $section:literal $form:literal;)*) => {
-        /// The rows of this family.
         pub(super) const ROWS: &[super::Row] = &[$(super::Row {
             name: stringify!($name),
             family: super::Family::$family,
@@ -36,83 +35,43 @@ macro_rules! rows {
     };
 }
 
-mod arith;
-mod control;
-mod cvt;
 mod foreign;
-mod ld_st;
-mod mbarrier;
-mod mma;
-mod tcgen05;
-mod tma;
-mod wgmma;
 
-/// Instructions that belong together; also the name of a file here and in the simulator.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Family {
-    /// Integer and floating-point arithmetic, comparison, logic.
-    Arith,
-    /// Conversions.
-    Cvt,
-    /// Moves, loads, stores, atomics.
-    LdSt,
-    /// Barriers in shared memory and fences.
-    Mbarrier,
-    /// Bulk copies.
-    Tma,
-    /// Warp-level matrix instructions.
-    Mma,
-    /// Warpgroup matrix instructions of sm_90a.
-    Wgmma,
-    /// Tensor memory and its matrix instructions.
-    Tcgen05,
-    /// Branches, barriers, lane communication.
-    Control,
+macro_rules! families {
+    ($($family:ident $file:ident $doc:literal,)*) => {
+        $(mod $file;)*
+
+        /// Instructions that belong together; also the name of a file here and in the simulator.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Family { $(#[doc = $doc] $family,)* }
+
+        impl Family {
+            /// Every family, in the order of the table.
+            pub const ALL: &'static [Family] = &[$(Family::$family,)*];
+
+            /// The stem of its file.
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Family::$family => stringify!($file),)* }
+            }
+
+            /// Its rows.
+            pub const fn rows(self) -> &'static [Row] {
+                match self { $(Family::$family => $file::ROWS,)* }
+            }
+        }
+    };
 }
 
-impl Family {
-    /// Every family, in the order of the table.
-    pub const ALL: [Family; 9] = [
-        Family::Arith,
-        Family::Cvt,
-        Family::LdSt,
-        Family::Mbarrier,
-        Family::Tma,
-        Family::Mma,
-        Family::Wgmma,
-        Family::Tcgen05,
-        Family::Control,
-    ];
-
-    /// The stem of its file.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Family::Arith => "arith",
-            Family::Cvt => "cvt",
-            Family::LdSt => "ld_st",
-            Family::Mbarrier => "mbarrier",
-            Family::Tma => "tma",
-            Family::Mma => "mma",
-            Family::Wgmma => "wgmma",
-            Family::Tcgen05 => "tcgen05",
-            Family::Control => "control",
-        }
-    }
-
-    /// Its rows.
-    pub const fn rows(self) -> &'static [Row] {
-        match self {
-            Family::Arith => arith::ROWS,
-            Family::Cvt => cvt::ROWS,
-            Family::LdSt => ld_st::ROWS,
-            Family::Mbarrier => mbarrier::ROWS,
-            Family::Tma => tma::ROWS,
-            Family::Mma => mma::ROWS,
-            Family::Wgmma => wgmma::ROWS,
-            Family::Tcgen05 => tcgen05::ROWS,
-            Family::Control => control::ROWS,
-        }
-    }
+families! {
+    Arith arith "Integer and floating-point arithmetic, comparison, logic.",
+    Cvt cvt "Conversions.",
+    LdSt ld_st "Moves, loads, stores, atomics.",
+    Mbarrier mbarrier "Barriers in shared memory and fences.",
+    Tma tma "Bulk copies.",
+    Mma mma "Warp-level matrix instructions.",
+    Wgmma wgmma "Warpgroup matrix instructions of sm_90a.",
+    Tcgen05 tcgen05 "Tensor memory and its matrix instructions.",
+    Control control "Branches, barriers, lane communication.",
 }
 
 /// One instruction form.
@@ -141,7 +100,7 @@ impl Row {
 
 /// Every row of the table, family by family.
 pub fn rows() -> impl Iterator<Item = &'static Row> {
-    Family::ALL.into_iter().flat_map(|family| family.rows())
+    Family::ALL.iter().flat_map(|family| family.rows())
 }
 
 /// The row called `name`.

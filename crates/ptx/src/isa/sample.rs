@@ -56,16 +56,9 @@ impl Row {
                         operands.push(numbers.operand(slot, letters));
                     }
                 }
-                samples.push(Sample {
-                    row: self,
-                    instruction: Instruction {
-                        line: Line::default(),
-                        guard: None,
-                        root: Name::from(pattern.root.as_str()),
-                        modifiers: modifiers.iter().map(|m| Name::from(m.as_str())).collect(),
-                        operands,
-                    },
-                });
+                let modifiers = modifiers.iter().map(|m| Name::from(m.as_str()));
+                let instruction = Instruction::new(&pattern.root, modifiers, operands);
+                samples.push(Sample { row: self, instruction });
             }
         }
         samples
@@ -82,15 +75,10 @@ impl Row {
         })];
         for (name, returns, params) in CALLEES {
             items.push(Item::Function(Function {
-                line: Line::default(),
                 linkage: Linkage::Internal,
-                kind: FunctionKind::Device,
-                attribute: None,
                 returns: parameter(returns, "result"),
-                name: name.into(),
                 params: parameter(params, "argument"),
-                directives: Vec::new(),
-                body: Some(vec![plain("ret", Vec::new())]),
+                ..Function::new(FunctionKind::Device, name, vec![ret()])
             }));
         }
         // A kernel per row keeps register pressure low; ptxas wants one cta_group per kernel.
@@ -108,13 +96,7 @@ impl Row {
             // `ret`, `trap` and the like are names of instructions.
             Item::Function(kernel(&format!("kernel_{name}"), body))
         }));
-        Module {
-            header: Vec::new(),
-            version,
-            target: vec![target.as_str().into()],
-            address_size: Some(64),
-            items,
-        }
+        Module::new(target, version, items)
     }
 }
 
@@ -134,14 +116,8 @@ fn parameter(present: bool, name: &str) -> Vec<Variable> {
     present.then(|| Variable::new(Space::Param, Type::B32, name)).into_iter().collect()
 }
 
-fn plain(root: &str, operands: Vec<Operand>) -> Statement {
-    Statement::Instruction(Instruction {
-        line: Line::default(),
-        guard: None,
-        root: root.into(),
-        modifiers: Vec::new(),
-        operands,
-    })
+fn ret() -> Statement {
+    Statement::Instruction(Instruction::new("ret", [].into_iter(), Vec::new()))
 }
 
 /// Every register a sample may name, by type.
@@ -190,14 +166,8 @@ fn kernel(name: &str, samples: Vec<Statement>) -> Function {
     }
     body.extend(samples);
     body.push(Statement::Label(Line::default(), "end".into()));
-    body.push(plain("ret", Vec::new()));
+    body.push(ret());
     Function {
-        line: Line::default(),
-        linkage: Linkage::Visible,
-        kind: FunctionKind::Entry,
-        attribute: None,
-        returns: Vec::new(),
-        name: name.into(),
         params: vec![Variable {
             dims: vec![Some(128)],
             align: Some(64),
@@ -207,7 +177,7 @@ fn kernel(name: &str, samples: Vec<Statement>) -> Function {
             Directive::Numeric("reqntid".into(), vec![128, 1, 1]),
             Directive::Numeric("minnctapersm".into(), vec![1]),
         ],
-        body: Some(body),
+        ..Function::new(FunctionKind::Entry, name, body)
     }
 }
 

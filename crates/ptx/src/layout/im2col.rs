@@ -15,9 +15,6 @@ pub struct Im2col {
 
 impl Im2col {
     /// Checks the rules of the driver for a map of `rank` dimensions.
-    ///
-    /// # Errors
-    /// The first rule that is broken, with the value found.
     pub(super) fn validate(&self, rank: usize, box_dims: &[u32]) -> Result<(), LayoutError> {
         require((3..=5).contains(&rank), "tensor map rank", rank, "3 to 5 needed in im2col mode")?;
         let bound = [1 << 15, 1 << 7, 1 << 4][rank - 3];

@@ -73,7 +73,6 @@ impl<'a> Cursor<'a> {
         Err(self.error_at(token, expected))
     }
 
-    /// An error at `token`.
     pub(super) fn error_at(&self, token: Token<'_>, expected: impl Into<String>) -> Error {
         let (line, column) = position(self.source, token.start);
         let found = match token.kind {
@@ -116,7 +115,6 @@ impl<'a> Cursor<'a> {
         self.names.get(text)
     }
 
-    /// An identifier.
     pub(super) fn word(&mut self, what: &str) -> Result<Name, Error> {
         let token = self.peek();
         if token.kind != Kind::Word {
@@ -153,7 +151,6 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// A type such as `.b32`.
     pub(super) fn ty(&mut self) -> Result<Type, Error> {
         let token = self.peek();
         match (token.kind, Type::from_name(token.text)) {
@@ -186,7 +183,6 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// A number that fits `u32`.
     pub(super) fn unsigned_u32(&mut self, what: &str) -> Result<u32, Error> {
         let token = self.peek();
         let value = self.unsigned(what)?;

@@ -56,43 +56,17 @@ pub fn mix(seed: u64, i: u64) -> u64 {
     z ^ (z >> 31)
 }
 
+#[rustfmt::skip]
 const INTEGERS: [u64; 16] = [
-    0,
-    1,
-    2,
-    7,
-    31,
-    32,
-    0x7f,
-    0x80,
-    0xff,
-    0x7fff,
-    0x8000,
-    0xffff,
-    0x7fff_ffff,
-    0x8000_0000,
-    0x7fff_ffff_ffff_ffff,
-    u64::MAX,
+    0, 1, 2, 7, 31, 32, 0x7f, 0x80, 0xff, 0x7fff, 0x8000, 0xffff, 0x7fff_ffff, 0x8000_0000,
+    0x7fff_ffff_ffff_ffff, u64::MAX,
 ];
 const SHIFTS: [u64; 16] = [0, 1, 4, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 255, 256, 0xffff_ffff];
 const FIELDS: [u64; 16] = [0, 1, 4, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 100, 200, 255];
+#[rustfmt::skip]
 const F32: [u32; 16] = [
-    0,
-    0x8000_0000,
-    1,
-    0x807f_ffff,
-    0x0080_0000,
-    0x3f80_0000,
-    0xbf80_0000,
-    0x3f7f_ffff,
-    0x3fc0_0000,
-    0x4b00_0001,
-    0x7f7f_ffff,
-    0x7f80_0000,
-    0xff80_0000,
-    0x7fc0_0000,
-    0xffa1_2345,
-    0x4f00_0000,
+    0, 0x8000_0000, 1, 0x807f_ffff, 0x0080_0000, 0x3f80_0000, 0xbf80_0000, 0x3f7f_ffff, 0x3fc0_0000,
+    0x4b00_0001, 0x7f7f_ffff, 0x7f80_0000, 0xff80_0000, 0x7fc0_0000, 0xffa1_2345, 0x4f00_0000,
 ];
 const F16: [u16; 16] = [
     0, 0x8000, 1, 0x83ff, 0x0400, 0x3c00, 0xbc00, 0x3bff, 0x3e00, 0x6401, 0x7bff, 0x7c00, 0xfc00, 0x7e00,

@@ -5,7 +5,6 @@ use super::{Argument, Buffer, Case, Error, Launch, Tolerance, tensor_map};
 use dualgemm_ptx::layout::{Im2col, OutOfBounds, TensorDataType, TensorMap, TensorSwizzle};
 use std::str::{FromStr, SplitWhitespace};
 
-/// Reads the head of `ptx`.
 pub(super) fn parse(name: &str, ptx: &str) -> Result<Case, Error> {
     let (rows, launches) = (Vec::new(), Vec::new());
     let mut case = Case { name: name.into(), ptx: ptx.into(), rows, certified: None, launches };

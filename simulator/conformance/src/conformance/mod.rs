@@ -33,35 +33,17 @@ pub use compare::{Difference, Tolerance, compare};
 /// Why a case could not be read or run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the message says what each field is")]
 pub enum Error {
-    /// The head of a module is not well-formed.
+    /// The head of a module is not well-formed; lines count from 1.
     #[error("{case}, line {line}: {reason}")]
-    Header {
-        /// The case.
-        case: String,
-        /// Its line, from 1.
-        line: usize,
-        /// What is wrong and what would be right.
-        reason: String,
-    },
+    Header { case: String, line: usize, reason: String },
     /// What is generated and what is recorded do not go together.
     #[error("{case}: {reason}")]
-    Record {
-        /// The case.
-        case: String,
-        /// What is wrong and what to do.
-        reason: String,
-    },
+    Record { case: String, reason: String },
     /// The device refused or failed.
     #[error("{case}, launch {launch}: {source}")]
-    Device {
-        /// The case.
-        case: String,
-        /// Which launch, from 0.
-        launch: usize,
-        /// What the device said.
-        source: DeviceError,
-    },
+    Device { case: String, launch: usize, source: DeviceError },
 }
 
 /// A conformance case.
@@ -91,12 +73,6 @@ impl Case {
         let target = self.target().trim_start_matches("sm_");
         let number: u32 = target.trim_end_matches(['a', 'f']).parse().unwrap_or(u32::MAX);
         if target.ends_with(['a', 'f']) { number / 10 == major } else { number / 10 <= major }
-    }
-
-    /// Whether results of another device are compared with a tolerance.
-    pub fn is_close(&self) -> bool {
-        let arguments = self.launches.iter().flat_map(|l| &l.arguments);
-        arguments.into_iter().any(|a| matches!(a, Argument::Buffer(b) if b.tolerance.is_some()))
     }
 }
 

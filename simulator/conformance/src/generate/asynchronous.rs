@@ -14,9 +14,7 @@ pub fn drafts() -> Vec<Draft> {
 }
 
 fn addresses() -> Raw {
-    Raw::new(
-        "ld_st",
-        "addresses",
+    Raw::new("ld_st/addresses",
         "cvta cvta_to cvta_param cvta_cta isspacep",
         "block 32",
         "u32 128",
@@ -116,8 +114,7 @@ fn policies() -> Raw {
         );
     }
     Raw::new(
-        "ld_st",
-        "createpolicy_fractional",
+        "ld_st/createpolicy_fractional",
         "createpolicy_fractional",
         "block 32",
         &format!("u32 {}", 32 * count),
@@ -127,7 +124,7 @@ fn policies() -> Raw {
 }
 
 fn discard() -> Raw {
-    Raw::new("ld_st", "discard", "discard", "block 1", "u32 32").body(
+    Raw::new("ld_st/discard", "discard", "block 1", "u32 32").body(
         "// What was discarded is undefined until it is written again.
          discard.global.L2 [%out], 128;
          mov.u32 %r2, 0;
@@ -216,7 +213,7 @@ fn remote_store(name: &'static str) -> Raw {
         );
     }
     let output = format!("u32 {}", samples.len() * 256);
-    Raw::new("ld_st", name, name, "grid 2 block 32 cluster 2", &output)
+    Raw::new(&format!("ld_st/{name}"), name, "grid 2 block 32 cluster 2", &output)
         .arguments(&["in u32 bits 5 256"], ".param .u64 out, .param .u64 given")
         .body(&body)
 }
@@ -263,7 +260,7 @@ fn copy_arrives(name: &'static str) -> Raw {
             i * 256
         );
     }
-    Raw::new("ld_st", name, name, "block 64", &format!("u32 {}", samples.len() * 64))
+    Raw::new(&format!("ld_st/{name}"), name, "block 64", &format!("u32 {}", samples.len() * 64))
         .arguments(&["in u32 bits 6 256"], ".param .u64 out, .param .u64 given")
         .body(&body)
 }

@@ -15,8 +15,7 @@ pub fn drafts() -> Vec<Draft> {
 /// The barrier of 3 phases that all threads of a CTA share.
 fn shared_barrier() -> Draft {
     Raw::new(
-        "mbarrier",
-        "phases",
+        "mbarrier/phases",
         "mbarrier_init_window mbarrier_arrive_window mbarrier_try_wait_parity mbarrier_inval_window",
         "block 128",
         "u32 128",
@@ -171,5 +170,5 @@ fn draft(row: &'static Row) -> Draft {
         body += &sync;
         body += "mbarrier.inval.shared.b64 [%r3];\n";
     }
-    Raw::new("mbarrier", name, name, launch, &format!("u32 {count}")).body(&body).draft()
+    Raw::new(&format!("mbarrier/{name}"), name, launch, &format!("u32 {count}")).body(&body).draft()
 }

@@ -22,7 +22,7 @@ pub fn drafts() -> Vec<Draft> {
 }
 
 fn branches() -> Raw {
-    Raw::new("control", "branches", "bra brx_idx", "block 128", "u32 128").body(
+    Raw::new("control/branches", "bra brx_idx", "block 128", "u32 128").body(
         "// Loops of a different length per lane, then a jump table.
          mov.u32 %r2, 0;
          and.b32 %r3, %t, 15;
@@ -49,8 +49,7 @@ fn branches() -> Raw {
 
 fn divergence() -> Raw {
     Raw::new(
-        "control",
-        "partial_warps",
+        "control/partial_warps",
         "vote_ballot shfl match_any redux_int bar_warp_sync",
         "block 64",
         "u32 256",
@@ -85,8 +84,7 @@ fn divergence() -> Raw {
 
 fn calls() -> Raw {
     Raw::new(
-        "control",
-        "calls",
+        "control/calls",
         "call call_args call_returns call_returns_args ret st_param",
         "block 64",
         "u32 128",
@@ -181,7 +179,7 @@ fn indirect() -> Raw {
             _ => results(t, t % 3),
         })
     });
-    Raw::new("control", "call_indirect", "call_indirect", "block 64", "u32 192")
+    Raw::new("control/call_indirect", "call_indirect", "block 64", "u32 192")
         .globals(&functions.concat())
         .body(
             ".param .b32 given;
@@ -216,7 +214,7 @@ fn indirect() -> Raw {
 }
 
 fn exits() -> Raw {
-    Raw::new("control", "exits", "exit ret trap brkpt", "block 96", "u32 96").body(
+    Raw::new("control/exits", "exit ret trap brkpt", "block 96", "u32 96").body(
         "// Lanes leave at different points; nobody reaches the trap.
          st.global.u32 [%out], 1;
          setp.lt.u32 %p0, %lane, 5;
@@ -232,7 +230,7 @@ fn exits() -> Raw {
 }
 
 fn elect() -> Raw {
-    Raw::new("control", "elect", "elect", "block 64", "u32 64").body(
+    Raw::new("control/elect", "elect", "block 64", "u32 64").body(
         "// Who is elected is up to the device; that it is one, and that all are told the same, is not.
          elect.sync %r2|%p0, 0xffffffff;
          vote.sync.ballot.b32 %r3, %p0, 0xffffffff;
@@ -245,7 +243,7 @@ fn elect() -> Raw {
 }
 
 fn setmaxnreg() -> Raw {
-    Raw::new("control", "setmaxnreg", "setmaxnreg", "block 256", "u32 256")
+    Raw::new("control/setmaxnreg", "setmaxnreg", "block 256", "u32 256")
         .directives(".reqntid 256, 1, 1\n.maxnreg 80\n")
         .body(
             "setp.lt.u32 %p0, %t, 128;
@@ -263,8 +261,7 @@ fn setmaxnreg() -> Raw {
 
 fn clusters() -> Raw {
     Raw::new(
-        "control",
-        "clusters",
+        "control/clusters",
         "barrier_cluster_arrive barrier_cluster_wait mapa getctarank cvta_cluster ld_cluster st_cluster",
         "grid 8 block 64 cluster 4",
         "u32 1536",
@@ -309,8 +306,7 @@ fn clusters() -> Raw {
 
 fn cluster_forms() -> Raw {
     Raw::new(
-        "control",
-        "cluster_barriers",
+        "control/cluster_barriers",
         "barrier_cluster_arrive barrier_cluster_arrive_sem barrier_cluster_wait barrier_cluster_wait_sem",
         "grid 2 block 32 cluster 2",
         "u32 64",
@@ -359,7 +355,7 @@ fn barriers() -> Vec<Raw> {
         } else {
             "st.global.u32 [%out+512], %r5;".into()
         };
-        list.push(Raw::new("control", name, rows, "block 128", "u32 256").body(&format!(
+        list.push(Raw::new(&format!("control/{name}"), rows, "block 128", "u32 256").body(&format!(
             ".shared .align 16 .b32 box[128];
              mov.u32 %r2, box;
              mad.lo.u32 %r3, %t, 4, %r2;
@@ -405,7 +401,7 @@ fn launch_control() -> Vec<Raw> {
             // A grid of one cluster has nothing left to cancel: the answer is the same every time.
             let launch = format!("grid {cluster} block 32 cluster {cluster}");
             let sync = if cluster == 2 { "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" } else { "bar.sync 0;" };
-            Raw::new("control", name, &rows, &launch, &format!("u32 {}", 32 * cluster))
+            Raw::new(&format!("control/{name}"), &rows, &launch, &format!("u32 {}", 32 * cluster))
                 .target("sm_100a", "8.6")
                 .body(&format!(
                     ".reg .b128 %rq<1>;

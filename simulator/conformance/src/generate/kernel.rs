@@ -28,41 +28,31 @@ pub fn class(register: &str) -> usize {
 /// What a buffer holds: element type, generator, seed, elements per register.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Source {
-    /// Element type.
     pub ty: String,
-    /// Generator.
     pub generator: &'static str,
-    /// Seed.
     pub seed: u64,
 }
 
 impl Source {
-    /// A source.
     pub fn new(ty: &str, generator: &'static str, seed: u64) -> Source {
         Source { ty: ty.into(), generator, seed }
     }
 }
 
-/// A kernel under construction.
 pub struct Kernel {
-    rows: Vec<String>,
+    row: &'static str,
     family: &'static str,
-    /// Target of the module.
     pub target: Target,
     version: Version,
-    /// Threads of a CTA.
     pub block: usize,
-    /// CTAs.
     pub grid: usize,
-    /// CTAs of a cluster.
     pub cluster: usize,
     inputs: BTreeMap<(Source, usize, usize), String>,
     outputs: BTreeMap<(String, String), usize>,
     arguments: Vec<(String, String)>,
     registers: BTreeMap<(usize, char), usize>,
-    /// Module-level and kernel-level declarations.
+    /// Declarations of the module and of the kernel.
     pub globals: String,
-    /// Kernel-level declarations.
     pub locals: String,
     /// Before the first sample.
     pub setup: String,
@@ -81,7 +71,7 @@ impl Kernel {
     pub fn new(row: &'static Row, threads: usize) -> Kernel {
         let target = target(row);
         Kernel {
-            rows: vec![row.name.into()],
+            row: row.name,
             family: row.family.as_str(),
             target,
             version: row.since.max(target.since()),
@@ -120,7 +110,8 @@ impl Kernel {
         self.register(class, 's', i)
     }
 
-    fn argument(&mut self, header: String, declaration: &str) -> String {
+    /// The name of a parameter with the given head line and declaration (`@` stands for the name).
+    pub fn argument(&mut self, header: String, declaration: &str) -> String {
         let name = format!("p{}", self.arguments.len());
         self.arguments.push((header, format!(".param {} ", declaration.replace('@', &name))));
         name
@@ -199,12 +190,6 @@ impl Kernel {
         register
     }
 
-    /// The name of a parameter with the given head line and declaration (`@` stands for the name).
-    pub fn parameter(&mut self, header: String, declaration: &str) -> String {
-        self.argument(header, declaration)
-    }
-
-    /// The file.
     pub fn draft(mut self) -> Draft {
         let threads = self.threads();
         let outputs: Vec<_> = std::mem::take(&mut self.outputs).into_iter().collect();
@@ -220,7 +205,7 @@ impl Kernel {
                 "\tld.param.u64 %o{slot}, [{name}];\n\tmad.wide.u32 %o{slot}, %gid, {size}, %o{slot};"
             );
         }
-        let mut text = format!("//! row {}\n", self.rows.join(" "));
+        let mut text = format!("//! row {}\n", self.row);
         let (grid, block) = (self.grid, self.block);
         let cluster = if self.cluster > 1 { format!(" cluster {}", self.cluster) } else { String::new() };
         let _ = writeln!(text, "//! launch k grid {grid} block {block}{cluster}");
@@ -240,7 +225,7 @@ impl Kernel {
         text += "\tmov.u32 %w0, %ctaid.x;\n\tmov.u32 %w1, %ntid.x;\n\tmov.u32 %gid, %tid.x;\n\tmad.lo.u32 %gid, %w0, %w1, %gid;\n";
         let _ = write!(text, "{pointers}{}{}", self.setup, self.body);
         text += "\tret;\n}\n";
-        Draft { name: format!("{}/{}", self.family, self.rows[0]), text, expected: Box::new(Vec::new) }
+        Draft { name: format!("{}/{}", self.family, self.row), text, expected: Box::new(Vec::new) }
     }
 }
 

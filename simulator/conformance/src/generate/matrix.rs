@@ -72,7 +72,7 @@ fn draft(row: &'static Row) -> Draft {
         let words = expected_words(instruction, count);
         expected.extend(words.iter().flatten().flat_map(|word| word.to_le_bytes()));
     }
-    let raw = Raw::new("mma", row.name, row.name, "block 32", &format!("u32 {}", offset / 4))
+    let raw = Raw::new(&format!("mma/{}", row.name), row.name, "block 32", &format!("u32 {}", offset / 4))
         .arguments(&["in u16 iota 0 256"], ".param .u64 out, .param .u64 given")
         .body(&body);
     match target(row) {

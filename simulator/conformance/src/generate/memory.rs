@@ -146,7 +146,7 @@ fn declare(kernel: &mut Kernel, list: &[Instruction]) {
         kernel.globals += ".const .align 32 .b32 table[8] = {305419896, 2596069104, 4275878552, 19088743, 2147483648, 1, 4294967295, 1065353216};\n";
     }
     if has(Place::Param) {
-        kernel.parameter("bytes u32 bits 12 8".into(), ".align 16 .b8 @[32]");
+        kernel.argument("bytes u32 bits 12 8".into(), ".align 16 .b8 @[32]");
     }
 }
 

@@ -4,37 +4,28 @@ use super::{Draft, Known};
 
 /// A module of one kernel `k`.
 pub struct Raw {
-    /// Folder.
-    pub family: &'static str,
-    /// File name.
-    pub name: String,
-    /// Rows covered.
-    pub rows: Vec<String>,
-    /// Target and PTX version.
-    pub target: &'static str,
-    /// PTX version.
-    pub version: &'static str,
+    /// `family/name`.
+    name: String,
+    rows: String,
+    target: &'static str,
+    version: &'static str,
     /// Head lines without `//! `, the launches and their arguments.
     pub head: Vec<String>,
-    /// Module-level text.
-    pub globals: String,
-    /// Parameters of the kernel.
+    globals: String,
     pub parameters: String,
-    /// Performance directives of the kernel.
-    pub directives: &'static str,
+    directives: &'static str,
     /// What the kernel executes. `%gid` is the thread's number in the grid, `%tid` is in `%t`, `%out` the address
     /// of parameter `out`.
-    pub body: String,
+    body: String,
     expected: Known,
 }
 
 impl Raw {
-    /// For sm_90a, with one output.
-    pub fn new(family: &'static str, name: &str, rows: &str, launch: &str, output: &str) -> Raw {
+    /// For sm_90a, with one output. The name is `family/name`, rows are separated by spaces.
+    pub fn new(name: &str, rows: &str, launch: &str, output: &str) -> Raw {
         Raw {
-            family,
             name: name.into(),
-            rows: rows.split_whitespace().map(str::to_string).collect(),
+            rows: rows.into(),
             target: "sm_90a",
             version: "8.6",
             head: vec![format!("launch k {launch}"), format!("out {output} = ?")],
@@ -93,7 +84,7 @@ impl Raw {
 
     /// The file.
     pub fn draft(self) -> Draft {
-        let mut text = format!("//! row {}\n", self.rows.join(" "));
+        let mut text = format!("//! row {}\n", self.rows);
         for line in &self.head {
             text += &format!("//! {line}\n");
         }
@@ -107,7 +98,7 @@ impl Raw {
             text += &format!("{tab}{line}\n");
         }
         text += "\tret;\n}\n";
-        Draft { name: format!("{}/{}", self.family, self.name), text, expected: self.expected }
+        Draft { name: self.name, text, expected: self.expected }
     }
 }
 

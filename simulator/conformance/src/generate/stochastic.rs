@@ -121,7 +121,7 @@ fn draft(name: &'static str) -> Draft {
     }
     let bytes = outputs.iter().flat_map(|w| w.to_le_bytes()).collect();
     let output = format!("u32 {}", outputs.len());
-    Raw::new("cvt", name, name, "block 512", &output)
+    Raw::new(&format!("cvt/{name}"), name, "block 512", &output)
         .target("sm_100a", "8.7")
         .arguments(
             &["in u32 bits 21 2048", "in u32 bits 22 2048"],

@@ -87,17 +87,8 @@ pub fn maps(d: usize) -> Vec<(Map, Vec<i64>)> {
             push("f16", 2, row.min(extents[0] * 2), swizzle, "Zero", ones.clone(), at);
         }
     }
-    for (ty, size) in [
-        ("u8", 1),
-        ("u16", 2),
-        ("u32", 4),
-        ("s32", 4),
-        ("u64", 8),
-        ("s64", 8),
-        ("f64", 8),
-        ("bf16", 2),
-        ("f32", 4),
-    ] {
+    for ty in ["u8", "u16", "u32", "s32", "u64", "s64", "f64", "bf16", "f32"] {
+        let (_, _, size) = contents(ty);
         push(ty, size, 64.min(extents[0] * size), "B64", "Zero", ones.clone(), 2);
     }
     if d > 1 {
@@ -112,9 +103,7 @@ pub fn maps(d: usize) -> Vec<(Map, Vec<i64>)> {
 pub fn contents(ty: &str) -> (&'static str, &'static str, usize) {
     match ty {
         "u8" => ("u8", "bits", 1),
-        "u16" => ("u16", "bits", 2),
-        "f16" => ("u16", "bits", 2),
-        "bf16" => ("u16", "bits", 2),
+        "u16" | "f16" | "bf16" => ("u16", "bits", 2),
         "u64" | "s64" | "f64" => ("u64", "bits", 8),
         _ => ("u32", "bits", 4),
     }

@@ -163,7 +163,7 @@ fn draft(space: &'static str) -> Draft {
     );
     rows += if shared { " tensormap_cp_fenceproxy" } else { " fence_proxy_tensormap_release" };
     let name = if shared { "tensormap_replace_shared" } else { "tensormap_replace_global" };
-    let mut raw = Raw::new("tma", name, &rows, "", "u32 1").body(&body);
+    let mut raw = Raw::new(&format!("tma/{name}"), &rows, "", "u32 1").body(&body);
     raw.head = vec![
         "-- Expected: the box of the map that was meant, element by element, not by the simulator.".into(),
     ];

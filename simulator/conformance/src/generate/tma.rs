@@ -111,7 +111,7 @@ fn to_shared(name: &'static str) -> Raw {
         }
     }
     let (launch, threads) = if cluster { ("grid 2 block 32 cluster 2", 64) } else { ("block 32", 32) };
-    Raw::new("tma", name, name, launch, &format!("u32 {}", list.len() * 4 * threads))
+    Raw::new(&format!("tma/{name}"), name, launch, &format!("u32 {}", list.len() * 4 * threads))
         .arguments(&["in u32 bits 4 256"], ".param .u64 out, .param .u64 given")
         .body(&body)
 }
@@ -164,7 +164,7 @@ fn to_global(name: &'static str) -> Raw {
         );
     }
     body += "st.global.u32 [%out], %t;\n";
-    let mut raw = Raw::new("tma", name, name, "block 32", "u32 32").body(&body);
+    let mut raw = Raw::new(&format!("tma/{name}"), name, "block 32", "u32 32").body(&body);
     raw.head.extend(head);
     raw.parameters = parameters;
     raw
@@ -177,7 +177,7 @@ fn prefetch() -> Raw {
         body += &format!("{instruction};\n");
     }
     body += "mad.wide.u32 %rd2, %t, 4, %rd1;\nld.global.u32 %r2, [%rd2];\nst.global.u32 [%out], %r2;\n";
-    Raw::new("tma", "bulk_prefetch", "bulk_prefetch", "block 32", "u32 32")
+    Raw::new("tma/bulk_prefetch", "bulk_prefetch", "block 32", "u32 32")
         .arguments(&["in u32 bits 4 128"], ".param .u64 out, .param .u64 given")
         .body(&body)
 }
@@ -255,7 +255,7 @@ fn tensor_load(d: usize) -> Raw {
          DONE:"
     );
     let rows = "tensor_load tensor_load_cta tensor_prefetch prefetch_tensormap";
-    let mut raw = Raw::new("tma", &format!("tensor_load_{d}d"), rows, "", "u32 1").body(&body);
+    let mut raw = Raw::new(&format!("tma/tensor_load_{d}d"), rows, "", "u32 1").body(&body);
     raw.head.clear();
     for (map, at) in maps(d) {
         let (_, bytes) = map.strides();
@@ -302,7 +302,7 @@ fn store_body(d: usize, instruction: &str) -> String {
 
 fn tensor_store(d: usize) -> Raw {
     let body = store_body(d, &format!("cp.async.bulk.tensor.{d}d.global.shared::cta.tile.bulk_group"));
-    let mut raw = Raw::new("tma", &format!("tensor_store_{d}d"), "tensor_store", "", "u32 1").body(&body);
+    let mut raw = Raw::new(&format!("tma/tensor_store_{d}d"), "tensor_store", "", "u32 1").body(&body);
     raw.head.clear();
     // A store's box starts inside.
     for (map, at) in maps(d).into_iter().map(|(m, at)| (m, at.iter().map(|c| c.abs()).collect::<Vec<_>>())) {
@@ -319,29 +319,17 @@ fn tensor_store(d: usize) -> Raw {
 fn tensor_reduce(op: &'static str) -> Raw {
     let body =
         store_body(2, &format!("cp.reduce.async.bulk.tensor.2d.global.shared::cta.{op}.tile.bulk_group"));
-    let mut raw = Raw::new("tma", &format!("tensor_reduce_{op}"), "tensor_reduce", "", "u32 1").body(&body);
+    let mut raw = Raw::new(&format!("tma/tensor_reduce_{op}"), "tensor_reduce", "", "u32 1").body(&body);
     raw.head.clear();
-    let types: &[(&str, &str, usize)] = match op {
-        "add" => &[
-            ("u32", "u32", 4),
-            ("s32", "u32", 4),
-            ("u64", "u64", 8),
-            ("f16", "f16", 2),
-            ("bf16", "bf16", 2),
-            ("f32", "f32", 4),
-        ],
-        "min" | "max" => &[
-            ("u32", "u32", 4),
-            ("s32", "u32", 4),
-            ("u64", "u64", 8),
-            ("s64", "u64", 8),
-            ("f16", "f16", 2),
-            ("bf16", "bf16", 2),
-        ],
-        "inc" | "dec" => &[("u32", "u32", 4)],
-        _ => &[("u32", "u32", 4), ("u64", "u64", 8)],
+    let types: &[_] = match op {
+        "add" => &["u32", "s32", "u64", "f16", "bf16", "f32"],
+        "min" | "max" => &["u32", "s32", "u64", "s64", "f16", "bf16"],
+        "inc" | "dec" => &["u32"],
+        _ => &["u32", "u64"],
     };
-    for &(ty, element, size) in types {
+    for &ty in types {
+        let element = ty.replace('s', "u");
+        let (_, _, size) = contents(ty);
         for (swizzle, at) in [("None", [0, 0]), ("B64", [64 - 16 / size as i64, 40])] {
             let map = Map {
                 ty,
@@ -400,7 +388,7 @@ fn multicast() -> Raw {
          barrier.cluster.arrive.aligned;
          barrier.cluster.wait.aligned;"
     );
-    Raw::new("tma", "tensor_load_multicast", "tensor_load", "grid 2 block 128 cluster 2", "u32 1024")
+    Raw::new("tma/tensor_load_multicast", "tensor_load", "grid 2 block 128 cluster 2", "u32 1024")
         .arguments(
             &[
                 "in u16 iota 0 1600",

@@ -154,7 +154,7 @@ fn im2col(d: usize) -> Draft {
         Column { image: dims[d - 1] as i64 - 1, offset: [1, 0, 0], ..column(-1, 0, 1, 32, 128, "B64") },
     ];
     let rows = format!("tensor_load_im2col_{d}d");
-    let mut raw = Raw::new("tma", &rows, &rows, "", "u32 1").body(&body);
+    let mut raw = Raw::new(&format!("tma/{rows}"), &rows, "", "u32 1").body(&body);
     raw.head = vec!["-- Expected: computed from PTX ISA 5.5.4, not by the simulator.".into()];
     raw.parameters = (0..d - 2).fold(parameters(d), |p, i| format!("{p}, .param .u32 o{i}"));
     let mut outputs = Vec::new();
@@ -278,7 +278,7 @@ fn gather() -> Draft {
         copy_out("COPY", 3, SIZE, 64),
     );
     let mut raw =
-        Raw::new("tma", "tensor_gather4", "tensor_gather4", "", "u32 1").body(&body).target("sm_100a", "8.6");
+        Raw::new("tma/tensor_gather4", "tensor_gather4", "", "u32 1").body(&body).target("sm_100a", "8.6");
     raw.head = vec!["-- Expected: computed from PTX ISA 5.5.3.4, not by the simulator.".into()];
     raw.parameters = parameters(5);
     let mut outputs = Vec::new();
@@ -341,9 +341,8 @@ fn scatter() -> Draft {
          cp.async.bulk.wait_group 0;",
         coordinates(5).1,
     );
-    let mut raw = Raw::new("tma", "tensor_scatter4", "tensor_scatter4", "", "u32 1")
-        .body(&body)
-        .target("sm_100a", "8.6");
+    let mut raw =
+        Raw::new("tma/tensor_scatter4", "tensor_scatter4", "", "u32 1").body(&body).target("sm_100a", "8.6");
     raw.head = vec!["-- Expected: computed from PTX ISA 5.5.3.4, not by the simulator.".into()];
     raw.parameters = parameters(5);
     let mut outputs = Vec::new();
@@ -435,7 +434,7 @@ fn pair(d: usize) -> Draft {
     );
     let name = format!("tensor_load_pair_{d}d");
     let rows = "tensor_load_pair tensor_load_pair_first";
-    let mut raw = Raw::new("tma", &name, rows, "", "u32 1").body(&body).target("sm_100a", "8.6");
+    let mut raw = Raw::new(&format!("tma/{name}"), rows, "", "u32 1").body(&body).target("sm_100a", "8.6");
     raw.head = vec!["-- Expected: computed element by element, not by the simulator.".into()];
     raw.parameters = parameters(d);
     let mut outputs = Vec::new();

@@ -34,7 +34,6 @@ pub fn drafts() -> Vec<Draft> {
     list
 }
 
-/// The N of an instruction.
 fn width(instruction: &Instruction) -> usize {
     let shape = instruction.modifiers.iter().find_map(|m| m.as_str().strip_prefix("m64n"));
     shape.and_then(|s| s.split('k').next()?.parse().ok()).unwrap_or(8)
@@ -225,14 +224,13 @@ fn draft(row: &'static Row, name: &str, ga: &str, gb: &str, within: Option<&str>
     let declared = format!(".reg .f32 %f<{}>;\n.reg .b32 %d<{}>;\n", registers.0.max(1), registers.1.max(1));
     let tail = within.map(|w| format!(" within {w}")).unwrap_or_default();
     let ty = if within.is_some() { "f32" } else { "u32" };
-    let mut raw = Raw::new("wgmma", name, row.name, "block 128", &format!("{ty} {}", offset / 4));
+    let mut raw = Raw::new(&format!("wgmma/{name}"), row.name, "block 128", &format!("{ty} {}", offset / 4));
     raw.head[1] += &tail;
     raw.head.extend(arguments);
     raw.parameters = parameters;
     raw.body(&(declared + &body)).directives(".reqntid 128, 1, 1\n").draft()
 }
 
-/// Whether the accumulators are binary32.
 fn last_float(instruction: &Instruction) -> bool {
     instruction.modifiers.iter().any(|m| m.as_str() == "f32")
 }

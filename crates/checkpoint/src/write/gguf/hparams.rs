@@ -10,7 +10,6 @@ use crate::gguf::GgufValue;
 use crate::model_config::model_field;
 use crate::{Error, JsonFile, MlpKind, Stated};
 
-/// Numbers of a model.
 #[derive(Debug)]
 pub(super) struct Hparams {
     pub(super) layers: usize,
@@ -24,7 +23,6 @@ pub(super) struct Hparams {
     entries: Vec<(&'static str, GgufValue)>,
 }
 
-/// Reads one configuration.
 struct Reader<'c> {
     config: &'c Value,
     path: &'c Path,

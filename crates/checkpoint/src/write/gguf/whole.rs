@@ -20,9 +20,7 @@ use crate::{Dtype, Error, TensorData, TensorOut};
 /// A family of models that can be written whole.
 #[derive(Debug)]
 pub(super) struct Family {
-    /// `model_type` of the configuration.
     pub(super) model_type: &'static str,
-    /// llama.cpp's name.
     pub(super) architecture: &'static str,
     /// Whether q and k are in llama.cpp's order of rotation.
     rotated: bool,
@@ -111,7 +109,6 @@ fn refused(path: &Path, found: String) -> Error {
     Error::Unsupported { module: path.display().to_string(), found, supported: known }
 }
 
-/// All tensors of the model.
 pub(super) fn tensors<'m>(
     path: &Path,
     model: &'m Model<'_>,

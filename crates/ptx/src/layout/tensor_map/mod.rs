@@ -90,9 +90,6 @@ impl TensorMap {
     }
 
     /// Checks every rule of `cuTensorMapEncodeTiled`, or of `cuTensorMapEncodeIm2col`.
-    ///
-    /// # Errors
-    /// The first rule that is broken, with the value found.
     pub fn validate(&self) -> Result<(), LayoutError> {
         let rank = self.rank();
         let padded = self.data_type.is_padded();

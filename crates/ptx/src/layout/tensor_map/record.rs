@@ -11,9 +11,6 @@ impl TensorMap {
     /// The simulator's record of the arguments, in little-endian order: "tensmap1", five enumerations and the
     /// rank (1 byte each), whether im2col and a zero (1 each), address (8), dims (5 x 8), strides (4 x 8), box
     /// (5 x 2), element strides (5 x 1), a zero, lower and upper corner (3 x 2 each), zeros.
-    ///
-    /// # Errors
-    /// As [`validate`](Self::validate).
     pub fn to_bytes(&self) -> Result<[u8; TENSOR_MAP_BYTES], LayoutError> {
         self.validate()?;
         let mut bytes = [0; TENSOR_MAP_BYTES];

@@ -39,7 +39,6 @@ struct Sample {
     shape: &'static str,
     num: u32,
     packed: bool,
-    /// First column.
     column: u32,
     /// First lane within those of the warp.
     lane: u32,

@@ -44,7 +44,6 @@ impl Entry {
         Entry { group, parameters: String::new(), declared: declared.into(), body: body.into(), bare: false }
     }
 
-    /// Its name.
     fn name(&self) -> String {
         format!("k{}", self.group)
     }

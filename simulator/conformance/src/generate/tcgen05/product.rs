@@ -258,7 +258,6 @@ impl Product {
     }
 }
 
-/// Element `index` of `width` bits.
 fn code(bytes: &[u8], index: u32, width: u32) -> u32 {
     (0..width).fold(0, |code, b| {
         let at = index * width + b;
