@@ -8,7 +8,7 @@ use super::many_rows;
 use super::pairs::{self, Pairs};
 use super::vector::{DOUBLED, Vector, scale_factor};
 use crate::fetch::AHEAD;
-use crate::isa::unsafe_methods;
+use crate::isa::{Neon, unsafe_methods};
 use crate::pack::{PANEL, UP_CODES};
 use crate::w4a4::neon::{self, Dot};
 use crate::w4a4::scale_unit;
@@ -115,8 +115,7 @@ impl Vector for Lanes {
 /// fewer of a processor's units.
 impl<D: Dot> Pairs for D {
     type Floats = Lanes;
-    /// Eight vectors of weights, and four accumulators for each row.
-    const ROWS: usize = 5;
+    const ROWS: usize = 4;
     type Pairs = [Lanes; 2];
     type Pair = float32x2_t;
     type Sums = Lanes;
@@ -142,10 +141,15 @@ impl<D: Dot> Pairs for D {
         sums
     }
 
-    #[inline(never)]
     unsafe fn pass(pass: &pairs::Pass) {
-        // SAFETY: the trait has the pointers of the pass be valid, and every ARM64 processor has NEON.
-        unsafe { pairs::pass::<Self>(pass) }
+        // One function for all instruction sets, which do not differ here.
+        #[inline(never)]
+        unsafe fn compiled(pass: &pairs::Pass) {
+            // SAFETY: every ARM64 processor has NEON, and the caller has the pointers of the pass be valid.
+            unsafe { pairs::pass::<Neon>(pass) }
+        }
+        // SAFETY: the trait has the pointers of the pass be valid.
+        unsafe { compiled(pass) }
     }
 }
 
