@@ -222,6 +222,15 @@ impl Isa {
         }
     }
 
+    /// Whether processors of the architecture that this is compiled for can have it.
+    pub const fn native(self) -> bool {
+        match self {
+            Self::Portable => true,
+            Self::Neon | Self::NeonDot | Self::NeonI8mm | Self::NeonBf16 => cfg!(target_arch = "aarch64"),
+            _ => cfg!(target_arch = "x86_64"),
+        }
+    }
+
     /// Whether this machine can run it.
     #[cfg(target_arch = "x86_64")]
     pub fn available(self) -> bool {
@@ -236,7 +245,7 @@ impl Isa {
             Self::Avx512Vnni => with_features!(Avx512Vnni, detected!()),
             Self::Avx512Bf16 => with_features!(Avx512Bf16, detected!()),
             Self::AmxBf16 => with_features!(AmxBf16, detected!()) && crate::amx::permitted(),
-            Self::Neon | Self::NeonDot | Self::NeonI8mm | Self::NeonBf16 => false,
+            _ => false,
         }
     }
 
@@ -364,6 +373,7 @@ mod tests {
     fn the_best_is_available_and_nothing_better_is() {
         let best = Isa::best();
         assert!(best.available() && Isa::Portable.available());
+        assert!(Isa::ALL.into_iter().all(|isa| isa.native() || !isa.available()));
         assert!(Isa::ALL.into_iter().filter(|&isa| isa > best).all(|isa| !isa.available() || !isa.pays()));
     }
 
