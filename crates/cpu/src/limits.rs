@@ -127,16 +127,17 @@ fn best(threads: usize, weight: f64, work: impl Fn() -> usize + Sync) -> f64 {
     };
     once();
     let repeats = (SAMPLE.as_secs_f64() / once().as_secs_f64()).ceil() as usize;
+    // Several items per thread, so that a thread that is held up does not delay the others.
+    let items = repeats.min(4);
     let (begin, mut rate) = (Instant::now(), 0f64);
     while begin.elapsed() < 50 * SAMPLE {
         let start = Instant::now();
         let done = std::sync::atomic::AtomicUsize::new(0);
-        // Several items per thread, so that a thread that is held up does not delay the others.
         let item = |(): &mut (), _| {
-            let units: usize = (0..repeats.div_ceil(4)).map(|_| work()).sum();
+            let units: usize = (0..repeats.div_ceil(items)).map(|_| work()).sum();
             done.fetch_add(units, std::sync::atomic::Ordering::Relaxed);
         };
-        threads::for_each(threads, 4 * threads, |_| (), item);
+        threads::for_each(threads, items * threads, |_| (), item);
         rate = rate.max(done.into_inner() as f64 * weight / start.elapsed().as_secs_f64());
     }
     rate

@@ -382,6 +382,13 @@ mod tests {
         .with_scale_layout(layout)
     }
 
+    /// An order of magnitude only: a processor does 10⁸ to 10¹⁰ on each thread, an emulated one 10⁷.
+    #[test]
+    fn the_rate_of_the_reference_is_plausible() {
+        let rate = reference_rate();
+        assert!((1e5..1e13).contains(&rate), "{rate}");
+    }
+
     #[test]
     fn runs_and_samples_give_the_same_values_as_the_plain_reference_exact() {
         let bias = |seed: usize| Some((0..150).map(|n| (n * seed) as f32 / 16.0).collect::<Vec<_>>().into());
