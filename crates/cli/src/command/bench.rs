@@ -62,8 +62,8 @@ pub struct BenchArgs {
     /// Whether a processor's weights come from memory or from the cache. On a GPU they come from memory.
     #[arg(long, value_enum, default_value_t = CacheArg::Cold)]
     pub cache: CacheArg,
-    /// Instruction set of the kernels: portable, avx2, avxvnni, avx512, avx512vnni, avx512bf16 or amxbf16. Without it, the best one
-    /// here.
+    /// Instruction set of the kernels: portable, avx2, avxvnni, avx512, avx512vnni, avx512bf16 or amxbf16; on ARM64
+    /// neon, neondot, neoni8mm or neonbf16. Without it, the best one here.
     #[arg(long, value_name = "ISA")]
     pub isa: Option<Isa>,
     /// Threads; without it, all there are.

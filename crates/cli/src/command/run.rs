@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use dualgemm::check::RowSample;
+use dualgemm::check::{RowSample, reference_rate};
 use dualgemm::checkpoint::Checkpoint;
 use dualgemm::cpu::{CpuOptions, Isa};
 use dualgemm::device::Device as _;
@@ -39,6 +39,8 @@ use crate::{files, gpu, simulated};
 
 /// Multiplications of the reference that a run is worth; above that, rows are sampled.
 const REFERENCE_BUDGET: f64 = 2e9;
+/// Seconds that they may take. An emulated machine does fewer in this time.
+const REFERENCE_SECONDS: f64 = 10.0;
 /// Rows that are compared however long it takes.
 const LEAST_ROWS: usize = 4;
 
@@ -71,8 +73,8 @@ pub struct RunArgs {
     /// How a GPU puts the operation together, see bench --list; without it, the fastest that is known.
     #[arg(long, value_name = "NAME")]
     pub strategy: Option<String>,
-    /// Instruction set of the kernels: portable, avx2, avxvnni, avx512, avx512vnni, avx512bf16 or amxbf16. Without it, the best one
-    /// here.
+    /// Instruction set of the kernels: portable, avx2, avxvnni, avx512, avx512vnni, avx512bf16 or amxbf16; on ARM64
+    /// neon, neondot, neoni8mm or neonbf16. Without it, the best one here.
     #[arg(long, value_name = "ISA")]
     pub isa: Option<Isa>,
     /// Threads; without it, all there are.
@@ -193,7 +195,10 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
     }
 
     let sample = match args.check {
-        None => Some(RowSample::within(m, desc.multiplications_per_row(), REFERENCE_BUDGET, LEAST_ROWS)),
+        None => {
+            let budget = REFERENCE_BUDGET.min(REFERENCE_SECONDS * reference_rate());
+            Some(RowSample::within(m, desc.multiplications_per_row(), budget, LEAST_ROWS))
+        }
         Some(Check::All) => Some(RowSample::all(m)),
         Some(Check::Rows(0)) => None,
         Some(Check::Rows(rows)) => Some(RowSample::spread(m, rows)),
