@@ -110,9 +110,6 @@ pub struct Sets {
 
 impl Sets {
     /// Copies the operands to the device often enough that they do not stay in its cache.
-    ///
-    /// # Errors
-    /// If they do not fit.
     pub fn new(gpu: &'static Gpu, problem: &Problem<'_>, plan: &GpuPlan) -> Result<Self, Error> {
         let first = DeviceWeights::upload(gpu, problem.weights, plan.weight_form()?)?;
         let copies = copies(first.bytes());

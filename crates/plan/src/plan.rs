@@ -164,9 +164,6 @@ impl GpuPlan {
     }
 
     /// The order in which weights are read.
-    ///
-    /// # Errors
-    /// As [`strategy`](Self::strategy).
     pub fn weight_form(&self) -> Result<WeightForm, Error> {
         Ok(match self.desc.op {
             Operation::GateUp => self.strategy()?.weight_form(),

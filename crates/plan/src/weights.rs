@@ -154,9 +154,6 @@ impl DeviceWeights {
     }
 
     /// The same weights once more, in memory of their own.
-    ///
-    /// # Errors
-    /// If they do not fit.
     pub fn duplicate(&self, gpu: &'static Gpu) -> Result<Self, Error> {
         let copy = |buffer: &Arc<Buffer>| -> Result<Arc<Buffer>, Error> {
             let mut bytes = vec![0; buffer.bytes()];

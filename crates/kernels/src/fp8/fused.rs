@@ -24,9 +24,6 @@ use crate::parts::tma_tiles::Frame;
 pub const ENTRY: &str = "dual_gemm";
 
 /// Generates the kernel.
-///
-/// # Errors
-/// If the configuration does not fit.
 pub fn generate(config: &Config, variant: &Variant) -> Result<Module, Error> {
     let layout = config.layout(variant.out)?;
     variant.one_problem("sm90a fp8")?;

@@ -123,9 +123,6 @@ impl Variant {
     }
 
     /// Refuses nvfp4 output of features that are not whole blocks, and rows that are not aligned as promised.
-    ///
-    /// # Errors
-    /// Names the rule.
     pub fn check(&self, n: usize) -> Result<(), Error> {
         let piece = self.out.piece();
         let (tensor, expected) = match self.out {
@@ -141,9 +138,6 @@ impl Variant {
     }
 
     /// Refuses groups, for a kernel that takes one problem.
-    ///
-    /// # Errors
-    /// Names the rule.
     pub(crate) fn one_problem(&self, kernel: &'static str) -> Result<(), Error> {
         match self.grouped {
             true => Err(Error::Combination { kernel, rule: "it takes one problem" }),

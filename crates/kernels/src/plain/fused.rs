@@ -37,9 +37,6 @@ const AND_OR: u8 = 0xEA;
 const SCALE_FACTOR: u32 = 0x7800_7800;
 
 /// Generates the kernel.
-///
-/// # Errors
-/// If the configuration does not fit.
 pub fn generate(config: &Config, variant: &Variant) -> Result<Module, Error> {
     let layout = config.layout(variant.out)?;
     variant.one_problem("sm90a plain")?;
