@@ -37,7 +37,7 @@ fn case(config: Config, a: A, shape: (usize, usize, usize)) -> Case {
     let kind = if matches!(a, A::Half(_)) { "f16" } else { "nvfp4" };
     Case::new(format!("{}, {kind}", config.name()), Card::H100, move |device| {
         let rows = rows::Variant::new(Activation::Silu.program()).for_features(n);
-        let variant = Variant { a, whole_blocks: true, rows };
+        let variant = Variant { a, whole_blocks: true, linear: false, rows };
         let kernel = Fused::new(device, config, &variant)?;
         let (values, c) = (poisoned(device, m * k * 2)?, poisoned(device, m * n * 2)?);
         let a_scales = poisoned(device, m * k / 16)?;
@@ -54,7 +54,8 @@ fn case(config: Config, a: A, shape: (usize, usize, usize)) -> Case {
         };
         let output = rows::Output::new(c, pack.alpha());
         let weights = upload(device, pack.bytes())?;
-        let args = FusedArgs { size: shape, a: values, a_pitch: 2 * k, a_scales, weights, output };
+        let args =
+            FusedArgs { size: shape, a: values, a_pitch: 2 * k, a_scales, weights, groups: None, output };
         let mut spec = kernel.spec(&args)?;
         // One CTA without features will do.
         spec.grid[0] = n.div_ceil(16 * config.halves as usize) as u32 + 1;
