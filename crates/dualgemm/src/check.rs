@@ -201,8 +201,8 @@ pub fn mlp_rows(
     mlp_of(desc, &rows_of(a, &all), sample.rows().len(), |row| sample.rows()[row], mlp, progress)
 }
 
-/// Y of a mixture for the sampled tokens, as [`mixture_reference`](dualgemm_gemm::mixture_reference) has it: experts that are
-/// `None` are computed elsewhere. Each expert is read once.
+/// Y of a mixture for the sampled tokens, as [`mixture_reference`](dualgemm_gemm::mixture_reference) has it, and the shared
+/// expert's besides: experts that are `None` are computed elsewhere. Each expert is read once.
 ///
 /// # Errors
 /// If weights cannot be read or do not belong together, K of A is another, or the routing has a number beyond the experts.
@@ -211,10 +211,10 @@ pub fn mixture_rows<E: MlpFeatures>(
     a: &AOperand<'_>,
     sample: &RowSample,
     routing: Routing<'_>,
-    experts: &[Option<E>],
+    (experts, shared): (&[Option<E>], Option<&E>),
     progress: &(dyn Fn(usize) + Sync),
 ) -> Result<Vec<Bounded>, Error> {
-    let MixtureDesc { mlp, top_k, router, .. } = desc;
+    let MixtureDesc { mlp, top_k, router, shared: shared_desc, .. } = desc;
     routing.check(a.rows(), *top_k, experts.len())?;
     let (tokens, n) = (rows_of(a, sample.rows()), mlp.down.n);
     // The results of each choice of the sampled tokens, and which choices each expert has.
@@ -244,7 +244,10 @@ pub fn mixture_rows<E: MlpFeatures>(
             results[choice] = Some(y.to_vec());
         }
     }
-    let mut sums = vec![Bounded::exact(0.0); tokens.len() * n];
+    let mut sums = match shared_desc.as_ref().zip(shared) {
+        Some((desc, mlp)) => mlp_rows(desc, a, sample, mlp, progress)?,
+        None => vec![Bounded::exact(0.0); tokens.len() * n],
+    };
     for (choice, result) in results.iter().enumerate() {
         let factor = if *router == RouterWeights::Output { routing.weights[at(choice)] } else { 1.0 };
         let sums = &mut sums[choice / top_k * n..][..n];

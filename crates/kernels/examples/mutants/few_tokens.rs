@@ -79,7 +79,7 @@ pub fn mixture() -> Vec<Case> {
         });
         let mut of_row: Vec<i32> = ids.clone().filter(|id| (0..sizes.experts as i32).contains(id)).collect();
         of_row.sort_unstable();
-        let kernels = Mixture::new(device, FloatType::F32, false)?;
+        let kernels = Mixture::new(device, FloatType::F32)?;
         let lists = Lists {
             rows: poisoned(device, 4 * (sizes.experts + 1))?,
             row_of: poisoned(device, 4 * choices)?,
@@ -112,7 +112,7 @@ pub fn mixture() -> Vec<Case> {
             fourth,
             kernels.route(&sizes, ids, &lists)?,
             kernels.gather(&sizes, (a, 2 * k, k), &lists, gathered)?,
-            kernels.combine(&sizes, (results, n), (&lists, weights), c)?,
+            kernels.combine(&sizes, (results, n), (&lists, weights), (c, false))?,
             copy.spec("C", (c, seen), bytes)?,
             copy.spec("A by expert", (gathered, seen.offset(bytes as u64)), rows)?,
         ];
