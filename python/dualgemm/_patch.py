@@ -1,5 +1,6 @@
 """The replacement of every quantized layer of a Hugging Face model. Needs torch."""
 
+import functools
 import inspect
 import re
 
@@ -7,7 +8,7 @@ import torch
 
 from ._dualgemm import Checkpoint
 from ._ops import Experts, Linear, Mlp, Weights
-from .errors import OperandError
+from .errors import OperandError, UnsupportedError
 
 #: Parts of names that are there in one file and not in the other, and parts that have two names.
 SKIPPED = {"model", "language_model", "text_model", "transformer"}
@@ -48,6 +49,17 @@ def shape(module):
     return [module.out_features, module.in_features]
 
 
+@functools.cache
+def unsupported(device):
+    """Why linear layers are not computed on a GPU, None if they are: a layer of zeros tells."""
+    zeros = torch.zeros(64, 32, dtype=torch.uint8), torch.zeros(64, 4, dtype=torch.uint8), 1.0
+    try:
+        Linear.from_tensors(zeros, device=device)
+    except UnsupportedError as error:
+        return f"on {device}: {error}"
+    return None
+
+
 class Step:
     """A module that will be replaced: what was checked, and how to make what takes its place."""
 
@@ -58,10 +70,10 @@ class Step:
 class Plan:
     """Matches modules of a model with those of a checkpoint, and checks all before anything is replaced."""
 
-    def __init__(self, checkpoint, quantize_a):
+    def __init__(self, checkpoint, quantize_a, devices):
         from . import nn
 
-        self.nn, self.checkpoint, self.quantize_a = nn, checkpoint, quantize_a
+        self.nn, self.checkpoint, self.quantize_a, self.devices = nn, checkpoint, quantize_a, devices
         self.modules = {normal(module): module for module in checkpoint.modules()}
         self.mlps = {(layer, kind): path for layer, kind, path in checkpoint.mlps()}
         self.taken, self.steps, self.left, self.below = set(), [], {}, ()
@@ -75,6 +87,23 @@ class Plan:
         if step:
             self.steps.append(step)
             self.below += (f"{name}.",)
+
+    def device(self, name, weight):
+        """Where a module goes: to the device of the longest name in ``devices`` that begins its own, or where its weight is; one
+        without memory of its own goes to the processor."""
+        named = [n for n in self.devices if n == "" or f"{name}.".startswith(f"{n}.")]
+        if named:
+            return torch.device(self.devices[max(named, key=len)])
+        return weight.device if weight.is_cuda else torch.device("cpu")
+
+    def left_on(self, device, weight):
+        """Why a module on a device keeps its floats, None if it need not."""
+        if device.type != "cuda":
+            return None
+        if weight.dtype not in (torch.float16, torch.bfloat16):
+            dtype = str(weight.dtype).rpartition(".")[2]
+            return f"{dtype} on {device}, where float16 and bfloat16 are multiplied"
+        return unsupported(device)
 
     def held(self, name, kind):
         """The number of the layer and the checkpoint's modules of the MLP that a name means, None if it has none in 4 bits."""
@@ -101,8 +130,12 @@ class Plan:
         if len(inspect.signature(module.forward).parameters) != 3:
             self.left[name] = f"{type(module).__name__} takes other arguments than tokens, experts and weights"
             return None
-        if gate_up.is_cuda:
-            self.left[name] = f"on {gate_up.device}; mixtures are computed on the processor"
+        device = self.device(name, gate_up)
+        why = self.left_on(device, gate_up)
+        if why is None and device.type == "cuda" and self.quantize_a is not None:
+            why = f"on {device}, where mixtures take activations in 16 bits; quantize_a is {self.quantize_a!r}"
+        if why:
+            self.left[name] = why
             return None
         layer, modules = found
         held, h, n, k = self.checkpoint._check_mlp(layer, "experts")
@@ -115,7 +148,8 @@ class Plan:
         self.taken.update(modules)
 
         def make():
-            return self.nn.NVFP4Experts(Experts.from_checkpoint(self.checkpoint, layer), quantize_a=self.quantize_a)
+            weights = Experts.from_checkpoint(self.checkpoint, layer, device=device)
+            return self.nn.NVFP4Experts(weights, quantize_a=self.quantize_a)
 
         return Step(name, f"blocks of {held} experts", make)
 
@@ -139,8 +173,12 @@ class Plan:
         if not in_4_bits - DOWN:
             # Down alone, which is a linear layer.
             return None
-        on_gpu = down.weight.is_cuda
-        whole = bool(in_4_bits & DOWN) and not on_gpu
+        device = self.device(name, down.weight)
+        why = self.left_on(device, down.weight)
+        if why is None and device.type == "cuda" and self.quantize_a == "dynamic":
+            why = f'on {device}, where quantize_a="dynamic" is for what goes into gate and up alone'
+        if not in_4_bits & DOWN:
+            why = "not in 4 bits in the checkpoint"
         which = {"shared_expert": kind == "shared", "expert": int(expert.group(1)) if expert else None}
         need = [sum(g.out_features for g in gate_up) // 2, gate_up[0].in_features, *shape(down)]
         if in_4_bits & DOWN:
@@ -153,20 +191,13 @@ class Plan:
         self.taken.update(of_one)
 
         def make():
-            if whole:
-                weights, rest = Mlp.from_checkpoint(self.checkpoint, layer, **which), None
-            else:
-                device = down.weight.device
-                weights, rest = Weights.from_checkpoint(self.checkpoint, layer, device=device, **which), down
+            kind, rest = (Weights, down) if why else (Mlp, None)
+            weights = kind.from_checkpoint(self.checkpoint, layer, device=device, **which)
             return self.nn.NVFP4GatedMLP(weights, rest, quantize_a=self.quantize_a)
 
-        if not whole:
-            self.left[f"{name}.{down_name}"] = (
-                f"on {down.weight.device}; linear layers are computed on the processor"
-                if on_gpu
-                else "not in 4 bits in the checkpoint"
-            )
-        return Step(name, "MLPs" if whole else "MLPs but for their down projections", make)
+        if why:
+            self.left[f"{name}.{down_name}"] = why
+        return Step(name, "MLPs but for their down projections" if why else "MLPs", make)
 
     def linear(self, name, module):
         if not isinstance(module, torch.nn.Linear):
@@ -175,8 +206,10 @@ class Plan:
         if held is None:
             self.left[name] = "not in 4 bits in the checkpoint"
             return None
-        if module.weight.is_cuda:
-            self.left[name] = f"on {module.weight.device}; linear layers are computed on the processor"
+        device = self.device(name, module.weight)
+        why = self.left_on(device, module.weight)
+        if why:
+            self.left[name] = why
             return None
         n, k, has_bias = self.checkpoint._check_linear(held)
         if [n, k] != shape(module) or has_bias != (module.bias is not None):
@@ -188,27 +221,29 @@ class Plan:
         self.taken.add(held)
 
         def make():
-            return self.nn.NVFP4Linear(Linear.from_checkpoint(self.checkpoint, held), quantize_a=self.quantize_a)
+            weights = Linear.from_checkpoint(self.checkpoint, held, device=device)
+            return self.nn.NVFP4Linear(weights, quantize_a=self.quantize_a)
 
         return Step(name, "linear layers", make)
 
 
-def patch_model(model, checkpoint, *, quantize_a=None, **reading):
+def patch_model(model, checkpoint, *, quantize_a=None, devices=None, **reading):
     """Replaces every linear layer, gated MLP and block of experts of a Hugging Face model that a checkpoint holds in 4 bits,
     and returns a :class:`PatchReport` of what it replaced and what it left and why.
 
     ``checkpoint`` is a path, read as ``reading`` says, or a :class:`dualgemm.Checkpoint`. ``quantize_a`` is that of the
-    modules: None uses activations as they are (W4A16), ``"static"`` or ``"dynamic"`` quantizes them (W4A4).
+    modules: None uses activations as they are (W4A16), ``"static"`` or ``"dynamic"`` quantizes them (W4A4). A module goes
+    where its weights are, or to the device that ``devices`` gives to its name or to the beginning of it, ``""`` of all.
 
     All is read and checked first: a fault, such as a shape that the model has not, names the layer and leaves the model as it
     was. Then one module after another is packed and takes the place of the old one, whose memory is free if nobody else
-    keeps it; so the model is never there twice. On a GPU gate and up are replaced and the rest stays.
+    keeps it; so the model is never there twice. On a GPU, modules in float32 stay, and what its kernels do not compute.
     """
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = Checkpoint(checkpoint, **reading)
     elif reading:
         raise OperandError(f"{next(iter(reading))} says how to read a file; it belongs where the Checkpoint is made")
-    plan = Plan(checkpoint, quantize_a)
+    plan = Plan(checkpoint, quantize_a, devices or {})
     for name, module in model.named_modules():
         plan.visit(name, module)
     if not plan.steps:

@@ -12,12 +12,14 @@ loaded by transformers. ``save_pretrained`` writes the tensors that were read. N
 import pathlib
 import re
 
+import torch
 from transformers.quantizers import auto
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ._dualgemm import Checkpoint
 from .errors import UnsupportedError
+from ._patch import unsupported
 from .nn import Packed, patch_model
 
 #: How transformers knows directories by what their ``quantization_config`` says in ``quant_method``.
@@ -53,24 +55,34 @@ class Quantizer(HfQuantizer):
     """Puts layers in 4 bits into the model that transformers is about to load."""
 
     checkpoint = None
+    devices = {"": "cpu"}
 
     def validate_environment(self, device_map=None, **kwargs):
         devices = set(device_map.values()) if isinstance(device_map, dict) else {device_map} - {None}
-        elsewhere = [device for device in devices if str(device) not in ("cpu", "auto")]
+        elsewhere = [device for device in devices if device == "disk" or str(device).startswith(("mps", "xpu"))]
         if elsewhere:
-            raise UnsupportedError(
-                f"device_map: names {elsewhere[0]}; dualgemm.hf loads to the processor (cpu); for a GPU, load the model in "
-                "floats and call dualgemm.nn.patch_model"
-            )
+            raise UnsupportedError(f"device_map: names {elsewhere[0]}; dualgemm.hf loads to cpu and to CUDA devices")
 
     def update_device_map(self, device_map):
-        return {"": "cpu"} if device_map == "auto" else device_map
+        if device_map == "auto":
+            # Packed layers have one place; a model that does not fit one is spread by a map of its modules.
+            on_card = torch.cuda.is_available() and unsupported(torch.device("cuda", 0)) is None
+            device_map = {"": torch.device("cuda", 0) if on_card else "cpu"}
+        if isinstance(device_map, dict):
+            cuda = lambda device: torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+            self.devices = {name: cuda(device) for name, device in device_map.items()}
+        return device_map
 
     def _process_model_before_weight_loading(self, model, checkpoint_files=None, **kwargs):
         root = pathlib.Path(checkpoint_files[0]).parent
         # One file may be a part; the directory has the configuration, too.
         self.checkpoint = Checkpoint(root)
-        report = model.dualgemm_report = patch_model(model, self.checkpoint, quantize_a=_quantize_a)
+        report = patch_model(model, self.checkpoint, quantize_a=_quantize_a, devices=self.devices)
+        model.dualgemm_report = report
+        floats = [f"{name} ({why})" for name, why in report.left.items() if " on cuda" in f" {why}"]
+        if floats:
+            # The directory has no floats to load in their place.
+            raise UnsupportedError(f"{floats[0]}: its weights are in 4 bits alone; device_map='cpu' loads them")
         set_loading(model, True)
         known = {rf"^{re.escape(module)}\." for module in (*self.checkpoint.modules(), *report.replaced)}
         model._keys_to_ignore_on_load_unexpected = set(model._keys_to_ignore_on_load_unexpected or ()) | known

@@ -202,6 +202,16 @@ impl Buffer {
         Ok(buffer)
     }
 
+    /// A copy in memory of its own.
+    ///
+    /// # Errors
+    /// If it does not fit; the failure of an earlier launch.
+    pub fn duplicate(&self) -> Result<Self, Error> {
+        let mut bytes = vec![0; self.bytes];
+        self.read(&mut bytes)?;
+        Self::of(self.gpu, &bytes)
+    }
+
     /// Memory that holds zeros.
     pub fn zeroed(gpu: &'static Gpu, bytes: usize) -> Result<Self, Error> {
         let buffer = Self::new(gpu, bytes)?;

@@ -85,7 +85,8 @@ pub fn bound(plan: &GpuPlan) -> Result<f64, Error> {
 
 /// How many copies of so many bytes do not stay in a card's cache.
 pub fn copies(bytes: usize) -> usize {
-    ROTATE.div_ceil(bytes.max(1)).clamp(2, 64)
+    let least = if bytes >= 2 * ROTATE { 1 } else { 2 };
+    ROTATE.div_ceil(bytes.max(1)).clamp(least, 64)
 }
 
 /// A plan's time and error.

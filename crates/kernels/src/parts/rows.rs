@@ -310,6 +310,17 @@ impl Rows {
         factors.activate(k, &self.variant.program, sums)
     }
 
+    /// The element of C from the sum of a linear layer: of the first factor and the first bias.
+    pub fn product(
+        &self,
+        k: &mut Kernel,
+        alpha: [Reg<F32>; 2],
+        (group, feature): (Option<Reg<U32>>, Reg<U32>),
+        sum: Reg<F32>,
+    ) -> Reg<F32> {
+        Factors { alpha, bias: self.bias(k, group, feature) }.product(k, 0, sum)
+    }
+
     /// Stores the 16 features of one token from `feature` on, a multiple of 16, those below N, if the token lies below
     /// `end`.
     pub fn store(
