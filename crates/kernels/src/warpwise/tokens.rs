@@ -203,7 +203,6 @@ impl Lane<'_> {
                 Some(there) => {
                     k.assign(next[1], 0u32);
                     k.if_(there, "within_row", load);
-                    k.warp_sync();
                 }
             }
         }
@@ -251,7 +250,10 @@ impl Lane<'_> {
             })
             .collect();
         if self.turn.is_none() {
-            k.warp_sync();
+            // Copies overwrite what other lanes have read; codes wait in registers for the end of the chunk.
+            if self.codes.is_none() {
+                k.warp_sync();
+            }
             let same = k.mov::<U32>(0u32);
             self.load_next(k, unit, same);
         }
