@@ -26,23 +26,25 @@ def _transforms(model):
 
 
 def in_model(model, modules):
-    """For modules of a file, what the model calls what becomes of each, and whether it is taken over as it is."""
+    """For modules of a file, what the model calls that which becomes of each, and whether it is taken over as it is."""
     renamings, converters = _transforms(model)
     names = {}
     for module in modules:
         # A linear layer has a weight; experts in one tensor are a parameter.
         for ending in (".weight", ""):
-            name = module + ending
+            name, converter = module + ending, None
             for renaming in renamings:
                 name, _ = renaming.rename_source_key(name)
-            source = None
-            for converter in converters:
-                name, source = converter.rename_source_key(name)
+            for candidate in converters:
+                name, source = candidate.rename_source_key(name)
                 if source is not None:
+                    converter = candidate
                     break
-            if source is not None or name != module + ending:
+            if converter or name != module + ending:
                 break
-        names[module] = name.removesuffix(".weight"), source is None
+        first, *more = converter.target_patterns if converter else [""]
+        made = [name, *(name.replace(first, other) for other in more)]
+        names[module] = [target.removesuffix(".weight") for target in made], converter is None
     return names
 
 

@@ -1,6 +1,7 @@
 """The operation and the conversions around it."""
 
 import math
+import weakref
 
 import numpy as np
 
@@ -53,8 +54,8 @@ def swiglu(
 
     On CUDA arrays the weights must be on the same device (``device="cuda:0"`` where they are made). The product is
     launched on ``stream``, a number or an object with one, by default torch's current stream, and not waited for; after
-    one call of a shape, further ones allocate nothing but C and can be recorded into a graph. With weights on a GPU,
-    arrays of the processor are copied there and C back.
+    one call of a shape on a stream, further ones allocate nothing but C and can be recorded into a graph. With weights on
+    a GPU, arrays of the processor are copied there and C back.
 
     The GIL is released; any number of threads may use the same weights.
     """
@@ -66,11 +67,11 @@ def swiglu(
     followed = _followed(a, out, stream, to_nvfp4)
     if followed:
         return followed.swiglu(a, w, out_dtype, quantize_a, activation, round_gate_up_to_bf16)
-    stream = _stream(a, stream)
     if to_nvfp4:
-        options = (quantize_a, activation, round_gate_up_to_bf16, stream)
+        options = (quantize_a, activation, round_gate_up_to_bf16, _stream(a, stream))
         return _to_nvfp4(a, w, out, options, out_scale, out_scale_layout)
-    return floats(a, w, out, out_dtype, (quantize_a, activation), (round_gate_up_to_bf16, stream))
+    how = (quantize_a, activation)
+    return floats(a, w, out, out_dtype, how, (round_gate_up_to_bf16,), stream=stream)
 
 
 def linear(a, w, out=None, *, out_dtype=None, quantize_a=None):
@@ -78,7 +79,8 @@ def linear(a, w, out=None, *, out_dtype=None, quantize_a=None):
 
     ``a`` is ``[..., K]`` as :func:`swiglu` takes it, ``w`` a :class:`Linear`; C is ``[..., N]`` in ``out`` or in a new array
     of ``out_dtype``, by default the type of A. ``quantize_a`` makes A nvfp4 first (W4A4): ``"static"`` with the
-    checkpoint's input scale, ``"dynamic"`` with one from A, or a number. On the processor; the GIL is released.
+    checkpoint's input scale, ``"dynamic"`` with one from A, or a number. CUDA arrays are as for :func:`swiglu`, on torch's
+    current stream; on a GPU, A is in 16 bits or 4. The GIL is released.
     """
     if not isinstance(w, Linear):
         raise TypeError(f"w is a {type(w).__name__}; a dualgemm.Linear is needed")
@@ -94,7 +96,8 @@ def mlp(a, w, out=None, *, out_dtype=None, quantize_a=None, quantize_hidden=None
     ``a`` is ``[..., K]`` as :func:`swiglu` takes it, ``w`` an :class:`Mlp`; Y is ``[..., H]`` in ``out`` or in a new array of
     ``out_dtype``, by default the type of A, which is also the type between the products. ``quantize_a`` makes A nvfp4
     first, ``quantize_hidden`` what is between the products: ``"static"`` with the checkpoint's input scale of the layer
-    that follows, ``"dynamic"``, or a number. On the processor; the GIL is released.
+    that follows, ``"dynamic"``, or a number. CUDA arrays are as for :func:`linear`; there ``quantize_hidden`` takes no
+    ``"dynamic"``. The GIL is released.
     """
     if not isinstance(w, Mlp):
         raise TypeError(f"w is a {type(w).__name__}; a dualgemm.Mlp is needed")
@@ -113,7 +116,10 @@ def experts(
     are ``[tokens, experts per token]``; ``w`` are :class:`Experts`. A token's choice of -1, or of an expert that is not here, adds
     nothing. Y is ``[tokens, H]`` in ``out`` or in a new array; ``add=True`` adds to what ``out`` holds, as to a shared
     expert's result. ``quantize_a`` and ``quantize_hidden`` are as for :func:`mlp`; "static" takes the largest scale of all
-    experts. On the processor; the GIL is released, and results depend on no number of threads.
+    experts. The GIL is released, and results depend on no number of threads.
+
+    On CUDA tensors everything is there, A in float16 or bfloat16 and not quantized; no choice is looked at by the
+    processor, and one beyond the experts adds nothing, where the processor refuses it.
     """
     if not isinstance(w, Experts):
         raise TypeError(f"w is a {type(w).__name__}; dualgemm.Experts are needed")
@@ -124,6 +130,20 @@ def experts(
     if followed:
         return followed.experts(a, topk_ids, topk_weights, w, out_dtype, quantize_a, quantize_hidden)
     return floats(a, w, out, out_dtype, (quantize_a, quantize_hidden), (add,), (topk_ids, topk_weights))
+
+
+# By experts and device, where each number of an expert is among those that are here, and what is beyond them.
+_places = weakref.WeakKeyDictionary()
+
+
+def _choices(torch, w, ids, weights):
+    """A router's choices as kernels of a GPU read them: places of experts in int32, weights in float32."""
+    if ids.dim() == 2 and w.count != len(w.here):
+        known = _places.setdefault(w, {})
+        if ids.device not in known:
+            known[ids.device] = torch.tensor([*w._places, -1], dtype=torch.int32, device=ids.device)
+        ids = known[ids.device][ids.long().clamp(-1, w.count)]
+    return ids.to(torch.int32).contiguous(), weights.to(torch.float32).contiguous()
 
 
 def _followed(a, out, stream=None, to_nvfp4=False):
@@ -150,13 +170,15 @@ def _stream(a, stream):
     return 0
 
 
-def floats(a, w, out, out_dtype, how, more=(), routing=()):
+def floats(a, w, out, out_dtype, how, more=(), routing=(), stream=None):
     """C in floats, computed at once whatever torch does: every operation and its operator end here. ``how`` says how C is
     computed, which weights can check without an A; ``more`` and ``routing`` go with it."""
     n, k = w.shape
-    torch = torch_of(a)
+    torch, stream = torch_of(a), _stream(a, stream)
     if torch is not None:
         follow(torch)
+        if routing and a.is_cuda and all(map(torch.is_tensor, routing)):
+            routing = _choices(torch, w, *routing)
     if isinstance(a, tuple):
         rows, lead = first_array(a).shape[0], None
     else:
@@ -176,7 +198,7 @@ def floats(a, w, out, out_dtype, how, more=(), routing=()):
         flat = _flat_out(out, lead, n)
         tell_autograd(out)
     if rows:
-        w._run(a, flat, *routing, *how, *more)
+        w._run(a, flat, *routing, *how, *more, stream)
     else:
         _check_empty(a, flat, n, k)
         w._check(*how)

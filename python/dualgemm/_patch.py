@@ -1,6 +1,7 @@
 """The replacement of every quantized layer of a Hugging Face model. Needs torch."""
 
 import collections
+import functools
 import inspect
 import re
 
@@ -10,7 +11,7 @@ from ._dualgemm import Checkpoint
 from ._names import in_model, normal
 from ._ops import Experts, Linear, Mlp, Weights
 from ._plain import are_plain_experts, is_plain_mlp
-from .errors import Error, OperandError
+from .errors import Error, OperandError, UnsupportedError
 
 #: Children of a gated MLP: gate and up, or both in one, and down.
 GATED = [(("gate_proj", "up_proj"), "down_proj"), (("gate_up_proj",), "down_proj"), (("w1", "w3"), "w2")]
@@ -43,6 +44,17 @@ class PatchReport:
 def shape(module):
     """``[out, in]`` of a linear layer."""
     return [module.out_features, module.in_features]
+
+
+@functools.cache
+def unsupported(device):
+    """Why linear layers are not computed on a GPU, None if they are: a layer of zeros tells."""
+    zeros = torch.zeros(64, 32, dtype=torch.uint8), torch.zeros(64, 4, dtype=torch.uint8), 1.0
+    try:
+        Linear.from_tensors(zeros, device=device)
+    except UnsupportedError as error:
+        return f"on {device}: {error}"
+    return None
 
 
 WITH_BIAS = {True: "with a bias", False: "without a bias"}
@@ -84,18 +96,18 @@ class Held:
 class Plan:
     """Matches modules of a model with those of a checkpoint, and checks all before anything is replaced."""
 
-    def __init__(self, model, checkpoint, quantize_a):
+    def __init__(self, model, checkpoint, quantize_a, devices=None):
         from . import nn
 
-        self.nn, self.checkpoint, self.quantize_a = nn, checkpoint, quantize_a
+        self.nn, self.checkpoint, self.quantize_a, self.devices = nn, checkpoint, quantize_a, devices or {}
         self.is_gguf = checkpoint.convention == "gguf"
         self.names = in_model(model, checkpoint.modules())
         self.modules, self.converted = {}, set()
-        for module, (name, as_it_is) in self.names.items():
+        for module, (names, as_it_is) in self.names.items():
             if as_it_is:
-                self.modules[normal(name)] = module
+                self.modules[normal(names[0])] = module
             else:
-                self.converted.add(normal(name))
+                self.converted.update(map(normal, names))
         self.mlps = self.mlps_by_name()
         self.taken, self.steps, self.left, self.below = set(), [], {}, ()
 
@@ -110,7 +122,7 @@ class Plan:
             several = of_number[layer, kind] > 1
             held = Held(self.checkpoint._within(f"{path}.") if several else self.checkpoint, layer, kind, modules)
             for module in modules:
-                parent = normal(self.names[module][0]).rpartition(".")[0]
+                parent = normal(self.names[module][0][0]).rpartition(".")[0]
                 name = f"layers.{layer}" if self.is_gguf else re.sub(r"\.experts\.\d+$", ".experts", parent)
                 mlps[name, kind] = held
         return mlps
@@ -125,6 +137,23 @@ class Plan:
             self.steps.append(step)
             self.below += (f"{name}.",)
 
+    def device(self, name, weight):
+        """Where a module goes: to the device of the longest name in ``devices`` that begins its own, or where its weight is; one
+        without memory of its own goes to the processor."""
+        named = [n for n in self.devices if n == "" or f"{name}.".startswith(f"{n}.")]
+        if named:
+            return torch.device(self.devices[max(named, key=len)])
+        return weight.device if weight.is_cuda else torch.device("cpu")
+
+    def left_on(self, device, weight):
+        """Why a module on a device keeps its floats, None if it need not."""
+        if device.type != "cuda":
+            return None
+        if weight.dtype not in (torch.float16, torch.bfloat16):
+            dtype = str(weight.dtype).rpartition(".")[2]
+            return f"{dtype} on {device}, where float16 and bfloat16 are multiplied"
+        return unsupported(device)
+
     def held(self, name, *kinds):
         """The MLP of the checkpoint that a name means, None if there is none in 4 bits."""
         name = re.sub(r"\.experts\.\d+$", ".experts", normal(name))
@@ -137,13 +166,15 @@ class Plan:
         gate_up, down = getattr(module, "gate_up_proj", None), getattr(module, "down_proj", None)
         if not all(isinstance(p, torch.nn.Parameter) and p.dim() == 3 for p in (gate_up, down)):
             return None
-        found = self.held(name, "experts")
+        found, device = self.held(name, "experts"), self.device(name, gate_up)
         if found is None:
             self.left[name] = self.absent(name)
         elif len(inspect.signature(module.forward).parameters) != 3:
             self.left[name] = f"{type(module).__name__} takes other arguments than tokens, experts and weights"
-        elif gate_up.is_cuda:
-            self.left[name] = f"on {gate_up.device}; mixtures are computed on the processor"
+        elif why := self.left_on(device, gate_up):
+            self.left[name] = why
+        elif device.type == "cuda" and self.quantize_a is not None:
+            self.left[name] = f"on {device}, where mixtures take activations in 16 bits; quantize_a is {self.quantize_a!r}"
         elif why := found.why_not(lambda activation: are_plain_experts(module, activation)):
             self.left[name] = why
         if name in self.left:
@@ -160,7 +191,7 @@ class Plan:
         self.taken.update(found.modules)
 
         def make():
-            weights = Experts.from_checkpoint(found.checkpoint, found.layer)
+            weights = Experts.from_checkpoint(found.checkpoint, found.layer, device=device)
             return self.nn.NVFP4Experts(weights, quantize_a=self.quantize_a)
 
         return Step(name, f"blocks of {held} experts", make)
@@ -187,13 +218,17 @@ class Plan:
         if why := found.why_not(lambda activation: is_plain_mlp(module, gates, down_name, activation)):
             self.left[name] = f"its linear layers are replaced one by one: {why}"
             return None
-        on_gpu = down.weight.is_cuda
-        whole = bool(in_4_bits & DOWN) and not on_gpu
+        device = self.device(name, down.weight)
+        why = self.left_on(device, down.weight)
+        if why is None and device.type == "cuda" and self.quantize_a == "dynamic":
+            why = f'on {device}, where quantize_a="dynamic" is for what goes into gate and up alone'
+        if not in_4_bits & DOWN:
+            why = self.absent(f"{name}.{down_name}")
         quantize_a, quantize_hidden = self.nn.both(self.quantize_a)
         need = [sum(g.out_features for g in gate_up) // 2, gate_up[0].in_features, *shape(down)]
         biases = [any(g.bias is not None for g in gate_up), down.bias is not None]
         if in_4_bits & DOWN:
-            how = quantize_a, quantize_hidden if whole else None
+            how = quantize_a, None if why else quantize_hidden
             _, (h, n, k), held_biases = found.checkpoint._check_mlp(found.layer, found.kind, *how)
         else:
             parts = [found.checkpoint._check_linear(m, quantize_a) for m in of_one]
@@ -209,21 +244,13 @@ class Plan:
         which = {"shared_expert": found.kind == "shared", "expert": int(expert.group(1)) if expert else None}
 
         def make():
-            if whole:
-                weights, rest = Mlp.from_checkpoint(found.checkpoint, found.layer, **which), None
-            else:
-                # A model without memory is loaded to the processor.
-                device = down.weight.device if on_gpu else "cpu"
-                weights, rest = Weights.from_checkpoint(found.checkpoint, found.layer, device=device, **which), down
+            kind, rest = (Weights, down) if why else (Mlp, None)
+            weights = kind.from_checkpoint(found.checkpoint, found.layer, device=device, **which)
             return self.nn.NVFP4GatedMLP(weights, rest, quantize_a=self.quantize_a)
 
-        if not whole:
-            self.left[f"{name}.{down_name}"] = (
-                f"on {down.weight.device}; linear layers are computed on the processor"
-                if on_gpu
-                else self.absent(f"{name}.{down_name}")
-            )
-        return Step(name, "MLPs" if whole else "MLPs but for their down projections", make)
+        if why:
+            self.left[f"{name}.{down_name}"] = why
+        return Step(name, "MLPs but for their down projections" if why else "MLPs", make)
 
     def absent(self, name):
         """Why nothing of the checkpoint takes the place of a module."""
@@ -240,8 +267,10 @@ class Plan:
         if held is None:
             self.left[name] = self.absent(name)
             return None
-        if module.weight.is_cuda:
-            self.left[name] = f"on {module.weight.device}; linear layers are computed on the processor"
+        device = self.device(name, module.weight)
+        why = self.left_on(device, module.weight)
+        if why:
+            self.left[name] = why
             return None
         n, k, has_bias = self.checkpoint._check_linear(held, self.quantize_a)
         if [n, k] != shape(module) or has_bias != (module.bias is not None):
@@ -252,7 +281,8 @@ class Plan:
         self.taken.add(held)
 
         def make():
-            return self.nn.NVFP4Linear(Linear.from_checkpoint(self.checkpoint, held), quantize_a=self.quantize_a)
+            weights = Linear.from_checkpoint(self.checkpoint, held, device=device)
+            return self.nn.NVFP4Linear(weights, quantize_a=self.quantize_a)
 
         return Step(name, "linear layers", make)
 
@@ -266,18 +296,19 @@ def opened(checkpoint, reading):
     return checkpoint
 
 
-def patch_model(model, checkpoint, *, quantize_a=None, **reading):
+def patch_model(model, checkpoint, *, quantize_a=None, devices=None, **reading):
     """Replaces every linear layer, gated MLP and block of experts of a Hugging Face model that a checkpoint holds in 4 bits,
     and returns a :class:`PatchReport` of what it replaced and what it left and why.
 
     ``checkpoint`` is a path, read as ``reading`` says, or a :class:`dualgemm.Checkpoint`. ``quantize_a`` is that of the
-    modules: None uses activations as they are (W4A16), ``"static"`` or ``"dynamic"`` quantizes them (W4A4).
+    modules: None uses activations as they are (W4A16), ``"static"`` or ``"dynamic"`` quantizes them (W4A4). A module goes
+    where its weights are, or to the device that ``devices`` gives to its name or to the beginning of it, ``""`` of all.
 
     All is read and checked first: a fault, such as a shape that the model has not, names the layer and leaves the model as it
     was. Then one module after another is packed and takes the place of the old one, whose memory is free if nobody else
-    keeps it; so the model is never there twice. On a GPU gate and up are replaced and the rest stays.
+    keeps it; so the model is never there twice. On a GPU, modules in float32 stay, and what its kernels do not compute.
     """
-    plan = Plan(model, opened(checkpoint, reading), quantize_a)
+    plan = Plan(model, opened(checkpoint, reading), quantize_a, devices)
     for name, module in model.named_modules():
         plan.visit(name, module)
     if not plan.steps:

@@ -6,7 +6,7 @@ import weakref
 
 import torch
 
-from ._arrays import float_name, is_on_gpu, stream_number
+from ._arrays import float_name
 from ._ops import floats
 from .errors import ArgumentError, OperandError, UnsupportedError
 
@@ -62,9 +62,8 @@ def _swiglu(
     activation: str,
     round_gate_up_to_bf16: bool,
 ) -> torch.Tensor:
-    stream = stream_number(a, None) if is_on_gpu(a) else 0
     how = (_quantize_a(quantize_a), activation or None)
-    return _compute(a, weights, out_dtype, how, (round_gate_up_to_bf16, stream))
+    return _compute(a, weights, out_dtype, how, (round_gate_up_to_bf16,))
 
 
 @_operator

@@ -20,6 +20,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ._dualgemm import Checkpoint
 from ._names import in_model, normal
+from ._patch import unsupported
 from .errors import CheckpointError, UnsupportedError
 from .nn import Packed, patch_model
 
@@ -75,18 +76,23 @@ class Quantizer(HfQuantizer):
     """Puts layers in 4 bits into the model that transformers is about to load."""
 
     checkpoint = None
+    devices = {"": "cpu"}
 
     def validate_environment(self, device_map=None, **kwargs):
         devices = set(device_map.values()) if isinstance(device_map, dict) else {device_map} - {None}
-        elsewhere = [device for device in devices if str(device) not in ("cpu", "auto")]
+        elsewhere = [device for device in devices if device == "disk" or str(device).startswith(("mps", "xpu"))]
         if elsewhere:
-            raise UnsupportedError(
-                f"device_map: names {elsewhere[0]}; dualgemm.hf loads to the processor (cpu); for a GPU, load the model in "
-                "floats and call dualgemm.nn.patch_model"
-            )
+            raise UnsupportedError(f"device_map: names {elsewhere[0]}; dualgemm.hf loads to cpu and to CUDA devices")
 
     def update_device_map(self, device_map):
-        return {"": "cpu"} if device_map == "auto" else device_map
+        if device_map == "auto":
+            # Packed layers have one place; a model that does not fit one is spread by a map of its modules.
+            on_card = torch.cuda.is_available() and unsupported(torch.device("cuda", 0)) is None
+            device_map = {"": torch.device("cuda", 0) if on_card else "cpu"}
+        if isinstance(device_map, dict):
+            cuda = lambda device: torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+            self.devices = {name: cuda(device) for name, device in device_map.items()}
+        return device_map
 
     def _process_model_before_weight_loading(self, model, checkpoint_files=None, **kwargs):
         root = pathlib.Path(checkpoint_files[0]).parent
@@ -98,7 +104,12 @@ class Quantizer(HfQuantizer):
                 f"{root}: transformers reads {', '.join(sorted(theirs))}, and the tensors in 4 bits would come from "
                 f"{', '.join(sorted(ours))}; files of one model alone are needed"
             )
-        report = model.dualgemm_report = patch_model(model, self.checkpoint, quantize_a=_quantize_a)
+        report = patch_model(model, self.checkpoint, quantize_a=_quantize_a, devices=self.devices)
+        model.dualgemm_report = report
+        floats = [f"{name} ({why})" for name, why in report.left.items() if " on cuda" in f" {why}"]
+        if floats:
+            # The directory has no floats to load in their place.
+            raise UnsupportedError(f"{floats[0]}: its weights are in 4 bits alone; device_map='cpu' loads them")
         set_loading(model, True)
         # What has its own weight now is tied to no other.
         tied = model.all_tied_weights_keys
@@ -117,12 +128,14 @@ class Quantizer(HfQuantizer):
             if dtype in FLOATS or known.match(name):
                 continue
             module, _, last = name.rpartition(".")
-            ((target, _),) = in_model(model, [module]).values()
-            if normal(f"{target}.{last}") in floats or normal(target) in floats:
-                raise CheckpointError(
-                    f"{self.checkpoint.path}: {name} is {dtype}; dualgemm.hf loads layers in NVFP4 and floats of 16, 32 and "
-                    "64 bits"
-                )
+            ((targets, _),) = in_model(model, [module]).values()
+            if floats.isdisjoint(normal(name) for target in targets for name in (target, f"{target}.{last}")):
+                continue
+            if module in self.checkpoint.modules():
+                why = "in 4 bits, and no linear layer of the model has it alone as its weight"
+            else:
+                why = f"{dtype}; dualgemm.hf loads layers in NVFP4 and floats of 16, 32 and 64 bits"
+            raise CheckpointError(f"{self.checkpoint.path}: {name} is {why}")
 
     def _refuse_missing(self, model):
         """transformers would give what the files have not random numbers, and say so in its log alone."""
@@ -155,9 +168,9 @@ class Quantizer(HfQuantizer):
         state = {}
         for file in self.checkpoint._paths():
             state.update(load_file(file))
-        for module, (target, as_it_is) in in_model(model, sorted({name.rpartition(".")[0] for name in state})).items():
+        for module, (targets, as_it_is) in in_model(model, {name.rpartition(".")[0] for name in state}).items():
             for name in (f"{module}.weight", f"{module}.bias") if as_it_is else ():
-                value = now.get(normal(f"{target}.{name.rpartition('.')[2]}"))
+                value = now.get(normal(f"{targets[0]}.{name.rpartition('.')[2]}"))
                 if name in state and value is not None and not _same(value, state[name]):
                     raise UnsupportedError(
                         f"{name}: is no longer what was read; save_pretrained writes the tensors of {self.checkpoint.path}"

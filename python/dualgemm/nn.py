@@ -8,7 +8,7 @@ import torch
 from . import _dualgemm, _torch
 from ._arrays import is_followed
 from ._ops import Experts, Linear, Mlp, Weights, floats
-from ._patch import DOWN, PatchReport, Plan, check_biases, opened, patch_model
+from ._patch import DOWN, PatchReport, Plan, check_biases, opened, patch_model, unsupported
 from ._plain import is_plain_mlp
 from .errors import OperandError, UnsupportedError
 
@@ -49,7 +49,7 @@ class Packed(torch.nn.Module):
 
 
 class NVFP4Linear(Packed):
-    """``x·Wᵀ + b`` with W, a :class:`dualgemm.Linear`, in 4 bits. On the processor."""
+    """``x·Wᵀ + b`` with W, a :class:`dualgemm.Linear`, in 4 bits, where W was put."""
 
     def __init__(self, weights, *, quantize_a=None):
         texts = (_torch.quantize_a_text(quantize_a),)
@@ -78,8 +78,7 @@ class NVFP4Linear(Packed):
 class NVFP4GatedMLP(Packed):
     """``down(SiLU(x·gateᵀ) ∘ (x·upᵀ))``.
 
-    With a :class:`dualgemm.Mlp` all three matrices are in 4 bits; that is for the processor. With :class:`dualgemm.Weights`
-    gate and up are, and ``down_proj`` is a module; without one the result is the product of both, ``[..., N]``. ``quantize_a``
+    With a :class:`dualgemm.Mlp` all three matrices are in 4 bits. With :class:`dualgemm.Weights` gate and up are, and ``down_proj`` is a module; without one the result is the product of both, ``[..., N]``. ``quantize_a``
     ``"static"`` or ``"dynamic"`` quantizes what goes into each product that is in 4 bits, a number what goes into the
     first. With a process ``group`` of torch.distributed, weights and ``down_proj`` are this rank's shards and the results are
     summed over the ranks.
@@ -93,7 +92,7 @@ class NVFP4GatedMLP(Packed):
             operator = torch.ops.dualgemm.mlp
             how, more, texts = both(quantize_a), (), tuple(map(_torch.quantize_a_text, both(quantize_a)))
         else:
-            operator, how, more, texts = torch.ops.dualgemm.swiglu, (quantize_a, None), (False, 0), (text, "", False)
+            operator, how, more, texts = torch.ops.dualgemm.swiglu, (quantize_a, None), (False,), (text, "", False)
         super().__init__(weights, operator, how, more, texts)
         self.down_proj = down_proj
         self.quantize_a = quantize_a
@@ -103,17 +102,18 @@ class NVFP4GatedMLP(Packed):
     def from_checkpoint(
         cls, path, layer=None, *, dtype=torch.bfloat16, device=None, quantize_a=None, group=None, **reading
     ):
-        """A layer of a checkpoint on a ``device``: on the processor with all three matrices in 4 bits, on a GPU with its
-        down projection decoded to ``dtype``. ``reading`` is handed to :meth:`dualgemm.Mlp.from_checkpoint`; ``group``
-        gives its rank and world."""
+        """A layer of a checkpoint on a ``device``, with all three matrices in 4 bits; on a GPU that has no kernels for linear
+        layers, with its down projection decoded to ``dtype``. ``reading`` is handed to
+        :meth:`dualgemm.Mlp.from_checkpoint`; ``group`` gives its rank and world."""
         device = torch.device(device or "cpu")
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
         if group is not None:
             rank, world = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
             reading = {"rank": rank, "world": world, **reading}
-        if device.type == "cpu":
-            return cls(Mlp.from_checkpoint(path, layer, **reading), quantize_a=quantize_a, group=group)
+        if device.type != "cuda" or unsupported(device) is None:
+            weights = Mlp.from_checkpoint(path, layer, device=device, **reading)
+            return cls(weights, quantize_a=quantize_a, group=group)
         weights = Weights.from_checkpoint(path, layer, device=device, **reading)
         down = _down(path, layer, weights, dtype, reading).to(device=device)
         return cls(weights, down, quantize_a=quantize_a, group=group)
@@ -229,8 +229,9 @@ def _replacement(name, old, held, quantize_a, down, group, parts):
     biases = [[checkpoint._has_bias(m) for m in held.modules if (m.rpartition(".")[2] in DOWN) == of] for of in (False, True)]
     ours, theirs = [old.gate_proj.bias is not None or old.up_proj.bias is not None], [any(biases[0])]
     if down == "checkpoint":
-        # A decoded down projection has none, nor has a matrix in 4 bits on a GPU.
-        ours, theirs = [*ours, old.down_proj.bias is not None], [*theirs, any(biases[1]) and like.device.type == "cpu"]
+        ours, theirs = [*ours, old.down_proj.bias is not None], [*theirs, any(biases[1])]
+        if any(biases[1]) and like.is_cuda and unsupported(like.device):
+            raise UnsupportedError(f"{name}.down_proj: is decoded on {like.device}, and its bias is not")
     check_biases(name, ("gate_proj and up_proj", "down_proj"), ours, theirs)
     if down == "checkpoint":
         dtype = like.dtype if like.is_floating_point() and like.element_size() > 1 else torch.bfloat16

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use dualgemm::checkpoint::{Checkpoint as Files, MlpKind};
-use dualgemm_cli::layer::{InputScales, Layer, features_per_run};
+use dualgemm_cli::layer::{Layer, features_per_run};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::error;
 use crate::facts::{Facts, linear_of};
 use crate::mlp::MlpFacts;
-use crate::options::LayerOptions;
+use crate::options::{self, LayerOptions};
 use crate::pool;
 
 /// A checkpoint whose files are open.
@@ -46,8 +46,7 @@ fn check_mlp(layer: &Layer<'_>) -> anyhow::Result<Found> {
         first.get_or_insert_with(|| (Facts::of(&[&features.gate, &features.up], None), has_bias));
     }
     let (facts, has_bias) = first.expect("a matrix has rows");
-    let input_scale = layer.input_scales().ok().flatten().map(InputScales::used);
-    let gate_up = Facts { n: layer.n(), input_scale, ..facts };
+    let gate_up = Facts { n: layer.n(), input_scale: options::input_scale_of(layer), ..facts };
     let (down, input_scale) = linear_of(layer.down()?);
     down.check()?;
     let facts = MlpFacts { gate_up, down: Facts::of(&[&down.weight], input_scale), activation };

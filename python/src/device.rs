@@ -1,11 +1,11 @@
-//! The product on arrays in a GPU's memory: addresses in, a launch on the caller's stream, nothing waited for.
-
-use std::sync::{Arc, Mutex, PoisonError};
+//! Operations on arrays in a GPU's memory: addresses in, a launch on the caller's stream, nothing waited for.
 
 use dualgemm::device::{DevicePtr, Stream};
 use dualgemm::formats::{BlockFormat, ScaleLayout};
-use dualgemm::gemm::{AFormat, Activation, DualGemmDesc, Epilogue, OutScale, QuantizeA};
-use dualgemm::{DeviceA, DeviceC, DeviceCall, DeviceGateUp, DualGemm, GpuId, GpuOptions, Runner, Target};
+use dualgemm::gemm::{AFormat, Activation, OutFormat};
+use dualgemm::{
+    AnyDesc, AnyWeights, DeviceA, DeviceC, DeviceCall, DeviceGateUp, DeviceRouting, DualGemm, GpuId, Target,
+};
 use pyo3::prelude::*;
 
 use crate::array::{Array, Dtype, Place};
@@ -14,123 +14,104 @@ use crate::error::{Kind, facade};
 use crate::facts::Facts;
 use crate::operand::{Quantized, Source};
 use crate::options::device_name;
+use crate::packed::{Call, Choices, Packed};
 use crate::weights::Weights;
-
-/// Runners by problem, order of A's scales and stream. They stay for as long as the weights: a recorded graph uses
-/// their memory. M is rounded up to a power of two, so that there are few.
-#[derive(Debug, Default)]
-pub struct Launchers(Mutex<Vec<Launcher>>);
-
-#[derive(Debug)]
-struct Launcher {
-    desc: DualGemmDesc,
-    layout: ScaleLayout,
-    stream: u64,
-    /// Launches of one call are not mixed with those of another.
-    runner: Arc<Mutex<Runner>>,
-}
 
 fn pointer(array: &Array<'_>) -> DevicePtr {
     DevicePtr(array.pointer.addr() as u64)
 }
 
-impl Weights {
-    /// As `_run`, for arrays on a GPU.
-    pub fn run_device(
-        &self,
-        py: Python<'_>,
-        source: &Source<'_>,
-        destination: &Destination<'_>,
-        quantize_a: QuantizeA,
-        epilogue: Epilogue,
-        stream: u64,
-    ) -> PyResult<Option<f32>> {
-        let place = source.place();
-        let here = match (&self.target, place) {
-            (Target::Gpu(GpuId::Cuda(own), _), Place::Cuda(found)) => {
-                found.is_none_or(|n| n == i64::from(*own))
+/// As [`Packed::compute`], for arrays on a GPU.
+pub fn run(
+    py: Python<'_>,
+    packed: &Packed,
+    call: &Call<'_, '_>,
+    describe: &(impl Fn(usize, AFormat, OutFormat) -> AnyDesc + Sync),
+) -> PyResult<()> {
+    let (source, place, own) = (call.source, call.source.place(), &packed.target);
+    if !is_on(own, place) {
+        let own = device_name(own);
+        return Err(Kind::Operand.raise(format!(
+            "a: is on {place} and the weights are on {own}; make them with device=\"cuda:N\" or move a"
+        )));
+    }
+    let (a, format, m, k, layout) = on_device(source)?;
+    let (n, own_k) = packed.shape;
+    if k != own_k {
+        return Err(Kind::Operand.raise(format!("a: is [{m}, {k}]; [..., {own_k}] is needed")));
+    }
+    call.out.check(source, m, n)?;
+    if call.out.arrays().iter().any(|array| !array.is_dense() || !array.writable) {
+        return Err(Kind::Operand.raise("out: is not contiguous row by row, or read-only"));
+    }
+    let c = match &*call.out {
+        Destination::Float(array) => match array.dtype {
+            Dtype::F32 | Dtype::F16 | Dtype::Bf16 => DeviceC::Float(pointer(array)),
+            other => {
+                let message = format!("out: is {other}; float32, float16 or bfloat16 is needed");
+                return Err(Kind::Operand.raise(message));
             }
-            _ => false,
-        };
-        if !here {
-            let own = device_name(&self.target);
-            return Err(Kind::Operand.raise(format!(
-                "a: is on {place} and the weights are on {own}; make them with device=\"cuda:N\" or move a"
-            )));
+        },
+        Destination::Nvfp4 { codes, scales, scale_out, .. } => DeviceC::Nvfp4 {
+            codes: pointer(codes),
+            scales: pointer(scales),
+            global_scale: scale_out.as_ref().map_or(DevicePtr(0), pointer),
+        },
+    };
+    let routing = match &call.choices {
+        Some((Choices::OnDevice(routing), _)) => Some(*routing),
+        _ => None,
+    };
+    let (device_call, stream, out) = (DeviceCall { m, a, c }, call.stream, call.out.format());
+    py.detach(|| {
+        let describe = (|m| describe(m, format, out), layout);
+        let calls = (&device_call, routing);
+        // SAFETY: the arrays say what they are and live as long as their owner, who keeps them until the stream, which is the
+        // library's own, has done the call.
+        unsafe { packed.launchers.run(describe, own, &packed.weights, calls, stream) }
+    })
+    .map_err(facade)
+}
+
+/// Whether an array's place is a target's.
+fn is_on(target: &Target, place: Place) -> bool {
+    match (target, place) {
+        (Target::Gpu(GpuId::Cuda(own), _), Place::Cuda(found)) => found.is_none_or(|n| n == i64::from(*own)),
+        _ => false,
+    }
+}
+
+/// A router's choices in a GPU's memory: where A is, of types that kernels read.
+pub fn choices(
+    (ids, weights): (&Bound<'_, PyAny>, &Bound<'_, PyAny>),
+    (place, tokens): (Place, usize),
+    add: bool,
+) -> PyResult<(DeviceRouting, usize)> {
+    let of = |name: &str, object: &Bound<'_, PyAny>, dtype: Dtype| -> PyResult<(DevicePtr, usize)> {
+        let array = Array::of(name, object)?;
+        let (rows, top_k) = array.matrix(name)?;
+        if array.place != place || array.dtype != dtype || !array.is_dense() {
+            let (found, at) = (array.dtype, array.place);
+            return Err(Kind::Operand
+                .raise(format!("{name}: is {found} on {at}; contiguous {dtype} on {place} is needed")));
         }
-        let (a, format, m, k, layout) = on_device(source)?;
-        if k != self.facts.k {
-            let message = format!("a: is [{m}, {k}]; [..., {}] is needed", self.facts.k);
+        if rows != tokens || top_k == 0 {
+            let found = &array.shape;
+            let message = format!("{name}: shape {found:?}; [{tokens}, experts per token] is needed");
             return Err(Kind::Operand.raise(message));
         }
-        destination.check(source, m, self.facts.n)?;
-        if destination.arrays().iter().any(|array| !array.is_dense() || !array.writable) {
-            return Err(Kind::Operand.raise("out: is not contiguous row by row, or read-only"));
-        }
-        let c = match destination {
-            Destination::Float(array) => match array.dtype {
-                Dtype::F32 | Dtype::F16 | Dtype::Bf16 => DeviceC::Float(pointer(array)),
-                other => {
-                    let message = format!("out: is {other}; float32, float16 or bfloat16 is needed");
-                    return Err(Kind::Operand.raise(message));
-                }
-            },
-            Destination::Nvfp4 { codes, scales, scale_out, .. } => DeviceC::Nvfp4 {
-                codes: pointer(codes),
-                scales: pointer(scales),
-                global_scale: scale_out.as_ref().map_or(DevicePtr(0), pointer),
-            },
-        };
-        let desc = DualGemmDesc {
-            quantize_a,
-            out: destination.format(),
-            epilogue,
-            ..DualGemmDesc::new(
-                m.next_power_of_two().max(16),
-                self.facts.n,
-                self.facts.k,
-                format,
-                self.facts.format,
-            )
-        };
-        let call = DeviceCall { m, a, c };
-        py.detach(|| {
-            let runner = self.launcher(&desc, layout, stream)?;
-            let runner = runner.lock().unwrap_or_else(PoisonError::into_inner);
-            // SAFETY: the arrays say what they are and live as long as their owner, who keeps them until the stream, which
-            // is the library's own, has done the call; a runner is for one stream.
-            unsafe { runner.run_device(&call, &self.packed, Stream::raw(stream)) }
-        })
-        .map_err(facade)?;
-        Ok(match destination {
-            Destination::Nvfp4 { scale: OutScale::Static(scale), .. } => Some(*scale),
-            _ => None,
-        })
+        Ok((pointer(&array), top_k))
+    };
+    let (ids, top_k) = of("topk_ids", ids, Dtype::I32)?;
+    let (weights, others) = of("topk_weights", weights, Dtype::F32)?;
+    if others != top_k {
+        let message = format!("topk_weights: {others} for each token; {top_k}, as topk_ids has, are needed");
+        return Err(Kind::Operand.raise(message));
     }
+    Ok((DeviceRouting { ids, weights, add }, top_k))
+}
 
-    fn launcher(
-        &self,
-        desc: &DualGemmDesc,
-        layout: ScaleLayout,
-        stream: u64,
-    ) -> Result<Arc<Mutex<Runner>>, dualgemm::Error> {
-        let mut known = self.launchers.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(l) = known.iter().find(|l| l.desc == *desc && l.layout == layout && l.stream == stream) {
-            return Ok(l.runner.clone());
-        }
-        let target = match &self.target {
-            Target::Gpu(id, options) => {
-                Target::Gpu(id.clone(), GpuOptions { a_scale_layout: layout, ..options.clone() })
-            }
-            other => other.clone(),
-        };
-        let runner = DualGemm::plan(desc, &target)?.runner(1)?;
-        runner.warm(&self.packed)?;
-        let runner = Arc::new(Mutex::new(runner));
-        known.push(Launcher { desc: *desc, layout, stream, runner: runner.clone() });
-        Ok(runner)
-    }
-
+impl Weights {
     /// Packs weights that are in a GPU's memory on that GPU.
     pub fn of_device_pair(
         py: Python<'_>,
@@ -139,7 +120,7 @@ impl Weights {
         activation: Activation,
         input_scale: Option<f32>,
         stream: Option<u64>,
-    ) -> PyResult<Self> {
+    ) -> PyResult<Py<Self>> {
         let Place::Cuda(ordinal) = gate.place() else {
             return Err(Kind::Operand.raise("gate: is not on a CUDA device"));
         };
@@ -183,7 +164,7 @@ impl Weights {
             global_scales: vec![g.global_scale, u.global_scale],
             input_scale,
         };
-        Ok(Self::new(packed, target, facts, activation, None))
+        Self::make(py, (AnyWeights::Product(packed), target), facts, activation, None)
     }
 }
 

@@ -56,6 +56,7 @@ impl Kind {
             dualgemm::Error::Cpu(error) => Self::of_cpu(error),
             dualgemm::Error::Gpu(error) => Self::of_gpu(error),
             dualgemm::Error::NoTarget { .. } => Self::Argument,
+            dualgemm::Error::NotForGpu { .. } => Self::Unsupported,
             _ => Self::Operand,
         }
     }

@@ -1,28 +1,74 @@
 //! `Experts`: the routed experts of one layer in kernel order, all or some of them.
 
-use dualgemm::gemm::{RouterWeights, Routing};
-use dualgemm::{MixtureDesc, PackedMlp, Target};
+use std::collections::BTreeSet;
+
+use dualgemm::gemm::{AFormat, GatedMlp, OutFormat, QuantizeA, RouterWeights, Routing};
+use dualgemm::{AnyDesc, AnyWeights, MixtureDesc, MixturePlan, PackedMixture, Target};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::array::{Array, Dtype};
+use crate::array::{Array, Dtype, Place};
 use crate::destination::Destination;
-use crate::error::Kind;
+use crate::error::{Kind, facade};
 use crate::facts::{Facts, float_values};
-use crate::mlp::{MlpFacts, Tensors, mlp_bytes, pack_layer};
+use crate::mlp::{Gated, MlpFacts, Tensors, read_layer};
 use crate::operand::Source;
-use crate::options::{self, LayerOptions, device_name, device_target};
-use crate::{number, runners};
+use crate::options::{self, LayerOptions, device_target};
+use crate::packed::{Call, Choices};
+use crate::{device, pool};
 
 /// The routed experts of one layer in the order of the kernels.
-#[pyclass(module = "dualgemm", frozen, weakref)]
+#[pyclass(module = "dualgemm", frozen, extends = Gated)]
 pub struct Experts {
-    packed: Vec<Option<PackedMlp>>,
-    target: Target,
-    /// Of all: they have one shape.
-    facts: MlpFacts,
+    /// By number, the place of an expert among those that are here; -1 of one that is elsewhere.
+    places: Vec<i32>,
+    here: Vec<usize>,
     router: RouterWeights,
-    number: i64,
+}
+
+/// Packs experts that have been looked at; `read` reads one.
+fn pack<'w, E: From<dualgemm::Error>>(
+    facts: &MlpFacts,
+    (router, target): (RouterWeights, &Target),
+    experts: impl ExactSizeIterator<Item = Result<GatedMlp<'w>, E>>,
+) -> Result<PackedMixture, E> {
+    let mlp = facts.desc(1, AFormat::Bf16, OutFormat::Bf16, [QuantizeA::No; 2]);
+    let desc = MixtureDesc { mlp, experts: experts.len(), top_k: 1, router, shared: None };
+    MixturePlan::new(&desc, target)?.prepack(experts.map(|mlp| mlp.map(Some)), None)
+}
+
+impl Experts {
+    fn make(
+        py: Python<'_>,
+        (packed, target): (PackedMixture, Target),
+        facts: MlpFacts,
+        (here, count): (Vec<usize>, usize),
+        router: RouterWeights,
+    ) -> PyResult<Py<Self>> {
+        let mut places = vec![-1; count];
+        here.iter().enumerate().for_each(|(place, &expert)| places[expert] = place as i32);
+        let base = Gated::base(AnyWeights::Mixture(packed), target, facts);
+        Py::new(py, base.add_subclass(Self { places, here, router }))
+    }
+
+    /// A router's choices in this machine's memory, by places.
+    fn choices(
+        &self,
+        ids: &Bound<'_, PyAny>,
+        weights: &Bound<'_, PyAny>,
+        tokens: usize,
+    ) -> PyResult<(Choices, usize)> {
+        let (mut ids, top_k) = self::ids(ids, tokens)?;
+        let weights = self::weights(weights, [tokens, top_k])?;
+        let routing = Routing { ids: &ids, weights: &weights };
+        routing
+            .check(tokens, top_k, self.places.len())
+            .map_err(|error| facade(dualgemm::Error::from(error)))?;
+        for id in &mut ids {
+            *id = usize::try_from(*id).map_or(-1, |id| self.places[id]);
+        }
+        Ok((Choices::Here(ids, weights), top_k))
+    }
 }
 
 fn router_weights(name: &str) -> PyResult<RouterWeights> {
@@ -43,21 +89,16 @@ fn common(all: Vec<MlpFacts>) -> Result<MlpFacts, dualgemm::Error> {
         let of = |facts: &Facts| format!("{} [{}, {}]", facts.format, facts.n, facts.k);
         format!("{} and {}, {}", of(&mlp.gate_up), of(&mlp.down), mlp.activation)
     };
-    let mut all = all.into_iter();
-    let none = || dualgemm::gemm::Error::Operand {
-        tensor: "experts".into(),
-        found: "none".into(),
-        expected: "at least 1".into(),
+    let wrong = |tensor: &str, found: &str, expected: String| {
+        let (tensor, found) = (tensor.into(), found.into());
+        Err(dualgemm::Error::Gemm(dualgemm::gemm::Error::Operand { tensor, found, expected }))
     };
-    let mut common = all.next().ok_or_else(none)?;
+    let mut all = all.into_iter();
+    let Some(mut common) = all.next() else { return wrong("experts", "none", "at least 1".into()) };
     for mlp in all {
         if shape(&mlp) != shape(&common) {
-            return Err(dualgemm::gemm::Error::Operand {
-                tensor: mlp.gate_up.names[0].clone(),
-                found: shape(&mlp),
-                expected: format!("{}, as of {}", shape(&common), common.gate_up.names[0]),
-            }
-            .into());
+            let expected = format!("{}, as of {}", shape(&common), common.gate_up.names[0]);
+            return wrong(&mlp.gate_up.names[0], &shape(&mlp), expected);
         }
         for (common, own) in [(&mut common.gate_up, mlp.gate_up), (&mut common.down, mlp.down)] {
             common.input_scale = common.input_scale.zip(own.input_scale).map(|(a, b)| a.max(b));
@@ -116,26 +157,28 @@ impl Experts {
         count: Option<usize>,
         router_weights: &str,
         keywords: Option<&Bound<'_, PyDict>>,
-    ) -> PyResult<Self> {
+    ) -> PyResult<Py<Self>> {
         let options = LayerOptions::of(layer, keywords)?;
         let router = self::router_weights(router_weights)?;
-        let (packed, facts) = options.with_checkpoint(py, path, |checkpoint| {
+        let (packed, facts, experts) = options.with_checkpoint(py, path, |checkpoint| {
             let first = experts.as_ref().and_then(|experts| experts.first()).copied().unwrap_or(0);
             let layer = options.layer_of(checkpoint, Some(first))?.number;
             let held = checkpoint.experts(layer)?.ids().last().map_or(0, |last| last + 1);
             let wanted = experts.unwrap_or_else(|| (0..count.unwrap_or(held)).collect());
             let count = count.unwrap_or(held).max(wanted.iter().max().map_or(0, |most| most + 1));
-            let mut packed: Vec<Option<PackedMlp>> = (0..count).map(|_| None).collect();
-            let mut facts = Vec::with_capacity(wanted.len());
-            for expert in wanted {
-                let (mlp, of_one) = pack_layer(&options.layer_of(checkpoint, Some(expert))?, &options)?;
-                packed[expert] = Some(mlp);
-                facts.push(of_one);
+            let here: BTreeSet<usize> = wanted.into_iter().collect();
+            let here: Vec<usize> = here.into_iter().collect();
+            let read = |&expert: &usize| {
+                // What was read before is packed, or was looked at.
                 checkpoint.files().release_pages();
-            }
-            Ok((packed, common(facts)?))
+                read_layer(&options.layer_of(checkpoint, Some(expert))?, &options)
+            };
+            let all = here.iter().map(|expert| Ok(read(expert)?.1)).collect::<anyhow::Result<Vec<_>>>()?;
+            let facts = common(all)?;
+            let each = here.iter().map(|expert| Ok::<_, anyhow::Error>(read(expert)?.0));
+            Ok((pack(&facts, (router, &options.target), each)?, facts, (here, count)))
         })?;
-        Ok(Self { packed, facts, target: options.target, router, number: number::next() })
+        Self::make(py, (packed, options.target), facts, experts, router)
     }
 
     /// From a dictionary for each expert, of what `Mlp.from_tensors` takes; None for experts that are elsewhere.
@@ -147,96 +190,45 @@ impl Experts {
         activation: &str,
         router_weights: &str,
         device: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Self> {
+    ) -> PyResult<Py<Self>> {
         let (activation, target) = (options::activation(activation)?, device_target(device)?);
         let router = self::router_weights(router_weights)?;
-        let (mut packed, mut facts) = (Vec::with_capacity(experts.len()), Vec::new());
-        for (number, tensors) in experts.iter().enumerate() {
-            let Some(tensors) = tensors else {
-                packed.push(None);
-                continue;
-            };
+        let (mut here, mut tensors) = (Vec::new(), Vec::new());
+        for (number, given) in experts.iter().enumerate() {
+            let Some(given) = given else { continue };
             let of = format!("expert {number}: ");
-            let (mlp, of_one) = Tensors::of(&of, tensors)?.pack(py, &of, activation, &target)?;
-            packed.push(Some(mlp));
-            facts.push(of_one);
+            tensors.push((Tensors::of(&of, given)?, of));
+            here.push(number);
         }
-        let facts = common(facts).map_err(crate::error::facade)?;
-        Ok(Self { packed, facts, target, router, number: number::next() })
-    }
-
-    /// `(H, K)`: features out and in; alike in most models.
-    #[getter]
-    fn shape(&self) -> (usize, usize) {
-        (self.facts.down.n, self.facts.gate_up.k)
-    }
-
-    /// Features between the products.
-    #[getter]
-    fn hidden(&self) -> usize {
-        self.facts.gate_up.n
-    }
-
-    /// Formats of gate and up, and of down.
-    #[getter]
-    fn formats(&self) -> (String, String) {
-        (self.facts.gate_up.format.to_string(), self.facts.down.format.to_string())
-    }
-
-    /// The function of gate and up.
-    #[getter]
-    fn activation(&self) -> String {
-        self.facts.activation.to_string()
+        let read = tensors.iter().map(|(tensors, of)| tensors.mlp(of, activation));
+        let (mlps, facts): (Vec<_>, Vec<_>) = read.collect::<PyResult<Vec<_>>>()?.into_iter().unzip();
+        let facts = common(facts).map_err(facade)?;
+        let each = mlps.into_iter().map(Ok::<_, dualgemm::Error>);
+        let packed = pool::run(py, || pack(&facts, (router, &target), each))?.map_err(facade)?;
+        Self::make(py, (packed, target), facts, (here, experts.len()), router)
     }
 
     /// Experts that the router knows.
     #[getter]
     fn count(&self) -> usize {
-        self.packed.len()
+        self.places.len()
     }
 
     /// Numbers of the experts that are here.
     #[getter]
     fn here(&self) -> Vec<usize> {
-        (0..self.packed.len()).filter(|&expert| self.packed[expert].is_some()).collect()
+        self.here.clone()
     }
 
-    /// Scales by which A, and what is between the products, are quantized with `"static"`: the largest of all experts;
-    /// `None` where one has none.
+    /// By number, the place of an expert among those that are here; -1 of one that is elsewhere.
     #[getter]
-    fn input_scales(&self) -> (Option<f32>, Option<f32>) {
-        (self.facts.gate_up.input_scale, self.facts.down.input_scale)
+    fn _places(&self) -> Vec<i32> {
+        self.places.clone()
     }
 
-    /// Where the weights are and the product is computed.
-    #[getter]
-    fn device(&self) -> String {
-        device_name(&self.target)
-    }
-
-    /// Bytes that the packed weights take.
-    #[getter]
-    fn nbytes(&self) -> usize {
-        self.packed.iter().flatten().map(mlp_bytes).sum()
-    }
-
-    #[getter]
-    fn _number(this: &Bound<'_, Self>) -> PyResult<i64> {
-        number::enter(this.as_any(), this.get().number)
-    }
-
-    /// Weights never change: a copy is the same.
-    fn __copy__(this: Py<Self>) -> Py<Self> {
-        this
-    }
-
-    fn __deepcopy__(this: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
-        this
-    }
-
-    fn __repr__(&self) -> String {
-        let MlpFacts { gate_up: Facts { n, k, format, .. }, down, activation } = &self.facts;
-        let (here, all) = (self.packed.iter().flatten().count(), self.packed.len());
+    fn __repr__(slf: &Bound<'_, Self>) -> String {
+        let MlpFacts { gate_up: Facts { n, k, format, .. }, down, activation } = &slf.as_super().get().facts;
+        let (here, all) = (slf.get().here.len(), slf.get().places.len());
         let of = if here == all { format!("{all}") } else { format!("{here} of {all}") };
         format!(
             "<dualgemm.Experts {of}: 2 x [{n}, {k}] {format}, {activation}, [{}, {n}] {}>",
@@ -244,16 +236,11 @@ impl Experts {
         )
     }
 
-    /// Checks what says how C is computed, as every run does.
-    fn _check(&self, quantize_a: &Bound<'_, PyAny>, quantize_hidden: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.facts.quantize(quantize_a, quantize_hidden).map(drop)
-    }
-
-    /// Computes Y of a 2-D A into an array, or adds it to what the array holds.
+    /// Computes Y of a 2-D A into an array, or adds it to what the array holds. On a GPU, the choices are there as places, int32,
+    /// and their weights are float32.
     #[expect(clippy::too_many_arguments, reason = "what the Python side has sorted out")]
     fn _run(
-        &self,
-        py: Python<'_>,
+        slf: &Bound<'_, Self>,
         a: &Bound<'_, PyAny>,
         out: &Bound<'_, PyAny>,
         topk_ids: &Bound<'_, PyAny>,
@@ -261,21 +248,26 @@ impl Experts {
         quantize_a: &Bound<'_, PyAny>,
         quantize_hidden: &Bound<'_, PyAny>,
         add: bool,
+        stream: u64,
     ) -> PyResult<()> {
-        let (source, mut destination) = (Source::of("a", a)?, Destination::of(out)?);
-        let quantize = self.facts.quantize(quantize_a, quantize_hidden)?;
+        let (source, mut out, this) = (Source::of("a", a)?, Destination::of(out)?, slf.get());
+        let gated = slf.as_super();
+        let facts = &gated.get().facts;
+        let quantize = facts.quantize(quantize_a, quantize_hidden)?;
         let tokens = source.rows()?;
-        let (ids, top_k) = ids(topk_ids, tokens)?;
-        let weights = weights(topk_weights, [tokens, top_k])?;
-        let routing = Routing { ids: &ids, weights: &weights };
-        let (experts, router) = (self.packed.len(), self.router);
-        runners::compute(
-            py,
-            &self.target,
-            &source,
-            (&mut destination, self.facts.down.n),
-            |m, a, out| MixtureDesc { mlp: self.facts.desc(m, a, out, quantize), experts, top_k, router },
-            |runner, a, c| runner.run(a, routing, &self.packed, c, add),
-        )
+        let (choices, top_k) = match source.place() {
+            Place::Cpu => this.choices(topk_ids, topk_weights, tokens)?,
+            place => {
+                let (routing, top_k) = device::choices((topk_ids, topk_weights), (place, tokens), add)?;
+                (Choices::OnDevice(routing), top_k)
+            }
+        };
+        let (experts, router) = (this.here.len(), this.router);
+        let call = Call { source: &source, out: &mut out, stream, choices: Some((choices, add)) };
+        let describe = |m, a, out| {
+            let mlp = facts.desc(m, a, out, quantize);
+            AnyDesc::Mixture(MixtureDesc { mlp, experts, top_k, router, shared: None })
+        };
+        gated.as_super().get().compute(slf.py(), call, describe).map(drop)
     }
 }

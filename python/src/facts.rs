@@ -66,15 +66,6 @@ impl Facts {
     }
 }
 
-/// Bytes that packed weights take.
-pub fn packed_bytes(packed: &PackedWeights) -> usize {
-    match packed {
-        PackedWeights::Cpu(weights) => weights.bytes(),
-        PackedWeights::Gpu(weights) => weights.bytes(),
-        _ => 0,
-    }
-}
-
 /// Checks a linear layer and brings it into the order of the kernels.
 pub fn pack_linear(linear: &Linear<'_>, target: &Target) -> Result<PackedWeights, dualgemm::Error> {
     linear.check()?;

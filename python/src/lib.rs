@@ -2,8 +2,8 @@
 //! into arrays that the Python side allocated.
 //!
 //! Flow: [`array`] (memory's owner, address, type and strides) → [`operand`] (matrices that borrow it),
-//! [`options`] (what callers say in words), [`checkpoint`] (opened once) → [`weights`] and [`device`], [`linear`], [`mlp`],
-//! [`experts`] on [`runners`] that all share, [`convert`], [`challenge`] (the operations) → the facade. [`tools`] hands whole subcommands of the command over. Nothing here allocates a Python array and nothing imports a framework.
+//! [`options`] (what callers say in words), [`checkpoint`] (opened once) → [`weights`], [`linear`], [`mlp`] and [`experts`], all
+//! [`packed`], on [`runners`] that they share or by address on a [`device`], [`convert`], [`challenge`] (the operations) → the facade. [`tools`] hands whole subcommands of the command over. Nothing here allocates a Python array and nothing imports a framework.
 
 mod array;
 mod challenge;
@@ -19,6 +19,7 @@ mod mlp;
 mod number;
 mod operand;
 mod options;
+mod packed;
 mod pool;
 mod runners;
 mod tools;
@@ -31,6 +32,8 @@ use pyo3::prelude::*;
 fn _dualgemm(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<checkpoint::Checkpoint>()?;
+    module.add_class::<packed::Packed>()?;
+    module.add_class::<mlp::Gated>()?;
     module.add_class::<weights::Weights>()?;
     module.add_class::<linear::Linear>()?;
     module.add_class::<mlp::Mlp>()?;

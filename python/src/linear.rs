@@ -1,36 +1,37 @@
 //! `Linear`: a linear layer in kernel order.
 
 use dualgemm::gemm::{DualGemmDesc, Linear as Operand};
-use dualgemm::{PackedWeights, Target};
+use dualgemm::{AnyDesc, AnyWeights, PackedWeights, Target};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::destination::Destination;
 use crate::error::facade;
-use crate::facts::{Facts, checked_input_scale, linear_of, pack_linear, packed_bytes, values};
+use crate::facts::{Facts, checked_input_scale, linear_of, pack_linear, values};
 use crate::operand::{Quantized, Source};
-use crate::options::{LayerOptions, device_name, device_target};
-use crate::{number, pool, runners};
+use crate::options::{LayerOptions, device_target};
+use crate::packed::{Call, Packed};
+use crate::pool;
 
 /// A linear layer in the order of the kernels.
-#[pyclass(module = "dualgemm", frozen, weakref)]
+#[pyclass(module = "dualgemm", frozen, extends = Packed)]
 pub struct Linear {
-    packed: PackedWeights,
-    target: Target,
     facts: Facts,
     has_bias: bool,
-    number: i64,
+}
+
+/// What a layer is made of.
+type Parts = (PackedWeights, Facts, bool);
+
+fn pack(linear: &Operand<'_>, input_scale: Option<f32>, target: &Target) -> Result<Parts, dualgemm::Error> {
+    let facts = Facts::of(&[&linear.weight], input_scale);
+    Ok((pack_linear(linear, target)?, facts, linear.bias.is_some()))
 }
 
 impl Linear {
-    fn of(linear: &Operand<'_>, input_scale: Option<f32>, target: Target) -> Result<Self, dualgemm::Error> {
-        Ok(Self {
-            packed: pack_linear(linear, &target)?,
-            facts: Facts::of(&[&linear.weight], input_scale),
-            has_bias: linear.bias.is_some(),
-            number: number::next(),
-            target,
-        })
+    fn make(py: Python<'_>, (packed, facts, has_bias): Parts, target: Target) -> PyResult<Py<Self>> {
+        let base = Packed::new(AnyWeights::Product(packed), target, (facts.n, facts.k));
+        Py::new(py, PyClassInitializer::from(base).add_subclass(Self { facts, has_bias }))
     }
 }
 
@@ -44,14 +45,15 @@ impl Linear {
         path: &Bound<'_, PyAny>,
         module: &str,
         keywords: Option<&Bound<'_, PyDict>>,
-    ) -> PyResult<Self> {
+    ) -> PyResult<Py<Self>> {
         let options = LayerOptions::of_module(keywords)?;
-        options.with_checkpoint(py, path, |checkpoint| {
+        let parts = options.with_checkpoint(py, path, |checkpoint| {
             let (linear, input_scale) = linear_of(checkpoint.linear(module)?);
-            let packed = Self::of(&linear, input_scale, options.target.clone())?;
+            let parts = pack(&linear, input_scale, &options.target)?;
             checkpoint.files().release_pages();
-            Ok(packed)
-        })
+            Ok(parts)
+        })?;
+        Self::make(py, parts, options.target)
     }
 
     /// From a quantized matrix.
@@ -63,18 +65,13 @@ impl Linear {
         bias: Option<&Bound<'_, PyAny>>,
         input_scale: Option<f32>,
         device: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Self> {
+    ) -> PyResult<Py<Self>> {
         checked_input_scale("input_scale", input_scale)?;
         let (source, target) = (Quantized::of("weight", weight)?, device_target(device)?);
         let bias = values("bias", bias)?.map(Into::into);
         let linear = Operand { weight: source.matrix("weight")?, bias };
-        pool::run(py, || Self::of(&linear, input_scale, target))?.map_err(facade)
-    }
-
-    /// `(N, K)`: features out and in.
-    #[getter]
-    fn shape(&self) -> (usize, usize) {
-        (self.facts.n, self.facts.k)
+        let parts = pool::run(py, || pack(&linear, input_scale, &target))?.map_err(facade)?;
+        Self::make(py, parts, target)
     }
 
     /// nvfp4 or mxfp4.
@@ -101,32 +98,6 @@ impl Linear {
         self.facts.input_scale
     }
 
-    /// Where the weights are and the product is computed.
-    #[getter]
-    fn device(&self) -> String {
-        device_name(&self.target)
-    }
-
-    /// Bytes that the packed weights take.
-    #[getter]
-    fn nbytes(&self) -> usize {
-        packed_bytes(&self.packed)
-    }
-
-    #[getter]
-    fn _number(this: &Bound<'_, Self>) -> PyResult<i64> {
-        number::enter(this.as_any(), this.get().number)
-    }
-
-    /// Weights never change: a copy is the same.
-    fn __copy__(this: Py<Self>) -> Py<Self> {
-        this
-    }
-
-    fn __deepcopy__(this: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
-        this
-    }
-
     fn __repr__(&self) -> String {
         let Facts { n, k, format, .. } = &self.facts;
         format!("<dualgemm.Linear {}: [{n}, {k}] {format}>", self.name())
@@ -139,22 +110,20 @@ impl Linear {
 
     /// Computes C of a 2-D A into an array.
     fn _run(
-        &self,
-        py: Python<'_>,
+        slf: &Bound<'_, Self>,
         a: &Bound<'_, PyAny>,
         out: &Bound<'_, PyAny>,
         quantize_a: &Bound<'_, PyAny>,
+        stream: u64,
     ) -> PyResult<()> {
-        let (source, mut destination) = (Source::of("a", a)?, Destination::of(out)?);
-        let quantize_a = self.facts.quantize("quantize_a", quantize_a)?;
-        let Facts { n, k, format, .. } = self.facts;
-        runners::compute(
-            py,
-            &self.target,
-            &source,
-            (&mut destination, n),
-            |m, a, out| DualGemmDesc { quantize_a, out, ..DualGemmDesc::linear(m, n, k, a, format) },
-            |runner, a, c| runner.run(a, &self.packed, c).map(drop),
-        )
+        let (source, mut out, this) = (Source::of("a", a)?, Destination::of(out)?, slf.get());
+        let quantize_a = this.facts.quantize("quantize_a", quantize_a)?;
+        let Facts { n, k, format, .. } = this.facts;
+        let call = Call { source: &source, out: &mut out, stream, choices: None };
+        let computed = slf.as_super().get().compute(slf.py(), call, |m, a, out| {
+            let desc = DualGemmDesc::linear(m, n, k, a, format);
+            AnyDesc::Product(DualGemmDesc { quantize_a, out, ..desc })
+        });
+        computed.map(drop)
     }
 }

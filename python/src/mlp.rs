@@ -5,7 +5,7 @@ use dualgemm::gemm::{
     AFormat, Activation, DualGemmDesc, Epilogue, GateUp, GatedMlp, Linear, MlpDesc, OutFormat, OutScale,
     QuantizeA,
 };
-use dualgemm::{DualGemm, PackedMlp, Target};
+use dualgemm::{AnyDesc, AnyWeights, DualGemm, PackedMlp, Target};
 use dualgemm_cli::layer::Layer;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -13,10 +13,11 @@ use pyo3::types::{PyDict, PyTuple};
 
 use crate::destination::Destination;
 use crate::error::{Kind, facade};
-use crate::facts::{Facts, checked_input_scale, linear_of, pack_linear, packed_bytes, values};
+use crate::facts::{Facts, checked_input_scale, linear_of, pack_linear, values};
 use crate::operand::{Quantized, Source};
-use crate::options::{self, LayerOptions, device_name, device_target};
-use crate::{number, pool, runners};
+use crate::options::{self, LayerOptions, device_target};
+use crate::packed::{Call, Packed};
+use crate::pool;
 
 /// What is known of an MLP beside its packed weights.
 #[derive(Debug, Clone)]
@@ -65,17 +66,26 @@ impl MlpFacts {
 }
 
 /// An MLP of a checkpoint, this rank's part of it: features of gate and up, columns of down, whose bias rank 0 adds.
-pub fn pack_layer(layer: &Layer<'_>, options: &LayerOptions) -> anyhow::Result<(PackedMlp, MlpFacts)> {
+pub fn read_layer<'c>(layer: &Layer<'c>, options: &LayerOptions) -> anyhow::Result<(GatedMlp<'c>, MlpFacts)> {
     let activation = layer.activation()?.activation;
-    let features = layer.shard(options.rank, options.world)?;
-    let (gate_up, gate_up_facts) = options::pack_layer(layer, features, &options.target)?;
-    let (down, input_scale) = linear_of(layer.down()?);
-    let weight = down.weight.shard_k(options.rank, options.world)?;
+    let gate_up = layer.features(layer.shard(options.rank, options.world)?)?;
+    let (down, down_scale) = linear_of(layer.down()?);
+    let weight = match options.world {
+        1 => down.weight,
+        world => down.weight.shard_k(options.rank, world)?.into_owned(),
+    };
     let down = Linear { weight, bias: down.bias.filter(|_| options.rank == 0) };
-    check_chained(&gate_up_facts, &down)?;
-    let facts =
-        MlpFacts { gate_up: gate_up_facts, down: Facts::of(&[&down.weight], input_scale), activation };
-    Ok((PackedMlp { gate_up, down: pack_linear(&down, &options.target)? }, facts))
+    let mlp = GatedMlp { gate_up, down };
+    let facts = MlpFacts::of(&mlp, activation, [options::input_scale_of(layer), down_scale]);
+    check_chained(&facts.gate_up, &mlp.down)?;
+    Ok((mlp, facts))
+}
+
+/// Checks an MLP and brings it into the order of the kernels.
+pub fn pack(mlp: &GatedMlp<'_>, facts: &MlpFacts, target: &Target) -> Result<PackedMlp, dualgemm::Error> {
+    let Facts { n, k, format, .. } = facts.gate_up;
+    let gate_up = DualGemm::plan_for_packing((n, k), format, target)?.prepack(&mlp.gate_up)?;
+    Ok(PackedMlp { gate_up, down: pack_linear(&mlp.down, target)? })
 }
 
 fn check_chained(gate_up: &Facts, down: &Linear<'_>) -> Result<(), dualgemm::Error> {
@@ -137,79 +147,36 @@ impl<'py> Tensors<'py> {
         })
     }
 
-    /// Checks and packs them.
-    pub fn pack(
-        self,
-        py: Python<'_>,
-        of: &str,
-        activation: Activation,
-        target: &Target,
-    ) -> PyResult<(PackedMlp, MlpFacts)> {
-        let [gate_bias, up_bias, down_bias] = self.biases.map(|bias| bias.map(Into::into));
+    /// The MLP, checked.
+    pub fn mlp(&self, of: &str, activation: Activation) -> PyResult<(GatedMlp<'_>, MlpFacts)> {
+        let [gate_bias, up_bias, down_bias] = self.biases.clone().map(|bias| bias.map(Into::into));
         let named = |name: &str| format!("{of}{name}");
         let (gate, up) = (self.gate.matrix(&named("gate"))?, self.up.matrix(&named("up"))?);
         let down = Linear { weight: self.down.matrix(&named("down"))?, bias: down_bias };
         let mlp = GatedMlp { gate_up: GateUp { gate, up, gate_bias, up_bias }, down };
         let facts = MlpFacts::of(&mlp, activation, self.input_scales);
-        let packed = pool::run(py, || -> Result<_, dualgemm::Error> {
-            mlp.gate_up.check()?;
-            check_chained(&facts.gate_up, &mlp.down)?;
-            let Facts { n, k, format, .. } = facts.gate_up;
-            let gate_up = DualGemm::plan_for_packing((n, k), format, target)?.prepack(&mlp.gate_up)?;
-            Ok(PackedMlp { gate_up, down: pack_linear(&mlp.down, target)? })
-        })?;
-        Ok((packed.map_err(facade)?, facts))
+        mlp.gate_up.check().map_err(|error| facade(dualgemm::Error::from(error)))?;
+        check_chained(&facts.gate_up, &mlp.down).map_err(facade)?;
+        Ok((mlp, facts))
     }
 }
 
-/// Gate, up and down of one gated MLP in the order of the kernels.
-#[pyclass(module = "dualgemm", frozen, weakref)]
-pub struct Mlp {
-    packed: PackedMlp,
-    target: Target,
-    facts: MlpFacts,
-    number: i64,
+/// What MLPs and mixtures of them have in common.
+#[pyclass(module = "dualgemm", frozen, subclass, extends = Packed)]
+pub struct Gated {
+    pub facts: MlpFacts,
+}
+
+impl Gated {
+    /// What an `Mlp` or `Experts` is made on.
+    pub fn base(weights: AnyWeights, target: Target, facts: MlpFacts) -> PyClassInitializer<Self> {
+        let base = Packed::new(weights, target, (facts.down.n, facts.gate_up.k));
+        PyClassInitializer::from(base).add_subclass(Self { facts })
+    }
 }
 
 #[pymethods]
-impl Mlp {
-    /// The MLP of a layer of a checkpoint.
-    #[staticmethod]
-    #[pyo3(signature = (path, layer = None, **keywords))]
-    fn from_checkpoint(
-        py: Python<'_>,
-        path: &Bound<'_, PyAny>,
-        layer: Option<&Bound<'_, PyAny>>,
-        keywords: Option<&Bound<'_, PyDict>>,
-    ) -> PyResult<Self> {
-        let options = LayerOptions::of(layer, keywords)?;
-        let (packed, facts) = options.with_layer(py, path, |layer, _| pack_layer(layer, &options))?;
-        Ok(Self { packed, facts, target: options.target, number: number::next() })
-    }
-
-    /// From three quantized matrices, `gate`, `up` and `down`, with `gate_bias`, `up_bias` and `down_bias`, and the scales of
-    /// what goes in, `input_scale` and `down_input_scale`.
-    #[staticmethod]
-    #[pyo3(signature = (*, activation = "silu", device = None, **tensors))]
-    fn from_tensors(
-        py: Python<'_>,
-        activation: &str,
-        device: Option<&Bound<'_, PyAny>>,
-        tensors: Option<&Bound<'_, PyDict>>,
-    ) -> PyResult<Self> {
-        let (activation, target) = (options::activation(activation)?, device_target(device)?);
-        let none = PyDict::new(py);
-        let tensors = Tensors::of("", tensors.unwrap_or(&none))?;
-        let (packed, facts) = tensors.pack(py, "", activation, &target)?;
-        Ok(Self { packed, facts, target, number: number::next() })
-    }
-
-    /// `(H, K)`: features out and in; alike in most models.
-    #[getter]
-    fn shape(&self) -> (usize, usize) {
-        (self.facts.down.n, self.facts.gate_up.k)
-    }
-
+impl Gated {
     /// Features between the products.
     #[getter]
     fn hidden(&self) -> usize {
@@ -228,46 +195,77 @@ impl Mlp {
         self.facts.activation.to_string()
     }
 
-    /// Names of the gate, the up and the down tensor.
-    #[getter]
-    fn names(&self) -> Vec<String> {
-        [&self.facts.gate_up, &self.facts.down].iter().flat_map(|facts| facts.names.clone()).collect()
-    }
-
-    /// Scales by which A, and what is between the products, are quantized with `"static"`; `None` where there is none.
+    /// Scales by which A, and what is between the products, are quantized with `"static"`: of experts the largest of all;
+    /// `None` where there is none.
     #[getter]
     fn input_scales(&self) -> (Option<f32>, Option<f32>) {
         (self.facts.gate_up.input_scale, self.facts.down.input_scale)
     }
 
-    /// Where the weights are and the product is computed.
+    /// Checks what says how C is computed, as every run does.
+    fn _check(&self, quantize_a: &Bound<'_, PyAny>, quantize_hidden: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.facts.quantize(quantize_a, quantize_hidden).map(drop)
+    }
+}
+
+/// Gate, up and down of one gated MLP in the order of the kernels.
+#[pyclass(module = "dualgemm", frozen, extends = Gated)]
+pub struct Mlp;
+
+impl Mlp {
+    fn make(py: Python<'_>, packed: PackedMlp, target: Target, facts: MlpFacts) -> PyResult<Py<Self>> {
+        Py::new(py, Gated::base(AnyWeights::Mlp(packed), target, facts).add_subclass(Self))
+    }
+}
+
+#[pymethods]
+impl Mlp {
+    /// The MLP of a layer of a checkpoint.
+    #[staticmethod]
+    #[pyo3(signature = (path, layer = None, **keywords))]
+    fn from_checkpoint(
+        py: Python<'_>,
+        path: &Bound<'_, PyAny>,
+        layer: Option<&Bound<'_, PyAny>>,
+        keywords: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Py<Self>> {
+        let options = LayerOptions::of(layer, keywords)?;
+        let (packed, facts) = options.with_layer(py, path, |layer, features| {
+            let (mlp, facts) = read_layer(layer, &options)?;
+            let (gate_up, _) = options::pack_layer(layer, features, &options.target)?;
+            Ok((PackedMlp { gate_up, down: pack_linear(&mlp.down, &options.target)? }, facts))
+        })?;
+        Self::make(py, packed, options.target, facts)
+    }
+
+    /// From three quantized matrices, `gate`, `up` and `down`, with `gate_bias`, `up_bias` and `down_bias`, and the scales of
+    /// what goes in, `input_scale` and `down_input_scale`.
+    #[staticmethod]
+    #[pyo3(signature = (*, activation = "silu", device = None, **tensors))]
+    fn from_tensors(
+        py: Python<'_>,
+        activation: &str,
+        device: Option<&Bound<'_, PyAny>>,
+        tensors: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Py<Self>> {
+        let (activation, target) = (options::activation(activation)?, device_target(device)?);
+        let none = PyDict::new(py);
+        let tensors = Tensors::of("", tensors.unwrap_or(&none))?;
+        let (mlp, facts) = tensors.mlp("", activation)?;
+        let packed = pool::run(py, || pack(&mlp, &facts, &target))?.map_err(facade)?;
+        Self::make(py, packed, target, facts)
+    }
+
+    /// Names of the gate, the up and the down tensor.
     #[getter]
-    fn device(&self) -> String {
-        device_name(&self.target)
+    fn names(slf: &Bound<'_, Self>) -> Vec<String> {
+        let MlpFacts { gate_up, down, .. } = &slf.as_super().get().facts;
+        [gate_up, down].iter().flat_map(|facts| facts.names.clone()).collect()
     }
 
-    /// Bytes that the packed weights take.
-    #[getter]
-    fn nbytes(&self) -> usize {
-        mlp_bytes(&self.packed)
-    }
-
-    #[getter]
-    fn _number(this: &Bound<'_, Self>) -> PyResult<i64> {
-        number::enter(this.as_any(), this.get().number)
-    }
-
-    /// Weights never change: a copy is the same.
-    fn __copy__(this: Py<Self>) -> Py<Self> {
-        this
-    }
-
-    fn __deepcopy__(this: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
-        this
-    }
-
-    fn __repr__(&self) -> String {
-        let MlpFacts { gate_up: Facts { n, k, format, names, .. }, down, activation } = &self.facts;
+    fn __repr__(slf: &Bound<'_, Self>) -> String {
+        let MlpFacts { gate_up: Facts { n, k, format, names, .. }, down, activation } =
+            &slf.as_super().get().facts;
         let (h, down_format, last) = (down.n, down.format, &down.names[0]);
         format!(
             "<dualgemm.Mlp {}, {} and {last}: 2 x [{n}, {k}] {format}, {activation}, [{h}, {n}] {down_format}>",
@@ -275,37 +273,24 @@ impl Mlp {
         )
     }
 
-    /// Checks what says how C is computed, as every run does.
-    fn _check(&self, quantize_a: &Bound<'_, PyAny>, quantize_hidden: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.facts.quantize(quantize_a, quantize_hidden).map(drop)
-    }
-
     /// Computes Y of a 2-D A into an array.
     fn _run(
-        &self,
-        py: Python<'_>,
+        slf: &Bound<'_, Self>,
         a: &Bound<'_, PyAny>,
         out: &Bound<'_, PyAny>,
         quantize_a: &Bound<'_, PyAny>,
         quantize_hidden: &Bound<'_, PyAny>,
+        stream: u64,
     ) -> PyResult<()> {
-        let (source, mut destination) = (Source::of("a", a)?, Destination::of(out)?);
-        if let Destination::Nvfp4 { .. } = destination {
+        let (source, mut out) = (Source::of("a", a)?, Destination::of(out)?);
+        if let Destination::Nvfp4 { .. } = out {
             return Err(Kind::Operand.raise("out: is a tuple; an array of floats is needed"));
         }
-        let quantize = self.facts.quantize(quantize_a, quantize_hidden)?;
-        runners::compute(
-            py,
-            &self.target,
-            &source,
-            (&mut destination, self.facts.down.n),
-            |m, a, out| self.facts.desc(m, a, out, quantize),
-            |runner, a, c| runner.run(a, &self.packed, c).map(drop),
-        )
+        let gated = slf.as_super();
+        let facts = &gated.get().facts;
+        let quantize = facts.quantize(quantize_a, quantize_hidden)?;
+        let call = Call { source: &source, out: &mut out, stream, choices: None };
+        let describe = |m, a, out| AnyDesc::Mlp(facts.desc(m, a, out, quantize));
+        gated.as_super().get().compute(slf.py(), call, describe).map(drop)
     }
-}
-
-/// Bytes that a packed MLP takes.
-pub fn mlp_bytes(packed: &PackedMlp) -> usize {
-    packed_bytes(&packed.gate_up) + packed_bytes(&packed.down)
 }

@@ -213,7 +213,11 @@ pub fn pack_layer(
     let plan = DualGemm::plan_for_packing((features.len(), layer.k()), layer.format(), target)?;
     let packed = layer.prepack(&plan, features.clone(), |_| ())?;
     let first = layer.features(features.start..features.start + 1)?;
-    // Scales of activations are optional: weights can be used without, and `static` says so then.
-    let input_scale = layer.input_scales().ok().flatten().map(InputScales::used);
-    Ok((packed, Facts { n: features.len(), ..Facts::of(&[&first.gate, &first.up], input_scale) }))
+    let facts = Facts::of(&[&first.gate, &first.up], input_scale_of(layer));
+    Ok((packed, Facts { n: features.len(), ..facts }))
+}
+
+/// Scales of activations are optional: weights can be used without, and `static` says so then.
+pub fn input_scale_of(layer: &Layer<'_>) -> Option<f32> {
+    layer.input_scales().ok().flatten().map(InputScales::used)
 }

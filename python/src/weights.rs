@@ -3,28 +3,25 @@
 use dualgemm::checkpoint::{GateUpOrder, Half};
 use dualgemm::formats::{QuantizedMatrix, ScaleLayout};
 use dualgemm::gemm::{Activation, DualGemmDesc, Epilogue, GateUp};
-use dualgemm::{DualGemm, PackedWeights, Target};
+use dualgemm::{AnyDesc, AnyWeights, DualGemm, Target};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::array::Place;
 use crate::destination::Destination;
 use crate::error::{Kind, facade};
-use crate::facts::{Facts, checked_input_scale, packed_bytes, values};
+use crate::facts::{Facts, checked_input_scale, values};
 use crate::operand::{Quantized, Source};
 use crate::options::{self, LayerOptions, device_target};
-use crate::{device, number, pool, runners};
+use crate::packed::{Call, Packed};
+use crate::pool;
 
 /// Gate and up of one gated MLP in the order of the kernels.
-#[pyclass(module = "dualgemm", frozen, weakref)]
+#[pyclass(module = "dualgemm", frozen, extends = Packed)]
 pub struct Weights {
-    pub packed: PackedWeights,
-    pub target: Target,
-    pub facts: Facts,
+    facts: Facts,
     activation: Activation,
     output_scale: Option<f32>,
-    number: i64,
-    pub launchers: device::Launchers,
 }
 
 /// One half of a fused matrix, copied.
@@ -44,15 +41,16 @@ fn half_of(
 }
 
 impl Weights {
-    pub fn new(
-        packed: PackedWeights,
-        target: Target,
+    pub fn make(
+        py: Python<'_>,
+        (weights, target): (AnyWeights, Target),
         facts: Facts,
         activation: Activation,
         output_scale: Option<f32>,
-    ) -> Self {
-        let launchers = device::Launchers::default();
-        Self { packed, target, facts, activation, output_scale, number: number::next(), launchers }
+    ) -> PyResult<Py<Self>> {
+        let base = Packed::new(weights, target, (facts.n, facts.k));
+        let this = Self { facts, activation, output_scale };
+        Py::new(py, PyClassInitializer::from(base).add_subclass(this))
     }
 
     fn of_pair(
@@ -61,7 +59,7 @@ impl Weights {
         target: Target,
         activation: Activation,
         input_scale: Option<f32>,
-    ) -> PyResult<Self> {
+    ) -> PyResult<Py<Self>> {
         let packed = pool::run(py, || -> Result<_, dualgemm::Error> {
             weights.check()?;
             let shape = (weights.n(), weights.k());
@@ -69,7 +67,7 @@ impl Weights {
         })?
         .map_err(facade)?;
         let facts = Facts::of(&[&weights.gate, &weights.up], input_scale);
-        Ok(Self::new(packed, target, facts, activation, None))
+        Self::make(py, (AnyWeights::Product(packed), target), facts, activation, None)
     }
 }
 
@@ -83,14 +81,14 @@ impl Weights {
         path: &Bound<'_, PyAny>,
         layer: Option<&Bound<'_, PyAny>>,
         keywords: Option<&Bound<'_, PyDict>>,
-    ) -> PyResult<Self> {
+    ) -> PyResult<Py<Self>> {
         let options = LayerOptions::of(layer, keywords)?;
-        options.with_layer(py, path, |layer, features| {
+        let (packed, facts, activation, output_scale) = options.with_layer(py, path, |layer, features| {
             let activation = layer.activation()?.activation;
             let (packed, facts) = options::pack_layer(layer, features, &options.target)?;
-            let output_scale = layer.output_scale().ok().flatten();
-            Ok(Self::new(packed, options.target.clone(), facts, activation, output_scale))
-        })
+            Ok((packed, facts, activation, layer.output_scale().ok().flatten()))
+        })?;
+        Self::make(py, (AnyWeights::Product(packed), options.target), facts, activation, output_scale)
     }
 
     /// From two quantized matrices.
@@ -107,7 +105,7 @@ impl Weights {
         input_scale: Option<f32>,
         device: Option<&Bound<'_, PyAny>>,
         stream: Option<u64>,
-    ) -> PyResult<Self> {
+    ) -> PyResult<Py<Self>> {
         let activation = options::activation(activation)?;
         checked_input_scale("input_scale", input_scale)?;
         let (gate, up) = (Quantized::of("gate", gate)?, Quantized::of("up", up)?);
@@ -139,7 +137,7 @@ impl Weights {
         activation: &str,
         input_scale: Option<f32>,
         device: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Self> {
+    ) -> PyResult<Py<Self>> {
         let target = device_target(device)?;
         let (order, activation) = (options::order(order)?, options::activation(activation)?);
         checked_input_scale("input_scale", input_scale)?;
@@ -158,12 +156,6 @@ impl Weights {
         let half = |name, half| half_of(name, &fused, order, half).map_err(facade);
         let pair = GateUp::new(half("gate_up (gate)", Half::Gate)?, half("gate_up (up)", Half::Up)?);
         Self::of_pair(py, pair, target, activation, input_scale)
-    }
-
-    /// `(N, K)`: features of each half and elements per feature.
-    #[getter]
-    fn shape(&self) -> (usize, usize) {
-        (self.facts.n, self.facts.k)
     }
 
     /// nvfp4 or mxfp4.
@@ -202,33 +194,6 @@ impl Weights {
         (self.facts.global_scales[0], self.facts.global_scales[1])
     }
 
-    /// Where the weights are and the product is computed: cpu, cuda:N or sim:ARCH.
-    #[getter]
-    fn device(&self) -> String {
-        options::device_name(&self.target)
-    }
-
-    /// Bytes that the packed weights take.
-    #[getter]
-    fn nbytes(&self) -> usize {
-        packed_bytes(&self.packed)
-    }
-
-    /// The number by which graphs of torch know these weights.
-    #[getter]
-    fn _number(this: &Bound<'_, Self>) -> PyResult<i64> {
-        number::enter(this.as_any(), this.get().number)
-    }
-
-    /// Weights never change: a copy is the same.
-    fn __copy__(this: Py<Self>) -> Py<Self> {
-        this
-    }
-
-    fn __deepcopy__(this: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
-        this
-    }
-
     fn __repr__(&self) -> String {
         let Self { activation, facts: Facts { n, k, format, names, .. }, .. } = self;
         format!("<dualgemm.Weights {} and {}: 2 x [{n}, {k}] {format}, {activation}>", names[0], names[1])
@@ -244,10 +209,8 @@ impl Weights {
     /// Computes C of a 2-D A into `out`: an array, or the codes and scales of a re-quantized C with their layout, its
     /// tensor scale (`None`: from C) and, on a GPU, an array for the latter. Returns the tensor scale of a re-quantized
     /// C where it is known. `stream` is a CUDA stream, for arrays on a GPU.
-    #[expect(clippy::too_many_arguments, reason = "what the Python side has sorted out")]
     fn _run(
-        &self,
-        py: Python<'_>,
+        slf: &Bound<'_, Self>,
         a: &Bound<'_, PyAny>,
         out: &Bound<'_, PyAny>,
         quantize_a: &Bound<'_, PyAny>,
@@ -255,25 +218,15 @@ impl Weights {
         round_gate_up_to_bf16: bool,
         stream: u64,
     ) -> PyResult<Option<f32>> {
-        let source = Source::of("a", a)?;
-        let activation = activation_name.map_or(Ok(self.activation), options::activation)?;
+        let (source, mut out, this) = (Source::of("a", a)?, Destination::of(out)?, slf.get());
+        let activation = activation_name.map_or(Ok(this.activation), options::activation)?;
         let epilogue = Epilogue { activation, round_gate_up_to_bf16, ..Epilogue::default() };
-        let mut destination = Destination::of(out)?;
-        let quantize_a = self.facts.quantize("quantize_a", quantize_a)?;
-        if source.place() != Place::Cpu {
-            return self.run_device(py, &source, &destination, quantize_a, epilogue, stream);
-        }
-        let Facts { n, k, format, .. } = self.facts;
-        runners::compute(
-            py,
-            &self.target,
-            &source,
-            (&mut destination, n),
-            |m, a, out| {
-                let desc = DualGemmDesc::new(m, n, k, a, format);
-                DualGemmDesc { quantize_a, out, epilogue, ..desc }
-            },
-            |runner, a, c| runner.run(a, &self.packed, c),
-        )
+        let quantize_a = this.facts.quantize("quantize_a", quantize_a)?;
+        let Facts { n, k, format, .. } = this.facts;
+        let call = Call { source: &source, out: &mut out, stream, choices: None };
+        slf.as_super().get().compute(slf.py(), call, |m, a, out| {
+            let desc = DualGemmDesc::new(m, n, k, a, format);
+            AnyDesc::Product(DualGemmDesc { quantize_a, out, epilogue, ..desc })
+        })
     }
 }

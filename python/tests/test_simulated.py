@@ -46,3 +46,43 @@ def test_what_a_gpu_does_not_take_says_why(pair):
     w = Weights.from_tensors(gate=gate, up=up, device="sim:sm_90a")
     with pytest.raises(dualgemm.UnsupportedError, match="A is f32, which tensor cores do not multiply"):
         dualgemm.swiglu(np.ones((M, K), np.float32), w)
+
+
+def matrices(expert=0):
+    """An MLP of 32 features between, K = 64, 48 features out."""
+    x = np.random.default_rng(10 + expert)
+    of = lambda rows, k: dualgemm.quantize(x.standard_normal((rows, k)).astype(np.float32))
+    return {"gate": of(N, K), "up": of(N, K), "down": of(48, N), "down_bias": x.standard_normal(48).astype(np.float32)}
+
+
+def test_linear_layers_mlps_and_experts_equal_the_processors_close():
+    a = np.random.default_rng(2).standard_normal((M, K)).astype(np.float16)
+    ids, weights = np.array([[2, 0], [1, -1], [2, 2]]), np.array([[0.5, 2], [1, 0], [-1, 0.25]], np.float32)
+
+    def results(device):
+        one = matrices()
+        linear = dualgemm.Linear.from_tensors(one["gate"], bias=np.arange(N, dtype=np.float32), device=device)
+        mlp = dualgemm.Mlp.from_tensors(**one, device=device)
+        experts = dualgemm.Experts.from_tensors([None, *map(matrices, (1, 2))], device=device)
+        assert {w.device for w in (linear, mlp, experts)} == {device or "cpu"} and experts.nbytes > 0
+        yield dualgemm.linear(a, linear, out_dtype="float32")
+        yield dualgemm.mlp(a, mlp, out_dtype="float32")
+        yield dualgemm.mlp(a, mlp, quantize_a="dynamic", out_dtype="float32")
+        # Expert 0 is elsewhere, and a choice of it adds nothing.
+        yield dualgemm.experts(a, ids, weights, experts, out_dtype="float32")
+
+    for on_gpu, on_cpu in zip(results("sim:sm_90a"), results(None)):
+        assert rel_l2(on_gpu, on_cpu) < 2e-3
+
+
+def test_what_a_gpu_does_not_take_of_a_mixture_says_why():
+    experts = dualgemm.Experts.from_tensors([matrices()], device="sim:sm_90a")
+    a, ids, weights = np.ones((M, K), np.float16), np.zeros((M, 1), np.int64), np.ones((M, 1), np.float32)
+    with pytest.raises(dualgemm.UnsupportedError, match="A of a mixture is f32; on a GPU f16 or bf16 is needed"):
+        dualgemm.experts(a.astype(np.float32), ids, weights, experts)
+    with pytest.raises(dualgemm.OperandError, match=r"topk_ids\[0, 0\] is 1; .* numbers below 1"):
+        dualgemm.experts(a, ids + 1, weights, experts)
+    with pytest.raises(dualgemm.UnsupportedError, match="with a dynamic scale; on a GPU a static scale"):
+        dualgemm.mlp(a, dualgemm.Mlp.from_tensors(**matrices(), device="sim:sm_90a"), quantize_hidden="dynamic")
+    with pytest.raises(dualgemm.UnsupportedError, match="added to in the host's memory"):
+        dualgemm.experts(a, ids, weights, experts, out=np.zeros((M, 48), np.float16), add=True)

@@ -77,6 +77,8 @@ pub struct OpenOptions {
 /// # Ok(())
 /// # }
 /// ```
+///
+/// What takes a layer or a module fails as [`gate_up`](Self::gate_up) does, where it does not say when.
 #[derive(Debug)]
 pub struct Checkpoint {
     files: TensorFiles,
@@ -115,9 +117,6 @@ impl Checkpoint {
     }
 
     /// As [`open`](Self::open), for files that are open already.
-    ///
-    /// # Errors
-    /// As there.
     pub fn from_files(files: TensorFiles, options: &OpenOptions) -> Result<Self, Error> {
         let (convention, schemes) = {
             let evidence = Evidence::new(&files)?;
@@ -295,25 +294,16 @@ impl Checkpoint {
     }
 
     /// The same before it is read, to be taken a run of features at a time.
-    ///
-    /// # Errors
-    /// As [`gate_up`](Self::gate_up).
     pub fn gate_up_source(&self, layer: usize) -> Result<GateUpSource<'_>, Error> {
         self.source_of(self.mlp(layer, MlpKind::Dense)?, None)
     }
 
     /// The down projection of a layer's dense MLP.
-    ///
-    /// # Errors
-    /// As [`gate_up`](Self::gate_up).
     pub fn down(&self, layer: usize) -> Result<Linear<'_>, Error> {
         self.down_source(layer)?.read()
     }
 
     /// The same before it is read, to be taken a run of features at a time.
-    ///
-    /// # Errors
-    /// As [`gate_up`](Self::gate_up).
     pub fn down_source(&self, layer: usize) -> Result<LinearSource<'_>, Error> {
         self.down_source_of(self.mlp(layer, MlpKind::Dense)?, None)
     }
@@ -324,17 +314,11 @@ impl Checkpoint {
     }
 
     /// Gate and up of a layer's shared expert, not yet read.
-    ///
-    /// # Errors
-    /// As [`gate_up`](Self::gate_up).
     pub fn shared_gate_up_source(&self, layer: usize) -> Result<GateUpSource<'_>, Error> {
         self.source_of(self.mlp(layer, MlpKind::Shared)?, None)
     }
 
     /// The down projection of a layer's shared expert, not yet read.
-    ///
-    /// # Errors
-    /// As [`gate_up`](Self::gate_up).
     pub fn shared_down_source(&self, layer: usize) -> Result<LinearSource<'_>, Error> {
         self.down_source_of(self.mlp(layer, MlpKind::Shared)?, None)
     }
@@ -380,9 +364,6 @@ impl Checkpoint {
     }
 
     /// The same before it is read, to be taken a run of features at a time.
-    ///
-    /// # Errors
-    /// As [`linear`](Self::linear).
     pub fn linear_source(&self, module: &str) -> Result<LinearSource<'_>, Error> {
         if !self.index.modules.contains_key(module) {
             return Err(self.no_module(module));
@@ -391,7 +372,7 @@ impl Checkpoint {
     }
 }
 
-/// The routed experts of one layer.
+/// The routed experts of one layer. All that take an expert fail as [`gate_up`](Self::gate_up) does.
 #[derive(Debug)]
 pub struct Experts<'a> {
     checkpoint: &'a Checkpoint,
@@ -421,26 +402,17 @@ impl<'a> Experts<'a> {
     }
 
     /// The same before it is read, to be taken a run of features at a time.
-    ///
-    /// # Errors
-    /// As [`gate_up`](Self::gate_up).
     pub fn gate_up_source(&self, expert: usize) -> Result<GateUpSource<'a>, Error> {
         self.check(expert)?;
         self.checkpoint.source_of(self.mlp, Some(expert))
     }
 
     /// The down projection of an expert.
-    ///
-    /// # Errors
-    /// As [`gate_up`](Self::gate_up).
     pub fn down(&self, expert: usize) -> Result<Linear<'a>, Error> {
         self.down_source(expert)?.read()
     }
 
     /// The same before it is read, to be taken a run of features at a time.
-    ///
-    /// # Errors
-    /// As [`gate_up`](Self::gate_up).
     pub fn down_source(&self, expert: usize) -> Result<LinearSource<'a>, Error> {
         self.check(expert)?;
         self.checkpoint.down_source_of(self.mlp, Some(expert))

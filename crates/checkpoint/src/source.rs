@@ -159,9 +159,6 @@ impl<'a> GateUpSource<'a> {
     }
 
     /// Tensor scales of the activations; see [`GateUp::input_scales`].
-    ///
-    /// # Errors
-    /// As there.
     pub fn input_scales(&self) -> Result<Option<(GlobalScale, GlobalScale)>, Error> {
         self.input.clone()
     }
@@ -216,9 +213,6 @@ impl<'a> GateUpSource<'a> {
     }
 
     /// All features.
-    ///
-    /// # Errors
-    /// As [`features`](Self::features).
     pub fn read(&self) -> Result<GateUp<'a>, Error> {
         self.features(0..self.n())
     }

@@ -195,7 +195,8 @@ fn rebuilt<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::result::OwnedResult;
+    use crate::result::matrix_of;
+    use dualgemm::OwnedMatrix;
     use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
 
     fn problem() -> Problem<'static> {
@@ -212,9 +213,9 @@ mod tests {
         Problem { a, weights, epilogue: Epilogue::default() }
     }
 
-    fn result_of(p: &Problem<'_>) -> OwnedResult {
+    fn result_of(p: &Problem<'_>) -> OwnedMatrix {
         let c = reference_rows(&p.epilogue, &p.a, &RowSample::all(p.a.rows()), &p.weights, &|_| ()).unwrap();
-        OwnedResult::F32(c.into_iter().map(|x| x as f32).collect())
+        OwnedMatrix::F32(c.into_iter().map(|x| x as f32).collect())
     }
 
     #[test]
@@ -227,11 +228,11 @@ mod tests {
                 continue;
             };
             let result = result_of(&wrong);
-            let found = diagnose(&right, &result.as_matrix(6, 128).unwrap(), 1e-6);
+            let found = diagnose(&right, &matrix_of(&result, (6, 128)).unwrap(), 1e-6);
             assert!(found.contains(&mistake.name), "{}: found {found:?}", mistake.name);
             assert!(found.len() <= 2, "{}: found {found:?}", mistake.name);
         }
         let result = result_of(&right);
-        assert_eq!(diagnose(&right, &result.as_matrix(6, 128).unwrap(), 1e-6), [""; 0]);
+        assert_eq!(diagnose(&right, &matrix_of(&result, (6, 128)).unwrap(), 1e-6), [""; 0]);
     }
 }

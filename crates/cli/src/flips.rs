@@ -6,9 +6,9 @@ use dualgemm::check::{RowSample, bounded_rows};
 use dualgemm::checkpoint::{Activations, Checkpoint, OpenOptions, TensorFiles};
 use dualgemm::formats::{QuantizedMatrix, ScaleLayout};
 use dualgemm::gemm::{AFormat, AOperand, Bounded, DualGemmDesc, Epilogue, GateUp, OutFormat, OutScale};
-use dualgemm::{DualGemm, Target};
+use dualgemm::{DualGemm, OwnedMatrix, Target};
 
-use crate::result::OwnedResult;
+use crate::result::matrix_of;
 use crate::tolerance::Tolerance;
 
 /// Features that are computed with each flip, and flips of each kind of result.
@@ -41,10 +41,11 @@ fn flipped(m: &QuantizedMatrix<'_>, row: usize, element: usize) -> QuantizedMatr
     .unwrap()
 }
 
-fn compute(desc: &DualGemmDesc, a: &AOperand<'_>, weights: &GateUp<'_>) -> OwnedResult {
+fn compute(desc: &DualGemmDesc, a: &AOperand<'_>, weights: &GateUp<'_>) -> OwnedMatrix {
     let plan = DualGemm::plan(desc, &Target::default()).unwrap();
-    let mut c = OwnedResult::zeroed(desc);
-    let scale = plan.runner(1).unwrap().run(a, &plan.prepack(weights).unwrap(), c.as_output()).unwrap();
+    let mut c = OwnedMatrix::of_c("C", desc).unwrap();
+    let scale =
+        plan.runner(1).unwrap().run(a, &plan.prepack(weights).unwrap(), c.output(desc.m, desc.n)).unwrap();
     c.set_global_scale(scale);
     c
 }
@@ -70,7 +71,7 @@ fn caught(a: &AOperand<'_>, out: OutFormat, step: f64) -> usize {
         *half = flipped(half, row, element);
         let check = |weights: &GateUp<'_>| {
             let c = compute(&desc, a, weights);
-            let c = c.as_matrix(m, FEATURES).unwrap();
+            let c = matrix_of(&c, (m, FEATURES)).unwrap();
             let found = c.compare(&want, &all).unwrap();
             let tolerance = Tolerance::bounded(c.format(), &epilogue);
             (tolerance.holds(&found), found)

@@ -30,7 +30,8 @@ pub fn supported<T>(result: Result<T, Error>) -> anyhow::Result<T> {
 
 fn or_instead<T>(result: Result<T, Error>, instead: &str) -> anyhow::Result<T> {
     result.map_err(|error| match &error {
-        Error::Gpu(
+        Error::NotForGpu { .. }
+        | Error::Gpu(
             GpuError::Device(_)
             | GpuError::NothingFits { .. }
             | GpuError::Unsupported { .. }

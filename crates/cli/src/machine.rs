@@ -34,7 +34,7 @@ impl Machine {
         Self {
             cpu_model: fs::read_to_string("/proc/cpuinfo")
                 .ok()
-                .and_then(|text| field(&text, "model name"))
+                .and_then(|text| field(&text, "model name").or_else(|| arm_model(&text)))
                 .unwrap_or_else(|| "unknown".into()),
             arch: std::env::consts::ARCH,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
@@ -77,6 +77,22 @@ fn field(text: &str, key: &str) -> Option<String> {
     text.lines().find_map(value)
 }
 
+/// The model where Linux has numbers instead of its name, on ARM64: those of the register MIDR_EL1. Names are from Linux's
+/// `arch/arm64/include/asm/cputype.h`.
+fn arm_model(cpuinfo: &str) -> Option<String> {
+    let [implementer, part] = ["CPU implementer", "CPU part"].map(|key| field(cpuinfo, key));
+    let (implementer, part) = (implementer?, part?);
+    let name = match (implementer.as_str(), part.as_str()) {
+        ("0x41", "0xd08") => "ARM Cortex-A72",
+        ("0x41", "0xd0c") => "ARM Neoverse N1",
+        ("0x41", "0xd40") => "ARM Neoverse V1",
+        ("0x41", "0xd49") => "ARM Neoverse N2",
+        ("0x41", "0xd4f") => "ARM Neoverse V2",
+        _ => return Some(format!("implementer {implementer}, part {part}")),
+    };
+    Some(name.into())
+}
+
 fn kilobytes(text: &str, key: &str) -> Option<u64> {
     field(text, key)?.strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
@@ -103,5 +119,9 @@ mod tests {
         assert_eq!(kilobytes(text, "MemTotal"), Some(24602956 * 1024));
         assert_eq!([kilobytes(text, "MemFree"), kilobytes(text, "Swap")], [None, None]);
         assert_eq!(field(text, "model name").as_deref(), Some("AMD EPYC"));
+        assert_eq!(arm_model(text), None);
+        let arm = |part| arm_model(&format!("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: {part}\n"));
+        assert_eq!(arm("0xd4f").as_deref(), Some("ARM Neoverse V2"));
+        assert_eq!(arm("0xfff").as_deref(), Some("implementer 0x41, part 0xfff"));
     }
 }

@@ -9,15 +9,14 @@ use dualgemm::check::{MlpFeatures, RowSample, bounded_runs, mixture_rows, mlp_ro
 use dualgemm::checkpoint::{Checkpoint, LinearSource, Stated};
 use dualgemm::formats::{BlockFormat, GlobalScale, ScaleLayout};
 use dualgemm::gemm::{
-    AFormat, AOperand, Bounded, DualGemmDesc, Epilogue, GateUp, Linear, MlpDesc, OutFormat, OutScale,
-    QuantizeA, RouterWeights, stored,
+    AFormat, AOperand, Bounded, DualGemmDesc, Epilogue, GateUp, GatedMlp, Linear, MlpDesc, OutFormat,
+    OutScale, QuantizeA, RouterWeights,
 };
-use dualgemm::{Error, MixtureDesc, MlpPlan, PackedMlp};
+use dualgemm::{AnyDesc, AnyPlan, AnyWeights, Error, MixtureDesc, MlpPlan, PackedMlp};
 
 use crate::args::{
     ActivationArgs, EpilogueArgs, LayerArgs, OpArg, OperationArgs, OutFormatArg, RouterWeightsArg,
 };
-use crate::computation::{Desc, Packed, Planned};
 use crate::layer::{self, InputScales, Layer};
 use crate::routing::OwnedRouting;
 use crate::scales::{self, MatrixReport};
@@ -76,6 +75,10 @@ impl<'c> Mlp<'c> {
         Ok(PackedMlp { gate_up, down: plan.down.prepack(&dualgemm::linear(self.down.read()?))? })
     }
 
+    fn read(&self) -> Result<GatedMlp<'c>, Error> {
+        Ok(GatedMlp { gate_up: self.layer.weights()?, down: dualgemm::linear(self.down.read()?) })
+    }
+
     fn matrices(&self) -> [MatrixReport; 3] {
         let [gate, up] = self.layer.source().matrices();
         [("gate", gate), ("up", up), ("down", &self.down.weight)].map(|(role, m)| MatrixReport::of(role, m))
@@ -96,7 +99,7 @@ impl MlpFeatures for Mlp<'_> {
 #[derive(Debug)]
 pub struct Problem {
     /// Shapes and formats.
-    pub desc: Desc,
+    pub desc: AnyDesc,
     /// Of a mixture.
     pub routing: Option<OwnedRouting>,
 }
@@ -248,11 +251,11 @@ impl<'c> Operation<'c> {
         };
         let mut routing = None;
         let desc = match self {
-            Self::GateUp(layer) => Desc::Product(gate_up(layer, out)?),
+            Self::GateUp(layer) => AnyDesc::Product(gate_up(layer, out)?),
             Self::Linear(_, linear) => {
                 let (w, linear) =
                     (&linear.weight, DualGemmDesc::linear(m, 1, 1, a_format, BlockFormat::Nvfp4));
-                Desc::Product(DualGemmDesc {
+                AnyDesc::Product(DualGemmDesc {
                     op: linear.op,
                     ..product(w.rows(), w.k(), w.format(), Epilogue::default(), out)
                 })
@@ -260,17 +263,18 @@ impl<'c> Operation<'c> {
             Self::Mlp(mlp) => {
                 let between = between(args.between, mlp.down.input_scale())?;
                 check_finite(a, between)?;
-                Desc::Mlp(mlp.desc(gate_up(&mlp.layer, between)?, out))
+                AnyDesc::Mlp(mlp.desc(gate_up(&mlp.layer, between)?, out))
             }
             Self::Mixture(mixture) => {
                 let between = mixture_between(args.between, mixture)?;
                 check_finite(a, between)?;
                 let first = mixture.first()?;
                 let chosen = mixture.routing(args, a_args, m)?;
-                let routed = MixtureDesc {
+                let mut routed = MixtureDesc {
                     mlp: first.desc(gate_up(&first.layer, between)?, out),
-                    experts: mixture.experts.len(),
+                    experts: chosen.used().len(),
                     top_k: chosen.top_k,
+                    shared: None,
                     router: match args.router_weights {
                         Some(RouterWeightsArg::Input) => RouterWeights::Input,
                         Some(RouterWeightsArg::Output) | None => RouterWeights::Output,
@@ -282,9 +286,10 @@ impl<'c> Operation<'c> {
                     );
                 }
                 routing = Some(chosen);
-                let shared = mixture.shared.as_ref();
-                let shared = shared.map(|mlp| anyhow::Ok(mlp.desc(gate_up(&mlp.layer, between)?, out)));
-                Desc::Mixture { routed, shared: shared.transpose()? }
+                if let Some(mlp) = &mixture.shared {
+                    routed.shared = Some(mlp.desc(gate_up(&mlp.layer, between)?, OutFormat::F32));
+                }
+                AnyDesc::Mixture(routed)
             }
         };
         desc.check()?;
@@ -294,40 +299,36 @@ impl<'c> Operation<'c> {
     /// Brings the weights that are used into the order of the kernels.
     pub fn prepack(
         &self,
-        planned: &Planned,
+        planned: &AnyPlan,
         routing: Option<&OwnedRouting>,
         progress: &dyn Fn(usize),
-    ) -> Result<Packed, Error> {
-        Ok(match (self, planned) {
-            (Self::GateUp(layer), Planned::Product(plan)) => {
-                Packed::Product(layer.prepack(plan, 0..layer.n(), progress)?)
+    ) -> Result<AnyWeights, Error> {
+        Ok(match (self, planned, routing) {
+            (Self::GateUp(layer), AnyPlan::Product(plan), _) => {
+                AnyWeights::Product(layer.prepack(plan, 0..layer.n(), progress)?)
             }
-            (Self::Linear(_, linear), Planned::Product(plan)) => {
-                Packed::Product(plan.prepack(&dualgemm::linear(linear.read()?))?)
+            (Self::Linear(_, linear), AnyPlan::Product(plan), _) => {
+                AnyWeights::Product(plan.prepack(&dualgemm::linear(linear.read()?))?)
             }
-            (Self::Mlp(mlp), Planned::Mlp(plan)) => Packed::Mlp(mlp.prepack(plan, progress)?),
-            (Self::Mixture(mixture), Planned::Mixture { routed: plan, shared }) => {
-                let used = |id: usize| routing.is_none_or(|routing| routing.names(id));
-                let pack = |(id, mlp): (usize, &Option<Mlp<'_>>)| {
-                    let mlp = mlp.as_ref().filter(|_| used(id));
-                    mlp.map(|mlp| {
-                        let packed = mlp.prepack(&plan.mlp, progress);
-                        mixture.checkpoint.files().release_pages();
-                        packed
-                    })
-                    .transpose()
+            (Self::Mlp(mlp), AnyPlan::Mlp(plan), _) => AnyWeights::Mlp(mlp.prepack(plan, progress)?),
+            (Self::Mixture(mixture), AnyPlan::Mixture(plan), Some(routing)) => {
+                let features = plan.mlp.gate_up.desc().n + plan.mlp.down.desc().n;
+                let read = |(done, &id): (usize, &usize)| -> Result<Option<GatedMlp<'_>>, Error> {
+                    // What was read before is packed.
+                    mixture.checkpoint.files().release_pages();
+                    progress(done * features);
+                    mixture.experts.get(id).and_then(Option::as_ref).map(Mlp::read).transpose()
                 };
-                let routed = mixture.experts.iter().enumerate().map(pack).collect::<Result<_, _>>()?;
-                let both = mixture.shared.as_ref().zip(shared.as_ref());
-                let shared = both.map(|(mlp, plan)| mlp.prepack(plan, progress)).transpose()?;
-                Packed::Mixture { routed, shared }
+                let shared = mixture.shared.as_ref().map(Mlp::read).transpose()?;
+                let experts = routing.used().iter().enumerate().map(read);
+                AnyWeights::Mixture(plan.prepack(experts, shared.as_ref())?)
             }
             _ => unreachable!("the plan is made of this operation's description"),
         })
     }
 
     /// Features that packing and the reference tell of: those of gate and up, and of down.
-    pub fn features(&self, desc: &Desc) -> usize {
+    pub fn features(&self, desc: &AnyDesc) -> usize {
         match (self, desc) {
             (Self::GateUp(_) | Self::Linear(..), _) => desc.last().n,
             (Self::Mlp(_), _) => desc.first().n + desc.last().n,
@@ -344,23 +345,17 @@ impl<'c> Operation<'c> {
         progress: &(dyn Fn(usize) + Sync),
     ) -> Result<Vec<Bounded>, Error> {
         match (self, desc, routing) {
-            (Self::GateUp(layer), Desc::Product(desc), _) => {
+            (Self::GateUp(layer), AnyDesc::Product(desc), _) => {
                 bounded_runs(&desc.epilogue, a, sample, desc.n, &|run| Ok(layer.features(run)?), progress)
             }
-            (Self::Linear(_, linear), Desc::Product(desc), _) => {
+            (Self::Linear(_, linear), AnyDesc::Product(desc), _) => {
                 let features = |run| Ok(dualgemm::linear(linear.features(run)?));
                 bounded_runs(&desc.epilogue, a, sample, desc.n, &features, progress)
             }
-            (Self::Mlp(mlp), Desc::Mlp(desc), _) => mlp_rows(desc, a, sample, mlp, progress),
-            (Self::Mixture(mixture), Desc::Mixture { routed, shared }, Some(routing)) => {
-                let routing = routing.as_ref();
-                let mut sums = mixture_rows(routed, a, sample, routing, &mixture.experts, progress)?;
-                if let Some((mlp, desc)) = mixture.shared.as_ref().zip(shared.as_ref()) {
-                    let before =
-                        stored(mlp_rows(desc, a, sample, mlp, progress)?, desc.down.out, desc.down.n);
-                    sums.iter_mut().zip(before).for_each(|(sum, before)| *sum = sum.plus(before));
-                }
-                Ok(sums)
+            (Self::Mlp(mlp), AnyDesc::Mlp(desc), _) => mlp_rows(desc, a, sample, mlp, progress),
+            (Self::Mixture(mixture), AnyDesc::Mixture(desc), Some(routing)) => {
+                let all = (&mixture.experts[..], mixture.shared.as_ref());
+                mixture_rows(desc, a, sample, routing.as_ref(), all, progress)
             }
             _ => unreachable!("the description is this operation's"),
         }

@@ -5,15 +5,13 @@
 
 use std::path::Path;
 
+use dualgemm::OwnedMatrix;
 use dualgemm::check::RowSample;
 use dualgemm::checkpoint::{Activations, TensorFiles};
 use dualgemm::formats::quantize::te_codes;
 use dualgemm::formats::scalar::{e2m1, e4m3};
-use dualgemm::formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
-use dualgemm::gemm::{
-    AFormat, AOperand, Bounded, Comparer, Comparison, DualGemmDesc, OutFormat, OutScale, OutputMut,
-};
-use half::{bf16, f16};
+use dualgemm::formats::{FloatMatrix, GlobalScale, Matrix, QuantizedMatrix};
+use dualgemm::gemm::{AFormat, AOperand, Bounded, Comparer, Comparison, OutFormat, OutScale};
 
 /// C, `[m, n]`, in the form in which A of the next layer would be given.
 #[derive(Debug)]
@@ -220,103 +218,36 @@ fn steps(a: u8, b: u8) -> u64 {
     position(a).abs_diff(position(b))
 }
 
-/// C being computed and once computed, in memory of its own.
-#[derive(Debug)]
-pub enum OwnedResult {
-    /// `m · n` values.
-    F32(Vec<f32>),
-    /// `m · n` values.
-    F16(Vec<f16>),
-    /// `m · n` values.
-    Bf16(Vec<bf16>),
-    /// `m · n / 2` bytes of codes with their scales.
-    Nvfp4 {
-        /// Even feature in the low nibble.
-        codes: Vec<u8>,
-        /// Scale bytes, padding included.
-        scales: Vec<u8>,
-        /// Their order.
-        layout: ScaleLayout,
-        /// Tensor scale, a multiplier.
-        global_scale: f32,
-    },
+/// C of a product, as a matrix that is compared.
+pub fn matrix_of(c: &OwnedMatrix, (m, n): (usize, usize)) -> anyhow::Result<ResultMatrix<'_>> {
+    Ok(ResultMatrix(c.operand("c", m, n)?))
 }
 
-impl OwnedResult {
-    /// Room for C of a problem, zeroed.
-    pub fn zeroed(desc: &DualGemmDesc) -> Self {
-        let elements = desc.m * desc.n;
-        match desc.out {
-            OutFormat::F32 => Self::F32(vec![0.0; elements]),
-            OutFormat::F16 => Self::F16(vec![f16::ZERO; elements]),
-            OutFormat::Bf16 => Self::Bf16(vec![bf16::ZERO; elements]),
-            OutFormat::Nvfp4 { scale_layout: layout, .. } => {
-                let scales = vec![0; layout.len(desc.m, desc.n / BlockFormat::Nvfp4.block_len())];
-                Self::Nvfp4 { codes: vec![0; elements / 2], scales, layout, global_scale: 1.0 }
-            }
-        }
-    }
-
-    /// Where a run writes; the tensor scale of an nvfp4 C is what the run returns.
-    pub fn as_output(&mut self) -> OutputMut<'_> {
-        match self {
-            Self::F32(c) => OutputMut::F32(c),
-            Self::F16(c) => OutputMut::F16(c),
-            Self::Bf16(c) => OutputMut::Bf16(c),
-            Self::Nvfp4 { codes, scales, .. } => OutputMut::Nvfp4 { codes, scales },
-        }
-    }
-
-    /// Takes the tensor scale that a run returns for an nvfp4 C.
-    pub fn set_global_scale(&mut self, scale: Option<f32>) {
-        if let (Self::Nvfp4 { global_scale, .. }, Some(scale)) = (self, scale) {
-            *global_scale = scale;
-        }
-    }
-
-    /// The same as a matrix.
-    pub fn as_matrix(&self, m: usize, n: usize) -> anyhow::Result<ResultMatrix<'_>> {
-        Ok(ResultMatrix(match self {
-            Self::F32(c) => AOperand::Float(FloatMatrix::F32(Matrix::new("c", m, n, c)?)),
-            Self::F16(c) => AOperand::Float(FloatMatrix::F16(Matrix::new("c", m, n, c)?)),
-            Self::Bf16(c) => AOperand::Float(FloatMatrix::Bf16(Matrix::new("c", m, n, c)?)),
-            Self::Nvfp4 { codes, scales, layout, global_scale } => AOperand::Quantized(QuantizedMatrix::new(
-                "c",
-                BlockFormat::Nvfp4,
-                m,
-                n,
-                codes,
-                scales,
-                *layout,
-                GlobalScale::multiplier(*global_scale),
-            )?),
-        }))
-    }
-
-    /// Writes the result file, under a temporary name until it is whole.
-    pub fn write(&self, path: &Path, m: usize, n: usize) -> anyhow::Result<()> {
-        let c = match self.as_matrix(m, n)?.0 {
-            AOperand::Float(c) => Activations::Float(c),
-            AOperand::Quantized(c) => Activations::Quantized(c),
-        };
-        Ok(c.write(path, "c")?)
-    }
+/// Writes the result file, under a temporary name until it is whole.
+pub fn write(c: &OwnedMatrix, path: &Path, (m, n): (usize, usize)) -> anyhow::Result<()> {
+    let c = match c.operand("c", m, n)? {
+        AOperand::Float(c) => Activations::Float(c),
+        AOperand::Quantized(c) => Activations::Quantized(c),
+    };
+    Ok(c.write(path, "c")?)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use dualgemm::formats::quantize::te_block;
+    use dualgemm::formats::{BlockFormat, ScaleLayout};
 
     #[test]
     fn nvfp4_results_count_steps_of_their_own_grid() {
-        let result = OwnedResult::Nvfp4 {
+        let result = OwnedMatrix::Quantized {
+            format: BlockFormat::Nvfp4,
             codes: vec![0x72; 16],
             scales: vec![0x38, 0x40],
             layout: ScaleLayout::Linear,
             global_scale: 0.5,
         };
-        let matrix = result.as_matrix(2, 16).unwrap();
+        let matrix = matrix_of(&result, (2, 16)).unwrap();
         let mut want = matrix.to_f64(&RowSample::all(2));
         let same = matrix.compare(&want, &RowSample::all(2)).unwrap();
         assert_eq!((same.max_ulp, same.rel_l2), (0, 0.0));
@@ -331,8 +262,14 @@ mod tests {
     #[test]
     fn under_the_scale_zero_any_code_is_right_for_what_is_too_small_for_another() {
         let (codes, scales) = (vec![0x77; 8], vec![0]);
-        let result = OwnedResult::Nvfp4 { codes, scales, layout: ScaleLayout::Linear, global_scale: 0.5 };
-        let matrix = result.as_matrix(1, 16).unwrap();
+        let result = OwnedMatrix::Quantized {
+            format: BlockFormat::Nvfp4,
+            codes,
+            scales,
+            layout: ScaleLayout::Linear,
+            global_scale: 0.5,
+        };
+        let matrix = matrix_of(&result, (1, 16)).unwrap();
         let least = f64::from(e4m3::MIN_POSITIVE) * 0.5;
         let steps = |value: f64| matrix.compare(&[value; 16], &RowSample::all(1)).unwrap().max_ulp;
         assert_eq!([steps(0.0), steps(2.9 * least), steps(-2.9 * least)], [0; 3]);
@@ -352,8 +289,14 @@ mod tests {
             let (codes, scale) = te_block(&block, GlobalScale::multiplier(global_scale));
             let compare = |scale, want: &[f64]| {
                 let (codes, scales, layout) = (codes.to_vec(), vec![scale], ScaleLayout::Linear);
-                let result = OwnedResult::Nvfp4 { codes, scales, layout, global_scale };
-                result.as_matrix(1, 16).unwrap().compare(want, &RowSample::all(1)).unwrap()
+                let result = OwnedMatrix::Quantized {
+                    format: BlockFormat::Nvfp4,
+                    codes,
+                    scales,
+                    layout,
+                    global_scale,
+                };
+                matrix_of(&result, (1, 16)).unwrap().compare(want, &RowSample::all(1)).unwrap()
             };
             let lost = compare(scale, &want);
             assert!(lost.rel_l2 > 0.5 && (lost.max_ulp, lost.max_scale_steps) == (0, Some(0)), "{lost:?}");
@@ -385,8 +328,14 @@ mod tests {
             codes.extend(of_block.as_chunks::<2>().0.iter().map(|[low, high]| low | high << 4));
             scales.push(scale);
         }
-        let result = OwnedResult::Nvfp4 { codes, scales, layout: ScaleLayout::Linear, global_scale };
-        let cut = result.as_matrix(1, 4096).unwrap().compare(&want, &RowSample::all(1)).unwrap();
+        let result = OwnedMatrix::Quantized {
+            format: BlockFormat::Nvfp4,
+            codes,
+            scales,
+            layout: ScaleLayout::Linear,
+            global_scale,
+        };
+        let cut = matrix_of(&result, (1, 4096)).unwrap().compare(&want, &RowSample::all(1)).unwrap();
         assert_eq!((cut.max_ulp, cut.max_scale_steps), (1, Some(0)));
         let tolerance = Tolerance::of(AFormat::Nvfp4, &Epilogue::default());
         assert!(!tolerance.holds(&cut) && !tolerance.under_given_scale().holds(&cut), "{cut:?}");
@@ -396,10 +345,10 @@ mod tests {
     fn the_worst_element_is_named_by_its_row_in_the_whole_result() {
         let mut c = vec![1.0f32; 40];
         c[39] = 2.0;
-        let result = OwnedResult::F32(c);
+        let result = OwnedMatrix::F32(c);
         for sample in [RowSample::spread(10, 3), RowSample::all(10)] {
             let want = vec![1.0; sample.rows().len() * 4];
-            let found = result.as_matrix(10, 4).unwrap().compare(&want, &sample).unwrap();
+            let found = matrix_of(&result, (10, 4)).unwrap().compare(&want, &sample).unwrap();
             assert_eq!((found.worst.row, found.worst.col), (9, 3));
         }
     }

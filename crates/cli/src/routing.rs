@@ -17,6 +17,10 @@ const WEIGHTS: &str = "topk_weights";
 pub struct OwnedRouting {
     ids: Vec<i32>,
     weights: Vec<f32>,
+    /// Experts that a token goes to, ascending; the first one of all if none does.
+    used: Vec<usize>,
+    /// The same choices by places in that list.
+    places: Vec<i32>,
     /// Experts of each token.
     pub top_k: usize,
     /// Where it comes from, for people.
@@ -24,9 +28,34 @@ pub struct OwnedRouting {
 }
 
 impl OwnedRouting {
-    /// For kernels and references.
+    fn new(ids: Vec<i32>, weights: Vec<f32>, experts: &[usize], (top_k, origin): (usize, String)) -> Self {
+        let mut used: Vec<usize> = ids.iter().filter_map(|&id| usize::try_from(id).ok()).collect();
+        used.sort_unstable();
+        used.dedup();
+        let place = |id: &i32| {
+            let place = usize::try_from(*id).ok().and_then(|id| used.binary_search(&id).ok());
+            place.map_or(-1, |place| place as i32)
+        };
+        let places = ids.iter().map(place).collect();
+        if used.is_empty() {
+            used.extend(experts.first());
+        }
+        Self { ids, weights, used, places, top_k, origin }
+    }
+
+    /// For references: experts by their numbers.
     pub fn as_ref(&self) -> Routing<'_> {
         Routing { ids: &self.ids, weights: &self.weights }
+    }
+
+    /// For kernels: experts by their places among those that are used.
+    pub fn places(&self) -> Routing<'_> {
+        Routing { ids: &self.places, weights: &self.weights }
+    }
+
+    /// The experts that have to be there.
+    pub fn used(&self) -> &[usize] {
+        &self.used
     }
 
     /// Rows and experts that it comes to.
@@ -36,7 +65,7 @@ impl OwnedRouting {
 
     /// Whether a token goes to an expert.
     pub fn names(&self, expert: usize) -> bool {
-        self.ids.iter().any(|&id| usize::try_from(id) == Ok(expert))
+        self.used.binary_search(&expert).is_ok()
     }
 
     /// Draws for this many tokens from these experts.
@@ -46,7 +75,8 @@ impl OwnedRouting {
         }
         let numbers: Vec<i32> = experts.iter().filter_map(|&expert| i32::try_from(expert).ok()).collect();
         let (ids, weights) = Inputs::seeded(seed).routing(tokens, &numbers, top_k);
-        Ok(Self { ids, weights, top_k, origin: format!("{top_k} experts a token, drawn with seed {seed}") })
+        let origin = format!("{top_k} experts a token, drawn with seed {seed}");
+        Ok(Self::new(ids, weights, experts, (top_k, origin)))
     }
 
     /// Reads one for this many tokens and these experts.
@@ -75,13 +105,10 @@ impl OwnedRouting {
         if weights.dtype != Dtype::F32 {
             bail!("{}: {WEIGHTS} is {}; F32 is needed", path.display(), weights.dtype);
         }
-        let this = Self {
-            // Any negative number skips; one beyond 32 bits is refused below, as it is in the file.
-            ids: ids.iter().map(|&id| i32::try_from(id.max(-1)).unwrap_or(-1)).collect(),
-            weights: weights.to_f32("the weights of a router")?,
-            top_k: in_file,
-            origin: format!("{in_file} experts a token, from {}", path.display()),
-        };
+        // Any negative number skips; one beyond 32 bits is refused below, as it is in the file.
+        let kept = ids.iter().map(|&id| i32::try_from(id.max(-1)).unwrap_or(-1)).collect();
+        let origin = (in_file, format!("{in_file} experts a token, from {}", path.display()));
+        let this = Self::new(kept, weights.to_f32("the weights of a router")?, experts, origin);
         let beyond = experts.last().map_or(0, |last| last + 1);
         this.as_ref().check(tokens, in_file, beyond).with_context(|| path.display().to_string())?;
         let missing = |&(_, &id): &(usize, &i64)| {

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use dualgemm::Plan;
 use dualgemm::gemm::{AFormat, Comparison, Epilogue, compare};
 use dualgemm::strategies::Rounding;
+use dualgemm::{AnyPlan, Plan};
 use serde::Serialize;
 
 /// Limits on single elements, and on relative L2 error and cosine.
@@ -63,14 +63,22 @@ impl Tolerance {
 
     /// The same for a plan, which may round on the way: a library's products are 16 bits before the activation, and
     /// operands may be e4m3.
-    pub fn of_plan(plan: &Plan, format: AFormat) -> Result<Self, dualgemm::Error> {
-        match plan {
-            Plan::Gpu { plan, .. } if plan.strategy()?.rounding() != Rounding::Nothing => {
-                Ok(Self::from_rel_l2(dualgemm::strategies::measure::bound(plan)?))
+    pub fn of_plan(plan: &AnyPlan, format: AFormat) -> Result<Self, dualgemm::Error> {
+        let (first, second) = plan.products();
+        let mut most: Option<f64> = None;
+        for product in second.into_iter().chain([first]) {
+            if let Plan::Gpu { plan, .. } = product
+                && plan.strategy()?.rounding() != Rounding::Nothing
+            {
+                most = Some(most.unwrap_or(0.0).max(dualgemm::strategies::measure::bound(plan)?));
             }
-            _ if plan.desc().out.is_dynamic() => Ok(Self::bounded(format, &plan.desc().epilogue)),
-            _ => Ok(Self::bounded(format, &plan.desc().epilogue).under_given_scale()),
         }
+        let last = plan.last().desc();
+        Ok(match most {
+            Some(most) => Self::from_rel_l2(most),
+            None if last.out.is_dynamic() => Self::bounded(format, &last.epilogue),
+            None => Self::bounded(format, &last.epilogue).under_given_scale(),
+        })
     }
 
     /// A relative L2 limit with the cosine that goes with it.
@@ -216,7 +224,7 @@ mod tests {
         for (global_scale, steps) in [(OutScale::Static(1.0), Some(1)), (OutScale::Dynamic, None)] {
             let mut desc = DualGemmDesc::new(1, 16, 16, AFormat::Nvfp4, BlockFormat::Nvfp4);
             desc.out = OutFormat::Nvfp4 { scale_layout: ScaleLayout::Linear, global_scale };
-            let plan = dualgemm::DualGemm::plan(&desc, &dualgemm::Target::default()).unwrap();
+            let plan = AnyPlan::new(&dualgemm::AnyDesc::Product(desc), &dualgemm::Target::default()).unwrap();
             assert_eq!(Tolerance::of_plan(&plan, AFormat::Nvfp4).unwrap().max_scale_steps, steps);
         }
     }

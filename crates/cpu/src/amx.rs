@@ -11,6 +11,7 @@
 //!     sum  = sum + (even + odd)
 //! ```
 
+#[cfg(any(target_arch = "x86_64", test))]
 use crate::tile::TILE_COLS;
 
 /// Rows of A in a tile register.
@@ -61,7 +62,7 @@ pub(crate) enum Tiles {
     /// None.
     No,
     /// [`Vectors`](crate::w4a16::dots::Vectors) in their place.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     Vectors,
     /// Those of the processor.
     #[cfg(target_arch = "x86_64")]
@@ -76,7 +77,7 @@ impl Tiles {
     pub(crate) fn are_real(self) -> bool {
         match self {
             Self::No => false,
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
             Self::Vectors => false,
             #[cfg(target_arch = "x86_64")]
             Self::Hardware => true,

@@ -10,7 +10,7 @@ use crate::{Error, w4a4, w4a16};
 
 /// Calls a macro with `[features] arguments`. The features are both what the kernels of an instruction set are compiled with
 /// and what a machine must have to run them; listing them once keeps the two equal.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! with_features {
     (Avx2, $to:ident! $arguments:tt) => {
         $to! { ["avx2" "fma" "f16c"] $arguments }
@@ -31,12 +31,16 @@ macro_rules! with_features {
     };
     // Tiles themselves are not a feature of stable Rust: see `amx`.
     (AmxBf16, $to:ident! $arguments:tt) => { $crate::isa::with_features! { Avx512Bf16, $to! $arguments } };
+    (Neon, $to:ident! $arguments:tt) => { $to! { ["neon"] $arguments } };
+    (NeonDot, $to:ident! $arguments:tt) => { $to! { ["neon" "dotprod"] $arguments } };
+    (NeonI8mm, $to:ident! $arguments:tt) => { $to! { ["neon" "dotprod" "i8mm"] $arguments } };
+    (NeonBf16, $to:ident! $arguments:tt) => { $to! { ["neon" "dotprod" "i8mm" "bf16"] $arguments } };
 }
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) use with_features;
 
 /// A function compiled for an instruction set: `compiled_for!(Avx2, { fn f(..) { .. } })`.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! compiled_for {
     ($isa:ident, $function:tt) => { $crate::isa::with_features!($isa, compiled_for! $function); };
     ([$($feature:tt)*] { $(#[$attribute:meta])* $vis:vis unsafe fn $($rest:tt)* }) => {
@@ -46,11 +50,11 @@ macro_rules! compiled_for {
         $(#[$attribute])* $(#[target_feature(enable = $feature)])* $vis fn $($rest)*
     };
 }
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) use compiled_for;
 
 /// Implements `unsafe` methods of a trait, each by one expression.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! unsafe_methods {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)? { $body:expr })*) => {$(
         #[inline(always)]
@@ -61,7 +65,7 @@ macro_rules! unsafe_methods {
         }
     )*};
 }
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) use unsafe_methods;
 
 /// The operations of one instruction set. A value is a token: code that holds one runs on a machine with the instruction set.
@@ -74,7 +78,7 @@ impl<T: w4a4::Vector + w4a16::Pairs> InstructionSet for T {}
 pub(crate) struct Portable<const FUSED: bool>(());
 
 /// Defines the tokens of instruction sets.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! tokens {
     ($($isa:ident)*) => {$(
         /// The token of the instruction set of this name.
@@ -84,6 +88,8 @@ macro_rules! tokens {
 }
 #[cfg(target_arch = "x86_64")]
 tokens!(Avx2 AvxVnni Avx512 Avx512Vnni Avx512Bf16 AmxBf16);
+#[cfg(target_arch = "aarch64")]
+tokens!(Neon NeonDot NeonI8mm NeonBf16);
 
 /// A computation that is compiled once per instruction set.
 pub(crate) trait Work {
@@ -109,11 +115,10 @@ pub(crate) struct Available {
 impl Available {
     /// Runs `work`, compiled for this instruction set.
     pub(crate) fn dispatch<W: Work>(self, work: W) -> W::Output {
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
         macro_rules! run_compiled {
             ($($isa:ident)*) => {
                 match self.isa {
-                    Isa::Portable => {}
                     $(Isa::$isa => {
                         compiled_for!($isa, {
                             fn compiled<W: Work>(work: W) -> W::Output {
@@ -123,11 +128,15 @@ impl Available {
                         // SAFETY: `checked` found all features that `compiled` is compiled with.
                         return unsafe { compiled(work) };
                     })*
+                    // Portable: `checked` finds none of the others on this architecture.
+                    _ => {}
                 }
             };
         }
         #[cfg(target_arch = "x86_64")]
         run_compiled!(Avx2 AvxVnni Avx512 Avx512Vnni Avx512Bf16 AmxBf16);
+        #[cfg(target_arch = "aarch64")]
+        run_compiled!(Neon NeonDot NeonI8mm NeonBf16);
         #[cfg(test)]
         if self.fused {
             return work.run(Portable::<true>(()));
@@ -166,11 +175,20 @@ pub enum Isa {
     Avx512Bf16,
     /// The same, and tiles of bf16 with AMX (Sapphire Rapids and later), if the system lets a process use them.
     AmxBf16,
+    /// ARM64, which always has NEON (Cortex-A72, Graviton 1).
+    Neon,
+    /// The same with dot products of bytes (Neoverse N1, Apple M1).
+    NeonDot,
+    /// The same with products of matrices of bytes.
+    NeonI8mm,
+    /// The same with products of matrices of bf16 (Neoverse V1, N2 and V2, Apple M2 and later).
+    NeonBf16,
 }
 
 impl Isa {
-    /// Every instruction set, slowest first, except that AVX512-BF16 is slow on some processors: see [`best`](Self::best).
-    pub const ALL: [Self; 7] = [
+    /// Every instruction set, slowest first of each architecture, except that AVX512-BF16 is slow on some processors: see
+    /// [`best`](Self::best).
+    pub const ALL: [Self; 11] = [
         Self::Portable,
         Self::Avx2,
         Self::AvxVnni,
@@ -178,6 +196,10 @@ impl Isa {
         Self::Avx512Vnni,
         Self::Avx512Bf16,
         Self::AmxBf16,
+        Self::Neon,
+        Self::NeonDot,
+        Self::NeonI8mm,
+        Self::NeonBf16,
     ];
 
     /// The environment variable that forces one, by its [`name`](Self::name).
@@ -193,6 +215,19 @@ impl Isa {
             Self::Avx512Vnni => "avx512vnni",
             Self::Avx512Bf16 => "avx512bf16",
             Self::AmxBf16 => "amxbf16",
+            Self::Neon => "neon",
+            Self::NeonDot => "neondot",
+            Self::NeonI8mm => "neoni8mm",
+            Self::NeonBf16 => "neonbf16",
+        }
+    }
+
+    /// Whether processors of the architecture that this is compiled for can have it.
+    pub const fn native(self) -> bool {
+        match self {
+            Self::Portable => true,
+            Self::Neon | Self::NeonDot | Self::NeonI8mm | Self::NeonBf16 => cfg!(target_arch = "aarch64"),
+            _ => cfg!(target_arch = "x86_64"),
         }
     }
 
@@ -210,11 +245,28 @@ impl Isa {
             Self::Avx512Vnni => with_features!(Avx512Vnni, detected!()),
             Self::Avx512Bf16 => with_features!(Avx512Bf16, detected!()),
             Self::AmxBf16 => with_features!(AmxBf16, detected!()) && crate::amx::permitted(),
+            _ => false,
         }
     }
 
     /// Whether this machine can run it.
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    pub fn available(self) -> bool {
+        macro_rules! detected {
+            ([$($feature:tt)*] ()) => { $(std::arch::is_aarch64_feature_detected!($feature))&&* };
+        }
+        match self {
+            Self::Portable => true,
+            Self::Neon => with_features!(Neon, detected!()),
+            Self::NeonDot => with_features!(NeonDot, detected!()),
+            Self::NeonI8mm => with_features!(NeonI8mm, detected!()),
+            Self::NeonBf16 => with_features!(NeonBf16, detected!()),
+            _ => false,
+        }
+    }
+
+    /// Whether this machine can run it.
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     pub fn available(self) -> bool {
         self == Self::Portable
     }
@@ -261,6 +313,8 @@ impl Isa {
             Self::Avx512Bf16 => Tiles::Vectors,
             #[cfg(target_arch = "x86_64")]
             Self::AmxBf16 => Tiles::Hardware,
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonBf16 => Tiles::Vectors,
             _ => Tiles::No,
         }
     }
@@ -310,7 +364,8 @@ mod tests {
         }
         assert_eq!(
             "sse9".parse::<Isa>().unwrap_err().to_string(),
-            "there is no instruction set \"sse9\"; known are portable, avx2, avxvnni, avx512, avx512vnni, avx512bf16, amxbf16"
+            "there is no instruction set \"sse9\"; known are portable, avx2, avxvnni, avx512, avx512vnni, avx512bf16, amxbf16, \
+             neon, neondot, neoni8mm, neonbf16"
         );
     }
 
@@ -318,6 +373,7 @@ mod tests {
     fn the_best_is_available_and_nothing_better_is() {
         let best = Isa::best();
         assert!(best.available() && Isa::Portable.available());
+        assert!(Isa::ALL.into_iter().all(|isa| isa.native() || !isa.available()));
         assert!(Isa::ALL.into_iter().filter(|&isa| isa > best).all(|isa| !isa.available() || !isa.pays()));
     }
 

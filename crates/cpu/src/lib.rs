@@ -1,4 +1,4 @@
-//! The fused dual GEMM on CPUs: packed weights, AMX, AVX-512, AVX2 and portable kernels.
+//! The fused dual GEMM on CPUs: packed weights, and kernels for AMX, AVX-512, AVX2, NEON and any processor.
 //!
 //! In the order of processing:
 //!

@@ -127,20 +127,24 @@ fn best(threads: usize, weight: f64, work: impl Fn() -> usize + Sync) -> f64 {
     };
     once();
     let repeats = (SAMPLE.as_secs_f64() / once().as_secs_f64()).ceil() as usize;
+    // Several items per thread, so that a thread that is held up does not delay the others.
+    let items = repeats.min(4);
     let (begin, mut rate) = (Instant::now(), 0f64);
     while begin.elapsed() < 50 * SAMPLE {
         let start = Instant::now();
         let done = std::sync::atomic::AtomicUsize::new(0);
-        // Several items per thread, so that a thread that is held up does not delay the others.
         let item = |(): &mut (), _| {
-            let units: usize = (0..repeats.div_ceil(4)).map(|_| work()).sum();
+            let units: usize = (0..repeats.div_ceil(items)).map(|_| work()).sum();
             done.fetch_add(units, std::sync::atomic::Ordering::Relaxed);
         };
-        threads::for_each(threads, 4 * threads, |_| (), item);
+        threads::for_each(threads, items * threads, |_| (), item);
         rate = rate.max(done.into_inner() as f64 * weight / start.elapsed().as_secs_f64());
     }
     rate
 }
+
+/// The longest that reading all of the memory once may take; a slower machine reads less of it.
+const MOST_OF_A_PASS: Duration = Duration::from_secs(1);
 
 /// Bytes per second at which `len` bytes (a little more, to fill whole parts) are read again and again.
 fn read_rate(kernel: w4a4::Kernel, threads: usize, len: usize) -> f64 {
@@ -148,13 +152,19 @@ fn read_rate(kernel: w4a4::Kernel, threads: usize, len: usize) -> f64 {
     let part = if len < 16 << 20 { 64 << 10 } else { 1 << 20 } / size_of::<f32>();
     let parts = len.div_ceil(part * size_of::<f32>()).max(1);
     let memory = Aligned::<f32>::zeroed(parts * part);
+    // Reading all takes milliseconds on any processor, but not on one that is emulated.
+    let start = Instant::now();
+    kernel.spin_read(&memory[..part]);
+    let parts =
+        parts.min((MOST_OF_A_PASS.as_secs_f64() * threads as f64 / start.elapsed().as_secs_f64()) as usize);
+    let memory = &memory[..parts.max(1) * part];
     let mut rate = 0f64;
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_millis(200) {
         let start = Instant::now();
         let read = |bytes: &mut usize, at: usize| *bytes += kernel.spin_read(&memory[at * part..][..part]);
-        threads::for_each(threads, parts, |_| 0, read);
-        let bytes = (memory.len() * size_of::<f32>()) as f64;
+        threads::for_each(threads, memory.len() / part, |_| 0, read);
+        let bytes = size_of_val(memory) as f64;
         rate = rate.max(bytes / start.elapsed().max(Duration::from_nanos(100)).as_secs_f64());
     }
     rate

@@ -3,9 +3,11 @@
 //! [`reference()`](dualgemm_gemm::reference()) decodes whole weight matrices to f64, 14 times their size. Here it is
 //! called on runs of the features, in parallel, and on a sample of the rows where all would take too long.
 
+use std::hint::black_box;
 use std::ops::Range;
+use std::time::Instant;
 
-use dualgemm_formats::{FloatMatrix, Matrix, QuantizedMatrix, ScaleLayout};
+use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
 use dualgemm_gemm::{
     AOperand, Bounded, Epilogue, GateUp, GatedMlp, Linear, MlpDesc, RouterWeights, Routing, WeightRef,
     reference_of, stored,
@@ -86,6 +88,24 @@ impl std::fmt::Display for RowSample {
             (false, of) => write!(f, "{} of {of} rows", self.rows.len()),
         }
     }
+}
+
+/// Multiplications per second that the reference does here, on all threads of the current rayon pool, which takes milliseconds.
+pub fn reference_rate() -> f64 {
+    const ROWS: usize = 16;
+    const K: usize = 256;
+    let (codes, scales) = (vec![0x25; FEATURES_PER_RUN * K / 2], vec![0x38; FEATURES_PER_RUN * K / 16]);
+    let (format, layout, scale) = (BlockFormat::Nvfp4, ScaleLayout::Linear, GlobalScale::ONE);
+    let weight = QuantizedMatrix::new("weight", format, FEATURES_PER_RUN, K, codes, scales, layout, scale);
+    let layer = Linear::new(weight.expect("as many codes and scales as the format says"));
+    let a = vec![vec![Bounded::exact(1.0); K]; ROWS];
+    let time = || {
+        let start = Instant::now();
+        black_box(reference_of(&Epilogue::default(), &a, (&layer).into()));
+        start.elapsed().as_secs_f64()
+    };
+    let least = (0..3).map(|_| time()).fold(f64::INFINITY, f64::min);
+    (ROWS * FEATURES_PER_RUN * K) as f64 * rayon::current_num_threads() as f64 / least
 }
 
 /// C in f64 for the sampled rows: `sample.rows().len() · n` values, row-major. `progress` is told how many
@@ -181,8 +201,8 @@ pub fn mlp_rows(
     mlp_of(desc, &rows_of(a, &all), sample.rows().len(), |row| sample.rows()[row], mlp, progress)
 }
 
-/// Y of a mixture for the sampled tokens, as [`mixture_reference`](dualgemm_gemm::mixture_reference) has it: experts that are
-/// `None` are computed elsewhere. Each expert is read once.
+/// Y of a mixture for the sampled tokens, as [`mixture_reference`](dualgemm_gemm::mixture_reference) has it, and the shared
+/// expert's besides: experts that are `None` are computed elsewhere. Each expert is read once.
 ///
 /// # Errors
 /// If weights cannot be read or do not belong together, K of A is another, or the routing has a number beyond the experts.
@@ -191,10 +211,10 @@ pub fn mixture_rows<E: MlpFeatures>(
     a: &AOperand<'_>,
     sample: &RowSample,
     routing: Routing<'_>,
-    experts: &[Option<E>],
+    (experts, shared): (&[Option<E>], Option<&E>),
     progress: &(dyn Fn(usize) + Sync),
 ) -> Result<Vec<Bounded>, Error> {
-    let MixtureDesc { mlp, top_k, router, .. } = desc;
+    let MixtureDesc { mlp, top_k, router, shared: shared_desc, .. } = desc;
     routing.check(a.rows(), *top_k, experts.len())?;
     let (tokens, n) = (rows_of(a, sample.rows()), mlp.down.n);
     // The results of each choice of the sampled tokens, and which choices each expert has.
@@ -224,7 +244,10 @@ pub fn mixture_rows<E: MlpFeatures>(
             results[choice] = Some(y.to_vec());
         }
     }
-    let mut sums = vec![Bounded::exact(0.0); tokens.len() * n];
+    let mut sums = match shared_desc.as_ref().zip(shared) {
+        Some((desc, mlp)) => mlp_rows(desc, a, sample, mlp, progress)?,
+        None => vec![Bounded::exact(0.0); tokens.len() * n],
+    };
     for (choice, result) in results.iter().enumerate() {
         let factor = if *router == RouterWeights::Output { routing.weights[at(choice)] } else { 1.0 };
         let sums = &mut sums[choice / top_k * n..][..n];
@@ -360,6 +383,13 @@ mod tests {
         )
         .unwrap()
         .with_scale_layout(layout)
+    }
+
+    /// An order of magnitude only: a processor does 10⁸ to 10¹⁰ on each thread, an emulated one 10⁷.
+    #[test]
+    fn the_rate_of_the_reference_is_plausible() {
+        let rate = reference_rate();
+        assert!((1e5..1e13).contains(&rate), "{rate}");
     }
 
     #[test]

@@ -39,6 +39,16 @@ pub enum Error {
     /// Device memory given to a plan for the processor.
     #[error("the plan is for the processor, which cannot read device memory")]
     NotOnGpu,
+    /// What the kernels of GPUs do not do.
+    #[error("{tensor} is {found}; on a GPU {expected} is needed")]
+    NotForGpu {
+        /// The operand or option.
+        tensor: &'static str,
+        /// What it is.
+        found: String,
+        /// What GPUs do.
+        expected: &'static str,
+    },
     /// Several groups of rows with something that belongs to all of them.
     #[error("these groups of rows run one by one on a GPU, and {reason}")]
     GroupsOnGpu {

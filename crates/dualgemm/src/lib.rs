@@ -16,6 +16,8 @@ pub mod mixture;
 pub mod mlp;
 #[cfg(feature = "cuda")]
 pub mod on_device;
+pub mod operation;
+pub mod owned;
 pub mod packed;
 pub mod plan;
 pub mod runner;
@@ -38,10 +40,12 @@ pub use error::Error;
 pub use gpu::GpuId;
 #[cfg(feature = "sim")]
 pub use gpu::SimArch;
-#[cfg(feature = "cuda")]
-pub use mixture::{DeviceMixture, PackedMixture};
-pub use mixture::{MixtureDesc, MixturePlan, MixtureRunner};
+pub use mixture::{MixtureDesc, MixturePlan, MixtureRunner, PackedMixture};
 pub use mlp::{MlpPlan, MlpRunner, PackedMlp};
+pub use operation::{AnyDesc, AnyPlan, AnyRunner, AnyWeights};
+#[cfg(feature = "cuda")]
+pub use operation::{DeviceRouting, Launchers};
+pub use owned::OwnedMatrix;
 pub use packed::{PackedExperts, PackedWeights};
 pub use plan::{DualGemm, Plan, Target};
 pub use runner::{Rows, Runner};

@@ -11,18 +11,19 @@
 #[cfg(feature = "cuda")]
 mod on_device;
 
-use dualgemm_formats::{FloatMatrix, Matrix, QuantizedMatrix, ScaleLayout};
+use dualgemm_formats::{FloatMatrix, ScaleLayout};
 use dualgemm_gemm::{
-    AFormat, AOperand, Error as GemmError, MlpDesc, OutFormat, OutputMut, RouterWeights, Routing,
+    AFormat, AOperand, Error as GemmError, GatedMlp, MlpDesc, OutFormat, OutputMut, RouterWeights, Routing,
 };
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use crate::mlp::try_vec;
-use crate::{Error, MlpPlan, MlpRunner, PackedMlp, Rows, Target};
-#[cfg(feature = "cuda")]
-pub use on_device::{DeviceMixture, PackedMixture};
+use crate::owned::try_vec;
+use crate::{Error, MlpPlan, MlpRunner, OwnedMatrix, PackedMlp, Rows, Target};
+
+/// What messages call the rows that experts read.
+const GATHERED: &str = "A by expert";
 
 /// Shapes and formats of a mixture.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -35,6 +36,9 @@ pub struct MixtureDesc {
     pub top_k: usize,
     /// Where the router's weights go.
     pub router: RouterWeights,
+    /// The MLP that every token goes through besides, if there is one: a term of the sum, of weight 1. Its own output format
+    /// does not matter: sums are in f32.
+    pub shared: Option<MlpDesc>,
 }
 
 impl MixtureDesc {
@@ -45,6 +49,36 @@ impl MixtureDesc {
         let (found, expected) = (format!("{found} MLPs"), format!("{} MLPs", self.experts));
         Err(Error::Gemm(GemmError::Operand { tensor: "experts".into(), found, expected }))
     }
+
+    /// Checks the rules of shapes and formats.
+    ///
+    /// # Errors
+    /// Names what breaks one.
+    pub fn check(&self) -> Result<(), GemmError> {
+        let Self { mlp, experts, top_k, router, shared } = self;
+        let wrong = |tensor: &str, found: String, expected: &str| {
+            let (tensor, expected) = (tensor.into(), expected.into());
+            Err(GemmError::Operand { tensor, found, expected })
+        };
+        if *experts == 0 || *top_k == 0 || *experts > i32::MAX as usize {
+            let found = format!("of {experts} experts, {top_k} a token");
+            return wrong("the mixture", found, "at least 1 of each");
+        }
+        if let OutFormat::Nvfp4 { .. } = mlp.down.out {
+            return wrong("C of the mixture", mlp.down.out.to_string(), "f32, f16 or bf16");
+        }
+        if *router == RouterWeights::Input && mlp.gate_up.a.block_format().is_some() {
+            return wrong("A", mlp.gate_up.a.to_string(), "floats, where the router's weights multiply it");
+        }
+        mlp.check()?;
+        let Some(shared) = shared else { return Ok(()) };
+        shared.check()?;
+        let ends = |mlp: &MlpDesc| (mlp.gate_up.m, mlp.gate_up.k, mlp.gate_up.a, mlp.down.n);
+        if ends(shared) != ends(mlp) {
+            return wrong("the shared expert", shared.to_string(), &format!("the ends of {mlp}"));
+        }
+        Ok(())
+    }
 }
 
 /// How a mixture is computed.
@@ -54,6 +88,8 @@ pub struct MixturePlan {
     pub desc: MixtureDesc,
     /// The experts' MLPs, on `tokens · top_k` rows, with results in f32.
     pub mlp: MlpPlan,
+    /// The shared expert's, with results in f32.
+    pub shared: Option<MlpPlan>,
 }
 
 impl MixturePlan {
@@ -62,32 +98,53 @@ impl MixturePlan {
     /// # Errors
     /// If the description breaks a rule, or the target is not there or lacks what is asked of it.
     pub fn new(desc: &MixtureDesc, target: &Target) -> Result<Self, Error> {
-        let MixtureDesc { mut mlp, experts, top_k, router } = *desc;
-        let wrong = |tensor: &str, found: String, expected: &str| {
-            let (tensor, expected) = (tensor.into(), expected.into());
-            Err(Error::Gemm(GemmError::Operand { tensor, found, expected }))
-        };
-        if experts == 0 || top_k == 0 || experts > i32::MAX as usize {
-            return wrong(
-                "the mixture",
-                format!("of {experts} experts, {top_k} a token"),
-                "at least 1 of each",
-            );
-        }
-        if let OutFormat::Nvfp4 { .. } = mlp.down.out {
-            return wrong("C of the mixture", mlp.down.out.to_string(), "f32, f16 or bf16");
-        }
-        if router == RouterWeights::Input && mlp.gate_up.a.block_format().is_some() {
-            return wrong("A", mlp.gate_up.a.to_string(), "floats, where the router's weights multiply it");
-        }
-        mlp.check()?;
+        desc.check()?;
+        let MixtureDesc { mut mlp, top_k, .. } = *desc;
         let too_large =
             GemmError::TooLarge { tensor: "A", batch: top_k, rows: mlp.gate_up.m, cols: mlp.gate_up.k };
         let rows = mlp.gate_up.m.checked_mul(top_k).ok_or(too_large)?;
         (mlp.gate_up.m, mlp.down.m, mlp.down.out) = (rows, rows, OutFormat::F32);
+        let shared = desc.shared.map(|mut mlp| {
+            mlp.down.out = OutFormat::F32;
+            MlpPlan::new(&mlp, target)
+        });
         #[cfg(feature = "cuda")]
         let target = &on_device::target(desc, target)?;
-        Ok(Self { desc: *desc, mlp: MlpPlan::new(&mlp, target)? })
+        Ok(Self { desc: *desc, mlp: MlpPlan::new(&mlp, target)?, shared: shared.transpose()? })
+    }
+
+    /// Brings the weights of experts into the order of the kernels, one after the other as they come; one that is `None` is
+    /// computed elsewhere. On a GPU all have to be there, and are read before the first is packed: a mixture of those that are
+    /// there is planned for them alone, with numbers from 0.
+    ///
+    /// # Errors
+    /// Hands on the errors of `experts`. If there are more or fewer than the plan says, weights do not fit it, a block scale is
+    /// NaN or negative, or memory is lacking.
+    pub fn prepack<'w, E: From<Error>>(
+        &self,
+        experts: impl IntoIterator<Item = Result<Option<GatedMlp<'w>>, E>>,
+        shared: Option<&GatedMlp<'_>>,
+    ) -> Result<PackedMixture, E> {
+        let shared = match (&self.shared, shared) {
+            (Some(plan), Some(mlp)) => Some(plan.prepack(mlp)?),
+            (None, None) => None,
+            (_, found) => {
+                let found = if found.is_some() { "there" } else { "missing" }.into();
+                let (tensor, expected) = ("the shared expert".into(), "what it was planned with".into());
+                return Err(Error::Gemm(GemmError::Operand { tensor, found, expected }).into());
+            }
+        };
+        #[cfg(feature = "cuda")]
+        if let crate::Plan::Gpu { gpu, .. } = &self.mlp.down {
+            let experts = experts.into_iter().collect::<Result<Vec<_>, E>>()?;
+            return Ok(PackedMixture { experts: self.upload(gpu, experts)?, shared });
+        }
+        let pack = |mlp: Result<Option<GatedMlp<'w>>, E>| {
+            Ok::<_, E>(mlp?.map(|mlp| self.mlp.prepack(&mlp)).transpose()?)
+        };
+        let experts = experts.into_iter().map(pack).collect::<Result<Vec<_>, E>>()?;
+        self.desc.check_count(experts.len())?;
+        Ok(PackedMixture { experts: Experts::Apart(experts), shared })
     }
 
     /// The plan with buffers.
@@ -96,28 +153,70 @@ impl MixturePlan {
     /// If this machine lacks what the plan asks for, or the memory.
     pub fn runner(&self) -> Result<MixtureRunner, Error> {
         let MlpDesc { gate_up, down } = self.mlp.desc();
-        let (rows, k) = (gate_up.m, gate_up.k);
-        let values = rows.checked_mul(k);
-        let gathered = match gate_up.a {
-            AFormat::F32 => try_vec(values, 0.0).map(Gathered::F32),
-            AFormat::F16 => try_vec(values, f16::ZERO).map(Gathered::F16),
-            AFormat::Bf16 => try_vec(values, bf16::ZERO).map(Gathered::Bf16),
-            AFormat::Nvfp4 | AFormat::Mxfp4 => {
-                let scales = try_vec(values.map(|values| values / 16), 0);
-                try_vec(values.map(|values| values / 2), 0)
-                    .zip(scales)
-                    .map(|(codes, scales)| Gathered::Quantized { codes, scales })
-            }
+        let (rows, cols) = (gate_up.m, gate_up.k);
+        let shared = self.shared.as_ref().map(|plan| plan.runner(1)).transpose()?;
+        let mlp = self.mlp.runner(self.desc.experts)?;
+        #[cfg(feature = "cuda")]
+        if let crate::Plan::Gpu { gpu, .. } = &self.mlp.down {
+            let on_gpu = on_device::OnGpu::new(gpu.open()?, self.desc, mlp, shared)?;
+            return Ok(MixtureRunner { desc: self.desc, place: Place::Gpu(Box::new(on_gpu)) });
+        }
+        let results = |rows: usize| {
+            let too_large = GemmError::TooLarge { tensor: GATHERED, batch: 1, rows, cols: down.n };
+            try_vec(rows.checked_mul(down.n), 0.0).ok_or(too_large)
         };
-        let too_large = || GemmError::TooLarge { tensor: "A by expert", batch: 1, rows, cols: k };
-        let results = try_vec(rows.checked_mul(down.n), 0.0).ok_or_else(too_large)?;
-        Ok(MixtureRunner {
-            desc: self.desc,
-            mlp: self.mlp.runner(self.desc.experts)?,
-            gathered: gathered.ok_or_else(too_large)?,
+        let shared = shared.map(|runner| Ok::<_, Error>((runner, results(self.desc.mlp.down.m)?)));
+        let on_cpu = OnCpu {
+            mlp,
+            gathered: OwnedMatrix::new(GATHERED, [rows, cols], gate_up.a, ScaleLayout::Linear)?,
             order: Order::default(),
-            results,
-        })
+            results: results(rows)?,
+            shared: shared.transpose()?,
+        };
+        Ok(MixtureRunner { desc: self.desc, place: Place::Cpu(Box::new(on_cpu)) })
+    }
+}
+
+impl std::fmt::Display for MixturePlan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} of {} experts a token, each\n{}", self.desc.top_k, self.desc.experts, self.mlp)?;
+        self.shared.as_ref().map_or(Ok(()), |mlp| write!(f, "\nand the shared expert\n{mlp}"))
+    }
+}
+
+/// The experts of a mixture in the order that a target's kernels read them. Copies share what is on a GPU.
+#[derive(Debug, Clone)]
+pub struct PackedMixture {
+    experts: Experts,
+    shared: Option<PackedMlp>,
+}
+
+#[derive(Debug, Clone)]
+enum Experts {
+    /// For a processor, by number; none where one is computed elsewhere.
+    Apart(Vec<Option<PackedMlp>>),
+    /// In the memory of a GPU.
+    #[cfg(feature = "cuda")]
+    Together(on_device::Together),
+}
+
+impl PackedMixture {
+    /// Bytes that the weights take; on a GPU, biases left out.
+    pub fn bytes(&self) -> usize {
+        let routed = match &self.experts {
+            Experts::Apart(experts) => experts.iter().flatten().map(PackedMlp::bytes).sum(),
+            #[cfg(feature = "cuda")]
+            Experts::Together(experts) => experts.bytes(),
+        };
+        routed + self.shared.as_ref().map_or(0, PackedMlp::bytes)
+    }
+
+    fn apart(&self) -> Result<&[Option<PackedMlp>], Error> {
+        match &self.experts {
+            Experts::Apart(experts) => Ok(experts),
+            #[cfg(feature = "cuda")]
+            Experts::Together(_) => Err(Error::OtherTarget { weights: "a GPU", plan: "the processor" }),
+        }
     }
 }
 
@@ -125,19 +224,25 @@ impl MixturePlan {
 #[derive(Debug)]
 pub struct MixtureRunner {
     desc: MixtureDesc,
-    mlp: MlpRunner,
-    gathered: Gathered,
-    order: Order,
-    results: Vec<f32>,
+    place: Place,
 }
 
-/// Rows of A by expert.
 #[derive(Debug)]
-enum Gathered {
-    F32(Vec<f32>),
-    F16(Vec<f16>),
-    Bf16(Vec<bf16>),
-    Quantized { codes: Vec<u8>, scales: Vec<u8> },
+enum Place {
+    Cpu(Box<OnCpu>),
+    #[cfg(feature = "cuda")]
+    Gpu(Box<on_device::OnGpu>),
+}
+
+#[derive(Debug)]
+struct OnCpu {
+    mlp: MlpRunner,
+    /// Rows of A by expert.
+    gathered: OwnedMatrix,
+    order: Order,
+    results: Vec<f32>,
+    /// The shared expert, and its results.
+    shared: Option<(MlpRunner, Vec<f32>)>,
 }
 
 /// Which row of the sorted ones each choice of a token is, and the choice of each row.
@@ -183,77 +288,32 @@ impl Order {
 }
 
 impl MixtureRunner {
-    /// Computes the mixture for all tokens of A. An expert that is `None` is computed elsewhere: its part is missing from C,
-    /// which other ranks or a GPU add to. With `add`, the results are added to what C holds, as to a shared expert's.
+    /// Computes the mixture for all tokens of A. An expert that is elsewhere is missing from C, which other ranks or a GPU add
+    /// to. With `add`, the results are added to what C holds. On a GPU it copies A and the lists there, waits, and copies C
+    /// back.
     ///
     /// # Errors
-    /// If an operand does not fit the plan, a number is beyond the experts, or a weight of the router is not finite. Then C is
-    /// unchanged.
+    /// If an operand does not fit the plan, a number is beyond the experts, or a weight of the router is not finite; on a GPU,
+    /// with `add`. Then C is unchanged.
     pub fn run(
         &mut self,
         a: &AOperand<'_>,
         routing: Routing<'_>,
-        experts: &[Option<PackedMlp>],
+        experts: &PackedMixture,
         c: OutputMut<'_>,
         add: bool,
     ) -> Result<(), Error> {
-        rayon::scope(|_| self.run_inside(a, routing, experts, c, add))
+        self.check(a, &c)?;
+        routing.check(a.rows(), self.desc.top_k, self.desc.experts)?;
+        let desc = &self.desc;
+        match &mut self.place {
+            Place::Cpu(on_cpu) => rayon::scope(|_| on_cpu.run(desc, a, routing, experts, (c, add))),
+            #[cfg(feature = "cuda")]
+            Place::Gpu(on_gpu) => on_gpu.run_with_copies(a, routing, experts, (c, add)),
+        }
     }
 
-    fn run_inside(
-        &mut self,
-        a: &AOperand<'_>,
-        routing: Routing<'_>,
-        experts: &[Option<PackedMlp>],
-        c: OutputMut<'_>,
-        add: bool,
-    ) -> Result<(), Error> {
-        let MixtureDesc { mlp, top_k, router, .. } = self.desc;
-        self.check(a, experts, &c)?;
-        routing.check(a.rows(), top_k, self.desc.experts)?;
-        self.order.sort(routing.ids, experts.len(), |id| experts[id].is_some());
-        let (rows, n) = (self.order.choice_of.len(), mlp.down.n);
-        if rows > 0 {
-            let factor = (router == RouterWeights::Input).then_some(routing.weights);
-            let gathered = self.gathered.gather(a, &self.order.choice_of, top_k, factor)?;
-            let first = &self.order.first_row;
-            let groups: Vec<Rows<'_, PackedMlp>> = experts
-                .iter()
-                .enumerate()
-                .filter_map(|(e, mlp)| Some((e, mlp.as_ref()?)))
-                .map(|(e, weights)| Rows { first: first[e], count: first[e + 1] - first[e], weights })
-                .filter(|group| group.count > 0)
-                .collect();
-            self.mlp.run_grouped(&gathered, &groups, OutputMut::F32(&mut self.results[..rows * n]))?;
-        }
-        let weights = (router == RouterWeights::Output).then_some(routing.weights);
-        let sum = Sum { row_of: &self.order.row_of, results: &self.results, weights, top_k, n };
-        match c {
-            OutputMut::F32(c) => {
-                sum.write(c, add, |row, c| c.copy_from_slice(row), |c, row| row.copy_from_slice(c))
-            }
-            OutputMut::F16(c) => {
-                sum.write(
-                    c,
-                    add,
-                    |row, c| c.convert_from_f32_slice(row),
-                    |c, row| c.convert_to_f32_slice(row),
-                );
-            }
-            OutputMut::Bf16(c) => {
-                sum.write(
-                    c,
-                    add,
-                    |row, c| c.convert_from_f32_slice(row),
-                    |c, row| c.convert_to_f32_slice(row),
-                );
-            }
-            OutputMut::Nvfp4 { .. } => {} // `check` refused it.
-        }
-        Ok(())
-    }
-
-    fn check(&self, a: &AOperand<'_>, experts: &[Option<PackedMlp>], c: &OutputMut<'_>) -> Result<(), Error> {
+    fn check(&self, a: &AOperand<'_>, c: &OutputMut<'_>) -> Result<(), Error> {
         let MixtureDesc { mlp: MlpDesc { gate_up, down }, .. } = self.desc;
         let wrong = |tensor: &str, found: String, expected: String| {
             Err(Error::Gemm(GemmError::Operand { tensor: tensor.into(), found, expected }))
@@ -263,7 +323,6 @@ impl MixtureRunner {
             let found = format!("{format} [{}, {}]", a.rows(), a.k());
             return wrong("A", found, format!("{} [up to {}, {}]", gate_up.a, gate_up.m, gate_up.k));
         }
-        self.desc.check_count(experts.len())?;
         let (found, len) = match c {
             OutputMut::F32(c) => (OutFormat::F32, c.len()),
             OutputMut::F16(c) => (OutFormat::F16, c.len()),
@@ -278,69 +337,117 @@ impl MixtureRunner {
     }
 }
 
-impl Gathered {
-    /// The rows of A that choices name, in their order, multiplied by the choices' factors if there are any.
-    fn gather<'s>(
-        &'s mut self,
+impl OnCpu {
+    fn run(
+        &mut self,
+        desc: &MixtureDesc,
         a: &AOperand<'_>,
-        choices: &[u32],
-        top_k: usize,
-        factors: Option<&[f32]>,
-    ) -> Result<AOperand<'s>, Error> {
-        let (rows, k, name) = (choices.len(), a.k(), "A by expert");
-        let factor = |choice: u32| factors.map(|factors| factors[choice as usize]);
-        macro_rules! floats {
-            ($to:expr, $from:expr, $kind:ident, $scaled:expr) => {{
-                let to = &mut $to[..rows * k];
-                to.par_chunks_mut(k).zip(choices).for_each(|(to, &choice)| {
-                    let from = $from.row(choice as usize / top_k);
-                    match factor(choice) {
-                        None => to.copy_from_slice(from),
-                        Some(w) => to.iter_mut().zip(from).for_each(|(to, &from)| *to = $scaled(from, w)),
-                    }
-                });
-                AOperand::Float(FloatMatrix::$kind(Matrix::new(name, rows, k, &*to)?))
-            }};
+        routing: Routing<'_>,
+        experts: &PackedMixture,
+        (c, add): (OutputMut<'_>, bool),
+    ) -> Result<(), Error> {
+        let &MixtureDesc { mlp, top_k, router, .. } = desc;
+        let (all, n) = (experts.apart()?, mlp.down.n);
+        desc.check_count(all.len())?;
+        let shared = match (&mut self.shared, &experts.shared) {
+            (Some((runner, results)), Some(mlp)) => {
+                let results = &mut results[..a.rows() * n];
+                runner.run(a, mlp, OutputMut::F32(results))?;
+                Some(&*results)
+            }
+            _ => None,
+        };
+        self.order.sort(routing.ids, all.len(), |id| all[id].is_some());
+        let rows = self.order.choice_of.len();
+        if rows > 0 {
+            let factor = (router == RouterWeights::Input).then_some(routing.weights);
+            gather(&mut self.gathered, a, &self.order.choice_of, top_k, factor)?;
+            let gathered = self.gathered.operand(GATHERED, rows, a.k())?;
+            let first = &self.order.first_row;
+            let groups: Vec<Rows<'_, PackedMlp>> = all
+                .iter()
+                .enumerate()
+                .filter_map(|(e, mlp)| Some((e, mlp.as_ref()?)))
+                .map(|(e, weights)| Rows { first: first[e], count: first[e + 1] - first[e], weights })
+                .filter(|group| group.count > 0)
+                .collect();
+            self.mlp.run_grouped(&gathered, &groups, OutputMut::F32(&mut self.results[..rows * n]))?;
         }
-        Ok(match (self, a) {
-            (Self::F32(to), AOperand::Float(FloatMatrix::F32(a))) => floats!(to, a, F32, |x: f32, w| x * w),
-            (Self::F16(to), AOperand::Float(FloatMatrix::F16(a))) => {
-                floats!(to, a, F16, |x: f16, w| f16::from_f32(x.to_f32() * w))
+        let weights = (router == RouterWeights::Output).then_some(routing.weights);
+        let sum = Sum { row_of: &self.order.row_of, results: &self.results, shared, weights, top_k, n };
+        match c {
+            OutputMut::F32(c) => {
+                sum.write(c, add, |row, c| c.copy_from_slice(row), |c, row| row.copy_from_slice(c))
             }
-            (Self::Bf16(to), AOperand::Float(FloatMatrix::Bf16(a))) => {
-                floats!(to, a, Bf16, |x: bf16, w| bf16::from_f32(x.to_f32() * w))
-            }
-            (Self::Quantized { codes, scales }, AOperand::Quantized(a)) => {
-                let (codes, scales) = (&mut codes[..rows * (k / 2)], &mut scales[..rows * a.blocks()]);
-                let to = codes.par_chunks_mut(k / 2).zip(scales.par_chunks_mut(a.blocks()));
-                to.zip(choices).for_each(|((codes, scales), &choice)| {
-                    let row = choice as usize / top_k;
-                    codes.copy_from_slice(a.row_codes(row));
-                    scales.iter_mut().enumerate().for_each(|(block, to)| *to = a.scale_byte(row, block));
-                });
-                let (layout, global) = (ScaleLayout::Linear, a.global_scale());
-                let (codes, scales) = (&*codes, &*scales);
-                AOperand::Quantized(QuantizedMatrix::new(
-                    name,
-                    a.format(),
-                    rows,
-                    k,
-                    codes,
-                    scales,
-                    layout,
-                    global,
-                )?)
-            }
-            // `check` compared the formats.
-            (_, a) => return Err(GemmError::AlreadyQuantized { a: AFormat::of(a) }.into()),
-        })
+            OutputMut::F16(c) => sum.write(
+                c,
+                add,
+                |row, c| c.convert_from_f32_slice(row),
+                |c, row| c.convert_to_f32_slice(row),
+            ),
+            OutputMut::Bf16(c) => sum.write(
+                c,
+                add,
+                |row, c| c.convert_from_f32_slice(row),
+                |c, row| c.convert_to_f32_slice(row),
+            ),
+            OutputMut::Nvfp4 { .. } => {} // `check` refused it.
+        }
+        Ok(())
     }
+}
+
+/// The rows of A that choices name, in their order, multiplied by the choices' factors if there are any.
+fn gather(
+    to: &mut OwnedMatrix,
+    a: &AOperand<'_>,
+    choices: &[u32],
+    top_k: usize,
+    factors: Option<&[f32]>,
+) -> Result<(), Error> {
+    let (rows, k) = (choices.len(), a.k());
+    let factor = |choice: u32| factors.map(|factors| factors[choice as usize]);
+    macro_rules! floats {
+        ($to:expr, $from:expr, $scaled:expr) => {
+            $to[..rows * k].par_chunks_mut(k).zip(choices).for_each(|(to, &choice)| {
+                let from = $from.row(choice as usize / top_k);
+                match factor(choice) {
+                    None => to.copy_from_slice(from),
+                    Some(w) => to.iter_mut().zip(from).for_each(|(to, &from)| *to = $scaled(from, w)),
+                }
+            })
+        };
+    }
+    match (to, a) {
+        (OwnedMatrix::F32(to), AOperand::Float(FloatMatrix::F32(a))) => floats!(to, a, |x: f32, w| x * w),
+        (OwnedMatrix::F16(to), AOperand::Float(FloatMatrix::F16(a))) => {
+            floats!(to, a, |x: f16, w| f16::from_f32(x.to_f32() * w));
+        }
+        (OwnedMatrix::Bf16(to), AOperand::Float(FloatMatrix::Bf16(a))) => {
+            floats!(to, a, |x: bf16, w| bf16::from_f32(x.to_f32() * w));
+        }
+        (OwnedMatrix::Quantized { codes, scales, global_scale, .. }, AOperand::Quantized(a)) => {
+            *global_scale = a.global_scale().value();
+            let (codes, scales) = (&mut codes[..rows * (k / 2)], &mut scales[..rows * a.blocks()]);
+            let to = codes.par_chunks_mut(k / 2).zip(scales.par_chunks_mut(a.blocks()));
+            to.zip(choices).for_each(|((codes, scales), &choice)| {
+                let row = choice as usize / top_k;
+                codes.copy_from_slice(a.row_codes(row));
+                scales.iter_mut().enumerate().for_each(|(block, to)| *to = a.scale_byte(row, block));
+            });
+        }
+        // `check` compared the formats.
+        (_, a) => return Err(GemmError::AlreadyQuantized { a: AFormat::of(a) }.into()),
+    }
+    Ok(())
 }
 
 /// The weighted sum over the choices of each token.
 struct Sum<'a> {
     row_of: &'a [u32],
     results: &'a [f32],
+    /// What a shared expert adds.
+    shared: Option<&'a [f32]>,
     weights: Option<&'a [f32]>,
     top_k: usize,
     n: usize,
@@ -370,6 +477,10 @@ impl Sum<'_> {
                     let weight = self.weights.map_or(1.0, |weights| weights[choice]);
                     let results = &self.results[row as usize * self.n + block * COLUMNS..][..sums.len()];
                     sums.iter_mut().zip(results).for_each(|(sum, result)| *sum += weight * result);
+                }
+                if let Some(shared) = self.shared {
+                    let row = &shared[token * self.n + block * COLUMNS..][..sums.len()];
+                    sums.iter_mut().zip(row).for_each(|(sum, shared)| *sum += shared);
                 }
                 if add {
                     let mut before = [0.0; COLUMNS];

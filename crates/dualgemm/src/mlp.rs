@@ -3,11 +3,12 @@
 #[cfg(feature = "cuda")]
 mod on_device;
 
-use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
-use dualgemm_gemm::{AOperand, DualGemmDesc, GatedMlp, MlpDesc, OutFormat, OutputMut};
-use half::{bf16, f16};
+use dualgemm_gemm::{AOperand, GatedMlp, MlpDesc, OutputMut};
 
-use crate::{DualGemm, Error, PackedWeights, Plan, Rows, Runner, Target};
+use crate::{DualGemm, Error, OwnedMatrix, PackedWeights, Plan, Rows, Runner, Target};
+
+/// What messages call the rows between the products.
+const BETWEEN: &str = "C of gate and up";
 
 /// How an MLP is computed: two plans. The second reads what the first writes.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -63,10 +64,11 @@ impl MlpPlan {
         };
         Ok(match (&self.gate_up, &self.down) {
             #[cfg(feature = "cuda")]
-            (Plan::Gpu { gpu, .. }, Plan::Gpu { gpu: down, .. }) if gpu == down => {
-                MlpRunner { on_device: Some(on_device::Between::new(gpu.open()?, &desc.gate_up)?), ..runner }
+            (Plan::Gpu { gpu, plan }, Plan::Gpu { gpu: down, .. }) if gpu == down => {
+                let between = on_device::Between::new(gpu.open()?, &desc.gate_up, plan.a_scale_layout)?;
+                MlpRunner { on_device: Some(between), ..runner }
             }
-            _ => MlpRunner { between: Some(Between::new(&desc.gate_up)?), ..runner },
+            _ => MlpRunner { between: Some(OwnedMatrix::of_c(BETWEEN, &desc.gate_up)?), ..runner },
         })
     }
 }
@@ -86,6 +88,13 @@ pub struct PackedMlp {
     pub down: PackedWeights,
 }
 
+impl PackedMlp {
+    /// Bytes that the weights take.
+    pub fn bytes(&self) -> usize {
+        self.gate_up.bytes() + self.down.bytes()
+    }
+}
+
 /// An [`MlpPlan`] with the buffers of its runs.
 #[derive(Debug)]
 pub struct MlpRunner {
@@ -93,7 +102,7 @@ pub struct MlpRunner {
     pub(crate) gate_up: Runner,
     pub(crate) down: Runner,
     /// Made at the first call, where operands on a GPU are the rule.
-    between: Option<Between>,
+    between: Option<OwnedMatrix>,
     #[cfg(feature = "cuda")]
     on_device: Option<on_device::Between>,
 }
@@ -101,11 +110,15 @@ pub struct MlpRunner {
 impl MlpRunner {
     /// Computes all rows of A with one MLP, into C of the down projection.
     ///
-    /// Returns the tensor scale of a re-quantized C.
+    /// Returns the tensor scale of a re-quantized C. On a GPU it copies A there, waits for both products, and copies C back.
     ///
     /// # Errors
     /// If an operand does not fit the plan, or a block scale of A is NaN or negative.
     pub fn run(&mut self, a: &AOperand<'_>, mlp: &PackedMlp, c: OutputMut<'_>) -> Result<Option<f32>, Error> {
+        #[cfg(feature = "cuda")]
+        if self.on_device.is_some() {
+            return self.run_with_copies(a, mlp, c);
+        }
         self.run_grouped(a, &[Rows { first: 0, count: a.rows(), weights: mlp }], c)
     }
 
@@ -147,80 +160,12 @@ impl MlpRunner {
         };
         let between = match &mut self.between {
             Some(between) => between,
-            none => none.insert(Between::new(desc)?),
+            none => none.insert(OwnedMatrix::of_c(BETWEEN, desc)?),
         };
-        let scale = self.gate_up.run_grouped(a, &of(|mlp| &mlp.gate_up), between.output(rows, desc))?;
-        let hidden = between.operand(rows, desc, scale)?;
+        let c_between = between.output(rows, desc.n);
+        let scale = self.gate_up.run_grouped(a, &of(|mlp| &mlp.gate_up), c_between)?;
+        between.set_global_scale(scale);
+        let hidden = between.operand(BETWEEN, rows, desc.n)?;
         self.down.run_grouped(&hidden, &of(|mlp| &mlp.down), c)
-    }
-}
-
-/// What the first product leaves for the second.
-#[derive(Debug)]
-enum Between {
-    F32(Vec<f32>),
-    F16(Vec<f16>),
-    Bf16(Vec<bf16>),
-    Nvfp4 { codes: Vec<u8>, scales: Vec<u8>, layout: ScaleLayout },
-}
-
-/// `len` of an element, or none if the memory does not hold them.
-pub(crate) fn try_vec<T: Clone>(len: Option<usize>, element: T) -> Option<Vec<T>> {
-    let (len, mut vec) = (len?, Vec::new());
-    vec.try_reserve_exact(len).ok()?;
-    vec.resize(len, element);
-    Some(vec)
-}
-
-impl Between {
-    fn new(desc: &DualGemmDesc) -> Result<Self, Error> {
-        let &DualGemmDesc { m, n, .. } = desc;
-        let values = m.checked_mul(n);
-        let made = match desc.out {
-            OutFormat::F32 => try_vec(values, 0.0).map(Self::F32),
-            OutFormat::F16 => try_vec(values, f16::ZERO).map(Self::F16),
-            OutFormat::Bf16 => try_vec(values, bf16::ZERO).map(Self::Bf16),
-            OutFormat::Nvfp4 { scale_layout: layout, .. } => {
-                let codes = try_vec(values.map(|values| values / 2), 0);
-                let scales = try_vec(layout.checked_len(m, n / BlockFormat::Nvfp4.block_len()), 0);
-                codes.zip(scales).map(|(codes, scales)| Self::Nvfp4 { codes, scales, layout })
-            }
-        };
-        let too_large =
-            dualgemm_gemm::Error::TooLarge { tensor: "C of gate and up", batch: 1, rows: m, cols: n };
-        Ok(made.ok_or(too_large)?)
-    }
-
-    /// The first rows, to be written.
-    fn output(&mut self, rows: usize, desc: &DualGemmDesc) -> OutputMut<'_> {
-        let values = rows * desc.n;
-        match self {
-            Self::F32(c) => OutputMut::F32(&mut c[..values]),
-            Self::F16(c) => OutputMut::F16(&mut c[..values]),
-            Self::Bf16(c) => OutputMut::Bf16(&mut c[..values]),
-            Self::Nvfp4 { codes, scales, layout } => {
-                let scale_bytes = layout.len(rows, desc.n / BlockFormat::Nvfp4.block_len());
-                OutputMut::Nvfp4 { codes: &mut codes[..values / 2], scales: &mut scales[..scale_bytes] }
-            }
-        }
-    }
-
-    /// The same rows, to be read.
-    fn operand(&self, rows: usize, desc: &DualGemmDesc, scale: Option<f32>) -> Result<AOperand<'_>, Error> {
-        let (n, values) = (desc.n, rows * desc.n);
-        let name = "C of gate and up";
-        Ok(match self {
-            Self::F32(c) => AOperand::Float(FloatMatrix::F32(Matrix::new(name, rows, n, &c[..values])?)),
-            Self::F16(c) => AOperand::Float(FloatMatrix::F16(Matrix::new(name, rows, n, &c[..values])?)),
-            Self::Bf16(c) => AOperand::Float(FloatMatrix::Bf16(Matrix::new(name, rows, n, &c[..values])?)),
-            &Self::Nvfp4 { ref codes, ref scales, layout } => {
-                let (codes, format) = (&codes[..values / 2], BlockFormat::Nvfp4);
-                let scales = &scales[..layout.len(rows, n / format.block_len())];
-                let global = scale.map_or(GlobalScale::ONE, GlobalScale::multiplier);
-                AOperand::Quantized(QuantizedMatrix::new(
-                    name, format, rows, n, codes, scales, layout, global,
-                )?)
-            }
-        })
     }
 }

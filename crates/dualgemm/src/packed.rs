@@ -36,6 +36,22 @@ impl PartialEq for PackedWeights {
 }
 
 impl PackedWeights {
+    /// Bytes that the weights take; on a GPU, biases left out.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Cpu(weights) => weights.bytes(),
+            #[cfg(feature = "cuda")]
+            Self::Gpu(weights) => weights.bytes(),
+        }
+    }
+
+    /// The same weights once more, in memory of a GPU of their own.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn duplicate(&self) -> Result<Self, Error> {
+        let weights = self.on_gpu()?;
+        Ok(Self::Gpu(Arc::new(weights.duplicate(weights.gpu())?)))
+    }
+
     #[cfg(feature = "cuda")]
     pub(crate) fn on_gpu(&self) -> Result<&Arc<DeviceWeights>, Error> {
         match self {
@@ -87,6 +103,13 @@ impl PackedExperts {
         let each = on_gpu.each(gpu)?.into_iter();
         let experts = each.map(|weights| PackedWeights::Gpu(Arc::new(weights))).collect();
         Ok(Self { experts, on_gpu: Some(on_gpu) })
+    }
+
+    /// The same weights once more, in memory of a GPU of their own.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn duplicate(&self) -> Result<Self, Error> {
+        let experts = self.on_gpu()?;
+        Self::of(experts.gpu(), experts.duplicate()?)
     }
 
     #[cfg(feature = "cuda")]

@@ -86,7 +86,7 @@ pub const KERNELS: &[Kernel] = &[
         text: Text::Product(|config, program, aligned| {
             let rows = f16_rows(program, aligned);
             let a = warpwise::fused::A::Half(HalfFormat::F16);
-            let variant = warpwise::fused::Variant { a, whole_blocks: true, rows };
+            let variant = warpwise::fused::Variant { a, whole_blocks: true, linear: false, rows };
             warpwise::fused::generate(&warpwise::config::Config::named(config)?, &variant)
         }),
     },

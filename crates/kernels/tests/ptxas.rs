@@ -143,16 +143,23 @@ fn every_variant_of_the_kernel_for_few_tokens_assembles_without_spills() {
     };
     let nvfp4 = rows::Out::Nvfp4 { scale_layout: ScaleLayout::Sf128x4 };
     let variants = [
-        (A::Half(HalfFormat::Bf16), false, rows::Variant { out: rows::Out::F32, aligned: false, ..full() }),
-        (A::Half(HalfFormat::F16), true, rows::Variant { out: nvfp4, ..full() }),
-        (A::Nvfp4(ScaleLayout::Linear), true, full()),
-        (A::Nvfp4(ScaleLayout::Sf128x4), false, rows::Variant { out: rows::Out::Bf16, ..full() }),
+        (
+            A::Half(HalfFormat::Bf16),
+            false,
+            false,
+            rows::Variant { out: rows::Out::F32, aligned: false, ..full() },
+        ),
+        (A::Half(HalfFormat::F16), true, false, rows::Variant { out: nvfp4, ..full() }),
+        (A::Half(HalfFormat::Bf16), true, false, rows::Variant { grouped: true, a_scale: false, ..full() }),
+        (A::Half(HalfFormat::Bf16), true, true, rows::Variant { grouped: true, a_scale: false, ..full() }),
+        (A::Nvfp4(ScaleLayout::Linear), true, true, full()),
+        (A::Nvfp4(ScaleLayout::Sf128x4), false, false, rows::Variant { out: rows::Out::Bf16, ..full() }),
     ];
     let configs: Vec<_> = warpwise::config::Config::menu().collect();
     configs.into_par_iter().for_each(|config| {
-        for (a, whole_blocks, rows) in variants.clone() {
-            let what = format!("{}, {a:?} to {:?}", config.name(), rows.out);
-            let variant = warpwise::fused::Variant { a, whole_blocks, rows };
+        for (a, whole_blocks, linear, rows) in variants.clone() {
+            let what = format!("{}, {a:?} to {:?}, linear: {linear}", config.name(), rows.out);
+            let variant = warpwise::fused::Variant { a, whole_blocks, linear, rows };
             // Codes of A are for up to eight tokens.
             let Ok(module) = warpwise::fused::generate(&config, &variant) else { continue };
             assemble(&what, "sm_90a", &module.to_string());

@@ -112,6 +112,16 @@ impl DeviceExperts {
         Ok(Self { id: next_id(), parts, alpha, alphas, bias })
     }
 
+    /// The same weights once more, in memory of their own.
+    ///
+    /// # Errors
+    /// If they do not fit.
+    pub fn duplicate(&self) -> Result<Self, Error> {
+        let bias = self.bias.as_ref().map(Buffer::duplicate).transpose()?;
+        let (id, parts) = (next_id(), self.parts.duplicate(self.gpu())?);
+        Ok(Self { id, parts, alpha: self.alpha.clone(), alphas: self.alphas.duplicate()?, bias })
+    }
+
     /// How many there are.
     pub fn count(&self) -> usize {
         self.parts.count()

@@ -118,9 +118,6 @@ pub(crate) struct Parts {
 
 impl Parts {
     /// Takes memory for `count` pairs.
-    ///
-    /// # Errors
-    /// If it does not fit.
     pub(crate) fn new(gpu: &'static Gpu, layout: Layout, count: usize) -> Result<Self, Error> {
         let take = |bytes: usize| Ok::<_, Error>(Arc::new(Buffer::new(gpu, bytes * count)?));
         let buffers = layout.parts().into_iter().map(take).collect::<Result<_, _>>()?;
@@ -152,9 +149,6 @@ impl Parts {
     }
 
     /// One of the pairs, in the same memory.
-    ///
-    /// # Errors
-    /// If there is no such pair.
     pub(crate) fn one(&self, index: usize) -> Result<Self, Error> {
         let part = |(buffer, bytes): (&Arc<Buffer>, usize)| {
             Ok::<_, Error>(Arc::new(Buffer::part(buffer, index * bytes, bytes)?))
@@ -164,9 +158,6 @@ impl Parts {
     }
 
     /// The same once more, in memory of their own.
-    ///
-    /// # Errors
-    /// If they do not fit.
     pub(crate) fn duplicate(&self, gpu: &'static Gpu) -> Result<Self, Error> {
         let copies = Self::new(gpu, self.layout, self.count)?;
         for (from, to) in self.buffers.iter().zip(&copies.buffers) {

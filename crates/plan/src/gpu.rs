@@ -181,17 +181,11 @@ pub struct Buffer {
 
 impl Buffer {
     /// Memory with undefined contents.
-    ///
-    /// # Errors
-    /// If it does not fit.
     pub fn new(gpu: &'static Gpu, bytes: usize) -> Result<Self, Error> {
         Ok(Self { gpu, ptr: gpu.alloc(bytes)?, bytes, whole: None })
     }
 
     /// Some of the bytes of a buffer, which lives as long as they do.
-    ///
-    /// # Errors
-    /// If it does not have them.
     pub fn part(whole: &Arc<Self>, first: usize, bytes: usize) -> Result<Self, Error> {
         let ptr = whole.ptr.offset(first as u64);
         if first.checked_add(bytes).is_none_or(|end| end > whole.bytes) {
@@ -202,19 +196,23 @@ impl Buffer {
     }
 
     /// Memory that holds these bytes.
-    ///
-    /// # Errors
-    /// If it does not fit.
     pub fn of(gpu: &'static Gpu, bytes: &[u8]) -> Result<Self, Error> {
         let buffer = Self::new(gpu, bytes.len())?;
         gpu.copy_to(buffer.ptr, bytes)?;
         Ok(buffer)
     }
 
-    /// Memory that holds zeros.
+    /// A copy in memory of its own.
     ///
     /// # Errors
-    /// If it does not fit.
+    /// If it does not fit; the failure of an earlier launch.
+    pub fn duplicate(&self) -> Result<Self, Error> {
+        let mut bytes = vec![0; self.bytes];
+        self.read(&mut bytes)?;
+        Self::of(self.gpu, &bytes)
+    }
+
+    /// Memory that holds zeros.
     pub fn zeroed(gpu: &'static Gpu, bytes: usize) -> Result<Self, Error> {
         let buffer = Self::new(gpu, bytes)?;
         gpu.memset(buffer.ptr, 0, bytes)?;

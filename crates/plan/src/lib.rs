@@ -16,6 +16,8 @@
 //! | [`blackwell`] | what the fused sm_100 kernel should take, an estimate |
 //! | [`measure`] | the stopwatch for cards, and their limits |
 //!
+//! Where a function does not say when it fails: if memory does not fit, or, of what reads, if an earlier launch failed.
+//!
 //! Everything but graphs, second streams, NVIDIA's library and the stopwatch runs on the simulator as it does on a card.
 
 pub mod blackwell;

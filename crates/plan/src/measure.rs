@@ -85,7 +85,8 @@ pub fn bound(plan: &GpuPlan) -> Result<f64, Error> {
 
 /// How many copies of so many bytes do not stay in a card's cache.
 pub fn copies(bytes: usize) -> usize {
-    ROTATE.div_ceil(bytes.max(1)).clamp(2, 64)
+    let least = if bytes >= 2 * ROTATE { 1 } else { 2 };
+    ROTATE.div_ceil(bytes.max(1)).clamp(least, 64)
 }
 
 /// A plan's time and error.
@@ -110,9 +111,6 @@ pub struct Sets {
 
 impl Sets {
     /// Copies the operands to the device often enough that they do not stay in its cache.
-    ///
-    /// # Errors
-    /// If they do not fit.
     pub fn new(gpu: &'static Gpu, problem: &Problem<'_>, plan: &GpuPlan) -> Result<Self, Error> {
         let first = DeviceWeights::upload(gpu, problem.weights, plan.weight_form()?)?;
         let copies = copies(first.bytes());

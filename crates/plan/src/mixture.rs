@@ -17,6 +17,8 @@ pub struct MixtureCall {
     pub ids: DevicePtr,
     /// Their weights, `[m, top_k]` f32.
     pub weights: DevicePtr,
+    /// Whether results are added to what C holds.
+    pub add: bool,
 }
 
 /// Kernels and memory around the products.
@@ -32,7 +34,8 @@ pub struct AroundExperts {
     gathered: Buffer,
     results: Buffer,
     before: Launches,
-    after: Launches,
+    /// Of calls that write C, and of those that add to it.
+    after: [Launches; 2],
 }
 
 impl AroundExperts {
@@ -40,16 +43,11 @@ impl AroundExperts {
     ///
     /// # Errors
     /// If a size is beyond the kernels, or memory is lacking.
-    pub fn new(
-        gpu: &'static Gpu,
-        sizes: Sizes,
-        [k, n]: [usize; 2],
-        (out, add): (FloatType, bool),
-    ) -> Result<Self, Error> {
+    pub fn new(gpu: &'static Gpu, sizes: Sizes, [k, n]: [usize; 2], out: FloatType) -> Result<Self, Error> {
         let choices = sizes.choices()? as usize;
         Ok(Self {
             gpu,
-            kernels: Mixture::new(gpu, out, add)?,
+            kernels: Mixture::new(gpu, out)?,
             sizes,
             k,
             n,
@@ -57,7 +55,7 @@ impl AroundExperts {
             gathered: Buffer::new(gpu, (choices * k * 2).next_multiple_of(16))?,
             results: Buffer::new(gpu, choices * n * 4)?,
             before: Launches::default(),
-            after: Launches::default(),
+            after: Default::default(),
         })
     }
 
@@ -124,9 +122,11 @@ impl AroundExperts {
                 return Err(Error::Operand { tensor: "C", found: "nvfp4".into(), expected: "floats".into() });
             };
             let results = (self.results.ptr(), self.n);
-            Ok(vec![self.kernels.combine(&self.sizes(call)?, results, (&self.lists(), call.weights), c)?])
+            let (sizes, lists) = (self.sizes(call)?, (&self.lists(), call.weights));
+            Ok(vec![self.kernels.combine(&sizes, results, lists, (c, call.add))?])
         };
+        let after = &self.after[usize::from(call.add)];
         // SAFETY: as in `before`.
-        unsafe { self.after.run(self.gpu, (call.weights.0, call.call.key()), stream, specs) }
+        unsafe { after.run(self.gpu, (call.weights.0, call.call.key()), stream, specs) }
     }
 }

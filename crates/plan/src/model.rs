@@ -96,13 +96,17 @@ pub(crate) fn grouped_us(
 /// Microseconds of the kernel for a few rows. Its warps decode and multiply one after the other, four to a scheduler, and
 /// hide most of a kernel's ends behind the one before: measured on an H200, 412 clocks of a scheduler for a chunk and a
 /// warp, 112 of them for eight tokens' multiplications.
-pub(crate) fn warpwise_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Warpwise) -> f64 {
+pub(crate) fn warpwise_us(desc: &DualGemmDesc, groups: usize, info: &DeviceInfo, config: &Warpwise) -> f64 {
     /// What is left of [`ENDS`].
     const ENDS_LEFT: f64 = 0.8 * ENDS;
-    let (m, n, k) = (desc.m as f64, desc.n as f64, desc.k as f64);
+    // A tile holds pairs of weight rows, also of a linear layer.
+    let pairs = (desc.n * desc.op.matrices()).div_ceil(2) as f64;
+    let (m, k) = (desc.m as f64, desc.k as f64);
+    let (groups, rows_of_each) = groups_of(desc.m, groups);
     let (tokens, halves) = (f64::from(config.tokens), f64::from(config.halves));
     let (sms, parts) = (f64::from(info.sm_count.max(1)), f64::from(config.k_groups));
-    let ctas = (n / 16.0 / halves).ceil() * (m / tokens).ceil();
+    let readings = groups as f64 * (rows_of_each as f64 / tokens).ceil();
+    let ctas = (pairs / 16.0 / halves).ceil() * readings;
     let chunks = ((k / 64.0).ceil() / parts).ceil() * parts * (halves / 2.0).max(0.65);
     // With halves of chunks warps end apart, and those that are left hide less from each other.
     let uneven = if config.halves % 2 == 1 && config.halves > 1 { 1.1 } else { 1.0 };
@@ -111,10 +115,11 @@ pub(crate) fn warpwise_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Warpw
     // 17 to 30 µs instead of 9.5 at 128 CTAs. Grids that fill most halves do not depend on what runs before.
     let waves = if ctas > sms { (ctas / sms).ceil() } else { 2.0 };
     let compute = waves * chunks / 4.0 * chunk * uneven / CLOCK * 1e6;
-    let bytes = n * k * 1.125 + m * k * 2.0 + m * n * desc.out.bits_per_element() / 8.0;
+    let bytes =
+        readings * pairs * k * 1.125 + m * k * 2.0 + m * desc.n as f64 * desc.out.bits_per_element() / 8.0;
     let memory = bytes / MEMORY.min(ctas.min(sms) * MEMORY_OF_ONE) * 1e6;
-    // Two CTAs are on a multiprocessor at once.
-    compute.max(memory) + ENDS_LEFT + ((waves / 2.0).ceil() - 1.0) * NEXT_CTA
+    // Two CTAs are on a multiprocessor at once, and one hides the other's ends.
+    compute.max(memory) + ENDS_LEFT + ((waves / 2.0).ceil() - 1.0) * NEXT_TILE
 }
 
 /// Microseconds of gate and up in launches of their own: each has half of the rows of weights, and gate's sums, f32, are

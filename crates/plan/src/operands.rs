@@ -36,9 +36,6 @@ fn bytes_of(elements: usize, bits: f64) -> usize {
 
 impl Operands {
     /// Takes memory for a problem, block scales of a quantized A in the order that the plan reads.
-    ///
-    /// # Errors
-    /// If it does not fit.
     pub fn new(gpu: &'static Gpu, desc: &DualGemmDesc, a_layout: ScaleLayout) -> Result<Self, Error> {
         let &DualGemmDesc { m, n, k, a, out, .. } = desc;
         let (a, a_scales) = match a.block_format() {
@@ -71,9 +68,6 @@ impl Operands {
 
     /// As [`write_a`](Self::write_a) for the rows of groups, in order. The others become zeros, whatever they are: they are
     /// not checked, and no scale of all of A counts them.
-    ///
-    /// # Errors
-    /// As there.
     pub fn write_rows(&self, a: &AOperand<'_>, groups: &[Range<usize>]) -> Result<(), Error> {
         let (found, desc) = (AFormat::of(a), &self.desc);
         if found != desc.a || a.k() != desc.k || a.rows() > desc.m {
@@ -159,9 +153,6 @@ impl Operands {
 
     /// The bytes of C (codes, if it is quantized), the bytes of its scales and its tensor scale, after every launch on
     /// the device's own stream.
-    ///
-    /// # Errors
-    /// The failure of an earlier launch.
     pub fn read(&self) -> Result<(Vec<u8>, Vec<u8>, f32), Error> {
         let mut c = vec![0; self.c.bytes()];
         self.c.read(&mut c)?;
@@ -229,9 +220,6 @@ impl Operands {
     }
 
     /// The relative L2 error of some of the M rows of C.
-    ///
-    /// # Errors
-    /// The failure of an earlier launch.
     pub fn rel_l2(&self, rows: &[usize], want: &[f64]) -> Result<f64, Error> {
         let (c, scales, scale) = self.read()?;
         let (m, n) = (self.desc.m, self.desc.n);

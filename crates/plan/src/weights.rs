@@ -154,17 +154,9 @@ impl DeviceWeights {
     }
 
     /// The same weights once more, in memory of their own.
-    ///
-    /// # Errors
-    /// If they do not fit.
     pub fn duplicate(&self, gpu: &'static Gpu) -> Result<Self, Error> {
-        let copy = |buffer: &Arc<Buffer>| -> Result<Arc<Buffer>, Error> {
-            let mut bytes = vec![0; buffer.bytes()];
-            buffer.read(&mut bytes)?;
-            Ok(Arc::new(Buffer::of(gpu, &bytes)?))
-        };
-        let (parts, bias) = (self.parts.duplicate(gpu)?, self.bias.as_ref().map(copy).transpose()?);
-        Ok(Self::of_parts(parts, self.alpha, bias))
+        let bias = self.bias.as_ref().map(|bias| bias.duplicate().map(Arc::new)).transpose()?;
+        Ok(Self::of_parts(self.parts.duplicate(gpu)?, self.alpha, bias))
     }
 
     /// The same weights in packed order. Rows of codes are packed when that is first asked for, and both are kept: on

@@ -49,9 +49,6 @@ pub struct LinearSource<'a> {
 
 impl<'a> LinearSource<'a> {
     /// As [`Linear::input_scale`].
-    ///
-    /// # Errors
-    /// As there.
     pub fn input_scale(&self) -> InputScale {
         self.input.clone()
     }
@@ -77,9 +74,6 @@ impl<'a> LinearSource<'a> {
     }
 
     /// All features.
-    ///
-    /// # Errors
-    /// As [`features`](Self::features).
     pub fn read(&self) -> Result<Linear<'a>, Error> {
         self.features(0..self.weight.rows())
     }

@@ -123,9 +123,6 @@ pub const CONVENTIONS: &[&Convention] = &[
 
 impl Convention {
     /// The convention of that name.
-    ///
-    /// # Errors
-    /// Lists the valid names.
     pub fn named(name: &str) -> Result<&'static Self, Error> {
         CONVENTIONS.iter().copied().find(|c| c.name == name).ok_or_else(|| Error::Name {
             what: "convention",

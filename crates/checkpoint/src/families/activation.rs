@@ -25,17 +25,11 @@ pub struct Stated {
 
 impl Stated {
     /// What a configuration says of an MLP.
-    ///
-    /// # Errors
-    /// As [`Checkpoint::activation`](crate::Checkpoint::activation).
     pub fn of_config(config: &JsonFile, layer: usize, kind: MlpKind) -> Result<Self, Error> {
         Said::new(config, None).activation(layer, kind, false)
     }
 
     /// What the metadata of a GGUF file says of an MLP.
-    ///
-    /// # Errors
-    /// As [`Checkpoint::activation`](crate::Checkpoint::activation).
     pub fn of_gguf(
         file: &Path,
         metadata: &[(String, GgufValue)],

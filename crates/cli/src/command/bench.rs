@@ -12,8 +12,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
-use dualgemm::cpu::{Isa, limits};
+use dualgemm::cpu::{CpuOptions, Isa, limits};
 use dualgemm::strategies::STRATEGIES;
+use dualgemm::{AnyDesc, Target};
 use dualgemm_bench::report::NamedRoofline;
 use dualgemm_bench::{Report, Roofline, SHAPE_SETS, Shape, plot, shapes};
 use serde::Serialize;
@@ -21,9 +22,9 @@ use serde::Serialize;
 use self::operands::{Operands, desc, memory};
 use super::Verdict;
 use crate::args::{AFormatArg, DeviceArg, OpArg, OutFormatArg};
-use crate::computation::{Desc, Routed};
+use crate::computation::{Costs as _, Routed};
 use crate::files::{writable, write_whole};
-use crate::machine;
+use crate::machine::{self, Machine};
 use crate::report::Output;
 
 /// Multiplications of the reference per shape.
@@ -62,8 +63,8 @@ pub struct BenchArgs {
     /// Whether a processor's weights come from memory or from the cache. On a GPU they come from memory.
     #[arg(long, value_enum, default_value_t = CacheArg::Cold)]
     pub cache: CacheArg,
-    /// Instruction set of the kernels: portable, avx2, avxvnni, avx512, avx512vnni, avx512bf16 or amxbf16. Without it, the best one
-    /// here.
+    /// Instruction set of the kernels: portable, avx2, avxvnni, avx512, avx512vnni, avx512bf16 or amxbf16; on ARM64
+    /// neon, neondot, neoni8mm or neonbf16. Without it, the best one here.
     #[arg(long, value_name = "ISA")]
     pub isa: Option<Isa>,
     /// Threads; without it, all there are.
@@ -166,9 +167,6 @@ pub fn run(args: &BenchArgs, output: &Output) -> anyhow::Result<Verdict> {
         bail!("--between: is for --op mlp and moe; this is --op {}", args.op.name());
     }
     if let DeviceArg::Gpu(id) = &args.device {
-        if args.op != OpArg::GateUp {
-            bail!("--op {}: --device cpu measures it; on a GPU it is gate-up", args.op.name());
-        }
         return gpu::run(args, id, &shapes, plot.as_deref(), output);
     }
     if args.strategy.iter().any(|name| !["auto", "all", "fused"].contains(&name.as_str())) {
@@ -224,7 +222,7 @@ pub(super) fn shape(text: &str) -> Result<Shape, String> {
 fn measure_all(args: &BenchArgs, shapes: &[Shape], output: &Output) -> anyhow::Result<Report> {
     let isa = args.isa.map_or_else(Isa::detect, Ok)?;
     let limits = limits::measure(isa, rayon::current_num_threads())?;
-    let roofline = |desc: &Desc, routed: Routed| {
+    let roofline = |desc: &AnyDesc, routed: Routed| {
         let mut names: Vec<_> =
             desc.products(routed).iter().map(|(desc, _)| limits.operations(desc).0).collect();
         names.dedup();
@@ -232,19 +230,21 @@ fn measure_all(args: &BenchArgs, shapes: &[Shape], output: &Output) -> anyhow::R
         let roofline = Roofline { flops_per_s, bytes_per_s: limits.dram_read };
         NamedRoofline { name: format!("{isa} {}", names.join(" and ")), roofline }
     };
+    let target = Target::Cpu(CpuOptions { isa: args.isa, ..CpuOptions::default() });
     let mut rooflines = Vec::<NamedRoofline>::new();
     let mut rows = Vec::new();
     let bar = output.progress("bench", shapes.len() * args.a_format.len());
     for &shape in shapes {
         // Checked before the operands of a shape are made: those may take gigabytes.
         let descs = args.a_format.iter().map(|&a| desc(args, shape, a)).collect::<Vec<_>>();
-        descs.iter().try_for_each(Desc::check).with_context(|| format!("--shapes {shape}"))?;
+        descs.iter().try_for_each(AnyDesc::check).with_context(|| format!("--shapes {shape}"))?;
         let Some(first) = descs.first() else { continue };
         machine::fits(memory(first, args.cache), || format!("--shapes {shape}"))?;
         let operands = Operands::new(first, shape)?;
         for desc in &descs {
             let named = roofline(desc, operands.routed());
-            rows.push(operands.measure(args, desc, &named.roofline)?);
+            let names = [Machine::detect().cpu_model, String::new(), "fused".into()];
+            rows.push(operands.measure(args, desc, &target, names, &named.roofline)?);
             if rooflines.iter().all(|other| other.name != named.name) {
                 rooflines.push(named);
             }

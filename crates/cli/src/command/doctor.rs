@@ -165,6 +165,7 @@ pub fn run(_: &DoctorArgs, output: &Output) -> anyhow::Result<Verdict> {
     let instruction_sets = Isa::ALL
         .into_iter()
         .rev()
+        .filter(|isa| isa.native())
         .map(|isa| IsaReport {
             isa,
             available: isa.available(),

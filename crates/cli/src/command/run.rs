@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use dualgemm::check::RowSample;
+use dualgemm::check::{RowSample, reference_rate};
 use dualgemm::checkpoint::Checkpoint;
 use dualgemm::cpu::{CpuOptions, Isa};
 use dualgemm::device::Device as _;
 use dualgemm::gemm::{AOperand, Bounded, OutFormat, OutScale};
-use dualgemm::{GpuId, GpuOptions, Target};
+use dualgemm::{AnyDesc, AnyPlan, AnyWeights, GpuId, GpuOptions, OwnedMatrix, Target};
 use dualgemm_bench::{Protocol, Timing};
 
 use self::report::{ErrorReport, Report, RooflineReport, RoutingReport};
@@ -26,12 +26,12 @@ use crate::args::{
     ActivationArgs, DeviceArg, EpilogueArgs, LayerArgs, OperationArgs, OutFormatArg, RouterWeightsArg,
     ScaleLayoutArg,
 };
-use crate::computation::{Desc, Packed, Planned, Routed};
+use crate::computation::{Costs as _, Routed, kernels, measure_limits};
 use crate::layer;
 use crate::machine::{self, Machine};
 use crate::operation::{Operation, Problem};
 use crate::report::Output;
-use crate::result::OwnedResult;
+use crate::result::{matrix_of, write};
 use crate::routing::OwnedRouting;
 use crate::scales::InputScale;
 use crate::tolerance::Tolerance;
@@ -39,6 +39,8 @@ use crate::{files, gpu, simulated};
 
 /// Multiplications of the reference that a run is worth; above that, rows are sampled.
 const REFERENCE_BUDGET: f64 = 2e9;
+/// Seconds that they may take. An emulated machine does fewer in this time.
+const REFERENCE_SECONDS: f64 = 10.0;
 /// Rows that are compared however long it takes.
 const LEAST_ROWS: usize = 4;
 
@@ -71,8 +73,8 @@ pub struct RunArgs {
     /// How a GPU puts the operation together, see bench --list; without it, the fastest that is known.
     #[arg(long, value_name = "NAME")]
     pub strategy: Option<String>,
-    /// Instruction set of the kernels: portable, avx2, avxvnni, avx512, avx512vnni, avx512bf16 or amxbf16. Without it, the best one
-    /// here.
+    /// Instruction set of the kernels: portable, avx2, avxvnni, avx512, avx512vnni, avx512bf16 or amxbf16; on ARM64
+    /// neon, neondot, neoni8mm or neonbf16. Without it, the best one here.
     #[arg(long, value_name = "ISA")]
     pub isa: Option<Isa>,
     /// Threads; without it, all there are.
@@ -159,22 +161,26 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
     let problem = operation.problem((&a, quantize), options, &args.epilogue, out)?;
     let desc = &problem.desc;
     let (m, n, k) = (a.rows(), desc.last().n, a.k());
+    let routing = problem.routing.as_ref();
+    let routed = routing.map(OwnedRouting::routed).unwrap_or_default();
     let (target, device_name) = target(args, desc)?;
-    let plan = gpu::supported(Planned::new(desc, &target))?;
+    let plan = gpu::supported(AnyPlan::new(desc, &target))?;
     tracing::info!(%plan, "planned");
     let no_clock = matches!(args.device, DeviceArg::Gpu(GpuId::Sim(_)));
     // Without a clock one run says all.
     let runs = args.repeat.map(|runs| runs as usize).or(no_clock.then_some(1));
     if no_clock {
-        simulated::fits((m, n, k), runs.unwrap_or(1), &format!("--device {}", args.device))?;
+        let asked = format!("--device {}", args.device);
+        for (product, _) in desc.products(routed) {
+            let runs = runs.unwrap_or(1);
+            simulated::fits((product.m, product.n, product.k), runs, &asked)?;
+        }
     }
-    let routing = problem.routing.as_ref();
-    let routed = routing.map(OwnedRouting::routed).unwrap_or_default();
     let work = desc.work(routed);
     machine::fits(desc.memory(routed), || format!("C [{m}, {n}] of A [{m}, {k}]"))?;
     let limits = match args.no_roofline || no_clock {
         true => None,
-        false => Some(plan.measure_limits(desc, work, routed)?),
+        false => Some(measure_limits(&plan, desc, work, routed)?),
     };
 
     let begin = Instant::now();
@@ -189,11 +195,14 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
         bar.finish_and_clear();
     }
     if let Some(path) = &args.output {
-        c.write(path, m, n)?;
+        write(&c, path, (m, n))?;
     }
 
     let sample = match args.check {
-        None => Some(RowSample::within(m, desc.multiplications_per_row(), REFERENCE_BUDGET, LEAST_ROWS)),
+        None => {
+            let budget = REFERENCE_BUDGET.min(REFERENCE_SECONDS * reference_rate());
+            Some(RowSample::within(m, desc.multiplications_per_row(), budget, LEAST_ROWS))
+        }
         Some(Check::All) => Some(RowSample::all(m)),
         Some(Check::Rows(0)) => None,
         Some(Check::Rows(rows)) => Some(RowSample::spread(m, rows)),
@@ -233,8 +242,8 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
         activation: stated.map(Into::into),
         device: args.device.to_string(),
         device_name,
-        kernel: plan.kernel(),
-        threads: plan.threads(),
+        kernel: kernels(&plan),
+        threads: plan.products().0.threads(),
         prepack_us,
         simulated: no_clock,
         gflops: (!no_clock).then(|| work.flops / timing.median_us * 1e-3),
@@ -250,7 +259,7 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
 }
 
 /// Where to compute, and what it is called.
-fn target(args: &RunArgs, desc: &Desc) -> anyhow::Result<(Target, String)> {
+fn target(args: &RunArgs, desc: &AnyDesc) -> anyhow::Result<(Target, String)> {
     match &args.device {
         DeviceArg::Cpu => {
             if args.strategy.is_some() {
@@ -266,10 +275,6 @@ fn target(args: &RunArgs, desc: &Desc) -> anyhow::Result<(Target, String)> {
             if args.isa.is_some() {
                 bail!("--isa: {id} is a GPU; instruction sets are those of --device cpu");
             }
-            if !matches!(desc, Desc::Product(_)) {
-                let op = args.operation.op.name();
-                bail!("--op {op}: {id} is a GPU; --device cpu computes it, GPUs gate-up and linear");
-            }
             let options = GpuOptions { strategy: args.strategy.clone(), ..GpuOptions::default() };
             Ok((Target::Gpu(id.clone(), options), gpu::open(id)?.info().name.clone()))
         }
@@ -279,22 +284,28 @@ fn target(args: &RunArgs, desc: &Desc) -> anyhow::Result<(Target, String)> {
 /// Runs, timed, and drops the weights. Where there is a clock, one run before does not count.
 fn multiply(
     (runs, no_clock): (Option<usize>, bool),
-    (plan, desc): (&Planned, &Desc),
+    (plan, desc): (&AnyPlan, &AnyDesc),
     a: &AOperand<'_>,
-    packed: Packed,
+    packed: AnyWeights,
     routing: Option<&OwnedRouting>,
-) -> anyhow::Result<(OwnedResult, Timing)> {
+) -> anyhow::Result<(OwnedMatrix, Timing)> {
     let mut running = gpu::supported(plan.runner())?;
-    let mut c = OwnedResult::zeroed(desc.last());
+    let mut c = OwnedMatrix::of_c("C", desc.last())?;
+    let (m, n) = (desc.last().m, desc.last().n);
     let warmup = usize::from(!no_clock);
     let protocol = match runs {
         Some(runs) => Protocol { warmup, min_runs: runs, max_runs: runs, ..Protocol::default() },
         None => Protocol { warmup, min_runs: 1, max_runs: 1000, budget: Duration::from_millis(300) },
     };
-    let routing = routing.map(OwnedRouting::as_ref);
-    let timing = protocol.measure(|_| running.run(a, &packed, routing, &mut c))?;
+    let routing = routing.map(OwnedRouting::places);
+    let mut scale = None;
+    let timing = protocol.measure(|_| {
+        scale = running.run(a, &packed, routing, (c.output(m, n), false))?;
+        Ok::<_, dualgemm::Error>(())
+    })?;
+    c.set_global_scale(scale);
     // A GPU has a clock of its own, and in real use its operands are there already.
-    let timing = running.time(a, &packed)?.unwrap_or(timing);
+    let timing = running.time(a, &packed, routing.as_slice())?.unwrap_or(timing);
     Ok((c, timing))
 }
 
@@ -323,14 +334,14 @@ pub(super) fn reference(
 
 /// Compares some rows of C with the reference.
 fn compare(
-    plan: &Planned,
-    c: &OwnedResult,
+    plan: &AnyPlan,
+    c: &OwnedMatrix,
     want: &[Bounded],
     (m, n): (usize, usize),
     sample: RowSample,
 ) -> anyhow::Result<ErrorReport> {
-    let c = c.as_matrix(m, n)?;
-    let (comparison, tolerance) = (c.compare(want, &sample)?, Tolerance::of_plan(plan.last(), c.format())?);
+    let c = matrix_of(c, (m, n))?;
+    let (comparison, tolerance) = (c.compare(want, &sample)?, Tolerance::of_plan(plan, c.format())?);
     let right = tolerance.holds(&comparison);
     Ok(ErrorReport { comparison, rows_compared: sample.rows().len(), sample, tolerance, right })
 }

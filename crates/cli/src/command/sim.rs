@@ -209,7 +209,7 @@ fn prepare_hopper(
     let a = inputs.floats("A", FloatType::F16, m, k)?;
     let fused = Fused::new(gpu, config, &Variant::new(args.activation.program()).for_weights(n, k))?;
     let operands = Operands::upload(gpu, &fused, &a, &Pack::new(weights)?)?;
-    let (spec, c) = (fused.spec(operands.args())?, operands.args().c);
+    let (spec, c) = (fused.spec(operands.args())?, operands.args().output.c);
     let (tokens, config) = (config.tokens, config.name());
     Ok(Prepared { config, a: AOperand::Float(a), spec, c, tokens, estimate: None })
 }

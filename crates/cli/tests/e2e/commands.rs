@@ -455,6 +455,8 @@ fn doctor_says_which_kernel_would_run_and_why() {
     let isas = report["instruction_sets"].as_array().unwrap();
     assert_eq!(isas.iter().filter(|isa| isa["chosen"] == true).count(), 1);
     assert!(isas.iter().all(|isa| !isa["why"].as_str().unwrap().is_empty()));
+    // Those of other architectures are left out.
+    assert_eq!(isas.iter().any(|isa| isa["isa"] == "neon"), cfg!(target_arch = "aarch64"));
     let formats: Vec<&str> =
         report["kernels"].as_array().unwrap().iter().map(|k| k["a_format"].as_str().unwrap()).collect();
     for format in ["nvfp4", "mxfp4", "f32", "f16", "bf16"] {

@@ -236,7 +236,6 @@ fn what_a_mixture_cannot_be_is_one_line_and_leaves_no_file() {
         &["--top-k", "2", "--quantize", "dynamic", "--router-weights", "input"],
         &["--router-weights input: multiplies A, which is nvfp4"],
     );
-    moe(&["--top-k", "2", "--device", "sim:sm_90a"], &["--op moe: sim:sm_90a is a GPU"]);
     let given = ["--routing", arg(&file)];
     routing(&file, &[0, 1, 3, 4], &[0.5; 4], [2, 2], true);
     moe(&given, &["{dir}/r.safetensors: topk_ids[1, 1] is 4", "numbers below 4"]);
@@ -309,6 +308,56 @@ fn what_a_mixture_cannot_be_is_one_line_and_leaves_no_file() {
     let output = dualgemm().args(run).args(more).output().unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert!(stderr.contains("A: element [0,5] is NaN; --between nvfp4 has no such number"), "{stderr}");
+}
+
+/// The kernels that a card runs, on a simulated one: the same reports, checked against the same reference.
+#[test]
+fn whole_mlps_and_mixtures_run_on_a_simulated_card() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoint = mixture(dir.path(), &[0, 1, 3], true);
+    let [out, file] = ["c", "r"].map(|name| dir.path().join(format!("{name}.safetensors")));
+    let common = [arg(&checkpoint), "--activation", "silu"];
+    let card = ["--device", "sim:sm_90a", "--output", arg(&out)];
+    // Expert 1 has no token, so 3 is the second that is packed.
+    routing(&file, &[3, 0, -1, 3, 0, 3], &[0.5, 1.5, 1.0, 2.0, -0.25, 1.0], [3, 2], false);
+    let ways = [
+        &["--op", "mlp", "--expert", "1", "--m", "5", "--a-format", "bf16"][..],
+        &["--op", "mlp", "--expert", "3", "--m", "2", "--a-format", "f16", "--between", "f16"],
+        &["--op", "moe", "--top-k", "2", "--m", "5", "--a-format", "bf16"],
+        &["--op", "moe", "--routing", arg(&file), "--m", "3", "--a-format", "f16", "--routed-only"],
+    ];
+    for how in ways {
+        for out_dtype in ["f32", "bf16"] {
+            let run = [&common[..], &card, how, &["--out-dtype", out_dtype]].concat();
+            let report = run_json(&run, 0);
+            assert_eq!((&report["right"], &report["simulated"]), (&true.into(), &true.into()), "{how:?}");
+            assert_eq!(report["device"], "sim:sm_90a");
+            let verify = ["verify", arg(&out), "--checkpoint"];
+            json(&[&verify[..], &common, how].concat(), 0);
+        }
+    }
+    let refused = |more: &[&str], want: &[&str]| {
+        let output = dualgemm().arg("run").args(common).args(card).args(more).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), stderr.lines().count()), (Some(3), 1), "{more:?}: {stderr}");
+        assert!(want.iter().all(|want| stderr.contains(want)), "{more:?}: {stderr}");
+    };
+    let moe = ["--op", "moe", "--top-k", "2", "--m", "2"];
+    let f32 = ["--a-format", "f32"];
+    refused(
+        &[&moe[..], &f32].concat(),
+        &["A of a mixture is f32; on a GPU f16 or bf16 is needed", "--device cpu computes"],
+    );
+    refused(
+        &[&moe[..], &["--a-format", "f16", "--router-weights", "input"]].concat(),
+        &["what the router's weights multiply is A; on a GPU the output of the experts is needed"],
+    );
+    let mlp = ["--op", "mlp", "--expert", "1", "--m", "2"];
+    refused(&[&mlp[..], &f32].concat(), &["A is f32, which tensor cores do not multiply"]);
+    refused(
+        &[&mlp[..], &["--a-format", "f16", "--between", "nvfp4"]].concat(),
+        &["C of gate and up is nvfp4", "with a dynamic scale; on a GPU a static scale, or f16 or bf16"],
+    );
 }
 
 #[test]

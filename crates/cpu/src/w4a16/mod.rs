@@ -13,10 +13,10 @@
 //! | [`many_rows`] | floats; weights are decoded into a buffer first |
 //! | [`pairs`] | several rows of bf16 or f16: activations and weights as 16-bit integers |
 //! | [`tiles`] | many rows on processors with AMX: activations and weights as bf16 |
-//! | `dots` | the same of bf16 with AVX512-BF16 |
+//! | `dots` | the same of bf16 with AVX512-BF16, or on ARM64 |
 //! | [`kernel`], [`vector`] | what the ways with floats share, and the operations an instruction set has to provide for them |
 //! | [`blocks`], [`split`] | writes the activations of many rows; splits floats into integers and rests |
-//! | [`portable`], [`x86`], [`avx2`], [`avx512`] | the instruction sets |
+//! | [`portable`], [`x86`], [`avx2`], [`avx512`], `neon` | the instruction sets |
 //!
 //! However large or small the factors are, a sum is right, within the rounding of K additions in f32, if the magnitudes of its
 //! products add up to less than 2¹²⁷: no intermediate value overflows before the sum does, and in particular nothing that is
@@ -30,15 +30,20 @@ mod blocks;
 mod digits;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod dots;
+#[cfg(target_arch = "aarch64")]
+#[path = "dots_neon.rs"]
+pub(crate) mod dots;
 mod few_rows;
 mod kernel;
 mod many_rows;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod pairs;
 mod portable;
 mod split;
 #[cfg(test)]
 mod tests;
-#[cfg_attr(not(any(target_arch = "x86_64", test)), allow(dead_code))]
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64", test)), allow(dead_code))]
 pub(crate) mod tiles;
 mod vector;
 #[cfg(target_arch = "x86_64")]

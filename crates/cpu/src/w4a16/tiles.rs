@@ -189,7 +189,7 @@ impl Work for Multiply<'_> {
         // slices were just checked.
         unsafe {
             match self.tiles {
-                #[cfg(target_arch = "x86_64")]
+                #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
                 Tiles::Vectors => self.multiply::<<S as Pairs>::Floats, super::dots::Vectors>(),
                 #[cfg(target_arch = "x86_64")]
                 Tiles::Hardware => self.multiply::<<S as Pairs>::Floats, crate::amx::Amx>(),
@@ -310,7 +310,7 @@ impl Work for Spin {
     #[inline(always)]
     fn run<S: InstructionSet>(self, _: S) -> usize {
         match self.0 {
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
             Tiles::Vectors => spin::<super::dots::Vectors>(),
             #[cfg(target_arch = "x86_64")]
             Tiles::Hardware => spin::<crate::amx::Amx>(),

@@ -121,11 +121,8 @@ unsafe fn one_row<V: Vector, const PANELS: usize>(
                 fetch(chunk.wrapping_add(V::AHEAD / PANELS));
                 for (i, pair) in accumulators[..vectors].chunks_exact_mut(2).enumerate() {
                     let column = 2 * i * V::LANES;
-                    let mut dots = [V::start(&raw const (*block).bias); 2];
                     let weights = [V::weights(chunk, column), V::weights(chunk, column + V::LANES)];
-                    for (q, (left, right)) in weights[0].into_iter().zip(weights[1]).enumerate() {
-                        dots = V::dots(dots, [left, right], quad::<V>(block, q));
-                    }
+                    let dots = dots::<V>(block, &weights);
                     for (v, (accumulator, dots)) in pair.iter_mut().zip(dots).enumerate() {
                         let scales = V::scales(chunk, column + v * V::LANES, task.format);
                         let scale = V::splat((&raw const (*block).scale).cast());
@@ -166,11 +163,14 @@ pub(super) unsafe fn add_scaled<V: Vector>(
     }
 }
 
-/// Four activations of a block.
+/// Dot products of the weights of two vectors of features and a block.
 #[inline(always)]
-unsafe fn quad<V: Vector>(block: *const Block, quad: usize) -> V::Quad {
-    // SAFETY: `block` points to a block, which has 16 codes, and `quad` is below 4.
-    unsafe { V::quad((&raw const (*block).codes).cast::<i8>().add(4 * quad)) }
+unsafe fn dots<V: Vector>(block: *const Block, weights: &[[V::Quads; 4]; 2]) -> [V::Sums; 2] {
+    // SAFETY: `block` points to a block, which has a word of bias and 16 codes.
+    unsafe {
+        let start = V::start(&raw const (*block).bias);
+        V::block_dots([start; 2], weights, (&raw const (*block).codes).cast())
+    }
 }
 
 /// Several rows: the weights of two vectors of features stay in registers while all rows pass. The sums, which one
@@ -180,6 +180,7 @@ unsafe fn many_rows<V: Vector>(task: &Task<'_>, panel: *const u8, sums: *mut f32
     // SAFETY: a panel of `chunks` chunks and its sums start at the pointers, and the task has `rows` blocks of each chunk of A.
     // Loops keep c < chunks and column < 32.
     unsafe {
+        V::swap_pairs(task.rows, sums);
         for c in 0..task.chunks {
             let (chunk, blocks) = (panel.add(c * CHUNK), task.blocks.as_ptr().add(c * task.rows));
             fetch(chunk.wrapping_add(V::AHEAD));
@@ -193,12 +194,13 @@ unsafe fn many_rows<V: Vector>(task: &Task<'_>, panel: *const u8, sums: *mut f32
                 }
             }
         }
+        V::swap_pairs(task.rows, sums);
     }
     1
 }
 
 /// Two vectors of features of one chunk, decoded.
-pub(super) struct Pass<V: Vector> {
+pub(crate) struct Pass<V: Vector> {
     /// Block format of the weights.
     format: BlockFormat,
     /// By vector and quad.
@@ -235,9 +237,11 @@ impl<V: Vector> Pass<V> {
     /// Adds the products of all rows to their sums. `INTEGERS` says how the blocks hold their scales.
     #[inline(always)]
     unsafe fn rows<const INTEGERS: bool>(&self, rows: usize, mut block: *const Block, mut sums: *mut f32) {
-        for _ in 0..rows {
-            // SAFETY: `many_rows` passes the blocks of `rows` rows and their sums at this column.
-            unsafe {
+        // SAFETY: `many_rows` passes the blocks of `rows` rows and their sums at this column.
+        unsafe {
+            let paired = V::pairs_of_rows(self, rows, block, sums);
+            (block, sums) = (block.add(paired), sums.add(paired * TILE_COLS));
+            for _ in paired..rows {
                 self.row::<INTEGERS>(block, sums);
                 (block, sums) = (block.add(1), sums.add(TILE_COLS));
             }
@@ -249,14 +253,8 @@ impl<V: Vector> Pass<V> {
     unsafe fn row<const INTEGERS: bool>(&self, block: *const Block, sums: *mut f32) {
         // SAFETY: `rows` passes one block and the row's sums at this column: two vectors.
         unsafe {
-            let start = V::start(&raw const (*block).bias);
-            let mut sums_of_block = [start; 2];
-            for q in 0..4 {
-                let weights = [self.weights[0][q], self.weights[1][q]];
-                sums_of_block = V::dots(sums_of_block, weights, quad::<V>(block, q));
-            }
             let scale = &raw const (*block).scale;
-            for (v, dots) in sums_of_block.into_iter().enumerate() {
+            for (v, dots) in dots::<V>(block, &self.weights).into_iter().enumerate() {
                 let to = sums.add(v * V::LANES);
                 let sum = if INTEGERS {
                     V::mul_add(V::scaled_floats(dots, scale.cast()), self.scales[v], V::load(to))

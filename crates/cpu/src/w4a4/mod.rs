@@ -8,7 +8,7 @@
 //! | [`digits`] | one row of longer integers, for W4A16 |
 //! | `pipelined` | the same with AVX2, in assembly |
 //! | [`spin`] | loops that measure the machine |
-//! | [`portable`], [`x86`], [`avx2`], [`avx512`] | the instruction sets |
+//! | [`portable`], [`x86`], [`avx2`], [`avx512`], `neon` | the instruction sets |
 //!
 //! docs/kernels/cpu.md says which way a product takes.
 
@@ -19,6 +19,8 @@ pub(crate) mod avx2;
 pub(crate) mod avx512;
 mod digits;
 mod kernel;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
 #[cfg(target_arch = "x86_64")]
 mod pipelined;
 mod portable;

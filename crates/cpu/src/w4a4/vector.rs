@@ -8,7 +8,9 @@ use dualgemm_formats::BlockFormat;
 #[cfg(target_arch = "x86_64")]
 use dualgemm_formats::scalar::e2m1::DOUBLED;
 
+use super::activations::Block;
 use super::digits::{DigitBlock, DigitTask};
+use super::kernel::Pass;
 use crate::pack::{CHUNK_K, SCALE_EXPONENT};
 
 /// Added to doubled weights where the hardware wants an unsigned operand.
@@ -72,6 +74,37 @@ pub(crate) trait Vector: Copy {
     /// `sums` plus the dot products of `quad` with the weights of two vectors of features. Implementations keep the compiler
     /// from computing one vector after the other.
     unsafe fn dots(sums: [Self::Sums; 2], weights: [Self::Quads; 2], quad: Self::Quad) -> [Self::Sums; 2];
+
+    /// `sums` plus the dot products of all 16 codes at `codes` with these weights.
+    #[inline(always)]
+    unsafe fn block_dots(
+        mut sums: [Self::Sums; 2],
+        weights: &[[Self::Quads; 4]; 2],
+        codes: *const i8,
+    ) -> [Self::Sums; 2] {
+        for (q, (&left, &right)) in weights[0].iter().zip(&weights[1]).enumerate() {
+            // SAFETY: `codes` points to 16 codes, and q is below 4.
+            sums = unsafe { Self::dots(sums, [left, right], Self::quad(codes.add(4 * q))) };
+        }
+        sums
+    }
+
+    /// Multiplies pairs of rows with the weights of a pass, where there are instructions for two rows at once: `rows` blocks and
+    /// their sums at the first column of the pass start at the pointers. Returns how many rows it has done, the first ones.
+    /// Sums are as [`swap_pairs`](Self::swap_pairs) leaves them.
+    #[inline(always)]
+    unsafe fn pairs_of_rows(
+        _pass: &Pass<Self>,
+        _rows: usize,
+        _blocks: *const Block,
+        _sums: *mut f32,
+    ) -> usize {
+        0
+    }
+
+    /// Puts `[rows][32]` sums in the order of [`pairs_of_rows`](Self::pairs_of_rows), and back.
+    #[inline(always)]
+    unsafe fn swap_pairs(_rows: usize, _sums: *mut f32) {}
 
     /// The finished dot products as f32, exact.
     unsafe fn floats(sums: Self::Sums) -> Self::Floats;

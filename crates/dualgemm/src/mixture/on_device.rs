@@ -1,4 +1,4 @@
-//! Mixtures of experts on operands that are in a GPU's memory already: the host never learns how many rows an expert has.
+//! Mixtures of experts on a GPU: the host never learns how many rows an expert has.
 //!
 //! ```text
 //! ids ─► route ─► gather rows of A ─► gate and up, all experts ─► down, all experts ─► weighted sums in C
@@ -6,137 +6,292 @@
 
 use dualgemm_bench::Timing;
 use dualgemm_device::Stream;
-use dualgemm_formats::FloatType;
-use dualgemm_gemm::{AFormat, Error as GemmError, GateUp, GatedMlp, Linear, OutFormat, RouterWeights};
+use dualgemm_formats::{FloatType, ScaleLayout};
+use dualgemm_gemm::{
+    AFormat, AOperand, DualGemmDesc, GateUp, GatedMlp, Linear, OutFormat, OutputMut, RouterWeights, Routing,
+};
 use dualgemm_plan::mixture::{AroundExperts, MixtureCall, Sizes};
-use dualgemm_plan::{DeviceExperts, GpuOptions, Launches, measure};
+use dualgemm_plan::{Buffer, DeviceExperts, Gpu, GpuOptions, Launches, Operands, measure};
+use half::slice::HalfFloatSliceExt;
 
-use super::{MixtureDesc, MixturePlan};
-use crate::{Error, MlpRunner, PackedExperts, Plan, Target};
-
-/// The experts of a mixture in a GPU's memory. Copies share them.
-#[derive(Debug, Clone)]
-pub struct PackedMixture {
-    gate_up: PackedExperts,
-    down: PackedExperts,
-}
-
-/// A [`MixturePlan`] for a GPU with its kernels and memory.
-#[derive(Debug)]
-pub struct DeviceMixture {
-    mlp: MlpRunner,
-    around: AroundExperts,
-}
+use super::{Experts, MixtureDesc, MixturePlan, MixtureRunner, PackedMixture, Place};
+use crate::{Error, GpuId, MlpRunner, PackedExperts, PackedMlp, Target};
 
 /// Plans for groups; refuses what the kernels around the products do not do.
 pub(super) fn target(desc: &MixtureDesc, target: &Target) -> Result<Target, Error> {
     let Target::Gpu(id, options) = target else { return Ok(target.clone()) };
-    let refuse = |tensor: &str, found: String, expected: &str| {
-        let (tensor, expected) = (tensor.into(), expected.into());
-        Err(Error::Gemm(GemmError::Operand { tensor, found, expected }))
-    };
+    let refuse = |tensor, found, expected| Err(Error::NotForGpu { tensor, found, expected });
     let (a, n) = (desc.mlp.gate_up.a, desc.mlp.down.n);
     if !matches!(a, AFormat::F16 | AFormat::Bf16) {
-        return refuse("A of a mixture on a GPU", a.to_string(), "f16 or bf16");
+        return refuse("A of a mixture", a.to_string(), "f16 or bf16");
     }
     if desc.router == RouterWeights::Input {
-        return refuse("the router's weights on a GPU", "for the input".into(), "those of the output");
+        return refuse("what the router's weights multiply", "A".into(), "the output of the experts");
     }
     if !n.is_multiple_of(8) {
-        return refuse("C of a mixture on a GPU", format!("{n} features"), "a multiple of 8");
+        return refuse("C of a mixture", format!("of {n} features"), "a multiple of 8");
     }
     Ok(Target::Gpu(id.clone(), GpuOptions { groups: desc.experts, ..options.clone() }))
 }
 
-impl MixturePlan {
-    /// Packs all experts into the memory of the plan's GPU.
-    ///
-    /// # Errors
-    /// If the plan is not for a GPU, there are more or fewer experts than it says, weights do not fit it, a block scale is NaN or
-    /// negative, or memory is lacking.
-    pub fn prepack_on_device(&self, experts: &[GatedMlp<'_>]) -> Result<PackedMixture, Error> {
-        let Plan::Gpu { gpu, .. } = &self.mlp.down else { return Err(Error::NotOnGpu) };
-        self.desc.check_count(experts.len())?;
-        let gate_up: Vec<GateUp<'_>> = experts.iter().map(|mlp| mlp.gate_up.clone()).collect();
-        let down: Vec<Linear<'_>> = experts.iter().map(|mlp| mlp.down.clone()).collect();
-        down.iter().try_for_each(|layer| self.mlp.down.desc().check_weights(layer.into()))?;
-        let gpu = gpu.open()?;
-        let down = PackedExperts::of(gpu, DeviceExperts::upload_linear(gpu, &down)?)?;
-        Ok(PackedMixture { gate_up: self.mlp.gate_up.prepack_experts(&gate_up)?, down })
+/// Experts one behind the other, so that one launch takes the rows of all.
+#[derive(Debug, Clone)]
+pub(super) struct Together {
+    gate_up: PackedExperts,
+    down: PackedExperts,
+}
+
+impl Together {
+    pub(super) fn bytes(&self) -> usize {
+        [&self.gate_up, &self.down].iter().flat_map(|experts| experts.iter()).map(|e| e.bytes()).sum()
     }
 
-    /// The plan with kernels and memory for calls on operands in a GPU's memory. With `add`, results are added to what C holds.
-    ///
-    /// # Errors
-    /// If the plan is not for a GPU, or memory is lacking.
-    pub fn device_runner(&self, add: bool) -> Result<DeviceMixture, Error> {
-        let Plan::Gpu { gpu, .. } = &self.mlp.down else { return Err(Error::NotOnGpu) };
-        let MixtureDesc { mlp, experts, top_k, .. } = self.desc;
-        let out = match mlp.down.out {
+    fn duplicate(&self) -> Result<Self, Error> {
+        Ok(Self { gate_up: self.gate_up.duplicate()?, down: self.down.duplicate()? })
+    }
+}
+
+impl PackedMixture {
+    fn together(&self) -> Result<&Together, Error> {
+        match &self.experts {
+            Experts::Together(experts) => Ok(experts),
+            Experts::Apart(_) => Err(Error::OtherTarget { weights: "the processor", plan: "a GPU" }),
+        }
+    }
+
+    fn duplicate(&self) -> Result<Self, Error> {
+        let shared = self.shared.as_ref().map(PackedMlp::duplicate).transpose()?;
+        Ok(Self { experts: Experts::Together(self.together()?.duplicate()?), shared })
+    }
+}
+
+impl MixturePlan {
+    pub(super) fn upload(&self, gpu: &GpuId, experts: Vec<Option<GatedMlp<'_>>>) -> Result<Experts, Error> {
+        self.desc.check_count(experts.len())?;
+        let (mut gate_up, mut down): (Vec<GateUp<'_>>, Vec<Linear<'_>>) = (Vec::new(), Vec::new());
+        for (number, mlp) in experts.into_iter().enumerate() {
+            let Some(mlp) = mlp else {
+                let (found, expected) =
+                    (format!("without number {number}"), "a mixture of those that are here");
+                return Err(Error::NotForGpu { tensor: "the list of experts", found, expected });
+            };
+            self.mlp.down.desc().check_weights((&mlp.down).into())?;
+            gate_up.push(mlp.gate_up);
+            down.push(mlp.down);
+        }
+        let gpu = gpu.open()?;
+        let down = PackedExperts::of(gpu, DeviceExperts::upload_linear(gpu, &down)?)?;
+        Ok(Experts::Together(Together { gate_up: self.mlp.gate_up.prepack_experts(&gate_up)?, down }))
+    }
+}
+
+/// Kernels and memory of a mixture on a GPU.
+#[derive(Debug)]
+pub(super) struct OnGpu {
+    gpu: &'static Gpu,
+    desc: MixtureDesc,
+    mlp: MlpRunner,
+    around: AroundExperts,
+    /// Writes what the experts' results are added to.
+    shared: Option<MlpRunner>,
+    /// Room for operands of the host, and for the router's lists; made when the first come.
+    operands: Option<(Operands, [Buffer; 2])>,
+}
+
+impl OnGpu {
+    pub(super) fn new(
+        gpu: &'static Gpu,
+        mut desc: MixtureDesc,
+        mlp: MlpRunner,
+        shared: Option<MlpRunner>,
+    ) -> Result<Self, Error> {
+        if shared.is_some() {
+            desc.mlp.down.out = OutFormat::F32;
+        }
+        let out = match desc.mlp.down.out {
             OutFormat::F16 => FloatType::F16,
             OutFormat::Bf16 => FloatType::Bf16,
             _ => FloatType::F32,
         };
-        let sizes = Sizes { tokens: mlp.gate_up.m, top_k, experts };
-        let around = AroundExperts::new(gpu.open()?, sizes, [mlp.gate_up.k, mlp.down.n], (out, add))?;
-        Ok(DeviceMixture { mlp: self.mlp.runner(experts)?, around })
+        let sizes = Sizes { tokens: desc.mlp.gate_up.m, top_k: desc.top_k, experts: desc.experts };
+        let around = AroundExperts::new(gpu, sizes, [desc.mlp.gate_up.k, desc.mlp.down.n], out)?;
+        Ok(Self { gpu, desc, mlp, around, shared, operands: None })
+    }
+
+    fn warm(&self, experts: &PackedMixture) -> Result<(), Error> {
+        let routed = experts.together()?;
+        self.mlp.gate_up.warm_experts(&routed.gate_up)?;
+        self.mlp.down.warm_experts(&routed.down)?;
+        self.shared.iter().zip(&experts.shared).try_for_each(|(runner, mlp)| runner.warm(mlp))
+    }
+
+    /// # Safety
+    /// As [`MixtureRunner::run_device`]; C is of f32 where there is a shared expert.
+    unsafe fn run(&self, call: &MixtureCall, experts: &PackedMixture, stream: Stream) -> Result<(), Error> {
+        let (around, between, routed) = (&self.around, self.mlp.on_device()?, experts.together()?);
+        let mut call = *call;
+        // SAFETY: the operands of the call are the caller's promise; rows by expert, what is between the products and results are
+        // memory of this runner, for as many rows as the plan has, and each launch follows the one before on the stream.
+        unsafe {
+            if let Some((runner, mlp)) = self.shared.as_ref().zip(experts.shared.as_ref()) {
+                runner.run_device(&call.call, mlp, stream)?;
+                call.add = true;
+            }
+            around.before(&call, stream)?;
+            let gate_up = around.gate_up(&call, between.c());
+            self.mlp.gate_up.run_device_grouped(&gate_up, &routed.gate_up, stream)?;
+            let down = around.down(&call, between.a(&self.mlp.desc.gate_up));
+            self.mlp.down.run_device_grouped(&down, &routed.down, stream)?;
+            around.after(&call, stream)?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of a list on the device.
+    fn bytes<T: Copy, const N: usize>(list: &[T], bytes: fn(T) -> [u8; N]) -> Vec<u8> {
+        list.iter().flat_map(|&x| bytes(x)).collect()
+    }
+
+    fn call(&self, m: usize, [ids, weights]: &[Buffer; 2]) -> Result<MixtureCall, Error> {
+        let (operands, _) = self.operands.as_ref().ok_or(Error::NotOnGpu)?;
+        Ok(MixtureCall { call: operands.call(m, 1.0), ids: ids.ptr(), weights: weights.ptr(), add: false })
+    }
+
+    pub(super) fn run_with_copies(
+        &mut self,
+        a: &AOperand<'_>,
+        routing: Routing<'_>,
+        experts: &PackedMixture,
+        (mut c, add): (OutputMut<'_>, bool),
+    ) -> Result<(), Error> {
+        if add {
+            let (tensor, found) = ("C of a mixture", "added to in the host's memory".into());
+            return Err(Error::NotForGpu {
+                tensor,
+                found,
+                expected: "a C that is written, or one in its memory",
+            });
+        }
+        if self.operands.is_none() {
+            let MixtureDesc { mlp, top_k, .. } = &self.desc;
+            let ends = DualGemmDesc { n: mlp.down.n, out: mlp.down.out, ..mlp.gate_up };
+            let list =
+                || Buffer::new(self.gpu, 4 * mlp.gate_up.m * top_k).map_err(dualgemm_plan::Error::from);
+            let operands = Operands::new(self.gpu, &ends, ScaleLayout::Linear)?;
+            self.operands = Some((operands, [list()?, list()?]));
+        }
+        let Some((operands, lists)) = &self.operands else { return Ok(()) };
+        operands.write_a(a)?;
+        lists[0].write(&Self::bytes(routing.ids, i32::to_le_bytes)).map_err(dualgemm_plan::Error::from)?;
+        lists[1]
+            .write(&Self::bytes(routing.weights, f32::to_le_bytes))
+            .map_err(dualgemm_plan::Error::from)?;
+        // SAFETY: the call is on this runner's operands, which are the plan's.
+        unsafe { self.run(&self.call(a.rows(), lists)?, experts, Stream::Own) }?;
+        let rows = a.rows();
+        if self.shared.is_none() {
+            operands.read_c(0, rows, &mut c)?;
+            return Ok(());
+        }
+        let mut sums = vec![0.0; rows * self.desc.mlp.down.n];
+        operands.read_c(0, rows, &mut OutputMut::F32(&mut sums))?;
+        match c {
+            OutputMut::F32(c) => c.copy_from_slice(&sums),
+            OutputMut::F16(c) => c.convert_from_f32_slice(&sums),
+            OutputMut::Bf16(c) => c.convert_from_f32_slice(&sums),
+            OutputMut::Nvfp4 { .. } => {} // `check` refused it.
+        }
+        Ok(())
+    }
+
+    fn time(
+        &self,
+        a: &AOperand<'_>,
+        routings: &[Routing<'_>],
+        experts: &PackedMixture,
+    ) -> Result<Option<Timing>, Error> {
+        let Some(card) = self.gpu.card() else { return Ok(None) };
+        let list = |bytes: Vec<u8>| Buffer::of(self.gpu, &bytes).map_err(dualgemm_plan::Error::from);
+        let mut lists = Vec::with_capacity(routings.len());
+        let mut used: Vec<i32> = Vec::new();
+        for routing in routings {
+            let ids = list(Self::bytes(routing.ids, i32::to_le_bytes))?;
+            lists.push([ids, list(Self::bytes(routing.weights, f32::to_le_bytes))?]);
+            used.extend(routing.ids.iter().filter(|&&id| id >= 0));
+        }
+        used.sort_unstable();
+        used.dedup();
+        // Experts without a token are not read.
+        let read = experts.bytes() / self.desc.experts * used.len();
+        let copies = (1..measure::copies(read)).map(|_| experts.duplicate());
+        let copies = std::iter::once(Ok(experts.clone())).chain(copies).collect::<Result<Vec<_>, Error>>()?;
+        copies.iter().try_for_each(|experts| self.warm(experts))?;
+        let calls =
+            lists.iter().map(|lists| self.call(a.rows(), lists)).collect::<Result<Vec<_>, Error>>()?;
+        let turns = calls.len() * copies.len();
+        let run = |i: usize| {
+            let (call, experts) = (&calls[i % calls.len()], &copies[i / calls.len() % copies.len()]);
+            // SAFETY: the call is on this runner's operands and on lists that live until it has ended.
+            unsafe { self.run(call, experts, Stream::Own) }
+        };
+        Ok(Some(measure::time(card, Launches::Recorded, turns, measure::Protocol::default(), run)?))
     }
 }
 
-impl DeviceMixture {
+impl MixtureRunner {
+    fn on_gpu(&self) -> Result<&OnGpu, Error> {
+        match &self.place {
+            Place::Gpu(on_gpu) => Ok(on_gpu),
+            Place::Cpu(_) => Err(Error::NotOnGpu),
+        }
+    }
+
     /// Prepares for calls with these experts, so that the first one allocates nothing either.
     ///
     /// # Errors
-    /// If memory is lacking, or the experts are for another plan.
+    /// If the plan is not for a GPU, memory is lacking, or the experts are for another plan.
     pub fn warm(&self, experts: &PackedMixture) -> Result<(), Error> {
-        self.mlp.gate_up.warm_experts(&experts.gate_up)?;
-        self.mlp.down.warm_experts(&experts.down)
+        self.on_gpu()?.warm(experts)
     }
 
     /// Launches a mixture on operands in device memory. Allocates nothing, waits for nothing, and can be recorded into a graph.
+    /// A shared expert is a call of its own before, whose C this one adds to.
     ///
     /// # Safety
     /// Until the call has ended, its operands are live memory of the plan's GPU, as large as the problem and the call make them;
     /// nobody writes A or the lists or uses C meanwhile. Calls of one runner share memory: order them.
     ///
     /// # Errors
-    /// If an operand does not fit the plan, or an address is misaligned.
-    pub unsafe fn run(
+    /// If the plan is not for a GPU or has a shared expert, an operand does not fit the plan, or an address is misaligned.
+    pub unsafe fn run_device(
         &self,
         call: &MixtureCall,
         experts: &PackedMixture,
         stream: Stream,
     ) -> Result<(), Error> {
-        let (around, between) = (&self.around, self.mlp.on_device()?);
-        // SAFETY: the operands of the call are the caller's promise; rows by expert, what is between the products and results are
-        // memory of this runner, for as many rows as the plan has, and each launch follows the one before on the stream.
-        unsafe {
-            around.before(call, stream)?;
-            let gate_up = around.gate_up(call, between.c());
-            self.mlp.gate_up.run_device_grouped(&gate_up, &experts.gate_up, stream)?;
-            let down = around.down(call, between.a(&self.mlp.desc.gate_up));
-            self.mlp.down.run_device_grouped(&down, &experts.down, stream)?;
-            around.after(call, stream)?;
+        let on_gpu = self.on_gpu()?;
+        if on_gpu.shared.is_some() {
+            let (tensor, found) = ("a call in device memory", "of a mixture with a shared expert".into());
+            return Err(Error::NotForGpu { tensor, found, expected: "a call for each" });
         }
-        Ok(())
+        // SAFETY: the caller's promise.
+        unsafe { on_gpu.run(call, experts, stream) }
     }
 
-    /// How long a call takes on a card by its own clock; none on a simulated GPU. `turns` are calls and experts to take in turn, of
-    /// as much memory as keeps weights out of the cache.
-    ///
-    /// # Safety
-    /// As [`run`](Self::run).
+    /// How long a call takes on a card by its own clock, with A of the last [`run`](Self::run), these routings in turn, and
+    /// weights that come from memory. None on a processor, where the clock is the caller's, and on a simulated GPU.
     ///
     /// # Errors
-    /// As there.
-    pub unsafe fn time(&self, turns: &[(MixtureCall, &PackedMixture)]) -> Result<Option<Timing>, Error> {
-        let Some(card) = self.mlp.on_device()?.gpu().card() else { return Ok(None) };
-        turns.iter().try_for_each(|(_, experts)| self.warm(experts))?;
-        let run = |i: usize| {
-            let (call, experts) = &turns[i % turns.len()];
-            // SAFETY: the caller's promise.
-            unsafe { self.run(call, experts, Stream::Own) }
-        };
-        Ok(Some(measure::time(card, Launches::Recorded, turns.len(), measure::Protocol::default(), run)?))
+    /// As [`run`](Self::run).
+    pub fn time(
+        &self,
+        a: &AOperand<'_>,
+        routings: &[Routing<'_>],
+        experts: &PackedMixture,
+    ) -> Result<Option<Timing>, Error> {
+        match &self.place {
+            Place::Gpu(on_gpu) => on_gpu.time(a, routings, experts),
+            Place::Cpu(_) => Ok(None),
+        }
     }
 }

@@ -2,8 +2,9 @@
 
 use dualgemm_bench::Timing;
 use dualgemm_device::{DevicePtr, Stream};
-use dualgemm_gemm::{DualGemmDesc, Error as GemmError, MlpDesc, OutFormat, OutScale};
-use dualgemm_plan::{Buffer, DeviceA, DeviceC, DeviceCall, Gpu, GpuOptions, Launches, measure};
+use dualgemm_formats::ScaleLayout;
+use dualgemm_gemm::{AOperand, DualGemmDesc, MlpDesc, OutFormat, OutScale, OutputMut};
+use dualgemm_plan::{Buffer, DeviceA, DeviceC, DeviceCall, Gpu, GpuOptions, Launches, Operands, measure};
 
 use super::{MlpRunner, PackedMlp};
 use crate::{Error, Target};
@@ -13,10 +14,7 @@ use crate::{Error, Target};
 pub(super) fn target(desc: &MlpDesc, target: &Target) -> Result<Target, Error> {
     let Target::Gpu(id, options) = target else { return Ok(target.clone()) };
     let &DualGemmDesc { n, out, .. } = &desc.gate_up;
-    let refuse = |found: String, expected: &str| {
-        let tensor = "C of gate and up on a GPU".into();
-        Err(Error::Gemm(GemmError::Operand { tensor, found, expected: expected.into() }))
-    };
+    let refuse = |found, expected| Err(Error::NotForGpu { tensor: super::BETWEEN, found, expected });
     match out {
         OutFormat::Nvfp4 { global_scale: OutScale::Dynamic, .. } => {
             refuse(format!("{out} with a dynamic scale"), "a static scale, or f16 or bf16")
@@ -63,34 +61,72 @@ impl MlpRunner {
         }
     }
 
-    /// How long a call takes on a card by its own clock, weights from memory; none on a simulated GPU. `mlps` are as many copies
-    /// of the weights as keep them out of the cache.
-    ///
-    /// # Safety
-    /// As [`run_device`](Self::run_device).
+    pub(super) fn run_with_copies(
+        &mut self,
+        a: &AOperand<'_>,
+        mlp: &PackedMlp,
+        mut c: OutputMut<'_>,
+    ) -> Result<Option<f32>, Error> {
+        let MlpDesc { gate_up, down } = self.desc;
+        let Some(on_device) = &mut self.on_device else { return Err(Error::NotOnGpu) };
+        if on_device.operands.is_none() {
+            let ends = DualGemmDesc { n: down.n, out: down.out, ..gate_up };
+            on_device.operands = Some(Operands::new(on_device.gpu, &ends, on_device.a_scale_layout)?);
+        }
+        let operands = self.operands()?;
+        operands.write_a(a)?;
+        // SAFETY: the call is on this runner's operands, which are the plan's.
+        unsafe { self.run_device(&operands.call(a.rows(), Operands::a_scale(a)), mlp, Stream::Own) }?;
+        Ok(operands.read_c(0, a.rows(), &mut c)?)
+    }
+
+    fn operands(&self) -> Result<&Operands, Error> {
+        self.on_device()?.operands.as_ref().ok_or(Error::NotOnGpu)
+    }
+
+    /// How long a call takes on a card by its own clock, with the operands of the last [`run`](Self::run) and weights that come
+    /// from memory. None on a processor, where the clock is the caller's, and on a simulated GPU.
     ///
     /// # Errors
-    /// As there, and if the runner is not for a GPU.
-    pub unsafe fn time(&self, call: &DeviceCall, mlps: &[PackedMlp]) -> Result<Option<Timing>, Error> {
-        let Some(card) = self.on_device()?.gpu.card() else { return Ok(None) };
+    /// As [`run`](Self::run).
+    pub fn time(&self, a: &AOperand<'_>, mlp: &PackedMlp) -> Result<Option<Timing>, Error> {
+        let Some(card) = self.on_device.as_ref().and_then(|on| on.gpu.card()) else { return Ok(None) };
+        let copies = (1..measure::copies(mlp.bytes())).map(|_| mlp.duplicate());
+        let mlps = std::iter::once(Ok(mlp.clone())).chain(copies).collect::<Result<Vec<_>, Error>>()?;
         mlps.iter().try_for_each(|mlp| self.warm(mlp))?;
-        // SAFETY: the caller's promise.
-        let run = |i: usize| unsafe { self.run_device(call, &mlps[i % mlps.len()], Stream::Own) };
+        let call = self.operands()?.call(a.rows(), Operands::a_scale(a));
+        // SAFETY: the call is on this runner's operands, which are the plan's.
+        let run = |i: usize| unsafe { self.run_device(&call, &mlps[i % mlps.len()], Stream::Own) };
         Ok(Some(measure::time(card, Launches::Recorded, mlps.len(), measure::Protocol::default(), run)?))
     }
 }
 
-/// What the first product leaves for the second, in a GPU's memory.
+impl PackedMlp {
+    /// The same weights once more, in memory of a GPU of their own.
+    pub(crate) fn duplicate(&self) -> Result<Self, Error> {
+        Ok(Self { gate_up: self.gate_up.duplicate()?, down: self.down.duplicate()? })
+    }
+}
+
+/// What the first product leaves for the second, in a GPU's memory; and room there for operands of the host.
 #[derive(Debug)]
 pub(crate) struct Between {
     gpu: &'static Gpu,
     /// Floats or codes.
     values: Buffer,
     scales: Option<Buffer>,
+    /// Order of A's block scales.
+    a_scale_layout: ScaleLayout,
+    /// Made at the first run on operands of the host.
+    operands: Option<Operands>,
 }
 
 impl Between {
-    pub(super) fn new(gpu: &'static Gpu, desc: &DualGemmDesc) -> Result<Self, Error> {
+    pub(super) fn new(
+        gpu: &'static Gpu,
+        desc: &DualGemmDesc,
+        a_scale_layout: ScaleLayout,
+    ) -> Result<Self, Error> {
         let &DualGemmDesc { m, n, out, .. } = desc;
         let scale_bytes = match out {
             OutFormat::Nvfp4 { scale_layout, .. } => Some(scale_layout.len(m, n / 16)),
@@ -101,12 +137,8 @@ impl Between {
             _ => m * n * out.bits_per_element() as usize / 8,
         };
         let buffer = |bytes| Buffer::zeroed(gpu, bytes).map_err(dualgemm_plan::Error::from);
-        Ok(Self { gpu, values: buffer(bytes)?, scales: scale_bytes.map(buffer).transpose()? })
-    }
-
-    /// The GPU.
-    pub(crate) fn gpu(&self) -> &'static Gpu {
-        self.gpu
+        let (values, scales) = (buffer(bytes)?, scale_bytes.map(buffer).transpose()?);
+        Ok(Self { gpu, values, scales, a_scale_layout, operands: None })
     }
 
     /// Where the first product writes.

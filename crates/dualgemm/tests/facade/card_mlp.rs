@@ -4,12 +4,11 @@ use dualgemm::device::Stream;
 use dualgemm::formats::{BlockFormat, FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
 use dualgemm::gemm::{
     AFormat, AOperand, Activation, DualGemmDesc, GateUp, GatedMlp, Linear, MlpDesc, OutFormat, OutScale,
-    RouterWeights, Routing, mixture_reference, mlp_reference,
+    OutputMut, RouterWeights, Routing, mixture_reference, mlp_reference,
 };
 use dualgemm::strategies::{Buffer, Gpu, Launches, measure};
 use dualgemm::{
-    DeviceA, DeviceC, DeviceCall, GpuId, MixtureCall, MixtureDesc, MixturePlan, MlpPlan, PackedMlp, Plan,
-    Target,
+    DeviceA, DeviceC, DeviceCall, GpuId, MixtureDesc, MixturePlan, MlpPlan, PackedMlp, Plan, Target,
 };
 use half::bf16;
 
@@ -57,10 +56,8 @@ fn operands(m: usize, k: usize, h: usize) -> (AOperand<'static>, [Buffer; 2], De
     (AOperand::Float(FloatMatrix::Bf16(Matrix::new("a", m, k, values).unwrap())), buffers, call)
 }
 
-fn first_row(c: &Buffer, h: usize) -> Vec<f64> {
-    let mut bytes = vec![0; c.bytes()];
-    c.read(&mut bytes).unwrap();
-    bytes.as_chunks().0[..h].iter().map(|b| bf16::from_le_bytes(*b).to_f64()).collect()
+fn first_row(c: &[bf16], h: usize) -> Vec<f64> {
+    c[..h].iter().map(|c| c.to_f64()).collect()
 }
 
 #[track_caller]
@@ -106,12 +103,13 @@ fn whole_mlps_take_little_more_than_their_parts() {
                 while copies.len() < 4 {
                     copies.push(plan.prepack(&weights).unwrap());
                 }
-                let runner = plan.runner(1).unwrap();
-                let (a, buffers, call) = operands(m, k, h);
-                // SAFETY: the call is on operands of the plan's size, which live until it has ended.
-                let whole = unsafe { runner.time(&call, &copies) }.unwrap().unwrap().median_us;
+                let mut runner = plan.runner(1).unwrap();
+                let (a, _buffers, call) = operands(m, k, h);
+                let mut c = vec![bf16::ZERO; m * h];
+                runner.run(&a, &copies[0], OutputMut::Bf16(&mut c)).unwrap();
+                let whole = runner.time(&a, &copies[0]).unwrap().unwrap().median_us;
                 if m == 1 {
-                    assert_near(&first_row(&buffers[1], h), &mlp_reference(&desc, &a, 0..1, &weights));
+                    assert_near(&first_row(&c, h), &mlp_reference(&desc, &a, 0..1, &weights));
                 }
                 let hidden = [m * n * 2, m * n / 8].map(|bytes| Buffer::zeroed(card(), bytes).unwrap());
                 let [values, scales] = hidden.each_ref().map(Buffer::ptr);
@@ -153,44 +151,36 @@ fn mixtures_are_right_and_near_the_reading_of_their_weights() {
         for tokens in [1, 4, 16, 64, 512] {
             let mut mlp = desc(tokens, shape, format, OutFormat::Bf16, OutFormat::Bf16);
             mlp.gate_up.epilogue.activation = activation;
-            let desc = MixtureDesc { mlp, experts, top_k, router: RouterWeights::Output };
+            let desc = MixtureDesc { mlp, experts, top_k, router: RouterWeights::Output, shared: None };
             let plan = MixturePlan::new(&desc, &Target::cuda(0)).unwrap();
             // Plans for any number of tokens share them.
-            let packed = packed.get_or_insert_with(|| plan.prepack_on_device(&all).unwrap());
-            let (packed, runner) = (&*packed, plan.device_runner(false).unwrap());
-            let (a, buffers, call) = operands(tokens, k, h);
+            let each = || all.iter().cloned().map(|mlp| Ok::<_, dualgemm::Error>(Some(mlp)));
+            let packed = packed.get_or_insert_with(|| plan.prepack(each(), None).unwrap());
+            let (packed, mut runner) = (&*packed, plan.runner().unwrap());
+            let (a, ..) = operands(tokens, k, h);
             let mut bits = random(9);
             // Turns of other experts, so that few come from the cache.
             let turns = 16usize.min(4 * experts / (tokens * top_k)).max(1);
-            let lists: Vec<(Vec<i32>, Buffer)> = (0..turns)
-                .map(|_| {
-                    let ids: Vec<i32> = (0..tokens)
-                        .flat_map(|_| {
-                            let first = bits() as usize;
-                            (0..top_k).map(move |j| ((first + j * 29) % experts) as i32)
-                        })
-                        .collect();
-                    let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-                    (ids, Buffer::of(card(), &bytes).unwrap())
-                })
-                .collect();
+            let ids = |_| {
+                let of_token = |_| {
+                    let first = bits() as usize;
+                    (0..top_k).map(move |j| ((first + j * 29) % experts) as i32)
+                };
+                (0..tokens).flat_map(of_token).collect::<Vec<i32>>()
+            };
+            let lists: Vec<Vec<i32>> = (0..turns).map(ids).collect();
             let weights = vec![1.0 / top_k as f32; tokens * top_k];
-            let weights_at: Vec<u8> = weights.iter().flat_map(|w| w.to_le_bytes()).collect();
-            let weights_at = Buffer::of(card(), &weights_at).unwrap();
-            let call_of = |ids: &Buffer| MixtureCall { call, ids: ids.ptr(), weights: weights_at.ptr() };
-            // SAFETY: the call is on operands of the plan's size, which live until it has ended.
-            unsafe { runner.run(&call_of(&lists[0].1), packed, Stream::Own) }.unwrap();
-            let one = Routing { ids: &lists[0].0[..top_k], weights: &weights[..top_k] };
+            let routings: Vec<_> = lists.iter().map(|ids| Routing { ids, weights: &weights }).collect();
+            let mut c = vec![bf16::ZERO; tokens * h];
+            runner.run(&a, routings[0], packed, OutputMut::Bf16(&mut c), false).unwrap();
+            let one = Routing { ids: &lists[0][..top_k], weights: &weights[..top_k] };
             let experts_of: Vec<_> = all.iter().cloned().map(Some).collect();
             let row = dualgemm::check::select_rows(&a, &[0]).unwrap();
             let want = mixture_reference(&desc.mlp, RouterWeights::Output, &row, one, &experts_of);
-            assert_near(&first_row(&buffers[1], h), &want);
-            let calls: Vec<_> = lists.iter().map(|(_, ids)| (call_of(ids), packed)).collect();
-            // SAFETY: as above.
-            let us = unsafe { runner.time(&calls) }.unwrap().unwrap().median_us;
-            let hit = lists
-                .iter()
-                .map(|(ids, _)| ids.iter().collect::<std::collections::HashSet<_>>().len() as f64);
+            assert_near(&first_row(&c, h), &want);
+            let us = runner.time(&a, &routings, packed).unwrap().unwrap().median_us;
+            let hit =
+                lists.iter().map(|ids| ids.iter().collect::<std::collections::HashSet<_>>().len() as f64);
             let hit = hit.sum::<f64>() / turns as f64;
             let bits_per_weight = if format == BlockFormat::Nvfp4 { 4.5 } else { 4.25 };
             let read = hit * (3 * n * k) as f64 * bits_per_weight / 8.0 / bytes_per_us;

@@ -4,7 +4,7 @@ use dualgemm::check::{RowSample, mixture_rows, mlp_rows};
 use dualgemm::gemm::{
     Bounded, GatedMlp, Linear, MlpDesc, OutScale, RouterWeights, Routing, mixture_reference, mlp_reference,
 };
-use dualgemm::{Error, MixtureDesc, MixturePlan, MlpPlan, PackedMlp};
+use dualgemm::{Error, MixtureDesc, MixturePlan, MlpPlan, PackedMixture};
 use half::{bf16, f16};
 
 use super::*;
@@ -83,7 +83,8 @@ fn mixture(
     out: OutFormat,
     router: RouterWeights,
 ) -> MixtureDesc {
-    MixtureDesc { mlp: desc(tokens, [32, 64, 48], a, between, out), experts: 5, top_k: 2, router }
+    let mlp = desc(tokens, [32, 64, 48], a, between, out);
+    MixtureDesc { mlp, experts: 5, top_k: 2, router, shared: None }
 }
 
 /// Expert 3 is elsewhere; expert 4 gets no row of these.
@@ -93,8 +94,8 @@ fn weights() -> [f32; 14] {
     std::array::from_fn(|i| 0.1 + i as f32 / 7.0)
 }
 
-fn packed(plan: &MixturePlan, experts: &[Option<GatedMlp<'_>>]) -> Vec<Option<PackedMlp>> {
-    experts.iter().map(|mlp| mlp.as_ref().map(|mlp| plan.mlp.prepack(mlp).unwrap())).collect()
+fn packed(plan: &MixturePlan, experts: &[Option<GatedMlp<'_>>]) -> PackedMixture {
+    plan.prepack(experts.iter().cloned().map(Ok::<_, Error>), None).unwrap()
 }
 
 fn experts() -> Vec<Option<GatedMlp<'static>>> {
@@ -149,6 +150,34 @@ fn outputs_in_16_bits_are_the_rounded_sums_exact() {
     assert!(brain.iter().zip(&wide).all(|(c, w)| *c == bf16::from_f32(*w)));
 }
 
+/// A term of the sum like any other, rounded once with it, whatever its own width is.
+#[test]
+fn a_shared_expert_is_added_before_the_sum_is_rounded_exact() {
+    let (a, all, weights) = (activations(AFormat::Bf16, 7, 64), experts(), weights());
+    let routing = Routing { ids: &IDS, weights: &weights };
+    let (both, alone) =
+        (mlp(48, 64, 48, 9), desc(7, [48, 64, 48], AFormat::Bf16, OutFormat::Bf16, OutFormat::F32));
+    let sums = |out, shared: Option<&GatedMlp<'_>>, c: OutputMut<'_>| {
+        let routed = mixture(7, AFormat::Bf16, OutFormat::Bf16, out, RouterWeights::Output);
+        let plan =
+            MixturePlan::new(&MixtureDesc { shared: shared.map(|_| alone), ..routed }, &Target::default())
+                .unwrap();
+        let packed = plan.prepack(all.iter().cloned().map(Ok::<_, Error>), shared).unwrap();
+        plan.runner().unwrap().run(&a, routing, &packed, c, false).unwrap();
+        plan.desc
+    };
+    let (mut wide, mut narrow) = (vec![0f32; 7 * 48], vec![bf16::ZERO; 7 * 48]);
+    let desc = sums(OutFormat::F32, Some(&both), OutputMut::F32(&mut wide));
+    let want = mixture_rows(&desc, &a, &RowSample::all(7), routing, (&all, Some(&both)), &|_| {}).unwrap();
+    assert_within(&wide, &want, "shared");
+    sums(OutFormat::Bf16, Some(&both), OutputMut::Bf16(&mut narrow));
+    assert!(narrow.iter().zip(&wide).all(|(c, w)| *c == bf16::from_f32(*w)));
+    // It makes a difference.
+    let mut without = vec![0f32; 7 * 48];
+    sums(OutFormat::F32, None, OutputMut::F32(&mut without));
+    assert!(without.iter().zip(&wide).all(|(a, b)| a != b));
+}
+
 /// A token's result depends on the token alone: not on who shares the call, nor on threads.
 #[test]
 fn tokens_of_a_mixture_do_not_depend_on_each_other_or_on_threads_exact() {
@@ -195,14 +224,13 @@ fn what_does_not_fit_is_refused_by_name_and_c_stays() {
     let desc = mixture(2, AFormat::Bf16, OutFormat::Bf16, OutFormat::F32, RouterWeights::Output);
     let plan = MixturePlan::new(&desc, &Target::default()).unwrap();
     let (packed, mut runner) = (packed(&plan, &experts()), plan.runner().unwrap());
-    let mut refused =
-        |a: AOperand<'_>, ids: &[i32], weights: &[f32], experts: &[Option<PackedMlp>], len: usize| {
-            let mut c = vec![7.0; len];
-            let error =
-                runner.run(&a, Routing { ids, weights }, experts, OutputMut::F32(&mut c), false).unwrap_err();
-            assert!(c.iter().all(|&c| c == 7.0));
-            error.to_string()
-        };
+    let mut refused = |a: AOperand<'_>, ids: &[i32], weights: &[f32], experts: &PackedMixture, len: usize| {
+        let mut c = vec![7.0; len];
+        let error =
+            runner.run(&a, Routing { ids, weights }, experts, OutputMut::F32(&mut c), false).unwrap_err();
+        assert!(c.iter().all(|&c| c == 7.0));
+        error.to_string()
+    };
     let (a, ids, ones) = (|m| activations(AFormat::Bf16, m, 64), [0, 1, 2, 0], [1.0; 4]);
     let cases = [
         (
@@ -219,7 +247,6 @@ fn what_does_not_fit_is_refused_by_name_and_c_stays() {
             "A is bf16 [3, 64]; the problem asks for bf16 [up to 2, 64]",
         ),
         (refused(activations(AFormat::F32, 2, 64), &ids, &ones, &packed, 96), "A is f32 [2, 64]"),
-        (refused(a(2), &ids, &ones, &packed[1..], 96), "experts is 4 MLPs; the problem asks for 5 MLPs"),
         (
             refused(a(2), &ids, &ones, &packed, 95),
             "C is f32 of 95 values; the problem asks for f32 of 2 × 48",
@@ -228,6 +255,18 @@ fn what_does_not_fit_is_refused_by_name_and_c_stays() {
     for (message, want) in cases {
         assert!(message.starts_with(want), "{message}, want {want}");
     }
+    let few = plan.prepack(experts().into_iter().skip(1).map(Ok::<_, Error>), None).unwrap_err();
+    assert_eq!(few.to_string(), "experts is 4 MLPs; the problem asks for 5 MLPs");
+    let unasked =
+        plan.prepack(experts().into_iter().map(Ok::<_, Error>), Some(&mlp(32, 64, 48, 9))).unwrap_err();
+    assert!(unasked.to_string().starts_with("the shared expert is there"), "{unasked}");
+    let shared = desc.mlp.gate_up.m + 1;
+    let other = MixtureDesc {
+        shared: Some(self::desc(shared, [32, 64, 48], AFormat::Bf16, OutFormat::Bf16, OutFormat::F32)),
+        ..desc
+    };
+    let message = MixturePlan::new(&other, &Target::default()).unwrap_err().to_string();
+    assert!(message.starts_with("the shared expert is "), "{message}");
     let quantized = mixture(2, AFormat::Nvfp4, OutFormat::Bf16, OutFormat::F32, RouterWeights::Input);
     let message = MixturePlan::new(&quantized, &Target::default()).unwrap_err().to_string();
     assert!(message.ends_with("floats, where the router's weights multiply it"), "{message}");
@@ -264,7 +303,10 @@ fn the_mlp_of_a_real_layer_is_within_the_bounds_of_f64() {
 mod on_a_gpu {
     use dualgemm::device::Stream;
     use dualgemm::strategies::Buffer;
-    use dualgemm::{DeviceA, DeviceC, DeviceCall, GpuId, GpuOptions, SimArch};
+    use dualgemm::{
+        AnyDesc, AnyPlan, AnyWeights, DeviceA, DeviceC, DeviceCall, DeviceRouting, GpuId, GpuOptions,
+        Launchers, SimArch,
+    };
 
     use super::*;
 
@@ -348,7 +390,10 @@ mod on_a_gpu {
         }
         let dynamic = desc(1, [32, 32, 32], AFormat::F16, nvfp4(OutScale::Dynamic), OutFormat::F32);
         let message = MlpPlan::new(&dynamic, &target(None)).unwrap_err().to_string();
-        assert!(message.contains("with a dynamic scale; the problem asks for a static scale"), "{message}");
+        assert!(
+            message.contains("with a dynamic scale; on a GPU a static scale, or f16 or bf16 is"),
+            "{message}"
+        );
     }
 
     /// Tokens whose experts are not there, experts without tokens, calls of fewer tokens than planned, twice.
@@ -369,7 +414,7 @@ mod on_a_gpu {
         ] {
             let desc = mixture(9, AFormat::F16, between, out, RouterWeights::Output);
             let plan = MixturePlan::new(&desc, &target(None)).unwrap();
-            let (packed, runner) = (plan.prepack_on_device(&all).unwrap(), plan.device_runner(add).unwrap());
+            let (packed, mut runner) = (self::packed(&plan, &experts), plan.runner().unwrap());
             runner.warm(&packed).unwrap();
             for tokens in [7, 3] {
                 let choices = 2 * tokens;
@@ -386,9 +431,9 @@ mod on_a_gpu {
                 let (values, pitch) = (a_at, 2 * 64);
                 let call =
                     DeviceCall { m: tokens, a: DeviceA::Float { values, pitch }, c: DeviceC::Float(c_at) };
-                let call = dualgemm::MixtureCall { call, ids: ids_at, weights: weights_at };
+                let call = dualgemm::MixtureCall { call, ids: ids_at, weights: weights_at, add };
                 // SAFETY: the buffers have the sizes of the call, and live until C is read, which waits.
-                unsafe { runner.run(&call, &packed, Stream::Own) }.unwrap();
+                unsafe { runner.run_device(&call, &packed, Stream::Own) }.unwrap();
                 let mut bytes = vec![0; tokens * 48 * 4];
                 on_device[3].read(&mut bytes).unwrap();
                 let offset = if add { 100.0 } else { 0.0 };
@@ -396,9 +441,78 @@ mod on_a_gpu {
                     bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes) - offset).collect();
                 let routing = Routing { ids: &seen[..choices], weights: &weights[..choices] };
                 let mut want = mixture_reference(&desc.mlp, RouterWeights::Output, &a, routing, &experts);
+                // What a call on the host's operands gives, where it may be asked for; 7 is no expert there.
+                let routing_on_host = Routing { ids: &seen[..choices], ..routing };
+                let mut copied = vec![0.0; tokens * 48];
+                runner.run(&a, routing_on_host, &packed, OutputMut::F32(&mut copied), false).unwrap();
+                assert!(add || copied == found, "{} {between}", plan.mlp);
                 // What is added to rounds once more.
                 want.iter_mut().for_each(|want| want.error += f64::from(offset) * 1e-6);
                 assert_within(&found, &want, &format!("{} {between} {add}", plan.mlp));
+            }
+        }
+    }
+
+    /// By address, on a stream, through the runners that weights of one shape share: as with operands of the host, twice.
+    #[test]
+    fn operations_in_device_memory_equal_those_on_the_hosts_operands_exact() {
+        let gpu = GpuId::Sim(SimArch::Sm90a).open().unwrap();
+        let (n, k, h, m) = (32, 64, 48, 3);
+        let ids = [1, 0, 2, -1, 4, 2];
+        let weights: Vec<f32> = weights()[..6].to_vec();
+        let routing = Routing { ids: &ids, weights: &weights };
+        let mlp_desc = |m| desc(m, [n, k, h], AFormat::F16, OutFormat::F16, OutFormat::F32);
+        let linear =
+            move |m| AnyDesc::Product(DualGemmDesc::linear(m, n, k, AFormat::F16, BlockFormat::Nvfp4));
+        let whole = move |m| AnyDesc::Mlp(mlp_desc(m));
+        let mixed = move |m| {
+            AnyDesc::Mixture(mixture(m, AFormat::F16, OutFormat::F16, OutFormat::F32, RouterWeights::Output))
+        };
+        let operations: [(&dyn Fn(usize) -> AnyDesc, usize); 3] = [(&linear, n), (&whole, h), (&mixed, h)];
+        let bytes = |values: &[f32]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+        for (at, (describe, features)) in operations.into_iter().enumerate() {
+            let routing = (at == 2).then_some(routing);
+            for layer in 0..2 {
+                let plan = AnyPlan::new(&describe(m), &target(None)).unwrap();
+                let packed = match &plan {
+                    AnyPlan::Product(plan) => {
+                        AnyWeights::Product(plan.prepack(&mlp(k, 32, n, layer).down).unwrap())
+                    }
+                    AnyPlan::Mlp(plan) => AnyWeights::Mlp(plan.prepack(&mlp(n, k, h, layer)).unwrap()),
+                    AnyPlan::Mixture(plan) => {
+                        let all = (0..5).map(|e| Ok::<_, Error>(Some(mlp(n, k, h, layer + e))));
+                        AnyWeights::Mixture(plan.prepack(all, None).unwrap())
+                    }
+                };
+                let a = activations(AFormat::F16, m, k);
+                let mut c = vec![0.0; m * features];
+                let to = (OutputMut::F32(&mut c), false);
+                plan.runner().unwrap().run(&a, &packed, routing, to).unwrap();
+                let AOperand::Float(FloatMatrix::F16(rows)) = &a else { panic!("A is f16") };
+                let halves: Vec<u8> = rows.as_dense().unwrap().iter().flat_map(|x| x.to_le_bytes()).collect();
+                let ids: Vec<u8> = ids.iter().flat_map(|id: &i32| id.to_le_bytes()).collect();
+                let on_device = [halves, ids, bytes(&weights), vec![0; 4 * c.len()]]
+                    .map(|bytes| Buffer::of(gpu, &bytes).unwrap());
+                let [values, ids, weights, to] = on_device.each_ref().map(Buffer::ptr);
+                let call =
+                    DeviceCall { m, a: DeviceA::Float { values, pitch: 2 * k }, c: DeviceC::Float(to) };
+                let launchers = Launchers::default();
+                let lists = routing.map(|_| DeviceRouting { ids, weights, add: false });
+                let run = |routing| {
+                    let layout = dualgemm::formats::ScaleLayout::Linear;
+                    // SAFETY: the buffers have the sizes of the call, and live until C is read, which waits.
+                    unsafe { launchers.run((describe, layout), &target(None), &packed, (&call, routing), 0) }
+                };
+                for _ in 0..2 {
+                    run(lists).unwrap();
+                }
+                let mut found = vec![0; 4 * c.len()];
+                on_device[3].read(&mut found).unwrap();
+                assert_eq!(found, bytes(&c), "{plan}");
+                // Only a mixture has a router.
+                let other = lists.xor(Some(DeviceRouting { ids, weights, add: false }));
+                let message = run(other).unwrap_err().to_string();
+                assert!(message.starts_with("the weights is those of "), "{message}");
             }
         }
     }
@@ -408,14 +522,53 @@ mod on_a_gpu {
         let refused = |desc: &MixtureDesc| MixturePlan::new(desc, &target(None)).unwrap_err().to_string();
         let desc = mixture(2, AFormat::F16, OutFormat::F16, OutFormat::F32, RouterWeights::Output);
         let input = MixtureDesc { router: RouterWeights::Input, ..desc };
-        assert!(refused(&input).starts_with("the router's weights on a GPU is for the input"));
+        assert!(refused(&input).starts_with("what the router's weights multiply is A; on a GPU the output"));
         let quantized = mixture(2, AFormat::Nvfp4, OutFormat::F16, OutFormat::F32, RouterWeights::Output);
-        assert!(refused(&quantized).starts_with("A of a mixture on a GPU is nvfp4"));
+        assert!(refused(&quantized).starts_with("A of a mixture is nvfp4; on a GPU f16 or bf16 is needed"));
         let plan = MixturePlan::new(&desc, &target(None)).unwrap();
-        let message = plan.prepack_on_device(&[mlp(32, 64, 48, 0)]).unwrap_err().to_string();
-        assert_eq!(message, "experts is 1 MLPs; the problem asks for 5 MLPs");
+        let message = plan.prepack(experts().into_iter().map(Ok::<_, Error>), None).unwrap_err().to_string();
+        assert!(message.starts_with("the list of experts is without number 3; on a GPU"), "{message}");
         let on_cpu = MixturePlan::new(&desc, &Target::default()).unwrap();
-        assert!(matches!(on_cpu.device_runner(false), Err(Error::NotOnGpu)));
+        let (packed, mut runner) = (self::packed(&on_cpu, &experts()), on_cpu.runner().unwrap());
+        assert!(matches!(runner.warm(&packed), Err(Error::NotOnGpu)));
+        let mut gpu = plan.runner().unwrap();
+        let (a, routing) =
+            (activations(AFormat::F16, 2, 64), Routing { ids: &[0, 1, 2, 0], weights: &[1.0; 4] });
+        let mut c = [0.0; 96];
+        let message = gpu.run(&a, routing, &packed, OutputMut::F32(&mut c), false).unwrap_err().to_string();
+        assert_eq!(message, "these weights were packed for the processor; the plan is for a GPU");
+        let all: Vec<_> = (0..5).map(|e| Ok::<_, Error>(Some(mlp(32, 64, 48, e)))).collect();
+        let packed = plan.prepack(all, None).unwrap();
+        let message = gpu.run(&a, routing, &packed, OutputMut::F32(&mut c), true).unwrap_err().to_string();
+        assert!(message.starts_with("C of a mixture is added to in the host's memory"), "{message}");
+        let message =
+            runner.run(&a, routing, &packed, OutputMut::F32(&mut c), false).unwrap_err().to_string();
+        assert!(message.starts_with("these weights were packed for a GPU"), "{message}");
+    }
+
+    /// As on the processor: C in 16 bits is the sum with the shared expert, rounded once.
+    #[test]
+    fn a_shared_expert_is_added_in_f32_on_a_gpu_too() {
+        let all: Vec<Option<GatedMlp<'_>>> = (0..5).map(|e| Some(mlp(32, 64, 48, e))).collect();
+        let shared = mlp(48, 64, 48, 9);
+        let (a, weights) = (activations(AFormat::F16, 7, 64), weights());
+        let routing = Routing { ids: &IDS, weights: &weights };
+        let mlp = |out| desc(7, [48, 64, 48], AFormat::F16, OutFormat::F16, out);
+        let run = |out, c: OutputMut<'_>| {
+            let routed = mixture(7, AFormat::F16, OutFormat::F16, out, RouterWeights::Output);
+            let desc = MixtureDesc { shared: Some(mlp(out)), ..routed };
+            let plan = MixturePlan::new(&desc, &target(None)).unwrap();
+            let packed = plan.prepack(all.iter().cloned().map(Ok::<_, Error>), Some(&shared)).unwrap();
+            plan.runner().unwrap().run(&a, routing, &packed, c, false).unwrap();
+            desc
+        };
+        let (mut wide, mut narrow) = (vec![0f32; 7 * 48], vec![bf16::ZERO; 7 * 48]);
+        let desc = run(OutFormat::F32, OutputMut::F32(&mut wide));
+        let sample = RowSample::all(7);
+        let want = mixture_rows(&desc, &a, &sample, routing, (&all, Some(&shared)), &|_| {}).unwrap();
+        assert_within(&wide, &want, "shared");
+        run(OutFormat::Bf16, OutputMut::Bf16(&mut narrow));
+        assert!(narrow.iter().zip(&wide).all(|(c, w)| *c == bf16::from_f32(*w)));
     }
 }
 
@@ -435,6 +588,10 @@ fn sampled_references_are_the_plain_ones_exact() {
         let (a, all, weights) = (activations(AFormat::Bf16, 7, 64), experts(), weights());
         let routing = Routing { ids: &IDS, weights: &weights };
         let want = rows(mixture_reference(&desc.mlp, router, &a, routing, &all));
-        assert_eq!(mixture_rows(&desc, &a, &sample, routing, &all, &|_| ()).unwrap(), want, "{router:?}");
+        assert_eq!(
+            mixture_rows(&desc, &a, &sample, routing, (&all, None), &|_| ()).unwrap(),
+            want,
+            "{router:?}"
+        );
     }
 }

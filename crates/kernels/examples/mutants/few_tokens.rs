@@ -37,7 +37,7 @@ fn case(config: Config, a: A, shape: (usize, usize, usize)) -> Case {
     let kind = if matches!(a, A::Half(_)) { "f16" } else { "nvfp4" };
     Case::new(format!("{}, {kind}", config.name()), Card::H100, move |device| {
         let rows = rows::Variant::new(Activation::Silu.program()).for_features(n);
-        let variant = Variant { a, whole_blocks: true, rows };
+        let variant = Variant { a, whole_blocks: true, linear: false, rows };
         let kernel = Fused::new(device, config, &variant)?;
         let (values, c) = (poisoned(device, m * k * 2)?, poisoned(device, m * n * 2)?);
         let a_scales = poisoned(device, m * k / 16)?;
@@ -54,7 +54,8 @@ fn case(config: Config, a: A, shape: (usize, usize, usize)) -> Case {
         };
         let output = rows::Output::new(c, pack.alpha());
         let weights = upload(device, pack.bytes())?;
-        let args = FusedArgs { size: shape, a: values, a_pitch: 2 * k, a_scales, weights, output };
+        let args =
+            FusedArgs { size: shape, a: values, a_pitch: 2 * k, a_scales, weights, groups: None, output };
         let mut spec = kernel.spec(&args)?;
         // One CTA without features will do.
         spec.grid[0] = n.div_ceil(16 * config.halves as usize) as u32 + 1;
@@ -78,7 +79,7 @@ pub fn mixture() -> Vec<Case> {
         });
         let mut of_row: Vec<i32> = ids.clone().filter(|id| (0..sizes.experts as i32).contains(id)).collect();
         of_row.sort_unstable();
-        let kernels = Mixture::new(device, FloatType::F32, false)?;
+        let kernels = Mixture::new(device, FloatType::F32)?;
         let lists = Lists {
             rows: poisoned(device, 4 * (sizes.experts + 1))?,
             row_of: poisoned(device, 4 * choices)?,
@@ -111,7 +112,7 @@ pub fn mixture() -> Vec<Case> {
             fourth,
             kernels.route(&sizes, ids, &lists)?,
             kernels.gather(&sizes, (a, 2 * k, k), &lists, gathered)?,
-            kernels.combine(&sizes, (results, n), (&lists, weights), c)?,
+            kernels.combine(&sizes, (results, n), (&lists, weights), (c, false))?,
             copy.spec("C", (c, seen), bytes)?,
             copy.spec("A by expert", (gathered, seen.offset(bytes as u64)), rows)?,
         ];

@@ -74,9 +74,6 @@ impl Config {
     }
 
     /// Shared memory for output of this type, or what does not fit.
-    ///
-    /// # Errors
-    /// Names the rule and the value.
     pub fn layout(&self, out: Out) -> Result<Layout, Error> {
         let rules = Rules("sm90a fp8");
         rules.check("warpgroups that multiply", self.row_groups, Valid::range(1, 2))?;

@@ -18,15 +18,12 @@ use crate::Error;
 use crate::generic::module;
 use crate::parts::ring::low_word;
 use crate::parts::rows::Variant;
-use crate::parts::tma_tiles::Frame;
+use crate::parts::tma_tiles::CtaTile;
 
 /// Name of the kernel in its module.
 pub const ENTRY: &str = "dual_gemm";
 
 /// Generates the kernel.
-///
-/// # Errors
-/// If the configuration does not fit.
 pub fn generate(config: &Config, variant: &Variant) -> Result<Module, Error> {
     let layout = config.layout(variant.out)?;
     variant.one_problem("sm90a fp8")?;
@@ -39,7 +36,7 @@ pub fn generate(config: &Config, variant: &Variant) -> Result<Module, Error> {
 struct Fused<'a> {
     config: &'a Config,
     layout: &'a Layout,
-    frame: Frame,
+    frame: CtaTile,
     /// Tensor maps of A, gate, up.
     maps: [TensorMapParam; 3],
     row_scales: PointerParam,
@@ -51,7 +48,7 @@ impl<'a> Fused<'a> {
         let sizes = ["m", "n", "blocks"].map(|name| k.param(name));
         let row_scales = k.pointer("row_scales");
         let memory = (&layout.smem, [&layout.full, &layout.empty]);
-        let frame = Frame::new(k, config.shape(), memory, sizes, variant);
+        let frame = CtaTile::new(k, config.shape(), memory, sizes, variant);
         Self { config, layout, frame, maps, row_scales }
     }
 

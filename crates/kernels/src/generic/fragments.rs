@@ -3,8 +3,10 @@
 
 use dualgemm_ptx::builder::*;
 
-use crate::sm90a::consumers::fields_bf16;
-use crate::sm90a::decode::{BF16_SCALE_BASE, BF16_SCALE_MASK, FIELD_MASK, SCALE_MASK};
+use crate::sm90a::consumers;
+use crate::sm90a::decode::{
+    BF16_MAGNITUDE_MASK, BF16_SCALE_BASE, BF16_SCALE_MASK, FIELD_MASK, SCALE_MASK, SIGN_MASK,
+};
 
 /// `(a & b) | c` as a truth table of `lop3`.
 const AND_OR: u8 = 0xEA;
@@ -64,9 +66,19 @@ fn fields_f16(k: &mut Kernel, word: Reg<B32>) -> [Reg<B32>; 4] {
     [first, second, third, fourth]
 }
 
+/// As [`decode_word_bf16`](crate::sm90a::decode::decode_word_bf16), with the last field moved by one multiplication: what comes
+/// beside it carries no further than bit 5.
+fn fields_bf16(k: &mut Kernel, word: Reg<B32>) -> [Reg<B32>; 4] {
+    let [first, second, third, _] = consumers::fields_bf16(k, word);
+    let field = k.eval(word & 0x2007_2007u32).cast::<U32>();
+    let product = k.mul(field, 1u32 << 2 | 1 << 6).cast::<B32>();
+    [first, second, third, k.eval(product & (SIGN_MASK | BF16_MAGNITUDE_MASK))]
+}
+
 #[cfg(test)]
 mod tests {
-    use crate::sm90a::decode::{FIELD_MASK, decode_word};
+    use super::*;
+    use crate::sm90a::decode::{decode_word, decode_word_bf16};
 
     #[test]
     fn two_fields_move_by_one_multiplication_each() {
@@ -78,6 +90,9 @@ mod tests {
                 let [_, _, third, fourth] = decode_word(word);
                 assert_eq!(moved(0x4038_4038, 66), third, "{word:#010x}");
                 assert_eq!(moved(0x2007_2007, 516), fourth, "{word:#010x}");
+                let [.., fourth] = decode_word_bf16(word);
+                let moved = (word & 0x2007_2007).wrapping_mul(68) & (SIGN_MASK | BF16_MAGNITUDE_MASK);
+                assert_eq!(moved, fourth, "{word:#010x}");
             }
         }
     }

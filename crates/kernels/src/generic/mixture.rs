@@ -251,16 +251,21 @@ pub struct Sizes {
 pub struct Mixture {
     route: FunctionId,
     gather: FunctionId,
-    combine: FunctionId,
+    /// Writes C, and adds to it.
+    combine: [FunctionId; 2],
 }
 
 impl Mixture {
-    /// Loads the kernels for a C of this type; with `add`, what is there is added to.
-    pub fn new(device: &dyn Device, out: FloatType, add: bool) -> Result<Self, Error> {
+    /// Loads the kernels for a C of this type.
+    pub fn new(device: &dyn Device, out: FloatType) -> Result<Self, Error> {
         let target = target_for(device.info().arch);
         let of = |step: Step| load(device, &generate(step, target)?, &step.name());
-        let [route, gather, combine] = [Step::Route, Step::Gather, Step::Combine(out, add)].map(of);
-        Ok(Self { route: route?, gather: gather?, combine: combine? })
+        let combine = |add| of(Step::Combine(out, add));
+        Ok(Self {
+            route: of(Step::Route)?,
+            gather: of(Step::Gather)?,
+            combine: [combine(false)?, combine(true)?],
+        })
     }
 
     /// The launch that sorts the choices in `ids`, `[tokens, top_k]` i32.
@@ -295,7 +300,8 @@ impl Mixture {
         Ok(LaunchSpec::new(self.gather, [sizes.choices()?, 1, 1], [THREADS, 1, 1]).args(args))
     }
 
-    /// The launch that sums `results`, `[rows, n]` f32, with `weights`, `[tokens, top_k]` f32, to C, `[tokens, n]`.
+    /// The launch that sums `results`, `[rows, n]` f32, with `weights`, `[tokens, top_k]` f32, to C, `[tokens, n]`; with `add`,
+    /// what is there is added to.
     ///
     /// # Errors
     /// If N is not a multiple of 8, or an address of 16 bytes.
@@ -304,7 +310,7 @@ impl Mixture {
         sizes: &Sizes,
         (results, n): (DevicePtr, usize),
         (lists, weights): (&Lists, DevicePtr),
-        c: DevicePtr,
+        (c, add): (DevicePtr, bool),
     ) -> Result<LaunchSpec, Error> {
         fits("C", "features", n, WIDTH as usize, WIDTH as usize)?;
         fits("C", "address", c.0 as usize, 1, 16)?;
@@ -313,7 +319,7 @@ impl Mixture {
         let args = Args::new().ptr(results).ptr(lists.row_of).ptr(weights);
         let args = args.u32(n as u32).u32(sizes.top_k as u32).ptr(c);
         let grid = [(n as u32 / WIDTH).div_ceil(THREADS), sizes.tokens as u32, 1];
-        Ok(LaunchSpec::new(self.combine, grid, [THREADS, 1, 1]).args(args))
+        Ok(LaunchSpec::new(self.combine[usize::from(add)], grid, [THREADS, 1, 1]).args(args))
     }
 }
 

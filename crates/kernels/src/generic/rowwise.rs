@@ -257,17 +257,17 @@ fn emit(k: &mut Kernel, config: &Config, program: &Program, target: Target) {
 
 /// Eight values of a thread.
 #[derive(Clone, Copy)]
-pub(super) enum Taken {
+pub(super) enum EightValues {
     /// As f16, exact.
     Pairs([Reg<F16x2>; 4]),
     Floats([Reg<F32>; 8]),
 }
 
-impl Taken {
+impl EightValues {
     pub(super) fn floats(self, k: &mut Kernel) -> [Reg<F32>; 8] {
         match self {
-            Taken::Pairs(pairs) => values::widen_pairs(k, pairs),
-            Taken::Floats(floats) => floats,
+            EightValues::Pairs(pairs) => values::widen_pairs(k, pairs),
+            EightValues::Floats(floats) => floats,
         }
     }
 }
@@ -336,15 +336,15 @@ impl SourceParams {
         }
     }
 
-    fn take(&self, k: &mut Kernel, place: &Place, program: &Program) -> Taken {
+    fn take(&self, k: &mut Kernel, place: &Place, program: &Program) -> EightValues {
         match self {
             Self::Codes(params) => params.take(k, place),
             Self::Float { values, pitch, ty } => {
                 let (start, pitch) = (k.ld_pointer(values), k.ld_param(pitch));
                 let from = place.address(k, start, pitch, WIDTH * values::bytes(*ty));
-                Taken::Floats(load(k, place, *ty, from))
+                EightValues::Floats(load(k, place, *ty, from))
             }
-            Self::Gated(params) => Taken::Floats(params.take(k, place, program)),
+            Self::Gated(params) => EightValues::Floats(params.take(k, place, program)),
         }
     }
 }
@@ -359,7 +359,7 @@ impl CodesParams {
         [codes, k.offset(scales, offset)]
     }
 
-    fn take(&self, k: &mut Kernel, place: &Place) -> Taken {
+    fn take(&self, k: &mut Kernel, place: &Place) -> EightValues {
         let word = k.mov::<B32>(0u32);
         let byte = k.mov::<U32>(0u32);
         let [codes, scale] = self.addresses(k, place);
@@ -371,7 +371,7 @@ impl CodesParams {
             Some(scale) => {
                 let scale = k.ld_param(scale);
                 let exact = taken.floats(k);
-                Taken::Floats(exact.map(|value| k.mul(value, scale)))
+                EightValues::Floats(exact.map(|value| k.mul(value, scale)))
             }
         }
     }

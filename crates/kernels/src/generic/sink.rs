@@ -4,7 +4,7 @@ use dualgemm_formats::{BlockFormat, FloatType, ScaleLayout};
 use dualgemm_ptx::builder::*;
 
 use super::amax::MAX_PARTS;
-use super::rowwise::{Config, Place, Sink, THREADS, Taken, WIDTH, scale_offset};
+use super::rowwise::{Config, EightValues, Place, Sink, THREADS, WIDTH, scale_offset};
 use super::values;
 use crate::parts::groups::GroupRows;
 use crate::plain::order::{SPAN, column as column_of};
@@ -64,7 +64,7 @@ impl SinkParams {
         Self { out, pitch, kind }
     }
 
-    pub(super) fn give(&self, k: &mut Kernel, place: &Place, taken: Taken) {
+    pub(super) fn give(&self, k: &mut Kernel, place: &Place, taken: EightValues) {
         let (start, pitch) = (k.ld_pointer(&self.out), k.ld_param(&self.pitch));
         match &self.kind {
             Kind::Float(ty) => {
@@ -82,7 +82,7 @@ impl SinkParams {
             Kind::Image { ty, scale } => {
                 let floats = taken.floats(k);
                 let (codes, byte) = scale.quantize(k, place, &floats);
-                let pairs = Taken::Pairs(values::decode(k, codes, byte));
+                let pairs = EightValues::Pairs(values::decode(k, codes, byte));
                 let to = place.address(k, start, pitch, WIDTH * values::bytes(*ty));
                 store(k, place, *ty, to, pairs);
             }
@@ -137,9 +137,9 @@ fn store_permuted(
     });
 }
 
-fn store(k: &mut Kernel, place: &Place, ty: FloatType, to: Addr<Global>, taken: Taken) {
+fn store(k: &mut Kernel, place: &Place, ty: FloatType, to: Addr<Global>, taken: EightValues) {
     k.if_(place.inside, "store", |k| match (taken, ty, place.aligned) {
-        (Taken::Pairs(pairs), FloatType::F16, true) => k.st_vector(to, &pairs),
+        (EightValues::Pairs(pairs), FloatType::F16, true) => k.st_vector(to, &pairs),
         (taken, _, true) => {
             let floats = taken.floats(k);
             values::store(k, ty, to, &floats);

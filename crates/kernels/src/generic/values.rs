@@ -4,7 +4,7 @@
 use dualgemm_formats::{BlockFormat, FloatType};
 use dualgemm_ptx::builder::*;
 
-use super::rowwise::Taken;
+use super::rowwise::EightValues;
 use crate::parts::nvfp4::encode_e4m3;
 pub(super) use crate::parts::nvfp4::{amax, encode_e2m1, scale};
 
@@ -140,11 +140,16 @@ pub(super) fn store_one<S: AddrSpace>(k: &mut Kernel, ty: FloatType, to: Addr<S>
 }
 
 /// `code · scale` of eight codes of a block, exactly: as f16 for nvfp4, as f32 for mxfp4.
-pub(super) fn decode_block(k: &mut Kernel, format: BlockFormat, codes: Reg<B32>, scale: Reg<U32>) -> Taken {
+pub(super) fn decode_block(
+    k: &mut Kernel,
+    format: BlockFormat,
+    codes: Reg<B32>,
+    scale: Reg<U32>,
+) -> EightValues {
     /// 1 as e4m3.
     const ONE: u32 = 0x38;
     match format {
-        BlockFormat::Nvfp4 => Taken::Pairs(decode(k, codes, scale)),
+        BlockFormat::Nvfp4 => EightValues::Pairs(decode(k, codes, scale)),
         BlockFormat::Mxfp4 => {
             let one = k.mov::<U32>(ONE);
             let pairs = decode(k, codes, one);
@@ -153,7 +158,7 @@ pub(super) fn decode_block(k: &mut Kernel, format: BlockFormat, codes: Reg<B32>,
             let least = k.compare(Cmp::Eq, scale, 0u32);
             let bits = k.select::<U32>(least, 1u32 << 22, bits);
             let scale = k.from_bits(bits);
-            Taken::Floats(widen_pairs(k, pairs).map(|code| k.mul(code, scale)))
+            EightValues::Floats(widen_pairs(k, pairs).map(|code| k.mul(code, scale)))
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What operands of Blackwell's kernels hold, and what one CTA keeps of them in a stage.
 //!
-//! Flow: a kernel's `Config` names its [`Formats`]; [`Boxed`] follows from them, and tensor maps, shared memory and
+//! Flow: a kernel's `Config` names its [`Formats`]; [`StagedOperand`] follows from them, and tensor maps, shared memory and
 //! descriptors from that.
 
 use std::fmt;
@@ -115,7 +115,7 @@ pub const fn atom_k(format: BlockFormat) -> u32 {
 
 /// What one CTA keeps of an operand in a stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Boxed {
+pub struct StagedOperand {
     /// Rows.
     pub rows: u32,
     /// Atoms of scales along the rows; 0 without scales.
@@ -128,7 +128,7 @@ pub struct Boxed {
     pub format: Format,
 }
 
-impl Boxed {
+impl StagedOperand {
     /// Bytes of a row of codes or elements.
     pub const fn row_bytes(self) -> u32 {
         self.format.row_bytes(self.k as usize) as u32

@@ -55,6 +55,12 @@ impl Groups {
     }
 }
 
+/// Groups that a lane looks at, all of them asked for at once: 256 in a warp, so that hundreds of experts cost one way to
+/// memory.
+const EACH: u32 = 8;
+/// The group of a CTA that has none.
+const NONE: u32 = u32::MAX;
+
 /// The table as a kernel's parameters.
 pub(crate) struct GroupRows {
     rows: PointerParam,
@@ -102,5 +108,59 @@ impl GroupRows {
             k.to(group).eval(group + 32);
         });
         (k.redux(Redux::Add, before), inside)
+    }
+
+    /// Leaves at `to`, in shared memory, the group of tile `ctaid.y` of `tokens` rows, the tile's first row, and the end of
+    /// the group's. CTAs beyond the last tile end here.
+    pub fn find_tile(&self, k: &mut Kernel, tokens: u32, to: Addr<Shared>) {
+        let warp = k.warp_index();
+        let first_warp = k.compare(Cmp::Eq, warp, 0u32);
+        k.if_(first_warp, "find_group", |k| self.search(k, tokens, to));
+        k.cta_sync();
+        let group: Reg<U32> = k.ld(to);
+        let none = k.compare(Cmp::Eq, group, NONE);
+        k.when(none).exit();
+    }
+
+    fn search(&self, k: &mut Kernel, tokens: u32, to: Addr<Shared>) {
+        let (rows, count) = (k.ld_pointer(&self.rows), k.ld_param(&self.count));
+        let (lane, tile) = (k.special(Special::LaneId), k.special(Special::CtaidY));
+        let none = k.mov::<U32>(NONE);
+        let elected = k.compare(Cmp::Eq, lane, 0u32);
+        k.when(elected).st(to, none);
+        k.warp_sync();
+        let left = k.mov::<U32>(tile);
+        k.for_range("groups", 0u32, count, 32 * EACH, |k, base, _| {
+            let first = k.eval(base + lane * EACH);
+            let starts: [Reg<U32>; EACH as usize + 1] = std::array::from_fn(|i| {
+                let group = k.eval((first + i as u32).min(count));
+                let at = k.offset(rows, group.mul_wide(4));
+                k.ld(at)
+            });
+            let tiles: Vec<Reg<U32>> =
+                starts.windows(2).map(|ends| k.eval((ends[1] - ends[0]).div_ceil(tokens))).collect();
+            let own = k.mov::<U32>(0u32);
+            tiles.iter().for_each(|&tiles| { k.to(own).eval(own + tiles); });
+            let sum = k.mov(own);
+            for distance in [1u32, 2, 4, 8, 16] {
+                let lower = k.shuffle(Shuffle::Up, sum, distance);
+                let add = k.compare(Cmp::Ge, lane, distance);
+                k.when(add).to(sum).eval(sum + lower);
+            }
+            k.comment("`within` counts from the group's first tile; of groups behind the tile's it is negative: large.");
+            let within = k.eval(left - (sum - own));
+            for (i, tiles) in (0u32..).zip(tiles) {
+                let here = k.compare(Cmp::Lt, within, tiles);
+                k.if_(here, "found", |k| {
+                    let group = k.eval(first + i);
+                    let row = k.eval(starts[i as usize] + within * tokens);
+                    k.st_vector(to, &[group, row, starts[i as usize + 1], none]);
+                });
+                k.warp_sync();
+                k.to(within).eval(within - tiles);
+            }
+            let all = k.shuffle(Shuffle::Index, sum, 31u32);
+            k.to(left).eval(left - all);
+        });
     }
 }

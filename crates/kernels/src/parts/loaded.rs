@@ -3,7 +3,7 @@
 use dualgemm_device::{Device, FunctionId, LaunchSpec};
 use dualgemm_ptx::ast::Module;
 
-use super::operand::{Boxed, FusedArgs};
+use super::operand::{FusedArgs, StagedOperand};
 use super::rows::Variant;
 use crate::Error;
 use crate::generic::load;
@@ -46,7 +46,7 @@ impl<'d> Loaded<'d> {
     pub fn launch_clusters(
         &self,
         (args, n): (&FusedArgs, usize),
-        parts: [Boxed; 3],
+        parts: [StagedOperand; 3],
         (clusters, cluster, threads): (usize, u32, u32),
         rules: Rules,
     ) -> Result<LaunchSpec, Error> {

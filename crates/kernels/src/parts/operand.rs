@@ -7,7 +7,7 @@ use dualgemm_gemm::Error as OperandError;
 use dualgemm_ptx::builder::*;
 use dualgemm_ptx::layout::{Swizzle, TensorDataType, TensorMap};
 
-pub use super::format::{ATOM_BYTES, ATOM_ROWS, Boxed, Format, Formats, STEP_K};
+pub use super::format::{ATOM_BYTES, ATOM_ROWS, Format, Formats, STEP_K, StagedOperand};
 use super::format::{ATOM_LINES, LINES_BYTES, atom_k};
 use super::rows::{Output, Variant};
 use super::tiles::GroupArgs;
@@ -131,7 +131,7 @@ impl Operand {
     }
 
     /// The tensor maps of codes and scales, or of the elements.
-    fn maps(&self, part: Boxed) -> (TensorMap, Option<TensorMap>) {
+    fn maps(&self, part: StagedOperand) -> (TensorMap, Option<TensorMap>) {
         let (data_type, columns) = match self.format {
             Format::Block(_) => (TensorDataType::U8, self.k / 2),
             Format::Half(_) => (TensorDataType::U16, self.k),
@@ -242,7 +242,7 @@ impl FusedArgs {
     pub(crate) fn args(
         &self,
         device: &dyn Device,
-        parts: [Boxed; 3],
+        parts: [StagedOperand; 3],
         n: usize,
         variant: &Variant,
     ) -> Result<Args, Error> {
@@ -263,7 +263,7 @@ impl FusedArgs {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Which {
+pub(crate) enum OperandIndex {
     /// A.
     A = 0,
     /// B1.
@@ -289,7 +289,7 @@ impl Maps {
     }
 
     /// Fetches the maps of an operand ahead of their first use.
-    pub fn prefetch(&self, k: &mut Kernel, which: Which) {
+    pub fn prefetch(&self, k: &mut Kernel, which: OperandIndex) {
         let scales = self.scales[which as usize].as_ref();
         for map in [&self.codes[which as usize]].into_iter().chain(scales) {
             let map = k.tensor_map_address(map);
@@ -302,7 +302,7 @@ impl Maps {
     pub fn load(
         &self,
         k: &mut Kernel,
-        (which, part): (Which, Boxed),
+        (which, part): (OperandIndex, StagedOperand),
         stage: Reg<U32>,
         to: [Addr<Shared>; 2],
         (row, atom): (Reg<U32>, Reg<U32>),
@@ -323,7 +323,7 @@ impl Maps {
     pub fn load_codes(
         &self,
         k: &mut Kernel,
-        which: Which,
+        which: OperandIndex,
         to: Addr<Shared>,
         (column, row): (Reg<U32>, Reg<U32>),
         (full, options): (Addr<Shared>, &TmaOptions),
@@ -337,7 +337,7 @@ impl Maps {
     pub fn load_scales(
         &self,
         k: &mut Kernel,
-        which: Which,
+        which: OperandIndex,
         to: Addr<Shared>,
         (word, row): (Reg<U32>, Reg<U32>),
         (full, options): (Addr<Shared>, &TmaOptions),

@@ -123,9 +123,6 @@ impl Variant {
     }
 
     /// Refuses nvfp4 output of features that are not whole blocks, and rows that are not aligned as promised.
-    ///
-    /// # Errors
-    /// Names the rule.
     pub fn check(&self, n: usize) -> Result<(), Error> {
         let piece = self.out.piece();
         let (tensor, expected) = match self.out {
@@ -141,9 +138,6 @@ impl Variant {
     }
 
     /// Refuses groups, for a kernel that takes one problem.
-    ///
-    /// # Errors
-    /// Names the rule.
     pub(crate) fn one_problem(&self, kernel: &'static str) -> Result<(), Error> {
         match self.grouped {
             true => Err(Error::Combination { kernel, rule: "it takes one problem" }),
@@ -314,6 +308,17 @@ impl Rows {
     ) -> Reg<F32> {
         let factors = Factors { alpha, bias: self.bias(k, group, feature) };
         factors.activate(k, &self.variant.program, sums)
+    }
+
+    /// The element of C from the sum of a linear layer: of the first factor and the first bias.
+    pub fn product(
+        &self,
+        k: &mut Kernel,
+        alpha: [Reg<F32>; 2],
+        (group, feature): (Option<Reg<U32>>, Reg<U32>),
+        sum: Reg<F32>,
+    ) -> Reg<F32> {
+        Factors { alpha, bias: self.bias(k, group, feature) }.product(k, 0, sum)
     }
 
     /// Stores the 16 features of one token from `feature` on, a multiple of 16, those below N, if the token lies below

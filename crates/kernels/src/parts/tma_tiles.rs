@@ -1,7 +1,7 @@
 //! The frame of Hopper's kernels whose operands TMA brings as tiles: one thread loads weights, one tokens, one or two
 //! warpgroups multiply, and each CTA computes one tile.
 //!
-//! Flow: a kernel's configuration → [`Shape`] → [`Frame`], between which the kernel says how it multiplies.
+//! Flow: a kernel's configuration → [`Shape`] → [`CtaTile`], between which the kernel says how it multiplies.
 
 use dualgemm_ptx::builder::*;
 use dualgemm_ptx::layout::{SmemLayout, SmemRegion};
@@ -46,7 +46,7 @@ impl Shape {
 }
 
 /// What every role of a CTA reads.
-pub(crate) struct Frame {
+pub(crate) struct CtaTile {
     pub shape: Shape,
     pub rows: Rows,
     pub ring: Ring,
@@ -62,7 +62,7 @@ pub(crate) struct Frame {
     pub k: Reg<U32>,
 }
 
-impl Frame {
+impl CtaTile {
     /// Reads the parameters; `barriers` are those of full and of empty stages.
     pub fn new(
         k: &mut Kernel,

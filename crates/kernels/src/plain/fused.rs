@@ -24,7 +24,7 @@ use crate::generic::module;
 use crate::generic::rowwise::scale_offset;
 use crate::parts::ring::{Position, low_word};
 use crate::parts::rows::Variant;
-use crate::parts::tma_tiles::Frame;
+use crate::parts::tma_tiles::CtaTile;
 use crate::sm90a::decode::{MAGNITUDE_MASK, SIGN_MASK};
 
 /// Name of the kernel in its module.
@@ -37,9 +37,6 @@ const AND_OR: u8 = 0xEA;
 const SCALE_FACTOR: u32 = 0x7800_7800;
 
 /// Generates the kernel.
-///
-/// # Errors
-/// If the configuration does not fit.
 pub fn generate(config: &Config, variant: &Variant) -> Result<Module, Error> {
     let layout = config.layout(variant.out)?;
     variant.one_problem("sm90a plain")?;
@@ -53,7 +50,7 @@ pub fn generate(config: &Config, variant: &Variant) -> Result<Module, Error> {
 struct Fused<'a> {
     config: &'a Config,
     layout: &'a Layout,
-    frame: Frame,
+    frame: CtaTile,
     /// Tensor maps of A, gate codes, up codes.
     maps: [TensorMapParam; 3],
     scales: [PointerParam; 2],
@@ -89,7 +86,7 @@ impl<'a> Fused<'a> {
         let scales = [k.pointer("gate_scales"), k.pointer("up_scales")];
         let sizes = ["m", "n", "scale_blocks"].map(|name| k.param(name));
         let memory = (&layout.smem, [&layout.full, &layout.empty]);
-        let frame = Frame::new(k, config.shape(), memory, sizes, variant);
+        let frame = CtaTile::new(k, config.shape(), memory, sizes, variant);
         let blocks = k.eval((frame.k + (SPAN as u32 / 16 - 1)) >> (SPAN / 16).ilog2());
         Self { config, layout, maps, scales, scale_blocks: frame.k, frame, blocks }
     }

@@ -39,9 +39,6 @@ pub struct Fused<'d> {
 
 impl<'d> Fused<'d> {
     /// Generates and loads the kernel.
-    ///
-    /// # Errors
-    /// If the configuration does not fit, or the device refuses the text.
     pub fn new(device: &'d dyn Device, config: Config, variant: &Variant) -> Result<Self, Error> {
         let module = fused::generate(&config, variant)?;
         let memory = (fused::ENTRY, config.layout(variant.out)?.smem.bytes());
@@ -49,9 +46,6 @@ impl<'d> Fused<'d> {
     }
 
     /// The launch on these operands; it can be repeated and recorded.
-    ///
-    /// # Errors
-    /// If a size, a stride or an address breaks a rule.
     pub fn spec(&self, args: &FusedArgs) -> Result<LaunchSpec, Error> {
         let (m, n, k) = args.size;
         block_rule("A", m, k)?;

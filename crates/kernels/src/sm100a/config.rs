@@ -7,7 +7,7 @@ use dualgemm_ptx::layout::{SmemLayout, SmemRegion, SmemTile};
 use crate::Error;
 use crate::error::one_of;
 use crate::limits::{Rules, SHARED_DATACENTER, STAGES, Valid};
-use crate::parts::format::{ATOM_LINES, ATOM_ROWS, Boxed, Format, Formats, STEP_K, atom_k};
+use crate::parts::format::{ATOM_LINES, ATOM_ROWS, Format, Formats, STEP_K, StagedOperand, atom_k};
 
 /// Its name in errors.
 pub(super) const KERNEL: &str = "sm100a fused";
@@ -89,7 +89,7 @@ pub struct Layout {
     /// What weights' scales need that have to be moved.
     pub moved: Option<Moved>,
     /// What widened weights need.
-    pub wide: Option<Wide>,
+    pub wide: Option<WidenedWeights>,
     /// Columns to allocate.
     pub tmem_columns: u32,
 }
@@ -105,7 +105,7 @@ pub struct Moved {
 
 /// Memory of weights that were made 16 bits wide: buffers of one step, `[gate][up]` columns each.
 #[derive(Debug, Clone)]
-pub struct Wide {
+pub struct WidenedWeights {
     /// What they become: A's format.
     pub format: HalfFormat,
     /// "A of the stage is there" barriers; "full" is of the weights.
@@ -275,13 +275,13 @@ impl Config {
     }
 
     /// What one CTA keeps of A, gate and up in a stage. A tile of 96 or 112 features may touch two atoms of scales.
-    pub fn parts(&self) -> [Boxed; 3] {
+    pub fn parts(&self) -> [StagedOperand; 3] {
         let k = self.stage_k();
         let (lines, format) = (ATOM_LINES, Format::Block(self.formats.weights()));
-        let weights = |rows, atoms| Boxed { rows, atoms, lines, k, format };
+        let weights = |rows, atoms| StagedOperand { rows, atoms, lines, k, format };
         let a = |rows| match self.formats.a() {
-            format @ Format::Block(_) => Boxed { rows, atoms: 1, lines, k, format },
-            format @ Format::Half(_) => Boxed { rows, atoms: 0, lines, k, format },
+            format @ Format::Block(_) => StagedOperand { rows, atoms: 1, lines, k, format },
+            format @ Format::Half(_) => StagedOperand { rows, atoms: 0, lines, k, format },
         };
         match self.side {
             Side::Tokens => {
@@ -290,7 +290,7 @@ impl Config {
                 [a(ATOM_ROWS), weights, weights]
             }
             Side::HalfAtoms => {
-                let weights = Boxed { lines: HALF_LINES, ..weights(self.n / self.cta_group, 1) };
+                let weights = StagedOperand { lines: HALF_LINES, ..weights(self.n / self.cta_group, 1) };
                 [a(ATOM_ROWS), weights, weights]
             }
             Side::Features => [a(self.n), weights(ATOM_ROWS, 1), weights(ATOM_ROWS, 1)],
@@ -333,7 +333,7 @@ impl Config {
         }?;
         rules.check("stages", self.stages, STAGES)?;
         let (parts, mut stage) = (self.parts(), 0);
-        let tile = |part: Boxed| SmemTile::new(part.rows, part.row_bytes(), part.swizzle());
+        let tile = |part: StagedOperand| SmemTile::new(part.rows, part.row_bytes(), part.swizzle());
         let tiles = [tile(parts[0])?, tile(parts[1])?, tile(parts[2])?];
         let mut take = |bytes: u32| {
             stage += bytes;
@@ -358,8 +358,9 @@ impl Config {
         let mut column = 2 * self.n * self.accumulators;
         let (scale_columns, wide) = match self.formats {
             Formats::Scaled(_) => {
-                let columns =
-                    |part: Boxed| part.atoms * ATOM_COLUMNS * part.along_k() * part.lines / ATOM_LINES;
+                let columns = |part: StagedOperand| {
+                    part.atoms * ATOM_COLUMNS * part.along_k() * part.lines / ATOM_LINES
+                };
                 let scale_columns = parts.map(|part| {
                     column += columns(part);
                     column - columns(part)
@@ -372,7 +373,7 @@ impl Config {
                 column += buffers * 2 * WIDE_COLUMNS;
                 let tokens = smem.mbarriers("tokens", self.stages);
                 let (widened, taken) = (smem.mbarriers("widened", buffers), smem.mbarriers("taken", buffers));
-                ([0; 3], Some(Wide { format, tokens, widened, taken, buffers, column: first }))
+                ([0; 3], Some(WidenedWeights { format, tokens, widened, taken, buffers, column: first }))
             }
         };
         rules.shared(smem.bytes(), SHARED_DATACENTER)?;

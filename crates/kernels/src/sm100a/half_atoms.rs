@@ -19,7 +19,7 @@ use dualgemm_ptx::builder::*;
 use super::config::{COLUMN_ROWS, HALF_LINES};
 use super::fused::Fused;
 use crate::parts::format::{ATOM_ROWS, LINES_BYTES};
-use crate::parts::operand::Which;
+use crate::parts::operand::OperandIndex;
 
 impl Fused<'_> {
     /// The first feature of the tile that `feature`, a multiple of 64, stands for.
@@ -55,17 +55,17 @@ impl Fused<'_> {
         let half = self.half_of_atom(k, feature);
         let words = LINES_BYTES / 8;
         let word = k.eval(half * (HALF_LINES / 8 * words));
-        for (up, which) in (0..).zip([Which::Gate, Which::Up]) {
+        for (up, which) in (0..).zip([OperandIndex::Gate, OperandIndex::Up]) {
             for group in 0..part.rows / HALF_LINES {
                 let row = k.eval(row + group * COLUMN_ROWS);
                 let to = (group * COLUMN_ROWS + up * HALF_LINES) * part.row_bytes();
-                let to = slot.at(layout.codes[Which::Gate as usize] + to);
+                let to = slot.at(layout.codes[OperandIndex::Gate as usize] + to);
                 self.maps.load_codes(k, which, to, (column, row), (full, &options));
             }
             for eight in 0..HALF_LINES / 8 {
                 let word = k.eval(word + eight * words);
                 let to = (up * HALF_LINES / 8 + eight) * part.along_k() * LINES_BYTES;
-                let to = slot.at(layout.scales[Which::Gate as usize] + to);
+                let to = slot.at(layout.scales[OperandIndex::Gate as usize] + to);
                 self.maps.load_scales(k, which, to, (word, line), (full, &options));
             }
         }

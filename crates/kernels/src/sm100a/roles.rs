@@ -7,7 +7,7 @@ use dualgemm_ptx::layout::{BlockScaledDesc, Swizzle, tcgen05_smem_desc};
 use super::config::{ATOM_COLUMNS, Side};
 use super::fused::Fused;
 use crate::parts::format::{ATOM_BYTES, ATOM_LINES, ATOM_ROWS, LINES_BYTES};
-use crate::parts::operand::Which;
+use crate::parts::operand::OperandIndex;
 use crate::parts::ring::Position;
 
 impl Fused<'_> {
@@ -66,7 +66,7 @@ impl Fused<'_> {
     fn load_operand(
         &self,
         k: &mut Kernel,
-        which: Which,
+        which: OperandIndex,
         stage: Reg<U32>,
         slot: Addr<Shared>,
         full: [Addr<Shared>; 2],
@@ -79,7 +79,7 @@ impl Fused<'_> {
     }
 
     pub(super) fn load_weights(&self, k: &mut Kernel) {
-        [Which::Gate, Which::Up].into_iter().for_each(|half| self.maps.prefetch(k, half));
+        [OperandIndex::Gate, OperandIndex::Up].into_iter().for_each(|half| self.maps.prefetch(k, half));
         let at = self.ring.start(k, true);
         self.tiles.for_each(k, "weight_tiles", |k, tile| {
             let atom = tile.weight_atom(k, self.n, tile.feature);
@@ -112,7 +112,7 @@ impl Fused<'_> {
                     self.load_half_atoms(k, stage, slot, full[0], (row, atom, tile.feature));
                     return;
                 }
-                for half in [Which::Gate, Which::Up] {
+                for half in [OperandIndex::Gate, OperandIndex::Up] {
                     self.load_operand(k, half, stage, slot, full, (row, atom));
                 }
             });
@@ -120,7 +120,7 @@ impl Fused<'_> {
     }
 
     pub(super) fn load_a(&self, k: &mut Kernel) {
-        self.maps.prefetch(k, Which::A);
+        self.maps.prefetch(k, OperandIndex::A);
         if !self.grouped {
             k.grid_dependency_wait();
         }
@@ -138,7 +138,7 @@ impl Fused<'_> {
                         tokens
                     }
                 };
-                self.load_operand(k, Which::A, stage, slot, [full; 2], (tile.token, atom));
+                self.load_operand(k, OperandIndex::A, stage, slot, [full; 2], (tile.token, atom));
             });
         });
     }
@@ -248,12 +248,12 @@ impl Fused<'_> {
         let half_atoms = config.side == Side::HalfAtoms;
         // An atom of mxfp4 has the scales of two steps: it is copied for the first, and each takes its bytes.
         let (of_atom, atom) = (step % config.atom_steps(), step / config.atom_steps());
-        let column = |which: Which| {
+        let column = |which: OperandIndex| {
             layout.scale_columns[which as usize] + atom * parts[which as usize].atoms * ATOM_COLUMNS
         };
         let copied = match (of_atom, half_atoms) {
-            (0, false) => &[Which::A, Which::Gate, Which::Up][..],
-            (0, true) => &[Which::A, Which::Gate],
+            (0, false) => &[OperandIndex::A, OperandIndex::Gate, OperandIndex::Up][..],
+            (0, true) => &[OperandIndex::A, OperandIndex::Gate],
             _ => &[],
         };
         for &which in copied {
@@ -271,16 +271,16 @@ impl Fused<'_> {
                 k.tmem_cp_scales(self.group(), to, from.cast());
             }
         }
-        let operand = |k: &mut Kernel, which: Which| {
+        let operand = |k: &mut Kernel, which: OperandIndex| {
             let tile = &layout.tiles[which as usize];
             let start = self.desc(k, slot.at(layout.codes[which as usize]), tile.tcgen05_desc());
             k.eval(start + tile.advance_k(step * 32)).cast::<B64>()
         };
-        let x = operand(k, Which::A);
+        let x = operand(k, OperandIndex::A);
         let rows = ATOM_ROWS * config.cta_group;
         let (columns, products) = match half_atoms {
-            false => (config.n, &[Which::Gate, Which::Up][..]),
-            true => (2 * config.n, &[Which::Gate][..]),
+            false => (config.n, &[OperandIndex::Gate, OperandIndex::Up][..]),
+            true => (2 * config.n, &[OperandIndex::Gate][..]),
         };
         let (desc, scale_vector) = match config.formats.weights() {
             BlockFormat::Nvfp4 => (BlockScaledDesc::nvfp4(rows, columns), ScaleVector::Nvf4Block16),
@@ -294,7 +294,7 @@ impl Fused<'_> {
             let weights = operand(k, which);
             let d = sums.at(half as u32 * config.n);
             let group = self.group();
-            let (scales_x, scales_w) = (column(Which::A), column(which));
+            let (scales_x, scales_w) = (column(OperandIndex::A), column(which));
             let (mma, sfa, sfb) = if self.rows_are_tokens() {
                 let collector = match (products.len(), half) {
                     (1, _) => Collector::Discard,

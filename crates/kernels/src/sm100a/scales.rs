@@ -16,7 +16,7 @@ use dualgemm_ptx::builder::*;
 use super::config::{COLUMN_ROWS, Moved};
 use super::fused::Fused;
 use crate::parts::format::ATOM_BYTES;
-use crate::parts::operand::Which;
+use crate::parts::operand::OperandIndex;
 
 /// Rows that scales are moved by.
 const HALF: u32 = COLUMN_ROWS / 2;
@@ -51,10 +51,10 @@ impl Fused<'_> {
     /// Every lane takes the words of the line 16 further or before, from the lane that has it, in all atoms of the stage at
     /// this line. No lane reads what another writes, so that nothing has to order them.
     fn move_lines(&self, k: &mut Kernel, own: Addr<Shared>, second_half: Reg<Pred>) {
-        let part = self.config.parts()[Which::Gate as usize];
+        let part = self.config.parts()[OperandIndex::Gate as usize];
         let along_k = part.atom_bytes() / ATOM_BYTES;
         // Offsets of the atoms that follow each other along the rows.
-        let rows = [Which::Gate, Which::Up].into_iter().flat_map(|which| {
+        let rows = [OperandIndex::Gate, OperandIndex::Up].into_iter().flat_map(|which| {
             (0..along_k).map(move |atom| {
                 let first = self.layout.scales[which as usize] + atom * ATOM_BYTES;
                 (0..part.atoms).map(|row| first + row * part.atom_bytes()).collect::<Vec<_>>()

@@ -20,10 +20,10 @@
 use dualgemm_ptx::builder::*;
 use dualgemm_ptx::layout::{InstrDesc, OperandFormat};
 
-use super::config::{WIDE_COLUMNS, Wide};
+use super::config::{WIDE_COLUMNS, WidenedWeights};
 use super::fused::Fused;
 use crate::parts::format::{ATOM_BYTES, ATOM_ROWS};
-use crate::parts::operand::Which;
+use crate::parts::operand::OperandIndex;
 use crate::parts::ring::Position;
 
 /// K elements of one 16-bit matrix instruction, and the columns of tensor memory that they take.
@@ -32,7 +32,7 @@ const MMA_COLUMNS: u32 = MMA_K / 2;
 
 impl Fused<'_> {
     /// Widens every stage of every tile: this thread its row of gate or of up.
-    pub(super) fn widen(&self, k: &mut Kernel, wide: &Wide, tmem: Addr<Tmem>) {
+    pub(super) fn widen(&self, k: &mut Kernel, wide: &WidenedWeights, tmem: Addr<Tmem>) {
         let (stage_at, buffer_at) = (self.ring.start(k, false), Position::start(k, 1, wide.buffers));
         let (quarter, row) = self.quarter(k);
         let up = k.eval((self.warp >> 2) & 1);
@@ -79,16 +79,18 @@ impl Fused<'_> {
         row: Reg<U32>,
         up: Reg<U32>,
     ) -> (Vec<Addr<Shared>>, Addr<Shared>) {
-        let (layout, part) = (self.layout, self.config.parts()[Which::Gate as usize]);
+        let (layout, part) = (self.layout, self.config.parts()[OperandIndex::Gate as usize]);
         let ring = self.base.at(layout.ring.offset);
-        let [gate_codes, up_codes] = [Which::Gate, Which::Up].map(|half| layout.codes[half as usize]);
+        let [gate_codes, up_codes] =
+            [OperandIndex::Gate, OperandIndex::Up].map(|half| layout.codes[half as usize]);
         let start = k.eval(row * part.row_bytes() + up * (up_codes - gate_codes));
         k.comment("Codes lie permuted in rows of 64 bytes: bits 4 and 5 change with bits 7 and 8.");
         let bits = k.eval((row << 3) & 0x30);
         let pieces = (0..part.row_bytes() / 16)
             .map(|piece| k.offset(ring.at(gate_codes), start + (bits ^ (piece * 16))));
         let codes = pieces.collect();
-        let [gate_scales, up_scales] = [Which::Gate, Which::Up].map(|half| layout.scales[half as usize]);
+        let [gate_scales, up_scales] =
+            [OperandIndex::Gate, OperandIndex::Up].map(|half| layout.scales[half as usize]);
         let line = self.lane * 16 + up * (up_scales - gate_scales);
         (codes, k.offset(ring.at(gate_scales), quarter * 4 + line))
     }
@@ -97,7 +99,7 @@ impl Fused<'_> {
     pub(super) fn multiply_wide(
         &self,
         k: &mut Kernel,
-        (wide, buffer_at): (&Wide, Position),
+        (wide, buffer_at): (&WidenedWeights, Position),
         (step, slot): (u32, Addr<Shared>),
         (tmem, sums): (Addr<Tmem>, Addr<Tmem>),
         [accumulate, always]: [Reg<Pred>; 2],
@@ -111,8 +113,8 @@ impl Fused<'_> {
         };
         let desc = InstrDesc::new(ATOM_ROWS, self.config.n, format);
         let desc = k.mov::<B32>(desc.encode().expect("`Config::layout` checked the shape"));
-        let tile = &self.layout.tiles[Which::A as usize];
-        let start = self.desc(k, slot.at(self.layout.codes[Which::A as usize]), tile.tcgen05_desc());
+        let tile = &self.layout.tiles[OperandIndex::A as usize];
+        let start = self.desc(k, slot.at(self.layout.codes[OperandIndex::A as usize]), tile.tcgen05_desc());
         let mmas = WIDE_COLUMNS / MMA_COLUMNS;
         for i in 0..mmas {
             let tokens = k.eval(start + tile.advance_k((step * mmas + i) * 2 * MMA_K)).cast::<B64>();

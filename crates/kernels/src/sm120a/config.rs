@@ -6,7 +6,7 @@ use dualgemm_ptx::layout::{SmemLayout, SmemRegion};
 use crate::Error;
 use crate::error::one_of;
 use crate::limits::{Rules, SHARED_LEAST, STAGES, Valid};
-use crate::parts::format::{ATOM_LINES, Boxed, Format, Formats, STEP_K, atom_k};
+use crate::parts::format::{ATOM_LINES, Format, Formats, STEP_K, StagedOperand, atom_k};
 
 /// Features or tokens of a tile: whole matrix instructions, and parts of one atom of scales that begin nowhere else.
 const SIDE: Valid = Valid::OneOf(&[16, 32, 64, 128]);
@@ -123,10 +123,11 @@ impl Config {
     }
 
     /// What a CTA keeps of A, gate and up in a stage.
-    pub const fn parts(&self) -> [Boxed; 3] {
+    pub const fn parts(&self) -> [StagedOperand; 3] {
         let format = Format::Block(self.format);
-        let weights = Boxed { rows: self.features, atoms: 1, lines: ATOM_LINES, k: self.stage_k, format };
-        [Boxed { rows: self.tokens, ..weights }, weights, weights]
+        let weights =
+            StagedOperand { rows: self.features, atoms: 1, lines: ATOM_LINES, k: self.stage_k, format };
+        [StagedOperand { rows: self.tokens, ..weights }, weights, weights]
     }
 
     /// Bytes that arrive per stage.

@@ -24,7 +24,7 @@ use dualgemm_ptx::layout::Swizzle;
 use super::config::{Config, Layout, SLAB, TOKEN_PAIR};
 use crate::Error;
 use crate::parts::format::{ATOM_BYTES, ATOM_ROWS, Formats, STEP_K};
-use crate::parts::operand::{Maps, Which};
+use crate::parts::operand::{Maps, OperandIndex};
 use crate::parts::ring::Ring;
 use crate::parts::rows::{Rows, Variant};
 use crate::parts::tiles::{Tile, Tiles};
@@ -150,7 +150,7 @@ impl<'a> Fused<'a> {
         &self,
         k: &mut Kernel,
         name: &str,
-        operands: &[Which],
+        operands: &[OperandIndex],
         from: (Reg<U32>, Reg<U32>),
         announce: bool,
         options: &TmaOptions,
@@ -174,7 +174,7 @@ impl<'a> Fused<'a> {
     }
 
     fn load_weights(&self, k: &mut Kernel) {
-        let halves = [Which::Gate, Which::Up];
+        let halves = [OperandIndex::Gate, OperandIndex::Up];
         halves.into_iter().for_each(|half| self.maps.prefetch(k, half));
         // Weights that one CTA alone reads leave L2 first.
         let l2 = (self.config.tokens <= 64).then_some(Eviction::First);
@@ -187,14 +187,14 @@ impl<'a> Fused<'a> {
     }
 
     fn load_a(&self, k: &mut Kernel) {
-        self.maps.prefetch(k, Which::A);
+        self.maps.prefetch(k, OperandIndex::A);
         if !self.grouped {
             k.grid_dependency_wait();
         }
         let options = TmaOptions { own_cta: true, ..TmaOptions::default() };
         self.tiles.for_each(k, "a_tiles", |k, tile| {
             let atom = k.eval(tile.atom + (tile.row >> ATOM_ROWS.ilog2()));
-            self.load(k, "a_stages", &[Which::A], (tile.token, atom), false, &options);
+            self.load(k, "a_stages", &[OperandIndex::A], (tile.token, atom), false, &options);
         });
     }
 
@@ -250,7 +250,7 @@ impl<'a> Fused<'a> {
         let first_token = k.eval(beside * (config.token_groups() * 8));
         let group = k.eval(high << 3);
         let token_row = k.eval(first_token + row + group);
-        let start = ring.at(layout.codes[Which::A as usize]);
+        let start = ring.at(layout.codes[OperandIndex::A as usize]);
         let tokens = (0..config.steps()).map(|step| self.lane_row(k, start, token_row, low, step)).collect();
 
         k.comment(
@@ -262,7 +262,7 @@ impl<'a> Fused<'a> {
         let feature = k.eval(tile.feature + first + g);
         let weight_scales = self.scale_word(k, start, feature);
         let token = k.eval(tile.row + first_token + g);
-        let token_scales = self.scale_word(k, ring.at(layout.scales[Which::A as usize]), token);
+        let token_scales = self.scale_word(k, ring.at(layout.scales[OperandIndex::A as usize]), token);
         LaneAddresses { weights, tokens, weight_scales, token_scales }
     }
 

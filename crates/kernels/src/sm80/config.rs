@@ -80,9 +80,6 @@ impl Config {
     }
 
     /// Shared memory for output of this type, or what does not fit.
-    ///
-    /// # Errors
-    /// Names the rule and the value.
     pub fn layout(&self, out: Out) -> Result<Layout, Error> {
         let rules = Rules("sm80 fused");
         rules.check("warps", self.row_warps.saturating_mul(self.token_warps), Valid::range(1, 8))?;

@@ -39,9 +39,6 @@ pub struct Variant {
 }
 
 /// Generates the kernel.
-///
-/// # Errors
-/// If the configuration does not fit.
 pub fn generate(config: &Config, variant: &Variant, target: Target) -> Result<Module, Error> {
     let layout = config.layout(variant.rows.out)?;
     variant.rows.one_problem("sm80 fused")?;

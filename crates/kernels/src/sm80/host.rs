@@ -34,9 +34,6 @@ pub struct Fused<'d> {
 
 impl<'d> Fused<'d> {
     /// Generates and loads the kernel.
-    ///
-    /// # Errors
-    /// If the configuration does not fit, or the device refuses the text.
     pub fn new(device: &'d dyn Device, config: Config, variant: &Variant) -> Result<Self, Error> {
         let module = fused::generate(&config, variant, target_for(device.info().arch))?;
         let memory = (fused::ENTRY, config.layout(variant.rows.out)?.smem.bytes());

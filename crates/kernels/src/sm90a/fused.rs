@@ -52,7 +52,6 @@ pub(super) struct Fused<'a> {
     pub(super) layout: &'a Layout,
     pub(super) map: TensorMapParam,
     pub(super) weights: PointerParam,
-    /// Rows of A.
     pub(super) m: Reg<U32>,
     /// K blocks of 64.
     pub(super) blocks: Reg<U32>,
@@ -77,7 +76,6 @@ pub(super) enum GateSums {
     Read(PointerParam),
 }
 
-/// Parameters of a grouped problem.
 pub(super) struct Groups {
     /// First row of each group, and one more.
     pub(super) offsets: PointerParam,

@@ -195,7 +195,6 @@ impl Fused<'_> {
         k.eval((group << 3) + pair)
     }
 
-    /// Where the tile is staged.
     fn staged(&self) -> Staged<'_> {
         let start = self.shared(self.layout.epilogue + self.config.exchange_bytes());
         let (features, threads) = (self.features(), self.config.consumer_threads());

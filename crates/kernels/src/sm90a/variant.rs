@@ -120,7 +120,6 @@ impl Variant {
         rows::Variant { out, program: program.clone(), bias, a_scale, grouped, aligned }
     }
 
-    /// Features of a tile.
     pub(super) fn features(&self, config: &Config) -> u32 {
         config.features() * self.products.features_per_thread()
     }

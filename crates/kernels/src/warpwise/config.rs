@@ -2,6 +2,7 @@
 
 use dualgemm_ptx::layout::{SmemLayout, SmemRegion};
 
+use super::fused::Variant;
 use crate::Error;
 use crate::error::one_of;
 use crate::limits::{Rules, Valid};
@@ -9,8 +10,9 @@ use crate::sm90a::pack::CHUNK_BYTES;
 
 /// What refuses a configuration or operands.
 pub(super) const RULES: Rules = Rules("sm90a warpwise");
-/// Features of half a chunk of the pack: what CTAs are counted in.
-pub const HALF_FEATURES: u32 = 16;
+/// Pairs of weight rows of half a chunk of the pack: what CTAs are counted in. 16 features with gate and up, 32 of a linear
+/// layer.
+const HALF_PAIRS: u32 = 16;
 /// Shared memory of a CTA when two fit on a multiprocessor: half of its 228 KiB, less what the driver keeps.
 const SHARED: u32 = (228 << 10) / 2 - (1 << 10);
 /// Most warps of a CTA: with two CTAs, 64 registers for each thread.
@@ -21,7 +23,7 @@ pub(super) const ROW: u32 = 128;
 
 /// A tile and its pipeline.
 ///
-/// A CTA computes `16 · halves` features for `tokens` tokens. The chunks of the pack that hold them are its row groups;
+/// A CTA computes `16 · halves` features, or twice as many of a linear layer, for `tokens` tokens. The chunks of the pack that hold them are its row groups;
 /// each has `k_groups` warps, which take one part of K each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Config {
@@ -47,11 +49,13 @@ pub struct Layout {
     pub weights: SmemRegion,
     /// "Chunk is there" barriers, `[warps][chunks]`.
     pub full: SmemRegion,
+    /// Of groups: which one the CTA's rows belong to, the first of them, and the end of the group's.
+    pub found: Option<SmemRegion>,
 }
 
 impl Config {
     /// For up to 2, 4, 8 and 16 tokens, from few features to many: what was measured best somewhere. Two chunks of room
-    /// are faster than three; twelve warps leave registers for 16 tokens, or for eight and their codes.
+    /// are faster than three; eight or twelve warps leave registers for 16 tokens, or for eight and their codes.
     pub fn menu() -> impl Iterator<Item = Config> {
         let wide = (1..=8).flat_map(|halves| {
             [2, 4, 8].map(|tokens| {
@@ -62,7 +66,12 @@ impl Config {
                 }
             })
         });
-        let many = [1, 2].map(|halves| Config { halves, tokens: 16, k_groups: 12, chunks: 2 });
+        let many = [(1, 12), (2, 8), (4, 4)].map(|(halves, k_groups)| Config {
+            halves,
+            tokens: 16,
+            k_groups,
+            chunks: 2,
+        });
         wide.chain(many)
     }
 
@@ -96,9 +105,17 @@ impl Config {
         self.tokens > 4 && self.row_groups() > 1
     }
 
-    /// Blocks of A that a CTA has room for: two for each part of K if warps share them, one for each warp otherwise.
-    pub(super) fn blocks(&self) -> u32 {
-        if self.shares_blocks() { 2 * self.k_groups } else { self.warps() }
+    /// Whether threads have registers to spare: twelve warps with 16 rows lack them.
+    pub(super) fn has_registers(&self) -> bool {
+        self.warps() * self.tokens <= 128
+    }
+
+    /// Blocks of A that a warp, or the warps that share them, have room for. The next one is on its way while warps that share
+    /// them read one. A warp by itself has read one before it multiplies; that is soon enough for few rows, and for codes,
+    /// which wait in registers.
+    pub(super) fn blocks(&self, codes: bool) -> u32 {
+        let ahead = self.shares_blocks() || (self.tokens > 4 && self.has_registers() && !codes);
+        if ahead { 2 } else { 1 }
     }
 
     /// Bytes of a block of A.
@@ -118,44 +135,58 @@ impl Config {
 
     /// Bytes from one token's row of the tile of C to the next: 16 more than its features take, which spreads the rows
     /// over the banks.
-    pub(super) fn pitch(&self) -> u32 {
-        self.row_groups() * 32 * 4 + 16
+    pub(super) fn pitch(&self, linear: bool) -> u32 {
+        self.row_groups() * 2 * half_features(linear) * 4 + 16
     }
 
     /// Shared memory, or what does not fit.
     ///
     /// # Errors
     /// Names the rule and the value.
-    pub fn layout(&self) -> Result<Layout, Error> {
+    pub fn layout(&self, variant: &Variant) -> Result<Layout, Error> {
         RULES.check("halves of chunks of a CTA", self.halves, Valid::range(1, 2 * MOST_WARPS))?;
         RULES.check("warps", self.warps(), Valid::range(1, MOST_WARPS))?;
         RULES.check("tokens of the tile", self.tokens, Valid::OneOf(&[1, 2, 4, 8, 16]))?;
         // A warp's sums take 2 KiB for eight tokens.
         RULES.check("chunks of a warp", self.chunks, Valid::range(self.token_groups(), 16))?;
         let mut smem = SmemLayout::new();
-        let tokens = smem.alloc_parts("tokens", self.block_bytes(), self.blocks(), 128);
-        let tile = self.tokens * self.pitch();
+        let readers = if self.shares_blocks() { self.k_groups } else { self.warps() };
+        let blocks = readers * self.blocks(variant.a.is_codes());
+        let tokens = smem.alloc_parts("tokens", self.block_bytes(), blocks, 128);
+        let tile = self.tokens * self.pitch(variant.linear);
         if tile > smem.bytes() {
             smem.alloc("tile", tile - smem.bytes(), 16);
         }
         let weights = smem.alloc_parts("weights", CHUNK_BYTES as u32, self.warps() * self.chunks, 128);
         let full = smem.mbarriers("full", self.warps() * self.chunks);
+        let found = variant.rows.grouped.then(|| smem.alloc("found", 16, 16));
         RULES.shared(smem.bytes(), SHARED)?;
-        Ok(Layout { smem, tokens, weights, full })
+        Ok(Layout { smem, tokens, weights, full, found })
     }
 
-    /// CTAs for `m` tokens and `n` features on a card of `sms` multiprocessors: one for each at least. Those beyond the last
+    /// CTAs for `m` tokens, in up to `groups` groups, and `n` features on a card of `sms` multiprocessors: one for each at
+    /// least, of one problem. Those beyond the last
     /// feature keep a multiprocessor from getting two of the next kernel's, which would take twice as long: measured, 9.4
     /// instead of 20 to 30 µs with 128 of 132. They do so only if they end no earlier than that kernel's CTAs are placed:
     /// leaving at once, when the kernel before has ended, costs the same again.
-    pub fn grid(&self, m: usize, n: usize, sms: u32) -> [u32; 3] {
-        let halves = n.div_ceil(HALF_FEATURES as usize) as u32;
-        [halves.div_ceil(self.halves).max(sms), m.div_ceil(self.tokens as usize) as u32, 1]
+    pub fn grid(&self, (m, n): (usize, usize), groups: Option<usize>, linear: bool, sms: u32) -> [u32; 3] {
+        let ctas = n.div_ceil((self.halves * half_features(linear)) as usize) as u32;
+        let tokens = self.tokens as usize;
+        match groups {
+            None => [ctas.max(sms), m.div_ceil(tokens) as u32, 1],
+            // Every group's last tile may have one row.
+            Some(groups) => [ctas, m.min(m / tokens + groups) as u32, 1],
+        }
     }
 
     /// A name that tells configurations apart.
     pub fn name(&self) -> String {
         let Self { halves, tokens, k_groups, chunks } = self;
-        format!("sm90a_warpwise_{}x{tokens}_kg{k_groups}_s{chunks}", halves * HALF_FEATURES)
+        format!("sm90a_warpwise_{}x{tokens}_kg{k_groups}_s{chunks}", halves * HALF_PAIRS)
     }
+}
+
+/// Features of half a chunk.
+pub(super) fn half_features(linear: bool) -> u32 {
+    if linear { 2 * HALF_PAIRS } else { HALF_PAIRS }
 }

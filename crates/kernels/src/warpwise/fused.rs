@@ -11,7 +11,9 @@
 //! already, and decodes as soon as A is there. Nothing but the end synchronizes warps, and blocks of A that they share.
 //!
 //! Rows of a slab are eight gate rows and the eight up rows of the same features, so a thread's sums 0 and 1 are gate, 2
-//! and 3 up, of one feature and two tokens.
+//! and 3 up, of one feature and two tokens. In the pack of a linear layer they are 16 features, and a thread has two.
+//!
+//! Rows in groups: CTAs along the tokens find their group themselves ([`GroupRows`]), and ask for weights only then.
 //!
 //! Flow: [`Config`], [`Variant`] → here → PTX. Spec: PTX ISA, "Matrix Fragments for mma.m16n8k16".
 
@@ -20,11 +22,12 @@ use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::Module;
 use dualgemm_ptx::builder::*;
 
-use super::config::{Config, HALF_FEATURES, Layout};
+use super::config::{Config, Layout, half_features};
 use super::tokens::{Lane, Place, Tokens};
 use crate::Error;
 use crate::generic::fragments::decode_step;
 use crate::generic::module;
+use crate::parts::groups::GroupRows;
 use crate::parts::ring::Position;
 use crate::parts::rows::{self, PIECE, Rows};
 use crate::sm90a::pack::{CHUNK_BYTES, CODE_BYTES};
@@ -44,6 +47,10 @@ pub enum A {
 }
 
 impl A {
+    pub(super) fn is_codes(self) -> bool {
+        matches!(self, A::Nvfp4(_))
+    }
+
     /// What is multiplied.
     pub(super) fn compute(self) -> HalfFormat {
         match self {
@@ -60,7 +67,9 @@ pub struct Variant {
     pub a: A,
     /// Promises that K is a multiple of 64.
     pub whole_blocks: bool,
-    /// C and what makes it of the sums; not grouped.
+    /// A linear layer, from a pack of its matrix: C is the sums times the first factor, plus the first bias.
+    pub linear: bool,
+    /// C and what makes it of the sums.
     pub rows: rows::Variant,
 }
 
@@ -69,11 +78,15 @@ pub struct Variant {
 /// # Errors
 /// If the configuration does not fit the architecture or the variant.
 pub fn generate(config: &Config, variant: &Variant) -> Result<Module, Error> {
-    let layout = config.layout()?;
-    let kernel = "sm90a warpwise";
-    variant.rows.one_problem(kernel)?;
-    if !config.expands_codes() && matches!(variant.a, A::Nvfp4(_)) {
-        return Err(Error::Combination { kernel, rule: "codes of A are expanded for up to eight tokens" });
+    let layout = config.layout(variant)?;
+    let rule = |rule| Err(Error::Combination { kernel: "sm90a warpwise", rule });
+    if variant.a.is_codes() {
+        if variant.rows.grouped {
+            return rule("rows in groups are floats");
+        }
+        if !config.expands_codes() {
+            return rule("codes of A are expanded for up to eight tokens");
+        }
     }
     let about = format!("C = act(A B1^T, A B2^T), 4-bit weights, each warp by itself: {}", config.name());
     module(Target::Sm90a, &about, ENTRY, |k| Fused::new(k, config, &layout, variant).emit(k))
@@ -86,6 +99,7 @@ struct Fused<'a> {
     rows: Rows,
     tokens: Tokens,
     weights: PointerParam,
+    groups: Option<(GroupRows, Addr<Shared>)>,
     base: Addr<Shared>,
     m: Reg<U32>,
     n: Reg<U32>,
@@ -117,26 +131,41 @@ impl<'a> Fused<'a> {
         k.min_ctas(2);
         let tokens = Tokens::declare(k, variant.a);
         let weights = k.pointer("weights");
+        let groups = layout.found.as_ref().map(|found| (GroupRows::declare(k), found.offset));
         let sizes = [k.param::<U32>("m"), k.param::<U32>("n"), k.param::<U32>("k")];
         let base = k.shared(&layout.smem);
+        let groups = groups.map(|(rows, found)| (rows, base.at(found)));
         let [m, n, depth] = sizes.map(|size| k.ld_param(&size));
         let rows = Rows::declare(k, &variant.rows, n);
         let blocks = k.eval((depth + 63) >> 6);
-        Self { config, layout, variant, rows, tokens, weights, base, m, n, k: depth, blocks }
+        Self { config, layout, variant, rows, tokens, weights, groups, base, m, n, k: depth, blocks }
     }
 
     // Found where they are needed: registers are short in the loop.
 
-    /// First token of the CTA.
-    fn token(&self, k: &mut Kernel) -> Reg<U32> {
+    /// First token of the CTA, and the end of those that there are.
+    fn token(&self, k: &mut Kernel) -> [Reg<U32>; 2] {
+        if let Some((_, found)) = &self.groups {
+            return [4u32, 8].map(|at| k.ld(found.at(at)));
+        }
         let tile = k.special(Special::CtaidY);
-        k.eval(tile * self.config.tokens)
+        [k.eval(tile * self.config.tokens), self.m]
+    }
+
+    /// The group whose rows the CTA has, if they come in groups.
+    fn group(&self, k: &mut Kernel) -> Option<Reg<U32>> {
+        self.groups.as_ref().map(|(_, found)| k.ld(*found))
+    }
+
+    /// Features of half a chunk.
+    fn half(&self) -> u32 {
+        half_features(self.variant.linear)
     }
 
     /// First half of a chunk of the CTA, and the end.
     fn halves(&self, k: &mut Kernel) -> [Reg<U32>; 2] {
         let cta = k.special(Special::CtaidX);
-        let all = k.eval(self.n.div_ceil(HALF_FEATURES));
+        let all = k.eval(self.n.div_ceil(self.half()));
         let start = k.eval((cta * self.config.halves).min(all));
         [start, k.eval((start + self.config.halves).min(all))]
     }
@@ -148,6 +177,10 @@ impl<'a> Fused<'a> {
 
     fn emit(&self, k: &mut Kernel) {
         k.launch_dependents();
+        if let Some((groups, found)) = &self.groups {
+            k.grid_dependency_wait();
+            groups.find_tile(k, self.config.tokens, *found);
+        }
         let share = self.share(k);
         let elected = k.elect();
         k.if_(elected, "init", |k| {
@@ -164,7 +197,9 @@ impl<'a> Fused<'a> {
             }
         });
         k.warp_sync();
-        k.grid_dependency_wait();
+        if self.groups.is_none() {
+            k.grid_dependency_wait();
+        }
         let sums = k.zeros((SLABS * self.config.token_groups() * 4) as usize);
         let any = k.compare(Cmp::Gt, share.count, 0u32);
         k.if_(any, "share", |k| self.multiply(k, &share, &sums));
@@ -197,7 +232,12 @@ impl<'a> Fused<'a> {
         let busy = if config.shares_blocks() { k.compare(Cmp::Lt, start, end) } else { any };
         let count = k.select::<U32>(busy, count, 0u32);
         let weights = k.ld_pointer(&self.weights);
-        let chunk = k.eval(tile.mul_wide(self.blocks) + first.widen());
+        let of_groups = self.group(k).map(|group| {
+            let tiles = k.eval(self.n.div_ceil(2 * self.half()));
+            k.eval(group * tiles)
+        });
+        let row = of_groups.map_or(tile, |before| k.eval(before + tile));
+        let chunk = k.eval(row.mul_wide(self.blocks) + first.widen());
         let from = k.offset(weights, chunk * CHUNK_BYTES as u64);
         let ring = self.base.at(self.layout.weights.offset);
         let ring = k.offset(ring, warp * (config.chunks * CHUNK_BYTES as u32));
@@ -245,15 +285,14 @@ impl<'a> Fused<'a> {
         let codes = k.offset(share.ring, lane << 4);
         let scales = k.offset(share.ring.at(CODE_BYTES as u32), (lane >> 2) << 3);
         let block = self.base.at(self.layout.tokens.offset);
-        let bytes = config.block_bytes();
-        let block = match config.shares_blocks() {
-            true => k.offset(block, share.part * (2 * bytes)),
-            false => k.offset(block, warp * bytes),
-        };
+        let reader = if config.shares_blocks() { share.part } else { warp };
+        let block =
+            k.offset(block, reader * (config.blocks(self.variant.a.is_codes()) * config.block_bytes()));
+        let [token, m] = self.token(k);
         let place = Place {
             lane,
-            token: self.token(k),
-            m: self.m,
+            token,
+            m,
             first: share.first,
             count: share.count,
             k: self.k,
@@ -303,15 +342,22 @@ impl<'a> Fused<'a> {
         let compute = self.variant.a.compute();
         let fragments = tokens.read(k, unit);
         let slabs = |k: &mut Kernel, range: std::ops::Range<u32>| {
-            for slab in range {
-                let words: [Reg<B32>; 4] = k.ld_vector(codes.at(slab * 512));
-                let pairs: [Reg<B32>; 2] = k.ld_vector(scales.at(slab * 64));
+            let read = |k: &mut Kernel, slab: u32| -> ([Reg<B32>; 4], [Reg<B32>; 2]) {
+                (k.ld_vector(codes.at(slab * 512)), k.ld_vector(scales.at(slab * 64)))
+            };
+            // Slab after slab: a product waits for the one before if that has the same sums.
+            let together = if self.config.has_registers() { SLABS } else { 1 };
+            for start in range.clone().step_by(together as usize) {
+                let some = start..range.end.min(start + together);
+                let words: Vec<_> = some.clone().map(|slab| read(k, slab)).collect();
                 for step in 0..4 {
-                    let a = decode_step(k, compute, words[step], pairs[step / 2], step % 2);
-                    for (group, fragments) in fragments.iter().enumerate() {
-                        let first = (group * SLABS as usize + slab as usize) * 4;
-                        let acc: [Reg<F32>; 4] = std::array::from_fn(|i| sums[first + i]);
-                        k.mma_half(compute, &acc, &a, &fragments[step]);
+                    for (slab, (words, pairs)) in some.clone().zip(&words) {
+                        let a = decode_step(k, compute, words[step], pairs[step / 2], step % 2);
+                        for (group, fragments) in fragments.iter().enumerate() {
+                            let first = (group * SLABS as usize + slab as usize) * 4;
+                            let acc: [Reg<F32>; 4] = std::array::from_fn(|i| sums[first + i]);
+                            k.mma_half(compute, &acc, &a, &fragments[step]);
+                        }
                     }
                 }
             }
@@ -332,7 +378,8 @@ impl<'a> Fused<'a> {
     fn reduce(&self, k: &mut Kernel) {
         let config = self.config;
         let groups = config.token_groups();
-        let alpha = self.rows.alpha(k, None);
+        let group = self.group(k);
+        let alpha = self.rows.alpha(k, group);
         let (thread, lane, [first, _]) = (k.special(Special::TidX), self.lane(k), self.halves(k));
         let region = config.chunks * CHUNK_BYTES as u32;
         let count = config.row_groups() * groups * SLABS * 32;
@@ -354,16 +401,27 @@ impl<'a> Fused<'a> {
                 }
             });
             let slab = k.eval((within >> 5) & (SLABS - 1));
-            let feature = k.eval(row_group * 32 + (slab << 3) + (lane >> 2));
+            let chunk = 2 * self.half();
+            let feature = k.eval(row_group * chunk + slab * (chunk / SLABS) + (lane >> 2));
             let token = k.eval(((within >> 7) << 3) + ((lane & 3) << 1));
-            let of_c = k.eval(((first >> 1) << 5) + feature);
+            let of_c = k.eval((first >> 1) * chunk + feature);
             let tile = self.base.at(self.layout.tokens.offset);
-            let to = k.offset(tile, token * config.pitch() + (feature << 2));
+            let pitch = config.pitch(self.variant.linear);
+            let to = k.offset(tile, token * pitch + (feature << 2));
             for e in 0..2u32 {
                 let pair = [sums[e as usize], sums[e as usize + 2]];
-                let value = self.rows.activate(k, alpha, (None, of_c), pair);
                 let inside = k.compare(Cmp::Lt, token + e, config.tokens);
-                k.when(inside).st(to.at(e * config.pitch()), value);
+                let to = to.at(e * pitch);
+                if !self.variant.linear {
+                    let value = self.rows.activate(k, alpha, (group, of_c), pair);
+                    k.when(inside).st(to, value);
+                    continue;
+                }
+                for (next, sum) in [0u32, 8].into_iter().zip(pair) {
+                    let of_c = k.eval(of_c + next);
+                    let value = self.rows.product(k, alpha, (group, of_c), sum);
+                    k.when(inside).st(to.at(next * 4), value);
+                }
             }
         });
     }
@@ -371,25 +429,28 @@ impl<'a> Fused<'a> {
     /// The tile of C to memory, 16 features of a token at a time.
     fn store(&self, k: &mut Kernel) {
         let (config, [start, end], thread) = (self.config, self.halves(k), k.special(Special::TidX));
-        let count = config.tokens * config.halves;
-        let first = self.token(k);
-        let last = k.eval((first + config.tokens).min(self.m));
+        let in_half = self.half() / PIECE;
+        let pieces = config.halves * in_half;
+        let count = config.tokens * pieces;
+        let [first, last] = self.token(k);
+        let last = k.eval((first + config.tokens).min(last));
         k.comment("Whole warps: what is beyond the tile is not stored.");
         k.for_range("store", thread, count.next_multiple_of(32), config.threads(), |k, item, _| {
-            let (token, half) = (k.eval(item / config.halves), k.eval(item % config.halves));
-            let half = k.eval(half + start);
+            let (token, piece) = (k.eval(item / pieces), k.eval(item % pieces));
+            let piece = k.eval(piece + start * in_half);
             let there = k.compare(Cmp::Lt, item, count);
-            let there = k.compare_and(Cmp::Lt, half, end, there);
+            let end = k.eval(end * in_half);
+            let there = k.compare_and(Cmp::Lt, piece, end, there);
             let tile = self.base.at(self.layout.tokens.offset);
-            let within = k.eval((half - ((start >> 1) << 1)) * (PIECE * 4));
-            let within = k.eval(token * config.pitch() + within);
+            let within = k.eval((piece - (start >> 1) * (2 * in_half)) * (PIECE * 4));
+            let within = k.eval(token * config.pitch(self.variant.linear) + within);
             let within = k.select::<U32>(there, within, 0u32);
             let from = k.offset(tile, within);
             let quarters: [[Reg<F32>; 4]; 4] = [0u32, 16, 32, 48].map(|byte| k.ld_vector(from.at(byte)));
             let values = std::array::from_fn(|i| quarters[i / 4][i % 4]);
             let row = k.eval(first + token);
             let row = k.select::<U32>(there, row, last);
-            let feature = k.eval(half * HALF_FEATURES);
+            let feature = k.eval(piece * PIECE);
             self.rows.store(k, (row, last), feature, &values);
         });
     }

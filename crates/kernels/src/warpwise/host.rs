@@ -7,8 +7,10 @@ use super::fused::{self, A, Variant};
 use crate::Error;
 use crate::generic::quantize::{block_rule, fits};
 use crate::limits::{GRID_X, Valid};
+use crate::parts::groups::Groups;
 use crate::parts::loaded::Loaded;
 use crate::parts::rows::Output;
+use crate::parts::tiles::GroupArgs;
 use crate::sm90a::pack::CHUNK_K;
 
 /// Operands in device memory.
@@ -22,8 +24,10 @@ pub struct FusedArgs {
     pub a_pitch: usize,
     /// Scale bytes of an nvfp4 A.
     pub a_scales: DevicePtr,
-    /// The weight pack, [`sm90a::pack`](crate::sm90a::pack).
+    /// The weight pack, [`sm90a::pack`](crate::sm90a::pack); of groups, one behind the other.
     pub weights: DevicePtr,
+    /// Groups of rows, if the variant has them.
+    pub groups: Option<GroupArgs>,
     /// C; alpha holds the tensor scales.
     pub output: Output,
 }
@@ -48,7 +52,7 @@ impl<'d> Fused<'d> {
     /// # Errors
     /// If the configuration does not fit, or the device refuses the text.
     pub fn new(device: &'d dyn Device, config: Config, variant: &Variant) -> Result<Self, Error> {
-        let memory = (fused::ENTRY, config.layout()?.smem.bytes());
+        let memory = (fused::ENTRY, config.layout(variant)?.smem.bytes());
         let loaded = Loaded::new(device, &fused::generate(&config, variant)?, memory, &variant.rows)?;
         Ok(Self { loaded, config, variant: variant.clone() })
     }
@@ -64,7 +68,9 @@ impl<'d> Fused<'d> {
         self.variant.rows.check(n)?;
         fits("weights", "address", args.weights.0 as usize, 1, 16)?;
         fits("A", "address", args.a.0 as usize, 1, 16)?;
-        let grid = self.config.grid(m, n, self.loaded.device.info().sm_count);
+        let count = args.groups.map(|groups| groups.count);
+        let sms = self.loaded.device.info().sm_count;
+        let grid = self.config.grid((m, n), count, self.variant.linear, sms);
         RULES.check("CTAs along the features", grid[0], GRID_X)?;
         RULES.check("tiles of tokens", grid[1], Valid::range(1, 65535))?;
         let list = match self.variant.a {
@@ -80,8 +86,12 @@ impl<'d> Fused<'d> {
         if self.variant.whole_blocks {
             fits("A", "elements of a row", k, 1, CHUNK_K)?;
         }
-        let list = list.ptr(args.weights).u32(m as u32).u32(n as u32).u32(k as u32);
-        let list = args.output.args(list, &self.variant.rows, None)?;
+        let list = list.ptr(args.weights);
+        let rows = args.groups.map(|groups| Groups { count: groups.count, rows: groups.rows });
+        let list = Groups::args_if(rows.as_ref(), self.variant.rows.grouped, "rows", list)?;
+        let list = list.u32(m as u32).u32(n as u32).u32(k as u32);
+        let alphas = args.groups.map(|groups| groups.alphas);
+        let list = args.output.args(list, &self.variant.rows, alphas)?;
         Ok(self.loaded.launch(grid, self.config.threads()).args(list))
     }
 }

@@ -53,8 +53,12 @@ pub(super) struct Lane<'a> {
     within: Option<Reg<S32>>,
     /// Where it reads, for `ldmatrix`: of the first and the second 32 K.
     from: [Addr<Shared>; 2],
-    /// Bytes from the first block to this one, of warps that share two, and the barrier at which they meet.
-    turn: Option<(Reg<U32>, Reg<U32>)>,
+    /// Blocks that there is room for.
+    blocks: u32,
+    /// Bytes from the first block to this one, if there are several.
+    turn: Option<Reg<U32>>,
+    /// The barrier at which warps meet that share blocks.
+    barrier: Option<Reg<U32>>,
 }
 
 /// A piece of a row that the lane brings.
@@ -94,7 +98,7 @@ impl Tokens {
         }
     }
 
-    /// Starts to read a warp's first block.
+    /// Starts to read a warp's first blocks.
     pub fn start<'a>(&self, k: &mut Kernel, config: &'a Config, place: &Place) -> Lane<'a> {
         let &Place { lane, token, m, first, count, k: depth, whole, group, part, block } = place;
         let (row, piece) = (k.eval(lane >> 3), k.eval(lane & 7));
@@ -127,10 +131,15 @@ impl Tokens {
         let piece = k.eval((lane >> 3) ^ row);
         let line = k.eval(row * ROW);
         let from = [0u32, 4].map(|half| k.offset(block, ((piece ^ half) << 4) + line));
-        let turn = shares.then(|| (k.mov::<U32>(0u32), k.eval(part + 1)));
-        let this = Lane { config, pieces, codes, count, within, from, turn };
-        let none = k.mov::<U32>(0u32);
-        this.load(k, none, none);
+        let blocks = config.blocks(matches!(self, Self::Codes { .. }));
+        let turn = (blocks > 1).then(|| k.mov::<U32>(0u32));
+        let barrier = shares.then(|| k.eval(part + 1));
+        let this = Lane { config, pieces, codes, count, within, from, blocks, turn, barrier };
+        for ahead in 0..if shares { 1 } else { blocks } {
+            let unit = k.mov::<U32>(ahead);
+            let turn = k.mov::<U32>(ahead * config.block_bytes());
+            this.load(k, unit, turn);
+        }
         this
     }
 
@@ -175,8 +184,17 @@ impl Tokens {
 }
 
 impl Lane<'_> {
-    /// Starts to read block `unit` of the share, which exists, into the block `turn` bytes behind the first one.
+    /// Starts to read block `unit` of the share, if there is one, into the block `turn` bytes behind the first one.
     fn load(&self, k: &mut Kernel, unit: Reg<U32>, turn: Reg<U32>) {
+        let exists = k.compare(Cmp::Lt, unit, self.count);
+        k.if_(exists, "block_of_a", |k| self.load_existing(k, unit, turn));
+        if self.codes.is_none() {
+            // Also of nothing: what is waited for is counted from the end.
+            k.cp_async_commit();
+        }
+    }
+
+    fn load_existing(&self, k: &mut Kernel, unit: Reg<U32>, turn: Reg<U32>) {
         let there = self.within.map(|within| k.compare(Cmp::Lt, unit.cast::<S32>(), within));
         let Some(codes) = &self.codes else {
             for piece in &self.pieces {
@@ -188,7 +206,7 @@ impl Lane<'_> {
                     Some(bytes) => piece.guarded(k).cp_async_16_partial(to, from, bytes),
                 }
             }
-            return k.cp_async_commit();
+            return;
         };
         for ((piece, scale), next) in self.pieces.iter().zip(&codes.scales).zip(&codes.next) {
             let load = |k: &mut Kernel| {
@@ -212,37 +230,31 @@ impl Lane<'_> {
     /// Waits for block `unit` of the share. All who read the block before have done so.
     pub fn wait(&self, k: &mut Kernel, unit: Reg<U32>) {
         match &self.codes {
-            None => k.cp_async_wait(0),
+            None if self.barrier.is_some() => k.cp_async_wait(0),
+            None => k.cp_async_wait(self.blocks - 1),
             Some(codes) => {
                 for (piece, &[codes, scale]) in self.pieces.iter().zip(&codes.next) {
                     let values = decode(k, codes, scale.cast());
-                    let to = self.turn.map_or(piece.to, |(turn, _)| k.offset(piece.to, turn));
+                    let to = self.turn.map_or(piece.to, |turn| k.offset(piece.to, turn));
                     piece.guarded(k).st_vector(to, &values);
                 }
             }
         }
-        match self.turn {
+        match self.barrier.zip(self.turn) {
             None => k.warp_sync(),
-            Some((turn, barrier)) => {
+            Some((barrier, turn)) => {
                 k.bar_sync(barrier, 32 * self.config.row_groups());
-                let other = k.eval(turn ^ self.config.block_bytes());
-                self.load_next(k, unit, other);
+                let (next, other) = (k.eval(unit + 1), k.eval(turn ^ self.config.block_bytes()));
+                self.load(k, next, other);
             }
         }
-    }
-
-    /// Starts to read the block after `unit`, if there is one.
-    fn load_next(&self, k: &mut Kernel, unit: Reg<U32>, turn: Reg<U32>) {
-        let next = k.eval(unit + 1);
-        let more = k.compare(Cmp::Lt, next, self.count);
-        k.if_(more, "next_of_a", |k| self.load(k, next, turn));
     }
 
     /// The fragments of block `unit`, for each eight tokens.
     pub fn read(&self, k: &mut Kernel, unit: Reg<U32>) -> Vec<Fragments> {
         let from = match self.turn {
             None => self.from,
-            Some((turn, _)) => self.from.map(|from| k.offset(from, turn)),
+            Some(turn) => self.from.map(|from| k.offset(from, turn)),
         };
         let fragments = (0..self.config.token_groups())
             .map(|group| {
@@ -250,17 +262,18 @@ impl Lane<'_> {
                 [[low[0], low[1]], [low[2], low[3]], [high[0], high[1]], [high[2], high[3]]]
             })
             .collect();
-        if self.turn.is_none() {
+        if self.barrier.is_none() {
             k.warp_sync();
-            let same = k.mov::<U32>(0u32);
-            self.load_next(k, unit, same);
+            let turn = self.turn.unwrap_or_else(|| k.mov::<U32>(0u32));
+            let next = k.eval(unit + self.blocks);
+            self.load(k, next, turn);
         }
         fragments
     }
 
     /// On to the next block.
     pub fn advance(&self, k: &mut Kernel) {
-        if let Some((turn, _)) = self.turn {
+        if let Some(turn) = self.turn {
             k.to(turn).eval(turn ^ self.config.block_bytes());
         }
     }

@@ -302,10 +302,7 @@ fn operands_that_do_not_fit_are_refused_by_name() {
     );
     let odd = Output { c: DevicePtr(output.c.0 + 4), ..output };
     let text = message(config, 40, &FusedArgs { output: odd, ..args });
-    assert!(
-        text.starts_with("C is at 0x") && text.ends_with("on a multiple of 16 bytes"),
-        "{text}"
-    );
+    assert!(text.starts_with("C is at 0x") && text.ends_with("on a multiple of 16 bytes"), "{text}");
     let split = Config::Sm100(sm100a::config::Config { split_k: 2, ..FEATURES });
     assert_eq!(
         message(split, 40, &args),

@@ -2,9 +2,10 @@
 
 use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
 use dualgemm_device::{Device, DevicePtr, LaunchSpec};
-use dualgemm_formats::{BlockFormat, FloatMatrix, GlobalScale, QuantizedMatrix, ScaleLayout};
+use dualgemm_formats::{BlockFormat, FloatMatrix, FloatType, GlobalScale, QuantizedMatrix, ScaleLayout};
 use dualgemm_kernels::generic::expand::Codes;
 use dualgemm_kernels::generic::quantize::Floats;
+use half::{bf16, f16};
 
 /// A simulated H100 that checks everything; the first GPU of this machine if the variable DUALGEMM_TEST_DEVICE is
 /// `cuda`.
@@ -40,11 +41,34 @@ pub fn bytes_of(matrix: &FloatMatrix<'_>) -> Vec<u8> {
     }
 }
 
+/// Bytes of an element.
+pub fn size(ty: FloatType) -> usize {
+    if ty == FloatType::F32 { 4 } else { 2 }
+}
+
+/// The elements of such bytes.
+pub fn floats(bytes: &[u8], ty: FloatType) -> Vec<f32> {
+    let half = |b: &[u8]| [b[0], b[1]];
+    bytes
+        .chunks_exact(size(ty))
+        .map(|b| match ty {
+            FloatType::F32 => f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
+            FloatType::F16 => f16::from_le_bytes(half(b)).to_f32(),
+            FloatType::Bf16 => bf16::from_le_bytes(half(b)).to_f32(),
+        })
+        .collect()
+}
+
 /// A new allocation with these bytes.
 pub fn upload(gpu: &dyn Device, bytes: &[u8]) -> DevicePtr {
     let ptr = gpu.alloc(bytes.len()).unwrap();
     gpu.copy_to(ptr, bytes).unwrap();
     ptr
+}
+
+/// A new allocation with these floats.
+pub fn upload_f32s(gpu: &dyn Device, floats: &[f32]) -> DevicePtr {
+    upload(gpu, &floats.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>())
 }
 
 /// A new allocation filled with a byte that no result has throughout.

@@ -20,7 +20,7 @@ fn check(config: Config, out: FloatType, activation: Activation, (m, n, k): (usi
     let GateUp { gate, up, .. } = weights((n, k));
     let layout = config.scale_layout;
     let weights = GateUp::new(gate.with_scale_layout(layout), up.with_scale_layout(layout));
-    let size = if out == FloatType::F32 { 4 } else { 2 };
+    let size = size(out);
 
     let permute = Quantize::new(gpu, FloatType::F16, Sink::Permuted(FloatType::F16), false).unwrap();
     let a_pitch = 2 * k.next_multiple_of(SPAN);

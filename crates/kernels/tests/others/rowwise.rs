@@ -21,22 +21,6 @@ use crate::common::*;
 
 const HALVES: [FloatType; 2] = [FloatType::F16, FloatType::Bf16];
 
-fn size(ty: FloatType) -> usize {
-    if ty == FloatType::F32 { 4 } else { 2 }
-}
-
-fn floats(bytes: &[u8], ty: FloatType) -> Vec<f32> {
-    let half = |b: &[u8]| [b[0], b[1]];
-    bytes
-        .chunks_exact(size(ty))
-        .map(|b| match ty {
-            FloatType::F32 => f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
-            FloatType::F16 => f16::from_le_bytes(half(b)).to_f32(),
-            FloatType::Bf16 => bf16::from_le_bytes(half(b)).to_f32(),
-        })
-        .collect()
-}
-
 /// `code · scale` of every element.
 fn image(matrix: &QuantizedMatrix<'_>) -> Vec<f32> {
     let (m, k) = (matrix.rows(), matrix.k());
@@ -105,25 +89,10 @@ fn dequantization_rounds_the_scaled_value_once_more_exact() {
 
 /// Activations, and in the first rows what is hard: zeros of both signs, NaN, infinities, ties, subnormals, steps.
 fn hard_floats(ty: FloatType, m: usize, k: usize) -> FloatMatrix<'static> {
+    #[rustfmt::skip]
     let hard = [
-        0.0,
-        -0.0,
-        f32::NAN,
-        f32::INFINITY,
-        f32::NEG_INFINITY,
-        1e-38,
-        -3e-42,
-        6.0,
-        5.0,
-        3.5,
-        2.5,
-        1.75,
-        1.25,
-        0.75,
-        0.25,
-        -0.25,
-        65504.0,
-        -1e-7,
+        0.0, -0.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e-38, -3e-42, 6.0, 5.0, 3.5, 2.5, 1.75, 1.25, 0.75, 0.25,
+        -0.25, 65504.0, -1e-7,
     ];
     let base = Inputs::seeded(3).floats("a", FloatType::F32, m, k).unwrap();
     let value = |r: usize, c: usize| match (r, c / 16) {

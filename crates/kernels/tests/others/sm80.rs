@@ -14,7 +14,6 @@ use dualgemm_kernels::sm80::host::{Fused, FusedArgs};
 use dualgemm_kernels::sm90a::pack::Pack;
 use dualgemm_ptx::builder::HalfFormat;
 use dualgemm_sim::Card;
-use half::{bf16, f16};
 
 use crate::common::*;
 
@@ -30,22 +29,7 @@ pub fn weights((n, k): (usize, usize)) -> GateUp<'static> {
 
 /// Relative error of C's bytes, in the type `out`.
 pub fn error_of(bytes: &[u8], out: FloatType, want: &[f64], n: usize) -> f64 {
-    let half = |b: &[u8]| [b[0], b[1]];
-    match out {
-        FloatType::F32 => {
-            let c: Vec<f32> =
-                bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
-            Comparison::new(&c, want, n).unwrap().rel_l2
-        }
-        FloatType::F16 => {
-            let c: Vec<f16> = bytes.chunks_exact(2).map(|b| f16::from_le_bytes(half(b))).collect();
-            Comparison::new(&c, want, n).unwrap().rel_l2
-        }
-        FloatType::Bf16 => {
-            let c: Vec<bf16> = bytes.chunks_exact(2).map(|b| bf16::from_le_bytes(half(b))).collect();
-            Comparison::new(&c, want, n).unwrap().rel_l2
-        }
-    }
+    Comparison::new(&floats(bytes, out), want, n).unwrap().rel_l2
 }
 
 /// Most relative error of the type: rounding C alone is 0.7 of it.
@@ -67,7 +51,7 @@ fn check(
 ) {
     let mut inputs = Inputs::seeded(5);
     let ty = if compute == HalfFormat::F16 { FloatType::F16 } else { FloatType::Bf16 };
-    let size = if out == FloatType::F32 { 4 } else { 2 };
+    let size = size(out);
     let a = inputs.floats("a", ty, m, k).unwrap();
     let mut weights = weights((n, k));
     let pack = Pack::new(&weights).unwrap();
@@ -84,8 +68,7 @@ fn check(
     let mut output = Output::new(c, pack.alpha());
     if biased {
         let values: [Vec<f32>; 2] = [0.25f32, -0.5].map(|x| (0..n).map(|i| x + i as f32 * 0.01).collect());
-        output.bias = [&values[0], &values[1]]
-            .map(|bias| upload(gpu, &bias.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>()));
+        output.bias = [0, 1].map(|half| upload_f32s(gpu, &values[half]));
         output.alpha = output.alpha.map(|alpha| alpha * 4.0);
         output.a_scale = upload(gpu, &0.25f32.to_le_bytes());
         let [gate, up] = values;

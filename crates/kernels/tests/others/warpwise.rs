@@ -1,11 +1,16 @@
 //! The fused kernel for few tokens against the f64 reference.
 
-use dualgemm_bench::inputs::Inputs;
+use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
 use dualgemm_device::{Device, DevicePtr};
 use dualgemm_formats::quantize::Quantizer;
-use dualgemm_formats::{FloatMatrix, FloatType, GlobalScale, Matrix, Producer, ScaleLayout, Search};
-use dualgemm_gemm::{AOperand, Activation, Epilogue, reference};
+use dualgemm_formats::{
+    BlockFormat, FloatMatrix, FloatType, GlobalScale, Matrix, Producer, QuantizedMatrix, ScaleLayout, Search,
+};
+use dualgemm_gemm::{
+    AOperand, Activation, Bounded, Comparison, Epilogue, GateUp, Linear, bounded_reference, reference,
+};
 use dualgemm_kernels::parts::rows::{self, Out, Output};
+use dualgemm_kernels::parts::tiles::GroupArgs;
 use dualgemm_kernels::sm90a::pack::Pack;
 use dualgemm_kernels::warpwise::config::Config;
 use dualgemm_kernels::warpwise::fused::{A, Variant};
@@ -39,7 +44,8 @@ fn check(
     let pack = Pack::new(&weights).unwrap();
     let rows =
         rows::Variant { out: out(ty), bias: more, a_scale: more, ..rows::Variant::new(activation.program()) };
-    let variant = Variant { a, whole_blocks: k.is_multiple_of(64), rows: rows.for_features(n) };
+    let variant =
+        Variant { a, whole_blocks: k.is_multiple_of(64), linear: false, rows: rows.for_features(n) };
     let kernel = Fused::new(gpu, config, &variant).unwrap();
     let c = poisoned(gpu, m * n * size + 64);
     let mut output = Output::new(c, pack.alpha());
@@ -67,7 +73,8 @@ fn check(
         (weights.gate_bias, weights.up_bias) = (Some(gate.into()), Some(up.into()));
     }
     let weights_there = upload(gpu, pack.bytes());
-    let args = FusedArgs { size: (m, n, k), a, a_pitch, a_scales, weights: weights_there, output };
+    let args =
+        FusedArgs { size: (m, n, k), a, a_pitch, a_scales, weights: weights_there, groups: None, output };
     let mut spec = kernel.spec(&args).unwrap();
     assert_eq!(spec.grid[0], gpu.info().sm_count, "a CTA for each multiprocessor");
     // One without features will do: they simulate as slowly as the others.
@@ -105,11 +112,12 @@ fn an_nvfp4_c_of_few_tokens_is_its_f32_quantized_exact() {
     let pack_there = upload(gpu, pack.bytes());
     let launch = |out, bytes| {
         let rows = rows::Variant { out, ..rows::Variant::new(Activation::Silu.program()) };
-        let variant = Variant { a: F16, whole_blocks: true, rows: rows.for_features(n) };
+        let variant = Variant { a: F16, whole_blocks: true, linear: false, rows: rows.for_features(n) };
         let (c, scales) = (poisoned(gpu, bytes), poisoned(gpu, m * n / 16));
         let output = Output { scales, scale, ..Output::new(c, pack.alpha()) };
         let (a, a_pitch, a_scales) = (a.values, a.pitch, DevicePtr::NULL);
-        let args = FusedArgs { size: (m, n, k), a, a_pitch, a_scales, weights: pack_there, output };
+        let args =
+            FusedArgs { size: (m, n, k), a, a_pitch, a_scales, weights: pack_there, groups: None, output };
         let kernel = Fused::new(gpu, config, &variant).unwrap();
         run(gpu, &kernel.spec(&args).unwrap());
         let first = (read(gpu, c, bytes), read(gpu, scales, m * n / 16));
@@ -140,4 +148,110 @@ fn tails_and_types_of_the_kernel_for_few_tokens_close() {
     // Fewer blocks than warps.
     let config = Config { halves: 1, tokens: 1, k_groups: 16, chunks: 3 };
     check(gpu(), config, (F16, FloatType::F16), Activation::SWIGLU_OAI, (2, 40, 16), true);
+}
+
+/// Weights of each group, biased if `bias`; C in f32 of rows in groups of these sizes, or of one problem.
+fn check_groups(config: Config, (linear, bias): (bool, bool), sizes: &[u32], (n, k): (usize, usize)) {
+    let (gpu, what) = (gpu(), format!("{} linear: {linear} {sizes:?} {n}x{k}", config.name()));
+    let rows: Vec<u32> = (0..=sizes.len()).map(|g| sizes[..g].iter().sum()).collect();
+    let mut inputs = Inputs::seeded(17);
+    let mut matrix = |scale: f32| -> QuantizedMatrix<'static> {
+        let sets = (CodeSet::Full, ScaleSet::Unit);
+        inputs.quantized("w", BlockFormat::Nvfp4, (n, k), sets, GlobalScale::multiplier(scale)).unwrap()
+    };
+    let weights: Vec<GateUp<'_>> = (0..sizes.len())
+        .map(|group| {
+            let scale = 0.011 * (group % 7 + 1) as f32;
+            let biased = |x: f32| bias.then(|| (0..n).map(|i| x + group as f32 - i as f32 / 32.0).collect());
+            let (gate_bias, up_bias) = (biased(0.0), biased(1.0));
+            GateUp { gate_bias, up_bias, ..GateUp::new(matrix(scale), matrix(0.023)) }
+        })
+        .collect();
+    let layer = |of: &GateUp<'static>| Linear { weight: of.gate.clone(), bias: of.gate_bias.clone() };
+    let pack = |of| if linear { Pack::of_matrix(&layer(of).weight) } else { Pack::new(of) };
+    let packs: Vec<Pack> = weights.iter().map(|of| pack(of).unwrap()).collect();
+    let m = rows[sizes.len()] as usize;
+    let a = inputs.floats("a", FloatType::F16, m, k).unwrap();
+    let grouped = sizes.len() > 1;
+    let rows_of_c =
+        rows::Variant { out: Out::F32, bias, grouped, ..rows::Variant::new(Activation::Silu.program()) };
+    let variant =
+        Variant { a: F16, whole_blocks: k.is_multiple_of(64), linear, rows: rows_of_c.for_features(n) };
+    let kernel = Fused::new(gpu, config, &variant).unwrap();
+    let floats =
+        |values: Vec<f32>| upload(gpu, &values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>());
+    let c = poisoned(gpu, m * n * 4 + 64);
+    let mut output = Output::new(c, if grouped { [1.0; 2] } else { packs[0].alpha() });
+    if bias {
+        let gate = weights.iter().flat_map(|w| w.gate_bias.as_deref().unwrap()).copied();
+        let up = weights.iter().flat_map(|w| w.up_bias.as_deref().unwrap()).copied();
+        output.bias = [floats(gate.collect()), floats(up.collect())];
+    }
+    let groups = grouped.then(|| GroupArgs {
+        count: sizes.len(),
+        rows: upload(gpu, &rows.iter().flat_map(|row| row.to_le_bytes()).collect::<Vec<_>>()),
+        alphas: floats(packs.iter().flat_map(Pack::alpha).collect()),
+    });
+    let there = upload_floats(gpu, &a);
+    let (pitch, a_scales) = (there.pitch, DevicePtr::NULL);
+    let bytes: Vec<u8> = packs.iter().flat_map(|pack| pack.bytes().to_vec()).collect();
+    let weights_there = upload(gpu, &bytes);
+    let args = FusedArgs {
+        size: (m, n, k),
+        a: there.values,
+        a_pitch: pitch,
+        a_scales,
+        weights: weights_there,
+        groups,
+        output,
+    };
+    let mut spec = kernel.spec(&args).unwrap();
+    if !grouped {
+        let features = config.halves as usize * if linear { 32 } else { 16 };
+        assert_eq!(spec.grid[0], gpu.info().sm_count, "{what}: a CTA for each multiprocessor");
+        spec.grid[0] = n.div_ceil(features) as u32 + 1;
+    }
+    run(gpu, &spec);
+    let a = AOperand::Float(a);
+    let want = weights.iter().zip(rows.windows(2)).flat_map(|(weights, rows)| {
+        let rows = rows[0] as usize..rows[1] as usize;
+        match linear {
+            true => bounded_reference(&Epilogue::default(), &a, rows, &layer(weights)),
+            false => bounded_reference(&Epilogue::default(), &a, rows, weights),
+        }
+    });
+    let want: Vec<Bounded> = want.collect();
+    let got = read(gpu, c, m * n * 4 + 64);
+    let (values, guard) = got.split_at(m * n * 4);
+    let values: Vec<f32> = values.as_chunks().0.iter().copied().map(f32::from_le_bytes).collect();
+    let within = |(got, want): (&f32, &Bounded)| (f64::from(*got) - want.value).abs() <= want.error;
+    assert!(
+        values.iter().zip(&want).all(within),
+        "{what}: {:?}",
+        Comparison::new(&values, &want, n).unwrap()
+    );
+    assert!(guard.iter().all(|&byte| byte == 0xA5), "{what} wrote behind C");
+}
+
+#[test]
+fn linear_layers_of_few_tokens_close() {
+    let config = |halves, tokens, k_groups| Config { halves, tokens, k_groups, chunks: 2 };
+    check_groups(config(1, 2, 3), (true, true), &[2], (72, 448));
+    check_groups(config(3, 4, 2), (true, false), &[3], (104, 336));
+    check_groups(config(2, 8, 2), (true, false), &[11], (56, 208));
+    check_groups(config(4, 16, 2), (true, false), &[16], (132, 320));
+}
+
+#[test]
+fn rows_in_groups_of_few_tokens_close() {
+    let config = |halves, tokens, k_groups| Config { halves, tokens, k_groups, chunks: 2 };
+    for linear in [false, true] {
+        // Groups without rows at the start, within and at the end; more rows than a tile; more groups than a warp looks at
+        // at once.
+        check_groups(config(2, 2, 2), (linear, true), &[0, 3, 0, 0, 1, 2, 0], (40, 208));
+        check_groups(config(3, 8, 2), (linear, false), &[9, 1], (72, 320));
+    }
+    let mut many = vec![0; 300];
+    (many[7], many[255], many[256], many[299]) = (1, 2, 1, 3);
+    check_groups(config(1, 2, 1), (true, false), &many, (8, 16));
 }

@@ -199,9 +199,6 @@ impl<K> Variants<K> {
     }
 
     /// The kernel that the plan is for, of weights without biases: what makes it fail does so before the first call.
-    ///
-    /// # Errors
-    /// Those of `load`.
     pub(super) fn first(&self, load: impl FnOnce(bool, bool) -> Result<K, Error>) -> Result<&K, Error> {
         self.load(self.grouped, false, load)
     }

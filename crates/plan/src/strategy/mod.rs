@@ -154,9 +154,6 @@ pub trait Strategy: Debug + Sync {
 /// Calls share scratch memory, so they must be ordered: all on one stream, or streams made to wait for each other.
 pub trait Prepared: Debug + Send + Sync {
     /// What must happen once for weights before calls with them are recorded. Does nothing the second time.
-    ///
-    /// # Errors
-    /// If memory is lacking.
     fn warm(&self, weights: &Arc<DeviceWeights>) -> Result<(), Error> {
         let _ = weights;
         Ok(())
@@ -231,9 +228,6 @@ pub const STRATEGIES: &[&dyn Strategy] = &[
 ];
 
 /// Refuses what is not Hopper, for kernels of `sm_90a`.
-///
-/// # Errors
-/// Names the card.
 fn require_sm90a(strategy: &'static str, info: &DeviceInfo) -> Result<(), Error> {
     if (info.arch.major, info.arch.minor) == (9, 0) {
         return Ok(());
@@ -274,9 +268,6 @@ fn float_out(out: OutFormat) -> Option<FloatType> {
 }
 
 /// The strategy of that name.
-///
-/// # Errors
-/// Lists the names there are.
 pub fn strategy(name: &str) -> Result<&'static dyn Strategy, Error> {
     STRATEGIES.iter().copied().find(|s| s.name() == name).ok_or_else(|| Error::NoStrategy {
         found: name.into(),

@@ -122,9 +122,6 @@ impl Prologue {
     }
 
     /// Takes the memory that calls in so many groups need, or without groups.
-    ///
-    /// # Errors
-    /// If it does not fit.
     pub(super) fn reserve(&self, groups: Option<usize>) -> Result<DevicePtr, Error> {
         let format = match &self.kind {
             Kind::Codes { format, to_atoms } if groups.is_some() || to_atoms.single.is_some() => *format,

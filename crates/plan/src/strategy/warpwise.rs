@@ -2,8 +2,9 @@
 //! end of the kernel before. It reads the same pack, and nvfp4 activations as they are, without a kernel that expands them.
 
 use dualgemm_device::{DeviceInfo, DevicePtr, LaunchSpec};
-use dualgemm_gemm::{AFormat, DualGemmDesc, QuantizeA};
+use dualgemm_gemm::{AFormat, DualGemmDesc, Operation, QuantizeA};
 use dualgemm_kernels::parts::rows;
+use dualgemm_kernels::parts::tiles::GroupArgs;
 use dualgemm_kernels::warpwise::config::Config;
 use dualgemm_kernels::warpwise::fused::{A, Variant};
 use dualgemm_kernels::warpwise::host::{Fused as Kernel, FusedArgs};
@@ -18,7 +19,30 @@ use crate::{DeviceA, DeviceCall, Error, Gpu, GpuPlan, WeightForm, model};
 #[derive(Debug)]
 pub struct Warpwise;
 
+/// Most rows of a group on average: of more, weights are read too often.
+const GROUP_ROWS: usize = 4;
+
+/// Names of the configurations for so many tokens.
+fn of_tokens(tokens: usize) -> Vec<String> {
+    let fits = |config: &Config| config.tokens as usize == tokens;
+    Config::menu().filter(fits).map(|config| config.name()).collect()
+}
+
 impl Warpwise {
+    fn unsupported<T>(&self, reason: String) -> Result<T, Error> {
+        Err(Error::Unsupported { strategy: self.name(), reason })
+    }
+
+    /// The type of A if that is floats, of a problem that some kernel takes for few enough rows.
+    fn check(&self, desc: &DualGemmDesc, info: &DeviceInfo) -> Result<Option<HalfFormat>, Error> {
+        require_sm90a(self.name(), info)?;
+        match self.variant(desc) {
+            Ok((half, rows)) if rows.check(desc.n).is_ok() => Ok(half),
+            Ok(_) => self.unsupported(format!("C is nvfp4 of {} features, no multiple of 16", desc.n)),
+            Err(reason) => self.unsupported(reason),
+        }
+    }
+
     /// What the kernel makes of the sums, and its type of A if that is floats.
     fn variant(&self, desc: &DualGemmDesc) -> Result<(Option<HalfFormat>, rows::Variant), String> {
         let half = half_format(desc)?;
@@ -53,27 +77,51 @@ impl Strategy for Warpwise {
         true
     }
 
+    fn takes(&self, _: Operation) -> bool {
+        true
+    }
+
     fn kernels(&self, desc: &DualGemmDesc, info: &DeviceInfo) -> Result<Vec<String>, Error> {
-        require_sm90a(self.name(), info)?;
-        let unsupported = |reason: String| Err(Error::Unsupported { strategy: self.name(), reason });
-        let half = match self.variant(desc) {
-            Ok((half, rows)) if rows.check(desc.n).is_ok() => half,
-            Ok(_) => return unsupported(format!("C is nvfp4 of {} features, no multiple of 16", desc.n)),
-            Err(reason) => return unsupported(reason),
-        };
+        let half = self.check(desc, info)?;
         let most = Config::menu().filter(|config| half.is_some() || config.expands_codes());
         let most = most.map(|config| config.tokens as usize).max().unwrap_or(0);
         if desc.m > most {
-            return unsupported(format!("M = {}; of {} it takes up to {most} rows", desc.m, desc.a));
+            return self.unsupported(format!("M = {}; of {} it takes up to {most} rows", desc.m, desc.a));
         }
         // A tile no larger than it must be: rows beyond the last one are read again.
-        let tokens = desc.m.next_power_of_two().max(2);
-        let fits = |config: &Config| config.tokens as usize == tokens;
-        Ok(Config::menu().filter(fits).map(|config| config.name()).collect())
+        Ok(of_tokens(desc.m.next_power_of_two().max(2)))
+    }
+
+    fn grouped_kernels(
+        &self,
+        desc: &DualGemmDesc,
+        groups: usize,
+        info: &DeviceInfo,
+    ) -> Result<Vec<String>, Error> {
+        if self.check(desc, info)?.is_none() {
+            return self
+                .unsupported(format!("{groups} groups of rows in {}; it takes those of floats", desc.a));
+        }
+        if desc.m > GROUP_ROWS * groups {
+            let rows = desc.m / groups;
+            return self.unsupported(format!("groups of {rows} rows; it takes those of up to {GROUP_ROWS}"));
+        }
+        // Routers choose some experts more often than others: a tile holds twice the mean, so that few weights are read twice.
+        Ok(of_tokens((2 * desc.m).div_ceil(groups).next_power_of_two().max(2)))
     }
 
     fn estimate_us(&self, desc: &DualGemmDesc, info: &DeviceInfo, kernel: &str) -> Option<f64> {
-        Some(model::warpwise_us(desc, info, &Config::named(kernel).ok()?))
+        Some(model::warpwise_us(desc, 1, info, &Config::named(kernel).ok()?))
+    }
+
+    fn estimate_grouped_us(
+        &self,
+        desc: &DualGemmDesc,
+        groups: usize,
+        info: &DeviceInfo,
+        kernel: &str,
+    ) -> Option<f64> {
+        Some(model::warpwise_us(desc, groups, info, &Config::named(kernel).ok()?))
     }
 
     fn prepare(&self, gpu: &'static Gpu, plan: &GpuPlan) -> Result<Box<dyn Prepared>, Error> {
@@ -81,10 +129,11 @@ impl Strategy for Warpwise {
         let (half, rows) =
             self.variant(&desc).map_err(|reason| Error::Unsupported { strategy: self.name(), reason })?;
         let a = half.map_or(A::Nvfp4(plan.a_scale_layout), A::Half);
-        let variant = Variant { a, whole_blocks: desc.k.is_multiple_of(64), rows };
-        let kernels = Variants::new(false);
+        let linear = desc.op == Operation::Linear;
+        let variant = Variant { a, whole_blocks: desc.k.is_multiple_of(64), linear, rows };
+        let kernels = Variants::new(plan.groups > 1);
         let ready = Ready { gpu, desc, config: Config::named(&plan.kernel)?, variant, kernels };
-        ready.kernels.first(|_, bias| ready.load(bias))?;
+        ready.kernels.first(|grouped, bias| ready.load(grouped, bias))?;
         Ok(Launched::prepared(gpu, ready))
     }
 }
@@ -99,20 +148,20 @@ struct Ready {
 }
 
 impl Ready {
-    fn load(&self, bias: bool) -> Result<Kernel<'static>, Error> {
-        let rows = rows::Variant { bias, ..self.variant.rows.clone() };
+    fn load(&self, grouped: bool, bias: bool) -> Result<Kernel<'static>, Error> {
+        let rows = rows::Variant { grouped, bias, ..self.variant.rows.clone() };
         Ok(Kernel::new(self.gpu, self.config, &Variant { rows, ..self.variant.clone() })?)
     }
 }
 
 impl Kernels for Ready {
     fn warm(&self, weights: Weights<'_>) -> Result<(), Error> {
-        self.kernels.get(weights, |_, bias| self.load(bias)).map(drop)
+        self.kernels.get(weights, |grouped, bias| self.load(grouped, bias)).map(drop)
     }
 
     fn specs(&self, call: &DeviceCall, weights: Weights<'_>) -> Result<Vec<LaunchSpec>, Error> {
-        let &DualGemmDesc { n, k, epilogue, .. } = &self.desc;
-        let kernel = self.kernels.get(weights, |_, bias| self.load(bias))?;
+        let &DualGemmDesc { n, k, op, epilogue, .. } = &self.desc;
+        let kernel = self.kernels.get(weights, |grouped, bias| self.load(grouped, bias))?;
         let (a, a_pitch, a_scales, a_scale) = match (call.a, self.variant.a) {
             (DeviceA::Float { values, pitch }, A::Half(_)) => (values, pitch, DevicePtr::NULL, 1.0),
             (DeviceA::Nvfp4 { codes, scales, global_scale }, A::Nvfp4(_)) => (codes, 0, scales, global_scale),
@@ -123,8 +172,14 @@ impl Kernels for Ready {
         };
         let to = Destination::of(call, &self.desc)?;
         let output = weights.output(&to, &epilogue, a_scale, DevicePtr::NULL)?;
-        let weights = weights.one()?.packed(self.desc.op)?;
-        let args = FusedArgs { size: (call.m, n, k), a, a_pitch, a_scales, weights, output };
+        let (weights, groups) = match weights {
+            Weights::One(weights) => (weights.packed(op)?, None),
+            Weights::Groups(experts, rows) => {
+                let groups = GroupArgs { count: experts.count(), rows, alphas: experts.alphas() };
+                (experts.packed(op)?.0, Some(groups))
+            }
+        };
+        let args = FusedArgs { size: (call.m, n, k), a, a_pitch, a_scales, weights, groups, output };
         Ok(vec![kernel.spec(&args)?])
     }
 }

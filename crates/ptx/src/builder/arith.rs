@@ -32,7 +32,7 @@ pub trait Bits: RegType {
 }
 
 /// An integer with one of twice its width, which a full product gives.
-pub trait Wide: Integer {
+pub trait DoubleWidth: Integer {
     /// The product's type.
     type Product: Integer;
 }
@@ -65,16 +65,16 @@ kinds! {
     bits: Pred Pred B16 B16 B32 B32 B64 B64
 }
 
-impl Wide for U16 {
+impl DoubleWidth for U16 {
     type Product = U32;
 }
-impl Wide for S16 {
+impl DoubleWidth for S16 {
     type Product = S32;
 }
-impl Wide for U32 {
+impl DoubleWidth for U32 {
     type Product = U64;
 }
-impl Wide for S32 {
+impl DoubleWidth for S32 {
     type Product = S64;
 }
 
@@ -137,7 +137,7 @@ instructions! {
         = format!("bfe.{}", T::TYPE);
 
     /// The full product.
-    mul_wide<T: Wide>(a: Reg<T>, b: impl Src<T>) -> T::Product = format!("mul.wide.{}", T::TYPE);
+    mul_wide<T: DoubleWidth>(a: Reg<T>, b: impl Src<T>) -> T::Product = format!("mul.wide.{}", T::TYPE);
     /// `bfi`: `b` with its bits from `pos` on, `len` of them, replaced by the low bits of `a`.
     bit_insert<T: Bits>(a: Reg<T>, b: impl Src<T>, pos: impl Src<U32>, len: impl Src<U32>) -> T
         = format!("bfi.{}", T::BITS);

@@ -1,6 +1,6 @@
 //! Integer arithmetic as formulas: `row * pitch + (column << 1)` in place of one call and one name for each instruction.
 
-use super::arith::{Bits, Integer, Ordered, Wide};
+use super::arith::{Bits, DoubleWidth, Integer, Ordered};
 use super::reg::{Reg, RegType, Src, U32};
 use super::{Kernel, Value};
 use crate::ast::Operand;
@@ -166,7 +166,7 @@ pub trait Formula<T: RegType>: Into<Expr<T>> {
     /// The product in twice the width.
     fn mul_wide(self, b: impl Into<Expr<T>>) -> Expr<T::Product>
     where
-        T: Wide,
+        T: DoubleWidth,
     {
         Expr::apply(format!("mul.wide.{}", T::TYPE), vec![self.into().node, b.into().node])
     }
@@ -174,7 +174,7 @@ pub trait Formula<T: RegType>: Into<Expr<T>> {
     /// The same number in twice the width.
     fn widen(self) -> Expr<T::Product>
     where
-        T: Wide,
+        T: DoubleWidth,
     {
         Expr::apply(format!("cvt.{}.{}", T::Product::TYPE, T::TYPE), vec![self.into().node])
     }

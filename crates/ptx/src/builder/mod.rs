@@ -75,7 +75,7 @@ mod tma;
 mod wgmma;
 
 pub use addr::{Addr, AddrSpace, Cluster, Generic, Global, Shared, Tmem};
-pub use arith::{Bits, Cmp, Float, Integer, Number, Ordered, Wide};
+pub use arith::{Bits, Cmp, DoubleWidth, Float, Integer, Number, Ordered};
 pub use control::{Redux, Shuffle, Special};
 pub use expr::{Expr, Formula};
 pub use flow::Loop;

@@ -27,35 +27,21 @@ impl Row {
     /// Instructions that together use every modifier of the row, and every combination if these are few.
     pub fn samples(&'static self) -> Vec<Sample> {
         let Ok(pattern) = parse(self.form) else { return Vec::new() };
-        let (mut full, mut one) = (Vec::new(), Vec::new());
-        expand(&pattern.parts, &mut full, FULL);
-        let spelled = match full.len() {
-            n if n <= FULL => &full,
-            _ => {
-                one_at_a_time(&pattern.parts, &mut one);
-                &one
-            }
-        };
+        let full = expand(&pattern.parts, FULL);
+        let spelled = if full.len() <= FULL { full } else { one_at_a_time(&pattern.parts) };
+        let optional = pattern.slots.iter().filter(|(p, _)| *p == Presence::May).count();
         let mut samples = Vec::new();
-        for (modifiers, letters) in spelled {
-            let optional = pattern.slots.iter().filter(|(p, _)| *p == Presence::May).count();
+        for (modifiers, letters) in &spelled {
             for extra in 0..=optional {
+                let mut left = extra;
+                let mut wanted = |presence: &Presence| match presence {
+                    Presence::Always => true,
+                    Presence::If(flag) => letters.present.contains(flag),
+                    Presence::May => left.checked_sub(1).map(|less| left = less).is_some(),
+                };
                 let mut numbers = Numbering::default();
-                let mut operands = Vec::new();
-                let mut optional_used = 0;
-                for (presence, slot) in &pattern.slots {
-                    let wanted = match presence {
-                        Presence::Always => true,
-                        Presence::If(flag) => letters.present.contains(flag),
-                        Presence::May => {
-                            optional_used += 1;
-                            optional_used <= extra
-                        }
-                    };
-                    if wanted {
-                        operands.push(numbers.operand(slot, letters));
-                    }
-                }
+                let slots = pattern.slots.iter().filter(|(presence, _)| wanted(presence));
+                let operands = slots.map(|(_, slot)| numbers.operand(slot, letters)).collect();
                 let modifiers = modifiers.iter().map(|m| Name::from(m.as_str()));
                 let instruction = Instruction::new(&pattern.root, modifiers, operands);
                 samples.push(Sample { row: self, instruction });
@@ -181,41 +167,38 @@ fn kernel(name: &str, samples: Vec<Statement>) -> Function {
     }
 }
 
+/// Modifiers, and what they bind.
 type Spelled = (Vec<String>, Letters);
 
 /// Every combination, or more than `limit` of them if there are more.
-fn expand(parts: &[Part], out: &mut Vec<Spelled>, limit: usize) {
-    *out = vec![(Vec::new(), Letters::default())];
+fn expand(parts: &[Part], limit: usize) -> Vec<Spelled> {
+    let mut list = vec![Spelled::default()];
     for part in parts {
-        let mut next = Vec::new();
-        for (modifiers, letters) in out.iter() {
-            match part {
-                Part::Modifier(pieces) => {
-                    for (text, letters) in spellings(pieces, letters) {
-                        let mut modifiers = modifiers.clone();
-                        modifiers.push(text);
-                        next.push((modifiers, letters));
-                    }
-                }
-                Part::Optional(flag, inner) => {
-                    next.push((modifiers.clone(), letters.clone()));
-                    let mut options = Vec::new();
-                    expand(inner, &mut options, limit);
-                    for (more, inner) in options {
-                        let mut modifiers = modifiers.clone();
-                        modifiers.extend(more);
-                        let mut letters = letters.clone();
-                        letters.bound.extend(inner.bound);
-                        letters.present.extend(inner.present);
-                        letters.present.extend(flag);
-                        next.push((modifiers, letters));
-                    }
-                }
-            }
+        list = list.iter().flat_map(|before| options(part, before, limit)).collect();
+        if list.len() > limit {
+            break;
         }
-        *out = next;
-        if out.len() > limit {
-            return;
+    }
+    list
+}
+
+/// What becomes of what is spelled before a part; of an optional one nothing first.
+fn options(part: &Part, before: &Spelled, limit: usize) -> Vec<Spelled> {
+    let (modifiers, letters) = before;
+    let with = |more: &[String], letters| ([modifiers, more].concat(), letters);
+    match part {
+        Part::Modifier(pieces) => {
+            spellings(pieces, letters).into_iter().map(|(text, letters)| with(&[text], letters)).collect()
+        }
+        Part::Optional(flag, inner) => {
+            let more = expand(inner, limit).into_iter().map(|(more, inner)| {
+                let mut letters = letters.clone();
+                letters.bound.extend(inner.bound);
+                letters.present.extend(inner.present);
+                letters.present.extend(flag);
+                with(&more, letters)
+            });
+            std::iter::once(before.clone()).chain(more).collect()
         }
     }
 }
@@ -223,61 +206,35 @@ fn expand(parts: &[Part], out: &mut Vec<Spelled>, limit: usize) {
 fn spellings(pieces: &[Piece], letters: &Letters) -> Vec<(String, Letters)> {
     let mut list = vec![(String::new(), letters.clone())];
     for piece in pieces {
-        let mut next = Vec::new();
-        for (text, letters) in &list {
-            match piece {
-                Piece::Text(more) => next.push((format!("{text}{more}"), letters.clone())),
-                Piece::Again(letter) => {
-                    next.push((
-                        format!("{text}{}", letters.get(*letter).unwrap_or_default()),
-                        letters.clone(),
-                    ));
-                }
-                Piece::Choice(letter, options) => {
-                    for option in options {
-                        let mut letters = letters.clone();
-                        if let Some(letter) = letter {
-                            letters.bound.push((*letter, option.clone()));
-                        }
-                        next.push((format!("{text}{option}"), letters));
-                    }
-                }
+        let spelled = |(text, letters): &(String, Letters)| match piece {
+            Piece::Text(more) => vec![(format!("{text}{more}"), letters.clone())],
+            Piece::Again(letter) => {
+                let again = letters.get(*letter).unwrap_or_default();
+                vec![(format!("{text}{again}"), letters.clone())]
             }
-        }
-        list = next;
+            Piece::Choice(letter, options) => {
+                let choose = |option: &String| {
+                    let mut letters = letters.clone();
+                    letters.bound.extend(letter.map(|letter| (letter, option.clone())));
+                    (format!("{text}{option}"), letters)
+                };
+                options.iter().map(choose).collect()
+            }
+        };
+        list = list.iter().flat_map(spelled).collect();
     }
     list
 }
 
 /// The first spelling with every option absent, and each single departure from it.
-fn one_at_a_time(parts: &[Part], out: &mut Vec<Spelled>) {
+fn one_at_a_time(parts: &[Part]) -> Vec<Spelled> {
+    let mut out = Vec::new();
     for varied in 0..parts.len() {
-        let mut list = vec![(Vec::new(), Letters::default())];
+        let mut list = vec![Spelled::default()];
         for (i, part) in parts.iter().enumerate() {
-            let mut next = Vec::new();
-            for (modifiers, letters) in &list {
-                let mut options = Vec::new();
-                match part {
-                    Part::Modifier(pieces) => {
-                        let all = spellings(pieces, letters);
-                        options.extend(all.into_iter().map(|(text, letters)| (vec![text], letters)));
-                    }
-                    Part::Optional(..) => {
-                        expand(std::slice::from_ref(part), &mut options, usize::MAX);
-                        for (_, inner) in &mut options {
-                            inner.bound.splice(0..0, letters.bound.iter().cloned());
-                            inner.present.extend(letters.present.iter().copied());
-                        }
-                    }
-                }
-                let take = if i == varied { options.len() } else { 1 };
-                for (more, letters) in options.into_iter().take(take) {
-                    let mut modifiers: Vec<String> = modifiers.clone();
-                    modifiers.extend(more);
-                    next.push((modifiers, letters));
-                }
-            }
-            list = next;
+            let most = if i == varied { usize::MAX } else { 1 };
+            let spelled = |before| options(part, before, usize::MAX).into_iter().take(most);
+            list = list.iter().flat_map(spelled).collect();
         }
         for spelled in list {
             if !out.contains(&spelled) {
@@ -285,6 +242,7 @@ fn one_at_a_time(parts: &[Part], out: &mut Vec<Spelled>) {
             }
         }
     }
+    out
 }
 
 /// Hands out distinct registers within one instruction.
@@ -295,16 +253,9 @@ struct Numbering {
 
 impl Numbering {
     fn register(&mut self, ty: Type) -> Name {
-        let pool = POOLS
-            .iter()
-            .position(|(t, ..)| {
-                *t == ty
-                    || ty.bits() == t.bits()
-                        && !matches!(t, Type::F32 | Type::F64)
-                        && ty != Type::F32
-                        && ty != Type::F64
-            })
-            .unwrap_or(0);
+        let float = |ty| matches!(ty, Type::F32 | Type::F64);
+        let like = |pool: Type| pool == ty || pool.bits() == ty.bits() && !float(pool) && !float(ty);
+        let pool = POOLS.iter().position(|(pool, ..)| like(*pool)).unwrap_or(0);
         let (_, prefix, count) = POOLS[pool];
         let n = self.used[pool] % count;
         self.used[pool] += 1;

@@ -8,19 +8,20 @@ use std::collections::hash_map::Entry;
 use std::fmt;
 use std::path::Path;
 
-use anyhow::{Context as _, bail};
-use dualgemm::GpuId;
+use anyhow::Context as _;
 use dualgemm::check::{RowSample, reference_rows};
 use dualgemm::device::Device as _;
 use dualgemm::gemm::{AOperand, DualGemmDesc, GateUp};
 use dualgemm::strategies::measure::{self, CardLimits, Problem, Protocol, Sets};
 use dualgemm::strategies::{Error, Gpu, GpuOptions, GpuPlan, STRATEGIES, WeightForm, strategy};
+use dualgemm::{AnyDesc, GpuId, Target};
 use dualgemm_bench::report::{NamedRoofline, Subject};
 use dualgemm_bench::{Report, Roofline, Row, Shape, plot};
 use serde::Serialize;
 
-use super::operands::{activations, product as desc, weights};
+use super::operands::{self, activations, weights};
 use super::{BenchArgs, REFERENCE_BUDGET};
+use crate::args::OpArg;
 use crate::command::Verdict;
 use crate::files::write_whole;
 use crate::machine;
@@ -109,27 +110,40 @@ pub(super) fn run(
     let (mut rows, mut left_out) = (Vec::new(), Vec::new());
     let bar = output.progress("bench", shapes.len() * args.a_format.len() * wanted.len());
     for &shape in shapes {
-        let descs = args.a_format.iter().map(|&a| desc(shape, a, args.out_dtype)).collect::<Vec<_>>();
-        descs.iter().try_for_each(DualGemmDesc::check).with_context(|| format!("--shapes {shape}"))?;
+        let descs = args.a_format.iter().map(|&a| operands::desc(args, shape, a)).collect::<Vec<_>>();
+        descs.iter().try_for_each(AnyDesc::check).with_context(|| format!("--shapes {shape}"))?;
+        let Some(first) = descs.first() else { continue };
+        let operands = match args.op {
+            OpArg::GateUp => None,
+            _ => Some(operands::Operands::new(first, shape)?),
+        };
         let weights = weights(shape)?;
-        for desc in descs {
-            let operands = Operands::new(desc, &weights, !args.no_check)?;
-            let problem = operands.problem(&weights);
+        for desc in &descs {
+            let pair = match operands {
+                Some(_) => None,
+                None => Some(Operands::new(*desc.first(), &weights, !args.no_check)?),
+            };
+            let problem = pair.as_ref().map(|operands| operands.problem(&weights));
             let mut sets: HashMap<WeightForm, Sets> = HashMap::new();
             for &name in &wanted {
                 bar.inc(1);
-                match one(gpu, &problem, name, &mut sets, protocol) {
-                    Ok((plan, measured)) => {
-                        let subject = subject(gpu, name, &plan);
-                        rows.push(Row::new(subject, &desc, &roofline, measured.timing, measured.rel_l2));
+                let row = match (&operands, &problem) {
+                    (Some(operands), _) => {
+                        let options = GpuOptions { strategy: name.map(Into::into), ..GpuOptions::default() };
+                        let names =
+                            [gpu.info().name.clone(), gpu.driver().into(), name.unwrap_or("auto").into()];
+                        operands.measure(args, desc, &Target::Gpu(id.clone(), options), names, &roofline)
                     }
-                    Err(Error::Wrong { kernel, problem, rel_l2 }) => {
-                        bail!(Error::Wrong { kernel, problem, rel_l2 })
+                    (None, Some(problem)) => one(gpu, problem, name, &mut sets, (protocol, &roofline)),
+                    (None, None) => continue,
+                };
+                match row {
+                    Ok(row) => rows.push(row),
+                    Err(reason) if wanted.len() > 1 && !is_wrong(&reason) => {
+                        let strategy = name.unwrap_or("auto");
+                        left_out.push(format!("{shape} A {}, {strategy}: {reason}", desc.first().a));
                     }
-                    Err(reason) if wanted.len() > 1 => {
-                        left_out.push(format!("{shape} A {}, {}: {reason}", desc.a, name.unwrap_or("auto")));
-                    }
-                    Err(reason) => return crate::gpu::supported(Err(reason.into())),
+                    Err(reason) => return Err(reason),
                 }
             }
         }
@@ -146,22 +160,31 @@ pub(super) fn run(
     Ok(Verdict::Right)
 }
 
+/// A wrong result ends the benchmark, whatever else there is to measure.
+fn is_wrong(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(dualgemm::Error::Gpu(Error::Wrong { .. })))
+}
+
+/// Gate and up: strategies, which are many, share weights in the memory of the card.
 fn one(
     gpu: &'static Gpu,
     problem: &Problem<'_>,
     name: Option<&str>,
     sets: &mut HashMap<WeightForm, Sets>,
-    protocol: Protocol,
-) -> Result<(GpuPlan, measure::Measured), Error> {
-    let options = GpuOptions { strategy: name.map(Into::into), ..GpuOptions::default() };
-    let plan = GpuPlan::new(&problem.desc, gpu, &options)?;
-    let form = plan.weight_form()?;
-    let sets = match sets.entry(form) {
-        Entry::Occupied(made) => made.into_mut(),
-        Entry::Vacant(room) => room.insert(Sets::new(gpu, problem, &plan)?),
+    (protocol, roofline): (Protocol, &Roofline),
+) -> anyhow::Result<Row> {
+    let mut measure = || {
+        let options = GpuOptions { strategy: name.map(Into::into), ..GpuOptions::default() };
+        let plan = GpuPlan::new(&problem.desc, gpu, &options)?;
+        let form = plan.weight_form()?;
+        let sets = match sets.entry(form) {
+            Entry::Occupied(made) => made.into_mut(),
+            Entry::Vacant(room) => room.insert(Sets::new(gpu, problem, &plan)?),
+        };
+        let measured = measure::measure(gpu, problem, &plan, sets, protocol)?;
+        Ok(Row::new(subject(gpu, name, &plan), &problem.desc, roofline, measured.timing, measured.rel_l2))
     };
-    let measured = measure::measure(gpu, problem, &plan, sets, protocol)?;
-    Ok((plan, measured))
+    crate::gpu::supported(measure())
 }
 
 fn subject(gpu: &Gpu, name: Option<&str>, plan: &GpuPlan) -> Subject {

@@ -1,25 +1,24 @@
-//! Operands of a shape, drawn with a seed, and their measurement on a processor.
+//! Operands of a shape, drawn with a seed, and their measurement: of every operation on a processor, and on a GPU of those
+//! that are not gate and up alone.
 
 use std::time::Duration;
 
-use anyhow::bail;
 use dualgemm::check::{RowSample, bounded_runs, mixture_rows, mlp_rows};
-use dualgemm::cpu::CpuOptions;
 use dualgemm::formats::{BlockFormat, FloatType, GlobalScale, QuantizedMatrix, ScaleLayout};
 use dualgemm::gemm::{
     AFormat, AOperand, Bounded, DualGemmDesc, GateUp, GatedMlp, Linear, MlpDesc, OutFormat, OutScale,
     RouterWeights,
 };
-use dualgemm::{MixtureDesc, MlpPlan, PackedMlp, Target};
+use dualgemm::{AnyDesc, AnyPlan, AnyWeights, Error, MixtureDesc, OwnedMatrix, Target};
 use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
 use dualgemm_bench::report::Subject;
 use dualgemm_bench::{Protocol, Roofline, Row, Shape};
 
 use super::{BenchArgs, CacheArg, REFERENCE_BUDGET};
 use crate::args::{AFormatArg, OpArg, OutFormatArg};
-use crate::computation::{Desc, Packed, Planned, Routed};
-use crate::machine::{self, Machine};
-use crate::result::OwnedResult;
+use crate::computation::{Costs as _, Routed, kernels};
+use crate::machine;
+use crate::result::matrix_of;
 use crate::routing::OwnedRouting;
 use crate::tolerance::{Statement, Tolerance};
 
@@ -61,23 +60,23 @@ fn out_format(out: OutFormatArg) -> OutFormat {
 }
 
 /// The operation on a shape.
-pub(super) fn desc(args: &BenchArgs, shape: Shape, a: AFormatArg) -> Desc {
+pub(super) fn desc(args: &BenchArgs, shape: Shape, a: AFormatArg) -> AnyDesc {
     let (product, out) = (product(shape, a, args.out_dtype), out_format(args.out_dtype));
     let mlp = || {
         let between = out_format(args.between.unwrap_or(OutFormatArg::Bf16));
         MlpDesc::new(DualGemmDesc { out: between, ..product }, shape.k, BlockFormat::Nvfp4, out)
     };
     match args.op {
-        OpArg::GateUp => Desc::Product(product),
+        OpArg::GateUp => AnyDesc::Product(product),
         OpArg::Linear => {
             let linear = DualGemmDesc::linear(shape.m, shape.n, shape.k, product.a, product.b);
-            Desc::Product(DualGemmDesc { out, ..linear })
+            AnyDesc::Product(DualGemmDesc { out, ..linear })
         }
-        OpArg::Mlp => Desc::Mlp(mlp()),
+        OpArg::Mlp => AnyDesc::Mlp(mlp()),
         OpArg::Moe => {
             let (experts, top_k) = (args.experts.into(), args.top_k.into());
-            let routed = MixtureDesc { mlp: mlp(), experts, top_k, router: RouterWeights::Output };
-            Desc::Mixture { routed, shared: None }
+            let router = RouterWeights::Output;
+            AnyDesc::Mixture(MixtureDesc { mlp: mlp(), experts, top_k, router, shared: None })
         }
     }
 }
@@ -113,7 +112,7 @@ pub(in crate::command) fn activations(desc: &DualGemmDesc) -> anyhow::Result<AOp
 }
 
 /// Sets of packed weights that take turns.
-fn sets(desc: &Desc, cache: CacheArg) -> usize {
+fn sets(desc: &AnyDesc, cache: CacheArg) -> usize {
     match cache {
         CacheArg::Cold => BEYOND_CACHES.div_ceil(packed_bytes(desc) as usize).max(1),
         CacheArg::Warm => 1,
@@ -121,19 +120,19 @@ fn sets(desc: &Desc, cache: CacheArg) -> usize {
 }
 
 /// Bytes of all weights of a problem, packed.
-fn packed_bytes(desc: &Desc) -> f64 {
+fn packed_bytes(desc: &AnyDesc) -> f64 {
     desc.packed_bytes(match desc {
-        Desc::Mixture { routed, .. } => Routed { rows: 0, experts: routed.experts },
+        AnyDesc::Mixture(desc) => Routed { rows: 0, experts: desc.experts },
         _ => Routed::default(),
     })
 }
 
 /// Bytes of memory that a problem which was checked takes at least: weights and their packs, A in f32 as it is drawn and as
 /// the kernels take it, C.
-pub(super) fn memory(desc: &Desc, cache: CacheArg) -> f64 {
+pub(super) fn memory(desc: &AnyDesc, cache: CacheArg) -> f64 {
     let (first, last) = (desc.first(), desc.last());
-    let (m, top_k) = (first.m as f64, if let Desc::Mixture { routed, .. } = desc { routed.top_k } else { 1 });
-    let between = if desc.between().is_some() { m * top_k as f64 * first.n as f64 * 2.0 } else { 0.0 };
+    let m = first.m as f64;
+    let between = if desc.between().is_some() { m * desc.top_k() as f64 * first.n as f64 * 2.0 } else { 0.0 };
     packed_bytes(desc) * (1 + sets(desc, cache)) as f64
         + m * first.k as f64 * 8.0
         + m * last.n as f64 * 2.0
@@ -155,7 +154,7 @@ pub(super) struct Operands {
 }
 
 impl Operands {
-    pub(super) fn new(desc: &Desc, shape: Shape) -> anyhow::Result<Self> {
+    pub(super) fn new(desc: &AnyDesc, shape: Shape) -> anyhow::Result<Self> {
         let mut inputs = Inputs::seeded(SEED);
         let mlp = |inputs: &mut Inputs| -> anyhow::Result<GatedMlp<'static>> {
             let gate_up = gate_up(inputs, shape)?;
@@ -163,14 +162,14 @@ impl Operands {
         };
         let mut routings = Vec::new();
         let weights = match desc {
-            Desc::Product(desc) if desc.op == dualgemm::gemm::Operation::Linear => {
+            AnyDesc::Product(desc) if desc.op == dualgemm::gemm::Operation::Linear => {
                 Weights::Linear(Linear::new(matrix(&mut inputs, "linear", shape.n, shape.k)?))
             }
-            Desc::Product(_) => Weights::GateUp(gate_up(&mut inputs, shape)?),
-            Desc::Mlp(_) => Weights::Mlp(mlp(&mut inputs)?),
-            Desc::Mixture { routed, .. } => {
-                let numbers: Vec<usize> = (0..routed.experts).collect();
-                let draw = |seed| OwnedRouting::seeded(shape.m, &numbers, routed.top_k, seed);
+            AnyDesc::Product(_) => Weights::GateUp(gate_up(&mut inputs, shape)?),
+            AnyDesc::Mlp(_) => Weights::Mlp(mlp(&mut inputs)?),
+            AnyDesc::Mixture(desc) => {
+                let numbers: Vec<usize> = (0..desc.experts).collect();
+                let draw = |seed| OwnedRouting::seeded(shape.m, &numbers, desc.top_k, seed);
                 routings = (0..ROUTINGS).map(draw).collect::<Result<_, _>>()?;
                 Weights::Mixture(
                     numbers.iter().map(|_| Ok(Some(mlp(&mut inputs)?))).collect::<anyhow::Result<_>>()?,
@@ -187,56 +186,61 @@ impl Operands {
         Routed { rows: mean(|r| r.rows), experts: mean(|r| r.experts) }
     }
 
-    fn pack(&self, planned: &Planned) -> anyhow::Result<Packed> {
-        let mlp = |plan: &MlpPlan, mlp: &GatedMlp<'_>| plan.prepack(mlp);
-        Ok(match (&self.weights, planned) {
-            (Weights::GateUp(weights), Planned::Product(plan)) => Packed::Product(plan.prepack(weights)?),
-            (Weights::Linear(weights), Planned::Product(plan)) => Packed::Product(plan.prepack(weights)?),
-            (Weights::Mlp(weights), Planned::Mlp(plan)) => Packed::Mlp(mlp(plan, weights)?),
-            (Weights::Mixture(experts), Planned::Mixture { routed: plan, .. }) => {
-                let pack = |expert: &Option<GatedMlp<'_>>| {
-                    expert.as_ref().map(|weights| mlp(&plan.mlp, weights)).transpose()
-                };
-                let routed: Result<Vec<Option<PackedMlp>>, _> = experts.iter().map(pack).collect();
-                Packed::Mixture { routed: routed?, shared: None }
+    fn pack(&self, plan: &AnyPlan) -> Result<AnyWeights, Error> {
+        Ok(match (&self.weights, plan) {
+            (Weights::GateUp(weights), AnyPlan::Product(plan)) => AnyWeights::Product(plan.prepack(weights)?),
+            (Weights::Linear(weights), AnyPlan::Product(plan)) => AnyWeights::Product(plan.prepack(weights)?),
+            (Weights::Mlp(weights), AnyPlan::Mlp(plan)) => AnyWeights::Mlp(plan.prepack(weights)?),
+            (Weights::Mixture(experts), AnyPlan::Mixture(plan)) => {
+                AnyWeights::Mixture(plan.prepack(experts.iter().cloned().map(Ok::<_, Error>), None)?)
             }
             _ => unreachable!("the plan is made of these operands' description"),
         })
     }
 
-    pub(super) fn measure(&self, args: &BenchArgs, desc: &Desc, roofline: &Roofline) -> anyhow::Result<Row> {
-        let options = CpuOptions { isa: args.isa, ..CpuOptions::default() };
-        let planned = Planned::new(desc, &Target::Cpu(options))?;
-        let sets = vec![self.pack(&planned)?; sets(desc, args.cache)];
+    /// `device` and how it is driven are what reports call them.
+    pub(super) fn measure(
+        &self,
+        args: &BenchArgs,
+        desc: &AnyDesc,
+        target: &Target,
+        [device, driver, strategy]: [String; 3],
+        roofline: &Roofline,
+    ) -> anyhow::Result<Row> {
+        let plan = crate::gpu::supported(AnyPlan::new(desc, target))?;
+        // A GPU makes its own copies of them.
+        let count = if matches!(target, Target::Cpu(_)) { sets(desc, args.cache) } else { 1 };
+        let sets = vec![self.pack(&plan)?; count];
         let a = activations(desc.first())?;
-        let mut c = OwnedResult::zeroed(desc.last());
-        let mut running = planned.runner()?;
-        let protocol = if args.smoke {
+        let mut c = OwnedMatrix::of_c("C", desc.last())?;
+        let mut running = plan.runner()?;
+        let protocol = if args.smoke || !matches!(target, Target::Cpu(_)) {
             Protocol::SMOKE
         } else {
             Protocol { budget: Duration::from_secs_f64(args.budget), ..Protocol::default() }
         };
+        let (m, n) = (desc.last().m, desc.last().n);
         let routing = |run: usize| self.routings.get(run % ROUTINGS as usize);
         let mut last = 0;
         let timing = protocol.measure(|run| {
             last = run;
             let routing = routing(run).map(OwnedRouting::as_ref);
-            running.run(&a, &sets[run % sets.len()], routing, &mut c)
+            let scale = running.run(&a, &sets[run % sets.len()], routing, (c.output(m, n), false))?;
+            c.set_global_scale(scale);
+            Ok::<_, Error>(())
         })?;
         let rel_l2 = match args.no_check {
             true => None,
-            false => Some(self.check(&planned, desc, (&a, routing(last)), &c)?),
+            false => Some(self.check(&plan, desc, (&a, routing(last)), &c)?),
         };
-        let subject = Subject {
-            device: Machine::detect().cpu_model,
-            driver: String::new(),
-            commit: machine::COMMIT.into(),
-            strategy: "fused".into(),
-            kernel: planned.kernel(),
-            threads: planned.threads(),
-        };
+        let routings: Vec<_> = self.routings.iter().map(OwnedRouting::as_ref).collect();
+        // Checked before it is timed, as gate and up are.
+        let timing = running.time(&a, &sets[0], &routings)?.unwrap_or(timing);
+        let commit = machine::COMMIT.into();
+        let (kernel, threads) = (kernels(&plan), plan.products().0.threads());
+        let subject = Subject { device, driver, commit, strategy, kernel, threads };
         let op = match desc {
-            Desc::Mixture { routed, .. } => format!("moe {} of {}", routed.top_k, routed.experts),
+            AnyDesc::Mixture(desc) => format!("moe {} of {}", desc.top_k, desc.experts),
             _ => args.op.name().into(),
         };
         let shown = DualGemmDesc { out: desc.last().out, ..*desc.first() };
@@ -246,10 +250,10 @@ impl Operands {
     /// The relative L2 error on some rows; a wrong result ends the benchmark.
     fn check(
         &self,
-        planned: &Planned,
-        desc: &Desc,
+        plan: &AnyPlan,
+        desc: &AnyDesc,
         (a, routing): (&AOperand<'_>, Option<&OwnedRouting>),
-        c: &OwnedResult,
+        c: &OwnedMatrix,
     ) -> anyhow::Result<f64> {
         let (first, last) = (desc.first(), desc.last());
         let sample = RowSample::within(first.m, desc.multiplications_per_row(), REFERENCE_BUDGET, 1);
@@ -262,24 +266,22 @@ impl Operands {
                 let features = |run| Ok(weights.features(run)?);
                 bounded_runs(&last.epilogue, a, &sample, last.n, &features, &|_| {})?
             }
-            (Weights::Mlp(weights), Desc::Mlp(desc), _) => mlp_rows(desc, a, &sample, weights, &|_| {})?,
-            (Weights::Mixture(experts), Desc::Mixture { routed, .. }, Some(routing)) => {
-                mixture_rows(routed, a, &sample, routing.as_ref(), experts, &|_| {})?
+            (Weights::Mlp(weights), AnyDesc::Mlp(desc), _) => mlp_rows(desc, a, &sample, weights, &|_| {})?,
+            (Weights::Mixture(experts), AnyDesc::Mixture(desc), Some(routing)) => {
+                mixture_rows(desc, a, &sample, routing.as_ref(), (experts, None), &|_| {})?
             }
             _ => unreachable!("the description is these operands'"),
         };
-        let c = c.as_matrix(last.m, last.n)?;
+        let c = matrix_of(c, (last.m, last.n))?;
         let comparison = c.compare(&want, &sample)?;
-        let tolerance = Tolerance::bounded(c.format(), &last.epilogue);
+        let tolerance = Tolerance::of_plan(plan, c.format())?;
         if !tolerance.holds(&comparison) {
-            bail!(
-                "{} on {}x{}x{} is wrong; please report it: {}",
-                planned.kernel(),
-                first.m,
-                first.n,
-                first.k,
-                Statement { found: &comparison, tolerance: &tolerance, compared: sample.to_string() }
-            );
+            let (kernel, rel_l2) = (kernels(plan), comparison.rel_l2);
+            let problem = format!("{}x{}x{}", first.m, first.n, first.k);
+            let wrong = dualgemm::strategies::Error::Wrong { kernel, problem, rel_l2 };
+            let statement =
+                Statement { found: &comparison, tolerance: &tolerance, compared: sample.to_string() };
+            return Err(anyhow::Error::new(Error::Gpu(wrong)).context(statement.to_string()));
         }
         Ok(comparison.rel_l2)
     }

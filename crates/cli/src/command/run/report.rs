@@ -9,11 +9,11 @@ use dualgemm::gemm::{AFormat, Comparison, OutFormat, OutScale};
 use dualgemm_bench::{Bound, Timing, Work};
 use serde::Serialize;
 
-use crate::computation::Planned;
 use crate::limits::Limits;
 use crate::report::{Bytes, Time};
 use crate::scales::{ActivationReport, InputScale, MatrixReport, write_matrices};
 use crate::tolerance::{Statement, Tolerance};
+use dualgemm::AnyPlan;
 
 #[derive(Debug, Serialize)]
 pub struct Report {
@@ -48,7 +48,7 @@ pub struct Report {
     pub device_name: String,
     pub kernel: String,
     pub threads: usize,
-    pub plan: Planned,
+    pub plan: AnyPlan,
     pub prepack_us: f64,
     #[serde(flatten)]
     pub timing: Timing,

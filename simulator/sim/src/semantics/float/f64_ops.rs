@@ -25,7 +25,7 @@ pub fn mul(a: u64, b: u64, round: Round) -> u64 {
     if round == Round::NearestEven || !(native.is_finite() || x.is_finite() && y.is_finite()) {
         return with_nan(native, &[b, a]);
     }
-    Wide::product(x, y).round(round)
+    WideFloat::product(x, y).round(round)
 }
 
 /// `a * b + c` with one rounding (PTX ISA 9.7.3.6).
@@ -34,7 +34,7 @@ pub fn fma(a: u64, b: u64, c: u64, round: Round) -> u64 {
     if round == Round::NearestEven || !(x.is_finite() && y.is_finite() && z.is_finite()) {
         return with_nan(x.mul_add(y, z), &[b, c, a]);
     }
-    let (product, addend) = (Wide::product(x, y), Wide::product(z, 1.0));
+    let (product, addend) = (WideFloat::product(x, y), WideFloat::product(z, 1.0));
     product.add(addend, round).round(round)
 }
 
@@ -44,10 +44,10 @@ pub fn div(a: u64, b: u64, round: Round) -> u64 {
     if round == Round::NearestEven || !x.is_finite() || !y.is_finite() || x == 0.0 || y == 0.0 {
         return with_nan(x / y, &[a, b]);
     }
-    let (n, d) = (Wide::product(x, 1.0).normalized(53), Wide::product(y, 1.0).normalized(53));
+    let (n, d) = (WideFloat::product(x, 1.0).normalized(53), WideFloat::product(y, 1.0).normalized(53));
     let (dividend, divisor) = (n.sig << 66, d.sig);
     let sig = (dividend / divisor) | (dividend % divisor != 0) as u128;
-    Wide { neg: n.neg != d.neg, sig, exp: n.exp - 66 - d.exp }.round(round)
+    WideFloat { neg: n.neg != d.neg, sig, exp: n.exp - 66 - d.exp }.round(round)
 }
 
 /// `1 / a` (PTX ISA 9.7.3.13).
@@ -61,11 +61,11 @@ pub fn sqrt(a: u64, round: Round) -> u64 {
     if round == Round::NearestEven || !x.is_finite() || x <= 0.0 {
         return with_nan(x.sqrt(), &[a]);
     }
-    let x = Wide::product(x, 1.0).normalized(124);
+    let x = WideFloat::product(x, 1.0).normalized(124);
     // An even exponent halves exactly; one more bit still fits.
     let (square, exp) = if x.exp % 2 == 0 { (x.sig, x.exp) } else { (x.sig << 1, x.exp - 1) };
     let root = square.isqrt();
-    Wide { neg: false, sig: root | (root * root != square) as u128, exp: exp / 2 }.round(round)
+    WideFloat { neg: false, sig: root | (root * root != square) as u128, exp: exp / 2 }.round(round)
 }
 
 fn with_nan(result: f64, operands: &[u64]) -> u64 {
@@ -80,35 +80,35 @@ fn with_nan(result: f64, operands: &[u64]) -> u64 {
 
 /// `(-1)^neg * sig * 2^exp`, whose last bit may stand for anything nonzero below ("jam").
 #[derive(Clone, Copy)]
-struct Wide {
+struct WideFloat {
     neg: bool,
     sig: u128,
     exp: i32,
 }
 
-impl Wide {
+impl WideFloat {
     /// The exact product of two finite numbers.
-    fn product(x: f64, y: f64) -> Wide {
+    fn product(x: f64, y: f64) -> WideFloat {
         let parts = |v: f64| {
             let (field, man) = ((v.to_bits() >> 52 & 0x7ff) as i32, v.to_bits() & ((1 << 52) - 1));
             if field == 0 { (man as u128, -1074) } else { ((man | 1 << 52) as u128, field - 1075) }
         };
         let ((m, e), (n, f)) = (parts(x), parts(y));
-        Wide { neg: x.is_sign_negative() != y.is_sign_negative(), sig: m * n, exp: e + f }
+        WideFloat { neg: x.is_sign_negative() != y.is_sign_negative(), sig: m * n, exp: e + f }
     }
 
     /// The same nonzero number with exactly `bits` significant bits; the ones below must be zero or jam.
-    fn normalized(self, bits: u32) -> Wide {
+    fn normalized(self, bits: u32) -> WideFloat {
         let by = (128 - self.sig.leading_zeros()) as i32 - bits as i32;
-        Wide { sig: shift_right(self.sig, by), exp: self.exp + by, ..self }
+        WideFloat { sig: shift_right(self.sig, by), exp: self.exp + by, ..self }
     }
 
     /// The sum. With 126 significant bits in each operand, either the exponents differ by two or more and at
     /// most one leading bit cancels, or nothing is lost in alignment: a jammed bit never reaches the result.
-    fn add(self, other: Wide, round: Round) -> Wide {
+    fn add(self, other: WideFloat, round: Round) -> WideFloat {
         match (self.sig, other.sig) {
             (0, 0) if self.neg == other.neg => return self,
-            (0, 0) => return Wide { neg: round == Round::Down, ..self },
+            (0, 0) => return WideFloat { neg: round == Round::Down, ..self },
             (0, _) => return other,
             (_, 0) => return self,
             _ => {}
@@ -117,11 +117,11 @@ impl Wide {
         let (big, small) = if (a.exp, a.sig) >= (b.exp, b.sig) { (a, b) } else { (b, a) };
         let aligned = shift_right(small.sig, big.exp - small.exp);
         if big.neg == small.neg {
-            return Wide { sig: big.sig + aligned, ..big };
+            return WideFloat { sig: big.sig + aligned, ..big };
         }
         match big.sig - aligned {
-            0 => Wide { neg: round == Round::Down, sig: 0, exp: 0 },
-            sig => Wide { sig, ..big },
+            0 => WideFloat { neg: round == Round::Down, sig: 0, exp: 0 },
+            sig => WideFloat { sig, ..big },
         }
     }
 
@@ -149,9 +149,9 @@ fn shift_right(sig: u128, by: i32) -> u128 {
 /// [`super::arith`].
 #[cfg(test)]
 pub(super) fn exact_sum(format: super::Format, terms: &[(f64, f64)], round: Round) -> u64 {
-    let first = Wide::product(terms[0].0, terms[0].1);
+    let first = WideFloat::product(terms[0].0, terms[0].1);
     let sum = match terms.get(1) {
-        Some(&(x, y)) => first.add(Wide::product(x, y), round),
+        Some(&(x, y)) => first.add(WideFloat::product(x, y), round),
         None => first,
     };
     sum.round_to(format, round)
@@ -199,9 +199,9 @@ mod tests {
         fn integer_arithmetic_to_nearest_is_the_cpus_exact(x in near(), y in near(), z in near()) {
             prop_assume!(x.is_finite() && y.is_finite() && z.is_finite());
             let rn = Round::NearestEven;
-            let product = Wide::product(x, y);
+            let product = WideFloat::product(x, y);
             prop_assert_eq!(product.round(rn), (x * y).to_bits());
-            let fused = product.add(Wide::product(z, 1.0), rn).round(rn);
+            let fused = product.add(WideFloat::product(z, 1.0), rn).round(rn);
             prop_assert_eq!(fused, x.mul_add(y, z).to_bits());
         }
 

@@ -1,0 +1,137 @@
+//! Matrices in memory of their own: what one product writes and the next one reads.
+
+use dualgemm_formats::BlockFormat;
+use dualgemm_formats::{FloatMatrix, GlobalScale, Matrix, QuantizedMatrix, ScaleLayout};
+use dualgemm_gemm::{AFormat, AOperand, DualGemmDesc, Error as GemmError, OutFormat, OutputMut};
+use half::{bf16, f16};
+
+use crate::Error;
+
+/// Rows of one format: written as a C, read as an A.
+#[derive(Debug, Clone)]
+pub enum OwnedMatrix {
+    /// Row-major.
+    F32(Vec<f32>),
+    /// Row-major.
+    F16(Vec<f16>),
+    /// Row-major.
+    Bf16(Vec<bf16>),
+    /// Codes with their scales.
+    Quantized {
+        /// What of.
+        format: BlockFormat,
+        /// Even feature in the low nibble.
+        codes: Vec<u8>,
+        /// Scale bytes, padding included.
+        scales: Vec<u8>,
+        /// Their order.
+        layout: ScaleLayout,
+        /// Tensor scale, a multiplier.
+        global_scale: f32,
+    },
+}
+
+/// `len` elements, or none if the memory does not hold them.
+pub(crate) fn try_vec<T: Clone>(len: Option<usize>, element: T) -> Option<Vec<T>> {
+    let (len, mut vec) = (len?, Vec::new());
+    vec.try_reserve_exact(len).ok()?;
+    vec.resize(len, element);
+    Some(vec)
+}
+
+impl OwnedMatrix {
+    /// Room for rows of a format, zeroed; block scales are in this order.
+    ///
+    /// # Errors
+    /// If the memory does not hold it; `tensor` is how the message calls it.
+    pub fn new(
+        tensor: &'static str,
+        [rows, cols]: [usize; 2],
+        format: AFormat,
+        layout: ScaleLayout,
+    ) -> Result<Self, Error> {
+        let values = rows.checked_mul(cols);
+        let made = match (format, format.block_format()) {
+            (AFormat::F16, _) => try_vec(values, f16::ZERO).map(Self::F16),
+            (AFormat::Bf16, _) => try_vec(values, bf16::ZERO).map(Self::Bf16),
+            (_, None) => try_vec(values, 0.0).map(Self::F32),
+            (_, Some(format)) => {
+                let codes = try_vec(values.map(|values| values / 2), 0);
+                let scales = try_vec(layout.checked_len(rows, cols / format.block_len()), 0);
+                let both = codes.zip(scales);
+                both.map(|(codes, scales)| Self::Quantized {
+                    format,
+                    codes,
+                    scales,
+                    layout,
+                    global_scale: 1.0,
+                })
+            }
+        };
+        Ok(made.ok_or(GemmError::TooLarge { tensor, batch: 1, rows, cols })?)
+    }
+
+    /// Room for C of a problem.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn of_c(tensor: &'static str, desc: &DualGemmDesc) -> Result<Self, Error> {
+        let (format, layout) = match desc.out {
+            OutFormat::F32 => (AFormat::F32, ScaleLayout::Linear),
+            OutFormat::F16 => (AFormat::F16, ScaleLayout::Linear),
+            OutFormat::Bf16 => (AFormat::Bf16, ScaleLayout::Linear),
+            OutFormat::Nvfp4 { scale_layout, .. } => (AFormat::Nvfp4, scale_layout),
+        };
+        Self::new(tensor, [desc.m, desc.n], format, layout)
+    }
+
+    /// The first rows, to be written. The tensor scale of an nvfp4 C is what the run returns.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn output(&mut self, rows: usize, cols: usize) -> OutputMut<'_> {
+        let values = rows * cols;
+        match self {
+            Self::F32(c) => OutputMut::F32(&mut c[..values]),
+            Self::F16(c) => OutputMut::F16(&mut c[..values]),
+            Self::Bf16(c) => OutputMut::Bf16(&mut c[..values]),
+            Self::Quantized { format, codes, scales, layout, .. } => {
+                let scale_bytes = layout.len(rows, cols / format.block_len());
+                OutputMut::Nvfp4 { codes: &mut codes[..values / 2], scales: &mut scales[..scale_bytes] }
+            }
+        }
+    }
+
+    /// Takes the tensor scale that a run returns for an nvfp4 C.
+    pub fn set_global_scale(&mut self, scale: Option<f32>) {
+        if let (Self::Quantized { global_scale, .. }, Some(scale)) = (self, scale) {
+            *global_scale = scale;
+        }
+    }
+
+    /// The first rows, to be read.
+    ///
+    /// # Errors
+    /// If there are fewer.
+    pub fn operand(&self, name: &str, rows: usize, cols: usize) -> Result<AOperand<'_>, Error> {
+        fn floats<'a, T>(name: &str, rows: usize, cols: usize, c: &'a [T]) -> Result<Matrix<'a, T>, Error>
+        where
+            T: Copy,
+        {
+            Ok(Matrix::new(name, rows, cols, &c[..c.len().min(rows * cols)])?)
+        }
+        Ok(match self {
+            Self::F32(c) => AOperand::Float(FloatMatrix::F32(floats(name, rows, cols, c)?)),
+            Self::F16(c) => AOperand::Float(FloatMatrix::F16(floats(name, rows, cols, c)?)),
+            Self::Bf16(c) => AOperand::Float(FloatMatrix::Bf16(floats(name, rows, cols, c)?)),
+            &Self::Quantized { format, ref codes, ref scales, layout, global_scale } => {
+                let codes = &codes[..codes.len().min(rows * cols / 2)];
+                let scales = &scales[..scales.len().min(layout.len(rows, cols / format.block_len()))];
+                let global = GlobalScale::multiplier(global_scale);
+                AOperand::Quantized(QuantizedMatrix::new(
+                    name, format, rows, cols, codes, scales, layout, global,
+                )?)
+            }
+        })
+    }
+}

@@ -1,0 +1,108 @@
+//! What every kind of weights is to Python: packed, somewhere, of a shape; and how each is run.
+
+use dualgemm::gemm::{AFormat, OutFormat, OutScale, Routing};
+use dualgemm::{AnyDesc, AnyWeights, DeviceRouting, Launchers, Target};
+use pyo3::prelude::*;
+
+use crate::array::Place;
+use crate::destination::Destination;
+use crate::operand::Source;
+use crate::options::device_name;
+use crate::{device, number, runners};
+
+/// Weights in the order of the kernels, made once and shared by every call and thread: what `Weights`, `Linear`, `Mlp` and
+/// `Experts` have in common.
+#[pyclass(module = "dualgemm", frozen, weakref, subclass)]
+pub struct Packed {
+    pub weights: AnyWeights,
+    pub target: Target,
+    /// Features out and in.
+    pub shape: (usize, usize),
+    number: i64,
+    pub launchers: Launchers,
+}
+
+/// A router's choices.
+pub enum Choices {
+    /// In this machine's memory, `[tokens, top_k]` of both.
+    Here(Vec<i32>, Vec<f32>),
+    /// In the memory of a GPU.
+    OnDevice(DeviceRouting),
+}
+
+/// The arrays of a call; the stream is for those on a GPU.
+pub struct Call<'a, 'py> {
+    pub source: &'a Source<'py>,
+    pub out: &'a mut Destination<'py>,
+    pub stream: u64,
+    /// Of a mixture, and whether results are added to what `out` holds.
+    pub choices: Option<(Choices, bool)>,
+}
+
+impl Packed {
+    pub fn new(weights: AnyWeights, target: Target, shape: (usize, usize)) -> Self {
+        Self { weights, target, shape, number: number::next(), launchers: Launchers::default() }
+    }
+
+    /// Computes C `[rows of A, N]`, where A is. `describe` makes the problem of so many rows, of the formats of A and C. Returns
+    /// the tensor scale of a re-quantized C where it is known.
+    pub fn compute(
+        &self,
+        py: Python<'_>,
+        call: Call<'_, '_>,
+        describe: impl Fn(usize, AFormat, OutFormat) -> AnyDesc + Sync,
+    ) -> PyResult<Option<f32>> {
+        if call.source.place() != Place::Cpu {
+            device::run(py, self, &call, &describe)?;
+            return Ok(match call.out {
+                Destination::Nvfp4 { scale: OutScale::Static(scale), .. } => Some(*scale),
+                _ => None,
+            });
+        }
+        let operand = call.source.operand("a")?;
+        call.out.check(call.source, operand.rows(), self.shape.0)?;
+        let desc = describe(operand.rows(), AFormat::of(&operand), call.out.format());
+        let c = call.out.output()?;
+        let (routing, add) = match &call.choices {
+            Some((Choices::Here(ids, weights), add)) => (Some(Routing { ids, weights }), *add),
+            _ => (None, false),
+        };
+        runners::run(py, desc, &self.target, |runner| runner.run(&operand, &self.weights, routing, (c, add)))
+    }
+}
+
+#[pymethods]
+impl Packed {
+    /// Features out and in.
+    #[getter]
+    fn shape(&self) -> (usize, usize) {
+        self.shape
+    }
+
+    /// Where the weights are and the product is computed: cpu, cuda:N or sim:ARCH.
+    #[getter]
+    fn device(&self) -> String {
+        device_name(&self.target)
+    }
+
+    /// Bytes that the packed weights take.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.weights.bytes()
+    }
+
+    /// The number by which graphs of torch know these weights.
+    #[getter]
+    fn _number(this: &Bound<'_, Self>) -> PyResult<i64> {
+        number::enter(this.as_any(), this.get().number)
+    }
+
+    /// Weights never change: a copy is the same.
+    fn __copy__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    fn __deepcopy__(this: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        this
+    }
+}
