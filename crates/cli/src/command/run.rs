@@ -4,7 +4,7 @@
 //! Memory holds the weights once: packing reads them from the mapped file and lets go of its pages on the way, and
 //! the reference maps them again after the packed ones are dropped. C is there once too, in its own format.
 
-mod report;
+pub(super) mod report;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -23,8 +23,7 @@ use self::report::{ErrorReport, Report, RooflineReport, RoutingReport};
 use super::Verdict;
 use crate::activation::{Activation, Source};
 use crate::args::{
-    ActivationArgs, DeviceArg, EpilogueArgs, LayerArgs, OperationArgs, OutFormatArg, RouterWeightsArg,
-    ScaleLayoutArg,
+    ActivationArgs, DeviceArg, EpilogueArgs, LayerArgs, OperationArgs, OutFormatArg, ScaleLayoutArg,
 };
 use crate::computation::{Costs as _, Routed, kernels, measure_limits};
 use crate::layer;
@@ -223,16 +222,7 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
         matrices: operation.matrices(routing),
         input_scale,
         between: desc.between(),
-        routing: routing.map(|routing| RoutingReport {
-            from: routing.origin.clone(),
-            top_k: routing.top_k,
-            rows: routed.rows,
-            experts: routed.experts,
-            router_weights: match args.operation.router_weights {
-                Some(RouterWeightsArg::Input) => "input",
-                Some(RouterWeightsArg::Output) | None => "output",
-            },
-        }),
+        routing: routing.map(|routing| RoutingReport::new(routing, &args.operation)),
         a: origin,
         m,
         n,
