@@ -190,10 +190,6 @@ def tiny(tmp_path_factory):
 
 def test_activations_in_4_bits_too_close(tiny):
     ids = torch.arange(12)[None] * 7 % 96
-    with pytest.raises(dualgemm.OperandError, match="has no input scale"):
-        model = load(tiny / "floats")
-        nn.patch_model(model, tiny / "q", quantize_a="static")
-        log_probabilities(model, ids)
     model = load(tiny / "floats")
     nn.patch_model(model, tiny / "q", quantize_a="dynamic")
     plain = load(tiny / "floats")
