@@ -32,7 +32,7 @@ pub(crate) fn prefetch(address: *const u8) {
 
 #[cfg(target_arch = "aarch64")]
 #[inline(always)]
-fn prefetch(address: *const u8) {
+pub(crate) fn prefetch(address: *const u8) {
     // SAFETY: the instruction takes any address and changes nothing but caches.
     unsafe {
         std::arch::asm!("prfm pldl1keep, [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
