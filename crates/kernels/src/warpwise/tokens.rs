@@ -203,6 +203,8 @@ impl Lane<'_> {
                 Some(there) => {
                     k.assign(next[1], 0u32);
                     k.if_(there, "within_row", load);
+                    // Lanes take different branches here, and multiply together next.
+                    k.warp_sync();
                 }
             }
         }
