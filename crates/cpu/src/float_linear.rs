@@ -6,7 +6,7 @@
 //! floats    a lane of f32 sums every k of its residue, fused; then lanes are added               any types, any rows
 //! pairs     the same with VDPBF16PS, which adds two products: see `w4a16::dots`                  bf16 · bf16 on AMD's
 //! tiles     as `w4a16::tiles`, with 32 features in the place of rows of A, and rows of A in the  bf16 · bf16 with AMX or
-//!           place of features: so no weight is reordered                                         VDPBF16PS, many rows
+//!           place of features: so no weight is reordered                                         VDPBF16PS or BFMMLA, many rows
 //! ```
 //!
 //! Pairs and tiles take bf16 and sums below 2⁻¹²⁶ for 0. One row is bound by the memory. C may differ in its last bits between
@@ -321,7 +321,7 @@ impl Work for Multiply<'_> {
                 Way::Tiles(w) => match self.isa.tiles {
                     #[cfg(target_arch = "x86_64")]
                     Tiles::Hardware => self.tiles::<crate::amx::Amx>(w),
-                    #[cfg(target_arch = "x86_64")]
+                    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
                     Tiles::Vectors => self.tiles::<crate::w4a16::dots::Vectors>(w),
                     #[cfg(test)]
                     Tiles::Emulated => self.tiles::<crate::amx::Emulated>(w),
