@@ -206,7 +206,6 @@ impl Weights {
     /// Computes C of a 2-D A into `out`: an array, or the codes and scales of a re-quantized C with their layout, its
     /// tensor scale (`None`: from C) and, on a GPU, an array for the latter. Returns the tensor scale of a re-quantized
     /// C where it is known. `stream` is a CUDA stream, for arrays on a GPU.
-    #[expect(clippy::too_many_arguments, reason = "what the Python side has sorted out")]
     fn _run(
         slf: &Bound<'_, Self>,
         a: &Bound<'_, PyAny>,
