@@ -63,15 +63,15 @@ fn case(config: Config, a: A, shape: (usize, usize, usize)) -> Case {
     })
 }
 
-/// Experts are chosen, A and results written by kernels before: a case for each kernel. Which of an expert's rows a choice gets
-/// depends on timing, so all of them are of one token and have one result.
+/// Experts are chosen, A and results written by kernels before: a case for each kernel; one sorts few choices, two sort many.
+/// Which of an expert's rows a choice gets may depend on timing, so all of them are of one token and have one result.
 pub fn mixture() -> Vec<Case> {
-    let run = |device: &dyn Device| -> Result<Vec<u8>, Refused> {
+    let run = |device: &dyn Device, tokens: usize| -> Result<Vec<u8>, Refused> {
         let (k, n) = (64, 40);
-        let sizes = Sizes { tokens: 40, top_k: 2, experts: 48 };
+        let sizes = Sizes { tokens, top_k: 2, experts: tokens + 8 };
         let choices = sizes.tokens * sizes.top_k;
         // Several warps clear, count and place; two tokens have experts that are elsewhere.
-        let expert_of = |token: usize| token * 7 % sizes.experts;
+        let expert_of = |token: usize| token * 7 % 48;
         let ids = (0..sizes.tokens).flat_map(|token| match token {
             3 => [-1, expert_of(token) as i32],
             5 => [-1, 99],
@@ -105,20 +105,20 @@ pub fn mixture() -> Vec<Case> {
         let gathered = poisoned(device, choices * k * 2)?;
         let (c, seen) = (poisoned(device, bytes)?, poisoned(device, bytes + rows)?);
         let copy = Copy::new(device)?;
-        let launches = [
-            first,
-            second,
-            third,
-            fourth,
-            kernels.route(&sizes, ids, &lists)?,
-            kernels.gather(&sizes, (a, 2 * k, k), &lists, gathered)?,
+        let mut launches = vec![first, second, third, fourth];
+        launches.extend(kernels.by_expert(&sizes, ids, (a, 2 * k, k), &lists, gathered)?);
+        launches.extend([
             kernels.combine(&sizes, (results, n), (&lists, weights), c)?,
             copy.spec("C", (c, seen), bytes)?,
             copy.spec("A by expert", (gathered, seen.offset(bytes as u64)), rows)?,
-        ];
+        ]);
         finish(device, launches, (seen, bytes + rows))
     };
     // In the order in which they are loaded.
-    let names = ["route", "gather", "combine_f32"].into_iter().enumerate();
-    names.map(|(module, name)| Case { module, ..Case::new(name.into(), Card::H100, run) }).collect()
+    let names = [("route", 260), ("gather", 260), ("sort", 40), ("combine_f32", 40)].into_iter().enumerate();
+    let case = |(module, (name, tokens)): (usize, (&str, usize))| Case {
+        module,
+        ..Case::new(name.into(), Card::H100, move |device| run(device, tokens))
+    };
+    names.map(case).collect()
 }
