@@ -112,7 +112,8 @@ impl Strategy for Warpwise {
         info: &DeviceInfo,
     ) -> Result<Vec<String>, Error> {
         if self.check(desc, info)?.is_none() {
-            return self.unsupported(format!("{groups} groups of rows in {}; it takes those of floats", desc.a));
+            return self
+                .unsupported(format!("{groups} groups of rows in {}; it takes those of floats", desc.a));
         }
         if desc.m > GROUP_ROWS * groups {
             let rows = desc.m / groups;
