@@ -1,6 +1,6 @@
 //! The kernel for few tokens, and the kernels around the products of a mixture.
 
-use dualgemm_device::Device;
+use dualgemm_device::{Device, DevicePtr};
 use dualgemm_formats::{FloatType, GlobalScale, ScaleLayout};
 use dualgemm_gemm::Activation;
 use dualgemm_kernels::generic::copy::Copy;
@@ -8,6 +8,7 @@ use dualgemm_kernels::generic::mixture::{Lists, Mixture, Sizes};
 use dualgemm_kernels::generic::quantize::{Floats, Out, Quantize, Scale};
 use dualgemm_kernels::generic::rowwise::Sink;
 use dualgemm_kernels::parts::rows;
+use dualgemm_kernels::parts::tiles::GroupArgs;
 use dualgemm_kernels::sm90a::pack::Pack;
 use dualgemm_kernels::warpwise::config::Config;
 use dualgemm_kernels::warpwise::fused::{A, Variant};
@@ -28,7 +29,44 @@ pub fn warpwise() -> Vec<Case> {
         case(config(3, 8, 2), f16, (8, 56, 64 * 13)),
         case(config(3, 2, 2), nvfp4, (2, 56, 64 * 13)),
         case(config(3, 8, 2), nvfp4, (8, 56, 64 * 13)),
+        grouped(config(3, 2, 2), (3, 104, 64 * 7)),
     ]
+}
+
+/// Linear layers of two experts, whose first rows a kernel before writes.
+fn grouped(config: Config, (m, n, k): (usize, usize, usize)) -> Case {
+    let matrix = weights((m, n, k)).gate;
+    let pack = Pack::of_matrix(&matrix).expect("weights that fit");
+    Case::new(format!("{}, experts", config.name()), Card::H100, move |device| {
+        let rows = rows::Variant { grouped: true, ..rows::Variant::new(Activation::Silu.program()) };
+        let variant = Variant {
+            a: A::Half(HalfFormat::F16),
+            whole_blocks: true,
+            linear: true,
+            rows: rows.for_features(n),
+        };
+        let kernel = Fused::new(device, config, &variant)?;
+        let (values, c) = (poisoned(device, m * k * 2)?, poisoned(device, m * n * 2)?);
+        let first = writes_a(device, (m, k), Sink::Image(FloatType::F16), (values, 2 * k))?;
+        let table: Vec<u8> = [0u32, 2, m as u32, 0].into_iter().flat_map(u32::to_le_bytes).collect();
+        let (first_rows, second) = copied(device, upload(device, &table)?, table.len())?;
+        let alphas = upload(
+            device,
+            &[pack.alpha(); 2].concat().iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>(),
+        )?;
+        let weights = upload(device, &[pack.bytes(); 2].concat())?;
+        let args = FusedArgs {
+            size: (m, n, k),
+            a: values,
+            a_pitch: 2 * k,
+            a_scales: DevicePtr::NULL,
+            weights,
+            groups: Some(GroupArgs { count: 2, rows: first_rows, alphas }),
+            output: rows::Output::new(c, [1.0; 2]),
+        };
+        let spec = kernel.spec(&args)?;
+        finish(device, [first, second, spec.clone(), spec], (c, m * n * 2))
+    })
 }
 
 fn case(config: Config, a: A, shape: (usize, usize, usize)) -> Case {
