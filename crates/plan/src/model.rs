@@ -99,8 +99,8 @@ pub(crate) fn grouped_us(
 pub(crate) fn warpwise_us(desc: &DualGemmDesc, groups: usize, info: &DeviceInfo, config: &Warpwise) -> f64 {
     /// What is left of [`ENDS`].
     const ENDS_LEFT: f64 = 0.8 * ENDS;
-    /// What a kernel whose CTAs have multiprocessors to themselves begins later behind another.
-    const ALONE: f64 = 0.3;
+    /// What CTAs lose that share a multiprocessor: with bf16, and with experts, they are slower than one alone.
+    const SHARED: f64 = 0.2;
     // A tile holds pairs of weight rows, also of a linear layer.
     let pairs = (desc.n * desc.op.matrices()).div_ceil(2) as f64;
     let (m, k) = (desc.m as f64, desc.k as f64);
@@ -119,10 +119,9 @@ pub(crate) fn warpwise_us(desc: &DualGemmDesc, groups: usize, info: &DeviceInfo,
     let bytes =
         readings * pairs * k * 1.125 + m * k * 2.0 + m * desc.n as f64 * desc.out.bits_per_element() / 8.0;
     let memory = bytes / MEMORY.min(ctas.min(sms) * MEMORY_OF_ONE) * 1e6;
-    // Two CTAs on a multiprocessor hide each other's ends.
-    compute.max(memory)
-        + ENDS_LEFT
-        + if waves > 1.0 { ((waves / 2.0).ceil() - 1.0) * NEXT_TILE } else { ALONE }
+    // They hide each other's ends.
+    let next = if waves > 1.0 { SHARED + ((waves / 2.0).ceil() - 1.0) * NEXT_TILE } else { 0.0 };
+    compute.max(memory) + ENDS_LEFT + next
 }
 
 /// Microseconds of gate and up in launches of their own: each has half of the rows of weights, and gate's sums, f32, are
