@@ -107,7 +107,7 @@ pub fn mixture() -> Vec<Case> {
         let sizes = Sizes { tokens, top_k: 2, experts: tokens + 8 };
         let choices = sizes.tokens * sizes.top_k;
         // Several warps clear, count and place; two tokens have experts that are elsewhere.
-        let expert_of = |token: usize| token * 7 % 48;
+        let expert_of = |token: usize| token * 7 % sizes.experts;
         let ids = (0..sizes.tokens).flat_map(|token| match token {
             3 => [-1, expert_of(token) as i32],
             5 => [-1, 99],
