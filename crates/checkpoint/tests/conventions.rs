@@ -3,6 +3,7 @@
 mod common;
 
 use common::*;
+use dualgemm_checkpoint::write::Output;
 use dualgemm_checkpoint::{BadInputScale, Checkpoint, Dtype, Error, OpenOptions};
 use dualgemm_formats::BlockFormat;
 use serde_json::{Value, json};
