@@ -139,9 +139,7 @@ impl<'c> Said<'c> {
         let mut followed = Followed::default();
         let shape = self.shape(layer, mtp, &mut followed)?;
         self.check_rest(shape)?;
-        for neutral in self.family.map_or(&[][..], |family| family.neutral) {
-            self.check_neutral(neutral, layer)?;
-        }
+        self.check_neutrals(layer, false)?;
         let limit = self.limit(layer, kind, mtp, &mut followed)?;
         let activation = match (shape, limit) {
             (Shape::Oai, _) => {
@@ -397,6 +395,12 @@ impl<'c> Said<'c> {
         let number = number
             .ok_or_else(|| self.fault(&key, value.to_string(), "a positive number, or 0 for no limit"))?;
         Ok(Some((number, key)))
+    }
+
+    /// Refuses numbers that change the gates of a layer's MLPs, or what comes after the activation.
+    pub(crate) fn check_neutrals(&self, layer: usize, after: bool) -> Result<(), Error> {
+        let all = self.family.map_or(&[][..], |family| family.neutral);
+        all.iter().filter(|n| n.after == after).try_for_each(|neutral| self.check_neutral(neutral, layer))
     }
 
     fn check_neutral(&self, neutral: &Neutral, layer: usize) -> Result<(), Error> {

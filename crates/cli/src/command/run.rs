@@ -15,7 +15,7 @@ use dualgemm::check::{RowSample, reference_rate};
 use dualgemm::checkpoint::Checkpoint;
 use dualgemm::cpu::{CpuOptions, Isa};
 use dualgemm::device::Device as _;
-use dualgemm::gemm::{AOperand, Bounded, OutFormat, OutScale};
+use dualgemm::gemm::{AOperand, Bounded, OutFormat, OutScale, RouterWeights};
 use dualgemm::{AnyDesc, AnyPlan, AnyWeights, GpuId, GpuOptions, OwnedMatrix, Target};
 use dualgemm_bench::{Protocol, Timing};
 
@@ -23,8 +23,7 @@ use self::report::{ErrorReport, Report, RooflineReport, RoutingReport};
 use super::Verdict;
 use crate::activation::{Activation, Source};
 use crate::args::{
-    ActivationArgs, DeviceArg, EpilogueArgs, LayerArgs, OperationArgs, OutFormatArg, RouterWeightsArg,
-    ScaleLayoutArg,
+    ActivationArgs, DeviceArg, EpilogueArgs, LayerArgs, OperationArgs, OutFormatArg, ScaleLayoutArg,
 };
 use crate::computation::{Costs as _, Routed, kernels, measure_limits};
 use crate::layer;
@@ -228,9 +227,9 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
             top_k: routing.top_k,
             rows: routed.rows,
             experts: routed.experts,
-            router_weights: match args.operation.router_weights {
-                Some(RouterWeightsArg::Input) => "input",
-                Some(RouterWeightsArg::Output) | None => "output",
+            router_weights: match operation.router_weights(&args.operation) {
+                RouterWeights::Input => "input",
+                RouterWeights::Output => "output",
             },
         }),
         a: origin,

@@ -387,6 +387,29 @@ fn a_missing_tensor_is_named_with_what_needs_it() {
 }
 
 #[test]
+fn a_tensor_that_a_whole_mlp_knows_nothing_of_is_named() {
+    let normed = |dir: &Path| {
+        let from = data("modelopt-nvfp4");
+        let bytes = std::fs::read(from.join("model.safetensors")).unwrap();
+        let mut all = safetensors::SafeTensors::deserialize(&bytes).unwrap().tensors();
+        let norm = TensorView::new(Dtype::F32, vec![1536], &[0; 4 * 1536]).unwrap();
+        all.push(("model.layers.0.mlp.ffn_sub_norm.weight".into(), norm));
+        std::fs::create_dir(dir.join("ckpt")).unwrap();
+        safetensors::serialize_to_file(all, None, &dir.join("ckpt/model.safetensors")).unwrap();
+        std::fs::copy(from.join("config.json"), dir.join("ckpt/config.json")).unwrap();
+    };
+    let line = error_line(&normed, "run {dir}/ckpt --op mlp --m 1 --output {dir}/c", 2);
+    assert!(
+        line.contains("model.layers.0.mlp.ffn_sub_norm.weight: a tensor in `model.layers.0.mlp`"),
+        "{line}"
+    );
+    // Gate and up come before it.
+    let dir = tempfile::tempdir().unwrap();
+    normed(dir.path());
+    crate::common::run_json(&[arg(&dir.path().join("ckpt")), "--m", "1"], 0);
+}
+
+#[test]
 fn outputs_replace_neither_shards_nor_configurations() {
     let sharded = |dir: &Path| {
         let from = data("modelopt-nvfp4");
