@@ -1,5 +1,7 @@
 """The product on a card. Skipped, visibly, where torch or a CUDA device is missing."""
 
+import copy
+
 import numpy as np
 import pytest
 from conftest import rel_l2
@@ -121,3 +123,93 @@ def test_misplaced_operands_are_refused(path, weights, x):
         dualgemm.swiglu(x.half(), weights, out=torch.empty(64, 1536, dtype=torch.float16))
     with pytest.raises(dualgemm.UnsupportedError, match="A is f32, which tensor cores do not multiply"):
         dualgemm.swiglu(x, weights)
+
+
+def test_whole_mlps_in_4_bits_equal_the_processors_close(path, x):
+    w, on_cpu = dualgemm.Mlp.from_checkpoint(path, device="cuda:0"), dualgemm.Mlp.from_checkpoint(path)
+    for dtype, limit in ((torch.float16, 1e-3), (torch.bfloat16, 8e-3)):
+        a = x.to(dtype)
+        y, want = dualgemm.mlp(a, w), dualgemm.mlp(a.cpu(), on_cpu, out_dtype="float32")
+        assert y.is_cuda and y.dtype == dtype and rel_l2(y.float().cpu(), want) < limit
+    both = {"quantize_a": "static", "quantize_hidden": "static"}
+    y, want = dualgemm.mlp(x.half(), w, **both), dualgemm.mlp(x.half().cpu(), on_cpu, **both)
+    assert rel_l2(y.float().cpu(), want.float()) < 2e-2
+
+
+def test_linear_layers_equal_the_processors_close(path, x):
+    name = "model.layers.0.self_attn.k_proj"
+    w, on_cpu = dualgemm.Linear.from_checkpoint(path, name, device="cuda:0"), dualgemm.Linear.from_checkpoint(path, name)
+    y = dualgemm.linear(x.half(), w)
+    assert rel_l2(y.float().cpu(), dualgemm.linear(x.half().cpu(), on_cpu, out_dtype="float32")) < 1e-3
+    out = torch.full((64, 192), 7.0, dtype=torch.float32, device="cuda")
+    assert dualgemm.linear(x.half()[:5], w, out=out[:5]) is not None and (out[5:] == 7).all()
+    assert rel_l2(out[:5].cpu(), y[:5].float().cpu()) < 1e-3
+
+
+def an_expert(seed, n=64, k=128):
+    values = torch.Generator().manual_seed(seed)
+    q = lambda rows, cols: dualgemm.quantize(torch.randn(rows, cols, generator=values) / cols**0.5)
+    return {"gate": q(n, k), "up": q(n, k), "down": q(k, n), "down_bias": torch.randn(k, generator=values)}
+
+
+@pytest.mark.parametrize("here", [range(6), (1, 2, 5)], ids=["all", "some"])
+def test_mixtures_equal_the_processors_close_and_are_captured(here):
+    tensors = [an_expert(e) if e in here else None for e in range(6)]
+    w, on_cpu = (dualgemm.Experts.from_tensors(tensors, device=device) for device in ("cuda:0", "cpu"))
+    a = torch.randn(9, 128, dtype=torch.float16, device="cuda")
+    ids = torch.randint(-1, 6, (9, 3), device="cuda")
+    weights = torch.rand(9, 3, device="cuda", dtype=torch.float16)
+    want = dualgemm.experts(a.cpu(), ids.cpu(), weights.float().cpu(), on_cpu, out_dtype="float32")
+    assert rel_l2(dualgemm.experts(a, ids, weights, w).float().cpu(), want) < 2e-3
+    out = torch.ones(9, 128, dtype=torch.float32, device="cuda")
+    dualgemm.experts(a, ids, weights, w, out=out, add=True)
+    assert rel_l2(out.cpu() - 1, want) < 2e-3
+    # Recorded: what the router chose is read when the graph runs.
+    capture, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(capture):
+        dualgemm.experts(a, ids, weights, w, out=out)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=capture):
+        dualgemm.experts(a, ids, weights, w, out=out)
+    for seed in range(4):
+        ids.copy_(torch.randint(-1, 6, (9, 3), generator=torch.Generator().manual_seed(seed)))
+        graph.replay()
+        torch.cuda.synchronize()
+        again = dualgemm.experts(a.cpu(), ids.cpu(), weights.float().cpu(), on_cpu, out_dtype="float32")
+        assert rel_l2(out.cpu(), again) < 2e-3
+
+
+class Block(torch.nn.Module):
+    """A layer with the names of the checkpoint in the tree."""
+
+    def __init__(self):
+        super().__init__()
+        self.self_attn = torch.nn.ModuleDict({"k_proj": torch.nn.Linear(576, 192, bias=False)})
+        linear = lambda k, n: torch.nn.Linear(k, n, bias=False)
+        self.mlp = torch.nn.ModuleDict(
+            {"gate_proj": linear(576, 1536), "up_proj": linear(576, 1536), "down_proj": linear(1536, 576)}
+        )
+        for name, child in self.mlp.items():
+            setattr(self.mlp, name, child)
+        for name, child in self.self_attn.items():
+            setattr(self.self_attn, name, child)
+
+
+def test_models_on_a_card_are_patched_whole_and_compile(path, x):
+    from dualgemm import nn
+
+    model = torch.nn.Module()
+    model.model = torch.nn.Module()
+    model.model.layers = torch.nn.ModuleList([Block()])
+    in_floats = nn.patch_model(copy.deepcopy(model).cuda(), path).left
+    assert all("float32 on cuda:0, where float16 and bfloat16 are multiplied" in why for why in in_floats.values())
+    report = nn.patch_model(model.cuda().bfloat16(), path)
+    assert set(report.replaced.values()) == {"linear layers", "MLPs"} and not report.left
+    layer = model.model.layers[0]
+    assert layer.mlp.weights.device == "cuda:0" and isinstance(layer.mlp.weights, dualgemm.Mlp)
+    on_cpu = nn.NVFP4GatedMLP.from_checkpoint(path, 0)
+    a = x.bfloat16()
+    with torch.no_grad():
+        want = on_cpu(a.cpu()).float()
+        assert rel_l2(layer.mlp(a).float().cpu(), want) < 2e-2
+        assert rel_l2(torch.compile(layer.mlp, fullgraph=True)(a).float().cpu(), want) < 2e-2

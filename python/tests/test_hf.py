@@ -73,8 +73,11 @@ def test_activations_in_4_bits_are_asked_for_where_it_is_registered(tmp_path):
 
 def test_what_it_cannot_do_is_said(tmp_path):
     _, path = made(tmp_path, llama(), "modelopt")
-    with pytest.raises(dualgemm.UnsupportedError, match=r"device_map: names cuda:0; .*patch_model"):
-        transformers.AutoModelForCausalLM.from_pretrained(path, device_map={"": "cuda:0"})
+    with pytest.raises(dualgemm.UnsupportedError, match=r"device_map: names disk; .*CUDA devices"):
+        transformers.AutoModelForCausalLM.from_pretrained(path, device_map={"": "disk"})
+    if not torch.cuda.is_available():
+        with pytest.raises(dualgemm.UnsupportedError, match="CUDA driver"):
+            transformers.AutoModelForCausalLM.from_pretrained(path, device_map={"": "cuda:0"})
     config = json.loads((path / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "modelopt", "quant_algo": "FP8"}
     (path / "config.json").write_text(json.dumps(config))

@@ -305,82 +305,34 @@ mod tests {
 
     #[test]
     fn names_of_every_style_are_placed() {
-        let place = |name| {
-            let p = Place::parse(name).unwrap();
-            (p.path, p.layer, p.kind, p.expert, p.projection)
-        };
-        for (name, path, layer, kind, expert, projection) in [
-            ("model.layers.3.mlp.gate_proj", "model.layers.3.mlp", 3, Dense, None, Gate),
-            ("layers.7.feed_forward.w2", "layers.7.feed_forward", 7, Dense, None, Down),
-            (
-                "model.layers.1.block_sparse_moe.experts.12.w3",
-                "model.layers.1.block_sparse_moe.experts",
-                1,
-                Experts,
-                Some(12),
-                Up,
-            ),
-            (
-                "model.layers.2.mlp.experts.gate_up_proj",
-                "model.layers.2.mlp.experts",
-                2,
-                Experts,
-                None,
-                GateUp,
-            ),
-            (
-                "model.layers.2.mlp.shared_experts.up_proj",
-                "model.layers.2.mlp.shared_experts",
-                2,
-                Shared,
-                None,
-                Up,
-            ),
-            ("blk.5.ffn_gate", "blk.5", 5, Dense, None, Gate),
-            ("blk.5.ffn_gate_exps", "blk.5", 5, Experts, None, Gate),
-            ("blk.5.ffn_down_shexp", "blk.5", 5, Shared, None, Down),
-            ("experts.4.w1", "experts", 0, Experts, Some(4), Gate),
-            ("model.layers.3.mlp.gate_up_proj.base_layer", "model.layers.3.mlp", 3, Dense, None, GateUp),
-            ("model.layers.3.moe.up_proj", "model.layers.3.moe", 3, Experts, None, Up),
-            ("model.layers.3.moe.experts.1.up_proj", "model.layers.3.moe.experts", 3, Experts, Some(1), Up),
-            ("model.layers.3.share_expert.gate_proj", "model.layers.3.share_expert", 3, Shared, None, Gate),
-            (
-                "model.layers.0.mlp.shared_mlp.down_proj",
-                "model.layers.0.mlp.shared_mlp",
-                0,
-                Shared,
-                None,
-                Down,
-            ),
-            (
-                "model.layers.3.moe.shared_experts.up_proj",
-                "model.layers.3.moe.shared_experts",
-                3,
-                Shared,
-                None,
-                Up,
-            ),
-            ("gate_proj", "", 0, Dense, None, Gate),
-            (
-                "model.layers.2.block_sparse_moe.input_linear",
-                "model.layers.2.block_sparse_moe",
-                2,
-                Experts,
-                None,
-                GateUp,
-            ),
-            (
-                "model.layers.0.block_sparse_moe.gate_proj",
-                "model.layers.0.block_sparse_moe",
-                0,
-                Dense,
-                None,
-                Gate,
-            ),
-            ("model.layers.2.shared_mlp.output_linear", "model.layers.2.shared_mlp", 2, Shared, None, Down),
-            ("model.layers.4.mlp.gate_and_up_proj", "model.layers.4.mlp", 4, Dense, None, GateUp),
+        // The path of the MLP, the rest of the name, layer, kind, expert, projection.
+        for row in [
+            "model.layers.3.mlp .gate_proj 3 Dense - Gate",
+            "layers.7.feed_forward .w2 7 Dense - Down",
+            "model.layers.1.block_sparse_moe.experts .12.w3 1 Experts 12 Up",
+            "model.layers.2.mlp.experts .gate_up_proj 2 Experts - GateUp",
+            "model.layers.2.mlp.shared_experts .up_proj 2 Shared - Up",
+            "blk.5 .ffn_gate 5 Dense - Gate",
+            "blk.5 .ffn_gate_exps 5 Experts - Gate",
+            "blk.5 .ffn_down_shexp 5 Shared - Down",
+            "experts .4.w1 0 Experts 4 Gate",
+            "model.layers.3.mlp .gate_up_proj.base_layer 3 Dense - GateUp",
+            "model.layers.3.moe .up_proj 3 Experts - Up",
+            "model.layers.3.moe.experts .1.up_proj 3 Experts 1 Up",
+            "model.layers.3.share_expert .gate_proj 3 Shared - Gate",
+            "model.layers.0.mlp.shared_mlp .down_proj 0 Shared - Down",
+            "model.layers.3.moe.shared_experts .up_proj 3 Shared - Up",
+            " gate_proj 0 Dense - Gate",
+            "model.layers.2.block_sparse_moe .input_linear 2 Experts - GateUp",
+            "model.layers.0.block_sparse_moe .gate_proj 0 Dense - Gate",
+            "model.layers.2.shared_mlp .output_linear 2 Shared - Down",
+            "model.layers.4.mlp .gate_and_up_proj 4 Dense - GateUp",
         ] {
-            assert_eq!(place(name), (path.into(), layer, kind, expert, projection), "{name}");
+            let mut parts = row.split(' ');
+            let name: String = parts.by_ref().take(2).collect();
+            let Place { path, layer, kind, expert, projection, .. } = Place::parse(&name).unwrap();
+            let (rest, expert) = (&name[path.len()..], expert.map_or("-".into(), |e| e.to_string()));
+            assert_eq!(format!("{path} {rest} {layer} {kind:?} {expert} {projection:?}"), row);
         }
         for name in [
             "model.layers.0.mlp.gate",

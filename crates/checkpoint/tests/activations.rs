@@ -98,10 +98,8 @@ fn a_triple_is_found_among_other_tensors() {
 #[test]
 fn unusable_activation_files_are_named() {
     let mut f = Fixture::default();
-    assert_starts(
-        &read_error(&f, None),
-        "DIR/a.safetensors: no tensor; valid is one F32, F16 or BF16 tensor",
-    );
+    let e = read_error(&f, None);
+    assert_starts(&e, "DIR/a.safetensors: no tensor; valid is one F32, F16 or BF16 tensor");
     f.f32("x", &[1, 1], &[0.0]).f32("y", &[1, 1], &[0.0]);
     assert_starts(&read_error(&f, None), "DIR/a.safetensors: several tensors (x, y); valid is");
     assert_starts(&read_error(&f, Some("z")), "DIR/a.safetensors: no tensor `z` among x, y; valid is");
@@ -137,7 +135,6 @@ fn unusable_activation_files_are_named() {
     for (change, expected) in changes {
         let mut f = triple();
         change(&mut f);
-        let e = read_error(&f, None);
-        assert_starts(&e, expected);
+        assert_starts(&read_error(&f, None), expected);
     }
 }

@@ -50,11 +50,8 @@ fn modelopt_mixed_precision_names_one_algorithm_per_module() {
 /// ModelOpt 0.47 spells what it has no name for as it does in its own code: all of a model in mxfp4, attention in fp8 blocks.
 #[test]
 fn modelopt_names_of_algorithms_may_be_lowercase() {
-    let mut f = Fixture {
-        config: Some(json!({ "quantization_config": { "ignore": ["lm_head", "model.embed_tokens"],
-            "quant_algo": "mxfp4", "producer": { "name": "modelopt", "version": "0.47.0" }, "quant_method": "modelopt" } })),
-        ..Fixture::default()
-    };
+    let mut f = Fixture::with(json!({ "quantization_config": { "ignore": ["lm_head", "model.embed_tokens"],
+            "quant_algo": "mxfp4", "producer": { "name": "modelopt", "version": "0.47.0" }, "quant_method": "modelopt" } }));
     for (m, seed) in [(GATE, 1), (UP, 2)] {
         let w = Weight::with_block(seed, 64, 64, 32);
         f.add(&format!("{m}.weight"), Dtype::U8, &[64, 32], w.codes);
@@ -87,7 +84,7 @@ fn modelopt_excluded_modules_are_not_read_as_codes() {
 #[test]
 fn modelopt_mxfp4_has_blocks_of_32_and_no_tensor_scale() {
     let w = Weight::with_block(5, 64, 64, 32);
-    let mut f = Fixture { config: Some(modelopt_config("W4A8_MXFP4_FP8")), ..Fixture::default() };
+    let mut f = Fixture::with(modelopt_config("W4A8_MXFP4_FP8"));
     for m in [GATE, UP] {
         f.add(&format!("{m}.weight"), Dtype::U8, &[64, 32], w.codes.clone());
         f.add(&format!("{m}.weight_scale"), Dtype::U8, &[64, 2], w.scales.clone());
@@ -181,7 +178,7 @@ fn compressed_tensors_ignored_and_untargeted_modules_are_floats() {
     for (ignore, targets) in [(json!([r"re:.*mlp\.gate"]), "Linear"), (json!([]), r"re:.*attn.*")] {
         let mut config = compressed_config(&[(&[targets], 16, Value::Null)]);
         config["quantization_config"]["ignore"] = ignore;
-        let mut f = Fixture { config: Some(config), ..Fixture::default() };
+        let mut f = Fixture::with(config);
         f.add(&format!("{GATE}.weight"), Dtype::Bf16, &[4, 32], vec![0; 256]);
         f.add(&format!("{UP}.weight"), Dtype::Bf16, &[4, 32], vec![0; 256]);
         let e = f.open(&defaults()).unwrap().gate_up(0).unwrap_err();
@@ -207,10 +204,8 @@ fn recipe_yaml_decides_nothing() {
 #[test]
 fn unknown_methods_algorithms_and_group_sizes_are_named() {
     let config = |c: Value| open_error(&modelopt(json!({ "quantization_config": c }), None));
-    assert_has(
-        &config(json!({ "quant_method": "gptq" })),
-        r#"declares quant_method "gptq", which no convention has; name"#,
-    );
+    let e = config(json!({ "quant_method": "gptq" }));
+    assert_has(&e, r#"declares quant_method "gptq", which no convention has; name"#);
     assert_eq!(
         config(json!({ "quant_method": "modelopt", "quant_algo": "NVFP5" })),
         "DIR/config.json: quant_algo is \"NVFP5\"; valid is NVFP4, W4A16_NVFP4, NVFP4_AWQ, NVFP4_SVD, \
@@ -235,17 +230,13 @@ fn unknown_methods_algorithms_and_group_sizes_are_named() {
     c["quantization_config"]["format"] = json!("nvfp4-pack-quantized");
     assert_ends(&open_error(&compressed(c.clone(), None)), "weights.group_size is 32; valid is 16");
     c["quantization_config"]["format"] = json!("marlin-24");
-    assert_has(
-        &open_error(&compressed(c, None)),
-        "config_groups.group_0.format is \"marlin-24\"; valid is nvfp4-pack",
-    );
+    let e = open_error(&compressed(c, None));
+    assert_has(&e, "config_groups.group_0.format is \"marlin-24\"; valid is nvfp4-pack");
     let c = compressed_config(&[(&["re:("], 16, Value::Null)]);
     assert_has(&open_error(&compressed(c, None)), "config_groups.group_0.targets is `re:(` (");
     let c = compressed_config(&[(&[], 16, Value::Null)]);
-    assert_ends(
-        &open_error(&compressed(c, None)),
-        "config_groups.group_0.targets is []; valid is at least one target",
-    );
+    let e = open_error(&compressed(c, None));
+    assert_ends(&e, "config_groups.group_0.targets is []; valid is at least one target");
 }
 
 /// A group as ModelOpt writes it: bits and group size of the weights, bits of the activations.

@@ -22,7 +22,7 @@ fn projections(path: &str) -> [(String, u64); 3] {
 fn deepseek_nvfp4(quantization: Value) -> Fixture {
     let config =
         json!({ "model_type": "deepseek_v4", "expert_dtype": "fp4", "quantization_config": quantization });
-    let mut f = Fixture { config: Some(config), ..Fixture::default() };
+    let mut f = Fixture::with(config);
     for (module, seed) in projections("layers.0.ffn") {
         f.modelopt(&module, &Weight::new(seed, 64, 64), 1e-2, Some(0.5));
     }
@@ -85,8 +85,7 @@ fn deepseek_names_of_one_format_beside_the_other_are_refused() {
     let mut f = deepseek_nvfp4(deepseek_config());
     f.remove("mtp.0.ffn.experts.0.w1.scale");
     let c = f.open(&within("mtp")).unwrap();
-    let e = refusal(c.experts(0).unwrap().gate_up(0));
-    assert_starts(&e, "mtp.0.ffn.experts.0.w1.scale: is missing");
+    assert_starts(&refusal(c.experts(0).unwrap().gate_up(0)), "mtp.0.ffn.experts.0.w1.scale: is missing");
     // What is outside is not checked, as it is not read.
     assert_eq!(rules(&c), ["missing-tensor"]);
     assert_eq!(rules(&f.open(&within("layers")).unwrap()), [""; 0]);
@@ -111,10 +110,7 @@ fn experts_in_mxfp4_beside_fp8_are_read_by_either_name_of_their_scales() {
     let fixture = |own: &Value, scale: (&str, Dtype)| {
         let mut config = json!({ "quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128] });
         config.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
-        let mut f = Fixture {
-            config: Some(json!({ "hidden_act": "silu", "quantization_config": config })),
-            ..Fixture::default()
-        };
+        let mut f = Fixture::with(json!({ "hidden_act": "silu", "quantization_config": config }));
         for (module, seed) in projections("model.layers.1.mlp") {
             mxfp4(&mut f, &module, &Weight::with_block(seed, 64, 64, 32), scale);
         }
@@ -158,8 +154,7 @@ fn experts_in_mxfp4_beside_fp8_are_read_by_either_name_of_their_scales() {
             "routed_experts_quant_method is \"fp8\"; valid is \"mxfp4\"",
         ),
     ] {
-        let e = refusal(read(&fixture(&own, (".weight_scale", Dtype::U8))));
-        assert_ends(&e, says);
+        assert_ends(&refusal(read(&fixture(&own, (".weight_scale", Dtype::U8)))), says);
     }
 }
 
@@ -170,7 +165,7 @@ fn quark_scales_have_two_names() {
     for [gate, up] in
         [[".weight_scale"; 2], [".weight_quantizer.scale"; 2], [".weight_scale", ".weight_quantizer.scale"]]
     {
-        let mut f = Fixture { config: Some(json!({ "quantization_config": config })), ..Fixture::default() };
+        let mut f = Fixture::with(json!({ "quantization_config": config }));
         for (module, seed, scale) in [(GATE, 1, gate), (UP, 2, up)] {
             mxfp4(&mut f, module, &Weight::with_block(seed, 64, 64, 32), (scale, Dtype::U8));
         }
@@ -188,7 +183,7 @@ fn experts_one_below_the_other_are_told_apart_by_their_number() {
     let fixture = |experts: Option<u64>, scales: &[f32]| {
         let mut config = compressed_config(&[(&["Linear"], 16, Value::Null)]);
         config["num_experts"] = json!(experts);
-        let mut f = Fixture { config: Some(config), ..Fixture::default() };
+        let mut f = Fixture::with(config);
         for p in ["gate_up_proj", "down_proj"] {
             let module = format!("model.layers.0.mlp.experts.{p}");
             f.compressed(&module, &a.stacked(&b), 1.0, None);
@@ -328,7 +323,7 @@ fn scales_say_which_tensor_of_which_file_they_are() {
     assert_eq!(up, &of(format!("{UP}.weight_scale_2"), 1));
     let (gate, up) = source.input_scales_from().unwrap();
     assert_eq!((gate, up), (&of(format!("{GATE}.input_scale"), 0), &of(format!("{UP}.input_scale"), 1)));
-    let mut mx = Fixture { config: Some(modelopt_config("MXFP4")), ..Fixture::default() };
+    let mut mx = Fixture::with(modelopt_config("MXFP4"));
     for module in [GATE, UP] {
         mxfp4(&mut mx, module, &Weight::with_block(1, 64, 64, 32), (".weight_scale", Dtype::U8));
     }
@@ -352,7 +347,7 @@ fn the_least_tensor_scales_are_kept_as_they_are() {
 fn experts_of_deepseek_are_fp4_where_nothing_says_otherwise() {
     for model_type in ["deepseek_v4", "deepseek_v41"] {
         let config = json!({ "model_type": model_type, "quantization_config": { "quant_method": "fp8" } });
-        let mut f = Fixture { config: Some(config), ..Fixture::default() };
+        let mut f = Fixture::with(config);
         for (module, seed) in projections("layers.0.ffn") {
             mxfp4(&mut f, &module, &Weight::with_block(seed, 64, 64, 32), (".scale", Dtype::F8E8m0));
         }

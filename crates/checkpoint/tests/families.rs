@@ -18,7 +18,7 @@ fn at(mlps: &[&str], config: &Value, options: &OpenOptions) -> Checkpoint {
     let mut all = modelopt_config("NVFP4");
     all.as_object_mut().unwrap().remove("hidden_act");
     all.as_object_mut().unwrap().extend(config.as_object().unwrap().clone());
-    let mut f = Fixture { config: Some(all), ..Fixture::default() };
+    let mut f = Fixture::with(all);
     for mlp in mlps {
         for (projection, rows, k) in [("gate_proj", 16, 32), ("up_proj", 16, 32), ("down_proj", 32, 16)] {
             f.modelopt(&format!("{mlp}.{projection}"), &Weight::new(1, rows, k), 1e-3, Some(1.0));
@@ -158,8 +158,8 @@ fn a_checkpoint_says_so_to_its_validator_and_may_be_overruled() {
     let mut f = common::modelopt(json!({}), Some(1.0));
     f.config = None;
     f.hf_quant_config = Some(json!({ "quantization": { "quant_algo": "NVFP4" } }));
-    let text = refusal(&f.open(&defaults()).unwrap(), 0, Dense);
-    assert_starts(&text, "DIR: config.json is missing, and nothing else says which activation");
+    let e = refusal(&f.open(&defaults()).unwrap(), 0, Dense);
+    assert_starts(&e, "DIR: config.json is missing, and nothing else says which activation");
     // Asked for, it is no question.
     let asked = OpenOptions { activation: Some(Activation::Relu), ..OpenOptions::default() };
     let c = f.open(&asked).unwrap();
@@ -201,7 +201,7 @@ fn assert_fused(model_type: &str, mlp: &str, projection: &str, up_first: bool) {
     let both = if up_first { up.stacked(&gate) } else { gate.stacked(&up) };
     let mut config = modelopt_config("NVFP4");
     config["model_type"] = json!(model_type);
-    let mut f = Fixture { config: Some(config), ..Fixture::default() };
+    let mut f = Fixture::with(config);
     f.modelopt(&format!("model.layers.0.{mlp}.{projection}"), &both, 1e-3, Some(1.0));
     let c = f.open(&defaults()).unwrap();
     let source = if mlp == "mlp" { c.gate_up_source(0) } else { c.shared_gate_up_source(0) };
@@ -223,7 +223,7 @@ fn fused_modules_are_read_in_the_order_of_their_family() {
     all = all.stacked(&second);
     let mut config = modelopt_config("NVFP4");
     config["model_type"] = json!("granitemoe");
-    let mut f = Fixture { config: Some(config), ..Fixture::default() };
+    let mut f = Fixture::with(config);
     f.modelopt("model.layers.0.block_sparse_moe.input_linear", &all, 1e-3, Some(1.0));
     for (ending, shape) in [("weight", vec![2, 32, 16]), ("weight_scale", vec![2, 32, 2])] {
         f.tensor(&format!("model.layers.0.block_sparse_moe.input_linear.{ending}")).shape = shape;
@@ -235,7 +235,7 @@ fn fused_modules_are_read_in_the_order_of_their_family() {
     // Where no family says so, the order is asked for.
     let mut config = modelopt_config("NVFP4");
     config["model_type"] = json!("foo");
-    let mut f = Fixture { config: Some(config), ..Fixture::default() };
+    let mut f = Fixture::with(config);
     f.modelopt("model.layers.0.mlp.gate_and_up_proj", &gate.stacked(&up), 1e-3, Some(1.0));
     let e = f.open(&defaults()).unwrap().gate_up(0).unwrap_err().to_string();
     assert!(e.contains("model.layers.0.mlp.gate_and_up_proj.weight") && e.contains("order"), "{e}");
@@ -317,7 +317,7 @@ fn tensors_stored_as_gpt_oss_stores_them_are_not_taken_for_silu() {
     let open = |config: Value| {
         let mut all = json!({ "quantization_config": { "quant_method": "mxfp4" } });
         all.as_object_mut().unwrap().extend(config.as_object().unwrap().clone());
-        let mut f = Fixture { config: Some(all), ..Fixture::default() };
+        let mut f = Fixture::with(all);
         let module = "model.layers.0.mlp.experts.gate_up_proj";
         f.add(&format!("{module}_blocks"), Dtype::U8, &[1, 32, 1, 16], vec![0x21; 32 * 16]);
         f.add(&format!("{module}_scales"), Dtype::U8, &[1, 32, 1], vec![120; 32]);
@@ -325,8 +325,8 @@ fn tensors_stored_as_gpt_oss_stores_them_are_not_taken_for_silu() {
     };
     let c = open(json!({ "model_type": "gpt_oss", "hidden_act": "silu" }));
     assert_states(&c, 0, Experts, "swigluoai:1.702,1,7 (family gpt_oss)");
-    let text = refusal(&open(json!({ "model_type": "gpt_oss_puzzle", "hidden_act": "silu" })), 0, Experts);
-    assert_has(&text, "says silu, and its tensors are stored as gpt-oss stores them");
+    let e = refusal(&open(json!({ "model_type": "gpt_oss_puzzle", "hidden_act": "silu" })), 0, Experts);
+    assert_has(&e, "says silu, and its tensors are stored as gpt-oss stores them");
     let c = open(json!({ "model_type": "gpt_oss_puzzle", "hidden_act": "swigluoai" }));
     assert_states(&c, 0, Experts, "swigluoai:1.702,1,7 (config.json: hidden_act)");
 }

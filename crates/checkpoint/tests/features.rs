@@ -48,8 +48,8 @@ fn of_every_real_checkpoint() {
             .unwrap();
             if name.ends_with(".gguf") && nibble_order == NibbleOrder::HiLo {
                 // Its blocks fix the order: what was asked for would be left undone.
-                let message = c.gate_up_source(0).unwrap_err().to_string();
-                assert_has(&message, "swapped nibbles in a GGUF file is not supported");
+                let e = c.gate_up_source(0).unwrap_err().to_string();
+                assert_has(&e, "swapped nibbles in a GGUF file is not supported");
                 continue;
             }
             assert_runs(&c.gate_up_source(0).unwrap(), &c.gate_up(0).unwrap());

@@ -2,16 +2,14 @@
 
 mod common;
 
-use common::{Fixture, Weight, assert_ends, assert_has, assert_starts, message, modelopt_config};
+use common::{
+    Fixture, PROJECTIONS, Weight, assert_ends, assert_has, assert_starts, defaults, message, modelopt_config,
+};
 use dualgemm_checkpoint::{Checkpoint, Dtype, Error, GateUpOrder, Half, MlpKind, OpenOptions};
 use serde_json::json;
 
 fn w4a16() -> Fixture {
-    Fixture { config: Some(modelopt_config("W4A16_NVFP4")), ..Fixture::default() }
-}
-
-fn defaults() -> OpenOptions {
-    OpenOptions::default()
+    Fixture::with(modelopt_config("W4A16_NVFP4"))
 }
 
 fn with_order(order: GateUpOrder) -> OpenOptions {
@@ -23,10 +21,7 @@ fn gate_and_up_and_their_scales_may_lie_in_different_shards() {
     let dir = tempfile::tempdir().unwrap();
     let mut f = w4a16();
     for e in 0..3 {
-        for (i, p) in ["w1", "w3", "w2"].iter().enumerate() {
-            let w = Weight::new(10 * e + i as u64, 64, 64);
-            f.modelopt(&format!("model.layers.5.block_sparse_moe.experts.{e}.{p}"), &w, 1e-3, None);
-        }
+        f.modules(&format!("model.layers.5.block_sparse_moe.experts.{e}"), &["w1", "w3", "w2"], 10 * e);
     }
     // Every tensor of a module in another shard than its neighbours.
     f.write_sharded(dir.path(), |name| match name {
@@ -59,9 +54,7 @@ fn gate_and_up_and_their_scales_may_lie_in_different_shards() {
 #[test]
 fn a_missing_expert_tensor_names_the_expert() {
     let mut f = w4a16();
-    for p in ["gate_proj", "up_proj", "down_proj"] {
-        f.modelopt(&format!("model.layers.0.mlp.experts.7.{p}"), &Weight::new(1, 64, 64), 1e-3, None);
-    }
+    f.modules("model.layers.0.mlp.experts.7", &PROJECTIONS, 1);
     f.remove("model.layers.0.mlp.experts.7.up_proj.weight_scale_2");
     let c = f.open(&defaults()).unwrap();
     let e = message(&c.experts(0).unwrap().gate_up(7).unwrap_err());
@@ -209,7 +202,7 @@ fn gpt_oss_blocks_are_read_with_the_order_its_format_fixes() {
     let weights: Vec<Weight> = (0..2).map(|e| Weight::with_block(60 + e, 64, 96, 32)).collect();
     let config = json!({ "model_type": "gpt_oss", "hidden_size": 96, "quantization_config": { "quant_method": "mxfp4",
         "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"] } });
-    let mut f = Fixture { config: Some(config), ..Fixture::default() };
+    let mut f = Fixture::with(config);
     let name = "model.layers.4.mlp.experts.gate_up_proj";
     f.add(
         &format!("{name}_blocks"),
@@ -248,14 +241,9 @@ fn gpt_oss_blocks_are_read_with_the_order_its_format_fixes() {
 #[test]
 fn shared_and_routed_experts_and_dense_layers_are_told_apart() {
     let mut f = w4a16();
-    let mlp = |f: &mut Fixture, path: &str, seed| {
-        for (i, p) in ["gate_proj", "up_proj", "down_proj"].iter().enumerate() {
-            f.modelopt(&format!("{path}.{p}"), &Weight::new(seed + i as u64, 64, 64), 1e-3, None);
-        }
-    };
-    mlp(&mut f, "model.layers.0.mlp", 1);
-    mlp(&mut f, "model.layers.1.mlp.experts.0", 11);
-    mlp(&mut f, "model.layers.1.mlp.shared_experts", 21);
+    f.modules("model.layers.0.mlp", &PROJECTIONS, 1);
+    f.modules("model.layers.1.mlp.experts.0", &PROJECTIONS, 11);
+    f.modules("model.layers.1.mlp.shared_experts", &PROJECTIONS, 21);
     f.add("model.layers.1.mlp.gate.weight", Dtype::Bf16, &[1, 64], vec![0; 128]);
     let c = f.open(&defaults()).unwrap();
     assert_eq!(c.layers(), [0, 1]);
@@ -273,9 +261,7 @@ fn shared_and_routed_experts_and_dense_layers_are_told_apart() {
 fn two_stacks_of_layers_need_a_name() {
     let mut f = w4a16();
     for (stack, seed) in [("model.layers", 1), ("mtp.layers", 11)] {
-        for (i, p) in ["gate_proj", "up_proj"].iter().enumerate() {
-            f.modelopt(&format!("{stack}.0.mlp.{p}"), &Weight::new(seed + i as u64, 64, 64), 1e-3, None);
-        }
+        f.modules(&format!("{stack}.0.mlp"), &PROJECTIONS[..2], seed);
     }
     let e = message(&f.open(&defaults()).unwrap().gate_up(0).unwrap_err());
     assert!(
@@ -287,8 +273,8 @@ fn two_stacks_of_layers_need_a_name() {
     Weight::new(11, 64, 64).assert_is(&c.gate_up(0).unwrap().gate);
     // A vision tower in floats is no second answer.
     let mut f = w4a16();
-    for (i, p) in ["gate_proj", "up_proj"].iter().enumerate() {
-        f.modelopt(&format!("model.layers.0.mlp.{p}"), &Weight::new(1 + i as u64, 64, 64), 1e-3, None);
+    f.modules("model.layers.0.mlp", &PROJECTIONS[..2], 1);
+    for p in &PROJECTIONS[..2] {
         f.add(&format!("visual.blocks.0.mlp.{p}.weight"), Dtype::Bf16, &[2, 2], vec![0; 8]);
     }
     Weight::new(1, 64, 64).assert_is(&f.open(&defaults()).unwrap().gate_up(0).unwrap().gate);
@@ -313,9 +299,7 @@ fn gate_and_up_keep_their_own_tensor_scales() {
 fn indices_that_lie_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let mut f = w4a16();
-    for p in ["gate_proj", "up_proj"] {
-        f.modelopt(&format!("model.layers.0.mlp.{p}"), &Weight::new(1, 64, 64), 1e-3, None);
-    }
+    f.modules("model.layers.0.mlp", &PROJECTIONS[..2], 1);
     f.write_sharded(dir.path(), |name| usize::from(name.contains("up_proj")));
     let index = dir.path().join("model.safetensors.index.json");
     let honest: serde_json::Value = serde_json::from_slice(&std::fs::read(&index).unwrap()).unwrap();
@@ -333,14 +317,10 @@ fn indices_that_lie_are_refused() {
              model-00000.safetensors, which does not hold it; valid is the file that holds each tensor"
         )
     );
-    assert_has(
-        &error(&|j| drop(j["weight_map"].as_object_mut().unwrap().remove(up))),
-        &format!("no entry for tensor `{up}`"),
-    );
-    assert_has(
-        &error(&|j| j["weight_map"][up] = json!("../secret.safetensors")),
-        "rule `shard-name`: found \"../secret.safetensors\"",
-    );
+    let e = error(&|j| drop(j["weight_map"].as_object_mut().unwrap().remove(up)));
+    assert_has(&e, &format!("no entry for tensor `{up}`"));
+    let e = error(&|j| j["weight_map"][up] = json!("../secret.safetensors"));
+    assert_has(&e, "rule `shard-name`: found \"../secret.safetensors\"");
     assert_has(&error(&|j| j["weight_map"][up] = json!("/etc/passwd")), "rule `shard-name`");
     assert_has(&error(&|j| j["weight_map"][up] = json!(3)), "rule `shard-name`: found 3 for tensor");
     assert_has(&error(&|j| j["weight_map"] = json!({})), "an empty `weight_map`");

@@ -71,6 +71,5 @@ fn mlx_scales_that_are_declared_are_needed() {
     let mut level = json!({ "group_size": 16, "bits": 4, "mode": "nvfp4" });
     assert_eq!(with(level.clone()), Ok(64));
     level["global_scale"] = json!(true);
-    let e = with(level).unwrap_err();
-    assert_has(&e, "model.layers.0.mlp.switch_mlp.gate_proj.global_scale");
+    assert_has(&with(level).unwrap_err(), "model.layers.0.mlp.switch_mlp.gate_proj.global_scale");
 }

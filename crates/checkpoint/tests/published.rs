@@ -15,7 +15,7 @@ fn mlp(path: &str, seed: u64, block: usize, mut put: impl FnMut(&str, &Weight)) 
 }
 
 fn w4a16() -> Fixture {
-    Fixture { config: Some(modelopt_config("W4A16_NVFP4")), ..Fixture::default() }
+    Fixture::with(modelopt_config("W4A16_NVFP4"))
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn quark_config() -> Value {
 
 #[test]
 fn quark_mxfp4_is_read_and_exceptions_of_layers_come_first() {
-    let mut f = Fixture { config: Some(quark_config()), ..Fixture::default() };
+    let mut f = Fixture::with(quark_config());
     mlp("model.layers.0.mlp", 1, 32, |module, w| {
         f.add(&format!("{module}.weight"), Dtype::U8, &[64, 32], w.codes.clone());
         f.add(&format!("{module}.weight_scale"), Dtype::U8, &[64, 2], w.scales.clone());
@@ -197,14 +197,10 @@ fn quark_mxfp4_is_read_and_exceptions_of_layers_come_first() {
     );
     assert_has(&error(&|c| c["exclude"] = json!(["*mlp*"])), "`*mlp*` in `exclude`");
     assert_has(&error(&|c| c["exclude"] = json!(["re:.*mlp"])), "`re:.*mlp` in `exclude`");
-    assert_has(
-        &error(&|c| c["global_quant_config"]["weight"]["group_size"] = json!(16)),
-        "config.json: global_quant_config.weight is ",
-    );
-    assert_has(
-        &error(&|c| c["algo_config"] = json!([{ "name": "rotation", "online_r1_rotation": true }])),
-        "`algo_config.online_r1_rotation`, which changes what the weights mean",
-    );
+    let e = error(&|c| c["global_quant_config"]["weight"]["group_size"] = json!(16));
+    assert_has(&e, "config.json: global_quant_config.weight is ");
+    let e = error(&|c| c["algo_config"] = json!([{ "name": "rotation", "online_r1_rotation": true }]));
+    assert_has(&e, "`algo_config.online_r1_rotation`, which changes what the weights mean");
 }
 
 #[test]
@@ -282,7 +278,7 @@ fn auto_round_writes_compressed_tensors_under_another_configuration() {
     let c = compressed(rotated, None).open(&defaults()).unwrap();
     assert_mlp(&c, [1.0 / 1000.0, 1.0 / 500.0], None);
     assert_has(&c.down(0).unwrap_err().to_string(), "`rotation_config.r4`, which changes what the weights");
-    let mut f = Fixture { config: Some(config("mx_fp", 32, extra)), ..Fixture::default() };
+    let mut f = Fixture::with(config("mx_fp", 32, extra));
     mlp("model.layers.0.mlp", 1, 32, |module, w| {
         f.compressed(module, w, 0.0, None);
     });
@@ -295,8 +291,7 @@ fn auto_round_writes_compressed_tensors_under_another_configuration() {
         (json!({ "gate_proj$": { "bits": 8 } }), "8 bits of type nv_fp".into()),
     ] {
         let c = compressed(config("nv_fp", 16, extra), None).open(&defaults()).unwrap();
-        let e = c.gate_up(0).unwrap_err().to_string();
-        assert_starts(&e, &format!("{GATE}: is not quantized: {why}"));
+        assert_starts(&c.gate_up(0).unwrap_err().to_string(), &format!("{GATE}: is not quantized: {why}"));
     }
     assert_eq!(
         open_error(&compressed(config("nv_fp", 32, Value::Null), None)),

@@ -105,51 +105,45 @@ fn a_file_without_groups_is_what_its_format_says() {
     let c = with(json!({ "format": "nvfp4-pack-quantized", "ignore": [DOWN] })).open(&defaults()).unwrap();
     assert_mlp(&c, [1e-3, 2e-3], None);
     assert_has(&refusal(c.down(0)), "in `ignore`");
-    assert_has(
-        &open_error(&with(json!({ "format": "mxfp4-pack-quantized" }))),
-        "but mxfp4 has no tensor scale; valid",
-    );
+    let e = open_error(&with(json!({ "format": "mxfp4-pack-quantized" })));
+    assert_has(&e, "but mxfp4 has no tensor scale; valid");
     assert_has(&open_error(&with(json!({ "format": "float-quantized" }))), "is not quantized: format");
     assert_has(&open_error(&with(json!({ "format": "nvfp5" }))), "format is \"nvfp5\"; valid is nvfp4-pack");
 }
 
+/// Gate and up in every convention that has names for tensors under a weight.
+fn fixtures() -> [(&'static str, Fixture); 7] {
+    let w = || Weight::new(1, 64, 64);
+    let codes = |f: &mut Fixture, weight: &str, dtype, columns: usize, scales: &str| {
+        for module in [GATE, UP] {
+            f.add(&format!("{module}.{weight}"), dtype, &[64, columns], w().codes);
+            f.add(&format!("{module}.{scales}"), Dtype::U8, &[64, 4], w().scales);
+        }
+    };
+    let mut mlx = Fixture::with(json!({ "quantization": { "group_size": 16, "bits": 4, "mode": "nvfp4" } }));
+    codes(&mut mlx, "weight", Dtype::U32, 8, "scales");
+    let mut torchao = Fixture::with(json!({ "quantization_config": { "quant_method": "torchao" } }));
+    codes(&mut torchao, "_weight_qdata", Dtype::U8, 32, "_weight_scale");
+    let level = json!([{ "dtype": "fp4", "group_size": 16 }, { "dtype": "fp8_e4m3" }]);
+    let quark = json!({ "quantization_config": { "quant_method": "quark", "global_quant_config": { "weight": level } } });
+    let auto_round = json!({ "quantization_config": { "quant_method": "auto-round", "bits": 4, "data_type": "nv_fp",
+        "group_size": 16 } });
+    let mut comfy = modelopt(Value::Null, None);
+    comfy.config = None;
+    comfy.metadata.insert("_quantization_metadata".into(), r#"{"format": "nvfp4"}"#.into());
+    [
+        ("modelopt", modelopt(modelopt_config("W4A16_NVFP4"), None)),
+        ("compressed-tensors", compressed(compressed_config(&[(&["Linear"], 16, Value::Null)]), None)),
+        ("auto-round", compressed(auto_round, None)),
+        ("quark", modelopt(quark, None)),
+        ("comfyui", comfy),
+        ("mlx", mlx),
+        ("torchao", torchao),
+    ]
+}
+
 #[test]
 fn tensors_under_a_weight_that_no_convention_has_refuse_it_by_name() {
-    let fixtures = || {
-        let w = || Weight::new(1, 64, 64);
-        let codes = |f: &mut Fixture, weight: &str, dtype, columns: usize, scales: &str| {
-            for module in [GATE, UP] {
-                f.add(&format!("{module}.{weight}"), dtype, &[64, columns], w().codes);
-                f.add(&format!("{module}.{scales}"), Dtype::U8, &[64, 4], w().scales);
-            }
-        };
-        let mut mlx = Fixture {
-            config: Some(json!({ "quantization": { "group_size": 16, "bits": 4, "mode": "nvfp4" } })),
-            ..Fixture::default()
-        };
-        codes(&mut mlx, "weight", Dtype::U32, 8, "scales");
-        let mut torchao = Fixture {
-            config: Some(json!({ "quantization_config": { "quant_method": "torchao" } })),
-            ..Fixture::default()
-        };
-        codes(&mut torchao, "_weight_qdata", Dtype::U8, 32, "_weight_scale");
-        let level = json!([{ "dtype": "fp4", "group_size": 16 }, { "dtype": "fp8_e4m3" }]);
-        let quark = json!({ "quantization_config": { "quant_method": "quark", "global_quant_config": { "weight": level } } });
-        let auto_round = json!({ "quantization_config": { "quant_method": "auto-round", "bits": 4, "data_type": "nv_fp",
-            "group_size": 16 } });
-        let mut comfy = modelopt(Value::Null, None);
-        comfy.config = None;
-        comfy.metadata.insert("_quantization_metadata".into(), r#"{"format": "nvfp4"}"#.into());
-        [
-            ("modelopt", modelopt(modelopt_config("W4A16_NVFP4"), None)),
-            ("compressed-tensors", compressed(compressed_config(&[(&["Linear"], 16, Value::Null)]), None)),
-            ("auto-round", compressed(auto_round, None)),
-            ("quark", modelopt(quark, None)),
-            ("comfyui", comfy),
-            ("mlx", mlx),
-            ("torchao", torchao),
-        ]
-    };
     for ending in [
         ".weight_scale_3",
         ".zero_point",
@@ -229,7 +223,7 @@ fn what_is_known_to_change_nothing_is_let_pass() {
 
 #[test]
 fn mxfp4_has_no_tensor_scale_that_could_be_meant() {
-    let mut f = Fixture { config: Some(modelopt_config("MXFP4")), ..Fixture::default() };
+    let mut f = Fixture::with(modelopt_config("MXFP4"));
     for module in [GATE, UP] {
         mxfp4(&mut f, module, &Weight::with_block(1, 64, 64, 32), (".weight_scale", Dtype::U8));
     }
@@ -291,91 +285,34 @@ fn rotations_at_run_time_refuse_what_they_concern_in_every_convention() {
         let auto_round = json!({ "quantization_config": { "quant_method": "auto-round", "bits": 4, "data_type": "nv_fp",
             "group_size": 16 } });
         let groups: [(&[&str], u64, Value); 1] = [(&["Linear"], 16, Value::Null)];
-        [
+        vec![
             compressed(with(auto_round, key, value), None),
             compressed(with(compressed_config(&groups), key, value), None),
             modelopt(with(modelopt_config("W4A16_NVFP4"), key, value), None),
         ]
     };
-    let hadamard = json!({ "algorithm": "hadamard", "block_size": 16, "hadamard_type": "hadamard" });
-    let offline =
-        json!({ "r1": true, "r2": true, "r3": true, "online_r1_rotation": false, "rotation_size": 32 });
-    let mut down = offline.clone();
-    down["r4"] = json!(true);
-    for (key, value, says, of_down) in [
-        ("rotation_config", hadamard.clone(), Some("rotation_config.algorithm: \"hadamard\"`"), true),
-        ("rotation_config", json!("hadamard"), Some("rotation_config: \"hadamard\"`"), true),
-        ("rotation_config", json!([hadamard]), Some("rotation_config: ["), true),
-        ("rotation_config", offline.clone(), None, false),
-        ("rotation_config", down, None, true),
-        (
-            "spinquant_config",
-            json!({ "r4": false }),
-            Some("spinquant_config.online_r1_rotation: true where"),
-            true,
-        ),
-        (
-            "spinquant_config",
-            json!({ "r1": false, "online_r1_rotation": 1 }),
-            Some("spinquant_config.online_r1_rotation: 1`"),
-            true,
-        ),
-        (
-            "spinquant_config",
-            json!({ "r1": false, "r4": "yes" }),
-            Some("spinquant_config.r4: \"yes\"`"),
-            true,
-        ),
-        ("spinquant_config", json!({ "r1": false, "r5": true }), Some("spinquant_config.r5: true`"), true),
-        ("hadamard_group_size", json!(32), Some("hadamard_group_size: 32`"), true),
-        ("svdquant_config", json!({ "rank": 32 }), Some("svdquant_config: {"), true),
-        ("weights", json!({ "use_rotation": true }), Some("weights.use_rotation: true`"), true),
-        ("transform_config", json!([{ "type": "hadamard" }]), Some("transform_config: ["), true),
-        (
-            "transform_config",
-            json!({ "type": "hadamard" }),
-            Some("transform_config.type: \"hadamard\"`"),
-            true,
-        ),
-        ("rotation_config", Value::Null, None, false),
-        ("rotation_config", json!({}), None, false),
-        ("hadamard_transform", json!(false), None, false),
-        ("hadamard_group_size", json!(0), None, false),
-        ("transform_config", json!({ "config_groups": {} }), None, false),
-    ] {
-        for f in fixtures(key, &value) {
-            assert_transformed(&f, says, of_down);
+    let level = json!([{ "dtype": "fp4", "group_size": 16 }, { "dtype": "fp8_e4m3" }]);
+    let lines = include_str!("transforms.txt").lines().filter(|l| !l.is_empty() && !l.starts_with('#'));
+    let mut lines = lines.peekable();
+    let mut cases = 0;
+    while let Some(case) = lines.next() {
+        let (key, value) = case.split_once(" = ").unwrap();
+        let value: Value = serde_json::from_str(value).unwrap();
+        let refused = lines.next_if(|line| line.starts_with("    ")).unwrap_or_default().trim();
+        let (gate, of_down) = match refused.strip_prefix("gate ") {
+            Some(rest) => (Some(rest.trim_start_matches("down ")), rest.starts_with("down ")),
+            None => (None, refused == "down"),
+        };
+        let fixtures = match key.strip_prefix("quark ") {
+            None => fixtures(key, &value),
+            Some(key) => vec![quark(json!({ "global_quant_config": { "weight": level }, key: value }))],
+        };
+        for f in fixtures {
+            assert_transformed(&f, gate, of_down);
         }
+        cases += 1;
     }
-    let apply = |apply: Value| json!({ "config_groups": { "u": { "type": "hadamard", "apply": apply } } });
-    let at = |location: Value| json!([{ "location": location, "targets": ["re:.*(gate|up)_proj"], "ignore": ["x"] }]);
-    for (value, says, of_down) in [
-        (at(json!("input")), Some("transform_config.config_groups.u`"), false),
-        (at(json!("INPUT")), Some("transform_config.config_groups.u.apply.location: \"INPUT\"`"), false),
-        (at(Value::Null), Some("transform_config.config_groups.u.apply.location: null`"), false),
-        (at(json!("k_cache")), None, false),
-        (at(json!("weight_output")), None, false),
-        (
-            json!({ "location": "input", "targets": ["Linear"] }),
-            Some("transform_config.config_groups.u: {"),
-            true,
-        ),
-        (
-            json!([{ "location": "input", "targets": "Linear" }]),
-            Some("transform_config.config_groups.u.apply: {"),
-            true,
-        ),
-        (
-            json!([{ "location": "input", "targets": ["re:("] }]),
-            Some("transform_config.config_groups.u.apply: {"),
-            true,
-        ),
-        (json!([]), None, false),
-    ] {
-        for f in fixtures("transform_config", &apply(value)) {
-            assert_transformed(&f, says, of_down);
-        }
-    }
+    assert_eq!(cases, 36);
     // The older file of ModelOpt, too.
     let mut f = modelopt(modelopt_config("W4A16_NVFP4"), None);
     f.hf_quant_config = Some(json!({ "quantization": { "quant_algo": "W4A16_NVFP4", "rotate": true } }));
@@ -386,34 +323,6 @@ fn quark(config: Value) -> Fixture {
     let mut config = json!({ "hidden_act": "silu", "quantization_config": config });
     config["quantization_config"]["quant_method"] = json!("quark");
     modelopt(config, None)
-}
-
-#[test]
-fn algorithms_of_quark_are_known_or_refused() {
-    let level = json!([{ "dtype": "fp4", "group_size": 16 }, { "dtype": "fp8_e4m3" }]);
-    let with = |algorithms: Value| {
-        quark(json!({ "global_quant_config": { "weight": level }, "algo_config": algorithms }))
-    };
-    for (algorithms, says, of_down) in [
-        (
-            json!([{ "name": "awq", "scaling_layers": [{ "inp": "x" }] }, { "name": "gptq", "damp_percent": 0.01 }]),
-            None,
-            false,
-        ),
-        (json!([{ "name": "rotation", "r1": true, "scaling_layers": { "first_layer": [] } }]), None, false),
-        (json!([{ "name": "quarot", "r1": true, "r2": true, "r3": true, "r4": false }]), None, false),
-        (
-            json!({ "name": "rotation", "online_r1_rotation": true }),
-            Some("algo_config.online_r1_rotation`"),
-            true,
-        ),
-        (json!([{ "name": "awq" }, { "name": "rotation", "r4": true }]), None, true),
-        (json!([{ "name": "svdquant" }]), Some("algo_config: {\"name\":\"svdquant\"}`"), true),
-        (json!("rotation"), Some("algo_config: \"rotation\"`"), true),
-        (json!([]), None, false),
-    ] {
-        assert_transformed(&with(algorithms), says, of_down);
-    }
 }
 
 #[test]

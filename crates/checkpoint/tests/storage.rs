@@ -43,8 +43,7 @@ fn torchao_is_declared_by_metadata_in_both_scale_layouts() {
     assert_ends(&open_error(&f), "block_size is 32; valid is 16");
     let mut f = torchao(false);
     f.metadata.insert(format!("{GATE}.weight"), json!({ "_type": "Int4Tensor" }).to_string());
-    let e = f.open(&defaults()).unwrap().gate_up(0).unwrap_err().to_string();
-    assert_has(&e, r#"is not quantized: tensor type "Int4Tensor""#);
+    assert_has(&open_error(&f), r#"is not quantized: tensor type "Int4Tensor""#);
 }
 
 /// 100 rows, so that stored scales have padding rows.
@@ -118,7 +117,7 @@ fn padded_scales_under_a_linear_convention_are_refused_with_the_way_out() {
 fn flat_byte_scales_are_in_the_kernel_s_order() {
     for rows in [100, 128] {
         let w = Weight::new(21, rows, 64);
-        let mut f = Fixture { config: Some(modelopt_config("W4A16_NVFP4")), ..Fixture::default() };
+        let mut f = Fixture::with(modelopt_config("W4A16_NVFP4"));
         for m in [GATE, UP] {
             f.modelopt(m, &w, 1e-3, None);
             let scale = f.tensor(&format!("{m}.weight_scale"));

@@ -3,37 +3,40 @@
 mod common;
 
 use common::{
-    Fixture, Weight, assert_ends, assert_starts, compressed_config, local_activations, modelopt_config,
-    testdata,
+    DOWN, Fixture, GATE, PROJECTIONS, UP, Weight, assert_ends, assert_starts, compressed_config, defaults,
+    local_activations, modelopt_config, testdata,
 };
 use dualgemm_checkpoint::validate::{Finding, RULES, Severity};
 use dualgemm_checkpoint::{Checkpoint, Dtype, OpenOptions, TensorFiles, validate};
 use dualgemm_formats::ScaleLayout;
 use serde_json::{Value, json};
 
-const GATE: &str = "model.layers.0.mlp.gate_proj";
-
 fn healthy() -> Fixture {
-    let mut f = Fixture { config: Some(modelopt_config("NVFP4")), ..Fixture::default() };
-    for (i, p) in ["gate_proj", "up_proj", "down_proj"].iter().enumerate() {
-        f.modelopt(&format!("model.layers.0.mlp.{p}"), &Weight::new(i as u64, 64, 64), 1e-3, Some(0.5));
+    let mut f = Fixture::with(modelopt_config("NVFP4"));
+    for (seed, module) in (0..).zip([GATE, UP, DOWN]) {
+        f.modelopt(module, &Weight::new(seed, 64, 64), 1e-3, Some(0.5));
     }
     f
 }
 
 fn compressed() -> Fixture {
     let groups: [(&[&str], u64, Value); 1] = [(&["Linear"], 16, local_activations())];
-    let mut f = Fixture { config: Some(compressed_config(&groups)), ..Fixture::default() };
-    for (i, p) in ["gate_proj", "up_proj", "down_proj"].iter().enumerate() {
-        f.compressed(&format!("model.layers.0.mlp.{p}"), &Weight::new(i as u64, 64, 64), 1000.0, Some(8.0));
+    let mut f = Fixture::with(compressed_config(&groups));
+    for (seed, module) in (0..).zip([GATE, UP, DOWN]) {
+        f.compressed(module, &Weight::new(seed, 64, 64), 1000.0, Some(8.0));
     }
     f
+}
+
+/// Makes a tensor one float.
+fn set(f: &mut Fixture, tensor: &str, value: f32) {
+    f.tensor(tensor).data = value.to_le_bytes().to_vec().into();
 }
 
 fn findings(f: &Fixture) -> Vec<Finding> {
     let dir = tempfile::tempdir().unwrap();
     f.write(dir.path());
-    validate(dir.path(), &OpenOptions::default())
+    validate(dir.path(), &defaults())
 }
 
 #[track_caller]
@@ -74,21 +77,19 @@ fn tensor_scales_that_are_none_or_inverted_are_found() {
     let name = format!("{GATE}.weight_scale_2");
     for bad in [0.0f32, -1.0, f32::NAN, f32::INFINITY] {
         let mut f = healthy();
-        f.tensor(&name).data = bad.to_le_bytes().to_vec().into();
+        set(&mut f, &name, bad);
         assert_finds(&f, &[("tensor-scale", &name, &bad.to_string())]);
     }
     let mut f = healthy();
-    for p in ["gate_proj", "up_proj", "down_proj"] {
-        f.tensor(&format!("model.layers.0.mlp.{p}.weight_scale_2")).data =
-            1000f32.to_le_bytes().to_vec().into();
+    for module in [GATE, UP, DOWN] {
+        set(&mut f, &format!("{module}.weight_scale_2"), 1000.0);
     }
     let found = findings(&f);
     assert_eq!(found.len(), 3);
     assert!(found.iter().all(|f| f.rule.id == "tensor-scale-sense" && f.rule.severity == Severity::Warning));
     let mut f = compressed();
-    for p in ["gate_proj", "up_proj"] {
-        let t = f.tensor(&format!("model.layers.0.mlp.{p}.weight_global_scale"));
-        t.data = 0.001f32.to_le_bytes().to_vec().into();
+    for module in [GATE, UP] {
+        set(&mut f, &format!("{module}.weight_global_scale"), 0.001);
     }
     let found = findings(&f);
     assert_eq!(found.len(), 2);
@@ -103,9 +104,9 @@ fn tensor_scales_that_are_none_or_inverted_are_found() {
 #[test]
 fn halves_that_differ_are_found_with_their_ratio() {
     let mut f = healthy();
-    f.tensor(&format!("{GATE}.weight_scale_2")).data = 3.85e-5f32.to_le_bytes().to_vec().into();
-    f.tensor("model.layers.0.mlp.up_proj.weight_scale_2").data = 4.83e-5f32.to_le_bytes().to_vec().into();
-    f.tensor("model.layers.0.mlp.up_proj.input_scale").data = 0.25f32.to_le_bytes().to_vec().into();
+    set(&mut f, &format!("{GATE}.weight_scale_2"), 3.85e-5);
+    set(&mut f, &format!("{UP}.weight_scale_2"), 4.83e-5);
+    set(&mut f, &format!("{UP}.input_scale"), 0.25);
     assert_finds(
         &f,
         &[
@@ -123,13 +124,11 @@ fn halves_that_differ_are_found_with_their_ratio() {
     );
     let by_one =
         |used: &str| format!("the one input of both is quantized by {used}, which saturates for neither");
-    let message = findings(&f)[1].message.clone();
-    assert_ends(&message, &format!("0.5 and 0.25 (x2.0000); {}", by_one("0.5")));
+    assert_ends(&findings(&f)[1].message.clone(), &format!("0.5 and 0.25 (x2.0000); {}", by_one("0.5")));
     // Of divisors the smaller one.
     let mut f = compressed();
-    f.tensor("model.layers.0.mlp.up_proj.input_global_scale").data = 2f32.to_le_bytes().to_vec().into();
-    let message = findings(&f)[0].message.clone();
-    assert_ends(&message, &format!("8 and 2 (x4.0000); {}", by_one("2")));
+    set(&mut f, "model.layers.0.mlp.up_proj.input_global_scale", 2.0);
+    assert_ends(&findings(&f)[0].message.clone(), &format!("8 and 2 (x4.0000); {}", by_one("2")));
 }
 
 #[test]
@@ -158,7 +157,7 @@ fn outside_of_what_was_asked_for_nothing_is_checked() {
     let mut f = healthy();
     f.modelopt("mtp.layers.0.mlp.gate_proj", &Weight::new(1, 64, 64), 0.0, None);
     let within = |prefix: &str| {
-        let options = OpenOptions { within: Some(prefix.into()), ..OpenOptions::default() };
+        let options = OpenOptions { within: Some(prefix.into()), ..defaults() };
         f.open(&options).unwrap().validate().len()
     };
     assert_eq!(within("model."), 0);
@@ -166,15 +165,11 @@ fn outside_of_what_was_asked_for_nothing_is_checked() {
 }
 
 fn experts(numbers: &[u64]) -> Fixture {
-    let mut f = Fixture { config: Some(modelopt_config("NVFP4")), ..Fixture::default() };
+    let mut f = Fixture::with(modelopt_config("NVFP4"));
     for &e in numbers {
-        for p in ["gate_proj", "up_proj", "down_proj"] {
-            f.modelopt(
-                &format!("model.layers.0.mlp.experts.{e}.{p}"),
-                &Weight::new(e, 64, 64),
-                1e-3,
-                Some(0.5),
-            );
+        for p in PROJECTIONS {
+            let module = format!("model.layers.0.mlp.experts.{e}.{p}");
+            f.modelopt(&module, &Weight::new(e, 64, 64), 1e-3, Some(0.5));
         }
     }
     f
@@ -214,8 +209,8 @@ fn experts_that_lack_a_projection_are_found() {
 fn uncalibrated_experts_are_listed() {
     let mut f = experts(&[0, 1, 2]);
     let scale = |e: usize, p: &str| format!("model.layers.0.mlp.experts.{e}.{p}.input_scale");
-    f.tensor(&scale(1, "down_proj")).data = f32::INFINITY.to_le_bytes().to_vec().into();
-    f.tensor(&scale(2, "gate_proj")).data = 0f32.to_le_bytes().to_vec().into();
+    set(&mut f, &scale(1, "down_proj"), f32::INFINITY);
+    set(&mut f, &scale(2, "gate_proj"), 0.0);
     f.remove(&scale(2, "up_proj"));
     assert_finds(
         &f,
@@ -259,9 +254,9 @@ fn files_that_do_not_open_are_one_finding() {
     f.config = Some(modelopt_config("NVFP5"));
     assert_eq!(findings(&f)[0].rule.id, "config");
     let dir = tempfile::tempdir().unwrap();
-    assert_eq!(validate(&dir.path().join("none"), &OpenOptions::default())[0].rule.id, "readable");
+    assert_eq!(validate(&dir.path().join("none"), &defaults())[0].rule.id, "readable");
     std::fs::write(dir.path().join("m.safetensors"), [0; 20]).unwrap();
-    assert_eq!(validate(dir.path(), &OpenOptions::default())[0].rule.id, "header");
+    assert_eq!(validate(dir.path(), &defaults())[0].rule.id, "header");
     let mut f = healthy();
     f.hf_quant_config = Some(json!({ "quantization": { "quant_algo": "FP8" } }));
     // Different names of one format.
@@ -276,7 +271,7 @@ fn files_that_do_not_open_are_one_finding() {
 #[test]
 fn files_that_say_different_things_of_a_module_refuse_it() {
     let mut f = healthy();
-    let modules = ["down_proj", "gate_proj", "up_proj"].map(|p| format!("model.layers.0.mlp.{p}"));
+    let modules = [DOWN, GATE, UP];
     for (quantization, concerned, says) in [
         (json!({ "quant_algo": "FP8" }), &modules[..], "quant_algo FP8"),
         (json!({ "quant_algo": "W4A8_MXFP4_FP8" }), &modules[..], "mxfp4"),
@@ -310,28 +305,26 @@ fn files_that_say_different_things_of_a_module_refuse_it() {
 
 #[test]
 fn a_half_that_is_left_in_floats_is_found() {
-    for (p, other) in [("gate_proj", "up_proj"), ("up_proj", "gate_proj")] {
+    for (module, other) in [(GATE, UP), (UP, GATE)] {
         let mut f = healthy();
-        let module = format!("model.layers.0.mlp.{p}");
-        f.tensors.retain(|t| !t.name.starts_with(&module));
+        f.tensors.retain(|t| !t.name.starts_with(module));
         f.add(&format!("{module}.weight"), Dtype::Bf16, &[64, 64], vec![0; 64 * 64 * 2]);
         f.config.as_mut().unwrap()["quantization_config"]["ignore"] = json!([module]);
         let found = format!("`{module}` in `ignore`, and `{module}.weight` is BF16");
-        assert_finds(&f, &[("layers", &module, &found)]);
-        f.open(&OpenOptions::default()).unwrap().linear(&format!("model.layers.0.mlp.{other}")).unwrap();
-        assert!(f.open(&OpenOptions::default()).unwrap().gate_up(0).is_err());
+        assert_finds(&f, &[("layers", module, &found)]);
+        f.open(&defaults()).unwrap().linear(other).unwrap();
+        assert!(f.open(&defaults()).unwrap().gate_up(0).is_err());
     }
 }
 
 #[test]
 fn padding_that_is_not_zero_is_found() {
-    let mut f = Fixture { config: Some(json!({ "hidden_act": "silu" })), ..Fixture::default() };
+    let mut f = Fixture::with(json!({ "hidden_act": "silu" }));
     f.metadata.insert("_quantization_metadata".into(), r#"{"format": "nvfp4"}"#.into());
-    for p in ["gate_proj", "up_proj"] {
+    for module in [GATE, UP] {
         let w = Weight::new(1, 100, 64);
-        let m = format!("model.layers.0.mlp.{p}");
-        f.modelopt(&m, &w, 1e-3, None);
-        let t = f.tensor(&format!("{m}.weight_scale"));
+        f.modelopt(module, &w, 1e-3, None);
+        let t = f.tensor(&format!("{module}.weight_scale"));
         (t.shape, t.data) = (vec![128, 4], w.swizzled().into());
     }
     assert_finds(&f, &[]);
@@ -346,7 +339,7 @@ fn padding_that_is_not_zero_is_found() {
 fn real_scales_in_the_wrong_order_are_noticed_in_both_directions() {
     let files = TensorFiles::open(&testdata("modelopt-nvfp4")).unwrap();
     for swizzle_on_disk in [false, true] {
-        let mut f = Fixture { config: Some(modelopt_config("NVFP4")), ..Fixture::default() };
+        let mut f = Fixture::with(modelopt_config("NVFP4"));
         for t in files.tensors().filter(|t| t.name.contains("gate_proj") || t.name.contains("up_proj")) {
             let bytes = if swizzle_on_disk && t.name.ends_with("weight_scale") {
                 ScaleLayout::Linear.convert(t.bytes, ScaleLayout::Sf128x4, t.shape[0], t.shape[1])
@@ -358,7 +351,7 @@ fn real_scales_in_the_wrong_order_are_noticed_in_both_directions() {
         for (read_as, wrong) in
             [(ScaleLayout::Linear, swizzle_on_disk), (ScaleLayout::Sf128x4, !swizzle_on_disk)]
         {
-            let options = OpenOptions { scale_layout: Some(read_as), ..OpenOptions::default() };
+            let options = OpenOptions { scale_layout: Some(read_as), ..defaults() };
             let found: Checkpoint = f.open(&options).unwrap();
             let found: Vec<_> = found.validate().iter().map(|f| f.rule.id).collect();
             let expected: &[&str] = if wrong { &["scale-order", "scale-order"] } else { &[] };
@@ -390,7 +383,7 @@ fn attention(mut f: Fixture, scales: [[f32; 3]; 2]) -> Fixture {
 fn scales_of_what_engines_fuse_are_one_finding() {
     assert_finds(&attention(compressed(), [[1000.0; 3], [500.0; 3]]), &[]);
     let mut f = attention(compressed(), [[1000.0, 800.0, 900.0], [1000.0, 250.0, 500.0]]);
-    f.tensor("model.layers.0.mlp.up_proj.weight_global_scale").data = 2000f32.to_le_bytes().to_vec().into();
+    set(&mut f, "model.layers.0.mlp.up_proj.weight_global_scale", 2000.0);
     // Of the two sets of attention and the one of the MLP, that of layer 1 is the worst.
     assert_finds(&f, &[("halves-tensor-scale", "model.layers.1.self_attn.k_proj", "1000 and 250")]);
     let message = &findings(&f)[0].message;

@@ -32,7 +32,7 @@ fn floats(f: &mut Fixture, name: &str, shape: &[usize]) {
 
 /// A model of one layer: q and v and the MLP quantized, k and o in floats.
 fn model(model_type: &str) -> Fixture {
-    let mut f = Fixture { config: Some(config(model_type)), ..Fixture::default() };
+    let mut f = Fixture::with(config(model_type));
     floats(&mut f, "model.embed_tokens.weight", &[16, HIDDEN]);
     let layer = "model.layers.0";
     for (i, (module, rows)) in [
@@ -263,8 +263,7 @@ fn a_tokenizer_beside_the_model_goes_along() {
 #[test]
 fn what_cannot_be_written_whole_is_refused_and_nothing_written() {
     let refused = |f: &Fixture, part: &str| {
-        let e = to_gguf(f, &[]).unwrap_err();
-        assert_has(&e, part);
+        assert_has(&to_gguf(f, &[]).unwrap_err(), part);
     };
     refused(
         &model("gemma2"),

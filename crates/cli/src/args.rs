@@ -128,7 +128,8 @@ pub struct OperationArgs {
     /// input scale, the largest of a mixture's; where there is none, an MLP has that of its values.
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub between: Option<OutFormatArg>,
-    /// Experts of each token of --op moe. Without it, what --routing has, or num_experts_per_tok of the configuration.
+    /// Experts of each token of --op moe. Without it, what --routing has, or what the
+    /// configuration or the metadata says, which it must not differ from.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub top_k: Option<u32>,
     /// Safetensors file with topk_ids [M, k] (I32 or I64; -1 skips an expert) and topk_weights [M, k] (F32) for --op moe.

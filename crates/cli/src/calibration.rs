@@ -55,7 +55,15 @@ impl Calibration {
             bail!("{path}: has no amax of {module}, which is quantized; it has those of {count} modules");
         };
         let producer = if producer == Producer::Ggml { Producer::ModelOpt } else { producer };
-        Ok(producer.global_scale(amax, self.held.dtype))
+        let scale = producer.global_scale(amax, self.held.dtype);
+        if ![scale.value(), scale.held()].iter().all(|x| x.is_finite() && *x > 0.0) {
+            bail!(
+                "{}: {module}: amax is {amax:e}, whose scale is {:e}; a number whose 2688th part is above zero in f32 is needed",
+                self.path.display(),
+                scale.held()
+            );
+        }
+        Ok(scale)
     }
 }
 
@@ -82,6 +90,11 @@ mod tests {
             error.ends_with("has no amax of a.k_proj, which is quantized; it has those of 1 modules"),
             "{error}"
         );
+        let tiny = read(r#"{"dtype": "bf16", "amax": {"a.q_proj": 1e-42}}"#).unwrap();
+        for producer in [Producer::ModelOpt, Producer::CompressedTensors] {
+            let error = tiny.input_scale("a.q_proj", producer).unwrap_err().to_string();
+            assert!(error.contains("a.q_proj: amax is 1e-42, whose scale is"), "{error}");
+        }
     }
 
     #[test]

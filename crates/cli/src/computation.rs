@@ -55,7 +55,11 @@ pub trait Costs {
     fn rate(&self, routed: Routed, rate: impl Fn(&DualGemmDesc) -> f64) -> f64 {
         let products = self.products(routed);
         let seconds = products.iter().map(|(desc, _)| desc.flops() / rate(desc)).sum::<f64>();
-        products.iter().map(|(desc, _)| desc.flops()).sum::<f64>() / seconds
+        match seconds > 0.0 {
+            true => products.iter().map(|(desc, _)| desc.flops()).sum::<f64>() / seconds,
+            // No expert has a row.
+            false => rate(self.ends().0),
+        }
     }
 
     /// Bytes of the packed weights.

@@ -122,6 +122,7 @@ impl Tolerance {
     pub fn verdict(&self, found: &Comparison) -> &'static str {
         match (self.holds(found), found.max_scale_steps) {
             (false, _) => "WRONG",
+            (true, _) if found.not_finite > 0 => "right, but not finite",
             (true, Some(_)) if !self.is_near(found) => "right, but its tensor scale does not fit the values",
             (true, _) => "right",
         }
@@ -185,7 +186,10 @@ impl fmt::Display for Statement<'_> {
         writeln!(f, "; relative L2 {:.1e}, {compared}: {verdict}", found.rel_l2)?;
         if found.not_finite > 0 {
             let (some, all) = (found.not_finite, found.elements);
-            writeln!(f, "{some} of {all} elements are not finite, as the reference has them")?;
+            writeln!(
+                f,
+                "{some} of {all} elements are not finite, as the reference has them: so is a number of A, or C's type is too narrow"
+            )?;
         }
         if found.overflowed > 0 {
             let (some, all) = (found.overflowed, found.elements);

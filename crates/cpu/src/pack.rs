@@ -75,6 +75,7 @@ pub struct PackedGateUp {
     n: usize,
     k: usize,
     global_scales: [GlobalScale; 2],
+    /// Of a linear layer the first alone.
     biases: [Option<Vec<f32>>; 2],
     panels: Aligned<u8>,
 }
@@ -133,7 +134,7 @@ impl PackedGateUp {
             n,
             k,
             global_scales: [first.0.global_scale(), second.0.global_scale()],
-            biases: [bias(first), bias(second)],
+            biases: [bias(first), bias(second).filter(|_| op == Operation::GateUp)],
             panels: Aligned::zeroed(n.div_ceil(panel_columns(op)) * (k / CHUNK_K) * CHUNK),
         }
     }
@@ -235,7 +236,8 @@ impl PackedGateUp {
 
     /// Biases of gate and of up, [`n`](Self::n) values each; of a linear layer twice the same.
     pub fn biases(&self) -> [Option<&[f32]>; 2] {
-        self.biases.each_ref().map(Option::as_deref)
+        let [first, second] = self.biases.each_ref().map(Option::as_deref);
+        [first, if self.op == Operation::Linear { first } else { second }]
     }
 
     fn panel_len(&self) -> usize {
@@ -428,6 +430,11 @@ mod tests {
         assert_eq!(
             PackedGateUp::pack(&bad).unwrap_err().to_string(),
             "gate: its bias has 4 values; N = 5 are needed"
+        );
+        bad.gate_bias = Some(vec![0.0, 1.0, f32::NAN, 0.0, 0.0].into());
+        assert_eq!(
+            PackedGateUp::pack(&bad).unwrap_err().to_string(),
+            "gate: element 2 of its bias is NaN; the problem asks for finite numbers"
         );
     }
 }

@@ -57,6 +57,8 @@ impl HalfType {
 /// Algorithms that the library is asked to propose.
 const ALGORITHMS: usize = 16;
 
+/// M, N and K.
+type Size = (usize, usize, usize);
 type Handle = *mut c_void;
 type Status = c_int;
 
@@ -198,12 +200,7 @@ impl Blas {
     ///
     /// # Errors
     /// [`Error::Driver`] if the library has no algorithm for it.
-    pub fn matmul(
-        &self,
-        ty: HalfType,
-        size: (usize, usize, usize),
-        workspace: usize,
-    ) -> Result<Matmul, Error> {
+    pub fn matmul(&self, ty: HalfType, size: Size, workspace: usize) -> Result<Matmul, Error> {
         self.product(ty.code(), ty, size, workspace)
     }
 
@@ -213,12 +210,7 @@ impl Blas {
     /// # Errors
     /// If K is no multiple of 32 or N none of 8, on which rows start at multiples of 16 bytes; [`Error::Driver`] if the
     /// library is older than 12.8 or has no algorithm, as on any card before Blackwell.
-    pub fn matmul_nvfp4(
-        &self,
-        result: HalfType,
-        (m, n, k): (usize, usize, usize),
-        workspace: usize,
-    ) -> Result<Matmul, Error> {
+    pub fn matmul_nvfp4(&self, result: HalfType, (m, n, k): Size, workspace: usize) -> Result<Matmul, Error> {
         nvfp4_rule(n, k)?;
         self.product(TYPE_E2M1, result, (m, n, k), workspace)
     }
@@ -227,7 +219,7 @@ impl Blas {
         &self,
         operand: c_int,
         result: HalfType,
-        (m, n, k): (usize, usize, usize),
+        (m, n, k): Size,
         workspace: usize,
     ) -> Result<Matmul, Error> {
         let (f, open) = (&self.0.functions, &self.0);

@@ -112,10 +112,16 @@ fn bias_of<'s>(bias: &'s Option<Cow<'_, [f32]>>, range: Range<usize>) -> Option<
 
 fn check_matrix(matrix: &QuantizedMatrix<'_>, bias: &Option<Cow<'_, [f32]>>) -> Result<(), Error> {
     matrix.check_scales()?;
-    match bias.as_ref().filter(|bias| bias.len() != matrix.rows()) {
-        Some(bias) => {
-            Err(Error::BiasLen { tensor: matrix.name().into(), found: bias.len(), n: matrix.rows() })
-        }
+    let Some(bias) = bias else { return Ok(()) };
+    if bias.len() != matrix.rows() {
+        return Err(Error::BiasLen { tensor: matrix.name().into(), found: bias.len(), n: matrix.rows() });
+    }
+    match bias.iter().position(|value| !value.is_finite()) {
+        Some(at) => Err(Error::Operand {
+            tensor: format!("{}: element {at} of its bias", matrix.name()),
+            found: bias[at].to_string(),
+            expected: "finite numbers".into(),
+        }),
         None => Ok(()),
     }
 }

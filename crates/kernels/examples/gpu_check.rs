@@ -52,6 +52,17 @@ impl Check {
         Ok(data)
     }
 
+    /// Codes and scales on the card; what was allocated goes to `ptrs`.
+    fn upload_codes(
+        &self,
+        matrix: &QuantizedMatrix<'_>,
+        ptrs: &mut Vec<DevicePtr>,
+    ) -> Result<Codes, Failure> {
+        let (codes, scales) = (self.upload(matrix.codes())?, self.upload(matrix.scales())?);
+        ptrs.extend([codes, scales]);
+        Ok(Codes { m: matrix.rows(), k: matrix.k(), codes, pitch: matrix.k() / 2, scales })
+    }
+
     fn wants(&self, name: &str) -> bool {
         self.words.is_empty() || self.words.iter().any(|word| name.contains(word.as_str()))
     }
@@ -150,10 +161,9 @@ fn elementwise(check: &mut Check) -> Result<(), Failure> {
                 &format!("expand {layout} to f16, {m}x{k}"),
                 (m * k * 41 / 16, 0.0),
                 |check| {
-                    let (codes, scales) = (check.upload(a.codes())?, check.upload(a.scales())?);
-                    let out = check.gpu.alloc(m * k * 2)?;
-                    let spec = kernel.spec(&Codes { m, k, codes, pitch: k / 2, scales }, out, 2 * k)?;
-                    Ok((vec![spec], vec![out, codes, scales]))
+                    let mut ptrs = vec![check.gpu.alloc(m * k * 2)?];
+                    let spec = kernel.spec(&check.upload_codes(&a, &mut ptrs)?, ptrs[0], 2 * k)?;
+                    Ok((vec![spec], ptrs))
                 },
                 |check, ptrs| Ok((different(&check.read(ptrs[0], m * k * 2)?, &f16_bytes(image(&a))), 0.0)),
             )?;
@@ -267,10 +277,9 @@ fn activation_and_weights(check: &mut Check) -> Result<(), Failure> {
         &format!("dequantize linear to f16, {n}x{k}"),
         (n * k * 41 / 16, 0.0),
         |check| {
-            let (codes, scales) = (check.upload(gate.codes())?, check.upload(gate.scales())?);
-            let out = check.gpu.alloc(n * k * 2)?;
-            let spec = kernel.spec(&Codes { m: n, k, codes, pitch: k / 2, scales }, 0.01, out, 2 * k)?;
-            Ok((vec![spec], vec![out, codes, scales]))
+            let mut ptrs = vec![check.gpu.alloc(n * k * 2)?];
+            let spec = kernel.spec(&check.upload_codes(gate, &mut ptrs)?, 0.01, ptrs[0], 2 * k)?;
+            Ok((vec![spec], ptrs))
         },
         |check, ptrs| {
             let want = f16_bytes(image(gate).map(|x| x * 0.01));
@@ -284,12 +293,7 @@ fn activation_and_weights(check: &mut Check) -> Result<(), Failure> {
         (2 * want.bytes().len(), 0.0),
         |check| {
             let mut ptrs = vec![check.gpu.alloc(want.bytes().len())?];
-            let halves = [&weights.gate, &weights.up].map(|half| -> Result<Codes, Failure> {
-                let (codes, scales) = (check.upload(half.codes())?, check.upload(half.scales())?);
-                ptrs.extend([codes, scales]);
-                Ok(Codes { m: n, k, codes, pitch: k / 2, scales })
-            });
-            let [gate, up] = halves;
+            let [gate, up] = [&weights.gate, &weights.up].map(|half| check.upload_codes(half, &mut ptrs));
             Ok((vec![kernel.spec(&gate?, &up?, ptrs[0])?], ptrs))
         },
         |check, ptrs| Ok((different(&check.read(ptrs[0], want.bytes().len())?, want.bytes()), 0.0)),
@@ -393,21 +397,10 @@ fn plain_gemms(
                     let to = Out::Image { values: permuted, pitch: 2 * k };
                     let from = Floats { m, k, values, pitch: 2 * k };
                     let order = permute.spec(&from, &to, &Scale::Static(GlobalScale::ONE))?;
-                    let halves = [&weights.gate, &weights.up].map(|half| -> Result<Codes, Failure> {
-                        let (codes, scales) = (check.upload(half.codes())?, check.upload(half.scales())?);
-                        ptrs.extend([codes, scales]);
-                        Ok(Codes { m: n, k, codes, pitch: k / 2, scales })
-                    });
-                    let [gate, up] = halves;
-                    let weights = [gate?, up?];
-                    let output = Output::new(c, alpha);
-                    let args = plain::host::FusedArgs {
-                        size: (m, n, k),
-                        a: permuted,
-                        a_pitch: 2 * k,
-                        weights,
-                        output,
-                    };
+                    let [gate, up] =
+                        [&weights.gate, &weights.up].map(|half| check.upload_codes(half, &mut ptrs));
+                    let (a, weights, output) = (permuted, [gate?, up?], Output::new(c, alpha));
+                    let args = plain::host::FusedArgs { size: (m, n, k), a, a_pitch: 2 * k, weights, output };
                     let spec = kernel.spec(&args)?;
                     if !with_order {
                         // SAFETY: A was allocated above in both orders.

@@ -24,7 +24,7 @@ pub struct DeviceExperts {
     /// Of each expert, what sums of gate and up are multiplied by; the same in device memory, `[experts][2]` f32.
     alpha: Vec<[f32; 2]>,
     alphas: Buffer,
-    /// `[2][experts][n]` f32: gate, then up.
+    /// `[2][experts][n]` f32: gate, then up; of linear layers `[experts][n]`.
     bias: Option<Buffer>,
 }
 
@@ -106,7 +106,9 @@ impl DeviceExperts {
                     None => vec![0.0; n],
                 })
             };
-            bias = Some(Buffer::of(gpu, &float_bytes(half(0).chain(half(n))))?);
+            let pairs = first.form != WeightForm::PackedLinear;
+            let second = pairs.then(|| half(n)).into_iter().flatten();
+            bias = Some(Buffer::of(gpu, &float_bytes(half(0).chain(second)))?);
         }
         let alphas = Buffer::of(gpu, &float_bytes(alpha.iter().flatten().copied()))?;
         Ok(Self { id: next_id(), parts, alpha, alphas, bias })
@@ -168,7 +170,7 @@ impl DeviceExperts {
             let bias = match &self.bias {
                 None => None,
                 Some(bias) => {
-                    let mut both = vec![0; 2 * row];
+                    let mut both = vec![0; bias.bytes() / self.count()];
                     for (half, values) in both.chunks_exact_mut(row).enumerate() {
                         let first = (half * self.count() + index) * row;
                         gpu.copy_from(values, bias.ptr().offset(first as u64))?;
@@ -201,11 +203,13 @@ impl DeviceExperts {
         self.alphas.ptr()
     }
 
-    /// Biases of gate and up, `[experts][n]` f32 each, or null.
+    /// Biases of gate and up, `[experts][n]` f32 each, or those of linear layers for both, or null.
     pub(crate) fn bias(&self) -> [DevicePtr; 2] {
         match &self.bias {
             None => [DevicePtr::NULL; 2],
-            Some(both) => [both.ptr(), both.ptr().offset((both.bytes() / 2) as u64)],
+            Some(both) => {
+                [both.ptr(), both.ptr().offset((both.bytes() - 4 * self.count() * self.n()) as u64)]
+            }
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::{Buffer, DeviceGateUp, Error, Gpu, WeightForm};
 pub(crate) struct Extras {
     /// What sums of gate and up are multiplied by: their tensor scales, and what the order asks for.
     pub alpha: [f32; 2],
-    /// Biases of gate and up one after the other, if either has one; that of a linear layer twice.
+    /// Biases of gate and up one after the other, if either has one; or that of a linear layer.
     pub bias: Option<Vec<f32>>,
 }
 
@@ -189,7 +189,7 @@ pub(crate) fn put_linear(gpu: &'static Gpu, layer: &Linear<'_>, to: &[DevicePtr]
     layer.check()?;
     let pack = Pack::of_matrix(&layer.weight)?;
     gpu.copy_to(to[0], pack.bytes())?;
-    Ok(Extras { alpha: pack.alpha(), bias: layer.bias.as_ref().map(|bias| [&bias[..], &bias[..]].concat()) })
+    Ok(Extras { alpha: pack.alpha(), bias: layer.bias.as_ref().map(|bias| bias.to_vec()) })
 }
 
 /// Launches what brings scales of gate and up to their atoms.

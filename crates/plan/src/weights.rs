@@ -243,10 +243,10 @@ impl DeviceWeights {
         self.alpha
     }
 
-    /// Biases of gate and up, or null.
+    /// Biases of gate and up, or that of a linear layer for both halves of its features, or null.
     pub(crate) fn bias(&self) -> [DevicePtr; 2] {
         match &self.bias {
-            Some(both) => [both.ptr(), both.ptr().offset(4 * self.n() as u64)],
+            Some(both) => [both.ptr(), both.ptr().offset((both.bytes() - 4 * self.n()) as u64)],
             None => [DevicePtr::NULL; 2],
         }
     }

@@ -148,56 +148,7 @@ fn control_flow_is_structured_in_the_text() {
         let odd = k.compare(Cmp::Eq, sum, 1u32);
         k.unless(odd).trap();
     });
-    let expected = r#".version 7.0
-.target sm_80
-.address_size 64
-
-.visible .entry flow(
-    .param .u32 n
-)
-{
-    .reg .pred %p<4>;
-    .reg .b32 %r<3>;
-    ld.param.u32 %r0, [n];
-    mov.u32 %r1, 0;
-    mov.u32 %r2, 0;
-L_rows:
-    .pragma "nounroll";
-    {
-        setp.ge.u32 %p0, %r2, %r0;
-        @%p0 bra L_rows_end;
-        setp.gt.u32 %p1, %r2, 9;
-        @%p1 bra L_rows_end;
-        @!%p1 bra L_parity_else;
-        {
-            mov.u32 %r1, 1;
-        }
-        bra L_parity_end;
-    L_parity_else:
-        {
-            add.u32 %r1, %r1, %r2;
-        }
-    L_parity_end:
-        add.u32 %r2, %r2, 2;
-        bra L_rows;
-    }
-L_rows_end:
-L_rows__2:
-    .pragma "nounroll";
-    {
-        shr.u32 %r1, %r1, 1;
-        setp.ne.u32 %p2, %r1, 0;
-    }
-    @%p2 bra L_rows__2;
-
-    // Two lines
-    // of comment.
-    setp.eq.u32 %p3, %r1, 1;
-    @!%p3 trap;
-    ret;
-}
-"#;
-    assert_eq!(builder.finish().unwrap().to_string(), expected);
+    snapshot("flow.sm_80", &builder.finish().unwrap().to_string());
 }
 
 /// Each method once, on the oldest target that has it: what it writes is in the table.

@@ -80,86 +80,12 @@ fn first_error(target: &str, version: &str, statements: &str) -> String {
 
 #[test]
 fn messages_name_the_instruction_and_what_it_needs() {
-    for (target, version, statement, message) in [
-        (
-            "sm_100a",
-            "9.0",
-            "wgmma.fence.sync.aligned;",
-            "k, line 5: `wgmma.fence.sync.aligned` does not exist on sm_100a; wgmma_fence needs sm_90a",
-        ),
-        (
-            "sm_90a",
-            "9.0",
-            "tcgen05.wait::ld.sync.aligned;",
-            "k, line 5: `tcgen05.wait::ld.sync.aligned` does not exist on sm_90a; tcgen05_wait needs sm_100a, \
-             sm_100f, sm_103a",
-        ),
-        (
-            "sm_90a",
-            "7.8",
-            "elect.sync _|p, -1;",
-            "target sm_90a needs PTX 8.0, the module is written for PTX 7.8",
-        ),
-        (
-            "sm_100a",
-            "8.6",
-            "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16 [r0], rd0, rd1, r1, [r2], [r3], p;",
-            "k, line 5: `tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16 [r0], rd0, rd1, r1, [r2], \
-             [r3], p` does not exist in PTX 8.6; tcgen05_mma_block16 needs PTX 8.8",
-        ),
-        (
-            "sm_80",
-            "8.0",
-            "add.u32 r0, r1, f2;",
-            "k, line 5: `add.u32 r0, r1, f2`: operand 3 must be `b`: a .u32 register or a number (add_int)",
-        ),
-        (
-            "sm_80",
-            "8.0",
-            "add.f32 f0, f1;",
-            "k, line 5: `add.f32 f0, f1`: operand 3 must be `b`: a .f32 register or a number (add_f32)",
-        ),
-        (
-            "sm_80",
-            "8.0",
-            "ld.global.b32 r0, [r1];",
-            "k, line 5: `ld.global.b32 r0, [r1]`: operand 2 must be `[a]`: an address in the global space (ld)",
-        ),
-        (
-            "sm_80",
-            "8.0",
-            "cp.async.cg.shared.global [r0], [rd0], 8;",
-            "k, line 5: `cp.async.cg.shared.global [r0], [rd0], 8`: operand 3 must be `n`: the number 16 \
-             (cp_async_cg)",
-        ),
-        (
-            "sm_90a",
-            "8.0",
-            "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {f0, f1, f2}, rd0, rd1, p, 1, 1, 0, 0;",
-            "k, line 5: `wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {f0, f1, f2}, rd0, rd1, p, 1, 1, 0, 0`: \
-             operand 1 must be `{ }` of 4 times `d`: a .f32 register (wgmma_f16_ss)",
-        ),
-        ("sm_80", "8.0", "@r1 ret;", "k, line 5: `@r1 ret`: the guard r1 is not a predicate register"),
-        (
-            "sm_80",
-            "8.0",
-            "cnot.b8 h, h;",
-            "k, line 5: `cnot.b8 h, h`: no such instruction is known; the nearest forms are: cnot.<T=b16|b32|b64>  \
-             d:T, a:T",
-        ),
-        (
-            "sm_42",
-            "8.0",
-            "ret;",
-            "target sm_42 is not known; known are sm_80, sm_89, sm_90a, sm_100a, sm_100f, sm_103a, sm_120a, sm_120f, sm_121a",
-        ),
-        (
-            "sm_80",
-            "8.0",
-            "lop3.b32 r0, r1, r2, r3, 0xFE; mov.b64 rd0, {r1, 0}; mov.u32 r1, %tid.x; @!p bra END; END: ret;",
-            "",
-        ),
-    ] {
+    let lines = include_str!("messages.txt").lines().filter(|line| !line.starts_with('#'));
+    let mut lines = lines.peekable();
+    while let Some(case) = lines.next() {
+        let mut parts = case.splitn(3, ' ');
+        let [target, version, statement] = [(); 3].map(|()| parts.next().unwrap());
+        let message = lines.next_if(|line| line.starts_with("    ")).unwrap_or_default().trim_start();
         assert_eq!(first_error(target, version, statement), message, "{statement}");
     }
 }

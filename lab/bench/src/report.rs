@@ -27,6 +27,9 @@ pub struct Row {
     pub k: usize,
     /// Format of A as given.
     pub a_format: String,
+    /// Format between the products, where there are two.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub between: Option<String>,
     /// Format of C.
     pub out_dtype: String,
     /// How the operation was put together.
@@ -108,6 +111,7 @@ impl Row {
             n: desc.n,
             k: desc.k,
             a_format: desc.a.to_string(),
+            between: None,
             out_dtype: desc.out.name().into(),
             strategy,
             kernel,
@@ -146,7 +150,7 @@ pub struct NamedRoofline {
     pub roofline: Roofline,
 }
 
-const CSV_HEADER: &str = "device,driver,commit,m,n,k,a_format,out_dtype,strategy,kernel,threads,median_us,p10_us,p90_us,floor_us,roofline_fraction,bound,gflops,gbps,rel_l2,op";
+const CSV_HEADER: &str = "device,driver,commit,m,n,k,a_format,out_dtype,strategy,kernel,threads,median_us,p10_us,p90_us,floor_us,roofline_fraction,bound,gflops,gbps,rel_l2,op,between";
 
 /// A column of a table: its head, and its cell for a measurement.
 pub(crate) type Column<'a> = (&'static str, &'a dyn Fn(&Row) -> String);
@@ -201,7 +205,7 @@ impl Report {
             let labels = [&r.a_format, &r.out_dtype, &r.strategy, &r.kernel].map(|s| csv_field(s)).join(",");
             let _ = writeln!(
                 out,
-                "{names},{},{},{},{labels},{},{:.3},{:.3},{:.3},{:.3},{:.4},{},{:.2},{:.2},{},{}",
+                "{names},{},{},{},{labels},{},{:.3},{:.3},{:.3},{:.3},{:.4},{},{:.2},{:.2},{},{},{}",
                 r.m,
                 r.n,
                 r.k,
@@ -215,7 +219,8 @@ impl Report {
                 r.gflops,
                 r.gbps,
                 r.rel_l2.map_or(String::new(), |e| format!("{e:e}")),
-                csv_field(&r.op)
+                csv_field(&r.op),
+                r.between.as_deref().unwrap_or_default()
             );
         }
         out

@@ -16,8 +16,8 @@ pub struct Checks {
     /// kernels included: `tcgen05.wait::ld` between `tcgen05.ld` and uses of its registers, for which the chip waits
     /// by itself; `cp.async.bulk.wait_group.read` before the exit, as a CTA's shared memory stays until its bulk
     /// stores have read it; `fence.mbarrier_init` between an initialization and a relaxed `barrier.cluster` or the async proxy; and
-    /// `bar.warp.sync` between accesses of a warp and an arrival of some of its lanes that passes them on, and between
-    /// branches that its lanes took differently and an `.aligned` instruction.
+    /// `bar.warp.sync` between an access of one lane and one of another lane of its warp, or its arrival that passes the first
+    /// on, and between branches that lanes took differently and an `.aligned` instruction.
     pub strict: bool,
 }
 

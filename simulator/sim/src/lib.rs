@@ -7,8 +7,8 @@
 //!
 //! # What is assumed
 //! - **Order.** Lanes that execute an instruction together are ordered with what they executed together before,
-//!   as if `__syncwarp` stood between: hardware does so, compilers rely on it; strict checks want it written where
-//!   some lanes arrive for others. Everything else is ordered only by
+//!   as if `__syncwarp` stood between: hardware does so, old programs rely on it; for strict checks lanes are threads
+//!   like others (`check::lanes`). Everything else is ordered only by
 //!   barriers, mbarriers, fences with atomics, and the end of asynchronous operations. A race is a pair of
 //!   accesses that these do not order, found whatever the interleaving was. Writes of one value to one place by
 //!   threads of a cluster are none: compilers make them, and chips give that value.

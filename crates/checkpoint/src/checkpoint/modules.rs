@@ -93,10 +93,18 @@ pub struct ModuleInfo {
 impl Checkpoint {
     /// Every linear layer in the order of their names: no embeddings, norms and convolutions.
     pub fn modules(&self) -> Vec<ModuleInfo> {
-        let apart = |name: &str| {
-            matches!(kept(name), Some(Kept::Embedding | Kept::Norm | Kept::Convolution | Kept::Modality))
-        };
-        let names = self.index.modules.keys().filter(|name| !apart(name) && self.is_within(name));
+        self.modules_but(|kept| {
+            matches!(kept, Some(Kept::Embedding | Kept::Norm | Kept::Convolution | Kept::Modality))
+        })
+    }
+
+    /// The linear layers of pictures and sound, which [`modules`](Self::modules) leaves out.
+    pub fn modality_modules(&self) -> Vec<ModuleInfo> {
+        self.modules_but(|kept| !matches!(kept, Some(Kept::Modality)))
+    }
+
+    fn modules_but(&self, apart: impl Fn(Option<Kept>) -> bool) -> Vec<ModuleInfo> {
+        let names = self.index.modules.keys().filter(|name| !apart(kept(name)) && self.is_within(name));
         names.filter_map(|name| self.module_info(name)).collect()
     }
 

@@ -108,6 +108,10 @@ pub struct Fixture {
 }
 
 impl Fixture {
+    pub fn with(config: Value) -> Self {
+        Self { config: Some(config), ..Self::default() }
+    }
+
     pub fn add(&mut self, name: &str, dtype: Dtype, shape: &[usize], bytes: Vec<u8>) -> &mut Self {
         self.tensors.push(TensorOut::new(name, dtype, shape, bytes));
         self
@@ -158,6 +162,14 @@ impl Fixture {
         self.f32(&format!("{module}.weight_scale_2"), &[], &[scale]);
         if let Some(input) = input {
             self.f32(&format!("{module}.input_scale"), &[], &[input]);
+        }
+        self
+    }
+
+    /// Modules of 64 x 64 under a path in ModelOpt's convention, of this seed and those behind it.
+    pub fn modules(&mut self, path: &str, names: &[&str], seed: u64) -> &mut Self {
+        for (name, seed) in names.iter().zip(seed..) {
+            self.modelopt(&format!("{path}.{name}"), &Weight::new(seed, 64, 64), 1e-3, None);
         }
         self
     }
@@ -225,6 +237,9 @@ pub const GATE: &str = "model.layers.0.mlp.gate_proj";
 pub const UP: &str = "model.layers.0.mlp.up_proj";
 pub const DOWN: &str = "model.layers.0.mlp.down_proj";
 
+/// What the projections of an MLP are called: gate, up, down.
+pub const PROJECTIONS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
+
 pub fn gate() -> Weight {
     Weight::new(1, 128, 64)
 }
@@ -238,7 +253,7 @@ pub fn down() -> Weight {
 }
 
 pub fn modelopt(config: Value, input: Option<f32>) -> Fixture {
-    let mut f = Fixture { config: Some(config), ..Fixture::default() };
+    let mut f = Fixture::with(config);
     for (module, w, scale) in [(GATE, gate(), 1e-3), (UP, up(), 2e-3), (DOWN, down(), 3e-3)] {
         f.modelopt(module, &w, scale, input);
     }
@@ -246,7 +261,7 @@ pub fn modelopt(config: Value, input: Option<f32>) -> Fixture {
 }
 
 pub fn compressed(config: Value, input: Option<f32>) -> Fixture {
-    let mut f = Fixture { config: Some(config), ..Fixture::default() };
+    let mut f = Fixture::with(config);
     for (module, w, divisor) in [(GATE, gate(), 1000.0), (UP, up(), 500.0), (DOWN, down(), 250.0)] {
         f.compressed(module, &w, divisor, input);
     }

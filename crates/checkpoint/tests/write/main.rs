@@ -105,7 +105,7 @@ fn modelopt_to_compressed_tensors_and_back_keeps_every_weight() {
 #[test]
 fn powers_of_two_survive_the_reciprocal_exact() {
     let dir = tempfile::tempdir().unwrap();
-    let mut f = Fixture { config: Some(modelopt_config("NVFP4")), ..Fixture::default() };
+    let mut f = Fixture::with(modelopt_config("NVFP4"));
     for (i, module) in [GATE, UP, DOWN].into_iter().enumerate() {
         let scale = 2f32.powi(-8 - i as i32);
         f.modelopt(module, &Weight::new(i as u64, 64, 64), scale, Some(0.25));
@@ -165,7 +165,7 @@ fn a_lone_file_carries_its_configuration() {
 #[test]
 fn fused_and_stacked_experts_are_taken_apart() {
     let dir = tempfile::tempdir().unwrap();
-    let mut f = Fixture { config: Some(modelopt_config("W4A16_NVFP4")), ..Fixture::default() };
+    let mut f = Fixture::with(modelopt_config("W4A16_NVFP4"));
     let weights: Vec<Weight> = (0..2).map(|e| Weight::new(e, 96, 64)).collect();
     let downs: Vec<Weight> = (0..2).map(|e| Weight::new(20 + e, 64, 48)).collect();
     let name = "model.layers.3.mlp.experts";
@@ -222,7 +222,7 @@ fn gate_and_up_stay_one_tensor_where_the_family_has_them_so() {
 #[test]
 fn experts_become_one_gguf_tensor_and_come_back() {
     let dir = tempfile::tempdir().unwrap();
-    let mut f = Fixture { config: Some(modelopt_config("NVFP4")), ..Fixture::default() };
+    let mut f = Fixture::with(modelopt_config("NVFP4"));
     for e in 0..3u64 {
         for (i, p) in ["w1", "w3", "w2"].iter().enumerate() {
             let m = format!("model.layers.2.block_sparse_moe.experts.{e}.{p}");
@@ -251,7 +251,7 @@ fn experts_become_one_gguf_tensor_and_come_back() {
 fn mxfp4_is_written_where_it_exists() {
     let dir = tempfile::tempdir().unwrap();
     let groups: [(&[&str], u64, Value); 1] = [(&["Linear"], 32, Value::Null)];
-    let mut f = Fixture { config: Some(compressed_config(&groups)), ..Fixture::default() };
+    let mut f = Fixture::with(compressed_config(&groups));
     for (i, module) in [GATE, UP, DOWN].into_iter().enumerate() {
         let w = Weight::with_block(i as u64, 64, 64, 32);
         f.compressed(module, &w, 0.0, None);
@@ -316,7 +316,7 @@ fn long_matrices_are_written_in_runs_exact() {
     for (swizzled, order) in
         [(false, GateUpOrder::UpGate), (true, GateUpOrder::UpGate), (true, GateUpOrder::UpGate64)]
     {
-        let mut f = Fixture { config: Some(modelopt_config("W4A16_NVFP4")), ..Fixture::default() };
+        let mut f = Fixture::with(modelopt_config("W4A16_NVFP4"));
         f.modelopt_fused(&fused, swizzled);
         let a = f.open(&OpenOptions { gate_up_order: Some(order), ..defaults() }).unwrap();
         let name = format!("{}-{swizzled}", order.name());

@@ -62,10 +62,8 @@ fn a_scale_without_a_reciprocal_is_refused() {
 fn other_quantizations_are_not_converted_silently() {
     let config = json!({ "quantization_config": { "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
         "quantized_layers": { "model.layers.0.mlp": { "quant_algo": "W4A16_NVFP4" }, "model.layers.0.attn": { "quant_algo": "FP8" } } } });
-    let mut f = Fixture { config: Some(config), ..Fixture::default() };
-    for module in [GATE, UP] {
-        f.modelopt(module, &Weight::new(1, 64, 64), 1e-3, None);
-    }
+    let mut f = Fixture::with(config);
+    f.modules("model.layers.0.mlp", &PROJECTIONS[..2], 0);
     f.add("model.layers.0.attn.q.weight", Dtype::F8E4m3, &[4, 4], vec![0; 16]);
     f.f32("model.layers.0.attn.q.weight_scale", &[], &[1.0]);
     let dir = tempfile::tempdir().unwrap();
@@ -113,8 +111,10 @@ fn half_of_a_pair_is_written_and_scales_of_nothing_are_refused() {
     let e = refusal(f.open(&defaults()).unwrap().export(Output::Modelopt));
     assert_has(&e, &format!("`{up}` is F32; a 4-bit weight (nvfp4 or mxfp4) is needed"));
     f.remove(&up);
-    let e = refusal(f.open(&defaults()).unwrap().export(Output::Modelopt));
-    assert_starts(&e, &format!("{up}: is missing"));
+    assert_starts(
+        &refusal(f.open(&defaults()).unwrap().export(Output::Modelopt)),
+        &format!("{up}: is missing"),
+    );
 }
 
 #[test]
@@ -127,8 +127,7 @@ fn block_scales_that_are_none_are_not_written() {
         for (output, name) in OUTPUTS {
             let path = dir.path().join(name);
             let model = Model { mlp_only: true, ..a.export(Output::Modelopt).unwrap() };
-            let e = refusal(write(&path, output, &model));
-            assert_has(&e, &format!("row 1, block 1 is {what}"));
+            assert_has(&refusal(write(&path, output, &model)), &format!("row 1, block 1 is {what}"));
             assert!(!path.exists());
         }
     }
@@ -140,7 +139,7 @@ fn a_block_scale_far_down_is_named_by_its_own_row() {
     let dir = tempfile::tempdir().unwrap();
     let mut w = Weight::new(1, 2 * 66_048, 32);
     w.scales[2 * 66_000 * 2 + 1] = 0x80;
-    let mut f = Fixture { config: Some(modelopt_config("W4A16_NVFP4")), ..Fixture::default() };
+    let mut f = Fixture::with(modelopt_config("W4A16_NVFP4"));
     f.modelopt_fused(&w, false);
     let options = OpenOptions { gate_up_order: Some(GateUpOrder::UpGateRows), ..defaults() };
     let a = f.open(&options).unwrap();
@@ -223,8 +222,7 @@ fn activations_that_gguf_would_not_give_back_are_refused() {
         ),
     ] {
         let names = ["model.layers.0.mlp", "model.layers.1.mlp"];
-        let e = refusal(write(&path, Output::Gguf, &mlps(&names, config)));
-        assert_has(&e, why);
+        assert_has(&refusal(write(&path, Output::Gguf, &mlps(&names, config))), why);
         assert!(!path.exists());
     }
     // What is named is carried.

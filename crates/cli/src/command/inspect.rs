@@ -41,6 +41,8 @@ struct Report {
     halves_differ: Vec<String>,
     /// Every linear layer, quantized or not.
     modules: Vec<ModuleInfo>,
+    /// Those of pictures and sound.
+    modality_modules: Vec<ModuleInfo>,
     tensor_count: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     tensors: Option<Vec<TensorReport>>,
@@ -197,6 +199,10 @@ impl fmt::Display for Report {
         }
         write!(f, "{table}")?;
         write!(f, "{}", Matrices::of(&self.modules))?;
+        if let Some(first) = self.modality_modules.first() {
+            let count = self.modality_modules.len();
+            writeln!(f, "{count} matrices of pictures and sound, such as {}: {}", first.name, first.format)?;
+        }
         for (activation, layers) in self.activations() {
             writeln!(f, "activation of {layers}: {activation}")?;
         }
@@ -261,6 +267,7 @@ pub fn run(args: &InspectArgs, output: &Output) -> anyhow::Result<Verdict> {
         mlps,
         halves_differ,
         modules: checkpoint.modules(),
+        modality_modules: checkpoint.modality_modules(),
         tensor_count: files.tensors().count(),
         tensors,
         why_no_mlp: checkpoint.why_no_mlp(),

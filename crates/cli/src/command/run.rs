@@ -4,7 +4,7 @@
 //! Memory holds the weights once: packing reads them from the mapped file and lets go of its pages on the way, and
 //! the reference maps them again after the packed ones are dropped. C is there once too, in its own format.
 
-mod report;
+pub(super) mod report;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use dualgemm::check::{RowSample, reference_rate};
 use dualgemm::checkpoint::Checkpoint;
 use dualgemm::cpu::{CpuOptions, Isa};
 use dualgemm::device::Device as _;
-use dualgemm::gemm::{AOperand, Bounded, OutFormat, OutScale, RouterWeights};
+use dualgemm::gemm::{AOperand, Bounded, OutFormat, OutScale};
 use dualgemm::{AnyDesc, AnyPlan, AnyWeights, GpuId, GpuOptions, OwnedMatrix, Target};
 use dualgemm_bench::{Protocol, Timing};
 
@@ -222,16 +222,8 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
         matrices: operation.matrices(routing),
         input_scale,
         between: desc.between(),
-        routing: routing.map(|routing| RoutingReport {
-            from: routing.origin.clone(),
-            top_k: routing.top_k,
-            rows: routed.rows,
-            experts: routed.experts,
-            router_weights: match operation.router_weights(&args.operation) {
-                RouterWeights::Input => "input",
-                RouterWeights::Output => "output",
-            },
-        }),
+        routing: routing
+            .map(|routing| RoutingReport::new(routing, operation.router_weights(&args.operation))),
         a: origin,
         m,
         n,

@@ -18,6 +18,7 @@ use serde::Serialize;
 
 use super::Verdict;
 use super::run::reference;
+use super::run::report::RoutingReport;
 use crate::activation::{Activation, Source};
 use crate::args::{ActivationArgs, EpilogueArgs, LayerArgs, OperationArgs};
 use crate::diagnosis::{Problem, diagnose};
@@ -85,6 +86,7 @@ struct Basis {
     matrices: Vec<MatrixReport>,
     input_scale: Option<InputScale>,
     stated: Option<Stated>,
+    routing: Option<RoutingReport>,
 }
 
 type Explained = anyhow::Result<Vec<&'static str>>;
@@ -102,6 +104,8 @@ struct Report {
     m: usize,
     n: usize,
     out_dtype: AFormat,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    routing: Option<RoutingReport>,
     #[serde(flatten)]
     activation: Option<ActivationReport>,
     #[serde(flatten)]
@@ -122,6 +126,9 @@ impl fmt::Display for Report {
         write_matrices(f, &self.matrices, 12)?;
         if let Some(a) = &self.input_scale {
             writeln!(f, "  A            {a}")?;
+        }
+        if let Some(routing) = &self.routing {
+            writeln!(f, "  routing      {routing}")?;
         }
         let compared = format!("cosine {:.9}, all {} elements", c.cosine, c.elements);
         let statement = Statement { found: c, tolerance: &self.tolerance, compared }.to_string();
@@ -156,7 +163,7 @@ pub fn run(args: &VerifyArgs, output: &Output) -> anyhow::Result<Verdict> {
     let finish =
         |basis: Basis, against, comparison, tolerance: Tolerance, explain: &dyn Fn() -> Explained| {
             let right = tolerance.holds(&comparison);
-            let Basis { matrices, input_scale, stated } = basis;
+            let Basis { matrices, input_scale, stated, routing } = basis;
             let explanations = if right { Vec::new() } else { explain()? };
             output.emit(&Report {
                 result: args.result.clone(),
@@ -166,6 +173,7 @@ pub fn run(args: &VerifyArgs, output: &Output) -> anyhow::Result<Verdict> {
                 m,
                 n,
                 out_dtype: result.format(),
+                routing,
                 activation: stated.map(Into::into),
                 comparison,
                 tolerance,
@@ -213,7 +221,11 @@ pub fn run(args: &VerifyArgs, output: &Output) -> anyhow::Result<Verdict> {
                 }
                 _ => tolerance,
             };
-            let basis = Basis { matrices: operation.matrices(problem.routing.as_ref()), input_scale, stated };
+            let routing = problem.routing.as_ref();
+            let matrices = operation.matrices(routing);
+            let routing =
+                routing.map(|routing| RoutingReport::new(routing, operation.router_weights(&args.operation)));
+            let basis = Basis { matrices, input_scale, stated, routing };
             finish(basis, against, comparison, tolerance, &|| {
                 // The mistakes that are known are those of gate and up.
                 let Operation::GateUp(layer) = &operation else { return Ok(Vec::new()) };

@@ -1,6 +1,7 @@
 //! The experts of a layer: found, and of one kind.
 
 use anyhow::{Context as _, bail};
+use dualgemm::checkpoint::gguf::GgufValue;
 use dualgemm::checkpoint::{Checkpoint, MlpInfo, MlpKind, model_field};
 
 use super::{Mixture, Mlp};
@@ -12,8 +13,16 @@ use crate::routing::OwnedRouting;
 /// The largest number of an expert: no model has as many, and a slot is kept for each.
 const MOST_EXPERTS: usize = 65_535;
 /// Parts of names of tensors of shared experts, and of what multiplies them.
-const SHARED: [&str; 3] = ["shared_expert", "shared_mlp", "_shexp"];
-const SHARED_GATES: [&str; 3] = ["shared_expert_gate", "shared_experts_gate", "ffn_gate_inp_shexp"];
+const SHARED: [&str; 4] = ["shared_expert", "share_expert", "shared_mlp", "_shexp"];
+const SHARED_GATES: [&str; 4] =
+    ["shared_expert_gate", "shared_experts_gate", "shared_gate", "ffn_gate_inp_shexp"];
+/// How configurations say how many experts each token has; in GGUF metadata the last, behind the architecture.
+const TOP_K: [&str; 4] = ["num_experts_per_tok", "experts_per_token", "moe_topk", "expert_used_count"];
+
+/// Whether a tensor is of a layer: the first number in a name is the layer's, and a name without one is of layer 0.
+fn is_of_layer(name: &str, number: usize) -> bool {
+    name.split('.').find_map(|part| part.parse().ok()).unwrap_or(0) == number
+}
 
 impl<'c> Mixture<'c> {
     pub(super) fn of(checkpoint: &'c Checkpoint, number: usize, routed_only: bool) -> anyhow::Result<Self> {
@@ -62,10 +71,10 @@ impl<'c> Mixture<'c> {
                 mlp.path
             );
         }
-        let gate = checkpoint.files().tensors().map(|tensor| tensor.name).find(|name| {
-            let of_layer = name.split('.').any(|part| part.parse() == Ok(number));
-            of_layer && SHARED_GATES.iter().any(|gate| name.contains(gate))
-        });
+        let gate =
+            checkpoint.files().tensors().map(|tensor| tensor.name).find(|name| {
+                is_of_layer(name, number) && SHARED_GATES.iter().any(|gate| name.contains(gate))
+            });
         if let Some(gate) = gate {
             bail!(
                 "{gate}: multiplies the shared expert `{}` by a gate that is not computed here; --routed-only leaves the \
@@ -78,7 +87,7 @@ impl<'c> Mixture<'c> {
 
     /// A tensor of a shared expert of the layer, if none is computed.
     fn left_out(&self) -> Option<&'c str> {
-        let of_layer = |name: &&str| name.split('.').any(|part| part.parse() == Ok(self.number));
+        let of_layer = |name: &&str| is_of_layer(name, self.number);
         let names = self.checkpoint.files().tensors().map(|tensor| tensor.name);
         let shared = |name: &&str| SHARED.iter().any(|part| name.contains(part));
         names.filter(of_layer).find(shared).filter(|_| self.shared.is_none())
@@ -135,15 +144,35 @@ impl<'c> Mixture<'c> {
         if let Some(path) = &args.routing {
             return OwnedRouting::read(path, tokens, &self.ids(), top_k);
         }
-        let stated = self.checkpoint.files().config();
-        let stated = stated.and_then(|config| model_field(&config.value, "num_experts_per_tok"));
-        let of_config = || stated.and_then(|top_k| usize::try_from(top_k.as_u64()?).ok()).filter(|&k| k > 0);
-        let top_k = top_k.or_else(of_config).with_context(|| match stated {
-            None => "--top-k: is needed; the configuration has no num_experts_per_tok".into(),
-            Some(found) => {
-                format!("--top-k: is needed; num_experts_per_tok of the configuration is {found}, not a positive integer")
+        let top_k = match (top_k, self.stated_top_k()?) {
+            (Some(asked), Some((key, stated))) if asked != stated => {
+                bail!("--top-k: is {asked}; {key} of the checkpoint is {stated}")
             }
-        })?;
+            (Some(top_k), _) | (None, Some((_, top_k))) => top_k,
+            (None, None) => bail!("--top-k: is needed; the checkpoint has none of {}", TOP_K.join(", ")),
+        };
         OwnedRouting::seeded(tokens, &self.ids(), top_k, a.seed.unwrap_or(DEFAULT_SEED))
+    }
+
+    /// How many experts each token has, and which entry says so.
+    fn stated_top_k(&self) -> anyhow::Result<Option<(String, usize)>> {
+        let files = self.checkpoint.files();
+        let of_config = |key: &&'static str| {
+            Some((key.to_string(), model_field(&files.config()?.value, key)?.to_string()))
+        };
+        let of_gguf = |(key, value): &(String, GgufValue)| {
+            let value = value.as_u64().map_or_else(|| format!("{value:?}"), |value| value.to_string());
+            key.rsplit('.').next().filter(|last| TOP_K.contains(last)).map(|_| (key.clone(), value))
+        };
+        let metadata = files.gguf_metadata().into_iter().flatten();
+        let Some((key, value)) =
+            TOP_K.iter().find_map(of_config).or_else(|| metadata.clone().find_map(of_gguf))
+        else {
+            return Ok(None);
+        };
+        match value.parse() {
+            Ok(top_k) if top_k > 0 => Ok(Some((key, top_k))),
+            _ => bail!("--top-k: {key} of the checkpoint is {value}; a positive integer is needed"),
+        }
     }
 }

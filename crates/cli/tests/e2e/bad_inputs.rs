@@ -127,11 +127,9 @@ const CASES: &[(&str, &[&str])] = &[
     ("run {ckpt} --module lm_head", &["--module: is for --op linear; this is --op gate-up"]),
     ("run {ckpt} --op linear --between bf16", &["--between: is for --op mlp and moe; this is --op linear"]),
     ("run {ckpt} --op mlp --top-k 2", &["--top-k: is for --op moe; this is --op mlp"]),
-    ("run {ckpt} --op mlp --device sim:sm_90a", &["--op mlp: sim:sm_90a is a GPU; --device cpu computes it"]),
     ("run {ckpt} --op moe --top-k 2", &["layer 0", "there are no experts in it"]),
     ("bench --op moe --experts 2 --top-k 3 --shapes 1x16x16", &["--top-k: is 3; there are 2 experts"]),
     ("bench --op linear --between bf16", &["--between: is for --op mlp and moe; this is --op linear"]),
-    ("bench --op mlp --device cuda", &["--op mlp: --device cpu measures it"]),
     ("run {ckpt} --isa sse2", &["'sse2' for '--isa", "known are portable, avx2"]),
     ("run {ckpt} --threads 0", &["'0' for '--threads", "1..=4096"]),
     ("run {ckpt} --repeat 0", &["'0' for '--repeat"]),
@@ -456,6 +454,10 @@ fn a_card_that_is_not_here_is_no_mistake_of_the_caller() {
     let processor = "--device cpu computes on the processor";
     let line = error_line(&nothing, "bench --shapes 1x16x16 --device cuda:999", 3);
     assert!(line.contains(processor), "{line}");
+    for op in ["linear", "mlp", "moe"] {
+        let line = error_line(&nothing, &format!("bench --op {op} --shapes 1x16x16 --device cuda:999"), 3);
+        assert!(line.contains("--device cpu computes on the processor"), "{line}");
+    }
     let line = error_line(&nothing, "tune --shapes 1x16x16 --device cuda:999", 3);
     // That the processor has nothing to tune is what `tune --device cpu` says.
     assert!(!line.contains(processor), "{line}");

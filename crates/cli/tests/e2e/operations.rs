@@ -179,6 +179,14 @@ fn a_mixture_of_one_expert_is_its_mlp_exact() {
     assert_eq!(run_json(&[&moe[..], &silu].concat(), 0)["routing"]["rows"], 1);
     let c = tensor(&whole, "c");
     assert!(c[..48].iter().chain(&c[96..]).all(|c| *c == 0.0) && c[48..96].iter().all(|c| *c != 0.0));
+    // No expert at all: nothing to compute, and no rate that is not a number.
+    routing(&file, &[-1; 3], &[0.5; 3], [3, 1], true);
+    let output =
+        dualgemm().args(["run", "--json", "--a-format", "nvfp4"]).args(moe).args(silu).output().unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&report["routing"]["rows"], &report["right"]), (&0.into(), &true.into()));
+    assert!(report["roofline_fraction"].as_f64() >= Some(0.0), "{report}");
+    assert!(tensor(&whole, "c").iter().all(|c| *c == 0.0));
 }
 
 #[test]
@@ -203,7 +211,8 @@ fn mixtures_are_right_and_verify_with_the_same_options_only() {
             None => how.to_vec(),
         };
         let verify = ["verify", arg(&out), "--checkpoint", arg(&checkpoint)];
-        json(&[&verify[..], &of, &options].concat(), 0);
+        let verified = json(&[&verify[..], &of, &options].concat(), 0);
+        assert_eq!(verified["routing"], report["routing"]);
         let other = match how.contains(&"--seed") {
             true => options.iter().map(|arg| if *arg == "3" { "4" } else { arg }).collect(),
             false => [&options[..], &["--routed-only"]].concat(),
@@ -251,7 +260,7 @@ fn what_a_mixture_cannot_be_is_one_line_and_leaves_no_file() {
         assert!(!out.exists(), "{more:?}");
     };
     let moe = |more: &[&str], want: &[&str]| refused(&[&["--op", "moe"], more].concat(), want);
-    moe(&[], &["--top-k: is needed; the configuration has no num_experts_per_tok"]);
+    moe(&[], &["--top-k: is needed; the checkpoint has none of num_experts_per_tok"]);
     moe(&["--top-k", "4"], &["--top-k: is 4; there are 3 experts"]);
     moe(&["--top-k", "2", "--expert", "1"], &["--op moe: is of all experts"]);
     moe(&["--top-k", "2", "--out-dtype", "nvfp4"], &["C of the mixture is nvfp4", "f32, f16 or bf16"]);
@@ -301,6 +310,12 @@ fn what_a_mixture_cannot_be_is_one_line_and_leaves_no_file() {
     );
     shared.retain(|t| !t.0.contains("shared") || t.0.contains("shared_experts.down"));
     rewritten(&shared, &["shared_experts", "--routed-only"]);
+    let gate = |name: &str| {
+        let mut gated = whole.clone();
+        gated.push((format!("{name}.weight"), Dtype::BF16, vec![1, 48], drawn(5, 48)));
+        gated
+    };
+    rewritten(&gate("model.layers.5.mlp.shared_gate"), &["shared_gate.weight: multiplies the shared expert"]);
     let renamed = |tensors: &Tensors, from: &str, to: &str| -> Tensors {
         tensors.iter().map(|t| (t.0.replace(from, to), t.1, t.2.clone(), t.3.clone())).collect()
     };
@@ -317,6 +332,18 @@ fn what_a_mixture_cannot_be_is_one_line_and_leaves_no_file() {
     // An expert that lacks its down projection.
     let kept: Tensors = whole.iter().filter(|t| !t.0.contains("experts.1.down_proj")).cloned().collect();
     rewritten(&kept, &["the down projection of expert 1", "is missing"]);
+
+    // What the configuration says, which the user may repeat.
+    write(&checkpoint, &whole);
+    std::fs::write(dir.path().join("config.json"), r#"{"num_experts_per_tok": 2}"#).unwrap();
+    let modelopt = ["--convention", "modelopt"];
+    moe(
+        &[&modelopt[..], &["--top-k", "1"]].concat(),
+        &["--top-k: is 1; num_experts_per_tok of the checkpoint is 2"],
+    );
+    std::fs::write(dir.path().join("config.json"), r#"{"num_experts_per_tok": 0}"#).unwrap();
+    moe(&modelopt, &["--top-k: num_experts_per_tok of the checkpoint is 0; a positive integer is needed"]);
+    std::fs::remove_file(dir.path().join("config.json")).unwrap();
 
     // NaN in A would be a number in nvfp4 between the products.
     write(&checkpoint, &whole);
@@ -397,6 +424,12 @@ fn bench_measures_every_operation() {
         assert_eq!(rows.len(), 2);
         for row in rows {
             assert_eq!(row["op"], name);
+            let between = match op {
+                "linear" => serde_json::Value::Null,
+                "mlp" => "f16".into(),
+                _ => "bf16".into(),
+            };
+            assert_eq!(row["between"], between);
             assert!(row["rel_l2"].as_f64().unwrap() < 1e-2, "{row}");
             let found = row["gflops"].as_f64().unwrap() * row["median_us"].as_f64().unwrap() * 1e3;
             assert!((found / flops - 1.0).abs() < 1e-9, "{op}: {found}, want {flops}");
@@ -417,6 +450,13 @@ fn inspect_tells_of_every_matrix() {
     let checkpoint = mixture(dir.path(), &[0, 1, 3], true);
     let output = dualgemm().args(["inspect", arg(&checkpoint)]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
+    let pictures = dir.path().join("pictures.safetensors");
+    let name = "model.visual.blocks.0.mlp.gate_proj.weight".into();
+    write(&pictures, &vec![(name, Dtype::BF16, vec![32, 48], drawn(7, 32 * 48))]);
+    let seen = dualgemm().args(["inspect", arg(&pictures), "--convention", "modelopt"]).output().unwrap();
+    let seen = String::from_utf8(seen.stdout).unwrap();
+    let line = "1 matrices of pictures and sound, such as model.visual.blocks.0.mlp.gate_proj: bf16\n";
+    assert!(seen.contains(line), "{seen}");
     for line in [
         "matrices of model.layers.5\n",
         "  nvfp4 [48, 64]           mlp.experts.*.down_proj (3), mlp.shared_experts.down_proj\n",

@@ -302,9 +302,8 @@ impl Config {
         self.parts().iter().map(|part| part.code_bytes() + part.scale_bytes()).sum::<u32>() * self.cta_group
     }
 
-    /// Shared and tensor memory, or what does not fit.
-    pub fn layout(&self) -> Result<Layout, Error> {
-        let rules = Rules(KERNEL);
+    /// The rules of every quantity by itself.
+    fn check(&self, rules: Rules) -> Result<(), Error> {
         // Scales beside split K, and both accumulators beside two buffers of widened weights.
         let (columns, step, most) = match (self.side, self.formats) {
             (Side::Tokens, Formats::Scaled(_)) if self.split_k > 1 => (FEATURES, COLUMN_ROWS, ATOM_ROWS),
@@ -331,7 +330,13 @@ impl Config {
             1 => rules.check("pairs of accumulators", self.accumulators, Valid::range(1, 2)),
             _ => rules.check("pairs of accumulators beside split K", self.accumulators, Valid::range(1, 1)),
         }?;
-        rules.check("stages", self.stages, STAGES)?;
+        rules.check("stages", self.stages, STAGES)
+    }
+
+    /// Shared and tensor memory, or what does not fit.
+    pub fn layout(&self) -> Result<Layout, Error> {
+        let rules = Rules(KERNEL);
+        self.check(rules)?;
         let (parts, mut stage) = (self.parts(), 0);
         let tile = |part: StagedOperand| SmemTile::new(part.rows, part.row_bytes(), part.swizzle());
         let tiles = [tile(parts[0])?, tile(parts[1])?, tile(parts[2])?];

@@ -187,7 +187,7 @@ impl<'a> Fused<'a> {
             (0..self.config.chunks).for_each(|i| k.mbarrier_init(share.full.at(8 * i), 1u32));
             k.fence_mbarrier_init();
         });
-        k.warp_sync();
+        // The same lane again: PTX elects the same one each time.
         let elected = k.elect();
         k.if_(elected, "first_chunks", |k| {
             for slot in 0..self.config.chunks {
@@ -196,15 +196,14 @@ impl<'a> Fused<'a> {
                 k.if_(there, "first_chunk", |k| self.ask_weights(k, &share, slot, slot));
             }
         });
-        k.warp_sync();
+        // The other lanes come to the barriers after `Lane::wait`, which orders their initialization for them.
         if self.groups.is_none() {
             k.grid_dependency_wait();
         }
         let sums = k.zeros((SLABS * self.config.token_groups() * 4) as usize);
         let any = k.compare(Cmp::Gt, share.count, 0u32);
         k.if_(any, "share", |k| self.multiply(k, &share, &sums));
-        k.comment("The ring is read: the warp's sums take its place.");
-        k.warp_sync();
+        k.comment("The ring is read (the last chunk's `bar.warp.sync`): the warp's sums take its place.");
         let lane = self.lane(k);
         let own = k.offset(share.ring, lane << 4);
         for (i, four) in (0u32..).zip(sums.chunks_exact(4)) {
@@ -266,9 +265,7 @@ impl<'a> Fused<'a> {
             k.bulk_load(to, from, CHUNK, full, &options);
         };
         let Some([low, high]) = share.halves else { return whole(k) };
-        let both = k.select::<U32>(low, 1u32, 0u32);
-        let both = k.compare_and(Cmp::Ne, both, 0u32, high);
-        k.if_else(both, "whole", whole, |k| {
+        let half = |k: &mut Kernel| {
             k.mbarrier_arrive_expect_tx(full, CHUNK / 2);
             let half = k.select::<U32>(low, 0u32, 1u32);
             for (start, bytes) in [(0, CODES / 2), (CODES, (CHUNK - CODES) / 2)] {
@@ -276,7 +273,13 @@ impl<'a> Fused<'a> {
                 let from = k.offset(from.at(start), half.mul_wide(bytes));
                 k.bulk_load(to, from, bytes, full, &options);
             }
-        });
+        };
+        if self.config.halves == 1 {
+            return half(k);
+        }
+        let both = k.select::<U32>(low, 1u32, 0u32);
+        let both = k.compare_and(Cmp::Ne, both, 0u32, high);
+        k.if_else(both, "whole", whole, half);
     }
 
     /// All chunks of the warp's share.
@@ -324,7 +327,6 @@ impl<'a> Fused<'a> {
             k.if_(more, "refill", |k| {
                 let elected = k.elect();
                 k.if_(elected, "next_chunk", |k| self.ask_weights(k, share, next, at.index));
-                k.warp_sync();
             });
             at.advance(k);
         });
@@ -367,7 +369,6 @@ impl<'a> Fused<'a> {
             Some(halves) => {
                 for (half, there) in (0u32..).zip(halves) {
                     k.if_(there, "half", |k| slabs(k, 2 * half..2 * half + 2));
-                    k.warp_sync();
                 }
             }
         }

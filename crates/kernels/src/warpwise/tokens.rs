@@ -221,9 +221,12 @@ impl Lane<'_> {
                 Some(there) => {
                     k.assign(next[1], 0u32);
                     k.if_(there, "within_row", load);
-                    k.warp_sync();
                 }
             }
+        }
+        if there.is_some() {
+            // Multiplications of the block before follow.
+            k.warp_sync();
         }
     }
 
@@ -263,7 +266,10 @@ impl Lane<'_> {
             })
             .collect();
         if self.barrier.is_none() {
-            k.warp_sync();
+            // Copies overwrite what other lanes have read; codes wait in registers for the end of the chunk.
+            if self.codes.is_none() {
+                k.warp_sync();
+            }
             let turn = self.turn.unwrap_or_else(|| k.mov::<U32>(0u32));
             let next = k.eval(unit + self.blocks);
             self.load(k, next, turn);

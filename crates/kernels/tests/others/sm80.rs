@@ -14,6 +14,7 @@ use dualgemm_kernels::sm80::host::{Fused, FusedArgs};
 use dualgemm_kernels::sm90a::pack::Pack;
 use dualgemm_ptx::builder::HalfFormat;
 use dualgemm_sim::Card;
+use half::{bf16, f16};
 
 use crate::common::*;
 
@@ -27,9 +28,15 @@ pub fn weights((n, k): (usize, usize)) -> GateUp<'static> {
     GateUp::new(half("gate", 0.011), half("up", 0.023))
 }
 
-/// Relative error of C's bytes, in the type `out`.
+/// Relative error of C's bytes, in the type `out`, which says what overflows.
 pub fn error_of(bytes: &[u8], out: FloatType, want: &[f64], n: usize) -> f64 {
-    Comparison::new(&floats(bytes, out), want, n).unwrap().rel_l2
+    let c = floats(bytes, out);
+    let error = match out {
+        FloatType::F32 => Comparison::new(&c, want, n),
+        FloatType::F16 => Comparison::new(&c.into_iter().map(f16::from_f32).collect::<Vec<_>>(), want, n),
+        FloatType::Bf16 => Comparison::new(&c.into_iter().map(bf16::from_f32).collect::<Vec<_>>(), want, n),
+    };
+    error.unwrap().rel_l2
 }
 
 /// Most relative error of the type: rounding C alone is 0.7 of it.

@@ -34,45 +34,37 @@ const AND: char = '+';
 
 impl Fused {
     /// One CTA for each tile.
-    pub const GRID: Self = Self {
-        name: "fused",
-        doc: "one kernel: both products in one pass over A, activation in registers; a CTA for each tile",
-        scheduler: Scheduler::Grid,
-        few_rows: false,
-        waves: false,
-    };
+    pub const GRID: Self = Self::new(
+        "fused",
+        "one kernel: both products in one pass over A, activation in registers; a CTA for each tile",
+        Scheduler::Grid,
+    );
     /// As many CTAs as the card holds.
-    pub const PERSISTENT: Self = Self {
-        name: "persistent",
-        doc: "fused, with as many CTAs as the card holds, each taking tile after tile",
-        scheduler: Scheduler::Persistent,
-        few_rows: false,
-        waves: false,
-    };
+    pub const PERSISTENT: Self = Self::new(
+        "persistent",
+        "fused, with as many CTAs as the card holds, each taking tile after tile",
+        Scheduler::Persistent,
+    );
     /// Equal shares of all work.
-    pub const STREAM_K: Self = Self {
-        name: "stream-k",
-        doc: "fused, with the K blocks of all tiles in equal shares, added up in a fixed order",
-        scheduler: Scheduler::StreamK,
-        few_rows: false,
-        waves: false,
-    };
+    pub const STREAM_K: Self = Self::new(
+        "stream-k",
+        "fused, with the K blocks of all tiles in equal shares, added up in a fixed order",
+        Scheduler::StreamK,
+    );
     /// Few rows.
-    pub const DECODE: Self = Self {
-        name: "decode",
-        doc: "fused, for few tokens: narrow tiles, warpgroups that split K",
-        scheduler: Scheduler::Grid,
-        few_rows: true,
-        waves: false,
+    pub const DECODE: Self = {
+        let doc = "fused, for few tokens: narrow tiles, warpgroups that split K";
+        Self { few_rows: true, ..Self::new("decode", doc, Scheduler::Grid) }
     };
     /// Two launches.
-    pub const WAVES: Self = Self {
-        name: "waves",
-        doc: "fused, in two launches: large tiles in full waves of CTAs, smaller ones for the features that are left",
-        scheduler: Scheduler::Grid,
-        few_rows: false,
-        waves: true,
+    pub const WAVES: Self = {
+        let doc = "fused, in two launches: large tiles in full waves of CTAs, smaller ones for the features that are left";
+        Self { waves: true, ..Self::new("waves", doc, Scheduler::Grid) }
     };
+
+    const fn new(name: &'static str, doc: &'static str, scheduler: Scheduler) -> Self {
+        Self { name, doc, scheduler, few_rows: false, waves: false }
+    }
 
     fn unsupported<T>(&self, reason: String) -> Result<T, Error> {
         Err(Error::Unsupported { strategy: self.name, reason })

@@ -8,8 +8,9 @@
 //! proxy anywhere along the way (PTX ISA "Memory Consistency Model", proxy-preserved base causality order).
 //!
 //! Assumption, stated in the crate documentation: lanes that execute an instruction together are ordered with
-//! what they executed together before, as if `__syncwarp` stood between. Strict checks do not make it where some lanes
-//! publish: others then learn of the remaining lanes only what a `__syncwarp` or a barrier came after.
+//! what they executed together before, as if `__syncwarp` stood between. Strict checks do not make it: there a group's own
+//! actions are in program order for each lane alone (see [`lanes`](super::lanes)), `seen` is what holds for all lanes, and
+//! a [`Part`] what holds for the accesses of some.
 
 use super::outside::Outside;
 use super::proxy::{Fence, Fenced, Memory};
@@ -78,10 +79,44 @@ impl Places {
     }
 }
 
+/// What is known of an actor that acts for several lanes of a warp: its actions up to a clock, as far as these lanes did
+/// them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// The actor.
+    pub actor: Actor,
+    /// Up to which clock.
+    pub clock: u32,
+    /// Which lanes' actions.
+    pub lanes: u32,
+    /// Each lane of the party that holds this knows of its own only.
+    pub own: bool,
+}
+
+impl Part {
+    fn covers(&self, other: &Part) -> bool {
+        self.actor == other.actor
+            && self.own == other.own
+            && self.clock >= other.clock
+            && other.lanes & !self.lanes == 0
+    }
+}
+
+/// Whose actions are known, of an actor that acts for several lanes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Whose {
+    /// Those of these lanes.
+    pub lanes: u32,
+    /// Those of the lane itself.
+    pub own: bool,
+}
+
 /// What one party knows: see the module documentation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct View {
     seen: Vec<u32>,
+    /// What holds for some lanes only; strict checks alone have such.
+    parts: Vec<Part>,
     fenced: Fenced,
     /// Operations of tensor cores that need not be complete, but are ordered before what follows on the same core.
     piped: Vec<u32>,
@@ -129,29 +164,67 @@ impl View {
 
     /// Whether all actions that another party of the same cluster knows happened before.
     pub fn knows_all(&self, other: &View, own: Actor) -> bool {
-        let theirs = other.seen.iter().enumerate();
-        theirs
-            .into_iter()
-            .all(|(actor, &clock)| clock == 0 || actor == own as usize || self.knows(actor as Actor, clock))
+        let mut theirs = other.seen.iter().enumerate();
+        theirs.all(|(actor, &clock)| clock == 0 || actor == own as usize || self.knows(actor as Actor, clock))
     }
 
-    /// What a `fence.mbarrier_init` of an actor makes known by itself: what the lanes of its warp have initialized.
-    pub fn initialized(&self, actor: Actor, clock: u32) -> View {
-        let first = actor as usize / GROUPS_PER_WARP * GROUPS_PER_WARP;
-        let mut own = vec![0; first];
-        own.extend(self.seen.iter().skip(first).take(GROUPS_PER_WARP));
-        set(&mut own, actor, clock);
+    /// Whose actions up to `clock` are known of an actor of which not all are.
+    pub fn whose(&self, actor: Actor, clock: u32) -> Whose {
+        let parts = self.parts.iter().filter(|p| p.actor == actor && clock <= p.clock);
+        parts.fold(Whose::default(), |whose, part| match part.own {
+            true => Whose { own: true, ..whose },
+            false => Whose { lanes: whose.lanes | part.lanes, ..whose },
+        })
+    }
+
+    /// Whether an action is known, or may be: of an actor of which not all is known.
+    pub fn knows_some(&self, actor: Actor, clock: u32) -> bool {
+        self.knows(actor, clock) || self.whose(actor, clock) != Whose::default()
+    }
+
+    /// Learns of some lanes' actions.
+    pub fn learn_part(&mut self, part: Part) {
+        if self.knows(part.actor, part.clock) || self.parts.iter().any(|p| p.covers(&part)) {
+            return;
+        }
+        self.parts.retain(|p| !part.covers(p));
+        self.parts.push(part);
+    }
+
+    /// Turns what each lane knows of itself into what these lanes know together.
+    pub fn settle(&mut self, lanes: u32) {
+        let (own, parts) = std::mem::take(&mut self.parts).into_iter().partition(|p| p.own);
+        self.parts = parts;
+        for part in own {
+            match part.lanes & !lanes {
+                0 => self.learn(part.actor, part.clock),
+                _ if part.lanes & lanes == 0 => {}
+                _ => self.learn_part(Part { lanes: part.lanes & lanes, own: false, ..part }),
+            }
+        }
+    }
+
+    /// What a `fence.mbarrier_init` makes known by itself: what the warp of these actors has initialized.
+    pub fn initialized(first: Actor, clock: u32) -> View {
+        let mut own = vec![0; first as usize];
+        own.resize(first as usize + GROUPS_PER_WARP, clock);
         View { fenced: Fenced::initialized(own), ..View::default() }
     }
 
-    /// Learns one action.
+    /// Learns an actor's actions.
     pub fn learn(&mut self, actor: Actor, clock: u32) {
         set(&mut self.seen, actor, clock);
+        self.parts.retain(|p| p.actor != actor || p.clock > clock);
     }
 
     /// Learns everything another party of the same cluster knew.
     pub fn join(&mut self, other: &View) {
         join(&mut self.seen, &other.seen);
+        if !self.parts.is_empty() {
+            let seen = &self.seen;
+            self.parts.retain(|p| seen.get(p.actor as usize).is_none_or(|&c| p.clock > c));
+        }
+        other.parts.iter().for_each(|part| self.learn_part(*part));
         self.fenced.join(&other.fenced);
         join(&mut self.piped, &other.piped);
         join(&mut self.tensor, &other.tensor);
@@ -160,29 +233,27 @@ impl View {
         }
     }
 
-    /// Forgets what an actor did after `clock`.
-    pub fn limit(&mut self, actor: Actor, clock: u32) {
-        if let Some(known) = self.seen.get_mut(actor as usize) {
-            *known = (*known).min(clock);
-        }
-        self.fenced.limit(actor, clock);
-    }
-
     /// Keeps what another party of the same cluster knows as well.
     pub fn meet(&mut self, other: &View) {
         self.piped.clear();
         self.tensor.clear();
+        let has =
+            |view: &View, p: &Part| view.knows(p.actor, p.clock) || view.parts.iter().any(|q| q.covers(p));
+        let mine = self.parts.iter().filter(|p| has(other, p));
+        let theirs = other.parts.iter().filter(|p| has(self, p));
+        self.parts = mine.chain(theirs).copied().collect();
         self.seen.truncate(other.seen.len());
         self.seen.iter_mut().zip(&other.seen).for_each(|(a, &b)| *a = (*a).min(b));
         self.fenced.meet(&other.fenced);
         self.outside = None;
     }
 
-    /// `fence.proxy.async`: every generic write known now to the memories named, and the actor's own, becomes visible to the
+    /// `fence.proxy.async`: every generic write known now to the memories named, and those of `own`, becomes visible to the
     /// async proxy. That others may know of those is for a `__syncwarp` to say.
-    pub fn fence_proxy(&mut self, memories: &[Fence], (actor, clock): (Actor, u32)) {
+    pub fn fence_proxy(&mut self, memories: &[Fence], own: &[(Actor, u32)]) {
         let mut seen = self.seen.clone();
-        set(&mut seen, actor, clock);
+        let parts = self.parts.iter().map(|p| (p.actor, p.clock));
+        parts.chain(own.iter().copied()).for_each(|(actor, clock)| set(&mut seen, actor, clock));
         memories.iter().for_each(|fence| self.fenced.fence(*fence, &seen));
         if let Some(outside) = &mut self.outside
             && memories.contains(&Fence::Global)
@@ -252,7 +323,7 @@ mod tests {
     fn a_proxy_fence_covers_what_is_known_then_exact() {
         let mut a = View::default();
         a.learn(1, 4);
-        a.fence_proxy(&[Fence::Cluster], (0, 2));
+        a.fence_proxy(&[Fence::Cluster], &[(0, 2)]);
         a.learn(1, 5);
         assert!(a.knows_fenced(Memory::Shared(0), 1, 4) && !a.knows_fenced(Memory::Shared(0), 1, 5));
         assert!(a.knows_fenced(Memory::Shared(0), 0, 2) && !a.knows(0, 2));

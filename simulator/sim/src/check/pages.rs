@@ -1,5 +1,6 @@
 //! Shadow of global memory as one cluster has used it: pages made when first touched.
 
+use super::lanes::Tags;
 use super::shadow::{StateId, WRITTEN};
 use std::collections::BTreeMap;
 
@@ -9,23 +10,24 @@ const WORDS: usize = PAGE as usize / 4;
 
 /// Pages by number (address / [`PAGE`]).
 #[derive(Debug, Default)]
-pub struct Pages(BTreeMap<u64, Vec<StateId>>);
+pub struct Pages(BTreeMap<u64, (Vec<StateId>, Tags)>);
 
 impl Pages {
-    /// The words of a page; memory counts as written before the kernel started.
-    pub fn page(&mut self, number: u64) -> &mut Vec<StateId> {
-        self.0.entry(number).or_insert_with(|| vec![WRITTEN; WORDS])
+    /// The words of a page, and the lanes that made their last accesses; memory counts as written before the kernel started.
+    pub fn page(&mut self, number: u64) -> (&mut [StateId], &mut Tags) {
+        let (words, tags) = self.0.entry(number).or_insert_with(|| (vec![WRITTEN; WORDS], Tags::default()));
+        (words, tags)
     }
 
     /// All words, for compaction.
     pub fn words(&mut self) -> impl Iterator<Item = &mut Vec<StateId>> {
-        self.0.values_mut()
+        self.0.values_mut().map(|(words, _)| words)
     }
 
     /// What was touched, in order: a grid that fills memory has thousands of clusters with a thousand runs each.
     pub fn into_runs(self) -> Vec<Run> {
         let mut out = Vec::new();
-        self.0.into_iter().for_each(|(page, words)| runs(page, &words, &mut out));
+        self.0.into_iter().for_each(|(page, (words, _))| runs(page, &words, &mut out));
         out.shrink_to_fit();
         out
     }
@@ -62,9 +64,9 @@ mod tests {
     #[test]
     fn runs_leave_out_what_was_not_touched_exact() {
         let mut pages = Pages::default();
-        pages.page(3)[4..8].fill(5);
-        pages.page(3)[8] = 6;
-        pages.page(3)[WORDS - 1] = 5;
+        pages.page(3).0[4..8].fill(5);
+        pages.page(3).0[8] = 6;
+        pages.page(3).0[WORDS - 1] = 5;
         pages.page(7);
         let run = |start, end, state| Run { page: 3, start, end, state };
         let last = WORDS as u16;

@@ -74,13 +74,6 @@ impl Fenced {
         other.0.iter().for_each(|(fence, seen)| self.fence(*fence, seen));
     }
 
-    /// Forgets what an actor did after `clock`.
-    pub fn limit(&mut self, actor: u16, clock: u32) {
-        for known in self.0.iter_mut().filter_map(|(_, seen)| seen.get_mut(actor as usize)) {
-            *known = (*known).min(clock);
-        }
-    }
-
     /// Keeps what another party knows as well.
     pub fn meet(&mut self, other: &Fenced) {
         self.0.retain_mut(|(fence, mine)| {

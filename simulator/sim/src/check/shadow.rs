@@ -9,7 +9,8 @@
 //! strong writes (atomics, volatile) that are not ordered with each other are kept together.
 
 use super::hash::QuickMap;
-use super::order::{Actor, Actors, View};
+use super::lanes::{Debt, Debts, Lanes, Order, Tags, Who};
+use super::order::{Actor, Actors};
 use super::outside::Era;
 use super::proxy::Memory;
 use crate::decode::operand::Scope;
@@ -141,8 +142,11 @@ pub struct Look {
 pub struct States {
     states: Vec<State>,
     ids: QuickMap<State, StateId>,
-    last: Option<(Step, StateId)>,
+    last: Option<(Step, Next)>,
 }
+
+/// The state that an access leads to, and what it asks of the lanes of each byte, if it does.
+type Next = (StateId, Option<[Debts; 4]>);
 
 /// A word in this state, and the bytes of it that are accessed. The view is its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -226,40 +230,64 @@ impl States {
         }
     }
 
-    fn step_cell(&mut self, id: StateId, a: Access, view: &View, look: Look) -> Result<StateId, Conflict> {
+    fn step_cell(
+        &mut self,
+        id: StateId,
+        a: Access,
+        who: &Who<'_>,
+        look: Look,
+    ) -> Result<(StateId, Debts), Conflict> {
         let cell = self.cell(id);
+        let mut debts = Debts::default();
         if look.uninit && !a.kind.write && !cell.written {
             return Err(Conflict::Uninit);
         }
         if !look.race {
-            return Ok(if a.kind.write { WRITTEN } else { id });
+            return Ok((if a.kind.write { WRITTEN } else { id }, debts));
         }
-        let ordered = |b: &Access| b.actor == a.actor || view.knows(b.actor, b.clock);
-        let races = |b: &Access| !(ordered(b) || a.both_strong(b, look.actors.apart(a.actor, b.actor)));
+        // Of an access of a warp whose lanes are told apart, only the last is known by whom it was.
+        let owes = |list: &List, b: &Access, whose| {
+            let last = list.iter().rfind(|b| !b.kind.proxy);
+            (last == Some(b)).then_some(Debt { access: *b, whose })
+        };
+        let exempt = |b: &Access| a.both_strong(b, look.actors.apart(a.actor, b.actor));
         for w in &cell.writes {
-            if races(w) && (w.kind.proxy || !a.kind.same) {
-                return Err(Conflict::Race(*w));
+            let allowed = exempt(w) || a.kind.same && !w.kind.proxy;
+            match who.order(w.actor, w.clock) {
+                Order::None if !allowed => return Err(Conflict::Race(*w)),
+                Order::Of(whose) if !allowed => debts.write = debts.write.or(owes(&cell.writes, w, whose)),
+                _ => {}
             }
-            if a.kind.proxy && !w.kind.proxy && !view.knows_fenced(look.memory, w.actor, w.clock) {
+            if a.kind.proxy && !w.kind.proxy && !who.view.knows_fenced(look.memory, w.actor, w.clock) {
                 return Err(Conflict::Unfenced(*w));
             }
         }
-        let needed = |b: &&Access| !(ordered(b) && a.stands_for(b));
+        let needed = |b: &&Access| {
+            let follows = b.actor == a.actor || who.order(b.actor, b.clock) == Order::Before;
+            !(follows && a.stands_for(b))
+        };
         let keep = |list: &List| -> List { list.iter().filter(needed).copied().take(KEPT - 1).collect() };
         let new = if a.kind.write {
-            if let Some(r) = cell.reads.iter().find(|r| races(r)) {
-                return Err(Conflict::Race(*r));
+            for r in cell.reads.iter().filter(|r| !exempt(r)) {
+                match who.order(r.actor, r.clock) {
+                    Order::None => return Err(Conflict::Race(*r)),
+                    Order::Of(whose) => debts.read = debts.read.or(owes(&cell.reads, r, whose)),
+                    Order::Before => {}
+                }
             }
             let mut writes = keep(&cell.writes);
             // What follows must be ordered after this write like after any other.
             writes.push(Access { kind: Kind { same: false, ..a.kind }, ..a });
             Cell { written: true, writes, reads: keep(&cell.reads) }
         } else {
+            let again =
+                |b: &Access| b.actor == a.actor && matches!(who.order(b.actor, b.clock), Order::Of(_));
+            debts.more = cell.reads.iter().rfind(|b| !b.kind.proxy).is_some_and(again);
             let mut reads = keep(&cell.reads);
             reads.push(a);
             Cell { written: cell.written, writes: cell.writes.clone(), reads }
         };
-        Ok(self.intern(State::Whole(new)))
+        Ok((self.intern(State::Whole(new)), debts))
     }
 
     fn step(
@@ -267,19 +295,24 @@ impl States {
         id: StateId,
         mask: u8,
         a: Access,
-        view: &View,
+        who: &Who<'_>,
         look: Look,
-    ) -> Result<StateId, Conflict> {
-        if mask == 0xf && matches!(self.states[id as usize], State::Whole(_)) {
-            return self.step_cell(id, a, view, look);
-        }
-        let mut parts = self.parts(id);
-        for (i, part) in parts.iter_mut().enumerate() {
-            if mask >> i & 1 != 0 {
-                *part = self.step_cell(*part, a, view, look)?;
+    ) -> Result<Next, Conflict> {
+        let mut debts = [Debts::default(); 4];
+        let next = if mask == 0xf && matches!(self.states[id as usize], State::Whole(_)) {
+            let (next, all) = self.step_cell(id, a, who, look)?;
+            debts = [all; 4];
+            next
+        } else {
+            let mut parts = self.parts(id);
+            for (i, part) in parts.iter_mut().enumerate() {
+                if mask >> i & 1 != 0 {
+                    (*part, debts[i]) = self.step_cell(*part, a, who, look)?;
+                }
             }
-        }
-        Ok(if parts.iter().all(|&p| p == parts[0]) { parts[0] } else { self.intern(State::Split(parts)) })
+            if parts.iter().all(|&p| p == parts[0]) { parts[0] } else { self.intern(State::Split(parts)) }
+        };
+        Ok((next, (debts != [Debts::default(); 4]).then_some(debts)))
     }
 
     /// Forgets the last step, before the next instruction or operation in flight: what a party knows may change.
@@ -288,22 +321,28 @@ impl States {
         self.last = None;
     }
 
-    /// Applies an access to `len` bytes at byte `start` of `words`. On a conflict returns the byte and the cause.
+    /// Applies an access to `len` bytes at byte `start` of `words`, whose lanes are in `tags`. On a conflict returns the byte
+    /// and the cause.
     pub fn access(
         &mut self,
-        words: &mut [StateId],
+        (words, mut tags): (&mut [StateId], Option<&mut Tags>),
         start: usize,
         len: usize,
         a: Access,
-        view: &View,
+        who: &Who<'_>,
         look: Look,
     ) -> Result<(), (usize, Conflict)> {
         if len == 0 {
             return Ok(());
         }
         let (first, last) = (start / 4, (start + len - 1) / 4);
-        let address = std::ptr::from_ref(view) as usize;
-        let mut memo = (StateId::MAX, 0, 0);
+        let view = std::ptr::from_ref(who.view) as usize;
+        // State, mask, next state, and whether no lane has to be looked at or remembered.
+        let mut memo = (StateId::MAX, 0, 0, true);
+        let keeps = who.lanes != Lanes::Any;
+        if let Some(tags) = tags.as_mut().filter(|_| keeps) {
+            tags.reach(words.len());
+        }
         for (i, word) in words.iter_mut().enumerate().take(last + 1).skip(first) {
             let low = start.saturating_sub(i * 4).min(4);
             let high = (start + len - i * 4).min(4);
@@ -311,16 +350,26 @@ impl States {
             let old = *word;
             if (memo.0, memo.1) != (old, mask) {
                 let Look { memory, uninit, .. } = look;
-                let step = Step { id: old, mask, access: a, view: address, memory, uninit };
-                let new = match self.last {
-                    Some((last, new)) if last == step => new,
-                    _ => {
-                        let new = self.step(old, mask, a, view, look);
-                        new.map_err(|c| (self.blame(old, i, mask, c), c))?
-                    }
-                };
-                self.last = Some((step, new));
-                memo = (old, mask, new);
+                let step = Step { id: old, mask, access: a, view, memory, uninit };
+                if self.last.as_ref().is_none_or(|(last, _)| *last != step) {
+                    let next = self.step(old, mask, a, who, look);
+                    self.last = Some((step, next.map_err(|c| (self.blame(old, i, mask, c), c))?));
+                }
+                if let Some((_, (new, debts))) = &self.last {
+                    memo = (old, mask, *new, !keeps && debts.is_none());
+                }
+            }
+            if !memo.3
+                && let Some(tags) = &mut tags
+                && let Some((_, (_, debts))) = &self.last
+            {
+                let now = who.lanes.of_word(i as isize * 4 - start as isize);
+                let debts = debts.as_ref();
+                let fault = |(byte, b)| (i * 4 + byte, Conflict::Race(b));
+                debts.map_or(Ok(()), |debts| tags.check(i, mask, now, debts)).map_err(fault)?;
+                if keeps {
+                    tags.keep(i, mask, now, a.kind.write, debts);
+                }
             }
             *word = memo.2;
         }
@@ -366,104 +415,4 @@ impl States {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::proxy::Fence;
-    use super::*;
-
-    /// Four warps in each of two CTAs: actors 0 to 15 and 16 to 31.
-    const ACTORS: Actors = Actors { ctas: 2, warps: 4 };
-    const LOOK: Look = Look { race: true, uninit: true, memory: Memory::Shared(0), actors: ACTORS };
-
-    fn by(actor: Actor, clock: u32, kind: Kind) -> Access {
-        Access { actor, clock, pc: actor as u32 * 100 + clock, kind, era: 0 }
-    }
-
-    fn run(steps: &[(usize, usize, Access, &View)]) -> Result<(), (usize, Conflict)> {
-        let mut states = States::default();
-        let mut words = vec![FRESH; 8];
-        steps.iter().try_for_each(|&(s, n, a, v)| states.access(&mut words, s, n, a, v, LOOK))
-    }
-
-    #[test]
-    fn writes_of_the_same_value_are_no_race_but_still_writes_exact() {
-        let none = View::default();
-        let (w, same) = (by(0, 1, Kind::WRITE), by(1, 1, Kind::WRITE.same()));
-        assert_eq!(run(&[(0, 4, w, &none), (0, 4, same, &none)]), Ok(()));
-        let read = by(0, 2, Kind::READ);
-        let found = run(&[(0, 4, w, &none), (0, 4, same, &none), (0, 4, read, &none)]);
-        assert_eq!(found, Err((0, Conflict::Race(by(1, 1, Kind::WRITE)))));
-        let mut knows = View::default();
-        knows.learn(0, 1);
-        let found = run(&[(0, 4, w, &none), (0, 4, by(2, 1, Kind::READ), &knows), (0, 4, same, &none)]);
-        assert_eq!(found, Err((0, Conflict::Race(by(2, 1, Kind::READ)))));
-        let copy = by(2, 1, Kind::PROXY_WRITE);
-        assert!(run(&[(0, 4, copy, &none), (0, 4, same, &none)]).is_err());
-    }
-
-    #[test]
-    fn unordered_write_and_read_conflict_exact() {
-        let none = View::default();
-        let w = by(0, 1, Kind::WRITE);
-        let r = by(1, 1, Kind::READ);
-        assert_eq!(run(&[(0, 4, w, &none), (0, 4, r, &none)]), Err((0, Conflict::Race(w))));
-        let mut knows = View::default();
-        knows.learn(0, 1);
-        assert_eq!(run(&[(0, 4, w, &none), (0, 4, r, &knows)]), Ok(()));
-        // The reader is not known to the next writer.
-        let w2 = by(2, 1, Kind::WRITE);
-        assert_eq!(
-            run(&[(0, 4, w, &none), (0, 4, r, &knows), (0, 4, w2, &knows)]),
-            Err((0, Conflict::Race(r)))
-        );
-    }
-
-    #[test]
-    fn bytes_of_a_word_are_told_apart_exact() {
-        let none = View::default();
-        let (a, b) = (by(0, 1, Kind::WRITE), by(1, 1, Kind::WRITE));
-        assert_eq!(run(&[(4, 1, a, &none), (5, 1, b, &none)]), Ok(()));
-        assert_eq!(run(&[(4, 2, a, &none), (5, 1, b, &none)]), Err((5, Conflict::Race(a))));
-        let r = by(1, 2, Kind::READ);
-        assert_eq!(run(&[(5, 1, b, &none), (5, 2, r, &none)]), Err((6, Conflict::Uninit)));
-    }
-
-    #[test]
-    fn strong_accesses_do_not_race_with_each_other_exact() {
-        let none = View::default();
-        let s = |actor| by(actor, 1, Kind::WRITE.strong(Some(Scope::Cta)));
-        assert_eq!(run(&[(0, 4, s(0), &none), (0, 4, s(1), &none), (0, 4, s(2), &none)]), Ok(()));
-        let r = by(3, 1, Kind::READ);
-        assert_eq!(run(&[(0, 4, s(0), &none), (0, 4, r, &none)]), Err((0, Conflict::Race(s(0)))));
-        // In another CTA only a wider scope is in reach.
-        assert_eq!(run(&[(0, 4, s(0), &none), (0, 4, s(16), &none)]), Err((0, Conflict::Race(s(0)))));
-        let wide = |actor| by(actor, 1, Kind::WRITE.strong(Some(Scope::Cluster)));
-        assert_eq!(run(&[(0, 4, wide(0), &none), (0, 4, wide(16), &none)]), Ok(()));
-    }
-
-    #[test]
-    fn async_access_needs_the_proxy_fence_exact() {
-        let mut view = View::default();
-        let w = by(0, 1, Kind::WRITE);
-        view.learn(0, 1);
-        let r = by(1, 1, Kind::PROXY_READ);
-        assert_eq!(run(&[(0, 16, w, &view), (0, 16, r, &view)]), Err((0, Conflict::Unfenced(w))));
-        view.fence_proxy(&[Fence::Global], (9, 1));
-        assert_eq!(run(&[(0, 16, w, &view), (0, 16, r, &view)]), Err((0, Conflict::Unfenced(w))));
-        view.fence_proxy(&[Fence::Cta(0)], (9, 1));
-        assert_eq!(run(&[(0, 16, w, &view), (0, 16, r, &view)]), Ok(()));
-    }
-
-    #[test]
-    fn compaction_keeps_what_words_hold_exact() {
-        let none = View::default();
-        let mut states = States::default();
-        let mut words = vec![FRESH; 4];
-        for clock in 1..100 {
-            states.access(&mut words, 0, 3, by(0, clock, Kind::WRITE), &none, LOOK).unwrap();
-        }
-        let before = states.remembered(words[0]);
-        states.compact(std::iter::once(&mut words));
-        assert!(states.len() < 8);
-        assert_eq!(states.remembered(words[0]), before);
-    }
-}
+mod tests;

@@ -5,6 +5,7 @@
 //! memories around them.
 
 use super::Cx;
+use crate::check::lanes::{Lanes, Who};
 use crate::check::order::View;
 use crate::check::pages::PAGE;
 use crate::check::proxy::Memory;
@@ -16,23 +17,11 @@ use crate::machine::engine::Agent;
 use crate::memory::{self, Place, Space, outside, place};
 use crate::trap::{Check, Fault, Party};
 
-/// Who accesses.
-#[derive(Debug, Clone, Copy)]
-pub struct Who<'v> {
-    /// Actor.
-    pub actor: u16,
-    /// Its clock.
-    pub clock: u32,
-    /// Its instruction.
-    pub pc: u32,
-    /// What it knows.
-    pub view: &'v View,
-}
-
 impl Agent {
     /// The agent as the one who accesses.
     pub fn who(&self) -> Who<'_> {
-        Who { actor: self.actor, clock: self.clock, pc: self.pc, view: &self.view }
+        let Agent { actor, clock, pc, view, .. } = self;
+        Who { actor: *actor, clock: *clock, pc: *pc, view, warp: None, lanes: Lanes::Any }
     }
 }
 
@@ -96,8 +85,8 @@ impl<'a> Cluster<'a> {
         let look = self.look(Memory::Shared(rank));
         let access = Access { actor: who.actor, clock: who.clock, pc: who.pc, kind, era: 0 };
         let cta = &mut self.ctas[rank as usize];
-        let result =
-            self.states.access(&mut cta.shared.shadow, offset as usize, len as usize, access, who.view, look);
+        let words = (&mut cta.shared.shadow[..], Some(&mut cta.shared.tags));
+        let result = self.states.access(words, offset as usize, len as usize, access, &who, look);
         let holes = &mut cta.shared.holes;
         let hole = match kind.write {
             true => {
@@ -108,7 +97,7 @@ impl<'a> Cluster<'a> {
         };
         match (result, hole) {
             (Err((byte, c)), _) => {
-                Err(self.conflict(c, kind, len, "shared", |l| l.describe_shared(rank, byte as u32)))
+                Err(self.conflict(c, (kind, &who), len, "shared", |l| l.describe_shared(rank, byte as u32)))
             }
             (Ok(()), Some(hole)) => Err(self.launch.undefined(hole.origin, None, who.pc)),
             (Ok(()), None) => Ok(()),
@@ -142,12 +131,16 @@ impl<'a> Cluster<'a> {
         while at < end {
             let (page, start) = (at / PAGE, at % PAGE);
             let n = (end - at).min(PAGE - start);
-            let words = self.pages.page(page);
+            let (words, tags) = self.pages.page(page);
+            // Of one run of lanes, those from this page on.
+            let who = Who { lanes: who.lanes.from((at - address) as usize), ..who };
             if let Err((byte, c)) =
-                self.states.access(words, start as usize, n as usize, access, who.view, look)
+                self.states.access((words, Some(tags)), start as usize, n as usize, access, &who, look)
             {
                 let at = page * PAGE + byte as u64;
-                return Err(self.conflict(c, kind, len as u32, "global", |_| Place::Global(at).to_string()));
+                return Err(
+                    self.conflict(c, (kind, &who), len as u32, "global", |_| Place::Global(at).to_string())
+                );
             }
             at += n;
         }
@@ -157,7 +150,7 @@ impl<'a> Cluster<'a> {
     pub(super) fn conflict(
         &self,
         conflict: Conflict,
-        kind: Kind,
+        (kind, who): (Kind, &Who<'_>),
         len: u32,
         space: &str,
         at: impl Fn(&crate::machine::grid::Launch<'_>) -> String,
@@ -176,6 +169,9 @@ impl<'a> Cluster<'a> {
             .help(match (kind.proxy, a.kind.proxy) {
                 (_, true) => "wait for the asynchronous operation: on its mbarrier, or for its group",
                 (true, false) => "start the asynchronous operation after synchronizing with that access, or wait for its completion first",
+                _ if who.is_of_warp(a.actor) => {
+                    "execute bar.warp.sync between the two: that lanes execute together, or exchange registers, orders nothing"
+                }
                 _ => "order them with a barrier, an mbarrier, or a release and an acquire",
             }),
             Conflict::Unfenced(a) => Fault::new(
@@ -247,16 +243,16 @@ impl<'a> Cluster<'a> {
 
 impl Cx<'_, '_> {
     /// The group as the one who accesses, with what it knows.
-    pub(super) fn who<'v>(&self, view: &'v View) -> Who<'v> {
-        Who { actor: self.g.actor, clock: self.g.clock, pc: self.pc, view }
+    pub(super) fn who<'v>(&self, view: &'v View, lanes: Lanes) -> Who<'v> {
+        let (warp, lanes) = match self.w.apart {
+            true => (Some(self.w.first_actor), lanes),
+            false => (None, Lanes::Any),
+        };
+        Who { actor: self.g.actor, clock: self.w.clock, pc: self.pc, view, warp, lanes }
     }
 
-    /// Notes that lanes access memory that others see.
-    pub(super) fn note(&mut self, lanes: u32) {
-        self.g.carried.quiet = false;
-        if self.cl.launch.config.checks.strict {
-            self.g.loose.lanes |= lanes;
-        }
+    fn lanes(&self, lane: usize) -> Lanes {
+        self.together.unwrap_or(Lanes::One(lane))
     }
 
     /// Address of every lane.
@@ -346,15 +342,15 @@ impl Cx<'_, '_> {
         let launch = self.cl.launch;
         match at {
             Place::Global(a) => {
-                self.note(1 << lane);
-                let view = self.g.view.clone();
-                self.cl.touch_global(a, n as u64, kind, self.who(&view))?;
+                self.w.note(self.g, 1 << lane, false);
+                let view = self.g.known.of(lane);
+                self.cl.touch_global(a, n as u64, kind, self.who(&view, self.lanes(lane)))?;
                 launch.global.read(a, out)?;
             }
             Place::Shared { rank, offset } => {
-                self.note(1 << lane);
-                let view = self.g.view.clone();
-                let who = self.who(&view);
+                self.w.note(self.g, 1 << lane, false);
+                let view = self.g.known.of(lane);
+                let who = self.who(&view, self.lanes(lane));
                 let hole = match self.cl.touch_shared(rank, offset, n as u32, kind, who) {
                     Err(fault) if fault.check == Check::Uninit => {
                         self.cl.hole_in_shared(rank, offset, n as u32, kind, who)?
@@ -430,9 +426,9 @@ impl Cx<'_, '_> {
         let n = src.len();
         match at {
             Place::Global(a) => {
-                self.note(1 << lane);
-                let view = self.g.view.clone();
-                let who = self.who(&view);
+                self.w.note(self.g, 1 << lane, true);
+                let view = self.g.known.of(lane);
+                let who = self.who(&view, self.lanes(lane));
                 // Threads that store one value to one place are common: only differing values are a race.
                 if let Err(fault) = self.cl.touch_global(a, n as u64, kind, who) {
                     let mut old = [0; 128];
@@ -445,9 +441,9 @@ impl Cx<'_, '_> {
                 self.cl.launch.global.write(a, src)
             }
             Place::Shared { rank, offset } => {
-                self.note(1 << lane);
-                let view = self.g.view.clone();
-                let who = self.who(&view);
+                self.w.note(self.g, 1 << lane, true);
+                let view = self.g.known.of(lane);
+                let who = self.who(&view, self.lanes(lane));
                 if let Err(fault) = self.cl.touch_shared(rank, offset, n as u32, kind, who) {
                     let there = self.cl.ctas.get_mut(rank as usize);
                     let old = there.and_then(|cta| cta.shared.slice(rank, offset, n).ok());

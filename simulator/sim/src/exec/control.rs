@@ -98,13 +98,14 @@ fn dependency(cx: &mut Cx<'_, '_>, wait: bool) {
     let own = &mut cx.cl.ctas[cx.cta].dependency;
     if !wait {
         if !own.triggered {
-            own.late = cx.g.view.outside().is_some_and(|o| o.has_waited());
+            let known = cx.g.known.of(cx.m.trailing_zeros() as usize & 31);
+            own.late = known.outside().is_some_and(|o| o.has_waited());
         }
         own.triggered = true;
     } else if !cx.cl.launch.overlaps.is_empty() {
         own.waited = true;
         let waited = cx.cl.eras.waited();
-        cx.g.join(&View::heard(&waited, cx.cl.index));
+        cx.g.known.join(cx.m, &View::heard(&waited, cx.cl.index));
     }
 }
 

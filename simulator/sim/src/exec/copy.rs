@@ -1,8 +1,9 @@
 //! Asynchronous copies without a tensor map.
 
-use super::access::Who;
 use super::mbarrier::locate;
 use super::{Cx, Result, lanes};
+use crate::check::lanes::{Lanes, Who};
+use crate::check::order::{Part, View};
 use crate::check::shadow::Kind;
 use crate::decode::copy::{Bulk, BulkCopy, Completion, CpAsync, Reduce};
 use crate::decode::operand::{Addr, Scope};
@@ -19,7 +20,7 @@ use std::sync::Arc;
 
 impl Cluster<'_> {
     /// Registers an operation that threads can wait for in a group.
-    pub fn start_op(&mut self, agent: &Agent) -> OpId {
+    pub fn start_op(&mut self, agent: &Agent, lanes: u32) -> OpId {
         self.next_op += 1;
         let state = OpState {
             read: false,
@@ -27,9 +28,19 @@ impl Cluster<'_> {
             pc: agent.pc,
             owner: (agent.cta, agent.warp),
             view: Arc::new(agent.outcome()),
+            lanes,
         };
         self.ops.insert(self.next_op, state);
         self.next_op
+    }
+
+    /// Lets those who wait for an operation know what it did for themselves alone.
+    fn owned(&mut self, op: OpId, agent: &Agent) {
+        if let Some(state) = self.ops.get_mut(&op) {
+            let mut view = View::default();
+            view.learn_part(Part { actor: agent.actor, clock: agent.clock, lanes: state.lanes, own: true });
+            state.view = Arc::new(view);
+        }
     }
 
     /// Notes how far an operation has come.
@@ -144,11 +155,10 @@ impl Cx<'_, '_> {
         let mut gone = Vec::new();
         for op in must {
             if let Some(state) = self.cl.ops.get(&op) {
-                let view = state.view.clone();
                 if state.done {
                     gone.push(op);
                 }
-                self.g.join(&view);
+                self.g.known.join(self.m & state.lanes, &state.view);
             }
         }
         for op in &gone {
@@ -161,7 +171,18 @@ impl Cx<'_, '_> {
 
     /// An agent for one more operation of this group.
     pub(super) fn agent(&mut self) -> Agent {
-        self.cl.agent(self.cta, self.w, self.g, self.m)
+        self.agent_of(self.m)
+    }
+
+    /// An agent for one more operation of these lanes.
+    pub(super) fn agent_of(&mut self, lanes: u32) -> Agent {
+        self.cl.agent(self.cta, self.w, self.g, lanes)
+    }
+
+    /// An agent that acts for each of the lanes by itself.
+    fn agent_of_each(&mut self) -> Agent {
+        let view = self.w.so_far(self.g, self.m);
+        Agent { view, ..self.agent() }
     }
 }
 
@@ -202,13 +223,18 @@ pub fn cp_async(op: &CpAsync, cx: &mut Cx<'_, '_>) -> Result {
                 cx.aligned_to(from.space, src[l], (*bytes).into(), l)?;
                 copies.push((l, place(to.space, dst[l]), src[l], n as usize));
             }
-            let agent = cx.agent();
-            let op = cx.cl.start_op(&agent);
+            let agent = cx.agent_of_each();
+            let op = cx.cl.start_op(&agent, m);
+            if cx.w.apart {
+                cx.cl.owned(op, &agent);
+            }
             cx.w.async_groups.start(GroupKind::CpAsync, m, op);
-            let (total, me) = (*bytes as usize, agent.clone());
+            let (total, me, apart) = (*bytes as usize, agent.clone(), cx.w.apart);
             let job = move |cl: &mut Cluster<'_>| {
                 for (l, to, from, n) in copies {
-                    copy_small(cl, &me, to, from, n, total).map_err(|f| f.lane(l as u32))?;
+                    let lanes = if apart { Lanes::One(l) } else { Lanes::Any };
+                    let who = Who { lanes, ..me.who() };
+                    copy_small(cl, who, to, from, n, total).map_err(|f| f.lane(l as u32))?;
                 }
                 cl.finish_op(op, true);
                 Ok(())
@@ -221,9 +247,15 @@ pub fn cp_async(op: &CpAsync, cx: &mut Cx<'_, '_>) -> Result {
 }
 
 /// `cp.async` goes through the generic proxy, so it owes and is owed no proxy fence.
-fn copy_small(cl: &mut Cluster<'_>, me: &Agent, to: Place, from: u64, n: usize, total: usize) -> Result<()> {
+fn copy_small(
+    cl: &mut Cluster<'_>,
+    who: Who<'_>,
+    to: Place,
+    from: u64,
+    n: usize,
+    total: usize,
+) -> Result<()> {
     let mut buffer = [0u8; 16];
-    let who: Who<'_> = me.who();
     if n != 0 {
         cl.touch_global(from, n as u64, Kind::READ, who)?;
         cl.launch.global.read(from, &mut buffer[..n])?;
@@ -329,11 +361,11 @@ fn copy(cx: &mut Cx<'_, '_>, op: &BulkCopy) -> Result {
             );
             return Err(Fault::new(Check::Mbarrier, text).lane(l as u32));
         }
-        let agent = cx.agent();
+        let agent = cx.agent_of(alike);
         let op = match signal {
             Some(_) => None,
             None => {
-                let op = cx.cl.start_op(&agent);
+                let op = cx.cl.start_op(&agent, alike);
                 cx.w.async_groups.start(GroupKind::Bulk, alike, op);
                 Some(op)
             }
@@ -428,7 +460,7 @@ fn try_cancel(cx: &mut Cx<'_, '_>, response: &Addr, barrier: &Addr, all: bool) -
         let (rank, offset) = locate(barrier.space, barriers[l]).map_err(|f| f.lane(l as u32))?;
         let Place::Shared { offset: at, .. } = place(response.space, to[l]) else { continue };
         let ranks = if all { (0..cx.cl.ctas.len() as u32).collect() } else { vec![rank] };
-        let agent = cx.agent();
+        let agent = cx.agent_of(1 << l);
         let me = agent.clone();
         let job = move |cl: &mut Cluster<'_>| {
             for rank in ranks {

@@ -16,24 +16,28 @@ use crate::trap::{Check, Fault, Party};
 pub fn fence(op: &Fence, cx: &mut Cx<'_, '_>) -> Result {
     match op {
         Fence::Memory { scope, acquire, release } => {
-            if *acquire && let Some(view) = cx.g.carried.observed.take() {
-                cx.g.join(&view);
+            if *acquire && let Some((lanes, view)) = cx.g.carried.observed.take() {
+                cx.g.known.join(lanes & cx.m, &view);
+                if lanes & !cx.m != 0 {
+                    cx.g.carried.observed = Some((lanes & !cx.m, view));
+                }
             }
             if *release {
-                cx.g.carried.fenced = Some((*scope, cx.g.publish(cx.m)));
+                cx.g.carried.fenced = Some((*scope, cx.w.so_far(cx.g, cx.m)));
                 cx.g.carried.quiet = true;
             }
         }
         Fence::Async(memories) => {
             let own = Proxied::Cta(cx.cta as u32);
-            cx.g.fence_proxy(match memories {
+            let memories: &[_] = match memories {
                 Memories::All => &[Proxied::Global, Proxied::Cluster],
                 Memories::Global => &[Proxied::Global],
                 Memories::Cluster => &[Proxied::Cluster],
                 Memories::Cta => std::slice::from_ref(&own),
-            });
+            };
+            cx.w.fence_proxy(cx.g, cx.m, memories);
         }
-        Fence::Initialized => cx.g.fence_initialized(),
+        Fence::Initialized => cx.w.fence_initialized(cx.g, cx.m),
         Fence::Nothing => {}
     }
     Ok(Flow::Next)
@@ -46,8 +50,13 @@ pub fn fence(op: &Fence, cx: &mut Cx<'_, '_>) -> Result {
 pub fn barrier(op: &Barrier, cx: &mut Cx<'_, '_>) -> Result {
     match op {
         Barrier::Warp(mask) => Ok(match super::vote::members(cx, *mask)? {
-            Ok(_) => {
-                cx.g.sync();
+            Ok(members) => {
+                let mut left = cx.m;
+                while left != 0 {
+                    let members = members[left.trailing_zeros() as usize] & cx.m;
+                    cx.w.sync(cx.g, members);
+                    left &= !members;
+                }
                 Flow::Next
             }
             Err(flow) => flow,
@@ -97,8 +106,8 @@ fn cta(
         }
         let (done, result) = (b.done.clone(), b.result);
         cx.g.arrived = None;
-        cx.g.join(&done);
-        cx.g.sync();
+        cx.g.known.join(cx.m, &done);
+        cx.w.sync(cx.g, cx.m);
         if let Some((d, _)) = vote {
             let (votes, of) = result;
             match kind {
@@ -112,7 +121,7 @@ fn cta(
     // An aligned barrier counts whole warps, exited lanes included; without a count only live threads matter.
     let mine = if aligned && count.is_some() { 32 } else { cx.m.count_ones() };
     let votes = vote.map_or(0, |(_, p)| (cx.w.regs.pred(p, cx.m) & cx.m).count_ones());
-    let view = cx.g.publish(cx.m);
+    let view = cx.w.publish(cx.g, cx.m);
     let pc = cx.pc;
     let b = &mut cx.cl.ctas[cta].barriers[id as usize];
     if b.arrived == 0 {
@@ -164,16 +173,16 @@ fn cluster_arrive(cx: &mut Cx<'_, '_>, aligned: bool, release: bool) -> Result {
             "barrier.cluster.arrive twice without barrier.cluster.wait in between",
         ));
     }
-    let view = cx.g.publish(cx.m);
+    let view = cx.w.publish(cx.g, cx.m);
     let live = cx.cl.live_threads();
     let b = &mut cx.cl.barrier;
     if release {
         b.current.join(&view);
-    } else if let Some(fenced) = cx.g.carried.passed_on(Scope::Cluster) {
+    } else if let Some(fenced) = cx.g.carried.passed_on(Scope::Cluster, cx.m) {
         b.current.join(&fenced);
     }
     let (actor, round) = (cx.g.actor, b.generation);
-    let own = cx.cl.ctas[cx.cta].mbarriers.values_mut().filter(|m| m.init.0 == actor);
+    let own = cx.cl.ctas[cx.cta].mbarriers.values_mut().filter(|m| m.init.actor == actor);
     own.for_each(|m| m.announced = m.announced.or(Some(round)));
     let b = &mut cx.cl.barrier;
     cx.w.cluster_arrived = (arrived | cx.m, round);
@@ -198,7 +207,8 @@ fn cluster_wait(cx: &mut Cx<'_, '_>, aligned: bool) -> Result {
     }
     cx.w.cluster_arrived.0 &= !cx.m;
     let done = cx.cl.barrier.done.clone();
-    cx.g.learn(&done, true);
-    cx.g.sync();
+    cx.g.known.join(cx.m, &done);
+    // What lanes did after they had arrived, it does not order.
+    cx.g.met = None;
     Ok(Flow::Next)
 }

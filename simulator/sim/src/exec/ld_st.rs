@@ -2,6 +2,7 @@
 
 use super::warp::Bytes;
 use super::{Cx, Result, lanes};
+use crate::check::lanes::Lanes;
 use crate::check::shadow::Kind;
 use crate::check::undefined::Hole;
 use crate::decode::ld_st::{Matrix, Memory};
@@ -169,13 +170,15 @@ fn store(cx: &mut Cx<'_, '_>, a: &Addr, ty: Type, s: &[Src], order: Ordering) ->
         let places = cx.places(a, &addresses);
         cx.release_at(&places, order, false);
     }
+    if !order.strong {
+        same_address(cx, a, &addresses, &bytes, total)?;
+    }
     let kind = Kind::WRITE.strong(order.reach());
     cx.store_warp(a.space, &addresses, total, kind, &bytes, undefined.then_some(&holes))?;
     if order.strong {
         cx.released();
         return Ok(Flow::Yield);
     }
-    same_address(cx, a, &addresses, &bytes, total)?;
     Ok(Flow::Next)
 }
 
@@ -225,6 +228,7 @@ pub fn matrix(op: &Matrix, cx: &mut Cx<'_, '_>) -> Result {
         return Ok(flow);
     }
     let m = cx.m;
+    cx.together = Some(Lanes::Several);
     match op {
         Matrix::Load(a, d, shape) => {
             let count = d.len() / shape.registers() * shape.rows();

@@ -1,6 +1,7 @@
 //! mbarriers: counts in `semantics::mbarrier`, knowledge and waiting here.
 
 use super::{Cx, Result, lanes};
+use crate::check::lanes::{Lanes, Order, Who};
 use crate::check::order::{Actor, View};
 use crate::check::proxy::Memory;
 use crate::check::shadow::Kind;
@@ -22,23 +23,72 @@ use std::sync::Arc;
 pub struct User {
     actor: Actor,
     view: Arc<View>,
+    /// The first actor of its warp, if lanes are told apart.
+    warp: Option<Actor>,
+    lane: usize,
     asynchronous: bool,
+}
+
+/// The last use of an mbarrier by a warp.
+#[derive(Debug, Clone, Copy)]
+pub struct Use {
+    /// As which actor, and its clock then.
+    pub by: (Actor, u32),
+    /// By which of its lanes: by those, if by several, which did not know of each other.
+    pub lanes: u32,
+    /// The instruction.
+    pub pc: u32,
+}
+
+impl MbarrierObject {
+    /// Notes a use by lanes of whom `user` is one.
+    fn used(&mut self, user: &User, this: Use) {
+        match self.uses.iter_mut().find(|old| old.by.0 == this.by.0) {
+            Some(old) => {
+                let lanes = if user.view.knows(old.by.0, old.by.1) { 0 } else { old.lanes };
+                *old = Use { lanes: lanes | this.lanes, ..this };
+            }
+            None => self.uses.push(this),
+        }
+    }
+}
+
+/// Who has initialized an mbarrier.
+#[derive(Debug, Clone, Copy)]
+pub struct Initializer {
+    /// As which actor.
+    pub actor: Actor,
+    /// Its clock then.
+    pub clock: u32,
+    /// Which of its lanes.
+    pub lane: usize,
 }
 
 impl User {
     /// An operation in flight, through the async proxy or not.
     fn of(agent: &Agent, asynchronous: bool) -> User {
-        User { actor: agent.actor, view: agent.view.clone(), asynchronous }
+        User { actor: agent.actor, view: agent.view.clone(), warp: None, lane: 0, asynchronous }
+    }
+
+    /// Whether what lanes of an actor did happened before.
+    fn follows(&self, (actor, clock): (Actor, u32), lanes: u32) -> bool {
+        let (view, warp) = (&self.view, self.warp);
+        let who = Who { actor: self.actor, clock: 0, pc: 0, view, warp, lanes: Lanes::Any };
+        match who.order(actor, clock) {
+            Order::None => false,
+            Order::Before => true,
+            Order::Of(whose) => lanes & !(whose.lanes | u32::from(whose.own) << self.lane) == 0,
+        }
     }
 
     /// Whether an initialization happened before.
-    fn knows(&self, rank: u32, (actor, clock): (Actor, u32)) -> bool {
-        actor == self.actor || self.view.knows(actor, clock) || self.fenced(rank, (actor, clock))
+    fn knows(&self, rank: u32, init: Initializer) -> bool {
+        self.follows((init.actor, init.clock), 1 << init.lane) || self.fenced(rank, init)
     }
 
     /// Whether an initialization is visible to the async proxy.
-    fn fenced(&self, rank: u32, (actor, clock): (Actor, u32)) -> bool {
-        self.view.knows_fenced(Memory::Mbarrier(rank), actor, clock)
+    fn fenced(&self, rank: u32, init: Initializer) -> bool {
+        self.view.knows_fenced(Memory::Mbarrier(rank), init.actor, init.clock)
     }
 }
 
@@ -53,7 +103,8 @@ impl Cluster<'_> {
         offset: u32,
         user: &User,
     ) -> std::result::Result<&mut MbarrierObject, Fault> {
-        let at = self.launch.describe_shared(rank, offset);
+        let launch = self.launch;
+        let at = || launch.describe_shared(rank, offset);
         let size = self.ctas.len();
         let (race, strict) = (self.launch.config.checks.race, self.launch.config.checks.strict);
         let rounds = self.barrier.generation;
@@ -67,7 +118,7 @@ impl Cluster<'_> {
         match cta.mbarriers.get_mut(&offset) {
             None => {
                 Err(Fault::new(Check::Mbarrier, "there is no mbarrier here: nothing has initialized one")
-                    .at(at)
+                    .at(at())
                     .help("mbarrier.init by one thread, then a barrier, before the first use"))
             }
             // Chips make an initialization visible by the end of the cluster barrier even if no fence precedes a
@@ -80,7 +131,7 @@ impl Cluster<'_> {
                 let party =
                     Party { role: "mbarrier.init".into(), pc: Some(b.init_pc), cta: Some(id), warp: None };
                 Err(Fault::new(Check::Race, "use of an mbarrier is not ordered after its initialization")
-                    .at(at)
+                    .at(at())
                     .party(party)
                     .help("synchronize after mbarrier.init: a CTA barrier, or fence.mbarrier_init and a cluster barrier"))
             }
@@ -91,7 +142,7 @@ impl Cluster<'_> {
                     Check::Proxy,
                     "the async proxy uses an mbarrier whose initialization was not fenced",
                 )
-                .at(at)
+                .at(at())
                 .party(party)
                 .help("execute fence.mbarrier_init.release.cluster after mbarrier.init, in the same thread"))
             }
@@ -105,10 +156,11 @@ impl Cluster<'_> {
     /// As [`mbarrier`](Cluster::mbarrier); a transaction count out of range.
     pub fn complete_tx(&mut self, rank: u32, offset: u32, bytes: u32, agent: &Agent) -> Result<()> {
         let view = Arc::new(agent.outcome());
-        let at = self.launch.describe_shared(rank, offset);
+        let launch = self.launch;
         let b = self.mbarrier(rank, offset, &User::of(agent, true))?;
         b.current.join(None, &view);
-        let out = b.state.complete_tx(bytes).map_err(|m| Fault::from(m).at(at))?;
+        let at = || launch.describe_shared(rank, offset);
+        let out = b.state.complete_tx(bytes).map_err(|m| Fault::from(m).at(at()))?;
         b.advance(out.barrier, out.completed);
         self.progress += 1;
         Ok(())
@@ -120,10 +172,11 @@ impl Cluster<'_> {
     /// As [`mbarrier`](Cluster::mbarrier); an arrival too many.
     pub fn async_arrive(&mut self, rank: u32, offset: u32, agent: &Agent, proxy: bool) -> Result<()> {
         let view = Arc::new(agent.outcome());
-        let at = self.launch.describe_shared(rank, offset);
+        let launch = self.launch;
         let b = self.mbarrier(rank, offset, &User::of(agent, proxy))?;
         b.current.join(None, &view);
-        let out = b.state.arrive(1).map_err(|m| Fault::from(m).at(at))?;
+        let at = || launch.describe_shared(rank, offset);
+        let out = b.state.arrive(1).map_err(|m| Fault::from(m).at(at()))?;
         b.advance(out.barrier, out.completed);
         self.progress += 1;
         Ok(())
@@ -148,8 +201,9 @@ impl Cx<'_, '_> {
         (self.cl.launch.config.checks.strict && self.cl.ctas.len() > 1).then_some((self.cta, scope))
     }
 
-    fn user(&self) -> User {
-        User { actor: self.g.actor, view: self.g.view.clone(), asynchronous: false }
+    fn user(&self, lane: usize) -> User {
+        let warp = self.w.apart.then_some(self.w.first_actor);
+        User { actor: self.g.actor, view: self.g.known.of(lane), warp, lane, asynchronous: false }
     }
 
     fn barrier_at(&mut self, space: Space, address: u64, lane: usize) -> Result<(u32, u32)> {
@@ -174,8 +228,21 @@ pub fn execute(op: &Mbar, cx: &mut Cx<'_, '_>) -> Result {
             let addresses = cx.addresses(a);
             for l in lanes(cx.m) {
                 let (rank, offset) = cx.barrier_at(a.space, addresses[l], l)?;
-                let user = cx.user();
-                cx.cl.mbarrier(rank, offset, &user).map_err(|f| f.lane(l as u32))?;
+                let user = cx.user(l);
+                let at = cx.cl.launch.describe_shared(rank, offset);
+                let b = cx.cl.mbarrier(rank, offset, &user).map_err(|f| f.lane(l as u32))?;
+                let open = b
+                    .uses
+                    .iter()
+                    .find(|used| !user.follows(used.by, used.lanes))
+                    .map(|used| (used.by, used.pc));
+                if let Some(((actor, _), pc)) = open.filter(|_| cx.cl.launch.config.checks.race) {
+                    let (cta, warp) = cx.cl.places.of(actor);
+                    let party = Party { role: "use".into(), pc: Some(pc), cta: Some(cta), warp };
+                    let text = "mbarrier.inval is not ordered after another thread's use of the mbarrier";
+                    return Err(Fault::new(Check::Mbarrier, text).lane(l as u32).at(at).party(party)
+                        .help("synchronize with all threads that use it first: another may not have seen its phase end"));
+                }
                 cx.cl.ctas[rank as usize].mbarriers.remove(&offset);
                 cx.cl.progress += 1;
             }
@@ -221,8 +288,9 @@ fn init(cx: &mut Cx<'_, '_>, a: &Addr, count: Src) -> Result {
         let object = MbarrierObject {
             state,
             init_pc: cx.pc,
-            init: (cx.g.actor, cx.g.clock),
+            init: Initializer { actor: cx.g.actor, clock: cx.w.clock, lane: l },
             announced: None,
+            uses: Vec::new(),
             current: Default::default(),
             done: Default::default(),
         };
@@ -231,7 +299,7 @@ fn init(cx: &mut Cx<'_, '_>, a: &Addr, count: Src) -> Result {
     Ok(Flow::Next)
 }
 
-/// What an arrival says, how far, and when.
+/// What an arrival says (not settled), how far, and when.
 struct Arrival {
     view: Option<Arc<View>>,
     reach: Reach,
@@ -252,17 +320,23 @@ fn change(
     if cx.w.regs.bad.is_some() {
         return Ok(Flow::Next);
     }
-    let user = cx.user();
     let mut states = [0; 32];
     for l in lanes(cx.m) {
         let (rank, offset) = cx.barrier_at(a.space, addresses[l], l)?;
-        let at = cx.cl.launch.describe_shared(rank, offset);
+        let launch = cx.cl.launch;
+        let at = || launch.describe_shared(rank, offset);
+        let user = cx.user(l);
         let b = cx.cl.mbarrier(rank, offset, &user).map_err(|f| f.lane(l as u32))?;
         states[l] = b.state.state();
         if let Some(Arrival { view: Some(view), reach, .. }) = &arrival {
-            b.current.join(*reach, view);
+            let mut view = view.clone();
+            let same = lanes(cx.m).filter(|&k| addresses[k] == addresses[l]).fold(0, |m, k| m | 1 << k);
+            Arc::make_mut(&mut view).settle(same);
+            b.current.join(*reach, &view);
+            let by = (cx.g.actor, arrival.as_ref().map_or(0, |arrival| arrival.clock));
+            b.used(&user, Use { by, lanes: 1 << l, pc: cx.pc });
         }
-        let out = f(b.state, n[l]).map_err(|m| Fault::from(m).lane(l as u32).at(at))?;
+        let out = f(b.state, n[l]).map_err(|m| Fault::from(m).lane(l as u32).at(at()))?;
         b.advance(out.barrier, out.completed);
         if let Some(arrival) = arrival.as_ref().filter(|_| rank as usize != cx.cta) {
             cx.cl.ctas[rank as usize].visits.insert(cx.g.actor, (arrival.clock, cx.pc));
@@ -276,9 +350,11 @@ fn change(
 fn execute_arrive(cx: &mut Cx<'_, '_>, op: &Arrive) -> Result {
     let (operand, drop) = (op.expect.unwrap_or(op.count), op.drop);
     let expect = op.expect.is_some();
-    let clock = cx.g.clock;
-    let view =
-        if op.order.release { Some(cx.g.publish(cx.m)) } else { cx.g.carried.passed_on(op.order.scope) };
+    let clock = cx.w.clock;
+    let view = match op.order.release {
+        true => Some(cx.w.so_far(cx.g, cx.m)),
+        false => cx.g.carried.passed_on(op.order.scope, cx.m),
+    };
     let arrival = Arrival { view, reach: cx.reach(op.order.scope), clock };
     change(cx, &op.address, operand, op.state, Some(arrival), move |b, n| match (expect, drop) {
         (false, false) => b.arrive(n),
@@ -307,32 +383,39 @@ fn wait(
     if cx.w.regs.bad.is_some() {
         return Ok(Flow::Next);
     }
-    let (user, reach) = (cx.user(), cx.reach(order.scope));
+    let reach = cx.reach(order.scope);
     let mut done = 0;
     let mut views = Vec::new();
     let mut first = None;
     let mut same = true;
+    // Whether what holds for one lane holds for all that wait for the same.
+    let mut alike = !cx.w.apart;
     for l in lanes(cx.m) {
         let (rank, offset) = cx.barrier_at(a.space, addresses[l], l)?;
         let this = (rank, offset, phases[l]);
         match first {
             None => first = Some(this),
-            Some(f) if f == this => {
+            Some(f) if f == this && alike => {
                 done |= (done >> cx.first_lane() & 1) << l;
                 continue;
             }
-            Some(_) => same = false,
+            Some(f) => same &= f == this,
         }
+        let user = cx.user(l);
         let b = cx.cl.mbarrier(rank, offset, &user).map_err(|f| f.lane(l as u32))?;
+        alike |= cx.g.known.alike(cx.m).is_some_and(|view| view.knows(b.init.actor, b.init.clock));
+        let lanes = if alike { cx.m } else { 1 << l };
+        b.used(&user, Use { by: (cx.g.actor, cx.w.clock), lanes, pc: cx.pc });
         let complete =
             if parity { b.state.test_parity(phases[l] as u32 & 1) } else { b.state.test_state(phases[l]) };
         if complete {
             done |= 1 << l;
-            views.extend(b.done.to(reach).cloned());
+            views.extend(b.done.to(reach).map(|view| (1 << l, view.clone())));
         }
     }
     let progress = cx.cl.progress;
-    let open = done == 0 || views.iter().any(|v| !cx.g.view.knows_all(v, cx.g.actor));
+    let known = cx.g.known.of(cx.first_lane() as usize);
+    let open = done == 0 || views.iter().any(|(_, v)| !known.knows_all(v, cx.g.actor));
     let first_here = open && cx.w.first_wait(cx.pc, cx.m);
     if first_here {
         (done, views) = (0, Vec::new());
@@ -351,8 +434,8 @@ fn wait(
         }
         cx.g.polled = Some((cx.pc, progress));
     }
-    for view in views {
-        cx.g.learn(&view, order.acquire);
+    for (lane, view) in views {
+        cx.learn(if same { cx.m } else { lane }, &view, order.acquire);
     }
     cx.w.regs.wpred(d, cx.m, done);
     Ok(Flow::Yield)
@@ -361,10 +444,10 @@ fn wait(
 /// `cp.async.mbarrier.arrive`: arrives once for each lane when its earlier `cp.async` are complete.
 fn copy_arrive(cx: &mut Cx<'_, '_>, a: &Addr, noinc: bool) -> Result {
     let addresses = cx.addresses(a);
-    let user = cx.user();
     let mut targets = Vec::new();
     for l in lanes(cx.m) {
         let (rank, offset) = cx.barrier_at(a.space, addresses[l], l)?;
+        let user = cx.user(l);
         let b = cx.cl.mbarrier(rank, offset, &user).map_err(|f| f.lane(l as u32))?;
         if !noinc {
             b.state = b.state.increment_pending().map_err(|m| Fault::from(m).lane(l as u32))?;
@@ -374,13 +457,19 @@ fn copy_arrive(cx: &mut Cx<'_, '_>, a: &Addr, noinc: bool) -> Result {
     let before = cx.w.async_groups.all(GroupKind::CpAsync, cx.m);
     let agent = cx.cl.agent(cx.cta, cx.w, cx.g, cx.m);
     let due = cx.cl.due();
-    cx.cl.arrive_after(before, targets, agent, due);
+    cx.cl.arrive_after(before, targets, (agent, cx.m), due);
     Ok(Flow::Next)
 }
 
 impl Cluster<'_> {
     /// Arrives at `targets` once every operation of `before` is complete, looking again every few instructions.
-    fn arrive_after(&mut self, before: Vec<u64>, targets: Vec<(u32, u32)>, agent: Agent, due: u64) {
+    fn arrive_after(
+        &mut self,
+        before: Vec<u64>,
+        targets: Vec<(u32, u32)>,
+        (agent, lanes): (Agent, u32),
+        due: u64,
+    ) {
         let me = agent.clone();
         let job = move |cl: &mut Cluster<'_>| {
             let mut me = me;
@@ -389,7 +478,7 @@ impl Cluster<'_> {
             if !left.is_empty() {
                 cl.progress -= 1;
                 let due = cl.due();
-                cl.arrive_after(left, targets, me, due);
+                cl.arrive_after(left, targets, (me, lanes), due);
                 return Ok(());
             }
             // Earlier copies are part of what the arrival carries.
@@ -401,6 +490,7 @@ impl Cluster<'_> {
                 .collect();
             let view = Arc::make_mut(&mut me.view);
             known.iter().for_each(|v| view.join(v));
+            view.settle(lanes);
             targets.into_iter().try_for_each(|(rank, offset)| cl.async_arrive(rank, offset, &me, false))
         };
         self.engine.push(due, agent, Box::new(job));

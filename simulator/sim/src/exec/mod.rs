@@ -22,6 +22,7 @@ pub mod warp;
 pub mod wgmma;
 pub mod wmma;
 
+use crate::check::lanes::Lanes;
 use crate::decode::Op;
 use crate::machine::cluster::Cluster;
 use crate::machine::step::Flow;
@@ -44,6 +45,8 @@ pub struct Cx<'c, 'a> {
     pub m: u32,
     /// Its position.
     pub pc: u32,
+    /// For which lanes accesses are, if not for the lane that gives the address.
+    pub together: Option<Lanes>,
 }
 
 /// Result of executing an instruction.

@@ -124,7 +124,7 @@ fn load(op: &Tensor, cx: &mut Cx<'_, '_>) -> Result {
         }
         // The plan is checked now, so that a bad destination is reported at the instruction.
         transfer.pieces(offset, Direction::Load).map_err(|m| lane(m.into()))?;
-        let agent = cx.agent();
+        let agent = cx.agent_of(1 << l);
         let me = agent.clone();
         let job = move |cl: &mut Cluster<'_>| {
             let mut buffer = Vec::new();
@@ -207,8 +207,8 @@ fn store(
             },
             None => None,
         };
-        let agent = cx.agent();
-        let op = cx.cl.start_op(&agent);
+        let agent = cx.agent_of(lanes);
+        let op = cx.cl.start_op(&agent, lanes);
         cx.w.async_groups.start(GroupKind::Bulk, lanes, op);
         let me = agent.clone();
         let job = move |cl: &mut Cluster<'_>| {

@@ -1,8 +1,8 @@
 //! Which bits of a result are undefined when bits of the operands are: run after an instruction that has read some,
 //! whose writes the registers have put aside.
 
-use super::access::Who;
 use super::{Cx, Result, execute, lanes};
+use crate::check::lanes::Who;
 use crate::check::proxy::Memory;
 use crate::check::shadow::{self, Access, Look};
 use crate::check::undefined::{Hole, Origin, Source};
@@ -359,10 +359,12 @@ impl Cluster<'_> {
         let look = Look { uninit: false, ..self.look(Memory::Shared(rank)) };
         let access = Access { actor: who.actor, clock: who.clock, pc: who.pc, kind, era: 0 };
         let shared = &mut self.ctas[rank as usize].shared;
-        let result =
-            self.states.access(&mut shared.shadow, offset as usize, len as usize, access, who.view, look);
+        let words = (&mut shared.shadow[..], Some(&mut shared.tags));
+        let result = self.states.access(words, offset as usize, len as usize, access, &who, look);
         if let Err((byte, c)) = result {
-            return Err(self.conflict(c, kind, len, "shared", |l| l.describe_shared(rank, byte as u32)));
+            return Err(
+                self.conflict(c, (kind, &who), len, "shared", |l| l.describe_shared(rank, byte as u32))
+            );
         }
         let shared = &self.ctas[rank as usize].shared;
         let left = shared.holes.of(offset.into(), len.into());

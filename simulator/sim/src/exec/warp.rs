@@ -3,9 +3,12 @@
 //! A run that breaks a rule is carried out again lane by lane, so that what is reported names the lane.
 
 use super::{Cx, Result, lanes};
+use crate::check::lanes::Lanes;
+use crate::check::order::View;
 use crate::check::shadow::Kind;
 use crate::check::undefined::Hole;
 use crate::memory::{Place, Space, place};
+use std::sync::Arc;
 
 /// The bytes of every lane, one after the other.
 pub type Bytes = [u8; 1024];
@@ -117,8 +120,15 @@ impl Cx<'_, '_> {
         Ok(())
     }
 
-    /// Where a run is, if it is worth an access of its own and can be one.
-    fn place_of(&mut self, space: Space, address: u64, run: Run, bytes: usize) -> Option<Place> {
+    /// Where a run is, if it is worth an access of its own and can be one, and what its lanes know.
+    fn place_of(
+        &mut self,
+        space: Space,
+        address: u64,
+        run: Run,
+        bytes: usize,
+        write: bool,
+    ) -> Option<(Place, Arc<View>)> {
         if run.lanes() == 1 || !address.is_multiple_of(bytes as u64) {
             return None;
         }
@@ -128,8 +138,8 @@ impl Cx<'_, '_> {
             Place::Shared { rank, .. } if space != Space::SharedCta || rank as usize == self.cta => {}
             _ => return None,
         }
-        self.note(run.mask());
-        Some(at)
+        self.w.note(self.g, run.mask(), write);
+        Some((at, self.g.known.alike(run.mask())?))
     }
 
     /// Reads a run. False if something is wrong: then nothing is changed that the lanes would not change as well.
@@ -142,13 +152,12 @@ impl Cx<'_, '_> {
         kind: Kind,
         out: &mut Bytes,
     ) -> bool {
-        let Some(at) = self.place_of(space, address, run, bytes) else { return false };
+        let Some((at, view)) = self.place_of(space, address, run, bytes, false) else { return false };
         let lanes = run.lanes() as usize;
         let len = if run.same { bytes } else { bytes * lanes };
         let again = (bytes * lanes - len) as u64;
         let (shared, global) = (self.cl.counters.shared_read, self.cl.counters.global_read);
-        let view = self.g.view.clone();
-        let who = self.who(&view);
+        let who = self.who(&view, if run.same { Lanes::Several } else { Lanes::Each(run.first, bytes) });
         let start = run.first * bytes;
         let to = &mut out[start..][..len];
         let done = match at {
@@ -188,11 +197,10 @@ impl Cx<'_, '_> {
         if run.same {
             return false;
         }
-        let Some(at) = self.place_of(space, address, run, bytes) else { return false };
+        let Some((at, view)) = self.place_of(space, address, run, bytes, true) else { return false };
         let len = bytes * run.lanes() as usize;
         let (shared, global) = (self.cl.counters.shared_written, self.cl.counters.global_written);
-        let view = self.g.view.clone();
-        let who = self.who(&view);
+        let who = self.who(&view, Lanes::Each(run.first, bytes));
         let from = &src[run.first * bytes..][..len];
         let done = match at {
             Place::Global(a) => self

@@ -141,9 +141,9 @@ fn share(
             .party(Party { role: format!("warp {}", first.warp), pc: Some(first.pc), cta: None, warp: None })
             .help("all four warps of a warpgroup execute the same wgmma.mma_async"));
         }
-        Some((_, first)) => Agent { warp: cx.w.index, view: cx.g.publish(cx.m), ..first },
+        Some((_, first)) => Agent { warp: cx.w.index, view: cx.w.publish(cx.g, cx.m), ..first },
     };
-    let id = cx.cl.start_op(&agent);
+    let id = cx.cl.start_op(&agent, cx.m);
     cx.w.async_groups.start(GroupKind::Wgmma, cx.m, id);
     cx.w.wgmma.issued += 1;
     let warpgroup = &mut cx.cl.ctas[cx.cta].warpgroups[group];

@@ -2,6 +2,7 @@
 
 use super::mma::{gather, width};
 use super::{Cx, Result, lanes};
+use crate::check::lanes::Lanes;
 use crate::check::shadow::Kind;
 use crate::decode::wmma::{Matrix, Number, Role, Wmma};
 use crate::machine::regs::FULL;
@@ -21,6 +22,7 @@ pub fn execute(op: &Wmma, cx: &mut Cx<'_, '_>) -> Result {
     if let Some(flow) = cx.aligned()? {
         return Ok(flow);
     }
+    cx.together = Some(Lanes::Several);
     match op {
         Wmma::Load(matrix, d) => {
             let at = addresses(matrix, cx)?;

@@ -149,6 +149,7 @@ impl<'a> Cluster<'a> {
                 tensor_busy_until: 0,
                 warpgroups: (0..warps.div_ceil(4)).map(|_| Default::default()).collect(),
             });
+            let apart = launch.config.checks.race && launch.config.checks.strict;
             let make = |w: u32| {
                 let ids = launch.ids(id, rank, w);
                 let lanes = if threads - w * 32 >= 32 { u32::MAX } else { (1 << (threads - w * 32)) - 1 };
@@ -156,7 +157,7 @@ impl<'a> Cluster<'a> {
                 let first = (rank * warps + w) * GROUPS_PER_WARP as u32;
                 let local = Local::new(launch.kernel.local_bytes as usize);
                 let params = Local::new(launch.kernel.func_param_bytes as usize);
-                Some(Box::new(Warp::new(w, lanes, regs, local, params, first as Actor)))
+                Some(Box::new(Warp::new(w, lanes, regs, local, params, (first as Actor, apart))))
             };
             all_warps.push((0..warps).map(make).collect());
         }

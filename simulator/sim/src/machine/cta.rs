@@ -4,6 +4,7 @@ use super::groups::Warpgroup;
 use crate::check::cross::Dependency;
 use crate::check::order::{Actor, View};
 use crate::decode::operand::Scope;
+use crate::exec::mbarrier::{Initializer, Use};
 use crate::memory::shared::Shared;
 use crate::memory::tmem::Tmem;
 use crate::semantics::mbarrier::Mbarrier;
@@ -55,10 +56,12 @@ pub struct MbarrierObject {
     pub state: Mbarrier,
     /// Instruction that initialized it.
     pub init_pc: u32,
-    /// Actor and clock of the initialization.
-    pub init: (u16, u32),
+    /// Who initialized it.
+    pub init: Initializer,
     /// The round of the cluster barrier at which the one who initialized it has arrived, if only relaxed.
     pub announced: Option<u64>,
+    /// The last use by each actor.
+    pub uses: Vec<Use>,
     /// What those who arrived in this phase knew.
     pub current: Told,
     /// What waiters of completed phases learn.

@@ -64,7 +64,7 @@ impl Cluster<'_> {
                 .help("let it wait for the others at the end: barrier.cluster.arrive.release and barrier.cluster.wait")
         };
         if let Some((&actor, (_, pc))) =
-            c.visits.iter().find(|(actor, (clock, _))| !c.gone.knows(**actor, *clock))
+            c.visits.iter().find(|(actor, (clock, _))| !c.gone.knows_some(**actor, *clock))
         {
             return Err(fault("arrival at an mbarrier", actor, *pc));
         }
@@ -76,7 +76,7 @@ impl Cluster<'_> {
             last = state;
             let by_others = self.states.remembered(state).into_iter().map(|(_, access)| access);
             let mut open = by_others.filter(|a| self.places.actors.rank(a.actor) != cta);
-            if let Some(a) = open.find(|a| !c.gone.knows(a.actor, a.clock)) {
+            if let Some(a) = open.find(|a| !c.gone.knows_some(a.actor, a.clock)) {
                 let at = self.launch.describe_shared(c.rank, word as u32 * 4);
                 return Err(fault(a.kind.noun(), a.actor, a.pc).at(at));
             }

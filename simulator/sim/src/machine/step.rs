@@ -10,7 +10,6 @@ use crate::decode::Op;
 use crate::exec::{self, Cx};
 use crate::program::{Reg, Src};
 use crate::trap::{Check, Fault, Trap, TrapParty};
-use std::sync::Arc;
 
 /// What the group does after an instruction.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -108,13 +107,13 @@ impl<'a> Cluster<'a> {
             let flow = if m == 0 && !matches!(inst.op, Op::Branch(_)) {
                 Ok(Flow::Next)
             } else {
-                exec::execute(&inst.op, &mut Cx { cl: self, w, g, cta, m, pc })
+                exec::execute(&inst.op, &mut Cx { cl: self, w, g, cta, m, pc, together: None })
             };
             let flow = match (flow, w.regs.bad.take()) {
                 (flow, None) => flow,
                 // Compilers compute with undefined values where the result does not matter.
                 (Ok(flow), Some(BadReg::Unwritten(..))) if inst.op.only_computes() => {
-                    let mut cx = Cx { cl: self, w, g, cta, m, pc };
+                    let mut cx = Cx { cl: self, w, g, cta, m, pc, together: None };
                     exec::undefined::settle(&inst.op, &mut cx, unsure).map(|()| flow)
                 }
                 // An undefined operand is the cause of whatever else went wrong.
@@ -190,13 +189,15 @@ impl<'a> Cluster<'a> {
         let pc = w.scopes[call].pc;
         let rest = g.mask & !m;
         if rest != 0 {
-            let mut stay = w.new_group(g.pc + 1, rest, g.scope, g.view.clone());
-            stay.carried = g.carried.clone();
+            let known = w.handed_on(g.known.clone(), g.actor);
+            let stay = w.new_group(g.pc + 1, rest, g.scope, known);
+            let stay = Group { carried: g.carried.clone(), ..stay };
             let stay = w.settle(stay);
             w.groups.extend(stay);
         }
         let from = g.scope;
-        let back = Group { pc, mask: m, scope: call, ..g };
+        let mut back = Group { pc, mask: m, scope: call, ..g };
+        back.known.keep(m);
         w.leave_scopes(m, from, Some(call));
         w.settle(back)
     }
@@ -204,7 +205,7 @@ impl<'a> Cluster<'a> {
     fn exit_lanes(&mut self, cta: usize, w: &mut Warp, g: Group, m: u32) -> Option<Group> {
         self.progress += 1;
         if self.ctas.len() > 1 {
-            self.ctas[cta].gone.join(&g.view);
+            self.ctas[cta].gone.join(&g.known.joined(m));
         }
         let next = g.pc + 1;
         w.exit(g, m).map(|g| Group { pc: next, ..g })
@@ -283,9 +284,9 @@ impl<'a> Cluster<'a> {
     }
 
     /// An agent that acts for these lanes of the group from now on.
-    pub fn agent(&mut self, cta: usize, w: &Warp, g: &mut Group, lanes: u32) -> Agent {
+    pub fn agent(&mut self, cta: usize, w: &mut Warp, g: &Group, lanes: u32) -> Agent {
         let (actor, clock) = self.engine.actor(cta as u32);
-        let view: Arc<_> = g.publish(lanes);
+        let view = w.publish(g, lanes);
         Agent { cta: cta as u32, warp: w.index, pc: g.pc, actor, clock, view }
     }
 }

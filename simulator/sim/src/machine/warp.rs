@@ -7,8 +7,12 @@
 //! independent thread scheduling of sm_70 and later).
 
 mod group;
+mod known;
+mod order;
 
-pub use group::{Carried, Group, GroupKind, Loose, Wait};
+pub use group::{Carried, Group, GroupKind, Wait};
+pub use known::Known;
+pub use order::Acted;
 
 use super::groups::{AsyncGroups, OpId};
 use super::regs::{Lock, Regs};
@@ -45,13 +49,16 @@ pub struct Scope {
     /// Lanes that are there.
     pub arrived: u32,
     /// What they know.
-    pub view: Arc<View>,
+    known: Known,
     /// What their fences deal with.
     pub carried: Carried,
     /// The scope around it.
     pub parent: usize,
     live: bool,
 }
+
+/// So many waits of a lane at each place answer "not yet": a retry is a loop without a bound.
+const FIRST_TRIES: u32 = 3;
 
 /// A warp.
 #[derive(Debug)]
@@ -82,14 +89,18 @@ pub struct Warp {
     pub cluster_arrived: (u32, u64),
     /// Its matrix operations in flight.
     pub wgmma: super::groups::WgmmaState,
-    /// Lanes that have waited for an mbarrier, by instruction.
-    waited: HashMap<u32, u32>,
+    /// Lanes that have waited for an mbarrier, by instruction, and how often others have tried.
+    waited: HashMap<u32, (u32, u32)>,
     /// Instructions executed.
     pub executed: u64,
     /// First actor of the warp.
     pub first_actor: Actor,
-    /// Clock each actor slot has reached.
-    pub slot_clock: [u32; GROUPS_PER_WARP],
+    /// Clock of the present actions of its actors.
+    pub clock: u32,
+    /// Whether its lanes are ordered only by what orders threads.
+    pub apart: bool,
+    /// Which of them have acted and are not.
+    pub acted: Acted,
     slot_used: [u32; GROUPS_PER_WARP],
 }
 
@@ -101,7 +112,7 @@ impl Warp {
         regs: Regs,
         local: Local,
         func_params: Local,
-        first_actor: Actor,
+        (first_actor, apart): (Actor, bool),
     ) -> Warp {
         let root = Scope {
             kind: ScopeKind::Root,
@@ -109,7 +120,7 @@ impl Warp {
             pc: u32::MAX,
             expected: lanes,
             arrived: 0,
-            view: Arc::default(),
+            known: Known::default(),
             carried: Carried::default(),
             parent: 0,
             live: true,
@@ -131,29 +142,33 @@ impl Warp {
             waited: HashMap::new(),
             executed: 0,
             first_actor,
-            slot_clock: [1; GROUPS_PER_WARP],
+            clock: 1,
+            apart,
+            acted: Acted::default(),
             slot_used: [0; GROUPS_PER_WARP],
         };
-        let group = warp.new_group(0, lanes, 0, Arc::default());
+        let group = warp.new_group(0, lanes, 0, Known::new(apart, lanes, Arc::default()));
         warp.groups.push(group);
         warp
     }
 
     /// A group with an actor of its own (the last slot is shared when all are taken).
-    pub fn new_group(&mut self, pc: u32, mask: u32, scope: usize, view: Arc<View>) -> Group {
-        let slot = self.slot_used.iter().position(|&n| n == 0).unwrap_or(GROUPS_PER_WARP - 1);
+    pub fn new_group(&mut self, pc: u32, mask: u32, scope: usize, mut known: Known) -> Group {
+        // Where others have not acted as, if there is such a one.
+        let free = |slot: &usize| self.slot_used[*slot] == 0;
+        let clean = (0..GROUPS_PER_WARP).find(|slot| free(slot) && !self.acted.others(*slot, mask));
+        let slot = clean.or((0..GROUPS_PER_WARP).find(free)).unwrap_or(GROUPS_PER_WARP - 1);
         self.slot_used[slot] += 1;
-        self.slot_clock[slot] += 1;
+        self.clock += 1;
+        known.keep(mask);
         Group {
             pc,
             mask,
             scope,
             slot,
             actor: self.first_actor + slot as Actor,
-            clock: self.slot_clock[slot],
-            view,
+            known,
             carried: Carried::default(),
-            loose: Loose { since: self.slot_clock[slot] - 1, ..Loose::default() },
             met: None,
             wait: Wait::No,
             forced: false,
@@ -162,12 +177,19 @@ impl Warp {
         }
     }
 
-    /// Ends a group; returns everything it knew and did.
-    pub fn retire(&mut self, mut group: Group) -> Arc<View> {
+    /// Ends a group; returns what it knew, and did unless its lanes are told apart.
+    pub fn retire(&mut self, group: Group) -> Known {
         self.slot_used[group.slot] -= 1;
-        let view = group.all();
-        self.slot_clock[group.slot] = self.slot_clock[group.slot].max(group.clock);
-        view
+        self.handed_on(group.known, group.actor)
+    }
+
+    /// What those know who go on from a group, given what it knew.
+    pub fn handed_on(&mut self, mut known: Known, actor: Actor) -> Known {
+        if !self.apart {
+            known.change(u32::MAX, |view| view.learn(actor, self.clock));
+        }
+        self.clock += 1;
+        known
     }
 
     /// Opens a scope.
@@ -178,7 +200,7 @@ impl Warp {
             pc,
             expected,
             arrived: 0,
-            view: Arc::default(),
+            known: Known::default(),
             carried: Carried::default(),
             parent,
             live: true,
@@ -213,18 +235,12 @@ impl Warp {
             self.scopes[scope].branch = group.pc;
             scope
         };
-        let (mask, carried) = (group.mask, group.carried.clone());
-        let (actor, loose, met) = (group.actor, group.loose.clone(), group.met);
-        let view = self.retire(group);
+        let (mask, met, carried) = (group.mask, group.met, group.carried.clone());
+        let known = self.retire(group);
         let mut first = None;
         for (pc, lanes) in [(next, mask & !taken), (target, taken)] {
-            let mut part = self.new_group(pc, lanes, scope, view.clone());
-            part.carried = carried.clone();
-            part.met = met;
-            part.loose.before = loose.before.clone();
-            if loose.lanes & !lanes != 0 {
-                part.loose.before.push((actor, loose.since));
-            }
+            let part = self.new_group(pc, lanes, scope, known.clone());
+            let part = Group { carried: carried.clone(), met, ..part };
             match self.settle(part) {
                 Some(part) if first.is_none() => first = Some(part),
                 Some(part) => self.groups.push(part),
@@ -247,10 +263,13 @@ impl Warp {
                 continue;
             }
             let carried = group.carried.clone();
-            let view = self.retire(group);
+            let known = self.retire(group);
             let scope = &mut self.scopes[id];
             scope.arrived |= mask;
-            Arc::make_mut(&mut scope.view).join(&view);
+            match scope.arrived == mask {
+                true => scope.known = known,
+                false => scope.known.merge(&known),
+            }
             scope.carried.merge(&carried);
             if scope.arrived != scope.expected {
                 return None;
@@ -266,8 +285,8 @@ impl Warp {
         scope.live = false;
         let (pc, mask, parent) = (scope.pc, scope.arrived, scope.parent);
         let met = (scope.kind == ScopeKind::Branch).then_some(scope.branch);
-        let (view, carried) = (std::mem::take(&mut scope.view), std::mem::take(&mut scope.carried));
-        Group { carried, met, ..self.new_group(pc, mask, parent, view) }
+        let (known, carried) = (std::mem::take(&mut scope.known), std::mem::take(&mut scope.carried));
+        Group { carried, met, ..self.new_group(pc, mask, parent, known) }
     }
 
     /// Takes lanes out of every scope from `from` up to and without `to`; groups that this completes are made
@@ -304,8 +323,8 @@ impl Warp {
         let lanes = std::mem::take(&mut scope.arrived);
         scope.expected &= !lanes;
         let (pc, parent) = (scope.pc, scope.parent);
-        let (view, carried) = (std::mem::take(&mut scope.view), std::mem::take(&mut scope.carried));
-        let group = Group { carried, ..self.new_group(pc, lanes, parent, view) };
+        let (known, carried) = (std::mem::take(&mut scope.known), std::mem::take(&mut scope.carried));
+        let group = Group { carried, ..self.new_group(pc, lanes, parent, known) };
         if let Some(group) = self.settle(group) {
             self.groups.push(group);
         }
@@ -317,6 +336,7 @@ impl Warp {
         self.live &= !lanes;
         let (scope, rest) = (group.scope, group.mask & !lanes);
         group.mask = rest;
+        group.known.keep(rest);
         if rest == 0 {
             self.retire(group);
             self.leave_scopes(lanes, scope, None);
@@ -378,8 +398,8 @@ impl Warp {
             self.leave_scopes(group.mask, from_mine, Some(common));
             self.leave_scopes(lanes, from_theirs, Some(common));
             group.carried.merge(&other.carried);
-            let view = self.retire(other);
-            group.join(&view);
+            let known = self.retire(other);
+            group.known.merge(&known);
             group.met = Some(group.pc);
             group.mask |= lanes;
             group.scope = common;
@@ -403,11 +423,17 @@ impl Warp {
         self.wgmma.held = stay;
     }
 
-    /// Whether some of these lanes wait for an mbarrier at this instruction for the first time.
+    /// Whether some of these lanes wait for an mbarrier at this instruction for the first time, or try again so soon that it
+    /// counts as the first.
     pub fn first_wait(&mut self, pc: u32, lanes: u32) -> bool {
-        let before = self.waited.entry(pc).or_default();
+        let (before, tries) = self.waited.entry(pc).or_default();
         let first = lanes & !*before != 0;
-        *before |= lanes;
+        if first {
+            *tries += 1;
+        }
+        if *tries == FIRST_TRIES {
+            (*before, *tries) = (*before | lanes, 0);
+        }
         first
     }
 

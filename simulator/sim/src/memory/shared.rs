@@ -1,6 +1,7 @@
 //! Shared memory of one CTA, with its shadow.
 
 use super::{Place, SHARED_RESERVED, outside};
+use crate::check::lanes::Tags;
 use crate::check::shadow::{FRESH, StateId};
 use crate::check::undefined::Holes;
 use crate::trap::Fault;
@@ -11,6 +12,8 @@ pub struct Shared {
     bytes: Vec<u8>,
     /// One state for every 32-bit word.
     pub shadow: Vec<StateId>,
+    /// The lanes that made the last accesses.
+    pub tags: Tags,
     /// Bytes whose last write was of an undefined value.
     pub holes: Holes,
 }
@@ -21,7 +24,7 @@ impl Shared {
         let total = (SHARED_RESERVED + size).next_multiple_of(16) as usize;
         let mut bytes = vec![0; total];
         bytes.truncate((SHARED_RESERVED + size) as usize);
-        Shared { bytes, shadow: vec![FRESH; total / 4], holes: Holes::default() }
+        Shared { bytes, shadow: vec![FRESH; total / 4], tags: Tags::default(), holes: Holes::default() }
     }
 
     /// Usable bytes.

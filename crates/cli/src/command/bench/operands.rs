@@ -244,7 +244,8 @@ impl Operands {
             _ => args.op.name().into(),
         };
         let shown = DualGemmDesc { out: desc.last().out, ..*desc.first() };
-        Ok(Row::of(subject, (&op, &shown, desc.work(self.routed())), roofline, timing, rel_l2))
+        let row = Row::of(subject, (&op, &shown, desc.work(self.routed())), roofline, timing, rel_l2);
+        Ok(Row { between: desc.between().map(|between| between.name().into()), ..row })
     }
 
     /// The relative L2 error on some rows; a wrong result ends the benchmark.

@@ -4,16 +4,18 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use dualgemm::AnyPlan;
 use dualgemm::check::RowSample;
-use dualgemm::gemm::{AFormat, Comparison, OutFormat, OutScale};
+use dualgemm::gemm::{AFormat, Comparison, OutFormat, OutScale, RouterWeights};
 use dualgemm_bench::{Bound, Timing, Work};
 use serde::Serialize;
 
+use crate::computation::Routed;
 use crate::limits::Limits;
 use crate::report::{Bytes, Time};
+use crate::routing::OwnedRouting;
 use crate::scales::{ActivationReport, InputScale, MatrixReport, write_matrices};
 use crate::tolerance::{Statement, Tolerance};
-use dualgemm::AnyPlan;
 
 #[derive(Debug, Serialize)]
 pub struct Report {
@@ -79,6 +81,24 @@ pub struct RoutingReport {
     pub router_weights: &'static str,
 }
 
+impl RoutingReport {
+    pub fn new(routing: &OwnedRouting, router_weights: RouterWeights) -> Self {
+        let Routed { rows, experts } = routing.routed();
+        let router_weights = match router_weights {
+            RouterWeights::Input => "input",
+            RouterWeights::Output => "output",
+        };
+        Self { from: routing.origin.clone(), top_k: routing.top_k, rows, experts, router_weights }
+    }
+}
+
+impl fmt::Display for RoutingReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { from, rows, experts, router_weights, .. } = self;
+        write!(f, "{from}: {rows} rows of {experts} experts, weights on the {router_weights}")
+    }
+}
+
 #[derive(Debug, Serialize)]
 pub struct RooflineReport {
     pub floor_us: f64,
@@ -124,11 +144,7 @@ impl fmt::Display for Report {
             writeln!(f, "  activation {activation} ({activation_from})")?;
         }
         if let Some(routing) = &self.routing {
-            let RoutingReport { from, rows, experts, router_weights, .. } = routing;
-            writeln!(
-                f,
-                "  routing  {from}: {rows} rows of {experts} experts, weights on the {router_weights}"
-            )?;
+            writeln!(f, "  routing  {routing}")?;
         }
         writeln!(f, "  plan     {}", self.plan.to_string().replace('\n', "\n         "))?;
         let Timing { median_us, p10_us, p90_us, runs } = self.timing;

@@ -159,6 +159,12 @@ impl TensorMap {
         for (i, &step) in self.element_strides.iter().enumerate() {
             require((1..=8).contains(&step), format!("element stride {i}"), step, "1 to 8 possible")?;
         }
+        self.validate_kinds()
+    }
+
+    /// Checks the rules of types, interleave, swizzle and fill for a map whose arrays are in order.
+    fn validate_kinds(&self) -> Result<(), LayoutError> {
+        let padded = self.data_type.is_padded();
         require(
             !padded || self.box_dims[0] == 128,
             "box dimension 0",

@@ -1,6 +1,7 @@
 //! Tests of `exec::arith`.
 
 use super::*;
+use crate::decode::arith::{Int1, Permute};
 
 const S32: IntType = IntType { bits: 32, signed: true };
 const U32: IntType = IntType { bits: 32, signed: false };

@@ -11,6 +11,7 @@ mod transfer;
 
 use super::mbarrier::locate;
 use super::{Cx, Result};
+use crate::check::lanes::{Lanes, Who};
 use crate::check::order::View;
 use crate::check::proxy::Memory;
 use crate::check::shadow::{Access, Conflict, Kind};
@@ -55,7 +56,9 @@ impl Cluster<'_> {
         let access = Access { actor: who.actor, clock: who.clock, pc: who.pc, kind, era: 0 };
         let start = Tmem::index(at.lane, at.column) * 4;
         let shadow = &mut self.ctas[rank as usize].tmem.shadow;
-        let result = self.states.access(shadow, start, n as usize * 4, access, &who.fenced, look);
+        let TensorWho { actor, clock, pc, fenced, .. } = who;
+        let by = Who { actor: *actor, clock: *clock, pc: *pc, view: fenced, warp: None, lanes: Lanes::Any };
+        let result = self.states.access((shadow, None), start, n as usize * 4, access, &by, look);
         let Err((byte, conflict)) = result else { return Ok(()) };
         let column = byte / 4 % 512;
         let place = format!("tensor memory lane {}, column {column} of cluster rank {rank}", at.lane);
@@ -116,7 +119,7 @@ impl Cx<'_, '_> {
         view.join(&fence);
         let mut full = fenced.clone();
         if let Some(observed) = &self.g.carried.observed {
-            Arc::make_mut(&mut full).join(observed);
+            Arc::make_mut(&mut full).join(&observed.1);
         }
         TensorWho { actor, clock, pc: self.pc, fenced, full }
     }
@@ -195,14 +198,16 @@ pub fn execute(op: &Tcgen05, cx: &mut Cx<'_, '_>) -> Result {
         Tcgen05::Multiply(op) => multiply::issue(op, cx),
         Tcgen05::Commit(group, barrier, mask) => commit(cx, *group, barrier, *mask),
         Tcgen05::FenceBefore => {
-            Arc::make_mut(&mut cx.g.view).pipe(&cx.w.tensor_issued);
-            let before = cx.g.publish(cx.m).before_fence();
+            let issued = &cx.w.tensor_issued;
+            cx.g.known.change(cx.m, |view| view.pipe(issued));
+            let before = cx.w.publish(cx.g, cx.m).before_fence();
             cx.g.carried.pass_on(&before);
             Ok(Flow::Next)
         }
         Tcgen05::FenceAfter => {
             let carried = &mut cx.g.carried;
-            Arc::make_mut(&mut carried.tensor).after_fence(&cx.g.view, carried.observed.as_deref());
+            let observed = carried.observed.as_ref().map(|(_, view)| &**view);
+            Arc::make_mut(&mut carried.tensor).after_fence(&cx.g.known.joined(cx.m), observed);
             Ok(Flow::Next)
         }
     }
@@ -219,6 +224,8 @@ fn alloc(cx: &mut Cx<'_, '_>, group: u32, to: &Addr, columns: Src) -> Result {
     let used = tmem.columns_in_use();
     cx.cl.counters.tmem_columns = cx.cl.counters.tmem_columns.max(used);
     cx.aligned_to(to.space, to_address, 4, 0)?;
+    // The warp has allocated: PTX's example reads the address with nothing in between.
+    cx.together = Some(Lanes::Every);
     cx.write_lane(to.space, to_address, 0, Kind::WRITE, &column.to_le_bytes())?;
     Ok(Flow::Next)
 }

@@ -66,7 +66,7 @@ pub fn load(op: &Access, cx: &mut Cx<'_, '_>) -> Result {
     }
     if !cx.cl.launch.config.checks.strict {
         // As on chips, where a use of the registers waits for them: no later than the read of a thread.
-        let who = cx.tensor_who((cx.g.actor, cx.g.clock), &cx.g.view, false);
+        let who = cx.tensor_who((cx.g.actor, cx.w.clock), &cx.g.known.joined(cx.m), false);
         let rows = read(cx.cl, cx.cta as u32, op, base, &who)?;
         for (reg, row) in op.regs.iter().zip(&rows) {
             cx.w.regs.set_row32(*reg, row);
@@ -76,7 +76,7 @@ pub fn load(op: &Access, cx: &mut Cx<'_, '_>) -> Result {
     // It takes nothing of the lanes, so the wait for it orders none of their accesses.
     let agent = cx.cl.agent(cx.cta, cx.w, cx.g, 0);
     let who = cx.tensor_who((agent.actor, agent.clock), &agent.view, false);
-    let id = cx.cl.start_op(&agent);
+    let id = cx.cl.start_op(&agent, cx.m);
     cx.w.async_groups.start(GroupKind::TmemLoad, cx.m, id);
     // Moves of the registers before the wait take what the load will find, for nothing may write it meanwhile.
     let rows = values(cx.cl, cx.cta as u32, op, base);
@@ -134,7 +134,7 @@ pub fn store(op: &Access, cx: &mut Cx<'_, '_>) -> Result {
     }
     let agent = cx.agent();
     let who = cx.tensor_who((agent.actor, agent.clock), &agent.view, false);
-    let id = cx.cl.start_op(&agent);
+    let id = cx.cl.start_op(&agent, cx.m);
     cx.w.async_groups.start(GroupKind::TmemStore, cx.m, id);
     let (op, rank) = (op.clone(), cx.cta as u32);
     let job = move |cl: &mut Cluster<'_>| {

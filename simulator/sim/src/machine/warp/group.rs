@@ -1,12 +1,11 @@
 //! Lanes that execute together: where they are, what they know, why they wait.
 //!
 //! Flow: [`Warp`](super::Warp) splits and joins groups; `machine::step` runs one until it waits; `exec` lets it learn and
-//! publish through the views of [`order`](crate::check::order).
+//! publish (`order`) through the views of [`order`](crate::check::order).
 
+use super::Known;
 use crate::check::order::{Actor, View};
-use crate::check::proxy::Fence;
 use crate::decode::operand::Scope as Reach;
-use smallvec::SmallVec;
 use std::sync::Arc;
 
 /// Why a group does not run. It is tried again when the reason may have gone; the instruction is executed anew
@@ -73,8 +72,8 @@ pub enum GroupKind {
 /// Knowledge that is not yet, or no longer, part of what a group has synchronized with.
 #[derive(Debug, Clone, Default)]
 pub struct Carried {
-    /// What strong reads have seen but no fence has acquired yet.
-    pub observed: Option<Arc<View>>,
+    /// What strong reads of some lanes have seen but no fence has acquired yet.
+    pub observed: Option<(u32, Arc<View>)>,
     /// What it had published at its last fence, and how far that reaches: strong writes pass it on.
     pub fenced: Option<(Reach, Arc<View>)>,
     /// Whether it has accessed no memory since.
@@ -87,17 +86,30 @@ pub struct Carried {
 }
 
 impl Carried {
-    /// What a relaxed arrival or write passes on in a scope: what fences that reach as far have covered.
-    pub fn passed_on(&self, scope: Reach) -> Option<Arc<View>> {
-        let fenced = self.fenced.as_ref().filter(|(reach, _)| *reach >= scope).map(|(_, view)| view);
+    /// What a relaxed arrival of these lanes passes on in a scope: what their fences that reach as far have covered.
+    pub fn passed_on(&self, scope: Reach, lanes: u32) -> Option<Arc<View>> {
+        let fenced = self.fenced_by(lanes).filter(|(reach, _)| *reach >= scope).map(|(_, view)| view);
         match (fenced, &self.other) {
-            (Some(fenced), Some(other)) => {
-                let mut both = fenced.clone();
+            (Some(mut both), Some(other)) => {
                 Arc::make_mut(&mut both).join(other);
                 Some(both)
             }
-            (fenced, other) => fenced.or(other.as_ref()).cloned(),
+            (fenced, other) => fenced.or(other.clone()),
         }
+    }
+
+    /// What the last fence of these lanes has covered, and how far it reaches.
+    pub fn fenced_by(&self, lanes: u32) -> Option<(Reach, Arc<View>)> {
+        let (reach, mut view) = self.fenced.clone()?;
+        Arc::make_mut(&mut view).settle(lanes);
+        Some((reach, view))
+    }
+
+    /// Notes what strong reads of these lanes have seen.
+    pub fn observe(&mut self, lanes: u32, view: &View) {
+        let (some, seen) = self.observed.get_or_insert_default();
+        *some |= lanes;
+        Arc::make_mut(seen).join(view);
     }
 
     /// Lets relaxed arrivals pass this on.
@@ -109,8 +121,8 @@ impl Carried {
     pub(super) fn merge(&mut self, other: &Carried) {
         self.quiet = false;
         Arc::make_mut(&mut self.tensor).join(&other.tensor);
-        if let Some(theirs) = &other.observed {
-            Arc::make_mut(self.observed.get_or_insert_default()).join(theirs);
+        if let Some((lanes, theirs)) = &other.observed {
+            self.observe(*lanes, theirs);
         }
         if let Some(theirs) = &other.other {
             self.pass_on(theirs);
@@ -126,17 +138,6 @@ impl Carried {
     }
 }
 
-/// Accesses of lanes that no `__syncwarp` has ordered with the other lanes of their warp; kept for strict checks only.
-#[derive(Debug, Clone, Default)]
-pub struct Loose {
-    /// Lanes that have read or written memory since.
-    pub lanes: u32,
-    /// The group's clock at its last `__syncwarp` or barrier.
-    pub(super) since: u32,
-    /// Groups that this one was part of, and up to where lanes outside of it are ordered before.
-    pub(super) before: SmallVec<[(Actor, u32); 1]>,
-}
-
 /// Lanes that execute together.
 #[derive(Debug, Clone)]
 pub struct Group {
@@ -150,14 +151,10 @@ pub struct Group {
     pub slot: usize,
     /// Actor in the cluster.
     pub actor: Actor,
-    /// Clock of its present actions.
-    pub clock: u32,
-    /// What it knows.
-    pub view: Arc<View>,
+    /// What its lanes know.
+    pub known: Known,
     /// What its fences deal with.
     pub carried: Carried,
-    /// What it has not synchronized within itself.
-    pub loose: Loose,
     /// The branch after which its lanes met again, unless a `.sync` instruction of all of them came since.
     pub met: Option<u32>,
     /// Why it does not run.
@@ -168,75 +165,4 @@ pub struct Group {
     pub arrived: Option<u64>,
     /// `(pc, progress)` of its last unsuccessful poll.
     pub polled: Option<(u32, u64)>,
-}
-
-impl Group {
-    /// Whether an action of this cluster is ordered before the present one.
-    pub fn knows(&self, actor: Actor, clock: u32) -> bool {
-        actor == self.actor || self.view.knows(actor, clock)
-    }
-
-    /// Learns what another party published.
-    pub fn join(&mut self, other: &View) {
-        Arc::make_mut(&mut self.view).join(other);
-    }
-
-    /// Learns what a wait or a strong read has seen: now if it acquires, at the next fence if it is relaxed.
-    pub fn learn(&mut self, other: &View, acquire: bool) {
-        if acquire {
-            self.join(other);
-        } else {
-            Arc::make_mut(self.carried.observed.get_or_insert_default()).join(other);
-        }
-    }
-
-    /// What others learn from these lanes of the group now; later actions are not part of it. Nothing of the other lanes
-    /// since the last `__syncwarp`, where that is looked at.
-    pub fn publish(&mut self, lanes: u32) -> Arc<View> {
-        let all = self.loose.lanes & !lanes == 0;
-        let mut view = self.until(if all { self.clock } else { self.loose.since });
-        for &(actor, clock) in &self.loose.before {
-            Arc::make_mut(&mut view).limit(actor, clock);
-        }
-        view
-    }
-
-    /// Whether these lanes speak for all that the group did.
-    pub fn is_whole(&self, lanes: u32) -> bool {
-        self.loose.lanes & !lanes == 0 && self.loose.before.is_empty()
-    }
-
-    /// Everything that the group knows and did.
-    pub(super) fn all(&mut self) -> Arc<View> {
-        self.until(self.clock)
-    }
-
-    /// What the group knows, and what it did up to `clock`; later actions are later than that.
-    fn until(&mut self, clock: u32) -> Arc<View> {
-        let mut view = self.view.clone();
-        Arc::make_mut(&mut view).learn(self.actor, clock);
-        self.clock += 1;
-        view
-    }
-
-    /// `__syncwarp`, or a barrier that includes one: the lanes know what the others did.
-    pub fn sync(&mut self) {
-        self.loose = Loose { since: self.clock, ..Loose::default() };
-        self.met = None;
-        self.clock += 1;
-    }
-
-    /// `fence.mbarrier_init`
-    pub fn fence_initialized(&mut self) {
-        let own = self.view.initialized(self.actor, self.clock);
-        self.join(&own);
-        self.carried.pass_on(&own);
-        self.clock += 1;
-    }
-
-    /// `fence.proxy.async` of these memories.
-    pub fn fence_proxy(&mut self, memories: &[Fence]) {
-        Arc::make_mut(&mut self.view).fence_proxy(memories, (self.actor, self.clock));
-        self.clock += 1;
-    }
 }

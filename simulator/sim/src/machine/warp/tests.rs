@@ -3,7 +3,7 @@
 use super::*;
 
 fn warp(lanes: u32) -> Warp {
-    Warp::new(0, lanes, Regs::default(), Local::default(), Local::default(), 0)
+    Warp::new(0, lanes, Regs::default(), Local::default(), Local::default(), (0, false))
 }
 
 #[test]
@@ -79,4 +79,28 @@ fn lanes_meet_at_a_warp_synchronous_instruction_exact() {
     // Both came from the same branch, whose meeting point is still ahead.
     assert_eq!((all.mask, all.scope), (0xff, 1));
     assert!(w.groups.is_empty());
+}
+
+#[test]
+fn lanes_that_part_and_meet_keep_what_each_knows_exact() {
+    let mut w = Warp::new(0, 0xff, Regs::default(), Local::default(), Local::default(), (0, true));
+    let mut g = w.groups.pop().unwrap();
+    w.note(&mut g, 0xff, true);
+    let mut first = w.split(g, 0x0f, 10, 1, 20).unwrap();
+    let mut told = View::default();
+    told.learn(30, 5);
+    first.known.join(first.mask, &told);
+    first.pc = 20;
+    assert!(w.settle(first).is_none());
+    let mut second = w.groups.pop().unwrap();
+    second.pc = 20;
+    let mut all = w.settle(second).unwrap();
+    let knows = |g: &Group, lane| g.known.of(lane).knows(30, 5);
+    assert!(knows(&all, 4) && !knows(&all, 3) && all.known.alike(0x18).is_none());
+    // One lane publishes what it did itself; all together, everything.
+    let one = w.publish(&all, 1);
+    assert!(!one.knows(0, 2) && one.whose(0, 2).lanes == 1);
+    w.sync(&mut all, 0xff);
+    assert!(knows(&all, 3) && all.known.alike(0xff).is_some_and(|view| view.knows(0, 2)));
+    assert!(w.publish(&all, 1).knows(0, 2));
 }
