@@ -122,18 +122,19 @@ pub fn linear_weight<'n>(tensor: &'n str, dtype: Dtype, shape: &[usize]) -> Opti
 /// If the configuration or the metadata declares a quantization, or a weight is in another type than F32, F16 and BF16.
 pub fn check_floats(files: &TensorFiles) -> Result<(), Error> {
     let declared = Evidence::new(files)?.declared();
+    let declared = declared.map(|by| format!("a source that is quantized already, as {by} says,"));
     let found = declared.or_else(|| {
         let weight = |t: &TensorView<'_>| {
             t.shape.len() > 1 && (t.name.ends_with("weight") || t.dtype.is_8_bit_float())
         };
         let tensor = files.tensors().find(|t| weight(t) && !t.dtype.is_float())?;
-        Some(format!("`{}`, which is {},", tensor.name, tensor.dtype))
+        Some(format!("`{}` in {}", tensor.name, tensor.dtype))
     });
     match found {
         None => Ok(()),
         Some(found) => Err(Error::Unsupported {
             module: files.root().display().to_string(),
-            found: format!("a source that is quantized already, by {found}"),
+            found,
             supported: "weights in F32, F16 and BF16 alone are",
         }),
     }

@@ -425,7 +425,13 @@ impl<'c> Said<'c> {
         }
         let found = number.map_or_else(|| "no number".into(), |number| number.to_string());
         let found = format!("{found} for layer {layer}, which is not implemented");
-        Err(self.fault(neutral.key, found, neutral.neutral.to_string()))
+        let valid = neutral.neutral.to_string();
+        if neutral.after {
+            // An activation that is asked for does not change it.
+            let (file, key) = (self.config.path.clone(), format!("{}[{at}]", self.name(neutral.key)));
+            return Err(Error::Config { file, key, found, valid });
+        }
+        Err(self.fault(neutral.key, found, valid))
     }
 
     /// Refuses the first entry that speaks of an activation and that nothing above follows.

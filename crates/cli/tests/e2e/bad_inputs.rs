@@ -263,15 +263,13 @@ const CASES: &[(&str, &[&str])] = &[
     (
         "quantize {ckpt} {dir}/o --producer modelopt",
         &[
-            "modelopt-nvfp4: a source that is quantized already, by `quantization_config` in ",
+            "modelopt-nvfp4: a source that is quantized already, as `quantization_config` in ",
             "F32, F16 and BF16",
         ],
     ),
     (
         "quantize {dir}/f8.safetensors {dir}/o.safetensors --producer te",
-        &[
-            "f8.safetensors: a source that is quantized already, by `a.weight`, which is F8_E4M3, is not supported",
-        ],
+        &["f8.safetensors: `a.weight` in F8_E4M3 is not supported; weights in F32, F16 and BF16"],
     ),
     (
         "quantize {dir}/gpt2 {dir}/o --producer modelopt",
