@@ -1,29 +1,33 @@
 """The replacement of every quantized layer of a Hugging Face model. Needs torch."""
 
+import collections
 import functools
 import inspect
 import re
+import sys
 
 import torch
 
 from ._dualgemm import Checkpoint
+from ._names import in_model, normal
 from ._ops import Experts, Linear, Mlp, Weights
-from .errors import OperandError, UnsupportedError
+from ._plain import are_plain_experts, is_plain_mlp
+from .errors import Error, OperandError, UnsupportedError
 
-#: Parts of names that are there in one file and not in the other, and parts that have two names.
-SKIPPED = {"model", "language_model", "text_model", "transformer"}
-RENAMED = {"block_sparse_moe": "mlp"}
 #: Children of a gated MLP: gate and up, or both in one, and down.
 GATED = [(("gate_proj", "up_proj"), "down_proj"), (("gate_up_proj",), "down_proj"), (("w1", "w3"), "w2")]
 DOWN = {"down_proj", "w2", "ffn_down", "ffn_down_exps", "ffn_down_shexp", "output_linear"}
+#: What follows ffn_gate, ffn_up and ffn_down in GGUF, where all modules of a layer begin with its name.
+GGUF = {"dense": "", "shared": "_shexp", "experts": "_exps"}
 
 
 class PatchReport:
     """What :func:`patch_model` did: ``replaced`` and ``left`` say of modules by name what they are now and why they stayed;
-    ``unused`` lists modules of the checkpoint that the model has no place for."""
+    ``unused`` lists modules of the checkpoint that the model has no place for; ``attention`` is the name by which transformers
+    knows the function of attention now, None if that stayed."""
 
     def __init__(self):
-        self.replaced, self.left, self.unused = {}, {}, []
+        self.replaced, self.left, self.unused, self.attention = {}, {}, [], None
 
     def __repr__(self):
         counts = {}
@@ -36,12 +40,40 @@ class PatchReport:
             text += f"; left {len(self.left)}: {', '.join(some)}{', …' if len(self.left) > 2 else ''}"
         if self.unused:
             text += f"; unused {len(self.unused)} of the checkpoint: {self.unused[0]}{', …' if len(self.unused) > 1 else ''}"
+        if self.attention:
+            text += f"; attention by {self.attention}"
         return text + ">"
 
 
-def normal(name):
-    """A name without what models and files put before it."""
-    return ".".join(RENAMED.get(part, part) for part in name.split(".") if part not in SKIPPED)
+def attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **more):
+    """transformers' ``sdpa``, but for one token that needs no mask, whose heads that share keys are rows of one product. Asked
+    to share keys (``enable_gqa``), torch takes five times as long for it on a processor, in bf16."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    batch, heads, rows, _ = query.shape
+    grouped = heads > key.shape[1] and heads % key.shape[1] == 0
+    plain = attention_mask is None and more.get("softcap") is None and more.get("position_bias") is None
+    if torch.compiler.is_compiling() or rows != 1 or not (grouped and plain and query.is_cpu):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **more)
+    query = query.reshape(batch, key.shape[1], heads // key.shape[1], query.shape[-1])
+    c = torch.nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, scale=scaling)
+    return c.reshape(batch, 1, heads, value.shape[-1]), None
+
+
+def take_attention(model):
+    """Makes a model of transformers on the processor use :func:`attend` in the place of ``sdpa``, and returns its name."""
+    modeling = sys.modules.get("transformers.modeling_utils")
+    config = getattr(model, "config", None)
+    if modeling is None or not hasattr(model, "set_attn_implementation"):
+        return None
+    if getattr(config, "_attn_implementation", None) != "sdpa" or any(p.is_cuda for p in model.parameters()):
+        return None
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    modeling.ALL_ATTENTION_FUNCTIONS.register("dualgemm", attend)
+    ALL_MASK_ATTENTION_FUNCTIONS.register("dualgemm", ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+    model.set_attn_implementation("dualgemm")
+    return "dualgemm"
 
 
 def shape(module):
@@ -60,6 +92,18 @@ def unsupported(device):
     return None
 
 
+WITH_BIAS = {True: "with a bias", False: "without a bias"}
+
+
+def check_biases(name, parts, in_model, in_checkpoint):
+    """Raises if a bias is there on one side alone."""
+    for part, ours, theirs in zip(parts, in_model, in_checkpoint):
+        if ours != theirs:
+            raise OperandError(
+                f"{name}: the model has {part} {WITH_BIAS[ours]}; the checkpoint has it {WITH_BIAS[theirs]}"
+            )
+
+
 class Step:
     """A module that will be replaced: what was checked, and how to make what takes its place."""
 
@@ -67,16 +111,56 @@ class Step:
         self.name, self.what, self.make = name, what, make
 
 
+class Held:
+    """A gated MLP, a shared expert or the experts of a layer in the checkpoint."""
+
+    def __init__(self, checkpoint, layer, kind, modules):
+        self.checkpoint, self.layer, self.kind, self.modules = checkpoint, layer, kind, modules
+
+    def why_not(self, is_plain):
+        """Why a module that should be this MLP is something else, None if it is this; ``is_plain`` is asked for an activation."""
+        try:
+            activation = self.checkpoint._activation(self.layer, self.kind)
+        except Error as error:
+            return str(error)
+        if not is_plain(activation):
+            return f"computes something else than gate, up, {activation} and down"
+        return None
+
+
 class Plan:
     """Matches modules of a model with those of a checkpoint, and checks all before anything is replaced."""
 
-    def __init__(self, checkpoint, quantize_a, devices):
+    def __init__(self, model, checkpoint, quantize_a, devices=None):
         from . import nn
 
-        self.nn, self.checkpoint, self.quantize_a, self.devices = nn, checkpoint, quantize_a, devices
-        self.modules = {normal(module): module for module in checkpoint.modules()}
-        self.mlps = {(layer, kind): path for layer, kind, path in checkpoint.mlps()}
+        self.nn, self.checkpoint, self.quantize_a, self.devices = nn, checkpoint, quantize_a, devices or {}
+        self.is_gguf = checkpoint.convention == "gguf"
+        self.names = in_model(model, checkpoint.modules())
+        self.modules, self.converted = {}, set()
+        for module, (names, as_it_is) in self.names.items():
+            if as_it_is:
+                self.modules[normal(names[0])] = module
+            else:
+                self.converted.update(map(normal, names))
+        self.mlps = self.mlps_by_name()
         self.taken, self.steps, self.left, self.below = set(), [], {}, ()
+
+    def mlps_by_name(self):
+        """The MLPs of the checkpoint by what the model calls them, and their kind."""
+        mlps, all_mlps = {}, self.checkpoint.mlps()
+        of_number = collections.Counter((layer, kind) for layer, kind, _ in all_mlps)
+        for layer, kind, path in all_mlps:
+            modules = [m for m in self.names if m.startswith(f"{path}.")]
+            if self.is_gguf:
+                modules = [m for m in modules if re.search(rf"\.ffn_(gate|up|gate_up|down){GGUF[kind]}$", m)]
+            several = of_number[layer, kind] > 1
+            held = Held(self.checkpoint._within(f"{path}.") if several else self.checkpoint, layer, kind, modules)
+            for module in modules:
+                parent = normal(self.names[module][0][0]).rpartition(".")[0]
+                name = f"layers.{layer}" if self.is_gguf else re.sub(r"\.experts\.\d+$", ".experts", parent)
+                mlps[name, kind] = held
+        return mlps
 
     def visit(self, name, module):
         if not name or name.startswith(self.below):
@@ -105,50 +189,44 @@ class Plan:
             return f"{dtype} on {device}, where float16 and bfloat16 are multiplied"
         return unsupported(device)
 
-    def held(self, name, kind):
-        """The number of the layer and the checkpoint's modules of the MLP that a name means, None if it has none in 4 bits."""
-        number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", name)
-        layer = int(number.group(1)) if number else 0
-        path = self.mlps.get((layer, kind))
-        if path is None:
-            return None
-        names = {normal(name), re.sub(r"\.experts\.\d+$", ".experts", normal(name))}
-        of_gguf = path == f"blk.{layer}" and any(n.startswith(f"layers.{layer}.") for n in names)
-        if not of_gguf and normal(path) not in names:
-            return None
-        return layer, [m for m in self.modules.values() if m.startswith(f"{path}.")]
+    def held(self, name, *kinds):
+        """The MLP of the checkpoint that a name means, None if there is none in 4 bits."""
+        name = re.sub(r"\.experts\.\d+$", ".experts", normal(name))
+        if self.is_gguf:
+            name = re.sub(r"^(layers\.\d+)\..*", r"\1", name)
+        return next((self.mlps[name, kind] for kind in kinds if (name, kind) in self.mlps), None)
 
     def experts(self, name, module):
         """transformers' blocks: all experts' weights in two parameters of three dimensions."""
         gate_up, down = getattr(module, "gate_up_proj", None), getattr(module, "down_proj", None)
         if not all(isinstance(p, torch.nn.Parameter) and p.dim() == 3 for p in (gate_up, down)):
             return None
-        found = self.held(name, "experts")
+        found, device = self.held(name, "experts"), self.device(name, gate_up)
         if found is None:
-            self.left[name] = "not in 4 bits in the checkpoint"
-            return None
-        if len(inspect.signature(module.forward).parameters) != 3:
+            self.left[name] = self.absent(name)
+        elif len(inspect.signature(module.forward).parameters) != 3:
             self.left[name] = f"{type(module).__name__} takes other arguments than tokens, experts and weights"
-            return None
-        device = self.device(name, gate_up)
-        why = self.left_on(device, gate_up)
-        if why is None and device.type == "cuda" and self.quantize_a is not None:
-            why = f"on {device}, where mixtures take activations in 16 bits; quantize_a is {self.quantize_a!r}"
-        if why:
+        elif why := self.left_on(device, gate_up):
             self.left[name] = why
+        elif device.type == "cuda" and self.quantize_a is not None:
+            self.left[name] = f"on {device}, where mixtures take activations in 16 bits; quantize_a is {self.quantize_a!r}"
+        elif why := found.why_not(lambda activation: are_plain_experts(module, activation)):
+            self.left[name] = why
+        if name in self.left:
             return None
-        layer, modules = found
-        held, h, n, k = self.checkpoint._check_mlp(layer, "experts")
+        held, (h, n, k), biases = found.checkpoint._check_mlp(found.layer, "experts", *self.nn.both(self.quantize_a))
         need = [gate_up.shape[0], sorted(gate_up.shape[1:]), sorted(down.shape[1:])]
         if [held, sorted((2 * n, k)), sorted((h, n))] != need:
             raise OperandError(
                 f"{name}: the model has {gate_up.shape[0]} experts of {list(gate_up.shape[1:])} and "
                 f"{list(down.shape[1:])}; the checkpoint has {held} of 2 x [{n}, {k}] and [{h}, {n}]"
             )
-        self.taken.update(modules)
+        parts = ("gate_up_proj", "down_proj")
+        check_biases(name, parts, [getattr(module, f"{part}_bias", None) is not None for part in parts], biases)
+        self.taken.update(found.modules)
 
         def make():
-            weights = Experts.from_checkpoint(self.checkpoint, layer, device=device)
+            weights = Experts.from_checkpoint(found.checkpoint, found.layer, device=device)
             return self.nn.NVFP4Experts(weights, quantize_a=self.quantize_a)
 
         return Step(name, f"blocks of {held} experts", make)
@@ -163,60 +241,80 @@ class Plan:
             return None
         *gate_up, down = children
         expert = re.search(r"\.experts\.(\d+)$", name)
-        kind = "experts" if expert else "shared" if "shared" in name else "dense"
-        found = self.held(name, kind)
+        kinds = ["experts"] if expert else ["shared", "dense"] if "shared" in name else ["dense", "shared"]
+        found = self.held(name, *kinds)
         if found is None:
             return None
-        layer, modules = found
-        of_one = [m for m in modules if re.search(rf"\.{expert.group(1)}\.", m)] if expert else modules
+        of_one = [m for m in found.modules if re.search(rf"\.{expert.group(1)}\.", m)] if expert else found.modules
         in_4_bits = {m.rpartition(".")[2] for m in of_one}
         if not in_4_bits - DOWN:
             # Down alone, which is a linear layer.
+            return None
+        if why := found.why_not(lambda activation: is_plain_mlp(module, gates, down_name, activation)):
+            self.left[name] = f"its linear layers are replaced one by one: {why}"
             return None
         device = self.device(name, down.weight)
         why = self.left_on(device, down.weight)
         if why is None and device.type == "cuda" and self.quantize_a == "dynamic":
             why = f'on {device}, where quantize_a="dynamic" is for what goes into gate and up alone'
         if not in_4_bits & DOWN:
-            why = "not in 4 bits in the checkpoint"
-        which = {"shared_expert": kind == "shared", "expert": int(expert.group(1)) if expert else None}
+            why = self.absent(f"{name}.{down_name}")
+        quantize_a, quantize_hidden = self.nn.both(self.quantize_a)
         need = [sum(g.out_features for g in gate_up) // 2, gate_up[0].in_features, *shape(down)]
+        biases = [any(g.bias is not None for g in gate_up), down.bias is not None]
         if in_4_bits & DOWN:
-            _, h, n, k = self.checkpoint._check_mlp(layer, kind)
-            if [n, k, h, n] != need:
-                raise OperandError(
-                    f"{name}: the model has gate and up of {need[:2]} and down of {need[2:]}; the checkpoint has "
-                    f"{[n, k]} and {[h, n]}"
-                )
+            how = quantize_a, None if why else quantize_hidden
+            _, (h, n, k), held_biases = found.checkpoint._check_mlp(found.layer, found.kind, *how)
+        else:
+            parts = [found.checkpoint._check_linear(m, quantize_a) for m in of_one]
+            n, k, h = sum(rows for rows, _, _ in parts) // 2, parts[0][1], down.out_features
+            held_biases = [any(has_bias for _, _, has_bias in parts), biases[1]]
+        if [n, k, h, n] != need:
+            raise OperandError(
+                f"{name}: the model has gate and up of {need[:2]} and down of {need[2:]}; the checkpoint has "
+                f"{[n, k]} and {[h, n]}"
+            )
+        check_biases(name, (" and ".join(gates), down_name), biases, held_biases)
         self.taken.update(of_one)
+        which = {"shared_expert": found.kind == "shared", "expert": int(expert.group(1)) if expert else None}
 
         def make():
             kind, rest = (Weights, down) if why else (Mlp, None)
-            weights = kind.from_checkpoint(self.checkpoint, layer, device=device, **which)
+            weights = kind.from_checkpoint(found.checkpoint, found.layer, device=device, **which)
             return self.nn.NVFP4GatedMLP(weights, rest, quantize_a=self.quantize_a)
 
         if why:
             self.left[f"{name}.{down_name}"] = why
         return Step(name, "MLPs but for their down projections" if why else "MLPs", make)
 
+    def absent(self, name):
+        """Why nothing of the checkpoint takes the place of a module."""
+        if self.is_gguf:
+            return "GGUF has names and orders of rows of its own; its MLPs alone are taken"
+        if normal(name) in self.converted:
+            return "transformers makes it from other tensors than the checkpoint has in 4 bits"
+        return "not in 4 bits in the checkpoint"
+
     def linear(self, name, module):
         if not isinstance(module, torch.nn.Linear):
             return None
         held = self.modules.get(normal(name))
         if held is None:
-            self.left[name] = "not in 4 bits in the checkpoint"
+            # A class of its own does something else, too.
+            if type(module) is torch.nn.Linear and module.weight.dtype in self.nn.HALVES and not module.weight.is_cuda:
+                return Step(name, "linear layers in 16 bits", lambda: self.nn.FloatLinear.of(module))
+            self.left[name] = self.absent(name)
             return None
         device = self.device(name, module.weight)
         why = self.left_on(device, module.weight)
         if why:
             self.left[name] = why
             return None
-        n, k, has_bias = self.checkpoint._check_linear(held)
+        n, k, has_bias = self.checkpoint._check_linear(held, self.quantize_a)
         if [n, k] != shape(module) or has_bias != (module.bias is not None):
-            with_bias = {True: "with a bias", False: "without a bias"}
             raise OperandError(
-                f"{name}: the model has {shape(module)} {with_bias[module.bias is not None]}; the checkpoint has "
-                f"{[n, k]} {with_bias[has_bias]}"
+                f"{name}: the model has {shape(module)} {WITH_BIAS[module.bias is not None]}; the checkpoint has "
+                f"{[n, k]} {WITH_BIAS[has_bias]}"
             )
         self.taken.add(held)
 
@@ -225,6 +323,15 @@ class Plan:
             return self.nn.NVFP4Linear(weights, quantize_a=self.quantize_a)
 
         return Step(name, "linear layers", make)
+
+
+def opened(checkpoint, reading):
+    """The checkpoint at a path, or the one that is open."""
+    if not isinstance(checkpoint, Checkpoint):
+        return Checkpoint(checkpoint, **reading)
+    if reading:
+        raise OperandError(f"{next(iter(reading))} says how to read a file; it belongs where the Checkpoint is made")
+    return checkpoint
 
 
 def patch_model(model, checkpoint, *, quantize_a=None, devices=None, **reading):
@@ -237,25 +344,24 @@ def patch_model(model, checkpoint, *, quantize_a=None, devices=None, **reading):
 
     All is read and checked first: a fault, such as a shape that the model has not, names the layer and leaves the model as it
     was. Then one module after another is packed and takes the place of the old one, whose memory is free if nobody else
-    keeps it; so the model is never there twice. On a GPU, modules in float32 stay, and what its kernels do not compute.
+    keeps it; so the model is never there twice. On a GPU, modules in float32 stay, and what its kernels do not compute. On the
+    processor, linear layers whose weights stay in 16 bits become :class:`FloatLinear`, with the same parameters, and
+    transformers' attention by torch is :func:`attend`, the same but faster for one token.
     """
-    if not isinstance(checkpoint, Checkpoint):
-        checkpoint = Checkpoint(checkpoint, **reading)
-    elif reading:
-        raise OperandError(f"{next(iter(reading))} says how to read a file; it belongs where the Checkpoint is made")
-    plan = Plan(checkpoint, quantize_a, devices or {})
+    plan = Plan(model, opened(checkpoint, reading), quantize_a, devices)
     for name, module in model.named_modules():
         plan.visit(name, module)
-    if not plan.steps:
+    if not plan.taken:
         raise OperandError(
-            f"{type(model).__name__}: no module has a counterpart in 4 bits in {checkpoint.path}, whose modules are "
-            f"named like {next(iter(plan.modules.values()), 'nothing')}"
+            f"{type(model).__name__}: no module has a counterpart in 4 bits in {plan.checkpoint.path}, whose modules are "
+            f"named like {next(iter(plan.names), 'nothing')}"
         )
     report = PatchReport()
     report.left = plan.left
-    report.unused = [module for module in plan.modules.values() if module not in plan.taken]
+    report.unused = [module for module in plan.names if module not in plan.taken]
     for step in plan.steps:
         parent, _, last = step.name.rpartition(".")
         setattr(model.get_submodule(parent), last, step.make())
         report.replaced[step.name] = step.what
+    report.attention = take_attention(model)
     return report

@@ -5,6 +5,7 @@ import os
 import tempfile
 
 from . import _dualgemm
+from .errors import Error
 
 
 class Report(dict):
@@ -84,15 +85,19 @@ def quantize_model(model, out, *, producer="modelopt", search=None, separate_sca
         with tempfile.TemporaryDirectory() as directory:
             path = os.path.join(directory, "calibration.json")
             calibration.save(path)
-            return quantize_model(
-                model,
-                out,
-                producer=producer,
-                search=search,
-                separate_scales=separate_scales,
-                skip=skip,
-                calibration=path,
-            )
+            try:
+                return quantize_model(
+                    model,
+                    out,
+                    producer=producer,
+                    search=search,
+                    separate_scales=separate_scales,
+                    skip=skip,
+                    calibration=path,
+                )
+            except Error as error:
+                # The file is gone when this is read.
+                raise type(error)(str(error).replace(path, "calibration")) from None
     more = [f"--skip={text}" for text in ([skip] if isinstance(skip, str) else skip)]
     options = {"producer": producer, "search": search, "separate_scales": separate_scales, "calibration": calibration}
     return _run("quantize", model, out, rows=_tensors, more=more, **options)

@@ -1,10 +1,14 @@
 """What goes into each linear layer of a model while it runs on a text, for the input scales of W4A4. Needs torch."""
 
+import functools
 import json
 import os
+import re
 
 import torch
 
+from ._names import in_file
+from ._plain import gated
 from .errors import OperandError
 
 #: As the command spells them.
@@ -12,7 +16,8 @@ DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
 class Calibration(dict):
-    """The largest magnitude of what went into each module, by name; ``dtype`` is the type of the activations.
+    """The largest magnitude of what went into each module, by its name in the model's files, which transformers renames
+    some of; ``dtype`` is the type of the activations.
     ``unseen`` lists experts that no token went to: they have the largest number of their block, as ModelOpt gives them."""
 
     def __init__(self, amax, dtype, unseen=()):
@@ -63,11 +68,17 @@ class _Observer:
         """transformers compute a block of experts in one module: what enters each of its products is computed here."""
 
         def hook(module, args, kwargs):
-            tokens, ids, _ = (*args, *kwargs.values())
-            for expert in ids.unique().tolist():
-                if not 0 <= expert < module.gate_up_proj.shape[0]:
+            tokens, *ids = (*args, *kwargs.values())
+            count = module.gate_up_proj.shape[0]
+            if ids:
+                rows = [(ids[0] == expert).any(-1) for expert in range(count)]
+            else:
+                # Llama 4: a copy of all tokens for each expert, of zeros where the router chose others.
+                every = tokens.reshape(count, -1, tokens.shape[-1])
+            for expert in range(count):
+                x = tokens[rows[expert]] if ids else every[expert][every[expert].any(-1)]
+                if not len(x):
                     continue
-                x = tokens[(ids == expert).any(-1)]
                 for projection in ("gate_proj", "up_proj"):
                     self.see(f"{name}.{expert}.{projection}", x)
                 self.see(f"{name}.{expert}.down_proj", _hidden(module, x, expert))
@@ -82,10 +93,25 @@ def _hidden(module, x, expert):
     product = torch.nn.functional.linear(x, weight if weight.shape[1] == x.shape[1] else weight.T)
     if bias is not None:
         product = product + bias[expert]
-    if hasattr(module, "_apply_gate"):
-        return module._apply_gate(product)
-    gate, up = product.chunk(2, dim=-1)
-    return module.act_fn(gate) * up
+    return gated(module, product)
+
+
+def _in_files(model, names):
+    """What the model's files call each module: several where transformers makes one of them, such as a block of experts."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    files = functools.cache(lambda parameter: in_file(model, parameter, parameters[parameter].shape))
+    modules = {}
+    for name in names:
+        expert = re.fullmatch(r"(.*)\.(\d+)\.(gate|up|down)_proj", name)
+        if f"{name}.weight" in parameters:
+            tensors = files(f"{name}.weight")
+        elif expert:
+            both = files(f"{expert[1]}.{'down' if expert[3] == 'down' else 'gate_up'}_proj")
+            tensors = [tensor for tensor in both if f".experts.{expert[2]}." in tensor]
+        else:
+            tensors = []
+        modules[name] = [tensor.removesuffix(".weight") for tensor in tensors] or [name]
+    return modules
 
 
 def calibrate(model, batches):
@@ -119,7 +145,7 @@ def calibrate(model, batches):
             names = [f"{block}.{expert}.{projection}" for expert in range(experts)]
             seen = [amax[name] for name in names if name in amax]
             if seen:
-                unseen += [n.rpartition(".")[0] for n in names if n not in amax and projection == "down_proj"]
+                unseen += [n for n in names if n not in amax and projection == "down_proj"]
                 amax.update({name: max(seen) for name in names if name not in amax})
     for name, value in amax.items():
         if not 0 < value < float("inf"):
@@ -127,4 +153,6 @@ def calibrate(model, batches):
     dtypes = [DTYPES[dtype] for dtype in DTYPES if dtype in observer.dtypes]
     if not dtypes:
         raise OperandError(f"{type(model).__name__}: no linear layer of it ran on float32, float16 or bfloat16")
-    return Calibration(amax, dtypes[-1], unseen)
+    modules = _in_files(model, amax)
+    in_files = {module: value for name, value in amax.items() for module in modules[name]}
+    return Calibration(in_files, dtypes[-1], [modules[name][0].rpartition(".")[0] for name in unseen])

@@ -13,13 +13,15 @@ import pathlib
 import re
 
 import torch
+from safetensors import safe_open
 from transformers.quantizers import auto
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ._dualgemm import Checkpoint
-from .errors import UnsupportedError
+from ._names import in_model, normal
 from ._patch import unsupported
+from .errors import CheckpointError, UnsupportedError
 from .nn import Packed, patch_model
 
 #: How transformers knows directories by what their ``quantization_config`` says in ``quant_method``.
@@ -28,13 +30,32 @@ METHODS = ("modelopt", "compressed-tensors")
 _quantize_a = None
 
 
+#: What transformers loads as it is.
+FLOATS = ("F64", "F32", "F16", "BF16")
+
+
 def is_nvfp4(config):
-    """Whether a ``quantization_config`` is of NVFP4, whoever wrote it."""
+    """Whether all that a ``quantization_config`` quantizes is NVFP4, whoever wrote it."""
+    layers = [str(layer.get("quant_algo")) for layer in (config.get("quantized_layers") or {}).values()]
+    groups = [group.get("weights") or {} for group in (config.get("config_groups") or {}).values()]
+    if not all("NVFP4" in layer for layer in layers) or any(g.get("num_bits", 4) != 4 for g in groups):
+        return False
     if config.get("quant_method") == "modelopt":
-        algorithm, layers = str(config.get("quant_algo")), config.get("quantized_layers") or {}
-        mixed = algorithm == "MIXED_PRECISION" and all("NVFP4" in str(l.get("quant_algo")) for l in layers.values())
-        return mixed or "NVFP4" in algorithm
+        algorithm = str(config.get("quant_algo"))
+        return "NVFP4" in algorithm or algorithm == "MIXED_PRECISION" and bool(layers or groups)
     return str(config.get("format")).startswith("nvfp4")
+
+
+def _types(files):
+    """Names and types of all tensors."""
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():
+                yield name, file.get_slice(name).get_dtype()
+
+
+def _same(value, read):
+    return value.shape == read.shape and torch.equal(value.cpu(), read.to(value.dtype))
 
 
 class Config(QuantizationConfigMixin):
@@ -77,6 +98,12 @@ class Quantizer(HfQuantizer):
         root = pathlib.Path(checkpoint_files[0]).parent
         # One file may be a part; the directory has the configuration, too.
         self.checkpoint = Checkpoint(root)
+        theirs, ours = ({pathlib.Path(f).name for f in files} for files in (checkpoint_files, self.checkpoint._paths()))
+        if theirs != ours:
+            raise CheckpointError(
+                f"{root}: transformers reads {', '.join(sorted(theirs))}, and the tensors in 4 bits would come from "
+                f"{', '.join(sorted(ours))}; files of one model alone are needed"
+            )
         report = patch_model(model, self.checkpoint, quantize_a=_quantize_a, devices=self.devices)
         model.dualgemm_report = report
         floats = [f"{name} ({why})" for name, why in report.left.items() if " on cuda" in f" {why}"]
@@ -84,25 +111,70 @@ class Quantizer(HfQuantizer):
             # The directory has no floats to load in their place.
             raise UnsupportedError(f"{floats[0]}: its weights are in 4 bits alone; device_map='cpu' loads them")
         set_loading(model, True)
-        known = {rf"^{re.escape(module)}\." for module in (*self.checkpoint.modules(), *report.replaced)}
-        model._keys_to_ignore_on_load_unexpected = set(model._keys_to_ignore_on_load_unexpected or ()) | known
+        # What has its own weight now is tied to no other.
+        tied = model.all_tied_weights_keys
+        model.all_tied_weights_keys = {k: v for k, v in tied.items() if k.rpartition(".")[0] not in report.replaced}
+        known = {m: rf"^{re.escape(m)}\b" for m in (*self.checkpoint.modules(), *report.replaced)}
+        expected = set(model._keys_to_ignore_on_load_unexpected or ())
+        model._keys_to_ignore_on_load_unexpected = expected | set(known.values())
+        used = [pattern for module, pattern in known.items() if module not in report.unused]
+        self._refuse_other_types(model, checkpoint_files, re.compile("|".join(used)))
+        self._refuse_missing(model)
 
-    def update_weight_conversions(self, weight_conversions, model):
-        """Experts that are here already are not to be read and put together once more."""
-        if any(name.endswith("experts.gate_up_proj") for name, _ in model.named_parameters()):
-            return weight_conversions
-        return [c for c in weight_conversions if not any("experts" in target for target in c.target_patterns)]
+    def _refuse_other_types(self, model, files, known):
+        """transformers would take numbers of other formats for values, without their scales."""
+        floats = {normal(name) for name, value in model.state_dict().items() if value.is_floating_point()}
+        for name, dtype in _types(files):
+            if dtype in FLOATS or known.match(name):
+                continue
+            module, _, last = name.rpartition(".")
+            ((targets, _),) = in_model(model, [module]).values()
+            if floats.isdisjoint(normal(name) for target in targets for name in (target, f"{target}.{last}")):
+                continue
+            if module in self.checkpoint.modules():
+                why = "in 4 bits, and no linear layer of the model has it alone as its weight"
+            else:
+                why = f"{dtype}; dualgemm.hf loads layers in NVFP4 and floats of 16, 32 and 64 bits"
+            raise CheckpointError(f"{self.checkpoint.path}: {name} is {why}")
+
+    def _refuse_missing(self, model):
+        """transformers would give what the files have not random numbers, and say so in its log alone."""
+        adjust = model._adjust_missing_and_unexpected_keys
+
+        def adjust_and_refuse(loading_info):
+            adjust(loading_info)
+            missing = sorted(loading_info.missing_keys)
+            if missing:
+                raise CheckpointError(
+                    f"{self.checkpoint.path}: has nothing for {len(missing)} tensors of {type(model).__name__}: "
+                    f"{', '.join(missing[:4])}{', …' if len(missing) > 4 else ''}"
+                )
+
+        model._adjust_missing_and_unexpected_keys = adjust_and_refuse
 
     def _process_model_after_weight_loading(self, model, **kwargs):
         set_loading(model, False)
+        del model._adjust_missing_and_unexpected_keys
+        # What is saved has the files' names already.
+        model._weight_conversions = []
         return model
 
     def get_state_dict_and_metadata(self, model):
         from safetensors.torch import load_file
 
+        set_loading(model, True)
+        now = {normal(name): value for name, value in model.state_dict().items()}
+        set_loading(model, False)
         state = {}
-        for file in sorted(pathlib.Path(self.checkpoint.path).glob("*.safetensors")):
+        for file in self.checkpoint._paths():
             state.update(load_file(file))
+        for module, (targets, as_it_is) in in_model(model, {name.rpartition(".")[0] for name in state}).items():
+            for name in (f"{module}.weight", f"{module}.bias") if as_it_is else ():
+                value = now.get(normal(f"{targets[0]}.{name.rpartition('.')[2]}"))
+                if name in state and value is not None and not _same(value, state[name]):
+                    raise UnsupportedError(
+                        f"{name}: is no longer what was read; save_pretrained writes the tensors of {self.checkpoint.path}"
+                    )
         return state, {}
 
     def is_serializable(self):

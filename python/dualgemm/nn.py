@@ -2,17 +2,20 @@
 torch."""
 
 import copy
-import re
 
 import torch
 
 from . import _dualgemm, _torch
 from ._arrays import is_followed
 from ._ops import Experts, Linear, Mlp, Weights, floats
-from ._patch import PatchReport, patch_model, unsupported
+from ._patch import DOWN, PatchReport, Plan, check_biases, opened, patch_model, unsupported
+from ._plain import is_plain_mlp
 from .errors import OperandError, UnsupportedError
 
-__all__ = ["NVFP4Experts", "NVFP4GatedMLP", "NVFP4Linear", "PatchReport", "patch_mlp", "patch_model"]
+#: The types whose weights :class:`FloatLinear` multiplies.
+HALVES = (torch.bfloat16, torch.float16)
+
+__all__ = ["FloatLinear", "NVFP4Experts", "NVFP4GatedMLP", "NVFP4Linear", "PatchReport", "patch_mlp", "patch_model"]
 
 
 class Packed(torch.nn.Module):
@@ -46,6 +49,27 @@ class Packed(torch.nn.Module):
             f"{prefix.rstrip('.') or type(self).__name__}: {self._names()} are packed for kernels and cannot be saved; "
             "the checkpoint that they come from holds them: load the model and call patch_model or patch_mlp again"
         )
+
+
+class FloatLinear(torch.nn.Linear):
+    """``torch.nn.Linear`` whose weights in 16 bits are multiplied where they lie, on the processor. They stay a parameter,
+    which may be tied to another module's and is saved as ever. What torch follows (to compile or to differentiate), and
+    weights that were moved to a GPU or are in other types by now, torch multiplies."""
+
+    @classmethod
+    def of(cls, linear):
+        """The same module with this class, its parameters and hooks."""
+        new = cls.__new__(cls)
+        new.__dict__ = linear.__dict__
+        return new
+
+    def forward(self, x):
+        w, bias = self.weight, self.bias
+        ours = w.dtype in HALVES and w.is_cpu and x.is_cpu and x.dtype == w.dtype
+        if not ours or is_followed(torch, x) or is_followed(torch, w):
+            return super().forward(x)
+        w = _dualgemm.FloatLinear(w.detach(), None if bias is None else bias.detach())
+        return floats(x, w, None, None, ())
 
 
 class NVFP4Linear(Packed):
@@ -90,7 +114,7 @@ class NVFP4GatedMLP(Packed):
             if down_proj is not None:
                 raise OperandError("down_proj: is given, and the weights have a down projection")
             operator = torch.ops.dualgemm.mlp
-            how, more, texts = _both(quantize_a), (), tuple(map(_torch.quantize_a_text, _both(quantize_a)))
+            how, more, texts = both(quantize_a), (), tuple(map(_torch.quantize_a_text, both(quantize_a)))
         else:
             operator, how, more, texts = torch.ops.dualgemm.swiglu, (quantize_a, None), (False,), (text, "", False)
         super().__init__(weights, operator, how, more, texts)
@@ -144,7 +168,7 @@ class NVFP4Experts(Packed):
     numbers of their experts and the weights of these. On the processor."""
 
     def __init__(self, weights, *, quantize_a=None):
-        how = _both(quantize_a)
+        how = both(quantize_a)
         texts = tuple(map(_torch.quantize_a_text, how))
         super().__init__(weights, torch.ops.dualgemm.experts, how, (False,), texts)
         self.quantize_a = quantize_a
@@ -165,7 +189,7 @@ class NVFP4Experts(Packed):
         return type(self)(self.weights, quantize_a=self.quantize_a)
 
 
-def _both(quantize_a):
+def both(quantize_a):
     """What a module says of both products: a number is that of the first."""
     return quantize_a, quantize_a if isinstance(quantize_a, str) else None
 
@@ -182,8 +206,9 @@ def patch_mlp(model, checkpoint, *, quantize_a=None, down="keep", group=None, **
     """Replaces every gated MLP of a Hugging Face model of the Llama, Qwen or Mistral kind by :class:`NVFP4GatedMLP` with the
     weights of the same layer of an NVFP4 checkpoint, and returns the names of the modules replaced.
 
-    An MLP is a module with ``gate_proj``, ``up_proj`` and ``down_proj``; its layer is the number in its name. With
-    ``down="keep"`` the model's own down projection stays; ``"checkpoint"`` decodes the checkpoint's instead.
+    An MLP is a module with ``gate_proj``, ``up_proj`` and ``down_proj`` that computes nothing else, and whose name the
+    checkpoint has; others stay, such as those of a vision tower. With ``down="keep"`` the model's own down projection stays;
+    ``"checkpoint"`` decodes the checkpoint's instead.
 
     A patched model cannot be saved: ``state_dict`` and with it ``save_pretrained`` raise :class:`UnsupportedError`.
     """
@@ -201,18 +226,37 @@ def patch_mlp(model, checkpoint, *, quantize_a=None, down="keep", group=None, **
     ]
     if not found:
         raise OperandError(f"{type(model).__name__}: no module has gate_proj, up_proj and down_proj")
+    parts = {key: reading.pop(key) for key in ("rank", "world") if key in reading}
+    plan = Plan(model, opened(checkpoint, reading), quantize_a)
+    matched = [(name, old, plan.held(name, "shared" if "shared" in name else "dense")) for name, old in found]
     # All are loaded before one is replaced: a fault leaves the model as it was.
-    replacements = [(name, _replacement(name, old, checkpoint, quantize_a, down, group, reading)) for name, old in found]
+    replacements = [
+        (name, _replacement(name, old, held, quantize_a, down, group, parts)) for name, old, held in matched if held
+    ]
+    if not replacements:
+        raise OperandError(
+            f"{type(model).__name__}: no gated MLP of it, such as {found[0][0]}, is in 4 bits in {plan.checkpoint.path}"
+        )
     for name, new in replacements:
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, new)
     return [name for name, _ in replacements]
 
 
-def _replacement(name, old, checkpoint, quantize_a, down, group, reading):
-    number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", name)
-    layer = int(number.group(1)) if number else None
-    like = old.down_proj.weight
+def _replacement(name, old, held, quantize_a, down, group, parts):
+    names = ("gate_proj", "up_proj", "down_proj")
+    why = held.why_not(lambda activation: is_plain_mlp(old, names[:2], names[2], activation))
+    if why:
+        raise OperandError(f"{name}: {why}; patch_model replaces its linear layers one by one")
+    checkpoint, layer, like = held.checkpoint, held.layer, old.down_proj.weight
+    reading = {"shared_expert": held.kind == "shared", **parts}
+    biases = [[checkpoint._has_bias(m) for m in held.modules if (m.rpartition(".")[2] in DOWN) == of] for of in (False, True)]
+    ours, theirs = [old.gate_proj.bias is not None or old.up_proj.bias is not None], [any(biases[0])]
+    if down == "checkpoint":
+        ours, theirs = [*ours, old.down_proj.bias is not None], [*theirs, any(biases[1])]
+        if any(biases[1]) and like.is_cuda and unsupported(like.device):
+            raise UnsupportedError(f"{name}.down_proj: is decoded on {like.device}, and its bias is not")
+    check_biases(name, ("gate_proj and up_proj", "down_proj"), ours, theirs)
     if down == "checkpoint":
         dtype = like.dtype if like.is_floating_point() and like.element_size() > 1 else torch.bfloat16
         return NVFP4GatedMLP.from_checkpoint(

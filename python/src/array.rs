@@ -298,6 +298,7 @@ fn unknown(name: &str, dtype: &str) -> PyErr {
             "it holds one code per byte; two packed into a uint8, even element low, are needed"
         }
         "float8_e4m3fnuz" => "its zero and bias are others than those of float8_e4m3fn, which is needed",
+        _ if name == "topk_ids" => "int32 or int64 is needed",
         _ => {
             "valid are float32, float16 and bfloat16, uint8 and float4_e2m1fn_x2 for codes, uint8, \
               float8_e4m3fn and float8_e8m0fnu for scales"

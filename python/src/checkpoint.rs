@@ -8,14 +8,17 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::error;
-use crate::facts::linear_of;
-use crate::options::LayerOptions;
+use crate::facts::{Facts, linear_of};
+use crate::mlp::MlpFacts;
+use crate::options::{self, LayerOptions};
 use crate::pool;
 
 /// A checkpoint whose files are open.
 #[pyclass(module = "dualgemm", frozen)]
 pub struct Checkpoint {
     pub files: Arc<Files>,
+    /// As it was opened.
+    options: LayerOptions,
 }
 
 impl Checkpoint {
@@ -28,16 +31,26 @@ impl Checkpoint {
     }
 }
 
-/// Reads gate, up and down and checks them as packing does: H, N and K.
-fn check_mlp(layer: &Layer<'_>) -> anyhow::Result<(usize, usize, usize)> {
-    layer.activation()?;
+/// Gate, up and down as they were found: what is known of them, and whether gate and up, and down, have a bias.
+type Found = (MlpFacts, [bool; 2]);
+
+/// Reads gate, up and down and checks them as packing does.
+fn check_mlp(layer: &Layer<'_>) -> anyhow::Result<Found> {
+    let activation = layer.activation()?.activation;
     let run = features_per_run(layer.k());
-    for first in (0..layer.n()).step_by(run) {
-        layer.features(first..layer.n().min(first + run))?.check()?;
+    let mut first = None;
+    for at in (0..layer.n()).step_by(run) {
+        let features = layer.features(at..layer.n().min(at + run))?;
+        features.check()?;
+        let has_bias = features.gate_bias.is_some() || features.up_bias.is_some();
+        first.get_or_insert_with(|| (Facts::of(&[&features.gate, &features.up], None), has_bias));
     }
-    let (down, _) = linear_of(layer.down()?);
+    let (facts, has_bias) = first.expect("a matrix has rows");
+    let gate_up = Facts { n: layer.n(), input_scale: options::input_scale_of(layer), ..facts };
+    let (down, input_scale) = linear_of(layer.down()?);
     down.check()?;
-    Ok((down.n(), layer.n(), layer.k()))
+    let facts = MlpFacts { gate_up, down: Facts::of(&[&down.weight], input_scale), activation };
+    Ok((facts, [has_bias, down.bias.is_some()]))
 }
 
 #[pymethods]
@@ -46,13 +59,25 @@ impl Checkpoint {
     #[pyo3(signature = (path, **reading))]
     fn new(py: Python<'_>, path: &Bound<'_, PyAny>, reading: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
         let options = LayerOptions::of(None, reading)?;
-        Ok(Self { files: options.open(py, path)? })
+        Ok(Self { files: options.open(py, path)?, options })
+    }
+
+    /// The same files, of whose MLPs only those are there whose names start so.
+    fn _within(&self, py: Python<'_>, name: String) -> PyResult<Self> {
+        let options = self.options.within(name);
+        let files = options.open_at(py, self.files.files().root())?;
+        Ok(Self { files, options })
     }
 
     /// Where it is.
     #[getter]
     fn path(&self) -> std::path::PathBuf {
         self.files.files().root().into()
+    }
+
+    /// The files that hold the tensors.
+    fn _paths(&self) -> Vec<std::path::PathBuf> {
+        self.files.files().paths().map(Into::into).collect()
     }
 
     /// Who names and scales as it does.
@@ -77,33 +102,78 @@ impl Checkpoint {
         mlps.map(|mlp| (mlp.layer, kind(mlp.kind), mlp.path)).collect()
     }
 
-    /// Reads a linear layer and checks it as packing does: N, K and whether it has a bias.
-    fn _check_linear(&self, py: Python<'_>, module: &str) -> PyResult<(usize, usize, bool)> {
-        self.ask(py, |files| {
-            let (linear, _) = linear_of(files.linear(module)?);
+    /// Reads a linear layer and checks it and how what goes in is quantized, as packing and running do: N, K and whether it
+    /// has a bias.
+    fn _check_linear(
+        &self,
+        py: Python<'_>,
+        module: &str,
+        quantize_a: &Bound<'_, PyAny>,
+    ) -> PyResult<(usize, usize, bool)> {
+        let (facts, has_bias) = self.ask(py, |files| {
+            let (linear, input_scale) = linear_of(files.linear(module)?);
             linear.check()?;
             files.files().release_pages();
-            Ok((linear.n(), linear.k(), linear.bias.is_some()))
-        })
+            Ok((Facts::of(&[&linear.weight], input_scale), linear.bias.is_some()))
+        })?;
+        facts.quantize("quantize_a", quantize_a)?;
+        Ok((facts.n, facts.k, has_bias))
     }
 
-    /// The same of a gated MLP, of the shared expert or of all routed experts of a layer: how many, H, N and K.
-    fn _check_mlp(&self, py: Python<'_>, layer: usize, kind: &str) -> PyResult<(usize, usize, usize, usize)> {
+    /// Whether a linear layer has a bias; its weight is not read.
+    fn _has_bias(&self, py: Python<'_>, module: &str) -> PyResult<bool> {
+        self.ask(py, |files| Ok(files.linear_source(module)?.bias.is_some()))
+    }
+
+    /// The activation of an MLP by name.
+    fn _activation(&self, py: Python<'_>, layer: usize, kind: &str) -> PyResult<String> {
+        let kind = match kind {
+            "experts" => MlpKind::Experts,
+            "shared" => MlpKind::Shared,
+            _ => MlpKind::Dense,
+        };
+        self.ask(py, |files| Ok(files.activation(layer, kind)?.activation.to_string()))
+    }
+
+    /// The same of a gated MLP, of the shared expert or of all routed experts of a layer: how many, H, N and K, and whether
+    /// gate and up, and down, have a bias.
+    fn _check_mlp(
+        &self,
+        py: Python<'_>,
+        layer: usize,
+        kind: &str,
+        quantize_a: &Bound<'_, PyAny>,
+        quantize_hidden: &Bound<'_, PyAny>,
+    ) -> PyResult<(usize, [usize; 3], [bool; 2])> {
         let options = LayerOptions::numbered(layer, kind == "shared");
-        self.ask(py, |files| {
-            if kind != "experts" {
-                let (h, n, k) = check_mlp(&options.layer_of(files, None)?)?;
+        let found = self.ask(py, |files| {
+            let experts = if kind == "experts" {
+                files.experts(layer)?.ids().iter().copied().map(Some).collect()
+            } else {
+                vec![None]
+            };
+            let checked = experts.into_iter().map(|expert| {
+                let found = check_mlp(&options.layer_of(files, expert)?);
                 files.files().release_pages();
-                return Ok((1, h, n, k));
-            }
-            let ids = files.experts(layer)?.ids().to_vec();
-            let mut shape = (0, 0, 0);
-            for &expert in &ids {
-                shape = check_mlp(&options.layer_of(files, Some(expert))?)?;
-                files.files().release_pages();
-            }
-            Ok((ids.len(), shape.0, shape.1, shape.2))
-        })
+                found
+            });
+            checked.collect::<anyhow::Result<Vec<Found>>>()
+        })?;
+        for (facts, _) in &found {
+            facts.quantize(quantize_a, quantize_hidden)?;
+        }
+        let (MlpFacts { gate_up, down, .. }, _) = found.last().expect("an MLP that was found");
+        let biases = [0, 1].map(|of| found.iter().any(|(_, has_bias)| has_bias[of]));
+        Ok((found.len(), [down.n, gate_up.n, gate_up.k], biases))
+    }
+
+    /// Files are read and never change: a copy is the same.
+    fn __copy__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    fn __deepcopy__(this: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        this
     }
 
     fn __repr__(&self) -> String {

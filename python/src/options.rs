@@ -2,7 +2,7 @@
 //! `Weights.from_checkpoint`.
 
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use dualgemm::checkpoint::{Checkpoint, GateUpOrder};
@@ -153,9 +153,20 @@ impl LayerOptions {
                 ))),
             };
         }
-        let path: PathBuf = path.extract()?;
-        let opened = pool::run(py, || layer::open(&path, &self.layer.read, self.activation))?;
+        self.open_at(py, &path.extract::<PathBuf>()?)
+    }
+
+    /// Opens the checkpoint at a path.
+    pub fn open_at(&self, py: Python<'_>, path: &Path) -> PyResult<Arc<Checkpoint>> {
+        let opened = pool::run(py, || layer::open(path, &self.layer.read, self.activation))?;
         opened.map(Arc::new).map_err(facade)
+    }
+
+    /// The same way to read, of the MLPs alone whose names start so.
+    pub fn within(&self, name: String) -> Self {
+        let mut layer = self.layer.clone();
+        layer.read.within = Some(name);
+        Self { layer, target: self.target.clone(), reading: None, ..*self }
     }
 
     /// Hands the opened checkpoint to `use_it`, with the GIL released.

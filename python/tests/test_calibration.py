@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 from conftest import tensors
-from test_model import llama, load, log_probabilities, qwen3_moe, saved
+from test_fit import mixtral
+from test_model import SMALL, llama, load, log_probabilities, qwen3_moe, saved
 
 import dualgemm
 
@@ -109,6 +110,36 @@ def test_experts_are_seen_one_by_one_close(tmp_path):
     assert experts.input_scales[1] == pytest.approx(want, rel=1e-6)
 
 
+def test_names_are_those_of_the_files(tmp_path):
+    """Mixtral's files call the mixture block_sparse_moe and its matrices w1, w2 and w3."""
+    floats = saved(mixtral(), tmp_path / "floats")
+    model = load(floats)
+    calibration = dualgemm.calibrate(model, BATCHES[:1])
+    of_expert = [calibration[f"model.layers.0.block_sparse_moe.experts.0.{w}"] for w in ("w1", "w3", "w2")]
+    assert of_expert[0] == of_expert[1] != of_expert[2]
+    assert all(f"{expert}.w2" in calibration for expert in calibration.unseen)
+    dualgemm.quantize_model(floats, tmp_path / "q", calibration=calibration)
+    scales = dualgemm.Experts.from_checkpoint(tmp_path / "q", 0).input_scales
+    most = [max(calibration[f"model.layers.0.block_sparse_moe.experts.{e}.{w}"] for e in range(4)) for w in ("w1", "w2")]
+    assert scales == pytest.approx([m / 2688 for m in most], rel=1e-6)
+
+
+def test_experts_that_take_all_tokens_at_once_are_seen_exact():
+    """Llama 4: a copy of the tokens for each expert, times the router's weight, which is 0 where it chose others."""
+    config = transformers.Llama4TextConfig(
+        **SMALL, intermediate_size=32, intermediate_size_mlp=96, num_local_experts=4, interleave_moe_layer_step=1
+    )
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    block, taken = model.model.layers[0].feed_forward.experts, []
+    handle = block.register_forward_pre_hook(lambda m, args: taken.append(args[0]))
+    calibration = dualgemm.calibrate(model, BATCHES[:1])
+    handle.remove()
+    for expert, x in enumerate(taken[0].reshape(4, -1, 64)):
+        name = f"model.layers.0.feed_forward.experts.{expert}"
+        assert name in calibration.unseen or calibration[f"{name}.gate_proj"] == x.abs().max().item()
+
+
 def test_what_cannot_be_calibrated_is_said(dense, tmp_path):
     with pytest.raises(dualgemm.OperandError, match="batches: there is none"):
         dualgemm.calibrate(load(dense), [])
@@ -118,7 +149,7 @@ def test_what_cannot_be_calibrated_is_said(dense, tmp_path):
         dualgemm.calibrate(model, [torch.tensor([[5, 6]])])
     calibration = dualgemm.calibrate(load(dense), BATCHES)
     del calibration["model.layers.1.mlp.up_proj"]
-    with pytest.raises(dualgemm.Error, match="has no amax of model.layers.1.mlp.up_proj, which is quantized"):
+    with pytest.raises(dualgemm.Error, match="^calibration: has no amax of model.layers.1.mlp.up_proj, which"):
         dualgemm.quantize_model(dense, tmp_path / "q", calibration=calibration)
     assert not (tmp_path / "q").exists()
 

@@ -1,10 +1,12 @@
 """transformers' from_pretrained of directories in NVFP4. Skipped, visibly, where torch or transformers is missing."""
 
+import copy
 import json
 
 import pytest
 from conftest import dequantized
-from test_model import llama, load, log_probabilities, on_dequantized, qwen3_moe, saved
+from test_fit import changed, mixtral
+from test_model import SMALL, llama, load, log_probabilities, on_dequantized, qwen3_moe, saved
 
 import dualgemm
 
@@ -63,6 +65,98 @@ def test_what_was_read_is_saved_exact(tmp_path, producer):
     kept = [json.loads((p / "config.json").read_text())["quantization_config"] for p in (path, tmp_path / "again")]
     assert kept[0] == kept[1]
     assert torch.equal(load(tmp_path / "again")(IDS).logits, load(path)(IDS).logits)
+
+
+def laguna():
+    """Whose files call the shared experts shared_expert."""
+    return transformers.LagunaConfig(
+        **SMALL, intermediate_size=96, moe_intermediate_size=32, shared_expert_intermediate_size=32, num_experts=4,
+        num_experts_per_tok=2, layer_types=["full_attention"] * 2,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("config,skip", [(laguna, ["shared_expert"]), (laguna, []), (mixtral, []), (llama, ["down_proj"])])
+def test_what_stays_in_floats_is_read_from_the_file_close(tmp_path, config, skip):
+    floats = saved(config(), tmp_path / "floats")
+    path = tmp_path / "q"
+    dualgemm.quantize_model(floats, path, skip=skip)
+    model, patched = load(path), load(floats)
+    nn.patch_model(patched, path)
+    assert torch.equal(log_probabilities(model, IDS), log_probabilities(patched, IDS))
+    assert torch.equal(log_probabilities(copy.deepcopy(model), IDS), log_probabilities(patched, IDS))
+    model.save_pretrained(tmp_path / "again")
+    assert load_file(path / "model.safetensors").keys() == load_file(tmp_path / "again" / "model.safetensors").keys()
+
+
+def test_a_head_in_4_bits_is_tied_to_nothing(tmp_path):
+    floats = saved(llama(tie_word_embeddings=True), tmp_path / "floats")
+    dualgemm.quantize_model(floats, tmp_path / "q")
+    head = dualgemm.quantize(torch.randn(96, 64))
+
+    def with_head(t):
+        codes, scales, scale = head.codes, head.scales.view(torch.float8_e4m3fn), torch.tensor(head.global_scale)
+        return {**t, "lm_head.weight": codes, "lm_head.weight_scale": scales, "lm_head.weight_scale_2": scale}
+
+    changed(tmp_path / "q", with_head)
+    config = tmp_path / "q" / "config.json"
+    config.write_text(config.read_text().replace('"lm_head"', '"another"'))
+    (tmp_path / "q" / "hf_quant_config.json").unlink()
+    model = load(tmp_path / "q")
+    assert isinstance(model.lm_head, nn.NVFP4Linear) and model.model.embed_tokens.weight.shape == (96, 64)
+    x = torch.randn(3, 64)
+    torch.testing.assert_close(model.lm_head(x), x @ torch.as_tensor(dualgemm.dequantize(head)).T, rtol=1e-5, atol=1e-4)
+
+
+def fp8(t):
+    name = "model.layers.0.self_attn.q_proj.weight"
+    return {**{n: x for n, x in t.items() if not n.startswith(name)}, name: torch.zeros(64, 64).to(torch.float8_e4m3fn)}
+
+
+@pytest.mark.parametrize("change,message", [
+    (lambda t: {n: x for n, x in t.items() if n != "model.norm.weight"}, "has nothing for 1 tensors of Llama.*: model.norm.weight"),
+    (fp8, r"q_proj.weight is F8_E4M3; dualgemm.hf loads layers in NVFP4 and floats"),
+])  # fmt: skip
+def test_nothing_is_left_that_was_not_read(tmp_path, change, message):
+    _, path = made(tmp_path, llama(), "modelopt")
+    changed(path, change)
+    with pytest.raises(dualgemm.CheckpointError, match=message):
+        load(path)
+
+
+def test_files_of_two_models_are_refused(tmp_path):
+    _, path = made(tmp_path, llama(), "modelopt")
+    load(path).save_pretrained(tmp_path / "shards", max_shard_size="40KB")
+    (tmp_path / "shards" / "model.safetensors").write_bytes((path / "model.safetensors").read_bytes())
+    with pytest.raises(dualgemm.CheckpointError, match="transformers reads model.safetensors, and the tensors in 4 bits would"):
+        load(tmp_path / "shards")
+
+
+def test_a_change_that_would_not_be_saved_is_refused(tmp_path):
+    _, path = made(tmp_path, llama(), "modelopt")
+    model = load(path)
+    with torch.no_grad():
+        model.model.norm.weight.mul_(2)
+    with pytest.raises(dualgemm.UnsupportedError, match="model.norm.weight: is no longer what was read"):
+        model.save_pretrained(tmp_path / "again")
+    model = load(path)
+    model.resize_token_embeddings(112)
+    with pytest.raises(dualgemm.UnsupportedError, match="weight: is no longer what was read"):
+        model.save_pretrained(tmp_path / "again")
+
+
+FOUR, EIGHT = ({"weights": {"num_bits": bits, "type": "float"}} for bits in (4, 8))
+
+
+@pytest.mark.parametrize("config,nvfp4", [
+    ({"quant_algo": "NVFP4"}, True),
+    ({"quant_algo": "MIXED_PRECISION", "quantized_layers": {"a": {"quant_algo": "W4A16_NVFP4"}}}, True),
+    ({"quant_algo": "MIXED_PRECISION", "quantized_layers": {"a": {"quant_algo": "FP8"}}}, False),
+    ({"quant_algo": "MIXED_PRECISION", "config_groups": {"a": FOUR}}, True),
+    ({"quant_algo": "MIXED_PRECISION", "config_groups": {"a": FOUR, "b": EIGHT}}, False),
+    ({"quant_algo": "MIXED_PRECISION"}, False),
+])  # fmt: skip
+def test_a_configuration_is_of_nvfp4_alone(config, nvfp4):
+    assert hf.is_nvfp4({"quant_method": "modelopt", **config}) == nvfp4
 
 
 def test_activations_in_4_bits_are_asked_for_where_it_is_registered(tmp_path):

@@ -231,6 +231,17 @@ def test_a_models_mlps_are_replaced_close(layer14, path, x, down):
     assert 0.01 < rel_l2(after.float(), before.float()) < 0.25
 
 
+def test_a_vision_tower_keeps_its_mlps(path):
+    """Of the same number, and of the same shape: its name is not in the checkpoint."""
+    m = model()
+    m.visual = torch.nn.Module()
+    m.visual.layers = torch.nn.ModuleList([copy.deepcopy(m.layers[0])])
+    assert nn.patch_mlp(m, path) == ["layers.0.mlp"]
+    del m.layers
+    with pytest.raises(dualgemm.OperandError, match="Module: no gated MLP of it, such as visual.layers.0.mlp, is in 4 bits in"):
+        nn.patch_mlp(m, path)
+
+
 def test_a_patched_model_is_not_saved_without_its_weights(path):
     m = model()
     nn.patch_mlp(m, path)

@@ -185,9 +185,10 @@ impl Checkpoint {
 
     /// What the checkpoint has instead of gated MLPs, for messages.
     pub fn why_no_mlp(&self) -> String {
-        match &self.index.ungated {
-            Some(path) => format!("`{path}` has up and down projections, but no gate"),
-            None => format!("tensors: {}", self.files.names()),
+        match (&self.index.ungated, &self.options.within) {
+            (Some(path), _) => format!("`{path}` has up and down projections, but no gate"),
+            (None, Some(within)) => format!("no MLP has a name that begins with `{within}`, as `within` asks"),
+            (None, None) => format!("tensors: {}", self.files.names()),
         }
     }
 

@@ -1,0 +1,151 @@
+"""What is replaced by what: modules whose forward does more than their weights say, names that transformers changes, several
+layers of one number, biases on one side. Skipped, visibly, where torch or transformers is missing."""
+
+import re
+
+import pytest
+from conftest import dequantized
+from test_model import SMALL, llama, load, log_probabilities, on_dequantized, qwen3_moe, saved
+
+import dualgemm
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+nn = pytest.importorskip("dualgemm.nn")
+
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+IDS = torch.arange(24).reshape(2, 12) * 7 % 96
+
+
+def quantized(config, tmp_path, **how):
+    floats = saved(config, tmp_path / "floats")
+    dualgemm.quantize_model(floats, tmp_path / "q", **how)
+    return floats, tmp_path / "q"
+
+
+def changed(path, change):
+    """Rewrites the tensors of a checkpoint."""
+    file = path / "model.safetensors"
+    tensors = change({name: t.clone() for name, t in load_file(file).items()})
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def bitnet():
+    """With a norm between the products, ``ffn_sub_norm``."""
+    return transformers.BitNetConfig(**SMALL, intermediate_size=96)
+
+
+def doge():
+    """With a mixture of small experts beside the MLP, in one module."""
+    more = {"is_moe": True, "num_experts": 16, "num_experts_per_tok": 4}
+    return transformers.DogeConfig(**SMALL, intermediate_size=96, **more)
+
+
+@pytest.mark.parametrize("config", [bitnet, doge])
+def test_an_mlp_that_does_more_is_replaced_layer_by_layer_close(tmp_path, config):
+    floats, path = quantized(config(), tmp_path)
+    model = load(floats)
+    report = nn.patch_model(model, path)
+    assert set(report.replaced.values()) == {"linear layers"} and not report.unused
+    assert re.match("its linear layers are replaced one by one: computes something else", report.left["model.layers.0.mlp"])
+    want = on_dequantized(load(floats), dequantized(path / "model.safetensors"))
+    assert (log_probabilities(model, IDS) - log_probabilities(want, IDS)).abs().max() < 1e-3
+    with pytest.raises(dualgemm.OperandError, match=r"layers.0.mlp: computes something else .*; patch_model replaces"):
+        nn.patch_mlp(load(floats), path)
+
+
+class Scaled(torch.nn.Module):
+    """An MLP in which a number that is no parameter has its say, as in Falcon H1."""
+
+    def __init__(self, act, scale=1.0, limit=None):
+        super().__init__()
+        self.gate_proj, self.up_proj = (torch.nn.Linear(32, 48, bias=False) for _ in range(2))
+        self.down_proj = torch.nn.Linear(48, 32, bias=False)
+        self.act, self.scale, self.limit = act, scale, limit
+
+    def forward(self, x):
+        hidden = self.act(self.gate_proj(x)) * self.up_proj(x)
+        return self.down_proj(hidden if self.limit is None else hidden.clamp(max=self.limit)) * self.scale
+
+
+def test_a_module_is_run_to_see_what_it_computes():
+    from dualgemm._plain import is_plain_mlp
+
+    silu, tanh = torch.nn.SiLU(), torch.nn.GELU(approximate="tanh")
+    gates = ("gate_proj", "up_proj")
+    for module, activation, plain in [
+        (Scaled(silu), "silu", True),
+        (Scaled(silu).bfloat16(), "silu", True),
+        (Scaled(silu).to("meta"), "silu", True),
+        (Scaled(tanh), "gelu-tanh", True),
+        (Scaled(torch.nn.GELU()), "gelu-tanh", False),
+        (Scaled(silu), "relu2", False),
+        (Scaled(silu, scale=0.9), "silu", False),
+        (Scaled(silu, limit=200.0), "silu", False),
+    ]:
+        assert is_plain_mlp(module, gates, "down_proj", activation) == plain, (module, activation)
+
+
+def mixtral():
+    return transformers.MixtralConfig(**SMALL, intermediate_size=32, num_local_experts=4, num_experts_per_tok=2)
+
+
+def test_names_that_transformers_changes_are_found_close(tmp_path):
+    """Mixtral's files call the mixture block_sparse_moe and its matrices w1, w2 and w3."""
+    floats, path = quantized(mixtral(), tmp_path)
+    assert any(".block_sparse_moe.experts.3.w2.weight_scale" in name for name in load_file(path / "model.safetensors"))
+    model = load(floats)
+    report = nn.patch_model(model, path)
+    assert report.replaced["model.layers.1.mlp.experts"] == "blocks of 4 experts" and not report.unused
+    # The same weights, dequantized, under the same names.
+    state = {n: torch.from_numpy(t.copy()) for n, t in dequantized(path / "model.safetensors").items()}
+    state["lm_head.weight"] = load_file(floats / "model.safetensors")["lm_head.weight"]
+    save_file(state, floats / "model.safetensors", metadata={"format": "pt"})
+    assert (log_probabilities(model, IDS) - log_probabilities(load(floats), IDS)).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("config", [llama, qwen3_moe])
+def test_layers_that_predict_further_tokens_hide_none_of_the_same_number(tmp_path, config):
+    floats, path = quantized(config(), tmp_path)
+    plain = load(floats)
+    nn.patch_model(plain, path)
+    first = "model.layers.0."
+
+    changed(path, lambda t: {**t, **{n.replace(first, "mtp.layers.0."): x.clone() for n, x in t.items() if n.startswith(first)}})
+    model = load(floats)
+    report = nn.patch_model(model, path)
+    assert len(report.replaced) == 10 and report.unused and all(m.startswith("mtp.") for m in report.unused)
+    assert torch.equal(log_probabilities(model, IDS), log_probabilities(plain, IDS))
+
+
+@pytest.mark.parametrize("dropped,message", [
+    ("gate_proj|up_proj", "gate_proj and up_proj with a bias; the checkpoint has it without a bias"),
+    ("down_proj", "down_proj with a bias; the checkpoint has it without a bias"),
+])  # fmt: skip
+def test_biases_of_one_side_are_refused(tmp_path, dropped, message):
+    floats, path = quantized(llama(mlp_bias=True), tmp_path)
+    with pytest.raises(dualgemm.OperandError, match="the model has gate_proj and up_proj without a bias; .* with a bias"):
+        nn.patch_model(transformers.AutoModelForCausalLM.from_config(llama()), path)
+    changed(path, lambda t: {n: x for n, x in t.items() if not re.search(rf"({dropped})\.bias", n)})
+    for patch in (nn.patch_model, lambda *args: nn.patch_mlp(*args, down="checkpoint")):
+        with pytest.raises(dualgemm.OperandError, match=f"layers.0.mlp: the model has {message}"):
+            patch(load(floats), path)
+
+
+def test_scales_that_static_needs_are_looked_for_before_anything_is_replaced(tmp_path):
+    floats, path = quantized(qwen3_moe(), tmp_path)
+    model = load(floats)
+    before = [id(m) for m in model.modules()]
+    with pytest.raises(dualgemm.OperandError, match=r'has no input scale; quantize_a="dynamic"'):
+        nn.patch_model(model, path, quantize_a="static")
+    assert [id(m) for m in model.modules()] == before
+
+
+def test_what_a_gguf_file_holds_beside_its_mlps_is_reported(tmp_path):
+    floats, path = quantized(llama(intermediate_size=128), tmp_path)
+    dualgemm.convert(path, tmp_path / "q.gguf", "gguf")
+    report = nn.patch_model(load(floats), tmp_path / "q.gguf")
+    assert report.replaced == {"model.layers.0.mlp": "MLPs", "model.layers.1.mlp": "MLPs"}
+    assert sorted(report.unused)[:2] == ["blk.0.attn_k", "blk.0.attn_output"] and len(report.unused) == 8
+    assert report.left["model.layers.0.self_attn.q_proj"].startswith("GGUF has names and orders of rows of its own")
