@@ -3,6 +3,7 @@
 
 mod access;
 mod modules;
+mod whole;
 
 use std::collections::BTreeSet;
 use std::path::Path;
