@@ -1,11 +1,12 @@
-/* A layer of a checkpoint from C: prepack, plan, run.
+/* A layer of a checkpoint from C, gate and up, the whole MLP or a linear layer by its name: prepack, plan, run.
  *
  *   cargo build --release -p dualgemm-capi
  *   cc -Icrates/capi/include examples/c/layer.c -Ltarget/release -ldualgemm_c -o layer
- *   LD_LIBRARY_PATH=target/release ./layer testdata/smollm2-135m-layer14/modelopt-nvfp4
+ *   LD_LIBRARY_PATH=target/release ./layer testdata/smollm2-135m-layer14/modelopt-nvfp4 [mlp | MODULE]
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "dualgemm.h"
 
@@ -18,12 +19,17 @@
     } while (0)
 
 int main(int argc, char **argv) {
-    if (argc != 2) {
-        fprintf(stderr, "usage: layer CHECKPOINT\n");
+    if (argc < 2) {
+        fprintf(stderr, "usage: layer CHECKPOINT [mlp | MODULE]\n");
         return 2;
     }
     dualgemm_weights *weights;
-    CHECK(dualgemm_weights_from_checkpoint("cpu", argv[1], 0, 0, 1, &weights));
+    if (argc == 2)
+        CHECK(dualgemm_weights_from_checkpoint("cpu", argv[1], 0, 0, 1, &weights));
+    else if (!strcmp(argv[2], "mlp"))
+        CHECK(dualgemm_mlp_from_checkpoint("cpu", argv[1], 0, &weights));
+    else
+        CHECK(dualgemm_linear_from_checkpoint("cpu", argv[1], argv[2], &weights));
     size_t m = 4, n, k;
     CHECK(dualgemm_weights_shape(weights, &n, &k));
 
@@ -31,6 +37,7 @@ int main(int argc, char **argv) {
     desc.m = m;
     desc.a_format = DUALGEMM_FORMAT_F32;
     desc.c_format = DUALGEMM_FORMAT_F32;
+    desc.between_format = DUALGEMM_FORMAT_F32;
     dualgemm_plan *plan;
     CHECK(dualgemm_plan_new(&desc, weights, &plan));
     fprintf(stderr, "%s\n", dualgemm_plan_text(plan));

@@ -23,7 +23,7 @@ from ._arrays import (
     torch_of,
 )
 from ._threads import follow
-from .errors import OperandError
+from .errors import OperandError, UnsupportedError
 
 Weights, Linear, Mlp, Experts = _dualgemm.Weights, _dualgemm.Linear, _dualgemm.Mlp, _dualgemm.Experts
 
@@ -74,16 +74,28 @@ def swiglu(
     return floats(a, w, out, out_dtype, how, (round_gate_up_to_bf16,), stream=stream)
 
 
-def linear(a, w, out=None, *, out_dtype=None, quantize_a=None):
+def linear(a, w, out=None, *, bias=None, out_dtype=None, quantize_a=None):
     """``C = A·Wᵀ``, plus the layer's bias if it has one.
 
-    ``a`` is ``[..., K]`` as :func:`swiglu` takes it, ``w`` a :class:`Linear`; C is ``[..., N]`` in ``out`` or in a new array
-    of ``out_dtype``, by default the type of A. ``quantize_a`` makes A nvfp4 first (W4A4): ``"static"`` with the
-    checkpoint's input scale, ``"dynamic"`` with one from A, or a number. CUDA arrays are as for :func:`swiglu`, on torch's
-    current stream; on a GPU, A is in 16 bits or 4. The GIL is released.
+    ``a`` is ``[..., K]`` as :func:`swiglu` takes it, ``w`` a :class:`Linear`, or an array ``[N, K]`` of floats, which is read
+    where it lies, with a ``bias`` ``[N]``; C is ``[..., N]`` in ``out`` or in a new array of ``out_dtype``, by default the type
+    of A. ``quantize_a`` makes A nvfp4 first (W4A4): ``"static"`` with the checkpoint's input scale, ``"dynamic"`` with one
+    from A, or a number. CUDA arrays are as for :func:`swiglu`, on torch's current stream, with a :class:`Linear`; on a GPU, A
+    is in 16 bits or 4. The GIL is released.
     """
     if not isinstance(w, Linear):
-        raise TypeError(f"w is a {type(w).__name__}; a dualgemm.Linear is needed")
+        if not hasattr(w, "dtype"):
+            raise TypeError(f"w is a {type(w).__name__}; a dualgemm.Linear or an array of floats is needed")
+        if quantize_a is not None:
+            raise OperandError("quantize_a is for weights in 4 bits; w is an array of floats")
+        if _followed(a, out):
+            raise UnsupportedError(
+                "w is an array of floats, which is not available where torch compiles, traces or differentiates; "
+                "torch.nn.functional.linear is"
+            )
+        return floats(a, _dualgemm.FloatLinear(w, bias), out, out_dtype, ())
+    if bias is not None:
+        raise OperandError("bias is for an array of floats; a dualgemm.Linear has its own")
     followed = _followed(a, out)
     if followed:
         return followed.linear(a, w, out_dtype, quantize_a)

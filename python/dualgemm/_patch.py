@@ -4,6 +4,7 @@ import collections
 import functools
 import inspect
 import re
+import sys
 
 import torch
 
@@ -22,10 +23,11 @@ GGUF = {"dense": "", "shared": "_shexp", "experts": "_exps"}
 
 class PatchReport:
     """What :func:`patch_model` did: ``replaced`` and ``left`` say of modules by name what they are now and why they stayed;
-    ``unused`` lists modules of the checkpoint that the model has no place for."""
+    ``unused`` lists modules of the checkpoint that the model has no place for; ``attention`` is the name by which transformers
+    knows the function of attention now, None if that stayed."""
 
     def __init__(self):
-        self.replaced, self.left, self.unused = {}, {}, []
+        self.replaced, self.left, self.unused, self.attention = {}, {}, [], None
 
     def __repr__(self):
         counts = {}
@@ -38,7 +40,40 @@ class PatchReport:
             text += f"; left {len(self.left)}: {', '.join(some)}{', …' if len(self.left) > 2 else ''}"
         if self.unused:
             text += f"; unused {len(self.unused)} of the checkpoint: {self.unused[0]}{', …' if len(self.unused) > 1 else ''}"
+        if self.attention:
+            text += f"; attention by {self.attention}"
         return text + ">"
+
+
+def attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **more):
+    """transformers' ``sdpa``, but for one token that needs no mask, whose heads that share keys are rows of one product. Asked
+    to share keys (``enable_gqa``), torch takes five times as long for it on a processor, in bf16."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    batch, heads, rows, _ = query.shape
+    grouped = heads > key.shape[1] and heads % key.shape[1] == 0
+    plain = attention_mask is None and more.get("softcap") is None and more.get("position_bias") is None
+    if torch.compiler.is_compiling() or rows != 1 or not (grouped and plain and query.is_cpu):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **more)
+    query = query.reshape(batch, key.shape[1], heads // key.shape[1], query.shape[-1])
+    c = torch.nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, scale=scaling)
+    return c.reshape(batch, 1, heads, value.shape[-1]), None
+
+
+def take_attention(model):
+    """Makes a model of transformers on the processor use :func:`attend` in the place of ``sdpa``, and returns its name."""
+    modeling = sys.modules.get("transformers.modeling_utils")
+    config = getattr(model, "config", None)
+    if modeling is None or not hasattr(model, "set_attn_implementation"):
+        return None
+    if getattr(config, "_attn_implementation", None) != "sdpa" or any(p.is_cuda for p in model.parameters()):
+        return None
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    modeling.ALL_ATTENTION_FUNCTIONS.register("dualgemm", attend)
+    ALL_MASK_ATTENTION_FUNCTIONS.register("dualgemm", ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+    model.set_attn_implementation("dualgemm")
+    return "dualgemm"
 
 
 def shape(module):
@@ -266,6 +301,9 @@ class Plan:
             return None
         held = self.modules.get(normal(name))
         if held is None:
+            # A class of its own does something else, too.
+            if type(module) is torch.nn.Linear and module.weight.dtype in self.nn.HALVES and not module.weight.is_cuda:
+                return Step(name, "linear layers in 16 bits", lambda: self.nn.FloatLinear.of(module))
             self.left[name] = self.absent(name)
             return None
         device = self.device(name, module.weight)
@@ -307,12 +345,14 @@ def patch_model(model, checkpoint, *, quantize_a=None, devices=None, **reading):
 
     All is read and checked first: a fault, such as a shape that the model has not, names the layer and leaves the model as it
     was. Then one module after another is packed and takes the place of the old one, whose memory is free if nobody else
-    keeps it; so the model is never there twice. On a GPU, modules in float32 stay, and what its kernels do not compute.
+    keeps it; so the model is never there twice. On a GPU, modules in float32 stay, and what its kernels do not compute. On the
+    processor, linear layers whose weights stay in 16 bits become :class:`FloatLinear`, with the same parameters, and
+    transformers' attention by torch is :func:`attend`, the same but faster for one token.
     """
     plan = Plan(model, opened(checkpoint, reading), quantize_a, devices)
     for name, module in model.named_modules():
         plan.visit(name, module)
-    if not plan.steps:
+    if not plan.taken:
         raise OperandError(
             f"{type(model).__name__}: no module has a counterpart in 4 bits in {plan.checkpoint.path}, whose modules are "
             f"named like {next(iter(plan.names), 'nothing')}"
@@ -324,4 +364,5 @@ def patch_model(model, checkpoint, *, quantize_a=None, devices=None, **reading):
         parent, _, last = step.name.rpartition(".")
         setattr(model.get_submodule(parent), last, step.make())
         report.replaced[step.name] = step.what
+    report.attention = take_attention(model)
     return report

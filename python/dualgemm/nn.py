@@ -12,7 +12,10 @@ from ._patch import DOWN, PatchReport, Plan, check_biases, opened, patch_model, 
 from ._plain import is_plain_mlp
 from .errors import OperandError, UnsupportedError
 
-__all__ = ["NVFP4Experts", "NVFP4GatedMLP", "NVFP4Linear", "PatchReport", "patch_mlp", "patch_model"]
+#: The types whose weights :class:`FloatLinear` multiplies.
+HALVES = (torch.bfloat16, torch.float16)
+
+__all__ = ["FloatLinear", "NVFP4Experts", "NVFP4GatedMLP", "NVFP4Linear", "PatchReport", "patch_mlp", "patch_model"]
 
 
 class Packed(torch.nn.Module):
@@ -46,6 +49,27 @@ class Packed(torch.nn.Module):
             f"{prefix.rstrip('.') or type(self).__name__}: {self._names()} are packed for kernels and cannot be saved; "
             "the checkpoint that they come from holds them: load the model and call patch_model or patch_mlp again"
         )
+
+
+class FloatLinear(torch.nn.Linear):
+    """``torch.nn.Linear`` whose weights in 16 bits are multiplied where they lie, on the processor. They stay a parameter,
+    which may be tied to another module's and is saved as ever. What torch follows (to compile or to differentiate), and
+    weights that were moved to a GPU or are in other types by now, torch multiplies."""
+
+    @classmethod
+    def of(cls, linear):
+        """The same module with this class, its parameters and hooks."""
+        new = cls.__new__(cls)
+        new.__dict__ = linear.__dict__
+        return new
+
+    def forward(self, x):
+        w, bias = self.weight, self.bias
+        ours = w.dtype in HALVES and w.is_cpu and x.is_cpu and x.dtype == w.dtype
+        if not ours or is_followed(torch, x) or is_followed(torch, w):
+            return super().forward(x)
+        w = _dualgemm.FloatLinear(w.detach(), None if bias is None else bias.detach())
+        return floats(x, w, None, None, ())
 
 
 class NVFP4Linear(Packed):

@@ -70,16 +70,16 @@ impl<'py> Destination<'py> {
                 return Err(Kind::Operand.raise(format!("out: is on {out}; a is on {a}")));
             }
         }
-        let overlap = |range: &Range<usize>| {
-            self.arrays().iter().any(|array| {
-                let own = array.extent();
-                own.start < range.end && range.start < own.end
-            })
-        };
-        if source.extents().iter().any(overlap) {
+        if self.overlaps(&source.extents()) {
             return Err(Kind::Operand.raise("out: shares memory with a; C cannot be computed in place"));
         }
         Ok(())
+    }
+
+    /// Whether it lies in any of these ranges of memory.
+    pub fn overlaps(&self, ranges: &[Range<usize>]) -> bool {
+        let overlap = |own: Range<usize>| ranges.iter().any(|r| own.start < r.end && r.start < own.end);
+        self.arrays().iter().any(|array| overlap(array.extent()))
     }
 
     /// The format of C.

@@ -14,6 +14,7 @@ mod device;
 mod error;
 mod experts;
 mod facts;
+mod float_linear;
 mod linear;
 mod mlp;
 mod number;
@@ -36,6 +37,7 @@ fn _dualgemm(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<mlp::Gated>()?;
     module.add_class::<weights::Weights>()?;
     module.add_class::<linear::Linear>()?;
+    module.add_class::<float_linear::FloatLinear>()?;
     module.add_class::<mlp::Mlp>()?;
     module.add_class::<experts::Experts>()?;
     module.add_function(wrap_pyfunction!(convert::quantize, module)?)?;

@@ -18,14 +18,29 @@ const MOST_BYTES: usize = 256 << 20;
 /// So many multiplications take a thread less time than it takes to wake the pool and wait for it (20 to 60 µs).
 const SMALL: usize = 1 << 20;
 
-/// A runner that waits for its next call.
-struct Waiting {
-    desc: AnyDesc,
-    target: Target,
-    runner: AnyRunner,
+/// A description from which a runner is made.
+pub trait Problem: Copy + PartialEq + Send + Sync + 'static {
+    type Runner: Send;
+
+    /// Makes one.
+    fn runner(&self, target: &Target) -> Result<Self::Runner, Error>;
+
+    /// Those that wait.
+    fn waiting() -> &'static Mutex<Vec<Waiting<Self>>>;
+
+    /// What its buffers take, roughly.
+    fn bytes(&self) -> usize;
+
+    /// Multiplications, of a problem that one thread can do.
+    fn multiplications(&self) -> Option<usize>;
 }
 
-static WAITING: Mutex<Vec<Waiting>> = Mutex::new(Vec::new());
+/// A runner that waits for its next call.
+pub struct Waiting<P: Problem> {
+    problem: P,
+    target: Target,
+    runner: P::Runner,
+}
 
 /// The products that a run computes.
 fn products(desc: &AnyDesc) -> Vec<DualGemmDesc> {
@@ -40,55 +55,69 @@ fn products(desc: &AnyDesc) -> Vec<DualGemmDesc> {
     }
 }
 
-/// What the buffers of a runner take, roughly: they hold A or C in up to 32 bits.
-fn bytes(desc: &AnyDesc) -> usize {
-    products(desc).iter().map(|desc| 4 * desc.m.saturating_mul(desc.n + desc.k)).sum()
-}
+impl Problem for AnyDesc {
+    type Runner = AnyRunner;
 
-/// Whether the caller's thread does it alone, without the pool. A mixture gathers and sums rows on the pool's threads.
-fn alone(desc: &AnyDesc) -> bool {
-    let multiplications = |d: &DualGemmDesc| d.op.matrices().saturating_mul(d.m).saturating_mul(d.n * d.k);
-    !matches!(desc, AnyDesc::Mixture(_)) && products(desc).iter().map(multiplications).sum::<usize>() <= SMALL
+    fn runner(&self, target: &Target) -> Result<AnyRunner, Error> {
+        AnyPlan::new(self, target)?.runner()
+    }
+
+    fn waiting() -> &'static Mutex<Vec<Waiting<Self>>> {
+        static WAITING: Mutex<Vec<Waiting<AnyDesc>>> = Mutex::new(Vec::new());
+        &WAITING
+    }
+
+    /// They hold A or C in up to 32 bits.
+    fn bytes(&self) -> usize {
+        products(self).iter().map(|desc| 4 * desc.m.saturating_mul(desc.n + desc.k)).sum()
+    }
+
+    /// A mixture gathers and sums rows on the pool's threads.
+    fn multiplications(&self) -> Option<usize> {
+        let of = |d: &DualGemmDesc| d.op.matrices().saturating_mul(d.m).saturating_mul(d.n * d.k);
+        (!matches!(self, Self::Mixture(_))).then(|| products(self).iter().map(of).sum())
+    }
 }
 
 /// Locked only with the GIL held and never across Python code, so no fork can happen while it is locked.
-fn take(_py: Python<'_>, desc: &AnyDesc, target: &Target) -> Option<AnyRunner> {
-    let mut waiting = WAITING.lock().unwrap_or_else(PoisonError::into_inner);
-    let at = waiting.iter().rposition(|w| w.desc == *desc && w.target == *target)?;
+fn take<P: Problem>(_py: Python<'_>, problem: &P, target: &Target) -> Option<P::Runner> {
+    let mut waiting = P::waiting().lock().unwrap_or_else(PoisonError::into_inner);
+    let at = waiting.iter().rposition(|w| w.problem == *problem && w.target == *target)?;
     Some(waiting.remove(at).runner)
 }
 
-fn leave(_py: Python<'_>, desc: AnyDesc, target: Target, runner: AnyRunner) {
-    let mut waiting = WAITING.lock().unwrap_or_else(PoisonError::into_inner);
-    waiting.push(Waiting { desc, target, runner });
-    let mut all: usize = waiting.iter().map(|w| bytes(&w.desc)).sum();
+fn leave<P: Problem>(_py: Python<'_>, problem: P, target: Target, runner: P::Runner) {
+    let mut waiting = P::waiting().lock().unwrap_or_else(PoisonError::into_inner);
+    waiting.push(Waiting { problem, target, runner });
+    let mut all: usize = waiting.iter().map(|w| w.problem.bytes()).sum();
     while waiting.len() > 1 && (waiting.len() > MOST || all > MOST_BYTES) {
-        all -= bytes(&waiting.remove(0).desc);
+        all -= waiting.remove(0).problem.bytes();
     }
 }
 
 /// Runs `work` with a runner for the problem: one that an earlier call has left, or a new one. The GIL is released.
-pub fn run<R: Send>(
+pub fn run<P: Problem, R: Send>(
     py: Python<'_>,
-    desc: AnyDesc,
+    problem: P,
     target: &Target,
-    work: impl FnOnce(&mut AnyRunner) -> Result<R, Error> + Send,
+    work: impl FnOnce(&mut P::Runner) -> Result<R, Error> + Send,
 ) -> PyResult<R> {
     let pool = pool::current(py)?;
-    let alone = matches!(target, Target::Cpu(_)) && alone(&desc);
+    let small = problem.multiplications().is_some_and(|count| count <= SMALL);
+    let alone = matches!(target, Target::Cpu(_)) && small;
     let threads = Some(if alone { 1 } else { pool.current_num_threads() });
     let target = match target {
         Target::Cpu(options) => Target::Cpu(CpuOptions { threads, ..*options }),
         gpu => gpu.clone(),
     };
-    let known = take(py, &desc, &target);
+    let known = take(py, &problem, &target);
     let work = || {
-        let mut runner = known.map_or_else(|| AnyPlan::new(&desc, &target)?.runner(), Ok)?;
+        let mut runner = known.map_or_else(|| problem.runner(&target), Ok)?;
         let result = work(&mut runner)?;
         Ok((runner, result))
     };
     let done = py.detach(|| if alone { work() } else { pool.install(work) });
     let (runner, result) = done.map_err(|error: Error| facade(error))?;
-    leave(py, desc, target, runner);
+    leave(py, problem, target, runner);
     Ok(result)
 }

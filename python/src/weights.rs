@@ -32,10 +32,7 @@ fn half_of(
     half: Half,
 ) -> Result<QuantizedMatrix<'static>, dualgemm::Error> {
     let n = fused.rows() / 2;
-    let rows = || (0..n).map(|row| order.fused_row(half, row, n));
-    let codes: Vec<u8> = rows().flat_map(|row| fused.row_codes(row)).copied().collect();
-    let scales: Vec<u8> =
-        rows().flat_map(|row| (0..fused.blocks()).map(move |block| fused.scale_byte(row, block))).collect();
+    let (codes, scales) = fused.dense_rows((0..n).map(|row| order.fused_row(half, row, n)));
     let linear = ScaleLayout::Linear;
     Ok(QuantizedMatrix::new(name, fused.format(), n, fused.k(), codes, scales, linear, fused.global_scale())?)
 }

@@ -117,5 +117,5 @@ def test_the_way_of_a_model_runs(tmp_path, monkeypatch, capsys):
     assert len(found) == 4
     for _, code in found:
         exec(compile(code, "docs/model.md", "exec"), names)
-    assert "replaced 8 linear layers, 2 MLPs; left 1: lm_head" in capsys.readouterr().out
+    assert "replaced 8 linear layers, 2 MLPs, 1 linear layers in 16 bits; attention by dualgemm" in capsys.readouterr().out
     assert isinstance(names["model"], torch.nn.Module)

@@ -5,7 +5,7 @@ import copy
 
 import numpy as np
 import pytest
-from conftest import dequantized, tensors
+from conftest import dequantized, rel_l2, tensors
 
 import dualgemm
 
@@ -80,6 +80,48 @@ def on_dequantized(model, state):
     assert not left, left.keys()
     model.load_state_dict(own)
     return model
+
+
+def test_what_stays_in_16_bits_is_multiplied_where_it_lies(tmp_path):
+    floats = saved(llama(tie_word_embeddings=True), tmp_path / "floats")
+    dualgemm.quantize_model(floats, tmp_path / "q")
+    model = load(floats, torch.bfloat16)
+    weight = model.lm_head.weight
+    assert weight is model.get_input_embeddings().weight
+    report = nn.patch_model(model, tmp_path / "q")
+    assert report.replaced["lm_head"] == "linear layers in 16 bits" and "lm_head" not in report.left
+    assert type(model.lm_head) is nn.FloatLinear and model.lm_head.weight is weight
+    for rows in (1, 40):
+        x = torch.randn(2, rows, weight.shape[1], dtype=torch.bfloat16)
+        with torch.no_grad():
+            want = torch.nn.functional.linear(x.double(), weight.double())
+            assert rel_l2(model.lm_head(x).float(), want) < 3e-3
+        # What torch has to see, it computes.
+        x.requires_grad_()
+        model.lm_head(x).sum().backward()
+        assert x.grad is not None and weight.grad is not None
+    assert torch.equal(model.float().lm_head(x.float()), torch.nn.functional.linear(x.float(), model.lm_head.weight))
+
+
+def test_attention_of_one_token_is_that_of_transformers_close(tmp_path):
+    floats = saved(llama(), tmp_path / "floats")
+    dualgemm.quantize_model(floats, tmp_path / "q")
+    model = load(floats)
+    assert model.config.num_key_value_heads < model.config.num_attention_heads
+    assert nn.patch_model(model, tmp_path / "q").attention == "dualgemm" == model.config._attn_implementation
+    ids = torch.arange(24).reshape(2, 12) * 7 % 96
+
+    def step(mask=None):
+        with torch.no_grad():
+            cache = model(ids[:, :-1], attention_mask=None if mask is None else mask[:, :-1], use_cache=True).past_key_values
+            return model(ids[:, -1:], attention_mask=mask, past_key_values=cache).logits
+
+    padded = torch.ones_like(ids)
+    padded[0, :5] = 0
+    ours = [step(mask) for mask in (None, padded)]
+    model.set_attn_implementation("sdpa")
+    for ours, theirs in zip(ours, (step(mask) for mask in (None, padded))):
+        assert (ours - theirs).abs().max() < 1e-4
 
 
 def log_probabilities(model, ids):

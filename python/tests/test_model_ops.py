@@ -59,6 +59,39 @@ def test_a_linear_layer_is_the_product_plus_its_bias_close(rows):
     assert w.has_bias and w.name == "weight" and "[80, 96] nvfp4" in repr(w)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("rows", [0, 1, 5, 70])
+def test_weights_in_floats_are_multiplied_where_they_lie_close(rows, dtype):
+    # Rows of a larger array, with NaN beside them.
+    whole = np.full((80, 99), np.nan, dtype)
+    whole[:, :97] = RNG.standard_normal((80, 97))
+    a, w, bias = RNG.standard_normal((2, rows, 97)).astype(dtype), whole[:, :97], RNG.standard_normal(80).astype(np.float32)
+    want = a.astype(np.float64) @ w.astype(np.float64).T + bias
+    c = dualgemm.linear(a, w, bias=bias, out_dtype="float32")
+    assert c.shape == (2, rows, 80) and c.dtype == np.float32
+    assert rows == 0 or rel_l2(c, want) < 1e-6
+    assert dualgemm.linear(a, w, bias=bias).dtype == dtype
+    # The array is read at each call.
+    whole[:, :97] = 0
+    assert (dualgemm.linear(a, w, bias=bias, out_dtype="float32") == bias).all()
+
+
+def test_weights_in_floats_that_do_not_fit_are_named():
+    a, w = np.ones((2, 32), np.float32), np.ones((5, 32), np.float32)
+    for call, message in (
+        (lambda: dualgemm.linear(a, w[:, :31]), r"A is \[2, 32\]"),
+        (lambda: dualgemm.linear(a, w, bias=a[0, :4]), r"bias: has 4 values; w is \[5, 32\]"),
+        (lambda: dualgemm.linear(a, w, quantize_a="dynamic"), "quantize_a is for weights in 4 bits"),
+        (lambda: dualgemm.linear(a, w.astype(np.int8)), "w: is .*int8; float32, float16 or bfloat16 is needed"),
+        (lambda: dualgemm.linear(a, w, w.reshape(-1)[:10].reshape(2, 5)), "out: shares memory with w"),
+        (lambda: dualgemm.linear(a, dualgemm.Linear.from_tensors(matrix(16, 32)), bias=a[0]), "bias is for an array of floats"),
+    ):
+        with pytest.raises((dualgemm.OperandError, dualgemm.UnsupportedError), match=message):
+            call()
+    with pytest.raises(TypeError, match="a dualgemm.Linear or an array of floats is needed"):
+        dualgemm.linear(a, "w")
+
+
 def test_modules_of_a_checkpoint_are_their_dequantized_weights_close(path, hidden):
     t = tensors(path / "model.safetensors")
     for module in ("model.layers.0.mlp.down_proj", "model.layers.0.self_attn.q_proj"):
@@ -191,7 +224,7 @@ def test_weights_that_do_not_belong_together_are_refused(path):
         dualgemm.Linear.from_checkpoint(path, "model.norm")
     with pytest.raises(TypeError, match="unexpected keyword argument 'rank'"):
         dualgemm.Linear.from_checkpoint(path, "model.layers.0.mlp.down_proj", rank=0)
-    for wrong, call in (("Linear", dualgemm.linear), ("Mlp", dualgemm.mlp)):
+    for wrong, call in (("Linear or an array of floats", dualgemm.linear), ("Mlp", dualgemm.mlp)):
         with pytest.raises(TypeError, match=f"w is a Weights; a dualgemm.{wrong} is needed"):
             call(np.ones((1, 576), np.float32), dualgemm.Weights.from_checkpoint(path))
 

@@ -96,10 +96,10 @@ typedef uint32_t dualgemm_scale_layout;
 // A problem planned for weights of one shape.
 typedef struct dualgemm_plan dualgemm_plan;
 
-// Gate and up of one gated MLP, packed for a target.
+// Gate and up of one gated MLP, a linear layer, a whole MLP or the experts of a mixture, packed for a target.
 typedef struct dualgemm_weights dualgemm_weights;
 
-// A problem, known before any tensor is: C `[m, n]` = act(A · gateᵀ, A · upᵀ), A `[m, k]`.
+// A problem, known before any tensor is: A `[m, k]`, C `[m, n]`, and what the weights say that C is of A.
 typedef struct dualgemm_desc {
   // Rows of A at most.
   size_t m;
@@ -119,6 +119,12 @@ typedef struct dualgemm_desc {
   // gelu-tanh, relu, relu2 or identity. Null for the one that the weights' checkpoint states, or silu for weights from
   // tensors. Not kept.
   const char *activation;
+  // A `dualgemm_format`: that between the products of a whole MLP or a mixture. A GPU takes F16, Bf16 and Nvfp4.
+  uint32_t between_format;
+  // Tensor scale of an Nvfp4 between the products; 0 for one from its values, on the processor.
+  float between_global_scale;
+  // Experts of each token of a mixture.
+  size_t top_k;
 } dualgemm_desc;
 
 // A matrix `[rows, k]` in memory that the caller keeps for as long as the call lasts; for a run on a GPU, device memory,
@@ -234,6 +240,21 @@ dualgemm_status dualgemm_run(const struct dualgemm_plan *plan,
                              float *c_global_scale,
                              void *stream);
 
+// As `dualgemm_run`, for the weights of a mixture: C of each token is the sum over its `top_k` experts, each multiplied by its
+// weight, in the order of the lists; with `add`, results are added to what C holds, as to a shared expert's. `topk_ids` and
+// `topk_weights` are `[rows, top_k]`, in the memory of the plan's target. A negative number skips an expert. On the processor a number beyond the experts is an error; a GPU skips it.
+//
+// # Safety
+// As for `dualgemm_run`, for the lists too.
+dualgemm_status dualgemm_run_mixture(const struct dualgemm_plan *plan,
+                                     const struct dualgemm_matrix *a,
+                                     const int32_t *topk_ids,
+                                     const float *topk_weights,
+                                     const struct dualgemm_weights *weights,
+                                     void *c,
+                                     bool add,
+                                     void *stream);
+
 // What the last call of this thread that failed has to say: one line, which stays until another one fails. Never
 // null.
 const char *dualgemm_last_error(void);
@@ -257,6 +278,57 @@ dualgemm_status dualgemm_weights_from_checkpoint(const char *target,
                                                  size_t rank,
                                                  size_t world,
                                                  struct dualgemm_weights **out);
+
+// Packs a linear layer of a checkpoint, by the name of its module. Plans for it compute A · Wᵀ, plus its bias.
+//
+// # Safety
+// `path` and `module` are strings that end with a zero, `target` too or null; `out` can be written.
+dualgemm_status dualgemm_linear_from_checkpoint(const char *target,
+                                                const char *path,
+                                                const char *module,
+                                                struct dualgemm_weights **out);
+
+// Packs a layer's whole dense MLP from a checkpoint. Plans for it compute act(A · gateᵀ, A · upᵀ) · downᵀ.
+//
+// # Safety
+// As for `dualgemm_weights_from_checkpoint`.
+dualgemm_status dualgemm_mlp_from_checkpoint(const char *target,
+                                             const char *path,
+                                             size_t layer,
+                                             struct dualgemm_weights **out);
+
+// Packs all routed experts of a layer from a checkpoint, numbered from 0. Plans for them compute the weighted sum of each
+// token's experts; see `dualgemm_run_mixture`. A shared expert is an MLP of its own.
+//
+// # Safety
+// As for `dualgemm_weights_from_checkpoint`.
+dualgemm_status dualgemm_mixture_from_checkpoint(const char *target,
+                                                 const char *path,
+                                                 size_t layer,
+                                                 struct dualgemm_weights **out);
+
+// Packs `experts` MLPs of three 4-bit matrices each, without biases: the experts of a mixture, or with 0 for `experts` the one
+// whole MLP that the lists then hold. Nothing refers to their memory, which is the host's, afterwards. A linear layer is
+// `dualgemm_linear_from_tensors`.
+//
+// # Safety
+// The lists have `experts` descriptions, or one, of memory that is there; `target` is a string or null; `out` can be written.
+dualgemm_status dualgemm_mlps_from_tensors(const char *target,
+                                           const struct dualgemm_matrix *gate,
+                                           const struct dualgemm_matrix *up,
+                                           const struct dualgemm_matrix *down,
+                                           size_t experts,
+                                           struct dualgemm_weights **out);
+
+// Packs a linear layer: a 4-bit matrix `[n, k]`, and `n` values of a bias or null.
+//
+// # Safety
+// `weight` describes memory that is there, `bias` has as many values as it has rows or is null; `target` is a string or null;
+// `out` can be written.
+dualgemm_status dualgemm_linear_from_tensors(const char *target,
+                                             const struct dualgemm_matrix *weight,
+                                             const float *bias,
+                                             struct dualgemm_weights **out);
 
 // Packs two 4-bit matrices `[n, k]`: `gate`, whose product goes through the activation, and `up`, whose product
 // multiplies it. Nothing refers to their memory, which is the host's, afterwards. `target` as for
@@ -282,11 +354,13 @@ dualgemm_status dualgemm_weights_from_device(const char *target,
                                              void *stream,
                                              struct dualgemm_weights **out);
 
-// The shape of each half: `n` features of `k` elements. Either pointer may be null.
+// The shape of what plans for the weights compute: `n` features of C, `k` elements of A. Either pointer may be null.
 //
 // # Safety
 // `weights` is a handle; `n` and `k` can be written or are null.
-dualgemm_status dualgemm_weights_shape(const struct dualgemm_weights *weights, size_t *n, size_t *k);
+dualgemm_status dualgemm_weights_shape(const struct dualgemm_weights *weights,
+                                       size_t *n,
+                                       size_t *k);
 
 // Frees weights; null is fine.
 //

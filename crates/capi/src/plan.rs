@@ -5,12 +5,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use dualgemm::device::Stream;
 use dualgemm::formats::{BlockFormat, ScaleLayout};
-use dualgemm::gemm::{Activation, DualGemmDesc, Epilogue, OutFormat, OutScale, OutputMut, QuantizeA};
-use dualgemm::{DeviceC, DeviceCall, DualGemm, GpuOptions, Plan, Runner, Target};
+use dualgemm::gemm::{
+    Activation, DualGemmDesc, Epilogue, OutFormat, OutScale, OutputMut, QuantizeA, Routing,
+};
+use dualgemm::{AnyDesc, AnyPlan, AnyRunner, DeviceC, DeviceCall, DeviceRouting, GpuOptions, Plan, Target};
 
 use crate::device;
 use crate::status::{Failure, dualgemm_status, report};
-use crate::types::{a_format, dualgemm_format, dualgemm_matrix, format, layout};
+use crate::types::{a_format, dualgemm_format, dualgemm_matrix, dualgemm_scale_layout, format, layout};
 use crate::weights::{borrow, dualgemm_weights, give};
 
 /// How A is quantized to nvfp4 on the way in: not at all.
@@ -18,7 +20,7 @@ pub const DUALGEMM_QUANTIZE_A_NO: f32 = 0.0;
 /// How A is quantized to nvfp4 on the way in: with a tensor scale from A. Any positive number is the tensor scale.
 pub const DUALGEMM_QUANTIZE_A_DYNAMIC: f32 = -1.0;
 
-/// A problem, known before any tensor is: C `[m, n]` = act(A · gateᵀ, A · upᵀ), A `[m, k]`.
+/// A problem, known before any tensor is: A `[m, k]`, C `[m, n]`, and what the weights say that C is of A.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct dualgemm_desc {
@@ -40,46 +42,53 @@ pub struct dualgemm_desc {
     /// gelu-tanh, relu, relu2 or identity. Null for the one that the weights' checkpoint states, or silu for weights from
     /// tensors. Not kept.
     pub activation: *const c_char,
+    /// A `dualgemm_format`: that between the products of a whole MLP or a mixture. A GPU takes F16, Bf16 and Nvfp4.
+    pub between_format: u32,
+    /// Tensor scale of an Nvfp4 between the products; 0 for one from its values, on the processor.
+    pub between_global_scale: f32,
+    /// Experts of each token of a mixture.
+    pub top_k: usize,
 }
 
 /// A problem planned for weights of one shape.
 #[derive(Debug)]
 pub struct dualgemm_plan {
-    plan: Plan,
+    plan: AnyPlan,
+    desc: AnyDesc,
     text: CString,
     /// On the processor, buffers of runs that have ended; calls that overlap have one each.
-    runners: Mutex<Vec<Runner>>,
+    runners: Mutex<Vec<AnyRunner>>,
     /// On a GPU, the scratch memory of each stream. Launches of one call are not mixed with those of another.
-    launchers: Mutex<Vec<(Stream, Arc<Mutex<Runner>>)>>,
+    launchers: Mutex<Vec<(Stream, Arc<Mutex<AnyRunner>>)>>,
 }
 
 impl dualgemm_plan {
     /// The scratch memory of a stream.
-    fn launcher(&self, stream: Stream) -> Result<Arc<Mutex<Runner>>, Failure> {
+    fn launcher(&self, stream: Stream) -> Result<Arc<Mutex<AnyRunner>>, Failure> {
         let mut launchers = self.launchers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, runner)) = launchers.iter().find(|(of, _)| *of == stream) {
             return Ok(runner.clone());
         }
-        let runner = Arc::new(Mutex::new(self.plan.runner(1)?));
+        let runner = Arc::new(Mutex::new(self.plan.runner()?));
         launchers.push((stream, runner.clone()));
         Ok(runner)
     }
 }
 
-fn out_format(desc: &dualgemm_desc) -> Result<OutFormat, Failure> {
-    Ok(match format(desc.c_format)? {
+fn out_format(name: &str, (of, scale_layout, scale): (u32, u32, f32)) -> Result<OutFormat, Failure> {
+    Ok(match format(of)? {
         dualgemm_format::F32 => OutFormat::F32,
         dualgemm_format::F16 => OutFormat::F16,
         dualgemm_format::Bf16 => OutFormat::Bf16,
         dualgemm_format::Nvfp4 => OutFormat::Nvfp4 {
-            scale_layout: layout(desc.c_scale_layout)?,
-            global_scale: match desc.c_global_scale {
+            scale_layout: layout(scale_layout)?,
+            global_scale: match scale {
                 0.0 => OutScale::Dynamic,
                 scale => OutScale::Static(scale),
             },
         },
         dualgemm_format::Mxfp4 => {
-            return Err(Failure::argument("c_format: is Mxfp4; F32, F16, Bf16 or Nvfp4 is needed".into()));
+            return Err(Failure::argument(format!("{name}: is Mxfp4; F32, F16, Bf16 or Nvfp4 is needed")));
         }
     })
 }
@@ -121,15 +130,19 @@ fn plan_for(
     };
     let problem = DualGemmDesc::new(desc.m, weights.n, weights.k, a, weights.format);
     let epilogue = Epilogue { activation, ..Epilogue::default() };
-    let problem = DualGemmDesc { quantize_a, out: out_format(desc)?, epilogue, ..problem };
+    let out = out_format("c_format", (desc.c_format, desc.c_scale_layout, desc.c_global_scale))?;
+    let linear = dualgemm_scale_layout::Linear as u32;
+    let between = out_format("between_format", (desc.between_format, linear, desc.between_global_scale))?;
+    let problem = DualGemmDesc { quantize_a, epilogue, ..problem };
+    let problem = weights.describe(problem, (between, out, desc.top_k))?;
     let a_scale_layout = layout(desc.a_scale_layout)?;
     let target = match weights.target.clone() {
         Target::Gpu(id, options) => Target::Gpu(id, GpuOptions { a_scale_layout, ..options }),
         other => other,
     };
-    let plan = DualGemm::plan(&problem, &target)?;
+    let plan = AnyPlan::new(&problem, &target)?;
     let text = CString::new(plan.to_string()).unwrap_or_default();
-    Ok(dualgemm_plan { plan, text, runners: Mutex::default(), launchers: Mutex::default() })
+    Ok(dualgemm_plan { plan, desc: problem, text, runners: Mutex::default(), launchers: Mutex::default() })
 }
 
 /// What the plan is, for people. It stays for as long as the plan; null for a plan that is null.
@@ -168,7 +181,7 @@ pub unsafe extern "C" fn dualgemm_plan_warm(
     report(|| {
         // SAFETY: both are handles, by the caller's word.
         let (plan, weights) = unsafe { (borrow("plan", plan)?, borrow("weights", weights)?) };
-        if let Plan::Gpu { .. } = plan.plan {
+        if let Plan::Gpu { .. } = plan.plan.last() {
             // SAFETY: the header asks for a stream of the device.
             let runner = plan.launcher(unsafe { device::stream(stream) })?;
             runner.lock().unwrap_or_else(PoisonError::into_inner).warm(&weights.packed)?;
@@ -203,56 +216,110 @@ pub unsafe extern "C" fn dualgemm_run(
     c_global_scale: *mut f32,
     stream: *mut c_void,
 ) -> dualgemm_status {
+    // SAFETY: the caller promises what `run` asks for.
+    report(|| unsafe { run(plan, a, weights, (c, c_scales, c_global_scale), None, stream) })
+}
+
+/// As `dualgemm_run`, for the weights of a mixture: C of each token is the sum over its `top_k` experts, each multiplied by its
+/// weight, in the order of the lists; with `add`, results are added to what C holds, as to a shared expert's. `topk_ids` and
+/// `topk_weights` are `[rows, top_k]`, in the memory of the plan's target. A negative number skips an expert. On the processor a number beyond the experts is an error; a GPU skips it.
+///
+/// # Safety
+/// As for `dualgemm_run`, for the lists too.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dualgemm_run_mixture(
+    plan: *const dualgemm_plan,
+    a: *const dualgemm_matrix,
+    topk_ids: *const i32,
+    topk_weights: *const f32,
+    weights: *const dualgemm_weights,
+    c: *mut c_void,
+    add: bool,
+    stream: *mut c_void,
+) -> dualgemm_status {
     report(|| {
-        // SAFETY: both are handles, by the caller's word.
-        let (plan, weights) = unsafe { (borrow("plan", plan)?, borrow("weights", weights)?) };
-        // SAFETY: null or a description, by the caller's word; what it describes is looked at below.
-        let a = unsafe { borrow("a", a) }?;
-        if let Plan::Gpu { plan: gpu, .. } = &plan.plan {
-            let on_device = a.on_device("a", (gpu.desc.a, gpu.a_scale_layout))?;
-            if a.k != gpu.desc.k {
-                return Err(Failure::operand(format!(
-                    "a: has K = {}; the plan asks for {}",
-                    a.k, gpu.desc.k
-                )));
-            }
-            let c = match gpu.desc.out {
-                OutFormat::Nvfp4 { .. } => DeviceC::Nvfp4 {
-                    codes: device::address(c),
-                    scales: device::address(c_scales.cast()),
-                    global_scale: device::address(c_global_scale.cast()),
-                },
-                _ => DeviceC::Float(device::address(c)),
-            };
-            let call = DeviceCall { m: a.rows, a: on_device, c };
-            // SAFETY: the header asks for a stream of the device.
-            let stream = unsafe { device::stream(stream) };
-            let runner = plan.launcher(stream)?;
-            let runner = runner.lock().unwrap_or_else(PoisonError::into_inner);
-            // SAFETY: the header asks for operands of these sizes, there until the call has ended; a runner is for one stream.
-            return Ok(unsafe { runner.run_device(&call, &weights.packed, stream) }?);
+        if topk_ids.is_null() || topk_weights.is_null() {
+            return Err(Failure::argument("topk_ids or topk_weights: is null".into()));
         }
-        if !stream.is_null() {
-            return Err(Failure::unsupported(
-                "stream: is for GPUs; the plan is for the processor, null is needed".into(),
-            ));
-        }
-        // SAFETY: what A describes is in the host's memory until this call ends, by the caller's word.
-        let a = unsafe { a.operand("a") }?;
-        let desc = plan.plan.desc();
-        // SAFETY: both are null or can be written for C, in which no operand lies, by the caller's word.
-        let output = unsafe { output(desc.out, a.rows(), desc.n, c, c_scales) }?;
-        let kept = plan.runners.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let mut runner = kept.map_or_else(|| plan.plan.runner(1), Ok)?;
-        let scale = runner.run(&a, &weights.packed, output)?;
-        plan.runners.lock().unwrap_or_else(PoisonError::into_inner).push(runner);
-        // SAFETY: null, or can be written, by the caller's word.
-        let to = unsafe { c_global_scale.as_mut() };
-        if let (Some(scale), Some(to)) = (scale, to) {
-            *to = scale;
-        }
-        Ok(())
+        let (lists, c) =
+            (Some((topk_ids, topk_weights, add)), (c, std::ptr::null_mut(), std::ptr::null_mut()));
+        // SAFETY: the caller promises what `run` asks for.
+        unsafe { run(plan, a, weights, c, lists, stream) }
     })
+}
+
+/// # Safety
+/// As for `dualgemm_run` and `dualgemm_run_mixture`.
+unsafe fn run(
+    plan: *const dualgemm_plan,
+    a: *const dualgemm_matrix,
+    weights: *const dualgemm_weights,
+    (c, c_scales, c_global_scale): (*mut c_void, *mut u8, *mut f32),
+    lists: Option<(*const i32, *const f32, bool)>,
+    stream: *mut c_void,
+) -> Result<(), Failure> {
+    // SAFETY: both are handles, by the caller's word.
+    let (plan, weights) = unsafe { (borrow("plan", plan)?, borrow("weights", weights)?) };
+    // SAFETY: null or a description, by the caller's word; what it describes is looked at below.
+    let a = unsafe { borrow("a", a) }?;
+    let (first, last) = (plan.desc.first(), plan.desc.last());
+    if let Plan::Gpu { plan: gpu, .. } = plan.plan.products().0 {
+        let on_device = a.on_device("a", (first.a, gpu.a_scale_layout))?;
+        if a.k != first.k {
+            return Err(Failure::operand(format!("a: has K = {}; the plan asks for {}", a.k, first.k)));
+        }
+        let c = match last.out {
+            OutFormat::Nvfp4 { .. } => DeviceC::Nvfp4 {
+                codes: device::address(c),
+                scales: device::address(c_scales.cast()),
+                global_scale: device::address(c_global_scale.cast()),
+            },
+            _ => DeviceC::Float(device::address(c)),
+        };
+        let call = DeviceCall { m: a.rows, a: on_device, c };
+        let routing = lists.map(|(ids, weights, add)| {
+            let (ids, weights) = (device::address(ids.cast()), device::address(weights.cast()));
+            DeviceRouting { ids, weights, add }
+        });
+        // SAFETY: the header asks for a stream of the device.
+        let stream = unsafe { device::stream(stream) };
+        let runner = plan.launcher(stream)?;
+        let runner = runner.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the header asks for operands of these sizes, there until the call has ended; a runner is for one stream.
+        return Ok(unsafe { runner.run_device(&call, routing, &weights.packed, stream) }?);
+    }
+    if !stream.is_null() {
+        return Err(Failure::unsupported(
+            "stream: is for GPUs; the plan is for the processor, null is needed".into(),
+        ));
+    }
+    // SAFETY: what A describes is in the host's memory until this call ends, by the caller's word.
+    let a = unsafe { a.operand("a") }?;
+    // SAFETY: both are null or can be written for C, in which no operand lies, by the caller's word.
+    let output = unsafe { output(last.out, a.rows(), last.n, c, c_scales) }?;
+    let top_k = if let AnyDesc::Mixture(desc) = &plan.desc { desc.top_k } else { 0 };
+    let routing = match lists {
+        None => None,
+        Some((ids, weights, _)) => {
+            let len =
+                a.rows().checked_mul(top_k).ok_or_else(|| Failure::argument("top_k: is too large".into()))?;
+            // SAFETY: not null, so `rows · top_k` numbers of each are there, by the caller's word.
+            let (ids, weights) =
+                unsafe { (std::slice::from_raw_parts(ids, len), std::slice::from_raw_parts(weights, len)) };
+            Some(Routing { ids, weights })
+        }
+    };
+    let add = lists.is_some_and(|(.., add)| add);
+    let kept = plan.runners.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    let mut runner = kept.map_or_else(|| plan.plan.runner(), Ok)?;
+    let scale = runner.run(&a, &weights.packed, routing, (output, add))?;
+    plan.runners.lock().unwrap_or_else(PoisonError::into_inner).push(runner);
+    // SAFETY: null, or can be written, by the caller's word.
+    let to = unsafe { c_global_scale.as_mut() };
+    if let (Some(scale), Some(to)) = (scale, to) {
+        *to = scale;
+    }
+    Ok(())
 }
 
 /// The memory of C.

@@ -50,6 +50,7 @@ impl<E: Into<dualgemm::Error>> From<E> for Failure {
         let error = error.into();
         let status = match &error {
             dualgemm::Error::Checkpoint(checkpoint::Error::Unsupported { .. })
+            | dualgemm::Error::NotForGpu { .. }
             | dualgemm::Error::Cpu(cpu::Error::IsaUnavailable { .. })
             | dualgemm::Error::Gpu(
                 strategies::Error::Device(_)

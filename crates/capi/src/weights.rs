@@ -1,4 +1,5 @@
-//! Prepack: gate and up in the order of the kernels, from a checkpoint or from memory.
+//! Prepack: gate and up, a linear layer, a whole MLP or the experts of a mixture in the order of the kernels, from a checkpoint
+//! or from memory.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::path::Path;
@@ -6,8 +7,13 @@ use std::path::Path;
 use dualgemm::checkpoint::{Checkpoint, MlpKind, OpenOptions};
 use dualgemm::device::Stream;
 use dualgemm::formats::BlockFormat;
-use dualgemm::gemm::{Activation, GateUp};
-use dualgemm::{DeviceGateUp, DualGemm, PackedWeights, Target, formats};
+use dualgemm::gemm::{
+    AFormat, Activation, DualGemmDesc, GateUp, GatedMlp, Linear, MlpDesc, Operation, OutFormat, RouterWeights,
+};
+use dualgemm::{
+    AnyDesc, AnyWeights, DeviceGateUp, DualGemm, MixtureDesc, MixturePlan, MlpPlan, PackedWeights, Target,
+    formats,
+};
 
 use crate::device;
 use crate::status::{Failure, dualgemm_status, report};
@@ -16,16 +22,97 @@ use crate::types::{block_format, dualgemm_matrix, layout};
 /// Features that are read from a checkpoint at a time.
 const RUN: usize = 1024;
 
-/// Gate and up of one gated MLP, packed for a target.
+/// Gate and up of one gated MLP, a linear layer, a whole MLP or the experts of a mixture, packed for a target.
 #[derive(Debug)]
 pub struct dualgemm_weights {
-    pub(crate) packed: PackedWeights,
+    pub(crate) packed: AnyWeights,
     pub(crate) target: Target,
+    /// The first product.
+    op: Operation,
+    /// Its features.
     pub(crate) n: usize,
     pub(crate) k: usize,
     pub(crate) format: BlockFormat,
+    /// Features and format of the down projection, where there is one.
+    pub(crate) down: Option<(usize, BlockFormat)>,
+    /// Of a mixture, else 0.
+    pub(crate) experts: usize,
     /// That of the checkpoint, SiLU of tensors. One that is not known or not implemented matters to plans that ask for it.
     pub(crate) activation: Result<Activation, Failure>,
+}
+
+impl dualgemm_weights {
+    /// One product: gate and up, or a linear layer.
+    fn product(
+        (packed, target, op): (PackedWeights, Target, Operation),
+        (n, k, format): (usize, usize, BlockFormat),
+        activation: Result<Activation, Failure>,
+    ) -> Self {
+        let packed = AnyWeights::Product(packed);
+        Self { packed, target, op, n, k, format, down: None, experts: 0, activation }
+    }
+
+    fn linear(layer: &Linear<'_>, target: Target) -> Result<Self, Failure> {
+        let shape = (layer.n(), layer.k(), layer.weight.format());
+        let desc = DualGemmDesc::linear(1, shape.0, shape.1, AFormat::Bf16, shape.2);
+        let packed = DualGemm::plan(&desc, &target)?.prepack(layer)?;
+        Ok(Self::product((packed, target, Operation::Linear), shape, Ok(Activation::default())))
+    }
+
+    /// A whole MLP, or a mixture of them, which all have the shape of the first.
+    fn mlps(
+        mlps: Vec<GatedMlp<'_>>,
+        mixture: bool,
+        target: Target,
+        activation: Result<Activation, Failure>,
+    ) -> Result<Self, Failure> {
+        let Some(first) = mlps.first() else {
+            return Err(Failure::argument("experts: are 0; at least 1 is needed".into()));
+        };
+        let (n, k, format) = (first.gate_up.n(), first.gate_up.k(), first.gate_up.gate.format());
+        let down = (first.down.n(), first.down.weight.format());
+        let gate_up =
+            DualGemmDesc { out: OutFormat::Bf16, ..DualGemmDesc::new(1, n, k, AFormat::Bf16, format) };
+        let mlp = MlpDesc::new(gate_up, down.0, down.1, OutFormat::Bf16);
+        let experts = if mixture { mlps.len() } else { 0 };
+        let packed = match mixture {
+            false => AnyWeights::Mlp(MlpPlan::new(&mlp, &target)?.prepack(first)?),
+            true => {
+                let router = RouterWeights::Output;
+                let desc = MixtureDesc { mlp, experts, top_k: 1, router, shared: None };
+                let each = mlps.into_iter().map(|mlp| Ok::<_, dualgemm::Error>(Some(mlp)));
+                AnyWeights::Mixture(MixturePlan::new(&desc, &target)?.prepack(each, None)?)
+            }
+        };
+        let op = Operation::GateUp;
+        Ok(Self { packed, target, op, n, k, format, down: Some(down), experts, activation })
+    }
+
+    /// The problem of a description.
+    pub(crate) fn describe(
+        &self,
+        product: DualGemmDesc,
+        (between, out, top_k): (OutFormat, OutFormat, usize),
+    ) -> Result<AnyDesc, Failure> {
+        let Some((h, format)) = self.down else {
+            return Ok(AnyDesc::Product(match self.op {
+                Operation::Linear => DualGemmDesc {
+                    quantize_a: product.quantize_a,
+                    out,
+                    ..DualGemmDesc::linear(product.m, product.n, product.k, product.a, product.b)
+                },
+                Operation::GateUp => DualGemmDesc { out, ..product },
+            }));
+        };
+        let mlp = MlpDesc::new(DualGemmDesc { out: between, ..product }, h, format, out);
+        Ok(match self.experts {
+            0 => AnyDesc::Mlp(mlp),
+            experts => {
+                let router = RouterWeights::Output;
+                AnyDesc::Mixture(MixtureDesc { mlp, experts, top_k, router, shared: None })
+            }
+        })
+    }
 }
 
 /// Hands a new object to C.
@@ -77,16 +164,176 @@ pub unsafe extern "C" fn dualgemm_weights_from_checkpoint(
     out: *mut *mut dualgemm_weights,
 ) -> dualgemm_status {
     report(|| {
-        if path.is_null() {
-            return Err(Failure::argument("path: is null".into()));
-        }
-        // SAFETY: not null, so a string, by the caller's word.
-        let path = unsafe { CStr::from_ptr(path) };
-        let path = path.to_str().map_err(|e| Failure::argument(format!("path: is not UTF-8: {e}")))?;
+        // SAFETY: `path` is a string or null, by the caller's word.
+        let path = unsafe { text("path", path) }?;
         // SAFETY: `target` is a string or null, by the caller's word.
         let target = unsafe { device::target(target) }?;
         // SAFETY: `out` can be written, by the caller's word.
         unsafe { give("out", out, || from_checkpoint(target, Path::new(path), layer, rank, world)) }
+    })
+}
+
+/// A string from C.
+///
+/// # Safety
+/// `string` is null or a string that ends with a zero and stays for `'a`.
+unsafe fn text<'a>(name: &str, string: *const c_char) -> Result<&'a str, Failure> {
+    if string.is_null() {
+        return Err(Failure::argument(format!("{name}: is null")));
+    }
+    // SAFETY: not null, so a string, by the caller's word.
+    let string = unsafe { CStr::from_ptr(string) };
+    string.to_str().map_err(|e| Failure::argument(format!("{name}: is not UTF-8: {e}")))
+}
+
+/// Packs a linear layer of a checkpoint, by the name of its module. Plans for it compute A · Wᵀ, plus its bias.
+///
+/// # Safety
+/// `path` and `module` are strings that end with a zero, `target` too or null; `out` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dualgemm_linear_from_checkpoint(
+    target: *const c_char,
+    path: *const c_char,
+    module: *const c_char,
+    out: *mut *mut dualgemm_weights,
+) -> dualgemm_status {
+    report(|| {
+        // SAFETY: strings or null, by the caller's word.
+        let (path, module) = unsafe { (text("path", path)?, text("module", module)?) };
+        // SAFETY: `target` is a string or null, by the caller's word.
+        let target = unsafe { device::target(target) }?;
+        let pack = || {
+            let checkpoint = Checkpoint::open(Path::new(path), &OpenOptions::default())?;
+            dualgemm_weights::linear(&dualgemm::linear(checkpoint.linear(module)?), target)
+        };
+        // SAFETY: `out` can be written, by the caller's word.
+        unsafe { give("out", out, pack) }
+    })
+}
+
+/// Packs a layer's whole dense MLP from a checkpoint. Plans for it compute act(A · gateᵀ, A · upᵀ) · downᵀ.
+///
+/// # Safety
+/// As for `dualgemm_weights_from_checkpoint`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dualgemm_mlp_from_checkpoint(
+    target: *const c_char,
+    path: *const c_char,
+    layer: usize,
+    out: *mut *mut dualgemm_weights,
+) -> dualgemm_status {
+    report(|| {
+        // SAFETY: `path` is a string or null, by the caller's word.
+        let path = unsafe { text("path", path) }?;
+        // SAFETY: `target` is a string or null, by the caller's word.
+        let target = unsafe { device::target(target) }?;
+        let pack = || {
+            let checkpoint = Checkpoint::open(Path::new(path), &OpenOptions::default())?;
+            let gate_up = dualgemm::weights(checkpoint.gate_up(layer)?);
+            let mlp = GatedMlp { gate_up, down: dualgemm::linear(checkpoint.down(layer)?) };
+            let activation = checkpoint.activation(layer, MlpKind::Dense);
+            let activation = activation.map(|stated| stated.activation).map_err(Failure::from);
+            dualgemm_weights::mlps(vec![mlp], false, target, activation)
+        };
+        // SAFETY: `out` can be written, by the caller's word.
+        unsafe { give("out", out, pack) }
+    })
+}
+
+/// Packs all routed experts of a layer from a checkpoint, numbered from 0. Plans for them compute the weighted sum of each
+/// token's experts; see `dualgemm_run_mixture`. A shared expert is an MLP of its own.
+///
+/// # Safety
+/// As for `dualgemm_weights_from_checkpoint`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dualgemm_mixture_from_checkpoint(
+    target: *const c_char,
+    path: *const c_char,
+    layer: usize,
+    out: *mut *mut dualgemm_weights,
+) -> dualgemm_status {
+    report(|| {
+        // SAFETY: `path` is a string or null, by the caller's word.
+        let path = unsafe { text("path", path) }?;
+        // SAFETY: `target` is a string or null, by the caller's word.
+        let target = unsafe { device::target(target) }?;
+        let pack = || {
+            let checkpoint = Checkpoint::open(Path::new(path), &OpenOptions::default())?;
+            let experts = checkpoint.experts(layer)?;
+            let count = experts.ids().last().map_or(0, |last| last + 1);
+            let read = |expert| {
+                let gate_up = experts.gate_up_source(expert)?;
+                let gate_up = dualgemm::weights(gate_up.features(0..gate_up.n())?);
+                Ok(GatedMlp { gate_up, down: dualgemm::linear(experts.down_source(expert)?.read()?) })
+            };
+            let mlps = (0..count).map(read).collect::<Result<Vec<_>, dualgemm::Error>>()?;
+            let activation = checkpoint.activation(layer, MlpKind::Experts);
+            let activation = activation.map(|stated| stated.activation).map_err(Failure::from);
+            dualgemm_weights::mlps(mlps, true, target, activation)
+        };
+        // SAFETY: `out` can be written, by the caller's word.
+        unsafe { give("out", out, pack) }
+    })
+}
+
+/// Packs `experts` MLPs of three 4-bit matrices each, without biases: the experts of a mixture, or with 0 for `experts` the one
+/// whole MLP that the lists then hold. Nothing refers to their memory, which is the host's, afterwards. A linear layer is
+/// `dualgemm_linear_from_tensors`.
+///
+/// # Safety
+/// The lists have `experts` descriptions, or one, of memory that is there; `target` is a string or null; `out` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dualgemm_mlps_from_tensors(
+    target: *const c_char,
+    gate: *const dualgemm_matrix,
+    up: *const dualgemm_matrix,
+    down: *const dualgemm_matrix,
+    experts: usize,
+    out: *mut *mut dualgemm_weights,
+) -> dualgemm_status {
+    report(|| {
+        if [gate, up, down].iter().any(|list| list.is_null()) {
+            return Err(Failure::argument("gate, up or down: is null".into()));
+        }
+        let read = |at: usize| -> Result<GatedMlp<'_>, Failure> {
+            // SAFETY: not null, so the lists have that many descriptions of memory that is there, by the caller's word.
+            unsafe {
+                let [gate, up, down] = [gate, up, down].map(|list| &*list.add(at));
+                let gate_up = GateUp::new(gate.quantized("gate")?, up.quantized("up")?);
+                Ok(GatedMlp { gate_up, down: Linear::new(down.quantized("down")?) })
+            }
+        };
+        let mlps = (0..experts.max(1)).map(read).collect::<Result<Vec<_>, _>>()?;
+        // SAFETY: `target` is a string or null, by the caller's word.
+        let target = unsafe { device::target(target) }?;
+        let pack = || dualgemm_weights::mlps(mlps, experts > 0, target, Ok(Activation::default()));
+        // SAFETY: `out` can be written, by the caller's word.
+        unsafe { give("out", out, pack) }
+    })
+}
+
+/// Packs a linear layer: a 4-bit matrix `[n, k]`, and `n` values of a bias or null.
+///
+/// # Safety
+/// `weight` describes memory that is there, `bias` has as many values as it has rows or is null; `target` is a string or null;
+/// `out` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dualgemm_linear_from_tensors(
+    target: *const c_char,
+    weight: *const dualgemm_matrix,
+    bias: *const f32,
+    out: *mut *mut dualgemm_weights,
+) -> dualgemm_status {
+    report(|| {
+        // SAFETY: null or a description of memory that is there until this call ends, by the caller's word.
+        let weight = unsafe { borrow("weight", weight)?.quantized("weight")? };
+        // SAFETY: not null, so a value for each row, by the caller's word.
+        let bias = (!bias.is_null()).then(|| unsafe { std::slice::from_raw_parts(bias, weight.rows()) });
+        let layer = Linear { weight, bias: bias.map(Into::into) };
+        // SAFETY: `target` is a string or null, by the caller's word.
+        let target = unsafe { device::target(target) }?;
+        // SAFETY: `out` can be written, by the caller's word.
+        unsafe { give("out", out, || dualgemm_weights::linear(&layer, target)) }
     })
 }
 
@@ -116,7 +363,7 @@ fn from_checkpoint(
     let packed = plan.prepack_runs((first..end).step_by(RUN).map(run))?;
     let activation = checkpoint.activation(layer, MlpKind::Dense);
     let activation = activation.map(|stated| stated.activation).map_err(Failure::from);
-    Ok(dualgemm_weights { packed, target, n, k, format, activation })
+    Ok(dualgemm_weights::product((packed, target, Operation::GateUp), (n, k, format), activation))
 }
 
 /// Packs two 4-bit matrices `[n, k]`: `gate`, whose product goes through the activation, and `up`, whose product
@@ -142,7 +389,8 @@ pub unsafe extern "C" fn dualgemm_weights_from_tensors(
         let pack = || {
             let (n, k, format) = (weights.n(), weights.k(), weights.gate.format());
             let packed = DualGemm::plan_for_packing((n, k), format, &target)?.prepack(&weights)?;
-            Ok(dualgemm_weights { packed, target, n, k, format, activation: Ok(Activation::default()) })
+            let packed = (packed, target, Operation::GateUp);
+            Ok(dualgemm_weights::product(packed, (n, k, format), Ok(Activation::default())))
         };
         // SAFETY: `out` can be written, by the caller's word.
         unsafe { give("out", out, pack) }
@@ -209,10 +457,11 @@ unsafe fn from_device(
     let plan = DualGemm::plan_for_packing((n, k), format, &target)?;
     // SAFETY: the caller's promise.
     let packed = unsafe { plan.prepack_device(&pair, stream) }?;
-    Ok(dualgemm_weights { packed, target, n, k, format, activation: Ok(Activation::default()) })
+    let packed = (packed, target, Operation::GateUp);
+    Ok(dualgemm_weights::product(packed, (n, k, format), Ok(Activation::default())))
 }
 
-/// The shape of each half: `n` features of `k` elements. Either pointer may be null.
+/// The shape of what plans for the weights compute: `n` features of C, `k` elements of A. Either pointer may be null.
 ///
 /// # Safety
 /// `weights` is a handle; `n` and `k` can be written or are null.
@@ -225,7 +474,7 @@ pub unsafe extern "C" fn dualgemm_weights_shape(
     report(|| {
         // SAFETY: `weights` is a handle, by the caller's word.
         let weights = unsafe { borrow("weights", weights) }?;
-        for (to, value) in [(n, weights.n), (k, weights.k)] {
+        for (to, value) in [(n, weights.down.map_or(weights.n, |(n, _)| n)), (k, weights.k)] {
             // SAFETY: null, or can be written, by the caller's word.
             if let Some(to) = unsafe { to.as_mut() } {
                 *to = value;

@@ -4,8 +4,11 @@ use std::ffi::{CStr, c_void};
 use std::ptr::{null, null_mut};
 
 use dualgemm::formats::{FloatMatrix, Matrix, Producer, QuantizedMatrix, ScaleLayout, Search, quantize};
-use dualgemm::gemm::{AFormat, AOperand, DualGemmDesc, GateUp};
-use dualgemm::{DualGemm, Target};
+use dualgemm::gemm::{
+    AFormat, AOperand, DualGemmDesc, GateUp, GatedMlp, Linear, MlpDesc, OutFormat, OutputMut, RouterWeights,
+    Routing,
+};
+use dualgemm::{AnyDesc, AnyPlan, AnyWeights, DualGemm, Error, MixtureDesc, MixturePlan, Target};
 use dualgemm_c::device::*;
 use dualgemm_c::plan::*;
 use dualgemm_c::status::*;
@@ -48,6 +51,9 @@ fn desc(m: usize) -> dualgemm_desc {
         c_global_scale: 0.0,
         a_scale_layout: 0,
         activation: null(),
+        between_format: dualgemm_format::Bf16 as u32,
+        between_global_scale: 0.0,
+        top_k: 2,
     }
 }
 
@@ -444,5 +450,116 @@ fn misuse_of_a_gpu_is_a_status_and_a_line() {
         check(dualgemm_device_read(sim, null_mut(), c, 8), Argument, "to: is null");
         check(dualgemm_device_free(sim, c.wrapping_byte_add(1)), Unsupported, "live allocation");
         assert_eq!(dualgemm_device_free(sim, null_mut()), dualgemm_status::Ok);
+    }
+}
+
+/// Linear layers, whole MLPs and mixtures of them are what the facade computes of the same matrices.
+#[test]
+fn the_other_operations_are_what_the_facade_computes_exact() {
+    let (gate, up) = (quantized("gate", K, 0.7), quantized("up", K, 1.3));
+    let (down, a) = (quantized("down", N, 0.9), quantized("a", 3, 0.3));
+    let bias: Vec<f32> = (0..N).map(|i| i as f32 - 20.0).collect();
+    let of_three = self::desc(3);
+    let (ids, router) = ([1, 0, 0, -1, 1, 1], [0.5, 2.0, 1.0, 9.0, -1.0, 0.25]);
+    let mlp = |gate: &QuantizedMatrix<'static>| GatedMlp {
+        gate_up: GateUp::new(gate.clone(), up.clone()),
+        down: Linear::new(down.clone()),
+    };
+    let experts = [mlp(&gate), mlp(&up)];
+    let [gates, ups, downs] = [[&gate, &up], [&up, &up], [&down, &down]].map(|list| list.map(matrix));
+    let format = gate.format();
+    let gate_up = DualGemmDesc { out: OutFormat::Bf16, ..DualGemmDesc::new(3, K, K, AFormat::Nvfp4, format) };
+    let mlp_desc = MlpDesc::new(gate_up, N, format, OutFormat::F32);
+    let mixture = |experts| MixtureDesc {
+        mlp: mlp_desc,
+        experts,
+        top_k: 2,
+        router: RouterWeights::Output,
+        shared: None,
+    };
+    for (at, desc) in [
+        AnyDesc::Product(DualGemmDesc::linear(3, N, K, AFormat::Nvfp4, format)),
+        AnyDesc::Mlp(mlp_desc),
+        AnyDesc::Mixture(mixture(2)),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let any = AnyPlan::new(&desc, &Target::default()).unwrap();
+        let packed = match &any {
+            AnyPlan::Product(plan) => {
+                let layer = Linear { weight: down.clone(), bias: Some(bias.clone().into()) };
+                AnyWeights::Product(plan.prepack(&layer).unwrap())
+            }
+            AnyPlan::Mlp(plan) => AnyWeights::Mlp(plan.prepack(&experts[0]).unwrap()),
+            AnyPlan::Mixture(plan) => {
+                let each = experts.iter().cloned().map(|mlp| Ok::<_, Error>(Some(mlp)));
+                AnyWeights::Mixture(MixturePlan::prepack(plan, each, None).unwrap())
+            }
+        };
+        let routing = (at == 2).then_some(Routing { ids: &ids, weights: &router });
+        let (mut want, operand) = (vec![0.0; 3 * N], AOperand::Quantized(a.clone()));
+        let to = (OutputMut::F32(&mut want), false);
+        any.runner().unwrap().run(&operand, &packed, routing, to).unwrap();
+
+        let (mut w, mut n, mut k, mut c) = (null_mut(), 0, 0, vec![1f32; 3 * N]);
+        let out = c.as_mut_ptr().cast::<c_void>();
+        // SAFETY: handles live until they are freed, once each; matrices, lists, A and C outlive the calls.
+        unsafe {
+            let (gate, up, down) = (gates.as_ptr(), ups.as_ptr(), downs.as_ptr());
+            let status = match at {
+                0 => dualgemm_linear_from_tensors(null(), down, bias.as_ptr(), &mut w),
+                1 => dualgemm_mlps_from_tensors(null(), gate, up, down, 0, &mut w),
+                _ => dualgemm_mlps_from_tensors(null(), gate, up, down, 2, &mut w),
+            };
+            assert_eq!(status, dualgemm_status::Ok, "{}", error());
+            assert_eq!(dualgemm_weights_shape(w, &mut n, &mut k), dualgemm_status::Ok);
+            assert_eq!((n, k), (N, K));
+            let p = plan(&of_three, w);
+            let with = |add| {
+                dualgemm_run_mixture(p, &matrix(&a), ids.as_ptr(), router.as_ptr(), w, out, add, null_mut())
+            };
+            let without = || dualgemm_run(p, &matrix(&a), w, out, null_mut(), null_mut(), null_mut());
+            let (right, wrong) = if at == 2 { (with(false), without()) } else { (without(), with(false)) };
+            assert_eq!((right, wrong), (dualgemm_status::Ok, dualgemm_status::Operand));
+            assert!(error().contains("the weights is those of"), "{}", error());
+            assert_eq!(c, want);
+            if at == 2 {
+                assert_eq!(with(true), dualgemm_status::Ok);
+                assert!(c.iter().zip(&want).all(|(c, want)| *c == want + want));
+            }
+            dualgemm_plan_free(p);
+            dualgemm_weights_free(w);
+        }
+    }
+}
+
+/// The checkpoint in the tree, and what it does not have.
+#[test]
+fn the_other_operations_are_read_from_checkpoints() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/smollm2-135m-layer14/modelopt-nvfp4\0");
+    let path = CStr::from_bytes_with_nul(path.as_bytes()).unwrap().as_ptr();
+    let (mut w, mut n, mut k) = (null_mut(), 0, 0);
+    // SAFETY: strings end with a zero; handles live until they are freed.
+    unsafe {
+        let module = c"model.layers.0.self_attn.k_proj".as_ptr();
+        assert_eq!(dualgemm_linear_from_checkpoint(null(), path, module, &mut w), dualgemm_status::Ok);
+        dualgemm_weights_shape(w, &mut n, &mut k);
+        assert_eq!((n, k), (192, 576));
+        dualgemm_weights_free(w);
+        assert_eq!(dualgemm_mlp_from_checkpoint(null(), path, 0, &mut w), dualgemm_status::Ok);
+        dualgemm_weights_shape(w, &mut n, &mut k);
+        assert_eq!((n, k), (576, 576));
+        dualgemm_weights_free(w);
+        let status = dualgemm_linear_from_checkpoint(null(), path, c"lm_heat".as_ptr(), &mut w);
+        assert!(
+            w.is_null() && status == dualgemm_status::Checkpoint && error().contains("lm_heat"),
+            "{}",
+            error()
+        );
+        let status = dualgemm_mixture_from_checkpoint(null(), path, 0, &mut w);
+        assert!(status == dualgemm_status::Checkpoint && error().contains("no experts"), "{}", error());
+        let status = dualgemm_mlps_from_tensors(null(), null(), null(), null(), 1, &mut w);
+        assert_eq!((status, error().as_str()), (dualgemm_status::Argument, "gate, up or down: is null"));
     }
 }

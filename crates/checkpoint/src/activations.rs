@@ -41,7 +41,10 @@ impl<'a> Activations<'a> {
             return view.float_matrix().map(Self::Float);
         }
         if let Some(prefix) = PREFIXES.iter().find(|p| files.get(&format!("{p}_packed")).is_some()) {
-            return Self::read_triple(files, prefix);
+            return match files.get(prefix) {
+                None => Self::read_triple(files, prefix),
+                Some(_) => Err(fault(format!("both `{prefix}` and `{prefix}_packed`, and none is named"))),
+            };
         }
         let mut tensors = files.tensors();
         match (tensors.next(), tensors.next()) {

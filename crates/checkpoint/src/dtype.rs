@@ -164,6 +164,11 @@ impl Dtype {
         matches!(self, Self::F32 | Self::F16 | Self::Bf16)
     }
 
+    /// Whether it is an 8-bit float that weights may be in.
+    pub const fn is_8_bit_float(self) -> bool {
+        matches!(self, Self::F8E4m3 | Self::F8E5m2 | Self::F8E4m3Fnuz | Self::F8E5m2Fnuz)
+    }
+
     /// Position in the order of safetensors' own enumeration; block types come last.
     pub(crate) fn rank(self) -> usize {
         Self::SAFETENSORS.iter().position(|&d| d == self).unwrap_or(usize::MAX)

@@ -10,7 +10,8 @@
 
 use std::fmt;
 
-use crate::Dtype;
+use crate::convention::Evidence;
+use crate::{Dtype, Error, TensorFiles, TensorView};
 
 /// What a module is that stays in floats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +60,6 @@ const ANYWHERE: &[(&str, Kept)] = &[
     ("mm_projector", Kept::Modality),
     ("embed", Kept::Embedding),
     ("embd", Kept::Embedding),
-    ("router", Kept::Router),
     ("conv", Kept::Convolution),
     ("norm", Kept::Norm),
 ];
@@ -70,9 +70,7 @@ const LAST: &[(&str, Kept)] = &[
     ("lm_head", Kept::Head),
     ("output_layer", Kept::Head),
     ("proj_out", Kept::Head),
-    ("gate", Kept::Router),
     ("shared_expert_gate", Kept::Router),
-    ("ffn_gate_inp", Kept::Router),
     ("in_proj_a", Kept::HeadGate),
     ("in_proj_b", Kept::HeadGate),
     ("in_proj_ba", Kept::HeadGate),
@@ -90,6 +88,11 @@ const FUSED: &[&[&str]] = &[
     &["in_proj_qkv", "in_proj_z"],
 ];
 
+/// Whether a name is of what chooses experts: a part of it is `gate` (HunYuan's is `gate.wg`), or speaks of a router.
+pub(crate) fn is_router(name: &str) -> bool {
+    name.split('.').any(|part| part == "gate" || part.contains("router") || part.starts_with("ffn_gate_inp"))
+}
+
 /// What a module is, if it is one that producers leave in floats.
 pub fn kept(module: &str) -> Option<Kept> {
     let last = module.rsplit('.').next().unwrap_or(module);
@@ -98,8 +101,9 @@ pub fn kept(module: &str) -> Option<Kept> {
         _ => module.starts_with("mtp.").then_some(Kept::Prediction),
     };
     let anywhere = || ANYWHERE.iter().find(|(text, _)| module.contains(text)).map(|(_, kept)| *kept);
+    let router = || is_router(module).then_some(Kept::Router);
     let at_end = || LAST.iter().find(|(name, _)| *name == last).map(|(_, kept)| *kept);
-    whole.or_else(anywhere).or_else(at_end)
+    whole.or_else(anywhere).or_else(router).or_else(at_end)
 }
 
 /// The module of a float tensor that is the weight of a linear layer: two-dimensional and `….weight`, or named without a dot.
@@ -109,6 +113,31 @@ pub fn linear_weight<'n>(tensor: &'n str, dtype: Dtype, shape: &[usize]) -> Opti
     linear
         .then_some(module)
         .filter(|m| !matches!(kept(m), Some(Kept::Embedding | Kept::Norm | Kept::Convolution)))
+}
+
+/// Checks that weights of these files are floats that nothing was done to: quantizing again what is quantized in part would
+/// lose what says how the rest is.
+///
+/// # Errors
+/// If the configuration or the metadata declares a quantization, or a weight is in another type than F32, F16 and BF16.
+pub fn check_floats(files: &TensorFiles) -> Result<(), Error> {
+    let declared = Evidence::new(files)?.declared();
+    let declared = declared.map(|by| format!("a source that is quantized already, as {by} says,"));
+    let found = declared.or_else(|| {
+        let weight = |t: &TensorView<'_>| {
+            t.shape.len() > 1 && (t.name.ends_with("weight") || t.dtype.is_8_bit_float())
+        };
+        let tensor = files.tensors().find(|t| weight(t) && !t.dtype.is_float())?;
+        Some(format!("`{}` in {}", tensor.name, tensor.dtype))
+    });
+    match found {
+        None => Ok(()),
+        Some(found) => Err(Error::Unsupported {
+            module: files.root().display().to_string(),
+            found,
+            supported: "weights in F32, F16 and BF16 alone are",
+        }),
+    }
 }
 
 /// Layers that engines read as one: the module above them, and their names below it.
@@ -139,6 +168,12 @@ mod tests {
             ("model.layers.0.block_sparse_moe.gate", Some(Kept::Router)),
             ("model.layers.0.mlp.shared_expert_gate", Some(Kept::Router)),
             ("model.layers.0.feed_forward.router", Some(Kept::Router)),
+            ("model.layers.0.mlp.gate.wg", Some(Kept::Router)),
+            ("model.layers.0.moe.gate.proj", Some(Kept::Router)),
+            ("model.layers.0.mlp.router.classifier", Some(Kept::Router)),
+            ("model.layers.0.router.norm", Some(Kept::Norm)),
+            ("blk.0.ffn_gate_inp_shexp", Some(Kept::Router)),
+            ("blk.0.ffn_gate", None),
             ("model.layers.0.mlp.gate_proj", None),
             ("model.layers.0.mlp.experts.3.w2", None),
             ("model.layers.0.self_attn.o_proj", None),

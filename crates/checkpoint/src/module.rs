@@ -117,6 +117,9 @@ impl Place {
         let number = |i: usize| parts.get(i).and_then(|p| p.parse::<usize>().ok());
         let experts = parts.iter().rposition(|p| ROUTED.contains(p));
         let expert_at = experts.map(|i| i + 1).filter(|&i| number(i).is_some());
+        // Kimi-Linear's dense MLPs go by the name of the block; of its projections alone Granite's hold all experts.
+        let of_block = |i: usize| parts[i] == "block_sparse_moe" && !last.ends_with("_linear");
+        let experts = experts.filter(|&i| expert_at.is_some() || !of_block(i));
         let layer_at = (0..parts.len()).find(|&i| number(i).is_some() && Some(i) != expert_at);
         let kind = fixed.unwrap_or(if parts.iter().any(|p| SHARED.iter().any(|s| p.starts_with(s))) {
             // Below `moe`, too.
@@ -321,6 +324,7 @@ mod tests {
             "model.layers.3.moe.shared_experts .up_proj 3 Shared - Up",
             " gate_proj 0 Dense - Gate",
             "model.layers.2.block_sparse_moe .input_linear 2 Experts - GateUp",
+            "model.layers.0.block_sparse_moe .gate_proj 0 Dense - Gate",
             "model.layers.2.shared_mlp .output_linear 2 Shared - Down",
             "model.layers.4.mlp .gate_and_up_proj 4 Dense - GateUp",
         ] {

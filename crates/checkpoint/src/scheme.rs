@@ -125,7 +125,7 @@ impl Pattern {
 }
 
 /// The module, then every module above it.
-fn ancestors(module: &str) -> impl Iterator<Item = &str> {
+pub(crate) fn ancestors(module: &str) -> impl Iterator<Item = &str> {
     std::iter::successors(Some(module), |m| m.rfind('.').map(|dot| &m[..dot]))
 }
 

@@ -3,6 +3,7 @@
 mod common;
 
 use common::*;
+use dualgemm_checkpoint::write::Output;
 use dualgemm_checkpoint::{BadInputScale, Checkpoint, Dtype, Error, OpenOptions};
 use dualgemm_formats::BlockFormat;
 use serde_json::{Value, json};
@@ -429,5 +430,28 @@ fn a_quantized_output_head_is_a_module_like_any_other() {
     f.modelopt("lm_head", &head, 1e-3, Some(0.5));
     let c = f.open(&defaults()).unwrap();
     head.assert_is(&c.linear("lm_head").unwrap().weight);
-    assert!(c.export().unwrap().linears.iter().any(|l| l.module == "lm_head"));
+    assert!(c.export(Output::Modelopt).unwrap().linears.iter().any(|l| l.module == "lm_head"));
+}
+
+#[test]
+fn compressed_tensors_experts_in_one_tensor_have_endings_of_their_own() {
+    let groups: [(&[&str], u64, Value); 1] = [(&["Linear"], 16, Value::Null)];
+    let mut config = compressed_config(&groups);
+    config["model_type"] = "qwen3_vl_moe_text".into();
+    let mut f = Fixture { config: Some(config), ..Fixture::default() };
+    let (both, down) = (Weight::new(1, 2 * 64, 32), Weight::new(2, 2 * 32, 32));
+    for (projection, w) in [("gate_up_proj", &both), ("down_proj", &down)] {
+        let name = format!("model.layers.0.mlp.experts.{projection}");
+        f.add(&format!("{name}_packed"), Dtype::U8, &[2, w.rows / 2, w.k / 2], w.codes.clone());
+        f.add(&format!("{name}_scale"), Dtype::F8E4m3, &[2, w.rows / 2, w.k / 16], w.scales.clone());
+        f.f32(&format!("{name}_global_scale"), &[2, 1], &[500.0, 250.0]);
+    }
+    let c = f.open(&defaults()).unwrap();
+    let experts = c.experts(0).unwrap();
+    let mlp = experts.gate_up(1).unwrap();
+    both.rows_at(64..96).assert_is(&mlp.gate);
+    both.rows_at(96..128).assert_is(&mlp.up);
+    assert_eq!(mlp.up.global_scale().value(), 1.0 / 250.0);
+    down.rows_at(0..32).assert_is(&experts.down(0).unwrap().weight);
+    assert_eq!(rules(&c), [""; 0]);
 }

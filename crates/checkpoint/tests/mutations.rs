@@ -223,10 +223,10 @@ fn mutated_checkpoints_give_matrices_or_errors() {
                 assert!(
                     read || !findings.is_empty(),
                     "{mlp:?} cannot be read and is no finding: {:?}",
-                    c.export().err()
+                    c.export(Output::Modelopt).err()
                 );
             }
-            let export = c.export();
+            let export = c.export(Output::Modelopt);
             assert!(export.is_ok() || !findings.is_empty(), "{:?}", export.err());
             true
         });

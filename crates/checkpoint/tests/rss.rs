@@ -57,7 +57,7 @@ fn gguf_is_looked_at_without_codes_and_validated_and_converted_in_pieces() {
     assert!(validated < size / 5, "validating took {validated} of {size} bytes");
     for (output, name) in [(Output::Modelopt, "modelopt"), (Output::Gguf, "again.gguf")] {
         let mlp_only = output == Output::Gguf;
-        let model = Model { mlp_only, ..checkpoint.export().unwrap() };
+        let model = Model { mlp_only, ..checkpoint.export(output).unwrap() };
         write(&dir.path().join(name), output, &model).unwrap();
         let converted = peak() - before;
         assert!(converted < size / 5, "converting to {} took {converted} of {size} bytes", output.name());

@@ -445,3 +445,43 @@ fn files_that_contradict_their_configuration_are_found() {
     f.config.as_mut().unwrap()["quantization_config"]["ignore"] = json!(["re:.*self_attn.*"]);
     assert_finds(&f, &[("declared", "lm_head", "BF16")]);
 }
+
+#[test]
+fn weights_in_8_bits_need_something_that_says_so() {
+    for name in ["model.layers.0.self_attn.q_proj", "lm_head"] {
+        let mut f = healthy();
+        f.add(&format!("{name}.weight"), Dtype::F8E4m3, &[32, 64], vec![0x38; 32 * 64]);
+        assert_finds(&f, &[("declared", name, "F8_E4M3")]);
+    }
+    // What scales them is declared.
+    let layers = json!({ "model.layers.0.mlp.gate_proj": { "quant_algo": "NVFP4" }, "model.layers.0.mlp.up_proj": { "quant_algo": "NVFP4" },
+        "model.layers.0.mlp.down_proj": { "quant_algo": "NVFP4" }, "lm_head": { "quant_algo": "FP8" } });
+    let mut f = healthy();
+    f.config = Some(json!({ "hidden_act": "silu", "quantization_config": {
+        "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers } }));
+    f.add("lm_head.weight", Dtype::F8E4m3, &[32, 64], vec![0x38; 32 * 64]);
+    assert_finds(&f, &[]);
+}
+
+#[test]
+fn biases_of_mlps_are_there_where_the_configuration_says_so() {
+    let (down, bias) = ("model.layers.0.mlp.down_proj", "model.layers.0.mlp.down_proj.bias");
+    let with = |stated: Value, biases: &[&str]| {
+        let mut f = healthy();
+        f.config.as_mut().unwrap()["mlp_bias"] = stated;
+        for projection in biases {
+            f.f32(&format!("model.layers.0.mlp.{projection}_proj.bias"), &[64], &[1.0; 64]);
+        }
+        f
+    };
+    assert_finds(&with(json!(true), &["gate", "up", "down"]), &[]);
+    assert_finds(&with(json!(false), &[]), &[]);
+    assert_finds(&with(json!(true), &["gate", "up"]), &[("missing-tensor", bias, "missing")]);
+    let unwanted = with(json!(false), &["down"]);
+    let found = findings(&unwanted);
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert_ends(&found[0].message, &format!("mlp_bias is false; valid is true, as `{bias}` is there"));
+    // What computes refuses it, too.
+    assert!(unwanted.open(&OpenOptions::default()).unwrap().linear(down).is_err());
+    assert!(with(json!(true), &["down"]).open(&OpenOptions::default()).unwrap().gate_up(0).is_err());
+}

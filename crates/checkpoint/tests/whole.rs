@@ -74,7 +74,7 @@ fn to_gguf(f: &Fixture, beside: &[(&str, Value)]) -> Result<TensorFiles, String>
     }
     let checkpoint = Checkpoint::open(dir.path(), &defaults()).unwrap();
     let path = dir.path().join("m.gguf");
-    match write(&path, Output::Gguf, &checkpoint.export().unwrap()) {
+    match write(&path, Output::Gguf, &checkpoint.export(Output::Gguf).unwrap()) {
         Ok(report) => {
             assert_eq!(report.skipped, [""; 0]);
             Ok(TensorFiles::open(&path).unwrap())
@@ -324,14 +324,14 @@ fn of_gguf_only_mlps_are_read_and_that_has_to_be_asked_for() {
     let dir = tempfile::tempdir().unwrap();
     let real = Checkpoint::open(&testdata("modelopt-nvfp4"), &defaults()).unwrap();
     let path = dir.path().join("m.gguf");
-    let report = write(&path, Output::Gguf, &real.export().unwrap()).unwrap();
+    let report = write(&path, Output::Gguf, &real.export(Output::Gguf).unwrap()).unwrap();
     // 11 weights, and a scale and an input scale for each of the 7 in 4 bits.
     assert_eq!((report.tensors, report.skipped.len()), (25, 0));
     let gguf = Checkpoint::open(&path, &defaults()).unwrap();
     let out = dir.path().join("hf");
-    let e = message(&write(&out, Output::Modelopt, &gguf.export().unwrap()).unwrap_err());
+    let e = message(&write(&out, Output::Modelopt, &gguf.export(Output::Gguf).unwrap()).unwrap_err());
     assert_has(&e, "of a GGUF file the gated MLPs can be written, if asked for");
-    let model = Model { mlp_only: true, ..gguf.export().unwrap() };
+    let model = Model { mlp_only: true, ..gguf.export(Output::Gguf).unwrap() };
     let report = write(&out, Output::Modelopt, &model).unwrap();
     assert!(report.skipped.contains(&"blk.0.attn_q.weight".into()));
 }
@@ -358,7 +358,8 @@ fn what_lies_beside_a_model_is_copied_and_weights_are_not() {
     std::os::unix::fs::symlink(from.join("vocab.txt"), from.join("link.txt")).unwrap();
     let out = dir.path().join("out");
     let model = Checkpoint::open(&from, &defaults()).unwrap();
-    let report = write(&out, Output::CompressedTensors, &model.export().unwrap()).unwrap();
+    let report =
+        write(&out, Output::CompressedTensors, &model.export(Output::CompressedTensors).unwrap()).unwrap();
     let names = |path: &Path| {
         let mut names: Vec<String> =
             path.read_dir().unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();

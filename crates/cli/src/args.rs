@@ -136,7 +136,8 @@ pub struct OperationArgs {
     /// Without it, experts and weights are drawn with --seed.
     #[arg(long, value_name = "FILE")]
     pub routing: Option<PathBuf>,
-    /// Whether the weights of --op moe multiply what comes out of an expert or what goes in, as in Llama 4 [default: output].
+    /// Whether the weights of --op moe multiply what comes out of an expert or what goes in, as in Llama 4 [default: as
+    /// the model's family has it].
     #[arg(long, value_enum, value_name = "SIDE")]
     pub router_weights: Option<RouterWeightsArg>,
     /// Leave out the shared expert of --op moe, which is added otherwise.

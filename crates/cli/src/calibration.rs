@@ -55,15 +55,14 @@ impl Calibration {
             bail!("{path}: has no amax of {module}, which is quantized; it has those of {count} modules");
         };
         let producer = if producer == Producer::Ggml { Producer::ModelOpt } else { producer };
-        let scale = producer.global_scale(amax, self.held.dtype);
-        if ![scale.value(), scale.held()].iter().all(|x| x.is_finite() && *x > 0.0) {
+        // Producers take a tensor of zeros for one whose scale is zero.
+        if !(amax / 2688.0).is_normal() {
+            let path = self.path.display();
             bail!(
-                "{}: {module}: amax is {amax:e}, whose scale is {:e}; a number whose 2688th part is above zero in f32 is needed",
-                self.path.display(),
-                scale.held()
+                "{path}: {module}: amax is {amax:e}, whose 2688th part is no normal f32; at least 3.2e-35 is needed"
             );
         }
-        Ok(scale)
+        Ok(producer.global_scale(amax, self.held.dtype))
     }
 }
 
@@ -93,7 +92,7 @@ mod tests {
         let tiny = read(r#"{"dtype": "bf16", "amax": {"a.q_proj": 1e-42}}"#).unwrap();
         for producer in [Producer::ModelOpt, Producer::CompressedTensors] {
             let error = tiny.input_scale("a.q_proj", producer).unwrap_err().to_string();
-            assert!(error.contains("a.q_proj: amax is 1e-42, whose scale is"), "{error}");
+            assert!(error.contains("a.q_proj: amax is 1e-42, whose 2688th part"), "{error}");
         }
     }
 

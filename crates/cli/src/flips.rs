@@ -21,13 +21,11 @@ fn data(name: &str) -> std::path::PathBuf {
 
 /// The same matrix with code `element` of `row` one step of the e2m1 grid larger in magnitude, or smaller if it is 6.
 fn flipped(m: &QuantizedMatrix<'_>, row: usize, element: usize) -> QuantizedMatrix<'static> {
-    let mut codes: Vec<u8> = (0..m.rows()).flat_map(|row| m.row_codes(row)).copied().collect();
+    let (mut codes, scales) = m.dense_rows(0..m.rows());
     let (byte, shift) = (&mut codes[(row * m.k() + element) / 2], 4 * (element % 2));
     let code = *byte >> shift & 15;
     let next = if code & 7 == 7 { code - 1 } else { code + 1 };
     *byte = *byte & !(15 << shift) | next << shift;
-    let scales: Vec<u8> =
-        (0..m.rows()).flat_map(|row| (0..m.blocks()).map(move |b| m.scale_byte(row, b))).collect();
     QuantizedMatrix::new(
         m.name(),
         m.format(),

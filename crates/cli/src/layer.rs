@@ -142,6 +142,11 @@ impl<'c> Layer<'c> {
         self.checkpoint.activation(self.number, self.which.kind().0)
     }
 
+    /// Checks that the MLP is no more than gate, up and down.
+    pub fn check_whole(&self) -> Result<(), Error> {
+        self.checkpoint.check_whole(self.number, self.which.kind().0)
+    }
+
     /// Both halves, read.
     pub fn weights(&self) -> Result<GateUp<'c>, Error> {
         self.features(0..self.n())

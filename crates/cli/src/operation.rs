@@ -110,7 +110,11 @@ impl<'c> Operation<'c> {
         args.check()?;
         Ok(match args.op {
             OpArg::GateUp => Self::GateUp(Layer::of(checkpoint, which)?),
-            OpArg::Mlp => Self::Mlp(Mlp::of(Layer::of(checkpoint, which)?)?),
+            OpArg::Mlp => {
+                let layer = Layer::of(checkpoint, which)?;
+                layer.check_whole()?;
+                Self::Mlp(Mlp::of(layer)?)
+            }
             OpArg::Linear => {
                 let module = args.module.as_ref().context("--module: is needed for --op linear")?;
                 Self::Linear(module.clone(), checkpoint.linear_source(module)?)
@@ -233,6 +237,15 @@ impl<'c> Operation<'c> {
         })
     }
 
+    /// Where the weights of a mixture's router go: as asked, or as the model has it.
+    pub fn router_weights(&self, args: &OperationArgs) -> RouterWeights {
+        match (args.router_weights, self) {
+            (Some(RouterWeightsArg::Input), _) => RouterWeights::Input,
+            (None, Self::Mixture(mixture)) => mixture.checkpoint.router_weights(),
+            _ => RouterWeights::Output,
+        }
+    }
+
     /// The problem on an A of `m` rows, with C in `out`.
     pub fn problem(
         &self,
@@ -275,10 +288,7 @@ impl<'c> Operation<'c> {
                     experts: chosen.used().len(),
                     top_k: chosen.top_k,
                     shared: None,
-                    router: match args.router_weights {
-                        Some(RouterWeightsArg::Input) => RouterWeights::Input,
-                        Some(RouterWeightsArg::Output) | None => RouterWeights::Output,
-                    },
+                    router: self.router_weights(args),
                 };
                 if routed.router == RouterWeights::Input && a_format.block_format().is_some() {
                     bail!(

@@ -74,7 +74,7 @@ pub(crate) enum Tiles {
 
 impl Tiles {
     /// Whether these are tiles, which multiply many times as fast as vectors.
-    pub(crate) fn are_real(self) -> bool {
+    pub(crate) const fn are_real(self) -> bool {
         match self {
             Self::No => false,
             #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]

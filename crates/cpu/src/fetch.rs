@@ -21,9 +21,10 @@ pub(crate) fn fetch(chunk: *const u8) {
     }
 }
 
+/// Prefetches the line of an address, which may be any.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-fn prefetch(address: *const u8) {
+pub(crate) fn prefetch(address: *const u8) {
     use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
     // SAFETY: every x86-64 processor has the instruction, and it takes any address.
     unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
@@ -31,7 +32,7 @@ fn prefetch(address: *const u8) {
 
 #[cfg(target_arch = "aarch64")]
 #[inline(always)]
-fn prefetch(address: *const u8) {
+pub(crate) fn prefetch(address: *const u8) {
     // SAFETY: the instruction takes any address and changes nothing but caches.
     unsafe {
         std::arch::asm!("prfm pldl1keep, [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
@@ -40,4 +41,4 @@ fn prefetch(address: *const u8) {
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 #[inline(always)]
-fn prefetch(_address: *const u8) {}
+pub(crate) fn prefetch(_address: *const u8) {}

@@ -223,12 +223,13 @@ impl Isa {
     }
 
     /// Whether processors of the architecture that this is compiled for can have it.
-    pub const fn native(self) -> bool {
-        match self {
-            Self::Portable => true,
-            Self::Neon | Self::NeonDot | Self::NeonI8mm | Self::NeonBf16 => cfg!(target_arch = "aarch64"),
-            _ => cfg!(target_arch = "x86_64"),
-        }
+    pub fn native(self) -> bool {
+        let architecture = match self {
+            Self::Portable => return true,
+            Self::Neon | Self::NeonDot | Self::NeonI8mm | Self::NeonBf16 => "aarch64",
+            _ => "x86_64",
+        };
+        std::env::consts::ARCH == architecture
     }
 
     /// Whether this machine can run it.

@@ -12,6 +12,7 @@
 //! | [`limits`] | [`limits::Limits`]: the most that the machine can do, measured |
 //! | [`epilogue`] | [`TileEpilogue`]: from sums to values of C |
 //! | [`gemm`] | [`CpuGemm`]: the whole operation, from operands to C |
+//! | [`float_linear`] | [`FloatLinear`]: linear layers with weights that stay floats |
 
 mod aligned;
 // Only processors of this architecture have tiles, and tests emulate them.
@@ -20,6 +21,7 @@ mod amx;
 pub mod epilogue;
 pub mod error;
 mod fetch;
+pub mod float_linear;
 pub mod gemm;
 pub mod isa;
 mod lanes;
@@ -37,6 +39,7 @@ pub mod workspace;
 
 pub use epilogue::TileEpilogue;
 pub use error::Error;
+pub use float_linear::FloatLinear;
 pub use gemm::CpuGemm;
 pub use isa::Isa;
 pub use pack::PackedGateUp;

@@ -125,6 +125,28 @@ impl<'a> Destination<'a> {
     }
 }
 
+impl Destination<'_> {
+    /// Writes values to a C of floats, from element `at` on; nothing elsewhere.
+    ///
+    /// # Safety
+    /// Nobody else may write these elements at the same time.
+    pub(crate) unsafe fn write(&self, at: usize, values: &[f32]) {
+        // SAFETY: the caller vouches that these parts are not in use elsewhere.
+        unsafe {
+            match self {
+                Self::F32(c) | Self::Deferred(c, _) => c.part(at, values.len()).copy_from_slice(values),
+                Self::F16(c) => c.part(at, values.len()).convert_from_f32_slice(values),
+                // Infinities and the NaN of an epilogue stay what they are. Half's function is not made of vectors, and takes long.
+                Self::Bf16(c) => c.part(at, values.len()).iter_mut().zip(values).for_each(|(to, value)| {
+                    let bits = value.to_bits();
+                    *to = bf16::from_bits(((bits + 0x7FFF + (bits >> 16 & 1)) >> 16) as u16);
+                }),
+                Self::Nvfp4(..) | Self::Amax(_) => {}
+            }
+        }
+    }
+}
+
 impl TileSink for OutputSink<'_> {
     fn store(&self, tile: &mut Tile<'_>) {
         self.epilogue.apply(tile, self.groups[tile.rows.group].weights, self.a_scale);
@@ -139,18 +161,13 @@ impl TileSink for OutputSink<'_> {
             // the same element or block.
             unsafe {
                 match &self.c {
-                    Destination::F32(c) | Destination::Deferred(c, _) => {
-                        c.part(at, cols).copy_from_slice(&values[..cols]);
-                    }
-                    Destination::F16(c) => c.part(at, cols).convert_from_f32_slice(&values[..cols]),
-                    Destination::Bf16(c) => c.part(at, cols).convert_from_f32_slice(&values[..cols]),
                     Destination::Nvfp4(buffers, quantizer) => {
                         for (block, values) in values[..cols].as_chunks::<PANEL>().0.iter().enumerate() {
                             let block = tile.first_col / PANEL + block;
                             buffers.write(quantizer, row, block, self.n / PANEL, values);
                         }
                     }
-                    Destination::Amax(_) => {}
+                    floats => floats.write(at, &values[..cols]),
                 }
             }
         }

@@ -266,6 +266,7 @@ impl GatedMlp {
     /// activation and the options ask for none.
     pub fn from_checkpoint(path: &Path, layer: usize, dtype: DType, options: &Options) -> Result<Self> {
         let checkpoint = Checkpoint::open(path, &OpenOptions::default()).map_err(Error::wrap)?;
+        checkpoint.check_whole(layer, MlpKind::Dense).map_err(Error::wrap)?;
         let weights = crate::weights(checkpoint.gate_up(layer).map_err(Error::wrap)?);
         let down = checkpoint.down(layer).map_err(Error::wrap)?;
         let down = decoded(&down.weight)?.to_dtype(dtype)?.to_device(&options.device)?;

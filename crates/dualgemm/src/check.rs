@@ -339,9 +339,7 @@ pub fn select_rows(a: &AOperand<'_>, rows: &[usize]) -> Result<AOperand<'static>
         AOperand::Float(FloatMatrix::F16(m)) => AOperand::Float(FloatMatrix::F16(pick(m, rows)?)),
         AOperand::Float(FloatMatrix::Bf16(m)) => AOperand::Float(FloatMatrix::Bf16(pick(m, rows)?)),
         AOperand::Quantized(m) => {
-            let codes: Vec<u8> = rows.iter().flat_map(|&row| m.row_codes(row)).copied().collect();
-            let scales: Vec<u8> =
-                rows.iter().flat_map(|&row| (0..m.blocks()).map(move |b| m.scale_byte(row, b))).collect();
+            let (codes, scales) = m.dense_rows(rows.iter().copied());
             AOperand::Quantized(QuantizedMatrix::new(
                 m.name(),
                 m.format(),

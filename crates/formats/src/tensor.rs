@@ -213,6 +213,16 @@ impl<'a> QuantizedMatrix<'a> {
         &self.codes[start..start + self.k / 2]
     }
 
+    /// Codes and block scales of some rows, copied, both dense and row by row.
+    ///
+    /// # Panics
+    /// If a row is beyond the matrix.
+    pub fn dense_rows(&self, rows: impl Iterator<Item = usize> + Clone) -> (Vec<u8>, Vec<u8>) {
+        let codes = rows.clone().flat_map(|row| self.row_codes(row)).copied().collect();
+        let scales = rows.flat_map(|row| (0..self.blocks()).map(move |b| self.scale_byte(row, b))).collect();
+        (codes, scales)
+    }
+
     /// All code bytes as held, rows [`row_stride`](Self::row_stride) apart.
     pub fn codes(&self) -> &[u8] {
         &self.codes

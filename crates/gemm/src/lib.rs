@@ -28,4 +28,4 @@ pub use epilogue::{Activation, Epilogue, Expr, Op, Program, Slot};
 pub use error::Error;
 pub use mlp::{GatedMlp, MlpDesc, RouterWeights, Routing, mixture_reference, mlp_reference, stored};
 pub use operands::{AOperand, GateUp, Linear, OutputMut, WeightRef};
-pub use reference::{bounded_reference, reference, reference_of};
+pub use reference::{bounded_reference, float_linear_reference, reference, reference_of};

@@ -15,7 +15,7 @@
 
 use std::ops::Range;
 
-use dualgemm_formats::QuantizedMatrix;
+use dualgemm_formats::{FloatMatrix, QuantizedMatrix};
 use half::bf16;
 
 use crate::bound::Bounded;
@@ -61,11 +61,11 @@ pub fn reference_of(epilogue: &Epilogue, a: &[Vec<Bounded>], weights: WeightRef<
     };
     let (gate, up) = match weights {
         WeightRef::Linear(layer) => {
-            return products(a, &layer.weight, epilogue.alpha_gate, |n| bias(&layer.bias, n));
+            return quantized(a, &layer.weight, epilogue.alpha_gate, |n| bias(&layer.bias, n));
         }
         WeightRef::GateUp(pair) => (
-            products(a, &pair.gate, epilogue.alpha_gate, |n| bias(&pair.gate_bias, n)),
-            products(a, &pair.up, epilogue.alpha_up, |n| bias(&pair.up_bias, n)),
+            quantized(a, &pair.gate, epilogue.alpha_gate, |n| bias(&pair.gate_bias, n)),
+            quantized(a, &pair.up, epilogue.alpha_up, |n| bias(&pair.up_bias, n)),
         ),
     };
     let program = epilogue.activation.program();
@@ -76,19 +76,45 @@ pub fn reference_of(epilogue: &Epilogue, a: &[Vec<Bounded>], weights: WeightRef<
     gate.into_iter().zip(up).map(|(gate, up)| program.eval(rounded(gate), rounded(up))).collect()
 }
 
+/// C of a linear layer whose weights `[n, k]` are floats, each value with what a right result in f32 may be off by.
+///
+/// # Panics
+/// If K of A and of the weights differs, or the bias has fewer than N values.
+pub fn float_linear_reference(
+    a: &FloatMatrix<'_>,
+    weights: &FloatMatrix<'_>,
+    bias: Option<&[f32]>,
+) -> Vec<Bounded> {
+    let exact = |m| (0..a.cols()).map(|k| Bounded::exact(a.value(m, k).into())).collect();
+    let a: Vec<_> = (0..a.rows()).map(exact).collect();
+    let b = |n, k| f64::from(weights.value(n, k));
+    products(&a, [weights.rows(), weights.cols()], b, 1.0, |n| bias.map_or(0.0, |bias| bias[n].into()))
+}
+
 /// `alpha · A·Bᵀ + bias`, row-major.
-fn products(
+fn quantized(
     a: &[Vec<Bounded>],
     b: &QuantizedMatrix<'_>,
     alpha: f32,
     bias: impl Fn(usize) -> f64,
 ) -> Vec<Bounded> {
+    products(a, [b.rows(), b.k()], |n, k| b.value(n, k), alpha, bias)
+}
+
+/// The same for any matrix `[n, k]`, by its values.
+fn products(
+    a: &[Vec<Bounded>],
+    [n, k]: [usize; 2],
+    b: impl Fn(usize, usize) -> f64,
+    alpha: f32,
+    bias: impl Fn(usize) -> f64,
+) -> Vec<Bounded> {
     // Sums of a token side by side: each in order of K, without waiting for the one before.
-    let columns: Vec<Vec<f64>> = (0..b.k()).map(|k| (0..b.rows()).map(|n| b.value(n, k)).collect()).collect();
-    let mut c = Vec::with_capacity(a.len() * b.rows());
+    let columns: Vec<Vec<f64>> = (0..k).map(|k| (0..n).map(|n| b(n, k)).collect()).collect();
+    let mut c = Vec::with_capacity(a.len() * n);
     for a_row in a {
-        assert_eq!(a_row.len(), b.k(), "K of A and of {}", b.name());
-        let mut sums = vec![[0.0; 3]; b.rows()];
+        assert_eq!(a_row.len(), k, "K of A and of B");
+        let mut sums = vec![[0.0; 3]; n];
         for (x, column) in a_row.iter().zip(&columns) {
             for ([dot, magnitudes, squares], y) in sums.iter_mut().zip(column) {
                 let (product, off) = (x.value * y, x.error * y);
@@ -98,7 +124,7 @@ fn products(
             }
         }
         for (n, [dot, magnitudes, squares]) in sums.into_iter().enumerate() {
-            let sum = Bounded::product(b.k(), [dot, magnitudes], alpha.into(), bias(n));
+            let sum = Bounded::product(k, [dot, magnitudes], alpha.into(), bias(n));
             c.push(sum.off_by(f64::from(alpha).abs() * Bounded::together(squares)));
         }
     }

@@ -8,7 +8,6 @@ use dualgemm_gemm::compare::Element;
 use dualgemm_gemm::{AFormat, AOperand, Comparison, DualGemmDesc, OutFormat, OutScale, OutputMut};
 use half::{bf16, f16};
 
-use crate::upload::plain_rows;
 use crate::{Buffer, DeviceA, DeviceC, DeviceCall, Error, Gpu};
 
 /// Room for A and C of up to M rows.
@@ -83,7 +82,7 @@ impl Operands {
             AOperand::Float(FloatMatrix::Bf16(a)) => (little_endian(a, bf16::to_le_bytes), Vec::new()),
             AOperand::Quantized(a) => {
                 groups.iter().try_for_each(|rows| a.check_scales_of(rows.clone()))?;
-                plain_rows(a)
+                a.dense_rows(0..a.rows())
             }
         };
         let ends = groups.iter().map(|rows| rows.end);

@@ -3,7 +3,7 @@
 
 use dualgemm_device::{Device, DevicePtr, Stream};
 use dualgemm_formats::scalar::{e2m1, e4m3};
-use dualgemm_formats::{BlockFormat, QuantizedMatrix, ScaleLayout};
+use dualgemm_formats::{BlockFormat, ScaleLayout};
 use dualgemm_gemm::{GateUp, Linear};
 use dualgemm_kernels::generic::atoms::ScaleAtoms;
 use dualgemm_kernels::generic::copy::Copy;
@@ -99,7 +99,7 @@ impl Uploads {
         let alpha = match (self.rows(), form) {
             (Some(rows), _) => {
                 for (i, half) in halves.into_iter().enumerate() {
-                    let (codes, scales) = plain_rows(half);
+                    let (codes, scales) = half.dense_rows(0..half.rows());
                     self.largest[i] = scales.iter().copied().fold(self.largest[i], u8::max);
                     self.gpu.copy_to(rows[i].offset((first * k / 2) as u64), &codes)?;
                     self.gpu.copy_to(rows[2 + i].offset((first * self.layout.blocks()) as u64), &scales)?;
@@ -258,13 +258,6 @@ pub(crate) unsafe fn put_on_device(
 /// The layout of weights that are on the device, in an order.
 pub(crate) fn on_device_layout(weights: &DeviceGateUp<'_>, form: WeightForm) -> Result<Layout, Error> {
     Layout::new((weights.n, weights.k), weights.format, form)
-}
-
-/// Codes and linear scales, both dense.
-pub(crate) fn plain_rows(m: &QuantizedMatrix<'_>) -> (Vec<u8>, Vec<u8>) {
-    let codes = (0..m.rows()).flat_map(|row| m.row_codes(row)).copied().collect();
-    let scales = (0..m.rows()).flat_map(|row| (0..m.blocks()).map(move |b| m.scale_byte(row, b))).collect();
-    (codes, scales)
 }
 
 /// Biases of gate and up one after the other, if either has one.

@@ -5,8 +5,9 @@ use dualgemm_formats::{BlockFormat, GlobalScale};
 use super::{BadInputScale, Checkpoint, NibbleOrder};
 use crate::convention::Role;
 use crate::error::list;
+use crate::families::{Owner, owner};
 use crate::gate_up::GateUpOrder;
-use crate::model_config::expert_count;
+use crate::model_config::{expert_count, model_field};
 use crate::module::{Mlp, MlpKind, Module, Place, Projection};
 use crate::packed::Stored;
 use crate::scheme::{Input, Scheme, Weights};
@@ -326,6 +327,7 @@ impl Checkpoint {
     ) -> Result<Option<Vec<f32>>, Error> {
         const WHAT: &str = "a bias";
         let view = self.index.modules.get(name).and_then(|m| self.tensor(m, Role::Bias));
+        self.check_mlp_bias(name, view.as_ref())?;
         let Some(view) = view else { return Ok(None) };
         let values = view.to_f32(WHAT)?;
         match (stored.experts, expert) {
@@ -337,6 +339,25 @@ impl Checkpoint {
                 let lead = experts.map_or(String::new(), |e| format!("{e}, "));
                 Err(view.shape_error(WHAT, format!("[{lead}{}]", stored.rows)))
             }
+        }
+    }
+
+    /// A dense MLP of the language model has biases where the configuration's `mlp_bias` says so, and there alone.
+    fn check_mlp_bias(&self, name: &str, bias: Option<&TensorView<'_>>) -> Result<(), Error> {
+        const KEY: &str = "mlp_bias";
+        let Some(config) = self.files.config() else { return Ok(()) };
+        let stated = model_field(&config.value, KEY).and_then(serde_json::Value::as_bool);
+        let ours = |p: &Place| p.kind == MlpKind::Dense && owner(&p.path) == Owner::Trunk;
+        match (stated, bias) {
+            _ if !Place::parse(name).as_ref().is_some_and(ours) => Ok(()),
+            (Some(true), None) => Err(self.missing(name, Role::Bias, "`mlp_bias`, which is true,")),
+            (Some(false), Some(bias)) => Err(Error::Config {
+                file: config.path.clone(),
+                key: KEY.into(),
+                found: "false".into(),
+                valid: format!("true, as `{}` is there", bias.name),
+            }),
+            _ => Ok(()),
         }
     }
 }

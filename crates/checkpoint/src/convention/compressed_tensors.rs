@@ -48,6 +48,10 @@ pub(super) const SUFFIXES: &[(&str, Role)] = &[
     ("_input_global_scale", Role::InputScale),
     ("_weight_packed", Role::Weight),
     ("_bias", Role::Bias),
+    // Experts in one tensor, as some files of Qwen3 VL have them.
+    ("_global_scale", Role::TensorScale),
+    ("_scale", Role::BlockScale),
+    ("_packed", Role::Weight),
 ];
 
 /// What is written beside a weight of any format.

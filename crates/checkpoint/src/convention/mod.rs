@@ -249,6 +249,13 @@ impl<'a> Evidence<'a> {
         self.config.as_ref().map(|(path, value)| (path.as_path(), value.as_ref()))
     }
 
+    /// What says that the files are quantized, whichever way.
+    pub(crate) fn declared(&self) -> Option<String> {
+        let by_config = || Some(format!("`{METADATA_CONFIG}` in {}", self.config()?.0.display()));
+        let by_file = || Some(self.files.hf_quant_config()?.path.display().to_string());
+        by_config().or_else(by_file)
+    }
+
     pub(crate) fn method(&self) -> Option<(&Path, &Value)> {
         let (path, config) = self.config()?;
         config.get("quant_method").map(|m| (path, m))

@@ -139,9 +139,7 @@ impl<'c> Said<'c> {
         let mut followed = Followed::default();
         let shape = self.shape(layer, mtp, &mut followed)?;
         self.check_rest(shape)?;
-        for neutral in self.family.map_or(&[][..], |family| family.neutral) {
-            self.check_neutral(neutral, layer)?;
-        }
+        self.check_neutrals(layer, false)?;
         let limit = self.limit(layer, kind, mtp, &mut followed)?;
         let activation = match (shape, limit) {
             (Shape::Oai, _) => {
@@ -399,6 +397,12 @@ impl<'c> Said<'c> {
         Ok(Some((number, key)))
     }
 
+    /// Refuses numbers that change the gates of a layer's MLPs, or what comes after the activation.
+    pub(crate) fn check_neutrals(&self, layer: usize, after: bool) -> Result<(), Error> {
+        let all = self.family.map_or(&[][..], |family| family.neutral);
+        all.iter().filter(|n| n.after == after).try_for_each(|neutral| self.check_neutral(neutral, layer))
+    }
+
     fn check_neutral(&self, neutral: &Neutral, layer: usize) -> Result<(), Error> {
         let at = neutral.at.unwrap_or(layer);
         let number = match self.field(neutral.key) {
@@ -421,7 +425,13 @@ impl<'c> Said<'c> {
         }
         let found = number.map_or_else(|| "no number".into(), |number| number.to_string());
         let found = format!("{found} for layer {layer}, which is not implemented");
-        Err(self.fault(neutral.key, found, neutral.neutral.to_string()))
+        let valid = neutral.neutral.to_string();
+        if neutral.after {
+            // An activation that is asked for does not change it.
+            let (file, key) = (self.config.path.clone(), format!("{}[{at}]", self.name(neutral.key)));
+            return Err(Error::Config { file, key, found, valid });
+        }
+        Err(self.fault(neutral.key, found, valid))
     }
 
     /// Refuses the first entry that speaks of an activation and that nothing above follows.

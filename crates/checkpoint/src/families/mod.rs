@@ -141,7 +141,7 @@ pub(crate) struct Limit {
     pub(crate) negative: bool,
 }
 
-/// A number, or one per layer, that changes gates in a way that is not implemented, unless it is the neutral one.
+/// A number, or one per layer, that changes an MLP in a way that is not implemented, unless it is the neutral one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Neutral {
     pub(crate) key: &'static str,
@@ -150,6 +150,19 @@ pub(crate) struct Neutral {
     pub(crate) neutral: f64,
     /// The first numbers of a file without the entry; further ones are neutral.
     pub(crate) absent: &'static [f64],
+    /// Whether it changes what comes after the activation, and so whole MLPs alone.
+    pub(crate) after: bool,
+}
+
+/// What the output of a mixture is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sum {
+    /// Routed experts times the router's weights, and the shared one.
+    Plain,
+    /// The weights multiply what goes into the routed experts.
+    WeighsInputs,
+    /// The router weighs the shared expert, too: by what.
+    WeighsShared(&'static str),
 }
 
 /// A family of models.
@@ -163,6 +176,7 @@ pub struct Family {
     pub(crate) clamp: Clamp,
     pub(crate) limits: &'static [Limit],
     pub(crate) neutral: &'static [Neutral],
+    pub(crate) sum: Sum,
     /// Entries that speak of an activation and have no effect on the MLPs.
     pub(crate) ignored: &'static [&'static str],
     /// Orders of rows that the family defines, by the last part of a fused module's name.
@@ -200,11 +214,19 @@ impl Family {
             let kinds: Vec<String> = limit.kinds.iter().map(MlpKind::to_string).collect();
             format!("; `{}` limits {} {order}", limit.key, kinds.join(", "))
         });
-        let neutral =
-            self.neutral.iter().map(|n| format!("; `{}` other than {} is refused", n.key, n.neutral));
+        let neutral = self.neutral.iter().map(|n| {
+            let of = if n.after { " in whole MLPs" } else { "" };
+            let at = n.at.map_or(String::new(), |at| format!("[{at}]"));
+            format!("; `{}{at}` other than {} is refused{of}", n.key, n.neutral)
+        });
         let fused = self.fused.iter().map(|(name, order)| format!("; `{name}` is {order}"));
         let up = self.fused_up.then(|| "; a lone `ffn_up` is gate-up".to_owned());
-        limits.chain(neutral).chain(fused).chain(up).fold(function, |doc, more| doc + &more)
+        let sum = match self.sum {
+            Sum::Plain => None,
+            Sum::WeighsInputs => Some("; the router's weights multiply what goes into experts".to_owned()),
+            Sum::WeighsShared(what) => Some(format!("; mixtures without their shared expert alone: {what}")),
+        };
+        limits.chain(neutral).chain(fused).chain(up).chain(sum).fold(function, |doc, more| doc + &more)
     }
 
     /// The function where no entry names one.
@@ -276,6 +298,7 @@ mod tests {
         );
         silu && family.limits.is_empty()
             && family.neutral.is_empty()
+            && family.sum == Sum::Plain
             && family.fused.is_empty()
             && !family.fused_up
     }

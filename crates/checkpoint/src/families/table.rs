@@ -4,7 +4,7 @@
 //! ggml-org/llama.cpp, `vllm/` vllm-project/vllm, `sglang/` sgl-project/sglang. Read at transformers 5.24.0, vllm 0.33.0,
 //! sglang 0.5.23 and the llama.cpp of llama_cpp_python 0.3.36.
 
-use super::{Absent, COMMON_KEYS, Clamp, Family, Function, Limit, Neutral, Shape};
+use super::{Absent, COMMON_KEYS, Clamp, Family, Function, Limit, Neutral, Shape, Sum};
 use crate::GateUpOrder::{GateUp, GateUpRows, UpGate};
 use crate::module::MlpKind::{self, Dense, Experts, Shared};
 
@@ -31,6 +31,7 @@ const fn plain(model_types: &'static [&'static str], architectures: &'static [&'
         clamp: Clamp::Before,
         limits: &[],
         neutral: &[],
+        sum: Sum::Plain,
         ignored: &[],
         fused: &[],
         fused_up: false,
@@ -76,6 +77,11 @@ const fn limits(key: &'static str, gguf: &'static str, kinds: &'static [MlpKind]
 /// The same in a family whose layers that predict further tokens have none.
 const fn limits_of_trunk(key: &'static str, gguf: &'static str, kinds: &'static [MlpKind]) -> Limit {
     Limit { in_mtp: Absent::NoLimit, ..limits(key, gguf, kinds) }
+}
+
+/// One of gate's and down's multipliers (Falcon-H1).
+const fn multiplier(at: usize, after: bool) -> Neutral {
+    Neutral { key: "mlp_multipliers", at: Some(at), neutral: 1.0, absent: &[], after }
 }
 
 /// Shared experts and dense MLPs have a limit of their own in GGUF, or else that of the routed experts.
@@ -215,6 +221,7 @@ pub(super) const FAMILIES: &[Family] = &[
             at: None,
             neutral: 0.0,
             absent: &[0.95; 10],
+            after: false,
         }],
         // llama.cpp has the ten layers and their number built in.
         ignored: &["hidden_act", "activation_sparsity_scale"],
@@ -243,7 +250,7 @@ pub(super) const FAMILIES: &[Family] = &[
         ..plain(&["bitnet"], &[])
     },
     Family {
-        neutral: &[Neutral { key: "mlp_multipliers", at: Some(0), neutral: 1.0, absent: &[] }],
+        neutral: &[multiplier(0, false), multiplier(1, true)],
         source: "transformers/models/falcon_h1, llama.cpp/conversion/falcon_h1.py",
         ..plain(&["falcon_h1"], &["falcon-h1"])
     },
@@ -320,6 +327,7 @@ pub(super) const FAMILIES: &[Family] = &[
     },
     Family {
         fused: HALVES,
+        sum: Sum::WeighsInputs,
         source: "transformers/models/llama4, llama.cpp/src/models/llama4.cpp",
         ..plain(&["llama4_text", "llama4"], &["llama4"])
     },
@@ -407,7 +415,11 @@ pub(super) const FAMILIES: &[Family] = &[
     plain(&["mimo_v2_flash"], &["mimo2"]),
     plain(&["minicpm"], &["minicpm"]),
     plain(&["minicpm3"], &["minicpm3"]),
-    plain(&["minimax", "minimax_m1", "minimax_text_01"], &["minimax-01"]),
+    Family {
+        sum: Sum::WeighsShared("a coefficient of each token"),
+        source: "vllm/model_executor/models/minimax_text_01.py, llama.cpp/src/models",
+        ..plain(&["minimax", "minimax_m1", "minimax_text_01"], &["minimax-01"])
+    },
     plain(&["minimax_m2"], &["minimax-m2"]),
     plain(&["mistral"], &[]),
     plain(&["mixtral"], &[]),
@@ -466,6 +478,7 @@ pub(super) const FAMILIES: &[Family] = &[
     // The other entry is of its router.
     Family {
         ignored: &["gate_activation"],
+        sum: Sum::WeighsShared("a gamma of the router"),
         source: "transformers/models/inkling",
         ..plain(&["inkling_text"], &[])
     },

@@ -114,12 +114,17 @@ impl Checkpoint {
         if !self.is_loaded_by_engines() {
             return;
         }
-        let mut promised = Vec::new();
+        let (mut promised, mut unexplained) = (Vec::new(), Vec::new());
         for (name, module) in &self.index().modules {
             let Some(weight) = module.get(Role::Weight).and_then(|tensor| self.files().get(tensor)) else {
                 continue;
             };
             let scheme = self.scheme(name);
+            let found = || findings.iter().any(|f| f.tensor == *name);
+            let as_float = matches!(scheme.weights, Weights::Blocks(_) | Weights::Float(_));
+            if weight.dtype.is_8_bit_float() && weight.shape.len() > 1 && as_float && !found() {
+                unexplained.push((name, weight.dtype));
+            }
             // Without a configuration that says so, nothing is promised.
             let Weights::Blocks(format) = &scheme.weights else { continue };
             let what = kept(name);
@@ -137,11 +142,18 @@ impl Checkpoint {
                 promised.push((name, weight.dtype, format));
             }
         }
+        let more = |others: usize| match others {
+            0 => String::new(),
+            n => format!(" ({n} more like it)"),
+        };
+        if let [(name, dtype), others @ ..] = unexplained.as_slice() {
+            let more = more(others.len());
+            let message =
+                format!("{name}: is {dtype}, and nothing in the configuration says how to scale it{more}");
+            findings.push(Finding::new("declared", *name, dtype.to_string(), message));
+        }
         if let [(name, dtype, format), others @ ..] = promised.as_slice() {
-            let more = match others.len() {
-                0 => String::new(),
-                n => format!(" ({n} more like it)"),
-            };
+            let more = more(others.len());
             let message = format!(
                 "{name}: is {dtype}, but the configuration says {format}; what stays in floats must be named in `ignore`{more}"
             );

@@ -131,6 +131,9 @@ impl Checkpoint {
             None => vec![None],
         };
         for expert in experts {
+            if let Err(e) = self.bias(name, &stored, expert) {
+                findings.push(Finding::from(&e));
+            }
             match self.checked_scale(name, &stored, expert) {
                 Ok(global) => {
                     let release = || self.files().release_tensor(stored.weight_name());

@@ -79,7 +79,7 @@ pub const RULES: &[Rule] = &[
     error("uncalibrated", "every expert's activation scale was calibrated: present, positive and finite"),
     error(
         "declared",
-        "what the configuration says is in 4 bits is, and embeddings, which loaders read as floats, are not",
+        "what the configuration says is in 4 bits is, embeddings, which loaders read as floats, are not, and 8-bit weights are declared",
     ),
     warning(
         "halves-tensor-scale",

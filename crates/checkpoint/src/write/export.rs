@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{LinearOut, Model, WeightOut, beside};
+use super::{LinearOut, Model, Output, WeightOut, beside};
 use crate::checkpoint::LinearSource;
 use crate::convention::Role;
 use crate::module::{Mlp, MlpKind, Projection};
@@ -16,18 +16,25 @@ const MARKERS: &[&str] = &[".comfy_quant", ".weight_shape", ".input_scale"];
 
 impl Checkpoint {
     /// Everything in the checkpoint, ready to be written in another convention. Of a GGUF file, whose other
-    /// names and orders belong to llama.cpp, only the gated MLPs.
+    /// names and orders belong to llama.cpp, only the gated MLPs. Gate and up in one tensor are split, but where the model's
+    /// own code has them so and safetensors are written.
     ///
     /// # Errors
     /// If a module in a 4-bit block format cannot be read. One in another quantization is among the
     /// [`others`](Model::others), and [`foreign`](Model::foreign) says so.
-    pub fn export(&self) -> Result<Model<'_>, Error> {
+    pub fn export(&self, to: Output) -> Result<Model<'_>, Error> {
         let is_gguf = self.files().gguf_metadata().is_some();
         let config = self.files().config().map(|json| json.value.clone());
         let mut model = Model { config, beside: beside(self.files())?, ..Model::default() };
         let mut done = BTreeSet::new();
+        let of_family = |module| {
+            let order = self.files().family().and_then(|family| family.fused_order(module));
+            order.is_some() && order == self.fused_order(module)
+        };
         for mlp in &self.index().mlps {
-            if mlp.modules().any(|m| self.is_quantized_module(m)) {
+            let fused = mlp.module(None, Projection::GateUp).filter(|_| mlp.kind != MlpKind::Experts);
+            let stays = to != Output::Gguf && !is_gguf && fused.is_some_and(of_family);
+            if !stays && mlp.modules().any(|m| self.is_quantized_module(m)) {
                 self.export_mlp(mlp, is_gguf, &mut model, &mut done)?;
             }
         }

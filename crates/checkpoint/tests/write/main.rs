@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 fn convert(c: &Checkpoint, to: &std::path::Path, output: Output) -> (Checkpoint, WriteReport) {
     // GGUF of these models, and what is read of it, is MLPs alone.
     let mlp_only = output == Output::Gguf || c.convention().name == "gguf";
-    let report = write(to, output, &Model { mlp_only, ..c.export().unwrap() }).unwrap();
+    let report = write(to, output, &Model { mlp_only, ..c.export(output).unwrap() }).unwrap();
     for file in &report.files {
         assert!(file.exists(), "{}", file.display());
     }
@@ -193,6 +193,32 @@ fn fused_and_stacked_experts_are_taken_apart() {
     }
 }
 
+/// Their own code knows gate and up as one layer, and would not find two.
+#[test]
+fn gate_and_up_stay_one_tensor_where_the_family_has_them_so() {
+    let dir = tempfile::tempdir().unwrap();
+    for (model_type, options, stays) in [
+        ("phi3", defaults(), true),
+        ("phi3", OpenOptions { gate_up_order: Some(GateUpOrder::UpGate), ..defaults() }, false),
+        ("llama", OpenOptions { gate_up_order: Some(GateUpOrder::GateUp), ..defaults() }, false),
+    ] {
+        let mut config = modelopt_config("W4A16_NVFP4");
+        config["model_type"] = model_type.into();
+        let mut f = Fixture { config: Some(config), ..Fixture::default() };
+        let fused = "model.layers.0.mlp.gate_up_proj";
+        f.modelopt(fused, &Weight::new(1, 256, 64), 1e-3, None).modelopt(DOWN, &down(), 1e-3, None);
+        let a = f.open(&options).unwrap();
+        for output in Output::ALL {
+            let name = format!("{model_type}-{stays}-{}", output.name());
+            let name = if output == Output::Gguf { name + ".gguf" } else { name };
+            let (b, _) = convert(&a, &dir.path().join(name), output);
+            let found = b.quantized_modules().any(|module| module == fused);
+            assert_eq!(found, stays && output != Output::Gguf, "{model_type} to {}", output.name());
+            assert_same_layer(&a, &b);
+        }
+    }
+}
+
 #[test]
 fn experts_become_one_gguf_tensor_and_come_back() {
     let dir = tempfile::tempdir().unwrap();
@@ -238,7 +264,7 @@ fn mxfp4_is_written_where_it_exists() {
         assert_eq!(c.gate_up(0).unwrap().gate.format(), BlockFormat::Mxfp4);
         assert_eq!(c.gate_up(0).unwrap().gate.global_scale(), GlobalScale::ONE);
     }
-    let e = refusal(write(&dir.path().join("mo"), Output::Modelopt, &a.export().unwrap()));
+    let e = refusal(write(&dir.path().join("mo"), Output::Modelopt, &a.export(Output::Modelopt).unwrap()));
     assert_has(&e, "mxfp4 in ModelOpt's convention is not supported; nvfp4 is");
     assert!(!dir.path().join("mo").exists());
 }

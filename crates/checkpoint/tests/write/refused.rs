@@ -71,7 +71,7 @@ fn other_quantizations_are_not_converted_silently() {
     for output in [Output::Modelopt, Output::CompressedTensors] {
         let path = dir.path().join(output.name());
         assert_eq!(
-            refusal(write(&path, output, &a.export().unwrap())),
+            refusal(write(&path, output, &a.export(output).unwrap())),
             "model.layers.0.attn.q: quant_algo FP8 is not supported; 4-bit blocks beside floats are; GGUF output takes the \
              MLPs alone"
         );
@@ -93,7 +93,7 @@ fn half_of_a_pair_is_written_and_scales_of_nothing_are_refused() {
     let up = format!("{UP}.weight");
     f.add(&up, Dtype::Bf16, &[128, 64], vec![0x3f; 128 * 64 * 2]);
     let a = f.open(&defaults()).unwrap();
-    let model = a.export().unwrap();
+    let model = a.export(Output::Modelopt).unwrap();
     let linears = |model: &Model<'_>| model.linears.iter().map(|l| l.module.clone()).collect::<BTreeSet<_>>();
     assert_eq!(linears(&model), BTreeSet::from([GATE.into(), DOWN.into()]));
     let found = model.linears.iter().find(|l| l.module == GATE).unwrap();
@@ -108,10 +108,13 @@ fn half_of_a_pair_is_written_and_scales_of_nothing_are_refused() {
 
     let mut f = modelopt(modelopt_config("NVFP4"), Some(0.5));
     *f.tensor(&up) = TensorOut::new(up.clone(), Dtype::F32, [128, 32], vec![0; 128 * 32 * 4]);
-    let e = refusal(f.open(&defaults()).unwrap().export());
+    let e = refusal(f.open(&defaults()).unwrap().export(Output::Modelopt));
     assert_has(&e, &format!("`{up}` is F32; a 4-bit weight (nvfp4 or mxfp4) is needed"));
     f.remove(&up);
-    assert_starts(&refusal(f.open(&defaults()).unwrap().export()), &format!("{up}: is missing"));
+    assert_starts(
+        &refusal(f.open(&defaults()).unwrap().export(Output::Modelopt)),
+        &format!("{up}: is missing"),
+    );
 }
 
 #[test]
@@ -123,7 +126,7 @@ fn block_scales_that_are_none_are_not_written() {
         let a = f.open(&defaults()).unwrap();
         for (output, name) in OUTPUTS {
             let path = dir.path().join(name);
-            let model = Model { mlp_only: true, ..a.export().unwrap() };
+            let model = Model { mlp_only: true, ..a.export(Output::Modelopt).unwrap() };
             assert_has(&refusal(write(&path, output, &model)), &format!("row 1, block 1 is {what}"));
             assert!(!path.exists());
         }
@@ -140,7 +143,7 @@ fn a_block_scale_far_down_is_named_by_its_own_row() {
     f.modelopt_fused(&w, false);
     let options = OpenOptions { gate_up_order: Some(GateUpOrder::UpGateRows), ..defaults() };
     let a = f.open(&options).unwrap();
-    let e = refusal(write(&dir.path().join("m"), Output::Modelopt, &a.export().unwrap()));
+    let e = refusal(write(&dir.path().join("m"), Output::Modelopt, &a.export(Output::Modelopt).unwrap()));
     // The checkpoint, then the tensor.
     let found = "gate_up_proj.weight (up): block scale 0x80 at row 66000, block 1 is negative";
     assert_starts(&e, &format!("DIR: model.layers.0.mlp.{found}"));

@@ -81,7 +81,7 @@ pub fn run(args: &ConvertArgs, output: &Output) -> anyhow::Result<Verdict> {
     let read = checkpoint.files().paths().chain([args.input.as_path()]);
     files::is_no_input("OUT", &args.out, read)?;
     files::writable_model(&args.out)?;
-    let model = write::Model { mlp_only: args.mlp_only, ..checkpoint.export()? };
+    let model = write::Model { mlp_only: args.mlp_only, ..checkpoint.export(args.to)? };
     let written = write::write(&args.out, args.to, &model)?;
     output.emit(&Report {
         input: args.input.clone(),

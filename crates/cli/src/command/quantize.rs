@@ -19,12 +19,12 @@ use std::path::PathBuf;
 use anyhow::bail;
 use clap::Args;
 use dualgemm::checkpoint::write::{self, LinearOut, Model};
-use dualgemm::checkpoint::{Dtype, TensorFiles, TensorOut, TensorView, linear, safetensors};
+use dualgemm::checkpoint::{Dtype, TensorFiles, TensorOut, TensorView, linear, model_field, safetensors};
 use dualgemm::formats::quantize::{quantize_group, relative_l2};
 use dualgemm::formats::{FloatMatrix, FloatType, GlobalScale, Producer, QuantizedMatrix, Search};
 use rayon::prelude::*;
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::Verdict;
 use crate::calibration::Calibration;
@@ -147,6 +147,8 @@ pub fn run(args: &QuantizeArgs, output: &Output) -> anyhow::Result<Verdict> {
     if files.gguf_metadata().is_some() {
         bail!("{}: is a GGUF file; a safetensors file with float tensors is needed", args.input.display());
     }
+    linear::check_floats(&files)?;
+    check_layout(&files)?;
     let search = args.search.map_or(Search::Plain, |SearchArg::Mse| Search::Mse);
     let mut kept = Vec::new();
     let (chosen, copied): (Vec<TensorView<'_>>, Vec<_>) =
@@ -198,6 +200,23 @@ pub fn run(args: &QuantizeArgs, output: &Output) -> anyhow::Result<Verdict> {
         notes,
     })?;
     Ok(Verdict::Right)
+}
+
+/// Models whose linear layers are stored as `[in, out]`: those of transformers that have `Conv1D`.
+const TRANSPOSED: [&str; 5] = ["gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp"];
+
+/// Blocks run along K, which is the last dimension in every other model.
+fn check_layout(files: &TensorFiles) -> anyhow::Result<()> {
+    let Some(config) = files.config() else { return Ok(()) };
+    let found = model_field(&config.value, "model_type").and_then(Value::as_str);
+    if let Some(found) = found.filter(|found| TRANSPOSED.contains(found)) {
+        bail!(
+            "{}: model_type is {found}, whose layers are Conv1D [in, out]; loaders of 4-bit weights take linear layers \
+             [out, in]",
+            config.path.display()
+        );
+    }
+    Ok(())
 }
 
 /// The module of a weight.
@@ -403,8 +422,6 @@ fn torchao_metadata(
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
-
     use super::*;
 
     fn view<'a>(name: &'a str, shape: &'a [usize], bytes: &'a [u8]) -> TensorView<'a> {

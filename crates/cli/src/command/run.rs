@@ -222,7 +222,8 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
         matrices: operation.matrices(routing),
         input_scale,
         between: desc.between(),
-        routing: routing.map(|routing| RoutingReport::new(routing, &args.operation)),
+        routing: routing
+            .map(|routing| RoutingReport::new(routing, operation.router_weights(&args.operation))),
         a: origin,
         m,
         n,

@@ -223,7 +223,8 @@ pub fn run(args: &VerifyArgs, output: &Output) -> anyhow::Result<Verdict> {
             };
             let routing = problem.routing.as_ref();
             let matrices = operation.matrices(routing);
-            let routing = routing.map(|routing| RoutingReport::new(routing, &args.operation));
+            let routing =
+                routing.map(|routing| RoutingReport::new(routing, operation.router_weights(&args.operation)));
             let basis = Basis { matrices, input_scale, stated, routing };
             finish(basis, against, comparison, tolerance, &|| {
                 // The mistakes that are known are those of gate and up.

@@ -57,6 +57,7 @@ impl<'c> Mixture<'c> {
                  --routed-only leaves it out"
             );
         }
+        checkpoint.check_mixture(number, routed_only)?;
         this.check_shapes()?;
         Ok(this)
     }

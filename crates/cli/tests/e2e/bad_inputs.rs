@@ -205,6 +205,7 @@ const CASES: &[(&str, &[&str])] = &[
         &["a: stored as I32; a float matrix must be F32, F16 or BF16"],
     ),
     ("run {ckpt} --input {dir}/no-rows.safetensors", &["shape [0, 576]", "at least one row"]),
+    ("run {ckpt} --input {dir}/both.safetensors", &["both `a` and `a_packed`, and none is named"]),
     ("run {ckpt} --input {dir}/no-scale.safetensors", &["`a_packed` without `a_scale`"]),
     (
         "run {ckpt} --input {dir}/nan-scale.safetensors",
@@ -260,6 +261,21 @@ const CASES: &[(&str, &[&str])] = &[
         &["holds no linear layer to quantize; 2-D tensors of F32, F16 or BF16"],
     ),
     (
+        "quantize {ckpt} {dir}/o --producer modelopt",
+        &[
+            "modelopt-nvfp4: a source that is quantized already, as `quantization_config` in ",
+            "F32, F16 and BF16",
+        ],
+    ),
+    (
+        "quantize {dir}/f8.safetensors {dir}/o.safetensors --producer te",
+        &["f8.safetensors: `a.weight` in F8_E4M3 is not supported; weights in F32, F16 and BF16"],
+    ),
+    (
+        "quantize {dir}/gpt2 {dir}/o --producer modelopt",
+        &["{dir}/gpt2/config.json: model_type is gpt2, whose layers are Conv1D [in, out]"],
+    ),
+    (
         "quantize {gguf} {dir}/o.safetensors --producer te",
         &["is a GGUF file; a safetensors file with float tensors is needed"],
     ),
@@ -291,18 +307,24 @@ fn prepare(dir: &Path) {
     write(&dir.join("no-rows.safetensors"), &[("a", Dtype::F32, &[0, 576], &[])]);
     write(&dir.join("odd.safetensors"), &[("odd.weight", Dtype::F32, &[2, 24], &[0; 4 * 48])]);
     extract(&data("expected-modelopt-nvfp4.safetensors"), &["a_packed"], &dir.join("no-scale.safetensors"));
+    let floats: (&str, Dtype, &[usize], &[u8]) = ("b.weight", Dtype::F32, &[16, 32], &[0; 4 * 16 * 32]);
+    write(&dir.join("f8.safetensors"), &[("a.weight", Dtype::F8_E4M3, &[16, 32], &[0; 16 * 32]), floats]);
+    std::fs::create_dir(dir.join("gpt2")).unwrap();
+    write(&dir.join("gpt2/model.safetensors"), &[floats]);
+    std::fs::write(dir.join("gpt2/config.json"), r#"{ "model_type": "gpt2" }"#).unwrap();
     let triple = |name: &str, scale: u8, global: f32| {
         let mut scales = [0x38; 36];
         scales[3] = scale;
-        write(
-            &dir.join(name),
-            &[
-                ("a_packed", Dtype::U8, &[1, 288], &[0x22; 288]),
-                ("a_scale", Dtype::F8_E4M3, &[1, 36], &scales),
-                ("a_scale_2", Dtype::F32, &[1], &global.to_le_bytes()),
-            ],
-        );
+        let global = global.to_le_bytes();
+        let tensors: [(&str, Dtype, &[usize], &[u8]); 4] = [
+            ("a_packed", Dtype::U8, &[1, 288], &[0x22; 288]),
+            ("a_scale", Dtype::F8_E4M3, &[1, 36], &scales),
+            ("a_scale_2", Dtype::F32, &[1], &global),
+            ("a", Dtype::F32, &[1, 576], &[0; 4 * 576]),
+        ];
+        write(&dir.join(name), if name.starts_with("both") { &tensors } else { &tensors[..3] });
     };
+    triple("both.safetensors", 0x38, 1.0);
     triple("nan-scale.safetensors", 0x7F, 1.0);
     triple("negative-scale.safetensors", 0x81, 1.0);
     triple("zero-global.safetensors", 0x38, 0.0);
@@ -358,6 +380,29 @@ fn a_missing_tensor_is_named_with_what_needs_it() {
             assert!(line.contains(missing), "{line}");
         }
     }
+}
+
+#[test]
+fn a_tensor_that_a_whole_mlp_knows_nothing_of_is_named() {
+    let normed = |dir: &Path| {
+        let from = data("modelopt-nvfp4");
+        let bytes = std::fs::read(from.join("model.safetensors")).unwrap();
+        let mut all = safetensors::SafeTensors::deserialize(&bytes).unwrap().tensors();
+        let norm = TensorView::new(Dtype::F32, vec![1536], &[0; 4 * 1536]).unwrap();
+        all.push(("model.layers.0.mlp.ffn_sub_norm.weight".into(), norm));
+        std::fs::create_dir(dir.join("ckpt")).unwrap();
+        safetensors::serialize_to_file(all, None, &dir.join("ckpt/model.safetensors")).unwrap();
+        std::fs::copy(from.join("config.json"), dir.join("ckpt/config.json")).unwrap();
+    };
+    let line = error_line(&normed, "run {dir}/ckpt --op mlp --m 1 --output {dir}/c", 2);
+    assert!(
+        line.contains("model.layers.0.mlp.ffn_sub_norm.weight: a tensor in `model.layers.0.mlp`"),
+        "{line}"
+    );
+    // Gate and up come before it.
+    let dir = tempfile::tempdir().unwrap();
+    normed(dir.path());
+    crate::common::run_json(&[arg(&dir.path().join("ckpt")), "--m", "1"], 0);
 }
 
 #[test]

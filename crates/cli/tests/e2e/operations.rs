@@ -221,6 +221,30 @@ fn mixtures_are_right_and_verify_with_the_same_options_only() {
     }
 }
 
+/// Llama 4 multiplies what goes into its experts.
+#[test]
+fn weights_of_a_router_go_where_the_family_has_them() {
+    let dir = tempfile::tempdir().unwrap();
+    mixture(dir.path(), &[0, 1, 2], true);
+    let [from, to, out] = ["from", "to", "c.safetensors"].map(|name| dir.path().join(name));
+    std::fs::create_dir(&from).unwrap();
+    std::fs::rename(dir.path().join("floats.safetensors"), from.join("model.safetensors")).unwrap();
+    let outputs = |model_type: &str, how: &[&str]| {
+        let config = serde_json::json!({ "model_type": model_type, "num_experts_per_tok": 2 });
+        std::fs::write(from.join("config.json"), config.to_string()).unwrap();
+        let _ = std::fs::remove_dir_all(&to);
+        json(&["quantize", arg(&from), arg(&to), "--producer", "modelopt"], 0);
+        let moe = [arg(&to), "--op", "moe", "--m", "3", "--output", arg(&out)];
+        let report = run_json(&[&moe[..], how].concat(), 0);
+        (report["routing"]["router_weights"].clone(), tensor(&out, "c"))
+    };
+    let inputs = outputs("qwen3_moe", &["--router-weights", "input"]);
+    assert!(outputs("llama4_text", &[]) == inputs);
+    assert_eq!(inputs.0, "input");
+    let plain = outputs("qwen3_moe", &[]);
+    assert!(outputs("llama4_text", &["--router-weights", "output"]) == plain && plain.1 != inputs.1);
+}
+
 #[test]
 fn what_a_mixture_cannot_be_is_one_line_and_leaves_no_file() {
     let dir = tempfile::tempdir().unwrap();

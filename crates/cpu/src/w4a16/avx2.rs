@@ -4,6 +4,7 @@
 use std::arch::x86_64::*;
 
 use dualgemm_formats::BlockFormat;
+use half::{bf16, f16};
 
 use super::many_rows;
 use super::pairs::{self, Pairs};
@@ -144,6 +145,23 @@ impl Vector for __m256 {
     unsafe fn join_chains(chains: [Self; 2], to: *mut f32) {
         // SAFETY: `to` points to room for eight values.
         unsafe { Self::store(to, _mm256_hadd_ps(chains[0], chains[1])) };
+    }
+
+    unsafe_methods! {
+        fn load_bf16(from: *const bf16) -> Self {
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()))))
+        }
+        fn load_f16(from: *const f16) -> Self { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn sums([a, b, c, d]: [Self; 4]) -> [f32; 4] {
+        // SAFETY: arithmetic in registers, and an array is as large as its register.
+        unsafe {
+            let halves = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+            let sums = _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps::<1>(halves));
+            std::mem::transmute(sums)
+        }
     }
 
     operations! {

@@ -3,6 +3,7 @@
 use std::arch::x86_64::*;
 
 use dualgemm_formats::BlockFormat;
+use half::{bf16, f16};
 
 use super::many_rows;
 use super::pairs::{self, Pairs};
@@ -54,6 +55,24 @@ impl Vector for __m512 {
             let words =
                 _mm512_ternarylogic_epi32::<0xCA>(_mm512_set1_epi32(0xFFFF_0000_u32 as i32), high, low);
             _mm512_storeu_si512(to.cast(), words);
+        }
+    }
+
+    unsafe_methods! {
+        fn load_bf16(from: *const bf16) -> Self {
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()))))
+        }
+        fn load_f16(from: *const f16) -> Self { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn sums(vectors: [Self; 4]) -> [f32; 4] {
+        // SAFETY: arithmetic in registers.
+        unsafe {
+            let high = |v| _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(v)));
+            let [a, b, c, d] = vectors;
+            let half = |v| _mm256_add_ps(_mm512_castps512_ps256(v), high(v));
+            __m256::sums([half(a), half(b), half(c), half(d)])
         }
     }
 

@@ -12,10 +12,13 @@
 
 use std::arch::x86_64::*;
 
+use half::bf16;
+
 use super::kernel::groups;
 use super::many_rows::for_rows;
 use crate::amx::{Pass, TILE_K, TILE_ROWS, Unit};
-use crate::isa::compiled_for;
+use crate::float_linear::Products;
+use crate::isa::{compiled_for, unsafe_methods};
 use crate::tile::TILE_COLS;
 
 /// Rows whose sums of 32 features are in registers at a time. More would save loads, which are not what bounds this.
@@ -87,6 +90,26 @@ unsafe fn multiply<const COUNT: usize>(pass: &Pass, a: *const u16, stride: usize
                 let to = sums.add(row * TILE_COLS + half * 16);
                 _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), chain));
             }
+        }
+    }
+}
+
+/// Products of bf16 with weights that are bf16, too.
+pub(crate) struct Dots;
+
+impl Products for Dots {
+    type A = bf16;
+    type W = bf16;
+    type Factor = __m512i;
+    type Sum = __m512;
+    const STEP: usize = 32;
+
+    unsafe_methods! {
+        fn a(from: *const bf16) -> __m512i { _mm512_loadu_si512(from.cast()) }
+        fn w(from: *const bf16) -> __m512i { _mm512_loadu_si512(from.cast()) }
+        fn add(a: __m512i, w: __m512i, sum: __m512) -> __m512 {
+            // Any bits are bf16.
+            _mm512_dpbf16_ps(sum, std::mem::transmute::<__m512i, __m512bh>(a), std::mem::transmute::<__m512i, __m512bh>(w))
         }
     }
 }

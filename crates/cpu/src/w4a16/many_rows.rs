@@ -169,7 +169,7 @@ macro_rules! for_rows {
         }
     };
 }
-pub(super) use for_rows;
+pub(crate) use for_rows;
 
 /// One group of rows and a decoded block of K.
 #[derive(Debug, Clone, Copy)]

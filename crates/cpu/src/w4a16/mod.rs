@@ -56,7 +56,9 @@ use dualgemm_gemm::AFormat;
 use few_rows::{TOO_LARGE, max_few_rows};
 use half::slice::HalfFloatSliceExt;
 use kernel::{BLOCK_K, Layout, Task};
+pub(crate) use many_rows::for_rows;
 pub(crate) use pairs::Pairs;
+pub(crate) use vector::Vector;
 
 use crate::aligned::Aligned;
 use crate::amx::{TILE_K, Tiles};
@@ -291,7 +293,7 @@ fn write_few_rows(a: &FloatMatrix<'_>, tile: &RowTile, first: usize, out: &mut [
 
 /// The elements `first ..` of a row as f32, as many as `room` holds: in place if they are f32, or else in `room`.
 #[inline(always)]
-fn widen<'a>(a: &'a FloatMatrix<'_>, row: usize, first: usize, room: &'a mut [f32]) -> &'a [f32] {
+pub(crate) fn widen<'a>(a: &'a FloatMatrix<'_>, row: usize, first: usize, room: &'a mut [f32]) -> &'a [f32] {
     let range = first..first + room.len();
     match a {
         FloatMatrix::F32(a) => return &a.row(row)[range],

@@ -1,8 +1,10 @@
 //! W4A16 on ARM64, in vectors of eight floats: two byte shuffles turn codes into bf16, and bf16 are the upper halves of f32.
 
 use std::arch::aarch64::*;
+use std::arch::asm;
 
 use dualgemm_formats::BlockFormat;
+use half::{bf16, f16};
 
 use super::many_rows;
 use super::pairs::{self, Pairs};
@@ -89,7 +91,30 @@ impl Vector for Lanes {
         }
     }
 
+    #[inline(always)]
+    unsafe fn load_f16(from: *const f16) -> Self {
+        let (low, high): (float32x4_t, float32x4_t);
+        // SAFETY: reads eight values, and every ARM64 processor has the instructions, for which stable Rust has no type.
+        unsafe {
+            asm!(
+                "fcvtl {low:v}.4s, {halves:v}.4h",
+                "fcvtl2 {high:v}.4s, {halves:v}.8h",
+                low = out(vreg) low, high = lateout(vreg) high, halves = in(vreg) vld1q_u16(from.cast()),
+                options(pure, nomem, nostack, preserves_flags)
+            );
+        }
+        Self([low, high])
+    }
+
     unsafe_methods! {
+        fn load_bf16(from: *const bf16) -> Self {{
+            let (halves, zero) = (vld1q_u16(from.cast()), vdupq_n_u16(0));
+            Self([vzip1q_u16(zero, halves), vzip2q_u16(zero, halves)].map(|bits| vreinterpretq_f32_u16(bits)))
+        }}
+        fn sums(vectors: [Self; 4]) -> [f32; 4] {{
+            let [a, b, c, d] = vectors.map(|vector| vaddq_f32(vector.0[0], vector.0[1]));
+            std::mem::transmute::<float32x4_t, [f32; 4]>(vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d)))
+        }}
         fn zero() -> Self { Self([vdupq_n_f32(0.0); 2]) }
         fn splat(value: *const f32) -> Self { Self([vld1q_dup_f32(value); 2]) }
         fn load(from: *const f32) -> Self { Self([vld1q_f32(from), vld1q_f32(from.add(4))]) }

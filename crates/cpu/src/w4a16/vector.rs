@@ -2,6 +2,7 @@
 
 use dualgemm_formats::BlockFormat;
 use dualgemm_formats::scalar::e2m1;
+use half::{bf16, f16};
 
 use super::many_rows::Pass;
 use super::sum_unit;
@@ -19,6 +20,18 @@ pub(super) const DOUBLED: [f32; 16] = {
 /// The factor in [`Vector::scales`]: codes are doubled, and sums count in [`sum_unit`].
 pub(super) const fn scale_factor(format: BlockFormat) -> f32 {
     0.5 / sum_unit(format)
+}
+
+/// `LANES` values, each made of one of another type.
+#[inline(always)]
+unsafe fn load_as<V: Vector, T: Copy>(from: *const T, convert: impl Fn(T) -> f32) -> V {
+    let mut lanes = [0.0; 16];
+    for (i, lane) in lanes.iter_mut().enumerate().take(V::LANES) {
+        // SAFETY: the caller has `from` point to `LANES` values.
+        *lane = convert(unsafe { from.add(i).read() });
+    }
+    // SAFETY: a vector has at most 16 lanes.
+    unsafe { V::load(lanes.as_ptr()) }
 }
 
 /// A vector of f32.
@@ -83,6 +96,33 @@ pub(crate) trait Vector: Copy {
 
     /// Reads `LANES` values.
     unsafe fn load(from: *const f32) -> Self;
+
+    /// Reads `LANES` values of bf16.
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const bf16) -> Self {
+        // SAFETY: a vector has at most 16 lanes, and `from` points to `LANES` values.
+        unsafe { load_as(from, |x| f32::from_bits(u32::from(x.to_bits()) << 16)) }
+    }
+
+    /// Reads `LANES` values of f16.
+    #[inline(always)]
+    unsafe fn load_f16(from: *const f16) -> Self {
+        // SAFETY: as above.
+        unsafe { load_as(from, f16::to_f32) }
+    }
+
+    /// The sum of the lanes of each vector.
+    #[inline(always)]
+    unsafe fn sums(vectors: [Self; 4]) -> [f32; 4] {
+        let mut sums = [0.0; 4];
+        for (sum, vector) in sums.iter_mut().zip(vectors) {
+            let mut lanes = [0.0; 16];
+            // SAFETY: a vector has at most 16 lanes.
+            unsafe { Self::store(lanes.as_mut_ptr(), vector) };
+            *sum = lanes.iter().sum();
+        }
+        sums
+    }
 
     /// Writes `LANES` values.
     unsafe fn store(to: *mut f32, value: Self);

@@ -252,11 +252,12 @@ impl<D: Dot> Vector for D {
 
     #[inline(always)]
     unsafe fn pairs_of_rows(pass: &Pass<Self>, rows: usize, blocks: *const Block, sums: *mut f32) -> usize {
-        // SAFETY: both demand the same of the pointers, and `PAIRS` says that the machine has the instructions.
-        if paired::<D>(rows) > 0 {
-            unsafe { multiply_pairs(pass, rows / 2, blocks, sums) }
+        let paired = paired::<D>(rows);
+        if paired > 0 {
+            // SAFETY: both demand the same of the pointers, and `PAIRS` says that the machine has the instructions.
+            unsafe { multiply_pairs(pass, paired / 2, blocks, sums) }
         }
-        paired::<D>(rows)
+        paired
     }
 
     #[inline(always)]

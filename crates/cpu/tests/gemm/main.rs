@@ -1,5 +1,6 @@
 //! The whole operation through the public interface, against the f64 definition.
 
+mod floats;
 mod linear;
 mod rows;
 

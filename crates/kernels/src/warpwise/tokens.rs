@@ -225,7 +225,7 @@ impl Lane<'_> {
             }
         }
         if there.is_some() {
-            // Multiplications of the block before follow.
+            // Lanes took different branches, and multiply together next.
             k.warp_sync();
         }
     }

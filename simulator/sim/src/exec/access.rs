@@ -170,7 +170,7 @@ impl<'a> Cluster<'a> {
                 (_, true) => "wait for the asynchronous operation: on its mbarrier, or for its group",
                 (true, false) => "start the asynchronous operation after synchronizing with that access, or wait for its completion first",
                 _ if who.is_of_warp(a.actor) => {
-                    "execute bar.warp.sync between the two: that lanes execute together, or exchange registers, orders nothing"
+                    "execute bar.warp.sync between the two: that lanes run together, or exchange registers, orders nothing"
                 }
                 _ => "order them with a barrier, an mbarrier, or a release and an acquire",
             }),

@@ -224,30 +224,7 @@ impl Cx<'_, '_> {
 pub fn execute(op: &Mbar, cx: &mut Cx<'_, '_>) -> Result {
     match op {
         Mbar::Init(a, count) => init(cx, a, *count),
-        Mbar::Inval(a) => {
-            let addresses = cx.addresses(a);
-            for l in lanes(cx.m) {
-                let (rank, offset) = cx.barrier_at(a.space, addresses[l], l)?;
-                let user = cx.user(l);
-                let at = cx.cl.launch.describe_shared(rank, offset);
-                let b = cx.cl.mbarrier(rank, offset, &user).map_err(|f| f.lane(l as u32))?;
-                let open = b
-                    .uses
-                    .iter()
-                    .find(|used| !user.follows(used.by, used.lanes))
-                    .map(|used| (used.by, used.pc));
-                if let Some(((actor, _), pc)) = open.filter(|_| cx.cl.launch.config.checks.race) {
-                    let (cta, warp) = cx.cl.places.of(actor);
-                    let party = Party { role: "use".into(), pc: Some(pc), cta: Some(cta), warp };
-                    let text = "mbarrier.inval is not ordered after another thread's use of the mbarrier";
-                    return Err(Fault::new(Check::Mbarrier, text).lane(l as u32).at(at).party(party)
-                        .help("synchronize with all threads that use it first: another may not have seen its phase end"));
-                }
-                cx.cl.ctas[rank as usize].mbarriers.remove(&offset);
-                cx.cl.progress += 1;
-            }
-            Ok(Flow::Next)
-        }
+        Mbar::Inval(a) => invalidate(cx, a),
         Mbar::Expect(a, n) => change(cx, a, *n, Dst::Sink, None, |b, n| b.expect_tx(n)),
         Mbar::Complete(a, n) => change(cx, a, *n, Dst::Sink, None, |b, n| b.complete_tx(n)),
         Mbar::Arrive(arrive) => execute_arrive(cx, arrive),
@@ -295,6 +272,29 @@ fn init(cx: &mut Cx<'_, '_>, a: &Addr, count: Src) -> Result {
             done: Default::default(),
         };
         cx.cl.ctas[rank as usize].mbarriers.insert(offset, object);
+    }
+    Ok(Flow::Next)
+}
+
+fn invalidate(cx: &mut Cx<'_, '_>, a: &Addr) -> Result {
+    let addresses = cx.addresses(a);
+    for l in lanes(cx.m) {
+        let (rank, offset) = cx.barrier_at(a.space, addresses[l], l)?;
+        let user = cx.user(l);
+        let race = cx.cl.launch.config.checks.race;
+        let b = cx.cl.mbarrier(rank, offset, &user).map_err(|f| f.lane(l as u32))?;
+        let open = b.uses.iter().find(|used| race && !user.follows(used.by, used.lanes)).copied();
+        if let Some(Use { by: (actor, _), pc, .. }) = open {
+            let (cta, warp) = cx.cl.places.of(actor);
+            let text = "mbarrier.inval is not ordered after another thread's use of the mbarrier";
+            return Err(Fault::new(Check::Mbarrier, text)
+                .lane(l as u32)
+                .at(cx.cl.launch.describe_shared(rank, offset))
+                .party(Party { role: "use".into(), pc: Some(pc), cta: Some(cta), warp })
+                .help("synchronize first with all that use it: another may not have seen its phase end"));
+        }
+        cx.cl.ctas[rank as usize].mbarriers.remove(&offset);
+        cx.cl.progress += 1;
     }
     Ok(Flow::Next)
 }

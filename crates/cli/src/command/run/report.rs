@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use dualgemm::AnyPlan;
 use dualgemm::check::RowSample;
-use dualgemm::gemm::{AFormat, Comparison, OutFormat, OutScale};
+use dualgemm::gemm::{AFormat, Comparison, OutFormat, OutScale, RouterWeights};
 use dualgemm_bench::{Bound, Timing, Work};
 use serde::Serialize;
 
-use crate::args::{OperationArgs, RouterWeightsArg};
 use crate::computation::Routed;
 use crate::limits::Limits;
 use crate::report::{Bytes, Time};
@@ -83,11 +82,11 @@ pub struct RoutingReport {
 }
 
 impl RoutingReport {
-    pub fn new(routing: &OwnedRouting, args: &OperationArgs) -> Self {
+    pub fn new(routing: &OwnedRouting, router_weights: RouterWeights) -> Self {
         let Routed { rows, experts } = routing.routed();
-        let router_weights = match args.router_weights {
-            Some(RouterWeightsArg::Input) => "input",
-            Some(RouterWeightsArg::Output) | None => "output",
+        let router_weights = match router_weights {
+            RouterWeights::Input => "input",
+            RouterWeights::Output => "output",
         };
         Self { from: routing.origin.clone(), top_k: routing.top_k, rows, experts, router_weights }
     }

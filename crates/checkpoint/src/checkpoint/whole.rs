@@ -1,0 +1,109 @@
+//! Whether an MLP or a mixture is all that its gate, up and down make of it: a model may have norms, scales and further
+//! experts among them, which nothing here computes.
+
+use std::collections::BTreeSet;
+
+use dualgemm_gemm::RouterWeights;
+
+use super::Checkpoint;
+use crate::Error;
+use crate::families::{Said, Sum};
+use crate::linear::is_router;
+use crate::module::{Mlp, MlpKind, SHARED};
+use crate::scheme::ancestors;
+
+/// Parts of names below which all routed experts of a block are.
+const ALL_EXPERTS: &[&str] = &["experts", "local_experts", "switch_mlp"];
+/// How tensors end that change which experts a router chooses.
+const CORRECTIONS: &[&str] = &["e_score_correction_bias", "expert_bias", "tid2eid"];
+
+impl Checkpoint {
+    /// Checks that an MLP, or each of a layer's routed experts, is `act(gate) · up`, then down, and nothing more.
+    ///
+    /// # Errors
+    /// If there is no such MLP, a tensor that is none of theirs lies among its own, or the configuration has a number that
+    /// scales what comes out of it.
+    pub fn check_whole(&self, layer: usize, kind: MlpKind) -> Result<(), Error> {
+        let mlp = self.mlp(layer, kind)?;
+        self.check_alone(mlp, &mlp.path, false)
+    }
+
+    /// Checks that a layer's mixture is the sum of its routed experts by their weights, and of its shared expert unless only
+    /// the routed ones are asked for.
+    ///
+    /// # Errors
+    /// As [`check_whole`](Self::check_whole), for everything that the block of the experts holds beside its router; and if
+    /// the family weighs its shared expert.
+    pub fn check_mixture(&self, layer: usize, routed_only: bool) -> Result<(), Error> {
+        let mlp = self.mlp(layer, MlpKind::Experts)?;
+        let shared = self.index.mlps.iter().find(|m| m.layer == layer && m.kind == MlpKind::Shared);
+        if let (Sum::WeighsShared(what), Some(shared), false) = (self.sum(), shared, routed_only) {
+            return Err(Error::Unsupported {
+                module: shared.path.clone(),
+                found: format!("{what}, which multiplies the shared expert,"),
+                supported: "the routed experts alone are (--routed-only)",
+            });
+        }
+        let all = ancestors(&mlp.path)
+            .find(|path| path.rsplit('.').next().is_some_and(|p| ALL_EXPERTS.contains(&p)));
+        let block = all.map_or(mlp.path.as_str(), |all| all.rsplit_once('.').map_or("", |(block, _)| block));
+        let under = if block.is_empty() || is_layer(block) { &mlp.path } else { block };
+        self.check_alone(mlp, under, routed_only)
+    }
+
+    /// Whether the weights of the router multiply what goes into the experts of this model or what comes out.
+    pub fn router_weights(&self) -> RouterWeights {
+        match self.sum() {
+            Sum::WeighsInputs => RouterWeights::Input,
+            Sum::Plain | Sum::WeighsShared(_) => RouterWeights::Output,
+        }
+    }
+
+    fn sum(&self) -> Sum {
+        self.files.family().map_or(Sum::Plain, |family| family.sum)
+    }
+
+    /// Refuses a tensor under this name that is no projection of the layer's MLPs there, no router and no correction of one.
+    fn check_alone(&self, mlp: &Mlp, under: &str, routed_only: bool) -> Result<(), Error> {
+        if let Some(config) = self.files.config() {
+            Said::new(config, self.files.gguf_metadata()).check_neutrals(mlp.layer, true)?;
+        }
+        // What GGUF has of a layer is all in one place; the names of its MLPs' tensors start alike.
+        let (of_layer, routed) = (is_layer(under), mlp.kind == MlpKind::Experts);
+        let of_block =
+            |m: &&Mlp| m.layer == mlp.layer && (m.path == mlp.path || (routed && m.kind != MlpKind::Dense));
+        let modules = self.index.mlps.iter().filter(of_block).flat_map(Mlp::modules);
+        // Adapters beside a layer are chosen at run time, and not here.
+        let own: BTreeSet<&str> = modules.map(|m| m.strip_suffix(".base_layer").unwrap_or(m)).collect();
+        let known = |name: &str, rest: &str| {
+            let module = self.convention.split(name).map_or(name, |(module, _)| module);
+            let routes = || is_router(rest) || CORRECTIONS.iter().any(|ending| rest.ends_with(ending));
+            let shared = || rest.split('.').any(|p| SHARED.iter().any(|shared| p.starts_with(shared)));
+            ancestors(module).any(|module| own.contains(module))
+                || self.convention.is_harmless(name)
+                || ((routed || of_layer) && routes())
+                || (routed_only && shared())
+                || (of_layer && (!rest.starts_with("ffn") || rest.starts_with("ffn_norm")))
+        };
+        for tensor in self.files.tensors() {
+            let below = tensor.name.strip_prefix(under).and_then(|rest| rest.strip_prefix('.'));
+            let rest = if under.is_empty() { Some(tensor.name) } else { below };
+            if rest.is_some_and(|rest| !known(tensor.name, rest)) {
+                return Err(Error::Unsupported {
+                    module: tensor.name.into(),
+                    found: format!(
+                        "a tensor in `{under}` that is no gate, up or down projection and no router's"
+                    ),
+                    supported: "whole MLPs and mixtures of these alone are; gate and up, and single layers, can be computed",
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a name is a layer's own: its only number is the last part.
+fn is_layer(path: &str) -> bool {
+    let mut numbers = path.split('.').map(|part| part.parse::<usize>().is_ok());
+    numbers.next_back() == Some(true) && numbers.all(|number| !number)
+}

@@ -1,0 +1,491 @@
+//! Linear layers whose weights stay floats: `C[m,n] = A[m,k] · W[n,k]ᵀ + bias`, W row-major as a checkpoint has it, read in place.
+//!
+//! Products of two 16-bit floats are exact in f32. There are three ways to add them:
+//!
+//! ```text
+//! floats    a lane of f32 sums every k of its residue, fused; then lanes are added               any types, any rows
+//! pairs     the same with VDPBF16PS, which adds two products: see `w4a16::dots`                  bf16 · bf16 on AMD's
+//! tiles     as `w4a16::tiles`, with 32 features in the place of rows of A, and rows of A in the  bf16 · bf16 with AMX or
+//!           place of features: so no weight is reordered                                         VDPBF16PS or BFMMLA, many rows
+//! ```
+//!
+//! Pairs and tiles take bf16 and sums below 2⁻¹²⁶ for 0. One row is bound by the memory. C may differ in its last bits between
+//! instruction sets and between numbers of rows, but not between numbers of threads.
+
+mod products;
+
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use bytemuck::{Pod, Zeroable};
+use dualgemm_formats::{FloatMatrix, Matrix};
+use dualgemm_gemm::{OutFormat, OutputMut};
+use half::{bf16, f16};
+
+pub(crate) use products::Products;
+use products::{Element, Fused, multiply};
+
+use crate::aligned::Aligned;
+use crate::amx::{Pass, TILE_K, TILE_ROWS, Tiles, Unit};
+#[cfg(target_arch = "x86_64")]
+use crate::isa::compiled_for;
+use crate::isa::{Available, InstructionSet, Work};
+use crate::output::Destination;
+use crate::threads::{self, SharedSlice};
+use crate::tile::{MAX_TILE_ROWS, TILE_COLS};
+#[cfg(target_arch = "x86_64")]
+use crate::w4a16::dots::Dots;
+use crate::w4a16::tiles::BLOCK_K;
+use crate::w4a16::{Pairs, Vector, for_rows, widen};
+use crate::{CpuOptions, Error, Isa, vmath};
+
+/// Elements of K that are multiplied for all rows of a tile before the next ones: 256 KiB of f32.
+const STRETCH: usize = 1024;
+
+/// Elements between one row of K and the next, so that rows do not lie in the same sets of a cache.
+const PAD: usize = TILE_K;
+
+/// Elements of a row of A where it is written by rows.
+const fn padded(k: usize) -> usize {
+    k.next_multiple_of(TILE_K) + PAD
+}
+
+/// Words of a worker's room: sums of most rows, and weights of a panel.
+const ROOM: usize = MAX_TILE_ROWS * TILE_COLS + TILE_COLS * (STRETCH + PAD);
+
+/// Rows of a tile where there are no tiles of AMX.
+const VECTOR_ROWS: usize = 64;
+
+/// Rows of a block of tiles.
+const BLOCK_ROWS: usize = 2 * TILE_ROWS;
+
+/// Fewest rows for which a block of tiles that is not full pays.
+const fn min_tile_rows(tiles: Tiles) -> usize {
+    if tiles.are_real() { TILE_ROWS } else { BLOCK_ROWS }
+}
+
+/// Rows of A that are prepared and multiplied before the next ones.
+const WAVE_ROWS: usize = 1024;
+
+/// Most panels of 32 features that a thread takes at a time.
+const MAX_PANELS: usize = 8;
+
+/// Rows that are few.
+const FEW_ROWS: usize = 3;
+
+/// Features that few rows read at once.
+const STREAMS: usize = 4;
+
+/// Most elements of A of a tile: 512 KiB of bf16, which stay in the second-level cache for all features.
+const CACHED: usize = 1 << 20;
+
+/// Buffers for products of activations with up to so many rows, and of any weights with this K. Runs allocate nothing.
+#[derive(Debug)]
+pub struct FloatLinear {
+    rows: usize,
+    k: usize,
+    isa: Available,
+    threads: usize,
+    words: Aligned<f32>,
+    rooms: Vec<Mutex<Aligned<f32>>>,
+}
+
+impl FloatLinear {
+    /// Allocates the buffers for up to `rows` rows of `k`.
+    ///
+    /// # Errors
+    /// If a number is 0, this machine lacks the instruction set that `options` names, or the memory is not there.
+    pub fn new(rows: usize, k: usize, options: CpuOptions) -> Result<Self, Error> {
+        for (dim, size) in [("M", rows), ("K", k)] {
+            if size == 0 {
+                return Err(dualgemm_gemm::Error::ZeroDim { dim }.into());
+            }
+        }
+        let isa = options.isa.map_or_else(Isa::detect, Isa::require)?;
+        let threads = options.threads.unwrap_or_else(rayon::current_num_threads).max(1);
+        let wave = rows.min(WAVE_ROWS);
+        let wave = if wave < TILE_ROWS { wave } else { wave.next_multiple_of(BLOCK_ROWS) };
+        let words = k.checked_add(2 * PAD).and_then(|_| padded(k).checked_mul(wave));
+        let words = words.and_then(Aligned::try_zeroed).ok_or(Error::NoMemory { rows, k })?;
+        let rooms = (0..threads).map(|_| Mutex::new(Aligned::zeroed(ROOM))).collect();
+        Ok(Self { rows, k, isa: isa.checked()?, threads, words, rooms })
+    }
+
+    /// Computes C, `[rows of A, rows of W]`, in floats.
+    ///
+    /// # Errors
+    /// If A, W, the bias or `c` do not belong together, or A has more rows than was planned for. Then C is unchanged.
+    pub fn run(
+        &mut self,
+        a: &FloatMatrix<'_>,
+        w: &FloatMatrix<'_>,
+        bias: Option<&[f32]>,
+        c: OutputMut<'_>,
+    ) -> Result<(), Error> {
+        let (n, planned) = (w.rows(), format!("up to [{}, {}]", self.rows, self.k));
+        for (what, matrix, most) in [("A", a, self.rows), ("W", w, usize::MAX)] {
+            if matrix.cols() != self.k || matrix.rows() > most {
+                let found = format!("[{}, {}]", matrix.rows(), matrix.cols());
+                let expected = if what == "A" { planned } else { format!("[N, {}]", self.k) };
+                return Err(Error::NotPlanned { what, found, expected });
+            }
+        }
+        if let Some(bias) = bias.filter(|bias| bias.len() != n) {
+            return Err(dualgemm_gemm::Error::BiasLen { tensor: "W".into(), found: bias.len(), n }.into());
+        }
+        let format = match &c {
+            OutputMut::F32(_) => OutFormat::F32,
+            OutputMut::F16(_) => OutFormat::F16,
+            OutputMut::Bf16(_) => OutFormat::Bf16,
+            OutputMut::Nvfp4 { .. } => {
+                let (found, expected) = ("nvfp4".into(), "f32, f16 or bf16".into());
+                return Err(Error::NotPlanned { what: "C", found, expected });
+            }
+        };
+        let (c, _) = Destination::new(format, c, a.rows(), n, None)?;
+        for first in (0..a.rows()).step_by(WAVE_ROWS) {
+            self.wave(a, first..a.rows().min(first + WAVE_ROWS), w, bias, &c);
+        }
+        Ok(())
+    }
+
+    /// Computes some rows of C.
+    fn wave(
+        &mut self,
+        a: &FloatMatrix<'_>,
+        rows: Range<usize>,
+        w: &FloatMatrix<'_>,
+        bias: Option<&[f32]>,
+        c: &Destination<'_>,
+    ) {
+        let (n, isa) = (w.rows(), self.isa);
+        let way = match (a, w) {
+            (FloatMatrix::Bf16(a), FloatMatrix::Bf16(w))
+                if isa.tiles != Tiles::No && rows.len() >= min_tile_rows(isa.tiles) =>
+            {
+                self.write_blocks(a, &rows);
+                Way::Tiles(w)
+            }
+            #[cfg(target_arch = "x86_64")]
+            (FloatMatrix::Bf16(a), FloatMatrix::Bf16(w)) if isa.tiles == Tiles::Vectors => {
+                self.write_rows(&rows, |row, out: &mut [bf16]| out.copy_from_slice(a.row(row)));
+                Way::Pairs(w)
+            }
+            _ => {
+                self.write_rows(&rows, |row, out: &mut [f32]| match a {
+                    FloatMatrix::F32(a) => out.copy_from_slice(a.row(row)),
+                    _ => _ = widen(a, row, 0, out),
+                });
+                Way::Floats(w)
+            }
+        };
+        let (k, stride, threads) = (self.k, padded(self.k), self.threads);
+        let of_tile = match way {
+            Way::Tiles(_) => (CACHED / k / BLOCK_ROWS * BLOCK_ROWS).clamp(BLOCK_ROWS, MAX_TILE_ROWS),
+            _ => VECTOR_ROWS,
+        };
+        let mut of_panel = TILE_COLS;
+        if rows.len() <= FEW_ROWS {
+            of_panel *= (n / TILE_COLS / (8 * threads)).clamp(1, MAX_PANELS);
+        }
+        let (words, rooms, panels) = (&self.words[..], &self.rooms, n.div_ceil(of_panel));
+        threads::for_each(
+            threads,
+            rows.len().div_ceil(of_tile) * panels,
+            // Each worker has its own number, so the lock is free. What a panic left behind is overwritten.
+            |worker| rooms[worker].lock().unwrap_or_else(PoisonError::into_inner),
+            |room, item| {
+                let (tile, first_col) = (item / panels * of_tile, item % panels * of_panel);
+                let (count, cols) = (of_tile.min(rows.len() - tile), of_panel.min(n - first_col));
+                let room = &mut room[..];
+                let width = isa.dispatch(Multiply {
+                    isa,
+                    way,
+                    words,
+                    stride,
+                    tile,
+                    rows: count,
+                    k,
+                    bias,
+                    first_col,
+                    cols,
+                    room,
+                });
+                for (row, values) in room.chunks_exact(width).take(count).enumerate() {
+                    // SAFETY: each element of C belongs to one item, which one thread takes.
+                    unsafe { c.write((rows.start + tile + row) * n + first_col, &values[..cols]) };
+                }
+            },
+        );
+    }
+
+    /// Writes rows of A one by one, each padded with zeros.
+    fn write_rows<T: Pod + Send>(&mut self, rows: &Range<usize>, write: impl Fn(usize, &mut [T]) + Sync) {
+        let (k, threads) = (self.k, if rows.len() == 1 { 1 } else { self.threads });
+        let words = SharedSlice::new(bytemuck::cast_slice_mut::<f32, T>(&mut self.words));
+        threads::for_each(
+            threads,
+            rows.len(),
+            |_| (),
+            |(), row| {
+                // SAFETY: `for_each` hands out each row once.
+                let (out, rest) = unsafe { words.part(row * padded(k), padded(k)) }.split_at_mut(k);
+                write(rows.start + row, out);
+                rest.fill(T::zeroed());
+            },
+        );
+    }
+
+    /// Writes rows of A for tiles: `[block of 32 rows][step of 32 k][half of the block][pair of k][row][2]`, zeros past K.
+    fn write_blocks(&mut self, a: &Matrix<'_, bf16>, rows: &Range<usize>) {
+        let steps = self.k.div_ceil(TILE_K);
+        let (len, words) = (steps * TILE_K * TILE_ROWS, SharedSlice::new(&mut self.words));
+        threads::for_each(
+            self.threads,
+            rows.len().div_ceil(BLOCK_ROWS),
+            |_| (),
+            |(), block| {
+                // SAFETY: `for_each` hands out each block once.
+                let out: &mut [u32] = bytemuck::cast_slice_mut(unsafe { words.part(block * len, len) });
+                let first = rows.start + block * BLOCK_ROWS;
+                for row in 0..BLOCK_ROWS.min(rows.end - first) {
+                    let half = row / TILE_ROWS * TILE_ROWS * TILE_ROWS + row % TILE_ROWS;
+                    for (step, values) in a.row(first + row).chunks(TILE_K).enumerate() {
+                        let mut padded = [bf16::ZERO; TILE_K];
+                        padded[..values.len()].copy_from_slice(values);
+                        let out = &mut out[step * TILE_K * TILE_ROWS + half..];
+                        for (pair, out) in
+                            padded.as_chunks::<2>().0.iter().zip(out.iter_mut().step_by(TILE_ROWS))
+                        {
+                            *out = u32::from(pair[0].to_bits()) | u32::from(pair[1].to_bits()) << 16;
+                        }
+                    }
+                }
+            },
+        );
+    }
+}
+
+/// How rows are multiplied, with the weights.
+#[derive(Debug, Clone, Copy)]
+enum Way<'a> {
+    Floats(&'a FloatMatrix<'a>),
+    #[cfg(target_arch = "x86_64")]
+    Pairs(&'a Matrix<'a, bf16>),
+    Tiles(&'a Matrix<'a, bf16>),
+}
+
+/// Computes the sums of some rows and features, bias included.
+struct Multiply<'a> {
+    isa: Available,
+    way: Way<'a>,
+    /// A of the wave, and the elements from row to row, where it is written by rows.
+    words: &'a [f32],
+    stride: usize,
+    /// The first row of the wave that is multiplied.
+    tile: usize,
+    rows: usize,
+    k: usize,
+    bias: Option<&'a [f32]>,
+    first_col: usize,
+    /// Features: up to 32, of few rows more.
+    cols: usize,
+    /// The sums, `[row][32]` or, of few rows, `[row][cols]`, and behind them room for weights.
+    room: &'a mut [f32],
+}
+
+impl Work for Multiply<'_> {
+    /// How far apart the sums of rows are.
+    type Output = usize;
+
+    #[inline(always)]
+    fn run<S: InstructionSet>(mut self, _: S) -> usize {
+        let few = self.rows <= FEW_ROWS && !matches!(self.way, Way::Tiles(_));
+        let width = if few { self.cols } else { TILE_COLS };
+        // SAFETY: the machine has the instruction set, since `run` got its token, and `Isa::checked` found the tiles it names.
+        unsafe {
+            match self.way {
+                Way::Floats(FloatMatrix::F32(w)) => self.floats::<S, f32>(w),
+                Way::Floats(FloatMatrix::F16(w)) => self.floats::<S, f16>(w),
+                Way::Floats(FloatMatrix::Bf16(w)) => self.floats::<S, bf16>(w),
+                #[cfg(target_arch = "x86_64")]
+                Way::Pairs(w) => {
+                    compiled_for!(Avx512Bf16, {
+                        unsafe fn compiled(work: &mut Multiply<'_>, w: &Matrix<'_, bf16>) {
+                            // SAFETY: `Isa::checked` found the instructions, where tiles are vectors.
+                            unsafe { work.vectors::<Dots, 8, 3>(w) };
+                        }
+                    });
+                    compiled(&mut self, w);
+                }
+                Way::Tiles(w) => match self.isa.tiles {
+                    #[cfg(target_arch = "x86_64")]
+                    Tiles::Hardware => self.tiles::<crate::amx::Amx>(w),
+                    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+                    Tiles::Vectors => self.tiles::<crate::w4a16::dots::Vectors>(w),
+                    #[cfg(test)]
+                    Tiles::Emulated => self.tiles::<crate::amx::Emulated>(w),
+                    Tiles::No => unreachable!("`wave` takes tiles only where there are some"),
+                },
+            }
+        }
+        for sums in self.room.chunks_exact_mut(width).take(self.rows) {
+            if let Some(bias) = self.bias {
+                sums.iter_mut().zip(&bias[self.first_col..]).for_each(|(sum, bias)| *sum += bias);
+            }
+            for sum in sums {
+                *sum = vmath::canonical(*sum);
+            }
+        }
+        width
+    }
+}
+
+impl Multiply<'_> {
+    #[inline(always)]
+    unsafe fn tiles<U: Unit>(&mut self, w: &Matrix<'_, bf16>) {
+        let Self { rows, k, first_col, .. } = *self;
+        let (blocks, of_block) = (rows.div_ceil(BLOCK_ROWS), k.next_multiple_of(TILE_K) * BLOCK_ROWS);
+        let a = &bytemuck::cast_slice::<f32, u16>(self.words)[self.tile / BLOCK_ROWS * of_block..]
+            [..blocks * of_block];
+        let (sums, room) = self.room.split_at_mut(blocks * BLOCK_ROWS * TILE_COLS);
+        sums.fill(0.0);
+        let sums = sums.as_chunks_mut::<{ BLOCK_ROWS * TILE_COLS }>().0;
+        let weights = bytemuck::cast_slice_mut::<f32, u16>(room).as_chunks_mut::<TILE_K>().0;
+        // SAFETY: the caller's machine has the unit.
+        let mut unit = unsafe { U::new() };
+        unit.configure(TILE_ROWS);
+        for first in (0..k).step_by(BLOCK_K) {
+            let steps = BLOCK_K.min(k - first).div_ceil(TILE_K);
+            for feature in 0..TILE_COLS {
+                let row = &w.row((first_col + feature).min(w.rows() - 1))[first..k.min(first + BLOCK_K)];
+                let to = &mut weights[feature / TILE_ROWS * steps * TILE_ROWS + feature % TILE_ROWS..];
+                let (whole, rest) = bytemuck::cast_slice::<bf16, u16>(row).as_chunks::<TILE_K>();
+                for (to, from) in to.iter_mut().step_by(TILE_ROWS).zip(whole) {
+                    *to = *from;
+                }
+                if !rest.is_empty() {
+                    let to = &mut to[whole.len() * TILE_ROWS];
+                    *to = [0; TILE_K];
+                    to[..rest.len()].copy_from_slice(rest);
+                }
+            }
+            let (group, second) = (weights.as_ptr().cast(), weights[steps * TILE_ROWS..].as_ptr().cast());
+            for (sums, a) in sums.iter_mut().zip(a.chunks_exact(of_block)) {
+                let (b, sums) = (a[first * BLOCK_ROWS..].as_ptr(), sums.as_mut_ptr());
+                // SAFETY: a block has so many steps of A and of two groups of weights, and 32 sums of each of 32 features.
+                unsafe { unit.pass(&Pass { a: group, second: Some(second), b, steps, sums }) };
+            }
+        }
+        for sums in sums {
+            let by_feature = *sums;
+            for (feature, of_feature) in by_feature.as_chunks::<BLOCK_ROWS>().0.iter().enumerate() {
+                for (row, sum) in of_feature.iter().enumerate() {
+                    sums[row * TILE_COLS + feature] = *sum;
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn floats<S: Pairs, T: Element>(&mut self, w: &Matrix<'_, T>) {
+        // SAFETY: the caller's machine has the instruction set.
+        unsafe {
+            if <S::Floats as Vector>::LANES == 16 {
+                self.vectors::<Fused<S::Floats, T>, 8, 3>(w);
+            } else {
+                self.vectors::<Fused<S::Floats, T>, 4, 2>(w);
+            }
+        }
+    }
+
+    /// `ROWS` rows and `FEATURES` features at a time, whose sums are in registers. Features are copied first, since rows of a
+    /// length that is a power of two lie in the same few sets of a cache.
+    #[inline(always)]
+    unsafe fn vectors<P: Products, const FEATURES: usize, const ROWS: usize>(
+        &mut self,
+        w: &Matrix<'_, P::W>,
+    ) {
+        let Self { rows, k, first_col, stride, cols, .. } = *self;
+        let a = &bytemuck::cast_slice::<f32, P::A>(self.words)[self.tile * stride..];
+        if rows <= FEW_ROWS {
+            // SAFETY: as here.
+            for_rows!(rows, FEW_ROWS, |COUNT| return unsafe { self.few_rows::<P, COUNT>(w) });
+        }
+        let (sums, room) = self.room.split_at_mut(rows * TILE_COLS);
+        sums.fill(0.0);
+        let sums = sums.as_chunks_mut::<TILE_COLS>().0;
+        let room: &mut [P::W] = bytemuck::cast_slice_mut(room);
+        for first in (0..k).step_by(STRETCH) {
+            let (end, len) = (k.min(first + STRETCH), (k - first).min(STRETCH).next_multiple_of(TILE_K));
+            for (col, to) in
+                room.chunks_exact_mut(STRETCH + PAD).take(cols.next_multiple_of(FEATURES)).enumerate()
+            {
+                let from = &w.row((first_col + col).min(w.rows() - 1))[first..end];
+                to[..from.len()].copy_from_slice(from);
+                to[from.len()..len].fill(P::W::zeroed());
+            }
+            for column in (0..cols).step_by(FEATURES) {
+                let weights: [&[P::W]; FEATURES] =
+                    std::array::from_fn(|i| &room[(column + i) * (STRETCH + PAD)..][..len]);
+                for row in (0..rows).step_by(ROWS) {
+                    for_rows!(ROWS.min(rows - row), ROWS, |COUNT| {
+                        let a: [&[P::A]; COUNT] =
+                            std::array::from_fn(|i| &a[(row + i) * stride + first..][..len]);
+                        // SAFETY: the caller's machine has the instruction set.
+                        let products = unsafe { multiply::<P, FEATURES, COUNT, false>(weights, a) };
+                        for (sums, products) in sums[row..].iter_mut().zip(products) {
+                            for (sum, product) in sums[column..].iter_mut().zip(products) {
+                                *sum += product;
+                            }
+                        }
+                    });
+                }
+            }
+        }
+    }
+
+    /// `ROWS` rows: features come from the memory in [`STREAMS`] streams, since one does not keep it busy.
+    #[inline(always)]
+    unsafe fn few_rows<P: Products, const ROWS: usize>(&mut self, w: &Matrix<'_, P::W>) {
+        let Self { first_col, cols, stride, .. } = *self;
+        let a = &bytemuck::cast_slice::<f32, P::A>(self.words)[self.tile * stride..];
+        let a: [&[P::A]; ROWS] = std::array::from_fn(|row| &a[row * stride..][..stride]);
+        let of_stream = cols.div_ceil(STREAMS);
+        for at in 0..of_stream {
+            let column = |stream: usize| (stream * of_stream + at).min(cols - 1);
+            let weights = std::array::from_fn(|stream| w.row(first_col + column(stream)));
+            // SAFETY: the caller's machine has the instruction set.
+            let products = unsafe { multiply::<P, STREAMS, ROWS, true>(weights, a) };
+            for (row, products) in products.into_iter().enumerate() {
+                for (stream, product) in products.into_iter().enumerate() {
+                    self.room[row * cols + column(stream)] = product;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dualgemm_gemm::float_linear_reference;
+
+    /// What tiles of AMX compute, where no other test has them: rows, features and K that fill no tile.
+    #[test]
+    fn emulated_tiles_are_within_the_bound_of_f64() {
+        let (m, n, k) = (300, 35, 300);
+        let matrix = |rows: usize, step: usize| {
+            let of = |i: usize| bf16::from_f32((i * step % 251) as f32 / 100.0 - 1.2);
+            FloatMatrix::Bf16(Matrix::new("m", rows, k, (0..rows * k).map(of).collect::<Vec<_>>()).unwrap())
+        };
+        let (a, w, bias) = (matrix(m, 7919), matrix(n, 104_729), vec![0.5; n]);
+        let mut linear = FloatLinear::new(m, k, CpuOptions::default()).unwrap();
+        linear.isa = Available::fused_portable().emulating_tiles();
+        let mut c = vec![f32::NAN; m * n];
+        linear.run(&a, &w, Some(&bias), OutputMut::F32(&mut c)).unwrap();
+        for (c, want) in c.into_iter().zip(float_linear_reference(&a, &w, Some(&bias))) {
+            assert!((f64::from(c) - want.value).abs() <= want.error, "{c:e}, {want:?}");
+        }
+    }
+}
