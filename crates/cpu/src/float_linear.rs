@@ -123,11 +123,12 @@ impl FloatLinear {
         bias: Option<&[f32]>,
         c: OutputMut<'_>,
     ) -> Result<(), Error> {
-        let (n, planned) = (w.rows(), format!("up to [{}, {}]", self.rows, self.k));
+        let n = w.rows();
         for (what, matrix, most) in [("A", a, self.rows), ("W", w, usize::MAX)] {
             if matrix.cols() != self.k || matrix.rows() > most {
                 let found = format!("[{}, {}]", matrix.rows(), matrix.cols());
-                let expected = if what == "A" { planned } else { format!("[N, {}]", self.k) };
+                let rows = if what == "A" { format!("up to [{}", self.rows) } else { "[N".into() };
+                let expected = format!("{rows}, {}]", self.k);
                 return Err(Error::NotPlanned { what, found, expected });
             }
         }
