@@ -203,8 +203,6 @@ impl Lane<'_> {
                 Some(there) => {
                     k.assign(next[1], 0u32);
                     k.if_(there, "within_row", load);
-                    // Lanes take different branches here, and multiply together next.
-                    k.warp_sync();
                 }
             }
         }
@@ -236,7 +234,13 @@ impl Lane<'_> {
     fn load_next(&self, k: &mut Kernel, unit: Reg<U32>, turn: Reg<U32>) {
         let next = k.eval(unit + 1);
         let more = k.compare(Cmp::Lt, next, self.count);
-        k.if_(more, "next_of_a", |k| self.load(k, next, turn));
+        k.if_(more, "next_of_a", |k| {
+            self.load(k, next, turn);
+            // Lanes have taken different branches there, and multiply together next.
+            if self.codes.is_some() && self.within.is_some() {
+                k.warp_sync();
+            }
+        });
     }
 
     /// The fragments of block `unit`, for each eight tokens.
