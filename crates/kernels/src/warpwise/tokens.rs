@@ -203,6 +203,8 @@ impl Lane<'_> {
                 Some(there) => {
                     k.assign(next[1], 0u32);
                     k.if_(there, "within_row", load);
+                    // Lanes take different branches here, and multiply together next.
+                    k.warp_sync();
                 }
             }
         }
@@ -234,13 +236,7 @@ impl Lane<'_> {
     fn load_next(&self, k: &mut Kernel, unit: Reg<U32>, turn: Reg<U32>) {
         let next = k.eval(unit + 1);
         let more = k.compare(Cmp::Lt, next, self.count);
-        k.if_(more, "next_of_a", |k| {
-            self.load(k, next, turn);
-            // Lanes have taken different branches there, and multiply together next.
-            if self.codes.is_some() && self.within.is_some() {
-                k.warp_sync();
-            }
-        });
+        k.if_(more, "next_of_a", |k| self.load(k, next, turn));
     }
 
     /// The fragments of block `unit`, for each eight tokens.
