@@ -111,14 +111,15 @@ class Quantizer(HfQuantizer):
             # The directory has no floats to load in their place.
             raise UnsupportedError(f"{floats[0]}: its weights are in 4 bits alone; device_map='cpu' loads them")
         set_loading(model, True)
-        for name in report.replaced:
+        packed = [name for name in report.replaced if isinstance(model.get_submodule(name), Packed)]
+        for name in packed:
             # From here transformers initializes weights of children that have none, in some models.
             parent = model.get_submodule(name.rpartition(".")[0])
             parent._is_hf_initialized = not parent._non_persistent_buffers_set
         # What has its own weight now is tied to no other.
         tied = model.all_tied_weights_keys
-        model.all_tied_weights_keys = {k: v for k, v in tied.items() if k.rpartition(".")[0] not in report.replaced}
-        known = {m: rf"^{re.escape(m)}\b" for m in (*self.checkpoint.modules(), *report.replaced)}
+        model.all_tied_weights_keys = {k: v for k, v in tied.items() if k.rpartition(".")[0] not in packed}
+        known = {m: rf"^{re.escape(m)}\b" for m in (*self.checkpoint.modules(), *packed)}
         expected = set(model._keys_to_ignore_on_load_unexpected or ())
         model._keys_to_ignore_on_load_unexpected = expected | set(known.values())
         used = [pattern for module, pattern in known.items() if module not in report.unused]

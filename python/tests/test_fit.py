@@ -106,14 +106,21 @@ def test_names_that_transformers_changes_are_found_close(tmp_path):
 
 
 def test_layers_that_the_model_has_in_other_pieces_stay(tmp_path):
-    """One matrix of a file, gqkv_proj, is four layers of transformers' HRM."""
+    """One matrix of a file, gqkv_proj, is four layers of transformers' HRM, two parts of which number their layers from 0."""
     floats, path = quantized(transformers.HrmTextConfig(**SMALL, intermediate_size=96, pad_token_id=0), tmp_path)
-    report = nn.patch_model(load(floats), path)
+    model = load(floats)
+    report = nn.patch_model(model, path, gate_up_order="gate-up")
     name = "model.L_module.layers.0.self_attn.q_proj"
     assert report.left[name] == "in 4 bits in the checkpoint, in other tensors than the model has"
     assert "model.L_module.layers.0.attn.gqkv_proj" in report.unused
-    # Two parts of the model number their layers from 0.
-    assert {"model.L_module.layers.0.mlp.down_proj", "model.H_module.layers.0.mlp.down_proj"} <= report.replaced.keys()
+    values = dequantized(path / "model.safetensors")
+    for part in ("L_module", "H_module"):
+        mlp = f"model.{part}.layers.0.mlp"
+        assert report.replaced[mlp] == "MLPs"
+        gate, up = torch.from_numpy(values[f"{mlp}.gate_up_proj.weight"]).chunk(2)
+        x = torch.randn(3, 64)
+        want = torch.nn.functional.silu(x @ gate.T) * (x @ up.T) @ torch.from_numpy(values[f"{mlp}.down_proj.weight"]).T
+        torch.testing.assert_close(model.get_submodule(mlp)(x), want, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("config", [llama, qwen3_moe])

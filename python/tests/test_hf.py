@@ -77,7 +77,7 @@ def laguna():
 
 def recurrent_gemma():
     """Whose blocks initialize the biases of their layers."""
-    return transformers.RecurrentGemmaConfig(**SMALL | {"tie_word_embeddings": True}, intermediate_size=192, lru_width=64)
+    return transformers.RecurrentGemmaConfig(**SMALL | {"tie_word_embeddings": True, "num_hidden_layers": 3}, intermediate_size=192, lru_width=64)
 
 
 @pytest.mark.parametrize("config,skip", [(recurrent_gemma, []), (laguna, ["shared_expert"]), (laguna, []), (mixtral, []), (llama, ["down_proj"])])
@@ -91,6 +91,12 @@ def test_what_stays_in_floats_is_read_from_the_file_close(tmp_path, config, skip
     assert torch.equal(log_probabilities(copy.deepcopy(model), IDS), log_probabilities(patched, IDS))
     model.save_pretrained(tmp_path / "again")
     assert load_file(path / "model.safetensors").keys() == load_file(tmp_path / "again" / "model.safetensors").keys()
+
+
+def test_a_head_in_16_bits_stays_tied(tmp_path):
+    _, path = made(tmp_path, llama(tie_word_embeddings=True), "modelopt")
+    model = load(path, torch.bfloat16)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
 def test_a_head_in_4_bits_is_tied_to_nothing(tmp_path):
@@ -124,8 +130,9 @@ def fp8(t):
 def test_nothing_is_left_that_was_not_read(tmp_path, change, message):
     _, path = made(tmp_path, llama(), "modelopt")
     changed(path, change)
-    with pytest.raises(dualgemm.CheckpointError, match=message):
-        load(path)
+    for dtype in (torch.float32, torch.bfloat16):
+        with pytest.raises(dualgemm.CheckpointError, match=message):
+            load(path, dtype)
 
 
 def test_files_of_two_models_are_refused(tmp_path):
