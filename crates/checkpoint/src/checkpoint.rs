@@ -187,7 +187,9 @@ impl Checkpoint {
     pub fn why_no_mlp(&self) -> String {
         match (&self.index.ungated, &self.options.within) {
             (Some(path), _) => format!("`{path}` has up and down projections, but no gate"),
-            (None, Some(within)) => format!("no MLP has a name that begins with `{within}`, as `within` asks"),
+            (None, Some(within)) => {
+                format!("no MLP has a name that begins with `{within}`, as `within` asks")
+            }
             (None, None) => format!("tensors: {}", self.files.names()),
         }
     }
