@@ -291,8 +291,9 @@ class Plan:
         """Why nothing of the checkpoint takes the place of a module."""
         if self.is_gguf:
             return "GGUF has names and orders of rows of its own; its MLPs alone are taken"
-        if normal(name) in self.converted:
-            return "transformers makes it from other tensors than the checkpoint has in 4 bits"
+        name = normal(name)
+        if any(held == name or held.startswith(f"{name}.") for held in (*self.modules, *self.converted)):
+            return "in 4 bits in the checkpoint, in other tensors than the model has"
         return "not in 4 bits in the checkpoint"
 
     def linear(self, name, module):

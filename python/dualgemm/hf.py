@@ -111,6 +111,10 @@ class Quantizer(HfQuantizer):
             # The directory has no floats to load in their place.
             raise UnsupportedError(f"{floats[0]}: its weights are in 4 bits alone; device_map='cpu' loads them")
         set_loading(model, True)
+        for name in report.replaced:
+            # From here transformers initializes weights of children that have none, in some models.
+            parent = model.get_submodule(name.rpartition(".")[0])
+            parent._is_hf_initialized = not parent._non_persistent_buffers_set
         # What has its own weight now is tied to no other.
         tied = model.all_tied_weights_keys
         model.all_tied_weights_keys = {k: v for k, v in tied.items() if k.rpartition(".")[0] not in report.replaced}
@@ -131,8 +135,8 @@ class Quantizer(HfQuantizer):
             ((targets, _),) = in_model(model, [module]).values()
             if floats.isdisjoint(normal(name) for target in targets for name in (target, f"{target}.{last}")):
                 continue
-            if module in self.checkpoint.modules():
-                why = "in 4 bits, and no linear layer of the model has it alone as its weight"
+            if {module, name} & set(self.checkpoint.modules()):
+                why = "in 4 bits, and what the model makes of it is not computed by dualgemm"
             else:
                 why = f"{dtype}; dualgemm.hf loads layers in NVFP4 and floats of 16, 32 and 64 bits"
             raise CheckpointError(f"{self.checkpoint.path}: {name} is {why}")

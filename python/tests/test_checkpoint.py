@@ -90,3 +90,8 @@ def test_re_quantized_results_feed_the_down_projection_close(layer14, hidden):
         assert rel_l2(dualgemm.dequantize(q), c) < 0.15
     swizzled = dualgemm.swiglu(hidden, w, out_dtype="nvfp4", out_scale=w.output_scale, out_scale_layout="128x4")
     np.testing.assert_array_equal(dualgemm.dequantize(swizzled), dualgemm.dequantize(q))
+
+
+def test_a_name_that_no_mlp_has_is_said_to_be_that(layer14):
+    with pytest.raises(dualgemm.CheckpointError, match="in no layer .no MLP has a name that begins with `nope`, as `within` asks"):
+        dualgemm.Mlp.from_checkpoint(layer14 / "modelopt-nvfp4", 0, within="nope")

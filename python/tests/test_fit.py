@@ -105,6 +105,17 @@ def test_names_that_transformers_changes_are_found_close(tmp_path):
     assert (log_probabilities(model, IDS) - log_probabilities(load(floats), IDS)).abs().max() < 1e-3
 
 
+def test_layers_that_the_model_has_in_other_pieces_stay(tmp_path):
+    """One matrix of a file, gqkv_proj, is four layers of transformers' HRM."""
+    floats, path = quantized(transformers.HrmTextConfig(**SMALL, intermediate_size=96, pad_token_id=0), tmp_path)
+    report = nn.patch_model(load(floats), path)
+    name = "model.L_module.layers.0.self_attn.q_proj"
+    assert report.left[name] == "in 4 bits in the checkpoint, in other tensors than the model has"
+    assert "model.L_module.layers.0.attn.gqkv_proj" in report.unused
+    # Two parts of the model number their layers from 0.
+    assert {"model.L_module.layers.0.mlp.down_proj", "model.H_module.layers.0.mlp.down_proj"} <= report.replaced.keys()
+
+
 @pytest.mark.parametrize("config", [llama, qwen3_moe])
 def test_layers_that_predict_further_tokens_hide_none_of_the_same_number(tmp_path, config):
     floats, path = quantized(config(), tmp_path)

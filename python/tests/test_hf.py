@@ -75,7 +75,12 @@ def laguna():
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("config,skip", [(laguna, ["shared_expert"]), (laguna, []), (mixtral, []), (llama, ["down_proj"])])
+def recurrent_gemma():
+    """Whose blocks initialize the biases of their layers."""
+    return transformers.RecurrentGemmaConfig(**SMALL | {"tie_word_embeddings": True}, intermediate_size=192, lru_width=64)
+
+
+@pytest.mark.parametrize("config,skip", [(recurrent_gemma, []), (laguna, ["shared_expert"]), (laguna, []), (mixtral, []), (llama, ["down_proj"])])
 def test_what_stays_in_floats_is_read_from_the_file_close(tmp_path, config, skip):
     floats = saved(config(), tmp_path / "floats")
     path = tmp_path / "q"

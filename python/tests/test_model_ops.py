@@ -198,6 +198,7 @@ def test_routing_that_is_wrong_is_refused():
         (ids[:1], ones, r"topk_ids: shape \[1, 1\]; \[2, experts per token\]"),
         (ids, ones[:1], r"topk_weights: shape \[1, 1\]; \[2, 1\]"),
         (ones, ones, r"topk_ids: is float32; int32 or int64"),
+        (ids.astype(np.int16), ones, r"topk_ids: its type is int16; int32 or int64 is needed"),
         (ids, ids, r"topk_weights: is int64; float32"),
     ]:
         with pytest.raises(dualgemm.OperandError, match=why):

@@ -102,8 +102,8 @@ impl AroundExperts {
                 return Err(Error::Operand { tensor: "A", found, expected: "floats of 16 bits".into() });
             };
             let (sizes, lists) = (self.sizes(call)?, self.lists());
-            let gather = self.kernels.gather(&sizes, (values, pitch, self.k), &lists, self.gathered.ptr())?;
-            Ok(vec![self.kernels.route(&sizes, call.ids, &lists)?, gather])
+            let a = (values, pitch, self.k);
+            Ok(self.kernels.by_expert(&sizes, call.ids, a, &lists, self.gathered.ptr())?)
         };
         // SAFETY: lists and rows have room for all choices; the caller vouches for the rest.
         unsafe { self.before.run(self.gpu, (call.ids.0, call.call.key()), stream, specs) }

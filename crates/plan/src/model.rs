@@ -5,7 +5,7 @@
 //! (`benchmarks/record/h100-kernel-2026-11-28.csv`), which the model meets within a fifth.
 
 use dualgemm_device::DeviceInfo;
-use dualgemm_gemm::{DualGemmDesc, OutFormat};
+use dualgemm_gemm::{AFormat, DualGemmDesc, OutFormat};
 use dualgemm_kernels::fp8::config::Config as Fp8;
 use dualgemm_kernels::plain::config::Config as Plain;
 use dualgemm_kernels::sm80::config::Config as Portable;
@@ -95,10 +95,12 @@ pub(crate) fn grouped_us(
 
 /// Microseconds of the kernel for a few rows. Its warps decode and multiply one after the other, four to a scheduler, and
 /// hide most of a kernel's ends behind the one before: measured on an H200, 412 clocks of a scheduler for a chunk and a
-/// warp, 112 of them for eight tokens' multiplications.
+/// warp, 112 of them for eight tokens' multiplications; 100 more to decode to bf16.
 pub(crate) fn warpwise_us(desc: &DualGemmDesc, groups: usize, info: &DeviceInfo, config: &Warpwise) -> f64 {
     /// What is left of [`ENDS`].
     const ENDS_LEFT: f64 = 0.8 * ENDS;
+    /// What CTAs lose that share a multiprocessor: with bf16, and with experts, they are slower than one alone.
+    const SHARED: f64 = 0.2;
     // A tile holds pairs of weight rows, also of a linear layer.
     let pairs = (desc.n * desc.op.matrices()).div_ceil(2) as f64;
     let (m, k) = (desc.m as f64, desc.k as f64);
@@ -110,16 +112,16 @@ pub(crate) fn warpwise_us(desc: &DualGemmDesc, groups: usize, info: &DeviceInfo,
     let chunks = ((k / 64.0).ceil() / parts).ceil() * parts * (halves / 2.0).max(0.65);
     // With halves of chunks warps end apart, and those that are left hide less from each other.
     let uneven = if config.halves % 2 == 1 && config.halves > 1 { 1.1 } else { 1.0 };
-    let chunk = 300.0 + 112.0 * (tokens / 8.0).ceil();
-    // Behind a kernel that leaves room on few multiprocessors, CTAs of half of one come to lie in pairs, while others have none:
-    // 17 to 30 µs instead of 9.5 at 128 CTAs. Grids that fill most halves do not depend on what runs before.
-    let waves = if ctas > sms { (ctas / sms).ceil() } else { 2.0 };
+    let bf16 = if desc.a_compute() == AFormat::Bf16 { 100.0 } else { 0.0 };
+    let chunk = 300.0 + bf16 + 112.0 * (tokens / 8.0).ceil();
+    let waves = (ctas / sms).ceil();
     let compute = waves * chunks / 4.0 * chunk * uneven / CLOCK * 1e6;
     let bytes =
         readings * pairs * k * 1.125 + m * k * 2.0 + m * desc.n as f64 * desc.out.bits_per_element() / 8.0;
     let memory = bytes / MEMORY.min(ctas.min(sms) * MEMORY_OF_ONE) * 1e6;
-    // Two CTAs are on a multiprocessor at once, and one hides the other's ends.
-    compute.max(memory) + ENDS_LEFT + ((waves / 2.0).ceil() - 1.0) * NEXT_TILE
+    // They hide each other's ends.
+    let next = if waves > 1.0 { SHARED + ((waves / 2.0).ceil() - 1.0) * NEXT_TILE } else { 0.0 };
+    compute.max(memory) + ENDS_LEFT + next
 }
 
 /// Microseconds of gate and up in launches of their own: each has half of the rows of weights, and gate's sums, f32, are
@@ -174,7 +176,6 @@ pub(crate) mod tests {
     use super::*;
     use dualgemm_device::Arch;
     use dualgemm_formats::BlockFormat;
-    use dualgemm_gemm::AFormat;
 
     /// What an H100 says of itself.
     pub(crate) fn h100() -> DeviceInfo {

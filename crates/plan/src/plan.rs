@@ -245,9 +245,9 @@ mod tests {
     #[test]
     fn few_rows_are_decoded_and_many_take_large_tiles() {
         let kernel = |m, n, k| choose(&desc(m, n, k), &GpuOptions::default()).unwrap().kernel;
-        // Grids that leave no multiprocessor without a CTA, whatever runs before.
-        assert_eq!(kernel(1, 4096, 7168), "sm90a_warpwise_16x2_kg16_s2");
-        assert_eq!(kernel(1, 14336, 4096), "sm90a_warpwise_64x2_kg8_s2");
+        // One CTA for each multiprocessor.
+        assert_eq!(kernel(1, 4096, 7168), "sm90a_warpwise_32x2_kg16_s2");
+        assert_eq!(kernel(1, 14336, 4096), "sm90a_warpwise_112x2_kg4_s2");
         assert!(kernel(20, 4096, 7168).contains("sm90a_fused_64x32_"));
         assert!(kernel(512, 4096, 7168).contains("128x256"));
         assert!(kernel(8192, 14336, 4096).contains("128x256"));

@@ -97,7 +97,7 @@ fn whole_mlps_take_little_more_than_their_parts() {
         let weights = mlp(BlockFormat::Nvfp4, shape, false, 1);
         let mut copies = Vec::new();
         for between in [OutFormat::Bf16, nvfp4] {
-            for m in [1, 16, 64, 256] {
+            for m in [1, 8, 16, 64, 256] {
                 let desc = desc(m, shape, BlockFormat::Nvfp4, between, OutFormat::Bf16);
                 let plan = MlpPlan::new(&desc, &Target::cuda(0)).unwrap();
                 while copies.len() < 4 {
@@ -126,9 +126,11 @@ fn whole_mlps_take_little_more_than_their_parts() {
                 let gate_up = median(&plan.gate_up, &DeviceCall { c, ..call }, &of(|mlp| &mlp.gate_up));
                 let down = median(&plan.down, &DeviceCall { a, ..call }, &of(|mlp| &mlp.down));
                 println!(
-                    "mlp {n}x{k}->{h} m={m} between {}: {whole:.2} us, gate/up {gate_up:.2} + down {down:.2} = {:.3} of it",
+                    "mlp {n}x{k}->{h} m={m} between {}: {whole:.2} us, gate/up {gate_up:.2} + down {down:.2} = {:.3} of it; {}, {}",
                     between.name(),
                     whole / (gate_up + down),
+                    plan.gate_up.kernel(),
+                    plan.down.kernel(),
                 );
             }
         }
@@ -185,9 +187,10 @@ fn mixtures_are_right_and_near_the_reading_of_their_weights() {
             let bits_per_weight = if format == BlockFormat::Nvfp4 { 4.5 } else { 4.25 };
             let read = hit * (3 * n * k) as f64 * bits_per_weight / 8.0 / bytes_per_us;
             println!(
-                "{name} tokens={tokens}: {us:.1} us, {hit:.0} experts hit, reading them {read:.1} us, {:.2} x; {}",
+                "{name} tokens={tokens}: {us:.1} us, {hit:.0} experts hit, reading them {read:.1} us, {:.2} x; {}, {}",
                 us / read,
                 plan.mlp.gate_up.kernel(),
+                plan.mlp.down.kernel(),
             );
         }
     }

@@ -171,6 +171,9 @@ fn every_strategy_that_takes_groups_is_right_close() {
         let options = GpuOptions { strategy: Some(strategy.into()), ..groups(3) };
         check(&SIM, (&desc, options), true, &[&[0, 1, 1, 70]], 4e-4);
     }
+    let few = DualGemmDesc { m: 9, a: AFormat::F16, ..desc };
+    let options = GpuOptions { strategy: Some("warpwise".into()), ..groups(3) };
+    check(&SIM, (&few, options), true, &[&[0, 1, 1, 8], &[0, 0, 9, 9]], 4e-4);
 }
 
 #[test]
@@ -433,7 +436,7 @@ fn what_groups_cannot_be_is_said() {
     // SAFETY: it is refused; nothing is launched.
     let message =
         unsafe { runner.run_device_grouped(&device.call, &packed, Stream::Own) }.unwrap_err().to_string();
-    let wanted = "plan with GpuOptions::groups, which fused, persistent, decode, native take";
+    let wanted = "plan with GpuOptions::groups, which fused, persistent, decode, warpwise, native take";
     assert!(message.ends_with(wanted), "{message}");
     assert!(runner.warm_experts(&packed).is_err());
 

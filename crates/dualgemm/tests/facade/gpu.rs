@@ -375,7 +375,7 @@ fn grouped_rows_equal_single_products_exact() {
 #[test]
 fn device_operands_give_the_same_bits_as_the_hosts_exact() {
     let (m, n, k) = (5, 40, 96);
-    let plan = plan(&desc(m, n, k, AFormat::F16, OutFormat::F16), None);
+    let plan = plan(&desc(m, n, k, AFormat::F16, OutFormat::F16), Some("fused"));
     let (weights, a) = (expert(n, k, 0), operand(m, k, AFormat::F16));
     let mut want = vec![f16::ZERO; m * n];
     plan.run(&a, &plan.prepack(&weights).unwrap(), OutputMut::F16(&mut want)).unwrap();

@@ -1,6 +1,6 @@
 //! The kernel for few tokens, and the kernels around the products of a mixture.
 
-use dualgemm_device::Device;
+use dualgemm_device::{Device, DevicePtr};
 use dualgemm_formats::{FloatType, GlobalScale, ScaleLayout};
 use dualgemm_gemm::Activation;
 use dualgemm_kernels::generic::copy::Copy;
@@ -8,6 +8,7 @@ use dualgemm_kernels::generic::mixture::{Lists, Mixture, Sizes};
 use dualgemm_kernels::generic::quantize::{Floats, Out, Quantize, Scale};
 use dualgemm_kernels::generic::rowwise::Sink;
 use dualgemm_kernels::parts::rows;
+use dualgemm_kernels::parts::tiles::GroupArgs;
 use dualgemm_kernels::sm90a::pack::Pack;
 use dualgemm_kernels::warpwise::config::Config;
 use dualgemm_kernels::warpwise::fused::{A, Variant};
@@ -29,7 +30,44 @@ pub fn warpwise() -> Vec<Case> {
         case(config(3, 8, 2), f16, (8, 56, 64 * 13)),
         case(config(3, 2, 2), nvfp4, (2, 56, 64 * 13 - 16)),
         case(config(3, 8, 2), nvfp4, (8, 56, 64 * 13)),
+        grouped(config(3, 2, 2), (3, 104, 64 * 7)),
     ]
+}
+
+/// Linear layers of two experts, whose first rows a kernel before writes.
+fn grouped(config: Config, (m, n, k): (usize, usize, usize)) -> Case {
+    let matrix = weights((m, n, k)).gate;
+    let pack = Pack::of_matrix(&matrix).expect("weights that fit");
+    Case::new(format!("{}, experts", config.name()), Card::H100, move |device| {
+        let rows = rows::Variant { grouped: true, ..rows::Variant::new(Activation::Silu.program()) };
+        let variant = Variant {
+            a: A::Half(HalfFormat::F16),
+            whole_blocks: true,
+            linear: true,
+            rows: rows.for_features(n),
+        };
+        let kernel = Fused::new(device, config, &variant)?;
+        let (values, c) = (poisoned(device, m * k * 2)?, poisoned(device, m * n * 2)?);
+        let first = writes_a(device, (m, k), Sink::Image(FloatType::F16), (values, 2 * k))?;
+        let table: Vec<u8> = [0u32, 2, m as u32, 0].into_iter().flat_map(u32::to_le_bytes).collect();
+        let (first_rows, second) = copied(device, upload(device, &table)?, table.len())?;
+        let alphas = upload(
+            device,
+            &[pack.alpha(); 2].concat().iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>(),
+        )?;
+        let weights = upload(device, &[pack.bytes(); 2].concat())?;
+        let args = FusedArgs {
+            size: (m, n, k),
+            a: values,
+            a_pitch: 2 * k,
+            a_scales: DevicePtr::NULL,
+            weights,
+            groups: Some(GroupArgs { count: 2, rows: first_rows, alphas }),
+            output: rows::Output::new(c, [1.0; 2]),
+        };
+        let spec = kernel.spec(&args)?;
+        finish(device, [first, second, spec.clone(), spec], (c, m * n * 2))
+    })
 }
 
 fn case(config: Config, a: A, shape: (usize, usize, usize)) -> Case {
@@ -57,19 +95,17 @@ fn case(config: Config, a: A, shape: (usize, usize, usize)) -> Case {
         let weights = upload(device, pack.bytes())?;
         let args =
             FusedArgs { size: shape, a: values, a_pitch: 2 * k, a_scales, weights, groups: None, output };
-        let mut spec = kernel.spec(&args)?;
-        // One CTA without features will do.
-        spec.grid[0] = n.div_ceil(16 * config.halves as usize) as u32 + 1;
+        let spec = kernel.spec(&args)?;
         finish(device, [first, spec.clone(), spec], (c, m * n * 2))
     })
 }
 
-/// Experts are chosen, A and results written by kernels before: a case for each kernel. Which of an expert's rows a choice gets
-/// depends on timing, so all of them are of one token and have one result.
+/// Experts are chosen, A and results written by kernels before: a case for each kernel; one sorts few choices, two sort many.
+/// Which of an expert's rows a choice gets may depend on timing, so all of them are of one token and have one result.
 pub fn mixture() -> Vec<Case> {
-    let run = |device: &dyn Device| -> Result<Vec<u8>, Refused> {
+    let run = |device: &dyn Device, tokens: usize| -> Result<Vec<u8>, Refused> {
         let (k, n) = (64, 40);
-        let sizes = Sizes { tokens: 40, top_k: 2, experts: 48 };
+        let sizes = Sizes { tokens, top_k: 2, experts: tokens + 8 };
         let choices = sizes.tokens * sizes.top_k;
         // Several warps clear, count and place; two tokens have experts that are elsewhere.
         let expert_of = |token: usize| token * 7 % sizes.experts;
@@ -106,20 +142,20 @@ pub fn mixture() -> Vec<Case> {
         let gathered = poisoned(device, choices * k * 2)?;
         let (c, seen) = (poisoned(device, bytes)?, poisoned(device, bytes + rows)?);
         let copy = Copy::new(device)?;
-        let launches = [
-            first,
-            second,
-            third,
-            fourth,
-            kernels.route(&sizes, ids, &lists)?,
-            kernels.gather(&sizes, (a, 2 * k, k), &lists, gathered)?,
+        let mut launches = vec![first, second, third, fourth];
+        launches.extend(kernels.by_expert(&sizes, ids, (a, 2 * k, k), &lists, gathered)?);
+        launches.extend([
             kernels.combine(&sizes, (results, n), (&lists, weights), (c, false))?,
             copy.spec("C", (c, seen), bytes)?,
             copy.spec("A by expert", (gathered, seen.offset(bytes as u64)), rows)?,
-        ];
+        ]);
         finish(device, launches, (seen, bytes + rows))
     };
     // In the order in which they are loaded.
-    let names = ["route", "gather", "combine_f32"].into_iter().enumerate();
-    names.map(|(module, name)| Case { module, ..Case::new(name.into(), Card::H100, run) }).collect()
+    let names = [("route", 260), ("gather", 260), ("sort", 40), ("combine_f32", 40)].into_iter().enumerate();
+    let case = |(module, (name, tokens)): (usize, (&str, usize))| Case {
+        module,
+        ..Case::new(name.into(), Card::H100, move |device| run(device, tokens))
+    };
+    names.map(case).collect()
 }

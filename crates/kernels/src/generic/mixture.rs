@@ -3,11 +3,13 @@
 //! ```text
 //! route     ids [tokens, top_k]      ─► first row of each expert, row of each choice, choice of each row      1 CTA
 //! gather    A [tokens, k], 16 bits   ─► rows by expert                                                        a CTA for each row
+//! sort      both of these, of few choices                                                                     a CTA for each choice
 //! combine   results [rows, n], f32   ─► C[t] = Σ_j weight[t, j] · result of (t, j), in the order of j         256 · 8 columns
 //! ```
 //!
 //! A choice is `token · top_k + j`. Negative experts, and those from the number of experts on, are skipped: they are computed
-//! elsewhere. Which of an expert's rows a choice becomes depends on timing; what is computed of it does not, so neither does C.
+//! elsewhere. Which of an expert's rows a choice becomes depends on timing, unless they are few; what is computed of it does not,
+//! so neither does C.
 
 use dualgemm_device::{Args, Device, DevicePtr, FunctionId, LaunchSpec};
 use dualgemm_formats::FloatType;
@@ -26,6 +28,8 @@ use crate::Error;
 const ROUTE_THREADS: u32 = 1024;
 /// Threads of the other CTAs.
 const THREADS: u32 = 256;
+/// Most choices that each CTA of one launch counts for itself.
+const FEW_CHOICES: u32 = 512;
 /// Most experts: their counters in shared memory take 16 KiB.
 pub const MAX_EXPERTS: usize = 4096;
 /// The row of a choice that has none.
@@ -38,6 +42,8 @@ pub enum Step {
     Route,
     /// Copies rows of A into that order.
     Gather,
+    /// Does both for few choices.
+    Sort,
     /// Sums results, to C of this type; adds them to what is there, or not.
     Combine(FloatType, bool),
 }
@@ -47,7 +53,7 @@ impl Step {
     pub fn all() -> Vec<Self> {
         let combine =
             FloatType::ALL.into_iter().flat_map(|ty| [false, true].map(|add| Self::Combine(ty, add)));
-        [Self::Route, Self::Gather].into_iter().chain(combine).collect()
+        [Self::Route, Self::Gather, Self::Sort].into_iter().chain(combine).collect()
     }
 
     /// Its name, which is that of the entry in its module.
@@ -55,6 +61,7 @@ impl Step {
         match self {
             Self::Route => "route".into(),
             Self::Gather => "gather".into(),
+            Self::Sort => "sort".into(),
             Self::Combine(ty, add) => {
                 format!("combine_{}{}", values::name(ty), if add { "_add" } else { "" })
             }
@@ -67,6 +74,7 @@ pub fn generate(step: Step, target: Target) -> Result<Module, Error> {
     module(target, "mixtures of experts", &step.name(), |k| match step {
         Step::Route => route(k, target),
         Step::Gather => gather(k, target),
+        Step::Sort => sort(k, target),
         Step::Combine(ty, add) => combine(k, target, ty, add),
     })
 }
@@ -166,13 +174,24 @@ fn gather(k: &mut Kernel, target: Target) {
     take_turn(k, target);
     let [pitch, pieces, top_k, experts] = [pitch, pieces, top_k, experts].map(|p| k.ld_param(&p));
     let [a, rows, choice_of, out] = [a, rows, choice_of, out].map(|p| k.ld_pointer(&p));
-    let (row, thread) = (k.special(Special::CtaidX), k.special(Special::TidX));
+    let row = k.special(Special::CtaidX);
     let end = k.offset(rows, experts.mul_wide(4));
     let end: Reg<U32> = k.ld(end);
     let beyond = k.compare(Cmp::Ge, row, end);
     k.when(beyond).exit();
     let choice = k.offset(choice_of, row.mul_wide(4));
     let choice: Reg<U32> = k.ld(choice);
+    copy_row(k, (a, pitch, out, pieces), row, (choice, top_k));
+}
+
+/// All threads copy a choice's row of A, so many pieces of 16 bytes.
+fn copy_row(
+    k: &mut Kernel,
+    (a, pitch, out, pieces): (Addr<Global>, Reg<U32>, Addr<Global>, Reg<U32>),
+    row: Reg<U32>,
+    (choice, top_k): (Reg<U32>, Reg<U32>),
+) {
+    let thread = k.special(Special::TidX);
     let token = k.eval(choice / top_k);
     let from = k.offset(a, token.mul_wide(pitch));
     let to = k.eval(pieces << 4);
@@ -183,6 +202,80 @@ fn gather(k: &mut Kernel, target: Target) {
         let words: [Reg<B32>; 4] = k.ld_vector(from);
         k.st_vector(to, &words);
     });
+}
+
+/// A CTA for each choice counts those before it, by expert and then by number: that is its row.
+fn sort(k: &mut Kernel, target: Target) {
+    k.required_threads(THREADS);
+    let (ids, choices, experts) = (k.pointer("ids"), k.param::<U32>("choices"), k.param::<U32>("experts"));
+    let [rows, row_of, choice_of] = ["rows", "row_of", "choice_of"].map(|name| k.pointer(name));
+    let (a, pitch, pieces) = (k.pointer("a"), k.param::<U32>("a_pitch"), k.param::<U32>("pieces"));
+    let (top_k, out) = (k.param::<U32>("top_k"), k.pointer("out"));
+    let mut smem = SmemLayout::new();
+    let (all, before) = (smem.alloc("ids", FEW_CHOICES * 4, 16), smem.alloc("before", 4, 4));
+    let base = k.shared(&smem);
+    let (all, before) = (base.at(all.offset), base.at(before.offset));
+    take_turn(k, target);
+    let [choices, experts, pitch, pieces, top_k] =
+        [choices, experts, pitch, pieces, top_k].map(|p| k.ld_param(&p));
+    let [ids, rows, row_of, choice_of, a, out] =
+        [ids, rows, row_of, choice_of, a, out].map(|p| k.ld_pointer(&p));
+    let (choice, thread, lane) =
+        (k.special(Special::CtaidX), k.special(Special::TidX), k.special(Special::LaneId));
+    let own = k.offset(ids, choice.mul_wide(4));
+    let own: Reg<U32> = k.ld(own);
+    let first = k.compare(Cmp::Eq, thread, 0u32);
+    let none = k.mov::<U32>(0u32);
+    k.when(first).st(before, none);
+    k.cta_sync();
+    let count = k.mov::<U32>(0u32);
+    k.comment("Behind the last choice are none: whole vectors of four are read below.");
+    let padded = k.eval((choices + 3) & !3u32);
+    k.for_range("count", thread, padded, THREADS, |k, other, _| {
+        let expert = k.mov::<U32>(NONE);
+        let there = k.compare(Cmp::Lt, other, choices);
+        let from = k.offset(ids, other.mul_wide(4));
+        k.when(there).to(expert).ld::<U32, _>(from);
+        let to = k.offset(all, other << 2);
+        k.st(to, expert);
+        let same = k.compare(Cmp::Eq, expert, own);
+        let earlier = k.compare_and(Cmp::Lt, other, choice, same);
+        k.when(earlier).to(count).eval(count + 1);
+        let lower = k.compare(Cmp::Lt, expert, own);
+        k.when(lower).to(count).eval(count + 1);
+    });
+    let count = k.redux(Redux::Add, count);
+    let elected = k.compare(Cmp::Eq, lane, 0u32);
+    k.when(elected).red::<U32, Shared>(AtomOp::Add, Semantics::Relaxed, Scope::Cta, before, count);
+    k.cta_sync();
+    let row: Reg<U32> = k.ld(before);
+    let here = k.compare(Cmp::Lt, own, experts);
+    k.comment("The table of first rows, an entry for each thread of the grid.");
+    let index = k.eval(choice * THREADS + thread);
+    let (entries, all_threads) = (k.eval(experts + 1), k.eval(choices * THREADS));
+    let entry = k.mov(index);
+    k.loop_("first_rows", |k, this| {
+        let done = k.compare(Cmp::Ge, entry, entries);
+        k.break_if(this, done);
+        let count = k.mov::<U32>(0u32);
+        k.for_range("lower", 0u32, choices, 4, |k, other, _| {
+            let from = k.offset(all, other << 2);
+            let four: [Reg<U32>; 4] = k.ld_vector(from);
+            for expert in four {
+                let lower = k.compare(Cmp::Lt, expert, entry);
+                k.when(lower).to(count).eval(count + 1);
+            }
+        });
+        let to = k.offset(rows, entry.mul_wide(4));
+        k.st(to, count);
+        k.to(entry).eval(entry + all_threads);
+    });
+    let (to, placed) = (k.offset(row_of, choice.mul_wide(4)), k.select::<U32>(here, row, NONE));
+    k.when(first).st(to, placed);
+    k.unless(here).exit();
+    let to = k.offset(choice_of, row.mul_wide(4));
+    k.when(first).st(to, choice);
+    copy_row(k, (a, pitch, out, pieces), row, (choice, top_k));
 }
 
 fn combine(k: &mut Kernel, target: Target, ty: FloatType, add: bool) {
@@ -224,7 +317,7 @@ fn combine(k: &mut Kernel, target: Target, ty: FloatType, add: bool) {
     values::store(k, ty, to, &sums);
 }
 
-/// Where the lists of a call are, in device memory: all written by [`Mixture::route`].
+/// Where the lists of a call are, in device memory: all written by the launches of [`Mixture::by_expert`].
 #[derive(Debug, Clone, Copy)]
 pub struct Lists {
     /// First row of each expert, and how many there are: `[experts + 1]` u32.
@@ -251,6 +344,7 @@ pub struct Sizes {
 pub struct Mixture {
     route: FunctionId,
     gather: FunctionId,
+    sort: FunctionId,
     /// Writes C, and adds to it.
     combine: [FunctionId; 2],
 }
@@ -264,40 +358,43 @@ impl Mixture {
         Ok(Self {
             route: of(Step::Route)?,
             gather: of(Step::Gather)?,
+            sort: of(Step::Sort)?,
             combine: [combine(false)?, combine(true)?],
         })
     }
 
-    /// The launch that sorts the choices in `ids`, `[tokens, top_k]` i32.
+    /// The launches that sort the choices in `ids`, `[tokens, top_k]` i32, and copy rows of A, `k` elements of 16 bits whose
+    /// rows lie `pitch` bytes apart, to `out`, dense: one of few choices, otherwise two.
     ///
     /// # Errors
-    /// If there are more experts than [`MAX_EXPERTS`], or more choices than a grid has.
-    pub fn route(&self, sizes: &Sizes, ids: DevicePtr, lists: &Lists) -> Result<LaunchSpec, Error> {
-        let choices = sizes.choices()?;
-        let args = Args::new().ptr(ids).u32(choices).u32(sizes.experts as u32);
-        let args = args.ptr(lists.rows).ptr(lists.row_of).ptr(lists.choice_of);
-        let spec = LaunchSpec::new(self.route, [1, 1, 1], [ROUTE_THREADS, 1, 1]).args(args);
-        Ok(spec.dynamic_shared(MAX_EXPERTS as u32 * 4))
-    }
-
-    /// The launch that copies rows of A, `k` elements of 16 bits whose rows lie `pitch` bytes apart, to `out`, dense.
-    ///
-    /// # Errors
-    /// If K or the pitch is not a multiple of 8 elements, or an address of 16 bytes.
-    pub fn gather(
+    /// If there are more experts than [`MAX_EXPERTS`], or more choices than a grid has; K or the pitch is not a multiple of 8
+    /// elements, or an address of 16 bytes.
+    pub fn by_expert(
         &self,
         sizes: &Sizes,
+        ids: DevicePtr,
         (a, pitch, k): (DevicePtr, usize, usize),
         lists: &Lists,
         out: DevicePtr,
-    ) -> Result<LaunchSpec, Error> {
+    ) -> Result<Vec<LaunchSpec>, Error> {
+        let choices = sizes.choices()?;
         fits("A", "bytes of a row", k * 2, 16, 16)?;
         fits("A", "bytes from row to row", pitch, k * 2, 16)?;
         fits("A", "address", a.0 as usize, 1, 16)?;
         fits("A by expert", "address", out.0 as usize, 1, 16)?;
-        let args = Args::new().ptr(a).u32(pitch as u32).u32((k / 8) as u32).u32(sizes.top_k as u32);
-        let args = args.u32(sizes.experts as u32).ptr(lists.rows).ptr(lists.choice_of).ptr(out);
-        Ok(LaunchSpec::new(self.gather, [sizes.choices()?, 1, 1], [THREADS, 1, 1]).args(args))
+        let (pitch, pieces, experts) = (pitch as u32, (k / 8) as u32, sizes.experts as u32);
+        let args = Args::new().ptr(ids).u32(choices).u32(experts);
+        let args = args.ptr(lists.rows).ptr(lists.row_of).ptr(lists.choice_of);
+        if choices <= FEW_CHOICES {
+            let args = args.ptr(a).u32(pitch).u32(pieces).u32(sizes.top_k as u32).ptr(out);
+            let sort = LaunchSpec::new(self.sort, [choices, 1, 1], [THREADS, 1, 1]).args(args);
+            return Ok(vec![sort.dynamic_shared(FEW_CHOICES * 4 + 4)]);
+        }
+        let route = LaunchSpec::new(self.route, [1, 1, 1], [ROUTE_THREADS, 1, 1]).args(args);
+        let args = Args::new().ptr(a).u32(pitch).u32(pieces).u32(sizes.top_k as u32);
+        let args = args.u32(experts).ptr(lists.rows).ptr(lists.choice_of).ptr(out);
+        let gather = LaunchSpec::new(self.gather, [choices, 1, 1], [THREADS, 1, 1]).args(args);
+        Ok(vec![route.dynamic_shared(MAX_EXPERTS as u32 * 4), gather])
     }
 
     /// The launch that sums `results`, `[rows, n]` f32, with `weights`, `[tokens, top_k]` f32, to C, `[tokens, n]`; with `add`,

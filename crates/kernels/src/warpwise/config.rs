@@ -14,7 +14,7 @@ pub(super) const RULES: Rules = Rules("sm90a warpwise");
 /// layer.
 const HALF_PAIRS: u32 = 16;
 /// Shared memory of a CTA when two fit on a multiprocessor: half of its 228 KiB, less what the driver keeps.
-const SHARED: u32 = (228 << 10) / 2 - (1 << 10);
+pub(super) const SHARED: u32 = (228 << 10) / 2 - (1 << 10);
 /// Most warps of a CTA: with two CTAs, 64 registers for each thread.
 const MOST_WARPS: u32 = 16;
 
@@ -23,8 +23,8 @@ pub(super) const ROW: u32 = 128;
 
 /// A tile and its pipeline.
 ///
-/// A CTA computes `16 · halves` features, or twice as many of a linear layer, for `tokens` tokens. The chunks of the pack that hold them are its row groups;
-/// each has `k_groups` warps, which take one part of K each.
+/// A CTA computes `16 · halves` features, or twice as many of a linear layer, for `tokens` tokens. The chunks of the pack that
+/// hold them are its row groups; each has `k_groups` warps, which take one part of K each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Config {
     /// Features of a CTA, in halves of chunks: what shares them evenly among multiprocessors.
@@ -164,19 +164,16 @@ impl Config {
         Ok(Layout { smem, tokens, weights, full, found })
     }
 
-    /// CTAs for `m` tokens, in up to `groups` groups, and `n` features on a card of `sms` multiprocessors: one for each at
-    /// least, of one problem. Those beyond the last
-    /// feature keep a multiprocessor from getting two of the next kernel's, which would take twice as long: measured, 9.4
-    /// instead of 20 to 30 µs with 128 of 132. They do so only if they end no earlier than that kernel's CTAs are placed:
-    /// leaving at once, when the kernel before has ended, costs the same again.
-    pub fn grid(&self, (m, n): (usize, usize), groups: Option<usize>, linear: bool, sms: u32) -> [u32; 3] {
+    /// CTAs for `m` tokens, in up to `groups` groups, and `n` features.
+    pub(super) fn grid(&self, (m, n): (usize, usize), groups: Option<usize>, linear: bool) -> [u32; 3] {
         let ctas = n.div_ceil((self.halves * half_features(linear)) as usize) as u32;
         let tokens = self.tokens as usize;
-        match groups {
-            None => [ctas.max(sms), m.div_ceil(tokens) as u32, 1],
+        let tiles = match groups {
+            None => m.div_ceil(tokens),
             // Every group's last tile may have one row.
-            Some(groups) => [ctas, m.min(m / tokens + groups) as u32, 1],
-        }
+            Some(groups) => m.min(m / tokens + groups),
+        };
+        [ctas, tiles as u32, 1]
     }
 
     /// A name that tells configurations apart.

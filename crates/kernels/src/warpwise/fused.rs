@@ -7,13 +7,14 @@
 //! then         sums through shared memory, added in the order of K → activation → C
 //! ```
 //!
-//! Two CTAs fit on a multiprocessor, and a kernel has one for each: while one ends, the next kernel's has its rings full
-//! already, and decodes as soon as A is there. Nothing but the end synchronizes warps, and blocks of A that they share.
+//! Two CTAs fit on a multiprocessor: while one ends, another's rings are full already, and it decodes as soon as A is there. If
+//! a kernel has no more CTAs than there are multiprocessors, each has one to itself. Nothing but the end synchronizes warps, and
+//! blocks of A that they share.
 //!
 //! Rows of a slab are eight gate rows and the eight up rows of the same features, so a thread's sums 0 and 1 are gate, 2
 //! and 3 up, of one feature and two tokens. In the pack of a linear layer they are 16 features, and a thread has two.
 //!
-//! Rows in groups: CTAs along the tokens find their group themselves ([`GroupRows`]), and ask for weights only then.
+//! Rows in groups: CTAs along the tokens find their group themselves, and ask for weights only then.
 //!
 //! Flow: [`Config`], [`Variant`] → here → PTX. Spec: PTX ISA, "Matrix Fragments for mma.m16n8k16".
 
@@ -166,7 +167,7 @@ impl<'a> Fused<'a> {
     fn halves(&self, k: &mut Kernel) -> [Reg<U32>; 2] {
         let cta = k.special(Special::CtaidX);
         let all = k.eval(self.n.div_ceil(self.half()));
-        let start = k.eval((cta * self.config.halves).min(all));
+        let start = k.eval(cta * self.config.halves);
         [start, k.eval((start + self.config.halves).min(all))]
     }
 
@@ -227,9 +228,8 @@ impl<'a> Fused<'a> {
         let first = k.eval(part * self.blocks / config.k_groups);
         let next = k.eval((part + 1) * self.blocks / config.k_groups);
         let count = k.eval(next - first);
-        // Of a CTA with features, warps without rows bring their part of A too.
-        let busy = if config.shares_blocks() { k.compare(Cmp::Lt, start, end) } else { any };
-        let count = k.select::<U32>(busy, count, 0u32);
+        // Warps without rows bring their part of A too.
+        let count = if config.shares_blocks() { count } else { k.select::<U32>(any, count, 0u32) };
         let weights = k.ld_pointer(&self.weights);
         let of_groups = self.group(k).map(|group| {
             let tiles = k.eval(self.n.div_ceil(2 * self.half()));

@@ -7,6 +7,7 @@ mod common;
 mod cutlass;
 mod fp8;
 mod limits;
+mod mixture;
 mod pack;
 mod plain;
 mod rowwise;

@@ -75,11 +75,7 @@ fn check(
     let weights_there = upload(gpu, pack.bytes());
     let args =
         FusedArgs { size: (m, n, k), a, a_pitch, a_scales, weights: weights_there, groups: None, output };
-    let mut spec = kernel.spec(&args).unwrap();
-    assert_eq!(spec.grid[0], gpu.info().sm_count, "a CTA for each multiprocessor");
-    // One without features will do: they simulate as slowly as the others.
-    spec.grid[0] = n.div_ceil(16 * config.halves as usize) as u32 + 1;
-    run(gpu, &spec);
+    run(gpu, &kernel.spec(&args).unwrap());
     let epilogue = Epilogue { activation, ..Epilogue::default() };
     let want = reference(&epilogue, &operand, 0..m, &weights);
     let got = read(gpu, c, m * n * size + 64);
@@ -205,13 +201,7 @@ fn check_groups(config: Config, (linear, bias): (bool, bool), sizes: &[u32], (n,
         groups,
         output,
     };
-    let mut spec = kernel.spec(&args).unwrap();
-    if !grouped {
-        let features = config.halves as usize * if linear { 32 } else { 16 };
-        assert_eq!(spec.grid[0], gpu.info().sm_count, "{what}: a CTA for each multiprocessor");
-        spec.grid[0] = n.div_ceil(features) as u32 + 1;
-    }
-    run(gpu, &spec);
+    run(gpu, &kernel.spec(&args).unwrap());
     let a = AOperand::Float(a);
     let want = weights.iter().zip(rows.windows(2)).flat_map(|(weights, rows)| {
         let rows = rows[0] as usize..rows[1] as usize;
@@ -254,4 +244,22 @@ fn rows_in_groups_of_few_tokens_close() {
     let mut many = vec![0; 300];
     (many[7], many[255], many[256], many[299]) = (1, 2, 1, 3);
     check_groups(config(1, 2, 1), (true, false), &many, (8, 16));
+}
+
+/// Two CTAs of a kernel fit on a multiprocessor, unless each can have one to itself: then they must not lie in pairs.
+#[test]
+fn ctas_that_can_be_alone_are() {
+    let (gpu, config, (m, k)) = (gpu(), Config { halves: 2, tokens: 2, k_groups: 16, chunks: 2 }, (1, 64));
+    let rows = rows::Variant::new(Activation::Silu.program());
+    let kernel =
+        Fused::new(gpu, config, &Variant { a: F16, whole_blocks: true, linear: false, rows }).unwrap();
+    let there = DevicePtr(1 << 20);
+    for (ctas, alone) in [(132, true), (133, false)] {
+        let (a, output) = (there, Output::new(there, [1.0; 2]));
+        let size = (m, 32 * ctas, k);
+        let args = FusedArgs { size, a, a_pitch: 2 * k, a_scales: a, weights: there, groups: None, output };
+        let spec = kernel.spec(&args).unwrap();
+        assert_eq!(spec.grid, [ctas as u32, 1, 1]);
+        assert_eq!(2 * (spec.dynamic_shared + 1024) > gpu.info().shared_per_sm, alone, "{ctas} CTAs");
+    }
 }

@@ -204,7 +204,8 @@ pub trait Prepared: Debug + Send + Sync {
 pub(crate) fn one_group() -> Error {
     let [grid, persistent, decode] =
         [fused::Fused::GRID, fused::Fused::PERSISTENT, fused::Fused::DECODE].map(|s| s.name());
-    Error::OneGroup { takers: [grid, persistent, decode, native::Native.name()].join(", ") }
+    let takers = [grid, persistent, decode, warpwise::Warpwise.name(), native::Native.name()];
+    Error::OneGroup { takers: takers.join(", ") }
 }
 
 /// Every strategy, in the order in which tables show them.

@@ -1,0 +1,63 @@
+//! Rows of A sorted by expert, by one launch and by two.
+
+use dualgemm_bench::inputs::Inputs;
+use dualgemm_formats::FloatType;
+use dualgemm_kernels::generic::mixture::{Lists, Mixture, Sizes};
+
+use crate::common::*;
+
+fn check(tokens: usize, top_k: usize, experts: usize, launches: usize) {
+    let (gpu, k) = (gpu(), 72);
+    let (sizes, choices) = (Sizes { tokens, top_k, experts }, tokens * top_k);
+    // Some experts get no row, and some choices none of the experts here.
+    let id = |choice: usize| match choice % 11 {
+        4 => -1,
+        9 => (experts + choice) as i32,
+        _ => (choice * choice * 7 % experts) as i32,
+    };
+    let ids: Vec<i32> = (0..choices).map(id).collect();
+    let here = |&id: &i32| (0..experts as i32).contains(&id);
+    let mut sorted: Vec<usize> = (0..choices).filter(|&choice| here(&ids[choice])).collect();
+    sorted.sort_by_key(|&choice| ids[choice]);
+    let a = Inputs::seeded(3).floats("a", FloatType::F16, tokens, k).unwrap();
+    let there = upload_floats(gpu, &a);
+    let words = |words: usize| poisoned(gpu, 4 * words);
+    let lists = Lists { rows: words(experts + 1), row_of: words(choices), choice_of: words(choices) };
+    let out = poisoned(gpu, choices * k * 2);
+    let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+    let kernels = Mixture::new(gpu, FloatType::F32).unwrap();
+    let a_there = (there.values, there.pitch, k);
+    let specs = kernels.by_expert(&sizes, upload(gpu, &bytes), a_there, &lists, out).unwrap();
+    assert_eq!(specs.len(), launches);
+    specs.iter().for_each(|spec| run(gpu, spec));
+    let list = |from, count: usize| -> Vec<u32> {
+        read(gpu, from, 4 * count).as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect()
+    };
+    let lower = |expert: usize| sorted.iter().filter(|&&choice| ids[choice] < expert as i32).count() as u32;
+    assert_eq!(list(lists.rows, experts + 1), (0..=experts).map(lower).collect::<Vec<_>>());
+    let choice_of = list(lists.choice_of, sorted.len());
+    if launches == 1 {
+        assert_eq!(choice_of, sorted.iter().map(|&choice| choice as u32).collect::<Vec<_>>());
+    }
+    let (row_of, gathered, a) = (list(lists.row_of, choices), read(gpu, out, choices * k * 2), bytes_of(&a));
+    for (choice, &row) in row_of.iter().enumerate() {
+        match here(&ids[choice]) {
+            true => assert_eq!(choice_of[row as usize], choice as u32),
+            false => assert_eq!(row, u32::MAX, "choice {choice}"),
+        }
+    }
+    for (row, (&choice, &like)) in choice_of.iter().zip(&sorted).enumerate() {
+        assert_eq!(ids[choice as usize], ids[like], "row {row}");
+        let token = choice as usize / top_k;
+        assert_eq!(gathered[row * k * 2..][..k * 2], a[token * k * 2..][..k * 2], "row {row}");
+    }
+    assert!(gathered[sorted.len() * k * 2..].iter().all(|&byte| byte == 0xA5), "rows of no choice");
+}
+
+#[test]
+fn few_choices_are_sorted_by_one_launch_and_many_by_two_exact() {
+    check(1, 3, 700, 1);
+    check(37, 3, 20, 1);
+    check(256, 2, 40, 1);
+    check(171, 3, 40, 2);
+}
