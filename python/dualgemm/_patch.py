@@ -118,7 +118,7 @@ class Held:
         self.checkpoint, self.layer, self.kind, self.modules = checkpoint, layer, kind, modules
 
     def why_not(self, is_plain):
-        """Why a module that should be this MLP is something else, None if it is this; ``is_plain`` is asked for an activation."""
+        """Why a module is not this MLP, None if it is; ``is_plain`` is asked whether it is one with an activation."""
         try:
             activation = self.checkpoint._activation(self.layer, self.kind)
         except Error as error:

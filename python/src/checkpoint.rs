@@ -135,8 +135,8 @@ impl Checkpoint {
         self.ask(py, |files| Ok(files.activation(layer, kind)?.activation.to_string()))
     }
 
-    /// The same of a gated MLP, of the shared expert or of all routed experts of a layer: how many, H, N and K, and whether
-    /// gate and up, and down, have a bias.
+    /// Reads and checks a gated MLP, the shared expert or all routed experts of a layer as `_check_linear` does: how many, H,
+    /// N and K, and whether gate and up, and down, have a bias.
     fn _check_mlp(
         &self,
         py: Python<'_>,

@@ -77,10 +77,13 @@ def laguna():
 
 def recurrent_gemma():
     """Whose blocks initialize the biases of their layers."""
-    return transformers.RecurrentGemmaConfig(**SMALL | {"tie_word_embeddings": True, "num_hidden_layers": 3}, intermediate_size=192, lru_width=64)
+    more = {"tie_word_embeddings": True, "num_hidden_layers": 3, "intermediate_size": 192, "lru_width": 64}
+    return transformers.RecurrentGemmaConfig(**SMALL | more)
 
 
-@pytest.mark.parametrize("config,skip", [(recurrent_gemma, []), (laguna, ["shared_expert"]), (laguna, []), (mixtral, []), (llama, ["down_proj"])])
+@pytest.mark.parametrize("config,skip", [
+    (recurrent_gemma, []), (laguna, ["shared_expert"]), (laguna, []), (mixtral, []), (llama, ["down_proj"]),
+])  # fmt: skip
 def test_what_stays_in_floats_is_read_from_the_file_close(tmp_path, config, skip):
     floats = saved(config(), tmp_path / "floats")
     path = tmp_path / "q"
