@@ -129,8 +129,8 @@ def test_layers_that_predict_further_tokens_hide_none_of_the_same_number(tmp_pat
     plain = load(floats)
     nn.patch_model(plain, path)
     first = "model.layers.0."
-
-    changed(path, lambda t: {**t, **{n.replace(first, "mtp.layers.0."): x.clone() for n, x in t.items() if n.startswith(first)}})
+    copies = lambda t: {n.replace(first, "mtp.layers.0."): x.clone() for n, x in t.items() if n.startswith(first)}
+    changed(path, lambda t: {**t, **copies(t)})
     model = load(floats)
     report = nn.patch_model(model, path)
     assert len(report.replaced) == 10 and report.unused and all(m.startswith("mtp.") for m in report.unused)
@@ -146,6 +146,9 @@ def test_biases_of_one_side_are_refused(tmp_path, dropped, message):
     with pytest.raises(dualgemm.OperandError, match="the model has gate_proj and up_proj without a bias; .* with a bias"):
         nn.patch_model(transformers.AutoModelForCausalLM.from_config(llama()), path)
     changed(path, lambda t: {n: x for n, x in t.items() if not re.search(rf"({dropped})\.bias", n)})
+    # With true, biases that are missing are a fault of the checkpoint alone.
+    config = path / "config.json"
+    config.write_text(config.read_text().replace('"mlp_bias": true', '"mlp_bias": false'))
     for patch in (nn.patch_model, lambda *args: nn.patch_mlp(*args, down="checkpoint")):
         with pytest.raises(dualgemm.OperandError, match=f"layers.0.mlp: the model has {message}"):
             patch(load(floats), path)
