@@ -126,7 +126,7 @@ class Experts(Gated):
         *,
         experts: Sequence[int] | None = ...,
         count: int | None = ...,
-        router_weights: Literal["output", "input"] = ...,
+        router_weights: Literal["output", "input"] | None = ...,
         rank: int = ...,
         world: int = ...,
         device: Any = ...,

@@ -226,7 +226,8 @@ class Plan:
         self.taken.update(found.modules)
 
         def make():
-            weights = Experts.from_checkpoint(found.checkpoint, found.layer, device=device)
+            # The model's block does what else its family does with the router's weights.
+            weights = Experts.from_checkpoint(found.checkpoint, found.layer, router_weights="output", device=device)
             return self.nn.NVFP4Experts(weights, quantize_a=self.quantize_a)
 
         return Step(name, f"blocks of {held} experts", make)

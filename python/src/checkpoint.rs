@@ -148,8 +148,10 @@ impl Checkpoint {
         let options = LayerOptions::numbered(layer, kind == "shared");
         let found = self.ask(py, |files| {
             let experts = if kind == "experts" {
+                files.check_whole(layer, MlpKind::Experts)?;
                 files.experts(layer)?.ids().iter().copied().map(Some).collect()
             } else {
+                options.layer_of(files, None)?.check_whole()?;
                 vec![None]
             };
             let checked = experts.into_iter().map(|expert| {

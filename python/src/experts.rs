@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use dualgemm::checkpoint::MlpKind;
 use dualgemm::gemm::{AFormat, GatedMlp, OutFormat, QuantizeA, RouterWeights, Routing};
 use dualgemm::{AnyDesc, AnyWeights, MixtureDesc, MixturePlan, PackedMixture, Target};
 use pyo3::prelude::*;
@@ -146,23 +147,26 @@ fn weights(object: &Bound<'_, PyAny>, shape: [usize; 2]) -> PyResult<Vec<f32>> {
 #[pymethods]
 impl Experts {
     /// The routed experts of a layer of a checkpoint; those in `experts` alone, if it is given. `count` is how many the router
-    /// knows, by default one more than the last one in the checkpoint.
+    /// knows, by default one more than the last one in the checkpoint. `router_weights` is by default where the model's family
+    /// has them. What an expert does beyond gate, up and down refuses the layer.
     #[staticmethod]
-    #[pyo3(signature = (path, layer = None, *, experts = None, count = None, router_weights = "output", **keywords))]
+    #[pyo3(signature = (path, layer = None, *, experts = None, count = None, router_weights = None, **keywords))]
     fn from_checkpoint(
         py: Python<'_>,
         path: &Bound<'_, PyAny>,
         layer: Option<&Bound<'_, PyAny>>,
         experts: Option<Vec<usize>>,
         count: Option<usize>,
-        router_weights: &str,
+        router_weights: Option<&str>,
         keywords: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Py<Self>> {
         let options = LayerOptions::of(layer, keywords)?;
-        let router = self::router_weights(router_weights)?;
-        let (packed, facts, experts) = options.with_checkpoint(py, path, |checkpoint| {
+        let router = router_weights.map(self::router_weights).transpose()?;
+        let (packed, facts, router, experts) = options.with_checkpoint(py, path, |checkpoint| {
             let first = experts.as_ref().and_then(|experts| experts.first()).copied().unwrap_or(0);
             let layer = options.layer_of(checkpoint, Some(first))?.number;
+            checkpoint.check_whole(layer, MlpKind::Experts)?;
+            let router = router.unwrap_or_else(|| checkpoint.router_weights());
             let held = checkpoint.experts(layer)?.ids().last().map_or(0, |last| last + 1);
             let wanted = experts.unwrap_or_else(|| (0..count.unwrap_or(held)).collect());
             let count = count.unwrap_or(held).max(wanted.iter().max().map_or(0, |most| most + 1));
@@ -176,7 +180,7 @@ impl Experts {
             let all = here.iter().map(|expert| Ok(read(expert)?.1)).collect::<anyhow::Result<Vec<_>>>()?;
             let facts = common(all)?;
             let each = here.iter().map(|expert| Ok::<_, anyhow::Error>(read(expert)?.0));
-            Ok((pack(&facts, (router, &options.target), each)?, facts, (here, count)))
+            Ok((pack(&facts, (router, &options.target), each)?, facts, router, (here, count)))
         })?;
         Self::make(py, (packed, options.target), facts, experts, router)
     }

@@ -231,6 +231,7 @@ impl Mlp {
     ) -> PyResult<Py<Self>> {
         let options = LayerOptions::of(layer, keywords)?;
         let (packed, facts) = options.with_layer(py, path, |layer, features| {
+            layer.check_whole()?;
             let (mlp, facts) = read_layer(layer, &options)?;
             let (gate_up, _) = options::pack_layer(layer, features, &options.target)?;
             Ok((PackedMlp { gate_up, down: pack_linear(&mlp.down, &options.target)? }, facts))

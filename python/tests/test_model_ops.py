@@ -1,5 +1,8 @@
 """Linear layers, whole MLPs and mixtures of experts against the formula on dequantized weights, in f64."""
 
+import json
+import shutil
+import struct
 import threading
 
 import ml_dtypes
@@ -121,6 +124,23 @@ def test_an_mlp_of_a_checkpoint_is_its_three_products_close(path, hidden):
     assert 0.01 < rel_l2(static, dualgemm.mlp(x, w)) < 0.3
     q = dualgemm.swiglu(x, gate_up, quantize_a="static", out_dtype="nvfp4", out_scale=gate_up.output_scale)
     np.testing.assert_array_equal(static, dualgemm.linear(q, down))
+
+
+def test_what_an_mlp_has_beyond_its_matrices_is_refused(path, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(path, copy)
+    file = copy / "model.safetensors"
+    data = file.read_bytes()
+    (size,) = struct.unpack("<Q", data[:8])
+    header, tensors = json.loads(data[8 : 8 + size]), data[8 + size :]
+    norm = {"dtype": "F32", "shape": [1536], "data_offsets": [len(tensors), len(tensors) + 6144]}
+    header["model.layers.0.mlp.ffn_sub_norm.weight"] = norm
+    text = json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(text)) + text + tensors + bytes(6144))
+    with pytest.raises(dualgemm.CheckpointError, match="ffn_sub_norm"):
+        dualgemm.Mlp.from_checkpoint(copy)
+    # Gate and up alone are what they are.
+    dualgemm.Weights.from_checkpoint(copy, 0)
 
 
 @pytest.mark.parametrize("world", [2, 4])

@@ -229,6 +229,7 @@ pub unsafe extern "C" fn dualgemm_mlp_from_checkpoint(
         let target = unsafe { device::target(target) }?;
         let pack = || {
             let checkpoint = Checkpoint::open(Path::new(path), &OpenOptions::default())?;
+            checkpoint.check_whole(layer, MlpKind::Dense)?;
             let gate_up = dualgemm::weights(checkpoint.gate_up(layer)?);
             let mlp = GatedMlp { gate_up, down: dualgemm::linear(checkpoint.down(layer)?) };
             let activation = checkpoint.activation(layer, MlpKind::Dense);
@@ -259,6 +260,12 @@ pub unsafe extern "C" fn dualgemm_mixture_from_checkpoint(
         let target = unsafe { device::target(target) }?;
         let pack = || {
             let checkpoint = Checkpoint::open(Path::new(path), &OpenOptions::default())?;
+            checkpoint.check_whole(layer, MlpKind::Experts)?;
+            if checkpoint.router_weights() == RouterWeights::Input {
+                let message =
+                    "this family's router weighs what goes into experts; plans weigh what comes out";
+                return Err(Failure::unsupported(message.into()));
+            }
             let experts = checkpoint.experts(layer)?;
             let count = experts.ids().last().map_or(0, |last| last + 1);
             let read = |expert| {
