@@ -53,6 +53,11 @@ impl TileEpilogue {
         })
     }
 
+    /// The instruction set that it was compiled for.
+    pub(crate) fn isa(&self) -> Available {
+        self.isa
+    }
+
     /// Replaces the sums by values of C, given the tensor scale of A: those of gate, or of a linear layer all. Features past the
     /// tile's `cols` get arbitrary values.
     pub(crate) fn apply(&self, tile: &mut Tile<'_>, weights: &PackedGateUp, a_scale: f64) {

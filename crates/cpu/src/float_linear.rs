@@ -27,6 +27,7 @@ use products::{Element, Fused, multiply};
 
 use crate::aligned::Aligned;
 use crate::amx::{Pass, TILE_K, TILE_ROWS, Tiles, Unit};
+use crate::fetch::prefetch;
 #[cfg(target_arch = "x86_64")]
 use crate::isa::compiled_for;
 use crate::isa::{Available, InstructionSet, Work};
@@ -122,11 +123,12 @@ impl FloatLinear {
         bias: Option<&[f32]>,
         c: OutputMut<'_>,
     ) -> Result<(), Error> {
-        let (n, planned) = (w.rows(), format!("up to [{}, {}]", self.rows, self.k));
+        let n = w.rows();
         for (what, matrix, most) in [("A", a, self.rows), ("W", w, usize::MAX)] {
             if matrix.cols() != self.k || matrix.rows() > most {
                 let found = format!("[{}, {}]", matrix.rows(), matrix.cols());
-                let expected = if what == "A" { planned } else { format!("[N, {}]", self.k) };
+                let rows = if what == "A" { format!("up to [{}", self.rows) } else { "[N".into() };
+                let expected = format!("{rows}, {}]", self.k);
                 return Err(Error::NotPlanned { what, found, expected });
             }
         }
@@ -198,23 +200,9 @@ impl FloatLinear {
                 let (tile, first_col) = (item / panels * of_tile, item % panels * of_panel);
                 let (count, cols) = (of_tile.min(rows.len() - tile), of_panel.min(n - first_col));
                 let room = &mut room[..];
-                let width = isa.dispatch(Multiply {
-                    isa,
-                    way,
-                    words,
-                    stride,
-                    tile,
-                    rows: count,
-                    k,
-                    bias,
-                    first_col,
-                    cols,
-                    room,
-                });
-                for (row, values) in room.chunks_exact(width).take(count).enumerate() {
-                    // SAFETY: each element of C belongs to one item, which one thread takes.
-                    unsafe { c.write((rows.start + tile + row) * n + first_col, &values[..cols]) };
-                }
+                let multiply =
+                    Multiply { isa, way, words, stride, tile, rows: count, k, bias, first_col, cols, room };
+                isa.dispatch(Store { multiply, c, n, first_row: rows.start + tile });
             },
         );
     }
@@ -294,14 +282,48 @@ struct Multiply<'a> {
     room: &'a mut [f32],
 }
 
-impl Work for Multiply<'_> {
-    /// How far apart the sums of rows are.
-    type Output = usize;
+/// Fetches as many elements as these are from behind them: the same feature's next ones.
+#[inline(always)]
+fn fetch_behind<T>(elements: &[T]) {
+    let end = elements.as_ptr_range().end.cast::<u8>();
+    for line in (0..size_of_val(elements)).step_by(64) {
+        prefetch(end.wrapping_add(line));
+    }
+}
+
+/// Multiplies, and writes rows of C.
+struct Store<'a> {
+    multiply: Multiply<'a>,
+    c: &'a Destination<'a>,
+    n: usize,
+    first_row: usize,
+}
+
+impl Work for Store<'_> {
+    type Output = ();
 
     #[inline(always)]
-    fn run<S: InstructionSet>(mut self, _: S) -> usize {
-        let few = self.rows <= FEW_ROWS && !matches!(self.way, Way::Tiles(_));
-        let width = if few { self.cols } else { TILE_COLS };
+    fn run<S: InstructionSet>(mut self, token: S) {
+        let Multiply { rows, first_col, cols, .. } = self.multiply;
+        let few = rows <= FEW_ROWS && !matches!(self.multiply.way, Way::Tiles(_));
+        let width = if few { cols } else { TILE_COLS };
+        self.multiply.run(token);
+        for (row, values) in (self.first_row..).zip(self.multiply.room.chunks_exact_mut(width).take(rows)) {
+            if let Some(bias) = self.multiply.bias {
+                values.iter_mut().zip(&bias[first_col..]).for_each(|(sum, bias)| *sum += bias);
+            }
+            for value in &mut values[..cols] {
+                *value = vmath::canonical(*value);
+            }
+            // SAFETY: each element of C belongs to one item of work, which one thread takes.
+            unsafe { self.c.write(row * self.n + first_col, &values[..cols]) };
+        }
+    }
+}
+
+impl Multiply<'_> {
+    #[inline(always)]
+    fn run<S: InstructionSet>(&mut self, _: S) {
         // SAFETY: the machine has the instruction set, since `run` got its token, and `Isa::checked` found the tiles it names.
         unsafe {
             match self.way {
@@ -316,7 +338,7 @@ impl Work for Multiply<'_> {
                             unsafe { work.vectors::<Dots, 8, 3>(w) };
                         }
                     });
-                    compiled(&mut self, w);
+                    compiled(self, w);
                 }
                 Way::Tiles(w) => match self.isa.tiles {
                     #[cfg(target_arch = "x86_64")]
@@ -329,19 +351,8 @@ impl Work for Multiply<'_> {
                 },
             }
         }
-        for sums in self.room.chunks_exact_mut(width).take(self.rows) {
-            if let Some(bias) = self.bias {
-                sums.iter_mut().zip(&bias[self.first_col..]).for_each(|(sum, bias)| *sum += bias);
-            }
-            for sum in sums {
-                *sum = vmath::canonical(*sum);
-            }
-        }
-        width
     }
-}
 
-impl Multiply<'_> {
     #[inline(always)]
     unsafe fn tiles<U: Unit>(&mut self, w: &Matrix<'_, bf16>) {
         let Self { rows, k, first_col, .. } = *self;
@@ -364,6 +375,7 @@ impl Multiply<'_> {
                 for (to, from) in to.iter_mut().step_by(TILE_ROWS).zip(whole) {
                     *to = *from;
                 }
+                fetch_behind(row);
                 if !rest.is_empty() {
                     let to = &mut to[whole.len() * TILE_ROWS];
                     *to = [0; TILE_K];
@@ -424,6 +436,7 @@ impl Multiply<'_> {
                 let from = &w.row((first_col + col).min(w.rows() - 1))[first..end];
                 to[..from.len()].copy_from_slice(from);
                 to[from.len()..len].fill(P::W::zeroed());
+                fetch_behind(from);
             }
             for column in (0..cols).step_by(FEATURES) {
                 let weights: [&[P::W]; FEATURES] =

@@ -21,6 +21,8 @@ mod amx;
 pub mod epilogue;
 pub mod error;
 mod fetch;
+// As above.
+#[cfg_attr(not(any(target_arch = "x86_64", test)), allow(dead_code, unused_variables))]
 pub mod float_linear;
 pub mod gemm;
 pub mod isa;

@@ -14,6 +14,7 @@ use half::{bf16, f16};
 
 use crate::Error;
 use crate::epilogue::TileEpilogue;
+use crate::isa::{InstructionSet, Work};
 use crate::pack::PANEL;
 use crate::threads::{self, SharedSlice};
 use crate::tile::{TILE_COLS, Tile, TileSink};
@@ -130,6 +131,7 @@ impl Destination<'_> {
     ///
     /// # Safety
     /// Nobody else may write these elements at the same time.
+    #[inline(always)]
     pub(crate) unsafe fn write(&self, at: usize, values: &[f32]) {
         // SAFETY: the caller vouches that these parts are not in use elsewhere.
         unsafe {
@@ -154,20 +156,47 @@ impl TileSink for OutputSink<'_> {
         if let Destination::Deferred(_, amax) | Destination::Amax(amax) = &self.c {
             amax.include(rows.iter().flat_map(|row| &row[..tile.cols]));
         }
-        for (row, values) in rows.iter().enumerate() {
-            let (row, cols) = (tile.rows.first_row + row, tile.cols);
-            let at = row * self.n + tile.first_col;
+        // Conversions are compiled for the instruction set.
+        self.epilogue.isa().dispatch(Store {
+            sink: self,
+            rows,
+            first_row: tile.rows.first_row,
+            first_col: tile.first_col,
+            cols: tile.cols,
+        });
+    }
+}
+
+/// What [`OutputSink::store`] compiles per instruction set: rows of values become elements of C.
+struct Store<'a> {
+    sink: &'a OutputSink<'a>,
+    rows: &'a [[f32; TILE_COLS]],
+    first_row: usize,
+    first_col: usize,
+    cols: usize,
+}
+
+impl Work for Store<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: InstructionSet>(self, _: S) {
+        let (n, cols) = (self.sink.n, self.cols);
+        for (row, values) in (self.first_row..).zip(self.rows) {
             // SAFETY: the schedule makes each element of C part of one tile and stores each tile once, so no two threads write
             // the same element or block.
             unsafe {
-                match &self.c {
+                match &self.sink.c {
                     Destination::Nvfp4(buffers, quantizer) => {
                         for (block, values) in values[..cols].as_chunks::<PANEL>().0.iter().enumerate() {
-                            let block = tile.first_col / PANEL + block;
-                            buffers.write(quantizer, row, block, self.n / PANEL, values);
+                            let block = self.first_col / PANEL + block;
+                            buffers.write(quantizer, row, block, n / PANEL, values);
                         }
                     }
-                    floats => floats.write(at, &values[..cols]),
+                    // Rows of whole panels have a length that the compiler knows.
+                    floats if cols == PANEL => floats.write(row * n + self.first_col, &values[..PANEL]),
+                    floats if cols == TILE_COLS => floats.write(row * n + self.first_col, values),
+                    floats => floats.write(row * n + self.first_col, &values[..cols]),
                 }
             }
         }

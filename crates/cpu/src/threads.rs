@@ -80,6 +80,7 @@ impl<'a, T> SharedSlice<'a, T> {
     ///
     /// # Panics
     /// If the part exceeds the slice.
+    #[inline]
     pub(crate) unsafe fn part(&self, start: usize, len: usize) -> &'a mut [T] {
         assert!(start <= self.len && len <= self.len - start, "part {start}+{len} of {}", self.len);
         // SAFETY: the assertion keeps the part inside the slice, which is borrowed for `'a`, and this function's contract

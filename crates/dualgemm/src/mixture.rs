@@ -203,7 +203,7 @@ enum Experts {
 impl PackedMixture {
     /// Bytes that the weights take; on a GPU, biases left out.
     pub fn bytes(&self) -> usize {
-        let routed = match &self.experts {
+        let routed: usize = match &self.experts {
             Experts::Apart(experts) => experts.iter().flatten().map(PackedMlp::bytes).sum(),
             #[cfg(feature = "cuda")]
             Experts::Together(experts) => experts.bytes(),

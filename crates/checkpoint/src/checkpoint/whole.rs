@@ -21,7 +21,7 @@ impl Checkpoint {
     /// Checks that an MLP, or each of a layer's routed experts, is `act(gate) · up`, then down, and nothing more.
     ///
     /// # Errors
-    /// If there is no such MLP, a tensor that is none of theirs lies among its own, or the configuration has a number that
+    /// If there is no such MLP, another tensor than theirs lies among its own, or the configuration has a number that
     /// scales what comes out of it.
     pub fn check_whole(&self, layer: usize, kind: MlpKind) -> Result<(), Error> {
         let mlp = self.mlp(layer, kind)?;

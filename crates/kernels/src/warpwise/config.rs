@@ -23,8 +23,8 @@ pub(super) const ROW: u32 = 128;
 
 /// A tile and its pipeline.
 ///
-/// A CTA computes `16 · halves` features, or twice as many of a linear layer, for `tokens` tokens. The chunks of the pack that hold them are its row groups;
-/// each has `k_groups` warps, which take one part of K each.
+/// A CTA computes `16 · halves` features, or twice as many of a linear layer, for `tokens` tokens. The chunks of the pack that
+/// hold them are its row groups; each has `k_groups` warps, which take one part of K each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Config {
     /// Features of a CTA, in halves of chunks: what shares them evenly among multiprocessors.

@@ -14,7 +14,7 @@
 //! Rows of a slab are eight gate rows and the eight up rows of the same features, so a thread's sums 0 and 1 are gate, 2
 //! and 3 up, of one feature and two tokens. In the pack of a linear layer they are 16 features, and a thread has two.
 //!
-//! Rows in groups: CTAs along the tokens find their group themselves ([`GroupRows`]), and ask for weights only then.
+//! Rows in groups: CTAs along the tokens find their group themselves, and ask for weights only then.
 //!
 //! Flow: [`Config`], [`Variant`] → here → PTX. Spec: PTX ISA, "Matrix Fragments for mma.m16n8k16".
 

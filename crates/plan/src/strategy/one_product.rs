@@ -35,7 +35,7 @@ pub(super) trait Product: Debug + Send + Sync + 'static {
         Ok(weights)
     }
 
-    /// What the kernel's sums are to be multiplied by, beside the tensor scales.
+    /// What multiplies the kernel's sums beside the tensor scales.
     fn factor(&self) -> f32 {
         1.0
     }
