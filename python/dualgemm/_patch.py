@@ -251,6 +251,10 @@ class Plan:
         if not in_4_bits - DOWN:
             # Down alone, which is a linear layer.
             return None
+        halves = [m for m in of_one if m.rpartition(".")[2] not in DOWN]
+        if len(halves) == 1 and found.checkpoint._check_linear(halves[0], None)[0] != sum(g.out_features for g in gate_up):
+            # Gate without up.
+            return None
         if why := found.why_not(lambda activation: is_plain_mlp(module, gates, down_name, activation)):
             self.left[name] = f"its linear layers are replaced one by one: {why}"
             return None

@@ -83,6 +83,7 @@ def recurrent_gemma():
 
 @pytest.mark.parametrize("config,skip", [
     (recurrent_gemma, []), (laguna, ["shared_expert"]), (laguna, []), (mixtral, []), (llama, ["down_proj"]),
+    (llama, ["up_proj", "down_proj"]),
 ])  # fmt: skip
 def test_what_stays_in_floats_is_read_from_the_file_close(tmp_path, config, skip):
     floats = saved(config(), tmp_path / "floats")
