@@ -126,8 +126,8 @@ impl GroupRows {
         let (rows, count) = (k.ld_pointer(&self.rows), k.ld_param(&self.count));
         let (lane, tile) = (k.special(Special::LaneId), k.special(Special::CtaidY));
         let none = k.mov::<U32>(NONE);
-        let elected = k.compare(Cmp::Eq, lane, 0u32);
-        k.when(elected).st(to, none);
+        let last = k.compare(Cmp::Eq, lane, 31u32);
+        k.when(last).st(to, none);
         k.warp_sync();
         let left = k.mov::<U32>(tile);
         k.for_range("groups", 0u32, count, 32 * EACH, |k, base, _| {
@@ -156,7 +156,6 @@ impl GroupRows {
                     let row = k.eval(starts[i as usize] + within * tokens);
                     k.st_vector(to, &[group, row, starts[i as usize + 1], none]);
                 });
-                k.warp_sync();
                 k.to(within).eval(within - tiles);
             }
             let all = k.shuffle(Shuffle::Index, sum, 31u32);

@@ -194,6 +194,15 @@ impl Lane<'_> {
         }
     }
 
+    /// The same between two blocks.
+    fn load_next(&self, k: &mut Kernel, unit: Reg<U32>, turn: Reg<U32>) {
+        self.load(k, unit, turn);
+        if self.codes.is_some() && self.within.is_some() {
+            // Lanes took different branches, and multiply together next.
+            k.warp_sync();
+        }
+    }
+
     fn load_existing(&self, k: &mut Kernel, unit: Reg<U32>, turn: Reg<U32>) {
         let there = self.within.map(|within| k.compare(Cmp::Lt, unit.cast::<S32>(), within));
         let Some(codes) = &self.codes else {
@@ -224,10 +233,6 @@ impl Lane<'_> {
                 }
             }
         }
-        if there.is_some() {
-            // Lanes took different branches, and multiply together next.
-            k.warp_sync();
-        }
     }
 
     /// Waits for block `unit` of the share. All who read the block before have done so.
@@ -248,7 +253,7 @@ impl Lane<'_> {
             Some((barrier, turn)) => {
                 k.bar_sync(barrier, 32 * self.config.row_groups());
                 let (next, other) = (k.eval(unit + 1), k.eval(turn ^ self.config.block_bytes()));
-                self.load(k, next, other);
+                self.load_next(k, next, other);
             }
         }
     }
@@ -272,7 +277,7 @@ impl Lane<'_> {
             }
             let turn = self.turn.unwrap_or_else(|| k.mov::<U32>(0u32));
             let next = k.eval(unit + self.blocks);
-            self.load(k, next, turn);
+            self.load_next(k, next, turn);
         }
         fragments
     }
