@@ -137,7 +137,7 @@ def test_what_an_mlp_has_beyond_its_matrices_is_refused(path, tmp_path):
     header["model.layers.0.mlp.ffn_sub_norm.weight"] = norm
     text = json.dumps(header).encode()
     file.write_bytes(struct.pack("<Q", len(text)) + text + tensors + bytes(6144))
-    with pytest.raises(dualgemm.CheckpointError, match="ffn_sub_norm"):
+    with pytest.raises(dualgemm.UnsupportedError, match="ffn_sub_norm"):
         dualgemm.Mlp.from_checkpoint(copy)
     # Gate and up alone are what they are.
     dualgemm.Weights.from_checkpoint(copy, 0)
