@@ -23,8 +23,8 @@ GGUF = {"dense": "", "shared": "_shexp", "experts": "_exps"}
 
 class PatchReport:
     """What :func:`patch_model` did: ``replaced`` and ``left`` say of modules by name what they are now and why they stayed;
-    ``unused`` lists modules of the checkpoint that the model has no place for; ``attention`` is the name by which transformers
-    knows the function of attention now, None if that stayed."""
+    ``unused`` lists modules of the checkpoint that the model has no place for; ``attention`` is "dualgemm" if transformers'
+    ``sdpa`` is :func:`attend` now, None if that stayed."""
 
     def __init__(self):
         self.replaced, self.left, self.unused, self.attention = {}, {}, [], None
@@ -61,19 +61,36 @@ def attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None,
 
 
 def take_attention(model):
-    """Makes a model of transformers on the processor use :func:`attend` in the place of ``sdpa``, and returns its name."""
+    """Makes transformers' ``sdpa`` :func:`attend`, for a model on the processor that uses it, and returns what the report says.
+    The name stays: models ask for it."""
     modeling = sys.modules.get("transformers.modeling_utils")
-    config = getattr(model, "config", None)
-    if modeling is None or not hasattr(model, "set_attn_implementation"):
+    if modeling is None or getattr(getattr(model, "config", None), "_attn_implementation", None) != "sdpa":
         return None
-    if getattr(config, "_attn_implementation", None) != "sdpa" or any(p.is_cuda for p in model.parameters()):
+    if any(p.is_cuda for p in model.parameters()):
         return None
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-
-    modeling.ALL_ATTENTION_FUNCTIONS.register("dualgemm", attend)
-    ALL_MASK_ATTENTION_FUNCTIONS.register("dualgemm", ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
-    model.set_attn_implementation("dualgemm")
+    modeling.ALL_ATTENTION_FUNCTIONS.register("sdpa", attend)
     return "dualgemm"
+
+
+def is_linear(module):
+    """Whether a module computes what ``torch.nn.Linear`` does: some that derive from it do more, as adapters."""
+    linear = isinstance(module, torch.nn.Linear) and type(module).forward is torch.nn.Linear.forward
+    return linear and not hasattr(module, "parametrizations")
+
+
+def of_its_own(module):
+    """What a module and those in it do beside their classes' ``forward``, which a replacement would not; None if nothing."""
+    for part in module.modules():
+        if part._forward_hooks or part._forward_pre_hooks:
+            return "has hooks, which its replacement would not call"
+        if "forward" in vars(part):
+            return "has a forward of its own"
+    return None
+
+
+def is_compiled(module):
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    return compiler is not None and isinstance(module, compiler.OptimizedModule)
 
 
 def shape(module):
@@ -167,6 +184,8 @@ class Plan:
             return
         if isinstance(module, self.nn.Packed):
             raise OperandError(f"{name}: is a {type(module).__name__}; the model is already patched")
+        if is_compiled(module):
+            raise OperandError(f"{name}: is compiled; patch the model first, then compile it")
         step = self.experts(name, module) or self.mlp(name, module) or self.linear(name, module)
         if step:
             self.steps.append(step)
@@ -210,7 +229,7 @@ class Plan:
             self.left[name] = why
         elif device.type == "cuda" and self.quantize_a is not None:
             self.left[name] = f"on {device}, where mixtures take activations in 16 bits; quantize_a is {self.quantize_a!r}"
-        elif why := found.why_not(lambda activation: are_plain_experts(module, activation)):
+        elif why := of_its_own(module) or found.why_not(lambda activation: are_plain_experts(module, activation)):
             self.left[name] = why
         if name in self.left:
             return None
@@ -236,7 +255,7 @@ class Plan:
         """A module of linear layers that make a gated MLP."""
         for gates, down_name in GATED:
             children = [getattr(module, child, None) for child in (*gates, down_name)]
-            if all(isinstance(child, torch.nn.Linear) for child in children):
+            if all(map(is_linear, children)):
                 break
         else:
             return None
@@ -255,7 +274,8 @@ class Plan:
         if len(halves) == 1 and found.checkpoint._check_linear(halves[0], None)[0] != sum(g.out_features for g in gate_up):
             # Gate without up.
             return None
-        if why := found.why_not(lambda activation: is_plain_mlp(module, gates, down_name, activation)):
+        own = of_its_own(module)
+        if why := own or found.why_not(lambda activation: is_plain_mlp(module, gates, down_name, activation)):
             self.left[name] = f"its linear layers are replaced one by one: {why}"
             return None
         device = self.device(name, down.weight)
@@ -312,7 +332,9 @@ class Plan:
             self.left[name] = self.absent(name)
             return None
         device = self.device(name, module.weight)
-        why = self.left_on(device, module.weight)
+        why = of_its_own(module) or self.left_on(device, module.weight)
+        if not is_linear(module):
+            why = f"is a {type(module).__name__}, which may do more than a linear layer"
         if why:
             self.left[name] = why
             return None
@@ -354,6 +376,8 @@ def patch_model(model, checkpoint, *, quantize_a=None, devices=None, **reading):
     processor, linear layers whose weights stay in 16 bits become :class:`FloatLinear`, with the same parameters, and
     transformers' attention by torch is :func:`attend`, the same but faster for one token.
     """
+    if is_compiled(model):
+        raise OperandError("the model is compiled; patch it first, then compile it")
     plan = Plan(model, opened(checkpoint, reading), quantize_a, devices)
     for name, module in model.named_modules():
         plan.visit(name, module)

@@ -94,6 +94,10 @@ impl FloatLinear {
         let AOperand::Float(a) = &operand else {
             return Err(Kind::Operand.raise(format!("a: is {}; floats are needed", AFormat::of(&operand))));
         };
+        if a.cols() != w.cols() {
+            let message = format!("a: shape [{}, {}]; [..., {}] is needed", a.rows(), a.cols(), w.cols());
+            return Err(Kind::Operand.raise(message));
+        }
         out.check(&source, a.rows(), w.rows())?;
         let shape = Shape { m: a.rows(), n: w.rows(), k: w.cols() };
         let c = out.output()?;

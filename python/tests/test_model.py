@@ -14,6 +14,8 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 nn = pytest.importorskip("dualgemm.nn")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
+from transformers.integrations.sdpa_attention import sdpa_attention_forward  # noqa: E402
+from transformers.modeling_utils import AttentionInterface  # noqa: E402
 
 CONVENTIONS = ["modelopt", "compressed-tensors"]
 SMALL = {
@@ -108,7 +110,8 @@ def test_attention_of_one_token_is_that_of_transformers_close(tmp_path):
     dualgemm.quantize_model(floats, tmp_path / "q")
     model = load(floats)
     assert model.config.num_key_value_heads < model.config.num_attention_heads
-    assert nn.patch_model(model, tmp_path / "q").attention == "dualgemm" == model.config._attn_implementation
+    # The name stays: some models ask for it.
+    assert nn.patch_model(model, tmp_path / "q").attention == "dualgemm" and model.config._attn_implementation == "sdpa"
     ids = torch.arange(24).reshape(2, 12) * 7 % 96
 
     def step(mask=None):
@@ -119,9 +122,35 @@ def test_attention_of_one_token_is_that_of_transformers_close(tmp_path):
     padded = torch.ones_like(ids)
     padded[0, :5] = 0
     ours = [step(mask) for mask in (None, padded)]
-    model.set_attn_implementation("sdpa")
+    AttentionInterface.register("sdpa", sdpa_attention_forward)
     for ours, theirs in zip(ours, (step(mask) for mask in (None, padded))):
         assert (ours - theirs).abs().max() < 1e-4
+
+
+class Doubled(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * 2
+
+
+def test_what_a_model_does_beside_its_classes_stays(tmp_path):
+    floats = saved(llama(), tmp_path / "floats")
+    dualgemm.quantize_model(floats, tmp_path / "q")
+    model = load(floats)
+    first, second = model.model.layers[:2]
+    first.mlp.gate_proj.register_forward_hook(lambda module, a, c: c * 2)
+    second.self_attn.q_proj.__class__ = Doubled
+    old = second.mlp.forward
+    second.mlp.forward = lambda x: old(x) * 2
+    left = nn.patch_model(model, tmp_path / "q").left
+    assert left["model.layers.0.mlp.gate_proj"] == "has hooks, which its replacement would not call"
+    assert left["model.layers.1.self_attn.q_proj"] == "is a Doubled, which may do more than a linear layer"
+    assert "one by one: has a forward of its own" in left["model.layers.1.mlp"]
+    with pytest.raises(dualgemm.OperandError, match="patch it first"):
+        nn.patch_model(torch.compile(load(floats)), tmp_path / "q")
+    model = load(floats)
+    model.model.layers[0].mlp = torch.compile(model.model.layers[0].mlp)
+    with pytest.raises(dualgemm.OperandError, match="layers.0.mlp: is compiled"):
+        nn.patch_model(model, tmp_path / "q")
 
 
 def log_probabilities(model, ids):

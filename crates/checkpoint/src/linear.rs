@@ -28,6 +28,8 @@ pub enum Kept {
     Convolution,
     /// A part of linear attention with a row per head.
     HeadGate,
+    /// A layer whose weights the model reads itself: Mamba's time step, and DeepSeek's indexer.
+    Read,
     /// Layers that predict further tokens.
     Prediction,
     /// An encoder of images or sound, or what follows it.
@@ -43,6 +45,7 @@ impl fmt::Display for Kept {
             Self::Router => "a router",
             Self::Convolution => "a convolution",
             Self::HeadGate => "a gate of linear attention",
+            Self::Read => "a layer whose weights its model reads",
             Self::Prediction => "a layer that predicts further tokens",
             Self::Modality => "a part for images or sound",
         })
@@ -74,6 +77,8 @@ const LAST: &[(&str, Kept)] = &[
     ("in_proj_a", Kept::HeadGate),
     ("in_proj_b", Kept::HeadGate),
     ("in_proj_ba", Kept::HeadGate),
+    ("dt_proj", Kept::Read),
+    ("weights_proj", Kept::Read),
 ];
 
 /// What engines read as one layer: last parts of names below one module.

@@ -43,7 +43,7 @@ pub enum Command {
     Inspect(inspect::InspectArgs),
     /// Check a checkpoint against every rule; exit code 1 if there are errors.
     Validate(validate::ValidateArgs),
-    /// Quantize every 2-D float tensor of a safetensors file as a producer would.
+    /// Quantize the linear layers of a model as a producer would.
     Quantize(quantize::QuantizeArgs),
     /// Convert a checkpoint between ModelOpt, compressed-tensors and GGUF.
     Convert(convert::ConvertArgs),

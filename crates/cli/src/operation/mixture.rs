@@ -17,7 +17,15 @@ const SHARED: [&str; 4] = ["shared_expert", "share_expert", "shared_mlp", "_shex
 const SHARED_GATES: [&str; 4] =
     ["shared_expert_gate", "shared_experts_gate", "shared_gate", "ffn_gate_inp_shexp"];
 /// How configurations say how many experts each token has; in GGUF metadata the last, behind the architecture.
-const TOP_K: [&str; 4] = ["num_experts_per_tok", "experts_per_token", "moe_topk", "expert_used_count"];
+const TOP_K: [&str; 7] = [
+    "num_experts_per_tok",
+    "experts_per_token",
+    "moe_topk",
+    "moe_k",
+    "moe_top_k",
+    "top_k_experts",
+    "expert_used_count",
+];
 
 /// Whether a tensor is of a layer: the first number in a name is the layer's, and a name without one is of layer 0.
 fn is_of_layer(name: &str, number: usize) -> bool {

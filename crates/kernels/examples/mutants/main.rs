@@ -21,7 +21,7 @@ use dualgemm_sim::{Checks, Config};
 
 const SURVIVORS: &str = include_str!("survivors.tsv");
 /// Each mutant runs under these.
-const SEEDS: std::ops::Range<u64> = 0..2;
+const SEEDS: std::ops::Range<u64> = 0..4;
 
 #[derive(Default)]
 struct Summary {

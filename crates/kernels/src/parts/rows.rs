@@ -1,5 +1,5 @@
 //! C in global memory, and what makes its elements from the sums: tensor scales, bias, activation. Threads that hold
-//! consecutive features of a token store them from here; others by way of a [tile in shared memory](super::staged).
+//! consecutive features of a token store them from here; others by way of a tile in shared memory.
 
 use dualgemm_device::{Args, DevicePtr};
 use dualgemm_formats::{FloatType, GlobalScale, ScaleLayout};
