@@ -111,7 +111,7 @@ pub fn mixture() -> Vec<Case> {
         let expert_of = |token: usize| token * 7 % sizes.experts;
         let ids = (0..sizes.tokens).flat_map(|token| match token {
             3 => [-1, expert_of(token) as i32],
-            5 => [-1, 99],
+            5 => [-1, sizes.experts as i32],
             _ => [expert_of(token) as i32; 2],
         });
         let mut of_row: Vec<i32> = ids.clone().filter(|id| (0..sizes.experts as i32).contains(id)).collect();
