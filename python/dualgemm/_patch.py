@@ -72,19 +72,17 @@ def take_attention(model):
     return "dualgemm"
 
 
-def is_linear(module):
-    """Whether a module computes what ``torch.nn.Linear`` does: some that derive from it do more, as adapters."""
-    linear = isinstance(module, torch.nn.Linear) and type(module).forward is torch.nn.Linear.forward
-    return linear and not hasattr(module, "parametrizations")
-
-
 def of_its_own(module):
-    """What a module and those in it do beside their classes' ``forward``, which a replacement would not; None if nothing."""
-    for part in module.modules():
+    """What a module and those in it do beside their classes' ``forward``, which a replacement would not; None if nothing. Classes
+    that derive from ``torch.nn.Linear`` may do more, as adapters."""
+    for name, part in module.named_modules():
         if part._forward_hooks or part._forward_pre_hooks:
             return "has hooks, which its replacement would not call"
         if "forward" in vars(part):
             return "has a forward of its own"
+        own_class = type(part).forward is not torch.nn.Linear.forward or hasattr(part, "parametrizations")
+        if isinstance(part, torch.nn.Linear) and own_class:
+            return f"{'has' if name else 'is'} a {type(part).__name__}, which may do more than a linear layer"
     return None
 
 
@@ -134,8 +132,10 @@ class Held:
     def __init__(self, checkpoint, layer, kind, modules):
         self.checkpoint, self.layer, self.kind, self.modules = checkpoint, layer, kind, modules
 
-    def why_not(self, is_plain):
+    def why_not(self, module, is_plain):
         """Why a module is not this MLP, None if it is; ``is_plain`` is asked whether it is one with an activation."""
+        if own := of_its_own(module):
+            return own
         try:
             activation = self.checkpoint._activation(self.layer, self.kind)
         except Error as error:
@@ -229,7 +229,7 @@ class Plan:
             self.left[name] = why
         elif device.type == "cuda" and self.quantize_a is not None:
             self.left[name] = f"on {device}, where mixtures take activations in 16 bits; quantize_a is {self.quantize_a!r}"
-        elif why := of_its_own(module) or found.why_not(lambda activation: are_plain_experts(module, activation)):
+        elif why := found.why_not(module, lambda activation: are_plain_experts(module, activation)):
             self.left[name] = why
         if name in self.left:
             return None
@@ -255,7 +255,7 @@ class Plan:
         """A module of linear layers that make a gated MLP."""
         for gates, down_name in GATED:
             children = [getattr(module, child, None) for child in (*gates, down_name)]
-            if all(map(is_linear, children)):
+            if all(isinstance(child, torch.nn.Linear) for child in children):
                 break
         else:
             return None
@@ -274,8 +274,7 @@ class Plan:
         if len(halves) == 1 and found.checkpoint._check_linear(halves[0], None)[0] != sum(g.out_features for g in gate_up):
             # Gate without up.
             return None
-        own = of_its_own(module)
-        if why := own or found.why_not(lambda activation: is_plain_mlp(module, gates, down_name, activation)):
+        if why := found.why_not(module, lambda activation: is_plain_mlp(module, gates, down_name, activation)):
             self.left[name] = f"its linear layers are replaced one by one: {why}"
             return None
         device = self.device(name, down.weight)
@@ -333,8 +332,6 @@ class Plan:
             return None
         device = self.device(name, module.weight)
         why = of_its_own(module) or self.left_on(device, module.weight)
-        if not is_linear(module):
-            why = f"is a {type(module).__name__}, which may do more than a linear layer"
         if why:
             self.left[name] = why
             return None

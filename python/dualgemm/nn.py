@@ -245,7 +245,7 @@ def patch_mlp(model, checkpoint, *, quantize_a=None, down="keep", group=None, **
 
 def _replacement(name, old, held, quantize_a, down, group, parts):
     names = ("gate_proj", "up_proj", "down_proj")
-    why = held.why_not(lambda activation: is_plain_mlp(old, names[:2], names[2], activation))
+    why = held.why_not(old, lambda activation: is_plain_mlp(old, names[:2], names[2], activation))
     if why:
         raise OperandError(f"{name}: {why}; patch_model replaces its linear layers one by one")
     checkpoint, layer, like = held.checkpoint, held.layer, old.down_proj.weight

@@ -141,6 +141,8 @@ def test_what_a_model_does_beside_its_classes_stays(tmp_path):
     second.self_attn.q_proj.__class__ = Doubled
     old = second.mlp.forward
     second.mlp.forward = lambda x: old(x) * 2
+    with pytest.raises(dualgemm.OperandError, match="layers.0.mlp: has hooks"):
+        nn.patch_mlp(model, tmp_path / "q")
     left = nn.patch_model(model, tmp_path / "q").left
     assert left["model.layers.0.mlp.gate_proj"] == "has hooks, which its replacement would not call"
     assert left["model.layers.1.self_attn.q_proj"] == "is a Doubled, which may do more than a linear layer"
