@@ -164,13 +164,33 @@ pub unsafe extern "C" fn dualgemm_weights_from_checkpoint(
     out: *mut *mut dualgemm_weights,
 ) -> dualgemm_status {
     report(|| {
-        // SAFETY: `path` is a string or null, by the caller's word.
-        let path = unsafe { text("path", path) }?;
-        // SAFETY: `target` is a string or null, by the caller's word.
-        let target = unsafe { device::target(target) }?;
-        // SAFETY: `out` can be written, by the caller's word.
-        unsafe { give("out", out, || from_checkpoint(target, Path::new(path), layer, rank, world)) }
+        let pack = |checkpoint: &Checkpoint, target| from_checkpoint(target, checkpoint, layer, rank, world);
+        // SAFETY: strings or null, and `out` can be written, by the caller's word.
+        unsafe { give_packed(target, path, out, pack) }
     })
+}
+
+/// Opens a checkpoint and hands what `pack` makes of it for a target to C.
+///
+/// # Safety
+/// `path` and `target` are null or strings that end with a zero; `out` is null or can be written.
+unsafe fn give_packed(
+    target: *const c_char,
+    path: *const c_char,
+    out: *mut *mut dualgemm_weights,
+    pack: impl FnOnce(&Checkpoint, Target) -> Result<dualgemm_weights, Failure>,
+) -> Result<(), Failure> {
+    // SAFETY: null, strings, and a place that can be written, by the caller's word.
+    unsafe {
+        let (path, target) = (text("path", path)?, device::target(target)?);
+        let open = || Checkpoint::open(Path::new(path), &OpenOptions::default());
+        give("out", out, || pack(&open()?, target))
+    }
+}
+
+/// The activation that a checkpoint states.
+fn activation_of(checkpoint: &Checkpoint, layer: usize, kind: MlpKind) -> Result<Activation, Failure> {
+    Ok(checkpoint.activation(layer, kind)?.activation)
 }
 
 /// A string from C.
@@ -198,16 +218,13 @@ pub unsafe extern "C" fn dualgemm_linear_from_checkpoint(
     out: *mut *mut dualgemm_weights,
 ) -> dualgemm_status {
     report(|| {
-        // SAFETY: strings or null, by the caller's word.
-        let (path, module) = unsafe { (text("path", path)?, text("module", module)?) };
-        // SAFETY: `target` is a string or null, by the caller's word.
-        let target = unsafe { device::target(target) }?;
-        let pack = || {
-            let checkpoint = Checkpoint::open(Path::new(path), &OpenOptions::default())?;
+        // SAFETY: `module` is a string or null, by the caller's word.
+        let module = unsafe { text("module", module) }?;
+        let pack = |checkpoint: &Checkpoint, target| {
             dualgemm_weights::linear(&dualgemm::linear(checkpoint.linear(module)?), target)
         };
-        // SAFETY: `out` can be written, by the caller's word.
-        unsafe { give("out", out, pack) }
+        // SAFETY: strings or null, and `out` can be written, by the caller's word.
+        unsafe { give_packed(target, path, out, pack) }
     })
 }
 
@@ -223,21 +240,15 @@ pub unsafe extern "C" fn dualgemm_mlp_from_checkpoint(
     out: *mut *mut dualgemm_weights,
 ) -> dualgemm_status {
     report(|| {
-        // SAFETY: `path` is a string or null, by the caller's word.
-        let path = unsafe { text("path", path) }?;
-        // SAFETY: `target` is a string or null, by the caller's word.
-        let target = unsafe { device::target(target) }?;
-        let pack = || {
-            let checkpoint = Checkpoint::open(Path::new(path), &OpenOptions::default())?;
+        let pack = |checkpoint: &Checkpoint, target| {
             checkpoint.check_whole(layer, MlpKind::Dense)?;
             let gate_up = dualgemm::weights(checkpoint.gate_up(layer)?);
             let mlp = GatedMlp { gate_up, down: dualgemm::linear(checkpoint.down(layer)?) };
-            let activation = checkpoint.activation(layer, MlpKind::Dense);
-            let activation = activation.map(|stated| stated.activation).map_err(Failure::from);
+            let activation = activation_of(checkpoint, layer, MlpKind::Dense);
             dualgemm_weights::mlps(vec![mlp], false, target, activation)
         };
-        // SAFETY: `out` can be written, by the caller's word.
-        unsafe { give("out", out, pack) }
+        // SAFETY: strings or null, and `out` can be written, by the caller's word.
+        unsafe { give_packed(target, path, out, pack) }
     })
 }
 
@@ -254,12 +265,7 @@ pub unsafe extern "C" fn dualgemm_mixture_from_checkpoint(
     out: *mut *mut dualgemm_weights,
 ) -> dualgemm_status {
     report(|| {
-        // SAFETY: `path` is a string or null, by the caller's word.
-        let path = unsafe { text("path", path) }?;
-        // SAFETY: `target` is a string or null, by the caller's word.
-        let target = unsafe { device::target(target) }?;
-        let pack = || {
-            let checkpoint = Checkpoint::open(Path::new(path), &OpenOptions::default())?;
+        let pack = |checkpoint: &Checkpoint, target| {
             checkpoint.check_whole(layer, MlpKind::Experts)?;
             if checkpoint.router_weights() == RouterWeights::Input {
                 let message =
@@ -274,12 +280,11 @@ pub unsafe extern "C" fn dualgemm_mixture_from_checkpoint(
                 Ok(GatedMlp { gate_up, down: dualgemm::linear(experts.down_source(expert)?.read()?) })
             };
             let mlps = (0..count).map(read).collect::<Result<Vec<_>, dualgemm::Error>>()?;
-            let activation = checkpoint.activation(layer, MlpKind::Experts);
-            let activation = activation.map(|stated| stated.activation).map_err(Failure::from);
+            let activation = activation_of(checkpoint, layer, MlpKind::Experts);
             dualgemm_weights::mlps(mlps, true, target, activation)
         };
-        // SAFETY: `out` can be written, by the caller's word.
-        unsafe { give("out", out, pack) }
+        // SAFETY: strings or null, and `out` can be written, by the caller's word.
+        unsafe { give_packed(target, path, out, pack) }
     })
 }
 
@@ -346,12 +351,11 @@ pub unsafe extern "C" fn dualgemm_linear_from_tensors(
 
 fn from_checkpoint(
     target: Target,
-    path: &Path,
+    checkpoint: &Checkpoint,
     layer: usize,
     rank: usize,
     world: usize,
 ) -> Result<dualgemm_weights, Failure> {
-    let checkpoint = Checkpoint::open(path, &OpenOptions::default())?;
     let source = checkpoint.gate_up_source(layer)?;
     let (n, k, format) = (source.n(), source.k(), source.format());
     let tensor = || format!("the down projection of layer {layer}");
@@ -368,8 +372,7 @@ fn from_checkpoint(
     let run = |at: usize| Ok(dualgemm::weights(source.features(at..end.min(at + RUN))?));
     let plan = DualGemm::plan_for_packing((n, k), format, &target)?;
     let packed = plan.prepack_runs((first..end).step_by(RUN).map(run))?;
-    let activation = checkpoint.activation(layer, MlpKind::Dense);
-    let activation = activation.map(|stated| stated.activation).map_err(Failure::from);
+    let activation = activation_of(checkpoint, layer, MlpKind::Dense);
     Ok(dualgemm_weights::product((packed, target, Operation::GateUp), (n, k, format), activation))
 }
 
