@@ -15,14 +15,18 @@
 //! | [`float_linear`] | [`FloatLinear`]: linear layers with weights that stay floats |
 
 mod aligned;
-// Only processors of this architecture have tiles, and tests emulate them.
-#[cfg_attr(not(any(target_arch = "x86_64", test)), allow(dead_code))]
+#[cfg_attr(
+    not(any(target_arch = "x86_64", test)),
+    allow(dead_code, reason = "x86 alone has tiles, and tests emulate them")
+)]
 mod amx;
 pub mod epilogue;
 pub mod error;
 mod fetch;
-// As above.
-#[cfg_attr(not(any(target_arch = "x86_64", test)), allow(dead_code, unused_variables))]
+#[cfg_attr(
+    not(any(target_arch = "x86_64", test)),
+    allow(dead_code, unused_variables, reason = "x86 alone has tiles, and tests emulate them")
+)]
 pub mod float_linear;
 pub mod gemm;
 pub mod isa;

@@ -43,7 +43,10 @@ mod portable;
 mod split;
 #[cfg(test)]
 mod tests;
-#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64", test)), allow(dead_code))]
+#[cfg_attr(
+    not(any(target_arch = "x86_64", target_arch = "aarch64", test)),
+    allow(dead_code, reason = "no other architecture multiplies bf16, and tests emulate it")
+)]
 pub(crate) mod tiles;
 mod vector;
 #[cfg(target_arch = "x86_64")]
