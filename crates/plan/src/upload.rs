@@ -203,7 +203,7 @@ unsafe fn to_atoms(
     to: &[DevicePtr],
     stream: Stream,
 ) -> Result<(), Error> {
-    let kernel = ScaleAtoms::new(gpu, from)?;
+    let kernel = gpu.kernel(from, || ScaleAtoms::new(gpu, from))?;
     for (scales, &to) in scales.into_iter().zip(to) {
         let spec = kernel.spec((layout.n, layout.blocks()), scales, to, None)?;
         // SAFETY: the caller's promise.
@@ -229,16 +229,15 @@ pub(crate) unsafe fn put_on_device(
 ) -> Result<Extras, Error> {
     let &DeviceGateUp { format, n, k, codes, scales, layout: from, global_scales, bias } = weights;
     let bias = both_biases(n, bias)?;
-    let alpha = match (layout.form, format) {
+    match (layout.form, format) {
         (WeightForm::Packed, BlockFormat::Nvfp4) => {
             let half = |i: usize| Codes { m: n, k, codes: codes[i], pitch: k / 2, scales: scales[i] };
-            let spec = GpuPack::new(gpu, from)?.spec(&half(0), &half(1), to[0])?;
+            let spec = gpu.kernel(from, || GpuPack::new(gpu, from))?.spec(&half(0), &half(1), to[0])?;
             // SAFETY: the caller's promise.
             unsafe { gpu.launch_on(stream, &spec) }?;
-            global_scales.map(|scale| scale * WEIGHT_FACTOR)
         }
         (WeightForm::Atoms, _) => {
-            let copy = Copy::new(gpu)?;
+            let copy = gpu.kernel(from, || Copy::new(gpu))?;
             for (name, (codes, &to)) in
                 ["codes of gate", "codes of up"].into_iter().zip(codes.into_iter().zip(to))
             {
@@ -248,11 +247,16 @@ pub(crate) unsafe fn put_on_device(
             }
             // SAFETY: the caller's promise.
             unsafe { to_atoms(gpu, layout, (from, scales), &to[2..], stream) }?;
-            global_scales
         }
         (form, format) => return Err(Error::MadeOnHost { format, form }),
-    };
-    Ok(Extras { alpha, bias })
+    }
+    Ok(Extras { alpha: alpha_on_device(layout.form, global_scales), bias })
+}
+
+/// What sums are multiplied by, of weights that [`put_on_device`] has brought to an order.
+pub(crate) fn alpha_on_device(form: WeightForm, global_scales: [f32; 2]) -> [f32; 2] {
+    let factor = if form == WeightForm::Packed { WEIGHT_FACTOR } else { 1.0 };
+    global_scales.map(|scale| scale * factor)
 }
 
 /// The layout of weights that are on the device, in an order.

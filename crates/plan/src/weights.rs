@@ -11,7 +11,7 @@ use dualgemm_kernels::parts::operand::Operand;
 
 use crate::form::{Layout, Parts};
 use crate::upload::{
-    Extras, Uploads, float_bytes, linear_layout, on_device_layout, put_linear, put_on_device,
+    Extras, Uploads, alpha_on_device, float_bytes, linear_layout, on_device_layout, put_linear, put_on_device,
 };
 use crate::{Buffer, DeviceExperts, Error, Gpu, WeightForm};
 
@@ -127,6 +127,30 @@ impl DeviceWeights {
         let extras = unsafe { put_on_device(gpu, weights, &layout, &parts.place(0), stream) }?;
         gpu.synchronize()?;
         Self::new(gpu, parts, extras)
+    }
+
+    /// Overwrites them with others that are on the device, after what `stream` was given before. Waits for nothing.
+    ///
+    /// # Safety
+    /// As [`on_device`](Self::on_device), until `stream` has done it; calls that use these weights are ordered with it.
+    ///
+    /// # Errors
+    /// If shape, format or tensor scales differ, either has biases, or the same weights have been packed a second time, as
+    /// Blackwell does for some A; otherwise as [`on_device`](Self::on_device).
+    pub unsafe fn refill(&self, weights: &DeviceGateUp<'_>, stream: Stream) -> Result<(), Error> {
+        let layout = on_device_layout(weights, self.form())?;
+        let alpha = alpha_on_device(layout.form, weights.global_scales);
+        let biased = self.bias.is_some() || weights.bias != [None; 2];
+        if layout != *self.parts.layout() || alpha != self.alpha || biased || self.packed_too.get().is_some()
+        {
+            let of = |layout: &Layout, alpha: [f32; 2]| {
+                format!("{} [{}, {}] whose sums are scaled by {alpha:?}", layout.format, layout.n, layout.k)
+            };
+            let expected = of(self.parts.layout(), self.alpha) + ", without biases, and packed once";
+            return Err(Error::Operand { tensor: "weights", found: of(&layout, alpha), expected });
+        }
+        // SAFETY: the caller vouches for the weights; the parts have this layout.
+        unsafe { put_on_device(self.gpu(), weights, &layout, &self.parts.place(0), stream) }.map(drop)
     }
 
     /// One of several experts: its parts lie among theirs.
