@@ -187,6 +187,8 @@ fn every_variant_of_blackwells_kernels_assembles_without_spills() {
         rows::Variant { out: rows::Out::F32, aligned: false, ..full() },
         rows::Variant { out: nvfp4, ..full() },
         rows::Variant { out: rows::Out::Bf16, grouped: true, ..full() },
+        rows::Variant { out: rows::Out::Bf16, linear: true, ..full() },
+        rows::Variant { out: rows::Out::F32, linear: true, grouped: true, aligned: false, ..full() },
     ];
     // The roles that a variant changes do not depend on the 4-bit format.
     let menu = |formats| sm100a::config::Config::menu(formats);

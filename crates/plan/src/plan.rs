@@ -165,10 +165,7 @@ impl GpuPlan {
 
     /// The order in which weights are read.
     pub fn weight_form(&self) -> Result<WeightForm, Error> {
-        Ok(match self.desc.op {
-            Operation::GateUp => self.strategy()?.weight_form(),
-            Operation::Linear => WeightForm::PackedLinear,
-        })
+        Ok(self.strategy()?.weight_form().of(self.desc.op))
     }
 
     /// Loads the kernels and takes the memory.

@@ -52,9 +52,11 @@ impl Uploads {
     pub(crate) fn new(gpu: &'static Gpu, layout: Layout, to: Vec<DevicePtr>) -> Result<Self, Error> {
         let (codes, scales) = (layout.n * layout.k / 2, layout.n * layout.blocks());
         let staged: &[usize] = match layout.form {
-            WeightForm::Packed | WeightForm::PackedApart | WeightForm::PackedLinear | WeightForm::Plain => {
-                &[]
-            }
+            WeightForm::Packed
+            | WeightForm::PackedApart
+            | WeightForm::PackedLinear
+            | WeightForm::AtomsLinear
+            | WeightForm::Plain => &[],
             WeightForm::Atoms => &[scales, scales],
             // Its scale is that of the largest block scale of all runs.
             WeightForm::E4m3 => &[codes, codes, scales, scales],
@@ -67,7 +69,10 @@ impl Uploads {
     fn rows(&self) -> Option<[DevicePtr; 4]> {
         let staged = self.staged.iter().map(Buffer::ptr);
         let all: Vec<DevicePtr> = match self.layout.form {
-            WeightForm::Packed | WeightForm::PackedApart | WeightForm::PackedLinear => return None,
+            WeightForm::Packed
+            | WeightForm::PackedApart
+            | WeightForm::PackedLinear
+            | WeightForm::AtomsLinear => return None,
             WeightForm::Plain => self.to.clone(),
             WeightForm::Atoms => self.to[..2].iter().copied().chain(staged).collect(),
             WeightForm::E4m3 => staged.collect(),
@@ -89,7 +94,7 @@ impl Uploads {
         let step = match form {
             WeightForm::Packed => CHUNK_FEATURES,
             WeightForm::PackedApart | WeightForm::PackedLinear => CHUNK_ROWS,
-            WeightForm::Plain | WeightForm::E4m3 | WeightForm::Atoms => 1,
+            WeightForm::Plain | WeightForm::E4m3 | WeightForm::Atoms | WeightForm::AtomsLinear => 1,
         };
         if !first.is_multiple_of(step) {
             let expected = format!("runs of a multiple of {step} features");
@@ -176,20 +181,41 @@ impl Uploads {
     }
 }
 
-/// The layout of a linear layer.
-pub(crate) fn linear_layout(layer: &Linear<'_>) -> Result<Layout, Error> {
-    Layout::new((layer.n(), layer.k()), layer.weight.format(), WeightForm::PackedLinear)
-}
-
-/// Packs a linear layer and copies it to its part.
+/// The layout of a linear layer in an order.
 ///
 /// # Errors
-/// If the bias has another length, a scale is NaN or negative, or mxfp4 scales are too far apart.
-pub(crate) fn put_linear(gpu: &'static Gpu, layer: &Linear<'_>, to: &[DevicePtr]) -> Result<Extras, Error> {
+/// If the order is one of pairs.
+pub(crate) fn linear_layout(layer: &Linear<'_>, form: WeightForm) -> Result<Layout, Error> {
+    match form.is_linear() {
+        true => Layout::new((layer.n(), layer.k()), layer.weight.format(), form),
+        false => wrong("a linear layer".into(), form.to_string()),
+    }
+}
+
+/// Brings a linear layer into an order and copies it to its parts.
+///
+/// # Errors
+/// If the bias has another length, a scale is NaN or negative, or scales of mxfp4 are too far apart for the pack.
+pub(crate) fn put_linear(
+    gpu: &'static Gpu,
+    layer: &Linear<'_>,
+    layout: &Layout,
+    to: &[DevicePtr],
+) -> Result<Extras, Error> {
     layer.check()?;
-    let pack = Pack::of_matrix(&layer.weight)?;
-    gpu.copy_to(to[0], pack.bytes())?;
-    Ok(Extras { alpha: pack.alpha(), bias: layer.bias.as_ref().map(|bias| bias.to_vec()) })
+    let weight = &layer.weight;
+    let alpha = if layout.form == WeightForm::AtomsLinear {
+        let (codes, scales) = weight.dense_rows(0..weight.rows());
+        let scales = ScaleLayout::Linear.convert(&scales, ScaleLayout::Sf128x4, layout.n, layout.blocks());
+        gpu.copy_to(to[0], &codes)?;
+        gpu.copy_to(to[1], &scales)?;
+        [weight.global_scale().value(); 2]
+    } else {
+        let pack = Pack::of_matrix(weight)?;
+        gpu.copy_to(to[0], pack.bytes())?;
+        pack.alpha()
+    };
+    Ok(Extras { alpha, bias: layer.bias.as_ref().map(|bias| bias.to_vec()) })
 }
 
 /// Launches what brings scales of gate and up to their atoms.

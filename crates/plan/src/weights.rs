@@ -65,13 +65,14 @@ impl DeviceWeights {
         Self::upload_runs(gpu, weights.n(), std::iter::once(Ok::<_, Error>(weights.clone())), form)
     }
 
-    /// Copies the weights of a linear layer to a device.
+    /// Copies the weights of a linear layer to a device, in the order asked for.
     ///
     /// # Errors
     /// If the bias has another length, a scale is NaN or negative, mxfp4 scales are too far apart, or they do not fit.
-    pub fn upload_linear(gpu: &'static Gpu, layer: &Linear<'_>) -> Result<Self, Error> {
-        let parts = Parts::new(gpu, linear_layout(layer)?, 1)?;
-        let extras = put_linear(gpu, layer, &parts.place(0))?;
+    pub fn upload_linear(gpu: &'static Gpu, layer: &Linear<'_>, form: WeightForm) -> Result<Self, Error> {
+        let layout = linear_layout(layer, form)?;
+        let parts = Parts::new(gpu, layout, 1)?;
+        let extras = put_linear(gpu, layer, &layout, &parts.place(0))?;
         Self::new(gpu, parts, extras)
     }
 
@@ -202,7 +203,7 @@ impl DeviceWeights {
     /// Packs rows of codes, biases left out.
     fn pack(&self, gpu: &'static Gpu) -> Result<Self, Error> {
         let (&Layout { n, k, format, .. }, layout) = (self.parts.layout(), ScaleLayout::Sf128x4);
-        let halves = self.atoms()?;
+        let halves = self.atoms(Operation::GateUp)?;
         match format {
             BlockFormat::Nvfp4 => {
                 let (codes, scales) = (halves.map(|half| half.codes), halves.map(|half| half.scales));
@@ -295,7 +296,7 @@ impl DeviceWeights {
     }
 
     /// Gate and up as rows of codes with scales in 128x4 atoms.
-    pub(crate) fn atoms(&self) -> Result<[Operand; 2], Error> {
-        self.parts.atoms()
+    pub(crate) fn atoms(&self, op: Operation) -> Result<[Operand; 2], Error> {
+        self.parts.atoms(op)
     }
 }
