@@ -337,7 +337,7 @@ mod tests {
         assert!(message.starts_with("strategy stream-k cannot take this: "), "{message}");
         let old = GpuPlan::choose(&desc(64, 1536, 2048), &card(8, 0), &Choices::default(), &options(8));
         let old = old.unwrap();
-        assert_eq!((old.groups, &*old.strategy), (1, "portable"));
+        assert_eq!((old.groups, &*old.strategy), (8, "portable"));
     }
 
     #[test]

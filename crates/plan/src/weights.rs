@@ -190,7 +190,7 @@ impl DeviceWeights {
     /// # Errors
     /// If the pack does not fit, or mxfp4 scales are too far apart for it.
     pub(crate) fn packed_too(&self, gpu: &'static Gpu) -> Result<&Self, Error> {
-        if self.form() != WeightForm::Atoms {
+        if !matches!(self.form(), WeightForm::Atoms | WeightForm::AtomsLinear) {
             return Ok(self);
         }
         if let Some(packed) = self.packed_too.get() {
@@ -203,9 +203,21 @@ impl DeviceWeights {
     /// Packs rows of codes, biases left out.
     fn pack(&self, gpu: &'static Gpu) -> Result<Self, Error> {
         let (&Layout { n, k, format, .. }, layout) = (self.parts.layout(), ScaleLayout::Sf128x4);
-        let halves = self.atoms(Operation::GateUp)?;
-        match format {
-            BlockFormat::Nvfp4 => {
+        let op = if self.form().is_linear() { Operation::Linear } else { Operation::GateUp };
+        let halves = self.atoms(op)?;
+        let half = |name, half: usize| -> Result<QuantizedMatrix<'static>, Error> {
+            let mut codes = vec![0; n * k / 2];
+            let mut scales = vec![0; layout.len(n, k / format.block_len())];
+            gpu.copy_from(&mut codes, halves[half].codes)?;
+            gpu.copy_from(&mut scales, halves[half].scales)?;
+            let scale = GlobalScale::multiplier(self.alpha[half]);
+            Ok(QuantizedMatrix::new(name, format, n, k, codes, scales, layout, scale)?)
+        };
+        match (format, op) {
+            (_, Operation::Linear) => {
+                Self::upload_linear(gpu, &Linear::new(half("weight", 0)?), WeightForm::PackedLinear)
+            }
+            (BlockFormat::Nvfp4, _) => {
                 let (codes, scales) = (halves.map(|half| half.codes), halves.map(|half| half.scales));
                 let global_scales = self.alpha;
                 let bias = [None; 2];
@@ -214,15 +226,7 @@ impl DeviceWeights {
                 unsafe { Self::on_device(gpu, &rows, WeightForm::Packed, Stream::Own) }
             }
             // Their scales are packed relative to the largest one, which takes a look at all of them first.
-            BlockFormat::Mxfp4 => {
-                let half = |name, half: usize| -> Result<QuantizedMatrix<'static>, Error> {
-                    let mut codes = vec![0; n * k / 2];
-                    let mut scales = vec![0; layout.len(n, k / format.block_len())];
-                    gpu.copy_from(&mut codes, halves[half].codes)?;
-                    gpu.copy_from(&mut scales, halves[half].scales)?;
-                    let scale = GlobalScale::multiplier(self.alpha[half]);
-                    Ok(QuantizedMatrix::new(name, format, n, k, codes, scales, layout, scale)?)
-                };
+            (BlockFormat::Mxfp4, _) => {
                 Self::upload(gpu, &GateUp::new(half("gate", 0)?, half("up", 1)?), WeightForm::Packed)
             }
         }

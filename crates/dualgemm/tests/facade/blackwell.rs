@@ -325,14 +325,23 @@ fn linear_layers_are_within_the_bounds_of_f64() {
         (datacenter, 33, AFormat::Bf16),
         (workstation, 1, AFormat::Nvfp4),
         (workstation, 40, AFormat::Nvfp4),
+        (workstation, 9, AFormat::F16),
     ];
     for (id, m, a) in ways {
         let desc = DualGemmDesc::linear(m, 296, 224, a, BlockFormat::Nvfp4);
         let (plan, layer) = (plan(id, &desc), mlp::mlp(224, 32, 296, 2).down);
-        assert_eq!(strategy(&plan), "native");
+        let native = id == datacenter || a == AFormat::Nvfp4;
+        assert_eq!(strategy(&plan), if native { "native" } else { "portable" });
+        // Rows of codes are packed when a kernel that reads the pack is given them.
+        let as_rows = DualGemmDesc { a: AFormat::Nvfp4, ..desc };
+        let as_rows = DualGemm::plan(&as_rows, &named(id, "native")).unwrap().prepack(&layer).unwrap();
         let (a, packed) = (mlp::activations(a, m, 224), plan.prepack(&layer).unwrap());
         let want = bounded_reference(&desc.epilogue, &a, 0..m, &layer);
         mlp::assert_within(&plan.run_to_vec(&a, &packed).unwrap(), &want, &plan.to_string());
+        mlp::assert_within(&plan.run_to_vec(&a, &as_rows).unwrap(), &want, &plan.to_string());
+        if !native {
+            continue;
+        }
         let pair =
             DualGemm::plan(&DualGemmDesc { op: Operation::GateUp, ..desc }, &named(id, "native")).unwrap();
         let message = pair.run_to_vec(&a, &packed).unwrap_err().to_string();
@@ -351,6 +360,7 @@ fn whole_mlps_are_within_the_bounds_of_f64() {
         (datacenter, AFormat::Nvfp4, codes, QuantizeA::No),
         (workstation, AFormat::Nvfp4, codes, QuantizeA::No),
         (workstation, AFormat::F16, codes, dynamic),
+        (workstation, AFormat::Bf16, OutFormat::Bf16, QuantizeA::No),
     ];
     for (id, a_format, between, quantize_a) in ways {
         let (m, shape) = (5, [96, 96, 48]);
@@ -387,6 +397,7 @@ fn mixtures_are_within_the_bounds_of_f64() {
         (datacenter, OutFormat::F16, QuantizeA::No),
         (datacenter, codes, QuantizeA::No),
         (workstation, codes, QuantizeA::Static(0.02)),
+        (workstation, OutFormat::F16, QuantizeA::No),
     ] {
         let mut desc = mlp::mixture(7, AFormat::F16, between, OutFormat::F32, RouterWeights::Output);
         desc.mlp.gate_up.quantize_a = quantize_a;
