@@ -29,24 +29,30 @@
 //!   "not cancelled".
 //! - System scope is GPU scope: there is one device.
 
-pub mod check;
-pub mod config;
-pub mod decode;
-pub mod error;
-pub mod exec;
-pub mod gpu;
-pub mod machine;
-pub mod memory;
-pub mod program;
-pub mod progress;
+mod check;
+mod config;
+mod decode;
+mod error;
+mod exec;
+mod gpu;
+mod machine;
+mod memory;
+mod program;
+mod progress;
 pub mod report;
-pub mod semantics;
-pub mod tensor_map;
-pub mod trap;
+mod semantics;
+mod tensor_map;
+mod trap;
 
 pub use config::{Checks, Config};
 pub use error::Error;
 pub use gpu::{Gpu, Outcome, explore};
+pub use program::Kernel;
 pub use progress::Progress;
 pub use report::Card;
 pub use trap::{Check, Trap};
+
+/// Where `tcgen05` keeps the elements of its operands in tensor memory.
+pub mod tcgen05 {
+    pub use crate::semantics::tcgen05::{Cell, DataPath, scale};
+}

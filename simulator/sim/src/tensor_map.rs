@@ -43,9 +43,6 @@ fn swizzle(s: TensorSwizzle) -> Swizzle {
 }
 
 /// What the 128 bytes at a tensor map's address describe.
-///
-/// # Errors
-/// Bytes that are no tensor map; a map that breaks a rule; interleaved layouts, which are not executed.
 pub fn decode(bytes: &[u8; 128]) -> Result<TiledTensor, Fault> {
     let map = TensorMap::from_bytes(bytes).map_err(|e| {
         Fault::new(Check::Illegal, format!("the address does not hold a tensor map of this device: {e}"))
@@ -87,13 +84,11 @@ pub enum Field {
     Address,
     /// `.rank`: the number of dimensions less one.
     Rank,
-    /// `.box_dim`
     BoxDim,
     /// `.global_dim`
     Dim,
     /// `.global_stride`, in bytes.
     Stride,
-    /// `.element_stride`
     ElementStride,
     /// `.elemtype`
     ElementType,
@@ -137,9 +132,6 @@ impl Field {
 
 /// Sets one field of a record as `tensormap.replace` does. The record may be incomplete: it is checked when a
 /// copy uses it. What a driver would have to write besides these fields counts as zero.
-///
-/// # Errors
-/// Bytes that are neither a tensor map nor zeros; a value the field cannot hold.
 pub fn replace(bytes: &mut [u8; 128], field: Field, dimension: usize, value: u64) -> Result<(), Fault> {
     if bytes[..8] == [0; 8] {
         bytes[..8].copy_from_slice(MAGIC);

@@ -83,7 +83,6 @@ impl Places {
 /// them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// The actor.
     pub actor: Actor,
     /// Up to which clock.
     pub clock: u32,

@@ -11,115 +11,61 @@ use dualgemm_ptx::ast::Operand;
 /// Which part of a product is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// `.lo`
     Lo,
-    /// `.hi`
     Hi,
-    /// `.wide`
     Wide,
 }
 
-/// An operation of two operands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Int2 {
-    /// `add`
     Add,
-    /// `add.sat`
     AddSat,
-    /// `sub`
     Sub,
-    /// `sub.sat`
     SubSat,
-    /// `mul`
     Mul(Part),
-    /// `mul24.lo`, `mul24.hi`
     Mul24(Part),
-    /// `div`
     Div,
-    /// `rem`
     Rem,
-    /// `min`
     Min,
-    /// `max`
     Max,
-    /// `min.relu`
     MinRelu,
-    /// `max.relu`
     MaxRelu,
-    /// `and`
     And,
-    /// `or`
     Or,
-    /// `xor`
     Xor,
-    /// `shl`
     Shl,
-    /// `shr`
     Shr,
-    /// `szext`
-    Szext {
-        /// `.wrap`
-        wrap: bool,
-    },
-    /// `bmsk`
-    Bmsk {
-        /// `.wrap`
-        wrap: bool,
-    },
+    Szext { wrap: bool },
+    Bmsk { wrap: bool },
 }
 
-/// An operation of one operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Int1 {
-    /// `neg`
     Neg,
-    /// `abs`
     Abs,
-    /// `not`
     Not,
-    /// `cnot`
     Cnot,
-    /// `popc`
     Popc,
-    /// `clz`
     Clz,
-    /// `brev`
     Brev,
-    /// `bfind`
-    Bfind {
-        /// `.shift`
-        shift: bool,
-    },
+    Bfind { shift: bool },
 }
 
-/// An operation of three operands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Int3 {
-    /// `mad`
     Mad(Part),
-    /// `mad.sat`
     MadSat,
-    /// `mad24`
     Mad24(Part),
-    /// `sad`
     Sad,
-    /// `bfe`
     Bfe,
-    /// `shf.l`
     ShfL {
-        /// `.wrap`
         wrap: bool,
     },
-    /// `shf.r`
     ShfR {
-        /// `.wrap`
         wrap: bool,
     },
-    /// `prmt`
     Prmt(Permute),
-    /// `lop3`
     Lop3(u8),
-    /// `fns`
     Fns,
     /// `vabsdiff4`; `true`: `.add`, of the four differences.
     AbsDiff4(bool),
@@ -128,26 +74,18 @@ pub enum Int3 {
 /// Modes of `prmt`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Permute {
-    /// `index`
     Index,
-    /// `f4e`
     F4e,
-    /// `b4e`
     B4e,
-    /// `rc8`
     Rc8,
-    /// `ecl`
     Ecl,
-    /// `ecr`
     Ecr,
-    /// `rc16`
     Rc16,
 }
 
 /// How operands are compared.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Comparison {
-    /// As integers.
     Int(Compare, IntType),
     /// As floating-point numbers; `true`: subnormals count as zero.
     Float(Compare, Format, bool),
@@ -156,24 +94,19 @@ pub enum Comparison {
 /// How a comparison combines with a predicate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BoolOp {
-    /// `and`
     And,
-    /// `or`
     Or,
-    /// `xor`
     Xor,
 }
 
 /// A decoded operation; operand widths follow from the type.
 #[derive(Debug, Clone)]
 pub enum Arith {
-    /// One operand.
     One(Int1, IntType, Dst, Src),
     /// Two operands; `true`: the halves are separate 16-bit integers.
     Two(Int2, IntType, Dst, [Src; 2], bool),
     /// Three operands. For `lop3` with a predicate result, that and its combination.
     Three(Int3, IntType, Dst, [Src; 3], Option<(Dst, BoolOp, Src)>),
-    /// `bfi`
     Insert(IntType, Dst, [Src; 4]),
     /// `add.cc` and its kin: subtract, read carry, write carry.
     Carry {
@@ -185,9 +118,7 @@ pub enum Arith {
         writes: bool,
         /// Product to form first, for `mad`.
         mul: Option<Part>,
-        /// Type.
         ty: IntType,
-        /// Result.
         d: Dst,
         /// Operands; the third only with `mul`.
         s: [Src; 3],
@@ -198,9 +129,7 @@ pub enum Arith {
         signed: [bool; 2],
         /// `dp2a.lo`, `dp2a.hi`; `None` for `dp4a`.
         half: Option<bool>,
-        /// Result.
         d: Dst,
-        /// Operands.
         s: [Src; 3],
     },
     /// `not`, `and`, `or`, `xor`, `cnot` of predicates.
@@ -209,8 +138,7 @@ pub enum Arith {
     Setp(Comparison, [Dst; 2], [Src; 2], Option<(BoolOp, Src)>, bool),
     /// `set`: the result is all ones or 1.0.
     Set(Comparison, Type, Dst, [Src; 2], Option<(BoolOp, Src)>, bool),
-    /// `selp`
-    Select(Type, Dst, [Src; 2], Src),
+    Select(Dst, [Src; 2], Src),
     /// `slct`: by the sign of an integer, or of a float (`true`), its subnormals flushed (`true`).
     SignSelect(Type, Dst, [Src; 2], Src, bool, bool),
 }
@@ -245,16 +173,12 @@ fn part(i: &mut Ins<'_>) -> Result<Part> {
 
 const BOOL: [(&str, BoolOp); 3] = [("and", BoolOp::And), ("or", BoolOp::Or), ("xor", BoolOp::Xor)];
 
-/// Decodes an instruction of this family.
-///
-/// # Errors
-/// What is not known about it.
 pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     let op = match i.ast.root.as_str() {
         "setp" | "set" => compare(i)?,
         "selp" => {
             let ty = i.ty()?;
-            Arith::Select(ty, i.dst(0)?, [i.src(1, ty)?, i.src(2, ty)?], i.predicate(3)?)
+            Arith::Select(i.dst(0)?, [i.src(1, ty)?, i.src(2, ty)?], i.predicate(3)?)
         }
         "slct" => {
             let ftz = i.has("ftz");

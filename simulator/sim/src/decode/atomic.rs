@@ -9,20 +9,14 @@ use dualgemm_ptx::Type;
 /// What happens to an element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Modify {
-    /// A reduction.
     Reduce(Reduction, ReduceType),
-    /// `.exch`
     Exchange,
-    /// `.cas`
     CompareSwap,
 }
 
-/// A decoded operation.
 #[derive(Debug, Clone)]
 pub struct Atomic {
-    /// What happens.
     pub modify: Modify,
-    /// Where.
     pub address: Addr,
     /// Bytes of an element as it is modified: 2, 4, 8 or 16.
     pub bytes: u32,
@@ -34,7 +28,6 @@ pub struct Atomic {
     pub s: Vec<Src>,
     /// New value of `.cas`.
     pub swap: Option<Src>,
-    /// Ordering.
     pub order: Ordering,
 }
 
@@ -71,10 +64,6 @@ pub fn operator(i: &mut Ins<'_>) -> Option<Reduction> {
     ])
 }
 
-/// Decodes an instruction of this family.
-///
-/// # Errors
-/// What is not known about it.
 pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     let mut order = i.ordering();
     order.strong = true;

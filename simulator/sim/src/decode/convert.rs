@@ -15,32 +15,25 @@ use dualgemm_ptx::ast::Operand;
 /// One side of a conversion.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Number {
-    /// An integer.
     Int(IntType),
-    /// A floating-point number.
     Float(Format),
-    /// `ue8m0`
     Ue8m0,
 }
 
 /// How one number is converted.
 #[derive(Debug, Clone, Copy)]
 pub struct How {
-    /// Destination type.
     pub to: Number,
-    /// Source type.
     pub from: Number,
     /// Rounding to a float.
     pub round: Round,
     /// Rounding to an integer, or to an integral float.
     pub integral: Option<IntRound>,
-    /// Saturation.
     pub clamp: Clamp,
     /// Flush subnormals of f32.
     pub ftz: bool,
 }
 
-/// A decoded operation.
 #[derive(Debug, Clone)]
 pub enum Convert {
     /// Copies without looking.
@@ -51,75 +44,54 @@ pub enum Convert {
     Unpack(Vec<Dst>, Src, u32),
     /// `cvt` of one number.
     One {
-        /// Types and rounding.
         how: How,
         /// Bits of the destination register that the result is extended to.
         extend: u32,
-        /// Result.
         d: Dst,
-        /// Operand.
         s: Src,
     },
     /// `cvt` of two or four numbers into one register: the first operand goes to the upper place.
     Many {
-        /// Element types.
         to: Number,
-        /// Element types.
         from: Number,
         /// Bits of an element in the destination.
         step: u32,
-        /// Rounding.
         round: Round,
-        /// Saturation.
         clamp: Clamp,
         /// Flush subnormals of f32 operands.
         ftz: bool,
-        /// Result.
         d: Dst,
         /// Operands in the order of places, lowest first.
         s: Vec<Src>,
     },
     /// `cvt` of a packed register into a packed register of as many elements.
     Packed {
-        /// Element types.
         to: Number,
-        /// Element types.
         from: Number,
         /// Bits of an element in the source.
         width: u32,
         /// Bits of an element in the destination.
         step: u32,
-        /// Elements.
         n: u32,
-        /// Rounding.
         round: Round,
-        /// Saturation.
         clamp: Clamp,
-        /// Result.
         d: Dst,
-        /// Operand.
         s: Src,
     },
     /// `cvt.rs`: like `Many` with random bits.
     Stochastic {
-        /// Element type.
         to: Format,
         /// Bits of an element.
         step: u32,
-        /// Saturation.
         clamp: Clamp,
-        /// Result.
         d: Dst,
         /// Operands, lowest place first.
         s: Vec<Src>,
-        /// Random bits.
         random: Src,
     },
     /// `cvt.pack`: two s32, and maybe bits below them.
     PackInt {
-        /// Element type.
         to: IntType,
-        /// Result.
         d: Dst,
         /// Upper and lower operand.
         s: [Src; 2],
@@ -128,7 +100,6 @@ pub enum Convert {
     },
     /// `cvta`; `true`: to the space.
     Address(Space, bool, Dst, Src),
-    /// `isspacep`
     IsSpace(Space, Dst, Src),
     /// `mapa`; `true`: on generic addresses.
     Map(bool, Dst, Src, Src),
@@ -179,10 +150,6 @@ fn single(name: &str) -> Option<(Number, u32, u32)> {
     Some((number, bits, 1))
 }
 
-/// Decodes an instruction of this family.
-///
-/// # Errors
-/// What is not known about it.
 pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     let op = match i.ast.root.as_str() {
         "mov" => mov(i)?,

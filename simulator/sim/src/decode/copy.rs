@@ -11,7 +11,6 @@ use crate::semantics::reduce::{ReduceType, Reduction};
 use dualgemm_ptx::Type;
 use dualgemm_ptx::ast::Operand;
 
-/// A decoded `cp.async`.
 #[derive(Debug, Clone)]
 pub enum CpAsync {
     /// A copy of 4, 8 or 16 bytes: `source` bytes are read, the rest is zeroed.
@@ -20,18 +19,15 @@ pub enum CpAsync {
         to: Addr,
         /// Global source.
         from: Addr,
-        /// Bytes written.
         bytes: u32,
         /// Bytes read, if fewer.
         source: Option<Src>,
         /// Predicate: read nothing.
         ignore: Option<Src>,
     },
-    /// `commit_group`
     Commit,
     /// `wait_group n`
     Wait(u32),
-    /// `wait_all`
     WaitAll,
 }
 
@@ -47,45 +43,32 @@ pub enum Completion {
 /// An element-wise reduction at the destination: operator, type, elements packed in a register.
 pub type Reduce = (Reduction, ReduceType, u32);
 
-/// A bulk copy.
 #[derive(Debug, Clone, Copy)]
 pub struct BulkCopy {
-    /// Destination.
     pub to: Addr,
-    /// Source.
     pub from: Addr,
-    /// Bytes.
     pub size: Src,
-    /// Completion.
     pub completion: Completion,
-    /// CTAs that receive it.
     pub multicast: Option<Src>,
-    /// Reduction.
     pub reduce: Option<Reduce>,
     /// Mask of the bytes of every 16 that are written.
     pub bytes: Option<Src>,
 }
 
-/// A decoded bulk operation.
 #[derive(Debug, Clone)]
 pub enum Bulk {
-    /// `cp.async.bulk`, `cp.reduce.async.bulk`
     Copy(BulkCopy),
-    /// `cp.async.bulk.commit_group`
     Commit,
     /// `cp.async.bulk.wait_group`; `true`: `.read`
     Wait(u32, bool),
     /// `st.async`, `red.async`: values to another CTA.
     Store {
-        /// Destination.
         to: Addr,
         /// Type of an element.
         ty: Type,
-        /// Values.
         s: Vec<Src>,
         /// Barrier that counts the bytes.
         barrier: Addr,
-        /// Reduction.
         reduce: Option<Reduce>,
     },
     /// `st.bulk`: zeros.
@@ -95,9 +78,6 @@ pub enum Bulk {
 }
 
 /// `cp.async` without bulk
-///
-/// # Errors
-/// What is not known about it.
 pub fn cp_async(i: &mut Ins<'_>) -> Result<Op> {
     i.ignore(&["async"]);
     let op = if i.has("mbarrier") {
@@ -153,9 +133,6 @@ pub fn constant(i: &Ins<'_>, at: usize) -> Result<u32> {
 }
 
 /// `cp.async.bulk` and `cp.reduce.async.bulk` without tensor
-///
-/// # Errors
-/// What is not known about it.
 pub fn bulk(i: &mut Ins<'_>) -> Result<Op> {
     i.ignore(&["async", "bulk", "reduce"]);
     if i.has("commit_group") {
@@ -207,18 +184,10 @@ pub fn bulk(i: &mut Ins<'_>) -> Result<Op> {
     Ok(Op::Bulk(Bulk::Copy(BulkCopy { to, from, size, completion, multicast, reduce, bytes })))
 }
 
-/// `st.async`
-///
-/// # Errors
-/// What is not known about it.
 pub fn st_async(i: &mut Ins<'_>) -> Result<Op> {
     async_store(i, false)
 }
 
-/// `red.async`
-///
-/// # Errors
-/// What is not known about it.
 pub fn red_async(i: &mut Ins<'_>) -> Result<Op> {
     async_store(i, true)
 }
@@ -239,10 +208,6 @@ fn async_store(i: &mut Ins<'_>, reducing: bool) -> Result<Op> {
     Ok(Op::Bulk(Bulk::Store { to, ty, s: i.srcs(1, ty)?, barrier, reduce }))
 }
 
-/// `st.bulk`
-///
-/// # Errors
-/// What is not known about it.
 pub fn st_bulk(i: &mut Ins<'_>) -> Result<Op> {
     i.ignore(&["bulk", "weak"]);
     let space = i.space();
@@ -254,9 +219,6 @@ pub fn st_bulk(i: &mut Ins<'_>) -> Result<Op> {
 }
 
 /// `clusterlaunchcontrol.try_cancel`
-///
-/// # Errors
-/// What is not known about it.
 pub fn try_cancel(i: &mut Ins<'_>) -> Result<Op> {
     i.ignore(&["try_cancel", "async", "shared::cta", "mbarrier::complete_tx::bytes", "b128"]);
     let all = i.has("multicast::cluster::all");

@@ -21,25 +21,15 @@ pub struct Shape {
 /// An operation that PTX defines to the last bit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Exact {
-    /// `add`
     Add,
-    /// `sub`
     Sub,
-    /// `mul`
     Mul,
-    /// `fma`, `mad`
     Fma,
-    /// `div.rnd`
     Div,
-    /// `rcp.rnd`
     Rcp,
-    /// `sqrt.rnd`
     Sqrt,
-    /// `neg`
     Neg,
-    /// `abs`
     Abs,
-    /// `copysign`
     CopySign,
     /// `min`, `max` of two or three
     MinMax(MinMax),
@@ -50,37 +40,27 @@ pub enum Exact {
 pub enum Approx {
     /// A function of one operand.
     Function(Function),
-    /// `div.approx`
     Div,
-    /// `div.full`
     DivFull,
 }
 
 /// Classes that `testp` asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// `.finite`
     Finite,
-    /// `.infinite`
     Infinite,
-    /// `.number`
     Number,
-    /// `.notanumber`
     Nan,
-    /// `.normal`
     Normal,
-    /// `.subnormal`
     Subnormal,
 }
 
-/// A decoded operation.
 #[derive(Debug, Clone)]
 pub enum Float {
     /// Bit-exact, of up to three operands.
     Exact(Exact, Shape, Mode, Dst, Vec<Src>),
     /// Approximate; `true`: `.ftz`.
     Approx(Approx, Shape, bool, Dst, Vec<Src>),
-    /// `testp`
     Test(Class, Format, Dst, Src),
 }
 
@@ -103,10 +83,6 @@ pub fn rounding(i: &mut Ins<'_>) -> Option<Round> {
     i.one_of(&[("rn", Round::NearestEven), ("rz", Round::Zero), ("rm", Round::Down), ("rp", Round::Up)])
 }
 
-/// Decodes an instruction of this family.
-///
-/// # Errors
-/// What is not known about it.
 pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     let root = i.ast.root.as_str();
     let round = rounding(i);

@@ -13,16 +13,13 @@ use dualgemm_ptx::Type;
 pub enum Memory {
     /// `ld`: one element per result, extended to the register as its type says.
     Load(Addr, Type, Vec<Dst>, Ordering),
-    /// `st`
     Store(Addr, Type, Vec<Src>, Ordering),
 }
 
 /// A decoded warp-wide matrix move.
 #[derive(Debug, Clone)]
 pub enum Matrix {
-    /// `ldmatrix`
     Load(Addr, Vec<Dst>, MatrixShape),
-    /// `stmatrix`
     Store(Addr, Vec<Src>, MatrixShape),
     /// `movmatrix.trans`, of 8 x 8 16-bit elements.
     Transpose(Dst, Src),
@@ -46,9 +43,6 @@ fn common(i: &mut Ins<'_>) -> Result<(Space, Type, usize, Ordering)> {
 }
 
 /// `ld`
-///
-/// # Errors
-/// What is not known about it.
 pub fn load(i: &mut Ins<'_>) -> Result<Op> {
     let (space, ty, n, ordering) = common(i)?;
     let d = i.dsts(0)?;
@@ -59,9 +53,6 @@ pub fn load(i: &mut Ins<'_>) -> Result<Op> {
 }
 
 /// `st`
-///
-/// # Errors
-/// What is not known about it.
 pub fn store(i: &mut Ins<'_>) -> Result<Op> {
     let (space, ty, n, ordering) = common(i)?;
     let s = i.srcs(1, ty)?;
@@ -72,9 +63,6 @@ pub fn store(i: &mut Ins<'_>) -> Result<Op> {
 }
 
 /// `ldmatrix`, `stmatrix`, `movmatrix`
-///
-/// # Errors
-/// What is not known about it.
 pub fn matrix(i: &mut Ins<'_>) -> Result<Op> {
     i.ignore(&["sync", "aligned", "b16", "b8", "b8x16"]);
     let trans = i.has("trans");

@@ -21,9 +21,6 @@ use std::collections::{BTreeSet, HashMap};
 pub type Symbols = HashMap<Name, (Space, u64)>;
 
 /// Decodes a kernel of a module whose variables lie at `symbols`.
-///
-/// # Errors
-/// The first thing that cannot be decoded.
 pub fn kernel(
     module: &Module,
     entry: &Function,
@@ -408,9 +405,6 @@ fn count(body: &[Statement]) -> u32 {
 }
 
 /// The bytes a module variable starts with. `symbols` gives the addresses that initializers mention.
-///
-/// # Errors
-/// An initializer that does not fit its variable.
 pub fn initial_bytes(v: &Variable, symbols: &Symbols) -> Result<Vec<u8>> {
     let error = |reason: String| Error::Declaration { line: v.line.0, name: v.name.to_string(), reason };
     let total = v.bytes().ok_or_else(|| error("its size is not known".into()))? as usize;

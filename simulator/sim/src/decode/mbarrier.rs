@@ -10,38 +10,25 @@ use dualgemm_ptx::ast::Operand;
 /// An arrival.
 #[derive(Debug, Clone)]
 pub struct Arrive {
-    /// Which barrier.
     pub address: Addr,
     /// The state before it.
     pub state: Dst,
-    /// `arrive_drop`
     pub drop: bool,
     /// Announces this many bytes first.
     pub expect: Option<Src>,
-    /// Arrivals.
     pub count: Src,
-    /// Ordering.
     pub order: Ordering,
 }
 
-/// A decoded operation.
 #[derive(Debug, Clone)]
 pub enum Mbar {
-    /// `init`
     Init(Addr, Src),
-    /// `inval`
     Inval(Addr),
-    /// `expect_tx`
     Expect(Addr, Src),
-    /// `complete_tx`
     Complete(Addr, Src),
-    /// `arrive`, `arrive_drop`
     Arrive(Arrive),
-    /// `test_wait`, `try_wait`
     Wait {
-        /// Result.
         d: Dst,
-        /// Which barrier.
         address: Addr,
         /// State or parity.
         phase: Src,
@@ -49,19 +36,13 @@ pub enum Mbar {
         parity: bool,
         /// `try_wait`: may block for a while.
         blocks: bool,
-        /// Ordering.
         order: Ordering,
     },
-    /// `pending_count`
     PendingCount(Dst, Src),
     /// `cp.async.mbarrier.arrive`; `true`: `.noinc`.
     CopyArrive(Addr, bool),
 }
 
-/// Decodes an instruction of this family.
-///
-/// # Errors
-/// What is not known about it.
 pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     i.ignore(&["b64", "noComplete"]);
     let relaxed = i.ast.has("relaxed");

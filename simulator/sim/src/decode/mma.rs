@@ -34,19 +34,13 @@ pub struct ScaleOperand {
 pub struct Mma {
     /// M, N, K.
     pub shape: [u32; 3],
-    /// Accumulation.
     pub kind: Kind,
-    /// Types of A and B.
     pub elements: [Element; 2],
     /// Bits an element takes in a register.
     pub container: u32,
-    /// Result.
     pub d: Vec<Reg>,
-    /// Operands.
     pub a: Vec<Reg>,
-    /// Operands.
     pub b: Vec<Reg>,
-    /// Addend.
     pub c: Vec<Src>,
     /// Scales: type, `scale_vec::NX`, of A and of B.
     pub scale: Option<(Scale, u32, [ScaleOperand; 2])>,
@@ -78,9 +72,6 @@ fn shape(name: &str) -> Option<[u32; 3]> {
 }
 
 /// The shape among the modifiers, e.g. `m16n8k16`.
-///
-/// # Errors
-/// There is none.
 pub fn shape_of(i: &mut Ins<'_>) -> Result<[u32; 3]> {
     match i.parse_all(shape)[..] {
         [s] => Ok(s),
@@ -89,9 +80,6 @@ pub fn shape_of(i: &mut Ins<'_>) -> Result<[u32; 3]> {
 }
 
 /// Decodes an `mma.sync`.
-///
-/// # Errors
-/// What is not known about it.
 pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     i.ignore(&["sync", "aligned", "row", "col"]);
     if i.ast.modifiers.iter().filter(|m| *m == "row" || *m == "col").map(|m| m.as_str()).collect::<Vec<_>>()

@@ -11,9 +11,7 @@ use std::collections::HashMap;
 /// What a name stands for.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Symbol {
-    /// A register.
     Reg(Reg),
-    /// A label: its instruction.
     Label(u32),
     /// A shared variable: its offset in the address space.
     Shared(u32),
@@ -60,14 +58,11 @@ impl Names {
     }
 }
 
-/// A memory operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Addr {
-    /// Register, symbol or number.
     pub base: Src,
     /// Bytes added.
     pub offset: i64,
-    /// Where it points.
     pub space: Space,
 }
 
@@ -135,7 +130,6 @@ impl Ins<'_> {
         Err(Error::Undeclared { line: self.ast.line.0, name: name.into() })
     }
 
-    /// Operand `i`.
     pub fn operand(&self, i: usize) -> Result<&Operand> {
         match self.ast.operands.get(i) {
             Some(operand) => Ok(operand),
@@ -159,7 +153,6 @@ impl Ins<'_> {
         }
     }
 
-    /// An operand as a value of `ty`.
     pub fn value(&self, operand: &Operand, ty: Type) -> Result<Src> {
         match operand {
             Operand::Ident(name) => self.named(name, 0, ty),
@@ -330,9 +323,7 @@ impl Ins<'_> {
 /// How far synchronization reaches. System scope is as GPU scope here: there is one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
-    /// `.cta`
     Cta,
-    /// `.cluster`
     Cluster,
     /// `.gpu` and `.sys`
     Gpu,
@@ -343,11 +334,8 @@ pub enum Scope {
 pub struct Ordering {
     /// Takes part in synchronization.
     pub strong: bool,
-    /// `.acquire`
     pub acquire: bool,
-    /// `.release`
     pub release: bool,
-    /// Scope.
     pub scope: Scope,
 }
 

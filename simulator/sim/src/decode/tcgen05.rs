@@ -13,9 +13,7 @@ use dualgemm_ptx::ast::Operand;
 /// Where A of a product comes from.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum A {
-    /// A shared-memory descriptor.
     Descriptor(Src),
-    /// A tensor-memory address.
     Tmem(Addr),
 }
 
@@ -24,15 +22,11 @@ pub enum A {
 pub struct Multiply {
     /// `.cta_group::N`
     pub group: u32,
-    /// `.kind::*`
     pub kind: Kind,
     /// Accumulator address.
     pub d: Addr,
-    /// A.
     pub a: A,
-    /// Descriptor of B.
     pub b: Src,
-    /// Instruction descriptor.
     pub idesc: Src,
     /// Addresses of the scales of A and B, and scales in a row of 32 bits (`scale_vec::NX`).
     pub scales: Option<(Addr, Addr, u32)>,
@@ -47,44 +41,31 @@ pub struct Multiply {
 /// A decoded load from or store to tensor memory.
 #[derive(Debug, Clone)]
 pub struct Access {
-    /// Shape.
     pub shape: AccessShape,
-    /// Registers.
     pub regs: Vec<Reg>,
-    /// Address.
     pub address: Addr,
     /// Two 16-bit values to a register.
     pub packed: bool,
 }
 
-/// A decoded operation.
 #[derive(Debug, Clone)]
 pub enum Tcgen05 {
     /// `alloc`: where the address goes, how many columns.
     Alloc(u32, Addr, Src),
-    /// `dealloc`
     Dealloc(u32, Src, Src),
-    /// `relinquish_alloc_permit`
     Relinquish(u32),
-    /// `ld`
     Load(Access),
-    /// `st`
     Store(Access),
-    /// `wait::ld`
     WaitLoad,
-    /// `wait::st`
     WaitStore,
     /// `cp`: shared memory to tensor memory, with the source format of elements that are widened to bytes.
     Copy(u32, CopyShape, Option<Narrow>, Addr, Src),
     /// `shift`: rows of tensor memory move down by one.
     Shift(u32, Addr),
-    /// `mma`
     Multiply(Box<Multiply>),
     /// `commit`: barrier, CTAs.
     Commit(u32, Addr, Option<Src>),
-    /// `fence::before_thread_sync`
     FenceBefore,
-    /// `fence::after_thread_sync`
     FenceAfter,
 }
 
@@ -97,10 +78,6 @@ fn group(i: &mut Ins<'_>) -> Result<u32> {
     i.need("a CTA group", &[("cta_group::1", 1), ("cta_group::2", 2)])
 }
 
-/// Decodes an instruction of this family.
-///
-/// # Errors
-/// What is not known about it.
 pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     i.ignore(&["sync", "aligned"]);
     let op = match i.ast.modifiers.first().map_or("", |m| m.as_str()) {

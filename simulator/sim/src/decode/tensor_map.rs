@@ -9,35 +9,20 @@ use crate::tensor_map::Field;
 use dualgemm_ptx::Type;
 use dualgemm_ptx::ast::Operand;
 
-/// A decoded operation on a tensor map.
 #[derive(Debug, Clone)]
 pub enum TensorMapOp {
-    /// `tensormap.replace`
     Replace {
-        /// Address of the map.
         map: Addr,
-        /// What is replaced.
         field: Field,
         /// Dimension, for the fields that have one value per dimension.
         dimension: usize,
-        /// The new value.
         value: Src,
     },
     /// `tensormap.cp_fenceproxy`: a copy of the map from shared to global memory, and a release.
-    Copy {
-        /// Destination.
-        to: Addr,
-        /// Source.
-        from: Addr,
-        /// Scope of the release.
-        scope: Scope,
-    },
+    Copy { to: Addr, from: Addr, scope: Scope },
 }
 
 /// Decodes `tensormap.replace` and `tensormap.cp_fenceproxy`.
-///
-/// # Errors
-/// What is not known about it.
 pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     if i.has("cp_fenceproxy") {
         i.ignore(&["global", "shared::cta", "tensormap::generic", "release", "sync", "aligned"]);

@@ -12,7 +12,6 @@ use dualgemm_ptx::ast::Operand;
 /// What a copy moves.
 #[derive(Debug, Clone)]
 pub enum Mode {
-    /// A box.
     Tile,
     /// Four rows of a matrix.
     Rows,
@@ -25,40 +24,31 @@ pub enum Mode {
 pub enum Tensor {
     /// Global to shared memory.
     Load {
-        /// Destination.
         to: Addr,
         /// Generic address of the map.
         map: Addr,
-        /// What is moved.
         mode: Mode,
         /// Coordinates, innermost first.
         coordinates: Vec<Src>,
         /// Barrier that counts the bytes.
         barrier: Addr,
-        /// CTAs that receive the box.
         multicast: Option<Src>,
         /// `.cta_group::2`: the barrier may be the other one's of the pair.
         pair: bool,
     },
     /// Shared to global memory.
     Store {
-        /// Source.
         from: Addr,
         /// Generic address of the map.
         map: Addr,
-        /// What is moved.
         mode: Mode,
         /// Coordinates, innermost first.
         coordinates: Vec<Src>,
-        /// Reduction.
         reduce: Option<Reduce>,
     },
 }
 
 /// Decodes a tensor copy or prefetch.
-///
-/// # Errors
-/// What is not known about it.
 pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     if i.has("prefetch") {
         return Ok(Op::Nop);

@@ -10,49 +10,34 @@ use dualgemm_ptx::ast::Operand;
 /// Where `shfl` reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shuffle {
-    /// `.up`
     Up,
-    /// `.down`
     Down,
-    /// `.bfly`
     Butterfly,
-    /// `.idx`
     Index,
 }
 
 /// What `vote` asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ballot {
-    /// `.all`
     All,
-    /// `.any`
     Any,
-    /// `.uni`
     Uniform,
-    /// `.ballot`
-    Ballot,
+    Mask,
 }
 
 /// What `redux` computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Redux {
-    /// `.add`
     Add,
     /// `.min`; signed or not
     Min(bool),
-    /// `.max`
     Max(bool),
-    /// `.and`
     And,
-    /// `.or`
     Or,
-    /// `.xor`
     Xor,
-    /// `.min.f32`, `.max.f32`
     Float(MinMax),
 }
 
-/// A decoded operation.
 #[derive(Debug, Clone)]
 pub enum Vote {
     /// `shfl.sync d|p, a, b, c, mask`
@@ -65,7 +50,6 @@ pub enum Vote {
     Redux(Redux, Dst, Src, Src),
     /// `elect.sync d|p, mask`
     Elect(Dst, Dst, Src),
-    /// `activemask`
     Active(Dst),
 }
 
@@ -76,10 +60,6 @@ fn pair(i: &Ins<'_>) -> Result<(Dst, Dst)> {
     }
 }
 
-/// Decodes an instruction of this family.
-///
-/// # Errors
-/// What is not known about it.
 pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     let sync = i.has("sync");
     let root = i.ast.root.as_str();
@@ -109,7 +89,7 @@ pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
                     ("all", Ballot::All),
                     ("any", Ballot::Any),
                     ("uni", Ballot::Uniform),
-                    ("ballot", Ballot::Ballot),
+                    ("ballot", Ballot::Mask),
                 ],
             )?;
             i.ignore(&["pred", "b32"]);

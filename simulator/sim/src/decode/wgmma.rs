@@ -12,7 +12,6 @@ use dualgemm_ptx::ast::Operand;
 /// Where A comes from.
 #[derive(Debug, Clone)]
 pub enum A {
-    /// Shared memory.
     Descriptor(Src, Major),
     /// Four registers.
     Registers(Vec<Reg>),
@@ -27,15 +26,12 @@ pub struct Multiply {
     pub k: u32,
     /// Accumulation; `None`: s32.
     pub accumulator: Option<Accumulator>,
-    /// Types of A and B.
     pub elements: [Element; 2],
     /// `.satfinite` of integers.
     pub saturate: bool,
     /// Accumulator registers.
     pub d: Vec<Reg>,
-    /// A.
     pub a: A,
-    /// Descriptor of B.
     pub b: Src,
     /// Which dimension of B is contiguous.
     pub b_major: Major,
@@ -45,23 +41,15 @@ pub struct Multiply {
     pub negate: [bool; 2],
 }
 
-/// A decoded operation.
 #[derive(Debug, Clone)]
 pub enum Wgmma {
-    /// `fence`
     Fence,
-    /// `commit_group`
     Commit,
     /// `wait_group n`
     Wait(u32),
-    /// `mma_async`
     Multiply(Box<Multiply>),
 }
 
-/// Decodes an instruction of this family.
-///
-/// # Errors
-/// What is not known about it.
 pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     i.ignore(&["sync", "aligned"]);
     let op = if i.has("fence") {

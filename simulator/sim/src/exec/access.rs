@@ -38,9 +38,6 @@ impl<'a> Cluster<'a> {
     }
 
     /// Checks an access to the shared memory of a CTA of the cluster and remembers it.
-    ///
-    /// # Errors
-    /// Bounds, races, missing fences, unwritten bytes, overwritten mbarriers.
     pub fn touch_shared(
         &mut self,
         rank: u32,
@@ -105,9 +102,6 @@ impl<'a> Cluster<'a> {
     }
 
     /// Checks an access to global memory and remembers it.
-    ///
-    /// # Errors
-    /// Bounds, races, missing fences.
     pub fn touch_global(&mut self, address: u64, len: u64, kind: Kind, who: Who<'_>) -> Result<(), Fault> {
         if let Err(why) = self.launch.global.find(address, len) {
             let verb = if kind.write { "write" } else { "read" };
@@ -191,9 +185,6 @@ impl<'a> Cluster<'a> {
     }
 
     /// Reads shared memory for an asynchronous operation.
-    ///
-    /// # Errors
-    /// As [`touch_shared`](Cluster::touch_shared).
     pub fn async_read_shared(
         &mut self,
         rank: u32,
@@ -207,9 +198,6 @@ impl<'a> Cluster<'a> {
     }
 
     /// Writes shared memory for an asynchronous operation.
-    ///
-    /// # Errors
-    /// As [`touch_shared`](Cluster::touch_shared).
     pub fn async_write_shared(
         &mut self,
         rank: u32,
@@ -223,18 +211,12 @@ impl<'a> Cluster<'a> {
     }
 
     /// Reads global memory for an asynchronous operation.
-    ///
-    /// # Errors
-    /// As [`touch_global`](Cluster::touch_global).
     pub fn async_read_global(&mut self, address: u64, out: &mut [u8], agent: &Agent) -> Result<(), Fault> {
         self.touch_global(address, out.len() as u64, Kind::PROXY_READ, agent.who())?;
         self.launch.global.read(address, out)
     }
 
     /// Writes global memory for an asynchronous operation.
-    ///
-    /// # Errors
-    /// As [`touch_global`](Cluster::touch_global).
     pub fn async_write_global(&mut self, address: u64, src: &[u8], agent: &Agent) -> Result<(), Fault> {
         self.touch_global(address, src.len() as u64, Kind::PROXY_WRITE, agent.who())?;
         self.launch.global.write(address, src)
@@ -286,10 +268,6 @@ impl Cx<'_, '_> {
         Ok(p)
     }
 
-    /// Reads bytes for one lane.
-    ///
-    /// # Errors
-    /// Everything that can be wrong with a read.
     pub fn read_lane(
         &mut self,
         space: Space,
@@ -305,9 +283,6 @@ impl Cx<'_, '_> {
     }
 
     /// Reads bytes for one lane that may be undefined: returns which are.
-    ///
-    /// # Errors
-    /// Everything else that can be wrong with a read.
     pub fn load_lane(
         &mut self,
         space: Space,
@@ -374,10 +349,6 @@ impl Cx<'_, '_> {
         Ok(None)
     }
 
-    /// Writes bytes for one lane.
-    ///
-    /// # Errors
-    /// Everything that can be wrong with a write.
     pub fn write_lane(
         &mut self,
         space: Space,
@@ -390,9 +361,6 @@ impl Cx<'_, '_> {
     }
 
     /// Writes bytes for one lane; some may be undefined. The memory of the thread or CTA keeps them.
-    ///
-    /// # Errors
-    /// Everything that can be wrong with a write; undefined bytes in memory that others see.
     pub fn store_lane(
         &mut self,
         space: Space,
@@ -470,9 +438,6 @@ impl Cx<'_, '_> {
     }
 
     /// Checks that an address is a multiple of the access size.
-    ///
-    /// # Errors
-    /// An alignment fault.
     pub fn aligned_to(&self, space: Space, address: u64, bytes: u64, lane: usize) -> Result<(), Fault> {
         if address.is_multiple_of(bytes) {
             return Ok(());

@@ -88,10 +88,6 @@ fn setp_packed(cx: &mut Cx<'_, '_>, c: Comparison, s: &[Src; 2]) -> [u32; 2] {
     [half(0), half(16)]
 }
 
-/// Executes an operation of this family.
-///
-/// # Errors
-/// None of its own.
 pub fn execute(op: &Arith, cx: &mut Cx<'_, '_>) -> Result {
     let m = cx.m;
     match op {
@@ -204,7 +200,7 @@ pub fn execute(op: &Arith, cx: &mut Cx<'_, '_>) -> Result {
             };
             cx.w.regs.w32(*d, m, &r);
         }
-        Arith::Select(_, d, s, p) => select(cx, *d, s, *p),
+        Arith::Select(d, s, p) => select(cx, *d, s, *p),
         Arith::SignSelect(ty, d, s, by, float, ftz) => {
             let by = cx.w.regs.r32(*by, m);
             // -0 counts as non-negative, so does what is flushed to it; NaN does not.

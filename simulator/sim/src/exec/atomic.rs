@@ -12,10 +12,6 @@ fn element(bytes: &[u8]) -> u128 {
     u128::from_le_bytes(b)
 }
 
-/// Executes an atomic.
-///
-/// # Errors
-/// Everything that can be wrong with an access; an operator that the type lacks.
 pub fn execute(op: &Atomic, cx: &mut Cx<'_, '_>) -> Result {
     let addresses = cx.addresses(&op.address);
     let polls = op.modify == Modify::CompareSwap || op.modify == Modify::Exchange;

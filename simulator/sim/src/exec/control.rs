@@ -12,10 +12,6 @@ use crate::memory::{Place, Space};
 use crate::program::{Callee, Inst};
 use crate::trap::{Check, Fault};
 
-/// Executes an operation of this family.
-///
-/// # Errors
-/// The rule that was broken, or the trap itself.
 pub fn execute(op: &Control, cx: &mut Cx<'_, '_>) -> Result {
     let m = cx.m;
     match op {

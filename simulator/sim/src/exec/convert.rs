@@ -81,10 +81,6 @@ fn one(h: &How, bits: u64) -> u64 {
     }
 }
 
-/// Executes an operation of this family.
-///
-/// # Errors
-/// A `mapa` rank outside the cluster.
 pub fn execute(op: &Convert, cx: &mut Cx<'_, '_>) -> Result {
     let m = cx.m;
     match op {

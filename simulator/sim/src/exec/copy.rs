@@ -186,10 +186,6 @@ impl Cx<'_, '_> {
     }
 }
 
-/// Executes a `cp.async`.
-///
-/// # Errors
-/// Misaligned addresses; a source size beyond the copy size.
 pub fn cp_async(op: &CpAsync, cx: &mut Cx<'_, '_>) -> Result {
     match op {
         CpAsync::Commit => {
@@ -268,10 +264,6 @@ fn copy_small(
     Ok(())
 }
 
-/// Executes a bulk operation.
-///
-/// # Errors
-/// Misaligned addresses and sizes, addresses of other spaces.
 pub fn bulk(op: &Bulk, cx: &mut Cx<'_, '_>) -> Result {
     match op {
         Bulk::Commit => {
@@ -294,9 +286,6 @@ pub fn bulk(op: &Bulk, cx: &mut Cx<'_, '_>) -> Result {
 }
 
 /// Ranks of the CTAs that a multicast mask names.
-///
-/// # Errors
-/// A rank outside the cluster.
 pub fn destinations(cl: &Cluster<'_>, mask: u64) -> std::result::Result<Vec<u32>, Fault> {
     let size = cl.ctas.len() as u32;
     let mask = mask & 0xffff;

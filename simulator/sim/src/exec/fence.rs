@@ -9,10 +9,6 @@ use crate::machine::warp::Wait;
 use crate::program::{Dst, Src};
 use crate::trap::{Check, Fault, Party};
 
-/// Executes a fence.
-///
-/// # Errors
-/// None of its own.
 pub fn fence(op: &Fence, cx: &mut Cx<'_, '_>) -> Result {
     match op {
         Fence::Memory { scope, acquire, release } => {
@@ -43,10 +39,6 @@ pub fn fence(op: &Fence, cx: &mut Cx<'_, '_>) -> Result {
     Ok(Flow::Next)
 }
 
-/// Executes a barrier.
-///
-/// # Errors
-/// A barrier number or count that is not valid, or does not agree with the other threads.
 pub fn barrier(op: &Barrier, cx: &mut Cx<'_, '_>) -> Result {
     match op {
         Barrier::Warp(mask) => Ok(match super::vote::members(cx, *mask)? {

@@ -93,10 +93,6 @@ fn class(format: Format, class: Class, bits: u64) -> bool {
     }
 }
 
-/// Executes an operation of this family.
-///
-/// # Errors
-/// None of its own.
 pub fn execute(op: &Float, cx: &mut Cx<'_, '_>) -> Result {
     let m = cx.m;
     match op {

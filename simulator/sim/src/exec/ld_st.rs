@@ -39,9 +39,6 @@ impl Cx<'_, '_> {
 }
 
 /// Executes a load or store.
-///
-/// # Errors
-/// Everything that can be wrong with one.
 pub fn execute(op: &Memory, cx: &mut Cx<'_, '_>) -> Result {
     match op {
         Memory::Load(a, ty, d, order) => load(cx, a, *ty, d, *order),
@@ -220,9 +217,6 @@ fn same_address(cx: &Cx<'_, '_>, a: &Addr, addresses: &[u64; 32], bytes: &Bytes,
 }
 
 /// Executes a warp-wide matrix move.
-///
-/// # Errors
-/// Everything that can be wrong with an access.
 pub fn matrix(op: &Matrix, cx: &mut Cx<'_, '_>) -> Result {
     if let Some(flow) = cx.aligned()? {
         return Ok(flow);

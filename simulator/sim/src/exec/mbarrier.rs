@@ -14,7 +14,6 @@ use crate::machine::step::Flow;
 use crate::machine::warp::{GroupKind, Wait};
 use crate::memory::{Place, Space, misaligned, place};
 use crate::program::{Dst, Src};
-use crate::semantics::Misuse;
 use crate::semantics::mbarrier::{Mbarrier, Outcome};
 use crate::trap::{Check, Fault, Party};
 use std::sync::Arc;
@@ -36,7 +35,6 @@ pub struct Use {
     pub by: (Actor, u32),
     /// By which of its lanes: by those, if by several, which did not know of each other.
     pub lanes: u32,
-    /// The instruction.
     pub pc: u32,
 }
 
@@ -56,11 +54,8 @@ impl MbarrierObject {
 /// Who has initialized an mbarrier.
 #[derive(Debug, Clone, Copy)]
 pub struct Initializer {
-    /// As which actor.
     pub actor: Actor,
-    /// Its clock then.
     pub clock: u32,
-    /// Which of its lanes.
     pub lane: usize,
 }
 
@@ -94,9 +89,6 @@ impl User {
 
 impl Cluster<'_> {
     /// The mbarrier at an offset of a CTA.
-    ///
-    /// # Errors
-    /// There is none, or its initialization is not ordered before, or not fenced.
     pub fn mbarrier(
         &mut self,
         rank: u32,
@@ -151,32 +143,26 @@ impl Cluster<'_> {
     }
 
     /// Bytes of an asynchronous copy have arrived: `complete_tx` on a barrier.
-    ///
-    /// # Errors
-    /// As [`mbarrier`](Cluster::mbarrier); a transaction count out of range.
     pub fn complete_tx(&mut self, rank: u32, offset: u32, bytes: u32, agent: &Agent) -> Result<()> {
         let view = Arc::new(agent.outcome());
         let launch = self.launch;
         let b = self.mbarrier(rank, offset, &User::of(agent, true))?;
         b.current.join(None, &view);
         let at = || launch.describe_shared(rank, offset);
-        let out = b.state.complete_tx(bytes).map_err(|m| Fault::from(m).at(at()))?;
+        let out = b.state.complete_tx(bytes).map_err(|f| f.at(at()))?;
         b.advance(out.barrier, out.completed);
         self.progress += 1;
         Ok(())
     }
 
     /// An asynchronous operation arrives at a barrier; `proxy` is whether through the async proxy.
-    ///
-    /// # Errors
-    /// As [`mbarrier`](Cluster::mbarrier); an arrival too many.
     pub fn async_arrive(&mut self, rank: u32, offset: u32, agent: &Agent, proxy: bool) -> Result<()> {
         let view = Arc::new(agent.outcome());
         let launch = self.launch;
         let b = self.mbarrier(rank, offset, &User::of(agent, proxy))?;
         b.current.join(None, &view);
         let at = || launch.describe_shared(rank, offset);
-        let out = b.state.arrive(1).map_err(|m| Fault::from(m).at(at()))?;
+        let out = b.state.arrive(1).map_err(|f| f.at(at()))?;
         b.advance(out.barrier, out.completed);
         self.progress += 1;
         Ok(())
@@ -184,9 +170,6 @@ impl Cluster<'_> {
 }
 
 /// The CTA and offset of an mbarrier operand.
-///
-/// # Errors
-/// An address that is not in shared memory, or misaligned.
 pub fn locate(space: Space, address: u64) -> std::result::Result<(u32, u32), Fault> {
     match place(space, address) {
         Place::Shared { rank, offset } if offset % 8 == 0 => Ok((rank, offset)),
@@ -217,10 +200,6 @@ impl Cx<'_, '_> {
     }
 }
 
-/// Executes an operation of this family.
-///
-/// # Errors
-/// Every misuse of a barrier.
 pub fn execute(op: &Mbar, cx: &mut Cx<'_, '_>) -> Result {
     match op {
         Mbar::Init(a, count) => init(cx, a, *count),
@@ -260,7 +239,7 @@ fn init(cx: &mut Cx<'_, '_>, a: &Addr, count: Src) -> Result {
             .party(Party { role: "mbarrier.init".into(), pc: Some(pc), cta: None, warp: None })
             .help("mbarrier.inval first"));
         }
-        let state = Mbarrier::init(counts[l]).map_err(|m| Fault::from(m).lane(l as u32))?;
+        let state = Mbarrier::init(counts[l]).map_err(|f| f.lane(l as u32))?;
         cx.write_lane(a.space, addresses[l], l, Kind::WRITE, &state.to_bits().to_le_bytes())?;
         let object = MbarrierObject {
             state,
@@ -313,7 +292,7 @@ fn change(
     operand: Src,
     to: Dst,
     arrival: Option<Arrival>,
-    f: impl Fn(Mbarrier, u32) -> std::result::Result<Outcome, Misuse>,
+    f: impl Fn(Mbarrier, u32) -> std::result::Result<Outcome, Fault>,
 ) -> Result {
     let addresses = cx.addresses(a);
     let n = cx.w.regs.r32(operand, cx.m);
@@ -336,7 +315,7 @@ fn change(
             let by = (cx.g.actor, arrival.as_ref().map_or(0, |arrival| arrival.clock));
             b.used(&user, Use { by, lanes: 1 << l, pc: cx.pc });
         }
-        let out = f(b.state, n[l]).map_err(|m| Fault::from(m).lane(l as u32).at(at()))?;
+        let out = f(b.state, n[l]).map_err(|f| f.lane(l as u32).at(at()))?;
         b.advance(out.barrier, out.completed);
         if let Some(arrival) = arrival.as_ref().filter(|_| rank as usize != cx.cta) {
             cx.cl.ctas[rank as usize].visits.insert(cx.g.actor, (arrival.clock, cx.pc));
@@ -450,7 +429,7 @@ fn copy_arrive(cx: &mut Cx<'_, '_>, a: &Addr, noinc: bool) -> Result {
         let user = cx.user(l);
         let b = cx.cl.mbarrier(rank, offset, &user).map_err(|f| f.lane(l as u32))?;
         if !noinc {
-            b.state = b.state.increment_pending().map_err(|m| Fault::from(m).lane(l as u32))?;
+            b.state = b.state.increment_pending().map_err(|f| f.lane(l as u32))?;
         }
         targets.push((rank, offset));
     }

@@ -32,13 +32,11 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// For one element type.
     pub fn new(element: Element) -> Decoder {
         let n = if element.bits() <= 8 { 1 << element.bits() } else { 0 };
         Decoder { element, table: (0..n).map(|c| element.decode(c)).collect() }
     }
 
-    /// The value of a code.
     #[inline]
     pub fn get(&self, code: u32) -> f32 {
         if self.table.is_empty() {
@@ -74,9 +72,6 @@ pub(super) fn gather(
 }
 
 /// Executes an `mma.sync`.
-///
-/// # Errors
-/// Selectors of scales that are not valid.
 pub fn execute(op: &Mma, cx: &mut Cx<'_, '_>) -> Result {
     if let Some(flow) = cx.aligned()? {
         return Ok(flow);

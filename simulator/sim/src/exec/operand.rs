@@ -12,11 +12,9 @@ use crate::semantics::smem_desc::{Major, SmemDesc};
 pub struct Matrix {
     /// CTA that holds it.
     pub rank: u32,
-    /// Its layout.
     pub desc: SmemDesc,
     /// Which dimension is contiguous.
     pub major: Major,
-    /// Element type.
     pub element: Element,
     /// 4- and 6-bit elements lie in groups of 16 padded to 16 bytes (`kind::f8f6f4`).
     pub padded: bool,
@@ -29,9 +27,6 @@ impl Matrix {
     }
 
     /// Rows `first..first + rows` (of M or N) over `k` elements, as `[row * k + kk]`, read by `agent`.
-    ///
-    /// # Errors
-    /// Bounds, races, missing fences, unwritten bytes.
     pub fn read(
         &self,
         cl: &mut Cluster<'_>,

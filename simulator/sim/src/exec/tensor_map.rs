@@ -9,10 +9,6 @@ use crate::machine::step::Flow;
 use crate::memory::place;
 use crate::tensor_map::replace;
 
-/// Executes an operation on a tensor map.
-///
-/// # Errors
-/// A bad address, bytes that are no tensor map, a value the field cannot have.
 pub fn execute(op: &TensorMapOp, cx: &mut Cx<'_, '_>) -> Result {
     let mut bytes = [0; 128];
     match op {

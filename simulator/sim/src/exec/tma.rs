@@ -13,16 +13,12 @@ use crate::machine::step::Flow;
 use crate::machine::warp::GroupKind;
 use crate::memory::{Place, place};
 use crate::program::Src;
-use crate::semantics::misuse::Misuse;
 use crate::semantics::reduce::{ReduceType, Reduction};
 use crate::semantics::tma::{Direction, Piece, TensorType, TiledTensor};
 use crate::tensor_map;
 use crate::trap::{Check, Fault};
 
 /// Executes a tensor copy.
-///
-/// # Errors
-/// A bad map, address or coordinate.
 pub fn execute(op: &Tensor, cx: &mut Cx<'_, '_>) -> Result {
     match op {
         Tensor::Load { .. } => load(op, cx),
@@ -49,7 +45,7 @@ enum Moved {
 
 impl Transfer {
     /// Where each part comes from and goes to.
-    fn pieces(&self, smem: u32, direction: Direction) -> std::result::Result<Vec<Piece>, Misuse> {
+    fn pieces(&self, smem: u32, direction: Direction) -> std::result::Result<Vec<Piece>, Fault> {
         let Transfer { tensor, coordinates, mode } = self;
         match mode {
             Moved::Tile => tensor.pieces(coordinates, smem, direction).map(Iterator::collect),
@@ -123,7 +119,7 @@ fn load(op: &Tensor, cx: &mut Cx<'_, '_>) -> Result {
             return Err(Fault::new(Check::Mbarrier, text).lane(l as u32));
         }
         // The plan is checked now, so that a bad destination is reported at the instruction.
-        transfer.pieces(offset, Direction::Load).map_err(|m| lane(m.into()))?;
+        transfer.pieces(offset, Direction::Load).map_err(lane)?;
         let agent = cx.agent_of(1 << l);
         let me = agent.clone();
         let job = move |cl: &mut Cluster<'_>| {
@@ -196,7 +192,7 @@ fn store(
     for (l, lanes, transfer) in stores {
         let lane = |f: Fault| f.lane(l as u32);
         let Place::Shared { rank, offset } = place(from.space, src[l]) else { continue };
-        transfer.pieces(offset, Direction::Store).map_err(|m| lane(m.into()))?;
+        transfer.pieces(offset, Direction::Store).map_err(lane)?;
         let reduce = match reduce {
             Some((op, _, n)) => match element(transfer.tensor.ty) {
                 Some(ty) => Some((op, operated(op, ty), n)),

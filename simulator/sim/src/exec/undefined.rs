@@ -119,7 +119,7 @@ fn arith(op: &Arith) -> (Spread, Vec<Src>, Vec<Src>) {
         Arith::Set(_, _, _, s, with, _) => {
             (Spread::Whole(64), s.iter().copied().chain(with.map(|(_, p)| p)).collect(), Vec::new())
         }
-        Arith::Select(_, _, s, p) => (Spread::Bits, s.to_vec(), vec![*p]),
+        Arith::Select(_, s, p) => (Spread::Bits, s.to_vec(), vec![*p]),
         Arith::SignSelect(_, _, s, by, ..) => (Spread::Bits, s.to_vec(), vec![*by]),
     }
 }
@@ -209,9 +209,6 @@ impl Spread {
 }
 
 /// Completes an instruction that has computed with undefined bits; in `unsure` lanes its guard is undefined.
-///
-/// # Errors
-/// What the instruction's own are.
 pub fn settle(op: &Op, cx: &mut Cx<'_, '_>, unsure: u32) -> Result<()> {
     let pc = cx.pc;
     let (reads, writes) = cx.w.regs.take_aside();
@@ -258,9 +255,6 @@ pub fn any_operand(op: &Mma, cx: &Cx<'_, '_>) -> bool {
 }
 
 /// The undefined bits of the registers of D: those in a row of A, or a column of B, or under an element of C, that has any.
-///
-/// # Errors
-/// Selectors of scales that are not valid.
 pub fn product(op: &Mma, cx: &mut Cx<'_, '_>) -> Result<Vec<Shadow>> {
     let pc = cx.pc;
     let [m, n, _] = op.shape;
@@ -344,9 +338,6 @@ impl Launch<'_> {
 impl Cluster<'_> {
     /// What is undefined of shared memory that a thread reads, which [`touch_shared`](Cluster::touch_shared) has just
     /// complained of.
-    ///
-    /// # Errors
-    /// Races and missing fences that it has not come to.
     #[cold]
     pub(super) fn hole_in_shared(
         &mut self,

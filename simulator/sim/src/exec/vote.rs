@@ -13,9 +13,6 @@ use crate::trap::{Check, Fault};
 ///
 /// Lanes of different masks (tiles of a warp) may execute together; if members of some are missing, lanes with
 /// the first mask go on alone. `Err` is what to do while members are missing.
-///
-/// # Errors
-/// A member mask that lacks an executing lane.
 pub fn members(cx: &mut Cx<'_, '_>, mask: Src) -> Result<std::result::Result<[u32; 32], Flow>> {
     let masks = cx.w.regs.r32(mask, cx.m);
     let first = masks[cx.first_lane() as usize];
@@ -40,10 +37,6 @@ pub fn members(cx: &mut Cx<'_, '_>, mask: Src) -> Result<std::result::Result<[u3
     })
 }
 
-/// Executes an operation of this family.
-///
-/// # Errors
-/// A member mask that lacks an executing lane.
 pub fn execute(op: &Vote, cx: &mut Cx<'_, '_>) -> Result {
     let mask = match op {
         Vote::Shuffle(.., s) => Some(s[3]),
@@ -89,7 +82,7 @@ pub fn execute(op: &Vote, cx: &mut Cx<'_, '_>) -> Result {
         }
         Vote::Ballot(mode, d, p, _) => {
             let p = cx.w.regs.pred(*p, m);
-            if *mode == Ballot::Ballot {
+            if *mode == Ballot::Mask {
                 cx.w.regs.w32(*d, m, &all.map(|all| p & all));
                 return Ok(Flow::Next);
             }

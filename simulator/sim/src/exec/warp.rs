@@ -57,9 +57,6 @@ fn runs(mut mask: u32, addresses: &[u64; 32], bytes: usize) -> impl Iterator<Ite
 
 impl Cx<'_, '_> {
     /// Reads `bytes` bytes for every active lane. Returns the lanes that read undefined bytes.
-    ///
-    /// # Errors
-    /// Everything else that can be wrong with a read.
     pub fn load_warp(
         &mut self,
         space: Space,
@@ -87,9 +84,6 @@ impl Cx<'_, '_> {
     }
 
     /// Writes `bytes` bytes for every active lane, those in `holes` undefined.
-    ///
-    /// # Errors
-    /// Everything that can be wrong with a write; undefined bytes in memory that others see.
     pub fn store_warp(
         &mut self,
         space: Space,

@@ -20,10 +20,6 @@ use crate::semantics::smem_desc::SmemDesc;
 use crate::trap::{Check, Fault, Party};
 use std::sync::Arc;
 
-/// Executes an operation of this family.
-///
-/// # Errors
-/// Bad descriptors, missing fences, registers in flight.
 pub fn execute(op: &Wgmma, cx: &mut Cx<'_, '_>) -> Result {
     if let Some(flow) = cx.aligned()? {
         return Ok(flow);

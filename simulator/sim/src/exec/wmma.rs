@@ -14,10 +14,6 @@ use crate::semantics::float::F16;
 use crate::semantics::fragment::{elements_per_lane, wmma_a, wmma_b, wmma_c};
 use crate::semantics::instr_desc::Accumulator;
 
-/// Executes a `wmma`.
-///
-/// # Errors
-/// Everything that can be wrong with an access.
 pub fn execute(op: &Wmma, cx: &mut Cx<'_, '_>) -> Result {
     if let Some(flow) = cx.aligned()? {
         return Ok(flow);

@@ -17,11 +17,8 @@ pub struct Agent {
     pub cta: u32,
     /// Warp of the CTA.
     pub warp: u32,
-    /// The instruction.
     pub pc: u32,
-    /// Actor of the operation.
     pub actor: Actor,
-    /// Its clock.
     pub clock: u32,
     /// What the issuer knew.
     pub view: Arc<View>,
@@ -127,10 +124,5 @@ impl Engine {
             .filter(|p| p.agent.cta == cta && !p.outlives)
             .min_by_key(|p| p.seq)
             .map(|p| &p.agent)
-    }
-
-    /// Whether nothing is in flight.
-    pub fn is_empty(&self) -> bool {
-        self.queue.is_empty()
     }
 }

@@ -5,13 +5,9 @@ use crate::program::Special;
 /// What special registers read.
 #[derive(Debug, Default, Clone)]
 pub struct Ids {
-    /// `%tid`
     pub tid: [[u32; 32]; 3],
-    /// `%ntid`
     pub ntid: [u32; 3],
-    /// `%ctaid`
     pub ctaid: [u32; 3],
-    /// `%nctaid`
     pub nctaid: [u32; 3],
     /// CTAs of a cluster.
     pub cluster: [u32; 3],

@@ -9,15 +9,11 @@ use super::float::{BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, Format, TF32, decode
 /// The type of an element of A or B.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Element {
-    /// `.f16`.
     F16,
-    /// `.bf16`.
     Bf16,
     /// `.tf32`: 32 bits, the low 13 ignored.
     Tf32,
-    /// `.e4m3`.
     E4m3,
-    /// `.e5m2`.
     E5m2,
     /// `.e2m3`, six bits.
     E2m3,
@@ -25,18 +21,13 @@ pub enum Element {
     E3m2,
     /// `.e2m1`, four bits.
     E2m1,
-    /// `.s8`.
     S8,
-    /// `.u8`.
     U8,
-    /// `.s4`.
     S4,
-    /// `.u4`.
     U4,
 }
 
 impl Element {
-    /// Bits of one element.
     #[inline]
     pub const fn bits(self) -> u32 {
         match self {

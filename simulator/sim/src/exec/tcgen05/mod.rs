@@ -153,10 +153,6 @@ impl Cx<'_, '_> {
     }
 }
 
-/// Executes an operation of this family.
-///
-/// # Errors
-/// Every misuse of tensor memory and the tensor core.
 pub fn execute(op: &Tcgen05, cx: &mut Cx<'_, '_>) -> Result {
     let whole_warp = !matches!(
         op,

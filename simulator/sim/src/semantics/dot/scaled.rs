@@ -11,9 +11,7 @@ const FRACTION_BITS: i32 = 35;
 /// Block scales, decoded: `a[row * blocks + block]`, `b[col * blocks + block]`.
 #[derive(Debug, Clone, Copy)]
 pub struct BlockScales<'s> {
-    /// Scales of A.
     pub a: &'s [f32],
-    /// Scales of B.
     pub b: &'s [f32],
     /// Scales per row: `k` over the block size.
     pub blocks: usize,

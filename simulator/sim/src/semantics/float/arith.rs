@@ -96,7 +96,6 @@ pub struct MinMax {
     pub abs: bool,
     /// `.xorsign` (with `.abs`): the result takes the XOR of the operands' signs.
     pub xorsign: bool,
-    /// `.ftz`.
     pub ftz: bool,
 }
 

@@ -13,8 +13,9 @@
 
 mod rows;
 
-use super::misuse::{Misuse, require};
+use super::misuse::{not_modelled, require};
 use super::swizzle::Swizzle;
+use crate::trap::Fault;
 pub use rows::Bounds;
 
 /// `CUtensorMapDataType`.
@@ -72,7 +73,6 @@ impl TensorType {
 /// What fills elements outside the tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Fill {
-    /// Zeros.
     Zero,
     /// The special NaN of `NAN_REQUEST_ZERO_FMA`.
     Nan,
@@ -82,7 +82,6 @@ pub enum Fill {
 /// ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TiledTensor {
-    /// Element type.
     pub ty: TensorType,
     /// Number of dimensions, 1 to 5.
     pub rank: usize,
@@ -144,7 +143,7 @@ impl TiledTensor {
     /// # Errors
     /// A field out of its range or misaligned; padded sub-byte types, rounding and flushing types, and NaN fill
     /// (not modelled).
-    pub fn check(&self) -> Result<(), Misuse> {
+    pub fn check(&self) -> Result<(), Fault> {
         let field = |holds, field, found: u64, rule| require(holds, WHAT, field, found, rule);
         field((1..=5).contains(&self.rank), "rank", self.rank as u64, "it is 1 to 5")?;
         field(self.base.is_multiple_of(16), "global address", self.base, "it is a multiple of 16")?;
@@ -170,7 +169,6 @@ impl TiledTensor {
                 "4-bit types need an even one",
             )?;
         }
-        let not_modelled = |field, found, rule| Err(Misuse::NotModelled { what: WHAT, field, found, rule });
         if matches!(
             self.ty,
             TensorType::U4Align16
@@ -179,14 +177,11 @@ impl TiledTensor {
                 | TensorType::Tf32
                 | TensorType::Tf32Ftz
         ) {
-            return not_modelled(
-                "data type",
-                self.ty as u64,
-                "types copied bit for bit: 0 to 9 and 16U4_ALIGN8B",
-            );
+            let rule = "types copied bit for bit: 0 to 9 and 16U4_ALIGN8B";
+            return Err(not_modelled(WHAT, "data type", self.ty as u64, rule));
         }
         if self.fill == Fill::Nan {
-            return not_modelled("out-of-bound fill", 1, "zero fill");
+            return Err(not_modelled(WHAT, "out-of-bound fill", 1, "zero fill"));
         }
         if self.swizzle != Swizzle::None {
             let (row, span) = (row_bits / 8, self.swizzle.span() as u64);
@@ -231,7 +226,7 @@ impl TiledTensor {
     /// # Errors
     /// A misaligned shared address; a box that does not start on a whole 16 bytes of the innermost dimension, where an
     /// H100 stops with an illegal instruction; for stores, a negative coordinate.
-    pub fn pieces(&self, coordinates: &[i32], smem: u32, direction: Direction) -> Result<Pieces<'_>, Misuse> {
+    pub fn pieces(&self, coordinates: &[i32], smem: u32, direction: Direction) -> Result<Pieces<'_>, Fault> {
         let given = coordinates.len();
         require(
             given == self.rank,
@@ -270,13 +265,13 @@ impl TiledTensor {
     }
 
     /// A copy says im2col if and only if its map does.
-    fn check_mode(&self, im2col: bool) -> Result<(), Misuse> {
+    fn check_mode(&self, im2col: bool) -> Result<(), Fault> {
         let found = u64::from(self.bounds.is_some());
         require(self.bounds.is_some() == im2col, WHAT, "mode", found, "that of the copy: 0 tiled, 1 im2col")
     }
 
     /// What all rows of a copy have in common.
-    fn walk(&self, first: i32, smem: u32, direction: Direction) -> Result<Walk, Misuse> {
+    fn walk(&self, first: i32, smem: u32, direction: Direction) -> Result<Walk, Fault> {
         // 128 bytes is the rule of the CUDA programming guide; atoms of 32 and 64 bytes are within it.
         require(
             smem.is_multiple_of(128),

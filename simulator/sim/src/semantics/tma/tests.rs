@@ -119,7 +119,7 @@ fn malformed_maps_and_operands_name_the_field() {
     let good = matrix(TensorType::F16, [64, 64], 128, [64, 8], Swizzle::B128);
     good.check().unwrap();
     let fails = |t: TiledTensor, text: &str| {
-        let message = t.check().unwrap_err().to_string();
+        let message = t.check().unwrap_err().message;
         assert!(message.contains(text), "{message}");
     };
     fails(TiledTensor { rank: 0, ..good }, "tensor map: rank is 0x0, but it is 1 to 5");
@@ -134,8 +134,8 @@ fn malformed_maps_and_operands_name_the_field() {
     fails(TiledTensor { ty: TensorType::Tf32, box_dims: [32, 8, 0, 0, 0], ..good }, "data type 0xb");
     let odd = matrix(TensorType::U4Align8, [255, 4], 128, [256, 4], Swizzle::None);
     fails(odd, "globalDim[0]");
-    let operand = |r: Result<Pieces<'_>, Misuse>, text: &str| {
-        let message = r.unwrap_err().to_string();
+    let operand = |r: Result<Pieces<'_>, Fault>, text: &str| {
+        let message = r.unwrap_err().message;
         assert!(message.contains(text), "{message}");
     };
     operand(good.pieces(&[0], 0, Direction::Load), "coordinates is 0x1");
