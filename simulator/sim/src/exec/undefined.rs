@@ -10,7 +10,7 @@ use crate::decode::Op;
 use crate::decode::arith::{Arith, Comparison, Int1, Int2, Int3, Part};
 use crate::decode::convert::{Convert, Number};
 use crate::decode::float::Float;
-use crate::decode::mma::{Kind, Mma};
+use crate::decode::mma::Mma;
 use crate::machine::cluster::Cluster;
 use crate::machine::grid::Launch;
 use crate::machine::regs::{Aside, Shadow};
@@ -258,7 +258,7 @@ pub fn any_operand(op: &Mma, cx: &Cx<'_, '_>) -> bool {
 pub fn product(op: &Mma, cx: &mut Cx<'_, '_>) -> Result<Vec<Shadow>> {
     let pc = cx.pc;
     let [m, n, _] = op.shape;
-    let bits = if op.kind == Kind::Double { 64 } else { op.container };
+    let bits = op.container;
     let per = (32 / bits).max(1);
     let mut rows: Vec<Option<Origin>> = vec![None; m as usize];
     let mut columns: Vec<Option<Origin>> = vec![None; n as usize];
@@ -291,8 +291,8 @@ pub fn product(op: &Mma, cx: &mut Cx<'_, '_>) -> Result<Vec<Shadow>> {
             }
         }
     }
-    let half = op.kind == Kind::Float(Accumulator::F16);
-    let (width, packed) = if half { (16, 2) } else { (bits.max(32), 1) };
+    let width = op.sums.map_or(64, Accumulator::bits);
+    let packed = (32 / width).max(1);
     let c: Vec<Shadow> = op.c.iter().map(|c| cx.w.regs.shadow(*c, pc)).collect();
     let mut out = vec![Shadow::default(); op.d.len()];
     for (r, out) in out.iter_mut().enumerate() {

@@ -78,6 +78,14 @@ pub enum Scale {
 }
 
 impl Scale {
+    /// The exponent of the smallest normal number.
+    pub const fn min_exponent(self) -> i32 {
+        match self {
+            Scale::Ue4m3 => -6,
+            Scale::Ue8m0 => -127,
+        }
+    }
+
     /// The multiplier a code stands for, exact; NaN for the NaN code.
     #[inline]
     pub fn decode(self, code: u8) -> f32 {

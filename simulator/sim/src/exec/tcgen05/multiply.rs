@@ -1,6 +1,6 @@
 //! `tcgen05.mma`.
 
-use super::super::mma::{Decoder, min_exponent, width};
+use super::super::mma::{Decoder, width};
 use super::super::operand::Matrix;
 use super::super::{Cx, Result};
 use super::TensorWho;
@@ -9,9 +9,9 @@ use crate::decode::tcgen05::{A, Multiply};
 use crate::machine::cluster::Cluster;
 use crate::machine::engine::Agent;
 use crate::machine::step::Flow;
-use crate::semantics::dot::{BlockScales, Family, Model, Shape, multiply, multiply_i32, multiply_scaled};
-use crate::semantics::float::F16;
-use crate::semantics::instr_desc::{Accumulator, InstrDesc, Kind as MmaKind};
+use crate::semantics::dot::{BlockScales, Family, Product, Shape};
+use crate::semantics::element::Scale;
+use crate::semantics::instr_desc::{InstrDesc, Kind as MmaKind};
 use crate::semantics::smem_desc::{Major, SmemDesc, check_tcgen05_layout};
 use crate::semantics::tcgen05::{Cell, DataPath, operand_rows, scale, scale_b_half};
 use crate::trap::{Check, Fault};
@@ -143,35 +143,22 @@ fn carry_out(w: &Work, cl: &mut Cluster<'_>, me: &Agent, who: &TensorWho) -> Res
         })
         .collect();
     let generation = cl.launch.kernel.generation;
-    let new: Vec<u32> = if w.desc.d == Accumulator::S32 {
-        let mut c: Vec<i32> = old.iter().map(|&x| x as i32).collect();
-        multiply_i32(shape, &a, &b, &mut c, w.desc.saturate);
-        c.into_iter().map(|x| x as u32).collect()
-    } else {
-        let half = w.desc.d == Accumulator::F16;
-        let factor = 2f32.powi(-(w.op.scale_d as i32));
-        let decode = |x: u32| if half { F16.decode(u64::from(x & 0xffff)) as f32 } else { f32::from_bits(x) };
-        let mut c: Vec<f32> = old.iter().map(|&x| decode(x) * factor).collect();
-        let model = Model::new(generation, Family::Tcgen05, w.desc.a, w.desc.d, shape.k);
-        match w.scales {
-            None => multiply(&model, shape, &a, &b, &mut c),
-            Some((sfa, sfb, vec)) => {
-                let scale_a = scale_factors(w, cl, who, (sfa, true), vec)?;
-                let scale_b = scale_factors(w, cl, who, (sfb, false), vec)?;
-                let ty = w.desc.scale.map_or(-127, min_exponent);
-                let scales = BlockScales { a: &scale_a, b: &scale_b, blocks: vec as usize, min_exponent: ty };
-                multiply_scaled(&model, shape, &a, &b, scales, &mut c);
-            }
-        }
-        let encode = |x: f32| {
-            if half {
-                F16.encode(x.into(), Default::default(), Default::default()) as u32
-            } else {
-                x.to_bits()
-            }
-        };
-        c.into_iter().map(encode).collect()
+    let factors = match w.scales {
+        None => None,
+        Some((a, b, vec)) => Some((
+            scale_factors(w, cl, who, (a, true), vec)?,
+            scale_factors(w, cl, who, (b, false), vec)?,
+            vec,
+        )),
     };
+    let scales = factors.as_ref().map(|(a, b, vec)| {
+        let min_exponent = w.desc.scale.map_or(-127, Scale::min_exponent);
+        BlockScales { a, b, blocks: *vec as usize, min_exponent }
+    });
+    let (element, c, d) = (w.desc.a, w.desc.d, w.desc.d);
+    let (family, saturate, halved) = (Family::Tcgen05, w.desc.saturate, w.op.scale_d);
+    let product = Product { generation, family, shape, element, c, d, saturate, halved, scales };
+    let new = product.of(&a, &b, &old);
     for (i, value) in new.into_iter().enumerate() {
         let (row, col) = (i as u32 / n, i as u32 % n);
         let (rank, cell) = place(row, col);

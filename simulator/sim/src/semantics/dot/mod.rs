@@ -1,10 +1,9 @@
 //! What tensor cores compute: D = A·B + C, to the bit as far as it is publicly known.
 //!
 //! Flow: `exec/{mma,wgmma,tcgen05}` decodes A and B once per instruction into slices of f32 (exact for every
-//! type, see [`Element::decode`]), negates them if the instruction says so, picks a [`Model`], and calls
-//! [`multiply`], [`multiply_scaled`], [`multiply_i32`] or [`multiply_f64`]. Layouts: `a[row * k + kk]`,
-//! `b[col * k + kk]` (both K-contiguous), `c[row * n + col]`, updated in place; zeros in C when the instruction
-//! does not accumulate.
+//! type, see [`Element::decode`]), negates them if the instruction says so, and asks a [`Product`], or [`multiply_f64`].
+//! Layouts: `a[row * k + kk]`, `b[col * k + kk]` (both K-contiguous), `c[row * n + col]`; zeros in C when the
+//! instruction does not accumulate.
 //!
 //! # What is assumed
 //! The ISA promises only exact products and "at least single precision" accumulation in an unspecified order
@@ -38,11 +37,16 @@
 
 mod fused;
 mod integer;
+mod product;
 mod scaled;
 
-pub use fused::multiply;
-pub use integer::{multiply_f64, multiply_i32};
-pub use scaled::{BlockScales, multiply_scaled};
+pub use integer::multiply_f64;
+pub use product::Product;
+pub use scaled::BlockScales;
+
+use fused::multiply;
+use integer::multiply_i32;
+use scaled::multiply_scaled;
 
 use super::element::Element;
 use super::float::{F16, F32, Format, Round, Specials};

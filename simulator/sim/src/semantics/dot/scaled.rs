@@ -15,7 +15,7 @@ pub struct BlockScales<'s> {
     pub b: &'s [f32],
     /// Scales per row: `k` over the block size.
     pub blocks: usize,
-    /// The smallest exponent of the scale type: -6 for ue4m3, -127 for ue8m0.
+    /// [`Scale::min_exponent`](crate::semantics::element::Scale::min_exponent) of their type.
     pub min_exponent: i32,
 }
 
