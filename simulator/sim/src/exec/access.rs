@@ -184,42 +184,56 @@ impl<'a> Cluster<'a> {
         fault.at(at(self.launch))
     }
 
-    /// Reads shared memory for an asynchronous operation.
-    pub fn async_read_shared(
-        &mut self,
-        rank: u32,
-        offset: u32,
-        out: &mut [u8],
-        agent: &Agent,
-    ) -> Result<(), Fault> {
-        self.touch_shared(rank, offset, out.len() as u32, Kind::PROXY_READ, agent.who())?;
-        out.copy_from_slice(self.ctas[rank as usize].shared.slice(rank, offset, out.len())?);
-        Ok(())
+    /// Checks an access of threads or asynchronous operations to memory that others see.
+    #[inline]
+    pub fn touch(&mut self, at: Place, len: usize, kind: Kind, who: Who<'_>) -> Result<(), Fault> {
+        match at {
+            Place::Global(address) => self.touch_global(address, len as u64, kind, who),
+            Place::Shared { rank, offset } => self.touch_shared(rank, offset, len as u32, kind, who),
+            other => {
+                Err(Fault::new(Check::Illegal, "a bulk copy is between global and shared memory").at(other))
+            }
+        }
     }
 
-    /// Writes shared memory for an asynchronous operation.
-    pub fn async_write_shared(
-        &mut self,
-        rank: u32,
-        offset: u32,
-        src: &[u8],
-        agent: &Agent,
-    ) -> Result<(), Fault> {
-        self.touch_shared(rank, offset, src.len() as u32, Kind::PROXY_WRITE, agent.who())?;
-        self.ctas[rank as usize].shared.slice_mut(rank, offset, src.len())?.copy_from_slice(src);
-        Ok(())
+    /// The bytes of memory that [`touch`](Cluster::touch) has found allowed.
+    #[inline]
+    pub fn read_at(&self, at: Place, out: &mut [u8]) -> Result<(), Fault> {
+        match at {
+            Place::Global(address) => self.launch.global.read(address, out),
+            Place::Shared { rank, offset } => {
+                let nowhere = || outside(at, out.len() as u64, "a cluster of fewer CTAs", 0);
+                let cta = self.ctas.get(rank as usize).ok_or_else(nowhere)?;
+                out.copy_from_slice(cta.shared.slice(rank, offset, out.len())?);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
     }
 
-    /// Reads global memory for an asynchronous operation.
-    pub fn async_read_global(&mut self, address: u64, out: &mut [u8], agent: &Agent) -> Result<(), Fault> {
-        self.touch_global(address, out.len() as u64, Kind::PROXY_READ, agent.who())?;
-        self.launch.global.read(address, out)
+    /// Changes memory that [`touch`](Cluster::touch) has found allowed.
+    #[inline]
+    pub fn write_at(&mut self, at: Place, src: &[u8]) -> Result<(), Fault> {
+        match at {
+            Place::Global(address) => self.launch.global.write(address, src),
+            Place::Shared { rank, offset } => {
+                self.ctas[rank as usize].shared.slice_mut(rank, offset, src.len())?.copy_from_slice(src);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
     }
 
-    /// Writes global memory for an asynchronous operation.
-    pub fn async_write_global(&mut self, address: u64, src: &[u8], agent: &Agent) -> Result<(), Fault> {
-        self.touch_global(address, src.len() as u64, Kind::PROXY_WRITE, agent.who())?;
-        self.launch.global.write(address, src)
+    /// Reads for an asynchronous operation.
+    pub fn async_read(&mut self, at: Place, out: &mut [u8], agent: &Agent) -> Result<(), Fault> {
+        self.touch(at, out.len(), Kind::PROXY_READ, agent.who())?;
+        self.read_at(at, out)
+    }
+
+    /// Writes for an asynchronous operation.
+    pub fn async_write(&mut self, at: Place, src: &[u8], agent: &Agent) -> Result<(), Fault> {
+        self.touch(at, src.len(), Kind::PROXY_WRITE, agent.who())?;
+        self.write_at(at, src)
     }
 }
 
@@ -316,23 +330,17 @@ impl Cx<'_, '_> {
         };
         let launch = self.cl.launch;
         match at {
-            Place::Global(a) => {
-                self.w.note(self.g, 1 << lane, false);
-                let view = self.g.known.of(lane);
-                self.cl.touch_global(a, n as u64, kind, self.who(&view, self.lanes(lane)))?;
-                launch.global.read(a, out)?;
-            }
-            Place::Shared { rank, offset } => {
+            Place::Global(_) | Place::Shared { .. } => {
                 self.w.note(self.g, 1 << lane, false);
                 let view = self.g.known.of(lane);
                 let who = self.who(&view, self.lanes(lane));
-                let hole = match self.cl.touch_shared(rank, offset, n as u32, kind, who) {
-                    Err(fault) if fault.check == Check::Uninit => {
+                let hole = match (self.cl.touch(at, n, kind, who), at) {
+                    (Err(fault), Place::Shared { rank, offset }) if fault.check == Check::Uninit => {
                         self.cl.hole_in_shared(rank, offset, n as u32, kind, who)?
                     }
-                    result => result.map(|()| None)?,
+                    (result, _) => result.map(|()| None)?,
                 };
-                out.copy_from_slice(self.cl.ctas[rank as usize].shared.slice(rank, offset, n)?);
+                self.cl.read_at(at, out)?;
                 return Ok(hole);
             }
             Place::Local(o) => {
@@ -393,35 +401,19 @@ impl Cx<'_, '_> {
     fn write(&mut self, at: Place, lane: usize, kind: Kind, src: &[u8]) -> Result<(), Fault> {
         let n = src.len();
         match at {
-            Place::Global(a) => {
+            Place::Global(_) | Place::Shared { .. } => {
                 self.w.note(self.g, 1 << lane, true);
                 let view = self.g.known.of(lane);
                 let who = self.who(&view, self.lanes(lane));
                 // Threads that store one value to one place are common: only differing values are a race.
-                if let Err(fault) = self.cl.touch_global(a, n as u64, kind, who) {
-                    let mut old = [0; 128];
-                    let old = &mut old[..n.min(128)];
-                    if self.cl.launch.global.read(a, old).is_err() || old != src {
+                if let Err(fault) = self.cl.touch(at, n, kind, who) {
+                    let mut old = vec![0; n];
+                    if self.cl.read_at(at, &mut old).is_err() || old != src {
                         return Err(fault);
                     }
-                    self.cl.touch_global(a, n as u64, kind.same(), who)?;
+                    self.cl.touch(at, n, kind.same(), who)?;
                 }
-                self.cl.launch.global.write(a, src)
-            }
-            Place::Shared { rank, offset } => {
-                self.w.note(self.g, 1 << lane, true);
-                let view = self.g.known.of(lane);
-                let who = self.who(&view, self.lanes(lane));
-                if let Err(fault) = self.cl.touch_shared(rank, offset, n as u32, kind, who) {
-                    let there = self.cl.ctas.get_mut(rank as usize);
-                    let old = there.and_then(|cta| cta.shared.slice(rank, offset, n).ok());
-                    if old.is_none_or(|old| old != src) {
-                        return Err(fault);
-                    }
-                    self.cl.touch_shared(rank, offset, n as u32, kind.same(), who)?;
-                }
-                self.cl.ctas[rank as usize].shared.slice_mut(rank, offset, n)?.copy_from_slice(src);
-                Ok(())
+                self.cl.write_at(at, src)
             }
             Place::Local(o) => {
                 self.w.local.slice(lane, o, n, at)?.copy_from_slice(src);

@@ -435,43 +435,28 @@ fn copy_arrive(cx: &mut Cx<'_, '_>, a: &Addr, noinc: bool) -> Result {
     }
     let before = cx.w.async_groups.all(GroupKind::CpAsync, cx.m);
     let agent = cx.cl.agent(cx.cta, cx.w, cx.g, cx.m);
-    let due = cx.cl.due();
-    cx.cl.arrive_after(before, targets, (agent, cx.m), due);
+    cx.cl.arrive_after(before, targets, (agent, cx.m));
     Ok(Flow::Next)
 }
 
 impl Cluster<'_> {
     /// Arrives at `targets` once every operation of `before` is complete, looking again every few instructions.
-    fn arrive_after(
-        &mut self,
-        before: Vec<u64>,
-        targets: Vec<(u32, u32)>,
-        (agent, lanes): (Agent, u32),
-        due: u64,
-    ) {
-        let me = agent.clone();
-        let job = move |cl: &mut Cluster<'_>| {
-            let mut me = me;
+    fn arrive_after(&mut self, before: Vec<u64>, targets: Vec<(u32, u32)>, (agent, lanes): (Agent, u32)) {
+        self.later(agent, move |cl, me| {
+            let mut me = me.clone();
             let left: Vec<u64> =
                 before.into_iter().filter(|op| cl.ops.get(op).is_some_and(|s| !s.done)).collect();
             if !left.is_empty() {
                 cl.progress -= 1;
-                let due = cl.due();
-                cl.arrive_after(left, targets, (me, lanes), due);
+                cl.arrive_after(left, targets, (me, lanes));
                 return Ok(());
             }
             // Earlier copies are part of what the arrival carries.
-            let known: Vec<_> = cl
-                .ops
-                .values()
-                .filter(|s| s.done && s.owner == (me.cta, me.warp))
-                .map(|s| s.view.clone())
-                .collect();
             let view = Arc::make_mut(&mut me.view);
-            known.iter().for_each(|v| view.join(v));
+            let mine = cl.ops.values().filter(|s| s.done && s.owner == (me.cta, me.warp));
+            mine.for_each(|s| view.join(&s.view));
             view.settle(lanes);
             targets.into_iter().try_for_each(|(rank, offset)| cl.async_arrive(rank, offset, &me, false))
-        };
-        self.engine.push(due, agent, Box::new(job));
+        });
     }
 }

@@ -4,6 +4,7 @@ use super::Result;
 use super::mma::Decoder;
 use crate::machine::cluster::Cluster;
 use crate::machine::engine::Agent;
+use crate::memory::Place;
 use crate::semantics::element::Element;
 use crate::semantics::smem_desc::{Major, SmemDesc};
 
@@ -52,7 +53,7 @@ impl Matrix {
                     Major::K => self.desc.k_major(first + line, c),
                     Major::Mn => self.desc.mn_major(first / per + c, line),
                 };
-                cl.async_read_shared(self.rank, address, &mut chunk, agent)?;
+                cl.async_read(Place::Shared { rank: self.rank, offset: address }, &mut chunk, agent)?;
                 let word = u128::from_le_bytes(chunk);
                 for e in 0..per.min(along - c * per) {
                     let value = decoder.get((word >> (e * bits)) as u32 & mask);

@@ -1,14 +1,12 @@
 //! Copies through a tensor map: `semantics::tma` plans the pieces, this moves them.
 
-use super::copy::{apply, destinations};
+use super::copy::destinations;
 use super::mbarrier::locate;
 use super::{Cx, Result, lanes};
 use crate::check::shadow::Kind;
 use crate::decode::copy::Reduce;
-use crate::decode::operand::{Addr, Scope};
+use crate::decode::operand::Addr;
 use crate::decode::tma::{Mode, Tensor};
-use crate::machine::cluster::Cluster;
-use crate::machine::engine::{Agent, Job};
 use crate::machine::step::Flow;
 use crate::machine::warp::GroupKind;
 use crate::memory::{Place, place};
@@ -121,26 +119,23 @@ fn load(op: &Tensor, cx: &mut Cx<'_, '_>) -> Result {
         // The plan is checked now, so that a bad destination is reported at the instruction.
         transfer.pieces(offset, Direction::Load).map_err(lane)?;
         let agent = cx.agent_of(1 << l);
-        let me = agent.clone();
-        let job = move |cl: &mut Cluster<'_>| {
+        cx.cl.later(agent, move |cl, me| {
             let mut buffer = Vec::new();
             for piece in transfer.pieces(offset, Direction::Load)? {
                 buffer.clear();
                 buffer.resize(piece.bytes as usize, 0);
                 if let Some(from) = piece.global {
-                    cl.async_read_global(from, &mut buffer, &me)?;
+                    cl.async_read(Place::Global(from), &mut buffer, me)?;
                 }
                 for &(rank, _) in &targets {
-                    cl.async_write_shared(rank, piece.smem, &buffer, &me)?;
+                    cl.async_write(Place::Shared { rank, offset: piece.smem }, &buffer, me)?;
                 }
             }
             for (_, rank) in targets {
-                cl.complete_tx(rank, signal, transfer.bytes(), &me)?;
+                cl.complete_tx(rank, signal, transfer.bytes(), me)?;
             }
             Ok(())
-        };
-        let due = cx.cl.due();
-        cx.cl.engine.push(due, agent, Box::new(job));
+        });
     }
     Ok(Flow::Next)
 }
@@ -206,50 +201,23 @@ fn store(
         let agent = cx.agent_of(lanes);
         let op = cx.cl.start_op(&agent, lanes);
         cx.w.async_groups.start(GroupKind::Bulk, lanes, op);
-        let me = agent.clone();
-        let job = move |cl: &mut Cluster<'_>| {
+        cx.cl.later_store(agent, move |cl, me| {
             let mut pieces = Vec::new();
             for piece in transfer.pieces(offset, Direction::Store)? {
                 let mut bytes = vec![0; piece.bytes as usize];
-                cl.async_read_shared(rank, piece.smem, &mut bytes, &me)?;
-                pieces.extend(piece.global.map(|at| (at, bytes)));
+                cl.async_read(Place::Shared { rank, offset: piece.smem }, &mut bytes, me)?;
+                pieces.extend(piece.global.map(|at| (Place::Global(at), bytes)));
             }
             cl.finish_op(op, false);
-            let agent = me.clone();
-            let write = move |cl: &mut Cluster<'_>| {
+            cl.write_later(me.clone(), (true, reduce.is_some()), move |cl, me| {
                 for (at, bytes) in pieces {
-                    write_piece(cl, at, &bytes, reduce, &me)?;
+                    cl.async_reduce(at, &bytes, reduce, u16::MAX, me)?;
                 }
                 cl.finish_op(op, true);
                 Ok(())
-            };
-            let due = cl.due();
-            let again = agent.clone();
-            let job: Job = if reduce.is_some() {
-                Box::new(move |cl: &mut Cluster<'_>| cl.in_order(again, Box::new(write)))
-            } else {
-                Box::new(write)
-            };
-            cl.engine.push_outliving(due, agent, job);
+            });
             Ok(())
-        };
-        let due = cx.cl.due();
-        cx.cl.push_store(due, agent, Box::new(job));
+        });
     }
     Ok(Flow::Next)
-}
-
-fn write_piece(
-    cl: &mut Cluster<'_>,
-    at: u64,
-    bytes: &[u8],
-    reduce: Option<Reduce>,
-    me: &Agent,
-) -> Result<()> {
-    let Some(reduce) = reduce else { return cl.async_write_global(at, bytes, me) };
-    cl.touch_global(at, bytes.len() as u64, Kind::PROXY_WRITE.strong(Some(Scope::Gpu)), me.who())?;
-    let mut old = vec![0; bytes.len()];
-    cl.launch.global.read(at, &mut old)?;
-    apply(reduce, &mut old, bytes, true)?;
-    cl.launch.global.write(at, &old)
 }

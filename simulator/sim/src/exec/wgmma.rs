@@ -154,7 +154,7 @@ fn share(
         let due = cx.cl.due().max(earliest);
         cx.cl.ctas[cx.cta].warpgroups[group].busy_until = due;
         let op = op.clone();
-        cx.cl.engine.push(due, agent, Box::new(move |cl| carry_out(&op, b, shares, cl)));
+        cx.cl.engine.push(due, agent, false, Box::new(move |cl, _| carry_out(&op, b, shares, cl)));
     }
     Ok(id)
 }

@@ -269,7 +269,7 @@ impl<'a> Cluster<'a> {
             while let Some((agent, job)) = self.engine.pop(self.time) {
                 self.progress += 1;
                 self.states.forget();
-                job(self).map_err(|fault| self.trap_async(fault, &agent))?;
+                job(self, &agent).map_err(|fault| self.trap_async(fault, &agent))?;
             }
             let issued = self.counters.tensor_ops.iter().sum();
             if issued != self.told {
@@ -363,7 +363,7 @@ impl<'a> Cluster<'a> {
         for (agent, job) in std::mem::take(&mut self.ordered) {
             self.progress += 1;
             self.states.forget();
-            job(self).map_err(|fault| self.trap_async(fault, &agent))?;
+            job(self, &agent).map_err(|fault| self.trap_async(fault, &agent))?;
         }
         Ok(())
     }

@@ -90,11 +90,16 @@ impl Cluster<'_> {
         .at(place))
     }
 
-    /// When the next tensor-core operation of a CTA completes: after those before it.
-    fn tensor_due(&mut self, cta: usize) -> u64 {
+    /// Carries out `job` when the tensor-core operations of this CTA before it are complete.
+    fn on_tensor_core(
+        &mut self,
+        cta: usize,
+        agent: Agent,
+        job: impl for<'c> FnOnce(&mut Cluster<'c>, &Agent) -> Result<()> + Send + 'static,
+    ) {
         let due = self.due().max(self.ctas[cta].tensor_busy_until + 1);
         self.ctas[cta].tensor_busy_until = due;
-        due
+        self.engine.push(due, agent, false, Box::new(job));
     }
 }
 
@@ -241,11 +246,8 @@ fn commit(cx: &mut Cx<'_, '_>, group: u32, barrier: &Addr, mask: Option<Src>) ->
         None => vec![rank],
     };
     let (agent, _) = cx.tensor_agent();
-    let due = cx.cl.tensor_due(cx.cta);
-    let me = agent.clone();
-    let job = move |cl: &mut Cluster<'_>| {
-        ranks.into_iter().try_for_each(|rank| cl.async_arrive(rank, offset, &me, true))
-    };
-    cx.cl.engine.push(due, agent, Box::new(job));
+    cx.cl.on_tensor_core(cx.cta, agent, move |cl, me| {
+        ranks.into_iter().try_for_each(|rank| cl.async_arrive(rank, offset, me, true))
+    });
     Ok(Flow::Next)
 }

@@ -73,11 +73,8 @@ pub fn issue(op: &Multiply, cx: &mut Cx<'_, '_>) -> Result {
     let ops = 2 * u64::from(desc.m) * u64::from(desc.n) * u64::from(desc.k);
     cx.cl.counters.tensor(width(desc.a), ops);
     let (agent, who) = cx.tensor_agent();
-    let due = cx.cl.tensor_due(cx.cta);
     let work = Work { op: op.clone(), desc, path, ranks, d, a, b, scales, accumulate, disabled };
-    let me = agent.clone();
-    let job = move |cl: &mut Cluster<'_>| carry_out(&work, cl, &me, &who);
-    cx.cl.engine.push(due, agent, Box::new(job));
+    cx.cl.on_tensor_core(cx.cta, agent, move |cl, me| carry_out(&work, cl, me, &who));
     Ok(Flow::Next)
 }
 
