@@ -37,6 +37,7 @@ mod exec;
 mod gpu;
 mod machine;
 mod memory;
+mod names;
 mod program;
 mod progress;
 pub mod report;

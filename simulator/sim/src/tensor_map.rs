@@ -4,6 +4,7 @@
 //! kernel can pass it through parameters, constant or global memory like the real one. Of zeros, `tensormap.replace`
 //! makes the same record: [`replace`].
 
+use crate::names::modifiers;
 use crate::semantics::swizzle::Swizzle;
 use crate::semantics::tma::{Bounds, Fill, TensorType, TiledTensor};
 use crate::trap::{Check, Fault};
@@ -77,44 +78,21 @@ pub fn decode(bytes: &[u8; 128]) -> Result<TiledTensor, Fault> {
     Ok(t)
 }
 
-/// A field that `tensormap.replace` sets. PTX ISA 9.7.9.28, tables 33 to 37.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Field {
-    /// `.global_address`
-    Address,
-    /// `.rank`: the number of dimensions less one.
-    Rank,
-    BoxDim,
-    /// `.global_dim`
-    Dim,
-    /// `.global_stride`, in bytes.
-    Stride,
-    ElementStride,
-    /// `.elemtype`
-    ElementType,
-    /// `.interleave_layout`
-    Interleave,
-    /// `.swizzle_mode`
-    Swizzle,
-    /// `.fill_mode`
-    Fill,
+modifiers! {
+    /// A field that `tensormap.replace` sets. PTX ISA 9.7.9.28, tables 33 to 37.
+    Field {
+        Address "global_address",
+        /// The number of dimensions less one.
+        Rank "rank",
+        BoxDim "box_dim", Dim "global_dim",
+        /// In bytes.
+        Stride "global_stride",
+        ElementStride "element_stride", ElementType "elemtype", Interleave "interleave_layout", Swizzle "swizzle_mode",
+        Fill "fill_mode",
+    }
 }
 
 impl Field {
-    /// The fields by their PTX names.
-    pub const NAMES: &'static [(&'static str, Field)] = &[
-        ("global_address", Field::Address),
-        ("rank", Field::Rank),
-        ("box_dim", Field::BoxDim),
-        ("global_dim", Field::Dim),
-        ("global_stride", Field::Stride),
-        ("element_stride", Field::ElementStride),
-        ("elemtype", Field::ElementType),
-        ("interleave_layout", Field::Interleave),
-        ("swizzle_mode", Field::Swizzle),
-        ("fill_mode", Field::Fill),
-    ];
-
     /// Values a map has of this field.
     pub const fn values(self) -> usize {
         match self {

@@ -2,18 +2,16 @@
 //! PTX ISA 9.7.1 (integer), 9.7.2 (extended precision), 9.7.6 to 9.7.8 (comparison, logic, shift).
 
 use super::{Ins, Op, Result};
+use crate::names::modifiers;
 use crate::program::{Dst, Src};
 use crate::semantics::float::int::IntType;
 use crate::semantics::float::{BF16, F16, F32, F64, Format, arith::Compare};
 use dualgemm_ptx::Type;
 use dualgemm_ptx::ast::Operand;
 
-/// Which part of a product is kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    Lo,
-    Hi,
-    Wide,
+modifiers! {
+    /// Which part of a product is kept.
+    Part { Lo "lo", Hi "hi", Wide "wide" }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,23 +62,17 @@ pub enum Int3 {
     ShfR {
         wrap: bool,
     },
-    Prmt(Permute),
+    /// Without a mode each nibble of c chooses a byte.
+    Prmt(Option<Permute>),
     Lop3(u8),
     Fns,
     /// `vabsdiff4`; `true`: `.add`, of the four differences.
     AbsDiff4(bool),
 }
 
-/// Modes of `prmt`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Permute {
-    Index,
-    F4e,
-    B4e,
-    Rc8,
-    Ecl,
-    Ecr,
-    Rc16,
+modifiers! {
+    /// Modes of `prmt`.
+    Permute { F4e "f4e", B4e "b4e", Rc8 "rc8", Ecl "ecl", Ecr "ecr", Rc16 "rc16" }
 }
 
 /// How operands are compared.
@@ -91,12 +83,9 @@ pub enum Comparison {
     Float(Compare, Format, bool),
 }
 
-/// How a comparison combines with a predicate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BoolOp {
-    And,
-    Or,
-    Xor,
+modifiers! {
+    /// How a comparison combines with a predicate.
+    BoolOp { And "and", Or "or", Xor "xor" }
 }
 
 /// A decoded operation; operand widths follow from the type.
@@ -168,10 +157,8 @@ fn bits(n: u32) -> Type {
 }
 
 fn part(i: &mut Ins<'_>) -> Result<Part> {
-    i.need("a part of the product", &[("lo", Part::Lo), ("hi", Part::Hi), ("wide", Part::Wide)])
+    i.need("a part of the product", Part::NAMES)
 }
-
-const BOOL: [(&str, BoolOp); 3] = [("and", BoolOp::And), ("or", BoolOp::Or), ("xor", BoolOp::Xor)];
 
 pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     let op = match i.ast.root.as_str() {
@@ -281,14 +268,7 @@ fn three(i: &mut Ins<'_>) -> Result<Arith> {
     let sat = i.has("sat");
     let wrap = i.has("wrap");
     i.ignore(&["clamp"]);
-    let permute = i.one_of(&[
-        ("f4e", Permute::F4e),
-        ("b4e", Permute::B4e),
-        ("rc8", Permute::Rc8),
-        ("ecl", Permute::Ecl),
-        ("ecr", Permute::Ecr),
-        ("rc16", Permute::Rc16),
-    ]);
+    let permute = i.one_of(Permute::NAMES);
     let op = match i.ast.root.as_str() {
         "mad" if sat => {
             i.ignore(&["hi"]);
@@ -300,7 +280,7 @@ fn three(i: &mut Ins<'_>) -> Result<Arith> {
         "sad" => Int3::Sad,
         "bfe" => Int3::Bfe,
         "fns" => Int3::Fns,
-        "prmt" => Int3::Prmt(permute.unwrap_or(Permute::Index)),
+        "prmt" => Int3::Prmt(permute),
         _ if i.has("l") => Int3::ShfL { wrap },
         _ => {
             i.ignore(&["r"]);
@@ -319,7 +299,7 @@ fn three(i: &mut Ins<'_>) -> Result<Arith> {
 }
 
 fn lop3(i: &mut Ins<'_>) -> Result<Arith> {
-    let bool_op = i.one_of(&BOOL);
+    let bool_op = i.one_of(BoolOp::NAMES);
     let ty = i.ty()?;
     let s = [i.src(1, ty)?, i.src(2, ty)?, i.src(3, ty)?];
     let Src::Imm(table) = i.src(4, Type::B32)? else { return i.error("the table is a constant") };
@@ -350,30 +330,8 @@ fn carry(i: &mut Ins<'_>) -> Result<Arith> {
 
 fn compare(i: &mut Ins<'_>) -> Result<Arith> {
     let ftz = i.has("ftz");
-    let bool_op = i.one_of(&BOOL);
-    let op = i.need(
-        "a comparison",
-        &[
-            ("eq", Compare::Eq),
-            ("ne", Compare::Ne),
-            ("lt", Compare::Lt),
-            ("le", Compare::Le),
-            ("gt", Compare::Gt),
-            ("ge", Compare::Ge),
-            ("lo", Compare::Lt),
-            ("ls", Compare::Le),
-            ("hi", Compare::Gt),
-            ("hs", Compare::Ge),
-            ("equ", Compare::Equ),
-            ("neu", Compare::Neu),
-            ("ltu", Compare::Ltu),
-            ("leu", Compare::Leu),
-            ("gtu", Compare::Gtu),
-            ("geu", Compare::Geu),
-            ("num", Compare::Num),
-            ("nan", Compare::Nan),
-        ],
-    )?;
+    let bool_op = i.one_of(BoolOp::NAMES);
+    let op = i.need("a comparison", Compare::NAMES)?;
     let types = i.types();
     let set = i.ast.root == "set";
     let (result, ty) = match (types[..].split_last(), set) {

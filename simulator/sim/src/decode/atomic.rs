@@ -52,16 +52,7 @@ pub fn reduce_type(ty: Type) -> Option<(ReduceType, u32)> {
 
 /// The reduction operator among the modifiers.
 pub fn operator(i: &mut Ins<'_>) -> Option<Reduction> {
-    i.one_of(&[
-        ("add", Reduction::Add),
-        ("min", Reduction::Min),
-        ("max", Reduction::Max),
-        ("inc", Reduction::Inc),
-        ("dec", Reduction::Dec),
-        ("and", Reduction::And),
-        ("or", Reduction::Or),
-        ("xor", Reduction::Xor),
-    ])
+    i.one_of(Reduction::NAMES)
 }
 
 pub fn decode(i: &mut Ins<'_>) -> Result<Op> {

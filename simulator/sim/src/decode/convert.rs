@@ -203,12 +203,7 @@ fn cvt(i: &mut Ins<'_>) -> Result<Convert> {
     let stochastic = i.has("rs");
     let away = i.has("rna");
     let round = if away { Some(Round::NearestAway) } else { rounding(i) };
-    let integral = i.one_of(&[
-        ("rni", IntRound::NearestEven),
-        ("rzi", IntRound::Zero),
-        ("rmi", IntRound::Down),
-        ("rpi", IntRound::Up),
-    ]);
+    let integral = i.one_of(IntRound::NAMES);
     let clamp = Clamp { sat: i.has("sat"), satfinite: i.has("satfinite"), relu: i.has("relu") };
     let ftz = i.has("ftz");
     if i.has("scaled::n2::ue8m0") {

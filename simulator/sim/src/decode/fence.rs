@@ -59,14 +59,9 @@ pub enum Barrier {
     ClusterWait(bool),
 }
 
+/// `.gl` is what `membar` calls the GPU.
 fn scope(i: &mut Ins<'_>) -> Option<Scope> {
-    i.one_of(&[
-        ("cta", Scope::Cta),
-        ("cluster", Scope::Cluster),
-        ("gl", Scope::Gpu),
-        ("gpu", Scope::Gpu),
-        ("sys", Scope::Gpu),
-    ])
+    i.one_of(Scope::NAMES).or_else(|| i.has("gl").then_some(Scope::Gpu))
 }
 
 /// `fence`, `membar`

@@ -1,6 +1,7 @@
 //! Floating-point arithmetic. PTX ISA 9.7.3 (f32, f64), 9.7.4 (f16, bf16), 9.7.5 (mixed precision).
 
 use super::{Ins, Op, Result};
+use crate::names::modifiers;
 use crate::program::{Dst, Src};
 use crate::semantics::approx::Function;
 use crate::semantics::float::arith::{MinMax, Mode};
@@ -44,15 +45,11 @@ pub enum Approx {
     DivFull,
 }
 
-/// Classes that `testp` asks for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Class {
-    Finite,
-    Infinite,
-    Number,
-    Nan,
-    Normal,
-    Subnormal,
+modifiers! {
+    /// Classes that `testp` asks for.
+    Class {
+        Finite "finite", Infinite "infinite", Number "number", Nan "notanumber", Normal "normal", Subnormal "subnormal",
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -98,17 +95,7 @@ pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
         ftz: mode.ftz,
     };
     if root == "testp" {
-        let class = i.need(
-            "a class",
-            &[
-                ("finite", Class::Finite),
-                ("infinite", Class::Infinite),
-                ("number", Class::Number),
-                ("notanumber", Class::Nan),
-                ("normal", Class::Normal),
-                ("subnormal", Class::Subnormal),
-            ],
-        )?;
+        let class = i.need("a class", Class::NAMES)?;
         let ty = i.ty()?;
         let Some(s) = shape(ty) else { return i.error("needs .f32 or .f64") };
         i.finish()?;

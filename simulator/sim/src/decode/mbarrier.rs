@@ -48,7 +48,7 @@ pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     let relaxed = i.ast.has("relaxed");
     let mut order = i.ordering();
     // PTX ISA 9.7.13.15.13 and 16: without a word the scope is that of the CTA.
-    let says = ["cta", "cluster", "gpu", "sys"].iter().any(|scope| i.ast.has(scope));
+    let says = Scope::NAMES.iter().any(|(scope, _)| i.ast.has(scope));
     order.scope = if says { order.scope } else { Scope::Cta };
     let space = match i.space() {
         Space::SharedCluster => Space::SharedCluster,

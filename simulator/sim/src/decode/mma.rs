@@ -40,21 +40,7 @@ pub struct Mma {
 
 /// A tensor-core element type by its PTX name.
 pub fn element(name: &str) -> Option<Element> {
-    Some(match name {
-        "f16" => Element::F16,
-        "bf16" => Element::Bf16,
-        "tf32" => Element::Tf32,
-        "e4m3" => Element::E4m3,
-        "e5m2" => Element::E5m2,
-        "e2m3" => Element::E2m3,
-        "e3m2" => Element::E3m2,
-        "e2m1" => Element::E2m1,
-        "s8" => Element::S8,
-        "u8" => Element::U8,
-        "s4" => Element::S4,
-        "u4" => Element::U4,
-        _ => return None,
-    })
+    Element::NAMES.iter().find(|(text, _)| *text == name).map(|(_, element)| *element)
 }
 
 /// The types among the modifiers of a product, in order; they count as understood.
@@ -106,7 +92,7 @@ pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     let vec = i.one_of(&[("scale_vec::1X", 1), ("scale_vec::2X", 2), ("scale_vec::4X", 4)]);
     let kind =
         i.one_of(&[("kind::f8f6f4", 1), ("kind::mxf8f6f4", 1), ("kind::mxf4", 2), ("kind::mxf4nvf4", 2)]);
-    let scale = i.one_of(&[("ue8m0", Scale::Ue8m0), ("ue4m3", Scale::Ue4m3)]);
+    let scale = i.one_of(Scale::NAMES);
     let types = types(i);
     i.finish()?;
     let [d, a, b, c] = types[..] else { return i.error("needs the types of D, A, B and C") };

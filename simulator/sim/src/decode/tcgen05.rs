@@ -195,18 +195,7 @@ fn access(i: &mut Ins<'_>, regs: usize, address: usize, pack: &str) -> Result<Ac
 fn multiply(i: &mut Ins<'_>) -> Result<Multiply> {
     i.ignore(&["mma"]);
     let group = group(i)?;
-    let kind = i.need(
-        "a kind",
-        &[
-            ("kind::f16", Kind::F16),
-            ("kind::tf32", Kind::Tf32),
-            ("kind::f8f6f4", Kind::F8f6f4),
-            ("kind::i8", Kind::I8),
-            ("kind::mxf8f6f4", Kind::Mxf8f6f4),
-            ("kind::mxf4", Kind::Mxf4),
-            ("kind::mxf4nvf4", Kind::Mxf4nvf4),
-        ],
-    )?;
+    let kind = i.need("a kind", Kind::NAMES)?;
     let scaled = i.has("block_scale");
     // Whether a buffer keeps A changes no value.
     i.ignore_if(|m| m.starts_with("collector::"));

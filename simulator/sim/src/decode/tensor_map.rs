@@ -26,9 +26,7 @@ pub enum TensorMapOp {
 pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     if i.has("cp_fenceproxy") {
         i.ignore(&["global", "shared::cta", "tensormap::generic", "release", "sync", "aligned"]);
-        let scopes =
-            [("cta", Scope::Cta), ("cluster", Scope::Cluster), ("gpu", Scope::Gpu), ("sys", Scope::Gpu)];
-        let scope = i.need("a scope", &scopes)?;
+        let scope = i.need("a scope", Scope::NAMES)?;
         i.finish()?;
         if i.src(2, Type::U32)? != Src::Imm(128) {
             return i.error("a tensor map has 128 bytes");

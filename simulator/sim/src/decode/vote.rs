@@ -2,27 +2,20 @@
 //! 9.7.13.10 (`redux`), 9.7.13.11 (`elect`).
 
 use super::{Ins, Op, Result};
+use crate::names::modifiers;
 use crate::program::{Dst, Src};
 use crate::semantics::float::arith::MinMax;
 use dualgemm_ptx::Type;
 use dualgemm_ptx::ast::Operand;
 
-/// Where `shfl` reads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shuffle {
-    Up,
-    Down,
-    Butterfly,
-    Index,
+modifiers! {
+    /// Where `shfl` reads.
+    Shuffle { Up "up", Down "down", Butterfly "bfly", Index "idx" }
 }
 
-/// What `vote` asks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ballot {
-    All,
-    Any,
-    Uniform,
-    Mask,
+modifiers! {
+    /// What `vote` asks.
+    Ballot { All "all", Any "any", Uniform "uni", Mask "ballot" }
 }
 
 /// What `redux` computes.
@@ -68,30 +61,14 @@ pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     }
     let op = match root {
         "shfl" => {
-            let mode = i.need(
-                "a mode",
-                &[
-                    ("up", Shuffle::Up),
-                    ("down", Shuffle::Down),
-                    ("bfly", Shuffle::Butterfly),
-                    ("idx", Shuffle::Index),
-                ],
-            )?;
+            let mode = i.need("a mode", Shuffle::NAMES)?;
             i.ignore(&["b32"]);
             let (d, p) = pair(i)?;
             let s = [i.src(1, Type::B32)?, i.src(2, Type::B32)?, i.src(3, Type::B32)?, i.src(4, Type::B32)?];
             Vote::Shuffle(mode, d, p, s)
         }
         "vote" => {
-            let mode = i.need(
-                "a mode",
-                &[
-                    ("all", Ballot::All),
-                    ("any", Ballot::Any),
-                    ("uni", Ballot::Uniform),
-                    ("ballot", Ballot::Mask),
-                ],
-            )?;
+            let mode = i.need("a mode", Ballot::NAMES)?;
             i.ignore(&["pred", "b32"]);
             Vote::Ballot(mode, i.dst(0)?, i.predicate(1)?, i.src(2, Type::B32)?)
         }

@@ -45,8 +45,8 @@ pub enum Src {
     Imm(u64),
     /// The address of a shared variable at this offset; the CTA's rank is added when read.
     Shared(u32),
-    /// A special register.
-    Special(Special),
+    /// A special register: its row of [`SPECIALS`](crate::machine::ids::SPECIALS), and which component.
+    Special(u8, u8),
 }
 
 /// Where a result goes.
@@ -55,44 +55,6 @@ pub enum Dst {
     Reg(Reg),
     /// Nowhere (`_`).
     Sink,
-}
-
-/// A special register.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Special {
-    /// `%tid`, component 0 to 2.
-    Tid(u8),
-    Ntid(u8),
-    Ctaid(u8),
-    Nctaid(u8),
-    Clusterid(u8),
-    Nclusterid(u8),
-    ClusterCtaid(u8),
-    ClusterNctaid(u8),
-    ClusterCtarank,
-    ClusterNctarank,
-    IsExplicitCluster,
-    Laneid,
-    Warpid,
-    Nwarpid,
-    Smid,
-    Nsmid,
-    Gridid,
-    LanemaskEq,
-    LanemaskLe,
-    LanemaskLt,
-    LanemaskGe,
-    LanemaskGt,
-    Clock,
-    ClockHi,
-    Clock64,
-    Globaltimer,
-    GlobaltimerLo,
-    GlobaltimerHi,
-    DynamicSmemSize,
-    TotalSmemSize,
-    /// Registers that always read as zero here (`%envreg`, `%pm`, ...).
-    Zero,
 }
 
 #[derive(Debug, Clone)]

@@ -7,18 +7,15 @@
 use super::element::{Element, Scale};
 use super::misuse::{invalid, not_modelled, require};
 use super::smem_desc::Major;
+use crate::names::modifiers;
 use crate::trap::Fault;
 
-/// `.kind::*` of `tcgen05.mma`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
-    F16,
-    Tf32,
-    F8f6f4,
-    I8,
-    Mxf8f6f4,
-    Mxf4,
-    Mxf4nvf4,
+modifiers! {
+    /// `.kind::*` of `tcgen05.mma`.
+    Kind {
+        F16 "kind::f16", Tf32 "kind::tf32", F8f6f4 "kind::f8f6f4", I8 "kind::i8", Mxf8f6f4 "kind::mxf8f6f4",
+        Mxf4 "kind::mxf4", Mxf4nvf4 "kind::mxf4nvf4",
+    }
 }
 
 impl Kind {

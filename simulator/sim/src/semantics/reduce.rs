@@ -8,22 +8,21 @@ use super::float::arith::{self, MinMax, Mode};
 use super::float::int::IntType;
 use super::float::{BF16, F16, F32, Format, Round, f64_ops};
 use super::misuse::invalid;
+use crate::names::modifiers;
 use crate::trap::Fault;
 
-/// A reduction operator. `exch` and `cas` are not reductions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Reduction {
-    /// `.add`; integers wrap, floats round to nearest.
-    Add,
-    Min,
-    Max,
-    /// `.inc`: up to the operand, then zero.
-    Inc,
-    /// `.dec`: down to zero, then, as from beyond the operand, the operand.
-    Dec,
-    And,
-    Or,
-    Xor,
+modifiers! {
+    /// A reduction operator. `exch` and `cas` are not reductions.
+    Reduction {
+        /// Integers wrap, floats round to nearest.
+        Add "add",
+        Min "min", Max "max",
+        /// Up to the operand, then zero.
+        Inc "inc",
+        /// Down to zero, then, as from beyond the operand, the operand.
+        Dec "dec",
+        And "and", Or "or", Xor "xor",
+    }
 }
 
 /// The element type of a reduction.
