@@ -1,13 +1,10 @@
 //! Integer arithmetic, logic, comparison and selection.
 //! PTX ISA 9.7.1 (integer), 9.7.2 (extended precision), 9.7.6 to 9.7.8 (comparison, logic, shift).
 
-use super::{Ins, Op, Result};
-use crate::names::modifiers;
-use crate::program::{Dst, Src};
+use super::*;
+use crate::semantics::float::arith::Compare;
 use crate::semantics::float::int::IntType;
-use crate::semantics::float::{BF16, F16, F32, F64, Format, arith::Compare};
-use dualgemm_ptx::Type;
-use dualgemm_ptx::ast::Operand;
+use crate::semantics::float::{BF16, F16, F32, F64, Format};
 
 modifiers! {
     /// Which part of a product is kept.

@@ -1,10 +1,7 @@
 //! `atom` and `red`. PTX ISA 9.7.13.3, 9.7.13.4.
 
-use super::operand::{Addr, Ordering};
-use super::{Ins, Op, Result};
-use crate::program::{Dst, Src};
+use super::*;
 use crate::semantics::reduce::{ReduceType, Reduction};
-use dualgemm_ptx::Type;
 
 /// What happens to an element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,11 +1,7 @@
 //! Control flow, and instructions without a value: PTX ISA 9.7.12, `setmaxnreg`, `griddepcontrol`, hints.
 
 use super::operand::Symbol;
-use super::{Ins, Op, Result};
-use crate::memory::Space;
-use crate::program::{Dst, Src};
-use dualgemm_ptx::Type;
-use dualgemm_ptx::ast::Operand;
+use super::*;
 
 /// A function outside the module that the simulator provides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,15 +2,11 @@
 //! PTX ISA 9.7.9.21 (`cvt`), 9.7.9.1 (`mov`), `cvta`, `isspacep`, `mapa`, `getctarank`.
 
 use super::float::rounding;
-use super::{Ins, Op, Result};
-use crate::memory::Space;
-use crate::program::{Dst, Reg, Src};
+use super::*;
 use crate::semantics::float::int::{IntRound, IntType};
 use crate::semantics::float::{
     BF16, Clamp, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, F64, Format, Round, TF32,
 };
-use dualgemm_ptx::Type;
-use dualgemm_ptx::ast::Operand;
 
 /// One side of a conversion.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -3,13 +3,8 @@
 
 use super::atomic::{operator, reduce_type};
 use super::mbarrier::Mbar;
-use super::operand::Addr;
-use super::{Ins, Op, Result};
-use crate::memory::Space;
-use crate::program::Src;
+use super::*;
 use crate::semantics::reduce::{ReduceType, Reduction};
-use dualgemm_ptx::Type;
-use dualgemm_ptx::ast::Operand;
 
 #[derive(Debug, Clone)]
 pub enum CpAsync {

@@ -1,9 +1,6 @@
 //! Fences and barriers of threads. PTX ISA 9.7.13.1 (`bar`), 9.7.13.2 (`barrier.cluster`), 9.7.13.5 (`fence`).
 
-use super::operand::Scope;
-use super::{Ins, Op, Result};
-use crate::program::{Dst, Src};
-use dualgemm_ptx::Type;
+use super::*;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fence {

@@ -1,12 +1,9 @@
 //! Floating-point arithmetic. PTX ISA 9.7.3 (f32, f64), 9.7.4 (f16, bf16), 9.7.5 (mixed precision).
 
-use super::{Ins, Op, Result};
-use crate::names::modifiers;
-use crate::program::{Dst, Src};
+use super::*;
 use crate::semantics::approx::Function;
 use crate::semantics::float::arith::{MinMax, Mode};
 use crate::semantics::float::{BF16, F16, F32, F64, Format, Round};
-use dualgemm_ptx::Type;
 
 /// How values lie in a register.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -137,19 +134,8 @@ pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     if let Some(op) = approximate {
         return Ok(Op::Float(Float::Approx(op, shape, mode.ftz, d, sources)));
     }
-    let exact = match root {
-        "add" => Exact::Add,
-        "sub" => Exact::Sub,
-        "mul" => Exact::Mul,
-        "fma" | "mad" => Exact::Fma,
-        "div" => Exact::Div,
-        "rcp" => Exact::Rcp,
-        "sqrt" => Exact::Sqrt,
-        "neg" => Exact::Neg,
-        "abs" => Exact::Abs,
-        "copysign" => Exact::CopySign,
-        "min" | "max" => Exact::MinMax(min_max),
-        _ => return i.error("this floating-point instruction is not executed"),
+    let Some(exact) = exact(root, min_max) else {
+        return i.error("this floating-point instruction is not executed");
     };
     let want = match exact {
         Exact::Fma => 3..=3,
@@ -161,4 +147,21 @@ pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
         return i.error(format!("has {} sources, needs {}", sources.len(), want.start()));
     }
     Ok(Op::Float(Float::Exact(exact, shape, mode, d, sources)))
+}
+
+fn exact(root: &str, min_max: MinMax) -> Option<Exact> {
+    Some(match root {
+        "add" => Exact::Add,
+        "sub" => Exact::Sub,
+        "mul" => Exact::Mul,
+        "fma" | "mad" => Exact::Fma,
+        "div" => Exact::Div,
+        "rcp" => Exact::Rcp,
+        "sqrt" => Exact::Sqrt,
+        "neg" => Exact::Neg,
+        "abs" => Exact::Abs,
+        "copysign" => Exact::CopySign,
+        "min" | "max" => Exact::MinMax(min_max),
+        _ => return None,
+    })
 }

@@ -1,12 +1,8 @@
 //! Loads and stores. PTX ISA 9.7.9.8 (`ld`) to 9.7.9.12 (`st`), 9.7.14.5.15 (`ldmatrix`) and its kin.
 
-use super::operand::{Addr, Ordering};
-use super::{Ins, Op, Result};
-use crate::memory::Space;
-use crate::program::{Dst, Reg, Src};
+use super::*;
 use crate::semantics::fragment::MatrixShape;
 use crate::semantics::narrow::Narrow;
-use dualgemm_ptx::Type;
 
 /// A decoded load or store.
 #[derive(Debug, Clone)]

@@ -1,11 +1,6 @@
 //! `mbarrier`. PTX ISA 9.7.13.15.
 
-use super::operand::{Addr, Ordering, Scope};
-use super::{Ins, Op, Result};
-use crate::memory::Space;
-use crate::program::{Dst, Src};
-use dualgemm_ptx::Type;
-use dualgemm_ptx::ast::Operand;
+use super::*;
 
 /// An arrival.
 #[derive(Debug, Clone)]

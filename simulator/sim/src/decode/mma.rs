@@ -1,11 +1,8 @@
 //! `mma.sync`. PTX ISA 9.7.14.
 
-use super::{Ins, Op, Result};
-use crate::program::{Reg, Src};
+use super::*;
 use crate::semantics::element::{Element, Scale};
 use crate::semantics::instr_desc::Accumulator;
-use dualgemm_ptx::Type;
-use dualgemm_ptx::ast::Operand;
 
 /// Block scales of A or of B.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -23,10 +23,14 @@ pub mod vote;
 pub mod wgmma;
 pub mod wmma;
 
+// What most families work with; they import it from here.
 use crate::error::Error;
+use crate::memory::Space;
+use crate::names::modifiers;
+use crate::program::{Dst, Reg, Src};
 use dualgemm_ptx::Type;
-use dualgemm_ptx::ast::Instruction;
-use operand::Names;
+use dualgemm_ptx::ast::{Instruction, Operand};
+use operand::{Addr, Names, Ordering, Scope};
 
 #[derive(Debug, Clone)]
 pub enum Op {

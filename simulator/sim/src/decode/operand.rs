@@ -1,13 +1,10 @@
 //! Operands: names to registers, symbols to addresses, numbers to bits.
 
-use super::{Ins, Result};
+use super::*;
 use crate::error::Error;
 use crate::machine::ids::SPECIALS;
-use crate::memory::Space;
-use crate::names::modifiers;
-use crate::program::{Dst, Reg, Src};
-use dualgemm_ptx::ast::{AddressBase, Immediate, Operand};
-use dualgemm_ptx::{Name, Type};
+use dualgemm_ptx::Name;
+use dualgemm_ptx::ast::{AddressBase, Immediate};
 use std::collections::HashMap;
 
 /// What a name stands for.

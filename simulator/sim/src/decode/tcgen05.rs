@@ -1,14 +1,9 @@
 //! `tcgen05`. PTX ISA 9.7.16.
 
-use super::operand::Addr;
-use super::{Ins, Op, Result};
-use crate::memory::Space;
-use crate::program::{Reg, Src};
+use super::*;
 use crate::semantics::instr_desc::Kind;
 use crate::semantics::narrow::Narrow;
 use crate::semantics::tcgen05::{AccessShape, CopyShape};
-use dualgemm_ptx::Type;
-use dualgemm_ptx::ast::Operand;
 
 /// Where A of a product comes from.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -111,28 +106,7 @@ pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
             i.ignore(&["wait::st"]);
             Tcgen05::WaitStore
         }
-        "cp" => {
-            i.ignore(&["cp"]);
-            let warps = i.one_of(&[("warpx2::02_13", 0), ("warpx2::01_23", 1), ("warpx4", 2)]);
-            let shape = i.need(
-                "a shape",
-                &[("128x256b", 0), ("4x256b", 1), ("128x128b", 2), ("64x128b", 3), ("32x128b", 4)],
-            )?;
-            let shape = match (shape, warps) {
-                (0, None) => CopyShape::S128x256b,
-                (1, None) => CopyShape::S4x256b,
-                (2, None) => CopyShape::S128x128b,
-                (3, Some(0)) => CopyShape::S64x128bWarps02And13,
-                (3, Some(1)) => CopyShape::S64x128bWarps01And23,
-                (4, Some(2)) => CopyShape::S32x128bWarpx4,
-                _ => return i.error("this shape and warp multicast do not go together"),
-            };
-            let narrow = i.one_of(&[("b4x16_p64", Narrow::B4), ("b6x16_p32", Narrow::B6)]);
-            if narrow.is_some() != i.has("b8x16") {
-                return i.error("a source format and .b8x16 go together");
-            }
-            Tcgen05::Copy(group(i)?, shape, narrow, tmem(i, 0)?, i.src(1, Type::B64)?)
-        }
+        "cp" => copy(i)?,
         "shift" => {
             i.ignore(&["shift", "down"]);
             Tcgen05::Shift(group(i)?, tmem(i, 0)?)
@@ -160,6 +134,29 @@ pub fn decode(i: &mut Ins<'_>) -> Result<Op> {
     };
     i.finish()?;
     Ok(Op::Tcgen05(op))
+}
+
+fn copy(i: &mut Ins<'_>) -> Result<Tcgen05> {
+    i.ignore(&["cp"]);
+    let warps = i.one_of(&[("warpx2::02_13", 0), ("warpx2::01_23", 1), ("warpx4", 2)]);
+    let shape = i.need(
+        "a shape",
+        &[("128x256b", 0), ("4x256b", 1), ("128x128b", 2), ("64x128b", 3), ("32x128b", 4)],
+    )?;
+    let shape = match (shape, warps) {
+        (0, None) => CopyShape::S128x256b,
+        (1, None) => CopyShape::S4x256b,
+        (2, None) => CopyShape::S128x128b,
+        (3, Some(0)) => CopyShape::S64x128bWarps02And13,
+        (3, Some(1)) => CopyShape::S64x128bWarps01And23,
+        (4, Some(2)) => CopyShape::S32x128bWarpx4,
+        _ => return i.error("this shape and warp multicast do not go together"),
+    };
+    let narrow = i.one_of(&[("b4x16_p64", Narrow::B4), ("b6x16_p32", Narrow::B6)]);
+    if narrow.is_some() != i.has("b8x16") {
+        return i.error("a source format and .b8x16 go together");
+    }
+    Ok(Tcgen05::Copy(group(i)?, shape, narrow, tmem(i, 0)?, i.src(1, Type::B64)?))
 }
 
 fn access(i: &mut Ins<'_>, regs: usize, address: usize, pack: &str) -> Result<Access> {

@@ -1,13 +1,8 @@
 //! Tensor maps that a kernel edits: `tensormap.replace` (PTX ISA 9.7.9.28) and `tensormap.cp_fenceproxy`
 //! (9.7.13.16).
 
-use super::operand::{Addr, Scope};
-use super::{Ins, Op, Result};
-use crate::memory::Space;
-use crate::program::Src;
+use super::*;
 use crate::tensor_map::Field;
-use dualgemm_ptx::Type;
-use dualgemm_ptx::ast::Operand;
 
 #[derive(Debug, Clone)]
 pub enum TensorMapOp {

@@ -2,12 +2,7 @@
 
 use super::atomic::{operator, reduce_type};
 use super::copy::Reduce;
-use super::operand::Addr;
-use super::{Ins, Op, Result};
-use crate::memory::Space;
-use crate::program::Src;
-use dualgemm_ptx::Type;
-use dualgemm_ptx::ast::Operand;
+use super::*;
 
 /// What a copy moves.
 #[derive(Debug, Clone)]

@@ -1,12 +1,8 @@
 //! Data exchange within a warp. PTX ISA 9.7.9.6 (`shfl.sync`), 9.7.13.6 (`vote`), 9.7.13.8 (`match`),
 //! 9.7.13.10 (`redux`), 9.7.13.11 (`elect`).
 
-use super::{Ins, Op, Result};
-use crate::names::modifiers;
-use crate::program::{Dst, Src};
+use super::*;
 use crate::semantics::float::arith::MinMax;
-use dualgemm_ptx::Type;
-use dualgemm_ptx::ast::Operand;
 
 modifiers! {
     /// Where `shfl` reads.

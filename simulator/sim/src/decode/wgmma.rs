@@ -1,13 +1,10 @@
 //! `wgmma`. PTX ISA 9.7.15.
 
 use super::mma::{shape_of, sums, types};
-use super::{Ins, Op, Result};
-use crate::program::{Reg, Src};
+use super::*;
 use crate::semantics::element::Element;
 use crate::semantics::instr_desc::Accumulator;
 use crate::semantics::smem_desc::Major;
-use dualgemm_ptx::Type;
-use dualgemm_ptx::ast::Operand;
 
 /// Where A comes from.
 #[derive(Debug, Clone)]

@@ -1,11 +1,8 @@
 //! `wmma`: the warp matrix instructions of `nvcuda::wmma`. PTX ISA 9.7.14.4.
 
 use super::mma::{element, shape_of};
-use super::operand::Addr;
-use super::{Ins, Op, Result};
-use crate::program::{Reg, Src};
+use super::*;
 use crate::semantics::element::Element;
-use dualgemm_ptx::Type;
 
 /// The type of a matrix's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

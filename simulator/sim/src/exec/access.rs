@@ -4,18 +4,14 @@
 //! [`Cluster::touch_global`], which check bounds and ask the shadow memory; nothing reads or writes these
 //! memories around them.
 
-use super::Cx;
-use crate::check::lanes::{Lanes, Who};
+use super::*;
+use crate::check::lanes::Who;
 use crate::check::order::View;
 use crate::check::pages::PAGE;
 use crate::check::proxy::Memory;
-use crate::check::shadow::{Access, Conflict, Kind, Look};
+use crate::check::shadow::{Access, Conflict, Look};
 use crate::check::undefined::Hole;
-use crate::decode::operand::Addr;
-use crate::machine::cluster::Cluster;
-use crate::machine::engine::Agent;
-use crate::memory::{self, Place, Space, outside, place};
-use crate::trap::{Check, Fault, Party};
+use crate::memory::{self, outside};
 
 impl Agent {
     /// The agent as the one who accesses.
@@ -38,14 +34,7 @@ impl<'a> Cluster<'a> {
     }
 
     /// Checks an access to the shared memory of a CTA of the cluster and remembers it.
-    pub fn touch_shared(
-        &mut self,
-        rank: u32,
-        offset: u32,
-        len: u32,
-        kind: Kind,
-        who: Who<'_>,
-    ) -> Result<(), Fault> {
+    pub fn touch_shared(&mut self, rank: u32, offset: u32, len: u32, kind: Kind, who: Who<'_>) -> Result<()> {
         let size = self.ctas.len() as u32;
         let at = Place::Shared { rank, offset };
         let Some(cta) = self.ctas.get_mut(rank as usize) else {
@@ -102,7 +91,7 @@ impl<'a> Cluster<'a> {
     }
 
     /// Checks an access to global memory and remembers it.
-    pub fn touch_global(&mut self, address: u64, len: u64, kind: Kind, who: Who<'_>) -> Result<(), Fault> {
+    pub fn touch_global(&mut self, address: u64, len: u64, kind: Kind, who: Who<'_>) -> Result<()> {
         if let Err(why) = self.launch.global.find(address, len) {
             let verb = if kind.write { "write" } else { "read" };
             return Err(Fault::new(Check::Bounds, format!("{verb} of {len} bytes of global memory: {why}"))
@@ -186,7 +175,7 @@ impl<'a> Cluster<'a> {
 
     /// Checks an access of threads or asynchronous operations to memory that others see.
     #[inline]
-    pub fn touch(&mut self, at: Place, len: usize, kind: Kind, who: Who<'_>) -> Result<(), Fault> {
+    pub fn touch(&mut self, at: Place, len: usize, kind: Kind, who: Who<'_>) -> Result<()> {
         match at {
             Place::Global(address) => self.touch_global(address, len as u64, kind, who),
             Place::Shared { rank, offset } => self.touch_shared(rank, offset, len as u32, kind, who),
@@ -198,7 +187,7 @@ impl<'a> Cluster<'a> {
 
     /// The bytes of memory that [`touch`](Cluster::touch) has found allowed.
     #[inline]
-    pub fn read_at(&self, at: Place, out: &mut [u8]) -> Result<(), Fault> {
+    pub fn read_at(&self, at: Place, out: &mut [u8]) -> Result<()> {
         match at {
             Place::Global(address) => self.launch.global.read(address, out),
             Place::Shared { rank, offset } => {
@@ -213,7 +202,7 @@ impl<'a> Cluster<'a> {
 
     /// Changes memory that [`touch`](Cluster::touch) has found allowed.
     #[inline]
-    pub fn write_at(&mut self, at: Place, src: &[u8]) -> Result<(), Fault> {
+    pub fn write_at(&mut self, at: Place, src: &[u8]) -> Result<()> {
         match at {
             Place::Global(address) => self.launch.global.write(address, src),
             Place::Shared { rank, offset } => {
@@ -225,13 +214,13 @@ impl<'a> Cluster<'a> {
     }
 
     /// Reads for an asynchronous operation.
-    pub fn async_read(&mut self, at: Place, out: &mut [u8], agent: &Agent) -> Result<(), Fault> {
+    pub fn async_read(&mut self, at: Place, out: &mut [u8], agent: &Agent) -> Result<()> {
         self.touch(at, out.len(), Kind::PROXY_READ, agent.who())?;
         self.read_at(at, out)
     }
 
     /// Writes for an asynchronous operation.
-    pub fn async_write(&mut self, at: Place, src: &[u8], agent: &Agent) -> Result<(), Fault> {
+    pub fn async_write(&mut self, at: Place, src: &[u8], agent: &Agent) -> Result<()> {
         self.touch(at, src.len(), Kind::PROXY_WRITE, agent.who())?;
         self.write_at(at, src)
     }
@@ -262,7 +251,7 @@ impl Cx<'_, '_> {
     }
 
     /// A place that `space` may name from this CTA.
-    fn allowed(&self, space: Space, address: u64, lane: usize) -> Result<Place, Fault> {
+    fn allowed(&self, space: Space, address: u64, lane: usize) -> Result<Place> {
         let p = place(space, address);
         if let Place::Shared { rank, .. } = p
             && space == Space::SharedCta
@@ -289,7 +278,7 @@ impl Cx<'_, '_> {
         lane: usize,
         kind: Kind,
         out: &mut [u8],
-    ) -> Result<(), Fault> {
+    ) -> Result<()> {
         match self.load_lane(space, address, lane, kind, out)? {
             Some(hole) => Err(self.cl.launch.undefined(hole.origin, Some(lane), self.pc)),
             None => Ok(()),
@@ -304,7 +293,7 @@ impl Cx<'_, '_> {
         lane: usize,
         kind: Kind,
         out: &mut [u8],
-    ) -> Result<Option<Hole>, Fault> {
+    ) -> Result<Option<Hole>> {
         self.read(space, address, lane, kind, out).map_err(|f| f.lane(lane as u32))
     }
 
@@ -315,7 +304,7 @@ impl Cx<'_, '_> {
         lane: usize,
         kind: Kind,
         out: &mut [u8],
-    ) -> Result<Option<Hole>, Fault> {
+    ) -> Result<Option<Hole>> {
         let at = self.allowed(space, address, lane)?;
         let n = out.len();
         let inside = |memory: &[u8], offset: u64, what: &str, out: &mut [u8]| {
@@ -364,7 +353,7 @@ impl Cx<'_, '_> {
         lane: usize,
         kind: Kind,
         src: &[u8],
-    ) -> Result<(), Fault> {
+    ) -> Result<()> {
         self.store_lane(space, address, lane, kind, src, None)
     }
 
@@ -377,7 +366,7 @@ impl Cx<'_, '_> {
         kind: Kind,
         src: &[u8],
         hole: Option<Hole>,
-    ) -> Result<(), Fault> {
+    ) -> Result<()> {
         let at = self.allowed(space, address, lane).map_err(|f| f.lane(lane as u32))?;
         if let Some(hole) = hole {
             match at {
@@ -398,7 +387,7 @@ impl Cx<'_, '_> {
         Ok(())
     }
 
-    fn write(&mut self, at: Place, lane: usize, kind: Kind, src: &[u8]) -> Result<(), Fault> {
+    fn write(&mut self, at: Place, lane: usize, kind: Kind, src: &[u8]) -> Result<()> {
         let n = src.len();
         match at {
             Place::Global(_) | Place::Shared { .. } => {
@@ -430,7 +419,7 @@ impl Cx<'_, '_> {
     }
 
     /// Checks that an address is a multiple of the access size.
-    pub fn aligned_to(&self, space: Space, address: u64, bytes: u64, lane: usize) -> Result<(), Fault> {
+    pub fn aligned_to(&self, space: Space, address: u64, bytes: u64, lane: usize) -> Result<()> {
         if address.is_multiple_of(bytes) {
             return Ok(());
         }

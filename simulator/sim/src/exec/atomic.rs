@@ -1,10 +1,7 @@
 //! Atomics. Lanes are carried out in lane order, one element at a time.
 
-use super::{Cx, Result, lanes};
-use crate::check::shadow::Kind;
+use super::*;
 use crate::decode::atomic::{Atomic, Modify};
-use crate::machine::step::Flow;
-use crate::memory::Place;
 
 fn element(bytes: &[u8]) -> u128 {
     let mut b = [0; 16];

@@ -1,22 +1,13 @@
 //! Asynchronous copies without a tensor map.
 
 use super::mbarrier::locate;
-use super::{Cx, Result, lanes};
-use crate::check::lanes::{Lanes, Who};
+use super::*;
+use crate::check::lanes::Who;
 use crate::check::order::{Part, View};
-use crate::check::shadow::Kind;
 use crate::decode::copy::{Bulk, BulkCopy, Completion, CpAsync, Reduce};
-use crate::decode::operand::{Addr, Scope};
-use crate::machine::cluster::Cluster;
-use crate::machine::engine::{Agent, Job};
+use crate::machine::engine::Job;
 use crate::machine::groups::{OpId, OpState};
-use crate::machine::step::Flow;
-use crate::machine::warp::{GroupKind, Wait};
-use crate::memory::{Place, place};
-use crate::program::Src;
-use crate::trap::{Check, Fault};
 use dualgemm_ptx::Type;
-use std::sync::Arc;
 
 impl Cluster<'_> {
     /// Registers an operation that threads can wait for in a group.
@@ -280,7 +271,7 @@ pub fn bulk(op: &Bulk, cx: &mut Cx<'_, '_>) -> Result {
 }
 
 /// Ranks of the CTAs that a multicast mask names.
-pub fn destinations(cl: &Cluster<'_>, mask: u64) -> std::result::Result<Vec<u32>, Fault> {
+pub fn destinations(cl: &Cluster<'_>, mask: u64) -> Result<Vec<u32>> {
     let size = cl.ctas.len() as u32;
     let mask = mask & 0xffff;
     if mask == 0 || mask >> size != 0 {
@@ -354,33 +345,53 @@ fn copy(cx: &mut Cx<'_, '_>, op: &BulkCopy) -> Result {
             }
         };
         let mask = mask.map_or(u16::MAX, |m| m[l] as u16);
-        let job = move |cl: &mut Cluster<'_>, me: &Agent| {
-            let mut data = vec![0; n as usize];
-            cl.async_read(from, &mut data, me)?;
-            if let Some(op) = op {
-                cl.finish_op(op, false);
-            }
-            let global = matches!(to, Place::Global(_));
-            cl.write_later(me.clone(), (global, global && reduce.is_some()), move |cl, me| {
-                for at in targets {
-                    cl.async_reduce(at, &data, reduce, mask, me)?;
-                    if let (Some((_, offset)), Place::Shared { rank, .. }) = (signal, at) {
-                        cl.complete_tx(rank, offset, n, me)?;
-                    }
-                }
-                if let Some(op) = op {
-                    cl.finish_op(op, true);
-                }
-                Ok(())
-            });
-            Ok(())
-        };
+        let moved = Moved { from, to, targets, bytes: n, mask, reduce, signal: signal.map(|s| s.1), op };
         match signal {
-            Some(_) => cx.cl.later(agent, job),
-            None => cx.cl.later_store(agent, job),
+            Some(_) => cx.cl.later(agent, move |cl, me| moved.carry_out(cl, me)),
+            None => cx.cl.later_store(agent, move |cl, me| moved.carry_out(cl, me)),
         }
     }
     Ok(Flow::Next)
+}
+
+/// A bulk copy in flight.
+struct Moved {
+    from: Place,
+    to: Place,
+    targets: Vec<Place>,
+    bytes: u32,
+    mask: u16,
+    reduce: Option<Reduce>,
+    /// Where in each target's CTA the bytes are counted.
+    signal: Option<u32>,
+    /// What a group waits for.
+    op: Option<OpId>,
+}
+
+impl Moved {
+    /// Reads now, writes later.
+    fn carry_out(self, cl: &mut Cluster<'_>, me: &Agent) -> Result<()> {
+        let Moved { from, to, targets, bytes, mask, reduce, signal, op } = self;
+        let mut data = vec![0; bytes as usize];
+        cl.async_read(from, &mut data, me)?;
+        if let Some(op) = op {
+            cl.finish_op(op, false);
+        }
+        let global = matches!(to, Place::Global(_));
+        cl.write_later(me.clone(), (global, global && reduce.is_some()), move |cl, me| {
+            for at in targets {
+                cl.async_reduce(at, &data, reduce, mask, me)?;
+                if let (Some(offset), Place::Shared { rank, .. }) = (signal, at) {
+                    cl.complete_tx(rank, offset, bytes, me)?;
+                }
+            }
+            if let Some(op) = op {
+                cl.finish_op(op, true);
+            }
+            Ok(())
+        });
+        Ok(())
+    }
 }
 
 /// `st.async`, `red.async`: values are taken now, arrive later, and count on the barrier of the destination.

@@ -1,9 +1,7 @@
 //! Floating-point arithmetic: applies one function of `semantics` to every element of every lane.
 
-use super::{Cx, Result};
+use super::*;
 use crate::decode::float::{Approx, Class, Exact, Float, Shape};
-use crate::machine::step::Flow;
-use crate::program::{Dst, Src};
 use crate::semantics::approx::{Function, approx, div};
 use crate::semantics::float::arith::{self, Mode};
 use crate::semantics::float::{F64, Format, Round, f64_ops};

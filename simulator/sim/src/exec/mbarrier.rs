@@ -1,22 +1,13 @@
 //! mbarriers: counts in `semantics::mbarrier`, knowledge and waiting here.
 
-use super::{Cx, Result, lanes};
-use crate::check::lanes::{Lanes, Order, Who};
+use super::*;
+use crate::check::lanes::{Order, Who};
 use crate::check::order::{Actor, View};
 use crate::check::proxy::Memory;
-use crate::check::shadow::Kind;
 use crate::decode::mbarrier::{Arrive, Mbar};
-use crate::decode::operand::{Addr, Ordering, Scope};
-use crate::machine::cluster::Cluster;
 use crate::machine::cta::{MbarrierObject, Reach};
-use crate::machine::engine::Agent;
-use crate::machine::step::Flow;
-use crate::machine::warp::{GroupKind, Wait};
-use crate::memory::{Place, Space, misaligned, place};
-use crate::program::{Dst, Src};
+use crate::memory::misaligned;
 use crate::semantics::mbarrier::{Mbarrier, Outcome};
-use crate::trap::{Check, Fault, Party};
-use std::sync::Arc;
 
 /// Who uses an mbarrier.
 pub struct User {
@@ -89,12 +80,7 @@ impl User {
 
 impl Cluster<'_> {
     /// The mbarrier at an offset of a CTA.
-    pub fn mbarrier(
-        &mut self,
-        rank: u32,
-        offset: u32,
-        user: &User,
-    ) -> std::result::Result<&mut MbarrierObject, Fault> {
+    pub fn mbarrier(&mut self, rank: u32, offset: u32, user: &User) -> Result<&mut MbarrierObject> {
         let launch = self.launch;
         let at = || launch.describe_shared(rank, offset);
         let size = self.ctas.len();
@@ -170,7 +156,7 @@ impl Cluster<'_> {
 }
 
 /// The CTA and offset of an mbarrier operand.
-pub fn locate(space: Space, address: u64) -> std::result::Result<(u32, u32), Fault> {
+pub fn locate(space: Space, address: u64) -> Result<(u32, u32)> {
     match place(space, address) {
         Place::Shared { rank, offset } if offset % 8 == 0 => Ok((rank, offset)),
         p @ Place::Shared { .. } => Err(misaligned(p, 8)),
@@ -292,7 +278,7 @@ fn change(
     operand: Src,
     to: Dst,
     arrival: Option<Arrival>,
-    f: impl Fn(Mbarrier, u32) -> std::result::Result<Outcome, Fault>,
+    f: impl Fn(Mbarrier, u32) -> Result<Outcome>,
 ) -> Result {
     let addresses = cx.addresses(a);
     let n = cx.w.regs.r32(operand, cx.m);

@@ -1,10 +1,8 @@
 //! `mma.sync`: gathers the fragments, multiplies as `semantics::dot` says, scatters the result.
 
-use super::{Cx, Result, undefined};
+use super::undefined;
+use super::*;
 use crate::decode::mma::{Mma, ScaleOperand};
-use crate::machine::regs::FULL;
-use crate::machine::step::Flow;
-use crate::program::{Dst, Src};
 use crate::report::Width;
 use crate::semantics::dot::{BlockScales, Family, Product, Shape, multiply_f64};
 use crate::semantics::element::{Element, Scale};

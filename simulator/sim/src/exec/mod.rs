@@ -22,13 +22,19 @@ pub mod warp;
 pub mod wgmma;
 pub mod wmma;
 
-use crate::check::lanes::Lanes;
+// What most families work with; they import it from here.
+use crate::check::{lanes::Lanes, shadow::Kind};
 use crate::decode::Op;
+use crate::decode::operand::{Addr, Ordering, Scope};
 use crate::machine::cluster::Cluster;
+use crate::machine::engine::Agent;
+use crate::machine::regs::FULL;
 use crate::machine::step::Flow;
-use crate::machine::warp::{Group, Wait, Warp};
-use crate::program::Src;
+use crate::machine::warp::{Group, GroupKind, Wait, Warp};
+use crate::memory::{Place, Space, place};
+use crate::program::{Dst, Reg, Src};
 use crate::trap::{Check, Fault, Party};
+use std::sync::Arc;
 
 pub struct Cx<'c, 'a> {
     pub cl: &'c mut Cluster<'a>,

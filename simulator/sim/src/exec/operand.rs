@@ -1,10 +1,7 @@
 //! Matrix operands in shared memory, as `wgmma` and `tcgen05` read them.
 
-use super::Result;
 use super::mma::Decoder;
-use crate::machine::cluster::Cluster;
-use crate::machine::engine::Agent;
-use crate::memory::Place;
+use super::*;
 use crate::semantics::element::Element;
 use crate::semantics::smem_desc::{Major, SmemDesc};
 

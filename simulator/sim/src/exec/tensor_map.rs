@@ -1,12 +1,9 @@
 //! `tensormap.replace` and `tensormap.cp_fenceproxy`: edits of the 128-byte record in memory.
 
 use super::fence::fence;
-use super::{Cx, Result, lanes};
-use crate::check::shadow::Kind;
+use super::*;
 use crate::decode::fence::Fence;
 use crate::decode::tensor_map::TensorMapOp;
-use crate::machine::step::Flow;
-use crate::memory::place;
 use crate::tensor_map::replace;
 
 pub fn execute(op: &TensorMapOp, cx: &mut Cx<'_, '_>) -> Result {

@@ -2,19 +2,12 @@
 
 use super::copy::destinations;
 use super::mbarrier::locate;
-use super::{Cx, Result, lanes};
-use crate::check::shadow::Kind;
+use super::*;
 use crate::decode::copy::Reduce;
-use crate::decode::operand::Addr;
 use crate::decode::tma::{Mode, Tensor};
-use crate::machine::step::Flow;
-use crate::machine::warp::GroupKind;
-use crate::memory::{Place, place};
-use crate::program::Src;
 use crate::semantics::reduce::{ReduceType, Reduction};
 use crate::semantics::tma::{Direction, Piece, TensorType, TiledTensor};
 use crate::tensor_map;
-use crate::trap::{Check, Fault};
 
 /// Executes a tensor copy.
 pub fn execute(op: &Tensor, cx: &mut Cx<'_, '_>) -> Result {
@@ -43,7 +36,7 @@ enum Moved {
 
 impl Transfer {
     /// Where each part comes from and goes to.
-    fn pieces(&self, smem: u32, direction: Direction) -> std::result::Result<Vec<Piece>, Fault> {
+    fn pieces(&self, smem: u32, direction: Direction) -> Result<Vec<Piece>> {
         let Transfer { tensor, coordinates, mode } = self;
         match mode {
             Moved::Tile => tensor.pieces(coordinates, smem, direction).map(Iterator::collect),

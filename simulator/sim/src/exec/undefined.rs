@@ -1,7 +1,8 @@
 //! Which bits of a result are undefined when bits of the operands are: run after an instruction that has read some,
 //! whose writes the registers have put aside.
 
-use super::{Cx, Result, execute, lanes};
+use super::execute;
+use super::*;
 use crate::check::lanes::Who;
 use crate::check::proxy::Memory;
 use crate::check::shadow::{self, Access, Look};
@@ -11,14 +12,11 @@ use crate::decode::arith::{Arith, Comparison, Int1, Int2, Int3, Part};
 use crate::decode::convert::{Convert, Number};
 use crate::decode::float::Float;
 use crate::decode::mma::Mma;
-use crate::machine::cluster::Cluster;
 use crate::machine::grid::Launch;
 use crate::machine::regs::{Aside, Shadow};
-use crate::program::{Reg, Src};
 use crate::semantics::float::arith::Compare;
 use crate::semantics::fragment::{mma_a, mma_b, mma_c, scale_a_lane, scale_b_lane, scale_byte};
 use crate::semantics::instr_desc::Accumulator;
-use crate::trap::{Check, Fault, Party};
 use smallvec::SmallVec;
 
 /// How undefined bits of operands reach the result.

@@ -2,13 +2,9 @@
 //!
 //! A run that breaks a rule is carried out again lane by lane, so that what is reported names the lane.
 
-use super::{Cx, Result, lanes};
-use crate::check::lanes::Lanes;
+use super::*;
 use crate::check::order::View;
-use crate::check::shadow::Kind;
 use crate::check::undefined::Hole;
-use crate::memory::{Place, Space, place};
-use std::sync::Arc;
 
 /// The bytes of every lane, one after the other.
 pub type Bytes = [u8; 1024];

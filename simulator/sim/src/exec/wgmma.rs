@@ -3,20 +3,14 @@
 
 use super::mma::{collect, gather, spread, width};
 use super::operand::Matrix;
-use super::{Cx, Result};
+use super::*;
 use crate::decode::wgmma::{A, Multiply, Wgmma};
-use crate::machine::cluster::Cluster;
-use crate::machine::engine::Agent;
 use crate::machine::groups::{OpId, Share};
-use crate::machine::regs::{FULL, Lock};
-use crate::machine::step::Flow;
-use crate::machine::warp::{GroupKind, Warp};
-use crate::program::{Reg, Src};
+use crate::machine::regs::Lock;
+use crate::machine::warp::Warp;
 use crate::semantics::dot::{Family, Generation, Product, Shape};
 use crate::semantics::fragment::{wgmma_a, wgmma_d};
 use crate::semantics::smem_desc::SmemDesc;
-use crate::trap::{Check, Fault, Party};
-use std::sync::Arc;
 
 pub fn execute(op: &Wgmma, cx: &mut Cx<'_, '_>) -> Result {
     if let Some(flow) = cx.aligned()? {

@@ -1,13 +1,8 @@
 //! `wmma`: fragments are those of `mma`, several in a row (`semantics::fragment::wmma_*`).
 
 use super::mma::{collect, gather, spread, width};
-use super::{Cx, Result, lanes};
-use crate::check::lanes::Lanes;
-use crate::check::shadow::Kind;
+use super::*;
 use crate::decode::wmma::{Matrix, Number, Role, Wmma};
-use crate::machine::regs::FULL;
-use crate::machine::step::Flow;
-use crate::program::{Dst, Src};
 use crate::semantics::dot::{Family, Product, Shape, multiply_f64};
 use crate::semantics::element::Element;
 use crate::semantics::fragment::{elements_per_lane, wmma_a, wmma_b, wmma_c};

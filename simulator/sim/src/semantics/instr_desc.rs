@@ -83,43 +83,7 @@ impl InstrDesc {
             Kind::Mxf4 | Kind::Mxf4nvf4 => (field(7, 3), field(10, 2)),
             _ => (field(7, 3), field(10, 3)),
         };
-        let (d, scale, m, sf_step) = if kind.block_scaled() {
-            zero("reserved bits 0-1, 3 and 6", 0b1001011, "they are 0")?;
-            zero("reserved bits 24-26", 7 << 24, "they are 0")?;
-            match kind {
-                Kind::Mxf8f6f4 => zero("reserved bit 31", 1 << 31, "it is 0")?,
-                _ => {
-                    zero("reserved bit 12", 1 << 12, "it is 0")?;
-                    zero("transpose A and B", 3 << 15, "4-bit matrices are K-major")?;
-                    if field(31, 1) != 0 {
-                        return Err(not_modelled(WHAT, "K dimension", 1, "K = 64, bit 31 = 0"));
-                    }
-                }
-            }
-            let scale = if field(23, 1) == 0 { Scale::Ue4m3 } else { Scale::Ue8m0 };
-            let allowed = scale == Scale::Ue8m0 || kind == Kind::Mxf4nvf4;
-            require(
-                allowed,
-                WHAT,
-                "scale type",
-                field(23, 1) as u64,
-                "this kind takes ue8m0 scales, bit 23 = 1",
-            )?;
-            let step = if kind == Kind::Mxf8f6f4 { 1 } else { 2 };
-            (Accumulator::F32, Some(scale), field(27, 2) * 128, step)
-        } else {
-            zero("reserved bits 6, 23 and 29", 1 << 6 | 1 << 23 | 1 << 29, "they are 0")?;
-            zero("sparsity selector", 3, "it is 0 for dense matrices")?;
-            if field(30, 2) != 0 {
-                return Err(not_modelled(
-                    WHAT,
-                    "maximum shift",
-                    field(30, 2) as u64,
-                    "no .ws shift, bits 30-31 = 0",
-                ));
-            }
-            (accumulator(kind, field(4, 2))?, None, field(24, 5) * 16, 0)
-        };
+        let (d, scale, m, sf_step) = InstrDesc::sums(bits, kind)?;
         if kind != Kind::I8 {
             zero("saturate", 1 << 3, "only kind::i8 saturates")?;
         } else {
@@ -159,6 +123,49 @@ impl InstrDesc {
         desc.check_types(kind)?;
         desc.check_shape(kind, cta_group)?;
         Ok(desc)
+    }
+
+    /// The type of D, that of the scales, M, and what ids of scales are multiples of.
+    fn sums(bits: u32, kind: Kind) -> Result<(Accumulator, Option<Scale>, u32, u32), Fault> {
+        let field = |at: u32, width: u32| bits >> at & ((1 << width) - 1);
+        let zero = |name, mask: u32, rule| require(bits & mask == 0, WHAT, name, (bits & mask) as u64, rule);
+        if kind.block_scaled() {
+            zero("reserved bits 0-1, 3 and 6", 0b1001011, "they are 0")?;
+            zero("reserved bits 24-26", 7 << 24, "they are 0")?;
+            match kind {
+                Kind::Mxf8f6f4 => zero("reserved bit 31", 1 << 31, "it is 0")?,
+                _ => {
+                    zero("reserved bit 12", 1 << 12, "it is 0")?;
+                    zero("transpose A and B", 3 << 15, "4-bit matrices are K-major")?;
+                    if field(31, 1) != 0 {
+                        return Err(not_modelled(WHAT, "K dimension", 1, "K = 64, bit 31 = 0"));
+                    }
+                }
+            }
+            let scale = if field(23, 1) == 0 { Scale::Ue4m3 } else { Scale::Ue8m0 };
+            let allowed = scale == Scale::Ue8m0 || kind == Kind::Mxf4nvf4;
+            require(
+                allowed,
+                WHAT,
+                "scale type",
+                field(23, 1) as u64,
+                "this kind takes ue8m0 scales, bit 23 = 1",
+            )?;
+            let step = if kind == Kind::Mxf8f6f4 { 1 } else { 2 };
+            Ok((Accumulator::F32, Some(scale), field(27, 2) * 128, step))
+        } else {
+            zero("reserved bits 6, 23 and 29", 1 << 6 | 1 << 23 | 1 << 29, "they are 0")?;
+            zero("sparsity selector", 3, "it is 0 for dense matrices")?;
+            if field(30, 2) != 0 {
+                return Err(not_modelled(
+                    WHAT,
+                    "maximum shift",
+                    field(30, 2) as u64,
+                    "no .ws shift, bits 30-31 = 0",
+                ));
+            }
+            Ok((accumulator(kind, field(4, 2))?, None, field(24, 5) * 16, 0))
+        }
     }
 
     fn check_types(&self, kind: Kind) -> Result<(), Fault> {

@@ -73,7 +73,7 @@ fn a_pipeline_of_block_copies_exact() {
     let h = host();
     let (n, batches) = (96, 7);
     let x = values(n * batches, 0);
-    let (dx, out) = (h.ints(&x), h.ints(&vec![0; n]));
+    let (dx, out) = (h.ints(&x), h.ints(vec![0; n]));
     h.run("pipelined", [1, 1], n as u32, 8 * n as u32, Args::new().ptr(dx).ptr(out).i32(batches as i32));
     let want: Vec<i32> =
         (0..n).map(|t| (0..batches).map(|b| x[b * n + (t * 5 + 1) % n] * (b as i32 + 1)).sum()).collect();
@@ -84,7 +84,7 @@ fn a_pipeline_of_block_copies_exact() {
 fn asynchronous_copies_of_both_libraries_exact() {
     let h = host();
     let x = values(512, 0);
-    let (dx, out) = (h.ints(&x), h.ints(&[0; 256]));
+    let (dx, out) = (h.ints(&x), h.ints([0; 256]));
     h.run("async_copy", [1, 1], 64, 0, Args::new().ptr(dx).ptr(out));
     let want: Vec<i32> = (0..256).map(|i| x[255 - i] * 3 + x[256 + (i ^ 1)]).collect();
     assert_eq!(h.download(out, 256, i32::from_le_bytes), want);
@@ -94,7 +94,7 @@ fn asynchronous_copies_of_both_libraries_exact() {
 fn scans_reductions_and_groups_of_a_warp_exact() {
     let h = host();
     let x = values(64, 0);
-    let (dx, out) = (h.ints(&x), h.ints(&[0; 512]));
+    let (dx, out) = (h.ints(&x), h.ints([0; 512]));
     h.run("warp_level", [1, 1], 64, 0, Args::new().ptr(dx).ptr(out));
     let got = h.download(out, 512, i32::from_le_bytes);
     for (i, got) in got.chunks_exact(8).enumerate() {
@@ -121,8 +121,8 @@ fn byte_and_half_word_arithmetic_exact() {
     let a: Vec<i32> = values(64, 0).iter().map(|v| v.wrapping_mul(90_001_237)).collect();
     let b: Vec<i32> = values(64, 9).iter().map(|v| v.wrapping_mul(70_203_011)).collect();
     let x: Vec<f16> = (0..128).map(|i| f16::from_f32((i as f32 - 60.0) * 0.037)).collect();
-    let (da, db, out) = (h.ints(&a), h.ints(&b), h.ints(&[0; 256]));
-    let (dx, dy) = (h.upload(x.iter().map(|v| v.to_le_bytes())), h.ints(&[0; 64]));
+    let (da, db, out) = (h.ints(&a), h.ints(&b), h.ints([0; 256]));
+    let (dx, dy) = (h.upload(x.iter().map(|v| v.to_le_bytes())), h.ints([0; 64]));
     h.run("small_dots", [1, 1], 64, 0, Args::new().ptr(da).ptr(db).ptr(out).ptr(dx).ptr(dy));
     let got = h.download(out, 256, i32::from_le_bytes);
     for (i, got) in got.chunks_exact(4).enumerate() {
@@ -160,7 +160,7 @@ fn byte_and_half_word_arithmetic_exact() {
 fn a_histogram_spread_over_the_shared_memory_of_a_cluster_exact() {
     let h = host();
     let x: Vec<u8> = (0..3000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-    let (dx, out) = (h.upload(x.iter().map(|v| [*v])), h.ints(&[0; 256]));
+    let (dx, out) = (h.upload(x.iter().map(|v| [*v])), h.ints([0; 256]));
     h.run("cluster_histogram", [8, 1], 64, 0, Args::new().ptr(dx).i32(3000).ptr(out));
     let mut want = vec![0; 256];
     x.iter().for_each(|v| want[*v as usize] += 1);
@@ -186,7 +186,7 @@ fn fp8_fragments_converted_by_the_library_exact() {
 fn tiles_by_tma_of_the_library_exact() {
     let h = host();
     let x = values(64 * 96, 0);
-    let (dx, out) = (h.ints(&x), h.ints(&vec![0; 64 * 96]));
+    let (dx, out) = (h.ints(&x), h.ints(vec![0; 64 * 96]));
     let map = |at: DevicePtr| {
         let map = TensorMap::matrix(TensorDataType::S32, at.0, (64, 96), 384, (32, 32), TensorSwizzle::None);
         h.gpu.tensor_map(&map).unwrap()
@@ -203,7 +203,7 @@ fn warpgroups_with_roles_multiply_from_shared_memory_exact() {
     let small = |n: usize, seed| -> Vec<i32> { values(n, seed).iter().map(|v| v % 4).collect() };
     let (a, b) = (small(128 * k, 1), small(64 * k, 2));
     let upload = |v: &[i32]| h.upload(v.iter().map(|v| f16::from_f32(*v as f32).to_le_bytes()));
-    let (da, db, dc) = (upload(&a), upload(&b), h.ints(&vec![0; 128 * 64]));
+    let (da, db, dc) = (upload(&a), upload(&b), h.ints(vec![0; 128 * 64]));
     let map = |at: DevicePtr, rows: u32| {
         let size = (u64::from(rows), k as u64);
         let swizzle = TensorSwizzle::B128;
@@ -222,7 +222,7 @@ fn warpgroups_with_roles_multiply_from_shared_memory_exact() {
 #[test]
 fn blocks_take_turns_by_atomic_references_exact() {
     let h = host();
-    let (value, turn) = (h.ints(&[1]), h.ints(&[0]));
+    let (value, turn) = (h.ints([1]), h.ints([0]));
     h.run("hand_off", [7, 1], 32, 0, Args::new().ptr(value).ptr(turn));
     let want = (0..7).fold(1, |v, b| v * 3 + b);
     assert_eq!(h.download(value, 1, i32::from_le_bytes), [want]);
@@ -233,7 +233,7 @@ fn atomics_of_every_width_exact() {
     let h = host();
     let x: Vec<f32> = values(4 * 96, 0).iter().map(|v| (v % 5) as f32).collect();
     let dx = h.upload(x.iter().map(|v| v.to_le_bytes()));
-    let (sum, best, pair) = (h.ints(&[0; 2]), h.ints(&[0; 2]), h.ints(&[0]));
+    let (sum, best, pair) = (h.ints([0; 2]), h.ints([0; 2]), h.ints([0]));
     h.run("mixed", [3, 1], 32, 0, Args::new().ptr(dx).ptr(sum).ptr(best).ptr(pair));
     assert_eq!(h.download(sum, 1, f64::from_le_bytes), [x.iter().map(|v| f64::from(*v)).sum::<f64>()]);
     let keys =

@@ -10,22 +10,14 @@ mod multiply;
 mod transfer;
 
 use super::mbarrier::locate;
-use super::{Cx, Result};
-use crate::check::lanes::{Lanes, Who};
+use super::*;
+use crate::check::lanes::Who;
 use crate::check::order::View;
 use crate::check::proxy::Memory;
-use crate::check::shadow::{Access, Conflict, Kind};
-use crate::decode::operand::Addr;
+use crate::check::shadow::{Access, Conflict};
 use crate::decode::tcgen05::Tcgen05;
-use crate::machine::cluster::Cluster;
-use crate::machine::engine::Agent;
-use crate::machine::step::Flow;
-use crate::machine::warp::{GroupKind, Wait};
 use crate::memory::tmem::Tmem;
-use crate::program::Src;
 use crate::semantics::tcgen05::Cell;
-use crate::trap::{Check, Fault, Party};
-use std::sync::Arc;
 
 /// Who accesses tensor memory: `fenced` is what counts, `full` what relaxed waits have seen besides.
 #[derive(Clone)]

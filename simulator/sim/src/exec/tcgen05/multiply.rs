@@ -2,19 +2,14 @@
 
 use super::super::mma::{Decoder, width};
 use super::super::operand::Matrix;
-use super::super::{Cx, Result};
+use super::super::*;
 use super::TensorWho;
-use crate::check::shadow::Kind;
 use crate::decode::tcgen05::{A, Multiply};
-use crate::machine::cluster::Cluster;
-use crate::machine::engine::Agent;
-use crate::machine::step::Flow;
 use crate::semantics::dot::{BlockScales, Family, Product, Shape};
 use crate::semantics::element::Scale;
 use crate::semantics::instr_desc::{InstrDesc, Kind as MmaKind};
 use crate::semantics::smem_desc::{Major, SmemDesc, check_tcgen05_layout};
 use crate::semantics::tcgen05::{Cell, DataPath, operand_rows, scale, scale_b_half};
-use crate::trap::{Check, Fault};
 
 /// Everything an operation needs when it is carried out.
 #[derive(Clone)]
@@ -84,38 +79,7 @@ fn offset(base: Cell, relative: Cell) -> Cell {
 
 fn carry_out(w: &Work, cl: &mut Cluster<'_>, me: &Agent, who: &TensorWho) -> Result<()> {
     let InstrDesc { m, n, k, .. } = w.desc;
-    let (rows_a, rows_b) = operand_rows(m, n, w.op.group);
-    let padded = matches!(w.op.kind, MmaKind::F8f6f4 | MmaKind::Mxf8f6f4);
-    let mut a = Vec::new();
-    let mut b = Vec::new();
-    for &rank in &w.ranks {
-        match w.a {
-            Place::Shared(desc) => {
-                let matrix = Matrix {
-                    rank,
-                    desc,
-                    major: w.desc.a_major,
-                    element: w.desc.a,
-                    padded: padded && w.desc.a.bits() < 8,
-                };
-                a.extend(matrix.read(cl, 0, rows_a, k, me)?);
-            }
-            Place::Tmem(base) => a.extend(tmem_operand(w, cl, rank, base, rows_a, who)?),
-        }
-        let matrix = Matrix {
-            rank,
-            desc: w.b,
-            major: w.desc.b_major,
-            element: w.desc.b,
-            padded: padded && w.desc.b.bits() < 8,
-        };
-        b.extend(matrix.read(cl, 0, rows_b, k, me)?);
-    }
-    for (negate, matrix) in [(w.desc.negate_a, &mut a), (w.desc.negate_b, &mut b)] {
-        if negate {
-            matrix.iter_mut().for_each(|x| *x = -*x);
-        }
-    }
+    let (a, b) = operands(w, cl, me, who)?;
     // Every row of D is read and written, wherever its lane is.
     let columns = w.path.accumulator_columns(n);
     for &rank in &w.ranks {
@@ -167,6 +131,44 @@ fn carry_out(w: &Work, cl: &mut Cluster<'_>, me: &Agent, who: &TensorWho) -> Res
         }
     }
     Ok(())
+}
+
+/// A and B of all CTAs of the group, with the signs that the descriptor gives them.
+fn operands(w: &Work, cl: &mut Cluster<'_>, me: &Agent, who: &TensorWho) -> Result<(Vec<f32>, Vec<f32>)> {
+    let InstrDesc { m, n, k, .. } = w.desc;
+    let (rows_a, rows_b) = operand_rows(m, n, w.op.group);
+    let padded = matches!(w.op.kind, MmaKind::F8f6f4 | MmaKind::Mxf8f6f4);
+    let mut a = Vec::new();
+    let mut b = Vec::new();
+    for &rank in &w.ranks {
+        match w.a {
+            Place::Shared(desc) => {
+                let matrix = Matrix {
+                    rank,
+                    desc,
+                    major: w.desc.a_major,
+                    element: w.desc.a,
+                    padded: padded && w.desc.a.bits() < 8,
+                };
+                a.extend(matrix.read(cl, 0, rows_a, k, me)?);
+            }
+            Place::Tmem(base) => a.extend(tmem_operand(w, cl, rank, base, rows_a, who)?),
+        }
+        let matrix = Matrix {
+            rank,
+            desc: w.b,
+            major: w.desc.b_major,
+            element: w.desc.b,
+            padded: padded && w.desc.b.bits() < 8,
+        };
+        b.extend(matrix.read(cl, 0, rows_b, k, me)?);
+    }
+    for (negate, matrix) in [(w.desc.negate_a, &mut a), (w.desc.negate_b, &mut b)] {
+        if negate {
+            matrix.iter_mut().for_each(|x| *x = -*x);
+        }
+    }
+    Ok((a, b))
 }
 
 /// Lanes of D in one CTA of the group.

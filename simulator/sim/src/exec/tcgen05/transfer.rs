@@ -1,16 +1,9 @@
 //! Moving data between registers, shared memory and tensor memory: `tcgen05.ld`, `st`, `cp`.
 
-use super::super::{Cx, Result};
+use super::super::*;
 use super::TensorWho;
-use crate::check::shadow::Kind;
-use crate::decode::operand::Addr;
 use crate::decode::tcgen05::Access;
-use crate::machine::cluster::Cluster;
-use crate::machine::regs::{FULL, Lock};
-use crate::machine::step::Flow;
-use crate::machine::warp::GroupKind;
-use crate::memory::Place;
-use crate::program::Src;
+use crate::machine::regs::Lock;
 use crate::semantics::misuse::require;
 use crate::semantics::narrow::Narrow;
 use crate::semantics::smem_desc::SmemDesc;
