@@ -5,31 +5,11 @@
 //! makes the same record: [`replace`].
 
 use crate::names::modifiers;
+use crate::semantics::misuse::not_modelled;
 use crate::semantics::swizzle::Swizzle;
-use crate::semantics::tma::{Bounds, Fill, TensorType, TiledTensor};
+use crate::semantics::tma::{Bounds, TiledTensor};
 use crate::trap::{Check, Fault};
 use dualgemm_ptx::layout::{Interleave, OutOfBounds, TensorDataType, TensorMap, TensorSwizzle};
-
-fn element(ty: TensorDataType) -> TensorType {
-    match ty {
-        TensorDataType::U8 => TensorType::U8,
-        TensorDataType::U16 => TensorType::U16,
-        TensorDataType::U32 => TensorType::U32,
-        TensorDataType::S32 => TensorType::S32,
-        TensorDataType::U64 => TensorType::U64,
-        TensorDataType::S64 => TensorType::S64,
-        TensorDataType::F16 => TensorType::F16,
-        TensorDataType::F32 => TensorType::F32,
-        TensorDataType::F64 => TensorType::F64,
-        TensorDataType::Bf16 => TensorType::Bf16,
-        TensorDataType::F32Ftz => TensorType::F32Ftz,
-        TensorDataType::Tf32 => TensorType::Tf32,
-        TensorDataType::Tf32Ftz => TensorType::Tf32Ftz,
-        TensorDataType::U4Align8 => TensorType::U4Align8,
-        TensorDataType::U4Align16 => TensorType::U4Align16,
-        TensorDataType::U6Align16 => TensorType::U6Align16,
-    }
-}
 
 fn swizzle(s: TensorSwizzle) -> Swizzle {
     match s {
@@ -52,8 +32,16 @@ pub fn decode(bytes: &[u8; 128]) -> Result<TiledTensor, Fault> {
     if map.interleave != Interleave::None {
         return Err(Fault::new(Check::Illegal, "interleaved tensor maps are not executed"));
     }
+    use TensorDataType::*;
+    if matches!(map.data_type, U4Align16 | U6Align16 | F32Ftz | Tf32 | Tf32Ftz) {
+        let rule = "types copied bit for bit: 0 to 9 and 16U4_ALIGN8B";
+        return Err(not_modelled("tensor map", "data type", map.data_type as u64, rule));
+    }
+    if map.out_of_bounds == OutOfBounds::Nan {
+        return Err(not_modelled("tensor map", "out-of-bound fill", 1, "zero fill"));
+    }
     let mut t = TiledTensor {
-        ty: element(map.data_type),
+        ty: map.data_type,
         rank: map.rank(),
         base: map.address,
         dims: [1; 5],
@@ -61,7 +49,6 @@ pub fn decode(bytes: &[u8; 128]) -> Result<TiledTensor, Fault> {
         box_dims: [1; 5],
         element_strides: [1; 5],
         swizzle: swizzle(map.swizzle),
-        fill: if map.out_of_bounds == OutOfBounds::Nan { Fill::Nan } else { Fill::Zero },
         bounds: None,
     };
     t.dims[..map.rank()].copy_from_slice(&map.dims);
@@ -74,7 +61,6 @@ pub fn decode(bytes: &[u8; 128]) -> Result<TiledTensor, Fault> {
         upper[..corners.upper.len()].copy_from_slice(&corners.upper);
         t.bounds = Some(Bounds { lower, upper });
     }
-    t.check()?;
     Ok(t)
 }
 
@@ -204,9 +190,15 @@ mod tests {
             TensorSwizzle::B128,
         );
         let t = decode(&map.to_bytes().unwrap()).unwrap();
-        assert_eq!((t.ty, t.rank, t.swizzle), (TensorType::F16, 2, Swizzle::B128));
+        assert_eq!((t.ty, t.rank, t.swizzle), (TensorDataType::F16, 2, Swizzle::B128));
         assert_eq!((t.dims[..2].to_vec(), t.strides[1]), (vec![128, 300], 256));
         assert_eq!(t.box_bytes(), 64 * 128);
         assert!(decode(&[0; 128]).is_err());
+        let refused = |map: TensorMap, text: &str| {
+            assert!(decode(&map.to_bytes().unwrap()).unwrap_err().message.contains(text), "{text}");
+        };
+        let tf32 = TensorMap { data_type: TensorDataType::Tf32, box_dims: vec![32, 64], ..map.clone() };
+        refused(tf32, "data type 0xb");
+        refused(TensorMap { out_of_bounds: OutOfBounds::Nan, ..map }, "out-of-bound fill");
     }
 }

@@ -1,10 +1,11 @@
 //! Integer arithmetic, logic, comparison and selection.
 //! PTX ISA 9.7.1 (integer), 9.7.2 (extended precision), 9.7.6 to 9.7.8 (comparison, logic, shift).
 
+use super::float::shape;
 use super::*;
 use crate::semantics::float::arith::Compare;
 use crate::semantics::float::int::IntType;
-use crate::semantics::float::{BF16, F16, F32, F64, Format};
+use crate::semantics::float::Format;
 
 modifiers! {
     /// Which part of a product is kept.
@@ -131,26 +132,6 @@ pub enum Arith {
 
 fn int(ty: Type) -> IntType {
     IntType { bits: ty.bits(), signed: ty.is_signed() }
-}
-
-fn format(ty: Type) -> Option<Format> {
-    Some(match ty {
-        Type::F16 | Type::F16x2 => F16,
-        Type::Bf16 | Type::Bf16x2 => BF16,
-        Type::F32 => F32,
-        Type::F64 => F64,
-        _ => return None,
-    })
-}
-
-/// The same type with unsigned bits.
-fn bits(n: u32) -> Type {
-    match n {
-        8 => Type::B8,
-        16 => Type::B16,
-        32 => Type::B32,
-        _ => Type::B64,
-    }
 }
 
 fn part(i: &mut Ins<'_>) -> Result<Part> {
@@ -286,7 +267,7 @@ fn three(i: &mut Ins<'_>) -> Result<Arith> {
     };
     let ty = i.ty()?;
     let types = match op {
-        Int3::Mad(Part::Wide) => [ty, ty, bits(ty.bits() * 2)],
+        Int3::Mad(Part::Wide) => [ty, ty, untyped(ty.bits() * 2)],
         Int3::Bfe => [ty, Type::U32, Type::U32],
         Int3::Fns => [Type::U32, Type::U32, Type::S32],
         _ => [ty, ty, ty],
@@ -337,8 +318,8 @@ fn compare(i: &mut Ins<'_>) -> Result<Arith> {
         _ => return i.error("needs its types: one for setp, two for set"),
     };
     let packed = matches!(ty, Type::F16x2 | Type::Bf16x2);
-    let comparison = match format(ty) {
-        Some(f) => Comparison::Float(op, f, ftz),
+    let comparison = match shape(ty) {
+        Some(shape) => Comparison::Float(op, shape.format, ftz),
         None => Comparison::Int(op, int(ty)),
     };
     let s = [i.src(1, ty)?, i.src(2, ty)?];

@@ -1,12 +1,12 @@
 //! `atom` and `red`. PTX ISA 9.7.13.3, 9.7.13.4.
 
 use super::*;
-use crate::semantics::reduce::{ReduceType, Reduction};
+use crate::semantics::reduce::Reduction;
 
 /// What happens to an element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Modify {
-    Reduce(Reduction, ReduceType),
+    Reduce(Reduction, Type),
     Exchange,
     CompareSwap,
 }
@@ -28,23 +28,15 @@ pub struct Atomic {
     pub order: Ordering,
 }
 
-/// The type and packing of a reduction on `ty`.
-pub fn reduce_type(ty: Type) -> Option<(ReduceType, u32)> {
-    Some(match ty {
-        Type::U32 => (ReduceType::U32, 1),
-        Type::S32 => (ReduceType::S32, 1),
-        Type::U64 => (ReduceType::U64, 1),
-        Type::S64 => (ReduceType::S64, 1),
-        Type::B32 => (ReduceType::B32, 1),
-        Type::B64 => (ReduceType::B64, 1),
-        Type::F16 => (ReduceType::F16, 1),
-        Type::F16x2 => (ReduceType::F16, 2),
-        Type::Bf16 => (ReduceType::Bf16, 1),
-        Type::Bf16x2 => (ReduceType::Bf16, 2),
-        Type::F32 => (ReduceType::F32, 1),
-        Type::F64 => (ReduceType::F64, 1),
-        _ => return None,
-    })
+/// The type of the elements of a reduction on `ty`, and how many a register holds.
+pub fn reduce_type(ty: Type) -> Option<(Type, u32)> {
+    use Type::*;
+    match ty {
+        F16x2 => Some((F16, 2)),
+        Bf16x2 => Some((Bf16, 2)),
+        U32 | S32 | U64 | S64 | B32 | B64 | F16 | Bf16 | F32 | F64 => Some((ty, 1)),
+        _ => None,
+    }
 }
 
 /// The reduction operator among the modifiers.

@@ -183,13 +183,7 @@ fn mov(i: &mut Ins<'_>) -> Result<Convert> {
         }
         (_, Operand::Vector(list)) => {
             let bits = ty.bits() / list.len() as u32;
-            let element = match bits {
-                8 => Type::B8,
-                16 => Type::B16,
-                32 => Type::B32,
-                _ => Type::B64,
-            };
-            Convert::Pack(i.dst(0)?, i.srcs(1, element)?, bits)
+            Convert::Pack(i.dst(0)?, i.srcs(1, untyped(bits))?, bits)
         }
         _ => Convert::Move(i.dst(0)?, i.src(1, ty)?),
     })
@@ -216,10 +210,7 @@ fn cvt(i: &mut Ins<'_>) -> Result<Convert> {
     let source = |bits: u32| match (from, bits) {
         (Number::Float(f), 32) if f == F32 => Type::F32,
         (Number::Float(f), 64) if f == F64 => Type::F64,
-        (_, 8) => Type::B8,
-        (_, 16) => Type::B16,
-        (_, 32) => Type::B32,
-        _ => Type::B64,
+        _ => untyped(bits),
     };
     match (n_to, n_from) {
         (1, 1) => {

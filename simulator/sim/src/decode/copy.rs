@@ -4,7 +4,7 @@
 use super::atomic::{operator, reduce_type};
 use super::mbarrier::Mbar;
 use super::*;
-use crate::semantics::reduce::{ReduceType, Reduction};
+use crate::semantics::reduce::Reduction;
 
 #[derive(Debug, Clone)]
 pub enum CpAsync {
@@ -35,8 +35,8 @@ pub enum Completion {
     Group,
 }
 
-/// An element-wise reduction at the destination: operator, type, elements packed in a register.
-pub type Reduce = (Reduction, ReduceType, u32);
+/// An element-wise reduction at the destination: operator and type of an element.
+pub type Reduce = (Reduction, Type);
 
 #[derive(Debug, Clone, Copy)]
 pub struct BulkCopy {
@@ -149,19 +149,14 @@ pub fn bulk(i: &mut Ins<'_>) -> Result<Op> {
     let counted = i.has("mbarrier::complete_tx::bytes");
     let grouped = i.has("bulk_group");
     // The first space is the destination's, the second the source's.
-    let spaces = i.parse_all(|m| match m {
-        "global" => Some(Space::Global),
-        "shared::cluster" => Some(Space::SharedCluster),
-        "shared::cta" => Some(Space::SharedCta),
-        _ => None,
-    });
+    let spaces = i.spaces();
     let [to, from] = spaces[..] else { return i.error("needs a destination and a source space") };
     let reduce = if reducing {
         i.ignore(&["noftz"]);
         let op = operator(i);
         let ty = i.ty()?;
         match (op, reduce_type(ty)) {
-            (Some(op), Some((ty, n))) => Some((op, ty, n)),
+            (Some(op), Some((ty, _))) => Some((op, ty)),
             _ => return i.error("needs a reduction and its type"),
         }
     } else {
@@ -195,7 +190,7 @@ fn async_store(i: &mut Ins<'_>, reducing: bool) -> Result<Op> {
     i.finish()?;
     let reduce = match (reducing, op, reduce_type(ty)) {
         (false, None, _) => None,
-        (true, Some(op), Some((ty, n))) => Some((op, ty, n)),
+        (true, Some(op), Some((ty, _))) => Some((op, ty)),
         _ => return i.error("needs a reduction and its type"),
     };
     let to = i.addr(0, Space::SharedCluster)?;

@@ -58,7 +58,7 @@ pub enum Float {
     Test(Class, Format, Dst, Src),
 }
 
-fn shape(ty: Type) -> Option<Shape> {
+pub fn shape(ty: Type) -> Option<Shape> {
     let (format, lanes) = match ty {
         Type::F16 => (F16, 1),
         Type::F16x2 => (F16, 2),

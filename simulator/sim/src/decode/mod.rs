@@ -30,7 +30,7 @@ use crate::names::modifiers;
 use crate::program::{Dst, Reg, Src};
 use dualgemm_ptx::Type;
 use dualgemm_ptx::ast::{Instruction, Operand};
-use operand::{Addr, Names, Ordering, Scope};
+use operand::{Addr, Names, Ordering, Scope, untyped};
 
 #[derive(Debug, Clone)]
 pub enum Op {
@@ -81,11 +81,7 @@ impl<'a> Ins<'a> {
     }
 
     pub fn error<T>(&self, reason: impl Into<String>) -> Result<T> {
-        Err(Error::Instruction {
-            line: self.ast.line.0,
-            instruction: self.ast.opcode(),
-            reason: reason.into(),
-        })
+        Err(Error::refused(self.ast.line.0, self.ast.opcode(), reason))
     }
 
     /// Whether modifier `name` is present; it counts as understood then.

@@ -79,6 +79,16 @@ fn special(name: &str) -> Option<Src> {
     Some(Src::Special(row as u8, component))
 }
 
+/// The untyped type of a width.
+pub fn untyped(bits: u32) -> Type {
+    match bits {
+        8 => Type::B8,
+        16 => Type::B16,
+        32 => Type::B32,
+        _ => Type::B64,
+    }
+}
+
 /// The bits of a number as a value of `ty`.
 pub fn immediate(imm: Immediate, ty: Type) -> u64 {
     let bits = match (imm, ty) {
@@ -260,6 +270,16 @@ impl Ins<'_> {
             ("param", Space::Param),
         ])
         .unwrap_or(Space::Generic)
+    }
+
+    /// The spaces of a copy, in order: the destination's, then the source's.
+    pub fn spaces(&mut self) -> Vec<Space> {
+        self.parse_all(|m| match m {
+            "global" => Some(Space::Global),
+            "shared::cluster" => Some(Space::SharedCluster),
+            "shared::cta" => Some(Space::SharedCta),
+            _ => None,
+        })
     }
 
     /// Marks cache and eviction hints as understood.

@@ -117,7 +117,7 @@ impl Cluster<'_> {
 
 /// Reduces elements of `src` into `old`.
 pub fn apply(reduce: Reduce, old: &mut [u8], src: &[u8], global: bool) -> Result<()> {
-    let (op, ty, _) = reduce;
+    let (op, ty) = reduce;
     let n = ty.bits() as usize / 8;
     for (o, s) in old.chunks_exact_mut(n).zip(src.chunks_exact(n)) {
         let value = |b: &[u8]| {

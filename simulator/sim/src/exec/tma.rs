@@ -3,11 +3,12 @@
 use super::copy::destinations;
 use super::mbarrier::locate;
 use super::*;
-use crate::decode::copy::Reduce;
 use crate::decode::tma::{Mode, Tensor};
-use crate::semantics::reduce::{ReduceType, Reduction};
-use crate::semantics::tma::{Direction, Piece, TensorType, TiledTensor};
+use crate::semantics::reduce::Reduction;
+use crate::semantics::tma::{Direction, Piece, TiledTensor};
 use crate::tensor_map;
+use dualgemm_ptx::Type;
+use dualgemm_ptx::layout::TensorDataType;
 
 /// Executes a tensor copy.
 pub fn execute(op: &Tensor, cx: &mut Cx<'_, '_>) -> Result {
@@ -133,31 +134,23 @@ fn load(op: &Tensor, cx: &mut Cx<'_, '_>) -> Result {
     Ok(Flow::Next)
 }
 
-fn element(ty: TensorType) -> Option<ReduceType> {
+/// What a reduction works on: the logical operators on the bits of whole numbers.
+fn element(op: Reduction, ty: TensorDataType) -> Option<Type> {
+    use TensorDataType::*;
+    let logical = matches!(op, Reduction::And | Reduction::Or | Reduction::Xor);
     Some(match ty {
-        TensorType::U32 => ReduceType::U32,
-        TensorType::S32 => ReduceType::S32,
-        TensorType::U64 => ReduceType::U64,
-        TensorType::S64 => ReduceType::S64,
-        TensorType::F16 => ReduceType::F16,
-        TensorType::Bf16 => ReduceType::Bf16,
-        TensorType::F32 | TensorType::F32Ftz => ReduceType::F32,
-        TensorType::F64 => ReduceType::F64,
+        U32 | S32 if logical => Type::B32,
+        U64 | S64 if logical => Type::B64,
+        U32 => Type::U32,
+        S32 => Type::S32,
+        U64 => Type::U64,
+        S64 => Type::S64,
+        F16 => Type::F16,
+        Bf16 => Type::Bf16,
+        F32 | F32Ftz => Type::F32,
+        F64 => Type::F64,
         _ => return None,
     })
-}
-
-/// The logical operators work on the bits of whole numbers.
-fn operated(op: Reduction, ty: ReduceType) -> ReduceType {
-    match (op, ty) {
-        (Reduction::And | Reduction::Or | Reduction::Xor, ReduceType::U32 | ReduceType::S32) => {
-            ReduceType::B32
-        }
-        (Reduction::And | Reduction::Or | Reduction::Xor, ReduceType::U64 | ReduceType::S64) => {
-            ReduceType::B64
-        }
-        _ => ty,
-    }
 }
 
 fn store(
@@ -165,7 +158,7 @@ fn store(
     from: &Addr,
     what: (&Addr, &Mode),
     c: &[Src],
-    reduce: Option<Reduce>,
+    reduce: Option<Reduction>,
 ) -> Result {
     let src = cx.addresses(from);
     // Lanes that store the same do it once, as the chip does for the lanes of a warp: CUTLASS has whole warps store.
@@ -182,8 +175,8 @@ fn store(
         let Place::Shared { rank, offset } = place(from.space, src[l]) else { continue };
         transfer.pieces(offset, Direction::Store).map_err(lane)?;
         let reduce = match reduce {
-            Some((op, _, n)) => match element(transfer.tensor.ty) {
-                Some(ty) => Some((op, operated(op, ty), n)),
+            Some(op) => match element(op, transfer.tensor.ty) {
+                Some(ty) => Some((op, ty)),
                 None => {
                     let text = format!("no reduction on elements of type {:?}", transfer.tensor.ty);
                     return Err(Fault::new(Check::Illegal, text).lane(l as u32));

@@ -10,6 +10,7 @@ use super::float::{BF16, F16, F32, Format, Round, f64_ops};
 use super::misuse::invalid;
 use crate::names::modifiers;
 use crate::trap::Fault;
+use dualgemm_ptx::Type;
 
 modifiers! {
     /// A reduction operator. `exch` and `cas` are not reductions.
@@ -25,59 +26,33 @@ modifiers! {
     }
 }
 
-/// The element type of a reduction.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ReduceType {
-    U32,
-    S32,
-    U64,
-    S64,
-    B32,
-    B64,
-    F16,
-    Bf16,
-    F32,
-    F64,
-}
-
-impl ReduceType {
-    /// Bits of an element.
-    pub const fn bits(self) -> u32 {
-        match self {
-            ReduceType::F16 | ReduceType::Bf16 => 16,
-            ReduceType::U32 | ReduceType::S32 | ReduceType::B32 | ReduceType::F32 => 32,
-            ReduceType::U64 | ReduceType::S64 | ReduceType::B64 | ReduceType::F64 => 64,
-        }
-    }
-}
-
 impl Reduction {
     /// The new bits of an element that held `old`. With `flush`, f32 subnormals are flushed, as
     /// `atom.add.f32` does in global memory but not in shared memory (PTX ISA 9.7.13.3).
     ///
     /// # Errors
     /// An operator that the type does not have.
-    pub fn apply(self, ty: ReduceType, old: u64, operand: u64, flush: bool) -> Result<u64, Fault> {
+    pub fn apply(self, ty: Type, old: u64, operand: u64, flush: bool) -> Result<u64, Fault> {
         use Reduction::*;
         let minmax = MinMax { max: self == Max, ..MinMax::default() };
         let value = match (ty, self) {
-            (ReduceType::B32 | ReduceType::B64, And) => old & operand,
-            (ReduceType::B32 | ReduceType::B64, Or) => old | operand,
-            (ReduceType::B32 | ReduceType::B64, Xor) => old ^ operand,
-            (ReduceType::U32, Inc) if old >= operand => 0,
-            (ReduceType::U32, Inc) => old + 1,
-            (ReduceType::U32, Dec) if old == 0 || old > operand => operand,
-            (ReduceType::U32, Dec) => old - 1,
-            (ReduceType::F16, Min | Max) => arith::min_max(F16, old, operand, minmax),
-            (ReduceType::Bf16, Min | Max) => arith::min_max(BF16, old, operand, minmax),
-            (ReduceType::F16, Add) => float_add(F16, old, operand, false),
-            (ReduceType::Bf16, Add) => float_add(BF16, old, operand, false),
-            (ReduceType::F32, Add) => float_add(F32, old, operand, flush),
-            (ReduceType::F64, Add) => f64_ops::add(old, operand, Round::NearestEven),
-            (ReduceType::U32, _) => return int(IntType { bits: 32, signed: false }, self, old, operand),
-            (ReduceType::S32, _) => return int(IntType { bits: 32, signed: true }, self, old, operand),
-            (ReduceType::U64, _) => return int(IntType { bits: 64, signed: false }, self, old, operand),
-            (ReduceType::S64, _) => return int(IntType { bits: 64, signed: true }, self, old, operand),
+            (Type::B32 | Type::B64, And) => old & operand,
+            (Type::B32 | Type::B64, Or) => old | operand,
+            (Type::B32 | Type::B64, Xor) => old ^ operand,
+            (Type::U32, Inc) if old >= operand => 0,
+            (Type::U32, Inc) => old + 1,
+            (Type::U32, Dec) if old == 0 || old > operand => operand,
+            (Type::U32, Dec) => old - 1,
+            (Type::F16, Min | Max) => arith::min_max(F16, old, operand, minmax),
+            (Type::Bf16, Min | Max) => arith::min_max(BF16, old, operand, minmax),
+            (Type::F16, Add) => float_add(F16, old, operand, false),
+            (Type::Bf16, Add) => float_add(BF16, old, operand, false),
+            (Type::F32, Add) => float_add(F32, old, operand, flush),
+            (Type::F64, Add) => f64_ops::add(old, operand, Round::NearestEven),
+            (Type::U32 | Type::S32 | Type::U64 | Type::S64, _) => {
+                let ty = IntType { bits: ty.bits(), signed: ty.is_signed() };
+                return int(ty, self, old, operand);
+            }
             _ => return Err(unsupported(self)),
         };
         Ok(value)
@@ -106,9 +81,9 @@ fn unsupported(op: Reduction) -> Fault {
 
 #[cfg(test)]
 mod tests {
-    use super::{ReduceType, Reduction};
-    use ReduceType::*;
+    use super::{Reduction, Type};
     use Reduction::*;
+    use Type::*;
 
     #[test]
     fn each_operator_does_what_its_name_says_exact() {

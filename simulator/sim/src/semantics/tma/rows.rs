@@ -102,13 +102,13 @@ impl TiledTensor {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Fill, TensorType};
     use super::*;
     use crate::semantics::swizzle::Swizzle;
+    use dualgemm_ptx::layout::TensorDataType;
 
     fn images(bounds: Option<Bounds>, box_dims: [u32; 2]) -> TiledTensor {
         TiledTensor {
-            ty: TensorType::U8,
+            ty: TensorDataType::U8,
             rank: 4,
             base: 0x1_0000,
             dims: [64, 9, 14, 64, 1],
@@ -116,7 +116,6 @@ mod tests {
             box_dims: [box_dims[0], box_dims[1], 1, 1, 1],
             element_strides: [1; 5],
             swizzle: Swizzle::None,
-            fill: Fill::Zero,
             bounds,
         }
     }
