@@ -10,6 +10,7 @@
 //! | [`plan`] | [`CpuPlan`]: kernel, tile and threads for a problem |
 //! | [`workspace`] | [`Workspace`]: the buffers of a plan, and the runs that use them |
 //! | [`limits`] | [`limits::Limits`]: the most that the machine can do, measured |
+//! | [`team`] | [`Team`]: threads that stay awake between calls |
 //! | [`epilogue`] | [`TileEpilogue`]: from sums to values of C |
 //! | [`gemm`] | [`CpuGemm`]: the whole operation, from operands to C |
 //! | [`float_linear`] | [`FloatLinear`]: linear layers with weights that stay floats |
@@ -36,6 +37,7 @@ mod output;
 pub mod pack;
 pub mod plan;
 mod schedule;
+pub mod team;
 mod threads;
 pub mod tile;
 mod vmath;
@@ -50,5 +52,6 @@ pub use gemm::CpuGemm;
 pub use isa::Isa;
 pub use pack::PackedGateUp;
 pub use plan::{CpuOptions, CpuPlan};
+pub use team::Team;
 pub use tile::{RowTile, Tile, TileKernel, TileSink};
 pub use workspace::{Group, Workspace};

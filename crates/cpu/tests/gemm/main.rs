@@ -6,7 +6,7 @@ mod rows;
 
 use std::borrow::Cow;
 
-use dualgemm_cpu::{CpuGemm, CpuOptions, CpuPlan, Group, Isa, PackedGateUp};
+use dualgemm_cpu::{CpuGemm, CpuOptions, CpuPlan, Group, Isa, PackedGateUp, Team};
 use dualgemm_formats::quantize::quantize_with;
 use dualgemm_formats::{
     BlockFormat, FloatMatrix, GlobalScale, Matrix, Producer, QuantizedMatrix, ScaleLayout, Search, quantize,
