@@ -77,7 +77,7 @@ impl Checkpoint {
         let own: BTreeSet<&str> = modules.map(|m| m.strip_suffix(".base_layer").unwrap_or(m)).collect();
         let known = |name: &str, rest: &str| {
             let module = self.convention.split(name).map_or(name, |(module, _)| module);
-            let routes = || is_router(rest) || CORRECTIONS.iter().any(|ending| rest.ends_with(ending));
+            let routes = || is_router(rest) || is_correction(rest);
             let shared = || rest.split('.').any(|p| SHARED.iter().any(|shared| p.starts_with(shared)));
             ancestors(module).any(|module| own.contains(module))
                 || self.convention.is_harmless(name)
@@ -100,6 +100,11 @@ impl Checkpoint {
         }
         Ok(())
     }
+}
+
+/// Whether a tensor changes which experts a router chooses.
+pub(crate) fn is_correction(name: &str) -> bool {
+    CORRECTIONS.iter().any(|ending| name.ends_with(ending))
 }
 
 /// Whether a name is a layer's own: its only number is the last part.
