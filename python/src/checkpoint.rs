@@ -7,6 +7,7 @@ use dualgemm_cli::layer::{Layer, features_per_run};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::convert::decode;
 use crate::error;
 use crate::facts::{Facts, linear_of};
 use crate::mlp::MlpFacts;
@@ -123,6 +124,17 @@ impl Checkpoint {
     /// Whether a linear layer has a bias; its weight is not read.
     fn _has_bias(&self, py: Python<'_>, module: &str) -> PyResult<bool> {
         self.ask(py, |files| Ok(files.linear_source(module)?.bias.is_some()))
+    }
+
+    /// Decodes the weight of a linear layer into an array `[N, K]` of floats.
+    fn _decode(&self, py: Python<'_>, module: &str, out: &Bound<'_, PyAny>) -> PyResult<()> {
+        let matrix = self.ask(py, |files| Ok(files.linear(module)?.weight.into_owned()))?;
+        decode(py, &matrix, out)
+    }
+
+    /// The model's configuration as JSON, where the files have one.
+    fn _config(&self) -> Option<String> {
+        self.files.files().config().map(|json| json.value.to_string())
     }
 
     /// The activation of an MLP by name.
