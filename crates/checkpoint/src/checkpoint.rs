@@ -21,7 +21,6 @@ use crate::source::{GateUp, GateUpSource};
 use crate::{Error, TensorFiles};
 
 pub use modules::{Linear, LinearSource, ModuleInfo};
-pub(crate) use whole::is_correction;
 
 /// Which nibble of a byte holds the even element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]

@@ -8,14 +8,12 @@ use dualgemm_gemm::RouterWeights;
 use super::Checkpoint;
 use crate::Error;
 use crate::families::{Said, Sum};
-use crate::linear::is_router;
+use crate::linear::{is_correction, is_router};
 use crate::module::{Mlp, MlpKind, SHARED};
 use crate::scheme::ancestors;
 
 /// Parts of names below which all routed experts of a block are.
 const ALL_EXPERTS: &[&str] = &["experts", "local_experts", "switch_mlp"];
-/// How tensors end that change which experts a router chooses.
-const CORRECTIONS: &[&str] = &["e_score_correction_bias", "expert_bias", "tid2eid"];
 
 impl Checkpoint {
     /// Checks that an MLP, or each of a layer's routed experts, is `act(gate) · up`, then down, and nothing more.
@@ -100,11 +98,6 @@ impl Checkpoint {
         }
         Ok(())
     }
-}
-
-/// Whether a tensor changes which experts a router chooses.
-pub(crate) fn is_correction(name: &str) -> bool {
-    CORRECTIONS.iter().any(|ending| name.ends_with(ending))
 }
 
 /// Whether a name is a layer's own: its only number is the last part.

@@ -11,11 +11,10 @@ use std::path::Path;
 use dualgemm_formats::{BlockFormat, GlobalScaleSource, gguf as nvfp4};
 
 use super::{LinearOut, Model, WeightPart, WriteReport, config_to_gguf};
-use crate::checkpoint::is_correction;
 use crate::error::list;
 use crate::families::{Owner, owner};
 use crate::gguf::{GgufValue, write_to};
-use crate::linear::is_router;
+use crate::linear::{is_correction, is_router};
 use crate::module::{MlpKind, Place, Projection};
 use crate::scheme::ancestors;
 use crate::{Dtype, Error, JsonFile, Stated, TensorData, TensorOut, TensorView};
