@@ -272,7 +272,8 @@ class NVFP4GatedMLP(Packed):
 
 class NVFP4Experts(Packed):
     """A block of experts, :class:`dualgemm.Experts`, in the place of transformers' own: it takes tokens ``[tokens, K]``, the
-    numbers of their experts and the weights of these. On the processor."""
+    numbers of their experts and the weights of these. Where it is on the processor and the model on a GPU, tokens come and
+    results go back."""
 
     def __init__(self, weights, *, quantize_a=None):
         how = both(quantize_a)
@@ -280,6 +281,7 @@ class NVFP4Experts(Packed):
         super().__init__(weights, torch.ops.dualgemm.experts, how, (False,), texts)
         self.quantize_a = quantize_a
         self.num_experts = weights.count
+        self._place = torch.device(weights.device if weights.device.startswith("cuda") else "cpu")
 
     @classmethod
     def from_checkpoint(cls, path, layer=None, *, quantize_a=None, **reading):
@@ -287,7 +289,8 @@ class NVFP4Experts(Packed):
         return cls(Experts.from_checkpoint(path, layer, **reading), quantize_a=quantize_a)
 
     def forward(self, hidden_states, top_k_index, top_k_weights):
-        return self._compute(hidden_states, top_k_index, top_k_weights)
+        tokens = (t.to(self._place) for t in (hidden_states, top_k_index, top_k_weights))
+        return self._compute(*tokens).to(hidden_states.device)
 
     def extra_repr(self):
         return f"{self.weights!r}, quantize_a={self.quantize_a!r}"
