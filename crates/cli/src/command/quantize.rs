@@ -33,7 +33,7 @@ use super::Verdict;
 use crate::calibration::Calibration;
 use crate::files::{is_no_input, writable_model};
 use crate::report::{Output, Table};
-use choice::Choice;
+use choice::{Choice, groups};
 
 /// Arguments of `quantize`.
 #[derive(Debug, Args)]
@@ -236,26 +236,6 @@ fn module(name: &str) -> &str {
     name.strip_suffix(".weight").unwrap_or(name)
 }
 
-/// Tensors that get one tensor scale: each alone, or those that engines read as one.
-fn groups(weights: Vec<FloatWeight<'_>>, separate: bool) -> Vec<Vec<FloatWeight<'_>>> {
-    let mut groups: Vec<Vec<FloatWeight<'_>>> = Vec::new();
-    let mut known: BTreeMap<_, usize> = BTreeMap::new();
-    for weight in weights {
-        let key = linear::fused(module(&weight.name)).filter(|_| !separate);
-        match key.map(|(parent, names)| (parent.to_owned(), names)) {
-            Some(key) => match known.get(&key) {
-                Some(&at) => groups[at].push(weight),
-                None => {
-                    known.insert(key, groups.len());
-                    groups.push(vec![weight]);
-                }
-            },
-            None => groups.push(vec![weight]),
-        }
-    }
-    groups
-}
-
 /// Quantizes tensors under one tensor scale and measures what that loses.
 fn quantize_one_group(
     group: &[FloatWeight<'_>],
@@ -440,32 +420,7 @@ fn torchao_metadata(
 
 #[cfg(test)]
 mod tests {
-    use dualgemm::checkpoint::TensorView;
-
     use super::*;
-
-    fn view<'a>(name: &'a str, shape: &'a [usize], bytes: &'a [u8]) -> TensorView<'a> {
-        TensorView { name, dtype: Dtype::F32, shape, bytes }
-    }
-
-    #[test]
-    fn only_what_engines_fuse_shares() {
-        let (shape, bytes) = ([1, 16], [0u8; 64]);
-        let names = [
-            "l.0.gate_proj.weight",
-            "l.0.up_proj.weight",
-            "l.1.gate_proj.weight",
-            "l.0.down_proj.weight",
-            "l.0.attn.q_proj.weight",
-            "l.0.attn.k_proj.weight",
-            "l.0.attn.v_proj.weight",
-            "l.0.attn.o_proj.weight",
-        ];
-        let views = || names.map(|name| FloatWeight::from(view(name, &shape, &bytes))).to_vec();
-        let sizes = |separate| groups(views(), separate).iter().map(Vec::len).collect::<Vec<_>>();
-        assert_eq!(sizes(false), [2, 1, 1, 3, 1]);
-        assert_eq!(sizes(true), [1; 8]);
-    }
 
     /// The very entry that torchao 0.18 writes: without one of the fields it cannot make the tensor.
     #[test]

@@ -1,10 +1,10 @@
 //! Which tensors are quantized, and what the others are.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use dualgemm::checkpoint::{FloatWeight, FusedExperts, TensorFiles, TensorOut, TensorView, linear};
 
-use super::{Form, Kept};
+use super::{Form, Kept, module};
 
 /// What becomes of the tensors of a model.
 #[derive(Default)]
@@ -82,4 +82,54 @@ impl<'a> Choice<'a> {
 
 fn skipped(name: &str, skip: &[String]) -> Option<String> {
     skip.iter().find(|part| name.contains(*part)).map(|part| format!("--skip {part}"))
+}
+
+/// Tensors that get one tensor scale: each alone, or those that engines read as one.
+pub(super) fn groups(weights: Vec<FloatWeight<'_>>, separate: bool) -> Vec<Vec<FloatWeight<'_>>> {
+    let mut groups: Vec<Vec<FloatWeight<'_>>> = Vec::new();
+    let mut known: BTreeMap<_, usize> = BTreeMap::new();
+    for weight in weights {
+        let key = linear::fused(module(&weight.name)).filter(|_| !separate);
+        match key.map(|(parent, names)| (parent.to_owned(), names)) {
+            Some(key) => match known.get(&key) {
+                Some(&at) => groups[at].push(weight),
+                None => {
+                    known.insert(key, groups.len());
+                    groups.push(vec![weight]);
+                }
+            },
+            None => groups.push(vec![weight]),
+        }
+    }
+    groups
+}
+
+#[cfg(test)]
+mod tests {
+    use dualgemm::checkpoint::Dtype;
+
+    use super::*;
+
+    fn view<'a>(name: &'a str, shape: &'a [usize], bytes: &'a [u8]) -> TensorView<'a> {
+        TensorView { name, dtype: Dtype::F32, shape, bytes }
+    }
+
+    #[test]
+    fn only_what_engines_fuse_shares() {
+        let (shape, bytes) = ([1, 16], [0u8; 64]);
+        let names = [
+            "l.0.gate_proj.weight",
+            "l.0.up_proj.weight",
+            "l.1.gate_proj.weight",
+            "l.0.down_proj.weight",
+            "l.0.attn.q_proj.weight",
+            "l.0.attn.k_proj.weight",
+            "l.0.attn.v_proj.weight",
+            "l.0.attn.o_proj.weight",
+        ];
+        let views = || names.map(|name| FloatWeight::from(view(name, &shape, &bytes))).to_vec();
+        let sizes = |separate| groups(views(), separate).iter().map(Vec::len).collect::<Vec<_>>();
+        assert_eq!(sizes(false), [2, 1, 1, 3, 1]);
+        assert_eq!(sizes(true), [1; 8]);
+    }
 }
