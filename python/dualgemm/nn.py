@@ -29,7 +29,8 @@ __all__ = [
 
 
 class Packed(torch.nn.Module):
-    """A module whose weights are packed for kernels. They never change: copies of the module share them."""
+    """A module whose weights are packed for kernels. They never change: copies of the module share them. Pickled, it is its
+    weights, which are read from their checkpoint again."""
 
     #: True while a loader asks a model for the names of what it has yet to load.
     loading = False
@@ -51,6 +52,13 @@ class Packed(torch.nn.Module):
         """What is packed, for messages."""
         return repr(self.weights)
 
+    def __reduce__(self):
+        return _made_again, (type(self), *self._made_of())
+
+    def __deepcopy__(self, memo):
+        arguments, keywords = self._made_of()
+        return type(self)(*copy.deepcopy(arguments, memo), **keywords)
+
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         if self.loading:
             return
@@ -59,6 +67,10 @@ class Packed(torch.nn.Module):
             f"{prefix.rstrip('.') or type(self).__name__}: {self._names()} are packed for kernels and cannot be saved; "
             "the checkpoint that they come from holds them: load the model and call patch_model or patch_mlp again"
         )
+
+
+def _made_again(kind, arguments, keywords):
+    return kind(*arguments, **keywords)
 
 
 class FloatLinear(torch.nn.Linear):
@@ -96,9 +108,13 @@ class FloatExperts(torch.nn.Module):
     @staticmethod
     def of(experts):
         """The same module with this class before its own."""
-        new = object.__new__(_float_experts(type(experts)))
+        new = _new_experts(type(experts))
         new.__dict__ = experts.__dict__
         return new
+
+    def __reduce_ex__(self, protocol):
+        # Its class is made where it is needed, and has no name of its own.
+        return _new_experts, (type(self).__mro__[2],), self.__dict__
 
     def forward(self, hidden_states, top_k_index, top_k_weights):
         x, both, down = hidden_states, self.gate_up_proj, self.down_proj
@@ -119,6 +135,10 @@ class FloatExperts(torch.nn.Module):
             of_expert = product(hidden, "down_proj", expert) * top_k_weights[tokens, places, None]
             y.index_add_(0, tokens, of_expert.to(y.dtype))
         return y
+
+
+def _new_experts(theirs):
+    return object.__new__(_float_experts(theirs))
 
 
 @functools.cache
@@ -167,10 +187,9 @@ class NVFP4Linear(Packed):
     @classmethod
     def from_checkpoint(cls, path, module, *, quantize_a=None, dtype=torch.bfloat16, **reading):
         """A module of a checkpoint by its name; ``dtype`` is that of ``weight``."""
-        keep = {key: reading.pop(key) for key in ("device",) if key in reading}
-        checkpoint = opened(path, reading)
-        weights = Linear.from_checkpoint(checkpoint, module, **keep)
-        return cls(weights, quantize_a=quantize_a, source=(checkpoint, module, dtype))
+        weights = Linear.from_checkpoint(path, module, **reading)
+        reading.pop("device", None)
+        return cls(weights, quantize_a=quantize_a, source=(opened(path, reading), module, dtype))
 
     @property
     def weight(self):
@@ -202,8 +221,8 @@ class NVFP4Linear(Packed):
     def _names(self):
         return self.weights.name
 
-    def __deepcopy__(self, memo):
-        return type(self)(self.weights, quantize_a=self.quantize_a, source=self.source)
+    def _made_of(self):
+        return (self.weights,), {"quantize_a": self.quantize_a, "source": self.source}
 
 
 class NVFP4GatedMLP(Packed):
@@ -265,9 +284,8 @@ class NVFP4GatedMLP(Packed):
     def _names(self):
         return " and ".join(self.weights.names)
 
-    def __deepcopy__(self, memo):
-        down = copy.deepcopy(self.down_proj, memo)
-        return type(self)(self.weights, down, quantize_a=self.quantize_a, group=self.group)
+    def _made_of(self):
+        return (self.weights, self.down_proj), {"quantize_a": self.quantize_a, "group": self.group}
 
 
 class NVFP4Experts(Packed):
@@ -295,8 +313,8 @@ class NVFP4Experts(Packed):
     def extra_repr(self):
         return f"{self.weights!r}, quantize_a={self.quantize_a!r}"
 
-    def __deepcopy__(self, memo):
-        return type(self)(self.weights, quantize_a=self.quantize_a)
+    def _made_of(self):
+        return (self.weights,), {"quantize_a": self.quantize_a}
 
 
 def both(quantize_a):

@@ -3,6 +3,7 @@ visibly, where torch or transformers is missing."""
 
 import copy
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -180,6 +181,8 @@ def test_a_layer_in_4_bits_has_its_weight_for_who_asks_exact(tmp_path, dtype):
     assert torch.equal(layer.weight.detach(), want.half())
     alone = nn.NVFP4Linear.from_checkpoint(tmp_path / "q", "model.layers.0.self_attn.q_proj", dtype=torch.float32)
     assert torch.equal(alone.weight.detach(), want)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'rank'"):
+        nn.NVFP4Linear.from_checkpoint(tmp_path / "q", "model.layers.0.self_attn.q_proj", rank=0)
     made = nn.NVFP4Linear(dualgemm.Linear.from_tensors(dualgemm.quantize(want)))
     assert not hasattr(made, "weight")
 
@@ -235,3 +238,17 @@ def test_the_language_model_of_another_is_the_same_model(tmp_path):
     text = {"model_type": "llama", "hidden_size": 64}
     config.write_text(json.dumps({**held, "model_type": "llava", "hidden_size": None, "text_config": text}))
     assert nn.patch_model(load(floats), tmp_path / "q").replaced
+
+
+@pytest.mark.parametrize("skip", [[], ["experts"]])
+def test_a_pickled_model_reads_its_checkpoint_again_exact(tmp_path, skip):
+    floats = saved(qwen3_moe(), tmp_path / "floats")
+    dualgemm.quantize_model(floats, tmp_path / "q", skip=skip)
+    model = load(floats, torch.bfloat16)
+    nn.patch_model(model, tmp_path / "q")
+    again = pickle.loads(pickle.dumps(model))
+    experts = again.model.layers[0].mlp.experts
+    assert isinstance(experts, nn.FloatExperts if skip else nn.NVFP4Experts)
+    assert again.model.layers[1].mlp.weights is not model.model.layers[1].mlp.weights
+    assert torch.equal(again.model.layers[0].self_attn.q_proj.weight.detach(), model.model.layers[0].self_attn.q_proj.weight.detach())
+    assert torch.equal(log_probabilities(again, IDS), log_probabilities(model, IDS))
