@@ -191,6 +191,8 @@ class Plan:
                 self.converted.update(map(normal, names))
         self.mlps = self.mlps_by_name()
         self.taken, self.steps, self.left, self.below = set(), [], {}, ()
+        # Whether any module, taken or left, has a counterpart.
+        self.met = False
 
     def mlps_by_name(self):
         """The MLPs of the checkpoint by what the model calls them, and their kind."""
@@ -242,7 +244,9 @@ class Plan:
         name = re.sub(r"\.experts\.\d+$", ".experts", normal(name))
         if self.is_gguf:
             name = re.sub(r"^(layers\.\d+)\..*", r"\1", name)
-        return next((self.mlps[name, kind] for kind in kinds if (name, kind) in self.mlps), None)
+        found = next((self.mlps[name, kind] for kind in kinds if (name, kind) in self.mlps), None)
+        self.met |= found is not None
+        return found
 
     def experts(self, name, module):
         """transformers' blocks: all experts' weights in two parameters of three dimensions."""
@@ -371,6 +375,7 @@ class Plan:
                 return Step(name, "linear layers in 16 bits", lambda: self.nn.FloatLinear.of(module))
             self.left[name] = self.absent(name)
             return None
+        self.met = True
         device = self.device(name, module.weight)
         why = of_its_own(module) or self.left_on(device, module.weight)
         if name.rpartition(".")[2] in READ:
@@ -424,7 +429,7 @@ def patch_model(model, checkpoint, *, quantize_a=None, devices=None, other_model
     plan = Plan(model, opened(checkpoint, reading), quantize_a, devices, other_model)
     for name, module in model.named_modules():
         plan.visit(name, module)
-    if not plan.taken:
+    if not plan.met:
         raise OperandError(
             f"{type(model).__name__}: no module has a counterpart in 4 bits in {plan.checkpoint.path}, whose modules are "
             f"named like {next(iter(plan.names), 'nothing')}"

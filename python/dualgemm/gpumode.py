@@ -94,14 +94,29 @@ def _entry(data, i):
     return [Quantized(x[:, :, i], s[:, :, i]) for x, s in ((a, sfa), (b1, sfb1), (b2, sfb2))]
 
 
+# Weights by shape, device and stream. Every call brings others, and taking memory on a GPU waits for it: 3.5 ms of a call's
+# 3.6 on an H200.
+_kept = {}
+
+
 def custom_kernel(data):
-    """Computes C of the ten-tuple into its last member and returns that."""
+    """Computes C of the ten-tuple into its last member and returns that. On a GPU it waits for nothing, and memory for the
+    packed weights of the last sixteen shapes is kept."""
     c = data[9]
     for i in range(c.shape[2]):
         a, b1, b2 = _entry(data, i)
-        stream = stream_number(c, None) if is_on_gpu(c) else None
-        w = Weights.from_tensors(gate=b1, up=b2, stream=stream)
-        swiglu(a, w, out=c[:, :, i])
+        if not is_on_gpu(c):
+            swiglu(a, Weights.from_tensors(gate=b1, up=b2), out=c[:, :, i])
+            continue
+        stream = stream_number(c, None)
+        key = (b1.shape, c.device, stream)
+        if key in _kept:
+            _kept[key]._refill(b1, b2, stream)
+        else:
+            if len(_kept) == 16:
+                _kept.pop(next(iter(_kept)))
+            _kept[key] = Weights.from_tensors(gate=b1, up=b2, stream=stream)
+        _kept[key]._run(a, c[:, :, i], None, None, False, stream)
     return c
 
 

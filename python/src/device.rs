@@ -121,36 +121,11 @@ impl Weights {
         input_scale: Option<f32>,
         stream: Option<u64>,
     ) -> PyResult<Py<Self>> {
-        let Place::Cuda(ordinal) = gate.place() else {
-            return Err(Kind::Operand.raise("gate: is not on a CUDA device"));
-        };
-        if up.place() != gate.place() {
-            let (gate, up) = (gate.place(), up.place());
-            return Err(
-                Kind::Operand.raise(format!("gate is on {gate} and up on {up}; one device is needed"))
-            );
-        }
-        let (g, u) = (gate.on_device("gate")?, up.on_device("up")?);
-        if (g.format, g.rows, g.k, g.layout) != (u.format, u.rows, u.k, u.layout) {
-            return Err(facade(dualgemm::gemm::Error::HalvesDiffer {
-                gate: format!("gate is {} [{}, {}], scales {}", g.format, g.rows, g.k, g.layout),
-                up: format!("up is {} [{}, {}], scales {}", u.format, u.rows, u.k, u.layout),
-            }));
-        }
-        let target = Target::cuda(i32::try_from(ordinal.unwrap_or(0)).unwrap_or(0));
-        let pair = DeviceGateUp {
-            format: g.format,
-            n: g.rows,
-            k: g.k,
-            codes: [g.codes, u.codes],
-            scales: [g.scales, u.scales],
-            layout: g.layout,
-            global_scales: [g.global_scale, u.global_scale],
-            bias: [bias[0].as_deref(), bias[1].as_deref()],
-        };
+        let bias = [bias[0].as_deref(), bias[1].as_deref()];
+        let (pair, target) = device_pair((gate, up), bias)?;
         let packed = py
             .detach(|| {
-                let plan = DualGemm::plan_for_packing((g.rows, g.k), g.format, &target)?;
+                let plan = DualGemm::plan_for_packing((pair.n, pair.k), pair.format, &target)?;
                 // SAFETY: the arrays say what they are and live to the end of this call, which waits; the stream is the
                 // library's own.
                 unsafe { plan.prepack_device(&pair, Stream::raw(stream.unwrap_or(0))) }
@@ -158,14 +133,47 @@ impl Weights {
             .map_err(facade)?;
         let facts = Facts {
             names: vec!["gate".into(), "up".into()],
-            n: g.rows,
-            k: g.k,
-            format: g.format,
-            global_scales: vec![g.global_scale, u.global_scale],
+            n: pair.n,
+            k: pair.k,
+            format: pair.format,
+            global_scales: pair.global_scales.into(),
             input_scale,
         };
         Self::make(py, (AnyWeights::Product(packed), target), facts, activation, None)
     }
+}
+
+/// Gate and up in a GPU's memory, and that GPU.
+pub fn device_pair<'a>(
+    (gate, up): (&Quantized<'_>, &Quantized<'_>),
+    bias: [Option<&'a [f32]>; 2],
+) -> PyResult<(DeviceGateUp<'a>, Target)> {
+    let Place::Cuda(ordinal) = gate.place() else {
+        return Err(Kind::Operand.raise("gate: is not on a CUDA device"));
+    };
+    if up.place() != gate.place() {
+        let (gate, up) = (gate.place(), up.place());
+        return Err(Kind::Operand.raise(format!("gate is on {gate} and up on {up}; one device is needed")));
+    }
+    let (g, u) = (gate.on_device("gate")?, up.on_device("up")?);
+    if (g.format, g.rows, g.k, g.layout) != (u.format, u.rows, u.k, u.layout) {
+        return Err(facade(dualgemm::gemm::Error::HalvesDiffer {
+            gate: format!("gate is {} [{}, {}], scales {}", g.format, g.rows, g.k, g.layout),
+            up: format!("up is {} [{}, {}], scales {}", u.format, u.rows, u.k, u.layout),
+        }));
+    }
+    let target = Target::cuda(i32::try_from(ordinal.unwrap_or(0)).unwrap_or(0));
+    let pair = DeviceGateUp {
+        format: g.format,
+        n: g.rows,
+        k: g.k,
+        codes: [g.codes, u.codes],
+        scales: [g.scales, u.scales],
+        layout: g.layout,
+        global_scales: [g.global_scale, u.global_scale],
+        bias,
+    };
+    Ok((pair, target))
 }
 
 /// A as a call takes it, its format, M, K and the order of its block scales.

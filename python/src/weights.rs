@@ -1,6 +1,7 @@
 //! `Weights`: gate and up of one MLP in kernel order, made once and shared by every call and thread.
 
 use dualgemm::checkpoint::{GateUpOrder, Half};
+use dualgemm::device::Stream;
 use dualgemm::formats::{QuantizedMatrix, ScaleLayout};
 use dualgemm::gemm::{Activation, DualGemmDesc, Epilogue, GateUp};
 use dualgemm::{AnyDesc, AnyWeights, DualGemm, Target};
@@ -9,10 +10,11 @@ use pyo3::types::{PyDict, PyTuple};
 
 use crate::array::Place;
 use crate::destination::Destination;
+use crate::device::device_pair;
 use crate::error::{Kind, facade};
 use crate::facts::{Facts, checked_input_scale, values};
 use crate::operand::{Quantized, Source};
-use crate::options::{self, LayerOptions, device_target};
+use crate::options::{self, LayerOptions, device_name, device_target};
 use crate::packed::{Call, Packed, of_keywords};
 use crate::pool;
 
@@ -197,6 +199,28 @@ impl Weights {
     fn __repr__(&self) -> String {
         let Self { activation, facts: Facts { n, k, format, names, .. }, .. } = self;
         format!("<dualgemm.Weights {} and {}: 2 x [{n}, {k}] {format}, {activation}>", names[0], names[1])
+    }
+
+    /// Overwrites weights of a GPU with others of the same shape, format and tensor scales in its memory, on a stream, for
+    /// which nothing waits: for tasks whose weights change with every call.
+    fn _refill(
+        slf: &Bound<'_, Self>,
+        gate: &Bound<'_, PyTuple>,
+        up: &Bound<'_, PyTuple>,
+        stream: u64,
+    ) -> PyResult<()> {
+        let (gate, up) = (Quantized::of("gate", gate)?, Quantized::of("up", up)?);
+        let (pair, target) = device_pair((&gate, &up), [None; 2])?;
+        match slf.as_super().get() {
+            Packed { weights: AnyWeights::Product(weights), target: own, .. } if target == *own => {
+                // SAFETY: the arrays say what they are; torch keeps memory that its stream, which this is, still reads.
+                unsafe { weights.refill_device(&pair, Stream::raw(stream)) }.map_err(facade)
+            }
+            own => {
+                let (found, own) = (device_name(&target), device_name(&own.target));
+                Err(Kind::Operand.raise(format!("gate: is on {found} and the weights are on {own}")))
+            }
+        }
     }
 
     /// Checks what says how C is computed, as every run does.

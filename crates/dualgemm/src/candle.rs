@@ -159,7 +159,7 @@ operator!(
 );
 operator!(
     /// `C = act(x · gateᵀ, x · upᵀ) · downᵀ` with all three matrices in 4 bits, in the type of x, as is what is between the
-    /// products. On the processor and on a Hopper GPU; [`GatedMlp`] is for others.
+    /// products.
     Mlp,
     "dualgemm-mlp"
 );
@@ -207,7 +207,7 @@ impl Mlp {
     /// Packs an MLP for a device.
     ///
     /// # Errors
-    /// If its parts do not belong together, or the device is not there or lacks kernels for linear layers.
+    /// If its parts do not belong together, or the device is not there.
     pub fn new(mlp: &gemm::GatedMlp<'_>, options: &Options) -> Result<Self> {
         let (gate_up, down) = (&mlp.gate_up, &mlp.down);
         if down.k() != gate_up.n() {

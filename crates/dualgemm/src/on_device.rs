@@ -98,6 +98,21 @@ impl Plan {
     }
 }
 
+impl PackedWeights {
+    /// Overwrites weights of a GPU with others of the same shape, format and tensor scales that are in its memory already, after
+    /// what `stream` was given before. Allocates nothing and waits for nothing.
+    ///
+    /// # Safety
+    /// As [`Plan::prepack_device`], until `stream` has done it; calls that use these weights are ordered with it.
+    ///
+    /// # Errors
+    /// As there, and if what has to be the same differs or there are biases.
+    pub unsafe fn refill_device(&self, weights: &DeviceGateUp<'_>, stream: Stream) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        Ok(unsafe { self.on_gpu()?.refill(weights, stream) }?)
+    }
+}
+
 impl Runner {
     /// As [`warm`](Self::warm), for [`run_device_grouped`](Self::run_device_grouped).
     ///

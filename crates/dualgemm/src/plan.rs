@@ -155,8 +155,9 @@ impl Plan {
                 PackedWeights::Gpu(Arc::new(DeviceWeights::upload(gpu.open()?, pair, form)?))
             }
             #[cfg(feature = "cuda")]
-            (Self::Gpu { gpu, .. }, WeightRef::Linear(layer)) => {
-                PackedWeights::Gpu(Arc::new(DeviceWeights::upload_linear(gpu.open()?, layer)?))
+            (Self::Gpu { gpu, plan }, WeightRef::Linear(layer)) => {
+                let form = plan.weight_form()?;
+                PackedWeights::Gpu(Arc::new(DeviceWeights::upload_linear(gpu.open()?, layer, form)?))
             }
         })
     }

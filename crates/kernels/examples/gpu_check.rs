@@ -344,7 +344,8 @@ fn gemms(check: &mut Check) -> Result<(), Failure> {
             if (config.tokens as usize) < m.min(64) || config.tokens as usize > 2 * m.max(8) {
                 continue;
             }
-            let variant = sm80::fused::Variant { compute: HalfFormat::F16, rows: rows_of_c(n) };
+            let variant =
+                sm80::fused::Variant { compute: HalfFormat::F16, linear: false, rows: rows_of_c(n) };
             check.kernel(
                 &format!("{} {m}x{n}x{k}", config.name()),
                 (pack.bytes().len() + 2 * m * (k + n), flops),
@@ -353,7 +354,14 @@ fn gemms(check: &mut Check) -> Result<(), Failure> {
                     let (c, a, weights) =
                         (check.gpu.alloc(m * n * 2)?, check.upload(&rows)?, check.upload(pack.bytes())?);
                     let output = Output::new(c, pack.alpha());
-                    let args = sm80::host::FusedArgs { size: (m, n, k), a, a_pitch: 2 * k, weights, output };
+                    let args = sm80::host::FusedArgs {
+                        size: (m, n, k),
+                        a,
+                        a_pitch: 2 * k,
+                        weights,
+                        groups: None,
+                        output,
+                    };
                     Ok((vec![kernel.spec(&args)?], vec![c, a, weights]))
                 },
                 |check, ptrs| Ok((want.error(check, ptrs[0])?, 3e-4)),

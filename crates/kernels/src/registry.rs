@@ -114,7 +114,11 @@ pub const KERNELS: &[Kernel] = &[
         arch: Target::Sm80,
         configs: || sm80::config::Config::MENU.map(|config| config.name()).into(),
         text: Text::Product(|config, program, aligned| {
-            let variant = sm80::fused::Variant { compute: HalfFormat::F16, rows: f16_rows(program, aligned) };
+            let variant = sm80::fused::Variant {
+                compute: HalfFormat::F16,
+                linear: false,
+                rows: f16_rows(program, aligned),
+            };
             sm80::fused::generate(&sm80::config::Config::named(config)?, &variant, Target::Sm80)
         }),
     },

@@ -13,7 +13,7 @@ use dualgemm_kernels::parts::rows;
 use dualgemm_kernels::registry::{KERNELS, Kernel};
 use dualgemm_kernels::sm90a::variant::{Out, Products, Scheduler, Variant};
 use dualgemm_kernels::sm90a::{config::Config, fused};
-use dualgemm_kernels::{sm100a, sm120a, warpwise};
+use dualgemm_kernels::{sm80, sm100a, sm120a, warpwise};
 use dualgemm_ptx::Target;
 use dualgemm_ptx::builder::HalfFormat;
 use rayon::prelude::*;
@@ -167,6 +167,24 @@ fn every_variant_of_the_kernel_for_few_tokens_assembles_without_spills() {
     });
 }
 
+#[test]
+#[ignore = "needs ptxas"]
+fn every_variant_of_the_portable_kernel_assembles_without_spills() {
+    let full = || rows::Variant { bias: true, ..rows::Variant::new(Activation::SWIGLU_OAI.program()) };
+    let variants = [
+        (HalfFormat::F16, true, rows::Variant { out: rows::Out::F32, grouped: true, ..full() }),
+        (HalfFormat::Bf16, true, rows::Variant { aligned: true, ..full() }),
+        (HalfFormat::Bf16, false, rows::Variant { grouped: true, a_scale: true, aligned: true, ..full() }),
+    ];
+    for config in sm80::config::Config::MENU {
+        for (compute, linear, rows) in variants.clone() {
+            let variant = sm80::fused::Variant { compute, linear, rows };
+            let module = sm80::fused::generate(&config, &variant, Target::Sm80).unwrap();
+            assemble(&format!("{}, linear: {linear}", config.name()), "sm_80", &module.to_string());
+        }
+    }
+}
+
 /// A configuration of one of Blackwell's kernels.
 enum Blackwell {
     Sm100(sm100a::config::Config),
@@ -187,6 +205,8 @@ fn every_variant_of_blackwells_kernels_assembles_without_spills() {
         rows::Variant { out: rows::Out::F32, aligned: false, ..full() },
         rows::Variant { out: nvfp4, ..full() },
         rows::Variant { out: rows::Out::Bf16, grouped: true, ..full() },
+        rows::Variant { out: rows::Out::Bf16, linear: true, ..full() },
+        rows::Variant { out: rows::Out::F32, linear: true, grouped: true, aligned: false, ..full() },
     ];
     // The roles that a variant changes do not depend on the 4-bit format.
     let menu = |formats| sm100a::config::Config::menu(formats);

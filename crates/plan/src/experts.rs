@@ -43,12 +43,13 @@ impl DeviceExperts {
         })
     }
 
-    /// Copies the linear layers of experts, their down projections, to a device.
+    /// Copies the linear layers of experts, their down projections, to a device, in the order asked for.
     ///
     /// # Errors
     /// As [`DeviceWeights::upload_linear`], and if the list is empty or shapes differ.
-    pub fn upload_linear(gpu: &'static Gpu, experts: &[Linear<'_>]) -> Result<Self, Error> {
-        Self::new(gpu, experts, linear_layout, |layer, _, to| put_linear(gpu, layer, &to))
+    pub fn upload_linear(gpu: &'static Gpu, experts: &[Linear<'_>], form: WeightForm) -> Result<Self, Error> {
+        let layout = |layer: &Linear<'_>| linear_layout(layer, form);
+        Self::new(gpu, experts, layout, |layer, layout, to| put_linear(gpu, layer, layout, &to))
     }
 
     /// As [`upload`](Self::upload), for experts that are on the device already; see [`DeviceWeights::on_device`].
@@ -106,8 +107,7 @@ impl DeviceExperts {
                     None => vec![0.0; n],
                 })
             };
-            let pairs = first.form != WeightForm::PackedLinear;
-            let second = pairs.then(|| half(n)).into_iter().flatten();
+            let second = (!first.form.is_linear()).then(|| half(n)).into_iter().flatten();
             bias = Some(Buffer::of(gpu, &float_bytes(half(0).chain(second)))?);
         }
         let alphas = Buffer::of(gpu, &float_bytes(alpha.iter().flatten().copied()))?;
@@ -189,8 +189,8 @@ impl DeviceExperts {
     }
 
     /// Gate and up of all experts as rows of codes with scales in 128x4 atoms, each expert's by themselves.
-    pub(crate) fn atoms(&self) -> Result<[Operand; 2], Error> {
-        self.parts.atoms()
+    pub(crate) fn atoms(&self, op: Operation) -> Result<[Operand; 2], Error> {
+        self.parts.atoms(op)
     }
 
     /// What sums of gate and up of each expert are multiplied by.

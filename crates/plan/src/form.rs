@@ -27,18 +27,31 @@ pub enum WeightForm {
     Plain,
     /// Rows of codes, scales in 128x4 atoms: what Blackwell's tensor cores read.
     Atoms,
+    /// The same of the only matrix of a linear layer.
+    AtomsLinear,
     /// Rounded to e4m3, 8 bits per weight, under one scale for each matrix that makes the largest value which its block
     /// scales allow 448: six times the largest of them.
     E4m3,
 }
 
 impl WeightForm {
-    /// The fragment order of the fused kernels of an operation.
-    pub const fn packed(op: Operation) -> Self {
-        match op {
-            Operation::GateUp => Self::Packed,
-            Operation::Linear => Self::PackedLinear,
+    /// This order for an operation.
+    pub(crate) fn of(self, op: Operation) -> Self {
+        match (op, self) {
+            (Operation::Linear, Self::Packed) => Self::PackedLinear,
+            (Operation::Linear, Self::Atoms) => Self::AtomsLinear,
+            _ => self,
         }
+    }
+
+    /// Whether it is one of a single matrix.
+    pub(crate) fn is_linear(self) -> bool {
+        matches!(self, Self::PackedLinear | Self::AtomsLinear)
+    }
+
+    /// The fragment order of the fused kernels of an operation.
+    pub fn packed(op: Operation) -> Self {
+        Self::Packed.of(op)
     }
 }
 
@@ -50,6 +63,7 @@ impl std::fmt::Display for WeightForm {
             Self::PackedLinear => "packed for a linear layer",
             Self::Plain => "plain",
             Self::Atoms => "rows of codes with 128x4 scales",
+            Self::AtomsLinear => "rows of codes with 128x4 scales for a linear layer",
             Self::E4m3 => "e4m3",
         })
     }
@@ -100,6 +114,7 @@ impl Layout {
             WeightForm::PackedLinear => vec![apart_bytes(n, k)],
             WeightForm::Plain => rows(n * blocks),
             WeightForm::Atoms => rows(ScaleLayout::Sf128x4.len(n, blocks)),
+            WeightForm::AtomsLinear => vec![n * k / 2, ScaleLayout::Sf128x4.len(n, blocks)],
             WeightForm::E4m3 => vec![n * k; 2],
         };
         parts.into_iter().map(|bytes| bytes.next_multiple_of(16)).collect()
@@ -206,9 +221,16 @@ impl Parts {
         Ok([half(gate, gate_scales), half(up, up_scales)])
     }
 
-    /// Gate and up of all pairs as rows of codes with scales in 128x4 atoms, those of each pair by themselves.
-    pub(crate) fn atoms(&self) -> Result<[Operand; 2], Error> {
-        let [gate, up, gate_scales, up_scales] = self.addresses(WeightForm::Atoms)?;
+    /// Gate and up of all pairs as rows of codes with scales in 128x4 atoms, those of each pair by themselves; of linear
+    /// layers their matrices twice.
+    pub(crate) fn atoms(&self, op: Operation) -> Result<[Operand; 2], Error> {
+        let [gate, up, gate_scales, up_scales] = match op {
+            Operation::GateUp => self.addresses(WeightForm::Atoms)?,
+            Operation::Linear => {
+                let [codes, scales] = self.addresses(WeightForm::AtomsLinear)?;
+                [codes, codes, scales, scales]
+            }
+        };
         let &Layout { n, k, format, .. } = &self.layout;
         let atoms = self.count * n.div_ceil(ATOM_ROWS as usize);
         let (format, rows, pitch) = (Format::Block(format), self.count * n, k / 2);
@@ -221,12 +243,13 @@ impl Parts {
 mod tests {
     use super::*;
 
-    const FORMS: [WeightForm; 6] = [
+    const FORMS: [WeightForm; 7] = [
         WeightForm::Packed,
         WeightForm::PackedApart,
         WeightForm::PackedLinear,
         WeightForm::Plain,
         WeightForm::Atoms,
+        WeightForm::AtomsLinear,
         WeightForm::E4m3,
     ];
 
@@ -258,7 +281,7 @@ mod tests {
             let all = Parts::new(gpu(), layout, 3).unwrap();
             let scales = 2 * 3 * ScaleLayout::Sf128x4.len(130, 96 / block);
             assert_eq!(all.bytes(), 2 * 3 * 130 * 48 + scales, "{format}");
-            for half in all.atoms().unwrap() {
+            for half in all.atoms(Operation::GateUp).unwrap() {
                 assert_eq!((half.rows, half.k, half.pitch, half.atoms), (390, 96, 48, 6), "{format}");
             }
         }
@@ -269,11 +292,11 @@ mod tests {
         let gpu = gpu();
         let parts =
             |form| Parts::new(gpu, Layout::new((3, 16), BlockFormat::Nvfp4, form).unwrap(), 1).unwrap();
-        let message = parts(WeightForm::Packed).atoms().unwrap_err().to_string();
+        let message = parts(WeightForm::Packed).atoms(Operation::GateUp).unwrap_err().to_string();
         let wanted = "weights is packed; the plan asks for rows of codes with 128x4 scales; prepack with the plan that \
                       runs them";
         assert_eq!(message, wanted);
-        assert!(parts(WeightForm::Plain).atoms().is_err(), "as many parts, another order");
+        assert!(parts(WeightForm::Plain).atoms(Operation::GateUp).is_err(), "as many parts, another order");
         assert!(
             parts(WeightForm::Atoms).packed(Operation::GateUp).is_err()
                 && parts(WeightForm::E4m3).packed_apart().is_err()

@@ -3,6 +3,7 @@
 //! A GPU stays open as long as the process runs, as the driver's contexts do anyway; everything refers to it without
 //! counting.
 
+use std::any::{Any, TypeId};
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{Hash, Hasher};
@@ -12,6 +13,7 @@ use std::time::Instant;
 
 use dualgemm_cuda::{Blas, Cuda};
 use dualgemm_device::{Device, DeviceInfo, DevicePtr, Error, FunctionId, LaunchSpec, ModuleId, Stream};
+use dualgemm_formats::ScaleLayout;
 use dualgemm_ptx::layout::{TENSOR_MAP_BYTES, TensorMap};
 
 /// A GPU, real or simulated. As a [`Device`] it loads each PTX text once, however often it is asked for.
@@ -21,6 +23,7 @@ pub struct Gpu {
     cuda: Option<Arc<Cuda>>,
     driver: String,
     modules: Mutex<HashMap<TextKey, ModuleId>>,
+    kernels: Mutex<HashMap<(TypeId, ScaleLayout), Box<dyn Any + Send>>>,
     load_us: AtomicU64,
     blas: OnceLock<Result<Blas, Error>>,
 }
@@ -62,8 +65,8 @@ impl Gpu {
     }
 
     fn new(device: Arc<dyn Device>, cuda: Option<Arc<Cuda>>, driver: String) -> Self {
-        let (modules, load_us, blas) = (Mutex::default(), AtomicU64::new(0), OnceLock::new());
-        Self { device, cuda, driver, modules, load_us, blas }
+        let (modules, kernels) = (Mutex::default(), Mutex::default());
+        Self { device, cuda, driver, modules, kernels, load_us: AtomicU64::new(0), blas: OnceLock::new() }
     }
 
     /// The card, if this is one.
@@ -89,6 +92,23 @@ impl Gpu {
             }),
         };
         self.blas.get_or_init(open).as_ref().map_err(Clone::clone)
+    }
+
+    /// The kernel of a type for scales in a layout. It is generated and loaded the first time; to generate it and find it
+    /// loaded takes half a millisecond.
+    pub(crate) fn kernel<K: Copy + Send + 'static, E>(
+        &self,
+        layout: ScaleLayout,
+        load: impl FnOnce() -> Result<K, E>,
+    ) -> Result<K, E> {
+        let key = (TypeId::of::<K>(), layout);
+        let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&kernel) = kernels.get(&key).and_then(|kernel| kernel.downcast_ref()) {
+            return Ok(kernel);
+        }
+        let kernel = load()?;
+        kernels.insert(key, Box::new(kernel));
+        Ok(kernel)
     }
 
     /// Copies between memories of this GPU, after what its own stream was given before.

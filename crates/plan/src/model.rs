@@ -5,7 +5,7 @@
 //! (`benchmarks/record/h100-kernel-2026-11-28.csv`), which the model meets within a fifth.
 
 use dualgemm_device::DeviceInfo;
-use dualgemm_gemm::{AFormat, DualGemmDesc, OutFormat};
+use dualgemm_gemm::{AFormat, DualGemmDesc, Operation, OutFormat};
 use dualgemm_kernels::fp8::config::Config as Fp8;
 use dualgemm_kernels::plain::config::Config as Plain;
 use dualgemm_kernels::sm80::config::Config as Portable;
@@ -146,15 +146,18 @@ pub(crate) fn fp8_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Fp8) -> f6
 
 /// Microseconds of the kernel by `mma.sync`: half of what the units do at 1.4 GHz, and half of what memory gives. Each
 /// tile widens its weights anew, in registers that multiply meanwhile.
-pub(crate) fn portable_us(desc: &DualGemmDesc, info: &DeviceInfo, config: &Portable) -> f64 {
-    let (m, n, k) = (desc.m as f64, desc.n as f64, desc.k as f64);
-    let (tokens, features) = (f64::from(config.tokens), f64::from(config.features()));
+pub(crate) fn portable_us(desc: &DualGemmDesc, groups: usize, info: &DeviceInfo, config: &Portable) -> f64 {
+    let (groups, rows) = groups_of(desc.m, groups);
+    // A chunk of the pack has twice as many features of a linear layer.
+    let linear = desc.op == Operation::Linear;
+    let (m, n, k) = (rows as f64, desc.n as f64 / if linear { 2.0 } else { 1.0 }, desc.k as f64);
+    let (tokens, features) = (f64::from(config.tokens), f64::from(config.features(false)));
     let sms = f64::from(info.sm_count.max(1));
-    let tiles = (m / tokens).ceil() * (n / features).ceil();
+    let tiles = groups as f64 * (m / tokens).ceil() * (n / features).ceil();
     // Two CTAs share a multiprocessor.
     let waves = (tiles / (2.0 * sms)).ceil() * 2.0;
     let tile = 2.0 * features * k * (tokens.max(16.0) / (0.5 * 1024.0) + 2.0 * WIDEN);
-    let memory = n * k * 1.125 / (0.5 * 15e9 * sms) * 1e6;
+    let memory = groups as f64 * n * k * 1.125 / (0.5 * 15e9 * sms) * 1e6;
     // C in nvfp4 is a kernel of its own.
     let kernels = if matches!(desc.out, OutFormat::Nvfp4 { .. }) { 3.0 } else { 2.0 };
     (waves * tile / 1.4e3).max(memory) + kernels * ENDS

@@ -165,10 +165,7 @@ impl GpuPlan {
 
     /// The order in which weights are read.
     pub fn weight_form(&self) -> Result<WeightForm, Error> {
-        Ok(match self.desc.op {
-            Operation::GateUp => self.strategy()?.weight_form(),
-            Operation::Linear => WeightForm::PackedLinear,
-        })
+        Ok(self.strategy()?.weight_form().of(self.desc.op))
     }
 
     /// Loads the kernels and takes the memory.
@@ -340,7 +337,7 @@ mod tests {
         assert!(message.starts_with("strategy stream-k cannot take this: "), "{message}");
         let old = GpuPlan::choose(&desc(64, 1536, 2048), &card(8, 0), &Choices::default(), &options(8));
         let old = old.unwrap();
-        assert_eq!((old.groups, &*old.strategy), (1, "portable"));
+        assert_eq!((old.groups, &*old.strategy), (8, "portable"));
     }
 
     #[test]

@@ -52,9 +52,11 @@ impl Uploads {
     pub(crate) fn new(gpu: &'static Gpu, layout: Layout, to: Vec<DevicePtr>) -> Result<Self, Error> {
         let (codes, scales) = (layout.n * layout.k / 2, layout.n * layout.blocks());
         let staged: &[usize] = match layout.form {
-            WeightForm::Packed | WeightForm::PackedApart | WeightForm::PackedLinear | WeightForm::Plain => {
-                &[]
-            }
+            WeightForm::Packed
+            | WeightForm::PackedApart
+            | WeightForm::PackedLinear
+            | WeightForm::AtomsLinear
+            | WeightForm::Plain => &[],
             WeightForm::Atoms => &[scales, scales],
             // Its scale is that of the largest block scale of all runs.
             WeightForm::E4m3 => &[codes, codes, scales, scales],
@@ -67,7 +69,10 @@ impl Uploads {
     fn rows(&self) -> Option<[DevicePtr; 4]> {
         let staged = self.staged.iter().map(Buffer::ptr);
         let all: Vec<DevicePtr> = match self.layout.form {
-            WeightForm::Packed | WeightForm::PackedApart | WeightForm::PackedLinear => return None,
+            WeightForm::Packed
+            | WeightForm::PackedApart
+            | WeightForm::PackedLinear
+            | WeightForm::AtomsLinear => return None,
             WeightForm::Plain => self.to.clone(),
             WeightForm::Atoms => self.to[..2].iter().copied().chain(staged).collect(),
             WeightForm::E4m3 => staged.collect(),
@@ -89,7 +94,7 @@ impl Uploads {
         let step = match form {
             WeightForm::Packed => CHUNK_FEATURES,
             WeightForm::PackedApart | WeightForm::PackedLinear => CHUNK_ROWS,
-            WeightForm::Plain | WeightForm::E4m3 | WeightForm::Atoms => 1,
+            WeightForm::Plain | WeightForm::E4m3 | WeightForm::Atoms | WeightForm::AtomsLinear => 1,
         };
         if !first.is_multiple_of(step) {
             let expected = format!("runs of a multiple of {step} features");
@@ -176,20 +181,41 @@ impl Uploads {
     }
 }
 
-/// The layout of a linear layer.
-pub(crate) fn linear_layout(layer: &Linear<'_>) -> Result<Layout, Error> {
-    Layout::new((layer.n(), layer.k()), layer.weight.format(), WeightForm::PackedLinear)
-}
-
-/// Packs a linear layer and copies it to its part.
+/// The layout of a linear layer in an order.
 ///
 /// # Errors
-/// If the bias has another length, a scale is NaN or negative, or mxfp4 scales are too far apart.
-pub(crate) fn put_linear(gpu: &'static Gpu, layer: &Linear<'_>, to: &[DevicePtr]) -> Result<Extras, Error> {
+/// If the order is one of pairs.
+pub(crate) fn linear_layout(layer: &Linear<'_>, form: WeightForm) -> Result<Layout, Error> {
+    match form.is_linear() {
+        true => Layout::new((layer.n(), layer.k()), layer.weight.format(), form),
+        false => wrong("a linear layer".into(), form.to_string()),
+    }
+}
+
+/// Brings a linear layer into an order and copies it to its parts.
+///
+/// # Errors
+/// If the bias has another length, a scale is NaN or negative, or scales of mxfp4 are too far apart for the pack.
+pub(crate) fn put_linear(
+    gpu: &'static Gpu,
+    layer: &Linear<'_>,
+    layout: &Layout,
+    to: &[DevicePtr],
+) -> Result<Extras, Error> {
     layer.check()?;
-    let pack = Pack::of_matrix(&layer.weight)?;
-    gpu.copy_to(to[0], pack.bytes())?;
-    Ok(Extras { alpha: pack.alpha(), bias: layer.bias.as_ref().map(|bias| bias.to_vec()) })
+    let weight = &layer.weight;
+    let alpha = if layout.form == WeightForm::AtomsLinear {
+        let (codes, scales) = weight.dense_rows(0..weight.rows());
+        let scales = ScaleLayout::Linear.convert(&scales, ScaleLayout::Sf128x4, layout.n, layout.blocks());
+        gpu.copy_to(to[0], &codes)?;
+        gpu.copy_to(to[1], &scales)?;
+        [weight.global_scale().value(); 2]
+    } else {
+        let pack = Pack::of_matrix(weight)?;
+        gpu.copy_to(to[0], pack.bytes())?;
+        pack.alpha()
+    };
+    Ok(Extras { alpha, bias: layer.bias.as_ref().map(|bias| bias.to_vec()) })
 }
 
 /// Launches what brings scales of gate and up to their atoms.
@@ -203,7 +229,7 @@ unsafe fn to_atoms(
     to: &[DevicePtr],
     stream: Stream,
 ) -> Result<(), Error> {
-    let kernel = ScaleAtoms::new(gpu, from)?;
+    let kernel = gpu.kernel(from, || ScaleAtoms::new(gpu, from))?;
     for (scales, &to) in scales.into_iter().zip(to) {
         let spec = kernel.spec((layout.n, layout.blocks()), scales, to, None)?;
         // SAFETY: the caller's promise.
@@ -229,16 +255,15 @@ pub(crate) unsafe fn put_on_device(
 ) -> Result<Extras, Error> {
     let &DeviceGateUp { format, n, k, codes, scales, layout: from, global_scales, bias } = weights;
     let bias = both_biases(n, bias)?;
-    let alpha = match (layout.form, format) {
+    match (layout.form, format) {
         (WeightForm::Packed, BlockFormat::Nvfp4) => {
             let half = |i: usize| Codes { m: n, k, codes: codes[i], pitch: k / 2, scales: scales[i] };
-            let spec = GpuPack::new(gpu, from)?.spec(&half(0), &half(1), to[0])?;
+            let spec = gpu.kernel(from, || GpuPack::new(gpu, from))?.spec(&half(0), &half(1), to[0])?;
             // SAFETY: the caller's promise.
             unsafe { gpu.launch_on(stream, &spec) }?;
-            global_scales.map(|scale| scale * WEIGHT_FACTOR)
         }
         (WeightForm::Atoms, _) => {
-            let copy = Copy::new(gpu)?;
+            let copy = gpu.kernel(from, || Copy::new(gpu))?;
             for (name, (codes, &to)) in
                 ["codes of gate", "codes of up"].into_iter().zip(codes.into_iter().zip(to))
             {
@@ -248,11 +273,16 @@ pub(crate) unsafe fn put_on_device(
             }
             // SAFETY: the caller's promise.
             unsafe { to_atoms(gpu, layout, (from, scales), &to[2..], stream) }?;
-            global_scales
         }
         (form, format) => return Err(Error::MadeOnHost { format, form }),
-    };
-    Ok(Extras { alpha, bias })
+    }
+    Ok(Extras { alpha: alpha_on_device(layout.form, global_scales), bias })
+}
+
+/// What sums are multiplied by, of weights that [`put_on_device`] has brought to an order.
+pub(crate) fn alpha_on_device(form: WeightForm, global_scales: [f32; 2]) -> [f32; 2] {
+    let factor = if form == WeightForm::Packed { WEIGHT_FACTOR } else { 1.0 };
+    global_scales.map(|scale| scale * factor)
 }
 
 /// The layout of weights that are on the device, in an order.

@@ -11,7 +11,7 @@ use dualgemm_kernels::parts::operand::Operand;
 
 use crate::form::{Layout, Parts};
 use crate::upload::{
-    Extras, Uploads, float_bytes, linear_layout, on_device_layout, put_linear, put_on_device,
+    Extras, Uploads, alpha_on_device, float_bytes, linear_layout, on_device_layout, put_linear, put_on_device,
 };
 use crate::{Buffer, DeviceExperts, Error, Gpu, WeightForm};
 
@@ -65,13 +65,14 @@ impl DeviceWeights {
         Self::upload_runs(gpu, weights.n(), std::iter::once(Ok::<_, Error>(weights.clone())), form)
     }
 
-    /// Copies the weights of a linear layer to a device.
+    /// Copies the weights of a linear layer to a device, in the order asked for.
     ///
     /// # Errors
     /// If the bias has another length, a scale is NaN or negative, mxfp4 scales are too far apart, or they do not fit.
-    pub fn upload_linear(gpu: &'static Gpu, layer: &Linear<'_>) -> Result<Self, Error> {
-        let parts = Parts::new(gpu, linear_layout(layer)?, 1)?;
-        let extras = put_linear(gpu, layer, &parts.place(0))?;
+    pub fn upload_linear(gpu: &'static Gpu, layer: &Linear<'_>, form: WeightForm) -> Result<Self, Error> {
+        let layout = linear_layout(layer, form)?;
+        let parts = Parts::new(gpu, layout, 1)?;
+        let extras = put_linear(gpu, layer, &layout, &parts.place(0))?;
         Self::new(gpu, parts, extras)
     }
 
@@ -129,6 +130,30 @@ impl DeviceWeights {
         Self::new(gpu, parts, extras)
     }
 
+    /// Overwrites them with others that are on the device, after what `stream` was given before. Waits for nothing.
+    ///
+    /// # Safety
+    /// As [`on_device`](Self::on_device), until `stream` has done it; calls that use these weights are ordered with it.
+    ///
+    /// # Errors
+    /// If shape, format or tensor scales differ, either has biases, or the same weights have been packed a second time, as
+    /// Blackwell does for some A; otherwise as [`on_device`](Self::on_device).
+    pub unsafe fn refill(&self, weights: &DeviceGateUp<'_>, stream: Stream) -> Result<(), Error> {
+        let layout = on_device_layout(weights, self.form())?;
+        let alpha = alpha_on_device(layout.form, weights.global_scales);
+        let biased = self.bias.is_some() || weights.bias != [None; 2];
+        if layout != *self.parts.layout() || alpha != self.alpha || biased || self.packed_too.get().is_some()
+        {
+            let of = |layout: &Layout, alpha: [f32; 2]| {
+                format!("{} [{}, {}] whose sums are scaled by {alpha:?}", layout.format, layout.n, layout.k)
+            };
+            let expected = of(self.parts.layout(), self.alpha) + ", without biases, and packed once";
+            return Err(Error::Operand { tensor: "weights", found: of(&layout, alpha), expected });
+        }
+        // SAFETY: the caller vouches for the weights; the parts have this layout.
+        unsafe { put_on_device(self.gpu(), weights, &layout, &self.parts.place(0), stream) }.map(drop)
+    }
+
     /// One of several experts: its parts lie among theirs.
     pub(crate) fn of_expert(
         of: Arc<DeviceExperts>,
@@ -165,7 +190,7 @@ impl DeviceWeights {
     /// # Errors
     /// If the pack does not fit, or mxfp4 scales are too far apart for it.
     pub(crate) fn packed_too(&self, gpu: &'static Gpu) -> Result<&Self, Error> {
-        if self.form() != WeightForm::Atoms {
+        if !matches!(self.form(), WeightForm::Atoms | WeightForm::AtomsLinear) {
             return Ok(self);
         }
         if let Some(packed) = self.packed_too.get() {
@@ -178,9 +203,21 @@ impl DeviceWeights {
     /// Packs rows of codes, biases left out.
     fn pack(&self, gpu: &'static Gpu) -> Result<Self, Error> {
         let (&Layout { n, k, format, .. }, layout) = (self.parts.layout(), ScaleLayout::Sf128x4);
-        let halves = self.atoms()?;
-        match format {
-            BlockFormat::Nvfp4 => {
+        let op = if self.form().is_linear() { Operation::Linear } else { Operation::GateUp };
+        let halves = self.atoms(op)?;
+        let half = |name, half: usize| -> Result<QuantizedMatrix<'static>, Error> {
+            let mut codes = vec![0; n * k / 2];
+            let mut scales = vec![0; layout.len(n, k / format.block_len())];
+            gpu.copy_from(&mut codes, halves[half].codes)?;
+            gpu.copy_from(&mut scales, halves[half].scales)?;
+            let scale = GlobalScale::multiplier(self.alpha[half]);
+            Ok(QuantizedMatrix::new(name, format, n, k, codes, scales, layout, scale)?)
+        };
+        match (format, op) {
+            (_, Operation::Linear) => {
+                Self::upload_linear(gpu, &Linear::new(half("weight", 0)?), WeightForm::PackedLinear)
+            }
+            (BlockFormat::Nvfp4, _) => {
                 let (codes, scales) = (halves.map(|half| half.codes), halves.map(|half| half.scales));
                 let global_scales = self.alpha;
                 let bias = [None; 2];
@@ -189,15 +226,7 @@ impl DeviceWeights {
                 unsafe { Self::on_device(gpu, &rows, WeightForm::Packed, Stream::Own) }
             }
             // Their scales are packed relative to the largest one, which takes a look at all of them first.
-            BlockFormat::Mxfp4 => {
-                let half = |name, half: usize| -> Result<QuantizedMatrix<'static>, Error> {
-                    let mut codes = vec![0; n * k / 2];
-                    let mut scales = vec![0; layout.len(n, k / format.block_len())];
-                    gpu.copy_from(&mut codes, halves[half].codes)?;
-                    gpu.copy_from(&mut scales, halves[half].scales)?;
-                    let scale = GlobalScale::multiplier(self.alpha[half]);
-                    Ok(QuantizedMatrix::new(name, format, n, k, codes, scales, layout, scale)?)
-                };
+            (BlockFormat::Mxfp4, _) => {
                 Self::upload(gpu, &GateUp::new(half("gate", 0)?, half("up", 1)?), WeightForm::Packed)
             }
         }
@@ -271,7 +300,7 @@ impl DeviceWeights {
     }
 
     /// Gate and up as rows of codes with scales in 128x4 atoms.
-    pub(crate) fn atoms(&self) -> Result<[Operand; 2], Error> {
-        self.parts.atoms()
+    pub(crate) fn atoms(&self, op: Operation) -> Result<[Operand; 2], Error> {
+        self.parts.atoms(op)
     }
 }

@@ -63,8 +63,7 @@ fn every_target_takes_every_type_of_tensor_close() {
     ] {
         let options = Options { quantize_a, ..Options::default() };
         let cpu = packed(what, &options, Target::default());
-        // Linear layers are for Hopper.
-        for arch in SimArch::ALL.into_iter().filter(|&arch| what == 0 || arch == SimArch::Sm90a) {
+        for arch in SimArch::ALL {
             let card = packed(what, &options, Target::Gpu(GpuId::Sim(arch), GpuOptions::default()));
             for rows in [1, 5] {
                 let errors = [

@@ -15,7 +15,7 @@ use dualgemm_plan::{Buffer, DeviceExperts, Gpu, GpuOptions, Launches, Operands, 
 use half::slice::HalfFloatSliceExt;
 
 use super::{Experts, MixtureDesc, MixturePlan, MixtureRunner, PackedMixture, Place};
-use crate::{Error, GpuId, MlpRunner, PackedExperts, PackedMlp, Target};
+use crate::{Error, GpuId, MlpRunner, PackedExperts, PackedMlp, Plan, Target};
 
 /// Plans for groups; refuses what the kernels around the products do not do.
 pub(super) fn target(desc: &MixtureDesc, target: &Target) -> Result<Target, Error> {
@@ -79,8 +79,11 @@ impl MixturePlan {
             gate_up.push(mlp.gate_up);
             down.push(mlp.down);
         }
-        let gpu = gpu.open()?;
-        let down = PackedExperts::of(gpu, DeviceExperts::upload_linear(gpu, &down)?)?;
+        let (gpu, Plan::Gpu { plan, .. }) = (gpu.open()?, &self.mlp.down) else {
+            return Err(Error::NotOnGpu);
+        };
+        let down = DeviceExperts::upload_linear(gpu, &down, plan.weight_form()?)?;
+        let down = PackedExperts::of(gpu, down)?;
         Ok(Experts::Together(Together { gate_up: self.mlp.gate_up.prepack_experts(&gate_up)?, down }))
     }
 }

@@ -1,18 +1,20 @@
 //! Plans on Blackwell through the facade, on simulated cards with every check on: the strategy `native`, which no card
 //! has run yet.
 
-use dualgemm::check::{RowSample, reference_rows};
+use dualgemm::check::{RowSample, mixture_rows, mlp_rows, reference_rows};
 use dualgemm::device::{Device as _, DevicePtr, Stream};
 use dualgemm::formats::quantize::mxfp4::quantize_mxfp4;
 use dualgemm::formats::{BlockFormat, QuantizedMatrix, ScaleLayout};
 use dualgemm::gemm::{
-    AFormat, AOperand, Activation, Comparison, DualGemmDesc, GateUp, OutFormat, OutScale, OutputMut,
-    QuantizeA,
+    AFormat, AOperand, Activation, Comparison, DualGemmDesc, GateUp, Operation, OutFormat, OutScale,
+    OutputMut, QuantizeA, RouterWeights, Routing, bounded_reference,
 };
-use dualgemm::{DeviceGateUp, DualGemm, GpuId, GpuOptions, Plan, Rows, SimArch, Target};
+use dualgemm::{
+    DeviceGateUp, DualGemm, Error, GpuId, GpuOptions, MixturePlan, MlpPlan, Plan, Rows, SimArch, Target,
+};
 
 use crate::gpu::{error, operand};
-use crate::{expert, floats, quantized};
+use crate::{expert, floats, mlp, quantized};
 
 const CARDS: [GpuId; 2] = [GpuId::Sim(SimArch::Sm100a), GpuId::Sim(SimArch::Sm120a)];
 
@@ -311,4 +313,100 @@ fn what_no_tensor_core_multiplies_with_mxfp4_is_said() {
     assert!(error(&floats, &operand(3, 64, AFormat::F32), &mxfp4_pair(32, 64, 0)) < 1e-5);
     let message = DualGemm::plan(&mixed, &named(&CARDS[1], "native")).unwrap_err().to_string();
     assert!(message.contains("A is mxfp4, B is nvfp4, K = 64; it takes nvfp4"), "{message}");
+}
+
+#[test]
+fn linear_layers_are_within_the_bounds_of_f64() {
+    let [datacenter, workstation] = &CARDS;
+    let ways = [
+        (datacenter, 1, AFormat::F16),
+        (datacenter, 9, AFormat::Nvfp4),
+        (datacenter, 130, AFormat::Nvfp4),
+        (datacenter, 33, AFormat::Bf16),
+        (workstation, 1, AFormat::Nvfp4),
+        (workstation, 40, AFormat::Nvfp4),
+        (workstation, 9, AFormat::F16),
+    ];
+    for (id, m, a) in ways {
+        let desc = DualGemmDesc::linear(m, 296, 224, a, BlockFormat::Nvfp4);
+        let (plan, layer) = (plan(id, &desc), mlp::mlp(224, 32, 296, 2).down);
+        let native = id == datacenter || a == AFormat::Nvfp4;
+        assert_eq!(strategy(&plan), if native { "native" } else { "portable" });
+        // Rows of codes are packed when a kernel that reads the pack is given them.
+        let as_rows = DualGemmDesc { a: AFormat::Nvfp4, ..desc };
+        let as_rows = DualGemm::plan(&as_rows, &named(id, "native")).unwrap().prepack(&layer).unwrap();
+        let (a, packed) = (mlp::activations(a, m, 224), plan.prepack(&layer).unwrap());
+        let want = bounded_reference(&desc.epilogue, &a, 0..m, &layer);
+        mlp::assert_within(&plan.run_to_vec(&a, &packed).unwrap(), &want, &plan.to_string());
+        mlp::assert_within(&plan.run_to_vec(&a, &as_rows).unwrap(), &want, &plan.to_string());
+        if !native {
+            continue;
+        }
+        let pair =
+            DualGemm::plan(&DualGemmDesc { op: Operation::GateUp, ..desc }, &named(id, "native")).unwrap();
+        let message = pair.run_to_vec(&a, &packed).unwrap_err().to_string();
+        assert!(message.contains("for a linear layer; the plan asks for rows of codes"), "{message}");
+    }
+}
+
+/// Floats and codes between the products; floats that are quantized on their way in.
+#[test]
+fn whole_mlps_are_within_the_bounds_of_f64() {
+    let [datacenter, workstation] = &CARDS;
+    let (codes, dynamic) = (mlp::nvfp4(OutScale::Static(0.01)), QuantizeA::Dynamic);
+    let ways = [
+        (datacenter, AFormat::F16, OutFormat::F16, QuantizeA::No),
+        (datacenter, AFormat::Bf16, codes, QuantizeA::No),
+        (datacenter, AFormat::Nvfp4, codes, QuantizeA::No),
+        (workstation, AFormat::Nvfp4, codes, QuantizeA::No),
+        (workstation, AFormat::F16, codes, dynamic),
+        (workstation, AFormat::Bf16, OutFormat::Bf16, QuantizeA::No),
+    ];
+    for (id, a_format, between, quantize_a) in ways {
+        let (m, shape) = (5, [96, 96, 48]);
+        let mut desc = mlp::desc(m, shape, a_format, between, OutFormat::F32);
+        desc.gate_up.quantize_a = quantize_a;
+        let (a, mlp) = (mlp::activations(a_format, m, 96), mlp::mlp(96, 96, 48, 1));
+        let target = Target::Gpu(id.clone(), GpuOptions::default());
+        let plan = MlpPlan::new(&desc, &target).unwrap();
+        let (packed, mut runner) = (plan.prepack(&mlp).unwrap(), plan.runner(1).unwrap());
+        let mut c = vec![f32::NAN; m * 48];
+        for _ in 0..2 {
+            runner.run(&a, &packed, OutputMut::F32(&mut c)).unwrap();
+            let want = mlp_rows(
+                &desc,
+                &dualgemm::quantize_a(&a, quantize_a).unwrap(),
+                &RowSample::all(m),
+                &mlp,
+                &|_| {},
+            )
+            .unwrap();
+            mlp::assert_within(&c, &want, &plan.to_string());
+        }
+    }
+}
+
+#[test]
+fn mixtures_are_within_the_bounds_of_f64() {
+    let [datacenter, workstation] = &CARDS;
+    let codes = mlp::nvfp4(OutScale::Static(0.01));
+    let experts: Vec<_> = (0..5).map(|e| Some(mlp::mlp(32, 64, 48, e))).collect();
+    let (weights, a) = (mlp::weights(), mlp::activations(AFormat::F16, 7, 64));
+    let routing = Routing { ids: &mlp::IDS, weights: &weights };
+    for (id, between, quantize_a) in [
+        (datacenter, OutFormat::F16, QuantizeA::No),
+        (datacenter, codes, QuantizeA::No),
+        (workstation, codes, QuantizeA::Static(0.02)),
+        (workstation, OutFormat::F16, QuantizeA::No),
+    ] {
+        let mut desc = mlp::mixture(7, AFormat::F16, between, OutFormat::F32, RouterWeights::Output);
+        desc.mlp.gate_up.quantize_a = quantize_a;
+        let plan = MixturePlan::new(&desc, &Target::Gpu(id.clone(), GpuOptions::default())).unwrap();
+        let packed = plan.prepack(experts.iter().cloned().map(Ok::<_, Error>), None).unwrap();
+        let mut c = vec![f32::NAN; 7 * 48];
+        plan.runner().unwrap().run(&a, routing, &packed, OutputMut::F32(&mut c), false).unwrap();
+        let (a, all) = (dualgemm::quantize_a(&a, quantize_a).unwrap(), RowSample::all(7));
+        let want = mixture_rows(&desc, &a, &all, routing, (&experts, None), &|_| {}).unwrap();
+        mlp::assert_within(&c, &want, &plan.mlp.to_string());
+    }
 }

@@ -400,8 +400,21 @@ fn device_operands_give_the_same_bits_as_the_hosts_exact() {
         global_scales: [weights.gate.global_scale().value(), weights.up.global_scale().value()],
         bias: [None, None],
     };
+    let switched = |mut pair: [DevicePtr; 2]| {
+        pair.reverse();
+        pair
+    };
+    let other =
+        DeviceGateUp { codes: switched(on_device.codes), scales: switched(on_device.scales), ..on_device };
     // SAFETY: the operands were allocated here, as large as the problem.
-    let packed = unsafe { plan.prepack_device(&on_device, Stream::Own) }.unwrap();
+    let packed = unsafe { plan.prepack_device(&other, Stream::Own) }.unwrap();
+    let scaled = DeviceGateUp { global_scales: [1.0, 7.0], ..on_device };
+    // SAFETY: as above.
+    let refused = unsafe { packed.refill_device(&scaled, Stream::Own) }.unwrap_err().to_string();
+    assert!(refused.contains("packed once"), "{refused}");
+    // SAFETY: as above.
+    unsafe { packed.refill_device(&on_device, Stream::Own) }.unwrap();
+    gpu().synchronize().unwrap();
     drop(buffers);
     let AOperand::Float(FloatMatrix::F16(rows)) = &a else { panic!("A is f16") };
     let bytes: Vec<u8> = (0..m).flat_map(|r| rows.row(r)).flat_map(|x| x.to_le_bytes()).collect();

@@ -9,18 +9,18 @@ use half::{bf16, f16};
 
 use super::*;
 
-fn mlp(n: usize, k: usize, h: usize, e: usize) -> GatedMlp<'static> {
+pub fn mlp(n: usize, k: usize, h: usize, e: usize) -> GatedMlp<'static> {
     let bias = |len: usize| Some((0..len).map(|i| (i as f32).cos()).collect::<Vec<_>>().into());
     let gate_up = GateUp { up_bias: bias(n), ..expert(n, k, e) };
     GatedMlp { gate_up, down: Linear { weight: quantized("down", h, n, 0.9 + e as f32), bias: bias(h) } }
 }
 
-fn desc(m: usize, [n, k, h]: [usize; 3], a: AFormat, between: OutFormat, out: OutFormat) -> MlpDesc {
+pub fn desc(m: usize, [n, k, h]: [usize; 3], a: AFormat, between: OutFormat, out: OutFormat) -> MlpDesc {
     let gate_up = DualGemmDesc::new(m, n, k, a, BlockFormat::Nvfp4);
     MlpDesc::new(DualGemmDesc { out: between, ..gate_up }, h, BlockFormat::Nvfp4, out)
 }
 
-fn activations(a: AFormat, rows: usize, k: usize) -> AOperand<'static> {
+pub fn activations(a: AFormat, rows: usize, k: usize) -> AOperand<'static> {
     let values = (0..rows * k).map(|i| (i as f32 * 0.31).sin() * 2.0);
     match a {
         AFormat::F16 => {
@@ -36,12 +36,12 @@ fn activations(a: AFormat, rows: usize, k: usize) -> AOperand<'static> {
     }
 }
 
-fn nvfp4(global_scale: OutScale) -> OutFormat {
+pub fn nvfp4(global_scale: OutScale) -> OutFormat {
     OutFormat::Nvfp4 { scale_layout: dualgemm::formats::ScaleLayout::Sf128x4, global_scale }
 }
 
 #[track_caller]
-fn assert_within(c: &[f32], want: &[Bounded], what: &str) {
+pub fn assert_within(c: &[f32], want: &[Bounded], what: &str) {
     assert_eq!(c.len(), want.len());
     for (at, (c, want)) in c.iter().zip(want).enumerate() {
         assert!(want.error < 0.2 * want.value.abs() + 20.0, "{what} at {at}: {want:?} says nothing");
@@ -76,7 +76,7 @@ fn mlps_are_within_the_bounds_of_f64_whatever_is_between() {
     }
 }
 
-fn mixture(
+pub fn mixture(
     tokens: usize,
     a: AFormat,
     between: OutFormat,
@@ -88,9 +88,9 @@ fn mixture(
 }
 
 /// Expert 3 is elsewhere; expert 4 gets no row of these.
-const IDS: [i32; 14] = [1, 0, 2, 1, -1, 0, 3, 2, 0, 2, 1, 3, 2, 0];
+pub const IDS: [i32; 14] = [1, 0, 2, 1, -1, 0, 3, 2, 0, 2, 1, 3, 2, 0];
 
-fn weights() -> [f32; 14] {
+pub fn weights() -> [f32; 14] {
     std::array::from_fn(|i| 0.1 + i as f32 / 7.0)
 }
 

@@ -279,13 +279,13 @@ fn sm80(config: sm80::config::Config, shape: Shape) -> Case {
     let (m, n, k) = shape;
     let pack = Pack::new(&weights(shape)).expect("weights that fit");
     Case::new(config.name(), Card::H100, move |device| {
-        let variant = sm80::fused::Variant { compute: HalfFormat::F16, rows: rows_of_c(n) };
+        let variant = sm80::fused::Variant { compute: HalfFormat::F16, linear: false, rows: rows_of_c(n) };
         let kernel = sm80::host::Fused::new(device, config, &variant)?;
         let (a, c) = (poisoned(device, m * k * 2)?, poisoned(device, m * n * 2)?);
         let first = writes_a(device, (m, k), Sink::Image(FloatType::F16), (a, 2 * k))?;
         let output = rows::Output::new(c, pack.alpha());
         let weights = upload(device, pack.bytes())?;
-        let args = sm80::host::FusedArgs { size: shape, a, a_pitch: 2 * k, weights, output };
+        let args = sm80::host::FusedArgs { size: shape, a, a_pitch: 2 * k, weights, groups: None, output };
         let spec = kernel.spec(&args)?;
         finish(device, [first, spec.clone(), spec], (c, m * n * 2))
     })

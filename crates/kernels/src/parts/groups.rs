@@ -55,6 +55,11 @@ impl Groups {
     }
 }
 
+/// Tiles of `tokens` rows for `m` rows in groups at most: every group's last one may have one row.
+pub(crate) fn most_tiles(m: usize, tokens: usize, groups: usize) -> usize {
+    m.min(m / tokens + groups)
+}
+
 /// Groups that a lane looks at, all of them asked for at once: 256 in a warp, so that hundreds of experts cost one way to
 /// memory.
 const EACH: u32 = 8;
@@ -110,21 +115,21 @@ impl GroupRows {
         (k.redux(Redux::Add, before), inside)
     }
 
-    /// Leaves at `to`, in shared memory, the group of tile `ctaid.y` of `tokens` rows, the tile's first row, and the end of
+    /// Leaves at `to`, in shared memory, the group of tile `tile`, the CTA's along the tokens, of `tokens` rows, the tile's first row, and the end of
     /// the group's. CTAs beyond the last tile end here.
-    pub fn find_tile(&self, k: &mut Kernel, tokens: u32, to: Addr<Shared>) {
+    pub fn find_tile(&self, k: &mut Kernel, tile: Special, tokens: u32, to: Addr<Shared>) {
         let warp = k.warp_index();
         let first_warp = k.compare(Cmp::Eq, warp, 0u32);
-        k.if_(first_warp, "find_group", |k| self.search(k, tokens, to));
+        k.if_(first_warp, "find_group", |k| self.search(k, tile, tokens, to));
         k.cta_sync();
         let group: Reg<U32> = k.ld(to);
         let none = k.compare(Cmp::Eq, group, NONE);
         k.when(none).exit();
     }
 
-    fn search(&self, k: &mut Kernel, tokens: u32, to: Addr<Shared>) {
+    fn search(&self, k: &mut Kernel, tile: Special, tokens: u32, to: Addr<Shared>) {
         let (rows, count) = (k.ld_pointer(&self.rows), k.ld_param(&self.count));
-        let (lane, tile) = (k.special(Special::LaneId), k.special(Special::CtaidY));
+        let (lane, tile) = (k.special(Special::LaneId), k.special(tile));
         let none = k.mov::<U32>(NONE);
         let last = k.compare(Cmp::Eq, lane, 31u32);
         k.when(last).st(to, none);

@@ -37,9 +37,9 @@ pub struct Operand {
 pub struct FusedArgs {
     /// A, `[m, k]`.
     pub a: Operand,
-    /// B1, `[n, k]`, or `[groups, n, k]`.
+    /// B1, `[n, k]`, or `[groups, n, k]`; or the matrix of a linear layer.
     pub gate: Operand,
-    /// B2, as B1.
+    /// B2, as B1; of a linear layer the same matrix.
     pub up: Operand,
     /// C and what belongs to it.
     pub output: Output,
@@ -116,6 +116,23 @@ impl Operand {
         };
         let (codes, scales) = (copy(device, &bytes)?, DevicePtr::NULL);
         Ok(Self { format: Format::Half(format), rows, k, codes, pitch, scales, atoms: 0 })
+    }
+
+    /// The rows from `first` on, a multiple of 128; all of them if there are no more.
+    fn from_row(self, first: usize) -> Self {
+        let atoms = first / ATOM_ROWS as usize;
+        let Format::Block(format) = self.format else { return self };
+        if first >= self.rows || atoms >= self.atoms {
+            return self;
+        }
+        let atom_row = self.k.div_ceil(atom_k(format) as usize) * ATOM_BYTES as usize;
+        Self {
+            rows: self.rows - first,
+            codes: self.codes.offset((first * self.pitch) as u64),
+            scales: self.scales.offset((atoms * atom_row) as u64),
+            atoms: self.atoms - atoms,
+            ..self
+        }
     }
 
     /// Gives the memory back.
@@ -247,7 +264,9 @@ impl FusedArgs {
         variant: &Variant,
     ) -> Result<Args, Error> {
         let (mut args, mut of_scales) = (Args::new(), Vec::with_capacity(3));
-        for (operand, part) in [&self.a, &self.gate, &self.up].into_iter().zip(parts) {
+        let gate_features = variant.gate_features(n);
+        let up = if variant.linear { self.up.from_row(gate_features) } else { self.up };
+        for (operand, part) in [&self.a, &self.gate, &up].into_iter().zip(parts) {
             let (codes, scales) = operand.maps(part);
             args = args.tensor_map(device.tensor_map(&codes)?);
             of_scales.extend(scales);
@@ -256,7 +275,10 @@ impl FusedArgs {
             args = args.tensor_map(device.tensor_map(map)?);
         }
         let (m, k) = self.shape();
-        let args = args.u32(m as u32).u32(n as u32).u32(k as u32);
+        let mut args = args.u32(m as u32).u32(gate_features as u32).u32(k as u32);
+        if variant.linear {
+            args = args.u32(n as u32);
+        }
         let args = self.output.args(args, variant, self.groups.map(|groups| groups.alphas))?;
         self.groups.map_or(Ok(args.clone()), |groups| groups.args(args))
     }

@@ -7,6 +7,7 @@ use dualgemm_gemm::{Error as OperandError, Program};
 use dualgemm_ptx::builder::*;
 
 use super::epilogue::Factors;
+use super::format::ATOM_ROWS;
 use super::nvfp4;
 use crate::Error;
 use crate::generic::rowwise::scale_offset;
@@ -108,18 +109,34 @@ pub struct Variant {
     pub grouped: bool,
     /// Promises that rows of C start at multiples of 16 bytes.
     pub aligned: bool,
+    /// For kernels that take their operands as they are: a linear layer, whose first features are gate and whose others are
+    /// up.
+    pub linear: bool,
 }
 
 impl Variant {
     /// f16 out, one problem, nothing added.
     pub fn new(program: Program) -> Self {
-        Self { out: Out::F16, program, bias: false, a_scale: false, grouped: false, aligned: false }
+        Self {
+            out: Out::F16,
+            program,
+            bias: false,
+            a_scale: false,
+            grouped: false,
+            aligned: false,
+            linear: false,
+        }
     }
 
     /// The same for `n` features: sets [`aligned`](Self::aligned).
     #[must_use]
     pub fn for_features(self, n: usize) -> Self {
         Self { aligned: self.out.row_bytes(n).is_multiple_of(16), ..self }
+    }
+
+    /// Features of gate, the first of `n`: all of them, or of a linear layer half of them in whole atoms of scales.
+    pub(crate) fn gate_features(&self, n: usize) -> usize {
+        if self.linear { n.div_ceil(2).next_multiple_of(ATOM_ROWS as usize) } else { n }
     }
 
     /// Refuses nvfp4 output of features that are not whole blocks, and rows that are not aligned as promised.
@@ -229,7 +246,10 @@ pub(crate) struct Rows {
     bias: Option<[PointerParam; 2]>,
     a_scale: Option<PointerParam>,
     pub(super) quantize: Option<Quantize>,
+    /// Features of C.
     pub n: Reg<U32>,
+    /// Of a linear layer those of gate.
+    gate: Option<Reg<U32>>,
 }
 
 /// Parameters of an nvfp4 C.
@@ -241,7 +261,15 @@ pub(super) struct Quantize {
 }
 
 impl Rows {
+    /// Declares the parameters; `n` are the features of gate.
     pub fn declare(k: &mut Kernel, variant: &Variant, n: Reg<U32>) -> Self {
+        let (n, gate) = match variant.linear {
+            false => (n, None),
+            true => {
+                let all = k.param::<U32>("features");
+                (k.ld_param(&all), Some(n))
+            }
+        };
         let start = k.pointer("out");
         let alpha = [k.param("alpha_gate"), k.param("alpha_up")];
         let alphas = variant.grouped.then(|| k.pointer("alphas"));
@@ -255,7 +283,7 @@ impl Rows {
             }),
             Out::F16 | Out::Bf16 | Out::F32 => None,
         };
-        Self { variant: variant.clone(), start, alpha, alphas, bias, a_scale, quantize, n }
+        Self { variant: variant.clone(), start, alpha, alphas, bias, a_scale, quantize, n, gate }
     }
 
     /// What both sums of a group's tile are multiplied by.
@@ -321,18 +349,57 @@ impl Rows {
         Factors { alpha, bias: self.bias(k, group, feature) }.product(k, 0, sum)
     }
 
+    /// Makes elements of C of the 16 sums of gate and of up from `feature` on, a multiple of 16, and stores them if the token
+    /// lies below `end`. Of a linear layer these are the sums of two times 16 features.
+    pub fn store_sums(
+        &self,
+        k: &mut Kernel,
+        token: (Reg<U32>, Reg<U32>),
+        (group, feature): (Option<Reg<U32>>, Reg<U32>),
+        alpha: [Reg<F32>; 2],
+        [gate, up]: [&[Reg<F32>]; 2],
+    ) {
+        let Some(of_gate) = self.gate else {
+            let values = std::array::from_fn(|i| {
+                let feature = k.eval(feature + i as u32);
+                self.activate(k, alpha, (group, feature), [gate[i], up[i]])
+            });
+            return self.store(k, token, feature, &values);
+        };
+        let second = k.eval(of_gate + feature);
+        let first_end = k.eval(of_gate.min(self.n));
+        for (first, end, sums) in [(feature, first_end, gate), (second, self.n, up)] {
+            let values = std::array::from_fn(|i| {
+                let feature = k.eval(first + i as u32);
+                self.product(k, alpha, (group, feature), sums[i])
+            });
+            self.store_below(k, token, (first, end), &values);
+        }
+    }
+
     /// Stores the 16 features of one token from `feature` on, a multiple of 16, those below N, if the token lies below
     /// `end`.
     pub fn store(
         &self,
         k: &mut Kernel,
-        (token, end): (Reg<U32>, Reg<U32>),
+        token: (Reg<U32>, Reg<U32>),
         feature: Reg<U32>,
+        values: &[Reg<F32>; PIECE as usize],
+    ) {
+        self.store_below(k, token, (feature, self.n), values);
+    }
+
+    /// As [`store`](Self::store), of features below `last`.
+    fn store_below(
+        &self,
+        k: &mut Kernel,
+        (token, end): (Reg<U32>, Reg<U32>),
+        (feature, last): (Reg<U32>, Reg<U32>),
         values: &[Reg<F32>; PIECE as usize],
     ) {
         let inside = k.compare(Cmp::Lt, token, end);
         if let Some(quantize) = &self.quantize {
-            let inside = k.compare_and(Cmp::Lt, feature, self.n, inside);
+            let inside = k.compare_and(Cmp::Lt, feature, last, inside);
             k.if_(inside, "block", |k| self.store_block(k, quantize, (token, feature), values));
             // The next tile's `.aligned` instructions want whole warps.
             k.warp_sync();
@@ -343,7 +410,7 @@ impl Rows {
             let bytes = self.variant.out.row_bytes(1) as u32;
             for (i, &value) in (0u32..).zip(values) {
                 let feature = k.eval(feature + i);
-                let inside = k.compare_and(Cmp::Lt, feature, self.n, inside);
+                let inside = k.compare_and(Cmp::Lt, feature, last, inside);
                 self.variant.out.store(k, inside, to.at(i * bytes), value);
             }
             return;
@@ -356,7 +423,7 @@ impl Rows {
         let per_piece = PIECE * 4 / words.len() as u32;
         for (i, piece) in (0u32..).zip(words.chunks_exact(4)) {
             let feature = k.eval(feature + i * per_piece);
-            let inside = k.compare_and(Cmp::Lt, feature, self.n, inside);
+            let inside = k.compare_and(Cmp::Lt, feature, last, inside);
             k.when(inside).st_vector(to.at(i * 16), piece);
         }
     }

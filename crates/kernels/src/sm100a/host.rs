@@ -60,7 +60,7 @@ impl<'d> Fused<'d> {
             rules.check("tokens of a problem of one tile", m as u64, Valid::range(1, tokens))?;
         }
         let cluster = self.config.cluster();
-        let tiles = args.tiles(tokens, self.config.feature_tiles(self.n));
+        let tiles = args.tiles(tokens, self.config.feature_tiles(self.loaded.rows.gate_features(self.n)));
         let resident = (self.loaded.device.info().sm_count / cluster).max(1) as usize;
         let clusters = if self.config.exchanges() { tiles } else { tiles.min(resident) };
         let size = (clusters, cluster, self.config.threads());

@@ -99,11 +99,7 @@ impl Fused<'_> {
         alpha: [Reg<F32>; 2],
         [gate, up]: [&[Reg<F32>]; 2],
     ) {
-        let values = std::array::from_fn(|i| {
-            let feature = k.eval(feature + i as u32);
-            self.rows.activate(k, alpha, (tile.group, feature), [gate[i], up[i]])
-        });
-        self.rows.store(k, (token, tile.end), feature, &values);
+        self.rows.store_sums(k, (token, tile.end), (tile.group, feature), alpha, [gate, up]);
     }
 
     /// Puts this CTA's sums where its ring was, `[gate, up][column][128 rows]` f32, and waits for those of the cluster.

@@ -40,7 +40,7 @@ impl<'d> Fused<'d> {
     pub fn spec(&self, args: &FusedArgs) -> Result<LaunchSpec, Error> {
         let Config { format, tokens, features, .. } = self.config;
         args.check(self.n, Formats::Scaled(format), &self.loaded.rows)?;
-        let tiles = args.tiles(tokens, self.n.div_ceil(features as usize));
+        let tiles = args.tiles(tokens, self.loaded.rows.gate_features(self.n).div_ceil(features as usize));
         let size = (tiles, 1, self.config.threads());
         self.loaded.launch_clusters((args, self.n), self.config.parts(), size, Rules("sm120a fused"))
     }

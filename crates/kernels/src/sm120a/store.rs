@@ -52,11 +52,7 @@ impl Fused<'_> {
             let [gate, up]: [Vec<Reg<F32>>; 2] = halves;
             let token = k.eval(tile.token + token);
             let first = k.eval(piece * PIECE + tile.feature);
-            let values = std::array::from_fn(|i| {
-                let feature = k.eval(first + i as u32);
-                self.rows.activate(k, alpha, (tile.group, feature), [gate[i], up[i]])
-            });
-            self.rows.store(k, (token, tile.end), first, &values);
+            self.rows.store_sums(k, (token, tile.end), (tile.group, first), alpha, [&gate, &up]);
         });
     }
 }

@@ -2,16 +2,17 @@
 
 use dualgemm_ptx::layout::{SmemLayout, SmemRegion};
 
+use super::fused::Variant;
 use crate::Error;
 use crate::error::one_of;
 use crate::limits::{Rules, SHARED_LEAST, STAGES, Valid};
-use crate::parts::rows::Out;
+use crate::parts::groups::most_tiles;
 use crate::parts::staged::stage_over;
-use crate::sm90a::pack::{CHUNK_BYTES, CHUNK_FEATURES};
+use crate::sm90a::pack::{CHUNK_BYTES, CHUNK_FEATURES, CHUNK_ROWS};
 
 /// A tile and its pipeline.
 ///
-/// A CTA computes `32 · chunks` features for `tokens` tokens. A warp takes `4 · chunks / row_warps` slabs of 16 weight
+/// A CTA computes `32 · chunks` features, or twice as many of a linear layer, for `tokens` tokens. A warp takes `4 · chunks / row_warps` slabs of 16 weight
 /// rows and `tokens / token_warps` tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Config {
@@ -36,6 +37,8 @@ pub struct Layout {
     pub tokens: SmemRegion,
     /// Weight chunks, `[stages][chunks]`.
     pub weights: SmemRegion,
+    /// Where the group of the tile's rows is put, if they come in groups.
+    pub found: Option<SmemRegion>,
 }
 
 impl Config {
@@ -65,8 +68,8 @@ impl Config {
     }
 
     /// Features of the tile.
-    pub fn features(&self) -> u32 {
-        self.chunks * CHUNK_FEATURES as u32
+    pub fn features(&self, linear: bool) -> u32 {
+        self.chunks * chunk_features(linear)
     }
 
     /// Slabs of 16 weight rows of a warp.
@@ -79,8 +82,8 @@ impl Config {
         self.tokens / self.token_warps
     }
 
-    /// Shared memory for output of this type, or what does not fit.
-    pub fn layout(&self, out: Out) -> Result<Layout, Error> {
+    /// Shared memory of a variant, or what does not fit.
+    pub fn layout(&self, variant: &Variant) -> Result<Layout, Error> {
         let rules = Rules("sm80 fused");
         rules.check("warps", self.row_warps.saturating_mul(self.token_warps), Valid::range(1, 8))?;
         // A thread has four sums of a slab for eight tokens, 64 in all.
@@ -92,15 +95,18 @@ impl Config {
         let mut smem = SmemLayout::new();
         let tokens = smem.alloc_parts("tokens", self.tokens * 128, self.stages, 128);
         let weights = smem.alloc_parts("weights", self.chunks * CHUNK_BYTES as u32, self.stages, 128);
-        stage_over(&mut smem, out, self.tokens, self.features());
+        stage_over(&mut smem, variant.rows.out, self.tokens, self.features(variant.linear));
+        let found = variant.rows.grouped.then(|| smem.alloc("found", 16, 16));
         rules.shared(smem.bytes(), SHARED_LEAST)?;
-        Ok(Layout { smem, tokens, weights })
+        Ok(Layout { smem, tokens, weights, found })
     }
 
-    /// CTAs for `m` tokens and `n` features: token tiles run fastest, so that CTAs that run together read the same
+    /// CTAs for `m` tokens, in up to `groups` groups, and `n` features: token tiles run fastest, so that CTAs that run together read the same
     /// weights.
-    pub fn grid(&self, m: usize, n: usize) -> [u32; 3] {
-        [m.div_ceil(self.tokens as usize) as u32, n.div_ceil(self.features() as usize) as u32, 1]
+    pub fn grid(&self, (m, n): (usize, usize), groups: Option<usize>, linear: bool) -> [u32; 3] {
+        let tokens = self.tokens as usize;
+        let tiles = groups.map_or(m.div_ceil(tokens), |groups| most_tiles(m, tokens, groups));
+        [tiles as u32, n.div_ceil(self.features(linear) as usize) as u32, 1]
     }
 
     /// A name that tells configurations apart.
@@ -108,4 +114,9 @@ impl Config {
         let Self { chunks, row_warps, token_warps, tokens, stages } = self;
         format!("sm80_fused_{}x{tokens}_w{row_warps}x{token_warps}_s{stages}", chunks * 64)
     }
+}
+
+/// Features of a chunk of the pack: each with a row of gate and one of up, or of a linear layer a row each.
+pub(super) fn chunk_features(linear: bool) -> u32 {
+    (if linear { CHUNK_ROWS } else { CHUNK_FEATURES }) as u32
 }

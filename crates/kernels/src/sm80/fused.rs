@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Rows of a slab are eight gate rows and the eight up rows of the same features, so a thread's sums 0 and 1 are gate, 2
-//! and 3 up, of one feature and two tokens.
+//! and 3 up, of one feature and two tokens. In the pack of a linear layer they are 16 features, and a thread has two.
 //!
 //! Flow: [`Config`] → here → PTX. Spec: PTX ISA, "Matrix Fragments for mma.m16n8k16".
 
@@ -16,13 +16,15 @@ use dualgemm_ptx::Target;
 use dualgemm_ptx::ast::Module;
 use dualgemm_ptx::builder::*;
 
-use super::config::{Config, Layout};
+use super::config::{Config, Layout, chunk_features};
 use crate::Error;
 use crate::generic::fragments::decode_step;
 use crate::generic::{module, take_turn};
+use crate::parts::epilogue::Factors;
+use crate::parts::groups::GroupRows;
 use crate::parts::rows::{self, Rows};
 use crate::parts::staged::Staged;
-use crate::sm90a::pack::{CHUNK_BYTES, CHUNK_FEATURES, CODE_BYTES};
+use crate::sm90a::pack::{CHUNK_BYTES, CODE_BYTES};
 
 /// Name of the kernel in its module.
 pub const ENTRY: &str = "dual_gemm";
@@ -34,14 +36,15 @@ const ROW: u32 = 128;
 pub struct Variant {
     /// Type of A and of the multiplication.
     pub compute: HalfFormat,
-    /// C and what makes it of the sums; not grouped.
+    /// A linear layer, from a pack of its matrix: C is the sums times the first factor, plus the first bias.
+    pub linear: bool,
+    /// C and what makes it of the sums.
     pub rows: rows::Variant,
 }
 
 /// Generates the kernel.
 pub fn generate(config: &Config, variant: &Variant, target: Target) -> Result<Module, Error> {
-    let layout = config.layout(variant.rows.out)?;
-    variant.rows.one_problem("sm80 fused")?;
+    let layout = config.layout(variant)?;
     let about = format!("C = act(A B1^T, A B2^T), 4-bit weights, mma.sync: {}", config.name());
     module(target, &about, ENTRY, |k| {
         Fused::new(k, config, &layout, variant, target).emit(k);
@@ -60,7 +63,9 @@ struct Fused<'a> {
     /// First token and first feature of the tile.
     token: Reg<U32>,
     feature: Reg<U32>,
-    m: Reg<U32>,
+    /// The end of the rows: all of them, or the group's.
+    end: Reg<U32>,
+    group: Option<Reg<U32>>,
     k: Reg<U32>,
     blocks: Reg<U32>,
     loads: Loads,
@@ -90,6 +95,7 @@ impl<'a> Fused<'a> {
     ) -> Self {
         k.required_threads(config.threads());
         let (a, pitch, weights) = (k.pointer("a"), k.param::<U32>("a_pitch"), k.pointer("weights"));
+        let groups = layout.found.as_ref().map(|found| (GroupRows::declare(k), found.offset));
         let sizes = [k.param::<U32>("m"), k.param::<U32>("n"), k.param::<U32>("k")];
         let base = k.shared(&layout.smem);
         take_turn(k, target);
@@ -99,8 +105,15 @@ impl<'a> Fused<'a> {
         let lane = k.eval(thread & 31);
         let warp = k.eval(thread >> 5);
         let (token_tile, feature_tile) = (k.special(Special::CtaidX), k.special(Special::CtaidY));
-        let token = k.eval(token_tile * config.tokens);
-        let feature = k.eval(feature_tile * config.features());
+        let (token, end, group) = match groups {
+            None => (k.eval(token_tile * config.tokens), m, None),
+            Some((groups, found)) => {
+                groups.find_tile(k, Special::CtaidX, config.tokens, base.at(found));
+                let [group, row, end, _]: [Reg<U32>; 4] = k.ld_vector(base.at(found));
+                (row, end, Some(group))
+            }
+        };
+        let feature = k.eval(feature_tile * config.features(variant.linear));
         let blocks = k.eval((depth + 63) >> 6);
 
         let (a, pitch) = (k.ld_pointer(&a), k.ld_param(&pitch));
@@ -110,18 +123,20 @@ impl<'a> Fused<'a> {
         let a = k.offset(a, piece.mul_wide(16) + first.mul_wide(pitch));
         let to = k.eval(row * ROW + ((piece ^ (row & 7)) << 4));
         let rows_apart = k.eval(pitch.mul_wide(config.threads() / 8));
-        let rows_left = k.eval(m - first);
+        let rows_left = k.eval(end - first);
         let rows_left = {
-            let beyond = k.compare(Cmp::Ge, first, m);
+            let beyond = k.compare(Cmp::Ge, first, end);
             k.select::<U32>(beyond, 0u32, rows_left)
         };
         k.comment("Row tiles beyond the last one read it again; their features are not stored.");
         let weights = k.ld_pointer(&weights);
-        let last = k.eval(((n + (CHUNK_FEATURES as u32 - 1)) >> CHUNK_FEATURES.ilog2()) - 1);
+        let in_chunk = chunk_features(variant.linear);
+        let last = k.eval(((n + (in_chunk - 1)) >> in_chunk.ilog2()) - 1);
         let chunks = (0..config.chunks)
             .map(|chunk| {
                 let first = k.eval(feature_tile * config.chunks);
-                let tile = (first + chunk).min(last);
+                let tile = k.eval((first + chunk).min(last));
+                let tile = group.map_or(tile, |group| k.eval(group * (last + 1) + tile));
                 k.offset(weights, thread.mul_wide(16) + tile.mul_wide(blocks) * CHUNK_BYTES as u64)
             })
             .collect();
@@ -138,7 +153,8 @@ impl<'a> Fused<'a> {
             warp,
             token,
             feature,
-            m,
+            end,
+            group,
             k: depth,
             blocks,
             loads,
@@ -297,7 +313,8 @@ impl<'a> Fused<'a> {
 
     fn store(&self, k: &mut Kernel, sums: &[Reg<F32>]) {
         let config = self.config;
-        let (features, threads) = (config.features(), config.threads());
+        let linear = self.variant.linear;
+        let (features, threads) = (config.features(linear), config.threads());
         let staged = Staged { rows: &self.rows, start: self.base, features, threads };
         let [row_warp, token_warp] = self.warps(k);
         let groups = config.warp_tokens() / 8;
@@ -305,21 +322,35 @@ impl<'a> Fused<'a> {
         let token = k.eval(token_warp * config.warp_tokens() + (q << 1));
         for slab in 0..config.slabs() {
             let first = k.eval(row_warp * config.slabs());
-            let feature = k.eval((first + slab) * 8 + g);
-            let of_c = k.eval(self.feature + feature);
-            let factors = self.rows.factors(k, None, of_c);
+            let feature = k.eval((first + slab) * (chunk_features(linear) / 4) + g);
             let place = staged.place(k, token, feature);
+            // Of a linear layer the second sums are of the feature eight further.
+            let features: &[u32] = if linear { &[0, 8] } else { &[0] };
+            let bytes = self.rows.variant.out.staged_bytes();
+            let factors: Vec<Factors> = features
+                .iter()
+                .map(|&next| {
+                    let of_c = k.eval(self.feature + feature + next);
+                    self.rows.factors(k, self.group, of_c)
+                })
+                .collect();
             for group in 0..groups {
                 let first = (slab * groups + group) as usize * 4;
                 for e in 0..2 {
                     let sums = [sums[first + e], sums[first + e + 2]];
-                    let value = factors.activate(k, &self.rows.variant.program, sums);
-                    staged.store(k, place.at((group * 8 + e as u32) * staged.pitch()), value);
+                    let to = place.at((group * 8 + e as u32) * staged.pitch());
+                    for ((&next, factors), sum) in features.iter().zip(&factors).zip(sums) {
+                        let value = match linear {
+                            false => factors.activate(k, &self.rows.variant.program, sums),
+                            true => factors.product(k, 0, sum),
+                        };
+                        staged.store(k, to.at(next * bytes), value);
+                    }
                 }
             }
         }
         k.cta_sync();
-        staged.copy_out(k, config.tokens, (self.token, self.m), self.feature);
+        staged.copy_out(k, config.tokens, (self.token, self.end), self.feature);
     }
 }
 

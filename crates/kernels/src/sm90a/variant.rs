@@ -117,7 +117,7 @@ impl Variant {
     /// What is made of the sums.
     pub(super) fn rows(&self) -> rows::Variant {
         let Self { out, ref program, bias, a_scale, grouped, aligned, .. } = *self;
-        rows::Variant { out, program: program.clone(), bias, a_scale, grouped, aligned }
+        rows::Variant { out, bias, a_scale, grouped, aligned, ..rows::Variant::new(program.clone()) }
     }
 
     pub(super) fn features(&self, config: &Config) -> u32 {

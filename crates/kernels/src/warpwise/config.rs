@@ -6,6 +6,7 @@ use super::fused::Variant;
 use crate::Error;
 use crate::error::one_of;
 use crate::limits::{Rules, Valid};
+use crate::parts::groups::most_tiles;
 use crate::sm90a::pack::CHUNK_BYTES;
 
 /// What refuses a configuration or operands.
@@ -170,8 +171,7 @@ impl Config {
         let tokens = self.tokens as usize;
         let tiles = match groups {
             None => m.div_ceil(tokens),
-            // Every group's last tile may have one row.
-            Some(groups) => m.min(m / tokens + groups),
+            Some(groups) => most_tiles(m, tokens, groups),
         };
         [ctas, tiles as u32, 1]
     }

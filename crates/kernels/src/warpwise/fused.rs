@@ -180,7 +180,7 @@ impl<'a> Fused<'a> {
         k.launch_dependents();
         if let Some((groups, found)) = &self.groups {
             k.grid_dependency_wait();
-            groups.find_tile(k, self.config.tokens, *found);
+            groups.find_tile(k, Special::CtaidY, self.config.tokens, *found);
         }
         let share = self.share(k);
         let elected = k.elect();

@@ -6,7 +6,9 @@ use dualgemm_formats::quantize::quantize_with;
 use dualgemm_formats::{
     FloatMatrix, FloatType, GlobalScale, Matrix, Producer, QuantizedMatrix, ScaleLayout, Search,
 };
-use dualgemm_gemm::{AOperand, Activation, Comparison, Epilogue, GateUp, reference};
+use dualgemm_gemm::{
+    AOperand, Activation, Comparison, Epilogue, GateUp, Linear, bounded_reference, reference,
+};
 use dualgemm_kernels::parts::format::Formats;
 use dualgemm_kernels::parts::operand::{FusedArgs, Operand};
 use dualgemm_kernels::parts::rows::{Out, Output, Variant};
@@ -167,15 +169,47 @@ fn an_nvfp4_c_is_the_quantized_floats_exact() {
     }
 }
 
+fn bias(inputs: &mut Inputs, n: usize) -> Vec<f32> {
+    match inputs.floats("bias", FloatType::F32, 1, n).unwrap() {
+        FloatMatrix::F32(bias) => bias.as_dense().unwrap().to_vec(),
+        FloatMatrix::F16(_) | FloatMatrix::Bf16(_) => panic!("f32 was asked for"),
+    }
+}
+
+/// Less than an atom of features, halves that end inside a tile, and halves of one atom and of two.
+#[test]
+fn linear_layers_close() {
+    let mut inputs = Inputs::seeded(12);
+    for (i, config) in every_way().into_iter().enumerate() {
+        for (n, m) in [(72, 5), (200, 6), (256, 1), (301, 7)] {
+            let (a, GateUp { gate: weight, .. }) = matrices(config.formats(), i as u64, (m, n, 608));
+            let layer = Linear { bias: Some(bias(&mut inputs, n).into()), ..Linear::new(weight) };
+            let gpu = gpu(config);
+            let both = GateUp::new(layer.weight.clone(), layer.weight.clone());
+            let [x, gate, _] = operands(&gpu, &a, &both);
+            let bytes: Vec<u8> =
+                layer.bias.iter().flat_map(|b| b.iter()).flat_map(|x| x.to_le_bytes()).collect();
+            let c = upload(&gpu, &vec![0xEE; m * n * 4 + 256]);
+            let output = Output { bias: [upload(&gpu, &bytes); 2], ..Output::new(c, alpha(&a, &both)) };
+            let variant = Variant { linear: true, bias: true, ..f32_out() };
+            let args = FusedArgs { a: x, gate, up: gate, output, groups: None };
+            let spec = config.spec(&gpu, &variant, n, &args).unwrap();
+            // SAFETY: the operands were allocated here, as large as the launch says.
+            unsafe { gpu.launch(&spec) }.unwrap_or_else(|e| panic!("{} {n}: {e}", config.name()));
+            let mut got = download(&gpu, c, m * n * 4 + 256);
+            assert!(got.split_off(m * n * 4).iter().all(|&byte| byte == 0xEE), "{} {n}", config.name());
+            let want = bounded_reference(&Epilogue::default(), &a, 0..m, &layer);
+            let comparison = Comparison::new(&floats(&got), &want, n).unwrap();
+            assert!(comparison.rel_l2 < 1e-6, "{} {m}x{n}: {comparison:?}", config.name());
+        }
+    }
+}
+
 #[test]
 fn bias_scale_of_a_and_activations_close() {
     let (m, n) = (5, 40);
     let mut inputs = Inputs::seeded(11);
-    let mut bias = |name| match inputs.floats(name, FloatType::F32, 1, n).unwrap() {
-        FloatMatrix::F32(bias) => bias.as_dense().unwrap().to_vec(),
-        FloatMatrix::F16(_) | FloatMatrix::Bf16(_) => panic!("f32 was asked for"),
-    };
-    let [gate_bias, up_bias] = ["gate bias", "up bias"].map(&mut bias);
+    let [gate_bias, up_bias] = [0, 1].map(|_| bias(&mut inputs, n));
     for (config, activation) in every_way().into_iter().zip(Activation::EXAMPLES.into_iter().cycle()) {
         let gpu = gpu(config);
         let (a, weights) = matrices(config.formats(), 7, (m, n, 608));
@@ -208,8 +242,19 @@ fn bias_scale_of_a_and_activations_close() {
 /// Experts with rows of their own: an empty first and last one, tails, more rows than a tile.
 #[test]
 fn groups_close() {
+    groups_of(false, 72);
+}
+
+/// The same of their down projections, with and without a second half of features.
+#[test]
+fn groups_of_linear_layers_close() {
+    groups_of(true, 72);
+    groups_of(true, 328);
+}
+
+fn groups_of(linear: bool, n: usize) {
     const COUNTS: [usize; 5] = [0, 130, 1, 35, 0];
-    let (n, k) = (72, 352);
+    let k = 352;
     let rows: Vec<u32> = (0..=COUNTS.len()).map(|e| COUNTS[..e].iter().sum::<usize>() as u32).collect();
     let m: usize = COUNTS.iter().sum();
     let [few, .., many] = sm120a::config::Config::MENU;
@@ -254,7 +299,8 @@ fn groups_close() {
             let parts: Vec<_> = problems.iter().map(|(_, weights)| of(weights)).collect();
             Operand::upload_groups(&gpu, &parts).unwrap()
         };
-        let (gate, up) = (half(|weights| &weights.gate), half(|weights| &weights.up));
+        let gate = half(|weights| &weights.gate);
+        let up = if linear { gate } else { half(|weights| &weights.up) };
         // Tensor scales differ from group to group, beside what all have in common.
         let factor = |e: usize| 1.0 + e as f32;
         let alphas = problems
@@ -267,7 +313,7 @@ fn groups_close() {
             rows: upload(&gpu, &rows.iter().flat_map(|row| row.to_le_bytes()).collect::<Vec<u8>>()),
             alphas: upload(&gpu, &alphas.collect::<Vec<u8>>()),
         };
-        let variant = Variant { grouped: true, ..f32_out() };
+        let variant = Variant { grouped: true, linear, ..f32_out() };
         let output = Output::new(upload(&gpu, &vec![0xEE; m * n * 4]), [0.5, 2.0]);
         let args = FusedArgs { a: x, gate, up, output, groups: Some(groups) };
         let spec = config.spec(&gpu, &variant, n, &args).unwrap();
@@ -278,7 +324,10 @@ fn groups_close() {
             let (a, weights) = &problems[e];
             let [alpha_gate, alpha_up] = output.alpha.map(|alpha| alpha * factor(e));
             let epilogue = Epilogue { alpha_gate, alpha_up, ..Epilogue::default() };
-            let want = reference(&epilogue, a, 0..count, weights);
+            let want = match linear {
+                false => bounded_reference(&epilogue, a, 0..count, weights),
+                true => bounded_reference(&epilogue, a, 0..count, &Linear::new(weights.gate.clone())),
+            };
             let own = &got[rows[e] as usize * n..rows[e + 1] as usize * n];
             let comparison = Comparison::new(own, &want, n).unwrap();
             assert!(comparison.rel_l2 < 1e-6, "{} group {e}: {comparison:?}", config.name());

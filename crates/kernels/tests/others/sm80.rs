@@ -4,10 +4,13 @@ use dualgemm_bench::inputs::{CodeSet, Inputs, ScaleSet};
 use dualgemm_device::Device;
 use dualgemm_formats::quantize::Quantizer;
 use dualgemm_formats::{
-    BlockFormat, FloatMatrix, FloatType, GlobalScale, Matrix, Producer, ScaleLayout, Search,
+    BlockFormat, FloatMatrix, FloatType, GlobalScale, Matrix, Producer, QuantizedMatrix, ScaleLayout, Search,
 };
-use dualgemm_gemm::{AOperand, Activation, Comparison, Epilogue, GateUp, reference};
+use dualgemm_gemm::{
+    AOperand, Activation, Comparison, Epilogue, GateUp, Linear, bounded_reference, reference,
+};
 use dualgemm_kernels::parts::rows::{self, Out, Output};
+use dualgemm_kernels::parts::tiles::GroupArgs;
 use dualgemm_kernels::sm80::config::Config;
 use dualgemm_kernels::sm80::fused::Variant;
 use dualgemm_kernels::sm80::host::{Fused, FusedArgs};
@@ -68,7 +71,7 @@ fn check(
         a_scale: biased,
         ..rows::Variant::new(activation.program())
     };
-    let variant = Variant { compute, rows: rows.for_features(n) };
+    let variant = Variant { compute, linear: false, rows: rows.for_features(n) };
     let kernel = Fused::new(gpu, config, &variant).unwrap();
     let on_device = upload_floats(gpu, &a);
     let c = poisoned(gpu, m * n * size);
@@ -86,6 +89,7 @@ fn check(
         a: on_device.values,
         a_pitch: on_device.pitch,
         weights: upload(gpu, pack.bytes()),
+        groups: None,
         output,
     };
     run(gpu, &kernel.spec(&args).unwrap());
@@ -100,6 +104,103 @@ fn every_tile_of_the_sm80_kernel_close() {
     for config in Config::MENU {
         let tokens = config.tokens as usize;
         check(gpu(), config, (HalfFormat::F16, FloatType::F16), Activation::Silu, (tokens, 64, 192), false);
+    }
+}
+
+/// Every tile, chunks that are not full, and rows of C that start anywhere.
+#[test]
+fn linear_layers_by_the_sm80_kernel_close() {
+    let gpu = gpu();
+    for (config, n) in Config::MENU.into_iter().zip([64, 37, 200, 104, 301]) {
+        let (m, k, mut inputs) = (config.tokens as usize + 3, 144, Inputs::seeded(3));
+        let a = inputs.floats("a", FloatType::F16, m, k).unwrap();
+        let bias: Vec<f32> = (0..n).map(|i| 0.25 + i as f32 * 0.01).collect();
+        let layer = Linear { bias: Some(bias.clone().into()), ..Linear::new(weights((n, k)).gate) };
+        let pack = Pack::of_matrix(&layer.weight).unwrap();
+        let rows =
+            rows::Variant { out: Out::F32, bias: true, ..rows::Variant::new(Activation::Silu.program()) };
+        let variant = Variant { compute: HalfFormat::F16, linear: true, rows: rows.for_features(n) };
+        let (on_device, c) = (upload_floats(gpu, &a), poisoned(gpu, m * n * 4));
+        let output = Output { bias: [upload_f32s(gpu, &bias); 2], ..Output::new(c, pack.alpha()) };
+        let (values, a_pitch) = (on_device.values, on_device.pitch);
+        let args = FusedArgs {
+            size: (m, n, k),
+            a: values,
+            a_pitch,
+            weights: upload(gpu, pack.bytes()),
+            groups: None,
+            output,
+        };
+        run(gpu, &Fused::new(gpu, config, &variant).unwrap().spec(&args).unwrap());
+        let want = bounded_reference(&Epilogue::default(), &AOperand::Float(a), 0..m, &layer);
+        let want: Vec<f64> = want.into_iter().map(|c| c.value).collect();
+        let error = error_of(&read(gpu, c, m * n * 4), FloatType::F32, &want, n);
+        assert!(error < bound(FloatType::F32), "{} {m}x{n}x{k}: {error}", config.name());
+    }
+}
+
+/// Groups without rows first, last and between, of more rows than a tile, pairs of weights and linear layers.
+#[test]
+fn groups_by_the_sm80_kernel_close() {
+    const COUNTS: [usize; 6] = [0, 130, 1, 0, 35, 0];
+    let (gpu, k, m) = (gpu(), 144, COUNTS.iter().sum());
+    let starts: Vec<usize> = (0..=COUNTS.len()).map(|e| COUNTS[..e].iter().sum()).collect();
+    let a = Inputs::seeded(5).floats("a", FloatType::F16, m, k).unwrap();
+    let on_device = upload_floats(gpu, &a);
+    let a = AOperand::Float(a);
+    for (config, (linear, n)) in
+        Config::MENU.into_iter().zip([(false, 40), (true, 72), (false, 72), (true, 200)])
+    {
+        let experts: Vec<GateUp<'_>> = (0..COUNTS.len())
+            .map(|e| {
+                let of = |half: &QuantizedMatrix<'_>| {
+                    let scale = GlobalScale::multiplier(half.global_scale().value() * (1.0 + e as f32));
+                    let (codes, scales) = half.dense_rows((0..n).rev());
+                    let linear = ScaleLayout::Linear;
+                    QuantizedMatrix::new("half", BlockFormat::Nvfp4, n, k, codes, scales, linear, scale)
+                        .unwrap()
+                };
+                let GateUp { gate, up, .. } = weights((n, k));
+                if e % 2 == 0 { GateUp::new(gate, up) } else { GateUp::new(of(&up), of(&gate)) }
+            })
+            .collect();
+        let pack = |pair: &GateUp<'_>| match linear {
+            false => Pack::new(pair).unwrap(),
+            true => Pack::of_matrix(&pair.gate).unwrap(),
+        };
+        let packs: Vec<Pack> = experts.iter().map(pack).collect();
+        let bytes: Vec<u8> = packs.iter().flat_map(|pack| pack.bytes().to_vec()).collect();
+        let rows: Vec<u8> = starts.iter().flat_map(|&row| (row as u32).to_le_bytes()).collect();
+        let alphas: Vec<f32> = packs.iter().flat_map(Pack::alpha).collect();
+        let groups =
+            GroupArgs { count: COUNTS.len(), rows: upload(gpu, &rows), alphas: upload_f32s(gpu, &alphas) };
+        let variant =
+            rows::Variant { out: Out::F32, grouped: true, ..rows::Variant::new(Activation::Silu.program()) };
+        let variant = Variant { compute: HalfFormat::F16, linear, rows: variant.for_features(n) };
+        let c = poisoned(gpu, m * n * 4);
+        let args = FusedArgs {
+            size: (m, n, k),
+            a: on_device.values,
+            a_pitch: on_device.pitch,
+            weights: upload(gpu, &bytes),
+            groups: Some(groups),
+            output: Output::new(c, [1.0; 2]),
+        };
+        run(gpu, &Fused::new(gpu, config, &variant).unwrap().spec(&args).unwrap());
+        let got = read(gpu, c, m * n * 4);
+        for (e, pair) in experts.iter().enumerate().filter(|(e, _)| COUNTS[*e] > 0) {
+            let rows = starts[e]..starts[e + 1];
+            let want = match linear {
+                false => bounded_reference(&Epilogue::default(), &a, rows.clone(), pair),
+                true => {
+                    let layer = Linear::new(pair.gate.clone());
+                    bounded_reference(&Epilogue::default(), &a, rows.clone(), &layer)
+                }
+            };
+            let want: Vec<f64> = want.into_iter().map(|c| c.value).collect();
+            let error = error_of(&got[rows.start * n * 4..rows.end * n * 4], FloatType::F32, &want, n);
+            assert!(error < bound(FloatType::F32), "{} linear {linear}, group {e}: {error}", config.name());
+        }
     }
 }
 
@@ -139,9 +240,10 @@ fn nvfp4_c_of_the_sm80_kernel_equals_its_f32_quantized_exact() {
     let weights = upload(gpu, pack.bytes());
     let run_to = |out, output| {
         let rows = rows::Variant { out, ..rows::Variant::new(Activation::Silu.program()) };
-        let variant = Variant { compute: HalfFormat::F16, rows: rows.for_features(n) };
+        let variant = Variant { compute: HalfFormat::F16, linear: false, rows: rows.for_features(n) };
         let kernel = Fused::new(gpu, config, &variant).unwrap();
-        let args = FusedArgs { size: (m, n, k), a: a.values, a_pitch: a.pitch, weights, output };
+        let args =
+            FusedArgs { size: (m, n, k), a: a.values, a_pitch: a.pitch, weights, groups: None, output };
         run(gpu, &kernel.spec(&args).unwrap());
     };
     let floats = poisoned(gpu, m * n * 4);

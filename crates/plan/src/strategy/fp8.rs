@@ -14,10 +14,11 @@ use dualgemm_kernels::fp8::config::Config;
 use dualgemm_kernels::fp8::host::{Fused as Kernel, FusedArgs};
 use dualgemm_kernels::parts::rows::{Output, Variant};
 
+use super::launched::Weights;
 use super::one_product::{OneProduct, Product};
 use super::{Prepared, Rounding, Strategy, kernels_for_c, require_sm90a};
 use crate::prologue::{Order, PreparedA, compute_type};
-use crate::{DeviceWeights, Error, Gpu, GpuPlan, WeightForm, model};
+use crate::{Error, Gpu, GpuPlan, WeightForm, model};
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -81,10 +82,10 @@ impl Product for Fp8Product {
         kernel: &Self::Kernel,
         size: (usize, usize, usize),
         a: &PreparedA,
-        weights: &DeviceWeights,
+        weights: Weights<'_>,
         output: Output,
     ) -> Result<LaunchSpec, Error> {
-        let [gate, up] = weights.e4m3()?;
+        let [gate, up] = weights.one()?.e4m3()?;
         let row_scales = DevicePtr::NULL;
         Ok(kernel.spec(&FusedArgs { size, a: a.values, row_scales, gate, up, output })?)
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use dualgemm_cuda::{HalfType, Matmul};
 use dualgemm_device::{Device, DeviceInfo, DevicePtr, LaunchSpec, Stream};
 use dualgemm_formats::FloatType;
-use dualgemm_gemm::{AFormat, DualGemmDesc};
+use dualgemm_gemm::{AFormat, DualGemmDesc, Operation};
 use dualgemm_kernels::generic::silu_mul::{Products, SiluMul};
 
 use super::launched::sum_factors;
@@ -132,7 +132,7 @@ impl Prepared for Ready {
         let alpha = sum_factors(weights.alpha(), &epilogue, a.scale)?;
         let (gate, workspace) = (self.products.ptr(), self.workspace.ptr());
         let up = gate.offset((2 * m * n) as u64);
-        for ((b, c), alpha) in weights.atoms()?.into_iter().zip([gate, up]).zip(alpha) {
+        for ((b, c), alpha) in weights.atoms(Operation::GateUp)?.into_iter().zip([gate, up]).zip(alpha) {
             let (operands, scales) = ([a.operand.codes, b.codes, c], [a.operand.scales, b.scales]);
             // SAFETY: as above.
             unsafe { self.matmul.launch_nvfp4(stream, alpha, operands, scales, workspace) }?;

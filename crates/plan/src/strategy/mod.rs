@@ -204,7 +204,8 @@ pub trait Prepared: Debug + Send + Sync {
 pub(crate) fn one_group() -> Error {
     let [grid, persistent, decode] =
         [fused::Fused::GRID, fused::Fused::PERSISTENT, fused::Fused::DECODE].map(|s| s.name());
-    let takers = [grid, persistent, decode, warpwise::Warpwise.name(), native::Native.name()];
+    let others = [warpwise::Warpwise.name(), native::Native.name(), portable::Portable.name()];
+    let takers = [[grid, persistent, decode], others].concat();
     Error::OneGroup { takers: takers.join(", ") }
 }
 

@@ -6,7 +6,7 @@
 
 use dualgemm_device::{Arch, Device, DeviceInfo, LaunchSpec};
 use dualgemm_formats::BlockFormat;
-use dualgemm_gemm::{AFormat, DualGemmDesc};
+use dualgemm_gemm::{AFormat, DualGemmDesc, Operation};
 use dualgemm_kernels::parts::operand::{Formats, FusedArgs};
 use dualgemm_kernels::parts::rows::Variant;
 use dualgemm_kernels::parts::tiles::GroupArgs;
@@ -106,6 +106,10 @@ impl Strategy for Native {
         true
     }
 
+    fn takes(&self, _: Operation) -> bool {
+        true
+    }
+
     fn kernels(&self, desc: &DualGemmDesc, info: &DeviceInfo) -> Result<Vec<String>, Error> {
         let (family, formats) = self.check(desc, info)?;
         Ok(family.kernels(desc, formats, false))
@@ -135,20 +139,25 @@ impl Strategy for Native {
         kernel: &str,
     ) -> Option<f64> {
         let (groups, rows) = model::groups_of(desc.m, groups);
+        // Gate and up of a linear layer are the halves of its features.
+        let n = match desc.op {
+            Operation::GateUp => desc.n,
+            Operation::Linear => desc.n.div_ceil(2),
+        };
         // Each group ends with whole tiles.
         let size = |tiles: usize, features: u32| match groups {
-            1 => (rows, desc.n, desc.k),
+            1 => (rows, n, desc.k),
             _ => (rows, groups * tiles * features as usize, desc.k),
         };
         let kernel_us = match Family::of(info.arch)? {
             Family::Sm100 => {
                 let config = sm100a::config::Config::named(kernel).ok()?;
-                let size = size(config.feature_tiles(desc.n), config.tile_features());
+                let size = size(config.feature_tiles(n), config.tile_features());
                 Estimate::new(&config, size).ok()?.kernel_us()
             }
             Family::Sm120 => {
                 let config = sm120a::config::Config::named(kernel).ok()?;
-                let size = size(desc.n.div_ceil(config.features as usize), config.features);
+                let size = size(n.div_ceil(config.features as usize), config.features);
                 blackwell::workstation_us(&config, size, info)
             }
         };
@@ -157,7 +166,7 @@ impl Strategy for Native {
 
     fn prepare(&self, gpu: &'static Gpu, plan: &GpuPlan) -> Result<Box<dyn Prepared>, Error> {
         let (desc, prologue) = (plan.desc, Prologue::new(gpu, plan)?);
-        let variant = rows_of(&desc);
+        let variant = Variant { linear: desc.op == Operation::Linear, ..rows_of(&desc) };
         let (name, kernels) = (plan.kernel.clone(), Variants::new(plan.groups > 1));
         let requantize = Requantize::of(gpu, &desc)?;
         let ready = Ready { gpu, desc, prologue, name, variant, kernels, requantize };
@@ -237,10 +246,10 @@ impl Kernels for Ready {
     fn specs(&self, call: &DeviceCall, weights: Weights<'_>) -> Result<Vec<LaunchSpec>, Error> {
         let kernel = self.kernel(weights)?;
         let ([gate, up], groups) = match weights {
-            Weights::One(weights) => (weights.atoms()?, None),
+            Weights::One(weights) => (weights.atoms(self.desc.op)?, None),
             Weights::Groups(experts, rows) => {
                 let (count, alphas) = (experts.count(), experts.alphas());
-                (experts.atoms()?, Some(GroupArgs { count, rows, alphas }))
+                (experts.atoms(self.desc.op)?, Some(GroupArgs { count, rows, alphas }))
             }
         };
         let mut specs = Vec::new();

@@ -1,4 +1,4 @@
-//! The frame of strategies of one fused kernel for one pair of weights: A brought into the kernel's form before it, and behind
+//! The frame of strategies of one fused kernel: A brought into the kernel's form before it, and behind
 //! it a C whose dynamic scale needs all of it first.
 
 use std::fmt::Debug;
@@ -26,7 +26,7 @@ pub(super) trait Product: Debug + Send + Sync + 'static {
         kernel: &Self::Kernel,
         size: (usize, usize, usize),
         a: &PreparedA,
-        weights: &DeviceWeights,
+        weights: Weights<'_>,
         output: Output,
     ) -> Result<LaunchSpec, Error>;
 
@@ -64,36 +64,43 @@ impl<P: Product> OneProduct<P> {
         let desc = plan.desc;
         let prologue = Prologue::new(gpu, plan, order)?;
         let rows = Variant { a_scale: prologue.has_device_scale(), ..rows_of(&desc) };
-        let (kernels, requantize) = (Variants::new(false), Requantize::of(gpu, &desc)?);
+        let (kernels, requantize) = (Variants::new(plan.groups > 1), Requantize::of(gpu, &desc)?);
         let ready = Self { gpu, desc, prologue, rows, kernels, requantize, product };
-        ready.kernels.first(|_, bias| ready.load(bias))?;
+        ready.kernels.first(|grouped, bias| ready.load(grouped, bias))?;
         Ok(Launched::prepared(gpu, ready))
     }
 
-    fn load(&self, bias: bool) -> Result<P::Kernel, Error> {
-        self.product.load(self.gpu, &Variant { bias, ..self.rows.clone() })
+    fn load(&self, grouped: bool, bias: bool) -> Result<P::Kernel, Error> {
+        self.product.load(self.gpu, &Variant { grouped, bias, ..self.rows.clone() })
+    }
+
+    /// The weights in the form that the kernel reads.
+    fn weights<'w>(&self, weights: Weights<'w>) -> Result<Weights<'w>, Error> {
+        match weights {
+            Weights::One(one) => Ok(Weights::One(self.product.weights(self.gpu, one)?)),
+            groups @ Weights::Groups(..) => Ok(groups),
+        }
     }
 
     fn kernel(&self, weights: Weights<'_>) -> Result<&P::Kernel, Error> {
-        self.kernels.get(weights, |_, bias| self.load(bias))
+        self.kernels.get(weights, |grouped, bias| self.load(grouped, bias))
     }
 }
 
 impl<P: Product> Kernels for OneProduct<P> {
     fn warm(&self, weights: Weights<'_>) -> Result<(), Error> {
-        self.product.weights(self.gpu, weights.one()?)?;
+        self.weights(weights)?;
         self.kernel(weights).map(drop)
     }
 
     fn specs(&self, call: &DeviceCall, weights: Weights<'_>) -> Result<Vec<LaunchSpec>, Error> {
         let &DualGemmDesc { n, k, epilogue, .. } = &self.desc;
-        let (weights, mut specs) = (self.product.weights(self.gpu, weights.one()?)?, Vec::new());
-        let a = self.prologue.specs(call.m, &call.a, None, &mut specs)?;
+        let (weights, mut specs) = (self.weights(weights)?, Vec::new());
+        let a = self.prologue.specs(call.m, &call.a, weights.groups().as_ref(), &mut specs)?;
         let c = Destination::of(call, &self.desc)?;
         let to = self.requantize.as_ref().map_or(c, Requantize::product);
-        let one = Weights::One(weights);
-        let output = one.output(&to, &epilogue, a.scale * self.product.factor(), a.device_scale)?;
-        specs.push(self.product.spec(self.kernel(one)?, (call.m, n, k), &a, weights, output)?);
+        let output = weights.output(&to, &epilogue, a.scale * self.product.factor(), a.device_scale)?;
+        specs.push(self.product.spec(self.kernel(weights)?, (call.m, n, k), &a, weights, output)?);
         if let Some(requantize) = &self.requantize {
             requantize.specs(call.m, &c, &mut specs)?;
         }

@@ -9,10 +9,11 @@ use dualgemm_kernels::plain::config::Config;
 use dualgemm_kernels::plain::host::{Fused as Kernel, FusedArgs};
 use dualgemm_kernels::sm90a::decode::WEIGHT_FACTOR;
 
+use super::launched::Weights;
 use super::one_product::{OneProduct, Product};
 use super::{Prepared, Strategy, kernels_for_c, require_sm90a};
 use crate::prologue::{Order, PreparedA, compute_type};
-use crate::{DeviceWeights, Error, Gpu, GpuPlan, WeightForm, model};
+use crate::{Error, Gpu, GpuPlan, WeightForm, model};
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -80,10 +81,10 @@ impl Product for PlainProduct {
         kernel: &Self::Kernel,
         size: (usize, usize, usize),
         a: &PreparedA,
-        weights: &DeviceWeights,
+        weights: Weights<'_>,
         output: Output,
     ) -> Result<LaunchSpec, Error> {
-        let weights = weights.plain()?;
+        let weights = weights.one()?.plain()?;
         Ok(kernel.spec(&FusedArgs { size, a: a.values, a_pitch: a.pitch, weights, output })?)
     }
 }
