@@ -28,6 +28,11 @@ from .errors import OperandError, UnsupportedError
 Weights, Linear, Mlp, Experts = _dualgemm.Weights, _dualgemm.Linear, _dualgemm.Mlp, _dualgemm.Experts
 
 
+def from_checkpoint(kind, arguments, keywords):
+    """What pickled weights are made by again."""
+    return kind.from_checkpoint(*arguments, **keywords)
+
+
 def swiglu(
     a,
     w,

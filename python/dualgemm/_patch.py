@@ -3,6 +3,7 @@
 import collections
 import functools
 import inspect
+import json
 import re
 import sys
 
@@ -17,6 +18,8 @@ from .errors import Error, OperandError, UnsupportedError
 #: Children of a gated MLP: gate and up, or both in one, and down.
 GATED = [(("gate_proj", "up_proj"), "down_proj"), (("gate_up_proj",), "down_proj"), (("w1", "w3"), "w2")]
 DOWN = {"down_proj", "w2", "ffn_down", "ffn_down_exps", "ffn_down_shexp", "output_linear"}
+#: Layers whose model takes them apart: Mamba's time step, and DeepSeek's indexer.
+READ = {"dt_proj", "weights_proj"}
 #: What follows ffn_gate, ffn_up and ffn_down in GGUF, where all modules of a layer begin with its name.
 GGUF = {"dense": "", "shared": "_shexp", "experts": "_exps"}
 
@@ -107,6 +110,29 @@ def unsupported(device):
     return None
 
 
+#: Parts of a configuration that are about the language model.
+TEXT = ("text_config", "llm_config", "language_config", "thinker_config")
+
+
+def check_same_model(model, checkpoint):
+    """Raises if a checkpoint says that it is of another kind of model, or of another size: layers of the same shapes may do
+    something else there."""
+    own, held = getattr(model, "config", None), checkpoint._config()
+    # GGUF calls several families by one name.
+    if own is None or held is None or checkpoint.convention == "gguf":
+        return
+    wholes = own.to_dict() if hasattr(own, "to_dict") else vars(own), json.loads(held)
+    parts = [[whole, *(whole[part] for part in TEXT if isinstance(whole.get(part), dict))] for whole in wholes]
+    for entry in ("model_type", "hidden_size"):
+        ours, theirs = ({part[entry] for part in of if part.get(entry)} for of in parts)
+        if ours and theirs and not ours & theirs:
+            named = ["/".join(map(str, sorted(found))) for found in (ours, theirs)]
+            raise OperandError(
+                f"{entry}: the model's is {named[0]}, that of {checkpoint.path} {named[1]}; other_model=True takes the "
+                "layers of another model where their names and shapes fit"
+            )
+
+
 WITH_BIAS = {True: "with a bias", False: "without a bias"}
 
 
@@ -148,8 +174,11 @@ class Held:
 class Plan:
     """Matches modules of a model with those of a checkpoint, and checks all before anything is replaced."""
 
-    def __init__(self, model, checkpoint, quantize_a, devices=None):
+    def __init__(self, model, checkpoint, quantize_a, devices=None, other_model=False):
         from . import nn
+
+        if not other_model:
+            check_same_model(model, checkpoint)
 
         self.nn, self.checkpoint, self.quantize_a, self.devices = nn, checkpoint, quantize_a, devices or {}
         self.is_gguf = checkpoint.convention == "gguf"
@@ -226,8 +255,8 @@ class Plan:
             return None
         found, device = self.held(name, "experts"), self.device(name, gate_up)
         if found is None:
-            self.left[name] = self.absent(name)
-        elif len(inspect.signature(module.forward).parameters) != 3:
+            return self.float_experts(name, module)
+        if len(inspect.signature(module.forward).parameters) != 3:
             self.left[name] = f"{type(module).__name__} takes other arguments than tokens, experts and weights"
         elif why := self.left_on(device, gate_up):
             self.left[name] = why
@@ -254,6 +283,18 @@ class Plan:
             return self.nn.NVFP4Experts(weights, quantize_a=self.quantize_a)
 
         return Step(name, f"blocks of {held} experts", make)
+
+    def float_experts(self, name, module):
+        """A block whose weights are not in 4 bits."""
+        params = [module.gate_up_proj, module.down_proj]
+        self.left[name] = self.absent(name)
+        if any(p.dtype not in self.nn.HALVES or p.is_cuda for p in params):
+            return None
+        if why := of_its_own(module) or self.nn.FloatExperts.why_not(module):
+            self.left[name] += f", and {why}"
+            return None
+        del self.left[name]
+        return Step(name, "blocks of experts in 16 bits", lambda: self.nn.FloatExperts.of(module))
 
     def mlp(self, name, module):
         """A module of linear layers that make a gated MLP."""
@@ -337,6 +378,8 @@ class Plan:
         self.met = True
         device = self.device(name, module.weight)
         why = of_its_own(module) or self.left_on(device, module.weight)
+        if name.rpartition(".")[2] in READ:
+            why = "its model reads its weights and bias by itself"
         if why:
             self.left[name] = why
             return None
@@ -350,7 +393,8 @@ class Plan:
 
         def make():
             weights = Linear.from_checkpoint(self.checkpoint, held, device=device)
-            return self.nn.NVFP4Linear(weights, quantize_a=self.quantize_a)
+            source = (self.checkpoint, held, module.weight.dtype)
+            return self.nn.NVFP4Linear(weights, quantize_a=self.quantize_a, source=source)
 
         return Step(name, "linear layers", make)
 
@@ -364,7 +408,7 @@ def opened(checkpoint, reading):
     return checkpoint
 
 
-def patch_model(model, checkpoint, *, quantize_a=None, devices=None, **reading):
+def patch_model(model, checkpoint, *, quantize_a=None, devices=None, other_model=False, **reading):
     """Replaces every linear layer, gated MLP and block of experts of a Hugging Face model that a checkpoint holds in 4 bits,
     and returns a :class:`PatchReport` of what it replaced and what it left and why.
 
@@ -375,12 +419,14 @@ def patch_model(model, checkpoint, *, quantize_a=None, devices=None, **reading):
     All is read and checked first: a fault, such as a shape that the model has not, names the layer and leaves the model as it
     was. Then one module after another is packed and takes the place of the old one, whose memory is free if nobody else
     keeps it; so the model is never there twice. On a GPU, modules in float32 stay, and what its kernels do not compute. On the
-    processor, linear layers whose weights stay in 16 bits become :class:`FloatLinear`, with the same parameters, and
-    transformers' attention by torch is :func:`attend`, the same but faster for one token.
+    processor, linear layers and blocks of experts whose weights stay in 16 bits become :class:`FloatLinear` and
+    :class:`FloatExperts`, with the same parameters, and transformers' attention by torch is :func:`attend`, the same but faster
+    for one token. A checkpoint whose config.json has another ``model_type`` or ``hidden_size`` is refused, unless
+    ``other_model`` is true.
     """
     if is_compiled(model):
         raise OperandError("the model is compiled; patch it first, then compile it")
-    plan = Plan(model, opened(checkpoint, reading), quantize_a, devices)
+    plan = Plan(model, opened(checkpoint, reading), quantize_a, devices, other_model)
     for name, module in model.named_modules():
         plan.visit(name, module)
     if not plan.met:

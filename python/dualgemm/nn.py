@@ -2,6 +2,7 @@
 torch."""
 
 import copy
+import functools
 
 import torch
 
@@ -15,11 +16,21 @@ from .errors import OperandError, UnsupportedError
 #: The types whose weights :class:`FloatLinear` multiplies.
 HALVES = (torch.bfloat16, torch.float16)
 
-__all__ = ["FloatLinear", "NVFP4Experts", "NVFP4GatedMLP", "NVFP4Linear", "PatchReport", "patch_mlp", "patch_model"]
+__all__ = [
+    "FloatExperts",
+    "FloatLinear",
+    "NVFP4Experts",
+    "NVFP4GatedMLP",
+    "NVFP4Linear",
+    "PatchReport",
+    "patch_mlp",
+    "patch_model",
+]
 
 
 class Packed(torch.nn.Module):
-    """A module whose weights are packed for kernels. They never change: copies of the module share them."""
+    """A module whose weights are packed for kernels. They never change: copies of the module share them. Pickled, it is its
+    weights, which are read from their checkpoint again."""
 
     #: True while a loader asks a model for the names of what it has yet to load.
     loading = False
@@ -41,6 +52,13 @@ class Packed(torch.nn.Module):
         """What is packed, for messages."""
         return repr(self.weights)
 
+    def __reduce__(self):
+        return _made_again, (type(self), *self._made_of())
+
+    def __deepcopy__(self, memo):
+        arguments, keywords = self._made_of()
+        return type(self)(*copy.deepcopy(arguments, memo), **keywords)
+
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         if self.loading:
             return
@@ -49,6 +67,10 @@ class Packed(torch.nn.Module):
             f"{prefix.rstrip('.') or type(self).__name__}: {self._names()} are packed for kernels and cannot be saved; "
             "the checkpoint that they come from holds them: load the model and call patch_model or patch_mlp again"
         )
+
+
+def _made_again(kind, arguments, keywords):
+    return kind(*arguments, **keywords)
 
 
 class FloatLinear(torch.nn.Linear):
@@ -72,19 +94,123 @@ class FloatLinear(torch.nn.Linear):
         return floats(x, w, None, None, ())
 
 
-class NVFP4Linear(Packed):
-    """``x·Wᵀ + b`` with W, a :class:`dualgemm.Linear`, in 4 bits, where W was put."""
+class FloatExperts(torch.nn.Module):
+    """A block of experts of transformers whose weights in 16 bits are multiplied where they lie, on the processor, expert by
+    expert. Else it is what it was, as :class:`FloatLinear` is: the parameters, and what torch computes."""
 
-    def __init__(self, weights, *, quantize_a=None):
+    @staticmethod
+    def why_not(experts):
+        """Why a block is left to transformers, None if it is not."""
+        if getattr(experts, "is_transposed", None) is not False or getattr(experts, "has_post_expert_norm", False):
+            return f"{type(experts).__name__} is no block of experts [out, in] as most families of transformers have it"
+        return None
+
+    @staticmethod
+    def of(experts):
+        """The same module with this class before its own."""
+        new = _new_experts(type(experts))
+        new.__dict__ = experts.__dict__
+        return new
+
+    def __reduce_ex__(self, protocol):
+        # Its class is made where it is needed, and has no name of its own.
+        return _new_experts, (type(self).__mro__[2],), self.__dict__
+
+    def forward(self, hidden_states, top_k_index, top_k_weights):
+        x, both, down = hidden_states, self.gate_up_proj, self.down_proj
+        ours = both.dtype in HALVES and both.is_cpu and x.is_cpu and x.dtype == both.dtype == down.dtype
+        if not ours or any(is_followed(torch, t) for t in (x, both, down, top_k_weights)):
+            return super().forward(hidden_states, top_k_index, top_k_weights)
+
+        def product(x, part, expert):
+            w, bias = getattr(self, part)[expert].detach(), getattr(self, f"{part}_bias", None)
+            bias = None if bias is None else bias[expert].detach()
+            return floats(x, _dualgemm.FloatLinear(w, bias), None, None, ())
+
+        y = torch.zeros_like(x)
+        # Numbers beyond the experts are those of other ranks.
+        for expert in (e for e in top_k_index.unique().tolist() if 0 <= e < len(both)):
+            tokens, places = torch.where(top_k_index == expert)
+            hidden = self._apply_gate(product(x[tokens], "gate_up_proj", expert))
+            of_expert = product(hidden, "down_proj", expert) * top_k_weights[tokens, places, None]
+            y.index_add_(0, tokens, of_expert.to(y.dtype))
+        return y
+
+
+def _new_experts(theirs):
+    return object.__new__(_float_experts(theirs))
+
+
+@functools.cache
+def _float_experts(theirs):
+    return type("FloatExperts", (FloatExperts, theirs), {"__doc__": FloatExperts.__doc__, "__module__": __name__})
+
+
+class DecodedWeight(torch.Tensor):
+    """The weight of a layer in 4 bits as a model sees it that asks for it. Type, shape and device are there at once; what is
+    computed of it decodes it from the checkpoint, each time, and nobody keeps that. It cannot be written to."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, read, shape, dtype, device):
+        self = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+        self._read = read
+        return self
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        for argument, value in zip(func._schema.arguments, args):
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            if written and isinstance(value, cls):
+                raise UnsupportedError(f"{func}: would write to a weight in 4 bits, which never changes")
+        decoded = lambda x: x._read() if isinstance(x, cls) else x
+        args, kwargs = torch.utils._pytree.tree_map(decoded, (args, kwargs))
+        return func(*args, **kwargs)
+
+    def __repr__(self):
+        return f"DecodedWeight({list(self.shape)}, dtype={self.dtype}, device={str(self.device)!r})"
+
+
+class NVFP4Linear(Packed):
+    """``x·Wᵀ + b`` with W, a :class:`dualgemm.Linear`, in 4 bits, where W was put. ``weight`` is W in floats for models that ask
+    for it, a :class:`DecodedWeight`, where the layer comes from a checkpoint: ``source`` is that, the module's name in it and
+    the type of ``weight``."""
+
+    def __init__(self, weights, *, quantize_a=None, source=None):
         texts = (_torch.quantize_a_text(quantize_a),)
         super().__init__(weights, torch.ops.dualgemm.linear, (quantize_a,), texts=texts)
-        self.quantize_a = quantize_a
+        self.quantize_a, self.source = quantize_a, source
         self.out_features, self.in_features = weights.shape
 
     @classmethod
-    def from_checkpoint(cls, path, module, *, quantize_a=None, **reading):
-        """A module of a checkpoint by its name."""
-        return cls(Linear.from_checkpoint(path, module, **reading), quantize_a=quantize_a)
+    def from_checkpoint(cls, path, module, *, quantize_a=None, dtype=torch.bfloat16, **reading):
+        """A module of a checkpoint by its name; ``dtype`` is that of ``weight``."""
+        weights = Linear.from_checkpoint(path, module, **reading)
+        reading.pop("device", None)
+        return cls(weights, quantize_a=quantize_a, source=(opened(path, reading), module, dtype))
+
+    @property
+    def weight(self):
+        if self.source is None:
+            raise AttributeError("weight")
+        checkpoint, module, dtype = self.source
+        device = self.weights.device if self.weights.device.startswith("cuda") else "cpu"
+
+        def read():
+            decoded = dtype if dtype in HALVES else torch.float32
+            w = torch.empty(self.weights.shape, dtype=decoded, device="cpu")
+            checkpoint._decode(module, w)
+            return w.to(device, dtype)
+
+        return DecodedWeight(read, self.weights.shape, dtype, device)
+
+    def _apply(self, fn, recurse=True):
+        if self.source is not None:
+            checkpoint, module, dtype = self.source
+            self.source = checkpoint, module, fn(torch.empty(0, dtype=dtype)).dtype
+        return super()._apply(fn, recurse)
 
     def forward(self, x):
         return self._compute(x)
@@ -95,8 +221,8 @@ class NVFP4Linear(Packed):
     def _names(self):
         return self.weights.name
 
-    def __deepcopy__(self, memo):
-        return type(self)(self.weights, quantize_a=self.quantize_a)
+    def _made_of(self):
+        return (self.weights,), {"quantize_a": self.quantize_a, "source": self.source}
 
 
 class NVFP4GatedMLP(Packed):
@@ -158,14 +284,14 @@ class NVFP4GatedMLP(Packed):
     def _names(self):
         return " and ".join(self.weights.names)
 
-    def __deepcopy__(self, memo):
-        down = copy.deepcopy(self.down_proj, memo)
-        return type(self)(self.weights, down, quantize_a=self.quantize_a, group=self.group)
+    def _made_of(self):
+        return (self.weights, self.down_proj), {"quantize_a": self.quantize_a, "group": self.group}
 
 
 class NVFP4Experts(Packed):
     """A block of experts, :class:`dualgemm.Experts`, in the place of transformers' own: it takes tokens ``[tokens, K]``, the
-    numbers of their experts and the weights of these. On the processor."""
+    numbers of their experts and the weights of these. Where it is on the processor and the model on a GPU, tokens come and
+    results go back."""
 
     def __init__(self, weights, *, quantize_a=None):
         how = both(quantize_a)
@@ -173,6 +299,7 @@ class NVFP4Experts(Packed):
         super().__init__(weights, torch.ops.dualgemm.experts, how, (False,), texts)
         self.quantize_a = quantize_a
         self.num_experts = weights.count
+        self._place = torch.device(weights.device if weights.device.startswith("cuda") else "cpu")
 
     @classmethod
     def from_checkpoint(cls, path, layer=None, *, quantize_a=None, **reading):
@@ -180,13 +307,14 @@ class NVFP4Experts(Packed):
         return cls(Experts.from_checkpoint(path, layer, **reading), quantize_a=quantize_a)
 
     def forward(self, hidden_states, top_k_index, top_k_weights):
-        return self._compute(hidden_states, top_k_index, top_k_weights)
+        tokens = (t.to(self._place) for t in (hidden_states, top_k_index, top_k_weights))
+        return self._compute(*tokens).to(hidden_states.device)
 
     def extra_repr(self):
         return f"{self.weights!r}, quantize_a={self.quantize_a!r}"
 
-    def __deepcopy__(self, memo):
-        return type(self)(self.weights, quantize_a=self.quantize_a)
+    def _made_of(self):
+        return (self.weights,), {"quantize_a": self.quantize_a}
 
 
 def both(quantize_a):
@@ -202,13 +330,13 @@ def _down(path, layer, weights, dtype, reading):
     return down
 
 
-def patch_mlp(model, checkpoint, *, quantize_a=None, down="keep", group=None, **reading):
+def patch_mlp(model, checkpoint, *, quantize_a=None, down="keep", group=None, other_model=False, **reading):
     """Replaces every gated MLP of a Hugging Face model of the Llama, Qwen or Mistral kind by :class:`NVFP4GatedMLP` with the
     weights of the same layer of an NVFP4 checkpoint, and returns the names of the modules replaced.
 
     An MLP is a module with ``gate_proj``, ``up_proj`` and ``down_proj`` that computes nothing else, and whose name the
     checkpoint has; others stay, such as those of a vision tower. With ``down="keep"`` the model's own down projection stays;
-    ``"checkpoint"`` decodes the checkpoint's instead.
+    ``"checkpoint"`` decodes the checkpoint's instead. ``other_model`` is that of :func:`patch_model`.
 
     A patched model cannot be saved: ``state_dict`` and with it ``save_pretrained`` raise :class:`UnsupportedError`.
     """
@@ -227,7 +355,7 @@ def patch_mlp(model, checkpoint, *, quantize_a=None, down="keep", group=None, **
     if not found:
         raise OperandError(f"{type(model).__name__}: no module has gate_proj, up_proj and down_proj")
     parts = {key: reading.pop(key) for key in ("rank", "world") if key in reading}
-    plan = Plan(model, opened(checkpoint, reading), quantize_a)
+    plan = Plan(model, opened(checkpoint, reading), quantize_a, other_model=other_model)
     matched = [(name, old, plan.held(name, "shared" if "shared" in name else "dense")) for name, old in found]
     # All are loaded before one is replaced: a fault leaves the model as it was.
     replacements = [

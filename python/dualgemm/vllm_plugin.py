@@ -1,25 +1,28 @@
-"""A plugin for vLLM: ``vllm serve MODEL --quantization dualgemm`` computes gate, up and activation of NVFP4 checkpoints
-of ModelOpt in one kernel.
+"""A plugin for vLLM: ``vllm serve MODEL --quantization dualgemm`` computes the linear layers, MLPs and mixtures of experts of
+NVFP4 checkpoints of ModelOpt, gate, up and activation in one kernel.
 
 vLLM calls :func:`register` in each of its processes, through the entry point ``vllm.general_plugins``. Its parts:
 
-- a quantization method ``dualgemm``, which is vLLM's own for ModelOpt's NVFP4 except for the merged gate and up of an
-  MLP: there :func:`gate_up_method` packs the weights once they are loaded, and applies the activation too. vLLM has sharded
-  them by then, so each rank packs its own;
+- a quantization method ``dualgemm``, which is vLLM's own for ModelOpt's NVFP4 but for what becomes of weights once they are
+  loaded: :func:`linear_method` and :func:`experts_method` pack them. vLLM has sharded them by then, so each rank packs its
+  own. Merged layers keep a tensor scale for each part;
 - an ``__init__`` for the MLPs of :data:`MLPS` and those derived from them, which puts an :class:`Activation` where the
   activation was: it hands on what has been activated already. Their ``forward`` stays as it is.
 
-Nothing of vLLM's source is changed; what is not such an MLP, or not in NVFP4, stays as it was. SGLang has no plugins for
-quantization methods; there, :func:`dualgemm.nn.patch_mlp` on the loaded model does the same.
+The log says what is taken over and what is left to vLLM and why, once for each kind; at level DEBUG for each layer. Nothing of
+vLLM's source is changed. SGLang has no plugins for quantization methods; there, :func:`dualgemm.nn.patch_mlp` on the loaded
+model does the same for MLPs.
 """
 
 import copy
 import functools
 import importlib
+import logging
 
 import torch
 
-from . import Quantized, Weights, _torch
+from . import Experts, Linear, Quantized, Weights, _torch
+from ._patch import unsupported
 
 #: Modules of vLLM with MLPs that are down_proj of act_fn of gate_up_proj, and their class.
 MLPS = [
@@ -31,6 +34,28 @@ MLPS = [
 ]
 
 NAME = "dualgemm"
+
+#: Below vLLM's own, whose handlers it has.
+logger = logging.getLogger("vllm.dualgemm")
+
+#: vLLM's names of activations in mixtures, and ours.
+ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu-tanh"}
+
+
+@functools.cache
+def _once(text, *args):
+    logger.info(text, *args)
+
+
+def say(kind, prefix, device, why=None):
+    """Says in the log that layers of a kind are taken over, or left and why: of the first that is so, and at level DEBUG of
+    each."""
+    if why is None:
+        text, args = "dualgemm computes %s on %s", (kind, str(device))
+    else:
+        text, args = "dualgemm leaves %s to vLLM: %s", (kind, why)
+    _once(text, *args)
+    logger.debug("%s: " + text, prefix, *args)
 
 
 class Activation(torch.nn.Module):
@@ -56,56 +81,181 @@ def is_nvfp4(layer):
 def reads_floats(method):
     """Whether a method is weight-only, so that an input scale that a checkpoint may have is not to be used."""
     spec = getattr(method, "spec", None)
-    return "W4A16" in type(method).__name__ or (spec is not None and spec.activation is None)
+    weight_only = "W4A16" in type(method).__name__ or getattr(method, "use_a16", False)
+    return weight_only or (spec is not None and spec.activation is None)
 
 
-def gate_up_method(method, prefix):
-    """Turns vLLM's method of a merged gate/up layer into one that packs the weights once they are loaded. Creating and
-    loading them stays as it is; layers in other formats or without an :class:`Activation` stay so altogether."""
+def why_not_linear(layer, prefix):
+    """Why a linear layer in NVFP4 is left to vLLM, None if it is not."""
+    if prefix.rpartition(".")[2] == "kv_b_proj":
+        return "attention reads the weights of kv_b_proj"
+    if hasattr(layer, "num_embeddings"):
+        return "a table of embeddings or an output head"
+    if getattr(layer, "is_bmm", False) or getattr(layer, "_retain_weight_for_gather", False):
+        return "the model reads their weights"
+    return unsupported(layer.weight.device) if layer.weight.is_cuda else None
 
-    class GateUp(type(method)):
+
+def why_not_experts(method, layer):
+    """Why a mixture in NVFP4 is left to vLLM, None if it is not."""
+    activation = getattr(layer.activation, "value", layer.activation)
+    parallel = getattr(layer.moe_config, "moe_parallel_config", None)
+    of_gate = [name for name in ("swiglu_limit", "swiglu_alpha", "swiglu_beta") if getattr(layer, name, None) is not None]
+    if getattr(method, "is_monolithic", False):
+        return "its kernel on this card routes, too"
+    if activation not in ACTIVATIONS or of_gate:
+        return f"activation {activation}{''.join(f' with {name}' for name in of_gate)}"
+    if layer.apply_router_weight_on_input:
+        return "the weights of the router multiply what goes in"
+    if hasattr(layer, "w13_bias"):
+        return "they have biases"
+    spread = {"use_all2all_kernels": False, "enable_eplb": False, "dp_size": 1}
+    for name, alone in spread.items():
+        if getattr(parallel, name, alone) != alone:
+            return f"{name} is {getattr(parallel, name)}"
+    return unsupported(layer.w13_weight.device) if layer.w13_weight.is_cuda else None
+
+
+def _changed(method, cls):
+    """The method with a class derived from its own. vLLM chooses how to load a layer by the name of its method's class."""
+    cls.__name__, cls.__qualname__ = type(method).__name__, type(method).__qualname__
+    changed = copy.copy(method)
+    changed.__class__ = cls
+    return changed
+
+
+def _delete(layer, *names):
+    for name in names:
+        if hasattr(layer, name):
+            delattr(layer, name)
+
+
+def linear_method(method, prefix):
+    """Turns vLLM's method of a linear layer into one that packs the weights once they are loaded, with the activation where
+    the layer is gate and up of an MLP with an :class:`Activation`. Creating and loading them stays as it is; layers in other
+    formats stay so altogether."""
+
+    class Packed(type(method)):
         def process_weights_after_loading(self, layer):
-            if not (hasattr(layer, "dualgemm_activation") and is_nvfp4(layer)):
+            if not is_nvfp4(layer):
+                return super().process_weights_after_loading(layer)
+            activates = hasattr(layer, "dualgemm_activation")
+            why = None if activates else why_not_linear(layer, prefix)
+            say("gate, up and activation of MLPs" if activates else "linear layers", prefix, layer.weight.device, why)
+            if why:
                 return super().process_weights_after_loading(layer)
             static = None if reads_floats(method) else layer.input_scale
-            weights = pack(layer.weight, layer.weight_scale, layer.weight_scale_2, static, getattr(layer, "bias", None))
-            quantize_a = _torch.quantize_a_text(None if weights.input_scale is None else "static")
-            # vLLM keeps compiled graphs on disk, with this number in them: it must be the same in every process.
-            layer.dualgemm_call = _torch.handle(weights, name=prefix), weights.shape[0], quantize_a
+            parts = layer.weight, layer.weight_scale, layer.weight_scale_2, static
+            # vLLM keeps compiled graphs on disk, with these numbers in them: they must be the same in every process.
+            if activates:
+                weights = pack(*parts, getattr(layer, "bias", None))
+                quantize_a = _torch.quantize_a_text(None if weights.input_scale is None else "static")
+                layer.dualgemm_call = _torch.handle(weights, name=prefix), weights.shape[0], quantize_a
+            else:
+                weights = pack_linear(*parts, getattr(layer, "logical_widths", None))
+                quantize_a = _torch.quantize_a_text(None if static is None else "static")
+                layer.dualgemm_calls = [
+                    (_torch.handle(w, name=f"{prefix}.{part}"), w.shape[0], quantize_a) for part, w in enumerate(weights)
+                ]
             layer.dualgemm = weights
-            for name in ("weight", "weight_scale", "weight_scale_2", "input_scale"):
-                if hasattr(layer, name):
-                    delattr(layer, name)
+            _delete(layer, "weight", "weight_scale", "weight_scale_2", "input_scale")
 
         def apply(self, layer, x, bias=None):
-            if not hasattr(layer, "dualgemm"):
+            if hasattr(layer, "dualgemm_call"):
+                # The bias is in the weights.
+                number, n, quantize_a = layer.dualgemm_call
+                return torch.ops.dualgemm.swiglu(x, number, n, x.dtype, quantize_a, "", False)
+            if not hasattr(layer, "dualgemm_calls"):
                 return super().apply(layer, x, bias)
-            # The bias is in the weights.
-            handle, n, quantize_a = layer.dualgemm_call
-            return torch.ops.dualgemm.swiglu(x, handle, n, x.dtype, quantize_a, "", False)
+            parts = [
+                torch.ops.dualgemm.linear(x, number, n, x.dtype, quantize_a)
+                for number, n, quantize_a in layer.dualgemm_calls
+            ]
+            y = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+            return y if bias is None else y + bias
 
-    # vLLM chooses how to load a layer by the name of its method's class.
-    GateUp.__name__, GateUp.__qualname__ = type(method).__name__, type(method).__qualname__
-    changed = copy.copy(method)
-    changed.__class__ = GateUp
-    return changed
+    return _changed(method, Packed)
+
+
+def experts_method(method, prefix):
+    """The same for vLLM's method of the routed experts of a layer."""
+
+    class Packed(type(method)):
+        def process_weights_after_loading(self, layer):
+            if layer.w13_weight.dtype != torch.uint8 or layer.w13_weight_scale.dtype != torch.float8_e4m3fn:
+                return super().process_weights_after_loading(layer)
+            device, why = layer.w13_weight.device, why_not_experts(method, layer)
+            say("mixtures of experts", prefix, device, why)
+            if why:
+                return super().process_weights_after_loading(layer)
+            # Mixtures on a GPU take activations in 16 bits.
+            static = not (reads_floats(method) or layer.w13_weight.is_cuda)
+            layer.dualgemm = weights = pack_experts(layer, static)
+            how = (_torch.quantize_a_text("static" if static else None),) * 2
+            layer.dualgemm_call = _torch.handle(weights, name=prefix), weights.shape[0], how
+            parts = ("weight", "weight_scale", "weight_scale_2", "input_scale")
+            _delete(layer, *(f"{of}_{part}" for of in ("w13", "w2") for part in parts))
+
+        def get_fused_moe_quant_config(self, layer):
+            return None if hasattr(layer, "dualgemm") else super().get_fused_moe_quant_config(layer)
+
+        def apply(self, layer, x, topk_weights, topk_ids, *shared, **more):
+            if not hasattr(layer, "dualgemm"):
+                return super().apply(layer, x, topk_weights, topk_ids, *shared, **more)
+            if layer.expert_map is not None:
+                # Experts of other ranks, and choices of none.
+                topk_ids = torch.where(topk_ids < 0, -1, layer.expert_map[topk_ids.clamp(min=0).long()])
+            number, n, how = layer.dualgemm_call
+            return torch.ops.dualgemm.experts(x, number, n, x.dtype, topk_ids, topk_weights, *how)
+
+    return _changed(method, Packed)
+
+
+def _halves(weight, scale, scales):
+    """Gate and up, one below the other, each with its own tensor scale."""
+    n = weight.shape[0] // 2
+    halves = slice(0, n), slice(n, 2 * n)
+    return [Quantized(weight.data[rows], scale.data[rows], s) for rows, s in zip(halves, scales)]
 
 
 def pack(weight, scale, scale_2, input_scale=None, bias=None):
     """Weights of a merged gate/up layer: ``[2n, k/2]`` codes, ``[2n, k/16]`` scales, a tensor scale for gate and one for
     up, and ``[2n]`` biases or none. The tensor scales are kept apart: one for both, as merged kernels need, is wrong where
     they differ."""
-    n = weight.shape[0] // 2
     scales = [float(s) for s in scale_2.reshape(-1).tolist()]
-    gate_scale, up_scale = scales if len(scales) == 2 else scales * 2
+    gate, up = _halves(weight, scale, scales if len(scales) == 2 else scales * 2)
     static = None if input_scale is None else float(input_scale.max())
-    halves = slice(0, n), slice(n, 2 * n)
-    gate, up = (
-        Quantized(weight.data[rows], scale.data[rows], tensor_scale)
-        for rows, tensor_scale in zip(halves, (gate_scale, up_scale))
-    )
-    biases = {} if bias is None else {"gate_bias": bias.data[halves[0]], "up_bias": bias.data[halves[1]]}
+    biases = {} if bias is None else dict(zip(("gate_bias", "up_bias"), bias.data.chunk(2)))
     return Weights.from_tensors(gate=gate, up=up, input_scale=static, **biases)
+
+
+def pack_linear(weight, scale, scale_2, input_scale=None, widths=None):
+    """Weights of a linear layer, one for each part of ``widths`` rows with a tensor scale of its own, one if all are equal."""
+    scales = [float(s) for s in scale_2.reshape(-1).tolist()]
+    if len(set(scales)) == 1:
+        scales, widths = scales[:1], [weight.shape[0]]
+    static = None if input_scale is None else float(input_scale.max())
+    parts = zip(weight.data.split(list(widths)), scale.data.split(list(widths)), scales)
+    device = weight.device if weight.is_cuda else None
+    return [
+        Linear.from_tensors(Quantized(codes, blocks, s), input_scale=static, device=device) for codes, blocks, s in parts
+    ]
+
+
+def pack_experts(layer, static):
+    """The routed experts of a layer that are here, as vLLM numbers them; with the largest input scales if ``static``."""
+    scales = {}
+    if static:
+        largest = float(layer.w13_input_scale.max()), float(layer.w2_input_scale.max())
+        scales = dict(zip(("input_scale", "down_input_scale"), largest))
+    experts = []
+    for e, pair in enumerate(layer.w13_weight_scale_2.tolist()):
+        gate, up = _halves(layer.w13_weight[e], layer.w13_weight_scale[e], pair)
+        down = Quantized(layer.w2_weight.data[e], layer.w2_weight_scale.data[e], float(layer.w2_weight_scale_2[e]))
+        experts.append({"gate": gate, "up": up, "down": down, **scales})
+    activation = ACTIVATIONS[getattr(layer.activation, "value", layer.activation)]
+    device = layer.w13_weight.device if layer.w13_weight.is_cuda else None
+    return Experts.from_tensors(experts, activation=activation, device=device)
 
 
 def changed_init(init):
@@ -122,7 +272,7 @@ def changed_init(init):
 
 
 def quantization_config(base):
-    """The quantization method: vLLM's class for ModelOpt's NVFP4 with gate and up replaced."""
+    """The quantization method: vLLM's class for ModelOpt's NVFP4, whose methods pack weights."""
 
     class DualGemmConfig(base):
         @classmethod
@@ -136,8 +286,12 @@ def quantization_config(base):
 
         def get_quant_method(self, layer, prefix):
             method = super().get_quant_method(layer, prefix)
-            merged = prefix.rpartition(".")[2] == "gate_up_proj"
-            return gate_up_method(method, prefix) if merged and method is not None else method
+            name = type(method).__name__
+            if "FusedMoE" in name and "Unquantized" not in name:
+                return experts_method(method, prefix)
+            if "LinearMethod" in name and "Unquantized" not in name:
+                return linear_method(method, prefix)
+            return method
 
     return DualGemmConfig
 

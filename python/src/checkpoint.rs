@@ -1,5 +1,6 @@
 //! `Checkpoint`: opened once, for the many weights that a model takes from it, and asked what it has before anything is read.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use dualgemm::checkpoint::{Checkpoint as Files, MlpKind};
@@ -7,10 +8,12 @@ use dualgemm_cli::layer::{Layer, features_per_run};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::convert::decode;
 use crate::error;
 use crate::facts::{Facts, linear_of};
 use crate::mlp::MlpFacts;
 use crate::options::{self, LayerOptions};
+use crate::packed::of_keywords;
 use crate::pool;
 
 /// A checkpoint whose files are open.
@@ -19,6 +22,9 @@ pub struct Checkpoint {
     pub files: Arc<Files>,
     /// As it was opened.
     options: LayerOptions,
+    reading: Py<PyDict>,
+    /// Where it is for other processes.
+    absolute: PathBuf,
 }
 
 impl Checkpoint {
@@ -59,24 +65,28 @@ impl Checkpoint {
     #[pyo3(signature = (path, **reading))]
     fn new(py: Python<'_>, path: &Bound<'_, PyAny>, reading: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
         let options = LayerOptions::of(None, reading)?;
-        Ok(Self { files: options.open(py, path)?, options })
+        let files = options.open(py, path)?;
+        let absolute = std::path::absolute(files.files().root())?;
+        Ok(Self { files, options, reading: of_keywords(py, reading)?.unbind(), absolute })
     }
 
     /// The same files, of whose MLPs only those are there whose names start so.
     fn _within(&self, py: Python<'_>, name: String) -> PyResult<Self> {
+        let reading = self.reading.bind(py).copy()?;
+        reading.set_item("within", &name)?;
         let options = self.options.within(name);
         let files = options.open_at(py, self.files.files().root())?;
-        Ok(Self { files, options })
+        Ok(Self { files, options, reading: reading.unbind(), absolute: self.absolute.clone() })
     }
 
     /// Where it is.
     #[getter]
-    fn path(&self) -> std::path::PathBuf {
+    fn path(&self) -> PathBuf {
         self.files.files().root().into()
     }
 
     /// The files that hold the tensors.
-    fn _paths(&self) -> Vec<std::path::PathBuf> {
+    fn _paths(&self) -> Vec<PathBuf> {
         self.files.files().paths().map(Into::into).collect()
     }
 
@@ -125,6 +135,17 @@ impl Checkpoint {
         self.ask(py, |files| Ok(files.linear_source(module)?.bias.is_some()))
     }
 
+    /// Decodes the weight of a linear layer into an array `[N, K]` of floats.
+    fn _decode(&self, py: Python<'_>, module: &str, out: &Bound<'_, PyAny>) -> PyResult<()> {
+        let matrix = self.ask(py, |files| Ok(files.linear(module)?.weight.into_owned()))?;
+        decode(py, &matrix, out)
+    }
+
+    /// The model's configuration as JSON, where the files have one.
+    fn _config(&self) -> Option<String> {
+        self.files.files().config().map(|json| json.value.to_string())
+    }
+
     /// The activation of an MLP by name.
     fn _activation(&self, py: Python<'_>, layer: usize, kind: &str) -> PyResult<String> {
         let kind = match kind {
@@ -167,6 +188,14 @@ impl Checkpoint {
         let (MlpFacts { gate_up, down, .. }, _) = found.last().expect("an MLP that was found");
         let biases = [0, 1].map(|of| found.iter().any(|(_, has_bias)| has_bias[of]));
         Ok((found.len(), [down.n, gate_up.n, gate_up.k], biases))
+    }
+
+    /// Its path and how it is read; it is opened again where it is unpickled.
+    fn __reduce__<'py>(this: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (PathBuf,))> {
+        let (class, own) = (this.get_type(), this.get());
+        let partial = this.py().import("functools")?.getattr("partial")?;
+        let again = partial.call((class,), Some(own.reading.bind(this.py())))?;
+        Ok((again, (own.absolute.clone(),)))
     }
 
     /// Files are read and never change: a copy is the same.

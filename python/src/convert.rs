@@ -112,7 +112,7 @@ pub fn down(
     decode(py, &matrix, out)
 }
 
-fn decode(py: Python<'_>, matrix: &QuantizedMatrix<'_>, out: &Bound<'_, PyAny>) -> PyResult<()> {
+pub fn decode(py: Python<'_>, matrix: &QuantizedMatrix<'_>, out: &Bound<'_, PyAny>) -> PyResult<()> {
     let mut to = Array::on_cpu("out", out)?;
     let (rows, k) = (matrix.rows(), matrix.k());
     if to.shape != [rows, k] {

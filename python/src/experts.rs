@@ -15,7 +15,7 @@ use crate::facts::{Facts, float_values};
 use crate::mlp::{Gated, MlpFacts, Tensors, read_layer};
 use crate::operand::Source;
 use crate::options::{self, LayerOptions, device_target};
-use crate::packed::{Call, Choices};
+use crate::packed::{Call, Choices, Packed, of_keywords};
 use crate::{device, pool};
 
 /// The routed experts of one layer in the order of the kernels.
@@ -161,6 +161,10 @@ impl Experts {
         keywords: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Py<Self>> {
         let options = LayerOptions::of(layer, keywords)?;
+        let origin = of_keywords(py, keywords)?;
+        origin.set_item("experts", experts.clone())?;
+        origin.set_item("count", count)?;
+        origin.set_item("router_weights", router_weights)?;
         let router = router_weights.map(self::router_weights).transpose()?;
         let (packed, facts, router, experts) = options.with_checkpoint(py, path, |checkpoint| {
             let first = experts.as_ref().and_then(|experts| experts.first()).copied().unwrap_or(0);
@@ -182,7 +186,9 @@ impl Experts {
             let each = here.iter().map(|expert| Ok::<_, anyhow::Error>(read(expert)?.0));
             Ok((pack(&facts, (router, &options.target), each)?, facts, router, (here, count)))
         })?;
-        Self::make(py, (packed, options.target), facts, experts, router)
+        let this = Self::make(py, (packed, options.target), facts, experts, router)?;
+        Packed::came_from(this.bind(py), path, layer, origin)?;
+        Ok(this)
     }
 
     /// From a dictionary for each expert, of what `Mlp.from_tensors` takes; None for experts that are elsewhere.

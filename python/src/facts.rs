@@ -2,7 +2,7 @@
 
 use dualgemm::checkpoint;
 use dualgemm::formats::{BlockFormat, GlobalScale, QuantizedMatrix};
-use dualgemm::gemm::{DualGemmDesc, Linear, QuantizeA};
+use dualgemm::gemm::{Linear, QuantizeA};
 use dualgemm::{DualGemm, PackedWeights, Target};
 use half::{bf16, f16};
 use pyo3::prelude::*;
@@ -69,9 +69,8 @@ impl Facts {
 /// Checks a linear layer and brings it into the order of the kernels.
 pub fn pack_linear(linear: &Linear<'_>, target: &Target) -> Result<PackedWeights, dualgemm::Error> {
     linear.check()?;
-    let a = dualgemm::gemm::AFormat::Bf16;
-    let desc = DualGemmDesc::linear(1, linear.n(), linear.k(), a, linear.weight.format());
-    DualGemm::plan(&desc, target)?.prepack(linear)
+    let shape = (linear.n(), linear.k());
+    DualGemm::plan_linear_for_packing(shape, linear.weight.format(), target)?.prepack(linear)
 }
 
 /// A linear layer of a checkpoint as the operand of a product, and the scale of what goes into it if there is a usable one:

@@ -10,7 +10,7 @@ use crate::error::facade;
 use crate::facts::{Facts, checked_input_scale, linear_of, pack_linear, values};
 use crate::operand::{Quantized, Source};
 use crate::options::{LayerOptions, device_target};
-use crate::packed::{Call, Packed};
+use crate::packed::{Call, Packed, of_keywords};
 use crate::pool;
 
 /// A linear layer in the order of the kernels.
@@ -43,17 +43,19 @@ impl Linear {
     fn from_checkpoint(
         py: Python<'_>,
         path: &Bound<'_, PyAny>,
-        module: &str,
+        module: &Bound<'_, PyAny>,
         keywords: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Py<Self>> {
-        let options = LayerOptions::of_module(keywords)?;
+        let (options, name) = (LayerOptions::of_module(keywords)?, module.extract::<String>()?);
         let parts = options.with_checkpoint(py, path, |checkpoint| {
-            let (linear, input_scale) = linear_of(checkpoint.linear(module)?);
+            let (linear, input_scale) = linear_of(checkpoint.linear(&name)?);
             let parts = pack(&linear, input_scale, &options.target)?;
             checkpoint.files().release_pages();
             Ok(parts)
         })?;
-        Self::make(py, parts, options.target)
+        let this = Self::make(py, parts, options.target)?;
+        Packed::came_from(this.bind(py), path, Some(module), of_keywords(py, keywords)?)?;
+        Ok(this)
     }
 
     /// From a quantized matrix.

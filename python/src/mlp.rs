@@ -16,7 +16,7 @@ use crate::error::{Kind, facade};
 use crate::facts::{Facts, checked_input_scale, linear_of, pack_linear, values};
 use crate::operand::{Quantized, Source};
 use crate::options::{self, LayerOptions, device_target};
-use crate::packed::{Call, Packed};
+use crate::packed::{Call, Packed, of_keywords};
 use crate::pool;
 
 /// What is known of an MLP beside its packed weights.
@@ -236,7 +236,9 @@ impl Mlp {
             let (gate_up, _) = options::pack_layer(layer, features, &options.target)?;
             Ok((PackedMlp { gate_up, down: pack_linear(&mlp.down, &options.target)? }, facts))
         })?;
-        Self::make(py, packed, options.target, facts)
+        let this = Self::make(py, packed, options.target, facts)?;
+        Packed::came_from(this.bind(py), path, layer, of_keywords(py, keywords)?)?;
+        Ok(this)
     }
 
     /// From three quantized matrices, `gate`, `up` and `down`, with `gate_bias`, `up_bias` and `down_bias`, and the scales of

@@ -1,11 +1,17 @@
 //! What every kind of weights is to Python: packed, somewhere, of a shape; and how each is run.
 
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
 use dualgemm::gemm::{AFormat, OutFormat, OutScale, Routing};
 use dualgemm::{AnyDesc, AnyWeights, DeviceRouting, Launchers, Target};
 use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
 
 use crate::array::Place;
+use crate::checkpoint::Checkpoint;
 use crate::destination::Destination;
+use crate::error::Kind;
 use crate::operand::Source;
 use crate::options::device_name;
 use crate::{device, number, runners};
@@ -20,6 +26,21 @@ pub struct Packed {
     pub shape: (usize, usize),
     number: i64,
     pub launchers: Launchers,
+    origin: OnceLock<Origin>,
+}
+
+/// What `from_checkpoint` was called with, by which another process makes the same weights.
+struct Origin {
+    arguments: Py<PyTuple>,
+    keywords: Py<PyDict>,
+}
+
+/// Keywords of a call, to be kept.
+pub fn of_keywords<'py>(
+    py: Python<'py>,
+    keywords: Option<&Bound<'py, PyDict>>,
+) -> PyResult<Bound<'py, PyDict>> {
+    keywords.map_or_else(|| Ok(PyDict::new(py)), |keywords| keywords.copy())
 }
 
 /// A router's choices.
@@ -41,7 +62,28 @@ pub struct Call<'a, 'py> {
 
 impl Packed {
     pub fn new(weights: AnyWeights, target: Target, shape: (usize, usize)) -> Self {
-        Self { weights, target, shape, number: number::next(), launchers: Launchers::default() }
+        let (number, launchers, origin) = (number::next(), Launchers::default(), OnceLock::new());
+        Self { weights, target, shape, number, launchers, origin }
+    }
+
+    /// Says where weights come from: a path or a `Checkpoint`, then the layer or the module, and keywords.
+    pub fn came_from(
+        weights: &Bound<'_, PyAny>,
+        path: &Bound<'_, PyAny>,
+        which: Option<&Bound<'_, PyAny>>,
+        keywords: Bound<'_, PyDict>,
+    ) -> PyResult<()> {
+        let py = weights.py();
+        let path = match path.is_instance_of::<Checkpoint>() {
+            true => path.clone(),
+            // Other processes may be elsewhere.
+            false => std::path::absolute(path.extract::<PathBuf>()?)?.into_pyobject(py)?.into_any(),
+        };
+        let arguments = PyTuple::new(py, [Some(&path), which])?.unbind();
+        let origin = Origin { arguments, keywords: keywords.unbind() };
+        // They were made just now.
+        let _ = weights.cast::<Self>()?.get().origin.set(origin);
+        Ok(())
     }
 
     /// Computes C `[rows of A, N]`, where A is. `describe` makes the problem of so many rows, of the formats of A and C. Returns
@@ -95,6 +137,19 @@ impl Packed {
     #[getter]
     fn _number(this: &Bound<'_, Self>) -> PyResult<i64> {
         number::enter(this.as_any(), this.get().number)
+    }
+
+    /// Weights from a checkpoint are read again where they are unpickled.
+    fn __reduce__<'py>(this: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
+        let (py, class) = (this.py(), this.get_type());
+        let Some(Origin { arguments, keywords }) = this.get().origin.get() else {
+            return Err(Kind::Unsupported.raise(format!(
+                "{}: made of tensors, which it does not keep; weights from a checkpoint alone can be pickled",
+                class.name()?
+            )));
+        };
+        let again = py.import("dualgemm._ops")?.getattr("from_checkpoint")?;
+        Ok((again, PyTuple::new(py, [class.as_any(), arguments.bind(py), keywords.bind(py)])?))
     }
 
     /// Weights never change: a copy is the same.

@@ -15,7 +15,7 @@ use crate::error::{Kind, facade};
 use crate::facts::{Facts, checked_input_scale, values};
 use crate::operand::{Quantized, Source};
 use crate::options::{self, LayerOptions, device_name, device_target};
-use crate::packed::{Call, Packed};
+use crate::packed::{Call, Packed, of_keywords};
 use crate::pool;
 
 /// Gate and up of one gated MLP in the order of the kernels.
@@ -87,7 +87,10 @@ impl Weights {
             let (packed, facts) = options::pack_layer(layer, features, &options.target)?;
             Ok((packed, facts, activation, layer.output_scale().ok().flatten()))
         })?;
-        Self::make(py, (AnyWeights::Product(packed), options.target), facts, activation, output_scale)
+        let weights = (AnyWeights::Product(packed), options.target);
+        let this = Self::make(py, weights, facts, activation, output_scale)?;
+        Packed::came_from(this.bind(py), path, layer, of_keywords(py, keywords)?)?;
+        Ok(this)
     }
 
     /// From two quantized matrices.

@@ -1,5 +1,7 @@
 """The real checkpoint's layer, from each convention, against the outputs that were computed in f64 from its bytes."""
 
+import pickle
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -95,3 +97,28 @@ def test_re_quantized_results_feed_the_down_projection_close(layer14, hidden):
 def test_a_name_that_no_mlp_has_is_said_to_be_that(layer14):
     with pytest.raises(dualgemm.CheckpointError, match="in no layer .no MLP has a name that begins with `nope`, as `within` asks"):
         dualgemm.Mlp.from_checkpoint(layer14 / "modelopt-nvfp4", 0, within="nope")
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_pickled_weights_are_read_again_exact(layer14, hidden, opened, monkeypatch):
+    monkeypatch.chdir(layer14.parent)
+    path = f"{layer14.name}/modelopt-nvfp4"
+    path = dualgemm.Checkpoint(path, unusable_input_scale_is_one=True) if opened else path
+    made = [
+        (dualgemm.swiglu, dualgemm.Weights.from_checkpoint(path, layer=0, rank=1, world=2)),
+        (dualgemm.mlp, dualgemm.Mlp.from_checkpoint(path, 0)),
+        (dualgemm.linear, dualgemm.Linear.from_checkpoint(path, "model.layers.0.mlp.up_proj")),
+    ]
+    data = pickle.dumps([w for _, w in made])
+    assert len(data) < 1000
+    # Somewhere else, as another process may be.
+    monkeypatch.chdir("/")
+    for (operation, before), after in zip(made, pickle.loads(data)):
+        assert after is not before and repr(after) == repr(before) and after.shape == before.shape
+        assert np.array_equal(operation(hidden, after), operation(hidden, before))
+    if opened:
+        again = pickle.loads(pickle.dumps(path))
+        assert again.path == layer14 / "modelopt-nvfp4" and again.modules() == path.modules()
+    q = dualgemm.quantize(np.ones((16, 32), np.float32))
+    with pytest.raises(dualgemm.UnsupportedError, match="Linear: made of tensors.* from a checkpoint alone can be pickled"):
+        pickle.dumps(dualgemm.Linear.from_tensors(q))

@@ -2,7 +2,8 @@
 
 The stand-ins hold what vLLM's own modules promise (vllm/model_executor/layers/quantization/modelopt.py): a config whose
 ``get_quant_method`` gives a method per layer, parameters ``weight`` ``[2n, k/2]``, ``weight_scale`` ``[2n, k/16]``,
-``weight_scale_2`` and ``input_scale`` ``[2]``, and an MLP of gate_up_proj, act_fn, down_proj.
+``weight_scale_2`` and ``input_scale`` ``[2]``, an MLP of gate_up_proj, act_fn, down_proj; and, of mixtures, what
+``ModelOptNvFp4FusedMoE`` and ``fused_moe/routed_experts.py`` of 0.33.0 have.
 """
 
 import os
@@ -41,10 +42,34 @@ class ModelOptLinearMethod:
         return torch.cat([x[..., :1].expand(*x.shape[:-1], N)] * 2, dim=-1)
 
 
+class UnquantizedLinearMethod(ModelOptLinearMethod):
+    pass
+
+
+class ModelOptNvFp4FusedMoE:
+    is_monolithic = False
+
+    def __init__(self, use_a16):
+        self.use_a16, self.moe_quant_config = use_a16, None
+
+    def process_weights_after_loading(self, layer):
+        layer.processed = True
+
+    def get_fused_moe_quant_config(self, layer):
+        return layer.w13_weight_scale
+
+    def apply(self, layer, x, topk_weights, topk_ids, shared_experts, shared_experts_input):
+        return torch.full_like(x, 7)
+
+
 class ModelOptNvFp4Config:
     activation = "nvfp4"
 
     def get_quant_method(self, layer, prefix):
+        if prefix.endswith("experts"):
+            return ModelOptNvFp4FusedMoE(self.activation is None)
+        if "head" in prefix:
+            return UnquantizedLinearMethod(None)
         return None if "norm" in prefix else ModelOptLinearMethod(self.activation)
 
 
@@ -130,13 +155,14 @@ def test_register_adds_the_method_once(vllm):
     assert vllm.mlp.__init__ is init
 
 
-def test_only_gate_and_up_get_another_method(vllm):
+def test_what_is_quantized_gets_another_method(vllm):
     config = vllm.config()
-    prefixes = ("l.0.mlp.gate_up_proj", "l.0.mlp.down_proj", "l.0.norm")
+    prefixes = ("l.0.mlp.gate_up_proj", "l.0.mlp.down_proj", "l.0.mlp.experts", "lm_head", "l.0.norm")
     methods = [type(config.get_quant_method(None, prefix)) for prefix in prefixes]
-    assert methods[1:] == [ModelOptLinearMethod, type(None)]
+    assert methods[3:] == [UnquantizedLinearMethod, type(None)]
     # vLLM looks the class up by its name.
-    assert methods[0] is not ModelOptLinearMethod and methods[0].__name__ == "ModelOptLinearMethod"
+    assert [m.__name__ for m in methods[:3]] == ["ModelOptLinearMethod"] * 2 + ["ModelOptNvFp4FusedMoE"]
+    assert not {ModelOptLinearMethod, ModelOptNvFp4FusedMoE} & set(methods[:3])
 
 
 @pytest.mark.parametrize("activation", ["nvfp4", None])
@@ -176,10 +202,117 @@ def test_other_layers_stay_as_they_were(vllm, pair):
     assert mlp.gate_up_proj.processed
     x = torch.ones(2, K, dtype=torch.bfloat16)
     torch.testing.assert_close(mlp(x), mlp.down(torch.full((2, N), 0.7311, dtype=torch.bfloat16)))
-    # In an MLP of another kind.
-    alone = Linear(vllm.config(), "l.2.mlp.gate_up_proj")
-    load(alone, pair)
-    assert alone.processed and hasattr(alone, "weight")
+    # In floats altogether.
+    head = Linear(vllm.config(), "lm_head")
+    load(head, pair)
+    assert head.processed and hasattr(head, "weight")
+    # What reads its weights itself.
+    for prefix, more in (("l.2.kv_b_proj", {}), ("l.2.table", {"num_embeddings": 3}), ("l.2.bmm", {"is_bmm": True})):
+        alone = Linear(vllm.config(), prefix)
+        alone.__dict__.update(more)
+        load(alone, pair)
+        assert alone.processed and hasattr(alone, "weight") and not hasattr(alone, "dualgemm")
+
+
+@pytest.fixture
+def log(caplog):
+    vllm_plugin._once.cache_clear()
+    caplog.set_level("DEBUG", logger="vllm.dualgemm")
+    return lambda level: [r.getMessage() for r in caplog.records if r.levelname == level]
+
+
+@pytest.mark.parametrize("activation", ["nvfp4", None])
+def test_linear_layers_keep_a_tensor_scale_for_each_part_exact(vllm, pair, activation, log):
+    vllm.config.activation = activation
+    quantize_a = STATIC if activation else None
+    x = torch.randn(2, 5, K).bfloat16()
+    want = torch.cat([dualgemm.linear(x, dualgemm.Linear.from_tensors(q), quantize_a=quantize_a) for q in pair], -1)
+    for prefix, q in ((f"{activation}.qkv_proj", pair), (f"{activation}.gate_up_proj", pair)):
+        layer = Linear(vllm.config(), prefix)
+        layer.logical_widths = [N, N]
+        load(layer, q)
+        assert not hasattr(layer, "weight") and not hasattr(layer, "processed")
+        assert len(layer.dualgemm) == 2 and torch.equal(layer(x)[0], want)
+        bias = torch.randn(2 * N).bfloat16()
+        assert torch.equal(layer.quant_method.apply(layer, x, bias), want + bias)
+        assert torch.equal(torch.compile(layer, fullgraph=True, backend="aot_eager")(x)[0], want)
+    # One scale for all is one product.
+    layer = Linear(vllm.config(), f"{activation}.o_proj")
+    same = dualgemm.quantize(torch.randn(2 * N, K))
+    layer.logical_widths = [N, N]
+    halves = [dualgemm.Quantized(c, s, same.global_scale) for c, s in zip(same.codes.chunk(2), same.scales.chunk(2))]
+    load(layer, halves)
+    (weights,) = layer.dualgemm
+    assert torch.equal(layer(x)[0], dualgemm.linear(x, weights, quantize_a=quantize_a))
+    assert log("INFO") == ["dualgemm computes linear layers on cpu"]
+    assert log("DEBUG")[0] == f"{activation}.qkv_proj: dualgemm computes linear layers on cpu"
+
+
+E = 4
+
+
+def mixture(vllm, prefix, seed=0, **more):
+    """vLLM's ``RoutedExperts`` as its loader leaves it, and the matrices of its experts."""
+    rng = np.random.default_rng(seed)
+    quantized = lambda rows, k: dualgemm.quantize(torch.from_numpy(rng.standard_normal((rows, k)).astype(np.float32)))
+    experts = [{"gate": quantized(N, K), "up": quantized(N, K), "down": quantized(K, N)} for _ in range(E)]
+    layer = torch.nn.Module()
+    parallel = types.SimpleNamespace(use_all2all_kernels=False, enable_eplb=False, dp_size=1)
+    layer.moe_config = types.SimpleNamespace(moe_parallel_config=parallel)
+    layer.activation, layer.apply_router_weight_on_input = types.SimpleNamespace(value="silu"), False
+    layer.expert_map, layer.swiglu_limit = None, None
+    fp8 = lambda x: x.view(torch.uint8).view(torch.float8_e4m3fn)
+    both = lambda e, part: torch.cat([getattr(e[p], part) for p in ("gate", "up")])
+    layer.w13_weight = parameter(torch.stack([both(e, "codes") for e in experts]))
+    layer.w13_weight_scale = parameter(torch.stack([fp8(both(e, "scales")) for e in experts]))
+    layer.w13_weight_scale_2 = parameter(torch.tensor([[e["gate"].global_scale, e["up"].global_scale] for e in experts]))
+    layer.w2_weight = parameter(torch.stack([e["down"].codes for e in experts]))
+    layer.w2_weight_scale = parameter(torch.stack([fp8(e["down"].scales) for e in experts]))
+    layer.w2_weight_scale_2 = parameter(torch.tensor([e["down"].global_scale for e in experts]))
+    layer.w13_input_scale = parameter(torch.tensor([[STATIC, STATIC / 2]] * E))
+    layer.w2_input_scale = parameter(torch.tensor([STATIC * e for e in range(1, E + 1)]))
+    layer.__dict__.update(more)
+    layer.quant_method = vllm.config().get_quant_method(layer, prefix)
+    return layer, experts
+
+
+@pytest.mark.parametrize("activation", ["nvfp4", None])
+def test_mixtures_are_computed_in_one_call_exact(vllm, activation, log):
+    vllm.config.activation = activation
+    layer, experts = mixture(vllm, f"{activation}.experts")
+    layer.quant_method.process_weights_after_loading(layer)
+    assert not hasattr(layer, "processed") and not list(layer.parameters())
+    # What vLLM asks for before each forward.
+    assert layer.quant_method.get_fused_moe_quant_config(layer) is None
+    scales = {"input_scale": STATIC, "down_input_scale": float(np.float32(STATIC) * 4)} if activation else {}
+    weights = dualgemm.Experts.from_tensors([{**e, **scales} for e in experts])
+    how = {"quantize_a": "static", "quantize_hidden": "static"} if activation else {}
+    x = torch.randn(6, K).bfloat16()
+    ids = torch.tensor([[0, 3], [1, 2], [3, 1], [2, 0], [-1, 1], [0, -1]], dtype=torch.int32)
+    routing = torch.rand(6, 2)
+    apply = lambda: layer.quant_method.apply(layer, x, routing, ids, None, shared_experts_input=None)
+    assert torch.equal(apply(), dualgemm.experts(x, ids, routing, weights, **how))
+    # Of eight experts those at 2, 0, 5 and 7 are here.
+    layer.expert_map = torch.tensor([1, -1, 0, -1, -1, 2, -1, 3], dtype=torch.int32)
+    ids = torch.tensor([[0, 3], [2, 5], [7, 1], [4, 0], [-1, 2], [6, -1]], dtype=torch.int32)
+    here = torch.tensor([[1, -1], [0, 2], [3, -1], [-1, 1], [-1, 0], [-1, -1]], dtype=torch.int32)
+    assert torch.equal(apply(), dualgemm.experts(x, here, routing, weights, **how))
+    assert log("INFO") == ["dualgemm computes mixtures of experts on cpu"]
+
+
+@pytest.mark.parametrize("more,why", [
+    ({"activation": types.SimpleNamespace(value="swigluoai")}, "activation swigluoai"),
+    ({"swiglu_limit": 7.0}, "activation silu with swiglu_limit"),
+    ({"apply_router_weight_on_input": True}, "the weights of the router multiply what goes in"),
+    ({"w13_bias": 1}, "they have biases"),
+    ({"moe_config": types.SimpleNamespace(moe_parallel_config=types.SimpleNamespace(dp_size=2))}, "dp_size is 2"),
+])  # fmt: skip
+def test_other_mixtures_are_left_with_the_reason(vllm, more, why, log):
+    layer, _ = mixture(vllm, "left.experts", **more)
+    layer.quant_method.process_weights_after_loading(layer)
+    assert layer.processed and hasattr(layer, "w13_weight") and layer.quant_method.get_fused_moe_quant_config(layer) is not None
+    assert torch.equal(layer.quant_method.apply(layer, torch.ones(1, K), None, None, None, None), torch.full((1, K), 7.0))
+    assert log("INFO") == [f"dualgemm leaves mixtures of experts to vLLM: {why}"]
 
 
 # ---- vLLM itself

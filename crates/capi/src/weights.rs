@@ -54,8 +54,8 @@ impl dualgemm_weights {
 
     fn linear(layer: &Linear<'_>, target: Target) -> Result<Self, Failure> {
         let shape = (layer.n(), layer.k(), layer.weight.format());
-        let desc = DualGemmDesc::linear(1, shape.0, shape.1, AFormat::Bf16, shape.2);
-        let packed = DualGemm::plan(&desc, &target)?.prepack(layer)?;
+        let plan = DualGemm::plan_linear_for_packing((shape.0, shape.1), shape.2, &target)?;
+        let packed = plan.prepack(layer)?;
         Ok(Self::product((packed, target, Operation::Linear), shape, Ok(Activation::default())))
     }
 

@@ -12,6 +12,7 @@
 //! | [`Checkpoint`] | layers, experts, fused and separate gate/up, as matrices that borrow the files |
 //! | [`validate`](mod@validate) | every rule, every finding |
 //! | [`linear`] | what producers quantize and engines fuse, by name |
+//! | [`FusedExperts`] | experts in two float tensors, taken apart as producers do |
 //! | [`Activations`] | operands and results of the product |
 //! | [`write`](mod@write) | ModelOpt, compressed-tensors and GGUF, whole or not at all |
 //!
@@ -47,6 +48,7 @@ mod dtype;
 mod error;
 mod families;
 mod files;
+mod fused_experts;
 mod gate_up;
 mod mapped;
 mod model_config;
@@ -64,6 +66,7 @@ pub use dtype::{Dtype, GGML_TYPES, GgmlType};
 pub use error::Error;
 pub use families::{Family, Origin, Stated};
 pub use files::{JsonFile, TensorFiles};
+pub use fused_experts::{FloatWeight, FusedExperts};
 pub use gate_up::{GateUpOrder, Half};
 pub use model_config::model_field;
 pub use module::MlpKind;

@@ -98,6 +98,14 @@ pub(crate) fn is_router(name: &str) -> bool {
     name.split('.').any(|part| part == "gate" || part.contains("router") || part.starts_with("ffn_gate_inp"))
 }
 
+/// How tensors end that change which experts a router chooses.
+const CORRECTIONS: &[&str] = &["e_score_correction_bias", "expert_bias", "tid2eid"];
+
+/// Whether a tensor changes which experts a router chooses.
+pub(crate) fn is_correction(name: &str) -> bool {
+    CORRECTIONS.iter().any(|ending| name.ends_with(ending))
+}
+
 /// What a module is, if it is one that producers leave in floats.
 pub fn kept(module: &str) -> Option<Kept> {
     let last = module.rsplit('.').next().unwrap_or(module);

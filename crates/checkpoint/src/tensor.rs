@@ -75,7 +75,7 @@ impl<'a> TensorView<'a> {
 
 /// Little-endian bytes as numbers: borrowed where aligned, copied where not. A file may start its data at any
 /// byte.
-fn cast<T: Pod>(bytes: &[u8]) -> Cow<'_, [T]> {
+pub(crate) fn cast<T: Pod>(bytes: &[u8]) -> Cow<'_, [T]> {
     match bytemuck::try_cast_slice(bytes) {
         Ok(slice) => Cow::Borrowed(slice),
         Err(_) => Cow::Owned(bytemuck::pod_collect_to_vec(bytes)),

@@ -158,6 +158,7 @@ fn small_model() -> Model<'static> {
             module,
             weight: weight.unwrap().into(),
             input_scale: Some(dualgemm_formats::GlobalScale::multiplier(0.5)),
+            experts: None,
             bias: Some(vec![1.0; rows]),
         });
     };

@@ -43,17 +43,23 @@ impl Calibration {
         Ok(Self { path: path.into(), held })
     }
 
-    /// The scale of what goes into a module, as the producer makes it: ModelOpt the multiplier amax / 2688 in f32, llm-compressor
+    /// The scale of what goes into a module, or into several by one weight, as the producer makes it: ModelOpt the multiplier amax / 2688 in f32, llm-compressor
     /// the divisor 2688 / amax, rounded in the type of the activations. llama.cpp makes none: GGUF takes ModelOpt's, as
     /// `convert` does.
     ///
     /// # Errors
-    /// If the file has no number for the module.
-    pub fn input_scale(&self, module: &str, producer: Producer) -> anyhow::Result<GlobalScale> {
-        let Some(&amax) = self.held.amax.get(module) else {
-            let (path, count) = (self.path.display(), self.held.amax.len());
-            bail!("{path}: has no amax of {module}, which is quantized; it has those of {count} modules");
-        };
+    /// If the file has no number for a module.
+    pub fn input_scale(&self, modules: &[String], producer: Producer) -> anyhow::Result<GlobalScale> {
+        let (mut amax, mut module) = (0.0, "");
+        for name in modules {
+            let Some(&found) = self.held.amax.get(name) else {
+                let (path, count) = (self.path.display(), self.held.amax.len());
+                bail!("{path}: has no amax of {name}, which is quantized; it has those of {count} modules");
+            };
+            if found > amax {
+                (amax, module) = (found, name);
+            }
+        }
         let producer = if producer == Producer::Ggml { Producer::ModelOpt } else { producer };
         // Producers take a tensor of zeros for one whose scale is zero.
         if !(amax / 2688.0).is_normal() {
@@ -79,19 +85,27 @@ mod tests {
     #[test]
     fn each_producer_divides_its_own_way() {
         let c = read(r#"{"dtype": "bf16", "amax": {"a.q_proj": 12.5}}"#).unwrap();
-        let scale = |producer| c.input_scale("a.q_proj", producer).unwrap();
+        let of = |c: &Calibration, modules: &[&str], producer| {
+            c.input_scale(&modules.iter().map(|m| m.to_string()).collect::<Vec<_>>(), producer)
+        };
+        let scale = |producer| of(&c, &["a.q_proj"], producer).unwrap();
         assert_eq!(scale(Producer::ModelOpt), GlobalScale::multiplier(12.5 / 2688.0));
         assert_eq!(scale(Producer::Ggml), scale(Producer::ModelOpt));
+        // One weight for several: the largest.
+        let both =
+            read(r#"{"dtype": "bf16", "amax": {"a.0.up": 2.0, "a.1.up": 12.5, "a.2.up": 1.0}}"#).unwrap();
+        let all = of(&both, &["a.0.up", "a.1.up", "a.2.up"], Producer::ModelOpt);
+        assert_eq!(all.unwrap(), GlobalScale::multiplier(12.5 / 2688.0));
         // 1 / 12.5 has no bf16; with its nearest, 0.080078, it is 215.25, whose nearest is 215.
         assert_eq!(scale(Producer::CompressedTensors), GlobalScale::divisor(215.0));
-        let error = c.input_scale("a.k_proj", Producer::ModelOpt).unwrap_err().to_string();
+        let error = of(&c, &["a.q_proj", "a.k_proj"], Producer::ModelOpt).unwrap_err().to_string();
         assert!(
             error.ends_with("has no amax of a.k_proj, which is quantized; it has those of 1 modules"),
             "{error}"
         );
         let tiny = read(r#"{"dtype": "bf16", "amax": {"a.q_proj": 1e-42}}"#).unwrap();
         for producer in [Producer::ModelOpt, Producer::CompressedTensors] {
-            let error = tiny.input_scale("a.q_proj", producer).unwrap_err().to_string();
+            let error = of(&tiny, &["a.q_proj"], producer).unwrap_err().to_string();
             assert!(error.contains("a.q_proj: amax is 1e-42, whose 2688th part"), "{error}");
         }
     }

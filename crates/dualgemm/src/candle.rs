@@ -1,5 +1,5 @@
-//! The operation in [candle](https://github.com/huggingface/candle): [`SwiGlu`], an operator on tensors, and [`GatedMlp`], a
-//! module with the down projection. Both are [`Module`]s, cheap to clone, `Send` and `Sync`.
+//! The operations in [candle](https://github.com/huggingface/candle): [`SwiGlu`], [`Linear`] and [`Mlp`], operators on tensors,
+//! and [`GatedMlp`], a module with a down projection in floats. All are [`Module`]s, cheap to clone, `Send` and `Sync`.
 //!
 //! With the feature `candle`, for candle-core 0.11; with `candle-cuda` also on CUDA tensors in f16 and bf16, which are read
 //! and written where they lie, on candle's stream. Building candle for CUDA takes NVIDIA's compiler and libraries.
@@ -8,11 +8,11 @@
 //! candle-cuda --test candle -- --include-ignored`.
 //!
 //! ```no_run
-//! use candle_core::{DType, Device, Module, Tensor};
-//! use dualgemm::candle::{GatedMlp, Options};
+//! use candle_core::{Device, Module, Tensor};
+//! use dualgemm::candle::{Mlp, Options};
 //!
 //! # fn main() -> candle_core::Result<()> {
-//! let mlp = GatedMlp::from_checkpoint("model-nvfp4".as_ref(), 0, DType::F32, &Options::default())?;
+//! let mlp = Mlp::from_checkpoint("model-nvfp4".as_ref(), 0, &Options::default())?;
 //! let x = Tensor::randn(0f32, 1.0, (1, 8, 576), &Device::Cpu)?;
 //! println!("{}", mlp.forward(&x)?);
 //! # Ok(())
@@ -30,11 +30,15 @@ use half::{bf16, f16};
 
 use crate::checkpoint::{Checkpoint, MlpKind, OpenOptions};
 use crate::formats::{BlockFormat, FloatMatrix, Matrix, QuantizedMatrix};
-use crate::gemm::{AFormat, AOperand, DualGemmDesc, Epilogue, GateUp, OutFormat, OutputMut, QuantizeA};
-use crate::{DualGemm, PackedWeights, Runner, Target};
+use crate::gemm::{
+    self, AFormat, AOperand, DualGemmDesc, Epilogue, GateUp, MlpDesc, OutFormat, OutputMut, QuantizeA,
+};
+use crate::{AnyDesc, AnyPlan, AnyRunner, AnyWeights, DualGemm, PackedMlp, PackedWeights, Target};
 
 #[cfg(feature = "candle-cuda")]
 mod cuda;
+#[cfg(all(test, feature = "sim"))]
+mod tests;
 
 /// What is computed, and where.
 #[derive(Debug, Clone)]
@@ -68,30 +72,97 @@ impl Options {
     }
 }
 
-/// `C = act(x · gateᵀ, x · upᵀ)` on the last dimension of a tensor, in the type of that tensor: f32, f16 or bf16.
-#[derive(Debug, Clone)]
-pub struct SwiGlu(Arc<Packed>);
-
 #[derive(Debug)]
 struct Packed {
-    weights: PackedWeights,
+    weights: AnyWeights,
     target: Target,
+    /// Features of C, and elements of a row of x.
     n: usize,
     k: usize,
-    format: BlockFormat,
-    epilogue: Epilogue,
+    what: What,
     quantize_a: QuantizeA,
     /// M is rounded up to a power of two, so that there are few.
     runners: Mutex<Vec<Kept>>,
 }
 
+/// What is computed of weights in these formats.
+#[derive(Debug, Clone, Copy)]
+enum What {
+    SwiGlu(BlockFormat, Epilogue),
+    Linear(BlockFormat),
+    /// With so many features between the products.
+    Mlp(BlockFormat, Epilogue, usize, BlockFormat),
+}
+
 /// A runner that no call is using. Calls on one stream may share its scratch memory, calls on two may not.
 #[derive(Debug)]
 struct Kept {
-    desc: DualGemmDesc,
+    desc: AnyDesc,
     stream: u64,
-    runner: Runner,
+    runner: AnyRunner,
 }
+
+macro_rules! operator {
+    ($(#[$doc:meta])* $name:ident, $text:literal) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone)]
+        pub struct $name(Arc<Packed>);
+
+        impl $name {
+            /// Features of C.
+            pub fn n(&self) -> usize {
+                self.0.n
+            }
+
+            /// Elements of a row of x.
+            pub fn k(&self) -> usize {
+                self.0.k
+            }
+        }
+
+        impl Module for $name {
+            fn forward(&self, x: &Tensor) -> Result<Tensor> {
+                x.contiguous()?.apply_op1_no_bwd(self)
+            }
+        }
+
+        impl CustomOp1 for $name {
+            fn name(&self) -> &'static str {
+                $text
+            }
+
+            fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+                self.0.forward(storage, layout)
+            }
+
+            #[cfg(feature = "candle-cuda")]
+            fn cuda_fwd(
+                &self,
+                storage: &candle_core::CudaStorage,
+                layout: &Layout,
+            ) -> Result<(candle_core::CudaStorage, Shape)> {
+                self.0.cuda(storage, layout)
+            }
+        }
+    };
+}
+
+operator!(
+    /// `C = act(x · gateᵀ, x · upᵀ)` on the last dimension of a tensor, in the type of that tensor: f32, f16 or bf16.
+    SwiGlu,
+    "dualgemm-swiglu"
+);
+operator!(
+    /// `C = x · Wᵀ`, plus the bias where there is one, in the type of x.
+    Linear,
+    "dualgemm-linear"
+);
+operator!(
+    /// `C = act(x · gateᵀ, x · upᵀ) · downᵀ` with all three matrices in 4 bits, in the type of x, as is what is between the
+    /// products.
+    Mlp,
+    "dualgemm-mlp"
+);
 
 impl SwiGlu {
     /// Packs gate and up for a device.
@@ -99,34 +170,124 @@ impl SwiGlu {
     /// # Errors
     /// If the halves do not belong together, or the device is not there.
     pub fn new(weights: &GateUp<'_>, options: &Options) -> Result<Self> {
-        Ok(Self(Arc::new(Packed::new(weights, options, options.target()?)?)))
-    }
-
-    /// Features (N) of each half.
-    pub fn n(&self) -> usize {
-        self.0.n
-    }
-
-    /// Elements per feature (K).
-    pub fn k(&self) -> usize {
-        self.0.k
+        let target = options.target()?;
+        let what = What::SwiGlu(weights.gate.format(), options.epilogue.unwrap_or_default());
+        let shape = (weights.n(), weights.k());
+        let weights = AnyWeights::Product(pack_gate_up(weights, &target)?);
+        Ok(Self(Packed::new(weights, shape, what, options, target)))
     }
 }
 
-impl Module for SwiGlu {
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        x.contiguous()?.apply_op1_no_bwd(self)
+impl Linear {
+    /// Packs a linear layer for a device.
+    ///
+    /// # Errors
+    /// If the bias does not fit, the options ask for an epilogue, or the device is not there.
+    pub fn new(layer: &gemm::Linear<'_>, options: &Options) -> Result<Self> {
+        if options.epilogue.is_some() {
+            candle_core::bail!("an epilogue is for gate and up; {} is a linear layer", layer.weight.name());
+        }
+        let target = options.target()?;
+        let (weights, what) = (pack_linear(layer, &target)?, What::Linear(layer.weight.format()));
+        let shape = (layer.n(), layer.k());
+        Ok(Self(Packed::new(AnyWeights::Product(weights), shape, what, options, target)))
     }
+
+    /// A module of a checkpoint by its name.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), and if there is no such module in 4 bits, or a tensor breaks a rule.
+    pub fn from_checkpoint(path: &Path, module: &str, options: &Options) -> Result<Self> {
+        let checkpoint = open(path)?;
+        Self::new(&crate::linear(checkpoint.linear(module).map_err(Error::wrap)?), options)
+    }
+}
+
+impl Mlp {
+    /// Packs an MLP for a device.
+    ///
+    /// # Errors
+    /// If its parts do not belong together, or the device is not there.
+    pub fn new(mlp: &gemm::GatedMlp<'_>, options: &Options) -> Result<Self> {
+        let (gate_up, down) = (&mlp.gate_up, &mlp.down);
+        if down.k() != gate_up.n() {
+            let (name, found, n) = (down.weight.name(), down.k(), gate_up.n());
+            candle_core::bail!("{name}: K is {found}; {n}, the features of gate and up, is needed");
+        }
+        let target = options.target()?;
+        let packed =
+            PackedMlp { gate_up: pack_gate_up(gate_up, &target)?, down: pack_linear(down, &target)? };
+        let epilogue = options.epilogue.unwrap_or_default();
+        let what = What::Mlp(gate_up.gate.format(), epilogue, gate_up.n(), down.weight.format());
+        let shape = (down.n(), gate_up.k());
+        Ok(Self(Packed::new(AnyWeights::Mlp(packed), shape, what, options, target)))
+    }
+
+    /// A layer's dense MLP.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), and if there is no such layer, a tensor is missing or breaks a rule, or nothing states the
+    /// activation and the options ask for none.
+    pub fn from_checkpoint(path: &Path, layer: usize, options: &Options) -> Result<Self> {
+        let checkpoint = open(path)?;
+        let (gate_up, options) = dense(&checkpoint, layer, options)?;
+        let down = crate::linear(checkpoint.down(layer).map_err(Error::wrap)?);
+        Self::new(&gemm::GatedMlp { gate_up, down }, &options)
+    }
+}
+
+fn open(path: &Path) -> Result<Checkpoint> {
+    Checkpoint::open(path, &OpenOptions::default()).map_err(Error::wrap)
+}
+
+/// Gate and up of a layer's dense MLP, and the options with its activation.
+fn dense<'c>(checkpoint: &'c Checkpoint, layer: usize, options: &Options) -> Result<(GateUp<'c>, Options)> {
+    checkpoint.check_whole(layer, MlpKind::Dense).map_err(Error::wrap)?;
+    let mut options = options.clone();
+    if options.epilogue.is_none() {
+        let activation = checkpoint.activation(layer, MlpKind::Dense).map_err(Error::wrap)?.activation;
+        options.epilogue = Some(Epilogue { activation, ..Epilogue::default() });
+    }
+    Ok((crate::weights(checkpoint.gate_up(layer).map_err(Error::wrap)?), options))
+}
+
+fn pack_gate_up(weights: &GateUp<'_>, target: &Target) -> Result<PackedWeights> {
+    let plan = DualGemm::plan_for_packing((weights.n(), weights.k()), weights.gate.format(), target);
+    plan.and_then(|plan| plan.prepack(weights)).map_err(Error::wrap)
+}
+
+fn pack_linear(layer: &gemm::Linear<'_>, target: &Target) -> Result<PackedWeights> {
+    layer.check().map_err(Error::wrap)?;
+    let plan = DualGemm::plan_linear_for_packing((layer.n(), layer.k()), layer.weight.format(), target);
+    plan.and_then(|plan| plan.prepack(layer)).map_err(Error::wrap)
 }
 
 impl Packed {
-    fn new(weights: &GateUp<'_>, options: &Options, target: Target) -> Result<Self> {
-        let (n, k, format) = (weights.n(), weights.k(), weights.gate.format());
-        let plan = DualGemm::plan_for_packing((n, k), format, &target);
-        let weights = plan.and_then(|plan| plan.prepack(weights)).map_err(Error::wrap)?;
-        let (epilogue, quantize_a) = (options.epilogue.unwrap_or_default(), options.quantize_a);
-        let runners = Mutex::default();
-        Ok(Self { weights, target, n, k, format, epilogue, quantize_a, runners })
+    fn new(
+        weights: AnyWeights,
+        (n, k): (usize, usize),
+        what: What,
+        options: &Options,
+        target: Target,
+    ) -> Arc<Self> {
+        let (quantize_a, runners) = (options.quantize_a, Mutex::default());
+        Arc::new(Self { weights, target, n, k, what, quantize_a, runners })
+    }
+
+    /// The problem of so many rows of a type.
+    fn desc<T: Float>(&self, rows: usize) -> AnyDesc {
+        let (m, n, k) = (rows.next_power_of_two(), self.n, self.k);
+        let with = |desc| DualGemmDesc { quantize_a: self.quantize_a, out: T::OUT, ..desc };
+        match self.what {
+            What::SwiGlu(format, epilogue) => {
+                AnyDesc::Product(DualGemmDesc { epilogue, ..with(DualGemmDesc::new(m, n, k, T::A, format)) })
+            }
+            What::Linear(format) => AnyDesc::Product(with(DualGemmDesc::linear(m, n, k, T::A, format))),
+            What::Mlp(format, epilogue, hidden, down) => {
+                let gate_up = with(DualGemmDesc::new(m, hidden, k, T::A, format));
+                AnyDesc::Mlp(MlpDesc::new(DualGemmDesc { epilogue, ..gate_up }, n, down, T::OUT))
+            }
+        }
     }
 
     /// Rows of x and the shape of C.
@@ -144,14 +305,9 @@ impl Packed {
         &self,
         rows: usize,
         stream: u64,
-        run: impl FnOnce(&mut Runner) -> std::result::Result<R, crate::Error>,
+        run: impl FnOnce(&mut AnyRunner) -> std::result::Result<R, crate::Error>,
     ) -> Result<R> {
-        let desc = DualGemmDesc {
-            quantize_a: self.quantize_a,
-            out: T::OUT,
-            epilogue: self.epilogue,
-            ..DualGemmDesc::new(rows.next_power_of_two(), self.n, self.k, T::A, self.format)
-        };
+        let desc = self.desc::<T>(rows);
         let kept = || self.runners.lock().unwrap_or_else(PoisonError::into_inner);
         let of_this = |kept: &Kept| kept.desc == desc && kept.stream == stream;
         let found = {
@@ -161,8 +317,9 @@ impl Packed {
         let mut runner = match found {
             Some(runner) => runner,
             None => {
-                let plan = DualGemm::plan(&desc, &self.target).map_err(Error::wrap)?;
-                let runner = plan.runner(1).map_err(Error::wrap)?;
+                let runner = AnyPlan::new(&desc, &self.target).and_then(|plan| plan.runner());
+                let runner = runner.map_err(Error::wrap)?;
+                #[cfg(feature = "cuda")]
                 runner.warm(&self.weights).map_err(Error::wrap)?;
                 runner
             }
@@ -172,6 +329,17 @@ impl Packed {
         result
     }
 
+    fn forward(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let (rows, shape) = self.shapes(layout)?;
+        let c = match storage {
+            CpuStorage::F32(x) => CpuStorage::F32(self.cpu(x, layout, rows)?),
+            CpuStorage::F16(x) => CpuStorage::F16(self.cpu(x, layout, rows)?),
+            CpuStorage::BF16(x) => CpuStorage::BF16(self.cpu(x, layout, rows)?),
+            other => candle_core::bail!("x is {:?}; F32, F16 or BF16 is needed", other.dtype()),
+        };
+        Ok((c, shape))
+    }
+
     /// C of a tensor of the processor.
     fn cpu<T: Float>(&self, x: &[T], layout: &Layout, rows: usize) -> Result<Vec<T>> {
         let mut c = vec![T::zero(); rows * self.n];
@@ -179,7 +347,7 @@ impl Packed {
             let (start, end) = span(layout)?;
             let matrix = Matrix::new("x", rows, self.k, &x[start..end]).map_err(Error::wrap)?;
             let a = AOperand::Float(T::a(matrix));
-            let run = |runner: &mut Runner| runner.run(&a, &self.weights, T::c(&mut c));
+            let run = |runner: &mut AnyRunner| runner.run(&a, &self.weights, None, (T::c(&mut c), false));
             self.with_runner::<T, _>(rows, 0, run)?;
         }
         Ok(c)
@@ -224,38 +392,13 @@ fn span(x: &Layout) -> Result<(usize, usize)> {
     }
 }
 
-impl CustomOp1 for SwiGlu {
-    fn name(&self) -> &'static str {
-        "dualgemm-swiglu"
-    }
-
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let (packed, (rows, shape)) = (&*self.0, self.0.shapes(layout)?);
-        let c = match storage {
-            CpuStorage::F32(x) => CpuStorage::F32(packed.cpu(x, layout, rows)?),
-            CpuStorage::F16(x) => CpuStorage::F16(packed.cpu(x, layout, rows)?),
-            CpuStorage::BF16(x) => CpuStorage::BF16(packed.cpu(x, layout, rows)?),
-            other => candle_core::bail!("x is {:?}; F32, F16 or BF16 is needed", other.dtype()),
-        };
-        Ok((c, shape))
-    }
-
-    #[cfg(feature = "candle-cuda")]
-    fn cuda_fwd(
-        &self,
-        storage: &candle_core::CudaStorage,
-        layout: &Layout,
-    ) -> Result<(candle_core::CudaStorage, Shape)> {
-        self.0.cuda(storage, layout)
-    }
-}
-
 /// `down(act(x · gateᵀ, x · upᵀ))`, gate and up in 4 bits, down decoded.
 #[derive(Debug, Clone)]
 pub struct GatedMlp {
     gate_up: SwiGlu,
     /// `[n, k]`.
     down: Tensor,
+    bias: Option<Tensor>,
 }
 
 impl GatedMlp {
@@ -265,17 +408,12 @@ impl GatedMlp {
     /// If there is no such layer, a tensor is missing or breaks a rule, the device is not there, or nothing states the
     /// activation and the options ask for none.
     pub fn from_checkpoint(path: &Path, layer: usize, dtype: DType, options: &Options) -> Result<Self> {
-        let checkpoint = Checkpoint::open(path, &OpenOptions::default()).map_err(Error::wrap)?;
-        checkpoint.check_whole(layer, MlpKind::Dense).map_err(Error::wrap)?;
-        let weights = crate::weights(checkpoint.gate_up(layer).map_err(Error::wrap)?);
+        let checkpoint = open(path)?;
+        let (weights, options) = dense(&checkpoint, layer, options)?;
         let down = checkpoint.down(layer).map_err(Error::wrap)?;
+        let bias = down.bias.map(|bias| Tensor::new(bias, &options.device)?.to_dtype(dtype)).transpose()?;
         let down = decoded(&down.weight)?.to_dtype(dtype)?.to_device(&options.device)?;
-        let mut options = options.clone();
-        if options.epilogue.is_none() {
-            let activation = checkpoint.activation(layer, MlpKind::Dense).map_err(Error::wrap)?.activation;
-            options.epilogue = Some(Epilogue { activation, ..Epilogue::default() });
-        }
-        Ok(Self { gate_up: SwiGlu::new(&weights, &options)?, down: down.t()? })
+        Ok(Self { gate_up: SwiGlu::new(&weights, &options)?, down: down.t()?, bias })
     }
 
     /// The product before the down projection.
@@ -292,62 +430,10 @@ fn decoded(m: &QuantizedMatrix<'_>) -> Result<Tensor> {
 
 impl Module for GatedMlp {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.gate_up.forward(x)?.broadcast_matmul(&self.down)
-    }
-}
-
-#[cfg(all(test, feature = "sim"))]
-mod tests {
-    use super::*;
-    use crate::formats::{Producer, Search, quantize};
-    use crate::{GpuId, GpuOptions, SimArch};
-
-    const N: usize = 48;
-    const K: usize = 96;
-
-    fn weights() -> GateUp<'static> {
-        let half = |name: &str, step: f32| {
-            let values: Vec<f32> = (0..N * K).map(|i| (i as f32 * step).sin()).collect();
-            let matrix = FloatMatrix::F32(Matrix::new(name, N, K, values).unwrap());
-            quantize(name, &matrix, Producer::Te, Search::Plain).unwrap()
-        };
-        GateUp::new(half("gate", 0.37), half("up", 0.53))
-    }
-
-    /// C of `rows` rows.
-    fn c<T: Float>(packed: &Packed, rows: usize) -> Vec<f64> {
-        let x: Vec<T> = (0..rows * K).map(|i| T::from_f64((i as f64 * 0.29).cos())).collect();
-        let layout = Layout::contiguous((rows, K));
-        let c = packed.cpu(&x, &layout, rows).unwrap_or_else(|e| panic!("{:?}: {e}", packed.target));
-        c.into_iter().map(T::to_f64).collect()
-    }
-
-    fn rel_l2(got: &[f64], want: &[f64]) -> f64 {
-        let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
-        norm(&mut got.iter().zip(want).map(|(got, want)| got - want)) / norm(&mut want.iter().copied())
-    }
-
-    /// Weights are packed once for whatever comes: plans of one card may read them in different orders.
-    #[test]
-    fn every_target_takes_every_type_of_tensor_close() {
-        let weights = weights();
-        for quantize_a in [QuantizeA::No, QuantizeA::Dynamic] {
-            let options = Options { quantize_a, ..Options::default() };
-            let packed = |target| Packed::new(&weights, &options, target).unwrap();
-            let cpu = packed(Target::default());
-            for arch in SimArch::ALL {
-                let card = packed(Target::Gpu(GpuId::Sim(arch), GpuOptions::default()));
-                for rows in [1, 5] {
-                    let errors = [
-                        rel_l2(&c::<f16>(&card, rows), &c::<f16>(&cpu, rows)),
-                        rel_l2(&c::<bf16>(&card, rows), &c::<bf16>(&cpu, rows)),
-                    ];
-                    assert!(
-                        errors[0] < 1e-3 && errors[1] < 8e-3,
-                        "{arch:?} {quantize_a:?} {rows}: {errors:?}"
-                    );
-                }
-            }
+        let y = self.gate_up.forward(x)?.broadcast_matmul(&self.down)?;
+        match &self.bias {
+            Some(bias) => y.broadcast_add(bias),
+            None => Ok(y),
         }
     }
 }

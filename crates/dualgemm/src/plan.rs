@@ -80,6 +80,18 @@ impl DualGemm {
         };
         by(same).or_else(|_| by(AFormat::F16))
     }
+
+    /// The same for a linear layer of `n` features and `k` elements.
+    ///
+    /// # Errors
+    /// As [`plan`](Self::plan).
+    pub fn plan_linear_for_packing(
+        (n, k): (usize, usize),
+        format: BlockFormat,
+        target: &Target,
+    ) -> Result<Plan, Error> {
+        Self::plan(&DualGemmDesc::linear(1, n, k, AFormat::Bf16, format), target)
+    }
 }
 
 /// How a problem is computed: printable, serializable, free of operands and buffers, and so shared between threads

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Module, Result, Tensor};
-use dualgemm::candle::{GatedMlp, Options, SwiGlu};
+use dualgemm::candle::{GatedMlp, Linear, Mlp, Options, SwiGlu};
 use dualgemm::checkpoint::{Checkpoint, OpenOptions};
 use dualgemm::gemm::{Activation, Epilogue, QuantizeA};
 
@@ -117,6 +117,71 @@ fn the_module_computes_the_whole_mlp_close() -> Result<()> {
     assert!(rel_l2(&y, &want)? < 1e-5);
     fn shared<T: Send + Sync>(_: &T) {}
     shared(&mlp);
+    Ok(())
+}
+
+const MODULE: &str = "model.layers.0.mlp.down_proj";
+
+/// x through the down projection, in f64.
+fn down_of(x: &Tensor) -> Result<Tensor> {
+    let checkpoint = Checkpoint::open(&path(), &OpenOptions::default()).unwrap();
+    let down = checkpoint.down(0).unwrap().weight;
+    let rows = values(x)?.into_iter().map(f64::from).collect::<Vec<_>>();
+    let row =
+        |x: &[f64], r: usize| x.iter().enumerate().map(|(k, x)| down.value(r, k) * x).sum::<f64>() as f32;
+    let y: Vec<f32> =
+        rows.chunks(1536).flat_map(|x| (0..576).map(|r| row(x, r)).collect::<Vec<_>>()).collect();
+    Tensor::from_vec(y, (rows.len() / 1536, 576), &Device::Cpu)
+}
+
+#[test]
+fn a_linear_layer_in_every_type_of_tensor_close() -> Result<()> {
+    let layer = Linear::from_checkpoint(&path(), MODULE, &Options::default())?;
+    assert_eq!((layer.n(), layer.k()), (576, 1536));
+    for (dtype, limit) in [(DType::F32, 1e-5), (DType::F16, 2e-3), (DType::BF16, 1e-2)] {
+        let x = x(&[2, 3, 1536])?.to_dtype(dtype)?;
+        let y = layer.forward(&x)?;
+        assert_eq!((y.dtype(), y.dims()), (dtype, &[2, 3, 576][..]));
+        let error = rel_l2(&y.reshape((6, 576))?, &down_of(&x)?)?;
+        assert!(error < limit, "{dtype:?}: {error}");
+    }
+    // A bias is added; an epilogue is of gate and up.
+    let checkpoint = Checkpoint::open(&path(), &OpenOptions::default()).unwrap();
+    let mut operand = dualgemm::linear(checkpoint.linear(MODULE).unwrap());
+    operand.bias = Some((0..576).map(|n| n as f32).collect::<Vec<_>>().into());
+    let (x, with_bias) = (x(&[1, 1536])?, Linear::new(&operand, &Options::default())?);
+    let difference = values(&(with_bias.forward(&x)? - layer.forward(&x)?)?)?;
+    assert!(difference.iter().enumerate().all(|(n, d)| (d - n as f32).abs() < 1e-3));
+    let relu2 = Options {
+        epilogue: Some(Epilogue { activation: Activation::Relu2, ..Epilogue::default() }),
+        ..Options::default()
+    };
+    let message = |r: Result<Linear>| r.err().unwrap().to_string();
+    assert!(
+        message(Linear::from_checkpoint(&path(), MODULE, &relu2)).contains("an epilogue is for gate and up")
+    );
+    assert!(message(Linear::from_checkpoint(&path(), "no.such", &Options::default())).contains("no.such"));
+    Ok(())
+}
+
+#[test]
+fn the_whole_mlp_is_one_operator_close() -> Result<()> {
+    let mlp = Mlp::from_checkpoint(&path(), 0, &Options::default())?;
+    assert_eq!((mlp.n(), mlp.k()), (576, 576));
+    let (x, gate_up) = (x(&[4, 576])?, swiglu(&Options::default()));
+    // In f32 nothing is rounded between the products; in 16 bits that is.
+    for (dtype, limit) in [(DType::F32, 1e-5), (DType::F16, 2e-3), (DType::BF16, 2e-2)] {
+        let y = mlp.forward(&x.to_dtype(dtype)?)?;
+        assert_eq!((y.dtype(), y.dims()), (dtype, &[4, 576][..]));
+        let error = rel_l2(&y, &down_of(&gate_up.forward(&x)?)?)?;
+        assert!(error < limit, "{dtype:?}: {error}");
+    }
+    let checkpoint = Checkpoint::open(&path(), &OpenOptions::default()).unwrap();
+    let gate_up = dualgemm::weights(checkpoint.gate_up(0).unwrap());
+    let gate = dualgemm::gemm::Linear { weight: gate_up.gate.clone(), bias: None };
+    let wrong = dualgemm::gemm::GatedMlp { gate_up, down: gate };
+    let message = Mlp::new(&wrong, &Options::default()).unwrap_err().to_string();
+    assert!(message.contains("K is 576; 1536, the features of gate and up, is needed"), "{message}");
     Ok(())
 }
 

@@ -45,7 +45,7 @@ impl Bounded {
     }
 
     /// `alpha · Σ products + bias`, of `k` products with this sum and this sum of magnitudes.
-    pub(crate) fn product(k: usize, [sum, magnitudes]: [f64; 2], alpha: f64, bias: f64) -> Self {
+    pub fn product(k: usize, [sum, magnitudes]: [f64; 2], alpha: f64, bias: f64) -> Self {
         let roundings = 6.0 * (k as f64).sqrt() + 16.0;
         let value = alpha * sum + bias;
         let error = alpha.abs() * (magnitudes * roundings + sum.abs() * 2.0) * ROUNDING;

@@ -8,14 +8,12 @@ use dualgemm_gemm::RouterWeights;
 use super::Checkpoint;
 use crate::Error;
 use crate::families::{Said, Sum};
-use crate::linear::is_router;
+use crate::linear::{is_correction, is_router};
 use crate::module::{Mlp, MlpKind, SHARED};
 use crate::scheme::ancestors;
 
 /// Parts of names below which all routed experts of a block are.
 const ALL_EXPERTS: &[&str] = &["experts", "local_experts", "switch_mlp"];
-/// How tensors end that change which experts a router chooses.
-const CORRECTIONS: &[&str] = &["e_score_correction_bias", "expert_bias", "tid2eid"];
 
 impl Checkpoint {
     /// Checks that an MLP, or each of a layer's routed experts, is `act(gate) · up`, then down, and nothing more.
@@ -77,7 +75,7 @@ impl Checkpoint {
         let own: BTreeSet<&str> = modules.map(|m| m.strip_suffix(".base_layer").unwrap_or(m)).collect();
         let known = |name: &str, rest: &str| {
             let module = self.convention.split(name).map_or(name, |(module, _)| module);
-            let routes = || is_router(rest) || CORRECTIONS.iter().any(|ending| rest.ends_with(ending));
+            let routes = || is_router(rest) || is_correction(rest);
             let shared = || rest.split('.').any(|p| SHARED.iter().any(|shared| p.starts_with(shared)));
             ancestors(module).any(|module| own.contains(module))
                 || self.convention.is_harmless(name)

@@ -68,6 +68,7 @@ impl Checkpoint {
                     module: name.clone(),
                     weight,
                     input_scale: input?,
+                    experts: None,
                     bias: None,
                 });
             }
@@ -131,6 +132,7 @@ impl Checkpoint {
                     module,
                     weight: WeightOut::Stored(weight),
                     input_scale,
+                    experts: None,
                     bias,
                 });
             };

@@ -41,6 +41,8 @@ pub struct LinearOut<'a> {
     pub module: String,
     /// `[out, in]`.
     pub weight: WeightOut<'a>,
+    /// How many experts the weight holds one below the other, where ModelOpt's convention keeps them in one parameter.
+    pub experts: Option<usize>,
     /// Tensor scale of the activations.
     pub input_scale: Option<GlobalScale>,
     /// `out` values, where the bias is not among the other tensors.
@@ -142,6 +144,17 @@ pub fn write(path: &Path, output: Output, model: &Model<'_>) -> Result<WriteRepo
             format!("module `{}` twice", twice.module),
             "distinct names",
         ));
+    }
+    let fits =
+        |l: &LinearOut<'_>, experts| output == Output::Modelopt && l.weight.rows().is_multiple_of(experts);
+    let misfit = |l: &&LinearOut<'_>| l.experts.is_some_and(|experts| experts == 0 || !fits(l, experts));
+    if let Some(linear) = model.linears.iter().find(misfit) {
+        let (experts, rows) = (linear.experts.unwrap_or(0), linear.weight.rows());
+        return Err(Error::Unsupported {
+            module: format!("{}: {}", path.display(), linear.module),
+            found: format!("one parameter of {rows} rows for {experts} experts in {}", output.name()),
+            supported: "in ModelOpt's convention a number of experts that divides the rows is",
+        });
     }
     let ends_in = |ending| path.extension().is_some_and(|e| e == ending);
     let wrong_ending = |found, valid| Err(Error::Path { file: path.into(), found, valid });

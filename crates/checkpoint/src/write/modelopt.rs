@@ -5,7 +5,7 @@ use std::path::Path;
 use dualgemm_formats::BlockFormat;
 use serde_json::{Map, Value, json};
 
-use super::{Described, Model, float_modules, push_weight};
+use super::{Described, LinearOut, Model, WeightPart, float_modules, push_weight};
 use crate::{Dtype, Error, TensorOut};
 
 pub(super) fn describe<'m>(model: &'m Model<'_>, path: &Path) -> Result<Described<'m>, Error> {
@@ -18,9 +18,15 @@ pub(super) fn describe<'m>(model: &'m Model<'_>, path: &Path) -> Result<Describe
                 supported: "nvfp4 is; compressed-tensors and GGUF hold mxfp4 too",
             });
         }
-        push_weight(&mut tensors, linear, ".weight", Dtype::F8E4m3);
+        let separator = if let Some(experts) = linear.experts {
+            push_experts(&mut tensors, linear, experts);
+            "_"
+        } else {
+            push_weight(&mut tensors, linear, ".weight", Dtype::F8E4m3);
+            "."
+        };
         let mut scale = |name, value| {
-            tensors.push(TensorOut::scalar(format!("{}.{name}", linear.module), &[], value));
+            tensors.push(TensorOut::scalar(format!("{}{separator}{name}", linear.module), &[], value));
         };
         scale("weight_scale_2", linear.weight.tensor_scale().value());
         if let Some(input) = linear.input_scale {
@@ -63,4 +69,14 @@ pub(super) fn describe<'m>(model: &'m Model<'_>, path: &Path) -> Result<Describe
     }
     let legacy = json!({ "producer": producer, "quantization": quantization });
     Ok(Described { tensors, quantization_config: config, files: vec![("hf_quant_config.json", legacy)] })
+}
+
+/// All experts in one parameter, whose last two dimensions ModelOpt swaps back after packing.
+fn push_experts<'m>(out: &mut Vec<TensorOut<'m>>, linear: &'m LinearOut<'_>, experts: usize) {
+    let (module, w) = (&linear.module, &linear.weight);
+    let mut push = |name: String, dtype, columns, part| {
+        out.push(TensorOut::of_weights(name, dtype, [experts, columns, w.rows() / experts], part, vec![w]));
+    };
+    push(module.clone(), Dtype::U8, w.k() / 2, WeightPart::CodesTransposed(experts));
+    push(format!("{module}_weight_scale"), Dtype::F8E4m3, w.blocks(), WeightPart::ScalesTransposed(experts));
 }

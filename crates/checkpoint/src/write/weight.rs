@@ -104,6 +104,10 @@ pub enum WeightPart {
     Codes,
     /// Block scales, row by row.
     Scales,
+    /// Codes of this many experts, each transposed after packing: `[experts, k / 2, rows]`.
+    CodesTransposed(usize),
+    /// Block scales of this many experts, each transposed: `[experts, k / block, rows]`.
+    ScalesTransposed(usize),
     /// Both, in GGUF's blocks.
     GgufBlocks,
     /// The same, rows in the order in which llama.cpp rotates them, for this number of heads.
@@ -143,8 +147,8 @@ impl WeightPart {
         let codes = weight.rows() * (weight.k() / 2);
         let scales = weight.rows() * weight.blocks();
         match self {
-            Self::Codes => codes,
-            Self::Scales => scales,
+            Self::Codes | Self::CodesTransposed(_) => codes,
+            Self::Scales | Self::ScalesTransposed(_) => scales,
             Self::GgufBlocks | Self::GgufHeads(_) => codes + scales,
         }
     }
@@ -172,6 +176,19 @@ impl WeightPart {
             m.check_scales().map_err(fault)?;
             let m = reordered(&m, rotated_rows(m.rows(), heads)).map_err(fault)?;
             return Self::GgufBlocks.write(&m.into(), file, write);
+        }
+        if let Self::CodesTransposed(experts) | Self::ScalesTransposed(experts) = self {
+            let m = weight.read()?;
+            m.check_scales().map_err(fault)?;
+            let rows = m.rows() / experts;
+            let (columns, of_codes) = match self {
+                Self::CodesTransposed(_) => (m.k() / 2, true),
+                _ => (m.blocks(), false),
+            };
+            let byte = |row, col| if of_codes { m.row_codes(row)[col] } else { m.scale_byte(row, col) };
+            return (0..experts).flat_map(|e| (0..columns).map(move |col| (e * rows, col))).try_for_each(
+                |(first, col)| write(&(first..first + rows).map(|row| byte(row, col)).collect::<Vec<u8>>()),
+            );
         }
         weight.runs(|first, m| {
             if self == Self::Codes {

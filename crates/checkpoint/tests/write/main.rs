@@ -285,6 +285,7 @@ fn linear(module: &str, seed: u64, input: Option<f32>) -> LinearOut<'static> {
         module: module.into(),
         weight: weight.unwrap().into(),
         input_scale: input.map(GlobalScale::multiplier),
+        experts: None,
         bias: None,
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use dualgemm_checkpoint::write::{Model, Output, write};
+use dualgemm_checkpoint::write::{LinearOut, Model, Output, write};
 use dualgemm_checkpoint::{Checkpoint, Dtype, GateUpOrder, MlpKind, OpenOptions, TensorFiles, TensorOut};
 use dualgemm_formats::GlobalScale;
 use serde_json::{Value, json};
@@ -165,6 +165,86 @@ fn experts_that_differ_in_bias_or_input_scale_are_not_made_alike() {
     let e = refusal(write(&path, Output::Gguf, &model));
     assert_has(&e, "a bias for 1 of 2 experts is not supported; one for each or none at all is");
     assert!(!path.exists());
+}
+
+#[test]
+fn one_parameter_of_all_experts_is_modelopts_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let name = "model.layers.0.mlp.experts.down_proj";
+    let mut model = Model { mlp_only: true, ..Model::default() };
+    model.linears.push(LinearOut { experts: Some(2), ..linear(name, 7, Some(0.5)) });
+    for (output, file) in &OUTPUTS[1..] {
+        let e = refusal(write(&dir.path().join(file), *output, &model));
+        let found =
+            format!("{name}: one parameter of 130 rows for 2 experts in {} is not supported", output.name());
+        assert_has(&e, &found);
+    }
+    for experts in [0, 3] {
+        model.linears[0].experts = Some(experts);
+        let e = refusal(write(&dir.path().join("m"), Output::Modelopt, &model));
+        assert_has(&e, &format!("130 rows for {experts} experts in modelopt"));
+    }
+    model.linears[0].experts = Some(2);
+    write(&dir.path().join("m"), Output::Modelopt, &model).unwrap();
+    let files = TensorFiles::open(&dir.path().join("m")).unwrap();
+    let w = Weight::new(7, 130, 64);
+    for (tensor, columns, all) in
+        [(name.to_owned(), 32, &w.codes), (format!("{name}_weight_scale"), 4, &w.scales)]
+    {
+        let t = files.get(&tensor).unwrap();
+        assert_eq!(t.shape, [2, columns, 65], "{tensor}");
+        for (at, byte) in t.bytes.iter().enumerate() {
+            let (expert, column, row) = (at / (columns * 65), at / 65 % columns, at % 65);
+            assert_eq!(*byte, all[(expert * 65 + row) * columns + column], "{tensor}: {at}");
+        }
+    }
+    let scalar = |ending: &str| files.get(&format!("{name}_{ending}")).unwrap().to_f32("").unwrap();
+    assert_eq!((scalar("weight_scale_2"), scalar("input_scale")), (vec![0.001], vec![0.5]));
+}
+
+#[test]
+fn what_lies_in_an_mlp_is_not_left_out_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    let with = |name: &str, values: &[f32]| {
+        let mut model = mlps(&["model.layers.0.mlp"], json!({ "model_type": "llama", "hidden_act": "silu" }));
+        model.others.push(TensorOut::floats(name, [values.len()], values));
+        model
+    };
+    // A bias among the other tensors is that of its projection.
+    let bias: Vec<f32> = (0..130).map(|row| row as f32).collect();
+    let report = write(&path, Output::Gguf, &with(&format!("{UP}.bias"), &bias)).unwrap();
+    assert_eq!(report.skipped, [""; 0]);
+    let read = Checkpoint::open(&path, &defaults()).unwrap();
+    assert_eq!(read.linear("blk.0.ffn_up").unwrap().bias, Some(bias));
+    std::fs::remove_file(&path).unwrap();
+    for name in ["model.layers.0.mlp.ffn_sub_norm.weight", "model.layers.0.mlp.scale"] {
+        let e = refusal(write(&path, Output::Gguf, &with(name, &[1.0])));
+        assert_has(
+            &e,
+            &format!("{name}: a tensor in an MLP that is no projection and no bias of one is not supported"),
+        );
+        assert!(!path.exists());
+    }
+    // What is not in an MLP, and what routes to it, is left out and said to be.
+    for name in [
+        "model.layers.0.mlp_norm.weight",
+        "model.layers.0.mlp.gate.weight",
+        "model.layers.0.mlp.e_score_correction_bias",
+    ] {
+        assert_eq!(write(&path, Output::Gguf, &with(name, &[1.0])).unwrap().skipped, [name]);
+    }
+    // The same of the names of a GGUF file.
+    let mut model = with("model.norm.weight", &[1.0]);
+    for (name, refused) in [
+        ("blk.0.ffn_norm.weight", false),
+        ("blk.0.ffn_gate_inp.weight", false),
+        ("blk.0.ffn_sub_norm.weight", true),
+    ] {
+        model.skipped = vec![name.into()];
+        let found = write(&path, Output::Gguf, &model);
+        assert_eq!(found.is_err(), refused, "{name}: {found:?}");
+    }
 }
 
 /// A model with MLPs of these names.

@@ -29,7 +29,8 @@ pub struct ConvertArgs {
     #[arg(long, value_name = "CONVENTION")]
     pub to: write::Output,
     /// Write the gated MLPs alone, where the rest cannot be written: to GGUF, of models that are not of the Llama, Mistral,
-    /// Qwen2 or Qwen3 family; from GGUF. Engines do not load such a file.
+    /// Qwen2 or Qwen3 family; from GGUF. Biases go with them, and a norm or a scale in an MLP is an error. Engines do not load
+    /// such a file.
     #[arg(long)]
     pub mlp_only: bool,
     #[command(flatten)]

@@ -1,6 +1,7 @@
 //! `quantize IN OUT`: the linear layers of a model in safetensors to nvfp4 as one producer does it, named as that producer
 //! names them; everything else is copied. What stays in floats, and which layers share a tensor scale, is as the
-//! producers' own tools have it ([`linear`]).
+//! producers' own tools have it ([`linear`]). Experts in tensors of three dimensions are taken apart, or kept so, as these do
+//! ([`FusedExperts`](dualgemm::checkpoint::FusedExperts)).
 //!
 //! | producer | a tensor `M.weight` (or `M`) becomes |
 //! |---|---|
@@ -19,17 +20,20 @@ use std::path::PathBuf;
 use anyhow::bail;
 use clap::Args;
 use dualgemm::checkpoint::write::{self, LinearOut, Model};
-use dualgemm::checkpoint::{Dtype, TensorFiles, TensorOut, TensorView, linear, model_field, safetensors};
+use dualgemm::checkpoint::{Dtype, FloatWeight, TensorFiles, TensorOut, linear, model_field, safetensors};
 use dualgemm::formats::quantize::{quantize_group, relative_l2};
-use dualgemm::formats::{FloatMatrix, FloatType, GlobalScale, Producer, QuantizedMatrix, Search};
+use dualgemm::formats::{FloatMatrix, FloatType, GlobalScale, Producer, QuantizedMatrix, Search, gguf};
 use rayon::prelude::*;
 use serde::Serialize;
 use serde_json::{Value, json};
+
+mod choice;
 
 use super::Verdict;
 use crate::calibration::Calibration;
 use crate::files::{is_no_input, writable_model};
 use crate::report::{Output, Table};
+use choice::{Choice, groups};
 
 /// Arguments of `quantize`.
 #[derive(Debug, Args)]
@@ -150,13 +154,17 @@ pub fn run(args: &QuantizeArgs, output: &Output) -> anyhow::Result<Verdict> {
     linear::check_floats(&files)?;
     check_layout(&files)?;
     let search = args.search.map_or(Search::Plain, |SearchArg::Mse| Search::Mse);
-    let mut kept = Vec::new();
-    let (chosen, copied): (Vec<TensorView<'_>>, Vec<_>) =
-        files.tensors().partition(|t| is_chosen(t, &args.skip, &mut kept));
+    let Choice { chosen, copied, kept } = Choice::of(&files, &args.skip, form);
     if chosen.is_empty() {
         let but = if args.skip.is_empty() { "" } else { " but for those to skip" };
         let input = args.input.display();
-        bail!("{input}: holds no linear layer to quantize{but}; 2-D tensors of F32, F16 or BF16 are needed");
+        let kept: String =
+            kept.iter().take(1).map(|Kept { name, why }| format!(" ({name} is kept: {why})")).collect();
+        bail!(
+            "{input}: holds no linear layer to quantize{but}; 2-D tensors of F32, F16 or BF16 are needed, of whole \
+             blocks of {}{kept}",
+            form.block()
+        );
     }
     let unused = args.skip.iter().filter(|text| files.tensors().all(|t| !t.name.contains(*text)));
     let notes = unused
@@ -165,6 +173,8 @@ pub fn run(args: &QuantizeArgs, output: &Output) -> anyhow::Result<Verdict> {
     writable_model(&args.out)?;
     let groups = groups(chosen, args.separate_scales);
     let bar = output.progress("quantize", groups.len());
+    let weights: BTreeMap<&str, &FloatWeight<'_>> =
+        groups.iter().flatten().map(|weight| (weight.name.as_str(), weight)).collect();
     let quantized: Vec<(QuantizedMatrix<'static>, TensorReport)> = groups
         .par_iter()
         .map(|group| {
@@ -178,7 +188,7 @@ pub fn run(args: &QuantizeArgs, output: &Output) -> anyhow::Result<Verdict> {
         .collect();
     bar.finish_and_clear();
     let input_scale = |name: &str| {
-        let scale = calibration.as_ref().map(|c| c.input_scale(module(name), args.producer));
+        let scale = calibration.as_ref().map(|c| c.input_scale(&weights[name].inputs, args.producer));
         scale.transpose()
     };
     let input_scales = quantized
@@ -187,14 +197,16 @@ pub fn run(args: &QuantizeArgs, output: &Output) -> anyhow::Result<Verdict> {
         .collect::<anyhow::Result<Vec<Option<GlobalScale>>>>()?;
     let (matrices, tensors): (Vec<_>, Vec<_>) = quantized.into_iter().unzip();
     let dtypes: Vec<FloatType> = tensors.iter().map(|t: &TensorReport| t.dtype).collect();
-    let left_out = form.write(args, matrices, &input_scales, &dtypes, &copied, &files)?;
+    let experts: Vec<Option<usize>> = matrices.iter().map(|m| weights[m.name()].experts).collect();
+    let copied_names = copied.iter().map(|t| t.name.clone()).collect();
+    let left_out = form.write(args, matrices, &input_scales, &experts, &dtypes, copied, &files)?;
     output.emit(&Report {
         input: args.input.clone(),
         output: args.out.clone(),
         producer: args.producer,
         search,
         tensors,
-        copied: copied.iter().map(|t| t.name.to_string()).collect(),
+        copied: copied_names,
         kept,
         left_out,
         notes,
@@ -224,53 +236,17 @@ fn module(name: &str) -> &str {
     name.strip_suffix(".weight").unwrap_or(name)
 }
 
-/// Whether a tensor is quantized; a linear layer that is not is added to those that are kept.
-fn is_chosen(t: &TensorView<'_>, skip: &[String], kept: &mut Vec<Kept>) -> bool {
-    let Some(module) = linear::linear_weight(t.name, t.dtype, t.shape) else {
-        // Looks like one and is not.
-        let embedding = t.dtype.is_float() && linear::kept(t.name) == Some(linear::Kept::Embedding);
-        if embedding && t.shape.len() == 2 {
-            kept.push(Kept { name: t.name.into(), why: linear::Kept::Embedding.to_string() });
-        }
-        return false;
-    };
-    let skipped = skip.iter().find(|part| t.name.contains(*part)).map(|part| format!("--skip {part}"));
-    let why = skipped.or_else(|| linear::kept(module).map(|what| what.to_string()));
-    let chosen = why.is_none();
-    kept.extend(why.map(|why| Kept { name: t.name.into(), why }));
-    chosen
-}
-
-/// Tensors that get one tensor scale: each alone, or those that engines read as one.
-fn groups(tensors: Vec<TensorView<'_>>, separate: bool) -> Vec<Vec<TensorView<'_>>> {
-    let mut groups: Vec<Vec<TensorView<'_>>> = Vec::new();
-    let mut known: BTreeMap<_, usize> = BTreeMap::new();
-    for tensor in tensors {
-        match linear::fused(module(tensor.name)).filter(|_| !separate) {
-            Some(key) => match known.get(&key) {
-                Some(&at) => groups[at].push(tensor),
-                None => {
-                    known.insert(key, groups.len());
-                    groups.push(vec![tensor]);
-                }
-            },
-            None => groups.push(vec![tensor]),
-        }
-    }
-    groups
-}
-
 /// Quantizes tensors under one tensor scale and measures what that loses.
 fn quantize_one_group(
-    group: &[TensorView<'_>],
+    group: &[FloatWeight<'_>],
     producer: Producer,
     search: Search,
 ) -> anyhow::Result<Vec<(QuantizedMatrix<'static>, TensorReport)>> {
-    let floats = group.iter().map(TensorView::float_matrix).collect::<Result<Vec<_>, _>>()?;
-    for (tensor, x) in group.iter().zip(&floats) {
-        check_finite(tensor.name, x)?;
+    let floats = group.iter().map(FloatWeight::floats).collect::<Result<Vec<_>, _>>()?;
+    for (weight, x) in group.iter().zip(&floats) {
+        check_finite(&weight.name, x)?;
     }
-    let named: Vec<(&str, &FloatMatrix<'_>)> = group.iter().map(|t| t.name).zip(&floats).collect();
+    let named: Vec<(&str, &FloatMatrix<'_>)> = group.iter().map(|t| t.name.as_str()).zip(&floats).collect();
     let found = quantize_group(&named, producer, search)?;
     let plain = match search {
         Search::Plain => None,
@@ -337,34 +313,56 @@ impl Form {
         })
     }
 
+    fn is_modelopt(self) -> bool {
+        self == Self::Checkpoint(write::Output::Modelopt)
+    }
+
+    /// What K has to be a multiple of.
+    fn block(self) -> usize {
+        if self == Self::Checkpoint(write::Output::Gguf) { gguf::BLOCK_ELEMENTS } else { 16 }
+    }
+
+    /// Why a weight of this K stays in floats, if it does.
+    fn misfit(self, k: usize) -> Option<String> {
+        let block = self.block();
+        (!k.is_multiple_of(block)).then(|| format!("K is {k}, which is no multiple of {block}"))
+    }
+
+    /// Why experts in tensors of three dimensions stay in floats, if they do.
+    fn no_experts(self) -> Option<&'static str> {
+        (self == Self::Torchao).then_some("experts in one tensor, which torchao's NVFP4 does not quantize")
+    }
+
     /// Writes, and returns the names of the tensors that there is no room for.
+    #[expect(clippy::too_many_arguments, reason = "what is written")]
     fn write(
         self,
         args: &QuantizeArgs,
         matrices: Vec<QuantizedMatrix<'_>>,
         input_scales: &[Option<GlobalScale>],
+        experts: &[Option<usize>],
         dtypes: &[FloatType],
-        copied: &[TensorView<'_>],
+        others: Vec<TensorOut<'_>>,
         files: &TensorFiles,
     ) -> anyhow::Result<Vec<String>> {
         let config = files.config().map(|json| &json.value);
-        let others: Vec<TensorOut<'_>> = copied.iter().map(TensorOut::from).collect();
         match self {
             Self::Checkpoint(convention) => {
-                let linear = |(weight, &input_scale): (QuantizedMatrix<'_>, _)| LinearOut {
+                let linear = |((weight, &input_scale), &experts): ((QuantizedMatrix<'_>, _), _)| LinearOut {
                     module: module(weight.name()).into(),
                     weight: weight.into_owned().into(),
+                    experts,
                     input_scale,
                     bias: None,
                 };
-                let linears = matrices.into_iter().zip(input_scales).map(linear).collect();
+                let linears = matrices.into_iter().zip(input_scales).zip(experts).map(linear).collect();
                 let (config, beside, mlp_only) = (config.cloned(), write::beside(files)?, args.mlp_only);
                 let model = Model { linears, others, config, beside, mlp_only, ..Model::default() };
                 Ok(write::write(&args.out, convention, &model)?.skipped)
             }
             Self::Torchao => {
                 let mut tensors: Vec<TensorOut<'_>> = matrices.iter().flat_map(torchao_tensors).collect();
-                let mut metadata = torchao_metadata(&matrices, dtypes, copied);
+                let mut metadata = torchao_metadata(&matrices, dtypes, &others);
                 metadata.extend(config.map(write::config_to_metadata));
                 tensors.extend(others);
                 safetensors::write_to(&args.out, &tensors, &metadata)?;
@@ -391,7 +389,7 @@ fn torchao_tensors<'m>(m: &'m QuantizedMatrix<'_>) -> [TensorOut<'m>; 3] {
 fn torchao_metadata(
     matrices: &[QuantizedMatrix<'_>],
     dtypes: &[FloatType],
-    copied: &[TensorView<'_>],
+    copied: &[TensorOut<'_>],
 ) -> BTreeMap<String, String> {
     let quantized = |dtype: FloatType| {
         let dtype = match dtype {
@@ -412,7 +410,7 @@ fn torchao_metadata(
         })
     };
     let entries = matrices.iter().zip(dtypes).map(|(m, &dtype)| (m.name(), quantized(dtype).to_string()));
-    let plain = copied.iter().map(|t| (t.name, json!({ "_type": "Tensor" }).to_string()));
+    let plain = copied.iter().map(|t| (t.name.as_str(), json!({ "_type": "Tensor" }).to_string()));
     let mut metadata: BTreeMap<String, String> =
         entries.chain(plain).map(|(name, entry)| (name.to_string(), entry)).collect();
     let names: Vec<&String> = metadata.keys().collect();
@@ -423,29 +421,6 @@ fn torchao_metadata(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn view<'a>(name: &'a str, shape: &'a [usize], bytes: &'a [u8]) -> TensorView<'a> {
-        TensorView { name, dtype: Dtype::F32, shape, bytes }
-    }
-
-    #[test]
-    fn only_what_engines_fuse_shares() {
-        let (shape, bytes) = ([1, 16], [0u8; 64]);
-        let names = [
-            "l.0.gate_proj.weight",
-            "l.0.up_proj.weight",
-            "l.1.gate_proj.weight",
-            "l.0.down_proj.weight",
-            "l.0.attn.q_proj.weight",
-            "l.0.attn.k_proj.weight",
-            "l.0.attn.v_proj.weight",
-            "l.0.attn.o_proj.weight",
-        ];
-        let views = || names.map(|name| view(name, &shape, &bytes)).to_vec();
-        let sizes = |separate| groups(views(), separate).iter().map(Vec::len).collect::<Vec<_>>();
-        assert_eq!(sizes(false), [2, 1, 1, 3, 1]);
-        assert_eq!(sizes(true), [1; 8]);
-    }
 
     /// The very entry that torchao 0.18 writes: without one of the fields it cannot make the tensor.
     #[test]

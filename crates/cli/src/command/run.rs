@@ -4,6 +4,7 @@
 //! Memory holds the weights once: packing reads them from the mapped file and lets go of its pages on the way, and
 //! the reference maps them again after the packed ones are dropped. C is there once too, in its own format.
 
+mod floats;
 pub(super) mod report;
 
 use std::path::PathBuf;
@@ -149,6 +150,9 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
         files::is_no_input("--output", path, inputs.into_iter().flatten().chain(checkpoint.files().paths()))?;
         files::writable(path)?;
     }
+    if let Some(weight) = floats::weight(&checkpoint, &args.operation) {
+        return floats::run(args, &checkpoint, &weight, output);
+    }
     let operation = Operation::of(&checkpoint, &args.operation, &args.layer)?;
     let (_, stated) = operation.epilogue(&args.epilogue)?;
     let source = Source::open(&args.activations)?;
@@ -197,15 +201,7 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
         write(&c, path, (m, n))?;
     }
 
-    let sample = match args.check {
-        None => {
-            let budget = REFERENCE_BUDGET.min(REFERENCE_SECONDS * reference_rate());
-            Some(RowSample::within(m, desc.multiplications_per_row(), budget, LEAST_ROWS))
-        }
-        Some(Check::All) => Some(RowSample::all(m)),
-        Some(Check::Rows(0)) => None,
-        Some(Check::Rows(rows)) => Some(RowSample::spread(m, rows)),
-    };
+    let sample = sample(args.check, m, desc.multiplications_per_row());
     let compare = |sample| {
         let want = reference(&checkpoint, &operation, (&problem, &a), &sample, output)?;
         compare(&plan, &c, &want, (m, n), sample)
@@ -249,6 +245,27 @@ fn compute(args: &RunArgs, output: &Output) -> anyhow::Result<Verdict> {
     Ok(right.into())
 }
 
+/// Which of `m` rows are compared, of so many multiplications each.
+fn sample(check: Option<Check>, m: usize, multiplications_per_row: f64) -> Option<RowSample> {
+    match check {
+        None => {
+            let budget = REFERENCE_BUDGET.min(REFERENCE_SECONDS * reference_rate());
+            Some(RowSample::within(m, multiplications_per_row, budget, LEAST_ROWS))
+        }
+        Some(Check::All) => Some(RowSample::all(m)),
+        Some(Check::Rows(0)) => None,
+        Some(Check::Rows(rows)) => Some(RowSample::spread(m, rows)),
+    }
+}
+
+/// So many runs, or what fits the time.
+fn protocol(runs: Option<usize>, warmup: usize) -> Protocol {
+    match runs {
+        Some(runs) => Protocol { warmup, min_runs: runs, max_runs: runs, ..Protocol::default() },
+        None => Protocol { warmup, min_runs: 1, max_runs: 1000, budget: Duration::from_millis(300) },
+    }
+}
+
 /// Where to compute, and what it is called.
 fn target(args: &RunArgs, desc: &AnyDesc) -> anyhow::Result<(Target, String)> {
     match &args.device {
@@ -283,11 +300,7 @@ fn multiply(
     let mut running = gpu::supported(plan.runner())?;
     let mut c = OwnedMatrix::of_c("C", desc.last())?;
     let (m, n) = (desc.last().m, desc.last().n);
-    let warmup = usize::from(!no_clock);
-    let protocol = match runs {
-        Some(runs) => Protocol { warmup, min_runs: runs, max_runs: runs, ..Protocol::default() },
-        None => Protocol { warmup, min_runs: 1, max_runs: 1000, budget: Duration::from_millis(300) },
-    };
+    let protocol = protocol(runs, usize::from(!no_clock));
     let routing = routing.map(OwnedRouting::places);
     let mut scale = None;
     let timing = protocol.measure(|_| {

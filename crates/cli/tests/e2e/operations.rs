@@ -31,6 +31,51 @@ fn drawn(seed: u64, len: usize) -> Vec<u8> {
     (0..len).flat_map(|_| next().to_le_bytes()).collect()
 }
 
+/// Weights that stay in floats, as lm_head does, with a bias, against sums in f64 made here.
+#[test]
+fn a_linear_layer_in_floats_is_computed_where_it_lies_close() {
+    let dir = tempfile::tempdir().unwrap();
+    let (from, path, c) =
+        (dir.path().join("f.safetensors"), dir.path().join("q.safetensors"), dir.path().join("c"));
+    let bytes = drawn(7, 40 * 48);
+    write(
+        &from,
+        &vec![
+            ("lm_head.weight".into(), Dtype::BF16, vec![40, 48], bytes.clone()),
+            ("lm_head.bias".into(), Dtype::BF16, vec![40], drawn(8, 40)),
+            ("model.layers.0.self_attn.o_proj.weight".into(), Dtype::BF16, vec![48, 48], drawn(9, 48 * 48)),
+        ],
+    );
+    json(&["quantize", arg(&from), arg(&path), "--producer", "modelopt"], 0);
+    let a = dir.path().join("a.safetensors");
+    write(&a, &vec![("a".into(), Dtype::BF16, vec![3, 48], drawn(10, 3 * 48))]);
+    let options = ["--op", "linear", "--module", "lm_head", "--input", arg(&a), "--output", arg(&c)];
+    let report = run_json(&[&[arg(&path)], &options[..], &["--check", "all"]].concat(), 0);
+    for (key, want) in [("m", 3), ("n", 40), ("k", 48), ("rows_compared", 3)] {
+        assert_eq!(report[key], want, "{report}");
+    }
+    assert_eq!((&report["dtype"], &report["right"]), (&"BF16".into(), &true.into()));
+    let (x, w, bias) = (tensor(&a, "a"), tensor(&path, "lm_head.weight"), tensor(&path, "lm_head.bias"));
+    for (at, found) in tensor(&c, "c").into_iter().enumerate() {
+        let (row, n) = (at / 40, at % 40);
+        let want = bias[n] + (0..48).map(|k| x[row * 48 + k] * w[n * 48 + k]).sum::<f64>();
+        assert!((found - want).abs() < 1e-5, "[{row}, {n}]: {found}, {want}");
+    }
+    let text = dualgemm().arg("run").arg(&path).args(&options[..4]).output().unwrap();
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert!(text.contains("BF16 [40, 48], read where they lie") && text.contains("right"), "{text}");
+    for (more, want) in [
+        (&["--quantize", "dynamic"][..], "--quantize: is for weights in 4 bits; these are BF16"),
+        (&["--out-dtype", "nvfp4"], "--out-dtype nvfp4: is for weights in 4 bits"),
+        (&["--device", "sim:sm_90a"], "--device: weights in BF16 are multiplied on the processor alone"),
+        (&["--activation", "relu"], "--activation: is for weights in 4 bits"),
+    ] {
+        let refused = dualgemm().arg("run").arg(&path).args(&options[..4]).args(more).assert().code(2);
+        let message = String::from_utf8_lossy(&refused.get_output().stderr).into_owned();
+        assert!(message.contains(want) && message.trim_end().lines().count() == 1, "{message}");
+    }
+}
+
 /// Routed experts alone, in a file of their own: N, K and the features of down.
 fn mixture_of(dir: &Path, experts: &[usize], [n, k, h]: [usize; 3]) -> PathBuf {
     let mut floats: Tensors = Vec::new();
@@ -284,7 +329,6 @@ fn what_a_mixture_cannot_be_is_one_line_and_leaves_no_file() {
     moe(&[&given[..], &["--top-k", "1"]].concat(), &["--top-k: is 1; ", "has 2 experts a token"]);
     moe(&["--routing", arg(&checkpoint)], &["has no tensor topk_ids"]);
     refused(&["--op", "mlp"], &["name an expert or the shared one"]);
-    refused(&["--op", "linear", "--module", "lm_head"], &["lm_head: is not quantized", "BF16"]);
     refused(&["--op", "linear", "--module", "lm_heat"], &["lm_heat: there is no such module in", "lm_head"]);
 
     let tensors = |path: &Path| -> Tensors {

@@ -1,4 +1,4 @@
-//! The operator on CUDA tensors: candle's memory and stream, our kernels. Both sides use the device's primary context, so
+//! The operators on CUDA tensors: candle's memory and stream, our kernels. Both sides use the device's primary context, so
 //! addresses and streams of one are good for the other.
 
 use candle_core::backend::BackendStorage;
@@ -55,7 +55,7 @@ impl Packed {
             self.with_runner::<T, _>(rows, handle, |runner| {
                 // SAFETY: x and C are candle's, of this shape, and in use by its stream, which is of the primary context and
                 // there as long as `stream`; a runner is for calls on one stream.
-                unsafe { runner.run_device(&call, &self.weights, Stream::raw(handle)) }
+                unsafe { runner.run_device(&call, None, &self.weights, Stream::raw(handle)) }
             })?;
         }
         Ok(CudaStorage::wrap_cuda_slice(c, device.clone()))

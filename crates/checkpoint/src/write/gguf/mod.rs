@@ -5,7 +5,7 @@ mod hparams;
 mod tokenizer;
 mod whole;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use dualgemm_formats::{BlockFormat, GlobalScaleSource, gguf as nvfp4};
@@ -14,8 +14,10 @@ use super::{LinearOut, Model, WeightPart, WriteReport, config_to_gguf};
 use crate::error::list;
 use crate::families::{Owner, owner};
 use crate::gguf::{GgufValue, write_to};
+use crate::linear::{is_correction, is_router};
 use crate::module::{MlpKind, Place, Projection};
-use crate::{Dtype, Error, JsonFile, Stated, TensorOut};
+use crate::scheme::ancestors;
+use crate::{Dtype, Error, JsonFile, Stated, TensorData, TensorOut, TensorView};
 use hparams::Hparams;
 use whole::Family;
 
@@ -36,6 +38,9 @@ fn stem(place: &Place) -> String {
     };
     format!("blk.{}.{projection}{kind}", place.layer)
 }
+
+/// Biases by module.
+type Biases<'m> = BTreeMap<&'m str, Vec<f32>>;
 
 /// Entry of the metadata that says that a file holds the gated MLPs of a model alone.
 const CONTENTS: &str = "dualgemm.contents";
@@ -107,15 +112,58 @@ fn write_mlps(path: &Path, model: &Model<'_>) -> Result<WriteReport, Error> {
             supported: "names with the parts of a language model are, as in model.layers.0.mlp",
         });
     }
+    let biases = of_mlps(path, model, &mut skipped, places.values())?;
     let mut tensors = Vec::new();
     for ((_, stem), group) in &mut groups {
         group.sort_by_key(|(expert, _)| *expert);
-        push_group(&mut tensors, &mut skipped, stem, group, WeightPart::GgufBlocks, path)?;
+        push_group(&mut tensors, &mut skipped, stem, group, &biases, WeightPart::GgufBlocks, path)?;
     }
     let metadata = metadata(model, &groups);
     check_activations(path, model, &metadata, places.into_keys())?;
     write_to(path, &metadata, &tensors)?;
     Ok(WriteReport { files: vec![path.into()], tensors: tensors.len(), skipped })
+}
+
+/// The biases of MLPs that are among the other tensors, by module. What else lies in an MLP would be missing from it.
+fn of_mlps<'m>(
+    path: &Path,
+    model: &'m Model<'_>,
+    skipped: &mut Vec<String>,
+    mlps: impl Iterator<Item = &'m String> + Clone,
+) -> Result<Biases<'m>, Error> {
+    let written: BTreeSet<&str> = model.linears.iter().map(|l| l.module.as_str()).collect();
+    let mut biases = Biases::new();
+    for tensor in &model.others {
+        let name = tensor.name.as_str();
+        if let (Some(module), TensorData::Bytes(bytes)) = (name.strip_suffix(".bias"), &tensor.data)
+            && written.contains(module)
+        {
+            let view = TensorView { name, dtype: tensor.dtype, shape: &tensor.shape, bytes };
+            biases.insert(module, view.to_f32("a bias")?);
+            skipped.retain(|skipped| skipped != name);
+        }
+    }
+    // A projection that stays in floats is left out with all that is its own.
+    let of_module = |name: &str| ancestors(name).any(|m| Place::parse(m).is_some() && !written.contains(m));
+    let is_inside = |name: &str| match name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
+        // The names of a GGUF file: all of an MLP begins so, and so do its norm and its router.
+        Some((_, part)) => {
+            let routes = part.starts_with("ffn_norm") || is_router(part);
+            part.starts_with("ffn") && !routes && !of_module(name)
+        }
+        None => mlps.clone().any(|mlp| {
+            let rest = name.strip_prefix(mlp.as_str()).and_then(|rest| rest.strip_prefix('.'));
+            rest.is_some_and(|rest| !is_router(rest) && !is_correction(rest)) && !of_module(name)
+        }),
+    };
+    match skipped.iter().find(|name| is_inside(name)) {
+        None => Ok(biases),
+        Some(name) => Err(Error::Unsupported {
+            module: format!("{}: {name}", path.display()),
+            found: "a tensor in an MLP that is no projection and no bias of one".into(),
+            supported: "gated MLPs of these alone can be written to GGUF without the rest of the model",
+        }),
+    }
 }
 
 /// Nothing is written that would be read back with another activation, or refused where the source is not.
@@ -159,6 +207,7 @@ fn push_group<'m>(
     skipped: &mut Vec<String>,
     stem: &str,
     group: &[(Option<usize>, &'m LinearOut<'_>)],
+    biases: &Biases<'_>,
     part: WeightPart,
     path: &Path,
 ) -> Result<(), Error> {
@@ -209,7 +258,8 @@ fn push_group<'m>(
         let of = |l: &LinearOut<'_>| l.input_scale.map(|_| format!("input scale of {}", l.module));
         skipped.extend(group.iter().filter_map(|(_, l)| of(l)));
     }
-    let biases: Vec<&[f32]> = group.iter().filter_map(|(_, l)| l.bias.as_deref()).collect();
+    let bias = |l: &'m LinearOut<'_>| l.bias.as_ref().or_else(|| biases.get(l.module.as_str()));
+    let biases: Vec<&[f32]> = group.iter().filter_map(|(_, l)| bias(l).map(Vec::as_slice)).collect();
     if biases.len() == group.len() {
         floats("bias", with(&[first.rows()]), biases.concat());
     } else if !biases.is_empty() {

@@ -6,7 +6,7 @@
 //! Sources: `gguf-py/gguf/{constants,tensor_mapping}.py` and `convert_hf_to_gguf.py` of
 //! <https://github.com/ggml-org/llama.cpp>
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde_json::Value;
@@ -129,7 +129,7 @@ pub(super) fn tensors<'m>(
             None => WeightPart::GgufBlocks,
         };
         let mut skipped = Vec::new();
-        push_group(&mut tensors, &mut skipped, &name, &[(None, linear)], part, path)?;
+        push_group(&mut tensors, &mut skipped, &name, &[(None, linear)], &BTreeMap::new(), part, path)?;
     }
     for tensor in &model.others {
         // Frequencies that the configuration gives, and a head that is the embedding.

@@ -1,0 +1,68 @@
+"""The example of experts on the processor beside a model on a GPU, with all on the processor. Skipped, visibly, where torch,
+transformers or accelerate is missing."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import dualgemm
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+pytest.importorskip("accelerate", reason="accelerate is not installed")
+nn = pytest.importorskip("dualgemm.nn")
+
+EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "offload" / "experts.py"
+SHAPES = (
+    '{"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2,'
+    ' "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 96}'
+)
+
+
+def example(*args):
+    done = subprocess.run([sys.executable, EXAMPLE, *args], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_the_example_writes_what_the_model_writes(tmp_path):
+    path = tmp_path / "q"
+    assert example("make", path, "--shapes", SHAPES) == [f"{2 * (4 + 3 * 8)} layers in 4 bits in {path}"]
+    assert not (tmp_path / "q.floats").exists()
+    report, where, speed, tokens = example("run", path, "--device", "cpu", "--prompt", "9", "--tokens", "5")
+    assert "8 linear layers, 2 blocks of 8 experts" in report
+    assert where.startswith("2 blocks of experts, 0.00 GiB on cpu") and "decode:" in speed
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(path), dtype=torch.bfloat16)
+    nn.patch_model(model, path)
+    from safetensors.torch import load_file
+
+    floats = {n: x for n, x in load_file(path / "model.safetensors").items() if x.dtype == torch.bfloat16}
+    names = {n for n, _ in model.named_parameters()}
+    assert names == floats.keys()
+    for name, parameter in model.named_parameters():
+        parameter.data.copy_(floats[name])
+    prompt = torch.randint(96, (1, 9), generator=torch.Generator().manual_seed(1))
+    want = model.eval().generate(prompt, min_new_tokens=5, max_new_tokens=5, do_sample=False, pad_token_id=0)
+    assert ast.literal_eval(tokens) == want[0, 9:].tolist()
+
+
+def test_tokens_come_to_the_experts_and_results_go_back(monkeypatch):
+    """Which device each tensor was sent to, of a block on the processor that is given tensors of another."""
+    q = lambda rows, k: dualgemm.quantize(torch.randn(rows, k))
+    weights = dualgemm.Experts.from_tensors([{"gate": q(32, 64), "up": q(32, 64), "down": q(64, 32)} for _ in range(3)])
+    block = nn.NVFP4Experts(weights)
+    args = torch.randn(4, 64), torch.tensor([[0, 2]] * 4), torch.rand(4, 2)
+    want, sent = block(*args), []
+    to = torch.Tensor.to
+
+    def recorded(self, device, *more):
+        sent.append((tuple(self.shape), str(device)))
+        return to(self, device, *more)
+
+    monkeypatch.setattr(torch.Tensor, "to", recorded)
+    block._place = torch.device("cpu", 0)
+    assert torch.equal(block(*args), want)
+    assert sent == [((4, 64), "cpu:0"), ((4, 2), "cpu:0"), ((4, 2), "cpu:0"), ((4, 64), "cpu")]
