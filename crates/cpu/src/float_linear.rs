@@ -22,8 +22,7 @@ use dualgemm_formats::{FloatMatrix, Matrix};
 use dualgemm_gemm::{OutFormat, OutputMut};
 use half::{bf16, f16};
 
-pub(crate) use products::Products;
-use products::{Element, Fused, multiply};
+pub(crate) use products::{Element, Fused, Products, multiply};
 
 use crate::aligned::Aligned;
 use crate::amx::{Pass, TILE_K, TILE_ROWS, Tiles, Unit};

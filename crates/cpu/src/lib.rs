@@ -13,6 +13,7 @@
 //! | [`epilogue`] | [`TileEpilogue`]: from sums to values of C |
 //! | [`gemm`] | [`CpuGemm`]: the whole operation, from operands to C |
 //! | [`float_linear`] | [`FloatLinear`]: linear layers with weights that stay floats |
+//! | [`token`] | [`TokenLayer`]: a decoder layer's norms, rotation and attention, for one token |
 
 mod aligned;
 #[cfg_attr(
@@ -38,6 +39,7 @@ pub mod plan;
 mod schedule;
 mod threads;
 pub mod tile;
+pub mod token;
 mod vmath;
 mod w4a16;
 mod w4a4;
@@ -51,4 +53,5 @@ pub use isa::Isa;
 pub use pack::PackedGateUp;
 pub use plan::{CpuOptions, CpuPlan};
 pub use tile::{RowTile, Tile, TileKernel, TileSink};
+pub use token::TokenLayer;
 pub use workspace::{Group, Workspace};
