@@ -24,10 +24,10 @@ GGUF = {"dense": "", "shared": "_shexp", "experts": "_exps"}
 class PatchReport:
     """What :func:`patch_model` did: ``replaced`` and ``left`` say of modules by name what they are now and why they stayed;
     ``unused`` lists modules of the checkpoint that the model has no place for; ``attention`` is "dualgemm" if transformers'
-    ``sdpa`` is :func:`attend` now, None if that stayed."""
+    ``sdpa`` is :func:`attend` now, None if that stayed; ``layers`` is how many decoder layers take a token in one call."""
 
     def __init__(self):
-        self.replaced, self.left, self.unused, self.attention = {}, {}, [], None
+        self.replaced, self.left, self.unused, self.attention, self.layers = {}, {}, [], None, 0
 
     def __repr__(self):
         counts = {}
@@ -42,6 +42,8 @@ class PatchReport:
             text += f"; unused {len(self.unused)} of the checkpoint: {self.unused[0]}{', …' if len(self.unused) > 1 else ''}"
         if self.attention:
             text += f"; attention by {self.attention}"
+        if self.layers:
+            text += f"; {self.layers} layers take a token in one call"
         return text + ">"
 
 
@@ -391,4 +393,8 @@ def patch_model(model, checkpoint, *, quantize_a=None, devices=None, **reading):
         setattr(model.get_submodule(parent), last, step.make())
         report.replaced[step.name] = step.what
     report.attention = take_attention(model)
+    if report.attention:
+        from .decoder import take_layers
+
+        report.layers = take_layers(model)
     return report
