@@ -167,6 +167,64 @@ impl DecoderLayer {
     }
 }
 
+/// The heads of an array `[1, heads, rows, dim]` of bf16, and its rows and features; `None` if it is another.
+#[cfg(target_arch = "x86_64")]
+fn heads<'a>(array: &'a Array<'_>) -> Option<(dualgemm::cpu::attention::Heads<'a>, [usize; 2])> {
+    let (&[1, heads, rows, dim], &[_, head, row, 1]) = (&array.shape[..], &array.strides[..]) else {
+        return None;
+    };
+    let elements = (array.dtype == Dtype::Bf16).then(|| array.as_span::<bf16>())??;
+    let (head_stride, row_stride) = (head as usize, row as usize);
+    Some((dualgemm::cpu::attention::Heads { elements, heads, head_stride, row_stride }, [rows, dim]))
+}
+
+/// Writes what a prompt's tokens attend to, each to itself and those before, of q `[1, heads, rows, dim]` and k and v `[1, kv_heads,
+/// rows, dim]`, into out `[1, rows, heads, dim]`. False, and nothing is written, if this processor or these arrays are not those that
+/// it is for.
+#[pyfunction]
+pub fn attend_causal(
+    py: Python<'_>,
+    q: &Bound<'_, PyAny>,
+    k: &Bound<'_, PyAny>,
+    v: &Bound<'_, PyAny>,
+    scale: f32,
+    out: &Bound<'_, PyAny>,
+) -> PyResult<bool> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use dualgemm::cpu::attention::{causal, is_available};
+
+        let [q, k, v] = [Array::on_cpu("q", q)?, Array::on_cpu("k", k)?, Array::on_cpu("v", v)?];
+        let mut out = Array::on_cpu("out", out)?;
+        let (Some((qs, shape)), Some((ks, k_shape)), Some((vs, v_shape))) = (heads(&q), heads(&k), heads(&v))
+        else {
+            return Ok(false);
+        };
+        let [rows, dim] = shape;
+        if k_shape != shape || v_shape != shape || !is_available(dim) {
+            return Ok(false);
+        }
+        let extent = out.extent();
+        if [&q, &k, &v]
+            .iter()
+            .any(|read| read.extent().start < extent.end && extent.start < read.extent().end)
+        {
+            return Err(Kind::Operand.raise("out: shares memory with another operand"));
+        }
+        let OutputMut::Bf16(to) = output("out", &mut out)? else { return Ok(false) };
+        let threads = crate::pool::get_num_threads(py)?;
+        let work = || causal([qs, ks, vs], rows, dim, scale, to, threads);
+        // One thread needs no other.
+        let done = if threads == 1 { py.detach(work) } else { crate::pool::run(py, work)? };
+        return done.map(|()| true).map_err(facade);
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = (py, q, k, v, scale, out);
+        Ok(false)
+    }
+}
+
 fn packed<'a>(mlp: &'a Py<Mlp>, py: Python<'a>) -> &'a Packed {
     mlp.bind(py).as_super().as_super().get()
 }

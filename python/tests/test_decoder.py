@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 from transformers.integrations.sdpa_attention import sdpa_attention_forward  # noqa: E402
 from transformers.modeling_utils import AttentionInterface  # noqa: E402
 
-from dualgemm import decoder, nn  # noqa: E402
+from dualgemm import _patch, decoder, nn  # noqa: E402
 
 # Without the token that pads.
 IDS = torch.arange(24)[None] * 7 % 95 + 1
@@ -274,3 +274,62 @@ def test_copies_of_a_model_have_their_own_norms(patched, calls):
     assert sum(calls) == 4 * (IDS.shape[1] - 9) and not torch.allclose(ours, theirs)
     assert type(model.model.layers[0]).__name__ == "LlamaDecoderLayer"
     assert torch.equal(decode(copy.deepcopy(model))[0], theirs)
+
+
+def wide():
+    """With heads as wide as the kernels of a prompt's attention need."""
+    return llama(head_dim=64)
+
+
+def test_a_prompt_attends_as_with_transformers_close(patched, monkeypatch):
+    model, seen = patched(wide, torch.bfloat16), []
+    attend = _patch.attend_prompt
+
+    def watched(*args):
+        out = attend(*args)
+        seen.append(out is not None)
+        return out
+
+    monkeypatch.setattr(_patch, "attend_prompt", watched)
+    ids = torch.arange(70)[None] * 7 % 95 + 1
+
+    def logits(**how):
+        with torch.no_grad():
+            return model(ids, **how).logits.float()
+
+    ours = logits()
+    with torch.no_grad():
+        probe = torch.zeros(1, 2, 4, 64, dtype=torch.bfloat16)
+        here = attend(probe, probe, probe, None) is not None
+        cache = model(ids[:, :30], use_cache=True).cache
+        seen.clear()
+        # After a cache, in f32, of two sequences, and with a gradient, torch computes it.
+        model(ids[:, 30:], cache=cache)
+        model(ids.repeat(2, 1))
+    assert not any(seen)
+    logits()
+    assert seen[-2:] == [here, here]
+    seen.clear()
+    model(ids)
+    assert not any(seen)
+    monkeypatch.setattr(_patch, "attend_prompt", lambda *args: None)
+    theirs = logits()
+    assert (ours - theirs).abs().max() < 0.05 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("heads,kv_heads,rows,dim", [(9, 3, 512, 64), (4, 2, 37, 32), (8, 8, 33, 128), (2, 1, 129, 96)])
+def test_attention_of_a_prompt_is_no_further_off_than_torchs(heads, kv_heads, rows, dim):
+    torch.manual_seed(0)
+    q = torch.randn(1, rows, heads, dim).bfloat16().transpose(1, 2)
+    k, v = (torch.randn(1, kv_heads, rows, dim).bfloat16() for _ in range(2))
+    with torch.no_grad():
+        ours = _patch.attend_prompt(q, k, v, None)
+        if ours is None:
+            pytest.skip("this processor has no kernels of avx512bf16")
+        k, v = (x.repeat_interleave(heads // kv_heads, 1) for x in (k, v))
+        want, theirs = (
+            torch.nn.functional.scaled_dot_product_attention(*args, is_causal=True).transpose(1, 2)
+            for args in ((q.double(), k.double(), v.double()), (q, k, v))
+        )
+        assert (ours - want).abs().max() <= 1.5 * (theirs - want).abs().max()
+        assert _patch.attend_prompt(q.float(), k.float(), v.float(), None) is None
