@@ -436,7 +436,8 @@ fn what_groups_cannot_be_is_said() {
     // SAFETY: it is refused; nothing is launched.
     let message =
         unsafe { runner.run_device_grouped(&device.call, &packed, Stream::Own) }.unwrap_err().to_string();
-    let wanted = "plan with GpuOptions::groups, which fused, persistent, decode, warpwise, native, portable take";
+    let wanted =
+        "plan with GpuOptions::groups, which fused, persistent, decode, warpwise, native, portable take";
     assert!(message.ends_with(wanted), "{message}");
     assert!(runner.warm_experts(&packed).is_err());
 
