@@ -111,7 +111,7 @@ struct Measurements(Report);
 
 impl fmt::Display for Measurements {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let device = self.0.rows.first().map_or("", |row| row.device.as_str());
+        let device = self.0.rows.first().map_or("", |row| row.subject.device.as_str());
         writeln!(f, "{device}")?;
         for NamedRoofline { name, roofline } in &self.0.rooflines {
             let (flops, bytes) = (roofline.flops_per_s * 1e-9, roofline.bytes_per_s * 1e-9);
