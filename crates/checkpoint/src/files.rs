@@ -293,9 +293,14 @@ impl TensorFiles {
         self.hf_quant_config.as_ref()
     }
 
-    /// Names of the tensors, for messages.
+    /// How many tensors there are and what a few are called, for messages.
     pub(crate) fn names(&self) -> String {
-        list(self.tensors.keys())
+        let few = self.tensors.keys().take(3).map(|name| format!("`{name}`"));
+        match self.tensors.len() {
+            0 => "no tensors".into(),
+            count @ ..=3 => format!("{count} tensors: {}", list(few)),
+            count => format!("{count} tensors, such as {}", list(few)),
+        }
     }
 }
 
