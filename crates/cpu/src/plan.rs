@@ -108,10 +108,11 @@ impl std::fmt::Display for CpuPlan {
         let Self { desc, kernel, threads, flops, bytes, .. } = self;
         let plural = if *threads == 1 { "" } else { "s" };
         let twice = if self.twice { ", twice for the tensor scale of C" } else { "" };
+        // Small problems, too, are more than 0.
+        let (flop, unit) = if *flops < 1e8 { (flops / 1e6, "MFLOP") } else { (flops / 1e9, "GFLOP") };
         write!(
             f,
-            "{desc}\n  {kernel} on {threads} thread{plural}{twice}: {:.3} GFLOP, {:.2} MB, {:.0} FLOP/byte",
-            flops / 1e9,
+            "{desc}\n  {kernel} on {threads} thread{plural}{twice}: {flop:.3} {unit}, {:.2} MB, {:.0} FLOP/byte",
             bytes / 1e6,
             flops / bytes
         )
@@ -136,7 +137,7 @@ mod tests {
         assert_eq!(
             plan(200, AFormat::Nvfp4).to_string(),
             "C[200,100] f32 = silu(A[200,64] nvfp4 · B1,B2[100,64]ᵀ nvfp4)\n  portable-w4a4-64x16 on 2 threads: \
-             0.005 GFLOP, 0.10 MB, 54 FLOP/byte"
+             5.120 MFLOP, 0.10 MB, 54 FLOP/byte"
         );
         assert_eq!(plan(3, AFormat::Bf16).kernel, "portable-w4a16-3x16");
         assert_eq!(plan(300, AFormat::Bf16).kernel, "portable-w4a16-256x16");
