@@ -113,11 +113,12 @@ impl Config {
         self.tokens * ROW
     }
 
-    /// Whether warps ask for all chunks that they have room for ahead of A, where CTAs share multiprocessors: while one ends, the
-    /// other has what it will read. Of many tokens, and of CTAs that are alone, A comes behind these bytes, and nothing is
-    /// multiplied meanwhile.
-    pub(super) fn asks_all_first(&self, codes: bool) -> bool {
-        self.tokens < if codes { 8 } else { 16 }
+    /// Chunks that a warp asks for ahead of A: all that it has room for where CTAs share multiprocessors, so that one has what it
+    /// will read while the other ends. Of many tokens, and of CTAs that are alone, A would come behind these bytes, and nothing
+    /// be multiplied meanwhile.
+    pub(super) fn chunks_before_a(&self, alone: bool, codes: bool) -> u32 {
+        let many = self.tokens >= if codes { 8 } else { 16 };
+        if alone || many { 1 } else { self.chunks }
     }
 
     /// Whether codes of A are expanded on the way: of more tokens that takes registers that there are not.

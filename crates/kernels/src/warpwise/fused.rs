@@ -110,8 +110,8 @@ struct Fused<'a> {
     /// K, and its blocks of 64.
     k: Reg<U32>,
     blocks: Reg<U32>,
-    /// Whether a warp asks for all chunks that it has room for before it asks for A, or for the first one alone.
-    all_first: Param<U32>,
+    /// Chunks that a warp asks for before it asks for A.
+    first: Param<U32>,
 }
 
 /// A warp's share.
@@ -140,26 +140,12 @@ impl<'a> Fused<'a> {
         let groups = layout.found.as_ref().map(|found| (GroupRows::declare(k), found.offset));
         let sizes = [k.param::<U32>("m"), k.param::<U32>("n"), k.param::<U32>("k")];
         let base = k.shared(&layout.smem);
-        let all_first = k.param("all_first");
+        let first = k.param("first");
         let groups = groups.map(|(rows, found)| (rows, base.at(found), k.param("settled")));
         let [m, n, depth] = sizes.map(|size| k.ld_param(&size));
         let rows = Rows::declare(k, &variant.rows, n);
         let blocks = k.eval((depth + 63) >> 6);
-        Self {
-            config,
-            layout,
-            variant,
-            rows,
-            tokens,
-            weights,
-            groups,
-            base,
-            m,
-            n,
-            k: depth,
-            blocks,
-            all_first,
-        }
+        Self { config, layout, variant, rows, tokens, weights, groups, base, m, n, k: depth, blocks, first }
     }
 
     // Found where they are needed: registers are short in the loop.
@@ -216,9 +202,8 @@ impl<'a> Fused<'a> {
         // The same lane again: PTX elects the same one each time.
         let elected = k.elect();
         k.if_(elected, "first_chunks", |k| {
-            self.ask_place(k, &share, 0);
-            let all = self.asks_all_first(k);
-            k.if_(all, "all_first", |k| (1..self.config.chunks).for_each(|at| self.ask_place(k, &share, at)));
+            let first = k.ld_param(&self.first);
+            self.ask_places(k, &share, 0u32, first);
         });
         // The other lanes come to the barriers after `Lane::wait`, which orders their initialization for them.
         let (group, [first, _]) = (self.group(k), self.halves(k));
@@ -275,16 +260,12 @@ impl<'a> Fused<'a> {
         Share { from, first, count, ring, full, group, part, any, halves }
     }
 
-    fn asks_all_first(&self, k: &mut Kernel) -> Reg<Pred> {
-        let all_first = k.ld_param(&self.all_first);
-        k.compare(Cmp::Ne, all_first, 0u32)
-    }
-
-    /// Starts the first copy into a place of the ring, if the share has as many chunks.
-    fn ask_place(&self, k: &mut Kernel, share: &Share, at: u32) {
-        let there = k.compare_and(Cmp::Gt, share.count, at, share.any);
-        let at = k.mov::<U32>(at);
-        k.if_(there, "place", |k| self.ask_weights(k, share, at, at));
+    /// Starts the first copies into some places of the ring, as far as the share has chunks.
+    fn ask_places(&self, k: &mut Kernel, share: &Share, from: impl Src<U32>, to: impl Src<U32>) {
+        k.for_range("places", from, to, 1, |k, at, _| {
+            let there = k.compare_and(Cmp::Gt, share.count, at, share.any);
+            k.if_(there, "place", |k| self.ask_weights(k, share, at, at));
+        });
     }
 
     /// Starts the copy of chunk `unit` of the share, or of the half that is the CTA's, into place `at` of the ring.
@@ -341,11 +322,10 @@ impl<'a> Fused<'a> {
             block,
         };
         let tokens = self.tokens.start(k, config, &place);
-        let all = self.asks_all_first(k);
-        k.if_(!all, "others", |k| {
-            k.warp_sync();
-            let elected = k.elect();
-            k.if_(elected, "later", |k| (1..config.chunks).for_each(|at| self.ask_place(k, share, at)));
+        let elected = k.elect();
+        k.if_(elected, "other_chunks", |k| {
+            let first = k.ld_param(&self.first);
+            self.ask_places(k, share, first, config.chunks);
         });
         let at = Position::start(k, 0, config.chunks);
         k.for_range("k_blocks", 0u32, share.count, 1, |k, unit, _| {
