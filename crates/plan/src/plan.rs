@@ -256,6 +256,7 @@ mod tests {
         // One CTA for each multiprocessor.
         assert_eq!(kernel(1, 4096, 7168), "sm90a_warpwise_32x2_kg16_s2");
         assert_eq!(kernel(1, 14336, 4096), "sm90a_warpwise_112x2_kg4_s2");
+        assert_eq!(kernel(16, 4096, 7168), "sm90a_warpwise_32x16_kg12_s2");
         assert!(kernel(20, 4096, 7168).contains("sm90a_fused_64x32_"));
         assert!(kernel(512, 4096, 7168).contains("128x256"));
         assert!(kernel(8192, 14336, 4096).contains("128x256"));
