@@ -183,8 +183,8 @@ impl DeviceExperts {
         (0..self.count()).map(one).collect()
     }
 
-    /// The packs for an operation, and bytes from one to the next.
-    pub(crate) fn packed(&self, op: Operation) -> Result<(DevicePtr, usize), Error> {
+    /// The packs for an operation, behind each other.
+    pub(crate) fn packed(&self, op: Operation) -> Result<DevicePtr, Error> {
         self.parts.packed(op)
     }
 

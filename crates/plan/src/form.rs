@@ -194,13 +194,12 @@ impl Parts {
         }
     }
 
-    /// The packs for an operation, and bytes from one to the next.
+    /// The packs for an operation, behind each other.
     ///
     /// # Errors
     /// If they are not packed for it; so do the others say.
-    pub(crate) fn packed(&self, op: Operation) -> Result<(DevicePtr, usize), Error> {
-        let [pack] = self.addresses(WeightForm::packed(op))?;
-        Ok((pack, self.bytes() / self.count))
+    pub(crate) fn packed(&self, op: Operation) -> Result<DevicePtr, Error> {
+        self.addresses(WeightForm::packed(op)).map(|[pack]| pack)
     }
 
     /// The packs of gate and up by themselves.

@@ -281,7 +281,7 @@ impl DeviceWeights {
     }
 
     pub(crate) fn packed(&self, op: Operation) -> Result<DevicePtr, Error> {
-        self.parts.packed(op).map(|(pack, _)| pack)
+        self.parts.packed(op)
     }
 
     /// The packs of gate and up by themselves.

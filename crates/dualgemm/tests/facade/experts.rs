@@ -446,7 +446,7 @@ fn what_groups_cannot_be_is_said() {
         // SAFETY: it is refused; nothing is launched.
         |call: GroupedCall| unsafe { runner.run_device_grouped(&call, &packed, Stream::Own) }.unwrap_err().to_string();
     let misaligned = GroupedCall { rows: device.call.rows.offset(2), ..device.call };
-    assert!(run(misaligned).starts_with("group rows is at "), "{}", run(misaligned));
+    assert!(run(misaligned).starts_with("the groups' rows"), "{}", run(misaligned));
     let many_rows = GroupedCall { call: DeviceCall { m: 6, ..device.call.call }, ..device.call };
     assert_eq!(run(many_rows), "A is [6, 64]; the problem asks for 1 to 5 rows");
     let other = plan(&desc(m, 48, k, AFormat::F16, OutFormat::F16), groups(2));

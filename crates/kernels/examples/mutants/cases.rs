@@ -18,7 +18,6 @@ use dualgemm_kernels::generic::silu_mul::{Products as Both, SiluMul};
 use dualgemm_kernels::parts::format::Formats;
 use dualgemm_kernels::parts::operand::{FusedArgs, Operand};
 use dualgemm_kernels::parts::{rows, tiles};
-use dualgemm_kernels::sm90a::host::GroupArgs;
 use dualgemm_kernels::sm90a::operands::Operands;
 use dualgemm_kernels::sm90a::pack::Pack;
 use dualgemm_kernels::sm90a::variant::{Products, Scheduler, Variant};
@@ -342,7 +341,8 @@ fn sm90a(config: sm90a::config::Config, variant: Variant, shape: Shape, ctas: Op
             let mut operands = Operands::upload_groups(device, &kernel, &floats(m, k), &packs, &[])?;
             let (rows, copy) = copied(device, upload(device, &group_rows(m))?, 4 * (GROUPS + 1))?;
             launches.push(copy);
-            operands.args_mut().groups = operands.args().groups.map(|groups| GroupArgs { rows, ..groups });
+            operands.args_mut().groups =
+                operands.args().groups.map(|groups| tiles::GroupArgs { rows, ..groups });
             operands
         } else {
             Operands::upload(device, &kernel, &floats(m, k), &packs[0])?

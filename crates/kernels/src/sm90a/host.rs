@@ -18,8 +18,10 @@ use super::pack::{CHUNK_BYTES, CHUNK_FEATURES, CHUNK_K};
 use super::variant::{Out, Products, Scheduler, Variant};
 use crate::Error;
 use crate::limits::Valid;
+use crate::parts::groups::Groups;
 use crate::parts::loaded::Loaded;
 use crate::parts::rows::{Output, check_address};
+use crate::parts::tiles::GroupArgs;
 
 /// CTAs along the second and the third dimension of a grid.
 const GRID_YZ: Valid = Valid::range(1, 65535);
@@ -41,27 +43,13 @@ pub struct FusedArgs {
     pub n: usize,
     /// Elements that are summed, a multiple of 16.
     pub k: usize,
-    /// The groups of a grouped problem.
+    /// The groups of a grouped problem: experts, or entries of a batch. Their packs lie behind each other.
     pub groups: Option<GroupArgs>,
     /// [`Fused::gate_sums_bytes`] bytes, of products apart: the launch of gate writes them, that of up reads them. Both
     /// take the same arguments but for `pack`.
     pub gate_sums: DevicePtr,
     /// [`Fused::workspace_bytes`] bytes, zero before the first launch; launches that may run at once need their own.
     pub workspace: DevicePtr,
-}
-
-/// The groups of a grouped problem: experts, or entries of a batch.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct GroupArgs {
-    /// How many.
-    pub count: usize,
-    /// `count + 1` ascending u32: group g has rows `rows[g] .. rows[g + 1]` of A and C. Read by the kernel, so that the
-    /// kernel before may write it.
-    pub rows: DevicePtr,
-    /// Bytes from the pack of one group to that of the next, a multiple of 16.
-    pub pack_stride: usize,
-    /// `[count][2]` f32: what each group's sums of gate and up are multiplied by beside [`Output::alpha`].
-    pub alphas: DevicePtr,
 }
 
 impl FusedArgs {
@@ -171,22 +159,7 @@ impl<'d> Fused<'d> {
             check_address("workspace", args.workspace, 16)?;
             RULES.check("CTAs that share tiles", self.resident(), Valid::range(1, FLAG_BYTES / 4))?;
         }
-        match (&args.groups, self.variant.grouped) {
-            (Some(groups), true) => {
-                check_address("group rows", groups.rows, 4)?;
-                if groups.count == 0
-                    || groups.count > i32::MAX as usize
-                    || !groups.pack_stride.is_multiple_of(16)
-                {
-                    let found = format!("{} packs {} bytes apart", groups.count, groups.pack_stride);
-                    return Err(refuse("groups", found, "at least one, a multiple of 16 bytes apart"));
-                }
-                Ok(())
-            }
-            (None, false) => Ok(()),
-            (Some(_), false) => Err(refuse("A", "grouped", "one problem, which the kernel was made for")),
-            (None, true) => Err(refuse("A", "one problem", "groups, which the kernel was made for")),
-        }
+        Ok(())
     }
 
     /// CTAs of a launch, in x, y, z.
@@ -295,9 +268,12 @@ impl<'d> Fused<'d> {
         let sizes = [args.m, args.n, args.k.div_ceil(CHUNK_K)].map(|size| size as u32);
         let list = sizes.into_iter().fold(Args::new().tensor_map(map).ptr(args.pack), Args::u32);
         let alphas = args.groups.map(|groups| groups.alphas);
-        let mut list = args.output.args(list, &self.loaded.rows, alphas)?;
-        if let Some(groups) = &args.groups {
-            list = list.ptr(groups.rows).u32(groups.count as u32).u64(groups.pack_stride as u64);
+        let list = args.output.args(list, &self.loaded.rows, alphas)?;
+        let rows = args.groups.map(|groups| Groups { count: groups.count, rows: groups.rows });
+        let mut list = Groups::args_if(rows.as_ref(), self.variant.grouped, "A", list)?;
+        if rows.is_some() {
+            let chunks = args.n.div_ceil(self.variant.chunk_features() as usize) * args.k.div_ceil(CHUNK_K);
+            list = list.u64((chunks * CHUNK_BYTES) as u64);
         }
         if self.variant.scheduler == Scheduler::StreamK {
             list = list.ptr(args.workspace);

@@ -5,11 +5,12 @@ use dualgemm_formats::FloatMatrix;
 use dualgemm_gemm::Error as OperandError;
 use half::{bf16, f16};
 
-use super::host::{Fused, FusedArgs, GroupArgs};
+use super::host::{Fused, FusedArgs};
 use super::pack::Pack;
 use super::variant::Out;
 use crate::Error;
 use crate::parts::rows::Output;
+use crate::parts::tiles::GroupArgs;
 
 /// Bytes behind C that no kernel may write.
 const GUARD: usize = 256;
@@ -52,9 +53,8 @@ impl Operands {
         let rows = this.alloc(device, &bytes)?;
         let alphas: Vec<u8> = packs.iter().flat_map(Pack::alpha).flat_map(f32::to_le_bytes).collect();
         let alphas = this.alloc(device, &alphas)?;
-        let pack_stride = packs.first().map_or(0, |pack| pack.bytes().len());
         this.args.output.alpha = [1.0; 2];
-        this.args.groups = Some(GroupArgs { count: packs.len(), rows, pack_stride, alphas });
+        this.args.groups = Some(GroupArgs { count: packs.len(), rows, alphas });
         Ok(this)
     }
 

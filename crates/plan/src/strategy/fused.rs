@@ -4,8 +4,9 @@
 use dualgemm_device::{Device, DeviceInfo, DevicePtr, LaunchSpec};
 use dualgemm_gemm::{DualGemmDesc, Operation};
 use dualgemm_kernels::parts::rows;
+use dualgemm_kernels::parts::tiles::GroupArgs;
 use dualgemm_kernels::sm90a::config::Config;
-use dualgemm_kernels::sm90a::host::{Fused as Kernel, FusedArgs, GroupArgs};
+use dualgemm_kernels::sm90a::host::{Fused as Kernel, FusedArgs};
 use dualgemm_kernels::sm90a::variant::{Out, Products, Scheduler, Variant};
 
 use super::launched::{Destination, Kernels, Launched, Variants, Weights, rows_of};
@@ -262,8 +263,8 @@ impl Kernels for Ready {
         let (pack, groups) = match weights {
             Weights::One(weights) => (weights.packed(op)?, None),
             Weights::Groups(experts, rows, _) => {
-                let ((pack, pack_stride), alphas) = (experts.packed(op)?, experts.alphas());
-                (pack, Some(GroupArgs { count: experts.count(), rows, pack_stride, alphas }))
+                let groups = GroupArgs { count: experts.count(), rows, alphas: experts.alphas() };
+                (experts.packed(op)?, Some(groups))
             }
         };
         let c = Destination::of(call, &self.desc)?;

@@ -186,7 +186,7 @@ impl Kernels for Ready {
             Weights::One(weights) => (weights.packed(op)?, None, false),
             Weights::Groups(experts, rows, settled) => {
                 let groups = GroupArgs { count: experts.count(), rows, alphas: experts.alphas() };
-                (experts.packed(op)?.0, Some(groups), settled)
+                (experts.packed(op)?, Some(groups), settled)
             }
         };
         let args = FusedArgs { size: (call.m, n, k), a, a_pitch, a_scales, weights, groups, settled, output };
