@@ -65,7 +65,7 @@ pub fn line(error: &anyhow::Error) -> String {
 /// they begin alike.
 pub fn usage_line(error: &clap::Error) -> String {
     let said = |kind| match error.get(kind) {
-        Some(ContextValue::String(text)) => text.chars().take(4).collect::<String>(),
+        Some(ContextValue::String(text)) => text.chars().take(6).collect::<String>(),
         _ => String::new(),
     };
     let alike = said(ContextKind::InvalidArg) == said(ContextKind::SuggestedArg);
