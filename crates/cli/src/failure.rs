@@ -69,13 +69,13 @@ pub fn usage_line(error: &clap::Error) -> String {
         _ => String::new(),
     };
     let alike = said(ContextKind::InvalidArg) == said(ContextKind::SuggestedArg);
-    let guesses = error.kind() == ErrorKind::UnknownArgument && !alike;
+    let likely = error.kind() != ErrorKind::UnknownArgument || alike;
     let text = error.to_string();
     let lines = text
         .lines()
         .map(str::trim)
         .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
-        .filter(|line| !line.is_empty() && !(guesses && line.starts_with("tip:")));
+        .filter(|line| !line.is_empty() && (likely || !line.starts_with("tip:")));
     let line = lines.collect::<Vec<_>>().join(" ");
     let line = line.strip_prefix("error: ").unwrap_or(&line);
     format!("{}; see dualgemm --help", line.trim_end_matches('.'))
