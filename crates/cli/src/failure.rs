@@ -65,17 +65,17 @@ pub fn line(error: &anyhow::Error) -> String {
 /// they begin alike.
 pub fn usage_line(error: &clap::Error) -> String {
     let said = |kind| match error.get(kind) {
-        Some(ContextValue::String(text)) => text.chars().take(4).collect::<String>(),
+        Some(ContextValue::String(text)) => text.chars().take(6).collect::<String>(),
         _ => String::new(),
     };
     let alike = said(ContextKind::InvalidArg) == said(ContextKind::SuggestedArg);
-    let guesses = error.kind() == ErrorKind::UnknownArgument && !alike;
+    let likely = error.kind() != ErrorKind::UnknownArgument || alike;
     let text = error.to_string();
     let lines = text
         .lines()
         .map(str::trim)
         .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
-        .filter(|line| !line.is_empty() && !(guesses && line.starts_with("tip:")));
+        .filter(|line| !line.is_empty() && (likely || !line.starts_with("tip:")));
     let line = lines.collect::<Vec<_>>().join(" ");
     let line = line.strip_prefix("error: ").unwrap_or(&line);
     format!("{}; see dualgemm --help", line.trim_end_matches('.'))

@@ -1,6 +1,6 @@
 //! The only place that writes to stdout: a report as text for people or as one JSON document.
 //!
-//! A report is a value that is both `Serialize` and `Display`, so both outputs say the same.
+//! A report is a value that is both `Serialize` and `Display`, or a document and a text that are made of the same.
 
 use std::borrow::Cow;
 use std::fmt::{self, Display};
@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
+use serde_json::Value;
 
 /// Where reports, failures and progress go.
 #[derive(Debug)]
@@ -38,8 +39,12 @@ impl Output {
 
     /// Writes the report, the one thing a command puts on stdout.
     pub fn emit<R: Serialize + Display>(&self, report: &R) -> anyhow::Result<()> {
-        let text =
-            if self.json { serde_json::to_string_pretty(report)? } else { visible(&report.to_string()) };
+        self.say(report, &report.to_string())
+    }
+
+    /// The same for a document and its text.
+    pub fn say<D: Serialize>(&self, document: &D, text: &str) -> anyhow::Result<()> {
+        let text = if self.json { serde_json::to_string_pretty(document)? } else { visible(text) };
         if let Some(document) = &self.document {
             *document.lock().unwrap_or_else(PoisonError::into_inner) = text;
             return Ok(());
@@ -135,6 +140,28 @@ impl Display for Table {
             writeln!(f, "{}", line.trim_end())?;
         }
         Ok(())
+    }
+}
+
+/// A list as a table for people and as objects for programs.
+#[derive(Debug)]
+pub struct Listing {
+    /// The lines.
+    pub table: Table,
+    /// The objects, one for each line.
+    pub rows: Vec<Value>,
+}
+
+impl Listing {
+    /// An empty one under these headings.
+    pub fn new(headings: &[&'static str]) -> Self {
+        Self { table: Table::new(headings), rows: Vec::new() }
+    }
+
+    /// Adds what is one line and one object.
+    pub fn row(&mut self, object: Value, cells: impl IntoIterator<Item = String>) {
+        self.rows.push(object);
+        self.table.row(cells);
     }
 }
 

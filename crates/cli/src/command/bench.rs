@@ -7,7 +7,6 @@
 pub(super) mod gpu;
 pub(super) mod operands;
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
@@ -17,8 +16,8 @@ use dualgemm::gemm::AFormat;
 use dualgemm::strategies::STRATEGIES;
 use dualgemm::{AnyDesc, Target};
 use dualgemm_bench::report::NamedRoofline;
-use dualgemm_bench::{Report, Roofline, SHAPE_SETS, Shape, plot, shapes};
-use serde::Serialize;
+use dualgemm_bench::{Report, Roofline, SHAPE_SETS, Shape, ShapeSet, plot, shapes};
+use serde_json::json;
 
 use self::operands::{Operands, desc, memory};
 use super::Verdict;
@@ -105,60 +104,36 @@ fn parse_seconds(text: &str) -> Result<f64, String> {
     if (0.0..=600.0).contains(&seconds) { Ok(seconds) } else { Err("valid are 0 to 600 seconds".into()) }
 }
 
-/// The measurements as table and document.
-#[derive(Debug, Serialize)]
-#[serde(transparent)]
-struct Measurements(Report);
-
-impl fmt::Display for Measurements {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let device = self.0.rows.first().map_or("", |row| row.subject.device.as_str());
-        writeln!(f, "{device}")?;
-        for NamedRoofline { name, roofline } in &self.0.rooflines {
-            let (flops, bytes) = (roofline.flops_per_s * 1e-9, roofline.bytes_per_s * 1e-9);
-            writeln!(f, "measured limits, {name}: {flops:.0} GFLOP/s, {bytes:.1} GB/s read")?;
-        }
-        f.write_str(&self.0.to_table())
+/// The measurements for people.
+fn text(report: &Report) -> String {
+    let mut text = report.rows.first().map_or_else(String::new, |row| row.subject.device.clone()) + "\n";
+    for NamedRoofline { name, roofline } in &report.rooflines {
+        let (flops, bytes) = (roofline.flops_per_s * 1e-9, roofline.bytes_per_s * 1e-9);
+        text += &format!("measured limits, {name}: {flops:.0} GFLOP/s, {bytes:.1} GB/s read\n");
     }
+    text + &report.to_table()
 }
 
-/// The shape sets that exist.
-#[derive(Debug, Serialize)]
-struct Sets {
-    shape_sets: Vec<Set>,
-    strategies: Vec<StrategyReport>,
-}
-
-#[derive(Debug, Serialize)]
-struct StrategyReport {
-    name: &'static str,
-    doc: &'static str,
-}
-
-#[derive(Debug, Serialize)]
-struct Set {
-    name: &'static str,
-    doc: &'static str,
-    shapes: &'static [Shape],
-}
-
-impl fmt::Display for Sets {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for set in &self.shape_sets {
-            let shapes: Vec<String> = set.shapes.iter().map(Shape::to_string).collect();
-            writeln!(f, "{:<10} {}\n           {}", set.name, set.doc, shapes.join(" "))?;
-        }
-        writeln!(f, "\nstrategies of GPUs")?;
-        self.strategies.iter().try_for_each(|s| writeln!(f, "{:<18} {}", s.name, s.doc))
+/// The shape sets and strategies that exist.
+fn list(output: &Output) -> anyhow::Result<()> {
+    let (mut sets, mut strategies, mut text) = (Vec::new(), Vec::new(), String::new());
+    for ShapeSet { name, doc, shapes } in SHAPE_SETS {
+        let joined = shapes.iter().map(Shape::to_string).collect::<Vec<_>>().join(" ");
+        text += &format!("{name:<10} {doc}\n           {joined}\n");
+        sets.push(json!({ "name": name, "doc": doc, "shapes": shapes }));
     }
+    text += "\nstrategies of GPUs\n";
+    for (name, doc) in STRATEGIES.iter().map(|s| (s.name(), s.doc())) {
+        text += &format!("{name:<18} {doc}\n");
+        strategies.push(json!({ "name": name, "doc": doc }));
+    }
+    output.say(&json!({ "shape_sets": sets, "strategies": strategies }), &text)
 }
 
 /// Measures, reports, writes.
 pub fn run(args: &BenchArgs, output: &Output) -> anyhow::Result<Verdict> {
     if args.list {
-        let set = |set: &dualgemm_bench::ShapeSet| Set { name: set.name, doc: set.doc, shapes: set.shapes };
-        let strategies = STRATEGIES.iter().map(|s| StrategyReport { name: s.name(), doc: s.doc() }).collect();
-        output.emit(&Sets { shape_sets: SHAPE_SETS.iter().map(set).collect(), strategies })?;
+        list(output)?;
         return Ok(Verdict::Right);
     }
     let shapes = parse_shapes(&args.shapes)?;
@@ -186,7 +161,7 @@ pub fn run(args: &BenchArgs, output: &Output) -> anyhow::Result<Verdict> {
     if let Some(path) = &plot {
         plot::roofline(&report, path)?;
     }
-    output.emit(&Measurements(report))?;
+    output.say(&report, &text(&report))?;
     Ok(Verdict::Right)
 }
 

@@ -1,10 +1,8 @@
 //! `completions SHELL`: a completion script on stdout.
 
-use std::fmt;
-
 use clap::{Args, CommandFactory as _};
 use clap_complete::Shell;
-use serde::Serialize;
+use serde_json::json;
 
 use super::Verdict;
 use crate::args::Cli;
@@ -18,22 +16,11 @@ pub struct CompletionsArgs {
     pub shell: Shell,
 }
 
-#[derive(Debug, Serialize)]
-struct Report {
-    shell: String,
-    script: String,
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.script)
-    }
-}
-
 /// Prints the script.
 pub fn run(args: &CompletionsArgs, output: &Output) -> anyhow::Result<Verdict> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "dualgemm", &mut script);
-    output.emit(&Report { shell: args.shell.to_string(), script: String::from_utf8(script)? })?;
+    let script = String::from_utf8(script)?;
+    output.say(&json!({ "shell": args.shell.to_string(), "script": script }), &script)?;
     Ok(Verdict::Right)
 }

@@ -1,7 +1,6 @@
 //! `conformance`: generates the PTX conformance cases and runs them in the simulator and on a card, or writes them out.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -14,7 +13,7 @@ use dualgemm_cuda::Cuda;
 use dualgemm_device::Device;
 use dualgemm_ptx::Target;
 use dualgemm_sim::{Card, Config, Gpu};
-use serde::Serialize;
+use serde_json::json;
 
 use super::Verdict;
 use crate::failure::Unsupported;
@@ -51,38 +50,6 @@ fn device(text: &str) -> Result<DeviceArg, String> {
     }
 }
 
-#[derive(Debug, Serialize)]
-struct Report {
-    version: &'static str,
-    device: String,
-    driver: Option<String>,
-    counts: BTreeMap<&'static str, usize>,
-    cases: Vec<CaseReport>,
-}
-
-/// One case.
-#[derive(Debug, Serialize)]
-struct CaseReport {
-    case: String,
-    target: String,
-    result: &'static str,
-    /// How a card agreed before, which, and when.
-    certified: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    detail: Option<String>,
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for case in self.cases.iter().filter(|c| c.detail.is_some()) {
-            writeln!(f, "{}: {}", case.case, case.detail.as_deref().unwrap_or_default())?;
-        }
-        let driver = self.driver.as_ref().map(|d| format!(", driver {d}")).unwrap_or_default();
-        writeln!(f, "{}{driver}: {} conformance cases", self.device, self.cases.len())?;
-        self.counts.iter().try_for_each(|(what, n)| writeln!(f, "  {n:5} {what}"))
-    }
-}
-
 /// The simulator of the card that has `target`.
 fn simulator(target: Target) -> Box<dyn Device> {
     Box::new(Gpu::new(Config::default().card(Card::of(target))))
@@ -94,21 +61,8 @@ fn opened<T>(result: Result<T, dualgemm_device::Error>) -> Result<T, Unsupported
     result.map_err(|error| Unsupported { what: error.to_string(), instead: instead.into() })
 }
 
-/// What `--write` has done.
-#[derive(Debug, Serialize)]
-struct Written {
-    folder: PathBuf,
-    cases: usize,
-}
-
-impl fmt::Display for Written {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}: {} conformance cases", self.folder.display(), self.cases)
-    }
-}
-
 /// Writes the cases whose name contains `only` into a new folder.
-fn write(folder: &Path, only: &str) -> anyhow::Result<Written> {
+fn write(folder: &Path, only: &str) -> anyhow::Result<usize> {
     let cases: Vec<_> = load_all()?.into_iter().filter(|case| case.name.contains(only)).collect();
     if cases.is_empty() {
         return Err(no_case(only));
@@ -122,7 +76,7 @@ fn write(folder: &Path, only: &str) -> anyhow::Result<Written> {
             .context(folder.display().to_string())?;
     }
     whole.commit()?;
-    Ok(Written { folder: folder.into(), cases: cases.len() })
+    Ok(cases.len())
 }
 
 fn no_case(only: &str) -> anyhow::Error {
@@ -134,7 +88,11 @@ fn no_case(only: &str) -> anyhow::Error {
 /// Runs the cases and says where card, simulator and record disagree; or writes them.
 pub fn run(args: &ConformanceArgs, output: &Output) -> anyhow::Result<Verdict> {
     if let Some(folder) = &args.write {
-        output.emit(&write(folder, &args.only)?)?;
+        let (cases, folder) = (write(folder, &args.only)?, folder.display().to_string());
+        output.say(
+            &json!({ "folder": folder, "cases": cases }),
+            &format!("{folder}: {cases} conformance cases"),
+        )?;
         return Ok(Verdict::Right);
     }
     let (ordinal, name, driver) = match args.device {
@@ -151,21 +109,27 @@ pub fn run(args: &ConformanceArgs, output: &Output) -> anyhow::Result<Verdict> {
         None => None,
     };
     let devices = Devices { simulator: &simulator, card, only: &args.only };
-    let (mut counts, mut cases, mut right) = (BTreeMap::new(), Vec::new(), true);
+    let (mut counts, mut cases, mut text) = (BTreeMap::new(), Vec::new(), String::new());
     run_all(&devices, |case, result| {
         *counts.entry(result.word()).or_insert(0) += 1;
-        right &= !result.is_failure();
-        cases.push(CaseReport {
-            case: case.name.clone(),
-            target: case.target().into(),
-            result: result.word(),
-            certified: case.certified.clone(),
-            detail: result.is_failure().then(|| result.to_string()),
-        });
+        // How a card agreed before, which, and when.
+        let certified = &case.certified;
+        let mut object = json!({ "case": case.name, "target": case.target(), "result": result.word(), "certified": certified });
+        if result.is_failure() {
+            object["detail"] = result.to_string().into();
+            text += &format!("{}: {result}\n", case.name);
+        }
+        cases.push(object);
     })?;
     if cases.is_empty() {
         return Err(no_case(&args.only));
     }
-    output.emit(&Report { version: env!("CARGO_PKG_VERSION"), device: name, driver, counts, cases })?;
+    let right = text.is_empty();
+    let on = driver.as_ref().map(|d| format!(", driver {d}")).unwrap_or_default();
+    text += &format!("{name}{on}: {} conformance cases\n", cases.len());
+    text.extend(counts.iter().map(|(what, n)| format!("  {n:5} {what}\n")));
+    let document = json!({ "version": env!("CARGO_PKG_VERSION"), "device": name, "driver": driver, "counts": counts,
+        "cases": cases });
+    output.say(&document, &text)?;
     Ok(Verdict::from(right))
 }

@@ -1,8 +1,6 @@
 //! `doctor`: what this machine has, which kernel would run for each format, why not another, and what would run on GPUs
 //! that it has not.
 
-use std::fmt;
-
 use clap::Args;
 use dualgemm::cpu::{CpuOptions, Isa};
 use dualgemm::device::Device as _;
@@ -14,11 +12,11 @@ use dualgemm::{DualGemm, GpuId, Target};
 use dualgemm_kernels::parts::format::Formats;
 use dualgemm_kernels::registry::seen_on;
 use dualgemm_kernels::{sm80, sm90a, sm120a};
-use serde::Serialize;
+use serde_json::json;
 
 use super::Verdict;
 use crate::machine::Machine;
-use crate::report::{Bytes, Output, Table};
+use crate::report::{Bytes, Listing, Output};
 
 /// Rows whose kernels are listed: one token, a small batch, many.
 const ROWS: [usize; 3] = [1, 16, 512];
@@ -31,106 +29,12 @@ const FEATURES_AND_K: (usize, usize) = (4096, 4096);
 #[derive(Debug, Args)]
 pub struct DoctorArgs {}
 
-#[derive(Debug, Serialize)]
-struct Report {
-    version: &'static str,
-    #[serde(flatten)]
-    machine: Machine,
-    devices: Vec<Device>,
-    strategies: Vec<StrategyReport>,
-    instruction_sets: Vec<IsaReport>,
-    kernels: Vec<Kernel>,
-    gpu_kernels: Vec<GpuKernel>,
-}
-
-/// The fused kernel of an architecture of GPUs, whether this machine has one or not.
-#[derive(Debug, Serialize)]
-struct GpuKernel {
-    arch: &'static str,
-    cards: &'static str,
-    m: usize,
-    kernel: String,
-    /// The cards that this kernel was seen on, which may be others than those it is for.
-    seen_on: Vec<&'static str>,
-}
-
-/// A strategy on a GPU.
-#[derive(Debug, Serialize)]
-struct StrategyReport {
-    device: String,
-    strategy: &'static str,
-    available: bool,
-    why: String,
-}
-
-/// Something that can compute.
-#[derive(Debug, Serialize)]
-struct Device {
-    name: String,
-    available: bool,
-    why: String,
-}
-
-#[derive(Debug, Serialize)]
-struct IsaReport {
-    isa: Isa,
-    available: bool,
-    chosen: bool,
-    why: String,
-}
-
-#[derive(Debug, Serialize)]
-struct Kernel {
-    a_format: AFormat,
-    m: usize,
-    kernel: String,
-    threads: usize,
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Machine { cpu_model, arch, threads, memory_bytes, memory_available_bytes } = &self.machine;
-        writeln!(f, "dualgemm {}", self.version)?;
-        writeln!(f, "  processor  {cpu_model} ({arch}), {threads} threads")?;
-        let size = |bytes: &Option<u64>| bytes.map_or("unknown".into(), |b| Bytes(b).to_string());
-        writeln!(f, "  memory     {}, {} available", size(memory_bytes), size(memory_available_bytes))?;
-        let mark = |yes: bool| if yes { "yes" } else { "no" }.to_string();
-        let mut table = Table::new(&["device", "usable", "why"]);
-        for d in &self.devices {
-            table.row([d.name.clone(), mark(d.available), d.why.clone()]);
-        }
-        write!(f, "\n{table}")?;
-        if !self.strategies.is_empty() {
-            let mut table = Table::new(&["device", "strategy", "usable", "why"]);
-            for s in &self.strategies {
-                table.row([s.device.clone(), s.strategy.into(), mark(s.available), s.why.clone()]);
-            }
-            write!(f, "\n{table}")?;
-        }
-        let mut table = Table::new(&["instruction set", "usable", "why"]);
-        for i in &self.instruction_sets {
-            table.row([i.isa.to_string(), mark(i.available), i.why.clone()]);
-        }
-        write!(f, "\n{table}")?;
-        let mut table = Table::new(&["A", "M", "kernel", "threads"]);
-        for k in &self.kernels {
-            table.row([k.a_format.to_string(), k.m.to_string(), k.kernel.clone(), k.threads.to_string()]);
-        }
-        write!(f, "\n{table}")?;
-        let mut table = Table::new(&["GPU", "for", "M", "fused kernel", "tried"]);
-        for k in &self.gpu_kernels {
-            let tried = match k.seen_on.as_slice() {
-                [] => "simulated, not yet run on silicon".into(),
-                cards => format!("on {}", cards.join(", ")),
-            };
-            table.row([k.arch.into(), k.cards.into(), k.m.to_string(), k.kernel.clone(), tried]);
-        }
-        write!(f, "\n{table}")
-    }
+fn yes_or_no(yes: bool) -> String {
+    if yes { "yes" } else { "no" }.into()
 }
 
 /// The fused kernel of every architecture for one token, a small batch and many.
-fn gpu_kernels() -> Vec<GpuKernel> {
+fn gpu_kernels() -> Listing {
     let portable: Choose = |m| sm80::config::Config::for_tokens(m).name();
     let hopper: Choose = |m| sm90a::config::Config::for_tokens(m).name();
     let datacenter: Choose = |m| {
@@ -146,72 +50,110 @@ fn gpu_kernels() -> Vec<GpuKernel> {
         ("sm_120a", "RTX PRO 6000, RTX 5090", workstation),
         ("sm_121a", "DGX Spark", workstation),
     ];
-    let rows = |(arch, cards, choose): (&'static str, &'static str, Choose)| {
-        ROWS.map(|m| {
+    let mut list = Listing::new(&["GPU", "for", "M", "fused kernel", "tried"]);
+    for (arch, cards, choose) in archs {
+        for m in ROWS {
             let kernel = choose(m);
-            GpuKernel { arch, cards, m, seen_on: seen_on(&kernel), kernel }
-        })
-    };
-    archs.into_iter().flat_map(rows).collect()
+            // The cards that this kernel was seen on, which may be others than those it is for.
+            let seen_on = seen_on(&kernel);
+            let tried = match seen_on.as_slice() {
+                [] => "simulated, not yet run on silicon".into(),
+                seen_on => format!("on {}", seen_on.join(", ")),
+            };
+            let cells = [arch.into(), cards.into(), m.to_string(), kernel.clone(), tried];
+            list.row(
+                json!({ "arch": arch, "cards": cards, "m": m, "kernel": kernel, "seen_on": seen_on }),
+                cells,
+            );
+        }
+    }
+    list
 }
 
 /// The name of the configuration for so many rows.
 type Choose = fn(usize) -> String;
 
-/// Looks around.
-pub fn run(_: &DoctorArgs, output: &Output) -> anyhow::Result<Verdict> {
+/// Instruction sets, from the best one.
+fn instruction_sets() -> anyhow::Result<Listing> {
     let chosen = Isa::detect()?;
     let forced = std::env::var_os(Isa::ENV).is_some();
-    let instruction_sets = Isa::ALL
-        .into_iter()
-        .rev()
-        .filter(|isa| isa.native())
-        .map(|isa| IsaReport {
-            isa,
-            available: isa.available(),
-            chosen: isa == chosen,
-            why: match (isa == chosen, isa.available()) {
-                (true, _) if forced => format!("chosen: {} asks for it", Isa::ENV),
-                (true, _) => "chosen: the best one that this processor has".into(),
-                (false, true) if isa > chosen && forced => {
-                    format!("passed over: {} asks for {chosen}", Isa::ENV)
-                }
-                (false, true) if isa > chosen => format!("slower than {chosen} on this processor"),
-                (false, true) => format!("{chosen} is faster; --isa {isa} forces it"),
-                (false, false) if isa == Isa::AmxBf16 => {
-                    "this processor lacks it, or the system does not permit its use (sandboxes often do not)"
-                        .into()
-                }
-                (false, false) => "this processor lacks it".into(),
-            },
-        })
-        .collect();
-    let mut kernels = Vec::new();
+    let mut list = Listing::new(&["instruction set", "usable", "why"]);
+    for isa in Isa::ALL.into_iter().rev().filter(|isa| isa.native()) {
+        let (is_chosen, available) = (isa == chosen, isa.available());
+        let why = match (is_chosen, available) {
+            (true, _) if forced => format!("chosen: {} asks for it", Isa::ENV),
+            (true, _) => "chosen: the best one that this processor has".into(),
+            (false, true) if isa > chosen && forced => {
+                format!("passed over: {} asks for {chosen}", Isa::ENV)
+            }
+            (false, true) if isa > chosen => format!("slower than {chosen} on this processor"),
+            (false, true) => format!("{chosen} is faster; --isa {isa} forces it"),
+            (false, false) if isa == Isa::AmxBf16 => {
+                "this processor lacks it, or the system does not permit its use (sandboxes often do not)"
+                    .into()
+            }
+            (false, false) => "this processor lacks it".into(),
+        };
+        let object = json!({ "isa": isa, "available": available, "chosen": is_chosen, "why": why });
+        list.row(object, [isa.to_string(), yes_or_no(available), why]);
+    }
+    Ok(list)
+}
+
+/// The processor's kernels.
+fn kernels() -> anyhow::Result<Listing> {
+    let mut list = Listing::new(&["A", "M", "kernel", "threads"]);
     for a_format in [AFormat::Nvfp4, AFormat::Mxfp4, AFormat::F32, AFormat::F16, AFormat::Bf16] {
         for m in ROWS {
             let (n, k) = FEATURES_AND_K;
             let desc = DualGemmDesc::new(m, n, k, a_format, BlockFormat::Nvfp4);
             let plan = DualGemm::plan(&desc, &Target::Cpu(CpuOptions::default()))?;
-            kernels.push(Kernel { a_format, m, kernel: plan.kernel().into(), threads: plan.threads() });
+            let (kernel, threads) = (plan.kernel().to_string(), plan.threads());
+            let object = json!({ "a_format": a_format, "m": m, "kernel": kernel, "threads": threads });
+            list.row(object, [a_format.to_string(), m.to_string(), kernel, threads.to_string()]);
         }
     }
+    Ok(list)
+}
+
+/// Looks around.
+pub fn run(_: &DoctorArgs, output: &Output) -> anyhow::Result<Verdict> {
+    let machine = Machine::detect();
+    let mut document = json!(machine);
+    document["version"] = env!("CARGO_PKG_VERSION").into();
+    let Machine { cpu_model, arch, threads, memory_bytes, memory_available_bytes } = machine;
+    let [all, free] =
+        [memory_bytes, memory_available_bytes].map(|b| b.map_or("unknown".into(), |b| Bytes(b).to_string()));
+    let mut text = format!(
+        "dualgemm {}\n  processor  {cpu_model} ({arch}), {threads} threads\n  memory     {all}, {free} available\n",
+        env!("CARGO_PKG_VERSION")
+    );
     let (devices, strategies) = gpus();
-    output.emit(&Report {
-        version: env!("CARGO_PKG_VERSION"),
-        machine: Machine::detect(),
-        devices,
-        strategies,
-        instruction_sets,
-        kernels,
-        gpu_kernels: gpu_kernels(),
-    })?;
+    for (name, list) in [
+        ("devices", devices),
+        ("strategies", strategies),
+        ("instruction_sets", instruction_sets()?),
+        ("kernels", kernels()?),
+        ("gpu_kernels", gpu_kernels()),
+    ] {
+        if !list.rows.is_empty() {
+            text += &format!("\n{}", list.table);
+        }
+        document[name] = list.rows.into();
+    }
+    output.say(&document, &text)?;
     Ok(Verdict::Right)
 }
 
 /// The processor, and every GPU with what each strategy makes of it.
-fn gpus() -> (Vec<Device>, Vec<StrategyReport>) {
-    let mut devices = vec![Device { name: "cpu".into(), available: true, why: "always there".into() }];
-    let mut strategies = Vec::new();
+fn gpus() -> (Listing, Listing) {
+    let mut devices = Listing::new(&["device", "usable", "why"]);
+    let mut device = |name: String, available: bool, why: String| {
+        let object = json!({ "name": name, "available": available, "why": why });
+        devices.row(object, [name, yes_or_no(available), why]);
+    };
+    device("cpu".into(), true, "always there".into());
+    let mut strategies = Listing::new(&["device", "strategy", "usable", "why"]);
     // Without a card, opening the first one says why.
     for ordinal in 0..dualgemm_cuda::Cuda::count().max(1) {
         let id = GpuId::Cuda(ordinal as i32);
@@ -219,10 +161,19 @@ fn gpus() -> (Vec<Device>, Vec<StrategyReport>) {
         let gpu = match id.open() {
             Ok(gpu) => gpu,
             Err(error) => {
-                devices.push(Device { name, available: false, why: error.to_string() });
+                device(name, false, error.to_string());
                 continue;
             }
         };
+        let mut any = false;
+        for s in STRATEGIES {
+            let refused = usable(*s, gpu, GPU_ROWS).err();
+            let (strategy, available) = (s.name(), refused.is_none());
+            any |= available;
+            let why = refused.map_or_else(|| s.doc().into(), |error| error.to_string());
+            let object = json!({ "device": name, "strategy": strategy, "available": available, "why": why });
+            strategies.row(object, [name.clone(), strategy.into(), yes_or_no(available), why]);
+        }
         let info = gpu.info();
         let why = format!(
             "{} ({}), {} multiprocessors, {}, driver {}",
@@ -232,14 +183,7 @@ fn gpus() -> (Vec<Device>, Vec<StrategyReport>) {
             Bytes(info.memory_bytes),
             gpu.driver()
         );
-        let before = strategies.len();
-        strategies.extend(STRATEGIES.iter().map(|s| {
-            let refused = usable(*s, gpu, GPU_ROWS).err();
-            let why = refused.as_ref().map_or_else(|| s.doc().into(), ToString::to_string);
-            StrategyReport { device: name.clone(), strategy: s.name(), available: refused.is_none(), why }
-        }));
-        let available = strategies[before..].iter().any(|s| s.available);
-        devices.push(Device { name, available, why });
+        device(name, any, why);
     }
     (devices, strategies)
 }

@@ -1,6 +1,5 @@
 //! `export --target gpumode`: kernels with their launches as one file that runs elsewhere, without this program.
 
-use std::fmt;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
@@ -11,7 +10,7 @@ use dualgemm_bench::Shape;
 use dualgemm_export::gpumode::{self, ARCHES, Submission};
 use dualgemm_kernels::registry::seen_on;
 use dualgemm_ptx::Target;
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::Verdict;
 use super::bench::shape;
@@ -43,40 +42,6 @@ pub enum ExportTarget {
     Gpumode,
 }
 
-#[derive(Debug, Serialize)]
-struct Report {
-    file: PathBuf,
-    arch: String,
-    bytes: usize,
-    kernels: usize,
-    ran_on_silicon: bool,
-    shapes: Vec<ShapeReport>,
-}
-
-#[derive(Debug, Serialize)]
-struct ShapeReport {
-    m: usize,
-    n: usize,
-    k: usize,
-    kernel: String,
-    launches: usize,
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { file, arch, bytes, kernels, .. } = self;
-        let shapes = self.shapes.len();
-        writeln!(f, "{}: {kernels} kernels for {arch}, {shapes} shapes, {bytes} bytes", file.display())?;
-        for ShapeReport { m, n, k, kernel, launches } in &self.shapes {
-            writeln!(f, "  {:<16} {kernel}, launches: {launches}", format!("{m}x{n}x{k}"))?;
-        }
-        if !self.ran_on_silicon {
-            writeln!(f, "these kernels are simulated and assembled, not yet run on silicon")?;
-        }
-        Ok(())
-    }
-}
-
 /// Writes the file.
 pub fn run(args: &ExportArgs, output: &Output) -> anyhow::Result<Verdict> {
     let ExportTarget::Gpumode = args.target;
@@ -103,20 +68,21 @@ pub fn run(args: &ExportArgs, output: &Output) -> anyhow::Result<Verdict> {
     let Submission { python, recording, shapes } = gpumode::submission(target, &shapes)?;
     write_whole(&args.output, python.as_bytes())?;
     let ran_on_silicon = shapes.iter().all(|s| !seen_on(&s.config).is_empty());
-    let shapes = shapes.into_iter().map(|s| ShapeReport {
-        m: s.shape.m,
-        n: s.shape.n,
-        k: s.shape.k,
-        kernel: s.config,
-        launches: s.launches.len(),
-    });
-    output.emit(&Report {
-        file: args.output.clone(),
-        arch: args.arch.clone(),
-        bytes: python.len(),
-        kernels: recording.kernels.len(),
-        ran_on_silicon,
-        shapes: shapes.collect(),
-    })?;
+    let (file, kernels, bytes) = (args.output.display().to_string(), recording.kernels.len(), python.len());
+    let count = shapes.len();
+    let row = |s: gpumode::ShapeLaunches| {
+        let (Shape { m, n, k }, kernel, launches) = (s.shape, s.config, s.launches.len());
+        let text = format!("  {:<16} {kernel}, launches: {launches}\n", s.shape.to_string());
+        (json!({ "m": m, "n": n, "k": k, "kernel": kernel, "launches": launches }), text)
+    };
+    let (shapes, lines): (Vec<Value>, String) = shapes.into_iter().map(row).unzip();
+    let mut text =
+        format!("{file}: {kernels} kernels for {}, {count} shapes, {bytes} bytes\n{lines}", args.arch);
+    if !ran_on_silicon {
+        text += "these kernels are simulated and assembled, not yet run on silicon\n";
+    }
+    let document = json!({ "file": file, "arch": args.arch, "bytes": bytes, "kernels": kernels,
+        "ran_on_silicon": ran_on_silicon, "shapes": shapes });
+    output.say(&document, &text)?;
     Ok(Verdict::Right)
 }

@@ -155,9 +155,12 @@ fn faults(mlp: &MlpReport) -> Vec<String> {
     for entry in &mlp.entries {
         let of_pair = entry.pair.as_ref().and_then(|pair| pair.input_scale_fault.as_ref());
         for fault in entry.fault.iter().chain(of_pair) {
-            let alike = entry
-                .expert
-                .map(|e| fault.replace(&format!(".{e}."), ".*.").replace(&format!("[{e}]"), "[*]"));
+            let alike = entry.expert.map(|e| {
+                let path = &mlp.info.path;
+                fault
+                    .replace(&format!("{path}.{e}."), &format!("{path}.*."))
+                    .replace(&format!("[{e}]"), "[*]")
+            });
             found.entry(alike.unwrap_or_else(|| fault.clone())).or_default().push((entry, fault));
         }
     }

@@ -1,12 +1,10 @@
 //! `ptx --kernel NAME --arch ARCH`: the text of a GPU kernel, as a device would get it.
 
-use std::fmt;
-
 use anyhow::bail;
 use clap::Args;
 use dualgemm::gemm::Activation;
 use dualgemm_kernels::registry::{KERNELS, Kernel};
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::Verdict;
 use crate::failure::Unsupported;
@@ -36,45 +34,6 @@ pub struct PtxArgs {
     pub list: bool,
 }
 
-#[derive(Debug, Serialize)]
-struct Text {
-    kernel: &'static str,
-    arch: &'static str,
-    config: String,
-    /// None of a kernel that computes none.
-    activation: Option<String>,
-    ptx: String,
-}
-
-impl fmt::Display for Text {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.ptx)
-    }
-}
-
-#[derive(Debug, Serialize)]
-struct Entry {
-    name: &'static str,
-    arch: &'static str,
-    doc: &'static str,
-    configs: Vec<String>,
-}
-
-#[derive(Debug, Serialize)]
-struct List {
-    kernels: Vec<Entry>,
-}
-
-impl fmt::Display for List {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Entry { name, arch, doc, configs } in &self.kernels {
-            writeln!(f, "--kernel {name} --arch {arch}: {doc}")?;
-            configs.iter().try_for_each(|config| writeln!(f, "  --config {config}"))?;
-        }
-        Ok(())
-    }
-}
-
 /// The kernel of that name for that architecture, or an error that lists those there are.
 pub(super) fn find(name: &str, arch: &str) -> Result<&'static Kernel, Unsupported> {
     KERNELS.iter().find(|k| (k.name, k.arch.as_str()) == (name, arch)).ok_or_else(|| {
@@ -89,9 +48,14 @@ pub(super) fn find(name: &str, arch: &str) -> Result<&'static Kernel, Unsupporte
 /// Prints a kernel.
 pub fn run(args: &PtxArgs, output: &Output) -> anyhow::Result<Verdict> {
     let (Some(name), Some(arch)) = (&args.kernel, &args.arch) else {
-        let entry =
-            |k: &Kernel| Entry { name: k.name, arch: k.arch.as_str(), doc: k.doc, configs: (k.configs)() };
-        output.emit(&List { kernels: KERNELS.iter().map(entry).collect() })?;
+        let entry = |k: &Kernel| {
+            let (arch, configs) = (k.arch.as_str(), (k.configs)());
+            let mut text = format!("--kernel {} --arch {arch}: {}\n", k.name, k.doc);
+            text.extend(configs.iter().map(|config| format!("  --config {config}\n")));
+            (json!({ "name": k.name, "arch": arch, "doc": k.doc, "configs": configs }), text)
+        };
+        let (kernels, text): (Vec<Value>, String) = KERNELS.iter().map(entry).unzip();
+        output.say(&json!({ "kernels": kernels }), &text)?;
         return Ok(Verdict::Right);
     };
     let kernel = find(name, arch)?;
@@ -104,13 +68,11 @@ pub fn run(args: &PtxArgs, output: &Output) -> anyhow::Result<Verdict> {
         bail!("--unaligned: kernel {name} for {arch} has the same text for every N; leave it out");
     }
     let activation = args.activation.unwrap_or_default();
-    let module = kernel.generate(&config, &activation.program(), !args.unaligned)?;
-    output.emit(&Text {
-        kernel: kernel.name,
-        arch: kernel.arch.as_str(),
-        config,
-        activation: kernel.has_activation().then(|| activation.to_string()),
-        ptx: module.to_string(),
-    })?;
+    let ptx = kernel.generate(&config, &activation.program(), !args.unaligned)?.to_string();
+    // None of a kernel that computes none.
+    let activation = kernel.has_activation().then(|| activation.to_string());
+    let document =
+        json!({ "kernel": name, "arch": arch, "config": config, "activation": activation, "ptx": ptx });
+    output.say(&document, &ptx)?;
     Ok(Verdict::Right)
 }

@@ -26,6 +26,7 @@ use dualgemm_sim::report::Report as LaunchReport;
 use dualgemm_sim::{Card, Check, Checks, Config as SimConfig, Gpu, Trap};
 use half::f16;
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::bench::shape;
 use super::{Verdict, ptx};
@@ -72,48 +73,27 @@ fn tensor_scale(format: BlockFormat, scale: f32) -> GlobalScale {
     })
 }
 
-/// What a launch did and how fast a card could do it.
-#[derive(Debug, Serialize)]
-struct Launch {
-    ctas: u32,
-    threads: u32,
-    shared_bytes: u32,
-    warp_instructions: u64,
-    tensor_operations: u64,
-    global_bytes_touched: u64,
-    global_bytes_read: u64,
-    global_bytes_written: u64,
-    card: &'static str,
-    bound: &'static str,
-    /// No run can be faster.
-    least_us: f64,
-    /// Time of each resource alone at its peak rate.
-    resources_us: BTreeMap<&'static str, f64>,
-    /// The whole report for people.
-    #[serde(skip)]
-    text: String,
-}
-
-impl Launch {
-    fn new(report: &LaunchReport, card: Card) -> Self {
-        let (estimate, counters) = (report.estimate(card), &report.counters);
-        let (bound, seconds) = estimate.bound();
-        Self {
-            ctas: report.size.0,
-            threads: report.size.1,
-            shared_bytes: report.shared.0 + report.shared.1,
-            warp_instructions: counters.total(),
-            tensor_operations: counters.tensor_ops.iter().sum(),
-            global_bytes_touched: counters.unique_bytes,
-            global_bytes_read: counters.global_read,
-            global_bytes_written: counters.global_written,
-            card: card.data().name,
-            bound,
-            least_us: seconds * 1e6,
-            resources_us: estimate.times.iter().map(|&(what, seconds)| (what, seconds * 1e6)).collect(),
-            text: format!("{report}{estimate}"),
-        }
-    }
+/// What a launch did and how fast a card could do it, for programs.
+fn launch_document(report: &LaunchReport, card: Card) -> Value {
+    let (estimate, counters) = (report.estimate(card), &report.counters);
+    let (bound, seconds) = estimate.bound();
+    // Time of each resource alone at its peak rate; no run can be faster than the longest.
+    let resources_us: BTreeMap<&str, f64> =
+        estimate.times.iter().map(|&(what, seconds)| (what, seconds * 1e6)).collect();
+    json!({
+        "ctas": report.size.0,
+        "threads": report.size.1,
+        "shared_bytes": report.shared.0 + report.shared.1,
+        "warp_instructions": counters.total(),
+        "tensor_operations": counters.tensor_ops.iter().sum::<u64>(),
+        "global_bytes_touched": counters.unique_bytes,
+        "global_bytes_read": counters.global_read,
+        "global_bytes_written": counters.global_written,
+        "card": card.data().name,
+        "bound": bound,
+        "least_us": seconds * 1e6,
+        "resources_us": resources_us,
+    })
 }
 
 /// C against the reference, after a launch that came to its end.
@@ -122,7 +102,10 @@ struct Finished {
     #[serde(flatten)]
     comparison: Comparison,
     tolerance: Tolerance,
-    launch: Launch,
+    launch: Value,
+    /// The whole report for people.
+    #[serde(skip)]
+    text: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -158,10 +141,10 @@ impl fmt::Display for Report {
         if let Some(message) = &self.trap {
             writeln!(f, "{message}")?;
         }
-        if let Some(Finished { comparison, tolerance, launch }) = &self.finished {
+        if let Some(Finished { comparison, tolerance, text, .. }) = &self.finished {
             let compared = format!("against the f64 reference, all {} elements", comparison.elements);
             writeln!(f, "{}", Statement { found: comparison, tolerance, compared })?;
-            writeln!(f, "{}", launch.text)?;
+            writeln!(f, "{text}")?;
         }
         if let Some(estimate) = &self.estimate {
             let (kernel, total) = (estimate.kernel_us(), estimate.total_us());
@@ -369,8 +352,10 @@ pub fn run(args: &SimArgs, output: &Output) -> anyhow::Result<Verdict> {
             let want = bounded_rows(&epilogue, &a, &RowSample::all(m), &weights, &count)?;
             bar.finish_and_clear();
             let comparison = Comparison::new(&got, &want, n)?;
-            let launch = Launch::new(&LaunchReport::new(&launched, None), card);
-            (tolerance.holds(&comparison), None, Some(Finished { comparison, tolerance, launch }))
+            let report = LaunchReport::new(&launched, None);
+            let (launch, text) =
+                (launch_document(&report, card), format!("{report}{}", report.estimate(card)));
+            (tolerance.holds(&comparison), None, Some(Finished { comparison, tolerance, launch, text }))
         }
         // A trap is a finding about the kernel; anything else is a fault of the call.
         Err(error) => match trap {

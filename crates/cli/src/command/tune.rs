@@ -1,7 +1,5 @@
 //! `tune --shapes NAME,…`: measures the kernels of every strategy on a GPU and remembers the fastest.
 
-use std::fmt;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::bail;
@@ -10,13 +8,13 @@ use dualgemm::device::Device as _;
 use dualgemm::gemm::AFormat;
 use dualgemm::strategies::measure::Protocol;
 use dualgemm::strategies::{Strategy, choices, strategy, tune};
-use serde::Serialize;
+use serde_json::json;
 
 use super::Verdict;
 use super::bench::{self, gpu::Operands, operands};
 use crate::args::{DeviceArg, FORMATS, named};
 use crate::failure::Unsupported;
-use crate::report::{Output, Table};
+use crate::report::{Listing, Output};
 
 /// Arguments of `tune`.
 #[derive(Debug, Args)]
@@ -45,67 +43,6 @@ pub struct TuneArgs {
     pub dry_run: bool,
 }
 
-#[derive(Debug, Serialize)]
-struct Report {
-    device: String,
-    driver: String,
-    problems: Vec<ProblemReport>,
-    /// Where it was written.
-    remembered: Option<PathBuf>,
-    load_us: u64,
-}
-
-#[derive(Debug, Serialize)]
-struct ProblemReport {
-    m: usize,
-    n: usize,
-    k: usize,
-    candidates: Vec<Candidate>,
-    /// Left out by the cost model, and for lack of time.
-    pruned: usize,
-    skipped: usize,
-}
-
-#[derive(Debug, Serialize)]
-struct Candidate {
-    strategy: &'static str,
-    kernel: String,
-    expected_us: f64,
-    median_us: Option<f64>,
-    rel_l2: Option<f64>,
-    failure: Option<String>,
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}, driver {}", self.device, self.driver)?;
-        for p in &self.problems {
-            let (pruned, skipped) = (p.pruned, p.skipped);
-            writeln!(
-                f,
-                "\n{}x{}x{}: {pruned} left out by the model, {skipped} for lack of time",
-                p.m, p.n, p.k
-            )?;
-            let mut table = Table::new(&["strategy", "kernel", "µs", "expected", "rel L2"]);
-            for c in &p.candidates {
-                table.row([
-                    c.strategy.into(),
-                    c.kernel.clone(),
-                    c.median_us.map_or("-".into(), |us| format!("{us:.2}")),
-                    format!("{:.1}", c.expected_us),
-                    c.rel_l2.map_or_else(|| c.failure.clone().unwrap_or("-".into()), |e| format!("{e:.1e}")),
-                ]);
-            }
-            write!(f, "{table}")?;
-        }
-        writeln!(f, "loading all kernels took {:.1} s", self.load_us as f64 * 1e-6)?;
-        match &self.remembered {
-            Some(path) => writeln!(f, "remembered in {}", path.display()),
-            None => Ok(()),
-        }
-    }
-}
-
 /// Measures and remembers.
 pub fn run(args: &TuneArgs, output: &Output) -> anyhow::Result<Verdict> {
     let DeviceArg::Gpu(id) = &args.device else { bail!("--device cpu: a processor has nothing to tune") };
@@ -113,7 +50,9 @@ pub fn run(args: &TuneArgs, output: &Output) -> anyhow::Result<Verdict> {
         args.strategy.iter().map(|name| strategy(name)).collect::<Result<_, _>>()?;
     let shapes = bench::parse_shapes(&args.shapes)?;
     let gpu = crate::gpu::open_timed(id, "kernels are tuned on the card that runs them")?;
-    let (mut problems, mut found) = (Vec::new(), Vec::new());
+    let (device, driver) = (&gpu.info().name, gpu.driver());
+    let mut text = format!("{device}, driver {driver}\n");
+    let (mut problems, mut found, mut right) = (Vec::new(), Vec::new(), true);
     let bar = output.progress("tune", shapes.len());
     for shape in shapes {
         let desc = operands::product(shape, args.a_format, args.out_dtype);
@@ -131,29 +70,38 @@ pub fn run(args: &TuneArgs, output: &Output) -> anyhow::Result<Verdict> {
             .into());
         }
         found.extend(tuned.choices());
-        let candidates = tuned.outcomes.iter().map(|o| Candidate {
-            strategy: o.strategy,
-            kernel: o.kernel.clone(),
-            expected_us: o.expected_us,
-            median_us: o.measured.as_ref().ok().map(|m| m.timing.median_us),
-            rel_l2: o.measured.as_ref().ok().and_then(|m| m.rel_l2),
-            failure: o.measured.as_ref().err().map(ToString::to_string),
-        });
-        problems.push(ProblemReport {
-            m: shape.m,
-            n: shape.n,
-            k: shape.k,
-            candidates: candidates.collect(),
-            pruned: tuned.pruned,
-            skipped: tuned.skipped,
-        });
+        let mut candidates = Listing::new(&["strategy", "kernel", "µs", "expected", "rel L2"]);
+        for tune::Outcome { strategy, kernel, expected_us, measured } in &tuned.outcomes {
+            let (done, failure) = (measured.as_ref().ok(), measured.as_ref().err().map(ToString::to_string));
+            let (median_us, rel_l2) = (done.map(|m| m.timing.median_us), done.and_then(|m| m.rel_l2));
+            right &= failure.is_none();
+            let cells = [
+                strategy.to_string(),
+                kernel.clone(),
+                median_us.map_or("-".into(), |us| format!("{us:.2}")),
+                format!("{expected_us:.1}"),
+                rel_l2.map_or_else(|| failure.clone().unwrap_or("-".into()), |e| format!("{e:.1e}")),
+            ];
+            let object = json!({ "strategy": strategy, "kernel": kernel, "expected_us": expected_us,
+                "median_us": median_us, "rel_l2": rel_l2, "failure": failure });
+            candidates.row(object, cells);
+        }
+        // Left out by the cost model, and for lack of time.
+        let (pruned, skipped) = (tuned.pruned, tuned.skipped);
+        text += &format!("\n{shape}: {pruned} left out by the model, {skipped} for lack of time\n");
+        text += &candidates.table.to_string();
+        problems.push(json!({ "m": shape.m, "n": shape.n, "k": shape.k, "candidates": candidates.rows,
+            "pruned": pruned, "skipped": skipped }));
         bar.inc(1);
     }
     bar.finish_and_clear();
     let remembered =
         if args.dry_run || found.is_empty() { None } else { Some(choices::remember(gpu, &found)?) };
-    let right = problems.iter().all(|p| p.candidates.iter().all(|c| c.failure.is_none()));
-    let (device, driver, load_us) = (gpu.info().name.clone(), gpu.driver().into(), gpu.load_us());
-    output.emit(&Report { device, driver, problems, remembered, load_us })?;
+    let remembered = remembered.map(|path| path.display().to_string());
+    text += &format!("loading all kernels took {:.1} s\n", gpu.load_us() as f64 * 1e-6);
+    text.extend(remembered.iter().map(|path| format!("remembered in {path}")));
+    let document = json!({ "device": device, "driver": driver, "problems": problems, "remembered": remembered,
+        "load_us": gpu.load_us() });
+    output.say(&document, &text)?;
     Ok(right.into())
 }

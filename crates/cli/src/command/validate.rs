@@ -8,11 +8,12 @@ use dualgemm::checkpoint::Error;
 use dualgemm::checkpoint::validate::{Finding, RULES, Severity};
 use dualgemm::gemm::Activation;
 use serde::Serialize;
+use serde_json::json;
 
 use super::Verdict;
 use crate::args::ReadArgs;
 use crate::layer;
-use crate::report::{Output, Table};
+use crate::report::{Listing, Output};
 
 /// Arguments of `validate`.
 #[derive(Debug, Args)]
@@ -51,21 +52,6 @@ impl fmt::Display for Report {
     }
 }
 
-#[derive(Debug, Serialize)]
-struct RuleList {
-    rules: &'static [dualgemm::checkpoint::validate::Rule],
-}
-
-impl fmt::Display for RuleList {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut table = Table::new(&["rule", "severity", "what must hold"]);
-        for rule in self.rules {
-            table.row([rule.id.into(), severity(rule.severity).into(), rule.doc.into()]);
-        }
-        write!(f, "{table}")
-    }
-}
-
 fn severity(severity: Severity) -> &'static str {
     match severity {
         Severity::Error => "error",
@@ -76,7 +62,11 @@ fn severity(severity: Severity) -> &'static str {
 /// Checks.
 pub fn run(args: &ValidateArgs, output: &Output) -> anyhow::Result<Verdict> {
     let Some(path) = &args.checkpoint else {
-        output.emit(&RuleList { rules: RULES })?;
+        let mut list = Listing::new(&["rule", "severity", "what must hold"]);
+        for rule in RULES {
+            list.row(json!(rule), [rule.id.into(), severity(rule.severity).into(), rule.doc.into()]);
+        }
+        output.say(&json!({ "rules": list.rows }), &list.table.to_string())?;
         return Ok(Verdict::Right);
     };
     let findings = match layer::open(path, &args.read, args.activation) {

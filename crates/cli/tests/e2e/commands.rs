@@ -332,6 +332,7 @@ fn plans_on_a_simulated_blackwell_card_take_the_native_kernel_and_are_right() {
     assert!(report.get("gflops").is_none(), "a simulated card has no clock");
 }
 
+#[cfg(feature = "lab")]
 #[test]
 fn conformance_writes_its_cases_out() {
     let folder = tempfile::tempdir().unwrap();

@@ -3,7 +3,9 @@
 mod bad_inputs;
 mod commands;
 mod common;
+#[cfg(feature = "lab")]
 mod estimate;
+#[cfg(feature = "lab")]
 mod export;
 mod gpu_kernels;
 mod memory;

@@ -3,21 +3,19 @@
 
 use dualgemm::check::{RowSample, reference_rows};
 use dualgemm::device::{Device as _, DevicePtr, Stream};
-use dualgemm::formats::{
-    BlockFormat, FloatMatrix, FloatType, Matrix, QuantizedMatrix, ScaleLayout, scalar::e2m1, scalar::e4m3,
-};
+use dualgemm::formats::{BlockFormat, FloatType, QuantizedMatrix, ScaleLayout, scalar::e2m1, scalar::e4m3};
 use dualgemm::gemm::{
     AFormat, AOperand, Activation, Comparison, DualGemmDesc, GateUp, OutFormat, OutScale, OutputMut,
     QuantizeA,
 };
 use dualgemm::strategies::{Buffer, Gpu, Rounding, STRATEGIES, measure};
 use dualgemm::{
-    DeviceA, DeviceC, DeviceCall, DeviceGateUp, DualGemm, GpuId, GpuOptions, PackedWeights, Plan, Rows,
-    SimArch, Target,
+    DeviceA, DeviceC, DeviceCall, DeviceGateUp, DualGemm, GpuId, GpuOptions, Plan, Rows, SimArch, Target,
 };
 use half::{bf16, f16};
 
-use crate::{expert, features, floats, quantized};
+use crate::on_device::{a_bytes, read};
+use crate::{a_of, expert, features, quantized};
 
 const ID: GpuId = GpuId::Sim(SimArch::Sm90a);
 
@@ -35,20 +33,7 @@ fn desc(m: usize, n: usize, k: usize, a: AFormat, out: OutFormat) -> DualGemmDes
 }
 
 pub(crate) fn operand(m: usize, k: usize, format: AFormat) -> AOperand<'static> {
-    let FloatMatrix::F32(rows) = floats(m, k, 0.37) else { panic!("floats are f32") };
-    let values = || (0..m).flat_map(|row| rows.row(row).to_vec());
-    match format {
-        AFormat::F32 => AOperand::Float(FloatMatrix::F32(rows.clone())),
-        AFormat::F16 => {
-            let halves = values().map(f16::from_f32).collect::<Vec<_>>();
-            AOperand::Float(FloatMatrix::F16(Matrix::new("x", m, k, halves).unwrap()))
-        }
-        AFormat::Bf16 => {
-            let halves = values().map(bf16::from_f32).collect::<Vec<_>>();
-            AOperand::Float(FloatMatrix::Bf16(Matrix::new("x", m, k, halves).unwrap()))
-        }
-        AFormat::Nvfp4 | AFormat::Mxfp4 => AOperand::Quantized(quantized("a", m, k, 0.37)),
-    }
+    a_of(format, m, k, 0.37)
 }
 
 /// Runs a plan on the host's operands and gives the relative L2 error.
@@ -299,7 +284,7 @@ fn padding_of_scales_does_not_count_exact() {
             for (row, block) in (0..m).flat_map(|row| (0..a.blocks()).map(move |block| (row, block))) {
                 scales[layout.offset(row, block, a.blocks())] = a.scale_byte(row, block);
             }
-            let codes: Vec<u8> = (0..m).flat_map(|row| a.row_codes(row).to_vec()).collect();
+            let (codes, _) = a_bytes(&AOperand::Quantized(a.clone()));
             let [codes, scales, c] = [codes, scales, vec![0; m * n * 4]]
                 .map(|bytes| Buffer::of(id.open().unwrap(), &bytes).unwrap());
             let global_scale = a.global_scale().value();
@@ -310,10 +295,8 @@ fn padding_of_scales_does_not_count_exact() {
             };
             // SAFETY: the operands were allocated here, as large as the problem.
             unsafe { plan.runner(1).unwrap().run_device(&call, &weights, Stream::Own) }.unwrap();
-            let mut got = vec![0; c.bytes()];
-            c.read(&mut got).unwrap();
             let want: Vec<u8> = want.iter().flat_map(|x| x.to_le_bytes()).collect();
-            assert!(got == want, "K = {k}, scales {layout}: {plan}");
+            assert!(read(&c) == want, "K = {k}, scales {layout}: {plan}");
         }
     }
 }
@@ -346,29 +329,9 @@ fn fewer_rows_leave_no_scales_of_the_call_before_exact() {
     }
 }
 
-/// Experts one after the other, one of them without rows; rows of no expert stay as they were.
 #[test]
 fn grouped_rows_equal_single_products_exact() {
-    let (m, n, k) = (9, 40, 64);
-    let plan = plan(&desc(m, n, k, AFormat::Nvfp4, OutFormat::F32), None);
-    let experts: Vec<PackedWeights> = (0..3).map(|e| plan.prepack(&expert(n, k, e)).unwrap()).collect();
-    let a = operand(m, k, AFormat::Nvfp4);
-    let ranges = [(0, 3), (3, 0), (4, 4)];
-    let groups: Vec<Rows<'_>> =
-        experts.iter().zip(ranges).map(|(weights, (first, count))| Rows { first, count, weights }).collect();
-    let mut c = vec![-1f32; m * n];
-    plan.runner(3).unwrap().run_grouped(&a, &groups, OutputMut::F32(&mut c)).unwrap();
-    let alone: Vec<Vec<f32>> = experts.iter().map(|w| plan.run_to_vec(&a, w).unwrap()).collect();
-    for (row, c) in c.chunks(n).enumerate() {
-        match ranges.iter().position(|&(first, count)| (first..first + count).contains(&row)) {
-            Some(expert) => assert_eq!(c, &alone[expert][row * n..(row + 1) * n], "row {row}"),
-            None => assert!(c.iter().all(|&x| x == -1.0), "row {row} belongs to nobody"),
-        }
-    }
-    let mut runner = plan.runner(3).unwrap();
-    let out_of_order = [groups[2], groups[0]];
-    let message = runner.run_grouped(&a, &out_of_order, OutputMut::F32(&mut vec![0.0; m * n])).unwrap_err();
-    assert!(message.to_string().contains("rows 0 to 3"), "{message}");
+    crate::grouped_rows_equal_single_products(&Target::Gpu(ID, GpuOptions::default()), "rows 0 to 3");
 }
 
 /// What an engine does: weights and activations on the device, calls on a stream, nothing copied.
@@ -382,11 +345,7 @@ fn device_operands_give_the_same_bits_as_the_hosts_exact() {
 
     let buffers: Vec<[Buffer; 2]> = [&weights.gate, &weights.up]
         .map(|half| {
-            let codes: Vec<u8> = (0..n).flat_map(|row| half.row_codes(row).to_vec()).collect();
-            let scales: Vec<u8> = (0..n)
-                .flat_map(|row| (0..half.blocks()).map(move |b| (row, b)))
-                .map(|(r, b)| half.scale_byte(r, b))
-                .collect();
+            let (codes, scales) = a_bytes(&AOperand::Quantized(half.clone()));
             [Buffer::of(gpu(), &codes).unwrap(), Buffer::of(gpu(), &scales).unwrap()]
         })
         .into();
@@ -416,10 +375,8 @@ fn device_operands_give_the_same_bits_as_the_hosts_exact() {
     unsafe { packed.refill_device(&on_device, Stream::Own) }.unwrap();
     gpu().synchronize().unwrap();
     drop(buffers);
-    let AOperand::Float(FloatMatrix::F16(rows)) = &a else { panic!("A is f16") };
-    let bytes: Vec<u8> = (0..m).flat_map(|r| rows.row(r)).flat_map(|x| x.to_le_bytes()).collect();
     let (values, c) =
-        (Buffer::of(gpu(), &bytes).unwrap(), Buffer::of(gpu(), &vec![0xEE; m * n * 2 + 64]).unwrap());
+        (Buffer::of(gpu(), &a_bytes(&a).0).unwrap(), Buffer::of(gpu(), &vec![0xEE; m * n * 2 + 64]).unwrap());
     let call = DeviceCall {
         m,
         a: DeviceA::Float { values: values.ptr(), pitch: 2 * k },
@@ -431,8 +388,7 @@ fn device_operands_give_the_same_bits_as_the_hosts_exact() {
         // SAFETY: the operands were allocated here, as large as the problem.
         unsafe { runner.run_device(&call, &packed, Stream::Own) }.unwrap();
     }
-    let mut got = vec![0; c.bytes()];
-    c.read(&mut got).unwrap();
+    let got = read(&c);
     let want: Vec<u8> = want.iter().flat_map(|x| x.to_le_bytes()).collect();
     assert_eq!(got[..m * n * 2], want);
     assert!(got[m * n * 2..].iter().all(|&b| b == 0xEE), "nothing is written behind C");
@@ -441,7 +397,7 @@ fn device_operands_give_the_same_bits_as_the_hosts_exact() {
     gpu().memset(c.ptr(), 0xEE, c.bytes()).unwrap();
     // SAFETY: the operands were allocated here, as large as the problem.
     unsafe { runner.run_device(&DeviceCall { m: m - 1, ..call }, &packed, Stream::Own) }.unwrap();
-    c.read(&mut got).unwrap();
+    let got = read(&c);
     assert_eq!(got[..(m - 1) * n * 2], want[..(m - 1) * n * 2]);
     assert!(got[(m - 1) * n * 2..].iter().all(|&b| b == 0xEE));
 

@@ -22,6 +22,7 @@ use dualgemm::checkpoint::{Activations, Checkpoint, OpenOptions, TensorFiles};
 use dualgemm::formats::{BlockFormat, FloatMatrix, Matrix, Producer, QuantizedMatrix, Search, quantize};
 use dualgemm::gemm::{AFormat, AOperand, Comparison, DualGemmDesc, Epilogue, GateUp, OutFormat, OutputMut};
 use dualgemm::{DualGemm, PackedWeights, Plan, Rows, Target};
+use half::{bf16, f16};
 
 fn testdata(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/smollm2-135m-layer14").join(name)
@@ -34,6 +35,23 @@ fn floats(rows: usize, k: usize, step: f32) -> FloatMatrix<'static> {
 
 fn quantized(name: &str, rows: usize, k: usize, step: f32) -> QuantizedMatrix<'static> {
     quantize(name, &floats(rows, k, step), Producer::ModelOpt, Search::Plain).unwrap()
+}
+
+/// An A of a format.
+fn a_of(format: AFormat, rows: usize, k: usize, step: f32) -> AOperand<'static> {
+    let values = || (0..rows * k).map(|i| (i as f32 * step).sin());
+    match format {
+        AFormat::F32 => AOperand::Float(floats(rows, k, step)),
+        AFormat::F16 => {
+            let halves: Vec<f16> = values().map(f16::from_f32).collect();
+            AOperand::Float(FloatMatrix::F16(Matrix::new("x", rows, k, halves).unwrap()))
+        }
+        AFormat::Bf16 => {
+            let halves: Vec<bf16> = values().map(bf16::from_f32).collect();
+            AOperand::Float(FloatMatrix::Bf16(Matrix::new("x", rows, k, halves).unwrap()))
+        }
+        AFormat::Nvfp4 | AFormat::Mxfp4 => AOperand::Quantized(quantized("a", rows, k, step)),
+    }
 }
 
 fn expert(n: usize, k: usize, e: usize) -> GateUp<'static> {
@@ -100,12 +118,11 @@ fn runs_of_features_pack_to_the_same_weights_exact() {
 }
 
 /// Each expert's rows are what that expert alone gives, bit for bit where A is nvfp4 (sums over float A take an order
-/// that depends on how many rows there are); rows of no expert stay as they were.
-#[test]
-fn grouped_rows_equal_single_products_exact() {
-    let (m, n, k) = (9, 48, 64);
+/// that depends on how many rows there are); rows of no expert stay as they were. Out of order they are refused.
+fn grouped_rows_equal_single_products(target: &Target, refusal: &str) {
+    let (m, n, k) = (9, 40, 64);
     let desc = DualGemmDesc::new(m, n, k, AFormat::Nvfp4, BlockFormat::Nvfp4);
-    let plan = DualGemm::plan(&desc, &Target::default()).unwrap();
+    let plan = DualGemm::plan(&desc, target).unwrap();
     let experts: Vec<PackedWeights> = (0..3).map(|e| plan.prepack(&expert(n, k, e)).unwrap()).collect();
     let a = AOperand::Quantized(quantized("a", m, k, 0.3));
     // Rows 0..3 of expert 0, none of expert 1, 4..8 of expert 2; 3 and 8 belong to nobody.
@@ -125,6 +142,14 @@ fn grouped_rows_equal_single_products_exact() {
             None => assert!(c.iter().all(|&x| x == -1.0), "row {row} belongs to nobody"),
         }
     }
+    let out_of_order = [groups[2], groups[0]];
+    let message = runner.run_grouped(&a, &out_of_order, OutputMut::F32(&mut c)).unwrap_err();
+    assert!(message.to_string().contains(refusal), "{message}");
+}
+
+#[test]
+fn grouped_rows_equal_single_products_exact() {
+    grouped_rows_equal_single_products(&Target::default(), "group 1: rows 0..3 do not fit");
 }
 
 #[test]

@@ -24,19 +24,7 @@ pub fn desc(m: usize, [n, k, h]: [usize; 3], a: AFormat, between: OutFormat, out
 }
 
 pub fn activations(a: AFormat, rows: usize, k: usize) -> AOperand<'static> {
-    let values = (0..rows * k).map(|i| (i as f32 * 0.31).sin() * 2.0);
-    match a {
-        AFormat::F16 => {
-            let values: Vec<f16> = values.map(f16::from_f32).collect();
-            AOperand::Float(FloatMatrix::F16(Matrix::new("a", rows, k, values).unwrap()))
-        }
-        AFormat::Bf16 => {
-            let values: Vec<bf16> = values.map(bf16::from_f32).collect();
-            AOperand::Float(FloatMatrix::Bf16(Matrix::new("a", rows, k, values).unwrap()))
-        }
-        AFormat::Nvfp4 => AOperand::Quantized(quantized("a", rows, k, 0.31)),
-        _ => AOperand::Float(floats(rows, k, 0.31)),
-    }
+    a_of(a, rows, k, 0.31)
 }
 
 pub fn nvfp4(global_scale: OutScale) -> OutFormat {

@@ -1,10 +1,11 @@
 //! Operands of a call on rows in groups, in the memory of a device, and what its memory holds before.
 
 use dualgemm::device::DevicePtr;
-use dualgemm::formats::{FloatMatrix, ScaleLayout};
+use dualgemm::formats::{FloatMatrix, Matrix, ScaleLayout};
 use dualgemm::gemm::{AOperand, DualGemmDesc, OutFormat};
 use dualgemm::strategies::Buffer;
 use dualgemm::{DeviceA, DeviceC, DeviceCall, GpuId, GroupedCall};
+use half::{bf16, f16};
 
 use crate::gpu::operand;
 
@@ -13,16 +14,13 @@ pub(crate) const POISON: u8 = 0xEE;
 
 /// Rows of A as a device has them.
 pub(crate) fn a_bytes(a: &AOperand<'_>) -> (Vec<u8>, Vec<u8>) {
+    fn dense<T: Copy, const N: usize>(a: &Matrix<'_, T>, bytes: fn(T) -> [u8; N]) -> (Vec<u8>, Vec<u8>) {
+        ((0..a.rows()).flat_map(|row| a.row(row)).flat_map(|&x| bytes(x)).collect(), Vec::new())
+    }
     match a {
-        AOperand::Float(FloatMatrix::F16(a)) => {
-            ((0..a.rows()).flat_map(|row| a.row(row)).flat_map(|x| x.to_le_bytes()).collect(), Vec::new())
-        }
-        AOperand::Float(FloatMatrix::F32(a)) => {
-            ((0..a.rows()).flat_map(|row| a.row(row)).flat_map(|x| x.to_le_bytes()).collect(), Vec::new())
-        }
-        AOperand::Float(FloatMatrix::Bf16(a)) => {
-            ((0..a.rows()).flat_map(|row| a.row(row)).flat_map(|x| x.to_le_bytes()).collect(), Vec::new())
-        }
+        AOperand::Float(FloatMatrix::F16(a)) => dense(a, f16::to_le_bytes),
+        AOperand::Float(FloatMatrix::F32(a)) => dense(a, f32::to_le_bytes),
+        AOperand::Float(FloatMatrix::Bf16(a)) => dense(a, bf16::to_le_bytes),
         AOperand::Quantized(a) => {
             let scale = |row| (0..a.blocks()).map(move |block| a.scale_byte(row, block));
             (

@@ -5,7 +5,6 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::fmt;
 use std::path::Path;
 
 use anyhow::Context as _;
@@ -17,7 +16,7 @@ use dualgemm::strategies::{Error, Gpu, GpuOptions, GpuPlan, STRATEGIES, WeightFo
 use dualgemm::{AnyDesc, GpuId, Target};
 use dualgemm_bench::report::{NamedRoofline, Subject};
 use dualgemm_bench::{Report, Roofline, Row, Shape, plot};
-use serde::Serialize;
+use serde_json::json;
 
 use super::operands::{self, activations, weights};
 use super::{BenchArgs, REFERENCE_BUDGET};
@@ -26,36 +25,6 @@ use crate::command::Verdict;
 use crate::files::write_whole;
 use crate::machine;
 use crate::report::Output;
-
-/// The measurements as table and document.
-#[derive(Debug, Serialize)]
-struct Measurements {
-    #[serde(flatten)]
-    report: Report,
-    limits: CardLimits,
-    /// Strategies that could not take a shape, and why.
-    left_out: Vec<String>,
-    /// Microseconds from the first kernel's text to the last one loaded.
-    load_us: u64,
-}
-
-impl fmt::Display for Measurements {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (device, driver) =
-            self.report.rows.first().map_or(("", ""), |row| (&*row.subject.device, &*row.subject.driver));
-        let CardLimits { bytes_per_s, flops_per_s, flops_by } = &self.limits;
-        writeln!(f, "{device}, driver {driver}")?;
-        writeln!(
-            f,
-            "measured limits: {:.0} GB/s read, {:.0} TFLOP/s in f16 ({flops_by})",
-            bytes_per_s * 1e-9,
-            flops_per_s * 1e-12
-        )?;
-        f.write_str(&self.report.to_card_table())?;
-        self.left_out.iter().try_for_each(|line| writeln!(f, "left out: {line}"))?;
-        writeln!(f, "loading all kernels took {:.1} s", self.load_us as f64 * 1e-6)
-    }
-}
 
 /// Operands of one shape and format of A, and the rows that results are compared on.
 pub(in crate::command) struct Operands {
@@ -156,7 +125,20 @@ pub(super) fn run(
     if let Some(path) = plot_file {
         plot::roofline(&report, path)?;
     }
-    output.emit(&Measurements { report, limits, left_out, load_us: gpu.load_us() })?;
+    // From the first kernel's text to the last one loaded.
+    let load_us = gpu.load_us();
+    let mut document = json!(report);
+    document["limits"] = json!(limits);
+    document["left_out"] = json!(left_out);
+    document["load_us"] = load_us.into();
+    let CardLimits { bytes_per_s, flops_per_s, flops_by } = limits;
+    let (read, rate) = (bytes_per_s * 1e-9, flops_per_s * 1e-12);
+    let mut text = format!("{}, driver {}\n", gpu.info().name, gpu.driver());
+    text += &format!("measured limits: {read:.0} GB/s read, {rate:.0} TFLOP/s in f16 ({flops_by})\n");
+    text += &report.to_card_table();
+    text.extend(left_out.iter().map(|line| format!("left out: {line}\n")));
+    text += &format!("loading all kernels took {:.1} s\n", load_us as f64 * 1e-6);
+    output.say(&document, &text)?;
     Ok(Verdict::Right)
 }
 

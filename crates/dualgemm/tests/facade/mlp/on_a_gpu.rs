@@ -8,16 +8,11 @@ use dualgemm::{
 };
 
 use super::*;
+use crate::on_device::{self, a_bytes};
 
 fn target(strategy: Option<&str>) -> Target {
     let options = GpuOptions { strategy: strategy.map(Into::into), ..GpuOptions::default() };
     Target::Gpu(GpuId::Sim(SimArch::Sm90a), options)
-}
-
-/// The bytes of an A in f16.
-fn halves(a: &AOperand<'_>) -> Vec<u8> {
-    let AOperand::Float(FloatMatrix::F16(rows)) = a else { panic!("A is f16") };
-    rows.as_dense().unwrap().iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
 fn bytes<T: Copy, const N: usize>(values: &[T], bytes_of: fn(T) -> [u8; N]) -> Vec<u8> {
@@ -25,10 +20,8 @@ fn bytes<T: Copy, const N: usize>(values: &[T], bytes_of: fn(T) -> [u8; N]) -> V
 }
 
 /// The floats of a C in f32.
-fn read(c: &Buffer, len: usize) -> Vec<f32> {
-    let mut bytes = vec![0; 4 * len];
-    c.read(&mut bytes).unwrap();
-    bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+fn read(c: &Buffer) -> Vec<f32> {
+    on_device::read(c).as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
 }
 
 /// A call on A in f16 and C in f32.
@@ -97,14 +90,14 @@ fn mlps_are_within_the_bounds_of_f64_whatever_is_between() {
             continue;
         }
         let gpu = GpuId::Sim(SimArch::Sm90a).open().unwrap();
-        let (a, to) = (Buffer::of(gpu, &halves(&a)).unwrap(), Buffer::zeroed(gpu, m * 48 * 4).unwrap());
+        let (a, to) = (Buffer::of(gpu, &a_bytes(&a).0).unwrap(), Buffer::zeroed(gpu, m * 48 * 4).unwrap());
         let call = call(m, 96, a.ptr(), to.ptr());
         runner.warm(&packed).unwrap();
         for _ in 0..2 {
             // SAFETY: the buffers have the sizes of the call, and live until they are read, which waits.
             unsafe { runner.run_device(&call, &packed, Stream::Own) }.unwrap();
         }
-        assert_eq!(read(&to, m * 48), c, "{plan}");
+        assert_eq!(read(&to), c, "{plan}");
     }
     let dynamic = desc(1, [32, 32, 32], AFormat::F16, nvfp4(OutScale::Dynamic), OutFormat::F32);
     let message = refusal(MlpPlan::new(&dynamic, &target(None)));
@@ -137,7 +130,7 @@ fn mixtures_are_within_the_bounds_of_f64() {
             let choices = 2 * tokens;
             let a = activations(AFormat::F16, tokens, 64);
             let on_device = [
-                halves(&a),
+                a_bytes(&a).0,
                 bytes(&ids[..choices], i32::to_le_bytes),
                 bytes(&weights[..choices], f32::to_le_bytes),
                 bytes(&vec![100.0; tokens * 48], f32::to_le_bytes),
@@ -149,8 +142,7 @@ fn mixtures_are_within_the_bounds_of_f64() {
             // SAFETY: the buffers have the sizes of the call, and live until C is read, which waits.
             unsafe { runner.run_device(&call, &packed, Stream::Own) }.unwrap();
             let offset = if add { 100.0 } else { 0.0 };
-            let found: Vec<f32> =
-                read(&on_device[3], tokens * 48).into_iter().map(|value| value - offset).collect();
+            let found: Vec<f32> = read(&on_device[3]).into_iter().map(|value| value - offset).collect();
             let routing = Routing { ids: &seen[..choices], weights: &weights[..choices] };
             let mut want = mixture_reference(&desc.mlp, RouterWeights::Output, &a, routing, &experts);
             // What a call on the host's operands gives, where it may be asked for; 7 is no expert there.
@@ -199,7 +191,7 @@ fn operations_in_device_memory_equal_those_on_the_hosts_operands_exact() {
             let to = (OutputMut::F32(&mut c), false);
             plan.runner().unwrap().run(&a, &packed, routing, to).unwrap();
             let lists = (bytes(&ids, i32::to_le_bytes), bytes(&weights, f32::to_le_bytes));
-            let on_device = [halves(&a), lists.0, lists.1, vec![0; 4 * c.len()]]
+            let on_device = [a_bytes(&a).0, lists.0, lists.1, vec![0; 4 * c.len()]]
                 .map(|bytes| Buffer::of(gpu, &bytes).unwrap());
             let [values, ids, weights, to] = on_device.each_ref().map(Buffer::ptr);
             let call = call(m, k, values, to);
@@ -213,7 +205,7 @@ fn operations_in_device_memory_equal_those_on_the_hosts_operands_exact() {
             for _ in 0..2 {
                 run(lists).unwrap();
             }
-            assert_eq!(read(&on_device[3], c.len()), c, "{plan}");
+            assert_eq!(read(&on_device[3]), c, "{plan}");
             // Only a mixture has a router.
             let other = lists.xor(Some(DeviceRouting { ids, weights, add: false }));
             let message = refusal(run(other));
