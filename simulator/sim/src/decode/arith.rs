@@ -3,9 +3,9 @@
 
 use super::float::shape;
 use super::*;
+use crate::semantics::float::Format;
 use crate::semantics::float::arith::Compare;
 use crate::semantics::float::int::IntType;
-use crate::semantics::float::Format;
 
 modifiers! {
     /// Which part of a product is kept.
