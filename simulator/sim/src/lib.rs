@@ -3,7 +3,7 @@
 //! # How it works, in the order of processing
 //! `decode` turns the syntax tree of `dualgemm-ptx` into a [`program::Kernel`]; `machine` runs grids, clusters,
 //! CTAs and warps; `exec` executes one operation, with the values computed by the pure functions of
-//! [`semantics`]; `memory` holds the state spaces; `check` the bookkeeping of races and unwritten memory.
+//! `semantics`; `memory` holds the state spaces; `check` the bookkeeping of races and unwritten memory.
 //!
 //! What is assumed where PTX leaves it open: `docs/simulator.md` in the repository.
 

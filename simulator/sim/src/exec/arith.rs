@@ -85,6 +85,7 @@ fn setp_packed(cx: &mut Cx<'_, '_>, c: Comparison, s: &[Src; 2]) -> [u32; 2] {
     [half(0), half(16)]
 }
 
+#[inline(never)]
 pub fn execute(op: &Arith, cx: &mut Cx<'_, '_>) -> Result {
     let m = cx.m;
     match op {
@@ -190,6 +191,7 @@ fn three(
 }
 
 /// `add.cc` and its kin.
+#[inline(never)]
 fn carry(cx: &mut Cx<'_, '_>, op: &Arith) {
     let Arith::Carry { sub, reads, writes, mul, ty, d, s } = op else { return };
     let m = cx.m;
@@ -215,6 +217,7 @@ fn carry(cx: &mut Cx<'_, '_>, op: &Arith) {
 }
 
 /// `set`: a comparison as ones or 1.0 of the result's type.
+#[inline(never)]
 fn set(
     cx: &mut Cx<'_, '_>,
     (c, result): (Comparison, Type),

@@ -78,6 +78,7 @@ fn one(h: &How, bits: u64) -> u64 {
     }
 }
 
+#[inline(never)]
 pub fn execute(op: &Convert, cx: &mut Cx<'_, '_>) -> Result {
     let m = cx.m;
     match op {

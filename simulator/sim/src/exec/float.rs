@@ -91,6 +91,7 @@ fn class(format: Format, class: Class, bits: u64) -> bool {
     }
 }
 
+#[inline(never)]
 pub fn execute(op: &Float, cx: &mut Cx<'_, '_>) -> Result {
     let m = cx.m;
     match op {

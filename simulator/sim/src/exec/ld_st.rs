@@ -31,6 +31,7 @@ impl Cx<'_, '_> {
 }
 
 /// Executes a load or store.
+#[inline(never)]
 pub fn execute(op: &Memory, cx: &mut Cx<'_, '_>) -> Result {
     match op {
         Memory::Load(a, ty, d, order) => load(cx, a, *ty, d, *order),

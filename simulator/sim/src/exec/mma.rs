@@ -9,6 +9,7 @@ use crate::semantics::element::{Element, Scale};
 use crate::semantics::fragment::{
     check_thread_ids, mma_a, mma_b, mma_c, scale_a_lane, scale_b_lane, scale_byte,
 };
+use std::ops::{BitOr, Shl};
 
 /// The rate an element type runs at.
 pub fn width(element: Element) -> Width {
@@ -64,19 +65,26 @@ pub(super) fn spread<W: Copy + Into<u64>, T: Copy + Default>(
     out
 }
 
-/// The registers of a fragment: the reverse of [`spread`].
+/// The registers of a fragment, made of words of at least 32 bits: the reverse of [`spread`].
 #[inline]
-pub(super) fn collect<T: Copy>(
+pub(super) fn collect<T: Copy, W: Copy + Default + BitOr<Output = W> + Shl<u32, Output = W>>(
     values: &[T],
     bits: u32,
     registers: usize,
     place: impl Fn(u32, u32) -> usize,
-    code: impl Fn(T) -> u64,
-) -> Vec<[u64; 32]> {
+    code: impl Fn(T) -> W,
+) -> Vec<[W; 32]> {
     let per = (32 / bits).max(1);
-    let word =
-        |r: u32, l: u32| (0..per).fold(0, |word, e| word | code(values[place(l, r * per + e)]) << (e * bits));
-    (0..registers as u32).map(|r| std::array::from_fn(|l| word(r, l as u32))).collect()
+    let mut out = vec![[W::default(); 32]; registers];
+    for (r, row) in out.iter_mut().enumerate() {
+        for (l, word) in row.iter_mut().enumerate() {
+            for e in 0..per {
+                let at = place(l as u32, r as u32 * per + e);
+                *word = *word | code(values[at]) << (e * bits);
+            }
+        }
+    }
+    out
 }
 
 /// As [`spread`], for operands of floating-point or narrow integer elements in containers of so many bits.

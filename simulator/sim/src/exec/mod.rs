@@ -110,11 +110,19 @@ pub fn execute(op: &Op, cx: &mut Cx<'_, '_>) -> Result {
     match op {
         Op::Nop => Ok(Flow::Next),
         Op::Branch(target) => Ok(Flow::Branch(*target)),
-        Op::Control(op) => control::execute(op, cx),
         Op::Arith(op) => arith::execute(op, cx),
         Op::Float(op) => float::execute(op, cx),
         Op::Convert(op) => convert::execute(op, cx),
         Op::Memory(op) => ld_st::execute(op, cx),
+        other => larger(other, cx),
+    }
+}
+
+/// The families that do more at once, apart: what the compiler puts in one function with them, they slow down.
+#[inline(never)]
+fn larger(op: &Op, cx: &mut Cx<'_, '_>) -> Result {
+    match op {
+        Op::Control(op) => control::execute(op, cx),
         Op::Matrix(op) => ld_st::matrix(op, cx),
         Op::Atomic(op) => atomic::execute(op, cx),
         Op::Fence(op) => fence::fence(op, cx),
@@ -129,5 +137,6 @@ pub fn execute(op: &Op, cx: &mut Cx<'_, '_>) -> Result {
         Op::Wmma(op) => wmma::execute(op, cx),
         Op::Wgmma(op) => wgmma::execute(op, cx),
         Op::Tcgen05(op) => tcgen05::execute(op, cx),
+        _ => Ok(Flow::Next),
     }
 }

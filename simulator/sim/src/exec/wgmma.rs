@@ -224,8 +224,8 @@ fn compute(
         halved: 0,
         scales: None,
     };
-    let d = collect(&product.of(&a, b, &c), bits, op.d.len(), place, u64::from);
-    for (r, v) in op.d.iter().zip(d) {
-        w.regs.set_row32(*r, &v.map(|v| v as u32));
+    let d = collect(&product.of(&a, b, &c), bits, op.d.len(), place, |bits| bits);
+    for (r, v) in op.d.iter().zip(&d) {
+        w.regs.set_row32(*r, v);
     }
 }

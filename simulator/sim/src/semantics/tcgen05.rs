@@ -45,7 +45,7 @@ pub enum DataPath {
 
 impl DataPath {
     /// The layout of a dense `tcgen05.mma` of `m` rows. `m` and `cta_group` must be valid together, as
-    /// [`InstrDesc::decode`](super::instr_desc::InstrDesc::decode) checks.
+    /// `InstrDesc::decode` checks.
     pub const fn new(m: u32, cta_group: u32) -> DataPath {
         match (cta_group, m) {
             (2, 256) => DataPath::A,
@@ -122,7 +122,7 @@ pub const fn operand_rows(m: u32, n: u32, cta_group: u32) -> (u32, u32) {
 /// the instruction descriptor. PTX ISA 9.7.16.10.7.2 and .3: 32 rows to a column; `scale_vec::1X` one byte at
 /// `id`, `2X` two from `id`, `4X` four.
 ///
-/// Every 32-lane partition holds a copy (of B in layout B: [`scale_b_half`]). With `cta_group::2` each CTA's TMEM has
+/// Every 32-lane partition holds a copy (of B in layout B: `scale_b_half`). With `cta_group::2` each CTA's TMEM has
 /// the scales of its own rows of A, counted from 0, and of all columns of B.
 #[inline]
 pub const fn scale(row: u32, block: u32, id: u32) -> (Cell, u32) {

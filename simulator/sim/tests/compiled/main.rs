@@ -1,5 +1,7 @@
-//! Kernels that nvcc and Triton compiled, against results computed here.
+//! Kernels that nvcc and Triton compiled, and one tile written by hand, against results computed here.
 
+mod blackwell_tile;
+mod hopper_gemm;
 mod library;
 mod nvcc;
 mod triton;
@@ -46,4 +48,14 @@ impl Host {
         self.gpu.copy_from(&mut bytes, at).unwrap();
         bytes.chunks_exact(N).map(|b| f(b.try_into().unwrap())).collect()
     }
+}
+
+fn e2m1(code: u8) -> f64 {
+    let t = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][code as usize & 7];
+    if code & 8 != 0 { -t } else { t }
+}
+
+fn e4m3(b: u8) -> f64 {
+    let (e, m) = (b >> 3 & 15, f64::from(b & 7));
+    if e == 0 { m * 2f64.powi(-9) } else { (1.0 + m / 8.0) * 2f64.powi(i32::from(e) - 7) }
 }

@@ -11,14 +11,19 @@ impl Accumulator {
         if matches!(self, Accumulator::F16) { 16 } else { 32 }
     }
 
-    fn decode(self, bits: u32) -> f32 {
-        if self == Accumulator::F16 { F16.decode(bits.into()) as f32 } else { f32::from_bits(bits) }
+    /// One loop per type, so that the compiler sees which it is.
+    fn decode(self, bits: &[u32]) -> Vec<f32> {
+        match self {
+            Accumulator::F16 => bits.iter().map(|&x| F16.decode(x.into()) as f32).collect(),
+            _ => bits.iter().map(|&x| f32::from_bits(x)).collect(),
+        }
     }
 
-    fn encode(self, x: f32) -> u32 {
+    fn encode(self, sums: &[f32]) -> Vec<u32> {
+        let half = |x: f32| F16.encode(x.into(), Default::default(), Default::default()) as u32;
         match self {
-            Accumulator::F16 => F16.encode(x.into(), Default::default(), Default::default()) as u32,
-            _ => x.to_bits(),
+            Accumulator::F16 => sums.iter().map(|&x| half(x)).collect(),
+            _ => sums.iter().map(|&x| x.to_bits()).collect(),
         }
     }
 }
@@ -48,13 +53,16 @@ impl Product<'_> {
             multiply_i32(self.shape, a, b, &mut sums, self.saturate);
             return sums.into_iter().map(|x| x as u32).collect();
         }
-        let factor = 2f32.powi(-(self.halved as i32));
-        let mut sums: Vec<f32> = c.iter().map(|&x| self.c.decode(x) * factor).collect();
+        let mut sums = self.c.decode(c);
+        if self.halved > 0 {
+            let factor = 2f32.powi(-(self.halved as i32));
+            sums.iter_mut().for_each(|x| *x *= factor);
+        }
         let model = Model::new(self.generation, self.family, self.element, self.d, self.shape.k);
         match self.scales {
             None => multiply(&model, self.shape, a, b, &mut sums),
             Some(scales) => multiply_scaled(&model, self.shape, a, b, scales, &mut sums),
         }
-        sums.into_iter().map(|x| self.d.encode(x)).collect()
+        self.d.encode(&sums)
     }
 }

@@ -1,15 +1,16 @@
 //! A Hopper kernel that nvcc compiled and an H100 has checked: dual GEMM with TMA, mbarriers, register-operand
 //! wgmma, setmaxnreg, clusters with distributed shared memory and bulk copies between CTAs.
 //!
-//! `nvcc/hopper_gemm.ptx` is `nvcc -ptx -arch=sm_90a -O3` (13.0.88) of
+//! `../nvcc/hopper_gemm.ptx` is `nvcc -ptx -arch=sm_90a -O3` (13.0.88) of
 //! `C = silu(A B1^T) * (A B2^T)` with packed e2m1 weights; four instances of one template.
 
+use super::{Host, e2m1, e4m3};
 use dualgemm_device::{Args, Device, LaunchSpec};
 use dualgemm_ptx::layout::{TensorDataType, TensorMap, TensorSwizzle};
-use dualgemm_sim::{Config, Gpu};
+use dualgemm_sim::Config;
 use half::f16;
 
-const PTX: &str = include_str!("nvcc/hopper_gemm.ptx");
+const PTX: &str = include_str!("../nvcc/hopper_gemm.ptx");
 const CHUNK: usize = 2304;
 
 /// Template arguments of an instance.
@@ -24,6 +25,12 @@ struct Instance {
     k_groups: usize,
 }
 
+impl Instance {
+    fn new([groups, tokens, blocks_per_stage, stages, split, mode, k_groups]: [usize; 7]) -> Instance {
+        Instance { groups, tokens, blocks_per_stage, stages, split, mode, k_groups }
+    }
+}
+
 fn hash(x: u64) -> u32 {
     let mut x = x;
     x ^= x >> 33;
@@ -32,16 +39,6 @@ fn hash(x: u64) -> u32 {
     x = x.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
     x ^= x >> 33;
     x as u32
-}
-
-fn e2m1(code: u8) -> f64 {
-    let t = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][code as usize & 7];
-    if code & 8 != 0 { -t } else { t }
-}
-
-fn e4m3(b: u8) -> f64 {
-    let (e, m) = (b >> 3 & 15, f64::from(b & 7));
-    if e == 0 { m * 2f64.powi(-9) } else { (1.0 + m / 8.0) * 2f64.powi(i32::from(e) - 7) }
 }
 
 struct Problem {
@@ -129,20 +126,15 @@ impl Problem {
 }
 
 fn run(config: Config, i: Instance, p: &Problem) -> Vec<f64> {
-    let gpu = Gpu::new(config);
-    let module = gpu.load(PTX).unwrap();
+    let host = Host::new(PTX, config);
+    let gpu = &host.gpu;
     let name = format!(
         "_Z5fusedILi{}ELi{}ELi{}ELi{}ELi{}ELi{}ELi1ELi{}EEv14CUtensorMap_stPKhP6__halfiiiffPxPf",
         i.groups, i.tokens, i.blocks_per_stage, i.stages, i.split, i.mode, i.k_groups
     );
-    let f = gpu.function(module, &name).unwrap();
-    let upload = |bytes: &[u8]| {
-        let d = gpu.alloc(bytes.len()).unwrap();
-        gpu.copy_to(d, bytes).unwrap();
-        d
-    };
-    let a: Vec<u8> = p.a.iter().flat_map(|x| x.to_le_bytes()).collect();
-    let (a, w, c) = (upload(&a), upload(&p.packed()), gpu.alloc(p.m * p.n * 2).unwrap());
+    let f = gpu.function(host.module, &name).unwrap();
+    let a = host.upload(p.a.iter().map(|x| x.to_le_bytes()));
+    let (w, c) = (host.upload(p.packed().into_iter().map(|b| [b])), gpu.alloc(p.m * p.n * 2).unwrap());
     let ws = gpu.alloc(1 << 20).unwrap();
     let map = TensorMap::matrix(
         TensorDataType::F16,
@@ -183,9 +175,7 @@ fn run(config: Config, i: Instance, p: &Problem) -> Vec<f64> {
     if let Err(e) = unsafe { gpu.launch(&spec) } {
         panic!("{e}");
     }
-    let mut out = vec![0; p.m * p.n * 2];
-    gpu.copy_from(&mut out, c).unwrap();
-    let got: Vec<f64> = out.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f64()).collect();
+    let got: Vec<f64> = host.download(c, p.m * p.n, |b| f16::from_le_bytes(b).to_f64());
     let want = p.reference([ag.into(), au.into()]);
     let (mut error, mut norm) = (0.0, 0.0);
     for (g, w) in got.iter().zip(&want) {
@@ -198,37 +188,23 @@ fn run(config: Config, i: Instance, p: &Problem) -> Vec<f64> {
     got
 }
 
+/// One CTA per tile with a tail; split K in a cluster, through distributed shared memory and by bulk copy to the peer; K
+/// groups inside a CTA.
 #[test]
-fn one_cta_per_tile_with_a_tail_close() {
-    let i =
-        Instance { groups: 2, tokens: 128, blocks_per_stage: 2, stages: 4, split: 1, mode: 0, k_groups: 1 };
-    run(Config::default(), i, &Problem::new(200, 128, 1280));
-}
-
-#[test]
-fn cluster_split_k_through_distributed_shared_memory_close() {
-    let i =
-        Instance { groups: 2, tokens: 256, blocks_per_stage: 2, stages: 3, split: 2, mode: 0, k_groups: 1 };
-    run(Config::default(), i, &Problem::new(256, 64, 512));
-}
-
-#[test]
-fn cluster_split_k_by_bulk_copy_to_the_peer_close() {
-    let i =
-        Instance { groups: 2, tokens: 128, blocks_per_stage: 2, stages: 3, split: 2, mode: 256, k_groups: 1 };
-    run(Config::default(), i, &Problem::new(128, 64, 512));
-}
-
-#[test]
-fn k_groups_inside_a_cta_close() {
-    let i = Instance { groups: 1, tokens: 8, blocks_per_stage: 4, stages: 4, split: 1, mode: 0, k_groups: 4 };
-    run(Config::default(), i, &Problem::new(5, 64, 2048));
+fn every_way_to_split_a_product_close() {
+    for (instance, [m, n, k]) in [
+        ([2, 128, 2, 4, 1, 0, 1], [200, 128, 1280]),
+        ([2, 256, 2, 3, 2, 0, 1], [256, 64, 512]),
+        ([2, 128, 2, 3, 2, 256, 1], [128, 64, 512]),
+        ([1, 8, 4, 4, 1, 0, 4], [5, 64, 2048]),
+    ] {
+        run(Config::default(), Instance::new(instance), &Problem::new(m, n, k));
+    }
 }
 
 #[test]
 fn seeds_change_the_interleaving_but_not_the_result_exact() {
-    let i = Instance { groups: 1, tokens: 8, blocks_per_stage: 4, stages: 4, split: 1, mode: 0, k_groups: 4 };
-    let p = Problem::new(8, 32, 1024);
+    let (i, p) = (Instance::new([1, 8, 4, 4, 1, 0, 4]), Problem::new(8, 32, 1024));
     let first = run(Config::default(), i, &p);
     for seed in 1..6 {
         assert_eq!(run(Config::default().seed(seed), i, &p), first);

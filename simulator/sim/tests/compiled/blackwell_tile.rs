@@ -1,21 +1,12 @@
 //! One NVFP4 tile on sm_100a: TMA, scales to tensor memory by `tcgen05.cp`, four block-scaled `tcgen05.mma`,
 //! commit, load back.
 
+use super::{e2m1, e4m3};
 use dualgemm_device::{Args, Device, DevicePtr, LaunchSpec};
 use dualgemm_ptx::layout::{TensorDataType, TensorMap, TensorSwizzle};
 use dualgemm_sim::{Card, Config, Gpu};
 
-const PTX: &str = include_str!("ptx/sm100a_nvfp4_tile.ptx");
-
-fn e2m1(code: u8) -> f64 {
-    let t = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][code as usize & 7];
-    if code & 8 != 0 { -t } else { t }
-}
-
-fn e4m3(b: u8) -> f64 {
-    let (e, m) = (b >> 3 & 15, f64::from(b & 7));
-    if e == 0 { m * 2f64.powi(-9) } else { (1.0 + m / 8.0) * 2f64.powi(i32::from(e) - 7) }
-}
+const PTX: &str = include_str!("../ptx/sm100a_nvfp4_tile.ptx");
 
 fn bytes(n: usize, seed: u32, limit: u8) -> Vec<u8> {
     let mut x = seed;
